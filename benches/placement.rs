@@ -80,9 +80,10 @@ impl Options {
                 _ => return Err(format!("no flag {flag}").into()),
             }
         }
-        match options.n_gen > 0 && options.n_gen <= options.n_ctx && options.repetitions > 0 {
-            true => Ok(options),
-            false => Err("-n is 1 to the context of -c, -r at least 1".into()),
+        if options.n_gen > 0 && options.n_gen <= options.n_ctx && options.repetitions > 0 {
+            Ok(options)
+        } else {
+            Err("-n is 1 to the context of -c, -r at least 1".into())
         }
     }
 

@@ -1,4 +1,5 @@
-//! Shows what a card of a given size would hold of a model, and how fast it would decode. Nothing is loaded.
+//! Shows what a card of a given size would hold of a model, and how fast it would decode. Nothing
+//! is loaded.
 //!
 //!     cargo run --release -p thermocline-runtime --example plan -- [GIB] [MODEL.gguf]
 
@@ -15,7 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     run(gib, args.next().map(PathBuf::from), &mut io::stdout())
 }
 
-/// Plans for a card with `gib` GiB; without a path for the built-in model.
+/// Plans for a GPU with `gib` GiB of memory. Without a `path`, plans the built-in model.
 pub(crate) fn run(
     gib: f64,
     path: Option<PathBuf>,

@@ -15,14 +15,14 @@ static constexpr unsigned DEPTH = 32, DEPTH_STRIDE = DEPTH + 4;
 static constexpr unsigned WEIGHT_STRIDE = CHUNK + SIDE;
 // Floats of values in shared memory at once.
 static constexpr unsigned HELD = 4096;
-static constexpr unsigned NOBODY = 0xffffffffu;
+static constexpr unsigned NO_SEQUENCE = 0xffffffffu;
 
 typedef cache::K_FORMAT Keys;
 typedef cache::V_FORMAT Values;
 
 // The rows of the block.
 struct Rows {
-    // Token, its sequence (NOBODY for none), and the positions that it attends to.
+    // Token, its sequence (NO_SEQUENCE for none), and the positions that it attends to.
     unsigned token[ROWS], seq[ROWS], first[ROWS], end[ROWS];
 };
 
@@ -41,7 +41,7 @@ DEVICE void multiply_keys(const Walk& walk, const Rows& rows, float* queries, fl
     const unsigned tr = thread() / SIDE, tc = thread() % SIDE;
     const unsigned row = thread() / (DEPTH / PIECE), piece = thread() % (DEPTH / PIECE) * PIECE;
     const unsigned h = row & ((1u << walk.shift) - 1), pos = start + row;
-    const bool asks = rows.seq[row] != NOBODY && h < walk.n_heads, counts = pos >= from && pos < end;
+    const bool asks = rows.seq[row] != NO_SEQUENCE && h < walk.n_heads, counts = pos >= from && pos < end;
     const float* query = asks ? walk.q + (size_t(rows.token[row]) * walk.n_head + walk.head + h) * walk.d_head : walk.q;
     const unsigned* key = counts ? walk.k + walk.cache_row(pos) * walk.k_words : walk.k;
 #pragma unroll
@@ -197,7 +197,7 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
         rows.token[thread()] = t;
         rows.first[thread()] = first_seen(pos, window);
         rows.end[thread()] = pos + 1;
-        rows.seq[thread()] = real ? facts.seq(t) : NOBODY;
+        rows.seq[thread()] = real ? facts.seq(t) : NO_SEQUENCE;
     }
     barrier();
     float sums[OWN][4 * COLS], largest[OWN], total[OWN], factor[OWN];
@@ -211,8 +211,8 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     // One sequence after the other, usually one; rows of other sequences are masked.
     for (unsigned asking = 0; asking < ROWS; asking += heads) {
         const unsigned seq = rows.seq[asking];
-        unsigned from = NOBODY, end = 0;
-        bool new_one = seq != NOBODY;
+        unsigned from = NO_SEQUENCE, end = 0;
+        bool new_one = seq != NO_SEQUENCE;
         for (unsigned row = 0; row < ROWS; row += heads) {
             if (rows.seq[row] != seq) continue;
             if (row < asking) new_one = false;
@@ -238,7 +238,7 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
 #pragma unroll
     for (unsigned i = 0; i < OWN; i++) {
         const unsigned row = tr + SIDE * i, h = row & (heads - 1);
-        if (rows.seq[row] == NOBODY || h >= walk.n_heads) continue;
+        if (rows.seq[row] == NO_SEQUENCE || h >= walk.n_heads) continue;
         const size_t at = size_t(rows.token[row]) * n_head + walk.head + h;
         float share = 1.0f;
         float* to = parts.sums + (at * n_spans + at_span) * d_value;

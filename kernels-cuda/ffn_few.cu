@@ -1,6 +1,6 @@
-// Computes the values of neurons in decode: gate first, up only for active neurons. A fixed number
-// of lanes, at least 4, per neuron, two neurons per group of lanes, over all rows, those of a
-// list, or those of the used groups.
+// Computes the values of neurons in decode: gate first, up only for active neurons. The neurons
+// are all rows, the rows of a list, or the rows of the used groups. A group of lanes, at least 4,
+// computes two neurons at a time.
 //
 // If gate and up have different formats, the gate's unit writes test values in place of the values
 // (`up` null), and up's unit continues from there (`test` null).

@@ -22,8 +22,9 @@ static DEVICE float column_sum(const float* parts, unsigned column) {
     q, k, v, decay, beta, dt_bias, a, batch, state, y, max_tokens, n_rows, n_head_k, n_head_v, heads_modulo, heads_divisor, \
         d_k, d_v, scale
 
-// Up to ROWS rows to a thread. With `known` and `sums` the products of the state before with keys and queries, S^T q after is
-// factor * sums + change * (k . q): one exchange between the threads of a column for each token.
+// Up to ROWS rows per thread. `known` and `sums` are the products of the old state with the key and
+// the query. The product of the new state with the query follows from them, factor * sums +
+// change * (k . q), so the threads of a column exchange values only once per token.
 template <unsigned ROWS>
 DEVICE void gated_delta_of(DELTA_PARAMS) {
     // Double buffers: one token's are read while other threads already write the next token's.

@@ -5,13 +5,13 @@
 
 template <bool BLOCK> DEVICE float norm_sum(float v) { return BLOCK ? sum_block(v) : sum_near(v, 32); }
 
-// Kinds of norms: 0 root mean square, 1 the same less the mean, 2 root of the sum of squares.
+// Kinds of norms: 0 RMSNorm, 1 LayerNorm, 2 L2 norm.
 DEVICE float norm_factor(float squares, unsigned width, unsigned kind, float eps) {
     return kind == 2 ? 1.0f / fmaxf(sqrtf(squares), eps) : 1.0f / sqrtf(squares / float(width) + eps);
 }
 
-// The run at x, by thread t of n. A thread keeps HELD values in registers; further values are read
-// again.
+// Normalises the run of `width` values at x; the caller is thread t of n. A thread keeps HELD values
+// in registers and rereads the others.
 template <bool BLOCK, unsigned HELD>
 DEVICE void norm_run(const float* x, const float* weight, const float* bias, float* y, unsigned width, unsigned kind, float eps,
     unsigned t, unsigned n) {
@@ -70,9 +70,9 @@ DEVICE float4 normed(float4 v, float factor, const float* weight, const float* b
     return bias ? add4(to, load4(bias + 4 * i)) : to;
 }
 
-// Runs of more than 256 columns that are aligned for vector loads; a block per run. Fused work: x
-// += a if there is an a, y in Q8 blocks if q is given, initialisation of words for the next launch
-// (`quantize`).
+// Runs of more than 256 columns that are aligned for vector loads; a block per run. Fused work:
+// `x += a` unless `a` is null, y in Q8 blocks unless `q` is null, initialisation of words for the next
+// launch (`quantize`).
 KERNEL(norm_wide)(float* x, const float* a, const float* weight, const float* bias, float* y, unsigned* q, unsigned* clear,
     unsigned n_clear, unsigned cleared, unsigned n_zero, unsigned width, unsigned kind, float eps) {
     constexpr unsigned HELD = 8;

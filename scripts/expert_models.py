@@ -13,14 +13,14 @@ WIDTH, NEURONS, EXPERTS, USED = 32, 24, 5, 2
 
 
 class SmallThinkerConfig(dict):
-    """What the published config.json holds of it."""
+    """Fields of the published config.json."""
 
     def __getattr__(self, name):
         return self[name]
 
 
 def turned(x, base):
-    """Turns halves: x is [heads, tokens, n], the token is its position."""
+    """Applies RoPE to pairs of halves: x is [heads, tokens, n], the token is its position."""
     n = x.shape[-1]
     freqs = base ** (-torch.arange(0, n, 2).double() / n)
     angles = torch.arange(x.shape[-2]).double()[:, None] * freqs
@@ -106,7 +106,7 @@ class SmallThinker(nn.Module):
 
 
 def smallthinker(seed, window):
-    """With a window, one layer in four sees everything and has no positions; without, all of them turn."""
+    """With a window, one layer in four has global attention without RoPE; without, all layers have RoPE."""
     n_layer = 5 if window else 2
     windowed = [int(bool(window) and i % 4 != 0) for i in range(n_layer)]
     config = SmallThinkerConfig(
@@ -159,7 +159,7 @@ def gpt_oss(seed, mxfp4=False):
     )
     for layer in model.model.layers:
         experts = layer.mlp.experts
-        # So that some values are clamped; a power of two, which F16 holds.
+        # Large enough that some values are clamped; scaling by a power of two is exact in F16.
         experts.gate_up_proj.data *= 8
         if mxfp4:
             for part in (experts.gate_up_proj, experts.down_proj):
@@ -175,7 +175,7 @@ def exact(w):
 
 
 def cases():
-    """Name, model, and how its expert tensors are stored: one for all, one for each, or in MXFP4."""
+    """Name, model, and storage of its experts: one stacked tensor, one tensor each, or MXFP4."""
     yield "mixtral", mixtral(41), "all"
     yield "mixtral-old", mixtral(42), "each"
     yield "qwen2moe", qwen2moe(43), "all"

@@ -14,7 +14,7 @@ RANK, LEAST = 7, 0.05
 
 
 class Case:
-    """A model with what its fixture needs beside its weights."""
+    """A model, and the facts of its fixture besides the weights."""
 
     def __init__(self, name, model, predicted=None, activation=None, runs=((64, 21),)):
         self.name, self.model, self.config = name, model, model.config
@@ -68,7 +68,7 @@ def bamboo(seed):
 
 
 class PlmConfig(dict):
-    """What the published config.json holds of it."""
+    """Fields of the published config.json."""
 
     def __getattr__(self, name):
         return self[name]
@@ -84,7 +84,7 @@ class RmsNorm(nn.Module):
 
 
 def turned(x, base):
-    """Turns neighbours: x is [heads, tokens, n], the token is its position."""
+    """Applies RoPE to adjacent pairs: x is [heads, tokens, n], the token is its position."""
     n = x.shape[-1]
     freqs = base ** (-torch.arange(0, n, 2).double() / n)
     angles = torch.arange(x.shape[-2]).double()[:, None] * freqs

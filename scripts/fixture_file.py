@@ -1,8 +1,9 @@
-"""What all fixtures of tests/families share: the vocabulary in the model file, and the file of token ids and logits."""
+"""Shared by all fixtures of tests/families: the vocabulary in the model file, and the files of token ids and logits."""
 import json
 from pathlib import Path
 
 import gguf
+import numpy as np
 
 OUT = Path(__file__).resolve().parent.parent / "tests/families"
 # Byte-level: the printable characters, space, newline, one merged token, and two special ones.
@@ -24,15 +25,18 @@ def write_vocabulary(writer):
 
 
 def neighbours(w, n_head):
-    """Rows of a rotary matrix from halves to neighbours."""
+    """Reorders the rows of a RoPE matrix from pairs of halves to adjacent pairs."""
     return w.reshape(n_head, 2, -1, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
 
 
 def run_of(n_ctx, ids, logits):
-    """A run as the fixture has it; `logits` is `[len(ids)][n_vocab]`, kept to 7 digits."""
-    return {"n_ctx": n_ctx, "ids": ids, "logits": [[float(f"{v:.7g}") for v in row] for row in logits]}
+    """A run; `logits` is `[len(ids)][n_vocab]`."""
+    return {"n_ctx": n_ctx, "ids": ids, "logits": logits}
 
 
 def write_runs(path, runs, **facts):
+    """Token ids and facts at `path`, the logits of all runs one after the other in NAME.logits (F32, little-endian)."""
+    np.concatenate([np.array(run["logits"], dtype="<f4") for run in runs]).tofile(path.with_suffix(".logits"))
+    runs = [{"n_ctx": run["n_ctx"], "ids": run["ids"]} for run in runs]
     text = json.dumps({**facts, "runs": runs}, separators=(",", ":"))
     path.write_text(text + "\n")

@@ -1,4 +1,4 @@
-"""Which units of kernels there are (kernels-cuda/UNITS), and the tools that compile them."""
+"""The kernel units (kernels-cuda/UNITS), and the tools that compile them."""
 import os
 import re
 import shutil
@@ -10,11 +10,11 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels-cuda"
 # AMD's dialect, flags, and files that replace files in KERNELS.
 OVERRIDES = ROOT / "kernels-hip"
-# Beside the formats of the files: what a transposed matrix is stored as.
+# Storage formats of transposed matrices, besides the file formats.
 TRANSPOSED = ["transposed_nibbles", "transposed_bytes"]
 DEBIAN = ["clang-19", "lld-19", "llvm-19", "libamdhip64-dev", "rocm-device-libs"]
 LIBRARIES = ROOT / "target/rocm-device-libs"
-# What a device library of an architecture holds: its number.
+# The content of an architecture's device library: the ISA number.
 ISA = """target datalayout = "e-p:64:64-p1:64:64-p2:32:32-p3:32:32-p4:64:64-p5:32:32-p6:32:32-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-v512:512-v1024:1024-v2048:2048-n32:64-S32-A5-G1-ni:7"
 target triple = "amdgcn-amd-amdhsa"
 @__oclc_ISA_version = linkonce_odr protected local_unnamed_addr addrspace(4) constant i32 {number}, align 4
@@ -131,7 +131,7 @@ def stamp(texts):
 
 
 def hip_stamp():
-    """A number of all that is compiled for AMD, as backends/hip/src/stored.rs counts it."""
+    """A hash of all sources compiled for AMD, as backends/hip/src/stored.rs counts it."""
     files = {}
     for folder, prefix in [(KERNELS, ""), (KERNELS / "cache", "cache/"), (KERNELS / "lib", "lib/"),
                            (KERNELS / "formats", "formats/"), (OVERRIDES, "")]:

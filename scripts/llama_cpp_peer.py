@@ -44,7 +44,7 @@ def rate(model, batches):
 
 
 def speed(path, n_prompt, n_gen, pairs):
-    """Rates for each pair of thread counts. Which tokens they are is nothing to a dense run."""
+    """Rates for each pair of thread counts. The token ids do not matter: the run is dense."""
     model = load(path, n_prompt + n_gen + 8)
     ids = [5 + (i * 7919) % (model.n_vocab() - 10) for i in range(n_prompt + n_gen)]
     prompt = [ids[i : min(i + 512, n_prompt)] for i in range(0, n_prompt, 512)]

@@ -9,7 +9,7 @@ import venv
 from pathlib import Path
 
 PACKAGE = "llama-cpp-python"
-# A compiler for this very processor switches AMX on whatever GGML_AMX_INT8 says; these are what it listens to.
+# GGML_NATIVE enables AMX on processors that have it, whatever GGML_AMX_INT8 says; only these flags disable it.
 NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 
@@ -28,7 +28,7 @@ def has_package(folder):
 
 
 def build_environment(amx):
-    """What pip is started with."""
+    """The environment variables for pip."""
     environment = dict(os.environ, CMAKE_ARGS="-DGGML_NATIVE=ON")
     if not amx:
         environment["CMAKE_ARGS"] += " -DGGML_AMX_TILE=OFF -DGGML_AMX_INT8=OFF"
@@ -49,9 +49,9 @@ def install(folder, amx=True):
         raise SystemExit(f"pip could not build {PACKAGE} (exit {done.returncode}); it needs a C++ compiler and CMake")
 
 
-def ensure(folder, anew):
+def ensure(folder, rebuild):
     """The Python that has llama.cpp, and whether this call built it."""
-    if anew and folder.exists():
+    if rebuild and folder.exists():
         if not (folder / "pyvenv.cfg").exists():
             raise SystemExit(f"{folder} is not a virtual environment: it is left unchanged")
         shutil.rmtree(folder)

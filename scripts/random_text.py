@@ -1,4 +1,4 @@
-"""Random texts of all of Unicode, with what tokenizers stumble over."""
+"""Random texts of all of Unicode, including sequences that often break tokenizers."""
 import unicodedata
 
 SPACES = [*map(chr, [9, 10, 11, 12, 13, 32, 0x85, 0xA0, 0x1680, 0x2000, 0x2003, 0x200A, 0x2028, 0x2029, 0x202F,

@@ -33,7 +33,7 @@ struct Params {
     side_scales: u32,
     side_mins: u32,
     side_words: u32,
-    // With groups: their number, and most pairs.
+    // With groups: their number, and the maximum number of pairs.
     n_group: u32,
     n_pairs: u32,
 }

@@ -42,7 +42,7 @@ var<immediate> p: Params;
 const GROUPS: u32 = {{SHARED}}u;
 const COLUMNS: u32 = {{FLAT}}u / GROUPS;
 
-// Two of each, in turns: those of a token are read while others already write those of the next.
+// Double-buffered: values of a token are read while other lanes write those of the next.
 var<workgroup> known: array<f32, 2 * {{FLAT}}>;
 var<workgroup> sums: array<f32, 2 * {{FLAT}}>;
 var<workgroup> products: array<f32, 2 * {{SHARED}}>;
@@ -76,7 +76,7 @@ fn main(
     }
     var turn = 0u;
     for (var t = tokens.x; t <= tokens.y; t++) {
-        // Tokens of other sequences may stand between: what is computed for them is not used.
+        // Tokens of other sequences may be between them; their results are not used.
         let mine = batch_seq(t) == seq;
         let token = t * p.n_head_v + h;
         let rate = a[p.at_a + h] * softplus_of(decay[p.at_decay + token] + dt_bias[p.at_dt_bias + h]);
@@ -99,7 +99,7 @@ fn main(
         if (column == 0u) { products[turn * GROUPS + group] = product; }
         workgroupBarrier();
         if (mine && inside) {
-            // With the products of the state before, S^T q after is factor * sum + change * (k . q).
+            // The new S^T q follows from the products of the old state: factor * sum + change * (k . q).
             var known_sum = 0.0;
             var sum = 0.0;
             var product_sum = 0.0;

@@ -38,7 +38,7 @@ var<immediate> p: Params;
 const NEAR: u32 = {{SHARED}}u;
 const CHANNELS: u32 = {{FLAT}}u / NEAR;
 
-// Two, in turns: those of a token are read while others already write those of the next.
+// Double-buffered: values of a token are read while other lanes already write those of the next.
 var<workgroup> sums: array<f32, 2 * {{FLAT}}>;
 
 @compute @workgroup_size({{FLAT}})

@@ -1,7 +1,7 @@
 //! Thermocline: a language-model engine that computes only the neurons a token needs.
 //!
-//! Start reading at `ARCHITECTURE.md`. This crate is the command ([`cli`]); the engine is the crates below it, which are
-//! named here for the tests.
+//! Start reading at `ARCHITECTURE.md`. This crate is the command ([`cli`]); the engine is the
+//! crates below it, which are named here for the tests.
 
 pub use convert;
 pub use engine::{self, converted, trace};

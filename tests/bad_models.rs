@@ -1,5 +1,6 @@
-//! A corpus of files that are not models, are truncated, or contradict themselves, each given to the command: exit code 3 (4 where
-//! only memory is missing), one message that names what is wrong, no panic, no waiting.
+//! A corpus of files that are not models, are truncated, or contradict themselves, each given to
+//! the command: exit code 3 (4 where only memory is missing), one message that names what is wrong,
+//! no panic, no waiting.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

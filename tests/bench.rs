@@ -70,7 +70,7 @@ fn cells(line: &str) -> Vec<&str> {
     line.trim_matches('|').split('|').map(str::trim).collect()
 }
 
-/// Splits a line of quoted values; what is between them is returned too, to be checked.
+/// Splits a line of quoted values; the text between them is returned too, to be checked.
 fn values(line: &str, quote: char) -> Vec<String> {
     let (mut values, mut quoted) = (vec![String::new()], false);
     for c in line.chars() {
@@ -144,6 +144,29 @@ fn fewer_bytes_are_read_where_neurons_are_skipped() {
     assert!(sparse < dense && dense < size, "{sparse} {dense} {size}");
     // Two layers of two F16 vectors of 32 values for each of the hundred positions.
     assert_eq!(deep - dense, 100.0 * 2.0 * 2.0 * 32.0 * 2.0);
+}
+
+/// Layers without neurons, without a mixer, without attention; a model without any neurons.
+#[test]
+fn recurrent_models_are_measured() {
+    for (name, has_neurons) in
+        [("mamba2", false), ("granitehybrid-moe", true), ("nemotron_h", true), ("lfm2", true)]
+    {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+        command.env_clear().env("THERMOCLINE_ARG_BACKEND", "cpu");
+        let model = format!("{}/tests/families/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
+        command.args(["bench", "-m", &model, "-t", "1", "-p", "0", "-n", "8", "-r", "1"]);
+        let output = command.args(["-o", "json"]).stdin(Stdio::null()).output().unwrap();
+        let rows: Vec<Value> = serde_json::from_str(&stdout(&output)).unwrap();
+        let [row] = &rows[..] else { panic!("{name}: {rows:?}") };
+        let density = row["density"].as_f64();
+        assert_eq!(density.is_some_and(|density| density > 0.0), has_neurons, "{name}: {row}");
+        let [bytes, size] = ["bytes_per_token", "model_size"].map(|key| row[key].as_f64().unwrap());
+        assert!(bytes > 0.5 * size && bytes < 3.0 * size, "{name}: {bytes} of {size}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!said.contains("plain loops on one thread"), "{name}: {said}");
+        assert_eq!(said.contains("no neurons to skip"), !has_neurons, "{name}: {said}");
+    }
 }
 
 #[test]

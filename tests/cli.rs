@@ -283,7 +283,7 @@ fn info_lists_tensors_and_the_predictor() {
     writer.set("general.architecture", "nobodys").unwrap();
     writer.set("nobodys.block_count", 1u32).unwrap();
     writer.declare("blk.0.fc1.weight", &[8, 4], TensorType::F32).unwrap();
-    writer.declare("blk.0.ffn_up.weight", &[32, 3], TensorType::Q8_0).unwrap();
+    writer.declare("blk.0.ffn_up.weight", &[32, 3], hal::format::Format::Q8_0).unwrap();
     let mut data = writer.in_memory().unwrap();
     data.write("blk.0.fc1.weight", &[0; 128]).unwrap();
     data.write("blk.0.ffn_up.weight", &[0; 102]).unwrap();

@@ -1,7 +1,8 @@
 //! README and the pages of `docs/`: every shell block runs, and every flag they name exists.
 //!
-//! A block of language `sh` runs as one script, in a folder per page that holds a small model under the names the pages
-//! use (`FIXTURES`). A comment in the line above the fence, which Markdown hides, says what is special about a block:
+//! A block of language `sh` runs as one script, in a folder per page that holds a small model under
+//! the names the pages use (`FIXTURES`). A comment in the line above the fence, which Markdown
+//! hides, says what is special about a block:
 //!
 //! - `<!-- not run: REASON -->`: the block does not run here;
 //! - `<!-- test: env NAME=VALUE ... -->`: it runs with these variables, which make it fast enough;
@@ -135,7 +136,7 @@ fn faults_of(text: &str) -> String {
     faults("a.md", text).join("\n")
 }
 
-/// Every Markdown file for readers, with its folder.
+/// Adds every Markdown file below `folder` to `found`.
 fn documents(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -237,7 +238,7 @@ case \"$1 $2\" in
 esac
 ";
 
-    /// A folder with what [`FIXTURES`] lists.
+    /// A folder with the files of [`FIXTURES`].
     fn folder(at: &Path) -> PathBuf {
         let folder = at.join("work");
         fs::create_dir(&folder).unwrap();
@@ -264,7 +265,7 @@ esac
         bin
     }
 
-    /// Runs a block; gives its standard output.
+    /// Runs a block; returns its standard output.
     fn run(block: &Block, home: &Path, folder: &Path, bin: &Path) -> String {
         let mut command = Command::new("bash");
         command.args(["-e", "-u", "-o", "pipefail", "-c", &block.text]);

@@ -48,10 +48,10 @@ impl Subject {
 
     /// Logits after every token of a separate text.
     fn logits(&mut self, ids: &[u32], each: &mut dyn FnMut(usize, &[f32])) -> StepStats {
-        let mut session = self.engine.open();
+        let mut sequence = self.engine.open();
         let go_on = AtomicBool::new(false);
-        let stats = self.engine.feed(&mut session, ids, Want::All, &go_on, each).unwrap();
-        self.engine.close(session);
+        let stats = self.engine.feed(&mut sequence, ids, Want::All, &go_on, each).unwrap();
+        self.engine.close(sequence);
         stats
     }
 }

@@ -39,11 +39,11 @@ fn measure(engine: &mut Engine, chunks: &Chunks) -> (Perplexity, StepStats) {
 
 /// Logits of all tokens, in order.
 fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
-    let mut session = engine.open();
+    let mut sequence = engine.open();
     let mut rows = Vec::new();
     let each = &mut |_: usize, row: &[f32]| rows.push(row.to_vec());
-    engine.feed(&mut session, tokens, Want::All, &GO_ON, each).unwrap();
-    engine.close(session);
+    engine.feed(&mut sequence, tokens, Want::All, &GO_ON, each).unwrap();
+    engine.close(sequence);
     rows
 }
 
@@ -229,11 +229,11 @@ fn the_built_in_model_is_as_good_on_the_whole_text() {
     let mut total = Perplexity::default();
     let tokens = tokenizer.encode(&read("eval.txt"), false, false).unwrap();
     for window in tokens.chunks(511) {
-        let mut session = engine.open();
+        let mut sequence = engine.open();
         let each = &mut |pos: usize, row: &[f32]| total.add(row, window[pos]);
         let read = [&[1], &window[..window.len() - 1]].concat();
-        engine.feed(&mut session, &read, Want::All, &GO_ON, each).unwrap();
-        engine.close(session);
+        engine.feed(&mut sequence, &read, Want::All, &GO_ON, each).unwrap();
+        engine.close(sequence);
     }
     let expected = &expected["perplexity"];
     assert_eq!(total.surprise.n(), expected["flat_tokens"].as_u64().unwrap());

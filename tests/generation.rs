@@ -5,11 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use thermocline::engine::{Engine, EngineOptions, Sequence};
-use thermocline::generate::{Ended, Report, Settings, generate, resume};
+use thermocline::generate::{Emit, Ended, Generator, Report, Settings};
 use thermocline::model::{Model, ModelOptions};
 use thermocline::sample::{Sampler, SamplerConfig};
 use thermocline::tokenizer::{TokenType, Tokenizer, Vocab};
 use thermocline::{devices, embedded};
+
+/// Continues `prompt` in a sequence of its own.
+fn generate(generator: Generator<'_>, prompt: &[u32], emit: &mut Emit<'_>) -> Report {
+    let mut sequence = generator.engine.open();
+    generator.resume(&mut sequence, prompt, emit).unwrap()
+}
 
 /// Interrupts after `n` pieces of text; returns how it ended and the number of shifts.
 fn interrupted_after(engine: &mut Engine, tokenizer: &Tokenizer, n: usize) -> (Ended, usize) {
@@ -17,11 +23,8 @@ fn interrupted_after(engine: &mut Engine, tokenizer: &Tokenizer, n: usize) -> (E
         n_predict: Some(60),
         context_shift: true,
         n_keep: 1,
-        stops: Vec::new(),
         end_of_text: false,
-        ends: Vec::new(),
-        special: false,
-        written: Vec::new(),
+        ..Settings::default()
     };
     let interrupt = AtomicBool::new(false);
     let mut n_emitted = 0;
@@ -32,9 +35,9 @@ fn interrupted_after(engine: &mut Engine, tokenizer: &Tokenizer, n: usize) -> (E
     };
     let mut sampler = Sampler::new(&SamplerConfig::default(), tokenizer.n_vocab()).unwrap();
     let prompt = [1, 5, 9, 12];
-    let report =
-        generate(engine, tokenizer, &mut sampler, &prompt, &options, &interrupt, &mut emit);
-    let report = report.unwrap();
+    let (settings, interrupt) = (&options, &interrupt);
+    let generator = Generator { engine, tokenizer, sampler: &mut sampler, settings, interrupt };
+    let report = generate(generator, &prompt, &mut emit);
     (report.ended, report.n_shifts)
 }
 
@@ -56,23 +59,14 @@ fn built_in_with(n_ctx: usize, changes: impl Fn(&mut Vocab)) -> (Engine, Tokeniz
     (engine, tokenizer)
 }
 
-/// Six greedy tokens after `prompt`: in `session`, or in a new one.
+/// Six greedy tokens after `prompt`: in `sequence`, or in a new one.
 fn greedy(
     engine: &mut Engine,
     tokenizer: &Tokenizer,
-    session: Option<&mut Sequence>,
+    sequence: Option<&mut Sequence>,
     prompt: &[u32],
 ) -> (String, Report) {
-    let options = Settings {
-        n_predict: Some(6),
-        context_shift: false,
-        n_keep: 1,
-        stops: Vec::new(),
-        end_of_text: false,
-        ends: Vec::new(),
-        special: false,
-        written: Vec::new(),
-    };
+    let options = Settings { n_predict: Some(6), end_of_text: false, ..Settings::default() };
     let config = SamplerConfig { temp: 0.0, ..SamplerConfig::default() };
     let mut sampler = Sampler::new(&config, tokenizer.n_vocab()).unwrap();
     let interrupt = AtomicBool::new(false);
@@ -81,24 +75,17 @@ fn greedy(
         text.push_str(piece);
         ControlFlow::Continue(())
     };
-    let report = match session {
-        Some(session) => resume(
-            engine,
-            session,
-            tokenizer,
-            &mut sampler,
-            prompt,
-            &options,
-            &interrupt,
-            &mut emit,
-        ),
-        None => generate(engine, tokenizer, &mut sampler, prompt, &options, &interrupt, &mut emit),
+    let (settings, interrupt) = (&options, &interrupt);
+    let generator = Generator { engine, tokenizer, sampler: &mut sampler, settings, interrupt };
+    let report = match sequence {
+        Some(sequence) => generator.resume(sequence, prompt, &mut emit).unwrap(),
+        None => generate(generator, prompt, &mut emit),
     };
-    (text, report.unwrap())
+    (text, report)
 }
 
 #[test]
-fn a_session_keeps_what_two_texts_share() {
+fn a_sequence_keeps_what_two_texts_share() {
     let (mut engine, tokenizer) = built_in(128);
     let prompts = [
         vec![1, 5, 9, 12, 40, 41, 42],
@@ -107,16 +94,16 @@ fn a_session_keeps_what_two_texts_share() {
         vec![1, 5, 9, 13],
         vec![2, 5],
     ];
-    // The session also has the generated tokens, which the next prompt need not share.
+    // The sequence also has the generated tokens, which the next prompt need not share.
     let reused = [0, 7, 3, 3, 0];
-    let mut session = engine.open();
+    let mut sequence = engine.open();
     for (prompt, n_reused) in prompts.iter().zip(reused) {
-        let (text, report) = greedy(&mut engine, &tokenizer, Some(&mut session), prompt);
+        let (text, report) = greedy(&mut engine, &tokenizer, Some(&mut sequence), prompt);
         let (fresh, _) = greedy(&mut engine, &tokenizer, None, prompt);
         assert_eq!((report.n_reused, text), (n_reused, fresh), "{prompt:?}");
-        assert!(session.tokens().starts_with(prompt));
+        assert!(sequence.tokens().starts_with(prompt));
     }
-    engine.close(session);
+    engine.close(sequence);
 }
 
 #[test]
@@ -155,9 +142,10 @@ fn always(
         ControlFlow::Continue(())
     };
     let prompt = [1, 5, 9];
-    let report =
-        generate(engine, tokenizer, &mut sampler, &prompt, &options, &interrupt, &mut emit);
-    (text, report.unwrap())
+    let (settings, interrupt) = (&options, &interrupt);
+    let generator = Generator { engine, tokenizer, sampler: &mut sampler, settings, interrupt };
+    let report = generate(generator, &prompt, &mut emit);
+    (text, report)
 }
 
 #[test]

@@ -261,7 +261,7 @@ fn text_and_picture() {
     let svg = std::fs::read_to_string(path).unwrap();
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
     assert!(svg.contains("ca&lt;?rd") && !svg.contains("ca<"));
-    // The legend's and the bars' of what is on the card, beside those of the CPU.
+    // The legend and the bars have the card's colour and the CPU's.
     assert!(svg.matches("#d9822b").count() > 2 && svg.matches("#8aa1b8").count() > 2, "{svg}");
     assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
 }

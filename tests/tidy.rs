@@ -1,10 +1,13 @@
-//! The conventions of ARCHITECTURE.md, held by script: a rule is a function from the repository's text to faults.
+//! Enforces the conventions of ARCHITECTURE.md: a rule is a function from the repository's text to
+//! a list of faults.
 //!
-//! Not here: what clippy and the compiler check (lints, function length, documentation, matched arms).
+//! Not here: what clippy and the compiler check (lints, function length, documentation, matched
+//! arms).
 
 mod bytes;
 mod documents;
 mod lists;
+mod module_order;
 mod rules;
 mod tree;
 mod words;
@@ -58,6 +61,23 @@ fn devices_and_slow_crates_stay_where_they_belong() {
     good("src/model/a.rs", "//! As `hal::Device` wants it.\nuse hal::HostRows;");
     good("src/gguf/a.rs", "#[cfg(test)]\nmod tests {\n    use hal::Device;\n}");
     good("src/learn/Cargo.toml", "[dependencies]\nfaer.workspace = true");
+}
+
+#[test]
+fn modules_of_the_engine_import_downwards() {
+    let head =
+        ("src/engine/mod.rs", "//! Lowest first:\n//! - `load`: tensors\n//! - `step`: steps");
+    let up = "`load` imports `step`, which is above it";
+    bad(&[head, ("src/engine/load.rs", "use crate::step::StepStats;")], up);
+    bad(&[head, ("src/engine/load/a.rs", "use super::super::step::StepStats;")], up);
+    bad(&[head, ("src/engine/load/mod.rs", "fn f() {\n    super::step::g();\n}")], "load/mod.rs:2");
+    bad(&[head, ("src/engine/step.rs", "use crate::Loaded;")], "import it from its module");
+    bad(&[head, ("src/engine/run.rs", "")], "`run` is not in the order");
+    bad(&[head, ("src/engine/load.rs", "")], "module `step` does not exist");
+    bad(&[("src/engine/size/a.rs", "use hal::{Device, Tensor};")], "sees `hal::Tensor`");
+    let down = "use super::lane::Lane;\nuse crate::load::Loaded;\n#[cfg(test)]\nmod tests {\n    use crate::run::Engine;\n}";
+    let tree = Tree::of(&[head, ("src/engine/load/a.rs", ""), ("src/engine/step/a.rs", down)]);
+    assert_eq!(module_order::engine_imports_go_down(&tree), [""; 0]);
 }
 
 #[test]
@@ -193,11 +213,6 @@ fn words_are_plain() {
     bad(&[("src/gguf/a.rs", "f(\"it is \\\n    made Anew\");")], "src/gguf/a.rs:2: \"anew\"");
     bad(&[("shaders/a.wgsl", "x = 1; // learnt")], "\"learnt\"");
     bad(&[("scripts/a", "# The command line cannot be meant.")], "write `invalid`");
-    let listed = ("tests/tidy/not_yet_plain.txt", "docs/a.md\n");
-    bad(&[listed, ("docs/a.md", "Fine.")], "`docs/a.md` is plain now");
-    bad(&[listed], "`docs/a.md` does not exist");
-    let tree = Tree::of(&[listed, ("docs/a.md", "Nobody.")]);
-    assert_eq!(words::plain_words(&tree), [""; 0]);
     good("docs/a.md", "There is no GPU. It is no longer so. How many tokens? Nobodys, is not.");
     good("src/gguf/a.rs", "fn f(nobody: bool, told_at: u8) { format!(\"{told:?}\") } // fine");
     good("assets/calibration.txt", "Nobody.");

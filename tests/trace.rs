@@ -1,4 +1,5 @@
-//! Traces: events of a row never overlap, the two sides of a split layer do, and waiting times are reported.
+//! Traces: events of a row never overlap, the two sides of a split layer do, and waiting times are
+//! reported.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -41,7 +42,7 @@ fn feed(engine: &mut Engine, pieces: &[usize], path: Option<&Path>) -> (Vec<f32>
         engine.set_tracer(Some(Box::new(move |step| to.lock().unwrap().step(step))));
         file
     });
-    let (mut session, mut logits) = (engine.open(), Vec::new());
+    let (mut sequence, mut logits) = (engine.open(), Vec::new());
     let (mut stats, mut rest) = (StepStats::default(), &TEXT[..]);
     for &piece in pieces.iter().cycle() {
         if rest.is_empty() {
@@ -50,10 +51,10 @@ fn feed(engine: &mut Engine, pieces: &[usize], path: Option<&Path>) -> (Vec<f32>
         let (now, after) = rest.split_at(piece.min(rest.len()));
         let go_on = AtomicBool::new(false);
         let each = &mut |_: usize, row: &[f32]| logits.extend_from_slice(row);
-        stats += engine.feed(&mut session, now, Want::All, &go_on, each).unwrap();
+        stats += engine.feed(&mut sequence, now, Want::All, &go_on, each).unwrap();
         rest = after;
     }
-    engine.close(session);
+    engine.close(sequence);
     engine.set_tracer(None);
     if let Some(file) = file {
         file.lock().unwrap().finish().unwrap();

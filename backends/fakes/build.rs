@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Most variants per C++ file: files are compiled in parallel.
+/// Maximum number of variants per C++ file: files are compiled in parallel.
 const MOST_VARIANTS: usize = 12;
 
 /// A compilation to an object of this name.

@@ -20,7 +20,9 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use hal::format::Format;
-use hal::op::{Activation, Add, Down, FfnKind, Hidden, MatMul, Predict, Skip, SparseFfn};
+use hal::op::{
+    Activation, Add, Down, FfnKind, Hidden, MatMul, NEVER_DENSE, Predict, Skip, SparseFfn,
+};
 use hal::{
     Bytes, Device, DeviceId, HostRows, PackDesc, Program, Queue, RowSet, Rows, Select, Tensor,
     TensorDesc,
@@ -232,9 +234,9 @@ impl Weights {
                 Ok(())
             };
         let mut bench = Bench::new(device, self.by, 1)?;
-        let program = bench.program(device, &self.layers, Kind::MatMul)?;
+        let program = bench.program(device, &self.layers, BenchedOp::MatMul)?;
         line("MatMul", None, bench.time(&program, 1.0)? / self.n_layer(), gate)?;
-        let program = bench.program(device, &self.layers, Kind::Dense)?;
+        let program = bench.program(device, &self.layers, BenchedOp::Dense)?;
         line(
             "SparseFfn, dense",
             None,
@@ -244,7 +246,7 @@ impl Weights {
         if !format.quantizes() {
             return Ok(lines);
         }
-        let program = bench.program(device, &self.layers, Kind::Sparse)?;
+        let program = bench.program(device, &self.layers, BenchedOp::Sparse)?;
         for wanted in DENSITIES {
             let time = bench.time(&program, wanted)? / self.n_layer();
             let density = bench.density(&program, self.layers.len())?;
@@ -252,8 +254,8 @@ impl Weights {
         }
         let predictor = bytes(&layer.fc1) + bytes(&layer.fc2) + (4 * self.by.n_ff) as f64;
         let skipping = SkippingFfn::new(Some(desc(&layer.up)), desc(&layer.bundle[2]), true);
-        let alone = bench.program(device, &self.layers, Kind::Predict)?;
-        let both = bench.program(device, &self.layers, Kind::Predicted)?;
+        let alone = bench.program(device, &self.layers, BenchedOp::Predict)?;
+        let both = bench.program(device, &self.layers, BenchedOp::Predicted)?;
         for wanted in DENSITIES {
             let first = bench.time(&alone, wanted)? / self.n_layer();
             let all = bench.time(&both, wanted)? / self.n_layer();
@@ -271,13 +273,13 @@ impl Weights {
         let mut bench = Bench::new(device, self.by, N_PROMPT)?;
         let matrix = (self.by.n_embd * self.by.n_ff * N_PROMPT) as f64;
         let ops = [
-            ("MatMul", Kind::MatMul, 1.0, matrix),
-            ("SparseFfn, dense", Kind::Dense, 1.0, 3.0 * matrix),
-            ("SparseFfn at 10 %", Kind::Sparse, 0.1, 3.0 * matrix),
+            ("MatMul", BenchedOp::MatMul, 1.0, matrix),
+            ("SparseFfn, dense", BenchedOp::Dense, 1.0, 3.0 * matrix),
+            ("SparseFfn at 10 %", BenchedOp::Sparse, 0.1, 3.0 * matrix),
         ];
-        let ops = ops
-            .into_iter()
-            .filter(|(_, kind, _, _)| self.format.quantizes() || !matches!(kind, Kind::Sparse));
+        let ops = ops.into_iter().filter(|(_, kind, _, _)| {
+            self.format.quantizes() || !matches!(kind, BenchedOp::Sparse)
+        });
         let lines = ops.map(|(op, kind, density, products)| {
             let program = bench.program(device, &self.layers[..1], kind)?;
             let time = bench.time(&program, density)?;
@@ -293,7 +295,7 @@ impl Weights {
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum BenchedOp {
     MatMul,
     Dense,
     Sparse,
@@ -336,10 +338,10 @@ impl Bench {
         })
     }
 
-    fn program(&self, device: &Device, layers: &[Layer], kind: Kind) -> Result<Program> {
+    fn program(&self, device: &Device, layers: &[Layer], kind: BenchedOp) -> Result<Program> {
         let mut recorder = device.record("ops");
         for layer in layers {
-            if let Kind::Predict | Kind::Predicted = kind {
+            if let BenchedOp::Predict | BenchedOp::Predicted = kind {
                 recorder.push(Predict {
                     x: self.p.clone(),
                     fc1: Some(layer.fc1.clone()),
@@ -354,19 +356,19 @@ impl Bench {
             }
             let (mut gate, mut up) = (&layer.gate, &layer.up);
             let (down, skip, orientation) = match kind {
-                Kind::Predict => continue,
-                Kind::Predicted => {
+                BenchedOp::Predict => continue,
+                BenchedOp::Predicted => {
                     let down;
                     [gate, up, down] = layer.bundle.each_ref();
                     (down, Skip::NotPositive, Down::ByNeuron)
                 }
-                Kind::MatMul => {
+                BenchedOp::MatMul => {
                     let (w, x, y) = (layer.gate.clone(), self.x.clone(), self.h.clone());
                     recorder.push(MatMul { w, x, bias: None, y })?;
                     continue;
                 }
-                Kind::Dense => (&layer.down, Skip::Never, Down::AcrossNeurons),
-                Kind::Sparse => (&layer.down_by_neuron, Skip::NotPositive, Down::ByNeuron),
+                BenchedOp::Dense => (&layer.down, Skip::Never, Down::AcrossNeurons),
+                BenchedOp::Sparse => (&layer.down_by_neuron, Skip::NotPositive, Down::ByNeuron),
             };
             recorder.push(SparseFfn {
                 gate: Some(gate.clone()),
@@ -379,17 +381,22 @@ impl Bench {
                 groups: None,
                 group_weight: None,
                 rows: match kind {
-                    Kind::Predicted => Rows::Active(self.list.clone()),
-                    Kind::MatMul | Kind::Dense | Kind::Sparse | Kind::Predict => Rows::All,
+                    BenchedOp::Predicted => Rows::Active(self.list.clone()),
+                    BenchedOp::MatMul
+                    | BenchedOp::Dense
+                    | BenchedOp::Sparse
+                    | BenchedOp::Predict => Rows::All,
                 },
                 x: self.x.clone(),
                 y: self.y.clone(),
                 active: self.active.clone(),
                 hits: None,
+                union: None,
                 kind: FfnKind::Gated,
                 activation: Activation::Relu,
                 skip,
                 orientation,
+                dense_from: NEVER_DENSE,
                 accumulate: false,
             })?;
         }

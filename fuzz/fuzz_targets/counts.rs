@@ -1,5 +1,5 @@
-//! One of PowerInfer's files of counts with some bytes changed, any bytes, and any bytes as the pickle inside of one:
-//! numbers, or refused.
+//! One of PowerInfer's files of counts with some bytes changed, arbitrary bytes, and arbitrary
+//! bytes as the pickle inside such a file: each is read as numbers or refused.
 #![no_main]
 
 mod made;
@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use libfuzzer_sys::fuzz_target;
 use thermocline::gguf::Bytes;
 
-/// What `torch.save` writes of five numbers in a storage of a class of numbers, each `size` bytes.
+/// A `torch.save` checkpoint of five numbers in a storage of class `class`, each `size` bytes.
 fn file(class: &str, size: usize) -> Vec<u8> {
     let text = |text: &str| [&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
     let pickle = [

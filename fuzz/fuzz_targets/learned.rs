@@ -1,5 +1,6 @@
-//! Files of what was learned about tiny models, and PowerInfer's list of GPU neurons, with some bytes changed, and any
-//! bytes: read or refused. The fuzzer cannot guess sums, so a file's sections are also summed for it.
+//! Side files of tiny models and PowerInfer's list of GPU neurons, with some bytes changed, and
+//! arbitrary bytes: each is read or refused. The fuzzer cannot guess checksums, so the sections of
+//! a file also get correct ones.
 #![no_main]
 
 mod made;

@@ -1,10 +1,11 @@
 //! Inputs that are nearly right: archives, and files with some bytes changed.
 
-/// Most bytes that one change sets.
+/// Maximum number of bytes that one change sets.
 const VALUE: usize = 8;
 
-/// What the fuzzer's bytes stand for: the first names one of `files`, the others change it, eleven bytes for each
-/// change (where, how many bytes, which); or, where the first names none, the others are a file themselves.
+/// Decodes the fuzzer's input. The first byte selects one of `files`, the rest changes it, eleven
+/// bytes per change (where, how many bytes, the bytes). If the first byte selects none, the rest is
+/// a file itself.
 pub fn changed(files: &[Vec<u8>], input: &[u8]) -> Option<Vec<u8>> {
     let (&which, rest) = input.split_first()?;
     let Some(file) = files.get(usize::from(which)) else { return Some(rest.to_vec()) };

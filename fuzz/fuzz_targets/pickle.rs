@@ -1,4 +1,4 @@
-//! Any bytes as a PyTorch checkpoint, and as the pickle inside of one: read or refused.
+//! Arbitrary bytes as a PyTorch checkpoint, and as the pickle inside one: read or refused.
 #![no_main]
 
 mod made;

@@ -1,5 +1,5 @@
-// IQ2_S: the lower bits of four indices; signs; the upper bits of the indices; scales of each 16;
-// d (f16) of each 256.
+// IQ2_S: the lower bits of four grid indices; signs; the upper bits of the indices; scales per 16
+// values; d (f16) per 256 values.
 #pragma once
 #include "lib/blocks.cuh"
 

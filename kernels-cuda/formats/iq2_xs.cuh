@@ -1,5 +1,5 @@
-// IQ2_XS: indices (9 bits) and signs (7) of eight values each; scales of each 16; d (f16) of each
-// 256.
+// IQ2_XS: grid indices (9 bits) and signs (7 bits) per eight values; scales per 16 values; d (f16)
+// per 256 values.
 #pragma once
 #include "lib/blocks.cuh"
 

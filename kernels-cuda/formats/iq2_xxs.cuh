@@ -1,5 +1,5 @@
-// IQ2_XXS: four indices of eight values, then their signs, seven bits each, and a scale, of each
-// 32; d (f16) of each 256.
+// IQ2_XXS: four grid indices of eight values, then their signs, seven bits each, and a scale, per
+// 32 values; d (f16) per 256 values.
 #pragma once
 #include "lib/blocks.cuh"
 

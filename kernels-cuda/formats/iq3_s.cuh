@@ -1,5 +1,5 @@
-// IQ3_S: the lower bits of eight indices; signs; the upper bits of the indices; a scale of each
-// 32; d (f16) of each 256.
+// IQ3_S: the lower bits of eight grid indices; signs; the upper bits of the indices; a scale per
+// 32 values; d (f16) per 256 values.
 #pragma once
 #include "lib/blocks.cuh"
 

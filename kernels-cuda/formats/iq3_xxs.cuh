@@ -1,5 +1,5 @@
-// IQ3_XXS: eight indices of four values; signs of eight values, seven bits each, and a scale, of
-// each 32; d (f16) of each 256.
+// IQ3_XXS: eight grid indices of four values; signs of eight values, seven bits each, and a scale,
+// per 32 values; d (f16) per 256 values.
 #pragma once
 #include "lib/blocks.cuh"
 

@@ -1,4 +1,4 @@
-// IQ4_NL: nibbles; d (f16) of each 32.
+// IQ4_NL: nibbles; d (f16) per 32 values.
 #pragma once
 #include "formats/iq4.cuh"
 

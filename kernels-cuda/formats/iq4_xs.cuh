@@ -1,4 +1,5 @@
-// IQ4_XS: nibbles; d (f16), the upper two bits of eight scales and their lower four, of each 256.
+// IQ4_XS: nibbles; d (f16), the upper two bits of eight scales and their lower four, per 256
+// values.
 #pragma once
 #include "formats/iq4.cuh"
 

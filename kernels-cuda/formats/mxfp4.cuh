@@ -1,4 +1,5 @@
-// MXFP4: nibbles, each a float of sign, two bits of exponent and one of mantissa; an exponent of each 32.
+// MXFP4: nibbles, each an E2M1 float (sign, two bits of exponent, one of mantissa); an exponent per
+// 32 values.
 #pragma once
 #include "lib/blocks.cuh"
 

@@ -1,4 +1,4 @@
-// Q1_0: bits, 1 for d and 0 for -d; d (f16) of each 128.
+// Q1_0: one bit per value, 1 for d and 0 for -d; d (f16) per 128 values.
 #pragma once
 #include "lib/blocks.cuh"
 

@@ -1,4 +1,4 @@
-// Q2_K: a byte with scale and minimum of each 16; pairs; d and dmin (f16) of each 256.
+// Q2_K: a byte with scale and minimum per 16 values; 2-bit codes; d and dmin (f16) per 256 values.
 #pragma once
 #include "lib/blocks.cuh"
 

@@ -1,4 +1,5 @@
-// Q3_K: pairs; bits above them; 12 bytes with the scales of each 16; d (f16) of each 256.
+// Q3_K: the lower two bits of the codes; their third bits; 12 bytes with 16 scales, one per 16
+// values; d (f16) per 256 values.
 #pragma once
 #include "lib/blocks.cuh"
 

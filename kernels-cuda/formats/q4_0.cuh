@@ -1,4 +1,4 @@
-// Q4_0: nibbles; d (f16) of each 32.
+// Q4_0: nibbles; d (f16) per 32 values.
 #pragma once
 #include "lib/blocks.cuh"
 

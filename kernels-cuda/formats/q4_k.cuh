@@ -1,4 +1,4 @@
-// Q4_K: nibbles; d, dmin (f16) and 12 bytes with the scales and minimums of each 256.
+// Q4_K: nibbles; d, dmin (f16) and 12 bytes with the scales and minimums, per 256 values.
 #pragma once
 #include "lib/blocks.cuh"
 

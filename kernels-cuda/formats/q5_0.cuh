@@ -1,4 +1,4 @@
-// Q5_0: nibbles; bits above them; d (f16) of each 32.
+// Q5_0: nibbles; the fifth bits of the codes; d (f16) per 32 values.
 #pragma once
 #include "lib/blocks.cuh"
 

@@ -1,4 +1,4 @@
-// Q5_1: nibbles; bits above them; d and the negative minimum (f16) of each 32.
+// Q5_1: nibbles; the fifth bits of the codes; d and the negative minimum (f16) per 32 values.
 #pragma once
 #include "lib/blocks.cuh"
 

@@ -1,4 +1,5 @@
-// Q5_K: nibbles; d, dmin (f16) and 12 bytes with the scales and minimums of each 256; bits above the nibbles.
+// Q5_K: nibbles; d, dmin (f16) and 12 bytes with the scales and minimums, per 256 values; the fifth
+// bits of the codes.
 #pragma once
 #include "lib/blocks.cuh"
 

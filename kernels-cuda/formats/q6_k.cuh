@@ -1,4 +1,5 @@
-// Q6_K: nibbles; a signed byte, the scale of each 16; pairs above the nibbles; d (f16) of each 256.
+// Q6_K: nibbles; a signed byte per 16 values, their scale; the upper two bits of the codes; d (f16)
+// per 256 values.
 #pragma once
 #include "lib/blocks.cuh"
 

@@ -1,4 +1,4 @@
-// Q8_0: signed bytes; d (f16) of each 32.
+// Q8_0: signed bytes; d (f16) per 32 values.
 #pragma once
 #include "lib/blocks.cuh"
 

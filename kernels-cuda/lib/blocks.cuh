@@ -90,7 +90,7 @@ DEVICE unsigned with_signs(unsigned values, unsigned bits) {
 // Seven signs, and an eighth that makes the number of set signs even.
 DEVICE unsigned even(unsigned seven) { return seven | ((popc(seven) & 1) << 7); }
 
-// Eighths of IQ1 with one eighth added to or subtracted from each.
+// Codes of IQ1 in units of 1/8, with the delta of 1/8 added to or subtracted from each.
 DEVICE unsigned one_eighth(unsigned values, bool take_off) {
     const unsigned moved = values ^ 0x80808080u;
     return (take_off ? moved - 0x01010101u : moved + 0x01010101u) ^ 0x80808080u;

@@ -3,7 +3,7 @@
 
 #include "dialect.h"
 
-// Most groups in a block's list.
+// Maximum number of groups in a block's list.
 constexpr unsigned MAX_LISTED_GROUPS = 1024;
 
 // Lists the entries e below `n` for which `uses(e)`, in ascending order, in `list` (shared memory,

@@ -1,7 +1,7 @@
 #pragma once
 #include "dialect.h"
 
-/// Cosine (x) and sine (y) of angles of up to some hundred thousand radians, to about 3e-6:
+/// Cosine (x) and sine (y) of angles up to several 100,000 radians, with an error of about 3e-6:
 /// cheaper than the platforms' own functions, which cover all floats and spill registers for large
 /// ones. Source: Cody and Waite's reduction, polynomials of Cephes.
 DEVICE float2 turn(float angle) {

@@ -44,7 +44,7 @@ fn with_signs(values: u32, bits: u32) -> u32 {
 // Seven signs, and an eighth that makes the number of set signs even.
 fn even(seven: u32) -> u32 { return seven | ((countOneBits(seven) & 1u) << 7u); }
 
-// Eighths of IQ1 with one eighth added to or subtracted from each.
+// Codes of IQ1 in units of 1/8, with the delta of 1/8 added to or subtracted from each.
 fn one_eighth(values: u32, take_off: bool) -> u32 {
     let moved = values ^ 0x80808080u;
     return select(moved + 0x01010101u, moved - 0x01010101u, take_off) ^ 0x80808080u;

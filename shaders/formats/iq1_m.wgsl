@@ -1,5 +1,5 @@
-// IQ1_M: the lower bits of four indices; their upper bits, each with the sign of an eighth; scales
-// of each 16 and d (f16) in 8 bytes of each 256.
+// IQ1_M: the lower bits of four grid indices; their upper bits, each with the sign of its delta of
+// 1/8; 8 bytes with d (f16) and the scales of 16 values each, per 256 values.
 const {{self}}_OFFSET: i32 = 0;
 fn {{self}}_quad(row: u32, nb: u32, b: u32, g: u32) -> u32 {
     let l = g >> 1u;

@@ -1,5 +1,5 @@
-// IQ1_S: the lower bits of four indices; their upper bits, a scale and the sign of an eighth, of
-// each 32; d (f16) of each 256.
+// IQ1_S: the lower bits of four grid indices; their upper bits, a scale and the sign of the delta
+// of 1/8, per 32 values; d (f16) per 256 values.
 const {{self}}_OFFSET: i32 = 0;
 fn {{self}}_quad(row: u32, nb: u32, b: u32, g: u32) -> u32 {
     let l = g >> 1u;

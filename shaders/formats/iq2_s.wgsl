@@ -1,5 +1,5 @@
-// IQ2_S: the lower bits of four indices; signs; the upper bits of the indices; scales of each 16;
-// d (f16) of each 256.
+// IQ2_S: the lower bits of four grid indices; signs; the upper bits of the indices; scales per 16
+// values; d (f16) per 256 values.
 const {{self}}_OFFSET: i32 = 0;
 fn {{self}}_quad(row: u32, nb: u32, b: u32, g: u32) -> u32 {
     let l = g >> 1u;

@@ -1,5 +1,5 @@
-// IQ2_XXS: four indices of eight values, then their signs, seven bits each, and a scale, of each
-// 32; d (f16) of each 256.
+// IQ2_XXS: four grid indices of eight values, then their signs, seven bits each, and a scale, per
+// 32 values; d (f16) per 256 values.
 const {{self}}_OFFSET: i32 = 0;
 fn {{self}}_quad(row: u32, nb: u32, b: u32, g: u32) -> u32 {
     let l = g >> 1u;

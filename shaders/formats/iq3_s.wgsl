@@ -1,5 +1,5 @@
-// IQ3_S: the lower bits of eight indices; signs; the upper bits of the indices; a scale of each
-// 32; d (f16) of each 256.
+// IQ3_S: the lower bits of eight grid indices; signs; the upper bits of the indices; a scale per
+// 32 values; d (f16) per 256 values.
 const {{self}}_OFFSET: i32 = 0;
 fn {{self}}_quad(row: u32, nb: u32, b: u32, g: u32) -> u32 {
     let low = ({{self}}_word(row + 2u * b + (g >> 2u)) >> (8u * (g & 3u))) & 0xffu;

@@ -1,5 +1,5 @@
-// IQ3_XXS: eight indices of four values; signs of eight values, seven bits each, and a scale, of
-// each 32; d (f16) of each 256.
+// IQ3_XXS: eight grid indices of four values; signs of eight values, seven bits each, and a scale,
+// per 32 values; d (f16) per 256 values.
 const {{self}}_OFFSET: i32 = 0;
 fn {{self}}_quad(row: u32, nb: u32, b: u32, g: u32) -> u32 {
     let place = ({{self}}_word(row + 2u * b + (g >> 2u)) >> (8u * (g & 3u))) & 0xffu;

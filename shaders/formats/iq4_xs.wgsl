@@ -1,4 +1,5 @@
-// IQ4_XS: nibbles; d (f16), the upper two bits of eight scales and their lower four, of each 256.
+// IQ4_XS: nibbles; d (f16), the upper two bits of eight scales and their lower four, per 256
+// values.
 fn {{self}}_scales(row: u32, nb: u32, b: u32) -> Scales {
     let at = row + 4u * nb + 2u * (b >> 3u);
     let first = {{self}}_word(at);

@@ -1,4 +1,4 @@
-// Q1_0: bits, 1 for d and 0 for -d; d (f16) of each 128.
+// Q1_0: one bit per value, 1 for d and 0 for -d; d (f16) per 128 values.
 const {{self}}_OFFSET: i32 = 1;
 fn {{self}}_codes(row: u32, nb: u32, b: u32) -> Codes {
     let bits = bits_of({{self}}_word(row + b));

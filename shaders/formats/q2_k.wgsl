@@ -1,4 +1,4 @@
-// Q2_K: a byte with scale and minimum of each 16; pairs; d and dmin (f16) of each 256.
+// Q2_K: a byte with scale and minimum per 16 values; 2-bit codes; d and dmin (f16) per 256 values.
 const {{self}}_OFFSET: i32 = 0;
 fn {{self}}_codes(row: u32, nb: u32, b: u32) -> Codes {
     let at = row + (nb >> 1u) + 2u * b;

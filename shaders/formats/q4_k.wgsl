@@ -1,4 +1,4 @@
-// Q4_K: nibbles; d, dmin (f16) and 12 bytes with the scales and minimums of each 256.
+// Q4_K: nibbles; d, dmin (f16) and 12 bytes with the scales and minimums, per 256 values.
 const {{self}}_OFFSET: i32 = 0;
 fn {{self}}_codes(row: u32, nb: u32, b: u32) -> Codes { return {{self}}_nibbles(row, b); }
 fn {{self}}_quad(row: u32, nb: u32, b: u32, g: u32) -> u32 { return {{self}}_nibble(row, b, g); }

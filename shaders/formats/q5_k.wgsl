@@ -1,4 +1,5 @@
-// Q5_K: nibbles; d, dmin (f16) and 12 bytes with the scales and minimums of each 256; bits above the nibbles.
+// Q5_K: nibbles; d, dmin (f16) and 12 bytes with the scales and minimums, per 256 values; the fifth
+// bits of the codes.
 const {{self}}_OFFSET: i32 = 0;
 fn {{self}}_codes(row: u32, nb: u32, b: u32) -> Codes {
     return joined({{self}}_nibbles(row, b), bits_of({{self}}_word(row + 4u * nb + (nb >> 1u) + b)), 4u);

@@ -1,4 +1,4 @@
-// Q8_0: signed bytes; d (f16) of each 32.
+// Q8_0: signed bytes; d (f16) per 32 values.
 const {{self}}_OFFSET: i32 = 0;
 fn {{self}}_codes(row: u32, nb: u32, b: u32) -> Codes {
     let at = (row >> 2u) + 2u * b;

@@ -7,7 +7,7 @@ var<workgroup> found_tokens: vec2<u32>;
 fn batch_seq(t: u32) -> u32 { return batch[p.at_batch + 4u + p.max_tokens + t]; }
 fn batch_pos(t: u32) -> u32 { return batch[p.at_batch + 4u + 2u * p.max_tokens + t]; }
 
-// The first token and the last one; the first is n_rows where there is none. Tokens of others may stand between.
+// The first and the last token; the first is n_rows if the sequence has no token. Tokens of others may be between them.
 fn tokens_of(seq: u32, local: u32) -> vec2<u32> {
     if (local == 0u) {
         atomicStore(&first_token, p.n_rows);

@@ -1,5 +1,6 @@
-// Sine (x) and cosine (y) of angles of up to some hundred thousand radians, to about 3e-6. Drivers
-// guarantee theirs near 0 only. Source: Cody and Waite's reduction, polynomials of Cephes.
+// Sine (x) and cosine (y) of angles up to several 100,000 radians, with an error of about 3e-6.
+// Drivers guarantee the precision of `sin` and `cos` near 0 only. Source: Cody and Waite's
+// reduction, polynomials of Cephes.
 fn turn(angle: f32) -> vec2<f32> {
     let size = abs(angle);
     let quarter = floor(fma(size, 0.636619772, 0.5));

@@ -149,7 +149,7 @@ impl From<predictor::Error> for Failure {
                 "the same text and settings resume or keep it, --restart replaces it, --out writes another file",
             ),
             E::Overtaken { .. } => failure.help("run it again after the other program has ended"),
-            E::Read { .. } | E::Singular { .. } | E::Training { .. } | E::Save(_) => failure,
+            E::Read { .. } | E::Singular { .. } | E::Save(_) => failure,
         }
     }
 }

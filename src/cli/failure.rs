@@ -25,7 +25,7 @@ pub(crate) enum Exit {
 
 impl Exit {
     /// Whether a conversation may continue after it.
-    pub(crate) fn is_of_the_turn(self) -> bool {
+    pub(crate) fn keeps_conversation(self) -> bool {
         self == Self::Failed
     }
 
@@ -46,7 +46,7 @@ impl Exit {
 /// The error that a command returns. An empty message is not printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// The kind of exit.
+    /// The exit code.
     pub(crate) exit: Exit,
     /// The `error:` line.
     pub(crate) message: String,
@@ -70,6 +70,11 @@ impl Failure {
             Some(source) => failure.caused_by(source),
             None => failure,
         }
+    }
+
+    /// The error of a flag's value parser, if clap wraps one.
+    pub(crate) fn of_clap(error: &clap::Error) -> Option<&Self> {
+        error.source()?.downcast_ref()
     }
 
     /// An invalid command line.
@@ -113,6 +118,8 @@ impl fmt::Display for Failure {
         f.write_str(&self.message)
     }
 }
+
+impl Error for Failure {}
 
 #[cfg(test)]
 mod tests {

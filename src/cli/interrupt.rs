@@ -19,7 +19,8 @@ impl Interrupt {
         Self::of(&[SIGINT])
     }
 
-    /// The same, with SIGTERM treated as Ctrl-C: for work that leaves files behind when it is killed.
+    /// As [`Self::install`], and treats SIGTERM as Ctrl-C: for work that leaves files behind when
+    /// it is killed.
     ///
     /// # Errors
     /// The system refuses the signal handler.
@@ -45,8 +46,8 @@ impl Interrupt {
         self.0.store(false, Ordering::Relaxed);
     }
 
-    /// From here to [`Interrupt::clear`], the first Ctrl-C ends the process, since nothing runs that could stop. False if
-    /// an earlier Ctrl-C was not acknowledged yet.
+    /// From here to [`Interrupt::clear`], the first Ctrl-C ends the process, since nothing runs
+    /// that could stop. False if an earlier Ctrl-C was not acknowledged yet.
     #[must_use]
     pub(crate) fn arm(&self) -> bool {
         !self.0.swap(true, Ordering::Relaxed)

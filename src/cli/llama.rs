@@ -1,8 +1,9 @@
 //! Flags of llama.cpp and PowerInfer without an equivalent here.
 //!
-//! People paste command lines. A flag that does not affect the text is accepted silently. A flag about placement is
-//! accepted with a note on its effect here. A flag that would change the text is rejected, because silently different text
-//! is worse than an error. The list is [`super::llama_flags`].
+//! People paste command lines. A flag that does not affect the text is accepted silently. A flag
+//! about placement is accepted with a note on its effect here. A flag that would change the text is
+//! rejected, because silently different text is worse than an error. The list is
+//! [`super::llama_flags`].
 
 use super::failure::Failure;
 use super::llama_flags::KNOWN;
@@ -12,7 +13,7 @@ use std::ops::RangeInclusive;
 
 /// The values that a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Takes {
+pub(super) enum Arity {
     /// Nothing.
     Nothing,
     /// The next word, even if it starts with `-`.
@@ -25,7 +26,7 @@ pub(super) enum Takes {
 
 /// How a flag is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum Treatment {
     /// Accepted; it has no effect here.
     Silent,
     /// Accepted, with this note.
@@ -36,7 +37,7 @@ pub(super) enum Verdict {
 
 /// A value that disables a flag, which is then accepted silently.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Neutral {
+pub(super) enum NeutralValue {
     /// No value does.
     Never,
     /// A number in this range.
@@ -47,19 +48,19 @@ pub(super) enum Neutral {
 
 /// One flag, under all its names.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Known {
+pub(super) struct LlamaFlag {
     pub(super) names: &'static [&'static str],
-    pub(super) takes: Takes,
-    pub(super) verdict: Verdict,
-    pub(super) neutral: Neutral,
+    pub(super) takes: Arity,
+    pub(super) verdict: Treatment,
+    pub(super) neutral: NeutralValue,
     /// Suffix after `THERMOCLINE_ARG_` in the environment, if llama.cpp has a variable.
     pub(super) env: Option<&'static str>,
 }
 
 /// A known flag on this command line.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Seen {
-    pub(super) known: &'static Known,
+pub(super) struct GivenFlag {
+    pub(super) known: &'static LlamaFlag,
     /// The name used on the command line.
     pub(super) flag: String,
     pub(super) value: Option<String>,
@@ -71,12 +72,12 @@ pub(super) fn applies_to(command: &OsStr) -> bool {
 }
 
 /// The flag of this name.
-pub(super) fn find(flag: &str) -> Option<&'static Known> {
+pub(super) fn find(flag: &str) -> Option<&'static LlamaFlag> {
     KNOWN.iter().find(|k| k.names.contains(&flag))
 }
 
 /// Adds the flags that the environment sets and the command line does not.
-pub(super) fn from_environment(seen: &mut Vec<Seen>, env: impl Fn(&str) -> Option<String>) {
+pub(super) fn from_environment(seen: &mut Vec<GivenFlag>, env: impl Fn(&str) -> Option<String>) {
     for known in &KNOWN {
         let Some(name) = known.env.map(|e| format!("THERMOCLINE_ARG_{e}")) else {
             continue;
@@ -88,10 +89,10 @@ pub(super) fn from_environment(seen: &mut Vec<Seen>, env: impl Fn(&str) -> Optio
             continue;
         };
         let off = ["0", "off", "false"].contains(&value.as_str());
-        if known.takes == Takes::Nothing && off {
+        if known.takes == Arity::Nothing && off {
             continue;
         }
-        seen.push(Seen { known, flag: name, value: Some(value) });
+        seen.push(GivenFlag { known, flag: name, value: Some(value) });
     }
 }
 
@@ -99,15 +100,15 @@ pub(super) fn from_environment(seen: &mut Vec<Seen>, env: impl Fn(&str) -> Optio
 ///
 /// # Errors
 /// The first flag that would change the text.
-pub(super) fn judge(seen: &[Seen], terminal: &Terminal) -> Result<(), Failure> {
+pub(super) fn judge(seen: &[GivenFlag], terminal: &Terminal) -> Result<(), Failure> {
     let mut hints: Vec<(&str, Vec<String>)> = Vec::new();
     for flag in seen.iter().filter(|s| !s.is_neutral()) {
         match flag.known.verdict {
-            Verdict::Silent => {}
-            Verdict::Refused(why) => {
+            Treatment::Silent => {}
+            Treatment::Refused(why) => {
                 return Err(Failure::usage(format!("{}: {why}", flag.shown())));
             }
-            Verdict::Hint(means) => match hints.iter_mut().find(|(m, _)| *m == means) {
+            Treatment::Hint(means) => match hints.iter_mut().find(|(m, _)| *m == means) {
                 Some((_, flags)) => flags.push(flag.shown()),
                 None => hints.push((means, vec![flag.shown()])),
             },
@@ -119,13 +120,13 @@ pub(super) fn judge(seen: &[Seen], terminal: &Terminal) -> Result<(), Failure> {
     Ok(())
 }
 
-impl Seen {
+impl GivenFlag {
     fn is_neutral(&self) -> bool {
         let value = self.value.as_deref().unwrap_or_default();
         match &self.known.neutral {
-            Neutral::Never => false,
-            Neutral::Number(range) => value.parse().is_ok_and(|v: f32| range.contains(&v)),
-            Neutral::Word(words) => words.contains(&value),
+            NeutralValue::Never => false,
+            NeutralValue::Number(range) => value.parse().is_ok_and(|v: f32| range.contains(&v)),
+            NeutralValue::Word(words) => words.contains(&value),
         }
     }
 
@@ -140,7 +141,7 @@ impl Seen {
 
 /// The section of `--help` about these flags.
 pub(super) fn help() -> String {
-    let names = |wanted: fn(&Verdict) -> bool| {
+    let names = |wanted: fn(&Treatment) -> bool| {
         let known = KNOWN.iter().filter(|k| wanted(&k.verdict));
         wrap(known.flat_map(|k| k.names.iter().copied()))
     };
@@ -151,9 +152,9 @@ pub(super) fn help() -> String {
          \n  Rejected unless set to the value that disables them, because they would change the text:\n{}\
          \nSwitches have the forms --NAME, --no-NAME and --NAME=on|off. \
          Each flag can also be set by the environment variable shown.",
-        names(|v| matches!(v, Verdict::Hint(_))),
-        names(|v| matches!(v, Verdict::Silent)),
-        names(|v| matches!(v, Verdict::Refused(_))),
+        names(|v| matches!(v, Treatment::Hint(_))),
+        names(|v| matches!(v, Treatment::Silent)),
+        names(|v| matches!(v, Treatment::Refused(_))),
     )
 }
 
@@ -178,8 +179,8 @@ mod tests {
     use super::super::args::ColorWhen;
     use super::*;
 
-    fn seen(flag: &str, value: Option<&str>) -> Seen {
-        Seen { known: find(flag).unwrap(), flag: flag.into(), value: value.map(Into::into) }
+    fn seen(flag: &str, value: Option<&str>) -> GivenFlag {
+        GivenFlag { known: find(flag).unwrap(), flag: flag.into(), value: value.map(Into::into) }
     }
 
     fn verdict(flag: &str, value: Option<&str>) -> Result<(), Failure> {

@@ -1,9 +1,9 @@
 //! The list for [`super::llama`], one flag per line.
 
-use super::llama::Neutral::{Never, Number, Word};
-use super::llama::Takes::{Maybe, Nothing, One, Two};
-use super::llama::Verdict::{Hint, Refused, Silent};
-use super::llama::{Known, Neutral, Takes, Verdict};
+use super::llama::Arity::{Maybe, Nothing, One, Two};
+use super::llama::NeutralValue::{Never, Number, Word};
+use super::llama::Treatment::{Hint, Refused, Silent};
+use super::llama::{Arity, LlamaFlag, NeutralValue, Treatment};
 
 const PLANNED: &str =
     "layers and neurons are placed within --vram-budget; `thermocline plan` shows where";
@@ -24,27 +24,27 @@ const NO_ROPE: &str = "the position encoding is taken from the file and cannot b
 const NO_CACHE: &str = "saved prompt states are not supported yet";
 const NO_OVERRIDE: &str = "metadata cannot be overridden yet";
 const NO_TASK: &str = "only perplexity and divergence are measured";
-const OFF: Neutral = Number(0.0..=0.0);
-const AT_MOST_0: Neutral = Number(f32::MIN..=0.0);
-const ONE: Neutral = Number(1.0..=1.0);
-const AT_LEAST_1: Neutral = Number(1.0..=f32::MAX);
+const OFF: NeutralValue = Number(0.0..=0.0);
+const AT_MOST_0: NeutralValue = Number(f32::MIN..=0.0);
+const ONE: NeutralValue = Number(1.0..=1.0);
+const AT_LEAST_1: NeutralValue = Number(1.0..=f32::MAX);
 
-const fn flag(names: &'static [&'static str], takes: Takes, verdict: Verdict) -> Known {
-    Known { names, takes, verdict, neutral: Never, env: None }
+const fn flag(names: &'static [&'static str], takes: Arity, verdict: Treatment) -> LlamaFlag {
+    LlamaFlag { names, takes, verdict, neutral: Never, env: None }
 }
 
-impl Known {
+impl LlamaFlag {
     const fn env(self, name: &'static str) -> Self {
         Self { env: Some(name), ..self }
     }
 
-    const fn unless(self, neutral: Neutral) -> Self {
+    const fn unless(self, neutral: NeutralValue) -> Self {
         Self { neutral, ..self }
     }
 }
 
 #[rustfmt::skip]
-pub(super) static KNOWN: [Known; 116] = [
+pub(super) static KNOWN: [LlamaFlag; 116] = [
     // Placement.
     flag(&["-sm", "--split-mode"], One, Hint(PLANNED)).unless(Word(&["none"])).env("SPLIT_MODE"),
     flag(&["-ts", "--tensor-split"], One, Hint(PLANNED)).env("TENSOR_SPLIT"),

@@ -1,13 +1,13 @@
 //! The command line. Only this crate reads the environment and prints.
 //!
-//! `words` normalises the command line, `args` parses it, `config` turns it into options,
-//! `command` runs the command. Every error is a `failure::Failure` with one of seven exit codes.
+//! `words` normalises the command line, `args` parses it into typed values, `command` runs the
+//! command. Every error is a `failure::Failure` with one of seven exit codes.
 
 mod args;
 mod command;
-mod config;
 mod errors;
 mod failure;
+mod folders;
 mod interrupt;
 mod llama;
 mod llama_flags;
@@ -16,6 +16,7 @@ mod output;
 mod parse;
 mod svg;
 mod terminal;
+mod texts;
 mod words;
 
 use args::{Cli, ColorWhen, Command};
@@ -34,6 +35,10 @@ pub fn main() -> ExitCode {
     match run(words, &mut terminal) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Ended::ByClap(error)) => {
+            if let Some(failure) = Failure::of_clap(&error) {
+                terminal.report(failure);
+                return ExitCode::from(failure.exit.code());
+            }
             // A closed pipe does not make help a failure.
             let _ = error.print();
             ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
@@ -76,51 +81,36 @@ fn run(words: Vec<OsString>, terminal: &mut Terminal) -> Result<(), Ended> {
         llama::from_environment(&mut words.seen, |name| std::env::var(name).ok());
         llama::judge(&words.seen, terminal)?;
     }
-    let command = command::chat::meant(command, words.named, given, terminal)?;
-    Ok(dispatch(&command, terminal)?)
+    let command = command::chat::run_or_chat(command, words.named, given, terminal)?;
+    Ok(dispatch(command, terminal)?)
 }
 
-fn dispatch(command: &Command, terminal: &Terminal) -> Result<(), Failure> {
+fn dispatch(command: Command, terminal: &Terminal) -> Result<(), Failure> {
     if command.placement().is_some_and(|placement| placement.list_devices) {
         return command::devices::list();
     }
-    let several = |command: &Command| {
-        command.placement().is_some_and(|placement| placement.devices.backend.len() > 1)
-    };
-    if !matches!(command, Command::Bench(_)) && several(command) {
+    let several = command.placement().is_some_and(|placement| placement.devices.backend.len() > 1);
+    if several && !matches!(command, Command::Bench(_)) {
         let help = "`bench --backend cpu,wgpu` compares several";
         return Err(Failure::usage("--backend takes one name here").help(help));
     }
     match command {
-        Command::Run(args) => command::run::run(&config::RunOptions::resolve(args)?, terminal),
-        Command::Chat(args) => command::chat::run(&config::RunOptions::resolve(args)?, terminal),
-        Command::Bench(args) => {
-            command::bench::run(&config::BenchOptions::resolve(args)?, terminal)
-        }
-        Command::Perplexity(args) => {
-            command::perplexity::run(&config::PerplexityOptions::resolve(args)?, terminal)
-        }
-        Command::Predictor(args) => {
-            command::predictor::run(&config::PredictorOptions::resolve(args)?, terminal)
-        }
-        Command::Profile(args) => {
-            command::profile::run(&config::ProfileOptions::resolve(args)?, terminal)
-        }
-        Command::Plan(args) => command::plan::run(&config::PlanOptions::resolve(args)?, terminal),
+        Command::Run(args) => command::run::run(&args.resolve()?, terminal),
+        Command::Chat(args) => command::chat::run(&args.resolve()?, terminal),
+        Command::Bench(args) => command::bench::run(&args.resolve()?, terminal),
+        Command::Perplexity(args) => command::perplexity::run(&args, terminal),
+        Command::Predictor(args) => command::predictor::run(&args, terminal),
+        Command::Profile(args) => command::profile::run(&args, terminal),
+        Command::Plan(args) => command::plan::run(&args, terminal),
         Command::Devices(args) => command::devices::run(args.json),
-        Command::Doctor(args) => command::doctor::run(args, terminal),
+        Command::Doctor(args) => command::doctor::run(&args, terminal),
         Command::Info(args) => command::info::run(args.model.as_deref(), args.json),
-        Command::Convert(args) => command::convert::convert(args, terminal),
-        Command::Quantize(args) => command::convert::quantize(args, terminal),
-        Command::Split(args) => command::convert::split(args, terminal),
-        Command::Merge(args) => command::convert::merge(args, terminal),
-        Command::Tokenize(args) => {
-            command::tokenize::run(&config::TokenizeOptions::resolve(args)?, terminal)
-        }
-        Command::Cache(args) => command::cache::run(
-            args.action,
-            config::model::cache_folder(args.repack_cache.as_deref()),
-        ),
+        Command::Convert(args) => command::convert::convert(&args, terminal),
+        Command::Quantize(args) => command::convert::quantize(&args, terminal),
+        Command::Split(args) => command::convert::split(&args, terminal),
+        Command::Merge(args) => command::convert::merge(&args, terminal),
+        Command::Tokenize(args) => command::tokenize::run(&args, terminal),
+        Command::Cache(args) => command::cache::run(&args),
         Command::Completions(args) => command::completions::run(args.shell, &mut cli()),
     }
 }

@@ -40,9 +40,8 @@ impl Terminal {
 impl Observer for Printer {
     fn notice(&self, notice: &Notice) {
         let text = text(notice);
-        let print = || match notice.is_detail() {
-            true => self.terminal.detail(&text),
-            false => self.terminal.note(&text),
+        let print = || {
+            if notice.is_detail() { self.terminal.detail(&text) } else { self.terminal.note(&text) }
         };
         let bar = self.bar.lock().unwrap_or_else(PoisonError::into_inner);
         match &*bar {

@@ -5,8 +5,9 @@ use crate::gguf::PartFile;
 use std::io::{self, StdoutLock, Write};
 use std::path::Path;
 
-/// Writes a file besides the result, such as a picture. A regular file is written under a temporary name and renamed, so
-/// that it is complete or absent; anything else, such as a pipe, is written directly.
+/// Writes a file besides the result, such as a picture. A regular file is written under a temporary
+/// name and renamed, so that it is complete or absent; anything else, such as a pipe, is written
+/// directly.
 ///
 /// # Errors
 /// [`Exit::Failed`] with the path.

@@ -21,7 +21,7 @@ pub(crate) fn budget(text: &str) -> Result<Budget, String> {
     }
     if value < 0.0 {
         return Err(format!(
-            "'{text}' is negative: the only number below 0 is -1, the free memory less a margin"
+            "'{text}' is negative; of negative numbers only -1 is allowed, for the free memory less a margin"
         ));
     }
     if unit == "%" && value > 100.0 {
@@ -55,7 +55,6 @@ pub(crate) fn budget(text: &str) -> Result<Budget, String> {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Budgets(pub(crate) Vec<Budget>);
 
-/// Reads [`Budgets`].
 pub(crate) fn budgets(text: &str) -> Result<Budgets, String> {
     text.split(':').map(budget).collect::<Result<_, _>>().map(Budgets)
 }
@@ -117,7 +116,8 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
     share.ok_or_else(|| format!("'{text}' is not a share such as 0.1 or 10%"))
 }
 
-/// Reads `NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us,tflops=40,upload=12GB/s`.
+/// Reads
+/// `NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us,tflops=40,upload=12GB/s`.
 pub(crate) fn assumed(text: &str) -> Result<Assumed, String> {
     let (mut device, mut keys) = (Assumed::default(), Vec::new());
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
@@ -186,7 +186,16 @@ fn seconds(text: &str) -> Result<f64, String> {
     scaled(text, &[("us", 1e-6), ("", 1e-6), ("ms", 1e-3), ("s", 1.0)], "time such as 20us")
 }
 
-/// Most values that one list may have.
+/// The list of one occurrence of a flag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct List<T>(pub(crate) Vec<T>);
+
+/// The values of all occurrences of a flag.
+pub(crate) fn values<T: Copy>(lists: &[List<T>]) -> Vec<T> {
+    lists.iter().flat_map(|List(values)| values.iter().copied()).collect()
+}
+
+/// Maximum number of values that one list may have.
 const LONGEST_LIST: usize = 10_000;
 
 /// Reads llama-bench's lists: `4,8`, `1-8`, `1-9+2`, `1-8*2`, in any mixture.
@@ -245,10 +254,7 @@ pub(crate) fn logit_bias(text: &str) -> Result<(u32, f32), String> {
     let at = text.find(['+', '-']).ok_or_else(wrong)?;
     let id = text[..at].parse().map_err(|_| wrong())?;
     let bias: f32 = text[at..].parse().map_err(|_| wrong())?;
-    match bias.is_nan() || bias == f32::INFINITY {
-        true => Err(wrong()),
-        false => Ok((id, bias)),
-    }
+    if bias.is_nan() || bias == f32::INFINITY { Err(wrong()) } else { Ok((id, bias)) }
 }
 
 /// Numbers of CPUs, ascending.
@@ -348,9 +354,11 @@ mod tests {
         {
             assert!(budget(wrong).is_err(), "{wrong}");
         }
-        for (wrong, why) in
-            [("-2", "only number below 0 is -1"), ("200%", "0% to 100%"), ("x", "8GiB")]
-        {
+        for (wrong, why) in [
+            ("-2", "of negative numbers only -1 is allowed"),
+            ("200%", "0% to 100%"),
+            ("x", "8GiB"),
+        ] {
             assert!(budget(wrong).unwrap_err().contains(why), "{wrong}");
         }
     }

@@ -15,7 +15,8 @@ pub(crate) const PROMPT: Style = AnsiColor::Yellow.on_default();
 /// Style of reasoning.
 pub(crate) const REASONING: Style = Style::new().dimmed();
 
-/// Decides what is printed. Standard output carries the result; everything else goes through here to standard error.
+/// Decides what is printed. Standard output carries the result; everything else goes through here
+/// to standard error.
 #[derive(Clone, Debug)]
 pub(crate) struct Terminal {
     color_stdout: bool,
@@ -48,7 +49,7 @@ impl Terminal {
         !self.quiet && io::stderr().is_terminal()
     }
 
-    /// The same, printing only errors.
+    /// A copy that prints only errors.
     pub(crate) fn quiet(&self) -> Self {
         Self { quiet: true, ..self.clone() }
     }
@@ -93,9 +94,10 @@ impl Terminal {
     }
 
     fn line(&self, style: Style, label: &str, text: &str) {
-        let choice = match self.color_stderr {
-            true => anstream::ColorChoice::Always,
-            false => anstream::ColorChoice::Never,
+        let choice = if self.color_stderr {
+            anstream::ColorChoice::Always
+        } else {
+            anstream::ColorChoice::Never
         };
         let mut stderr = AutoStream::new(io::stderr(), choice);
         let text = printable(text);
@@ -104,7 +106,8 @@ impl Terminal {
     }
 }
 
-/// Untrusted text with its control characters escaped, so that it cannot control the terminal and stays on one line.
+/// Untrusted text with its control characters escaped, so that it cannot control the terminal and
+/// stays on one line.
 pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

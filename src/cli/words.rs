@@ -2,12 +2,12 @@
 //!
 //! llama.cpp's flags are not clap's: short names have several letters (`-ngl`), a flag takes the
 //! next word as its value whatever it looks like (`-p -ngl`, `-n -1`), every switch has a `--no-`
-//! form, and the command `run` may be omitted. So the words are scanned once, with clap's own list of
-//! arguments as the table: each flag becomes `--long` or `--long=value`, which is unambiguous for clap.
-//! Flags that only llama.cpp has are removed; [`super::llama`] judges them.
+//! form, and the command `run` may be omitted. So the words are scanned once, with clap's own list
+//! of arguments as the table: each flag becomes `--long` or `--long=value`, which is unambiguous
+//! for clap. Flags that only llama.cpp has are removed; [`super::llama`] judges them.
 
 use super::failure::Failure;
-use super::llama::{self, Known, Seen, Takes};
+use super::llama::{self, Arity, GivenFlag, LlamaFlag};
 use clap::{Arg, ArgAction, Command};
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -49,7 +49,7 @@ const SWITCH_VALUES: [&str; 9] =
 #[derive(Debug)]
 pub(super) struct Words {
     pub(super) argv: Vec<OsString>,
-    pub(super) seen: Vec<Seen>,
+    pub(super) seen: Vec<GivenFlag>,
     /// Whether the command was given; otherwise it is `run` or `chat`.
     pub(super) named: bool,
 }
@@ -62,15 +62,15 @@ pub(super) fn regular(cli: &Command, words: Vec<OsString>) -> Result<Words, Fail
     let mut argv = vec![OsString::from(cli.get_name())];
     let mut seen = Vec::new();
     let (words, named) = match split_command(cli, words) {
-        Split::TopLevel(words) => {
+        Leading::TopLevel(words) => {
             argv.extend(words);
             return Ok(Words { argv, seen, named: true });
         }
-        Split::Command(command, words) => {
+        Leading::Command(command, words) => {
             argv.push(command.into());
             (words, true)
         }
-        Split::Unnamed(words) => {
+        Leading::Unnamed(words) => {
             argv.push("run".into());
             (words, false)
         }
@@ -86,8 +86,8 @@ pub(super) fn regular(cli: &Command, words: Vec<OsString>) -> Result<Words, Fail
             break;
         }
         match table.find(&word) {
-            Found::Plain => argv.push(word),
-            Found::Ours(long, takes, given) => {
+            FlagMatch::Plain => argv.push(word),
+            FlagMatch::Ours(long, takes, given) => {
                 let mut regular = OsString::from(format!("--{long}"));
                 if let Some(value) = given.or_else(|| takes.take(&mut rest)) {
                     regular.push("=");
@@ -95,12 +95,12 @@ pub(super) fn regular(cli: &Command, words: Vec<OsString>) -> Result<Words, Fail
                 }
                 argv.push(regular);
             }
-            Found::Llama(known, flag, given) => {
+            FlagMatch::Llama(known, flag, given) => {
                 let value = given.or_else(|| known.takes.take(&mut rest));
                 let value = value.map(|v| v.to_string_lossy().into_owned());
-                seen.push(Seen { known, flag, value });
+                seen.push(GivenFlag { known, flag, value });
             }
-            Found::Unknown(flag) => {
+            FlagMatch::Unknown(flag) => {
                 let help = format!("see `thermocline {} --help`", name.to_string_lossy());
                 return Err(Failure::usage(format!("unknown flag '{flag}'")).help(help));
             }
@@ -109,7 +109,7 @@ pub(super) fn regular(cli: &Command, words: Vec<OsString>) -> Result<Words, Fail
     Ok(Words { argv, seen, named })
 }
 
-enum Split {
+enum Leading {
     /// Words that clap takes unchanged: help, version.
     TopLevel(Vec<OsString>),
     /// The command, and the other words.
@@ -120,10 +120,10 @@ enum Split {
 
 /// Finds the command: the first word that is neither a flag nor a flag's value. Flags may precede
 /// it.
-fn split_command(cli: &Command, mut words: Vec<OsString>) -> Split {
+fn split_command(cli: &Command, mut words: Vec<OsString>) -> Leading {
     let help = |w: &OsString| w == "help" || w == "-h" || w == "--help";
     if words.first().is_some_and(help) {
-        return Split::TopLevel(words);
+        return Leading::TopLevel(words);
     }
     let table = Table { commands: cli.get_subcommands().collect(), llama: true };
     let mut rest = VecDeque::from(words.clone());
@@ -132,22 +132,22 @@ fn split_command(cli: &Command, mut words: Vec<OsString>) -> Split {
             break;
         }
         if word == "--version" || word == "-V" {
-            return Split::TopLevel(vec![word]);
+            return Leading::TopLevel(vec![word]);
         }
         match table.find(&word) {
-            Found::Plain => {
+            FlagMatch::Plain => {
                 let command = cli.find_subcommand(&word).map(|c| c.get_name().to_owned());
                 let Some(command) = command else { break };
                 let at = words.len() - rest.len() - 1;
                 words.remove(at);
-                return Split::Command(command, words);
+                return Leading::Command(command, words);
             }
-            Found::Ours(_, takes, None) => drop(takes.take(&mut rest)),
-            Found::Llama(known, _, None) => drop(known.takes.take(&mut rest)),
-            Found::Ours(..) | Found::Llama(..) | Found::Unknown(_) => {}
+            FlagMatch::Ours(_, takes, None) => drop(takes.take(&mut rest)),
+            FlagMatch::Llama(known, _, None) => drop(known.takes.take(&mut rest)),
+            FlagMatch::Ours(..) | FlagMatch::Llama(..) | FlagMatch::Unknown(_) => {}
         }
     }
-    Split::Unnamed(words)
+    Leading::Unnamed(words)
 }
 
 /// The flags of the command.
@@ -156,24 +156,24 @@ struct Table<'a> {
     llama: bool,
 }
 
-enum Found {
+enum FlagMatch {
     /// Not a flag, or one that clap parses itself.
     Plain,
     /// An argument of ours: long name, what it takes, the value after `=`.
-    Ours(String, Takes, Option<OsString>),
+    Ours(String, Arity, Option<OsString>),
     /// A flag of llama.cpp without an equivalent here.
-    Llama(&'static Known, String, Option<OsString>),
+    Llama(&'static LlamaFlag, String, Option<OsString>),
     /// Looks like a multi-letter short flag, but is unknown.
     Unknown(String),
 }
 
 impl Table<'_> {
-    fn find(&self, word: &OsStr) -> Found {
+    fn find(&self, word: &OsStr) -> FlagMatch {
         let Some(text) = word.to_str() else {
-            return Found::Plain;
+            return FlagMatch::Plain;
         };
         if !text.starts_with('-') || text == "-" || text == "-h" || text == "--help" {
-            return Found::Plain;
+            return FlagMatch::Plain;
         }
         let (flag, given) = match text.split_once('=') {
             Some((flag, value)) => (flag, Some(OsString::from(value))),
@@ -182,24 +182,21 @@ impl Table<'_> {
         let negated = NEGATED.iter().find(|(short, _)| *short == flag);
         let flag = negated.map_or(flag, |(_, long)| long);
         if let Some((long, takes)) = self.ours(flag) {
-            return Found::Ours(long, takes, given);
+            return FlagMatch::Ours(long, takes, given);
         }
-        if let Some((long, Takes::Maybe)) = flag.strip_prefix("--no-").and_then(|n| self.long(n)) {
-            return Found::Ours(long, Takes::Nothing, Some("off".into()));
+        if let Some((long, Arity::Maybe)) = flag.strip_prefix("--no-").and_then(|n| self.long(n)) {
+            return FlagMatch::Ours(long, Arity::Nothing, Some("off".into()));
         }
         if self.llama
             && let Some(known) = llama::find(flag)
         {
-            return Found::Llama(known, flag.to_owned(), given);
+            return FlagMatch::Llama(known, flag.to_owned(), given);
         }
         let multi_letter = !flag.starts_with("--") && flag.chars().count() > 2;
-        match multi_letter {
-            true => Found::Unknown(flag.to_owned()),
-            false => Found::Plain,
-        }
+        if multi_letter { FlagMatch::Unknown(flag.to_owned()) } else { FlagMatch::Plain }
     }
 
-    fn ours(&self, flag: &str) -> Option<(String, Takes)> {
+    fn ours(&self, flag: &str) -> Option<(String, Arity)> {
         if let Some(name) = flag.strip_prefix("--") {
             return self.long(name);
         }
@@ -214,7 +211,7 @@ impl Table<'_> {
         self.arguments().find(has).and_then(described)
     }
 
-    fn long(&self, name: &str) -> Option<(String, Takes)> {
+    fn long(&self, name: &str) -> Option<(String, Arity)> {
         let has = |arg: &&Arg| {
             let aliases = arg.get_all_aliases().unwrap_or_default();
             arg.get_long() == Some(name) || aliases.contains(&name)
@@ -228,19 +225,19 @@ impl Table<'_> {
 }
 
 /// An argument's long name and what follows it. Help and version are left to clap.
-fn described(arg: &Arg) -> Option<(String, Takes)> {
+fn described(arg: &Arg) -> Option<(String, Arity)> {
     let long = arg.get_long()?.to_owned();
     let takes = if arg.is_require_equals_set() {
-        Takes::Maybe
+        Arity::Maybe
     } else if matches!(arg.get_action(), ArgAction::Set | ArgAction::Append) {
-        Takes::One
+        Arity::One
     } else {
-        Takes::Nothing
+        Arity::Nothing
     };
     Some((long, takes))
 }
 
-impl Takes {
+impl Arity {
     /// Removes the flag's value from the words that follow it.
     fn take(self, rest: &mut VecDeque<OsString>) -> Option<OsString> {
         match self {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::Error;
-use super::family::How;
+use super::family::Transform;
 use super::output::Output;
 use super::plan::Plan;
 
@@ -53,7 +53,8 @@ fn needed(plan: &Plan<'_>) -> Result<Vec<String>, Error> {
     let mut needed = Vec::new();
     let is_untied = plan.build.config.bool(&["tie_word_embeddings"])? == Some(false);
     for rule in plan.family.rules.iter().copied().flatten() {
-        if rule.how == How::Drop || rule.to == OPTIONAL || (rule.to == "output" && !is_untied) {
+        if rule.how == Transform::Drop || rule.to == OPTIONAL || (rule.to == "output" && !is_untied)
+        {
             continue;
         }
         let by_neuron = plan.down_by_neuron && rule.to.ends_with(".ffn_down");

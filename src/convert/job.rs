@@ -11,6 +11,7 @@ use super::source::Checkpoint;
 use super::write::{self, Progress};
 use super::{Error, OutType, predictor, vocab};
 use gguf::{Container, TensorType, Writer};
+use hal::format::Format;
 
 /// A conversion.
 #[derive(Clone, Debug)]
@@ -177,7 +178,7 @@ impl Conversion {
         let largest = outputs.iter().max_by_key(|output| output.n_rows() * output.row_bytes());
         let ty = largest.map_or(TensorType::F32, |output| output.ty);
         writer.set("general.file_type", file_type(ty))?;
-        if matches!(ty, TensorType::Q8_0 | TensorType::MXFP4) {
+        if ty.format().is_some_and(|format| format.quants().is_some()) {
             writer.set("general.quantization_version", 2_u32)?;
         }
         Ok(())
@@ -186,9 +187,9 @@ impl Conversion {
 
 /// llama.cpp's number for "mostly this type", for the types that conversion supports.
 fn file_type(ty: TensorType) -> u32 {
-    [(TensorType::F16, 1), (TensorType::Q8_0, 7), (TensorType::BF16, 32), (TensorType::MXFP4, 38)]
+    [(Format::F16, 1), (Format::Q8_0, 7), (Format::BF16, 32), (Format::MXFP4, 38)]
         .iter()
-        .find(|(known, _)| *known == ty)
+        .find(|(known, _)| ty == *known)
         .map_or(0, |(_, number)| *number)
 }
 

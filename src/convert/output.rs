@@ -6,7 +6,7 @@ use hal::format::Format;
 
 use super::Error;
 use super::source::{Encoding, Tensor};
-use gguf::{Bytes, Container, TensorType};
+use gguf::{Bytes, TensorType};
 
 /// A tensor to be written.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) enum Content {
     /// Bytes copied unchanged.
     Copy(Bytes),
     /// Rows of checkpoints, one piece after the other, each with the same number of rows.
-    Rows(Vec<Piece>),
+    Rows(Vec<SourceMatrices>),
     /// Values computed from the settings.
     Values(Vec<f32>),
     /// 4-bit blocks and their scales, which are separate in the checkpoint.
@@ -38,7 +38,8 @@ pub(super) enum RowMap {
     Same,
     /// Each head's rows are two halves of RoPE pairs; in the file the pairs are adjacent.
     Rope { d_head: usize },
-    /// Groups of query heads with their key and value head; in the file all queries, then keys, then values.
+    /// Groups of query heads with their key and value head; in the file all queries, then keys,
+    /// then values.
     FalconQkv { n_head: usize, n_head_kv: usize, d_head: usize },
     /// Every second row from `first` on.
     Every { first: usize },
@@ -82,7 +83,7 @@ impl RowMap {
 
 /// Consecutive matrices of one source tensor.
 #[derive(Clone, Debug)]
-pub(super) struct Piece {
+pub(super) struct SourceMatrices {
     bytes: Bytes,
     encoding: Encoding,
     map: RowMap,
@@ -111,9 +112,9 @@ pub(super) struct Change {
     pub(super) plus: f32,
 }
 
-impl Piece {
+impl SourceMatrices {
     /// Checks that the tensor can be read this way.
-    pub(super) fn new(tensor: &Tensor, change: Change) -> Result<Piece, Error> {
+    pub(super) fn new(tensor: &Tensor, change: Change) -> Result<SourceMatrices, Error> {
         let wrong = |expected: &str| Error::Shape {
             tensor: tensor.name.clone(),
             expected: expected.to_owned(),
@@ -152,7 +153,7 @@ impl Piece {
         {
             return Err(wrong("an even number of rows"));
         }
-        Ok(Piece {
+        Ok(SourceMatrices {
             bytes: tensor.bytes.clone(),
             encoding: tensor.encoding,
             map: change.map,
@@ -168,8 +169,13 @@ impl Piece {
     }
 
     /// Rows of a GGUF tensor, of any readable format.
-    pub(super) fn stored(bytes: Bytes, format: Format, n_rows: usize, n_cols: usize) -> Piece {
-        Piece {
+    pub(super) fn stored(
+        bytes: Bytes,
+        format: Format,
+        n_rows: usize,
+        n_cols: usize,
+    ) -> SourceMatrices {
+        SourceMatrices {
             bytes,
             encoding: Encoding::Plain(format),
             map: RowMap::Same,
@@ -186,11 +192,13 @@ impl Piece {
 
     /// Shape of the output in ggml order, for `stacked` such pieces.
     pub(super) fn shape(&self, stacked: Option<usize>) -> Vec<u64> {
-        let mut shape = match self.is_vector {
-            true => vec![self.n_out],
+        let mut shape = if self.is_vector {
+            vec![self.n_out]
+        } else if self.n_out == 1 && !self.is_stack && stacked.is_none() {
             // All readers treat a single row as a vector.
-            false if self.n_out == 1 && !self.is_stack && stacked.is_none() => vec![self.n_cols],
-            false => vec![self.n_cols, self.n_out],
+            vec![self.n_cols]
+        } else {
+            vec![self.n_cols, self.n_out]
         };
         let outer = self.n_outer * stacked.unwrap_or(1);
         if self.is_stack || stacked.is_some() {
@@ -200,7 +208,7 @@ impl Piece {
     }
 
     /// Whether both pieces can be in one tensor.
-    pub(super) fn is_like(&self, other: &Piece) -> bool {
+    pub(super) fn is_like(&self, other: &SourceMatrices) -> bool {
         self.shape(None) == other.shape(None)
     }
 
@@ -294,11 +302,6 @@ impl Piece {
     }
 }
 
-/// The writable format of a tensor type.
-pub(super) fn format_of(ty: TensorType) -> Option<Format> {
-    Format::from_gguf_id(ty.id(Container::Gguf)?)
-}
-
 impl Output {
     /// Values in a row.
     pub(super) fn row_len(&self) -> usize {
@@ -354,12 +357,12 @@ impl Output {
 
     fn fill_from(
         &self,
-        piece: &Piece,
+        piece: &SourceMatrices,
         rows: Range<usize>,
         values: &mut Vec<f32>,
         bytes: &mut [u8],
     ) {
-        let format = format_of(self.ty).expect("the plan chose a type that can be written");
+        let format = self.ty.format().expect("the plan chose a type that can be written");
         if piece.as_is(rows.start, format).is_some() {
             for (row, out) in rows.zip(bytes.chunks_exact_mut(self.row_bytes())) {
                 out.copy_from_slice(piece.as_is(row, format).expect("asked for the first row"));
@@ -372,7 +375,8 @@ impl Output {
     }
 
     fn encode(&self, values: &[f32], bytes: &mut [u8]) {
-        format_of(self.ty)
+        self.ty
+            .format()
             .expect("the plan chose a type that can be written")
             .quantize(values, bytes);
     }

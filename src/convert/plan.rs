@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use hal::format::Format;
 
 use super::complete;
-use super::family::{Build, Family, How};
-use super::output::{Change, Content, Output, Piece, RowMap, format_of};
+use super::family::{Build, Family, Transform};
+use super::output::{Change, Content, Output, RowMap, SourceMatrices};
 use super::source::{Checkpoint, Encoding, Tensor};
 use super::{Error, OutType};
 use gguf::TensorType;
@@ -29,7 +29,7 @@ const DROPPED_PREFIXES: &[&str] = &[
 const DROPPED_SUFFIXES: &[&str] = &["rotary_emb.inv_freq", ".masked_bias", ".attn.bias"];
 
 /// Pieces by their expert number.
-type Pieces = BTreeMap<usize, Piece>;
+type Pieces = BTreeMap<usize, SourceMatrices>;
 
 /// The tensors of a file, and notes about omitted ones.
 pub(super) type Planned = (Vec<Output>, Vec<String>);
@@ -57,15 +57,15 @@ impl Plan<'_> {
                 continue;
             }
             for (name, expert, how) in self.targets(&tensor.name)? {
-                if let How::Mxfp4 | How::Mxfp4Even | How::Mxfp4Odd = how {
+                if let Transform::Mxfp4 | Transform::Mxfp4Even | Transform::Mxfp4Odd = how {
                     let output = mxfp4(tensor, checkpoint, &name, how)?;
                     outputs.insert(Key::new(&name), output);
                     continue;
                 }
-                if how == How::Tied && self.is_tied(tensor, checkpoint, &mut notes)? {
+                if how == Transform::Tied && self.is_tied(tensor, checkpoint, &mut notes)? {
                     continue;
                 }
-                let piece = Piece::new(tensor, self.change(how, &name)?)?;
+                let piece = SourceMatrices::new(tensor, self.change(how, &name)?)?;
                 let (pieces, is_stack) = stacked.entry(Key::new(&name)).or_default();
                 *is_stack |= expert.is_some();
                 if pieces.insert(expert.unwrap_or(0), piece).is_some() {
@@ -115,7 +115,7 @@ impl Plan<'_> {
     }
 
     /// The outputs of a tensor: names in the file with the expert's number.
-    fn targets(&self, name: &str) -> Result<Vec<(String, Option<usize>, How)>, Error> {
+    fn targets(&self, name: &str) -> Result<Vec<(String, Option<usize>, Transform)>, Error> {
         if DROPPED_SUFFIXES.iter().any(|end| name.ends_with(end)) {
             return Ok(Vec::new());
         }
@@ -130,7 +130,7 @@ impl Plan<'_> {
         for rule in self.family.rules.iter().copied().flatten() {
             let Some(numbers) = matches(rule.from, base) else { continue };
             is_known = true;
-            if rule.how == How::Drop {
+            if rule.how == Transform::Drop {
                 continue;
             }
             let layer = numbers.first().map(usize::to_string).unwrap_or_default();
@@ -146,34 +146,39 @@ impl Plan<'_> {
         Ok(targets)
     }
 
-    fn change(&self, how: How, name: &str) -> Result<Change, Error> {
+    fn change(&self, how: Transform, name: &str) -> Result<Change, Error> {
         let is_vector = name.ends_with(".bias");
         let plain = Change { map: RowMap::Same, is_vector, transpose: false, plus: 0.0 };
         let half = || RowMap::Every { first: 0 };
         let d_head = || Ok::<_, Error>(self.build.d_head()? as usize);
         Ok(match how {
-            How::Same if name.ends_with(".ffn_down_t.weight") => {
+            Transform::Same if name.ends_with(".ffn_down_t.weight") => {
                 Change { transpose: true, ..plain }
             }
-            How::Same | How::Tied | How::Drop | How::Mxfp4 | How::Mxfp4Even | How::Mxfp4Odd => {
-                plain
-            }
-            How::RopeQuery | How::RopeKey => {
+            Transform::Same
+            | Transform::Tied
+            | Transform::Drop
+            | Transform::Mxfp4
+            | Transform::Mxfp4Even
+            | Transform::Mxfp4Odd => plain,
+            Transform::RopeQuery | Transform::RopeKey => {
                 Change { map: RowMap::Rope { d_head: d_head()? }, ..plain }
             }
-            How::PlusOne => Change { plus: if is_vector { 0.0 } else { 1.0 }, ..plain },
-            How::FalconQkv => {
+            Transform::PlusOne => Change { plus: if is_vector { 0.0 } else { 1.0 }, ..plain },
+            Transform::FalconQkv => {
                 let (n_head, n_head_kv) =
                     (self.build.n_head()? as usize, self.build.n_head_kv()? as usize);
                 Change { map: RowMap::FalconQkv { n_head, n_head_kv, d_head: d_head()? }, ..plain }
             }
-            How::FirstHalf => Change { map: RowMap::Half { second: false }, ..plain },
-            How::SecondHalf => Change { map: RowMap::Half { second: true }, ..plain },
-            How::Even => Change { map: half(), ..plain },
-            How::Odd => Change { map: RowMap::Every { first: 1 }, ..plain },
-            How::EvenColumns => Change { map: half(), transpose: true, ..plain },
-            How::OddColumns => Change { map: RowMap::Every { first: 1 }, transpose: true, ..plain },
-            How::Columns => Change { transpose: true, ..plain },
+            Transform::FirstHalf => Change { map: RowMap::Half { second: false }, ..plain },
+            Transform::SecondHalf => Change { map: RowMap::Half { second: true }, ..plain },
+            Transform::Even => Change { map: half(), ..plain },
+            Transform::Odd => Change { map: RowMap::Every { first: 1 }, ..plain },
+            Transform::EvenColumns => Change { map: half(), transpose: true, ..plain },
+            Transform::OddColumns => {
+                Change { map: RowMap::Every { first: 1 }, transpose: true, ..plain }
+            }
+            Transform::Columns => Change { transpose: true, ..plain },
         })
     }
 
@@ -183,7 +188,7 @@ impl Plan<'_> {
         if let Some(expert) = missing {
             return Err(Error::MissingTensor { tensor: format!("{name}, expert {expert}") });
         }
-        let pieces: Vec<Piece> = pieces.into_values().collect();
+        let pieces: Vec<SourceMatrices> = pieces.into_values().collect();
         let first = &pieces[0];
         if let Some(other) = pieces.iter().find(|piece| !piece.is_like(first)) {
             let expected = format!("{:?}, as for the first expert", first.shape(None));
@@ -238,7 +243,12 @@ fn matches(pattern: &str, name: &str) -> Option<Vec<usize>> {
 }
 
 /// Packed 4-bit experts: `[experts, rows, blocks, 16]` and `[experts, rows, blocks]`.
-fn mxfp4(tensor: &Tensor, checkpoint: &Checkpoint, name: &str, how: How) -> Result<Output, Error> {
+fn mxfp4(
+    tensor: &Tensor,
+    checkpoint: &Checkpoint,
+    name: &str,
+    how: Transform,
+) -> Result<Output, Error> {
     let scales_name = tensor.name.replace("_blocks", "_scales");
     let scales =
         checkpoint.tensors.get(&scales_name).ok_or(Error::MissingTensor { tensor: scales_name })?;
@@ -264,10 +274,10 @@ fn mxfp4(tensor: &Tensor, checkpoint: &Checkpoint, name: &str, how: How) -> Resu
             found: scales.shape.clone(),
         });
     }
-    let map = if how == How::Mxfp4 {
+    let map = if how == Transform::Mxfp4 {
         RowMap::Same
     } else {
-        RowMap::Every { first: usize::from(how == How::Mxfp4Odd) }
+        RowMap::Every { first: usize::from(how == Transform::Mxfp4Odd) }
     };
     let (n_source, n_rows) = (rows as usize, map.n_rows(rows as usize));
     let content = Content::Mxfp4 {
@@ -278,7 +288,7 @@ fn mxfp4(tensor: &Tensor, checkpoint: &Checkpoint, name: &str, how: How) -> Resu
         n_rows,
     };
     let shape = vec![blocks * 32, n_rows as u64, experts];
-    Ok(Output { name: name.replace("_blocks", ""), shape, ty: TensorType::MXFP4, content })
+    Ok(Output { name: name.replace("_blocks", ""), shape, ty: Format::MXFP4.into(), content })
 }
 
 impl OutType {
@@ -297,16 +307,15 @@ impl OutType {
             return TensorType::F32;
         }
         let wanted = match self {
-            OutType::F32 => TensorType::F32,
-            OutType::F16 => TensorType::F16,
-            OutType::Bf16 => TensorType::BF16,
-            OutType::Q8_0 => TensorType::Q8_0,
-            OutType::Auto if source == Encoding::Plain(Format::BF16) => TensorType::BF16,
-            OutType::Auto => TensorType::F16,
+            OutType::F32 => Format::F32,
+            OutType::F16 => Format::F16,
+            OutType::Bf16 => Format::BF16,
+            OutType::Q8_0 => Format::Q8_0,
+            OutType::Auto if source == Encoding::Plain(Format::BF16) => Format::BF16,
+            OutType::Auto => Format::F16,
         };
-        let fits = format_of(wanted)
-            .is_some_and(|format| shape[0].is_multiple_of(format.block_values() as u64));
-        if fits { wanted } else { TensorType::F16 }
+        let fits = shape[0].is_multiple_of(wanted.block_values() as u64);
+        if fits { wanted.into() } else { TensorType::F16 }
     }
 
     /// Notes about tensors whose rows do not fit the type.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hal::{HostRows, Source};
 
 use super::config::Json;
-use super::output::{Change, Content, Output, Piece, RowMap, format_of};
+use super::output::{Change, Content, Output, RowMap, SourceMatrices};
 use super::source::read_torch;
 use super::{Error, OutType};
 use gguf::{Bytes, TensorType};
@@ -44,7 +44,7 @@ pub(super) fn add(
             })?;
             let change =
                 Change { map: RowMap::Same, is_vector: false, transpose: false, plus: 0.0 };
-            let piece = Piece::new(tensor, change)?;
+            let piece = SourceMatrices::new(tensor, change)?;
             let shape = tensor.shape.iter().rev().copied().collect::<Vec<u64>>();
             // fc1 reads the residual and fc2 scores neurons, with any rank between.
             let expected = match rank {
@@ -90,7 +90,8 @@ pub struct Predictors {
     pub notes: Vec<String>,
 }
 
-/// Reads the predictors of a folder, for a model of width `n_embd` with `n_ff` neurons in each layer.
+/// Reads the predictors of a folder, for a model of width `n_embd` with `n_ff` neurons in each
+/// layer.
 ///
 /// # Errors
 /// Errors in the folder or its files; matrices of wrong sizes.
@@ -116,7 +117,7 @@ fn rows(output: &Output) -> HostRows {
     let (n_rows, n_cols) = (output.n_rows(), output.row_len());
     let mut bytes = vec![0; n_rows * output.row_bytes()];
     output.fill(0..n_rows, &mut Vec::new(), &mut bytes);
-    let format = format_of(output.ty).expect("weights are written in supported formats");
+    let format = output.ty.format().expect("weights are written in supported formats");
     let source = Source::Owned(Arc::new(bytes));
     HostRows::new(source, n_rows, n_cols, format).expect("as many bytes as rows")
 }

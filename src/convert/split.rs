@@ -10,15 +10,15 @@ use super::write::{self, Progress};
 use super::{Error, Summary};
 use gguf::{File, TensorInfo, Value, Writer};
 
-/// Most parts: their number is written in five digits, and their count in 16 bits.
+/// Maximum number of parts: their number is written in five digits, and their count in 16 bits.
 const MAX_PARTS: usize = 65_535;
 
 /// Size limit of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// Most bytes of tensors in a part; a larger tensor gets its own part.
+    /// Maximum number of bytes of tensors in a part; a larger tensor gets its own part.
     Bytes(u64),
-    /// Most tensors in a part.
+    /// Maximum number of tensors in a part.
     Tensors(usize),
 }
 

@@ -43,7 +43,7 @@ pub enum Error {
     },
     /// The bytes are not a saved sequence of this engine.
     #[error("cannot restore the saved sequence: {0}")]
-    NotRestored(#[from] super::NotRestored),
+    NotRestored(#[from] NotRestored),
     /// Stopped by the user.
     #[error("interrupted")]
     Interrupted,
@@ -52,6 +52,36 @@ pub enum Error {
     NotANumber {
         /// Position of the token.
         token: usize,
+    },
+}
+
+/// Why bytes are not a sequence of this engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotRestored {
+    /// Another kind of file, or another version of the format.
+    #[error("not a sequence saved by this version")]
+    Magic,
+    /// Changed or truncated since it was saved.
+    #[error("the data is damaged: its checksum differs")]
+    Checksum,
+    /// Another model, other cache types, or other RoPE settings.
+    #[error("it was saved with another model, cache type or RoPE setting")]
+    Fingerprint,
+    /// Counts that contradict the length.
+    #[error("{got} bytes instead of {expected}")]
+    Length {
+        /// Length according to the counts.
+        expected: usize,
+        /// Length found.
+        got: usize,
+    },
+    /// A token outside the model's vocabulary.
+    #[error("token {id} is outside the vocabulary of {n_vocab}")]
+    Token {
+        /// The token.
+        id: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
     },
 }
 

@@ -3,25 +3,26 @@
 use std::sync::Arc;
 
 use hal::format::Format;
+use hal::op::NEVER_DENSE;
 use hal::{Bytes, KvCache};
 
 use crate::converted::Converted;
 use model::chooser::{Chooser, Layers};
 use model::{Ffn, Model};
-use placement::{CPU, DeviceIndex, Speed, Wishes};
+use placement::{CPU, DeviceIndex, PlanConstraints, Speed};
 
 /// Which neurons are skipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sparsity {
-    /// Those that the file's predictor rejects, which changes the text as the model's authors
-    /// intended, and those of [`Sparsity::Exact`]. Without a predictor in the file the same as
+    /// Neurons that the file's predictor rejects, which changes the text as the model's authors
+    /// intended, and those of [`Sparsity::Exact`]. Without a predictor in the file, as
     /// [`Sparsity::Exact`].
     Predicted,
-    /// Those that contribute exactly zero. Needs a ReLU-like activation; with others, no neuron is
-    /// skipped.
+    /// Neurons that contribute exactly zero. Needs a ReLU-like activation; with others, no neuron
+    /// is skipped.
     Exact,
-    /// Those that [`EngineOptions::chooser`] rejects for this relative error of a block's output,
-    /// and those of [`Sparsity::Exact`]. Without a chooser the same as [`Sparsity::Exact`].
+    /// Neurons that [`EngineOptions::chooser`] rejects for this relative error of a block's output,
+    /// and those of [`Sparsity::Exact`]. Without a chooser, as [`Sparsity::Exact`].
     Within(f32),
     /// None: dense arithmetic on the file as it is, for comparison.
     Off,
@@ -53,7 +54,8 @@ pub struct EngineOptions {
     pub n_ubatch: usize,
     /// Maximum number of sequences.
     pub n_seq: usize,
-    /// Checkpoints of recurrent states, over all sequences; models without recurrent layers need none.
+    /// Checkpoints of recurrent states, over all sequences; models without recurrent layers need
+    /// none.
     pub n_checkpoint: usize,
     /// Formats of the cached keys and values, each one of [`hal::op::KV_FORMATS`].
     pub kv_formats: KvCache<Format>,
@@ -76,6 +78,27 @@ pub struct EngineOptions {
     pub adapt: bool,
     /// Whether weights on the CPU are streamed to the device during prefill.
     pub streaming: Streaming,
+    /// Crossover from lists of rows to all rows, for several tokens.
+    pub dense_from: DenseFrom,
+}
+
+/// Crossovers for [`hal::op::SparseFfn::dense_from`], measured for each of [`DenseFrom::TOKENS`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DenseFrom(pub [f32; DenseFrom::TOKENS.len()]);
+
+impl DenseFrom {
+    /// Tokens per step that are measured; a step uses the next larger number.
+    pub const TOKENS: [usize; 4] = [2, 4, 8, 16];
+
+    /// Always lists; used until a crossover is measured.
+    pub const NEVER: DenseFrom = DenseFrom([NEVER_DENSE; DenseFrom::TOKENS.len()]);
+
+    /// The crossover for a step of `n` tokens.
+    #[must_use]
+    pub fn at(&self, n: usize) -> f32 {
+        let found = DenseFrom::TOKENS.iter().position(|&tokens| n <= tokens);
+        found.filter(|_| n > 1).map_or(NEVER_DENSE, |i| self.0[i])
+    }
 }
 
 /// Inputs of the placement besides sizes and budgets.
@@ -85,11 +108,11 @@ pub struct Placing {
     pub uses: Option<Arc<Vec<Vec<f32>>>>,
     /// The share of neurons that a token uses in a sparse model, where `uses` is unknown.
     pub density: f64,
-    /// Measured speeds of the devices, in their order. A missing entry stands for a device a
-    /// hundred times as fast as the CPU with free hand-offs, so that all of its budget is used.
+    /// Measured speeds of the devices, in their order. A missing entry means a device 100
+    /// times as fast as the CPU with free hand-offs, so that all of its budget is used.
     pub speeds: Vec<Speed>,
     /// Options fixed by the user.
-    pub wishes: Wishes,
+    pub constraints: PlanConstraints,
 }
 
 /// Typical density of published models with ReLU feed-forward blocks, which is 0.1 to 0.3.
@@ -97,8 +120,8 @@ const USUAL_DENSITY: f64 = 0.15;
 
 impl Default for Placing {
     fn default() -> Placing {
-        let wishes = Wishes::default();
-        Placing { uses: None, density: USUAL_DENSITY, speeds: Vec::new(), wishes }
+        let constraints = PlanConstraints::default();
+        Placing { uses: None, density: USUAL_DENSITY, speeds: Vec::new(), constraints }
     }
 }
 
@@ -129,6 +152,7 @@ impl Default for EngineOptions {
             placing: Placing::default(),
             adapt: false,
             streaming: Streaming::Measured,
+            dense_from: DenseFrom::NEVER,
         }
     }
 }
@@ -175,7 +199,7 @@ impl EngineOptions {
     }
 
     /// The chooser's entry of each layer.
-    pub(super) fn learned_layers(&self) -> Option<&Layers> {
+    pub(crate) fn learned_layers(&self) -> Option<&Layers> {
         self.chooser.as_ref().map(|chooser| &chooser.layers)
     }
 

@@ -11,8 +11,7 @@ use hal::{Clock, Program, Queue, Run, Times};
 
 use placement::{CPU, DeviceIndex};
 
-use super::lane::Lane;
-use super::{Result, StepStats};
+use crate::error::Result;
 
 /// Without a tracer, this many steps are timed at first, so that a short text has figures too.
 const FIRST: usize = 8;
@@ -112,7 +111,7 @@ pub type Tracer = Box<dyn FnMut(&StepTrace<'_>) + Send>;
 
 /// Records the events of a step.
 #[derive(Debug, Default)]
-pub(super) struct Timeline {
+pub(crate) struct Timeline {
     on: bool,
     /// Steps with split layers so far.
     n_split: usize,
@@ -123,7 +122,7 @@ pub(super) struct Timeline {
 impl Timeline {
     /// Starts a step. It is timed if `traced`, or if its layers are `split` and a timed step is
     /// due.
-    pub(super) fn begin(&mut self, traced: bool, split: bool) {
+    pub(crate) fn begin(&mut self, traced: bool, split: bool) {
         let due = self.n_split < FIRST || self.n_split.is_multiple_of(EVERY);
         self.on = traced || split && due;
         self.n_split += usize::from(split);
@@ -132,51 +131,42 @@ impl Timeline {
     }
 
     /// Stops recording until the next step.
-    pub(super) fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.on = false;
     }
 
     /// Starts a program on a queue, timed if the step is timed.
-    pub(super) fn replay(&self, queue: &mut Queue, program: &Program) -> Result<Run> {
+    pub(crate) fn replay(&self, queue: &mut Queue, program: &Program) -> Result<Run> {
         Ok(if self.on { queue.replay_timed(program)? } else { queue.replay(program)? })
     }
 
     /// The current time, if the step is timed.
-    pub(super) fn now(&self) -> Option<Instant> {
+    pub(crate) fn now(&self) -> Option<Instant> {
         self.on.then(Instant::now)
     }
 
     /// Records `work` of the host from `since` until now.
-    pub(super) fn host(&mut self, work: Work, since: Option<Instant>) {
+    pub(crate) fn host(&mut self, work: Work, since: Option<Instant>) {
         if let Some(begin) = since.filter(|_| self.on) {
-            self.add(CPU, (work, work), (begin, Instant::now()), Clock::Host);
+            let (device, last, end, clock) = (CPU, work, Instant::now(), Clock::Host);
+            self.events.push(Event { device, work, last, begin, end, clock });
         }
     }
 
     /// Waits for the end of a run on `device` whose parts are `works`, and records when they ran.
-    pub(super) fn wait(&mut self, device: DeviceIndex, works: &[Work], run: Run) -> Result<()> {
+    pub(crate) fn wait(&mut self, device: DeviceIndex, works: &[Work], run: Run) -> Result<()> {
         if !self.on {
             return Ok(run.wait()?);
         }
         let Times { clock, parts } = run.times()?;
         for time in parts {
-            let named =
-                works.get(time.parts).and_then(|works| Some((*works.first()?, *works.last()?)));
-            if let Some(works) = named {
-                self.add(device, works, (time.begin, time.end), clock);
+            let works = works.get(time.parts).unwrap_or_default();
+            if let (Some(&work), Some(&last)) = (works.first(), works.last()) {
+                let (begin, end) = (time.begin, time.end);
+                self.events.push(Event { device, work, last, begin, end, clock });
             }
         }
         Ok(())
-    }
-
-    fn add(
-        &mut self,
-        device: DeviceIndex,
-        (work, last): (Work, Work),
-        (begin, end): (Instant, Instant),
-        clock: Clock,
-    ) {
-        self.events.push(Event { device, work, last, begin, end, clock });
     }
 
     /// Sorts the events by device and time.
@@ -194,16 +184,16 @@ impl Timeline {
         }
     }
 
-    /// Ends a complete step of `n_tokens` on the devices that have a lane. Waiting is counted if
-    /// its layers are `split`.
-    pub(super) fn end(
+    /// Ends a complete step of `n_tokens`. If its layers are split with `others`, the devices in
+    /// use besides the CPU, it returns how long each side waited in a timed step.
+    pub(crate) fn end(
         &mut self,
         n_tokens: usize,
-        (lanes, split): (&[Option<Lane>], bool),
-        stats: &mut StepStats,
+        others: Option<&mut dyn Iterator<Item = DeviceIndex>>,
         tracer: Option<&mut Tracer>,
-    ) {
-        let Some(begin) = self.began.filter(|_| self.on) else { return };
+    ) -> Waits {
+        let mut waits = Waits::default();
+        let Some(begin) = self.began.filter(|_| self.on) else { return waits };
         let end = Instant::now();
         self.sort();
         let all = end.duration_since(begin);
@@ -212,16 +202,16 @@ impl Timeline {
             let busy: Duration = busy.map(|e| e.end.duration_since(e.begin)).sum();
             all.saturating_sub(busy).as_secs_f64()
         };
-        if split {
-            let used = |device: &DeviceIndex| *device != CPU && lanes[*device].is_some();
-            let others: Vec<f64> = (0..lanes.len()).filter(used).map(waited).collect();
-            stats.waits.timed += all.as_secs_f64();
-            stats.waits.cpu += waited(CPU);
-            stats.waits.devices += others.iter().sum::<f64>() / others.len().max(1) as f64;
+        if let Some(others) = others {
+            let others: Vec<f64> = others.map(waited).collect();
+            waits.timed = all.as_secs_f64();
+            waits.cpu = waited(CPU);
+            waits.devices = others.iter().sum::<f64>() / others.len().max(1) as f64;
         }
         if let Some(tracer) = tracer {
             tracer(&StepTrace { n_tokens, begin, end, events: &self.events });
         }
+        waits
     }
 }
 

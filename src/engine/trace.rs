@@ -14,7 +14,7 @@ use std::time::Instant;
 use hal::Clock;
 use serde_json::{Map, Value, json};
 
-use crate::{Event, StepTrace, Work};
+use crate::timeline::{Event, StepTrace, Work};
 use gguf::PartFile;
 
 /// A trace being written.
@@ -92,10 +92,7 @@ impl TraceFile {
         if let Some(layer) = work.layer().filter(|_| work == last) {
             args.insert("layer".to_owned(), layer.into());
         }
-        let name = match work == last {
-            true => work.to_string(),
-            false => format!("{work} to {last}"),
-        };
+        let name = if work == last { work.to_string() } else { format!("{work} to {last}") };
         let category = match work {
             Work::HandOff(_) | Work::Copy => "transfer",
             Work::Embedding

@@ -31,24 +31,24 @@ pub struct File {
 }
 
 /// One file, not yet joined with the other parts.
-struct Part {
+struct FilePart {
     name: Arc<str>,
     bytes: Bytes,
     header: Header,
 }
 
-impl Part {
-    fn new(name: &str, backing: Backing) -> Result<Part, Error> {
+impl FilePart {
+    fn new(name: &str, backing: Backing) -> Result<FilePart, Error> {
         let name: Arc<str> = name.into();
         let bytes = Bytes::all(backing);
         let header = Header::parse(&name, &bytes).map_err(|problem| Error::new(&name, problem))?;
-        Ok(Part { name, bytes, header })
+        Ok(FilePart { name, bytes, header })
     }
 
-    fn open(path: &Path) -> Result<Part, Error> {
+    fn open(path: &Path) -> Result<FilePart, Error> {
         let name = path.display().to_string();
         let backing = open_backing(path).map_err(|problem| Error::new(&name, problem))?;
-        Part::new(&name, backing)
+        FilePart::new(&name, backing)
     }
 }
 
@@ -60,7 +60,7 @@ impl File {
     /// # Errors
     /// Any [`Problem`] that does not concern writing.
     pub fn open(path: &Path) -> Result<File, Error> {
-        let given = Part::open(path)?;
+        let given = FilePart::open(path)?;
         let Some(split) = Split::of(&given.header.metadata)? else {
             return File::join(vec![given], vec![path.to_owned()], None);
         };
@@ -73,7 +73,7 @@ impl File {
                     Problem::MissingPart { number: number as u64 + 1, count: split.count };
                 return Err(Error::new(&path.display().to_string(), missing));
             }
-            let part = Part::open(path)?;
+            let part = FilePart::open(path)?;
             check_part(&part, number, split, given.header.container)?;
             parts.push(part);
         }
@@ -97,7 +97,7 @@ impl File {
     }
 
     fn from_backing(backing: Backing, name: &str) -> Result<File, Error> {
-        let part = Part::new(name, backing)?;
+        let part = FilePart::new(name, backing)?;
         if let Some(split) = Split::of(&part.header.metadata)? {
             let problem = Problem::Split {
                 what: "key `split.count`",
@@ -110,7 +110,11 @@ impl File {
     }
 
     /// Joins parts that were checked against each other, first part first.
-    fn join(parts: Vec<Part>, paths: Vec<PathBuf>, n_tensors: Option<u64>) -> Result<File, Error> {
+    fn join(
+        parts: Vec<FilePart>,
+        paths: Vec<PathBuf>,
+        n_tensors: Option<u64>,
+    ) -> Result<File, Error> {
         let mut all_bytes = Vec::new();
         let mut tensors = Vec::new();
         let mut first = None;
@@ -265,7 +269,7 @@ impl From<Vec<u8>> for Bytes {
 }
 
 /// Checks that `part` matches its number and the other parts.
-fn check_part(part: &Part, number: usize, whole: Split, of: Container) -> Result<(), Error> {
+fn check_part(part: &FilePart, number: usize, whole: Split, of: Container) -> Result<(), Error> {
     let wrong = |what, expected: String, found: String| {
         Err(Error::new(&part.name, Problem::Split { what, expected, found }))
     };

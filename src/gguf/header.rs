@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{
     Array, Container, Metadata, Problem, Strings, TensorInfo, TensorType, Value, magic,
     tensor::{self, MAX_DIMENSIONS},
-    value::Kind,
+    value::ValueKind,
 };
 
 /// Longest key or tensor name. The specification's limit for keys.
@@ -203,17 +203,18 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    fn kind(&mut self) -> Result<Kind, Problem> {
+    fn kind(&mut self) -> Result<ValueKind, Problem> {
         let found = self.u32()?;
-        Kind::from_id(found).ok_or_else(|| Problem::ValueType { place: self.place.clone(), found })
+        ValueKind::from_id(found)
+            .ok_or_else(|| Problem::ValueType { place: self.place.clone(), found })
     }
 
-    fn value(&mut self, kind: Kind) -> Result<Value, Problem> {
+    fn value(&mut self, kind: ValueKind) -> Result<Value, Problem> {
         Ok(match kind {
-            Kind::Number(number) => number.value(self.take(kind.least_bytes() as u64)?),
-            Kind::Bool => Value::Bool(self.truth()?),
-            Kind::String => Value::String(self.string()?.to_owned()),
-            Kind::Array => Value::Array(self.array(1)?),
+            ValueKind::Number(number) => number.value(self.take(kind.least_bytes() as u64)?),
+            ValueKind::Bool => Value::Bool(self.truth()?),
+            ValueKind::String => Value::String(self.string()?.to_owned()),
+            ValueKind::Array => Value::Array(self.array(1)?),
         })
     }
 
@@ -232,18 +233,18 @@ impl<'a> Cursor<'a> {
         let kind = self.kind()?;
         let n = self.elements(kind.least_bytes())?;
         Ok(match kind {
-            Kind::Number(number) => number.array(self.take((n * kind.least_bytes()) as u64)?),
-            Kind::Bool => {
+            ValueKind::Number(number) => number.array(self.take((n * kind.least_bytes()) as u64)?),
+            ValueKind::Bool => {
                 Array::Bool((0..n).map(|_| self.truth()).collect::<Result<Vec<bool>, _>>()?)
             }
-            Kind::String => {
+            ValueKind::String => {
                 let mut strings = Strings::with_capacity(n);
                 for _ in 0..n {
                     strings.push(self.string()?);
                 }
                 Array::String(strings)
             }
-            Kind::Array => {
+            ValueKind::Array => {
                 let mut arrays = Vec::new();
                 for _ in 0..n {
                     arrays.push(self.array(depth + 1)?);

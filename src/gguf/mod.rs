@@ -23,7 +23,8 @@
 //! # Ok::<(), thermocline_gguf::Error>(())
 //! ```
 //!
-//! Source: the GGUF specification in the ggml repository; `PWRI` as PowerInfer's converters write it.
+//! Source: the GGUF specification in the ggml repository; `PWRI` as PowerInfer's converters write
+//! it.
 
 mod bytes;
 mod disk;

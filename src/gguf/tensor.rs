@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{Problem, TensorType};
 
-/// Most dimensions that a tensor may have.
+/// Maximum number of dimensions that a tensor may have.
 pub(super) const MAX_DIMENSIONS: usize = 4;
 
 /// Name, shape, type and location of a tensor. Once a file is open, its bytes are known to lie

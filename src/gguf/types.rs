@@ -1,6 +1,9 @@
-//! The table of tensor types: id, name and block size of each type that ggml has given an id.
+//! The types of tensors in files: the engine's formats, whose table is `hal::format`, and the types
+//! that ggml has given an id and the engine does not compute with.
 
 use std::fmt;
+
+use hal::format::Format;
 
 use super::Container;
 
@@ -13,13 +16,15 @@ pub struct Block {
     pub bytes: u64,
 }
 
-macro_rules! tensor_types {
+macro_rules! other_types {
     ($($name:ident = $id:literal, $values:literal, $bytes:literal;)*) => {
         /// Format of a tensor's values. Names are spelt as in GGUF tools.
         #[allow(non_camel_case_types)] // the formats' own names, spelt the same everywhere
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum TensorType {
+            /// A format of the engine, whose name, block size and GGUF id are in `hal`'s table.
+            Format(Format),
             $(
                 #[doc = concat!("GGUF id ", $id, ": ", $values, " values in ", $bytes, " bytes.")]
                 $name,
@@ -28,13 +33,14 @@ macro_rules! tensor_types {
             Unknown(u32),
         }
 
-        impl TensorType {
-            /// Every type of known size, by ascending GGUF id.
-            pub const ALL: &[TensorType] = &[$(TensorType::$name),*];
+        /// The types that are in files but not in the engine.
+        const OTHERS: &[TensorType] = &[$(TensorType::$name),*];
 
+        impl TensorType {
             /// The name, `?` for an unknown id.
             pub fn name(self) -> &'static str {
                 match self {
+                    TensorType::Format(format) => format.name(),
                     $(TensorType::$name => stringify!($name),)*
                     TensorType::Unknown(_) => "?",
                 }
@@ -43,23 +49,21 @@ macro_rules! tensor_types {
             /// The block size; `None` for an unknown id.
             pub fn block(self) -> Option<Block> {
                 match self {
+                    TensorType::Format(format) => Some(Block {
+                        values: format.block_values() as u64,
+                        bytes: format.block_bytes() as u64,
+                    }),
                     $(TensorType::$name => Some(Block { values: $values, bytes: $bytes }),)*
                     TensorType::Unknown(_) => None,
                 }
             }
 
-            /// The id in current GGUF.
-            fn gguf_id(self) -> u32 {
+            /// The id in current GGUF; `None` for a format of activations.
+            fn gguf_id(self) -> Option<u32> {
                 match self {
-                    $(TensorType::$name => $id,)*
-                    TensorType::Unknown(id) => id,
-                }
-            }
-
-            fn from_gguf_id(id: u32) -> TensorType {
-                match id {
-                    $($id => TensorType::$name,)*
-                    _ => TensorType::Unknown(id),
+                    TensorType::Format(format) => format.gguf_id(),
+                    $(TensorType::$name => Some($id),)*
+                    TensorType::Unknown(id) => Some(id),
                 }
             }
         }
@@ -67,41 +71,17 @@ macro_rules! tensor_types {
 }
 
 // Source: ggml's type list and block structures.
-tensor_types! {
-    F32     = 0,  1,   4;
-    F16     = 1,  1,   2;
-    Q4_0    = 2,  32,  18;
-    Q4_1    = 3,  32,  20;
-    Q5_0    = 6,  32,  22;
-    Q5_1    = 7,  32,  24;
-    Q8_0    = 8,  32,  34;
+other_types! {
     Q8_1    = 9,  32,  36;
-    Q2_K    = 10, 256, 84;
-    Q3_K    = 11, 256, 110;
-    Q4_K    = 12, 256, 144;
-    Q5_K    = 13, 256, 176;
-    Q6_K    = 14, 256, 210;
     Q8_K    = 15, 256, 292;
-    IQ2_XXS = 16, 256, 66;
-    IQ2_XS  = 17, 256, 74;
-    IQ3_XXS = 18, 256, 98;
-    IQ1_S   = 19, 256, 50;
-    IQ4_NL  = 20, 32,  18;
-    IQ3_S   = 21, 256, 110;
-    IQ2_S   = 22, 256, 82;
-    IQ4_XS  = 23, 256, 136;
     I8      = 24, 1,   1;
     I16     = 25, 1,   2;
     I32     = 26, 1,   4;
     I64     = 27, 1,   8;
     F64     = 28, 1,   8;
-    IQ1_M   = 29, 256, 56;
-    BF16    = 30, 1,   2;
     TQ1_0   = 34, 256, 54;
     TQ2_0   = 35, 256, 66;
-    MXFP4   = 39, 32,  17;
     NVFP4   = 40, 64,  36;
-    Q1_0    = 41, 128, 18;
 }
 
 /// PowerInfer's fork is older than most types: up to this id its ids equal GGUF's...
@@ -110,25 +90,57 @@ const LAST_SHARED_ID: u32 = 15;
 const POWERINFER_INTEGERS: [(u32, TensorType); 3] =
     [(16, TensorType::I8), (17, TensorType::I16), (18, TensorType::I32)];
 
+impl From<Format> for TensorType {
+    fn from(format: Format) -> TensorType {
+        TensorType::Format(format)
+    }
+}
+
+impl PartialEq<Format> for TensorType {
+    fn eq(&self, other: &Format) -> bool {
+        *self == TensorType::Format(*other)
+    }
+}
+
 impl TensorType {
+    /// 32-bit floats.
+    pub const F32: TensorType = TensorType::Format(Format::F32);
+    /// 16-bit IEEE floats.
+    pub const F16: TensorType = TensorType::Format(Format::F16);
+
+    /// Every type of known size that a file may hold.
+    pub fn all() -> impl Iterator<Item = TensorType> {
+        let formats = Format::ALL.iter().copied().filter(|format| format.is_weight());
+        formats.map(TensorType::Format).chain(OTHERS.iter().copied())
+    }
+
+    /// The engine's format of such values; `None` if the engine does not compute with them.
+    #[must_use]
+    pub fn format(self) -> Option<Format> {
+        if let TensorType::Format(format) = self { Some(format) } else { None }
+    }
+
     /// The type with this id in `container`.
     pub fn from_id(id: u32, container: Container) -> TensorType {
-        match container {
-            Container::Gguf => TensorType::from_gguf_id(id),
-            Container::PowerInfer if id <= LAST_SHARED_ID => TensorType::from_gguf_id(id),
-            Container::PowerInfer => POWERINFER_INTEGERS
-                .iter()
-                .find(|(known, _)| *known == id)
-                .map_or(TensorType::Unknown(id), |(_, ty)| *ty),
-        }
+        let found = match container {
+            Container::PowerInfer if id > LAST_SHARED_ID => {
+                POWERINFER_INTEGERS.iter().find(|(known, _)| *known == id).map(|(_, ty)| *ty)
+            }
+            Container::Gguf | Container::PowerInfer => {
+                let other = || OTHERS.iter().copied().find(|ty| ty.gguf_id() == Some(id));
+                Format::from_gguf_id(id).map(TensorType::Format).or_else(other)
+            }
+        };
+        found.unwrap_or(TensorType::Unknown(id))
     }
 
     /// The id of this type in `container`; `None` if its table lacks the type.
     pub fn id(self, container: Container) -> Option<u32> {
         self.block()?;
+        let id = self.gguf_id()?;
         match container {
-            Container::Gguf => Some(self.gguf_id()),
-            Container::PowerInfer if self.gguf_id() <= LAST_SHARED_ID => Some(self.gguf_id()),
+            Container::Gguf => Some(id),
+            Container::PowerInfer if id <= LAST_SHARED_ID => Some(id),
             Container::PowerInfer => {
                 POWERINFER_INTEGERS.iter().find(|(_, ty)| *ty == self).map(|(id, _)| *id)
             }
@@ -149,9 +161,9 @@ impl TensorType {
 
 impl fmt::Display for TensorType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.block() {
-            Some(_) => f.pad(self.name()),
-            None => f.pad(&format!("?{}", self.gguf_id())),
+        if let TensorType::Unknown(id) = self {
+            return f.pad(&format!("?{id}"));
         }
+        f.pad(self.name())
     }
 }

@@ -65,30 +65,30 @@ const ARRAY: u32 = 9;
 
 /// The type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ValueKind {
     Number(Number),
     Bool,
     String,
     Array,
 }
 
-impl Kind {
-    pub(super) fn from_id(id: u32) -> Option<Kind> {
+impl ValueKind {
+    pub(super) fn from_id(id: u32) -> Option<ValueKind> {
         match id {
-            BOOL => Some(Kind::Bool),
-            STRING => Some(Kind::String),
-            ARRAY => Some(Kind::Array),
-            _ => Number::from_id(id).map(Kind::Number),
+            BOOL => Some(ValueKind::Bool),
+            STRING => Some(ValueKind::String),
+            ARRAY => Some(ValueKind::Array),
+            _ => Number::from_id(id).map(ValueKind::Number),
         }
     }
 
     /// Minimum size of an array element of this type.
     pub(super) fn least_bytes(self) -> usize {
         match self {
-            Kind::Number(number) => number.bytes(),
-            Kind::Bool => 1,
-            Kind::String => 8,
-            Kind::Array => 12,
+            ValueKind::Number(number) => number.bytes(),
+            ValueKind::Bool => 1,
+            ValueKind::String => 8,
+            ValueKind::Array => 12,
         }
     }
 }
@@ -119,7 +119,7 @@ macro_rules! numbers {
                 }
             }
 
-            /// Reads one number from exactly [`Kind::least_bytes`] bytes.
+            /// Reads one number from exactly [`ValueKind::least_bytes`] bytes.
             pub(super) fn value(self, bytes: &[u8]) -> Value {
                 const EXACT: &str = "the caller took exactly the number's bytes";
                 match self {

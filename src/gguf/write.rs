@@ -76,13 +76,19 @@ impl Writer {
         Ok(())
     }
 
-    /// Appends a tensor of `shape` in ggml order (row length first). Its bytes follow when all are declared.
+    /// Appends a tensor of `shape` in ggml order (row length first). Its bytes follow when all are
+    /// declared.
     ///
     /// # Errors
     /// A name that exists already or is too long, a shape that does not fit the type, a type
     /// without an id in the container.
-    pub fn declare(&mut self, name: &str, shape: &[u64], ty: TensorType) -> Result<(), Error> {
-        self.try_declare(name, shape, ty).map_err(|problem| Error::new(UNNAMED, problem))
+    pub fn declare(
+        &mut self,
+        name: &str,
+        shape: &[u64],
+        ty: impl Into<TensorType>,
+    ) -> Result<(), Error> {
+        self.try_declare(name, shape, ty.into()).map_err(|problem| Error::new(UNNAMED, problem))
     }
 
     fn try_declare(&mut self, name: &str, shape: &[u64], ty: TensorType) -> Result<(), Problem> {

@@ -88,12 +88,12 @@ pub struct LayerThresholds {
 
 /// Cost and benefit of a threshold.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Verdict {
+pub struct Evaluation {
     /// `|y - y'| / |y|`, over all tokens.
     pub error: f64,
-    /// Share of (neuron, token) pairs on the wanted side.
+    /// Share of all (neuron, token) pairs that are listed, that is, computed.
     pub listed: f64,
-    /// Share of the contributing pairs that are on the wanted side.
+    /// Share of the contributing pairs that are listed.
     pub recall: f64,
     /// The same, weighted by the norm of each contribution.
     pub weighted_recall: f64,
@@ -105,7 +105,7 @@ pub struct Curve {
     /// `[ERRORS.len()]`, not decreasing.
     pub thresholds: Vec<f32>,
     /// `[ERRORS.len()]`
-    pub verdicts: Vec<Verdict>,
+    pub verdicts: Vec<Evaluation>,
 }
 
 impl Layers {

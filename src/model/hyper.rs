@@ -1,12 +1,13 @@
 //! Sizes of a model from its metadata, checked before anything is computed with them.
 
 use std::fmt::Display;
+use std::ops::Range;
 
 use hal::op::{NormKind, Scoring};
 
 use gguf::Metadata;
 
-use super::{ArchSpec, Error, GlobalLayers};
+use super::{ArchSpec, Error, GlobalLayers, per_layer};
 
 /// Upper limit of layers, heads and widths: keeps every product of sizes far from overflow.
 const MOST: u32 = 1 << 24;
@@ -28,6 +29,18 @@ pub struct Experts {
     pub scale: f32,
 }
 
+/// Scales of families whose layer outputs are scaled before they are added to the residual
+/// (Granite); all 1 in others.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scales {
+    /// On embeddings.
+    pub embedding: f32,
+    /// On the output of each mixer and feed-forward block.
+    pub residual: f32,
+    /// Logits are divided by it.
+    pub logits: f32,
+}
+
 /// Sizes that hold for all layers of a model; sizes per layer are in the layers. The names are the
 /// field's.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,12 +51,16 @@ pub struct Hyper {
     pub n_nextn: usize,
     /// Width of the residual.
     pub n_embd: usize,
+    /// Width of the embeddings that tokens have for each layer; 0 without them.
+    pub n_per_layer: usize,
     /// Context the model was trained for, tokens.
     pub n_ctx_train: usize,
     /// Added to the mean square in norms.
     pub eps: f32,
     /// Soft cap of the logits; 0 for none.
     pub logit_softcap: f32,
+    /// Scales from the file.
+    pub scales: Scales,
 }
 
 /// Reads keys of one architecture: `<arch>.<key>`.
@@ -197,7 +214,43 @@ impl Experts {
     }
 }
 
+impl Scales {
+    fn read(keys: &Keys<'_>, spec: &ArchSpec, n_embd: usize) -> Result<Scales, Error> {
+        // Squares of these do not overflow or underflow.
+        const RANGE: Range<f32> = 1e-6..1e6;
+        let scale = |key: &str| match keys.f32(key)? {
+            // Some files state 0 when there is no scale.
+            None | Some(0.0) => Ok(1.0),
+            Some(scale) if RANGE.contains(&scale) => Ok(scale),
+            Some(scale) => Err(keys.wrong(key, "a number from 0.000001 to 1000000", scale)),
+        };
+        if spec.scale_keys {
+            return Ok(Scales {
+                embedding: scale("embedding_scale")?,
+                residual: scale("residual_scale")?,
+                logits: scale("logit_scale")?,
+            });
+        }
+        let embedding = if spec.scaled_embedding { (n_embd as f32).sqrt() } else { 1.0 };
+        Ok(Scales { embedding, residual: 1.0, logits: 1.0 })
+    }
+}
+
 impl Hyper {
+    /// Factor on embeddings. The engine holds the residual divided by `scales.residual`, so that
+    /// layers add to it without a factor. Only norms read the residual; with
+    /// [`Hyper::residual_eps`] their results are the same.
+    #[must_use]
+    pub fn embedding_factor(&self) -> f32 {
+        self.scales.embedding / self.scales.residual
+    }
+
+    /// Epsilon of norms of the residual, which is divided by `scales.residual`.
+    #[must_use]
+    pub fn residual_eps(&self) -> f32 {
+        self.eps / self.scales.residual.powi(2)
+    }
+
     pub(super) fn read(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Hyper, Error> {
         let n_embd = keys.need("embedding_length", "the width of the residual")?;
         let n_layer = keys.need("block_count", "the number of layers")?;
@@ -213,9 +266,11 @@ impl Hyper {
             n_layer: n_layer - n_nextn,
             n_nextn,
             n_embd,
+            n_per_layer: per_layer::width(keys)?,
             n_ctx_train: keys.need("context_length", "the trained context")?,
             eps: epsilon(keys, spec)?,
             logit_softcap: keys.positive("final_logit_softcapping", spec.logit_softcap)?,
+            scales: Scales::read(keys, spec, n_embd)?,
         })
     }
 }
@@ -225,14 +280,20 @@ fn epsilon(keys: &Keys<'_>, spec: &ArchSpec) -> Result<f32, Error> {
         NormKind::Rms | NormKind::L2 => "attention.layer_norm_rms_epsilon",
         NormKind::Layer => "attention.layer_norm_epsilon",
     };
-    let eps = keys.f32(key)?.or(spec.eps).ok_or_else(|| Error::MissingKey {
+    let stated = match keys.f32(key)? {
+        // Some nemotron_h files have only this key.
+        None if spec.norm == NormKind::Rms => keys.f32("attention.layer_norm_epsilon")?,
+        stated => stated,
+    };
+    let eps = stated.or(spec.eps).ok_or_else(|| Error::MissingKey {
         file: keys.file.to_owned(),
         key: keys.name(key),
         expected: "the epsilon of the norms",
     })?;
-    match (0.0..1.0).contains(&eps) {
-        true => Ok(eps),
-        false => Err(keys.wrong(key, "a number from 0 to 1", eps)),
+    if (0.0..1.0).contains(&eps) {
+        Ok(eps)
+    } else {
+        Err(keys.wrong(key, "a number from 0 to 1", eps))
     }
 }
 
@@ -246,9 +307,10 @@ pub(super) fn windowed(
     let name = keys.name(KEY);
     if keys.metadata.get(&name).is_some_and(|value| value.as_array().is_some()) {
         let list = keys.metadata.bool_array(&name)?.unwrap_or_default();
-        return match list.len() == n_layer {
-            true => Ok(list.to_vec()),
-            false => Err(keys.wrong(KEY, format!("{n_layer} layers"), list.len())),
+        return if list.len() == n_layer {
+            Ok(list.to_vec())
+        } else {
+            Err(keys.wrong(KEY, format!("{n_layer} layers"), list.len()))
         };
     }
     let first = spec.global_layers.is_some_and(|global| global.first);

@@ -26,12 +26,12 @@ impl RowStore for Below {
 
 /// Matrices that are stacked in a file, concatenated by columns: row `i` is row `i` of each.
 #[derive(Debug)]
-struct Beside {
+struct ConcatenatedColumns {
     all: HostRows,
     n: usize,
 }
 
-impl RowStore for Beside {
+impl RowStore for ConcatenatedColumns {
     fn read(&self, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
         let (n_rows, row) = (self.all.desc().n_rows / self.n, self.all.row_bytes());
         let places = rows.flat_map(|at| (0..self.n).map(move |part| part * n_rows + at));
@@ -108,7 +108,7 @@ pub(super) fn below(parts: Vec<HostRows>) -> Result<HostRows> {
 /// [`hal::Error::Shape`] if the result is invalid.
 pub fn beside(rows: &HostRows, n: usize) -> Result<HostRows> {
     let desc = rows.desc();
-    let store = Beside { all: rows.clone(), n: n.max(1) };
+    let store = ConcatenatedColumns { all: rows.clone(), n: n.max(1) };
     let (n_rows, n_cols) = (desc.n_rows / n.max(1), desc.n_cols * n);
     HostRows::new(Source::Paged(Arc::new(store)), n_rows, n_cols, desc.format)
 }

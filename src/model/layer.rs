@@ -2,7 +2,7 @@
 
 use hal::HostRows;
 
-use super::{Attention, Experts, Mixer};
+use super::{Attention, Experts, Mixer, PerLayer};
 
 /// A matrix or the factors of a norm, and the bias added to the result.
 #[derive(Clone, Debug)]
@@ -27,15 +27,36 @@ pub struct Frame<T = HostRows> {
     pub ffn_norm: Option<Affine<T>>,
     /// `[n_expert, n_embd]`: selects experts.
     pub router: Option<Affine<T>>,
+    /// Norm of the router's input, where it has its own.
+    pub router_norm: Option<Affine<T>>,
+    /// `[1, n_expert]`, F32: factors on the weights of the selected experts.
+    pub expert_scale: Option<T>,
     /// The shared expert.
     pub shared: Option<Shared<T>>,
     /// Norm of the feed-forward block's output.
     pub post_ffn_norm: Option<Affine<T>>,
+    /// The token's embedding for this layer, which is used after the feed-forward block.
+    pub per_layer: Option<PerLayer<T>>,
+    /// `[1, 1]`, F32: factor on the residual after the layer.
+    pub out_scale: Option<T>,
+}
+
+/// Norms of a dense block beside experts, each of which has its own input and output (Gemma 4).
+#[derive(Clone, Debug)]
+pub struct SharedNorms<T = HostRows> {
+    /// `[1, n_embd]`: of the residual, for the dense block; the experts have `ffn_norm`.
+    pub before: Affine<T>,
+    /// `[1, n_embd]`: of the dense block's output.
+    pub after: Affine<T>,
+    /// `[1, n_embd]`: of the experts' output.
+    pub experts: Affine<T>,
 }
 
 /// An expert that every token uses.
 #[derive(Clone, Debug)]
 pub struct Shared<T = HostRows> {
+    /// Its own norms; `None` if it shares the experts' input and adds to their output.
+    pub norms: Option<SharedNorms<T>>,
     /// `[1, n_embd]`: its weight is the sigmoid of this product; `None` for a weight of 1.
     pub weight: Option<Affine<T>>,
     /// `[n_ff_shared, n_embd]`.
@@ -85,7 +106,7 @@ pub struct LayerWeights {
 }
 
 /// A fallible function over the operands of a layer; it also gets the name of each in files.
-pub type Part<'a, T, U, E> = dyn FnMut(&'static str, &T) -> Result<U, E> + 'a;
+pub type MapOperand<'a, T, U, E> = dyn FnMut(&'static str, &T) -> Result<U, E> + 'a;
 
 impl<T> Affine<T> {
     /// The same over another kind of operand.
@@ -95,7 +116,7 @@ impl<T> Affine<T> {
     pub fn try_map<U, E>(
         &self,
         name: &'static str,
-        f: &mut Part<'_, T, U, E>,
+        f: &mut MapOperand<'_, T, U, E>,
     ) -> Result<Affine<U>, E> {
         Ok(Affine {
             w: f(name, &self.w)?,
@@ -107,33 +128,57 @@ impl<T> Affine<T> {
 pub(super) fn try_map_maybe<T, U, E>(
     part: &Option<Affine<T>>,
     name: &'static str,
-    f: &mut Part<'_, T, U, E>,
+    f: &mut MapOperand<'_, T, U, E>,
 ) -> Result<Option<Affine<U>>, E> {
     part.as_ref().map(|part| part.try_map(name, f)).transpose()
 }
 
+impl<T> Shared<T> {
+    fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Shared<U>, E> {
+        let norms = match &self.norms {
+            Some(norms) => Some(SharedNorms {
+                before: norms.before.try_map("ffn_norm_shexp", f)?,
+                after: norms.after.try_map("post_ffw_norm_1", f)?,
+                experts: norms.experts.try_map("post_ffw_norm_2", f)?,
+            }),
+            None => None,
+        };
+        Ok(Shared {
+            norms,
+            weight: try_map_maybe(&self.weight, "ffn_gate_inp_shexp", f)?,
+            gate: self.gate.try_map("ffn_gate_shexp", f)?,
+            up: self.up.try_map("ffn_up_shexp", f)?,
+            down: self.down.try_map("ffn_down_shexp", f)?,
+        })
+    }
+}
+
 impl<T> Frame<T> {
+    /// Whether a shared expert adds to the experts' output.
+    #[must_use]
+    pub fn adds_shared(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.norms.is_none())
+    }
+
     /// The same over another kind of operand.
     ///
     /// # Errors
     /// The first error of `f`.
-    pub fn try_map<U, E>(&self, f: &mut Part<'_, T, U, E>) -> Result<Frame<U>, E> {
+    pub fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Frame<U>, E> {
         Ok(Frame {
             attn_norm: try_map_maybe(&self.attn_norm, "attn_norm", f)?,
             mixer: self.mixer.try_map(f)?,
             post_attn_norm: try_map_maybe(&self.post_attn_norm, "post_attention_norm", f)?,
             ffn_norm: try_map_maybe(&self.ffn_norm, "ffn_norm", f)?,
             router: try_map_maybe(&self.router, "ffn_gate_inp", f)?,
-            shared: match &self.shared {
-                Some(shared) => Some(Shared {
-                    weight: try_map_maybe(&shared.weight, "ffn_gate_inp_shexp", f)?,
-                    gate: shared.gate.try_map("ffn_gate_shexp", f)?,
-                    up: shared.up.try_map("ffn_up_shexp", f)?,
-                    down: shared.down.try_map("ffn_down_shexp", f)?,
-                }),
-                None => None,
-            },
+            router_norm: try_map_maybe(&self.router_norm, "ffn_gate_inp.scale", f)?,
+            expert_scale: (self.expert_scale.as_ref())
+                .map(|w| f("ffn_down_exps.scale", w))
+                .transpose()?,
+            shared: self.shared.as_ref().map(|shared| shared.try_map(f)).transpose()?,
             post_ffn_norm: try_map_maybe(&self.post_ffn_norm, "post_ffw_norm", f)?,
+            per_layer: self.per_layer.as_ref().map(|by| by.try_map(f)).transpose()?,
+            out_scale: self.out_scale.as_ref().map(|w| f("layer_output_scale", w)).transpose()?,
         })
     }
 
@@ -181,6 +226,17 @@ impl LayerWeights {
     }
 }
 
+/// Which matrix of a feed-forward block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FfnMatrix {
+    /// `ffn_gate`
+    Gate,
+    /// `ffn_up`
+    Up,
+    /// `ffn_down`
+    Down,
+}
+
 impl Ffn {
     /// Neurons, of all experts together.
     #[must_use]
@@ -206,10 +262,10 @@ impl Ffn {
         self.experts.as_ref().map_or(1.0, |experts| experts.n_used as f64 / experts.n as f64)
     }
 
-    /// Its matrices with their names in files, gate first.
-    pub fn matrices(&self) -> impl Iterator<Item = (&'static str, &HostRows)> {
-        let gate = self.gate.iter().map(|gate| ("ffn_gate", &gate.w));
-        gate.chain([("ffn_up", &self.up.w), ("ffn_down", &self.down.w)])
+    /// Its matrices, gate first.
+    pub fn matrices(&self) -> impl Iterator<Item = (FfnMatrix, &HostRows)> {
+        let gate = self.gate.iter().map(|gate| (FfnMatrix::Gate, &gate.w));
+        gate.chain([(FfnMatrix::Up, &self.up.w), (FfnMatrix::Down, &self.down.w)])
     }
 
     /// Its biases.

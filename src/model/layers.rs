@@ -6,12 +6,15 @@ use std::sync::Arc;
 use hal::HostRows;
 use hal::op::FfnKind;
 
-use super::hyper::{self, Keys};
-use super::layer::{Ffn, Frame, LayerWeights, Predictor, Shared};
+use super::heads::{Heads, Ropes};
+use super::hyper::Keys;
+use super::layer::{Ffn, Frame, LayerWeights, Predictor, Shared, SharedNorms};
 use super::mixer::{Attention, AttentionSizes, Kv, Latent, Mixer};
-use super::reader::{Reader, owned};
-use super::rope::{Factors, RopeSizes, RopeTable, is_positive};
-use super::{Affine, ArchSpec, BlockKind, Error, Experts, Hyper, KvKind, Positions};
+use super::reader::{MatrixStack, Reader, owned};
+use super::rope::RopeTable;
+use super::{
+    Affine, ArchSpec, BlockKind, Error, Experts, Hyper, KvKind, PerLayer, Positions, RouterInput,
+};
 
 /// Data for reading layers.
 pub(super) struct Layers<'a> {
@@ -27,143 +30,6 @@ pub(super) struct Layers<'a> {
     experts: Option<Experts>,
 }
 
-/// Sizes of attention; the numbers of heads and the window are per layer.
-struct Heads {
-    n_head: Vec<usize>,
-    n_head_kv: Vec<usize>,
-    windowed: Vec<bool>,
-    /// Sliding window of the layers that have one.
-    window: Option<usize>,
-    d_head: usize,
-    d_value: usize,
-    n_rot: usize,
-    /// Width of the latent vector of keys and values; 0 without MLA.
-    d_latent: usize,
-    scale: f32,
-    softcap: f32,
-}
-
-/// RoPE of layers without and with a window.
-struct Ropes {
-    global: Arc<RopeTable>,
-    local: Arc<RopeTable>,
-}
-
-impl Heads {
-    fn read(keys: &Keys<'_>, spec: &ArchSpec, hyper: &Hyper) -> Result<Heads, Error> {
-        let Hyper { n_embd, n_layer, n_nextn, .. } = *hyper;
-        let lists = n_layer + n_nextn;
-        let n_head = keys.per_layer("attention.head_count", lists)?;
-        let n_head =
-            n_head.ok_or_else(|| keys.missing("attention.head_count", "the number of heads"))?;
-        let n_head_kv = keys.per_layer("attention.head_count_kv", lists)?;
-        let n_head_kv = n_head_kv.unwrap_or_else(|| n_head.clone());
-        for (&heads, &kv) in n_head.iter().zip(&n_head_kv) {
-            if kv > 0 && !heads.is_multiple_of(kv) {
-                let expected = format!("a divisor of the {heads} heads");
-                return Err(keys.wrong("attention.head_count_kv", expected, kv));
-            }
-        }
-        let most = n_head.iter().copied().max().unwrap_or(0);
-        let d_head = match keys.count("attention.key_length")? {
-            Some(d_head) => d_head,
-            None if most > 0 && n_embd.is_multiple_of(most) => n_embd / most,
-            None => {
-                let expected = format!("a divisor of the width {n_embd}");
-                return Err(keys.wrong("attention.head_count", expected, most));
-            }
-        };
-        let n_rot = keys.count("rope.dimension_count")?.unwrap_or(d_head);
-        if n_rot > d_head || n_rot % 2 != 0 {
-            let expected = format!("an even number up to {d_head}");
-            return Err(keys.wrong("rope.dimension_count", expected, n_rot));
-        }
-        let d_latent = match spec.kv {
-            KvKind::Direct => 0,
-            KvKind::Latent if n_head_kv != n_head => {
-                let expected = "as many as attention.head_count";
-                return Err(keys.wrong("attention.head_count_kv", expected, "another number"));
-            }
-            KvKind::Latent if n_rot == d_head => {
-                let expected = format!("an even number below {d_head}");
-                return Err(keys.wrong("rope.dimension_count", expected, n_rot));
-            }
-            KvKind::Latent => keys.need("attention.kv_lora_rank", "the width of latent keys")?,
-        };
-        let d_value = keys.count("attention.value_length")?.unwrap_or(d_head);
-        if (spec.qk_norm || spec.gated_attention) && d_value != d_head {
-            return Err(keys.wrong("attention.value_length", d_head, d_value));
-        }
-        Ok(Heads {
-            windowed: hyper::windowed(keys, spec, lists)?,
-            window: match keys.metadata.u32(&keys.name("attention.sliding_window")) {
-                // Some files state 0 when there is no window.
-                Ok(Some(0)) => None,
-                _ => keys.count("attention.sliding_window")?.or(spec.window),
-            },
-            d_head,
-            d_value,
-            n_rot,
-            d_latent,
-            scale: match keys.positive("attention.scale", 0.0)? {
-                0.0 if spec.width_scaled == Some(n_layer) => {
-                    (n_embd as f32 / most as f32).sqrt().recip()
-                }
-                0.0 => (d_head as f32).sqrt().recip(),
-                scale => scale,
-            },
-            softcap: keys.positive("attn_logit_softcapping", spec.attn_softcap)?,
-            n_head,
-            n_head_kv,
-        })
-    }
-
-    /// Sizes of attention in layer `index`.
-    fn sizes(&self, index: usize) -> AttentionSizes {
-        AttentionSizes {
-            n_head: self.n_head[index],
-            n_head_kv: self.n_head_kv[index],
-            d_head: self.d_head,
-            d_value: self.d_value,
-            n_rot: self.n_rot,
-            window: self.window.filter(|_| self.windowed[index]),
-            scale: self.scale,
-            softcap: self.softcap,
-        }
-    }
-}
-
-impl Ropes {
-    fn read(
-        reader: &Reader<'_>,
-        keys: &Keys<'_>,
-        spec: &ArchSpec,
-        sizes: RopeSizes,
-    ) -> Result<Ropes, Error> {
-        let factors = |tensor: &str| {
-            let list = reader.optional_floats(tensor, sizes.n_rot / 2)?;
-            match list.iter().flatten().find(|&&factor| !is_positive(factor)) {
-                Some(wrong) => Err(Error::Values {
-                    file: keys.file.to_owned(),
-                    tensor: tensor.to_owned(),
-                    expected: "positive numbers",
-                    found: wrong.to_string(),
-                }),
-                None => Ok(list),
-            }
-        };
-        let short = match factors("rope_freqs.weight")? {
-            Some(factors) => Some(factors),
-            None => factors("rope_factors_short.weight")?,
-        };
-        let factors = Factors { short, long: factors("rope_factors_long.weight")? };
-        Ok(Ropes {
-            global: Arc::new(RopeTable::global(keys, sizes, &factors)?),
-            local: Arc::new(RopeTable::local(keys, sizes, &factors, spec.local_base)?),
-        })
-    }
-}
-
 impl<'a> Layers<'a> {
     pub(super) fn new(
         reader: &'a Reader<'a>,
@@ -174,11 +40,11 @@ impl<'a> Layers<'a> {
     ) -> Result<Layers<'a>, Error> {
         const NEURONS: &str = "feed_forward_length";
         let heads = Heads::read(keys, spec, hyper)?;
-        let sizes = RopeSizes { n_rot: heads.n_rot, n_ctx_train: hyper.n_ctx_train };
-        let ropes = Ropes::read(reader, keys, spec, sizes)?;
-        let experts = Experts::read(keys, spec)?;
+        let ropes = Ropes::read(reader, keys, spec, &heads, hyper.n_ctx_train)?;
+        let experts = if spec.feed_forward { Experts::read(keys, spec)? } else { None };
         let n_ff = match &experts {
             Some(_) => Vec::new(),
+            None if !spec.feed_forward => Vec::new(),
             None => keys
                 .per_layer(NEURONS, hyper.n_layer + hyper.n_nextn)?
                 .ok_or_else(|| keys.missing(NEURONS, "the number of neurons in a layer"))?,
@@ -191,7 +57,15 @@ impl<'a> Layers<'a> {
             let layer = LayerReader { layers: self, index };
             Ok(LayerWeights { frame: layer.frame()?, ffn: layer.ffn()? })
         };
-        (0..self.hyper.n_layer).map(layer).collect()
+        let layers: Vec<LayerWeights> =
+            (0..self.hyper.n_layer).map(layer).collect::<Result<_, Error>>()?;
+        for (index, layer) in layers.iter().enumerate() {
+            let Some(source) = layer.frame.mixer.kv_source() else { continue };
+            if !layers[source].frame.mixer.has_kv() {
+                return Err(self.heads.no_source(self.keys, index));
+            }
+        }
+        Ok(layers)
     }
 }
 
@@ -269,6 +143,27 @@ impl LayerReader<'_> {
         self.layers.reader.f32_rows(&self.tensor(tensor), rows, cols, some)
     }
 
+    /// Some rows of `part.weight` of `[rows, cols]` and, if there is one, of `part.bias`, as F32.
+    pub(super) fn f32_affine_rows(
+        &self,
+        part: &str,
+        rows: usize,
+        cols: usize,
+        some: Range<usize>,
+    ) -> Result<Affine, Error> {
+        self.layers.reader.f32_affine_rows(&self.tensor(part), rows, cols, some)
+    }
+
+    /// A tensor of `[rows, cols]` as one row, F32.
+    pub(super) fn f32_row(
+        &self,
+        tensor: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<HostRows, Error> {
+        self.layers.reader.f32_row(&self.tensor(tensor), rows, cols)
+    }
+
     /// `[1, n]` of one value, F32.
     pub(super) fn constant(&self, value: f32, n: usize) -> HostRows {
         owned(1, &vec![value; n])
@@ -294,11 +189,14 @@ impl LayerReader<'_> {
             _ => {}
         }
         let spec = self.layers.spec;
-        let head_norm =
-            |part: &str| spec.qk_norm.then(|| self.norm(part, sizes.d_head)).transpose();
-        let (q, kv) = match spec.kv {
-            KvKind::Direct => self.direct(&sizes)?,
-            KvKind::Latent => {
+        let head_norm = |part: &str, there: bool| {
+            (there && spec.qk_norm).then(|| self.norm(part, sizes.d_head)).transpose()
+        };
+        let source = self.layers.heads.kv_source(self.keys(), self.index)?;
+        let (q, kv) = match (source, spec.kv) {
+            (Some(layer), _) => (self.shared_kv(&sizes)?, Kv::Shared { layer }),
+            (None, KvKind::Direct) => self.direct(&sizes)?,
+            (None, KvKind::Latent) => {
                 (self.affine("attn_q", sizes.n_q(), self.n_embd())?, self.latent(&sizes)?)
             }
         };
@@ -306,9 +204,10 @@ impl LayerReader<'_> {
             rope: self.rope(sizes.window),
             q,
             gated: spec.gated_attention,
-            q_norm: head_norm("attn_q_norm")?,
+            q_norm: head_norm("attn_q_norm", true)?,
             kv,
-            k_norm: head_norm("attn_k_norm")?,
+            k_norm: head_norm("attn_k_norm", source.is_none())?,
+            v_normed: spec.v_norm,
             sinks: self
                 .layers
                 .reader
@@ -321,7 +220,7 @@ impl LayerReader<'_> {
     fn rope(&self, window: Option<usize>) -> Option<Arc<RopeTable>> {
         let Layers { spec, heads, ropes, .. } = self.layers;
         match (spec.positions, window) {
-            (Positions::Learned { .. }, _) => None,
+            (Positions::Learned { .. } | Positions::None, _) => None,
             (Positions::Rotary(_), Some(_)) => Some(Arc::clone(&ropes.local)),
             (Positions::Rotary(_), None) if spec.global_rotary || heads.window.is_none() => {
                 Some(Arc::clone(&ropes.global))
@@ -330,9 +229,23 @@ impl LayerReader<'_> {
         }
     }
 
+    /// The query weights of a layer that shares another layer's KV cache. Its own K and V weights,
+    /// if the file has them, are not used.
+    fn shared_kv(&self, sizes: &AttentionSizes) -> Result<Affine, Error> {
+        for part in ["attn_k.weight", "attn_k_norm.weight", "attn_v.weight"] {
+            self.layers.reader.skip(&self.tensor(part));
+        }
+        self.affine("attn_q", self.n_queries(sizes), self.n_embd())
+    }
+
+    /// Rows of the matrix of the queries, and of their gates if there are any.
+    fn n_queries(&self, sizes: &AttentionSizes) -> usize {
+        sizes.n_q() * if self.layers.spec.gated_attention { 2 } else { 1 }
+    }
+
     /// Queries, keys and values from one matrix each or from a joint one.
     fn direct(&self, sizes: &AttentionSizes) -> Result<(Affine, Kv), Error> {
-        let n_q = sizes.n_q() * if self.layers.spec.gated_attention { 2 } else { 1 };
+        let n_q = self.n_queries(sizes);
         let (n_k, n_v) = (sizes.n_k(), sizes.n_v());
         let joined = self.has("attn_qkv.weight");
         let one = |part: &str, first: usize, rows: usize| {
@@ -343,7 +256,10 @@ impl LayerReader<'_> {
                 self.affine(part, rows, self.n_embd())
             }
         };
-        let (k, v) = (one("attn_k", n_q, n_k)?, one("attn_v", n_q + n_k, n_v)?);
+        let k = one("attn_k", n_q, n_k)?;
+        let from_keys = self.layers.spec.keys_as_values && !self.has("attn_v.weight");
+        let no_v = from_keys && !joined && n_k == n_v;
+        let v = if no_v { None } else { Some(one("attn_v", n_q + n_k, n_v)?) };
         Ok((one("attn_q", 0, n_q)?, Kv::Direct { k, v }))
     }
 
@@ -364,7 +280,7 @@ impl LayerReader<'_> {
 
 impl LayerReader<'_> {
     /// Neurons of a block without experts.
-    fn n_ff(&self) -> usize {
+    pub(super) fn n_ff(&self) -> usize {
         self.layers.n_ff.get(self.index).copied().unwrap_or(0)
     }
 
@@ -373,9 +289,13 @@ impl LayerReader<'_> {
     }
 
     fn frame(&self) -> Result<Frame, Error> {
-        let Layers { spec, .. } = self.layers;
+        let Layers { spec, experts, .. } = self.layers;
         let n_embd = self.n_embd();
         let norm = |part: &str| self.norm(part, n_embd);
+        let ffn_norm = match (experts, spec.dense_beside_experts) {
+            (Some(_), true) => "pre_ffw_norm_2",
+            _ => spec.ffn_norm,
+        };
         let mixer = (spec.mixer)(self)?;
         let (mixes, has_ffn) = (!matches!(mixer, Mixer::None), self.has_ffn());
         let post_norm = |part: &str, there: bool| {
@@ -384,7 +304,7 @@ impl LayerReader<'_> {
         let (attn_norm, ffn_norm) = match spec.block {
             BlockKind::Sequential | BlockKind::Sandwich => (
                 mixes.then(|| norm("attn_norm")).transpose()?,
-                has_ffn.then(|| norm(spec.ffn_norm)).transpose()?,
+                has_ffn.then(|| norm(ffn_norm)).transpose()?,
             ),
             BlockKind::Parallel if self.has("attn_norm_2.weight") => {
                 (Some(norm("attn_norm_2")?), Some(norm("attn_norm")?))
@@ -400,26 +320,79 @@ impl LayerReader<'_> {
                 Some(experts) => Some(self.affine("ffn_gate_inp", experts.n, n_embd)?),
                 None => None,
             },
+            router_norm: self.router_norm()?,
+            expert_scale: match experts {
+                Some(experts) => self
+                    .layers
+                    .reader
+                    .optional_vector(&self.tensor("ffn_down_exps.scale"), experts.n)?,
+                None => None,
+            },
             shared: self.shared()?,
             post_ffn_norm: post_norm("post_ffw_norm", has_ffn)?,
+            per_layer: self.per_layer()?,
+            out_scale: self
+                .layers
+                .reader
+                .optional_vector(&self.tensor("layer_output_scale.weight"), 1)?,
         })
     }
 
-    /// The shared expert.
+    /// The shared expert, or the dense block beside experts.
     fn shared(&self) -> Result<Option<Shared>, Error> {
         let n_embd = self.n_embd();
-        if self.layers.experts.is_none() || !self.has("ffn_up_shexp.weight") {
+        let has_norms = self.layers.spec.dense_beside_experts;
+        let suffix = if has_norms { "" } else { "_shexp" };
+        let part = |part: &str| format!("ffn_{part}{suffix}");
+        let up = format!("{}.weight", part("up"));
+        if self.layers.experts.is_none() || !(has_norms || self.has(&up)) {
             return Ok(None);
         }
-        let up = self.tensor("ffn_up_shexp.weight");
-        let n_ff = self.layers.reader.n_rows(&up, n_embd, "neurons")?;
+        let norm = |part: &str| self.norm(part, n_embd);
+        let norms = if has_norms {
+            Some(SharedNorms {
+                before: norm(self.layers.spec.ffn_norm)?,
+                after: norm("post_ffw_norm_1")?,
+                experts: norm("post_ffw_norm_2")?,
+            })
+        } else {
+            None
+        };
+        let n_ff = self.layers.reader.n_rows(&self.tensor(&up), n_embd, "neurons")?;
         let weight = "ffn_gate_inp_shexp";
         let weight = self.has(&format!("{weight}.weight")).then_some(weight);
         Ok(Some(Shared {
+            norms,
             weight: weight.map(|weight| self.affine(weight, 1, n_embd)).transpose()?,
-            gate: self.affine("ffn_gate_shexp", n_ff, n_embd)?,
-            up: self.affine("ffn_up_shexp", n_ff, n_embd)?,
-            down: self.affine("ffn_down_shexp", n_embd, n_ff)?,
+            gate: self.affine(&part("gate"), n_ff, n_embd)?,
+            up: self.affine(&part("up"), n_ff, n_embd)?,
+            down: self.affine(&part("down"), n_embd, n_ff)?,
+        }))
+    }
+
+    /// Norm of the router's input, if the family has one; its weight includes `1 / sqrt(n_embd)`.
+    fn router_norm(&self) -> Result<Option<Affine>, Error> {
+        let Layers { spec, experts, reader, .. } = self.layers;
+        if experts.is_none() || spec.routing.input != RouterInput::Residual {
+            return Ok(None);
+        }
+        let n_embd = self.n_embd();
+        let factors = reader.floats(&self.tensor("ffn_gate_inp.scale"), 1, n_embd)?;
+        let root = (n_embd as f32).sqrt();
+        let factors: Vec<f32> = factors.iter().map(|factor| factor / root).collect();
+        Ok(Some(Affine { w: owned(1, &factors), bias: None }))
+    }
+
+    /// Weights that apply the token's embedding for this layer.
+    fn per_layer(&self) -> Result<Option<PerLayer>, Error> {
+        let Hyper { n_embd, n_per_layer: width, .. } = *self.layers.hyper;
+        if width == 0 {
+            return Ok(None);
+        }
+        Ok(Some(PerLayer {
+            gate: self.affine("inp_gate", width, n_embd)?,
+            proj: self.affine("proj", n_embd, width)?,
+            norm: self.norm("post_norm", n_embd)?,
         }))
     }
 
@@ -434,15 +407,21 @@ impl LayerReader<'_> {
     fn experts(&self, experts: &Experts) -> Result<Ffn, Error> {
         let Layers { reader, ffn_kind, .. } = *self.layers;
         let (n_embd, blk) = (self.n_embd(), format!("blk.{}", self.index));
-        let Experts { n, n_ff, .. } = *experts;
-        let part = |part: &str| reader.experts((&blk, part), (n, n_ff, n_embd), 1);
+        let stack = |rows, cols| MatrixStack { n: experts.n, rows, cols };
+        let joint = self.tensor("ffn_gate_up_exps.weight");
+        let joint = Some(joint).filter(|joint| reader.has(joint) && ffn_kind != FfnKind::Plain);
+        let part = |part: &str| match (&joint, part) {
+            (Some(joint), "ffn_gate") => reader.expert_half(joint, stack(experts.n_ff, n_embd), 0),
+            (Some(joint), _) => reader.expert_half(joint, stack(experts.n_ff, n_embd), 1),
+            (None, part) => reader.experts(&blk, part, stack(experts.n_ff, n_embd), 1),
+        };
         Ok(Ffn {
             gate: match ffn_kind {
                 FfnKind::Plain => None,
                 FfnKind::Gated | FfnKind::GatedBoth => Some(part("ffn_gate")?),
             },
             up: part("ffn_up")?,
-            down: reader.experts((&blk, "ffn_down"), (n, n_embd, n_ff), n)?,
+            down: reader.experts(&blk, "ffn_down", stack(n_embd, experts.n_ff), experts.n)?,
             experts: Some(*experts),
             down_by_neuron: false,
             predictor: None,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hal::HostRows;
 use hal::op::HeadMapping;
 
-use super::layer::{Part, try_map_maybe};
+use super::layer::{MapOperand, try_map_maybe};
 use super::{Affine, RopeTable};
 
 /// The first half of a layer.
@@ -20,6 +20,8 @@ pub enum Mixer<T = HostRows> {
     ShortConv(ShortConv<T>),
     /// A gated delta net, with a matrix per head as state.
     GatedDelta(GatedDelta<T>),
+    /// A Mamba-2 block, with a matrix per head as state.
+    Mamba2(Mamba2<T>),
 }
 
 /// A gated short convolution (LFM2): `out . (c * conv(b * x))`, where `b`, `c` and `x` are
@@ -68,12 +70,12 @@ pub struct GatedDelta<T = HostRows> {
     pub v: Affine<T>,
     /// `[n_head_k * d_k, taps]`, F32: a filter per channel of the queries.
     pub q_conv: T,
-    /// The same of the keys.
+    /// `[n_head_k * d_k, taps]`, F32: a filter per channel of the keys.
     pub k_conv: T,
     /// `[n_head_v * d_v, taps]`, F32: of the values.
     pub v_conv: T,
-    /// `[1, d_k]`, F32: `1 / sqrt(d_k)` throughout. An RMS norm with these factors and an epsilon of `eps / d_k` gives
-    /// `x / sqrt(sum(x^2) + eps)`.
+    /// `[1, d_k]`, F32: `1 / sqrt(d_k)` throughout. An RMS norm with these factors and an epsilon
+    /// of `eps / d_k` gives `x / sqrt(sum(x^2) + eps)`.
     pub unit: T,
     /// `[n_head_v, n_embd]`: the decay before bias and softplus.
     pub alpha: Affine<T>,
@@ -88,6 +90,53 @@ pub struct GatedDelta<T = HostRows> {
     /// `[n_head_v * d_v, n_embd]`: the gate of the output before SiLU.
     pub z: Affine<T>,
     /// `[n_embd, n_head_v * d_v]`.
+    pub out: Affine<T>,
+}
+
+/// Sizes of a Mamba-2 block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mamba2Sizes {
+    /// Heads, each with a step size, a decay rate and a skip connection of its own.
+    pub n_head: usize,
+    /// Groups of heads that share `b` and `c`, and whose outputs are normalised together.
+    pub n_group: usize,
+    /// Width of all heads.
+    pub d_inner: usize,
+    /// Columns of a head's state.
+    pub d_state: usize,
+}
+
+/// A Mamba-2 block (Dao and Gu 2024): `x`, `b` and `c` pass a short convolution with SiLU, the
+/// state space model is followed by a gate and an RMS norm per group.
+#[derive(Clone, Debug)]
+pub struct Mamba2<T = HostRows> {
+    /// Its sizes.
+    pub sizes: Mamba2Sizes,
+    /// `[d_inner, n_embd]`: the gate of the output before SiLU.
+    pub z: Affine<T>,
+    /// `[d_inner, n_embd]`: the input of the heads.
+    pub x: Affine<T>,
+    /// `[n_group * d_state, n_embd]`: the input projection of the state.
+    pub b: Affine<T>,
+    /// `[n_group * d_state, n_embd]`: the output projection of the state.
+    pub c: Affine<T>,
+    /// `[n_head, n_embd]`: step sizes before bias and softplus.
+    pub dt: Affine<T>,
+    /// `[d_inner, taps]`, F32: a filter per channel of `x`, and its bias.
+    pub x_conv: Affine<T>,
+    /// `[n_group * d_state, taps]`, F32: of `b`.
+    pub b_conv: Affine<T>,
+    /// `[n_group * d_state, taps]`, F32: of `c`.
+    pub c_conv: Affine<T>,
+    /// `[1, n_head]`, F32: bias of the step sizes.
+    pub dt_bias: T,
+    /// `[1, n_head]`, F32: `-exp(A_log)`.
+    pub a: T,
+    /// `[1, n_head]`, F32: skip connection.
+    pub d: T,
+    /// `[1, d_inner]`, F32: factors of the norm.
+    pub norm: T,
+    /// `[n_embd, d_inner]`.
     pub out: Affine<T>,
 }
 
@@ -131,6 +180,8 @@ pub struct Attention<T = HostRows> {
     pub kv: Kv<T>,
     /// `[1, d_head]`, of each head's keys.
     pub k_norm: Option<Affine<T>>,
+    /// Whether each head's values are normalised, without factors.
+    pub v_normed: bool,
     /// `[1, n_head]`: learned sinks.
     pub sinks: Option<T>,
     /// `[n_embd, n_head * d_value]`.
@@ -144,11 +195,18 @@ pub enum Kv<T = HostRows> {
     Direct {
         /// `[n_head_kv * d_head, n_embd]`.
         k: Affine<T>,
-        /// `[n_head_kv * d_value, n_embd]`.
-        v: Affine<T>,
+        /// `[n_head_kv * d_value, n_embd]`; `None` if the product for the keys, before their norm
+        /// and RoPE, is also that for the values.
+        v: Option<Affine<T>>,
     },
     /// Through a latent vector.
     Latent(Latent<T>),
+    /// K and V of an earlier layer of the same sizes: this layer has no matrices for them and no
+    /// cache of its own.
+    Shared {
+        /// The earlier layer, which has a cache of its own.
+        layer: usize,
+    },
 }
 
 /// Multi-head latent attention (MLA), expanded to keys and values of every head.
@@ -205,29 +263,53 @@ impl GatedDeltaSizes {
     }
 }
 
+impl Mamba2Sizes {
+    /// Width of `b`, and of `c`, of all groups.
+    #[must_use]
+    pub fn n_b(&self) -> usize {
+        self.n_group * self.d_state
+    }
+}
+
 impl<T> Mixer<T> {
     /// The attention; `None` for other mixers.
     #[must_use]
     pub fn attention(&self) -> Option<&Attention<T>> {
         match self {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::None | Mixer::ShortConv(_) | Mixer::GatedDelta(_) => None,
+            Mixer::None | Mixer::ShortConv(_) | Mixer::GatedDelta(_) | Mixer::Mamba2(_) => None,
         }
     }
 
+    /// The earlier layer whose KV cache this one uses; `None` for a mixer with data of its own.
+    #[must_use]
+    pub fn kv_source(&self) -> Option<usize> {
+        match self.attention()?.kv {
+            Kv::Shared { layer } => Some(layer),
+            Kv::Direct { .. } | Kv::Latent(_) => None,
+        }
+    }
+
+    /// Whether later layers can use its KV cache: keys are stored as they are attended to.
+    #[must_use]
+    pub fn has_kv(&self) -> bool {
+        self.attention().is_some_and(|by| matches!(by.kv, Kv::Direct { .. }))
+    }
+
     /// The same over another kind of operand.
-    pub(super) fn try_map<U, E>(&self, f: &mut Part<'_, T, U, E>) -> Result<Mixer<U>, E> {
+    pub(super) fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Mixer<U>, E> {
         Ok(match self {
             Mixer::None => Mixer::None,
             Mixer::Attention(attention) => Mixer::Attention(attention.try_map(f)?),
             Mixer::ShortConv(conv) => Mixer::ShortConv(conv.try_map(f)?),
             Mixer::GatedDelta(delta) => Mixer::GatedDelta(delta.try_map(f)?),
+            Mixer::Mamba2(mamba) => Mixer::Mamba2(mamba.try_map(f)?),
         })
     }
 }
 
 impl<T> Attention<T> {
-    fn try_map<U, E>(&self, f: &mut Part<'_, T, U, E>) -> Result<Attention<U>, E> {
+    fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Attention<U>, E> {
         Ok(Attention {
             sizes: self.sizes,
             rope: self.rope.clone(),
@@ -236,11 +318,13 @@ impl<T> Attention<T> {
             q_norm: try_map_maybe(&self.q_norm, "attn_q_norm", f)?,
             kv: match &self.kv {
                 Kv::Direct { k, v } => {
-                    Kv::Direct { k: k.try_map("attn_k", f)?, v: v.try_map("attn_v", f)? }
+                    Kv::Direct { k: k.try_map("attn_k", f)?, v: try_map_maybe(v, "attn_v", f)? }
                 }
                 Kv::Latent(latent) => Kv::Latent(latent.try_map(f)?),
+                Kv::Shared { layer } => Kv::Shared { layer: *layer },
             },
             k_norm: try_map_maybe(&self.k_norm, "attn_k_norm", f)?,
+            v_normed: self.v_normed,
             sinks: self.sinks.as_ref().map(|sinks| f("attn_sinks", sinks)).transpose()?,
             o: self.o.try_map("attn_output", f)?,
         })
@@ -248,7 +332,7 @@ impl<T> Attention<T> {
 }
 
 impl<T> Latent<T> {
-    fn try_map<U, E>(&self, f: &mut Part<'_, T, U, E>) -> Result<Latent<U>, E> {
+    fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Latent<U>, E> {
         Ok(Latent {
             kv_a_proj: self.kv_a_proj.try_map("attn_kv_a_mqa", f)?,
             kv_a_norm: self.kv_a_norm.try_map("attn_kv_a_norm", f)?,
@@ -259,7 +343,7 @@ impl<T> Latent<T> {
 }
 
 impl<T> ShortConv<T> {
-    fn try_map<U, E>(&self, f: &mut Part<'_, T, U, E>) -> Result<ShortConv<U>, E> {
+    fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<ShortConv<U>, E> {
         Ok(ShortConv {
             b: self.b.try_map("shortconv.in_proj_b", f)?,
             c: self.c.try_map("shortconv.in_proj_c", f)?,
@@ -271,7 +355,7 @@ impl<T> ShortConv<T> {
 }
 
 impl<T> GatedDelta<T> {
-    fn try_map<U, E>(&self, f: &mut Part<'_, T, U, E>) -> Result<GatedDelta<U>, E> {
+    fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<GatedDelta<U>, E> {
         Ok(GatedDelta {
             sizes: self.sizes,
             q: self.q.try_map("attn_q", f)?,
@@ -287,6 +371,27 @@ impl<T> GatedDelta<T> {
             a: f("ssm_a", &self.a)?,
             norm: self.norm.try_map("ssm_norm", f)?,
             z: self.z.try_map("attn_gate", f)?,
+            out: self.out.try_map("ssm_out", f)?,
+        })
+    }
+}
+
+impl<T> Mamba2<T> {
+    fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Mamba2<U>, E> {
+        Ok(Mamba2 {
+            sizes: self.sizes,
+            z: self.z.try_map("ssm_in_z", f)?,
+            x: self.x.try_map("ssm_in_x", f)?,
+            b: self.b.try_map("ssm_in_b", f)?,
+            c: self.c.try_map("ssm_in_c", f)?,
+            dt: self.dt.try_map("ssm_in_dt", f)?,
+            x_conv: self.x_conv.try_map("ssm_conv1d_x", f)?,
+            b_conv: self.b_conv.try_map("ssm_conv1d_b", f)?,
+            c_conv: self.c_conv.try_map("ssm_conv1d_c", f)?,
+            dt_bias: f("ssm_dt", &self.dt_bias)?,
+            a: f("ssm_a", &self.a)?,
+            d: f("ssm_d", &self.d)?,
+            norm: f("ssm_norm", &self.norm)?,
             out: self.out.try_map("ssm_out", f)?,
         })
     }

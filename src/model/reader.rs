@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hal::format::Format;
 use hal::{HostRows, Source};
 
-use gguf::{Container, File, TensorInfo, TensorType};
+use gguf::{File, TensorInfo, TensorType};
 
 use super::{Affine, Error, Hyper, joined};
 
@@ -23,7 +23,15 @@ fn shape_list(shape: &[u64]) -> String {
     shape.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The same of `n` matrices of `[rows, cols]`.
+/// `n` matrices of `[rows, cols]`, stacked in one tensor.
+#[derive(Clone, Copy)]
+pub(super) struct MatrixStack {
+    pub(super) n: usize,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+}
+
+/// The shape of `n` matrices of `[rows, cols]`, for messages.
 fn shape_text(n: usize, rows: usize, cols: usize) -> String {
     match (n, rows) {
         (1, 1) => cols.to_string(),
@@ -41,8 +49,7 @@ fn type_text(ty: TensorType) -> String {
 }
 
 fn weight_format(info: &TensorInfo) -> Option<Format> {
-    let format = info.ty.id(Container::Gguf).and_then(Format::from_gguf_id);
-    format.filter(|format| format.is_weight())
+    info.ty.format().filter(|format| format.is_weight())
 }
 
 /// `values` as rows of F32.
@@ -92,11 +99,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn find(
-        &self,
-        tensor: &str,
-        (n, rows, cols): (usize, usize, usize),
-    ) -> Result<&TensorInfo, Error> {
+    fn find(&self, tensor: &str, shape: MatrixStack) -> Result<&TensorInfo, Error> {
+        let MatrixStack { n, rows, cols } = shape;
         let info = self.file.tensor(tensor).ok_or_else(|| Error::MissingTensor {
             file: self.name(),
             tensor: tensor.to_owned(),
@@ -120,17 +124,18 @@ impl<'a> Reader<'a> {
 
     /// `[rows, cols]` in any weight format.
     pub(super) fn matrix(&self, tensor: &str, rows: usize, cols: usize) -> Result<HostRows, Error> {
-        self.rows_of(tensor, (1, rows, cols), 0..rows)
+        self.rows_of(tensor, MatrixStack { n: 1, rows, cols }, 0..rows)
     }
 
     /// Some of the rows of `n` stacked matrices of `[rows, cols]`, in place.
     fn rows_of(
         &self,
         tensor: &str,
-        (n, rows, cols): (usize, usize, usize),
+        stack: MatrixStack,
         part: Range<usize>,
     ) -> Result<HostRows, Error> {
-        let info = self.find(tensor, (n, rows, cols))?;
+        let MatrixStack { n, rows, cols } = stack;
+        let info = self.find(tensor, stack)?;
         let Some(format) = weight_format(info) else {
             let known: Vec<_> =
                 Format::ALL.iter().filter(|f| f.is_weight()).map(Format::to_string).collect();
@@ -166,8 +171,33 @@ impl<'a> Reader<'a> {
         Ok(owned(some.len(), &values[some.start * cols..some.end * cols]))
     }
 
+    /// A matrix as one row of F32, from any format.
+    pub(super) fn f32_row(
+        &self,
+        tensor: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<HostRows, Error> {
+        Ok(owned(1, &self.floats(tensor, rows, cols)?))
+    }
+
+    /// Some rows of [`Reader::affine`], as F32.
+    pub(super) fn f32_affine_rows(
+        &self,
+        part: &str,
+        rows: usize,
+        cols: usize,
+        some: Range<usize>,
+    ) -> Result<Affine, Error> {
+        let bias = self.optional_floats(&format!("{part}.bias"), rows)?;
+        Ok(Affine {
+            w: self.f32_rows(&format!("{part}.weight"), rows, cols, some.clone())?,
+            bias: bias.map(|values| owned(1, &values[some])),
+        })
+    }
+
     /// The values of a matrix, from any format.
-    fn floats(&self, tensor: &str, rows: usize, cols: usize) -> Result<Vec<f32>, Error> {
+    pub(super) fn floats(&self, tensor: &str, rows: usize, cols: usize) -> Result<Vec<f32>, Error> {
         let stored = self.matrix(tensor, rows, cols)?;
         let mut values = vec![0.0f32; rows * cols];
         let bytes = stored.rows(0..rows).expect("mapped rows are in memory");
@@ -207,19 +237,49 @@ impl<'a> Reader<'a> {
     ) -> Result<Affine, Error> {
         let bias = self.optional_floats(&format!("{part}.bias"), rows)?;
         Ok(Affine {
-            w: self.rows_of(&format!("{part}.weight"), (1, rows, cols), some.clone())?,
+            w: self.rows_of(
+                &format!("{part}.weight"),
+                MatrixStack { n: 1, rows, cols },
+                some.clone(),
+            )?,
             bias: bias.map(|values| owned(1, &values[some])),
         })
+    }
+
+    /// Gate (`half` 0) or up (1) of `n` experts, `[n_ff, n_embd]` each, from a tensor with both for
+    /// each expert.
+    pub(super) fn expert_half(
+        &self,
+        tensor: &str,
+        stack: MatrixStack,
+        half: usize,
+    ) -> Result<Affine, Error> {
+        let MatrixStack { n, rows: n_ff, cols } = stack;
+        let both = MatrixStack { n, rows: 2 * n_ff, cols };
+        let rows = |e: usize| {
+            let first = (2 * e + half) * n_ff;
+            self.rows_of(tensor, both, first..first + n_ff)
+        };
+        let parts: Vec<HostRows> = (0..n).map(rows).collect::<Result<_, _>>()?;
+        let w = joined::below(parts).map_err(|error| Error::Shape {
+            file: self.name(),
+            tensor: tensor.to_owned(),
+            expected: shape_text(n, 2 * n_ff, cols),
+            found: error.to_string(),
+        })?;
+        Ok(Affine { w, bias: None })
     }
 
     /// A matrix of `[rows, cols]` for each of `n` experts, stacked, and their biases `[n_rows,
     /// ...]`: from one tensor for all (`part_exps`), or from one for each (`part.7`).
     pub(super) fn experts(
         &self,
-        (blk, part): (&str, &str),
-        (n, rows, cols): (usize, usize, usize),
+        blk: &str,
+        part: &str,
+        stack: MatrixStack,
         bias_rows: usize,
     ) -> Result<Affine, Error> {
+        let MatrixStack { n, rows, cols } = stack;
         let all = format!("{blk}.{part}_exps");
         let each = |e: usize| format!("{blk}.{part}.{e}.weight");
         if !self.has(&format!("{all}.weight")) && self.has(&each(0)) {
@@ -244,22 +304,38 @@ impl<'a> Reader<'a> {
             return Ok(Affine { w, bias: None });
         }
         let bias = format!("{all}.bias");
-        let bias = match self.has(&bias) {
-            true => Some(owned(bias_rows, &self.floats(&bias, n, rows)?)),
-            false => None,
+        let bias = if self.has(&bias) {
+            Some(owned(bias_rows, &self.floats(&bias, n, rows)?))
+        } else {
+            None
         };
-        Ok(Affine {
-            w: self.rows_of(&format!("{all}.weight"), (n, rows, cols), 0..n * rows)?,
-            bias,
-        })
+        Ok(Affine { w: self.rows_of(&format!("{all}.weight"), stack, 0..n * rows)?, bias })
     }
 
     /// Factors of a norm over `width` values, as F32, and its bias.
     pub(super) fn norm(&self, part: &str, width: usize) -> Result<Affine, Error> {
+        self.scaled_norm(part, width, 1.0)
+    }
+
+    /// As [`Reader::norm`], with the weight multiplied by `scale`.
+    pub(super) fn scaled_norm(
+        &self,
+        part: &str,
+        width: usize,
+        scale: f32,
+    ) -> Result<Affine, Error> {
+        let scaled = |values: Vec<f32>| {
+            owned(1, &values.iter().map(|value| scale * value).collect::<Vec<_>>())
+        };
         Ok(Affine {
-            w: owned(1, &self.floats(&format!("{part}.weight"), 1, width)?),
-            bias: self.optional_vector(&format!("{part}.bias"), width)?,
+            w: scaled(self.floats(&format!("{part}.weight"), 1, width)?),
+            bias: self.optional_floats(&format!("{part}.bias"), width)?.map(scaled),
         })
+    }
+
+    /// Marks a tensor as known that the family's files may contain but no op reads.
+    pub(super) fn skip(&self, tensor: &str) {
+        self.used.borrow_mut().insert(tensor.to_owned());
     }
 
     /// Checks that every tensor was read; predictors are only counted. Returns the number of

@@ -208,7 +208,8 @@ fn plain(n_rot: usize, base: f32, factors: Option<&[f32]>) -> Vec<f32> {
 }
 
 impl Yarn {
-    /// YaRN (Peng et al. 2023): low frequencies are interpolated, high ones are not, those between are mixed.
+    /// YaRN (Peng et al. 2023): low frequencies are interpolated, high ones are not, those between
+    /// are mixed.
     fn table(&self, plain: &[f32]) -> RopeTable {
         let n_rot = (2 * plain.len()) as f32;
         let turns =

@@ -9,7 +9,7 @@ use super::{Error, LayerReader, Mixer};
 pub enum BlockKind {
     /// `x += attention(norm(x))`, then `x += ffn(norm(x))`.
     Sequential,
-    /// The same with another norm after each half, before the addition (Gemma 2).
+    /// As `Sequential`, with another norm after each half, before the addition (Gemma 2).
     Sandwich,
     /// `x += attention(norm(x)) + ffn(norm(x))`, both from the layer's input. A second norm in the
     /// file (`attn_norm_2`) is attention's; otherwise both halves share one (Falcon).
@@ -21,8 +21,8 @@ pub enum BlockKind {
 pub enum KvKind {
     /// A matrix for keys and one for values, or both with the queries in one (`attn_qkv`).
     Direct,
-    /// Keys and values are expanded from a narrow latent vector; the columns of a key that RoPE is applied to are the
-    /// same for all heads (DeepSeek's multi-head latent attention, MLA).
+    /// Keys and values are expanded from a narrow latent vector; the columns of a key that RoPE is
+    /// applied to are the same for all heads (DeepSeek's multi-head latent attention, MLA).
     Latent,
 }
 
@@ -31,6 +31,8 @@ pub enum KvKind {
 pub enum Positions {
     /// RoPE is applied to queries and keys.
     Rotary(Pairing),
+    /// None: recurrent layers carry the order of the tokens.
+    None,
     /// A learned vector is added to the embedding: that of position `pos` is row `pos + offset` of
     /// the table.
     Learned {
@@ -74,6 +76,8 @@ pub enum RouterInput {
     /// The residual before attention, unnormed, so that the experts are known early
     /// (SmallThinker).
     Layer,
+    /// The residual after attention, normed with factors of its own (Gemma 4).
+    Residual,
 }
 
 /// How a token selects its experts.
@@ -105,10 +109,16 @@ pub struct ArchSpec {
     /// Reads the mixer of a layer: [`LayerReader::attention`] in families where all layers have
     /// attention.
     pub mixer: fn(&LayerReader<'_>) -> Result<Mixer, Error>,
+    /// Whether layers can have attention; otherwise its keys are ignored.
+    pub attention: bool,
     /// How keys and values are computed.
     pub kv: KvKind,
     /// Whether each head's queries and keys are normalised.
     pub qk_norm: bool,
+    /// Whether each head's values are normalised, without factors.
+    pub v_norm: bool,
+    /// Whether the product for the keys is also that for the values in layers without `attn_v`.
+    pub keys_as_values: bool,
     /// Whether attention's output is multiplied by the sigmoid of gates that are computed with the
     /// queries.
     pub gated_attention: bool,
@@ -125,6 +135,11 @@ pub struct ArchSpec {
     pub local_base: Option<f32>,
     /// Whether embeddings are multiplied by `sqrt(n_embd)`.
     pub scaled_embedding: bool,
+    /// Whether files state factors of embeddings, of what layers add to the residual, and of
+    /// logits. Not with learned positions, nor where anything but a norm reads the residual.
+    pub scale_keys: bool,
+    /// Default factor on attention's scores; `None` for `1 / sqrt(d_head)`.
+    pub attn_scale: Option<f32>,
     /// Default soft cap of attention's scores; 0 for none.
     pub attn_softcap: f32,
     /// Default soft cap of the logits; 0 for none.
@@ -132,6 +147,8 @@ pub struct ArchSpec {
     /// The size of this family, by its number of layers, that divides scores by `sqrt(n_embd /
     /// n_head)` instead of `sqrt(d_head)`. Files have no key for it.
     pub width_scaled: Option<usize>,
+    /// Whether layers can have a feed-forward block; otherwise its keys are ignored.
+    pub feed_forward: bool,
     /// Shape of the feed-forward block.
     pub ffn: FfnKind,
     /// Default activation in an ordinary file.
@@ -144,6 +161,8 @@ pub struct ArchSpec {
     pub ffn_norm: &'static str,
     /// Name of the norm before the output matrix in files.
     pub output_norm: &'static str,
+    /// Whether layers with experts also have a dense block, with norms of its own.
+    pub dense_beside_experts: bool,
     /// How experts are selected, in files with experts.
     pub routing: Routing,
 }

@@ -8,7 +8,9 @@ use gguf::{Container, File};
 use super::hyper::Keys;
 use super::layers::Layers;
 use super::reader::Reader;
-use super::{Affine, ArchSpec, Error, Experts, Ffn, Hyper, LayerWeights, Positions, arch};
+use super::{
+    Affine, ArchSpec, Error, Experts, Ffn, Hyper, LayerWeights, PerLayerEmbedding, Positions, arch,
+};
 
 /// User options for a model.
 #[derive(Clone, Debug, Default)]
@@ -51,7 +53,9 @@ pub struct Model {
     pub token_embd: HostRows,
     /// Learned positions, added to the embeddings.
     pub positions: Option<PositionTable>,
-    /// Factors of `[1, n_embd]`.
+    /// Embeddings of the tokens for each layer.
+    pub per_layer: Option<PerLayerEmbedding>,
+    /// `[1, n_embd]`, multiplied by the logit scale.
     pub output_norm: Affine,
     /// `[n_vocab, n_embd]`; the embedding if they are tied.
     pub output: HostRows,
@@ -78,12 +82,15 @@ impl Model {
         let predictor_threshold = threshold(&keys)?;
         let n_vocab = reader.n_rows("token_embd.weight", hyper.n_embd, "the number of tokens")?;
         let token_embd = reader.matrix("token_embd.weight", n_vocab, hyper.n_embd)?;
-        let output = match reader.has("output.weight") {
-            true => reader.matrix("output.weight", n_vocab, hyper.n_embd)?,
-            false => token_embd.clone(),
+        let output = if reader.has("output.weight") {
+            reader.matrix("output.weight", n_vocab, hyper.n_embd)?
+        } else {
+            token_embd.clone()
         };
-        let output_norm = reader.norm(spec.output_norm, hyper.n_embd)?;
+        let factor = hyper.scales.logits.recip();
+        let output_norm = reader.scaled_norm(spec.output_norm, hyper.n_embd, factor)?;
         let positions = positions(&reader, spec, &hyper)?;
+        let per_layer = PerLayerEmbedding::read(&reader, &keys, &hyper, n_vocab)?;
         let layers = Layers::new(&reader, &keys, spec, &hyper, ffn_kind)?.read()?;
         let n_predictors = reader.finish(&hyper)?;
         Ok(Model {
@@ -92,6 +99,7 @@ impl Model {
             activation,
             token_embd,
             positions,
+            per_layer,
             output_norm,
             output,
             layers,

@@ -72,9 +72,10 @@ impl Task {
         LayerTime {
             frame: (reads.frame + reads.cache) / speed.dense + reads.n_ops as f64 * speed.op,
             home: self.neurons(spot.home, layer, here, used),
-            cpu: match split {
-                true => self.neurons(CPU, layer, cut.n_ff - here, facts.n_used() - used),
-                false => 0.0,
+            cpu: if split {
+                self.neurons(CPU, layer, cut.n_ff - here, facts.n_used() - used)
+            } else {
+                0.0
             },
             hand_off: if split { speed.hand_off } else { 0.0 },
         }
@@ -88,9 +89,10 @@ impl Task {
 
     /// Seconds to move the residual from one device to another.
     pub(super) fn carry(&self, from: DeviceIndex, to: DeviceIndex) -> f64 {
-        match from == to {
-            true => 0.0,
-            false => self.devices[from].speed.hand_off + self.devices[to].speed.hand_off,
+        if from == to {
+            0.0
+        } else {
+            self.devices[from].speed.hand_off + self.devices[to].speed.hand_off
         }
     }
 

@@ -10,13 +10,13 @@ const DECAY: f32 = 0.9;
 /// The expected shares weigh as much as this many counted tokens.
 const PRIOR: f32 = 64.0;
 /// Minimum difference in their shares of tokens for two neurons to change sides: larger than the
-/// statistical noise of some hundred tokens.
+/// statistical noise of a few hundred tokens.
 const CLEAR: f64 = 0.1;
 /// Number of tokens within which an exchange must pay off.
 const PAYS_WITHIN: f64 = 256.0;
 /// The share of the time that exchanges may take.
 const SHARE: f64 = 0.02;
-/// Most neuron pairs exchanged at one decision.
+/// Maximum number of neuron pairs exchanged at one decision.
 const MOST: usize = 256;
 
 /// Cost and benefit limits of exchanges, the same for all layers.
@@ -25,14 +25,13 @@ pub struct Bounds {
     /// Minimum difference in their shares of tokens for two neurons to change sides; `None` if
     /// exchanges never pay off.
     pub least: Option<f64>,
-    /// Most neurons at one decision.
+    /// Maximum number of neurons exchanged at one decision.
     pub most: usize,
 }
 
 impl Bounds {
-    /// For a neuron whose use by a token takes the CPU `saved` seconds longer than the device, an
-    /// exchange of two neurons in `cost` seconds, and a time per token of `token` seconds, if
-    /// known.
+    /// The limits if the CPU takes `saved` seconds longer than the device to compute a neuron, an
+    /// exchange of two neurons takes `cost` seconds, and a token takes `token` seconds, if known.
     #[must_use]
     pub fn new(saved: f64, cost: f64, token: Option<f64>) -> Bounds {
         let pays = cost / (saved * PAYS_WITHIN);
@@ -107,11 +106,22 @@ pub struct Swap {
     pub gain: f32,
 }
 
-/// The best exchanges of a layer whose neurons are in this order on both sides, in units of
-/// `unit`.
+/// How often the neurons of a layer were active.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerHeat<'a> {
+    /// The layer.
+    pub layer: usize,
+    /// Its counts.
+    pub heat: &'a Heat,
+    /// The tokens that were counted.
+    pub weight: Weight,
+}
+
+/// The best exchanges of a layer. `[device, cpu]` are its neurons on each side in the order of
+/// their slots; units of `unit` neurons are exchanged together.
 #[must_use]
 pub fn swaps(
-    (layer, heat, weight): (usize, &Heat, Weight),
+    LayerHeat { layer, heat, weight }: LayerHeat<'_>,
     [device, cpu]: [&[u32]; 2],
     unit: usize,
     bounds: &Bounds,
@@ -146,7 +156,7 @@ pub fn swaps(
 /// which are adjacent on both sides: each expert keeps its number of neurons on a side.
 #[must_use]
 pub fn swaps_within(
-    (layer, heat, weight): (usize, &Heat, Weight),
+    counted: LayerHeat<'_>,
     sides: [&[u32]; 2],
     n_each: usize,
     bounds: &Bounds,
@@ -165,7 +175,7 @@ pub fn swaps_within(
         other.map(|&(_, cold, cpu)| (hot, cold, [device, cpu]))
     });
     let within = pairs.flat_map(|(hot, cold, sides)| {
-        let all = swaps((layer, heat, weight), sides, 1, bounds).into_iter();
+        let all = swaps(counted, sides, 1, bounds).into_iter();
         all.map(move |swap| Swap { hot: swap.hot + hot, cold: swap.cold + cold, ..swap })
     });
     within.collect()
@@ -194,7 +204,7 @@ mod tests {
     #[test]
     fn the_most_used_change_places_with_the_least_used_if_it_is_clear() {
         let heat = heat(&[0.9, 0.05, 0.5, 0.45, 0.5, 0.7, 0.1]);
-        let at = (3, &heat, Weight::default());
+        let at = LayerHeat { layer: 3, heat: &heat, weight: Weight::default() };
         let all = swaps(at, [&[0, 1, 2], &[6, 3, 4, 5]], 1, &EAGER);
         let places: Vec<_> = all.iter().map(|swap| (swap.layer, swap.hot, swap.cold)).collect();
         assert_eq!(places, [(3, 1, 3)], "0.5 for 0.5 gains nothing");
@@ -209,7 +219,12 @@ mod tests {
     #[test]
     fn units_go_by_the_mean_of_their_neurons() {
         let heat = heat(&[0.9, 0.0, 0.2, 0.2, 0.6, 0.6]);
-        let all = swaps((0, &heat, Weight::default()), [&[2, 3, 0, 1], &[4, 5]], 2, &EAGER);
+        let all = swaps(
+            LayerHeat { layer: 0, heat: &heat, weight: Weight::default() },
+            [&[2, 3, 0, 1], &[4, 5]],
+            2,
+            &EAGER,
+        );
         assert_eq!((all.len(), all[0].hot, all[0].cold), (1, 0, 0));
     }
 
@@ -218,7 +233,7 @@ mod tests {
         // Experts of 4: the first has neurons 0, 1 on the device and 2, 3 on the CPU, the second
         // has 4 on the device, the third 8, 9 on the CPU.
         let heat = heat(&[0.9, 0.1, 0.8, 0.2, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9]);
-        let at = (0, &heat, Weight::default());
+        let at = LayerHeat { layer: 0, heat: &heat, weight: Weight::default() };
         let sides: [&[u32]; 2] = [&[1, 0, 4], &[5, 7, 2, 3, 8, 9]];
         let all = swaps_within(at, sides, 4, &EAGER);
         let places: Vec<_> = all.iter().map(|swap| (swap.hot, swap.cold)).collect();
@@ -235,7 +250,7 @@ mod tests {
             weight += EVERY;
             weight.decay(std::iter::once(&mut heat));
         }
-        let all = swaps((0, &heat, weight), [&[0], &[1]], 1, &EAGER);
+        let all = swaps(LayerHeat { layer: 0, heat: &heat, weight }, [&[0], &[1]], 1, &EAGER);
         assert!(all[0].gain > 0.95 && all[0].gain <= 1.0, "{all:?}");
     }
 

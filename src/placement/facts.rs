@@ -1,12 +1,13 @@
 //! Inputs of the planner: sizes on each device, bytes read per token, speed of each device.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hal::Bytes;
 
-/// Most groups that the neurons of a layer are split into. Neurons of a group are placed together:
-/// few enough groups to try thousands of placements, enough that less than 2 % of one layer stays
-/// unused.
+/// Maximum number of groups that the neurons of a layer are split into. Neurons of a group are
+/// placed together: few enough groups to try thousands of placements, enough that less than 2 % of
+/// one layer stays unused.
 const MOST_GROUPS: usize = 64;
 
 /// Measured speeds of a device.
@@ -29,7 +30,7 @@ pub struct Speed {
     pub upload: f64,
 }
 
-/// How the neurons of a layer are cut: into units that stay together, those into groups.
+/// How the neurons of a layer are divided: into units that stay together, and units into groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// Neurons of a layer.
@@ -41,7 +42,8 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// The cut of a layer of `n_ff` neurons in units of `unit`; no groups where there are no neurons.
+    /// The cut of a layer of `n_ff` neurons in units of `unit`; no groups where there are no
+    /// neurons.
     #[must_use]
     pub fn new(n_ff: usize, unit: usize) -> Cut {
         let unit = unit.max(1);
@@ -99,10 +101,10 @@ pub struct StreamReads {
     pub brought: f64,
     /// Bytes per neuron multiplied per token on that device.
     pub multiplied: f64,
-    /// The same, per chunk, besides its neurons: the first matrix of a predictor.
+    /// Bytes per chunk multiplied per token besides its neurons: the first matrix of a predictor.
     pub per_piece: f64,
-    /// Per token, the transfer there and back if the layer itself is on the CPU; `None` if only
-    /// neurons of layers whose home is the device are streamed.
+    /// Per token, the upload of x and the download of y if the layer itself is on the CPU; `None`
+    /// if only neurons of layers whose home is the device are streamed.
     pub carried: Option<f64>,
 }
 
@@ -113,17 +115,21 @@ pub struct LayerFacts {
     pub reads: LayerReads,
     /// How its neurons are cut.
     pub cut: Cut,
+    /// Whether its home must be that of the layer before it, because a layer's KV cache is shared
+    /// across both.
+    pub joined: bool,
     /// First neurons of the units, the most used unit first.
     pub(super) order: Arc<[u32]>,
     /// The expected number of used neurons per token among the first `k` groups, for each `k` from
     /// 0 to all.
     pub(super) mass: Vec<f64>,
-    /// The same per neuron of each group, not increasing.
+    /// Mean use per neuron of each group, not increasing.
     pub(super) mean: Vec<f64>,
 }
 
 impl LayerFacts {
-    /// A layer whose neurons are used as in `uses`. Values outside of 0 to 1 are clamped.
+    /// A layer whose neurons are used as in `uses`, and that may have any home. Values outside
+    /// 0..=1 are clamped.
     #[must_use]
     pub fn new(reads: LayerReads, uses: Uses<'_>, cut: &Cut) -> LayerFacts {
         let firsts = (0..cut.n_ff).step_by(cut.unit);
@@ -149,7 +155,7 @@ impl LayerFacts {
             mean.push(mean.last().map_or(used / n, |last: &f64| last.min(used / n)));
         }
         let order = units.into_iter().map(|(first, _)| first).collect();
-        LayerFacts { reads, cut: *cut, order, mass, mean }
+        LayerFacts { reads, cut: *cut, joined: false, order, mass, mean }
     }
 
     /// Expected number of neurons that a token uses.
@@ -206,8 +212,8 @@ pub struct DeviceFacts {
     pub speed: Speed,
     /// Memory for streaming; `None` if nothing is streamed, or if it is included in `fixed`.
     pub stream: Option<StreamFacts>,
-    /// Parts that cannot be placed on this device whatever the budget, with the reason: messages, not
-    /// used for planning.
+    /// Parts that cannot be placed on this device whatever the budget, with the reason: messages,
+    /// not used for planning.
     pub refused: Vec<String>,
 }
 
@@ -222,7 +228,7 @@ pub struct StreamFacts {
 
 /// User options that override the planner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct PlanConstraints {
     /// Number of whole layers on devices, with no split ones; one more than the number of layers
     /// includes the head.
     pub whole_layers: Option<usize>,
@@ -244,10 +250,23 @@ pub struct Task {
     /// Numbers of tokens of prefill steps, ascending.
     pub rungs: Vec<usize>,
     /// User options.
-    pub wishes: Wishes,
+    pub constraints: PlanConstraints,
 }
 
 impl Task {
+    /// The layers that must have the same home as `layer`, including `layer`.
+    pub(super) fn group(&self, layer: usize) -> Range<usize> {
+        let joined = |layer: usize| self.layers.get(layer).is_some_and(|facts| facts.joined);
+        let first = (0..=layer).rev().find(|&layer| !joined(layer)).unwrap_or(0);
+        let end = (layer + 1..self.layers.len()).find(|&layer| !joined(layer));
+        first..end.unwrap_or(self.layers.len())
+    }
+
+    /// Whether a run of layers may begin with `layer`, or end before it.
+    pub(super) fn may_cut(&self, layer: usize) -> bool {
+        layer == 0 || self.layers.get(layer).is_none_or(|facts| !facts.joined)
+    }
+
     /// How the neurons of a layer are cut.
     #[must_use]
     pub fn cut(&self, layer: usize) -> &Cut {

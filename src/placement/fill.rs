@@ -1,10 +1,11 @@
 //! Places a run of layers on one device within a budget: which layers are whole, and which are
 //! split with how many neurons.
 //!
-//! Up to a number of groups both decode and prefill become faster with each group; past it at most
-//! one of them does. So groups are added up to that number one by one, as far as they fit, and
-//! past it all layers grow together in even stages, of which only those count that fit as a whole.
-//! Therefore more memory never removes a candidate, unless another one is better in both.
+//! Each group that a layer has on the device makes both decode and prefill faster, up to some
+//! number of groups; beyond it, at most one of the two becomes faster. Up to that number, groups
+//! are added one by one while they fit. Beyond it, all layers grow together in even stages, and a
+//! stage is a candidate only if all of it fits. So more memory never removes a candidate, unless
+//! another candidate is better in both.
 
 use std::ops::Range;
 
@@ -33,21 +34,21 @@ pub(super) struct Filler<'a> {
     /// Stages towards the optimum for decode, and towards that for prefill.
     further: [Vec<Caps>; 2],
     /// Layers sorted by the use of their least used neurons, highest first: these lose least by
-    /// being whole.
+    /// being whole. Layers with one home are adjacent.
     flattest: Vec<usize>,
     /// Groups of each layer after a number of groups were added in total, by time saved per byte.
     steps: Vec<Vec<u16>>,
 }
 
-/// Most groups of each layer if it is split; `None` if the device cannot split it.
+/// Maximum number of groups of each layer if it is split; `None` if the device cannot split it.
 type Caps = Vec<Option<usize>>;
 
 /// Location of the layers of a run that are not whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Others {
-    /// Split, with as many groups as both gain from and fit.
+    /// Split, with the groups that make both decode and prefill faster, as far as they fit.
     Split,
-    /// Split, with all groups of a stage towards one of the two.
+    /// Split, with all groups of a stage towards the optimum of decode (0) or of prefill (1).
     Stage(usize, usize),
     OnCpu,
 }
@@ -74,9 +75,9 @@ impl<'a> Filler<'a> {
             (0..=n_groups(layer)).map(|groups| costs.layer(layer, spot(groups))).collect()
         };
         let here: Vec<Vec<Cost>> = (0..n_layer).map(here).collect();
-        let wishes = &task.wishes;
+        let constraints = &task.constraints;
         let best = |layer: usize, seconds: fn(&Cost) -> f64| {
-            let most = match (wishes.whole_layers, wishes.neurons_on_cpu) {
+            let most = match (constraints.whole_layers, constraints.neurons_on_cpu) {
                 (Some(_), _) => return None,
                 (None, true) => sizes[layer].shares.len().min(1).min(n_groups(layer)),
                 (None, false) => sizes[layer].shares.len().min(n_groups(layer)),
@@ -94,10 +95,20 @@ impl<'a> Filler<'a> {
             let facts = &task.layers[layer];
             facts.n_used() - facts.mass[n_groups(layer) / 2]
         };
+        let groups: Vec<Range<usize>> = (0..n_layer).map(|layer| task.group(layer)).collect();
+        let tails = groups.iter().map(|group| {
+            let sum: f64 = group.clone().map(tail).sum();
+            sum / group.len() as f64
+        });
+        let tails: Vec<f64> = tails.collect();
+        let first = |layer: usize| groups[layer].start;
         let mut flattest: Vec<usize> = (0..n_layer).collect();
-        flattest.sort_by(|&a, &b| tail(b).total_cmp(&tail(a)).then(b.cmp(&a)));
+        flattest.sort_by(|&a, &b| {
+            let by_use = tails[b].total_cmp(&tails[a]);
+            by_use.then(first(b).cmp(&first(a))).then(b.cmp(&a))
+        });
         let whole = |(layer, sizes): (usize, &LayerSizes)| {
-            sizes.whole.is_some() && (!wishes.neurons_on_cpu || n_groups(layer) == 0)
+            sizes.whole.is_some() && (!constraints.neurons_on_cpu || n_groups(layer) == 0)
         };
         let on_cpu = |layer| costs.layer(layer, Spot { home: CPU, groups: n_groups(layer) });
         Filler {
@@ -113,14 +124,15 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// The candidates to place the layers of `range` within `room`, the first of them on this
-    /// device, that no other dominates: separately for those that end on this device and those
-    /// that end on the CPU. For each number of whole layers, the others are split and filled, or
-    /// on the CPU, so that no placement by layers is faster than the result.
+    /// The Pareto fronts of placements of the layers of `range` within `room`, the first layer on
+    /// this device: one front of placements that end on this device, another of placements that
+    /// end on the CPU. For each number of whole layers, the others are split and filled, or stay on
+    /// the CPU, so that no placement by whole layers is faster than the result.
     pub(super) fn fill(&self, range: &Range<usize>, room: Bytes) -> Vec<Filled> {
         let wholes = self.wholes(range);
         // Layers that the user requested on this device stay there, however slow that is.
-        let fewest = if self.costs.task.wishes.whole_layers.is_some() { range.len() } else { 0 };
+        let fewest =
+            if self.costs.task.constraints.whole_layers.is_some() { range.len() } else { 0 };
         let (mut here, mut elsewhere) = (Front::default(), Front::default());
         for n_whole in (fewest..=wholes.len()).rev() {
             let mut offer = |others: Others| {
@@ -195,6 +207,10 @@ impl<'a> Filler<'a> {
                 (false, None) => Bytes(0),
             };
         }
+        let mut pairs = spots.windows(2).zip(range.start + 1..);
+        if pairs.any(|(pair, layer)| task.layers[layer].joined && pair[0].home != pair[1].home) {
+            return None;
+        }
         used += if is_split { facts.hand_offs } else { Bytes(0) };
         let left = room.0.checked_sub(used.0)?;
         (spots.first()?.home == device).then_some(())?;
@@ -225,9 +241,10 @@ impl<'a> Filler<'a> {
             cost = cost + self.costs.carry(at, spot.home);
             at = spot.home;
             cost = cost
-                + match spot.home == self.device {
-                    true => self.here[layer][spot.groups],
-                    false => self.on_cpu[layer],
+                + if spot.home == self.device {
+                    self.here[layer][spot.groups]
+                } else {
+                    self.on_cpu[layer]
                 };
         }
         cost

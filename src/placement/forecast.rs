@@ -54,10 +54,10 @@ pub struct LayerForecast {
 
 /// Breakdown of a token's time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Parts {
+pub struct TimeParts {
     /// Layers and head on the CPU, and for split layers the CPU's time beyond the device's.
     pub cpu: f64,
-    /// All work of devices.
+    /// Layers and head on all devices besides the CPU.
     pub devices: f64,
     /// Hand-offs, and the residual carried between devices.
     pub hand_offs: f64,
@@ -71,7 +71,7 @@ pub struct Forecast {
     /// Seconds of a generated token.
     pub seconds: f64,
     /// Breakdown of that time.
-    pub parts: Parts,
+    pub parts: TimeParts,
     /// Layers in order.
     pub layers: Vec<LayerForecast>,
     /// Devices in order; the CPU's entry is empty.
@@ -95,7 +95,7 @@ pub struct Forecast {
 impl Forecast {
     pub(super) fn new(task: &Task, choice: &Choice, stream_from: Vec<Option<usize>>) -> Forecast {
         let mut devices = vec![DeviceBytes::default(); task.devices.len()];
-        let mut parts = Parts { hand_offs: task.carries(choice), ..Parts::default() };
+        let mut parts = TimeParts { hand_offs: task.carries(choice), ..TimeParts::default() };
         let (mut layers, mut placed) = (Vec::new(), Vec::new());
         let (mut used, mut off_cpu) = (0.0, 0.0);
         for (i, spot) in choice.layers.iter().enumerate() {
@@ -122,10 +122,8 @@ impl Forecast {
                 parts.cpu += (time.cpu - time.home).max(0.0);
                 let sizes = &task.devices[spot.home].layers[i];
                 (layer.frame, layer.cache) = (sizes.frame, sizes.cache);
-                layer.neurons = match split {
-                    true => sizes.shares[spot.groups],
-                    false => sizes.whole.unwrap_or_default(),
-                };
+                layer.neurons =
+                    if split { sizes.shares[spot.groups] } else { sizes.whole.unwrap_or_default() };
                 let on = &mut devices[spot.home];
                 on.frames += layer.frame;
                 on.cache += layer.cache;
@@ -219,17 +217,30 @@ impl Forecast {
 }
 
 /// The fewest bytes with which `device` can hold a layer, whole or split, within the user's
-/// options.
+/// options; or the layers that must have one home.
 fn least(task: &Task, device: DeviceIndex) -> Option<Bytes> {
-    let (facts, wishes) = (&task.devices[device], &task.wishes);
+    let (facts, constraints) = (&task.devices[device], &task.constraints);
     let layer = |sizes: &LayerSizes| {
-        let whole = sizes.whole.filter(|_| !wishes.neurons_on_cpu);
-        let split = sizes.shares.first().map(|share| *share + facts.hand_offs + facts.hand_off);
-        let split = split.filter(|_| wishes.whole_layers.is_none());
-        Some(sizes.frame + sizes.cache + whole.into_iter().chain(split).min()?)
+        let whole = sizes.whole.filter(|_| !constraints.neurons_on_cpu);
+        let split = sizes.shares.first().map(|share| *share + facts.hand_off);
+        let split = split.filter(|_| constraints.whole_layers.is_none());
+        // The memory that all hand-offs share is needed once.
+        let split = split.map(|bytes| (bytes, facts.hand_offs));
+        let least = whole.map(|bytes| (bytes, Bytes(0))).into_iter().chain(split);
+        let (bytes, shared) = least.min_by_key(|(bytes, shared)| *bytes + *shared)?;
+        Some((sizes.frame + sizes.cache + bytes, shared))
     };
-    let least = facts.layers.iter().filter_map(layer).min().map(|bytes| facts.fixed + bytes);
-    least.filter(|_| device != CPU && !wishes.cache_on_cpu)
+    let group = |first: usize| {
+        let mut sum = (Bytes(0), Bytes(0));
+        for sizes in facts.layers.get(task.group(first))? {
+            let (bytes, shared) = layer(sizes)?;
+            sum = (sum.0 + bytes, sum.1.max(shared));
+        }
+        Some(sum.0 + sum.1)
+    };
+    let firsts = (0..facts.layers.len()).filter(|&layer| task.may_cut(layer));
+    let least = firsts.filter_map(group).min().map(|bytes| facts.fixed + bytes);
+    least.filter(|_| device != CPU && !constraints.cache_on_cpu)
 }
 
 fn share(part: f64, of: f64) -> f64 {

@@ -49,7 +49,7 @@ impl<'a> Costs<'a> {
     /// on devices.
     pub(super) fn new(task: &'a Task, streams: &[DeviceIndex]) -> Costs<'a> {
         let known = task.devices.iter().all(|device| device.speed.prompt > 0.0);
-        let count = known && task.wishes.whole_layers.is_none();
+        let count = known && task.constraints.whole_layers.is_none();
         let streams = (0..task.devices.len()).map(|device| streams.contains(&device)).collect();
         Costs { n_prompt: count.then(|| task.n_prompt()), streams, ..Costs::of_tokens(task) }
     }
@@ -116,12 +116,12 @@ impl<T> Front<T> {
         self.0.iter()
     }
 
-    /// The one with the fastest decode.
+    /// The candidate with the fastest decode.
     pub(super) fn fastest(&self) -> Option<&(Cost, T)> {
         self.0.first()
     }
 
-    /// The one with the fastest decode among those whose prefill takes at most `prompt`.
+    /// The candidate with the fastest decode among those whose prefill takes at most `prompt`.
     pub(super) fn within(&self, prompt: f64) -> Option<&(Cost, T)> {
         self.iter().find(|(cost, _)| cost.prompt <= prompt * ROUNDING)
     }

@@ -15,10 +15,10 @@ mod tests;
 
 pub use estimate::LayerTime;
 pub use facts::{
-    Cut, DeviceFacts, LayerFacts, LayerReads, LayerSizes, Speed, StreamFacts, StreamReads, Task,
-    Uses, Wishes,
+    Cut, DeviceFacts, LayerFacts, LayerReads, LayerSizes, PlanConstraints, Speed, StreamFacts,
+    StreamReads, Task, Uses,
 };
-pub use forecast::{DeviceBytes, Forecast, LayerForecast, Parts};
+pub use forecast::{DeviceBytes, Forecast, LayerForecast, TimeParts};
 pub use plan::{plan, plan_for_tokens, plan_whole_layers};
 
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub const CPU: DeviceIndex = 0;
 /// Neurons of one layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Neurons {
-    /// All of them.
+    /// All neurons of the layer.
     All,
     /// These: strictly ascending in a new placement, in the order of their slots once some have
     /// changed sides.
@@ -40,7 +40,7 @@ pub enum Neurons {
 }
 
 impl Neurons {
-    /// Their number, of a layer's `n_ff`.
+    /// Number of these neurons, in a layer of `n_ff`.
     #[must_use]
     pub fn len(&self, n_ff: usize) -> usize {
         match self {
@@ -124,6 +124,14 @@ pub enum Error {
         /// Neurons that must stay together.
         unit: usize,
     },
+    /// A layer is not on the device of the KV cache that it uses.
+    #[error("layer {layer} uses the KV cache of layer {source_layer} and must be on its device")]
+    Apart {
+        /// The layer.
+        layer: usize,
+        /// The layer with the cache.
+        source_layer: usize,
+    },
 }
 
 impl Placement {
@@ -134,11 +142,17 @@ impl Placement {
         Placement { embed: device, head: device, layers }
     }
 
-    /// Checks that every neuron has exactly one place; `cuts` are the model's layers in order.
+    /// Checks that every neuron has exactly one place; `cuts` are the model's layers in order, and
+    /// `sources` says of each whose KV cache it uses, if not its own.
     ///
     /// # Errors
     /// [`Error`].
-    pub fn check(&self, cuts: &[Cut], n_devices: usize) -> Result<(), Error> {
+    pub fn check(
+        &self,
+        cuts: &[Cut],
+        sources: &[Option<usize>],
+        n_devices: usize,
+    ) -> Result<(), Error> {
         if self.layers.len() != cuts.len() {
             return Err(Error::Layers { expected: cuts.len(), found: self.layers.len() });
         }
@@ -153,6 +167,12 @@ impl Placement {
             let unit = cut.unit;
             if !covers_once(&placed.shares, cut.n_ff, unit) {
                 return Err(Error::Neurons { layer, unit });
+            }
+        }
+        for (layer, source) in sources.iter().enumerate() {
+            let home = |layer: usize| self.layers.get(layer).map(|placed| placed.home);
+            if let Some(source_layer) = source.filter(|&source| home(source) != home(layer)) {
+                return Err(Error::Apart { layer, source_layer });
             }
         }
         Ok(())

@@ -1,18 +1,19 @@
-//! Plans a placement from sizes, uses, speeds and budgets: the one with the least estimated decode
-//! time among those whose prefill is no slower than that of the best placement with whole layers
-//! only.
+//! Plans a placement from sizes, uses, speeds and budgets: the placement with the least estimated
+//! decode time among those whose prefill is no slower than that of the best placement with whole
+//! layers only.
 //!
-//! A larger budget never makes both worse: if decode becomes slower than with a smaller one,
-//! prefill becomes faster. For the old placement, or one that dominates it, is among the
-//! candidates (`search.rs`); it was rejected only if its prefill is slower than allowed, so slower
-//! than that of the chosen one. If prefill is not considered, decode never becomes slower.
+//! A larger budget never makes both worse: if decode becomes slower than with a smaller budget,
+//! prefill becomes faster. The reason: the placement for the smaller budget, or one that dominates
+//! it, is still a candidate (`search.rs`). It is rejected only if its prefill is slower than
+//! allowed, and so slower than that of the chosen placement. If prefill is not considered, decode
+//! never becomes slower.
 
 use super::DeviceIndex;
 use super::estimate::Choice;
 use super::facts::Task;
 use super::forecast::Forecast;
 use super::front::{Cost, Costs, Front};
-use super::search::{Search, Way, devices};
+use super::search::{Candidate, Search, devices};
 
 /// Places a model.
 #[must_use]
@@ -44,7 +45,7 @@ fn fastest(task: &Task) -> Choice {
     let costs = Costs::of_tokens(task);
     let mut search = Search::new(&costs);
     let n_layer = task.layers.len();
-    let ways = match task.wishes.whole_layers {
+    let ways = match task.constraints.whole_layers {
         None => search.all(),
         // As many layers as fit, down to none: then the head alone, if it was requested.
         Some(wanted) => {
@@ -69,11 +70,16 @@ pub fn plan_whole_layers(task: &Task) -> Forecast {
     plan_for_tokens(&task)
 }
 
-/// The best placement with slots for streaming the CPU's neurons to devices in prefill, if prefill
-/// gains more by it than decode loses by the slots' memory, decode takes no longer than `slowest`,
-/// and none of the `ways` without slots is as good. `without` is the cost of the choice among
-/// these.
-fn streaming(task: &Task, ways: &Front<Way>, without: Cost, slowest: f64) -> Option<Forecast> {
+/// The best placement with slots for streaming the CPU's neurons to devices in prefill. `None`
+/// unless it saves more prefill time than the slots' memory costs in decode time, decode takes no
+/// longer than `slowest`, and no candidate without slots (`ways`) is as good. `without` is the cost
+/// of the candidate chosen among `ways`.
+fn streaming(
+    task: &Task,
+    ways: &Front<Candidate>,
+    without: Cost,
+    slowest: f64,
+) -> Option<Forecast> {
     let n = task.n_prompt() as f64;
     let text = |cost: Cost| cost.prompt + n * cost.token;
     let pays = |cost: Cost| {
@@ -102,7 +108,7 @@ fn streaming(task: &Task, ways: &Front<Way>, without: Cost, slowest: f64) -> Opt
 /// The user's choice with slots for streaming neurons of CPU layers to devices in prefill, if
 /// there is memory for them and prefill gains.
 fn beside(task: &Task, plain: &Forecast) -> Option<Forecast> {
-    task.wishes.whole_layers?;
+    task.constraints.whole_layers?;
     let streamed = |device: DeviceIndex| {
         let with = task.with_slots(&[device]);
         let choice = fastest(&with);

@@ -29,7 +29,7 @@ impl Task {
         device != CPU && facts.stream.is_some() && known
     }
 
-    /// The same with the memory for streaming reserved on these devices.
+    /// A copy of the task with the memory for streaming reserved on these devices.
     pub(super) fn with_slots(&self, devices: &[DeviceIndex]) -> Task {
         let mut task = self.clone();
         for &device in devices {
@@ -79,7 +79,7 @@ impl Task {
         let cut = self.cut(layer);
         let (n_home, tokens) = (cut.neurons(spot.groups), n as f64);
         let (absent, carried) = match spot.home {
-            // Nothing comes of a layer without neurons.
+            // A layer without neurons has nothing to stream.
             _ if cut.n_ff == 0 => return None,
             CPU if n_home == cut.n_ff => {
                 let bytes = tokens * reads.carried?;

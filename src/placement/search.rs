@@ -38,7 +38,7 @@ pub(super) struct Search<'a> {
 
 /// A candidate placement: layers outside of the runs are on the CPU.
 #[derive(Clone, Debug)]
-pub(super) struct Way {
+pub(super) struct Candidate {
     embed: DeviceIndex,
     head: DeviceIndex,
     runs: Vec<Run>,
@@ -58,7 +58,7 @@ struct Run {
 struct Stop {
     /// Device of the last run of layers.
     run: DeviceIndex,
-    /// Device of the residual: that of the run, or the CPU if the last layer of the run is there.
+    /// Device of the residual: that of the run, or the CPU if the run's last layer is on the CPU.
     at: DeviceIndex,
     /// Number of placed layers.
     end: usize,
@@ -75,17 +75,18 @@ impl<'a> Search<'a> {
             0 | 1 => 1,
             _ => n_layer.div_ceil(BORDERS).max(1),
         };
-        let mut borders: Vec<usize> = (0..n_layer).step_by(step).collect();
-        borders.push(n_layer);
+        let borders = (0..n_layer).step_by(step).map(|layer| task.group(layer).start);
+        let mut borders: Vec<usize> = borders.chain([n_layer]).collect();
+        borders.dedup();
         let fillers = devices(task).map(|device| Filler::new(costs, device)).collect();
         Search { costs, task, fillers, borders, filled: HashMap::new() }
     }
 
-    /// The best candidates; that with everything on the CPU is included.
-    pub(super) fn all(&mut self) -> Front<Way> {
+    /// The best candidates, including the placement with everything on the CPU.
+    pub(super) fn all(&mut self) -> Front<Candidate> {
         let mut front = Front::default();
         let cost = self.costs.of(&self.task.on_cpu());
-        front.offer(cost, || Way { embed: CPU, head: CPU, runs: Vec::new() });
+        front.offer(cost, || Candidate { embed: CPU, head: CPU, runs: Vec::new() });
         for head in CPU..self.task.devices.len() {
             for embed in CPU..self.task.devices.len() {
                 self.with_ends(embed, head, &(0..=self.task.layers.len()), &mut front);
@@ -94,9 +95,13 @@ impl<'a> Search<'a> {
         front
     }
 
-    /// The best candidates with exactly the layers from `first` on on devices; also the head if
-    /// `with_head` and it fits. Empty if the layers do not fit.
-    pub(super) fn from(&mut self, first: usize, with_head: bool) -> Front<Way> {
+    /// The best candidates that place exactly the layers from `first` on on the device; also the
+    /// head, if `with_head` and it fits. Empty if the layers do not fit, or if `first` must share
+    /// the home of the layer before it.
+    pub(super) fn from(&mut self, first: usize, with_head: bool) -> Front<Candidate> {
+        if !self.task.may_cut(first) {
+            return Front::default();
+        }
         if !self.borders.contains(&first) {
             self.borders.push(first);
             self.borders.sort_unstable();
@@ -120,7 +125,7 @@ impl<'a> Search<'a> {
         embed: DeviceIndex,
         head: DeviceIndex,
         firsts: &RangeInclusive<usize>,
-        front: &mut Front<Way>,
+        front: &mut Front<Candidate>,
     ) {
         let n_layer = self.task.layers.len();
         let Some(rooms) = self.rooms(embed, head) else { return };
@@ -136,7 +141,7 @@ impl<'a> Search<'a> {
                 start(layer + 1, CPU, cost);
             }
         }
-        if !self.task.wishes.cache_on_cpu {
+        if !self.task.constraints.cache_on_cpu {
             for device in devices(self.task) {
                 self.extend(&mut ways, device, &rooms, firsts);
             }
@@ -152,7 +157,7 @@ impl<'a> Search<'a> {
         for (stop, ways) in ends {
             let last = self.costs.carry(stop.at, head) + self.costs.head(head);
             for (cost, runs) in ways {
-                front.offer(cost + last, || Way { embed, head, runs });
+                front.offer(cost + last, || Candidate { embed, head, runs });
             }
         }
     }
@@ -234,7 +239,7 @@ impl<'a> Search<'a> {
     }
 
     /// The location of everything in this candidate.
-    pub(super) fn choice(&self, way: &Way) -> Choice {
+    pub(super) fn choice(&self, way: &Candidate) -> Choice {
         let mut choice = Choice { embed: way.embed, head: way.head, ..self.task.on_cpu() };
         for Run { device, layers, room, filled } in &way.runs {
             let spots = self.fillers[device - CPU - 1].place(layers, *room, filled);

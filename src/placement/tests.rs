@@ -5,6 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use hal::Bytes;
 
+mod large;
+
 /// Parameters of a random task.
 #[derive(Clone, Debug)]
 struct Recipe {
@@ -13,6 +15,8 @@ struct Recipe {
     unit: usize,
     /// Neurons of each layer as a share of the largest, cycled over the layers: 0 for none.
     widths: Vec<f64>,
+    /// Whether each layer has the home of the one before it, cycled over the layers.
+    joined: Vec<bool>,
     /// Bytes of a layer's frame, its cache, one neuron, and the overhead of every share.
     sizes: [u64; 4],
     /// Allocations are multiples of this.
@@ -23,7 +27,7 @@ struct Recipe {
     /// For each device: its speed relative to the CPU, and the hand-off in microseconds.
     devices: Vec<(f64, f64)>,
     ends: u64,
-    wishes: Wishes,
+    constraints: PlanConstraints,
     /// Each device's prefill speed relative to the CPU's, as a multiple of the decode ratio;
     /// `None` if unknown.
     prompts: Option<f64>,
@@ -34,18 +38,22 @@ struct Recipe {
 fn recipes() -> impl Strategy<Value = Recipe> {
     let sizes = [0..50_000u64, 0..20_000, 1..500, 0..5_000];
     let devices = prop::collection::vec((0.2..40.0f64, 0.0..80.0f64), 1..3);
-    let wishes = prop_oneof![
-        4 => Just(Wishes::default()),
-        1 => Just(Wishes { neurons_on_cpu: true, ..Wishes::default() }),
-        1 => Just(Wishes { cache_on_cpu: true, ..Wishes::default() }),
-        1 => (0..9usize).prop_map(|n| Wishes { whole_layers: Some(n), ..Wishes::default() }),
+    let constraints = prop_oneof![
+        4 => Just(PlanConstraints::default()),
+        1 => Just(PlanConstraints { neurons_on_cpu: true, ..PlanConstraints::default() }),
+        1 => Just(PlanConstraints { cache_on_cpu: true, ..PlanConstraints::default() }),
+        1 => (0..9usize).prop_map(|n| PlanConstraints { whole_layers: Some(n), ..PlanConstraints::default() }),
     ];
     let falls = prop::collection::vec(0.5..1.0f64, 1..4);
     let widths = prop_oneof![
         2 => Just(vec![1.0]),
         1 => prop::collection::vec(prop_oneof![Just(0.0), 0.1..1.0f64], 1..4),
     ];
-    let cut = (1..8usize, 1..5usize, 1..40usize, widths);
+    let joined = prop_oneof![
+        1 => Just(vec![false]),
+        1 => prop::collection::vec(any::<bool>(), 2..9),
+    ];
+    let cut = (1..8usize, 1..5usize, 1..40usize, widths, joined);
     let rest = (prop::sample::select(vec![1u64, 256, 4096]), any::<bool>(), 0..80_000u64);
     let slots = (0..40_000u64, 0.01..20.0f64);
     let prompts = prop_oneof![
@@ -53,22 +61,23 @@ fn recipes() -> impl Strategy<Value = Recipe> {
         1 => (0.1..30.0f64).prop_map(|prompts| (Some(prompts), None)),
         1 => (0.1..30.0f64, slots).prop_map(|(prompts, slots)| (Some(prompts), Some(slots))),
     ];
-    (cut, sizes, rest, falls, devices, wishes, prompts).prop_map(
-        |(cut, sizes, (granule, sparse, ends), falls, devices, wishes, (prompts, streams))| {
-            let (n_layer, unit, n_units, widths) = cut;
+    (cut, sizes, rest, falls, devices, constraints, prompts).prop_map(
+        |(cut, sizes, (granule, sparse, ends), falls, devices, constraints, (prompts, streams))| {
+            let (n_layer, unit, n_units, widths, joined) = cut;
             let n_ff = unit * n_units;
             Recipe {
                 n_layer,
                 n_ff,
                 unit,
                 widths,
+                joined,
                 sizes,
                 granule,
                 falls,
                 sparse,
                 devices,
                 ends,
-                wishes,
+                constraints,
                 prompts,
                 streams,
             }
@@ -106,7 +115,9 @@ impl Recipe {
                 }),
                 n_ops: 10,
             };
-            LayerFacts::new(reads, Uses::Each(&uses), &cut)
+            let mut facts = LayerFacts::new(reads, Uses::Each(&uses), &cut);
+            facts.joined = layer > 0 && self.joined[layer % self.joined.len()];
+            facts
         });
         let sizes = |layer| {
             let cut = self.cut(layer);
@@ -156,7 +167,7 @@ impl Recipe {
             devices: [device((0, cpu))].into_iter().chain(others).collect(),
             head: self.ends as f64,
             rungs: (0..10).map(|i| 1 << i).collect(),
-            wishes: self.wishes,
+            constraints: self.constraints,
         }
     }
 
@@ -172,11 +183,14 @@ fn check(task: &Task) -> Forecast {
     let forecast = plan(task);
     let placement = &forecast.placement;
     let cuts: Vec<Cut> = task.layers.iter().map(|layer| layer.cut).collect();
-    placement.check(&cuts, task.devices.len()).unwrap();
+    placement.check(&cuts, &[], task.devices.len()).unwrap();
+    for (pair, facts) in placement.layers.windows(2).zip(&task.layers[1..]) {
+        assert!(!facts.joined || pair[0].home == pair[1].home, "{placement:?}");
+    }
     for (facts, bytes) in task.devices.iter().zip(&forecast.devices) {
         assert!(bytes.total() <= facts.budget, "{} of {}", bytes.total(), facts.budget);
     }
-    let Parts { cpu, devices, hand_offs } = forecast.parts;
+    let TimeParts { cpu, devices, hand_offs } = forecast.parts;
     assert!(forecast.seconds <= (cpu + devices + hand_offs) * (1.0 + 1e-9));
     assert!((0.0..=1.0 + 1e-9).contains(&forecast.off_cpu));
     if forecast.stream_from.iter().all(Option::is_none) {
@@ -194,6 +208,7 @@ fn not_slower(a: f64, b: f64) -> bool {
 fn plain(task: &Task) -> f64 {
     let device = &task.devices[1];
     let (mut left, mut choice) = (device.budget, task.on_cpu());
+    let mut first = task.layers.len();
     let Some(room) = left.0.checked_sub(device.fixed.0) else { return task.seconds(&choice) };
     left = Bytes(room);
     for (layer, sizes) in device.layers.iter().enumerate().rev() {
@@ -202,7 +217,15 @@ fn plain(task: &Task) -> f64 {
             break;
         }
         left = left - bytes;
+        first = layer;
         choice.layers[layer] = estimate::Spot { home: 1, groups: task.cut(layer).n_groups() };
+    }
+    // Layers that share the home of a layer that does not fit.
+    while !task.may_cut(first) {
+        choice.layers[first].home = CPU;
+        let sizes = &device.layers[first];
+        left += sizes.frame + sizes.cache + sizes.whole.unwrap();
+        first += 1;
     }
     let without = task.seconds(&choice);
     if device.head.unwrap() <= left {
@@ -227,8 +250,8 @@ proptest! {
     fn more_budget_is_never_worse(
         recipe in recipes(), n_steps in 2..12u64, first in 0.0..1.0f64, span in -3.0..0.0f64,
     ) {
-        let wishes = Wishes { whole_layers: None, ..recipe.wishes };
-        let recipe = Recipe { wishes, ..recipe };
+        let constraints = PlanConstraints { whole_layers: None, ..recipe.constraints };
+        let recipe = Recipe { constraints, ..recipe };
         // Both far apart and close together: half of `all` is more than the total size.
         let (all, span) = (0.5 * recipe.all() as f64, 10f64.powf(span));
         let share = |step| first * (1.0 - span) + span * step as f64 / n_steps as f64;
@@ -249,8 +272,8 @@ proptest! {
     fn no_plan_is_slower_than_a_plain_split_by_layers(
         recipe in recipes(), shares in prop::array::uniform2(0.0..1.0f64),
     ) {
-        let wishes = Wishes { whole_layers: None, ..recipe.wishes };
-        let recipe = Recipe { wishes, ..recipe };
+        let constraints = PlanConstraints { whole_layers: None, ..recipe.constraints };
+        let recipe = Recipe { constraints, ..recipe };
         let task = recipe.task(&shares.map(|share| (share * recipe.all() as f64) as u64));
         let (plan, whole) = (check(&task), plan_whole_layers(&task));
         prop_assert!(not_slower(plan.seconds, whole.seconds));
@@ -260,7 +283,7 @@ proptest! {
         }
         let tokens = plan_for_tokens(&task);
         prop_assert!(not_slower(tokens.seconds, plan.seconds));
-        if recipe.wishes == Wishes::default() {
+        if recipe.constraints == PlanConstraints::default() {
             prop_assert!(not_slower(plan.seconds, task.seconds(&task.on_cpu())));
             prop_assert!(task.devices.len() > 2 || not_slower(plan.seconds, plain(&task)));
         }
@@ -275,7 +298,7 @@ proptest! {
         recipe in recipes(), share in 0.0..1.0f64, slots in (0..40_000u64, 0.01..20.0f64),
     ) {
         let prompts = recipe.prompts.or(Some(8.0));
-        let recipe = Recipe { prompts, wishes: Wishes::default(), streams: Some(slots), ..recipe };
+        let recipe = Recipe { prompts, constraints: PlanConstraints::default(), streams: Some(slots), ..recipe };
         let budget = (share * recipe.all() as f64) as u64;
         let task = recipe.task(&[budget, budget / 2]);
         let with = check(&task);
@@ -315,13 +338,14 @@ fn usual() -> Recipe {
         n_ff: 256,
         unit: 1,
         widths: vec![1.0],
+        joined: vec![false],
         sizes: [20_000, 2_000, 300, 0],
         granule: 1,
         falls: vec![0.97],
         sparse: true,
         devices: vec![(20.0, 0.5)],
         ends: 30_000,
-        wishes: Wishes::default(),
+        constraints: PlanConstraints::default(),
         prompts: None,
         streams: None,
     }
@@ -382,8 +406,8 @@ fn a_device_slower_than_the_cpu_gets_what_it_can_do_meanwhile() {
 
 #[test]
 fn wishes_are_granted_as_far_as_they_fit() {
-    let task = |wishes, budget| Recipe { wishes, ..usual() }.task(&[budget]);
-    let layers = |n| Wishes { whole_layers: Some(n), ..Wishes::default() };
+    let task = |constraints, budget| Recipe { constraints, ..usual() }.task(&[budget]);
+    let layers = |n| PlanConstraints { whole_layers: Some(n), ..PlanConstraints::default() };
     let five = check(&task(layers(5), 10_000_000));
     assert_eq!((n_whole(&five), five.placement.n_split(), five.placement.head), (5, 0, CPU));
     assert!(five.placement.layers[7..].iter().all(|layer| layer.home == 1), "the last layers");
@@ -392,18 +416,18 @@ fn wishes_are_granted_as_far_as_they_fit() {
     let few = check(&task(layers(99), 400_000));
     assert!(n_whole(&few) > 1 && n_whole(&few) < 12 && few.placement.n_split() == 0);
     assert_eq!(check(&task(layers(0), 10_000_000)).placement, Placement::all_on(CPU, 12));
-    let dense_parts = Wishes { neurons_on_cpu: true, ..Wishes::default() };
+    let dense_parts = PlanConstraints { neurons_on_cpu: true, ..PlanConstraints::default() };
     let placed = check(&task(dense_parts, 10_000_000));
     assert_eq!((placed.off_cpu, placed.placement.n_split()), (0.0, 12));
-    let cache = Wishes { cache_on_cpu: true, ..Wishes::default() };
+    let cache = PlanConstraints { cache_on_cpu: true, ..PlanConstraints::default() };
     let placed = check(&task(cache, 10_000_000)).placement;
     assert!(placed.layers.iter().all(|layer| layer.home == CPU) && placed.head == 1);
 }
 
 #[test]
 fn layers_on_the_cpu_stream_beside_those_that_were_asked_for() {
-    let wishes = Wishes { whole_layers: Some(5), ..Wishes::default() };
-    let recipe = |streams| Recipe { wishes, streams, prompts: Some(8.0), ..usual() };
+    let constraints = PlanConstraints { whole_layers: Some(5), ..PlanConstraints::default() };
+    let recipe = |streams| Recipe { constraints, streams, prompts: Some(8.0), ..usual() };
     let plain = plan(&recipe(None).task(&[10_000_000]));
     let with = plan(&recipe(Some((10_000, 10.0))).task(&[10_000_000]));
     assert_eq!((with.stream_from[0], with.placement == plain.placement), (None, true));
@@ -442,48 +466,12 @@ fn devices_take_runs_of_layers_in_their_order() {
 #[test]
 fn layers_that_are_asked_for_are_placed_however_slow_the_device() {
     for n in 0..=13 {
-        let wishes = Wishes { whole_layers: Some(n), ..Wishes::default() };
-        let recipe = Recipe { devices: vec![(0.1, 0.5)], wishes, ..usual() };
+        let constraints = PlanConstraints { whole_layers: Some(n), ..PlanConstraints::default() };
+        let recipe = Recipe { devices: vec![(0.1, 0.5)], constraints, ..usual() };
         let forecast = check(&recipe.task(&[recipe.all()]));
         let layers = forecast.placement.layers.iter().enumerate();
         let there: Vec<usize> = layers.filter(|(_, l)| l.home != CPU).map(|(i, _)| i).collect();
         assert_eq!(there, (12 - n.min(12)..12).collect::<Vec<_>>(), "-ngl {n}");
         assert_eq!(n_whole(&forecast), there.len(), "-ngl {n}");
-    }
-}
-
-/// Prints seconds: `cargo test --release -p thermocline --lib planning_a_large_model -- --ignored
-/// --nocapture`.
-#[test]
-#[ignore = "takes a while without optimisation"]
-fn planning_a_large_model_is_quick() {
-    let layers = Recipe {
-        n_layer: 80,
-        n_ff: 28_672,
-        sizes: [85 << 20, 4 << 20, 13_824, 0],
-        granule: 256,
-        falls: vec![0.9998, 0.99985, 0.9999],
-        ends: 150 << 20,
-        ..usual()
-    };
-    for n_devices in 1..=3 {
-        for streams in [None, Some((200 << 20, 10.0))] {
-            let devices = vec![(15.0, 10.0); n_devices];
-            let recipe = Recipe { devices, prompts: Some(8.0), streams, ..layers.clone() };
-            for share in [0.1, 0.3, 0.5, 0.9] {
-                let whole = 80 * ((89 << 20) + 28_672 * 13_824u64);
-                let budget = (share * whole as f64 / n_devices as f64) as u64;
-                let task = recipe.task(&vec![budget; n_devices]);
-                let begin = std::time::Instant::now();
-                let forecast = plan(&task);
-                let took = begin.elapsed();
-                println!(
-                    "{n_devices} devices, {share}, streams {}: {took:?}, {:.1} ms a token, prompt {:?}",
-                    streams.is_some(),
-                    1e3 * forecast.seconds,
-                    forecast.prompt
-                );
-            }
-        }
     }
 }

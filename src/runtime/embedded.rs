@@ -20,7 +20,7 @@ pub static BYTES: &[u8] = &MODEL.0;
 /// Opens the model.
 ///
 /// # Errors
-/// Those of [`gguf::File::from_static`]; they mean that the program was built from a damaged file.
+/// Errors of [`gguf::File::from_static`]: the program was built from a damaged file.
 pub fn file() -> Result<gguf::File, gguf::Error> {
     gguf::File::from_static(BYTES, NAME)
 }

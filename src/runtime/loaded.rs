@@ -13,7 +13,7 @@ use text::sample::{Sampler, SamplerConfig};
 use text::tokenizer::Tokenizer;
 
 use crate::dialogue;
-use crate::generate::{Settings, Tokens};
+use crate::generate::{Generator, Settings, Tokens};
 use crate::notice::{SharedObserver, Silent};
 use crate::open::Opened;
 use crate::options::Options;
@@ -52,7 +52,8 @@ impl Model {
         Model::open_observed(None, options, Arc::new(Silent))
     }
 
-    /// As [`Model::open`], or without a path as [`Model::built_in`], with notices and progress for `observer`.
+    /// As [`Model::open`], or without a path as [`Model::built_in`], with notices and progress for
+    /// `observer`.
     ///
     /// # Errors
     /// As [`Model::open`].
@@ -161,16 +162,14 @@ impl Model {
     ) -> Result<Tokens<'a>> {
         let sampler = Sampler::new(sampler, self.tokenizer.n_vocab())?;
         self.settings = settings.clone();
-        let tokens = Tokens::new(
-            &mut self.engine,
-            sequence,
-            &self.tokenizer,
-            self.sampler.insert(sampler),
-            prompt,
-            &self.settings,
-            &self.interrupt,
-        );
-        Ok(tokens?)
+        let generator = Generator {
+            engine: &mut self.engine,
+            tokenizer: &self.tokenizer,
+            sampler: self.sampler.insert(sampler),
+            settings: &self.settings,
+            interrupt: &self.interrupt,
+        };
+        Ok(generator.start(sequence, prompt)?)
     }
 
     /// The chat template of the model; plain text (`User: ...`) if the file has none.

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use engine::{EngineOptions, Placing};
+use engine::{DenseFrom, EngineOptions, Placing};
 use hal::format::Format;
 use hal::{Backend, Bytes, Device, DeviceId, DeviceKind, MemoryReport};
 use learn::learned::{Learned, Section};
 use learn::profile::Profile;
 use measure::bench::Shape;
 use model::Model;
-use placement::{CPU, Forecast, Speed, Wishes};
+use placement::{CPU, Forecast, PlanConstraints, Speed};
 
 use crate::assumed::{Assumed, AssumedSpeed};
 use crate::choice::{budget, check_number, choose, device_full, no_device};
@@ -41,7 +41,7 @@ pub struct Machine {
     /// Its threads.
     pub n_threads: usize,
     /// Devices besides the CPU, in the order of the engine's list.
-    pub others: Vec<Beside>,
+    pub others: Vec<Accelerator>,
     /// Number of chosen devices, including those without usable memory.
     n_chosen: usize,
     /// The CPU's speed, if it is assumed.
@@ -50,7 +50,7 @@ pub struct Machine {
 
 /// A device besides the CPU.
 #[derive(Clone, Debug)]
-pub struct Beside {
+pub struct Accelerator {
     /// With its budget, less the driver's reserve.
     pub device: Device,
     backend: Arc<dyn Backend>,
@@ -62,7 +62,7 @@ pub struct Beside {
     assumed: Option<AssumedSpeed>,
 }
 
-impl Beside {
+impl Accelerator {
     /// The driver's reserve within the budget.
     #[must_use]
     pub fn reserve(&self) -> Bytes {
@@ -78,9 +78,9 @@ impl Beside {
     /// Why no layer is placed here, if the device needs `least` for one; `None` if the user's
     /// options ask for that.
     #[must_use]
-    pub fn why_empty(&self, least: Option<Bytes>, wishes: Wishes) -> Option<String> {
+    pub fn why_empty(&self, least: Option<Bytes>, constraints: PlanConstraints) -> Option<String> {
         let (left, reserve) = (self.device.ledger().budget(), self.candidate.reserve);
-        if wishes.cache_on_cpu || wishes.whole_layers == Some(0) {
+        if constraints.cache_on_cpu || constraints.whole_layers == Some(0) {
             return None;
         }
         match least {
@@ -89,7 +89,7 @@ impl Beside {
                 "the smallest one needs {least}, and the budget of {} leaves {left} after an estimated {reserve} for the driver",
                 self.budget
             )),
-            Some(_) if wishes.whole_layers.is_some() => None,
+            Some(_) if constraints.whole_layers.is_some() => None,
             Some(_) => Some("by the measured speeds no layer would be faster there".to_owned()),
         }
     }
@@ -245,7 +245,7 @@ impl Machine {
         let id = DeviceId(u32::try_from(number + 1).unwrap_or(u32::MAX));
         let counted = if budget == Bytes::MAX { budget } else { budget - candidate.reserve };
         let device = Device::new(Arc::clone(&backend), id, counted);
-        self.others.push(Beside { device, backend, candidate, budget, assumed: None });
+        self.others.push(Accelerator { device, backend, candidate, budget, assumed: None });
         Ok(())
     }
 
@@ -293,10 +293,10 @@ impl Machine {
                 n_layer: layers.len(),
                 used: forecast.devices[number + 1].total() + other.reserve(),
                 budget: Some(other.budget).filter(|budget| *budget != Bytes::MAX),
-                why_empty: other.why_empty(forecast.least[number + 1], options.placing.wishes),
+                why_empty: other.why_empty(forecast.least[number + 1], options.placing.constraints),
             }));
         }
-        for what in self.cannot(forecast, options.placing.wishes) {
+        for what in self.cannot(forecast, options.placing.constraints) {
             observer.notice(&Notice::NotPlaced(what));
         }
         let (used, skips) = (forecast.placement.n_split() > 0, uses_differ(model));
@@ -314,10 +314,10 @@ impl Machine {
     /// User options that `forecast` does not meet, and parts of the model that devices reject, as
     /// sentences.
     #[must_use]
-    pub fn cannot(&self, forecast: &Forecast, wishes: Wishes) -> Vec<String> {
+    pub fn cannot(&self, forecast: &Forecast, constraints: PlanConstraints) -> Vec<String> {
         let layers = &forecast.placement.layers;
         let placed = layers.iter().filter(|layer| layer.home != CPU).count();
-        let wanted = wishes.whole_layers.unwrap_or(0).min(layers.len());
+        let wanted = constraints.whole_layers.unwrap_or(0).min(layers.len());
         let fewer = (0 < placed && placed < wanted)
             .then(|| format!("only {placed} of the {wanted} requested layers fit"));
         let refused = self.others.iter().zip(&forecast.refused[1..]);
@@ -334,13 +334,13 @@ impl Machine {
         computation: &Computation,
         observer: &dyn Observer,
     ) -> Placing {
-        let wishes = computation.devices.wishes;
+        let constraints = computation.devices.constraints;
         if self.others.is_empty() {
-            return Placing { wishes, ..Placing::default() };
+            return Placing { constraints, ..Placing::default() };
         }
         let speeds = self.measured(model, computation, observer);
         let uses = known_uses(model, computation, observer);
-        Placing { wishes, speeds, uses, ..Placing::default() }
+        Placing { constraints, speeds, uses, ..Placing::default() }
     }
 
     /// Speeds with weights of the model's format, even if there is nothing to plan.
@@ -380,6 +380,28 @@ impl Machine {
         }
         kept.save(observer);
         speeds
+    }
+
+    /// Crossovers from lists of rows to all rows for `model` on the CPU; lists always, if the CPU
+    /// is assumed or cannot be measured.
+    pub(crate) fn dense_from(
+        &self,
+        model: &Model,
+        computation: &Computation,
+        observer: &dyn Observer,
+    ) -> DenseFrom {
+        if self.cpu_assumed.is_some() || model.max_n_ff() == 0 {
+            return DenseFrom::NEVER;
+        }
+        let mut kept = Speeds::open(computation.folder(), computation.devices.remeasure);
+        let shape = shape(model, computation);
+        let found = kept.dense_from(&self.cpu_backend, self.n_threads, &shape);
+        kept.save(observer);
+        found.unwrap_or_else(|error| {
+            let (device, reason) = (self.cpu.info().name.clone(), error.to_string());
+            observer.notice(&Notice::NotMeasured { device, reason });
+            DenseFrom::NEVER
+        })
     }
 
     /// Defaults of assumed devices that the prefill estimate depends on, as text.

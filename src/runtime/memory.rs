@@ -1,6 +1,6 @@
 //! Checks whether a model fits into the machine, before it is loaded.
 
-use engine::{EngineOptions, converted, state_bytes, to_convert};
+use engine::{EngineOptions, converted, scratch_width, state_bytes, to_convert};
 use hal::format::Format;
 use hal::{Bytes, Device, MemoryReport};
 use model::{AttentionSizes, Ffn, Model};
@@ -41,11 +41,13 @@ impl Need {
             }
         }
         let half = |format: Format, n_cols| format.row_bytes(n_cols).unwrap_or(0);
-        let attention = || model.layers.iter().filter_map(|l| l.attention()).map(|by| by.sizes);
         let row = |sizes: AttentionSizes| {
             half(options.kv_formats.k, sizes.n_k()) + half(options.kv_formats.v, sizes.n_v())
         };
-        let cache_per_token = Bytes(attention().map(row).sum::<usize>() as u64);
+        // Layers that use an earlier layer's keys and values have no cache.
+        let own = model.layers.iter().filter(|layer| layer.frame.mixer.kv_source().is_none());
+        let own = own.filter_map(|layer| layer.attention()).map(|by| by.sizes);
+        let cache_per_token = Bytes(own.map(row).sum::<usize>() as u64);
         let state: Bytes = model.layers.iter().map(state_bytes).sum();
         let state = product(&[state.0 as usize, options.n_seq + options.n_checkpoint]);
         let floats = |n: &[usize]| product(&[&[4], n].concat());
@@ -55,8 +57,8 @@ impl Need {
             None => ffn.n_ff(),
         };
         let n_ff = model.blocks().map(|(_, ffn)| n_ff(ffn)).max().unwrap_or(0);
-        let heads = attention().map(|sizes| sizes.n_q() + sizes.n_k()).max().unwrap_or(0);
-        let body = 5 * hyper.n_embd + 2 * heads + 2 * n_ff;
+        // The workspace of an op: values of neurons, and a row of the residual.
+        let body = scratch_width(model) + 2 * n_ff + hyper.n_embd;
         let head = 2 * hyper.n_embd + model.n_vocab();
         Need {
             // Pages of the file that were only read to copy them can be dropped, and some are

@@ -49,7 +49,7 @@ pub use assumed::Assumed;
 pub use error::{DeviceError, Error, Result};
 pub use generate::{Ended, Report, Settings, Token, Tokens};
 pub use loaded::{Model, Sequence};
-pub use machine::{Beside, Machine};
+pub use machine::{Accelerator, Machine};
 pub use memory::Need;
 pub use notice::{
     DeviceFull, Notice, Observer, Placed, RepackNotice, SharedObserver, Silent, SparsityNotice,

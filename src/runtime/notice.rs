@@ -191,6 +191,8 @@ pub enum SparsityNotice {
         /// Name of the activation.
         activation: &'static str,
     },
+    /// The model has no feed-forward blocks.
+    NoNeurons,
     /// The activation has no exact zeros.
     Nothing {
         /// Name of the activation.
@@ -398,6 +400,9 @@ impl fmt::Display for SparsityNotice {
                 f,
                 "the activation is {activation}: neurons whose gate is not positive are skipped, which changes nothing"
             ),
+            SparsityNotice::NoNeurons => {
+                f.write_str("the model has no feed-forward blocks, so there are no neurons to skip")
+            }
             SparsityNotice::Nothing { activation } => write!(
                 f,
                 "the activation is {activation}, which has no exact zeros: every neuron is computed"

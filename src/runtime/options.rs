@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use hal::format::Format;
 use hal::{Bytes, KvCache};
-use placement::Wishes;
+use placement::PlanConstraints;
 
 use crate::devices::{CpuOptions, Numa, Priority};
 
@@ -122,18 +122,18 @@ pub struct CacheFolder {
 /// Which neurons are computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sparsity {
-    /// Those that the file's predictor selects, if it has one; else [`Sparsity::Exact`].
+    /// Neurons that the file's predictor selects, if it has one; else [`Sparsity::Exact`].
     Predicted,
-    /// Those that can contribute; the result equals that of [`Sparsity::Off`].
+    /// Neurons that can contribute; the result equals that of [`Sparsity::Off`].
     Exact,
-    /// Those that the side file's predictor or thresholds select, with hardly any change of the
+    /// Neurons that the side file's predictor or thresholds select, with hardly any change of the
     /// output.
     Balanced,
-    /// The same with fewer neurons: faster and less exact.
+    /// As `Balanced` with fewer neurons: faster and less exact.
     Fast,
-    /// The same for this relative error of a block's output.
+    /// As `Balanced` for this relative error of a block's output.
     Within(f32),
-    /// All of them.
+    /// All neurons.
     Off,
 }
 
@@ -161,7 +161,7 @@ pub struct DeviceOptions {
     /// One per device, or one for all; empty for [`Budget::Auto`].
     pub budgets: Vec<Budget>,
     /// User options for the placement.
-    pub wishes: Wishes,
+    pub constraints: PlanConstraints,
     /// Exchange neurons between CPU and devices as the text changes.
     pub adapt: bool,
     /// Measure speeds again instead of using the cached figures.
@@ -181,7 +181,7 @@ impl Default for DeviceOptions {
             named: None,
             main: None,
             budgets: Vec::new(),
-            wishes: Wishes::default(),
+            constraints: PlanConstraints::default(),
             adapt: true,
             remeasure: false,
             expected_by: Vec::new(),
@@ -190,7 +190,7 @@ impl Default for DeviceOptions {
     }
 }
 
-/// How the CPU's threads and memory are used, except for the number of threads.
+/// Thread, affinity, priority and NUMA options of the CPU backend, without the number of threads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Processor {
     /// CPUs to run on, by the system's numbers; `None` for all that the process may use.

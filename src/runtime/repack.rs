@@ -54,9 +54,10 @@ pub(crate) fn prepare(
 
 /// The cost of running without repacking these weights.
 fn cost_of_rows_as_they_are(weights: &[Weight]) -> &'static str {
-    match weights.iter().any(|weight| weight.pack.transpose) {
-        true => "skipped neurons only save the rows of gate and up; all of ffn_down is read",
-        false => "a neuron's rows are far apart in the file, so reading them is slower",
+    if weights.iter().any(|weight| weight.pack.transpose) {
+        "skipped neurons only save rows of gate and up; all of ffn_down is read"
+    } else {
+        "a neuron's rows are far apart in the file, so reading them is slower"
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use engine::{Engine, EngineOptions, Placing};
+use engine::{DenseFrom, Engine, EngineOptions, Placing};
 use hal::op::{Activation, FfnKind};
 use hal::{Bytes, Device};
 use model::Model;
@@ -101,12 +101,6 @@ impl Runtime {
         &self.observer
     }
 
-    /// The same devices and options with another observer.
-    #[must_use]
-    pub fn with_observer(&self, observer: SharedObserver) -> Runtime {
-        Runtime { observer, ..self.clone() }
-    }
-
     /// Opens the model file, or the built-in model without a path. Nothing is loaded.
     ///
     /// # Errors
@@ -195,8 +189,8 @@ impl Runtime {
         }
     }
 
-    /// The engine's settings for one sequence of `n_ctx` tokens, without a plan ([`Runtime::placing`]) and without the
-    /// side file ([`Runtime::with_side_file`]).
+    /// The engine's settings for one sequence of `n_ctx` tokens, without a plan
+    /// ([`Runtime::placing`]) and without the side file ([`Runtime::with_side_file`]).
     #[must_use]
     pub fn settings(&self, n_ctx: usize) -> EngineOptions {
         let Options { n_ubatch, kv_formats, computation, .. } = &self.options;
@@ -204,7 +198,8 @@ impl Runtime {
             n_ctx,
             n_ubatch: (n_ubatch.get() as usize).min(n_ctx.max(1)),
             n_seq: 1,
-            // Recurrent layers only: the state after the prompt, to which the next turn of a conversation returns.
+            // Recurrent layers only: the state after the prompt, to which the next turn of a
+            // conversation returns.
             n_checkpoint: 1,
             kv_formats: *kv_formats,
             sparsity: match computation.sparsity {
@@ -219,9 +214,10 @@ impl Runtime {
             chooser: None,
             repack: computation.repack,
             converted: None,
-            placing: Placing { wishes: computation.devices.wishes, ..Placing::default() },
+            placing: Placing { constraints: computation.devices.constraints, ..Placing::default() },
             adapt: computation.devices.adapt,
             streaming: engine::Streaming::Measured,
+            dense_from: DenseFrom::NEVER,
         }
     }
 
@@ -247,16 +243,21 @@ impl Runtime {
     /// [`Error::Memory`] with the numbers; errors of the engine.
     pub fn load(&self, model: &Arc<Model>, settings: EngineOptions) -> Result<Engine> {
         let observer = self.observer.as_ref();
-        let settings = self.with_side_file(model, settings)?;
+        let mut settings = self.with_side_file(model, settings)?;
+        if settings.n_seq > 1 && settings.dense_from == DenseFrom::NEVER {
+            settings.dense_from =
+                self.machine.dense_from(model, &self.options.computation, observer);
+        }
         let devices = self.machine.devices();
         let cpu = &self.machine.cpu;
         let has_devices = !self.machine.others.is_empty();
         let planned = has_devices.then(|| engine::forecast(model, &devices, &settings));
         let elsewhere = planned.as_ref().is_some_and(uses_devices);
         // Repacked weights are only cached for models that are entirely on the CPU.
-        let settings = match elsewhere {
-            true => settings,
-            false => repack::prepare(model, settings, &self.options.computation, cpu, observer),
+        let settings = if elsewhere {
+            settings
+        } else {
+            repack::prepare(model, settings, &self.options.computation, cpu, observer)
         };
         report_sparsity(model, &settings, observer);
         let need = Need::of(model, &settings, cpu);
@@ -332,6 +333,9 @@ fn report_sparsity(model: &Model, options: &EngineOptions, observer: &dyn Observ
         (Activation::Gelu | Activation::GeluErf, _) => "GELU",
         (Activation::SwigluOai { .. }, _) => "SwiGLU",
     };
+    if model.blocks().next().is_none() {
+        return tell(SparsityNotice::NoNeurons);
+    }
     match (options.sparsity, model.is_exactly_sparse()) {
         (engine::Sparsity::Off, _) => tell(SparsityNotice::Off),
         (engine::Sparsity::Within(error), _) => {

@@ -93,7 +93,8 @@ fn imported(
     EngineOptions { chooser, ..options }
 }
 
-/// The notice about the side file's predictor or thresholds, for a relative `error` of a block's output.
+/// The notice about the side file's predictor or thresholds, for a relative `error` of a block's
+/// output.
 pub(crate) fn skips(model: &Model, options: &EngineOptions, error: f32) -> Option<SparsityNotice> {
     match &options.chooser.as_ref()?.layers {
         Layers::Predictors(_) => Some(SparsityNotice::TrainedPredictor {

@@ -4,9 +4,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use engine::DenseFrom;
 use hal::{Backend, Bytes, Device, DeviceId};
 use learn::learned::lock;
-use measure::bench::{Shape, speed, steady};
+use measure::bench::{Shape, dense_from, speed, steady};
 use placement::Speed;
 use serde_json::{Map, Value, json};
 
@@ -20,18 +21,18 @@ const FILE: &str = "speeds-4.json";
 pub(crate) struct Speeds {
     path: Option<PathBuf>,
     known: Map<String, Value>,
-    anew: bool,
+    remeasure: bool,
     /// Figures measured by this process.
     measured: Map<String, Value>,
 }
 
 impl Speeds {
-    /// Loads those in `folder`; none if the caller asks to measure again. An unreadable file counts as
-    /// empty.
-    pub(crate) fn open(folder: Option<&Path>, anew: bool) -> Speeds {
+    /// Loads those in `folder`; none if the caller asks to measure again. An unreadable file counts
+    /// as empty.
+    pub(crate) fn open(folder: Option<&Path>, remeasure: bool) -> Speeds {
         let path = folder.map(|folder| folder.join(FILE));
         let known = path.as_deref().map(kept).unwrap_or_default();
-        Speeds { path, known, anew, measured: Map::new() }
+        Speeds { path, known, remeasure, measured: Map::new() }
     }
 
     /// The speed of a device with weights of `shape`; `threads` is 0 for devices without threads.
@@ -52,7 +53,7 @@ impl Speeds {
         let dense = if *skips { "" } else { ", all used" };
         let weights = format!("{format} {n_embd}x{n_ff} of {size}{listed}{dense}");
         let key = format!("{} | {} | {threads} | {weights}", info.name, info.description);
-        if let Some(kept) = self.known.get(&key).filter(|_| !self.anew).and_then(read) {
+        if let Some(kept) = self.known.get(&key).filter(|_| !self.remeasure).and_then(read) {
             return Ok(kept);
         }
         // A separate ledger: the memory used to measure is not part of a run.
@@ -67,6 +68,33 @@ impl Speeds {
         self.known.insert(key.clone(), figures.clone());
         self.measured.insert(key, figures);
         Ok(Speed { dense, sparse, hand_off, op, refill, prompt, upload })
+    }
+
+    /// Measured or cached crossovers for the processor with `threads` threads and weights of
+    /// `shape`.
+    ///
+    /// # Errors
+    /// The device's error.
+    pub(crate) fn dense_from(
+        &mut self,
+        backend: &Arc<dyn Backend>,
+        threads: usize,
+        shape: &Shape,
+    ) -> hal::Result<DenseFrom> {
+        let info = backend.info();
+        let Shape { format, n_embd, n_ff, .. } = shape;
+        let weights = format!("{format} {n_embd}x{n_ff}, several tokens");
+        let key = format!("{} | {} | {threads} | {weights}", info.name, info.description);
+        if let Some(kept) = self.known.get(&key).filter(|_| !self.remeasure).and_then(read_shares) {
+            return Ok(kept);
+        }
+        let device = Device::new(Arc::clone(backend), DeviceId(0), Bytes::MAX);
+        let free = backend.memory().ok().and_then(|memory| memory.free);
+        let shares = dense_from(&device, shape, DenseFrom::TOKENS, free)?.map(steady);
+        let figures = json!({ "tokens": DenseFrom::TOKENS, "dense_from": shares });
+        self.known.insert(key.clone(), figures.clone());
+        self.measured.insert(key, figures);
+        Ok(DenseFrom(shares.map(|share| share as f32)))
     }
 
     /// Saves new figures. If that fails, they are measured again next time.
@@ -94,6 +122,14 @@ impl Speeds {
 fn kept(path: &Path) -> Map<String, Value> {
     let text = std::fs::read_to_string(path).ok();
     text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
+}
+
+/// Cached crossovers, if they are valid.
+fn read_shares(value: &Value) -> Option<DenseFrom> {
+    let shares = value.get("dense_from")?.as_array()?;
+    let shares = shares.iter().map(|share| share.as_f64().filter(|share| *share >= 0.0));
+    let shares: Vec<f32> = shares.map(|share| Some(share? as f32)).collect::<Option<_>>()?;
+    Some(DenseFrom(shares.try_into().ok()?))
 }
 
 /// A cached figure, if it is valid.
@@ -148,5 +184,13 @@ mod tests {
         let kept = |dense: f64| json!({ "bytes_per_second": dense, "row_bytes_per_second": 1.0, "hand_off_seconds": 0.0, "op_seconds": 0.0, "refill_seconds": 0.0, "prompt_bytes_per_second": 2.0, "upload_bytes_per_second": 3.0 });
         assert_eq!(read(&kept(4.0)).map(|speed| speed.upload), Some(3.0));
         assert_eq!(read(&kept(-1.0)), None);
+        let shares = [0.5, 0.75, 1.0, 2.0];
+        let kept = json!({ "dense_from": shares });
+        assert_eq!(read_shares(&kept), Some(DenseFrom(shares.map(|share| share as f32))));
+        for wrong in
+            [json!({ "dense_from": [0.5] }), json!({ "dense_from": [0.5, -1.0, 1.0, 2.0] })]
+        {
+            assert_eq!(read_shares(&wrong), None);
+        }
     }
 }

@@ -13,7 +13,7 @@ pub(super) fn thermocline(args: &[&str], input: Option<&str>) -> Output {
     with_env(args, input, &[])
 }
 
-/// The same with these variables in the environment.
+/// As [`thermocline`], with these variables in the environment.
 pub(super) fn with_env(args: &[&str], input: Option<&str>, env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
     command.env_clear().env("THERMOCLINE_ARG_BACKEND", "cpu").envs(env.iter().copied());
@@ -115,7 +115,7 @@ fn commands_are_answered_on_standard_error() {
 }
 
 #[test]
-fn an_answer_can_be_given_anew_and_forgotten() {
+fn an_answer_can_be_given_again_and_forgotten() {
     let output = chat(&[], Some("A dog\n/regen\n/clear\nA dog\n"));
     check_done(&output);
     let text = stdout(&output);

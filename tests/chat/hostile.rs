@@ -7,8 +7,12 @@ use serde_json::Map;
 use thermocline::chat::{Input, MAX_TEMPLATE, Message, Template, TemplateError};
 
 fn render(source: &str) -> Result<String, TemplateError> {
+    render_for(source, &[Message::new("user", "Hi")])
+}
+
+fn render_for(source: &str, messages: &[Message]) -> Result<String, TemplateError> {
     Template::compile(source)?.render(&Input {
-        messages: &[Message::new("user", "Hi")],
+        messages,
         tools: None,
         documents: None,
         add_generation_prompt: true,
@@ -182,22 +186,11 @@ fn a_template_has_a_longest() {
 
 #[test]
 fn a_long_conversation_has_room() {
-    let template = Template::compile(
-        "Begin{% set ns = namespace(t='') %}{% for m in messages %}{% set ns.t = ns.t ~ m.role %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}",
-    );
+    let source = "Begin{% set ns = namespace(t='') %}{% for m in messages %}{% set ns.t = ns.t ~ m.role %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}";
     let messages: Vec<Message> = (0..3000)
         .map(|i| Message::new(if i % 2 == 0 { "user" } else { "assistant" }, &"word ".repeat(200)))
         .collect();
-    let text = template.unwrap().render(&Input {
-        messages: &messages,
-        tools: None,
-        documents: None,
-        add_generation_prompt: true,
-        bos_token: "<s>",
-        eos_token: "</s>",
-        variables: &Map::new(),
-        now: SystemTime::UNIX_EPOCH,
-    });
+    let text = render_for(source, &messages);
     assert!(text.unwrap().len() > 3_000_000);
 }
 

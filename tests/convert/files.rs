@@ -41,7 +41,7 @@ fn rows_of_any_length_are_copied() {
     quantization(&path("in.gguf"), &path("small.gguf"), "Q8_0").run(&going).unwrap();
     let small = File::open(&path("small.gguf")).unwrap();
     let long = small.tensor("long.weight").unwrap();
-    assert_eq!((long.ty, small.tensor("rows.weight").unwrap().n_bytes()), (TensorType::Q8_0, 0));
+    assert_eq!((long.ty, small.tensor("rows.weight").unwrap().n_bytes()), (Format::Q8_0.into(), 0));
     let (n, mut last) = (Format::Q8_0.row_bytes(32).unwrap(), [0.0; 32]);
     let bytes = small.bytes(long).unwrap();
     Format::Q8_0.dequantize(&bytes[bytes.len() - n..], &mut last);

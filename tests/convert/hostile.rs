@@ -35,6 +35,15 @@ fn safetensors_that_lie() {
             ),
             "overlap",
         ),
+        (
+            format!(
+                r#"{{"a": {}, "b": {}}}"#,
+                entry("U8", "[1]", "[0, 1]"),
+                entry("U8", "[2]", "[2, 4]")
+            ),
+            "bytes 1 to 2 of the data belong to no tensor",
+        ),
+        (format!(r#"{{"a": {}}}"#, entry("U8", "[3]", "[0, 3]")), "bytes 3 to 4 of the data"),
         (format!(r#"{{"a": {}}}"#, entry("U8", "[1,1,1,1,1,1,1,1,1]", "[0, 1]")), "9 axes"),
         (format!(r#"{{"a": {}}}"#, entry("U8", "[-1]", "[0, 1]")), "cannot be read"),
         ("{".to_owned(), "cannot be read"),

@@ -47,7 +47,7 @@ pub(super) fn layers(n_layer: usize) -> Vec<Weight> {
     [first, rest].concat()
 }
 
-/// All weights of a one-layer llama; each value tells its place.
+/// All weights of a one-layer llama; each value identifies its position.
 pub(crate) fn weights() -> Vec<Weight> {
     let names: [(&str, &[u64]); 11] = [
         ("model.embed_tokens.weight", &[N_VOCAB, N_EMBD]),

@@ -194,10 +194,10 @@ fn mixes_give_sensitive_tensors_more_bits() {
     let types = |job: Quantization| {
         job.run(&going).unwrap();
         let file = File::open(&output).unwrap();
-        let ty = |name: &str| file.tensor(name).unwrap().ty;
+        let ty = |name: &str| file.tensor(name).unwrap().ty.format().unwrap();
         let of_layers =
             |part: &str| (0..8).map(|n| ty(&format!("blk.{n}.{part}"))).collect::<Vec<_>>();
-        assert_eq!(ty("blk.0.attn_norm.weight"), TensorType::F32);
+        assert_eq!(ty("blk.0.attn_norm.weight"), Format::F32);
         (
             ty("output.weight"),
             ty("token_embd.weight"),
@@ -205,7 +205,7 @@ fn mixes_give_sensitive_tensors_more_bits() {
             of_layers("attn_q.weight"),
         )
     };
-    use TensorType::{Q4_K, Q5_K, Q6_K, Q8_0};
+    use Format::{Q4_K, Q5_K, Q6_K, Q8_0};
     let more = vec![Q6_K, Q4_K, Q4_K, Q6_K, Q4_K, Q4_K, Q6_K, Q6_K];
     assert_eq!(types(quantization(&input, &output, "q4_k_m")), (Q6_K, Q4_K, more, vec![Q4_K; 8]));
     let some: Vec<_> = (0..8).map(|n| if n == 0 { Q5_K } else { Q4_K }).collect();
@@ -249,7 +249,7 @@ fn every_mix_can_be_made_and_read_back() {
         quantization(&input, &output, target.name()).run(&going).unwrap();
         let copy = File::open(&output).unwrap();
         let info = copy.tensor(name).unwrap();
-        let format = Format::from_gguf_id(info.ty.id(Container::Gguf).unwrap()).unwrap();
+        let format = info.ty.format().unwrap();
         let mut back = vec![0.0; source.len()];
         format.dequantize(copy.bytes(info).unwrap(), &mut back);
         let square =
@@ -331,7 +331,8 @@ fn the_embedded_model_comes_out_as_it_was_published() {
     for (key, value) in theirs.metadata().iter().filter(|(key, _)| key.starts_with("tokenizer.")) {
         assert_eq!(ours.metadata().get(key), Some(value), "{key}");
     }
-    // Without SentencePiece's file the scores are the ranks of merges: other numbers, the same tokens.
+    // Without SentencePiece's file the scores are the ranks of merges: other numbers, the same
+    // tokens.
     let copy = scratch.path().join("copy");
     fs::create_dir(&copy).unwrap();
     for entry in fs::read_dir(published.join("hf")).unwrap() {

@@ -26,7 +26,7 @@ fn status(name: &str) -> u64 {
 #[test]
 fn a_load_in_a_process_of_its_own() {
     #[allow(clippy::disallowed_methods)]
-    // how the other test tells this one, in its process, what to do
+    // the other test passes the folder to this test's process in this variable
     let Some(folder) = env::var_os(FOLDER).map(std::path::PathBuf::from) else { return };
     let model = model_at(&folder.join("model.gguf"));
     let cpu = devices::cpu(Some(2));
@@ -44,7 +44,8 @@ fn a_load_in_a_process_of_its_own() {
     let replaced: u64 = weights.iter().map(|weight| weight.source_size().0).sum();
     let used = status("VmHWM:") - before;
     let final_size = model.file.size_bytes() - replaced + converted::size(&weights).0;
-    // The cache and scratch are small here; the rest of the slack is the allocator's and the test's own.
+    // The cache and scratch are small here; the rest of the slack is the allocator's and the test's
+    // own.
     let most = final_size + final_size / 10 + (6 << 20);
     assert!(replaced > most - final_size, "a second copy of what is packed would not be noticed");
     assert!(used > replaced, "{used} bytes: nothing was loaded");

@@ -37,10 +37,10 @@ fn logits(model: &Arc<Model>, options: EngineOptions) -> (Vec<f32>, Bytes) {
     let mut engine =
         Engine::load(Arc::clone(model), vec![cpu], options, None, quiet, &|_, _| {}).unwrap();
     let tokens: Vec<u32> = (0..20).map(|i| (i * i + 3) % 80).collect();
-    let mut session = engine.open();
+    let mut sequence = engine.open();
     let mut all = Vec::new();
     let each = &mut |_: usize, row: &[f32]| all.extend_from_slice(row);
-    engine.feed(&mut session, &tokens, Want::All, &AtomicBool::new(false), each).unwrap();
+    engine.feed(&mut sequence, &tokens, Want::All, &AtomicBool::new(false), each).unwrap();
     (all, engine.devices()[0].ledger().used())
 }
 
@@ -221,10 +221,10 @@ fn without_rows_by_neuron_a_predictor_is_not_used() {
             let counts =
                 [options(), as_it_is.clone(), exact.clone()].map(|o| o.n_predicting(&model));
             assert_eq!(counts, if pwri { [3, 3, 0] } else { [3, 0, 0] });
-            let [anew, as_it_is, exact] =
+            let [predicted, as_it_is, exact] =
                 [options(), as_it_is, exact].map(|options| logits(&model, options).0);
-            assert_eq!(as_it_is, if pwri { anew.clone() } else { exact.clone() }, "{format}");
-            assert_ne!(anew, exact, "a random predictor leaves neurons out that count");
+            assert_eq!(as_it_is, if pwri { predicted.clone() } else { exact.clone() }, "{format}");
+            assert_ne!(predicted, exact, "a random predictor leaves neurons out that count");
         }
     }
 }

@@ -81,8 +81,9 @@ fn the_text_goes_on_when_a_fake_is_lost() {
     }
     let (expected, _) = story(&["--backend", "cpu"], &[]);
     let mut in_the_middle = 0;
-    // Some ten thousand launches decide how the device prefers its work; a text takes some
-    // hundred. A delay per submission makes graphs the preferred form on any machine.
+    // The probe that chooses between graphs and single launches takes more than ten thousand
+    // launches, a text a few hundred. A delay per submission makes graphs the preferred form on any
+    // machine.
     for launches in [40, 12_900, 13_050, 13_250, 13_450] {
         let settings = format!("delay_us=50 lost_after={launches} lost_code=700");
         let env = [(Vendor::Cuda.variable(), settings.as_str())];

@@ -33,6 +33,12 @@ fn recurrent() -> Vec<Fixture> {
     fixtures().into_iter().filter(is_recurrent).collect()
 }
 
+/// The fixtures with recurrent layers, and those of the family that shares KV caches.
+fn mixed() -> Vec<Fixture> {
+    let is_gemma4 = |fixture: &Fixture| fixture.model.spec.name == "gemma4";
+    recurrent().into_iter().chain(fixtures().into_iter().filter(is_gemma4)).collect()
+}
+
 fn engine_of(model: &Arc<Model>, devices: Vec<Device>, placement: Option<Placement>) -> Engine {
     let kv_formats = KvCache::both(Format::F32);
     let options = EngineOptions { n_ctx: 64, n_ubatch: 21, kv_formats, ..EngineOptions::default() };
@@ -49,9 +55,9 @@ fn placements(model: &Model, n: u64) -> Vec<Placement> {
     all
 }
 
-fn recurrent_families_run_on(backend: &Arc<dyn Backend>) {
-    let fixtures = recurrent();
-    assert_eq!(fixtures.len(), 4);
+fn mixers_run_on(backend: &Arc<dyn Backend>) {
+    let fixtures = mixed();
+    assert_eq!(fixtures.len(), 10);
     for fixture in fixtures {
         for placement in placements(&fixture.model, 3) {
             let device = Device::new(Arc::clone(backend), DeviceId(1), Bytes::MAX);
@@ -69,31 +75,31 @@ fn recurrent_families_run_on(backend: &Arc<dyn Backend>) {
 }
 
 #[test]
-fn recurrent_families_run_on_a_graphics_device() {
+fn mixers_run_on_a_graphics_device() {
     let Some(backend) = graphics() else { return };
-    within(Duration::from_secs(500), move || recurrent_families_run_on(&backend));
+    within(Duration::from_secs(500), move || mixers_run_on(&backend));
 }
 
 #[test]
-fn recurrent_families_run_on_a_fake_of_cuda() {
+fn mixers_run_on_a_fake_of_cuda() {
     let Some((_, backends)) = fake(Vendor::Cuda, "cuda", 0..1) else { return };
-    within(Duration::from_secs(500), move || recurrent_families_run_on(&backends[0]));
+    within(Duration::from_secs(500), move || mixers_run_on(&backends[0]));
 }
 
 #[test]
-fn recurrent_families_run_on_a_fake_of_rocm() {
+fn mixers_run_on_a_fake_of_rocm() {
     let Some((_, backends)) = fake(Vendor::Hip, "hip", 0..1) else { return };
-    within(Duration::from_secs(500), move || recurrent_families_run_on(&backends[0]));
+    within(Duration::from_secs(500), move || mixers_run_on(&backends[0]));
 }
 
 #[test]
 fn the_state_of_recurrent_layers_is_in_the_budget() {
     let fixture = recurrent().into_iter().find(|fixture| fixture.name == "qwen35").unwrap();
     let states: Bytes = fixture.model.layers.iter().map(state_bytes).sum();
-    // Four layers: 4 heads of 16 x 16, and 3 inputs of 2 * 32 + 64 channels.
+    // Two layers: 4 heads of 8 x 8, and 3 inputs of 2 * 16 + 32 channels.
     let mixers = fixture.model.layers.iter().map(|layer| &layer.frame.mixer);
     let recurrent = mixers.filter(|mixer| matches!(mixer, Mixer::GatedDelta(_))).count();
-    assert_eq!((recurrent, states), (4, Bytes(4 * 4 * (4 * 16 * 16 + 3 * 128))));
+    assert_eq!((recurrent, states), (2, Bytes(2 * 4 * (4 * 8 * 8 + 3 * 64))));
     let used = |n_checkpoint: usize| {
         let options = EngineOptions { n_ctx: 64, n_checkpoint, ..EngineOptions::default() };
         let (model, devices) = (Arc::clone(&fixture.model), vec![cpu_device(2)]);
@@ -149,7 +155,7 @@ fn layers_may_differ_in_size() {
 fn layers_of_different_sizes_are_placed_within_budgets() {
     within(LIMIT, || {
         let models = uneven().map(|tiny| tiny.model());
-        let fixtures = recurrent().into_iter().map(|fixture| fixture.model);
+        let fixtures = mixed().into_iter().map(|fixture| fixture.model);
         for model in models.into_iter().chain(fixtures) {
             let mut alone = engine_of(&model, vec![cpu_device(2)], None);
             let expected = logits_of(&mut alone, &IDS, &[7]);
@@ -172,14 +178,14 @@ fn layers_of_different_sizes_are_placed_within_budgets() {
 }
 
 /// The model of `fixture` with one key or tensor changed.
-struct Changed {
+pub(super) struct Changed {
     keys: Vec<(String, GgufValue)>,
     /// Name, shape, type, bytes.
     tensors: Vec<(String, Vec<u64>, TensorType, Vec<u8>)>,
 }
 
 impl Changed {
-    fn of(name: &str) -> Changed {
+    pub(super) fn of(name: &str) -> Changed {
         let file = File::open(&folder().join(format!("{name}.gguf"))).unwrap();
         let keys = file.metadata().iter().map(|(key, value)| (key.to_owned(), value.clone()));
         let tensor = |info: &thermocline::gguf::TensorInfo| {
@@ -189,13 +195,13 @@ impl Changed {
         Changed { keys: keys.collect(), tensors: file.tensors().iter().map(tensor).collect() }
     }
 
-    fn key(mut self, key: &str, value: impl Into<GgufValue>) -> Changed {
+    pub(super) fn key(mut self, key: &str, value: impl Into<GgufValue>) -> Changed {
         self.keys.retain(|(name, _)| name != key);
         self.keys.push((key.to_owned(), value.into()));
         self
     }
 
-    fn without(mut self, name: &str) -> Changed {
+    pub(super) fn without(mut self, name: &str) -> Changed {
         let n = self.keys.len() + self.tensors.len();
         self.keys.retain(|(key, _)| key != name);
         self.tensors.retain(|(tensor, ..)| tensor != name);
@@ -219,7 +225,7 @@ impl Changed {
         Model::from_file(file, &ModelOptions::default())
     }
 
-    fn fails(&self, says: &str) {
+    pub(super) fn fails(&self, says: &str) {
         let error = self.model().map(drop).expect_err(says).to_string();
         assert!(error.contains(says), "`{error}` lacks `{says}`");
     }
@@ -238,16 +244,19 @@ fn hostile_keys_of_recurrent_families_are_refused() {
         missing.fails(&format!("key `qwen35.ssm.{key}` is missing"));
     }
     qwen("ssm.group_count", 3u32.into(), "a multiple of the 3 key heads");
-    qwen("ssm.inner_size", 63u32.into(), "4 heads of 16");
+    qwen("ssm.inner_size", 63u32.into(), "4 heads of 8");
     qwen("ssm.conv_kernel", 5u32.into(), "ssm_conv1d");
-    qwen("attention.recurrent_layers", Array::Bool(vec![true]).into(), "5 layers");
+    qwen("attention.recurrent_layers", Array::Bool(vec![true]).into(), "3 layers");
     qwen("full_attention_interval", 0u32.into(), "is 0");
-    qwen("full_attention_interval", 2u32.into(), "blk.1.attn_qkv");
+    qwen("full_attention_interval", 3u32.into(), "blk.1.attn_qkv");
     qwen("rope.dimension_sections", Array::U32(vec![1, 1]).into(), "four numbers of pairs");
     qwen("rope.dimension_sections", Array::U32(vec![0; 4]).into(), "four numbers of pairs");
     qwen("rope.dimension_sections", Array::U32(vec![u32::MAX; 4]).into(), "four numbers");
     qwen("attention.value_length", 8u32.into(), "expected 16");
-    qwen("nextn_predict_layers", 5u32.into(), "fewer than the 5 layers");
+    qwen("nextn_predict_layers", 3u32.into(), "fewer than the 3 layers");
+    // Attention after a recurrent layer, which has no KV cache to share.
+    qwen("attention.shared_kv_layers", 2u32.into(), "an earlier layer with keys");
+    qwen("attention.shared_kv_layers", 3u32.into(), "fewer than the 3 layers");
     Changed::of("qwen35").without("blk.0.ssm_a").fails("blk.0.ssm_a");
     Changed::of("qwen35").without("blk.0.attn_gate.weight").fails("blk.0.attn_gate.weight");
     let lfm = |key: &str, value: GgufValue, says: &str| {
@@ -255,12 +264,68 @@ fn hostile_keys_of_recurrent_families_are_refused() {
     };
     lfm("shortconv.l_cache", 0u32.into(), "is 0");
     lfm("shortconv.l_cache", 7u32.into(), "shortconv.conv");
-    lfm("attention.head_count_kv", Array::U32(vec![0, 2]).into(), "each of the 5 layers");
-    lfm("attention.head_count_kv", Array::U32(vec![u32::MAX; 5]).into(), "0 to 16777216");
-    lfm("attention.head_count_kv", Array::U32(vec![0, 5, 0, 0, 2]).into(), "a divisor of the");
-    lfm("attention.head_count_kv", Array::U32(vec![2; 5]).into(), "blk.0.attn_");
+    lfm("attention.head_count_kv", Array::U32(vec![0, 2]).into(), "each of the 3 layers");
+    lfm("attention.head_count_kv", Array::U32(vec![u32::MAX; 3]).into(), "0 to 16777216");
+    lfm("attention.head_count_kv", Array::U32(vec![0, 5, 0]).into(), "a divisor of the");
+    lfm("attention.head_count_kv", Array::U32(vec![2; 3]).into(), "blk.0.attn_");
     Changed::of("lfm2").without("token_embd_norm.weight").fails("token_embd_norm.weight");
     Changed::of("lfm2").without("blk.0.shortconv.in_proj.weight").fails("shortconv.in_proj");
+}
+
+#[test]
+fn hostile_keys_of_mamba2_are_refused() {
+    assert!(Changed::of("mamba2").model().is_ok());
+    let mamba = |key: &str, value: u32, says: &str| {
+        Changed::of("mamba2").key(&format!("mamba2.ssm.{key}"), value).fails(says);
+    };
+    for key in ["state_size", "group_count", "time_step_rank", "conv_kernel", "inner_size"] {
+        mamba(key, 0, "is 0");
+        mamba(key, u32::MAX, "expected 1 to 16777216");
+        let missing = Changed::of("mamba2").without(&format!("mamba2.ssm.{key}"));
+        missing.fails(&format!("key `mamba2.ssm.{key}` is missing"));
+    }
+    mamba("time_step_rank", 5, "a divisor of the width 64");
+    mamba("group_count", 5, "a divisor of the width 64");
+    mamba("group_count", 8, "a divisor of the 4 heads");
+    mamba("inner_size", 48, "blk.0.ssm_in.weight");
+    mamba("state_size", 1 << 24, "blk.0.ssm_in.weight");
+    mamba("conv_kernel", 3, "blk.0.ssm_conv1d.weight");
+    for tensor in ["ssm_a", "ssm_d", "ssm_dt.bias", "ssm_norm.weight", "ssm_out.weight"] {
+        Changed::of("mamba2").without(&format!("blk.1.{tensor}")).fails(tensor);
+    }
+    // Without a bias the convolution has none.
+    assert!(Changed::of("mamba2").without("blk.0.ssm_conv1d.bias").model().is_ok());
+}
+
+#[test]
+fn hostile_scales_are_refused() {
+    assert!(Changed::of("granitehybrid").model().is_ok());
+    for key in ["embedding_scale", "residual_scale", "logit_scale"] {
+        for value in [-1.0f32, f32::NAN, f32::INFINITY, 1e-7] {
+            let key = format!("granitehybrid.{key}");
+            Changed::of("granitehybrid").key(&key, value).fails(&format!("key `{key}` is {value}"));
+        }
+    }
+    let list = Array::U32(vec![0, 5, 0]);
+    Changed::of("granitehybrid")
+        .key("granitehybrid.attention.head_count_kv", list)
+        .fails("a divisor of the 4 heads");
+}
+
+#[test]
+fn layers_of_nemotron_h_are_one_half() {
+    let model = Changed::of("nemotron_h").model().unwrap();
+    let halves = model.layers.iter().map(|layer| match (&layer.frame.mixer, &layer.ffn) {
+        (Mixer::Mamba2(_), None) => 'M',
+        (Mixer::Attention(by), None) if by.rope.is_none() => '*',
+        (Mixer::None, Some(_)) => '-',
+        _ => '?',
+    });
+    assert_eq!(halves.collect::<String>(), "M-*M-");
+    let key = "nemotron_h.attention.layer_norm_epsilon";
+    Changed::of("nemotron_h").without(key).fails("layer_norm_rms_epsilon` is missing");
+    let lists = Array::U32(vec![0; 5]);
+    Changed::of("nemotron_h").key("nemotron_h.feed_forward_length", lists).fails("blk.1.ssm_in");
 }
 
 /// Pairs that a file assigns to the fourth position are not rotated: for text that position is 0.

@@ -18,6 +18,7 @@ use thermocline::model::{Model, ModelOptions, arch};
 use thermocline::placement::Placement;
 
 mod layers;
+mod shared_kv;
 
 use crate::placement_is_invisible::{
     Logits, cpu_device, difference, logits_of, quiet, random_placement, sim_device, unit,
@@ -67,17 +68,20 @@ fn fixture(path: &Path) -> Fixture {
     let numbers = |list: &Value| -> Vec<f64> {
         list.as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect()
     };
-    let run = |run: &Value| Run {
-        n_ctx: run["n_ctx"].as_u64().unwrap() as usize,
-        ids: numbers(&run["ids"]).into_iter().map(|id| id as u32).collect(),
-        logits: run["logits"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|row| numbers(row).into_iter().map(|v| v as f32).collect())
-            .collect(),
+    // F32, little-endian, the rows of all runs one after the other.
+    let logits = fs::read(path.with_extension("logits")).unwrap();
+    let mut rows = logits.chunks_exact(4 * model.n_vocab()).map(|row| {
+        let values = row.chunks_exact(4).map(|v| f32::from_le_bytes(v.try_into().unwrap()));
+        values.collect::<Vec<f32>>()
+    });
+    let run = |run: &Value| {
+        let ids: Vec<u32> = numbers(&run["ids"]).into_iter().map(|id| id as u32).collect();
+        let logits: Logits = rows.by_ref().take(ids.len()).collect();
+        assert_eq!(logits.len(), ids.len(), "{name}: a row of logits per token");
+        Run { n_ctx: run["n_ctx"].as_u64().unwrap() as usize, ids, logits }
     };
     let runs = json["runs"].as_array().unwrap().iter().map(run).collect();
+    assert!(rows.next().is_none(), "{name}: more rows of logits than tokens");
     Fixture { name, model, runs, bound: json["bound"].as_f64().map_or(BOUND, |bound| bound as f32) }
 }
 

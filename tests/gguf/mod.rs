@@ -6,6 +6,7 @@ mod random;
 mod real;
 mod round_trip;
 
+use hal::format::Format;
 use thermocline::gguf::{Array, Container, DataWriter, TensorType, Value, Writer};
 
 /// A small container with each kind of value and three tensors, ready for its data.
@@ -21,7 +22,7 @@ fn small(container: Container) -> Writer {
     writer.set("a.pieces", strings(&[b"<s>", b"", b"\xe2\x96", b"word"])).unwrap();
     writer.set("a.nested", Array::Array(vec![Array::U8(vec![1, 2]), strings(&[b"x"])])).unwrap();
     writer.declare("norm", &[3], TensorType::F32).unwrap();
-    writer.declare("weight", &[64, 2], TensorType::Q4_0).unwrap();
+    writer.declare("weight", &[64, 2], Format::Q4_0).unwrap();
     writer.declare("ids", &[5], TensorType::I32).unwrap();
     writer
 }

@@ -1,6 +1,9 @@
 //! The hot set adapts to the text without changing the text.
 
+use std::path::Path;
+
 use thermocline::engine::{Observed, exchange_needs};
+use thermocline::gguf::File;
 use thermocline::model::ModelOptions;
 use thermocline::placement::{Speed, plan, plan_whole_layers};
 use thermocline::synthetic::Spec;
@@ -63,15 +66,15 @@ struct Course {
 }
 
 fn course(engine: &mut Engine, text: &[u32]) -> Course {
-    let mut session = engine.open();
+    let mut sequence = engine.open();
     let go_on = AtomicBool::new(false);
     let (mut logits, mut shares) = (Vec::new(), Vec::new());
     for &token in text {
         let each = &mut |_: usize, row: &[f32]| logits.push(row.to_vec());
-        let stats = engine.feed(&mut session, &[token], Want::Last, &go_on, each).unwrap();
+        let stats = engine.feed(&mut sequence, &[token], Want::Last, &go_on, each).unwrap();
         shares.push(stats.off_cpu / stats.active.max(1.0));
     }
-    engine.close(session);
+    engine.close(sequence);
     Course { logits, shares }
 }
 
@@ -207,7 +210,7 @@ fn a_device_may_be_lost_in_the_middle_of_an_exchange() {
             let (sim, device) = sim(after, 0);
             let devices = vec![cpu_device(2), device];
             let mut engine = load_with(&model, devices, adapting(), Some(halves(&model)));
-            let mut session = engine.open();
+            let mut sequence = engine.open();
             let go_on = AtomicBool::new(false);
             let mut got = Vec::new();
             for (i, &token) in text.iter().enumerate() {
@@ -215,7 +218,7 @@ fn a_device_may_be_lost_in_the_middle_of_an_exchange() {
                     sim.lose_after(after);
                 }
                 let each = &mut |_: usize, row: &[f32]| got.push(row.to_vec());
-                engine.feed(&mut session, &[token], Want::Last, &go_on, each).unwrap();
+                engine.feed(&mut sequence, &[token], Want::Last, &go_on, each).unwrap();
                 if i == 31 && engine.placement().layers.iter().all(|layer| layer.home == 0) {
                     lost += 1;
                 }
@@ -236,15 +239,15 @@ fn neurons_are_observed_under_their_own_names() {
         for (model, text) in [(two, topic), (generated("64x2x64x4/2*8/2:F16:silu"), word)] {
             let look = |engine: &mut Engine| {
                 let mut seen: Vec<f32> = Vec::new();
-                let mut session = engine.open();
+                let mut sequence = engine.open();
                 let go_on = AtomicBool::new(false);
                 let each = &mut |_: usize, observed: &Observed<'_>| {
                     seen.extend(observed.gate.unwrap());
                     seen.extend(observed.up);
                     seen.extend(observed.weights.unwrap_or_default());
                 };
-                engine.observe(&mut session, &TEXT, &go_on, each).unwrap();
-                engine.close(session);
+                engine.observe(&mut sequence, &TEXT, &go_on, each).unwrap();
+                engine.close(sequence);
                 seen
             };
             let expected = look(&mut load_with(&model, vec![cpu_device(2)], frozen(), None));
@@ -273,14 +276,22 @@ pub(super) fn generated(spec: &str) -> Arc<Model> {
     Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap())
 }
 
+/// A model of `tests/families`.
+fn fixture(name: &str) -> Arc<Model> {
+    let path = format!("{}/tests/families/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
+    let file = File::open(Path::new(&path)).unwrap();
+    Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap())
+}
+
 #[test]
 fn experts_change_sides_as_a_whole() {
     within(LIMIT, || {
-        for (spec, format) in [
-            ("64x3x64x4/2*8/2:F16:silu", Format::F16),
-            ("64x2x32x4/2*16/3:Q8_0:silu", Format::Q8_0),
-        ] {
-            let model = generated(spec);
+        let models = ["64x3x64x4/2*8/2:F16:silu", "64x2x32x4/2*16/3:Q8_0:silu"];
+        let models = models.map(|spec| (spec, generated(spec), 0.9));
+        // Its experts have a factor each.
+        let scaled = ("gemma4-moe", fixture("gemma4-moe"), 0.85);
+        for (spec, model, least) in models.into_iter().chain([scaled]) {
+            let format = model.blocks().next().unwrap().1.up.w.desc().format;
             // Almost always the same token, so that the same experts are used again and again.
             let text: Vec<u32> = (0..200).map(|i| if i % 9 == 0 { 7 } else { 21 }).collect();
             let mut alone = load_with(&model, vec![cpu_device(2)], frozen(), None);
@@ -295,7 +306,7 @@ fn experts_change_sides_as_a_whole() {
             let (still, _, copies) = by(frozen());
             let (moved, done, more) = by(adapting());
             let [before, after] = [&still, &moved].map(|course| mean(&course.shares[120..]));
-            assert!(after > before + 0.2 && after > 0.9, "{spec}: {before} became {after}");
+            assert!(after > before + 0.2 && after > least, "{spec}: {before} became {after}");
             assert!(done.is_some_and(|done| done.neurons > 0 && done.last > done.first));
             // A matrix of an expert is one write, and counts are read; one write per row would be
             // many more.
@@ -309,8 +320,8 @@ fn experts_change_sides_as_a_whole() {
     });
 }
 
-/// An expert of realistic size has some megabytes, which are uploaded in the time that a few uses
-/// of it save.
+/// An expert of realistic size has several megabytes, which are uploaded in the time that a few
+/// uses of it save.
 #[test]
 fn experts_of_usual_size_change_sides_on_usual_machines() {
     let model = generated("2048x2x768x16/4*8/2:Q4_0:silu");

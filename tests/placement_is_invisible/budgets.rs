@@ -162,7 +162,7 @@ fn every_op_may_be_refused() {
 
 /// The greedy next tokens of the engine after each of `ids`, one step at a time.
 pub(super) fn greedy(engine: &mut Engine, start: u32, n: usize) -> Vec<u32> {
-    let mut session = engine.open();
+    let mut sequence = engine.open();
     let mut ids = vec![start];
     for _ in 0..n {
         let mut next = 0;
@@ -172,10 +172,10 @@ pub(super) fn greedy(engine: &mut Engine, start: u32, n: usize) -> Vec<u32> {
             let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
             next = best.map_or(0, |(id, _)| id as u32);
         };
-        engine.feed(&mut session, &last, Want::All, &go_on, each).unwrap();
+        engine.feed(&mut sequence, &last, Want::All, &go_on, each).unwrap();
         ids.push(next);
     }
-    engine.close(session);
+    engine.close(sequence);
     ids
 }
 

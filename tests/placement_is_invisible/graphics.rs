@@ -65,16 +65,16 @@ fn per_token(backend: &Arc<WgpuBackend>, model: &Arc<Model>, placement: Placemen
     let device = Device::new(Arc::clone(backend) as Arc<dyn Backend>, DeviceId(1), Bytes::MAX);
     let devices = vec![cpu_device(2), device];
     let mut engine = load_with(model, devices, options(), Some(placement));
-    let mut session = engine.open();
+    let mut sequence = engine.open();
     let step = |token: u32| {
         let before = backend.counts();
         let go_on = AtomicBool::new(false);
-        engine.feed(&mut session, &[token], Want::Last, &go_on, &mut |_, _| {}).unwrap();
+        engine.feed(&mut sequence, &[token], Want::Last, &go_on, &mut |_, _| {}).unwrap();
         let after = backend.counts();
         [after.submissions - before.submissions, after.dispatches - before.dispatches]
     };
     let least = (3..7).map(step).min().unwrap();
-    engine.close(session);
+    engine.close(sequence);
     least
 }
 

@@ -17,9 +17,10 @@ fn the_text_goes_on_when_a_device_is_lost() {
                 let (_, b) = sim_device(2, Bytes::MAX, delay, 2);
                 let placement = random_placement(&mut rng, &model, 3, 1);
                 let mut engine = load(&model, vec![cpu_device(2), a, b], Some(placement));
-                match by_panic {
-                    true => first.panic_after(lost_after),
-                    false => first.lose_after(lost_after),
+                if by_panic {
+                    first.panic_after(lost_after)
+                } else {
+                    first.lose_after(lost_after)
                 }
                 let got = logits(&mut engine, &[3, 1, 6]);
                 let difference = difference(&expected, &got);
@@ -94,15 +95,15 @@ fn sessions_that_slept_through_a_loss_hurt_nobody() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let go_on = AtomicBool::new(false);
-        let fill = |engine: &mut Engine, session: &mut thermocline::engine::Sequence, n: usize| {
+        let fill = |engine: &mut Engine, sequence: &mut thermocline::engine::Sequence, n: usize| {
             let text = TEXT.iter().copied().cycle().take(n).collect::<Vec<_>>();
             let mut row = Vec::new();
             let each = &mut |_: usize, logits: &[f32]| row = logits.to_vec();
-            engine.feed(session, &text, Want::Last, &go_on, each).map(|_| vec![row])
+            engine.feed(sequence, &text, Want::Last, &go_on, each).map(|_| vec![row])
         };
         let mut plain = load(&model, vec![cpu_device(2)], None);
-        let mut session = plain.open();
-        let expected = fill(&mut plain, &mut session, 32).unwrap();
+        let mut sequence = plain.open();
+        let expected = fill(&mut plain, &mut sequence, 32).unwrap();
         for shorten in [false, true] {
             let (sim, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1);
             let mut engine = load(&model, vec![cpu_device(2), device], None);

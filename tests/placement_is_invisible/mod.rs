@@ -85,7 +85,7 @@ fn logits(engine: &mut Engine, pieces: &[usize]) -> Logits {
 
 /// Feeds `ids` in chunks of the given sizes; logits of every token.
 pub(crate) fn logits_of(engine: &mut Engine, ids: &[u32], pieces: &[usize]) -> Logits {
-    let mut session = engine.open();
+    let mut sequence = engine.open();
     let mut all = Vec::new();
     let mut rest = ids;
     let mut sizes = pieces.iter().cycle();
@@ -93,10 +93,10 @@ pub(crate) fn logits_of(engine: &mut Engine, ids: &[u32], pieces: &[usize]) -> L
         let (piece, after) = rest.split_at((*sizes.next().unwrap()).min(rest.len()));
         let go_on = AtomicBool::new(false);
         let each = &mut |_: usize, row: &[f32]| all.push(row.to_vec());
-        engine.feed(&mut session, piece, Want::All, &go_on, each).unwrap();
+        engine.feed(&mut sequence, piece, Want::All, &go_on, each).unwrap();
         rest = after;
     }
-    engine.close(session);
+    engine.close(sequence);
     all
 }
 
@@ -127,9 +127,11 @@ pub(crate) fn random_placement(
     n_devices: usize,
     unit: usize,
 ) -> Placement {
-    let mut layers = Vec::new();
-    for n_ff in model.neurons() {
-        let home = rng.random_range(0..n_devices);
+    let mut layers: Vec<LayerPlacement> = Vec::new();
+    for (n_ff, layer) in model.neurons().into_iter().zip(&model.layers) {
+        let drawn = rng.random_range(0..n_devices);
+        // A layer shares the home of the layer whose KV cache it uses.
+        let home = layer.frame.mixer.kv_source().map_or(drawn, |source| layers[source].home);
         // The CPU is the other side of a hand-off, so only layers with another home can be split.
         if home == 0 || n_ff == 0 || rng.random_range(0..3) == 0 {
             layers.push(LayerPlacement::whole(home));
@@ -166,7 +168,7 @@ fn deal(model: &Model, devices: &[usize]) -> LayerPlacement {
 }
 
 pub(crate) fn unit(model: &Model) -> usize {
-    let (_, ffn) = model.blocks().next().expect("a model with neurons");
+    let Some((_, ffn)) = model.blocks().next() else { return 1 };
     match (model.is_exactly_sparse() || ffn.down_by_neuron, ffn.n_expert()) {
         (true, _) => 1,
         (false, Some(_)) => ffn.down.w.desc().n_cols,

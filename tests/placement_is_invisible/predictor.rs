@@ -10,7 +10,7 @@ fn tiny(seed: u64, format: Format) -> Tiny {
 }
 
 /// The input of a quantised predictor is rounded, so an activation that rounds to the neighbouring
-/// 8-bit step changes a score by some thousandths of the spread: enough for one of thousands to
+/// 8-bit step changes a score by a few thousandths of the spread: enough for one of thousands to
 /// cross the threshold, and then a whole neuron is added or dropped. These predictors therefore
 /// decide by marks that rounding does not affect.
 fn marked(seed: u64, format: Format) -> Tiny {
@@ -128,9 +128,9 @@ fn the_threshold_decides_from_everything_to_nothing() {
         assert_eq!(file, logits(&mut by(&model, Sparsity::Predicted, Some(0.0)), &[23]));
         assert!(difference(&exact, &file) > 10.0 * BOUND, "a random predictor drops what counts");
         let mut none = by(&model, Sparsity::Predicted, Some(f32::INFINITY));
-        let mut session = none.open();
+        let mut sequence = none.open();
         let go_on = AtomicBool::new(false);
-        let stats = none.feed(&mut session, &TEXT, Want::Last, &go_on, &mut |_, _| {}).unwrap();
+        let stats = none.feed(&mut sequence, &TEXT, Want::Last, &go_on, &mut |_, _| {}).unwrap();
         assert_eq!((stats.active, stats.gates), (0.0, 0.0));
         assert!(stats.neurons > 0.0);
     });

@@ -90,11 +90,12 @@ fn check(device: &dyn Fn(Bytes) -> Device, run_every: u64) {
             let mut engine =
                 Engine::load(model, devices(budget), settings, None, quiet(), &|_, _| {}).unwrap();
             assert_eq!(engine.placement(), &by_profile.placement);
-            let mut session = engine.open();
+            let mut sequence = engine.open();
             let go_on = AtomicBool::new(false);
             let ids = other.windows().next().unwrap();
-            let stats = engine.feed(&mut session, ids, Want::Last, &go_on, &mut |_, _| {}).unwrap();
-            engine.close(session);
+            let stats =
+                engine.feed(&mut sequence, ids, Want::Last, &go_on, &mut |_, _| {}).unwrap();
+            engine.close(sequence);
             let ledger = engine.devices()[1].ledger();
             assert!(ledger.peak() <= budget, "{} of {budget}", ledger.peak());
             let measured = stats.off_cpu / stats.active;

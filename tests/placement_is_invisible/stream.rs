@@ -131,9 +131,9 @@ fn streamed_neurons_count_as_the_devices() {
             let text = text(&model, 64);
             let run = |devices, options, placement| {
                 let mut engine = load_with(&model, devices, options, placement);
-                let mut session = engine.open();
+                let mut sequence = engine.open();
                 let go_on = AtomicBool::new(false);
-                engine.feed(&mut session, &text, Want::Last, &go_on, &mut |_, _| {}).unwrap()
+                engine.feed(&mut sequence, &text, Want::Last, &go_on, &mut |_, _| {}).unwrap()
             };
             let alone = run(vec![cpu_device(2)], handing(), None);
             let placed = || Some(split(&model, Some(3)));
@@ -230,9 +230,10 @@ fn a_device_lost_while_neurons_come_is_left_out() {
                     placement.layers[1] = LayerPlacement::whole(0);
                 }
                 let mut engine = load_with(&model, devices, streaming(1), Some(placement));
-                match by_panic {
-                    true => sim.panic_after(lost_after),
-                    false => sim.lose_after(lost_after),
+                if by_panic {
+                    sim.panic_after(lost_after)
+                } else {
+                    sim.lose_after(lost_after)
                 }
                 let got = logits_of(&mut engine, &text, &[70]);
                 let difference = difference(&expected, &got);
@@ -244,7 +245,7 @@ fn a_device_lost_while_neurons_come_is_left_out() {
 
 /// An interrupted step leaves everything as it was, including the staging memory of chunks.
 #[test]
-fn an_interrupted_stream_begins_anew() {
+fn an_interrupted_stream_begins_again() {
     within(LIMIT, || {
         let model = Tiny { n_ff: 160, format: Format::Q8_0, ..Tiny::default() }.model();
         let text = text(&model, 64);
@@ -263,11 +264,11 @@ fn an_interrupted_stream_begins_anew() {
                 std::thread::sleep(Duration::from_micros(micros));
                 flag.store(true, Ordering::Relaxed);
             });
-            let mut session = engine.open();
-            let fed = engine.feed(&mut session, &text, Want::Last, &stop, &mut |_, _| {});
+            let mut sequence = engine.open();
+            let fed = engine.feed(&mut sequence, &text, Want::Last, &stop, &mut |_, _| {});
             n_interrupted += usize::from(matches!(fed, Err(Error::Interrupted)));
             stopper.join().unwrap();
-            engine.close(session);
+            engine.close(sequence);
             assert_eq!(logits_of(&mut engine, &text, &[64]), expected, "after {micros} us");
             assert_eq!((device.ledger().used(), backend.counters().held), (booked, held));
         }

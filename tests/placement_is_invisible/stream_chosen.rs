@@ -17,12 +17,12 @@ fn sim(seed: u64) -> Device {
 
 /// Logits and statistics of one prompt.
 fn prompt(engine: &mut Engine, text: &[u32]) -> (Logits, StepStats) {
-    let mut session = engine.open();
+    let mut sequence = engine.open();
     let (mut logits, go_on) = (Vec::new(), AtomicBool::new(false));
-    let stats = engine.feed(&mut session, text, Want::All, &go_on, &mut |_, row| {
+    let stats = engine.feed(&mut sequence, text, Want::All, &go_on, &mut |_, row| {
         logits.push(row.to_vec());
     });
-    engine.close(session);
+    engine.close(sequence);
     (logits, stats.unwrap())
 }
 

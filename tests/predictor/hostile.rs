@@ -12,9 +12,9 @@ const N_EMBD: usize = 256;
 const N_FF: usize = 1280;
 
 /// The sections of a predictor of four layers; each test changes one of them.
-struct Parts {
+struct Sections {
     version: u64,
-    /// Not there if it is of no size.
+    /// Shape of the first matrix; absent if it is empty.
     fc1: [u64; 2],
     fc2: [u64; 2],
     ty: TensorType,
@@ -24,10 +24,10 @@ struct Parts {
     levels: [f32; 2],
 }
 
-impl Default for Parts {
-    fn default() -> Parts {
+impl Default for Sections {
+    fn default() -> Sections {
         let thresholds = (0..ERRORS.len()).map(|i| i as f32);
-        Parts {
+        Sections {
             version: 1,
             fc1: [N_EMBD as u64, 32],
             fc2: [32, N_FF as u64],
@@ -40,7 +40,7 @@ impl Default for Parts {
     }
 }
 
-impl Parts {
+impl Sections {
     fn save(&self, path: &Path) {
         let model = model(None);
         let mut contents = Contents::default();
@@ -81,38 +81,41 @@ impl Parts {
 }
 
 #[track_caller]
-fn refused(parts: &Parts, says: &str) {
+fn refused(parts: &Sections, says: &str) {
     let error = parts.read().map(|_| ()).unwrap_err();
     assert!(error.contains(says), "{says:?} is not in {error:?}");
 }
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    assert!(matches!(Parts::default().read(), Ok(Some(chooser)) if chooser.layers.len() == 4));
-    refused(&Parts { version: 9, ..Parts::default() }, "version");
-    refused(&Parts { fc1: [128, 32], ..Parts::default() }, "blk.0.fc1");
-    refused(&Parts { fc1: [256, 64], ..Parts::default() }, "blk.0.fc");
-    refused(&Parts { fc2: [32, 1279], ..Parts::default() }, "blk.0.fc2");
-    refused(&Parts { fc2: [64, 1280], ..Parts::default() }, "blk.0.fc");
-    refused(&Parts { fc1: [256, 0], fc2: [0, 1280], ..Parts::default() }, "blk.0.fc");
+    assert!(matches!(Sections::default().read(), Ok(Some(chooser)) if chooser.layers.len() == 4));
+    refused(&Sections { version: 9, ..Sections::default() }, "version");
+    refused(&Sections { fc1: [128, 32], ..Sections::default() }, "blk.0.fc1");
+    refused(&Sections { fc1: [256, 64], ..Sections::default() }, "blk.0.fc");
+    refused(&Sections { fc2: [32, 1279], ..Sections::default() }, "blk.0.fc2");
+    refused(&Sections { fc2: [64, 1280], ..Sections::default() }, "blk.0.fc");
+    refused(&Sections { fc1: [256, 0], fc2: [0, 1280], ..Sections::default() }, "blk.0.fc");
     // A matrix without the other must be as wide as the inputs.
-    let one = |fc2| Parts { fc1: [0, 0], fc2, ..Parts::default() };
+    let one = |fc2| Sections { fc1: [0, 0], fc2, ..Sections::default() };
     assert!(one([N_EMBD as u64, N_FF as u64]).read().is_ok());
     refused(&one([32, N_FF as u64]), "blk.0.fc2");
     refused(&one([N_EMBD as u64, 1279]), "blk.0.fc2");
     refused(&one([0, 0]), "blk.0.fc2");
-    refused(&Parts { ty: TensorType::I32, ..Parts::default() }, "blk.0.fc1");
-    refused(&Parts { ty: TensorType::F64, ..Parts::default() }, "blk.0.fc1");
-    refused(&Parts { bias: vec![0.0; 5], ..Parts::default() }, "blk.0.bias");
-    refused(&Parts { bias: vec![f32::NAN; N_FF], ..Parts::default() }, "NaN");
-    refused(&Parts { levels: [0.1, 0.05], ..Parts::default() }, "the larger last");
-    refused(&Parts { levels: [f32::NAN, 0.05], ..Parts::default() }, "levels");
-    refused(&Parts { layers: 3, ..Parts::default() }, "has 3 of 4 layers");
-    refused(&Parts { layers: 0, ..Parts::default() }, "has 0 of 4 layers");
+    refused(&Sections { ty: TensorType::I32, ..Sections::default() }, "blk.0.fc1");
+    refused(&Sections { ty: TensorType::F64, ..Sections::default() }, "blk.0.fc1");
+    refused(&Sections { bias: vec![0.0; 5], ..Sections::default() }, "blk.0.bias");
+    refused(&Sections { bias: vec![f32::NAN; N_FF], ..Sections::default() }, "NaN");
+    refused(&Sections { levels: [0.1, 0.05], ..Sections::default() }, "the larger last");
+    refused(&Sections { levels: [f32::NAN, 0.05], ..Sections::default() }, "levels");
+    refused(&Sections { layers: 3, ..Sections::default() }, "has 3 of 4 layers");
+    refused(&Sections { layers: 0, ..Sections::default() }, "has 0 of 4 layers");
     let falling = (0..5 * ERRORS.len()).map(|i| -(i as f32)).collect();
-    refused(&Parts { curve: falling, ..Parts::default() }, "do not fall");
-    refused(&Parts { curve: vec![f32::INFINITY; 5 * ERRORS.len()], ..Parts::default() }, "inf");
-    refused(&Parts { curve: vec![0.0; 4 * ERRORS.len()], ..Parts::default() }, "blk.0.curve");
+    refused(&Sections { curve: falling, ..Sections::default() }, "do not fall");
+    refused(
+        &Sections { curve: vec![f32::INFINITY; 5 * ERRORS.len()], ..Sections::default() },
+        "inf",
+    );
+    refused(&Sections { curve: vec![0.0; 4 * ERRORS.len()], ..Sections::default() }, "blk.0.curve");
 }
 
 #[test]

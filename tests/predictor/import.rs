@@ -73,14 +73,14 @@ fn power_infers_predictors_choose_as_their_formula_says() {
     // The input of the first layer's predictor is the same in every run.
     let mut exact = engine(&model, Sparsity::Exact, None, true);
     let mut expected = 0;
-    let mut session = exact.open();
+    let mut sequence = exact.open();
     let look = &mut |layer: usize, o: &thermocline::engine::Observed<'_>| {
         if layer == 0 {
             expected = wanted(o.residual, &weights);
         }
     };
-    exact.observe(&mut session, &token, &AtomicBool::new(false), look).unwrap();
-    exact.close(session);
+    exact.observe(&mut sequence, &token, &AtomicBool::new(false), look).unwrap();
+    exact.close(sequence);
     assert!(expected > 0 && expected < N_FF);
     let mut predicted = engine(&model, Sparsity::Predicted, Some(&chosen), true);
     assert!(predicted.predicts());

@@ -82,12 +82,12 @@ fn engine(
 
 /// Logits of all tokens of a text, and its statistics.
 fn logits(engine: &mut Engine, tokens: &[u32]) -> (Vec<f32>, StepStats) {
-    let mut session = engine.open();
+    let mut sequence = engine.open();
     let mut all = Vec::new();
     let go_on = AtomicBool::new(false);
     let keep = &mut |_: usize, row: &[f32]| all.extend_from_slice(row);
-    let stats = engine.feed(&mut session, tokens, Want::All, &go_on, keep).unwrap();
-    engine.close(session);
+    let stats = engine.feed(&mut sequence, tokens, Want::All, &go_on, keep).unwrap();
+    engine.close(sequence);
     (all, stats)
 }
 
@@ -283,7 +283,7 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
     assert_eq!(std::fs::read(&whole).unwrap(), std::fs::read(&half).unwrap());
     // Other settings start again; with the same settings nothing is left to do.
     let done = learn(folder.path(), &half, &short);
-    assert!(String::from_utf8_lossy(&done.stderr).contains("the same recipe exists"));
+    assert!(String::from_utf8_lossy(&done.stderr).contains("is already complete"));
     let refused = Maker::new(&model, &half, "another recipe", false).unwrap_err().to_string();
     assert!(refused.contains("another recipe"), "{refused}");
     assert!(Maker::new(&model, &half, "another recipe", true).unwrap().layers().is_empty());
@@ -335,7 +335,8 @@ fn the_knob_says_what_it_lacks() {
     assert_eq!(short.status.code(), Some(1), "a text that is too short");
 }
 
-/// A predictor stays within the allowed share of a block's bytes; if none is small enough, the smallest is reported.
+/// A predictor stays within the allowed share of a block's bytes; if none is small enough, the
+/// smallest is reported.
 #[test]
 fn a_predictor_is_no_larger_than_it_may_be() {
     let folder = tempfile::tempdir().unwrap();

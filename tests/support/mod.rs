@@ -8,7 +8,7 @@ use hal::format::Format;
 use rand::RngExt;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use thermocline::gguf::{Array, Container, File, TensorType, Value, Writer};
+use thermocline::gguf::{Array, Container, File, Value, Writer};
 use thermocline::model::{Model, ModelOptions};
 
 /// A model small enough to run hundreds of times, with random weights.
@@ -37,8 +37,8 @@ pub(crate) struct Tiny {
     /// Neurons of each layer where they differ between layers; 0 for a layer without a
     /// feed-forward block.
     pub(crate) n_ffs: Vec<usize>,
-    /// Heads of queries, and of keys and values, of each layer where they differ between layers; 0
-    /// for a layer without attention.
+    /// Query heads and KV heads of each layer, if they differ between layers; 0 for a layer without
+    /// attention.
     pub(crate) heads: Vec<(usize, usize)>,
 }
 
@@ -94,9 +94,10 @@ impl Tiny {
             for (norm, _) in norms.iter().filter(|(_, n)| *n > 0) {
                 tensors.push((format!("blk.{layer}.{norm}.weight"), 1, self.n_embd, Format::F32));
             }
-            let down = match self.pwri {
-                true => ("ffn_down_t", n_ff, self.n_embd),
-                false => ("ffn_down", self.n_embd, n_ff),
+            let down = if self.pwri {
+                ("ffn_down_t", n_ff, self.n_embd)
+            } else {
+                ("ffn_down", self.n_embd, n_ff)
             };
             let parts = [
                 ("attn_q", d_q, self.n_embd),
@@ -165,8 +166,7 @@ impl Tiny {
                 1 => vec![*cols as u64],
                 _ => vec![*cols as u64, *rows as u64],
             };
-            let id = format.gguf_id().unwrap();
-            writer.declare(name, &shape, TensorType::from_id(id, Container::Gguf)).unwrap();
+            writer.declare(name, &shape, *format).unwrap();
         }
         let mut data = writer.in_memory().unwrap();
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);

@@ -113,7 +113,7 @@ fn attend(
 /// Adds a layer's attention to the residual of each token.
 fn mix(model: &Model, attention: &Attention, norm: &HostRows, stream: &mut [Vec<f32>]) {
     let (hyper, sizes) = (&model.hyper, attention.sizes);
-    let Attention { q, kv: Kv::Direct { k, v }, o, .. } = attention else {
+    let Attention { q, kv: Kv::Direct { k, v: Some(v) }, o, .. } = attention else {
         panic!("made as llama is");
     };
     let freqs = attention.rope.as_ref().unwrap().freqs(hyper.n_ctx_train);
@@ -132,7 +132,8 @@ fn mix(model: &Model, attention: &Attention, norm: &HostRows, stream: &mut [Vec<
     }
 }
 
-/// Runs `ids` through the model: with every neuron, or with those whose score is at least `threshold`.
+/// Runs `ids` through the model: with every neuron, or with those whose score is at least
+/// `threshold`.
 pub(crate) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measured {
     let hyper = &model.hyper;
     let embedding = Matrix::new(&model.token_embd);
@@ -172,10 +173,8 @@ pub(crate) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measure
             let act = |gate: f32| if relu { gate.max(0.0) } else { gate / (1.0 + (-gate).exp()) };
             let carried: Vec<f32> =
                 gates.iter().zip(up.times(&h)).map(|(gate, up)| act(*gate) * up).collect();
-            let y = match ffn.down_by_neuron {
-                true => down.rows_times(&carried),
-                false => down.times(&carried),
-            };
+            let y =
+                if ffn.down_by_neuron { down.rows_times(&carried) } else { down.times(&carried) };
             x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
         }
     }

@@ -18,7 +18,7 @@ use thermocline::tokenizer::{Detokenizer, Start, Tokenizer, Vocab};
 
 const TEXT: &str = "Once upon a time there was a little girl who lived near the edge of a big forest. Every day \
     she took her red coat and went out to see what the animals were doing. One morning, the fox was not there. \
-    \"Where did you go?\" she asked, but nobody answered; only the wind moved the 3 tall trees.\nSo she waited.";
+    \"Where did you go?\" she asked, but no one answered; only the wind moved the 3 tall trees.\nSo she waited.";
 
 /// Small enough for every test, large enough for every format.
 fn small(format: Format, relu: bool) -> Spec {
@@ -118,10 +118,11 @@ proptest! {
             spec.container = Container::PowerInfer;
         }
         let again = Spec::parse(&spec.to_string());
-        match can_hold(format) {
-            true => prop_assert_eq!(again.unwrap(), spec),
-            false => prop_assert!(again.is_err()),
-        }
+        if can_hold(format) {
+prop_assert_eq!(again.unwrap(), spec)
+} else {
+prop_assert!(again.is_err())
+}
     }
 
     #[test]
@@ -291,10 +292,10 @@ fn the_predictor_is_powerinfers() {
         let mut engine =
             Engine::load(model, vec![device], options, None, quiet, &|_, _| {}).unwrap();
         assert_eq!(engine.predicts(), sparsity == Sparsity::Predicted);
-        let (mut session, go_on) = (engine.open(), AtomicBool::new(false));
+        let (mut sequence, go_on) = (engine.open(), AtomicBool::new(false));
         let mut got = Vec::new();
         let each = &mut |_: usize, row: &[f32]| got.push(row.to_vec());
-        engine.feed(&mut session, &ids, Want::All, &go_on, each).unwrap();
+        engine.feed(&mut sequence, &ids, Want::All, &go_on, each).unwrap();
         let (expected, got) = (perplexity(&ids, &expected), perplexity(&ids, &got));
         println!("{sparsity:?} {sparse_threshold:?}: perplexity {got}, in plain loops {expected}");
         assert!((got / expected - 1.0).abs() < 1e-4, "{sparsity:?}: {got} for {expected}");
@@ -325,7 +326,7 @@ fn greedy(spec: &Spec, n: usize) -> (Vec<u32>, f64) {
     let options = EngineOptions { n_ctx: 256, n_ubatch: 64, ..EngineOptions::default() };
     let (device, quiet) = (devices::cpu(Some(2)), Arc::new(|_: &str| {}));
     let mut engine = Engine::load(model, vec![device], options, None, quiet, &|_, _| {}).unwrap();
-    let mut session = engine.open();
+    let mut sequence = engine.open();
     let go_on = AtomicBool::new(false);
     let (mut new, mut active, mut neurons) = (Vec::new(), 0.0, 0.0);
     for _ in 0..n {
@@ -334,7 +335,7 @@ fn greedy(spec: &Spec, n: usize) -> (Vec<u32>, f64) {
             let largest = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
             best = largest.unwrap().0 as u32;
         };
-        let stats = engine.feed(&mut session, &tokens, Want::Last, &go_on, each).unwrap();
+        let stats = engine.feed(&mut sequence, &tokens, Want::Last, &go_on, each).unwrap();
         (active, neurons) = (active + stats.active, neurons + stats.neurons);
         tokens = vec![best];
         new.push(best);

@@ -3,9 +3,9 @@
 use super::lists::LARGE;
 use super::tree::Tree;
 
-/// Most bytes of a file that is not in LARGE.
+/// Maximum number of bytes of a file that is not in LARGE.
 const MOST_BYTES: u64 = 1_000_000;
-/// Most bytes of a checkout without `.git`.
+/// Maximum number of bytes of a checkout without `.git`.
 const MOST_BYTES_IN_ALL: u64 = 25 << 20;
 
 /// Generated data does not pile up.
@@ -26,8 +26,8 @@ pub(crate) fn files_are_small(tree: &Tree) -> Vec<String> {
     faults
 }
 
-/// Programs in `scripts/` are called `verb_object`, without the extension of their language; what they import ends in
-/// `.py`. `scripts/README.md` lists both.
+/// Programs in `scripts/` are called `verb_object`, without the extension of their language; what
+/// they import ends in `.py`. `scripts/README.md` lists both.
 pub(crate) fn scripts_have_one_habit(tree: &Tree) -> Vec<String> {
     let index = tree.text("scripts/README.md");
     let mut faults = Vec::new();

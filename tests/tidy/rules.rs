@@ -7,15 +7,18 @@ use super::documents::{documents, paths_exist};
 use super::lists::{
     BACKENDS, DEVICE_NAMES, HAL_NEEDS, HOUSE, LARGE, LONG, MOST_LINES, OWNED, PURE, UNSAFE,
 };
+use super::module_order::{engine_imports_go_down, engine_sizes_allocate_nothing};
 use super::tree::{Source, Tree};
 use super::words::plain_words;
 
-/// A rule of the house.
+/// Returns the faults that a rule finds, one line each.
 pub(crate) type Rule = fn(&Tree) -> Vec<String>;
 
-/// All of them.
+/// All rules.
 pub(crate) const RULES: &[Rule] = &[
     devices_stay_out,
+    engine_imports_go_down,
+    engine_sizes_allocate_nothing,
     dependencies_have_one_owner,
     backends_named_once,
     backends_see_no_model,
@@ -154,7 +157,8 @@ fn backends_see_no_model(tree: &Tree) -> Vec<String> {
 
 fn words_in_words_out(tree: &Tree) -> Vec<String> {
     let mut faults = Vec::new();
-    // The program sets a variable for its drivers before anything else; cargo talks to build scripts so.
+    // The program sets a variable for its drivers before anything else; cargo passes settings to
+    // build scripts in variables.
     let below = |f: &&Source| {
         let may = ["src/cli/", "src/main.rs", "examples/"];
         !may.iter().any(|path| f.path.starts_with(path)) && !f.path.ends_with("/build.rs")
@@ -185,7 +189,7 @@ fn words_in_words_out(tree: &Tree) -> Vec<String> {
 fn no_globals(tree: &Tree) -> Vec<String> {
     let changing = ["mut ", "Atomic", "Mutex", "RwLock", "OnceLock", "LazyLock", "Cell<"];
     let mut faults = Vec::new();
-    // The command has its Ctrl-C; the suite of tests and the fuzzers keep what is dear to make.
+    // The command keeps its Ctrl-C flag; the test suite and the fuzzers cache costly data.
     let may = ["src/cli/", "backends/conformance/", "fuzz/"];
     for file in tree.rust().filter(|f| !may.iter().any(|folder| f.path.starts_with(folder))) {
         for (line, text) in lines_with(file.shipped(), "static") {
@@ -317,11 +321,11 @@ fn formats_have_one_name(tree: &Tree) -> Vec<String> {
     faults
 }
 
-/// Words of one vendor, which belong into a dialect.
+/// Vendor-specific words, which belong in a dialect file.
 const VENDORS_WORDS: &[&str] =
     &["__CUDA", "__HIP", "__AMD", "__shfl", "__syncthreads", "threadIdx", "blockIdx", "atomicAdd"];
 
-/// Kernels of CUDA and HIP are one text, and `kernels-cuda/UNITS` has all of them.
+/// CUDA and HIP share the kernel sources, and `kernels-cuda/UNITS` lists all of them.
 fn kernels_stand_once(tree: &Tree) -> Vec<String> {
     let mut faults = Vec::new();
     let units = "kernels-cuda/UNITS";
@@ -370,7 +374,7 @@ fn unsafe_is_listed(tree: &Tree) -> Vec<String> {
     faults
 }
 
-/// Whether `unsafe` only says of a function that it is: calling it is what has to be justified.
+/// Whether `unsafe` only declares an unsafe function: only a call of it needs a justification.
 fn is_type(code: &str) -> bool {
     code.contains("unsafe fn") || (code.contains("unsafe extern") && code.contains("fn("))
 }
@@ -445,7 +449,7 @@ fn tests_are_run(tree: &Tree) -> Vec<String> {
     faults
 }
 
-/// Lists of exceptions hold nothing that is gone.
+/// Every file in the lists of exceptions exists.
 pub(crate) fn lists_are_current(tree: &Tree) -> Vec<String> {
     let gone = |(path, _): &&(&str, &str)| !tree.has(path);
     let fault = |(path, why): &(&str, &str)| {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-/// The folders of the top level; others are somebody's own and are not looked at.
+/// The top-level folders that are checked; others are a developer's own.
 const TOP: &[&str] = &[
     ".ci",
     "assets",
@@ -27,7 +27,8 @@ pub(crate) struct Source {
     /// From the repository's root, with `/`.
     pub(crate) path: String,
     pub(crate) text: String,
-    /// The text with comments and the insides of literals blanked; lines stay where they are. Rust only.
+    /// The text with comments and the insides of literals blanked; lines stay where they are. Rust
+    /// only.
     code: String,
 }
 
@@ -120,15 +121,16 @@ fn chain(code: &str, at: &mut usize, prefix: &str, out: &mut Vec<String>) {
     }
     *at += 1;
     while *at < code.len() && !code[*at..].starts_with('}') {
-        match is_word(code, *at) {
-            true => chain(code, at, &path, out),
-            false => *at += code[*at..].chars().next().map_or(1, char::len_utf8),
+        if is_word(code, *at) {
+            chain(code, at, &path, out)
+        } else {
+            *at += code[*at..].chars().next().map_or(1, char::len_utf8)
         }
     }
     *at += 1;
 }
 
-/// Blanks comments and what is inside of string and character literals.
+/// Blanks comments and the contents of string and character literals.
 fn blank(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = bytes.to_vec();
@@ -235,7 +237,7 @@ impl Tree {
         self.files.iter().filter(move |f| f.path.starts_with(folder))
     }
 
-    /// Whether a file or folder is there.
+    /// Whether a file or folder exists.
     pub(crate) fn has(&self, path: &str) -> bool {
         let path = path.trim_end_matches('/');
         let folder = format!("{path}/");

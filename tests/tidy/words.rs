@@ -1,13 +1,6 @@
 //! Phrases that plain technical English does not need, in documents, comments and string literals.
-//!
-//! `not_yet_plain.txt` lists the files that still have some. It only shrinks: a file without any must leave the list.
-
-use std::collections::BTreeSet;
 
 use super::tree::{Source, Tree};
-
-/// The files that are not yet rewritten, one path per line.
-const NOT_YET: &str = "tests/tidy/not_yet_plain.txt";
 
 /// A phrase, longer phrases that contain it and are fine, and what to write instead.
 type Denied = (&'static str, &'static [&'static str], &'static str);
@@ -82,7 +75,8 @@ const ARE_NO: &[&str] = &[
 const MANY_TOKENS: &[&str] =
     &["how many tokens", "as many tokens", "too many tokens", "that many tokens", "so many tokens"];
 
-/// Files whose words count: documents, sources, scripts. Licences, recorded texts and data keep their authors' words.
+/// Files whose words count: documents, sources, scripts. Licences, recorded texts and data keep
+/// their authors' words.
 fn counts(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let kinds = [".md", ".rs", ".wgsl", ".cu", ".cuh", ".h", ".cpp", ".py", ".toml"];
@@ -94,7 +88,8 @@ fn counts(path: &str) -> bool {
     own && (script || kinds.iter().any(|kind| name.ends_with(kind)))
 }
 
-/// The words of a file in lower case, white space and comment marks as single spaces, and the line of each byte.
+/// The words of a file in lower case, white space and comment marks as single spaces, and the line
+/// of each byte.
 fn words(file: &Source) -> (String, Vec<usize>) {
     let (mut text, mut lines) = (String::new(), Vec::new());
     let (mut line, mut starts) = (1, true);
@@ -149,19 +144,7 @@ fn faults_of(file: &Source) -> Vec<String> {
     faults
 }
 
-/// Everything a person reads is plain English, but for the files that are listed as not yet rewritten.
+/// Everything a person reads is plain English.
 pub(crate) fn plain_words(tree: &Tree) -> Vec<String> {
-    let listed: BTreeSet<&str> = tree.text(NOT_YET).lines().collect();
-    let mut faults = Vec::new();
-    for file in tree.files.iter().filter(|file| counts(&file.path)) {
-        let found = faults_of(file);
-        if !listed.contains(file.path.as_str()) {
-            faults.extend(found);
-        } else if found.is_empty() {
-            faults.push(format!("{NOT_YET}: `{}` is plain now: delete its line", file.path));
-        }
-    }
-    let gone = listed.iter().filter(|path| !tree.has(path));
-    faults.extend(gone.map(|path| format!("{NOT_YET}: `{path}` does not exist: delete its line")));
-    faults
+    tree.files.iter().filter(|file| counts(&file.path)).flat_map(faults_of).collect()
 }

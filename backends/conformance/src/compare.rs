@@ -61,9 +61,10 @@ fn floats(name: &str, expected: &[f32], got: &[f32], tolerance: f64) -> Result<(
             worst = (difference.abs(), format!("{name}[{i}] is {b} instead of {a}"));
         }
     }
-    match error <= tolerance * size {
-        true => Ok(()),
-        false => Err(format!("{} (error {:.1e})", worst.1, error / size)),
+    if error <= tolerance * size {
+        Ok(())
+    } else {
+        Err(format!("{} (error {:.1e})", worst.1, error / size))
     }
 }
 

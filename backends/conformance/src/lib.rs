@@ -11,14 +11,14 @@
 //!
 //! Every case draws its data from a seed derived from its name, poisons outputs with NaN, places
 //! guard rows around them, and runs twice to compare the bits. Expected values are f64 sums by
-//! [`cpu::reference`].
+//! `cpu::reference`, as the simulated device runs it without delays; `tests/by_hand.rs` compares
+//! them with values computed by hand.
 //!
 //! Absent on purpose: timings, tolerances that a backend could set, cases that depend on a
 //! backend's internals.
 
 mod cases;
 mod compare;
-mod oracle;
 mod rig;
 mod rng;
 mod weights;
@@ -27,9 +27,9 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use hal::{Device, Error};
+use hal::{Bytes, Device, DeviceId, Error};
+use sim::{SimBackend, SimOptions};
 
-pub use oracle::oracle;
 pub use weights::random_weights;
 
 use compare::compare;
@@ -39,7 +39,21 @@ use rng::Rng;
 /// Normalised mean squared error of results that differ only in the order of F32 sums.
 const TOLERANCE: f64 = 1e-7;
 
+/// Memory budget of [`oracle`].
+const BUDGET: Bytes = Bytes(4 << 30);
+
 type Body = Box<dyn Fn(&mut Rig) -> hal::Result<()> + Send + Sync>;
+
+/// The device that all others are compared with.
+#[must_use]
+pub fn oracle() -> Device {
+    simulated(true)
+}
+
+fn simulated(computes: bool) -> Device {
+    let options = SimOptions { name: "ORACLE".to_owned(), computes, ..SimOptions::default() };
+    Device::new(SimBackend::new(options), DeviceId(u32::MAX), BUDGET)
+}
 
 /// One test of one behaviour.
 pub struct Case {
@@ -90,9 +104,10 @@ impl Case {
                 return Err(Outcome::Failed(format!("panicked: {text}")));
             }
         };
-        match rig.faults.is_empty() {
-            true => Ok(rig.outputs),
-            false => Err(Outcome::Failed(rig.faults.join("; "))),
+        if rig.faults.is_empty() {
+            Ok(rig.outputs)
+        } else {
+            Err(Outcome::Failed(rig.faults.join("; ")))
         }
     }
 }
@@ -248,7 +263,7 @@ mod tests {
     /// On a device whose memory works and whose ops do nothing, only cases without ops may pass.
     #[test]
     fn a_device_that_computes_nothing_fails() {
-        let report = run_all(&oracle::idle());
+        let report = run_all(&simulated(false));
         let passed: Vec<&str> =
             report.passed().filter(|name| !name.starts_with("Memory/")).collect();
         assert!(passed.is_empty(), "{passed:?}");

@@ -306,7 +306,7 @@ impl Rig {
         Ok(cache)
     }
 
-    /// A list of `ids`; `wants(i, t)` says whether token `t` wants the `i`th. Entries past the end
+    /// A list of `ids`; `wants(i, t)` says whether token `t` needs the `i`th. Entries past the end
     /// of the list are garbage.
     pub(crate) fn row_set(
         &mut self,

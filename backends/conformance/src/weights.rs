@@ -42,10 +42,14 @@ fn pool() -> &'static HashMap<Format, Vec<Vec<u8>>> {
 
 fn blocks(format: Format) -> Vec<Vec<u8>> {
     let mut rng = Rng::new(Rng::seed_of(format.name()));
-    let block = |i: usize| match format.quantizes() {
-        true => rounded_block(&mut rng, format, i == 0),
-        false if i == 0 => vec![0; format.block_bytes()],
-        false => found_block(&mut rng, format),
+    let block = |i: usize| {
+        if format.quantizes() {
+            rounded_block(&mut rng, format, i == 0)
+        } else if i == 0 {
+            vec![0; format.block_bytes()]
+        } else {
+            found_block(&mut rng, format)
+        }
     };
     (0..61).map(block).collect()
 }

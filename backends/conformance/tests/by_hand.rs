@@ -4,8 +4,8 @@
 use hal::format::Format;
 use hal::op::{
     Activation, Attention, Down, FfnKind, GateActivation, GatedDelta, Groups, HeadMapping, Hidden,
-    MatMul, Mul, Norm, NormKind, Pairing, Predict, Rope, Route, Scoring, ShortConv, Skip,
-    SparseFfn, SsmScan,
+    MatMul, Mul, NEVER_DENSE, Norm, NormKind, Pairing, Predict, Rope, Route, Scoring, ShortConv,
+    Skip, SparseFfn, SsmScan,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, HostRowSet, HostRows, KV_BLOCK,
@@ -147,7 +147,8 @@ fn a_gate_scales_the_values_it_covers() {
     assert_eq!(per_head, [2.0, 4.0, 30.0, 40.0, 2.5, 3.0, -7.0, -8.0]);
     let shared = gated(&[1.0, 0.0, 2.0, 0.0], 1, GateActivation::None);
     assert_eq!(shared, [1.0, 0.0, 6.0, 0.0, 5.0, 0.0, 14.0, 0.0]);
-    // At 0 the sigmoid is 1/2, SiLU and GELU are 0, softplus is ln 2; at 1 they are 0.731, 0.731, 0.841 and 1.313.
+    // At 0 the sigmoid is 1/2, SiLU and GELU are 0, softplus is ln 2; at 1 they are 0.731, 0.731,
+    // 0.841 and 1.313.
     for (activation, zero, one) in [
         (GateActivation::Sigmoid, 0.5, 0.731_058_6),
         (GateActivation::Silu, 0.0, 0.731_058_6),
@@ -232,10 +233,12 @@ fn ffn(b: &mut Bench, gate: &[f32], up: &[f32], down: &[f32]) -> SparseFfn<Tenso
         y: b.f32s(2, 1, &[100.0, 200.0]),
         active: b.f32s(1, 2, &[0.0, 0.0]),
         hits: None,
+        union: None,
         kind: FfnKind::Gated,
         activation: Activation::Relu,
         skip: Skip::NotPositive,
         orientation: Down::ByNeuron,
+        dense_from: NEVER_DENSE,
         accumulate: false,
     }
 }
@@ -368,7 +371,8 @@ fn recurrent_layers_carry_their_state() {
     b.expect(&y, &[123.0, 234.0]);
     b.expect(&state, &[3.0, 4.0]);
 
-    // Scalars, with softplus(ln(e - 1)) = 1 and sigmoid(0) = 1/2: S = 8; halved to 4, S += 0.5 * 2 * (6 - 2 * 4) = 2; then S = 1, S += 0.5 * 2 * (6 - 2) = 5.
+    // Scalars, with softplus(ln(e - 1)) = 1 and sigmoid(0) = 1/2: S = 8; halved to 4, S += 0.5 * 2
+    // * (6 - 2 * 4) = 2; then S = 1, S += 0.5 * 2 * (6 - 2) = 5.
     let state = b.f32s(1, 1, &[8.0]);
     let half = 0.5f32.ln();
     let op = GatedDelta {

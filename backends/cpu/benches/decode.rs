@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use hal::format::Format;
 use hal::op::{
-    Activation, Add, Attention, Down, FfnKind, MatMul, Norm, NormKind, Pairing, Rope, Skip,
-    SparseFfn, StoreKv,
+    Activation, Add, Attention, Down, FfnKind, MatMul, NEVER_DENSE, Norm, NormKind, Pairing, Rope,
+    Skip, SparseFfn, StoreKv,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Bytes, Device, DeviceId, HostRows,
@@ -172,10 +172,12 @@ impl Model {
             y: self.y.clone(),
             active: self.active.clone(),
             hits: None,
+            union: None,
             kind: FfnKind::Gated,
             activation: Activation::Relu,
             skip: Skip::NotPositive,
             orientation: Down::ByNeuron,
+            dense_from: NEVER_DENSE,
             accumulate: true,
         })
     }

@@ -1,5 +1,5 @@
-//! The recurrent ops in the sizes of Qwen3.5 and Nemotron-H: decode of one token against the bytes of the states, prefill
-//! of 512 tokens against the multiplications.
+//! The recurrent ops in the sizes of Qwen3.5 and Nemotron-H: decode of one token against the bytes
+//! of the states, prefill of 512 tokens against the multiplications.
 //!
 //! `cargo bench -p thermocline-cpu --bench recurrent -- [threads]`
 #![allow(clippy::print_stdout, reason = "a bench prints")]
@@ -13,7 +13,8 @@ use hal::{
 };
 use thermocline_cpu::{CpuBackend, CpuOptions};
 
-/// Layers with states of their own in decode: together larger than a cache. In prefill one is enough.
+/// Layers with states of their own in decode: together larger than a cache. In prefill one is
+/// enough.
 const N_LAYER: usize = 24;
 const N_PREFILL: usize = 512;
 const RUNS: usize = 15;

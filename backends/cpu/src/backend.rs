@@ -19,7 +19,7 @@ use crate::program::CpuProgram;
 use crate::queue::CpuQueue;
 use crate::seats::{Seat, Seats};
 use crate::simd::Kernels;
-use crate::team::{Patience, Team};
+use crate::thread_pool::{IdleTimes, ThreadPool};
 use crate::topology::Topology;
 use crate::{affinity, kernels, machine};
 
@@ -42,7 +42,7 @@ pub struct CpuBackend {
 /// State shared by the queues of one device.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    team: Mutex<Team>,
+    pool: Mutex<ThreadPool>,
     /// Threads that run programs of one token, and of more.
     active: [usize; 2],
 }
@@ -54,9 +54,9 @@ impl Shared {
     }
 
     /// Locks tensor memory: only the holder of this guard may access it.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Team> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ThreadPool> {
         // A panic in a region is caught inside it, so the pool stays usable after a poisoned lock.
-        self.team.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -81,9 +81,9 @@ impl CpuBackend {
         {
             notice.tell(&format!("cannot change the thread priority: {error}"));
         }
-        let patience = options.poll.map_or_else(Patience::default, Patience::percent);
-        let team = Team::new(&plan.seats, patience);
-        let (n_threads, kernels) = (team.n_threads(), Kernels::best());
+        let idle_times = options.poll.map_or_else(IdleTimes::default, IdleTimes::percent);
+        let pool = ThreadPool::new(&plan.seats, idle_times);
+        let (n_threads, kernels) = (pool.n_threads(), Kernels::best());
         let active = plan.active.map(|n| n.min(n_threads));
         let processor = machine::processor().unwrap_or_else(|| "unknown processor".to_owned());
         let level = kernels.level().name();
@@ -94,7 +94,7 @@ impl CpuBackend {
             max_binding: Bytes::MAX,
             hand_off: false,
         };
-        let shared = Arc::new(Shared { team: Mutex::new(team), active });
+        let shared = Arc::new(Shared { pool: Mutex::new(pool), active });
         let (nodes, lock) = (plan.nodes, AtomicBool::new(options.lock));
         Arc::new(CpuBackend { info, kernels, n_threads, nodes, lock, notice, shared })
     }
@@ -131,13 +131,16 @@ impl CpuBackend {
 
 /// Tests whether threads can be bound as planned; if not, none is bound.
 fn bind_or_tell(seats: &mut [Seat], notice: &Notice) {
-    let bind = |seat: &Seat| match seat.cpus.is_empty() {
-        true => Ok(()),
-        // Tested on a separate thread, so that the caller's affinity is unchanged.
-        false => thread::scope(|scope| match scope.spawn(|| affinity::bind(&seat.cpus)).join() {
-            Ok(bound) => bound.map(drop),
-            Err(_) => Err(io::ErrorKind::Other.into()),
-        }),
+    let bind = |seat: &Seat| {
+        if seat.cpus.is_empty() {
+            Ok(())
+        } else {
+            // Tested on a separate thread, so that the caller's affinity is unchanged.
+            thread::scope(|scope| match scope.spawn(|| affinity::bind(&seat.cpus)).join() {
+                Ok(bound) => bound.map(drop),
+                Err(_) => Err(io::ErrorKind::Other.into()),
+            })
+        }
     };
     if let Some(error) = seats.iter().find_map(|seat| bind(seat).err()) {
         notice.tell(&format!("threads are not bound to CPUs: {error}"));
@@ -194,9 +197,10 @@ impl Backend for CpuBackend {
     }
 
     fn pack_size(&self, pack: &PackDesc, mapped: bool) -> Bytes {
-        match mapped && is_whole(pack) {
-            true => Bytes(0),
-            false => pack.packed().map_or(Bytes::MAX, |desc| self.alloc_size(&desc)),
+        if mapped && is_whole(pack) {
+            Bytes(0)
+        } else {
+            pack.packed().map_or(Bytes::MAX, |desc| self.alloc_size(&desc))
         }
     }
 

@@ -3,8 +3,10 @@
 //!
 //! All unsafe access to tensor memory is in this file. It relies on three rules:
 //!
-//! 1. Tensor memory is accessed only under the device's lock: by a queue that copies, or by one region of the pool.
-//! 2. An op does not read rows that it writes (the recorder refuses such ops), except in place within one chunk.
+//! 1. Tensor memory is accessed only under the device's lock: by a queue that copies, or by one
+//!    region of the pool.
+//! 2. An op does not read rows that it writes (the recorder refuses such ops), except in place
+//!    within one chunk.
 //! 3. Within a phase, chunks write disjoint ranges, and none reads a range that another writes.
 
 use std::alloc::{Layout as Extent, alloc_zeroed, dealloc};
@@ -21,7 +23,7 @@ use hal::{Layout, Operand, RawBuffer, SharedBytes, Tensor};
 use crate::pages::{LARGE, Pages, first_bytes, on_nodes};
 use crate::reference::Memory;
 use crate::simd::Matrix;
-use crate::team::Team;
+use crate::thread_pool::ThreadPool;
 
 /// Alignment of memory allocated here: a cache line, and the widest vector.
 pub(crate) const ALIGN: usize = 64;
@@ -371,7 +373,7 @@ impl<'a> Binder<'a> {
     /// Start and bytes per row of a tensor whose rows are adjacent.
     fn locate(tensor: &Tensor) -> (*mut u8, usize) {
         let (start, row, stride) = Self::locate_rows(tensor);
-        assert!(row == stride, "only products read columns of {}", tensor.whole());
+        assert!(row == stride, "only matrix products read columns of {}", tensor.whole());
         (start, row)
     }
 
@@ -432,11 +434,11 @@ impl<'a> Binder<'a> {
 }
 
 /// Tensor memory for a queue that holds the device's lock.
-pub(crate) struct Locked<'a>(PhantomData<&'a mut Team>);
+pub(crate) struct Locked<'a>(PhantomData<&'a mut ThreadPool>);
 
 impl<'a> Locked<'a> {
     /// The guard proves that nothing else accesses tensor memory while it is borrowed.
-    pub(crate) fn new(_lock: &'a mut MutexGuard<'_, Team>) -> Locked<'a> {
+    pub(crate) fn new(_lock: &'a mut MutexGuard<'_, ThreadPool>) -> Locked<'a> {
         Locked(PhantomData)
     }
 

@@ -14,7 +14,7 @@ mod queue;
 pub mod reference;
 mod seats;
 pub mod simd;
-mod team;
+mod thread_pool;
 mod topology;
 
 pub use backend::CpuBackend;

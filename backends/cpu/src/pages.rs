@@ -9,7 +9,7 @@ use std::thread;
 use memmap2::MmapMut;
 
 use crate::affinity::Bound;
-use crate::team::share;
+use crate::thread_pool::share;
 
 /// Allocations of at least this size are separate mappings.
 pub(crate) const LARGE: usize = 4 << 20;

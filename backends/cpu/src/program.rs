@@ -7,7 +7,7 @@ use hal::{Op, Operand, RawProgram, Tensor};
 use crate::buffer::Binder;
 use crate::kernels::{self, Context, Kernel};
 use crate::simd::Kernels;
-use crate::team::Job;
+use crate::thread_pool::Job;
 
 #[derive(Debug)]
 pub(crate) struct CpuProgram {
@@ -61,10 +61,10 @@ impl CpuProgram {
     }
 
     /// The ops after the previous piece and before `end`, as a separate job.
-    pub(crate) fn piece(&self, before: Option<&Piece<'_>>, end: usize) -> Piece<'_> {
+    pub(crate) fn piece(&self, before: Option<&Phases<'_>>, end: usize) -> Phases<'_> {
         let first = before.map_or(0, |before| before.end);
         let end = self.phases.partition_point(|(kernel, _)| (*kernel as usize) < end);
-        Piece { program: self, first, end: end.max(first) }
+        Phases { program: self, first, end: end.max(first) }
     }
 
     pub(crate) fn n_ops(&self) -> usize {
@@ -74,19 +74,19 @@ impl CpuProgram {
 
 /// Consecutive phases of a program.
 #[derive(Debug)]
-pub(crate) struct Piece<'a> {
+pub(crate) struct Phases<'a> {
     program: &'a CpuProgram,
     first: usize,
     end: usize,
 }
 
-impl Piece<'_> {
+impl Phases<'_> {
     pub(crate) fn is_empty(&self) -> bool {
         self.first == self.end
     }
 }
 
-impl Job for Piece<'_> {
+impl Job for Phases<'_> {
     fn chunks(&self, phase: usize) -> Option<usize> {
         let phase = self.first + phase;
         if phase < self.end { self.program.chunks(phase) } else { None }

@@ -14,7 +14,7 @@ use hal::{
 use crate::backend::Shared;
 use crate::buffer::{HostBuffer, Locked};
 use crate::program::CpuProgram;
-use crate::team::Job;
+use crate::thread_pool::Job;
 
 #[derive(Debug)]
 pub(crate) struct CpuQueue {
@@ -38,12 +38,11 @@ impl CpuQueue {
     }
 
     fn writable(&self, op: &'static str, tensor: &Tensor) -> Result<()> {
-        match tensor.raw::<HostBuffer>().is_some_and(HostBuffer::is_writable) {
-            true => Ok(()),
-            false => {
-                let reason = "the tensor is read-only memory of a file".to_owned();
-                Err(Error::Unsupported { op, device: self.device.clone(), reason })
-            }
+        if tensor.raw::<HostBuffer>().is_some_and(HostBuffer::is_writable) {
+            Ok(())
+        } else {
+            let reason = "the tensor is read-only memory of a file".to_owned();
+            Err(Error::Unsupported { op, device: self.device.clone(), reason })
         }
     }
 }
@@ -84,8 +83,8 @@ impl BackendQueue for CpuQueue {
 
     fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
         self.writable("upload", dst)?;
-        let mut team = self.shared.lock();
-        Locked::new(&mut team).bytes_mut(dst)[..src.bytes().len()].copy_from_slice(src.bytes());
+        let mut pool = self.shared.lock();
+        Locked::new(&mut pool).bytes_mut(dst)[..src.bytes().len()].copy_from_slice(src.bytes());
         Ok(Box::new(Copied(src)))
     }
 
@@ -94,43 +93,43 @@ impl BackendQueue for CpuQueue {
         src: &Tensor,
         mut dst: Box<dyn RawStaging>,
     ) -> Result<Box<dyn RawTransfer>> {
-        let mut team = self.shared.lock();
+        let mut pool = self.shared.lock();
         let out = dst.bytes_mut();
-        out.copy_from_slice(&Locked::new(&mut team).bytes(src)[..out.len()]);
+        out.copy_from_slice(&Locked::new(&mut pool).bytes(src)[..out.len()]);
         Ok(Box::new(Copied(dst)))
     }
 
     fn write_directly(&mut self, dst: &Tensor, bytes: &[u8]) -> Option<Result<()>> {
         Some(self.writable("write", dst).map(|()| {
-            let mut team = self.shared.lock();
-            Locked::new(&mut team).bytes_mut(dst)[..bytes.len()].copy_from_slice(bytes);
+            let mut pool = self.shared.lock();
+            Locked::new(&mut pool).bytes_mut(dst)[..bytes.len()].copy_from_slice(bytes);
         }))
     }
 
     fn read_directly(&mut self, src: &Tensor, out: &mut [u8]) -> Option<Result<()>> {
-        let mut team = self.shared.lock();
-        out.copy_from_slice(&Locked::new(&mut team).bytes(src)[..out.len()]);
+        let mut pool = self.shared.lock();
+        out.copy_from_slice(&Locked::new(&mut pool).bytes(src)[..out.len()]);
         Some(Ok(()))
     }
 
     fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
         self.writable("refill", pack)?;
-        let mut team = self.shared.lock();
-        let mut memory = Locked::new(&mut team);
+        let mut pool = self.shared.lock();
+        let mut memory = Locked::new(&mut pool);
         refill_plain(&pack.whole(), memory.whole_mut(pack), pack.in_whole(slots), bytes)
     }
 
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
         self.writable("repack", dst)?;
-        let mut team = self.shared.lock();
-        Locked::new(&mut team).whole_mut(dst).copy_from_slice(src.bytes());
+        let mut pool = self.shared.lock();
+        Locked::new(&mut pool).whole_mut(dst).copy_from_slice(src.bytes());
         Ok(Box::new(Copied(src)))
     }
 
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
         self.writable("copy_rows", dst)?;
-        let mut team = self.shared.lock();
-        Locked::new(&mut team).copy(src, dst);
+        let mut pool = self.shared.lock();
+        Locked::new(&mut pool).copy(src, dst);
         Ok(())
     }
 

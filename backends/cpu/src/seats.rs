@@ -1,7 +1,7 @@
 //! Assigns threads to CPUs and nodes: a pure function of the machine and the user's options.
 
 use crate::options::{CpuOptions, Numa};
-use crate::team::MAX_THREADS;
+use crate::thread_pool::MAX_THREADS;
 use crate::topology::{Cpu, Topology};
 
 /// CPU assignment of one thread.
@@ -90,7 +90,8 @@ fn ids(cpus: &[Cpu]) -> Vec<usize> {
     cpus.iter().map(|cpu| cpu.id).collect()
 }
 
-/// CPUs in the order in which threads take them: fast cores, slow cores, then second hardware threads.
+/// CPUs in the order in which threads take them: fast cores, slow cores, then second hardware
+/// threads.
 fn best_first(cpus: &[Cpu]) -> Vec<usize> {
     let mut cpus = cpus.to_vec();
     cpus.sort_by_key(|cpu| (cpu.thread, !cpu.fast, cpu.id));

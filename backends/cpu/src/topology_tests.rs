@@ -34,7 +34,8 @@ impl Machine {
         self.write(&path, list);
     }
 
-    /// Two sockets of eight cores with two threads each; the second threads come last, as Linux numbers them.
+    /// Two sockets of eight cores with two threads each; the second threads come last, as Linux
+    /// numbers them.
     pub(crate) fn two_sockets() -> Machine {
         let machine = Machine::online(32);
         for cpu in 0..32 {

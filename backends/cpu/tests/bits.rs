@@ -2,8 +2,8 @@
 
 use hal::format::Format;
 use hal::op::{
-    Activation, Attention, Down, FfnKind, GatedDelta, GetRows, HeadMapping, MatMul, Norm, NormKind,
-    Pairing, Rope, ShortConv, Skip, SparseFfn, SsmScan, StoreKv,
+    Activation, Attention, Down, FfnKind, GatedDelta, GetRows, HeadMapping, MatMul, NEVER_DENSE,
+    Norm, NormKind, Pairing, Rope, ShortConv, Skip, SparseFfn, SsmScan, StoreKv,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Bytes, Device, DeviceId, HostRows,
@@ -37,7 +37,8 @@ fn values(seed: u32, n: usize) -> Vec<f32> {
 fn weight(
     device: &Device,
     seed: u32,
-    (rows, cols): (usize, usize),
+    rows: usize,
+    cols: usize,
     format: Format,
     transpose: bool,
 ) -> Result<Tensor> {
@@ -65,7 +66,7 @@ impl Layer {
         n: usize,
     ) -> Result<(hal::Program, Tensor, Tensor)> {
         let f32s = |cols| device.alloc_f32("x", n, cols);
-        let weight = |seed, rows, cols| weight(device, seed, (rows, cols), self.format, false);
+        let weight = |seed, rows, cols| weight(device, seed, rows, cols, self.format, false);
         let (x, q, y) = (f32s(N_EMBD)?, f32s(N_EMBD)?, f32s(N_EMBD)?);
         let (k, v) = (f32s(N_HEAD_KV * D_HEAD)?, f32s(N_HEAD_KV * D_HEAD)?);
         let (att, normed) = (f32s(N_EMBD)?, f32s(N_EMBD)?);
@@ -128,13 +129,13 @@ impl Layer {
         active: Tensor,
     ) -> Result<SparseFfn<Tensor>> {
         let down = match (self.down, self.transposed) {
-            (Down::ByNeuron, false) => weight(device, 7, (N_FF, N_EMBD), self.format, false)?,
-            (Down::ByNeuron, true) => weight(device, 7, (N_EMBD, N_FF), self.format, true)?,
-            (Down::AcrossNeurons, _) => weight(device, 7, (N_EMBD, N_FF), self.format, false)?,
+            (Down::ByNeuron, false) => weight(device, 7, N_FF, N_EMBD, self.format, false)?,
+            (Down::ByNeuron, true) => weight(device, 7, N_EMBD, N_FF, self.format, true)?,
+            (Down::AcrossNeurons, _) => weight(device, 7, N_EMBD, N_FF, self.format, false)?,
         };
         Ok(SparseFfn {
-            gate: Some(weight(device, 5, (N_FF, N_EMBD), self.format, false)?),
-            up: weight(device, 6, (N_FF, N_EMBD), self.format, false)?,
+            gate: Some(weight(device, 5, N_FF, N_EMBD, self.format, false)?),
+            up: weight(device, 6, N_FF, N_EMBD, self.format, false)?,
             down,
             bias_gate: None,
             bias_up: None,
@@ -147,10 +148,12 @@ impl Layer {
             y,
             active,
             hits: None,
+            union: None,
             kind: FfnKind::Gated,
             activation: Activation::Relu,
             skip: self.skip,
             orientation: self.down,
+            dense_from: NEVER_DENSE,
             accumulate: false,
         })
     }

@@ -93,9 +93,9 @@ fn capability(library: &Library, device: c_int) -> Result<(c_int, c_int), Missin
     Ok((library.attribute(major, device)?, library.attribute(minor, device)?))
 }
 
-/// Whether tensor cores are fast enough for floats that several of their products are faster than
-/// one on the ordinary units: on server cards they are 7 times and more as fast; on other cards
-/// equally fast, or twice as fast. Source: NVIDIA's tables of peak rates, TF32 and FP32.
+/// Whether tensor cores multiply floats so fast that three of their products take less time than
+/// one on the ordinary units: on server cards they are at least 7 times as fast, on other cards
+/// equally fast or twice as fast. Source: NVIDIA's tables of peak rates, TF32 and FP32.
 fn floats_gain(capability: (c_int, c_int)) -> bool {
     matches!(capability, (8, 0) | (9, _) | (10, _))
 }

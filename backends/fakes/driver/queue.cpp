@@ -88,7 +88,6 @@ std::shared_ptr<Stream> Stream::start(Device& device) {
     auto stream = std::make_shared<Stream>(device);
     // Before the device has it: a stream of the device without a valid handle counts as destroyed,
     // and is removed.
-    // destroyed, and is removed.
     add_handle(Type::Stream, stream.get());
     std::lock_guard<std::mutex> lock(device.mutex);
     device.streams.insert(stream);

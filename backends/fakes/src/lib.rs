@@ -88,11 +88,11 @@ impl fmt::Debug for Fake {
 }
 
 impl Fake {
-    /// Loads the fake driver, which from now on is the library that this process finds under the
-    /// driver's name. All loads in a process share one driver with the same devices.
+    /// Loads the fake driver. From then on, loading the vendor's driver library by its name gives
+    /// this fake. All loads in a process share one driver with the same devices.
     ///
     /// # Errors
-    /// Why there is no fake.
+    /// The reason why this build has no fakes ([`missing`]).
     pub fn load(vendor: Vendor) -> Result<Fake, String> {
         if let Some(missing) = missing() {
             return Err(missing.to_owned());

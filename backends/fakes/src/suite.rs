@@ -19,6 +19,71 @@ pub const WRONG: usize = 8;
 /// Memory budget of a test.
 const BUDGET: Bytes = Bytes(1 << 30);
 
+/// The tests that both vendors share, a `#[test]` per function of this module. `fake` returns the
+/// process's fake driver, `devices` lists its devices, `open` opens one by its index. Device names
+/// are `name` with a number, and descriptions contain `described`.
+#[macro_export]
+macro_rules! vendor_tests {
+    ($fake:path, $devices:path, $open:path, $name:literal, $described:literal) => {
+        #[test]
+        fn devices_of_the_fake_are_named_and_described() {
+            let Some(_fake) = $fake() else { return };
+            let found = $devices().expect("the fake has devices");
+            assert_eq!(found.len(), $crate::suite::DEVICES);
+            for (number, device) in found.iter().enumerate() {
+                assert_eq!(device.name, format!("{}{number}", $name));
+                assert!(device.description.contains($described), "{}", device.description);
+                assert!(device.memory.0 > 0 && !device.pci.is_empty());
+            }
+        }
+
+        #[test]
+        fn the_fake_conforms() {
+            if let Some(fake) = $fake() {
+                $crate::suite::conforms(&$open, $crate::suite::SECOND, fake);
+            }
+        }
+
+        #[test]
+        fn the_fake_conforms_without_graphs() {
+            if let Some(fake) = $fake() {
+                $crate::suite::conforms_without_graphs(&$open, fake);
+            }
+        }
+
+        #[test]
+        fn the_fake_runs_out_of_memory() {
+            if let Some(fake) = $fake() {
+                $crate::suite::runs_out_of_memory(&$open, fake);
+            }
+        }
+
+        #[test]
+        fn the_fake_is_lost() {
+            if let Some(fake) = $fake() {
+                $crate::suite::is_lost(&$open, fake);
+            }
+        }
+
+        #[test]
+        fn the_fake_refuses_a_call() {
+            if let Some(fake) = $fake() {
+                $crate::suite::refuses_a_call(&$open, fake);
+            }
+        }
+
+        #[test]
+        fn two_fakes_work_beside_each_other() {
+            if let Some(fake) = $fake() {
+                $crate::suite::works_beside_others(&$open, fake);
+                // One after the other, because both use the same devices.
+                $crate::suite::loads_beside_others(&$open);
+                $crate::suite::is_shared(&$open, fake);
+            }
+        }
+    };
+}
+
 /// Opens the device with this index.
 pub type Open<'a> = &'a (dyn Fn(usize, Options) -> hal::Result<Arc<dyn Backend>> + Sync);
 
@@ -62,7 +127,7 @@ pub fn conforms(open: Open<'_>, second: usize, fake: &Fake) {
     assert!(fake.count(0, "graphs") > 0, "programs are graphs");
 }
 
-/// The same with separate launches, and submissions that end at hand-offs.
+/// The conformance suite with separate launches, and submissions that end at hand-offs.
 ///
 /// # Panics
 /// With the report.

@@ -1,5 +1,5 @@
-//! The traits a device implements. The engine never calls these: it goes through [`crate::Device`] and
-//! [`crate::Queue`], which check everything once.
+//! The traits a device implements. The engine never calls these: it goes through [`crate::Device`]
+//! and [`crate::Queue`], which check everything once.
 
 use std::any::Any;
 use std::fmt;
@@ -90,7 +90,7 @@ impl Plan {
 /// Capacity of a mailbox: two fixed blocks that both the host and the device can access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MailboxShape {
-    /// Most tokens of a step.
+    /// Maximum number of tokens of a step.
     pub max_tokens: usize,
     /// Floats per token sent to the host.
     pub n_in: usize,
@@ -98,7 +98,7 @@ pub struct MailboxShape {
     pub n_weights: usize,
     /// Floats per token sent back.
     pub n_out: usize,
-    /// Most rows in the list; 0 if none is sent.
+    /// Maximum number of rows in the list; 0 if none is sent.
     pub max_rows: usize,
 }
 
@@ -115,17 +115,20 @@ impl MailboxShape {
 /// One compute device: the memory it owns and the queues that run on it.
 ///
 /// # Contract
-/// 1. Work given to one queue runs in submission order; each item sees the results of the items before it.
+/// 1. Work given to one queue runs in submission order; each item sees the results of the items
+///    before it.
 /// 2. Calls on a queue may return before the work is done. Only a finished [`RawRun`], a finished
-///    [`RawTransfer`] and [`BackendQueue::finish`] prove completion. A tensor is used by one queue at a time.
-/// 3. Ops arrive checked (`Op::check`, aliasing, ownership) and planned (`plan` returned yes). A backend that
-///    meets anything else has found a bug in its caller and may panic.
-/// 4. Results match `cpu::reference` within the tolerance of the conformance case, and the same program on the
-///    same inputs gives the same bits twice: no float atomics, fixed slices merged in a fixed order.
+///    [`RawTransfer`] and [`BackendQueue::finish`] prove completion. A tensor is used by one queue
+///    at a time.
+/// 3. Ops arrive checked (`Op::check`, aliasing, ownership) and planned (`plan` returned yes). A
+///    backend that meets anything else has found a bug in its caller and may panic.
+/// 4. Results match `cpu::reference` within the tolerance of the conformance case, and the same
+///    program on the same inputs gives the same bits twice: no float atomics, fixed slices merged
+///    in a fixed order.
 /// 5. Contents of a fresh tensor are undefined. Rows of padded tokens may hold anything afterwards.
-/// 6. Errors report only conditions that a correct caller cannot prevent: memory, a lost device, a driver
-///    fault. After [`crate::Error::DeviceLost`] every later call on the device gives the same error, and every
-///    wait ends.
+/// 6. Errors report only conditions that a correct caller cannot prevent: memory, a lost device, a
+///    driver fault. After [`crate::Error::DeviceLost`] every later call on the device gives the
+///    same error, and every wait ends.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Facts about the device.
     fn info(&self) -> &DeviceInfo;
@@ -147,7 +150,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         Bytes(0)
     }
 
-    /// Whether the device can run an op of these shapes and formats. Asked before anything is allocated.
+    /// Whether the device can run an op of these shapes and formats. Asked before anything is
+    /// allocated.
     fn plan(&self, op: &OpDesc) -> Plan;
 
     /// Bytes that [`Backend::alloc`] allocates for `desc`.
@@ -333,7 +337,8 @@ pub trait BackendQueue: fmt::Debug + Send {
     /// A lost device or a driver fault.
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>>;
 
-    /// Copies rows of one plain tensor to another of the same shape: snapshots of recurrent state, KV blocks.
+    /// Copies rows of one plain tensor to another of the same shape: snapshots of recurrent state,
+    /// KV blocks.
     ///
     /// # Errors
     /// A lost device or a driver fault.
@@ -393,7 +398,7 @@ pub struct Posted<'a> {
     pub n_tokens: usize,
     /// `[n_tokens, n_in]`.
     pub x: &'a [f32],
-    /// Wanted rows, if the post carries a list.
+    /// The rows to compute, if the post carries a list.
     pub rows: Option<&'a HostRowSet>,
     /// `[n_tokens, n_weights]`; empty if the post sends none.
     pub weights: &'a [f32],

@@ -13,18 +13,17 @@ const HEADER: usize = 4;
 /// Capacity of a [`Batch`]; it determines the layout of the word array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchShape {
-    /// Most tokens of one step.
+    /// Maximum number of tokens of one step.
     pub max_tokens: usize,
-    /// Most sequences at once.
+    /// Maximum number of sequences at once.
     pub max_seqs: usize,
-    /// Most KV blocks of one sequence.
+    /// Maximum number of KV blocks of one sequence.
     pub max_blocks: usize,
 }
 
 impl BatchShape {
     /// Length of the word array:
-    /// `[n_tokens, n_seqs, n_out, 0 | id | seq | pos | kv_row | out (max_tokens each) | len (max_seqs) |
-    /// block table (max_seqs x max_blocks)]`.
+    /// `[n_tokens, n_seqs, n_out, 0 | id | seq | pos | kv_row | out (max_tokens each) | len (max_seqs) | block table (max_seqs x max_blocks)]`.
     #[must_use]
     pub fn n_words(&self) -> usize {
         HEADER + 5 * self.max_tokens + self.max_seqs * (1 + self.max_blocks)
@@ -100,8 +99,8 @@ impl BatchFacts {
         Ok(words)
     }
 
-    /// Checks the step against `shape` and a cache of `n_kv_blocks` blocks and a vocabulary of `n_vocab`,
-    /// and replaces `words` by those of the step.
+    /// Checks the step against `shape` and a cache of `n_kv_blocks` blocks and a vocabulary of
+    /// `n_vocab`, and replaces `words` by those of the step.
     ///
     /// # Errors
     /// [`Error::Shape`] with the field that does not fit.
@@ -262,7 +261,7 @@ pub struct KvCache<T> {
 }
 
 impl<T> KvCache<T> {
-    /// The same value for both halves.
+    /// A cache with the same `half` for keys and values.
     pub fn both(half: T) -> KvCache<T>
     where
         T: Clone,

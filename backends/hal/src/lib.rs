@@ -5,8 +5,8 @@
 //! ownership and the memory budget once. Read [`op`] first: it lists everything the engine can ask
 //! for. [`null`] is the template for a new backend.
 //!
-//! Absent on purpose: strides and byte offsets (a view is a range of rows), a graph, lazy evaluation, I/O,
-//! globals. No device library is named here.
+//! Absent on purpose: strides and byte offsets (a view is a range of rows), a graph, lazy
+//! evaluation, I/O, globals. No device library is named here.
 
 mod backend;
 mod batch;

@@ -1,20 +1,26 @@
 //! The null backend: shows that the contract can be implemented, and serves as a template.
 //!
-//! It accepts every op and computes nothing, so the conformance suite must fail on it.
+//! It accepts every op and computes nothing, so the conformance suite must fail on it. As an
+//! assumed device it serves `plan --assume`: it reports sizes and refuses to allocate.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{
-    Backend, BackendQueue, Bytes, DeviceInfo, DeviceKind, HostRows, MailboxShape, MemoryReport, Op,
-    OpDesc, PackDesc, PlainStaging, Plan, Posted, RawBuffer, RawMailbox, RawProgram, RawRun,
-    RawStaging, RawTransfer, Result, Tensor, TensorDesc, pack,
+    Backend, BackendQueue, Bytes, DeviceInfo, DeviceKind, Error, HostRows, MailboxShape,
+    MemoryReport, Op, OpDesc, PackDesc, PlainStaging, Plan, Posted, RawBuffer, RawMailbox,
+    RawProgram, RawRun, RawStaging, RawTransfer, Result, Tensor, TensorDesc, pack,
 };
+
+/// Allocation granularity of drivers.
+const GRANULE: u64 = 256;
 
 /// A device without memory or arithmetic.
 #[derive(Debug)]
 pub struct NullBackend {
     info: DeviceInfo,
+    memory: Option<Bytes>,
+    is_present: bool,
 }
 
 impl Default for NullBackend {
@@ -26,7 +32,33 @@ impl Default for NullBackend {
             max_binding: Bytes::MAX,
             hand_off: true,
         };
-        NullBackend { info }
+        NullBackend { info, memory: None, is_present: true }
+    }
+}
+
+impl NullBackend {
+    /// A discrete device of this name and memory to plan for. It supports every op, since only
+    /// real devices can report what they lack; calls that would use it return
+    /// [`Error::DeviceLost`].
+    #[must_use]
+    pub fn assumed(name: &str, memory: Bytes) -> NullBackend {
+        let info = DeviceInfo {
+            name: name.to_owned(),
+            description: "assumed, not present".to_owned(),
+            kind: DeviceKind::Discrete,
+            max_binding: Bytes::MAX,
+            hand_off: true,
+        };
+        NullBackend { info, memory: Some(memory), is_present: false }
+    }
+
+    /// `made`, if the device is present.
+    fn present<T>(&self, made: T) -> Result<T> {
+        if self.is_present {
+            return Ok(made);
+        }
+        let (device, reason) = (self.info.name.clone(), "it is assumed, not present".to_owned());
+        Err(Error::DeviceLost { device, reason })
     }
 }
 
@@ -43,7 +75,7 @@ impl Backend for NullBackend {
     }
 
     fn memory(&self) -> Result<MemoryReport> {
-        Ok(MemoryReport { total: None, free: None })
+        Ok(MemoryReport { total: self.memory, free: self.memory })
     }
 
     fn plan(&self, _op: &OpDesc) -> Plan {
@@ -51,11 +83,13 @@ impl Backend for NullBackend {
     }
 
     fn alloc_size(&self, desc: &TensorDesc) -> Bytes {
-        desc.bytes().unwrap_or(Bytes::MAX)
+        let size =
+            pack::plain_size(desc).map(|size| (size as u64).checked_next_multiple_of(GRANULE));
+        size.flatten().map_or(Bytes::MAX, Bytes)
     }
 
     fn alloc(&self, _label: &str, _desc: &TensorDesc) -> Result<Box<dyn RawBuffer>> {
-        Ok(Box::new(Nothing))
+        self.present(Box::new(Nothing) as Box<dyn RawBuffer>)
     }
 
     fn pack_size(&self, pack: &PackDesc, _mapped: bool) -> Bytes {
@@ -68,7 +102,7 @@ impl Backend for NullBackend {
         _pack: &PackDesc,
         _source: &HostRows,
     ) -> Result<Box<dyn RawBuffer>> {
-        Ok(Box::new(Nothing))
+        self.present(Box::new(Nothing) as Box<dyn RawBuffer>)
     }
 
     fn packed_len(&self, desc: &TensorDesc) -> Option<usize> {
@@ -76,19 +110,24 @@ impl Backend for NullBackend {
     }
 
     fn pack_into(&self, _pack: &PackDesc, _source: &HostRows, _out: &mut [u8]) -> Result<()> {
-        Ok(())
+        self.present(())
     }
 
     fn pack_rows(&self, _pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {
-        Ok(vec![0; rows.len() * source.row_bytes()])
+        self.present(vec![0; rows.len() * source.row_bytes()])
     }
 
     fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>> {
+        self.present(())?;
         Ok(PlainStaging::boxed(len.0 as usize))
     }
 
     fn mailbox(&self, _shape: MailboxShape) -> Result<Arc<dyn RawMailbox>> {
-        Ok(Arc::new(Nothing))
+        self.present(Arc::new(Nothing) as Arc<dyn RawMailbox>)
+    }
+
+    fn mailboxes_size(&self, shape: MailboxShape, _n: usize) -> Bytes {
+        shape.bytes()
     }
 
     fn compile(
@@ -98,11 +137,11 @@ impl Backend for NullBackend {
         _mailboxes: &[Arc<dyn RawMailbox>],
         _workspace: Option<&Tensor>,
     ) -> Result<Arc<dyn RawProgram>> {
-        Ok(Arc::new(Nothing))
+        self.present(Arc::new(Nothing) as Arc<dyn RawProgram>)
     }
 
     fn queue(&self, _label: &str) -> Result<Box<dyn BackendQueue>> {
-        Ok(Box::new(NullQueue))
+        self.present(Box::new(NullQueue) as Box<dyn BackendQueue>)
     }
 }
 

@@ -90,9 +90,10 @@ fn neurons(pack: &PackDesc) -> Cow<'_, [u32]> {
 /// [`Error::Shape`] if they cannot.
 pub fn check_plain(pack: &PackDesc, bytes: &[u8]) -> Result<()> {
     let packed = pack.packed()?;
-    let good = match pack.transpose {
-        true => transposed(&packed)?.holds(&neurons(pack), bytes),
-        false => plain_size(&packed) == Some(bytes.len()),
+    let good = if pack.transpose {
+        transposed(&packed)?.holds(&neurons(pack), bytes)
+    } else {
+        plain_size(&packed) == Some(bytes.len())
     };
     let wrong = || format!("{} bytes with another length or an index out of range", bytes.len());
     if good { Ok(()) } else { Err(Error::shape("adopt", "bytes", packed, wrong())) }

@@ -11,7 +11,7 @@ pub struct Recorder {
     device: Device,
     label: String,
     ops: Vec<Op>,
-    /// The first op of each part except the first part.
+    /// The first op of each timed part, except of part 0, which begins with the program.
     cuts: Vec<usize>,
     mailboxes: Vec<Mailbox>,
     workspace: Bytes,
@@ -33,12 +33,6 @@ impl Program {
     #[must_use]
     pub fn slow(&self) -> &[String] {
         &self.slow
-    }
-
-    /// Number of hand-offs in this program.
-    #[must_use]
-    pub fn n_mailboxes(&self) -> usize {
-        self.mailboxes.len()
     }
 }
 

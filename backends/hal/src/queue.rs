@@ -50,9 +50,10 @@ impl Queue {
     }
 
     fn check_program(&self, program: &Program) -> Result<()> {
-        match program.device == self.device.id() {
-            true => Ok(()),
-            false => Err(self.foreign("replay", "program")),
+        if program.device == self.device.id() {
+            Ok(())
+        } else {
+            Err(self.foreign("replay", "program"))
         }
     }
 
@@ -98,9 +99,10 @@ impl Queue {
             Layout::Rows => tensor.desc.bytes().unwrap_or_default(),
             Layout::Transposed { .. } => Bytes(0),
         };
-        match len as u64 <= room.0 {
-            true => Ok(()),
-            false => Err(Error::shape(op, "bytes", format!("at most {}", room.0), len)),
+        if len as u64 <= room.0 {
+            Ok(())
+        } else {
+            Err(Error::shape(op, "bytes", format!("at most {}", room.0), len))
         }
     }
 
@@ -204,7 +206,8 @@ impl Queue {
     /// Copies rows to another tensor of the same shape: snapshot and restore of recurrent state.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the shapes differ, [`Error::Aliasing`] if they overlap, [`Error::ForeignBuffer`].
+    /// [`Error::Shape`] if the shapes differ, [`Error::Aliasing`] if they overlap,
+    /// [`Error::ForeignBuffer`].
     pub fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
         if src.device() != self.device.id() || dst.device() != self.device.id() {
             return Err(self.foreign("copy_rows", "tensor"));

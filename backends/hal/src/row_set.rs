@@ -1,15 +1,16 @@
 //! Row lists whose length is known only on the device.
 
 /// Rows selected for a step, ascending, with their count and, for several tokens, the tokens that
-/// want each.
+/// need each row.
 ///
 /// | field | shape, U32 | holds |
 /// |---|---|---|
 /// | `ids` | `[1, capacity]` | row numbers (slots) of the op's weight tensors, ascending |
 /// | `count` | `[1, 1]` | number of valid rows in `ids` |
-/// | `members` | `[capacity, words]` | bit `t % 32` of word `t / 32` of row `i`: token `t` wants `ids[i]` |
+/// | `members` | `[capacity, words]` | bit `t % 32` of word `t / 32` of row `i`: token `t` needs
+/// `ids[i]` |
 ///
-/// The membership bits keep tokens of a batch independent: a row that only one token wants is
+/// The membership bits keep tokens of a batch independent: a row that only one token needs is
 /// computed for that token alone.
 #[derive(Clone, Debug)]
 pub struct RowSet<T> {
@@ -17,7 +18,7 @@ pub struct RowSet<T> {
     pub ids: T,
     /// Number of rows.
     pub count: T,
-    /// Membership bits: which tokens want each row.
+    /// Membership bits: which tokens need each row.
     pub members: T,
 }
 
@@ -59,7 +60,7 @@ pub struct HostRowSet {
 }
 
 impl HostRowSet {
-    /// Whether token `token` wants the row at `index`.
+    /// Whether token `token` needs the row at `index`.
     #[must_use]
     pub fn wants(&self, index: usize, token: usize) -> bool {
         self.members[index * self.words + token / 32] >> (token % 32) & 1 == 1

@@ -59,7 +59,8 @@ impl HostRows {
     /// Describes `source` as a matrix.
     ///
     /// # Errors
-    /// [`Error::Shape`] if a row is not a whole number of blocks or the bytes are not exactly the matrix.
+    /// [`Error::Shape`] if a row is not a whole number of blocks or the bytes are not exactly the
+    /// matrix.
     pub fn new(source: Source, n_rows: usize, n_cols: usize, format: Format) -> Result<HostRows> {
         let desc = TensorDesc::new(n_rows, n_cols, format);
         let Some(bytes) = desc.bytes() else {
@@ -197,14 +198,15 @@ impl PackDesc {
             }
         };
         let rows = selected + self.spare;
-        Ok(match self.transpose {
-            false => TensorDesc::new(rows, n_cols, format),
-            true => TensorDesc {
+        Ok(if self.transpose {
+            TensorDesc {
                 n_rows: rows,
                 n_cols: n_rows,
                 format,
                 layout: Layout::Transposed { n_source: n_cols },
-            },
+            }
+        } else {
+            TensorDesc::new(rows, n_cols, format)
         })
     }
 }

@@ -42,7 +42,8 @@ impl TensorDesc {
         TensorDesc { n_rows, n_cols, format, layout: Layout::Rows }
     }
 
-    /// Size of a plain tensor; `None` if a row is not a whole number of blocks or the size overflows.
+    /// Size of a plain tensor; `None` if a row is not a whole number of blocks or the size
+    /// overflows.
     #[must_use]
     pub fn bytes(&self) -> Option<Bytes> {
         let row = self.format.row_bytes(self.n_cols)? as u64;

@@ -92,7 +92,8 @@ impl Hip {
         }
         let code = compiler.compile(source, &options)?;
         if let Some(kept) = kept {
-            // Without a writable cache the next start takes some seconds longer, nothing else.
+            // Without a writable cache, the only effect is that the next start takes a few seconds
+            // longer.
             let _ = kept.write(&code);
         }
         Ok(code)

@@ -48,9 +48,10 @@ pub fn has_tables(desc: &TensorDesc) -> bool {
 /// Words from one row to the next of an imported weight; `None` if it overflows.
 #[must_use]
 pub fn stride(desc: &TensorDesc) -> Option<usize> {
-    match has_tables(desc) {
-        true => transposed(desc).ok().map(|layout| layout.row_bytes / 4),
-        false => row_words(desc.format, desc.n_cols),
+    if has_tables(desc) {
+        transposed(desc).ok().map(|layout| layout.row_bytes / 4)
+    } else {
+        row_words(desc.format, desc.n_cols)
     }
 }
 

@@ -193,8 +193,9 @@ pub fn refill(desc: &TensorDesc, slots: Range<usize>, bytes: &[u8]) -> Result<Wr
     }
     let row = 4 * row_words(desc.format, desc.n_cols).ok_or_else(wrong)?;
     debug_assert!(desc.layout == Layout::Rows || desc.format.quants().is_none());
-    match inside && bytes.len() == n * row {
-        true => Ok(vec![((slots.start * row) as u64, 0..n * row)]),
-        false => Err(wrong()),
+    if inside && bytes.len() == n * row {
+        Ok(vec![((slots.start * row) as u64, 0..n * row)])
+    } else {
+        Err(wrong())
     }
 }

@@ -14,7 +14,7 @@ use hal::format::{Format, Unpacked};
 
 /// Source of a plane.
 #[derive(Clone, Copy)]
-enum Part {
+enum PlaneSource {
     /// Bytes of the block: offset and number.
     Bytes(usize, usize),
     /// The lower four bits of the codes.
@@ -25,9 +25,9 @@ enum Part {
     Bits(u32),
 }
 
-use Part::{Bits, Bytes, Nibbles, Pairs};
+use PlaneSource::{Bits, Bytes, Nibbles, Pairs};
 
-impl Part {
+impl PlaneSource {
     /// Bytes for each block of `n_values`.
     fn bytes(self, n_values: usize) -> usize {
         match self {
@@ -67,7 +67,7 @@ impl Part {
 
 /// The planes of a quantised format in the order in which they are stored in a row, and the offset
 /// that makes codes non-negative.
-fn parts(format: Format) -> (&'static [Part], i8) {
+fn parts(format: Format) -> (&'static [PlaneSource], i8) {
     match format {
         Format::Q4_0 | Format::IQ4_NL => (&[Bytes(2, 16), Bytes(0, 2)], 0),
         Format::Q4_1 => (&[Bytes(4, 16), Bytes(0, 4)], 0),
@@ -101,7 +101,7 @@ fn parts(format: Format) -> (&'static [Part], i8) {
 /// Bytes of a row without the padding at its end. Each plane ends with a whole word.
 pub(super) fn row_bytes(format: Format, n_cols: usize) -> usize {
     let n_values = format.block_values();
-    let plane = |part: &Part| (n_cols / n_values * part.bytes(n_values)).next_multiple_of(4);
+    let plane = |part: &PlaneSource| (n_cols / n_values * part.bytes(n_values)).next_multiple_of(4);
     parts(format).0.iter().map(plane).sum()
 }
 

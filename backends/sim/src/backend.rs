@@ -185,6 +185,7 @@ impl Backend for SimBackend {
                 any.downcast_ref().expect("hal refuses mailboxes of another backend");
             mailbox.shape
         });
+        let ops = if self.shared.options.computes { ops } else { &[] };
         Ok(Arc::new(SimProgram { ops: ops.into(), mailboxes: mailboxes.collect() }))
     }
 

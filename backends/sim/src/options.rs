@@ -22,6 +22,8 @@ pub struct SimOptions {
     pub workspace: Bytes,
     /// A random delay from this range precedes each op and each copy; none if the range is empty.
     pub delay: Range<Duration>,
+    /// Whether ops compute. If false, memory and copies work and ops write nothing.
+    pub computes: bool,
     /// Injected failures.
     pub fail: Failures,
 }
@@ -41,6 +43,7 @@ impl Default for SimOptions {
             max_binding: Bytes::MAX,
             workspace: Bytes(0),
             delay: Duration::ZERO..Duration::ZERO,
+            computes: true,
             fail: Failures::default(),
         }
     }
@@ -60,6 +63,10 @@ pub struct Failures {
     /// This allocation (1 is the next; tensors, packs, staging and mailboxes count) runs out of
     /// memory, once.
     pub out_of_memory_at: Option<u64>,
+    /// Starting a program fails with a driver error after this many more programs, once.
+    pub replay_error_after: Option<u64>,
+    /// Starting a program panics on the caller's thread after this many more programs, once.
+    pub replay_panic_after: Option<u64>,
     /// Names of ops that planning refuses.
     pub refuse: Vec<&'static str>,
 }
@@ -72,18 +79,37 @@ pub(crate) enum Fault {
     Hang,
 }
 
+/// Counts down once; returns whether the count was at zero, and then disables it.
+fn due(left: &mut Option<u64>) -> bool {
+    match left {
+        Some(0) => left.take().is_some(),
+        Some(n) => {
+            *n -= 1;
+            false
+        }
+        None => false,
+    }
+}
+
+/// A failure to inject into the call that starts a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReplayFault {
+    Error,
+    Panic,
+}
+
 impl Failures {
+    /// Counts one start of a program and returns the failure to inject.
+    pub(crate) fn next_replay(&mut self) -> Option<ReplayFault> {
+        // Both counters advance, whichever fails.
+        let (panic, error) = (due(&mut self.replay_panic_after), due(&mut self.replay_error_after));
+        let panic = panic.then_some(ReplayFault::Panic);
+        panic.or_else(|| error.then_some(ReplayFault::Error))
+    }
+
     /// Counts one work item and returns the failure to inject.
     pub(crate) fn next_work(&mut self) -> Option<Fault> {
-        let due = |left: &mut Option<u64>| match left {
-            Some(0) => left.take().is_some(),
-            Some(n) => {
-                *n -= 1;
-                false
-            }
-            None => false,
-        };
-        // All three are counted, whichever is due.
+        // All three counters advance, whichever fails.
         let (lose, panic) = (due(&mut self.lose_after), due(&mut self.panic_after));
         let hang = due(&mut self.hang_after);
         match (lose, panic, hang) {

@@ -6,6 +6,7 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
@@ -16,6 +17,7 @@ use hal::{
 };
 
 use crate::backend::SimProgram;
+use crate::options::ReplayFault;
 use crate::shared::Shared;
 use crate::worker::{Command, Event, Message, Worker};
 
@@ -59,6 +61,15 @@ impl SimQueue {
         program: &Arc<dyn RawProgram>,
         cuts: Option<Box<[usize]>>,
     ) -> Result<Box<dyn RawRun>> {
+        match self.shared.next_replay() {
+            // Not `panic!`: its message on stderr would look like a failed test.
+            Some(ReplayFault::Panic) => resume_unwind(Box::new("injected panic".to_owned())),
+            Some(ReplayFault::Error) => {
+                let (call, message) = ("replay".to_owned(), "injected error".to_owned());
+                return Err(Error::Driver { call, code: 0, message });
+            }
+            None => {}
+        }
         let any: &dyn Any = &**program;
         let program: &SimProgram =
             any.downcast_ref().expect("hal refuses programs of another backend");

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hal::{Bytes, DeviceInfo, Error, Result};
 
-use crate::options::{Failures, Fault, SimOptions};
+use crate::options::{Failures, Fault, ReplayFault, SimOptions};
 use crate::worker::Message;
 
 /// Counters of a simulated device.
@@ -122,6 +122,11 @@ impl Shared {
     pub(crate) fn next_work(&self) -> (Option<Fault>, u64) {
         let mut state = self.state();
         (state.fail.next_work(), state.resumed)
+    }
+
+    /// The failure to inject into the next start of a program.
+    pub(crate) fn next_replay(&self) -> Option<ReplayFault> {
+        self.state().fail.next_replay()
     }
 
     pub(crate) fn started(&self, work: Work) {

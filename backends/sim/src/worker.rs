@@ -366,7 +366,7 @@ fn n_tokens(batch: &Batch<Tensor>) -> usize {
         .read(|bytes| BatchView::new(bytemuck::cast_slice(&bytes[span]), batch.shape).n_tokens())
 }
 
-/// The contents of a mailbox: the real tokens of `x`, the wanted rows, the group weights.
+/// The contents of a mailbox: the real tokens of `x`, the rows to compute, the group weights.
 fn post(op: &Post<Tensor>, shape: &MailboxShape) -> queue::Post {
     let n_tokens = n_tokens(&op.batch);
     let first = |tensor: &Tensor| -> Vec<f32> {

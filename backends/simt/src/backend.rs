@@ -16,7 +16,7 @@ use crate::error::driver;
 use crate::mailbox::{Room, SimtMailbox};
 use crate::ops;
 use crate::pinned::Pinned;
-use crate::probe::{Manners, Options};
+use crate::probe::{Options, SubmissionMode};
 use crate::program::SimtProgram;
 use crate::queue::SimtQueue;
 
@@ -44,7 +44,7 @@ impl<D: Driver> SimtBackend<D> {
         let card = Arc::new(Card::new(Arc::new(driver), options)?);
         let facts = &card.checked.facts;
         let mut description = facts.description.clone();
-        let remarks = [card.checked.remark.as_deref(), card.manners.remark];
+        let remarks = [card.checked.remark.as_deref(), card.submission.remark];
         for remark in remarks.into_iter().flatten() {
             description = format!("{description}; {remark}");
         }
@@ -60,8 +60,8 @@ impl<D: Driver> SimtBackend<D> {
 
     /// How work is submitted to it.
     #[must_use]
-    pub fn manners(&self) -> Manners {
-        self.card.manners
+    pub fn submission(&self) -> SubmissionMode {
+        self.card.submission
     }
 
     fn memory_of(&self, label: &str, len: u64, layout: RowLayout) -> Result<SimtBuffer> {
@@ -77,7 +77,7 @@ impl<D: Driver> Backend for SimtBackend<D> {
     }
 
     fn ways(&self) -> Vec<String> {
-        let Manners { graphs, flags, launch, in_graph, echo, .. } = self.card.manners;
+        let SubmissionMode { graphs, flags, launch, in_graph, echo, .. } = self.card.submission;
         let us = |time: Duration| format!("{:.1} us", time.as_secs_f64() * 1e6);
         let one = us(launch);
         let launches = match in_graph.filter(|_| graphs) {

@@ -80,7 +80,7 @@ impl Span {
     /// The span of a missing operand.
     pub(crate) const NONE: Span = Span { at: 0, size: 0 };
 
-    /// A range of this range.
+    /// A subrange, from byte `offset` on.
     pub(crate) fn part(self, offset: u64, size: u64) -> Span {
         debug_assert!(offset + size <= self.size, "{offset} + {size} of {}", self.size);
         Span { at: self.at + offset, size }

@@ -9,7 +9,7 @@ use hal::{RawStaging, Result};
 use crate::buffer::{Memory, Span};
 use crate::driver::Driver;
 use crate::pinned::Pinned;
-use crate::probe::{Manners, Options};
+use crate::probe::{Options, SubmissionMode};
 use crate::self_check::Checked;
 use crate::stream::Stream;
 use crate::units::Unit;
@@ -17,7 +17,7 @@ use crate::units::Unit;
 /// Bytes per upload; while one chunk is copied, the next is prepared.
 const STRETCH: usize = 8 << 20;
 
-/// Most threads that load kernels in parallel.
+/// Maximum number of threads that load kernels in parallel.
 const LOADERS: usize = 8;
 
 /// A device with its kernels.
@@ -25,7 +25,7 @@ const LOADERS: usize = 8;
 pub(crate) struct Card<D: Driver> {
     pub(crate) driver: Arc<D>,
     /// How programs are submitted to it.
-    pub(crate) manners: Manners,
+    pub(crate) submission: SubmissionMode,
     /// Facts about it that were verified for its kernels.
     pub(crate) checked: Checked,
     /// Code tables of the formats (`layout::tables`).
@@ -122,11 +122,11 @@ impl<D: Driver> Card<D> {
         let tables = Memory::new(&driver, "tables", 4 * words.len() as u64)?;
         let kernels = Kernels::new(&driver);
         let stream = Stream::new(&driver)?;
-        let manners = Manners::found(&driver, &kernels, options)?;
+        let submission = SubmissionMode::found(&driver, &kernels, options)?;
         let checked = Checked::new(&driver, &kernels)?;
         let loader = Loader { stream, blocks: [None, None], next: 0, busy: false };
         let (loader, steps) = (Mutex::new(loader), AtomicU32::new(0));
-        let card = Card { driver, manners, checked, tables, kernels, loader, steps };
+        let card = Card { driver, submission, checked, tables, kernels, loader, steps };
         card.bring(card.tables.span(), 0, bytemuck::cast_slice(&words))?;
         card.arrived()?;
         Ok(card)

@@ -41,4 +41,4 @@ pub use found::{Found, in_order, slot};
 pub use lowering::MOST_THREADS;
 pub use missing::Missing;
 pub use native::Outcome;
-pub use probe::{Manners, Options};
+pub use probe::{Options, SubmissionMode};

@@ -8,7 +8,7 @@ use crate::error::driver;
 use crate::facts::Facts;
 use crate::units::Unit;
 
-/// Most threads per block, as declared to the compilers.
+/// Maximum number of threads per block, as declared to the compilers.
 pub const MOST_THREADS: u32 = 256;
 
 /// One kernel launch.
@@ -37,7 +37,7 @@ pub(crate) struct Lowering<'a> {
 /// until another op uses it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ahead {
-    /// Values that are also there in Q8 blocks, and their location.
+    /// Values that are also stored in Q8 blocks, and the location of the blocks.
     pub(crate) rounded: Option<(Span, Span)>,
     /// Words that are already initialised as the op expects them.
     pub(crate) cleared: Option<Span>,

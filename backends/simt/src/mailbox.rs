@@ -83,7 +83,7 @@ impl Room {
 }
 
 impl Places {
-    /// The same offsets relative to another word.
+    /// These offsets relative to the word `base`.
     fn from(self, base: usize) -> Places {
         let Places { x, weights, ids, members, head, answer } = self;
         let [x, weights, ids, members, answer] =

@@ -43,18 +43,18 @@ pub struct Options {
     /// Whether hand-offs use flags in shared memory, inside one submission.
     pub flags: Option<bool>,
     /// How long the device waits for an answer.
-    pub patience: Option<Duration>,
+    pub wait_limit: Option<Duration>,
 }
 
 /// How work is submitted to a device.
 #[derive(Clone, Copy, Debug)]
-pub struct Manners {
+pub struct SubmissionMode {
     /// Whether programs run as graphs.
     pub graphs: bool,
     /// Whether the device waits for answers itself; otherwise a submission ends before each.
     pub flags: bool,
     /// The time limit of such a wait.
-    pub patience: Duration,
+    pub wait_limit: Duration,
     /// Duration per launch, launched separately.
     pub launch: Duration,
     /// Duration per launch in a graph, if graphs are supported.
@@ -65,14 +65,14 @@ pub struct Manners {
     pub remark: Option<&'static str>,
 }
 
-impl Manners {
+impl SubmissionMode {
     /// # Errors
     /// A lost device, or a driver that cannot launch kernels.
     pub(crate) fn found<D: Driver>(
         driver: &Arc<D>,
         kernels: &Kernels<D>,
         options: Options,
-    ) -> Result<Manners> {
+    ) -> Result<SubmissionMode> {
         let stream = Stream::new(driver)?;
         let unit = Unit::plain("probe");
         let ready = |kernel: &str, args: Vec<Arg>| -> Result<Ready<D>> {
@@ -90,17 +90,16 @@ impl Manners {
         let memory = Memory::new(driver, "probe", 64)?;
         let [sum, word] = [memory.span().part(0, 4), memory.span().part(4, 4)];
         let count = ready("probe_count", vec![Arg::Ptr(sum.at), Arg::Ptr(word.at)])?;
-        let faithful = match options.graphs.is_none() && in_graph.is_some() {
-            true => is_faithful(&stream, &count, [sum, word], &mut block).unwrap_or(false),
-            false => true,
+        let faithful = if options.graphs.is_none() && in_graph.is_some() {
+            is_faithful(&stream, &count, [sum, word], &mut block).unwrap_or(false)
+        } else {
+            true
         };
         let limit = Arg::U32(ECHO.as_millis() as u32);
         let echo_of = ready("probe_echo", vec![Arg::Ptr(block.device()), limit])?;
         // A watchdog would kill a kernel that waits.
-        let echo = match driver.facts().watchdog {
-            true => None,
-            false => fastest_echo(&stream, &block, &echo_of)?,
-        };
+        let echo =
+            if driver.facts().watchdog { None } else { fastest_echo(&stream, &block, &echo_of)? };
         let graphs = in_graph.is_some_and(|graph| graph < launch) && faithful;
         let graphs = options.graphs.unwrap_or(graphs);
         let mut remark = (!faithful).then_some(UNFAITHFUL);
@@ -117,10 +116,10 @@ impl Manners {
                 returns
             }
         };
-        Ok(Manners {
+        Ok(SubmissionMode {
             graphs,
             flags,
-            patience: options.patience.unwrap_or(PATIENCE),
+            wait_limit: options.wait_limit.unwrap_or(PATIENCE),
             launch: launch / LAUNCHES as u32,
             in_graph: in_graph.map(|time| time / LAUNCHES as u32),
             echo,

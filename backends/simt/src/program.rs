@@ -14,8 +14,8 @@ use crate::ops;
 use crate::stream::Stream;
 use crate::units::Unit;
 
-/// Most tokens of a step that runs as a graph and whose answers the device waits for itself: for
-/// larger steps the host computes for seconds.
+/// Maximum number of tokens of a step that runs as a graph and whose answers the device waits for
+/// itself: for larger steps the host computes for seconds.
 const MOST_IN_GRAPH: usize = 16;
 
 /// Whether an op belongs to such a small step.
@@ -150,9 +150,9 @@ impl<D: Driver> SimtProgram<D> {
         let n_posts = ops.iter().filter(|op| matches!(op, Op::Post(_))).count();
         let mut room = Words { card, memory: Vec::new() };
         let step = room.keep(&vec![0; STEP_WORDS + n_posts])?;
-        // Without graphs, a device accepts only some hundred launches ahead of a wait.
-        let flags = card.manners.flags && card.manners.graphs && ops.iter().all(is_small);
-        let patience = flags.then_some(card.manners.patience.as_millis() as usize);
+        // Without graphs, a device queues only a few hundred launches behind a wait.
+        let flags = card.submission.flags && card.submission.graphs && ops.iter().all(is_small);
+        let wait_limit = flags.then_some(card.submission.wait_limit.as_millis() as usize);
         let facts = &card.checked.facts;
         let mut lowering = Lowering::new(facts, card.tables.span(), workspace, &mut room);
         let mut made =
@@ -163,7 +163,7 @@ impl<D: Driver> SimtProgram<D> {
                 post(op, mailboxes, step, &mut made, &mut lowering)?;
             }
             if let Op::Merge(op) = op {
-                merge(op, mailboxes, step, patience, &mut made, &mut lowering)?;
+                merge(op, mailboxes, step, wait_limit, &mut made, &mut lowering)?;
             }
             let n = ops::lower_first(&ops[number..], &mut lowering)?;
             let segment = made.segments.len() - 1;
@@ -177,7 +177,7 @@ impl<D: Driver> SimtProgram<D> {
         card.arrived()?;
         let Compiled { mut segments, posts, merges } = made;
         // A prefill step spends its time in kernels, and a graph of it would still take memory.
-        if card.manners.graphs && ops.iter().all(is_small) {
+        if card.submission.graphs && ops.iter().all(is_small) {
             let stream = Stream::new(&card.driver)?;
             for segment in segments.iter_mut().filter(|segment| segment.launches.len() > 1) {
                 segment.graph = Some(stream.capture(|| segment.give(&stream))?);
@@ -270,18 +270,18 @@ fn post<D: Driver>(
     Ok(())
 }
 
-/// With `patience` (milliseconds) the device waits itself, otherwise a segment begins here.
+/// With `wait_limit` (milliseconds) the device waits itself, otherwise a segment begins here.
 fn merge<D: Driver>(
     op: &Merge<Tensor>,
     mailboxes: &[Arc<dyn RawMailbox>],
     step: Span,
-    patience: Option<usize>,
+    wait_limit: Option<usize>,
     made: &mut Compiled<D>,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let mailbox = mailbox::<D>(mailboxes, op.mailbox)?;
     let (y, unit) = (op.y.desc(), Unit::plain("merge"));
-    match patience {
+    match wait_limit {
         Some(limit) => {
             let (head, given_up) = (mailbox.span(mailbox.places.head), step.part(4, 4));
             let args = [ptr(head), ptr(step), ptr(given_up), word(limit)];

@@ -47,14 +47,14 @@ struct State<D: Driver> {
 #[derive(Debug)]
 enum Work<D: Driver> {
     Run(Arc<Progress<D>>),
-    Copy { way: Way, bytes: Box<dyn RawStaging>, tensor: Tensor, done: Arc<CopyState<D>> },
+    Copy { way: CopyKind, bytes: Box<dyn RawStaging>, tensor: Tensor, done: Arc<CopyState<D>> },
     Refill { pack: Tensor, slots: Range<usize>, bytes: Vec<u8> },
     CopyRows { src: Tensor, dst: Tensor },
 }
 
 /// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum CopyKind {
     Upload,
     Download,
     /// To the bytes of a whole pack.
@@ -147,7 +147,7 @@ impl<D: Driver> Core<D> {
 
     fn copy(
         &self,
-        way: Way,
+        way: CopyKind,
         mut staging: Box<dyn RawStaging>,
         tensor: Tensor,
     ) -> Result<Copied<D>> {
@@ -156,9 +156,9 @@ impl<D: Driver> Core<D> {
             return Err(driver("copy", "staging of another backend"));
         };
         match way {
-            Way::Upload => copies::upload(&self.stream, pinned, &Rows::of(&tensor)?)?,
-            Way::Download => copies::download(&self.stream, pinned, &Rows::of(&tensor)?)?,
-            Way::Repack => {
+            CopyKind::Upload => copies::upload(&self.stream, pinned, &Rows::of(&tensor)?)?,
+            CopyKind::Download => copies::download(&self.stream, pinned, &Rows::of(&tensor)?)?,
+            CopyKind::Repack => {
                 let (to, len) = (raw(&tensor)?.span, pinned.bytes().len());
                 self.stream.copy_in(to, 0, pinned, 0, len)?;
             }
@@ -244,7 +244,7 @@ impl<D: Driver> SimtQueue<D> {
 
     fn copy(
         &self,
-        way: Way,
+        way: CopyKind,
         bytes: Box<dyn RawStaging>,
         tensor: &Tensor,
     ) -> Result<Box<dyn RawTransfer>> {
@@ -269,11 +269,11 @@ impl<D: Driver> BackendQueue for SimtQueue<D> {
     }
 
     fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
-        self.copy(Way::Upload, src, dst)
+        self.copy(CopyKind::Upload, src, dst)
     }
 
     fn download(&mut self, src: &Tensor, dst: Box<dyn RawStaging>) -> Result<Box<dyn RawTransfer>> {
-        self.copy(Way::Download, dst, src)
+        self.copy(CopyKind::Download, dst, src)
     }
 
     fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
@@ -281,7 +281,7 @@ impl<D: Driver> BackendQueue for SimtQueue<D> {
     }
 
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
-        self.copy(Way::Repack, src, dst)
+        self.copy(CopyKind::Repack, src, dst)
     }
 
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {

@@ -163,14 +163,15 @@ impl<D: Driver> Progress<D> {
 
     fn check_expired(&self) -> Result<()> {
         let step = self.lock().step;
-        match self.steps.merges.iter().any(|(_, mailbox)| mailbox.has_expired(step)) {
-            true => Err(driver("merge", "timeout: the device waited too long for an answer")),
-            false => Ok(()),
+        if self.steps.merges.iter().any(|(_, mailbox)| mailbox.has_expired(step)) {
+            Err(driver("merge", "timeout: the device waited too long for an answer"))
+        } else {
+            Ok(())
         }
     }
 }
 
-/// A run from its owner's side.
+/// The handle of a run: its caller answers posts through it, and waits.
 #[derive(Debug)]
 pub(crate) struct SimtRun<D: Driver> {
     core: Arc<Core<D>>,
@@ -179,7 +180,7 @@ pub(crate) struct SimtRun<D: Driver> {
     rows: Option<(usize, HostRowSet)>,
 }
 
-/// Waits for a flag: polls first, then sleeps. A poll costs next to nothing, a sleep some hundred
+/// Waits for a flag: polls first, then sleeps. A poll costs next to nothing, a sleep hundreds of
 /// microseconds.
 struct Patience {
     looks: u32,
@@ -230,7 +231,7 @@ impl<D: Driver> SimtRun<D> {
     /// Waits for the next post or the end.
     fn next(&self) -> Result<Option<(u32, usize)>> {
         let (core, driver_) = (&*self.core, &*self.core.card.driver);
-        let (mut patience, mut long) = (Patience::new(), false);
+        let (mut wait_limit, mut long) = (Patience::new(), false);
         loop {
             if long {
                 core.advance()?;
@@ -246,7 +247,7 @@ impl<D: Driver> SimtRun<D> {
                 self.progress.check_expired()?;
                 return Ok(None);
             }
-            long = patience.wait();
+            long = wait_limit.wait();
             if !long {
                 continue;
             }

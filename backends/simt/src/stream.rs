@@ -134,9 +134,10 @@ impl<D: Driver> Stream<D> {
 }
 
 fn inside(span: Span, offset: u64, len: usize) -> Result<DevicePtr> {
-    match offset.checked_add(len as u64).is_some_and(|end| end <= span.size) {
-        true => Ok(span.at + offset),
-        false => Err(driver("copy", format!("{offset} + {len} of {} bytes", span.size))),
+    if offset.checked_add(len as u64).is_some_and(|end| end <= span.size) {
+        Ok(span.at + offset)
+    } else {
+        Err(driver("copy", format!("{offset} + {len} of {} bytes", span.size)))
     }
 }
 

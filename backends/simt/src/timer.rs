@@ -54,7 +54,7 @@ impl<D: Driver> Timer<D> {
     }
 
     /// Submits a segment launch by launch, as far as answers have arrived: a device queues only
-    /// some hundred launches and then blocks the submitting thread, which has to answer.
+    /// a few hundred launches and then blocks the submitting thread, which has to answer.
     pub(crate) fn give(
         &mut self,
         segment: &Segment<D>,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hal::format::Format;
-use hal::op::{Activation, Down, FfnKind, MatMul, Skip, SparseFfn};
+use hal::op::{Activation, Down, FfnKind, MatMul, NEVER_DENSE, Skip, SparseFfn};
 use hal::{
     Bytes, Device, DeviceId, HostRows, PackDesc, Program, Queue, Result, Rows, Source, Tensor,
 };
@@ -98,11 +98,13 @@ fn one_format(device: &Device, queue: &mut Queue, format: Format) -> Result<()> 
                 y: device.alloc_f32("y", n_tokens, N_EMBD)?,
                 active: device.alloc_f32("active", 1, n_tokens)?,
                 hits: None,
+                union: None,
                 kind: FfnKind::Gated,
                 activation: Activation::Silu,
                 skip: Skip::Never,
                 orientation: Down::ByNeuron,
                 groups: None,
+                dense_from: NEVER_DENSE,
                 accumulate: false,
             };
             let ffn = program(device, op)?;

@@ -40,7 +40,7 @@ pub struct Options {
     pub no_subgroups: bool,
     /// Limits the multiplications of a submission, for slow devices.
     pub max_work: Option<u64>,
-    /// Tuning constants of another class of devices than its own.
+    /// Replaces the tuning constants of the device's own class.
     pub tuning: Option<Tuning>,
 }
 

@@ -56,9 +56,10 @@ impl Backend for WgpuBackend {
             Some(near) => format!("sums use subgroups of {near}"),
             None => "no usable subgroups: sums go through workgroup memory".to_owned(),
         };
-        let clock = match has(wgpu::Features::TIMESTAMP_QUERY) {
-            true => "timestamps measure when work ran",
-            false => "no timestamps: a trace shows when the host noticed the end of work",
+        let clock = if has(wgpu::Features::TIMESTAMP_QUERY) {
+            "timestamps measure when work ran"
+        } else {
+            "no timestamps: a trace shows when the host noticed the end of work"
         };
         let (most, buffer) = (facts.max_binding(), facts.limits.max_buffer_size);
         let limits = format!(

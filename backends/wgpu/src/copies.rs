@@ -148,9 +148,10 @@ pub(crate) struct Reading {
 pub(crate) fn download(gpu: &Gpu, src: &Tensor, staging: &dyn RawStaging) -> Result<Reading> {
     let rows = rows(src)?;
     let len = staging.bytes().len();
-    let on_device = match rows.host == rows.device || rows.host == 0 {
-        true => len,
-        false => len / rows.host * rows.device + len % rows.host,
+    let on_device = if rows.host == rows.device || rows.host == 0 {
+        len
+    } else {
+        len / rows.host * rows.device + len % rows.host
     };
     let size = (on_device.max(1).div_ceil(4) * 4) as u64;
     let any: &dyn std::any::Any = staging;

@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use hal::{Bytes, Error, Result};
 
-/// Whether the device still works. The first error outside a scope ends it: a submission with an
-/// error did not run, so later results would be wrong.
+/// Whether the device still works. The first error outside an error scope marks it as lost: a
+/// submission with an error did not run, so later results would be wrong.
 #[derive(Debug)]
 pub(crate) struct Health {
     device: String,

@@ -5,7 +5,7 @@ use hal::{Bytes, TensorDesc};
 use crate::buffer::{rounded, stored_size};
 use layout::imported_size;
 
-/// Bytes of numbers that every dispatch may carry; all drivers offer at least these.
+/// Bytes of immediates (push constants) per dispatch; every driver supports at least this many.
 pub(crate) const IMMEDIATES: u32 = 128;
 
 /// Constant facts about an open device. Absent on purpose: 16-bit floats in shaders. Weights and

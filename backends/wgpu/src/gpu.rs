@@ -32,7 +32,7 @@ pub(crate) struct Gpu {
     pub(crate) queue: wgpu::Queue,
     pub(crate) facts: Facts,
     pub(crate) health: Arc<Health>,
-    /// Bound for missing operands.
+    /// The buffer to bind in place of a missing operand.
     pub(crate) nothing: wgpu::Buffer,
     /// Code tables of the formats ([`layout::tables`]).
     pub(crate) tables: wgpu::Buffer,

@@ -53,7 +53,7 @@ impl<'a> Lowering<'a> {
         std::mem::take(&mut self.dispatches)
     }
 
-    /// Bound for missing operands.
+    /// The span to bind in place of a missing operand.
     pub(crate) fn nothing(&self) -> Span {
         Span { buffer: self.gpu.nothing.clone(), offset: 0, size: 16 }
     }

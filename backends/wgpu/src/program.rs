@@ -33,7 +33,7 @@ pub(crate) struct Steps {
 /// The content of one submission.
 #[derive(Debug, Default)]
 pub(crate) struct Segment {
-    /// The mailbox whose answer it starts with, and its index.
+    /// The mailbox that the segment's leading merge reads, with its index.
     pub(crate) merge: Option<(usize, WgpuMailbox)>,
     /// Dispatches, each with the index of its op in the program.
     dispatches: Vec<(usize, Dispatch)>,

@@ -124,8 +124,8 @@ impl Core {
         Ok(())
     }
 
-    /// Waits until `there` returns a value; it is called again after work was submitted, with
-    /// whether all was submitted.
+    /// Waits until `there` returns a value. It is called again each time after work was submitted;
+    /// its argument says whether all work is submitted.
     pub(crate) fn until<T>(&self, mut there: impl FnMut(bool) -> Result<Option<T>>) -> Result<T> {
         let mut state = self.lock();
         loop {

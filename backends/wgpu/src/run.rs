@@ -15,7 +15,8 @@ use crate::program::{Segment, Steps};
 use crate::queue::Core;
 use crate::timer::Timer;
 
-/// Progress of a run; its queue submits, its owner answers.
+/// Progress of a run, shared by the queue that submits it and the handle through which the host
+/// answers.
 #[derive(Debug)]
 pub(crate) struct Progress {
     steps: Arc<Steps>,
@@ -71,7 +72,7 @@ impl Progress {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Submits all possible segments; returns whether none is left.
+    /// Submits segments until one waits for the host's answer; returns whether all are submitted.
     pub(crate) fn submit(&self, gpu: &Gpu) -> Result<bool> {
         let mut state = self.lock();
         while let Some(segment) = self.steps.segments.get(state.next) {
@@ -111,7 +112,7 @@ impl Progress {
     }
 }
 
-/// A run from its owner's side.
+/// The handle of a run: its caller answers posts through it, and waits.
 #[derive(Debug)]
 pub(crate) struct WgpuRun {
     core: Arc<Core>,

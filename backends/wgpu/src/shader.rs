@@ -1,8 +1,9 @@
 //! Shader texts: files of `shaders/`, assembled by replacing placeholders in double braces.
 //!
 //! * `{{NAME}}` is a value that the op sets.
-//! * `{{include NAME}}` is a file of `shaders/lib/`, or the file that the op chose for `NAME` (a format). In it,
-//!   `{{self}}` is `NAME`, so that a shader can include two formats without their functions meeting.
+//! * `{{include NAME}}` is a file of `shaders/lib/`, or the file that the op chose for `NAME` (a
+//!   format). In it, `{{self}}` is `NAME`, so that a shader can include two formats without name
+//!   clashes.
 //!
 //! Bindings are lines `@group(0) @binding(0) var<storage, read> name: type;`, in order from 0.
 
@@ -194,10 +195,7 @@ impl Source {
         for (name, value) in &self.values {
             text = text.replace(&format!("{{{{{name}}}}}"), value);
         }
-        match shared {
-            true => text.replace("var<storage, read>", "var<storage, read_write>"),
-            false => text,
-        }
+        if shared { text.replace("var<storage, read>", "var<storage, read_write>") } else { text }
     }
 }
 

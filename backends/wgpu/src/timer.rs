@@ -1,5 +1,5 @@
-//! When the parts of a run ran: by the device's timestamps if it has them, otherwise by when the
-//! host noticed their end.
+//! Records when the parts of a run were executed: by the device's timestamps if it has them,
+//! otherwise by the time at which the host noticed their end.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -10,7 +10,7 @@ use hal::{Clock, PartTime, Result, Times};
 use crate::copies::{map, mapped};
 use crate::gpu::Gpu;
 
-/// Most timestamps of a run: wgpu's limit for a query set. Later parts are not timed.
+/// Maximum number of timestamps of a run: wgpu's limit for a query set. Later parts are not timed.
 const MOST: u32 = wgpu::QUERY_SET_MAX_QUERIES;
 const SIZE: u64 = MOST as u64 * wgpu::QUERY_SIZE as u64;
 
@@ -100,10 +100,8 @@ impl Timer {
             // The callback runs once.
             let _ = to.set(Instant::now());
         });
-        let parts = match ops.is_empty() {
-            true => 0..0,
-            false => self.part(ops.start)..self.part(ops.end - 1) + 1,
-        };
+        let parts =
+            if ops.is_empty() { 0..0 } else { self.part(ops.start)..self.part(ops.end - 1) + 1 };
         self.segments.push(Submitted { parts, passes: first..self.passes.len(), at, seen });
     }
 

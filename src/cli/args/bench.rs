@@ -1,9 +1,18 @@
 //! `thermocline bench`.
 
-use super::{CacheTypeName, CommonArgs, PlacementArgs, boolish};
-use crate::cli::parse;
+use super::model::cache_type;
+use super::{CommonArgs, PlacementArgs, Threads, boolish};
+use crate::cli::failure::Failure;
+use crate::cli::parse::{self, List, values};
+use crate::cli::texts::read_file;
+use crate::synthetic::{Error, Spec};
+use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
+use hal::format::Format;
+use runtime::{Computation, DeviceOptions};
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Flags of `bench`.
 #[derive(Args, Clone, Debug)]
@@ -20,7 +29,8 @@ pub(crate) struct BenchArgs {
         env = "THERMOCLINE_ARG_N_PROMPT",
         default_value = "512"
     )]
-    pub(crate) n_prompt: Vec<String>,
+    #[arg(value_parser = counts("-p"))]
+    pub(crate) n_prompt: Vec<List<u32>>,
     /// Numbers of tokens to generate (decode tests)
     #[arg(
         short = 'n',
@@ -29,7 +39,8 @@ pub(crate) struct BenchArgs {
         env = "THERMOCLINE_ARG_N_GEN",
         default_value = "128"
     )]
-    pub(crate) n_gen: Vec<String>,
+    #[arg(value_parser = counts("-n"))]
+    pub(crate) n_gen: Vec<List<u32>>,
     /// Prefill of P tokens and decode of G as one test (-pg)
     #[arg(long, value_name = "P,G", env = "THERMOCLINE_ARG_PG", value_parser = parse::pair)]
     pub(crate) pg: Vec<(u32, u32)>,
@@ -41,50 +52,57 @@ pub(crate) struct BenchArgs {
         env = "THERMOCLINE_ARG_N_DEPTH",
         default_value = "0"
     )]
-    pub(crate) n_depth: Vec<String>,
+    #[arg(value_parser = counts("-d"))]
+    pub(crate) n_depth: Vec<List<u32>>,
     /// Numbers of sequences that decode at once (-np)
     ///
     /// Rates are the total of all sequences.
     #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_N_PARALLEL", default_value = "1")]
-    pub(crate) parallel: Vec<String>,
+    #[arg(value_parser = sequences)]
+    pub(crate) parallel: Vec<List<NonZeroU32>>,
     /// Repetitions of each test
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_REPETITIONS", default_value_t = 5)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) repetitions: u32,
     /// CPU threads
     #[arg(short, long, value_name = "LIST", env = "THERMOCLINE_ARG_THREADS")]
-    pub(crate) threads: Vec<String>,
+    #[arg(value_parser = thread_counts)]
+    pub(crate) threads: Vec<List<Threads>>,
     /// Logical batch sizes
     #[arg(short, long, value_name = "LIST", env = "THERMOCLINE_ARG_BATCH", default_value = "2048")]
-    pub(crate) batch_size: Vec<String>,
+    #[arg(value_parser = sizes("-b"))]
+    pub(crate) batch_size: Vec<List<NonZeroU32>>,
     /// Physical batch sizes (-ub)
     #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_UBATCH", default_value = "512")]
-    pub(crate) ubatch_size: Vec<String>,
+    #[arg(value_parser = sizes("-ub"))]
+    pub(crate) ubatch_size: Vec<List<NonZeroU32>>,
     /// Formats of the keys in the KV cache (-ctk)
     #[arg(
         long,
         value_name = "LIST",
         env = "THERMOCLINE_ARG_CACHE_TYPE_K",
         default_value = "f16",
-        value_delimiter = ','
+        value_delimiter = ',',
+        value_parser = cache_type()
     )]
-    pub(crate) cache_type_k: Vec<CacheTypeName>,
+    pub(crate) cache_type_k: Vec<Format>,
     /// Formats of the values in the KV cache (-ctv)
     #[arg(
         long,
         value_name = "LIST",
         env = "THERMOCLINE_ARG_CACHE_TYPE_V",
         default_value = "f16",
-        value_delimiter = ','
+        value_delimiter = ',',
+        value_parser = cache_type()
     )]
-    pub(crate) cache_type_v: Vec<CacheTypeName>,
+    pub(crate) cache_type_v: Vec<Format>,
     /// Text for the prompts; default: a built-in text
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_PROMPT_FILE")]
     pub(crate) prompt_file: Option<PathBuf>,
     /// Seconds to wait between tests
-    #[arg(long, value_name = "SECONDS", env = "THERMOCLINE_ARG_DELAY", default_value_t = 0)]
-    #[arg(value_parser = clap::value_parser!(u32).range(..=86_400))]
-    pub(crate) delay: u32,
+    #[arg(long, value_name = "SECONDS", env = "THERMOCLINE_ARG_DELAY", default_value = "0")]
+    #[arg(value_parser = clap::value_parser!(u32).range(..=86_400).map(|n| Duration::from_secs(n.into())))]
+    pub(crate) delay: Duration,
     /// One untimed run before each test (--no-warmup)
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_WARMUP", default_value = "on")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
@@ -94,7 +112,8 @@ pub(crate) struct BenchArgs {
     ///
     /// SHAPE*EXPERTS/USED:TYPE:silu makes a model with experts.
     #[arg(long, value_name = "SPEC", env = "THERMOCLINE_ARG_SYNTHETIC")]
-    pub(crate) synthetic: Option<String>,
+    #[arg(value_parser = synthetic)]
+    pub(crate) synthetic: Option<Spec>,
     /// Density of the synthetic model: share of active neurons
     #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_DENSITY", requires = "synthetic")]
     pub(crate) density: Option<f64>,
@@ -160,4 +179,141 @@ pub(crate) enum OutputFormat {
     Jsonl,
     /// `CREATE TABLE` and `INSERT`s.
     Sql,
+}
+
+/// The flags of `bench`, with the values that depend on several of them or on a file.
+#[derive(Clone, Debug)]
+pub(crate) struct BenchSetup<'a> {
+    /// The flags. Every combination of the lists is measured.
+    pub(crate) args: &'a BenchArgs,
+    /// The models to measure, at least one.
+    pub(crate) subjects: Vec<Subject>,
+    /// The prompt text; `None` for the built-in text.
+    pub(crate) prompt: Option<String>,
+    /// Device options, at least one entry.
+    pub(crate) places: Vec<DeviceOptions>,
+    /// How the models are computed; the devices come from an entry of `places`.
+    pub(crate) computation: Computation,
+}
+
+/// A model to measure.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Subject {
+    /// The built-in model.
+    BuiltIn,
+    /// A file.
+    File(PathBuf),
+    /// A model made in memory.
+    Synthetic(Synthetic),
+}
+
+/// `--synthetic SHAPE:TYPE:relu|silu` and related flags.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Synthetic {
+    /// The model.
+    pub(crate) spec: Spec,
+    /// Path to write it to; it is then measured from there.
+    pub(crate) write: Option<PathBuf>,
+}
+
+impl BenchArgs {
+    /// Checks the flags together and reads the prompt file.
+    ///
+    /// # Errors
+    /// Flags that leave nothing to measure or to compare; a file that cannot be read.
+    pub(crate) fn resolve(&self) -> Result<BenchSetup<'_>, Failure> {
+        let setup = BenchSetup {
+            args: self,
+            subjects: self.subjects()?,
+            prompt: self.prompt_file.as_deref().map(read_file).transpose()?,
+            places: self.placement.devices.combinations(),
+            computation: self.placement.computation(),
+        };
+        if self.check && setup.places.len() < 2 {
+            let help = "name at least two: --backend cpu,wgpu, or several budgets";
+            return Err(
+                Failure::usage("--check needs several configurations to compare").help(help)
+            );
+        }
+        let lengths = [values(&self.n_prompt), values(&self.n_gen)].concat().into_iter();
+        let none = lengths.chain(self.pg.iter().flat_map(|&(p, g)| [p, g])).all(|n| n == 0);
+        if none && self.write.is_none() {
+            let help = "give a prompt length with -p or a generation length with -n";
+            return Err(Failure::usage("nothing to measure").help(help));
+        }
+        Ok(setup)
+    }
+
+    /// The thread counts to measure with.
+    pub(crate) fn thread_counts(&self) -> Vec<Threads> {
+        if self.threads.is_empty() { vec![None] } else { values(&self.threads) }
+    }
+
+    /// The format of the report on standard output.
+    pub(crate) fn output_format(&self) -> OutputFormat {
+        if self.json { OutputFormat::Json } else { self.output }
+    }
+
+    fn subjects(&self) -> Result<Vec<Subject>, Failure> {
+        let mut subjects: Vec<_> = self.model.iter().cloned().map(Subject::File).collect();
+        if let Some(spec) = &self.synthetic {
+            let mut spec = Spec { seed: self.seed.into(), ..spec.clone() };
+            if self.density.is_some() {
+                spec.density = self.density;
+                spec.check().map_err(|e| invalid_spec(&spec.to_string(), &e))?;
+            }
+            subjects.push(Subject::Synthetic(Synthetic { spec, write: self.write.clone() }));
+        }
+        if subjects.is_empty() {
+            subjects.push(Subject::BuiltIn);
+        }
+        Ok(subjects)
+    }
+}
+
+/// Reads a list of counts.
+fn counts(flag: &'static str) -> impl Fn(&str) -> Result<List<u32>, Failure> + Clone {
+    move |text| parse::list(text).map(List).map_err(|why| Failure::usage(format!("{flag} {why}")))
+}
+
+/// Reads a list of numbers above 0.
+fn sizes(flag: &'static str) -> impl Fn(&str) -> Result<List<NonZeroU32>, Failure> + Clone {
+    move |text| {
+        let List(values) = counts(flag)(text)?;
+        let sizes: Option<_> = values.into_iter().map(NonZeroU32::new).collect();
+        sizes.map(List).ok_or_else(|| Failure::usage(format!("{flag} cannot be 0")))
+    }
+}
+
+/// Maximum number of sequences: each has an entry in the batch facts of every step.
+const MOST_PARALLEL: u32 = 256;
+
+fn sequences(text: &str) -> Result<List<NonZeroU32>, Failure> {
+    let list = sizes("-np")(text)?;
+    match list.0.iter().find(|n| n.get() > MOST_PARALLEL) {
+        Some(n) => Err(Failure::usage(format!("-np {n} is more than {MOST_PARALLEL} sequences"))),
+        None => Ok(list),
+    }
+}
+
+/// Reads thread counts; -1 alone and 0 are the default.
+fn thread_counts(text: &str) -> Result<List<Threads>, Failure> {
+    if text == "-1" {
+        return Ok(List(vec![None]));
+    }
+    let List(values) = counts("-t")(text)?;
+    match values.iter().find(|n| **n > 4096) {
+        Some(n) => Err(Failure::usage(format!("-t {n} is more than 4096 threads"))),
+        None => Ok(List(values.into_iter().map(|n| NonZeroUsize::new(n as usize)).collect())),
+    }
+}
+
+fn synthetic(text: &str) -> Result<Spec, Failure> {
+    Spec::parse(text).map_err(|e| invalid_spec(text, &e))
+}
+
+fn invalid_spec(spec: &str, error: &Error) -> Failure {
+    Failure::usage(format!("invalid --synthetic {spec}"))
+        .caused_by(error)
+        .help("write it as SHAPE:TYPE:relu or SHAPE:TYPE:silu, such as 1b:q4_0:relu")
 }

@@ -1,8 +1,15 @@
-//! Flags that turn a prompt into a conversation. `run` and `chat` take the same flags, as llama-cli does.
+//! Flags that turn a prompt into a conversation. `run` and `chat` take the same flags, as llama-cli
+//! does.
 
 use super::boolish;
+use crate::cli::failure::{Exit, Failure};
+use crate::cli::folders;
+use crate::cli::texts::{escaped, read_prompt};
 use clap::{Args, ValueEnum};
-use std::path::PathBuf;
+use serde_json::{Map, Value};
+use std::convert::Infallible;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 /// llama.cpp's flags about conversations and their templates.
 #[derive(Args, Clone, Debug)]
@@ -33,13 +40,15 @@ pub(crate) struct ConversationArgs {
     ///
     /// A name refers to a template of the model file first, then to the built-in layouts.
     #[arg(long, value_name = "NAME|JINJA", env = "THERMOCLINE_ARG_CHAT_TEMPLATE")]
-    pub(crate) chat_template: Option<String>,
+    #[arg(value_parser = template)]
+    pub(crate) chat_template: Option<TemplateChoice>,
     /// Read the chat template from a file
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_CHAT_TEMPLATE_FILE")]
     pub(crate) chat_template_file: Option<PathBuf>,
     /// Variables for the template, as JSON: {"enable_thinking": false}
     #[arg(long, value_name = "JSON", env = "THERMOCLINE_ARG_CHAT_TEMPLATE_KWARGS")]
-    pub(crate) chat_template_kwargs: Option<String>,
+    #[arg(value_parser = variables)]
+    pub(crate) chat_template_kwargs: Option<Variables>,
     /// How to treat reasoning in answers
     ///
     /// auto dims it and does not send it back to the model; none leaves it in the answer.
@@ -85,4 +94,135 @@ pub(crate) enum ReasoningWhen {
     Off,
     /// The template decides.
     Auto,
+}
+
+/// A chat template that the user chose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TemplateChoice {
+    /// A template of the model file by name, else a built-in layout.
+    Named(String),
+    /// This Jinja text.
+    Source(String),
+}
+
+fn template(text: &str) -> Result<TemplateChoice, Infallible> {
+    let is_source = text.contains("{{") || text.contains("{%");
+    let choice = if is_source { TemplateChoice::Source } else { TemplateChoice::Named };
+    Ok(choice(text.to_owned()))
+}
+
+/// Reads at most the maximum size of a template, so that a wrong path (`/dev/zero`) does not hang.
+fn read_template(path: &Path) -> Result<TemplateChoice, Failure> {
+    let mut text = String::new();
+    let most = crate::chat::MAX_TEMPLATE as u64 + 1;
+    let read = std::fs::File::open(path).and_then(|file| file.take(most).read_to_string(&mut text));
+    read.map_err(|e| {
+        let message = format!("cannot read the template in '{}'", path.display());
+        Failure::new(Exit::Failed, message).caused_by(&e)
+    })?;
+    Ok(TemplateChoice::Source(text))
+}
+
+/// Variables of a template.
+pub(crate) type Variables = Map<String, Value>;
+
+fn variables(text: &str) -> Result<Variables, Failure> {
+    serde_json::from_str(text).map_err(|e| {
+        Failure::usage("--chat-template-kwargs is not a JSON object")
+            .caused_by(&e)
+            .help(r#"write it as {"enable_thinking": false}"#)
+    })
+}
+
+impl ConversationArgs {
+    /// Replaces file flags by the files' texts, and escapes in the system message by their
+    /// characters.
+    ///
+    /// # Errors
+    /// A file that cannot be read; escapes that produce invalid UTF-8.
+    pub(super) fn resolve(mut self, escape: bool) -> Result<Self, Failure> {
+        let system = match self.system_prompt_file.take() {
+            Some(path) => Some(read_prompt(&path)?),
+            None => self.system_prompt,
+        };
+        let system = system.map(|text| escaped(text, escape)).transpose()?;
+        self.system_prompt = system.filter(|text| !text.is_empty());
+        if let Some(path) = self.chat_template_file.take() {
+            self.chat_template = Some(read_template(&path)?);
+        }
+        Ok(self)
+    }
+
+    /// The variables of the template; those given as JSON override the others.
+    pub(crate) fn variables(&self) -> Variables {
+        let thinks = match self.reasoning {
+            _ if self.reasoning_budget == 0 => Some(false),
+            ReasoningWhen::On => Some(true),
+            ReasoningWhen::Off => Some(false),
+            ReasoningWhen::Auto => None,
+        };
+        let thinks = thinks.map(|thinks| ("enable_thinking".to_owned(), thinks.into()));
+        thinks.into_iter().chain(self.chat_template_kwargs.clone().unwrap_or_default()).collect()
+    }
+
+    /// Whether reasoning is separated from the answer.
+    pub(crate) fn splits_reasoning(&self) -> bool {
+        self.reasoning_format != ReasoningFormat::None
+    }
+
+    /// Path of the input history; `None` keeps none.
+    pub(crate) fn history_file(&self) -> Option<PathBuf> {
+        if self.history { folders::chat_history() } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::args::{Cli, Command};
+    use clap::Parser;
+
+    fn parsed(line: &[&str]) -> Result<ConversationArgs, clap::Error> {
+        let words = [&["thermocline", "chat"][..], line].concat();
+        let Command::Chat(args) = Cli::try_parse_from(words)?.command else {
+            panic!("chat was parsed");
+        };
+        Ok(args.conversation)
+    }
+
+    fn resolved(line: &[&str]) -> Result<ConversationArgs, Failure> {
+        parsed(line).unwrap().resolve(true)
+    }
+
+    #[test]
+    fn a_template_is_a_name_or_a_text() {
+        let choice = |text: &str| resolved(&["--chat-template", text]).unwrap().chat_template;
+        assert_eq!(choice("chatml"), Some(TemplateChoice::Named("chatml".into())));
+        assert_eq!(choice("{{ x }}"), Some(TemplateChoice::Source("{{ x }}".into())));
+        assert_eq!(resolved(&[]).unwrap().chat_template, None);
+        let gone = resolved(&["--chat-template-file", "gone.jinja"]).unwrap_err();
+        assert!(gone.message.contains("gone.jinja"));
+    }
+
+    #[test]
+    fn variables_come_from_the_flags_and_the_json_wins() {
+        let thinks =
+            |line: &[&str]| resolved(line).unwrap().variables().get("enable_thinking").cloned();
+        assert_eq!(thinks(&[]), None);
+        assert_eq!(thinks(&["--reasoning=off"]), Some(false.into()));
+        assert_eq!(thinks(&["--reasoning-budget", "0"]), Some(false.into()));
+        let both = ["--reasoning=off", "--chat-template-kwargs", r#"{"enable_thinking":true}"#];
+        assert_eq!(thinks(&both), Some(true.into()));
+        for wrong in ["[]", "{", "1"] {
+            let error = parsed(&["--chat-template-kwargs", wrong]).unwrap_err();
+            assert_eq!(Failure::of_clap(&error).unwrap().exit, Exit::Usage);
+        }
+    }
+
+    #[test]
+    fn a_system_message_has_its_escapes_replaced() {
+        let system = |text| resolved(&["--system-prompt", text]).unwrap().system_prompt;
+        assert_eq!(system(r"a\nb").as_deref(), Some("a\nb"));
+        assert_eq!(system(""), None);
+    }
 }

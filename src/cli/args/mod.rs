@@ -1,11 +1,15 @@
-//! Commands and flags as clap parses them. [`super::config`] turns them into options.
+//! Commands and flags. clap parses each flag straight into the type that its command uses; a flag
+//! is defined here and used in [`super::command`], with nothing in between. A value that depends on
+//! several flags or on a file is a method of the struct that has the flags.
 //!
-//! Names, values and defaults are llama.cpp's where llama.cpp has them. [`super::words`] expands short flags of several
-//! letters (`-ngl`) before clap sees them; [`super::llama`] handles llama.cpp flags without an equivalent here. Every
-//! flag except input text also has an environment variable: llama.cpp's name with `THERMOCLINE_` instead of `LLAMA_`.
+//! Names, values and defaults are llama.cpp's where llama.cpp has them. [`super::words`] expands
+//! short flags of several letters (`-ngl`) before clap sees them; [`super::llama`] handles
+//! llama.cpp flags without an equivalent here. Every flag except input text also has an environment
+//! variable: llama.cpp's name with `THERMOCLINE_` instead of `LLAMA_`.
 
 mod bench;
 mod chat;
+mod choice;
 mod convert;
 mod device;
 mod model;
@@ -18,24 +22,23 @@ mod reports;
 mod run;
 mod sampling;
 
-pub(crate) use bench::{BenchArgs, OutputFormat};
-pub(crate) use chat::{ConversationArgs, ReasoningFormat, ReasoningWhen};
-pub(crate) use convert::{
-    ContainerName, ConvertArgs, MergeArgs, OutTypeName, QuantizeArgs, SplitArgs,
-};
-pub(crate) use device::{BackendName, DeviceArgs};
-pub(crate) use model::{CacheTypeName, FfnActivation, ModelArgs, PlacementArgs};
-pub(crate) use perplexity::{Against, PerplexityArgs};
+pub(crate) use bench::{BenchArgs, BenchSetup, OutputFormat, Subject, Synthetic};
+pub(crate) use chat::{ConversationArgs, ReasoningWhen, TemplateChoice};
+pub(crate) use convert::{ConvertArgs, MergeArgs, QuantizeArgs, SplitArgs};
+pub(crate) use device::DeviceArgs;
+pub(crate) use model::{ModelArgs, PlacementArgs, cache_type_name};
+pub(crate) use perplexity::{PerplexityArgs, Reference};
 pub(crate) use plan::{DevicesArgs, DoctorArgs, PlanArgs};
-pub(crate) use predictor::{PredictorArgs, PredictorKind};
-pub(crate) use processor::{NumaName, ProcessorArgs};
-pub(crate) use profile::ProfileArgs;
+pub(crate) use predictor::{PredictorArgs, TrainingArgs};
+pub(crate) use processor::{ProcessorArgs, mask};
+pub(crate) use profile::{ProfileArgs, ProfileSourceArgs};
 pub(crate) use reports::{CacheAction, CacheArgs, CompletionsArgs, InfoArgs, TokenizeArgs};
-pub(crate) use run::RunArgs;
+pub(crate) use run::{Keep, Length, RunArgs};
 pub(crate) use sampling::SamplingArgs;
 
 use clap::builder::{BoolishValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::num::NonZeroUsize;
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -67,9 +70,10 @@ pub(crate) enum Command {
     Info(InfoArgs),
     /// Measure speed with llama-bench's tests and columns
     ///
-    /// Lists are `4,8`, `1-8`, `1-9+2` or `1-8*2`; a flag may be repeated. Every combination is measured, including --backend
-    /// and --vram-budget. device_bytes is the memory per device, itemised as in `plan`: on the CPU the allocations and the
-    /// mapped weights that are read, on other devices the peak of the ledger and the driver's reserve.
+    /// Lists are `4,8`, `1-8`, `1-9+2` or `1-8*2`; a flag may be repeated. Every combination is
+    /// measured, including --backend and --vram-budget. device_bytes is the memory per device,
+    /// itemised as in `plan`: on the CPU the allocations and the mapped weights that are read, on
+    /// other devices the peak of the ledger and the driver's reserve.
     Bench(Box<BenchArgs>),
     /// Show where a model would be placed and how fast it would run, without loading it
     Plan(Box<PlanArgs>),
@@ -83,13 +87,13 @@ pub(crate) enum Command {
     Perplexity(Box<PerplexityArgs>),
     /// Train a predictor of skippable neurons, for --sparsity balanced and fast
     ///
-    /// Models whose activation has exact zeros get a predictor, others thresholds. An interrupted run continues when it is
-    /// started again.
+    /// Models whose activation has exact zeros get a predictor, others thresholds. An interrupted
+    /// run continues when it is started again.
     Predictor(Box<PredictorArgs>),
     /// Count how often each neuron of a model fires on a text
     ///
-    /// The profile (counts, contributions, and which neurons fire together) is stored beside the model. An interrupted run
-    /// continues when it is started again.
+    /// The profile (counts, contributions, and which neurons fire together) is stored beside the
+    /// model. An interrupted run continues when it is started again.
     Profile(Box<ProfileArgs>),
     /// Convert a Hugging Face folder to GGUF
     Convert(ConvertArgs),
@@ -191,4 +195,13 @@ pub(crate) enum ColorWhen {
 /// The parser of every yes-or-no value, from a flag or the environment.
 pub(crate) fn boolish() -> impl TypedValueParser<Value = bool> {
     BoolishValueParser::new()
+}
+
+/// A number of threads; `None` for the default.
+pub(crate) type Threads = Option<NonZeroUsize>;
+
+/// Reads llama.cpp's thread counts: 0 and negative numbers are the default.
+pub(crate) fn threads() -> impl TypedValueParser<Value = Threads> {
+    let count = clap::value_parser!(i32).range(..=4096);
+    count.map(|n| usize::try_from(n).ok().and_then(NonZeroUsize::new))
 }

@@ -1,9 +1,16 @@
 //! Which model, where it lives, how it is computed.
 
-use super::{DeviceArgs, ProcessorArgs, boolish};
+use super::choice::{self, Choice, choice};
+use super::{DeviceArgs, ProcessorArgs, Threads, boolish, threads};
+use crate::cli::failure::Failure;
+use crate::cli::folders::cache_folder;
 use crate::cli::parse;
-use clap::{Args, ValueEnum};
-use runtime::Sparsity;
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use hal::KvCache;
+use hal::format::Format;
+use runtime::{Computation, ContextSize, Options, Sparsity};
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 /// The model and how it is computed. `bench` has its own flags, which take lists.
@@ -17,31 +24,35 @@ pub(crate) struct ModelArgs {
     pub(crate) model: Option<PathBuf>,
     /// Context size in tokens
     ///
-    /// 0 uses the model's own size. By default, a size is chosen that fits the memory budget, and printed.
+    /// 0 uses the model's own size. By default, a size is chosen that fits the memory budget, and
+    /// printed.
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_CTX_SIZE")]
-    pub(crate) ctx_size: Option<u32>,
+    #[arg(value_parser = clap::value_parser!(u32).map(context_size))]
+    pub(crate) ctx_size: Option<ContextSize>,
     /// Logical batch size: tokens of a prompt submitted together
-    #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_BATCH", default_value_t = 2048)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    pub(crate) batch_size: u32,
+    #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_BATCH", default_value = "2048")]
+    #[arg(value_parser = batch())]
+    pub(crate) batch_size: NonZeroU32,
     /// Physical batch size: tokens of a prompt computed together (-ub)
-    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_UBATCH", default_value_t = 512)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    pub(crate) ubatch_size: u32,
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_UBATCH", default_value = "512")]
+    #[arg(value_parser = batch())]
+    pub(crate) ubatch_size: NonZeroU32,
     /// CPU threads for decode; -1 for the default
-    #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_THREADS", default_value_t = -1)]
-    #[arg(value_parser = clap::value_parser!(i32).range(..=4096))]
-    pub(crate) threads: i32,
+    #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_THREADS", default_value = "-1")]
+    #[arg(value_parser = threads())]
+    pub(crate) threads: Threads,
     /// CPU threads for prefill (-tb); default: as --threads
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_THREADS_BATCH")]
-    #[arg(value_parser = clap::value_parser!(i32).range(..=4096))]
-    pub(crate) threads_batch: Option<i32>,
+    #[arg(value_parser = threads())]
+    pub(crate) threads_batch: Option<Threads>,
     /// Format of the keys in the KV cache (-ctk)
     #[arg(long, value_name = "TYPE", env = "THERMOCLINE_ARG_CACHE_TYPE_K", default_value = "f16")]
-    pub(crate) cache_type_k: CacheTypeName,
+    #[arg(value_parser = cache_type())]
+    pub(crate) cache_type_k: Format,
     /// Format of the values in the KV cache (-ctv)
     #[arg(long, value_name = "TYPE", env = "THERMOCLINE_ARG_CACHE_TYPE_V", default_value = "f16")]
-    pub(crate) cache_type_v: CacheTypeName,
+    #[arg(value_parser = cache_type())]
+    pub(crate) cache_type_v: Format,
     #[command(flatten)]
     pub(crate) placement: PlacementArgs,
 }
@@ -72,12 +83,14 @@ pub(crate) struct PlacementArgs {
     pub(crate) repack_cache: Option<PathBuf>,
     /// The feed-forward activation, for a file that does not state it
     #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_FFN_ACTIVATION")]
-    pub(crate) ffn_activation: Option<FfnActivation>,
+    #[arg(value_parser = activation())]
+    pub(crate) ffn_activation: Option<String>,
     /// Which neurons to skip: exact, predicted, balanced, fast, off, or an error
     ///
-    /// exact skips only neurons that contribute zero. predicted computes what the file's own predictor selects (PowerInfer
-    /// files have one); without a predictor it is exact. balanced and fast, or the relative error that a feed-forward block may
-    /// have (0.05), skip more by a trained predictor or thresholds; `run` and `chat` train them on first use. off computes
+    /// exact skips only neurons that contribute zero. predicted computes what the file's own
+    /// predictor selects (PowerInfer files have one); without a predictor it is exact. balanced and
+    /// fast, or the relative error that a feed-forward block may have (0.05), skip more by a
+    /// trained predictor or thresholds; `run` and `chat` train them on first use. off computes
     /// every neuron.
     #[arg(long, value_name = "HOW", env = "THERMOCLINE_ARG_SPARSITY", default_value = "predicted")]
     #[arg(value_parser = parse::sparsity)]
@@ -95,49 +108,88 @@ pub(crate) struct PlacementArgs {
     pub(crate) processor: ProcessorArgs,
 }
 
-/// llama.cpp's names for the KV cache's format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CacheTypeName {
-    /// 32-bit floats.
-    F32,
-    /// 16-bit floats.
-    F16,
-    /// The upper half of 32-bit floats.
-    Bf16,
-    /// 8 bits, one scale for 32 values; the head size must be a multiple of 32.
-    #[value(name = "q8_0")]
-    Q8_0,
-    /// Known to llama.cpp.
-    #[value(name = "q4_0", hide = true)]
-    Q4_0,
-    /// Known to llama.cpp.
-    #[value(name = "q4_1", hide = true)]
-    Q4_1,
-    /// Known to llama.cpp.
-    #[value(name = "iq4_nl", hide = true)]
-    Iq4Nl,
-    /// Known to llama.cpp.
-    #[value(name = "q5_0", hide = true)]
-    Q5_0,
-    /// Known to llama.cpp.
-    #[value(name = "q5_1", hide = true)]
-    Q5_1,
+impl ModelArgs {
+    /// The options of a run.
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            n_ctx: self.ctx_size,
+            n_ubatch: self.ubatch_size.min(self.batch_size),
+            threads: self.threads,
+            threads_batch: self.threads_batch.unwrap_or(self.threads),
+            kv_formats: KvCache { k: self.cache_type_k, v: self.cache_type_v },
+            computation: self.placement.computation(),
+        }
+    }
 }
 
-/// The function between the two halves of a feed-forward block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum FfnActivation {
-    /// max(x, 0), on the gate
-    Relu,
-    /// x * sigmoid(x)
-    Silu,
-    /// x * Phi(x), approximated by tanh
-    Gelu,
-    /// x * Phi(x), exactly
-    #[value(name = "gelu_erf")]
-    GeluErf,
-    /// max(x, 0) squared
-    Relu2,
-    /// max(x, 0), on gate and up
-    Drelu,
+impl PlacementArgs {
+    /// Which neurons are computed, where, and how the file is read.
+    pub(crate) fn computation(&self) -> Computation {
+        Computation {
+            mlock: self.mlock,
+            mmap: self.mmap,
+            repack: self.repack,
+            cache: cache_folder(self.repack_cache.as_deref()),
+            activation: self.ffn_activation.clone(),
+            sparsity: self.sparsity,
+            sparse_threshold: self.sparse_threshold,
+            devices: self.devices.options(),
+            processor: self.processor.options(),
+        }
+    }
+}
+
+/// llama.cpp's context sizes: 0 is the model's own.
+fn context_size(n: u32) -> ContextSize {
+    NonZeroU32::new(n).map_or(ContextSize::OfModel, ContextSize::Tokens)
+}
+
+fn batch() -> impl TypedValueParser<Value = NonZeroU32> {
+    let size = clap::value_parser!(u32).range(1..=1 << 20);
+    size.map(|n| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN))
+}
+
+/// The supported formats of the KV cache.
+static CACHE_TYPES: [Choice<Format>; 4] = [
+    choice("f32", "32-bit floats", Format::F32),
+    choice("f16", "16-bit floats", Format::F16),
+    choice("bf16", "The upper half of 32-bit floats", Format::BF16),
+    choice(
+        "q8_0",
+        "8 bits, one scale for 32 values; the head size must be a multiple of 32",
+        Format::Q8_0,
+    ),
+];
+
+/// The other formats that llama.cpp has.
+const OTHER_CACHE_TYPES: [&str; 5] = ["q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"];
+
+/// Reads the format of a KV cache.
+pub(super) fn cache_type() -> impl TypedValueParser<Value = Format> {
+    let others = OTHER_CACHE_TYPES.map(|name| PossibleValue::new(name).hide(true));
+    let names = CACHE_TYPES.iter().map(choice::listed).chain(others);
+    PossibleValuesParser::new(names).try_map(|name| {
+        choice::find(&CACHE_TYPES, &name).ok_or_else(|| {
+            Failure::usage(format!("a KV cache in {name} is not supported yet"))
+                .help("-ctk and -ctv take f16, f32, bf16 and q8_0")
+        })
+    })
+}
+
+/// The name of a KV cache's format.
+pub(crate) fn cache_type_name(format: Format) -> &'static str {
+    choice::name_of(&CACHE_TYPES, &format).unwrap_or(format.name())
+}
+
+/// The functions between the two halves of a feed-forward block, by their names in model files.
+fn activation() -> PossibleValuesParser {
+    let known = [
+        ("relu", "max(x, 0), on the gate"),
+        ("silu", "x * sigmoid(x)"),
+        ("gelu", "x * Phi(x), approximated by tanh"),
+        ("gelu_erf", "x * Phi(x), exactly"),
+        ("relu2", "max(x, 0) squared"),
+        ("drelu", "max(x, 0), on gate and up"),
+    ];
+    PossibleValuesParser::new(known.map(|(name, help)| PossibleValue::new(name).help(help)))
 }

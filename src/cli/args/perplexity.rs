@@ -1,10 +1,14 @@
 //! `thermocline perplexity`.
 
 use super::{CommonArgs, ModelArgs, boolish};
+use crate::cli::failure::Failure;
+use crate::cli::texts::read_prompt;
+use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
-/// Measure quality on a text, as llama-perplexity does: chunks of the context size, of which the second half is evaluated.
+/// Measure quality on a text, as llama-perplexity does: chunks of the context size, of which the
+/// second half is evaluated.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Measurement")]
 pub(crate) struct PerplexityArgs {
@@ -15,9 +19,9 @@ pub(crate) struct PerplexityArgs {
     #[arg(short, long, value_name = "TEXT")]
     pub(crate) prompt: Option<String>,
     /// Number of chunks to measure; -1 is all
-    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_CHUNKS", default_value_t = -1)]
-    #[arg(value_parser = clap::value_parser!(i32).range(-1..))]
-    pub(crate) chunks: i32,
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_CHUNKS", default_value = "-1")]
+    #[arg(value_parser = clap::value_parser!(i32).range(-1..).try_map(limit))]
+    pub(crate) chunks: Limit,
     /// Compare with a second run of the same text
     #[arg(long, value_name = "WHAT", env = "THERMOCLINE_ARG_AGAINST")]
     #[arg(conflicts_with_all = ["kl_divergence", "kl_divergence_base"])]
@@ -47,4 +51,55 @@ pub(crate) struct PerplexityArgs {
 pub(crate) enum Against {
     /// The same model with every neuron computed.
     Dense,
+}
+
+/// A number of chunks; `None` for all.
+pub(crate) type Limit = Option<usize>;
+
+fn limit(n: i32) -> Result<Limit, Failure> {
+    match usize::try_from(n) {
+        Ok(0) => Err(Failure::usage("--chunks 0 leaves nothing to measure")),
+        n => Ok(n.ok()),
+    }
+}
+
+/// The reference of a comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reference {
+    /// Nothing: perplexity only.
+    None,
+    /// The same model without skipping, run in parallel.
+    Dense,
+    /// Probabilities read from a file.
+    Read(PathBuf),
+    /// Nothing; the probabilities are written to a file.
+    Write(PathBuf),
+}
+
+impl PerplexityArgs {
+    /// The reference to compare with.
+    pub(crate) fn reference(&self) -> Reference {
+        match (self.against, &self.kl_divergence_base) {
+            (Some(Against::Dense), _) => Reference::Dense,
+            (None, Some(path)) if self.kl_divergence => Reference::Read(path.clone()),
+            (None, Some(path)) => Reference::Write(path.clone()),
+            (None, None) => Reference::None,
+        }
+    }
+
+    /// The text, read as llama.cpp reads a prompt file, so that the token counts agree; `None` if
+    /// it comes from the file of probabilities.
+    ///
+    /// # Errors
+    /// A missing or unreadable text.
+    pub(crate) fn text(&self) -> Result<Option<String>, Failure> {
+        match (&self.prompt, &self.file) {
+            (Some(text), _) => Ok(Some(text.clone())),
+            (None, Some(path)) => read_prompt(path).map(Some),
+            (None, None) if self.kl_divergence => Ok(None),
+            (None, None) => {
+                Err(Failure::usage("no text to measure on").help("pass it with -f FILE"))
+            }
+        }
+    }
 }

@@ -1,19 +1,21 @@
 //! `thermocline plan`, `devices` and `doctor`.
 
-use super::{CommonArgs, ModelArgs, boolish};
+use super::{CommonArgs, ModelArgs, Threads, boolish, threads};
 use crate::cli::parse;
 use clap::Args;
 use std::path::PathBuf;
 
-/// Show where each layer and its neurons would be placed, the memory this takes and the expected speed, without loading.
+/// Show where each layer and its neurons would be placed, the memory this takes and the expected
+/// speed, without loading.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Plan")]
 pub(crate) struct PlanArgs {
     /// Plan for a device that this machine does not have
     ///
-    /// NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us,tflops=40,upload=12GB/s; everything but memory is
-    /// optional. Repeat the flag for several devices; the name cpu sets the speed of the CPU. tflops is the speed in prefill, at
-    /// two operations per weight; upload is the speed of packing and copying neurons to the device.
+    /// NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us,tflops=40,upload=12GB/s;
+    /// everything but memory is optional. Repeat the flag for several devices; the name cpu sets
+    /// the speed of the CPU. tflops is the speed in prefill, at two operations per weight; upload
+    /// is the speed of packing and copying neurons to the device.
     #[arg(long, value_name = "DEVICE", env = "THERMOCLINE_ARG_ASSUME", value_parser = parse::assumed)]
     pub(crate) assume: Vec<runtime::Assumed>,
     /// Share of active neurons to assume for a model without a profile
@@ -45,9 +47,9 @@ pub(crate) struct DevicesArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DoctorArgs {
     /// CPU threads; -1 for the default
-    #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_THREADS", default_value_t = -1)]
-    #[arg(value_parser = clap::value_parser!(i32).range(..=4096))]
-    pub(crate) threads: i32,
+    #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_THREADS", default_value = "-1")]
+    #[arg(value_parser = threads())]
+    pub(crate) threads: Threads,
     /// Print one JSON object
     #[arg(long, env = "THERMOCLINE_ARG_JSON", value_parser = boolish())]
     pub(crate) json: bool,

@@ -1,22 +1,30 @@
 //! `thermocline predictor`.
 
-use super::{CommonArgs, ModelArgs};
+use super::choice::{Choice, choice, one_of};
+use super::{CommonArgs, ModelArgs, boolish};
+use crate::cli::failure::Failure;
+use crate::cli::parse;
+use crate::cli::texts::read_file;
+use crate::predictor::{PredictorKind as Kind, RANK_STEP, Settings};
 use clap::Args;
+use clap::builder::TypedValueParser;
 use std::path::PathBuf;
-
-/// Kinds of predictors.
-#[derive(clap::ValueEnum, Clone, Copy, Debug)]
-pub(crate) enum PredictorKind {
-    /// Low-rank factors of the gate
-    LowRank,
-    /// The signs of the gate weights: takes seconds and a short text
-    Sign,
-}
 
 /// Flags of `predictor`.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Learning")]
 pub(crate) struct PredictorArgs {
+    #[command(flatten)]
+    pub(crate) training: TrainingArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+/// Training text, settings and output file.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TrainingArgs {
     /// The training text; - is standard input; default: a built-in text
     ///
     /// Best are some hundred kilobytes of the kind of text that the model is used for.
@@ -26,12 +34,12 @@ pub(crate) struct PredictorArgs {
     #[arg(short, long = "out", value_name = "FILE")]
     pub(crate) outfile: Option<PathBuf>,
     /// Start again, replacing the result of an earlier run
-    #[arg(long, env = "THERMOCLINE_ARG_RESTART", value_parser = super::boolish())]
+    #[arg(long, env = "THERMOCLINE_ARG_RESTART", value_parser = boolish())]
     pub(crate) restart: bool,
     /// Maximum number of tokens to use
-    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_TOKENS", default_value_t = 65536)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1024..=1 << 24))]
-    pub(crate) tokens: u32,
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_TOKENS", default_value = "65536")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1024..=1 << 24).map(|n| n as usize))]
+    pub(crate) tokens: usize,
     /// Relative error of a feed-forward block for which ranks are chosen
     #[arg(
         long = "target",
@@ -39,30 +47,63 @@ pub(crate) struct PredictorArgs {
         env = "THERMOCLINE_ARG_TARGET",
         default_value_t = 0.05
     )]
-    #[arg(value_parser = crate::cli::parse::error_share)]
+    #[arg(value_parser = parse::error_share)]
     pub(crate) error: f32,
     /// Kind of predictor
     #[arg(long, value_name = "KIND", env = "THERMOCLINE_ARG_KIND", default_value = "low-rank")]
-    pub(crate) kind: PredictorKind,
+    #[arg(value_parser = one_of(&KINDS))]
+    pub(crate) kind: Kind,
     /// Training steps per layer; 0 keeps the initial factors
-    #[arg(long, value_name = "STEPS", env = "THERMOCLINE_ARG_TRAIN", default_value_t = 1500)]
-    #[arg(value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
-    pub(crate) train: u32,
+    #[arg(long, value_name = "STEPS", env = "THERMOCLINE_ARG_TRAIN", default_value = "1500")]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=1_000_000).map(|n| n as usize))]
+    pub(crate) train: usize,
     /// Rank of the predictor, a multiple of 32
     ///
     /// Default: the rank with the fewest bytes per token.
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_RANK")]
-    pub(crate) rank: Option<u32>,
+    #[arg(value_parser = clap::value_parser!(u32).try_map(rank))]
+    pub(crate) rank: Option<usize>,
     /// Maximum size of the predictor, as a share of the feed-forward bytes: 4%
-    #[arg(long, value_name = "SHARE", env = "THERMOCLINE_ARG_MAX_SIZE", value_parser = crate::cli::parse::share)]
+    #[arg(long, value_name = "SHARE", env = "THERMOCLINE_ARG_MAX_SIZE", value_parser = parse::share)]
     pub(crate) max_size: Option<f64>,
     /// Import PowerInfer's predictor (model_0.pt, ...) from this folder
     ///
-    /// It serves --sparsity predicted. With -f, its weights are quantised where that costs nothing on the text.
+    /// It serves --sparsity predicted. With -f, its weights are quantised where that costs nothing
+    /// on the text.
     #[arg(long, value_name = "DIR", env = "THERMOCLINE_ARG_IMPORT")]
     pub(crate) import: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    #[command(flatten)]
-    pub(crate) common: CommonArgs,
+}
+
+static KINDS: [Choice<Kind>; 2] = [
+    choice("low-rank", "Low-rank factors of the gate", Kind::Factors),
+    choice("sign", "The signs of the gate weights: takes seconds and a short text", Kind::Signs),
+];
+
+fn rank(rank: u32) -> Result<usize, Failure> {
+    let rank = rank as usize;
+    if rank == 0 || !rank.is_multiple_of(RANK_STEP) {
+        return Err(Failure::usage(format!("--rank {rank} is not a multiple of {RANK_STEP}")));
+    }
+    Ok(rank)
+}
+
+impl TrainingArgs {
+    /// The user's text; `None` for the built-in text, or for no text with an import.
+    ///
+    /// # Errors
+    /// A text that cannot be read.
+    pub(crate) fn text(&self) -> Result<Option<String>, Failure> {
+        self.file.as_deref().map(read_file).transpose()
+    }
+
+    /// The training settings.
+    pub(crate) fn settings(&self) -> Settings {
+        Settings {
+            kind: self.kind,
+            target: self.error,
+            n_steps: self.train,
+            rank: self.rank,
+            max_size: self.max_size,
+        }
+    }
 }

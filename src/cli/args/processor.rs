@@ -1,7 +1,11 @@
-//! How the CPU's threads and memory are used.
+//! Flags for CPU threads, affinity, priority and NUMA.
 
-use crate::cli::parse;
-use clap::{Args, ValueEnum};
+use super::choice::{Choice, choice, one_of};
+use crate::cli::parse::{self, Cpus};
+use crate::devices::{Numa, Priority};
+use clap::builder::TypedValueParser;
+use clap::{ArgAction, Args};
+use runtime::Processor;
 
 /// Names and meanings are llama.cpp's.
 #[derive(Args, Clone, Debug)]
@@ -10,35 +14,97 @@ pub(crate) struct ProcessorArgs {
     /// CPUs for the threads, as a hexadecimal mask
     #[arg(short = 'C', long, value_name = "MASK", env = "THERMOCLINE_ARG_CPU_MASK")]
     #[arg(value_parser = parse::cpu_mask)]
-    pub(crate) cpu_mask: Option<parse::Cpus>,
+    pub(crate) cpu_mask: Option<Cpus>,
     /// CPUs for the threads, in addition to --cpu-mask (-Cr)
     #[arg(long, value_name = "LO-HI", env = "THERMOCLINE_ARG_CPU_RANGE")]
     #[arg(value_parser = parse::cpu_range)]
-    pub(crate) cpu_range: Option<parse::Cpus>,
+    pub(crate) cpu_range: Option<Cpus>,
     /// 1 pins each thread to one CPU
-    #[arg(long, value_name = "0|1", env = "THERMOCLINE_ARG_CPU_STRICT", default_value_t = 0)]
-    #[arg(value_parser = clap::value_parser!(u8).range(0..=1))]
-    pub(crate) cpu_strict: u8,
+    #[arg(long, value_name = "0|1", env = "THERMOCLINE_ARG_CPU_STRICT", default_value = "0")]
+    #[arg(action = ArgAction::Set, value_parser = clap::value_parser!(u8).range(0..=1).map(|n| n == 1))]
+    pub(crate) cpu_strict: bool,
     /// Thread priority: -1 low, 0 normal, 1 medium, 2 high, 3 highest
-    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_PRIO", default_value_t = 0)]
-    #[arg(value_parser = clap::value_parser!(i8).range(-1..=3))]
-    pub(crate) prio: i8,
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_PRIO", default_value = "0")]
+    #[arg(value_parser = clap::value_parser!(i8).range(-1..=3).map(priority))]
+    pub(crate) prio: Priority,
     /// How long idle threads poll: 0 sleeps immediately, 100 polls longest
     #[arg(long, value_name = "0..100", env = "THERMOCLINE_ARG_POLL", default_value_t = 50)]
     #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
     pub(crate) poll: u8,
     /// Spread threads and weights over NUMA nodes
     #[arg(long, value_name = "HOW", env = "THERMOCLINE_ARG_NUMA")]
-    pub(crate) numa: Option<NumaName>,
+    #[arg(value_parser = one_of(&NUMA))]
+    pub(crate) numa: Option<Numa>,
 }
 
-/// `--numa`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum NumaName {
-    /// Over all nodes
-    Distribute,
-    /// On the node where the program started
-    Isolate,
-    /// As configured by numactl
-    Numactl,
+static NUMA: [Choice<Numa>; 3] = [
+    choice("distribute", "Over all nodes", Numa::Distribute),
+    choice("isolate", "On the node where the program started", Numa::Isolate),
+    choice("numactl", "As configured by numactl", Numa::Numactl),
+];
+
+/// llama.cpp's numbers.
+fn priority(n: i8) -> Priority {
+    match n {
+        ..=-1 => Priority::Low,
+        0 => Priority::Normal,
+        1 => Priority::Medium,
+        2 => Priority::High,
+        3.. => Priority::Realtime,
+    }
+}
+
+impl ProcessorArgs {
+    /// Thread, affinity, priority and NUMA options of the CPU backend.
+    pub(crate) fn options(&self) -> Processor {
+        let chosen = [&self.cpu_mask, &self.cpu_range];
+        let mut cpus: Vec<usize> =
+            chosen.into_iter().flatten().flat_map(|Cpus(cpus)| cpus).copied().collect();
+        cpus.sort_unstable();
+        cpus.dedup();
+        Processor {
+            // An empty mask selects nothing, as in llama.cpp.
+            cpus: (!cpus.is_empty()).then_some(cpus),
+            strict: self.cpu_strict,
+            priority: self.prio,
+            poll: self.poll,
+            numa: self.numa,
+        }
+    }
+}
+
+/// The mask as llama-bench writes it.
+pub(crate) fn mask(processor: &Processor) -> String {
+    let cpus = processor.cpus.as_deref().unwrap_or_default();
+    let mut digits = vec![0u32; cpus.last().map_or(1, |last| last / 4 + 1)];
+    cpus.iter().for_each(|cpu| digits[cpu / 4] |= 1 << (cpu % 4));
+    let digits = digits.into_iter().rev().filter_map(|digit| char::from_digit(digit, 16));
+    format!("0x{}", digits.collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::parse::{cpu_mask, cpu_range};
+
+    #[test]
+    fn mask_and_range_add_up() {
+        let args = ProcessorArgs {
+            cpu_mask: cpu_mask("0x11").ok(),
+            cpu_range: cpu_range("3-5").ok(),
+            cpu_strict: true,
+            prio: Priority::Low,
+            poll: 7,
+            numa: Some(Numa::Isolate),
+        };
+        let found = args.options();
+        assert_eq!(found.cpus.as_deref(), Some(&[0, 3, 4, 5][..]));
+        assert_eq!(mask(&found), "0x39");
+        let options = found.options();
+        assert_eq!((options.strict, options.poll), (true, Some(7)));
+        assert_eq!((options.priority, options.numa), (Priority::Low, Some(Numa::Isolate)));
+        let none = ProcessorArgs { cpu_mask: cpu_mask("0x0").ok(), cpu_range: None, ..args };
+        let found = none.options();
+        assert_eq!((found.cpus.clone(), mask(&found).as_str()), (None, "0x0"));
+    }
 }

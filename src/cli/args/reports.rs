@@ -1,6 +1,8 @@
 //! The commands that run no model: `info`, `tokenize`, `cache`, `completions`.
 
 use super::{CommonArgs, boolish};
+use crate::cli::failure::Failure;
+use crate::cli::texts::{escaped, read_file, read_stdin};
 use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 use std::path::PathBuf;
@@ -58,6 +60,29 @@ pub(crate) struct TokenizeArgs {
     pub(crate) common: CommonArgs,
 }
 
+impl TokenizeArgs {
+    /// The texts, escapes replaced.
+    ///
+    /// # Errors
+    /// A missing or unreadable text.
+    pub(crate) fn texts(&self) -> Result<Vec<String>, Failure> {
+        let text = match (&self.prompt, &self.file) {
+            (Some(text), _) => text.clone(),
+            (None, Some(path)) => read_file(path)?,
+            (None, None) if self.stdin => read_stdin()?,
+            (None, None) => {
+                let help = "pass it with -p TEXT, -f FILE or --stdin";
+                return Err(Failure::usage("no text to tokenize").help(help));
+            }
+        };
+        if !self.lines {
+            return Ok(vec![escaped(text, self.escape)?]);
+        }
+        let lines = text.strip_suffix('\n').unwrap_or(&text).split('\n');
+        lines.map(|line| escaped(line.into(), self.escape)).collect()
+    }
+}
+
 /// List or delete the repacked weights that are cached on disk (`run --repack-cache`).
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CacheArgs {
@@ -71,7 +96,7 @@ pub(crate) struct CacheArgs {
     pub(crate) common: CommonArgs,
 }
 
-/// What `cache` does.
+/// The actions of `cache`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CacheAction {
     /// Print each file, its size and its model

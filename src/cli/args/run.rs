@@ -1,7 +1,10 @@
 //! `thermocline run` and `thermocline chat`.
 
 use super::{CommonArgs, ConversationArgs, ModelArgs, SamplingArgs, boolish};
+use crate::cli::failure::Failure;
+use crate::cli::texts::{escaped, read_file, read_prompt};
 use clap::Args;
+use clap::builder::TypedValueParser;
 use std::path::PathBuf;
 
 /// Continue a text. The text goes to standard output, everything else to standard error.
@@ -33,9 +36,15 @@ pub(crate) struct RunArgs {
     /// Number of tokens to generate
     ///
     /// -1 generates until the model ends the text, -2 until the context is full.
-    #[arg(short = 'n', long, value_name = "N", env = "THERMOCLINE_ARG_N_PREDICT", default_value_t = -1)]
-    #[arg(aliases = ["n-predict"], value_parser = clap::value_parser!(i32).range(-2..))]
-    pub(crate) predict: i32,
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N",
+        env = "THERMOCLINE_ARG_N_PREDICT",
+        default_value = "-1"
+    )]
+    #[arg(aliases = ["n-predict"], value_parser = clap::value_parser!(i32).range(-2..).map(length))]
+    pub(crate) predict: Length,
     /// Stop before this text; may be repeated
     #[arg(short, long, value_name = "TEXT", env = "THERMOCLINE_ARG_STOP", visible_alias = "stop")]
     pub(crate) reverse_prompt: Vec<String>,
@@ -52,9 +61,9 @@ pub(crate) struct RunArgs {
     /// Number of prompt tokens that a context shift keeps; -1 keeps all
     ///
     /// In a conversation, everything before the first message is always kept.
-    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_KEEP", default_value_t = 0)]
-    #[arg(value_parser = clap::value_parser!(i32).range(-1..))]
-    pub(crate) keep: i32,
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_KEEP", default_value = "0")]
+    #[arg(value_parser = clap::value_parser!(i32).range(-1..).map(keep))]
+    pub(crate) keep: Keep,
     /// Print the prompt before its continuation (--no-display-prompt)
     #[arg(
         long,
@@ -81,13 +90,15 @@ pub(crate) struct RunArgs {
     pub(crate) json: bool,
     /// Write a timeline for ui.perfetto.dev or chrome://tracing
     ///
-    /// The timeline has a row for each device, with attention and neurons of each layer, copies and hand-offs.
+    /// The timeline has a row for each device, with attention and neurons of each layer, copies and
+    /// hand-offs.
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_TRACE")]
     pub(crate) trace: Option<PathBuf>,
     /// Collect profiles and train predictors automatically (--no-auto-profile)
     ///
-    /// For a model without a profile, a short one is collected after the text, in at most one second. If --sparsity needs a
-    /// predictor or thresholds that do not exist yet, they are trained first.
+    /// For a model without a profile, a short one is collected after the text, in at most one
+    /// second. If --sparsity needs a predictor or thresholds that do not exist yet, they are
+    /// trained first.
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_AUTO_PROFILE", default_value = "on")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
@@ -100,4 +111,67 @@ pub(crate) struct RunArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
+}
+
+/// `-n`: when to stop, besides the model's own end of text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Length {
+    /// Until the model ends its text.
+    Endless,
+    /// Until the context is full.
+    FillContext,
+    /// At most this number of tokens.
+    Tokens(u32),
+}
+
+fn length(n: i32) -> Length {
+    match u32::try_from(n) {
+        Ok(n) => Length::Tokens(n),
+        Err(_) if n == -1 => Length::Endless,
+        Err(_) => Length::FillContext,
+    }
+}
+
+impl Length {
+    /// The limit, if the user set one.
+    pub(crate) fn tokens(self) -> Option<usize> {
+        match self {
+            Self::Endless | Self::FillContext => None,
+            Self::Tokens(n) => Some(n as usize),
+        }
+    }
+}
+
+/// `--keep`: the tokens that a context shift keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// The whole prompt.
+    Prompt,
+    /// Its first tokens.
+    Tokens(u32),
+}
+
+fn keep(n: i32) -> Keep {
+    u32::try_from(n).map_or(Keep::Prompt, Keep::Tokens)
+}
+
+impl RunArgs {
+    /// Reads the files that flags name and replaces escapes. Afterwards `prompt`, `reverse_prompt`,
+    /// `system_prompt` and `chat_template` hold the final texts. Call it once: escapes would be
+    /// replaced twice.
+    ///
+    /// # Errors
+    /// A file that cannot be read; escapes that produce invalid UTF-8.
+    pub(crate) fn resolve(mut self) -> Result<Self, Failure> {
+        let prompt = match (self.file.take(), self.binary_file.take()) {
+            (Some(path), _) => Some(read_prompt(&path)?),
+            (None, Some(path)) => Some(read_file(&path)?),
+            (None, None) => self.prompt.take(),
+        };
+        self.prompt = prompt.map(|text| escaped(text, self.escape)).transpose()?;
+        let stops = self.reverse_prompt.into_iter().map(|stop| escaped(stop, self.escape));
+        self.reverse_prompt = stops.collect::<Result<_, _>>()?;
+        self.conversation = self.conversation.resolve(self.escape)?;
+        Ok(self)
+    }
 }

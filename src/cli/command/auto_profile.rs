@@ -1,5 +1,5 @@
-//! Automatic profiles: after a text, its own tokens are profiled for at most a tenth of the time the text took. A few
-//! runs add up to a complete profile.
+//! Automatic profiles: after a text, its own tokens are profiled for at most a tenth of the time
+//! the text took. A few runs add up to a complete profile.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,17 +25,17 @@ const FREE: Duration = Duration::from_millis(100);
 const MOST: Duration = Duration::from_secs(1);
 
 /// A finished run.
-pub(super) struct Use<'a> {
+pub(super) struct FinishedRun<'a> {
     /// Its tokens.
     pub(super) tokens: &'a [u32],
     /// Its duration.
     pub(super) took: Duration,
 }
 
-/// Profiles some tokens of a run if the model can skip neurons and lacks a profile. Failures are printed with `-v` and
-/// have no other effect.
+/// Profiles some tokens of a run if the model can skip neurons and lacks a profile. Failures are
+/// printed with `-v` and have no other effect.
 pub(super) fn after(
-    used: &Use<'_>,
+    used: &FinishedRun<'_>,
     engine: &mut Engine,
     computation: &Computation,
     interrupt: &AtomicBool,
@@ -67,7 +67,7 @@ pub(super) fn after(
         None => Profile::counts(&model, SOURCE, WANTED),
     };
     let mut gatherer = Gatherer::counting(&model);
-    let mut session = engine.open();
+    let mut sequence = engine.open();
     // The newest tokens: earlier ones repeat from run to run, such as a chat's first message.
     let tokens = &used.tokens[used.tokens.len() - n..];
     // Profiling can be slower than the run: it computes all experts.
@@ -77,12 +77,12 @@ pub(super) fn after(
         if seen.is_err() || began.elapsed() >= time {
             break;
         }
-        let step = engine.observe(&mut session, piece, interrupt, &mut |layer, observed| {
+        let step = engine.observe(&mut sequence, piece, interrupt, &mut |layer, observed| {
             gatherer.see(&profile, layer, observed);
         });
         seen = step.map(|_| ());
     }
-    engine.close(session);
+    engine.close(sequence);
     if let Err(error) = seen {
         return terminal.detail(&format!("no profile was collected: {error}"));
     }
@@ -112,7 +112,8 @@ fn allowed(took: Duration) -> Duration {
     (took / 10).clamp(FREE, MOST)
 }
 
-/// Number of tokens, at most `n_tokens`, that fit the allowed time if profiling is as fast as the run was.
+/// Number of tokens, at most `n_tokens`, that fit the allowed time if profiling is as fast as the
+/// run was.
 fn affordable(n_tokens: usize, took: Duration) -> usize {
     let time = allowed(took);
     let rate = n_tokens as f64 / took.as_secs_f64().max(1e-9);

@@ -1,7 +1,8 @@
 //! `thermocline cache`.
 
-use crate::cli::args::CacheAction;
+use crate::cli::args::{CacheAction, CacheArgs};
 use crate::cli::failure::{Exit, Failure};
+use crate::cli::folders::cache_folder;
 use crate::cli::output::Output;
 use crate::cli::terminal::printable;
 use crate::converted;
@@ -11,7 +12,8 @@ use runtime::CacheFolder;
 ///
 /// # Errors
 /// No folder is known, it cannot be read, or a file cannot be deleted.
-pub(crate) fn run(action: CacheAction, folder: Option<CacheFolder>) -> Result<(), Failure> {
+pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
+    let folder = cache_folder(args.repack_cache.as_deref());
     let Some(CacheFolder { path: folder, .. }) = folder else {
         return Err(Failure::usage("the cache folder for repacked weights is unknown")
             .help("set one with --repack-cache"));
@@ -21,7 +23,7 @@ pub(crate) fn run(action: CacheAction, folder: Option<CacheFolder>) -> Result<()
         Failure::new(Exit::Failed, format!("cannot {what} '{shown}'")).caused_by(error)
     };
     let mut out = Output::stdout();
-    match action {
+    match args.action {
         CacheAction::List => {
             let entries = converted::list(&folder).map_err(|e| failed("list", &e))?;
             for entry in &entries {

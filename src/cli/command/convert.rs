@@ -1,7 +1,6 @@
 //! `thermocline convert`, `quantize`, `split` and `merge`.
 
 use crate::cli::args::{ConvertArgs, MergeArgs, QuantizeArgs, SplitArgs};
-use crate::cli::config::convert as config;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::observer::bar;
@@ -18,7 +17,7 @@ use std::path::Path;
 /// # Errors
 /// An invalid folder; no output file is left behind.
 pub(crate) fn convert(args: &ConvertArgs, terminal: &Terminal) -> Result<(), Failure> {
-    let job = config::conversion(args);
+    let job = args.job();
     let summary = with_bar("converting", terminal, |progress| job.run(progress))?;
     tell(&args.outfile, &summary, terminal)
 }
@@ -28,7 +27,7 @@ pub(crate) fn convert(args: &ConvertArgs, terminal: &Terminal) -> Result<(), Fai
 /// # Errors
 /// An unsupported type, a file that cannot be read; no output file is left behind.
 pub(crate) fn quantize(args: &QuantizeArgs, terminal: &Terminal) -> Result<(), Failure> {
-    let job = config::quantization(args)?;
+    let job = args.job();
     let summary = with_bar("quantising", terminal, |progress| job.run(progress))?;
     tell(&args.outfile, &summary, terminal)
 }
@@ -38,7 +37,7 @@ pub(crate) fn quantize(args: &QuantizeArgs, terminal: &Terminal) -> Result<(), F
 /// # Errors
 /// A file that cannot be read, output files that exist; no output file is left behind.
 pub(crate) fn split(args: &SplitArgs, terminal: &Terminal) -> Result<(), Failure> {
-    let limit = config::limit(args)?;
+    let limit = args.limit();
     let (paths, summary) = with_bar("splitting", terminal, |progress| {
         convert::split(&args.input, &args.prefix, limit, args.force, progress)
     })?;

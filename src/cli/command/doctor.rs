@@ -11,13 +11,14 @@ use crate::placement::Speed;
 use hal::format::Format;
 use hal::{Backend, Bytes, Device, DeviceId, DeviceKind, MemoryReport};
 use serde_json::{Value, json};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 /// The format in which devices are compared: the smallest that all support.
 const FORMAT: Format = Format::Q4_0;
 
 /// One device, measured.
-struct Patient {
+struct DeviceReport {
     name: String,
     description: String,
     memory: MemoryReport,
@@ -34,16 +35,16 @@ struct Patient {
 /// # Errors
 /// Standard output cannot be written.
 pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure> {
-    let threads = usize::try_from(args.threads).ok().filter(|n| *n > 0);
+    let threads = args.threads.map(NonZeroUsize::get);
     let options = CpuOptions { threads, ..CpuOptions::default() };
     let n_threads = options.n_threads();
     terminal.note("measuring takes a few seconds");
-    let mut patients = vec![cpu(options, n_threads)];
+    let mut reports = vec![cpu(options, n_threads)];
     let (found, missing) = devices::candidates(None);
     for candidate in &found {
-        patients.push(match candidate.open() {
+        reports.push(match candidate.open() {
             Ok(backend) => device(&candidate.name, &backend.info().description, &backend),
-            Err(error) => Patient {
+            Err(error) => DeviceReport {
                 name: candidate.name.clone(),
                 description: candidate.description.clone(),
                 memory: MemoryReport::default(),
@@ -53,7 +54,7 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
                 remarks: Vec::new(),
             },
         });
-        if let Some((last, why)) = patients.last_mut().zip(by_name(candidate)) {
+        if let Some((last, why)) = reports.last_mut().zip(by_name(candidate)) {
             last.remarks.push(format!("{why} (--device {})", candidate.name));
         }
     }
@@ -70,14 +71,14 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
         let report = json!({
             "threads": n_threads,
             "format": FORMAT.name(),
-            "devices": patients.iter().map(Patient::json).collect::<Vec<_>>(),
+            "devices": reports.iter().map(DeviceReport::json).collect::<Vec<_>>(),
             "missing": missing.collect::<Vec<_>>(),
         });
         out.line(&format!("{report:#}"))?;
         return out.flush();
     }
-    for patient in &patients {
-        out.write(patient.text())?;
+    for report in &reports {
+        out.write(report.text())?;
     }
     for missing in &missing {
         out.line(&format!(
@@ -88,25 +89,25 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
     out.flush()
 }
 
-fn cpu(options: CpuOptions, n_threads: usize) -> Patient {
+fn cpu(options: CpuOptions, n_threads: usize) -> DeviceReport {
     let backend = devices::cpu_backend(options);
-    let mut patient = device("CPU", &backend.info().description, &backend);
-    patient.read = bench::read_bandwidth(n_threads, bench::probe_size(patient.memory.free));
-    if let (Some(read), Ok(speed)) = (patient.read, &patient.speed)
+    let mut report = device("CPU", &backend.info().description, &backend);
+    report.read = bench::read_bandwidth(n_threads, bench::probe_size(report.memory.free));
+    if let (Some(read), Ok(speed)) = (report.read, &report.speed)
         && speed.dense < 0.5 * read * 1e9
     {
-        patient.remarks.push(
+        report.remarks.push(
             "products reach less than half of the memory bandwidth: more threads would help if the machine has more cores"
                 .to_owned(),
         );
     }
-    if patient.memory.free.is_some_and(|free| free < Bytes(1 << 30)) {
-        patient.remarks.push("less than 1 GiB of memory is free".to_owned());
+    if report.memory.free.is_some_and(|free| free < Bytes(1 << 30)) {
+        report.remarks.push("less than 1 GiB of memory is free".to_owned());
     }
-    patient
+    report
 }
 
-fn device(name: &str, description: &str, backend: &Arc<dyn Backend>) -> Patient {
+fn device(name: &str, description: &str, backend: &Arc<dyn Backend>) -> DeviceReport {
     let memory = backend.memory().unwrap_or_default();
     let account = Device::new(Arc::clone(backend), DeviceId(0), Bytes::MAX);
     let speed = bench::speed(&account, &Shape::usual(FORMAT), memory.free);
@@ -119,10 +120,10 @@ fn device(name: &str, description: &str, backend: &Arc<dyn Backend>) -> Patient 
         remarks.push("--vram-budget limits how much of its memory is used".to_owned());
     }
     let (name, description) = (name.to_owned(), description.to_owned());
-    Patient { name, description, memory, read: None, speed, ways: backend.ways(), remarks }
+    DeviceReport { name, description, memory, read: None, speed, ways: backend.ways(), remarks }
 }
 
-impl Patient {
+impl DeviceReport {
     fn text(&self) -> String {
         let mut lines = vec![
             format!("{}: {}", self.name, self.description),

@@ -1,15 +1,15 @@
-//! First use: when `--sparsity` needs a predictor or thresholds that do not exist yet, `run` and `chat` train them from
-//! the built-in text, with a profile if that is missing too.
+//! First use: when `--sparsity` needs a predictor or thresholds that do not exist yet, `run` and
+//! `chat` train them from the built-in text, with a profile if that is missing too.
 
+use super::profile::SourceText;
 use super::{predictor, profile};
-use crate::cli::config::model::ModelOptions;
-use crate::cli::config::{PredictorOptions, ProfileOptions};
+use crate::cli::args::{ProfileSourceArgs, TrainingArgs};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
 use crate::learned::{self, FIRST_USE, Learned, Section};
 use crate::model::Model;
-use crate::predictor::{Kind, Settings};
+use crate::predictor::PredictorKind as Kind;
 use crate::profile::Profile;
 use runtime::{Opened, Runtime, Sparsity, is_learned};
 use std::path::Path;
@@ -19,30 +19,30 @@ const TOKENS: usize = 8192;
 /// Error of a block's output for which factors are chosen; the default of `predictor`.
 const TARGET: f32 = 0.05;
 
-/// Trains what is missing, once per model. If that is impossible, the later user of the predictor reports it.
+/// Trains what is missing, once per model. If that is impossible, the later user of the predictor
+/// reports it.
 ///
 /// # Errors
-/// Those of reading, training and saving; Ctrl-C, after which the same command resumes.
+/// Errors of reading, training and saving; Ctrl-C, after which the same command resumes.
 pub(super) fn learn(
-    options: &ModelOptions,
     opened: &Opened,
     runtime: &Runtime,
     interrupt: &Interrupt,
     terminal: &Terminal,
 ) -> Result<(), Failure> {
-    let model = &opened.model;
-    match options.run.computation.sparsity {
+    let (model, computation) = (&opened.model, &runtime.options().computation);
+    match computation.sparsity {
         Sparsity::Balanced | Sparsity::Fast | Sparsity::Within(_) => {}
         Sparsity::Exact | Sparsity::Predicted | Sparsity::Off => return Ok(()),
     }
     let kind = [Kind::Signs, Kind::Factors].into_iter();
     let kind = kind.into_iter().find(|kind| predictor::check(model, *kind).is_ok());
-    let folder = options.run.computation.folder();
+    let folder = computation.folder();
     // In the user's cache: only an explicit command writes beside the model.
     let out = folder.and_then(|folder| learned::places(&model.file, Some(folder)).pop());
     let (Some(kind), Some(out)) = (kind, out) else { return Ok(()) };
     // The next reader reports a damaged file.
-    if is_learned(model, &options.run.computation).unwrap_or(true) {
+    if is_learned(model, computation).unwrap_or(true) {
         return Ok(());
     }
     let profiles = model.is_exactly_sparse() && lacks_profile(model, folder);
@@ -54,36 +54,35 @@ pub(super) fn learn(
     terminal.note(&format!(
         "no predictor for this model yet; making {made} now, once, from {TOKENS} tokens of a built-in text; `thermocline predictor -f TEXT` trains on your text, --no-auto-profile disables this"
     ));
-    let profiling = ProfileOptions {
-        model: options.clone(),
-        text: None,
-        tokens: Some(TOKENS),
-        out: Some(out.clone()),
-        restart: false,
-        import: None,
-        compare: None,
-        plot: None,
-        json: false,
-    };
+    let text = SourceText { text: None, why: FIRST_USE };
     if profiles {
-        profile::make(&profiling, FIRST_USE, opened, runtime, interrupt, terminal)?;
+        let source = ProfileSourceArgs {
+            file: None,
+            tokens: Some(TOKENS),
+            out: Some(out.clone()),
+            restart: false,
+            import: None,
+        };
+        profile::make(&source, text, opened, runtime, interrupt, terminal)?;
     }
-    let learning = PredictorOptions {
-        model: options.clone(),
-        text: None,
-        import: None,
-        out: Some(out),
+    let training = TrainingArgs {
+        file: None,
+        outfile: Some(out),
         restart: false,
-        n_tokens: TOKENS,
-        settings: Settings { kind, target: TARGET, n_steps: 0, rank: None, max_size: None },
+        tokens: TOKENS,
+        error: TARGET,
+        kind,
+        train: 0,
+        rank: None,
+        max_size: None,
+        import: None,
     };
-    let runtime = Runtime::cpu(options.run.clone(), terminal.observer());
-    let made = predictor::make(&learning, FIRST_USE, opened, runtime, interrupt, terminal);
+    let cpu = Runtime::cpu(runtime.options().clone(), terminal.observer());
+    let made = predictor::make(&training, text, opened, cpu, interrupt, terminal);
     match made {
         // Another program finished the same work in the meantime.
         Err(failure)
-            if failure.exit == Exit::Failed
-                && is_learned(model, &options.run.computation).unwrap_or(false) =>
+            if failure.exit == Exit::Failed && is_learned(model, computation).unwrap_or(false) =>
         {
             terminal.note(&failure.message);
             Ok(())
@@ -92,7 +91,8 @@ pub(super) fn learn(
     }
 }
 
-/// Whether the model has no requested profile, complete or unfinished. The next reader reports a damaged file.
+/// Whether the model has no requested profile, complete or unfinished. The next reader reports a
+/// damaged file.
 fn lacks_profile(model: &Model, folder: Option<&Path>) -> bool {
     match Learned::find(&model.file, folder, Section::Profile) {
         Ok(None) => true,

@@ -1,7 +1,6 @@
 //! `thermocline perplexity`.
 
-use crate::cli::config::PerplexityOptions;
-use crate::cli::config::perplexity::Reference;
+use crate::cli::args::{PerplexityArgs, Reference};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
@@ -19,10 +18,11 @@ const DEFAULT_CONTEXT: usize = 512;
 /// Measures quality on a text and prints the result.
 ///
 /// # Errors
-/// Those of loading and measuring; a text that is too short; standard output cannot be written.
-pub(crate) fn run(options: &PerplexityOptions, terminal: &Terminal) -> Result<(), Failure> {
+/// Errors of loading and measuring; a text that is too short; standard output cannot be written.
+pub(crate) fn run(args: &PerplexityArgs, terminal: &Terminal) -> Result<(), Failure> {
+    let text = args.text()?;
     let interrupt = Interrupt::install()?;
-    let job = Job::new(options, terminal)?;
+    let job = Measurement::new(args, text, terminal)?;
     let start = Instant::now();
     let (result, chunks, stats) = job.measure(&interrupt)?;
     let report = Report {
@@ -33,7 +33,7 @@ pub(crate) fn run(options: &PerplexityOptions, terminal: &Terminal) -> Result<()
         time: start.elapsed(),
     };
     let mut out = Output::stdout();
-    if options.json {
+    if args.json {
         out.line(&format!("{:#}", report.json()))?;
     } else {
         out.write(report.text())?;
@@ -43,8 +43,10 @@ pub(crate) fn run(options: &PerplexityOptions, terminal: &Terminal) -> Result<()
 }
 
 /// A measurement job.
-struct Job<'a> {
-    options: &'a PerplexityOptions,
+struct Measurement<'a> {
+    /// `None` if it comes from the file of probabilities.
+    text: Option<String>,
+    reference: Reference,
     terminal: &'a Terminal,
     runtime: Runtime,
     placing: Placing,
@@ -59,23 +61,27 @@ enum Outcome {
     Compared(Comparison),
 }
 
-impl<'a> Job<'a> {
-    fn new(options: &'a PerplexityOptions, terminal: &'a Terminal) -> Result<Self, Failure> {
-        let runtime = Runtime::new(options.model.run.clone(), terminal.observer())?;
-        let opened = runtime.open(options.model.path.as_deref())?;
+impl<'a> Measurement<'a> {
+    fn new(
+        args: &PerplexityArgs,
+        text: Option<String>,
+        terminal: &'a Terminal,
+    ) -> Result<Self, Failure> {
+        let runtime = Runtime::new(args.model.options(), terminal.observer())?;
+        let opened = runtime.open(args.model.model.as_deref())?;
         let bos = opened.tokenizer.bos().filter(|_| opened.tokenizer.adds_bos());
-        let limit = options.chunks.map(|n| n as usize);
+        let (reference, limit) = (args.reference(), args.chunks);
         let placing = runtime.placing(&opened.model);
-        Ok(Self { options, terminal, runtime, placing, opened, bos, limit })
+        Ok(Self { text, reference, terminal, runtime, placing, opened, bos, limit })
     }
 
     fn measure(&self, interrupt: &Interrupt) -> Result<(Outcome, Chunks, StepStats), Failure> {
         let flag = interrupt.flag();
-        if let Reference::Read(path) = &self.options.reference {
+        if let Reference::Read(path) = &self.reference {
             let n_vocab = self.opened.model.n_vocab();
             let mut reader = LogitsReader::open(path, n_vocab, self.bos, self.limit)?;
             let chunks = reader.chunks().clone();
-            self.tell_what_the_file_decides(&chunks);
+            self.note_overridden_flags(&chunks);
             let mut engine = self.load(chunks.n_ctx(), None)?;
             let progress = Progress::new(&chunks, self.terminal);
             let each = &mut |done, so_far: &Comparison| progress.chunk(done, &so_far.perplexity);
@@ -84,7 +90,7 @@ impl<'a> Job<'a> {
         }
         let chunks = self.chunks()?;
         let mut engine = self.load(chunks.n_ctx(), None)?;
-        if self.options.reference == Reference::Dense {
+        if self.reference == Reference::Dense {
             let mut dense = self.load(chunks.n_ctx(), Some(Sparsity::Off))?;
             let progress = Progress::new(&chunks, self.terminal);
             let each = &mut |done, so_far: &Comparison| progress.chunk(done, &so_far.perplexity);
@@ -92,7 +98,7 @@ impl<'a> Job<'a> {
                 evaluate::against_engine(&mut engine, &mut dense, &chunks, flag, each)?;
             return Ok((Outcome::Compared(result), chunks, stats));
         }
-        let mut writer = match &self.options.reference {
+        let mut writer = match &self.reference {
             Reference::Write(path) => {
                 Some(LogitsWriter::create(path, &chunks, self.opened.model.n_vocab())?)
             }
@@ -108,11 +114,11 @@ impl<'a> Job<'a> {
         Ok((Outcome::Alone(result), chunks, stats))
     }
 
-    fn tell_what_the_file_decides(&self, chunks: &Chunks) {
-        if self.options.text.is_some() {
+    fn note_overridden_flags(&self, chunks: &Chunks) {
+        if self.text.is_some() {
             self.terminal.note("using the text stored with the probabilities");
         }
-        if self.options.model.run.n_ctx.is_some() {
+        if self.runtime.options().n_ctx.is_some() {
             let n_ctx = chunks.n_ctx();
             self.terminal
                 .note(&format!("using a context of {n_ctx}, as stored with the probabilities"));
@@ -122,11 +128,11 @@ impl<'a> Job<'a> {
     /// The text in chunks of the context size.
     fn chunks(&self) -> Result<Chunks, Failure> {
         let Opened { model, tokenizer } = &self.opened;
-        let n_ctx = match self.options.model.run.n_ctx {
+        let n_ctx = match self.runtime.options().n_ctx {
             None => DEFAULT_CONTEXT,
             given @ Some(_) => self.runtime.fixed_context(given, model),
         };
-        let text = self.options.text.as_deref().unwrap_or_default();
+        let text = self.text.as_deref().unwrap_or_default();
         let tokens = tokenizer
             .encode(text, true, false)
             .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the text").caused_by(&e))?;
@@ -151,9 +157,10 @@ struct Progress<'a> {
 impl<'a> Progress<'a> {
     fn new(chunks: &Chunks, terminal: &'a Terminal) -> Self {
         let n_chunks = chunks.n_chunks();
-        let target = match terminal.shows_progress() {
-            true => ProgressDrawTarget::stderr(),
-            false => ProgressDrawTarget::hidden(),
+        let target = if terminal.shows_progress() {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
         };
         let bar = ProgressBar::with_draw_target(Some(n_chunks as u64), target);
         if let Ok(style) =

@@ -1,6 +1,6 @@
 //! `thermocline profile`.
 
-use crate::cli::config::ProfileOptions;
+use crate::cli::args::{ProfileArgs, ProfileSourceArgs};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::{Output, write_file};
@@ -22,44 +22,57 @@ const BATCH: usize = 64;
 /// Interval between saves of an unfinished profile.
 const SAVE_EVERY: Duration = Duration::from_secs(30);
 
+/// A text to run a model on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SourceText<'a> {
+    /// The user's text; `None` for the built-in one.
+    pub(super) text: Option<&'a str>,
+    /// Reason for an automatic profile, kept in its record; empty if the user asked for it.
+    pub(super) why: &'a str,
+}
+
 /// Makes or completes the profile, and prints a report.
 ///
 /// # Errors
-/// Those of loading, observing and writing; Ctrl-C, after which the same command resumes.
-pub(crate) fn run(options: &ProfileOptions, terminal: &Terminal) -> Result<(), Failure> {
+/// Errors of loading, observing and writing; Ctrl-C, after which the same command resumes.
+pub(crate) fn run(args: &ProfileArgs, terminal: &Terminal) -> Result<(), Failure> {
+    let text = args.source.text()?;
     let interrupt = Interrupt::install_with_termination()?;
-    let runtime = Runtime::new(options.model.run.clone(), terminal.observer())?;
-    let opened = runtime.open(options.model.path.as_deref())?;
-    let (job, profile) = make(options, "", &opened, &runtime, &interrupt, terminal)?;
-    if let Some(path) = &options.plot {
+    let runtime = Runtime::new(args.model.options(), terminal.observer())?;
+    let opened = runtime.open(args.model.model.as_deref())?;
+    let text = SourceText { text: text.as_deref(), why: "" };
+    let (job, profile) = make(&args.source, text, &opened, &runtime, &interrupt, terminal)?;
+    if let Some(path) = &args.plot {
         let name = Path::new(job.opened.model.file.name());
         let name = name.file_name().unwrap_or(name.as_os_str()).to_string_lossy();
         write_file(path, &profile::svg(&profile, &name))?;
     }
-    let index = options.compare.as_deref().map(|path| job.index(path)).transpose()?;
+    let index = args.compare.as_deref().map(|path| job.index(path)).transpose()?;
     let mut out = Output::stdout();
-    match options.json {
-        true => out.line(&format!("{:#}", job.json(&profile, index.as_ref())))?,
-        false => out.write(job.text(&profile, index.as_ref()))?,
+    if args.json {
+        out.line(&format!("{:#}", job.json(&profile, index.as_ref())))?
+    } else {
+        out.write(job.text(&profile, index.as_ref()))?
     }
     out.flush()
 }
 
-/// Makes or completes the profile of `opened`, and saves it. `why` is part of its source.
+/// Makes or completes the profile of `opened`, and saves it.
 ///
 /// # Errors
 /// As [`run`].
 pub(super) fn make<'a>(
-    options: &'a ProfileOptions,
-    why: &'a str,
+    args: &'a ProfileSourceArgs,
+    text: SourceText<'a>,
     opened: &'a Opened,
     runtime: &Runtime,
     interrupt: &Interrupt,
     terminal: &'a Terminal,
-) -> Result<(Job<'a>, Profile), Failure> {
-    let job = Job { options, why, terminal, place: place(options, opened)?, opened };
+) -> Result<(ProfileJob<'a>, Profile), Failure> {
+    let place = place(args, opened, runtime)?;
+    let job = ProfileJob { args, text, terminal, opened, place };
     let found = job.found()?;
-    let profile = match &options.import {
+    let profile = match &args.import {
         Some(folder) => {
             let profile = profile::import(folder, &opened.model)?;
             job.save(&profile)?;
@@ -77,29 +90,29 @@ pub(super) fn is_unasked(profile: &Profile) -> bool {
 }
 
 /// The file of the profile, existing or new.
-fn place(options: &ProfileOptions, opened: &Opened) -> Result<PathBuf, Failure> {
-    if let Some(path) = &options.out {
+fn place(args: &ProfileSourceArgs, opened: &Opened, runtime: &Runtime) -> Result<PathBuf, Failure> {
+    if let Some(path) = &args.out {
         learned::check_place(path)?;
         return Ok(path.clone());
     }
-    let folder = options.model.run.computation.folder();
+    let folder = runtime.options().computation.folder();
     Ok(learned::place(&opened.model.file, folder)?)
 }
 
 /// A profiling job.
 #[derive(Debug)]
-pub(super) struct Job<'a> {
-    options: &'a ProfileOptions,
-    why: &'a str,
+pub(super) struct ProfileJob<'a> {
+    args: &'a ProfileSourceArgs,
+    text: SourceText<'a>,
     terminal: &'a Terminal,
     opened: &'a Opened,
     place: PathBuf,
 }
 
-impl Job<'_> {
+impl ProfileJob<'_> {
     /// The existing profile.
     fn found(&self) -> Result<Option<Profile>, Failure> {
-        if self.options.restart || self.options.import.is_some() || !self.place.exists() {
+        if self.args.restart || self.args.import.is_some() || !self.place.exists() {
             return Ok(None);
         }
         let learned = Learned::open(&self.place, &self.opened.model.file)?;
@@ -109,7 +122,7 @@ impl Job<'_> {
     fn save(&self, profile: &Profile) -> Result<(), Failure> {
         let model = &self.opened.model;
         let contents = profile.contents(model);
-        learned::save(&self.place, &model.file, Section::Profile, &contents, self.options.restart)?;
+        learned::save(&self.place, &model.file, Section::Profile, &contents, self.args.restart)?;
         Ok(())
     }
 
@@ -119,14 +132,12 @@ impl Job<'_> {
         match found {
             Some(profile) if text.continues(&profile) => Ok(profile),
             Some(profile)
-                if profile.is_finished()
-                    && !is_unasked(&profile)
-                    && !self.options.names_a_text() =>
+                if profile.is_finished() && !is_unasked(&profile) && !self.args.names_a_text() =>
             {
                 Ok(profile)
             }
             Some(profile)
-                if !profile.is_finished() && !is_unasked(&profile) && !self.options.restart =>
+                if !profile.is_finished() && !is_unasked(&profile) && !self.args.restart =>
             {
                 let message = format!(
                     "{} has an unfinished profile of another text: {} of {} tokens",
@@ -149,7 +160,7 @@ impl Job<'_> {
         interrupt: &Interrupt,
     ) -> Result<Profile, Failure> {
         let Opened { model, tokenizer } = self.opened;
-        let text = self.options.text.as_deref().unwrap_or(TEXT);
+        let text = self.text.text.unwrap_or(TEXT);
         let tokens = tokenizer
             .encode(text, true, false)
             .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the text").caused_by(&e))?;
@@ -157,8 +168,8 @@ impl Job<'_> {
             return Err(Failure::usage("the text is empty: nothing to profile"));
         }
         let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-        let n_ctx = runtime.fixed_context(self.options.model.run.n_ctx, model);
-        let text = Text::new(&tokens, bos, n_ctx, self.options.tokens).because(self.why);
+        let n_ctx = runtime.fixed_context(runtime.options().n_ctx, model);
+        let text = Text::new(&tokens, bos, n_ctx, self.args.tokens).because(self.text.why);
         let mut profile = self.begun(found, &text)?;
         if profile.is_finished() {
             return Ok(profile);

@@ -5,18 +5,16 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::auto_profile::{self, Use};
+use super::auto_profile::{self, FinishedRun};
 use super::first_use;
 use super::trace::Trace;
-use crate::cli::config::RunOptions;
-use crate::cli::config::model::ModelOptions;
-use crate::cli::config::run::{Keep, Length};
+use crate::cli::args::{Keep, Length, ModelArgs, RunArgs};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
 use crate::cli::terminal::{PROMPT, Terminal};
 use crate::engine::{Engine, EngineOptions};
-use crate::generate::{Ended, Report, Settings, resume};
+use crate::generate::{Ended, Generator, Report, Settings};
 use crate::model::Model;
 use crate::sample::{Sampler, SamplerConfig};
 use crate::tokenizer::Tokenizer;
@@ -27,7 +25,7 @@ const STORY: &str = "Once upon a time";
 
 /// A loaded model.
 #[derive(Debug)]
-pub(super) struct Ready {
+pub(super) struct LoadedModel {
     pub(super) model: Arc<Model>,
     pub(super) tokenizer: Tokenizer,
     /// Its context in tokens.
@@ -37,90 +35,90 @@ pub(super) struct Ready {
     pub(super) load: Duration,
 }
 
-/// Opens and loads a model. With `learning`, a missing predictor or thresholds for `--sparsity` are trained first.
+/// Opens and loads a model. With `learning`, a missing predictor or thresholds for `--sparsity` are
+/// trained first.
 ///
 /// # Errors
 /// The file is invalid or not supported, or memory is too small.
 pub(super) fn ready(
-    options: &ModelOptions,
+    args: &ModelArgs,
     learning: Option<&Interrupt>,
     terminal: &Terminal,
-) -> Result<Ready, Failure> {
+) -> Result<LoadedModel, Failure> {
     let start = Instant::now();
-    let runtime = Runtime::new(options.run.clone(), terminal.observer())?;
-    let opened = runtime.open(options.path.as_deref())?;
+    let runtime = Runtime::new(args.options(), terminal.observer())?;
+    let opened = runtime.open(args.model.as_deref())?;
     if let Some(interrupt) = learning {
-        first_use::learn(options, &opened, &runtime, interrupt, terminal)?;
+        first_use::learn(&opened, &runtime, interrupt, terminal)?;
     }
     let Opened { model, tokenizer } = opened;
     let placing = runtime.placing(&model);
     let n_ctx = runtime.context(&model, &placing);
     let settings = EngineOptions { placing, ..runtime.settings(n_ctx) };
     let engine = runtime.load(&model, settings)?;
-    Ok(Ready { model, tokenizer, n_ctx, engine, load: start.elapsed() })
+    Ok(LoadedModel { model, tokenizer, n_ctx, engine, load: start.elapsed() })
 }
 
 /// Continues a prompt.
 ///
 /// # Errors
 /// The model cannot be loaded, the prompt does not fit, or Ctrl-C.
-pub(crate) fn run(options: &RunOptions, terminal: &Terminal) -> Result<(), Failure> {
-    if options.conversation.once {
-        return super::chat::once(options, terminal);
+pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), Failure> {
+    if args.conversation.chat {
+        return super::chat::once(args, terminal);
     }
-    let trace = Trace::open(options.trace.as_deref())?;
-    let done = continued(options, &trace, terminal);
+    let trace = Trace::open(args.trace.as_deref())?;
+    let done = continued(args, &trace, terminal);
     let written = trace.finish(terminal);
     done.and(written)
 }
 
-fn continued(options: &RunOptions, trace: &Trace, terminal: &Terminal) -> Result<(), Failure> {
+fn continued(args: &RunArgs, trace: &Trace, terminal: &Terminal) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
-    let learning = options.auto_profile.then_some(&interrupt);
-    let Ready { model: _, tokenizer, n_ctx, mut engine, load } =
-        ready(&options.model, learning, terminal)?;
+    let learning = args.auto_profile.then_some(&interrupt);
+    let LoadedModel { model: _, tokenizer, n_ctx, mut engine, load } =
+        ready(&args.model, learning, terminal)?;
     trace.watch(&mut engine, "run");
-    let built_in = options.model.path.is_none();
-    let text = options.prompt.as_deref().unwrap_or(if built_in { STORY } else { "" });
+    let built_in = args.model.model.is_none();
+    let text = args.prompt.as_deref().unwrap_or(if built_in { STORY } else { "" });
     let prompt = prompt_ids(text, &tokenizer, n_ctx)?;
-    if options.verbose_prompt {
+    if args.verbose_prompt {
         list_prompt(&prompt, &tokenizer, terminal)?;
     }
-    let mut sampler = sampler(&options.sampler, options.ignore_eos, &tokenizer)?;
-    let settings = settings(options, prompt.len());
-    let mut shown = Shown::new(options, terminal);
-    if options.display_prompt {
+    let mut sampler = sampler(&args.sampling.config(), args.sampling.ignore_eos, &tokenizer)?;
+    let settings = settings(args, prompt.len());
+    let mut shown = TextOutput::new(args, terminal);
+    if args.display_prompt {
         shown.prompt(text)?;
     }
-    let mut session = engine.open();
-    let report = resume(
-        &mut engine,
-        &mut session,
-        &tokenizer,
-        &mut sampler,
-        &prompt,
-        &settings,
-        interrupt.flag(),
-        &mut |piece| shown.piece(piece),
-    )?;
-    let _ = shown.piece(&end_of(&report, options.special, &tokenizer));
+    let mut sequence = engine.open();
+    let generator = Generator {
+        engine: &mut engine,
+        tokenizer: &tokenizer,
+        sampler: &mut sampler,
+        settings: &settings,
+        interrupt: interrupt.flag(),
+    };
+    let report = generator.resume(&mut sequence, &prompt, &mut |piece| shown.piece(piece))?;
+    let _ = shown.piece(&end_of(&report, args.special, &tokenizer));
     shown.end()?;
     if report.ended == Ended::ContextFull {
-        let help = match options.context_shift {
-            true => "a smaller --keep leaves --context-shift room",
-            false => "--context-shift drops the oldest text and continues",
+        let help = if args.context_shift {
+            "a smaller --keep leaves --context-shift room"
+        } else {
+            "--context-shift drops the oldest text and continues"
         };
         terminal
             .note(&format!("the context of {n_ctx} tokens is full; -c sets a larger one, {help}"));
     }
-    if options.perf || options.json {
-        report_perf(options.json, &report, sampler.seed(), Some(load), terminal);
+    if args.perf || args.json {
+        report_perf(args.json, &report, sampler.seed(), Some(load), terminal);
     }
-    let tokens = session.tokens().to_vec();
-    engine.close(session);
-    if options.auto_profile {
-        let used = Use { tokens: &tokens, took: report.prompt + report.generated };
-        let computation = &options.model.run.computation;
+    let tokens = sequence.tokens().to_vec();
+    engine.close(sequence);
+    if args.auto_profile {
+        let used = FinishedRun { tokens: &tokens, took: report.prompt + report.generated };
+        let computation = &args.model.placement.computation();
         auto_profile::after(&used, &mut engine, computation, interrupt.flag(), terminal);
     }
     match report.ended {
@@ -196,44 +194,42 @@ pub(super) fn sampler(
 }
 
 /// The settings of a generation after `n_prompt` tokens, from the flags.
-pub(super) fn settings(options: &RunOptions, n_prompt: usize) -> Settings {
+pub(super) fn settings(args: &RunArgs, n_prompt: usize) -> Settings {
     Settings {
-        n_predict: match options.length {
-            Length::Endless | Length::FillContext => None,
-            Length::Tokens(n) => Some(n as usize),
-        },
-        context_shift: options.context_shift && options.length != Length::FillContext,
-        n_keep: match options.keep {
+        n_predict: args.predict.tokens(),
+        context_shift: args.context_shift && args.predict != Length::FillContext,
+        n_keep: match args.keep {
             Keep::Prompt => n_prompt,
             // The start token is always kept: models produce nonsense without it.
             Keep::Tokens(n) => (n as usize).clamp(1, n_prompt),
         },
-        stops: options.stops.clone(),
-        end_of_text: !options.ignore_eos,
+        stops: args.reverse_prompt.clone(),
+        end_of_text: !args.sampling.ignore_eos,
         ends: Vec::new(),
-        special: options.special,
+        special: args.special,
         written: Vec::new(),
     }
 }
 
 /// Standard output: the prompt if requested, then the text token by token.
-struct Shown {
+struct TextOutput {
     output: Output,
     color: bool,
     newline: bool,
     failed: Option<Failure>,
 }
 
-impl Shown {
-    fn new(options: &RunOptions, terminal: &Terminal) -> Shown {
-        let color = terminal.color_stdout() && options.display_prompt;
-        Shown { output: Output::stdout(), color, newline: true, failed: None }
+impl TextOutput {
+    fn new(args: &RunArgs, terminal: &Terminal) -> TextOutput {
+        let color = terminal.color_stdout() && args.display_prompt;
+        TextOutput { output: Output::stdout(), color, newline: true, failed: None }
     }
 
     fn prompt(&mut self, text: &str) -> Result<(), Failure> {
-        match self.color {
-            true => self.output.write(format!("{PROMPT}{text}{PROMPT:#}"))?,
-            false => self.output.write(text)?,
+        if self.color {
+            self.output.write(format!("{PROMPT}{text}{PROMPT:#}"))?
+        } else {
+            self.output.write(text)?
         }
         self.newline = text.ends_with('\n');
         self.output.flush()
@@ -318,7 +314,8 @@ fn device_share(report: &Report) -> Option<f64> {
         .then(|| neurons.off_cpu / neurons.active.max(1.0))
 }
 
-/// The same on standard error, as JSON if requested. `load` is given if this generation loaded the model.
+/// Prints the statistics on standard error, as JSON if requested. `load` is given if this
+/// generation loaded the model.
 pub(super) fn report_perf(
     json: bool,
     report: &Report,

@@ -1,6 +1,6 @@
 //! `thermocline tokenize`.
 
-use crate::cli::config::TokenizeOptions;
+use crate::cli::args::TokenizeArgs;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::output::Output;
 use crate::cli::terminal::Terminal;
@@ -9,8 +9,9 @@ use crate::cli::terminal::Terminal;
 ///
 /// # Errors
 /// The model has no usable vocabulary, or standard output cannot be written.
-pub(crate) fn run(options: &TokenizeOptions, terminal: &Terminal) -> Result<(), Failure> {
-    let file = runtime::file(options.model.as_deref())?;
+pub(crate) fn run(args: &TokenizeArgs, terminal: &Terminal) -> Result<(), Failure> {
+    let texts = args.texts()?;
+    let file = runtime::file(args.model.as_deref())?;
     let tokenizer = runtime::tokenizer(&file)?;
     for warning in tokenizer.warnings() {
         terminal.note(&warning.to_string());
@@ -18,11 +19,11 @@ pub(crate) fn run(options: &TokenizeOptions, terminal: &Terminal) -> Result<(), 
     let failed = |e| Failure::new(Exit::Failed, "cannot tokenize the text").caused_by(&e);
     let mut out = Output::stdout();
     let mut count = 0;
-    for text in &options.texts {
-        let ids = tokenizer.encode(text, options.add_special, options.parse_special);
+    for text in &texts {
+        let ids = tokenizer.encode(text, !args.no_bos, !args.no_parse_special);
         let ids = ids.map_err(failed)?;
         count += ids.len();
-        if options.ids {
+        if args.ids {
             let list: Vec<_> = ids.iter().map(u32::to_string).collect();
             out.line(&format!("[{}]", list.join(", ")))?;
             continue;
@@ -34,7 +35,7 @@ pub(crate) fn run(options: &TokenizeOptions, terminal: &Terminal) -> Result<(), 
             out.line("'")?;
         }
     }
-    if options.show_count {
+    if args.show_count {
         out.line(&format!("Total number of tokens: {count}"))?;
     }
     out.flush()

@@ -10,7 +10,7 @@ mod table;
 mod window;
 
 pub(super) use keys::Build;
-pub(super) use rules::{How, Rule};
+pub(super) use rules::{Rule, Transform};
 
 use super::Error;
 use super::config::Json;

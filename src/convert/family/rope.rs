@@ -1,6 +1,7 @@
 //! RoPE scalings, as keys or as tensors of factors.
 //!
-//! Source: `rope_scaling` (later `rope_parameters`) of `transformers`, the keys of llama.cpp's gguf-py.
+//! Source: `rope_scaling` (later `rope_parameters`) of `transformers`, the keys of llama.cpp's
+//! gguf-py.
 
 use std::f64::consts::TAU;
 
@@ -140,11 +141,10 @@ fn magnitude(build: &mut Build<'_>, scaling: &Json, factor: f32) -> Result<f32, 
             build.notes.push(format!("rope_scaling.{name} is ignored: {why}"));
         }
     }
-    match magnitude > 0.0 && magnitude.is_finite() {
-        true => Ok(magnitude),
-        false => {
-            Err(scaling.wrong("rope_scaling.attention_factor", "a positive number", magnitude))
-        }
+    if magnitude > 0.0 && magnitude.is_finite() {
+        Ok(magnitude)
+    } else {
+        Err(scaling.wrong("rope_scaling.attention_factor", "a positive number", magnitude))
     }
 }
 

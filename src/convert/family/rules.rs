@@ -12,12 +12,12 @@ pub(crate) struct Rule {
     pub(crate) from: &'static str,
     /// The name in the file; `*` is the layer.
     pub(crate) to: &'static str,
-    pub(crate) how: How,
+    pub(crate) how: Transform,
 }
 
 /// Transformation of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
+pub(crate) enum Transform {
     /// Unchanged.
     Same,
     /// Dropped.
@@ -38,7 +38,7 @@ pub(crate) enum How {
     /// Rows with even or odd index.
     Even,
     Odd,
-    /// The same two and unchanged, for matrices that are stored by columns.
+    /// As `Even`, `Odd` and `Same`, for matrices that are stored by columns.
     EvenColumns,
     OddColumns,
     Columns,
@@ -49,10 +49,10 @@ pub(crate) enum How {
 }
 
 const fn same(from: &'static str, to: &'static str) -> Rule {
-    Rule { from, to, how: How::Same }
+    Rule { from, to, how: Transform::Same }
 }
 
-const fn how(from: &'static str, to: &'static str, how: How) -> Rule {
+const fn how(from: &'static str, to: &'static str, how: Transform) -> Rule {
     Rule { from, to, how }
 }
 
@@ -67,8 +67,8 @@ pub(super) const QK: &[Rule] = &[
     same("layers.*.self_attn.k_proj", "blk.*.attn_k"),
 ];
 pub(super) const TURNED_QK: &[Rule] = &[
-    how("layers.*.self_attn.q_proj", "blk.*.attn_q", How::RopeQuery),
-    how("layers.*.self_attn.k_proj", "blk.*.attn_k", How::RopeKey),
+    how("layers.*.self_attn.q_proj", "blk.*.attn_q", Transform::RopeQuery),
+    how("layers.*.self_attn.k_proj", "blk.*.attn_k", Transform::RopeKey),
 ];
 pub(super) const QK_NORMS: &[Rule] = &[
     same("layers.*.self_attn.q_norm", "blk.*.attn_q_norm"),
@@ -95,8 +95,8 @@ pub(super) const EXPERTS: &[Rule] = &[
     same("layers.*.mlp.experts.*.gate_proj", "blk.*.ffn_gate_exps"),
     same("layers.*.mlp.experts.*.up_proj", "blk.*.ffn_up_exps"),
     same("layers.*.mlp.experts.*.down_proj", "blk.*.ffn_down_exps"),
-    how("layers.*.mlp.experts.gate_up_proj", "blk.*.ffn_gate_exps", How::FirstHalf),
-    how("layers.*.mlp.experts.gate_up_proj", "blk.*.ffn_up_exps", How::SecondHalf),
+    how("layers.*.mlp.experts.gate_up_proj", "blk.*.ffn_gate_exps", Transform::FirstHalf),
+    how("layers.*.mlp.experts.gate_up_proj", "blk.*.ffn_up_exps", Transform::SecondHalf),
     same("layers.*.mlp.experts.down_proj", "blk.*.ffn_down_exps"),
 ];
 pub(super) const SHARED_EXPERT: &[Rule] = &[
@@ -126,28 +126,28 @@ pub(super) const LATENT: &[Rule] = &[
 ];
 pub(super) const EMBEDDINGS_PLUS_ONE: &[Rule] = &[
     same("embed_tokens", "token_embd"),
-    how("norm", "output_norm", How::PlusOne),
+    how("norm", "output_norm", Transform::PlusOne),
     same("lm_head", "output"),
 ];
 /// The output matrix equals the embedding; some tools store it nevertheless.
 pub(super) const TIED_PLUS_ONE: &[Rule] = &[
     same("embed_tokens", "token_embd"),
-    how("norm", "output_norm", How::PlusOne),
-    how("lm_head", "output", How::Tied),
+    how("norm", "output_norm", Transform::PlusOne),
+    how("lm_head", "output", Transform::Tied),
 ];
 pub(super) const NORMS_PLUS_ONE: &[Rule] = &[
-    how("layers.*.input_layernorm", "blk.*.attn_norm", How::PlusOne),
-    how("layers.*.post_attention_layernorm", "blk.*.ffn_norm", How::PlusOne),
+    how("layers.*.input_layernorm", "blk.*.attn_norm", Transform::PlusOne),
+    how("layers.*.post_attention_layernorm", "blk.*.ffn_norm", Transform::PlusOne),
 ];
 pub(super) const FOUR_NORMS_PLUS_ONE: &[Rule] = &[
-    how("layers.*.input_layernorm", "blk.*.attn_norm", How::PlusOne),
-    how("layers.*.post_attention_layernorm", "blk.*.post_attention_norm", How::PlusOne),
-    how("layers.*.pre_feedforward_layernorm", "blk.*.ffn_norm", How::PlusOne),
-    how("layers.*.post_feedforward_layernorm", "blk.*.post_ffw_norm", How::PlusOne),
+    how("layers.*.input_layernorm", "blk.*.attn_norm", Transform::PlusOne),
+    how("layers.*.post_attention_layernorm", "blk.*.post_attention_norm", Transform::PlusOne),
+    how("layers.*.pre_feedforward_layernorm", "blk.*.ffn_norm", Transform::PlusOne),
+    how("layers.*.post_feedforward_layernorm", "blk.*.post_ffw_norm", Transform::PlusOne),
 ];
 pub(super) const QK_NORMS_PLUS_ONE: &[Rule] = &[
-    how("layers.*.self_attn.q_norm", "blk.*.attn_q_norm", How::PlusOne),
-    how("layers.*.self_attn.k_norm", "blk.*.attn_k_norm", How::PlusOne),
+    how("layers.*.self_attn.q_norm", "blk.*.attn_q_norm", Transform::PlusOne),
+    how("layers.*.self_attn.k_norm", "blk.*.attn_k_norm", Transform::PlusOne),
 ];
 pub(super) const FALCON: &[Rule] = &[
     same("word_embeddings", "token_embd"),
@@ -157,7 +157,7 @@ pub(super) const FALCON: &[Rule] = &[
     same("h.*.input_layernorm", "blk.*.attn_norm"),
     same("h.*.ln_mlp", "blk.*.attn_norm"),
     same("h.*.ln_attn", "blk.*.attn_norm_2"),
-    how("h.*.self_attention.query_key_value", "blk.*.attn_qkv", How::FalconQkv),
+    how("h.*.self_attention.query_key_value", "blk.*.attn_qkv", Transform::FalconQkv),
     same("h.*.self_attention.dense", "blk.*.attn_output"),
     same("h.*.mlp.dense_h_to_4h", "blk.*.ffn_up"),
     same("h.*.mlp.dense_4h_to_h", "blk.*.ffn_down"),
@@ -166,7 +166,7 @@ pub(super) const OPT: &[Rule] = &[
     same("decoder.embed_tokens", "token_embd"),
     same("decoder.embed_positions", "position_embd"),
     same("decoder.final_layer_norm", "output_norm"),
-    how("lm_head", "output", How::Tied),
+    how("lm_head", "output", Transform::Tied),
     same("decoder.layers.*.self_attn_layer_norm", "blk.*.attn_norm"),
     same("decoder.layers.*.self_attn.q_proj", "blk.*.attn_q"),
     same("decoder.layers.*.self_attn.k_proj", "blk.*.attn_k"),
@@ -182,15 +182,15 @@ pub(super) const GPT_OSS: &[Rule] = &[
     same("layers.*.self_attn.sinks", "blk.*.attn_sinks"),
     same("layers.*.mlp.router", "blk.*.ffn_gate_inp"),
     // Packed weights are two tensors, `_blocks` and `_scales`; the rule applies to the first.
-    how("layers.*.mlp.experts.gate_up_proj_blocks", "blk.*.ffn_gate_exps", How::Mxfp4Even),
-    how("layers.*.mlp.experts.gate_up_proj_blocks", "blk.*.ffn_up_exps", How::Mxfp4Odd),
-    how("layers.*.mlp.experts.down_proj_blocks", "blk.*.ffn_down_exps", How::Mxfp4),
-    how("layers.*.mlp.experts.gate_up_proj_scales", "", How::Drop),
-    how("layers.*.mlp.experts.down_proj_scales", "", How::Drop),
-    how("layers.*.mlp.experts.gate_up_proj", "blk.*.ffn_gate_exps", How::EvenColumns),
-    how("layers.*.mlp.experts.gate_up_proj", "blk.*.ffn_up_exps", How::OddColumns),
-    how("layers.*.mlp.experts.down_proj", "blk.*.ffn_down_exps", How::Columns),
-    how("layers.*.mlp.experts.gate_up_proj_bias", "blk.*.ffn_gate_exps", How::Even),
-    how("layers.*.mlp.experts.gate_up_proj_bias", "blk.*.ffn_up_exps", How::Odd),
+    how("layers.*.mlp.experts.gate_up_proj_blocks", "blk.*.ffn_gate_exps", Transform::Mxfp4Even),
+    how("layers.*.mlp.experts.gate_up_proj_blocks", "blk.*.ffn_up_exps", Transform::Mxfp4Odd),
+    how("layers.*.mlp.experts.down_proj_blocks", "blk.*.ffn_down_exps", Transform::Mxfp4),
+    how("layers.*.mlp.experts.gate_up_proj_scales", "", Transform::Drop),
+    how("layers.*.mlp.experts.down_proj_scales", "", Transform::Drop),
+    how("layers.*.mlp.experts.gate_up_proj", "blk.*.ffn_gate_exps", Transform::EvenColumns),
+    how("layers.*.mlp.experts.gate_up_proj", "blk.*.ffn_up_exps", Transform::OddColumns),
+    how("layers.*.mlp.experts.down_proj", "blk.*.ffn_down_exps", Transform::Columns),
+    how("layers.*.mlp.experts.gate_up_proj_bias", "blk.*.ffn_gate_exps", Transform::Even),
+    how("layers.*.mlp.experts.gate_up_proj_bias", "blk.*.ffn_up_exps", Transform::Odd),
     same("layers.*.mlp.experts.down_proj_bias", "blk.*.ffn_down_exps"),
 ];

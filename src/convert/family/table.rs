@@ -297,9 +297,10 @@ fn qwen_window(build: &mut Build<'_>) -> Result<(), Error> {
     let config = build.config;
     let listed = window::layer_types(build)?;
     if config.bool(&["use_sliding_window"])? != Some(true) {
-        return match listed.is_some_and(|layers| layers.contains(&true)) {
-            true => Err(config.wrong("use_sliding_window", "true, as in layer_types", "false")),
-            false => Ok(()),
+        return if listed.is_some_and(|layers| layers.contains(&true)) {
+            Err(config.wrong("use_sliding_window", "true, as in layer_types", "false"))
+        } else {
+            Ok(())
         };
     }
     if listed.is_none() && build.arch.ends_with("moe") {

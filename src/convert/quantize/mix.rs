@@ -3,10 +3,11 @@
 //! Source: the choices of llama.cpp's quantiser without an importance matrix, so that the same
 //! name means the same mix.
 
+use super::Quantization;
 use super::target::Extra;
-use super::{Quantization, format_of};
 use crate::Error;
 use gguf::{Container, File, TensorInfo, TensorType};
+use hal::format::Format;
 
 /// Small sensitive matrices.
 const SENSITIVE: [&str; 3] =
@@ -55,34 +56,29 @@ impl<'a> Mix<'a> {
             return (tensor.ty, tensor.ty);
         }
         let wanted = self.wanted(tensor);
-        (fitting(tensor.shape[0], wanted), wanted)
+        (fitting(tensor.shape[0], wanted).into(), wanted.into())
     }
 
-    fn wanted(&self, tensor: &TensorInfo) -> TensorType {
-        let (name, base) = (tensor.name.as_str(), self.job.target.base());
+    fn wanted(&self, tensor: &TensorInfo) -> Format {
+        let (name, base) = (tensor.name.as_str(), self.job.target.format());
         let is_embedding = name == "token_embd.weight";
         let is_output = name == "output.weight" || (is_embedding && self.is_tied);
-        let as_type = |format: hal::format::Format| {
-            let id = format.gguf_id().unwrap_or_default();
-            TensorType::from_id(id, Container::Gguf)
-        };
         let asked = [(is_output, self.job.output_type), (is_embedding, self.job.embedding_type)];
         if let Some(format) = asked.iter().find_map(|(applies, format)| format.filter(|_| *applies))
         {
-            return as_type(format);
+            return format;
         }
         if self.job.pure || self.job.target.extra == Extra::None {
             return base;
         }
         if is_output {
-            let is_wide = self.is_falcon
-                || self.job.target.extra == Extra::Experts
-                || base == TensorType::Q8_0;
-            return if is_wide { TensorType::Q8_0 } else { TensorType::Q6_K };
+            let is_wide =
+                self.is_falcon || self.job.target.extra == Extra::Experts || base == Format::Q8_0;
+            return if is_wide { Format::Q8_0 } else { Format::Q6_K };
         }
         if self.job.target.extra == Extra::Experts {
             let is_stack = tensor.shape.get(2).is_some_and(|&n| n > 1);
-            return if is_stack { base } else { TensorType::Q8_0 };
+            return if is_stack { base } else { Format::Q8_0 };
         }
         match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
             Some((layer, part)) => self.of_layer(layer.parse().unwrap_or(0), part, base),
@@ -90,38 +86,38 @@ impl<'a> Mix<'a> {
         }
     }
 
-    fn of_layer(&self, layer: u64, part: &str, base: TensorType) -> TensorType {
+    fn of_layer(&self, layer: u64, part: &str, base: Format) -> Format {
         let n = self.n_layer;
         let extra = self.job.target.extra;
         let is_many = layer < n / 8 || layer >= 7 * n / 8 || layer.wrapping_sub(n / 8) % 3 == 2;
         match part {
             // As PowerInfer quantises predictors.
             "fc1.weight" | "fc2.weight"
-                if self.container == Container::PowerInfer && base != TensorType::Q4_0 =>
+                if self.container == Container::PowerInfer && base != Format::Q4_0 =>
             {
-                TensorType::Q5_0
+                Format::Q5_0
             }
             "attn_v.weight" | "attn_qkv.weight" | "attn_kv_b.weight" => match extra {
-                _ if self.n_expert == 8 => TensorType::Q8_0,
-                Extra::More if is_many => TensorType::Q6_K,
-                Extra::Some if layer < 4 => TensorType::Q5_K,
-                _ if self.is_70b && base == TensorType::Q4_K => TensorType::Q5_K,
+                _ if self.n_expert == 8 => Format::Q8_0,
+                Extra::More if is_many => Format::Q6_K,
+                Extra::Some if layer < 4 => Format::Q5_K,
+                _ if self.is_70b && base == Format::Q4_K => Format::Q5_K,
                 Extra::None | Extra::Output | Extra::Some | Extra::More | Extra::Experts => base,
             },
-            "attn_k.weight" if self.n_expert == 8 => TensorType::Q8_0,
+            "attn_k.weight" if self.n_expert == 8 => Format::Q8_0,
             "attn_output.weight"
-                if self.n_expert == 8 && base == TensorType::Q4_K && !self.is_falcon =>
+                if self.n_expert == 8 && base == Format::Q4_K && !self.is_falcon =>
             {
-                TensorType::Q5_K
+                Format::Q5_K
             }
             _ if part.starts_with("ffn_down") && !part.starts_with("ffn_down_t") => match extra {
-                Extra::More if self.is_falcon && base == TensorType::Q4_K => match layer {
-                    _ if layer < n / 16 => TensorType::Q6_K,
-                    _ if is_many => TensorType::Q5_K,
+                Extra::More if self.is_falcon && base == Format::Q4_K => match layer {
+                    _ if layer < n / 16 => Format::Q6_K,
+                    _ if is_many => Format::Q5_K,
                     _ => base,
                 },
-                Extra::More if is_many => TensorType::Q6_K,
-                Extra::Some if !self.is_falcon && layer < n / 8 => TensorType::Q5_K,
+                Extra::More if is_many => Format::Q6_K,
+                Extra::Some if !self.is_falcon && layer < n / 8 => Format::Q5_K,
                 Extra::None | Extra::Output | Extra::Some | Extra::More | Extra::Experts => base,
             },
             _ => base,
@@ -130,20 +126,18 @@ impl<'a> Mix<'a> {
 }
 
 /// `wanted`, or the next type whose blocks fit rows of `n_cols` values.
-fn fitting(n_cols: u64, wanted: TensorType) -> TensorType {
-    let fits = |ty: TensorType| {
-        ty.block().is_some_and(|block| n_cols.is_multiple_of(block.values))
-            && format_of(ty).is_some()
-    };
+fn fitting(n_cols: u64, wanted: Format) -> Format {
+    let fits = |format: Format| n_cols.is_multiple_of(format.block_values() as u64);
     let smaller = [
-        (TensorType::Q4_K, [TensorType::Q5_0, TensorType::Q8_0]),
-        (TensorType::Q5_K, [TensorType::Q5_1, TensorType::Q8_0]),
-        (TensorType::Q6_K, [TensorType::Q8_0, TensorType::Q8_0]),
-        (TensorType::Q5_0, [TensorType::Q8_0, TensorType::Q8_0]),
+        (Format::Q4_K, [Format::Q5_0, Format::Q8_0]),
+        (Format::Q5_K, [Format::Q5_1, Format::Q8_0]),
+        (Format::Q6_K, [Format::Q8_0, Format::Q8_0]),
+        (Format::Q5_0, [Format::Q8_0, Format::Q8_0]),
     ];
-    let others = smaller.iter().find(|(ty, _)| *ty == wanted).map(|(_, others)| others.as_slice());
+    let others =
+        smaller.iter().find(|(format, _)| *format == wanted).map(|(_, others)| others.as_slice());
     let candidates = std::iter::once(&wanted).chain(others.unwrap_or_default());
-    candidates.copied().find(|ty| fits(*ty)).unwrap_or(TensorType::F16)
+    candidates.copied().find(|format| fits(*format)).unwrap_or(Format::F16)
 }
 
 #[cfg(test)]
@@ -152,8 +146,8 @@ mod tests {
 
     #[test]
     fn rows_that_no_block_fits_get_a_smaller_block() {
-        assert_eq!(fitting(512, TensorType::Q4_K), TensorType::Q4_K);
-        assert_eq!(fitting(96, TensorType::Q6_K), TensorType::Q8_0);
-        assert_eq!(fitting(33, TensorType::Q4_0), TensorType::F16);
+        assert_eq!(fitting(512, Format::Q4_K), Format::Q4_K);
+        assert_eq!(fitting(96, Format::Q6_K), Format::Q8_0);
+        assert_eq!(fitting(33, Format::Q4_0), Format::F16);
     }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use hal::format::Format;
 
-use super::output::{Content, Output, Piece, format_of};
+use super::output::{Content, Output, SourceMatrices};
 use super::write::{self, Progress};
 use super::{Error, Summary};
 use gguf::{File, Metadata, TensorInfo, TensorType, Writer};
@@ -69,7 +69,7 @@ impl Quantization {
         }
         let mut notes: Vec<_> =
             misfits.iter().map(|(why, n)| format!("{why} used for {n} tensors")).collect();
-        let base = self.target.base();
+        let base = self.target.format();
         if self.target.extra == Extra::Experts && outputs.iter().all(|output| output.ty != base) {
             notes.push(format!(
                 "{base} applies only to expert matrices, and this model has none: using Q8_0; --pure uses {base} for all"
@@ -78,7 +78,7 @@ impl Quantization {
         let mut writer = Writer::new(file.container());
         copy_keys(file.metadata(), OWN_KEYS, &mut writer)?;
         writer.set("general.file_type", self.target.file_type())?;
-        if self.target.format().is_some_and(|format| format.quants().is_some()) {
+        if base.quants().is_some() {
             writer.set("general.quantization_version", 2_u32)?;
         }
         let size = write::write(writer, &outputs, &self.output, progress)?;
@@ -96,7 +96,7 @@ impl Quantization {
         if wanted == tensor.ty {
             return Ok(Output { name, shape, ty: wanted, content: Content::Copy(bytes) });
         }
-        let Some(format) = format_of(tensor.ty) else {
+        let Some(format) = tensor.ty.format() else {
             let found = tensor.ty.to_string();
             return Err(Error::Encoding {
                 tensor: name,
@@ -109,7 +109,7 @@ impl Quantization {
         }
         // The whole tensor is in the file, so its sizes fit.
         let (n_rows, n_cols) = (tensor.n_rows() as usize, tensor.row_len() as usize);
-        let content = Content::Rows(vec![Piece::stored(bytes, format, n_rows, n_cols)]);
+        let content = Content::Rows(vec![SourceMatrices::stored(bytes, format, n_rows, n_cols)]);
         Ok(Output { name, shape, ty: wanted, content })
     }
 }

@@ -5,13 +5,12 @@ use std::str::FromStr;
 use hal::format::Format;
 
 use crate::Error;
-use gguf::{Container, TensorType};
 
 /// A mix of types: the base type of most tensors, and the extra precision of sensitive ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     name: &'static str,
-    base: TensorType,
+    base: Format,
     /// llama.cpp's number for it.
     file_type: u32,
     pub(super) extra: Extra,
@@ -26,40 +25,40 @@ pub(super) enum Extra {
     Output,
     /// Value and down matrices of the first layers.
     Some,
-    /// Those of about half of the layers, and others.
+    /// Value and down matrices of about half of the layers, and others.
     More,
     /// Experts get the base type and all else 8 bits.
     Experts,
 }
 
 const TARGETS: &[Target] = &[
-    target("F32", TensorType::F32, 0, Extra::None),
-    target("F16", TensorType::F16, 1, Extra::None),
-    target("BF16", TensorType::BF16, 32, Extra::None),
-    target("Q8_0", TensorType::Q8_0, 7, Extra::Output),
-    target("Q4_0", TensorType::Q4_0, 2, Extra::Output),
-    target("Q4_1", TensorType::Q4_1, 3, Extra::Output),
-    target("Q5_0", TensorType::Q5_0, 8, Extra::Output),
-    target("Q5_1", TensorType::Q5_1, 9, Extra::Output),
-    target("Q4_K_S", TensorType::Q4_K, 14, Extra::Some),
-    target("Q4_K_M", TensorType::Q4_K, 15, Extra::More),
-    target("Q5_K_S", TensorType::Q5_K, 16, Extra::Output),
-    target("Q5_K_M", TensorType::Q5_K, 17, Extra::More),
-    target("Q6_K", TensorType::Q6_K, 18, Extra::Output),
-    target("MXFP4", TensorType::MXFP4, 38, Extra::Experts),
+    target("F32", Format::F32, 0, Extra::None),
+    target("F16", Format::F16, 1, Extra::None),
+    target("BF16", Format::BF16, 32, Extra::None),
+    target("Q8_0", Format::Q8_0, 7, Extra::Output),
+    target("Q4_0", Format::Q4_0, 2, Extra::Output),
+    target("Q4_1", Format::Q4_1, 3, Extra::Output),
+    target("Q5_0", Format::Q5_0, 8, Extra::Output),
+    target("Q5_1", Format::Q5_1, 9, Extra::Output),
+    target("Q4_K_S", Format::Q4_K, 14, Extra::Some),
+    target("Q4_K_M", Format::Q4_K, 15, Extra::More),
+    target("Q5_K_S", Format::Q5_K, 16, Extra::Output),
+    target("Q5_K_M", Format::Q5_K, 17, Extra::More),
+    target("Q6_K", Format::Q6_K, 18, Extra::Output),
+    target("MXFP4", Format::MXFP4, 38, Extra::Experts),
 ];
 
 /// Aliases.
 const ALIASES: &[(&str, &str)] = &[("Q4_K", "Q4_K_M"), ("Q5_K", "Q5_K_M"), ("MXFP4_MOE", "MXFP4")];
 
-const fn target(name: &'static str, base: TensorType, file_type: u32, extra: Extra) -> Target {
+const fn target(name: &'static str, base: Format, file_type: u32, extra: Extra) -> Target {
     Target { name, base, file_type, extra }
 }
 
 impl Target {
-    /// All mixes whose types can be written.
+    /// All mixes.
     pub fn all() -> impl Iterator<Item = Target> {
-        TARGETS.iter().copied().filter(|target| format(target.base).is_some())
+        TARGETS.iter().copied()
     }
 
     /// The name.
@@ -74,20 +73,11 @@ impl Target {
         self.file_type
     }
 
-    /// The format of most tensors; `None` only for a mix that is not in [`Target::all`].
+    /// The format of most tensors.
     #[must_use]
-    pub fn format(self) -> Option<Format> {
-        format(self.base)
-    }
-
-    /// The type of most tensors, as the container names it.
-    pub(super) fn base(self) -> TensorType {
+    pub fn format(self) -> Format {
         self.base
     }
-}
-
-fn format(ty: TensorType) -> Option<Format> {
-    Format::from_gguf_id(ty.id(Container::Gguf)?)
 }
 
 impl FromStr for Target {

@@ -21,7 +21,7 @@ use hal::format::Format;
 use super::Error;
 use gguf::Bytes;
 
-/// Most axes of a tensor.
+/// Maximum number of axes of a tensor.
 const MAX_AXES: usize = 8;
 
 /// Format of a tensor's numbers.

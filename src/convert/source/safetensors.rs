@@ -84,6 +84,14 @@ pub enum Problem {
         /// Bytes of data in the file.
         found: u64,
     },
+    /// A gap between tensors, which the format forbids.
+    #[error("bytes {start} to {end} of the data belong to no tensor")]
+    Hole {
+        /// First byte.
+        start: u64,
+        /// Byte after the last.
+        end: u64,
+    },
     /// Two overlapping tensors.
     #[error("tensors `{first}` and `{second}` overlap")]
     Overlap {
@@ -165,13 +173,19 @@ pub(crate) fn read(bytes: &Bytes) -> Result<Vec<Tensor>, Problem> {
         tensors.push(Tensor { name, encoding, shape: entry.shape, bytes, transposed: false });
     }
     ranges.sort_unstable_by_key(|(range, _)| range.start);
-    for pair in ranges.windows(2) {
-        if pair[1].0.start < pair[0].0.end {
+    let mut end = 0;
+    for (at, (range, n)) in ranges.iter().enumerate() {
+        if range.start < end {
             let name = |n: usize| tensors[n].name.clone();
-            return Err(Problem::Overlap { first: name(pair[0].1), second: name(pair[1].1) });
+            return Err(Problem::Overlap { first: name(ranges[at - 1].1), second: name(*n) });
         }
+        if range.start > end {
+            return Err(Problem::Hole { start: end, end: range.start });
+        }
+        end = range.end;
     }
-    Ok(tensors)
+    let n_bytes = data.len() as u64;
+    if end < n_bytes { Err(Problem::Hole { start: end, end: n_bytes }) } else { Ok(tensors) }
 }
 
 /// Checks that an entry lies inside the data and has the size of its shape.

@@ -41,7 +41,7 @@ pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<Tensor>, Error> {
 fn tensor(view: pickle::View, bytes: &Bytes, member: &Range<usize>) -> Result<Tensor, Error> {
     let kind = KINDS.iter().find(|(_, class, ..)| *class == view.class);
     let &(_, _, encoding, each) =
-        kind.expect("the pickle's storage classes are those of the table");
+        kind.expect("the pickle reader accepts only storage classes of the table");
     let pickle::View { name, shape, strides, offset, n_stored, .. } = view;
     let wrong =
         |expected: String| Error::Shape { tensor: name.clone(), expected, found: shape.clone() };

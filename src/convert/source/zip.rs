@@ -161,9 +161,8 @@ fn member(bytes: &[u8], at: usize) -> Result<(String, Range<usize>, usize), Prob
     // The 64-bit extra field has those of size, stored size and offset that do not fit 32 bits, in
     // this order.
     let mut wide = wide_fields(extra)?;
-    let mut resolve = |value: u64| match value == ELSEWHERE {
-        true => wide.next().ok_or(Problem::Truncated { place }),
-        false => Ok(value),
+    let mut resolve = |value: u64| {
+        if value == ELSEWHERE { wide.next().ok_or(Problem::Truncated { place }) } else { Ok(value) }
     };
     let size = resolve(number(24, 4)?)?;
     let stored = resolve(number(20, 4)?)?;

@@ -29,7 +29,7 @@ pub(super) mod kind {
 
 /// Score of a token that is never merged.
 const ADDED_SCORE: f32 = -1000.0;
-/// Most tokens: four times the largest vocabulary.
+/// Maximum number of tokens: four times the largest vocabulary.
 const MAX_TOKENS: usize = 1 << 20;
 
 /// A vocabulary to be written.

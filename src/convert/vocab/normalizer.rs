@@ -8,7 +8,7 @@ use crate::config::Json;
 
 /// Deepest nesting that is read.
 const MAX_DEPTH: usize = 8;
-/// Most notes: no known tokenizer has as many steps.
+/// Maximum number of notes: no known tokenizer has as many steps.
 const MAX_NOTES: usize = 16;
 
 /// Reads the normaliser: the table of characters to replace, and whether runs of spaces are

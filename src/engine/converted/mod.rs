@@ -174,8 +174,9 @@ fn check_header(metadata: &Metadata, model: &File, weights: &[Weight]) -> Result
     if metadata.u32(VERSION_KEY)? != Some(VERSION) || !same {
         return Err(Stale::Other);
     }
-    match metadata.str(FINGERPRINT_KEY)? == Some(&fingerprint(model, weights)) {
-        true => Ok(()),
-        false => Err(Stale::Model),
+    if metadata.str(FINGERPRINT_KEY)? == Some(&fingerprint(model, weights)) {
+        Ok(())
+    } else {
+        Err(Stale::Model)
     }
 }

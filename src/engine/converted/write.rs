@@ -33,7 +33,7 @@ pub enum WriteError {
     Disk {
         /// Bytes of the file.
         wanted: Bytes,
-        /// Bytes that are free.
+        /// Free bytes on the disk.
         free: Bytes,
     },
     /// Writing failed.

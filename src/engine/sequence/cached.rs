@@ -14,9 +14,10 @@ struct Checkpoint {
     number: u32,
 }
 
-/// KV blocks, state slot and checkpoints of a sequence in one generation of the cache. Dropping it releases them.
+/// KV blocks, state slot and checkpoints of a sequence in one generation of the cache. Dropping it
+/// releases them.
 #[derive(Debug)]
-pub(super) struct Cached {
+pub(crate) struct Cached {
     pool: Arc<Pool>,
     /// Tokens whose keys, values and state are on the devices.
     n: usize,
@@ -24,14 +25,14 @@ pub(super) struct Cached {
     blocks: Vec<u32>,
     /// The sequence's row of the state tensors; only with recurrent layers.
     slot: Option<u32>,
-    /// Ascending in `n`, all at or before the valid tokens.
+    /// Ascending in `n`; none is beyond the valid tokens.
     checkpoints: Vec<Checkpoint>,
     /// The checkpoint (by number) to copy into the slot before the next step.
     restore: Option<u32>,
 }
 
 impl Cached {
-    pub(super) fn new(pool: &Arc<Pool>) -> Cached {
+    pub(crate) fn new(pool: &Arc<Pool>) -> Cached {
         Cached {
             pool: Arc::clone(pool),
             n: 0,
@@ -42,37 +43,37 @@ impl Cached {
         }
     }
 
-    pub(super) fn is_of(&self, pool: &Arc<Pool>) -> bool {
+    pub(crate) fn is_of(&self, pool: &Arc<Pool>) -> bool {
         Arc::ptr_eq(&self.pool, pool)
     }
 
     /// Number of tokens that are valid on the devices.
-    pub(super) fn n(&self) -> usize {
+    pub(crate) fn n(&self) -> usize {
         self.n
     }
 
     /// Marks tokens up to `n` as valid after a complete step.
-    pub(super) fn advance(&mut self, n: usize) {
+    pub(crate) fn advance(&mut self, n: usize) {
         self.n = n;
     }
 
-    pub(super) fn blocks(&self) -> &[u32] {
+    pub(crate) fn blocks(&self) -> &[u32] {
         &self.blocks
     }
 
-    pub(super) fn slot(&self) -> Option<u32> {
+    pub(crate) fn slot(&self) -> Option<u32> {
         self.slot
     }
 
     /// Takes a state slot unless it has one; returns whether it has one now.
-    pub(super) fn take_slot(&mut self) -> bool {
+    pub(crate) fn take_slot(&mut self) -> bool {
         self.slot = self.slot.or_else(|| self.pool.take_slot());
         self.slot.is_some()
     }
 
     /// A fork that shares all blocks and checkpoints. Its state is that of the newest checkpoint,
     /// unless the caller copies the parent's row into the new slot and calls [`Cached::advance`].
-    pub(super) fn fork(&self) -> Cached {
+    pub(crate) fn fork(&self) -> Cached {
         self.pool.retain_blocks(&self.blocks);
         self.checkpoints.iter().for_each(|c| self.pool.retain_checkpoint(c.number));
         let mut fork = Cached {
@@ -91,13 +92,14 @@ impl Cached {
 
     /// Forgets tokens from `n` on: with recurrent layers everything after the newest checkpoint at
     /// or before `n`.
-    pub(super) fn truncate(&mut self, n: usize) {
+    pub(crate) fn truncate(&mut self, n: usize) {
         if n >= self.n {
             return;
         }
-        match self.pool.is_recurrent() {
-            true => self.roll_back(n),
-            false => self.n = n,
+        if self.pool.is_recurrent() {
+            self.roll_back(n)
+        } else {
+            self.n = n
         }
         let keep = self.n.div_ceil(KV_BLOCK).min(self.blocks.len());
         self.pool.release_blocks(self.blocks.drain(keep..));
@@ -105,7 +107,7 @@ impl Cached {
 
     /// After an incomplete step: the contents of the state slot are unknown. Keys and values from
     /// before the step are intact.
-    pub(super) fn spoil(&mut self) {
+    pub(crate) fn spoil(&mut self) {
         if self.pool.is_recurrent() {
             self.roll_back(self.n);
         }
@@ -126,25 +128,25 @@ impl Cached {
     }
 
     /// The row with the state after the valid tokens; `None` before the first token.
-    pub(super) fn state_row(&self) -> Option<usize> {
+    pub(crate) fn state_row(&self) -> Option<usize> {
         let restored = self.restore.map(|number| self.pool.checkpoint_row(number));
         restored.or(self.slot.map(|slot| slot as usize)).filter(|_| self.n > 0)
     }
 
     /// The rows `(from, to)` to copy before the slot is used, if a checkpoint has to be restored.
-    pub(super) fn to_restore(&self) -> Option<(usize, usize)> {
+    pub(crate) fn to_restore(&self) -> Option<(usize, usize)> {
         Some((self.pool.checkpoint_row(self.restore?), self.slot? as usize))
     }
 
     /// Marks the checkpoint as copied into the slot.
-    pub(super) fn restored(&mut self) {
+    pub(crate) fn restored(&mut self) {
         self.restore = None;
     }
 
     /// Takes a row for a checkpoint of the state after the valid tokens: a free one, or else that
     /// of this sequence's oldest checkpoint. `None` if no row is available, or if this state
     /// already has a checkpoint.
-    pub(super) fn take_checkpoint(&mut self) -> Option<usize> {
+    pub(crate) fn take_checkpoint(&mut self) -> Option<usize> {
         if self.checkpoints.last().is_some_and(|last| last.n == self.n) {
             return None;
         }
@@ -160,19 +162,19 @@ impl Cached {
     }
 
     /// Drops the newest checkpoint, because its row was not written.
-    pub(super) fn give_up_checkpoint(&mut self) {
+    pub(crate) fn give_up_checkpoint(&mut self) {
         if let Some(last) = self.checkpoints.len().checked_sub(1) {
             self.drop_checkpoint(last);
         }
     }
 
     /// Whether the state after the valid tokens has a checkpoint.
-    pub(super) fn has_checkpoint(&self) -> bool {
+    pub(crate) fn has_checkpoint(&self) -> bool {
         self.checkpoints.last().is_some_and(|last| last.n == self.n)
     }
 
     /// Number of blocks that the pool must provide before a step can write positions up to `end`.
-    pub(super) fn n_missing_blocks(&self, end: usize) -> usize {
+    pub(crate) fn n_missing_blocks(&self, end: usize) -> usize {
         let n_blocks = end.div_ceil(KV_BLOCK);
         let written = (self.n / KV_BLOCK).min(self.blocks.len())..n_blocks.min(self.blocks.len());
         let shared = self.blocks[written].iter().filter(|block| self.pool.is_shared(**block));
@@ -181,7 +183,7 @@ impl Cached {
 
     /// Makes block `index` writable for this sequence, copying on write. If it replaces a shared
     /// block, the caller must copy that block's first rows. `None` if no block is free.
-    pub(super) fn own_block(&mut self, index: usize) -> Option<Owned> {
+    pub(crate) fn own_block(&mut self, index: usize) -> Option<Owned> {
         let held = self.blocks.get(index).copied();
         if held.is_some_and(|block| !self.pool.is_shared(block)) {
             return Some(Owned::Already);
@@ -198,14 +200,14 @@ impl Cached {
     }
 
     /// Reserves capacity for `n_blocks` blocks, so that steps do not allocate.
-    pub(super) fn reserve(&mut self, n_blocks: usize) {
+    pub(crate) fn reserve(&mut self, n_blocks: usize) {
         self.blocks.reserve_exact(n_blocks.saturating_sub(self.blocks.len()));
     }
 }
 
 /// How a block became writable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Owned {
+pub(crate) enum Owned {
     /// It was writable already; no copy is needed.
     Already,
     /// The first `rows` rows of `from` must be copied to `to`.

@@ -4,15 +4,16 @@ use std::ops::Range;
 
 use hal::{Bytes, KvCache, Operand, Tensor};
 
-use super::super::Result;
-use super::super::build::{Layer, Loaded};
-use super::super::lane::Lane;
 use placement::Placement;
 
+use crate::error::Result;
+use crate::load::lane::Lane;
+use crate::load::{Layer, Loaded, lane_mut};
+
 impl Layer {
-    /// Tensors of the KV cache of a layer with attention.
+    /// Tensors of the layer's own KV cache: a cache that several layers read appears once.
     pub(crate) fn caches(&self) -> impl Iterator<Item = &Tensor> {
-        self.memory.kv().into_iter().flat_map(|KvCache { k, v }| [k, v])
+        self.memory.own_kv().into_iter().flat_map(|KvCache { k, v }| [k, v])
     }
 
     /// Tensors of its recurrent state, `[n_seq + n_checkpoint, width]` F32 each.
@@ -29,14 +30,13 @@ impl Loaded {
         f: &mut dyn FnMut(&mut Lane, &Layer) -> Result<()>,
     ) -> Result<()> {
         for (layer, placed) in self.layers.iter().zip(&placement.layers) {
-            let lane = self.lanes[placed.home].as_mut().expect("a used device has a lane");
-            f(lane, layer)?;
+            f(lane_mut(&mut self.lanes, placed.home), layer)?;
         }
         Ok(())
     }
 
     /// Copies cache rows of all layers.
-    pub(super) fn copy_cache(
+    pub(crate) fn copy_cache(
         &mut self,
         placement: &Placement,
         from: Range<usize>,
@@ -51,7 +51,7 @@ impl Loaded {
     }
 
     /// Copies a state row in all recurrent layers.
-    pub(super) fn copy_state(
+    pub(crate) fn copy_state(
         &mut self,
         placement: &Placement,
         from: usize,
@@ -67,7 +67,7 @@ impl Loaded {
 
     /// Appends the bytes of the rows `blocks` of all caches, and of the row `state` of all states,
     /// to `out`: per layer keys, values, states.
-    pub(super) fn save(
+    pub(crate) fn save(
         &mut self,
         placement: &Placement,
         blocks: &[Range<usize>],
@@ -85,7 +85,7 @@ impl Loaded {
 
     /// Writes the bytes from [`Loaded::save`] to other rows. The length of `bytes` has been
     /// checked.
-    pub(super) fn restore(
+    pub(crate) fn restore(
         &mut self,
         placement: &Placement,
         blocks: &[Range<usize>],
@@ -108,7 +108,7 @@ impl Loaded {
     }
 
     /// Number of bytes that [`Loaded::save`] appends for `n` positions.
-    pub(super) fn saved_len(&self, n: usize) -> usize {
+    pub(crate) fn saved_len(&self, n: usize) -> usize {
         let rows = |tensor: &Tensor, n: usize| {
             let desc = tensor.desc();
             n * desc.format.row_bytes(desc.n_cols).unwrap_or(0)

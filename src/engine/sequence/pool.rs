@@ -8,8 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hal::Bytes;
 
-use super::super::{EngineOptions, state_bytes};
 use model::Model;
+
+use crate::ops::mixer::state_bytes;
+use crate::options::EngineOptions;
 
 /// Numbers `0..n` with a reference count each; free ones are taken from the end of a list.
 #[derive(Debug)]
@@ -56,7 +58,7 @@ pub(crate) struct PoolSizes {
     pub(crate) n_blocks: usize,
     /// Maximum number of sequences in a step; with recurrent layers each has its own state row.
     pub(crate) n_seq: usize,
-    /// State rows after those, for checkpoints; 0 without recurrent layers.
+    /// Additional state rows, for checkpoints; 0 without recurrent layers.
     pub(crate) n_checkpoint: usize,
     /// Whether there are recurrent layers.
     pub(crate) recurrent: bool,
@@ -98,54 +100,54 @@ impl Pool {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn is_recurrent(&self) -> bool {
+    pub(crate) fn is_recurrent(&self) -> bool {
         self.sizes.recurrent
     }
 
     /// The row of the state tensors that holds checkpoint `number`.
-    pub(super) fn checkpoint_row(&self, number: u32) -> usize {
+    pub(crate) fn checkpoint_row(&self, number: u32) -> usize {
         self.sizes.n_seq + number as usize
     }
 
-    pub(super) fn n_free_blocks(&self) -> usize {
+    pub(crate) fn n_free_blocks(&self) -> usize {
         self.lock().blocks.free.len()
     }
 
-    pub(super) fn take_block(&self) -> Option<u32> {
+    pub(crate) fn take_block(&self) -> Option<u32> {
         self.lock().blocks.take()
     }
 
-    pub(super) fn is_shared(&self, block: u32) -> bool {
+    pub(crate) fn is_shared(&self, block: u32) -> bool {
         self.lock().blocks.refs[block as usize] > 1
     }
 
-    pub(super) fn retain_blocks(&self, blocks: &[u32]) {
+    pub(crate) fn retain_blocks(&self, blocks: &[u32]) {
         let mut inner = self.lock();
         blocks.iter().for_each(|&block| inner.blocks.retain(block));
     }
 
-    pub(super) fn release_blocks(&self, blocks: impl Iterator<Item = u32>) {
+    pub(crate) fn release_blocks(&self, blocks: impl Iterator<Item = u32>) {
         let mut inner = self.lock();
         blocks.for_each(|block| inner.blocks.release(block));
     }
 
-    pub(super) fn take_slot(&self) -> Option<u32> {
+    pub(crate) fn take_slot(&self) -> Option<u32> {
         self.lock().slots.take()
     }
 
-    pub(super) fn release_slot(&self, slot: u32) {
+    pub(crate) fn release_slot(&self, slot: u32) {
         self.lock().slots.release(slot);
     }
 
-    pub(super) fn take_checkpoint(&self) -> Option<u32> {
+    pub(crate) fn take_checkpoint(&self) -> Option<u32> {
         self.lock().checkpoints.take()
     }
 
-    pub(super) fn retain_checkpoint(&self, number: u32) {
+    pub(crate) fn retain_checkpoint(&self, number: u32) {
         self.lock().checkpoints.retain(number);
     }
 
-    pub(super) fn release_checkpoint(&self, number: u32) {
+    pub(crate) fn release_checkpoint(&self, number: u32) {
         self.lock().checkpoints.release(number);
     }
 }

@@ -4,19 +4,19 @@ use super::{Feed, Want};
 
 /// Limits of a device step.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits<'a> {
+pub(crate) struct Limits<'a> {
     /// Numbers of tokens that programs exist for, ascending, the first being 1.
-    pub(super) rungs: &'a [usize],
+    pub(crate) rungs: &'a [usize],
     /// Maximum number of tokens whose logits are computed.
-    pub(super) max_out: usize,
+    pub(crate) max_out: usize,
     /// Maximum number of sequences.
-    pub(super) max_seqs: usize,
+    pub(crate) max_seqs: usize,
     /// Only numbers of tokens that match a program exactly.
-    pub(super) unpadded: bool,
+    pub(crate) unpadded: bool,
 }
 
 /// Number of logits from `take` of the `left` tokens of a feed.
-fn outputs(want: Want, take: usize, left: usize) -> usize {
+pub(crate) fn outputs_of(want: Want, take: usize, left: usize) -> usize {
     match want {
         Want::None => 0,
         Want::Last => usize::from(take > 0 && take == left),
@@ -27,15 +27,15 @@ fn outputs(want: Want, take: usize, left: usize) -> usize {
 /// Sets `takes` to the tokens of each feed for the next device step. Every feed advances by a
 /// token if there is room, so that decode does not wait for prefill; the rest goes to the feeds in
 /// order. The number of tokens is the largest that a program exists for, so that a single feed is
-/// never padded, or all of them where these sequences need more.
-pub(super) fn schedule(feeds: &[Feed<'_>], limits: &Limits<'_>, takes: &mut Vec<usize>) {
+/// never padded. If that is less than one token per sequence, the step takes all of them, padded.
+pub(crate) fn schedule(feeds: &[Feed<'_>], limits: &Limits<'_>, takes: &mut Vec<usize>) {
     takes.clear();
     takes.resize(feeds.len(), 0);
     let most = limits.rungs.last().copied().unwrap_or(1);
     let (mut n_seqs, mut n, mut n_out) = (0, 0, 0);
     for (feed, take) in feeds.iter().zip(takes.iter_mut()) {
         let left = feed.tokens.len();
-        let out = outputs(feed.want, 1, left);
+        let out = outputs_of(feed.want, 1, left);
         if left > 0 && n_seqs < limits.max_seqs && n < most && n_out + out <= limits.max_out {
             *take = 1;
             (n_seqs, n, n_out) = (n_seqs + 1, n + 1, n_out + out);
@@ -51,7 +51,7 @@ pub(super) fn schedule(feeds: &[Feed<'_>], limits: &Limits<'_>, takes: &mut Vec<
             Want::Last => {}
             Want::All => more = more.min(room),
         }
-        n_out += outputs(feed.want, 1 + more, left) - outputs(feed.want, 1, left);
+        n_out += outputs_of(feed.want, 1 + more, left) - outputs_of(feed.want, 1, left);
         *take += more;
         n += more;
     }
@@ -71,8 +71,9 @@ pub(super) fn schedule(feeds: &[Feed<'_>], limits: &Limits<'_>, takes: &mut Vec<
 mod tests {
     use std::sync::Arc;
 
+    use super::super::Sequence;
     use super::super::cached::Cached;
-    use super::super::{Pool, PoolSizes, Sequence};
+    use super::super::pool::{Pool, PoolSizes};
     use super::*;
 
     /// The takes of all device steps for feeds of these lengths.
@@ -93,7 +94,7 @@ mod tests {
             let mut takes = Vec::new();
             schedule(&feeds, &limits, &mut takes);
             let (n, n_out) = feeds.iter().zip(&takes).fold((0, 0), |(n, n_out), (feed, &take)| {
-                (n + take, n_out + outputs(feed.want, take, feed.tokens.len()))
+                (n + take, n_out + outputs_of(feed.want, take, feed.tokens.len()))
             });
             assert!(n > 0 && n <= *limits.rungs.last().unwrap() && n_out <= limits.max_out);
             assert!(takes.iter().filter(|take| **take > 0).count() <= limits.max_seqs);

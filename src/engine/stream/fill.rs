@@ -12,15 +12,16 @@ use hal::{
 
 use placement::Neurons;
 
-use super::super::Result;
-use super::super::build::Plan;
-use super::super::ffn::chosen;
-use super::super::predict::vector;
-use super::slots::{Part, PieceSize, Places};
+use super::slots::Places;
+use crate::error::Result;
+use crate::ops::ffn::{chosen, cuts};
+use crate::ops::predict::vector;
+use crate::size::Sizing;
+use crate::size::stream::{ChunkSize, ChunkTensor};
 
 /// Staging memory of one tensor of a set of slots.
 #[derive(Debug)]
-pub(super) struct Fill {
+pub(crate) struct Fill {
     len: usize,
     /// Whether the tensor is a pack rather than a plain vector.
     is_pack: bool,
@@ -36,12 +37,10 @@ enum State {
 }
 
 impl Fill {
-    pub(super) fn new(device: &Device, tensor: &Tensor, is_pack: bool) -> hal::Result<Fill> {
+    pub(crate) fn new(device: &Device, tensor: &Tensor, is_pack: bool) -> hal::Result<Fill> {
         let desc = tensor.whole();
-        let len = match is_pack {
-            true => device.packed_len(&desc).unwrap_or_default(),
-            false => 4 * desc.n_cols,
-        };
+        let len =
+            if is_pack { device.packed_len(&desc).unwrap_or_default() } else { 4 * desc.n_cols };
         let staging = device.staging(Bytes(len as u64))?;
         Ok(Fill { len, is_pack, state: State::Idle(staging) })
     }
@@ -59,7 +58,7 @@ impl Fill {
     }
 
     /// Uploads them to `tensor`.
-    pub(super) fn launch(&mut self, queue: &mut Queue, tensor: &Tensor) -> hal::Result<()> {
+    pub(crate) fn launch(&mut self, queue: &mut Queue, tensor: &Tensor) -> hal::Result<()> {
         let state = std::mem::replace(&mut self.state, State::Gone);
         self.state = match (state, self.is_pack) {
             (State::Idle(staging), true) => State::Flying(queue.repack(staging, tensor)?),
@@ -70,7 +69,7 @@ impl Fill {
     }
 
     /// Waits until the upload has ended.
-    pub(super) fn land(&mut self) -> hal::Result<()> {
+    pub(crate) fn land(&mut self) -> hal::Result<()> {
         let state = std::mem::replace(&mut self.state, State::Gone);
         self.state = match state {
             State::Flying(transfer) => State::Idle(transfer.wait()?),
@@ -79,28 +78,27 @@ impl Fill {
         Ok(())
     }
 
-    /// The same after an error; ignores the result.
-    pub(super) fn settle(&mut self) {
+    /// As [`Self::land`] after an error; ignores the result.
+    pub(crate) fn settle(&mut self) {
         // The next call to a lost device reports the loss.
         let _ = self.land();
     }
 }
 
-/// Columns of down matrices between the file and a pack.
+/// Host memory for gathered columns of down matrices, the source of a pack.
 #[derive(Debug)]
-pub(super) struct Columns {
+pub(crate) struct Columns {
     bytes: Arc<Vec<u8>>,
     _booked: Reservation,
 }
 
 impl Columns {
-    /// Room for a chunk of any of these layers, booked on the host.
-    pub(super) fn new<'a>(
+    /// Allocates it for a chunk of any of these layers; its bytes count as allocated on the host.
+    pub(crate) fn new<'a>(
         host: &Arc<Ledger>,
         layers: impl Iterator<Item = &'a Sources>,
-        size: PieceSize,
     ) -> hal::Result<Columns> {
-        let len = layers.map(|from| from.columns_len(size)).max().unwrap_or(0);
+        let len = layers.map(|from| from.columns_len()).max().unwrap_or(0);
         let booked = host.reserve("streamed columns", Bytes(len as u64))?;
         Ok(Columns { bytes: Arc::new(Vec::with_capacity(len)), _booked: booked })
     }
@@ -141,7 +139,7 @@ impl Columns {
 
 /// The tensors from which the neurons of a layer are gathered.
 #[derive(Debug)]
-pub(super) struct Sources {
+pub(crate) struct Sources {
     gate: Option<HostRows>,
     up: HostRows,
     down: HostRows,
@@ -150,44 +148,48 @@ pub(super) struct Sources {
     /// Rows of a predictor's last matrix, one per neuron.
     scores: Option<HostRows>,
     /// Per-neuron values, and the value of an empty slot.
-    vectors: Vec<(Part, HostRows, f32)>,
+    vectors: Vec<(ChunkTensor, HostRows, f32)>,
     /// Neurons of an expert, or of the layer.
     n_each: usize,
+    /// Size of the chunks.
+    size: ChunkSize,
 }
 
 impl Sources {
-    pub(super) fn new(plan: &Plan<'_>, device: &Device, index: usize) -> Sources {
-        let ffn = plan.block(index);
-        let packs = plan.mode.packs(device, ffn, &Neurons::All);
+    pub(crate) fn new(
+        sizing: &Sizing<'_>,
+        device: &Device,
+        index: usize,
+        size: ChunkSize,
+    ) -> Sources {
+        let ffn = sizing.block(index);
+        let packs = sizing.mode.packs(device, ffn, &Neurons::All);
         let transpose = packs.last().is_some_and(|down| down.pack.transpose);
         let bias = |part: &model::Affine| part.bias.clone();
         let n_ff = ffn.n_ff();
-        let chosen = plan.mode.chosen(plan.model, plan.options, index);
+        let chosen = sizing.mode.chosen(sizing.model, sizing.options, index);
         // All layers use the same op: a predictor without a bias gets zeros.
         let offsets = chosen.map(|chosen| match chosen.bias {
             Some(bias) => vector(bias),
             None => vector(&vec![0.0; n_ff]),
         });
         let vectors = [
-            (Part::BiasGate, ffn.gate.as_ref().and_then(bias), 0.0),
-            (Part::BiasUp, bias(&ffn.up), 0.0),
+            (ChunkTensor::BiasGate, ffn.gate.as_ref().and_then(bias), 0.0),
+            (ChunkTensor::BiasUp, bias(&ffn.up), 0.0),
             // A threshold that no activation reaches.
-            (
-                Part::Threshold,
-                super::super::ffn::cuts(plan.options, index, &Neurons::All),
-                f32::MAX,
-            ),
+            (ChunkTensor::Threshold, cuts(sizing.options, index, &Neurons::All), f32::MAX),
             // A score that is never selected.
-            (Part::Offset, offsets, f32::MIN),
+            (ChunkTensor::Offset, offsets, f32::MIN),
         ];
         Sources {
             gate: ffn.gate.as_ref().map(|gate| gate.w.clone()),
             up: ffn.up.w.clone(),
             down: ffn.down.w.clone(),
             transpose,
-            orientation: plan.mode.orientation(ffn),
+            orientation: sizing.mode.orientation(ffn),
             scores: chosen.map(|chosen| chosen.fc2.clone()),
             n_each: ffn.n_each(),
+            size,
             vectors: vectors
                 .into_iter()
                 .filter_map(|(part, all, none)| Some((part, all?, none)))
@@ -196,21 +198,18 @@ impl Sources {
     }
 
     /// Whether a predictor scores them.
-    pub(super) fn is_scored(&self) -> bool {
+    pub(crate) fn is_scored(&self) -> bool {
         self.scores.is_some()
     }
 
     /// Number of neurons in the unit that chunks do not cross: an expert's, or the layer's.
-    pub(super) fn n_each(&self) -> usize {
+    pub(crate) fn n_each(&self) -> usize {
         self.n_each
     }
 
     /// Number of neurons whose columns of down are gathered together.
-    pub(super) fn block(&self) -> usize {
-        match self.by_columns() {
-            true => self.down.desc().format.block_values(),
-            false => 1,
-        }
+    pub(crate) fn block(&self) -> usize {
+        if self.by_columns() { self.down.desc().format.block_values() } else { 1 }
     }
 
     /// Whether down is gathered by columns.
@@ -219,27 +218,27 @@ impl Sources {
     }
 
     /// Columns of down per chunk.
-    fn n_columns(&self, size: PieceSize) -> usize {
-        if self.transpose { size.width(self.block()) } else { size.n }
+    fn n_columns(&self) -> usize {
+        if self.transpose { self.size.width(self.block()) } else { self.size.n }
     }
 
-    fn columns_len(&self, size: PieceSize) -> usize {
+    fn columns_len(&self) -> usize {
         let desc = self.down.desc();
-        let row = desc.format.row_bytes(self.n_columns(size)).unwrap_or_default();
+        let row = desc.format.row_bytes(self.n_columns()).unwrap_or_default();
         if self.by_columns() { row * self.up.desc().n_cols } else { 0 }
     }
 
     /// Packs `neurons` into the staging memory of the slots at `places`.
-    pub(super) fn fill(
+    pub(crate) fn fill(
         &self,
         device: &Device,
         neurons: &[u32],
-        (columns, size): (&mut Columns, PieceSize),
+        columns: &mut Columns,
         places: &Places,
         fills: &mut [Fill],
     ) -> Result<()> {
         let rows: Arc<[u32]> = neurons.into();
-        let spare = size.n - neurons.len();
+        let spare = self.size.n - neurons.len();
         let pack_rows = |source: &HostRows, fill: &mut Fill| {
             let select = Select::Rows(Arc::clone(&rows));
             let pack = PackDesc { select, spare, ..PackDesc::whole(source.desc()) };
@@ -247,33 +246,32 @@ impl Sources {
         };
         let at = |part| places.of(part).expect("the shape of a layer has its tensors");
         if let Some(gate) = &self.gate {
-            pack_rows(gate, &mut fills[at(Part::Gate)])?;
+            pack_rows(gate, &mut fills[at(ChunkTensor::Gate)])?;
         }
-        pack_rows(&self.up, &mut fills[at(Part::Up)])?;
+        pack_rows(&self.up, &mut fills[at(ChunkTensor::Up)])?;
         if let Some(scores) = &self.scores {
-            pack_rows(scores, &mut fills[at(Part::Scores)])?;
+            pack_rows(scores, &mut fills[at(ChunkTensor::Scores)])?;
         }
-        let down = &mut fills[at(Part::Down)];
-        match self.by_columns() {
-            false => pack_rows(&self.down, down)?,
-            true => {
-                let (block, n_each) = (self.block() as u32, self.n_each as u32);
-                // Experts' matrices are stacked, each with its own columns.
-                let (expert, n_out) = (neurons[0] / n_each, self.up.desc().n_cols);
-                let matrix = expert as usize * n_out..(expert as usize + 1) * n_out;
-                let neurons = || neurons.iter().map(|&n| n % n_each);
-                let mut blocks: Vec<u32> = neurons().map(|n| n / block).collect();
-                blocks.dedup();
-                let taken = columns.take(&self.down, matrix, &blocks, self.n_columns(size))?;
-                let mut pack = PackDesc::whole(taken.desc());
-                if self.transpose {
-                    let number = |n: u32| blocks.partition_point(|&other| other < n / block) as u32;
-                    let columns = neurons().map(|n| number(n) * block + n % block);
-                    let select = Select::Rows(columns.collect());
-                    pack = PackDesc { select, transpose: true, spare, ..pack };
-                }
-                device.pack_into(&pack, &taken, down.bytes_mut(device)?)?;
+        let down = &mut fills[at(ChunkTensor::Down)];
+        if self.by_columns() {
+            let (block, n_each) = (self.block() as u32, self.n_each as u32);
+            // Experts' matrices are stacked, each with its own columns.
+            let (expert, n_out) = (neurons[0] / n_each, self.up.desc().n_cols);
+            let matrix = expert as usize * n_out..(expert as usize + 1) * n_out;
+            let neurons = || neurons.iter().map(|&n| n % n_each);
+            let mut blocks: Vec<u32> = neurons().map(|n| n / block).collect();
+            blocks.dedup();
+            let taken = columns.take(&self.down, matrix, &blocks, self.n_columns())?;
+            let mut pack = PackDesc::whole(taken.desc());
+            if self.transpose {
+                let number = |n: u32| blocks.partition_point(|&other| other < n / block) as u32;
+                let columns = neurons().map(|n| number(n) * block + n % block);
+                let select = Select::Rows(columns.collect());
+                pack = PackDesc { select, transpose: true, spare, ..pack };
             }
+            device.pack_into(&pack, &taken, down.bytes_mut(device)?)?;
+        } else {
+            pack_rows(&self.down, down)?
         }
         let list = Neurons::List(rows);
         for (part, all, none) in &self.vectors {

@@ -7,19 +7,21 @@ use hal::{Operand, Tensor};
 
 use placement::{CPU, DeviceIndex, LayerPlacement, Placement};
 
-use super::super::build::{Layer, Plan};
-use super::super::lane::Lane;
-use super::super::predict::PieceLists;
-use super::super::record::{Ladder, Recording};
-use super::super::timeline::Work;
-use super::super::{Error, Result};
 use super::fill::{Columns, Fill, Sources};
-use super::slots::{Kind, PieceSize, Slots};
+use super::slots::Slots;
 use super::{Side, Stream, Streamed};
+use crate::error::{Error, Result};
+use crate::load::lane::Lane;
+use crate::load::lists::ChunkLists;
+use crate::load::{Layer, Loaded};
+use crate::record::{Ladder, Recording, StreamedNeurons};
+use crate::size::Sizing;
+use crate::size::stream::{ChunkShape, ChunkSize};
+use crate::timeline::Work;
 
 /// The differences between programs over slots of the same shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum ChunkRows {
     /// All neurons of a chunk are computed.
     All,
     /// For the tokens that use the expert of this number.
@@ -28,90 +30,96 @@ enum Way {
     Listed(usize),
 }
 
-impl Plan<'_> {
-    /// Sets up streaming to each device. A device without enough memory is reported and does not
-    /// stream.
-    ///
-    /// # Errors
-    /// A lost device, a driver fault.
-    pub(in super::super) fn streams_by(
-        &self,
-        recording: &Recording<'_>,
-        from: &[Option<usize>],
-        placed: (&Placement, &[Layer]),
-        lanes: &[Option<Lane>],
-        told: &mut Vec<String>,
-    ) -> Result<Vec<Option<Stream>>> {
-        let mut streams = Vec::new();
-        // Layers on the CPU are streamed to the first device with streaming.
-        let there = |device: DeviceIndex| from[device].filter(|_| device != CPU);
-        let first = (0..from.len()).find(|&device| there(device).is_some());
-        for device in 0..from.len() {
-            let made = match there(device) {
-                Some(from) => {
-                    let homes = [Some(device), (first == Some(device)).then_some(CPU)];
-                    self.stream(recording, (device, &homes), from, placed, lanes)
-                }
-                None => Ok(None),
-            };
-            streams.push(match made {
-                Err(Error::Device(error @ hal::Error::OutOfMemory { .. })) => {
-                    told.push(format!(
-                        "weights on the CPU are not streamed during prefill: {error}"
-                    ));
-                    None
-                }
-                made => made?,
-            });
-        }
-        Ok(streams)
+/// Sets up streaming to each device from the numbers of tokens `from`. A device without enough
+/// memory is reported in `slow` and does not stream.
+///
+/// # Errors
+/// A lost device, a driver fault.
+pub(crate) fn make_streams(
+    sizing: &Sizing<'_>,
+    recording: &Recording<'_>,
+    loaded: &Loaded,
+    placement: &Placement,
+    from: &[Option<usize>],
+    slow: &mut Vec<String>,
+) -> Result<Vec<Option<Stream>>> {
+    let setup = Setup { sizing, recording, loaded, placement };
+    let mut streams = Vec::new();
+    // Layers on the CPU are streamed to the first device with streaming.
+    let there = |device: DeviceIndex| from[device].filter(|_| device != CPU);
+    let first = (0..from.len()).find(|&device| there(device).is_some());
+    for device in 0..from.len() {
+        let made = match there(device) {
+            Some(from) => setup.stream(device, first == Some(device), from),
+            None => Ok(None),
+        };
+        streams.push(match made {
+            Err(Error::Device(error @ hal::Error::OutOfMemory { .. })) => {
+                slow.push(format!("weights on the CPU are not streamed during prefill: {error}"));
+                None
+            }
+            made => made?,
+        });
     }
+    Ok(streams)
+}
 
-    /// Streaming of the layers in `homes` to `device`, from steps of `from` tokens on. `None` if
-    /// no layer can be streamed.
+/// A loaded model whose streaming is set up.
+struct Setup<'a> {
+    sizing: &'a Sizing<'a>,
+    recording: &'a Recording<'a>,
+    loaded: &'a Loaded,
+    placement: &'a Placement,
+}
+
+/// The distinct shapes of chunks and the distinct programs over each of them (index of the shape),
+/// as far as they are known.
+#[derive(Default)]
+struct Distinct {
+    shapes: Vec<ChunkShape>,
+    programs: Vec<(usize, ChunkRows)>,
+}
+
+impl Setup<'_> {
+    /// Streaming of the layers with home `device`, and of layers on the CPU if `takes_cpu`, from
+    /// steps of `from` tokens on. `None` if no layer can be streamed.
     ///
     /// # Errors
-    /// Those of the device: not enough memory for the slots.
-    pub(super) fn stream(
-        &self,
-        recording: &Recording<'_>,
-        (device, homes): (DeviceIndex, &[Option<DeviceIndex>]),
-        from: usize,
-        (placement, layers): (&Placement, &[Layer]),
-        lanes: &[Option<Lane>],
-    ) -> Result<Option<Stream>> {
-        let (Some(from), Some(lane)) = (self.first_streamed(from), &lanes[device]) else {
+    /// Device errors: not enough memory for the slots.
+    fn stream(&self, device: DeviceIndex, takes_cpu: bool, from: usize) -> Result<Option<Stream>> {
+        let Setup { sizing, recording, loaded, placement } = *self;
+        let (Some(from), Some(lane)) = (sizing.first_streamed(from), &loaded.lanes[device]) else {
             return Ok(None);
         };
-        let size = self.piece_size();
-        let (mut kinds, mut ways) = (Vec::new(), Vec::new());
+        let size = sizing.chunk_size();
+        let mut distinct = Distinct::default();
         let mut streamed = Vec::new();
-        for (index, (placed, layer)) in placement.layers.iter().zip(layers).enumerate() {
-            let at = match homes.contains(&Some(placed.home)) && self.streams(index) {
-                true => {
-                    let known = (&mut kinds, &mut ways);
-                    self.streamed(lane, index, (placed, layer), size, known)
-                }
-                false => None,
-            };
-            streamed.push(at);
+        for (index, placed) in placement.layers.iter().enumerate() {
+            let homed = placed.home == device || takes_cpu && placed.home == CPU;
+            streamed.push(if homed && sizing.streams(index) {
+                self.streamed(lane, index, placed, size, &mut distinct)
+            } else {
+                None
+            });
         }
-        if kinds.is_empty() {
+        if distinct.shapes.is_empty() {
             return Ok(None);
         }
         let rungs = recording.rungs_from(from);
-        let lists = match self.mode.predicts() {
-            true => Some(PieceLists::new(&lane.device, size.n, rungs)?),
-            false => None,
+        let lists = if sizing.mode.predicts() {
+            Some(ChunkLists::new(&lane.device, size.n, rungs)?)
+        } else {
+            None
         };
-        let cpu = self.devices[CPU].ledger();
-        let columns = Columns::new(cpu, streamed.iter().flatten().map(|at| &at.from), size)?;
+        let cpu = sizing.devices[CPU].ledger();
+        let columns = Columns::new(cpu, streamed.iter().flatten().map(|at| &at.from))?;
         let first = !streamed.iter().flatten().all(|at| at.adds);
+        let layers = &loaded.layers[..];
         let making = Making { recording, lane, from, layers, lists: lists.as_ref(), first };
-        let sides = [making.side(&kinds, &ways)?, making.side(&kinds, &ways)?];
+        let sides = [making.side(&distinct)?, making.side(&distinct)?];
         Ok(Some(Stream {
-            from,
             device,
+            from,
             size,
             layers: streamed,
             _lists: lists,
@@ -119,7 +127,7 @@ impl Plan<'_> {
             next: 0,
             columns,
             padded: 0,
-            counts_all: !self.mode.is_sparse(),
+            counts_all: !sizing.mode.is_sparse(),
             scored: 0,
         }))
     }
@@ -131,14 +139,16 @@ impl Plan<'_> {
         &self,
         lane: &Lane,
         index: usize,
-        (placed, layer): (&LayerPlacement, &Layer),
-        size: PieceSize,
-        (kinds, ways): (&mut Vec<Kind>, &mut Vec<(usize, Way)>),
+        placed: &LayerPlacement,
+        size: ChunkSize,
+        distinct: &mut Distinct,
     ) -> Option<Streamed> {
-        let (weights, afar) = (&self.model.layers[index], placed.home == CPU);
+        let Setup { sizing, loaded, .. } = self;
+        let (weights, afar) = (&sizing.model.layers[index], placed.home == CPU);
+        let layer: &Layer = &loaded.layers[index];
         let ffn = weights.ffn.as_ref()?;
         match &layer.remotes[..] {
-            [] if afar && self.streams_afar(index) => {}
+            [] if afar && sizing.streams_afar(index) => {}
             [remote] if !afar && remote.device == CPU => {
                 if ffn.down.bias.is_some() && remote.ffn.bias_down.is_some() {
                     return None;
@@ -146,29 +156,30 @@ impl Plan<'_> {
             }
             _ => return None,
         }
-        let kind = number(kinds, self.kind(&lane.device, index, size));
-        let parallel = self.model.spec.block == model::BlockKind::Parallel;
+        let shape = number(&mut distinct.shapes, sizing.chunk_shape(&lane.device, index, size));
+        let parallel = sizing.model.spec.block == model::BlockKind::Parallel;
         let mut at = Streamed {
-            kind,
-            ways: Vec::new(),
+            shape,
+            programs: Vec::new(),
             absent: Vec::new(),
             pieces: Vec::new(),
-            afar,
-            joins: parallel || weights.frame.shared.is_some(),
-            adds: !afar && (parallel || layer.own.is_some() || weights.frame.shared.is_some()),
-            from: Sources::new(self, &lane.device, index),
+            neurons: if afar { StreamedNeurons::Whole } else { StreamedNeurons::Absent },
+            joins: parallel || weights.frame.adds_shared(),
+            adds: !afar && (parallel || layer.own.is_some() || weights.frame.adds_shared()),
+            from: Sources::new(sizing, &lane.device, index, size),
             works: [Work::Neurons(index)],
         };
         at.place(placed, ffn.n_ff(), size);
-        let way = |neurons: &Range<usize>| match (&ffn.experts, &layer.predictor) {
-            (Some(_), _) => Way::Expert(at.absent[neurons.start] as usize / at.from.n_each()),
-            (None, Some(_)) => Way::Listed(index),
-            (None, None) => Way::All,
+        let rows = |neurons: &Range<usize>| match (&ffn.experts, &layer.predictor) {
+            (Some(_), _) => ChunkRows::Expert(at.absent[neurons.start] as usize / at.from.n_each()),
+            (None, Some(_)) => ChunkRows::Listed(index),
+            (None, None) => ChunkRows::All,
         };
-        let all: Vec<Way> = at.pieces.iter().map(way).collect();
-        at.ways = all.into_iter().map(|way| number(ways, (kind, way))).collect();
+        let all: Vec<ChunkRows> = at.pieces.iter().map(rows).collect();
+        let programs = all.into_iter().map(|rows| number(&mut distinct.programs, (shape, rows)));
+        at.programs = programs.collect();
         if ffn.experts.is_none() {
-            at.ways.dedup();
+            at.programs.dedup();
         }
         Some(at)
     }
@@ -190,28 +201,28 @@ struct Making<'a> {
     /// The smallest rung.
     from: usize,
     layers: &'a [Layer],
-    lists: Option<&'a PieceLists>,
+    lists: Option<&'a ChunkLists>,
     /// Whether some programs overwrite y.
     first: bool,
 }
 
 impl Making<'_> {
     /// A set of slots with the programs over them.
-    fn side(&self, kinds: &[Kind], ways: &[(usize, Way)]) -> Result<Side> {
-        let lane = self.lane;
-        let slots = Slots::new(&lane.device, kinds)?;
+    fn side(&self, distinct: &Distinct) -> Result<Side> {
+        let (lane, shapes) = (self.lane, &distinct.shapes);
+        let slots = Slots::new(&lane.device, shapes)?;
         let mut programs = Vec::new();
-        for &(kind, way) in ways {
-            let mut share = slots.shares[kind].clone();
+        for &(shape, rows) in &distinct.programs {
+            let mut share = slots.shares[shape].clone();
             let mut predictor = None;
-            match way {
-                Way::All => {}
-                Way::Expert(number) => {
-                    share.groups = kinds[kind].groups(number, share.up.desc().n_rows);
+            match rows {
+                ChunkRows::All => {}
+                ChunkRows::Expert(number) => {
+                    share.groups = shapes[shape].groups(number, share.up.desc().n_rows);
                 }
-                Way::Listed(layer) => {
+                ChunkRows::Listed(layer) => {
                     let lists = self.lists.zip(self.layers[layer].predictor.as_ref());
-                    predictor = lists.map(|(lists, of)| slots.predictor(kind, of, lists));
+                    predictor = lists.map(|(lists, of)| slots.predictor(shape, of, lists));
                 }
             }
             let listed = predictor.as_ref().zip(self.lists);

@@ -15,50 +15,37 @@ mod slots;
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use hal::op::MOST_COUNTED;
-use hal::{Bytes, Program, Run};
+use hal::Run;
 
 use model::Model;
-use placement::{CPU, DeviceIndex, Forecast, LayerPlacement, Neurons, Placement};
+use placement::{DeviceIndex, LayerPlacement, Neurons};
 
-use super::build::{Layer, Plan};
-use super::lane::Lane;
-use super::options::Streaming;
-use super::predict::PieceLists;
-use super::record::{Ladder, lane};
-use super::step::{Buffers, Part, StepSizes};
-use super::timeline::Work;
-use super::{Error, Result};
-
+use crate::error::Result;
+use crate::load::lists::ChunkLists;
+use crate::load::{lane, lane_mut};
+use crate::record::{Ladder, Leg, StreamedLayers, StreamedNeurons};
+use crate::replay::arena::StepArena;
+use crate::replay::{StepProgram, Stepping};
+use crate::size::stream::ChunkSize;
+use crate::timeline::Work;
 use fill::{Columns, Fill, Sources};
-use slots::{PieceSize, Slots};
+use slots::Slots;
 
-/// A run of layers of a segment whose programs are cut at streamed layers.
-#[derive(Debug)]
-pub(super) struct Leg {
-    pub(super) program: Program,
-    /// The layer of each mailbox of the program, in order.
-    pub(super) handed: Vec<usize>,
-    /// The work of each timed span of the program.
-    pub(super) works: Vec<Work>,
-    /// The layer whose chunks run after it.
-    pub(super) then: Option<usize>,
-}
+pub(crate) use make::make_streams;
 
 /// Streaming to one device: the absent neurons of layers whose home it is, and all neurons of
 /// layers on the CPU.
 #[derive(Debug)]
-pub(super) struct Stream {
-    /// The smallest rung of the ladder that is cut into legs.
-    pub(super) from: usize,
+pub(crate) struct Stream {
     device: DeviceIndex,
-    size: PieceSize,
+    /// The smallest rung of the ladder that is cut into legs.
+    from: usize,
+    size: ChunkSize,
     /// Layers in order; `None` for those that are not streamed.
     layers: Vec<Option<Streamed>>,
     /// Lists for the predictors' selection within a chunk, reused by every chunk.
-    _lists: Option<PieceLists>,
+    _lists: Option<ChunkLists>,
     /// Two sets of slots, used alternately.
     sides: [Side; 2],
     next: usize,
@@ -75,16 +62,14 @@ pub(super) struct Stream {
 #[derive(Debug)]
 struct Streamed {
     /// Index of its shape among the shares of a side.
-    kind: usize,
+    shape: usize,
     /// Index of the program for each chunk; a single entry holds for all chunks.
-    ways: Vec<usize>,
+    programs: Vec<usize>,
     /// Absent neurons, ascending, and the range of each chunk. Whole experts are ordered by
     /// number, whatever expert a number means now.
     absent: Vec<u32>,
     pieces: Vec<Range<usize>>,
-    /// The layer is on the CPU and all of its neurons are streamed: x is uploaded, and y
-    /// downloaded.
-    afar: bool,
+    neurons: StreamedNeurons,
     /// Whether y is added to existing output when it is copied back.
     joins: bool,
     /// Whether the leg has written y, so that the first chunk is added to it.
@@ -97,7 +82,7 @@ struct Streamed {
 #[derive(Debug)]
 struct Side {
     slots: Slots,
-    /// By shape and program: programs that add to y, and programs that overwrite it.
+    /// For each distinct shape and program, a pair: the first adds to y, the second overwrites it.
     programs: Vec<[Ladder; 2]>,
     /// For each tensor of the slots, its staging memory.
     fills: Vec<Fill>,
@@ -112,93 +97,11 @@ struct Flight<'a> {
     side: Option<usize>,
 }
 
-/// Context of a streamed step besides its weights.
-pub(super) struct Stepping<'a> {
-    pub(super) lanes: &'a mut [Option<Lane>],
-    pub(super) layers: &'a [Layer],
-    pub(super) sizes: &'a StepSizes,
-    pub(super) buffers: &'a mut Buffers,
-    pub(super) interrupt: &'a AtomicBool,
-    /// Real tokens.
-    pub(super) n: usize,
-    pub(super) rung: usize,
-}
-
-impl Plan<'_> {
-    /// Whether the neurons of layer `index` can be streamed at all: a predictor's lists over
-    /// experts need the hand-off.
-    pub(super) fn streams(&self, index: usize) -> bool {
-        let listed = self.mode.chosen(self.model, self.options, index).is_some();
-        let ffn = self.model.layers[index].ffn.as_ref();
-        ffn.is_some_and(|ffn| !listed || ffn.experts.is_none())
-    }
-
-    /// Whether the neurons of layer `index` can be streamed to a device if the layer itself is on
-    /// the CPU: the predictor's first matrix or `bias_down` would have to be on the device.
-    pub(super) fn streams_afar(&self, index: usize) -> bool {
-        let listed = self.mode.chosen(self.model, self.options, index).is_some();
-        self.streams(index) && !listed && self.block(index).down.bias.is_none()
-    }
-
-    /// The smallest rung of the ladder at which steps of at least `from` tokens are streamed;
-    /// `None` if there is none.
-    pub(super) fn first_streamed(&self, from: usize) -> Option<usize> {
-        self.streamed_rungs().into_iter().find(|&n| n >= from)
-    }
-
-    /// The rungs of the ladder that may stream.
-    pub(super) fn streamed_rungs(&self) -> Vec<usize> {
-        let ladder = self.options.ladder();
-        ladder.into_iter().filter(|&n| n > MOST_COUNTED).collect()
-    }
-
-    /// Number of tokens from which absent neurons are streamed to each device, if they are: as
-    /// forced, or as planned. Reports why not where memory is short.
-    pub(super) fn streams_from(
-        &self,
-        placement: &Placement,
-        forecast: Option<&Forecast>,
-        told: &mut Vec<String>,
-    ) -> Vec<Option<usize>> {
-        let n_devices = self.devices.len();
-        let from: Vec<Option<usize>> = match (self.options.streaming, forecast) {
-            (Streaming::Forced { from, .. }, _) => vec![Some(from); n_devices],
-            (Streaming::Measured, Some(forecast)) => forecast.stream_from.clone(),
-            (Streaming::Off, _) | (Streaming::Measured, None) => vec![None; n_devices],
-        };
-        if from.iter().all(Option::is_none) {
-            return from;
-        }
-        // Chunks are packed from the file again and again.
-        let absent = |(index, placed): (usize, &LayerPlacement)| {
-            let Some(ffn) = &self.model.layers[index].ffn else { return 0 };
-            let bytes = ffn.matrices().map(|(_, rows)| rows.desc().bytes().unwrap_or_default().0);
-            let n_ff = ffn.n_ff();
-            let elsewhere = placed.shares.iter().filter(|s| s.device != placed.home);
-            let afar = placed.home == CPU && !placed.is_split() && self.streams_afar(index);
-            let n = match afar {
-                true => n_ff,
-                false => elsewhere.map(|share| share.neurons.len(n_ff)).sum::<usize>(),
-            };
-            bytes.sum::<u64>() / n_ff.max(1) as u64 * n as u64
-        };
-        let host = Bytes(placement.layers.iter().enumerate().map(absent).sum());
-        let free = self.devices[CPU].memory().ok().and_then(|memory| memory.free);
-        match free.filter(|free| *free < host) {
-            None => from,
-            Some(free) => {
-                told.push(format!("weights on the CPU are not streamed during prefill: that needs {host} of the model in host memory, and {free} are free"));
-                vec![None; n_devices]
-            }
-        }
-    }
-}
-
 impl Streamed {
     /// Updates the absent neurons to the current placement.
-    fn place(&mut self, placed: &LayerPlacement, n_ff: usize, size: PieceSize) {
+    fn place(&mut self, placed: &LayerPlacement, n_ff: usize, size: ChunkSize) {
         self.absent.clear();
-        if self.afar {
+        if self.neurons == StreamedNeurons::Whole {
             self.absent.extend(0..n_ff as u32);
         }
         for share in placed.shares.iter().filter(|share| share.device != placed.home) {
@@ -216,60 +119,51 @@ impl Streamed {
     }
 
     /// The index of the program that runs over a chunk.
-    fn way(&self, piece: usize) -> usize {
-        match self.ways[..] {
+    fn program(&self, piece: usize) -> usize {
+        match self.programs[..] {
             [one] => one,
-            _ => self.ways[piece],
+            _ => self.programs[piece],
         }
     }
 }
 
 impl Stream {
-    /// The device that neurons are streamed to.
-    pub(super) fn device(&self) -> DeviceIndex {
-        self.device
-    }
-
-    /// Whether the absent neurons of a layer are streamed here.
-    pub(super) fn has(&self, layer: usize) -> bool {
-        self.layers.get(layer).is_some_and(Option::is_some)
-    }
-
-    /// Whether all neurons of a layer on the CPU are streamed here.
-    pub(super) fn is_afar(&self, layer: usize) -> bool {
-        self.layers.get(layer).is_some_and(|at| at.as_ref().is_some_and(|at| at.afar))
+    /// Where the segments of its layers are cut.
+    pub(crate) fn streamed_layers(&self) -> StreamedLayers {
+        let layers = self.layers.iter().map(|at| at.as_ref().map(|at| at.neurons)).collect();
+        StreamedLayers { device: self.device, from: self.from, layers }
     }
 
     /// Updates the placement of a layer.
-    pub(super) fn place(&mut self, layer: usize, placed: &LayerPlacement, model: &Model) {
+    pub(crate) fn place(&mut self, layer: usize, placed: &LayerPlacement, model: &Model) {
         if let Some(Some(at)) = self.layers.get_mut(layer) {
             at.place(placed, model.layers[layer].n_ff(), self.size);
         }
     }
 
     /// Starts a step.
-    pub(super) fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         (self.padded, self.scored) = (0, 0);
     }
 
     /// Number of neurons that predictors scored in the step; most of them are active for some
     /// token.
-    pub(super) fn scored(&self) -> usize {
+    pub(crate) fn scored(&self) -> usize {
         self.scored
     }
 
     /// Number of empty slots that the step counted.
-    pub(super) fn padded(&self) -> usize {
+    pub(crate) fn padded(&self) -> usize {
         self.padded
     }
 
-    pub(super) fn ladders(&self) -> impl Iterator<Item = &Ladder> {
+    pub(crate) fn ladders(&self) -> impl Iterator<Item = &Ladder> {
         self.sides[0].programs.iter().flatten()
     }
 
     /// Runs the legs of a segment at `home` with the chunks between them. On an error all work in
     /// flight is dropped and waited for.
-    pub(super) fn run(
+    pub(crate) fn run(
         &mut self,
         home: DeviceIndex,
         legs: &[Leg],
@@ -288,59 +182,48 @@ impl Stream {
         let device = self.device;
         let Stream { layers, sides, next, columns, padded, size, counts_all, scored, .. } = self;
         for leg in legs {
-            let part = Part {
-                device: home,
-                program: &leg.program,
-                handed: &leg.handed,
-                works: &leg.works,
-                n: step.n,
-                rung: step.rung,
-            };
-            let Stepping { lanes, layers: all, sizes, buffers, interrupt, .. } = step;
-            let run = part.answered(lanes, all, sizes, buffers, interrupt)?;
-            flights.push_back(Flight { device: home, run, works: &leg.works, side: None });
-            let Some(at) = leg.then.and_then(|layer| layers[layer].as_ref()) else { continue };
-            if at.afar {
-                land(&mut flights, usize::MAX, step.buffers)?;
+            let Leg { program, handed, works, then } = leg;
+            let run =
+                StepProgram { device: home, program, handed, works }.replay_and_answer(step)?;
+            flights.push_back(Flight { device: home, run, works, side: None });
+            let Some(at) = then.and_then(|layer| layers[layer].as_ref()) else { continue };
+            let whole = at.neurons == StreamedNeurons::Whole;
+            if whole {
+                land(&mut flights, usize::MAX, step.arena)?;
                 step.bring_input(home, device)?;
             }
             for (number, piece) in at.pieces.iter().enumerate() {
-                if step.interrupt.load(Ordering::Relaxed) {
-                    return Err(Error::Interrupted);
-                }
+                step.check_interrupt()?;
                 let used = std::mem::replace(next, 1 - *next);
                 let side = &mut sides[used];
                 let neurons = &at.absent[piece.clone()];
-                side.fill(at, neurons, (columns, *size), step, device)?;
+                side.fill(at, neurons, columns, step, device)?;
                 *padded += if *counts_all { size.n - neurons.len() } else { 0 };
                 *scored += if at.from.is_scored() { neurons.len() } else { 0 };
                 // Two chunks are in flight: the program that reads these slots must end before
                 // they are filled again.
                 if let Some(last) = flights.iter().rposition(|flight| flight.side == Some(used)) {
-                    land(&mut flights, last + 1, step.buffers)?;
+                    land(&mut flights, last + 1, step.arena)?;
                 }
-                let run = side.start((at, number), step, device)?;
+                let run = side.start(at, number, step, device)?;
                 flights.push_back(Flight { device, run, works: &at.works, side: Some(used) });
             }
-            if at.afar {
-                land(&mut flights, usize::MAX, step.buffers)?;
+            if whole {
+                land(&mut flights, usize::MAX, step.arena)?;
                 step.bring_output(device, home, at.joins)?;
             }
         }
-        land(&mut flights, usize::MAX, step.buffers)?;
+        land(&mut flights, usize::MAX, step.arena)?;
         sides.iter_mut().flat_map(|side| &mut side.fills).try_for_each(Fill::land)?;
-        match step.interrupt.load(Ordering::Relaxed) {
-            true => Err(Error::Interrupted),
-            false => Ok(()),
-        }
+        step.check_interrupt()
     }
 }
 
 /// Waits for the first `n` submissions in flight.
-fn land(flights: &mut VecDeque<Flight<'_>>, n: usize, buffers: &mut Buffers) -> Result<()> {
+fn land(flights: &mut VecDeque<Flight<'_>>, n: usize, arena: &mut StepArena) -> Result<()> {
     let n = n.min(flights.len());
     for Flight { device, run, works, .. } in flights.drain(..n) {
-        buffers.timeline.wait(device, works, run)?;
+        arena.timeline.wait(device, works, run)?;
     }
     Ok(())
 }
@@ -352,33 +235,35 @@ impl Side {
         &mut self,
         at: &Streamed,
         neurons: &[u32],
-        (columns, size): (&mut Columns, PieceSize),
+        columns: &mut Columns,
         step: &mut Stepping<'_>,
         device: DeviceIndex,
     ) -> Result<()> {
         let Side { slots, fills, .. } = self;
-        let (places, on) = (&slots.places[at.kind], lane(step.lanes, device));
+        let (places, on) = (&slots.places[at.shape], lane(step.lanes, device));
         places.all().iter().try_for_each(|&place| fills[place].land())?;
-        let since = step.buffers.timeline.now();
-        at.from.fill(&on.device, neurons, (columns, size), places, fills)?;
-        step.buffers.timeline.host(Work::Copy, since);
+        let since = step.arena.timeline.now();
+        at.from.fill(&on.device, neurons, columns, places, fills)?;
+        step.arena.timeline.host(Work::Copy, since);
         Ok(())
     }
 
     /// Uploads it to the slots and starts the program over them.
     fn start(
         &mut self,
-        (at, number): (&Streamed, usize),
+        at: &Streamed,
+        number: usize,
         step: &mut Stepping<'_>,
         device: DeviceIndex,
     ) -> Result<Run> {
-        let queue = &mut step.lanes[device].as_mut().expect("a used device has a lane").queue;
+        let queue = &mut lane_mut(step.lanes, device).queue;
         let Side { slots, programs, fills } = self;
-        for &place in slots.places[at.kind].all() {
+        for &place in slots.places[at.shape].all() {
             fills[place].launch(queue, &slots.tensors[place])?;
         }
-        let ladder = &programs[at.way(number)][usize::from(!at.adds && number == 0)];
-        let program = ladder.at_least(step.sizes.rungs[step.rung]).expect("recorded for the rung");
-        step.buffers.timeline.replay(queue, program)
+        let ladder = &programs[at.program(number)][usize::from(!at.adds && number == 0)];
+        let program =
+            ladder.at_least(step.arena.sizes.rungs[step.rung]).expect("recorded for the rung");
+        step.arena.timeline.replay(queue, program)
     }
 }

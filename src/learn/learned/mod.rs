@@ -16,7 +16,6 @@ pub use save::{Contents, SaveError, check_place, lock, place, save, save_if};
 use std::path::{Path, PathBuf};
 
 use hal::HostRows;
-use hal::format::Format;
 
 use gguf::{self, File, Hash, Metadata, TensorInfo, TensorType};
 
@@ -157,7 +156,7 @@ impl Learned {
         Learned::check(File::open(path)?, &model.fingerprint())
     }
 
-    /// The same for bytes in memory, for the model with this fingerprint.
+    /// As [`Learned::open`] for bytes in memory, for the model with this fingerprint.
     ///
     /// # Errors
     /// [`Refused`].
@@ -315,8 +314,7 @@ impl Learned {
             return Err(self.missing(full, "a matrix".into()));
         };
         let wrong = || self.wrong(tensor, "a matrix in a supported format".into());
-        let id = tensor.ty.id(gguf::Container::Gguf);
-        let format = id.and_then(Format::from_gguf_id).ok_or_else(wrong)?;
+        let format = tensor.ty.format().ok_or_else(wrong)?;
         let sizes = (usize::try_from(tensor.n_rows()), usize::try_from(tensor.row_len()));
         let (Ok(n_rows), Ok(n_cols)) = sizes else { return Err(wrong()) };
         if tensor.shape.len() > 2 {

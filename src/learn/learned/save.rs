@@ -132,8 +132,8 @@ fn locked(file: fs::File) -> io::Result<fs::File> {
     Ok(file)
 }
 
-/// The location for the side file of `model`: next to it, otherwise in `folder`, whichever is
-/// writable.
+/// The location for the side file of `model`: next to it if that is writable, otherwise in
+/// `folder`.
 ///
 /// # Errors
 /// [`SaveError`] of the last candidate.
@@ -149,8 +149,8 @@ pub fn place(model: &File, folder: Option<&Path>) -> Result<PathBuf, SaveError> 
 }
 
 /// Writes `contents` as the `section` of the side file at `path` for `model`, and keeps the other
-/// sections. With the flag set, a file for another model is replaced. Processes that save sections at
-/// the same time wait for each other, so none is lost.
+/// sections. With `overwrite`, a file for another model is replaced. Processes that save sections
+/// at the same time wait for each other, so none is lost.
 ///
 /// # Errors
 /// [`SaveError`].
@@ -159,9 +159,9 @@ pub fn save(
     model: &File,
     section: Section,
     contents: &Contents,
-    anew: bool,
+    overwrite: bool,
 ) -> Result<(), SaveError> {
-    save_if(path, model, section, contents, anew, &|_| true).map(|_| ())
+    save_if(path, model, section, contents, overwrite, &|_| true).map(|_| ())
 }
 
 /// [`save`], unless the section exists now and `may` refuses to replace it: another process may
@@ -174,7 +174,7 @@ pub fn save_if(
     model: &File,
     section: Section,
     contents: &Contents,
-    anew: bool,
+    overwrite: bool,
     may: &dyn Fn(&Learned) -> bool,
 ) -> Result<bool, SaveError> {
     make_folder(path)?;
@@ -186,7 +186,7 @@ pub fn save_if(
     {
         return Ok(false);
     }
-    let kept = kept(path, model, section, anew)?;
+    let kept = kept(path, model, section, overwrite)?;
     let mut writer = Writer::new(Container::Gguf);
     writer.set(ARCHITECTURE_KEY, ARCHITECTURE)?;
     writer.set(VERSION_KEY, VERSION)?;
@@ -224,21 +224,21 @@ pub fn save_if(
     Ok(true)
 }
 
-/// The contents of the file at `path` to keep when `section` is replaced. With the flag set, damaged
+/// The contents of the file at `path` to keep when `section` is replaced. With `overwrite`, damaged
 /// sections are dropped, and so is everything in a file for another model.
 fn kept(
     path: &Path,
     model: &File,
     section: Section,
-    anew: bool,
+    overwrite: bool,
 ) -> Result<Option<Kept>, SaveError> {
     if !path.exists() {
         return Ok(None);
     }
     let (file, mut but) = match Learned::open(path, model) {
         Ok(old) => (old.file, Vec::new()),
-        Err(Refused::Model { .. } | Refused::Version { .. }) if anew => return Ok(None),
-        Err(Refused::Sum { .. }) if anew => {
+        Err(Refused::Model { .. } | Refused::Version { .. }) if overwrite => return Ok(None),
+        Err(Refused::Sum { .. }) if overwrite => {
             let file = File::open(path)?;
             let broken = super::broken(&file)?;
             (file, broken)

@@ -35,14 +35,6 @@ pub enum Error {
         /// The size of the smallest candidates.
         least: f64,
     },
-    /// The training library failed.
-    #[error("layer {layer}: training failed: {reason}")]
-    Training {
-        /// Layer.
-        layer: usize,
-        /// Its message.
-        reason: String,
-    },
     /// A side file that is not used.
     #[error(transparent)]
     Refused(#[from] learned::Refused),

@@ -16,8 +16,8 @@
 //! matrix that is repeatedly multiplied by `w L` and its transpose converges to the largest
 //! directions.
 //!
-//! Source: data-aware low-rank factors as in SVD-LLM (Wang et al. 2024) and SVDP; randomised subspace iteration, Halko,
-//! Martinsson and Tropp 2011.
+//! Source: data-aware low-rank factors as in SVD-LLM (Wang et al. 2024) and SVDP; randomised
+//! subspace iteration, Halko, Martinsson and Tropp 2011.
 
 use faer::linalg::matmul::matmul;
 use faer::linalg::triangular_solve::solve_upper_triangular_in_place;
@@ -87,8 +87,9 @@ impl Moment {
     /// The shrinkage of the inputs' `correlation`: a few tokens lie in few directions by chance,
     /// and contain no information about the others.
     ///
-    /// Source: oracle approximating shrinkage, Chen, Wiesel, Eldar and Hero 2010, of correlations, since inputs of a
-    /// model differ in their variance by orders of magnitude (Schafer and Strimmer 2005 have such targets).
+    /// Source: oracle approximating shrinkage, Chen, Wiesel, Eldar and Hero 2010, of correlations,
+    /// since inputs of a model differ in their variance by orders of magnitude (Schafer and
+    /// Strimmer 2005 have such targets).
     fn doubt(&self, correlation: &Mat<f64>) -> f64 {
         let n = correlation.nrows();
         if self.n_tokens >= ENOUGH * n {
@@ -99,10 +100,7 @@ impl Moment {
         let trace = (0..n).map(|i| correlation[(i, i)]).sum::<f64>().powi(2);
         let rest = 1.0 - 2.0 / p;
         let share = (rest * square + trace) / ((tokens + rest) * (square - trace / p));
-        match share.is_finite() && share > 0.0 {
-            true => share.clamp(RIDGE, 1.0),
-            false => 1.0,
-        }
+        if share.is_finite() && share > 0.0 { share.clamp(RIDGE, 1.0) } else { 1.0 }
     }
 
     /// The lower Cholesky factor of the covariance, and the inputs that are the same for all
@@ -116,14 +114,16 @@ impl Moment {
             return Err("the inputs are all the same or contain NaN");
         }
         let constant: Vec<bool> = (0..n).map(|i| covariance[(i, i)] <= CONSTANT * mean).collect();
-        let deviation = |i: usize| match constant[i] {
-            true => mean.sqrt(),
-            false => covariance[(i, i)].sqrt(),
-        };
-        let correlation = Mat::from_fn(n, n, |i, j| match i == j {
-            true => 1.0,
-            false if constant[i] || constant[j] => 0.0,
-            false => covariance[(i, j)] / (deviation(i) * deviation(j)),
+        let deviation =
+            |i: usize| if constant[i] { mean.sqrt() } else { covariance[(i, i)].sqrt() };
+        let correlation = Mat::from_fn(n, n, |i, j| {
+            if i == j {
+                1.0
+            } else if constant[i] || constant[j] {
+                0.0
+            } else {
+                covariance[(i, j)] / (deviation(i) * deviation(j))
+            }
         });
         let share = self.doubt(&correlation);
         let believed = Mat::from_fn(n, n, |i, j| {
@@ -158,9 +158,10 @@ impl Factors {
             w.col_mut(i).fill(0.0);
         }
         let rank = rank.min(n);
-        let (right, fc2) = match rank * NARROW <= n {
-            true => narrow(w.as_ref(), root.as_ref(), rank)?,
-            false => whole(w.as_ref(), root.as_ref(), rank)?,
+        let (right, fc2) = if rank * NARROW <= n {
+            narrow(w.as_ref(), root.as_ref(), rank)?
+        } else {
+            whole(w.as_ref(), root.as_ref(), rank)?
         };
         // fc1 = right^T L^-1, so fc1^T = L^-T right.
         let mut fc1 = right;
@@ -172,9 +173,10 @@ impl Factors {
         let factors =
             Factors { fc1: Dense::narrow(fc1.transpose()), fc2: Dense::narrow(fc2.as_ref()) };
         let finite = |dense: &Dense| dense.values.iter().all(|v| v.is_finite());
-        match finite(&factors.fc1) && finite(&factors.fc2) {
-            true => Ok(factors),
-            false => Err("a factor is NaN"),
+        if finite(&factors.fc1) && finite(&factors.fc2) {
+            Ok(factors)
+        } else {
+            Err("a factor is NaN")
         }
     }
 
@@ -216,7 +218,7 @@ fn whole(
     Ok((right, fc2))
 }
 
-/// The same, approximately, if `rank` is a small part of the width.
+/// As [`whole`], approximately; faster if `rank` is a small part of the width.
 fn narrow(
     w: MatRef<'_, f64>,
     root: MatRef<'_, f64>,

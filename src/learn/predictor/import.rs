@@ -3,7 +3,7 @@
 use hal::HostRows;
 use hal::format::Format;
 
-use super::Verdict;
+use super::Evaluation;
 use super::judge::Judge;
 use super::make::Block;
 use super::matrix::Dense;
@@ -19,7 +19,7 @@ const MOST_LOST: f64 = 0.002;
 const LONGEST: f64 = 1.05;
 
 /// Evaluates `layer` on the tokens in `seen`, which has its inputs.
-fn judged(layer: &Predictor, judge: &Judge<'_>, seen: &Seen, threshold: f32) -> Result<Verdict> {
+fn judged(layer: &Predictor, judge: &Judge<'_>, seen: &Seen, threshold: f32) -> Result<Evaluation> {
     let mut hidden = seen.x.activations(layer.fc1.desc().format).times(&Dense::of(&layer.fc1)?);
     hidden.values.iter_mut().for_each(|v| *v = v.max(0.0));
     let scores = hidden.activations(layer.fc2.desc().format).times(&Dense::of(&layer.fc2)?);

@@ -4,17 +4,18 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use model::chooser::{Curve, ERRORS, Verdict};
+use model::chooser::{Curve, ERRORS, Evaluation};
 
 use super::matrix::Dense;
-use super::seen::{Part, Seen};
+use super::seen::{Contribution, Seen};
 
 /// Tokens that are evaluated together.
 const TOKENS: usize = 64;
 /// If more than one contribution in this many is skipped, a matrix product is faster than separate
 /// rows.
 const MANY: usize = 16;
-/// Thresholds that are tried at once, and again between two of them.
+/// Number of intervals between the thresholds tried at once; then the interval with the result is
+/// divided into as many.
 const LINES: usize = 64;
 
 /// A layer's tokens, and their products with its down matrix.
@@ -23,7 +24,7 @@ pub(super) struct Judge<'a> {
     seen: &'a Seen,
     /// `[n_ff, n_embd]`: a row per neuron.
     down: &'a Dense,
-    /// The same with a row per output.
+    /// `down` with a row per output.
     columns: Dense,
     /// Sum over tokens of the squared norm of the output.
     size: f64,
@@ -46,7 +47,7 @@ impl<'a> Judge<'a> {
     }
 
     /// The squared norm of the output's error if contributions are `dropped`, summed over tokens.
-    fn lost(&self, dropped: impl Fn(usize, &Part) -> bool + Sync) -> f64 {
+    fn lost(&self, dropped: impl Fn(usize, &Contribution) -> bool + Sync) -> f64 {
         let n = self.seen.n_tokens();
         let some = |first: usize| self.lost_of(first..n.min(first + TOKENS), &dropped);
         // Added in order, so that the sum does not depend on the threads.
@@ -55,7 +56,11 @@ impl<'a> Judge<'a> {
         sizes.iter().sum()
     }
 
-    fn lost_of(&self, tokens: Range<usize>, dropped: &impl Fn(usize, &Part) -> bool) -> f64 {
+    fn lost_of(
+        &self,
+        tokens: Range<usize>,
+        dropped: &impl Fn(usize, &Contribution) -> bool,
+    ) -> f64 {
         let parts = |t: usize| self.seen.parts(t).iter().filter(move |part| dropped(t, part));
         let n_dropped: usize = tokens.clone().map(|t| parts(t).count()).sum();
         let n_embd = self.down.n_cols;
@@ -77,22 +82,23 @@ impl<'a> Judge<'a> {
         sums.values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum()
     }
 
-    fn error(&self, dropped: impl Fn(usize, &Part) -> bool + Sync) -> f64 {
-        match self.size > 0.0 {
-            true => (self.lost(dropped) / self.size).sqrt(),
-            false => 0.0,
-        }
+    fn error(&self, dropped: impl Fn(usize, &Contribution) -> bool + Sync) -> f64 {
+        if self.size > 0.0 { (self.lost(dropped) / self.size).sqrt() } else { 0.0 }
     }
 
     /// The errors of skipping contributions whose `value` is below each of `lines`, which are
     /// ascending. Each token's contributions are visited once, in the order of their values.
-    fn errors(&self, value: &(impl Fn(usize, &Part) -> f32 + Sync), lines: &[f32]) -> Vec<f64> {
+    fn errors(
+        &self,
+        value: &(impl Fn(usize, &Contribution) -> f32 + Sync),
+        lines: &[f32],
+    ) -> Vec<f64> {
         let n = self.seen.n_tokens();
         let some = |first: usize| {
             let (mut sizes, mut sum) = (vec![0.0f64; lines.len()], vec![0.0; self.down.n_cols]);
             for t in first..n.min(first + TOKENS) {
                 let parts = self.seen.parts(t).iter();
-                let mut order: Vec<(f32, &Part)> =
+                let mut order: Vec<(f32, &Contribution)> =
                     parts.map(|part| (value(t, part), part)).collect();
                 order.sort_by(|a, b| a.0.total_cmp(&b.0));
                 sum.fill(0.0);
@@ -125,7 +131,7 @@ impl<'a> Judge<'a> {
     /// it.
     pub(super) fn lines(
         &self,
-        value: impl Fn(usize, &Part) -> f32 + Sync,
+        value: impl Fn(usize, &Contribution) -> f32 + Sync,
         top: f32,
         targets: &[f32],
     ) -> Vec<f32> {
@@ -156,22 +162,27 @@ impl<'a> Judge<'a> {
 
     /// Cost of skipping neurons with scores below `threshold`; `scores` `[n_tokens, n_ff]`.
     #[must_use]
-    pub(super) fn by_scores(&self, scores: &Dense, threshold: f32) -> Verdict {
-        let dropped = |t: usize, part: &Part| scores.row(t)[part.neuron as usize] < threshold;
+    pub(super) fn by_scores(&self, scores: &Dense, threshold: f32) -> Evaluation {
+        let dropped =
+            |t: usize, part: &Contribution| scores.row(t)[part.neuron as usize] < threshold;
         let listed = scores.values.iter().filter(|score| **score >= threshold).count();
         self.verdict(listed as f64, dropped)
     }
 
     /// Cost of skipping contributions whose activation is below `cut / weight` of their neuron.
     #[must_use]
-    pub(super) fn by_activation(&self, weights: &[f32], cut: f32) -> Verdict {
-        let dropped = |_: usize, part: &Part| part.act < row_threshold(weights, part, cut);
+    pub(super) fn by_activation(&self, weights: &[f32], cut: f32) -> Evaluation {
+        let dropped = |_: usize, part: &Contribution| part.act < row_threshold(weights, part, cut);
         let tokens = 0..self.seen.n_tokens();
         let kept = |t| self.seen.parts(t).iter().filter(|part| !dropped(t, part)).count();
         self.verdict(tokens.map(kept).sum::<usize>() as f64, dropped)
     }
 
-    fn verdict(&self, listed: f64, dropped: impl Fn(usize, &Part) -> bool + Sync) -> Verdict {
+    fn verdict(
+        &self,
+        listed: f64,
+        dropped: impl Fn(usize, &Contribution) -> bool + Sync,
+    ) -> Evaluation {
         let (mut found, mut all) = ([0.0; 2], [0.0; 2]);
         for t in 0..self.seen.n_tokens() {
             for part in self.seen.parts(t) {
@@ -182,7 +193,7 @@ impl<'a> Judge<'a> {
             }
         }
         let share = |i: usize| if all[i] > 0.0 { found[i] / all[i] } else { 1.0 };
-        Verdict {
+        Evaluation {
             error: self.error(dropped),
             listed: listed / (self.seen.n_tokens() * self.seen.n_ff()).max(1) as f64,
             recall: share(0),
@@ -229,7 +240,7 @@ impl<'a> Judge<'a> {
     #[must_use]
     pub(super) fn activation_curve(&self, weights: &[f32]) -> Curve {
         // Slightly reduced, so that a contribution at the cut stays above it after rounding.
-        let weighted = |_: usize, part: &Part| part.act * weights[part.neuron as usize];
+        let weighted = |_: usize, part: &Contribution| part.act * weights[part.neuron as usize];
         let parts = (0..self.seen.n_tokens()).flat_map(|t| self.seen.parts(t));
         let highest = parts.map(|part| weighted(0, part)).fold(0.0, f32::max);
         let lines = self.lines(weighted, highest, &ERRORS);
@@ -240,7 +251,7 @@ impl<'a> Judge<'a> {
 }
 
 /// The threshold on a neuron's activation, computed as in the engine.
-fn row_threshold(weights: &[f32], part: &Part, cut: f32) -> f32 {
+fn row_threshold(weights: &[f32], part: &Contribution, cut: f32) -> f32 {
     cut / weights[part.neuron as usize]
 }
 

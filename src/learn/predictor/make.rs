@@ -7,7 +7,7 @@ use super::factor::{Factors, Moment};
 use super::judge::Judge;
 use super::matrix::Dense;
 use super::scale::{self, Spread};
-use super::seen::{Part, Seen};
+use super::seen::{Contribution, Seen};
 use super::train::{self, Trained};
 use super::{Curve, Error, LayerPredictor, LayerThresholds, Result};
 use model::Ffn;
@@ -26,7 +26,7 @@ const FORMATS: [Formats; 5] = [
     Formats(Format::Q8_0, Format::Q4_0),
     Formats(Format::Q8_0, Format::Q8_0),
 ];
-/// Most candidate ranks.
+/// Maximum number of candidate ranks.
 const RANKS: usize = 32;
 /// Range of the logarithms of losses in which thresholds are searched.
 const LEAST_LOSS: f64 = -60.0;
@@ -37,7 +37,7 @@ const BEFORE_TRAINING: f32 = 2.0;
 
 /// Kinds of predictor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
+pub enum PredictorKind {
     /// Low-rank factors of the gate.
     #[default]
     Factors,
@@ -49,8 +49,8 @@ pub enum Kind {
 /// Settings for making predictors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// Kind of predictor.
-    pub kind: Kind,
+    /// Low-rank factors or signs.
+    pub kind: PredictorKind,
     /// The relative error of a block's output at which rank and training are evaluated.
     pub target: f32,
     /// Steps of training; 0 for none. Signs are not trained.
@@ -167,7 +167,7 @@ fn with_bias(mut scores: Dense, bias: &[f32]) -> Dense {
 /// returning `false`: then there is no predictor.
 ///
 /// # Errors
-/// [`Error::Singular`] for inputs without variation; [`Error::Training`].
+/// [`Error::Singular`] for inputs without variation; [`Error::Read`].
 pub fn predictor(
     layer: usize,
     block: &Block,
@@ -177,10 +177,10 @@ pub fn predictor(
 ) -> Result<Option<LayerPredictor>> {
     let maker = Maker::new(block, texts, settings);
     match settings.kind {
-        Kind::Signs if !stage(Stage::Thresholds) => return Ok(None),
-        Kind::Signs => return maker.signs().map(Some),
-        Kind::Factors if !stage(Stage::Factors) => return Ok(None),
-        Kind::Factors => {}
+        PredictorKind::Signs if !stage(Stage::Thresholds) => return Ok(None),
+        PredictorKind::Signs => return maker.signs().map(Some),
+        PredictorKind::Factors if !stage(Stage::Factors) => return Ok(None),
+        PredictorKind::Factors => {}
     }
     let most = settings.rank.unwrap_or(MOST_RANK).min(block.test.n_cols);
     let mut moment = Moment::new(texts.seen.n_embd());
@@ -195,9 +195,7 @@ pub fn predictor(
                 (0..block.down.n_rows).map(|n| length(block.down.row(n))).collect();
             let step = &mut |done| stage(Stage::Training(done));
             let trained = train::train(&best.start, best.formats, texts.seen, &lengths, n, step);
-            let failed =
-                |reason: candle_core::Error| Error::Training { layer, reason: reason.to_string() };
-            match trained.map_err(failed)? {
+            match trained? {
                 Some(trained) => Some(trained),
                 None => return Ok(None),
             }
@@ -309,7 +307,7 @@ impl<'a> Maker<'a> {
     /// `target`.
     fn bias(&self, spread: &Spread, held: &Dense, target: f32) -> Vec<f32> {
         // Losses as logarithms.
-        let loss = |t: usize, part: &Part| {
+        let loss = |t: usize, part: &Contribution| {
             let n = part.neuron as usize;
             spread.loss(n, held.row(t)[n], self.weights[n]).ln().max(LEAST_LOSS) as f32
         };

@@ -14,7 +14,7 @@ pub(super) struct Dense {
     pub(super) n_rows: usize,
     /// Values of a row.
     pub(super) n_cols: usize,
-    /// `n_rows * n_cols` of them.
+    /// `[n_rows, n_cols]`
     pub(super) values: Vec<f32>,
 }
 

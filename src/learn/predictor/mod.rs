@@ -27,9 +27,9 @@ mod train;
 
 pub use error::{Error, Result};
 pub use import::requantised;
-pub use make::{Block, Kind, RANK_STEP, Settings, Stage, Texts, predictor, thresholds};
+pub use make::{Block, PredictorKind, RANK_STEP, Settings, Stage, Texts, predictor, thresholds};
 pub use model::chooser::{
-    Chooser, Curve, ERRORS, LayerPredictor, LayerThresholds, Layers, Levels, Quality, Verdict,
+    Chooser, Curve, ERRORS, Evaluation, LayerPredictor, LayerThresholds, Layers, Levels, Quality,
 };
-pub use seen::{Part, Seen};
+pub use seen::{Contribution, Seen};
 pub use store::{Maker, is_of_first_use, read, section};

@@ -2,10 +2,10 @@
 //!
 //! Given its score `s`, a neuron's test value is about `slope * s + mean`, with a standard
 //! deviation per neuron. The expected loss of skipping the neuron is then
-//! `weight^2 * E[max(slope * s + mean + deviation * e, 0)^2]` for a normal `e`, and the best lists of a given length
-//! contain the neurons for which it is largest. So rows of the second factor are multiplied by the
-//! slope (below 1 if rounding made the scores too large) and divided by the deviation, and a bias
-//! moves the threshold to the same loss for all neurons.
+//! `weight^2 * E[max(slope * s + mean + deviation * e, 0)^2]` for a normal `e`, and the best lists
+//! of a given length contain the neurons for which it is largest. So rows of the second factor are
+//! multiplied by the slope (below 1 if rounding made the scores too large) and divided by the
+//! deviation, and a bias moves the threshold to the same loss for all neurons.
 
 use super::matrix::Dense;
 use super::seen::Seen;
@@ -113,10 +113,7 @@ fn inverse(value: f64) -> f64 {
     let (mut low, mut high) = (-FAR, FAR);
     for _ in 0..60 {
         let middle = f64::midpoint(low, high);
-        match expected(middle) < value {
-            true => low = middle,
-            false => high = middle,
-        }
+        if expected(middle) < value { low = middle } else { high = middle }
     }
     low
 }

@@ -6,7 +6,7 @@ use super::matrix::Dense;
 
 /// A neuron's contribution to one token.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Part {
+pub struct Contribution {
     /// The neuron.
     pub neuron: u32,
     /// Factor on its row of down; never 0.
@@ -25,7 +25,7 @@ pub struct Seen {
     pub(super) x: Dense,
     /// Start of each token's contributions, then the end of the last.
     starts: Vec<usize>,
-    parts: Vec<Part>,
+    parts: Vec<Contribution>,
 }
 
 impl Seen {
@@ -55,7 +55,7 @@ impl Seen {
                     FfnKind::GatedBoth => test * act(self.activation, up),
                 };
                 if h != 0.0 {
-                    self.parts.push(Part { neuron: n as u32, h, act: test.abs() });
+                    self.parts.push(Contribution { neuron: n as u32, h, act: test.abs() });
                 }
             }
             self.starts.push(self.parts.len());
@@ -82,7 +82,7 @@ impl Seen {
 
     /// The contributions to token `t`, ascending by neuron.
     #[must_use]
-    pub fn parts(&self, t: usize) -> &[Part] {
+    pub fn parts(&self, t: usize) -> &[Contribution] {
         &self.parts[self.starts[t]..self.starts[t + 1]]
     }
 
@@ -143,7 +143,7 @@ mod tests {
         let mut seen = Seen::new(FfnKind::Gated, Activation::Relu, 2, 3);
         seen.push(&[1.0, 2.0], Some(&[1.0, -1.0, 2.0]), &[3.0, 5.0, -0.5]);
         seen.push(&[0.0, 0.5], Some(&[-1.0, -1.0, -2.0]), &[3.0, 5.0, -0.5]);
-        let part = |neuron, h, act| Part { neuron, h, act };
+        let part = |neuron, h, act| Contribution { neuron, h, act };
         assert_eq!(seen.parts(0), [part(0, 3.0, 1.0), part(2, -1.0, 2.0)]);
         assert_eq!((seen.parts(1), seen.n_tokens(), seen.density()), (&[][..], 2, 2.0 / 6.0));
         assert_eq!(seen.energies(), [9.0, 0.0, 1.0]);

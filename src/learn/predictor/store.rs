@@ -6,10 +6,10 @@ use std::path::Path;
 use hal::HostRows;
 
 use super::{
-    Chooser, Curve, ERRORS, Error, LayerPredictor, LayerThresholds, Layers, Levels, Result, Verdict,
+    Chooser, Curve, ERRORS, Error, Evaluation, LayerPredictor, LayerThresholds, Layers, Levels,
+    Result,
 };
 use crate::learned::{self, Contents, FIRST_USE, Learned, Section};
-use gguf::{Container, TensorType};
 use model::{Model, Predictor};
 
 /// Version of the sections' format.
@@ -90,11 +90,12 @@ pub fn is_of_first_use(learned: &Learned, model: &Model) -> Result<bool> {
     Ok(learned.text(section(model), RECIPE_KEY)?.starts_with(FIRST_USE))
 }
 
-/// The kind that a model needs, without layers.
+/// Empty layers of the kind that `model` needs: predictors or thresholds.
 fn no_layers(model: &Model) -> Layers {
-    match model.is_exactly_sparse() {
-        true => Layers::Predictors(Vec::new()),
-        false => Layers::Thresholds(Vec::new()),
+    if model.is_exactly_sparse() {
+        Layers::Predictors(Vec::new())
+    } else {
+        Layers::Thresholds(Vec::new())
     }
 }
 
@@ -121,14 +122,15 @@ fn levels(learned: &Learned, section: Section) -> Result<Option<Levels>> {
     let (balanced, fast) = (values[0], values[1]);
     // 0 means a quality that was not reached.
     let level = |error: f32| (error > 0.0).then_some(error);
-    match 0.0 <= balanced && balanced <= fast && fast < 1.0 {
-        true => Ok(Some(Levels { balanced: level(balanced), fast: level(fast) })),
-        false => Err(Error::Damaged {
+    if 0.0 <= balanced && balanced <= fast && fast < 1.0 {
+        Ok(Some(Levels { balanced: level(balanced), fast: level(fast) }))
+    } else {
+        Err(Error::Damaged {
             file: learned.name().to_owned(),
             what: format!("`{}.{LEVELS}`", section.name()),
             expected: "two errors from 0 to below 1, the larger last".to_owned(),
             found: format!("{balanced} and {fast}"),
-        }),
+        })
     }
 }
 
@@ -144,21 +146,19 @@ pub struct Maker<'a> {
 
 impl<'a> Maker<'a> {
     /// A run identified by `recipe`; its result goes to `path`. Layers of an earlier run with the
-    /// same recipe are kept; those of another run are replaced if the last argument is set, or if
+    /// same recipe are kept; those of another run are replaced with `restart`, or if
     /// they were made automatically ([`FIRST_USE`]).
     ///
     /// # Errors
     /// [`Error::Refused`] for a file at `path` for another model; [`Error::OtherRecipe`];
     /// [`Error::Damaged`].
-    pub fn new(model: &'a Model, path: &'a Path, recipe: &str, anew: bool) -> Result<Maker<'a>> {
+    pub fn new(model: &'a Model, path: &'a Path, recipe: &str, restart: bool) -> Result<Maker<'a>> {
         let (mut layers, mut found) = (no_layers(model), None);
         if path.exists() {
             let learned = Learned::open(path, &model.file)?;
             let section = section_of(&layers);
-            let before = match learned.has(section) && !anew {
-                true => Some(learned.text(section, RECIPE_KEY)?),
-                false => None,
-            };
+            let resumes = learned.has(section) && !restart;
+            let before = resumes.then(|| learned.text(section, RECIPE_KEY)).transpose()?;
             let replaced = |before: &&str| before.starts_with(FIRST_USE) && *before != recipe;
             if let Some(before) = before.filter(|before| !replaced(before)) {
                 if before != recipe {
@@ -275,9 +275,10 @@ impl<'a> Maker<'a> {
         }
         let (file, section) = (&self.model.file, section_of(&self.layers));
         let may = |now: &Learned| self.may_replace(now, section);
-        match learned::save_if(self.path, file, section, &contents, false, &may)? {
-            true => Ok(()),
-            false => Err(Error::Overtaken { file: self.path.display().to_string() }),
+        if learned::save_if(self.path, file, section, &contents, false, &may)? {
+            Ok(())
+        } else {
+            Err(Error::Overtaken { file: self.path.display().to_string() })
         }
     }
 
@@ -303,15 +304,14 @@ fn vector(contents: &mut Contents, name: &str, values: &[f32]) {
 fn matrix(contents: &mut Contents, name: &str, rows: &HostRows) -> Result<()> {
     let desc = rows.desc();
     let bytes = rows.rows(0..desc.n_rows).map_err(|reason| Error::Read { reason })?;
-    let id = desc.format.gguf_id().expect("weights have ids");
-    let ty = TensorType::from_id(id, Container::Gguf);
-    contents.tensor(name, &[desc.n_cols as u64, desc.n_rows as u64], ty, bytes.into_owned());
+    let shape = [desc.n_cols as u64, desc.n_rows as u64];
+    contents.tensor(name, &shape, desc.format.into(), bytes.into_owned());
     Ok(())
 }
 
 fn curve(contents: &mut Contents, layer: usize, curve: &Curve) {
     let mut values = curve.thresholds.clone();
-    let parts: [fn(&Verdict) -> f64; 4] =
+    let parts: [fn(&Evaluation) -> f64; 4] =
         [|v| v.error, |v| v.listed, |v| v.recall, |v| v.weighted_recall];
     for part in parts {
         values.extend(curve.verdicts.iter().map(|verdict| part(verdict) as f32));
@@ -364,24 +364,22 @@ impl Reader<'_> {
 
     fn shape(&self, name: String, rows: &HostRows, expected: [usize; 2]) -> Result<()> {
         let found = [rows.desc().n_rows, rows.desc().n_cols];
-        match found == expected && rows.desc().format.is_weight() && !found.contains(&0) {
-            true => Ok(()),
-            false => Err(self.damaged(name, format!("{expected:?}"), format!("{found:?}"))),
+        if found == expected && rows.desc().format.is_weight() && !found.contains(&0) {
+            Ok(())
+        } else {
+            Err(self.damaged(name, format!("{expected:?}"), format!("{found:?}")))
         }
     }
 
     fn predictor(&self, layer: usize) -> Result<LayerPredictor> {
         let name = |part: &str| format!("blk.{layer}.{part}");
-        let (fc1, fc2) = match self.learned.has_tensor(self.section, &name("fc1")) {
-            true => {
-                let Predictor { fc1, fc2 } = self.matrices(layer)?;
-                (Some(fc1), fc2)
-            }
-            false => {
-                let fc2 = self.learned.matrix(self.section, &name("fc2"))?;
-                self.shape(name("fc2"), &fc2, [self.sizes.n_ff[layer], self.sizes.n_embd])?;
-                (None, fc2)
-            }
+        let (fc1, fc2) = if self.learned.has_tensor(self.section, &name("fc1")) {
+            let Predictor { fc1, fc2 } = self.matrices(layer)?;
+            (Some(fc1), fc2)
+        } else {
+            let fc2 = self.learned.matrix(self.section, &name("fc2"))?;
+            self.shape(name("fc2"), &fc2, [self.sizes.n_ff[layer], self.sizes.n_embd])?;
+            (None, fc2)
         };
         let trained = self.vector(&name("trained"), 1)?[0] > 0.0;
         Ok(LayerPredictor {
@@ -412,7 +410,7 @@ impl Reader<'_> {
             return Err(self.damaged(name, expected, format!("{} after {}", pair[1], pair[0])));
         }
         let part = |part: usize, i: usize| f64::from(verdicts[part * ERRORS.len() + i]);
-        let verdict = |i| Verdict {
+        let verdict = |i| Evaluation {
             error: part(0, i),
             listed: part(1, i),
             recall: part(2, i),
@@ -454,7 +452,7 @@ mod tests {
         let model = Model::from_file(file, &ModelOptions::default()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.thermocline.gguf");
-        let maker = |recipe: &str, anew| Maker::new(&model, &path, recipe, anew).unwrap();
+        let maker = |recipe: &str, restart| Maker::new(&model, &path, recipe, restart).unwrap();
         let [unasked, other] = ["a", "b"].map(|text| format!("{FIRST_USE} {text}"));
         let levels = Levels { balanced: Some(0.1), fast: Some(0.2) };
         let recipe = || {

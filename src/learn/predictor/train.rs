@@ -5,30 +5,38 @@
 //! untrained list, so the lists stay about as accurate and get shorter. Weights are quantised in
 //! the forward pass, not in the backward pass.
 //!
-//! Source: straight-through rounding, Bengio et al. 2013; the optimiser is candle's AdamW.
+//! Products are cut into the same blocks on every machine, so threads change no bit of a
+//! predictor.
+//!
+//! Source: straight-through rounding, Bengio et al. 2013; Adam, Kingma and Ba 2015.
 
-use candle_core::{Device, Tensor, Var};
-use candle_nn::{AdamW, Optimizer, ParamsAdamW};
+use faer::MatMut;
+use faer::linalg::matmul::matmul;
+use faer::{Accum, MatRef};
 use hal::format::Format;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
 
+use super::Result;
 use super::factor::Factors;
 use super::make::Formats;
-use super::matrix::Dense;
+use super::matrix::{Dense, PAR};
 use super::seen::Seen;
 
 /// Tokens of a step.
 const BATCH: usize = 512;
 /// Width of the soft threshold, in standard deviations of a neuron's test value given its score.
-const SOFT: f64 = 0.5;
+const SOFT: f32 = 0.5;
 /// Price of a listed neuron, relative to the loss per neuron of the untrained list.
 const PRICE: f64 = 3.0;
 /// The learning rate of the first step, as a share of a matrix's mean deviation; it decreases
 /// linearly to 0.
 const RATE: f64 = 0.02;
-/// The same for biases, in deviations.
+/// As [`RATE`] for biases, in standard deviations.
 const BIAS_RATE: f64 = 0.02;
+/// Rows of a product that one thread computes at once.
+const BLOCK_ROWS: usize = 64;
 
 /// The trained parameters.
 #[derive(Clone, Debug)]
@@ -40,6 +48,9 @@ pub(super) struct Trained {
 /// Trains `start` for `n_steps` on the observations `seen`; `lengths` are the norms of the
 /// neurons' rows of down. `step` receives the number of finished steps and cancels by returning
 /// `false`.
+///
+/// # Errors
+/// [`super::Error::Read`] if quantised weights cannot be read back.
 pub(super) fn train(
     start: &Trained,
     formats: Formats,
@@ -47,24 +58,13 @@ pub(super) fn train(
     lengths: &[f32],
     n_steps: usize,
     step: &mut dyn FnMut(usize) -> bool,
-) -> candle_core::Result<Option<Trained>> {
+) -> Result<Option<Trained>> {
+    let mut trained = start.clone();
     let Factors { fc1, fc2 } = &start.factors;
-    let on = Device::Cpu;
-    let var = |dense: &Dense| {
-        let shape = (dense.n_rows, dense.n_cols);
-        Var::from_tensor(&Tensor::from_slice(&dense.values, shape, &on)?)
-    };
-    let (fc1_var, fc2_var) = (var(fc1)?, var(fc2)?);
-    let bias = Var::from_tensor(&Tensor::from_slice(&start.bias, start.bias.len(), &on)?)?;
-    let optimiser = |var: &Var, lr: f64| {
-        let params = ParamsAdamW { lr, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
-        AdamW::new(vec![var.clone()], params)
-    };
-    let rates = [RATE * spread(&fc1.values), RATE * spread(&fc2.values), BIAS_RATE];
-    let mut optimisers = [
-        optimiser(&fc1_var, rates[0])?,
-        optimiser(&fc2_var, rates[1])?,
-        optimiser(&bias, rates[2])?,
+    let mut adam = [
+        Adam::new(RATE * spread(&fc1.values), fc1.values.len()),
+        Adam::new(RATE * spread(&fc2.values), fc2.values.len()),
+        Adam::new(BIAS_RATE, start.bias.len()),
     ];
     let mut random = ChaCha8Rng::seed_from_u64(seen.n_tokens() as u64);
     let mut price = None;
@@ -72,34 +72,20 @@ pub(super) fn train(
         if !step(done) {
             return Ok(None);
         }
-        let (x, costs) = batch(seen, lengths, formats.0, &mut random, &on)?;
-        let hidden = x.matmul(&rounded(&fc1_var, fc1, formats.0)?.t()?)?;
-        let scores = hidden.matmul(&rounded(&fc2_var, fc2, formats.1)?.t()?)?;
-        let scores = scores.broadcast_add(bias.as_tensor())?;
-        let listed = candle_nn::ops::sigmoid(&(scores / SOFT)?)?;
-        let missed = (costs.broadcast_mul(&(1.0 - &listed)?)?.sum_all()? / costs.sum_all()?)?;
-        let length = listed.mean_all()?;
-        let price = match price {
-            Some(price) => price,
-            None => {
-                let [missed, length] = [missed.to_scalar::<f32>()?, length.to_scalar::<f32>()?];
-                *price.insert(PRICE * f64::from(missed / length.max(1e-6)))
-            }
-        };
-        let loss = (missed + (length * price)?)?;
-        let gradients = loss.backward()?;
+        let batch = Batch::random(seen, lengths, formats.0, &mut random);
+        let forward = Forward::of(&trained, formats, &batch)?;
+        let price = *price.get_or_insert_with(|| {
+            PRICE * forward.missed(&batch.costs) / forward.mean_listed().max(1e-6)
+        });
+        let gradients = forward.gradients(&batch, price);
         let left = 1.0 - done as f64 / n_steps as f64;
-        for (optimiser, rate) in optimisers.iter_mut().zip(rates) {
-            optimiser.set_learning_rate(rate * left);
-            optimiser.step(&gradients)?;
+        let Trained { factors, bias } = &mut trained;
+        let parameters = [&mut factors.fc1.values, &mut factors.fc2.values, bias];
+        for ((adam, values), gradient) in adam.iter_mut().zip(parameters).zip(&gradients) {
+            adam.step(left, values, gradient);
         }
     }
-    let values = |var: &Var| var.as_tensor().flatten_all()?.to_vec1::<f32>();
-    let factors = Factors {
-        fc1: Dense { values: values(&fc1_var)?, n_rows: fc1.n_rows, n_cols: fc1.n_cols },
-        fc2: Dense { values: values(&fc2_var)?, n_rows: fc2.n_rows, n_cols: fc2.n_cols },
-    };
-    Ok(Some(Trained { factors, bias: values(&bias)? }))
+    Ok(Some(trained))
 }
 
 fn spread(values: &[f32]) -> f64 {
@@ -107,35 +93,207 @@ fn spread(values: &[f32]) -> f64 {
     (squares / values.len().max(1) as f64).sqrt()
 }
 
-/// Inputs of random tokens, and the squared norm of every neuron's contribution.
-fn batch(
-    seen: &Seen,
-    lengths: &[f32],
-    format: Format,
-    random: &mut ChaCha8Rng,
-    on: &Device,
-) -> candle_core::Result<(Tensor, Tensor)> {
-    let mut x = Dense::new(0, seen.n_embd());
-    let mut costs = Dense::new(BATCH, seen.n_ff());
-    for i in 0..BATCH {
-        let t = random.random_range(0..seen.n_tokens());
-        x.push(seen.x.row(t));
-        for part in seen.parts(t) {
-            let n = part.neuron as usize;
-            costs.values[i * seen.n_ff() + n] = (part.h * lengths[n]).powi(2);
-        }
-    }
-    let x = x.activations(format);
-    let tensor = |dense: Dense| Tensor::from_vec(dense.values, (dense.n_rows, dense.n_cols), on);
-    Ok((tensor(x)?, tensor(costs)?))
+/// Randomly drawn tokens of the text.
+struct Batch {
+    /// Inputs, rounded as the engine rounds them: `[BATCH, n_embd]`.
+    x: Dense,
+    /// The squared norm of every neuron's contribution: `[BATCH, n_ff]`.
+    costs: Dense,
 }
 
-/// The values of `var` quantised to `format`; the gradient is that of the unquantised values.
-fn rounded(var: &Var, shape: &Dense, format: Format) -> candle_core::Result<Tensor> {
-    let values = var.as_tensor().flatten_all()?.to_vec1::<f32>()?;
-    let dense = Dense { values, n_rows: shape.n_rows, n_cols: shape.n_cols };
-    let near = Dense::of(&dense.quantized(format)).map_err(candle_core::Error::wrap)?;
-    let near = Tensor::from_vec(near.values, (shape.n_rows, shape.n_cols), &Device::Cpu)?;
-    let change = (near - var.as_tensor())?.detach();
-    var.as_tensor() + change
+impl Batch {
+    fn random(seen: &Seen, lengths: &[f32], format: Format, random: &mut ChaCha8Rng) -> Batch {
+        let mut x = Dense::new(0, seen.n_embd());
+        let mut costs = Dense::new(BATCH, seen.n_ff());
+        for i in 0..BATCH {
+            let t = random.random_range(0..seen.n_tokens());
+            x.push(seen.x.row(t));
+            for part in seen.parts(t) {
+                let n = part.neuron as usize;
+                costs.values[i * seen.n_ff() + n] = (part.h * lengths[n]).powi(2);
+            }
+        }
+        Batch { x: x.activations(format), costs }
+    }
+}
+
+/// Intermediate results that the backward pass needs.
+struct Forward {
+    /// The second matrix as quantised: `[n_ff, rank]`.
+    fc2: Dense,
+    /// `x fc1^T`: `[BATCH, rank]`.
+    hidden: Dense,
+    /// Soft membership of each neuron in the list, in 0..1: `[BATCH, n_ff]`.
+    listed: Dense,
+}
+
+impl Forward {
+    fn of(trained: &Trained, formats: Formats, batch: &Batch) -> Result<Forward> {
+        let Trained { factors, bias } = trained;
+        let fc1 = Dense::of(&factors.fc1.quantized(formats.0))?;
+        let fc2 = Dense::of(&factors.fc2.quantized(formats.1))?;
+        let hidden = product(batch.x.view(), fc1.view().transpose());
+        let mut listed = product(hidden.view(), fc2.view().transpose());
+        listed.values.par_chunks_mut(bias.len().max(1)).for_each(|row| {
+            for (score, bias) in row.iter_mut().zip(bias) {
+                *score = 1.0 / (1.0 + (-(*score + bias) / SOFT).exp());
+            }
+        });
+        Ok(Forward { fc2, hidden, listed })
+    }
+
+    /// Share of the costs on neurons that are not listed.
+    fn missed(&self, costs: &Dense) -> f64 {
+        let each = self.listed.values.iter().zip(&costs.values);
+        let missed: f64 = each.map(|(listed, cost)| f64::from(cost * (1.0 - listed))).sum();
+        missed / total(costs)
+    }
+
+    /// The mean share of listed neurons.
+    fn mean_listed(&self) -> f64 {
+        sum(&self.listed.values) / self.listed.values.len().max(1) as f64
+    }
+
+    /// Gradients of `missed + price * mean_listed` with respect to both matrices and the bias, with
+    /// straight-through rounding.
+    fn gradients(self, batch: &Batch, price: f64) -> [Vec<f32>; 3] {
+        let Forward { fc2, hidden, listed } = self;
+        let per_cost = (1.0 / total(&batch.costs)) as f32;
+        let per_neuron = (price / listed.values.len().max(1) as f64) as f32;
+        let mut scores = listed;
+        scores.values.par_iter_mut().zip(&batch.costs.values).for_each(|(value, cost)| {
+            let slope = *value * (1.0 - *value) / SOFT;
+            *value = (per_neuron - cost * per_cost) * slope;
+        });
+        let mut bias = vec![0.0; scores.n_cols];
+        for row in scores.values.chunks_exact(scores.n_cols.max(1)) {
+            bias.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+        }
+        let by_hidden = product(scores.view(), fc2.view());
+        let by_fc2 = product(scores.view().transpose(), hidden.view());
+        let by_fc1 = product(by_hidden.view().transpose(), batch.x.view());
+        [by_fc1.values, by_fc2.values, bias]
+    }
+}
+
+/// The sum of the costs, kept above 0 as a divisor: all may be zero.
+fn total(costs: &Dense) -> f64 {
+    sum(&costs.values).max(1e-30)
+}
+
+fn sum(values: &[f32]) -> f64 {
+    values.iter().map(|v| f64::from(*v)).sum()
+}
+
+/// `a * b`, in parallel blocks of rows.
+fn product(a: MatRef<'_, f32>, b: MatRef<'_, f32>) -> Dense {
+    let mut to = Dense::new(a.nrows(), b.ncols());
+    let n_cols = to.n_cols;
+    let blocks = to.values.par_chunks_mut((BLOCK_ROWS * n_cols).max(1));
+    blocks.enumerate().for_each(|(block, values)| {
+        let n_rows = values.len() / n_cols.max(1);
+        let rows = a.subrows(block * BLOCK_ROWS, n_rows);
+        let out = MatMut::from_row_major_slice_mut(values, n_rows, n_cols);
+        matmul(out, Accum::Replace, rows, b, 1.0, PAR);
+    });
+    to
+}
+
+/// The optimiser of one parameter.
+struct Adam {
+    /// Learning rate of the first step.
+    rate: f64,
+    n_steps: i32,
+    /// Running means of the gradient and of its square.
+    means: Vec<f32>,
+    squares: Vec<f32>,
+}
+
+impl Adam {
+    const BETA1: f32 = 0.9;
+    const BETA2: f32 = 0.999;
+    const EPS: f32 = 1e-8;
+
+    fn new(rate: f64, n: usize) -> Adam {
+        Adam { rate, n_steps: 0, means: vec![0.0; n], squares: vec![0.0; n] }
+    }
+
+    /// One Adam step; `share` scales the learning rate.
+    fn step(&mut self, share: f64, values: &mut [f32], gradient: &[f32]) {
+        self.n_steps += 1;
+        let rate = (self.rate * share) as f32;
+        let unbiased = |beta: f32| 1.0 / (1.0 - f64::from(beta).powi(self.n_steps)) as f32;
+        let (scale1, scale2) = (unbiased(Adam::BETA1), unbiased(Adam::BETA2));
+        let state = self.means.iter_mut().zip(&mut self.squares);
+        for ((value, g), (mean, square)) in values.iter_mut().zip(gradient).zip(state) {
+            *mean = Adam::BETA1 * *mean + (1.0 - Adam::BETA1) * g;
+            *square = Adam::BETA2 * *square + (1.0 - Adam::BETA2) * g * g;
+            *value -= rate * (*mean * scale1) / ((*square * scale2).sqrt() + Adam::EPS);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FORMATS: Formats = Formats(Format::F32, Format::F32);
+
+    fn dense(n_rows: usize, n_cols: usize, random: &mut ChaCha8Rng) -> Dense {
+        let values = (0..n_rows * n_cols).map(|_| random.random_range(-1.0..1.0)).collect();
+        Dense { n_rows, n_cols, values }
+    }
+
+    fn loss(trained: &Trained, batch: &Batch, price: f64) -> f64 {
+        let forward = Forward::of(trained, FORMATS, batch).unwrap();
+        forward.missed(&batch.costs) + price * forward.mean_listed()
+    }
+
+    #[test]
+    fn gradients_are_those_of_the_loss() {
+        let mut random = ChaCha8Rng::seed_from_u64(7);
+        let (n_tokens, n_embd, rank, n_ff) = (70, 9, 5, 13);
+        let factors =
+            Factors { fc1: dense(rank, n_embd, &mut random), fc2: dense(n_ff, rank, &mut random) };
+        let bias = dense(1, n_ff, &mut random).values;
+        let trained = Trained { factors, bias };
+        let mut costs = dense(n_tokens, n_ff, &mut random);
+        costs.values.iter_mut().for_each(|v| *v *= *v);
+        let batch = Batch { x: dense(n_tokens, n_embd, &mut random), costs };
+        let price = 0.7;
+        let forward = Forward::of(&trained, FORMATS, &batch).unwrap();
+        let gradients = forward.gradients(&batch, price);
+        let parameter = |of: &mut Trained, which: usize, i: usize, by: f32| match which {
+            0 => of.factors.fc1.values[i] += by,
+            1 => of.factors.fc2.values[i] += by,
+            _ => of.bias[i] += by,
+        };
+        for (which, gradient) in gradients.iter().enumerate() {
+            for (i, &found) in gradient.iter().enumerate() {
+                let at = |by: f32| {
+                    let mut moved = trained.clone();
+                    parameter(&mut moved, which, i, by);
+                    loss(&moved, &batch, price)
+                };
+                let expected = (at(1e-2) - at(-1e-2)) / 2e-2;
+                assert!(
+                    (f64::from(found) - expected).abs() < 1e-5,
+                    "{which} {i}: {found} {expected}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn adam_follows_its_formula() {
+        let mut adam = Adam::new(0.1, 1);
+        let mut value = [1.0f32];
+        // The first Adam step is as long as the rate, whatever the gradient.
+        adam.step(1.0, &mut value, &[0.25]);
+        assert!((value[0] - 0.9).abs() < 1e-6);
+        adam.step(0.5, &mut value, &[-0.25]);
+        // means: 0.025, -0.0025 of 0.19; squares: 6.25e-5, 1.249375e-4 of 0.001999.
+        let moved = 0.05 * (-0.0025 / 0.19) / (1.249_375e-4f32 / 0.001_999).sqrt();
+        assert!((value[0] - (0.9 - moved)).abs() < 1e-5, "{}", value[0]);
+    }
 }

@@ -10,7 +10,7 @@ use model::{Ffn, LayerWeights, Model};
 
 use super::{Gatherer, Profile, order};
 
-/// Most tokens of a window; each window starts with an empty context.
+/// Maximum number of tokens of a window; each window starts with an empty context.
 const WINDOW: usize = 512;
 
 /// A calibration text, in the form that the model reads.
@@ -102,11 +102,11 @@ pub fn calibrate(
     let done = text.windows_done(profile).unwrap_or(text.windows.len());
     for window in &text.windows[done..] {
         gatherer.drop_window();
-        let mut session = engine.open();
-        let seen = engine.observe(&mut session, window, interrupt, &mut |layer, observed| {
+        let mut sequence = engine.open();
+        let seen = engine.observe(&mut sequence, window, interrupt, &mut |layer, observed| {
             gatherer.see(profile, layer, observed);
         });
-        engine.close(session);
+        engine.close(sequence);
         stats += seen?;
         gatherer.commit(profile);
         each(profile);

@@ -80,10 +80,8 @@ impl<'a> Gatherer<'a> {
                 }
                 for i in expert * width..(expert + 1) * width {
                     to.size[i] += f64::from(sizes[i]);
-                    let fires = match exact {
-                        true => tests[i] > 0.0,
-                        false => sizes[i] >= mean && sizes[i] > 0.0,
-                    };
+                    let fires =
+                        if exact { tests[i] > 0.0 } else { sizes[i] >= mean && sizes[i] > 0.0 };
                     if fires {
                         to.fires[i] += 1;
                         if sampled {
@@ -157,14 +155,13 @@ fn norms(model: &Model, layer: usize) -> hal::Result<Vec<f32>> {
         let mut squares: Vec<(usize, Vec<f64>)> = Vec::new();
         for (row, values) in rows.zip(values.chunks_exact(desc.n_cols.max(1))) {
             let each = values.iter().map(|&v| f64::from(v) * f64::from(v));
-            match ffn.down_by_neuron {
-                true => squares.push((row, vec![each.sum()])),
-                false => {
-                    let first = row / n_out.max(1) * desc.n_cols;
-                    match squares.last_mut().filter(|(at, _)| *at == first) {
-                        Some((_, sums)) => sums.iter_mut().zip(each).for_each(|(s, v)| *s += v),
-                        None => squares.push((first, each.collect())),
-                    }
+            if ffn.down_by_neuron {
+                squares.push((row, vec![each.sum()]))
+            } else {
+                let first = row / n_out.max(1) * desc.n_cols;
+                match squares.last_mut().filter(|(at, _)| *at == first) {
+                    Some((_, sums)) => sums.iter_mut().zip(each).for_each(|(s, v)| *s += v),
+                    None => squares.push((first, each.collect())),
                 }
             }
         }

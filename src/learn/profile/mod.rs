@@ -24,7 +24,7 @@ pub use summary::Summary;
 
 use model::{LayerWeights, Model};
 
-/// Most tokens whose active neurons are stored.
+/// Maximum number of tokens whose active neurons are stored.
 const MOST_SAMPLES: usize = 512;
 
 /// A model's activation profile.
@@ -101,7 +101,7 @@ impl Profile {
         Profile { source: source.to_owned(), n_tokens: 0, n_wanted, stride: 1, layers }
     }
 
-    /// The same with counts only: no contributions, inputs or samples.
+    /// As [`Profile::new`] with counts only: no contributions, inputs or samples.
     #[must_use]
     pub fn counts(model: &Model, source: &str, n_wanted: u64) -> Profile {
         Profile { stride: 0, ..Profile::new(model, source, n_wanted) }
@@ -175,15 +175,14 @@ impl Profile {
         self.layers.iter().map(layer).collect()
     }
 
-    /// Mean squares of the values of each block's input, `[n_layer][n_embd]`; `None` if only
-    /// counts are known.
+    /// Mean squares of the values of each block's input, `[n_layer][n_embd]`, empty for a layer
+    /// without a block; `None` if only counts are known.
     #[must_use]
     pub fn mean_squares(&self) -> Option<Vec<Vec<f32>>> {
         let all = self.n_tokens.max(1) as f64;
-        let layer = |layer: &LayerProfile| {
-            let mean = layer.input.iter().map(|sum| (sum / all) as f32);
-            (!layer.input.is_empty()).then(|| mean.collect())
-        };
-        self.layers.iter().map(layer).collect()
+        let mean =
+            |layer: &LayerProfile| layer.input.iter().map(|sum| (sum / all) as f32).collect();
+        let known = self.layers.iter().any(|layer| !layer.input.is_empty());
+        known.then(|| self.layers.iter().map(mean).collect())
     }
 }

@@ -108,9 +108,10 @@ impl Reader<'_> {
         };
         let sums = |part: &str, n: u64| {
             let values = self.file.f64s(SECTION, &name(part), &[n])?;
-            match values.iter().all(|value| value.is_finite() && *value >= 0.0) {
-                true => Ok(values),
-                false => Err(self.wrong(&name(part), "sums from 0 on".into(), "others".into())),
+            if values.iter().all(|value| value.is_finite() && *value >= 0.0) {
+                Ok(values)
+            } else {
+                Err(self.wrong(&name(part), "sums from 0 on".into(), "others".into()))
             }
         };
         let fires = counts("fires", n_ff)?;

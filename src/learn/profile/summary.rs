@@ -10,7 +10,7 @@ const MOST: f64 = 0.8;
 pub struct Summary {
     /// Share of the neurons that fire for a token.
     pub density: f64,
-    /// The same for each layer.
+    /// `density` of each layer.
     pub density_by_layer: Vec<f64>,
     /// Share of the model's neurons that account for 80 % of its activations.
     pub hot: f64,

@@ -7,7 +7,7 @@ use model::Model;
 
 /// Maximum number of tokens at the end of the text that are fed a second time.
 pub const AGAIN: usize = 64;
-/// Maximum number of these that are fed one by one, after the others.
+/// Maximum number of these tokens that are fed one by one, after the others.
 const SINGLE: usize = 16;
 
 /// Logits of `engine` on the different paths through a backend, `[n][n_vocab]`. First `text` in
@@ -16,29 +16,30 @@ const SINGLE: usize = 16;
 /// in short steps, and the last of it as single tokens.
 ///
 /// # Errors
-/// Those of [`Engine::feed`].
+/// Errors of [`Engine::feed`].
 pub fn logits(engine: &mut Engine, text: &[u32], interrupt: &AtomicBool) -> Result<Vec<f32>> {
     let (before, again) = text.split_at(text.len().saturating_sub(AGAIN));
     let (short, single) = again.split_at(again.len() - (again.len() / 2).min(SINGLE));
-    let mut session = engine.open();
+    let mut sequence = engine.open();
     let mut all = Vec::new();
-    let mut feed = |engine: &mut Engine, session: &mut _, piece: &[u32], want| {
+    let mut feed = |engine: &mut Engine, sequence: &mut _, piece: &[u32], want| {
         let each = &mut |_: usize, row: &[f32]| all.extend_from_slice(row);
-        engine.feed(session, piece, want, interrupt, each).map(|_| ())
+        engine.feed(sequence, piece, want, interrupt, each).map(|_| ())
     };
-    let fed = feed(engine, &mut session, text, Want::Last).and_then(|()| {
-        engine.truncate(&mut session, before.len());
+    let fed = feed(engine, &mut sequence, text, Want::Last).and_then(|()| {
+        engine.truncate(&mut sequence, before.len());
         let mut pieces = [short].into_iter().chain(single.chunks(1));
-        pieces.try_for_each(|piece| feed(engine, &mut session, piece, Want::All))
+        pieces.try_for_each(|piece| feed(engine, &mut sequence, piece, Want::All))
     });
-    engine.close(session);
+    engine.close(sequence);
     fed.map(|()| all)
 }
 
 /// Differences between two runs of the same text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Difference {
-    /// The largest difference of two logits, in units of the spread (root mean square) of the position's logits.
+    /// The largest difference of two logits, in units of the spread (root mean square) of the
+    /// position's logits.
     pub largest: f64,
     /// Number of positions.
     pub n: usize,
@@ -74,9 +75,10 @@ pub fn difference(expected: &[f32], got: &[f32], n_vocab: usize) -> Difference {
 pub fn rounding_bound(model: &Model) -> (f64, &'static str) {
     let quantised = |rows: &hal::HostRows| rows.desc().format.quants().is_some();
     let mut matrices = model.blocks().flat_map(|(_, ffn)| ffn.matrices());
-    match matrices.any(|(_, rows)| quantised(rows)) {
-        true => (8e-2, "quantised weights"),
-        false => (2e-3, "weights that are not quantised"),
+    if matrices.any(|(_, rows)| quantised(rows)) {
+        (8e-2, "quantised weights")
+    } else {
+        (2e-3, "weights that are not quantised")
     }
 }
 

@@ -50,7 +50,8 @@ impl Test {
     }
 }
 
-/// llama-bench's name: `pp512`, `tg128`, `pp512+tg128`, `tg128 @ d4096`; with several sequences `tg128 np4`.
+/// llama-bench's name: `pp512`, `tg128`, `pp512+tg128`, `tg128 @ d4096`; with several sequences
+/// `tg128 np4`.
 impl fmt::Display for Test {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.n_prompt, self.n_gen) {
@@ -91,10 +92,11 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Share of active neurons, `0..=1`.
+    /// Share of active neurons, `0..=1`; `None` in a model without neurons.
     #[must_use]
-    pub fn density(&self) -> f64 {
-        self.neurons.active / self.neurons.neurons
+    pub fn density(&self) -> Option<f64> {
+        let StepStats { active, neurons, .. } = self.neurons;
+        (neurons > 0.0).then(|| active / neurons)
     }
 }
 
@@ -102,7 +104,7 @@ impl Measured {
 /// tokens of a real text. Sampling is not included.
 ///
 /// # Errors
-/// Those of [`Engine::feed`].
+/// Errors of [`Engine::feed`].
 ///
 /// # Panics
 /// If `text` is shorter than [`Test::n_text`].

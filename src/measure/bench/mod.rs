@@ -15,6 +15,6 @@ mod traffic;
 pub use bandwidth::{probe_size, read_bandwidth};
 pub use check::{AGAIN, Difference, difference, logits, rounding_bound};
 pub use measure::{Measured, Settings, Test, mean, measure, standard_deviation};
-pub use speed::{Shape, speed, steady};
+pub use speed::{Shape, dense_from, speed, steady};
 pub use text::{STORY, Text};
 pub use traffic::{SkippingFfn, Traffic};

@@ -2,19 +2,24 @@
 //! active, a hand-off, the overhead of an op. Measured with the model's own ops on matrices of its
 //! shapes: narrow matrices are read more slowly than wide ones, and small models fit in caches.
 
+mod crossover;
 mod prompts;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hal::format::Format;
-use hal::op::{Activation, Add, Down, FfnKind, MatMul, Merge, Op, Post, Skip, SparseFfn};
+use hal::op::{
+    Activation, Add, Down, FfnKind, MatMul, Merge, NEVER_DENSE, Op, Post, Skip, SparseFfn,
+};
 use hal::{
     BatchFacts, BatchSeq, BatchShape, BatchToken, Bytes, Device, DeviceKind, Error, HostRows,
     MailboxShape, PackDesc, Program, Queue, Result, Rows, Select, Source, Tensor,
 };
 
 use placement::Speed;
+
+pub use crossover::dense_from;
 
 /// Larger than the caches of GPUs and of CPUs, which have up to hundreds of megabytes; less if
 /// there is less memory or the model is smaller.
@@ -89,10 +94,7 @@ pub fn speed(device: &Device, shape: &Shape, free: Option<Bytes>) -> Result<Spee
         dense = probe.dense(&mut queue, op)?;
     }
     let sparse = probe.sparse(&mut queue, op, dense)?;
-    let hand_off = match device.info().hand_off {
-        true => probe.hand_off(&mut queue)?,
-        false => 0.0,
-    };
+    let hand_off = if device.info().hand_off { probe.hand_off(&mut queue)? } else { 0.0 };
     let refill = probe.refill(&mut queue)?;
     let prompt = if_it_can(probe.prompt(&mut queue))?;
     let upload = if_it_can(probe.upload(&mut queue))?;
@@ -112,9 +114,10 @@ fn if_it_can(measured: Result<f64>) -> Result<f64> {
 /// the next.
 #[must_use]
 pub fn steady(value: f64) -> f64 {
-    match value > 0.0 && value.is_finite() {
-        true => format!("{value:.1e}").parse().unwrap_or(0.0),
-        false => 0.0,
+    if value > 0.0 && value.is_finite() {
+        format!("{value:.1e}").parse().unwrap_or(0.0)
+    } else {
+        0.0
     }
 }
 
@@ -190,8 +193,8 @@ impl Probe {
         self.device.alloc_f32("probe", 1, n)
     }
 
-    /// `seconds` less `less`, but at least a tenth of it: the clock is not precise enough for
-    /// less.
+    /// `seconds - less`, but at least a tenth of `seconds`: smaller differences are lost in the
+    /// noise of the timer.
     fn rest(seconds: f64, less: f64) -> f64 {
         (seconds - less).max(seconds / 10.0)
     }
@@ -207,22 +210,21 @@ impl Probe {
         Ok(n_ops * self.matrix() / Self::rest(seconds, n_ops * op))
     }
 
-    /// Neurons of which every eighth is active: bytes per second of what only active neurons read.
+    /// With every eighth neuron active: bytes per second of the rows that only active neurons read.
     fn sparse(&self, queue: &mut Queue, op: f64, dense: f64) -> Result<f64> {
         let n_ff = self.n_ff;
         let count = n_ff / EVERY;
         let active = self.floats(1)?;
         queue.write(&active, bytemuck::bytes_of(&0f32))?;
-        let listed = match self.shape.listed {
-            true => {
-                let set = self.device.row_set(count, 1)?;
-                let ids: Vec<u32> = (0..count).map(|i| (i * EVERY) as u32).collect();
-                queue.write(&set.ids, bytemuck::cast_slice(&ids))?;
-                queue.write(&set.count, bytemuck::bytes_of(&(count as u32)))?;
-                queue.write(&set.members, bytemuck::cast_slice(&vec![1u32; count]))?;
-                Some(set)
-            }
-            false => None,
+        let listed = if self.shape.listed {
+            let set = self.device.row_set(count, 1)?;
+            let ids: Vec<u32> = (0..count).map(|i| (i * EVERY) as u32).collect();
+            queue.write(&set.ids, bytemuck::cast_slice(&ids))?;
+            queue.write(&set.count, bytemuck::bytes_of(&(count as u32)))?;
+            queue.write(&set.members, bytemuck::cast_slice(&vec![1u32; count]))?;
+            Some(set)
+        } else {
+            None
         };
         // The biases decide which neurons are active, whatever the weights.
         let offset = |n: usize| if n.is_multiple_of(EVERY) { 1e9f32 } else { -1e9 };
@@ -243,20 +245,20 @@ impl Probe {
             y: y.clone(),
             active: active.clone(),
             hits: None,
+            union: None,
             kind: FfnKind::Gated,
             activation: Activation::Relu,
             skip: Skip::NotPositive,
             orientation: Down::ByNeuron,
             groups: None,
+            dense_from: NEVER_DENSE,
             accumulate: false,
         };
         let program =
             self.program(self.layers.iter().map(|layer| block(layer).into()).collect())?;
         let seconds = self.time(queue, &program)? / self.layers.len() as f64;
-        let (tested, used) = match self.shape.listed {
-            true => (0.0, 3.0),
-            false => (self.matrix() / dense, 2.0),
-        };
+        let (tested, used) =
+            if self.shape.listed { (0.0, 3.0) } else { (self.matrix() / dense, 2.0) };
         let bytes = used * (count * self.shape.row()) as f64;
         Ok((bytes / Self::rest(seconds, tested + op)).min(dense))
     }

@@ -30,8 +30,8 @@ impl Text {
         Text { bos: None, body: text.bytes().map(id).collect() }
     }
 
-    /// The first `n` tokens. `None` if the text has no tokens to repeat, or one is not among the `n_vocab` ids
-    /// of the model.
+    /// The first `n` tokens. `None` if the text has no tokens to repeat, or one is not among the
+    /// `n_vocab` ids of the model.
     #[must_use]
     pub fn first(&self, n: usize, n_vocab: usize) -> Option<Vec<u32>> {
         let tokens: Vec<u32> =

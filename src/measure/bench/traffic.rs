@@ -2,8 +2,10 @@
 //!
 //! Counted as if nothing were cached (a model that fits in a cache seems to read more than the
 //! memory bandwidth allows), each item once:
-//! - one row of the embedding; the norms; q, k, v and output of every layer with their biases;
-//! - keys and values of the positions the token sees; the recurrent state of its sequence;
+//! - one row of the token embedding and of the per-layer embeddings, and the projection of the
+//!   latter; the norms; q, k, v and output of every layer with their biases;
+//! - keys and values of the positions the token sees, once per layer that reads them; the recurrent
+//!   state of its sequence;
 //! - the output norm and matrix;
 //! - of a feed-forward block that is computed whole, all of it, or with experts those that a token
 //!   uses; the shared expert and the router;
@@ -59,7 +61,10 @@ impl Traffic {
         let embedding = size(&model.token_embd) / model.n_vocab().max(1) as f64;
         let position = model.positions.as_ref();
         let position = position.map_or(0.0, |p| size(&p.rows) / p.rows.desc().n_rows.max(1) as f64);
-        let mut always = embedding + position + size(&model.output);
+        let per_layer = model.per_layer.as_ref().map_or(0.0, |by| {
+            size(&by.table) / model.n_vocab().max(1) as f64 + size(&by.proj.w) + size(&by.norm)
+        });
+        let mut always = embedding + position + per_layer + size(&model.output);
         always += size(&model.output_norm.w) + model.output_norm.bias.as_ref().map_or(0.0, size);
         let (mut blocks, mut gates) = (Vec::new(), 0.0);
         for (i, layer) in model.layers.iter().enumerate() {
@@ -70,24 +75,21 @@ impl Traffic {
             always += used * ffn.biases().map(size).sum::<f64>();
             always += engine.predictor_bytes(i).0 as f64;
             let Ffn { gate, up, down, down_by_neuron, .. } = ffn;
-            match engine.is_sparse() {
-                true => {
-                    let (tested, carried) = match gate {
-                        Some(gate) => (gate, Some(up.w.desc())),
-                        None => (up, None),
-                    };
-                    gates += size(&tested.w);
-                    let mut down = down.w.desc();
-                    if let Some(n) = ffn.n_expert() {
-                        (down.n_rows, down.n_cols) = (down.n_rows / n, down.n_cols * n);
-                    }
-                    let block = SkippingFfn::new(carried, down, *down_by_neuron);
-                    blocks.push(SkippingFfn { used, ..block });
+            if engine.is_sparse() {
+                let (tested, carried) = match gate {
+                    Some(gate) => (gate, Some(up.w.desc())),
+                    None => (up, None),
+                };
+                gates += size(&tested.w);
+                let mut down = down.w.desc();
+                if let Some(n) = ffn.n_expert() {
+                    (down.n_rows, down.n_cols) = (down.n_rows / n, down.n_cols * n);
                 }
-                false => {
-                    let matrices = ffn.matrices().map(|(_, rows)| size(rows));
-                    always += used * matrices.sum::<f64>();
-                }
+                let block = SkippingFfn::new(carried, down, *down_by_neuron);
+                blocks.push(SkippingFfn { used, ..block });
+            } else {
+                let matrices = ffn.matrices().map(|(_, rows)| size(rows));
+                always += used * matrices.sum::<f64>();
             }
         }
         let value = |format: Format| format.block_bytes() as f64 / format.block_values() as f64;

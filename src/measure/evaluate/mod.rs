@@ -1,4 +1,4 @@
-//! How well a model predicts a text, and how much two runs of it differ.
+//! Perplexity of a model on a text, and divergence between two runs.
 //!
 //! Here: [`Chunks`] (the tokens that count), [`perplexity`], [`against_engine`] and
 //! [`against_file`] (Kullback-Leibler divergence), [`LogitsWriter`] and [`LogitsReader`]

@@ -24,17 +24,17 @@ pub fn perplexity(
     let mut stats = StepStats::default();
     for (done, chunk) in (1..).zip(chunks.iter()) {
         let mut written = Ok(());
-        in_session(engine, |engine, session| {
+        in_sequence(engine, |engine, sequence| {
             let (before, scored) = halves(chunks, &chunk);
             let quiet = &mut |_: usize, _: &[f32]| {};
-            add(&mut stats, engine.feed(session, before, Want::Last, interrupt, quiet)?);
+            add(&mut stats, engine.feed(sequence, before, Want::Last, interrupt, quiet)?);
             let each = &mut |pos: usize, row: &[f32]| {
                 total.add(row, chunk[pos + 1]);
                 if let (Some(logits), true) = (&mut logits, written.is_ok()) {
                     written = logits.write(row);
                 }
             };
-            add(&mut stats, engine.feed(session, scored, Want::All, interrupt, each)?);
+            add(&mut stats, engine.feed(sequence, scored, Want::All, interrupt, each)?);
             Ok(())
         })?;
         written?;
@@ -60,8 +60,8 @@ pub fn against_engine(
     let mut rows: Vec<f32> = Vec::new();
     for (done, chunk) in (1..).zip(chunks.iter()) {
         let (before, scored) = halves(chunks, &chunk);
-        in_session(reference, |reference, theirs| {
-            in_session(engine, |engine, mine| {
+        in_sequence(reference, |reference, theirs| {
+            in_sequence(engine, |engine, mine| {
                 let quiet = &mut |_: usize, _: &[f32]| {};
                 reference.feed(theirs, before, Want::Last, interrupt, quiet)?;
                 add(&mut stats, engine.feed(mine, before, Want::Last, interrupt, quiet)?);
@@ -95,10 +95,10 @@ pub fn logits(engine: &mut Engine, chunks: &Chunks, interrupt: &AtomicBool) -> R
     let mut rows = Vec::new();
     for chunk in chunks.iter() {
         let (before, scored) = halves(chunks, &chunk);
-        in_session(engine, |engine, session| {
-            engine.feed(session, before, Want::Last, interrupt, &mut |_, _| {})?;
+        in_sequence(engine, |engine, sequence| {
+            engine.feed(sequence, before, Want::Last, interrupt, &mut |_, _| {})?;
             let keep = &mut |_: usize, row: &[f32]| rows.extend_from_slice(row);
-            engine.feed(session, scored, Want::All, interrupt, keep)?;
+            engine.feed(sequence, scored, Want::All, interrupt, keep)?;
             Ok(())
         })?;
     }
@@ -120,15 +120,15 @@ pub fn against_logits(
     let mut rest = kept;
     for chunk in chunks.iter() {
         let (before, scored) = halves(chunks, &chunk);
-        in_session(engine, |engine, session| {
-            engine.feed(session, before, Want::Last, interrupt, &mut |_, _| {})?;
+        in_sequence(engine, |engine, sequence| {
+            engine.feed(sequence, before, Want::Last, interrupt, &mut |_, _| {})?;
             let each = &mut |pos: usize, row: &[f32]| {
                 if let Some((base, later)) = rest.split_at_checked(row.len()) {
                     total.add(Reference::Logits(base), row, chunk[pos + 1]);
                     rest = later;
                 }
             };
-            engine.feed(session, scored, Want::All, interrupt, each)?;
+            engine.feed(sequence, scored, Want::All, interrupt, each)?;
             Ok(())
         })?;
     }
@@ -151,9 +151,9 @@ pub fn against_file(
     for (done, chunk) in (1..).zip(chunks.iter()) {
         let (before, scored) = halves(&chunks, &chunk);
         let mut read = Ok(());
-        in_session(engine, |engine, session| {
+        in_sequence(engine, |engine, sequence| {
             let quiet = &mut |_: usize, _: &[f32]| {};
-            add(&mut stats, engine.feed(session, before, Want::Last, interrupt, quiet)?);
+            add(&mut stats, engine.feed(sequence, before, Want::Last, interrupt, quiet)?);
             let each = &mut |pos: usize, row: &[f32]| {
                 if read.is_ok() {
                     read = reference.next().map(|base| {
@@ -161,7 +161,7 @@ pub fn against_file(
                     });
                 }
             };
-            add(&mut stats, engine.feed(session, scored, Want::All, interrupt, each)?);
+            add(&mut stats, engine.feed(sequence, scored, Want::All, interrupt, each)?);
             Ok(())
         })?;
         read?;
@@ -177,13 +177,13 @@ fn halves<'a>(chunks: &Chunks, chunk: &'a [u32]) -> (&'a [u32], &'a [u32]) {
 }
 
 /// Runs `f` with a new sequence, whose cache is freed in any case.
-fn in_session<T>(
+fn in_sequence<T>(
     engine: &mut Engine,
     f: impl FnOnce(&mut Engine, &mut Sequence) -> Result<T>,
 ) -> Result<T> {
-    let mut session = engine.open();
-    let result = f(engine, &mut session);
-    engine.close(session);
+    let mut sequence = engine.open();
+    let result = f(engine, &mut sequence);
+    engine.close(sequence);
     result
 }
 

@@ -21,7 +21,7 @@ pub(super) const NORM_DEVIATION: f32 = 0.1;
 
 /// Role of a tensor. The number seeds its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum TensorRole {
     TokenEmbd = 1,
     OutputNorm,
     Output,
@@ -48,7 +48,7 @@ pub(super) enum Part {
 #[derive(Debug)]
 pub(super) struct Tensor {
     pub(super) name: String,
-    pub(super) part: Part,
+    pub(super) part: TensorRole,
     /// Layer; 0 for tensors of the whole model.
     pub(super) layer: usize,
     /// Number of stacked matrices, one for each expert; 1 otherwise.
@@ -97,43 +97,44 @@ impl Plan<'_> {
         let (d, n_ff, n_vocab) = (shape.n_embd, shape.n_ff, spec.n_vocab);
         let mut list = Vec::new();
         let mut add = |part, layer, name: &str, rows, cols| {
-            let plain = rows == 1 || part == Part::Router;
+            let plain = rows == 1 || part == TensorRole::Router;
             let format = if plain { Format::F32 } else { spec.format };
-            let experts =
-                spec.experts.filter(|_| matches!(part, Part::Gate | Part::Up | Part::Down));
+            let experts = spec
+                .experts
+                .filter(|_| matches!(part, TensorRole::Gate | TensorRole::Up | TensorRole::Down));
             let ([n, _], suffix) = experts.map_or(([1, 1], ""), |experts| (experts, "_exps"));
             let name = format!("{name}{suffix}.weight");
             list.push(Tensor { name, part, layer, n, rows: n * rows, cols, format });
         };
-        add(Part::TokenEmbd, 0, "token_embd", n_vocab, d);
-        add(Part::OutputNorm, 0, "output_norm", 1, d);
+        add(TensorRole::TokenEmbd, 0, "token_embd", n_vocab, d);
+        add(TensorRole::OutputNorm, 0, "output_norm", 1, d);
         if !spec.tied {
-            add(Part::Output, 0, "output", n_vocab, d);
+            add(TensorRole::Output, 0, "output", n_vocab, d);
         }
         if let Rope::Llama3 { .. } = spec.rope {
-            add(Part::RopeFreqs, 0, "rope_freqs", 1, spec.d_head() / 2);
+            add(TensorRole::RopeFreqs, 0, "rope_freqs", 1, spec.d_head() / 2);
         }
         for layer in 0..shape.n_layer {
             let mut add = |part, name, rows, cols| {
                 add(part, layer, &format!("blk.{layer}.{name}"), rows, cols);
             };
-            add(Part::AttnNorm, "attn_norm", 1, d);
-            add(Part::Q, "attn_q", spec.n_q(), d);
-            add(Part::K, "attn_k", spec.n_kv(), d);
-            add(Part::V, "attn_v", spec.n_kv(), d);
-            add(Part::O, "attn_output", d, spec.n_q());
-            add(Part::FfnNorm, "ffn_norm", 1, d);
+            add(TensorRole::AttnNorm, "attn_norm", 1, d);
+            add(TensorRole::Q, "attn_q", spec.n_q(), d);
+            add(TensorRole::K, "attn_k", spec.n_kv(), d);
+            add(TensorRole::V, "attn_v", spec.n_kv(), d);
+            add(TensorRole::O, "attn_output", d, spec.n_q());
+            add(TensorRole::FfnNorm, "ffn_norm", 1, d);
             if let Some([n, _]) = spec.experts {
-                add(Part::Router, "ffn_gate_inp", n, d);
+                add(TensorRole::Router, "ffn_gate_inp", n, d);
             }
-            add(Part::Gate, "ffn_gate", n_ff, d);
-            add(Part::Up, "ffn_up", n_ff, d);
+            add(TensorRole::Gate, "ffn_gate", n_ff, d);
+            add(TensorRole::Up, "ffn_up", n_ff, d);
             match container {
-                Container::Gguf => add(Part::Down, "ffn_down", d, n_ff),
+                Container::Gguf => add(TensorRole::Down, "ffn_down", d, n_ff),
                 Container::PowerInfer => {
-                    add(Part::DownByNeuron, "ffn_down_t", n_ff, d);
-                    add(Part::Fc1, "fc1", self.n_hidden, d);
-                    add(Part::Fc2, "fc2", n_ff, self.n_hidden);
+                    add(TensorRole::DownByNeuron, "ffn_down_t", n_ff, d);
+                    add(TensorRole::Fc1, "fc1", self.n_hidden, d);
+                    add(TensorRole::Fc2, "fc2", n_ff, self.n_hidden);
                 }
             }
         }
@@ -152,7 +153,7 @@ impl Plan<'_> {
         1.0 + depth * (ADDED_BY_ATTENTION + ADDED_BY_FFN)
     }
 
-    /// The same before the feed-forward block.
+    /// [`Self::variance`] before the feed-forward block.
     pub(super) fn ffn_variance(&self, layer: usize) -> f32 {
         self.variance(layer) + ADDED_BY_ATTENTION / self.spec.shape.n_layer as f32
     }

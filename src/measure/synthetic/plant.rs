@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::{
-    plan::{Part, Plan},
+    plan::{Plan, TensorRole},
     random::{Stream, below},
 };
 
@@ -139,7 +139,7 @@ impl Planted {
             features,
             thresholds: order.iter().map(|&i| plan.firing.thresholds[i as usize]).collect(),
             choices: stream(3),
-            noise: Stream::new(plan.spec.seed, Part::Gate as u64, layer as u64),
+            noise: Stream::new(plan.spec.seed, TensorRole::Gate as u64, layer as u64),
             deviation: plan.deviation_ffn(layer),
             residual: plan.ffn_variance(layer).sqrt(),
         }

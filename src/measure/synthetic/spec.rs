@@ -131,9 +131,10 @@ impl Spec {
     #[must_use]
     pub fn container_for(&self, path: &Path) -> Container {
         let name = path.file_name().map(|name| name.to_string_lossy().to_ascii_lowercase());
-        match name.is_some_and(|name| name.ends_with(".pwri.gguf")) {
-            true => Container::PowerInfer,
-            false => self.container,
+        if name.is_some_and(|name| name.ends_with(".pwri.gguf")) {
+            Container::PowerInfer
+        } else {
+            self.container
         }
     }
 
@@ -266,9 +267,10 @@ fn size(what: &'static str, found: impl fmt::Display, expected: impl fmt::Displa
 }
 
 fn within(what: &'static str, found: usize, least: usize, most: usize) -> Result<(), Error> {
-    match (least..=most).contains(&found) {
-        true => Ok(()),
-        false => Err(size(what, found, format!("{least} to {most}"))),
+    if (least..=most).contains(&found) {
+        Ok(())
+    } else {
+        Err(size(what, found, format!("{least} to {most}")))
     }
 }
 

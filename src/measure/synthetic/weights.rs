@@ -3,7 +3,7 @@
 use super::{
     Rope,
     metadata::{N_SPECIAL, llama3_factors},
-    plan::{NORM_DEVIATION, Part, Plan},
+    plan::{NORM_DEVIATION, Plan, TensorRole},
     plant::Planted,
     random::Stream,
 };
@@ -26,15 +26,14 @@ struct Layer {
 impl Layer {
     fn new(plan: &Plan<'_>, number: usize) -> Layer {
         let planted = plan.spec.density.map(|_| Planted::new(plan, number));
-        Layer { number, ffn_norm: norm(plan, Part::FfnNorm, number), planted }
+        Layer { number, ffn_norm: norm(plan, TensorRole::FfnNorm, number), planted }
     }
 }
 
-fn norm(plan: &Plan<'_>, part: Part, layer: usize) -> Vec<f32> {
+fn norm(plan: &Plan<'_>, part: TensorRole, layer: usize) -> Vec<f32> {
     let stream = Stream::new(plan.spec.seed, part as u64, layer as u64);
-    let weight = |i: usize| match i < plan.n_const {
-        true => 1.0,
-        false => 1.0 + NORM_DEVIATION * stream.normal(i as u64),
+    let weight = |i: usize| {
+        if i < plan.n_const { 1.0 } else { 1.0 + NORM_DEVIATION * stream.normal(i as u64) }
     };
     (0..plan.spec.shape.n_embd).map(weight).collect()
 }
@@ -52,58 +51,62 @@ impl Weights<'_> {
     }
 
     /// One row of a tensor of the layer or of the whole model; `room` is scratch memory.
-    pub(super) fn row(&self, part: Part, row: usize, room: &mut Vec<f32>, out: &mut [f32]) {
+    pub(super) fn row(&self, part: TensorRole, row: usize, room: &mut Vec<f32>, out: &mut [f32]) {
         let Layer { number: layer, ffn_norm, planted } = &self.layer;
         let (plan, layer) = (self.plan, *layer);
         let n_embd = plan.spec.shape.n_embd;
         match (part, planted) {
-            (Part::TokenEmbd, _) => self.embedding(row, out),
-            (Part::OutputNorm, _) => self.output_norm(out),
-            (Part::Output, _) if row < N_SPECIAL => out.fill(0.0),
-            (Part::Output, _) => self.reading(part, row, plan.deviation_output(), out),
-            (Part::RopeFreqs, _) => {
+            (TensorRole::TokenEmbd, _) => self.embedding(row, out),
+            (TensorRole::OutputNorm, _) => self.output_norm(out),
+            (TensorRole::Output, _) if row < N_SPECIAL => out.fill(0.0),
+            (TensorRole::Output, _) => self.reading(part, row, plan.deviation_output(), out),
+            (TensorRole::RopeFreqs, _) => {
                 if let Rope::Llama3 { factor } = plan.spec.rope {
                     let factors = llama3_factors(factor, out.len());
                     out.iter_mut().zip(factors).for_each(|(out, factor)| *out = factor);
                 }
             }
-            (Part::AttnNorm, _) => out.copy_from_slice(&norm(plan, part, layer)),
-            (Part::FfnNorm, _) => out.copy_from_slice(ffn_norm),
-            (Part::Q | Part::K, _) => self.reading(part, row, plan.deviation_qk(layer), out),
-            (Part::V, _) => self.reading(part, row, plan.deviation_v(layer), out),
-            (Part::O | Part::Down, _) if row < plan.n_const => out.fill(0.0),
-            (Part::O, _) => {
+            (TensorRole::AttnNorm, _) => out.copy_from_slice(&norm(plan, part, layer)),
+            (TensorRole::FfnNorm, _) => out.copy_from_slice(ffn_norm),
+            (TensorRole::Q | TensorRole::K, _) => {
+                self.reading(part, row, plan.deviation_qk(layer), out)
+            }
+            (TensorRole::V, _) => self.reading(part, row, plan.deviation_v(layer), out),
+            (TensorRole::O | TensorRole::Down, _) if row < plan.n_const => out.fill(0.0),
+            (TensorRole::O, _) => {
                 let first = (row * out.len()) as u64;
                 self.stream(part).fill(first, plan.deviation_o(), out);
             }
-            (Part::Gate, Some(planted)) => planted.gate(row, ffn_norm, out),
-            (Part::Gate | Part::Up | Part::Router, _) => {
+            (TensorRole::Gate, Some(planted)) => planted.gate(row, ffn_norm, out),
+            (TensorRole::Gate | TensorRole::Up | TensorRole::Router, _) => {
                 self.reading(part, row, plan.deviation_ffn(layer), out);
             }
-            (Part::Down, _) => {
+            (TensorRole::Down, _) => {
                 let (stream, deviation) = (self.stream(part), plan.deviation_down());
                 for (neuron, out) in out.iter_mut().enumerate() {
                     *out = deviation * stream.normal((neuron * n_embd + row) as u64);
                 }
             }
-            (Part::DownByNeuron, _) => {
-                self.reading(Part::Down, row, plan.deviation_down(), out);
+            (TensorRole::DownByNeuron, _) => {
+                self.reading(TensorRole::Down, row, plan.deviation_down(), out);
             }
-            (Part::Fc1, Some(planted)) => planted.fc1(row, ffn_norm, out),
-            (Part::Fc2, Some(planted)) => {
+            (TensorRole::Fc1, Some(planted)) => planted.fc1(row, ffn_norm, out),
+            (TensorRole::Fc2, Some(planted)) => {
                 room.resize(n_embd, 0.0);
                 planted.fc2(row, ffn_norm, room, out);
             }
-            (Part::Fc1 | Part::Fc2, None) => unreachable!("a predictor of planted neurons only"),
+            (TensorRole::Fc1 | TensorRole::Fc2, None) => {
+                unreachable!("a predictor of planted neurons only")
+            }
         }
     }
 
-    fn stream(&self, part: Part) -> Stream {
+    fn stream(&self, part: TensorRole) -> Stream {
         Stream::new(self.plan.spec.seed, part as u64, self.layer.number as u64)
     }
 
     /// A row that is zero on the constant channels.
-    fn reading(&self, part: Part, row: usize, deviation: f32, out: &mut [f32]) {
+    fn reading(&self, part: TensorRole, row: usize, deviation: f32, out: &mut [f32]) {
         self.stream(part).fill((row * out.len()) as u64, deviation, out);
         out[..self.plan.n_const].fill(0.0);
     }
@@ -112,7 +115,7 @@ impl Weights<'_> {
         // As output row, a small embedding gives a small logit: prefers text to byte and end
         // tokens.
         let deviation = if self.plan.spec.tied && token < N_SPECIAL { 0.01 } else { 1.0 };
-        self.stream(Part::TokenEmbd).fill((token * out.len()) as u64, deviation, out);
+        self.stream(TensorRole::TokenEmbd).fill((token * out.len()) as u64, deviation, out);
         out[..self.plan.n_const].fill(1.0);
     }
 
@@ -121,7 +124,7 @@ impl Weights<'_> {
     fn output_norm(&self, out: &mut [f32]) {
         out.fill(1.0);
         if self.plan.spec.tied {
-            let stream = self.stream(Part::OutputNorm);
+            let stream = self.stream(TensorRole::OutputNorm);
             let deviation = self.plan.deviation_output();
             for (i, out) in out.iter_mut().enumerate() {
                 *out = if stream.bits(i as u64) & 1 == 0 { deviation } else { -deviation };

@@ -10,7 +10,7 @@ use super::{
     plan::{Plan, Tensor},
     weights::Weights,
 };
-use gguf::{Container, DataWriter, File, TensorType, Writer};
+use gguf::{Container, DataWriter, File, Writer};
 
 /// Bytes of rows per chunk: enough work for many threads, little memory.
 const CHUNK: usize = 4 << 20;
@@ -64,8 +64,7 @@ impl Spec {
             let shape = [cols, rows, n];
             let n_dims = if n > 1 { 3 } else { 1 + usize::from(rows > 1) };
             let shape = &shape[..n_dims];
-            let id = tensor.format.gguf_id().expect("the spec was checked to have a weight format");
-            writer.declare(&tensor.name, shape, TensorType::from_id(id, Container::Gguf))?;
+            writer.declare(&tensor.name, shape, tensor.format)?;
         }
         Ok(writer)
     }

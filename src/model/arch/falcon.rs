@@ -1,4 +1,5 @@
-//! Falcon 7B (one norm for both halves, one head of keys) and 40B (two norms, groups), and ReluFalcon.
+//! Falcon 7B (one norm for both halves, one head of keys) and 40B (two norms, groups), and
+//! ReluFalcon.
 
 use hal::op::{Activation, FfnKind, NormKind, Pairing};
 

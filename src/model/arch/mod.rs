@@ -3,9 +3,13 @@
 mod bamboo;
 mod falcon;
 mod gemma;
+mod gemma4;
 mod gpt_oss;
+mod granite;
 mod lfm2;
 mod llama;
+mod mamba2;
+mod nemotron_h;
 mod opt;
 mod phi3;
 mod qwen;
@@ -31,12 +35,18 @@ pub const ALL: &[ArchSpec] = &[
     qwen::QWEN3MOE,
     qwen35::QWEN35,
     lfm2::LFM2,
+    mamba2::MAMBA2,
+    granite::GRANITE,
+    granite::GRANITEMOE,
+    granite::GRANITEHYBRID,
+    nemotron_h::NEMOTRON_H,
     gpt_oss::GPT_OSS,
     smallthinker::SMALLTHINKER,
     phi3::PHI3,
     gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,
+    gemma4::GEMMA4,
 ];
 
 /// The family called `name` in `general.architecture`.

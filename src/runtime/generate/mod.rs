@@ -8,7 +8,8 @@ use engine::{self, Engine, Exchanged, Feed, Sequence, StepStats, Want};
 use text::sample::{self, Pushed, Sampler, StopStrings};
 use text::tokenizer::{self, Detokenizer, Start, Tokenizer};
 
-/// Settings of one generation. By default it ends where the model ends its text, or where the context is full.
+/// Settings of one generation. By default it ends where the model ends its text, or where the
+/// context is full.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Maximum number of tokens to generate; `None` for no limit.
@@ -119,100 +120,65 @@ pub struct Token {
 /// Callback for the text, piece by piece.
 pub type Emit<'a> = dyn FnMut(&str) -> ControlFlow<()> + 'a;
 
-/// Continues `prompt` and passes text to `emit` as soon as it is final.
-///
-/// # Errors
-/// [`Error`]. An interrupt is an end, not an error.
-pub fn generate(
-    engine: &mut Engine,
-    tokenizer: &Tokenizer,
-    sampler: &mut Sampler,
-    prompt: &[u32],
-    settings: &Settings,
-    interrupt: &AtomicBool,
-    emit: &mut Emit<'_>,
-) -> Result<Report, Error> {
-    let mut session = engine.open();
-    let report =
-        resume(engine, &mut session, tokenizer, sampler, prompt, settings, interrupt, emit);
-    engine.close(session);
-    report
+/// Engine, tokenizer, sampler and settings of a generation.
+#[derive(Debug)]
+pub struct Generator<'a> {
+    /// The loaded model.
+    pub engine: &'a mut Engine,
+    /// Its tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// Samples the next token.
+    pub sampler: &'a mut Sampler,
+    /// Stop conditions and output settings.
+    pub settings: &'a Settings,
+    /// Ends it when set.
+    pub interrupt: &'a AtomicBool,
 }
 
-/// As [`generate`], in a sequence that may already contain the beginning of `prompt`: the common
-/// beginning is kept, the sequence's other tokens are dropped, and only the rest of the prompt is
-/// computed. Afterwards the sequence has the prompt and the generated tokens.
-///
-/// # Errors
-/// [`Error`]. An interrupt is an end, not an error.
-#[allow(clippy::too_many_arguments)] // each is a part of its own, and none belongs to another
-pub fn resume(
-    engine: &mut Engine,
-    session: &mut Sequence,
-    tokenizer: &Tokenizer,
-    sampler: &mut Sampler,
-    prompt: &[u32],
-    settings: &Settings,
-    interrupt: &AtomicBool,
-    emit: &mut Emit<'_>,
-) -> Result<Report, Error> {
-    let mut tokens = Tokens::new(engine, session, tokenizer, sampler, prompt, settings, interrupt)?;
-    while let Some(token) = tokens.next().transpose()? {
-        if emit(&token.text).is_break() {
-            break;
-        }
-    }
-    tokens.finish()
-}
-
-/// A generation in progress: an iterator over its tokens. It stops at an error or at the end of
-/// the text.
-pub struct Tokens<'a> {
-    run: Run<'a>,
-    tokenizer: &'a Tokenizer,
-    ended: Option<Ended>,
-    failed: bool,
-}
-
-impl std::fmt::Debug for Tokens<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut out = f.debug_struct("Tokens");
-        out.field("report", &self.run.report).field("ended", &self.ended).finish_non_exhaustive()
-    }
-}
-
-impl<'a> Tokens<'a> {
-    /// Computes `prompt` in a sequence that may already contain its beginning, as [`resume`] does.
+impl<'a> Generator<'a> {
+    /// Continues `prompt` in a sequence that may already contain its beginning: the common
+    /// beginning is kept, the sequence's other tokens are dropped, and only the rest of the prompt
+    /// is computed. Text is passed to `emit` as soon as it is final. Afterwards the sequence has
+    /// the prompt and the generated tokens.
     ///
     /// # Errors
     /// [`Error`]. An interrupt is an end, not an error.
-    pub fn new(
-        engine: &'a mut Engine,
-        session: &'a mut Sequence,
-        tokenizer: &'a Tokenizer,
-        sampler: &'a mut Sampler,
+    pub fn resume(
+        self,
+        sequence: &'a mut Sequence,
         prompt: &[u32],
-        settings: &'a Settings,
-        interrupt: &'a AtomicBool,
-    ) -> Result<Tokens<'a>, Error> {
+        emit: &mut Emit<'_>,
+    ) -> Result<Report, Error> {
+        let mut tokens = self.start(sequence, prompt)?;
+        while let Some(token) = tokens.next().transpose()? {
+            if emit(&token.text).is_break() {
+                break;
+            }
+        }
+        tokens.finish()
+    }
+
+    /// Computes `prompt`, as [`Generator::resume`] does, and leaves the tokens to the caller.
+    ///
+    /// # Errors
+    /// [`Error`]. An interrupt is an end, not an error.
+    pub fn start(self, sequence: &'a mut Sequence, prompt: &[u32]) -> Result<Tokens<'a>, Error> {
         let Some(last) = prompt.len().checked_sub(1) else {
             return Err(Error::EmptyPrompt);
         };
-        let same = session.tokens().iter().zip(prompt).take_while(|(held, wanted)| held == wanted);
+        let same = sequence.tokens().iter().zip(prompt).take_while(|(held, wanted)| held == wanted);
         // The last token is always computed: the first new token is sampled from its logits.
         let n_same = same.count().min(last);
-        let n_reused = engine.truncate(session, n_same);
+        let n_reused = self.engine.truncate(sequence, n_same);
+        let settings = self.settings;
+        let detokenizer = Detokenizer::new(self.tokenizer, Start::Continuation, settings.special);
         let run = Run {
             text: Text {
-                detokenizer: Detokenizer::new(tokenizer, Start::Continuation, settings.special)
-                    .writing(&settings.written),
+                detokenizer: detokenizer.writing(&settings.written),
                 stops: StopStrings::new(settings.stops.clone()),
             },
-            engine,
-            session,
-            sampler,
-            settings,
-            interrupt,
+            generator: self,
+            sequence,
             logits: Vec::new(),
             pending: None,
             stopped: false,
@@ -230,7 +196,7 @@ impl<'a> Tokens<'a> {
                 exchanged: None,
             },
         };
-        let mut tokens = Tokens { run, tokenizer, ended: None, failed: false };
+        let mut tokens = Tokens { run, ended: None, failed: false };
         match tokens.run.begin(prompt) {
             Err(Error::Engine(engine::Error::Interrupted)) => {
                 tokens.ended = Some(Ended::Interrupted);
@@ -239,7 +205,24 @@ impl<'a> Tokens<'a> {
         }
         Ok(tokens)
     }
+}
 
+/// A generation in progress: an iterator over its tokens. It stops at an error or at the end of
+/// the text.
+pub struct Tokens<'a> {
+    run: Run<'a>,
+    ended: Option<Ended>,
+    failed: bool,
+}
+
+impl std::fmt::Debug for Tokens<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut out = f.debug_struct("Tokens");
+        out.field("report", &self.run.report).field("ended", &self.ended).finish_non_exhaustive()
+    }
+}
+
+impl Tokens<'_> {
     /// Why it ended; `None` while it runs.
     #[must_use]
     pub fn ended(&self) -> Option<Ended> {
@@ -249,12 +232,12 @@ impl<'a> Tokens<'a> {
     /// Ends it, unless it has ended, and returns its statistics.
     ///
     /// # Errors
-    /// Those of the devices.
+    /// Device errors.
     pub fn finish(self) -> Result<Report, Error> {
-        let Run { mut report, engine, .. } = self.run;
+        let Run { mut report, generator, .. } = self.run;
         report.ended = self.ended.unwrap_or(Ended::Closed);
-        report.neurons += engine.take_stats()?;
-        report.exchanged = engine.exchanged();
+        report.neurons += generator.engine.take_stats()?;
+        report.exchanged = generator.engine.exchanged();
         Ok(report)
     }
 
@@ -276,7 +259,7 @@ impl Iterator for Tokens<'_> {
         if self.ended.is_some() || self.failed {
             return None;
         }
-        match self.run.next(self.tokenizer) {
+        match self.run.next() {
             Ok(Next::Token(token)) => Some(Ok(token)),
             Ok(Next::End(ended)) => self.end(ended),
             Err(Error::Engine(engine::Error::Interrupted)) => self.end(Ended::Interrupted),
@@ -295,11 +278,8 @@ enum Next {
 }
 
 struct Run<'a> {
-    engine: &'a mut Engine,
-    session: &'a mut Sequence,
-    sampler: &'a mut Sampler,
-    settings: &'a Settings,
-    interrupt: &'a AtomicBool,
+    generator: Generator<'a>,
+    sequence: &'a mut Sequence,
     logits: Vec<f32>,
     /// The last token, which is not computed yet.
     pending: Option<u32>,
@@ -334,44 +314,45 @@ impl Run<'_> {
     /// Computes the part of the prompt that the sequence does not have.
     fn begin(&mut self, prompt: &[u32]) -> Result<(), Error> {
         let start = Instant::now();
-        self.sampler.forget();
+        self.generator.sampler.forget();
         for &token in prompt {
-            self.sampler.accept(token);
+            self.generator.sampler.accept(token);
         }
-        let n_held = self.session.tokens().len();
+        let n_held = self.sequence.tokens().len();
         self.feed(&prompt[n_held..])?;
         // The next turn of a conversation begins with the same prompt.
-        self.engine.checkpoint(self.session)?;
+        self.generator.engine.checkpoint(self.sequence)?;
         // The statistics of the prompt are not reported.
-        self.engine.take_stats()?;
+        self.generator.engine.take_stats()?;
         self.report.prompt = start.elapsed();
         Ok(())
     }
 
-    fn next(&mut self, tokenizer: &Tokenizer) -> Result<Next, Error> {
+    fn next(&mut self) -> Result<Next, Error> {
         if self.stopped {
             return Ok(Next::End(Ended::Stop));
         }
-        if self.settings.n_predict.is_some_and(|n| self.report.n_generated >= n) {
+        if self.generator.settings.n_predict.is_some_and(|n| self.report.n_generated >= n) {
             return Ok(Next::End(Ended::Length));
         }
         if let Some(token) = self.pending.take() {
             let start = Instant::now();
-            if self.session.tokens().len() + 1 > self.engine.n_ctx() && !self.shift()? {
+            if self.sequence.tokens().len() + 1 > self.generator.engine.n_ctx() && !self.shift()? {
                 return Ok(Next::End(Ended::ContextFull));
             }
             self.feed(&[token])?;
             self.report.generated += start.elapsed();
             self.report.n_steps += 1;
         }
-        if self.interrupt.load(Ordering::Relaxed) {
+        if self.generator.interrupt.load(Ordering::Relaxed) {
             return Ok(Next::End(Ended::Interrupted));
         }
-        let token = self.sampler.sample(&self.logits)?;
-        self.sampler.accept(token);
+        let token = self.generator.sampler.sample(&self.logits)?;
+        self.generator.sampler.accept(token);
         self.report.n_generated += 1;
-        let ends = tokenizer.is_eog(token) || self.settings.ends.contains(&token);
-        if self.settings.end_of_text && ends {
+        let ends =
+            self.generator.tokenizer.is_eog(token) || self.generator.settings.ends.contains(&token);
+        if self.generator.settings.end_of_text && ends {
             self.report.end = Some(token);
             return Ok(Next::End(Ended::EndOfText));
         }
@@ -387,26 +368,26 @@ impl Run<'_> {
             logits.clear();
             logits.extend_from_slice(row);
         };
-        let mut feeds = [Feed { sequence: self.session, tokens, want: Want::Last }];
-        Ok(self.engine.step(&mut feeds, self.interrupt, each)?)
+        let mut feeds = [Feed { sequence: self.sequence, tokens, want: Want::Last }];
+        Ok(self.generator.engine.step(&mut feeds, self.generator.interrupt, each)?)
     }
 
     /// Drops the older half of the tokens that may be dropped. The rest is computed again at its
     /// new positions: cached keys include RoPE, and rotating the rounded keys back would not give
     /// the same values.
     fn shift(&mut self) -> Result<bool, Error> {
-        let n = self.session.tokens().len();
-        let keep = self.settings.n_keep.min(n);
+        let n = self.sequence.tokens().len();
+        let keep = self.generator.settings.n_keep.min(n);
         let discard = (n - keep) / 2;
-        if !self.settings.context_shift || discard == 0 {
+        if !self.generator.settings.context_shift || discard == 0 {
             return Ok(false);
         }
-        let rest = self.session.tokens()[keep + discard..].to_vec();
-        self.engine.truncate(self.session, keep);
+        let rest = self.sequence.tokens()[keep + discard..].to_vec();
+        self.generator.engine.truncate(self.sequence, keep);
         // Recomputed tokens are not reported.
-        self.report.neurons += self.engine.take_stats()?;
+        self.report.neurons += self.generator.engine.take_stats()?;
         self.feed(&rest)?;
-        self.engine.take_stats()?;
+        self.generator.engine.take_stats()?;
         self.report.n_shifts += 1;
         Ok(true)
     }

@@ -54,12 +54,6 @@ impl Dialogue {
         Dialogue { form, bos_token, eos_token, variables: Map::new() }
     }
 
-    /// Whether turns are in plain text.
-    #[must_use]
-    pub fn is_plain(&self) -> bool {
-        matches!(self.form, Form::Plain)
-    }
-
     /// The prompt for the next answer.
     ///
     /// # Errors

@@ -14,6 +14,6 @@ mod templates;
 pub use builtin::{builtin, builtin_names};
 pub use dialogue::{Dialogue, Prompt};
 pub use message::{Conversation, Message};
-pub use reasoning::{Part, Reasoning, Take};
+pub use reasoning::{Reasoning, ReplyPart, Take};
 pub use template::{Input, MAX_TEMPLATE, Template, TemplateError};
 pub use templates::Templates;

@@ -2,7 +2,7 @@
 
 /// The section of a model's output that a piece belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum ReplyPart {
     /// The reasoning before the answer.
     Reasoning,
     /// The answer.
@@ -45,7 +45,7 @@ enum State {
 }
 
 /// Receives the text, piece by piece.
-pub type Take<'a> = dyn FnMut(Part, &str) + 'a;
+pub type Take<'a> = dyn FnMut(ReplyPart, &str) + 'a;
 
 impl Reasoning {
     /// For the text after `prompt`, which may itself have opened the reasoning, as some templates
@@ -81,10 +81,10 @@ impl Reasoning {
     /// Passes on the text that was held back, at the end of the output.
     pub fn finish(mut self, take: &mut Take<'_>) {
         let (part, text) = match self.state {
-            State::Thinking { begun, .. } => (Part::Reasoning, self.thought(begun)),
-            State::Start { after: true } => (Part::Answer, self.held.trim_start().to_owned()),
+            State::Thinking { begun, .. } => (ReplyPart::Reasoning, self.thought(begun)),
+            State::Start { after: true } => (ReplyPart::Answer, self.held.trim_start().to_owned()),
             State::Start { after: false } | State::Answering => {
-                (Part::Answer, std::mem::take(&mut self.held))
+                (ReplyPart::Answer, std::mem::take(&mut self.held))
             }
         };
         if !text.is_empty() {
@@ -97,7 +97,7 @@ impl Reasoning {
         match self.state {
             State::Answering => {
                 if !self.held.is_empty() {
-                    take(Part::Answer, &self.held);
+                    take(ReplyPart::Answer, &self.held);
                     self.held.clear();
                 }
                 false
@@ -136,7 +136,7 @@ impl Reasoning {
             self.held.truncate(at);
             let text = self.thought(begun);
             if !text.trim_end().is_empty() {
-                take(Part::Reasoning, text.trim_end());
+                take(ReplyPart::Reasoning, text.trim_end());
             }
             self.held = rest;
             self.state = State::Start { after: true };
@@ -152,7 +152,7 @@ impl Reasoning {
         let text = self.thought(begun);
         self.held = rest;
         if !text.is_empty() {
-            take(Part::Reasoning, &text);
+            take(ReplyPart::Reasoning, &text);
             self.state = State::Thinking { close, begun: true };
         } else if !begun {
             // Leading white space is dropped at once.
@@ -164,10 +164,7 @@ impl Reasoning {
     /// The held reasoning, without leading white space.
     fn thought(&mut self, begun: bool) -> String {
         let text = std::mem::take(&mut self.held);
-        match begun {
-            true => text,
-            false => text.trim_start().to_owned(),
-        }
+        if begun { text } else { text.trim_start().to_owned() }
     }
 }
 
@@ -180,9 +177,9 @@ mod tests {
     fn told(prompt: &str, text: &str, size: usize) -> (String, String) {
         let mut reasoning = Reasoning::after(prompt);
         let (mut thought, mut answer) = (String::new(), String::new());
-        let mut take = |part: Part, text: &str| match part {
-            Part::Reasoning => thought.push_str(text),
-            Part::Answer => answer.push_str(text),
+        let mut take = |part: ReplyPart, text: &str| match part {
+            ReplyPart::Reasoning => thought.push_str(text),
+            ReplyPart::Answer => answer.push_str(text),
         };
         let chars: Vec<char> = text.chars().collect();
         for piece in chars.chunks(size) {

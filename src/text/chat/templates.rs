@@ -36,9 +36,10 @@ impl Templates {
     /// As [`Templates::from_metadata`], for this template.
     pub fn named_in<'a>(metadata: &'a Metadata, name: &str) -> Result<Option<&'a str>, Error> {
         let mut names = metadata.str_array(NAMES)?.into_iter().flat_map(|names| names.iter());
-        match names.any(|known| known == name.as_bytes()) {
-            true => metadata.str(&format!("{DEFAULT}.{name}")),
-            false => Ok(None),
+        if names.any(|known| known == name.as_bytes()) {
+            metadata.str(&format!("{DEFAULT}.{name}"))
+        } else {
+            Ok(None)
         }
     }
 

@@ -6,24 +6,28 @@ use super::{Error, SpecialIds};
 
 /// Algorithm of a vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TokenizerKind {
     /// Merges by score.
     Llama,
     /// Merges by rank within words.
     Gpt2,
-    /// The same, with the words of Gemma 4.
+    /// As `Gpt2`, with the words of Gemma 4.
     Gemma4,
     /// The most probable pieces.
     Unigram,
 }
 
-const NAMES: [(&str, Kind); 4] =
-    [("llama", Kind::Llama), ("gpt2", Kind::Gpt2), ("gemma4", Kind::Gemma4), ("t5", Kind::Unigram)];
+const NAMES: [(&str, TokenizerKind); 4] = [
+    ("llama", TokenizerKind::Llama),
+    ("gpt2", TokenizerKind::Gpt2),
+    ("gemma4", TokenizerKind::Gemma4),
+    ("t5", TokenizerKind::Unigram),
+];
 
-impl Kind {
+impl TokenizerKind {
     /// # Errors
     /// `UnknownModel`, with the supported names.
-    pub(super) fn of(model: &str) -> Result<Kind, Error> {
+    pub(super) fn of(model: &str) -> Result<TokenizerKind, Error> {
         let found = NAMES.iter().find(|(name, _)| *name == model);
         found.map(|&(_, kind)| kind).ok_or_else(|| Error::UnknownModel {
             model: model.into(),
@@ -37,9 +41,9 @@ impl Kind {
     /// `UnknownPre`.
     pub(super) fn pre(self, named: Option<&str>) -> Result<Option<&'static Pre>, Error> {
         match self {
-            Kind::Llama | Kind::Unigram => Ok(None),
-            Kind::Gpt2 => pre::find(named.unwrap_or("default")).map(Some),
-            Kind::Gemma4 => pre::find("gemma4").map(Some),
+            TokenizerKind::Llama | TokenizerKind::Unigram => Ok(None),
+            TokenizerKind::Gpt2 => pre::find(named.unwrap_or("default")).map(Some),
+            TokenizerKind::Gemma4 => pre::find("gemma4").map(Some),
         }
     }
 
@@ -47,14 +51,16 @@ impl Kind {
     pub(super) fn special(self, pre: Option<&str>) -> SpecialIds {
         let none = SpecialIds::default();
         match self {
-            Kind::Llama => SpecialIds { bos: Some(1), eos: Some(2), unk: Some(0), ..none },
+            TokenizerKind::Llama => SpecialIds { bos: Some(1), eos: Some(2), unk: Some(0), ..none },
             // 11 is Falcon's; llama.cpp uses it for every gpt2 vocabulary without these keys.
-            Kind::Gpt2 => {
+            TokenizerKind::Gpt2 => {
                 let glm = matches!(pre, Some("glm4" | "chatglm-bpe"));
                 SpecialIds { bos: Some(11).filter(|_| !glm), eos: Some(11), ..none }
             }
-            Kind::Gemma4 => none,
-            Kind::Unigram => SpecialIds { eos: Some(1), unk: Some(2), pad: Some(0), ..none },
+            TokenizerKind::Gemma4 => none,
+            TokenizerKind::Unigram => {
+                SpecialIds { eos: Some(1), unk: Some(2), pad: Some(0), ..none }
+            }
         }
     }
 }

@@ -42,7 +42,7 @@ pub use special::SpecialIds;
 pub use vocab::{TokenType, Vocab};
 
 use gpt2::Gpt2;
-use kind::Kind;
+use kind::TokenizerKind;
 use llama::Llama;
 use merge::Merger;
 use pieces::{Pieces, Spelling};
@@ -86,9 +86,9 @@ impl Tokenizer {
     /// Any error in the vocabulary, with the name of its key.
     pub fn new(mut vocab: Vocab) -> Result<Tokenizer, Error> {
         let mut warnings = Vec::new();
-        let kind = Kind::of(&vocab.model)?;
+        let kind = TokenizerKind::of(&vocab.model)?;
         let pre = kind.pre(vocab.pre.as_deref())?;
-        if kind == Kind::Gpt2 && vocab.pre.is_none() {
+        if kind == TokenizerKind::Gpt2 && vocab.pre.is_none() {
             warnings.push(Warning::MissingPre);
         }
         check_lists(&mut vocab, kind)?;
@@ -101,7 +101,7 @@ impl Tokenizer {
         // After the model is built, because some files mark control tokens as words.
         let eog = special::detect(&mut special, &ids, &mut vocab.types);
         let add_bos = adds_bos(&vocab, kind, pre, &mut warnings);
-        let add_eos = vocab.add_eos.unwrap_or(kind == Kind::Unigram);
+        let add_eos = vocab.add_eos.unwrap_or(kind == TokenizerKind::Unigram);
         for (flag, on, key, id) in [
             (vocab::ADD_BOS, add_bos, "tokenizer.ggml.bos_token_id", special.bos),
             (vocab::ADD_EOS, add_eos, "tokenizer.ggml.eos_token_id", special.eos),
@@ -253,8 +253,13 @@ impl Tokenizer {
 }
 
 /// The model of a kind that does not split text into words.
-fn whole_texts(vocab: &Vocab, kind: Kind, special: &SpecialIds, ids: &Ids) -> Result<Model, Error> {
-    if kind == Kind::Unigram {
+fn whole_texts(
+    vocab: &Vocab,
+    kind: TokenizerKind,
+    special: &SpecialIds,
+    ids: &Ids,
+) -> Result<Model, Error> {
+    if kind == TokenizerKind::Unigram {
         let unknown = special.unk.ok_or(Error::Missing { key: vocab::UNKNOWN })?;
         return Unigram::new(vocab, unknown).map(Model::Unigram);
     }
@@ -262,10 +267,15 @@ fn whole_texts(vocab: &Vocab, kind: Kind, special: &SpecialIds, ids: &Ids) -> Re
     Ok(Model::Llama(Llama::new(&vocab.scores, ids, special.unk.unwrap_or(0), prefix)))
 }
 
-fn adds_bos(vocab: &Vocab, kind: Kind, pre: Option<&Pre>, warnings: &mut Vec<Warning>) -> bool {
+fn adds_bos(
+    vocab: &Vocab,
+    kind: TokenizerKind,
+    pre: Option<&Pre>,
+    warnings: &mut Vec<Warning>,
+) -> bool {
     let asked = vocab.add_bos;
     match pre.map(|pre| pre.begin) {
-        None => asked.unwrap_or(kind == Kind::Llama),
+        None => asked.unwrap_or(kind == TokenizerKind::Llama),
         Some(Begin::Asked) => asked.unwrap_or(false),
         Some(Begin::Default) => asked.unwrap_or(true),
         Some(Begin::Always) => {
@@ -279,7 +289,7 @@ fn adds_bos(vocab: &Vocab, kind: Kind, pre: Option<&Pre>, warnings: &mut Vec<War
 }
 
 /// Checks the lengths of the lists and fills in missing ones.
-fn check_lists(vocab: &mut Vocab, kind: Kind) -> Result<(), Error> {
+fn check_lists(vocab: &mut Vocab, kind: TokenizerKind) -> Result<(), Error> {
     let n = vocab.tokens.len();
     if n == 0 || i32::try_from(n).is_err() {
         return Err(Error::TokenCount { found: n });
@@ -290,9 +300,9 @@ fn check_lists(vocab: &mut Vocab, kind: Kind) -> Result<(), Error> {
         }
     }
     let merges = match kind {
-        Kind::Gpt2 => vocab.pre.as_deref() != Some("kimi-k2"),
-        Kind::Gemma4 => true,
-        Kind::Llama | Kind::Unigram => false,
+        TokenizerKind::Gpt2 => vocab.pre.as_deref() != Some("kimi-k2"),
+        TokenizerKind::Gemma4 => true,
+        TokenizerKind::Llama | TokenizerKind::Unigram => false,
     };
     if merges && vocab.merges.is_empty() {
         return Err(Error::Missing { key: vocab::MERGES });
@@ -321,7 +331,7 @@ fn index(tokens: &mut [Vec<u8>]) -> Result<Ids, Error> {
 }
 
 /// The ids in the file, or else the kind's defaults; ids out of range are dropped.
-fn special_ids(vocab: &Vocab, kind: Kind, warnings: &mut Vec<Warning>) -> SpecialIds {
+fn special_ids(vocab: &Vocab, kind: TokenizerKind, warnings: &mut Vec<Warning>) -> SpecialIds {
     let n_vocab = vocab.tokens.len();
     let exists = |id: &u32| (*id as usize) < n_vocab;
     let mut ids = vocab.ids;

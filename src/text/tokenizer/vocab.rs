@@ -82,7 +82,8 @@ impl Vocab {
     /// Reads the `tokenizer.ggml.*` keys.
     ///
     /// # Errors
-    /// [`Error::Missing`] without a model or tokens, [`Error::Metadata`] for a value of another type.
+    /// [`Error::Missing`] without a model or tokens, [`Error::Metadata`] for a value of another
+    /// type.
     pub fn from_metadata(metadata: &Metadata) -> Result<Vocab, Error> {
         let text = |key| metadata.str(key).map(|t| t.unwrap_or_default().to_owned());
         let list = |key| -> Result<Option<Vec<Vec<u8>>>, Error> {

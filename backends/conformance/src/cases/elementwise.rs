@@ -146,9 +146,10 @@ fn norm(rig: &mut Rig, kind: NormKind, size: [usize; 3], affine: bool) -> Result
         values[n_cols..2 * n_cols].iter_mut().for_each(|v| *v += 20.0);
     }
     let x = rig.tensor(n_tokens, n_cols, &values)?;
-    let (weight, bias) = match affine {
-        true => (Some(rig.input(1, width)?), Some(rig.input(1, width)?)),
-        false => (None, None),
+    let (weight, bias) = if affine {
+        (Some(rig.input(1, width)?), Some(rig.input(1, width)?))
+    } else {
+        (None, None)
     };
     let y = rig.output(n_tokens, n_cols)?;
     rig.run([Norm { x, weight, bias, y: y.clone(), kind, eps: 1e-5, width }.into()])?;

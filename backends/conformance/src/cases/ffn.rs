@@ -1,7 +1,7 @@
 //! SparseFfn: every format in every layout, with different row lists.
 
 use hal::format::Format;
-use hal::op::{Activation, Down, FfnKind, MOST_COUNTED, Skip, SparseFfn};
+use hal::op::{Activation, Down, FfnKind, MOST_COUNTED, NEVER_DENSE, Skip, SparseFfn};
 use hal::{Op, PackDesc, Result, Rows, Tensor};
 
 use super::ffn_experts::Experts;
@@ -10,13 +10,13 @@ use crate::Case;
 use crate::rig::{POISON, Rig, f32_bytes};
 use crate::weights::weight_formats;
 
-/// Why [`Lie::Across`] of a quantised format has a wider tolerance.
+/// Why [`DownLayout::Across`] of a quantised format has a wider tolerance.
 pub(super) const ROUNDED: &str =
     "a value of h halfway between two steps of Q8 may be rounded either way";
 
 /// Orientation of the down matrix on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lie {
+pub(super) enum DownLayout {
     /// Stored with one row per neuron.
     Stored,
     /// Transposed by the pack.
@@ -25,7 +25,8 @@ pub(super) enum Lie {
     Across,
 }
 
-pub(super) const LIES: [Lie; 3] = [Lie::Stored, Lie::Transposed, Lie::Across];
+pub(super) const DOWN_LAYOUTS: [DownLayout; 3] =
+    [DownLayout::Stored, DownLayout::Transposed, DownLayout::Across];
 
 /// The listed rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub(super) enum Listed {
     Empty,
     First,
     Last,
-    /// Some rows, each wanted by some tokens.
+    /// Some rows, each needed by some tokens.
     Some,
     /// Every row, for every token.
     Every,
@@ -48,7 +49,7 @@ pub(super) enum Listed {
 pub(super) struct Spec {
     pub(super) format: Format,
     pub(super) down: Format,
-    pub(super) lie: Lie,
+    pub(super) layout: DownLayout,
     pub(super) kind: FfnKind,
     pub(super) activation: Activation,
     pub(super) skip: Skip,
@@ -63,11 +64,11 @@ pub(super) struct Spec {
 
 impl Spec {
     /// Gated ReLU over all rows, in one format.
-    pub(super) fn new(format: Format, lie: Lie) -> Spec {
+    pub(super) fn new(format: Format, layout: DownLayout) -> Spec {
         Spec {
             format,
             down: format,
-            lie,
+            layout,
             kind: FfnKind::Gated,
             activation: Activation::Relu,
             skip: Skip::NotPositive,
@@ -90,27 +91,27 @@ impl Spec {
     pub(super) fn n_rows(&self) -> usize {
         let block = self.down.block_values();
         if let Some(experts) = self.experts {
-            return experts.n_rows(if self.lie == Lie::Stored { 1 } else { block });
+            return experts.n_rows(if self.layout == DownLayout::Stored { 1 } else { block });
         }
-        match (self.lie, block) {
-            (Lie::Transposed | Lie::Across, _) if self.widest => WIDEST,
-            (Lie::Stored, _) | (_, 1) => 67,
-            (Lie::Transposed | Lie::Across, 32) => 96,
-            (Lie::Transposed | Lie::Across, block) => 2 * block,
+        match (self.layout, block) {
+            (DownLayout::Transposed | DownLayout::Across, _) if self.widest => WIDEST,
+            (DownLayout::Stored, _) | (_, 1) => 67,
+            (DownLayout::Transposed | DownLayout::Across, 32) => 96,
+            (DownLayout::Transposed | DownLayout::Across, block) => 2 * block,
         }
     }
 
     pub(super) fn n_out(&self) -> usize {
-        match self.lie {
-            Lie::Stored if self.widest => WIDEST,
-            Lie::Stored => widths(self.down)[usize::from(self.down.block_values() == 32)],
-            Lie::Transposed | Lie::Across => 67,
+        match self.layout {
+            DownLayout::Stored if self.widest => WIDEST,
+            DownLayout::Stored => widths(self.down)[usize::from(self.down.block_values() == 32)],
+            DownLayout::Transposed | DownLayout::Across => 67,
         }
     }
 
     /// The case for this block.
     pub(super) fn case(self, name: String) -> Case {
-        let rounded = self.lie == Lie::Across && self.down.quants().is_some();
+        let rounded = self.layout == DownLayout::Across && self.down.quants().is_some();
         let case = Case::new(name, move |rig| run(rig, &self));
         if rounded { case.within(1e-5, ROUNDED) } else { case }
     }
@@ -119,25 +120,26 @@ impl Spec {
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for format in weight_formats() {
-        for lie in LIES {
-            let spec = Spec::new(format, lie);
+        for layout in DOWN_LAYOUTS {
+            let spec = Spec::new(format, layout);
             for n_tokens in [1, 2, 5, 16, 17, 33, 100, 515] {
-                let name = format!("SparseFfn/{format}/{lie:?}/t{n_tokens}");
+                let name = format!("SparseFfn/{format}/{layout:?}/t{n_tokens}");
                 cases.push(Spec { n_tokens, ..spec }.case(name));
             }
             for n_tokens in [1, 17] {
-                let name = format!("SparseFfn/{format}/{lie:?}/widest/t{n_tokens}");
+                let name = format!("SparseFfn/{format}/{layout:?}/widest/t{n_tokens}");
                 cases.push(Spec { n_tokens, widest: true, ..spec }.case(name));
             }
-            if lie == Lie::Across {
+            if layout == DownLayout::Across {
                 continue;
             }
             for n_tokens in [1, 5, 17, 40, 515] {
-                let name = format!("SparseFfn/{format}/{lie:?}/listed/t{n_tokens}");
+                let name = format!("SparseFfn/{format}/{layout:?}/listed/t{n_tokens}");
                 cases.push(Spec { n_tokens, listed: Listed::Some, ..spec }.case(name));
             }
             for listed in [Listed::Empty, Listed::First, Listed::Last, Listed::Every] {
-                let name = format!("SparseFfn/{format}/{lie:?}/listed-{listed:?}").to_lowercase();
+                let name =
+                    format!("SparseFfn/{format}/{layout:?}/listed-{listed:?}").to_lowercase();
                 let name = name.replace("sparseffn", "SparseFfn");
                 cases.push(Spec { listed, n_tokens: 40, ..spec }.case(format!("{name}/t40")));
                 cases.push(Spec { listed, ..spec }.case(name));
@@ -149,9 +151,9 @@ pub(super) fn cases() -> Vec<Case> {
             mixed.push((Format::BF16, format));
         }
         for (up, down) in mixed {
-            for lie in LIES {
-                let name = format!("SparseFfn/{up}+{down}/{lie:?}/mixed");
-                cases.push(Spec { down, ..Spec::new(up, lie) }.case(name));
+            for layout in DOWN_LAYOUTS {
+                let name = format!("SparseFfn/{up}+{down}/{layout:?}/mixed");
+                cases.push(Spec { down, ..Spec::new(up, layout) }.case(name));
             }
         }
         let body = move |rig: &mut Rig| alone(rig, format, Alone::Dense);
@@ -167,15 +169,15 @@ pub(super) fn cases() -> Vec<Case> {
 /// Imports down in this orientation.
 pub(super) fn import_down(rig: &mut Rig, spec: &Spec) -> Result<Tensor> {
     let (n_rows, n_out) = (spec.n_rows(), spec.n_out());
-    let source = match spec.lie {
-        Lie::Stored => rig.matrix(n_rows, n_out, spec.down)?,
-        Lie::Transposed => rig.matrix(n_out, n_rows, spec.down)?,
-        Lie::Across => {
+    let source = match spec.layout {
+        DownLayout::Stored => rig.matrix(n_rows, n_out, spec.down)?,
+        DownLayout::Transposed => rig.matrix(n_out, n_rows, spec.down)?,
+        DownLayout::Across => {
             let n_matrices = spec.experts.map_or(1, |experts| experts.n_filled());
             rig.matrix(n_matrices * n_out, n_rows / n_matrices, spec.down)?
         }
     };
-    let transpose = spec.lie == Lie::Transposed;
+    let transpose = spec.layout == DownLayout::Transposed;
     let pack = PackDesc { transpose, ..PackDesc::whole(source.desc()) };
     rig.device.import("down", &pack, &source)
 }
@@ -191,9 +193,8 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
     };
     let up = rig.weight(n_rows, spec.n_embd(), spec.format)?;
     let down = import_down(rig, spec)?;
-    let bias = |rig: &mut Rig, rows, cols| match spec.biases {
-        true => rig.input(rows, cols).map(Some),
-        false => Ok(None),
+    let bias = |rig: &mut Rig, rows, cols| {
+        if spec.biases { rig.input(rows, cols).map(Some) } else { Ok(None) }
     };
     let bias_gate = if gate.is_some() { bias(rig, 1, n_rows)? } else { None };
     let bias_up = bias(rig, 1, n_rows)?;
@@ -203,21 +204,23 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
             let values: Vec<f32> = rig.rng.floats(n_rows).iter().map(|v| v.abs() / 2.0).collect();
             Some(rig.tensor(1, n_rows, &values)?)
         }
-        Skip::Never | Skip::NotPositive | Skip::Below(_) | Skip::GaussianCut(_) => None,
+        Skip::Never | Skip::NotPositive | Skip::GaussianCut(_) => None,
     };
     let group_weight = match spec.experts {
         Some(experts) => Some(experts.weights(rig, n_tokens)?),
         None => None,
     };
     let rows = rows(rig, spec)?;
-    let old = match spec.accumulate {
-        true => rig.rng.floats(n_tokens * n_out),
-        false => vec![POISON; n_tokens * n_out],
+    let old = if spec.accumulate {
+        rig.rng.floats(n_tokens * n_out)
+    } else {
+        vec![POISON; n_tokens * n_out]
     };
     // Wider than the number of rows, since one tensor may serve shares of different sizes.
-    let hits = match n_tokens <= MOST_COUNTED {
-        true => Some(rig.updated(1, n_rows + 3, &vec![5.0; n_rows + 3])?),
-        false => None,
+    let hits = if n_tokens <= MOST_COUNTED {
+        Some(rig.updated(1, n_rows + 3, &vec![5.0; n_rows + 3])?)
+    } else {
+        None
     };
     Ok(SparseFfn {
         gate,
@@ -233,11 +236,17 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
         y: rig.updated(n_tokens, n_out, &old)?,
         active: rig.updated(1, n_tokens, &vec![3.0; n_tokens])?,
         hits,
+        union: None,
         kind: spec.kind,
         activation: spec.activation,
         skip: spec.skip,
         groups: spec.experts.map(|experts| experts.groups(n_rows)),
-        orientation: if spec.lie == Lie::Across { Down::AcrossNeurons } else { Down::ByNeuron },
+        orientation: if spec.layout == DownLayout::Across {
+            Down::AcrossNeurons
+        } else {
+            Down::ByNeuron
+        },
+        dense_from: NEVER_DENSE,
         accumulate: spec.accumulate,
     })
 }
@@ -279,7 +288,7 @@ pub(super) fn finish(rig: &mut Rig, op: SparseFfn<Tensor>) -> Result<()> {
 #[derive(Clone, Copy, PartialEq)]
 enum Alone {
     Dense,
-    /// With the batch's list, of which it wants only some rows.
+    /// With the batch's list, of which it needs only some rows.
     SameList,
     /// With a list of its own rows only, as a separate step would have.
     OwnList,
@@ -287,7 +296,7 @@ enum Alone {
 
 /// Up to 16 tokens, a token's values do not depend on its neighbours.
 fn alone(rig: &mut Rig, format: Format, how: Alone) -> Result<()> {
-    let spec = Spec { n_tokens: 16, ..Spec::new(format, Lie::Transposed) };
+    let spec = Spec { n_tokens: 16, ..Spec::new(format, DownLayout::Transposed) };
     let (n_rows, n_out, n) = (spec.n_rows(), spec.n_out(), spec.n_tokens);
     let mut op = build(rig, &spec)?;
     let ids = rig.rng.choose(n_rows * 2 / 3, n_rows);

@@ -4,7 +4,7 @@ use hal::format::Format;
 use hal::op::{Activation, Groups, Skip};
 use hal::{Result, Tensor};
 
-use super::ffn::{LIES, Lie, Listed, Spec, build, finish};
+use super::ffn::{DOWN_LAYOUTS, DownLayout, Listed, Spec, build, finish};
 use crate::Case;
 use crate::rig::{Rig, f32_bytes};
 use crate::weights::weight_formats;
@@ -89,24 +89,24 @@ impl Experts {
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for format in weight_formats() {
-        for lie in LIES {
+        for layout in DOWN_LAYOUTS {
             // With SiLU all neurons are active, with ReLU about half.
             let silu = Spec {
                 skip: Skip::Never,
                 activation: Activation::Silu,
                 experts: Some(Experts::mixed(5, 2, 43)),
-                ..Spec::new(format, lie)
+                ..Spec::new(format, layout)
             };
             for n_tokens in [1, 5, 40] {
-                let name = format!("SparseFfn/{format}/{lie:?}/experts/t{n_tokens}");
+                let name = format!("SparseFfn/{format}/{layout:?}/experts/t{n_tokens}");
                 cases.push(Spec { n_tokens, ..silu }.case(name));
             }
         }
-        let body = move |rig: &mut Rig| alone(rig, format, Lie::Across);
+        let body = move |rig: &mut Rig| alone(rig, format, DownLayout::Across);
         cases.push(Case::new(format!("SparseFfn/{format}/alone/experts"), body));
     }
     for format in [Format::F32, Format::Q4_0] {
-        for lie in LIES {
+        for layout in DOWN_LAYOUTS {
             for uses in [Use::Mixed, Use::Full, Use::One, Use::None] {
                 for n_tokens in [1, 16, 17, 100, 530] {
                     let experts = Experts { n_group: 7, n_used: 3, rows: 70, uses };
@@ -115,26 +115,28 @@ pub(super) fn cases() -> Vec<Case> {
                         biases: n_tokens % 2 == 0,
                         accumulate: n_tokens == 17 && uses != Use::None,
                         experts: Some(experts),
-                        ..Spec::new(format, lie)
+                        ..Spec::new(format, layout)
                     };
                     let how = format!("experts-{uses:?}").to_lowercase();
-                    cases.push(spec.case(format!("SparseFfn/{format}/{lie:?}/{how}/t{n_tokens}")));
+                    cases.push(
+                        spec.case(format!("SparseFfn/{format}/{layout:?}/{how}/t{n_tokens}")),
+                    );
                 }
             }
         }
-        for lie in [Lie::Stored, Lie::Transposed] {
+        for layout in [DownLayout::Stored, DownLayout::Transposed] {
             for n_tokens in [1, 9, 60] {
                 let experts = Some(Experts::mixed(6, 4, 300));
-                let spec = Spec { n_tokens, experts, ..Spec::new(format, lie) };
+                let spec = Spec { n_tokens, experts, ..Spec::new(format, layout) };
                 let body = move |rig: &mut Rig| uneven(rig, &spec);
-                let name = format!("SparseFfn/{format}/{lie:?}/experts-uneven/t{n_tokens}");
+                let name = format!("SparseFfn/{format}/{layout:?}/experts-uneven/t{n_tokens}");
                 cases.push(Case::new(name, body));
                 let listed = Spec { listed: Listed::Some, ..spec };
-                let name = format!("SparseFfn/{format}/{lie:?}/experts-listed/t{n_tokens}");
+                let name = format!("SparseFfn/{format}/{layout:?}/experts-listed/t{n_tokens}");
                 cases.push(listed.case(name));
             }
         }
-        let body = move |rig: &mut Rig| alone(rig, format, Lie::Stored);
+        let body = move |rig: &mut Rig| alone(rig, format, DownLayout::Stored);
         cases.push(Case::new(format!("SparseFfn/{format}/alone/experts-by-neuron"), body));
     }
     cases
@@ -149,9 +151,9 @@ fn uneven(rig: &mut Rig, spec: &Spec) -> Result<()> {
 }
 
 /// Up to 16 tokens, a token's values do not depend on which experts its neighbours use.
-fn alone(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
+fn alone(rig: &mut Rig, format: Format, layout: DownLayout) -> Result<()> {
     let experts = Some(Experts::mixed(4, 3, 64));
-    let spec = Spec { n_tokens: 16, experts, ..Spec::new(format, lie) };
+    let spec = Spec { n_tokens: 16, experts, ..Spec::new(format, layout) };
     let op = build(rig, &spec)?;
     let (n_embd, n_out, n_group) = (spec.n_embd(), spec.n_out(), 4);
     let weights = op.group_weight.clone().map_or(Ok(Vec::new()), |weights| rig.read(&weights))?;

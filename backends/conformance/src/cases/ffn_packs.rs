@@ -7,7 +7,7 @@ use hal::format::Format;
 use hal::op::SparseFfn;
 use hal::{Bytes, HostRows, PackDesc, Result, Rows, Select, SharedBytes, Tensor};
 
-use super::ffn::{Lie, ROUNDED, Spec, build, finish};
+use super::ffn::{DownLayout, ROUNDED, Spec, build, finish};
 use crate::Case;
 use crate::rig::Rig;
 use crate::weights::weight_formats;
@@ -15,20 +15,20 @@ use crate::weights::weight_formats;
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for format in weight_formats() {
-        for lie in [Lie::Stored, Lie::Transposed] {
-            let body = move |rig: &mut Rig| selected(rig, format, lie);
-            cases.push(Case::new(format!("SparseFfn/{format}/selected/{lie:?}"), body));
-            let body = move |rig: &mut Rig| views(rig, format, lie);
-            cases.push(Case::new(format!("SparseFfn/{format}/views/{lie:?}"), body));
+        for layout in [DownLayout::Stored, DownLayout::Transposed] {
+            let body = move |rig: &mut Rig| selected(rig, format, layout);
+            cases.push(Case::new(format!("SparseFfn/{format}/selected/{layout:?}"), body));
+            let body = move |rig: &mut Rig| views(rig, format, layout);
+            cases.push(Case::new(format!("SparseFfn/{format}/views/{layout:?}"), body));
         }
         for n_tokens in [1, 5, 40] {
             let body = move |rig: &mut Rig| side_by_side(rig, format, n_tokens);
             cases.push(Case::new(format!("SparseFfn/{format}/side by side/{n_tokens}"), body));
         }
-        for lie in [Lie::Stored, Lie::Transposed] {
+        for layout in [DownLayout::Stored, DownLayout::Transposed] {
             for n_tokens in [5, 40] {
-                let body = move |rig: &mut Rig| repacked(rig, format, lie, n_tokens);
-                let name = format!("SparseFfn/{format}/repacked/{lie:?}/t{n_tokens}");
+                let body = move |rig: &mut Rig| repacked(rig, format, layout, n_tokens);
+                let name = format!("SparseFfn/{format}/repacked/{layout:?}/t{n_tokens}");
                 cases.push(Case::new(name, body));
             }
         }
@@ -44,15 +44,15 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// Some neurons are resident; two spare slots and one occupied slot are refilled, and a list names
 /// them all.
-fn selected(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
-    let spec = Spec::new(format, lie);
+fn selected(rig: &mut Rig, format: Format, layout: DownLayout) -> Result<()> {
+    let spec = Spec::new(format, layout);
     let (n_ff, n_embd, n_out) = (spec.n_rows(), spec.n_embd(), spec.n_out());
     let base = build(rig, &spec)?;
     let gate = rig.matrix(n_ff, n_embd, format)?;
     let up = rig.matrix(n_ff, n_embd, format)?;
-    let down = match lie {
-        Lie::Stored => rig.matrix(n_ff, n_out, format)?,
-        Lie::Transposed | Lie::Across => rig.matrix(n_out, n_ff, format)?,
+    let down = match layout {
+        DownLayout::Stored => rig.matrix(n_ff, n_out, format)?,
+        DownLayout::Transposed | DownLayout::Across => rig.matrix(n_out, n_ff, format)?,
     };
     let chosen = rig.rng.choose(n_ff / 2, n_ff);
     let n_chosen = chosen.len();
@@ -79,7 +79,7 @@ fn selected(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
     let op = SparseFfn {
         gate: Some(packed(rig, &gate, false)?),
         up: packed(rig, &up, false)?,
-        down: packed(rig, &down, lie == Lie::Transposed)?,
+        down: packed(rig, &down, layout == DownLayout::Transposed)?,
         rows: Rows::Active(rig.row_set(n_slots, 5, &ids, 5, &wants)?),
         ..base
     };
@@ -88,19 +88,19 @@ fn selected(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
 
 /// Neurons are streamed through slots that are repacked between two runs of one program, in queue
 /// order; the last chunk is shorter, and unused slots add nothing.
-fn repacked(rig: &mut Rig, format: Format, lie: Lie, n_tokens: usize) -> Result<()> {
-    let spec = Spec { accumulate: true, n_tokens, ..Spec::new(format, lie) };
+fn repacked(rig: &mut Rig, format: Format, layout: DownLayout, n_tokens: usize) -> Result<()> {
+    let spec = Spec { accumulate: true, n_tokens, ..Spec::new(format, layout) };
     let (n_ff, n_embd, n_out) = (spec.n_rows(), spec.n_embd(), spec.n_out());
     let base = build(rig, &spec)?;
     let gate = rig.matrix(n_ff, n_embd, format)?;
     let up = rig.matrix(n_ff, n_embd, format)?;
-    let down = match lie {
-        Lie::Stored => rig.matrix(n_ff, n_out, format)?,
-        Lie::Transposed | Lie::Across => rig.matrix(n_out, n_ff, format)?,
+    let down = match layout {
+        DownLayout::Stored => rig.matrix(n_ff, n_out, format)?,
+        DownLayout::Transposed | DownLayout::Across => rig.matrix(n_out, n_ff, format)?,
     };
     let n_slots = n_ff / 3 + 1;
     let chosen = rig.rng.choose(n_ff - 5, n_ff);
-    let sources = [(&gate, false), (&up, false), (&down, lie == Lie::Transposed)];
+    let sources = [(&gate, false), (&up, false), (&down, layout == DownLayout::Transposed)];
     let pack = |(source, transpose): (&HostRows, bool), rows: &[u32]| PackDesc {
         select: Select::Rows(rows.into()),
         transpose,
@@ -141,7 +141,7 @@ fn repacked(rig: &mut Rig, format: Format, lie: Lie, n_tokens: usize) -> Result<
 /// Gate, up and down are columns of one matrix, on devices that support it, and a list names some
 /// rows.
 fn side_by_side(rig: &mut Rig, format: Format, n_tokens: usize) -> Result<()> {
-    let spec = Spec { n_tokens, ..Spec::new(format, Lie::Stored) };
+    let spec = Spec { n_tokens, ..Spec::new(format, DownLayout::Stored) };
     let (n_rows, n_embd, n_out) = (spec.n_rows(), spec.n_embd(), spec.n_out());
     let base = build(rig, &spec)?;
     let widths = [n_embd, n_embd, n_out];
@@ -177,7 +177,7 @@ fn side_by_side(rig: &mut Rig, format: Format, n_tokens: usize) -> Result<()> {
 
 /// Down is adopted from bytes that were packed earlier, on devices that support it.
 fn adopted(rig: &mut Rig, format: Format) -> Result<()> {
-    let spec = Spec::new(format, Lie::Transposed);
+    let spec = Spec::new(format, DownLayout::Transposed);
     let base = build(rig, &spec)?;
     let source = rig.matrix(spec.n_out(), spec.n_rows(), format)?;
     let pack = PackDesc { transpose: true, ..PackDesc::whole(source.desc()) };
@@ -228,8 +228,8 @@ impl AsRef<[u8]> for Kept {
 }
 
 /// All matrices are views that begin inside their buffers.
-fn views(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
-    let spec = Spec::new(format, lie);
+fn views(rig: &mut Rig, format: Format, layout: DownLayout) -> Result<()> {
+    let spec = Spec::new(format, layout);
     let op = build(rig, &spec)?;
     let view = |tensor: &Tensor| tensor.rows(3..spec.n_rows() - 5);
     let op = SparseFfn {
@@ -244,7 +244,7 @@ fn views(rig: &mut Rig, format: Format, lie: Lie) -> Result<()> {
 /// Two shares of one block, split at whole blocks of the down matrix and added up: as a split
 /// layer in the original orientation.
 fn shares(rig: &mut Rig, format: Format) -> Result<()> {
-    let spec = Spec { accumulate: true, ..Spec::new(format, Lie::Across) };
+    let spec = Spec { accumulate: true, ..Spec::new(format, DownLayout::Across) };
     let (n_ff, block) = (spec.n_rows(), format.block_values());
     let base = build(rig, &spec)?;
     let gate = rig.matrix(n_ff, spec.n_embd(), format)?;

@@ -3,7 +3,7 @@
 use hal::format::Format;
 use hal::op::{Activation, FfnKind, Skip};
 
-use super::ffn::{LIES, Lie, Listed, Spec};
+use super::ffn::{DOWN_LAYOUTS, DownLayout, Listed, Spec};
 use super::ffn_experts::Experts;
 use crate::Case;
 
@@ -16,10 +16,9 @@ const ACTIVATIONS: [(&str, Activation); 6] = [
     ("swiglu-oai", Activation::SwigluOai { alpha: 1.702, limit: 0.8 }),
 ];
 
-const SKIPS: [(&str, Skip); 5] = [
+const SKIPS: [(&str, Skip); 4] = [
     ("never", Skip::Never),
     ("not-positive", Skip::NotPositive),
-    ("below", Skip::Below(0.11)),
     ("per-row", Skip::BelowPerRow),
     ("gaussian", Skip::GaussianCut(0.4)),
 ];
@@ -34,70 +33,70 @@ pub(super) fn cases() -> Vec<Case> {
                 for (how, skip) in SKIPS {
                     if makes_sense(activation, kind, skip) {
                         let name = format!("SparseFfn/{format}/{name}/{kind:?}/{how}");
-                        each_lie(&mut cases, &name, &|lie| Spec {
+                        each_layout(&mut cases, &name, &|layout| Spec {
                             activation,
                             kind,
                             skip,
-                            ..Spec::new(format, lie)
+                            ..Spec::new(format, layout)
                         });
                     }
                 }
             }
         }
-        each_lie(&mut cases, &format!("SparseFfn/{format}/biases"), &|lie| Spec {
+        each_layout(&mut cases, &format!("SparseFfn/{format}/biases"), &|layout| Spec {
             biases: true,
             accumulate: true,
-            ..Spec::new(format, lie)
+            ..Spec::new(format, layout)
         });
-        each_lie(&mut cases, &format!("SparseFfn/{format}/biases/plain"), &|lie| Spec {
+        each_layout(&mut cases, &format!("SparseFfn/{format}/biases/plain"), &|layout| Spec {
             biases: true,
             kind: FfnKind::Plain,
-            ..Spec::new(format, lie)
+            ..Spec::new(format, layout)
         });
-        each_lie(&mut cases, &format!("SparseFfn/{format}/accumulate"), &|lie| Spec {
+        each_layout(&mut cases, &format!("SparseFfn/{format}/accumulate"), &|layout| Spec {
             accumulate: true,
             n_tokens: 17,
-            ..Spec::new(format, lie)
+            ..Spec::new(format, layout)
         });
-        each_lie(&mut cases, &format!("SparseFfn/{format}/groups"), &|lie| Spec {
+        each_layout(&mut cases, &format!("SparseFfn/{format}/groups"), &|layout| Spec {
             experts: Some(Experts::mixed(4, 3, 17)),
             biases: true,
             skip: Skip::Never,
             activation: Activation::Silu,
-            ..Spec::new(format, lie)
+            ..Spec::new(format, layout)
         });
-        each_lie(&mut cases, &format!("SparseFfn/{format}/groups/one-token"), &|lie| Spec {
+        each_layout(&mut cases, &format!("SparseFfn/{format}/groups/one-token"), &|layout| Spec {
             experts: Some(Experts::mixed(67, 40, 1)),
             n_tokens: 1,
             accumulate: true,
-            ..Spec::new(format, lie)
+            ..Spec::new(format, layout)
         });
-        for lie in [Lie::Stored, Lie::Transposed] {
+        for layout in [DownLayout::Stored, DownLayout::Transposed] {
             for (how, skip) in SKIPS {
                 if makes_sense(Activation::Relu, FfnKind::Gated, skip) && how != "gaussian" {
-                    let spec = Spec { listed: Listed::Some, skip, ..Spec::new(format, lie) };
-                    cases.push(spec.case(format!("SparseFfn/{format}/listed/{how}/{lie:?}")));
+                    let spec = Spec { listed: Listed::Some, skip, ..Spec::new(format, layout) };
+                    cases.push(spec.case(format!("SparseFfn/{format}/listed/{how}/{layout:?}")));
                 }
             }
             for n_tokens in [1, 5, 40] {
-                let spec = Spec { listed: Listed::NoRoom, n_tokens, ..Spec::new(format, lie) };
-                cases.push(spec.case(format!("SparseFfn/{format}/no-room/{lie:?}/t{n_tokens}")));
+                let spec = Spec { listed: Listed::NoRoom, n_tokens, ..Spec::new(format, layout) };
+                cases.push(spec.case(format!("SparseFfn/{format}/no-room/{layout:?}/t{n_tokens}")));
             }
             let spec = Spec {
                 listed: Listed::Some,
                 experts: Some(Experts::mixed(3, 2, 30)),
                 biases: true,
                 accumulate: true,
-                ..Spec::new(format, lie)
+                ..Spec::new(format, layout)
             };
-            cases.push(spec.case(format!("SparseFfn/{format}/listed/groups/{lie:?}")));
+            cases.push(spec.case(format!("SparseFfn/{format}/listed/groups/{layout:?}")));
         }
     }
     cases
 }
 
-fn each_lie(cases: &mut Vec<Case>, name: &str, spec: &dyn Fn(Lie) -> Spec) {
-    cases.extend(LIES.map(|lie| spec(lie).case(format!("{name}/{lie:?}"))));
+fn each_layout(cases: &mut Vec<Case>, name: &str, spec: &dyn Fn(DownLayout) -> Spec) {
+    cases.extend(DOWN_LAYOUTS.map(|layout| spec(layout).case(format!("{name}/{layout:?}"))));
 }
 
 /// Only exactly sparse activations may skip non-positive values; gpt-oss's activation is defined

@@ -96,9 +96,10 @@ fn build(rig: &mut Rig, sizes: Sizes, ids: Option<&[u32]>) -> Result<Layers> {
         n_out: N_OUT,
         max_rows: if ids.is_some() { CAPACITY } else { 0 },
     };
-    let mailboxes = match together {
-        true => rig.device.mailboxes(shape, n_layers)?,
-        false => (0..n_layers).map(|_| rig.device.mailbox(shape)).collect::<Result<_>>()?,
+    let mailboxes = if together {
+        rig.device.mailboxes(shape, n_layers)?
+    } else {
+        (0..n_layers).map(|_| rig.device.mailbox(shape)).collect::<Result<_>>()?
     };
     for (layer, mailbox) in mailboxes.iter().enumerate() {
         let mailbox = recorder.mailbox(mailbox)?;

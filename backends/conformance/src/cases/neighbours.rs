@@ -6,7 +6,7 @@ use hal::op::{Add, Attention, MatMul, Norm, NormKind, Pairing, Rope, StoreKv};
 use hal::{Batch, BatchShape, KvCache, Op, Operand, Result, Tensor};
 
 use super::WIDEST;
-use super::ffn::{Lie, Spec, build};
+use super::ffn::{DownLayout, Spec, build};
 use super::program::resized;
 use crate::Case;
 use crate::rig::{Rig, f32_bytes};
@@ -149,7 +149,7 @@ fn layer(
         add(&mixed),
         norm(rig, &second, NormKind::Layer)?,
     ]);
-    let spec = Spec { n_tokens: n, ..Spec::new(format, Lie::Transposed) };
+    let spec = Spec { n_tokens: n, ..Spec::new(format, DownLayout::Transposed) };
     let ffn = build(rig, &spec)?;
     ops.push(resized(rig, ffn, format, n_embd, &second, &y)?.into());
     ops.extend([add(&y), norm(rig, &last, NormKind::Rms)?]);

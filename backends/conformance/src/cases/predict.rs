@@ -90,12 +90,11 @@ fn predict(rig: &mut Rig, format: Format, n_tokens: usize, odd: Odd) -> Result<(
         | Odd::NanInput => rig.weight(N_FF, rank, format)?,
     };
     let (mut here, mut there) = (0, 0);
-    let mut slot = |_| match odd == Odd::AllResident || rig.rng.chance(0.6) {
-        true => {
+    let mut slot = |_| {
+        if odd == Odd::AllResident || rig.rng.chance(0.6) {
             here += 1;
             Slot::Resident(here - 1).encode()
-        }
-        false => {
+        } else {
             there += 1;
             Slot::Absent(there - 1).encode()
         }

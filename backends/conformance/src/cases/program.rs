@@ -11,7 +11,7 @@ use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, KvCache, Op, Result, Rows, Slot, Tensor,
 };
 
-use super::ffn::{Lie, Spec, build};
+use super::ffn::{DownLayout, Spec, build};
 use crate::Case;
 use crate::rig::{Rig, u32_bytes};
 
@@ -144,7 +144,7 @@ fn layer(
     let w = rig.weight(N_EMBD, N_EMBD, format)?;
     ops.push(MatMul { w, x: heard, bias: None, y: mixed.clone() }.into());
     ops.extend([Add { a: mixed, x: x.clone() }.into(), norm(&x, &normed)]);
-    let spec = Spec { n_tokens: n, accumulate: true, ..Spec::new(format, Lie::Transposed) };
+    let spec = Spec { n_tokens: n, accumulate: true, ..Spec::new(format, DownLayout::Transposed) };
     let ffn = build(rig, &spec)?;
     let ffn = resized(rig, ffn, format, N_EMBD, &normed, &x)?;
     ops.push(ffn.into());
@@ -176,7 +176,7 @@ pub(super) fn resized(
 
 /// The list goes from the predictor to the block on the device.
 fn predicted(rig: &mut Rig) -> Result<()> {
-    let spec = Spec { n_tokens: 3, ..Spec::new(Format::F32, Lie::Transposed) };
+    let spec = Spec { n_tokens: 3, ..Spec::new(Format::F32, DownLayout::Transposed) };
     let op = build(rig, &spec)?;
     let (n_rows, rank) = (spec.n_rows(), 8);
     let slots: Vec<u32> = (0..n_rows as u32).map(|id| Slot::Resident(id).encode()).collect();

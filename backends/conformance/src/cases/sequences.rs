@@ -1,5 +1,5 @@
-//! Steps with tokens of several sequences: blocks of the cache that sequences share, recurrent states that go on over
-//! several steps, snapshots of them.
+//! Steps with tokens of several sequences: blocks of the cache that sequences share, recurrent
+//! states that go on over several steps, snapshots of them.
 
 use std::ops::Range;
 
@@ -203,7 +203,8 @@ fn batch(
     rig.batch(BatchShape { max_tokens, max_seqs, max_blocks: 1 }, &facts, n_seqs, 1)
 }
 
-/// Four sequences: two continue, one begins, one has no token; further rows are unused. In two orders.
+/// Four sequences: two continue, one begins, one has no token; further rows are unused. In two
+/// orders.
 fn interleaved(rig: &mut Rig, layer: Layer) -> Result<()> {
     let orders: [&[(u32, u32)]; 2] = [
         &[(3, 9), (0, 5), (1, 0), (3, 10), (0, 6), (0, 7), (1, 1), (3, 11), (1, 2)],

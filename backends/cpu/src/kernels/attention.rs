@@ -23,6 +23,14 @@ mod cut;
 pub(super) use cut::Spans;
 use cut::{Cut, GROUP, Half, IN_ORDER, NEAR, Positions, QUERIES, SPAN, Tile, WIDENED, Work};
 
+/// V rows of a span, and the kernel for their weighted sum.
+struct WeightedRows<'a> {
+    /// Position of the first value.
+    first: usize,
+    values: &'a HeadRows<'a>,
+    kernel: WeighFn,
+}
+
 #[derive(Debug)]
 pub(super) struct Attention {
     cut: Cut,
@@ -236,22 +244,28 @@ impl Attention {
                 };
                 for group in rows.clone().step_by(GROUP) {
                     let group = group..rows.end.min(group + GROUP);
-                    self.weigh(group, &part, (at.start, &values, weigh), work);
+                    self.weigh(
+                        group,
+                        &part,
+                        &WeightedRows { first: at.start, values: &values, kernel: weigh },
+                        work,
+                    );
                 }
             }
         }
         work.widened = memory;
     }
 
-    /// Adds values, the first of which is at position `first`, to the sums of a group of queries;
-    /// each query takes the positions `part` of it.
+    /// Adds weighted V rows to the sums of a group of queries; query `r` attends to the positions
+    /// `part(r)`.
     fn weigh(
         &self,
         group: Range<usize>,
         part: &dyn Fn(usize) -> Range<usize>,
-        (first, values, weigh): (usize, &HeadRows<'_>, WeighFn),
+        weighing: &WeightedRows<'_>,
         work: &mut Work<'_>,
     ) {
+        let WeightedRows { first, values, kernel } = *weighing;
         let width = self.cut.value_width;
         let mut add = |rows: Range<usize>, at: Range<usize>| {
             if !at.is_empty() {
@@ -260,7 +274,7 @@ impl Attention {
                 let values = HeadRows { ids: &values.ids[at.clone()], next, ..*values };
                 let weights = &work.scores[rows.start * SPAN + first + at.start..];
                 let sums = &mut work.sums[rows.start * width..rows.end * width];
-                weigh(weights, SPAN, &values, sums);
+                kernel(weights, SPAN, &values, sums);
             }
         };
         let (one, last) = (part(group.start), part(group.end - 1));

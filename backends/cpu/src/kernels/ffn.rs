@@ -23,11 +23,12 @@ mod few;
 mod groups;
 mod list;
 mod prompt;
+mod wanted;
 
 pub(super) use cut::Spans;
 use cut::{Cut, SLICE};
 use down::ByNeuron;
-use groups::{Groups, Part};
+use groups::{GroupChunk, Groups};
 use list::List;
 use prompt::Prompt;
 
@@ -62,12 +63,17 @@ pub(super) struct SparseFfn {
     y: Writes<f32>,
     active: Writes<f32>,
     hits: Option<Writes<f32>>,
+    union: Option<Writes<f32>>,
     carried: Writes<u32>,
+    /// [`hal::op::UnionCounts`] of each slice of a tile.
+    slice_counts: Writes<u32>,
     output: Output,
     prompt: Option<Prompt>,
     n_in: usize,
     neurons: Neurons,
     skip: Skip,
+    /// Crossover from lists of rows to all rows: see [`hal::op::SparseFfn::dense_from`].
+    dense_from: f32,
     accumulate: bool,
 }
 
@@ -106,7 +112,9 @@ impl SparseFfn {
             y: bind.write(&op.y),
             active: bind.write(&op.active),
             hits: op.hits.as_ref().map(|hits| bind.write(hits)),
+            union: op.union.as_ref().map(|union| bind.write(union)),
             carried: bind.scratch(&spans.carried),
+            slice_counts: bind.scratch(&spans.slice_counts),
             output,
             prompt: cut.is_prompt.then(|| Prompt {
                 panels: Panels::new(&spans.panels, context),
@@ -120,6 +128,7 @@ impl SparseFfn {
                 activate: context.simd.activate(),
             },
             skip: op.skip,
+            dense_from: op.dense_from,
             accumulate: op.accumulate,
         }
     }
@@ -146,7 +155,7 @@ impl SparseFfn {
     }
 
     /// The first row of a group's matrix if down has one row per output.
-    fn matrix_of(&self, part: &Part<'_>) -> usize {
+    fn matrix_of(&self, part: &GroupChunk<'_>) -> usize {
         part.rows.start / self.cut.group_rows.max(1) * self.cut.n_out
     }
 
@@ -181,13 +190,16 @@ impl Kernel for SparseFfn {
                 self.x.round(tile.start + chunk, chunk);
                 if chunk == 0 {
                     self.groups.index(&tile, |pairs, rows| self.group_chunks(pairs, rows));
+                    if !self.cut.is_prompt {
+                        self.slice_counts.row(0).fill(0);
+                    }
                     if let Some(list) = &self.list {
                         list.index(self.groups.slice_starts());
                     }
                 }
             }
-            (_, Some(prompt)) => self.prompt_run(prompt, (step, chunk), &tile, worker),
-            (_, None) => self.few_run((step, chunk), &tile),
+            (_, Some(prompt)) => self.prompt_run(prompt, step, chunk, &tile, worker),
+            (_, None) => self.few_run(step, chunk, &tile),
         }
     }
 }

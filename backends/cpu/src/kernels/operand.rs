@@ -44,6 +44,7 @@ pub(super) struct Weight {
     pub(super) format: Format,
     one: RowsFn<1>,
     four: RowsFn<4>,
+    eight: RowsFn<8>,
 }
 
 impl Weight {
@@ -56,11 +57,12 @@ impl Weight {
             format,
             one: context.simd.rows(format),
             four: context.simd.rows4(format),
+            eight: context.simd.rows8(format),
         }
     }
 
     /// Calls `f(i, products)` for the first `n` of the rows `ids`, each times one to four tokens.
-    /// The rows of `ids` after those are prefetched.
+    /// The following rows of `ids` are prefetched.
     #[inline(always)]
     pub(super) fn for_rows(
         &self,
@@ -70,19 +72,36 @@ impl Weight {
         mut f: impl FnMut(usize, &[f32]),
     ) {
         match *xs {
-            [x] => self.in_parts(self.one, (ids, n), [x], |i, [y]| f(i, &[y])),
-            [a, b] => self.in_parts(self.four, (ids, n), [a, b, b, b], |i, y| f(i, &y[..2])),
-            [a, b, c] => self.in_parts(self.four, (ids, n), [a, b, c, c], |i, y| f(i, &y[..3])),
-            [a, b, c, d] => self.in_parts(self.four, (ids, n), [a, b, c, d], |i, y| f(i, &y)),
+            [x] => self.in_parts(self.one, ids, n, [x], |i, [y]| f(i, &[y])),
+            [a, b] => self.in_parts(self.four, ids, n, [a, b, b, b], |i, y| f(i, &y[..2])),
+            [a, b, c] => self.in_parts(self.four, ids, n, [a, b, c, c], |i, y| f(i, &y[..3])),
+            [a, b, c, d] => self.in_parts(self.four, ids, n, [a, b, c, d], |i, y| f(i, &y)),
             _ => unreachable!("one to four tokens"),
         }
+    }
+
+    /// [`Weight::for_rows`] with up to eight tokens.
+    #[inline(always)]
+    pub(super) fn for_rows8(
+        &self,
+        ids: RowIds<'_>,
+        n: usize,
+        xs: &[ActView<'_>],
+        mut f: impl FnMut(usize, &[f32]),
+    ) {
+        if xs.len() <= 4 {
+            return self.for_rows(ids, n, xs, f);
+        }
+        let eight = std::array::from_fn(|i| xs[i.min(xs.len() - 1)]);
+        self.in_parts(self.eight, ids, n, eight, |i, y| f(i, &y[..xs.len()]));
     }
 
     #[inline(always)]
     fn in_parts<const N: usize>(
         &self,
         kernel: RowsFn<N>,
-        (ids, n): (RowIds<'_>, usize),
+        ids: RowIds<'_>,
+        n: usize,
         xs: [ActView<'_>; N],
         mut f: impl FnMut(usize, [f32; N]),
     ) {
@@ -111,7 +130,7 @@ impl Weight {
     }
 }
 
-/// Rows per chunk of a matrix: some tens of kilobytes, large enough to outweigh the scheduling and
+/// Rows per chunk of a matrix: tens of kilobytes, large enough to outweigh the scheduling and
 /// small enough for all threads to get some.
 pub(super) fn rows_per_chunk(row_bytes: usize) -> usize {
     const CHUNK_BYTES: usize = 32 << 10;

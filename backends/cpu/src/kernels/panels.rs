@@ -11,7 +11,7 @@ use crate::simd::{Kernels, PANEL_LEN, PANEL_ROWS, RowIds, TokenRows, panel_stret
 /// neighbours (see the contract); larger ones go by panels.
 pub(super) const FEW_TOKENS: usize = 16;
 
-/// Most tokens of a tile: enough to make the cost of unpacking a panel negligible.
+/// Maximum number of tokens of a tile: enough to make the cost of unpacking a panel negligible.
 pub(super) const TILE: usize = 512;
 /// Below this number of tokens the cost of unpacking matters.
 const SMALL_TILE: usize = 64;
@@ -74,7 +74,7 @@ impl PanelSpans {
     }
 }
 
-/// The same, bound to memory.
+/// [`PanelSpans`] bound to memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Panels {
     panel: Writes<f32>,

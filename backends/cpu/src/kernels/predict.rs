@@ -21,9 +21,9 @@ pub(super) struct Spans {
     first: Option<FirstSpans>,
     /// Quantised input of the second matrix.
     q8: Option<Q8Span>,
-    /// `[n_ff, words]`: bit `t % 32` of word `t / 32` of a neuron: token `t` wants it.
+    /// `[n_ff, words]`: bit `t % 32` of word `t / 32` is set if the neuron is active for token `t`.
     bits: Span<u32>,
-    /// `[chunks, 2]`: wanted neurons of each chunk, resident and absent.
+    /// `[chunks, 2]`: number of active neurons of each chunk, resident and absent.
     counts: Span<u32>,
     panels: PanelSpans,
 }
@@ -38,9 +38,10 @@ struct FirstSpans {
 /// Neurons per chunk.
 fn neurons<T: Operand>(op: &op::Predict<T>) -> usize {
     let fc2 = op.fc2.desc();
-    match op.x.desc().n_rows > FEW_TOKENS {
-        true => PANEL_ROWS,
-        false => rows_per_chunk(fc2.format.row_bytes(fc2.n_cols).unwrap_or(1)),
+    if op.x.desc().n_rows > FEW_TOKENS {
+        PANEL_ROWS
+    } else {
+        rows_per_chunk(fc2.format.row_bytes(fc2.n_cols).unwrap_or(1))
     }
 }
 
@@ -161,7 +162,7 @@ impl First {
             return;
         }
         let rows = piece(chunk, self.rows, self.hidden.n_cols());
-        multiply((&self.weight, &self.x), &rows, n_tokens, |first, row, values| {
+        multiply(&self.weight, &self.x, &rows, n_tokens, |first, row, values| {
             for (t, &v) in (first..).zip(values) {
                 self.hidden.part(t, row..row + 1)[0] = activate(v);
             }
@@ -171,7 +172,8 @@ impl First {
 
 /// Rows of `weight` times every token: `f(first token, row, values of up to four tokens)`.
 fn multiply(
-    (weight, acts): (&Weight, &Acts),
+    weight: &Weight,
+    acts: &Acts,
     rows: &Range<usize>,
     n_tokens: usize,
     mut f: impl FnMut(usize, usize, &[f32]),
@@ -222,8 +224,7 @@ impl Predict {
             }
         };
         if self.n_tokens <= FEW_TOKENS {
-            let weight = (&self.fc2, &self.acts);
-            multiply(weight, &rows, self.n_tokens, |first, row, values| {
+            multiply(&self.fc2, &self.acts, &rows, self.n_tokens, |first, row, values| {
                 let wanted = values.iter().enumerate().map(wants(row)).sum::<u32>();
                 self.bits.part(row, first / 32..first / 32 + 1)[0] |= wanted << (first % 32);
             });
@@ -249,7 +250,7 @@ impl Predict {
         self.counts.row(chunk).copy_from_slice(&counts);
     }
 
-    /// Calls `f` for each neuron of `rows` that any token wants, in order.
+    /// Calls `f` for each neuron of `rows` that is active for any token, in order.
     fn wanted(&self, rows: &Range<usize>, mut f: impl FnMut(Slot, &[u32])) {
         let slots = &self.slots.all()[rows.clone()];
         for (row, &slot) in rows.clone().zip(slots) {

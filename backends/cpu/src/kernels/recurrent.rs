@@ -1,8 +1,8 @@
-//! Recurrent layers: a chunk is one sequence's state in one head (or in some channels), which stays in the first-level
-//! cache from the sequence's first token of the step to its last.
+//! Recurrent layers: a chunk is one sequence's state in one head (or in some channels), which stays
+//! in the first-level cache from the sequence's first token of the step to its last.
 //!
-//! No chunked form of the recurrences: for heads of 128 by 128 it multiplies as often as these loops do, and these loops
-//! do not wait for memory.
+//! No chunked form of the recurrences: for heads of 128 by 128 it multiplies as often as these
+//! loops do, and these loops do not wait for memory.
 
 use std::ops::Range;
 
@@ -22,8 +22,8 @@ const CONV_CHANNELS: usize = 256;
 /// Channels of a scan per chunk, so that a step of one token occupies all threads.
 const SCAN_CHANNELS: usize = 32;
 
-/// From this number of tokens of a sequence on, columns of its state are copied to contiguous memory: in place, rows whose
-/// stride is a power of two map to too few sets of the L1 cache.
+/// From this number of tokens of a sequence on, columns of its state are copied to contiguous
+/// memory: in place, rows whose stride is a power of two map to too few sets of the L1 cache.
 const COPIED_FROM: usize = 4;
 
 /// The tokens of the step by their sequences.
@@ -47,6 +47,14 @@ impl Sequences {
         let (view, n) = (self.step.view(), self.step.n_tokens(self.n_rows));
         let tokens = view.seqs()[..n].iter().zip(view.positions()).enumerate();
         tokens.filter(move |(_, (s, _))| **s as usize == seq).map(|(t, (_, pos))| (t, *pos == 0))
+    }
+
+    /// As [`Self::tokens`]; `None` if the sequence has no token in the step, so its state stays
+    /// untouched.
+    fn tokens_if_any(&self, seq: usize) -> Option<impl Iterator<Item = (usize, bool)>> {
+        let mut tokens = self.tokens(seq).peekable();
+        tokens.peek()?;
+        Some(tokens)
     }
 }
 
@@ -108,10 +116,7 @@ impl Kernel for ShortConv {
         let per_sequence = self.chunks_per_sequence();
         let (seq, n, taps) = (chunk / per_sequence, self.x.n_cols(), self.weight.n_cols());
         let channels = piece(chunk % per_sequence, CONV_CHANNELS, n);
-        let mut tokens = self.sequences.tokens(seq).peekable();
-        if tokens.peek().is_none() {
-            return;
-        }
+        let Some(tokens) = self.sequences.tokens_if_any(seq) else { return };
         let by_tap = self.by_tap.row(worker);
         for (c, channel) in channels.clone().enumerate() {
             for (i, weight) in self.weight.row(channel).iter().enumerate() {
@@ -351,10 +356,7 @@ impl Kernel for SsmScan {
         let channels = h * d_head + own.start..h * d_head + own.end;
         let group = h * self.n_group / n_head * d_state;
         let (rate, offset, d) = (self.a.all()[h], self.dt_bias.all()[h], self.d.all()[h]);
-        let mut tokens = self.sequences.tokens(seq).peekable();
-        if tokens.peek().is_none() {
-            return;
-        }
+        let Some(tokens) = self.sequences.tokens_if_any(seq) else { return };
         let state = self.state.part(seq, channels.start * d_state..channels.end * d_state);
         for (t, begins) in tokens {
             if begins {

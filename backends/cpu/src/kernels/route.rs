@@ -103,10 +103,8 @@ impl Route {
             Scoring::Softmax | Scoring::SoftmaxChosen => exp(g) / all,
             Scoring::Sigmoid => 1.0 / (1.0 + (-f64::from(products[g])).exp()),
         };
-        let sum: f64 = match self.renormalise {
-            true => chosen.iter().map(|&g| score(g as usize)).sum(),
-            false => 1.0,
-        };
+        let sum: f64 =
+            if self.renormalise { chosen.iter().map(|&g| score(g as usize)).sum() } else { 1.0 };
         weights.fill(0.0);
         for &g in chosen.iter() {
             weights[g as usize] = (score(g as usize) / sum * f64::from(self.scale)) as f32;

@@ -25,10 +25,7 @@ pub(super) fn route(op: &Route<Tensor>, memory: &dyn Memory) {
             Scoring::SoftmaxChosen => sum_exp(&[g]) / sum_exp(chosen),
             Scoring::Sigmoid => sigmoid(products[g]),
         };
-        let sum = match op.renormalise {
-            true => chosen.iter().map(|&g| score(g)).sum(),
-            false => 1.0,
-        };
+        let sum = if op.renormalise { chosen.iter().map(|&g| score(g)).sum() } else { 1.0 };
         let mut weights = vec![0.0; products.len()];
         for &g in chosen {
             weights[g] = (score(g) / sum * f64::from(op.scale)) as f32;

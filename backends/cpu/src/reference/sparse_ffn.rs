@@ -10,7 +10,7 @@ use super::operands::{
     activation_rows, activations, dot, floats, maybe_floats, row, words, write_row,
 };
 
-/// The rows to compute, and the tokens that want them.
+/// The rows to compute, and the tokens that need them.
 struct Listed {
     ids: Vec<usize>,
     /// `[ids][n_tokens]` factor of the row for the token; 0: not computed.
@@ -36,10 +36,7 @@ pub(super) fn sparse_ffn(op: &SparseFfn<Tensor>, memory: &dyn Memory) {
     };
     add_bias(op, memory, &mut sums);
     for (t, sums) in sums.into_iter().enumerate() {
-        let old = match op.accumulate {
-            true => row(memory, &op.y, t),
-            false => vec![0.0; n_out],
-        };
+        let old = if op.accumulate { row(memory, &op.y, t) } else { vec![0.0; n_out] };
         let total = sums.into_iter().zip(old).map(|(sum, old)| (sum + f64::from(old)) as f32);
         let values: Vec<f32> = total.collect();
         write_row(memory, &op.y, t, &values);
@@ -114,7 +111,6 @@ fn hidden(op: &SparseFfn<Tensor>, memory: &dyn Memory, listed: &Listed) -> Hidde
             let dropped = match op.skip {
                 Skip::Never => false,
                 Skip::NotPositive => test <= 0.0,
-                Skip::Below(limit) => below(limit),
                 Skip::BelowPerRow => thresholds.as_ref().is_some_and(|limits| below(limits[id])),
                 Skip::GaussianCut(_) => test < cuts[t],
             };

@@ -22,18 +22,18 @@ pub(super) const EXP_MIN: f32 = -88.1;
 /// `1 / k!`, highest k first.
 pub(super) const EXP: [f32; 8] =
     [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
-/// `1 - erf(a) = (ERFC[0] * t^5 + ... + ERFC[4] * t) * exp(-a^2)` to 1.5e-7, with `t = 1 / (1 + ERFC_T * a)` for a from
-/// 0 up. Source: Abramowitz and Stegun, 7.1.26.
+/// `1 - erf(a) = (ERFC[0] * t^5 + ... + ERFC[4] * t) * exp(-a^2)` to 1.5e-7, with
+/// `t = 1 / (1 + ERFC_T * a)` for a from 0 up. Source: Abramowitz and Stegun, 7.1.26.
 pub(super) const ERFC: [f32; 5] =
     [1.061_405_4, -1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6];
-/// `ln(1 + e) = 2 s * (1 + s^2 / 3 + s^4 / 5 + ...)` with `s = e / (2 + e)`, at most 1/3 for e up to 1: the factors from
-/// the highest on, to 2e-8 of the value.
+/// `ln(1 + e) = 2 s * (1 + s^2 / 3 + s^4 / 5 + ...)` with `s = e / (2 + e)`, at most 1/3 for e up
+/// to 1: the factors from the highest on, to 2e-8 of the value.
 pub(super) const LN_1P: [f32; 7] =
     [1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 0.2, 1.0 / 3.0, 1.0];
 /// See [`ERFC`].
 pub(super) const ERFC_T: f32 = 0.327_591_1;
 
-/// The module `activation` of a level; `$level` are the attributes of its functions.
+/// The module `activation` of a SIMD level; `$level` are the attributes of its functions.
 macro_rules! activation_kernels {
     ($(#[$level:meta])*) => {
         use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_PI, LOG2_E};
@@ -82,7 +82,8 @@ macro_rules! activation_kernels {
             mul(x, div(above, add(splat(1.0), power)))
         }
 
-        /// `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2`, of which `(1 + tanh y) / 2` is the sigmoid of 2y.
+        /// `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2`, of which `(1 + tanh y) / 2` is
+        /// the sigmoid of 2y.
         #[inline]
         $(#[$level])*
         fn gelu(x: V) -> V {

@@ -5,8 +5,8 @@
 //! are then multiplied as those of any other format. SIMD lookups in tables of this size are
 //! slower than plain loads, so unpacking is the same at every level.
 
-/// The module `apart` of a level with instructions `$features`, over its `Sixteens` and `totals`;
-/// `$zero` is a register of sums.
+/// The module `apart` of a SIMD level with instructions `$features`, over its `Sixteens` and
+/// `totals`; `$zero` is a register of sums.
 macro_rules! apart_kernels {
     ($features:literal, $zero:expr) => {
         use hal::format::{Format, Unpacked};

@@ -1,5 +1,5 @@
-//! Attention over rows of the cache, written once for all levels: products of several queries with every key
-//! row, softmax, weighted sums of value rows.
+//! Attention over rows of the cache, written once for all levels: products of several queries with
+//! every key row, softmax, weighted sums of value rows.
 //!
 //! A row is read once for all its queries, and the accumulators of a tile (queries by keys, or
 //! queries by columns) fill the registers. A query's results are the same in any tile: its
@@ -65,11 +65,11 @@ impl<'a> HeadRows<'a> {
     }
 }
 
-/// Products of queries with keys: `q` `[n, width]`, `scores` `[n, stride]`, of which the first `keys.ids.len()`
-/// of each row are written.
+/// Products of queries with keys: `q` `[n, width]`, `scores` `[n, stride]`, of which the first
+/// `keys.ids.len()` of each row are written.
 pub type ScoresFn = fn(q: &[f32], keys: &HeadRows<'_>, scores: &mut [f32], stride: usize);
-/// `sums[r] += sum of weights[r][i] * values[i]` for up to four queries: `weights` `[n, stride]`, `sums`
-/// `[n, width]`.
+/// `sums[r] += sum of weights[r][i] * values[i]` for up to four queries: `weights` `[n, stride]`,
+/// `sums` `[n, width]`.
 pub type WeighFn = fn(weights: &[f32], stride: usize, values: &HeadRows<'_>, sums: &mut [f32]);
 /// Rows as F32, each padded with zeros: `out` `[n, width]`.
 pub type WidenFn = fn(rows: &HeadRows<'_>, out: &mut [f32]);
@@ -89,7 +89,8 @@ pub struct CacheKernels {
     pub store: StoreFn,
 }
 
-/// Largest score and sum of weights: `scores` `[n]`, n a multiple of [`PAD`], become `exp(score - largest)`.
+/// Largest score and sum of weights: `scores` `[n]`, n a multiple of [`PAD`], become
+/// `exp(score - largest)`.
 pub type SoftmaxFn = fn(scores: &mut [f32]) -> [f32; 2];
 
 /// Attention kernels of one level.
@@ -103,7 +104,7 @@ pub(super) struct Attention {
 /// cache.
 pub(super) const PANEL: usize = 16;
 
-/// The module `attention` of a level; `$level` are the attributes of its functions.
+/// The module `attention` of a SIMD level; `$level` are the attributes of its functions.
 macro_rules! attention_kernels {
     ($(#[$level:meta])*) => {
         use hal::format::Format;
@@ -265,7 +266,8 @@ macro_rules! cache_kernels {
                 keys: &HeadRows<'_>,
                 first: usize,
                 scores: &mut [f32],
-                (stride, asks): (usize, bool),
+                stride: usize,
+                asks: bool,
             ) {
                 let last = keys.ids.len() - 1;
                 for at in (first..keys.ids.len().min(first + PANEL)).step_by(K) {
@@ -296,21 +298,21 @@ macro_rules! cache_kernels {
                 for first in (0..keys.ids.len()).step_by(PANEL) {
                     let mut r = 0;
                     while r < n {
-                        let how = (stride, r == 0);
+                        let asks = r == 0;
                         let (q, scores) = (&q[r * width..], &mut scores[r * stride..]);
                         r += match n - r {
                             4.. => {
                                 let q = &q[..4 * width];
-                                panel::<4, { LANES / 4 }>(q, keys, first, scores, how);
+                                panel::<4, { LANES / 4 }>(q, keys, first, scores, stride, asks);
                                 4
                             }
                             2..=3 => {
                                 let q = &q[..2 * width];
-                                panel::<2, { LANES / 2 }>(q, keys, first, scores, how);
+                                panel::<2, { LANES / 2 }>(q, keys, first, scores, stride, asks);
                                 2
                             }
                             _ => {
-                                panel::<1, LANES>(&q[..width], keys, first, scores, how);
+                                panel::<1, LANES>(&q[..width], keys, first, scores, stride, asks);
                                 1
                             }
                         };

@@ -129,7 +129,7 @@ impl Level {
     }
 }
 
-/// The kernels of a level. They may be called only if the processor has its instructions.
+/// The kernels of a SIMD level. They may be called only if the processor has its instructions.
 struct Table {
     dot: fn(Format) -> Dot,
     sum_rows: fn(Format) -> SumRowsFn,
@@ -149,10 +149,11 @@ struct Panel {
     times: PanelFn,
 }
 
-/// A product for one and for four tokens.
+/// A product for one, for four and for eight tokens.
 struct Dot {
     one: RowsFn<1>,
     four: RowsFn<4>,
+    eight: RowsFn<8>,
 }
 
 /// The kernels of one level that this processor supports.
@@ -212,6 +213,13 @@ impl Kernels {
     #[must_use]
     pub fn rows4(&self, format: Format) -> RowsFn<4> {
         (self.table.dot)(format).four
+    }
+
+    /// [`Kernels::rows`] with eight tokens at once: a row is unpacked once for all eight. Each
+    /// product has the same bits.
+    #[must_use]
+    pub fn rows8(&self, format: Format) -> RowsFn<8> {
+        (self.table.dot)(format).eight
     }
 
     /// The product of one weight row with one token's activations.

@@ -1,4 +1,5 @@
-//! Panels: a range of columns of 32 weight rows, unpacked once and multiplied with a batch of tokens.
+//! Panels: a range of columns of 32 weight rows, unpacked once and multiplied with a batch of
+//! tokens.
 //!
 //! A panel is transposed, so that a vector holds one column of several rows and sums are not taken
 //! across lanes. Each row is first unpacked into words (`Rows`): this is the only code that
@@ -221,7 +222,7 @@ pub(super) fn sums_of_16(q: &[i8], sums: &mut [i32; 32]) {
     }
 }
 
-/// The function `fill` of a level with instructions `$features`, over its `vector` and
+/// The function `fill` of a SIMD level with instructions `$features`, over its `vector` and
 /// `transpose`.
 macro_rules! panel_kernels {
     ($features:literal) => {

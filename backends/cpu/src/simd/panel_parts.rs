@@ -4,7 +4,7 @@
 //! A macro, because it is compiled for each such level over its module `vector`; the level
 //! provides `group`, the products of quantised rows.
 
-/// The functions `quantised` and `plain` of a level with instructions `$features`.
+/// The functions `quantised` and `plain` of a SIMD level with instructions `$features`.
 macro_rules! panel_parts {
     ($features:literal) => {
         /// Tokens at a time.

@@ -115,8 +115,8 @@ fn blocks_of_32<const BYTES: usize>(
     halves
 }
 
-/// 32 codes of five bits, shifted up by `shift`: fifth bits, then nibbles, the low ones first. Eight codes at a time,
-/// as the bytes of a word.
+/// 32 codes of five bits, shifted up by `shift`: fifth bits, then nibbles, the low ones first.
+/// Eight codes at a time, as the bytes of a word.
 #[inline(always)]
 fn five_bits(bytes: &[u8], shift: u8, codes: &mut [u8; 32]) {
     const ONES: u64 = 0x0101_0101_0101_0101;

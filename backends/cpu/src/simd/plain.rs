@@ -4,7 +4,7 @@
 //! instructions used here. A macro, because the code below is compiled for each level's
 //! instructions.
 
-/// The module `plain` of a level with instructions `$features`.
+/// The module `plain` of a SIMD level with instructions `$features`.
 macro_rules! plain_kernels {
     ($features:literal) => {
         use super::super::ActView;

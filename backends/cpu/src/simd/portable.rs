@@ -1,5 +1,5 @@
-//! Attention, activations and recurrent layers in plain Rust: the kernels of `attention`, `activation` and `recurrent`
-//! over registers that are arrays.
+//! Attention, activations and recurrent layers in plain Rust: the kernels of `attention`,
+//! `activation` and `recurrent` over registers that are arrays.
 
 pub(super) mod activation {
     #![allow(

@@ -1,8 +1,8 @@
 //! One token of the recurrent layers, written once for all levels.
 //!
-//! A value's bits depend on its place in a head alone: columns of the delta rule are summed in the order of the rows,
-//! channels of the scan by vectors of one width. The text is compiled against each level's module `vector`, hence a
-//! macro.
+//! A value's bits depend on its place in a head alone: columns of the delta rule are summed in the
+//! order of the rows, channels of the scan by vectors of one width. The text is compiled against
+//! each level's module `vector`, hence a macro.
 
 /// A token as one head of the gated delta rule sees it ([`hal::op::GatedDelta`]).
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +68,7 @@ pub(super) struct Recurrent {
     pub(super) multiply_add: MultiplyAddFn,
 }
 
-/// The module `recurrent` of a level; `$level` are the attributes of its functions.
+/// The module `recurrent` of a SIMD level; `$level` are the attributes of its functions.
 macro_rules! recurrent_kernels {
     ($(#[$level:meta])*) => {
         use super::super::recurrent::{
@@ -107,8 +107,9 @@ macro_rules! recurrent_kernels {
             }
         }
 
-        /// N vectors of columns from column `first` on. With `known` and `sum` the products of the state before with
-        /// keys and queries, `S^T q` after is `decay * sum + change * (k . q)`: the state is read once and then updated.
+        /// N vectors of columns from column `first` on. `known` and `sum` are the products of the
+        /// old state with the key and the query. The product of the new state with the query
+        /// follows from them, `decay * sum + change * (k . q)`, so the state is read only once.
         #[inline]
         $(#[$level])*
         fn delta_vectors<const N: usize>(

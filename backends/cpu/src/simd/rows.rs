@@ -96,9 +96,10 @@ impl<'a> RowRun<'a> {
         match self.ids {
             RowIds::From(first) => {
                 let bytes = self.matrix.row(first + i);
-                let ahead = match self.matrix.stride == self.matrix.row_bytes {
-                    true => AHEAD,
-                    false => self.ahead * self.matrix.stride,
+                let ahead = if self.matrix.stride == self.matrix.row_bytes {
+                    AHEAD
+                } else {
+                    self.ahead * self.matrix.stride
                 };
                 Row { bytes, ahead: bytes.as_ptr().wrapping_add(ahead) }
             }
@@ -178,6 +179,8 @@ macro_rules! dot_of_rows {
             one: |run, x, out| unsafe { rows(run, x, out) },
             // SAFETY: the same.
             four: |run, x, out| unsafe { rows(run, x, out) },
+            // SAFETY: the same.
+            eight: |run, x, out| unsafe { rows(run, x, out) },
         }
     }};
 }

@@ -59,6 +59,7 @@ fn dot(format: Format) -> Dot {
             Dot {
                 one: |run, x, out| rows(Format::$name, run, x, out),
                 four: |run, x, out| rows(Format::$name, run, x, out),
+                eight: |run, x, out| rows(Format::$name, run, x, out),
             }
         };
     }

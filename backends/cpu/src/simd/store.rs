@@ -40,7 +40,7 @@ pub(super) fn bf16_row(values: &[f32], row: &mut [u8]) {
     }
 }
 
-/// The functions of a level; included in its module `attention`.
+/// The functions of a SIMD level; included in its module `attention`.
 macro_rules! store_kernels {
     ($(#[$level:meta])*) => {
         $(#[$level])*

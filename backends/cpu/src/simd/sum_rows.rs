@@ -6,7 +6,7 @@ use half::f16;
 use super::tile::six_bits;
 
 /// An unpacked block of 256 values.
-pub(super) struct Parts {
+pub(super) struct BlockParts {
     pub codes: [u8; 256],
     /// Scale of each 16 values.
     pub scales: [f32; 16],
@@ -14,8 +14,9 @@ pub(super) struct Parts {
     pub mins: [f32; 16],
 }
 
-impl Parts {
-    pub(super) const EMPTY: Parts = Parts { codes: [0; 256], scales: [0.0; 16], mins: [0.0; 16] };
+impl BlockParts {
+    pub(super) const EMPTY: BlockParts =
+        BlockParts { codes: [0; 256], scales: [0.0; 16], mins: [0.0; 16] };
 }
 
 fn half(bytes: &[u8], at: usize) -> f32 {
@@ -24,7 +25,7 @@ fn half(bytes: &[u8], at: usize) -> f32 {
 
 /// Scales and minimums of Q4_K and Q5_K, whose groups have 32 values.
 #[inline(always)]
-fn six_bit_scales(block: &[u8], parts: &mut Parts) {
+fn six_bit_scales(block: &[u8], parts: &mut BlockParts) {
     let (d, min) = (half(block, 0), half(block, 2));
     let (scales, mins) = six_bits(&block[4..16]);
     for (i, (scale, m)) in scales.to_le_bytes().into_iter().zip(mins.to_le_bytes()).enumerate() {
@@ -36,7 +37,7 @@ fn six_bit_scales(block: &[u8], parts: &mut Parts) {
 // Inlined into each level's functions and compiled for its instructions.
 
 #[inline(always)]
-pub(super) fn take_q4_k(block: &[u8; 144], parts: &mut Parts) {
+pub(super) fn take_q4_k(block: &[u8; 144], parts: &mut BlockParts) {
     six_bit_scales(block, parts);
     let (pairs, _) = block[16..].as_chunks::<32>();
     for (codes, pairs) in parts.codes.as_chunks_mut::<64>().0.iter_mut().zip(pairs) {
@@ -48,7 +49,7 @@ pub(super) fn take_q4_k(block: &[u8; 144], parts: &mut Parts) {
 }
 
 #[inline(always)]
-pub(super) fn take_q5_k(block: &[u8; 176], parts: &mut Parts) {
+pub(super) fn take_q5_k(block: &[u8; 176], parts: &mut BlockParts) {
     six_bit_scales(block, parts);
     let mut fifths = [0; 32];
     fifths.copy_from_slice(&block[16..48]);
@@ -63,7 +64,7 @@ pub(super) fn take_q5_k(block: &[u8; 176], parts: &mut Parts) {
 }
 
 #[inline(always)]
-pub(super) fn take_q6_k(block: &[u8; 210], parts: &mut Parts) {
+pub(super) fn take_q6_k(block: &[u8; 210], parts: &mut BlockParts) {
     let d = half(block, 208);
     for (scale, &byte) in parts.scales.iter_mut().zip(&block[192..208]) {
         *scale = d * f32::from(byte as i8);
@@ -82,10 +83,10 @@ pub(super) fn take_q6_k(block: &[u8; 210], parts: &mut Parts) {
     }
 }
 
-/// The module `rows` of a level with instructions `$features`.
+/// The module `rows` of a SIMD level with instructions `$features`.
 macro_rules! sum_rows_kernels {
     ($features:literal) => {
-        use super::super::sum_rows::{Parts, take_q4_k, take_q5_k, take_q6_k};
+        use super::super::sum_rows::{BlockParts, take_q4_k, take_q5_k, take_q6_k};
         use hal::format::{Format, Unpacked};
 
         use super::super::rows::{Matrix, Row};
@@ -223,7 +224,7 @@ macro_rules! sum_rows_kernels {
                             "a row of another length"
                         );
                     }
-                    let mut parts = [Parts::EMPTY; N];
+                    let mut parts = [BlockParts::EMPTY; N];
                     for (i, y) in y.as_chunks_mut::<256>().0.iter_mut().enumerate() {
                         for (parts, row) in parts.iter_mut().zip(rows) {
                             row.ask::<$size>(i * $size);
@@ -231,7 +232,8 @@ macro_rules! sum_rows_kernels {
                         }
                         for at in (0..256).step_by(LANES) {
                             let mut sum = load_ps(y, at);
-                            for (h, Parts { codes, scales, mins }) in h.into_iter().zip(&parts) {
+                            for (h, BlockParts { codes, scales, mins }) in h.into_iter().zip(&parts)
+                            {
                                 let (scale, min) = (splat(scales[at / 16]), splat(-mins[at / 16]));
                                 let values = fmadd(scale, widen_i8(codes, at), min);
                                 sum = fmadd(splat(h), values, sum);

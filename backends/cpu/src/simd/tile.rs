@@ -36,8 +36,8 @@ impl<'a> ActView<'a> {
     }
 }
 
-/// Calls `f` for each tile of `row`, `BYTES` bytes each, with the tokens' activations for it. The last
-/// tile is padded with zeros.
+/// Calls `f` for each tile of `row`, `BYTES` bytes each, with the tokens' activations for it. The
+/// last tile is padded with zeros.
 ///
 /// Always inlined: `f` is compiled for the caller's instructions.
 #[inline(always)]

@@ -104,7 +104,7 @@ pub(super) fn for_units<const WIDE: usize>(
     }
 }
 
-/// The module `transposed` of a level with instructions `$features` (see `plain.rs`).
+/// The module `transposed` of a SIMD level with instructions `$features` (see `plain.rs`).
 ///
 /// The codes of a group's neurons are summed with their factors first and multiplied by the scales
 /// once.

@@ -3,10 +3,12 @@
 
 use std::sync::{Arc, OnceLock};
 
-use fakes::{Fake, Vendor, suite};
+use fakes::{Fake, Vendor, suite, vendor_tests};
 use hal::Backend;
 use simt::Options;
 use thermocline_cuda::{devices, open_with};
+
+vendor_tests!(fake, devices, open, "CUDA", "compute capability");
 
 /// The fake, the only one in this process; `None`, with the reason printed, if it cannot be
 /// compiled.
@@ -14,32 +16,21 @@ fn fake() -> Option<&'static Fake> {
     static FAKE: OnceLock<Option<Fake>> = OnceLock::new();
     let load = || {
         let fake = Fake::load(Vendor::Cuda).map_err(|why| eprintln!("skipped: {why}")).ok()?;
-        // Two of the devices have fast matrix units for floats.
-        fake.set(&format!(
-            "devices={} 0:major=9 0:minor=0 {}:major=9 {1}:minor=0",
-            suite::DEVICES,
-            suite::SECOND
-        ));
+        fake.set(&settings());
         Some(fake)
     };
     FAKE.get_or_init(load).as_ref()
 }
 
+/// Two of the devices have fast matrix units for floats.
+fn settings() -> String {
+    let (n, second) = (suite::DEVICES, suite::SECOND);
+    format!("devices={n} 0:major=9 0:minor=0 {second}:major=9 {second}:minor=0")
+}
+
 fn open(number: usize, options: Options) -> hal::Result<Arc<dyn Backend>> {
     let found = devices().expect("the fake has devices");
     open_with(&found[number], options).map(|backend| backend as Arc<dyn Backend>)
-}
-
-#[test]
-fn devices_of_the_fake_are_named_and_described() {
-    let Some(_fake) = fake() else { return };
-    let found = devices().expect("the fake has devices");
-    assert_eq!(found.len(), suite::DEVICES);
-    for (number, device) in found.iter().enumerate() {
-        assert_eq!(device.name, format!("CUDA{number}"));
-        assert!(device.description.contains("compute capability"), "{}", device.description);
-        assert!(device.memory.0 > 0 && !device.pci.is_empty());
-    }
 }
 
 #[test]
@@ -55,55 +46,10 @@ fn an_old_card_of_the_fake_is_refused_with_a_sentence() {
 }
 
 #[test]
-fn the_fake_conforms() {
-    if let Some(fake) = fake() {
-        suite::conforms(&open, suite::SECOND, fake);
-    }
-}
-
-#[test]
-fn the_fake_conforms_without_graphs() {
-    if let Some(fake) = fake() {
-        suite::conforms_without_graphs(&open, fake);
-    }
-}
-
-#[test]
 fn wrong_matrix_units_of_the_fake_are_not_used() {
     let Some(fake) = fake() else { return };
     fake.set(&format!("{}:major=9 {0}:minor=0", suite::WRONG));
     suite::does_without_wrong_matrix_units(&open, fake);
     // One after the other, because both use the same device.
     suite::does_without_bad_graphs(&open, fake);
-}
-
-#[test]
-fn the_fake_runs_out_of_memory() {
-    if let Some(fake) = fake() {
-        suite::runs_out_of_memory(&open, fake);
-    }
-}
-
-#[test]
-fn the_fake_is_lost() {
-    if let Some(fake) = fake() {
-        suite::is_lost(&open, fake);
-    }
-}
-
-#[test]
-fn the_fake_refuses_a_call() {
-    if let Some(fake) = fake() {
-        suite::refuses_a_call(&open, fake);
-    }
-}
-
-#[test]
-fn two_fakes_work_beside_each_other() {
-    if let Some(fake) = fake() {
-        suite::works_beside_others(&open, fake);
-        // One after the other, because both use the same devices.
-        suite::loads_beside_others(&open);
-        suite::is_shared(&open, fake);
-    }
 }

@@ -6,7 +6,7 @@ use thermocline_fakes::Vendor;
 use crate::device::{Arg, Device, open};
 
 const TOKENS: usize = 40;
-/// Allowed error of an F32 sum of some hundred products, relative to the sum of their magnitudes.
+/// Allowed error of an F32 sum of a few hundred products, relative to the sum of their magnitudes.
 /// Without the truncated bits, the error is ten times that.
 const TOLERANCE: f64 = 2e-6;
 

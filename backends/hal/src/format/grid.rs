@@ -31,7 +31,7 @@ static NEGATIVE: [u64; 256] = {
     out
 };
 
-/// The same for seven signs; the eighth makes the number of set signs even.
+/// As [`NEGATIVE`] for seven signs; the eighth makes the number of set signs even.
 static EVEN: [u64; 128] = {
     let (mut out, mut i) = ([0; 128], 0);
     while i < 128 {
@@ -66,8 +66,8 @@ pub(super) fn signed(values: u64, signs: u8) -> [i8; 8] {
     negate(values, NEGATIVE[usize::from(signs)])
 }
 
-/// The same with the lowest seven bits of `seven` as signs; the eighth sign makes their number
-/// even.
+/// As [`signed`] with the lowest seven bits of `seven`; the eighth sign makes the number of set
+/// signs even.
 #[inline]
 pub(super) fn even_signed(values: u64, seven: u32) -> [i8; 8] {
     negate(values, EVEN[(seven & 127) as usize])

@@ -1,5 +1,5 @@
-//! IQ4_XS: `d` (f16), the upper two bits of 8 scales (u16), their low nibbles, then 16 bytes for each 32 values as in
-//! IQ4_NL. `value = (d * (scale - 32)) * code`.
+//! IQ4_XS: `d` (f16), the upper two bits of 8 scales (u16), their low nibbles, then 16 bytes for
+//! each 32 values as in IQ4_NL. `value = (d * (scale - 32)) * code`.
 
 use super::block::{Code, Quantize, Quants, Unpacked, look_up, nibble, read_f16, read_u16};
 use super::iq4_nl::IQ4_CODES;

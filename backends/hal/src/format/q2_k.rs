@@ -1,7 +1,8 @@
-//! Q2_K: 16 bytes with a scale (low nibble) and a minimum (high nibble) for 16 values each, 64 bytes of bit pairs, `d` and
-//! `dmin` (f16). `value = (d * scale) * code - dmin * min`.
+//! Q2_K: 16 bytes with a scale (low nibble) and a minimum (high nibble) for 16 values each, 64
+//! bytes of bit pairs, `d` and `dmin` (f16). `value = (d * scale) * code - dmin * min`.
 //!
-//! Each half of the block (128 values) has 32 bytes of pairs; quarter k of a half takes pair k of each byte.
+//! Each half of the block (128 values) has 32 bytes of pairs; quarter k of a half takes pair k of
+//! each byte.
 
 use super::block::{Code, Quantize, Quants, Unpacked, inverse, read_f16, write_f16};
 use super::search::{self, Fit};

@@ -1,8 +1,9 @@
-//! Q3_K: 32 bytes of third bits (bit g of byte j belongs to value j of each 32), 64 bytes of bit pairs in the order of
-//! Q2_K, 12 bytes of 6-bit scales for 16 values each, `d` (f16). `value = (d * (scale - 32)) * (code - 4)`.
+//! Q3_K: 32 bytes of third bits (bit g of byte j belongs to value j of each 32), 64 bytes of bit
+//! pairs in the order of Q2_K, 12 bytes of 6-bit scales for 16 values each, `d` (f16).
+//! `value = (d * (scale - 32)) * (code - 4)`.
 //!
-//! Scale i has its low nibble in byte `i % 8` (the high nibble of the byte for i >= 8), its upper two bits in pair
-//! `i / 4` of byte `8 + i % 4`.
+//! Scale i has its low nibble in byte `i % 8` (the high nibble of the byte for i >= 8), its upper
+//! two bits in pair `i / 4` of byte `8 + i % 4`.
 
 use super::block::{Code, Quantize, Quants, Unpacked, inverse, read_f16, write_f16};
 use super::search;

@@ -1,4 +1,5 @@
-//! Q5_0: `d` (f16), 4 bytes of fifth bits, 16 bytes of nibbles in the order of Q4_0. `value = d * (code - 16)`.
+//! Q5_0: `d` (f16), 4 bytes of fifth bits, 16 bytes of nibbles in the order of Q4_0.
+//! `value = d * (code - 16)`.
 
 use super::block::{
     Code, Quantize, Quants, Unpacked, five_bits, inverse, read_f16, write_f16, write_five_bits,

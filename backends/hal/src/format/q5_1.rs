@@ -1,4 +1,5 @@
-//! Q5_1: `d` and `m` (f16), 4 bytes of fifth bits, 16 bytes of nibbles in the order of Q4_0. `value = d * code + m`.
+//! Q5_1: `d` and `m` (f16), 4 bytes of fifth bits, 16 bytes of nibbles in the order of Q4_0.
+//! `value = d * code + m`.
 
 use super::block::{
     Code, Quantize, Quants, Unpacked, five_bits, inverse, read_f16, write_f16, write_five_bits,

@@ -28,7 +28,8 @@ op! {
     /// | `k`, `v` | `[n_tokens, n_head_kv * d_head]`, with a `d_head` each | F32 |
     /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, likewise | each one of [`KV_FORMATS`] |
     ///
-    /// F16 and BF16 are rounded to nearest even, Q8_0 as [`Format::quantize`] does. Padded tokens write nothing.
+    /// F16 and BF16 are rounded to nearest even, Q8_0 as [`Format::quantize`] does. Padded tokens
+    /// write nothing.
     StoreKv {
         /// Keys, after RoPE.
         read k,
@@ -57,9 +58,10 @@ impl<T: Operand> StoreKv<T> {
 op! {
     /// Causal grouped-query attention over the paged cache.
     ///
-    /// `y[t, h] = sum_p softmax_p(scale * q[t, h] . k[p, g]) * v[p, g]` with `g = h * n_head_kv / n_head`, over
-    /// the positions `p` of the token's sequence with `p <= pos` and, with a window, `p > pos - window`.
-    /// A soft cap `c` maps a score `s` to `c * tanh(s / c)`; a sink adds `exp(sink[h])` to the denominator.
+    /// `y[t, h] = sum_p softmax_p(scale * q[t, h] . k[p, g]) * v[p, g]` with
+    /// `g = h * n_head_kv / n_head`, over the positions `p` of the token's sequence with `p <= pos`
+    /// and, with a window, `p > pos - window`. A soft cap `c` maps a score `s` to
+    /// `c * tanh(s / c)`; a sink adds `exp(sink[h])` to the denominator.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
@@ -101,7 +103,7 @@ op! {
 }
 
 impl<T: Operand> Attention<T> {
-    /// As if every token saw as many positions as a block table has.
+    /// An upper bound: every token attends to as many positions as a block table has.
     pub(super) fn work(&self) -> Work {
         let positions = (self.batch.shape.max_blocks * KV_BLOCK) as u64;
         let positions = self.window.map_or(positions, |window| positions.min(window as u64));

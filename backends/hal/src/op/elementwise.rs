@@ -1,4 +1,5 @@
-//! Rows in, rows out: embedding, positions, choosing outputs, norms, sums, products, soft caps, parts of heads.
+//! Rows in, rows out: embedding, positions, choosing outputs, norms, sums, products, soft caps,
+//! parts of heads.
 
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::{Operand, Result};
@@ -192,8 +193,8 @@ pub enum GateActivation {
 }
 
 op! {
-    /// `x[t, i] *= act(g[t, i / (n / k)])`: each gate value scales `n / k` consecutive values. `k = n` multiplies
-    /// elementwise, `k = n_head` scales heads, `k = 1` whole tokens.
+    /// `x[t, i] *= act(g[t, i / (n / k)])`: each gate value scales `n / k` consecutive values.
+    /// `k = n` multiplies elementwise, `k = n_head` scales heads, `k = 1` whole tokens.
     ///
     /// | operand | shape | format |
     /// |---|---|---|

@@ -1,4 +1,5 @@
-//! What backends ask of any op: how it uses its operands, how much it multiplies, whether it is a hand-off.
+//! Facts of an op for backends: its operands and their access, its arithmetic, whether it is a
+//! hand-off.
 
 use super::{Merge, Op, Post};
 use crate::{Operand, TensorDesc};
@@ -14,7 +15,7 @@ pub enum Access {
     Update,
 }
 
-/// What an operand holds.
+/// The contents of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A weight matrix, in any weight format, of which each row is multiplied with the tokens.
@@ -34,8 +35,8 @@ pub enum Role {
 }
 
 impl Role {
-    /// Whether it grows with the model, the context or the number of sequences and not with the tokens of a step, so that
-    /// 32 bits may not count its values. Kernels reach it row by row.
+    /// Whether it grows with the model, the context or the number of sequences and not with the
+    /// tokens of a step, so that 32 bits may not count its values. Kernels reach it row by row.
     #[must_use]
     pub fn is_by_row(self) -> bool {
         match self {
@@ -50,7 +51,7 @@ impl Role {
 pub struct Use {
     /// Whether it is read or written.
     pub access: Access,
-    /// What it holds.
+    /// The operand's contents.
     pub role: Role,
 }
 
@@ -67,7 +68,8 @@ impl Use {
 pub struct Work {
     /// Tokens it has room for.
     pub n_tokens: usize,
-    /// Multiplications for each of them; 0 for an op that multiplies little beside reading its operands.
+    /// Multiplications for each of them; 0 for an op that multiplies little beside reading its
+    /// operands.
     pub per_token: u64,
 }
 
@@ -83,7 +85,8 @@ pub(super) fn n_values<T: Operand>(operand: &T) -> u64 {
     (n_rows as u64).saturating_mul(n_cols as u64)
 }
 
-/// The work of ops that do not multiply: the others have a method of their own, which comes before this one.
+/// The work of ops that do not multiply: the others have a method of their own, which comes before
+/// this one.
 pub(super) trait NoWork {
     fn work(&self) -> Work {
         Work::default()
@@ -102,7 +105,8 @@ pub enum HandOff<'a, T> {
 }
 
 impl<T> Op<T> {
-    /// This op as one end of a hand-off, which is a program's own business; `None` for ops that are computed.
+    /// This op as one end of a hand-off, which the program handles itself; `None` for ops that are
+    /// computed.
     #[must_use]
     pub fn hand_off(&self) -> Option<HandOff<'_, T>> {
         if let Op::Post(op) = self {

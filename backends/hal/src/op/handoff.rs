@@ -4,7 +4,7 @@ use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::{Operand, Result};
 
 op! {
-    /// Writes `x` and, if given, the list of wanted rows to a mailbox and continues without
+    /// Writes `x` and, if given, the list of rows to compute to a mailbox, and continues without
     /// waiting.
     ///
     /// | operand | shape | format |
@@ -46,7 +46,8 @@ impl<T: Operand> Post<T> {
 }
 
 op! {
-    /// Waits for the answer to the [`Post`] of the same mailbox: `y = answer`, or `y += answer` if `accumulate`.
+    /// Waits for the answer to the [`Post`] of the same mailbox: `y = answer`, or `y += answer` if
+    /// `accumulate`.
     ///
     /// | operand | shape | format |
     /// |---|---|---|

@@ -1,4 +1,5 @@
-//! Everything the engine can ask of a device: one file per op, with formula, shapes, numerics and check.
+//! Everything the engine can ask of a device: one file per op, with formula, shapes, numerics and
+//! check.
 //!
 //! An op is generic over its operands: `Op<Tensor>` is recorded into a program; `Op<TensorDesc>`
 //! is passed to [`crate::Backend::plan`] before anything is allocated.
@@ -30,7 +31,9 @@ pub use predict::{Hidden, Predict};
 pub use recurrent::{GatedDelta, HeadMapping, ShortConv, SsmScan};
 pub use rope::{Pairing, Rope};
 pub use route::{Route, Scoring};
-pub use sparse_ffn::{Activation, Down, FfnKind, Groups, MOST_COUNTED, Skip, SparseFfn};
+pub use sparse_ffn::{
+    Activation, Down, FfnKind, Groups, MOST_COUNTED, NEVER_DENSE, Skip, SparseFfn, UnionCounts,
+};
 
 use crate::{Error, Operand, Result, Tensor, TensorDesc};
 use facts::NoWork;
@@ -333,9 +336,10 @@ impl Check {
         cols: usize,
     ) -> Result<()> {
         let got = tensor.desc();
-        match got.n_rows == rows && got.n_cols == cols {
-            true => Ok(()),
-            false => Err(Error::shape(self.0, operand, format!("[{rows}, {cols}]"), got)),
+        if got.n_rows == rows && got.n_cols == cols {
+            Ok(())
+        } else {
+            Err(Error::shape(self.0, operand, format!("[{rows}, {cols}]"), got))
         }
     }
 
@@ -348,9 +352,10 @@ impl Check {
         cols: usize,
     ) -> Result<()> {
         let got = tensor.desc();
-        match got.n_rows >= rows && got.n_cols == cols {
-            true => Ok(()),
-            false => Err(Error::shape(self.0, operand, format!("[{rows} or more, {cols}]"), got)),
+        if got.n_rows >= rows && got.n_cols == cols {
+            Ok(())
+        } else {
+            Err(Error::shape(self.0, operand, format!("[{rows} or more, {cols}]"), got))
         }
     }
 
@@ -382,29 +387,30 @@ impl Check {
         allowed: &[crate::format::Format],
     ) -> Result<()> {
         let got = tensor.desc();
-        match allowed.contains(&got.format) {
-            true => Ok(()),
-            false => Err(Error::shape(self.0, operand, format!("one of {allowed:?}"), got)),
+        if allowed.contains(&got.format) {
+            Ok(())
+        } else {
+            Err(Error::shape(self.0, operand, format!("one of {allowed:?}"), got))
         }
     }
 
     pub(crate) fn weight<T: Operand>(&self, operand: &'static str, tensor: &T) -> Result<()> {
         let got = tensor.desc();
-        match got.format.is_weight() {
-            true => Ok(()),
-            false => Err(Error::shape(self.0, operand, "a weight format", got)),
+        if got.format.is_weight() {
+            Ok(())
+        } else {
+            Err(Error::shape(self.0, operand, "a weight format", got))
         }
     }
 
     pub(crate) fn batch<T: Operand>(&self, batch: &crate::Batch<T>, n_tokens: usize) -> Result<()> {
         self.shape("batch", &batch.words, 1, batch.shape.n_words())?;
         self.format("batch", &batch.words, &[crate::format::Format::U32])?;
-        match batch.shape.max_tokens >= n_tokens {
-            true => Ok(()),
-            false => {
-                let expected = format!("room for {n_tokens} tokens");
-                Err(Error::shape(self.0, "batch", expected, batch.shape.max_tokens))
-            }
+        if batch.shape.max_tokens >= n_tokens {
+            Ok(())
+        } else {
+            let expected = format!("room for {n_tokens} tokens");
+            Err(Error::shape(self.0, "batch", expected, batch.shape.max_tokens))
         }
     }
 

@@ -1,9 +1,10 @@
 //! Recurrent layers, with a state per sequence instead of a cache entry per position.
 //!
-//! A state store is an ordinary tensor. The state of token `t`'s sequence is row `batch.seqs[t]`; rows from
-//! `max_seqs` on are free for snapshots, which [`crate::Queue::copy_rows`] takes and restores. Tokens of one sequence
-//! stand in ascending position, with tokens of others between them in any order. A token at position 0 starts from
-//! a state of zeros. Padded tokens and sequences without a token in the step change nothing.
+//! A state store is an ordinary tensor. The state of token `t`'s sequence is row `batch.seqs[t]`;
+//! rows from `max_seqs` on are free for snapshots, which [`crate::Queue::copy_rows`] takes and
+//! restores. Tokens of one sequence are in ascending position, with tokens of others between them
+//! in any order. A token at position 0 starts from a state of zeros. Padded tokens and sequences
+//! without a token in the step change nothing.
 
 use super::facts::{Work, n_values};
 use super::{Check, Visit, op, op_map, op_type, op_visit};
@@ -80,7 +81,8 @@ impl HeadMapping {
 
 op! {
     /// The gated delta rule, per value head: with state `S` of `[d_k, d_v]`,
-    /// `S *= exp(a * softplus(decay + dt_bias))`, `S += sigmoid(beta) * k (v - S^T k)^T`, `y = scale * S^T q`.
+    /// `S *= exp(a * softplus(decay + dt_bias))`, `S += sigmoid(beta) * k (v - S^T k)^T`,
+    /// `y = scale * S^T q`.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
@@ -90,8 +92,9 @@ op! {
     /// | `dt_bias`, `a` | `[1, n_head_v]`; `a` is negative: `-exp(A_log)` | F32 |
     /// | `state` | `[n_seq, n_head_v * d_k * d_v]`, `S[i, j]` at `i * d_v + j` | F32 |
     ///
-    /// `n_head_k` divides `n_head_v`. Queries and keys are used as they are: a model that normalises them does so
-    /// before ([`super::NormKind::L2`]). Source: Gated Delta Networks (Yang et al. 2024).
+    /// `n_head_k` divides `n_head_v`. Queries and keys are used as they are: a model that
+    /// normalises them does so before ([`super::NormKind::L2`]). Source: Gated Delta Networks (Yang
+    /// et al. 2024).
     GatedDelta {
         /// Queries.
         read q,
@@ -162,7 +165,7 @@ impl<T: Operand> GatedDelta<T> {
         }
         let [d_k, _] = self.head_dims();
         let Some(cols) = d_k.checked_mul(v.n_cols) else {
-            return Err(Error::shape("GatedDelta", "state", "a size that can be counted", v));
+            return Err(Error::shape("GatedDelta", "state", "a size that does not overflow", v));
         };
         c.f32("state", &self.state, self.state.desc().n_rows, cols)?;
         c.at_least("state", &self.state, self.batch.shape.max_seqs, cols)?;
@@ -171,8 +174,9 @@ impl<T: Operand> GatedDelta<T> {
 }
 
 op! {
-    /// The Mamba-2 recurrence, per head with its group's `b` and `c`: with state `S` of `[d_head, d_state]` and
-    /// `dt = softplus(dt_raw + dt_bias)`, `S = exp(dt * a) * S + dt * x b^T`, `y = S c + d * x`.
+    /// The Mamba-2 recurrence, per head with its group's `b` and `c`: with state `S` of
+    /// `[d_head, d_state]` and `dt = softplus(dt_raw + dt_bias)`,
+    /// `S = exp(dt * a) * S + dt * x b^T`, `y = S c + d * x`.
     ///
     /// | operand | shape | format |
     /// |---|---|---|

@@ -21,8 +21,8 @@ op! {
     /// | `x` | `[n_tokens, n_head * d_head]` | F32 |
     /// | `freqs` | `[1, n_rot / 2]`, radians per position; includes every scaling rule | F32 |
     ///
-    /// Source: RoFormer (Su et al.); the scalings (linear, YaRN, Llama 3, factors in the file) differ only in
-    /// `freqs` and `scale`.
+    /// Source: RoFormer (Su et al.); the scalings (linear, YaRN, Llama 3, factors in the file)
+    /// differ only in `freqs` and `scale`.
     Rope {
         /// Frequencies.
         read freqs,

@@ -57,9 +57,8 @@ pub enum Skip {
     Never,
     /// When the test value is not positive: exact, for activations that are 0 there.
     NotPositive,
-    /// When `|act(test)|` is below this value: calibrated (CATS, Lee et al.).
-    Below(f32),
-    /// When `|act(test)|` is below the row's own value in `threshold` (CHESS, He et al.).
+    /// When `|act(test)|` is below the row's own value in `threshold`: calibrated (CATS, Lee et
+    /// al.; CHESS, He et al.).
     BelowPerRow,
     /// When the test value is below `mean + factor * deviation` of all test values of the token;
     /// that cut is subtracted from the others (Gemma 3n).
@@ -84,7 +83,8 @@ pub struct Groups {
     /// Start of each group's rows, then the end of the last: ascending from 0 to `n_rows`. A group
     /// may be empty.
     pub starts: Arc<[u32]>,
-    /// Most groups with a nonzero weight for one token; a backend need not compute more.
+    /// Maximum number of groups with a nonzero weight for one token; a backend need not compute
+    /// more.
     pub n_used: usize,
 }
 
@@ -101,9 +101,43 @@ impl Groups {
     }
 }
 
-/// Most tokens of a block that counts how many tokens activated each row. Larger blocks (prefill)
-/// read nearly every row, so a count is of no use.
+/// Maximum number of tokens of a block that counts how many tokens activated each row. Larger
+/// blocks (prefill) read nearly every row, so a count is of no use.
 pub const MOST_COUNTED: usize = 16;
+
+/// Counts over the blocks of several tokens: the union of the rows that the tokens need, and the
+/// rows computed for all tokens instead of by lists.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct UnionCounts {
+    /// Neurons of the blocks.
+    pub neurons: f32,
+    /// Neurons that were active for any token.
+    pub active: f32,
+    /// Rows of the matrices before the activation: gate and up, or up alone.
+    pub rows: f32,
+    /// Rows that were computed for all tokens, needed or not.
+    pub dense: f32,
+}
+
+impl UnionCounts {
+    /// Number of counts.
+    pub const N: usize = 4;
+
+    /// The counts in the order of the `union` operand.
+    #[must_use]
+    pub fn values(self) -> [f32; UnionCounts::N] {
+        [self.neurons, self.active, self.rows, self.dense]
+    }
+}
+
+impl From<[f32; UnionCounts::N]> for UnionCounts {
+    fn from([neurons, active, rows, dense]: [f32; UnionCounts::N]) -> UnionCounts {
+        UnionCounts { neurons, active, rows, dense }
+    }
+}
+
+/// A crossover that no list reaches: rows are always computed by lists.
+pub const NEVER_DENSE: f32 = f32::INFINITY;
 
 op! {
     /// `y[t] = sum over rows r of h[t, r] * down[r]` (added to `y` if `accumulate`), where a row
@@ -119,6 +153,7 @@ op! {
     /// | `rows` | slots to compute; `All` for every row | |
     /// | `x`, `y` | `[n_tokens, n_embd]`, `[n_tokens, n_out]` | F32 |
     /// | `active` | `[1, n_tokens]`: active neurons, for the density report | F32 |
+    /// | `union` | `[1, 4]`: with 2 to [`MOST_COUNTED`] tokens, see [`UnionCounts`] | F32 |
     /// | `hits` | `[1, n_rows or more]`: tokens for which each row was active; up to [`MOST_COUNTED`] tokens | F32 |
     ///
     /// A dense block is `Rows::All` with [`Skip::Never`]; experts are groups. A backend may
@@ -151,6 +186,9 @@ op! {
         update active,
         /// Number of tokens for which each row was active (added to).
         maybe_update hits,
+        /// [`UnionCounts`] (added to). A device whose programs always multiply a listed row with
+        /// all tokens leaves them unchanged.
+        maybe_update union,
         ;
         /// How gate and up are combined.
         kind: FfnKind,
@@ -162,13 +200,18 @@ op! {
         orientation: Down,
         /// Groups of rows; given together with `group_weight`.
         groups: Option<Groups>,
+        /// Measured crossover for several tokens. If lists of rows would take at least this share
+        /// of the dense work, a device may compute all rows for all tokens and discard the products
+        /// that a token does not need; the result is the same. 0: always dense. [`NEVER_DENSE`]:
+        /// always lists.
+        dense_from: f32,
         /// Add to `y` instead of overwriting it.
         accumulate: bool,
     }
 }
 
 impl<T: Operand> SparseFfn<T> {
-    /// As if every token carried every row through.
+    /// An upper bound: every token computes every row.
     pub(super) fn work(&self) -> Work {
         let gate = self.gate.as_ref().map_or(0, n_values);
         let per_token = gate + n_values(&self.up) + n_values(&self.down);
@@ -199,6 +242,7 @@ impl<T: Operand> SparseFfn<T> {
             let few = x.n_rows <= MOST_COUNTED;
             c.that(few, "hits", format!("up to {MOST_COUNTED} tokens"), x.n_rows)?;
         }
+        c.maybe_f32("union", &self.union, 1, UnionCounts::N)?;
         c.weight("down", &self.down)?;
         match self.orientation {
             Down::ByNeuron => c.shape("down", &self.down, n_rows, y.n_cols)?,

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use hal::op::Add;
 use hal::{Bytes, Error, MailboxShape, Result, TensorDesc};
 
 use crate::support::{ANSWER, COLS, ROWS, Rig, assert_lost, repeat};
@@ -115,8 +114,7 @@ fn a_loss_at_any_moment_ends_the_step() {
 fn a_loss_ends_the_wait_for_a_post() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
-        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
-        let program = rig.split(1, &x, &a, &y);
+        let (program, _) = rig.step(1);
         rig.sim.hang_after(0);
         let mut run = rig.queue.replay(&program).unwrap();
         rig.wait_for_hang();
@@ -151,8 +149,7 @@ fn a_loss_ends_the_waits_for_a_copy_and_for_the_queue() {
 fn a_loss_ends_the_wait_for_an_answer() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
-        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
-        let program = rig.split(1, &x, &a, &y);
+        let (program, _) = rig.step(1);
         let mut run = rig.queue.replay(&program).unwrap();
         run.next_post().unwrap().unwrap();
         // The device has started its merge, which waits for the answer.
@@ -218,8 +215,7 @@ fn a_cancelled_program_does_not_spoil_the_next() {
 fn a_panic_of_the_host_gives_the_step_up() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
-        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
-        let program = rig.split(1, &x, &a, &y);
+        let (program, _) = rig.step(1);
         let mut run = rig.queue.replay(&program).unwrap();
         let host = thread::spawn(move || {
             run.next_post().unwrap().unwrap();
@@ -227,9 +223,8 @@ fn a_panic_of_the_host_gives_the_step_up() {
         });
         host.join().unwrap_err();
         rig.queue.finish().unwrap();
-        let mut program = rig.device.record("next");
-        program.push(Add { a, x }).unwrap();
-        let program = program.finish().unwrap();
+        let (a, x) = (rig.full(1.0), rig.full(2.0));
+        let program = rig.add(&a, &x);
         rig.queue.replay(&program).unwrap().wait().unwrap();
     });
 }

@@ -9,8 +9,7 @@ use crate::support::{ANSWER, COLS, REAL, ROWS, Rig, repeat, rows};
 fn the_device_goes_on_while_the_host_works() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
-        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
-        let program = rig.split(1, &x, &a, &y);
+        let (program, y) = rig.step(1);
         // The op after the post hangs; the post must arrive nevertheless.
         rig.sim.hang_after(1);
         let mut run = rig.queue.replay(&program).unwrap();
@@ -30,8 +29,7 @@ fn the_device_goes_on_while_the_host_works() {
 fn the_device_does_its_part_before_the_answer() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
-        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
-        let program = rig.split(1, &x, &a, &y);
+        let (program, y) = rig.step(1);
         let mut run = rig.queue.replay(&program).unwrap();
         run.next_post().unwrap().unwrap();
         // Without an answer the device still starts its add and its merge.
@@ -48,8 +46,7 @@ fn the_device_does_its_part_before_the_answer() {
 fn posts_come_in_program_order_and_programs_are_replayed() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
-        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
-        let program = rig.split(5, &x, &a, &y);
+        let (program, y) = rig.step(5);
         for step in 1..=3u8 {
             let mut run = rig.queue.replay(&program).unwrap();
             let mut seen = Vec::new();
@@ -156,8 +153,7 @@ fn a_step_can_be_given_up_at_any_stage() {
 fn waiting_with_an_open_post_cancels() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
-        let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
-        let program = rig.split(2, &x, &a, &y);
+        let (program, _) = rig.step(2);
         let run = rig.queue.replay(&program).unwrap();
         assert_eq!(run.wait(), Err(Error::Cancelled), "no post was taken");
         let mut run = rig.queue.replay(&program).unwrap();
@@ -192,8 +188,7 @@ fn a_queue_is_dropped_while_it_hangs() {
     repeat(|seed| {
         for hang_after in 0..3 {
             let mut rig = Rig::new(seed);
-            let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
-            let program = rig.split(1, &x, &a, &y);
+            let (program, _) = rig.step(1);
             rig.sim.hang_after(hang_after);
             let run = rig.queue.replay(&program).unwrap();
             rig.queue = rig.device.queue("another").unwrap();

@@ -116,6 +116,12 @@ impl Rig {
         program.finish().unwrap()
     }
 
+    /// [`Rig::split`] over tensors of twos, ones and zeros; also returns `y`.
+    pub(crate) fn step(&mut self, n: usize) -> (Program, Tensor) {
+        let [x, a, y] = [2.0, 1.0, 0.0].map(|value| self.full(value));
+        (self.split(n, &x, &a, &y), y)
+    }
+
     /// A step with `n` hand-offs. Each posts `x`, does `y += a` on the device and adds the host's
     /// answer to `y`.
     pub(crate) fn split(&mut self, n: usize, x: &Tensor, a: &Tensor, y: &Tensor) -> Program {

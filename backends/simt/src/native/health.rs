@@ -45,9 +45,10 @@ impl Outcome {
     #[must_use]
     pub fn of_call(call: &str, code: c_int) -> Outcome {
         let refuses = ["Capture", "Instantiate", "ModuleLoad", "GetFunction"];
-        match code == 999 && refuses.iter().any(|name| call.contains(name)) {
-            true => Outcome::Refused,
-            false => Outcome::of(code),
+        if code == 999 && refuses.iter().any(|name| call.contains(name)) {
+            Outcome::Refused
+        } else {
+            Outcome::of(code)
         }
     }
 }

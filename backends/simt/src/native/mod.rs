@@ -47,7 +47,7 @@ pub trait Vendor: fmt::Debug + Send + Sync + 'static {
     fn image(&self, unit: &str) -> Result<Cow<'static, [u8]>>;
 }
 
-/// Most arguments of a kernel.
+/// Maximum number of arguments of a kernel.
 const MOST_ARGS: usize = 64;
 /// Bytes of a compiler's log.
 const LOG_BYTES: usize = 8 << 10;

@@ -14,14 +14,14 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Most tokens whose bits do not depend on their neighbours.
+/// Maximum number of tokens whose bits do not depend on their neighbours.
 const FEW: usize = 16;
 
 /// Number of blocks that keeps any device busy.
 const MANY_BLOCKS: usize = 512;
 
-/// Most spans (`attention_merge.cu`), and most spans of a tile of tokens, which does more work per
-/// span.
+/// Maximum number of spans (`attention_merge.cu`), and of spans of a tile of tokens, which does
+/// more work per span.
 const MOST_SPANS: usize = 64;
 const MOST_SPANS_OF_TILES: usize = 16;
 
@@ -41,11 +41,11 @@ const TILE_ROWS: usize = 64;
 const STORE_THREADS: u32 = 256;
 const MERGE_THREADS: u32 = 256;
 
-/// Most heads per block, and most lanes that share a row.
+/// Maximum number of heads per block, and of lanes that share a row.
 const MOST_HEADS: usize = 8;
 const MOST_LANES: usize = 32;
 
-/// Most values of a key head: queries are in shared memory.
+/// Maximum number of values of a key head: queries are in shared memory.
 const MOST_KEYS: usize = 1024;
 
 pub(crate) fn plan_store(_op: &StoreKv<TensorDesc>, _facts: &Facts) -> Plan {
@@ -111,17 +111,19 @@ impl Cut {
         let (q, y) = (op.q.desc(), op.y.desc());
         let [d_head, d_value] = [q, y].map(|desc| desc.n_cols / op.n_head);
         let heads = (op.n_head / op.n_head_kv).next_power_of_two().min(MOST_HEADS);
-        let cols = match q.n_rows <= FEW {
-            true => PIECE * lanes(d_value),
-            false => d_value.next_power_of_two().clamp(64, 256),
+        let cols = if q.n_rows <= FEW {
+            PIECE * lanes(d_value)
+        } else {
+            d_value.next_power_of_two().clamp(64, 256)
         };
         let (n_head, n_head_kv) = (op.n_head, op.n_head_kv);
         let cut =
             Cut { n_tokens: q.n_rows, n_head, n_head_kv, d_head, d_value, heads, cols, n_spans: 1 };
         // The same for every number of tokens up to `FEW`.
-        let (n_tiles, most) = match q.n_rows <= FEW {
-            true => (1, MOST_SPANS),
-            false => (q.n_rows.div_ceil(TILE_ROWS / heads), MOST_SPANS_OF_TILES),
+        let (n_tiles, most) = if q.n_rows <= FEW {
+            (1, MOST_SPANS)
+        } else {
+            (q.n_rows.div_ceil(TILE_ROWS / heads), MOST_SPANS_OF_TILES)
         };
         let n_chunks = (op.batch.shape.max_blocks * KV_BLOCK).div_ceil(CHUNK).max(1);
         let wanted = MANY_BLOCKS.div_ceil((n_tiles * cut.across()).max(1));
@@ -142,9 +144,10 @@ impl Cut {
     /// Bytes of the result in Q8 blocks, if the next op may need it: in decode, where the
     /// number of launches matters, if heads are whole blocks.
     fn rounded_size(&self) -> u64 {
-        match self.n_tokens <= FEW && self.d_value.is_multiple_of(32) {
-            true => 48 * (self.n_tokens * self.n_head * self.d_value / 32) as u64,
-            false => 0,
+        if self.n_tokens <= FEW && self.d_value.is_multiple_of(32) {
+            48 * (self.n_tokens * self.n_head * self.d_value / 32) as u64
+        } else {
+            0
         }
     }
 
@@ -198,10 +201,7 @@ pub(crate) fn lower(
     if cut.n_tokens == 0 || cut.d_value == 0 {
         return Ok(None);
     }
-    let parts = match cut.is_merged() {
-        true => out.workspace(0, cut.parts_size())?,
-        false => Span::NONE,
-    };
+    let parts = if cut.is_merged() { out.workspace(0, cut.parts_size())? } else { Span::NONE };
     if cut.n_tokens <= FEW {
         few(op, &cut, parts, out)?;
     } else {

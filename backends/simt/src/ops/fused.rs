@@ -1,5 +1,5 @@
-//! Fuses neighbouring ops into one launch: a launch costs about as much as some megabytes of
-//! weights, and a layer of a decode step has a dozen ops that do very little work.
+//! Fuses neighbouring ops into one launch: a launch costs about as much as reading a few megabytes
+//! of weights, and a layer of a decode step has a dozen ops that do very little work.
 //!
 //! - `Add` and the `Norm` of its sum; a `Norm` and the quantisation of its result, if the next op
 //!   takes it quantised, and the initialisation of the words of a following `SparseFfn`;
@@ -13,7 +13,7 @@
 use hal::op::{Add, MatMul, Norm};
 use hal::{Bytes, Op, Operand, Plan, Result, Tensor};
 
-use super::norm::{self, Beside};
+use super::norm::{self, FusedWork};
 use super::{attention, lower, plan, rope, weights};
 use crate::buffer::{Span, plain};
 use crate::lowering::{Ahead, Lowering};
@@ -67,8 +67,8 @@ pub(crate) fn lower_first(ops: &[Op], out: &mut Lowering<'_>) -> Result<usize> {
 
 /// Drops the results of earlier launches that `op` may have overwritten.
 fn forget(op: &Op, out: &mut Lowering<'_>) {
-    // Norms and products leave known contents in the workspace. Other ops that use workspace overwrite it, and the
-    // answer to a merge may arrive in another submission.
+    // Norms and products leave known contents in the workspace. Other ops that use workspace
+    // overwrite it, and the answer to a merge may arrive in another submission.
     let free = || matches!(plan(&op.to_desc(), out.facts()), Plan::Yes { workspace: Bytes(0), .. });
     let known = matches!(op, Op::MatMul(_) | Op::Norm(_));
     let keeps = known || (!matches!(op, Op::Merge(_)) && free());
@@ -97,24 +97,24 @@ fn normed(
     rest: &[Op],
     out: &mut Lowering<'_>,
 ) -> Result<Option<Ahead>> {
-    let mut beside = Beside { add: add.map(|add| &add.a), ..Beside::default() };
+    let mut fused = FusedWork { add: add.map(|add| &add.a), ..FusedWork::default() };
     let y = plain(&norm.y)?;
     // Posts read the result too, and change nothing here.
     let reader = rest.iter().find(|op| !matches!(op, Op::Post(_)));
-    if norm::is_wide(norm, beside.add)? {
+    if norm::is_wide(norm, fused.add)? {
         match reader {
             Some(Op::MatMul(op)) if plain(&op.x)? == y => {
-                beside.rounded = weights::rounded_for_matmul(op, out)?;
+                fused.rounded = weights::rounded_for_matmul(op, out)?;
             }
             Some(Op::SparseFfn(op)) if plain(&op.x)? == y => {
-                (beside.rounded, beside.clear) = weights::before_ffn(op, out)?;
+                (fused.rounded, fused.clear) = weights::before_ffn(op, out)?;
             }
             Some(_) | None => {}
         }
     }
-    norm::lower(norm, &beside, out)?;
-    let rounded = beside.rounded.map(|q| (y, q));
-    let cleared = beside.clear.map(|clear| clear.span);
+    norm::lower(norm, &fused, out)?;
+    let rounded = fused.rounded.map(|q| (y, q));
+    let cleared = fused.clear.map(|clear| clear.span);
     Ok((rounded.is_some() || cleared.is_some()).then_some(Ahead { rounded, cleared }))
 }
 

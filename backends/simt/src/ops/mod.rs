@@ -15,7 +15,7 @@ use hal::{Op, OpDesc, Plan, Result};
 
 use crate::facts::Facts;
 use crate::lowering::Lowering;
-use norm::Beside;
+use norm::FusedWork;
 
 /// Whether a device with these facts can run this op.
 pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
@@ -62,7 +62,7 @@ fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
         Op::Post(_) | Op::Merge(_) => Ok(()),
         Op::Add(op) => elementwise::add(op, out),
         Op::Gather(op) => elementwise::gather(op, out),
-        Op::Norm(op) => norm::lower(op, &Beside::default(), out),
+        Op::Norm(op) => norm::lower(op, &FusedWork::default(), out),
         Op::Rope(op) => rope::lower(op, out),
         Op::CopyHeads(op) => elementwise::copy_heads(op, out),
         Op::StoreKv(op) => attention::lower_store(op, out),

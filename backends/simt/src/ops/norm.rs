@@ -15,7 +15,7 @@ const SHORT: usize = 256;
 
 /// Work fused into a norm of long runs.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Beside<'a> {
+pub(super) struct FusedWork<'a> {
     /// Added to x before the norm.
     pub(super) add: Option<&'a Tensor>,
     /// Destination of the result in Q8 blocks.
@@ -29,7 +29,7 @@ pub(crate) fn plan(_op: &Norm<TensorDesc>, _facts: &Facts) -> Plan {
 }
 
 /// Whether the norm's runs, and those of `add` if given, are long and aligned for vector loads:
-/// only then other work can be fused ([`Beside`]).
+/// only then other work can be fused ([`FusedWork`]).
 pub(super) fn is_wide(op: &Norm<Tensor>, add: Option<&Tensor>) -> Result<bool> {
     let operands = [Some(&op.x), Some(&op.y), op.weight.as_ref(), op.bias.as_ref(), add];
     for operand in operands.into_iter().flatten() {
@@ -40,8 +40,12 @@ pub(super) fn is_wide(op: &Norm<Tensor>, add: Option<&Tensor>) -> Result<bool> {
     Ok(op.width > SHORT && op.width.is_multiple_of(4))
 }
 
-/// `beside` may be non-empty only if [`is_wide`] holds.
-pub(super) fn lower(op: &Norm<Tensor>, beside: &Beside<'_>, out: &mut Lowering<'_>) -> Result<()> {
+/// `fused` may be non-empty only if [`is_wide`] holds.
+pub(super) fn lower(
+    op: &Norm<Tensor>,
+    fused: &FusedWork<'_>,
+    out: &mut Lowering<'_>,
+) -> Result<()> {
     let desc = op.x.desc();
     let n_runs = desc.n_rows * (desc.n_cols / op.width);
     let x = ptr(plain(&op.x)?);
@@ -56,12 +60,12 @@ pub(super) fn lower(op: &Norm<Tensor>, beside: &Beside<'_>, out: &mut Lowering<'
     let numbers = [word(op.width), kind, Arg::F32(op.eps)];
     let unit = Unit::plain("norm");
     let threads = (op.width / 4).next_multiple_of(64).min(256) as u32;
-    if is_wide(op, beside.add)? {
+    if is_wide(op, fused.add)? {
         let none = Clear { span: Span::NONE, n: 0, n_zero: 0, word: 0 };
-        let clear = beside.clear.unwrap_or(none);
-        let mut args = vec![x, ptr(out.maybe(beside.add)?)];
+        let clear = fused.clear.unwrap_or(none);
+        let mut args = vec![x, ptr(out.maybe(fused.add)?)];
         args.extend(by);
-        args.extend([y, ptr(beside.rounded.unwrap_or(Span::NONE)), ptr(clear.span)]);
+        args.extend([y, ptr(fused.rounded.unwrap_or(Span::NONE)), ptr(clear.span)]);
         args.extend([word(clear.n), Arg::U32(clear.word), word(clear.n_zero)]);
         args.extend(numbers);
         out.launch(unit, "norm_wide", [n_runs, 1, 1], threads, &args);

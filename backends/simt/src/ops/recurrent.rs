@@ -10,16 +10,16 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Most taps that a thread holds (`short_conv_32`).
+/// Maximum number of taps that a thread holds (`short_conv_32`).
 const MOST_TAPS: usize = 32;
 
-/// Most rows of a head's state (`gated_delta_512`).
+/// Maximum number of rows of a head's state (`gated_delta_512`).
 const MOST_KEYS: usize = 512;
 
 /// Columns of a head's state per block of `gated_delta`.
 const DELTA_COLUMNS: usize = 32;
 
-/// Most states of a channel, and how many a thread of `ssm_scan` holds.
+/// Maximum number of states of a channel, and how many a thread of `ssm_scan` holds.
 const MOST_STATES: usize = 512;
 const STATES_HELD: usize = 16;
 

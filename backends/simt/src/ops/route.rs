@@ -10,7 +10,7 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Most groups that can be compared with each other (`route.cu`).
+/// Maximum number of groups that can be compared with each other (`route.cu`).
 const MOST_GROUPS: usize = 4096;
 
 /// Offset of the products in the workspace, after the scratch memory of their computation.

@@ -15,14 +15,14 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Most heads of a workgroup.
+/// Maximum number of heads of a workgroup.
 const HEADS: usize = 4;
 
-/// Most value columns that an invocation sums.
+/// Maximum number of value columns that an invocation sums.
 const MOST_COLS: usize = 16;
 
-/// Most tokens of programs whose positions are split: up to this number, a token's bits do not
-/// depend on its neighbours.
+/// Maximum number of tokens of programs whose positions are split: up to this number, a token's
+/// bits do not depend on its neighbours.
 const FEW: usize = 16;
 
 /// Positions per span: this, or more if a sequence would have more than [`MOST_SPANS`].
@@ -60,19 +60,24 @@ struct CacheFormat {
 
 /// One for each of [`hal::op::KV_FORMATS`].
 const CACHE_FORMATS: [CacheFormat; 4] = [
-    of(Format::F32, "cache/store_f32", "cache/read_f32", 1),
-    of(Format::F16, "cache/store_f16", "cache/read_f16", 2),
-    of(Format::BF16, "cache/store_bf16", "cache/read_bf16", 2),
-    of(Format::Q8_0, "cache/store_q8_0", "cache/read_q8_0", 64),
+    entry(Format::F32, "cache/store_f32", "cache/read_f32", 1),
+    entry(Format::F16, "cache/store_f16", "cache/read_f16", 2),
+    entry(Format::BF16, "cache/store_bf16", "cache/read_bf16", 2),
+    entry(Format::Q8_0, "cache/store_q8_0", "cache/read_q8_0", 64),
 ];
 
-const fn of(format: Format, store: &'static str, read: &'static str, piece: usize) -> CacheFormat {
+const fn entry(
+    format: Format,
+    store: &'static str,
+    read: &'static str,
+    piece: usize,
+) -> CacheFormat {
     CacheFormat { format, store, read, piece }
 }
 
 /// The entry of a format; the contract allows no other format.
 fn cache_format(format: Format) -> &'static CacheFormat {
-    let found = CACHE_FORMATS.iter().find(|entry| entry.format == format);
+    let found = CACHE_FORMATS.iter().find(|cache| cache.format == format);
     found.unwrap_or(&CACHE_FORMATS[0])
 }
 

@@ -13,7 +13,7 @@ use crate::shader::Source;
 /// Neighbours that share a column in `gated_delta`, or a channel in `ssm_scan`.
 const SHARED: usize = 8;
 
-/// Most taps that an invocation holds.
+/// Maximum number of taps that an invocation holds.
 const MOST_TAPS: usize = 32;
 
 pub(super) fn plan_short_conv(op: &ShortConv<TensorDesc>, facts: &Facts) -> Plan {
@@ -52,7 +52,8 @@ pub(super) fn plan_gated_delta(op: &GatedDelta<TensorDesc>, facts: &Facts) -> Pl
     bindable(&[("q", &op.q), ("v", &op.v), ("state", &op.state)], facts)
 }
 
-/// An invocation has its rows of a column in registers, or in its own memory where a device has fewer.
+/// An invocation has its rows of a column in registers, or in its own memory where a device has
+/// fewer.
 fn delta_source(d_k: usize) -> Source {
     Source::new("gated_delta").set("SHARED", SHARED).set("ROWS", d_k.div_ceil(SHARED))
 }

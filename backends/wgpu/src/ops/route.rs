@@ -10,7 +10,7 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Most groups that can be compared with each other.
+/// Maximum number of groups that can be compared with each other.
 const MOST_GROUPS: usize = 4096;
 
 /// Offset of the products in the workspace, after the scratch memory of their computation.

@@ -33,7 +33,7 @@ fn hand_off(device: &Device, queue: &mut Queue, a: &Tensor, x: &Tensor) -> Progr
     hand_offs(device, queue, a, x, 1)
 }
 
-/// The same with `times` hand-offs.
+/// As [`hand_off`], `times` times.
 fn hand_offs(device: &Device, queue: &mut Queue, a: &Tensor, x: &Tensor, times: usize) -> Program {
     let batch = batch(device, queue);
     let shape = MailboxShape { max_tokens: 1, n_in: N, n_weights: 0, n_out: N, max_rows: 0 };

@@ -5,14 +5,15 @@ use super::Combination;
 use super::facts::Facts;
 use super::plot::Plot;
 use crate::bench::{Difference, difference, rounding_bound};
-use crate::cli::config::BenchOptions;
+use crate::cli::args::BenchSetup;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::output::write_file;
+use crate::cli::parse::values;
 use crate::cli::terminal::Terminal;
 use crate::model::Model;
 use crate::placement::Placement;
 use hal::Bytes;
-use runtime::{Beside, Machine, Runtime};
+use runtime::{Accelerator, Machine, Runtime};
 use std::collections::BTreeSet;
 
 /// Checks the devices before anything is measured.
@@ -20,12 +21,12 @@ use std::collections::BTreeSet;
 /// # Errors
 /// [`Exit::BackendMissing`] for a backend or device that was requested by name and is not
 /// available.
-pub(super) fn check_places(options: &BenchOptions, terminal: &Terminal) -> Result<(), Failure> {
-    let Some(combination) = super::combinations(options).into_iter().next() else { return Ok(()) };
-    if options.places.len() > 1 {
+pub(super) fn check_places(setup: &BenchSetup<'_>, terminal: &Terminal) -> Result<(), Failure> {
+    let Some(combination) = super::combinations(setup).into_iter().next() else { return Ok(()) };
+    if setup.places.len() > 1 {
         let quiet = terminal.quiet();
-        for place in 0..options.places.len() {
-            let options = Combination { place, ..combination }.run_options(options);
+        for place in 0..setup.places.len() {
+            let options = Combination { place, ..combination }.run_options(setup);
             Runtime::new(options, quiet.observer())?;
         }
     }
@@ -63,7 +64,7 @@ type Limits = Vec<(String, Bytes)>;
 /// The engines compared so far.
 #[derive(Debug)]
 pub(super) struct Comparison<'a> {
-    options: &'a BenchOptions,
+    setup: &'a BenchSetup<'a>,
     pub(super) plot: Plot,
     /// The first engine of a model for each pair of KV cache formats.
     first: Vec<Checked>,
@@ -79,9 +80,9 @@ pub(super) struct Comparison<'a> {
 }
 
 impl<'a> Comparison<'a> {
-    pub(super) fn new(options: &'a BenchOptions) -> Comparison<'a> {
+    pub(super) fn new(setup: &'a BenchSetup<'a>) -> Comparison<'a> {
         Comparison {
-            options,
+            setup,
             plot: Plot::default(),
             first: Vec::new(),
             measured: BTreeSet::new(),
@@ -105,9 +106,9 @@ impl<'a> Comparison<'a> {
         combination: Combination,
         terminal: &Terminal,
     ) -> bool {
-        let place = &self.options.places[combination.place];
+        let place = &self.setup.places[combination.place];
         let others = Combination { place: 0, ..combination };
-        let limit = |other: &Beside| (other.candidate.name.clone(), other.budget);
+        let limit = |other: &Accelerator| (other.candidate.name.clone(), other.budget);
         let limits: Limits = machine.others.iter().map(limit).collect();
         let told: Vec<_> =
             limits.iter().map(|(name, budget)| format!("{budget} on {name}")).collect();
@@ -129,6 +130,7 @@ impl<'a> Comparison<'a> {
 
     /// A name that distinguishes an engine from the others of this run.
     pub(super) fn label(&self, facts: &Facts) -> String {
+        let args = self.setup.args;
         let mut label = facts.backends();
         if facts.devices.names.is_empty() && !facts.devices.empty.is_empty() {
             label += &format!(", nothing on {}", facts.devices.empty.join(","));
@@ -136,16 +138,16 @@ impl<'a> Comparison<'a> {
         if let Some(budget) = &facts.devices.budgets {
             label += &format!(" within {budget}");
         }
-        if self.options.threads.len() > 1 {
+        if args.thread_counts().len() > 1 {
             label += &format!(", {} threads", facts.n_threads);
         }
-        if self.options.n_ubatch.len() > 1 || self.options.n_batch.len() > 1 {
+        if values(&args.ubatch_size).len() > 1 || values(&args.batch_size).len() > 1 {
             label += &format!(", -b {} -ub {}", facts.n_batch, facts.n_ubatch);
         }
-        if self.options.type_k.len() > 1 || self.options.type_v.len() > 1 {
+        if args.cache_type_k.len() > 1 || args.cache_type_v.len() > 1 {
             label += &format!(", {}/{}", facts.type_k, facts.type_v);
         }
-        if self.options.subjects.len() > 1 {
+        if self.setup.subjects.len() > 1 {
             label = format!("{}: {label}", facts.model_type);
         }
         label
@@ -192,12 +194,12 @@ impl<'a> Comparison<'a> {
     /// # Errors
     /// The plot cannot be written; logits differ by more than rounding explains.
     pub(super) fn finish(&self, terminal: &Terminal) -> Result<(), Failure> {
-        if let Some(path) = &self.options.plot {
+        if let Some(path) = &self.setup.args.plot {
             write_file(path, &self.plot.picture(&self.titles.join("; ")))?;
             terminal.note(&format!("the plot is in '{}'", path.display()));
         }
         match &self.apart[..] {
-            [] if self.options.check && self.n_compared == 0 => {
+            [] if self.setup.args.check && self.n_compared == 0 => {
                 let message = "--check had nothing to compare: no two ways to run the model differ in what is on which device";
                 Err(Failure::new(Exit::Failed, message))
             }

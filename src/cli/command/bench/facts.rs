@@ -2,7 +2,7 @@
 
 use super::Combination;
 use crate::bench::Traffic;
-use crate::cli::config::BenchOptions;
+use crate::cli::args::{BenchSetup, cache_type_name};
 use crate::engine::Engine;
 use crate::model::Model;
 use crate::placement::CPU;
@@ -110,7 +110,7 @@ impl DeviceFacts {
             n_layers,
             hot_fraction: engine.forecast().filter(|_| n_layers > 0).map(|f| f.off_cpu),
             main: wanted.main.unwrap_or(0),
-            cache_on_cpu: wanted.wishes.cache_on_cpu,
+            cache_on_cpu: wanted.constraints.cache_on_cpu,
         }
     }
 }
@@ -147,7 +147,7 @@ impl Facts {
     pub(super) fn new(
         engine: &Engine,
         machine: &Machine,
-        options: &BenchOptions,
+        setup: &BenchSetup<'_>,
         combination: Combination,
     ) -> Self {
         use runtime::Sparsity;
@@ -167,11 +167,11 @@ impl Facts {
             n_batch: combination.n_batch.get(),
             n_ubatch: combination.n_ubatch.get(),
             n_threads: 1,
-            processor: options.computation.processor.clone(),
-            type_k: combination.type_k.name(),
-            type_v: combination.type_v.name(),
-            mmap: options.computation.mmap,
-            sparsity: match options.computation.sparsity {
+            processor: setup.computation.processor.clone(),
+            type_k: cache_type_name(combination.type_k),
+            type_v: cache_type_name(combination.type_v),
+            mmap: setup.computation.mmap,
+            sparsity: match setup.computation.sparsity {
                 Sparsity::Predicted if engine.predicts() => "predicted".to_owned(),
                 Sparsity::Predicted | Sparsity::Exact => "exact".to_owned(),
                 Sparsity::Balanced => "balanced".to_owned(),
@@ -180,15 +180,15 @@ impl Facts {
                 Sparsity::Off => "off".to_owned(),
             },
             sparse: engine.is_sparse(),
-            predictor: engine.predicts().then_some(match options.computation.sparsity {
+            predictor: engine.predicts().then_some(match setup.computation.sparsity {
                 Sparsity::Balanced | Sparsity::Fast | Sparsity::Within(_) => "trained",
                 Sparsity::Predicted | Sparsity::Exact | Sparsity::Off => "file",
             }),
-            prompt_file: options.prompt.as_ref().map(|(path, _)| path.display().to_string()),
+            prompt_file: setup.args.prompt_file.as_ref().map(|path| path.display().to_string()),
             traffic: Traffic::new(engine),
             bandwidth: None,
             load: Duration::ZERO,
-            devices: DeviceFacts::new(engine, machine, &options.computation.devices),
+            devices: DeviceFacts::new(engine, machine, &setup.computation.devices),
             difference: None,
         }
     }
@@ -223,9 +223,10 @@ fn short(n: u64) -> String {
         1_000_000..1_000_000_000 => (n as f64 / 1e6, "M"),
         _ => (n as f64 / 1e9, "B"),
     };
-    match value < 10.0 {
-        true => format!("{}{unit}", (value * 10.0).round() / 10.0),
-        false => format!("{value:.0}{unit}"),
+    if value < 10.0 {
+        format!("{}{unit}", (value * 10.0).round() / 10.0)
+    } else {
+        format!("{value:.0}{unit}")
     }
 }
 

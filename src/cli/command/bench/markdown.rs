@@ -2,8 +2,9 @@
 //! columns.
 
 use super::row::Row;
-use crate::cli::config::BenchOptions;
-use crate::cli::config::model::CacheType;
+use crate::cli::args::BenchSetup;
+use crate::cli::parse::values;
+use hal::format::Format;
 use runtime::{DeviceOptions, Sparsity};
 use std::num::NonZeroU32;
 
@@ -30,13 +31,14 @@ const fn right(title: &'static str, width: usize, value: fn(&Row<'_>) -> String)
 
 impl Columns {
     /// Parameters get a column if they differ from the default or take several values.
-    pub(super) fn new(options: &BenchOptions) -> Columns {
+    pub(super) fn new(setup: &BenchSetup<'_>) -> Columns {
+        let args = setup.args;
         fn is_default<T: PartialEq>(values: &[T], default: &T) -> bool {
             values.iter().all(|value| value == default)
         }
         let size = |n: u32| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
         let devices = |place: &DeviceOptions| place.named.is_some() || !place.budgets.is_empty();
-        let devices = options.places.len() > 1 || options.places.iter().any(devices);
+        let devices = setup.places.len() > 1 || setup.places.iter().any(devices);
         let mut columns = vec![
             left("model", 30, |row| row.facts.model_type.clone()),
             right("size", 10, |row| {
@@ -52,33 +54,30 @@ impl Columns {
         ];
         let optional = [
             (
-                is_default(&options.n_batch, &size(2048)),
+                is_default(&values(&args.batch_size), &size(2048)),
                 right("n_batch", 7, |row| row.facts.n_batch.to_string()),
             ),
             (
-                is_default(&options.n_ubatch, &size(512)),
+                is_default(&values(&args.ubatch_size), &size(512)),
                 right("n_ubatch", 8, |row| row.facts.n_ubatch.to_string()),
             ),
             (
-                is_default(&options.type_k, &CacheType::F16),
+                is_default(&args.cache_type_k, &Format::F16),
                 right("type_k", 6, |row| row.facts.type_k.to_owned()),
             ),
             (
-                is_default(&options.type_v, &CacheType::F16),
+                is_default(&args.cache_type_v, &Format::F16),
                 right("type_v", 6, |row| row.facts.type_v.to_owned()),
             ),
+            (setup.computation.mmap, right("mmap", 4, |row| u8::from(row.facts.mmap).to_string())),
             (
-                options.computation.mmap,
-                right("mmap", 4, |row| u8::from(row.facts.mmap).to_string()),
-            ),
-            (
-                options.computation.sparsity == Sparsity::Predicted,
+                setup.computation.sparsity == Sparsity::Predicted,
                 right("sparsity", 8, |row| row.facts.sparsity.clone()),
             ),
         ];
         columns.extend(optional.into_iter().filter(|(hide, _)| !hide).map(|(_, column)| column));
         if devices {
-            columns.extend(device_columns(options.check));
+            columns.extend(device_columns(args.check));
         }
         columns.extend([
             right("test", 15, |row| row.test.to_string()),
@@ -87,11 +86,15 @@ impl Columns {
                 format!("{mean:.2} ± {deviation:.2}")
             }),
         ]);
-        if options.n_parallel.iter().any(|n| n.get() > 1) {
-            columns.push(right("t/s each", 9, |row| format!("{:.2}", row.rate_each())));
+        if values(&args.parallel).iter().any(|n| n.get() > 1) {
+            columns.extend([
+                right("t/s each", 9, |row| format!("{:.2}", row.rate_each())),
+                right("union", 7, |row| percent(row.union().active())),
+                right("all rows", 8, |row| percent(row.union().dense())),
+            ]);
         }
         columns.extend([
-            right("density", 8, |row| percent(Some(row.measured.density()))),
+            right("density", 8, |row| percent(row.measured.density())),
             right("MB/token", 9, |row| {
                 row.bytes_per_token().map_or_else(String::new, |b| format!("{:.1}", b / 1e6))
             }),
@@ -153,10 +156,7 @@ fn line(cells: impl Iterator<Item = String>) -> String {
 
 fn padded(column: &Column, text: &str) -> String {
     let width = column.width;
-    match column.align_left {
-        true => format!("{text:<width$}"),
-        false => format!("{text:>width$}"),
-    }
+    if column.align_left { format!("{text:<width$}") } else { format!("{text:>width$}") }
 }
 
 fn gibibytes(mebibytes: f64) -> String {

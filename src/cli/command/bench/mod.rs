@@ -9,23 +9,22 @@ mod row;
 
 use super::trace::Trace;
 use crate::bench::{self, Settings, Test, Text};
-use crate::cli::config::BenchOptions;
-use crate::cli::config::bench::{Subject, Synthetic};
-use crate::cli::config::model::CacheType;
-
+use crate::cli::args::{BenchArgs, BenchSetup, Subject, Synthetic, Threads};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
+use crate::cli::parse::values;
 use crate::cli::terminal::Terminal;
 use crate::devices;
 use crate::engine::{Engine, EngineOptions};
 use compare::{Checked, Comparison};
 use facts::Facts;
+use hal::format::Format;
 use hal::{Bytes, KvCache};
 use report::Report;
 use row::Row;
 use runtime::{Computation, ContextSize, Opened, Options, Runtime};
 use std::collections::BTreeMap;
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Two measurements of the bandwidth that differ by more than this mean that the machine is busy.
@@ -35,21 +34,21 @@ const STEADY: f64 = 0.05;
 ///
 /// # Errors
 /// A model that cannot be loaded or does not fit; Ctrl-C; standard output cannot be written.
-pub(crate) fn run(options: &BenchOptions, terminal: &Terminal) -> Result<(), Failure> {
-    compare::check_places(options, terminal)?;
-    let trace = Trace::open(options.trace.as_deref())?;
+pub(crate) fn run(setup: &BenchSetup<'_>, terminal: &Terminal) -> Result<(), Failure> {
+    compare::check_places(setup, terminal)?;
+    let trace = Trace::open(setup.args.trace.as_deref())?;
     let mut bench = Bench {
         trace: &trace,
-        comparison: Comparison::new(options),
-        options,
+        comparison: Comparison::new(setup),
+        setup,
         terminal,
         interrupt: Interrupt::install()?,
-        tests: tests(options),
-        report: Report::new(options),
+        tests: tests(setup.args),
+        report: Report::new(setup),
         bandwidths: BTreeMap::new(),
         n_begun: 0,
     };
-    let done = options.subjects.iter().try_for_each(|subject| bench.subject(subject));
+    let done = setup.subjects.iter().try_for_each(|subject| bench.subject(subject));
     if done.is_ok() {
         bench.probe_again();
     }
@@ -61,12 +60,12 @@ pub(crate) fn run(options: &BenchOptions, terminal: &Terminal) -> Result<(), Fai
 }
 
 /// The tests of one combination, in llama-bench's order.
-fn tests(options: &BenchOptions) -> Vec<Test> {
+fn tests(args: &BenchArgs) -> Vec<Test> {
     let mut tests = Vec::new();
-    for &n_depth in &options.n_depth {
-        let prompts = options.n_prompt.iter().map(|&n| (n, 0));
-        let generations = options.n_gen.iter().map(|&n| (0, n));
-        let all = prompts.chain(generations).chain(options.pg.iter().copied());
+    for n_depth in values(&args.n_depth) {
+        let prompts = values(&args.n_prompt).into_iter().map(|n| (n, 0));
+        let generations = values(&args.n_gen).into_iter().map(|n| (0, n));
+        let all = prompts.chain(generations).chain(args.pg.iter().copied());
         for (n_prompt, n_gen) in all.filter(|pair| *pair != (0, 0)) {
             let test = |n_seq: u32| Test {
                 n_prompt: n_prompt as usize,
@@ -77,7 +76,7 @@ fn tests(options: &BenchOptions) -> Vec<Test> {
             match n_gen {
                 // A prompt alone fills its steps, so several sequences do not matter.
                 0 => tests.push(test(1)),
-                _ => tests.extend(options.n_parallel.iter().map(|n| test(n.get()))),
+                _ => tests.extend(values(&args.parallel).into_iter().map(|n| test(n.get()))),
             }
         }
     }
@@ -89,21 +88,22 @@ fn tests(options: &BenchOptions) -> Vec<Test> {
 struct Combination {
     /// Index of the devices.
     place: usize,
-    threads: Option<NonZeroUsize>,
+    threads: Threads,
     n_batch: NonZeroU32,
     n_ubatch: NonZeroU32,
-    type_k: CacheType,
-    type_v: CacheType,
+    type_k: Format,
+    type_v: Format,
 }
 
-fn combinations(options: &BenchOptions) -> Vec<Combination> {
+fn combinations(setup: &BenchSetup<'_>) -> Vec<Combination> {
+    let args = setup.args;
     let mut all = Vec::new();
-    for &n_batch in &options.n_batch {
-        for &n_ubatch in &options.n_ubatch {
-            for &type_k in &options.type_k {
-                for &type_v in &options.type_v {
-                    for place in 0..options.places.len() {
-                        let with = |&threads| Combination {
+    for n_batch in values(&args.batch_size) {
+        for n_ubatch in values(&args.ubatch_size) {
+            for &type_k in &args.cache_type_k {
+                for &type_v in &args.cache_type_v {
+                    for place in 0..setup.places.len() {
+                        let with = |threads| Combination {
                             place,
                             threads,
                             n_batch,
@@ -111,7 +111,7 @@ fn combinations(options: &BenchOptions) -> Vec<Combination> {
                             type_k,
                             type_v,
                         };
-                        all.extend(options.threads.iter().map(with));
+                        all.extend(args.thread_counts().into_iter().map(with));
                     }
                 }
             }
@@ -121,21 +121,21 @@ fn combinations(options: &BenchOptions) -> Vec<Combination> {
 }
 
 impl Combination {
-    fn run_options(self, options: &BenchOptions) -> Options {
-        let devices = options.places[self.place].clone();
+    fn run_options(self, setup: &BenchSetup<'_>) -> Options {
+        let devices = setup.places[self.place].clone();
         Options {
             n_ctx: None,
             n_ubatch: self.n_ubatch.min(self.n_batch),
             threads: self.threads,
             threads_batch: self.threads,
-            kv_formats: KvCache { k: self.type_k.format(), v: self.type_v.format() },
-            computation: Computation { devices, ..options.computation.clone() },
+            kv_formats: KvCache { k: self.type_k, v: self.type_v },
+            computation: Computation { devices, ..setup.computation.clone() },
         }
     }
 }
 
 struct Bench<'a> {
-    options: &'a BenchOptions,
+    setup: &'a BenchSetup<'a>,
     terminal: &'a Terminal,
     trace: &'a Trace,
     comparison: Comparison<'a>,
@@ -164,14 +164,14 @@ impl Bench<'_> {
                 }
                 runtime::check_room(spec.size().map_err(|e| cannot_make(&e))?)?;
                 let file = spec.build(&mut |_, _| {}).map_err(|e| cannot_make(&e))?;
-                return self.model(&Opened::from_file(file, &self.options.computation)?);
+                return self.model(&Opened::from_file(file, &self.setup.computation)?);
             }
         };
         if self.tests.is_empty() {
             return Ok(());
         }
         let cpu = devices::cpu(Some(1));
-        let computation = &self.options.computation;
+        let computation = &self.setup.computation;
         let observer = self.terminal.observer();
         let path = path.map(AsRef::as_ref);
         let opened = Opened::open(path, computation, &cpu, observer.as_ref())?;
@@ -179,11 +179,11 @@ impl Bench<'_> {
     }
 
     fn model(&mut self, opened: &Opened) -> Result<(), Failure> {
-        let text = self.options.prompt.as_ref().map_or(bench::STORY, |(_, text)| text);
+        let text = self.setup.prompt.as_deref().unwrap_or(bench::STORY);
         let text = Text::new(text, &opened.tokenizer)
             .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the prompt").caused_by(&e))?;
         self.comparison.next_model();
-        combinations(self.options)
+        combinations(self.setup)
             .into_iter()
             .try_for_each(|combination| self.combination(opened, &text, combination))
     }
@@ -195,7 +195,7 @@ impl Bench<'_> {
         text: &Text,
         combination: Combination,
     ) -> Result<(), Failure> {
-        let options = combination.run_options(self.options);
+        let options = combination.run_options(self.setup);
         let runtime = Runtime::new(options, self.terminal.observer())?;
         let machine = runtime.machine();
         let most = |of: fn(&Test) -> usize| self.tests.iter().map(of).max().unwrap_or(0);
@@ -221,7 +221,7 @@ impl Bench<'_> {
         let begin = Instant::now();
         let mut engine = runtime.load(&opened.model, settings)?;
         let load = begin.elapsed();
-        let facts = Facts::new(&engine, machine, self.options, combination);
+        let facts = Facts::new(&engine, machine, self.setup, combination);
         let mut facts = Facts { n_threads, bandwidth, load, ..facts };
         let n_vocab = opened.model.n_vocab();
         let text = text
@@ -229,7 +229,7 @@ impl Bench<'_> {
             .ok_or_else(|| Failure::usage("the prompt has no tokens of this model's vocabulary"))?;
         let label = self.comparison.label(&facts);
         self.comparison.names(&facts);
-        if self.options.check {
+        if self.setup.args.check {
             let flag = self.interrupt.flag();
             let logits = bench::logits(&mut engine, self.compared(&text), flag)?;
             let checked = Checked {
@@ -258,18 +258,18 @@ impl Bench<'_> {
         test: Test,
     ) -> Result<(), Failure> {
         if self.n_begun > 0 {
-            self.pause(self.options.delay)?;
+            self.pause(self.setup.args.delay)?;
         }
         self.n_begun += 1;
-        if self.options.progress {
+        if self.setup.args.progress {
             let n = self.n_tests();
             self.terminal.note(&format!("test {}/{n}: {}, {test}", self.n_begun, facts.model_type));
         }
         let time = SystemTime::now();
         let settings = Settings {
             n_batch: facts.n_batch as usize,
-            repetitions: self.options.repetitions as usize,
-            warmup: self.options.warmup,
+            repetitions: self.setup.args.repetitions as usize,
+            warmup: self.setup.args.warmup,
         };
         let flag = self.interrupt.flag();
         let measured = bench::measure(engine, text, test, settings, flag)?;
@@ -281,13 +281,13 @@ impl Bench<'_> {
     /// The text that `--check` feeds to every engine: as long as the longest step of any engine,
     /// so that the same positions are compared.
     fn compared<'t>(&self, text: &'t [u32]) -> &'t [u32] {
-        let steps = combinations(self.options).into_iter();
+        let steps = combinations(self.setup).into_iter();
         let longest = steps.map(|one| one.n_ubatch.min(one.n_batch).get() as usize).max();
         &text[..longest.unwrap_or(0).max(bench::AGAIN).min(text.len())]
     }
 
     fn n_tests(&self) -> usize {
-        let n_synthetic = combinations(self.options).len() * self.options.subjects.len();
+        let n_synthetic = combinations(self.setup).len() * self.setup.subjects.len();
         n_synthetic * self.tests.len()
     }
 
@@ -316,9 +316,10 @@ impl Bench<'_> {
             let probed = format!(
                 "{n_threads} threads read {before:.1} GB/s before the tests and {after:.1} GB/s after"
             );
-            match (after / before - 1.0).abs() > STEADY {
-                true => self.terminal.note(&format!("{probed}: the machine is not steady")),
-                false => self.terminal.detail(&probed),
+            if (after / before - 1.0).abs() > STEADY {
+                self.terminal.note(&format!("{probed}: the machine is not steady"))
+            } else {
+                self.terminal.detail(&probed)
             }
         }
     }

@@ -2,8 +2,7 @@
 
 use super::markdown::Columns;
 use super::row::{BUILD, Row, Value};
-use crate::cli::args::OutputFormat;
-use crate::cli::config::BenchOptions;
+use crate::cli::args::{BenchSetup, OutputFormat};
 use crate::cli::failure::Failure;
 use crate::cli::output::Output;
 use std::io::Write;
@@ -17,11 +16,11 @@ pub(super) struct Report {
 }
 
 impl Report {
-    pub(super) fn new(options: &BenchOptions) -> Report {
-        let printer = |format| Printer { format, columns: Columns::new(options), n_rows: 0 };
+    pub(super) fn new(setup: &BenchSetup<'_>) -> Report {
+        let printer = |format| Printer { format, columns: Columns::new(setup), n_rows: 0 };
         Report {
-            stdout: printer(options.output),
-            stderr: options.output_err.map(printer),
+            stdout: printer(setup.args.output_format()),
+            stderr: setup.args.output_err.map(printer),
             output: Output::stdout(),
         }
     }

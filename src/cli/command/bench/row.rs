@@ -2,7 +2,8 @@
 
 use super::facts::Facts;
 use crate::bench::{Measured, Test, mean, standard_deviation};
-use crate::cli::config::processor::mask;
+use crate::cli::args::mask;
+use crate::engine::UnionStats;
 use hal::Bytes;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -55,14 +56,21 @@ impl Row<'_> {
     /// several tokens.
     pub(super) fn bytes_per_token(&self) -> Option<f64> {
         let Measured { neurons, .. } = &self.measured;
-        let gates = neurons.gates / neurons.neurons;
+        let gates = neurons.gates / neurons.neurons.max(1.0);
+        let density = self.measured.density().unwrap_or(0.0);
         (self.test.n_prompt == 0 && self.test.n_seq == 1)
-            .then(|| self.facts.traffic.bytes_per_token(self.measured.density(), gates, self.test))
+            .then(|| self.facts.traffic.bytes_per_token(density, gates, self.test))
     }
 
     /// These bytes as a share of the measured bandwidth.
     pub(super) fn bandwidth_share(&self) -> Option<f64> {
         Some(self.bytes_per_token()? * self.rate().0 / (self.facts.bandwidth? * 1e9))
+    }
+
+    /// Union counts: neurons that the tokens of a step needed together, and rows computed for all
+    /// of them.
+    pub(super) fn union(&self) -> UnionStats {
+        self.measured.neurons.union
     }
 
     /// Share of the active neurons that were not on the CPU, if any neurons are elsewhere.
@@ -170,7 +178,7 @@ impl Row<'_> {
             ("sparsity", text(&facts.sparsity)),
             ("synthetic", Value::Bool(facts.synthetic)),
             ("prompt_file", Value::Text(facts.prompt_file.clone())),
-            ("density", Value::Real(Some(self.measured.density()))),
+            ("density", Value::Real(self.measured.density())),
             ("bytes_per_token", Value::Int(self.bytes_per_token().map(|bytes| bytes as u64))),
             ("read_bandwidth_gb_s", Value::Real(facts.bandwidth)),
             ("bandwidth_share", Value::Real(self.bandwidth_share())),
@@ -180,6 +188,8 @@ impl Row<'_> {
             ("logit_difference", Value::Real(facts.difference)),
             ("n_parallel", int(self.test.n_seq as u64)),
             ("avg_ts_each", Value::Real(Some(self.rate_each()))),
+            ("union_share", Value::Real(self.union().active())),
+            ("dense_share", Value::Real(self.union().dense())),
         ]
     }
 }

@@ -1,7 +1,7 @@
 //! Chooses the template of a conversation.
 
 use crate::chat::{Dialogue, Template, Templates, builtin, builtin_names};
-use crate::cli::config::chat::{ConversationOptions, TemplateChoice};
+use crate::cli::args::{ConversationArgs, TemplateChoice};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::terminal::Terminal;
 use crate::gguf;
@@ -16,7 +16,7 @@ const ANOTHER: &str = "--chat-template NAME or --chat-template-file FILE selects
 /// [`Exit::BadModel`] for a broken template in the file, [`Exit::Usage`] for a broken one from the
 /// user.
 pub(crate) fn dialogue(
-    options: &ConversationOptions,
+    args: &ConversationArgs,
     file: &gguf::File,
     tokenizer: &Tokenizer,
     terminal: &Terminal,
@@ -24,9 +24,9 @@ pub(crate) fn dialogue(
     let bad_file = |e: gguf::Error| {
         Failure::new(Exit::BadModel, "cannot read the chat template").caused_by(&e).help(ANOTHER)
     };
-    let chosen = match &options.template {
-        TemplateChoice::Source(source) => compiled(source, Exit::Usage)?,
-        TemplateChoice::Named(name) => {
+    let chosen = match &args.chat_template {
+        Some(TemplateChoice::Source(source)) => compiled(source, Exit::Usage)?,
+        Some(TemplateChoice::Named(name)) => {
             match (Templates::named_in(file.metadata(), name), builtin(name)) {
                 (Ok(Some(source)), _) => compiled(source, Exit::BadModel)?,
                 // A broken template in the file does not matter here.
@@ -35,7 +35,7 @@ pub(crate) fn dialogue(
                 (Ok(None), None) => return Err(unknown(name, file)),
             }
         }
-        TemplateChoice::OfModel => {
+        None => {
             let templates = Templates::from_metadata(file.metadata()).map_err(bad_file)?;
             match templates.default_source() {
                 Some(source) => compiled(source, Exit::BadModel)?,
@@ -49,7 +49,7 @@ pub(crate) fn dialogue(
         }
     };
     let mut dialogue = with_special_tokens(chosen, tokenizer);
-    dialogue.variables = options.variables.clone();
+    dialogue.variables = args.variables();
     Ok(dialogue)
 }
 

@@ -1,6 +1,6 @@
 //! The user's input: with a line editor on a terminal, otherwise line by line.
 
-use crate::cli::config::chat::ConversationOptions;
+use crate::cli::args::ConversationArgs;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
@@ -33,7 +33,7 @@ enum Source {
 
 /// A line of input, or its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Typed {
+pub(crate) enum InputLine {
     /// A message or a command.
     Text(String),
     /// Ctrl-C at the prompt, or since the last answer.
@@ -44,13 +44,13 @@ pub(crate) enum Typed {
 
 impl Input {
     /// An editor if input and output are both terminals.
-    pub(crate) fn open(options: &ConversationOptions, terminal: &Terminal) -> Input {
+    pub(crate) fn open(args: &ConversationArgs, terminal: &Terminal) -> Input {
         let person = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-        let source = match person.then(|| editor(options.history.clone(), terminal)).flatten() {
+        let source = match person.then(|| editor(args.history_file(), terminal)).flatten() {
             Some((editor, history)) => Source::Editor(Box::new(editor), history),
             None => Source::Lines,
         };
-        Input { source, multiline: options.multiline }
+        Input { source, multiline: args.multiline_input }
     }
 
     /// Whether the input is interactive.
@@ -62,15 +62,15 @@ impl Input {
     ///
     /// # Errors
     /// Input that cannot be read or is not UTF-8.
-    pub(crate) fn next(&mut self, interrupt: &Interrupt) -> Result<Typed, Failure> {
+    pub(crate) fn next(&mut self, interrupt: &Interrupt) -> Result<InputLine, Failure> {
         let mut text = String::new();
         loop {
             let first = text.is_empty();
             let line = match self.line(first, interrupt)? {
-                Typed::Text(line) => line,
+                InputLine::Text(line) => line,
                 // An unfinished line counts, since a file may lack the final line end.
-                Typed::End if !first => return Ok(Typed::Text(text)),
-                other @ (Typed::End | Typed::Interrupted) => return Ok(other),
+                InputLine::End if !first => return Ok(InputLine::Text(text)),
+                other @ (InputLine::End | InputLine::Interrupted) => return Ok(other),
             };
             // A command is a single line in multi-line mode too.
             let command = first && line.starts_with('/') && !line.ends_with('\\');
@@ -81,28 +81,28 @@ impl Input {
             text.push_str(line);
             if slash == self.multiline || command {
                 self.remember(&text);
-                return Ok(Typed::Text(text));
+                return Ok(InputLine::Text(text));
             }
             text.push('\n');
         }
     }
 
-    fn line(&mut self, first: bool, interrupt: &Interrupt) -> Result<Typed, Failure> {
+    fn line(&mut self, first: bool, interrupt: &Interrupt) -> Result<InputLine, Failure> {
         match &mut self.source {
             Source::Editor(editor, _) => {
                 let read = editor.readline(if first { "> " } else { ". " });
                 interrupt.clear();
                 match read {
-                    Ok(line) => Ok(Typed::Text(line)),
-                    Err(ReadlineError::Eof) => Ok(Typed::End),
-                    Err(ReadlineError::Interrupted) => Ok(Typed::Interrupted),
+                    Ok(line) => Ok(InputLine::Text(line)),
+                    Err(ReadlineError::Eof) => Ok(InputLine::End),
+                    Err(ReadlineError::Interrupted) => Ok(InputLine::Interrupted),
                     Err(e) => Err(unreadable().caused_by(&e)),
                 }
             }
             Source::Lines => {
                 if !interrupt.arm() {
                     interrupt.clear();
-                    return Ok(Typed::Interrupted);
+                    return Ok(InputLine::Interrupted);
                 }
                 let line = plain_line();
                 interrupt.clear();
@@ -147,7 +147,7 @@ fn editor(
     Some((editor, history))
 }
 
-fn plain_line() -> Result<Typed, Failure> {
+fn plain_line() -> Result<InputLine, Failure> {
     let mut line = Vec::new();
     let mut stdin = std::io::stdin().lock();
     loop {
@@ -167,7 +167,7 @@ fn plain_line() -> Result<Typed, Failure> {
         }
     }
     if line.is_empty() {
-        return Ok(Typed::End);
+        return Ok(InputLine::End);
     }
     if line.last() == Some(&b'\n') {
         line.pop();
@@ -176,7 +176,7 @@ fn plain_line() -> Result<Typed, Failure> {
         line.pop();
     }
     match String::from_utf8(line) {
-        Ok(line) => Ok(Typed::Text(line)),
+        Ok(line) => Ok(InputLine::Text(line)),
         Err(e) => Err(unreadable().caused_by(&e)),
     }
 }
@@ -194,7 +194,7 @@ mod tests {
         let mut input = Input { source: Source::Lines, multiline: false };
         let interrupt = Interrupt::unhandled();
         interrupt.press();
-        assert_eq!(input.next(&interrupt), Ok(Typed::Interrupted));
+        assert_eq!(input.next(&interrupt), Ok(InputLine::Interrupted));
         assert!(!interrupt.is_set(), "it is reported once");
     }
 }

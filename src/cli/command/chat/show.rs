@@ -1,6 +1,6 @@
 //! Prints an answer while it is generated.
 
-use crate::chat::{Part, Reasoning};
+use crate::chat::{Reasoning, ReplyPart as Part};
 use crate::cli::failure::Failure;
 use crate::cli::output::Output;
 use crate::cli::terminal::{REASONING, Terminal};
@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 /// goes there too, dimmed or between marks; otherwise it goes to standard error, so that a pipe
 /// gets answers alone, or nowhere with `--log-disable`.
 #[derive(Debug)]
-pub(crate) struct Shown {
+pub(crate) struct AnswerOutput {
     reasoning: Option<Reasoning>,
     screen: Screen,
 }
@@ -29,10 +29,10 @@ struct Screen {
     failed: Option<Failure>,
 }
 
-impl Shown {
+impl AnswerOutput {
     /// For the text after `prompt`. If reasoning is not separated, all of it is the answer.
-    pub(crate) fn new(prompt: &str, splits_reasoning: bool, terminal: &Terminal) -> Shown {
-        Shown {
+    pub(crate) fn new(prompt: &str, splits_reasoning: bool, terminal: &Terminal) -> AnswerOutput {
+        AnswerOutput {
             reasoning: splits_reasoning.then(|| Reasoning::after(prompt)),
             screen: Screen {
                 output: Output::stdout(),
@@ -107,12 +107,12 @@ impl Screen {
     }
 
     fn thought(&mut self, text: &str) -> Result<(), Failure> {
-        match self.color {
-            true => self.output.write(format!("{REASONING}{text}{REASONING:#}")),
-            false if self.last != Some(Part::Reasoning) => {
-                self.output.write(format!("[reasoning]\n{text}"))
-            }
-            false => self.output.write(text),
+        if self.color {
+            self.output.write(format!("{REASONING}{text}{REASONING:#}"))
+        } else if self.last == Some(Part::Reasoning) {
+            self.output.write(text)
+        } else {
+            self.output.write(format!("[reasoning]\n{text}"))
         }
     }
 

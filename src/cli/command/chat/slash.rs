@@ -4,7 +4,7 @@ use super::settings;
 
 /// The meaning of an entered line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Line {
+pub(crate) enum EnteredLine {
     /// A message to the model.
     Message(String),
     /// Nothing.
@@ -28,39 +28,39 @@ pub(crate) enum Line {
 }
 
 /// Parses an entered line.
-pub(crate) fn read(text: &str) -> Line {
+pub(crate) fn read(text: &str) -> EnteredLine {
     if text.trim().is_empty() {
-        return Line::Empty;
+        return EnteredLine::Empty;
     }
     let Some(command) = text.strip_prefix('/') else {
-        return Line::Message(text.to_owned());
+        return EnteredLine::Message(text.to_owned());
     };
     let (word, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
     let rest = rest.trim();
     let given = (!rest.is_empty()).then(|| rest.to_owned());
-    let alone = |line: Line| match &given {
+    let alone = |line: EnteredLine| match &given {
         None => line,
-        Some(_) => Line::Wrong(format!("/{word} takes no argument")),
+        Some(_) => EnteredLine::Wrong(format!("/{word} takes no argument")),
     };
     match word {
-        "clear" => alone(Line::Clear),
-        "regen" => alone(Line::Regenerate),
-        "stats" => alone(Line::Stats),
-        "exit" | "quit" | "bye" => alone(Line::Exit),
-        "help" | "?" => alone(Line::Help),
-        "system" => Line::System(given),
+        "clear" => alone(EnteredLine::Clear),
+        "regen" => alone(EnteredLine::Regenerate),
+        "stats" => alone(EnteredLine::Stats),
+        "exit" | "quit" | "bye" => alone(EnteredLine::Exit),
+        "help" | "?" => alone(EnteredLine::Help),
+        "system" => EnteredLine::System(given),
         "set" => set(rest),
-        _ => Line::Wrong(format!("unknown command /{word}; /help lists all")),
+        _ => EnteredLine::Wrong(format!("unknown command /{word}; /help lists all")),
     }
 }
 
-fn set(rest: &str) -> Line {
+fn set(rest: &str) -> EnteredLine {
     // ollama's form has another word in between.
     let rest = rest.strip_prefix("parameter ").unwrap_or(rest).trim();
     match rest.split_once(char::is_whitespace) {
-        _ if rest.is_empty() => Line::Set(None),
-        Some((key, value)) => Line::Set(Some((key.to_owned(), value.trim().to_owned()))),
-        None => Line::Wrong(format!("/set {rest} needs a value")),
+        _ if rest.is_empty() => EnteredLine::Set(None),
+        Some((key, value)) => EnteredLine::Set(Some((key.to_owned(), value.trim().to_owned()))),
+        None => EnteredLine::Wrong(format!("/set {rest} needs a value")),
     }
 }
 
@@ -88,24 +88,24 @@ mod tests {
     #[test]
     fn lines() {
         for (text, line) in [
-            ("Hello", Line::Message("Hello".into())),
-            (" /clear", Line::Message(" /clear".into())),
-            ("  ", Line::Empty),
-            ("/clear", Line::Clear),
-            ("/regen ", Line::Regenerate),
-            ("/system", Line::System(None)),
-            ("/system Be\nbrief", Line::System(Some("Be\nbrief".into()))),
-            ("/set", Line::Set(None)),
-            ("/set temp 0.5", Line::Set(Some(("temp".into(), "0.5".into())))),
-            ("/set parameter temp 0.5", Line::Set(Some(("temp".into(), "0.5".into())))),
-            ("/?", Line::Help),
-            ("/bye", Line::Exit),
-            ("/stats", Line::Stats),
+            ("Hello", EnteredLine::Message("Hello".into())),
+            (" /clear", EnteredLine::Message(" /clear".into())),
+            ("  ", EnteredLine::Empty),
+            ("/clear", EnteredLine::Clear),
+            ("/regen ", EnteredLine::Regenerate),
+            ("/system", EnteredLine::System(None)),
+            ("/system Be\nbrief", EnteredLine::System(Some("Be\nbrief".into()))),
+            ("/set", EnteredLine::Set(None)),
+            ("/set temp 0.5", EnteredLine::Set(Some(("temp".into(), "0.5".into())))),
+            ("/set parameter temp 0.5", EnteredLine::Set(Some(("temp".into(), "0.5".into())))),
+            ("/?", EnteredLine::Help),
+            ("/bye", EnteredLine::Exit),
+            ("/stats", EnteredLine::Stats),
         ] {
             assert_eq!(read(text), line, "{text:?}");
         }
         for wrong in ["/", "/clea", "/clear now", "/set temp", "/CLEAR", "//"] {
-            assert!(matches!(read(wrong), Line::Wrong(_)), "{wrong:?}");
+            assert!(matches!(read(wrong), EnteredLine::Wrong(_)), "{wrong:?}");
         }
     }
 }

@@ -2,17 +2,16 @@
 
 use super::dialogue;
 use super::settings::Settings;
-use super::show::Shown;
+use super::show::AnswerOutput;
 use crate::chat::{Conversation, Dialogue, Prompt};
-use crate::cli::command::auto_profile::{self, Use};
-use crate::cli::command::run::{self, Ready};
-use crate::cli::config::RunOptions;
-use crate::cli::config::run::Length;
+use crate::cli::args::RunArgs;
+use crate::cli::command::auto_profile::{self, FinishedRun};
+use crate::cli::command::run::{self, LoadedModel};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
 use crate::engine::{Engine, Sequence};
-use crate::generate::{self, Ended, Report, resume};
+use crate::generate::{self, Ended, Generator, Report};
 use crate::sample::Sampler;
 use crate::tokenizer::Tokenizer;
 use runtime::dialogue::{Ends, ends, ids, marks, n_instructions};
@@ -25,26 +24,26 @@ pub(super) struct Chat<'a> {
     pub(super) conversation: Conversation,
     /// Receives notes.
     pub(super) terminal: &'a Terminal,
-    options: &'a RunOptions,
+    args: &'a RunArgs,
     dialogue: Dialogue,
     ends: Ends,
-    /// Control tokens that are printed nevertheless.
+    /// Control tokens that are printed nevertheless, so that reasoning can be separated.
     marks: Vec<u32>,
     tokenizer: Tokenizer,
     engine: Engine,
-    session: Sequence,
+    sequence: Sequence,
     sampler: Sampler,
     settings: Settings,
     n_ctx: usize,
     last: Option<Report>,
-    told_of_merging: bool,
+    merging_was_noted: bool,
     /// Time of all answers.
     took: Duration,
 }
 
 /// How a turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answered {
+pub(super) enum TurnEnd {
     /// By itself.
     Whole,
     /// By Ctrl-C.
@@ -63,30 +62,26 @@ impl<'a> Chat<'a> {
     /// # Errors
     /// A template that cannot be used, settings that the sampler rejects.
     pub(super) fn new(
-        options: &'a RunOptions,
-        ready: Ready,
+        args: &'a RunArgs,
+        ready: LoadedModel,
         terminal: &'a Terminal,
     ) -> Result<Chat<'a>, Failure> {
-        let Ready { model, tokenizer, n_ctx, engine, load: _ } = ready;
-        let dialogue =
-            dialogue::dialogue(&options.conversation, &model.file, &tokenizer, terminal)?;
+        let LoadedModel { model, tokenizer, n_ctx, engine, load: _ } = ready;
+        let dialogue = dialogue::dialogue(&args.conversation, &model.file, &tokenizer, terminal)?;
         let ends = ends(&dialogue, &tokenizer);
-        let n_predict = match options.length {
-            Length::Endless | Length::FillContext => None,
-            Length::Tokens(n) => Some(n as usize),
-        };
+        let sampler = args.sampling.config();
         Ok(Chat {
-            conversation: Conversation::new(options.conversation.system.clone()),
+            conversation: Conversation::new(args.conversation.system_prompt.clone()),
             marks: marks(&ends, &tokenizer),
             ends,
-            sampler: run::sampler(&options.sampler, options.ignore_eos, &tokenizer)?,
-            settings: Settings { sampler: options.sampler.clone(), n_predict },
-            session: engine.open(),
+            sampler: run::sampler(&sampler, args.sampling.ignore_eos, &tokenizer)?,
+            settings: Settings { sampler, n_predict: args.predict.tokens() },
+            sequence: engine.open(),
             last: None,
-            told_of_merging: false,
+            merging_was_noted: false,
             took: Duration::ZERO,
             terminal,
-            options,
+            args,
             dialogue,
             tokenizer,
             engine,
@@ -96,11 +91,11 @@ impl<'a> Chat<'a> {
 
     /// Releases the sequence's memory, and collects an activation profile from it.
     pub(super) fn close(mut self, interrupt: &Interrupt) {
-        let tokens = self.session.tokens().to_vec();
-        self.engine.close(self.session);
-        if self.options.auto_profile {
-            let used = Use { tokens: &tokens, took: self.took };
-            let computation = &self.options.model.run.computation;
+        let tokens = self.sequence.tokens().to_vec();
+        self.engine.close(self.sequence);
+        if self.args.auto_profile {
+            let used = FinishedRun { tokens: &tokens, took: self.took };
+            let computation = &self.args.model.placement.computation();
             let (engine, flag) = (&mut self.engine, interrupt.flag());
             auto_profile::after(&used, engine, computation, flag, self.terminal);
         }
@@ -115,7 +110,7 @@ impl<'a> Chat<'a> {
         let settings = self.settings.with(key, value)?;
         if settings.sampler != self.settings.sampler {
             self.sampler =
-                run::sampler(&settings.sampler, self.options.ignore_eos, &self.tokenizer)
+                run::sampler(&settings.sampler, self.args.sampling.ignore_eos, &self.tokenizer)
                     .map_err(|failure| failure.message)?;
         }
         self.settings = settings;
@@ -137,7 +132,7 @@ impl<'a> Chat<'a> {
         &mut self,
         text: &str,
         interrupt: &Interrupt,
-    ) -> Result<Answered, Failure> {
+    ) -> Result<TurnEnd, Failure> {
         let before = self.conversation.clone();
         self.conversation.ask(text);
         self.answer(before, interrupt)
@@ -147,21 +142,21 @@ impl<'a> Chat<'a> {
     ///
     /// # Errors
     /// As [`Chat::message`].
-    pub(super) fn regenerate(&mut self, interrupt: &Interrupt) -> Result<Answered, Failure> {
+    pub(super) fn regenerate(&mut self, interrupt: &Interrupt) -> Result<TurnEnd, Failure> {
         let before = self.conversation.clone();
         if !self.conversation.take_answer_back() {
             self.terminal.tell("there is no answer yet");
-            return Ok(Answered::Whole);
+            return Ok(TurnEnd::Whole);
         }
         self.answer(before, interrupt)
     }
 
-    fn answer(&mut self, before: Conversation, interrupt: &Interrupt) -> Result<Answered, Failure> {
+    fn answer(&mut self, before: Conversation, interrupt: &Interrupt) -> Result<TurnEnd, Failure> {
         match self.try_answer(interrupt) {
-            Ok((Answered::Interrupted, answer)) if answer.trim().is_empty() => {
+            Ok((TurnEnd::Interrupted, answer)) if answer.trim().is_empty() => {
                 self.conversation = before;
                 self.terminal.tell("stopped before the answer began; the message was removed");
-                Ok(Answered::Interrupted)
+                Ok(TurnEnd::Interrupted)
             }
             Ok((answered, answer)) => {
                 self.conversation.answer(answer.trim());
@@ -174,28 +169,26 @@ impl<'a> Chat<'a> {
         }
     }
 
-    fn try_answer(&mut self, interrupt: &Interrupt) -> Result<(Answered, String), Failure> {
+    fn try_answer(&mut self, interrupt: &Interrupt) -> Result<(TurnEnd, String), Failure> {
         let (prompt, ids) = self.prompt()?;
-        if self.options.verbose_prompt {
+        if self.args.verbose_prompt {
             run::list_prompt(&ids, &self.tokenizer, self.terminal)?;
         }
         let options = self.generation(&ids);
-        let splits = self.options.conversation.splits_reasoning;
-        let mut shown = Shown::new(&prompt, splits, self.terminal);
-        let report = resume(
-            &mut self.engine,
-            &mut self.session,
-            &self.tokenizer,
-            &mut self.sampler,
-            &ids,
-            &options,
-            interrupt.flag(),
-            &mut |piece| shown.piece(piece),
-        );
+        let splits = self.args.conversation.splits_reasoning();
+        let mut shown = AnswerOutput::new(&prompt, splits, self.terminal);
+        let generator = Generator {
+            engine: &mut self.engine,
+            tokenizer: &self.tokenizer,
+            sampler: &mut self.sampler,
+            settings: &options,
+            interrupt: interrupt.flag(),
+        };
+        let report = generator.resume(&mut self.sequence, &ids, &mut |piece| shown.piece(piece));
         let end = report.as_ref().ok().map(|report| {
             // Printed if requested, but kept out of the history: the template would write it
             // twice.
-            run::end_of(report, self.options.special, &self.tokenizer)
+            run::end_of(report, self.args.special, &self.tokenizer)
         });
         let answer = shown.end(&end.unwrap_or_default())?;
         let report = report?;
@@ -203,29 +196,28 @@ impl<'a> Chat<'a> {
         self.took += report.prompt + report.generated;
         self.tell_of_room(&report);
         let answered = match report.ended {
-            Ended::Interrupted => Answered::Interrupted,
-            Ended::Closed => Answered::Closed,
-            Ended::EndOfText | Ended::Length | Ended::Stop | Ended::ContextFull => Answered::Whole,
+            Ended::Interrupted => TurnEnd::Interrupted,
+            Ended::Closed => TurnEnd::Closed,
+            Ended::EndOfText | Ended::Length | Ended::Stop | Ended::ContextFull => TurnEnd::Whole,
         };
         Ok((answered, answer))
     }
 
     /// The generation settings for a prompt of these tokens.
     fn generation(&self, ids: &[u32]) -> generate::Settings {
-        let settings = run::settings(self.options, ids.len());
-        let n_instructions = match settings.context_shift {
+        let settings = run::settings(self.args, ids.len());
+        let n_instructions = if settings.context_shift {
             // The system message is always kept: without it the model would change its role.
-            true => {
-                let Chat { dialogue, conversation, tokenizer, .. } = self;
-                n_instructions(dialogue, conversation, ids, tokenizer)
-            }
-            false => 0,
+            let Chat { dialogue, conversation, tokenizer, .. } = self;
+            n_instructions(dialogue, conversation, ids, tokenizer)
+        } else {
+            0
         };
         generate::Settings {
             n_predict: self.settings.n_predict,
             n_keep: settings.n_keep.max(n_instructions),
             ends: self.ends.tokens.clone(),
-            stops: [&self.options.stops[..], &self.ends.stops].concat(),
+            stops: [&self.args.reverse_prompt[..], &self.ends.stops].concat(),
             written: self.marks.clone(),
             ..settings
         }
@@ -240,11 +232,10 @@ impl<'a> Chat<'a> {
             ));
         }
         if report.ended == Ended::ContextFull {
-            let help = match self.options.context_shift {
-                true => {
-                    "--context-shift needs a shorter system message or a smaller --keep to make room"
-                }
-                false => "--context-shift drops the oldest turns",
+            let help = if self.args.context_shift {
+                "--context-shift needs a shorter system message or a smaller --keep to make room"
+            } else {
+                "--context-shift drops the oldest turns"
             };
             self.terminal.note(&format!(
                 "{full} is full: /clear starts a new conversation, -c sets a larger context, {help}"
@@ -258,10 +249,10 @@ impl<'a> Chat<'a> {
         let mut n_forgotten = 0;
         loop {
             let prompt = write(&self.dialogue, &self.conversation)?;
-            if prompt.system_was_merged && !self.told_of_merging {
-                self.told_of_merging = true;
+            if prompt.system_was_merged && !self.merging_was_noted {
+                self.merging_was_noted = true;
                 self.terminal.note(
-                    "the model's template does not support system messages: it is put before the first question",
+                    "the model's template does not support system messages; putting the system message before the first user message",
                 );
             }
             let ids = ids(&prompt.text, &self.tokenizer).map_err(|e| {
@@ -276,7 +267,7 @@ impl<'a> Chat<'a> {
                 }
                 return Ok((prompt.text, ids));
             }
-            if !self.options.context_shift || !self.conversation.forget_oldest() {
+            if !self.args.context_shift || !self.conversation.forget_oldest() {
                 return Err(self.too_long(ids.len()));
             }
             n_forgotten += 1;
@@ -303,13 +294,13 @@ impl<'a> Chat<'a> {
     pub(super) fn report(&self, load: Option<Duration>) {
         if let Some(report) = &self.last {
             let seed = self.sampler.seed();
-            run::report_perf(self.options.json, report, seed, load, self.terminal);
+            run::report_perf(self.args.json, report, seed, load, self.terminal);
         }
     }
 
     /// The lines of `/stats`.
     pub(super) fn stats(&self) -> Vec<String> {
-        let held = self.session.tokens().len();
+        let held = self.sequence.tokens().len();
         let mut lines = vec![format!(
             "context {held} of {} tokens | {} questions | seed {}",
             self.n_ctx,

@@ -1,6 +1,6 @@
 //! The report for programs.
 
-use super::{Facts, Known};
+use super::{Facts, StoredProfile};
 use crate::embedded;
 use crate::gguf::{Array, TensorInfo, Value};
 use crate::tokenizer::Tokenizer;
@@ -46,7 +46,7 @@ pub(super) fn report(facts: &Facts<'_>) -> Json {
     })
 }
 
-fn profile(known: &Known) -> Json {
+fn profile(known: &StoredProfile) -> Json {
     let summary = known.profile.summary();
     json!({
         "file": known.file,

@@ -1,11 +1,11 @@
-//! `thermocline info`: the contents of a model file. The model is not run, so this works for any GGUF file, including
-//! vocabularies and unsupported architectures.
+//! `thermocline info`: the contents of a model file. The model is not run, so this works for any
+//! GGUF file, including vocabularies and unsupported architectures.
 
 mod json;
 mod text;
 
-use crate::cli::config::model::cache_folder;
 use crate::cli::failure::Failure;
+use crate::cli::folders::cache_folder;
 use crate::cli::output::Output;
 use crate::gguf::{File, TensorInfo, Value};
 use crate::learned::{Learned, Section};
@@ -47,17 +47,17 @@ struct Facts<'a> {
     /// PowerInfer's predictor of active neurons.
     predictor: Vec<&'a TensorInfo>,
     /// The activation profile; `Err` says why it cannot be used.
-    profile: Option<Result<Known, String>>,
+    profile: Option<Result<StoredProfile, String>>,
 }
 
 /// A profile and its file.
-struct Known {
+struct StoredProfile {
     profile: Profile,
     file: String,
 }
 
 /// The profile of the model at `path`, if the model is one that runs and has a profile.
-fn profile(path: Option<&Path>) -> Option<Result<Known, String>> {
+fn profile(path: Option<&Path>) -> Option<Result<StoredProfile, String>> {
     let folder = cache_folder(None).map(|folder| folder.path);
     let file = runtime::file(path).ok()?;
     let learned = match Learned::find(&file, folder.as_deref(), Section::Profile) {
@@ -66,7 +66,7 @@ fn profile(path: Option<&Path>) -> Option<Result<Known, String>> {
     };
     let model = Model::from_file(file, &ModelOptions::default()).ok()?;
     let read = Profile::read(&learned, &model).map_err(|refused| refused.to_string());
-    let known = |profile| Known { profile, file: learned.name().to_owned() };
+    let known = |profile| StoredProfile { profile, file: learned.name().to_owned() };
     read.transpose().map(|read| read.map(known))
 }
 

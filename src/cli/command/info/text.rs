@@ -69,9 +69,10 @@ fn profile(facts: &Facts<'_>, out: &mut String) {
         Some(Err(why)) => fact(out, "profile", format!("cannot be used: {why}")),
         Some(Ok(known)) => {
             let (profile, summary) = (&known.profile, known.profile.summary());
-            let all = match profile.is_finished() {
-                true => String::new(),
-                false => format!(" of {}", profile.n_wanted()),
+            let all = if profile.is_finished() {
+                String::new()
+            } else {
+                format!(" of {}", profile.n_wanted())
             };
             let what = format!(
                 "{}{all} tokens: a token activates {:.2} % of the neurons, {:.2} % account for 80 % of the activations, {:.2} % never fired",

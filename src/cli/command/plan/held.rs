@@ -2,12 +2,14 @@
 
 use super::Report;
 use crate::engine::HostBytes;
-use crate::placement::{CPU, DeviceBytes, DeviceIndex, Forecast, LayerSizes, Task, Wishes};
+use crate::placement::{
+    CPU, DeviceBytes, DeviceIndex, Forecast, LayerSizes, PlanConstraints, Task,
+};
 use hal::Bytes;
 
 /// Itemised bytes.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct ItemizedMemory {
     /// Per device.
     pub(super) devices: Vec<DeviceBytes>,
     /// Layers in order.
@@ -30,8 +32,8 @@ pub(super) struct LayerBytes {
     pub(super) neurons_on_cpu: Bytes,
 }
 
-impl Held {
-    pub(super) fn new(task: &Task, forecast: &Forecast, host: HostBytes) -> Held {
+impl ItemizedMemory {
+    pub(super) fn new(task: &Task, forecast: &Forecast, host: HostBytes) -> ItemizedMemory {
         let mut devices = forecast.devices.clone();
         devices[CPU] = host.all;
         let all = forecast.placement.layers.iter().zip(&forecast.layers).zip(&host.layers);
@@ -50,7 +52,7 @@ impl Held {
             },
         });
         let next = (0..devices.len()).map(|device| next(task, forecast, device)).collect();
-        Held { layers: layers.collect(), devices, next }
+        ItemizedMemory { layers: layers.collect(), devices, next }
     }
 }
 
@@ -89,7 +91,7 @@ impl Report {
         if left == Bytes(0) || self.held.devices[device].total() == Bytes(0) {
             return None;
         }
-        let Wishes { whole_layers, neurons_on_cpu, .. } = self.wishes;
+        let PlanConstraints { whole_layers, neurons_on_cpu, .. } = self.constraints;
         Some((
             left,
             match self.held.next[device] {

@@ -7,17 +7,18 @@ mod prompts;
 mod svg;
 mod text;
 
-use crate::cli::config::PlanOptions;
+use crate::cli::args::PlanArgs;
 use crate::cli::failure::Failure;
 use crate::cli::output::{Output, write_file};
 use crate::cli::terminal::Terminal;
 use crate::engine::{EngineOptions, ExchangeNeeds, Placing};
 use crate::model::Model;
 use crate::placement::{
-    Forecast, LayerPlacement, Speed, Wishes, exchange, plan, plan_for_tokens, plan_whole_layers,
+    Forecast, LayerPlacement, PlanConstraints, Speed, exchange, plan, plan_for_tokens,
+    plan_whole_layers,
 };
 use hal::Bytes;
-use held::Held;
+use held::ItemizedMemory;
 use runtime::{Machine, Notice, Runtime};
 use std::sync::Arc;
 
@@ -26,21 +27,22 @@ use std::sync::Arc;
 /// # Errors
 /// A model that cannot be run; devices that are not available; the plot or standard output cannot
 /// be written.
-pub(crate) fn run(options: &PlanOptions, terminal: &Terminal) -> Result<(), Failure> {
-    let (run, observer) = (options.model.run.clone(), terminal.observer());
-    let runtime = match &options.assumed[..] {
+pub(crate) fn run(args: &PlanArgs, terminal: &Terminal) -> Result<(), Failure> {
+    let (run, observer) = (args.model.options(), terminal.observer());
+    let runtime = match &args.assume[..] {
         [] => Runtime::new(run, observer)?,
         assumed => Runtime::assume(run, assumed, observer)?,
     };
-    let model = runtime.open(options.model.path.as_deref())?.model;
-    let report = Report::new(options, &runtime, model)?;
-    if let Some(path) = &options.svg {
+    let model = runtime.open(args.model.model.as_deref())?.model;
+    let report = Report::new(args, &runtime, model)?;
+    if let Some(path) = &args.svg {
         write_file(path, &svg::picture(&report))?;
     }
     let mut out = Output::stdout();
-    match options.json {
-        true => out.line(&format!("{:#}", json::report(&report)))?,
-        false => out.write(text::report(&report))?,
+    if args.json {
+        out.line(&format!("{:#}", json::report(&report)))?
+    } else {
+        out.write(text::report(&report))?
     }
     out.flush()
 }
@@ -56,7 +58,7 @@ struct Report {
     devices: Vec<Device>,
     forecast: Forecast,
     /// Itemised memory.
-    held: Held,
+    held: ItemizedMemory,
     /// Alternative: whole layers only, with the same budgets.
     whole_layers: Forecast,
     /// Alternative: the fastest decode with the same budgets, whatever the prefill speed.
@@ -65,7 +67,7 @@ struct Report {
     cpu_alone: Forecast,
     /// Alternative: enough device memory for the whole model.
     all_fits: Forecast,
-    wishes: Wishes,
+    constraints: PlanConstraints,
     /// Whether some device supports split layers.
     can_split: bool,
     /// Requirements of exchanging neurons; `None` where no layer does.
@@ -89,7 +91,7 @@ struct Device {
 }
 
 impl Report {
-    fn new(options: &PlanOptions, runtime: &Runtime, model: Arc<Model>) -> Result<Report, Failure> {
+    fn new(args: &PlanArgs, runtime: &Runtime, model: Arc<Model>) -> Result<Report, Failure> {
         let machine = runtime.machine();
         let mut placing = runtime.placing(&model);
         if placing.speeds.is_empty() {
@@ -98,7 +100,7 @@ impl Report {
         if placing.uses.is_none() {
             placing.uses = runtime.known_uses(&model);
         }
-        if let Some(density) = options.density {
+        if let Some(density) = args.density {
             placing.density = density;
         }
         let n_ctx = runtime.context(&model, &placing);
@@ -113,18 +115,8 @@ impl Report {
         };
         let skips = model.is_exactly_sparse() && settings.sparsity != crate::engine::Sparsity::Off;
         let mut notes = notes(machine, &forecast, &settings, skips);
-        if options.density.is_some() && (!skips || settings.placing.uses.is_some()) {
-            notes.push(
-                match skips {
-                    true => {
-                        "--density has no effect: the profile says how often each neuron is used"
-                    }
-                    false => "--density has no effect: every neuron is computed",
-                }
-                .to_owned(),
-            );
-        }
-        let computation = &options.model.run.computation;
+        notes.extend(unused_density(args, skips, settings.placing.uses.is_some()));
+        let computation = &runtime.options().computation;
         let folder = computation.folder().filter(|_| machine.is_measured());
         notes.extend(folder.filter(|_| !computation.devices.remeasure).map(|folder| {
             let path = folder.display();
@@ -149,12 +141,12 @@ impl Report {
             n_past: crate::engine::assumed_past(&settings),
             density: skips.then(|| density(&settings.placing)),
             devices: devices(machine, &settings.placing),
-            held: Held::new(&task, &forecast, host),
+            held: ItemizedMemory::new(&task, &forecast, host),
             whole_layers: plan_whole_layers(&task),
             for_tokens: plan_for_tokens(&task),
             cpu_alone: with(Bytes(0)),
             all_fits: with(Bytes::MAX),
-            wishes: settings.placing.wishes,
+            constraints: settings.placing.constraints,
             can_split: machine
                 .others
                 .iter()
@@ -197,9 +189,10 @@ impl Report {
         }
         let share = |part: f64| 100.0 * part / seconds;
         let more_helps = self.all_fits.seconds < 0.999 * seconds;
-        let of_cpu = match more_helps {
-            true => "more device memory would take work from it",
-            false => "its memory bandwidth is the limit",
+        let of_cpu = if more_helps {
+            "more device memory would take work from it"
+        } else {
+            "its memory bandwidth is the limit"
         };
         let parts = [
             ("the CPU", parts.cpu, of_cpu),
@@ -215,10 +208,10 @@ impl Report {
             None => "be slower, or not fit",
         };
         let beside = match n_split {
-            0 if self.wishes.whole_layers.is_some() => {
+            0 if self.constraints.whole_layers.is_some() => {
                 "no layer is split: -ngl places whole layers only".to_owned()
             }
-            0 if self.wishes.cache_on_cpu => {
+            0 if self.constraints.cache_on_cpu => {
                 "no layer is split: the KV caches are on the CPU".to_owned()
             }
             0 if !self.can_split => {
@@ -260,6 +253,17 @@ fn shown_whole(bytes: Bytes) -> Bytes {
     Bytes(u64::try_from(whole).unwrap_or(u64::MAX))
 }
 
+/// Why `--density` has no effect.
+fn unused_density(args: &PlanArgs, skips: bool, is_profiled: bool) -> Option<String> {
+    args.density?;
+    if !skips {
+        return Some("--density has no effect: every neuron is computed".to_owned());
+    }
+    is_profiled.then(|| {
+        "--density has no effect: the profile says how often each neuron is used".to_owned()
+    })
+}
+
 /// The effect of adapting the hot set.
 fn follows(needs: ExchangeNeeds) -> String {
     let ExchangeNeeds { n_layers, most, host, counters } = needs;
@@ -293,19 +297,19 @@ fn notes(
     notes.extend(unified.map(|other| {
         format!("{} shares its memory with the CPU: no layer is split there", other.candidate.name)
     }));
-    let wishes = settings.placing.wishes;
+    let constraints = settings.placing.constraints;
     notes.extend(machine.others.iter().enumerate().filter_map(|(i, other)| {
         let is_here = |layer: &LayerPlacement| layer.home == i + 1;
         let is_empty = !forecast.placement.layers.iter().any(is_here);
-        let why = other.why_empty(forecast.least[i + 1], wishes).filter(|_| is_empty)?;
+        let why = other.why_empty(forecast.least[i + 1], constraints).filter(|_| is_empty)?;
         Some(format!("no layer is placed on {}: {why}", other.candidate.name))
     }));
-    notes.extend(machine.cannot(forecast, wishes));
+    notes.extend(machine.cannot(forecast, constraints));
     let guesses = machine.guesses();
     if !machine.others.is_empty() && !guesses.is_empty() {
         notes.push(format!("assumed, because --assume does not set it: {}", guesses.join("; ")));
     }
-    if wishes.cache_on_cpu {
+    if constraints.cache_on_cpu {
         notes.push("--no-kv-offload: attention runs where its KV cache is, so layers stay on the CPU and only the head can be on a device".to_owned());
     }
     notes

@@ -75,10 +75,10 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
         let ends = [forecast.placement.embed, forecast.placement.head];
         let used = ends.contains(&device) || layers.iter().any(|layer| layer.home == device);
         let on_cpu = used && layers.iter().any(|layer| layer.home == CPU);
-        match split || (on_cpu && report.streams.from_cpu) {
-            true => lines.push(format!("prompts: {}", line(report, device))),
-            false if on_cpu => lines.push(format!("prompts: {STAYS}")),
-            false => {}
+        if split || (on_cpu && report.streams.from_cpu) {
+            lines.push(format!("prompts: {}", line(report, device)));
+        } else if on_cpu {
+            lines.push(format!("prompts: {STAYS}"));
         }
     }
     lines
@@ -90,13 +90,14 @@ fn line(report: &Report, device: usize) -> String {
     let [cpu, speed] = [0, device].map(|n| report.devices[n].speed);
     let facts = report.streams.facts.get(device).copied().flatten();
     let from = report.forecast.stream_from.get(device).copied().flatten();
-    let speeds = match cpu.prompt > 0.0 {
-        true => format!(
+    let speeds = if cpu.prompt > 0.0 {
+        format!(
             "speeds: {name} multiplies {:.1} times as fast as the CPU, {:.1} GB/s can be streamed to it",
             speed.prompt / cpu.prompt,
             speed.upload / 1e9
-        ),
-        false => "prefill speeds are unknown".to_owned(),
+        )
+    } else {
+        "prefill speeds are unknown".to_owned()
     };
     match (from.zip(facts), report.streams.never, facts) {
         (Some((from, facts)), ..) => format!(
@@ -118,7 +119,7 @@ fn line(report: &Report, device: usize) -> String {
     }
 }
 
-/// The same as JSON.
+/// The report as JSON.
 pub(super) fn value(report: &Report) -> Value {
     let forecast = &report.forecast;
     let streams = report.streams.facts.iter().enumerate().skip(1).map(|(device, facts)| {

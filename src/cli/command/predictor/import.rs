@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::Job;
+use super::TrainingJob;
 use crate::cli::failure::{Exit, Failure};
 use crate::convert;
 use crate::model::Predictor;
@@ -12,7 +12,7 @@ use crate::tokenizer::Tokenizer;
 /// Tokens on which a quantised predictor is evaluated.
 const TOKENS: usize = 4096;
 
-impl Job<'_> {
+impl TrainingJob<'_> {
     /// Reads the folder, quantises where that costs nothing, and saves.
     pub(super) fn import(
         &self,
@@ -29,7 +29,7 @@ impl Job<'_> {
         let threshold = found.threshold.unwrap_or_default();
         let layers = found.layers.into_iter();
         let mut layers: Vec<Predictor> = layers.map(|[fc1, fc2]| Predictor { fc1, fc2 }).collect();
-        if let Some(text) = &self.options.text {
+        if let Some(text) = self.text.text {
             let windows = self.windows(text, tokenizer, TOKENS)?;
             let mut engine = self.dense(windows.n_ctx())?;
             for (i, layer) in layers.iter_mut().enumerate() {
@@ -40,7 +40,7 @@ impl Job<'_> {
                 }
             }
         }
-        let mut maker = Maker::new(self.model, out, "imported", self.options.restart)?;
+        let mut maker = Maker::new(self.model, out, "imported", self.args.restart)?;
         maker.import(layers, threshold)?;
         Ok(())
     }

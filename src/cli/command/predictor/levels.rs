@@ -1,8 +1,9 @@
-//! The errors of `balanced` and `fast`: the largest at which the model keeps their quality, measured on held-out text.
+//! The errors of `balanced` and `fast`: the largest at which the model keeps their quality,
+//! measured on held-out text.
 
 use std::sync::Arc;
 
-use super::Job;
+use super::TrainingJob;
 
 use crate::cli::failure::Failure;
 use crate::engine::{Engine, EngineOptions, Sparsity};
@@ -13,7 +14,8 @@ use crate::predictor::{Chooser, ERRORS, Layers, Levels, Quality};
 const OF_DIVERGENCE: f64 = 0.6;
 const OF_OTHER_TOPS: f64 = 0.5;
 
-/// Memory for the logits of the dense run. If they need more, the dense run is repeated for each comparison.
+/// Memory for the logits of the dense run. If they need more, the dense run is repeated for each
+/// comparison.
 const MOST_KEPT: usize = 1 << 30;
 
 /// Number of errors to choose from.
@@ -31,11 +33,11 @@ fn error(i: usize) -> f32 {
 /// The dense run that others are compared with.
 struct Reference<'a> {
     dense: &'a mut Engine,
-    /// Its logits, if they fit in memory.
+    /// Logits of the dense run, if they fit in memory.
     logits: Option<Vec<f32>>,
 }
 
-impl Job<'_> {
+impl TrainingJob<'_> {
     /// Compares with the dense run at some errors.
     pub(super) fn levels(
         &self,
@@ -46,15 +48,14 @@ impl Job<'_> {
         let bar = self.bar("measuring", 2 * STEPS.ilog2() as usize);
         let rows = chunks.n_chunks() * chunks.n_scored();
         let size = rows * dense.model().n_vocab() * size_of::<f32>();
-        let logits = match size <= MOST_KEPT {
-            true => Some(evaluate::logits(dense, chunks, self.interrupt.flag())?),
-            false => {
-                let size = hal::Bytes(size as u64);
-                self.terminal.detail(&format!(
-                    "the dense run's logits would take {size}: repeating it for each comparison"
-                ));
-                None
-            }
+        let logits = if size <= MOST_KEPT {
+            Some(evaluate::logits(dense, chunks, self.interrupt.flag())?)
+        } else {
+            let size = hal::Bytes(size as u64);
+            self.terminal.detail(&format!(
+                "the dense run's logits would take {size}: repeating it for each comparison"
+            ));
+            None
         };
         let reference = &mut Reference { dense, logits };
         let mut known: Vec<Option<Comparison>> = vec![None; STEPS];
@@ -73,10 +74,7 @@ impl Job<'_> {
                     )?),
                 };
                 bar.inc(1);
-                match keeps(&comparison, quality) {
-                    true => low = middle + 1,
-                    false => high = middle,
-                }
+                if keeps(&comparison, quality) { low = middle + 1 } else { high = middle }
             }
             Ok::<Option<f32>, Failure>(low.checked_sub(1).map(error))
         };

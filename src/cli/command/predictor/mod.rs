@@ -1,12 +1,13 @@
-//! `thermocline predictor`: runs a text through the dense model and trains a predictor on its activations.
+//! `thermocline predictor`: runs a text through the dense model and trains a predictor on its
+//! activations.
 
 mod import;
 mod levels;
 mod report;
 mod text;
 
-use super::profile;
-use crate::cli::config::PredictorOptions;
+use super::profile::{self, SourceText};
+use crate::cli::args::{PredictorArgs, TrainingArgs};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
@@ -14,7 +15,7 @@ use crate::cli::terminal::Terminal;
 use crate::engine::{Engine, EngineOptions, Observed, Sparsity};
 use crate::learned;
 use crate::model::Model;
-use crate::predictor::{self, Block, Kind, Maker, Seen, Settings, Stage, Texts};
+use crate::predictor::{self, Block, Maker, PredictorKind as Kind, Seen, Settings, Stage, Texts};
 use crate::tokenizer::Tokenizer;
 use hal::format::Format;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -32,50 +33,54 @@ const FOR_THRESHOLDS: usize = 8192;
 /// Trains, saves layer by layer, and prints the result.
 ///
 /// # Errors
-/// Those of loading, training and saving; models for which nothing can be trained.
-pub(crate) fn run(options: &PredictorOptions, terminal: &Terminal) -> Result<(), Failure> {
+/// Errors of loading, training and saving; models for which nothing can be trained.
+pub(crate) fn run(args: &PredictorArgs, terminal: &Terminal) -> Result<(), Failure> {
+    let training = &args.training;
+    let text = training.text()?;
     let interrupt = Interrupt::install_with_termination()?;
-    let run = options.model.run.clone();
-    let runtime = Runtime::cpu_only("`predictor` trains", run, terminal.observer());
-    let opened = runtime.open(options.model.path.as_deref())?;
+    let options = args.model.options();
+    let runtime = Runtime::cpu_only("`predictor` trains", options, terminal.observer());
+    let folder = runtime.options().computation.folder().map(Path::to_owned);
+    let opened = runtime.open(args.model.model.as_deref())?;
     let model = &opened.model;
-    let out = make(options, "", &opened, runtime, &interrupt, terminal)?;
+    let text = SourceText { text: text.as_deref(), why: "" };
+    let out = make(training, text, &opened, runtime, &interrupt, terminal)?;
     let found = learned::Learned::open(&out, &model.file).map_err(predictor::Error::from)?;
     let chooser = predictor::read(&found, model)?;
     let mut output = Output::stdout();
-    output.write(report::text(model, chooser.as_ref(), options.settings.target))?;
-    let word = if options.import.is_some() { "predicted" } else { "balanced" };
-    let folder = options.model.run.computation.folder();
-    let places = learned::places(&model.file, folder);
-    terminal.note(&match places.contains(&out) {
-        true => format!("stored in {}; --sparsity {word} uses it", out.display()),
-        false => format!(
+    output.write(report::text(model, chooser.as_ref(), training.error))?;
+    let word = if training.import.is_some() { "predicted" } else { "balanced" };
+    let places = learned::places(&model.file, folder.as_deref());
+    terminal.note(&if places.contains(&out) {
+        format!("stored in {}; --sparsity {word} uses it", out.display())
+    } else {
+        format!(
             "stored in {}, but --sparsity {word} looks only in {}",
             out.display(),
             places.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" and ")
-        ),
+        )
     });
     output.flush()
 }
 
-/// Trains what is missing for `opened`; returns the file that holds it. `why` is part of the recipe.
+/// Trains what is missing for `opened`; returns the file that holds it.
 ///
 /// # Errors
 /// As [`run`].
 pub(super) fn make(
-    options: &PredictorOptions,
-    why: &str,
+    args: &TrainingArgs,
+    text: SourceText<'_>,
     opened: &Opened,
     runtime: Runtime,
     interrupt: &Interrupt,
     terminal: &Terminal,
 ) -> Result<PathBuf, Failure> {
     let Opened { model, tokenizer } = opened;
-    check(model, options.settings.kind)?;
-    let out = place(options, model)?;
+    check(model, args.kind)?;
+    let out = place(args, model, &runtime)?;
     let interrupt = interrupt.clone();
-    let job = Job { options, why, terminal, model, interrupt, runtime };
-    match &options.import {
+    let job = TrainingJob { args, text, terminal, model, interrupt, runtime };
+    match &args.import {
         Some(folder) => job.import(folder, &out, tokenizer)?,
         None => job.make(&out, tokenizer)?,
     }
@@ -113,26 +118,26 @@ pub(super) fn check(model: &Model, kind: Kind) -> Result<(), Failure> {
 }
 
 /// The output file: the user's, or the best place.
-fn place(options: &PredictorOptions, model: &Model) -> Result<PathBuf, Failure> {
-    if let Some(out) = &options.out {
+fn place(args: &TrainingArgs, model: &Model, runtime: &Runtime) -> Result<PathBuf, Failure> {
+    if let Some(out) = &args.outfile {
         learned::check_place(out).map_err(predictor::Error::from)?;
         return Ok(out.clone());
     }
-    let folder = options.model.run.computation.folder();
+    let folder = runtime.options().computation.folder();
     Ok(learned::place(&model.file, folder).map_err(predictor::Error::from)?)
 }
 
 /// A training job.
-struct Job<'a> {
-    options: &'a PredictorOptions,
-    why: &'a str,
+struct TrainingJob<'a> {
+    args: &'a TrainingArgs,
+    text: SourceText<'a>,
     terminal: &'a Terminal,
     model: &'a Arc<Model>,
     interrupt: Interrupt,
     runtime: Runtime,
 }
 
-impl Job<'_> {
+impl TrainingJob<'_> {
     /// A text, of which at most `most` tokens are used.
     fn windows(&self, text: &str, tokenizer: &Tokenizer, most: usize) -> Result<Windows, Failure> {
         Windows::new(text, tokenizer, self.model.hyper.n_ctx_train, most)
@@ -140,25 +145,27 @@ impl Job<'_> {
 
     /// Trains a predictor or thresholds, or the layers that are missing.
     fn make(&self, out: &Path, tokenizer: &Tokenizer) -> Result<(), Failure> {
-        let signs = self.options.settings.kind == Kind::Signs;
-        let most = match self.model.is_exactly_sparse() && !signs {
-            true => self.options.n_tokens,
-            false => self.options.n_tokens.min(FOR_THRESHOLDS),
+        let signs = self.args.kind == Kind::Signs;
+        let most = if self.model.is_exactly_sparse() && !signs {
+            self.args.tokens
+        } else {
+            self.args.tokens.min(FOR_THRESHOLDS)
         };
-        let text = self.options.text.as_deref().unwrap_or(profile::TEXT);
+        let text = self.text.text.unwrap_or(profile::TEXT);
         let windows = self.windows(text, tokenizer, most)?;
-        let Settings { kind, target, n_steps, rank, max_size } = self.options.settings;
+        let Settings { kind, target, n_steps, rank, max_size } = self.args.settings();
         // Without a limit, the recipe is that of versions without one, so that their runs resume.
         let limit = max_size.map_or(String::new(), |most| format!(", at most {most}"));
         let recipe = format!(
             "{}{kind:?}, target {target}, {n_steps} steps, rank {rank:?}{limit}, {} tokens of {}",
-            self.why,
+            self.text.why,
             windows.n_tokens(),
             windows.sum()
         );
-        let maker = Maker::new(self.model, out, &recipe, self.options.restart)?;
+        let maker = Maker::new(self.model, out, &recipe, self.args.restart)?;
         if maker.is_finished() {
-            self.terminal.note("nothing to do: the result of the same recipe exists");
+            self.terminal
+                .note("nothing to do: a run with the same settings and text is already complete");
             return Ok(());
         }
         if let Some(last) = maker.layers().len().checked_sub(1) {
@@ -172,8 +179,8 @@ impl Job<'_> {
         let mut engine = self.dense(windows.n_ctx())?;
         let hyper = &self.model.hyper;
         let density = if self.model.is_exactly_sparse() { 0.2 } else { 1.0 };
-        let parts =
-            (self.model.max_n_ff() as f64 * density) as usize * size_of::<predictor::Part>();
+        let parts = (self.model.max_n_ff() as f64 * density) as usize
+            * size_of::<predictor::Contribution>();
         let each = windows.n_tokens() * (hyper.n_embd * size_of::<f32>() + parts);
         let at_once = (MOST_SEEN / each.max(1)).max(1);
         while maker.layers().len() < hyper.n_layer {
@@ -191,10 +198,7 @@ impl Job<'_> {
 
     /// An engine that skips no contributing neuron.
     fn dense(&self, n_ctx: usize) -> Result<Engine, Failure> {
-        let sparsity = match self.model.is_exactly_sparse() {
-            true => Sparsity::Exact,
-            false => Sparsity::Off,
-        };
+        let sparsity = if self.model.is_exactly_sparse() { Sparsity::Exact } else { Sparsity::Off };
         let options = EngineOptions { sparsity, ..self.settings(n_ctx) };
         Ok(self.runtime.load(self.model, options)?)
     }
@@ -203,7 +207,8 @@ impl Job<'_> {
         EngineOptions { n_ubatch: n_ctx.min(64), ..self.runtime.settings(n_ctx) }
     }
 
-    /// Training and held-out samples of each of `layers`. `input` extracts the predictor's input from an observation.
+    /// Training and held-out samples of each of `layers`. `input` extracts the predictor's input
+    /// from an observation.
     fn read(
         &self,
         engine: &mut Engine,
@@ -217,15 +222,15 @@ impl Job<'_> {
         let mut all: Vec<[Seen; 2]> = layers.clone().map(|i| [seen(i), seen(i)]).collect();
         let bar = self.bar(&format!("reading, {} layers", layers.len()), windows.len());
         for (i, window) in windows.iter().enumerate() {
-            let mut session = engine.open();
+            let mut sequence = engine.open();
             let held = usize::from(windows.is_held(i));
             let each = &mut |layer: usize, o: &Observed<'_>| {
                 if layers.contains(&layer) {
                     all[layer - layers.start][held].push(input(o), o.gate, o.up);
                 }
             };
-            let read = engine.observe(&mut session, &window, self.interrupt.flag(), each);
-            engine.close(session);
+            let read = engine.observe(&mut sequence, &window, self.interrupt.flag(), each);
+            engine.close(sequence);
             read?;
             bar.set_position(i as u64 + 1);
         }
@@ -244,7 +249,7 @@ impl Job<'_> {
 
     fn learn(&self, layer: usize, texts: Texts<'_>, maker: &mut Maker<'_>) -> Result<(), Failure> {
         let block = self.block(layer)?;
-        let settings = &self.options.settings;
+        let settings = &self.args.settings();
         let bar =
             self.bar(&format!("layer {layer} of {}", self.model.hyper.n_layer), settings.n_steps);
         let mut stage = |stage: Stage| {

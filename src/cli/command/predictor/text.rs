@@ -10,7 +10,7 @@ use crate::tokenizer::Tokenizer;
 pub(super) const WINDOW: usize = 512;
 /// One in this number of windows is held out.
 const HELD_OF: usize = 8;
-/// Most tokens that are held out.
+/// Maximum number of tokens that are held out.
 const MOST_HELD: usize = 4096;
 /// Fewest tokens to train on.
 const FEWEST: usize = 1024;
@@ -81,8 +81,8 @@ impl Windows {
         Ok(Chunks::new(tokens, self.n_ctx, self.bos, None)?)
     }
 
-    /// Whether window `i` is held out: every eighth complete one up to a limit, and at least two, since a comparison needs
-    /// two.
+    /// Whether window `i` is held out: every eighth complete one up to a limit, and at least two,
+    /// since a comparison needs two.
     pub(super) fn is_held(&self, i: usize) -> bool {
         let n_whole = self.tokens.len() / self.step();
         let most = (MOST_HELD / self.n_ctx).max(2);

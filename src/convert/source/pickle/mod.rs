@@ -7,7 +7,8 @@
 //! stack or memory: every opcode adds at most one node, a pickle has no more opcodes than bytes,
 //! and the values copied between nodes are short.
 //!
-//! Source: the opcode table in Python's `pickletools`; the tuple of a storage as `torch.save` writes it.
+//! Source: the opcode table in Python's `pickletools`; the tuple of a storage as `torch.save`
+//! writes it.
 
 mod machine;
 
@@ -17,7 +18,7 @@ use machine::Machine;
 
 use super::MAX_AXES;
 
-/// Most nodes: a checkpoint has some twenty for each tensor.
+/// Maximum number of nodes: a checkpoint has about twenty per tensor.
 const MAX_NODES: usize = 2 << 20;
 /// Bytes of the longest name of a tensor or storage.
 const MAX_NAME: usize = 1024;

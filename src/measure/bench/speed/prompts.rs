@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use hal::op::{Activation, Down, FfnKind, Skip, SparseFfn};
+use hal::op::{Activation, Down, FfnKind, NEVER_DENSE, Skip, SparseFfn};
 use hal::{
     Bytes, DeviceKind, HostRows, Operand, PackDesc, Queue, Result, Rows, Select, Source, Staging,
     Tensor,
@@ -32,9 +32,10 @@ impl Probe {
             if seconds >= LONG || most {
                 return Ok(bytes * n_tokens as f64 / seconds);
             }
-            match n_rows < self.n_ff {
-                true => n_rows = (4 * n_rows).min(self.n_ff),
-                false => n_tokens = (2 * n_tokens).min(TOKENS[1]),
+            if n_rows < self.n_ff {
+                n_rows = (4 * n_rows).min(self.n_ff)
+            } else {
+                n_tokens = (2 * n_tokens).min(TOKENS[1])
             }
         }
     }
@@ -51,25 +52,23 @@ impl Probe {
         let active = floats(1, n_tokens)?;
         queue.write(&active, bytemuck::cast_slice(&vec![0f32; n_tokens]))?;
         // Listed neurons are active.
-        let bias = match self.shape.skips && !self.shape.listed {
-            true => {
-                let offset = |n: usize| if n.is_multiple_of(EVERY) { 1e9f32 } else { -1e9 };
-                let bias = floats(1, n_rows)?;
-                let offsets: Vec<f32> = (0..n_rows).map(offset).collect();
-                queue.write(&bias, bytemuck::cast_slice(&offsets))?;
-                Some(bias)
-            }
-            false => None,
+        let bias = if self.shape.skips && !self.shape.listed {
+            let offset = |n: usize| if n.is_multiple_of(EVERY) { 1e9f32 } else { -1e9 };
+            let bias = floats(1, n_rows)?;
+            let offsets: Vec<f32> = (0..n_rows).map(offset).collect();
+            queue.write(&bias, bytemuck::cast_slice(&offsets))?;
+            Some(bias)
+        } else {
+            None
         };
         // A model without exact zeros has down in the file's layout, which prefill multiplies much
         // faster.
         let across = !self.shape.skips && n_rows.is_multiple_of(self.shape.format.block_values());
-        let down = match across {
-            true => {
-                let rows = self.source(n_embd, n_rows)?;
-                self.device.import("probe", &PackDesc::whole(rows.desc()), &rows)?
-            }
-            false => layer.rows(2 * n_ff..2 * n_ff + n_rows),
+        let down = if across {
+            let rows = self.source(n_embd, n_rows)?;
+            self.device.import("probe", &PackDesc::whole(rows.desc()), &rows)?
+        } else {
+            layer.rows(2 * n_ff..2 * n_ff + n_rows)
         };
         let op = SparseFfn {
             gate: Some(layer.rows(0..n_rows)),
@@ -85,11 +84,13 @@ impl Probe {
             y,
             active,
             hits: None,
+            union: None,
             kind: FfnKind::Gated,
             activation: if self.shape.skips { Activation::Relu } else { Activation::Silu },
             skip: if self.shape.skips { Skip::NotPositive } else { Skip::Never },
             orientation: if across { Down::AcrossNeurons } else { Down::ByNeuron },
             groups: None,
+            dense_from: NEVER_DENSE,
             accumulate: false,
         };
         self.time(queue, &self.program(vec![op.into()])?)
@@ -136,12 +137,13 @@ impl Probe {
         let half = Select::Rows((0..n as u32).map(|i| 2 * i).collect());
         let by_row = PackDesc { select: half.clone(), ..PackDesc::whole(rows.desc()) };
         let blocks = (n / format.block_values()) as u32;
-        let by_column = match self.shape.skips {
-            true => PackDesc { select: half, transpose: true, ..PackDesc::whole(down.desc()) },
-            false => PackDesc {
+        let by_column = if self.shape.skips {
+            PackDesc { select: half, transpose: true, ..PackDesc::whole(down.desc()) }
+        } else {
+            PackDesc {
                 select: Select::ColumnBlocks((0..blocks).map(|i| 2 * i).collect()),
                 ..PackDesc::whole(down.desc())
-            },
+            }
         };
         let mut slots: Vec<(&PackDesc, &HostRows, Tensor, Option<Staging>)> = Vec::new();
         for (pack, source) in [(&by_row, &rows), (&by_row, &rows), (&by_column, &down)] {

@@ -272,10 +272,7 @@ fn expanded<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
             | I::CallObject(_)
             | I::EndCapture
     );
-    match makes {
-        true => vec![this, count()],
-        false => vec![this],
-    }
+    if makes { vec![this, count()] } else { vec![this] }
 }
 
 fn filter<'s>(name: &'static str, n_args: u16) -> Instruction<'s> {

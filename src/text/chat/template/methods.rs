@@ -93,9 +93,10 @@ fn default(
 /// `%`: Python's remainder, or its string formatting.
 fn remainder(left: Value, right: Value) -> Result<Value, Error> {
     if let Some(text) = left.as_str() {
-        let args = match right.is_tuple() {
-            true => right.try_iter()?.checked().collect::<Result<Vec<_>, _>>()?,
-            false => vec![right],
+        let args = if right.is_tuple() {
+            right.try_iter()?.checked().collect::<Result<Vec<_>, _>>()?
+        } else {
+            vec![right]
         };
         let style = minijinja::formatting::FormatStyle::Printf;
         return formatted(style, text, &args).map(Value::from);
@@ -147,9 +148,10 @@ fn slice(value: Value, start: Value, stop: Value, step: Value) -> Result<Value, 
     }
     let items = value.try_iter()?.checked().collect::<Result<Vec<_>, _>>()?;
     let taken = places(items.len(), start, stop, step).map(|i| items[i].clone());
-    Ok(match value.is_tuple() {
-        true => Value::from(Tuple::from(taken.collect::<Vec<_>>())),
-        false => Value::from(taken.collect::<Vec<_>>()),
+    Ok(if value.is_tuple() {
+        Value::from(Tuple::from(taken.collect::<Vec<_>>()))
+    } else {
+        Value::from(taken.collect::<Vec<_>>())
     })
 }
 
@@ -164,9 +166,10 @@ fn places(
     // Bounds of a slice: one before the first index for a negative step.
     let (least, most) = if step > 0 { (0, len) } else { (-1, len - 1) };
     let place = |n: i64| if n < 0 { n.saturating_add(len) } else { n }.clamp(least, most);
-    let (first, end) = match step > 0 {
-        true => (start.map_or(0, place), stop.map_or(len, place)),
-        false => (start.map_or(len - 1, place), stop.map_or(-1, place)),
+    let (first, end) = if step > 0 {
+        (start.map_or(0, place), stop.map_or(len, place))
+    } else {
+        (start.map_or(len - 1, place), stop.map_or(-1, place))
     };
     let inside = move |at: &i64| if step > 0 { *at < end } else { *at > end };
     std::iter::successors(Some(first), move |at| at.checked_add(step))

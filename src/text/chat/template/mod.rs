@@ -24,7 +24,7 @@ use serde_json::{Map, json};
 use super::Message;
 use clock::Clock;
 
-/// Longest template in bytes; real ones have up to some ten thousand.
+/// Maximum size of a template in bytes; real templates have up to tens of thousands.
 pub const MAX_TEMPLATE: usize = 1 << 18;
 /// Time limit of one rendering, enforced by the meter. The other limits are reached first, except
 /// on a very busy machine.

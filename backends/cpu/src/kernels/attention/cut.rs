@@ -13,9 +13,9 @@ use crate::simd::{CacheKernels, HeadRows, PAD};
 
 /// Positions per span.
 pub(super) const SPAN: usize = 256;
-/// Most query heads of a block.
+/// Maximum number of query heads of a block.
 pub(super) const HEADS: usize = 8;
-/// Most queries of a tile of several tokens.
+/// Maximum number of queries of a tile of several tokens.
 pub(super) const QUERIES: usize = 32;
 /// Up to this number of tokens, programs split the spans over chunks.
 pub(super) const FEW_TOKENS: usize = 4;
@@ -60,7 +60,7 @@ pub(super) struct Cut {
     /// Values of a head of values, and their padded number.
     pub(super) d_value: usize,
     pub(super) value_width: usize,
-    /// Most spans of a token.
+    /// Maximum number of spans of a token.
     pub(super) max_spans: usize,
 }
 
@@ -101,7 +101,7 @@ impl Cut {
         (group, first + part * HEADS..end.min(first + (part + 1) * HEADS))
     }
 
-    /// Most queries of a tile and block.
+    /// Maximum number of queries of a tile and block.
     pub(super) fn queries(&self) -> usize {
         self.tile * self.n_shared.min(HEADS)
     }
@@ -129,10 +129,8 @@ impl Spans {
         scratch: &mut Scratch,
     ) -> Spans {
         let cut = Cut::new(op);
-        let parts = match cut.hands_out_spans() {
-            true => cut.n_tokens * cut.n_blocks * cut.max_spans,
-            false => 0,
-        };
+        let parts =
+            if cut.hands_out_spans() { cut.n_tokens * cut.n_blocks * cut.max_spans } else { 0 };
         let n = cut.queries() * cut.together;
         let widest = cut.width.max(cut.value_width);
         let widened = if cut.queries() >= WIDENED { SPAN * widest } else { 0 };

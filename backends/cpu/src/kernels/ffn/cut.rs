@@ -7,15 +7,15 @@ use hal::op::{self, Down};
 use super::super::operand::Q8Span;
 use super::super::panels::PanelSpans;
 use super::groups::GroupSpans;
-use super::prompt;
+use super::{few, prompt};
 use crate::buffer::{Scratch, Span};
 use crate::simd::PANEL_ROWS;
 
-/// Most tokens of a tile.
+/// Maximum number of tokens of a tile.
 pub(super) const TILE: usize = 16;
-/// Most rows of a slice.
+/// Maximum number of rows of a slice.
 pub(super) const SLICE: usize = 256;
-/// Slices that the rows a token uses in an ordinary block are split into.
+/// Slices of the rows that one token uses; large blocks have more, because of [`SLICE`].
 const N_SLICES: usize = 32;
 /// Tiles are made smaller above this many bytes of partial sums.
 const PARTIAL_BYTES: usize = 32 << 20;
@@ -79,7 +79,7 @@ impl Cut {
         }
     }
 
-    /// Most (token, group) pairs of a tile.
+    /// Maximum number of (token, group) pairs of a tile.
     pub(super) fn n_pairs(&self) -> usize {
         self.tile * self.n_used
     }
@@ -91,6 +91,8 @@ pub(in super::super) struct Spans {
     pub(super) groups: GroupSpans,
     /// Active neurons: `[n_pairs, group_slices]`.
     pub(super) carried: Span<u32>,
+    /// Counts of each slice: `[1, n_slices * few::N_COUNTS]`.
+    pub(super) slice_counts: Span<u32>,
     /// Start of each slice in a row list.
     pub(super) starts: Span<u32>,
     /// Sums of some rows of down: `[n_pairs * group_slices, n_out]`; in prefill one for each pair
@@ -130,6 +132,7 @@ impl Spans {
             x: Q8Span::new(&formats, cut.tile, op.x.desc().n_cols, scratch),
             groups: GroupSpans::new(&cut, scratch),
             carried: scratch.take(sliced, cut.group_slices),
+            slice_counts: scratch.take(usize::from(!cut.is_prompt), cut.n_slices * few::N_COUNTS),
             starts: scratch.take(1, cut.n_slices + 1),
             partial: scratch.take(partial, cut.n_out),
             h: scratch.take(plain, cut.group_rows),

@@ -20,16 +20,12 @@ pub(super) enum ByNeuron {
 impl ByNeuron {
     pub(super) fn new(tensor: &Tensor, context: &Context<'_>) -> ByNeuron {
         let format = tensor.desc().format;
-        match is_transposed(tensor) {
-            false => ByNeuron::Rows {
-                rows: context.bind.read(tensor),
-                sum: context.simd.sum_rows(format),
-            },
-            true => {
-                let (layout, bytes, first) = context.bind.transposed(tensor);
-                let first = first as u32;
-                ByNeuron::Transposed { layout, bytes, first, sum: context.simd.transposed(format) }
-            }
+        if is_transposed(tensor) {
+            let (layout, bytes, first) = context.bind.transposed(tensor);
+            let first = first as u32;
+            ByNeuron::Transposed { layout, bytes, first, sum: context.simd.transposed(format) }
+        } else {
+            ByNeuron::Rows { rows: context.bind.read(tensor), sum: context.simd.sum_rows(format) }
         }
     }
 

@@ -1,6 +1,6 @@
-//! Decode and small batches: slices of a group's rows for the tokens that use it (gate, test, up, and, if down
-//! has one row per neuron, its rows added to the slice's own sum), then the sums in the order of
-//! the slices.
+//! Decode and small batches: slices of a group's rows for the tokens that use it (gate, test, up,
+//! and, if down has one row per neuron, its rows added to the slice's own sum), then the sums in
+//! the order of the slices.
 //!
 //! Slices depend on sizes alone, so that neither a list's length nor other tokens change a token's
 //! sum.
@@ -8,49 +8,35 @@
 use std::ops::Range;
 
 use hal::format::Q8_BLOCK;
-use hal::op::Skip;
+use hal::op::{Skip, UnionCounts};
 
 use super::super::operand::Weight;
 use super::super::piece;
 use super::cut::{SLICE, TILE};
-use super::groups::Part;
+use super::groups::GroupChunk;
 use super::list::wants;
+use super::wanted::{Inputs, Projection, Wanted};
 use super::{Output, SparseFfn};
-use crate::buffer::Reads;
-use crate::simd::{ActView, RowIds};
+use crate::simd::RowIds;
 
+/// Counts of a slice, in the order of [`UnionCounts`].
+pub(super) const N_COUNTS: usize = UnionCounts::N;
 /// Columns per chunk when sums are merged.
 const COLS: usize = 512;
-
-/// The rows of one slice that any token wants, and the tokens that want each.
-struct Wanted {
-    ids: [u32; SLICE],
-    tokens: [u16; SLICE],
-    len: usize,
-    /// Whether the rows are consecutive.
-    is_run: bool,
-}
-
-impl Wanted {
-    fn push(&mut self, id: u32, tokens: u16) {
-        self.ids[self.len] = id;
-        self.tokens[self.len] = tokens;
-        self.len += 1;
-    }
-
-    /// The rows from index `i` on.
-    fn rows(&self, i: usize) -> RowIds<'_> {
-        match self.is_run {
-            true => RowIds::From(self.ids[i] as usize),
-            false => RowIds::List(&self.ids[i..self.len]),
-        }
-    }
-}
 
 /// Active neurons per token: `(row, h)`.
 struct Carried<const N: usize> {
     values: [[(u32, f32); SLICE]; N],
     len: [usize; N],
+}
+
+/// The tokens whose bits are set, ascending.
+fn tokens_of(mut bits: u16) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let token = (bits != 0).then(|| bits.trailing_zeros() as usize);
+        bits &= bits.wrapping_sub(1);
+        token
+    })
 }
 
 impl SparseFfn {
@@ -64,14 +50,14 @@ impl SparseFfn {
         }
     }
 
-    pub(super) fn few_run(&self, (step, chunk): (usize, usize), tokens: &Range<usize>) {
+    pub(super) fn few_run(&self, step: usize, chunk: usize, tokens: &Range<usize>) {
         if step > 1 {
             return self.few_finish(tokens, chunk);
         }
-        let whole = self.groups.part(chunk);
-        let rows = piece(whole.chunk, self.cut.slice, whole.rows.len());
+        let whole = self.groups.chunk(chunk);
+        let rows = piece(whole.index, self.cut.slice, whole.rows.len());
         let rows = whole.rows.start + rows.start..whole.rows.start + rows.end;
-        let part = Part { rows, ..whole };
+        let part = GroupChunk { rows, ..whole };
         match part.slots.len() {
             1 => self.slice::<1>(&part, tokens),
             2..=4 => self.slice::<4>(&part, tokens),
@@ -79,17 +65,16 @@ impl SparseFfn {
         }
     }
 
-    /// The rows of a slice that any token wants.
-    fn wanted(&self, part: &Part<'_>, tile: &Range<usize>) -> Wanted {
-        let is_run = self.list.is_none();
-        let mut wanted = Wanted { ids: [0; SLICE], tokens: [0; SLICE], len: 0, is_run };
+    /// The rows of a slice that any token needs.
+    fn wanted(&self, part: &GroupChunk<'_>, tile: &Range<usize>) -> Wanted {
+        let mut wanted = Wanted::none(self.list.is_none());
         match &self.list {
             None => {
                 let all = (1u32 << part.slots.len()).wrapping_sub(1) as u16;
                 part.rows.clone().for_each(|id| wanted.push(id as u32, all));
             }
             Some(list) => {
-                let slice = self.groups.slice(part.group, part.chunk);
+                let slice = self.groups.slice(part.group, part.index);
                 list.for_rows(slice, &part.rows, &mut |id, members| {
                     let tokens = part.slots.iter().map(|&slot| tile.start + slot as usize);
                     let bits = tokens.zip(0..).map(|(t, i)| (wants(members, t) as u16) << i);
@@ -104,73 +89,38 @@ impl SparseFfn {
     }
 
     /// The tokens' activations in the format that `weight` takes.
-    fn views<const N: usize>(
+    fn inputs<const N: usize>(
         &self,
         weight: &Weight,
-        part: &Part<'_>,
+        part: &GroupChunk<'_>,
         tile: &Range<usize>,
-    ) -> [ActView<'_>; N] {
+    ) -> Inputs<'_, N> {
         let last = part.slots.len() - 1;
-        std::array::from_fn(|i| {
+        let xs = std::array::from_fn(|i| {
             let slot = part.slots[i.min(last)] as usize;
             self.x.view(weight.activation, tile.start + slot, slot)
-        })
-    }
-
-    /// Calls `f(i, products)` for each wanted row with its products, bias included, for the tokens
-    /// that want it; entries of other tokens are unspecified.
-    #[inline(always)]
-    fn for_wanted<const N: usize>(
-        (weight, bias): (&Weight, Option<&Reads<f32>>),
-        wanted: &Wanted,
-        xs: &[ActView<'_>; N],
-        mut f: impl FnMut(usize, &[f32; N]),
-    ) {
-        let bias = |i: usize| bias.map_or(0.0, |bias| bias.all()[wanted.ids[i] as usize]);
-        let mut out = [0.0f32; N];
-        if N == 1 {
-            return weight.for_rows(wanted.rows(0), wanted.len, xs, |i, products| {
-                out[0] = products[0] + bias(i);
-                f(i, &out);
-            });
-        }
-        for i in 0..wanted.len {
-            let mut left = wanted.tokens[i];
-            while left != 0 {
-                let mut four = [0usize; 4];
-                let mut n = 0;
-                while n < 4 && left != 0 {
-                    four[n] = left.trailing_zeros() as usize;
-                    left &= left - 1;
-                    n += 1;
-                }
-                let xs = four.map(|token| xs[token]);
-                weight.for_rows(wanted.rows(i), 1, &xs[..n], |_, products| {
-                    for (&token, product) in four.iter().zip(products) {
-                        out[token] = product + bias(i);
-                    }
-                });
-            }
-            f(i, &out);
-        }
+        });
+        Inputs { xs, n: part.slots.len() }
     }
 
     /// Gate, test and up of a slice, for up to `N` tokens.
-    fn values<const N: usize>(&self, part: &Part<'_>, tile: &Range<usize>) -> Carried<N> {
+    fn values<const N: usize>(&self, part: &GroupChunk<'_>, tile: &Range<usize>) -> Carried<N> {
         let wanted = self.wanted(part, tile);
         let n = part.slots.len();
         let mut carried = Carried { values: [[(0, 0.0); SLICE]; N], len: [0; N] };
-        let mut kept = Wanted { ids: [0; SLICE], tokens: [0; SLICE], len: 0, is_run: false };
+        let mut kept = Wanted::none(false);
         let mut tests = [[0.0f32; N]; SLICE];
-        let up = (&self.up, self.bias_up.as_ref());
+        let up = Projection { weight: &self.up, bias: self.bias_up.as_ref() };
         let first = match &self.gate {
-            Some(gate) => (gate, self.bias_gate.as_ref()),
+            Some(weight) => Projection { weight, bias: self.bias_gate.as_ref() },
             None => up,
         };
-        let xs = self.views(first.0, part, tile);
-        Self::for_wanted(first, &wanted, &xs, |i, products: &[f32; N]| {
+        let inputs = self.inputs(first.weight, part, tile);
+        let dense_from = self.dense_from;
+        let mut dense = u32::from(first.is_dense(&wanted, &part.rows, &inputs, dense_from));
+        first.for_wanted(&wanted, &part.rows, &inputs, dense_from, |i, products: &[f32; N]| {
             let (id, mut passing) = (wanted.ids[i], 0);
-            for token in (0..n).filter(|token| wanted.tokens[i] >> token & 1 == 1) {
+            for token in tokens_of(wanted.tokens[i]) {
                 passing |= u16::from(self.passes(id, products[token])) << token;
             }
             if passing != 0 {
@@ -182,7 +132,7 @@ impl SparseFfn {
         // Active neurons, compacted.
         let mut pairs = [[[0.0f32; SLICE]; 2]; N];
         let mut carry = |i: usize, up: &[f32; N]| {
-            for token in (0..n).filter(|token| kept.tokens[i] >> token & 1 == 1) {
+            for token in tokens_of(kept.tokens[i]) {
                 let at = carried.len[token];
                 carried.values[token][at].0 = kept.ids[i];
                 (pairs[token][0][at], pairs[token][1][at]) = (tests[i][token], up[token]);
@@ -190,8 +140,19 @@ impl SparseFfn {
             }
         };
         match self.gate {
-            Some(_) => Self::for_wanted(up, &kept, &self.views(up.0, part, tile), carry),
+            Some(_) => {
+                let inputs = self.inputs(up.weight, part, tile);
+                dense += u32::from(up.is_dense(&kept, &part.rows, &inputs, dense_from));
+                up.for_wanted(&kept, &part.rows, &inputs, dense_from, carry);
+            }
             None => (0..kept.len).for_each(|i| carry(i, &[0.0; N])),
+        }
+        if N > 1 {
+            let (n_rows, n_matrices) = (part.rows.len() as u32, 1 + u32::from(self.gate.is_some()));
+            let slice = self.groups.slice(part.group, part.index);
+            let counts = [n_rows, kept.len as u32, n_matrices * n_rows, dense * n_rows];
+            let at = slice * N_COUNTS..(slice + 1) * N_COUNTS;
+            self.slice_counts.part(0, at).copy_from_slice(&counts);
         }
         for (token, [tests, ups]) in pairs.iter_mut().enumerate().take(n) {
             let n = carried.len[token];
@@ -204,11 +165,11 @@ impl SparseFfn {
         carried
     }
 
-    fn slice<const N: usize>(&self, part: &Part<'_>, tile: &Range<usize>) {
+    fn slice<const N: usize>(&self, part: &GroupChunk<'_>, tile: &Range<usize>) {
         let carried = self.values::<N>(part, tile);
         for (token, pair) in part.pairs.clone().enumerate() {
             let values = &carried.values[token][..carried.len[token]];
-            self.carried.part(pair, part.chunk..part.chunk + 1)[0] = values.len() as u32;
+            self.carried.part(pair, part.index..part.index + 1)[0] = values.len() as u32;
             if let Some(hits) = &self.hits {
                 // A row is in exactly one slice, and a slice is one chunk, so that no other chunk
                 // writes these entries.
@@ -217,7 +178,7 @@ impl SparseFfn {
             }
             match &self.output {
                 Output::ByNeuron { down, partial } if !values.is_empty() => {
-                    let y = partial.row(pair * self.cut.group_slices + part.chunk);
+                    let y = partial.row(pair * self.cut.group_slices + part.index);
                     y.fill(0.0);
                     down.add(values, y);
                 }
@@ -227,12 +188,11 @@ impl SparseFfn {
                     for &(id, value) in values {
                         placed[id as usize - part.rows.start] = value;
                     }
-                    let (first, placed) = (part.chunk * self.cut.slice, &placed[..part.rows.len()]);
-                    match acts.rounds() {
-                        true => acts.round_part(placed, pair, first / Q8_BLOCK),
-                        false => {
-                            h.part(pair, first..first + placed.len()).copy_from_slice(placed);
-                        }
+                    let (first, placed) = (part.index * self.cut.slice, &placed[..part.rows.len()]);
+                    if acts.rounds() {
+                        acts.round_part(placed, pair, first / Q8_BLOCK);
+                    } else {
+                        h.part(pair, first..first + placed.len()).copy_from_slice(placed);
                     }
                 }
             }
@@ -258,6 +218,14 @@ impl SparseFfn {
             Output::Across { rows, .. } => {
                 self.few_product(tokens, &piece(chunk, *rows, self.cut.n_out));
             }
+        }
+        if let (Some(union), 0) = (&self.union, chunk) {
+            // Whole numbers first: F32 drops small summands of a large sum.
+            let mut counts = [0u32; N_COUNTS];
+            for slice in self.slice_counts.reads_row(0).chunks_exact(N_COUNTS) {
+                counts.iter_mut().zip(slice).for_each(|(sum, n)| *sum += *n);
+            }
+            union.row(0).iter_mut().zip(counts).for_each(|(sum, n)| *sum += n as f32);
         }
         if chunk == 0 {
             let active = self.active.part(0, tokens.clone());
@@ -309,7 +277,6 @@ impl SparseFfn {
         !match self.skip {
             Skip::Never | Skip::GaussianCut(_) => false,
             Skip::NotPositive => test <= 0.0,
-            Skip::Below(limit) => below(limit),
             Skip::BelowPerRow => {
                 self.threshold.is_some_and(|limits| below(limits.all()[id as usize]))
             }

@@ -59,7 +59,7 @@ pub(super) struct Groups {
 
 /// The work of a chunk: some rows of a group for the tokens that use it.
 #[derive(Clone, Debug)]
-pub(super) struct Part<'a> {
+pub(super) struct GroupChunk<'a> {
     pub(super) group: usize,
     /// Rows of the group.
     pub(super) rows: Range<usize>,
@@ -68,7 +68,7 @@ pub(super) struct Part<'a> {
     /// Their tokens, relative to the tile's first.
     pub(super) slots: &'a [u32],
     /// Index of this chunk in its group.
-    pub(super) chunk: usize,
+    pub(super) index: usize,
 }
 
 impl Groups {
@@ -170,17 +170,23 @@ impl Groups {
     }
 
     /// The group that a chunk belongs to.
-    pub(super) fn part(&self, chunk: usize) -> Part<'_> {
+    pub(super) fn chunk(&self, chunk: usize) -> GroupChunk<'_> {
         let chunks = self.chunks.reads_row(0);
         let group = chunks.partition_point(|&first| first as usize <= chunk) - 1;
         let pairs = self.pairs_of(group);
-        Part { group, chunk: chunk - chunks[group] as usize, ..self.of_pairs(group, pairs) }
+        GroupChunk { group, index: chunk - chunks[group] as usize, ..self.of_pairs(group, pairs) }
     }
 
     /// Some pairs of a group.
-    fn of_pairs(&self, group: usize, pairs: Range<usize>) -> Part<'_> {
+    fn of_pairs(&self, group: usize, pairs: Range<usize>) -> GroupChunk<'_> {
         let slots = &self.slots.reads_row(0)[pairs.clone()];
-        Part { group, rows: self.starts[group]..self.starts[group + 1], pairs, slots, chunk: 0 }
+        GroupChunk {
+            group,
+            rows: self.starts[group]..self.starts[group + 1],
+            pairs,
+            slots,
+            index: 0,
+        }
     }
 
     fn pairs_of(&self, group: usize) -> Range<usize> {
@@ -189,7 +195,7 @@ impl Groups {
     }
 
     /// Every group that one of the tokens `slots` uses, with their pairs.
-    pub(super) fn used_by(&self, slots: Range<usize>) -> impl Iterator<Item = Part<'_>> {
+    pub(super) fn used_by(&self, slots: Range<usize>) -> impl Iterator<Item = GroupChunk<'_>> {
         (0..self.starts.len() - 1).filter_map(move |group| {
             let pairs = self.pairs_of(group);
             let all = &self.slots.reads_row(0)[pairs.clone()];
@@ -200,7 +206,7 @@ impl Groups {
     }
 
     /// Consecutive pairs, group by group.
-    pub(super) fn runs(&self, pairs: Range<usize>) -> impl Iterator<Item = Part<'_>> {
+    pub(super) fn runs(&self, pairs: Range<usize>) -> impl Iterator<Item = GroupChunk<'_>> {
         let of = &self.of.reads_row(0)[pairs.clone()];
         let mut first = pairs.start;
         of.chunk_by(|a, b| a == b).map(move |run| {

@@ -1,4 +1,4 @@
-//! The rows that a step wants: lists with membership bits.
+//! The rows that a step needs: lists with membership bits.
 
 use std::ops::Range;
 

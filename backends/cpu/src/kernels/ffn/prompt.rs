@@ -12,7 +12,7 @@ use hal::op::{self, Skip};
 use super::super::operand::Weight;
 use super::super::panels::{FEW_TOKENS, PanelCut, Panels, TILE};
 use super::super::piece;
-use super::groups::Part;
+use super::groups::GroupChunk;
 use super::list::wants;
 use super::{Output, SLICE, SparseFfn};
 use crate::buffer::Writes;
@@ -22,7 +22,8 @@ use crate::simd::{ActView, PANEL_ROWS, RowIds, TokenRows};
 const VALUE_BYTES: usize = 32 << 20;
 /// Chunks of a tile if down has one row per neuron.
 const N_CHUNKS: usize = 32;
-/// Most tokens of such a chunk: their sums stay in a core's cache while the rows stream through.
+/// Maximum number of tokens of such a chunk: their sums stay in a core's cache while the rows
+/// stream through.
 const CHUNK_TOKENS: usize = 16;
 /// Panels whose neurons are summed at once.
 const PANELS: usize = SLICE / PANEL_ROWS;
@@ -57,7 +58,7 @@ pub(super) fn tile<T: Operand>(
 struct Panel<'a> {
     /// Index of the panel in its group.
     number: usize,
-    part: Part<'a>,
+    part: GroupChunk<'a>,
     tile: &'a Range<usize>,
     worker: usize,
 }
@@ -83,7 +84,8 @@ impl SparseFfn {
     pub(super) fn prompt_run(
         &self,
         prompt: &Prompt,
-        (step, chunk): (usize, usize),
+        step: usize,
+        chunk: usize,
         tokens: &Range<usize>,
         worker: usize,
     ) {
@@ -98,23 +100,26 @@ impl SparseFfn {
     /// A panel of rows times some tokens, at index `place` of the worker's sums.
     fn products<'a>(
         prompt: &'a Prompt,
-        (weight, rows): (&Weight, &Range<usize>),
-        (x, n): (&TokenRows<'_>, usize),
+        weight: &Weight,
+        rows: &Range<usize>,
+        x: &TokenRows<'_>,
+        n: usize,
         worker: usize,
         place: usize,
     ) -> &'a mut [[f32; PANEL_ROWS]] {
-        match n > FEW_TOKENS {
-            true => prompt.panels.times(weight, rows, x, n, worker, place),
-            false => prompt.panels.times_few(weight, rows, x, n, worker, place),
+        if n > FEW_TOKENS {
+            prompt.panels.times(weight, rows, x, n, worker, place)
+        } else {
+            prompt.panels.times_few(weight, rows, x, n, worker, place)
         }
     }
 
     /// The values of a panel of neurons for some tokens that use them.
     fn prompt_neurons(&self, prompt: &Prompt, chunk: usize, tile: &Range<usize>, worker: usize) {
-        let whole = self.groups.part(chunk);
-        let (members, rows) = PanelCut::new(whole.slots.len(), whole.rows.len()).chunk(whole.chunk);
+        let whole = self.groups.chunk(chunk);
+        let (members, rows) = PanelCut::new(whole.slots.len(), whole.rows.len()).chunk(whole.index);
         let start = whole.rows.start;
-        let part = Part {
+        let part = GroupChunk {
             rows: start + rows.start..start + rows.end,
             pairs: whole.pairs.start + members.start..whole.pairs.start + members.end,
             slots: &whole.slots[members],
@@ -147,10 +152,10 @@ impl SparseFfn {
             Some(_) => &*self.prompt_wanted_products(prompt, &at, kept, &self.up, 1),
             None => &*tests,
         };
-        self.prompt_values(prompt, &at, kept, (tests, ups));
+        self.prompt_values(prompt, &at, kept, tests, ups);
     }
 
-    /// Neurons of the panel that each of its tokens wants, a bit each: all, or those whose list
+    /// Neurons of the panel that each of its tokens needs, a bit each: all, or those whose list
     /// entry names the token.
     fn prompt_wanted(&self, at: &Panel<'_>, kept: &mut [u32]) {
         let part = &at.part;
@@ -166,7 +171,7 @@ impl SparseFfn {
         });
     }
 
-    /// The products of the panel's rows of `weight` with the tokens that want them, at index
+    /// The products of the panel's rows of `weight` with the tokens that need them, at index
     /// `place` of the sums; other entries are unspecified.
     fn prompt_wanted_products<'a>(
         &self,
@@ -183,12 +188,13 @@ impl SparseFfn {
         if 2 * n_kept > n * part.rows.len() {
             let tile = at.tile;
             let all = self.x.rows(weight.activation, tile.start, 0..tile.len(), self.n_in);
-            let ids = match self.groups.are_chosen() {
-                true => RowIds::List(part.slots),
-                false => RowIds::From(part.slots.first().map_or(0, |&slot| slot as usize)),
+            let ids = if self.groups.are_chosen() {
+                RowIds::List(part.slots)
+            } else {
+                RowIds::From(part.slots.first().map_or(0, |&slot| slot as usize))
             };
             let x = TokenRows { ids, ..all };
-            return Self::products(prompt, (weight, &part.rows), (&x, n), at.worker, place);
+            return Self::products(prompt, weight, &part.rows, &x, n, at.worker, place);
         }
         let sums = prompt.panels.sums(n, at.worker, place);
         let view = |member: usize| {
@@ -217,7 +223,8 @@ impl SparseFfn {
         prompt: &Prompt,
         at: &Panel<'_>,
         kept: &[u32],
-        (tests, ups): (&[[f32; PANEL_ROWS]], &[[f32; PANEL_ROWS]]),
+        tests: &[[f32; PANEL_ROWS]],
+        ups: &[[f32; PANEL_ROWS]],
     ) {
         let part = &at.part;
         let (first, n) = (at.number * PANEL_ROWS, part.rows.len());
@@ -264,13 +271,11 @@ impl SparseFfn {
             let rows = first + cols.start..first + cols.end;
             let (pairs, n) = (part.pairs.clone(), part.slots.len());
             let h = acts.rows(down.activation, pairs.start, pairs, self.cut.group_rows);
-            let sums = Self::products(prompt, (down, &rows), (&h, n), worker, 0);
+            let sums = Self::products(prompt, down, &rows, &h, n, worker, 0);
             for (&slot, sums) in part.slots.iter().zip(sums) {
                 let (slot, t) = (slot as usize, tile.start + slot as usize);
-                let y = match at_once {
-                    true => self.begin(t, slot, &cols),
-                    false => self.y.part(t, cols.clone()),
-                };
+                let y =
+                    if at_once { self.begin(t, slot, &cols) } else { self.y.part(t, cols.clone()) };
                 y.iter_mut().zip(sums).for_each(|(y, sum)| *y += *sum);
             }
         }
@@ -280,7 +285,14 @@ impl SparseFfn {
     }
 
     /// Adds the rows of down of a run of neurons that are active for a pair.
-    fn prompt_add(&self, prompt: &Prompt, part: &Part<'_>, run: usize, pair: usize, y: &mut [f32]) {
+    fn prompt_add(
+        &self,
+        prompt: &Prompt,
+        part: &GroupChunk<'_>,
+        run: usize,
+        pair: usize,
+        y: &mut [f32],
+    ) {
         let Output::ByNeuron { down, .. } = &self.output else { return };
         let (kept, h) = (prompt.kept.reads_row(pair), prompt.h.reads_row(pair));
         let (mut list, mut len) = ([(0, 0.0); SLICE], 0);

@@ -16,7 +16,7 @@ use super::{Products, four_lanes_each, scales_apart, totals};
 
 /// The codes of IQ4_NL and IQ4_XS, shifted up by 128.
 pub(super) const IQ4_SHIFTED: [u8; 16] = shifted(IQ4_CODES, 128);
-/// Those of MXFP4, shifted up by 12.
+/// The codes of MXFP4, shifted up by 12.
 const E2M1_SHIFTED: [u8; 16] = shifted(E2M1_CODES, 12);
 
 const fn shifted(codes: [i8; 16], shift: u8) -> [u8; 16] {
@@ -28,7 +28,8 @@ const fn shifted(codes: [i8; 16], shift: u8) -> [u8; 16] {
     out
 }
 
-/// The codes of four blocks of `STRIDE` bytes whose nibbles begin at `at`: the low nibbles, then the high ones.
+/// The codes of four blocks of `STRIDE` bytes whose nibbles begin at `at`: the low nibbles, then
+/// the high ones.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn nibbles<const STRIDE: usize>(tile: &[u8], at: usize) -> [__m512i; 2] {
@@ -73,8 +74,8 @@ fn low_halves(words: __m512i) -> __m512 {
     _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words))
 }
 
-/// The codes of blocks `4 * quad` to `4 * quad + 3` of `STRIDE` bytes whose nibbles begin at `at`, and `fifths`, the
-/// fifth bits of all blocks.
+/// The codes of blocks `4 * quad` to `4 * quad + 3` of `STRIDE` bytes whose nibbles begin at `at`,
+/// and `fifths`, the fifth bits of all blocks.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn five_bits<const STRIDE: usize>(

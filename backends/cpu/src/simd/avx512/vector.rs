@@ -137,8 +137,8 @@ pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
     unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), found) }
 }
 
-/// Adds `h * (nibble - offset)` for rows of 16 bytes, each of which holds the low nibbles for one sum and
-/// the high ones for the next.
+/// Adds `h * (nibble - offset)` for rows of 16 bytes, each of which holds the low nibbles for one
+/// sum and the high ones for the next.
 ///
 /// A nibble selects its product from a register with all 16, so it is neither masked nor
 /// converted.

@@ -101,8 +101,8 @@ fn totals<const N: usize>(acc: [float32x4_t; N]) -> [f32; N] {
     acc.map(|acc| vaddvq_f32(acc))
 }
 
-/// The products of one tile: the blocks' scales times the activations' scales, and sums, in which lane i belongs to
-/// blocks i, i + 4, i + 8 and i + 12.
+/// The products of one tile: the blocks' scales times the activations' scales, and sums, in which
+/// lane i belongs to blocks i, i + 4, i + 8 and i + 12.
 struct Products<const N: usize> {
     weights: [[float32x4_t; 4]; N],
     sums: [float32x4_t; N],

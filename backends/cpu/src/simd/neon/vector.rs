@@ -171,7 +171,7 @@ pub(super) fn look_up(table: &[i8; 16], pairs: &[u8], at: usize) -> [int8x16_t; 
     nibbles(pairs, at).map(|nibbles| vqtbl1q_s8(table, vreinterpretq_u8_s8(nibbles)))
 }
 
-/// The same into 32 bytes.
+/// As [`look_up`], into 32 bytes.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
@@ -181,8 +181,8 @@ pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
     }
 }
 
-/// Adds `h * (nibble - offset)` for rows of 16 bytes, each of which holds the low nibbles for two sums
-/// and the high ones for the next two.
+/// Adds `h * (nibble - offset)` for rows of 16 bytes, each of which holds the low nibbles for two
+/// sums and the high ones for the next two.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn add_nibbles<const R: usize>(h: V, row: &[u8], offset: i8, sums: &mut [V; R]) {

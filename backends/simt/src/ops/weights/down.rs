@@ -1,5 +1,5 @@
-//! The second half of a feed-forward block: values of neurons times down, in partial sums that are
-//! added in order.
+//! The second half of a feed-forward block: the down projection, in partial sums that are added in
+//! order.
 
 use hal::format::Code;
 use hal::op::{Down, Groups, SparseFfn};
@@ -16,7 +16,7 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Most slices of rows with separate sums.
+/// Maximum number of slices of rows with separate sums.
 const MAX_SLICES: usize = 64;
 /// Rows of a slice are a multiple of this: `down_few` splits it in four.
 const SLICE_STEP: usize = 64;
@@ -89,7 +89,7 @@ impl DownRooms {
     }
 }
 
-/// Some tokens of an op whose neuron values are computed.
+/// The down projection for some tokens of an op whose neuron values are already computed.
 pub(super) struct SecondHalf<'a> {
     pub(super) op: &'a SparseFfn<Tensor>,
     pub(super) rooms: DownRooms,
@@ -247,7 +247,7 @@ impl SecondHalf<'_> {
 /// Tables of a transposed matrix, and its other parameters: words of the tables' rows, the offset
 /// subtracted from codes, whether scales are wide.
 fn side(weight: &Weight) -> Result<([Arg; 3], [Arg; 3])> {
-    let side = weight.side()?;
+    let side = weight.transposed_tables()?;
     let quants = weight.desc.format.quants().filter(|_| has_tables(&weight.desc));
     let (mins, offset, wide) = match quants {
         None => (false, 0, false),
@@ -318,7 +318,7 @@ pub(super) fn tokens(tensor: &Tensor, first: usize, n: usize) -> Result<Span> {
     plain(&tensor.rows(first..first + n))
 }
 
-/// The weights of the groups for some tokens; null without groups.
+/// The router's weight of each group for some tokens; null without groups.
 pub(super) fn group_weight(
     op: &SparseFfn<Tensor>,
     first_token: usize,

@@ -13,8 +13,8 @@ use crate::buffer::{Span, plain};
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Most tokens processed at once, and most (token, group) pairs: they bound the intermediate
-/// results between the two halves.
+/// Maximum number of tokens processed at once, and of (token, group) pairs: they bound the
+/// intermediate results between the two halves.
 const STRETCH: usize = 256;
 const MAX_PAIRS: usize = 4096;
 /// Rows per thread of `experts_hidden`.
@@ -31,7 +31,7 @@ struct Sizes {
     n_group: usize,
     n_used: usize,
     n_pairs: usize,
-    /// Most rows of a group.
+    /// Maximum number of rows of a group.
     most_rows: usize,
 }
 
@@ -116,7 +116,7 @@ struct Experts<'a> {
     starts: Span,
     /// Begin and end of each group's rows.
     rows: Span,
-    /// The same for the rows of down, if it has one row per output.
+    /// Begin and end of each group's rows of down, if it has one row per output.
     outputs: Span,
     sizes: Sizes,
     first_token: usize,

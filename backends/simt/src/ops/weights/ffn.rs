@@ -22,7 +22,7 @@ use crate::units::Unit;
 const N_COUNTS: usize = 64;
 /// Marks the value of a skipped neuron (`kernels-cuda/lib/ffn.cuh`).
 const DROPPED: u32 = 0x8000_0000;
-/// Most groups: a block holds a list of the used ones.
+/// Maximum number of groups: a block holds a list of the used ones.
 const MAX_GROUPS: usize = 1024;
 /// Threads per block of `ffn_few`, blocks per multiprocessor (as many as the kernel's registers
 /// allow), and neurons that a group of lanes tests at once.
@@ -32,38 +32,38 @@ const NEURONS: usize = 2;
 
 /// The algorithms for a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum FfnAlgorithm {
     /// Gate first, then only the active neurons, up to 16 tokens at a time.
     Few,
     /// Products with all rows first; then the inactive neurons are dropped.
     Many,
-    /// The same, each expert with the tokens that use it.
+    /// As `Many`, each expert with the tokens that use it.
     Experts,
 }
 
-impl Way {
-    fn of(op: &SparseFfn<TensorDesc>) -> Way {
+impl FfnAlgorithm {
+    fn of(op: &SparseFfn<TensorDesc>) -> FfnAlgorithm {
         let (cut, many) = (matches!(op.skip, Skip::GaussianCut(_)), op.x.n_rows > FEW);
         match op.groups {
-            _ if cut => Way::Many,
-            None if many => Way::Many,
-            Some(_) if many && matches!(op.rows, Rows::All) => Way::Experts,
-            None | Some(_) => Way::Few,
+            _ if cut => FfnAlgorithm::Many,
+            None if many => FfnAlgorithm::Many,
+            Some(_) if many && matches!(op.rows, Rows::All) => FfnAlgorithm::Experts,
+            None | Some(_) => FfnAlgorithm::Few,
         }
     }
 }
 
 pub(crate) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
     let mut scratch = Scratch::default();
-    let way = Way::of(op);
+    let way = FfnAlgorithm::of(op);
     match (way, &op.groups) {
-        (Way::Experts, Some(groups)) => {
+        (FfnAlgorithm::Experts, Some(groups)) => {
             ExpertRooms::new(op, groups, &mut scratch);
         }
-        (Way::Many | Way::Experts, _) => {
+        (FfnAlgorithm::Many | FfnAlgorithm::Experts, _) => {
             ManyRooms::new(op, facts, &mut scratch);
         }
-        (Way::Few, _) => {
+        (FfnAlgorithm::Few, _) => {
             FewRooms::new(op, facts, &mut scratch);
         }
     }
@@ -81,7 +81,7 @@ pub(crate) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
     if let Some(reason) = refused {
         return Plan::No(reason);
     }
-    let slow = (way == Way::Few && op.x.n_rows > FEW)
+    let slow = (way == FfnAlgorithm::Few && op.x.n_rows > FEW)
         .then(|| "row lists with experts run 16 tokens at a time on graphics devices".to_owned());
     Plan::Yes { workspace: hal::Bytes(scratch.bytes), slow }
 }
@@ -94,16 +94,16 @@ pub(crate) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>) -> Resul
         Some(groups) => out.constants(&groups.starts)?,
         None => Span::NONE,
     };
-    match (Way::of(&desc), &op.groups) {
-        (Way::Experts, Some(groups)) => {
+    match (FfnAlgorithm::of(&desc), &op.groups) {
+        (FfnAlgorithm::Experts, Some(groups)) => {
             let rooms = ExpertRooms::new(&desc, groups, &mut Scratch::default());
             return experts::lower_experts(op, groups, &rooms, starts, out);
         }
-        (Way::Many | Way::Experts, _) => {
+        (FfnAlgorithm::Many | FfnAlgorithm::Experts, _) => {
             let rooms = ManyRooms::new(&desc, out.facts(), &mut Scratch::default());
             return lower_many(op, &rooms, starts, out);
         }
-        (Way::Few, _) => {}
+        (FfnAlgorithm::Few, _) => {}
     }
     let rooms = FewRooms::new(&desc, out.facts(), &mut Scratch::default());
     let n_tokens = desc.x.n_rows;
@@ -124,7 +124,7 @@ pub(crate) fn before_ffn(
         unreachable!("`to_desc` keeps the op's variant")
     };
     let n_tokens = desc.x.n_rows;
-    if Way::of(&desc) != Way::Few || n_tokens > FEW {
+    if FfnAlgorithm::of(&desc) != FfnAlgorithm::Few || n_tokens > FEW {
         return Ok((None, None));
     }
     let rooms = FewRooms::new(&desc, out.facts(), &mut Scratch::default());
@@ -150,13 +150,14 @@ pub(super) fn rule(op: &SparseFfn<Tensor>) -> [Arg; 6] {
         Activation::GeluErf => (4, 0.0, 0.0),
         Activation::SwigluOai { alpha, limit } => (5, alpha, limit),
     };
-    let (skip, limit) = match op.skip {
-        Skip::Never => (0, 0.0),
-        Skip::NotPositive => (1, 0.0),
-        Skip::Below(limit) => (2, limit),
-        Skip::BelowPerRow => (2, 0.0),
-        Skip::GaussianCut(_) => (3, 0.0),
+    let skip = match op.skip {
+        Skip::Never => 0,
+        Skip::NotPositive => 1,
+        Skip::BelowPerRow => 2,
+        Skip::GaussianCut(_) => 3,
     };
+    // A parameter for skip rules with a single threshold; no rule of `hal` needs it.
+    let limit = 0.0;
     let floats = [alpha, limit, cap].map(Arg::F32);
     [Arg::U32(kind), Arg::U32(activation), Arg::U32(skip), floats[0], floats[1], floats[2]]
 }

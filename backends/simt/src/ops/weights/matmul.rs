@@ -86,13 +86,14 @@ fn rounded(x: Span, n_values: usize, out: &mut Lowering<'_>) -> Result<Span> {
 /// Where a product expects its x in Q8 blocks; `None` if it takes F32.
 pub(crate) fn rounded_for_matmul(op: &MatMul<Tensor>, out: &Lowering<'_>) -> Result<Option<Span>> {
     let desc = op.x.desc();
-    match takes_q8(op.w.desc().format) {
-        true => Scratch::default().q8(desc.n_rows * desc.n_cols).span(out).map(Some),
-        false => Ok(None),
+    if takes_q8(op.w.desc().format) {
+        Scratch::default().q8(desc.n_rows * desc.n_cols).span(out).map(Some)
+    } else {
+        Ok(None)
     }
 }
 
-/// Most matrices of `matmul_three`.
+/// Maximum number of matrices of `matmul_three`.
 const BESIDE: usize = 3;
 
 /// Products of one token with up to three matrices of one format: one launch.
@@ -158,7 +159,8 @@ pub(super) fn quantize(
     out.launch(Unit::plain("quantize"), "quantize", grid, BLOCK, &args);
 }
 
-/// Restricts a product to groups: the tokens that use a group take its rows.
+/// Restricts a product to the groups (experts) of each token: a pair is a token and a group that it
+/// uses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupTokens {
     /// Start of the pairs of each group, then the token of each pair in its lower 16 bits.
@@ -166,14 +168,14 @@ pub(super) struct GroupTokens {
     /// Begin and end of the rows of each group.
     pub(super) rows: Span,
     pub(super) n_group: usize,
-    /// Most rows of a group, and columns of y.
+    /// Maximum number of rows of a group; y has as many columns.
     pub(super) most_rows: usize,
     /// Whether x has a row per pair; otherwise one per token.
     pub(super) x_by_pair: bool,
 }
 
-/// `y[t, i] = weight[i] . x[t] + bias[i]`; with groups, `y` has a row per pair, and columns for
-/// the group's rows.
+/// `y[t, i] = weight[i] . x[t] + bias[i]`; with groups, `y` has a row per pair, with a
+/// column for each row of the pair's group.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Product<'a> {
     pub(super) weight: &'a Weight,

@@ -21,8 +21,8 @@ pub(crate) use rows::{lower_add_positions, lower_get_rows, plan_add_positions, p
 
 use hal::{Bytes, Plan};
 
-/// Most tokens whose products go row by row: up to this number, a token's bits do not depend on
-/// its neighbours.
+/// Maximum number of tokens whose products go row by row: up to this number, a token's bits do not
+/// depend on its neighbours.
 const FEW: usize = 16;
 
 /// Default number of threads per block.

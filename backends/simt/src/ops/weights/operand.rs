@@ -27,7 +27,7 @@ pub(super) struct Weight {
 /// Location of the group numbers, scales and minimums of a transposed weight, and the words of a
 /// row of scales. Null for others.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Side {
+pub(super) struct TransposedTables {
     pub(super) groups: Span,
     pub(super) scales: Span,
     pub(super) mins: Span,
@@ -55,14 +55,14 @@ impl Weight {
     ///
     /// # Errors
     /// [`hal::Error::Shape`] for an invalid matrix.
-    pub(super) fn side(&self) -> Result<Side> {
+    pub(super) fn transposed_tables(&self) -> Result<TransposedTables> {
         if !has_tables(&self.desc) {
             let none = Span::NONE;
-            return Ok(Side { groups: none, scales: none, mins: none, row_words: 0 });
+            return Ok(TransposedTables { groups: none, scales: none, mins: none, row_words: 0 });
         }
         let layout = transposed(&self.whole)?;
         let from = |at: usize| self.memory.part(at as u64, self.memory.size - at as u64);
-        Ok(Side {
+        Ok(TransposedTables {
             groups: from(layout.groups_at),
             scales: from(layout.scales_at),
             mins: from(layout.mins_at),
@@ -72,9 +72,10 @@ impl Weight {
 
     /// The code tables of its format, if it has any.
     pub(super) fn tables(&self, out: &Lowering<'_>) -> Span {
-        match needs_tables(self.desc.format) && !has_tables(&self.desc) {
-            true => out.tables(),
-            false => Span::NONE,
+        if needs_tables(self.desc.format) && !has_tables(&self.desc) {
+            out.tables()
+        } else {
+            Span::NONE
         }
     }
 

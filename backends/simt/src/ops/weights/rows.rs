@@ -23,17 +23,17 @@ pub(crate) fn plan_add_positions(op: &AddPositions<TensorDesc>, _facts: &Facts) 
 }
 
 pub(crate) fn lower_get_rows(op: &GetRows<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
-    let how = How { section: 0, offset: 0, scale: Some(op.scale) };
-    lower(&op.table, &op.batch, &op.y, &how, out)
+    let selection = RowSelection { section: 0, offset: 0, scale: Some(op.scale) };
+    lower(&op.table, &op.batch, &op.y, &selection, out)
 }
 
 pub(crate) fn lower_add_positions(op: &AddPositions<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
-    let how = How { section: 2, offset: op.offset, scale: None };
-    lower(&op.table, &op.batch, &op.x, &how, out)
+    let selection = RowSelection { section: 2, offset: op.offset, scale: None };
+    lower(&op.table, &op.batch, &op.x, &selection, out)
 }
 
 /// Selection of the rows, and their use.
-struct How {
+struct RowSelection {
     /// Section of the batch with a number per token.
     section: usize,
     offset: usize,
@@ -45,7 +45,7 @@ fn lower(
     table: &Tensor,
     batch: &Batch<Tensor>,
     y: &Tensor,
-    how: &How,
+    selection: &RowSelection,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let (weight, desc) = (Weight::new(table)?, y.desc());
@@ -57,12 +57,12 @@ fn lower(
         word(weight.row_words),
         word(desc.n_cols),
         word(desc.n_rows),
-        word(HEADER + how.section * batch.shape.max_tokens),
-        word(how.offset),
+        word(HEADER + selection.section * batch.shape.max_tokens),
+        word(selection.offset),
         word(weight.desc.n_rows - 1),
     ];
-    args.extend(how.scale.map(Arg::F32));
-    let kernel = if how.scale.is_some() { "get_rows" } else { "add_rows" };
+    args.extend(selection.scale.map(Arg::F32));
+    let kernel = if selection.scale.is_some() { "get_rows" } else { "add_rows" };
     let grid = [desc.n_rows, desc.n_cols.div_ceil(4).div_ceil(BLOCK as usize), 1];
     out.launch(Unit::weight("get_rows", weight.desc.format), kernel, grid, BLOCK, &args);
     Ok(())

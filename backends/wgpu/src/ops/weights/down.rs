@@ -1,5 +1,5 @@
-//! The second half of a feed-forward block: values of neurons times down, in partial sums that are
-//! added in order.
+//! The second half of a feed-forward block: the down projection, in partial sums that are added in
+//! order.
 
 use hal::op::{Down, Groups, SparseFfn};
 use hal::{Operand, Result, Tensor, TensorDesc};
@@ -13,7 +13,7 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Most slices of rows with separate sums.
+/// Maximum number of slices of rows with separate sums.
 const MAX_SLICES: usize = 64;
 /// Rows of a slice are a multiple of this.
 const SLICE_STEP: usize = 64;
@@ -65,7 +65,7 @@ impl DownRooms {
     }
 }
 
-/// Some tokens of an op whose neuron values are computed.
+/// The down projection for some tokens of an op whose neuron values are already computed.
 pub(super) struct SecondHalf<'a> {
     pub(super) op: &'a SparseFfn<Tensor>,
     pub(super) rooms: DownRooms,
@@ -299,7 +299,7 @@ pub(super) fn tokens(tensor: &Tensor, first: usize, n: usize) -> Result<Span> {
     plain(&tensor.rows(first..first + n))
 }
 
-/// The weights of the groups for some tokens; nothing without groups.
+/// The router's weight of each group for some tokens; nothing without groups.
 pub(super) fn group_weight(
     op: &SparseFfn<Tensor>,
     first_token: usize,

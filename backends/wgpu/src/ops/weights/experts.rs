@@ -4,7 +4,7 @@ use hal::op::{Down, Groups, SparseFfn};
 use hal::{Operand, Result, Rows, Tensor, TensorDesc};
 
 use super::down::{DownMany, group_weight, tokens};
-use super::ffn::{activation_numbers, kind_number, rounds_x, skip_numbers};
+use super::ffn::{UNUSED_LIMIT, activation_numbers, kind_number, rounds_x, skip_number};
 use super::matmul::{GroupTokens, Product, quantize};
 use super::operand::{Weight, part_rows, takes_q8};
 use super::scratch::{Room, Scratch};
@@ -13,11 +13,11 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Most tokens processed at once, and most (token, group) pairs: they bound the intermediate
-/// results between the two halves.
+/// Maximum number of tokens processed at once, and of (token, group) pairs: they bound the
+/// intermediate results between the two halves.
 const STRETCH: usize = 256;
 const MAX_PAIRS: usize = 4096;
-/// Most groups: a token and a group share a word, and the per-group data stays small.
+/// Maximum number of groups: a token and a group share a word, and the per-group data stays small.
 const MAX_GROUPS: usize = 1024;
 /// Rows per invocation of `experts_hidden`.
 const ROWS_EACH: usize = 4;
@@ -41,7 +41,7 @@ struct Sizes {
     n_group: usize,
     n_used: usize,
     n_pairs: usize,
-    /// Most rows of a group, in whole blocks if they are quantised.
+    /// Maximum number of rows of a group, in whole blocks if they are quantised.
     most_rows: usize,
 }
 
@@ -87,9 +87,10 @@ impl ExpertRooms {
         let across = op.orientation == Down::AcrossNeurons;
         let rounded = rounds_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
         let rounded_h = across && takes_q8(op.down.format);
-        let n_parts = match across {
-            true => 1,
-            false => op.down.n_rows.div_ceil(part_rows(&op.down, STEP, facts).max(1)).max(1),
+        let n_parts = if across {
+            1
+        } else {
+            op.down.n_rows.div_ceil(part_rows(&op.down, STEP, facts).max(1)).max(1)
         };
         ExpertRooms {
             q8: scratch.q8(if rounded { sizes.n_tokens * op.x.n_cols } else { 0 }),
@@ -216,7 +217,7 @@ impl Experts<'_> {
         let (op, sizes) = (self.op, &self.sizes);
         let flat = out.facts().tuning.flat as usize;
         let (activation, alpha, cap) = activation_numbers(op.activation);
-        let (skip, limit) = skip_numbers(op.skip);
+        let skip = skip_number(op.skip);
         let spans = [
             tests.clone(),
             ups.clone(),
@@ -234,7 +235,7 @@ impl Experts<'_> {
             activation,
             skip,
             alpha.to_bits(),
-            limit.to_bits(),
+            UNUSED_LIMIT.to_bits(),
             cap.to_bits(),
         ];
         let grid = [sizes.most_rows.div_ceil(ROWS_EACH * flat) as u32, sizes.n_pairs as u32, 1];

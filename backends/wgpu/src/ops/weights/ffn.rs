@@ -23,45 +23,47 @@ const DROPPED: u32 = 0x8000_0000;
 
 /// The algorithms for a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum FfnAlgorithm {
     /// Gate first, then only the active neurons, up to 16 tokens at a time.
     Few,
     /// Products with all rows first; then the inactive neurons are dropped.
     Many,
-    /// The same, each expert with the tokens that use it.
+    /// As `Many`, each expert with the tokens that use it.
     Experts,
 }
 
-impl Way {
-    fn of(op: &SparseFfn<TensorDesc>) -> Way {
+impl FfnAlgorithm {
+    fn of(op: &SparseFfn<TensorDesc>) -> FfnAlgorithm {
         let (cut, many) = (matches!(op.skip, Skip::GaussianCut(_)), op.x.n_rows > FEW);
         match op.groups {
-            _ if cut => Way::Many,
-            None if many => Way::Many,
-            Some(_) if many && experts::suits(op) => Way::Experts,
-            None | Some(_) => Way::Few,
+            _ if cut => FfnAlgorithm::Many,
+            None if many => FfnAlgorithm::Many,
+            Some(_) if many && experts::suits(op) => FfnAlgorithm::Experts,
+            None | Some(_) => FfnAlgorithm::Few,
         }
     }
 }
 
 pub(in super::super) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
     let mut scratch = Scratch::default();
-    let way = Way::of(op);
+    let way = FfnAlgorithm::of(op);
     match (way, &op.groups) {
-        (Way::Experts, Some(groups)) => {
+        (FfnAlgorithm::Experts, Some(groups)) => {
             ExpertRooms::new(op, groups, facts, &mut scratch);
         }
-        (Way::Many | Way::Experts, _) => {
+        (FfnAlgorithm::Many | FfnAlgorithm::Experts, _) => {
             ManyRooms::new(op, facts, &mut scratch);
         }
-        (Way::Few, _) => {
+        (FfnAlgorithm::Few, _) => {
             FewRooms::new(op, facts, &mut scratch);
         }
     }
     let step = match (way, op.orientation) {
-        (_, Down::AcrossNeurons) | (Way::Experts, _) => 1,
-        (Way::Few, Down::ByNeuron) => slice(op.up.n_rows, op.y.n_cols, 1, facts),
-        (Way::Many, Down::ByNeuron) => slice(op.up.n_rows, op.y.n_cols, stretch(op), facts),
+        (_, Down::AcrossNeurons) | (FfnAlgorithm::Experts, _) => 1,
+        (FfnAlgorithm::Few, Down::ByNeuron) => slice(op.up.n_rows, op.y.n_cols, 1, facts),
+        (FfnAlgorithm::Many, Down::ByNeuron) => {
+            slice(op.up.n_rows, op.y.n_cols, stretch(op), facts)
+        }
     };
     let mut refused = refusal("up", &op.up, 1, facts);
     if let Some(gate) = &op.gate {
@@ -71,7 +73,7 @@ pub(in super::super) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> P
     refused = refused.or_else(|| facts.unbindable("x", &op.x));
     refused = refused.or_else(|| facts.unbindable("y", &op.y));
     refused = refused.or_else(|| scratch.refusal(facts));
-    let slow = (way == Way::Few && op.x.n_rows > FEW)
+    let slow = (way == FfnAlgorithm::Few && op.x.n_rows > FEW)
         .then_some("row lists with experts run 16 tokens at a time on graphics devices");
     plan_of(refused, scratch.bytes, slow)
 }
@@ -82,16 +84,16 @@ pub(in super::super) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>
         Some(groups) => out.constants(&groups.starts)?,
         None => out.nothing(),
     };
-    match (Way::of(&desc), &op.groups) {
-        (Way::Experts, Some(groups)) => {
+    match (FfnAlgorithm::of(&desc), &op.groups) {
+        (FfnAlgorithm::Experts, Some(groups)) => {
             let rooms = ExpertRooms::new(&desc, groups, out.facts(), &mut Scratch::default());
             return experts::lower_experts(op, groups, &rooms, &starts, out);
         }
-        (Way::Many | Way::Experts, _) => {
+        (FfnAlgorithm::Many | FfnAlgorithm::Experts, _) => {
             let rooms = ManyRooms::new(&desc, out.facts(), &mut Scratch::default());
             return lower_many(op, &rooms, &starts, out);
         }
-        (Way::Few, _) => {}
+        (FfnAlgorithm::Few, _) => {}
     }
     let rooms = FewRooms::new(&desc, out.facts(), &mut Scratch::default());
     let n_tokens = desc.x.n_rows;
@@ -131,14 +133,17 @@ pub(super) fn activation_numbers(activation: Activation) -> (u32, f32, f32) {
     }
 }
 
-/// The number of a skip rule in the shaders, and its threshold.
-pub(super) fn skip_numbers(skip: Skip) -> (u32, f32) {
+/// The shaders have a threshold parameter for skip rules with a single threshold; no rule of `hal`
+/// needs it.
+pub(super) const UNUSED_LIMIT: f32 = 0.0;
+
+/// Number of a skip rule in the shaders.
+pub(super) fn skip_number(skip: Skip) -> u32 {
     match skip {
-        Skip::Never => (0, 0.0),
-        Skip::NotPositive => (1, 0.0),
-        Skip::Below(limit) => (2, limit),
-        Skip::BelowPerRow => (2, 0.0),
-        Skip::GaussianCut(_) => (3, 0.0),
+        Skip::Never => 0,
+        Skip::NotPositive => 1,
+        Skip::BelowPerRow => 2,
+        Skip::GaussianCut(_) => 3,
     }
 }
 
@@ -268,7 +273,7 @@ impl Few<'_> {
             | u32::from(op.threshold.is_some()) << 2
             | u32::from(self.is_listed()) << 3;
         let (activation, alpha, cap) = activation_numbers(op.activation);
-        let (skip, limit) = skip_numbers(op.skip);
+        let skip = skip_number(op.skip);
         let [capacity, words, bit] = *of.set;
         [
             of.up.desc.n_rows as u32,
@@ -284,7 +289,7 @@ impl Few<'_> {
             activation,
             skip,
             alpha.to_bits(),
-            limit.to_bits(),
+            UNUSED_LIMIT.to_bits(),
             cap.to_bits(),
             of.test.row_words as u32,
             of.up.row_words as u32,
@@ -328,7 +333,7 @@ fn lanes_of(weight: &Weight, out: &Lowering<'_>) -> usize {
     lanes(&weight.desc, out.facts())
 }
 
-/// Splits both at the same rows: at the boundaries of either.
+/// Splits gate and up at the same rows: at the binding boundaries of both.
 fn aligned(gate: &Weight, up: &Weight) -> Vec<(Span, Span, usize, usize)> {
     let mut cuts: Vec<usize> = gate.parts.iter().chain(&up.parts).map(|part| part.first).collect();
     cuts.push(up.desc.n_rows);

@@ -5,7 +5,7 @@ use hal::op::{Groups, Skip, SparseFfn};
 use hal::{Operand, Result, Rows, Tensor, TensorDesc};
 
 use super::down::{DownRooms, SecondHalf, group_weight, tokens};
-use super::ffn::{activation_numbers, kind_number, rounds_x, skip_numbers};
+use super::ffn::{UNUSED_LIMIT, activation_numbers, kind_number, rounds_x, skip_number};
 use super::matmul::{Clear, Product, quantize};
 use super::operand::{Weight, takes_q8};
 use super::scratch::{Room, Scratch};
@@ -181,7 +181,7 @@ impl Many<'_> {
         };
         let n_rows = op.up.desc().n_rows;
         let (activation, alpha, cap) = activation_numbers(op.activation);
-        let (skip, limit) = skip_numbers(op.skip);
+        let skip = skip_number(op.skip);
         let spans = [
             tests.clone(),
             ups.clone(),
@@ -202,7 +202,7 @@ impl Many<'_> {
             activation,
             skip,
             alpha.to_bits(),
-            limit.to_bits(),
+            UNUSED_LIMIT.to_bits(),
             cap.to_bits(),
         ];
         let grid = [n_rows.div_ceil(ROWS_EACH * flat) as u32, self.n_tokens as u32, 1];

@@ -96,21 +96,22 @@ pub(super) fn quantize(
     out.dispatch(&Source::new("quantize"), &spans, &numbers, grid)
 }
 
-/// Restricts a product to groups: the tokens that use a group take its rows
-/// (`shaders/experts_pairs.wgsl`).
+/// Restricts a product to the groups (experts) of each token: a pair is a token and a group that it
+/// uses (`shaders/experts_pairs.wgsl`).
 #[derive(Clone)]
 pub(super) struct GroupTokens {
     pub(super) pairs: Span,
     /// Begin and end of the rows of each group.
     pub(super) rows: Span,
     pub(super) n_group: usize,
-    /// Most rows of a group, and columns of y.
+    /// Maximum number of rows of a group; y has as many columns.
     pub(super) most_rows: usize,
     /// Whether x has a row per pair; otherwise one per token.
     pub(super) x_by_pair: bool,
 }
 
-/// `y[t, i] = weight[i] . x[t] + bias[i]`; with groups, `y` has a row for each pair, and columns for the group's rows.
+/// `y[t, i] = weight[i] . x[t] + bias[i]`; with groups, `y` has a row per pair, with a
+/// column for each row of the pair's group.
 pub(super) struct Product<'a> {
     pub(super) weight: &'a Weight,
     /// In the format that the weight takes.

@@ -14,21 +14,22 @@ use layout::{has_tables, needs_tables, stride};
 
 /// Some rows of a weight that fit one binding.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct BoundRows {
     pub(super) span: Span,
     /// Index of the first in the operand.
     pub(super) first: usize,
-    /// How many.
+    /// Number of rows.
     pub(super) n: usize,
 }
 
-/// Use of a weight in a shader, besides its format.
+/// How a shader uses a weight; together with the weight's format it selects the code to include.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
-    /// Dot products with one token, or with four at a time.
+    /// Dot products with one token.
     DotsOne,
+    /// Dot products with four tokens at a time.
     DotsFour,
-    /// Codes and scales of a block, or values, of many rows at once.
+    /// Codes and scales of blocks (values of a float format) for many rows at once.
     Tile,
     /// Four values at a time.
     Fours,
@@ -76,7 +77,7 @@ pub(super) fn takes_q8(format: Format) -> bool {
     format.activation() == Activation::Q8
 }
 
-/// Includes the code that reads `desc` under the name `name`.
+/// Includes the shader code that reads weights of `desc`; its functions begin with `name`.
 pub(super) fn include(
     source: Source,
     name: &'static str,
@@ -166,13 +167,13 @@ pub(super) fn refusal(name: &str, desc: &TensorDesc, step: usize, facts: &Facts)
     None
 }
 
-impl Part {
+impl BoundRows {
     /// Ranges of at most `most` rows, each `row` bytes long.
-    pub(super) fn pieces(&self, most: usize, row: u64) -> impl Iterator<Item = Part> {
+    pub(super) fn pieces(&self, most: usize, row: u64) -> impl Iterator<Item = BoundRows> {
         (0..self.n).step_by(most.max(1)).map(move |at| {
             let n = most.min(self.n - at);
             let span = self.span.part(row * at as u64, row * n as u64);
-            Part { span, first: self.first + at, n }
+            BoundRows { span, first: self.first + at, n }
         })
     }
 }
@@ -181,7 +182,7 @@ impl Part {
 pub(super) struct Weight {
     pub(super) desc: TensorDesc,
     pub(super) row_words: usize,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<BoundRows>,
     /// The first row in its buffer.
     pub(super) first_row: usize,
     buffer: wgpu::Buffer,
@@ -206,7 +207,7 @@ impl Weight {
                 offset: 4 * (row_words * (tensor.first_row() + first)) as u64,
                 size: 4 * (row_words * n) as u64,
             };
-            Part { span, first, n }
+            BoundRows { span, first, n }
         };
         Ok(Weight {
             desc,
@@ -239,9 +240,10 @@ impl Weight {
 
     /// The code tables of its format, if it has any.
     pub(super) fn tables(&self, out: &Lowering<'_>) -> Result<Span> {
-        match needs_tables(self.desc.format) && !has_tables(&self.desc) {
-            true => out.tables(),
-            false => Ok(out.nothing()),
+        if needs_tables(self.desc.format) && !has_tables(&self.desc) {
+            out.tables()
+        } else {
+            Ok(out.nothing())
         }
     }
 }

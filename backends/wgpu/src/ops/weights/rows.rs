@@ -24,20 +24,20 @@ pub(in super::super) fn plan_add_positions(op: &AddPositions<TensorDesc>, facts:
 }
 
 pub(in super::super) fn lower_get_rows(op: &GetRows<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
-    let how = How { section: 0, offset: 0, scale: Some(op.scale) };
-    lower(&op.table, &op.batch, &op.y, &how, out)
+    let selection = RowSelection { section: 0, offset: 0, scale: Some(op.scale) };
+    lower(&op.table, &op.batch, &op.y, &selection, out)
 }
 
 pub(in super::super) fn lower_add_positions(
     op: &AddPositions<Tensor>,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
-    let how = How { section: 2, offset: op.offset, scale: None };
-    lower(&op.table, &op.batch, &op.x, &how, out)
+    let selection = RowSelection { section: 2, offset: op.offset, scale: None };
+    lower(&op.table, &op.batch, &op.x, &selection, out)
 }
 
 /// Selection of the rows, and their use.
-struct How {
+struct RowSelection {
     /// Section of the batch with a number per token.
     section: usize,
     offset: usize,
@@ -49,7 +49,7 @@ fn lower(
     table: &Tensor,
     batch: &Batch<Tensor>,
     y: &Tensor,
-    how: &How,
+    selection: &RowSelection,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let (weight, desc) = (Weight::new(table, 1, out)?, y.desc());
@@ -64,11 +64,11 @@ fn lower(
             weight.row_words,
             desc.n_cols,
             desc.n_rows,
-            HEADER + how.section * batch.shape.max_tokens,
-            how.offset,
+            HEADER + selection.section * batch.shape.max_tokens,
+            selection.offset,
             weight.desc.n_rows - 1,
-            how.scale.unwrap_or(1.0).to_bits() as usize,
-            usize::from(how.scale.is_none()),
+            selection.scale.unwrap_or(1.0).to_bits() as usize,
+            usize::from(selection.scale.is_none()),
         ];
         let tables = weight.tables(out)?;
         let spans = [part.span.clone(), tables, plain(&batch.words)?, plain(y)?];

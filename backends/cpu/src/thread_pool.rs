@@ -1,0 +1,473 @@
+#![allow(unsafe_code, reason = "a job is lent to threads that outlive the call")]
+//! The thread pool: workers that share the chunks of a job, phase by phase.
+//!
+//! There is no barrier. One word per NUMA node in use, the node's *ticket*, holds the phase, the
+//! end of the node's share of chunks and its next chunk. An idle worker takes the next chunks of
+//! its own node, then of another; the worker that finishes the last chunk of a phase opens the
+//! next phase. Workers take several chunks at a time while many are left (`Ticket::portion`). A
+//! worker that the system preempts between two chunks delays no other. A phase of one chunk is run
+//! by the thread that opens it.
+//!
+//! A node's share is a range of chunk numbers ([`share`]), which depends on nothing else: weights
+//! are placed in memory by the same rule. Taking chunks from another node changes no bit, because
+//! results do not depend on the thread.
+//!
+//! Idle workers spin for a few microseconds, then yield, then park: when another program uses the
+//! core, longer spinning costs far more than waking up.
+
+use std::any::Any;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::affinity::Bound;
+use crate::seats::Seat;
+
+/// Spin and park times of an idle thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IdleTimes {
+    /// How long it spins.
+    spin: Duration,
+    /// When it parks; between both it yields.
+    sleep: Duration,
+}
+
+impl IdleTimes {
+    /// From 0, which parks at once, to 100, twice the default.
+    pub(crate) fn percent(poll: u8) -> IdleTimes {
+        let poll = u64::from(poll.min(100));
+        IdleTimes {
+            spin: Duration::from_nanos(100 * poll),
+            sleep: Duration::from_nanos(1600 * poll),
+        }
+    }
+}
+
+impl Default for IdleTimes {
+    fn default() -> IdleTimes {
+        IdleTimes::percent(50)
+    }
+}
+
+/// Work in phases. Phases run one after another, the chunks of one phase in any order and on any
+/// thread.
+pub(crate) trait Job: Sync {
+    /// Chunks of a phase, below [`MAX_CHUNKS`]; `None` after the last phase. Asked once per phase,
+    /// after the phases before it.
+    fn chunks(&self, phase: usize) -> Option<usize>;
+
+    /// Runs one chunk on worker number `worker`.
+    fn run(&self, phase: usize, chunk: usize, worker: usize);
+}
+
+/// A chunk panicked; with its message.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Panicked(pub(crate) String);
+
+const BITS: u32 = 21;
+const MASK: u64 = (1 << BITS) - 1;
+const IDLE: usize = (1 << (64 - 2 * BITS)) - 1;
+
+/// Maximum number of chunks of a phase.
+pub(crate) const MAX_CHUNKS: usize = 1 << 20;
+/// Maximum number of threads of a pool.
+pub(crate) const MAX_THREADS: usize = 4096;
+
+/// The chunks of a phase of `n` that belong to node `node` of `n_nodes`. The first node's share is
+/// empty only if `n` is 0.
+pub(crate) fn share(n: usize, node: usize, n_nodes: usize) -> Range<usize> {
+    let first = |node: usize| (n * node).div_ceil(n_nodes);
+    first(node)..first(node + 1)
+}
+
+/// `phase | end of the share | next chunk`.
+#[derive(Clone, Copy)]
+struct Ticket(u64);
+
+impl Ticket {
+    const END: Ticket = Ticket::new(IDLE, 0..0);
+
+    const fn new(phase: usize, share: Range<usize>) -> Ticket {
+        Ticket((phase as u64) << (2 * BITS) | (share.end as u64) << BITS | share.start as u64)
+    }
+
+    fn phase(self) -> usize {
+        (self.0 >> (2 * BITS)) as usize
+    }
+
+    fn end(self) -> usize {
+        (self.0 >> BITS & MASK) as usize
+    }
+
+    fn next(self) -> usize {
+        (self.0 & MASK) as usize
+    }
+
+    fn has_work(self) -> bool {
+        self.next() < self.end()
+    }
+
+    /// How many chunks to take at once: many while many are left, so that a thread reads long
+    /// consecutive ranges of memory, and single ones at the end, so that all threads finish at
+    /// about the same time.
+    ///
+    /// Source: guided self-scheduling (Polychronopoulos and Kuck, 1987).
+    fn portion(self, n_workers: usize) -> usize {
+        (self.end().saturating_sub(self.next()) / (2 * n_workers)).max(1)
+    }
+}
+
+/// Puts data written by one thread on a cache line of its own, to avoid false sharing.
+#[derive(Default)]
+#[repr(align(128))]
+struct Apart<T>(T);
+
+/// Parks threads.
+#[derive(Default)]
+struct Parking {
+    sleepers: AtomicUsize,
+    wake: Condvar,
+}
+
+struct Shared {
+    /// One per node. The first also marks the end of a region.
+    tickets: Box<[Apart<AtomicU64>]>,
+    /// The phase whose shares are all published, with several nodes.
+    open: AtomicUsize,
+    /// Unfinished chunks of the phase.
+    left: Apart<AtomicUsize>,
+    /// Workers from this number on are inactive.
+    n_active: AtomicUsize,
+    /// The current job; valid for the holder of a claimed chunk.
+    job: AtomicPtr<&'static dyn Job>,
+    failed: AtomicBool,
+    failure: Mutex<Option<String>>,
+    stop: AtomicBool,
+    gate: Mutex<()>,
+    workers: Parking,
+    /// Parks inactive workers.
+    spare: Condvar,
+    caller: Parking,
+    idle_times: IdleTimes,
+}
+
+/// Threads that run one job at a time. The caller of [`ThreadPool::run`] is one of them.
+pub(crate) struct ThreadPool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    seat: Seat,
+}
+
+impl std::fmt::Debug for ThreadPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ThreadPool").field("n_threads", &self.n_threads()).finish()
+    }
+}
+
+impl ThreadPool {
+    /// A pool with a thread for each of `seats` (at least one; the first is the caller's), or
+    /// fewer if the system refuses some.
+    pub(crate) fn new(seats: &[Seat], idle_times: IdleTimes) -> ThreadPool {
+        let n_nodes = seats.iter().map(|seat| seat.node + 1).max().unwrap_or(1);
+        let ticket = |_| Apart(AtomicU64::new(Ticket::END.0));
+        let shared = Arc::new(Shared {
+            tickets: (0..n_nodes).map(ticket).collect(),
+            open: AtomicUsize::new(IDLE),
+            left: Apart::default(),
+            n_active: AtomicUsize::new(seats.len()),
+            job: AtomicPtr::new(null_mut()),
+            failed: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            stop: AtomicBool::new(false),
+            gate: Mutex::new(()),
+            workers: Parking::default(),
+            spare: Condvar::new(),
+            caller: Parking::default(),
+            idle_times,
+        });
+        let start = |(worker, seat): (usize, &Seat)| {
+            let (shared, seat) = (Arc::clone(&shared), seat.clone());
+            let body = move || {
+                let _bound = Bound::to(&seat.cpus);
+                shared.serve(worker, seat.node);
+            };
+            thread::Builder::new().name(format!("cpu worker {worker}")).spawn(body).ok()
+        };
+        let threads = seats.iter().enumerate().skip(1).take(MAX_THREADS).map_while(start).collect();
+        ThreadPool { shared, threads, seat: seats.first().cloned().unwrap_or_default() }
+    }
+
+    /// Number of threads, including the caller; worker numbers are below it.
+    pub(crate) fn n_threads(&self) -> usize {
+        self.threads.len() + 1
+    }
+
+    /// Runs `job` to its end on the first `n_active` threads. After a panic in one chunk, no
+    /// further chunk is started.
+    pub(crate) fn run(&mut self, job: &dyn Job, n_active: usize) -> Result<(), Panicked> {
+        let shared = &*self.shared;
+        // Bound only during the region: threads that the caller starts later are not its workers.
+        let _bound = Bound::to(&self.seat.cpus);
+        shared.failed.store(false, Ordering::Relaxed);
+        shared.set_active(n_active.clamp(1, self.n_threads()));
+        // Dereferenced only by a thread that has claimed a chunk, and this function returns after
+        // all chunks are done.
+        let lent = (&raw const job).cast_mut().cast::<&'static dyn Job>();
+        shared.job.store(lent, Ordering::Release);
+        shared.open(job, 0, 0);
+        loop {
+            shared.work(0, self.seat.node);
+            if shared.has_ended() {
+                break;
+            }
+            shared.wait(&shared.caller, &|| shared.has_work() || shared.has_ended());
+        }
+        if shared.failed.load(Ordering::Acquire) {
+            let mut failure = shared.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            Err(Panicked(failure.take().unwrap_or_default()))
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Drop for ThreadPool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.wake_all();
+        for thread in self.threads.drain(..) {
+            // Panics inside chunks are caught, so the result carries no information.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn load(&self, node: usize) -> Ticket {
+        Ticket(self.tickets[node].0.load(Ordering::SeqCst))
+    }
+
+    fn has_work(&self) -> bool {
+        (0..self.tickets.len()).any(|node| self.load(node).has_work())
+    }
+
+    fn has_ended(&self) -> bool {
+        self.load(0).phase() == IDLE
+    }
+
+    /// Called between regions.
+    fn set_active(&self, n_active: usize) {
+        if self.n_active.swap(n_active, Ordering::SeqCst) != n_active {
+            // Wakes parked workers so that they move to the right queue: an inactive worker must
+            // not consume a wake-up.
+            self.wake_all();
+        }
+    }
+
+    /// Main loop of a worker thread.
+    fn serve(&self, worker: usize, node: usize) {
+        let stop = || self.stop.load(Ordering::SeqCst);
+        let spare = || worker >= self.n_active.load(Ordering::SeqCst);
+        while !stop() {
+            if spare() {
+                let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+                let asleep = self.spare.wait_while(gate, |()| spare() && !stop());
+                drop(asleep.unwrap_or_else(PoisonError::into_inner));
+                continue;
+            }
+            self.work(worker, node);
+            self.wait(&self.workers, &|| self.has_work() || spare() || stop());
+        }
+    }
+
+    /// Takes chunks while there are any: of node `home` first, then of the others.
+    fn work(&self, worker: usize, home: usize) {
+        let n_nodes = self.tickets.len();
+        let active = || worker < self.n_active.load(Ordering::Relaxed);
+        'phase: loop {
+            // Read before the home ticket: help other nodes only if the home share was published,
+            // too.
+            let open = self.open.load(Ordering::Acquire);
+            for step in 0..n_nodes {
+                let node = (home + step) % n_nodes;
+                while active() {
+                    let seen = self.load(node);
+                    if !seen.has_work() || step > 0 && seen.phase() != open {
+                        break;
+                    }
+                    self.take(node, worker, seen);
+                    if step > 0 {
+                        continue 'phase;
+                    }
+                }
+            }
+            return;
+        }
+    }
+
+    /// Takes some consecutive chunks of `node`, if any are left; `seen` is an earlier value of the
+    /// node's ticket.
+    fn take(&self, node: usize, worker: usize, seen: Ticket) {
+        let n = seen.portion(self.n_active.load(Ordering::Relaxed));
+        // The phase may have changed since `seen` was read, so only the returned value counts.
+        let claimed = Ticket(self.tickets[node].0.fetch_add(n as u64, Ordering::AcqRel));
+        if !claimed.has_work() {
+            return;
+        }
+        let job = self.job.load(Ordering::Acquire);
+        // SAFETY: `run` stored the pointer before it opened the phase and returns only after every
+        // claimed chunk was counted in `left`; these are counted below.
+        let job = unsafe { *job };
+        let chunks = claimed.next()..claimed.end().min(claimed.next() + n);
+        let n = chunks.len();
+        chunks.for_each(|chunk| self.run_chunk(job, claimed.phase(), chunk, worker));
+        if self.left.0.fetch_sub(n, Ordering::AcqRel) == n {
+            self.open(job, claimed.phase() + 1, worker);
+        }
+    }
+
+    /// Opens the first phase from `phase` on that has several chunks, and runs phases of one chunk
+    /// itself, or ends the region. Called only by the thread that finished the previous phase.
+    fn open(&self, job: &dyn Job, mut phase: usize, worker: usize) {
+        loop {
+            let chunks = if self.failed.load(Ordering::Acquire) {
+                None
+            } else {
+                self.guard(|| limited(job, phase)).flatten()
+            };
+            match chunks {
+                None => return self.end(),
+                Some(0) => {}
+                Some(1) => self.run_chunk(job, phase, 0, worker),
+                Some(chunks) => {
+                    if !self.publish(phase, chunks) {
+                        return;
+                    }
+                }
+            }
+            phase += 1;
+        }
+    }
+
+    fn run_chunk(&self, job: &dyn Job, phase: usize, chunk: usize, worker: usize) {
+        if !self.failed.load(Ordering::Relaxed) {
+            self.guard(|| job.run(phase, chunk, worker));
+        }
+    }
+
+    /// Calls `f`; stores a panic for the caller of the region.
+    fn guard<R>(&self, f: impl FnOnce() -> R) -> Option<R> {
+        match catch_unwind(AssertUnwindSafe(f)) {
+            Ok(value) => Some(value),
+            Err(payload) => {
+                let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+                *failure = Some(message(&*payload));
+                self.failed.store(true, Ordering::Release);
+                None
+            }
+        }
+    }
+
+    /// Publishes a phase; true if it is over before this returns and no other thread has opened
+    /// the next one.
+    fn publish(&self, phase: usize, chunks: usize) -> bool {
+        let n_nodes = self.tickets.len();
+        // With several tickets, this thread holds the phase open until all of them are published.
+        let hold = usize::from(n_nodes > 1);
+        self.left.0.store(chunks + hold, Ordering::Release);
+        for (node, ticket) in self.tickets.iter().enumerate() {
+            let ours = Ticket::new(phase, share(chunks, node, n_nodes));
+            // Sequentially consistent, like the counter and check of a parking thread: either this
+            // thread sees the parked thread, or that thread sees the ticket.
+            ticket.0.store(ours.0, Ordering::SeqCst);
+        }
+        if hold > 0 {
+            self.open.store(phase, Ordering::Release);
+        }
+        self.wake_caller();
+        self.wake_workers(chunks - 1);
+        hold > 0 && self.left.0.fetch_sub(hold, Ordering::AcqRel) == hold
+    }
+
+    /// Ends the region.
+    fn end(&self) {
+        self.open.store(IDLE, Ordering::Release);
+        self.tickets[0].0.store(Ticket::END.0, Ordering::SeqCst);
+        self.wake_caller();
+    }
+
+    fn wake_caller(&self) {
+        if self.caller.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(self.gate.lock().unwrap_or_else(PoisonError::into_inner));
+            self.caller.wake.notify_one();
+        }
+    }
+
+    fn wake_workers(&self, at_most: usize) {
+        let sleepers = self.workers.sleepers.load(Ordering::SeqCst);
+        if sleepers == 0 || at_most == 0 {
+            return;
+        }
+        drop(self.gate.lock().unwrap_or_else(PoisonError::into_inner));
+        if at_most < sleepers {
+            (0..at_most).for_each(|_| self.workers.wake.notify_one())
+        } else {
+            self.workers.wake.notify_all()
+        }
+    }
+
+    fn wake_all(&self) {
+        drop(self.gate.lock().unwrap_or_else(PoisonError::into_inner));
+        self.workers.wake.notify_all();
+        self.spare.notify_all();
+    }
+
+    fn wait(&self, parking: &Parking, ready: &dyn Fn() -> bool) {
+        let start = Instant::now();
+        loop {
+            for _ in 0..16 {
+                if ready() {
+                    return;
+                }
+                std::hint::spin_loop();
+            }
+            let waited = start.elapsed();
+            if waited >= self.idle_times.sleep {
+                return self.sleep(parking, ready);
+            }
+            if waited >= self.idle_times.spin {
+                thread::yield_now();
+            }
+        }
+    }
+
+    fn sleep(&self, parking: &Parking, ready: &dyn Fn() -> bool) {
+        let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        parking.sleepers.fetch_add(1, Ordering::SeqCst);
+        while !ready() {
+            gate = parking.wake.wait(gate).unwrap_or_else(PoisonError::into_inner);
+        }
+        parking.sleepers.fetch_sub(1, Ordering::SeqCst);
+        drop(gate);
+    }
+}
+
+/// The chunks of a phase, if the ticket can represent them.
+fn limited(job: &dyn Job, phase: usize) -> Option<usize> {
+    let chunks = job.chunks(phase)?;
+    assert!(chunks < MAX_CHUNKS && phase < IDLE, "phase {phase} has {chunks} chunks");
+    Some(chunks)
+}
+
+fn message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+#[path = "thread_pool_tests.rs"]
+mod tests;

@@ -1,0 +1,292 @@
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn seats(n_threads: usize, n_nodes: usize) -> Vec<Seat> {
+    (0..n_threads).map(|i| Seat { node: i % n_nodes, cpus: Vec::new() }).collect()
+}
+
+fn pool(n_threads: usize) -> ThreadPool {
+    ThreadPool::new(&seats(n_threads, 1), IdleTimes::default())
+}
+
+/// Every chunk counts itself; a phase checks that the previous one is complete.
+struct Count {
+    sizes: Vec<usize>,
+    seen: Vec<Vec<AtomicU32>>,
+    early: AtomicUsize,
+    panic_at: Option<(usize, usize)>,
+}
+
+impl Count {
+    fn new(sizes: &[usize]) -> Count {
+        let seen = sizes.iter().map(|&n| (0..n).map(|_| AtomicU32::new(0)).collect()).collect();
+        Count { sizes: sizes.to_vec(), seen, early: AtomicUsize::new(0), panic_at: None }
+    }
+
+    fn check(&self, times: u32) {
+        assert_eq!(self.early.load(Ordering::SeqCst), 0, "a phase began before the last one ended");
+        for phase in &self.seen {
+            assert!(phase.iter().all(|n| n.load(Ordering::SeqCst) == times));
+        }
+    }
+}
+
+impl Job for Count {
+    fn chunks(&self, phase: usize) -> Option<usize> {
+        self.sizes.get(phase).copied()
+    }
+
+    fn run(&self, phase: usize, chunk: usize, _worker: usize) {
+        assert!(self.panic_at != Some((phase, chunk)), "planted");
+        if phase > 0 {
+            let mine = self.seen[phase][chunk].load(Ordering::SeqCst);
+            let behind = self.seen[phase - 1].iter().any(|n| n.load(Ordering::SeqCst) <= mine);
+            self.early.fetch_add(usize::from(behind), Ordering::SeqCst);
+        }
+        self.seen[phase][chunk].fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn every_chunk_runs_once_and_in_phase_order() {
+    for threads in [1, 2, 3, 16] {
+        let mut pool = pool(threads);
+        assert_eq!(pool.n_threads(), threads);
+        let job = Count::new(&[1, 7, 0, 1, 64, 2, 3, 1, 100, 0]);
+        for round in 1..=200 {
+            assert_eq!(pool.run(&job, usize::MAX), Ok(()));
+            assert_eq!(job.early.load(Ordering::SeqCst), 0, "round {round}");
+        }
+        job.check(200);
+    }
+}
+
+#[test]
+fn a_job_without_chunks_ends() {
+    let mut pool = pool(2);
+    for sizes in [&[][..], &[0], &[0, 1, 0]] {
+        let job = Count::new(sizes);
+        assert_eq!(pool.run(&job, usize::MAX), Ok(()));
+        job.check(1);
+    }
+}
+
+#[test]
+fn sleeping_workers_are_woken() {
+    let mut pool = pool(4);
+    let job = Count::new(&[8, 8]);
+    for _ in 0..5 {
+        thread::sleep(IdleTimes::default().sleep * 3);
+        assert_eq!(pool.run(&job, usize::MAX), Ok(()));
+    }
+    job.check(5);
+}
+
+#[test]
+fn a_panic_ends_the_region_and_the_next_one_works() {
+    for threads in [1, 2, 16] {
+        let mut pool = pool(threads);
+        for panic_at in [(0, 0), (1, 5), (2, 0)] {
+            let mut job = Count::new(&[3, 9, 1, 5]);
+            job.panic_at = Some(panic_at);
+            assert_eq!(pool.run(&job, usize::MAX), Err(Panicked("planted".to_owned())));
+            let after = &job.seen[3];
+            assert!(after.iter().all(|n| n.load(Ordering::SeqCst) == 0), "work after a panic");
+            let job = Count::new(&[3, 9, 1, 5]);
+            assert_eq!(pool.run(&job, usize::MAX), Ok(()));
+            job.check(1);
+        }
+    }
+}
+
+#[test]
+fn too_many_chunks_end_the_region_too() {
+    for threads in [1, 2] {
+        struct Endless;
+        impl Job for Endless {
+            fn chunks(&self, phase: usize) -> Option<usize> {
+                Some(if phase == 0 { 2 } else { MAX_CHUNKS })
+            }
+            fn run(&self, _phase: usize, _chunk: usize, _worker: usize) {}
+        }
+        assert!(pool(threads).run(&Endless, usize::MAX).is_err());
+    }
+}
+
+#[test]
+fn shares_cover_all_chunks_once_and_the_first_has_some() {
+    for n in 0..200 {
+        for n_nodes in 1..9 {
+            let shares = (0..n_nodes).flat_map(|node| share(n, node, n_nodes));
+            assert_eq!(shares.collect::<Vec<_>>(), (0..n).collect::<Vec<_>>());
+            assert_eq!(share(n, 0, n_nodes).is_empty(), n == 0);
+            let sizes = (0..n_nodes).map(|node| share(n, node, n_nodes).len());
+            assert!(sizes.clone().max() <= sizes.min().map(|least| least + 1));
+        }
+    }
+}
+
+/// Chunks that run `f`.
+struct With<F>(usize, F);
+
+impl<F: Fn(usize, usize) + Sync> Job for With<F> {
+    fn chunks(&self, phase: usize) -> Option<usize> {
+        (phase == 0).then_some(self.0)
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, worker: usize) {
+        (self.1)(chunk, worker);
+    }
+}
+
+fn wait_until(ready: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !ready() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "waited for too long");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn free_threads_prefer_their_node() {
+    for (n_threads, n_nodes) in [(2, 2), (4, 2), (8, 4), (9, 3)] {
+        let mut pool = ThreadPool::new(&seats(n_threads, n_nodes), IdleTimes::default());
+        for _ in 0..50 {
+            // Once all workers are parked, none still takes chunks of the last region.
+            wait_until(|| pool.shared.workers.sleepers.load(Ordering::SeqCst) == n_threads - 1);
+            // Each thread is held in its chunk until all have one, so that none can help another
+            // node.
+            let begun = AtomicUsize::new(0);
+            let job = With(n_threads, |chunk, worker: usize| {
+                assert!(share(n_threads, worker % n_nodes, n_nodes).contains(&chunk));
+                begun.fetch_add(1, Ordering::SeqCst);
+                wait_until(|| begun.load(Ordering::SeqCst) == n_threads);
+            });
+            assert_eq!(pool.run(&job, n_threads), Ok(()));
+        }
+    }
+}
+
+#[test]
+fn a_node_without_free_threads_is_helped() {
+    for n_nodes in 2..5 {
+        let mut pool = ThreadPool::new(&seats(n_nodes, n_nodes), IdleTimes::default());
+        for _ in 0..20 {
+            let (done, caller) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            // All but the caller hold their first chunks until nothing else is left.
+            let held = (n_nodes - 1) * Ticket::new(0, share(64, 0, n_nodes)).portion(n_nodes);
+            let job = With(64, |_, worker| {
+                if worker > 0 {
+                    wait_until(|| done.load(Ordering::SeqCst) + held >= 64);
+                }
+                caller.fetch_add(usize::from(worker == 0), Ordering::SeqCst);
+                done.fetch_add(1, Ordering::SeqCst);
+            });
+            assert_eq!(pool.run(&job, n_nodes), Ok(()));
+            assert_eq!(done.load(Ordering::SeqCst), 64);
+            assert!(caller.load(Ordering::SeqCst) >= 64 - held);
+        }
+    }
+}
+
+#[test]
+fn only_active_threads_work() {
+    let mut pool = pool(6);
+    for (round, n_active) in [6, 2, 1, 6, 3, 0, 5].into_iter().cycle().take(70).enumerate() {
+        let (done, times) = (AtomicUsize::new(0), Mutex::new([(0usize, None::<usize>); 6]));
+        let job = With(200, |chunk: usize, worker: usize| {
+            let (n, last) = &mut times.lock().unwrap()[worker];
+            // Chunks that were taken at once count once.
+            *n += usize::from(last.replace(chunk).is_none_or(|last| last + 1 != chunk));
+            done.fetch_add(1, Ordering::SeqCst);
+        });
+        assert_eq!(pool.run(&job, n_active), Ok(()));
+        assert_eq!(done.load(Ordering::SeqCst), 200, "round {round}");
+        // A thread that looked for work before it was deactivated may take some once.
+        let spare = &times.lock().unwrap()[n_active.max(1)..];
+        assert!(spare.iter().all(|&(n, _)| n <= 1), "round {round}");
+    }
+}
+
+/// Maximum number of chunks of a phase of [`Sums`].
+const MOST: usize = 64;
+
+/// A sum that depends on every chunk of every phase: each chunk reads everything that the previous
+/// phase wrote.
+struct Sums<'a> {
+    values: &'a [f32],
+    sizes: &'a [usize],
+    /// Results of the even and of the odd phases.
+    partial: [[AtomicU32; MOST]; 2],
+    slow: usize,
+    panic_at: Option<(usize, usize)>,
+}
+
+impl<'a> Sums<'a> {
+    fn new(values: &'a [f32], sizes: &'a [usize], slow: usize) -> Sums<'a> {
+        let partial = || std::array::from_fn(|_| AtomicU32::new(0));
+        Sums { values, sizes, partial: [partial(), partial()], slow, panic_at: None }
+    }
+
+    fn all_of(&self, phase: usize) -> f32 {
+        let cells = &self.partial[phase % 2][..self.sizes[phase]];
+        cells.iter().map(|cell| f32::from_bits(cell.load(Ordering::Relaxed))).sum()
+    }
+
+    fn total(&self) -> u32 {
+        self.all_of(self.sizes.len() - 1).to_bits()
+    }
+}
+
+impl Job for Sums<'_> {
+    fn chunks(&self, phase: usize) -> Option<usize> {
+        self.sizes.get(phase).copied()
+    }
+
+    fn run(&self, phase: usize, chunk: usize, worker: usize) {
+        assert!(self.panic_at != Some((phase, chunk)), "planted");
+        if worker == self.slow {
+            thread::sleep(Duration::from_micros(200));
+        }
+        let before = phase.checked_sub(1).map_or(0.0, |phase| self.all_of(phase));
+        let own = self.values.iter().skip(chunk).step_by(7).fold(before, |sum, v| sum * 0.75 + v);
+        self.partial[phase % 2][chunk].store(own.to_bits(), Ordering::Relaxed);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Any pool size, any shape of the work, slow workers, panics in between: the bits of one
+    /// thread.
+    #[test]
+    fn any_team_gives_one_threads_bits(
+        values in prop::collection::vec(-1.0f32..1.0, 100..300),
+        sizes in prop::collection::vec(0usize..MOST, 1..12),
+        n_threads in 1usize..17,
+        n_nodes in 1usize..5,
+        slow in 0usize..32,
+        poll in prop::sample::select(vec![0u8, 1, 50, 100]),
+        active in prop::collection::vec(1usize..17, 1..6),
+        bad in (0usize..12, 0usize..MOST),
+    ) {
+        let job = Sums::new(&values, &sizes, usize::MAX);
+        prop_assert_eq!(pool(1).run(&job, 1), Ok(()));
+        let expected = job.total();
+        let n_nodes = n_nodes.min(n_threads);
+        let mut pool = ThreadPool::new(&seats(n_threads, n_nodes), IdleTimes::percent(poll));
+        for n_active in active {
+            let job = Sums::new(&values, &sizes, slow);
+            prop_assert_eq!(pool.run(&job, n_active), Ok(()));
+            prop_assert_eq!(job.total(), expected);
+            let mut job = Sums::new(&values, &sizes, slow);
+            job.panic_at = Some(bad);
+            let exists = sizes.get(bad.0).is_some_and(|&n| bad.1 < n);
+            let outcome = pool.run(&job, n_active);
+            prop_assert_eq!(outcome.is_err(), exists);
+        }
+    }
+}

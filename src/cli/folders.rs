@@ -1,0 +1,93 @@
+//! The user's folders, by each system's convention.
+
+use hal::Bytes;
+use runtime::CacheFolder;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// Minimum size of the cached repacked weights: smaller ones are repacked quickly. A folder named
+/// by the user gets all.
+const LEAST: Bytes = Bytes(64 << 20);
+
+/// The folder that the user names, `None` for `off`, or a folder in the user's cache if the system
+/// has one.
+pub(crate) fn cache_folder(named: Option<&Path>) -> Option<CacheFolder> {
+    match named {
+        Some(word) if word == "off" => None,
+        Some(path) => Some(CacheFolder { path: path.to_owned(), least: Bytes(0) }),
+        None => {
+            #[allow(clippy::disallowed_methods)] // the environment is read on this floor
+            let path = user_cache(|name| std::env::var_os(name))?.join("thermocline");
+            Some(CacheFolder { path, least: LEAST })
+        }
+    }
+}
+
+/// The file of the input history of conversations.
+pub(crate) fn chat_history() -> Option<PathBuf> {
+    #[allow(clippy::disallowed_methods)] // the environment is read on this floor
+    let folder = user_state(|name| std::env::var_os(name))?;
+    Some(folder.join("thermocline").join("chat_history"))
+}
+
+fn user_cache(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    user_folder(env, "XDG_CACHE_HOME", ".cache", "Library/Caches")
+}
+
+fn user_state(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    user_folder(env, "XDG_STATE_HOME", ".local/state", "Library/Application Support")
+}
+
+/// The value of the variable `xdg`, else a folder below the home folder. Relative paths in the
+/// environment are ignored.
+fn user_folder(
+    env: impl Fn(&str) -> Option<OsString>,
+    xdg: &str,
+    in_home: &str,
+    on_macos: &str,
+) -> Option<PathBuf> {
+    let folder = |name: &str| env(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let below = |path: &str| folder("HOME").map(|home| home.join(path));
+    match std::env::consts::OS {
+        "windows" => folder("LOCALAPPDATA"),
+        "macos" => below(on_macos),
+        _ => folder(xdg).or_else(|| below(in_home)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(all(unix, not(target_os = "macos")))]
+    fn the_cache_folder_is_xdgs() {
+        let folder = |vars: &[(&str, &str)]| {
+            let env = |name: &str| {
+                vars.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
+            };
+            user_cache(env)
+        };
+        assert_eq!(folder(&[]), None);
+        assert_eq!(folder(&[("HOME", "/home/me")]), Some("/home/me/.cache".into()));
+        let both = [("HOME", "/home/me"), ("XDG_CACHE_HOME", "/c")];
+        assert_eq!(folder(&both), Some("/c".into()));
+        let relative = [("HOME", "/home/me"), ("XDG_CACHE_HOME", "c")];
+        assert_eq!(folder(&relative), Some("/home/me/.cache".into()));
+    }
+
+    #[test]
+    #[cfg(all(unix, not(target_os = "macos")))]
+    fn the_history_is_in_the_state_folder() {
+        let home = |name: &str| (name == "HOME").then(|| "/home/me".into());
+        assert_eq!(user_state(home), Some("/home/me/.local/state".into()));
+        assert_eq!(user_state(|_| None), None);
+    }
+
+    #[test]
+    fn off_is_nowhere_and_a_named_folder_takes_all() {
+        assert_eq!(cache_folder(Some(Path::new("off"))), None);
+        let named = cache_folder(Some(Path::new("x"))).unwrap();
+        assert_eq!((named.path, named.least), (PathBuf::from("x"), Bytes(0)));
+    }
+}

@@ -1,0 +1,213 @@
+//! Refills slots: the writes of an exchange of neurons, on both sides of a layer.
+
+use std::ops::Range;
+
+use hal::pack::{pack_plain, plain_size, slot_plain};
+use hal::{Bytes, Device, HostRows, PackDesc, Queue, Reservation, Tensor, TensorDesc};
+
+use model::{FfnMatrix, LayerWeights};
+use placement::exchange::Swap;
+use placement::{CPU, LayerPlacement, Neurons, Share};
+
+use super::{Exchanging, ExpertNumbers};
+use crate::error::Result;
+use crate::load::ffn::FfnTensors;
+use crate::load::lane::Lane;
+use crate::load::{Layer, Loaded, lane_mut};
+use crate::ops::ffn::{PackedFfn, PackedMatrix, chosen};
+use crate::size::Sizing;
+use crate::size::exchange::{ExchangeUnit, at_once, sides};
+
+/// Exchanges neurons of one layer according to `swaps`.
+///
+/// # Errors
+/// Device errors, after which the contents of the slots are unknown.
+pub(super) fn exchange_in(
+    sizing: &Sizing<'_>,
+    at: &mut Exchanging,
+    loaded: &mut Loaded,
+    placed: &LayerPlacement,
+    swaps: &[Swap],
+) -> Result<LayerPlacement> {
+    let Some(lists) = sides(placed) else { return Ok(placed.clone()) };
+    let mut lists = lists.map(|list| list.to_vec());
+    let unit = at.unit.len();
+    // Neighbouring neurons go to neighbouring slots: rows of a transposed matrix are written
+    // faster beside others of their group.
+    let [mut hot, mut cold]: [Vec<usize>; 2] =
+        [swaps.iter().map(|s| s.hot).collect(), swaps.iter().map(|s| s.cold).collect()];
+    hot.sort_unstable_by_key(|&slot| lists[0][slot * unit]);
+    cold.sort_unstable_by_key(|&slot| lists[1][slot * unit]);
+    for (&hot, &cold) in hot.iter().zip(&cold) {
+        for k in 0..unit {
+            let [device, cpu] = &mut lists;
+            std::mem::swap(&mut device[hot * unit + k], &mut cpu[cold * unit + k]);
+        }
+    }
+    let Loaded { lanes, layers, .. } = loaded;
+    let layer = &layers[at.layer];
+    let remote = layer.remotes.iter().find(|remote| remote.device == CPU);
+    let both = [(placed.home, layer.own.as_ref()), (CPU, remote.map(|remote| &remote.ffn))];
+    for (((device, ffn), units), list) in both.into_iter().zip([&hot, &cold]).zip(&lists) {
+        let Some(share) = ffn else { continue };
+        let down = at.down.as_ref();
+        let filling = Filling { sizing, layer: at.layer, share, list, down };
+        filling.fill(lane_mut(lanes, device), at.unit, units)?;
+    }
+    let shares = placed.shares.iter().map(|share| Share {
+        device: share.device,
+        neurons: match share.device {
+            CPU => Neurons::List(lists[1].as_slice().into()),
+            device if device == placed.home => Neurons::List(lists[0].as_slice().into()),
+            _ => share.neurons.clone(),
+        },
+    });
+    let placed = LayerPlacement { home: placed.home, shares: shares.collect() };
+    let home = lane_mut(lanes, placed.home);
+    if let Some(predictor) = &layer.predictor {
+        predictor.place(&mut home.queue, &placed)?;
+    }
+    if let Some(ExpertNumbers { units: numbers, experts }) = &mut at.numbers {
+        let mut moved = Vec::new();
+        for ((numbers, units), list) in numbers.iter().zip([&hot, &cold]).zip(&lists) {
+            for &slot in units {
+                experts[numbers[slot]] = list[slot * unit] / unit as u32;
+                moved.push(numbers[slot]);
+            }
+        }
+        renumber(sizing, home, layer, at.layer, experts, &moved)?;
+    }
+    Ok(placed)
+}
+
+/// Renumbers a layer's experts: each number in `moved` from now on means the file's expert
+/// `experts[number]`.
+fn renumber(
+    sizing: &Sizing<'_>,
+    home: &mut Lane,
+    layer: &Layer,
+    index: usize,
+    experts: &[u32],
+    moved: &[usize],
+) -> Result<()> {
+    let LayerWeights { frame, .. } = &sizing.model.layers[index];
+    let ffn = sizing.block(index);
+    let (Some(source), Some(router)) = (&frame.router, &layer.frame.router) else {
+        return Ok(());
+    };
+    let added = layer.own.as_ref().and_then(|own| own.bias_down.as_ref());
+    let rows = [(Some(&source.w), Some(&router.w)), (ffn.down.bias.as_ref(), added)];
+    for (source, tensor) in rows {
+        let (Some(source), Some(tensor)) = (source, tensor) else { continue };
+        let pack = PackDesc::whole(source.desc());
+        for &number in moved {
+            let expert = experts[number];
+            let bytes = home.device.pack_rows(&pack, source, expert..expert + 1)?;
+            home.queue.refill(tensor, number..number + 1, &bytes)?;
+        }
+    }
+    if let (Some(source), Some(tensor)) = (&source.bias, &router.bias) {
+        write_chosen(&mut home.queue, tensor, source, experts)?;
+    }
+    if let (Some(source), Some(tensor)) = (&frame.expert_scale, &layer.frame.expert_scale) {
+        write_chosen(&mut home.queue, tensor, source, experts)?;
+    }
+    Ok(())
+}
+
+/// Writes the values of a per-neuron vector for the neurons in `list`, in that order.
+fn write_chosen(queue: &mut Queue, to: &Tensor, from: &HostRows, list: &[u32]) -> Result<()> {
+    let chosen = chosen(from, &Neurons::List(list.into()));
+    Ok(queue.write(to, &chosen.rows(0..1)?)?)
+}
+
+/// A whole down matrix transposed to one row per neuron, in host memory: gathering a column from
+/// the file's blocks takes longer than the exchange saves.
+#[derive(Debug)]
+pub(crate) struct ByNeuron {
+    desc: TensorDesc,
+    bytes: Vec<u8>,
+    _booked: Reservation,
+}
+
+impl ByNeuron {
+    /// Transposes it; its bytes count as allocated on `cpu`.
+    ///
+    /// # Errors
+    /// Errors of a paged source; [`hal::Error::OutOfMemory`].
+    pub(crate) fn new(packed: &PackedFfn, cpu: &Device) -> hal::Result<ByNeuron> {
+        let desc = packed.pack.packed()?;
+        let len = plain_size(&desc).unwrap_or_default();
+        let booked = cpu.ledger().reserve("transposed down", Bytes(len as u64))?;
+        let mut bytes = vec![0; len];
+        let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+        pack_plain(&packed.pack, &packed.rows, &mut bytes, n_threads)?;
+        Ok(ByNeuron { desc, bytes, _booked: booked })
+    }
+
+    fn row(&self, neuron: usize) -> hal::Result<Vec<u8>> {
+        slot_plain(&self.desc, &self.bytes, neuron)
+    }
+}
+
+/// A share of which some slots are refilled.
+struct Filling<'a> {
+    sizing: &'a Sizing<'a>,
+    layer: usize,
+    share: &'a FfnTensors,
+    /// The transposed down matrix, if there is one.
+    down: Option<&'a ByNeuron>,
+    /// The neuron of each slot.
+    list: &'a [u32],
+}
+
+impl Filling<'_> {
+    /// Fills the slots of `units`.
+    fn fill(&self, lane: &mut Lane, unit: ExchangeUnit, units: &[usize]) -> Result<()> {
+        let ffn = self.sizing.block(self.layer);
+        let mut tensors = self.share.gate.iter().chain([&self.share.up, &self.share.down]);
+        for packed in self.sizing.mode.packs(&lane.device, ffn, &Neurons::All) {
+            // Bundled matrices are one tensor on the device.
+            let Some(tensor) = tensors.nth(packed.cols.len() - 1) else { break };
+            for (slots, rows) in self.rows(&packed, unit, units) {
+                let bytes = match self.down.filter(|_| packed.pack.transpose) {
+                    Some(down) => down.row(rows.start as usize)?,
+                    None => lane.device.pack_rows(&packed.pack, &packed.rows, rows)?,
+                };
+                lane.queue.refill(tensor, slots, &bytes)?;
+            }
+        }
+        let neurons = Neurons::List(self.list.into());
+        for (tensor, values) in self.share.vectors(self.sizing, self.layer, &neurons) {
+            lane.queue.write(tensor, &values.rows(0..1)?)?;
+        }
+        Ok(())
+    }
+
+    /// The slots of a matrix that are filled at once, and the file's rows for them.
+    fn rows(
+        &self,
+        packed: &PackedFfn,
+        unit: ExchangeUnit,
+        units: &[usize],
+    ) -> impl Iterator<Item = (Range<usize>, Range<u32>)> {
+        let (n_unit, n_out) = (unit.len(), packed.rows.desc().n_rows);
+        let n_expert = self.sizing.block(self.layer).n_expert().unwrap_or(1);
+        let across = packed.matrix == PackedMatrix::One(FfnMatrix::Down)
+            && matches!(unit, ExchangeUnit::Experts(_));
+        let at_once = at_once(packed.rows.row_bytes());
+        units.iter().flat_map(move |&u| {
+            let first = self.list[u * n_unit] as usize;
+            let (n, slot, row) = if across {
+                // A matrix per expert, with one row per output value.
+                (n_out / n_expert, u * (n_out / n_expert), first / n_unit * (n_out / n_expert))
+            } else {
+                (n_unit, u * n_unit, first)
+            };
+            (0..n).step_by(at_once).map(move |k| {
+                let end = (k + at_once).min(n);
+                (slot + k..slot + end, (row + k) as u32..(row + end) as u32)
+            })
+        })
+    }
+}

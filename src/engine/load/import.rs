@@ -1,0 +1,86 @@
+//! Loads weights onto a device: from packs made earlier, in place, or packed now.
+
+use hal::{Bytes, Device, DeviceKind, HostRows, PackDesc, Source, Tensor};
+
+use model::Model;
+use placement::Neurons;
+
+use super::Loader;
+use crate::converted::Weight;
+use crate::error::Result;
+use crate::ops::ffn::{FfnMode, PackedFfn};
+use crate::options::EngineOptions;
+
+impl Loader<'_> {
+    /// Loads a pack onto `device`. Pages of the file that were only read to copy them are dropped.
+    pub(crate) fn import(
+        &self,
+        device: &Device,
+        label: &str,
+        pack: &PackDesc,
+        rows: &HostRows,
+    ) -> Result<Tensor> {
+        let converted = self.sizing.options.converted.as_ref();
+        let kept = device
+            .stored(pack, rows)
+            .and_then(|stored| converted.and_then(|packs| packs.find(label, pack, stored)));
+        if let Some(bytes) = kept {
+            return Ok(device.adopt(pack, bytes)?);
+        }
+        let tensor = device.import(label, pack, rows)?;
+        let mapped = matches!(rows.source(), Source::Mapped(_));
+        if device.pack_size(pack, mapped) > Bytes(0) {
+            self.sizing.model.file.release_rows(rows);
+        }
+        Ok(tensor)
+    }
+
+    /// [`Loader::import`] of a matrix in its stored form.
+    pub(crate) fn whole(&self, device: &Device, label: &str, rows: &HostRows) -> Result<Tensor> {
+        self.import(device, label, &PackDesc::whole(rows.desc()), rows)
+    }
+
+    /// A per-neuron vector. Where neurons are exchanged it is written again later, so it is copied
+    /// and not adopted in place.
+    pub(crate) fn vector(&self, device: &Device, label: &str, rows: &HostRows) -> Result<Tensor> {
+        if device.info().kind != DeviceKind::Cpu || !self.sizing.counts() {
+            return self.whole(device, label, rows);
+        }
+        let tensor = device.alloc(label, rows.desc())?;
+        device.queue("import")?.write(&tensor, &rows.rows(0..1)?)?;
+        Ok(tensor)
+    }
+}
+
+/// The weights of `model` that `device` repacks and whose packs can be cached in a file, with the
+/// whole model on that device.
+#[must_use]
+pub fn to_convert(model: &Model, options: &EngineOptions, device: &Device) -> Vec<Weight> {
+    let mode = FfnMode::new(model, options);
+    let mut weights = Vec::new();
+    let mut add = |label: String, pack: PackDesc, source: &HostRows| {
+        if let Some(stored) = device.stored(&pack, source) {
+            weights.push(Weight { label, pack, source: source.clone(), stored });
+        }
+    };
+    for (i, layer) in model.layers.iter().enumerate() {
+        layer.frame.each(&mut |part, rows| {
+            add(format!("blk.{i}.{part}"), PackDesc::whole(rows.desc()), rows);
+        });
+        let packs = layer.ffn.iter().flat_map(|ffn| mode.packs(device, ffn, &Neurons::All));
+        for PackedFfn { matrix, rows, pack, .. } in packs {
+            add(format!("blk.{i}.{}", matrix.label()), pack, &rows);
+        }
+    }
+    for (label, rows) in [("token_embd", &model.token_embd), ("output", &model.output)] {
+        add(label.to_owned(), PackDesc::whole(rows.desc()), rows);
+    }
+    if let Some(by) = &model.per_layer {
+        for (label, rows) in
+            [("per_layer_token_embd", &by.table), ("per_layer_model_proj", &by.proj.w)]
+        {
+            add(label.to_owned(), PackDesc::whole(rows.desc()), rows);
+        }
+    }
+    weights
+}

@@ -1,0 +1,121 @@
+//! The engine's data on one device besides weights: queue, batch facts, scratch.
+
+use hal::op::{MOST_COUNTED, UnionCounts};
+use hal::{Batch, Device, Operand, Queue, Tensor};
+
+use super::lists::Lists;
+use crate::error::Result;
+use crate::ops::scratch::Scratch;
+use crate::size::scratch::{ScratchShape, counts_union, n_counters, union_bytes};
+
+/// One device in use.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) device: Device,
+    pub(crate) queue: Queue,
+    pub(crate) batch: Batch<Tensor>,
+    pub(crate) scratch: Scratch<Tensor>,
+    /// Counters of active neurons per rung of the ladder, `[n_counters, n_tokens]`.
+    pub(crate) active: Vec<Tensor>,
+    /// Present if predictors choose neurons.
+    pub(crate) lists: Option<Lists>,
+    /// Counters of active rows, `[n_layer, max n_ff]`; present if neurons are exchanged.
+    hits: Option<Tensor>,
+    /// Union counts, `[n_layer, UnionCounts::N]`; present with several sequences.
+    union: Option<Tensor>,
+}
+
+/// Scratch of the output head, `[max_out, ...]`.
+#[derive(Clone, Debug)]
+pub(crate) struct HeadScratch {
+    pub(crate) chosen: Tensor,
+    pub(crate) normed: Tensor,
+    pub(crate) logits: Tensor,
+}
+
+impl Lane {
+    pub(crate) fn new(device: &Device, shape: &ScratchShape, rungs: &[usize]) -> Result<Lane> {
+        let scratch: Scratch<Tensor> =
+            shape.body.try_map(&mut |label, desc| device.alloc(label, *desc))?;
+        let mut queue = device.queue("engine")?;
+        let mut active = Vec::new();
+        for &n in rungs {
+            active.push(device.alloc("active", shape.active(n))?);
+            queue.reserve(4 * n * shape.n_embd)?;
+            queue.reserve(4 * n * shape.n_inputs)?;
+            queue.reserve(4 * n * n_counters(shape.n_layer))?;
+            queue.reserve(4 * n * shape.n_expert)?;
+        }
+        queue.reserve(4 * shape.batch.n_words())?;
+        let lists = shape.lists.as_ref();
+        let lists = lists.map(|lists| Lists::new(device, &mut queue, lists, rungs)).transpose()?;
+        let hits = shape.hits.map(|hits| device.alloc("hits", hits)).transpose()?;
+        if let Some(desc) = shape.hits {
+            queue.reserve(4 * desc.n_cols)?;
+        }
+        let union = shape.union.map(|union| device.alloc("union", union)).transpose()?;
+        if let (Some(desc), Some(union)) = (&shape.union, &union) {
+            queue.reserve(union_bytes(desc))?;
+            queue.write(union, &vec![0; union_bytes(desc)])?;
+        }
+        Ok(Lane {
+            batch: device.batch(shape.batch)?,
+            device: device.clone(),
+            queue,
+            scratch,
+            active,
+            lists,
+            hits,
+            union,
+        })
+    }
+
+    /// The row counters of a layer for a program of `n_tokens`, if rows are counted.
+    pub(crate) fn hits(&self, layer: usize, n_tokens: usize) -> Option<Tensor> {
+        let hits = self.hits.as_ref().filter(|_| n_tokens <= MOST_COUNTED);
+        hits.map(|hits| hits.rows(layer..layer + 1))
+    }
+
+    /// Union counts of a layer for a program of `n_tokens`, if they are counted.
+    pub(crate) fn union(&self, layer: usize, n_tokens: usize) -> Option<Tensor> {
+        let union = self.union.as_ref().filter(|_| counts_union(n_tokens));
+        union.map(|union| union.rows(layer..layer + 1))
+    }
+
+    /// Sums the union counts over all layers and clears them.
+    pub(crate) fn take_union(&mut self) -> Result<[f64; UnionCounts::N]> {
+        let Some(union) = self.union.clone() else { return Ok([0.0; UnionCounts::N]) };
+        let mut all = vec![0.0; union.desc().n_rows * UnionCounts::N];
+        self.queue.read_f32(&union, &mut all)?;
+        self.queue.write(&union, &vec![0; 4 * all.len()])?;
+        let mut sums = [0.0; UnionCounts::N];
+        for layer in all.chunks_exact(UnionCounts::N) {
+            sums.iter_mut().zip(layer).for_each(|(sum, n)| *sum += f64::from(*n));
+        }
+        Ok(sums)
+    }
+
+    /// Reads the row counters of a layer into `out` and clears them.
+    pub(crate) fn take_hits(&mut self, layer: usize, out: &mut Vec<f32>) -> Result<()> {
+        let Some(hits) = self.hits(layer, 1) else { return Ok(()) };
+        out.resize(hits.desc().n_cols, 0.0);
+        self.queue.read_f32(&hits, out)?;
+        self.clear_hits(layer)
+    }
+
+    /// Clears the row counters of a layer.
+    pub(crate) fn clear_hits(&mut self, layer: usize) -> Result<()> {
+        let Some(hits) = self.hits(layer, 1) else { return Ok(()) };
+        Ok(self.queue.write(&hits, &vec![0; 4 * hits.desc().n_cols])?)
+    }
+
+    pub(crate) fn head_scratch(&mut self, shape: &ScratchShape) -> Result<HeadScratch> {
+        let [chosen, normed, logits] = shape.head();
+        self.queue.reserve(4 * shape.n_vocab)?;
+        Ok(HeadScratch {
+            chosen: self.device.alloc(chosen.0, chosen.1)?,
+            normed: self.device.alloc(normed.0, normed.1)?,
+            logits: self.device.alloc(logits.0, logits.1)?,
+        })
+    }
+}

@@ -1,0 +1,201 @@
+//! Lists of active rows on a device, and the predictor that fills them on a layer's home.
+
+use std::sync::Arc;
+
+use hal::format::Format;
+use hal::{Device, HostRows, Operand, PackDesc, Queue, RowSet, Slot, Source, Tensor};
+
+use placement::{LayerPlacement, Neurons};
+
+use crate::error::Result;
+use crate::ops::predict::{Chosen, Predictor, vector, words};
+use crate::size::lists::ListShape;
+
+impl Predictor<Tensor> {
+    /// Loads the predictor of a layer onto its home.
+    pub(crate) fn import(
+        home: &Device,
+        layer: usize,
+        chosen: Chosen<'_>,
+        placed: &LayerPlacement,
+    ) -> Result<Predictor<Tensor>> {
+        let import = |part: &str, rows: &HostRows| {
+            home.import(&format!("blk.{layer}.{part}"), &PackDesc::whole(rows.desc()), rows)
+        };
+        let slots = slots(placed, chosen.fc2.desc().n_rows);
+        let bias = chosen.bias.map(|bias| import("predictor_bias", &vector(bias)));
+        Ok(Predictor {
+            fc1: chosen.fc1.map(|fc1| import("fc1", fc1)).transpose()?,
+            fc2: import("fc2", chosen.fc2)?,
+            bias: bias.transpose()?,
+            slots: import("slots", &slots)?,
+            threshold: chosen.threshold,
+            hidden: chosen.hidden,
+            input: chosen.input,
+        })
+    }
+}
+
+impl Predictor<Tensor> {
+    /// Updates the slots after neurons were exchanged.
+    pub(crate) fn place(&self, queue: &mut Queue, placed: &LayerPlacement) -> Result<()> {
+        let slots = slots(placed, self.slots.desc().n_cols);
+        Ok(queue.write(&self.slots, &slots.rows(0..1)?)?)
+    }
+}
+
+/// The slots of a layer's `n_ff` neurons from the home's view. The rows of all other devices are
+/// numbered consecutively, in the order of the shares.
+fn slots(placed: &LayerPlacement, n_ff: usize) -> HostRows {
+    let mut slots = vec![0u32; n_ff];
+    let mut n_absent = 0;
+    for share in &placed.shares {
+        let here = share.device == placed.home;
+        let first = if here { 0 } else { n_absent };
+        let slot = |row: u32| {
+            if here { Slot::Resident(row).encode() } else { Slot::Absent(first + row).encode() }
+        };
+        let n = share.neurons.len(n_ff);
+        match &share.neurons {
+            Neurons::All => (0..).zip(&mut slots).for_each(|(row, to)| *to = slot(row)),
+            Neurons::List(list) => {
+                (0..)
+                    .zip(list.iter())
+                    .for_each(|(row, &neuron)| slots[neuron as usize] = slot(row));
+            }
+        }
+        if !here {
+            n_absent += n as u32;
+        }
+    }
+    let bytes: Vec<u8> = bytemuck::cast_slice(&slots).to_vec();
+    let source = Source::Owned(Arc::new(bytes));
+    HostRows::new(source, 1, n_ff, Format::U32).expect("as many bytes as words")
+}
+
+/// Lists on one device, reused by every layer.
+#[derive(Debug)]
+pub(crate) struct Lists {
+    /// Resident rows; the counts are kept per layer, `[n_layer, 1]`.
+    resident: List,
+    /// Rows on other devices; `None` if there are no other devices.
+    absent: Option<List>,
+}
+
+#[derive(Debug)]
+struct List {
+    ids: Tensor,
+    counts: Tensor,
+    /// One for each rung of the ladder.
+    members: Vec<Tensor>,
+}
+
+impl List {
+    fn new(device: &Device, n_ff: usize, n_counts: usize, rungs: &[usize]) -> Result<List> {
+        let mut members: Vec<Tensor> = Vec::new();
+        for n_words in ListShape::member_words(rungs) {
+            match members.last() {
+                Some(last) if last.desc().n_cols == n_words => members.push(last.clone()),
+                _ => members.push(device.alloc("members", words(n_ff, n_words))?),
+            }
+        }
+        Ok(List {
+            ids: device.alloc("ids", words(1, n_ff))?,
+            counts: device.alloc("counts", words(n_counts, 1))?,
+            members,
+        })
+    }
+
+    fn set(&self, count: usize, rung: usize) -> RowSet<Tensor> {
+        RowSet {
+            ids: self.ids.clone(),
+            count: self.counts.rows(count..count + 1),
+            members: self.members[rung].clone(),
+        }
+    }
+}
+
+impl Lists {
+    pub(crate) fn new(
+        device: &Device,
+        queue: &mut Queue,
+        shape: &ListShape,
+        rungs: &[usize],
+    ) -> Result<Lists> {
+        for len in shape.staging(rungs) {
+            queue.reserve(len)?;
+        }
+        let absent = shape.shared.then(|| List::new(device, shape.n_ff, 1, rungs)).transpose()?;
+        Ok(Lists { resident: List::new(device, shape.n_ff, shape.n_layer, rungs)?, absent })
+    }
+
+    /// The resident rows of `layer` that a step of the `rung` selects.
+    pub(crate) fn resident(&self, layer: usize, rung: usize) -> RowSet<Tensor> {
+        self.resident.set(layer, rung)
+    }
+
+    /// The rows of other devices.
+    pub(crate) fn absent(&self, rung: usize) -> Option<RowSet<Tensor>> {
+        self.absent.as_ref().map(|list| list.set(0, rung))
+    }
+
+    /// Number of resident rows selected per layer, `[n_layer, 1]`.
+    pub(crate) fn counts(&self) -> &Tensor {
+        &self.resident.counts
+    }
+}
+
+/// The lists of the neurons that a predictor selects in a streamed chunk. Neuron `i` of the chunk
+/// is in slot `i` of the device.
+#[derive(Debug)]
+pub(crate) struct ChunkLists {
+    slots: Tensor,
+    list: List,
+}
+
+impl ChunkLists {
+    /// For chunks of `n` neurons, in steps of these numbers of tokens.
+    pub(crate) fn new(device: &Device, n: usize, rungs: &[usize]) -> Result<ChunkLists> {
+        let order: Vec<u32> = (0..n as u32).map(|slot| Slot::Resident(slot).encode()).collect();
+        let bytes: Vec<u8> = bytemuck::cast_slice(&order).to_vec();
+        let rows = HostRows::new(Source::Owned(Arc::new(bytes)), 1, n, Format::U32)?;
+        let slots = device.import("streamed slots", &PackDesc::whole(rows.desc()), &rows)?;
+        Ok(ChunkLists { slots, list: List::new(device, n, 1, rungs)? })
+    }
+
+    /// The slots of its neurons.
+    pub(crate) fn slots(&self) -> Tensor {
+        self.slots.clone()
+    }
+
+    /// The neurons of a chunk that a step of the `rung` selects.
+    pub(crate) fn set(&self, rung: usize) -> RowSet<Tensor> {
+        self.list.set(0, rung)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use placement::Share;
+
+    #[test]
+    fn the_rows_of_other_devices_are_numbered_one_device_after_the_other() {
+        let share =
+            |device, neurons: &[u32]| Share { device, neurons: Neurons::List(neurons.into()) };
+        let placed = LayerPlacement {
+            home: 1,
+            shares: vec![share(2, &[1, 4]), share(1, &[0, 3]), share(0, &[2, 5, 6])],
+        };
+        let slots = slots(&placed, 7);
+        let bytes = slots.rows(0..1).unwrap();
+        let decoded: Vec<Slot> = bytes
+            .chunks(4)
+            .map(|b| Slot::decode(u32::from_le_bytes(b.try_into().unwrap())))
+            .collect();
+        use Slot::{Absent, Resident};
+        let expected =
+            [Resident(0), Absent(0), Absent(2), Resident(1), Absent(1), Absent(3), Absent(4)];
+        assert_eq!(decoded, expected);
+    }
+}

@@ -1,0 +1,267 @@
+//! Loads a model onto devices by a placement: weights imported, scratch and caches allocated.
+//!
+//! Not here: programs.
+
+pub(crate) mod ffn;
+mod import;
+pub(crate) mod lane;
+pub(crate) mod lists;
+
+pub use import::to_convert;
+
+use std::ops::Range;
+
+use hal::{Device, KvCache, Mailbox, Tensor};
+
+use model::{Affine, Frame, LayerWeights};
+use placement::{CPU, DeviceIndex, LayerPlacement, Placement, Share};
+
+use crate::error::Result;
+use crate::ops::embed::Embedding;
+use crate::ops::mixer::{self, Memory};
+use crate::ops::predict::{Predictor, vector};
+use crate::size::scratch::ScratchShape;
+use crate::size::{Sizing, uses};
+use ffn::FfnTensors;
+use lane::{HeadScratch, Lane};
+
+/// One layer on its home device.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    pub(crate) frame: Frame<Tensor>,
+    /// Frequencies of its RoPE.
+    pub(crate) freqs: Option<Tensor>,
+    pub(crate) memory: Memory<Tensor>,
+    /// Chooses the active neurons.
+    pub(crate) predictor: Option<Predictor<Tensor>>,
+    /// Resident neurons; `None` if none is on the home device.
+    pub(crate) own: Option<FfnTensors>,
+    /// Present if some neurons are on other devices.
+    pub(crate) mailbox: Option<Mailbox>,
+    /// Neurons on other devices.
+    pub(crate) remotes: Vec<Remote>,
+}
+
+/// Neurons of a layer on a device other than its home.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    pub(crate) device: DeviceIndex,
+    pub(crate) ffn: FfnTensors,
+    /// Its rows in the numbering over all remotes of the layer.
+    pub(crate) rows: Range<u32>,
+}
+
+/// The output norm and matrix.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub(crate) device: DeviceIndex,
+    pub(crate) norm: Affine<Tensor>,
+    pub(crate) output: Tensor,
+    pub(crate) scratch: HeadScratch,
+}
+
+/// A model's weights, caches and scratch on its devices.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    /// One per device of the engine; `None` for an unused device.
+    pub(crate) lanes: Vec<Option<Lane>>,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) embed: Embedding<Tensor>,
+    pub(crate) head: Head,
+}
+
+impl Loaded {
+    pub(crate) fn lane(&self, device: DeviceIndex) -> &Lane {
+        lane(&self.lanes, device)
+    }
+
+    /// Clears the counters of active rows.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub(crate) fn clear_hits(&mut self) -> Result<()> {
+        for lane in self.lanes.iter_mut().flatten() {
+            (0..self.layers.len()).try_for_each(|layer| lane.clear_hits(layer))?;
+        }
+        Ok(())
+    }
+}
+
+/// The lane of a device that something is placed on.
+pub(crate) fn lane(lanes: &[Option<Lane>], device: DeviceIndex) -> &Lane {
+    lanes[device].as_ref().expect("a used device has a lane")
+}
+
+/// As [`lane`], mutable.
+pub(crate) fn lane_mut(lanes: &mut [Option<Lane>], device: DeviceIndex) -> &mut Lane {
+    lanes[device].as_mut().expect("a used device has a lane")
+}
+
+/// Allocates and fills a model's tensors on devices.
+#[derive(Clone, Copy)]
+pub(crate) struct Loader<'a> {
+    pub(crate) sizing: Sizing<'a>,
+    /// Called with the bytes of weights loaded so far and in total.
+    pub(crate) progress: &'a dyn Fn(u64, u64),
+}
+
+impl Loader<'_> {
+    /// Loads by `placement`.
+    ///
+    /// # Errors
+    /// Device errors; [`hal::Error::OutOfMemory`] if a device has less memory than planned.
+    pub(crate) fn load(&self, placement: &Placement) -> Result<Loaded> {
+        let sizing = &self.sizing;
+        let shape = sizing.scratch();
+        let rungs = sizing.options.ladder();
+        let mut lanes = Vec::new();
+        for (index, device) in sizing.devices.iter().enumerate() {
+            let used = uses(placement, index);
+            let lane = used.then(|| Lane::new(device, &shape, &rungs)).transpose()?;
+            if lane.is_some() && index != CPU {
+                device.reserve_workspace(sizing.workspace(index))?;
+            }
+            lanes.push(lane);
+        }
+        let mut mailboxes = self.mailboxes(placement)?;
+        // Packs are made one by one: packing uses all threads, and memory read for one pack is
+        // released before the next.
+        let (mut layers, mut done) = (Vec::new(), 0);
+        let total = (0..placement.layers.len()).map(|i| sizing.layer_bytes(i)).sum();
+        for (i, placed) in placement.layers.iter().enumerate() {
+            let layer = self.layer(placed, &layers, &mut mailboxes)?;
+            layers.push(layer);
+            done += sizing.layer_bytes(i);
+            (self.progress)(done, total);
+        }
+        let embed = self.embedding(&sizing.devices[placement.embed])?;
+        let head = self.head(placement, &mut lanes, &shape, &embed.tokens)?;
+        Ok(Loaded { lanes, layers, embed, head })
+    }
+
+    /// Per home device, one mailbox for each layer that is split there, in order.
+    fn mailboxes(&self, placement: &Placement) -> Result<Vec<Vec<Mailbox>>> {
+        let sizing = &self.sizing;
+        let mut all = Vec::new();
+        for (home, device) in sizing.devices.iter().enumerate() {
+            all.push(match sizing.n_mailboxes(placement, home) {
+                0 => Vec::new(),
+                n => device.mailboxes(sizing.mailbox_shape(), n)?,
+            });
+        }
+        Ok(all)
+    }
+
+    /// Loads the layer that follows those `before` it.
+    fn layer(
+        &self,
+        placed: &LayerPlacement,
+        before: &[Layer],
+        mailboxes: &mut [Vec<Mailbox>],
+    ) -> Result<Layer> {
+        let index = before.len();
+        let Sizing { model, devices, options, mode } = self.sizing;
+        let weights: &LayerWeights = &model.layers[index];
+        let device = &devices[placed.home];
+        let import = |part: &str, rows: &hal::HostRows| {
+            let label = format!("blk.{index}.{part}");
+            self.whole(device, &label, rows)
+        };
+        let n_ff = weights.n_ff();
+        let is_empty = |share: &Share| share.neurons.len(n_ff) == 0;
+        // `bias_down` is added by the home device where it has neurons: it does not move when
+        // neurons are exchanged.
+        let there: Vec<_> = placed.shares.iter().filter(|share| !is_empty(share)).collect();
+        let at_home = there.iter().find(|share| share.device == placed.home);
+        let adding = at_home.or(there.first()).map(|share| share.device);
+        let mut own = None;
+        let mut remotes = Vec::new();
+        let mut n_remote = 0;
+        for share in &placed.shares {
+            let on = &devices[share.device];
+            if is_empty(share) {
+                continue;
+            }
+            let adds = Some(share.device) == adding;
+            let ffn = self.share(on, index, &share.neurons, adds)?;
+            if share.device == placed.home {
+                own = Some(ffn);
+            } else {
+                let rows = n_remote..n_remote + share.neurons.len(n_ff) as u32;
+                n_remote = rows.end;
+                remotes.push(Remote { device: share.device, ffn, rows });
+            }
+        }
+        let mailbox = if remotes.is_empty() { None } else { mailboxes[placed.home].pop() };
+        let chosen = mode.chosen(model, options, index);
+        let predictor = chosen.map(|chosen| Predictor::import(device, index, chosen, placed));
+        let predictor = predictor.transpose()?;
+        Ok(Layer {
+            frame: weights.frame.try_map(&mut |part, rows| import(part, rows))?,
+            freqs: match weights.attention().and_then(|by| by.rope.as_ref()) {
+                Some(rope) => Some(import("rope_freqs", &vector(rope.freqs(options.n_ctx)))?),
+                None => None,
+            },
+            memory: self.memory(device, before)?,
+            predictor,
+            own,
+            mailbox,
+            remotes,
+        })
+    }
+
+    /// Allocates the KV cache or recurrent state of the next layer, unless it uses the cache of one
+    /// of the layers `before` it.
+    fn memory(&self, device: &Device, before: &[Layer]) -> Result<Memory<Tensor>> {
+        let Sizing { model, options, .. } = self.sizing;
+        let weights = &model.layers[before.len()];
+        Ok(match mixer::memory(&mixer::shapes(weights), options) {
+            Memory::None => Memory::None,
+            Memory::SharedKv(_) => {
+                let source = weights.frame.mixer.kv_source().and_then(|layer| before.get(layer));
+                let cache = source.and_then(|layer| layer.memory.own_kv());
+                Memory::SharedKv(cache.expect("the model's reader checked the source").clone())
+            }
+            Memory::Kv(KvCache { k, v }) => {
+                let n_cols = KvCache { k: k.n_cols, v: v.n_cols };
+                let formats = options.kv_formats;
+                Memory::Kv(device.kv_cache(options.n_blocks(), n_cols, formats)?)
+            }
+            Memory::Recurrent(shapes) => {
+                let states = shapes.into_iter().map(|shape| device.alloc("state", shape));
+                Memory::Recurrent(states.collect::<hal::Result<_>>()?)
+            }
+        })
+    }
+
+    fn embedding(&self, device: &Device) -> Result<Embedding<Tensor>> {
+        Embedding::of(self.sizing.model, &mut |label, rows| self.whole(device, label, rows))
+    }
+
+    fn head(
+        &self,
+        placement: &Placement,
+        lanes: &mut [Option<Lane>],
+        shape: &ScratchShape,
+        embed: &Tensor,
+    ) -> Result<Head> {
+        let Sizing { model, devices, .. } = self.sizing;
+        let device = &devices[placement.head];
+        let import = |label: &str, rows: &hal::HostRows| self.whole(device, label, rows);
+        let tied = model.file.tensor("output.weight").is_none();
+        let output = if tied && placement.head == placement.embed {
+            embed.clone()
+        } else {
+            import("output", &model.output)?
+        };
+        let lane = lane_mut(lanes, placement.head);
+        Ok(Head {
+            device: placement.head,
+            norm: model
+                .output_norm
+                .try_map("output_norm", &mut |label, rows| import(label, rows))?,
+            output,
+            scratch: lane.head_scratch(shape)?,
+        })
+    }
+}

@@ -1,0 +1,368 @@
+//! Observes feed-forward blocks, for profiles and predictors: one layer at a time, by separate
+//! programs over the loaded weights. Ordinary programs are not affected.
+//!
+//! Its memory is not reserved at load, since most engines never observe: it is booked in the
+//! devices' ledgers when the programs are made, at the first use. If a device lacks that memory,
+//! the call fails and the engine still works as before.
+
+mod value;
+
+use std::fmt;
+use std::sync::atomic::AtomicBool;
+
+use hal::op::MatMul;
+use hal::{Operand, Program, Tensor, TensorDesc};
+
+use placement::{DeviceIndex, LayerPlacement, Neurons, Placement};
+
+use crate::error::{Error, Result};
+use crate::load::ffn::FfnTensors;
+use crate::load::lane::Lane;
+use crate::load::{Loaded, lane_mut};
+use crate::record::{Recording, view};
+use crate::replay::StepProgram;
+use crate::replay::arena::{BlockSizes, StepArena};
+use crate::step::{StepStats, Stepper};
+
+/// Maximum number of tokens of a step: the values of all neurons are stored for each token.
+const MOST: usize = 64;
+
+/// Callback for observed blocks: gets the layer and the values.
+pub(crate) type Watch<'a> = dyn FnMut(usize, &Observed<'_>) + 'a;
+
+/// The values of a feed-forward block for some tokens. Rows are tokens.
+#[derive(Clone, Copy)]
+pub struct Observed<'a> {
+    /// How many tokens.
+    pub n_tokens: usize,
+    /// `[n_tokens, n_embd]`: the residual before the block's norm, which PowerInfer's predictors
+    /// read.
+    pub residual: &'a [f32],
+    /// `[n_tokens, n_embd]`: the block's input, normed.
+    pub x: &'a [f32],
+    /// `[n_tokens, n_ff]`: the gate's products with their biases, before the activation; `None` in
+    /// blocks without a gate.
+    pub gate: Option<&'a [f32]>,
+    /// `[n_tokens, n_ff]`: the products of up with their biases.
+    pub up: &'a [f32],
+    /// `[n_tokens, n_expert]`: the weight of each expert for each token; 0 for an unused expert,
+    /// whatever gate and up are for its neurons. `None` in dense blocks.
+    pub weights: Option<&'a [f32]>,
+}
+
+impl fmt::Debug for Observed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observed").field("n_tokens", &self.n_tokens).finish_non_exhaustive()
+    }
+}
+
+/// The rung of the ladder used for observed steps: the largest of up to 64 tokens.
+pub(crate) fn rung(rungs: &[usize]) -> usize {
+    rungs.iter().rposition(|&n| n <= MOST).unwrap_or(0)
+}
+
+/// The programs of an observed step, and their outputs.
+#[derive(Debug)]
+pub(crate) struct Observers {
+    rung: usize,
+    /// Tokens of a step, padding included.
+    n: usize,
+    embed: Program,
+    layers: Vec<LayerPrograms>,
+    host: Host,
+}
+
+#[derive(Debug)]
+struct LayerPrograms {
+    home: DeviceIndex,
+    /// Up to the block's input; `None` without ops.
+    before: Option<Program>,
+    shares: Vec<ShareProgram>,
+    /// The block and the ops after it; `None` in a layer without a block.
+    after: Option<Program>,
+    /// The expert that each column of the weights means, if that differs from its number.
+    experts: Option<Vec<u32>>,
+}
+
+/// The products of some neurons on one device.
+#[derive(Debug)]
+struct ShareProgram {
+    device: DeviceIndex,
+    neurons: Neurons,
+    program: Program,
+    products: Products,
+}
+
+/// `[n, n_rows]` each.
+#[derive(Clone, Debug)]
+struct Products {
+    gate: Option<Tensor>,
+    up: Tensor,
+}
+
+/// The observed values, `[n, ...]`.
+#[derive(Debug, Default)]
+struct Host {
+    residual: Vec<f32>,
+    x: Vec<f32>,
+    weights: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    /// Values of one share.
+    part: Vec<f32>,
+}
+
+impl Observers {
+    /// Records the programs for `loaded`, which was placed by `placement`. `experts` returns the
+    /// file's expert for each expert number of a layer, if experts were exchanged.
+    pub(crate) fn new<'a>(
+        recording: &Recording<'_>,
+        loaded: &Loaded,
+        placement: &Placement,
+        rungs: &[usize],
+        experts: &dyn Fn(usize) -> Option<&'a [u32]>,
+    ) -> Result<Observers> {
+        let rung = rung(rungs);
+        let n = rungs[rung];
+        let first = loaded.lane(placement.embed);
+        let mut recorder = first.device.record("observed embedding");
+        recording.embed(&mut recorder, first, &view(&first.scratch, n))?;
+        let embed = recorder.finish()?;
+        let mut making = Making { recording, loaded, rung, n, products: Vec::new() };
+        let mut layers = Vec::new();
+        for (index, placed) in placement.layers.iter().enumerate() {
+            let experts = experts(index).map(<[u32]>::to_vec);
+            layers.push(LayerPrograms { experts, ..making.layer(index, placed)? });
+        }
+        Ok(Observers { rung, n, embed, layers, host: Host::default() })
+    }
+}
+
+/// Programs of an observed step being recorded.
+struct Making<'a> {
+    recording: &'a Recording<'a>,
+    loaded: &'a Loaded,
+    rung: usize,
+    /// Tokens of a step, padding included.
+    n: usize,
+    /// Buffers made so far, which shares of the same size on one device use in turn.
+    products: Vec<(DeviceIndex, Products)>,
+}
+
+impl Making<'_> {
+    fn layer(&mut self, index: usize, placed: &LayerPlacement) -> Result<LayerPrograms> {
+        let Making { recording, loaded, rung, n, .. } = *self;
+        let layer = &loaded.layers[index];
+        let home = loaded.lane(placed.home);
+        let scratch = view(&home.scratch, n);
+        let mut before = home.device.record(&format!("observed layer {index}"));
+        let ops = recording.layer_ops(home, rung, &scratch, index, None).before_neurons();
+        let has_before = !ops.is_empty();
+        ops.into_iter().try_for_each(|op| before.push(op))?;
+        let mut after = home.device.record(&format!("neurons of observed layer {index}"));
+        let mailbox = layer.mailbox.as_ref().map(|mailbox| after.mailbox(mailbox));
+        let mailbox = mailbox.transpose()?;
+        let ops = recording.layer_ops(home, rung, &scratch, index, mailbox).ops_after_attention();
+        let has_after = !ops.is_empty();
+        ops.into_iter().try_for_each(|op| after.push(op))?;
+        let shares = self.shares(index, placed)?;
+        let before = has_before.then(|| before.finish()).transpose()?;
+        let after = has_after.then(|| after.finish()).transpose()?;
+        Ok(LayerPrograms { home: placed.home, before, shares, after, experts: None })
+    }
+
+    fn shares(&mut self, index: usize, placed: &LayerPlacement) -> Result<Vec<ShareProgram>> {
+        let layer = &self.loaded.layers[index];
+        let n_ff = self.recording.n_ff(index);
+        let mut shares = Vec::new();
+        let mut remotes = layer.remotes.iter();
+        for share in placed.shares.iter().filter(|s| s.neurons.len(n_ff) > 0) {
+            let here = share.device == placed.home;
+            let mut remote = || remotes.next().map(|remote| &remote.ffn);
+            let ffn = if here { layer.own.as_ref() } else { remote() };
+            let ffn = ffn.expect("shares are loaded as placed");
+            let on = self.loaded.lane(share.device);
+            let x = if here { &on.scratch.h } else { &on.scratch.handed }.rows(0..self.n);
+            let products = self.products(on, share.device, ffn)?;
+            let mut recorder = on.device.record(&format!("products of layer {index}"));
+            for op in products.ops(ffn, &x) {
+                recorder.push(op)?;
+            }
+            let (device, neurons) = (share.device, share.neurons.clone());
+            let program = recorder.finish()?;
+            shares.push(ShareProgram { device, neurons, program, products });
+        }
+        Ok(shares)
+    }
+
+    /// Buffers for the products of a share; shares of the same size on one device use the same
+    /// buffers.
+    fn products(&mut self, on: &Lane, device: DeviceIndex, ffn: &FfnTensors) -> Result<Products> {
+        let (n, n_rows) = (self.n, ffn.up.desc().n_rows);
+        let fits = |(on, products): &&(DeviceIndex, Products)| {
+            *on == device && products.up.desc().n_cols == n_rows
+        };
+        if let Some((_, products)) = self.products.iter().find(fits) {
+            return Ok(products.clone());
+        }
+        let alloc =
+            |label| on.device.alloc(label, TensorDesc::new(n, n_rows, hal::format::Format::F32));
+        let gate = ffn.gate.as_ref().map(|_| alloc("observed gate")).transpose()?;
+        let products = Products { gate, up: alloc("observed up")? };
+        self.products.push((device, products.clone()));
+        Ok(products)
+    }
+}
+
+impl Products {
+    fn ops(&self, ffn: &FfnTensors, x: &Tensor) -> Vec<MatMul<Tensor>> {
+        let product = |w: &Tensor, bias: &Option<Tensor>, y: &Tensor| MatMul {
+            w: w.clone(),
+            x: x.clone(),
+            bias: bias.clone(),
+            y: y.clone(),
+        };
+        let gate = ffn.gate.as_ref().zip(self.gate.as_ref());
+        let gate = gate.map(|(w, y)| product(w, &ffn.bias_gate, y));
+        gate.into_iter().chain([product(&ffn.up, &ffn.bias_up, &self.up)]).collect()
+    }
+}
+
+impl Observers {
+    /// Updates a layer after an exchange: slots, and perhaps the experts that the numbers mean.
+    pub(crate) fn relabel(
+        &mut self,
+        layer: usize,
+        placed: &LayerPlacement,
+        experts: Option<Vec<u32>>,
+    ) {
+        let Some(programs) = self.layers.get_mut(layer) else { return };
+        for share in &mut programs.shares {
+            if let Some(now) = placed.shares.iter().find(|now| now.device == share.device) {
+                share.neurons = now.neurons.clone();
+            }
+        }
+        programs.experts = experts;
+    }
+
+    /// Runs `arena.facts` and passes every layer's block to the callback.
+    pub(crate) fn step(
+        &mut self,
+        stepper: &mut Stepper,
+        arena: &mut StepArena,
+        interrupt: &AtomicBool,
+        each: &mut Watch<'_>,
+    ) -> Result<StepStats> {
+        let n = arena.facts.tokens.len();
+        let mut at = stepper.first_device();
+        let mut step = stepper.begin_counted(arena, interrupt, self.rung)?;
+        let run = |device, program| StepProgram { device, program, handed: &[], works: &[] };
+        run(at, &self.embed).replay(&mut step)?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let device = layer.home;
+            step.carry(at, device)?;
+            step.carry_inputs(at, device)?;
+            at = device;
+            if let Some(program) = &layer.before {
+                run(device, program).replay(&mut step)?;
+            }
+            // A layer without neurons has nothing to observe.
+            let sizes = &step.arena.sizes;
+            if sizes.blocks[index].n_ff > 0 {
+                let at = Look { layer, block: sizes.blocks[index], n_embd: sizes.n_embd };
+                self.host.look(step.lanes, &at, self.n, sizes.n_expert)?;
+                each(index, &self.host.observed(n, &at));
+            }
+            step.check_interrupt()?;
+            let Some(program) = &layer.after else { continue };
+            StepProgram { handed: &[index], ..run(device, program) }.replay(&mut step)?;
+        }
+        stepper.count(self.rung, n, arena)
+    }
+}
+
+/// A layer being observed.
+#[derive(Clone, Copy)]
+struct Look<'a> {
+    layer: &'a LayerPrograms,
+    block: BlockSizes,
+    n_embd: usize,
+}
+
+impl Host {
+    /// Reads the output of the first half of a layer, and computes the products on every device
+    /// that has its neurons.
+    fn look(
+        &mut self,
+        lanes: &mut [Option<Lane>],
+        at: &Look<'_>,
+        n: usize,
+        n_expert: usize,
+    ) -> Result<()> {
+        let Look { layer, block, n_embd } = *at;
+        let Lane { queue, scratch, .. } = lane_mut(lanes, layer.home);
+        for (from, to) in [(&scratch.x, &mut self.residual), (&scratch.h, &mut self.x)] {
+            to.resize(n * n_embd, 0.0);
+            queue.read_f32(from, to)?;
+        }
+        if let Some(weights) = &scratch.weights {
+            self.weights.resize(n * n_expert, 0.0);
+            queue.read_f32(weights, &mut self.weights)?;
+            if let Some(experts) = &layer.experts {
+                for row in self.weights.chunks_exact_mut(experts.len()) {
+                    self.part.clear();
+                    self.part.extend_from_slice(row);
+                    let weights = experts.iter().zip(&self.part);
+                    weights.for_each(|(&expert, &weight)| row[expert as usize] = weight);
+                }
+            }
+        }
+        self.gate.resize(n * block.n_ff, 0.0);
+        self.up.resize(n * block.n_ff, 0.0);
+        for share in &layer.shares {
+            let Lane { queue, scratch, .. } = lane_mut(lanes, share.device);
+            if share.device != layer.home {
+                queue.write(&scratch.handed, bytemuck::cast_slice(&self.x))?;
+            }
+            queue.replay(&share.program)?.wait()?;
+            let ShareProgram { products: Products { gate, up }, neurons, .. } = share;
+            let mut fetch = |from: &Tensor, to: &mut [f32]| {
+                self.part.resize(from.desc().n_rows * from.desc().n_cols, 0.0);
+                queue.read_f32(from, &mut self.part)?;
+                scatter(&self.part, neurons, to, block.n_ff);
+                Ok::<_, Error>(())
+            };
+            fetch(up, &mut self.up)?;
+            if let Some(gate) = gate {
+                fetch(gate, &mut self.gate)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The values of the first `n` tokens.
+    fn observed(&self, n: usize, at: &Look<'_>) -> Observed<'_> {
+        let Look { layer, block, n_embd } = *at;
+        let gated = layer.shares.iter().any(|share| share.products.gate.is_some());
+        Observed {
+            n_tokens: n,
+            residual: &self.residual[..n * n_embd],
+            x: &self.x[..n * n_embd],
+            gate: gated.then_some(&self.gate[..n * block.n_ff]),
+            up: &self.up[..n * block.n_ff],
+            weights: (block.n_expert > 0).then_some(&self.weights[..n * block.n_expert]),
+        }
+    }
+}
+
+/// Copies the products of a share, token by token, to the indices of their neurons.
+fn scatter(part: &[f32], neurons: &Neurons, all: &mut [f32], n_ff: usize) {
+    match neurons {
+        Neurons::All => all.copy_from_slice(part),
+        Neurons::List(list) => {
+            for (part, all) in part.chunks_exact(list.len()).zip(all.chunks_exact_mut(n_ff)) {
+                list.iter().zip(part).for_each(|(&neuron, &value)| all[neuron as usize] = value);
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The embedding of a step's tokens as ops: over tensors to record it, over shapes to ask whether a
+//! device supports it.
+
+use hal::op::{Add, AddPositions, GetRows, Norm, Op};
+use hal::{Batch, HostRows, Operand};
+
+use model::{Model, PerLayerEmbedding};
+
+use super::layer::matmul;
+use super::scratch::{Role, Scratch};
+
+/// Token embedding, positions, embeddings per layer.
+#[derive(Debug)]
+pub(crate) struct Embedding<T> {
+    pub(crate) tokens: T,
+    /// Learned positions, and the row of the first position.
+    positions: Option<(T, usize)>,
+    per_layer: Option<PerLayerEmbedding<T>>,
+}
+
+impl<T> Embedding<T> {
+    /// The embedding of `model`; `f` maps each table by its name.
+    ///
+    /// # Errors
+    /// The first error of `f`.
+    pub(crate) fn of<E>(
+        model: &Model,
+        f: &mut dyn FnMut(&'static str, &HostRows) -> Result<T, E>,
+    ) -> Result<Embedding<T>, E> {
+        let Model { token_embd, positions, per_layer, .. } = model;
+        let positions = positions
+            .as_ref()
+            .map(|table| Ok::<_, E>((f("position_embd", &table.rows)?, table.offset)));
+        let positions = positions.transpose()?;
+        Ok(Embedding {
+            tokens: f("token_embd", token_embd)?,
+            positions,
+            per_layer: per_layer.as_ref().map(|by| by.try_map(f)).transpose()?,
+        })
+    }
+}
+
+impl<T: Operand> Embedding<T> {
+    /// Ops from the tokens of `batch` to the residual and the per-layer embeddings in `scratch`.
+    pub(crate) fn ops(&self, model: &Model, scratch: &Scratch<T>, batch: &Batch<T>) -> Vec<Op<T>> {
+        let n_embd = model.hyper.n_embd;
+        let rows = GetRows {
+            table: self.tokens.clone(),
+            batch: batch.clone(),
+            y: scratch.x.clone(),
+            scale: model.hyper.embedding_factor(),
+        };
+        let mut ops = vec![rows.into()];
+        if let Some((table, offset)) = &self.positions {
+            let (table, batch, x) = (table.clone(), batch.clone(), scratch.x.clone());
+            ops.push(AddPositions { table, batch, x, offset: *offset }.into());
+        }
+        let Some(by) = &self.per_layer else { return ops };
+        let n_all = by.table.desc().n_cols;
+        let (all, part) =
+            (scratch.at(Role::LayerInputs, n_all), scratch.at(Role::LayerInputsPart, n_all));
+        ops.push(matmul(&by.proj, &scratch.x, part));
+        let norm = Norm {
+            x: part.clone(),
+            weight: Some(by.norm.clone()),
+            bias: None,
+            y: all.clone(),
+            kind: model.spec.norm,
+            // The norm is of `part / sqrt(n_embd)`; a scaled epsilon replaces the division.
+            eps: model.hyper.eps * n_embd as f32,
+            width: by.width,
+        };
+        let table = GetRows {
+            table: by.table.clone(),
+            batch: batch.clone(),
+            y: part.clone(),
+            scale: (by.width as f32 / 2.0).sqrt(),
+        };
+        let sum = Add { a: part.clone(), x: all.clone() };
+        ops.extend([norm.into(), table.into(), sum.into()]);
+        ops
+    }
+}

@@ -1,0 +1,379 @@
+//! A device's share of a feed-forward block: its packs and the op over them.
+
+use std::sync::Arc;
+
+use hal::format::Format;
+use hal::op::{Activation, Down, FfnKind, Groups, Skip, SparseFfn};
+use hal::{Bytes, Device, HostRows, Layout, Operand, PackDesc, Rows, Select, Source, TensorDesc};
+
+use model::chooser::Layers;
+use model::{self, Affine, Ffn, FfnMatrix, Model};
+use placement::{Cut, Neurons};
+
+use super::predict::{Chosen, vector};
+use crate::options::{DenseFrom, EngineOptions, Sparsity};
+
+/// How the feed-forward blocks of a model are run; the same for all layers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FfnMode {
+    pub(crate) kind: FfnKind,
+    pub(crate) activation: Activation,
+    pub(crate) skip: Skip,
+    sparse: bool,
+    /// Minimum score of a neuron with the file's predictors.
+    threshold: f32,
+    predicts: bool,
+    /// Predictors come from the side file, and every block has one.
+    learned: bool,
+    repack: bool,
+    dense_from: DenseFrom,
+}
+
+impl FfnMode {
+    pub(crate) fn new(model: &Model, options: &EngineOptions) -> FfnMode {
+        let cut = options.has_thresholds();
+        let exact = model.is_exactly_sparse() && options.sparsity != Sparsity::Off;
+        FfnMode {
+            kind: model.ffn_kind,
+            activation: model.activation,
+            skip: match exact {
+                _ if cut => Skip::BelowPerRow,
+                true => Skip::NotPositive,
+                false => Skip::Never,
+            },
+            sparse: exact || cut,
+            threshold: options.sparse_threshold.unwrap_or(model.predictor_threshold),
+            predicts: options.predicts(model),
+            learned: options.learned_layers().is_some(),
+            repack: options.repack,
+            dense_from: options.dense_from,
+        }
+    }
+
+    /// Whether neurons are skipped at all.
+    pub(crate) fn is_sparse(self) -> bool {
+        self.sparse
+    }
+
+    /// Whether predictors choose neurons, in the layers that have a predictor.
+    pub(crate) fn predicts(self) -> bool {
+        self.predicts
+    }
+
+    /// The predictor of block `layer`, if it has one.
+    pub(crate) fn chosen<'a>(
+        self,
+        model: &'a Model,
+        options: &'a EngineOptions,
+        layer: usize,
+    ) -> Option<Chosen<'a>> {
+        let ffn = model.layers[layer].ffn.as_ref()?;
+        if !self.lists(ffn) {
+            return None;
+        }
+        match (options.sparsity, options.learned_layers()) {
+            (Sparsity::Within(target), Some(Layers::Predictors(layers))) => {
+                layers.get(layer).map(|learned| Chosen::learned(learned, target))
+            }
+            (Sparsity::Predicted, Some(Layers::Imported { layers, threshold })) => {
+                let threshold = options.sparse_threshold.unwrap_or(*threshold);
+                layers.get(layer).map(|predictor| Chosen::of_file(predictor, threshold))
+            }
+            (Sparsity::Predicted, _) => {
+                let predictor = ffn.predictor.as_ref();
+                predictor.map(|predictor| Chosen::of_file(predictor, self.threshold))
+            }
+            (Sparsity::Within(_) | Sparsity::Exact | Sparsity::Off, _) => None,
+        }
+    }
+
+    /// Whether down is transposed into one row per neuron: where rows can be skipped, the file has
+    /// the other orientation, and weights may be repacked.
+    fn transposes(self, ffn: &Ffn) -> bool {
+        self.sparse && self.repack && !ffn.down_by_neuron
+    }
+
+    pub(crate) fn orientation(self, ffn: &Ffn) -> Down {
+        if self.transposes(ffn) || ffn.down_by_neuron {
+            Down::ByNeuron
+        } else {
+            Down::AcrossNeurons
+        }
+    }
+
+    /// How the neurons of each layer can be divided: into units that have to stay together, which
+    /// are a block of the format where down is not transposed, or an expert.
+    pub(crate) fn cuts(self, model: &Model) -> Vec<Cut> {
+        let unit = |ffn: &Ffn| match self.orientation(ffn) {
+            Down::ByNeuron => 1,
+            Down::AcrossNeurons if ffn.experts.is_some() => ffn.down.w.desc().n_cols,
+            Down::AcrossNeurons => ffn.down.w.desc().format.block_values(),
+        };
+        let layers = model.layers.iter();
+        layers.map(|layer| Cut::new(layer.n_ff(), layer.ffn.as_ref().map_or(1, unit))).collect()
+    }
+
+    /// Whether a predictor lists the block's neurons.
+    fn lists(self, ffn: &Ffn) -> bool {
+        let known = self.learned || ffn.predictor.is_some();
+        self.predicts && known && self.orientation(ffn) == Down::ByNeuron
+    }
+
+    /// Number of matrices bundled on `device`: where a predictor lists neurons, the rows of a
+    /// neuron are stored together, so that they are one contiguous read and not three. Only rows
+    /// in one format can be bundled, and down only where the file has one row per neuron.
+    fn bundled(self, device: &Device, ffn: &Ffn) -> usize {
+        let wanted = self.repack && device.takes_columns() && ffn.experts.is_none();
+        if !wanted || !self.lists(ffn) {
+            return 0;
+        }
+        let shape = |rows: &HostRows| (rows.desc().n_rows, rows.desc().format);
+        let by_neuron = ffn
+            .matrices()
+            .take_while(|(matrix, _)| *matrix != FfnMatrix::Down || ffn.down_by_neuron);
+        match by_neuron.take_while(|(_, rows)| shape(rows) == shape(&ffn.up.w)).count() {
+            1 => 0,
+            n => n,
+        }
+    }
+
+    /// The matrices of a share, gate first. Transposed matrices of experts are made from the
+    /// experts' matrices side by side.
+    pub(crate) fn packs(self, device: &Device, ffn: &Ffn, neurons: &Neurons) -> Vec<PackedFfn> {
+        let rows = match neurons {
+            Neurons::All => Select::All,
+            Neurons::List(list) => Select::Rows(Arc::clone(list)),
+        };
+        let of = |source: TensorDesc, select: &Select, transpose| PackDesc {
+            source,
+            select: select.clone(),
+            transpose,
+            spare: 0,
+        };
+        let source = match ffn.n_expert() {
+            Some(n) if self.transposes(ffn) => {
+                model::beside(&ffn.down.w, n).expect("experts' rows are whole blocks")
+            }
+            Some(_) | None => ffn.down.w.clone(),
+        };
+        let down = source.desc();
+        let down = match (self.orientation(ffn), neurons) {
+            (Down::ByNeuron, _) => of(down, &rows, self.transposes(ffn)),
+            (Down::AcrossNeurons, Neurons::All) => of(down, &Select::All, false),
+            (Down::AcrossNeurons, Neurons::List(list)) if ffn.experts.is_some() => {
+                let (n_ff, n_out) = (down.n_cols as u32, ffn.up.w.desc().n_cols as u32);
+                let experts = list.iter().step_by(down.n_cols).map(|&first| first / n_ff);
+                let rows = experts.flat_map(|expert| expert * n_out..(expert + 1) * n_out);
+                of(down, &Select::Rows(rows.collect()), false)
+            }
+            (Down::AcrossNeurons, Neurons::List(list)) => {
+                let block = down.format.block_values();
+                let blocks = list.iter().step_by(block).map(|&n| n / block as u32).collect();
+                of(down, &Select::ColumnBlocks(blocks), false)
+            }
+        };
+        let one = |matrix, rows: &HostRows, pack| {
+            let cols = vec![rows.desc().n_cols];
+            PackedFfn { matrix: PackedMatrix::One(matrix), rows: rows.clone(), pack, cols }
+        };
+        let mut packs: Vec<PackedFfn> = ffn
+            .matrices()
+            .map(|(matrix, weights)| match matrix {
+                FfnMatrix::Down => one(matrix, &source, down.clone()),
+                FfnMatrix::Gate | FfnMatrix::Up => {
+                    one(matrix, weights, of(weights.desc(), &rows, false))
+                }
+            })
+            .collect();
+        let n = self.bundled(device, ffn);
+        if n > 0 {
+            let rest = packs.split_off(n);
+            let cols = packs.iter().map(|part| part.rows.desc().n_cols).collect();
+            let parts = packs.into_iter().map(|part| part.rows).collect();
+            let bundle = model::bundle(parts).expect("the rows have equal counts and one format");
+            let pack = of(bundle.desc(), &rows, false);
+            packs = vec![PackedFfn { matrix: PackedMatrix::Bundle, rows: bundle, pack, cols }];
+            packs.extend(rest);
+        }
+        packs
+    }
+
+    /// The groups of a share, where `n_below(n)` of its neurons have a number below `n`.
+    pub(crate) fn groups(self, ffn: &Ffn, n_below: impl Fn(usize) -> usize) -> Option<Groups> {
+        let experts = ffn.experts.as_ref()?;
+        let n_each = ffn.n_each();
+        let starts = (0..=experts.n).map(|expert| n_below(expert * n_each) as u32).collect();
+        Some(Groups { starts, n_used: experts.n_used })
+    }
+
+    /// Bytes of a share of `n` neurons on `device`. Packs that a device uses in place cost
+    /// nothing.
+    pub(crate) fn size(self, device: &Device, ffn: &Ffn, neurons: &Neurons, n: usize) -> Bytes {
+        let matrices = self.packs(device, ffn, neurons);
+        let matrices = matrices.iter().map(|PackedFfn { rows, pack, .. }| {
+            device.pack_size(pack, matches!(rows.source(), Source::Mapped(_)))
+        });
+        let offset =
+            |n| device.pack_size(&PackDesc::whole(TensorDesc::new(1, n, Format::F32)), false);
+        let before = ffn.gate.iter().chain([&ffn.up]);
+        let before = before.filter(|part| part.bias.is_some()).map(|_| offset(n));
+        let cut = (self.skip == Skip::BelowPerRow).then(|| offset(n));
+        let down = ffn
+            .down
+            .bias
+            .as_ref()
+            .map(|bias| device.pack_size(&PackDesc::whole(bias.desc()), false));
+        matrices.chain(before).chain(down).chain(cut).sum()
+    }
+
+    /// The op over tensors or, for planning, over their shapes.
+    pub(crate) fn op<T: Operand>(
+        self,
+        share: &FfnShare<T>,
+        rows: Rows<T>,
+        FfnPlace { x, weights, y, active, hits, union, accumulate }: FfnPlace<T>,
+    ) -> SparseFfn<T> {
+        let share = share.clone();
+        SparseFfn {
+            gate: share.gate,
+            up: share.up,
+            down: share.down,
+            bias_gate: share.bias_gate,
+            bias_up: share.bias_up,
+            bias_down: share.bias_down,
+            // The shared expert has no thresholds and is computed whole.
+            skip: if self.skip == Skip::BelowPerRow && share.threshold.is_none() {
+                Skip::Never
+            } else {
+                self.skip
+            },
+            threshold: share.threshold,
+            group_weight: weights,
+            rows,
+            dense_from: self.dense_from.at(x.desc().n_rows),
+            x,
+            y,
+            active,
+            hits,
+            union,
+            kind: self.kind,
+            activation: self.activation,
+            orientation: share.orientation,
+            groups: share.groups,
+            accumulate,
+        }
+    }
+
+    /// The shapes of a share of `n` of the block's neurons.
+    pub(crate) fn shape(self, ffn: &Ffn, n: usize) -> FfnShare<TensorDesc> {
+        let TensorDesc { n_cols: n_embd, format, .. } = ffn.up.w.desc();
+        let orientation = self.orientation(ffn);
+        let down = ffn.down.w.desc();
+        let offset =
+            |part: &Affine, n| part.bias.as_ref().map(|_| TensorDesc::new(1, n, Format::F32));
+        FfnShare {
+            gate: ffn.gate.as_ref().map(|gate| TensorDesc::new(n, n_embd, gate.w.desc().format)),
+            up: TensorDesc::new(n, n_embd, format),
+            down: match orientation {
+                Down::ByNeuron if self.transposes(ffn) => TensorDesc {
+                    layout: Layout::Transposed { n_source: ffn.up.w.desc().n_rows },
+                    ..TensorDesc::new(n, n_embd, down.format)
+                },
+                Down::ByNeuron => TensorDesc::new(n, n_embd, down.format),
+                Down::AcrossNeurons if ffn.experts.is_some() => {
+                    TensorDesc::new(n.div_ceil(down.n_cols) * n_embd, down.n_cols, down.format)
+                }
+                Down::AcrossNeurons => TensorDesc::new(n_embd, n, down.format),
+            },
+            bias_gate: ffn.gate.as_ref().and_then(|gate| offset(gate, n)),
+            bias_up: offset(&ffn.up, n),
+            bias_down: ffn.down.bias.as_ref().map(HostRows::desc),
+            threshold: (self.skip == Skip::BelowPerRow).then(|| TensorDesc::new(1, n, Format::F32)),
+            groups: self.groups(ffn, |below| below.min(n)),
+            orientation,
+        }
+    }
+}
+
+/// Which matrices of a share are packed together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PackedMatrix {
+    /// One alone.
+    One(FfnMatrix),
+    /// Several side by side.
+    Bundle,
+}
+
+impl PackedMatrix {
+    /// Label of the tensor within its block; a single matrix is labelled with its name in files.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            PackedMatrix::One(FfnMatrix::Gate) => "ffn_gate",
+            PackedMatrix::One(FfnMatrix::Up) => "ffn_up",
+            PackedMatrix::One(FfnMatrix::Down) => "ffn_down",
+            PackedMatrix::Bundle => "ffn_bundle",
+        }
+    }
+}
+
+/// One or more matrices of a share to be packed for a device.
+pub(crate) struct PackedFfn {
+    pub(crate) matrix: PackedMatrix,
+    pub(crate) rows: HostRows,
+    pub(crate) pack: PackDesc,
+    /// Columns of each matrix; several if they are side by side.
+    pub(crate) cols: Vec<usize>,
+}
+
+/// The values of a per-neuron vector for the neurons of a share.
+pub(crate) fn chosen(bias: &HostRows, neurons: &Neurons) -> HostRows {
+    let Neurons::List(list) = neurons else {
+        return bias.clone();
+    };
+    let bytes = bias.rows(0..1).expect("biases are in memory");
+    let values = list.iter().flat_map(|&n| &bytes[4 * n as usize..][..4]);
+    let bytes: Vec<u8> = values.copied().collect();
+    HostRows::new(Source::Owned(Arc::new(bytes)), 1, list.len(), Format::F32)
+        .expect("four bytes per neuron")
+}
+
+/// The thresholds on the activations of a share's neurons, if it uses thresholds.
+pub(crate) fn cuts(options: &EngineOptions, layer: usize, neurons: &Neurons) -> Option<HostRows> {
+    let (Sparsity::Within(target), Some(Layers::Thresholds(layers))) =
+        (options.sparsity, options.learned_layers())
+    else {
+        return None;
+    };
+    let values = layers.get(layer)?.rows(target);
+    Some(chosen(&vector(&values), neurons))
+}
+
+/// Inputs and outputs of a share's op.
+pub(crate) struct FfnPlace<T> {
+    pub(crate) x: T,
+    /// Weight of each expert for each token.
+    pub(crate) weights: Option<T>,
+    pub(crate) y: T,
+    pub(crate) active: T,
+    /// Counters of the tokens for which each row was active; `None` where rows are not counted.
+    pub(crate) hits: Option<T>,
+    /// Operand for [`hal::op::UnionCounts`]; `None` where they are not counted.
+    pub(crate) union: Option<T>,
+    /// Whether to add to `y`.
+    pub(crate) accumulate: bool,
+}
+
+/// Gate, up and down of some neurons.
+#[derive(Clone, Debug)]
+pub(crate) struct FfnShare<T> {
+    pub(crate) gate: Option<T>,
+    pub(crate) up: T,
+    pub(crate) down: T,
+    pub(crate) bias_gate: Option<T>,
+    pub(crate) bias_up: Option<T>,
+    pub(crate) bias_down: Option<T>,
+    /// Threshold of each neuron's activation.
+    pub(crate) threshold: Option<T>,
+    pub(crate) groups: Option<Groups>,
+    pub(crate) orientation: Down,
+}

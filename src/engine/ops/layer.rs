@@ -1,0 +1,338 @@
+//! A layer as ops: over tensors to record it, over shapes to ask whether a device supports it.
+
+use hal::op::{
+    Add, CopyHeads, Down, GateActivation, Groups, HeadColumns, MatMul, Merge, Mul, Norm, Op, Post,
+    Route, Scoring,
+};
+use hal::{Batch, Operand, RowSet, Rows};
+
+use model::{
+    Affine, BlockKind, Frame, LayerWeights, Mixer, Model, PredictorInput, RouterInput, Shared,
+};
+
+use super::ffn::{FfnMode, FfnPlace, FfnShare};
+use super::mixer::Memory;
+use super::predict::{Input, Predictor};
+use super::scratch::{Role, Scratch};
+
+/// Operands of a layer's ops.
+pub(crate) struct LayerOps<'a, T> {
+    pub(crate) model: &'a Model,
+    pub(crate) mode: FfnMode,
+    /// The layer's index.
+    pub(crate) index: usize,
+    /// The layer in the file.
+    pub(crate) facts: &'a LayerWeights,
+    pub(crate) frame: &'a Frame<T>,
+    /// Frequencies of RoPE.
+    pub(crate) freqs: Option<&'a T>,
+    pub(crate) memory: &'a Memory<T>,
+    /// Chooses the active neurons.
+    pub(crate) predictor: Option<&'a Predictor<T>>,
+    /// Resident neurons; `None` if none is on the home device.
+    pub(crate) own: Option<&'a FfnShare<T>>,
+    pub(crate) scratch: &'a Scratch<T>,
+    pub(crate) batch: &'a Batch<T>,
+    /// Counters of neurons.
+    pub(crate) active: T,
+    /// Row counters, if rows are counted.
+    pub(crate) hits: Option<T>,
+    /// Operand for [`hal::op::UnionCounts`], if they are counted.
+    pub(crate) union: Option<T>,
+    /// Lists that the predictor fills: resident rows and, if some neurons are on other devices,
+    /// absent rows.
+    pub(crate) resident: Option<RowSet<T>>,
+    pub(crate) absent: Option<RowSet<T>>,
+    /// Present if some neurons are computed on other devices.
+    pub(crate) mailbox: Option<usize>,
+}
+
+/// `y = norm(x)` of the residual.
+pub(crate) fn residual_norm<T: Operand>(model: &Model, x: &T, by: &Affine<T>, y: &T) -> Op<T> {
+    Norm { eps: model.hyper.residual_eps(), ..norm(model, x, by, y) }.into()
+}
+
+/// `y = norm(x)`, over each group of `norm`'s length.
+fn norm<T: Operand>(model: &Model, x: &T, norm: &Affine<T>, y: &T) -> Norm<T> {
+    Norm {
+        x: x.clone(),
+        weight: Some(norm.w.clone()),
+        bias: norm.bias.clone(),
+        y: y.clone(),
+        kind: model.spec.norm,
+        eps: model.hyper.eps,
+        width: norm.w.desc().n_cols,
+    }
+}
+
+/// Scratch that a layer needs besides its mixer's scratch and the fixed tensors: role and columns.
+pub(crate) fn scratch_of(model: &Model, layer: &LayerWeights) -> Vec<(Role, usize)> {
+    let (hyper, frame) = (&model.hyper, &layer.frame);
+    let mut all = Vec::new();
+    if frame.per_layer.is_some() {
+        let (width, n_inputs) = (hyper.n_per_layer, hyper.n_per_layer * hyper.n_layer);
+        all.extend([(Role::LayerInputs, n_inputs), (Role::LayerInputsPart, n_inputs)]);
+        all.extend([(Role::LayerInput, width), (Role::LayerGate, width)]);
+    }
+    if frame.router_norm.is_some() {
+        all.push((Role::RouterInput, hyper.n_embd));
+    }
+    if frame.shared.as_ref().is_some_and(|shared| shared.norms.is_some()) {
+        all.extend([(Role::DenseInput, hyper.n_embd), (Role::DenseOutput, hyper.n_embd)]);
+    }
+    all
+}
+
+/// The input of `predictor`, before the residual is updated.
+pub(crate) fn predictor_input<'a, T>(
+    model: &Model,
+    predictor: &Predictor<T>,
+    s: &'a Scratch<T>,
+) -> &'a T {
+    match (predictor.input, model.spec.predictor_input) {
+        (Input::Normed, _) => &s.h,
+        (Input::OfFile, PredictorInput::Residual) => &s.x,
+    }
+}
+
+pub(crate) fn matmul<T: Operand>(by: &Affine<T>, x: &T, y: &T) -> Op<T> {
+    MatMul { w: by.w.clone(), x: x.clone(), bias: by.bias.clone(), y: y.clone() }.into()
+}
+
+impl<T: Operand> LayerOps<'_, T> {
+    /// The ops in order.
+    pub(crate) fn list(self) -> Vec<Op<T>> {
+        let mut ops = self.before_neurons();
+        ops.extend(self.ops_after_attention());
+        ops
+    }
+
+    /// The ops up to the feed-forward block's input in `h` and, with experts, their weights.
+    pub(crate) fn before_neurons(&self) -> Vec<Op<T>> {
+        let (s, frame) = (self.scratch, self.frame);
+        let mut ops = Vec::new();
+        self.route(&mut ops, RouterInput::Layer, &s.x);
+        if let Some(norm) = &frame.attn_norm {
+            ops.push(residual_norm(self.model, &s.x, norm, &s.h));
+        }
+        self.mix(&mut ops);
+        if !self.is_parallel() && self.mixes() {
+            self.add(&mut ops, frame.post_attn_norm.as_ref());
+        }
+        if let Some(norm) = &frame.ffn_norm {
+            ops.push(residual_norm(self.model, &s.x, norm, &s.h));
+        }
+        self.route(&mut ops, RouterInput::Ffn, &s.h);
+        if let Some(norm) = &frame.router_norm {
+            let x = s.at(Role::RouterInput, self.model.hyper.n_embd);
+            ops.push(residual_norm(self.model, &s.x, norm, x));
+            self.route(&mut ops, RouterInput::Residual, x);
+        }
+        ops
+    }
+
+    /// The remaining ops: from the feed-forward block on.
+    pub(crate) fn ops_after_attention(&self) -> Vec<Op<T>> {
+        let mut ops = self.neurons_alone();
+        ops.extend(self.after_neurons());
+        ops
+    }
+
+    /// The ops of the feed-forward block alone.
+    pub(crate) fn neurons_alone(&self) -> Vec<Op<T>> {
+        let mut ops = Vec::new();
+        if self.facts.ffn.is_some() {
+            self.neurons(&mut ops, self.is_parallel() && self.mixes());
+        }
+        ops
+    }
+
+    /// The ops after it.
+    pub(crate) fn after_neurons(&self) -> Vec<Op<T>> {
+        let mut ops = Vec::new();
+        self.join_dense(&mut ops);
+        if self.facts.ffn.is_some() || (self.is_parallel() && self.mixes()) {
+            self.add(&mut ops, self.frame.post_ffn_norm.as_ref());
+        }
+        self.per_layer(&mut ops);
+        if let Some(scale) = &self.frame.out_scale {
+            let (g, x) = (scale.clone(), self.scratch.x.clone());
+            ops.push(Mul { g, x, activation: GateActivation::None }.into());
+        }
+        ops
+    }
+
+    /// Sums the normed outputs of the experts and of the dense block beside them into `y`.
+    fn join_dense(&self, ops: &mut Vec<Op<T>>) {
+        let s = self.scratch;
+        let shared = self.frame.shared.as_ref();
+        let Some(norms) = shared.and_then(|shared| shared.norms.as_ref()) else { return };
+        let dense = s.at(Role::DenseOutput, self.model.hyper.n_embd);
+        ops.push(self.norm(&s.y, &norms.experts, &s.h));
+        ops.push(self.norm(dense, &norms.after, &s.y));
+        ops.push(Add { a: s.h.clone(), x: s.y.clone() }.into());
+    }
+
+    /// Adds the contribution of the tokens' embeddings for this layer to the residual.
+    fn per_layer(&self, ops: &mut Vec<Op<T>>) {
+        let (s, hyper) = (self.scratch, &self.model.hyper);
+        let Some(by) = &self.frame.per_layer else { return };
+        let width = hyper.n_per_layer;
+        let all = s.at(Role::LayerInputs, width * hyper.n_layer);
+        let (input, gate) = (s.at(Role::LayerInput, width), s.at(Role::LayerGate, width));
+        let copy = CopyHeads {
+            x: all.clone(),
+            y: input.clone(),
+            n_head: 1,
+            width,
+            from: HeadColumns { first: self.index * width, step: width },
+            to: HeadColumns { first: 0, step: width },
+        };
+        ops.push(copy.into());
+        ops.push(matmul(&by.gate, &s.x, gate));
+        let (g, x) = (gate.clone(), input.clone());
+        ops.push(Mul { g, x, activation: GateActivation::Gelu }.into());
+        ops.push(matmul(&by.proj, input, &s.y));
+        self.add(ops, Some(&by.norm));
+    }
+
+    fn mixes(&self) -> bool {
+        !matches!(self.frame.mixer, Mixer::None)
+    }
+
+    fn is_parallel(&self) -> bool {
+        self.model.spec.block == BlockKind::Parallel
+    }
+
+    pub(crate) fn norm(&self, x: &T, by: &Affine<T>, y: &T) -> Op<T> {
+        norm(self.model, x, by, y).into()
+    }
+
+    /// Adds the output `y` of half a layer to the residual, after its post-norm if it has one.
+    fn add(&self, ops: &mut Vec<Op<T>>, post_norm: Option<&Affine<T>>) {
+        let s = self.scratch;
+        let a = match post_norm {
+            Some(norm) => {
+                ops.push(self.norm(&s.y, norm, &s.h));
+                &s.h
+            }
+            None => &s.y,
+        };
+        ops.push(Add { a: a.clone(), x: s.x.clone() }.into());
+    }
+
+    /// Chooses experts by `x` if the router reads `input`.
+    fn route(&self, ops: &mut Vec<Op<T>>, input: RouterInput, x: &T) {
+        let (Some(router), Some(weights), Some(experts)) =
+            (&self.frame.router, &self.scratch.weights, self.facts.experts())
+        else {
+            return;
+        };
+        if self.model.spec.routing.input == input {
+            let route = Route {
+                w: router.w.clone(),
+                bias: router.bias.clone(),
+                x: x.clone(),
+                weights: weights.clone(),
+                n_used: experts.n_used,
+                scoring: experts.scoring,
+                renormalise: experts.renormalise,
+                scale: experts.scale,
+            };
+            ops.push(route.into());
+            if let Some(scale) = &self.frame.expert_scale {
+                let (g, x) = (scale.clone(), weights.clone());
+                ops.push(Mul { g, x, activation: GateActivation::None }.into());
+            }
+        }
+    }
+
+    /// Computes the shared expert into `y`, adding to it if `accumulate`; with norms of its own,
+    /// into `Role::DenseOutput`.
+    fn shared(&self, ops: &mut Vec<Op<T>>, shared: &Shared<T>, accumulate: bool) {
+        let s = self.scratch;
+        let n_embd = self.model.hyper.n_embd;
+        let (x, y) = match &shared.norms {
+            Some(norms) => {
+                let x = s.at(Role::DenseInput, n_embd);
+                ops.push(residual_norm(self.model, &s.x, &norms.before, x));
+                (x, s.at(Role::DenseOutput, n_embd))
+            }
+            None => (&s.h, &s.y),
+        };
+        let accumulate = accumulate && shared.norms.is_none();
+        let mut groups = None;
+        if let (Some(weight), Some(weights)) = (&shared.weight, &s.shared_weight) {
+            let route = Route {
+                w: weight.w.clone(),
+                bias: weight.bias.clone(),
+                x: x.clone(),
+                weights: weights.clone(),
+                n_used: 1,
+                scoring: Scoring::Sigmoid,
+                renormalise: false,
+                scale: 1.0,
+            };
+            ops.push(route.into());
+            let n_ff = shared.up.w.desc().n_rows as u32;
+            groups = Some(Groups { starts: [0, n_ff].into(), n_used: 1 });
+        }
+        let place = FfnPlace {
+            x: x.clone(),
+            weights: s.shared_weight.clone().filter(|_| groups.is_some()),
+            y: y.clone(),
+            active: self.active.clone(),
+            hits: None,
+            union: None,
+            accumulate,
+        };
+        let Shared { gate, up, down, .. } = shared.clone();
+        let share = FfnShare {
+            gate: Some(gate.w),
+            up: up.w,
+            down: down.w,
+            bias_gate: gate.bias,
+            bias_up: up.bias,
+            bias_down: down.bias,
+            threshold: None,
+            groups,
+            orientation: Down::AcrossNeurons,
+        };
+        ops.push(self.mode.op(&share, Rows::All, place).into());
+    }
+
+    /// From the normed `h` to the block's output in `y`, adding to it if `accumulate`.
+    fn neurons(&self, ops: &mut Vec<Op<T>>, accumulate: bool) {
+        let s = self.scratch;
+        let (mut rows, mut absent) = (Rows::All, None);
+        // Where the absent neurons are streamed, their lists are made per chunk.
+        let wanted = self.own.is_some() || self.mailbox.is_some();
+        if let (Some(predictor), Some(resident), true) = (self.predictor, &self.resident, wanted) {
+            absent = self.absent.clone();
+            let x = predictor_input(self.model, predictor, s).clone();
+            ops.push(predictor.op(x, resident.clone(), absent.clone()).into());
+            rows = Rows::Active(resident.clone());
+        }
+        if let Some(mailbox) = self.mailbox {
+            let (x, batch) = (s.h.clone(), self.batch.clone());
+            ops.push(Post { x, batch, rows: absent, weights: s.weights.clone(), mailbox }.into());
+        }
+        let mut accumulate = accumulate;
+        if let Some(own) = self.own {
+            let (x, y, active) = (s.h.clone(), s.y.clone(), self.active.clone());
+            let weights = s.weights.clone().filter(|_| own.groups.is_some());
+            let (hits, union) = (self.hits.clone(), self.union.clone());
+            let place = FfnPlace { x, weights, y, active, hits, union, accumulate };
+            ops.push(self.mode.op(own, rows, place).into());
+            accumulate = true;
+        }
+        if let Some(shared) = &self.frame.shared {
+            self.shared(ops, shared, accumulate);
+            accumulate |= self.frame.adds_shared();
+        }
+        if let Some(mailbox) = self.mailbox {
+            let (batch, y) = (self.batch.clone(), s.y.clone());
+            ops.push(Merge { batch, y, mailbox, accumulate }.into());
+        }
+    }
+}

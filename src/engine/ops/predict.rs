@@ -1,0 +1,106 @@
+//! The predictor of a layer's active neurons, as an op that fills lists of rows.
+
+use std::sync::Arc;
+
+use hal::format::Format;
+use hal::op::{Hidden, Predict};
+use hal::{HostRows, Operand, RowSet, Source, TensorDesc};
+
+use model::chooser::LayerPredictor;
+
+/// A tensor of row numbers, counts or membership bits.
+pub(crate) fn words(n_rows: usize, n_cols: usize) -> TensorDesc {
+    TensorDesc::new(n_rows, n_cols, Format::U32)
+}
+
+/// The shapes of a list of up to `capacity` rows for `n_tokens`.
+pub(crate) fn list_desc(capacity: usize, n_tokens: usize) -> RowSet<TensorDesc> {
+    RowSet {
+        ids: words(1, capacity),
+        count: words(1, 1),
+        members: words(capacity, n_tokens.div_ceil(32)),
+    }
+}
+
+/// Input of a predictor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Input {
+    /// As the file's family defines it.
+    OfFile,
+    /// The block's normed input.
+    Normed,
+}
+
+/// The data of a predictor, on the host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chosen<'a> {
+    pub(crate) fc1: Option<&'a HostRows>,
+    pub(crate) fc2: &'a HostRows,
+    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) threshold: f32,
+    pub(crate) hidden: Hidden,
+    pub(crate) input: Input,
+}
+
+impl<'a> Chosen<'a> {
+    /// PowerInfer's formula, selecting scores of at least `threshold`.
+    pub(crate) fn of_file(weights: &'a model::Predictor, threshold: f32) -> Chosen<'a> {
+        let model::Predictor { fc1, fc2 } = weights;
+        let (hidden, input) = (Hidden::Relu, Input::OfFile);
+        Chosen { fc1: Some(fc1), fc2, bias: None, threshold, hidden, input }
+    }
+
+    /// A trained predictor, for a relative error of `target` in the block's output.
+    pub(crate) fn learned(layer: &'a LayerPredictor, target: f32) -> Chosen<'a> {
+        let threshold = layer.threshold(target);
+        let LayerPredictor { fc1, fc2, bias, .. } = layer;
+        let (hidden, input) = (Hidden::Linear, Input::Normed);
+        Chosen { fc1: fc1.as_ref(), fc2, bias: Some(bias), threshold, hidden, input }
+    }
+}
+
+/// A layer's predictor over tensors or, for planning, over their shapes.
+#[derive(Clone, Debug)]
+pub(crate) struct Predictor<T> {
+    pub(crate) fc1: Option<T>,
+    pub(crate) fc2: T,
+    /// `[1, n_ff]`
+    pub(crate) bias: Option<T>,
+    /// `[1, n_ff]`: the slot of each neuron.
+    pub(crate) slots: T,
+    pub(crate) threshold: f32,
+    pub(crate) hidden: Hidden,
+    /// Which input its op needs.
+    pub(crate) input: Input,
+}
+
+impl Predictor<TensorDesc> {
+    pub(crate) fn desc(chosen: Chosen<'_>) -> Predictor<TensorDesc> {
+        let Chosen { fc1, fc2, bias, threshold, hidden, input } = chosen;
+        let (fc1, fc2) = (fc1.map(HostRows::desc), fc2.desc());
+        let bias = bias.map(|_| TensorDesc::new(1, fc2.n_rows, Format::F32));
+        Predictor { fc1, fc2, bias, slots: words(1, fc2.n_rows), threshold, hidden, input }
+    }
+}
+
+/// Floats as one row.
+pub(crate) fn vector(values: &[f32]) -> HostRows {
+    let bytes: Vec<u8> = bytemuck::cast_slice(values).to_vec();
+    let source = Source::Owned(Arc::new(bytes));
+    HostRows::new(source, 1, values.len(), Format::F32).expect("as many bytes as values")
+}
+
+impl<T: Clone> Predictor<T> {
+    /// The same predictor over some of the neurons: their rows, biases and slots.
+    pub(crate) fn over(&self, fc2: T, bias: T, slots: T) -> Predictor<T> {
+        Predictor { fc2, bias: Some(bias), slots, ..self.clone() }
+    }
+}
+
+impl<T: Operand> Predictor<T> {
+    /// The op for its input `x`.
+    pub(crate) fn op(&self, x: T, resident: RowSet<T>, absent: Option<RowSet<T>>) -> Predict<T> {
+        let Predictor { fc1, fc2, bias, slots, threshold, hidden, .. } = self.clone();
+        Predict { x, fc1, fc2, bias, slots, resident, absent, threshold, hidden }
+    }
+}

@@ -1,0 +1,159 @@
+//! The recurrent mixers as ops: short convolution, gated delta rule, Mamba-2.
+
+use hal::Operand;
+use hal::op::{
+    GateActivation, GatedDelta as GatedDeltaOp, Mul, Norm, NormKind, Op, ShortConv as ShortConvOp,
+    SsmScan,
+};
+
+use model::{GatedDelta, Mamba2, ShortConv};
+
+use super::layer::{LayerOps, matmul};
+use super::scratch::Role;
+
+impl<T: Operand> LayerOps<'_, T> {
+    /// LFM2's gated short convolution: `y = out . (c * conv(b * x))`.
+    pub(super) fn short_conv(&self, ops: &mut Vec<Op<T>>, by: &ShortConv<T>) {
+        let (s, n) = (self.scratch, by.conv.desc().n_rows);
+        let [x, gate, mixed] =
+            [Role::Query, Role::Value, Role::Mixed].map(|role| s.at(role, n).clone());
+        let activation = GateActivation::None;
+        ops.push(matmul(&by.x, &s.h, &x));
+        ops.push(matmul(&by.b, &s.h, &gate));
+        ops.push(Mul { g: gate.clone(), x: x.clone(), activation }.into());
+        let [state] = self.memory.states() else { return };
+        ops.push(self.conv(&x, &by.conv, state, &mixed, false).into());
+        ops.push(matmul(&by.c, &s.h, &gate));
+        ops.push(Mul { g: gate, x: mixed.clone(), activation }.into());
+        ops.push(matmul(&by.out, &mixed, &s.y));
+    }
+
+    /// A short convolution without a bias.
+    fn conv(&self, x: &T, weight: &T, state: &T, y: &T, silu: bool) -> ShortConvOp<T> {
+        ShortConvOp {
+            x: x.clone(),
+            weight: weight.clone(),
+            bias: None,
+            batch: self.batch.clone(),
+            state: state.clone(),
+            y: y.clone(),
+            silu,
+        }
+    }
+
+    /// A gated delta net: `y = out . (norm(delta(q, k, v)) * silu(z))`, with queries, keys and
+    /// values convolved, and queries and keys of length 1.
+    pub(super) fn gated_delta(&self, ops: &mut Vec<Op<T>>, by: &GatedDelta<T>) {
+        let (s, sizes) = (self.scratch, &by.sizes);
+        let [q_state, k_state, v_state, state] = self.memory.states() else { return };
+        let at = |role, n| s.at(role, n).clone();
+        let (n_k, n_v, n_head) = (sizes.n_k(), sizes.n_v(), sizes.n_head_v);
+        let (q, q_conv) = (at(Role::Query, n_k), at(Role::QueryConv, n_k));
+        let (k, k_conv) = (at(Role::Key, n_k), at(Role::KeyConv, n_k));
+        let (v, v_conv) = (at(Role::Value, n_v), at(Role::Mixed, n_v));
+        let (decay, beta) = (at(Role::Decay, n_head), at(Role::Beta, n_head));
+        let convolved = [
+            (&by.q, &by.q_conv, q_state, &q, &q_conv),
+            (&by.k, &by.k_conv, k_state, &k, &k_conv),
+            (&by.v, &by.v_conv, v_state, &v, &v_conv),
+        ];
+        for (by, filter, state, x, y) in convolved {
+            ops.push(matmul(by, &s.h, x));
+            ops.push(self.conv(x, filter, state, y, true).into());
+        }
+        for (x, y) in [(&q_conv, &q), (&k_conv, &k)] {
+            let norm = Norm {
+                x: x.clone(),
+                weight: Some(by.unit.clone()),
+                bias: None,
+                y: y.clone(),
+                kind: NormKind::Rms,
+                eps: self.model.hyper.eps / sizes.d_k as f32,
+                width: sizes.d_k,
+            };
+            ops.push(norm.into());
+        }
+        ops.push(matmul(&by.alpha, &s.h, &decay));
+        ops.push(matmul(&by.beta, &s.h, &beta));
+        let delta = GatedDeltaOp {
+            q,
+            k,
+            v: v_conv.clone(),
+            decay,
+            beta,
+            dt_bias: by.dt_bias.clone(),
+            a: by.a.clone(),
+            batch: self.batch.clone(),
+            state: state.clone(),
+            y: v.clone(),
+            n_head_k: sizes.n_head_k,
+            n_head_v: sizes.n_head_v,
+            heads: sizes.heads,
+            scale: (sizes.d_k as f32).sqrt().recip(),
+        };
+        ops.push(delta.into());
+        ops.push(self.norm(&v, &by.norm, &v_conv));
+        ops.push(matmul(&by.z, &s.h, &v));
+        ops.push(Mul { g: v, x: v_conv.clone(), activation: GateActivation::Silu }.into());
+        ops.push(matmul(&by.out, &v_conv, &s.y));
+    }
+
+    /// A Mamba-2 block: `y = out . norm(scan(x, b, c, dt) * silu(z))`, with `x`, `b` and `c`
+    /// convolved.
+    pub(super) fn mamba2(&self, ops: &mut Vec<Op<T>>, by: &Mamba2<T>) {
+        let (s, sizes) = (self.scratch, &by.sizes);
+        let [x_state, b_state, c_state, state] = self.memory.states() else { return };
+        let at = |role, n| s.at(role, n).clone();
+        let (n_x, n_b) = (sizes.d_inner, sizes.n_b());
+        let (x, x_conv) = (at(Role::Value, n_x), at(Role::Mixed, n_x));
+        let (b, b_conv) = (at(Role::Key, n_b), at(Role::KeyConv, n_b));
+        let (c, c_conv) = (at(Role::Query, n_b), at(Role::QueryConv, n_b));
+        let dt = at(Role::Decay, sizes.n_head);
+        let convolved = [
+            (&by.x, &by.x_conv, x_state, &x, &x_conv),
+            (&by.b, &by.b_conv, b_state, &b, &b_conv),
+            (&by.c, &by.c_conv, c_state, &c, &c_conv),
+        ];
+        for (by, filter, state, x, y) in convolved {
+            ops.push(matmul(by, &s.h, x));
+            let conv = self.conv(x, &filter.w, state, y, true);
+            ops.push(ShortConvOp { bias: filter.bias.clone(), ..conv }.into());
+        }
+        ops.push(matmul(&by.dt, &s.h, &dt));
+        // The scan's output reuses the scratch of `x`; the gate reuses that of `x_conv`.
+        let (y, free) = (x, x_conv.clone());
+        let scan = SsmScan {
+            x: x_conv,
+            dt,
+            dt_bias: by.dt_bias.clone(),
+            a: by.a.clone(),
+            b: b_conv,
+            c: c_conv,
+            d: by.d.clone(),
+            batch: self.batch.clone(),
+            state: state.clone(),
+            y: y.clone(),
+            n_group: sizes.n_group,
+        };
+        ops.push(scan.into());
+        ops.push(matmul(&by.z, &s.h, &free));
+        ops.push(Mul { g: free.clone(), x: y.clone(), activation: GateActivation::Silu }.into());
+        // The weight of `Norm` is the same for all groups; several groups take a `Mul` instead.
+        let one_group = sizes.n_group == 1;
+        let norm = Norm {
+            x: y,
+            weight: one_group.then(|| by.norm.clone()),
+            bias: None,
+            y: free.clone(),
+            kind: NormKind::Rms,
+            eps: self.model.hyper.eps,
+            width: n_x / sizes.n_group,
+        };
+        ops.push(norm.into());
+        if !one_group {
+            let (g, x) = (by.norm.clone(), free.clone());
+            ops.push(Mul { g, x, activation: GateActivation::None }.into());
+        }
+        ops.push(matmul(&by.out, &free, &s.y));
+    }
+}

@@ -1,0 +1,182 @@
+//! Scratch of a layer's ops, shared by all layers.
+
+use std::convert::Infallible;
+
+use hal::TensorDesc;
+use hal::format::Format;
+
+use model::Model;
+
+use super::layer;
+use super::mixer::{scratch_of, shapes};
+
+/// Scratch tensors or their shapes, all `[n_ubatch, ...]`; programs use their first rows.
+#[derive(Clone, Debug)]
+pub(crate) struct Scratch<T> {
+    pub(crate) x: T,
+    pub(crate) h: T,
+    pub(crate) y: T,
+    /// Input of shares that another device handed off.
+    pub(crate) handed: T,
+    /// Weight of each expert, computed on a layer's home; present if there are experts.
+    pub(crate) weights: Option<T>,
+    /// Weight of the shared expert.
+    pub(crate) shared_weight: Option<T>,
+    /// Other scratch tensors by role and columns; layers with the same sizes share them.
+    mixers: Vec<(Role, usize, T)>,
+}
+
+/// The role of a scratch tensor in layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Queries; the input of a short convolution; `c` of Mamba-2.
+    Query,
+    /// Queries or `c` after their convolution.
+    QueryConv,
+    /// Queries and gates as the output of one matrix.
+    QueryGate,
+    /// Gates of attention's output.
+    Gate,
+    /// Keys; `b` of Mamba-2.
+    Key,
+    /// Keys or `b` after their convolution.
+    KeyConv,
+    /// The columns of keys that RoPE is applied to, one for all heads (MLA).
+    KeyRope,
+    /// Values; the input of a Mamba-2 block's heads.
+    Value,
+    /// Values after their norm.
+    ValueNormed,
+    /// The latent vector of keys and values (MLA).
+    LatentKv,
+    /// The latent vector after its norm.
+    LatentKvNormed,
+    /// Keys and values expanded from the latent vector.
+    LatentExpanded,
+    /// Output of the mixer before the output matrix.
+    Mixed,
+    /// Decay of a gated delta rule; step sizes of Mamba-2.
+    Decay,
+    /// Writing strength of a gated delta rule.
+    Beta,
+    /// Embeddings of the tokens for all layers, kept during a step.
+    LayerInputs,
+    /// Projected or looked-up part of `LayerInputs`.
+    LayerInputsPart,
+    /// The embeddings for one layer.
+    LayerInput,
+    /// Gate of the embeddings for one layer.
+    LayerGate,
+    /// Normed input of a router.
+    RouterInput,
+    /// Input of a dense block beside experts.
+    DenseInput,
+    /// Output of a dense block beside experts.
+    DenseOutput,
+}
+
+impl Role {
+    fn label(self) -> &'static str {
+        match self {
+            Role::Query => "q",
+            Role::QueryConv => "q_conv",
+            Role::QueryGate => "q_gate",
+            Role::Gate => "gate",
+            Role::Key => "k",
+            Role::KeyConv => "k_conv",
+            Role::KeyRope => "k_rope",
+            Role::Value => "v",
+            Role::ValueNormed => "v_normed",
+            Role::LatentKv => "latent",
+            Role::LatentKvNormed => "latent_normed",
+            Role::LatentExpanded => "latent_expanded",
+            Role::Mixed => "mixed",
+            Role::Decay => "decay",
+            Role::Beta => "beta",
+            Role::LayerInputs => "layer_inputs",
+            Role::LayerInputsPart => "layer_inputs_part",
+            Role::LayerInput => "layer_input",
+            Role::LayerGate => "layer_gate",
+            Role::RouterInput => "router_input",
+            Role::DenseInput => "dense_input",
+            Role::DenseOutput => "dense_output",
+        }
+    }
+}
+
+impl Scratch<TensorDesc> {
+    pub(crate) fn shapes(model: &Model, n_tokens: usize) -> Scratch<TensorDesc> {
+        let f32 = |cols| TensorDesc::new(n_tokens, cols, Format::F32);
+        let (n_embd, n_expert) = (model.hyper.n_embd, model.max_experts());
+        let mut mixers: Vec<(Role, usize, TensorDesc)> = Vec::new();
+        let of_layers = model.layers.iter().flat_map(|layer| {
+            scratch_of(&shapes(layer)).into_iter().chain(layer::scratch_of(model, layer))
+        });
+        for (role, cols) in of_layers {
+            if !mixers.iter().any(|known| (known.0, known.1) == (role, cols)) {
+                mixers.push((role, cols, f32(cols)));
+            }
+        }
+        Scratch {
+            x: f32(n_embd),
+            h: f32(n_embd),
+            y: f32(n_embd),
+            handed: f32(n_embd),
+            weights: (n_expert > 0).then(|| f32(n_expert)),
+            shared_weight: (n_expert > 0).then(|| f32(1)),
+            mixers,
+        }
+    }
+}
+
+/// Allocates one scratch tensor with this label.
+type Alloc<'a, T, U, E> = dyn FnMut(&'static str, &T) -> std::result::Result<U, E> + 'a;
+
+impl<T> Scratch<T> {
+    pub(crate) fn try_map<U, E>(
+        &self,
+        f: &mut Alloc<'_, T, U, E>,
+    ) -> std::result::Result<Scratch<U>, E> {
+        let maybe = |label, part: &Option<T>, f: &mut Alloc<'_, T, U, E>| {
+            part.as_ref().map(|part| f(label, part)).transpose()
+        };
+        Ok(Scratch {
+            x: f("x", &self.x)?,
+            h: f("h", &self.h)?,
+            y: f("y", &self.y)?,
+            handed: f("handed", &self.handed)?,
+            weights: maybe("weights", &self.weights, f)?,
+            shared_weight: maybe("shared_weight", &self.shared_weight, f)?,
+            mixers: self
+                .mixers
+                .iter()
+                .map(|(role, cols, tensor)| Ok((*role, *cols, f(role.label(), tensor)?)))
+                .collect::<std::result::Result<_, E>>()?,
+        })
+    }
+
+    /// The tensor of `cols` columns that layers use for `role`; [`scratch_of`] and
+    /// [`layer::scratch_of`] list all of them.
+    pub(crate) fn at(&self, role: Role, cols: usize) -> &T {
+        let found = self.mixers.iter().find(|known| (known.0, known.1) == (role, cols));
+        found.map(|(_, _, tensor)| tensor).expect("scratch was made for all layers")
+    }
+
+    /// The same over another kind of operand.
+    pub(crate) fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> Scratch<U> {
+        let mapped: std::result::Result<_, Infallible> =
+            self.try_map(&mut |_, tensor| Ok(f(tensor)));
+        match mapped {
+            Ok(scratch) => scratch,
+            Err(never) => match never {},
+        }
+    }
+}
+
+/// Columns of all scratch tensors of a step, together.
+#[must_use]
+pub fn scratch_width(model: &Model) -> usize {
+    let mut width = 0;
+    Scratch::shapes(model, 1).map(&mut |desc| width += desc.n_cols);
+    width
+}

@@ -1,0 +1,318 @@
+//! Records a step as programs: the model's layers become ops, once, at load.
+//!
+//! Not here: how the tensors were loaded, and how programs are replayed.
+
+mod segments;
+
+use hal::op::{Gather, MatMul, SoftCap};
+use hal::{Program, Recorder, Rows, Tensor};
+
+use model::Model;
+use placement::{DeviceIndex, Placement};
+
+use crate::error::Result;
+use crate::load::ffn::FfnTensors;
+use crate::load::lane::Lane;
+use crate::load::lists::ChunkLists;
+use crate::load::{Loaded, Remote};
+use crate::ops::ffn::{FfnMode, FfnPlace};
+use crate::ops::layer::{LayerOps, predictor_input, residual_norm};
+use crate::ops::predict::Predictor;
+use crate::ops::scratch::Scratch;
+use crate::options::EngineOptions;
+use crate::size::Sizing;
+use crate::timeline::Work;
+
+/// The same step for several numbers of tokens, ascending.
+#[derive(Debug, Default)]
+pub(crate) struct Ladder {
+    rungs: Vec<(usize, Program)>,
+}
+
+impl Ladder {
+    /// The smallest program for at least `n` tokens.
+    pub(crate) fn at_least(&self, n: usize) -> Option<&Program> {
+        self.rungs.iter().find(|(size, _)| *size >= n).map(|(_, program)| program)
+    }
+
+    pub(crate) fn slow(&self) -> impl Iterator<Item = &String> {
+        self.rungs.iter().flat_map(|(_, program)| program.slow())
+    }
+}
+
+/// Consecutive layers with one home.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub(crate) device: DeviceIndex,
+    /// The layer of each mailbox of the programs, in order.
+    pub(crate) handed: Vec<usize>,
+    /// The work of each timed span of the programs.
+    pub(crate) works: Vec<Work>,
+    pub(crate) programs: Ladder,
+    /// The legs of the rungs that stream: these have several programs instead of one.
+    pub(crate) legs: Vec<(usize, Vec<Leg>)>,
+    /// The device that weights are streamed to after these legs.
+    pub(crate) via: DeviceIndex,
+}
+
+/// A run of layers of a segment whose programs are cut at streamed layers.
+#[derive(Debug)]
+pub(crate) struct Leg {
+    pub(crate) program: Program,
+    /// The layer of each mailbox of the program, in order.
+    pub(crate) handed: Vec<usize>,
+    /// The work of each timed span of the program.
+    pub(crate) works: Vec<Work>,
+    /// The layer whose chunks run after it.
+    pub(crate) then: Option<usize>,
+}
+
+/// The programs of a step.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    pub(crate) segments: Vec<Segment>,
+    /// Per layer, one ladder for each of its remotes.
+    pub(crate) remotes: Vec<Vec<Ladder>>,
+    /// One program per number of outputs.
+    pub(crate) head: Ladder,
+}
+
+impl Programs {
+    /// The ladders of all programs but the legs.
+    pub(crate) fn ladders(&self) -> impl Iterator<Item = &Ladder> {
+        let segments = self.segments.iter().map(|segment| &segment.programs);
+        segments.chain([&self.head]).chain(self.remotes.iter().flatten())
+    }
+
+    pub(crate) fn legs(&self) -> impl Iterator<Item = &Leg> {
+        self.segments.iter().flat_map(|segment| segment.legs.iter().flat_map(|(_, legs)| legs))
+    }
+}
+
+/// Neurons of a layer that are streamed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamedNeurons {
+    /// Neurons on other devices; their weights go to the layer's home.
+    Absent,
+    /// All neurons of a layer whose home is the CPU: its input is uploaded, and its output
+    /// downloaded.
+    Whole,
+}
+
+/// Layers whose weights are streamed to a device: their segments are cut into legs.
+#[derive(Debug)]
+pub(crate) struct StreamedLayers {
+    pub(crate) device: DeviceIndex,
+    /// The smallest rung of the ladder that is cut into legs.
+    pub(crate) from: usize,
+    /// Layers in order; `None` for those that are not streamed.
+    pub(crate) layers: Vec<Option<StreamedNeurons>>,
+}
+
+impl StreamedLayers {
+    fn has(&self, layer: usize) -> bool {
+        self.layers.get(layer).is_some_and(Option::is_some)
+    }
+
+    fn is_whole(&self, layer: usize) -> bool {
+        self.layers.get(layer) == Some(&Some(StreamedNeurons::Whole))
+    }
+}
+
+/// Inputs of recording.
+pub(crate) struct Recording<'a> {
+    model: &'a Model,
+    mode: FfnMode,
+    options: &'a EngineOptions,
+    /// Numbers of tokens that programs are recorded for, ascending.
+    rungs: &'a [usize],
+    loaded: &'a Loaded,
+}
+
+/// The first `n` rows of every scratch tensor.
+pub(crate) fn view(scratch: &Scratch<Tensor>, n: usize) -> Scratch<Tensor> {
+    scratch.map(&mut |tensor| tensor.rows(0..n))
+}
+
+impl<'a> Recording<'a> {
+    pub(crate) fn new(
+        sizing: &Sizing<'a>,
+        rungs: &'a [usize],
+        loaded: &'a Loaded,
+    ) -> Recording<'a> {
+        let Sizing { model, mode, options, .. } = *sizing;
+        Recording { model, mode, options, rungs, loaded }
+    }
+
+    /// Neurons of a layer.
+    pub(crate) fn n_ff(&self, layer: usize) -> usize {
+        self.model.layers[layer].n_ff()
+    }
+
+    /// All programs of a step; segments are cut where `streamed` says.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub(crate) fn programs(
+        &self,
+        placement: &Placement,
+        streamed: &[StreamedLayers],
+    ) -> Result<Programs> {
+        let segments = self.segments(placement, streamed)?;
+        let mut remotes = Vec::new();
+        for (index, layer) in self.loaded.layers.iter().enumerate() {
+            let listed = layer.predictor.is_some();
+            let ladders = layer.remotes.iter().map(|remote| self.remote(index, remote, listed));
+            remotes.push(ladders.collect::<Result<_>>()?);
+        }
+        Ok(Programs { segments, remotes, head: self.head()? })
+    }
+
+    /// Records from the largest rung down, so that the largest workspace is allocated first and
+    /// shared.
+    fn ladder(
+        &self,
+        rungs: &[usize],
+        mut record: impl FnMut(usize, usize) -> Result<Program>,
+    ) -> Result<Ladder> {
+        let mut ladder = Ladder::default();
+        for (index, &n) in rungs.iter().enumerate().rev() {
+            ladder.rungs.push((n, record(index, n)?));
+        }
+        ladder.rungs.reverse();
+        Ok(ladder)
+    }
+
+    /// The rungs of steps of `from` tokens and more.
+    pub(crate) fn rungs_from(&self, from: usize) -> &[usize] {
+        &self.rungs[self.rungs.partition_point(|&n| n < from)..]
+    }
+
+    /// The program over a chunk streamed into the slots of `share`, for the rungs that stream:
+    /// computes the chunk's part of the block's output and writes it to y or adds it. With a
+    /// predictor, only the selected neurons are computed.
+    pub(crate) fn piece(
+        &self,
+        lane: &Lane,
+        from: usize,
+        share: &FfnTensors,
+        listed: Option<(&Predictor<Tensor>, &ChunkLists)>,
+        adds: bool,
+    ) -> Result<Ladder> {
+        let rungs = self.rungs_from(from);
+        let first = self.rungs.len() - rungs.len();
+        let model = self.model;
+        let n_layer = model.hyper.n_layer;
+        self.ladder(rungs, |rung, n| {
+            let mut recorder = lane.device.record(&format!("piece x {n}"));
+            let s = view(&lane.scratch, n);
+            let mut rows = Rows::All;
+            if let Some((predictor, lists)) = listed {
+                let (x, set) = (predictor_input(model, predictor, &s).clone(), lists.set(rung));
+                recorder.push(predictor.op(x, set.clone(), None))?;
+                rows = Rows::Active(set);
+            }
+            let place = FfnPlace {
+                x: s.h,
+                weights: s.weights.filter(|_| share.groups.is_some()),
+                y: s.y,
+                active: lane.active[first + rung].rows(n_layer..n_layer + 1),
+                hits: None,
+                union: None,
+                accumulate: adds,
+            };
+            recorder.push(self.mode.op(share, rows, place))?;
+            Ok(recorder.finish()?)
+        })
+    }
+
+    pub(crate) fn embed(
+        &self,
+        recorder: &mut Recorder,
+        lane: &Lane,
+        scratch: &Scratch<Tensor>,
+    ) -> Result<()> {
+        let ops = self.loaded.embed.ops(self.model, scratch, &lane.batch);
+        ops.into_iter().try_for_each(|op| Ok(recorder.push(op)?))
+    }
+
+    /// A layer's ops with the tensors of `lane`, over the rows of `scratch`.
+    pub(crate) fn layer_ops<'b>(
+        &self,
+        lane: &'b Lane,
+        rung: usize,
+        scratch: &'b Scratch<Tensor>,
+        index: usize,
+        mailbox: Option<usize>,
+    ) -> LayerOps<'b, Tensor>
+    where
+        'a: 'b,
+    {
+        let layer = &self.loaded.layers[index];
+        let lists = lane.lists.as_ref();
+        LayerOps {
+            model: self.model,
+            mode: self.mode,
+            index,
+            facts: &self.model.layers[index],
+            frame: &layer.frame,
+            freqs: layer.freqs.as_ref(),
+            memory: &layer.memory,
+            predictor: layer.predictor.as_ref(),
+            own: layer.own.as_ref(),
+            scratch,
+            batch: &lane.batch,
+            active: lane.active[rung].rows(index..index + 1),
+            hits: lane.hits(index, self.rungs[rung]),
+            union: lane.union(index, self.rungs[rung]),
+            resident: lists.map(|lists| lists.resident(index, rung)),
+            absent: lists.filter(|_| !layer.remotes.is_empty()).and_then(|l| l.absent(rung)),
+            mailbox,
+        }
+    }
+
+    /// The other side of a hand-off: one share, from `handed` to `y`.
+    fn remote(&self, layer: usize, remote: &Remote, listed: bool) -> Result<Ladder> {
+        let lane = self.loaded.lane(remote.device);
+        let lists = lane.lists.as_ref().filter(|_| listed);
+        self.ladder(self.rungs, |rung, n| {
+            let mut recorder = lane.device.record(&format!("share of layer {layer} x {n}"));
+            let s = view(&lane.scratch, n);
+            let active = lane.active[rung].rows(layer..layer + 1);
+            let rows = lists.map_or(Rows::All, |lists| Rows::Active(lists.resident(layer, rung)));
+            let x = s.handed;
+            let weights = s.weights.filter(|_| remote.ffn.groups.is_some());
+            let (hits, union) = (lane.hits(layer, n), lane.union(layer, n));
+            let place = FfnPlace { x, weights, y: s.y, active, hits, union, accumulate: false };
+            recorder.push(self.mode.op(&remote.ffn, rows, place))?;
+            Ok(recorder.finish()?)
+        })
+    }
+
+    /// Selected tokens, norm, logits; a ladder over the number of outputs.
+    fn head(&self) -> Result<Ladder> {
+        let head = &self.loaded.head;
+        let lane = self.loaded.lane(head.device);
+        let max_out = self.options.max_out();
+        let mut rungs: Vec<usize> = self.rungs.iter().copied().filter(|&n| n < max_out).collect();
+        rungs.push(max_out);
+        self.ladder(&rungs, |_, n| {
+            let mut recorder = lane.device.record(&format!("head x {n}"));
+            let s = &head.scratch;
+            let (chosen, normed) = (s.chosen.rows(0..n), s.normed.rows(0..n));
+            recorder.push(Gather {
+                x: lane.scratch.x.clone(),
+                batch: lane.batch.clone(),
+                y: chosen.clone(),
+            })?;
+            recorder.push(residual_norm(self.model, &chosen, &head.norm, &normed))?;
+            let (w, logits) = (head.output.clone(), s.logits.rows(0..n));
+            recorder.push(MatMul { w, x: normed, bias: None, y: logits.clone() })?;
+            let cap = self.model.hyper.logit_softcap;
+            if cap > 0.0 {
+                recorder.push(SoftCap { x: logits, cap })?;
+            }
+            Ok(recorder.finish()?)
+        })
+    }
+}

@@ -1,0 +1,143 @@
+//! Memory of steps: buffers on the host that every step uses again, and sizes that they all need.
+
+use hal::{BatchFacts, BatchSeq, Run};
+
+use model::{LayerWeights, Model};
+
+use super::sent::SentRows;
+use crate::options::EngineOptions;
+use crate::timeline::Timeline;
+
+/// Everything that a step writes on the host, kept between steps so that a step allocates nothing.
+#[derive(Debug)]
+pub(crate) struct StepArena {
+    pub(crate) sizes: StepSizes,
+    /// The tokens of the step and their sequences.
+    pub(crate) facts: BatchFacts,
+    /// Tokens of each feed that go into the next device step.
+    pub(crate) takes: Vec<usize>,
+    /// `[n_out, n_vocab]`: the result of the latest step.
+    pub(crate) logits: Vec<f32>,
+    pub(super) x: Vec<f32>,
+    pub(crate) inputs: LayerInputs,
+    pub(super) weights: Vec<f32>,
+    pub(super) y: Vec<f32>,
+    pub(super) sum: Vec<f32>,
+    pub(crate) active: Vec<f32>,
+    pub(crate) counts: Vec<u32>,
+    pub(crate) words: Vec<u32>,
+    pub(super) sent: SentRows,
+    pub(super) runs: Vec<Run>,
+    pub(crate) timeline: Timeline,
+}
+
+/// The tokens' embeddings for all layers in the current step, which layers on every device read.
+#[derive(Debug, Default)]
+pub(crate) struct LayerInputs {
+    pub(super) rows: Vec<f32>,
+    /// The devices that hold them.
+    pub(crate) on: Vec<usize>,
+}
+
+impl StepArena {
+    pub(crate) fn new(sizes: StepSizes) -> StepArena {
+        StepArena {
+            sizes,
+            facts: BatchFacts::default(),
+            takes: Vec::new(),
+            logits: Vec::new(),
+            x: Vec::new(),
+            inputs: LayerInputs::default(),
+            weights: Vec::new(),
+            y: Vec::new(),
+            sum: Vec::new(),
+            active: Vec::new(),
+            counts: Vec::new(),
+            words: Vec::new(),
+            sent: SentRows::default(),
+            runs: Vec::new(),
+            timeline: Timeline::default(),
+        }
+    }
+
+    /// Starts the facts of a device step of at most `n_seq` sequences.
+    pub(crate) fn clear_facts(&mut self, n_seq: usize) {
+        self.facts.tokens.clear();
+        self.facts.seqs.resize_with(n_seq, BatchSeq::default);
+        for seq in &mut self.facts.seqs {
+            seq.blocks.clear();
+            seq.len = 0;
+        }
+    }
+}
+
+/// Sizes that every step needs.
+#[derive(Clone, Debug)]
+pub(crate) struct StepSizes {
+    pub(crate) rungs: Vec<usize>,
+    pub(crate) n_blocks: usize,
+    pub(crate) n_vocab: usize,
+    pub(crate) n_embd: usize,
+    /// Columns of the tokens' embeddings for all layers; 0 without them.
+    pub(crate) n_inputs: usize,
+    pub(crate) n_layer: usize,
+    /// Sizes of each layer's feed-forward block.
+    pub(crate) blocks: Vec<BlockSizes>,
+    /// Neurons of the shared experts, over all layers.
+    pub(crate) n_shared: usize,
+    /// Maximum number of experts of a layer; 0 in a dense model.
+    pub(crate) n_expert: usize,
+}
+
+/// Sizes of the feed-forward block of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockSizes {
+    /// Neurons; 0 where there is no block.
+    pub(crate) n_ff: usize,
+    /// Number of experts; 0 in a dense block.
+    pub(crate) n_expert: usize,
+    /// Experts that a token uses.
+    n_used: usize,
+}
+
+impl BlockSizes {
+    pub(crate) fn of(layer: &LayerWeights) -> BlockSizes {
+        let (n_expert, n_used) = layer.experts().map_or((0, 0), |by| (by.n, by.n_used));
+        BlockSizes { n_ff: layer.n_ff(), n_expert, n_used }
+    }
+
+    /// Share of the experts that `n` tokens use: exact for one token, for more as if tokens chose
+    /// independently.
+    pub(crate) fn used(&self, n: usize) -> f64 {
+        let each = self.n_used as f64 / self.n_expert.max(1) as f64;
+        if self.n_expert == 0 { 1.0 } else { 1.0 - (1.0 - each).powf(n as f64) }
+    }
+}
+
+impl StepSizes {
+    pub(crate) fn new(model: &Model, options: &EngineOptions) -> StepSizes {
+        StepSizes {
+            rungs: options.ladder(),
+            n_blocks: options.n_blocks(),
+            n_vocab: model.n_vocab(),
+            n_embd: model.hyper.n_embd,
+            n_inputs: model.hyper.n_per_layer * model.hyper.n_layer,
+            n_layer: model.hyper.n_layer,
+            blocks: model.layers.iter().map(BlockSizes::of).collect(),
+            n_shared: model.layers.iter().map(LayerWeights::n_shared).sum(),
+            n_expert: model.max_experts(),
+        }
+    }
+
+    /// Number of steps whose counters may accumulate before they are read: F32 counts exactly up
+    /// to 2^24.
+    pub(crate) fn most_deferred(&self) -> usize {
+        let n_ff = self.blocks.iter().map(|block| block.n_ff).max().unwrap_or(0);
+        ((1 << 24) / (n_ff + self.n_shared).max(1)).max(1)
+    }
+
+    /// The ladder's size for `n` tokens.
+    pub(crate) fn rung(&self, n: usize) -> usize {
+        self.rungs.iter().copied().find(|&rung| rung >= n).unwrap_or(n)
+    }
+}

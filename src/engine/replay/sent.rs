@@ -1,0 +1,76 @@
+//! The active rows that a home posted, sent to the lists of another device.
+
+use hal::{HostRowSet, Operand, Queue, RowSet, Tensor};
+
+use crate::error::Result;
+use crate::size::lists::FEWEST;
+
+/// A list being sent to a device, kept between steps.
+#[derive(Debug, Default)]
+pub(crate) struct SentRows {
+    ids: Vec<u32>,
+    members: Vec<u32>,
+    order: Vec<u32>,
+}
+
+impl SentRows {
+    /// Copies the rows in `rows` from a home's posted list, renumbered from 0, with `words` of
+    /// membership each.
+    pub(crate) fn take(&mut self, posted: &HostRowSet, rows: std::ops::Range<u32>, words: usize) {
+        self.ids.clear();
+        self.members.clear();
+        for (i, id) in posted.ids.iter().enumerate().filter(|(_, id)| rows.contains(id)) {
+            self.ids.push(id - rows.start);
+            let first = self.members.len();
+            self.members.extend_from_slice(&posted.members[i * posted.words..][..posted.words]);
+            // A padded step has membership bits for padded tokens.
+            self.members.resize(first + words, 0);
+        }
+        self.sort(words);
+    }
+
+    /// Sorts by row: exchanged neurons are out of order, and ascending rows read faster.
+    fn sort(&mut self, words: usize) {
+        if self.ids.is_sorted() {
+            return;
+        }
+        self.order.clear();
+        self.order.extend(0..self.ids.len() as u32);
+        let ids = &self.ids;
+        self.order.sort_unstable_by_key(|&i| ids[i as usize]);
+        let old = self.members.clone();
+        for (to, &from) in self.members.chunks_exact_mut(words.max(1)).zip(&self.order) {
+            to.copy_from_slice(&old[from as usize * words..][..words]);
+        }
+        self.ids.sort_unstable();
+    }
+
+    /// Writes it into a device's list.
+    pub(crate) fn write(&mut self, queue: &mut Queue, set: &RowSet<Tensor>) -> Result<()> {
+        let (capacity, words) = (set.ids.desc().n_cols, set.members.desc().n_cols);
+        let count = self.ids.len() as u32;
+        let n = self.ids.len().max(FEWEST).next_power_of_two().min(capacity);
+        self.ids.resize(n, 0);
+        self.members.resize(n * words, 0);
+        queue.write(&set.count, bytemuck::bytes_of(&count))?;
+        queue.write(&set.ids, bytemuck::cast_slice(&self.ids))?;
+        queue.write(&set.members, bytemuck::cast_slice(&self.members))?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_renumbered_from_the_first_and_sorted() {
+        let mut sent = SentRows::default();
+        let posted = HostRowSet { ids: vec![0, 2, 1, 4], members: vec![1, 2, 3, 4], words: 1 };
+        sent.take(&posted, 2..5, 2);
+        assert_eq!((&sent.ids, &sent.members), (&vec![0, 2], &vec![2, 0, 4, 0]));
+        let posted = HostRowSet { ids: vec![7, 0, 4, 3], members: vec![1, 2, 3, 4], words: 1 };
+        sent.take(&posted, 0..8, 1);
+        assert_eq!((sent.ids, sent.members), (vec![0, 3, 4, 7], vec![2, 4, 3, 1]));
+    }
+}

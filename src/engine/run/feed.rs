@@ -1,0 +1,355 @@
+//! Feeding sequences: device steps of several of them, how many tokens each has in a step,
+//! and the tokens computed again after a device loss.
+
+use std::sync::atomic::AtomicBool;
+
+use hal::KV_BLOCK;
+
+use super::Engine;
+use super::ready::loaded;
+use crate::error::{Error, Result};
+use crate::observe::{Observed, Watch};
+use crate::replay::arena::StepArena;
+use crate::sequence::cached::{Cached, Owned};
+use crate::sequence::schedule::{Limits, outputs_of, schedule};
+use crate::sequence::{EachLogits, Feed, Sequence, Want, add};
+use crate::step::StepStats;
+
+/// The feeds that have tokens in a device step, and how many each has.
+fn taking<'a, 'b>(
+    feeds: &'a mut [Feed<'b>],
+    takes: &'a [usize],
+) -> impl Iterator<Item = (&'a mut Feed<'b>, usize)> {
+    feeds.iter_mut().zip(takes.iter().copied()).filter(|(_, take)| *take > 0)
+}
+
+impl Engine {
+    /// A new, empty sequence.
+    #[must_use]
+    pub fn open(&self) -> Sequence {
+        Sequence { tokens: Vec::new(), cached: Cached::new(&self.pool) }
+    }
+
+    /// Releases a sequence's cache blocks and state row, as dropping it does.
+    pub fn close(&mut self, sequence: Sequence) {
+        drop(sequence);
+    }
+
+    /// Forks a sequence: both share the cache blocks until one of them writes. Recurrent state is
+    /// copied if one of the `n_seq` state rows is free; otherwise the fork recomputes it when it
+    /// is fed.
+    pub fn fork(&mut self, sequence: &Sequence) -> Sequence {
+        let mut cached = sequence.cached.fork();
+        if cached.n() < sequence.cached.n()
+            && cached.is_of(&self.pool)
+            && let Some(from) = sequence.cached.state_row()
+            && cached.take_slot()
+            && let Some(to) = cached.slot()
+            && self.copy_state(from, to as usize).is_ok()
+        {
+            cached.restored();
+            cached.advance(sequence.cached.n());
+        }
+        Sequence { tokens: sequence.tokens.clone(), cached }
+    }
+
+    /// Forgets the tokens from `n` on. Returns how many of the remaining tokens are still cached:
+    /// all of them, but with recurrent layers only those up to the newest checkpoint
+    /// ([`Engine::checkpoint`]). The next step computes the others again.
+    pub fn truncate(&mut self, sequence: &mut Sequence, n: usize) -> usize {
+        sequence.tokens.truncate(n);
+        sequence.cached.truncate(sequence.tokens.len());
+        if sequence.cached.is_of(&self.pool) { sequence.cached.n() } else { 0 }
+    }
+
+    /// Makes the current end of the sequence a place to which [`Engine::truncate`] can return
+    /// without recomputing tokens. Without recurrent layers every place is one. Otherwise the
+    /// state is copied; if all checkpoint rows are taken, the oldest checkpoint of this sequence
+    /// is dropped for it. Returns whether there is a checkpoint now.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub fn checkpoint(&mut self, sequence: &mut Sequence) -> Result<bool> {
+        let Sequence { tokens, cached } = sequence;
+        if !self.pool.is_recurrent() {
+            return Ok(true);
+        }
+        if !cached.is_of(&self.pool) || cached.n() < tokens.len() {
+            return Ok(false);
+        }
+        let Some(from) = cached.state_row() else { return Ok(true) };
+        if cached.has_checkpoint() {
+            return Ok(true);
+        }
+        let Some(to) = cached.take_checkpoint() else { return Ok(false) };
+        self.copy_state(from, to).inspect_err(|_| cached.give_up_checkpoint())?;
+        Ok(true)
+    }
+
+    /// Appends `tokens` and calls `each` with the position and logits of the requested tokens, in
+    /// order: [`Engine::step`] for one sequence. Returns the statistics of these steps, for which
+    /// it reads the devices' counters; [`Engine::take_stats`] includes them too.
+    ///
+    /// # Errors
+    /// See [`Engine::step`].
+    pub fn feed(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        want: Want,
+        interrupt: &AtomicBool,
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<StepStats> {
+        self.read_counters_unless_lost()?;
+        let before = self.totals;
+        let mut feeds = [Feed { sequence, tokens, want }];
+        self.step(&mut feeds, interrupt, &mut |_, position, logits| each(position, logits))?;
+        self.read_counters_unless_lost()?;
+        Ok(self.totals - before)
+    }
+
+    /// Appends the tokens of several sequences: as few device steps as the ladder of program sizes
+    /// allows, each with tokens of as many sequences as fit. `each` gets the logits of each feed in
+    /// order of position. Up to 16 tokens in a device step a sequence's logits have the bits that
+    /// it gets alone; with more they agree within rounding.
+    ///
+    /// When a device is lost, the device step is discarded, the model is placed on the other
+    /// devices, the sequences of the step are computed again from their tokens, and the step is
+    /// repeated.
+    ///
+    /// # Errors
+    /// [`Error::ContextFull`] and [`Error::TooManySequences`] before anything is computed;
+    /// [`Error::Interrupted`], after which the sequences have the tokens of all whole device steps;
+    /// [`Error::NotANumber`]; errors of the devices.
+    pub fn step(
+        &mut self,
+        feeds: &mut [Feed<'_>],
+        interrupt: &AtomicBool,
+        each: &mut EachLogits<'_>,
+    ) -> Result<()> {
+        if feeds.iter().all(|feed| feed.tokens.is_empty()) {
+            return Ok(());
+        }
+        self.recovering(&mut |_| Ok(()))?;
+        self.check_room(feeds)?;
+        while feeds.iter().any(|feed| !feed.tokens.is_empty()) {
+            let limits = Limits {
+                rungs: &self.arena.sizes.rungs,
+                max_out: self.options.max_out(),
+                max_seqs: self.options.n_seq,
+                // Programs also count the neurons of padded tokens, and these counts decide which
+                // neurons are exchanged.
+                unpadded: self.ready.as_ref().is_some_and(|ready| ready.adapt.is_some()),
+            };
+            schedule(feeds, &limits, &mut self.arena.takes);
+            self.recovering(&mut |engine| engine.device_step(feeds, interrupt, each))?;
+            for (feed, &take) in feeds.iter_mut().zip(&self.arena.takes) {
+                let (done, rest) = feed.tokens.split_at(take);
+                feed.sequence.tokens.extend_from_slice(done);
+                feed.tokens = rest;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the free blocks and state rows; other sequences may hold those that these feeds
+    /// would need.
+    pub(super) fn check_room(&self, feeds: &[Feed<'_>]) -> Result<()> {
+        let free = self.pool.n_free_blocks();
+        let (mut missing, mut held, mut n_tokens) = (0, 0, 0);
+        for feed in feeds {
+            let end = feed.sequence.tokens.len() + feed.tokens.len();
+            if end > self.most_tokens() {
+                return Err(Error::ContextFull { n_tokens: end, n_ctx: self.most_tokens() });
+            }
+            n_tokens += end;
+            let cached = &feed.sequence.cached;
+            if cached.is_of(&self.pool) {
+                missing += cached.n_missing_blocks(end);
+                held += cached.blocks().len();
+            } else {
+                missing += end.div_ceil(KV_BLOCK);
+            }
+        }
+        if missing > free {
+            return Err(Error::ContextFull { n_tokens, n_ctx: (held + free) * KV_BLOCK });
+        }
+        Ok(())
+    }
+
+    /// One device step with the first tokens of the feeds, [`StepArena::takes`] of each.
+    fn device_step(
+        &mut self,
+        feeds: &mut [Feed<'_>],
+        interrupt: &AtomicBool,
+        each: &mut EachLogits<'_>,
+    ) -> Result<()> {
+        for (index, feed) in feeds.iter_mut().enumerate() {
+            if self.arena.takes[index] > 0 {
+                self.catch_up(feed.sequence, interrupt)?;
+            }
+        }
+        self.arena.clear_facts(self.options.n_seq);
+        let mut next = 0;
+        for (index, feed) in feeds.iter_mut().enumerate() {
+            let take = self.arena.takes[index];
+            if take == 0 {
+                continue;
+            }
+            let Sequence { cached, .. } = &mut *feed.sequence;
+            self.own_blocks(cached, cached.n() + take)?;
+            // Without recurrent state any entry works.
+            let entry = cached.slot().map_or(next, |slot| slot as usize);
+            next += 1;
+            let last = take == feed.tokens.len();
+            let want = if feed.want == Want::Last && !last { Want::None } else { feed.want };
+            add(&mut self.arena.facts, entry, cached, &feed.tokens[..take], want);
+        }
+        let ran = self.run(interrupt).and_then(|()| self.deliver(feeds, each));
+        for (feed, take) in taking(feeds, &self.arena.takes) {
+            let cached = &mut feed.sequence.cached;
+            match &ran {
+                Ok(_) => cached.advance(cached.n() + take),
+                Err(_) => cached.spoil(),
+            }
+        }
+        ran
+    }
+
+    /// Passes on the logits of a device step, after all of them were checked.
+    fn deliver(&self, feeds: &[Feed<'_>], each: &mut EachLogits<'_>) -> Result<()> {
+        let StepArena { sizes, facts, takes, logits, .. } = &self.arena;
+        let outputs = || {
+            let tokens = facts.tokens.iter().filter(|token| token.output);
+            tokens.zip(logits.chunks_exact(sizes.n_vocab))
+        };
+        for (token, logits) in outputs() {
+            if logits.iter().any(|v| v.is_nan()) {
+                return Err(Error::NotANumber { token: token.pos as usize });
+            }
+        }
+        // Tokens are ordered by feed.
+        let mut rows = outputs();
+        for (index, (feed, &take)) in feeds.iter().zip(takes).enumerate() {
+            let n = outputs_of(feed.want, take, feed.tokens.len());
+            for (token, logits) in rows.by_ref().take(n) {
+                each(index, token.pos as usize, logits);
+            }
+        }
+        Ok(())
+    }
+
+    /// Computes the missing cache entries of a sequence: after a loss, an interrupted step or a
+    /// roll back.
+    fn catch_up(&mut self, sequence: &mut Sequence, interrupt: &AtomicBool) -> Result<()> {
+        let Sequence { tokens, cached } = sequence;
+        if !cached.is_of(&self.pool) {
+            *cached = Cached::new(&self.pool);
+        }
+        if cached.blocks().is_empty() {
+            cached.reserve(self.arena.sizes.n_blocks);
+            tokens.reserve_exact(self.options.n_ctx.saturating_sub(tokens.len()));
+        }
+        if self.pool.is_recurrent() {
+            if !cached.take_slot() {
+                return Err(Error::TooManySequences { n_seq: self.options.n_seq });
+            }
+            if let Some((from, to)) = cached.to_restore() {
+                self.copy_state(from, to)?;
+            }
+            cached.restored();
+        }
+        while cached.n() < tokens.len() {
+            let rest = &tokens[cached.n()..];
+            let rungs = self.arena.sizes.rungs.iter().rev();
+            let take = rungs.copied().find(|&rung| rung <= rest.len()).unwrap_or(1);
+            self.own_blocks(cached, cached.n() + take)?;
+            self.arena.clear_facts(self.options.n_seq);
+            let index = cached.slot().unwrap_or(0) as usize;
+            add(&mut self.arena.facts, index, cached, &rest[..take], Want::None);
+            self.run(interrupt).inspect_err(|_| cached.spoil())?;
+            cached.advance(cached.n() + take);
+        }
+        Ok(())
+    }
+
+    /// Makes the blocks of a sequence writable from its valid tokens to `end`.
+    pub(super) fn own_blocks(&mut self, cached: &mut Cached, end: usize) -> Result<()> {
+        for index in cached.n() / KV_BLOCK..end.div_ceil(KV_BLOCK) {
+            match cached.own_block(index) {
+                Some(Owned::Already) => {}
+                Some(Owned::Copy { from, to, rows }) => self.copy_block(from, to, rows)?,
+                None => {
+                    let n_ctx = cached.blocks().len() * KV_BLOCK;
+                    return Err(Error::ContextFull { n_tokens: end, n_ctx });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the first `n` positions of a cache block in all layers.
+    fn copy_block(&mut self, from: u32, to: u32, n: usize) -> Result<()> {
+        let rows = |block: u32| block as usize * KV_BLOCK..block as usize * KV_BLOCK + n;
+        let loaded = loaded(&mut self.ready)?;
+        loaded.copy_cache(&self.placement, rows(from), rows(to))
+    }
+
+    /// Copies a row of recurrent state in all recurrent layers.
+    fn copy_state(&mut self, from: usize, to: usize) -> Result<()> {
+        let loaded = loaded(&mut self.ready)?;
+        loaded.copy_state(&self.placement, from, to)
+    }
+
+    /// Appends `tokens` and passes each layer's feed-forward block to `each`, with the number of
+    /// the layer: in chunks of up to 64 tokens, layer by layer for each chunk. Slower than
+    /// [`Engine::feed`] and without logits; both may be used in turn on a sequence. The first call
+    /// records programs and allocates buffers for it.
+    ///
+    /// # Errors
+    /// As [`Engine::feed`], except for the loss of a device: the next call continues without it
+    /// and passes the blocks of the interrupted chunk again. A caller that accumulates values must
+    /// do so per call, and discard those of a failed call.
+    pub fn observe(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        interrupt: &AtomicBool,
+        each: &mut dyn FnMut(usize, &Observed<'_>),
+    ) -> Result<StepStats> {
+        match self.observe_once(sequence, tokens, interrupt, each) {
+            Err(Error::Device(hal::Error::DeviceLost { device, reason })) => {
+                self.lose(&device, &reason)?;
+                Err(hal::Error::DeviceLost { device, reason }.into())
+            }
+            result => result,
+        }
+    }
+
+    fn observe_once(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        interrupt: &AtomicBool,
+        each: &mut Watch<'_>,
+    ) -> Result<StepStats> {
+        self.ensure_placed()?;
+        self.check_room(&[Feed { sequence: &mut *sequence, tokens, want: Want::None }])?;
+        let mut stats = StepStats::default();
+        for piece in tokens.chunks(self.observed_tokens()) {
+            self.ensure_placed()?;
+            self.catch_up(sequence, interrupt)?;
+            let Sequence { tokens, cached } = &mut *sequence;
+            let end = cached.n() + piece.len();
+            self.own_blocks(cached, end)?;
+            self.arena.clear_facts(self.options.n_seq);
+            let index = cached.slot().unwrap_or(0) as usize;
+            add(&mut self.arena.facts, index, cached, piece, Want::None);
+            let step = self.step_observed(interrupt, each);
+            stats += step.inspect_err(|_| cached.spoil())?;
+            cached.advance(end);
+            tokens.extend_from_slice(piece);
+        }
+        Ok(stats)
+    }
+}

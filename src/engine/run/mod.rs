@@ -1,0 +1,202 @@
+//! The engine: places and loads a model, steps its sequences, and continues after the loss of a
+//! device.
+
+mod feed;
+mod place;
+mod ready;
+mod save;
+mod steps;
+
+use std::fmt;
+use std::sync::Arc;
+
+use hal::{Bytes, Device, KvCache};
+
+use model::Model;
+use placement::{CPU, Forecast, Placement};
+
+use crate::adapt::Exchanged;
+use crate::error::{Error, Result};
+use crate::ops::ffn::FfnMode;
+use crate::options::EngineOptions;
+use crate::replay::arena::{StepArena, StepSizes};
+use crate::sequence::pool::{Pool, PoolSizes};
+use crate::step::StepStats;
+use crate::timeline::Tracer;
+use ready::Ready;
+
+/// Callback for messages while the engine works: slow paths, shrunk placements, lost devices.
+pub type Notice = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// A model ready to run.
+pub struct Engine {
+    model: Arc<Model>,
+    /// Entry 0 is the CPU. A lost device stays in the list with no budget.
+    devices: Vec<Device>,
+    lost: Vec<bool>,
+    options: EngineOptions,
+    mode: FfnMode,
+    /// The latest placement, also while nothing is loaded.
+    placement: Placement,
+    /// Forecast of the placement, if it was planned here.
+    forecast: Option<Forecast>,
+    /// `None` between the loss of a device and the next step.
+    ready: Option<Ready>,
+    arena: StepArena,
+    /// Statistics of all steps as far as the counters were read, and the part that
+    /// [`Engine::take_stats`] has returned.
+    totals: StepStats,
+    taken: StepStats,
+    tracer: Option<Tracer>,
+    /// Cache blocks and state rows of `ready`; those of an older pool are no longer valid.
+    pool: Arc<Pool>,
+    notice: Notice,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("devices", &self.devices).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Loads `model` on `devices` (the CPU first, names unique), placed by `placement` or else
+    /// within their budgets. `progress` gets the bytes of weights loaded and the total.
+    ///
+    /// # Errors
+    /// [`Error::CacheFormat`] where heads are not whole blocks of the format, [`Error::Positions`]
+    /// for a context beyond learned positions, [`Error::Placement`] for a placement that does not
+    /// fit the model, [`Error::Device`] when even the CPU has too little memory.
+    ///
+    /// # Panics
+    /// If `devices` is empty.
+    pub fn load(
+        model: Arc<Model>,
+        devices: Vec<Device>,
+        options: EngineOptions,
+        placement: Option<Placement>,
+        notice: Notice,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<Engine> {
+        assert!(!devices.is_empty(), "the first device is the CPU");
+        let mode = FfnMode::new(&model, &options);
+        if let Some(placement) = &placement {
+            let sources = model.layers.iter().map(|layer| layer.frame.mixer.kv_source());
+            let sources: Vec<Option<usize>> = sources.collect();
+            placement.check(&mode.cuts(&model), &sources, devices.len())?;
+        }
+        let KvCache { k, v } = options.kv_formats;
+        for sizes in model.layers.iter().filter_map(|l| l.attention()).map(|by| by.sizes) {
+            for (format, d_head) in [(k, sizes.d_head), (v, sizes.d_value)] {
+                if !d_head.is_multiple_of(format.block_values()) {
+                    return Err(Error::CacheFormat { format, d_head });
+                }
+            }
+        }
+        let n_ctx = options.n_ctx;
+        let n_positions = model.positions.as_ref().map_or(n_ctx, |table| table.n_positions());
+        // Several sequences share the cache, and each is limited by the learned positions
+        // separately.
+        if n_ctx > n_positions && options.n_seq == 1 {
+            return Err(Error::Positions { n_ctx, n_positions });
+        }
+        let mut engine = Engine {
+            lost: vec![false; devices.len()],
+            arena: StepArena::new(StepSizes::new(&model, &options)),
+            pool: Pool::new(PoolSizes::of(&model, &options)),
+            totals: StepStats::default(),
+            taken: StepStats::default(),
+            tracer: None,
+            placement: Placement::all_on(CPU, model.hyper.n_layer),
+            forecast: None,
+            ready: None,
+            model,
+            devices,
+            options,
+            mode,
+            notice,
+        };
+        engine.place(placement, progress)?;
+        Ok(engine)
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// A shared handle to the model.
+    #[must_use]
+    pub fn shared_model(&self) -> Arc<Model> {
+        Arc::clone(&self.model)
+    }
+
+    /// The settings.
+    #[must_use]
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// Tokens of context, over all sequences.
+    #[must_use]
+    pub fn n_ctx(&self) -> usize {
+        self.options.n_ctx
+    }
+
+    /// Maximum number of tokens of one sequence: the context size or the learned positions.
+    #[must_use]
+    pub fn most_tokens(&self) -> usize {
+        let positions = self.model.positions.as_ref();
+        positions.map_or(self.n_ctx(), |table| self.n_ctx().min(table.n_positions()))
+    }
+
+    /// The placement; after a loss, the old one until the next step.
+    #[must_use]
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Forecast of the latest placement; `None` if the placement was given or nothing had to be
+    /// planned.
+    #[must_use]
+    pub fn forecast(&self) -> Option<&Forecast> {
+        self.forecast.as_ref()
+    }
+
+    /// Neurons exchanged since the model was loaded, or since a device was lost; `None` if
+    /// exchange is off or the text was too short for a decision.
+    #[must_use]
+    pub fn exchanged(&self) -> Option<Exchanged> {
+        self.ready.as_ref()?.adapt.as_ref()?.exchanged()
+    }
+
+    /// Devices, the CPU first.
+    #[must_use]
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// Whether neurons are dropped.
+    #[must_use]
+    pub fn is_sparse(&self) -> bool {
+        self.mode.is_sparse()
+    }
+
+    /// Bytes of the predictor of block `layer` read per token; 0 without a predictor.
+    #[must_use]
+    pub fn predictor_bytes(&self, layer: usize) -> Bytes {
+        let chosen = self.mode.chosen(&self.model, &self.options, layer);
+        chosen.map_or(Bytes(0), |chosen| {
+            let size = |rows: &hal::HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
+            let vectors = 4 * chosen.fc2.desc().n_rows * if chosen.bias.is_some() { 2 } else { 1 };
+            Bytes(chosen.fc1.map_or(0, size) + size(chosen.fc2) + vectors as u64)
+        })
+    }
+
+    /// Whether predictors choose neurons.
+    #[must_use]
+    pub fn predicts(&self) -> bool {
+        self.mode.predicts()
+    }
+}

@@ -1,0 +1,136 @@
+//! Places and loads a model. After out-of-memory it plans again with a smaller budget, and after a
+//! device loss without that device.
+
+use hal::Bytes;
+
+use placement::{CPU, Placement};
+
+use super::Engine;
+use super::ready::Ready;
+use crate::error::{Error, Result};
+use crate::load::Loader;
+use crate::sequence::pool::{Pool, PoolSizes};
+use crate::size::Sizing;
+use crate::size::cost::left;
+
+impl Engine {
+    pub(super) fn sizing(&self) -> Sizing<'_> {
+        let Engine { model, devices, options, mode, .. } = self;
+        Sizing { model, devices, options, mode: *mode }
+    }
+
+    /// Places and loads; shrinks a device's share when it has less memory than its budget says.
+    pub(super) fn place(
+        &mut self,
+        given: Option<Placement>,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<()> {
+        self.ready = None;
+        self.pool = Pool::new(PoolSizes::of(&self.model, &self.options));
+        let mut budgets: Vec<Bytes> = self.devices.iter().map(left).collect();
+        for (budget, lost) in budgets.iter_mut().zip(&self.lost) {
+            if *lost {
+                *budget = Bytes(0);
+            }
+        }
+        let sizing = self.sizing();
+        let fixed = given.is_some();
+        let mut forecast = None;
+        let mut placement = match given {
+            Some(placement) => placement,
+            None => sizing.place(&budgets, &mut forecast),
+        };
+        loop {
+            let loader = Loader { sizing, progress };
+            match Ready::build(&loader, &placement, forecast.as_ref()) {
+                Ok((ready, slow)) => {
+                    slow.iter().for_each(|slow| (self.notice)(slow));
+                    self.placement = placement;
+                    self.forecast = forecast;
+                    self.ready = Some(ready);
+                    return Ok(());
+                }
+                Err(Error::Device(error)) if !fixed => {
+                    self.shrink(&error, &mut budgets)?;
+                    placement = sizing.place(&budgets, &mut forecast);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Reduces the budget by the bytes that a device could not allocate. Each reduction is a fair
+    /// part of the budget, so that a device that keeps failing is soon unused.
+    fn shrink(&self, error: &hal::Error, budgets: &mut [Bytes]) -> Result<()> {
+        let (device, missing) = match error {
+            hal::Error::OutOfMemory { device, wanted, free, .. } => {
+                (device, (*wanted - *free).max(Bytes(1 << 10)))
+            }
+            // The planner asked about the ops that decide the placement; the device rejected
+            // another op.
+            hal::Error::DeviceLost { device, .. } | hal::Error::Unsupported { device, .. } => {
+                (device, Bytes::MAX)
+            }
+            hal::Error::Shape { .. }
+            | hal::Error::Aliasing { .. }
+            | hal::Error::ForeignBuffer { .. }
+            | hal::Error::MissingLibrary { .. }
+            | hal::Error::Driver { .. }
+            | hal::Error::Cancelled => return Err(error.clone().into()),
+        };
+        let index = self.devices.iter().position(|d| d.info().name == *device);
+        match index {
+            Some(index) if index != CPU && budgets[index] > Bytes(0) => {
+                // An unlimited budget is reduced to the peak of the allocated bytes.
+                let used = self.devices[index].ledger().peak();
+                let before = budgets[index].min(used + missing);
+                budgets[index] = before - missing.max(Bytes(before.0 / 32));
+                let less = before - budgets[index];
+                (self.notice)(&format!("{error}; continuing with {less} less on {device}"));
+                Ok(())
+            }
+            _ => Err(error.clone().into()),
+        }
+    }
+
+    /// Unloads the model because a device was lost. The next step begins with
+    /// [`Engine::ensure_placed`].
+    pub(super) fn lose(&mut self, device: &str, reason: &str) -> Result<()> {
+        let index = self.devices.iter().position(|d| d.info().name == device);
+        match index {
+            Some(index) if index != CPU && !self.lost[index] => self.lost[index] = true,
+            _ => {
+                let (device, reason) = (device.to_owned(), reason.to_owned());
+                return Err(hal::Error::DeviceLost { device, reason }.into());
+            }
+        }
+        (self.notice)(&format!("{device} was lost ({reason}); continuing without it"));
+        self.ready = None;
+        Ok(())
+    }
+
+    /// Places the model on the remaining devices after a loss, if that has not happened yet.
+    pub(super) fn ensure_placed(&mut self) -> Result<()> {
+        match self.ready {
+            Some(_) => Ok(()),
+            // The new pool has none of the sequences' data, also where a caller's panic dropped
+            // the old model.
+            None => self.place(None, &|_, _| {}),
+        }
+    }
+
+    /// Runs `f` on a loaded model, again after each loss of a device.
+    pub(super) fn recovering<T>(
+        &mut self,
+        f: &mut dyn FnMut(&mut Engine) -> Result<T>,
+    ) -> Result<T> {
+        loop {
+            match self.ensure_placed().and_then(|()| f(self)) {
+                Err(Error::Device(hal::Error::DeviceLost { device, reason })) => {
+                    self.lose(&device, &reason)?;
+                }
+                other => return other,
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! A sequence as bytes:
+//! `magic | fingerprint | n_tokens | n_cached | tokens | rows of all layers | sum`, little-endian.
+//!
+//! The fingerprint covers everything that determines the meaning of the rows: the model's file,
+//! the formats and widths of caches and states, RoPE. The placement of layers does not matter:
+//! rows have the same bytes on every device.
+
+use std::ops::Range;
+
+use hal::{KV_BLOCK, Operand};
+
+use super::Engine;
+use super::ready::loaded;
+use crate::error::{Error, NotRestored, Result};
+use crate::sequence::cached::Cached;
+use crate::sequence::{Feed, Sequence, Want};
+use gguf::Hash;
+
+/// The last byte is the version of the format.
+const MAGIC: &[u8; 8] = b"TCLNSEQ\x01";
+
+/// Before the tokens: magic, fingerprint, two counts.
+const HEADER: usize = 24;
+
+/// After everything else.
+const SUM: usize = 8;
+
+/// The parsed and checked header of saved bytes.
+struct Saved<'a> {
+    tokens: Vec<u32>,
+    n_cached: usize,
+    rows: &'a [u8],
+}
+
+fn sum(bytes: &[u8]) -> u64 {
+    let mut hash = Hash::default();
+    hash.add(bytes);
+    hash.finish()
+}
+
+fn word(bytes: &[u8], at: usize) -> usize {
+    bytes[at..at + 4].try_into().map_or(0, |bytes| u32::from_le_bytes(bytes) as usize)
+}
+
+/// The cache rows of the first `n` positions, block by block.
+fn rows_of(cached: &Cached, n: usize) -> Vec<Range<usize>> {
+    let blocks = cached.blocks().iter().zip(0..n.div_ceil(KV_BLOCK));
+    let rows = |(&block, index): (&u32, usize)| {
+        let first = block as usize * KV_BLOCK;
+        first..first + KV_BLOCK.min(n - index * KV_BLOCK)
+    };
+    blocks.map(rows).collect()
+}
+
+impl Engine {
+    /// Serialises a sequence for [`Engine::restore`]: its tokens and all of its cached data.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub fn save(&mut self, sequence: &Sequence) -> Result<Vec<u8>> {
+        self.recovering(&mut |engine| engine.save_once(sequence))
+    }
+
+    fn save_once(&mut self, sequence: &Sequence) -> Result<Vec<u8>> {
+        let Sequence { tokens, cached } = sequence;
+        let n = if cached.is_of(&self.pool) { cached.n() } else { 0 };
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&self.fingerprint()?.to_le_bytes());
+        for count in [tokens.len(), n] {
+            bytes.extend_from_slice(&(count as u32).to_le_bytes());
+        }
+        bytes.extend_from_slice(bytemuck::cast_slice(tokens));
+        let state = cached.state_row();
+        let loaded = loaded(&mut self.ready)?;
+        loaded.save(&self.placement, &rows_of(cached, n), state.filter(|_| n > 0), &mut bytes)?;
+        bytes.extend_from_slice(&sum(&bytes).to_le_bytes());
+        Ok(bytes)
+    }
+
+    /// Restores a sequence from the bytes of [`Engine::save`], of this or another run with the
+    /// same model and cache types.
+    ///
+    /// # Errors
+    /// [`Error::NotRestored`] for invalid bytes, [`Error::ContextFull`] if there is no room,
+    /// errors of the devices.
+    pub fn restore(&mut self, bytes: &[u8]) -> Result<Sequence> {
+        self.recovering(&mut |engine| engine.restore_once(bytes))
+    }
+
+    fn restore_once(&mut self, bytes: &[u8]) -> Result<Sequence> {
+        let Saved { tokens, n_cached, rows } = self.saved(bytes)?;
+        let mut sequence = self.open();
+        self.check_room(&[Feed { sequence: &mut sequence, tokens: &tokens, want: Want::None }])?;
+        sequence.tokens = tokens;
+        let cached = &mut sequence.cached;
+        if n_cached == 0 || self.pool.is_recurrent() && !cached.take_slot() {
+            // The next step computes all of it.
+            return Ok(sequence);
+        }
+        self.own_blocks(cached, n_cached)?;
+        let state = cached.slot().map(|slot| slot as usize);
+        let loaded = loaded(&mut self.ready)?;
+        loaded.restore(&self.placement, &rows_of(cached, n_cached), state, rows)?;
+        cached.advance(n_cached);
+        Ok(sequence)
+    }
+
+    /// Parses and checks untrusted bytes.
+    fn saved<'a>(&self, bytes: &'a [u8]) -> Result<Saved<'a>> {
+        if bytes.len() < HEADER + SUM || !bytes.starts_with(MAGIC) {
+            return Err(NotRestored::Magic.into());
+        }
+        let (body, last) = bytes.split_at(bytes.len() - SUM);
+        if sum(body).to_le_bytes() != last {
+            return Err(NotRestored::Checksum.into());
+        }
+        if body[8..16] != self.fingerprint()?.to_le_bytes() {
+            return Err(NotRestored::Fingerprint.into());
+        }
+        let (n_tokens, n_cached) = (word(body, 16), word(body, 20));
+        let n_ctx = self.n_ctx();
+        if n_tokens > n_ctx {
+            return Err(Error::ContextFull { n_tokens, n_ctx });
+        }
+        let loaded = &self.ready.as_ref().ok_or(hal::Error::Cancelled)?.stepper.loaded;
+        let len = loaded.saved_len(n_cached.min(n_tokens));
+        let expected = HEADER + 4 * n_tokens + len + SUM;
+        if expected != bytes.len() || n_cached > n_tokens {
+            return Err(NotRestored::Length { expected, got: bytes.len() }.into());
+        }
+        let (tokens, rows) = body[HEADER..].split_at(4 * n_tokens);
+        let tokens: Vec<u32> = (0..n_tokens).map(|i| word(tokens, 4 * i) as u32).collect();
+        let n_vocab = self.arena.sizes.n_vocab;
+        match tokens.iter().find(|id| **id as usize >= n_vocab) {
+            Some(&id) => Err(NotRestored::Token { id, n_vocab }.into()),
+            None => Ok(Saved { tokens, n_cached, rows }),
+        }
+    }
+
+    /// Fingerprint of everything that determines the meaning of a saved sequence's rows.
+    fn fingerprint(&self) -> Result<u64> {
+        let mut hash = Hash::default();
+        hash.add(self.model.file.fingerprint().as_bytes());
+        let loaded = &self.ready.as_ref().ok_or(hal::Error::Cancelled)?.stepper.loaded;
+        for (layer, weights) in loaded.layers.iter().zip(&self.model.layers) {
+            for tensor in layer.caches().chain(layer.states()) {
+                hash.add(tensor.desc().format.to_string().as_bytes());
+                hash.word(tensor.desc().n_cols as u64);
+            }
+            if let Some(rope) = weights.attention().and_then(|by| by.rope.as_ref()) {
+                hash.add(bytemuck::cast_slice(rope.freqs(self.options.n_ctx)));
+                hash.add(&rope.scale.to_le_bytes());
+            }
+        }
+        Ok(hash.finish())
+    }
+}

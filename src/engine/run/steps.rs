@@ -1,0 +1,134 @@
+//! One device step of a loaded model, plain or observed, and what follows it: counters, and an
+//! exchange of neurons where one is due.
+
+use std::sync::atomic::AtomicBool;
+
+use hal::op::MOST_COUNTED;
+
+use placement::CPU;
+
+use super::Engine;
+use crate::error::{Error, Result};
+use crate::observe::{Observers, Watch, rung};
+use crate::record::Recording;
+use crate::step::StepStats;
+use crate::timeline::Tracer;
+
+impl Engine {
+    /// Runs a device step over `self.arena.facts`; the logits are in `self.arena.logits`.
+    pub(super) fn run(&mut self, interrupt: &AtomicBool) -> Result<()> {
+        let Engine { ready, arena, tracer, .. } = self;
+        let stepper = &mut ready.as_mut().ok_or(hal::Error::Cancelled)?.stepper;
+        let (n_tokens, split) = (arena.facts.tokens.len(), stepper.is_split());
+        arena.timeline.begin(tracer.is_some(), split);
+        let mut stats = stepper.step(arena, interrupt)?;
+        let lanes = stepper.loaded.lanes.iter().enumerate();
+        let mut others = lanes
+            .filter(|(device, lane)| *device != CPU && lane.is_some())
+            .map(|(device, _)| device);
+        let others = split.then_some(&mut others as &mut dyn Iterator<Item = _>);
+        stats.waits += arena.timeline.end(n_tokens, others, tracer.as_mut());
+        self.found(&stats, n_tokens <= MOST_COUNTED);
+        self.adapt(n_tokens)
+    }
+
+    /// After a step of `n_tokens`: exchanges neurons if a decision is due.
+    ///
+    /// # Errors
+    /// Device errors.
+    fn adapt(&mut self, n_tokens: usize) -> Result<()> {
+        let adapt = self.ready.as_mut().and_then(|ready| ready.adapt.as_mut());
+        if !adapt.is_some_and(|adapt| adapt.saw(n_tokens)) {
+            return Ok(());
+        }
+        self.read_counters()?;
+        // After an error the contents of the slots are unknown, so the model is unloaded and
+        // loaded again.
+        let Some(mut ready) = self.ready.take() else { return Ok(()) };
+        let changed = ready.exchange(&self.sizing(), &self.placement)?;
+        for (layer, placed) in changed {
+            self.placement.layers[layer] = placed;
+        }
+        self.ready = Some(ready);
+        Ok(())
+    }
+
+    /// Adds to the totals. `small` steps also count for the hot set.
+    fn found(&mut self, stats: &StepStats, small: bool) {
+        self.totals += *stats;
+        let adapt = self.ready.as_mut().and_then(|ready| ready.adapt.as_mut());
+        if let Some(adapt) = adapt.filter(|_| small) {
+            adapt.found(stats);
+        }
+    }
+
+    /// Reads the counters that steps left on the devices.
+    fn read_counters(&mut self) -> Result<()> {
+        let Some(ready) = &mut self.ready else { return Ok(()) };
+        let stats = ready.stepper.flush_all(&mut self.arena)?;
+        self.found(&stats, true);
+        Ok(())
+    }
+
+    /// As [`Engine::read_counters`], but a lost device only loses its counters; the next step
+    /// reports the loss.
+    pub(super) fn read_counters_unless_lost(&mut self) -> Result<()> {
+        match self.read_counters() {
+            Err(Error::Device(hal::Error::DeviceLost { .. })) => Ok(()),
+            read => read,
+        }
+    }
+
+    /// Statistics of all steps since the last call. Counters accumulate on the devices and are
+    /// read here, so that a step does not wait for them.
+    ///
+    /// # Errors
+    /// Device errors. The counters of a lost device are lost without an error.
+    pub fn take_stats(&mut self) -> Result<StepStats> {
+        self.read_counters_unless_lost()?;
+        let found = self.totals - self.taken;
+        self.taken = self.totals;
+        Ok(found)
+    }
+
+    /// Passes every completed step from now on to `tracer`. Steps are then timed, which costs a
+    /// little time.
+    pub fn set_tracer(&mut self, tracer: Option<Tracer>) {
+        self.tracer = tracer;
+    }
+
+    /// Maximum number of tokens of an observed step.
+    pub(super) fn observed_tokens(&self) -> usize {
+        let rungs = &self.arena.sizes.rungs;
+        rungs[rung(rungs)]
+    }
+
+    /// A step over `self.arena.facts` that passes every feed-forward block to `each`. The first
+    /// call records the programs for it.
+    pub(super) fn step_observed(
+        &mut self,
+        interrupt: &AtomicBool,
+        each: &mut Watch<'_>,
+    ) -> Result<StepStats> {
+        self.read_counters()?;
+        let mut ready = self.ready.take().ok_or(hal::Error::Cancelled)?;
+        let observers = match ready.observers.take() {
+            Some(observers) => Ok(observers),
+            None => {
+                let (loaded, rungs) = (&ready.stepper.loaded, &self.arena.sizes.rungs);
+                let recording = Recording::new(&self.sizing(), rungs, loaded);
+                let adapt = ready.adapt.as_ref();
+                let experts = |layer| adapt.and_then(|adapt| adapt.experts(layer));
+                Observers::new(&recording, loaded, &self.placement, rungs, &experts)
+            }
+        };
+        let stats = observers.and_then(|mut observers| {
+            self.arena.timeline.stop();
+            let stats = observers.step(&mut ready.stepper, &mut self.arena, interrupt, each);
+            ready.observers = Some(observers);
+            stats
+        });
+        self.ready = Some(ready);
+        stats
+    }
+}

@@ -1,0 +1,431 @@
+//! Inputs of the planner: sizes, as the devices report them, and bytes read per token.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use hal::format::{Format, TransposedLayout};
+use hal::op::{Gather, MOST_COUNTED, MatMul, SoftCap, UnionCounts};
+use hal::{Batch, Bytes, Device, HostRows, OpDesc, PackDesc, TensorDesc};
+
+use model::{AttentionSizes, Ffn, Model};
+use placement::{
+    CPU, Cut, DeviceFacts, DeviceIndex, Forecast, LayerFacts, LayerReads, LayerSizes, Neurons,
+    Placement, StreamReads, Task, Uses, plan,
+};
+
+use super::Sizing;
+use super::scratch::counts_union;
+use crate::ops::embed::Embedding;
+use crate::ops::layer::{LayerOps, residual_norm};
+use crate::ops::mixer;
+use crate::ops::predict::{Predictor, list_desc};
+use crate::options::{EngineOptions, Streaming};
+
+/// Maximum number of tokens assumed in the context when the time of a token is estimated.
+const ASSUMED_PAST: usize = 1024;
+
+/// Plans the placement of `model` and estimates its speed. Loads nothing; the first of `devices`
+/// is the CPU.
+#[must_use]
+pub fn forecast(model: &Model, devices: &[Device], options: &EngineOptions) -> Forecast {
+    plan(&task(model, devices, options))
+}
+
+/// The input that [`forecast`] plans from.
+#[must_use]
+pub fn task(model: &Model, devices: &[Device], options: &EngineOptions) -> Task {
+    let sizing = Sizing::new(model, devices, options);
+    let budgets: Vec<Bytes> = devices.iter().map(left).collect();
+    sizing.task(&budgets)
+}
+
+/// The rest of a device's budget: it may have allocations of its own, or be used by another
+/// engine.
+pub(crate) fn left(device: &Device) -> Bytes {
+    match device.ledger().budget() {
+        Bytes::MAX => Bytes::MAX,
+        budget => budget - device.ledger().used(),
+    }
+}
+
+/// Tokens in the context for which the time of a token is estimated.
+#[must_use]
+pub fn assumed_past(options: &EngineOptions) -> usize {
+    (options.n_ctx / 2).min(ASSUMED_PAST)
+}
+
+fn bytes(desc: TensorDesc) -> f64 {
+    desc.bytes().map_or(0.0, |bytes| bytes.0 as f64)
+}
+
+fn size(rows: &HostRows) -> f64 {
+    bytes(rows.desc())
+}
+
+impl Sizing<'_> {
+    /// The placement within `budgets`, and its forecast. With the CPU alone there is nothing to
+    /// plan.
+    pub(crate) fn place(&self, budgets: &[Bytes], forecast: &mut Option<Forecast>) -> Placement {
+        if budgets.iter().skip(1).all(|budget| *budget == Bytes(0)) {
+            *forecast = None;
+            return Placement::all_on(CPU, self.model.hyper.n_layer);
+        }
+        forecast.insert(plan(&self.task(budgets))).placement.clone()
+    }
+
+    /// The planner's input for `budgets`.
+    pub(crate) fn task(&self, budgets: &[Bytes]) -> Task {
+        let placing = &self.options.placing;
+        let cuts = self.mode.cuts(self.model);
+        let density = if self.mode.is_sparse() { placing.density } else { 1.0 };
+        let joined = self.joined();
+        let layer = |(index, cut): (usize, &Cut)| {
+            let uses = match placing.uses.as_ref().and_then(|uses| uses.get(index)) {
+                Some(list) if list.len() == cut.n_ff => Uses::Each(list),
+                Some(_) | None => Uses::Uniform(density * self.share_used(index)),
+            };
+            let mut facts = LayerFacts::new(self.reads(index), uses, cut);
+            facts.joined = joined[index];
+            facts
+        };
+        let speeds = |device| placing.speed(device);
+        Task {
+            layers: cuts.iter().enumerate().map(layer).collect(),
+            devices: budgets
+                .iter()
+                .enumerate()
+                .map(|(device, &budget)| DeviceFacts {
+                    speed: speeds(device),
+                    ..self.device_facts(device, budget, &cuts)
+                })
+                .collect(),
+            head: self.head_reads(),
+            rungs: self.options.ladder(),
+            constraints: placing.constraints,
+        }
+    }
+
+    /// For each layer, whether its home must be that of the layer before it. All layers from one
+    /// whose KV cache is shared to the last that reads it have the same home.
+    fn joined(&self) -> Vec<bool> {
+        let mut joined = vec![false; self.model.layers.len()];
+        for (layer, weights) in self.model.layers.iter().enumerate() {
+            if let Some(source) = weights.frame.mixer.kv_source() {
+                joined[source + 1..=layer].fill(true);
+            }
+        }
+        joined
+    }
+
+    /// Bytes of the head read per token.
+    fn head_reads(&self) -> f64 {
+        let Model { output, output_norm, .. } = self.model;
+        size(output) + size(&output_norm.w) + output_norm.bias.as_ref().map_or(0.0, size)
+    }
+
+    /// Share of a layer's experts that a token uses.
+    pub(crate) fn share_used(&self, layer: usize) -> f64 {
+        self.model.layers[layer].ffn.as_ref().map_or(1.0, Ffn::share_used)
+    }
+
+    /// Bytes of a layer's KV cache or recurrent state read per token.
+    fn memory_reads(&self, layer: usize) -> f64 {
+        let weights = &self.model.layers[layer];
+        let memory = mixer::memory(&mixer::shapes(weights), self.options);
+        let row = |desc: &TensorDesc| bytes(TensorDesc { n_rows: 1, ..*desc });
+        let window = weights.attention().and_then(|by| by.sizes.window);
+        let past = assumed_past(self.options).min(window.unwrap_or(usize::MAX));
+        let rows = if memory.kv().is_some() { past as f64 } else { 1.0 };
+        memory.read().map(row).sum::<f64>() * rows
+    }
+
+    /// Bytes of a layer read per token.
+    pub(crate) fn reads(&self, layer: usize) -> LayerReads {
+        let (weights, hyper) = (&self.model.layers[layer], &self.model.hyper);
+        let used = self.share_used(layer);
+        let mut frame = 0.0;
+        weights.frame.each(&mut |_, rows| frame += size(rows));
+        let chosen = self.mode.chosen(self.model, self.options, layer);
+        let lists = chosen.is_some();
+        let (mut before, mut scores) = (0.0, 0.0);
+        if let Some(chosen) = chosen {
+            let slots = TensorDesc::new(1, weights.n_ff(), Format::U32);
+            (before, scores) = (chosen.fc1.map_or(0.0, size), size(chosen.fc2));
+            frame += before + scores + bytes(slots);
+        }
+        let cache = self.memory_reads(layer);
+        let n_ops = self.layer_ops(layer, weights.n_ff(), 1).len();
+        let Some(ffn) = &weights.ffn else {
+            let none = 0.0;
+            return LayerReads {
+                frame,
+                cache,
+                tested: none,
+                used: none,
+                prompt: none,
+                streams: None,
+                n_ops,
+            };
+        };
+        let n_ff = ffn.n_ff() as f64;
+        let Ffn { gate, up, .. } = ffn;
+        let matrices: f64 = ffn.matrices().map(|(_, rows)| size(rows)).sum();
+        let (tested, besides) = match self.mode.is_sparse() {
+            // The gates of unused experts are not tested.
+            false if ffn.experts.is_some() => (0.0, matrices),
+            false => (matrices, 0.0),
+            true => {
+                let (test, carried) = match gate {
+                    Some(gate) => (size(&gate.w), size(&up.w)),
+                    None => (size(&up.w), 0.0),
+                };
+                let carried = carried + self.down_rows(ffn);
+                if lists { (0.0, test + carried) } else { (test * used, carried) }
+            }
+        };
+        LayerReads {
+            frame,
+            cache,
+            tested: tested / n_ff,
+            used: besides / n_ff,
+            prompt: matrices / n_ff * used,
+            streams: self.streams(layer).then(|| StreamReads {
+                carried: self
+                    .streams_afar(layer)
+                    .then(|| 4.0 * (2 * hyper.n_embd + self.model.max_experts()) as f64),
+                brought: (matrices + scores) / n_ff,
+                multiplied: (matrices * used + scores) / n_ff,
+                per_piece: before,
+            }),
+            n_ops,
+        }
+    }
+
+    /// Bytes of the rows of down, one per neuron, with the data shared between rows where it was
+    /// transposed.
+    fn down_rows(&self, ffn: &Ffn) -> f64 {
+        let down = ffn.down.w.desc();
+        let n_expert = ffn.n_expert().unwrap_or(1);
+        let (n_out, n_ff) = (down.n_rows / n_expert, down.n_cols * n_expert);
+        if ffn.down_by_neuron || !self.options.repack {
+            bytes(down)
+        } else {
+            TransposedLayout::new(down.format, n_ff, n_ff, n_out)
+                .map_or(bytes(down), |layout| layout.n_bytes as f64)
+        }
+    }
+
+    fn device_facts(&self, device: DeviceIndex, budget: Bytes, cuts: &[Cut]) -> DeviceFacts {
+        let cpu = device == CPU;
+        let layers = if cpu { Vec::new() } else { self.layer_sizes(device, cuts) };
+        let tied = self.model.file.tensor("output.weight").is_none();
+        let stream = if cpu { None } else { self.stream_facts(device) };
+        let (slots, stream) = match self.options.streaming {
+            Streaming::Measured => (Bytes(0), stream),
+            Streaming::Forced { .. } => (stream.map_or(Bytes(0), |stream| stream.bytes), None),
+            Streaming::Off => (Bytes(0), None),
+        };
+        // The first mailbox includes the shared part.
+        let mailboxes = |n| self.devices[device].mailboxes_size(self.mailbox_shape(), n);
+        let hand_off = mailboxes(2) - mailboxes(1);
+        DeviceFacts {
+            budget,
+            fixed: self.fixed(device) + slots,
+            stream,
+            hand_offs: mailboxes(1) - hand_off,
+            hand_off,
+            embed: self.refuses_embed(device).is_none().then(|| self.embed_size(device)),
+            head: self.refuses_head(device).is_none().then(|| self.head_size(device)),
+            shared: if tied { self.whole_size(device, &self.model.output) } else { Bytes(0) },
+            refused: if cpu { Vec::new() } else { self.refused(device, &layers) },
+            layers,
+            speed: self.options.placing.speed(device),
+        }
+    }
+
+    fn layer_sizes(&self, device: DeviceIndex, cuts: &[Cut]) -> Vec<LayerSizes> {
+        // Layers of the same shape have the same sizes, so devices are asked once per shape.
+        let mut known: Vec<(Vec<TensorDesc>, Vec<Bytes>, Bytes)> = Vec::new();
+        let mut sizes = Vec::new();
+        for (index, (weights, cut)) in self.model.layers.iter().zip(cuts).enumerate() {
+            let (frame, cache) = self.frame_size(device, index);
+            let may_be_whole = self.refuses_layer(device, index, cut.n_ff).is_none();
+            let Some(ffn) = &weights.ffn else {
+                let whole = may_be_whole.then_some(Bytes(0));
+                sizes.push(LayerSizes { frame, cache, shares: Arc::from([]), whole });
+                continue;
+            };
+            let parts = ffn.matrices().map(|(_, rows)| rows).chain(ffn.biases());
+            let shape: Vec<TensorDesc> = parts.map(HostRows::desc).collect();
+            let at = known.iter().position(|(other, ..)| *other == shape).unwrap_or_else(|| {
+                let share = |k: usize| match k {
+                    0 => Bytes(0),
+                    k => self.neurons(device, ffn, cut.neurons(k)),
+                };
+                let shares = (0..cut.n_groups()).map(share).collect();
+                known.push((shape, shares, self.neurons(device, ffn, cut.n_ff)));
+                known.len() - 1
+            });
+            let (_, shares, whole) = &known[at];
+            let n_shares = self.most_groups(device, index, cut);
+            sizes.push(LayerSizes {
+                frame,
+                cache,
+                shares: Arc::from(&shares[..n_shares]),
+                whole: may_be_whole.then_some(*whole),
+            });
+        }
+        sizes
+    }
+
+    /// Bytes of a matrix as stored. On the CPU this includes bytes read in place from the file.
+    fn whole_size(&self, device: DeviceIndex, rows: &HostRows) -> Bytes {
+        let mapped = matches!(rows.source(), hal::Source::Mapped(_));
+        match self.devices[device].pack_size(&PackDesc::whole(rows.desc()), mapped) {
+            Bytes(0) if device == CPU => rows.desc().bytes().unwrap_or_default(),
+            size => size,
+        }
+    }
+
+    pub(crate) fn f32(&self, rows: usize, cols: usize) -> TensorDesc {
+        TensorDesc::new(rows, cols, Format::F32)
+    }
+
+    pub(crate) fn batch(&self) -> Batch<TensorDesc> {
+        let shape = self.scratch().batch;
+        Batch { words: TensorDesc::new(1, shape.n_words(), Format::U32), shape }
+    }
+
+    /// The ops of a layer with `n` of its neurons, for a step of `n_tokens`; with a hand-off if
+    /// some neurons are elsewhere.
+    pub(crate) fn layer_ops(&self, layer: usize, n: usize, n_tokens: usize) -> Vec<OpDesc> {
+        let weights = &self.model.layers[layer];
+        let (shape, n_ff) = (self.scratch(), weights.n_ff());
+        let split = n < n_ff;
+        let list = || list_desc(self.model.max_n_ff(), n_tokens);
+        let chosen = self.mode.chosen(self.model, self.options, layer);
+        let predictor = chosen.map(Predictor::desc);
+        let freqs = self.freqs(layer);
+        let own = weights.ffn.as_ref().filter(|_| n > 0).map(|ffn| self.mode.shape(ffn, n));
+        let frame = weights.frame.map(&mut HostRows::desc);
+        let ops = LayerOps {
+            model: self.model,
+            mode: self.mode,
+            index: layer,
+            facts: weights,
+            frame: &frame,
+            freqs: freqs.as_ref(),
+            memory: &mixer::memory(&frame.mixer, self.options),
+            predictor: predictor.as_ref(),
+            own: own.as_ref(),
+            scratch: &shape.body.map(&mut |desc| TensorDesc { n_rows: n_tokens, ..*desc }),
+            batch: &self.batch(),
+            active: self.f32(1, n_tokens),
+            hits: shape
+                .hits
+                .filter(|_| n_tokens <= MOST_COUNTED)
+                .map(|hits| self.f32(1, hits.n_cols)),
+            union: shape
+                .union
+                .filter(|_| counts_union(n_tokens))
+                .map(|_| self.f32(1, UnionCounts::N)),
+            resident: Some(list()),
+            absent: split.then(list),
+            mailbox: split.then_some(0),
+        };
+        ops.list()
+    }
+
+    /// The frequencies of a layer's RoPE, if it uses RoPE.
+    fn freqs(&self, layer: usize) -> Option<TensorDesc> {
+        let by = self.model.layers[layer].attention()?;
+        let &AttentionSizes { n_rot, .. } = &by.sizes;
+        by.rope.as_ref().map(|_| self.f32(1, n_rot / 2))
+    }
+
+    /// Bytes that a device needs besides weights: batch, scratch, staging.
+    fn fixed(&self, device: DeviceIndex) -> Bytes {
+        let on = &self.devices[device];
+        let n_words = self.workspace(device).0.div_ceil(4) as usize;
+        let workspace = TensorDesc::new(1, n_words, Format::U32);
+        let workspace = if n_words > 0 { on.alloc_size(&workspace) } else { Bytes(0) };
+        self.scratch().size(on, &self.options.ladder()) + workspace
+    }
+
+    /// Bytes of norms, mixer and predictor of a layer, and of its KV cache or recurrent state.
+    pub(crate) fn frame_size(&self, device: DeviceIndex, layer: usize) -> (Bytes, Bytes) {
+        let weights = &self.model.layers[layer];
+        let mut frame = Bytes(0);
+        weights.frame.each(&mut |_, rows| frame += self.whole_size(device, rows));
+        let on = &self.devices[device];
+        let memory = mixer::memory(&mixer::shapes(weights), self.options);
+        let cache = memory.tensors().map(|desc| on.alloc_size(desc)).sum();
+        let chosen = self.mode.chosen(self.model, self.options, layer);
+        let predictor = chosen.map_or(Bytes(0), |chosen| {
+            let vector = |format| {
+                let desc = TensorDesc::new(1, weights.n_ff(), format);
+                on.pack_size(&PackDesc::whole(desc), false)
+            };
+            chosen.fc1.map_or(Bytes(0), |fc1| self.whole_size(device, fc1))
+                + self.whole_size(device, chosen.fc2)
+                + vector(Format::U32)
+                + chosen.bias.map_or(Bytes(0), |_| vector(Format::F32))
+        });
+        let freqs = self.freqs(layer).map(PackDesc::whole);
+        let freqs = freqs.map_or(Bytes(0), |freqs| on.pack_size(&freqs, false));
+        (frame + predictor + freqs, cache)
+    }
+
+    fn neurons(&self, device: DeviceIndex, ffn: &Ffn, n: usize) -> Bytes {
+        let neurons =
+            if n == ffn.n_ff() { Neurons::All } else { Neurons::List((0..n as u32).collect()) };
+        self.mode.size(&self.devices[device], ffn, &neurons, n)
+    }
+
+    /// The ops of the embedding for `n` tokens.
+    pub(crate) fn embed_ops(&self, n: usize) -> Vec<OpDesc> {
+        let mut desc = |_: &'static str, rows: &HostRows| Ok::<_, Infallible>(rows.desc());
+        let Ok(embedding) = Embedding::of(self.model, &mut desc);
+        let scratch = self.scratch().body;
+        let scratch = scratch.map(&mut |desc| TensorDesc { n_rows: n, ..*desc });
+        embedding.ops(self.model, &scratch, &self.batch())
+    }
+
+    pub(crate) fn embed_size(&self, device: DeviceIndex) -> Bytes {
+        let mut bytes = Bytes(0);
+        let mut add = |_: &'static str, rows: &HostRows| {
+            bytes += self.whole_size(device, rows);
+            Ok::<_, Infallible>(rows.desc())
+        };
+        let Ok(_) = Embedding::of(self.model, &mut add);
+        bytes
+    }
+
+    pub(crate) fn head_size(&self, device: DeviceIndex) -> Bytes {
+        let Model { output, output_norm, .. } = self.model;
+        let bias = output_norm.bias.as_ref();
+        self.whole_size(device, output)
+            + self.whole_size(device, &output_norm.w)
+            + bias.map_or(Bytes(0), |bias| self.whole_size(device, bias))
+            + self.scratch().head_size(&self.devices[device])
+    }
+
+    /// The ops of the head for `n` tokens.
+    pub(crate) fn head_ops(&self, n: usize) -> Vec<OpDesc> {
+        let model = self.model;
+        let [x, y] = [self.options.n_ubatch, n].map(|n| self.f32(n, model.hyper.n_embd));
+        let by = model.output_norm.try_map("", &mut |_, rows| Ok::<_, Infallible>(rows.desc()));
+        let Ok(by) = by;
+        let (w, logits) = (model.output.desc(), self.f32(n, model.n_vocab()));
+        let mut ops = vec![
+            Gather { x, batch: self.batch(), y }.into(),
+            residual_norm(model, &y, &by, &y),
+            MatMul { w, x: y, bias: None, y: logits }.into(),
+        ];
+        let cap = model.hyper.logit_softcap;
+        if cap > 0.0 {
+            ops.push(SoftCap { x: logits, cap }.into());
+        }
+        ops
+    }
+}

@@ -1,0 +1,231 @@
+//! Memory, time and gain of exchanging neurons between devices.
+
+use std::iter::Sum;
+use std::sync::Arc;
+
+use hal::op::Down;
+use hal::pack::plain_size;
+use hal::{Bytes, Device, HostRows, Source};
+
+use model::{Ffn, Model};
+use placement::exchange::Bounds;
+use placement::{CPU, DeviceIndex, Forecast, LayerPlacement, Neurons, Placement, Speed};
+
+use super::Sizing;
+use crate::ops::ffn::{FfnMode, PackedFfn};
+use crate::options::EngineOptions;
+
+/// Requirements of exchanging neurons in a placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExchangeNeeds {
+    /// Layers whose neurons can be exchanged.
+    pub n_layers: usize,
+    /// Maximum number of neurons exchanged at one decision; 0 where an exchange would gain
+    /// nothing.
+    pub most: usize,
+    /// Bytes of the model that must stay in host memory: of the mapped file, and of transposed
+    /// down matrices.
+    pub host: Bytes,
+    /// Bytes of the counters on each device.
+    pub counters: Bytes,
+}
+
+/// Unit in which neurons of a block are exchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExchangeUnit {
+    /// Single neurons.
+    Neurons,
+    /// Whole experts of this number of neurons.
+    Experts(usize),
+    /// Single neurons, only within an expert of this number of neurons.
+    WithinExperts(usize),
+}
+
+impl ExchangeUnit {
+    /// Number of neurons in it.
+    pub(crate) fn len(self) -> usize {
+        match self {
+            ExchangeUnit::Neurons | ExchangeUnit::WithinExperts(_) => 1,
+            ExchangeUnit::Experts(n) => n,
+        }
+    }
+}
+
+/// Bytes of an expert's matrix packed and written at once: enough to make the overhead of a write
+/// small, without host memory for a whole matrix.
+const STRETCH: usize = 1 << 20;
+
+/// Number of rows of `row_bytes` bytes written at once.
+pub(crate) fn at_once(row_bytes: usize) -> usize {
+    (STRETCH / row_bytes.max(1)).max(1)
+}
+
+/// Bytes of a whole down matrix transposed in host memory. `None` if it is not needed: the file has
+/// one row per neuron, or down has no blocks and is one matrix.
+pub(crate) fn transposed_size(packed: &PackedFfn) -> Option<Bytes> {
+    let blocks = packed.pack.source.format.quants().is_some();
+    let slow = blocks || matches!(packed.rows.source(), Source::Paged(_));
+    let desc = packed.pack.packed().ok().filter(|_| packed.pack.transpose && slow)?;
+    plain_size(&desc).map(|len| Bytes(len as u64))
+}
+
+/// The neurons of a layer's home and of the CPU, if those are its two sides.
+pub(crate) fn sides(placed: &LayerPlacement) -> Option<[&Arc<[u32]>; 2]> {
+    let list = |device: DeviceIndex| {
+        placed.shares.iter().find_map(|share| match &share.neurons {
+            Neurons::List(list) if share.device == device && !list.is_empty() => Some(list),
+            Neurons::List(_) | Neurons::All => None,
+        })
+    };
+    match placed.home {
+        CPU => None,
+        home => Some([list(home)?, list(CPU)?]),
+    }
+}
+
+impl FfnMode {
+    /// Unit in which neurons of the block are exchanged; `None` where all neurons are used or
+    /// where one neuron is spread over blocks of a matrix.
+    pub(crate) fn exchanges(self, ffn: &Ffn) -> Option<ExchangeUnit> {
+        match (self.orientation(ffn), ffn.n_expert()) {
+            (Down::ByNeuron, None) if self.is_sparse() => Some(ExchangeUnit::Neurons),
+            // Bounds of groups are part of a program, so the number of an expert's neurons on each
+            // side stays the same.
+            (Down::ByNeuron, Some(n)) if self.is_sparse() => {
+                Some(ExchangeUnit::WithinExperts(ffn.up.w.desc().n_rows / n.max(1)))
+            }
+            (Down::AcrossNeurons, Some(_)) => Some(ExchangeUnit::Experts(ffn.down.w.desc().n_cols)),
+            (Down::ByNeuron | Down::AcrossNeurons, _) => None,
+        }
+    }
+}
+
+/// Passes over the memory bus for a copy within host memory: read the file, read the slot (for
+/// ownership), write the slot.
+const COPIED: f64 = 3.0;
+
+/// Contiguous writes when an expert changes sides.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stretches {
+    bytes: f64,
+    rows: f64,
+    writes: f64,
+}
+
+impl Stretches {
+    /// For a matrix of `n` experts.
+    fn new(rows: &HostRows, n: usize) -> Stretches {
+        let n_rows = rows.desc().n_rows / n;
+        Stretches {
+            bytes: (n_rows * rows.row_bytes()) as f64,
+            rows: n_rows as f64,
+            writes: n_rows.div_ceil(at_once(rows.row_bytes())) as f64,
+        }
+    }
+
+    /// Seconds on a device that writes `rate` bytes per second; row by row where the rate is not
+    /// known.
+    fn seconds(&self, speed: &Speed, rate: f64) -> f64 {
+        let by_row = self.rows * speed.refill;
+        if rate > 0.0 { by_row.min(self.writes * speed.refill + self.bytes / rate) } else { by_row }
+    }
+}
+
+impl Sum for Stretches {
+    fn sum<I: Iterator<Item = Stretches>>(all: I) -> Stretches {
+        all.fold(Stretches::default(), |sum, one| Stretches {
+            bytes: sum.bytes + one.bytes,
+            rows: sum.rows + one.rows,
+            writes: sum.writes + one.writes,
+        })
+    }
+}
+
+/// Bytes of a matrix in the file, if it is mapped and not held in memory.
+fn mapped(rows: &HostRows) -> Bytes {
+    match rows.source() {
+        Source::Owned(_) => Bytes(0),
+        Source::Mapped(_) | Source::Paged(_) => rows.desc().bytes().unwrap_or_default(),
+    }
+}
+
+/// Requirements of adapting the hot set of `model` in the placement of `forecast`; `None` where it
+/// is off, or no layer can exchange neurons.
+#[must_use]
+pub fn exchange_needs(
+    model: &Model,
+    devices: &[Device],
+    options: &EngineOptions,
+    forecast: &Forecast,
+) -> Option<ExchangeNeeds> {
+    let sizing = Sizing::new(model, devices, options);
+    sizing.exchange_needs(&forecast.placement, Some(forecast.seconds))
+}
+
+impl Sizing<'_> {
+    /// Whether rows are counted, which is only needed if some layer can exchange neurons.
+    pub(crate) fn counts(&self) -> bool {
+        let exchanges = |(_, ffn): (usize, &Ffn)| self.mode.exchanges(ffn).is_some();
+        self.options.adapt && self.devices.len() > 1 && self.model.blocks().any(exchanges)
+    }
+
+    /// Requirements of the exchange; `None` where it is off or no layer can exchange neurons.
+    /// `seconds` is the estimated time of a token, if there is an estimate.
+    pub(crate) fn exchange_needs(
+        &self,
+        placement: &Placement,
+        seconds: Option<f64>,
+    ) -> Option<ExchangeNeeds> {
+        let shape = self.scratch().hits?;
+        let mut needs = ExchangeNeeds { n_layers: 0, most: 0, host: Bytes(0), counters: Bytes(0) };
+        let mut most = usize::MAX;
+        for (index, placed) in placement.layers.iter().enumerate() {
+            let Some(ffn) = &self.model.layers[index].ffn else { continue };
+            let (Some(_), Some(unit)) = (sides(placed), self.mode.exchanges(ffn)) else { continue };
+            let bounds = self.bounds(index, placed.home, unit, seconds);
+            if bounds.least.is_some() {
+                most = most.min(bounds.most * unit.len());
+                needs.most = most;
+            }
+            needs.n_layers += 1;
+            needs.host += self.host(ffn);
+        }
+        needs.counters = shape.bytes().unwrap_or_default();
+        (needs.n_layers > 0).then_some(needs)
+    }
+
+    /// Bytes of a block that stay in host memory to fill slots from.
+    fn host(&self, ffn: &Ffn) -> Bytes {
+        let size =
+            |packed: &PackedFfn| transposed_size(packed).unwrap_or_else(|| mapped(&packed.rows));
+        let packs = self.mode.packs(&self.devices[CPU], ffn, &Neurons::All);
+        packs.iter().map(size).sum()
+    }
+
+    /// Cost and gain of exchanging neurons of a layer.
+    pub(crate) fn bounds(
+        &self,
+        index: usize,
+        home: DeviceIndex,
+        unit: ExchangeUnit,
+        seconds: Option<f64>,
+    ) -> Bounds {
+        let ffn = self.block(index);
+        let [device, cpu] = [home, CPU].map(|device| self.options.placing.speed(device));
+        let used = self.reads(index).used * unit.len() as f64;
+        let saved = used * (1.0 / cpu.sparse - 1.0 / device.sparse);
+        let cost = match unit {
+            ExchangeUnit::Neurons | ExchangeUnit::WithinExperts(_) => {
+                ffn.matrices().count() as f64 * (device.refill + cpu.refill)
+            }
+            ExchangeUnit::Experts(_) => {
+                let n = ffn.n_expert().unwrap_or(1);
+                let stretches = ffn.matrices().map(|(_, rows)| Stretches::new(rows, n));
+                let stretches: Stretches = stretches.sum();
+                stretches.seconds(&device, device.upload)
+                    + stretches.seconds(&cpu, cpu.dense / COPIED)
+            }
+        };
+        Bounds::new(saved, cost, seconds)
+    }
+}

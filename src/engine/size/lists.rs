@@ -1,0 +1,62 @@
+//! Sizes of the lists of active rows that predictors fill.
+
+use std::collections::BTreeSet;
+
+use hal::{Bytes, Device, PackDesc};
+
+use crate::ops::predict::words;
+
+/// Minimum number of rows written to a device's list; larger writes are rounded up to powers of
+/// two, so that few sizes of staging exist.
+pub(crate) const FEWEST: usize = 64;
+
+/// Sizes of the lists of a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ListShape {
+    pub(crate) n_ff: usize,
+    pub(crate) n_layer: usize,
+    /// Whether layers can be split with other devices.
+    pub(crate) shared: bool,
+}
+
+impl ListShape {
+    /// Words of membership per row, for each rung of the ladder.
+    pub(crate) fn member_words(rungs: &[usize]) -> impl Iterator<Item = usize> {
+        rungs.iter().map(|n| n.div_ceil(32))
+    }
+
+    /// Sizes of the transfers in which lists arrive from other devices, and of the counts.
+    pub(crate) fn staging(&self, rungs: &[usize]) -> BTreeSet<usize> {
+        let mut lens = BTreeSet::from([4 * self.n_layer]);
+        if self.shared {
+            lens.insert(4);
+            let powers = (0..).map(|i| FEWEST << i).take_while(|&n| n < self.n_ff);
+            for n in powers.chain([self.n_ff]) {
+                lens.insert(4 * n);
+                lens.extend(Self::member_words(rungs).map(|words| 4 * n * words));
+            }
+        }
+        lens
+    }
+
+    /// Bytes on `device`, staging included.
+    pub(crate) fn size(&self, device: &Device, rungs: &[usize]) -> Bytes {
+        let resident = list_size(device, self.n_ff, self.n_layer, rungs);
+        let absent = if self.shared { list_size(device, self.n_ff, 1, rungs) } else { Bytes(0) };
+        resident + absent + Bytes(self.staging(rungs).iter().sum::<usize>() as u64)
+    }
+}
+
+/// Bytes of a list of up to `n` rows, with `n_counts` counts.
+fn list_size(device: &Device, n: usize, n_counts: usize, rungs: &[usize]) -> Bytes {
+    let size = |rows, cols| device.alloc_size(&words(rows, cols));
+    let members: BTreeSet<usize> = ListShape::member_words(rungs).collect();
+    let members: Bytes = members.into_iter().map(|words| size(n, words)).sum();
+    size(1, n) + size(n_counts, 1) + members
+}
+
+/// Bytes on `device` of the lists over streamed chunks of `n` neurons.
+pub(crate) fn chunk_lists_size(device: &Device, n: usize, rungs: &[usize]) -> Bytes {
+    let slots = device.pack_size(&PackDesc::whole(words(1, n)), false);
+    slots + list_size(device, n, 1, rungs)
+}

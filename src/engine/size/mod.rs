@@ -1,0 +1,97 @@
+//! Sizes of a placement on its devices: tensors, scratch, caches, workspaces and mailboxes as
+//! shapes and bytes, and the ops that a device must support. They are the planner's input.
+//!
+//! Not here: tensors. Devices are asked for sizes and plans; nothing is allocated.
+
+pub(crate) mod cost;
+pub(crate) mod exchange;
+pub(crate) mod host;
+pub(crate) mod lists;
+mod refused;
+pub(crate) mod scratch;
+pub(crate) mod stream;
+mod workspace;
+
+use hal::{Device, HostRows, MailboxShape};
+
+use model::{Ffn, LayerWeights, Model};
+use placement::{DeviceIndex, LayerPlacement, Placement};
+
+use crate::ops::ffn::FfnMode;
+use crate::options::EngineOptions;
+use scratch::ScratchShape;
+
+/// Everything that sizes depend on besides the placement.
+#[derive(Clone, Copy)]
+pub(crate) struct Sizing<'a> {
+    pub(crate) model: &'a Model,
+    /// The CPU first.
+    pub(crate) devices: &'a [Device],
+    pub(crate) options: &'a EngineOptions,
+    pub(crate) mode: FfnMode,
+}
+
+impl<'a> Sizing<'a> {
+    pub(crate) fn new(
+        model: &'a Model,
+        devices: &'a [Device],
+        options: &'a EngineOptions,
+    ) -> Sizing<'a> {
+        Sizing { model, devices, options, mode: FfnMode::new(model, options) }
+    }
+
+    /// The feed-forward block of a layer that has neurons.
+    pub(crate) fn block(&self, index: usize) -> &'a Ffn {
+        self.model.layers[index].ffn.as_ref().expect("the layer has a feed-forward block")
+    }
+
+    /// Scratch of every device in use.
+    pub(crate) fn scratch(&self) -> ScratchShape {
+        ScratchShape::new(self.model, self.options, self.devices.len(), self.counts())
+    }
+
+    pub(crate) fn mailbox_shape(&self) -> MailboxShape {
+        let n_embd = self.model.hyper.n_embd;
+        let max_rows = if self.mode.predicts() { self.model.max_n_ff() } else { 0 };
+        MailboxShape {
+            max_tokens: self.options.n_ubatch,
+            n_in: n_embd,
+            n_weights: self.model.max_experts(),
+            n_out: n_embd,
+            max_rows,
+        }
+    }
+
+    /// Number of layers with this home that have neurons on other devices, and so a mailbox.
+    pub(crate) fn n_mailboxes(&self, placement: &Placement, home: DeviceIndex) -> usize {
+        let layers = placement.layers.iter().zip(&self.model.layers);
+        let split = |(placed, layer): &(&LayerPlacement, &LayerWeights)| {
+            placed.home == home && is_split(placed, layer.n_ff())
+        };
+        layers.filter(split).count()
+    }
+
+    /// Bytes of a layer's weights in the file.
+    pub(crate) fn layer_bytes(&self, layer: usize) -> u64 {
+        let LayerWeights { frame, ffn, .. } = &self.model.layers[layer];
+        let size = |rows: &HostRows| rows.desc().bytes().unwrap_or_default().0;
+        let matrices = ffn.iter().flat_map(Ffn::matrices);
+        let mut sum: u64 = matrices.map(|(_, rows)| size(rows)).sum();
+        frame.each(&mut |_, rows| sum += size(rows));
+        sum
+    }
+}
+
+/// Whether some neurons of a layer are on another device than its home.
+fn is_split(placed: &LayerPlacement, n_ff: usize) -> bool {
+    placed.shares.iter().any(|share| share.device != placed.home && share.neurons.len(n_ff) > 0)
+}
+
+/// Whether anything is placed on `device`.
+pub(crate) fn uses(placement: &Placement, device: DeviceIndex) -> bool {
+    placement.embed == device
+        || placement.head == device
+        || placement.layers.iter().any(|layer| {
+            layer.home == device || layer.shares.iter().any(|share| share.device == device)
+        })
+}

@@ -1,0 +1,102 @@
+//! The parts of a model that a device cannot hold or compute, with the device's reasons.
+
+use hal::op::MOST_COUNTED;
+use hal::{DeviceKind, OpDesc, Plan as Answer};
+
+use placement::{Cut, DeviceIndex, LayerSizes};
+
+use super::Sizing;
+
+impl Sizing<'_> {
+    /// Why `device` cannot run all of `ops`; `None` if it can.
+    fn refuses(
+        &self,
+        device: DeviceIndex,
+        ops: impl IntoIterator<Item = OpDesc>,
+    ) -> Option<String> {
+        let on = &self.devices[device];
+        ops.into_iter().find_map(|op| match on.plan(&op) {
+            Answer::Yes { .. } => None,
+            Answer::No(reason) => Some(format!("{}: {reason}", op.name())),
+        })
+    }
+
+    /// Why it cannot run a layer with `n` of its neurons, in steps of any size.
+    pub(crate) fn refuses_layer(
+        &self,
+        device: DeviceIndex,
+        layer: usize,
+        n: usize,
+    ) -> Option<String> {
+        if n < self.model.layers[layer].n_ff() && !self.devices[device].info().hand_off {
+            return Some("it does not support hand-offs to the CPU".to_owned());
+        }
+        let n_tokens = self.options.n_ubatch;
+        [n_tokens, n_tokens.min(MOST_COUNTED)]
+            .into_iter()
+            .find_map(|n_tokens| self.refuses(device, self.layer_ops(layer, n, n_tokens)))
+    }
+
+    pub(crate) fn refuses_embed(&self, device: DeviceIndex) -> Option<String> {
+        self.refuses(device, self.embed_ops(self.options.n_ubatch))
+    }
+
+    pub(crate) fn refuses_head(&self, device: DeviceIndex) -> Option<String> {
+        self.refuses(device, self.head_ops(self.options.max_out()))
+    }
+
+    /// Number of leading groups of a split layer that `device` can run.
+    pub(crate) fn most_groups(&self, device: DeviceIndex, layer: usize, cut: &Cut) -> usize {
+        // With unified memory nothing is gained when two devices read it.
+        if self.devices[device].info().kind == DeviceKind::Integrated {
+            return 0;
+        }
+        let runs = |k: usize| self.refuses_layer(device, layer, cut.neurons(k)).is_none();
+        if !runs(0) {
+            return 0;
+        }
+        // A device that rejects an operand also rejects larger ones, so the limit is found by
+        // bisection.
+        let (mut low, mut high) = (0, cut.n_groups());
+        while high - low > 1 {
+            let middle = low.midpoint(high);
+            if runs(middle) { low = middle } else { high = middle }
+        }
+        low + 1
+    }
+
+    /// The parts that cannot be on `device` whatever its budget, one sentence each. `layers` says
+    /// what it can hold.
+    pub(crate) fn refused(&self, device: DeviceIndex, layers: &[LayerSizes]) -> Vec<String> {
+        let of = layers.len();
+        let apart = self.devices[device].info().kind != DeviceKind::Integrated;
+        let those = |lacks: &dyn Fn(usize, &LayerSizes) -> bool, all: bool| {
+            let mut lacking = layers.iter().enumerate().filter(|(i, layer)| lacks(*i, layer));
+            let (first, _) = lacking.next()?;
+            let n = if all { self.model.layers[first].n_ff() } else { 0 };
+            Some((1 + lacking.count(), self.refuses_layer(device, first, n)?))
+        };
+        let has_neurons = |i: usize| self.model.layers[i].ffn.is_some();
+        let whole = those(&|_, layer| layer.whole.is_none(), true);
+        let split = those(&|i, layer| apart && has_neurons(i) && layer.shares.is_empty(), false);
+        let tell = |what: &str, (n, reason): (usize, String)| {
+            format!("{n} of {of} layers cannot be {what} ({reason})")
+        };
+        let mut all: Vec<String> = match (whole, split) {
+            (Some(whole), Some(split)) if whole == split => {
+                vec![tell("on this device, whole or split with the CPU", whole)]
+            }
+            (whole, split) => {
+                let whole = whole.map(|whole| tell("whole on this device", whole));
+                let split = split.map(|split| tell("split with the CPU", split));
+                whole.into_iter().chain(split).collect()
+            }
+        };
+        let end = |what, reason: Option<String>| {
+            reason.map(|reason| format!("the {what} cannot be on this device ({reason})"))
+        };
+        all.extend(end("embedding", self.refuses_embed(device)));
+        all.extend(end("head", self.refuses_head(device)));
+        all
+    }
+}

@@ -1,0 +1,135 @@
+//! Shapes of the scratch, counters and lists of a device, and their bytes.
+
+use hal::format::Format;
+use hal::op::{MOST_COUNTED, UnionCounts};
+use hal::{BatchShape, Bytes, Device, TensorDesc};
+
+use model::Model;
+
+use super::lists::ListShape;
+use crate::ops::scratch::Scratch;
+use crate::options::EngineOptions;
+
+/// Shapes of a lane's scratch, the same on every device.
+#[derive(Clone, Debug)]
+pub(crate) struct ScratchShape {
+    pub(crate) max_out: usize,
+    pub(crate) n_layer: usize,
+    pub(crate) n_embd: usize,
+    /// Columns of the tokens' embeddings for all layers; 0 without them.
+    pub(crate) n_inputs: usize,
+    pub(crate) n_vocab: usize,
+    /// Number of experts; 0 in dense models.
+    pub(crate) n_expert: usize,
+    /// `[n_ubatch, ...]`.
+    pub(crate) body: Scratch<TensorDesc>,
+    pub(crate) batch: BatchShape,
+    /// Present if predictors choose neurons.
+    pub(crate) lists: Option<ListShape>,
+    /// Counters of active rows, one row per layer, as wide as the largest block; present if
+    /// neurons are exchanged.
+    pub(crate) hits: Option<TensorDesc>,
+    /// Counts of [`UnionCounts`], one row per layer; present with several sequences.
+    pub(crate) union: Option<TensorDesc>,
+    /// Whether blocks have per-neuron vectors.
+    vectors: bool,
+}
+
+impl ScratchShape {
+    /// For `n_devices` devices, used or not. `counts` says whether rows are counted.
+    pub(crate) fn new(
+        model: &Model,
+        options: &EngineOptions,
+        n_devices: usize,
+        counts: bool,
+    ) -> ScratchShape {
+        let hyper = &model.hyper;
+        let (n_ff, n_layer) = (model.max_n_ff(), hyper.n_layer);
+        let lists = ListShape { n_ff, n_layer, shared: n_devices > 1 };
+        ScratchShape {
+            max_out: options.max_out(),
+            n_layer: hyper.n_layer,
+            n_embd: hyper.n_embd,
+            n_inputs: hyper.n_per_layer * hyper.n_layer,
+            n_vocab: model.n_vocab(),
+            n_expert: model.max_experts(),
+            body: Scratch::shapes(model, options.n_ubatch),
+            batch: BatchShape {
+                max_tokens: options.n_ubatch,
+                max_seqs: options.n_seq,
+                max_blocks: options.n_blocks(),
+            },
+            lists: options.predicts(model).then_some(lists),
+            union: (options.n_seq > 1)
+                .then(|| TensorDesc::new(n_layer, UnionCounts::N, Format::F32)),
+            hits: counts.then(|| TensorDesc::new(n_layer, n_ff, Format::F32)),
+            vectors: options.has_thresholds()
+                || model.blocks().any(|(_, ffn)| ffn.biases().next().is_some()),
+        }
+    }
+
+    pub(crate) fn head(&self) -> [(&'static str, TensorDesc); 3] {
+        let f32 = |cols| TensorDesc::new(self.max_out, cols, Format::F32);
+        [("chosen", f32(self.n_embd)), ("normed", f32(self.n_embd)), ("logits", f32(self.n_vocab))]
+    }
+
+    fn words(&self) -> TensorDesc {
+        TensorDesc::new(1, self.batch.n_words(), Format::U32)
+    }
+
+    /// Counters of one rung of the ladder.
+    pub(crate) fn active(&self, n_tokens: usize) -> TensorDesc {
+        TensorDesc::new(n_counters(self.n_layer), n_tokens, Format::F32)
+    }
+
+    /// Bytes of a lane on `device`, staging included, for the ladder's `rungs`.
+    pub(crate) fn size(&self, device: &Device, rungs: &[usize]) -> Bytes {
+        let size = |desc: &TensorDesc| device.alloc_size(desc);
+        let mut body = Bytes(0);
+        self.body.map(&mut |desc| body += size(desc));
+        let staging = Bytes(rungs.iter().map(|&n| self.staging(n)).sum::<usize>() as u64);
+        let active: Bytes = rungs.iter().map(|&n| size(&self.active(n))).sum();
+        let lists = self.lists.map_or(Bytes(0), |lists| lists.size(device, rungs));
+        let batch = size(&self.words()) + Bytes(4 * self.batch.n_words() as u64);
+        // Fetched and written one layer at a time.
+        let hits = self.hits.map_or(Bytes(0), |hits| size(&hits) + self.hits_staging());
+        let union =
+            self.union.map_or(Bytes(0), |union| size(&union) + Bytes(union_bytes(&union) as u64));
+        body + batch + staging + active + lists + hits + union
+    }
+
+    /// Bytes of the head's scratch and staging (logits are fetched row by row).
+    pub(crate) fn head_size(&self, device: &Device) -> Bytes {
+        let body: Bytes = self.head().iter().map(|(_, desc)| device.alloc_size(desc)).sum();
+        body + Bytes(4 * self.n_vocab as u64)
+    }
+
+    /// Bytes of staging for a layer's row counters, its table of slots (the same number of words),
+    /// and the per-neuron vectors of every layer's share.
+    fn hits_staging(&self) -> Bytes {
+        let Some(hits) = self.hits else { return Bytes(0) };
+        let vectors = if self.vectors { hits.n_rows } else { 0 };
+        Bytes(4 * (hits.n_cols * (1 + vectors)) as u64)
+    }
+
+    /// Bytes of staging for the residual, the layers' inputs, the counters and the expert weights
+    /// of one rung.
+    fn staging(&self, n: usize) -> usize {
+        4 * n * (self.n_embd + self.n_inputs + n_counters(self.n_layer) + self.n_expert)
+    }
+}
+
+/// Rows of counters of active neurons: one per layer, and one for streamed weights of all layers.
+pub(crate) fn n_counters(n_layer: usize) -> usize {
+    n_layer + 1
+}
+
+/// Bytes of the union counts.
+pub(crate) fn union_bytes(union: &TensorDesc) -> usize {
+    4 * union.n_rows * union.n_cols
+}
+
+/// Whether programs of `n_tokens` have union counts.
+pub(crate) fn counts_union(n_tokens: usize) -> bool {
+    (2..=MOST_COUNTED).contains(&n_tokens)
+}

@@ -1,0 +1,392 @@
+//! Chunks of streamed weights: which layers are streamed, how their neurons are cut into chunks,
+//! the shapes of a chunk's tensors, and the ops over them.
+
+use std::ops::Range;
+
+use hal::format::Format;
+use hal::op::{Down, Groups, MOST_COUNTED};
+use hal::{Bytes, Device, HostRows, OpDesc, PackDesc, Plan as Answer, Rows, Select, TensorDesc};
+
+use model::{Ffn, FfnMatrix};
+use placement::{CPU, DeviceIndex, Forecast, LayerPlacement, Neurons, Placement, StreamFacts};
+
+use super::Sizing;
+use super::lists::chunk_lists_size;
+use crate::ops::ffn::{FfnPlace, FfnShare, PackedMatrix};
+use crate::ops::predict::{Predictor, list_desc};
+use crate::options::Streaming;
+
+/// Maximum size of a chunk: large enough that the launch overhead is small, small enough that two
+/// sets of slots are a small part of a device's memory.
+const PIECE: Bytes = Bytes(8 << 20);
+/// A layer has at least this many chunks.
+const PARTS: usize = 16;
+/// A chunk of a transposed matrix takes its neurons out of this many times as many columns, since
+/// the scale tables of all of them are uploaded too.
+const REACH: usize = 2;
+
+/// Size of chunks, the same for all layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChunkSize {
+    /// Maximum number of neurons; whole blocks of every down matrix that is not transposed.
+    pub(crate) n: usize,
+    /// Columns of a transposed matrix in blocks that are uploaded for a chunk.
+    pub(crate) reach: usize,
+}
+
+impl ChunkSize {
+    /// Divides neurons into chunks. No chunk touches more blocks of `block` neurons than fit, or
+    /// has neurons of two experts of `n_each`. Neurons of one expert are ascending.
+    pub(crate) fn pieces(self, neurons: &[u32], block: usize, n_each: usize) -> Vec<Range<usize>> {
+        let mut pieces: Vec<Range<usize>> = Vec::new();
+        let (mut n_blocks, mut last) = (0, None);
+        for (i, &neuron) in neurons.iter().enumerate() {
+            let of = Some((neuron as usize / n_each, neuron as usize % n_each / block));
+            let more = usize::from(of != last);
+            let same = of.map(|of| of.0) == last.map(|last| last.0);
+            last = of;
+            match pieces.last_mut() {
+                Some(piece)
+                    if same
+                        && piece.len() < self.n
+                        && (n_blocks + more) * block <= self.width(block) =>
+                {
+                    piece.end = i + 1;
+                    n_blocks += more;
+                }
+                _ => {
+                    pieces.push(i..i + 1);
+                    n_blocks = 1;
+                }
+            }
+        }
+        pieces
+    }
+
+    /// Columns of a matrix in blocks of `block` from which a chunk takes its neurons.
+    pub(crate) fn width(self, block: usize) -> usize {
+        if block > 1 { self.reach } else { self.n }
+    }
+}
+
+/// Which operand of the op a tensor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChunkTensor {
+    Gate,
+    Up,
+    Down,
+    BiasGate,
+    BiasUp,
+    Threshold,
+    /// A predictor's last matrix and its bias.
+    Scores,
+    Offset,
+}
+
+/// The shape of a share whose neurons are streamed: its tensors, and how each is packed.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ChunkShape {
+    pub(crate) parts: Vec<(ChunkTensor, PackDesc)>,
+    pub(crate) orientation: Down,
+    /// Number of experts, and how many a token uses; `None` in dense blocks.
+    experts: Option<(usize, usize)>,
+}
+
+impl ChunkShape {
+    /// A group of all rows of a chunk, of expert `number`; `None` in dense blocks.
+    pub(crate) fn groups(&self, number: usize, n: usize) -> Option<Groups> {
+        let (n_expert, n_used) = self.experts?;
+        let start = |group: usize| if group > number { n as u32 } else { 0 };
+        Some(Groups { starts: (0..=n_expert).map(start).collect(), n_used })
+    }
+}
+
+impl ChunkTensor {
+    /// Whether it is a per-neuron vector.
+    pub(crate) fn is_vector(self) -> bool {
+        match self {
+            ChunkTensor::Gate | ChunkTensor::Up | ChunkTensor::Down | ChunkTensor::Scores => false,
+            ChunkTensor::BiasGate
+            | ChunkTensor::BiasUp
+            | ChunkTensor::Threshold
+            | ChunkTensor::Offset => true,
+        }
+    }
+}
+
+/// The distinct tensors of some shapes.
+pub(crate) fn distinct(shapes: &[ChunkShape]) -> Vec<(ChunkTensor, PackDesc)> {
+    let mut all: Vec<(ChunkTensor, PackDesc)> = Vec::new();
+    for part in shapes.iter().flat_map(|kind| &kind.parts) {
+        if !all.contains(part) {
+            all.push(part.clone());
+        }
+    }
+    all
+}
+
+impl Sizing<'_> {
+    /// Whether the neurons of layer `index` can be streamed at all: a predictor's lists over
+    /// experts need the hand-off.
+    pub(crate) fn streams(&self, index: usize) -> bool {
+        let listed = self.mode.chosen(self.model, self.options, index).is_some();
+        let ffn = self.model.layers[index].ffn.as_ref();
+        ffn.is_some_and(|ffn| !listed || ffn.experts.is_none())
+    }
+
+    /// Whether the neurons of layer `index` can be streamed to a device if the layer itself is on
+    /// the CPU: the predictor's first matrix or `bias_down` would have to be on the device.
+    pub(crate) fn streams_afar(&self, index: usize) -> bool {
+        let listed = self.mode.chosen(self.model, self.options, index).is_some();
+        self.streams(index) && !listed && self.block(index).down.bias.is_none()
+    }
+
+    /// The smallest rung of the ladder at which steps of at least `from` tokens are streamed;
+    /// `None` if there is none.
+    pub(crate) fn first_streamed(&self, from: usize) -> Option<usize> {
+        self.streamed_rungs().into_iter().find(|&n| n >= from)
+    }
+
+    /// The rungs of the ladder that may stream.
+    pub(crate) fn streamed_rungs(&self) -> Vec<usize> {
+        let ladder = self.options.ladder();
+        ladder.into_iter().filter(|&n| n > MOST_COUNTED).collect()
+    }
+
+    /// For each device, the number of tokens from which absent neurons are streamed to it, as the
+    /// options force it or as planned; `None` if they are not. Reports if memory is too short.
+    pub(crate) fn streams_from(
+        &self,
+        placement: &Placement,
+        forecast: Option<&Forecast>,
+        told: &mut Vec<String>,
+    ) -> Vec<Option<usize>> {
+        let n_devices = self.devices.len();
+        let from: Vec<Option<usize>> = match (self.options.streaming, forecast) {
+            (Streaming::Forced { from, .. }, _) => vec![Some(from); n_devices],
+            (Streaming::Measured, Some(forecast)) => forecast.stream_from.clone(),
+            (Streaming::Off, _) | (Streaming::Measured, None) => vec![None; n_devices],
+        };
+        if from.iter().all(Option::is_none) {
+            return from;
+        }
+        // Every prefill packs the chunks from the file again.
+        let absent = |(index, placed): (usize, &LayerPlacement)| {
+            let Some(ffn) = &self.model.layers[index].ffn else { return 0 };
+            let bytes = ffn.matrices().map(|(_, rows)| rows.desc().bytes().unwrap_or_default().0);
+            let n_ff = ffn.n_ff();
+            let elsewhere = placed.shares.iter().filter(|s| s.device != placed.home);
+            let afar = placed.home == CPU && !placed.is_split() && self.streams_afar(index);
+            let n = if afar {
+                n_ff
+            } else {
+                elsewhere.map(|share| share.neurons.len(n_ff)).sum::<usize>()
+            };
+            bytes.sum::<u64>() / n_ff.max(1) as u64 * n as u64
+        };
+        let host = Bytes(placement.layers.iter().enumerate().map(absent).sum());
+        let free = self.devices[CPU].memory().ok().and_then(|memory| memory.free);
+        match free.filter(|free| *free < host) {
+            None => from,
+            Some(free) => {
+                told.push(format!("weights on the CPU are not streamed during prefill: that needs {host} of the model in host memory, and {free} are free"));
+                vec![None; n_devices]
+            }
+        }
+    }
+
+    pub(crate) fn chunk_size(&self) -> ChunkSize {
+        let most = match self.options.streaming {
+            Streaming::Forced { piece, .. } => piece,
+            Streaming::Measured | Streaming::Off => PIECE,
+        };
+        let blocks = || self.model.blocks().map(|(_, ffn)| ffn);
+        let n_ff = self.model.max_n_ff();
+        let size = |rows: &HostRows| rows.desc().bytes().unwrap_or_default().0;
+        let neuron = |ffn: &Ffn| {
+            ffn.matrices().map(|(_, rows)| size(rows)).sum::<u64>() / ffn.n_ff().max(1) as u64
+        };
+        let neuron = blocks().map(neuron).max().unwrap_or(0).max(1);
+        let columns = blocks().map(|ffn| {
+            if ffn.down_by_neuron { 1 } else { ffn.down.w.desc().format.block_values() }
+        });
+        let block = columns.max().unwrap_or(1);
+        let n_each = blocks().map(Ffn::n_each).min().unwrap_or(0);
+        let most = ((most.0 / neuron) as usize).min(n_ff.div_ceil(PARTS)).min(n_each) / block;
+        let mut whole = (1..=most).rev().map(|n| n * block);
+        let n = match self.model.experts() {
+            None => whole.next(),
+            // Chunks of equal size: padding would be computed for all tokens that use the expert.
+            Some(_) => whole.find(|&n| n_each.is_multiple_of(n)),
+        };
+        let n = n.unwrap_or(block).min(n_each);
+        ChunkSize { n, reach: (REACH * n).min(n_each) }
+    }
+
+    /// The shape of layer `index` on `device`.
+    pub(crate) fn chunk_shape(&self, device: &Device, index: usize, size: ChunkSize) -> ChunkShape {
+        let ffn = self.block(index);
+        let n = size.n;
+        let mut parts = Vec::new();
+        let n_out = ffn.up.w.desc().n_cols;
+        for packed in self.mode.packs(device, ffn, &Neurons::All) {
+            let TensorDesc { n_cols, format, .. } = packed.rows.desc();
+            let whole = |rows, cols| PackDesc::whole(TensorDesc::new(rows, cols, format));
+            let orientation = self.mode.orientation(ffn);
+            let part = match packed.matrix {
+                PackedMatrix::One(FfnMatrix::Down) if packed.pack.transpose => {
+                    let first = Select::Rows((0..n as u32).collect());
+                    let width = size.width(format.block_values());
+                    let pack = PackDesc { select: first, transpose: true, ..whole(n_out, width) };
+                    (ChunkTensor::Down, pack)
+                }
+                PackedMatrix::One(FfnMatrix::Down) if orientation == Down::AcrossNeurons => {
+                    (ChunkTensor::Down, whole(n_out, n))
+                }
+                PackedMatrix::One(FfnMatrix::Down) => (ChunkTensor::Down, whole(n, n_cols)),
+                PackedMatrix::One(FfnMatrix::Gate) => (ChunkTensor::Gate, whole(n, n_cols)),
+                PackedMatrix::One(FfnMatrix::Up) | PackedMatrix::Bundle => {
+                    (ChunkTensor::Up, whole(n, n_cols))
+                }
+            };
+            parts.push(part);
+        }
+        let shape = self.mode.shape(ffn, n);
+        let vectors = [
+            (ChunkTensor::BiasGate, shape.bias_gate),
+            (ChunkTensor::BiasUp, shape.bias_up),
+            (ChunkTensor::Threshold, shape.threshold),
+        ];
+        let vector = PackDesc::whole(TensorDesc::new(1, n, Format::F32));
+        let there = vectors.into_iter().filter(|(_, shape)| shape.is_some());
+        parts.extend(there.map(|(part, _)| (part, vector.clone())));
+        if let Some(chosen) = self.mode.chosen(self.model, self.options, index) {
+            let TensorDesc { n_cols, format, .. } = chosen.fc2.desc();
+            parts.push((ChunkTensor::Scores, PackDesc::whole(TensorDesc::new(n, n_cols, format))));
+            parts.push((ChunkTensor::Offset, vector));
+        }
+        let experts = ffn.experts.as_ref().map(|experts| (experts.n, experts.n_used));
+        ChunkShape { parts, orientation: self.mode.orientation(ffn), experts }
+    }
+
+    /// Memory for streaming to `device`; `None` if nothing can be streamed there.
+    pub(crate) fn stream_facts(&self, device: DeviceIndex) -> Option<StreamFacts> {
+        let (on, size) = (&self.devices[device], self.chunk_size());
+        let mut shapes: Vec<ChunkShape> = Vec::new();
+        for index in (0..self.model.layers.len()).filter(|&index| self.streams(index)) {
+            let kind = self.chunk_shape(on, index, size);
+            if shapes.contains(&kind) {
+                continue;
+            }
+            if !self.runs(on, index, &kind) {
+                return None;
+            }
+            shapes.push(kind);
+        }
+        let mut bytes = Bytes(0);
+        for (part, pack) in distinct(&shapes) {
+            let (len, size) = if part.is_vector() {
+                (4 * pack.source.n_cols, on.alloc_size(&pack.source))
+            } else {
+                (on.packed_len(&pack.packed().ok()?)?, on.pack_size(&pack, false))
+            };
+            bytes += size + Bytes(len as u64);
+        }
+        // Two sets, with their staging memory; the lists are shared.
+        let lists = if self.mode.predicts() {
+            chunk_lists_size(on, size.n, &self.streamed_rungs())
+        } else {
+            Bytes(0)
+        };
+        let bytes = Bytes(2 * bytes.0) + lists;
+        (!shapes.is_empty()).then_some(StreamFacts { bytes, piece: size.n })
+    }
+
+    /// Whether a device supports chunks of a layer in the largest step.
+    fn runs(&self, on: &Device, index: usize, kind: &ChunkShape) -> bool {
+        let ops = self.chunk_ops(index, kind, self.options.n_ubatch);
+        !ops.is_empty() && ops.iter().all(|op| matches!(on.plan(op), Answer::Yes { .. }))
+    }
+
+    /// The ops over a chunk of a layer, in a step of `n_tokens`.
+    pub(crate) fn chunk_ops(
+        &self,
+        index: usize,
+        kind: &ChunkShape,
+        n_tokens: usize,
+    ) -> Vec<OpDesc> {
+        let shape = |wanted| {
+            let found = kind.parts.iter().find(|(part, _)| *part == wanted);
+            found.and_then(|(_, pack)| pack.packed().ok())
+        };
+        let (Some(up), Some(down)) = (shape(ChunkTensor::Up), shape(ChunkTensor::Down)) else {
+            return Vec::new();
+        };
+        let f32 = |rows, cols| TensorDesc::new(rows, cols, Format::F32);
+        let share = FfnShare {
+            gate: shape(ChunkTensor::Gate),
+            up,
+            down,
+            bias_gate: shape(ChunkTensor::BiasGate),
+            bias_up: shape(ChunkTensor::BiasUp),
+            bias_down: None,
+            threshold: shape(ChunkTensor::Threshold),
+            groups: kind.groups(0, up.n_rows),
+            orientation: kind.orientation,
+        };
+        let place = FfnPlace {
+            x: f32(n_tokens, self.model.hyper.n_embd),
+            weights: kind.experts.map(|(n_expert, _)| f32(n_tokens, n_expert)),
+            y: f32(n_tokens, self.model.hyper.n_embd),
+            active: f32(1, n_tokens),
+            hits: None,
+            union: None,
+            accumulate: true,
+        };
+        let mut rows = Rows::All;
+        let mut ops: Vec<OpDesc> = Vec::new();
+        if let (Some(chosen), Some(scores)) =
+            (self.mode.chosen(self.model, self.options, index), shape(ChunkTensor::Scores))
+        {
+            let values = |format| TensorDesc::new(1, up.n_rows, format);
+            let predictor = Predictor::desc(chosen);
+            let predictor = predictor.over(scores, values(Format::F32), values(Format::U32));
+            let set = list_desc(up.n_rows, n_tokens);
+            ops.push(predictor.op(place.x, set.clone(), None).into());
+            rows = Rows::Active(set);
+        }
+        ops.push(self.mode.op(&share, rows, place).into());
+        ops
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_hold_every_neuron_once_and_touch_few_blocks() {
+        let size = ChunkSize { n: 64, reach: 128 };
+        for step in [1, 2, 3, 7, 50] {
+            let neurons: Vec<u32> = (5..1000).step_by(step).collect();
+            for block in [1, 32] {
+                let pieces = size.pieces(&neurons, block, 1024);
+                let all: Vec<usize> = pieces.iter().cloned().flatten().collect();
+                assert_eq!(all, (0..neurons.len()).collect::<Vec<_>>());
+                for piece in pieces {
+                    let mut blocks: Vec<usize> =
+                        neurons[piece.clone()].iter().map(|&n| n as usize / block).collect();
+                    blocks.dedup();
+                    assert!(piece.len() <= 64 && blocks.len() * block <= size.width(block));
+                }
+            }
+        }
+        assert!(size.pieces(&[], 32, 1024).is_empty());
+        // Whole experts, in any order.
+        let neurons: Vec<u32> = (128..192).chain(0..64).collect();
+        let half = ChunkSize { n: 32, reach: 32 };
+        assert_eq!(half.pieces(&neurons, 32, 64), [0..32, 32..64, 64..96, 96..128]);
+        let some = [1, 2, 65, 66];
+        assert_eq!(size.pieces(&some, 1, 64), [0..2, 2..4], "no chunk has two experts");
+    }
+}

@@ -1,0 +1,200 @@
+//! Counters of active neurons. They accumulate on the devices, are read on request, and make the
+//! statistics of steps.
+
+use hal::op::{MOST_COUNTED, UnionCounts};
+
+use placement::CPU;
+
+use super::Stepper;
+use crate::error::Result;
+use crate::replay::arena::{StepArena, StepSizes};
+use crate::size::scratch::n_counters;
+use crate::timeline::{Waits, Work};
+
+/// Statistics of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepStats {
+    /// Active neurons (those multiplied with down), over all layers and tokens.
+    pub active: f64,
+    /// Active neurons that were not on the CPU.
+    pub off_cpu: f64,
+    /// All neurons, over all layers and tokens.
+    pub neurons: f64,
+    /// Gate rows computed, over all layers: all, those of the experts used, or those that a
+    /// predictor listed. Counted once for all tokens of a step.
+    pub gates: f64,
+    /// Union counts of steps with several sequences. Only totals have them
+    /// ([`crate::Engine::take_stats`]), and only if the engine has several sequences.
+    pub union: UnionStats,
+    /// How long devices waited for each other.
+    pub waits: Waits,
+}
+
+/// Sums of [`hal::op::UnionCounts`] over layers and steps of 2 to 16 tokens, on devices that count
+/// them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct UnionStats([f64; UnionCounts::N]);
+
+impl UnionStats {
+    /// Share of neurons that any token of a step activated; `None` if no step counted.
+    #[must_use]
+    pub fn active(&self) -> Option<f64> {
+        let [neurons, active, ..] = self.0;
+        (neurons > 0.0).then(|| active / neurons)
+    }
+
+    /// Share of the rows of gate and up that were computed for all tokens instead of by lists;
+    /// `None` if no step counted.
+    #[must_use]
+    pub fn dense(&self) -> Option<f64> {
+        let [_, _, rows, dense] = self.0;
+        (rows > 0.0).then(|| dense / rows)
+    }
+
+    fn zip(self, other: UnionStats, f: fn(f64, f64) -> f64) -> UnionStats {
+        UnionStats(std::array::from_fn(|i| f(self.0[i], other.0[i])))
+    }
+}
+
+impl std::ops::Sub for StepStats {
+    type Output = StepStats;
+
+    /// The difference of two totals.
+    fn sub(self, before: StepStats) -> StepStats {
+        StepStats {
+            active: self.active - before.active,
+            off_cpu: self.off_cpu - before.off_cpu,
+            neurons: self.neurons - before.neurons,
+            gates: self.gates - before.gates,
+            union: self.union.zip(before.union, |a, b| a - b),
+            waits: self.waits - before.waits,
+        }
+    }
+}
+
+impl std::ops::AddAssign for StepStats {
+    fn add_assign(&mut self, other: StepStats) {
+        self.active += other.active;
+        self.off_cpu += other.off_cpu;
+        self.neurons += other.neurons;
+        self.gates += other.gates;
+        self.union = self.union.zip(other.union, |a, b| a + b);
+        self.waits += other.waits;
+    }
+}
+
+/// Steps of one rung whose counters have not been read yet.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Deferred {
+    pub(crate) steps: usize,
+    /// Their statistics except for the counters.
+    pub(crate) stats: StepStats,
+}
+
+impl Stepper {
+    /// Whether the counters of a step stay on the devices for now. Counters of padded tokens are
+    /// discarded, and lists of predictors and streamed chunks are counted per step, so steps with
+    /// those are read at once.
+    pub(crate) fn defers(&self, n: usize, rung: usize, sizes: &StepSizes) -> bool {
+        n == sizes.rungs[rung]
+            && n <= MOST_COUNTED
+            && self.loaded.lanes.iter().flatten().all(|lane| lane.lists.is_none())
+    }
+
+    /// Reads and clears the deferred counters of a rung.
+    pub(crate) fn flush(&mut self, rung: usize, arena: &mut StepArena) -> Result<StepStats> {
+        let Deferred { steps, mut stats } = std::mem::take(&mut self.deferred[rung]);
+        if steps > 0 {
+            self.sum_active(rung, arena.sizes.rungs[rung], arena, &mut stats)?;
+        }
+        Ok(stats)
+    }
+
+    /// Reads and clears the deferred counters of all rungs.
+    pub(crate) fn flush_all(&mut self, arena: &mut StepArena) -> Result<StepStats> {
+        let mut stats = StepStats::default();
+        for rung in 0..arena.sizes.rungs.len() {
+            stats += self.flush(rung, arena)?;
+        }
+        for lane in self.loaded.lanes.iter_mut().flatten() {
+            let union = UnionStats(lane.take_union()?);
+            stats += StepStats { union, ..StepStats::default() };
+        }
+        Ok(stats)
+    }
+
+    /// Clears the counters of a rung.
+    pub(crate) fn clear(&mut self, rung: usize, arena: &mut StepArena) -> Result<()> {
+        let since = arena.timeline.now();
+        arena.active.clear();
+        let len = n_counters(arena.sizes.n_layer) * arena.sizes.rungs[rung];
+        arena.active.resize(len, 0.0);
+        for lane in self.loaded.lanes.iter_mut().flatten() {
+            lane.queue.write(&lane.active[rung], bytemuck::cast_slice(&arena.active))?;
+        }
+        arena.timeline.host(Work::Copy, since);
+        Ok(())
+    }
+
+    /// Sums the counters of the real tokens over all devices.
+    pub(crate) fn count(
+        &mut self,
+        rung: usize,
+        n: usize,
+        arena: &mut StepArena,
+    ) -> Result<StepStats> {
+        let since = arena.timeline.now();
+        let mut stats = self.expected(n, &arena.sizes);
+        self.sum_active(rung, n, arena, &mut stats)?;
+        for (device, stream) in self.streams.iter().enumerate() {
+            let Some(stream) = stream else { continue };
+            let padded = (stream.padded() * n) as f64;
+            stats.gates += stream.scored() as f64;
+            stats.active -= padded;
+            stats.off_cpu -= if device == CPU { 0.0 } else { padded };
+        }
+        for lane in self.loaded.lanes.iter_mut().flatten() {
+            if let Some(lists) = &lane.lists {
+                arena.counts.resize(arena.sizes.n_layer, 0);
+                lane.queue.read(lists.counts(), bytemuck::cast_slice_mut(&mut arena.counts))?;
+                stats.gates += arena.counts.iter().map(|&n| f64::from(n)).sum::<f64>();
+            }
+        }
+        arena.timeline.host(Work::Copy, since);
+        Ok(stats)
+    }
+
+    /// The statistics of a step of `n` tokens that need no device counters.
+    pub(crate) fn expected(&self, n: usize, sizes: &StepSizes) -> StepStats {
+        let n_ff: usize = sizes.blocks.iter().map(|block| block.n_ff).sum();
+        let blocks = self.loaded.layers.iter().zip(&sizes.blocks);
+        let unlisted = blocks.filter(|(layer, _)| layer.predictor.is_none());
+        let gates: f64 = unlisted.map(|(_, block)| block.n_ff as f64 * block.used(n)).sum();
+        StepStats {
+            neurons: (n * (n_ff + sizes.n_shared)) as f64,
+            gates: gates + sizes.n_shared as f64,
+            ..StepStats::default()
+        }
+    }
+
+    /// Adds the counters of the first `n` tokens over all devices.
+    fn sum_active(
+        &mut self,
+        rung: usize,
+        n: usize,
+        arena: &mut StepArena,
+        stats: &mut StepStats,
+    ) -> Result<()> {
+        let len = n_counters(arena.sizes.n_layer) * arena.sizes.rungs[rung];
+        arena.active.resize(len, 0.0);
+        for (device, lane) in self.loaded.lanes.iter_mut().enumerate() {
+            let Some(lane) = lane else { continue };
+            lane.queue.read_f32(&lane.active[rung], &mut arena.active)?;
+            let rows = arena.active.chunks_exact(arena.sizes.rungs[rung]);
+            let active = rows.flat_map(|row| &row[..n]).map(|&v| f64::from(v)).sum::<f64>();
+            stats.active += active;
+            stats.off_cpu += if device == CPU { 0.0 } else { active };
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,185 @@
+//! A step: replays the programs of all segments and of the head, and keeps its counters.
+
+mod counters;
+
+pub use counters::{StepStats, UnionStats};
+
+use std::sync::atomic::AtomicBool;
+
+use placement::DeviceIndex;
+
+use crate::error::Result;
+use crate::load::{Head, Loaded, lane_mut};
+use crate::record::{Ladder, Programs};
+use crate::replay::arena::StepArena;
+use crate::replay::{StepProgram, Stepping};
+use crate::stream::Stream;
+use crate::timeline::Work;
+use counters::Deferred;
+
+/// A loaded model with its programs, ready to step.
+#[derive(Debug)]
+pub(crate) struct Stepper {
+    pub(crate) loaded: Loaded,
+    programs: Programs,
+    /// Per device: streams absent weights there during prefill.
+    pub(crate) streams: Vec<Option<Stream>>,
+    /// Per rung of the ladder: steps whose counters are still on the devices.
+    deferred: Vec<Deferred>,
+}
+
+impl Stepper {
+    /// Steps with `programs`, one ladder of `n_rungs` per segment, and streams with `streams`.
+    pub(crate) fn new(
+        loaded: Loaded,
+        programs: Programs,
+        streams: Vec<Option<Stream>>,
+        n_rungs: usize,
+    ) -> Stepper {
+        Stepper { loaded, programs, streams, deferred: vec![Deferred::default(); n_rungs] }
+    }
+
+    /// Device of the embedding and of the first layers.
+    pub(crate) fn first_device(&self) -> DeviceIndex {
+        self.programs.segments[0].device
+    }
+
+    /// Whether some layers have neurons on other devices than their home.
+    pub(crate) fn is_split(&self) -> bool {
+        self.loaded.layers.iter().any(|layer| layer.mailbox.is_some())
+    }
+
+    /// The ops that run on a slow path, each once.
+    pub(crate) fn slow_ops(&self) -> Vec<String> {
+        let chunks = self.streams.iter().flatten().flat_map(Stream::ladders);
+        let ladders = self.programs.ladders().chain(chunks);
+        let legs = self.programs.legs().flat_map(|leg| leg.program.slow());
+        let mut slow: Vec<String> = Vec::new();
+        for text in ladders.flat_map(Ladder::slow).chain(legs) {
+            if !slow.contains(text) {
+                slow.push(text.clone());
+            }
+        }
+        slow
+    }
+
+    /// Runs `arena.facts` and leaves `[n_out, n_vocab]` logits in `arena.logits`.
+    pub(crate) fn step(
+        &mut self,
+        arena: &mut StepArena,
+        interrupt: &AtomicBool,
+    ) -> Result<StepStats> {
+        let n = arena.facts.tokens.len();
+        let n_out = arena.facts.n_out();
+        let rungs = &arena.sizes.rungs;
+        let rung = rungs.iter().position(|&rung| rung >= n).unwrap_or(rungs.len() - 1);
+        let defers = self.defers(n, rung, &arena.sizes);
+        let mut stats = StepStats::default();
+        if !defers || self.deferred[rung].steps >= arena.sizes.most_deferred() {
+            stats += self.flush(rung, arena)?;
+        }
+        self.begin(arena)?;
+        if self.deferred[rung].steps == 0 {
+            self.clear(rung, arena)?;
+        }
+        self.replay(arena, interrupt, rung, n_out)?;
+        if defers {
+            let step = self.expected(n, &arena.sizes);
+            let deferred = &mut self.deferred[rung];
+            deferred.steps += 1;
+            deferred.stats += step;
+        } else {
+            stats += self.count(rung, n, arena)?;
+        }
+        Ok(stats)
+    }
+
+    /// Replays the programs of a step whose facts are on the devices.
+    fn replay(
+        &mut self,
+        arena: &mut StepArena,
+        interrupt: &AtomicBool,
+        rung: usize,
+        n_out: usize,
+    ) -> Result<()> {
+        let n = arena.facts.tokens.len();
+        let Stepper { loaded: Loaded { lanes, layers, head, .. }, programs, streams, .. } = self;
+        let mut step =
+            Stepping { lanes, layers, remotes: &programs.remotes, arena, interrupt, n, rung };
+        let mut at = programs.segments[0].device;
+        for segment in &programs.segments {
+            let device = segment.device;
+            step.carry(at, device)?;
+            step.carry_inputs(at, device)?;
+            at = device;
+            let n_rung = step.arena.sizes.rungs[rung];
+            let legs = segment.legs.iter().find(|(size, _)| *size == n_rung);
+            if let (Some((_, legs)), Some(stream)) = (legs, &mut streams[segment.via]) {
+                stream.run(device, legs, &mut step)?;
+                continue;
+            }
+            let program = segment.programs.at_least(n).expect("the ladder ends at n_ubatch");
+            let (handed, works) = (&segment.handed[..], &segment.works[..]);
+            StepProgram { device, program, handed, works }.replay(&mut step)?;
+        }
+        if n_out > 0 {
+            step.carry(at, head.device)?;
+            run_head(head, &programs.head, n_out, &mut step)
+        } else {
+            step.arena.logits.clear();
+            Ok(lane_mut(step.lanes, at).queue.finish()?)
+        }
+    }
+
+    /// Starts a step of `n` tokens. [`Stepper::count`] reads its counters at its end; the counters
+    /// of earlier steps must have been read.
+    pub(crate) fn begin_counted<'a>(
+        &'a mut self,
+        arena: &'a mut StepArena,
+        interrupt: &'a AtomicBool,
+        rung: usize,
+    ) -> Result<Stepping<'a>> {
+        self.clear(rung, arena)?;
+        self.begin(arena)?;
+        let Stepper { loaded: Loaded { lanes, layers, .. }, programs, .. } = self;
+        let (n, remotes) = (arena.facts.tokens.len(), &programs.remotes[..]);
+        Ok(Stepping { lanes, layers, remotes, arena, interrupt, n, rung })
+    }
+
+    /// Uploads the batch facts of a step to every device.
+    fn begin(&mut self, arena: &mut StepArena) -> Result<()> {
+        let since = arena.timeline.now();
+        let shape = self.loaded.lane(self.loaded.head.device).batch.shape;
+        let StepArena { facts, sizes, words, counts, inputs, .. } = arena;
+        facts.encode_into(&shape, sizes.n_blocks, sizes.n_vocab, words)?;
+        self.streams.iter_mut().flatten().for_each(Stream::begin);
+        inputs.on.clear();
+        for lane in self.loaded.lanes.iter_mut().flatten() {
+            lane.queue.write(&lane.batch.words, bytemuck::cast_slice(words))?;
+            if let Some(lists) = &lane.lists {
+                counts.clear();
+                counts.resize(sizes.n_layer, 0);
+                lane.queue.write(lists.counts(), bytemuck::cast_slice(counts))?;
+            }
+        }
+        arena.timeline.host(Work::Copy, since);
+        Ok(())
+    }
+}
+
+/// Runs the head over `n_out` tokens and reads their logits.
+fn run_head(head: &Head, programs: &Ladder, n_out: usize, step: &mut Stepping<'_>) -> Result<()> {
+    let Stepping { lanes, arena, .. } = step;
+    let lane = lane_mut(lanes, head.device);
+    let program = programs.at_least(n_out).expect("the ladder ends at max_out");
+    let run = arena.timeline.replay(&mut lane.queue, program)?;
+    arena.timeline.wait(head.device, &[Work::Head], run)?;
+    let since = arena.timeline.now();
+    let n_vocab = arena.sizes.n_vocab;
+    arena.logits.resize(n_out * n_vocab, 0.0);
+    for (row, out) in arena.logits.chunks_exact_mut(n_vocab).enumerate() {
+        lane.queue.read_f32(&head.scratch.logits.rows(row..row + 1), out)?;
+    }
+    arena.timeline.host(Work::Copy, since);
+    Ok(())
+}

@@ -1,0 +1,35 @@
+//! Gemma 4: sliding-window layers have other head sizes than global ones, the last layers share an
+//! earlier layer's KV cache, tokens have embeddings per layer, and experts run beside a dense
+//! block.
+
+use hal::op::Scoring;
+
+use super::gemma::GEMMA3;
+use crate::{ArchSpec, Error, LayerReader, Mixer, RouterInput, Routing};
+
+pub(super) const GEMMA4: ArchSpec = ArchSpec {
+    name: "gemma4",
+    models: "Gemma 4 (text): 31B, E2B and E4B, 26B-A4B",
+    mixer,
+    v_norm: true,
+    keys_as_values: true,
+    attn_scale: Some(1.0),
+    // Files have a list of the layers with global attention.
+    global_layers: None,
+    // As in llama.cpp for files without the key.
+    logit_softcap: 30.0,
+    width_scaled: None,
+    dense_beside_experts: true,
+    routing: Routing { input: RouterInput::Residual, scoring: Scoring::Softmax, renormalise: true },
+    ..GEMMA3
+};
+
+fn mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    let keys = layer.keys();
+    if keys.metadata.get(&keys.name(PATTERN)).is_none_or(|value| value.as_array().is_none()) {
+        return Err(keys.missing(PATTERN, "whether each layer uses a sliding window"));
+    }
+    keys.need("attention.sliding_window", "the size of the sliding window")?;
+    layer.attention()
+}

@@ -1,0 +1,50 @@
+//! Granite: a Llama with scales on embeddings, layer outputs, attention scores and logits; dense,
+//! with experts, or with Mamba-2 in most layers.
+
+use super::llama::LLAMA;
+use super::mamba2::mamba2;
+use crate::{ArchSpec, Error, LayerReader, Mixer};
+
+/// Granite 3 and 4, dense.
+pub(super) const GRANITE: ArchSpec = ArchSpec {
+    name: "granite",
+    models: "Granite 3 and 4, dense",
+    mixer: attention,
+    scale_keys: true,
+    ..LLAMA
+};
+
+/// Granite 3 with experts, always with RoPE.
+pub(super) const GRANITEMOE: ArchSpec = ArchSpec {
+    name: "granitemoe",
+    models: "Granite 3 with experts",
+    mixer: LLAMA.mixer,
+    ..GRANITE
+};
+
+/// Granite 4 hybrids; experts with a shared one, or dense.
+pub(super) const GRANITEHYBRID: ArchSpec = ArchSpec {
+    name: "granitehybrid",
+    models: "Granite 4 hybrids (dense and with experts), Bamba",
+    mixer: hybrid,
+    ..GRANITE
+};
+
+/// Mamba-2 in layers without KV heads.
+fn hybrid(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
+    match layer.sizes().n_head_kv {
+        0 => mamba2(layer),
+        _ => attention(layer),
+    }
+}
+
+/// Attention, without RoPE where `rope.scaling.finetuned` is false.
+fn attention(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
+    let keys = layer.keys();
+    let rotates = keys.metadata.bool(&keys.name("rope.scaling.finetuned"))?;
+    let mut mixer = layer.attention()?;
+    if let (Mixer::Attention(attention), Some(false)) = (&mut mixer, rotates) {
+        attention.rope = None;
+    }
+    Ok(mixer)
+}

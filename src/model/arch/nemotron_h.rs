@@ -1,0 +1,25 @@
+//! Nemotron-H: a layer is a Mamba-2 block, attention without positions, or a feed-forward block
+//! with a squared ReLU.
+
+use super::mamba2::mamba2;
+use super::relu2::ARCEE;
+use crate::{ArchSpec, Error, LayerReader, Mixer, Positions};
+
+pub(super) const NEMOTRON_H: ArchSpec = ArchSpec {
+    name: "nemotron_h",
+    models: "Nemotron-H, Nemotron Nano 2 (squared ReLU)",
+    mixer,
+    positions: Positions::None,
+    // The one norm of a layer.
+    ffn_norm: "attn_norm",
+    ..ARCEE
+};
+
+/// A layer with neurons has no mixer.
+fn mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
+    match (layer.n_ff(), layer.sizes().n_head_kv) {
+        (0, 0) => mamba2(layer),
+        (0, _) => layer.attention(),
+        _ => Ok(Mixer::None),
+    }
+}

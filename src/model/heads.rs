@@ -1,0 +1,257 @@
+//! Sizes of attention and RoPE of each layer, from the metadata.
+
+use std::sync::Arc;
+
+use super::hyper::{self, Keys};
+use super::mixer::AttentionSizes;
+use super::reader::Reader;
+use super::rope::{Factors, RopeSizes, RopeTable, is_positive};
+use super::{ArchSpec, Error, Hyper, KvKind};
+
+/// Widths of a head, in values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct HeadSizes {
+    /// A query or key head.
+    d_head: usize,
+    /// A value head.
+    d_value: usize,
+    /// The part that RoPE is applied to.
+    n_rot: usize,
+}
+
+/// Sizes of attention; all 0 in families without. The numbers of heads and the window are per
+/// layer.
+#[derive(Default)]
+pub(super) struct Heads {
+    n_head: Vec<usize>,
+    n_head_kv: Vec<usize>,
+    windowed: Vec<bool>,
+    /// Sliding window of the layers that have one.
+    pub(super) window: Option<usize>,
+    /// Widths in layers with global attention.
+    global: HeadSizes,
+    /// Widths in layers with a sliding window.
+    local: HeadSizes,
+    /// Layers before the first that uses an earlier layer's KV cache.
+    n_own_kv: usize,
+    /// Width of the latent vector of keys and values; 0 without MLA.
+    pub(super) d_latent: usize,
+    /// Factor on the scores; `None` for `1 / sqrt(d_head)`.
+    scale: Option<f32>,
+    softcap: f32,
+}
+
+/// RoPE of layers without and with a window.
+pub(super) struct Ropes {
+    pub(super) global: Arc<RopeTable>,
+    pub(super) local: Arc<RopeTable>,
+}
+
+impl HeadSizes {
+    /// Reads widths from the keys with this `suffix`; `default` where there are none.
+    fn read(
+        keys: &Keys<'_>,
+        suffix: &str,
+        default: impl FnOnce() -> Result<HeadSizes, Error>,
+    ) -> Result<HeadSizes, Error> {
+        let key = |key: &str| format!("{key}{suffix}");
+        let own = keys.count(&key("attention.key_length"))?;
+        let default = match own {
+            Some(d_head) if suffix.is_empty() => {
+                HeadSizes { d_head, d_value: d_head, n_rot: d_head }
+            }
+            Some(_) | None => default()?,
+        };
+        let d_head = own.unwrap_or(default.d_head);
+        let n_rot_key = key("rope.dimension_count");
+        let n_rot = keys.count(&n_rot_key)?.unwrap_or(default.n_rot);
+        if n_rot > d_head || n_rot % 2 != 0 {
+            let expected = format!("an even number up to {d_head}");
+            return Err(keys.wrong(&n_rot_key, expected, n_rot));
+        }
+        let d_value = keys.count(&key("attention.value_length"))?.unwrap_or(default.d_value);
+        Ok(HeadSizes { d_head, d_value, n_rot })
+    }
+}
+
+impl Heads {
+    pub(super) fn read(keys: &Keys<'_>, spec: &ArchSpec, hyper: &Hyper) -> Result<Heads, Error> {
+        let Hyper { n_embd, n_layer, n_nextn, .. } = *hyper;
+        let lists = n_layer + n_nextn;
+        if !spec.attention {
+            let none = || vec![0; lists];
+            let n_own_kv = n_layer;
+            return Ok(Heads { n_head: none(), n_head_kv: none(), n_own_kv, ..Heads::default() });
+        }
+        let n_head = keys.per_layer("attention.head_count", lists)?;
+        let n_head =
+            n_head.ok_or_else(|| keys.missing("attention.head_count", "the number of heads"))?;
+        let n_head_kv = keys.per_layer("attention.head_count_kv", lists)?;
+        let n_head_kv = n_head_kv.unwrap_or_else(|| n_head.clone());
+        for (&heads, &kv) in n_head.iter().zip(&n_head_kv) {
+            if kv > 0 && !heads.is_multiple_of(kv) {
+                let expected = format!("a divisor of the {heads} heads");
+                return Err(keys.wrong("attention.head_count_kv", expected, kv));
+            }
+        }
+        let most = n_head.iter().copied().max().unwrap_or(0);
+        let global = HeadSizes::read(keys, "", || match n_embd.checked_div(most) {
+            Some(d_head) if n_embd.is_multiple_of(most) => {
+                Ok(HeadSizes { d_head, d_value: d_head, n_rot: d_head })
+            }
+            _ => {
+                let expected = format!("a divisor of the width {n_embd}");
+                Err(keys.wrong("attention.head_count", expected, most))
+            }
+        })?;
+        let local = HeadSizes::read(keys, "_swa", || Ok(global))?;
+        let HeadSizes { d_head, n_rot, .. } = global;
+        let d_latent = match spec.kv {
+            KvKind::Direct => 0,
+            KvKind::Latent if n_head_kv != n_head => {
+                let expected = "as many as attention.head_count";
+                return Err(keys.wrong("attention.head_count_kv", expected, "another number"));
+            }
+            KvKind::Latent if n_rot == d_head => {
+                let expected = format!("an even number below {d_head}");
+                return Err(keys.wrong("rope.dimension_count", expected, n_rot));
+            }
+            KvKind::Latent => keys.need("attention.kv_lora_rank", "the width of latent keys")?,
+        };
+        for (sizes, suffix) in [(global, ""), (local, "_swa")] {
+            let HeadSizes { d_head, d_value, .. } = sizes;
+            let equal = spec.qk_norm || spec.gated_attention;
+            if equal && d_value != d_head {
+                return Err(keys.wrong(
+                    &format!("attention.value_length{suffix}"),
+                    d_head,
+                    d_value,
+                ));
+            }
+        }
+        Ok(Heads {
+            windowed: hyper::windowed(keys, spec, lists)?,
+            window: match keys.metadata.u32(&keys.name("attention.sliding_window")) {
+                // Some files state 0 when there is no window.
+                Ok(Some(0)) => None,
+                _ => keys.count("attention.sliding_window")?.or(spec.window),
+            },
+            global,
+            local,
+            n_own_kv: n_own_kv(keys, n_layer)?,
+            d_latent,
+            scale: match keys.positive("attention.scale", 0.0)? {
+                0.0 if spec.width_scaled == Some(n_layer) => {
+                    Some((n_embd as f32 / most as f32).sqrt().recip())
+                }
+                0.0 => spec.attn_scale,
+                scale => Some(scale),
+            },
+            softcap: keys.positive("attn_logit_softcapping", spec.attn_softcap)?,
+            n_head,
+            n_head_kv,
+        })
+    }
+
+    /// The sliding window of layer `index`.
+    fn window(&self, index: usize) -> Option<usize> {
+        self.window.filter(|_| self.windowed[index])
+    }
+
+    /// Sizes of attention in layer `index`.
+    pub(super) fn sizes(&self, index: usize) -> AttentionSizes {
+        let window = self.window(index);
+        let HeadSizes { d_head, d_value, n_rot } = match window {
+            Some(_) => self.local,
+            None => self.global,
+        };
+        AttentionSizes {
+            n_head: self.n_head[index],
+            n_head_kv: self.n_head_kv[index],
+            d_head,
+            d_value,
+            n_rot,
+            window,
+            scale: self.scale.unwrap_or_else(|| (d_head as f32).sqrt().recip()),
+            softcap: self.softcap,
+        }
+    }
+
+    /// The earlier layer whose KV cache layer `index` uses: the last one of the same kind, sliding
+    /// or global, that has a cache. `None` for a layer with a cache of its own.
+    ///
+    /// # Errors
+    /// [`Error::Key`] if there is no such layer, or if its keys have other sizes.
+    pub(super) fn kv_source(&self, keys: &Keys<'_>, index: usize) -> Result<Option<usize>, Error> {
+        if index < self.n_own_kv {
+            return Ok(None);
+        }
+        let sizes = self.sizes(index);
+        let mut earlier = (0..self.n_own_kv).rev();
+        let same = |&layer: &usize| self.window(layer) == sizes.window;
+        let found = earlier.find(same).filter(|&layer| {
+            let (a, b) = (self.sizes(layer), &sizes);
+            a.n_head > 0 && (a.n_head_kv, a.d_head, a.d_value) == (b.n_head_kv, b.d_head, b.d_value)
+        });
+        found.map(Some).ok_or_else(|| self.no_source(keys, index))
+    }
+
+    /// There is no layer whose KV cache layer `index` could use.
+    pub(super) fn no_source(&self, keys: &Keys<'_>, index: usize) -> Error {
+        let expected =
+            format!("an earlier layer with keys like those of layer {index} and its own KV cache");
+        keys.wrong(SHARED_KV, expected, "none")
+    }
+}
+
+/// Number of layers at the end that use an earlier layer's keys and values.
+const SHARED_KV: &str = "attention.shared_kv_layers";
+
+/// Number of layers before those that use an earlier layer's keys and values.
+fn n_own_kv(keys: &Keys<'_>, n_layer: usize) -> Result<usize, Error> {
+    let n_shared = keys.metadata.u32(&keys.name(SHARED_KV))?.unwrap_or(0) as usize;
+    match n_layer.checked_sub(n_shared) {
+        Some(n_own) if n_own > 0 => Ok(n_own),
+        _ => Err(keys.wrong(SHARED_KV, format!("fewer than the {n_layer} layers"), n_shared)),
+    }
+}
+
+impl Ropes {
+    pub(super) fn read(
+        reader: &Reader<'_>,
+        keys: &Keys<'_>,
+        spec: &ArchSpec,
+        heads: &Heads,
+        n_ctx_train: usize,
+    ) -> Result<Ropes, Error> {
+        let [global, local] =
+            [heads.global, heads.local].map(|by| RopeSizes { n_rot: by.n_rot, n_ctx_train });
+        let factors = |tensor: &str| {
+            let list = reader.optional_floats(tensor, global.n_rot / 2)?;
+            match list.iter().flatten().find(|&&factor| !is_positive(factor)) {
+                Some(wrong) => Err(Error::Values {
+                    file: keys.file.to_owned(),
+                    tensor: tensor.to_owned(),
+                    expected: "positive numbers",
+                    found: wrong.to_string(),
+                }),
+                None => Ok(list),
+            }
+        };
+        let short = match factors("rope_freqs.weight")? {
+            Some(factors) => Some(factors),
+            None => factors("rope_factors_short.weight")?,
+        };
+        let factors = Factors { short, long: factors("rope_factors_long.weight")? };
+        let has_factors = factors.short.is_some() || factors.long.is_some();
+        if has_factors && spec.local_base.is_none() && local.n_rot != global.n_rot {
+            // Both RoPE tables would use the factors, so their lengths must agree.
+            let expected = format!("{} as in the other layers", global.n_rot);
+            return Err(keys.wrong("rope.dimension_count_swa", expected, local.n_rot));
+        }
+        Ok(Ropes {
+            global: Arc::new(RopeTable::global(keys, global, &factors)?),
+            local: Arc::new(RopeTable::local(keys, local, &factors, spec.local_base)?),
+        })
+    }
+}
