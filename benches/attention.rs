@@ -1,9 +1,9 @@
-//! Attention of one token over a long cache: bytes of keys and values per second, and their share
-//! of the memory bandwidth.
+//! Times attention of one token over a long KV cache: bytes of keys and values per second, and
+//! their share of the memory bandwidth.
 //!
 //! `cargo bench --bench attention`, or `cargo bench --bench attention -- F16 32768` for some
-//! formats and contexts. Caches of several layers are used in turn, so that none of them stays in
-//! the CPU's caches.
+//! formats and context sizes. The KV caches of several layers are used in turn, so that no KV cache
+//! stays in the CPU's caches.
 #![allow(clippy::print_stdout, reason = "this program prints a table")]
 
 use std::error::Error;
@@ -21,15 +21,15 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const D_HEAD: usize = 128;
 const N_HEAD: usize = 32;
-/// Minimum size of all layers' caches in bytes.
-const CACHE: usize = 512 << 20;
-/// Each program is timed for at least this long, and at least this often.
+/// Minimum number of bytes of all layers' KV caches.
+const MIN_CACHE_BYTES: usize = 512 << 20;
+/// Minimum time and minimum number of runs of each measurement.
 const TIME: Duration = Duration::from_millis(300);
 const RUNS: usize = 7;
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --all-targets` runs this too, and should not take long.
+    // `cargo test --all-targets` runs this program without `--bench`; it must then exit at once.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }
@@ -42,7 +42,10 @@ fn main() -> Result<()> {
     let device = cpu(None);
     let n_threads = cpu_threads(None);
     let free = device.memory()?.free;
-    let probe = || read_bandwidth(n_threads, probe_size(free)).ok_or("no memory for the probe");
+    let probe = || {
+        read_bandwidth(n_threads, probe_size(free))
+            .ok_or("not enough memory to measure the read bandwidth")
+    };
     let bandwidth = probe()?;
     println!("{}: {bandwidth:.1} GB/s read", device.info().description);
     println!("| heads | cache | context | us | GB/s | share |\n|---|---|---:|---:|---:|---:|");
@@ -64,11 +67,11 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Seconds of one layer's attention, and the bytes of its keys and values.
+/// Seconds of one layer's attention, and the bytes of the layer's keys and values.
 fn measure(device: &Device, n_head_kv: usize, format: Format, n_ctx: usize) -> Result<(f64, f64)> {
     let n_cols = n_head_kv * D_HEAD;
-    let bytes = 2 * n_ctx * format.row_bytes(n_cols).ok_or("whole blocks")?;
-    let n_layer = CACHE.div_ceil(bytes);
+    let bytes = 2 * n_ctx * format.row_bytes(n_cols).ok_or("rows must be whole blocks")?;
+    let n_layer = MIN_CACHE_BYTES.div_ceil(bytes);
     let n_blocks = n_ctx.div_ceil(KV_BLOCK);
     let mut queue = device.queue("bench")?;
     let shape = BatchShape { max_tokens: 1, max_seqs: 1, max_blocks: n_blocks };
@@ -82,15 +85,15 @@ fn measure(device: &Device, n_head_kv: usize, format: Format, n_ctx: usize) -> R
     let y = device.alloc_f32("y", 1, N_HEAD * D_HEAD)?;
     queue.write(&q, bytemuck::cast_slice(&vec![0.1f32; N_HEAD * D_HEAD]))?;
     let mut recorder = device.record("attention");
-    let mut half = vec![0; bytes / 2];
+    let mut tensor_bytes = vec![0; bytes / 2];
     let values: Vec<f32> = (0..n_cols).map(|i| (i % 13) as f32 / 13.0 - 0.5).collect();
-    for row in half.chunks_exact_mut(bytes / 2 / n_ctx) {
+    for row in tensor_bytes.chunks_exact_mut(bytes / 2 / n_ctx) {
         format.quantize(&values, row);
     }
     for _ in 0..n_layer {
         let cache = device.kv_cache(n_blocks, KvCache::both(n_cols), KvCache::both(format))?;
-        queue.write(&cache.k, &half)?;
-        queue.write(&cache.v, &half)?;
+        queue.write(&cache.k, &tensor_bytes)?;
+        queue.write(&cache.v, &tensor_bytes)?;
         recorder.push(Attention {
             q: q.clone(),
             cache,
@@ -108,7 +111,7 @@ fn measure(device: &Device, n_head_kv: usize, format: Format, n_ctx: usize) -> R
     Ok((time / n_layer as f64, bytes as f64))
 }
 
-/// Median seconds of a replay.
+/// Median time of a replay in seconds.
 fn time(queue: &mut Queue, program: &Program) -> Result<f64> {
     queue.replay(program)?.wait()?;
     let (mut times, begin) = (Vec::new(), Instant::now());

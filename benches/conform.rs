@@ -1,7 +1,8 @@
 //! Runs the conformance suite on a device of this machine and prints JSON.
 //!
-//! `cargo bench --bench conform -- --device CUDA0`, or `.. --device Vulkan0 MatMul/Q4_0` for cases
-//! with that in their names. `scripts/prove_gpu` runs it on machines with a GPU.
+//! `cargo bench --bench conform -- --device CUDA0` runs all cases. With a further argument, such as
+//! `MatMul/Q4_0`, only cases whose names contain it run. `scripts/prove_gpu` runs this program on
+//! machines with a GPU.
 #![allow(clippy::print_stdout, reason = "this program prints a report")]
 
 use std::error::Error;
@@ -14,7 +15,7 @@ use thermocline::devices::candidates;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --all-targets` runs this too, and should not take long.
+    // `cargo test --all-targets` runs this program without `--bench`; it must then exit at once.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }
@@ -23,7 +24,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let part = arguments.iter().find(|a| !a.starts_with('-') && *a != name);
     let (found, missing) = candidates(None);
     let candidate = found.iter().find(|candidate| candidate.name == *name);
-    let candidate = candidate.ok_or_else(|| format!("no device {name}: {missing:?}"))?;
+    let candidate = candidate.ok_or_else(|| {
+        format!("device {name} not found; backends that are not available: {missing:?}")
+    })?;
     let device = Device::new(candidate.open()?, DeviceId(1), Bytes::MAX);
     let begin = Instant::now();
     let report = conformance::run_matching(&device, part.map_or("", String::as_str));

@@ -1,14 +1,14 @@
-//! Compares a plan with a run, for several budgets: the peak of the booked memory, the share of
-//! active neurons that a device gets (by the profile, and without one), and the speed.
+//! Compares plans with runs for several memory budgets: the peak of the reserved memory, the share
+//! of active neurons on the device (with a profile and without), and the speed.
 //!
 //! `cargo bench --bench placement`, or `cargo bench --bench placement -- -m FILE --device Vulkan0
-//! --steps 8 -n 32 -t 1`. Without `--device`, a simulated one is used, whose speed is meaningless.
-//! The profile is collected on one text, the share is counted on another one. Everything that fits
-//! is placed on the device, however slow it is, so that a software driver is useful too; the
-//! estimate uses the planner's formula with the measured speeds. `--planned`: uses the placement
-//! that the planner would choose by these speeds instead. `--foreign`: collects the profile on the
-//! calibration text included in the program, instead of the first half of the text whose second
-//! half is used for counting.
+//! --steps 8 -n 32 -t 1`. Without `--device`, the device is simulated and its speed is meaningless.
+//! The profile is collected on one text, and the share is counted on another text. Everything that
+//! fits is placed on the device, however slow the device is, so that a software driver is useful
+//! too. The estimate uses the planner's formula with the measured speeds. `--planned` uses the
+//! placement that the planner chooses for these speeds. `--foreign` collects the profile on the
+//! calibration text that is included in the program, instead of the first half of the text whose
+//! second half is used for counting.
 #![allow(clippy::print_stdout, reason = "this program prints a table")]
 
 use std::error::Error;
@@ -22,7 +22,7 @@ use hal::{Backend, Bytes, Device, DeviceId};
 use sim::{SimBackend, SimOptions};
 use thermocline::bench::{Settings, Shape, Test, measure, speed};
 use thermocline::devices::{CpuOptions, candidates, cpu_with};
-use thermocline::engine::{Engine, EngineOptions, Placing, forecast, task};
+use thermocline::engine::{Engine, EngineOptions, PlannerInputs, forecast, task};
 use thermocline::gguf::File;
 use thermocline::model::{Model, ModelOptions};
 use thermocline::placement::{Forecast, Neurons, Placement, Speed};
@@ -32,7 +32,7 @@ use thermocline::{bench, embedded};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Tokens of a window of text.
+/// Tokens per window of the profiled text.
 const WINDOW: usize = 512;
 
 struct Options {
@@ -77,13 +77,13 @@ impl Options {
                 "--known" => options.n_known = value()?.parse()?,
                 "-t" => options.threads = Some(value()?.parse()?),
                 "--planned" => options.planned = true,
-                _ => return Err(format!("no flag {flag}").into()),
+                _ => return Err(format!("unknown argument {flag}").into()),
             }
         }
         if options.n_gen > 0 && options.n_gen <= options.n_ctx && options.repetitions > 0 {
             Ok(options)
         } else {
-            Err("-n is 1 to the context of -c, -r at least 1".into())
+            Err("-n must be from 1 to the context size (-c), and -r at least 1".into())
         }
     }
 
@@ -95,13 +95,13 @@ impl Options {
         let Some(name) = &self.device else { return Ok(SimBackend::new(SimOptions::default())) };
         let (found, _) = candidates(None);
         let candidate = found.iter().find(|candidate| candidate.name == *name);
-        Ok(candidate.ok_or(format!("no device {name}"))?.open()?)
+        Ok(candidate.ok_or(format!("device {name} not found"))?.open()?)
     }
 }
 
 fn main() -> Result<()> {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --all-targets` runs this too, and should not take long.
+    // `cargo test --all-targets` runs this program without `--bench`; it must then exit at once.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }
@@ -114,10 +114,10 @@ fn main() -> Result<()> {
     let model = Arc::new(Model::from_file(file, &ModelOptions::default())?);
     let subject = Subject::new(options, model)?;
     println!(
-        "| budget | booked, most | layers split, whole | share planned | counted | in the run | without a profile: planned | counted | tok/s estimated | measured | ratio |"
+        "| budget | peak reserved | layers split, whole | share planned | counted | in the run | without a profile: planned | counted | tok/s estimated | measured | ratio |"
     );
     println!("|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
-    let everything = subject.plan(Bytes(1 << 40), &subject.by_profile).devices[1].total();
+    let everything = subject.plan(Bytes(1 << 40), &subject.with_profile).devices[1].total();
     for step in 0..=subject.options.steps {
         subject.row(Bytes(everything.0 * step / subject.options.steps))?;
     }
@@ -128,12 +128,12 @@ struct Subject {
     options: Options,
     model: Arc<Model>,
     backend: Arc<dyn Backend>,
-    by_profile: EngineOptions,
-    by_nothing: EngineOptions,
-    /// Measured speeds.
+    with_profile: EngineOptions,
+    without_profile: EngineOptions,
+    /// Measured speeds of the CPU and of the device.
     speeds: Vec<Speed>,
     text: Vec<u32>,
-    /// Activity on a text other than the profile's.
+    /// Activity on a text other than that of the profile.
     fired: Profile,
 }
 
@@ -150,7 +150,7 @@ impl Subject {
         let known = if options.foreign { &foreign[..] } else { half };
         let profile = |tokens: &[u32]| profile(&model, options.cpu(), tokens, options.n_known);
         let (known, fired, text) = (profile(known)?, profile(other)?, other.to_vec());
-        let speeds = [options.cpu(), account(&backend, Bytes::MAX)]
+        let speeds = [options.cpu(), device_with_budget(&backend, Bytes::MAX)]
             .iter()
             .map(|device| {
                 let free = device.memory().ok().and_then(|memory| memory.free);
@@ -160,43 +160,44 @@ impl Subject {
         for (name, speed) in ["CPU", &backend.info().name].iter().zip(&speeds) {
             println!("{name}: {speed:?}");
         }
-        let placing = Placing {
+        let placing = PlannerInputs {
             speeds: if options.planned { speeds.clone() } else { Vec::new() },
-            ..Placing::default()
+            ..PlannerInputs::default()
         };
         let uses = Some(Arc::new(known.probabilities()));
-        let by_nothing = EngineOptions {
+        let without_profile = EngineOptions {
             n_ctx: options.n_ctx,
             n_ubatch: 32,
             placing,
             ..EngineOptions::default()
         };
-        let placing = Placing { uses, ..by_nothing.placing.clone() };
-        let by_profile = EngineOptions { placing, ..by_nothing.clone() };
-        Ok(Subject { options, model, backend, by_profile, by_nothing, speeds, text, fired })
+        let placing = PlannerInputs { uses, ..without_profile.placing.clone() };
+        let with_profile = EngineOptions { placing, ..without_profile.clone() };
+        Ok(Subject { options, model, backend, with_profile, without_profile, speeds, text, fired })
     }
 
     fn devices(&self, budget: Bytes) -> Vec<Device> {
-        vec![self.options.cpu(), account(&self.backend, budget)]
+        vec![self.options.cpu(), device_with_budget(&self.backend, budget)]
     }
 
     fn plan(&self, budget: Bytes, options: &EngineOptions) -> Forecast {
         forecast(&self.model, &self.devices(budget), options)
     }
 
-    /// The same placement, estimated with the measured speeds.
+    /// Estimates the speed of `placement` with the measured speeds.
     fn estimate(&self, budget: Bytes, placement: &Placement) -> Result<Forecast> {
-        let placing = Placing { speeds: self.speeds.clone(), ..self.by_profile.placing.clone() };
-        let options = EngineOptions { placing, ..self.by_profile.clone() };
+        let placing =
+            PlannerInputs { speeds: self.speeds.clone(), ..self.with_profile.placing.clone() };
+        let options = EngineOptions { placing, ..self.with_profile.clone() };
         let task = task(&self.model, &self.devices(budget), &options);
-        Ok(Forecast::of(&task, placement).ok_or("not placed by whole groups")?)
+        Ok(Forecast::of(&task, placement).ok_or("the placement splits a group of neurons")?)
     }
 
     fn row(&self, budget: Bytes) -> Result<()> {
-        let by_nothing = self.plan(budget, &self.by_nothing);
+        let without_profile = self.plan(budget, &self.without_profile);
         let devices = self.devices(budget);
         let ledger = Arc::clone(devices[1].ledger());
-        let (model, options) = (Arc::clone(&self.model), self.by_profile.clone());
+        let (model, options) = (Arc::clone(&self.model), self.with_profile.clone());
         let notice = Arc::new(|text: &str| println!("{text}"));
         let mut engine = Engine::load(model, devices, options, None, notice, &|_, _| {})?;
         let placement = engine.placement().clone();
@@ -219,19 +220,19 @@ impl Subject {
             planned,
             counted(&placement, &self.fired),
             measured.neurons.off_cpu / measured.neurons.active,
-            by_nothing.off_cpu,
-            counted(&by_nothing.placement, &self.fired),
+            without_profile.off_cpu,
+            counted(&without_profile.placement, &self.fired),
             estimate / rate,
         );
         Ok(())
     }
 }
 
-fn account(backend: &Arc<dyn Backend>, budget: Bytes) -> Device {
+fn device_with_budget(backend: &Arc<dyn Backend>, budget: Bytes) -> Device {
     Device::new(Arc::clone(backend), DeviceId(1), budget)
 }
 
-/// Shape for measuring the devices.
+/// Shape of the matrices with which the devices are measured.
 fn shape(model: &Model) -> Shape {
     let format = model.blocks().next().map_or(Format::F16, |(_, ffn)| ffn.up.w.desc().format);
     let size = Bytes(model.file.size_bytes());
@@ -239,7 +240,7 @@ fn shape(model: &Model) -> Shape {
     Shape { format, n_embd, n_ff, size, listed: false, skips: true }
 }
 
-/// The token ids of a text; its bytes if the model has no vocabulary.
+/// The token ids of a text; the bytes of the text if the model has no vocabulary.
 fn tokens(model: &Model, words: &str) -> Result<Vec<u32>> {
     let vocab = Vocab::from_metadata(model.file.metadata());
     let Some(tokenizer) = vocab.ok().and_then(|vocab| Tokenizer::new(vocab).ok()) else {
@@ -250,7 +251,7 @@ fn tokens(model: &Model, words: &str) -> Result<Vec<u32>> {
     Ok(tokenizer.bos().into_iter().chain(text).collect())
 }
 
-/// How often each neuron fires in the first tokens of a text.
+/// Counts how often each neuron fires in the first `n` tokens of a text.
 fn profile(model: &Arc<Model>, cpu: Device, tokens: &[u32], n: usize) -> Result<Profile> {
     let options = EngineOptions { n_ctx: WINDOW, n_ubatch: 64, ..EngineOptions::default() };
     let text = Text::new(tokens, None, WINDOW, Some(n));
@@ -262,11 +263,11 @@ fn profile(model: &Arc<Model>, cpu: Device, tokens: &[u32], n: usize) -> Result<
     Ok(profile)
 }
 
-/// The share of active neurons of a text that a placement has off the CPU.
+/// The share of a text's active neurons that `placement` has on devices other than the CPU.
 fn counted(placement: &Placement, text: &Profile) -> f64 {
     let (mut off_cpu, mut all) = (0, 0);
     for (placed, layer) in placement.layers.iter().zip(text.layers()) {
-        let fires = layer.fires();
+        let fires = layer.active_counts();
         all += fires.iter().sum::<u64>();
         let sum = |range: Range<usize>| fires[range].iter().sum::<u64>();
         for share in placed.shares.iter().filter(|share| share.device != 0) {

@@ -1,7 +1,7 @@
-//! Time to tokenise a megabyte, for each vocabulary and each type of text.
+//! Measures the seconds to tokenise 1 MiB, for each vocabulary and each type of text.
 //!
-//! `cargo bench --bench tokenizer -- FILE...`, where each file contains a vocabulary.
-//! Pre-tokenizers: `FILE=NAME`.
+//! `cargo bench --bench tokenizer -- FILE...`, where each file contains a vocabulary. `FILE=NAME`
+//! selects the pre-tokenizer NAME.
 #![allow(clippy::print_stdout, reason = "this program prints a table")]
 
 use std::error::Error;
@@ -13,7 +13,7 @@ use thermocline::tokenizer::{Tokenizer, Vocab};
 
 /// Bytes of each text.
 const SIZE: usize = 1 << 20;
-/// The best of this many runs counts.
+/// Number of runs, of which the fastest counts.
 const RUNS: usize = 3;
 
 const PROSE: &str = "Once upon a time, there was a little girl named Lily. She didn't like the 12,345 \
@@ -24,7 +24,7 @@ const SCRIPTS: &str = "我想在apple工作1314151天～ Ελληνικά Рус
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --all-targets` runs this too, and should not take long.
+    // `cargo test --all-targets` runs this program without `--bench`; it must then exit at once.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }

@@ -7,25 +7,26 @@ use std::io::{self, BufRead, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use thermocline_runtime::{Conversation, Model, Options, SamplerConfig, Settings, Silent};
+use thermocline_runtime::{Conversation, Model, Options, SamplerConfig, Settings, SilentObserver};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).map(PathBuf::from);
     run(path, io::stdin().lock(), &mut io::stdout())
 }
 
-/// Writes an answer to each line of `questions`; without a path with the built-in model.
+/// Writes an answer to each line of `questions`. Without a `path`, uses the built-in model.
 pub(crate) fn run(
     path: Option<PathBuf>,
     questions: impl BufRead,
     out: &mut impl Write,
 ) -> Result<(), Box<dyn Error>> {
-    let mut model = Model::open_observed(path.as_deref(), &Options::default(), Arc::new(Silent))?;
+    let mut model =
+        Model::open_observed(path.as_deref(), &Options::default(), Arc::new(SilentObserver))?;
     let dialogue = model.dialogue()?;
     let settings = Settings { n_predict: Some(48), ..Settings::default() };
     let sampler = SamplerConfig { seed: Some(1), ..SamplerConfig::default() };
     let mut conversation = Conversation::default();
-    // The sequence keeps what was computed: each turn computes the new question alone.
+    // The sequence keeps its KV cache, so each turn computes only the new question.
     let mut sequence = model.sequence();
     for question in questions.lines() {
         conversation.ask(&question?);

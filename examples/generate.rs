@@ -1,4 +1,4 @@
-//! Continues a prompt.
+//! Generates a continuation of a prompt.
 //!
 //!     cargo run --release -p thermocline-runtime --example generate -- [PROMPT] [MODEL.gguf]
 
@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use thermocline_runtime::{Model, Options, SamplerConfig, Settings, Silent};
+use thermocline_runtime::{Model, Options, SamplerConfig, Settings, SilentObserver};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
@@ -15,13 +15,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     run(&prompt, args.next().map(PathBuf::from), &mut io::stdout())
 }
 
-/// Continues `prompt` by up to 64 tokens; without a path with the built-in model.
+/// Continues `prompt` by up to 64 tokens. Without a `path`, uses the built-in model.
 pub(crate) fn run(
     prompt: &str,
     path: Option<PathBuf>,
     out: &mut impl Write,
 ) -> Result<(), Box<dyn Error>> {
-    let mut model = Model::open_observed(path.as_deref(), &Options::default(), Arc::new(Silent))?;
+    let mut model =
+        Model::open_observed(path.as_deref(), &Options::default(), Arc::new(SilentObserver))?;
     let mut sequence = model.sequence();
     let ids = model.encode(prompt)?;
     let sampler = SamplerConfig { temp: 0.0, ..SamplerConfig::default() };

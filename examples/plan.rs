@@ -1,5 +1,5 @@
-//! Shows what a card of a given size would hold of a model, and how fast it would decode. Nothing
-//! is loaded.
+//! Shows how many layers of a model a GPU with a given amount of memory would hold, and how fast
+//! decode would be. The example does not load the weights.
 //!
 //!     cargo run --release -p thermocline-runtime --example plan -- [GIB] [MODEL.gguf]
 
@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use thermocline_runtime::{Assumed, Options, Runtime, Silent, forecast};
+use thermocline_runtime::{AssumedDevice, Options, Runtime, SilentObserver, forecast};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
@@ -23,8 +23,8 @@ pub(crate) fn run(
     out: &mut impl Write,
 ) -> Result<(), Box<dyn Error>> {
     let memory = Some((gib * 1024f64.powi(3)) as u64);
-    let card = Assumed { name: Some("card".to_owned()), memory, ..Assumed::default() };
-    let runtime = Runtime::assume(Options::default(), &[card], Arc::new(Silent))?;
+    let card = AssumedDevice { name: Some("card".to_owned()), memory, ..AssumedDevice::default() };
+    let runtime = Runtime::assume(Options::default(), &[card], Arc::new(SilentObserver))?;
     let model = runtime.open(path.as_deref())?.model;
     let plan = forecast(&runtime, &model)?;
     let layers = &plan.placement.layers;

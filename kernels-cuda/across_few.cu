@@ -1,6 +1,6 @@
-// y[t] = sum over groups g that a token uses of down_g . h[t, rows of g], for down matrices with
-// one row per output, stacked for all groups that have rows. For decode: a fixed number of lanes
-// per output, two outputs per group of lanes.
+// y[t] = sum, over the experts g that token t uses, of down_g . h[t, rows of g]. A down matrix has
+// one row per output, and the matrices of all experts that have rows are stacked. For decode: a fixed
+// number of lanes per output; a set of lanes computes two outputs at once.
 
 #include "dialect.h"
 #include "lib/dots.cuh"
@@ -8,7 +8,7 @@
 
 typedef FORMAT W;
 
-// The matrices that a block uses, and their right-hand sides.
+// The matrices of a block, and the neuron values that they are multiplied with.
 struct AcrossStep {
     const unsigned* weight;
     const unsigned* tables;
@@ -22,9 +22,9 @@ struct AcrossStep {
     DEVICE const unsigned* values(unsigned k) const { return x + (size_t)used[k] * matrix_words; }
 };
 
-// A lane's share of two outputs of one token: iterates over its units of all matrices without a
-// break, so that the last units of one matrix overlap with the first of the next. The order of
-// additions is that of one matrix after the other.
+// Adds up a lane's units of two outputs of one token, over all matrices. It does not stop between
+// matrices, so that the loads of the next matrix overlap with the sums of the last. The order of
+// additions is the same as for one matrix after the other.
 static DEVICE void across_one_token(float (&sums)[2][1], const AcrossStep& p, const unsigned (&outputs)[2], unsigned lane,
                                     unsigned lanes) {
     constexpr unsigned U = 4;
@@ -55,7 +55,7 @@ static DEVICE void across_one_token(float (&sums)[2][1], const AcrossStep& p, co
     }
 }
 
-// `filled` lists the groups of the `n_filled` matrices, of `n_cols` columns each.
+// `filled` lists the experts of the `n_filled` matrices, of `n_cols` columns each.
 template <unsigned T>
 static DEVICE void across_few_tokens(const unsigned* weight, const unsigned* tables, const unsigned* x,
                                      const float* group_weight, const unsigned* filled, float* y, unsigned row_words,
@@ -99,7 +99,7 @@ static DEVICE void across_few_tokens(const unsigned* weight, const unsigned* tab
     }
 }
 
-// One token.
+// For one token.
 KERNEL(across_one)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* group_weight,
                    const unsigned* filled, float* y, unsigned row_words, unsigned n_cols, unsigned n_out,
                    unsigned n_filled, unsigned n_group, unsigned, unsigned lanes) {
@@ -107,7 +107,7 @@ KERNEL(across_one)(const unsigned* weight, const unsigned* tables, const unsigne
 }
 EXPORT(across_one)
 
-// Up to 16.
+// For up to 16 tokens.
 KERNEL(across_few)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* group_weight,
                    const unsigned* filled, float* y, unsigned row_words, unsigned n_cols, unsigned n_out,
                    unsigned n_filled, unsigned n_group, unsigned n_tokens, unsigned lanes) {

@@ -1,4 +1,4 @@
-// x += a, for each value; four to a thread.
+// x += a, for each value; a thread adds four values.
 #include "lib/wide.cuh"
 
 KERNEL(add)(const float* a, float* x, unsigned n) {

@@ -1,8 +1,8 @@
 // Attention in decode: a block processes a span of positions of one token and up to HEADS heads
-// that share keys and values, so that these are read once. A span is every n-th chunk. Online
-// softmax over its chunks; its result is its largest score, its sum of weights and its weighted
-// values, and attention_merge merges the spans. Source: Flash attention (Dao et al.), split over
-// positions as in Flash-Decoding.
+// that share keys and values, so that these are read once. A span is every n-th chunk. The block runs
+// an online softmax over the chunks and writes the largest score, the sum of weights and the weighted
+// values of the span; attention_merge merges the spans. Source: Flash attention (Dao et al.), split
+// over positions as in Flash-Decoding.
 #include "lib/attention.cuh"
 
 using namespace attention;
@@ -26,7 +26,7 @@ struct Chunk {
         rows[0] = blocks[start / 32] * 32;
         rows[1] = start + 32 < end ? blocks[start / 32 + 1] * 32 : rows[0];
     }
-    // The chunk's positions within that range.
+    // The chunk's positions that the token attends to, counted from the start of the chunk.
     DEVICE unsigned from() const { return first > start ? first - start : 0; }
     DEVICE unsigned to() const { return end - start < CHUNK ? end - start : CHUNK; }
     DEVICE size_t row(unsigned i) const { return (i < 32 ? rows[0] : rows[1]) + i % 32; }
@@ -63,7 +63,7 @@ DEVICE void score_chunk(const Chunk& chunk, const float4* queries, const unsigne
         const unsigned* rows[AT_ONCE];
 #pragma unroll
         for (unsigned a = 0; a < AT_ONCE; a++) {
-            // Masked positions read the nearest valid one instead.
+            // Masked positions read the nearest valid position instead.
             const unsigned at = i + a < chunk.from() ? chunk.from() : i + a < chunk.to() ? i + a : chunk.to() - 1;
             rows[a] = k + chunk.row(at) * k_words;
         }
@@ -135,7 +135,7 @@ DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* fact
             sum += weight;
         }
         for (unsigned o = WAVE / 2; o > 0; o /= 2) sum += shfl_xor(sum, o);
-        // The exchanges above come after every lane's read of the largest.
+        // All lanes have read the old values, since the exchanges above come after those reads.
         if (lane() == 0) {
             factor[h] = expf(largest[h] - most);
             total[h] = fmaf(total[h], factor[h], sum);
@@ -176,8 +176,8 @@ DEVICE void add_chunk(const Chunk& chunk, const float* weights, const unsigned* 
     }
 }
 
-// Adds up the sums of all threads that have the same columns, in order:
-// `shared[wave][head][column]` of `lanes` pieces.
+// Adds up, in order, the sums of all threads that have the same columns, through
+// `shared[wave][head][column]`, with PIECE columns for each of `lanes` lanes.
 template <unsigned HEADS> DEVICE void gather_sums(float (*sums)[PIECE], float* shared, unsigned lanes) {
 #pragma unroll 1
     for (unsigned o = lanes; o < WAVE; o *= 2) {
@@ -193,14 +193,14 @@ template <unsigned HEADS> DEVICE void gather_sums(float (*sums)[PIECE], float* s
     for (unsigned h = 0; h < HEADS; h++) store_piece(own + h * lanes * PIECE, sums[h]);
 }
 
-// Blocks: x spans; y key heads, tiles of HEADS query heads of these, tiles of the values' columns;
-// z tokens.
+// Grid: x is the span; y the key head, the tile of HEADS of its query heads and the tile of value
+// columns; z the token.
 template <unsigned HEADS>
 DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* all_parts,
     unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv,
     unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned lanes_k, unsigned lanes_v, unsigned n_spans,
     unsigned window, float scale, float softcap, unsigned wide) {
-    // Queries and scores; at the end the sums of warps.
+    // Holds queries and scores; at the end, the sums of warps.
     DYNAMIC_SHARED(float4, queries);
     SHARED(float, largest, HEADS);
     SHARED(float, total, HEADS);

@@ -26,7 +26,7 @@ struct Rows {
     unsigned token[ROWS], seq[ROWS], first[ROWS], end[ROWS];
 };
 
-// Where a block finds its rows and positions.
+// The inputs from which a block reads rows and positions.
 struct Walk {
     const float* q;
     const unsigned *k, *v, *blocks;
@@ -162,15 +162,15 @@ DEVICE void add_values(const Walk& walk, const float* weights, float* values, un
     }
 }
 
-// Blocks: x spans, each of every n-th chunk; y key heads, tiles of 2^shift query heads of these,
-// tiles of the values' columns; z tiles of tokens. With one span the result goes to y, otherwise
-// to parts.
+// Grid: x is the span, which has every n-th chunk; y the key head, the tile of 2^shift of its query
+// heads and the tile of value columns; z the tile of tokens. With one span the result goes to y,
+// otherwise to parts.
 template <unsigned COLS>
 DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* sinks,
     float* all_parts, float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head,
     unsigned n_head_kv, unsigned shift, unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned n_spans,
     unsigned window, float scale, float softcap, unsigned wide) {
-    // Queries and keys, later values, and weights.
+    // Holds queries and keys, later values and softmax weights.
     SHARED(float4, shared, (2 * ROWS * DEPTH_STRIDE + ROWS * WEIGHT_STRIDE) / 4);
     SHARED(Rows, all_rows, 1);
     Rows& rows = all_rows[0];
@@ -208,7 +208,7 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
 #pragma unroll
         for (unsigned c = 0; c < 4 * COLS; c++) sums[i][c] = 0.0f;
     }
-    // One sequence after the other, usually one; rows of other sequences are masked.
+    // Processes the tile's sequences in turn, usually one; rows of other sequences are masked.
     for (unsigned asking = 0; asking < ROWS; asking += heads) {
         const unsigned seq = rows.seq[asking];
         unsigned from = NO_SEQUENCE, end = 0;

@@ -7,14 +7,14 @@ using namespace attention;
 
 static constexpr unsigned MOST_SPANS = 64, THREADS = 256;
 
-// Columns are processed `n_cols` at a time, a power of two.
+// Processes `n_cols` columns at a time, a power of two.
 KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsigned* batch, float* y, unsigned* q,
     unsigned max_tokens, unsigned n_rows, unsigned n_head, unsigned d_value, unsigned n_spans, unsigned window, unsigned n_cols) {
     SHARED(float, weights, MOST_SPANS);
     const Batch facts{batch, max_tokens};
     const unsigned head = block_index().x, t = block_index().y;
     if (t >= real_tokens(batch, n_rows)) return;
-    // Spans with at least one chunk: consecutive from the first one on, wrapping around.
+    // Spans with at least one chunk are consecutive, and continue at span 0 after the last.
     const unsigned pos = facts.pos(t), first = first_seen(pos, window) / CHUNK;
     const unsigned n_chunks = pos / CHUNK + 1 - first, n = n_chunks < n_spans ? n_chunks : n_spans;
     const size_t at = size_t(t) * n_head + head;
@@ -26,7 +26,7 @@ KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsign
     const float most = fmaxf(max_block(largest), sinks ? sinks[head] : LOW);
     const float weight = mine ? expf(largest - most) : 0.0f;
     if (mine) weights[thread()] = weight;
-    // The barriers of the sum come after the writes above.
+    // The barriers of the sum also make the writes above visible to all threads.
     const float total = sum_block(mine ? weight * own[2 * span + 1] : 0.0f) + (sinks ? expf(sinks[head] - most) : 0.0f);
     // Groups of threads share the spans; each group covers all columns.
     SHARED(float, shared, THREADS);
@@ -53,7 +53,7 @@ KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsign
         }
         barrier();
         if (q != nullptr) {
-            // In this case heads are whole blocks.
+            // If `q` is given, heads are whole blocks.
             const unsigned i = 4 * thread();
             const bool inside = i < n_cols && first_col + i < d_value;
             const float* from = shared + (inside ? i : 0);

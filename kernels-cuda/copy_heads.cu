@@ -1,4 +1,4 @@
-// y[t, to(h) + i] = x[t, from(h) + i]: some values of each head.
+// y[t, to(h) + i] = x[t, from(h) + i]: copies some values of each head.
 #include "lib/wide.cuh"
 
 KERNEL(copy_heads)(const float* x, float* y, unsigned n_rows, unsigned n_head, unsigned width, unsigned x_cols, unsigned y_cols,

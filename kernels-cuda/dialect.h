@@ -1,4 +1,4 @@
-// The same include guard in all dialects: the first one that is included is used.
+// All dialects have the same include guard, so the first included dialect is used.
 #ifndef DIALECT
 #define DIALECT
 
@@ -9,13 +9,13 @@
 // Rules for all three:
 // - Blocks are one-dimensional, a multiple of 64 threads.
 // - shfl*, ballot, any, MmaBytes and mma_tf32 are called by whole warps: no lane has returned or diverged.
-// - shfl takes the lane modulo WAVE; shfl_xor needs an offset below WAVE; past the last lane, shfl_down returns the own value.
+// - shfl takes the lane modulo WAVE; shfl_xor needs an offset below WAVE; past the last lane, shfl_down returns the lane's own value.
 // - Atomics return the old value, and order no other memory access.
 // - Multiply and add are fused only by fmaf: kernels are compiled with -fmad=false.
 
 /// A kernel: KERNEL(add)(const float* a, float* x, unsigned n) { ... }, and after it EXPORT(add).
 #define KERNEL(name) extern "C" __global__ void name
-/// The same for launches with this many threads, compiled so that this many blocks fit on a
+/// A kernel for blocks of `threads` threads, compiled so that `blocks` blocks fit on a
 /// multiprocessor.
 #define KERNEL_OF(threads, blocks, name) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 #define EXPORT(name)
@@ -61,22 +61,22 @@ DEVICE bool any(bool p) { return __any_sync(~0u, p); }
 DEVICE unsigned popc(unsigned v) { return __popc(v); }
 DEVICE unsigned popcll(unsigned long long v) { return __popcll(v); }
 
-/// c plus the products of 4 signed bytes each.
+/// c plus the sum of the products of the 4 signed bytes of a and b.
 DEVICE int dot4(int a, int b, int c) {
     int v;
-    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c)); // nvrtc 12.0 does not know __dp4a
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c)); // nvrtc 12.0 has no __dp4a
     return v;
 }
 
-// Four of the eight bytes of a (the first) and b, selected by the lower three bits of four
+// Selects four of the eight bytes of a (bytes 0 to 3) and b (4 to 7) by the lower three bits of four
 // nibbles.
 DEVICE unsigned permuted(unsigned a, unsigned b, unsigned nibbles) {
     unsigned v;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(nibbles));
     return v;
 }
-/// Bytes of a table of 16: those at the lower nibbles of four bytes (x), and those at the upper
-/// ones (y).
+/// Looks up bytes in a table of 16: at the lower nibbles (x) and at the upper nibbles (y) of the four
+/// bytes of `places`.
 DEVICE uint2 lookup16(uint4 table, unsigned places) {
     // A fourth bit would select the byte's sign.
     const unsigned of_eight = places & 0x77777777u, half = 0x32103210u | (places & 0x88888888u) >> 1;
@@ -97,14 +97,14 @@ DEVICE float half_to_float(unsigned short v) {
     return f;
 }
 
-/// To the nearest, ties to even.
+/// Rounds to nearest, ties to even.
 DEVICE unsigned short float_to_half(float v) {
     unsigned short h;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(v));
     return h;
 }
 
-/// Correctly rounded.
+/// Correctly rounded division.
 DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
 
 // Loads data that this launch reads once, without evicting other data from the caches.
@@ -137,8 +137,8 @@ DEVICE unsigned atomic_max(unsigned* at, unsigned v) { return atomicMax(at, v); 
 
 // Hand-offs with the host, through memory that both access.
 
-/// Earlier writes of this thread become visible, to the host too, before its later writes; the
-/// same for reads.
+/// Earlier writes of this thread become visible, also to the host, before its later writes; reads
+/// keep their order too.
 DEVICE void fence_system() { __threadfence_system(); }
 DEVICE unsigned load_system(const volatile unsigned* at) {
     unsigned v;
@@ -160,7 +160,7 @@ DEVICE unsigned long long nanoseconds() {
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v)::"memory");
     return v;
 }
-/// Yields in loops that wait.
+/// Pauses a thread that polls.
 DEVICE void pause() { __nanosleep(100); }
 
 // D (16 x 8, int) += A (16 x 32, signed bytes) * B (32 x 8, signed bytes), by a warp of 32.
@@ -211,7 +211,7 @@ struct MmaBytes {
     }
     static DEVICE Right right(const unsigned* from, unsigned) { return {{from[0], from[4]}}; }
     static DEVICE void multiply(int (&d)[OWN], const Left& a, const Right& b) { mma_s8(d, a.words, b.words); }
-    /// Adds the first 16 products of 32 to one, the others to the other.
+    /// Adds the first 16 of 32 products to `first`, and the other 16 to `second`.
     static DEVICE void multiply_halves(int (&first)[OWN], int (&second)[OWN], const Left& a, const Right& b) {
 #if __CUDA_ARCH__ >= 800
         const unsigned lower[2] = {b.words[0], 0}, upper[2] = {0, b.words[1]};

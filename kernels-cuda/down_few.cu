@@ -1,9 +1,9 @@
-// Partial sums of y[t] = sum over rows r of h[t, r] * down[r], for decode. A block of 256
-// processes a slice of rows and 512 columns: a quarter of the slice per 64 threads, 8 columns per
-// thread. The active rows of a quarter are listed first, in ascending order, so that no other row
+// Partial sums of y[t] = sum over rows r of h[t, r] * down[r], for decode. A block of 256 threads
+// processes a slice of rows and 512 columns: 64 threads process a quarter of the slice, with 8 columns
+// per thread. The active rows of a quarter are listed first, in ascending order, so that no other row
 // is read. Slices, quarters and runs of rows with the same scales depend on the matrix alone, so a
-// token's bits do not depend on its neighbours. With groups, the used ones are split into slices,
-// one after the other.
+// token's result does not depend on the other tokens, bit for bit. With experts, the used experts are
+// split into slices, one after the other.
 
 #include "dialect.h"
 #include "lib/columns.cuh"
@@ -11,8 +11,8 @@
 
 typedef FORMAT W;
 
-// The list of a quarter: rows, the number of the run that each is in, the group of its scales, and
-// the values of its neurons.
+// The active rows of a quarter; for each row, the number of its run, the group of its scales, and its
+// neuron values.
 template <unsigned TOKENS>
 struct DownList {
     unsigned* rows;
@@ -32,7 +32,7 @@ struct DownMatrix {
     unsigned row_words, n_out, unit;
 };
 
-// Adds the listed rows, with several loads in flight.
+// Adds the listed rows; several loads are in flight.
 template <class F, unsigned TOKENS>
 static DEVICE void down_add(typename Columns<F>::Sums (&sums)[TOKENS], const DownList<TOKENS>& list,
                             const DownMatrix& down) {
@@ -56,7 +56,7 @@ static DEVICE void down_add(typename Columns<F>::Sums (&sums)[TOKENS], const Dow
     }
 }
 
-// The same for a transposed matrix, by runs of rows with the same scales.
+// Adds the listed rows of a transposed matrix, by runs of rows with the same scales.
 template <class F, unsigned TOKENS>
 static DEVICE void down_add_runs(typename TransposedColumns<F>::Sums (&sums)[TOKENS], const DownList<TOKENS>& list,
                                  const DownMatrix& down) {
@@ -96,13 +96,13 @@ static DEVICE void down_add_runs(typename TransposedColumns<F>::Sums (&sums)[TOK
 // How rows are split into slices.
 struct DownSlices {
     unsigned n_rows, slice;
-    // With groups: their number and the slices of each. Otherwise 0.
+    // Number of experts, and slices per expert; 0 without experts.
     unsigned n_group, each;
     const float* group_weight;
     const unsigned* starts;
 };
 
-// The rows of slice `s`: from, to.
+// Begin and end of the rows of slice `s`.
 static DEVICE uint2 rows_of_slice(const DownSlices& p, unsigned s, unsigned n_tokens) {
     if (p.n_group == 0) return make_uint2(s * p.slice, p.n_rows);
     SHARED(unsigned, used, MAX_LISTED_GROUPS);
@@ -142,7 +142,7 @@ static DEVICE void down_few_tokens(const DownMatrix& down, const DownSlices& sli
         for (unsigned j = 0; j < TOKENS; j++) {
             const unsigned word = inside && token + j < n_tokens ? h[(size_t)(token + j) * slices.n_rows + row] : 0u;
             mine[j] = from_bits(word);
-            // Neither skipped nor zero.
+            // A value counts unless it is 0 or DROPPED, which is -0.
             counts = counts || (word << 1) != 0;
         }
         bool breaks_run = false;
@@ -199,7 +199,7 @@ static DEVICE void down_few_tokens(const DownMatrix& down, const DownSlices& sli
     }
 }
 
-// `slot` is that of the first row, for separate scale tables.
+// `slot` is the slot of the first row, for the scale tables of a transposed matrix.
 KERNEL(down_one)(const unsigned* down, const unsigned* tables, const unsigned* groups, const unsigned* scales,
                  const unsigned* mins, const unsigned* h, const float* group_weight, const unsigned* starts, float* partial,
                  unsigned n_rows, unsigned slot, unsigned row_words, unsigned n_out, unsigned n_tokens, unsigned slice,

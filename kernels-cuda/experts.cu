@@ -1,16 +1,16 @@
-// Feed-forward blocks with experts in prefill: finds the tokens of each expert, and does the work
-// between and after the products, by pairs of a token and a group.
+// Feed-forward blocks with experts in prefill: finds the tokens of each expert, and runs the steps
+// between and after the products. It works on pairs of a token and an expert.
 
 #include "dialect.h"
 #include "lib/ffn.cuh"
 
-// Finds the tokens that use each group that has rows: pairs of a token and a group, by group and
-// then by token, at most `n_used` per token. A single block of 256 does it all, for up to 1024
-// groups and 65536 tokens.
+// Finds the tokens that use each expert that has rows: pairs of a token and an expert, sorted by expert and
+// then by token, at most `n_used` per token. A single block of 256 threads does this for up to 1024 experts and
+// 65536 tokens.
 //
-// `starts` receives the first pair of each group, and the end of the last; `of_pairs` a word per
-// pair, the token in its lower half and the group above; `of_tokens` the pairs of each token, or
-// all bits set for a missing one; `flags` is scratch, a word per token and group.
+// `pairs` receives the index of each expert's first pair, and the end of the last expert's pairs; `of_pairs`
+// one word per pair, with the token in the lower half and the expert in the upper half; `of_tokens` the pairs
+// of each token, all bits set if missing. `flags` is scratch: a word per token and expert.
 KERNEL(experts_pairs)(const float* group_weight, const unsigned* starts, unsigned* pairs, unsigned* of_pairs,
                       unsigned* of_tokens, unsigned* flags, unsigned* counts, unsigned n_group, unsigned n_tokens,
                       unsigned n_used) {
@@ -19,7 +19,7 @@ KERNEL(experts_pairs)(const float* group_weight, const unsigned* starts, unsigne
     for (unsigned token = t; token < n_tokens; token += block_size().x) {
         unsigned n = 0;
         for (unsigned g = 0; g < n_group; g++) {
-            // A group without rows adds nothing.
+            // An expert without rows adds nothing.
             const bool some = starts[g] < starts[g + 1] && group_weight[(size_t)token * n_group + g] != 0.0f;
             const bool used = some && n < n_used;
             flags[(size_t)token * n_group + g] = used ? 1u : 0u;
@@ -28,7 +28,7 @@ KERNEL(experts_pairs)(const float* group_weight, const unsigned* starts, unsigne
         counts[token] = 0;
     }
     barrier();
-    // A warp processes a group: first it counts the pairs, then it writes them.
+    // A warp processes an expert: first it counts the pairs, then it writes them.
     for (unsigned pass = 0; pass < 2; pass++) {
         for (unsigned g = t / WAVE; g < n_group; g += n_waves) {
             unsigned pair = pass == 0 || g == 0 ? 0u : ends[g - 1];
@@ -72,8 +72,8 @@ KERNEL(experts_pairs)(const float* group_weight, const unsigned* starts, unsigne
 }
 EXPORT(experts_pairs)
 
-// Computes the values of neurons from finished products, in place of the gate's products. A block
-// of 256 processes 1024 rows of a pair.
+// Computes neuron values from finished products, and writes them over the gate's products. A block
+// of 256 threads processes 1024 rows of a pair.
 KERNEL(experts_hidden)(float* tests, const float* ups, const float* threshold, const float* group_weight,
                        const unsigned* starts, const unsigned* pairs, const unsigned* of_pairs, unsigned* counts,
                        unsigned h_cols, unsigned n_group, unsigned kind, unsigned activation, unsigned skip, float alpha,
@@ -106,8 +106,8 @@ KERNEL(experts_hidden)(float* tests, const float* ups, const float* threshold, c
 }
 EXPORT(experts_hidden)
 
-// y = the sums of each token's pairs in order, plus biases; and the count of active neurons. A
-// block of 256 processes as many columns of a token.
+// y = the sums of each token's pairs in order, plus biases; also counts active neurons. A block of
+// 256 threads processes 256 columns of a token.
 KERNEL(experts_reduce)(const float* partial, const float* bias, const float* group_weight, const unsigned* of_tokens,
                        const unsigned* counts, float* y, float* active, unsigned n_out, unsigned n_group, unsigned n_used,
                        unsigned accumulate) {

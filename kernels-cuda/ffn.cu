@@ -1,9 +1,9 @@
-// Feed-forward blocks: the work between and after the products.
+// Feed-forward blocks: the steps between and after the products.
 
 #include "dialect.h"
 #include "lib/ffn.cuh"
 
-// Scatters the membership bits of a list to their rows. The mask was set to 0 before.
+// Scatters the membership bits of a row list to their rows. The mask was set to 0 before.
 KERNEL(ffn_mask)(const unsigned* ids, const unsigned* count, const unsigned* members, unsigned* mask, unsigned capacity,
                  unsigned words, unsigned n_rows) {
     const unsigned i = block_index().x * block_size().x + thread();
@@ -14,7 +14,7 @@ KERNEL(ffn_mask)(const unsigned* ids, const unsigned* count, const unsigned* mem
 }
 EXPORT(ffn_mask)
 
-// The sum over a block of 256, returned to each of its threads.
+// The sum over a block of 256 threads, returned to every thread.
 static DEVICE float block_total(float mine) {
     SHARED(float, parts, 256);
     const unsigned t = thread();
@@ -29,8 +29,8 @@ static DEVICE float block_total(float mine) {
     return sum;
 }
 
-// mean + factor * deviation of the test values of each token, over the rows of the groups that it
-// uses. A block of 256 per token.
+// mean + factor * deviation of the test values of each token, over the rows of the experts that it
+// uses. One block of 256 threads per token.
 KERNEL(ffn_cut)(const float* tests, const float* group_weight, const unsigned* starts, float* cuts, unsigned n_rows,
                 unsigned n_group, float factor) {
     const unsigned token = block_index().x, t = thread();
@@ -60,9 +60,9 @@ KERNEL(ffn_cut)(const float* tests, const float* group_weight, const unsigned* s
 }
 EXPORT(ffn_cut)
 
-// Computes the values of neurons from finished products, in place of the gate's products: in
-// prefill, and if the cut needs all test values of a token first. A block of 256 processes 1024
-// rows of one token. `words` of membership bits per row; 0 if all rows count for all tokens.
+// Computes neuron values from finished products, and writes them over the gate's products: in prefill,
+// and if the skip threshold depends on all test values of a token. A block of 256 threads processes
+// 1024 rows of one token. The mask has `words` words per row; 0 if all rows count for all tokens.
 KERNEL(ffn_hidden)(float* tests, const float* ups, const unsigned* mask, const float* threshold,
                    const float* group_weight, const unsigned* starts, const float* cuts, unsigned* counts,
                    unsigned n_rows, unsigned words, unsigned first_token, unsigned n_group, unsigned kind,
@@ -93,9 +93,9 @@ KERNEL(ffn_hidden)(float* tests, const float* ups, const unsigned* mask, const f
 }
 EXPORT(ffn_hidden)
 
-// y = partial sums in order, plus biases; the count of active neurons; and, if `hits` is given,
-// the number of tokens for which each row was active. A block of 256 processes 32 columns of a
-// token, eight partial sums at a time.
+// y = partial sums in order, plus biases. Also counts active neurons and, if `hits` is given, adds to
+// it the number of tokens for which each row was active. A block of 256 threads processes 32 columns
+// of a token, eight partial sums at a time.
 KERNEL(ffn_reduce)(const float* partial, const float* bias, const float* group_weight, const unsigned* counts,
                    const unsigned* h, float* y, float* active, float* hits, unsigned n_out, unsigned n_tokens,
                    unsigned n_slices, unsigned n_group, unsigned n_rows, unsigned accumulate) {

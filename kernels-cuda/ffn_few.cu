@@ -1,9 +1,9 @@
-// Computes the values of neurons in decode: gate first, up only for active neurons. The neurons
-// are all rows, the rows of a list, or the rows of the used groups. A group of lanes, at least 4,
-// computes two neurons at a time.
+// Computes neuron values in decode: gate first, up only for active neurons. The neurons are all rows,
+// the rows of a list, or the rows of the used experts. At least 4 lanes together compute two neurons
+// at a time.
 //
-// If gate and up have different formats, the gate's unit writes test values in place of the values
-// (`up` null), and up's unit continues from there (`test` null).
+// If gate and up have different formats, two launches do this: the first writes test values (`up` is
+// null), and the second turns them into neuron values (`test` is null).
 
 #include "dialect.h"
 #include "lib/dots.cuh"
@@ -15,7 +15,7 @@ typedef FORMAT W;
 // Blocks of 128 threads per multiprocessor: the host launches as many (`PER_UNIT` in `ffn.rs`).
 constexpr unsigned BLOCKS = 4;
 
-// Units of each of `n_rows` rows in flight, such that registers suffice for BLOCKS blocks.
+// Number of units in flight for each of `n_rows` rows, so that registers suffice for BLOCKS blocks.
 template <class F, unsigned T>
 DEVICE constexpr unsigned units_ahead(unsigned n_rows) {
     if (T > 1) return 1;
@@ -31,7 +31,7 @@ struct FfnMatrix {
     const float* bias;
 };
 
-// Inputs of the values of a step.
+// The kernel's inputs.
 struct FfnStep {
     FfnMatrix test, up;
     const unsigned* tables;
@@ -45,16 +45,16 @@ struct FfnStep {
     unsigned* h;
     unsigned* counts;
     unsigned n_rows, row_words, n_cols, n_tokens, lanes;
-    // Capacity of a list, the words of its membership bits, and the bit of the first token.
+    // Capacity of the row list, its membership words per row, and the bit of the first token.
     unsigned capacity, words, bit;
     unsigned n_group;
-    // If rows are processed by group, the rows of the largest; otherwise 0.
+    // With experts, the number of rows of the largest expert; otherwise 0.
     unsigned most_rows;
     FfnRule rule;
     float limit;
 };
 
-// A neuron: its index in the list, row and group.
+// A neuron: its index in the list, row and expert.
 struct FfnNeuron {
     unsigned i, row, group;
 };
@@ -80,7 +80,7 @@ static DEVICE void row_values(float (&values)[T], const FfnStep& p, const FfnMat
     for (unsigned j = 0; j < T; j++) values[j] = lanes_sum(sums[0][j], p.lanes) + bias;
 }
 
-// The same of two rows of one matrix, or of one row of two.
+// Products of two rows of one matrix, or of one row of each of two matrices.
 template <unsigned T>
 static DEVICE void two_rows(float (&first)[T], float (&second)[T], const FfnStep& p, const FfnMatrix (&matrices)[2],
                             const unsigned (&rows)[2], const bool (&wanted)[2], unsigned lane, const Rows& x) {
@@ -133,8 +133,8 @@ static DEVICE float pick(const float (&values)[T], unsigned j) {
     return value;
 }
 
-// Computes a neuron, with factor `by`, for T tokens once its test values are known: reads its row
-// of up if one of them needs it.
+// Computes a neuron, with factor `by`, for T tokens from its test values: reads its row of up only if
+// it is active for one of the tokens.
 template <unsigned T>
 static DEVICE void finish_neuron(const FfnStep& p, unsigned row, unsigned my_token, float by, float test,
                                  const float (&known_ups)[T], bool ups_are_known, unsigned lane, const Rows& x,
@@ -175,9 +175,9 @@ static DEVICE void ffn_few_tokens(const FfnStep& p) {
             });
     }
     barrier();
-    // If nothing is skipped, reads a row of both matrices at once, and also if a list is so short
-    // that every neuron has its own lanes: most of its neurons are active, and waiting costs more
-    // than reading. Otherwise tests two neurons at once. The choice changes no bit.
+    // If no neuron is skipped, reads a row of both matrices at once; also if the list is so short that
+    // every neuron has its own lanes: most listed neurons are active, and waiting costs more than
+    // reading. Otherwise tests two neurons at once. The choice does not change the result.
     const bool is_short = p.ids != nullptr && n <= block_size().x / p.lanes * grid_size().x;
     const bool together = (p.rule.skip == 0 || is_short) && p.test.at != nullptr && p.up.at != nullptr;
     const unsigned each = together ? 1 : 2;
@@ -216,8 +216,8 @@ static DEVICE void ffn_few_tokens(const FfnStep& p) {
     if (t < p.n_tokens && carried[t] != 0) atomic_add(p.counts + t, carried[t]);
 }
 
-// One token, as a compile-time constant, which saves registers. Missing biases, thresholds, lists
-// and groups are null.
+// For one token, a compile-time constant, which saves registers. Missing biases, thresholds, lists and
+// experts are null.
 KERNEL_OF(128, BLOCKS, ffn_one)
 (const unsigned* test, const unsigned* up, const unsigned* tables, const unsigned* x, const float* bias_test,
  const float* bias_up, const unsigned* ids, const unsigned* count, const unsigned* members, const float* threshold,
@@ -231,7 +231,7 @@ KERNEL_OF(128, BLOCKS, ffn_one)
 }
 EXPORT(ffn_one)
 
-// Up to 16.
+// For up to 16 tokens.
 KERNEL_OF(128, BLOCKS, ffn_few)
 (const unsigned* test, const unsigned* up, const unsigned* tables, const unsigned* x, const float* bias_test,
  const float* bias_up, const unsigned* ids, const unsigned* count, const unsigned* members, const float* threshold,

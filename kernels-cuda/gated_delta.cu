@@ -27,7 +27,7 @@ static DEVICE float column_sum(const float* parts, unsigned column) {
 // change * (k . q), so the threads of a column exchange values only once per token.
 template <unsigned ROWS>
 DEVICE void gated_delta_of(DELTA_PARAMS) {
-    // Double buffers: one token's are read while other threads already write the next token's.
+    // Double buffers: some threads read one token's sums while others write those of the next token.
     SHARED(float, known, 2 * GROUPS * COLUMNS);
     SHARED(float, sums, 2 * GROUPS * COLUMNS);
     SHARED(float, products, 2 * GROUPS);

@@ -1,4 +1,4 @@
-// y[i] = x[out_i]: the tokens whose output is needed.
+// y[i] = x[out_i]: copies the rows of the tokens whose output is needed.
 #include "lib/batch.cuh"
 #include "lib/wide.cuh"
 

@@ -5,7 +5,7 @@
 
 typedef FORMAT W;
 
-// `numbers` is the offset of the tokens' numbers in the batch, `last` the largest valid row.
+// `numbers` is the word offset in the batch of the tokens' ids or positions, `last` the last valid row.
 template <bool ADD>
 DEVICE void rows_by_number(const unsigned* weight, const unsigned* tables, const unsigned* batch, float* y, unsigned row_words,
                            unsigned n_cols, unsigned n_tokens, unsigned numbers, unsigned offset, unsigned last,

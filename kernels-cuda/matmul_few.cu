@@ -1,11 +1,11 @@
-// y[t, i] = weight[i] . x[t] + bias[i], for decode (GEMV): a fixed number of lanes per row, two
-// rows per group of lanes.
+// y[t, i] = weight[i] . x[t] + bias[i], for decode (GEMV): a fixed number of lanes per row; a set of
+// lanes computes two rows at once.
 #include "dialect.h"
 #include "lib/dots.cuh"
 
 typedef FORMAT W;
 
-// The share of block `block` of `n_blocks`.
+// Computes the rows of block `block` of `n_blocks`.
 template <unsigned R, unsigned T>
 DEVICE void matmul_few_tokens(unsigned block, unsigned n_blocks, const unsigned* weight, const unsigned* tables, const unsigned* x,
                               const float* bias, float* y, unsigned n_rows, unsigned row_words, unsigned n_cols,
@@ -43,15 +43,15 @@ DEVICE void matmul_few_tokens(unsigned block, unsigned n_blocks, const unsigned*
     }
 }
 
-// One token.
+// For one token.
 KERNEL(matmul_one)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
                    unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned lanes, unsigned relu) {
     matmul_few_tokens<2, 1>(block_index().x, grid_size().x, weight, tables, x, bias, y, n_rows, row_words, n_cols, 1, lanes, relu);
 }
 EXPORT(matmul_one)
 
-// One token and up to three matrices of the same columns: each has its own blocks, one after the
-// other.
+// For one token and up to three matrices with the same number of columns. The grid has the blocks of
+// the first matrix, then those of the second and of the third.
 struct Matrix {
     const unsigned* weight;
     const float* bias;
@@ -77,7 +77,7 @@ KERNEL(matmul_three)(const unsigned* weight_a, const unsigned* weight_b, const u
 }
 EXPORT(matmul_three)
 
-// Up to 4, and up to 8 tokens at a time: weights are unpacked once for all of them.
+// For up to 4 tokens, and for up to 8 tokens at a time, whose weights are unpacked once.
 KERNEL(matmul_four)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
                     unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes,
                     unsigned relu) {

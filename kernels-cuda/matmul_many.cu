@@ -1,6 +1,6 @@
-// y[t, i] = weight[i] . x[t] + bias[i], for prefill (GEMM): a tile of rows and tokens per block,
-// with matrix instructions if available. With groups, a token takes the rows of the groups that it
-// uses, and y has a row for each pair of a token and a group.
+// y[t, i] = weight[i] . x[t] + bias[i], for prefill (GEMM): a tile of rows and tokens per block, with
+// matrix instructions if available. With experts, a token is multiplied with the rows of the experts
+// that it uses, and y has a row for each pair of a token and an expert.
 #include "dialect.h"
 #include "lib/tile_kernels.cuh"
 

@@ -1,11 +1,11 @@
-// Small products by matrix instructions, which the host compares with its own when a device is
-// opened (`backends/simt/src/self_check.rs`). All warps do the same.
+// Products of one MMA fragment. When a device is opened, the host compares them with its own results
+// (`backends/simt/src/self_check.rs`). All warps compute the same products.
 #include "dialect.h"
 #include "lib/split.cuh"
 
-// Products of 16 rows and all columns, of 8 words: sums of all 32 products of bytes, of the first
-// 16, and of the others, each 16 by 16. `n_columns` receives the number of columns, 0 without such
-// instructions.
+// Multiplies 16 rows with all columns, of 8 words (32 bytes) each. Writes three matrices, 16 by 16: the
+// sums of all 32 products, of the first 16, and of the other 16. `n_columns` receives the number of
+// columns, or 0 without matrix instructions.
 KERNEL(check_bytes)(const unsigned* rows, const unsigned* columns, int* sums, unsigned* n_columns) {
 #if HAS_MMA
     const MmaBytes::Left left = MmaBytes::left(rows + MmaBytes::start(8), 8);
@@ -26,7 +26,7 @@ KERNEL(check_bytes)(const unsigned* rows, const unsigned* columns, int* sums, un
 }
 EXPORT(check_bytes)
 
-// Sums of products of 16 rows and 8 columns of 8 floats, 16 by 8.
+// Multiplies 16 rows with 8 columns, of 8 floats each; the sums are 16 by 8.
 KERNEL(check_floats)(const float* rows, const float* columns, float* sums, unsigned* n_columns) {
 #if HAS_MMA_FLOATS
     const unsigned g = thread() % 32 / 4, t = thread() % 4;

@@ -1,4 +1,4 @@
-// Waits for the host's answer, and adds it.
+// Waits for the host's answer, and writes it to y or adds it.
 #include "lib/batch.cuh"
 #include "lib/wide.cuh"
 
@@ -10,10 +10,10 @@ KERNEL(merge_wait)(unsigned* head, const unsigned* step, unsigned* given_up, uns
         const unsigned awaited = *step;
         const unsigned long long start = nanoseconds(), limit = limit_ms * 1000000ull;
         for (;;) {
-            // Both in one read, since a read is a round trip over the bus.
+            // Reads both words at once, since a read is a round trip over the bus.
             const uint2 answered = load_system(reinterpret_cast<const uint2*>(head));
             if (answered.x == awaited || int(answered.y - awaited) >= 0) break;
-            // Signed, so that a clock that went back a little counts as no time.
+            // Signed, so that a clock that went back a little does not count as a timeout.
             if ((long long)(nanoseconds() - start) > (long long)limit) {
                 store_system(head + 2, awaited);
                 *given_up = awaited;

@@ -2,7 +2,7 @@
 #include "lib/gate.cuh"
 #include "lib/wide.cuh"
 
-// The numbers are those of `mul` in `backends/simt/src/ops/elementwise.rs`.
+// `mul` in `backends/simt/src/ops/elementwise.rs` defines the numbers of the activations.
 static DEVICE float gate(unsigned activation, float v) {
     switch (activation) {
         case 0: return v;
@@ -14,7 +14,7 @@ static DEVICE float gate(unsigned activation, float v) {
     }
 }
 
-// gate_stride: from the gate values of one token to those of the next, 0 where all tokens share them.
+// `gate_stride` is the number of gate values per token, or 0 if all tokens share them.
 KERNEL(mul)(const float* g, float* x, unsigned n, unsigned n_cols, unsigned per_gate, unsigned gate_stride, unsigned activation) {
     const size_t i = flat_index();
     if (i >= n) return;

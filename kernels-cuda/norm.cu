@@ -115,7 +115,7 @@ KERNEL(norm_wide)(float* x, const float* a, const float* weight, const float* bi
     }
     for (unsigned i = t + HELD * n; i < n_fours; i += n) square = square4(square, less4(load4(x + 4 * i), mean));
     const float factor = norm_factor(sum_block(square), width, kind, eps);
-    // A loop over the rounds of all threads, so that whole warps quantise together.
+    // All threads run the same number of iterations, so that whole warps quantise together.
 #pragma unroll
     for (unsigned k = 0; k < HELD; k++) {
         if (k * n >= n_fours) break;

@@ -16,8 +16,8 @@ static DEVICE void send(unsigned* to, const unsigned* from, size_t n) {
 }
 
 // Word 0 of `out` is the number of tokens, word 1 the flag: the number of the step, written last.
-// `at_...` are words of out. step[1] is the last step with a timed-out wait: the host may still
-// read its earlier post, so nothing is written.
+// `at_...` are word offsets in `out`. If a wait of this step has timed out (step[1] is the last such
+// step), the host may still read an earlier post, so nothing is written.
 KERNEL(post)(const unsigned* batch, const float* x, unsigned n_in, unsigned max_rows, const float* weights, unsigned n_weights,
     const unsigned* ids, const unsigned* count, const unsigned* members, unsigned capacity, unsigned words_held,
     unsigned words_sent, unsigned* out, unsigned at_count, unsigned at_x, unsigned at_weights, unsigned at_ids,
@@ -44,7 +44,7 @@ KERNEL(post)(const unsigned* batch, const float* x, unsigned n_in, unsigned max_
     if (thread() != 0) return;
     fence_system();
     if (atomic_add(arrived, 1) + 1 != grid_size().x) return;
-    // All other blocks have arrived, so the counter is unused until the next post.
+    // All other blocks have counted themselves, so the counter is unused until the next post.
     fence_system();
     *arrived = 0;
     out[0] = n_tokens;

@@ -1,5 +1,5 @@
-// From scores of neurons to two lists of the active ones: first each block of 256 neurons counts,
-// then each writes its own after those of the previous blocks.
+// Turns scores of neurons into two lists of active neurons. Each block first counts the active
+// neurons among its 256; a second launch writes them after those of earlier blocks.
 #include "dialect.h"
 
 // Neurons per block.
@@ -47,8 +47,8 @@ KERNEL(predict_count)(const float* scores, const unsigned* slots, unsigned* coun
 }
 EXPORT(predict_count)
 
-// A list has capacity for `capacity` neurons and `words` words of bits each; 0 if it is not
-// requested.
+// A list has room for `capacity` neurons, with `words` membership words each; if a list is not
+// requested, its `capacity` is 0.
 KERNEL(predict_list)(const float* scores, const unsigned* slots, const unsigned* counts, unsigned* here_ids,
                      unsigned* here_count, unsigned* here_members, unsigned* there_ids, unsigned* there_count,
                      unsigned* there_members, unsigned n_ff, unsigned n_tokens, float threshold, unsigned here_capacity,
@@ -59,7 +59,7 @@ KERNEL(predict_list)(const float* scores, const unsigned* slots, const unsigned*
     barrier();
     unsigned mine = 0;
     for (unsigned i = thread(); i < 2 * block_index().x; i += PREDICT_BLOCK) mine += counts[i];
-    // Blocks have an even number of threads, so each thread adds up one list's counts.
+    // A block has an even number of threads, so a thread adds up only counts of one list.
     if (mine != 0) atomic_add(&before[thread() & 1], mine);
     unsigned slot;
     bool wanted;

@@ -22,8 +22,8 @@ KERNEL(probe_echo)(unsigned* words, unsigned limit_ms) {
 }
 EXPORT(probe_echo)
 
-// Adds a word to a sum; a chain of these shows whether all ran, once each, in order, with the
-// current word.
+// Updates a sum with a word. After a chain of launches, the sum shows whether each ran once, in
+// order, and with the current word.
 KERNEL(probe_count)(unsigned* sum, const unsigned* word) {
     if (thread() == 0) { *sum = 3u * *sum + *word; }
 }

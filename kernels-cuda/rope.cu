@@ -3,7 +3,7 @@
 #include "lib/turn.cuh"
 #include "lib/wide.cuh"
 
-// Pair j is value j * pair_step of the rotated ones and the value pair_other after it.
+// Pair j is value j * pair_step of the rotated values, and the value `pair_other` after it.
 KERNEL(rope)(const float* freqs, const unsigned* batch, float* x, unsigned max_tokens, unsigned n_rows, unsigned n_head,
     unsigned d_head, unsigned first, unsigned n_pairs, unsigned pair_step, unsigned pair_other, float scale) {
     const Batch facts{batch, max_tokens};

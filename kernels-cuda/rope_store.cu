@@ -1,6 +1,6 @@
-// Rotates queries and keys, and writes keys and values to their cache rows: `rope` twice and
-// `store_kv` in one launch. A block per head of a token: query heads first, then key and value
-// heads.
+// Rotates queries and keys, and writes keys and values to their cache rows: two `rope` launches and
+// a `store_kv` launch in one. One block per head of a token: query heads first, then key heads with
+// their value heads.
 #include "cache/cache.cuh"
 #include "lib/batch.cuh"
 #include "lib/turn.cuh"

@@ -1,4 +1,4 @@
-// Selects the top groups of each token and computes their weights; a block per token.
+// Selects the top experts of each token and computes their weights; a block per token.
 #include "lib/sums.cuh"
 
 static constexpr unsigned MOST_GROUPS = 4096;
@@ -13,7 +13,7 @@ static DEVICE float score_part(float score, float best, unsigned scoring) {
     return scoring == 1 ? 1.0f / (1.0f + expf(-score)) : expf(score - best);
 }
 
-// Scoring: 0 softmax, 1 sigmoid, 2 softmax of the chosen.
+// Scoring: 0 softmax, 1 sigmoid, 2 softmax over the selected experts.
 KERNEL(route)(const float* scores, float* weights, unsigned n_group, unsigned n_used, unsigned scoring, unsigned renormalise,
     float scale) {
     SHARED(float, own, MOST_GROUPS);
@@ -30,7 +30,7 @@ KERNEL(route)(const float* scores, float* weights, unsigned n_group, unsigned n_
     best = max_block(best);
     float all = 0.0f, chosen = 0.0f;
     for (unsigned g = thread(); g < n_group; g += n) {
-        // The rank of a group; of equal scores the lower id ranks first.
+        // The rank of an expert; of two equal scores, that of the lower id ranks first.
         const unsigned mine = order_of(own[g]);
         unsigned place = 0;
         for (unsigned other = 0; other < n_group; other++) {

@@ -4,7 +4,7 @@
 #include "lib/gate.cuh"
 #include "lib/sums.cuh"
 
-// States of a channel per thread.
+// Number of states of a channel that a thread holds.
 static constexpr unsigned SSM_HELD = 16;
 
 KERNEL(ssm_scan)(const float* x, const float* dt, const float* dt_bias, const float* a, const float* b, const float* c,

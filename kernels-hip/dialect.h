@@ -1,9 +1,9 @@
-// The same include guard in all dialects: the first one that is included is used.
+// All dialects have the same include guard, so the first included dialect is used.
 #ifndef DIALECT
 #define DIALECT
 
-// The kernel dialect for HIP: hiprtc and clang, of ROCm 5 to 7. kernels-cuda/dialect.h documents
-// it. Kernels are in kernels-cuda/; this folder has only AMD's own files.
+// The kernel dialect for HIP: hiprtc and clang of ROCm 5 to 7. kernels-cuda/dialect.h documents the
+// functions. Kernels are in kernels-cuda/; this folder has only the files for AMD.
 
 #if !defined(__HIPCC_RTC__)
 #include <hip/hip_runtime.h>
@@ -13,7 +13,7 @@
 #pragma clang fp contract(off)
 
 #define KERNEL(name) extern "C" __global__ void name
-// The second launch bound has another unit in HIP, so it is dropped.
+// The second launch bound has another meaning in HIP, so it is dropped.
 #define KERNEL_OF(threads, blocks, name) extern "C" __global__ void __launch_bounds__(threads) name
 #define EXPORT(name)
 #define DEVICE __device__ __forceinline__
@@ -23,7 +23,7 @@
     extern __shared__ __attribute__((aligned(16))) unsigned char dynamic_shared[]; \
     T* name = reinterpret_cast<T*>(dynamic_shared)
 
-// 64 on CDNA, 32 on RDNA: known during code generation, but not a constant expression.
+// Wavefront size, 64 on CDNA and 32 on RDNA: known during code generation, but not a constant expression.
 #define WAVE (__builtin_amdgcn_wavefrontsize())
 // Matrix instructions for bytes: WMMA of RDNA 3 and 4, MFMA of CDNA 1 and 2, and of CDNA 3 and later.
 #if defined(__GFX11__) && __has_builtin(__builtin_amdgcn_wmma_i32_16x16x16_iu8_w32)
@@ -88,7 +88,7 @@ DEVICE int dot4(int a, int b, int c) {
 #endif
 }
 
-// Bytes 0 to 3 are those of the second operand, 4 to 7 those of the first.
+// Byte indices 0 to 3 select from the second operand, 4 to 7 from the first.
 DEVICE unsigned looked_up(uint4 table, unsigned places) {
     const unsigned of_eight = places & 0x07070707u, half = 0x03020100u | (places & 0x08080808u) >> 1;
     const unsigned low = __builtin_amdgcn_perm(table.y, table.x, of_eight);
@@ -152,9 +152,9 @@ DEVICE unsigned long long nanoseconds() {
 DEVICE void pause() { __builtin_amdgcn_s_sleep(4); }
 
 #if HAS_MMA
-// A lane holds the row of A and the column of B with its number modulo 16, and a column of D. Of
-// the 4 words of either half of a row, groups of 16 lanes hold different ones, or on RDNA 3 all of
-// them. Sources: "How to accelerate AI applications on RDNA 3 using WMMA" and "Using the Matrix
+// A lane holds the row of A and the column of B with its number modulo 16, and a column of D. The
+// groups of 16 lanes share the 4 words of each half of a row; on RDNA 3, every group holds all 4
+// words. Sources: "How to accelerate AI applications on RDNA 3 using WMMA" and "Using the Matrix
 // Cores of AMD RDNA 4 architecture GPUs" (GPUOpen), "AMD matrix cores" (AMD lab notes).
 struct MmaBytes {
 #if defined(WMMA_RDNA3)

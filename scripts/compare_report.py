@@ -72,7 +72,7 @@ def perplexity_row(rounds, n_ctx):
 
 
 def bound(found):
-    """The time to read a token's bytes at the measured bandwidth of the same run, and how far both engines are from it."""
+    """The time to read a token's bytes at the bandwidth measured in the same run, and the ratio of both engines to it."""
     rounds = [(mine, theirs) for mine, theirs in found["tests"]["tg"] if mine["read_bandwidth_gb_s"]]
     if not rounds:
         return "The read bandwidth could not be measured: no bound."

@@ -146,7 +146,7 @@ def qwen3moe(seed):
 
 
 def gpt_oss(seed, mxfp4=False):
-    # Files have no key for `truncate`: llama.cpp always does.
+    # GGUF has no key for `truncate`, and llama.cpp always truncates.
     rope = dict(
         rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, original_max_position_embeddings=16,
         rope_theta=10000.0, truncate=True,
@@ -159,7 +159,8 @@ def gpt_oss(seed, mxfp4=False):
     )
     for layer in model.model.layers:
         experts = layer.mlp.experts
-        # Large enough that some values are clamped; scaling by a power of two is exact in F16.
+        # Scaled so that the activation clamps some values. Scaling by a power of two is exact in
+        # F16.
         experts.gate_up_proj.data *= 8
         if mxfp4:
             for part in (experts.gate_up_proj, experts.down_proj):

@@ -14,18 +14,19 @@ RANK, LEAST = 7, 0.05
 
 
 class Case:
-    """A model, and the facts of its fixture besides the weights."""
+    """A model, and the facts of its fixture other than the weights."""
 
     def __init__(self, name, model, predicted=None, activation=None, runs=((64, 21),)):
         self.name, self.model, self.config = name, model, model.config
-        # The predictor of each layer; the activation where it is not the family's; (context, tokens) to run.
+        # `predicted`: the predictor of each layer. `activation`: only if it differs from the
+        # family's default. `runs`: context size and number of tokens of each run.
         self.predicted, self.activation, self.runs = predicted, activation, runs
 
 
 def randomize(model, seed):
-    """Weights that leave no part without effect, and that F16 holds exactly where it stores them."""
+    """Random weights that give every tensor an effect; matrices are exact in F16."""
     g = torch.Generator().manual_seed(seed)
-    # These add 1 to a stored norm weight.
+    # Models of these families add 1 to a stored norm weight.
     offset = any(word in type(model).__name__ for word in ("Gemma", "Nemotron"))
     for name, p in sorted(model.named_parameters()):
         noise = torch.randn(p.shape, generator=g)
@@ -165,7 +166,7 @@ def plm(seed):
 def predict(model, layers, seed):
     """Gives every layer a predictor. `layers` lists (module whose input it reads, function that masks the neurons).
 
-    Returns [(fc1, fc2)]. Neurons whose score is below LEAST count for nothing.
+    Returns [(fc1, fc2)]. Neurons whose score is below LEAST are masked.
     """
     g = torch.Generator().manual_seed(seed)
     parts = []
@@ -181,7 +182,7 @@ def predict(model, layers, seed):
 
 
 def masked_gated(mlp, both):
-    """ReLU gate, or ReLU on both, of the wanted neurons."""
+    """Masks a gated block with ReLU on the gate, or on gate and up if `both`."""
 
     def put(wants):
         def forward(x):
@@ -195,7 +196,7 @@ def masked_gated(mlp, both):
 
 
 def masked_act(owner, name):
-    """The activation module `owner.name` gives 0 for neurons that are not wanted."""
+    """Masks the activation module `owner.name`, which then returns 0 for skipped neurons."""
 
     class Masked(nn.Module):
         def __init__(self, wants):
@@ -208,7 +209,7 @@ def masked_act(owner, name):
     return lambda wants: setattr(owner, name, Masked(wants))
 
 
-# --- the list --------------------------------------------------------------------------------------------------
+# --- all cases -------------------------------------------------------------------------------------------------
 
 
 def falcon(seed, new, relu=False):
@@ -298,7 +299,7 @@ def cases():
     yield Case("plm", plm(24))
     yield Case("qwen2", build("Qwen2", 31, rms_norm_eps=1e-6, tie_word_embeddings=True))
     yield Case("qwen3", build("Qwen3", 32, rms_norm_eps=1e-6, head_dim=12))
-    # A context beyond the original one, and one that is not.
+    # One run with a context beyond the original one, and one within it.
     yield Case("phi3", phi3(33), runs=((64, 21), (16, 15)))
     gemma = dict(hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, tie_word_embeddings=True)
     yield Case("gemma", build("Gemma", 34, head_dim=12, hidden_act="gelu_pytorch_tanh", **gemma))

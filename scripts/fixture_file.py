@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 
 OUT = Path(__file__).resolve().parent.parent / "tests/families"
-# Byte-level: the printable characters, space, newline, one merged token, and two special ones.
+# A byte-level vocabulary: the printable characters, space, newline, one merged token, and two special tokens.
 CHARACTERS = [chr(c) for c in range(33, 127)] + ["\u0120", "\u010a"]
 TOKENS = CHARACTERS + ["\u0120t", "<s>", "</s>"]
 MERGES = [("\u0120", "t")]

@@ -1,12 +1,12 @@
-"""Tiny random models of Gemma 4: sliding and global layers with heads of other sizes, and last
+"""Tiny random models of Gemma 4: sliding and global layers with different head sizes, and last
 layers that share an earlier layer's KV cache.
 
-Tensor names, shapes and keys are those that llama.cpp's converter writes (conversion/gemma.py). llama.cpp takes the keys
-and values of sliding layers from the last but one layer that has its own, those of global layers from the last one.
+Tensor names, shapes and keys are those that llama.cpp's converter writes (conversion/gemma.py). In llama.cpp, a shared
+sliding layer uses the KV cache of the last layer but one that has its own, a shared global layer that of the last.
 """
 import numpy as np
 
-# Small, because the fixtures are committed.
+# Small sizes, because the fixtures are committed.
 WIDTH = 16
 HEADS = 3
 D_SLIDING, D_GLOBAL = 8, 16
@@ -51,7 +51,7 @@ class Gemma4:
         w.matrix(f"{blk}.attn_output", WIDTH, d * HEADS)
 
     def expert_block(self, i):
-        """The first layer has gate and up in one tensor, the others have one each."""
+        """The first layer has gate and up in one tensor, the others in a tensor each."""
         w, blk, (n, _, n_ff) = self.w, f"blk.{i}", self.experts
         w.matrix(f"{blk}.ffn_gate_inp", n, WIDTH)
         w.put(f"{blk}.ffn_gate_inp.scale", 4 + w.noise(WIDTH))
@@ -102,11 +102,12 @@ class Gemma4:
 def models(weights):
     """Names and models; `weights` makes an empty set of weights from a seed."""
     sliding, full = True, False
-    # As E2B: the last sliding and the last global layer share an earlier layer's KV cache that is not the first of its
-    # kind, n_ff differs between layers, and there are embeddings per layer.
+    # Like E2B: the last sliding and the last global layer share the KV cache of an earlier layer of
+    # their kind (not the first one), n_ff differs between layers, and every layer has its own token
+    # embeddings.
     shared = [sliding, full, sliding, full, sliding, full]
     n_ff = [16, 16, 32, 16, 32, 32]
     yield "gemma4-shared", Gemma4(weights(71), shared, n_ff, n_shared=2, k_as_v=(3,), n_per_layer=16)
-    # As the 26B-A4B model: experts beside a dense block. As the 31B model: each layer has its own KV cache, and global
-    # layers use the keys as values.
+    # Like the 26B-A4B model: layers have experts and a dense block. Like the 31B model: each layer
+    # has its own KV cache, and global layers use the keys as values.
     yield "gemma4-moe", Gemma4(weights(73), [sliding, sliding, full], [32, 16, 16], k_as_v=(2,), experts=(4, 2, 16))

@@ -1,4 +1,4 @@
-"""The kernel units (kernels-cuda/UNITS), and the tools that compile them."""
+"""The kernel units (kernels-cuda/*.cu and VARIANTS), and the tools that compile them."""
 import os
 import re
 import shutil
@@ -10,11 +10,11 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels-cuda"
 # AMD's dialect, flags, and files that replace files in KERNELS.
 OVERRIDES = ROOT / "kernels-hip"
-# Storage formats of transposed matrices, besides the file formats.
+# Storage formats of transposed matrices, in addition to the file formats.
 TRANSPOSED = ["transposed_nibbles", "transposed_bytes"]
 DEBIAN = ["clang-19", "lld-19", "llvm-19", "libamdhip64-dev", "rocm-device-libs"]
 LIBRARIES = ROOT / "target/rocm-device-libs"
-# The content of an architecture's device library: the ISA number.
+# LLVM IR of an architecture's device library, which contains only the ISA number.
 ISA = """target datalayout = "e-p:64:64-p1:64:64-p2:32:32-p3:32:32-p4:64:64-p5:32:32-p6:32:32-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-v512:512-v1024:1024-v2048:2048-n32:64-S32-A5-G1-ni:7"
 target triple = "amdgcn-amd-amdhsa"
 @__oclc_ISA_version = linkonce_odr protected local_unnamed_addr addrspace(4) constant i32 {number}, align 4
@@ -32,17 +32,17 @@ def cache_formats():
 
 
 def files():
-    """Name and kind of each file; every file there is has to be listed."""
-    lines = [line.split() for line in (KERNELS / "UNITS").read_text().splitlines()]
+    """The variants that each kernel file is compiled in; `plain` for a file that VARIANTS does not list."""
+    lines = [line.split() for line in (KERNELS / "VARIANTS").read_text().splitlines()]
     listed = {words[0]: words[1] for words in lines if words and not words[0].startswith("#")}
     there = {path.stem for path in KERNELS.glob("*.cu")}
-    if there != set(listed):
-        sys.exit(f"kernels-cuda/UNITS and the files do not agree: {sorted(there ^ set(listed))}")
-    return listed
+    if missing := sorted(set(listed) - there):
+        sys.exit(f"kernels-cuda/VARIANTS lists files that do not exist: {missing}")
+    return {name: listed.get(name, "plain") for name in there}
 
 
 def units(weights=None, caches=None):
-    """Unit, file and what is defined for it, for these formats or for all."""
+    """Yields each unit's name, its file and its macro definitions, for the given formats or for all."""
     weights, caches = weights or weight_formats(), caches or cache_formats()
     for file, kind in sorted(files().items()):
         if kind == "plain":
@@ -55,14 +55,14 @@ def units(weights=None, caches=None):
             "cache": [[("K_FORMAT", k), ("V_FORMAT", v)] for k in caches for v in caches],
         }
         if kind not in variants:
-            sys.exit(f"kernels-cuda/UNITS: {file} has the unknown kind {kind}")
+            sys.exit(f"kernels-cuda/VARIANTS: {file} has the unknown kind {kind}")
         for names in variants[kind]:
             variant = "_".join(value for _, value in names)
             yield f"{file}.{variant}", file, [f"-D{name}={value}" for name, value in names]
 
 
 def environment(name, packages):
-    """The site-packages of a virtual environment below target/ with exactly these packages, made where it is missing."""
+    """The site-packages of a virtual environment below target/ with exactly these packages; creates it if necessary."""
     folder = ROOT / "target" / name
     mark = folder / "packages"
     wanted = "\n".join(packages)
@@ -70,7 +70,7 @@ def environment(name, packages):
         print(f"installing {' '.join(packages)} into {folder.relative_to(ROOT)}", file=sys.stderr)
         made = subprocess.run([sys.executable, "-m", "venv", "--clear", folder])
         if made.returncode != 0:
-            sys.exit("no virtual environment could be made: on Debian, apt-get install python3-venv")
+            sys.exit("cannot create a virtual environment; on Debian, run: apt-get install python3-venv")
         pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, *packages], check=True)
         mark.write_text(wanted)
@@ -79,7 +79,7 @@ def environment(name, packages):
 
 
 def clang(archs):
-    """Debian's clang, with a library for each architecture: its ROCm is older than some of them."""
+    """Installs Debian's clang if missing, and creates ISA libraries that Debian's ROCm is too old to have."""
     have = shutil.which("clang++-19") and shutil.which("llvm-as-19") and shutil.which("ld.lld-19")
     if not have or not Path("/usr/include/hip/hip_runtime.h").is_file() or not device_libraries():
         root = [] if os.geteuid() == 0 else ["sudo"]
@@ -106,14 +106,15 @@ def device_libraries():
 
 
 def for_hip(file, names, arch, out):
-    """The command that compiles a file for an architecture of AMD's, below OVERRIDES, and what it reads."""
+    """The command that compiles a file for an AMD architecture, to be run in OVERRIDES, and its standard input."""
     own = OVERRIDES / f"{file}.cu"
     source = (own if own.is_file() else KERNELS / f"{file}.cu").read_text()
     flags = [line.strip() for line in (OVERRIDES / "FLAGS").read_text().splitlines()]
     command = ["clang++-19", "-x", "hip", f"--offload-arch={arch}", "--cuda-device-only", "--no-gpu-bundle-output"]
     command += [flag for flag in flags if flag and not flag.startswith("#")]
     command += ["-I.", f"-I{KERNELS}", *names, "--rocm-path=/usr", f"--rocm-device-lib-path={LIBRARIES}", "-", "-o", out]
-    # From standard input, so that the folder for includes is HIP's and its dialect comes first.
+    # The compiler reads the source from standard input, so that quoted includes are searched in the
+# working folder, OVERRIDES, first: HIP's dialect.h replaces CUDA's.
     return command, source
 
 

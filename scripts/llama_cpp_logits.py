@@ -1,12 +1,13 @@
-"""Logits of llama.cpp for given token ids, in F32 as far as it goes.
+"""Logits of llama.cpp for given token ids, in F32 where llama.cpp allows it.
 
     PYTHON llama_cpp_logits.py MODEL IDS.json OUT.npy [N_UBATCH]
 
-IDS.json is a list of token ids, OUT.npy becomes `[n_tokens, n_vocab]` F32. PYTHON has llama-cpp-python (llama_cpp_venv.py
-makes such an environment), or finds its `llama_cpp` folder on PYTHONPATH and a built library by LLAMA_CPP_LIB_PATH.
+IDS.json is a list of token ids, OUT.npy becomes `[n_tokens, n_vocab]` F32. PYTHON has llama-cpp-python
+(llama_cpp_venv.py makes such an environment), or finds its `llama_cpp` folder on PYTHONPATH and a built library by
+LLAMA_CPP_LIB_PATH.
 
-The KV cache is F32, flash attention is off and weights are not repacked. llama.cpp rounds activations to the type of the
-weights they meet (F16, or Q8 blocks for quantised ones), so only a file of F32 weights is computed in F32.
+The KV cache is F32, flash attention is off and weights are not repacked. llama.cpp rounds activations to the type of
+the weights they meet (F16, or Q8 blocks for quantised ones), so only a file of F32 weights is computed in F32.
 """
 import ctypes
 import json

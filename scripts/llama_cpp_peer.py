@@ -4,7 +4,7 @@
     PYTHON llama_cpp_peer.py speed MODEL N_PROMPT N_GEN THREADS_GEN,THREADS_PROMPT ...
     PYTHON llama_cpp_peer.py perplexity MODEL TEXT N_CTX N_CHUNKS THREADS
 
-Prints one JSON value. A count of 0 leaves its test out.
+Prints one JSON value. A count of 0 skips its test.
 """
 import json
 import sys
@@ -30,7 +30,7 @@ def load(path, n_ctx, threads=1, **options):
 
 
 def rate(model, batches):
-    """Tokens a second. No logits are copied and nothing is sampled, as in llama-bench; an untimed run comes first."""
+    """Tokens per second. No logits are copied and nothing is sampled, as in llama-bench; an untimed run comes first."""
     for _ in range(2):
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(model.ctx), True)
         begin = time.perf_counter()
@@ -59,7 +59,7 @@ def speed(path, n_prompt, n_gen, pairs):
 
 
 def perplexity(model, text, n_ctx, n_chunks=None):
-    """The chunk protocol of llama-perplexity: the value, and how many tokens were predicted."""
+    """The chunk protocol of llama-perplexity: the perplexity, and the number of predicted tokens."""
     ids = model.tokenize(text.encode(), add_bos=True)
     starts = range(0, len(ids) - n_ctx + 1, n_ctx)[:n_chunks]
     total, count = 0.0, 0

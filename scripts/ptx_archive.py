@@ -1,7 +1,7 @@
 """The committed PTX: `kernels-cuda/ptx.zst` (one zstd frame per kernel file) and `kernels-cuda/ptx.manifest` (its contents).
 
-`backends/cuda/src/archive.rs` reads both at run time. A frame is written again only when one of its units changes, so a
-commit that changes one kernel stores one new frame in git.
+`backends/cuda/src/archive.rs` includes both in the program. A frame is written again only when one of its units
+changes, so a commit that changes one kernel stores one new frame in git.
 """
 import re
 import sys
@@ -119,7 +119,7 @@ def write(compiler, units):
         data = "".join(units[key].ptx for key in names).encode()
         frame = old.get(file)
         if frame is None or not holds(frame, data):
-            # A window as large as the frame: units of a file differ in few lines.
+            # A zstd window (8 MiB) as large as the frame, because units of a file differ in few lines.
             settings = zstandard.ZstdCompressionParameters.from_level(19, source_size=len(data), window_log=23)
             frame = zstandard.ZstdCompressor(compression_params=settings).compress(data)
         packed.append(frame)
@@ -128,7 +128,8 @@ def write(compiler, units):
             name, target = key
             unit = units[key]
             lines.append(f"unit {name} {target} {len(unit.ptx)} {unit.source} {ptx_hash(unit.ptx)}")
-    # The manifest last: until then the old one does not match the archive, and `read` says so.
+    # The manifest is written last. If this run is interrupted, the old manifest does not match the archive, and `read`
+    # exits with an error.
     ARCHIVE.write_bytes(b"".join(packed))
     MANIFEST.write_text(HEAD + "\n".join(lines) + "\n")
 

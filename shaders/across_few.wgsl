@@ -1,6 +1,6 @@
-// y[t] = sum over groups g that token t uses of down_g . h[t, rows of g], for down matrices with
-// one row per output, stacked for all groups that have rows. For decode: a fixed number of lanes
-// per output.
+// y[t] = sum, over the experts g that token t uses, of down_g . h[t, rows of g]. A down matrix has
+// one row per output, and the matrices of all experts that have rows are stacked. For decode: a
+// fixed number of lanes per output.
 
 @group(0) @binding(0) var<storage, read> weight_data: {{weight_type}};
 @group(0) @binding(1) var<storage, read> tables: array<u32>;
@@ -16,11 +16,11 @@ struct Params {
     at_group_weight: u32,
     at_filled: u32,
     at_partial: u32,
-    // Rows of the stacked matrices bound here: the first and their number.
+    // Rows of the stacked matrices that are bound: the first row, and the number of rows.
     first: u32,
     n: u32,
     row_words: u32,
-    // Columns of a matrix and of all matrices together, outputs, matrices, groups.
+    // Numbers of columns of a matrix, columns of all matrices, outputs, matrices and experts.
     n_cols: u32,
     n_rows: u32,
     n_out: u32,

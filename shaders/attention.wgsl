@@ -1,7 +1,7 @@
-// Attention of a few heads of one token that share keys and values, over one span of positions:
-// online softmax over chunks of the span. The result of a span is its largest score, its sum of
-// weights and its weighted values. Source: Flash attention (Dao et al.), split over positions as
-// in Flash-Decoding.
+// Attention of a few heads of one token that share keys and values, over one span of positions: an
+// online softmax over the chunks of the span. It writes the largest score, the sum of weights and
+// the weighted values of the span. Source: Flash attention (Dao et al.), split over positions as in
+// Flash-Decoding.
 
 @group(0) @binding(0) var<storage, read> q: array<f32>;
 @group(0) @binding(1) var<storage, read> k_data: array<u32>;
@@ -21,7 +21,7 @@ struct Params {
     n_rows: u32,
     n_head: u32,
     n_head_kv: u32,
-    // Tiles of {{HEADS}} heads among the heads that share keys.
+    // Number of tiles of {{HEADS}} heads among the heads that share a key head.
     n_tiles: u32,
     d_head: u32,
     d_value: u32,
@@ -65,7 +65,7 @@ fn main(
     let g = (at / (p.n_spans * p.n_tiles)) % p.n_head_kv;
     let t = at / (p.n_spans * p.n_tiles * p.n_head_kv);
     if (lane == 0u) {
-        // Sequence, first position and end; all 0 for padding and for spans without positions.
+        // Sequence, and begin and end of the positions; 0 for padding and for spans without positions.
         var found = vec4<u32>(0u, 0u, 0u, 0u);
         if (t < min(batch[p.at_batch], p.n_rows)) {
             let pos = batch[p.at_batch + 4u + 2u * p.max_tokens + t];

@@ -1,4 +1,4 @@
-// y[t, to(h) + i] = x[t, from(h) + i]: some values of each head.
+// y[t, to(h) + i] = x[t, from(h) + i]: copies some values of each head.
 
 @group(0) @binding(0) var<storage, read> x: array<u32>;
 @group(0) @binding(1) var<storage, read_write> y: array<u32>;

@@ -14,8 +14,8 @@ struct Params {
     at_side: u32,
     at_h: u32,
     at_partial: u32,
-    // Rows of the matrix, the first row bound here, the number of rows bound here, and the slot of
-    // the first.
+    // Number of rows of the matrix; first bound row, number of bound rows, and slot of the first
+    // bound row.
     n_rows: u32,
     first: u32,
     n: u32,
@@ -23,7 +23,7 @@ struct Params {
     row_words: u32,
     n_out: u32,
     n_tokens: u32,
-    // Rows per slice. The rows bound here begin with a slice.
+    // Rows per slice. The first bound row is also the first row of a slice.
     slice: u32,
     side_groups: u32,
     side_scales: u32,
@@ -56,7 +56,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if (base + t < end && token + j < p.n_tokens) {
                 let word = h[p.at_h + (token + j) * p.n_rows + p.first + base + t];
                 mine[j] = bitcast<f32>(word);
-                // Neither skipped nor zero.
+                // A value counts unless it is 0 or DROPPED, which is -0.
                 counts = counts || (word << 1u) != 0u;
             }
         }

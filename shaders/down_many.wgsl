@@ -17,8 +17,8 @@ struct Params {
     at_pairs: u32,
     at_group_rows: u32,
     at_partial: u32,
-    // Columns of h; the first row bound here, the number of rows bound here, and the slot of the
-    // first.
+    // Number of columns of h; first bound row, number of bound rows, and slot of the first bound
+    // row.
     h_cols: u32,
     first: u32,
     n: u32,
@@ -26,14 +26,14 @@ struct Params {
     row_words: u32,
     n_out: u32,
     n_tokens: u32,
-    // Rows per slice, and the index of the first slice's sums.
+    // Rows per slice, and the index of the first partial sums.
     slice: u32,
     part: u32,
     side_groups: u32,
     side_scales: u32,
     side_mins: u32,
     side_words: u32,
-    // With groups: their number, and the maximum number of pairs.
+    // Number of experts (0 without experts), and maximum number of pairs.
     n_group: u32,
     n_pairs: u32,
 }
@@ -53,7 +53,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let tokens = 64u * group.y;
     let range = slice_of(group.z);
     let n_tokens = n_of(group.z);
-    // Tiles without tokens loop over no rows.
+    // A tile without tokens has an empty loop over rows.
     let end = select(range.y, 0u, tokens >= n_tokens);
     var sums: array<vec4<f32>, 4>;
     for (var base = range.x; base < end; base += 16u) {

@@ -1,4 +1,4 @@
-// y = partial sums in order, plus biases; and the count of active neurons.
+// y = partial sums in order, plus biases; also counts active neurons.
 
 @group(0) @binding(0) var<storage, read> partial: array<f32>;
 @group(0) @binding(1) var<storage, read> bias_down: array<f32>;

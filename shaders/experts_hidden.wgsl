@@ -1,5 +1,5 @@
-// Computes the values of neurons from finished products, in place of the gate's products, by pairs
-// of a token and a group. A workgroup processes some rows of one pair.
+// Computes neuron values from finished products, for pairs of a token and an expert, and writes
+// them over the gate's products. A workgroup processes some rows of one pair.
 
 @group(0) @binding(0) var<storage, read_write> tests: array<u32>;
 @group(0) @binding(1) var<storage, read> ups: array<f32>;
@@ -17,7 +17,7 @@ struct Params {
     at_starts: u32,
     at_pairs: u32,
     at_counts: u32,
-    // Columns per pair.
+    // Number of values per pair.
     h_cols: u32,
     n_group: u32,
     has_threshold: u32,

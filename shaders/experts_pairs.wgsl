@@ -1,9 +1,9 @@
-// Finds the tokens that use each group that has rows: pairs of a token and a group, by group and
-// then by token, at most `n_used` per token. A single workgroup does it all.
+// Finds the tokens that use each expert that has rows: pairs of a token and an expert, sorted by
+// expert and then by token, at most `n_used` per token. A single workgroup does this.
 //
-// `pairs` holds, in order: the first pair of each group, and the end of the last; a word per pair,
-// the token in its lower half and the group above; the pairs of each token, or all bits set for a
-// missing one; and, as scratch, a word per token and group.
+// `pairs` holds, in order: the index of each expert's first pair, and the end of the last expert's
+// pairs; a word per pair, with the token in the lower half and the expert in the upper half; the
+// pairs of each token, all bits set if missing; and, as scratch, a word per token and expert.
 
 @group(0) @binding(0) var<storage, read> group_weight: array<f32>;
 @group(0) @binding(1) var<storage, read> starts: array<u32>;
@@ -18,7 +18,7 @@ struct Params {
     n_group: u32,
     n_tokens: u32,
     n_used: u32,
-    // Offsets in `pairs`.
+    // Word offsets in `pairs`.
     of_pairs: u32,
     of_tokens: u32,
     scratch: u32,
@@ -30,7 +30,7 @@ fn main(@builtin(local_invocation_index) t: u32) {
     for (var token = t; token < p.n_tokens; token += 256u) {
         var n = 0u;
         for (var g = 0u; g < p.n_group; g++) {
-            // A group without rows adds nothing.
+            // An expert without rows adds nothing.
             let some = starts[p.at_starts + g] < starts[p.at_starts + g + 1u];
             let weight = group_weight[p.at_group_weight + token * p.n_group + g];
             let used = some && n < p.n_used && weight != 0.0;

@@ -1,4 +1,4 @@
-// y = the sums of each token's pairs in order, plus biases; and the count of active neurons.
+// y = the sums of each token's pairs in order, plus biases; also counts active neurons.
 
 @group(0) @binding(0) var<storage, read> partial: array<f32>;
 @group(0) @binding(1) var<storage, read> bias_down: array<f32>;
@@ -22,7 +22,7 @@ struct Params {
     n_used: u32,
     n_pairs: u32,
     of_tokens: u32,
-    // Number of partial sums per group: one for each part of the rows.
+    // Number of partial sums per expert: one for each binding of the down projection.
     n_parts: u32,
     has_bias: u32,
     accumulate: u32,

@@ -1,4 +1,4 @@
-// Adds to the counts of each row the number of tokens for which it was active.
+// Adds to each row's count of hits the number of tokens for which the row was active.
 
 @group(0) @binding(0) var<storage, read> h: array<u32>;
 @group(0) @binding(1) var<storage, read_write> hits: array<f32>;

@@ -1,5 +1,5 @@
-// mean + factor * deviation of the test values of each token, over the rows of the groups that it
-// uses. A workgroup per token.
+// mean + factor * deviation of the test values of each token, over the rows of the experts that the
+// token uses. One workgroup per token.
 
 @group(0) @binding(0) var<storage, read> tests: array<f32>;
 @group(0) @binding(1) var<storage, read> group_weight: array<f32>;
@@ -32,7 +32,7 @@ fn total(mine: vec2<f32>, t: u32) -> vec2<f32> {
     return sum;
 }
 
-// Sum and number of the test values of a token, or of the squared deviations from `mean`.
+// Sum and number of a token's test values, or of their squared deviations from `mean`.
 fn sums(token: u32, t: u32, mean: f32, squares: bool) -> vec2<f32> {
     var mine = vec2<f32>(0.0);
     for (var g = 0u; g < max(p.n_group, 1u); g++) {

@@ -1,5 +1,5 @@
-// Computes the values of neurons in decode: gate first, up only for active neurons. A fixed number
-// of lanes per neuron, over all rows or those of a list, whose length is read here.
+// Computes neuron values in decode: gate first, up only for active neurons. A neuron has a fixed
+// number of lanes. The neurons are all rows, or the rows of a list whose length is in a buffer.
 
 @group(0) @binding(0) var<storage, read> gate_data: {{gate_type}};
 @group(0) @binding(1) var<storage, read> up_data: {{up_type}};
@@ -33,20 +33,20 @@ struct Params {
     at_starts: u32,
     at_h: u32,
     at_counts: u32,
-    // Rows of the matrices, the first row bound here, and the number of rows bound here.
+    // Number of rows of the matrices, first bound row, and number of bound rows.
     n_rows: u32,
     first: u32,
     n: u32,
     n_cols: u32,
     n_tokens: u32,
-    // Lanes per row; in the upper 16 bits the membership bit of the first token.
+    // Lanes per row, and in the upper 16 bits the membership bit of the first token.
     lanes_and_bit: u32,
-    // Capacity of the list. Words of its membership bits.
+    // Capacity of the row list, and its membership words per row.
     capacity: u32,
     words: u32,
     n_group: u32,
-    // Present operands: bias of gate 1, bias of up 2, thresholds 4, a list 8; the FFN kind from
-    // bit 4 on.
+    // Bits 0 to 3: whether the op has a bias of the gate, a bias of up, thresholds and a row list;
+    // from bit 4 on: the FFN kind.
     has: u32,
     activation: u32,
     skip: u32,

@@ -1,6 +1,6 @@
-// Computes the values of neurons from finished products, in place of the gate's products: in
-// prefill, and if the cut needs all test values of a token first. A workgroup processes some rows
-// of one token.
+// Computes neuron values from finished products, and writes them over the gate's products: in
+// prefill, and if the skip threshold depends on all test values of a token. A workgroup processes
+// some rows of one token.
 
 @group(0) @binding(0) var<storage, read_write> tests: array<u32>;
 @group(0) @binding(1) var<storage, read> ups: array<f32>;
@@ -21,8 +21,8 @@ struct Params {
     at_cuts: u32,
     at_counts: u32,
     n_rows: u32,
-    // Words of membership bits per row; 0 if all rows count for all tokens. Index of the first of
-    // these tokens in the step.
+    // Membership words per row, 0 if all rows count for all tokens; index in the step of the first
+    // token.
     words: u32,
     first_token: u32,
     n_group: u32,

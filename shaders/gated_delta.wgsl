@@ -1,5 +1,5 @@
-// The gated delta rule. A workgroup holds some columns of one head's state of a sequence, from the first token to the last:
-// GROUPS neighbours share the rows of a column, ROWS to each.
+// The gated delta rule. A workgroup holds some columns of one head's state of a sequence, from the first token to the last.
+// GROUPS invocations, COLUMNS apart, share a column, with ROWS rows each.
 
 @group(0) @binding(0) var<storage, read> q: array<f32>;
 @group(0) @binding(1) var<storage, read> k: array<f32>;
@@ -42,7 +42,7 @@ var<immediate> p: Params;
 const GROUPS: u32 = {{SHARED}}u;
 const COLUMNS: u32 = {{FLAT}}u / GROUPS;
 
-// Double-buffered: values of a token are read while other lanes write those of the next.
+// Double buffers: some lanes read one token's sums while others write those of the next token.
 var<workgroup> known: array<f32, 2 * {{FLAT}}>;
 var<workgroup> sums: array<f32, 2 * {{FLAT}}>;
 var<workgroup> products: array<f32, 2 * {{SHARED}}>;
@@ -76,7 +76,7 @@ fn main(
     }
     var turn = 0u;
     for (var t = tokens.x; t <= tokens.y; t++) {
-        // Tokens of other sequences may be between them; their results are not used.
+        // Tokens of other sequences may lie between; their results are not used.
         let mine = batch_seq(t) == seq;
         let token = t * p.n_head_v + h;
         let rate = a[p.at_a + h] * softplus_of(decay[p.at_decay + token] + dt_bias[p.at_dt_bias + h]);

@@ -1,4 +1,4 @@
-// y[i] = x[out_i]: the tokens whose output is needed.
+// y[i] = x[out_i]: copies the rows of the tokens whose output is needed.
 
 @group(0) @binding(0) var<storage, read> x: array<u32>;
 @group(0) @binding(1) var<storage, read> batch: array<u32>;

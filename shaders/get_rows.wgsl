@@ -11,18 +11,18 @@ struct Params {
     at_tables: u32,
     at_batch: u32,
     at_y: u32,
-    // Rows bound here: the first, and their number.
+    // First bound row, and number of bound rows.
     first: u32,
     n: u32,
     row_words: u32,
     n_cols: u32,
     n_tokens: u32,
-    // Offset of the tokens' numbers in the batch, the constant added to them, and the largest
-    // valid row.
+    // Word offset in the batch of the tokens' ids or positions, the constant added to each, and the
+    // last valid row.
     numbers: u32,
     offset: u32,
     last: u32,
-    // Scale factor as bits, unused if rows are added.
+    // Bits of the scale factor, which is not used if rows are added.
     scale: u32,
     add: u32,
 }

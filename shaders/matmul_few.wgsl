@@ -12,7 +12,7 @@ struct Params {
     at_weight_x: u32,
     at_bias: u32,
     at_y: u32,
-    // Rows of the matrix, the first row bound here, and the number of rows bound here.
+    // Number of rows of the matrix, first bound row, and number of bound rows.
     n_rows: u32,
     first: u32,
     n: u32,

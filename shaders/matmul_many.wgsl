@@ -17,7 +17,7 @@ struct Params {
     at_pairs: u32,
     at_group_rows: u32,
     at_y: u32,
-    // Columns of y; the first row bound here, and the number of rows bound here.
+    // Number of columns of y, first bound row, and number of bound rows.
     y_cols: u32,
     first: u32,
     n: u32,
@@ -26,7 +26,7 @@ struct Params {
     n_tokens: u32,
     has_bias: u32,
     relu: u32,
-    // With groups: their number, and whether x has a row per pair.
+    // Number of experts (0 without experts), and whether x has a row per pair.
     n_group: u32,
     x_by_pair: u32,
 }
@@ -37,7 +37,7 @@ var<immediate> p: Params;
 {{include block}}
 {{include weight}}
 
-// For two consecutive blocks.
+// Codes and scales of two consecutive blocks of columns.
 var<workgroup> row_codes: array<Codes, 128>;
 var<workgroup> row_scales: array<Scales, 128>;
 var<workgroup> x_lo: array<vec4<u32>, 128>;
@@ -50,7 +50,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let n_tokens = n_here(group.z);
     let rows = range.x + 64u * group.x;
     let tokens = 64u * group.y;
-    // Tiles without rows or tokens loop over no columns.
+    // A tile without rows or tokens has an empty loop over columns.
     let n_cols = select(p.n_cols, 0u, rows >= range.y || tokens >= n_tokens);
     let nb = n_cols >> 5u;
     let mine = t % 64u;

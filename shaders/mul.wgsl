@@ -8,9 +8,9 @@ struct Params {
     at_x: u32,
     n: u32,
     n_cols: u32,
-    // Consecutive values of a token that one gate value scales.
+    // Number of consecutive values of a token that one gate value scales.
     per_gate: u32,
-    // Distance between the gate values of consecutive tokens; 0 if all tokens share them.
+    // Number of gate values per token, or 0 if all tokens share them.
     gate_stride: u32,
     activation: u32,
 }
@@ -19,7 +19,7 @@ var<immediate> p: Params;
 {{include flat}}
 {{include sigmoid}}
 
-// The numbers are those of `mul` in `ops/elementwise.rs`.
+// `mul` in `ops/elementwise.rs` defines the numbers of the activations.
 fn gate(v: f32) -> f32 {
     switch p.activation {
         case 0u: { return v; }

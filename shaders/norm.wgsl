@@ -12,7 +12,7 @@ struct Params {
     at_y: u32,
     n_runs: u32,
     width: u32,
-    // 0: root mean square, 1: after subtracting the mean, 2: root of the sum of squares.
+    // 0: RMSNorm, 1: LayerNorm, 2: L2 norm.
     kind: u32,
     has_weight: u32,
     has_bias: u32,

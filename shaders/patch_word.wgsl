@@ -1,4 +1,4 @@
-// Replaces some bits of a word: the end of a copy that is not whole words.
+// Replaces some bits of a word: the last bytes of a copy that does not end at a whole word.
 
 @group(0) @binding(0) var<storage, read_write> words: array<u32>;
 

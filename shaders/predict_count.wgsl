@@ -1,4 +1,4 @@
-// Counts how many of each {{FLAT}} neurons go to each of the two lists.
+// Counts, for each run of {{FLAT}} neurons, the neurons that belong to each of the two lists.
 
 @group(0) @binding(0) var<storage, read> scores: array<f32>;
 @group(0) @binding(1) var<storage, read> slots: array<u32>;

@@ -1,5 +1,5 @@
-// Writes the active neurons to two lists, ascending, with a membership bit per token. Each
-// workgroup sums up the counts before its own neurons.
+// Writes the active neurons to two lists, in ascending order, with a membership bit per token. Each
+// workgroup first adds up the counts of the earlier workgroups.
 
 @group(0) @binding(0) var<storage, read> scores: array<f32>;
 @group(0) @binding(1) var<storage, read> slots: array<u32>;
@@ -25,8 +25,8 @@ struct Params {
     n_tokens: u32,
     threshold: f32,
     n_groups: u32,
-    // Capacity and words of membership bits of each list; capacity 0 for a list that is not
-    // requested.
+    // Capacity and membership words per row of each list; the capacity of a list that is not
+    // requested is 0.
     here_capacity: u32,
     here_words: u32,
     there_capacity: u32,

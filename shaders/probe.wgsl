@@ -1,4 +1,4 @@
-// Writes 1 for each invocation whose neighbours in the workgroup are its neighbours in the
+// Writes 1 for each invocation whose neighbours in the workgroup are also its neighbours in the
 // subgroup.
 
 @group(0) @binding(0) var<storage, read_write> y: array<u32>;

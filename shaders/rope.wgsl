@@ -15,7 +15,7 @@ struct Params {
     d_head: u32,
     first: u32,
     n_pairs: u32,
-    // Pair j is value j * pair_step and the value pair_other after it.
+    // Pair j is value j * pair_step of the rotated values, and the value `pair_other` after it.
     pair_step: u32,
     pair_other: u32,
     scale: f32,

@@ -1,4 +1,4 @@
-// Selects the top groups of each token and computes their weights; a workgroup per token.
+// Selects the top experts of each token and computes their weights; a workgroup per token.
 
 @group(0) @binding(0) var<storage, read> scores: array<f32>;
 @group(0) @binding(1) var<storage, read_write> weights: array<f32>;
@@ -9,7 +9,7 @@ struct Params {
     n_tokens: u32,
     n_group: u32,
     n_used: u32,
-    // 0: softmax, 1: sigmoid, 2: softmax of the chosen.
+    // 0: softmax, 1: sigmoid, 2: softmax over the selected experts.
     scoring: u32,
     renormalise: u32,
     scale: f32,
@@ -25,7 +25,7 @@ fn order(x: f32) -> u32 {
     return select(bits | 0x80000000u, ~bits, (bits >> 31u) == 1u);
 }
 
-// The rank of a group; of equal scores the lower id ranks first.
+// The rank of an expert; of two equal scores, that of the lower id ranks first.
 fn place(from_score: u32, g: u32) -> u32 {
     let mine = order(scores[from_score + g]);
     var n = 0u;

@@ -1,5 +1,5 @@
-// A short causal convolution per channel; an invocation per channel of a sequence, token after
-// token.
+// A short causal convolution per channel. An invocation processes a channel of a sequence, in token
+// order.
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> weight: array<f32>;

@@ -1,5 +1,5 @@
-// The Mamba-2 recurrence. NEAR neighbours share a channel's state of a sequence, HELD values to each, from the first token
-// to the last.
+// The Mamba-2 recurrence. NEAR neighbouring invocations share a channel of a sequence, and hold HELD values of its state
+// each, from the first token to the last.
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read> dt: array<f32>;
@@ -38,7 +38,7 @@ var<immediate> p: Params;
 const NEAR: u32 = {{SHARED}}u;
 const CHANNELS: u32 = {{FLAT}}u / NEAR;
 
-// Double-buffered: values of a token are read while other lanes already write those of the next.
+// Double buffers: some lanes read one token's sums while others write those of the next token.
 var<workgroup> sums: array<f32, 2 * {{FLAT}}>;
 
 @compute @workgroup_size({{FLAT}})
@@ -58,7 +58,7 @@ fn main(
     let near = local % NEAR;
     let wanted = block % n_blocks * CHANNELS + local / NEAR;
     let inside = wanted < n;
-    // Past the last channel: repeats its values, which are not written.
+    // Invocations past the last channel repeat its values and write nothing.
     let channel = min(wanted, n - 1u);
     let h = channel / p.d_head;
     let group = h * p.n_group / p.n_head;

@@ -1,11 +1,11 @@
-#![allow(unsafe_code, reason = "an environment variable is set")]
+#![allow(unsafe_code, reason = "set_var is unsafe")]
 //! The `thermocline` command.
 
 fn main() -> std::process::ExitCode {
-    // A layer of Mesa asks a Wayland server which card is the default, to put it first, and where
-    // there is no server two lines of complaint stand on standard error. The order here is our own.
+    // Mesa's device-select layer asks the Wayland server for the default GPU and prints two warnings
+    // if no server runs. Thermocline orders the GPUs itself, so this variable disables the layer.
     #[cfg(target_os = "linux")]
-    // SAFETY: the only thread so far; nothing reads the environment at the same time.
+    // SAFETY: no other thread has started, so nothing reads the environment at the same time.
     unsafe {
         std::env::set_var("NODEVICE_SELECT", "1");
     }

@@ -1,7 +1,7 @@
-//! After the first tokens, decode allocates nothing on the host. A separate program, because the
-//! allocator is global to a process.
+//! Checks that decode allocates no host memory after the first tokens. This is a separate program,
+//! because the allocator is global to a process.
 #![allow(unsafe_code, reason = "an allocator that counts")]
-// Clippy exempts test functions from these, but not their helpers.
+// Clippy exempts test functions from this lint, but not their helpers.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/mod.rs"]
@@ -20,39 +20,39 @@ use thermocline::engine::{Engine, EngineOptions, Feed, Sequence, Want};
 
 use support::Tiny;
 
-struct Counting;
+struct CountingAllocator;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: every call is passed to the system allocator with the same arguments; the counter does
 // not allocate.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.dealloc(ptr, layout) }
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.realloc(ptr, layout, size) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Decodes a token of each sequence and returns the number of allocations.
 fn decode(engine: &mut Engine, sequences: &mut [Sequence], token: u32) -> usize {
     let tokens = [token];
     let mut sum = 0.0;
-    // The list of feeds belongs to the caller: here on the stack, one per sequence.
+    // The caller owns the list of feeds. This one is on the stack, so it allocates nothing.
     let before = match sequences {
         [one] => {
             let mut feeds = [Feed { sequence: one, tokens: &tokens, want: Want::Last }];
@@ -103,7 +103,7 @@ fn a_decoded_token_allocates_nothing_on_the_cpu() {
                 decode(&mut engine, &mut sequences, token);
                 std::thread::sleep(Duration::from_millis(100));
             }
-            // Across the borders of cache blocks.
+            // These tokens cross the borders of KV cache blocks.
             let counts: Vec<usize> =
                 (4..80).map(|token| decode(&mut engine, &mut sequences, token)).collect();
             assert_eq!(counts, [0; 76], "{activation}, rank {rank}, {n} sequences");

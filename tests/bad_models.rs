@@ -1,6 +1,6 @@
-//! A corpus of files that are not models, are truncated, or contradict themselves, each given to
-//! the command: exit code 3 (4 where only memory is missing), one message that names what is wrong,
-//! no panic, no waiting.
+//! Runs the command on files that are not models, are truncated, or contradict themselves. It must
+//! end soon, without a panic, with exit code 3 (4 if only memory is missing) and one message that
+//! names the fault.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -40,9 +40,9 @@ fn check_output(path: &Path, output: &Output, code: i32, says: &[&str]) {
     assert!(text.bytes().all(|b| b == b'\n' || !b.is_ascii_control()), "{text:?}");
 }
 
-/// A small valid model, as data: each test changes one thing.
+/// The keys and tensors of a small valid model, of which each test changes one.
 #[derive(Clone)]
-struct Maker {
+struct Model {
     container: Container,
     keys: Vec<(String, Value)>,
     tensors: Vec<(String, Vec<u64>, TensorType)>,
@@ -54,8 +54,8 @@ const N_EMBD: u64 = 64;
 const N_FF: u64 = 96;
 const N_VOCAB: u64 = 262;
 
-impl Maker {
-    fn new() -> Maker {
+impl Model {
+    fn new() -> Model {
         let byte = |b: u32| format!("<0x{b:02X}>");
         let names = ["<unk>", "<s>", "</s>", "▁", "t", "▁t"].map(str::to_owned);
         let tokens: Vec<String> = names.into_iter().chain((0..256).map(byte)).collect();
@@ -103,23 +103,23 @@ impl Maker {
                 tensor(format!("blk.{layer}.{part}"), shape);
             }
         }
-        Maker { container: Container::Gguf, keys, tensors, values: Vec::new() }
+        Model { container: Container::Gguf, keys, tensors, values: Vec::new() }
     }
 
-    fn without(mut self, name: &str) -> Maker {
+    fn without(mut self, name: &str) -> Model {
         self.keys.retain(|(key, _)| key != name);
         self.tensors.retain(|(tensor, ..)| tensor != name);
         self
     }
 
-    fn key(self, name: &str, value: impl Into<Value>) -> Maker {
+    fn key(self, name: &str, value: impl Into<Value>) -> Model {
         let mut maker = self.without(name);
         maker.keys.push((name.to_owned(), value.into()));
         maker
     }
 
     /// Replaces a tensor in place, or appends it.
-    fn tensor(mut self, name: &str, shape: &[u64], ty: TensorType) -> Maker {
+    fn tensor(mut self, name: &str, shape: &[u64], ty: TensorType) -> Model {
         let new = (name.to_owned(), shape.to_vec(), ty);
         match self.tensors.iter_mut().find(|(tensor, ..)| tensor == name) {
             Some(old) => *old = new,
@@ -128,7 +128,7 @@ impl Maker {
         self
     }
 
-    fn values(mut self, name: &str, value: f32) -> Maker {
+    fn values(mut self, name: &str, value: f32) -> Model {
         self.values.push((name.to_owned(), value));
         self
     }
@@ -182,14 +182,14 @@ fn check_bytes(bytes: &[u8], code: i32, says: &[&str]) {
 }
 
 #[test]
-fn the_model_that_is_changed_below_runs() {
-    Maker::new().ends(0, &[]);
-    let sparse = Maker { container: Container::PowerInfer, ..Maker::new() };
+fn the_unchanged_model_runs() {
+    Model::new().ends(0, &[]);
+    let sparse = Model { container: Container::PowerInfer, ..Model::new() };
     sparse.ends(0, &[]);
 }
 
 #[test]
-fn what_is_no_model_file() {
+fn other_files_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     check(folder.path(), 3, &["is a directory", "it contains none"]);
@@ -211,7 +211,7 @@ fn what_is_no_model_file() {
 
 #[cfg(unix)]
 #[test]
-fn what_cannot_be_read() {
+fn unreadable_files_are_rejected() {
     use std::os::unix::fs::PermissionsExt;
     check(Path::new("/dev/null"), 3, &["/dev/null", "is not a regular file"]);
     let folder = tempfile::tempdir().unwrap();
@@ -221,7 +221,7 @@ fn what_cannot_be_read() {
         check(&pipe, 3, &["pipe.gguf", "is not a regular file"]);
     }
     let locked = folder.path().join("locked.gguf");
-    std::fs::write(&locked, Maker::new().bytes()).unwrap();
+    std::fs::write(&locked, Model::new().bytes()).unwrap();
     std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o000)).unwrap();
     match std::fs::File::open(&locked) {
         Ok(_) => println!("skipped: this user may read any file"),
@@ -230,8 +230,8 @@ fn what_cannot_be_read() {
 }
 
 #[test]
-fn cut_off_anywhere() {
-    let bytes = Maker::new().bytes();
+fn truncated_files_are_rejected() {
+    let bytes = Model::new().bytes();
     let data: usize = 2 * 64 * 262;
     let in_header = (0..40).chain((40..bytes.len() - data).step_by(4099));
     let in_data = [bytes.len() / 2, bytes.len() - 5000, bytes.len() - 1];
@@ -241,7 +241,7 @@ fn cut_off_anywhere() {
 }
 
 #[test]
-fn a_real_model_cut_off() {
+fn truncated_real_models_are_rejected() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/tinystories-relu-f16.gguf");
     let bytes = std::fs::read(path).unwrap();
     for part in 1..8 {
@@ -249,29 +249,29 @@ fn a_real_model_cut_off() {
     }
 }
 
-/// The same bytes with a number of the header replaced.
+/// Checks the error of a valid file with `number` at offset `at` of its header.
 #[track_caller]
-fn lies(at: usize, number: &[u8], says: &[&str]) {
-    let mut bytes = Maker::new().bytes();
+fn reject(at: usize, number: &[u8], says: &[&str]) {
+    let mut bytes = Model::new().bytes();
     bytes[at..at + number.len()].copy_from_slice(number);
     check_bytes(&bytes, 3, says);
 }
 
 #[test]
-fn headers_that_lie() {
-    lies(0, b"GGUX", &["expected the magic"]);
-    lies(4, &1u32.to_le_bytes(), &["version 1, expected 2 or 3"]);
-    lies(4, &4u32.to_le_bytes(), &["version 4, expected 2 or 3"]);
-    lies(4, &3u32.to_be_bytes(), &["big-endian"]);
+fn wrong_headers_are_rejected() {
+    reject(0, b"GGUX", &["expected the magic"]);
+    reject(4, &1u32.to_le_bytes(), &["version 1, expected 2 or 3"]);
+    reject(4, &4u32.to_le_bytes(), &["version 4, expected 2 or 3"]);
+    reject(4, &3u32.to_be_bytes(), &["big-endian"]);
     for count in [1 << 20, 1 << 40, u64::MAX] {
-        lies(8, &count.to_le_bytes(), &["the tensor table has a count of"]);
-        lies(16, &count.to_le_bytes(), &["the metadata has a count of"]);
-        lies(24, &count.to_le_bytes(), &["has a name of"]);
+        reject(8, &count.to_le_bytes(), &["the tensor table has a count of"]);
+        reject(16, &count.to_le_bytes(), &["the metadata has a count of"]);
+        reject(24, &count.to_le_bytes(), &["has a name of"]);
     }
-    lies(8, &0u64.to_le_bytes(), &["`token_embd.weight` is missing", "[64, the number of tokens]"]);
+    reject(8, &[0; 8], &["`token_embd.weight` is missing", "[64, the number of tokens]"]);
 }
 
-/// Bytes of the entry of a tensor, and the offset of the numbers after its name.
+/// The offset of the numbers after a tensor's name in its entry of the tensor table.
 fn entry(bytes: &[u8], name: &str) -> usize {
     let name = name.as_bytes();
     let at = bytes.windows(name.len()).position(|window| window == name).unwrap();
@@ -279,12 +279,12 @@ fn entry(bytes: &[u8], name: &str) -> usize {
 }
 
 #[test]
-fn tensor_tables_that_lie() {
-    let good = Maker::new().bytes();
+fn wrong_tensor_tables_are_rejected() {
+    let good = Model::new().bytes();
     let at = entry(&good, "blk.0.attn_q.weight");
     let lie = |offset: usize, number: &[u8], says: &[&str]| {
         let all: Vec<&str> = says.iter().copied().chain(["blk.0.attn_q.weight"]).collect();
-        lies(at + offset, number, &all);
+        reject(at + offset, number, &all);
     };
     // After the name: number of dimensions, two lengths, type, offset.
     for n in [0u32, 5, u32::MAX] {
@@ -301,47 +301,47 @@ fn tensor_tables_that_lie() {
 }
 
 #[test]
-fn keys_that_lie() {
+fn invalid_keys_are_rejected() {
     let key = |name: &str, value: Value, says: &str| {
         let name = format!("llama.{name}");
-        Maker::new().key(&name, value).fails(&[&format!("`{name}`"), says, "model.gguf"]);
+        Model::new().key(&name, value).fails(&[&format!("`{name}`"), says, "model.gguf"]);
     };
     for name in ["block_count", "embedding_length", "feed_forward_length", "context_length"] {
         key(name, 0u32.into(), "is 0, expected 1 to");
         key(name, u32::MAX.into(), "expected 1 to 16777216");
         key(name, "two".into(), "should hold a whole number");
         key(name, (-1i32).into(), "found the i32 `-1`");
-        let missing = Maker::new().without(&format!("llama.{name}"));
+        let missing = Model::new().without(&format!("llama.{name}"));
         missing.fails(&[&format!("key `llama.{name}` is missing")]);
     }
     key("block_count", 10_001u32.into(), "at most 10000");
     key("attention.head_count", 0u32.into(), "is 0");
-    key("attention.head_count", 6u32.into(), "a divisor of the width 64");
+    key("attention.head_count", 6u32.into(), "a divisor of the embedding size 64");
     key("attention.head_count_kv", 0u32.into(), "is 0");
     key("attention.head_count_kv", 3u32.into(), "a divisor of the 4 heads");
     key("attention.value_length", 0u32.into(), "is 0");
-    key("attention.scale", (-1.0f32).into(), "a number from 0 on");
-    key("attn_logit_softcapping", f32::INFINITY.into(), "a number from 0 on");
-    key("attention.sliding_window_pattern", Array::Bool(vec![true]).into(), "2 layers");
+    key("attention.scale", (-1.0f32).into(), "a finite number of at least 0");
+    key("attn_logit_softcapping", f32::INFINITY.into(), "a finite number of at least 0");
+    key("attention.sliding_window_pattern", Array::Bool(vec![true]).into(), "2 entries");
     key("rope.freq_base_swa", 0.0f32.into(), "a positive number");
     key("rope.dimension_count", 3u32.into(), "an even number up to 16");
     key("rope.dimension_count", 18u32.into(), "an even number up to 16");
-    let narrow = Maker::new().key("llama.feed_forward_length", Array::U32(vec![96, 64]));
+    let narrow = Model::new().key("llama.feed_forward_length", Array::U32(vec![96, 64]));
     narrow.fails(&["blk.1.ffn_gate.weight", "[64, 96]", "expected [64, 64]"]);
     key("feed_forward_length", Array::U32(vec![]).into(), "a number for each of the 2 layers");
     for bad in [f32::NAN, f32::INFINITY, -1.0] {
-        key("attention.layer_norm_rms_epsilon", bad.into(), "a number from 0 to 1");
+        key("attention.layer_norm_rms_epsilon", bad.into(), "at least 0 and below 1");
         key("rope.freq_base", bad.into(), "a positive number");
         key("rope.scaling.factor", bad.into(), "a positive number");
     }
     key("rope.scaling.type", "su".into(), "`su`, expected none, linear, longrope or yarn");
     key("hidden_activation", "magic".into(), "`magic`, expected relu");
-    Maker::new().key("llama.expert_count", 8u32).fails(&["llama.expert_used_count"]);
+    Model::new().key("llama.expert_count", 8u32).fails(&["llama.expert_used_count"]);
 }
 
 #[test]
-fn positions_that_lie() {
-    let yarn = Maker::new().key("llama.rope.scaling.type", "yarn");
+fn invalid_rope_keys_are_rejected() {
+    let yarn = Model::new().key("llama.rope.scaling.type", "yarn");
     let yarn = yarn.key("llama.rope.scaling.factor", 4.0f32);
     yarn.ends(0, &[]);
     for name in ["attn_factor", "yarn_beta_fast", "yarn_beta_slow"] {
@@ -350,35 +350,35 @@ fn positions_that_lie() {
             yarn.clone().key(&name, bad).fails(&[&name, "expected a positive number"]);
         }
     }
-    let tiny = Maker::new().key("llama.rope.freq_base", f32::MIN_POSITIVE);
+    let tiny = Model::new().key("llama.rope.freq_base", f32::MIN_POSITIVE);
     tiny.key("llama.rope.scaling.factor", 1e-30f32).fails(&["finite frequencies"]);
-    let factors = Maker::new().tensor("rope_freqs.weight", &[8], TensorType::F32);
+    let factors = Model::new().tensor("rope_freqs.weight", &[8], TensorType::F32);
     factors.ends(0, &[]);
     for bad in [0.0, f32::NAN, -1.0] {
         let factors = factors.clone().values("rope_freqs.weight", bad);
         factors.fails(&["`rope_freqs.weight` holds", "expected positive numbers"]);
     }
     // 0 means no window.
-    Maker::new().key("llama.attention.sliding_window", 0u32).ends(0, &[]);
+    Model::new().key("llama.attention.sliding_window", 0u32).ends(0, &[]);
 }
 
 #[test]
-fn architectures_that_do_not_run() {
+fn unsupported_architectures_are_rejected() {
     for name in ["mamba", "", "LLAMA", "llama\n\u{1b}[31m"] {
-        let maker = Maker::new().key("general.architecture", name);
+        let maker = Model::new().key("general.architecture", name);
         maker.fails(&["is not supported", "supported architectures: llama, bamboo", "20 tensors"]);
     }
-    Maker::new().without("general.architecture").fails(&["key `general.architecture` is missing"]);
-    Maker::new().key("general.architecture", 5u32).fails(&["should hold a UTF-8 string"]);
+    Model::new().without("general.architecture").fails(&["key `general.architecture` is missing"]);
+    Model::new().key("general.architecture", 5u32).fails(&["should hold a UTF-8 string"]);
 }
 
 #[test]
-fn tensors_that_do_not_fit() {
-    for (name, _, _) in &Maker::new().tensors {
-        Maker::new().without(name).fails(&[&format!("tensor `{name}` is missing, expected shape")]);
+fn missing_and_misshapen_tensors_are_rejected() {
+    for (name, _, _) in &Model::new().tensors {
+        Model::new().without(name).fails(&[&format!("tensor `{name}` is missing, expected shape")]);
     }
     let shape = |name: &str, shape: &[u64], says: &str| {
-        Maker::new().tensor(name, shape, TensorType::F32).fails(&[name, says]);
+        Model::new().tensor(name, shape, TensorType::F32).fails(&[name, says]);
     };
     shape("token_embd.weight", &[64], "[64], expected [64, the number of tokens]");
     shape("token_embd.weight", &[64, 0], "[64, 0], expected [64, the number of tokens]");
@@ -387,18 +387,18 @@ fn tensors_that_do_not_fit() {
     shape("blk.1.attn_q.bias", &[63], "[63], expected [64]");
     for unknown in ["extra.weight", "blk.7.attn_q.weight", "blk.0.ffn_up.scale", "blk.9.fc1.weight"]
     {
-        shape(unknown, &[64], "has no meaning in architecture `llama`");
+        shape(unknown, &[64], "is unknown in architecture `llama`");
     }
     for ty in [TensorType::NVFP4, TensorType::I8, TensorType::I16, TensorType::F64] {
-        let maker = Maker::new().tensor("blk.0.ffn_up.weight", &[64, 96], ty);
+        let maker = Model::new().tensor("blk.0.ffn_up.weight", &[64, 96], ty);
         maker.fails(&["`blk.0.ffn_up.weight` is ", ty.name(), "llama-quantize"]);
     }
 }
 
 #[test]
-fn predictors_that_do_not_fit() {
+fn missing_and_misshapen_predictors_are_rejected() {
     let with = |fc1: &[u64], fc2: &[u64]| {
-        let maker = Maker::new().tensor("blk.1.fc1.weight", fc1, TensorType::F32);
+        let maker = Model::new().tensor("blk.1.fc1.weight", fc1, TensorType::F32);
         maker.tensor("blk.1.fc2.weight", fc2, TensorType::F32)
     };
     with(&[64, 8], &[8, 96]).ends(0, &["chooses neurons in 1 layers"]);
@@ -409,7 +409,7 @@ fn predictors_that_do_not_fit() {
     with(&[64, 8], &[8, 95]).fails(&["blk.1.fc2.weight", "[8, 95], expected [8, 96]"]);
     with(&[64, 0], &[0, 96]).fails(&["blk.1.fc1.weight", "[64, 0]"]);
     with(&[64], &[8, 96]).fails(&["blk.1.fc1.weight", "[64]"]);
-    // NaN scores count as active, so the output is right nevertheless.
+    // NaN scores count as active, so the output is still right.
     with(&[64, 8], &[8, 96]).values("blk.1.fc2.weight", f32::NAN).ends(0, &[]);
     let threshold = with(&[64, 8], &[8, 96]).key("powerinfer.sparse_threshold", "high");
     threshold.fails(&["powerinfer.sparse_threshold"]);
@@ -418,24 +418,24 @@ fn predictors_that_do_not_fit() {
 }
 
 #[test]
-fn weights_that_are_no_numbers() {
+fn nan_and_infinite_weights_are_reported() {
     for name in ["token_embd.weight", "output_norm.weight", "blk.1.ffn_down.weight"] {
         for bad in [f32::NAN, f32::INFINITY] {
-            Maker::new().values(name, bad).fails(&["values that are not numbers"]);
+            Model::new().values(name, bad).fails(&["NaN logits"]);
         }
     }
 }
 
 #[test]
-fn vocabularies_that_lie() {
+fn invalid_vocabularies_are_rejected() {
     let key = |name: &str, value: Value, says: &str| {
         let name = format!("tokenizer.ggml.{name}");
-        Maker::new().key(&name, value).fails(&[&name, says, "model.gguf"]);
+        Model::new().key(&name, value).fails(&[&name, says, "model.gguf"]);
     };
     let strings =
         |n: usize, text: &str| Value::from(Array::String(vec![text; n].into_iter().collect()));
-    key("model", "bert".into(), "`bert`, which is not supported; supported are llama, gpt2");
-    Maker::new().key("tokenizer.ggml.model", "gpt2").fails(&["tokenizer.ggml.merges is missing"]);
+    key("model", "bert".into(), "`bert`, which is not supported; supported: llama, gpt2");
+    Model::new().key("tokenizer.ggml.model", "gpt2").fails(&["tokenizer.ggml.merges is missing"]);
     key("tokens", strings(0, ""), "0 entries");
     key("tokens", strings(262, "a"), "twice");
     key("tokens", Array::U32(vec![1; 262]).into(), "an array of strings");
@@ -443,19 +443,19 @@ fn vocabularies_that_lie() {
     key("scores", Array::F32(vec![f32::NAN; 262]).into(), "NaN");
     key("token_type", Array::I32(vec![1; 3]).into(), "3 entries for 262 tokens");
     key("token_type", Array::I32(vec![6; 262]).into(), "a byte");
-    Maker::new().key("tokenizer.ggml.scores", Array::F32(vec![-1.0; 262])).ends(0, &[]);
-    Maker::new().key("tokenizer.ggml.eos_token_id", u32::MAX).ends(0, &["the key is ignored"]);
-    let rows = Maker::new().tensor("token_embd.weight", &[64, 261], TensorType::F32);
+    Model::new().key("tokenizer.ggml.scores", Array::F32(vec![-1.0; 262])).ends(0, &[]);
+    Model::new().key("tokenizer.ggml.eos_token_id", u32::MAX).ends(0, &["the key is ignored"]);
+    let rows = Model::new().tensor("token_embd.weight", &[64, 261], TensorType::F32);
     rows.fails(&["261", "262"]);
 }
 
-/// A file whose sizes are consistent, of a model that does not fit in any machine. It is sparse,
-/// so it takes no disk space.
+/// The file is consistent, but its model does not fit in any machine. It is a sparse file, so it
+/// takes no disk space.
 #[test]
-fn a_model_too_large() {
+fn a_model_larger_than_memory_is_rejected() {
     const RANK: u64 = 1 << 33;
     let names = ["blk.1.fc1.weight", "blk.1.fc2.weight"];
-    let mut bytes = Maker::new()
+    let mut bytes = Model::new()
         .tensor(names[0], &[64, 8], TensorType::F32)
         .tensor(names[1], &[8, 96], TensorType::F32)
         .bytes();
@@ -471,30 +471,30 @@ fn a_model_too_large() {
     std::fs::write(&path, &bytes).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     if let Err(error) = file.set_len(bytes.len() as u64 + grown + (RANK - 8) * 96 * 4) {
-        println!("skipped: no sparse file of 5 TiB here: {error}");
+        println!("skipped: the file system has no sparse files of 5 TiB: {error}");
         return;
     }
-    check(&path, 4, &["the model needs 5.", "TiB of memory, this machine has", "weights 5."]);
+    check(&path, 4, &["the model needs 5.", "TiB of memory, but this machine has", "weights 5."]);
     check_output(&path, &run(&path, &["--no-mmap"]), 4, &["cannot read 5.", "--no-mmap"]);
 }
 
 #[test]
-fn a_context_too_large() {
+fn a_context_larger_than_memory_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    std::fs::write(&path, Maker::new().bytes()).unwrap();
+    std::fs::write(&path, Model::new().bytes()).unwrap();
     let output = run(&path, &["-c", "4294967295"]);
     check_output(&path, &output, 4, &["KV cache of 4294967295 tokens", "tokens fits: -c "]);
 }
 
 #[test]
-fn a_synthetic_model_too_large() {
+fn a_synthetic_model_larger_than_memory_is_rejected() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
     let shape = "16384x1000x65536x128/128:f32:silu";
     let output = command
         .env("THERMOCLINE_ARG_BACKEND", "cpu")
         .args(["bench", "--synthetic", shape, "-p", "8", "-n", "0"])
         .output();
-    let says = ["TiB of memory, this machine has", "--write FILE"];
+    let says = ["TiB of memory, but this machine has", "--write FILE"];
     check_output(Path::new(shape), &output.unwrap(), 4, &says);
 }

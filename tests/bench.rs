@@ -1,10 +1,10 @@
-//! `thermocline bench`: the format of its reports. Nothing here depends on speed.
+//! The formats of the reports of `thermocline bench`. No test depends on speed.
 
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// A model that is made and run quickly.
+/// A synthetic model that is small enough to be made and run quickly.
 const SHAPE: &str = "64x2x128x4/2:Q8_0";
 
 const LLAMA_BENCH: &[&str] = &[
@@ -65,12 +65,12 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The cells of a table's line.
+/// The cells of a line of a Markdown table.
 fn cells(line: &str) -> Vec<&str> {
     line.trim_matches('|').split('|').map(str::trim).collect()
 }
 
-/// Splits a line of quoted values; the text between them is returned too, to be checked.
+/// Splits a line at commas outside of quotes, and removes the quotes.
 fn values(line: &str, quote: char) -> Vec<String> {
     let (mut values, mut quoted) = (vec![String::new()], false);
     for c in line.chars() {
@@ -119,7 +119,7 @@ fn json_has_llama_benchs_columns_then_ours_and_lists_multiply() {
         assert_eq!(row["bandwidth_share"].is_f64(), generates_only);
         assert_eq!(row["ttft_ns"].is_u64(), !generates_only);
     }
-    // The same rows on standard error, one per line, between the notes.
+    // Standard error has the same rows, one per line, between the notes.
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     let lines: Vec<Value> = stderr
         .lines()
@@ -130,7 +130,7 @@ fn json_has_llama_benchs_columns_then_ours_and_lists_multiply() {
 }
 
 #[test]
-fn fewer_bytes_are_read_where_neurons_are_skipped() {
+fn skipped_neurons_reduce_bytes_per_token() {
     let bytes = |args: &[&str]| {
         let args = [&["-p", "0", "-n", "2", "-r", "1", "-o", "jsonl"], args].concat();
         let row: Value = serde_json::from_str(stdout(&bench("relu", &args)).trim()).unwrap();
@@ -142,11 +142,12 @@ fn fewer_bytes_are_read_where_neurons_are_skipped() {
     let (deep, ..) = bytes(&["--sparsity", "off", "-d", "100"]);
     assert!(density < all && all == 1.0, "{density} {all}");
     assert!(sparse < dense && dense < size, "{sparse} {dense} {size}");
-    // Two layers of two F16 vectors of 32 values for each of the hundred positions.
+    // Each of the 100 positions has two F16 vectors of 32 values in each of the two layers.
     assert_eq!(deep - dense, 100.0 * 2.0 * 2.0 * 32.0 * 2.0);
 }
 
-/// Layers without neurons, without a mixer, without attention; a model without any neurons.
+/// These models have layers without neurons, without a mixer or without attention. One has no
+/// neurons at all.
 #[test]
 fn recurrent_models_are_measured() {
     for (name, has_neurons) in
@@ -262,13 +263,13 @@ fn a_written_model_is_kept_and_can_be_measured_again() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_said_before_anything_is_printed() {
+fn invalid_runs_are_rejected_before_any_output() {
     let folder = tempfile::tempdir().unwrap();
     let empty = folder.path().join("empty.txt");
     std::fs::write(&empty, "").unwrap();
     let cases: [(&[&str], i32, &str); 4] = [
         (&["-p", "0", "-n", "0"], 2, "nothing to measure"),
-        (&["-p", "4", "--prompt-file", empty.to_str().unwrap()], 2, "no tokens"),
+        (&["-p", "4", "--prompt-file", empty.to_str().unwrap()], 2, "contains no token"),
         (&["-p", "4", "-ctk", "q8_0"], 2, "heads of 16 values"),
         (&["-p", "4000000000", "-n", "0", "-d", "4000000000"], 2, "longer than any context"),
     ];
@@ -286,10 +287,10 @@ fn what_cannot_be_measured_is_said_before_anything_is_printed() {
     assert_eq!(unknown.status.code(), Some(2));
 }
 
-/// A missing backend is reported before anything is measured, with a hint; lists are rejected by
-/// other commands.
+/// `bench` reports a missing backend, with a hint, before it measures. Other commands reject a list
+/// of backends.
 #[test]
-fn a_missing_backend_ends_a_comparison_before_it_begins() {
+fn a_comparison_with_a_missing_backend_does_not_start() {
     let hidden = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
         command.env_clear().env("VK_DRIVER_FILES", "/nowhere").args(args);
@@ -307,8 +308,8 @@ fn a_missing_backend_ends_a_comparison_before_it_begins() {
         assert_eq!(stdout(&output).lines().count(), 2);
     }
     for (args, says) in [
-        (&["run", "--backend", "cpu,wgpu"][..], "takes one name"),
-        (&["bench", "--backend", "cpu", "--check"], "--check needs several configurations"),
+        (&["run", "--backend", "cpu,wgpu"][..], "takes several names"),
+        (&["bench", "--backend", "cpu", "--check"], "--check needs at least two configurations"),
     ] {
         let output = hidden(args);
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -317,8 +318,8 @@ fn a_missing_backend_ends_a_comparison_before_it_begins() {
     }
 }
 
-/// A device besides the CPU, which may be the software driver, and whether it reports the size of
-/// its memory.
+/// A device other than the CPU, which may be the software driver, and whether it reports the size
+/// of its memory.
 fn device() -> Option<(String, bool)> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
     let listed = command.args(["devices", "--json"]).output().unwrap();
@@ -329,7 +330,7 @@ fn device() -> Option<(String, bool)> {
     };
     let found = devices.map(known).find(|(name, _)| name != "CPU");
     if found.is_none() {
-        println!("skipped: there is no device beside the CPU");
+        println!("skipped: the CPU is the only device");
     }
     found
 }
@@ -381,7 +382,7 @@ fn backends_and_budgets_are_compared() {
 
 /// Equivalent budgets are measured once, and a budget in which nothing fits keeps its name.
 #[test]
-fn budgets_that_change_nothing_are_told_from_those_that_do() {
+fn equivalent_budgets_are_measured_once() {
     let Some((device, tells_memory)) = device() else { return };
     let run = |more: &[&str]| {
         let args = ["--backend", "wgpu", "--device", &device, "-p", "2", "-n", "0", "-r", "1"];
@@ -394,7 +395,7 @@ fn budgets_that_change_nothing_are_told_from_those_that_do() {
         let (code, rows, notes) = run(&["--vram-budget", "90TiB,91TiB", "-ngl", "all", "--check"]);
         assert_eq!((code, rows.lines().count()), (Some(1), 1), "{notes}");
         assert!(
-            notes.contains("skipping a budget") && notes.contains("nothing to compare"),
+            notes.contains("skipping a budget") && notes.contains("had nothing to compare"),
             "{notes}"
         );
     }

@@ -2,13 +2,13 @@
 //!
 //! A block of language `sh` runs as one script, in a folder per page that holds a small model under
 //! the names the pages use (`FIXTURES`). A comment in the line above the fence, which Markdown
-//! hides, says what is special about a block:
+//! hides, is a directive for the block:
 //!
 //! - `<!-- not run: REASON -->`: the block does not run here;
 //! - `<!-- test: env NAME=VALUE ... -->`: it runs with these variables, which make it fast enough;
 //! - `<!-- test: prints -->`: its standard output is the `text` block that follows.
 //!
-//! Not here: docs/measurements, whose commands take hours and models of gigabytes.
+//! docs/measurements is not tested: its commands take hours and need models of gigabytes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -117,7 +117,7 @@ fn faults(page: &str, text: &str) -> Vec<String> {
 }
 
 #[test]
-fn commands_stand_in_blocks_that_run() {
+fn commands_are_in_runnable_blocks() {
     let faults: Vec<String> = pages().iter().flat_map(|(page, text)| faults(page, text)).collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     let bad = [
@@ -149,7 +149,7 @@ fn documents(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn links_lead_somewhere_and_the_index_is_complete() {
+fn links_resolve_and_the_index_is_complete() {
     let mut files = vec![];
     documents(&root().join("docs"), &mut files);
     let n_pages = files.len();
@@ -229,7 +229,8 @@ mod run {
     use super::{Block, FIXTURES, Path, PathBuf, blocks, fs, pages, root};
     use crate::convert::make;
 
-    /// `cargo run` and `cargo build` of README, without building the program a second time.
+    /// Stands in for `cargo run` and `cargo build` in README, without building the program a second
+    /// time.
     const CARGO: &str = "#!/bin/sh
 case \"$1 $2\" in
 'run --release') shift 2; exec thermocline \"$@\" ;;
@@ -254,7 +255,7 @@ esac
         folder
     }
 
-    /// A folder with `thermocline` and a stand-in for `cargo`, to be first in the path.
+    /// A folder with `thermocline` and a stand-in for `cargo`, for the beginning of PATH.
     fn programs(at: &Path) -> PathBuf {
         let bin = at.join("bin");
         fs::create_dir(&bin).unwrap();

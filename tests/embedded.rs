@@ -46,7 +46,7 @@ impl Subject {
         Subject { engine, tokenizer }
     }
 
-    /// Logits after every token of a separate text.
+    /// Calls `each` with the logits after every token of `ids`, in a new sequence.
     fn logits(&mut self, ids: &[u32], each: &mut dyn FnMut(usize, &[f32])) -> StepStats {
         let mut sequence = self.engine.open();
         let go_on = AtomicBool::new(false);
@@ -68,7 +68,7 @@ fn npy(name: &str) -> Vec<f32> {
 }
 
 #[test]
-fn logits_are_pytorchs() {
+fn logits_match_pytorch() {
     let expected = npy("logits.npy");
     let prompts = json("reference.json")["logits"]["input_ids"].clone();
     for sparsity in [Sparsity::Exact, Sparsity::Off] {
@@ -87,7 +87,7 @@ fn logits_are_pytorchs() {
 }
 
 #[test]
-fn greedy_texts_are_pytorchs() {
+fn greedy_texts_match_pytorch() {
     let mut subject = Subject::new(Sparsity::Exact);
     let mut compared = 0;
     for case in json("greedy.json").as_array().unwrap() {
@@ -117,7 +117,7 @@ fn greedy_texts_are_pytorchs() {
 }
 
 #[test]
-fn perplexity_and_density_are_pytorchs() {
+fn perplexity_and_density_match_pytorch() {
     let reference_json = json("reference.json");
     let expected = reference_json["perplexity"]["per_story"].as_f64().unwrap();
     let text = std::fs::read_to_string(reference("eval.txt")).unwrap();
@@ -140,8 +140,8 @@ fn perplexity_and_density_are_pytorchs() {
     let perplexity = (nll / f64::from(n)).exp();
     assert_eq!(u64::from(n), reference_json["perplexity"]["per_story_tokens"].as_u64().unwrap());
     assert!((perplexity / expected - 1.0).abs() < 0.005, "{perplexity} against {expected}");
-    // `[n_layer, n_ff]` in U32: how often each neuron fired. A gate that is 0 except for rounding
-    // may differ.
+    // The file has how often each neuron fired, `[n_layer, n_ff]` in U32. A neuron whose gate is 0
+    // except for rounding may count differently.
     let counts = std::fs::read(reference("activation_counts.npy")).unwrap();
     let counts = counts[counts.len() - 4 * 4 * 1280..].chunks_exact(4);
     let fired: f64 = counts.map(|b| f64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]]))).sum();

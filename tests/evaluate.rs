@@ -1,5 +1,5 @@
-//! Perplexity and divergence: compared with sums computed by hand and with the trained model's
-//! references, and on bad files.
+//! Perplexity and divergence: compared with sums computed in the test and with the references of
+//! the built-in model. Damaged files are rejected.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -47,13 +47,13 @@ fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
     rows
 }
 
-fn surprise(logits: &[f32], token: u32) -> f64 {
+fn negative_log_probability(logits: &[f32], token: u32) -> f64 {
     let sum: f64 = logits.iter().map(|&l| f64::from(l).exp()).sum();
     sum.ln() - f64::from(logits[token as usize])
 }
 
 #[test]
-fn perplexity_is_the_sum_done_by_hand() {
+fn perplexity_matches_a_plain_sum() {
     let model = Tiny::default().model();
     let mut engine = engine(&model, N_CTX, Sparsity::Exact);
     let tokens = text(3 * N_CTX as u32 + 5);
@@ -61,7 +61,9 @@ fn perplexity_is_the_sum_done_by_hand() {
     for chunk in tokens.chunks_exact(N_CTX) {
         let read = [&[1], &chunk[1..]].concat();
         let rows = logits(&mut engine, &read);
-        sums.extend((N_CTX / 2..N_CTX - 1).map(|i| surprise(&rows[i], chunk[i + 1])));
+        sums.extend(
+            (N_CTX / 2..N_CTX - 1).map(|i| negative_log_probability(&rows[i], chunk[i + 1])),
+        );
     }
     let mean = sums.iter().sum::<f64>() / sums.len() as f64;
     let variance = sums.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / sums.len() as f64;
@@ -81,13 +83,13 @@ fn perplexity_is_the_sum_done_by_hand() {
 }
 
 #[test]
-fn the_skipping_run_agrees_with_the_dense_one() {
+fn sparse_and_dense_runs_agree() {
     let model = Tiny::default().model();
     let mut sparse = engine(&model, N_CTX, Sparsity::Exact);
     let mut dense = engine(&model, N_CTX, Sparsity::Off);
     let compare = |engine: &mut Engine, reference: &mut Engine| -> Comparison {
         let none = &mut |_: usize, _: &Comparison| {};
-        evaluate::against_engine(engine, reference, &chunks(None), &GO_ON, none).unwrap().0
+        evaluate::compare_with_engine(engine, reference, &chunks(None), &GO_ON, none).unwrap().0
     };
     let comparison = compare(&mut sparse, &mut dense);
     assert_eq!(comparison.divergence.n(), 21);
@@ -119,11 +121,11 @@ fn write(engine: &mut Engine, path: &Path) -> Perplexity {
 fn compare_with(path: &Path, engine: &mut Engine) -> Result<Comparison, Error> {
     let mut reader = LogitsReader::open(path, 80, Some(1), None)?;
     let none = &mut |_: usize, _: &Comparison| {};
-    evaluate::against_file(engine, &mut reader, &GO_ON, none).map(|(comparison, _)| comparison)
+    evaluate::compare_with_file(engine, &mut reader, &GO_ON, none).map(|(comparison, _)| comparison)
 }
 
 #[test]
-fn probabilities_go_through_a_file() {
+fn comparison_through_a_file_matches() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("base.kld");
     let mut engine = engine(&Tiny::default().model(), N_CTX, Sparsity::Exact);
@@ -143,7 +145,7 @@ fn probabilities_go_through_a_file() {
 }
 
 #[test]
-fn an_interrupt_ends_it_and_leaves_no_file() {
+fn an_interrupt_ends_the_evaluation_and_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("base.kld");
     let mut engine = engine(&Tiny::default().model(), N_CTX, Sparsity::Exact);
@@ -156,7 +158,7 @@ fn an_interrupt_ends_it_and_leaves_no_file() {
     drop(writer);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     let (perplexity, _) = measure(&mut engine, &chunks);
-    assert_eq!(perplexity.surprise.n(), 21, "the cache was given back");
+    assert_eq!(perplexity.surprise.n(), 21, "the KV cache was freed");
 }
 
 #[test]
@@ -179,17 +181,14 @@ fn damaged_files_are_refused() {
     refused(&|b| b.truncate(19), "the length is 19");
     refused(&|b| b.truncate(rows + 1), "the length with 3 chunks of 16 tokens");
     refused(&|b| b.push(0), "expected 3740 bytes");
-    refused(&|b| b[8..12].copy_from_slice(&2u32.to_le_bytes()), "the context is 2");
+    refused(&|b| b[8..12].copy_from_slice(&2u32.to_le_bytes()), "the context size is 2");
     refused(&|b| b[8..12].fill(255), "the length");
     refused(&|b| b[12..16].fill(255), "probabilities of 4294967295 tokens");
     refused(&|b| b[16..20].fill(0), "the number of chunks is 0");
     refused(&|b| b[16..20].fill(255), "the length");
     refused(&|b| b[24..28].copy_from_slice(&80u32.to_le_bytes()), "token 1 is 80");
-    refused(&|b| b[rows..rows + 4].fill(255), "row 0 is scale NaN");
-    refused(
-        &|b| b[rows + 4..rows + 8].copy_from_slice(&9f32.to_le_bytes()),
-        "logarithms of probabilities",
-    );
+    refused(&|b| b[rows..rows + 4].fill(255), "row 0 is a scale of NaN");
+    refused(&|b| b[rows + 4..rows + 8].copy_from_slice(&9f32.to_le_bytes()), "log probabilities");
     assert!(matches!(compare_with(folder.path(), &mut engine), Err(Error::Open { .. })));
     let missing = folder.path().join("missing");
     assert!(matches!(compare_with(&missing, &mut engine), Err(Error::Open { .. })));
@@ -199,7 +198,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn no_file_is_a_panic(
+    fn no_logits_file_panics(
         known in any::<bool>(),
         numbers in prop::collection::vec(0u32..5, 3),
         rest in prop::collection::vec(any::<u8>(), 0..200),
@@ -216,9 +215,10 @@ proptest! {
     }
 }
 
-/// Like the model's references: windows of 511 tokens, each after a start token, all predicted.
+/// As in the model's references, each window has a BOS token and 511 tokens, which are all
+/// predicted.
 #[test]
-fn the_built_in_model_is_as_good_on_the_whole_text() {
+fn perplexity_of_the_built_in_model_matches_its_reference() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/reference");
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
     let expected: serde_json::Value = serde_json::from_str(&read("reference.json")).unwrap();

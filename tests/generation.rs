@@ -17,7 +17,8 @@ fn generate(generator: Generator<'_>, prompt: &[u32], emit: &mut Emit<'_>) -> Re
     generator.resume(&mut sequence, prompt, emit).unwrap()
 }
 
-/// Interrupts after `n` pieces of text; returns how it ended and the number of shifts.
+/// Interrupts a generation after `n` pieces of text; returns how it ended and the number of context
+/// shifts.
 fn interrupted_after(engine: &mut Engine, tokenizer: &Tokenizer, n: usize) -> (Ended, usize) {
     let options = Settings {
         n_predict: Some(60),
@@ -85,7 +86,7 @@ fn greedy(
 }
 
 #[test]
-fn a_sequence_keeps_what_two_texts_share() {
+fn a_sequence_keeps_the_common_prefix_of_prompts() {
     let (mut engine, tokenizer) = built_in(128);
     let prompts = [
         vec![1, 5, 9, 12, 40, 41, 42],
@@ -107,9 +108,9 @@ fn a_sequence_keeps_what_two_texts_share() {
 }
 
 #[test]
-fn an_interrupt_is_an_end_wherever_it_comes() {
+fn generation_can_be_interrupted_at_any_step() {
     let (mut engine, tokenizer) = built_in(16);
-    // Every step of a cycle through the context, including the shift.
+    // Interrupts each step until the context has been full once, including the context shift.
     for n in 0..24 {
         let (ended, _) = interrupted_after(&mut engine, &tokenizer, n);
         assert_eq!(ended, Ended::Interrupted, "after {n}");
@@ -119,7 +120,7 @@ fn an_interrupt_is_an_end_wherever_it_comes() {
     assert!(n_shifts > 1, "{n_shifts} shifts");
 }
 
-/// Three tokens, each of them `id`, after a prompt.
+/// Generates the token `id` three times after a prompt.
 fn always(
     engine: &mut Engine,
     tokenizer: &Tokenizer,
@@ -149,7 +150,7 @@ fn always(
 }
 
 #[test]
-fn control_tokens_are_written_where_they_are_listed_and_none_that_ends_the_text() {
+fn listed_control_tokens_are_written_and_end_tokens_are_not() {
     const MARK: u32 = 300;
     let (mut engine, tokenizer) = built_in_with(32, |vocab| {
         vocab.tokens[MARK as usize] = b"<think>".to_vec();

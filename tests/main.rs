@@ -1,8 +1,8 @@
 //! Whole-engine tests: one binary, one file per subject.
-// Clippy exempts test functions from these, but not their helpers.
+// Clippy exempts test functions from these lints, but not their helpers.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-// The name that programs outside of the workspace use.
+// The examples use the name that this crate has for programs outside of the workspace.
 extern crate runtime as thermocline_runtime;
 
 mod bad_models;
@@ -23,7 +23,10 @@ mod placement_is_invisible;
 mod plan;
 mod predictor;
 mod profile;
+mod prompt_cache;
 mod sequences;
+mod server;
+mod structured;
 mod support;
 mod synthetic;
 mod tidy;

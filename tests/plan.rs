@@ -61,7 +61,7 @@ fn columns_add_up(plan: &Value) {
 }
 
 #[test]
-fn more_memory_is_used_and_never_slower() {
+fn more_memory_is_used_and_is_never_slower() {
     let (mut last, mut kinds) = (0.0, std::collections::BTreeSet::new());
     for step in 0..=8 {
         let budget = format!("{}MiB", 64 + 2 * step);
@@ -84,10 +84,10 @@ fn more_memory_is_used_and_never_slower() {
     assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["cpu", "device", "split"]);
 }
 
-/// With the reported budget, the rate without a limit is reached: it includes the driver's
-/// reserve.
+/// The budget that the plan reports as sufficient reaches the rate without a limit, because it
+/// includes the driver's reserve.
 #[test]
-fn what_would_be_enough_is_enough() {
+fn the_reported_sufficient_budget_is_sufficient() {
     for more in [&["-ub", "4"][..], &["-ub", "64"]] {
         let of = |budget: &str| plan(1 << 30, &[&["--vram-budget", budget], more].concat());
         let little = of("70MiB");
@@ -99,13 +99,13 @@ fn what_would_be_enough_is_enough() {
         let card = &enough["devices"][1];
         assert_eq!(card["used"], card["budget"]);
         let why = little["why"].to_string();
-        let (_, said) = why.split_once("with ").unwrap();
-        let said = said.split_once(" of device memory").unwrap().0;
+        let said = why.split_once(" of device memory").unwrap().0;
+        let said = said.rsplit_once("with ").unwrap().1;
         assert!((rate(&of(said)) / rate(all) - 1.0).abs() < 1e-9, "{said}");
     }
 }
 
-/// Neurons of split layers may be exchanged, and the plan lists what that requires.
+/// Neurons of split layers may be exchanged, and the plan lists the memory that this requires.
 #[test]
 fn exchanges_are_counted() {
     let n_split = |plan: &Value| {
@@ -132,7 +132,7 @@ fn exchanges_are_counted() {
 /// For split layers the plan reports from how many tokens on weights are streamed to the card, or
 /// why they are not.
 #[test]
-fn prompts_stream_where_it_pays() {
+fn prefill_streams_where_it_is_faster() {
     let within = |mebibytes: u64, batch: &str| {
         let budget = format!("{mebibytes}MiB");
         plan(1 << 30, &["--vram-budget", &budget, "-ub", batch])
@@ -166,14 +166,14 @@ fn prompts_stream_where_it_pays() {
     assert_eq!(from.into_iter().collect::<Vec<_>>(), [32]);
 }
 
-/// By estimate prefill is never slower than with whole layers only, and the price in decode speed
-/// is reported.
+/// The estimated prefill speed is never below that of whole layers, and the plan reports the cost
+/// in decode speed.
 #[test]
-fn prompts_are_as_fast_as_those_of_whole_layers() {
+fn prefill_is_at_least_as_fast_as_with_whole_layers() {
     let mut paid = 0;
     for kibibytes in (72 << 10..84 << 10).step_by(512) {
         let budget = format!("{kibibytes}KiB");
-        // A long KV cache and few active neurons: the best placements for decode and prefill
+        // With a long KV cache and few active neurons, the best placements for decode and prefill
         // differ.
         let args = ["plan", "--json", "-c", "4096", "-ub", "16", "--density", "0.06"];
         let card = "card,memory=1GiB,bandwidth=500GB/s,hand-off=0us,op=0us";
@@ -195,12 +195,12 @@ fn prompts_are_as_fast_as_those_of_whole_layers() {
         assert!(!says || (mine > fastest && tokens < most), "{budget}: {prompt}");
         paid += usize::from(says);
     }
-    assert!(paid > 0, "some prompt was paid for");
+    assert!(paid > 0, "in some plan decode is slower for faster prefill");
 }
 
 /// A card's speed and bus are set by the user or assumed, which is reported.
 #[test]
-fn speeds_in_prompts_are_told_or_guessed() {
+fn prefill_speeds_are_given_or_assumed() {
     let plan = |card: &str| -> Value {
         let args = ["plan", "--json", "--assume", card, "--assume", "cpu,bandwidth=5GB/s,tflops=1"];
         let output = thermocline(&args);
@@ -220,7 +220,7 @@ fn speeds_in_prompts_are_told_or_guessed() {
 }
 
 #[test]
-fn wishes_of_the_command_line() {
+fn flags_constrain_the_plan() {
     let homes = |flags: &[&str]| -> Vec<String> {
         let plan = plan(1 << 30, flags);
         let layers = plan["layers"].as_array().unwrap().iter();
@@ -238,7 +238,7 @@ fn wishes_of_the_command_line() {
     assert_eq!(neither["layers"], plan(1 << 30, &["--disable-gpu-index"])["layers"]);
     assert_eq!(plan(1 << 30, &["--device", "none"])["devices"].as_array().unwrap().len(), 1);
     let more = plan(1 << 30, &["--vram-budget", "9GiB"]);
-    assert_eq!(number(&more["devices"][1]["budget"]), 1 << 30, "no more than there is");
+    assert_eq!(number(&more["devices"][1]["budget"]), 1 << 30, "at most the device memory");
     assert!(homes(&["--disable-gpu-index"]).iter().all(|kind| kind != "device"));
     assert!(homes(&["--vram-budget", "0"]).iter().all(|kind| kind == "cpu"));
     let half = plan(1 << 30, &["--vram-budget", "50%"]);
@@ -246,7 +246,7 @@ fn wishes_of_the_command_line() {
 }
 
 #[test]
-fn text_and_picture() {
+fn the_plan_is_printed_and_drawn() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.svg");
     let card = "ca<\u{ffff}rd,memory=1GiB,bandwidth=500GB/s,hand-off=0us,op=0us";
@@ -267,7 +267,7 @@ fn text_and_picture() {
 }
 
 #[test]
-fn what_cannot_be_planned_is_refused() {
+fn invalid_plan_arguments_are_rejected() {
     let failure = |args: &[&str], code, says: &str| {
         let output = thermocline(&[&["plan"], args].concat());
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -288,7 +288,7 @@ fn what_cannot_be_planned_is_refused() {
     failure(&["--assume", "memory=1GiB", "--vram-budget", "200%"], 2, "0% to 100%");
     failure(&["--assume", "memory=1GiB,speed=9"], 2, "not one of memory");
     failure(&["--assume", "memory=1GiB,tflops=0"], 2, "not a number of operations");
-    failure(&["--density", "0"], 2, "not a share");
+    failure(&["--density", "0"], 2, "not a fraction");
     failure(&["--assume", "a,memory=1GiB", "--main-gpu", "7"], 5, "no device number 7");
     failure(&["--assume", "a,memory=1GiB", "--device", "a,A"], 2, "twice");
     failure(&["--assume", "cpu,memory=1GiB"], 2, "cpu may occur once");
@@ -331,10 +331,10 @@ fn devices_and_doctor_report() {
     assert!(String::from_utf8_lossy(&told.stdout).contains("GB/s"));
 }
 
-/// The Vulkan loader finds no driver.
+/// Hides all Vulkan drivers from the loader.
 #[cfg(target_os = "linux")]
 #[test]
-fn without_a_driver_it_runs_on_the_cpu_and_says_why() {
+fn without_a_driver_run_uses_the_cpu_and_notes_why() {
     let run = |more: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
         let none = "/nonexistent";
@@ -354,14 +354,14 @@ fn without_a_driver_it_runs_on_the_cpu_and_says_why() {
     assert!(notes.contains("mesa-vulkan-drivers"), "{notes}");
 }
 
-/// A device with a delay for each op is measured as such.
+/// The probe measures the delay that a simulated device adds to each op.
 #[test]
 fn the_cost_of_ops_and_hand_offs_is_measured() {
     let wait = Duration::from_millis(1);
     let measure = |delay| {
         let options = SimOptions { delay, ..SimOptions::default() };
         let device = Device::new(SimBackend::new(options), DeviceId(1), Bytes::MAX);
-        let shape = Shape { n_embd: 512, n_ff: 700, ..Shape::usual(Format::Q8_0) };
+        let shape = Shape { n_embd: 512, n_ff: 700, ..Shape::of_7b_model(Format::Q8_0) };
         speed(&device, &shape, Some(Bytes(4 << 20))).unwrap()
     };
     let slow = measure(wait..wait + Duration::from_nanos(1));

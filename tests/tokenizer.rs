@@ -24,7 +24,7 @@ fn shared(path: &str) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    println!("skipped: {} is not there", path.display());
+    println!("skipped: {} does not exist", path.display());
     None
 }
 
@@ -42,7 +42,8 @@ fn model() -> Option<Tokenizer> {
     Some(Tokenizer::new(vocab(&shared(MODEL)?)).expect("a good vocabulary"))
 }
 
-/// All except Falcon, which has no tokens for control characters: they are lost, in llama.cpp too.
+/// All tokenizers except Falcon's, which has no tokens for control characters and drops them, as in
+/// llama.cpp.
 static SOME: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
     let whole = VOCABULARIES.into_iter().filter(|name| *name != "falcon");
     whole.filter_map(tokenizer).chain(model()).collect()
@@ -58,7 +59,7 @@ fn text_of(tokenizer: &Tokenizer, ids: &[u32], start: Start) -> String {
 }
 
 #[test]
-fn ids_are_those_of_llama_cpp() {
+fn ids_match_llama_cpp() {
     for name in VOCABULARIES {
         let Some(tokenizer) = tokenizer(name) else {
             return;
@@ -81,7 +82,7 @@ fn ids_are_those_of_llama_cpp() {
     }
 }
 
-/// Checked against llama.cpp by hand: control tokens, defaults of the start token, end tokens.
+/// Checked against llama.cpp by hand: control tokens, defaults of the BOS token, EOS tokens.
 #[test]
 fn control_tokens_are_found_where_asked() {
     let Some(llama3) = tokenizer("llama-bpe") else {
@@ -117,7 +118,7 @@ fn control_tokens_are_found_where_asked() {
 }
 
 #[test]
-fn the_embedded_model_agrees_with_its_own_tokenizer() {
+fn the_embedded_model_agrees_with_its_hugging_face_tokenizer() {
     let (Some(ours), Some(json), Some(text), Some(greedy)) = (
         model(),
         shared("models/tinystories-relu/hf/tokenizer.json"),
@@ -142,7 +143,7 @@ fn the_embedded_model_agrees_with_its_own_tokenizer() {
 }
 
 #[test]
-fn detokenising_gives_the_text_back() {
+fn detokenising_restores_the_text() {
     let texts = [
         " Hello",
         "  two  spaces ",
@@ -162,7 +163,7 @@ fn detokenising_gives_the_text_back() {
         for text in texts {
             for special in [false, true] {
                 let ids = tokenizer.encode(text, special, false).expect("encodable");
-                // The start token, if any, is printed too.
+                // The BOS token, if any, is printed too.
                 let ids = &ids[usize::from(special && tokenizer.adds_bos())..];
                 assert_eq!(text_of(&tokenizer, ids, Start::OfText), text, "{name}");
             }
@@ -189,7 +190,7 @@ fn parts(detokenizer: &mut Detokenizer<'_>, ids: &[u32]) -> Vec<String> {
 }
 
 #[test]
-fn a_character_in_pieces_is_held_back() {
+fn an_incomplete_character_is_held_back() {
     let Some(model) = tokenizer("llama-spm") else {
         return;
     };
@@ -221,7 +222,8 @@ proptest! {
 
     #[test]
     fn any_text_survives_a_round_trip(text in texts::texts(), special: bool) {
-        // U+2581 is how `llama` vocabularies write a space: it is decoded as one.
+        // `llama` vocabularies write a space as U+2581, so the character itself is decoded as a
+        // space.
         let text = text.replace('\u{2581}', "");
         for tokenizer in SOME.iter() {
             let ids = tokenizer.encode(&text, false, special).expect("encodable");
@@ -246,7 +248,7 @@ proptest! {
 }
 
 #[test]
-fn a_megabyte_of_anything_takes_about_a_second() {
+fn a_megabyte_of_any_text_takes_about_a_second() {
     let n = 1_000_000;
     let texts = [
         "a".repeat(n),
@@ -264,7 +266,8 @@ fn a_megabyte_of_anything_takes_about_a_second() {
             let start = Instant::now();
             let ids = tokenizer.encode(text, true, true).expect("encodable");
             assert!(!ids.is_empty());
-            // Unoptimised code on a shared machine; quadratic code would take hours.
+            // The limit allows for unoptimised code on a busy machine; quadratic code would take
+            // hours.
             assert!(start.elapsed() < Duration::from_secs(20), "{:?}", &text[..8]);
         }
     }

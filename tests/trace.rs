@@ -1,5 +1,5 @@
-//! Traces: events of a row never overlap, the two sides of a split layer do, and waiting times are
-//! reported.
+//! Traces: events in a row never overlap, the two devices of a split layer work at the same time,
+//! and waiting times are reported.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,7 @@ use thermocline::model::Model;
 use thermocline::placement::{LayerPlacement, Neurons, Placement, Share};
 use thermocline::trace::TraceFile;
 
-use crate::placement_is_invisible::{cpu_device, quiet, random_placement, sim_device};
+use crate::placement_is_invisible::{cpu_device, ignore_notices, random_placement, sim_device};
 use crate::support::{Tiny, within};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -26,7 +26,7 @@ const TEXT: [u32; 9] = [3, 17, 60, 2, 9, 41, 41, 7, 30];
 fn load(model: &Arc<Model>, devices: Vec<Device>, placement: Placement) -> Engine {
     let options = EngineOptions { n_ctx: 96, n_ubatch: 16, ..EngineOptions::default() };
     let model = Arc::clone(model);
-    Engine::load(model, devices, options, Some(placement), quiet(), &|_, _| {}).unwrap()
+    Engine::load(model, devices, options, Some(placement), ignore_notices(), &|_, _| {}).unwrap()
 }
 
 /// Feeds the text in chunks, with a trace at `path` if one is given; returns the logits and the
@@ -64,7 +64,7 @@ fn feed(engine: &mut Engine, pieces: &[usize], path: Option<&Path>) -> (Vec<f32>
 
 /// A complete event of a trace, in nanoseconds.
 #[derive(Debug)]
-struct Ran {
+struct TraceEvent {
     row: u64,
     name: String,
     step: u64,
@@ -75,7 +75,7 @@ struct Ran {
 /// The names of the rows and the events of a trace, after checking it: known phases, no
 /// overlapping events in a row.
 #[track_caller]
-fn read(path: &Path) -> (Vec<String>, Vec<Ran>) {
+fn read(path: &Path) -> (Vec<String>, Vec<TraceEvent>) {
     let text = std::fs::read_to_string(path).unwrap();
     let trace: Value = serde_json::from_str(&text).unwrap();
     let (mut rows, mut events) = (BTreeMap::new(), Vec::new());
@@ -88,7 +88,7 @@ fn read(path: &Path) -> (Vec<String>, Vec<Ran>) {
                 assert!(rows.insert(row, name.to_owned()).is_none(), "a row has two names");
             }
             ("M", _) => {}
-            ("X", name) => events.push(Ran {
+            ("X", name) => events.push(TraceEvent {
                 row,
                 name: name.to_owned(),
                 step: event["args"]["step"].as_u64().unwrap(),
@@ -99,7 +99,7 @@ fn read(path: &Path) -> (Vec<String>, Vec<Ran>) {
         }
     }
     for &row in rows.keys() {
-        let of_row: Vec<&Ran> = events.iter().filter(|event| event.row == row).collect();
+        let of_row: Vec<&TraceEvent> = events.iter().filter(|event| event.row == row).collect();
         for pair in of_row.windows(2) {
             // A trace's numbers are exact to about a nanosecond.
             assert!(pair[0].end <= pair[1].begin + 2, "{:?} overlaps {:?}", pair[0], pair[1]);
@@ -118,7 +118,7 @@ fn halves(n_layer: usize) -> Placement {
 }
 
 #[test]
-fn the_two_sides_of_a_layer_overlap_in_the_trace() {
+fn cpu_and_device_shares_overlap_in_the_trace() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let fixed = Duration::from_millis(4);
@@ -151,8 +151,8 @@ fn the_two_sides_of_a_layer_overlap_in_the_trace() {
             find(1, step, "head");
             assert!(events.iter().any(|e| e.step == step && e.name == "layer 1 hand-off"));
         }
-        // The device takes at least 4 ms for its neurons; only a machine that delays the CPU for
-        // as long misses one.
+        // The device takes at least 4 ms for its neurons, so an overlap is missing only if the
+        // machine delays the CPU for as long.
         assert!(2 * overlaps > all, "{overlaps} of {all} layers overlap: {events:?}");
         let [cpu, devices] = stats.waits.shares().unwrap();
         assert!(devices < cpu && cpu > 0.5 && cpu <= 1.0 && devices >= 0.0, "{cpu} {devices}");
@@ -161,7 +161,7 @@ fn the_two_sides_of_a_layer_overlap_in_the_trace() {
 }
 
 #[test]
-fn a_trace_changes_no_bit_and_its_rows_are_sound_wherever_neurons_are() {
+fn tracing_changes_no_bit_and_its_events_are_consistent() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let folder = tempfile::tempdir().unwrap();
@@ -193,7 +193,7 @@ fn a_trace_changes_no_bit_and_its_rows_are_sound_wherever_neurons_are() {
 }
 
 #[test]
-fn a_trace_that_is_given_up_leaves_no_file() {
+fn an_unfinished_trace_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.json");
     drop(TraceFile::create(&path).unwrap());
@@ -203,7 +203,7 @@ fn a_trace_that_is_given_up_leaves_no_file() {
 }
 
 #[test]
-fn run_writes_one() {
+fn run_writes_a_trace() {
     let folder = tempfile::tempdir().unwrap();
     let run = |path: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
@@ -215,7 +215,7 @@ fn run_writes_one() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success() && said.contains(" steps are in the trace"), "{said}");
     let (rows, events) = read(&folder.path().join("trace.json"));
-    // The prompt, and all tokens except the last.
+    // The steps are the prompt and every generated token except the last.
     assert!(events.iter().map(|event| event.step).max().unwrap() >= 3, "{said}");
     assert_eq!(rows.len(), 1);
     let names = ["embedding", "layer 0 attention", "layer 0 neurons", "head", "copy"];

@@ -1,5 +1,5 @@
 //! Compiles all kernels for the CPU, and the fake drivers that run them. Without a working C++
-//! compiler the crate still builds, and reports why there are no fakes.
+//! compiler the crate still builds, and the tests report why the fakes are missing.
 
 #![allow(clippy::disallowed_methods, reason = "cargo passes parameters to build scripts this way")]
 
@@ -15,16 +15,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Maximum number of variants per C++ file: files are compiled in parallel.
-const MOST_VARIANTS: usize = 12;
+/// Maximum number of kernel variants per C++ file, since files are compiled in parallel.
+const MAX_VARIANTS: usize = 12;
 
-/// A compilation to an object of this name.
+/// A C++ file to compile, and the name of its object.
 struct Job {
     name: String,
     source: PathBuf,
 }
 
-/// The compiler command.
+/// The C++ compiler, and the folder for its objects.
 struct Compiler {
     command: String,
     flags: Vec<String>,
@@ -50,12 +50,13 @@ fn main() -> Result<()> {
     };
     // Empty if the fakes were built.
     println!("cargo::rustc-env=FAKES_MISSING={missing}");
-    println!("cargo::rustc-env=FAKES_LEVEL={}", if fast() { "x86-64-v3" } else { "any" });
+    println!("cargo::rustc-env=FAKES_LEVEL={}", if has_x86_64_v3() { "x86-64-v3" } else { "any" });
     Ok(())
 }
 
-/// Whether this machine has the instructions that make float products and f16 conversions fast.
-fn fast() -> bool {
+/// Whether this CPU has the instructions of x86-64-v3 that make float products and f16 conversions
+/// fast.
+fn has_x86_64_v3() -> bool {
     #[cfg(target_arch = "x86_64")]
     let fast = is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
@@ -66,17 +67,17 @@ fn fast() -> bool {
     fast
 }
 
-/// The compiler, or why there is none.
+/// The first C++ compiler that works, or the reason why none can be used.
 fn compiler(here: &Path, out: &Path) -> Result<Compiler> {
     let (os, arch) = (env::var("CARGO_CFG_TARGET_OS")?, env::var("CARGO_CFG_TARGET_ARCH")?);
     if os != "linux" || !["x86_64", "aarch64"].contains(&arch.as_str()) {
         return Err(format!(
-            "fake drivers are for Linux on x86-64 and aarch64, not {os} on {arch}"
+            "fake drivers need Linux on x86-64 or aarch64, this is {os} on {arch}"
         )
         .into());
     }
     if env::var("HOST")? != env::var("TARGET")? {
-        return Err("fake drivers are compiled for this machine only".into());
+        return Err("fake drivers cannot be cross-compiled".into());
     }
     let objects = out.join("objects");
     fs::create_dir_all(&objects)?;
@@ -84,7 +85,7 @@ fn compiler(here: &Path, out: &Path) -> Result<Compiler> {
         "-std=c++17",
         "-O2",
         "-fPIC",
-        // As on devices: multiply and add are fused only where a kernel requests it.
+        // As in the builds for GPUs, multiply and add are fused only where a kernel requests it.
         "-ffp-contract=off",
         "-fno-math-errno",
         "-Wall",
@@ -93,7 +94,7 @@ fn compiler(here: &Path, out: &Path) -> Result<Compiler> {
     ]
     .map(str::to_owned)
     .to_vec();
-    if fast() {
+    if has_x86_64_v3() {
         flags.push("-march=x86-64-v3".to_owned());
     }
     let probe = out.join("probe.cpp");
@@ -107,13 +108,13 @@ fn compiler(here: &Path, out: &Path) -> Result<Compiler> {
         None => ["c++", "g++", "clang++"].map(str::to_owned).to_vec(),
     };
     for command in names {
-        let mut try_it = Command::new(&command);
-        try_it.args(&flags).arg("-pthread").arg(&probe).arg("-o").arg(out.join("probe"));
-        if try_it.current_dir(here).output().is_ok_and(|output| output.status.success()) {
+        let mut trial = Command::new(&command);
+        trial.args(&flags).arg("-pthread").arg(&probe).arg("-o").arg(out.join("probe"));
+        if trial.current_dir(here).output().is_ok_and(|output| output.status.success()) {
             return Ok(Compiler { command, flags, objects });
         }
     }
-    Err("no C++ compiler that works (Debian: apt-get install g++)".into())
+    Err("no working C++ compiler found (on Debian: apt-get install g++)".into())
 }
 
 fn build(compiler: &Compiler, here: &Path, kernels: &Path, out: &Path) -> Result<()> {
@@ -137,8 +138,8 @@ fn build(compiler: &Compiler, here: &Path, kernels: &Path, out: &Path) -> Result
     };
     compiler.link(out, "libfake_kernels.so", &objects(&units), &[])?;
     let shared = objects(&common);
-    // The name that programs look for first, so that the fake is loaded even if a real driver is
-    // installed.
+    // `library` is the name that programs look for first, so that they load the fake even if a real
+    // driver is installed.
     for (driver, library, others) in [
         ("cuda", "libcuda.so.1", &["libcuda.so"][..]),
         ("hip", "libamdhip64.so.7", &["libamdhip64.so.6", "libamdhip64.so"][..]),
@@ -161,7 +162,7 @@ impl Compiler {
         self.objects.join(format!("{name}.o"))
     }
 
-    /// A shared library.
+    /// Links objects to a shared library.
     fn link(&self, out: &Path, name: &str, objects: &[PathBuf], libraries: &[&str]) -> Result<()> {
         let mut command = Command::new(&self.command);
         command.args(["-shared", "-pthread", "-o"]).arg(out.join(name)).args(objects);
@@ -170,13 +171,13 @@ impl Compiler {
         succeed(command, name)
     }
 
-    /// Compiles, unless the object is up to date.
+    /// Compiles a file, unless its object is up to date.
     fn make(&self, job: &Job, folders: &[PathBuf]) -> Result<()> {
         let object = self.object(&job.name);
         let (stamp, list) = (object.with_extension("stamp"), object.with_extension("d"));
         let mut command = Command::new(&self.command);
         command.args(&self.flags).arg("-c").arg(&job.source).arg("-o").arg(&object);
-        // Hides internal symbols, so that one driver's do not replace another's.
+        // Hides the symbols of the drivers, so that a process can load both drivers.
         if ["memory", "queue", "world", "cuda", "hip"].contains(&job.name.as_str()) {
             command.arg("-fvisibility=hidden");
         }
@@ -197,8 +198,7 @@ impl Compiler {
     }
 }
 
-/// State of an object's inputs: the command, and the hashes of all files that the compiler has
-/// read.
+/// State of an object's inputs: the compiler command, and the hashes of all files that it read.
 fn state(command: &str, list: &Path) -> String {
     let mut state = command.to_owned();
     let list = fs::read_to_string(list).unwrap_or_default();
@@ -228,7 +228,7 @@ fn succeed(mut command: Command, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Compiles everything, with cargo's number of parallel jobs.
+/// Compiles all files, with as many parallel jobs as cargo uses.
 fn compile(compiler: &Compiler, folders: &[PathBuf], jobs: &[&Job]) -> Result<()> {
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(Vec::new());
@@ -248,28 +248,27 @@ fn compile(compiler: &Compiler, folders: &[PathBuf], jobs: &[&Job]) -> Result<()
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n").into()) }
 }
 
-/// C++ files for the units of a folder: each variant in a separate namespace.
+/// Generates C++ files for the kernel units of a folder, with each variant in its own namespace.
 fn generate(folder: &Path, to: &Path) -> Result<Vec<Job>> {
     let mut jobs = Vec::new();
-    let list = fs::read_to_string(folder.join("UNITS"))?;
-    for line in
-        list.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
-    {
-        let (file, kind) =
-            line.split_once(char::is_whitespace).ok_or_else(|| format!("UNITS: {line}"))?;
+    let list = folder.join("VARIANTS");
+    let list = if list.exists() { fs::read_to_string(list)? } else { String::new() };
+    for file in kernel_files(folder)? {
+        let mut lines = list.lines().filter_map(|line| line.split_once(' '));
+        let kind = lines.find(|(name, _)| *name == file).map_or("plain", |(_, kind)| kind.trim());
         let text = fs::read_to_string(folder.join(format!("{file}.cu")))?;
         let included: Vec<&str> =
             text.lines().filter(|line| line.trim_start().starts_with("#include \"")).collect();
-        let variants = variants(folder, kind.trim())?;
-        for (part, variants) in variants.chunks(MOST_VARIANTS).enumerate() {
-            // Includes do not depend on the variant, and go outside of its namespace.
+        let variants = variants(folder, kind)?;
+        for (part, variants) in variants.chunks(MAX_VARIANTS).enumerate() {
+            // The included files do not depend on the variant, so they stay outside its namespace.
             let mut code = String::from("#include \"dialect.h\"\n");
             for line in &included {
                 writeln!(code, "{line}")?;
             }
             for names in variants {
                 let values: Vec<&str> = names.iter().map(|(_, value)| value.as_str()).collect();
-                let unit = [&[file][..], &values[..]].concat();
+                let unit = [&[file.as_str()][..], &values[..]].concat();
                 let variant = values.join("_");
                 let dot = if variant.is_empty() { "" } else { "." };
                 writeln!(code, "#define SHIM_UNIT \"{file}{dot}{variant}\"")?;
@@ -291,7 +290,19 @@ fn generate(folder: &Path, to: &Path) -> Result<Vec<Job>> {
     Ok(jobs)
 }
 
-/// The macros of each variant of a kind of unit.
+/// Names of the kernel files of a folder, without their ending, in order.
+fn kernel_files(folder: &Path) -> Result<BTreeSet<String>> {
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|ending| ending == "cu") {
+            names.extend(path.file_stem().and_then(|name| name.to_str()).map(str::to_owned));
+        }
+    }
+    Ok(names)
+}
+
+/// The macros of each variant of a kernel file.
 fn variants(folder: &Path, kind: &str) -> Result<Vec<Vec<(&'static str, String)>>> {
     let format = |name: &String| vec![("FORMAT", name.clone())];
     let weights = || formats(&folder.join("formats"));
@@ -311,11 +322,11 @@ fn variants(folder: &Path, kind: &str) -> Result<Vec<Vec<(&'static str, String)>
                 |k: &String, v: &String| vec![("K_FORMAT", k.clone()), ("V_FORMAT", v.clone())];
             caches.iter().flat_map(|k| caches.iter().map(move |v| pair(k, v))).collect()
         }
-        other => return Err(format!("UNITS: no kind `{other}`").into()),
+        other => return Err(format!("VARIANTS: unknown kind `{other}`").into()),
     })
 }
 
-/// Formats in a folder: files with a struct of the same name.
+/// Names of the formats in a folder: those of files that declare a struct of the file's name.
 fn formats(folder: &Path) -> Result<Vec<String>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(folder)? {

@@ -1,8 +1,8 @@
-//! Embeds the sources of the kernels into the program: AMD has no equivalent of PTX, so they are
-//! compiled on the user's machine.
+//! Embeds the sources of the kernels into the program. They are compiled on the user's machine,
+//! since AMD has no equivalent of PTX.
 //!
-//! With `THERMOCLINE_HIP_CODE=FOLDER`, a folder filled by `scripts/make_hip_code`, precompiled
-//! kernels are embedded too.
+//! With `THERMOCLINE_HIP_CODE=FOLDER`, the precompiled kernels in a folder from
+//! `scripts/make_hip_code` are embedded too.
 
 #[path = "src/stored.rs"]
 mod stored;
@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 /// Environment variable with the folder of precompiled kernels.
 const CODE: &str = "THERMOCLINE_HIP_CODE";
 
-/// Folders that kernels include from, and their include prefix. `kernels-hip` has HIP's dialect,
-/// and kernels that override those in `kernels-cuda`.
+/// Folders of kernel files, and their include prefixes. A file in a later folder replaces a file of
+/// the same name in an earlier folder; `kernels-hip` has HIP's dialect.
 const FOLDERS: [(&str, &str); 5] = [
     ("kernels-cuda", ""),
     ("kernels-cuda/cache", "cache/"),
@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(out.join("sources.rs"), table)?;
     let folder = std::env::var_os(CODE).filter(|folder| !folder.is_empty());
     let embedded = match folder {
-        // Relative to the root of the repository, unless the path is absolute.
+        // A relative path starts at the root of the repository.
         Some(folder) => embedded(&root.join(folder), &root, sources)?,
         None => "&[]".to_owned(),
     };
@@ -74,7 +74,7 @@ fn sources(root: &Path) -> Result<Vec<(String, PathBuf)>, Box<dyn Error>> {
     Ok(sources)
 }
 
-/// The table of precompiled kernels in a folder for these sources.
+/// The table of the precompiled kernels in a folder; an error if they were made from other sources.
 fn embedded(
     folder: &Path,
     root: &Path,
@@ -89,7 +89,7 @@ fn embedded(
         sources.into_iter().map(read).collect::<std::io::Result<_>>()?;
     let stamp = stored::stamp(texts.iter().map(|(name, text)| (&**name, &**text)));
     let mut table = String::from("&[\n");
-    for stored::Stored { arch, unit, path } in stored::stored(folder, stamp)? {
+    for stored::StoredUnit { arch, unit, path } in stored::stored(folder, stamp)? {
         println!("cargo::rerun-if-changed={}", path.display());
         let path = path.to_str().ok_or("a path that is not valid Unicode")?;
         writeln!(

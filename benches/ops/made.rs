@@ -1,4 +1,4 @@
-//! Weights whose active neurons are chosen by the input.
+//! Synthetic weights, for which the input determines the active neurons.
 
 use std::sync::Arc;
 
@@ -9,13 +9,14 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::{Result, Shape};
 
-/// Rows that are quantised; the others are copies of them.
+/// Number of distinct rows of random weights; the other rows are copies.
 const N_DISTINCT: usize = 16;
 
-/// Gate, up and down, as columns of one matrix on devices that support it.
+/// Gate, up and down: columns of one matrix on devices that support columns, otherwise three
+/// matrices.
 pub(crate) fn bundle(device: &Device, by: Shape, parts: [&HostRows; 3]) -> Result<[Tensor; 3]> {
     let Shape { n_embd, n_ff } = by;
-    if !device.takes_columns() {
+    if !device.supports_column_views() {
         let whole = |rows: &HostRows| device.import("part", &PackDesc::whole(rows.desc()), rows);
         let [gate, up, down] = parts.map(whole);
         return Ok([gate?, up?, down?]);
@@ -40,7 +41,7 @@ pub(crate) fn rows(
     Ok(HostRows::new(Source::Owned(Arc::new(bytes)), n_rows, n_cols, format)?)
 }
 
-/// Rows of `n_cols` with one value in their first half and another in their second.
+/// Rows of `n_cols` values; each pair of `values` fills the first and the second half of a row.
 pub(crate) fn halves(
     format: Format,
     n_cols: usize,
@@ -66,7 +67,7 @@ pub(crate) fn halves(
     rows(bytes, n_rows, n_cols, format)
 }
 
-/// A few random rows, repeated.
+/// [`N_DISTINCT`] random rows, repeated to `n_rows` rows.
 pub(crate) fn random(
     format: Format,
     n_rows: usize,
@@ -79,7 +80,8 @@ pub(crate) fn random(
     }
     let values: Vec<f32> =
         (0..N_DISTINCT * n_cols).map(|_| rng.random_range(-0.02..0.02)).collect();
-    let mut bytes = vec![0; N_DISTINCT * format.row_bytes(n_cols).ok_or("whole blocks")?];
+    let mut bytes =
+        vec![0; N_DISTINCT * format.row_bytes(n_cols).ok_or("rows must be whole blocks")?];
     format.quantize(&values, &mut bytes);
     Ok(bytes.repeat(n_rows / N_DISTINCT))
 }

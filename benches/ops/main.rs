@@ -1,16 +1,18 @@
-//! The two ops that dominate decode, per format: bytes per second, and their share of the memory
-//! bandwidth. Then the same in prefill: products (multiply-adds) per second. Products that are
-//! skipped count too, so that the figures compare with the dense block.
+//! Times the two ops that dominate decode, for each format: bytes per second, and their share of
+//! the memory bandwidth. Then times the same ops in prefill: products (multiply-adds) per second.
+//! Skipped products count too, so that the figures can be compared with the dense block.
 //!
-//! `cargo bench --bench ops`, or `cargo bench --bench ops -- Q4_0 F16` for some formats, `--device
-//! CUDA0` for another device than the CPU: its memory bandwidth is then measured by adding long
-//! rows on it. `--shape 2048x5632` selects another shape than that of a 7B model, with
-//! proportionally less data; `--json FILE` also writes the lines to a file. Weights of several
-//! layers are used in turn, so that none of them stays in a cache. The input chooses the active
-//! neurons: row r of gate is `u[r]` in its first half and 1 in its second, so `x = (1, .., -c,
-//! ..)` activates those with `u[r] > c`. The predictor selects the same neurons: the halves of its
-//! hidden values read the halves of `p = (1, .., c, ..)`, and row r of its second matrix is `u[r]`
-//! and -1. Read-only formats have random weights and no lines with skipping.
+//! `cargo bench --bench ops` measures all formats on the CPU, `cargo bench --bench ops -- Q4_0 F16`
+//! some formats. `--device CUDA0` selects another device, whose memory bandwidth is measured by
+//! adding long rows. `--shape 2048x5632` replaces the shape of a 7B model, with proportionally less
+//! data. `--json FILE` also writes the results to a file.
+//!
+//! The weights of several layers are used in turn, so that no layer stays in a cache. The input
+//! determines the active neurons: row r of gate is `u[r]` in its first half and 1 in its second
+//! half, so `x = (1, .., -c, ..)` activates the rows with `u[r] > c`. The predictor selects the
+//! same neurons: the two halves of its hidden values read the two halves of `p = (1, .., c, ..)`,
+//! and row r of its second matrix is `u[r]` in the first half and -1 in the second half. Formats
+//! without a quantiser have random weights and no lines with skipping.
 #![allow(clippy::print_stdout, reason = "this program prints a table")]
 
 mod made;
@@ -34,22 +36,22 @@ use thermocline::bench::{SkippingFfn, probe_size, read_bandwidth};
 use thermocline::devices::{candidates, cpu, cpu_threads};
 
 use made::{bundle, halves, random, rows};
-use table::{Prompt, Single};
+use table::{DecodeLine, PrefillLine};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Default shape of the feed-forward block.
 const SHAPE: Shape = Shape { n_embd: 4096, n_ff: 11008 };
-/// Minimum size of the weights of all layers of a format, for the default shape; scaled with the
-/// size of the matrices for others.
+/// Minimum bytes of the weights of all layers of a format, for the default shape; other shapes
+/// scale the number by the size of their matrices.
 const WEIGHTS: usize = 1 << 30;
 const DENSITIES: [f32; 5] = [0.05, 0.1, 0.2, 0.5, 1.0];
-/// Floats that are added to measure the memory bandwidth, for the default shape: more than any
-/// cache holds.
+/// Number of floats that are added to measure the memory bandwidth, for the default shape: more
+/// than fit in any cache.
 const N_ADDED: usize = 128 << 20;
-/// Tokens of a prompt.
-const N_PROMPT: usize = 512;
-/// Each program is timed for at least this long, and at least this often.
+/// Tokens per batch in prefill.
+const N_PREFILL: usize = 512;
+/// Minimum time and minimum number of runs of each measurement.
 const TIME: Duration = Duration::from_millis(300);
 const RUNS: usize = 7;
 
@@ -63,7 +65,7 @@ impl Shape {
     fn parse(text: &str) -> Option<Shape> {
         let (n_embd, n_ff) = text.split_once('x')?;
         let shape = Shape { n_embd: n_embd.parse().ok()?, n_ff: n_ff.parse().ok()? };
-        // Whole blocks of all formats, in half a row of `n_embd` too.
+        // Rows, and half rows of `n_embd` values, must be whole blocks in every format.
         let whole = |n: usize, by: usize| n > 0 && n.is_multiple_of(by);
         (whole(shape.n_embd, 512) && whole(shape.n_ff, 256)).then_some(shape)
     }
@@ -81,7 +83,7 @@ impl Shape {
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // `cargo test --all-targets` runs this too, and should not take long.
+    // `cargo test --all-targets` runs this program without `--bench`; it must then exit at once.
     if !arguments.iter().any(|argument| argument == "--bench") {
         return Ok(());
     }
@@ -91,15 +93,14 @@ fn main() -> Result<()> {
     };
     let (named, json, shape) = (value("--device"), value("--json"), value("--shape"));
     let device = named.map_or_else(|| Ok(cpu(None)), |name| open(name))?;
-    let wrong = || "--shape needs a multiple of 512 and a multiple of 256, such as 4096x11008";
+    let wrong = || "--shape needs N_EMBDxN_FF, multiples of 512 and of 256, such as 4096x11008";
     let by = shape.map_or(Ok(SHAPE), |text| Shape::parse(text).ok_or_else(wrong))?;
     let n_threads = cpu_threads(None);
     let free = device.memory()?.free;
     let probe = || -> Result<f64> {
         match named {
-            None => {
-                Ok(read_bandwidth(n_threads, probe_size(free)).ok_or("no memory for the probe")?)
-            }
+            None => Ok(read_bandwidth(n_threads, probe_size(free))
+                .ok_or("not enough memory to measure the read bandwidth")?),
             Some(_) => adding(&device, by),
         }
     };
@@ -110,17 +111,17 @@ fn main() -> Result<()> {
     println!(
         "| op | format | density | ms | GB/s | read | share |\n|---|---|---:|---:|---:|---:|---:|"
     );
-    let (mut singles, mut prompts) = (Vec::new(), Vec::new());
+    let (mut decode_lines, mut prefill_lines) = (Vec::new(), Vec::new());
     for format in formats {
         let weights = Weights::new(&device, by, format)?;
-        singles.extend(weights.measure(&device, &probe)?);
-        prompts.extend(weights.measure_prompt(&device)?);
+        decode_lines.extend(weights.measure(&device, &probe)?);
+        prefill_lines.extend(weights.measure_prefill(&device)?);
     }
-    println!("\n| {N_PROMPT} tokens | format | ms | G products/s |\n|---|---|---:|---:|");
-    prompts.iter().for_each(Prompt::print);
+    println!("\n| {N_PREFILL} tokens | format | ms | G products/s |\n|---|---|---:|---:|");
+    prefill_lines.iter().for_each(PrefillLine::print);
     if let Some(path) = json {
-        let shape = json!({ "n_embd": by.n_embd, "n_ff": by.n_ff, "n_prompt": N_PROMPT });
-        std::fs::write(path, table::json(device.info(), shape, &singles, &prompts))?;
+        let shape = json!({ "n_embd": by.n_embd, "n_ff": by.n_ff, "n_prompt": N_PREFILL });
+        std::fs::write(path, table::json(device.info(), shape, &decode_lines, &prefill_lines))?;
     }
     Ok(())
 }
@@ -130,21 +131,25 @@ fn weights(names: &[&String]) -> Result<Vec<Format>> {
     let all = || Format::ALL.iter().copied().filter(|format| format.is_weight());
     let known = |name: &&&String| all().any(|format| format.name() == **name);
     if let Some(other) = names.iter().find(|name| !known(name)) {
-        return Err(format!("{other} is not a weight format").into());
+        return Err(
+            format!("{other} is not a weight format; name formats such as Q4_0 or F16").into()
+        );
     }
     let wanted = |format: &Format| names.iter().any(|name| *name == format.name());
     Ok(all().filter(|format| names.is_empty() || wanted(format)).collect())
 }
 
-/// The device of this name.
+/// Opens the device with this name.
 fn open(name: &str) -> Result<Device> {
     let (found, missing) = candidates(None);
     let candidate = found.iter().find(|candidate| candidate.name == name);
-    let candidate = candidate.ok_or_else(|| format!("no device {name}: {missing:?}"))?;
+    let candidate = candidate.ok_or_else(|| {
+        format!("device {name} not found; backends that are not available: {missing:?}")
+    })?;
     Ok(Device::new(candidate.open()?, DeviceId(1), Bytes::MAX))
 }
 
-/// GB/s of a sum of long rows: two are read and one is written.
+/// Memory bandwidth in GB/s of an addition of long rows, which reads two rows and writes one.
 fn adding(device: &Device, by: Shape) -> Result<f64> {
     let n_rows = (by.of(N_ADDED) / by.n_embd).max(1);
     let [a, x] = ["a", "x"].map(|label| device.alloc_f32(label, n_rows, by.n_embd));
@@ -172,7 +177,7 @@ struct Layer {
     up: Tensor,
     down: Tensor,
     down_by_neuron: Tensor,
-    /// Gate, up and down as columns of one matrix, for neurons in lists; down is transposed, as in
+    /// Gate, up and down as columns of one matrix, for row lists; down is transposed, as in
     /// PowerInfer's files.
     bundle: [Tensor; 3],
     fc1: Tensor,
@@ -183,7 +188,7 @@ impl Weights {
     fn new(device: &Device, by: Shape, format: Format) -> Result<Weights> {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         let Shape { n_embd, n_ff } = by;
-        let matrix = format.row_bytes(n_embd).ok_or("whole blocks")? * n_ff;
+        let matrix = format.row_bytes(n_embd).ok_or("rows must be whole blocks")? * n_ff;
         let layers = (0..by.of(WEIGHTS).div_ceil(3 * matrix)).map(|_| {
             let firing: Vec<f32> = (0..n_ff).map(|_| rng.random_range(0.0..1.0)).collect();
             let gate = halves(format, n_embd, firing.iter().map(|&u| (u, 1.0)))?;
@@ -210,9 +215,9 @@ impl Weights {
         Ok(Weights { by, format, layers: layers.collect::<Result<_>>()? })
     }
 
-    /// Lines of the decode table. The memory bandwidth is measured before and after each, since
-    /// other processes may change it from second to second.
-    fn measure(&self, device: &Device, probe: &dyn Fn() -> Result<f64>) -> Result<Vec<Single>> {
+    /// Lines of the decode table. The memory bandwidth is measured before and after each line,
+    /// because other processes may change it from second to second.
+    fn measure(&self, device: &Device, probe: &dyn Fn() -> Result<f64>) -> Result<Vec<DecodeLine>> {
         let format = self.format;
         let bytes = |tensor: &Tensor| {
             let desc = hal::Operand::desc(tensor);
@@ -227,7 +232,7 @@ impl Weights {
             |op: &'static str, density: Option<f64>, time: f64, bytes: f64| -> Result<()> {
                 let after = probe()?;
                 let (ms, rate, read) = (1e3 * time, bytes / time / 1e9, (before + after) / 2.0);
-                let line = Single { op, format, density, ms, rate, read };
+                let line = DecodeLine { op, format, density, ms, rate, read };
                 line.print();
                 lines.push(line);
                 before = after;
@@ -263,15 +268,15 @@ impl Weights {
             let listed = density * gate + skipping.bytes(density);
             line("Predict", Some(density), first, predictor)?;
             line("Predict, SparseFfn", Some(density), all, predictor + listed)?;
-            line("the second of them", Some(density), all - first, listed)?;
+            line("SparseFfn (difference)", Some(density), all - first, listed)?;
         }
         Ok(lines)
     }
 
     /// Lines of the prefill table: one layer, whose weights are reused by every token.
-    fn measure_prompt(&self, device: &Device) -> Result<Vec<Prompt>> {
-        let mut bench = Bench::new(device, self.by, N_PROMPT)?;
-        let matrix = (self.by.n_embd * self.by.n_ff * N_PROMPT) as f64;
+    fn measure_prefill(&self, device: &Device) -> Result<Vec<PrefillLine>> {
+        let mut bench = Bench::new(device, self.by, N_PREFILL)?;
+        let matrix = (self.by.n_embd * self.by.n_ff * N_PREFILL) as f64;
         let ops = [
             ("MatMul", BenchedOp::MatMul, 1.0, matrix),
             ("SparseFfn, dense", BenchedOp::Dense, 1.0, 3.0 * matrix),
@@ -284,7 +289,7 @@ impl Weights {
             let program = bench.program(device, &self.layers[..1], kind)?;
             let time = bench.time(&program, density)?;
             let (ms, rate) = (1e3 * time, products / time / 1e9);
-            Ok(Prompt { op, format: self.format, ms, rate })
+            Ok(PrefillLine { op, format: self.format, ms, rate })
         });
         lines.collect()
     }
@@ -303,7 +308,7 @@ enum BenchedOp {
     Predicted,
 }
 
-/// Tensors of the programs besides weights.
+/// Tensors of the programs, except weights.
 struct Bench {
     by: Shape,
     n_tokens: usize,
@@ -378,8 +383,8 @@ impl Bench {
                 bias_up: None,
                 bias_down: None,
                 threshold: None,
-                groups: None,
-                group_weight: None,
+                experts: None,
+                expert_weights: None,
                 rows: match kind {
                     BenchedOp::Predicted => Rows::Active(self.list.clone()),
                     BenchedOp::MatMul

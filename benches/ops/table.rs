@@ -5,7 +5,7 @@ use hal::format::Format;
 use serde_json::{Value, json};
 
 /// A line of the decode table.
-pub(crate) struct Single {
+pub(crate) struct DecodeLine {
     pub(crate) op: &'static str,
     pub(crate) format: Format,
     pub(crate) density: Option<f64>,
@@ -16,23 +16,23 @@ pub(crate) struct Single {
     pub(crate) read: f64,
 }
 
-impl Single {
+impl DecodeLine {
     pub(crate) fn print(&self) {
-        let Single { op, format, ms, rate, read, .. } = self;
+        let DecodeLine { op, format, ms, rate, read, .. } = self;
         let density = self.density.map_or_else(String::new, |d| format!("{:.1}%", 100.0 * d));
         let share = 100.0 * rate / read;
         println!("| {op} | {format} | {density} | {ms:.3} | {rate:.1} | {read:.1} | {share:.0}% |");
     }
 
     fn json(&self) -> Value {
-        let Single { op, format, density, ms, rate, read } = self;
+        let DecodeLine { op, format, density, ms, rate, read } = self;
         let format = format.name();
         json!({ "op": op, "format": format, "density": density, "ms": ms, "gb_s": rate, "read_gb_s": read })
     }
 }
 
 /// A line of the prefill table.
-pub(crate) struct Prompt {
+pub(crate) struct PrefillLine {
     pub(crate) op: &'static str,
     pub(crate) format: Format,
     pub(crate) ms: f64,
@@ -40,33 +40,33 @@ pub(crate) struct Prompt {
     pub(crate) rate: f64,
 }
 
-impl Prompt {
+impl PrefillLine {
     pub(crate) fn print(&self) {
-        let Prompt { op, format, ms, rate } = self;
+        let PrefillLine { op, format, ms, rate } = self;
         println!("| {op} | {format} | {ms:.1} | {rate:.0} |");
     }
 
     fn json(&self) -> Value {
-        let Prompt { op, format, ms, rate } = self;
+        let PrefillLine { op, format, ms, rate } = self;
         json!({ "op": op, "format": format.name(), "ms": ms, "g_products_s": rate })
     }
 }
 
-/// All results.
+/// All results as indented JSON.
 pub(crate) fn json(
     device: &DeviceInfo,
     shape: Value,
-    singles: &[Single],
-    prompts: &[Prompt],
+    decode_lines: &[DecodeLine],
+    prefill_lines: &[PrefillLine],
 ) -> String {
-    let singles: Vec<_> = singles.iter().map(Single::json).collect();
-    let prompts: Vec<_> = prompts.iter().map(Prompt::json).collect();
+    let decode_lines: Vec<_> = decode_lines.iter().map(DecodeLine::json).collect();
+    let prefill_lines: Vec<_> = prefill_lines.iter().map(PrefillLine::json).collect();
     let all = json!({
         "device": device.name,
         "description": device.description,
         "shape": shape,
-        "one_token": singles,
-        "prompt": prompts,
+        "one_token": decode_lines,
+        "prompt": prefill_lines,
     });
     format!("{all:#}\n")
 }

@@ -1,5 +1,5 @@
-//! One of PowerInfer's files of counts with some bytes changed, arbitrary bytes, and arbitrary
-//! bytes as the pickle inside such a file: each is read as numbers or refused.
+//! Reads files of PowerInfer's activation counts with some bytes changed, arbitrary bytes, and
+//! files with arbitrary bytes as the pickle. Each read must return numbers or an error.
 #![no_main]
 
 mod made;
@@ -12,7 +12,8 @@ use thermocline::gguf::Bytes;
 
 /// A `torch.save` checkpoint of five numbers in a storage of class `class`, each `size` bytes.
 fn file(class: &str, size: usize) -> Vec<u8> {
-    let text = |text: &str| [&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
+    let text =
+        |text: &str| [&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
     let pickle = [
         b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((".to_vec(),
         text("storage"),
@@ -25,7 +26,13 @@ fn file(class: &str, size: usize) -> Vec<u8> {
 }
 
 static FILES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
-    let classes = [("LongStorage", 8), ("IntStorage", 4), ("FloatStorage", 4), ("DoubleStorage", 8), ("HalfStorage", 2)];
+    let classes = [
+        ("LongStorage", 8),
+        ("IntStorage", 4),
+        ("FloatStorage", 4),
+        ("DoubleStorage", 8),
+        ("HalfStorage", 2),
+    ];
     classes.iter().map(|(class, size)| file(class, *size)).collect()
 });
 
@@ -36,7 +43,7 @@ fn read(bytes: Vec<u8>) -> Option<Vec<f64>> {
 fuzz_target!(
     init: {
         for file in FILES.iter() {
-            assert_eq!(read(file.clone()).map(|numbers| numbers.len()), Some(5), "what is changed must be right");
+            assert_eq!(read(file.clone()).map(|numbers| numbers.len()), Some(5), "an unchanged file must be readable");
         }
     },
     |bytes: &[u8]| {

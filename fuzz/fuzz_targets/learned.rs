@@ -1,6 +1,6 @@
-//! Side files of tiny models and PowerInfer's list of GPU neurons, with some bytes changed, and
-//! arbitrary bytes: each is read or refused. The fuzzer cannot guess checksums, so the sections of
-//! a file also get correct ones.
+//! Reads side files of tiny models and PowerInfer's list of GPU neurons, with some bytes changed,
+//! and arbitrary bytes. Each read must succeed or return an error. The fuzzer cannot guess
+//! checksums, so the sections of a file are also read with correct checksums.
 #![no_main]
 
 mod made;
@@ -9,28 +9,28 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use thermocline::gguf::{Container, File, TensorType, Writer};
-use thermocline::learned::{self, Contents, Learned, Section};
+use thermocline::learned::{self, Section, SectionContents, SideFile};
 use thermocline::model::{Model, ModelOptions};
 use thermocline::predictor::{ERRORS, Layers, read};
 use thermocline::profile::{self, Profile};
 
-/// Models with exact zeros, with experts, and without either.
+/// A model with exact zeros (ReLU), a model with experts, and a model with neither.
 const MODELS: [&[u8]; 3] = [
     include_bytes!("../../tests/families/llama-relu.gguf"),
     include_bytes!("../../tests/families/qwen2moe.gguf"),
     include_bytes!("../../tests/families/qwen2.gguf"),
 ];
 
-struct Known {
+struct Corpus {
     models: Vec<Model>,
-    /// Files that are right.
+    /// Valid files, which the fuzzer changes.
     files: Vec<Vec<u8>>,
 }
 
-static KNOWN: LazyLock<Known> = LazyLock::new(|| {
+static CORPUS: LazyLock<Corpus> = LazyLock::new(|| {
     let open = |bytes: &&[u8]| {
-        let file = File::from_vec(bytes.to_vec(), "model").expect("it is a container");
-        Model::from_file(file, &ModelOptions::default()).expect("it runs")
+        let file = File::from_vec(bytes.to_vec(), "model").expect("the model is a GGUF file");
+        Model::from_file(file, &ModelOptions::default()).expect("the model is supported")
     };
     let models: Vec<Model> = MODELS.iter().map(open).collect();
     let mut files = vec![gpu_index(&models[0])];
@@ -39,19 +39,19 @@ static KNOWN: LazyLock<Known> = LazyLock::new(|| {
     }
     files.push(saved(&models[0], Section::Predictor, &predictor_of(&models[0])));
     files.push(saved(&models[2], Section::Thresholds, &thresholds_of(&models[2])));
-    Known { models, files }
+    Corpus { models, files }
 });
 
-fn saved(model: &Model, section: Section, contents: &Contents) -> Vec<u8> {
-    let folder = tempfile::tempdir().expect("there is a folder for temporary files");
+fn saved(model: &Model, section: Section, contents: &SectionContents) -> Vec<u8> {
+    let folder = tempfile::tempdir().expect("a temporary directory can be created");
     let path = folder.path().join("x.gguf");
-    learned::save(&path, &model.file, section, contents, false).expect("it can be saved");
-    std::fs::read(path).expect("it was saved")
+    learned::save(&path, &model.file, section, contents, false).expect("the section can be saved");
+    std::fs::read(path).expect("the saved file can be read")
 }
 
 /// A profile of 64 tokens, with samples.
-fn profile_of(model: &Model) -> Contents {
-    let (hyper, mut contents) = (&model.hyper, Contents::default());
+fn profile_of(model: &Model) -> SectionContents {
+    let (hyper, mut contents) = (&model.hyper, SectionContents::default());
     contents.set("version", 1u64);
     contents.set("source", "none");
     contents.set("neurons", model.neurons_by());
@@ -75,39 +75,52 @@ fn profile_of(model: &Model) -> Contents {
     contents
 }
 
-fn common(contents: &mut Contents, model: &Model) {
+fn common(contents: &mut SectionContents, model: &Model) {
     contents.set("version", 1u64);
     contents.set("neurons", model.neurons_by());
     contents.set("recipe", "none");
     contents.f32s("levels", &[2], &[0.05, 0.1]);
 }
 
-fn curve(contents: &mut Contents, layer: usize) {
+fn curve(contents: &mut SectionContents, layer: usize) {
     let values = vec![0.5; 5 * ERRORS.len()];
     contents.f32s(&format!("blk.{layer}.curve"), &[ERRORS.len() as u64, 5], &values);
 }
 
-fn predictor_of(model: &Model) -> Contents {
-    let (hyper, mut contents) = (&model.hyper, Contents::default());
+fn predictor_of(model: &Model) -> SectionContents {
+    let (hyper, mut contents) = (&model.hyper, SectionContents::default());
     common(&mut contents, model);
     let rank = 8;
     for i in 0..hyper.n_layer {
         for (part, cols, rows) in [("fc1", hyper.n_embd, rank), ("fc2", rank, model.max_n_ff())] {
             let bytes = vec![0x30; cols * rows * 2];
-            contents.tensor(&format!("blk.{i}.{part}"), &[cols as u64, rows as u64], TensorType::F16, bytes);
+            contents.tensor(
+                &format!("blk.{i}.{part}"),
+                &[cols as u64, rows as u64],
+                TensorType::F16,
+                bytes,
+            );
         }
-        contents.f32s(&format!("blk.{i}.bias"), &[model.max_n_ff() as u64], &vec![0.0; model.max_n_ff()]);
+        contents.f32s(
+            &format!("blk.{i}.bias"),
+            &[model.max_n_ff() as u64],
+            &vec![0.0; model.max_n_ff()],
+        );
         contents.f32s(&format!("blk.{i}.trained"), &[1], &[0.0]);
         curve(&mut contents, i);
     }
     contents
 }
 
-fn thresholds_of(model: &Model) -> Contents {
-    let (hyper, mut contents) = (&model.hyper, Contents::default());
+fn thresholds_of(model: &Model) -> SectionContents {
+    let (hyper, mut contents) = (&model.hyper, SectionContents::default());
     common(&mut contents, model);
     for i in 0..hyper.n_layer {
-        contents.f32s(&format!("blk.{i}.weights"), &[model.max_n_ff() as u64], &vec![1.0; model.max_n_ff()]);
+        contents.f32s(
+            &format!("blk.{i}.weights"),
+            &[model.max_n_ff() as u64],
+            &vec![1.0; model.max_n_ff()],
+        );
         curve(&mut contents, i);
     }
     contents
@@ -116,24 +129,27 @@ fn thresholds_of(model: &Model) -> Contents {
 fn gpu_index(model: &Model) -> Vec<u8> {
     let mut writer = Writer::new(Container::PowerInfer);
     let n_ff = model.max_n_ff();
-    writer.set("general.architecture", "generic.gpu_index").expect("a key");
-    writer.set("generic.gpu_index.block_count", model.hyper.n_layer as u32).expect("a key");
-    writer.set("split.vram_capacity", 123_456u64).expect("a key");
+    writer.set("general.architecture", "generic.gpu_index").expect("the key is valid");
+    writer
+        .set("generic.gpu_index.block_count", model.hyper.n_layer as u32)
+        .expect("the key is valid");
+    writer.set("split.vram_capacity", 123_456u64).expect("the key is valid");
     let names: Vec<String> = (0..model.hyper.n_layer).map(|i| format!("blk.{i}.gpu_idx")).collect();
     for name in &names {
-        writer.declare(name, &[n_ff as u64], TensorType::I32).expect("a tensor");
+        writer.declare(name, &[n_ff as u64], TensorType::I32).expect("the tensor is valid");
     }
-    let mut data = writer.in_memory().expect("it is small");
+    let mut data = writer.in_memory().expect("the file fits in memory");
     for name in &names {
-        data.write(name, &vec![1; 4 * n_ff]).expect("its bytes");
+        data.write(name, &vec![1; 4 * n_ff]).expect("the tensor has these bytes");
     }
-    data.finish().expect("all is written")
+    data.finish().expect("every tensor was written")
 }
 
-/// The same keys and tensors of a section, with the sum and the fingerprint that they need.
-fn summed(file: &File, model: &Model, section: Section) -> Option<Learned> {
+/// Saves the keys and tensors of a section to a new side file, with the correct checksum and
+/// fingerprint, and opens this file.
+fn with_checksum(file: &File, model: &Model, section: Section) -> Option<SideFile> {
     let prefix = format!("{}.", section.name());
-    let mut contents = Contents::default();
+    let mut contents = SectionContents::default();
     for (key, value) in file.metadata().iter() {
         if let Some(name) = key.strip_prefix(&prefix).filter(|name| *name != "sum") {
             contents.set(name, value.clone());
@@ -148,23 +164,37 @@ fn summed(file: &File, model: &Model, section: Section) -> Option<Learned> {
     let folder = tempfile::tempdir().ok()?;
     let path = folder.path().join("x.gguf");
     learned::save(&path, &model.file, section, &contents, false).ok()?;
-    Learned::open(&path, &model.file).ok()
+    SideFile::open(&path, &model.file).ok()
 }
 
-/// Reads all sections and uses what they hold; how many there were.
-fn read(learned: &Learned, model: &Model) -> usize {
+/// Reads all sections and uses their contents; returns the number of sections.
+fn read(learned: &SideFile, model: &Model) -> usize {
     let mut n = 0;
     if let Ok(Some(profile)) = Profile::read(learned, model) {
-        let chosen: Vec<Vec<u32>> = profile.layers().iter().map(|layer| layer.order().to_vec()).collect();
-        let _ = (profile.summary(), profile.probabilities(), profile.mean_contributions(), profile.mean_squares());
-        let _ = (profile.carried(&chosen), profile.carried_by_hottest(5), profile::svg(&profile, "fuzz"));
+        let chosen: Vec<Vec<u32>> =
+            profile.layers().iter().map(|layer| layer.order().to_vec()).collect();
+        let _ = (
+            profile.summary(),
+            profile.probabilities(),
+            profile.mean_contributions(),
+            profile.mean_squares(),
+        );
+        let _ = (
+            profile.activation_share(&chosen),
+            profile.carried_by_hottest(5),
+            profile::svg(&profile, "fuzz"),
+        );
         n += 1;
     }
     if let Ok(Some(chooser)) = read(learned, model) {
         for error in [0.0, 0.01, 0.05, 0.99, 2.0] {
             match &chooser.layers {
-                Layers::Predictors(layers) => layers.iter().for_each(|layer| drop(layer.threshold(error))),
-                Layers::Thresholds(layers) => layers.iter().for_each(|layer| drop(layer.rows(error))),
+                Layers::Predictors(layers) => {
+                    layers.iter().for_each(|layer| drop(layer.threshold(error)))
+                }
+                Layers::Thresholds(layers) => {
+                    layers.iter().for_each(|layer| drop(layer.rows(error)))
+                }
                 Layers::Imported { .. } => {}
             }
         }
@@ -174,10 +204,10 @@ fn read(learned: &Learned, model: &Model) -> usize {
 }
 
 fn run(bytes: &[u8]) -> usize {
-    let models = &KNOWN.models;
+    let models = &CORPUS.models;
     let mut n = 0;
     for model in models {
-        if let Ok(learned) = Learned::from_vec(bytes.to_vec(), &model.file.fingerprint()) {
+        if let Ok(learned) = SideFile::from_vec(bytes.to_vec(), &model.file.fingerprint()) {
             n += read(&learned, model);
         }
     }
@@ -189,7 +219,7 @@ fn run(bytes: &[u8]) -> usize {
             continue;
         }
         for model in models {
-            if let Some(learned) = summed(&file, model, section) {
+            if let Some(learned) = with_checksum(&file, model, section) {
                 n += read(&learned, model);
             }
         }
@@ -199,12 +229,12 @@ fn run(bytes: &[u8]) -> usize {
 
 fuzz_target!(
     init: {
-        for (i, file) in KNOWN.files.iter().enumerate() {
-            assert!(run(file) > 0, "file {i}: what is changed must be right");
+        for (i, file) in CORPUS.files.iter().enumerate() {
+            assert!(run(file) > 0, "file {i}: an unchanged file must be readable");
         }
     },
     |bytes: &[u8]| {
-        if let Some(file) = made::changed(&KNOWN.files, bytes) {
+        if let Some(file) = made::changed(&CORPUS.files, bytes) {
             run(&file);
         }
     }

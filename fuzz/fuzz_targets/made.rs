@@ -1,11 +1,11 @@
-//! Inputs that are nearly right: archives, and files with some bytes changed.
+//! Builds nearly valid inputs: archives, and files with some bytes changed.
 
 /// Maximum number of bytes that one change sets.
 const VALUE: usize = 8;
 
-/// Decodes the fuzzer's input. The first byte selects one of `files`, the rest changes it, eleven
-/// bytes per change (where, how many bytes, the bytes). If the first byte selects none, the rest is
-/// a file itself.
+/// Decodes the fuzzer's input. The first byte selects one of `files`. The other bytes change this
+/// file, with eleven bytes per change: offset, number of bytes, new bytes. If the first byte
+/// selects no file, the other bytes are the file.
 pub fn changed(files: &[Vec<u8>], input: &[u8]) -> Option<Vec<u8>> {
     let (&which, rest) = input.split_first()?;
     let Some(file) = files.get(usize::from(which)) else { return Some(rest.to_vec()) };
@@ -18,8 +18,8 @@ pub fn changed(files: &[Vec<u8>], input: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// A zip archive of plain members, each at a multiple of 1.
-#[allow(dead_code)] // not every target needs one
+/// A zip archive of uncompressed members, without alignment.
+#[allow(dead_code)] // only some targets use archives
 pub fn archive(members: &[(&str, &[u8])]) -> Vec<u8> {
     let (mut local, mut entries) = (Vec::new(), Vec::new());
     for (name, bytes) in members {
@@ -28,7 +28,9 @@ pub fn archive(members: &[(&str, &[u8])]) -> Vec<u8> {
         let sizes = [len, len].concat();
         let name_len = (name.len() as u16).to_le_bytes();
         let name = name.as_bytes();
-        local.extend([b"PK\x03\x04", &[0; 14][..], &sizes, &name_len, &[0; 2], name, bytes].concat());
+        local.extend(
+            [b"PK\x03\x04", &[0; 14][..], &sizes, &name_len, &[0; 2], name, bytes].concat(),
+        );
         let head = [b"PK\x01\x02\0\0", &[0; 14][..], &sizes, &name_len, &[0; 12], &start].concat();
         entries.extend([&head[..], name].concat());
     }

@@ -1,4 +1,5 @@
-//! Arbitrary bytes as a PyTorch checkpoint, and as the pickle inside one: read or refused.
+//! Reads arbitrary bytes as a PyTorch checkpoint, and as the pickle of a checkpoint: each read must
+//! succeed or return an error.
 #![no_main]
 
 mod made;
@@ -7,5 +8,8 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = thermocline::convert::tensors("x.bin", bytes.to_vec());
-    let _ = thermocline::convert::tensors("x.bin", made::archive(&[("a/data.pkl", bytes), ("a/data/0", &[1; 64])]));
+    let _ = thermocline::convert::tensors(
+        "x.bin",
+        made::archive(&[("a/data.pkl", bytes), ("a/data/0", &[1; 64])]),
+    );
 });

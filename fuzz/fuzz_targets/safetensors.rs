@@ -1,4 +1,4 @@
-//! Any bytes as a safetensors file: read or refused.
+//! Reads arbitrary bytes as a safetensors file: the read must succeed or return an error.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Any text as a chat template: compiled or refused.
+//! Compiles arbitrary text as a chat template: the compilation must succeed or return an error.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,18 +1,18 @@
 #pragma once
 // Formats of cached keys and values: `cache::f16` and so on. A row has the bytes of the format,
-// padded to whole words. Each has
+// padded to whole words. A format has
 //
 //  threads(n)                threads that store a row of n values together
-//  store(x, n, i, row, live) thread i's share of n values of x; writes nothing unless live, but all of a warp call it
+//  store(x, n, i, row, live) stores the values of thread i, of the n in x, if live; called by all threads of a warp
 //  WHOLE                     whether eight(...) is always allowed
 //  one(row, i)               value i
-//  eight(row, i, out)        values i to i + 7 for i a multiple of 8, if the host has checked that rows and heads are
-//                            aligned for a single load
+//  eight(row, i, out)        values i to i + 7, for a multiple i of 8; unless WHOLE, only if the host has checked that
+//                            rows and heads are aligned for a single load
 #include "dialect.h"
 
 namespace cache {
 
-// In integers, because the drivers' conversions of halves and NaN differ.
+// Converts in integers, because the drivers' own conversions differ for ties and NaN.
 DEVICE unsigned to_bf16(float v) {
     const unsigned word = bits(v);
     if ((word & 0x7fffffffu) > 0x7f800000u) return (word >> 16) | 0x40u;

@@ -3,7 +3,7 @@
 
 namespace cache {
 
-/// Blocks of 34 bytes: a 16-bit scale, then 32 codes. So they are aligned to half words only.
+/// Blocks of 34 bytes: a 16-bit scale, then 32 codes. Blocks are therefore aligned to 2 bytes only.
 struct q8_0 {
     static constexpr bool WHOLE = true;
 
@@ -19,7 +19,7 @@ struct q8_0 {
         if (live && i % 2 == 0) block[1 + i % 32 / 2] = static_cast<unsigned short>(own | next << 8);
     }
 
-    /// Rounds to the nearest, halves away from zero, as a byte; 0 for NaN.
+    /// The nearest integer as a byte, with ties away from zero; 0 for NaN.
     static DEVICE unsigned code(float v) {
         const float size = floorf(fabsf(v));
         const float rounded = fabsf(v) - size >= 0.5f ? size + 1.0f : size;

@@ -1,4 +1,4 @@
-// Q3_K: the lower two bits of the codes; their third bits; 12 bytes with 16 scales, one per 16
+// Q3_K: the lower two bits of the codes; their high bits; 12 bytes with 16 scales, one per 16
 // values; d (f16) per 256 values.
 #pragma once
 #include "lib/blocks.cuh"

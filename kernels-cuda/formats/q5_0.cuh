@@ -1,4 +1,4 @@
-// Q5_0: nibbles; the fifth bits of the codes; d (f16) per 32 values.
+// Q5_0: nibbles; the high bits of the codes; d (f16) per 32 values.
 #pragma once
 #include "lib/blocks.cuh"
 

@@ -1,4 +1,4 @@
-// Q5_K: nibbles; d, dmin (f16) and 12 bytes with the scales and minimums, per 256 values; the fifth
+// Q5_K: nibbles; d, dmin (f16) and 12 bytes with the scales and minimums, per 256 values; the high
 // bits of the codes.
 #pragma once
 #include "lib/blocks.cuh"

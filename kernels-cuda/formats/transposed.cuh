@@ -6,11 +6,11 @@
 struct Side {
     const unsigned* groups;
     const unsigned* scales;
-    // Null if there are none.
+    // Null if the format has no minimums.
     const unsigned* mins;
     // Words in a row of scales or of minimums.
     unsigned row_words;
-    // Subtracted from nibbles.
+    // The offset that is subtracted from nibbles.
     int offset;
     // Whether scales are F32; otherwise F16.
     unsigned wide;

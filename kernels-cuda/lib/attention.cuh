@@ -1,6 +1,6 @@
 #pragma once
-// Code shared by both attention kernels: sizes, loads of parts of heads, location of a span's
-// result.
+// Code shared by both attention kernels: sizes, loads of eight values of a head, and the location of
+// a span's result.
 #include "cache/cache.cuh"
 #include "lib/batch.cuh"
 #include "lib/sums.cuh"
@@ -8,7 +8,7 @@
 
 namespace attention {
 
-/// Below every score.
+/// A number below every score.
 static constexpr float LOW = -3.0e38f;
 /// Positions that are scored between two barriers: two blocks of the cache.
 static constexpr unsigned CHUNK = 64;
@@ -18,7 +18,7 @@ static constexpr unsigned PIECE = 8;
 /// Bits of `wide`: whether keys, values and queries are aligned for vector loads.
 static constexpr unsigned WIDE_K = 1, WIDE_V = 2, WIDE_Q = 4;
 
-/// Eight values of a head of `d` from value i on; zeros past its end.
+/// Loads eight values of a head of `d` values, from value i on; zeros past the end of the head.
 template <class C> DEVICE void load_piece(const unsigned* row, unsigned first, unsigned i, unsigned d, bool wide, float* out) {
     if constexpr (C::WHOLE) {
         C::eight(row, first + i, out);
@@ -30,7 +30,7 @@ template <class C> DEVICE void load_piece(const unsigned* row, unsigned first, u
     }
 }
 
-/// Eight values of queries.
+/// Loads eight values of a query head of `d` values, from value i on.
 DEVICE void load_query(const float* head, unsigned i, unsigned d, bool wide, float* out) {
     if (wide) {
         const float4 low = load4(head + i), high = load4(head + i + 4);
@@ -47,8 +47,8 @@ DEVICE void store_piece(float* to, const float* own) {
     store4(to + 4, make_float4(own[4], own[5], own[6], own[7]));
 }
 
-/// A score with a soft cap, which is not 0. The platforms' own hyperbolic tangent is exact near 0
-/// too, and slow.
+/// Applies the soft cap, which is not 0, to a score. The platforms' own hyperbolic tangent is slower,
+/// because it is also exact near 0.
 DEVICE float capped(float score, float softcap) {
     const float e = expf(-2.0f * fabsf(score / softcap));
     const float size = softcap * ((1.0f - e) / (1.0f + e));
@@ -58,8 +58,8 @@ DEVICE float capped(float score, float softcap) {
 /// The first position that a token at `pos` attends to.
 DEVICE unsigned first_seen(unsigned pos, unsigned window) { return window != 0 && pos + 1 > window ? pos + 1 - window : 0; }
 
-/// The first chunk of a span at or after the chunk of position `first`: spans take chunks in turn,
-/// so that their work is equal whatever the length of a sequence.
+/// The first chunk of a span at or after the chunk of position `first`. Chunks are dealt to spans
+/// round robin, so that spans do equal work for every sequence length.
 DEVICE unsigned first_chunk(unsigned first, unsigned at_span, unsigned n_spans) {
     const unsigned chunk = first / CHUNK;
     return (chunk + (at_span + n_spans - chunk % n_spans) % n_spans) * CHUNK;

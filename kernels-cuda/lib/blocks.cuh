@@ -20,7 +20,7 @@ struct Codes {
     unsigned q[8];
 };
 
-// The first of each is for values 0 to 15.
+// d0 and m0 are for values 0 to 15, d1 and m1 for values 16 to 31.
 struct Scales {
     float d0, d1, m0, m1;
 };
@@ -62,7 +62,7 @@ DEVICE Codes bits_of(unsigned word, unsigned by) {
     return codes;
 }
 
-// The upper bits are shifted up by `by`.
+// Joins lower and upper bits of codes; the upper bits are shifted left by `by`.
 DEVICE Codes joined(Codes low, Codes high, unsigned by) {
 #pragma unroll
     for (unsigned g = 0; g < 8; g++) low.q[g] |= high.q[g] << by;
@@ -87,7 +87,7 @@ DEVICE unsigned with_signs(unsigned values, unsigned bits) {
     return (values ^ (negative * 255u)) + negative;
 }
 
-// Seven signs, and an eighth that makes the number of set signs even.
+// Seven sign bits, and an eighth that makes the number of set bits even.
 DEVICE unsigned even(unsigned seven) { return seven | ((popc(seven) & 1) << 7); }
 
 // Codes of IQ1 in units of 1/8, with the delta of 1/8 added to or subtracted from each.
@@ -149,8 +149,8 @@ struct Quantised {
                            fmaf(d, (float)(signed_byte_of(word, 3) - F::OFFSET), -m));
     }
 
-    // `acc` plus the product of 32 values with a block of activations. Every rounding is written
-    // out, so that the bits are the same in every kernel that includes this.
+    // `acc` plus the product of 32 values with a block of activations. Every rounding step is
+    // explicit, so that all kernels that include this compute the same bits.
     static DEVICE float dot(float acc, const Codes& w, const Scales& s, const Q8Block& x) {
         const int sum0 = (int)x.facts.y;
         const int sum1 = (int)x.facts.z;
@@ -165,7 +165,7 @@ struct Quantised {
         return scaled(acc, s, first, second, x.facts);
     }
 
-    // The same from the sums of products of both halves, with the offset subtracted.
+    // The result of `dot` from the integer sums of both halves, whose codes have the offset subtracted.
     static DEVICE float scaled(float acc, const Scales& s, int first, int second, uint4 facts) {
         float product;
         if constexpr (F::ONE) {

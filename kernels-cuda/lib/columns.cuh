@@ -1,14 +1,14 @@
 #pragma once
-// Rows of a down matrix times values of neurons, eight columns to a thread.
+// Rows of a down matrix times neuron values; a thread has eight columns.
 //
-// A row reader is a struct: `Unit`, a thread's share of a row; `load`; and `Sums` of one token, to
-// which rows are added. Rows of a run share a scale for each column, which is applied at the end
-// of the run; other formats have no runs.
+// A row reader is a struct with `Unit`, a thread's columns of a row; `load`; and `Sums`, the sums of one
+// token, to which rows are added. In a transposed matrix, the rows of a run share a scale for each
+// column, which is applied at the end of the run; other formats have no runs.
 
 #include "formats/format.cuh"
 
-// Code k of four, minus the offset, which includes CODE_BASE. This avoids slow integer
-// conversions.
+// Code k of four as a float, minus the offset. The offset includes CODE_BASE, which avoids slow
+// conversions of integers.
 constexpr int CODE_BASE = 8388608 + 128;
 DEVICE float code_of(unsigned codes, unsigned k, float base) {
     return from_bits(0x4b000000u | byte_of(codes ^ 0x80808080u, k)) - base;
@@ -57,7 +57,7 @@ struct FloatColumns {
     static DEVICE unsigned n_units(unsigned n_out) { return (n_out + 7) / 8; }
 };
 
-// Blocks of 32: four columns of each half.
+// Reads blocks of 32 values: a thread has four columns of each half of a block.
 template <class F>
 struct BlockColumns {
     struct Unit {
@@ -98,7 +98,7 @@ struct BlockColumns {
     static DEVICE unsigned n_units(unsigned n_out) { return (n_out + 31) / 32 * 4; }
 };
 
-// A transposed matrix: codes by slot, scales for each group of slots and column.
+// Reads a transposed matrix: codes by slot, and a scale for each column and group of slots.
 template <class F>
 struct TransposedColumns {
     struct Unit {
@@ -117,7 +117,7 @@ struct TransposedColumns {
 
     struct Sums {
         float v[8];
-        // Sums of this run: values times codes, and values.
+        // Sums of this run: neuron values times codes, and neuron values.
         float run[8];
         float h_run;
 

@@ -1,17 +1,17 @@
 // Products of rows of a weight with a few tokens, by lanes that share the rows.
 //
 // A lane processes every `lanes`-th unit of a row: a block of 32 values, or 16 bytes of floats.
-// `lanes` depends on the columns alone (`Weight::lanes`), and a lane adds its units in order; so a
-// product has the same bits whichever rows and tokens are processed together.
+// `lanes` depends on the columns alone (`Weight::lanes`), and a lane adds its units in order. So the
+// bits of a product do not depend on the rows and tokens that are processed together.
 #pragma once
 #include "formats/format.cuh"
 
-// Tokens in Q8 blocks or as floats, as words.
+// Activations of the tokens, in Q8 blocks or floats, as words.
 struct Rows {
     const unsigned* at;
     // Words from one token to the next; a multiple of 4 if the columns are.
     unsigned words;
-    // Number of tokens; missing ones repeat the last.
+    // Number of tokens; missing tokens repeat the last one.
     unsigned n;
 
     DEVICE const unsigned* token(unsigned t) const { return at + (size_t)(t < n ? t : n - 1) * words; }
@@ -57,7 +57,7 @@ struct BlockUnits {
     }
 };
 
-// The same for 16 bytes of floats.
+// Loads and accumulates 16 bytes of floats.
 template <class W>
 struct FloatUnits {
     typedef uint4 Raw;
@@ -102,10 +102,10 @@ DEVICE bool has_whole_units(unsigned n_cols) {
     return true;
 }
 
-// All units, U of them at a time. The bounds check is made per load, because NVIDIA's assembler
-// moves an unconditional load down to its use, which leaves fewer in flight. Before the sums it is
-// made per unit, or once for all (TOGETHER, for one token), so that x is loaded ahead of them, at
-// the cost of registers.
+// Processes all units, U of them at a time. Each load has its own bounds check, because NVIDIA's
+// assembler moves an unconditional load down to its use, which leaves fewer loads in flight. The sums
+// have a check per unit or, with TOGETHER (for one token), a single check; then x is loaded before all
+// sums, which costs registers.
 template <class W, unsigned R, unsigned T, unsigned U, bool TOGETHER>
 DEVICE void add_units(float (&sums)[R][T], const unsigned* const (&rows)[R], unsigned n_cols, unsigned lane,
                       unsigned lanes, const Rows& x, const unsigned* tables) {
@@ -153,8 +153,8 @@ DEVICE void odd_float_dots(float (&sums)[R][T], const unsigned* const (&rows)[R]
     }
 }
 
-// This lane's share of the products of R rows with T tokens, added to `sums`. x in Q8 blocks for
-// block formats, otherwise as floats. U units of each row are in flight at once.
+// Adds this lane's units of the products of R rows with T tokens to `sums`. x has Q8 blocks for block
+// formats, and floats otherwise. U units of each row are in flight at once.
 template <class W, unsigned R, unsigned T, unsigned U = (R * T <= 2 ? 4 / R : 1), bool TOGETHER = true>
 DEVICE void row_dots(float (&sums)[R][T], const unsigned* const (&rows)[R], unsigned n_cols, unsigned lane,
                      unsigned lanes, const Rows& x, const unsigned* tables) {
@@ -165,7 +165,7 @@ DEVICE void row_dots(float (&sums)[R][T], const unsigned* const (&rows)[R], unsi
     }
 }
 
-// This lane's share of the product of one row with one token.
+// The sum of this lane's units of the product of one row with one token.
 template <class W>
 DEVICE float row_dot(const unsigned* row, unsigned n_cols, unsigned lane, unsigned lanes, const unsigned* x,
                      const unsigned* tables) {

@@ -1,11 +1,11 @@
 #pragma once
-// Feed-forward blocks: activation functions, a neuron's value, and the skip rules. The numbers are
-// those of `backends/simt/src/ops/weights/ffn.rs`.
+// Feed-forward blocks: activation functions, a neuron's value, and the skip rules, whose numbers
+// `backends/simt/src/ops/weights/ffn.rs` defines.
 
 #include "dialect.h"
 
-// How a neuron's value follows from its test value (the gate, or up without a gate) and up. FFN
-// kinds: plain, gated, both gated.
+// The rule that computes a neuron's value from its test value (the gate, or up without a gate) and
+// from up. FFN kinds: plain, gated, both gated.
 struct FfnRule {
     unsigned kind;
     unsigned activation;
@@ -66,8 +66,8 @@ DEVICE bool is_dropped(const FfnRule& rule, float test, float limit, float cut) 
     }
 }
 
-// The group of a row: the last non-empty one that begins at or before it. `starts` has `n_group +
-// 1` words.
+// The expert of a row: the last non-empty one that begins at or before it. `starts` has
+// `n_group + 1` words.
 DEVICE unsigned group_of(const unsigned* starts, unsigned n_group, unsigned row) {
     unsigned low = 0, high = n_group;
     while (high - low > 1) {

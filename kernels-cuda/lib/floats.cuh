@@ -2,7 +2,7 @@
 //
 //   values(word, out)      the PER / 4 values of one word
 //
-// Rows begin at whole words; rows whose length is a multiple of 16 bytes are loaded as such.
+// Rows begin at whole words; rows whose length is a multiple of 16 bytes are loaded 16 bytes at a time.
 #pragma once
 #include "lib/blocks.cuh"
 

@@ -1,9 +1,9 @@
 #pragma once
-// Groups of rows (experts): finds those that a few tokens use.
+// Finds the experts that a few tokens use.
 
 #include "dialect.h"
 
-// Maximum number of groups in a block's list.
+// Maximum number of experts in a block's list.
 constexpr unsigned MAX_LISTED_GROUPS = 1024;
 
 // Lists the entries e below `n` for which `uses(e)`, in ascending order, in `list` (shared memory,
@@ -31,7 +31,7 @@ DEVICE unsigned list_used(unsigned n, unsigned* list, unsigned* masks, Uses uses
     return listed;
 }
 
-// Whether one of `n_tokens` tokens uses group `g`.
+// Whether one of `n_tokens` tokens uses expert `g`.
 DEVICE bool is_used(const float* weight, unsigned n_group, unsigned n_tokens, unsigned g) {
     bool used = false;
     for (unsigned token = 0; token < n_tokens; token++) used = used || weight[(size_t)token * n_group + g] != 0.0f;

@@ -19,7 +19,7 @@ DEVICE void quantize_block(float4 v, unsigned* q, bool inside) {
     }
     const bool finite = most < 0x7f800000u;
     float d = finite ? divide(from_bits(most), 127.0f) : 0.0f;
-    // With a subnormal d the block is zero.
+    // If d is subnormal, all values of the block become 0.
     if (bits(d) < 0x00800000u) d = 0.0f;
     int x = 0, y = 0, z = 0, w = 0;
     if (d != 0.0f) {

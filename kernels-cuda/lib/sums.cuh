@@ -1,9 +1,9 @@
 #pragma once
-// Sums and maxima over neighbours and over blocks: the same bits for all callers, in an order that
-// depends only on the sizes.
+// Sums and maxima over neighbouring lanes and over blocks. All callers get the same bits, since the
+// order of additions depends only on the sizes.
 #include "dialect.h"
 
-/// Over `lanes` neighbours, a power of two up to 32.
+/// The sum over `lanes` neighbouring lanes, a power of two up to 32.
 DEVICE float sum_near(float v, unsigned lanes) {
     for (unsigned o = 1; o < lanes; o <<= 1) v += shfl_xor(v, o);
     return v;
@@ -14,7 +14,7 @@ DEVICE float max_near(float v, unsigned lanes) {
     return v;
 }
 
-/// Over a block of up to 1024 threads, all of which call this.
+/// The sum over a block of up to 1024 threads, all of which call this.
 DEVICE float sum_block(float v) {
     SHARED(float, parts, 32);
     v = sum_near(v, 32);

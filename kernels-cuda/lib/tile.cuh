@@ -16,12 +16,12 @@ struct Product {
     unsigned y_cols, row_words, n_cols, relu;
 };
 
-// The rows and tokens of a product: all rows for all tokens, or a group's rows for the tokens that
-// use it (`experts_pairs.cu`).
+// The rows and tokens of a product: all rows for all tokens, or an expert's rows for the tokens
+// that use it (`experts.cu`).
 struct Part {
-    // Begin and end of the rows; number of tokens, or of pairs of a token and the group.
+    // Begin and end of the rows; number of tokens, or of pairs of a token and the expert.
     unsigned begin, end, n_tokens;
-    // Of a group: its first pair, and the token of each pair, null if x has a row per pair too.
+    // With experts: the first pair, and the token of each pair (null if x has a row per pair).
     unsigned first_pair;
     const unsigned* tokens;
 

@@ -2,8 +2,8 @@
 // time. Codes are in shared memory as signed bytes with the offset subtracted, so that one sum of
 // 32 products is one matrix instruction.
 //
-// While one stage is multiplied the words of the next are in flight. tile_dots.cuh or
-// tile_matrix.cuh multiply them.
+// While one stage is multiplied, the loads of the next stage are in flight. tile_dots.cuh or
+// tile_matrix.cuh multiplies a stage.
 #pragma once
 #include "lib/tile.cuh"
 
@@ -40,7 +40,7 @@ struct BlockStages {
     DEVICE unsigned* row_codes(unsigned stage) const { return codes + (stage & 1) * N_CODES; }
     DEVICE unsigned* token_codes(unsigned stage) const { return row_codes(stage) + ROWS * STRIDE; }
 
-    // Four codes minus the offset, each in its byte.
+    // Four codes, each in its byte, minus the offset.
     static DEVICE unsigned centred(unsigned four) {
         if constexpr (W::OFFSET == 0) return four;
         return ((four | 0x80808080u) - (unsigned)W::OFFSET * 0x01010101u) ^ 0x80808080u;

@@ -4,7 +4,7 @@
 
 template <class S>
 struct DotProducts {
-    // Rows and tokens of a thread are 16 apart.
+    // The rows of a thread are 16 apart, and so are its tokens.
     static constexpr unsigned R = S::ROWS / 16;
     static constexpr unsigned T = S::TOKENS / 16;
 

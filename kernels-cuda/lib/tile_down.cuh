@@ -1,6 +1,6 @@
-// Code shared by down_many.cu and down_plain.cu: a tile of 128 columns and 64 tokens per block of
-// 256, 16 rows at a time. With groups, the rows of a group for the tokens that use it
-// (`experts.cu`).
+// Code shared by down_many.cu and down_plain.cu: a block of 256 threads computes a tile of 128 columns
+// and 64 tokens, 16 rows at a time. With experts, it reads the rows of an expert for the tokens that use
+// the expert (`experts.cu`).
 #pragma once
 #include "formats/format.cuh"
 
@@ -9,8 +9,8 @@ struct DownWork {
     Side side;
     const float* h;
     float* partial;
-    // `slot` is that of the first row, for separate scale tables. Rows of h are `h_cols` apart, by
-    // token or by pair.
+    // `slot` is the slot of the first row, for separate scale tables. h has `h_cols` values per row,
+    // and a row per token or per pair.
     unsigned slot, row_words, n_out, h_cols;
     // Begin and end of the rows; the first row of h and of the sums, and the column of h for row
     // `begin`.
@@ -30,8 +30,8 @@ static DEVICE float4 down_four(const unsigned* row, unsigned slot, unsigned n_ou
     }
 }
 
-// A thread's loads of 16 rows: four columns of row `thread() / 32` and of the one 8 further, and
-// row `thread() % 16` for four tokens, `thread() / 16` and others 16 apart.
+// A thread's loads of 16 rows: four columns of row `thread() / 32` and of the row 8 further on, and the
+// values of row `thread() % 16` for four tokens: `thread() / 16` and the tokens 16, 32 and 48 further on.
 template <class W>
 struct DownValues {
     float4 fours[2];
@@ -62,7 +62,7 @@ DEVICE void write_down(const DownWork& work, unsigned token, unsigned column, fl
     work.partial[(work.sums_row + token) * work.n_out + column] = sum;
 }
 
-// The next rows are in flight while the current ones are multiplied.
+// The loads of the next rows are in flight while the current rows are multiplied.
 template <class W, class Tile>
 DEVICE void multiply_down(const DownWork& work, Tile tile) {
     DownValues<W> next;
@@ -77,7 +77,7 @@ DEVICE void multiply_down(const DownWork& work, Tile tile) {
     tile.write(work);
 }
 
-// With groups, selects the rows and pairs of the block's group.
+// With experts, selects the rows and pairs of the block's expert.
 DEVICE void take_group(DownWork& work, const unsigned* pairs, const unsigned* group_rows) {
     const unsigned z = block_index().z;
     work.begin = work.h_first = group_rows[2 * z];
@@ -86,8 +86,8 @@ DEVICE void take_group(DownWork& work, const unsigned* pairs, const unsigned* gr
     work.h_row = work.sums_row = pairs[z];
 }
 
-// A kernel that does this with `TILE<W>`, for the format `W`. Without groups (0), slices of all
-// rows; with them, `group_rows` holds begin and end of the rows of each, and sums are by pair.
+// Defines a kernel that computes tiles with `TILE<W>`, for the format `W`. Without experts (0), a block
+// has a slice of all rows; with experts, `group_rows` holds their begin and end, and sums are by pair.
 #define DOWN_KERNEL(name, TILE)                                                                                           \
     KERNEL_OF(256, 2, name)(const unsigned* down, const unsigned* tables, const unsigned* groups, const unsigned* scales, \
                             const unsigned* mins, const float* h, const unsigned* pairs, const unsigned* group_rows,      \

@@ -1,5 +1,5 @@
-// A tile of down (tile_down.cuh) by matrix instructions: warps of 32 threads with FM by FN small
-// products of 16 columns and 8 tokens each.
+// A tile of down (tile_down.cuh), computed with MMA: each warp of 32 threads computes FM by FN
+// fragments of 16 columns and 8 tokens.
 #pragma once
 #include "lib/split.cuh"
 #include "lib/tile_down_plain.cuh"

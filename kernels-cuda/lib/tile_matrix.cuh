@@ -1,5 +1,5 @@
-// Products of a tile of blocks (tile_blocks.cuh) by matrix instructions: WM by WN warps, with FM
-// by FN small products each.
+// Products of a tile of blocks (tile_blocks.cuh), computed with MMA: WM by WN warps, each of which
+// computes FM by FN fragments.
 #pragma once
 #include "lib/tile_dots.cuh"
 

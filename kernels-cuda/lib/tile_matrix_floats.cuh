@@ -1,4 +1,4 @@
-// tile_floats.cuh by matrix instructions: warps of 32 threads with FM by FN small products each.
+// tile_floats.cuh computed with MMA: each warp of 32 threads computes FM by FN fragments.
 #pragma once
 #include "lib/split.cuh"
 #include "lib/tile_floats.cuh"

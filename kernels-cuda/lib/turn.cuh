@@ -1,9 +1,9 @@
 #pragma once
 #include "dialect.h"
 
-/// Cosine (x) and sine (y) of angles up to several 100,000 radians, with an error of about 3e-6:
-/// cheaper than the platforms' own functions, which cover all floats and spill registers for large
-/// ones. Source: Cody and Waite's reduction, polynomials of Cephes.
+/// Cosine (x) and sine (y) of angles up to several 100,000 radians, with an error of about 3e-6. The
+/// platforms' own functions cost more: they cover all floats, and spill registers for large angles.
+/// Source: Cody and Waite's reduction, polynomials of Cephes.
 DEVICE float2 turn(float angle) {
     const float size = fabsf(angle);
     const float quarter = floorf(fmaf(size, 0.636619772f, 0.5f));

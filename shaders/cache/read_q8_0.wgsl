@@ -1,4 +1,4 @@
-// Blocks of 34 bytes, read as half words; the first of each block is its scale.
+// Blocks of 34 bytes, read as 16-bit half words; the first half word of a block is its scale.
 fn {{self}}_half(row: u32, h: u32) -> u32 {
     return ({{self}}_data[row + h / 2u] >> (16u * (h & 1u))) & 0xffffu;
 }

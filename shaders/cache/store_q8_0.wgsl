@@ -1,4 +1,4 @@
-// Two blocks of 34 bytes, which are 17 words together. The last block may be single.
+// Stores two blocks of 34 bytes, which are 17 words together. The last block of a row may be alone.
 
 // x / 127 rounded to nearest, even if the driver's division is inexact: 127 q is 128 q - q, and
 // both differences are exact.
@@ -15,7 +15,7 @@ fn inverse_of(size: f32) -> f32 {
 }
 
 fn store_piece(from_x: u32, piece: u32, to: u32) {
-    // Half words of the row, combined in pairs.
+    // The lower half word of a pair, until the upper one is known.
     var held = 0u;
     for (var block = 2u * piece; block < min(2u * piece + 2u, p.n_cols / 32u); block++) {
         let first = from_x + 32u * block;
@@ -36,7 +36,7 @@ fn store_piece(from_x: u32, piece: u32, to: u32) {
             } else {
                 cache[to + at / 2u] = held | (value << 16u);
             }
-            // The end of a row that is not whole words.
+            // The last half word of a row that does not end at a whole word.
             if (at + 1u == 17u * (p.n_cols / 32u) && (at & 1u) == 0u) {
                 cache[to + at / 2u] = held;
             }
@@ -44,7 +44,7 @@ fn store_piece(from_x: u32, piece: u32, to: u32) {
     }
 }
 
-// Rounds to the nearest, halves away from zero, as a byte.
+// The nearest integer as a byte, with ties away from zero.
 fn code_of(v: f32) -> u32 {
     let size = floor(abs(v));
     let rounded = size + select(0.0, 1.0, abs(v) - size >= 0.5);

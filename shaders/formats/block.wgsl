@@ -41,7 +41,7 @@ fn with_signs(values: u32, bits: u32) -> u32 {
     return (values ^ (negative * 255u)) + negative;
 }
 
-// Seven signs, and an eighth that makes the number of set signs even.
+// Seven sign bits, and an eighth that makes the number of set bits even.
 fn even(seven: u32) -> u32 { return seven | ((countOneBits(seven) & 1u) << 7u); }
 
 // Codes of IQ1 in units of 1/8, with the delta of 1/8 added to or subtracted from each.
@@ -50,8 +50,8 @@ fn one_eighth(values: u32, take_off: bool) -> u32 {
     return select(moved + 0x01010101u, moved - 0x01010101u, take_off) ^ 0x80808080u;
 }
 
-// `acc` plus the product of 32 values with a block of activations. Every rounding is written out,
-// so that the bits are the same in every shader that includes this.
+// `acc` plus the product of 32 values with a block of activations. Every rounding step is explicit,
+// so that all shaders that include this compute the same bits.
 fn q8_dot(acc: f32, codes: Codes, scales: Scales, offset: i32, lo: vec4<u32>, hi: vec4<u32>, facts: vec4<u32>) -> f32 {
     let first = dot4I8Packed(codes.lo.x, lo.x) + dot4I8Packed(codes.lo.y, lo.y) + dot4I8Packed(codes.lo.z, lo.z)
         + dot4I8Packed(codes.lo.w, lo.w);

@@ -1,5 +1,5 @@
-// Values of a quantised weight, four at a time. `slot` is the row number, for separate scale
-// tables.
+// Values of a quantised weight, four at a time. `slot` is the row number; only formats with
+// separate scale tables use it.
 
 // Values 4q to 4q + 3 of a row.
 fn {{self}}_four(row: u32, slot: u32, n_cols: u32, q: u32) -> vec4<f32> {

@@ -1,4 +1,4 @@
-// Q5_K: nibbles; d, dmin (f16) and 12 bytes with the scales and minimums, per 256 values; the fifth
+// Q5_K: nibbles; d, dmin (f16) and 12 bytes with the scales and minimums, per 256 values; the high
 // bits of the codes.
 const {{self}}_OFFSET: i32 = 0;
 fn {{self}}_codes(row: u32, nb: u32, b: u32) -> Codes {

@@ -1,5 +1,5 @@
-// Access to the batch. The shader binds `batch` and has at_batch, max_tokens, max_seqs and
-// max_blocks among its parameters (as needed by the functions that it calls).
+// Access to the batch. The shader binds `batch`; its parameters include at_batch and those of
+// max_tokens, max_seqs and max_blocks that the called functions use.
 fn batch_tokens() -> u32 { return batch[p.at_batch]; }
 fn batch_outputs() -> u32 { return batch[p.at_batch + 2u]; }
 fn batch_seq(t: u32) -> u32 { return batch[p.at_batch + 4u + p.max_tokens + t]; }

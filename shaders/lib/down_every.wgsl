@@ -1,4 +1,4 @@
-// Slices of all rows bound here, for all tokens.
+// Slices of all bound rows, for all tokens.
 fn slice_of(z: u32) -> vec2<u32> {
     let begin = p.first + z * p.slice;
     return vec2<u32>(begin, min(begin + p.slice, p.first + p.n));

@@ -1,4 +1,4 @@
-// Conversion to 16 bits, rounded to nearest even in integers, since the drivers' own conversions
+// Converts to F16 and rounds to nearest even, in integers, since the drivers' own conversions
 // differ.
 fn to_f16(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
@@ -7,12 +7,12 @@ fn to_f16(x: f32) -> u32 {
     if (size > 0x7f800000u) {
         return sign_bit | 0x7e00u | ((size >> 13u) & 0x3ffu);
     }
-    // Above the largest f16 by half a step or more.
+    // At least half a step above the largest F16: the result is infinity.
     if (size >= 0x477ff000u) {
         return sign_bit | 0x7c00u;
     }
     if (size < 0x38800000u) {
-        // Below 2^-14: whole multiples of 2^-24.
+        // Below 2^-14, F16 values are multiples of 2^-24.
         let shift = 126u - (size >> 23u);
         if (shift > 24u) {
             return sign_bit;

@@ -1,5 +1,5 @@
-// Sums over the `lanes` neighbouring invocations that share a row; each gets the same sum, added
-// in a fixed order.
+// Sums over the `lanes` neighbouring invocations that share a row. Each gets the same sum, added in
+// a fixed order.
 var<workgroup> parts: array<Sums, {{ROW}}>;
 
 fn row_sum(mine: Sums, t: u32, lanes: u32) -> Sums {

@@ -1,5 +1,5 @@
-// The tokens of one sequence, found by a whole workgroup. The shader binds `batch` and has at_batch, max_tokens and n_rows
-// among its numbers.
+// A whole workgroup finds the tokens of one sequence. The shader binds `batch`, and its parameters include at_batch,
+// max_tokens and n_rows.
 var<workgroup> first_token: atomic<u32>;
 var<workgroup> last_token: atomic<u32>;
 var<workgroup> found_tokens: vec2<u32>;
@@ -7,7 +7,7 @@ var<workgroup> found_tokens: vec2<u32>;
 fn batch_seq(t: u32) -> u32 { return batch[p.at_batch + 4u + p.max_tokens + t]; }
 fn batch_pos(t: u32) -> u32 { return batch[p.at_batch + 4u + 2u * p.max_tokens + t]; }
 
-// The first and the last token; the first is n_rows if the sequence has no token. Tokens of others may be between them.
+// The first and the last token; the first is n_rows if the sequence has none. Tokens of other sequences may lie between.
 fn tokens_of(seq: u32, local: u32) -> vec2<u32> {
     if (local == 0u) {
         atomicStore(&first_token, p.n_rows);

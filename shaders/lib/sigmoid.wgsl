@@ -1,4 +1,4 @@
-// By a power that cannot overflow.
+// The sigmoid of x, computed with a power of e that cannot overflow.
 fn sigmoid_of(x: f32) -> f32 {
     let e = exp(-abs(x));
     return select(1.0, e, x < 0.0) / (1.0 + e);

@@ -1,4 +1,4 @@
-// The same sums, with subgroups of {{NEAR}}.
+// The sums of `sum.wgsl`, with subgroups of {{NEAR}}.
 var<workgroup> sum_parts: array<f32, {{ROW}} / {{NEAR}}>;
 
 fn sum_all(mine: f32, t: u32) -> f32 {

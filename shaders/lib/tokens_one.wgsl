@@ -1,4 +1,4 @@
-// One token at a time.
+// The sum for one token.
 alias Sums = f32;
 const TOKENS: u32 = 1u;
 fn pick(sums: Sums, i: u32) -> f32 { return sums; }

@@ -1,5 +1,5 @@
 // Sine (x) and cosine (y) of angles up to several 100,000 radians, with an error of about 3e-6.
-// Drivers guarantee the precision of `sin` and `cos` near 0 only. Source: Cody and Waite's
+// Drivers guarantee the precision of `sin` and `cos` only near 0. Source: Cody and Waite's
 // reduction, polynomials of Cephes.
 fn turn(angle: f32) -> vec2<f32> {
     let size = abs(angle);

@@ -1,6 +1,6 @@
-// Which neurons are active, for which token and with which factor.
+// Decides which neurons are active, and marks skipped neurons.
 
-// The group of a row: the last non-empty one that begins at or before it.
+// The expert of a row: the last non-empty one that begins at or before it.
 fn group_of(row: u32) -> u32 {
     var low = 0u;
     var high = p.n_group;

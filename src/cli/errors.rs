@@ -21,33 +21,46 @@ impl From<model::Error> for Failure {
                 failure.help("`thermocline info` lists the contents of the file")
             }
             E::MissingTensor { .. } => failure.help(
-                "the file is damaged, of another type or a vocabulary only; `thermocline info` lists its contents",
+                "the file is damaged, not a language model, or only a vocabulary; `thermocline info` lists its contents",
             ),
             E::Format { .. } => failure.help("llama.cpp's llama-quantize converts between formats"),
             E::UnknownTensor { .. } => {
-                failure.help("running without it would give wrong text")
+                failure.help("this version does not support this variant of the architecture")
             }
         }
     }
 }
 
-/// An error of a device.
+impl From<serve::Error> for Failure {
+    fn from(error: serve::Error) -> Self {
+        let failure = Failure::chain(Exit::Failed, &error);
+        if matches!(error, serve::Error::Listen { .. }) {
+            failure.help("another program may use the port: --port N selects another one")
+        } else {
+            failure
+        }
+    }
+}
+
+/// The failure for an error of a backend or its device.
 fn device(error: &hal::Error) -> Failure {
     use hal::Error as E;
     match error {
         E::OutOfMemory { .. } => Failure::new(Exit::Memory, "not enough memory")
             .caused_by(error)
-            .help("a smaller context (-c) or fewer bits per weight need less"),
+            .help("use a smaller context (-c) or a model with fewer bits per weight"),
         E::MissingLibrary { hint, .. } => {
             let message = "a backend's library is missing";
             Failure::new(Exit::BackendMissing, message).caused_by(error).help(hint.clone())
         }
         E::Cancelled => Failure::interrupted(),
         E::DeviceLost { .. } | E::Driver { .. } => {
-            Failure::new(Exit::Failed, "a device failed").caused_by(error)
+            let help = "if it is a GPU, update its driver, or use only the CPU: --device none";
+            Failure::new(Exit::Failed, "a device failed").caused_by(error).help(help)
         }
         E::Unsupported { .. } => {
-            Failure::new(Exit::BadModel, "no device here can run this model").caused_by(error)
+            let message = "no device of this machine can run this model";
+            Failure::new(Exit::BadModel, message).caused_by(error)
         }
         E::Shape { .. } | E::Aliasing { .. } | E::ForeignBuffer { .. } => {
             let message = "this is an internal error; please report it";
@@ -69,7 +82,7 @@ impl From<runtime::Error> for Failure {
                 failed(Exit::BadModel)
             }
             E::TooLargeToRead { .. } => {
-                failed(Exit::Memory).help("without --no-mmap the file is memory-mapped")
+                failed(Exit::Memory).help("remove --no-mmap, so that the file is memory-mapped")
             }
             E::Memory { ref items, n_ctx, .. } => {
                 let mut failure = failed(Exit::Memory);
@@ -80,20 +93,20 @@ impl From<runtime::Error> for Failure {
                         "use a smaller shape or fewer bits per weight, or --write FILE to write it to disk"
                             .to_owned()
                     }
-                    None => "a file of the same model with fewer bits per weight needs less".to_owned(),
+                    None => "use a file of the same model with fewer bits per weight".to_owned(),
                 })
             }
             E::NoPredictor => failed(Exit::Failed).help(
                 "`thermocline predictor -m MODEL -f TEXT` trains one; --sparsity exact needs none",
             ),
             E::NoLevels => failed(Exit::Failed).help(
-                "--sparsity predicted uses it; `thermocline predictor` without --import trains one with quality levels",
+                "--sparsity predicted uses this predictor; `thermocline predictor` without --import trains one with quality levels",
             ),
             E::LevelNotReached { .. } => failed(Exit::Failed).help(
-                "--sparsity exact changes nothing; a number sets the error directly, whatever the quality",
+                "use --sparsity exact, which keeps the full quality, or set the error directly, such as --sparsity 0.05",
             ),
             E::EmptyPrompt => Failure::usage(error.to_string()).help("pass a prompt with -p"),
-            E::Text(_) | E::Template(_) | E::Sample(_) => failed(Exit::Failed),
+            E::Text(_) | E::Template(_) | E::Sample(_) | E::Constraint(_) => failed(Exit::Failed),
             _ => failed(Exit::Failed),
         }
     }
@@ -146,10 +159,11 @@ impl From<predictor::Error> for Failure {
                 failure.help("use a smaller --rank, a larger --max-size, or --kind sign")
             }
             E::OtherRecipe { .. } => failure.help(
-                "the same text and settings resume or keep it, --restart replaces it, --out writes another file",
+                "the same text and settings resume that run, --restart replaces its file, --out writes another file",
             ),
-            E::Overtaken { .. } => failure.help("run it again after the other program has ended"),
-            E::Read { .. } | E::Singular { .. } | E::Save(_) => failure,
+            E::Overtaken { .. } => failure.help("run the command again after the other process has ended"),
+            E::Singular { .. } => failure.help("pass a longer, more varied text with -f"),
+            E::Read { .. } | E::Save(_) => failure,
         }
     }
 }
@@ -191,6 +205,9 @@ impl From<generate::Error> for Failure {
             E::Tokenizer(error) => {
                 Failure::new(Exit::Failed, "cannot convert a token to text").caused_by(&error)
             }
+            E::Constraint(error) => {
+                Failure::new(Exit::Failed, "cannot continue within the grammar").caused_by(&error)
+            }
             E::EmptyPrompt => Failure::usage(E::EmptyPrompt.to_string()).help("pass it with -p"),
         }
     }
@@ -207,11 +224,11 @@ impl From<evaluate::Error> for Failure {
             E::NotLogits { .. } | E::Damaged { .. } | E::Open { .. } => {
                 Failure::new(Exit::Failed, "cannot use the probabilities")
                     .caused_by(&error)
-                    .help("--kl-divergence-base FILE without --kl-divergence writes one")
+                    .help("--kl-divergence-base FILE without --kl-divergence writes such a file")
             }
             E::Vocabulary { .. } => Failure::new(Exit::Failed, "cannot use the probabilities")
                 .caused_by(&error)
-                .help("runs can be compared if their models have the same vocabulary"),
+                .help("compare runs of models with the same vocabulary"),
             E::Write { .. } => {
                 Failure::new(Exit::Failed, "cannot write the probabilities").caused_by(&error)
             }
@@ -219,16 +236,16 @@ impl From<evaluate::Error> for Failure {
     }
 }
 
-impl From<learned::Refused> for Failure {
-    fn from(error: learned::Refused) -> Self {
+impl From<learned::SideFileError> for Failure {
+    fn from(error: learned::SideFileError) -> Self {
         let help = match &error {
-            learned::Refused::Foreign { .. } => "--out FILE selects another file",
-            learned::Refused::File(_)
-            | learned::Refused::Version { .. }
-            | learned::Refused::Model { .. }
-            | learned::Refused::Sum { .. }
-            | learned::Refused::Missing { .. }
-            | learned::Refused::Wrong { .. } => {
+            learned::SideFileError::Foreign { .. } => "--out FILE selects another file",
+            learned::SideFileError::File(_)
+            | learned::SideFileError::Version { .. }
+            | learned::SideFileError::Model { .. }
+            | learned::SideFileError::Sum { .. }
+            | learned::SideFileError::Missing { .. }
+            | learned::SideFileError::Wrong { .. } => {
                 "`thermocline profile --restart` replaces it; --out FILE selects another file"
             }
         };
@@ -264,7 +281,7 @@ mod tests {
     use hal::Bytes;
 
     #[test]
-    fn codes() {
+    fn errors_have_exit_codes() {
         let memory = hal::Error::OutOfMemory {
             device: "CPU".into(),
             label: "KV cache".into(),
@@ -273,7 +290,7 @@ mod tests {
         };
         let failure = Failure::from(engine::Error::Device(memory));
         assert_eq!(failure.exit.code(), 4);
-        assert!(failure.causes[0].contains("needs 10 B, 5 B free"), "{failure:?}");
+        assert!(failure.causes[0].contains("needs 10 B, but only 5 B are free"), "{failure:?}");
         assert_eq!(Failure::from(engine::Error::Interrupted).exit.code(), 130);
         let unknown = model::Error::Architecture {
             file: "x".into(),

@@ -24,7 +24,7 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
-    /// Whether a conversation may continue after it.
+    /// Whether a conversation may continue after this failure.
     pub(crate) fn keeps_conversation(self) -> bool {
         self == Self::Failed
     }
@@ -43,7 +43,7 @@ impl Exit {
     }
 }
 
-/// The error that a command returns. An empty message is not printed.
+/// The error that a command returns. A failure with an empty message prints nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     /// The exit code.
@@ -63,7 +63,7 @@ impl Failure {
         Self { exit, message, causes: Vec::new(), help: None }
     }
 
-    /// An error as the sentence, and everything below it as `caused by:` lines.
+    /// A failure with `error` as its message, and the error's sources as `caused by:` lines.
     pub(crate) fn chain(exit: Exit, error: &dyn Error) -> Self {
         let failure = Self::new(exit, error.to_string());
         match error.source() {
@@ -96,7 +96,7 @@ impl Failure {
         }
     }
 
-    /// Adds an error and everything below it as `caused by:` lines.
+    /// Adds an error and its sources as `caused by:` lines.
     pub(crate) fn caused_by(mut self, error: &dyn Error) -> Self {
         let mut next = Some(error);
         while let Some(error) = next {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_pipe_is_quiet_and_fine() {
+    fn a_closed_pipe_exits_silently_with_0() {
         let failure = Failure::stdout(&io::ErrorKind::BrokenPipe.into());
         assert_eq!((failure.exit.code(), failure.message.as_str()), (0, ""));
         let full = Failure::stdout(&io::ErrorKind::StorageFull.into());

@@ -5,27 +5,27 @@ use runtime::CacheFolder;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Minimum size of the cached repacked weights: smaller ones are repacked quickly. A folder named
-/// by the user gets all.
-const LEAST: Bytes = Bytes(64 << 20);
+/// Minimum bytes of repacked weights to cache, because smaller weights are repacked quickly. A
+/// folder named by the user has no minimum.
+const MIN_CACHED: Bytes = Bytes(64 << 20);
 
-/// The folder that the user names, `None` for `off`, or a folder in the user's cache if the system
-/// has one.
+/// The folder that the user names, or `None` for `off`. By default a folder in the user's cache,
+/// or `None` if the system has none.
 pub(crate) fn cache_folder(named: Option<&Path>) -> Option<CacheFolder> {
     match named {
         Some(word) if word == "off" => None,
         Some(path) => Some(CacheFolder { path: path.to_owned(), least: Bytes(0) }),
         None => {
-            #[allow(clippy::disallowed_methods)] // the environment is read on this floor
+            #[allow(clippy::disallowed_methods)] // only the CLI reads the environment
             let path = user_cache(|name| std::env::var_os(name))?.join("thermocline");
-            Some(CacheFolder { path, least: LEAST })
+            Some(CacheFolder { path, least: MIN_CACHED })
         }
     }
 }
 
-/// The file of the input history of conversations.
+/// The file with the input history of conversations; `None` if no state folder is known.
 pub(crate) fn chat_history() -> Option<PathBuf> {
-    #[allow(clippy::disallowed_methods)] // the environment is read on this floor
+    #[allow(clippy::disallowed_methods)] // only the CLI reads the environment
     let folder = user_state(|name| std::env::var_os(name))?;
     Some(folder.join("thermocline").join("chat_history"))
 }
@@ -38,8 +38,8 @@ fn user_state(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     user_folder(env, "XDG_STATE_HOME", ".local/state", "Library/Application Support")
 }
 
-/// The value of the variable `xdg`, else a folder below the home folder. Relative paths in the
-/// environment are ignored.
+/// On Linux, the folder in the variable `xdg`, or else `in_home` below the home folder; on macOS,
+/// `on_macos` below the home folder. Relative paths in the environment are ignored.
 fn user_folder(
     env: impl Fn(&str) -> Option<OsString>,
     xdg: &str,
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     #[cfg(all(unix, not(target_os = "macos")))]
-    fn the_cache_folder_is_xdgs() {
+    fn the_cache_folder_follows_xdg() {
         let folder = |vars: &[(&str, &str)]| {
             let env = |name: &str| {
                 vars.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn off_is_nowhere_and_a_named_folder_takes_all() {
+    fn off_disables_the_cache_and_a_named_folder_has_no_minimum() {
         assert_eq!(cache_folder(Some(Path::new("off"))), None);
         let named = cache_folder(Some(Path::new("x"))).unwrap();
         assert_eq!((named.path, named.least), (PathBuf::from("x"), Bytes(0)));

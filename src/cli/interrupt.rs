@@ -1,4 +1,4 @@
-//! Ctrl-C: the first asks the run to stop, the second ends the process.
+//! Ctrl-C: the first press asks the run to stop, the second ends the process.
 
 use super::failure::{Exit, Failure};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Takes over Ctrl-C for the rest of the process.
+    /// Installs the Ctrl-C handler for the rest of the process.
     ///
     /// # Errors
     /// The system refuses the signal handler.
@@ -19,8 +19,8 @@ impl Interrupt {
         Self::of(&[SIGINT])
     }
 
-    /// As [`Self::install`], and treats SIGTERM as Ctrl-C: for work that leaves files behind when
-    /// it is killed.
+    /// As [`Self::install`], and treats SIGTERM as Ctrl-C, for commands that must remove or save
+    /// files before they end.
     ///
     /// # Errors
     /// The system refuses the signal handler.
@@ -32,7 +32,7 @@ impl Interrupt {
         let flag = Arc::new(AtomicBool::new(false));
         let failed =
             |e: std::io::Error| Failure::new(Exit::Failed, "cannot handle Ctrl-C").caused_by(&e);
-        // In this order: the exit is armed by the flag that the second handler sets.
+        // Register the shutdown first: it acts only if an earlier signal set the flag.
         let code = i32::from(Exit::Interrupted.code());
         for &signal in signals {
             flag::register_conditional_shutdown(signal, code, Arc::clone(&flag)).map_err(failed)?;
@@ -41,13 +41,13 @@ impl Interrupt {
         Ok(Self(flag))
     }
 
-    /// Acknowledges the request: the next Ctrl-C is a new one.
+    /// Acknowledges the request: the next Ctrl-C counts as the first press again.
     pub(crate) fn clear(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
 
-    /// From here to [`Interrupt::clear`], the first Ctrl-C ends the process, since nothing runs
-    /// that could stop. False if an earlier Ctrl-C was not acknowledged yet.
+    /// Makes the first Ctrl-C end the process, until [`Interrupt::clear`]. Used while waiting for
+    /// input, which cannot poll the flag. False if an earlier Ctrl-C is not acknowledged yet.
     #[must_use]
     pub(crate) fn arm(&self) -> bool {
         !self.0.swap(true, Ordering::Relaxed)
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_press_sets_the_flag_and_no_more() {
+    fn the_first_press_only_sets_the_flag() {
         let interrupt = Interrupt::install().unwrap();
         let seen_elsewhere = interrupt.clone();
         assert!(!interrupt.is_set());

@@ -1,8 +1,8 @@
 //! Flags of llama.cpp and PowerInfer without an equivalent here.
 //!
-//! People paste command lines. A flag that does not affect the text is accepted silently. A flag
-//! about placement is accepted with a note on its effect here. A flag that would change the text is
-//! rejected, because silently different text is worse than an error. The list is
+//! Users paste command lines of llama.cpp. A flag that does not affect the text is accepted
+//! silently. A placement flag is accepted with a note. A flag that would change the text is
+//! rejected, because silently different text is worse than an error. The flags are listed in
 //! [`super::llama_flags`].
 
 use super::failure::Failure;
@@ -11,16 +11,16 @@ use super::terminal::Terminal;
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
 
-/// The values that a flag takes.
+/// How many values a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arity {
-    /// Nothing.
+    /// No value.
     Nothing,
     /// The next word, even if it starts with `-`.
     One,
     /// The next two words.
     Two,
-    /// The next word if it is on, off, auto or the like.
+    /// The next word if it is a switch value, such as on, off or auto.
     Maybe,
 }
 
@@ -38,15 +38,15 @@ pub(super) enum Treatment {
 /// A value that disables a flag, which is then accepted silently.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum NeutralValue {
-    /// No value does.
+    /// No value disables the flag.
     Never,
     /// A number in this range.
     Number(RangeInclusive<f32>),
-    /// One of these words.
+    /// One of these values.
     Word(&'static [&'static str]),
 }
 
-/// One flag, under all its names.
+/// One flag of llama.cpp, with all its names.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct LlamaFlag {
     pub(super) names: &'static [&'static str],
@@ -57,7 +57,7 @@ pub(super) struct LlamaFlag {
     pub(super) env: Option<&'static str>,
 }
 
-/// A known flag on this command line.
+/// A llama.cpp flag on the command line or in the environment, with its table entry.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct GivenFlag {
     pub(super) known: &'static LlamaFlag,
@@ -68,10 +68,10 @@ pub(super) struct GivenFlag {
 
 /// Whether this command accepts llama.cpp's flags.
 pub(super) fn applies_to(command: &OsStr) -> bool {
-    ["run", "chat", "bench", "perplexity", "profile", "plan"].iter().any(|c| command == *c)
+    ["run", "chat", "serve", "bench", "perplexity", "profile", "plan"].iter().any(|c| command == *c)
 }
 
-/// The flag of this name.
+/// The table entry of the flag called `flag`.
 pub(super) fn find(flag: &str) -> Option<&'static LlamaFlag> {
     KNOWN.iter().find(|k| k.names.contains(&flag))
 }
@@ -96,7 +96,7 @@ pub(super) fn from_environment(seen: &mut Vec<GivenFlag>, env: impl Fn(&str) -> 
     }
 }
 
-/// Rejects flags that would change the text and explains accepted ones, one line per explanation.
+/// Rejects flags that would change the text, and prints a note per explanation of the others.
 ///
 /// # Errors
 /// The first flag that would change the text.
@@ -106,16 +106,16 @@ pub(super) fn judge(seen: &[GivenFlag], terminal: &Terminal) -> Result<(), Failu
         match flag.known.verdict {
             Treatment::Silent => {}
             Treatment::Refused(why) => {
-                return Err(Failure::usage(format!("{}: {why}", flag.shown())));
+                return Err(Failure::usage(format!("{}: {why}", flag.flag_and_value())));
             }
             Treatment::Hint(means) => match hints.iter_mut().find(|(m, _)| *m == means) {
-                Some((_, flags)) => flags.push(flag.shown()),
-                None => hints.push((means, vec![flag.shown()])),
+                Some((_, flags)) => flags.push(flag.flag_and_value()),
+                None => hints.push((means, vec![flag.flag_and_value()])),
             },
         }
     }
     for (means, flags) in hints {
-        terminal.note(&format!("{}: {means}", flags.join(", ")));
+        terminal.note(&format!("ignoring {}: {means}", flags.join(", ")));
     }
     Ok(())
 }
@@ -130,7 +130,7 @@ impl GivenFlag {
         }
     }
 
-    fn shown(&self) -> String {
+    fn flag_and_value(&self) -> String {
         match &self.value {
             Some(value) if self.flag.starts_with('-') => format!("{} {value}", self.flag),
             Some(value) => format!("{}={value}", self.flag),
@@ -139,7 +139,7 @@ impl GivenFlag {
     }
 }
 
-/// The section of `--help` about these flags.
+/// The section of `--help` on llama.cpp's other flags.
 pub(super) fn help() -> String {
     let names = |wanted: fn(&Treatment) -> bool| {
         let known = KNOWN.iter().filter(|k| wanted(&k.verdict));
@@ -147,8 +147,8 @@ pub(super) fn help() -> String {
     };
     format!(
         "Other flags of llama.cpp:\n\
-         \n  Accepted with a note; they affect placement, not the text:\n{}\
-         \n  Accepted and ignored; they have no effect here:\n{}\
+         \n  Ignored with a note; they do not change the text:\n{}\
+         \n  Ignored without a note; they have no effect here:\n{}\
          \n  Rejected unless set to the value that disables them, because they would change the text:\n{}\
          \nSwitches have the forms --NAME, --no-NAME and --NAME=on|off. \
          Each flag can also be set by the environment variable shown.",
@@ -179,17 +179,17 @@ mod tests {
     use super::super::args::ColorWhen;
     use super::*;
 
-    fn seen(flag: &str, value: Option<&str>) -> GivenFlag {
+    fn given_flag(flag: &str, value: Option<&str>) -> GivenFlag {
         GivenFlag { known: find(flag).unwrap(), flag: flag.into(), value: value.map(Into::into) }
     }
 
-    fn verdict(flag: &str, value: Option<&str>) -> Result<(), Failure> {
+    fn check_flag(flag: &str, value: Option<&str>) -> Result<(), Failure> {
         let terminal = Terminal::new(ColorWhen::Off, true, 0);
-        judge(&[seen(flag, value)], &terminal)
+        judge(&[given_flag(flag, value)], &terminal)
     }
 
     #[test]
-    fn no_name_stands_twice() {
+    fn names_are_unique() {
         let mut names: Vec<_> = KNOWN.iter().flat_map(|k| k.names).collect();
         names.sort_unstable();
         for pair in names.windows(2) {
@@ -198,21 +198,21 @@ mod tests {
     }
 
     #[test]
-    fn refused_by_one_sentence_unless_neutral() {
-        let failure = verdict("--mirostat", Some("2")).unwrap_err();
+    fn flags_that_change_the_text_are_rejected_unless_neutral() {
+        let failure = check_flag("--mirostat", Some("2")).unwrap_err();
         assert_eq!(failure.exit.code(), 2);
         assert!(failure.message.starts_with("--mirostat 2: "));
-        assert_eq!(verdict("--mirostat", Some("0")), Ok(()));
-        assert!(verdict("--typical", Some("0.9")).is_err());
-        assert_eq!(verdict("--typical", Some("1.0")), Ok(()));
-        assert!(verdict("--dry-multiplier", Some("x")).is_err());
-        assert!(verdict("--lora", Some("a.gguf")).is_err());
-        assert_eq!(verdict("-sm", Some("row")), Ok(()));
-        assert_eq!(verdict("--no-warmup", None), Ok(()));
+        assert_eq!(check_flag("--mirostat", Some("0")), Ok(()));
+        assert!(check_flag("--typical", Some("0.9")).is_err());
+        assert_eq!(check_flag("--typical", Some("1.0")), Ok(()));
+        assert!(check_flag("--dry-multiplier", Some("x")).is_err());
+        assert!(check_flag("--lora", Some("a.gguf")).is_err());
+        assert_eq!(check_flag("-sm", Some("row")), Ok(()));
+        assert_eq!(check_flag("--no-warmup", None), Ok(()));
     }
 
     #[test]
-    fn the_environment_counts_where_the_line_is_silent() {
+    fn the_environment_applies_if_the_command_line_does_not_set_a_flag() {
         let env = |name: &str| match name {
             "THERMOCLINE_ARG_SPLIT_MODE" => Some("row".to_owned()),
             "THERMOCLINE_ARG_CPU_MOE" => Some("0".to_owned()),
@@ -222,8 +222,8 @@ mod tests {
         let mut flags = Vec::new();
         from_environment(&mut flags, env);
         assert_eq!(flags.len(), 1);
-        assert_eq!(flags[0].shown(), "THERMOCLINE_ARG_SPLIT_MODE=row");
-        let mut flags = vec![seen("--split-mode", Some("layer"))];
+        assert_eq!(flags[0].flag_and_value(), "THERMOCLINE_ARG_SPLIT_MODE=row");
+        let mut flags = vec![given_flag("--split-mode", Some("layer"))];
         from_environment(&mut flags, env);
         assert_eq!(flags.len(), 1);
     }

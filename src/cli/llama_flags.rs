@@ -1,4 +1,4 @@
-//! The list for [`super::llama`], one flag per line.
+//! The table of flags for [`super::llama`], one flag per line.
 
 use super::llama::Arity::{Maybe, Nothing, One, Two};
 use super::llama::NeutralValue::{Never, Number, Word};
@@ -6,24 +6,23 @@ use super::llama::Treatment::{Hint, Refused, Silent};
 use super::llama::{Arity, LlamaFlag, NeutralValue, Treatment};
 
 const PLANNED: &str =
-    "layers and neurons are placed within --vram-budget; `thermocline plan` shows where";
+    "the planner places layers and neurons within --vram-budget; `thermocline plan` shows where";
 const NO_EXPERTS: &str =
-    "experts are placed like all neurons; --disable-gpu-index keeps them on the CPU";
-const NO_REMOTE: &str = "only devices of this machine are used";
-const KV_HERE: &str = "--no-kv-offload keeps the KV cache on the CPU";
-const ONE_TEAM: &str = "the threads of --threads-batch are pinned like those of --threads";
+    "the planner places experts like other neurons; --disable-gpu-index keeps them on the CPU";
+const NO_REMOTE: &str = "only devices of this machine are supported; --device selects them";
+const KV_HERE: &str = "the planner places the KV cache; --no-kv-offload keeps it on the CPU";
+const SAME_PINNING: &str = "prefill threads are pinned like decode threads; --cpu-mask sets both";
 const NO_DRAFT: &str = "speculative decoding is not supported; the text is the same without it";
-const PAGE_CACHE: &str = "the file is memory-mapped; --mlock and --no-mmap change that";
-const NO_DOWNLOAD: &str = "models are not downloaded: download the GGUF file and pass it with -m";
+const PAGE_CACHE: &str = "the model file is memory-mapped; --mlock and --no-mmap change that";
+const NO_DOWNLOAD: &str = "models are not downloaded; download the GGUF file and pass it with -m";
 const RAW_TEXT: &str = "raw text cannot be continued interactively; `chat` starts a conversation";
-const TEMPLATE: &str = "the chat template formats messages; --chat-template sets another";
+const TEMPLATE: &str = "the chat template formats messages; --chat-template sets another template";
 const NO_ADAPTER: &str = "adapters are not supported yet, and the text would differ without them";
 const NO_SAMPLER: &str = "this sampler is not supported yet, and the text would differ without it";
-const NO_GRAMMAR: &str = "constrained output is not supported yet";
 const NO_ROPE: &str = "the position encoding is taken from the file and cannot be overridden yet";
-const NO_CACHE: &str = "saved prompt states are not supported yet";
-const NO_OVERRIDE: &str = "metadata cannot be overridden yet";
-const NO_TASK: &str = "only perplexity and divergence are measured";
+const NO_OVERRIDE: &str = "overriding metadata is not supported yet";
+const NO_TASK: &str =
+    "this benchmark is not supported; `perplexity` measures perplexity and divergence";
 const OFF: NeutralValue = Number(0.0..=0.0);
 const AT_MOST_0: NeutralValue = Number(f32::MIN..=0.0);
 const ONE: NeutralValue = Number(1.0..=1.0);
@@ -44,7 +43,7 @@ impl LlamaFlag {
 }
 
 #[rustfmt::skip]
-pub(super) static KNOWN: [LlamaFlag; 116] = [
+pub(super) static KNOWN: [LlamaFlag; 109] = [
     // Placement.
     flag(&["-sm", "--split-mode"], One, Hint(PLANNED)).unless(Word(&["none"])).env("SPLIT_MODE"),
     flag(&["-ts", "--tensor-split"], One, Hint(PLANNED)).env("TENSOR_SPLIT"),
@@ -58,15 +57,15 @@ pub(super) static KNOWN: [LlamaFlag; 116] = [
     flag(&["-rpc", "--rpc"], One, Hint(NO_REMOTE)).env("RPC"),
     flag(&["-cmoe", "--cpu-moe"], Nothing, Hint(NO_EXPERTS)).env("CPU_MOE"),
     flag(&["-ncmoe", "--n-cpu-moe"], One, Hint(NO_EXPERTS)).unless(OFF).env("N_CPU_MOE"),
-    flag(&["-Cb", "--cpu-mask-batch"], One, Hint(ONE_TEAM)),
-    flag(&["-Crb", "--cpu-range-batch"], One, Hint(ONE_TEAM)),
-    flag(&["--cpu-strict-batch"], One, Hint(ONE_TEAM)).unless(OFF),
-    flag(&["--prio-batch"], One, Hint(ONE_TEAM)).unless(OFF),
+    flag(&["-Cb", "--cpu-mask-batch"], One, Hint(SAME_PINNING)),
+    flag(&["-Crb", "--cpu-range-batch"], One, Hint(SAME_PINNING)),
+    flag(&["--cpu-strict-batch"], One, Hint(SAME_PINNING)).unless(OFF),
+    flag(&["--prio-batch"], One, Hint(SAME_PINNING)).unless(OFF),
     flag(&["--poll-batch"], One, Silent),
     flag(&["-lm", "--load-mode"], One, Hint(PAGE_CACHE)).unless(Word(&["auto", "mmap"])).env("LOAD_MODE"),
     flag(&["-dio", "--direct-io"], Maybe, Hint(PAGE_CACHE)).env("DIO"),
     flag(&["-ndio", "--no-direct-io"], Nothing, Silent),
-    flag(&["--check-tensors"], Nothing, Hint("tensor values are not checked before use")),
+    flag(&["--check-tensors"], Nothing, Hint("tensor values are not checked before use; NaN logits end the run")),
     flag(&["-md", "--model-draft"], One, Hint(NO_DRAFT)).env("MODEL_DRAFT"),
     flag(&["--draft", "--draft-n", "--draft-max"], One, Hint(NO_DRAFT)).env("DRAFT_MAX"),
     flag(&["--draft-min", "--draft-n-min"], One, Hint(NO_DRAFT)).env("DRAFT_MIN"),
@@ -96,7 +95,7 @@ pub(super) static KNOWN: [LlamaFlag; 116] = [
     flag(&["--offline"], Nothing, Silent).env("OFFLINE"),
     flag(&["-lv", "--verbosity", "--log-verbosity"], One, Silent),
     flag(&["--log-verbose"], Nothing, Silent),
-    flag(&["--log-file"], One, Hint("no log file is written: redirect standard error")),
+    flag(&["--log-file"], One, Hint("no log file is written; redirect standard error instead")),
     flag(&["--log-colors"], Maybe, Silent),
     flag(&["--log-prefix"], Nothing, Silent),
     flag(&["--log-timestamps"], Nothing, Silent),
@@ -122,10 +121,6 @@ pub(super) static KNOWN: [LlamaFlag; 116] = [
     flag(&["--control-vector"], One, Refused(NO_ADAPTER)),
     flag(&["--control-vector-scaled"], One, Refused(NO_ADAPTER)),
     flag(&["--control-vector-layer-range"], Two, Refused(NO_ADAPTER)),
-    flag(&["--grammar"], One, Refused(NO_GRAMMAR)).unless(Word(&[""])),
-    flag(&["--grammar-file"], One, Refused(NO_GRAMMAR)),
-    flag(&["-j", "--json-schema"], One, Refused(NO_GRAMMAR)),
-    flag(&["-jf", "--json-schema-file"], One, Refused(NO_GRAMMAR)),
     flag(&["--mirostat"], One, Refused(NO_SAMPLER)).unless(OFF),
     flag(&["--mirostat-lr"], One, Silent),
     flag(&["--mirostat-ent"], One, Silent),
@@ -157,9 +152,6 @@ pub(super) static KNOWN: [LlamaFlag; 116] = [
     flag(&["-gan", "--grp-attn-n"], One, Refused("self-extended attention is not supported")).unless(ONE).env("GRP_ATTN_N"),
     flag(&["--memory-f32"], Nothing, Refused("use -ctk f32 -ctv f32 instead")),
     flag(&["--override-kv"], One, Refused(NO_OVERRIDE)),
-    flag(&["--prompt-cache"], One, Refused(NO_CACHE)),
-    flag(&["--prompt-cache-all"], Nothing, Silent),
-    flag(&["--prompt-cache-ro"], Nothing, Silent),
     flag(&["--completion-bash"], Nothing, Refused("use `thermocline completions bash` instead")),
     flag(&["-embd", "--embedding", "--embeddings"], Maybe, Refused("embeddings are not supported yet")).unless(Word(&["0"])),
     flag(&["--ppl-stride"], One, Refused("strided perplexity is not supported; chunks do not overlap")).unless(OFF),

@@ -34,50 +34,50 @@ pub fn main() -> ExitCode {
     let mut terminal = Terminal::new(ColorWhen::Auto, false, 0);
     match run(words, &mut terminal) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Ended::ByClap(error)) => {
+        Err(DispatchError::ByClap(error)) => {
             if let Some(failure) = Failure::of_clap(&error) {
                 terminal.report(failure);
                 return ExitCode::from(failure.exit.code());
             }
-            // A closed pipe does not make help a failure.
+            // Failing to print help to a closed pipe is not an error.
             let _ = error.print();
             ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
         }
-        Err(Ended::Failed(failure)) => {
+        Err(DispatchError::Failed(failure)) => {
             terminal.report(&failure);
             ExitCode::from(failure.exit.code())
         }
     }
 }
 
-/// How a command line ends without a result.
-enum Ended {
+/// Why no command ran to its end.
+enum DispatchError {
     /// Help, version, or an error that clap found.
     ByClap(clap::Error),
     /// Any other failure.
     Failed(Failure),
 }
 
-impl From<Failure> for Ended {
+impl From<Failure> for DispatchError {
     fn from(failure: Failure) -> Self {
         Self::Failed(failure)
     }
 }
 
-fn run(words: Vec<OsString>, terminal: &mut Terminal) -> Result<(), Ended> {
+fn run(words: Vec<OsString>, terminal: &mut Terminal) -> Result<(), DispatchError> {
     let cli = cli();
-    let mut words = words::regular(&cli, words)?;
+    let mut words = words::normalise(&cli, words)?;
     let brief = words.argv.iter().any(|word| word == "-h");
     let cli = if brief { short_help(cli) } else { cli };
-    let parsed = cli.try_get_matches_from(words.argv).map_err(Ended::ByClap)?;
-    let command = Cli::from_arg_matches(&parsed).map_err(Ended::ByClap)?.command;
+    let parsed = cli.try_get_matches_from(words.argv).map_err(DispatchError::ByClap)?;
+    let command = Cli::from_arg_matches(&parsed).map_err(DispatchError::ByClap)?.command;
     let common = command.common();
     *terminal = Terminal::new(common.color, common.log_disable, common.verbose);
     let Some((name, given)) = parsed.subcommand() else {
         return Ok(());
     };
     if llama::applies_to(name.as_ref()) {
-        #[allow(clippy::disallowed_methods)] // the environment is read on this floor
+        #[allow(clippy::disallowed_methods)] // only the CLI reads the environment
         llama::from_environment(&mut words.seen, |name| std::env::var(name).ok());
         llama::judge(&words.seen, terminal)?;
     }
@@ -91,12 +91,13 @@ fn dispatch(command: Command, terminal: &Terminal) -> Result<(), Failure> {
     }
     let several = command.placement().is_some_and(|placement| placement.devices.backend.len() > 1);
     if several && !matches!(command, Command::Bench(_)) {
-        let help = "`bench --backend cpu,wgpu` compares several";
-        return Err(Failure::usage("--backend takes one name here").help(help));
+        let help = "`bench --backend cpu,wgpu` compares several backends";
+        return Err(Failure::usage("only `bench` takes several names for --backend").help(help));
     }
     match command {
         Command::Run(args) => command::run::run(&args.resolve()?, terminal),
         Command::Chat(args) => command::chat::run(&args.resolve()?, terminal),
+        Command::Serve(args) => command::serve::run(&args.resolve()?, terminal),
         Command::Bench(args) => command::bench::run(&args.resolve()?, terminal),
         Command::Perplexity(args) => command::perplexity::run(&args, terminal),
         Command::Predictor(args) => command::predictor::run(&args, terminal),
@@ -123,7 +124,7 @@ fn cli() -> clap::Command {
     };
     let cli = Cli::command().infer_long_args(false);
     let cli = cli.mut_subcommands(with_llama);
-    // Switches accept more spellings than clap lists.
+    // Hide the values of switches, because switches accept more spellings than clap lists.
     let is_switch = |arg: &clap::Arg| {
         arg.is_require_equals_set() && arg.get_value_parser().type_id() == TypeId::of::<bool>()
     };
@@ -135,7 +136,7 @@ fn cli() -> clap::Command {
     })
 }
 
-/// One line per flag: `-h` leaves environment variables and lists of values to `--help`.
+/// One line per flag. Only `--help` prints environment variables and lists of values.
 fn short_help(cli: clap::Command) -> clap::Command {
     cli.mut_subcommands(|command| {
         command.mut_args(|arg| {
@@ -164,12 +165,12 @@ mod tests {
     }
 
     #[test]
-    fn clap_finds_nothing_wrong() {
+    fn clap_accepts_the_definitions() {
         cli().debug_assert();
     }
 
     #[test]
-    fn every_argument_but_the_text_has_its_twin() {
+    fn every_flag_except_input_text_has_an_environment_variable() {
         for command in cli().get_subcommands() {
             for arg in command.get_arguments() {
                 let id = arg.get_id().as_str();
@@ -180,6 +181,10 @@ mod tests {
                     "stdin",
                     "system_prompt",
                     "system_prompt_file",
+                    "json_schema",
+                    "json_schema_file",
+                    "grammar",
+                    "grammar_file",
                     "shell",
                     "action",
                     "model_folder",
@@ -192,7 +197,10 @@ mod tests {
                     "version",
                 ];
                 let env = arg.get_env().and_then(|e| e.to_str());
-                let named = env.is_some_and(|e| e.starts_with("THERMOCLINE_ARG_"));
+                // llama-server's name of the key's variable has no `ARG`.
+                let is_twin =
+                    |e: &str| e.starts_with("THERMOCLINE_ARG_") || e == "THERMOCLINE_API_KEY";
+                let named = env.is_some_and(is_twin);
                 assert_eq!(named, !text.contains(&id), "{} {id}", command.get_name());
             }
         }

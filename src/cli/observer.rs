@@ -1,4 +1,4 @@
-//! Prints notices and progress of the runtime on standard error, with the related flags.
+//! Prints the runtime's notices, with the flags that affect them, and its progress.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,11 +8,11 @@ use runtime::{Notice, Observer, RepackNotice, SharedObserver, SparsityNotice, Ta
 
 use super::terminal::Terminal;
 
-/// Smaller models load before a bar could be read.
+/// Minimum size for a progress bar. Smaller models load too fast to read one.
 const BAR_FROM: Bytes = Bytes(256 << 20);
 
-/// A progress bar over `size` bytes, hidden if standard error is not a terminal or loading is too
-/// short.
+/// A progress bar over `size` bytes; hidden if standard error is not a terminal or `size` is below
+/// [`BAR_FROM`].
 pub(crate) fn bar(what: &'static str, size: Bytes, terminal: &Terminal) -> ProgressBar {
     if !terminal.shows_progress() || size < BAR_FROM {
         return ProgressBar::hidden();
@@ -69,25 +69,30 @@ impl Observer for Printer {
 }
 
 /// A notice as text, with the flags that affect it.
-#[allow(clippy::wildcard_enum_match_arm)] // most notices have to do with no flag
+#[allow(clippy::wildcard_enum_match_arm)] // most notices concern no flag
 fn text(notice: &Notice) -> String {
     let hint = match notice {
         Notice::Context { .. } => {
-            "-c sets it; a larger context leaves less device memory for neurons"
+            "-c sets the context; a larger context leaves less device memory for neurons"
         }
         Notice::NoDevice { expected_by, .. } if expected_by.is_empty() => {
             "`thermocline doctor` reports what is missing"
         }
         Notice::NoMemoryReport { .. } => "--vram-budget sets a limit",
-        Notice::DeviceFull(_) => "--vram-budget sets how much may be used",
-        Notice::NoProfile => "`thermocline profile` collects one",
+        Notice::DeviceFull(_) => "--vram-budget sets how much of it to use",
+        Notice::NoProfile => "`thermocline profile` collects a profile",
+        Notice::ProfileRefused { .. } => "`thermocline profile --restart` replaces it",
+        Notice::PredictorRefused { .. } => "`thermocline predictor --restart` replaces it",
+        Notice::LittleMemory { .. } => "a smaller context (-c) needs less",
         Notice::Sparsity(
             SparsityNotice::TrainedPredictor { .. } | SparsityNotice::Thresholds { .. },
         ) => "`perplexity --against dense` measures the loss",
-        Notice::Sparsity(SparsityNotice::Predictor { .. }) => "--sparsity exact changes nothing",
+        Notice::Sparsity(SparsityNotice::Predictor { .. }) => {
+            "--sparsity exact keeps the exact result"
+        }
         Notice::Repack(RepackNotice::Writing { .. }) => "--repack-cache off disables it",
         Notice::WholeLayersIgnored => {
-            return "--n-gpu-layers changes nothing: --disable-gpu-index keeps the neurons of all layers on the CPU"
+            return "--n-gpu-layers has no effect: --disable-gpu-index keeps the neurons of all layers on the CPU"
                 .to_owned();
         }
         Notice::BudgetReduced { .. } => return format!("--vram-budget: {notice}"),
@@ -108,10 +113,10 @@ mod tests {
     #[test]
     fn notices_name_the_flags_that_change_them() {
         let context = Notice::Context { n_ctx: 64, n_ctx_train: 128, shorter: Some((32, 0.25)) };
-        let told = text(&context);
-        assert!(told.contains("32 would decode 25 % faster; -c sets it"), "{told}");
+        let shown = text(&context);
+        assert!(shown.contains("32 would decode 25 % faster; -c sets the context"), "{shown}");
         let (reason, flags) = ("no driver".to_owned(), vec!["--main-gpu"]);
-        let told = text(&Notice::NoDevice { reason, expected_by: flags });
-        assert!(told.starts_with("--main-gpu changes nothing: no driver"), "{told}");
+        let shown = text(&Notice::NoDevice { reason, expected_by: flags });
+        assert!(shown.starts_with("--main-gpu has no effect: no driver"), "{shown}");
     }
 }

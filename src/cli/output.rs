@@ -5,12 +5,12 @@ use crate::gguf::PartFile;
 use std::io::{self, StdoutLock, Write};
 use std::path::Path;
 
-/// Writes a file besides the result, such as a picture. A regular file is written under a temporary
-/// name and renamed, so that it is complete or absent; anything else, such as a pipe, is written
-/// directly.
+/// Writes an additional file next to the result, such as a picture. A regular file is written under
+/// a temporary name and renamed, so that it is complete or absent; anything else, such as a pipe,
+/// is written directly.
 ///
 /// # Errors
-/// [`Exit::Failed`] with the path.
+/// [`Exit::Failed`]; the message names the path.
 pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
     let failed = |e: &dyn std::error::Error| {
         Failure::new(Exit::Failed, format!("cannot write '{}'", path.display())).caused_by(e)
@@ -18,14 +18,14 @@ pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
     if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
         return std::fs::write(path, text).map_err(|e| failed(&e));
     }
-    // A symbolic link stays a link.
+    // Write to the target of a symbolic link, so that the link itself stays.
     let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let mut part = PartFile::create(&target).map_err(|e| failed(&e))?;
     part.write_all(text.as_bytes()).map_err(|e| failed(&e))?;
     part.commit().map_err(|e| failed(&e))
 }
 
-/// Writes the result. A closed pipe becomes the silent [`Failure::stdout`].
+/// Writes the result. Errors become [`Failure::stdout`], which is silent for a closed pipe.
 #[derive(Debug)]
 pub(crate) struct Output(StdoutLock<'static>);
 
@@ -47,7 +47,7 @@ impl Output {
         self.write("\n")
     }
 
-    /// Shows what was written so far: once per token, and at the end of a command.
+    /// Flushes the text written so far. Called once per token and at the end of a command.
     pub(crate) fn flush(&mut self) -> Result<(), Failure> {
         self.0.flush().map_err(|e| Failure::stdout(&e))
     }

@@ -1,17 +1,18 @@
-//! Values that clap has no parser for: memory budgets, ranges of llama-bench, logit biases,
+//! Parsers of values that clap does not know: memory budgets, llama-bench's ranges, logit biases,
 //! escapes.
 
 use crate::predictor::ERRORS;
-use runtime::{Assumed, Budget, Sparsity};
+use hal::Bytes;
+use runtime::{AssumedDevice, Budget, Sparsity};
 
-/// Reads PowerInfer's GiB number (`7.5`; `-1` is automatic), `8GiB`, `8192MiB` or `80%`.
+/// Parses PowerInfer's GiB number (`7.5`; `-1` is automatic), `8GiB`, `8192MiB` or `80%`.
 pub(crate) fn budget(text: &str) -> Result<Budget, String> {
     let text = text.trim();
     let at = text.find(|c: char| c != '.' && c != '-' && !c.is_ascii_digit());
     let (number, unit) = text.split_at(at.unwrap_or(text.len()));
     let wrong = || {
         format!(
-            "'{text}' is not a memory size: write 8GiB, 8192MiB, 80%, GiB as a number, or -1 for the free memory less a margin"
+            "'{text}' is not a memory size: write 8GiB, 8192MiB, 80%, a number of GiB, or -1 for the free memory minus a margin"
         )
     };
     let value: f64 = number.parse().map_err(|_| wrong())?;
@@ -21,7 +22,7 @@ pub(crate) fn budget(text: &str) -> Result<Budget, String> {
     }
     if value < 0.0 {
         return Err(format!(
-            "'{text}' is negative; of negative numbers only -1 is allowed, for the free memory less a margin"
+            "'{text}' is negative; of negative numbers only -1 is allowed, for the free memory minus a margin"
         ));
     }
     if unit == "%" && value > 100.0 {
@@ -51,7 +52,19 @@ pub(crate) fn budget(text: &str) -> Result<Budget, String> {
     Ok(Budget::Bytes(bytes as u64))
 }
 
-/// Budgets with colons between them: one for each device, or one for all.
+/// Parses a size: `16MiB`, `4GiB`, or a number of bytes.
+pub(crate) fn bytes(text: &str) -> Result<Bytes, String> {
+    let wrong = || format!("'{text}' is not a size: write 16MiB, 4GiB or a number of bytes");
+    if let Ok(bytes) = text.trim().parse() {
+        return Ok(Bytes(bytes));
+    }
+    match budget(text) {
+        Ok(Budget::Bytes(bytes)) => Ok(Bytes(bytes)),
+        Ok(Budget::Auto | Budget::Share(_)) | Err(_) => Err(wrong()),
+    }
+}
+
+/// Budgets separated by colons: one per device, or one for all devices.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Budgets(pub(crate) Vec<Budget>);
 
@@ -59,7 +72,7 @@ pub(crate) fn budgets(text: &str) -> Result<Budgets, String> {
     text.split(':').map(budget).collect::<Result<_, _>>().map(Budgets)
 }
 
-/// Reads a word for [`Sparsity`], or a relative error.
+/// Parses a name of [`Sparsity`], or a relative error.
 pub(crate) fn sparsity(text: &str) -> Result<Sparsity, String> {
     Ok(match text {
         "predicted" => Sparsity::Predicted,
@@ -68,30 +81,30 @@ pub(crate) fn sparsity(text: &str) -> Result<Sparsity, String> {
         "fast" => Sparsity::Fast,
         "off" => Sparsity::Off,
         other => Sparsity::Within(error_share(other).map_err(|_| {
-            format!("'{other}' is not one of exact, balanced, fast, predicted, off, nor an error between 0 and 1 (0.05)")
+            format!("'{other}' is neither exact, balanced, fast, predicted or off, nor a relative error such as 0.05")
         })?),
     })
 }
 
-/// Reads a relative error in the range for which thresholds are trained.
+/// Parses a relative error in the range for which thresholds are trained.
 pub(crate) fn error_share(text: &str) -> Result<f32, String> {
     let [least, most] = [ERRORS[0], ERRORS[ERRORS.len() - 1]];
     match text.parse::<f32>() {
         Ok(error) if (least..=most).contains(&error) => Ok(error),
-        Ok(_) | Err(_) => Err(format!("'{text}' is not an error from {least} to {most}")),
+        Ok(_) | Err(_) => Err(format!("'{text}' is not a relative error from {least} to {most}")),
     }
 }
 
 /// `-ngl`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layers {
-    /// Neurons are placed by use.
+    /// The planner places single neurons by how often they fire.
     Auto,
     /// This number of whole layers, as far as they fit.
     Whole(usize),
 }
 
-/// Reads llama.cpp's number of layers: a count, `all`, or `auto` and negative numbers.
+/// Parses llama.cpp's number of layers: a count, `all` or `auto`; negative numbers are `auto`.
 pub(crate) fn layers(text: &str) -> Result<Layers, String> {
     match text.trim() {
         "auto" => Ok(Layers::Auto),
@@ -105,7 +118,7 @@ pub(crate) fn layers(text: &str) -> Result<Layers, String> {
     }
 }
 
-/// Reads a share above 0, up to 1, or in percent.
+/// Parses a fraction above 0 and at most 1, or a percentage.
 pub(crate) fn share(text: &str) -> Result<f64, String> {
     let (number, scale) = match text.trim().strip_suffix('%') {
         Some(number) => (number, 0.01),
@@ -113,13 +126,13 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
     };
     let share = number.parse::<f64>().map(|share| share * scale);
     let share = share.ok().filter(|share| *share > 0.0 && *share <= 1.0);
-    share.ok_or_else(|| format!("'{text}' is not a share such as 0.1 or 10%"))
+    share.ok_or_else(|| format!("'{text}' is not a fraction between 0 and 1, such as 0.1 or 10%"))
 }
 
-/// Reads
+/// Parses a device of `--assume`:
 /// `NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us,tflops=40,upload=12GB/s`.
-pub(crate) fn assumed(text: &str) -> Result<Assumed, String> {
-    let (mut device, mut keys) = (Assumed::default(), Vec::new());
+pub(crate) fn assumed(text: &str) -> Result<AssumedDevice, String> {
+    let (mut device, mut keys) = (AssumedDevice::default(), Vec::new());
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let Some((key, value)) = part.split_once('=') else {
             if let Some(name) = device.name.replace(part.to_owned()) {
@@ -157,8 +170,8 @@ pub(crate) fn assumed(text: &str) -> Result<Assumed, String> {
     Ok(device)
 }
 
-/// A number above `least` and its unit, by the factors of `units`.
-fn scaled(text: &str, units: &[(&str, f64)], what: &str) -> Result<f64, String> {
+/// Parses a number and its unit, and multiplies them. `what` describes the value in the error.
+fn parse_scaled(text: &str, units: &[(&str, f64)], what: &str) -> Result<f64, String> {
     let text = text.trim();
     let at = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(at);
@@ -178,15 +191,15 @@ fn flops(text: &str) -> Result<f64, String> {
 }
 
 fn above_zero(text: &str, units: &[(&str, f64)], what: &str) -> Result<f64, String> {
-    let value = scaled(text, units, what)?;
+    let value = parse_scaled(text, units, what)?;
     if value > 0.0 { Ok(value) } else { Err(format!("'{text}' is not a {what}")) }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
-    scaled(text, &[("us", 1e-6), ("", 1e-6), ("ms", 1e-3), ("s", 1.0)], "time such as 20us")
+    parse_scaled(text, &[("us", 1e-6), ("", 1e-6), ("ms", 1e-3), ("s", 1.0)], "time such as 20us")
 }
 
-/// The list of one occurrence of a flag.
+/// The values of one occurrence of a flag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct List<T>(pub(crate) Vec<T>);
 
@@ -195,10 +208,10 @@ pub(crate) fn values<T: Copy>(lists: &[List<T>]) -> Vec<T> {
     lists.iter().flat_map(|List(values)| values.iter().copied()).collect()
 }
 
-/// Maximum number of values that one list may have.
-const LONGEST_LIST: usize = 10_000;
+/// Maximum number of values in one list.
+const MAX_LIST: usize = 10_000;
 
-/// Reads llama-bench's lists: `4,8`, `1-8`, `1-9+2`, `1-8*2`, in any mixture.
+/// Parses llama-bench's lists: `4,8`, `1-8`, `1-9+2`, `1-8*2`, in any mixture.
 pub(crate) fn list(text: &str) -> Result<Vec<u32>, String> {
     let mut values = Vec::new();
     for item in text.split(',') {
@@ -228,8 +241,8 @@ fn range(text: &str, values: &mut Vec<u32>) -> Result<(), String> {
     }
     let mut value = first;
     while value <= last {
-        if values.len() == LONGEST_LIST {
-            return Err(format!("more than {LONGEST_LIST} values"));
+        if values.len() == MAX_LIST {
+            return Err(format!("more than {MAX_LIST} values"));
         }
         values.push(value);
         let Some(next) = value.checked_mul(times).and_then(|v| v.checked_add(step)) else {
@@ -240,7 +253,7 @@ fn range(text: &str, values: &mut Vec<u32>) -> Result<(), String> {
     Ok(())
 }
 
-/// Reads `P,G`: prompt tokens and generated tokens of one test.
+/// Parses `P,G`: prompt tokens and generated tokens of one test.
 pub(crate) fn pair(text: &str) -> Result<(u32, u32), String> {
     let wrong = || format!("'{text}' is not PROMPT,GENERATED");
     let (p, g) = text.split_once(',').ok_or_else(wrong)?;
@@ -248,7 +261,7 @@ pub(crate) fn pair(text: &str) -> Result<(u32, u32), String> {
     Ok((number(p)?, number(g)?))
 }
 
-/// Reads `15043+1`, `15043-2.5` or `2-inf`: a token id and a logit bias.
+/// Parses `15043+1`, `15043-2.5` or `2-inf`: a token id and a logit bias.
 pub(crate) fn logit_bias(text: &str) -> Result<(u32, f32), String> {
     let wrong = || format!("'{text}' is not TOKEN_ID(+/-)BIAS, such as 15043+1 or 2-inf");
     let at = text.find(['+', '-']).ok_or_else(wrong)?;
@@ -257,14 +270,14 @@ pub(crate) fn logit_bias(text: &str) -> Result<(u32, f32), String> {
     if bias.is_nan() || bias == f32::INFINITY { Err(wrong()) } else { Ok((id, bias)) }
 }
 
-/// Numbers of CPUs, ascending.
+/// CPU numbers, ascending.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cpus(pub(crate) Vec<usize>);
 
-/// More CPUs than any machine has.
+/// Limit of CPU numbers, higher than any machine has CPUs.
 const MAX_CPUS: usize = 8192;
 
-/// Reads llama.cpp's CPU mask: hexadecimal, the last digit for CPUs 0 to 3.
+/// Parses llama.cpp's CPU mask: hexadecimal, the last digit for CPUs 0 to 3.
 pub(crate) fn cpu_mask(text: &str) -> Result<Cpus, String> {
     let digits = text.strip_prefix("0x").or(text.strip_prefix("0X")).unwrap_or(text);
     if digits.is_empty() || digits.len() > MAX_CPUS / 4 {
@@ -278,7 +291,7 @@ pub(crate) fn cpu_mask(text: &str) -> Result<Cpus, String> {
     Ok(Cpus(cpus))
 }
 
-/// Reads llama.cpp's range of CPUs: `2-5`, `2-` or `-5`.
+/// Parses llama.cpp's range of CPUs: `2-5`, `2-` or `-5`.
 pub(crate) fn cpu_range(text: &str) -> Result<Cpus, String> {
     let wrong = || format!("'{text}' is not a range of CPUs such as 0-3");
     let (first, last) = text.split_once('-').ok_or_else(wrong)?;
@@ -293,7 +306,7 @@ pub(crate) fn cpu_range(text: &str) -> Result<Cpus, String> {
     Ok(Cpus((first..=last).collect()))
 }
 
-/// Replaces `\n \r \t \' \" \\ \xHH`; any other backslash stays. `None` if `\xHH` breaks the
+/// Replaces `\n \r \t \' \" \\ \xHH`; any other backslash stays. `None` if `\xHH` produces invalid
 /// UTF-8.
 ///
 /// Source: llama.cpp's rule for `-e`.
@@ -324,14 +337,14 @@ fn hex(digit: u8) -> Option<u8> {
     u8::try_from(value).ok()
 }
 
-/// Reads a number; NaN is rejected.
+/// Parses a number; NaN is rejected.
 ///
 /// # Errors
 /// The text is not a number.
 pub(crate) fn number(given: &str) -> Result<f32, String> {
     match given.trim().parse::<f32>() {
         Ok(number) if !number.is_nan() => Ok(number),
-        Ok(_) | Err(_) => Err("expected a number".to_owned()),
+        Ok(_) | Err(_) => Err(format!("'{given}' is not a number")),
     }
 }
 
@@ -341,7 +354,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn amounts_of_memory() {
+    fn amounts_of_memory_are_parsed() {
         assert_eq!(budget("8GiB"), Ok(Budget::Bytes(8 << 30)));
         assert_eq!(budget("8192MiB"), Ok(Budget::Bytes(8 << 30)));
         assert_eq!(budget("8"), Ok(Budget::Bytes(8 << 30)));
@@ -364,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn budgets_of_several_devices() {
+    fn budgets_of_several_devices_are_parsed() {
         let [two, four] = [Budget::Bytes(2 << 30), Budget::Bytes(4 << 30)];
         assert_eq!(budgets("2:4GiB"), Ok(Budgets(vec![two, four])));
         assert_eq!(budgets("2"), Ok(Budgets(vec![two])));
@@ -372,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_and_shares() {
+    fn layers_and_fractions_are_parsed() {
         assert_eq!(layers("33"), Ok(Layers::Whole(33)));
         assert_eq!([layers("-1"), layers("auto")], [Ok(Layers::Auto), Ok(Layers::Auto)]);
         assert!(layers("all").is_ok() && layers("many").is_err() && layers("").is_err());
@@ -381,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_are_not_there() {
+    fn assumed_devices_are_parsed() {
         let card = assumed("card, memory=8GiB,bandwidth=1TB/s,hand-off=20us").unwrap();
         assert_eq!(card.name.as_deref(), Some("card"));
         assert_eq!((card.memory, card.bandwidth), (Some(8 << 30), Some(1e12)));
@@ -401,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn lists() {
+    fn lists_are_parsed() {
         assert_eq!(list("4,8").unwrap(), [4, 8]);
         assert_eq!(list("1-4").unwrap(), [1, 2, 3, 4]);
         assert_eq!(list("1-8+3").unwrap(), [1, 4, 7]);
@@ -416,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn biases() {
+    fn logit_biases_are_parsed() {
         assert_eq!(logit_bias("15043+1"), Ok((15043, 1.0)));
         assert_eq!(logit_bias("7-0.5"), Ok((7, -0.5)));
         assert_eq!(logit_bias("2-inf"), Ok((2, f32::NEG_INFINITY)));
@@ -426,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn escapes() {
+    fn escapes_are_replaced() {
         assert_eq!(unescape(r"a\nb\t\\n\'\q\").unwrap(), "a\nb\t\\n'\\q\\");
         assert_eq!(unescape(r"\x41\x4\xzz").unwrap(), r"A\x4\xzz");
         assert_eq!(unescape(r"\xc3\xa9").unwrap(), "é");
@@ -435,14 +448,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_typed_panics(text in "[-+*,.%0-9a-zA-Z\\\\é]{0,12}") {
+        fn arbitrary_text_never_panics(text in "[-+*,.%0-9a-zA-Z\\\\é]{0,12}") {
             let _ = (layers(&text), share(&text), assumed(&text));
             let _ = (budget(&text), list(&text), pair(&text), logit_bias(&text), unescape(&text));
         }
     }
 
     #[test]
-    fn masks_and_ranges_of_cpus() {
+    fn cpu_masks_and_ranges_are_parsed() {
         let mask = |text| cpu_mask(text).map(|cpus| cpus.0);
         assert_eq!(mask("0x5"), Ok(vec![0, 2]));
         assert_eq!(mask("F0"), Ok(vec![4, 5, 6, 7]));

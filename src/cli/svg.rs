@@ -1,12 +1,12 @@
-//! Elements of plots: plain SVG without scripts, in the viewer's sans-serif font.
+//! Draws plots as plain SVG without scripts, in the viewer's sans-serif font.
 
 use std::fmt::Write;
 
-/// Colours of the CPU and, in turn, of devices; distinguishable with red-green colour blindness.
+/// Colour of the CPU. It and [`COLORS`] are distinguishable with red-green colour blindness.
 pub(crate) const CPU_COLOR: &str = "#8aa1b8";
 const COLORS: [&str; 4] = ["#d9822b", "#7a5fb0", "#2a9d8f", "#c2456b"];
 
-/// The colour of a device.
+/// The colour of a device; 0 is the CPU. Colours repeat after four devices.
 pub(crate) fn color(device: usize) -> &'static str {
     match device {
         0 => CPU_COLOR,
@@ -14,7 +14,7 @@ pub(crate) fn color(device: usize) -> &'static str {
     }
 }
 
-/// Font sizes of labels and of the title.
+/// Font sizes of labels and of the title, in SVG units.
 pub(crate) const TEXT: f64 = 11.0;
 pub(crate) const TITLE: f64 = 15.0;
 
@@ -41,7 +41,7 @@ impl Picture {
         }
     }
 
-    /// A text at a position, with further attributes.
+    /// A text at a position, with further SVG attributes.
     pub(crate) fn text(&mut self, (x, y): (f64, f64), attributes: &str, text: &str) {
         let text = escaped(text);
         let _ = writeln!(self.0, "<text x=\"{x:.1}\" y=\"{y:.1}\" {attributes}>{text}</text>");
@@ -53,7 +53,7 @@ impl Picture {
     }
 }
 
-/// Approximate width of a text, rounded up: the viewer's font is not known.
+/// Upper estimate of a text's width in SVG units; the viewer's font is not known.
 pub(crate) fn width_of(text: &str, size: f64) -> f64 {
     let em = |c: char| match c {
         'i' | 'j' | 'l' | 't' | 'f' | ' ' | '.' | ',' | ':' | ';' | '|' | '/' | '(' | ')' => 0.36,
@@ -65,8 +65,8 @@ pub(crate) fn width_of(text: &str, size: f64) -> f64 {
     size * text.chars().map(em).sum::<f64>()
 }
 
-/// As much of a text as fits into `width`; the middle is replaced by an ellipsis.
-pub(crate) fn fitted(text: &str, size: f64, width: f64) -> String {
+/// The text, shortened to fit into `width` SVG units by an ellipsis in its middle.
+pub(crate) fn shorten_to_width(text: &str, size: f64, width: f64) -> String {
     let chars: Vec<char> = text.chars().collect();
     let without = |n: usize| -> String {
         let kept = chars.len() - n;
@@ -103,15 +103,15 @@ mod tests {
 
     #[test]
     fn long_texts_lose_their_middle() {
-        assert_eq!(fitted("model.gguf", 10.0, 100.0), "model.gguf");
-        let long = fitted(&"0123456789".repeat(20), 10.0, 100.0);
+        assert_eq!(shorten_to_width("model.gguf", 10.0, 100.0), "model.gguf");
+        let long = shorten_to_width(&"0123456789".repeat(20), 10.0, 100.0);
         assert!(long.starts_with("0123") && long.ends_with("6789") && long.contains('\u{2026}'));
         assert!(width_of(&long, 10.0) <= 100.0 && width_of(&long, 10.0) > 85.0, "{long}");
-        assert_eq!(fitted("model", 10.0, 1.0), "");
+        assert_eq!(shorten_to_width("model", 10.0, 1.0), "");
     }
 
     #[test]
-    fn names_from_outside_stay_text() {
+    fn untrusted_names_are_escaped() {
         assert_eq!(escaped("a<b>&\"c\"\u{1b}"), "a&lt;b&gt;&amp;&quot;c&quot;?");
     }
 }

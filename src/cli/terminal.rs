@@ -15,8 +15,8 @@ pub(crate) const PROMPT: Style = AnsiColor::Yellow.on_default();
 /// Style of reasoning.
 pub(crate) const REASONING: Style = Style::new().dimmed();
 
-/// Decides what is printed. Standard output carries the result; everything else goes through here
-/// to standard error.
+/// Prints notes and failures. Standard output carries only the result; this type writes everything
+/// else to standard error.
 #[derive(Clone, Debug)]
 pub(crate) struct Terminal {
     color_stdout: bool,
@@ -27,9 +27,9 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Decides on colour by `--color`, the environment, and whether the streams are terminals.
+    /// Derives colour from `--color`, the environment, and whether the streams are terminals.
     pub(crate) fn new(when: ColorWhen, quiet: bool, verbose: u8) -> Self {
-        #[allow(clippy::disallowed_methods)] // the environment is read on this floor
+        #[allow(clippy::disallowed_methods)] // only the CLI reads the environment
         let env = |name: &str| std::env::var_os(name);
         Self {
             color_stdout: wants_color(when, io::stdout().is_terminal(), env),
@@ -59,27 +59,27 @@ impl Terminal {
         self.quiet
     }
 
-    /// One `note:` line on standard error; none with `--log-disable`.
+    /// Prints one `note:` line on standard error; nothing with `--log-disable`.
     pub(crate) fn note(&self, text: &str) {
         if !self.quiet {
             self.line(NOTE, "note", text);
         }
     }
 
-    /// A requested line on standard error, without a label.
-    pub(crate) fn tell(&self, text: &str) {
-        // A closed standard error leaves no way to report it.
+    /// Prints a line that the user asked for on standard error, without a label.
+    pub(crate) fn print_unlabelled(&self, text: &str) {
+        // If standard error is closed, the failure cannot be reported anywhere.
         let _ = writeln!(io::stderr(), "{}", printable(text));
     }
 
-    /// A `note:` line that only `-v` shows.
+    /// Prints a `note:` line with `-v` only.
     pub(crate) fn detail(&self, text: &str) {
         if self.verbose > 0 {
             self.note(text);
         }
     }
 
-    /// The lines of a failure on standard error.
+    /// Prints a failure on standard error: `error:`, `caused by:` and `help:` lines.
     pub(crate) fn report(&self, failure: &Failure) {
         if failure.message.is_empty() {
             return;
@@ -101,7 +101,7 @@ impl Terminal {
         };
         let mut stderr = AutoStream::new(io::stderr(), choice);
         let text = printable(text);
-        // A closed standard error leaves no way to report it.
+        // If standard error is closed, the failure cannot be reported anywhere.
         let _ = writeln!(stderr, "{style}{label}:{style:#} {text}");
     }
 }
@@ -121,8 +121,8 @@ pub(crate) fn printable(text: &str) -> String {
 }
 
 /// `--color on|off` decides; else `NO_COLOR`, then `CLICOLOR_FORCE` and `FORCE_COLOR`, then
-/// `TERM=dumb`, then whether it is a terminal. Empty variables are ignored, as is `0` in the
-/// forcing ones.
+/// `TERM=dumb`, then `is_terminal`. Empty variables are ignored, and so are `CLICOLOR_FORCE=0` and
+/// `FORCE_COLOR=0`.
 fn wants_color(when: ColorWhen, is_terminal: bool, env: impl Fn(&str) -> Option<OsString>) -> bool {
     let set = |name| env(name).is_some_and(|v| !v.is_empty());
     let forces = |name| set(name) && env(name).is_some_and(|v| v != "0");
@@ -139,7 +139,7 @@ fn wants_color(when: ColorWhen, is_terminal: bool, env: impl Fn(&str) -> Option<
 mod tests {
     use super::*;
 
-    fn decide(when: ColorWhen, tty: bool, vars: &[(&str, &str)]) -> bool {
+    fn uses_color(when: ColorWhen, tty: bool, vars: &[(&str, &str)]) -> bool {
         wants_color(when, tty, |name| {
             let found = vars.iter().find(|(n, _)| *n == name);
             found.map(|(_, v)| OsString::from(v))
@@ -147,17 +147,17 @@ mod tests {
     }
 
     #[test]
-    fn colour_rules() {
+    fn flags_and_variables_decide_about_colour() {
         use ColorWhen::{Auto, Off, On};
-        assert!(decide(Auto, true, &[]));
-        assert!(!decide(Auto, false, &[]));
-        assert!(!decide(Auto, true, &[("NO_COLOR", "1")]));
-        assert!(decide(Auto, true, &[("NO_COLOR", "")]));
-        assert!(decide(Auto, false, &[("CLICOLOR_FORCE", "1")]));
-        assert!(!decide(Auto, false, &[("CLICOLOR_FORCE", "0")]));
-        assert!(!decide(Auto, true, &[("NO_COLOR", "1"), ("FORCE_COLOR", "1")]));
-        assert!(!decide(Auto, true, &[("TERM", "dumb")]));
-        assert!(decide(On, false, &[("NO_COLOR", "1")]));
-        assert!(!decide(Off, true, &[("FORCE_COLOR", "1")]));
+        assert!(uses_color(Auto, true, &[]));
+        assert!(!uses_color(Auto, false, &[]));
+        assert!(!uses_color(Auto, true, &[("NO_COLOR", "1")]));
+        assert!(uses_color(Auto, true, &[("NO_COLOR", "")]));
+        assert!(uses_color(Auto, false, &[("CLICOLOR_FORCE", "1")]));
+        assert!(!uses_color(Auto, false, &[("CLICOLOR_FORCE", "0")]));
+        assert!(!uses_color(Auto, true, &[("NO_COLOR", "1"), ("FORCE_COLOR", "1")]));
+        assert!(!uses_color(Auto, true, &[("TERM", "dumb")]));
+        assert!(uses_color(On, false, &[("NO_COLOR", "1")]));
+        assert!(!uses_color(Off, true, &[("FORCE_COLOR", "1")]));
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 /// Reads a text file; `-` is standard input.
 ///
 /// # Errors
-/// [`Exit::Failed`], naming the file.
+/// [`Exit::Failed`]; the message names the file.
 pub(crate) fn read_file(path: &Path) -> Result<String, Failure> {
     if path.as_os_str() == "-" {
         return read_stdin();
@@ -44,7 +44,7 @@ pub(crate) fn read_stdin() -> Result<String, Failure> {
     Ok(text)
 }
 
-/// The text, with its escapes replaced if `escape` is set.
+/// The text, with escape sequences such as `\n` replaced if `escape` is set.
 ///
 /// # Errors
 /// [`Exit::Usage`] if `\xHH` produces invalid UTF-8.

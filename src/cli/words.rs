@@ -1,10 +1,10 @@
 //! Normalises the command line before clap sees it.
 //!
-//! llama.cpp's flags are not clap's: short names have several letters (`-ngl`), a flag takes the
-//! next word as its value whatever it looks like (`-p -ngl`, `-n -1`), every switch has a `--no-`
-//! form, and the command `run` may be omitted. So the words are scanned once, with clap's own list
-//! of arguments as the table: each flag becomes `--long` or `--long=value`, which is unambiguous
-//! for clap. Flags that only llama.cpp has are removed; [`super::llama`] judges them.
+//! clap cannot parse llama.cpp's flags: short names have several letters (`-ngl`), a flag takes the
+//! next word as its value even if that begins with `-` (`-p -ngl`, `-n -1`), every switch has a
+//! `--no-` form, and the command `run` may be omitted. So the words are scanned once, with clap's
+//! list of arguments as the table: each flag becomes `--long` or `--long=value`, which is
+//! unambiguous for clap. Flags that exist only in llama.cpp are collected for [`super::llama`].
 
 use super::failure::Failure;
 use super::llama::{self, Arity, GivenFlag, LlamaFlag};
@@ -12,9 +12,11 @@ use clap::{Arg, ArgAction, Command};
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 
-/// Multi-letter short names of arguments that exist here. The rest are in [`super::llama`].
-const MULTI_LETTER: [(&str, &str); 22] = [
+/// Multi-letter short names of our own flags. Those of llama.cpp's other flags are in
+/// [`super::llama_flags`].
+const MULTI_LETTER: [(&str, &str); 24] = [
     ("-np", "parallel"),
+    ("-to", "timeout"),
     ("-ub", "ubatch-size"),
     ("-tb", "threads-batch"),
     ("-Cr", "cpu-range"),
@@ -26,6 +28,7 @@ const MULTI_LETTER: [(&str, &str); 22] = [
     ("-mg", "main-gpu"),
     ("-nkvo", "no-kv-offload"),
     ("-bf", "binary-file"),
+    ("-jf", "json-schema-file"),
     ("-sp", "special"),
     ("-co", "color"),
     ("-pg", "pg"),
@@ -38,19 +41,19 @@ const MULTI_LETTER: [(&str, &str); 22] = [
     ("-mli", "multiline-input"),
 ];
 
-/// Multi-letter short names of switches' `--no-` forms.
+/// Multi-letter short names that stand for the `--no-` form of a switch.
 const NEGATED: [(&str, &str); 2] = [("-nr", "--no-repack"), ("-no-cnv", "--no-conversation")];
 
-/// Words that a switch takes as its value without `=`.
+/// Words that a switch takes as its value even without `=`.
 const SWITCH_VALUES: [&str; 9] =
     ["on", "off", "auto", "true", "false", "0", "1", "always", "never"];
 
-/// The result: words for clap, and flags for [`super::llama`].
+/// The normalised command line: words for clap, and flags for [`super::llama`].
 #[derive(Debug)]
 pub(super) struct Words {
     pub(super) argv: Vec<OsString>,
     pub(super) seen: Vec<GivenFlag>,
-    /// Whether the command was given; otherwise it is `run` or `chat`.
+    /// Whether the user named a command; otherwise the command is `run` or `chat`.
     pub(super) named: bool,
 }
 
@@ -58,19 +61,19 @@ pub(super) struct Words {
 ///
 /// # Errors
 /// An unknown short flag of several letters: clap would read `-xyz` as `-x yz`.
-pub(super) fn regular(cli: &Command, words: Vec<OsString>) -> Result<Words, Failure> {
+pub(super) fn normalise(cli: &Command, words: Vec<OsString>) -> Result<Words, Failure> {
     let mut argv = vec![OsString::from(cli.get_name())];
     let mut seen = Vec::new();
     let (words, named) = match split_command(cli, words) {
-        Leading::TopLevel(words) => {
+        LeadingWords::TopLevel(words) => {
             argv.extend(words);
             return Ok(Words { argv, seen, named: true });
         }
-        Leading::Command(command, words) => {
+        LeadingWords::Command(command, words) => {
             argv.push(command.into());
             (words, true)
         }
-        Leading::Unnamed(words) => {
+        LeadingWords::Unnamed(words) => {
             argv.push("run".into());
             (words, false)
         }
@@ -109,21 +112,21 @@ pub(super) fn regular(cli: &Command, words: Vec<OsString>) -> Result<Words, Fail
     Ok(Words { argv, seen, named })
 }
 
-enum Leading {
+enum LeadingWords {
     /// Words that clap takes unchanged: help, version.
     TopLevel(Vec<OsString>),
     /// The command, and the other words.
     Command(String, Vec<OsString>),
-    /// No command.
+    /// All words; the user named no command.
     Unnamed(Vec<OsString>),
 }
 
 /// Finds the command: the first word that is neither a flag nor a flag's value. Flags may precede
 /// it.
-fn split_command(cli: &Command, mut words: Vec<OsString>) -> Leading {
+fn split_command(cli: &Command, mut words: Vec<OsString>) -> LeadingWords {
     let help = |w: &OsString| w == "help" || w == "-h" || w == "--help";
     if words.first().is_some_and(help) {
-        return Leading::TopLevel(words);
+        return LeadingWords::TopLevel(words);
     }
     let table = Table { commands: cli.get_subcommands().collect(), llama: true };
     let mut rest = VecDeque::from(words.clone());
@@ -132,7 +135,7 @@ fn split_command(cli: &Command, mut words: Vec<OsString>) -> Leading {
             break;
         }
         if word == "--version" || word == "-V" {
-            return Leading::TopLevel(vec![word]);
+            return LeadingWords::TopLevel(vec![word]);
         }
         match table.find(&word) {
             FlagMatch::Plain => {
@@ -140,28 +143,28 @@ fn split_command(cli: &Command, mut words: Vec<OsString>) -> Leading {
                 let Some(command) = command else { break };
                 let at = words.len() - rest.len() - 1;
                 words.remove(at);
-                return Leading::Command(command, words);
+                return LeadingWords::Command(command, words);
             }
             FlagMatch::Ours(_, takes, None) => drop(takes.take(&mut rest)),
             FlagMatch::Llama(known, _, None) => drop(known.takes.take(&mut rest)),
             FlagMatch::Ours(..) | FlagMatch::Llama(..) | FlagMatch::Unknown(_) => {}
         }
     }
-    Leading::Unnamed(words)
+    LeadingWords::Unnamed(words)
 }
 
-/// The flags of the command.
+/// The flags of `commands`, and llama.cpp's other flags if `llama`.
 struct Table<'a> {
     commands: Vec<&'a Command>,
     llama: bool,
 }
 
 enum FlagMatch {
-    /// Not a flag, or one that clap parses itself.
+    /// Not a flag, or a flag that clap parses itself.
     Plain,
-    /// An argument of ours: long name, what it takes, the value after `=`.
+    /// One of our own flags: long name, arity, the value after `=`.
     Ours(String, Arity, Option<OsString>),
-    /// A flag of llama.cpp without an equivalent here.
+    /// A flag of llama.cpp without an equivalent here: table entry, name used, the value after `=`.
     Llama(&'static LlamaFlag, String, Option<OsString>),
     /// Looks like a multi-letter short flag, but is unknown.
     Unknown(String),
@@ -181,10 +184,12 @@ impl Table<'_> {
         };
         let negated = NEGATED.iter().find(|(short, _)| *short == flag);
         let flag = negated.map_or(flag, |(_, long)| long);
-        if let Some((long, takes)) = self.ours(flag) {
+        if let Some((long, takes)) = self.find_own_flag(flag) {
             return FlagMatch::Ours(long, takes, given);
         }
-        if let Some((long, Arity::Maybe)) = flag.strip_prefix("--no-").and_then(|n| self.long(n)) {
+        if let Some((long, Arity::Maybe)) =
+            flag.strip_prefix("--no-").and_then(|n| self.find_long_flag(n))
+        {
             return FlagMatch::Ours(long, Arity::Nothing, Some("off".into()));
         }
         if self.llama
@@ -196,27 +201,27 @@ impl Table<'_> {
         if multi_letter { FlagMatch::Unknown(flag.to_owned()) } else { FlagMatch::Plain }
     }
 
-    fn ours(&self, flag: &str) -> Option<(String, Arity)> {
+    fn find_own_flag(&self, flag: &str) -> Option<(String, Arity)> {
         if let Some(name) = flag.strip_prefix("--") {
-            return self.long(name);
+            return self.find_long_flag(name);
         }
         if let Some((_, long)) = MULTI_LETTER.iter().find(|(short, _)| *short == flag) {
-            return self.long(long);
+            return self.find_long_flag(long);
         }
         let mut letters = flag.chars().skip(1);
         let (letter, None) = (letters.next()?, letters.next()) else {
             return None;
         };
         let has = |arg: &&Arg| arg.get_short() == Some(letter);
-        self.arguments().find(has).and_then(described)
+        self.arguments().find(has).and_then(name_and_arity)
     }
 
-    fn long(&self, name: &str) -> Option<(String, Arity)> {
+    fn find_long_flag(&self, name: &str) -> Option<(String, Arity)> {
         let has = |arg: &&Arg| {
             let aliases = arg.get_all_aliases().unwrap_or_default();
             arg.get_long() == Some(name) || aliases.contains(&name)
         };
-        self.arguments().find(has).and_then(described)
+        self.arguments().find(has).and_then(name_and_arity)
     }
 
     fn arguments(&self) -> impl Iterator<Item = &Arg> {
@@ -224,8 +229,8 @@ impl Table<'_> {
     }
 }
 
-/// An argument's long name and what follows it. Help and version are left to clap.
-fn described(arg: &Arg) -> Option<(String, Arity)> {
+/// An argument's long name and arity; `None` for a positional argument.
+fn name_and_arity(arg: &Arg) -> Option<(String, Arity)> {
     let long = arg.get_long()?.to_owned();
     let takes = if arg.is_require_equals_set() {
         Arity::Maybe
@@ -238,7 +243,8 @@ fn described(arg: &Arg) -> Option<(String, Arity)> {
 }
 
 impl Arity {
-    /// Removes the flag's value from the words that follow it.
+    /// Removes the flag's value from the words that follow it; `None` if it takes no value or none
+    /// follows.
     fn take(self, rest: &mut VecDeque<OsString>) -> Option<OsString> {
         match self {
             Self::Nothing => None,
@@ -266,7 +272,7 @@ mod tests {
 
     fn words(line: &[&str]) -> Words {
         let words = line.iter().map(OsString::from).collect();
-        regular(&Cli::command(), words).unwrap()
+        normalise(&Cli::command(), words).unwrap()
     }
 
     #[track_caller]
@@ -275,20 +281,20 @@ mod tests {
     }
 
     #[test]
-    fn the_table_names_arguments_that_exist() {
+    fn every_multi_letter_flag_exists() {
         let cli = Cli::command();
         let commands: Vec<_> = cli.get_subcommands().collect();
         let all = Table { commands, llama: false };
         for (short, long) in MULTI_LETTER {
-            assert!(all.long(long).is_some(), "{short} -> {long}");
-            // `bench` takes -np; other commands run one sequence and ignore it.
+            assert!(all.find_long_flag(long).is_some(), "{short} -> {long}");
+            // `bench` and `serve` take -np; other commands run one sequence and ignore it.
             let twice = llama::find(short).is_some() && short != "-np";
             assert!(!twice, "{short} is listed twice");
         }
     }
 
     #[test]
-    fn run_needs_no_name() {
+    fn run_is_the_default_command() {
         check(&[], &["run"]);
         check(&["-m", "x", "-p", "y"], &["run", "--model=x", "--prompt=y"]);
         check(&["-p", "bench"], &["run", "--prompt=bench"]);
@@ -305,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn conversations_have_llama_cpps_names() {
+    fn llama_cpps_conversation_flags_are_accepted() {
         check(&["-cnv", "-sys", "-no-cnv"], &["run", "--conversation", "--system-prompt=-no-cnv"]);
         check(
             &["-no-cnv", "-st", "-mli"],
@@ -315,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn help_and_version_stay() {
+    fn help_and_version_are_passed_on() {
         check(&["--help"], &["--help"]);
         check(&["help", "run"], &["help", "run"]);
         check(&["run", "--help"], &["run", "--help"]);
@@ -325,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn several_letters_become_long() {
+    fn multi_letter_flags_become_long_flags() {
         check(&["-ub", "64", "-ctk", "f32"], &["run", "--ubatch-size=64", "--cache-type-k=f32"]);
         check(&["-ub=64", "-sp"], &["run", "--ubatch-size=64", "--special"]);
         let w = words(&["-sm", "row", "-fa", "-ncmoe=3", "-t", "2"]);
@@ -354,16 +360,16 @@ mod tests {
     }
 
     #[test]
-    fn unknown_short_words_are_not_torn_apart() {
+    fn unknown_short_flags_are_not_split() {
         let words = vec![OsString::from("-xyz")];
-        let failure = regular(&Cli::command(), words).unwrap_err();
+        let failure = normalise(&Cli::command(), words).unwrap_err();
         assert_eq!(failure.exit.code(), 2);
         assert!(failure.message.contains("-xyz"));
     }
 
     #[test]
-    fn the_commands_own_flag_comes_first() {
-        // -d is a depth for bench; -fa 0,1 is a list there.
+    fn a_commands_own_flag_overrides_llama_cpps() {
+        // In `bench`, -d is a depth and -fa 0,1 is a list.
         let w = words(&["bench", "-d", "64", "-fa", "0,1", "-nkvo", "0"]);
         assert_eq!(w.argv[1..], ["bench", "--n-depth=64", "--no-kv-offload=0"]);
         assert_eq!(w.seen.len(), 1);

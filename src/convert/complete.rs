@@ -8,16 +8,16 @@ use super::family::Transform;
 use super::output::Output;
 use super::plan::Plan;
 
-/// A second norm before attention, which only the larger models of the family have.
+/// Falcon's second norm before attention, which only its larger models have.
 const OPTIONAL: &str = "blk.*.attn_norm_2";
 
-/// Checks the tensors of a plan. In every family all layers have the same tensors, of the same
-/// shapes.
+/// Returns an error if a tensor is missing or has another shape than in the other layers: in every
+/// supported family all layers have the same tensors with the same shapes.
 pub(super) fn check(plan: &Plan<'_>, outputs: &[Output]) -> Result<(), Error> {
     let shapes: HashMap<&str, &[u64]> =
         outputs.iter().map(|output| (output.name.as_str(), output.shape.as_slice())).collect();
     let missing = |tensor: String| Err(Error::MissingTensor { tensor });
-    for name in needed(plan)? {
+    for name in required_tensors(plan)? {
         if !shapes.contains_key(name.as_str()) {
             return missing(name);
         }
@@ -27,19 +27,19 @@ pub(super) fn check(plan: &Plan<'_>, outputs: &[Output]) -> Result<(), Error> {
         check_experts(plan, output)?;
         let Some((layer, part)) = layer_of(&output.name) else { continue };
         if layer >= u64::from(n_layer) {
-            let expected =
-                format!("the layers of the checkpoint, one of which has {}", output.name);
-            return Err(plan.build.config.wrong("num_hidden_layers", &expected, n_layer));
+            let expected = format!("more than {layer}, since the checkpoint has {}", output.name);
+            return Err(plan.build.config.wrong_value("num_hidden_layers", &expected, n_layer));
         }
         for other in 0..n_layer {
             let name = format!("blk.{other}.{part}");
             let Some(shape) = shapes.get(name.as_str()) else { return missing(name) };
             if *shape != output.shape {
-                let expected = format!("{:?}, as {name}", reversed(shape));
-                let (tensor, found) = (output.name.clone(), reversed(&output.shape));
+                let expected = format!("{:?}, as {name}", reverse_shape(shape));
+                let (tensor, found) = (output.name.clone(), reverse_shape(&output.shape));
                 return Err(Error::Shape { tensor, expected, found });
             }
-            // All others are compared with the first layer.
+            // Layer 0 is compared with all layers, so comparing any other layer with layer 0 is
+            // enough.
             if layer > 0 {
                 break;
             }
@@ -49,7 +49,7 @@ pub(super) fn check(plan: &Plan<'_>, outputs: &[Output]) -> Result<(), Error> {
 }
 
 /// The tensors that every model of the family has.
-fn needed(plan: &Plan<'_>) -> Result<Vec<String>, Error> {
+fn required_tensors(plan: &Plan<'_>) -> Result<Vec<String>, Error> {
     let mut needed = Vec::new();
     let is_untied = plan.build.config.bool(&["tie_word_embeddings"])? == Some(false);
     for rule in plan.family.rules.iter().copied().flatten() {
@@ -64,7 +64,7 @@ fn needed(plan: &Plan<'_>) -> Result<Vec<String>, Error> {
     Ok(needed)
 }
 
-/// Checks the number of experts against the settings.
+/// Returns an error if the number of experts differs from `config.json`.
 fn check_experts(plan: &Plan<'_>, output: &Output) -> Result<(), Error> {
     let is_of_experts =
         output.name.contains("_exps.") || output.name.ends_with(".ffn_gate_inp.weight");
@@ -72,19 +72,19 @@ fn check_experts(plan: &Plan<'_>, output: &Output) -> Result<(), Error> {
         Some(n) if is_of_experts && output.shape.last() != Some(&n) => Err(Error::Shape {
             tensor: output.name.clone(),
             expected: format!("{n} experts, as in config.json"),
-            found: reversed(&output.shape),
+            found: reverse_shape(&output.shape),
         }),
         Some(_) | None => Ok(()),
     }
 }
 
-/// Layer number and rest of a name.
+/// Splits `blk.<layer>.<rest>` into layer and rest; `None` for any other name.
 fn layer_of(name: &str) -> Option<(u64, &str)> {
     let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
     Some((layer.parse().ok()?, part))
 }
 
-/// A shape in PyTorch's order.
-fn reversed(shape: &[u64]) -> Vec<u64> {
+/// Converts a shape from ggml's order (row length first) to PyTorch's (row length last).
+fn reverse_shape(shape: &[u64]) -> Vec<u64> {
     shape.iter().rev().copied().collect()
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::Error;
 use super::read::read_limited;
 
-/// Largest file; the largest vocabularies take a tenth of it.
+/// Largest accepted file, in bytes: ten times the largest known `tokenizer.json`.
 const MAX_BYTES: u64 = 256 << 20;
 
 /// A JSON file that contains an object.
@@ -29,15 +29,15 @@ impl Json {
     }
 
     /// As [`Json::open`]; `None` if the file does not exist.
-    pub(super) fn open_if_there(path: &Path) -> Result<Option<Json>, Error> {
+    pub(super) fn open_if_present(path: &Path) -> Result<Option<Json>, Error> {
         match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Ok(_) | Err(_) => Json::open(path).map(Some),
         }
     }
 
-    /// Moves the nested settings of the text model, in models that also process images, to the top
-    /// level, where they take precedence.
+    /// Copies the nested object `inner` to the top level, where its values take precedence. Models
+    /// that also process images nest the settings of their text model.
     pub(super) fn flatten(mut self, inner: &str) -> Json {
         if let Some(Value::Object(object)) = self.root.get(inner).cloned() {
             self.root.extend(object);
@@ -57,7 +57,8 @@ impl Json {
         &self.file
     }
 
-    /// The value of the first of `keys` that is present and not null.
+    /// The first of `keys` that is present and not null, with its value; `None` if all are missing
+    /// or null.
     pub(super) fn get<'a>(&self, keys: &[&'a str]) -> Option<(&'a str, &Value)> {
         keys.iter().find_map(|key| {
             let value = self.root.get(*key).filter(|value| !value.is_null())?;
@@ -65,39 +66,39 @@ impl Json {
         })
     }
 
-    fn typed<T>(
+    fn get_typed<T>(
         &self,
         keys: &[&str],
         expected: &str,
         convert: impl FnOnce(&Value) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let Some((key, value)) = self.get(keys) else { return Ok(None) };
-        convert(value).map(Some).ok_or_else(|| self.wrong(key, expected, value))
+        convert(value).map(Some).ok_or_else(|| self.wrong_value(key, expected, value))
     }
 
     pub(super) fn u32(&self, keys: &[&str]) -> Result<Option<u32>, Error> {
         let whole = |value: &Value| u32::try_from(value.as_u64()?).ok();
-        self.typed(keys, "a whole number from 0 to 4294967295", whole)
+        self.get_typed(keys, "a whole number from 0 to 4294967295", whole)
     }
 
     pub(super) fn f32(&self, keys: &[&str]) -> Result<Option<f32>, Error> {
         let finite = |value: &Value| Some(value.as_f64()? as f32).filter(|value| value.is_finite());
-        self.typed(keys, "a number", finite)
+        self.get_typed(keys, "a number", finite)
     }
 
     pub(super) fn bool(&self, keys: &[&str]) -> Result<Option<bool>, Error> {
-        self.typed(keys, "true or false", Value::as_bool)
+        self.get_typed(keys, "true or false", Value::as_bool)
     }
 
     pub(super) fn text(&self, keys: &[&str]) -> Result<Option<String>, Error> {
-        self.typed(keys, "a text", |value| value.as_str().map(str::to_owned))
+        self.get_typed(keys, "a string", |value| value.as_str().map(str::to_owned))
     }
 
     pub(super) fn object(&self, key: &str) -> Result<Option<&Map<String, Value>>, Error> {
         match self.get(&[key]) {
             None => Ok(None),
             Some((_, Value::Object(object))) => Ok(Some(object)),
-            Some((_, other)) => Err(self.wrong(key, "an object", other)),
+            Some((_, other)) => Err(self.wrong_value(key, "an object", other)),
         }
     }
 
@@ -105,7 +106,7 @@ impl Json {
         match self.get(&[key]) {
             None => Ok(None),
             Some((_, Value::Array(list))) => Ok(Some(list)),
-            Some((_, other)) => Err(self.wrong(key, "a list", other)),
+            Some((_, other)) => Err(self.wrong_value(key, "a list", other)),
         }
     }
 
@@ -120,12 +121,12 @@ impl Json {
         Ok(Json { file: self.file.clone(), root })
     }
 
-    /// A required count, from 1 to 2^24, so that products of two never overflow.
+    /// A required count from 1 to 2^24, so that the product of two counts fits in 64 bits.
     pub(super) fn count(&self, keys: &[&str], expected: &'static str) -> Result<u32, Error> {
         match self.u32(keys)? {
             None => Err(self.missing(&keys.join("` or `"), expected)),
             Some(n @ 1..=0x100_0000) => Ok(n),
-            Some(n) => Err(self.wrong(keys[0], "1 to 16777216", n)),
+            Some(n) => Err(self.wrong_value(keys[0], "1 to 16777216", n)),
         }
     }
 
@@ -137,7 +138,12 @@ impl Json {
         Error::MissingKey { file: self.file.clone(), key: key.to_owned(), expected }
     }
 
-    pub(super) fn wrong(&self, key: &str, expected: &str, found: impl std::fmt::Display) -> Error {
+    pub(super) fn wrong_value(
+        &self,
+        key: &str,
+        expected: &str,
+        found: impl std::fmt::Display,
+    ) -> Error {
         let found: String = found.to_string().chars().take(200).collect();
         Error::Key {
             file: self.file.clone(),

@@ -4,25 +4,25 @@ use std::io;
 
 use super::source::{pickle, safetensors, zip};
 
-/// Every variant names the file or tensor that it concerns.
+/// Why a conversion failed. Variants that concern a file or a tensor name it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The system refused an operation.
+    /// A file operation failed.
     #[error("{file}: cannot {action}: {reason}")]
     Io {
         /// The path.
         file: String,
         /// The operation.
         action: &'static str,
-        /// The system's error.
+        /// The I/O error.
         reason: io::Error,
     },
     /// An error of a GGUF file, or of any mapped file.
     #[error(transparent)]
     Container(#[from] gguf::Error),
     /// A file is not valid JSON.
-    #[error("{file}: is not JSON: {reason}")]
+    #[error("{file} is not valid JSON: {reason}")]
     Json {
         /// The path.
         file: String,
@@ -30,23 +30,23 @@ pub enum Error {
         reason: serde_json::Error,
     },
     /// A pipe, device or folder where a small file is expected.
-    #[error("{file}: is not a regular file")]
+    #[error("{file} is not a regular file")]
     NotAFile {
         /// The path.
         file: String,
     },
     /// A settings file is too large.
-    #[error("{file}: takes {found} bytes, expected at most {limit}")]
+    #[error("{file} has {found} bytes, expected at most {limit}")]
     TooLarge {
         /// The path.
         file: String,
-        /// Its size.
+        /// Size of the file in bytes.
         found: u64,
-        /// The limit.
+        /// The largest accepted size in bytes.
         limit: u64,
     },
     /// An invalid safetensors file.
-    #[error("{file}: bad safetensors file: {problem}")]
+    #[error("{file} is not a valid safetensors file: {problem}")]
     Safetensors {
         /// The path.
         file: String,
@@ -54,7 +54,7 @@ pub enum Error {
         problem: safetensors::Problem,
     },
     /// An invalid archive of a PyTorch checkpoint.
-    #[error("{file}: bad checkpoint archive: {problem}")]
+    #[error("{file} is not a valid checkpoint archive: {problem}")]
     Archive {
         /// The path.
         file: String,
@@ -62,7 +62,7 @@ pub enum Error {
         problem: zip::Problem,
     },
     /// An invalid pickle in a PyTorch checkpoint.
-    #[error("{file}: bad pickle at byte {at}: {problem}")]
+    #[error("{file} has an invalid pickle, at byte {at}: {problem}")]
     Pickle {
         /// The path.
         file: String,
@@ -72,7 +72,7 @@ pub enum Error {
         problem: pickle::Problem,
     },
     /// The folder has no checkpoint.
-    #[error("{folder}: contains no checkpoint, expected {expected}")]
+    #[error("the folder {folder} contains no checkpoint, expected {expected}")]
     NoCheckpoint {
         /// The folder.
         folder: String,
@@ -80,7 +80,7 @@ pub enum Error {
         expected: &'static str,
     },
     /// An index of shards with an invalid file name.
-    #[error("{file}: names the shard `{shard}`, expected a file in the same folder")]
+    #[error("{file} names the shard `{shard}`, expected a file in the same folder")]
     Shard {
         /// The index.
         file: String,
@@ -120,7 +120,7 @@ pub enum Error {
         known: Vec<&'static str>,
     },
     /// A tensor occurs twice.
-    #[error("{file}: tensor `{tensor}` occurs in another file too")]
+    #[error("{file}: tensor `{tensor}` occurs twice in the checkpoint")]
     DuplicateTensor {
         /// The second file.
         file: String,
@@ -148,7 +148,7 @@ pub enum Error {
         tensor: String,
         /// The expected shape.
         expected: String,
-        /// Its shape, slowest axis first.
+        /// Shape in the checkpoint, slowest axis first.
         found: Vec<u64>,
     },
     /// A tensor whose number type cannot hold weights.
@@ -158,7 +158,7 @@ pub enum Error {
         tensor: String,
         /// The expected types.
         expected: &'static str,
-        /// Its type.
+        /// Type of the tensor.
         found: String,
     },
     /// An error in the tokenizer.
@@ -174,7 +174,7 @@ pub enum Error {
     PreTokenizer {
         /// `tokenizer.json`.
         file: String,
-        /// Its steps.
+        /// Steps of the pre-tokenizer.
         found: String,
     },
     /// A feature that PowerInfer's container does not support.
@@ -192,21 +192,21 @@ pub enum Error {
         known: Vec<String>,
     },
     /// A tensor is quantised already.
-    #[error("tensor `{tensor}` is {found} already, quantising it again loses quality")]
+    #[error("tensor `{tensor}` is already {found}; quantising it again loses quality")]
     Requantize {
         /// The tensor.
         tensor: String,
-        /// Its type.
+        /// Type of the tensor.
         found: String,
     },
     /// The output file exists.
-    #[error("{file}: exists already")]
+    #[error("{file} already exists")]
     Exists {
         /// The path.
         file: String,
     },
     /// The output would overwrite an input.
-    #[error("{file}: is both an input and the output")]
+    #[error("{file} is both an input and the output")]
     SameFile {
         /// The path.
         file: String,

@@ -18,7 +18,8 @@ use hal::format::Format;
 pub struct Conversion {
     /// The folder with `config.json`.
     pub folder: PathBuf,
-    /// The folder with PowerInfer's `model_0.pt` and so on.
+    /// The folder with PowerInfer's predictors, `model_0.pt` and so on; `None` for a model without
+    /// predictors.
     pub predictor: Option<PathBuf>,
     /// The output file.
     pub output: PathBuf,
@@ -26,7 +27,7 @@ pub struct Conversion {
     pub out_type: OutType,
     /// The container; by default PowerInfer's if there is a predictor.
     pub container: Option<Container>,
-    /// The name of the pre-tokenizer, if it cannot be recognised.
+    /// The name of the pre-tokenizer; `None` identifies it by the steps in `tokenizer.json`.
     pub pre: Option<String>,
     /// The model's name; by default the last component of `_name_or_path` in the settings,
     /// otherwise the folder's name.
@@ -47,10 +48,10 @@ pub struct Summary {
 }
 
 impl Conversion {
-    /// Converts the model. The file appears when it is complete.
+    /// Converts the model. `output` appears only when the file is complete.
     ///
     /// # Errors
-    /// Errors in the folder's files, an unsupported family, the system's error,
+    /// Errors in the folder's files, an unsupported family, an I/O error,
     /// [`Error::Interrupted`].
     pub fn run(&self, progress: Progress<'_>) -> Result<Summary, Error> {
         let inputs = self.inputs();
@@ -89,7 +90,7 @@ impl Conversion {
             }
             None => None,
         };
-        notes.extend(self.out_type.misfits(&outputs));
+        notes.extend(self.out_type.misfit_notes(&outputs));
         if container == Container::PowerInfer {
             untie(&mut outputs, family.arch)?;
         }
@@ -97,7 +98,7 @@ impl Conversion {
             .iter()
             .find(|output| output.name == "token_embd.weight")
             .map_or(0, Output::n_rows);
-        let wanted = vocab::Wanted {
+        let wanted = vocab::VocabInputs {
             folder: &self.folder,
             config: &config,
             n_vocab,
@@ -107,7 +108,7 @@ impl Conversion {
         let (vocab_keys, vocab_notes) = vocab::keys(&wanted)?;
         notes.extend(vocab_notes);
         let mut writer = Writer::new(container);
-        self.general(&config, family.arch, &outputs, &mut writer)?;
+        self.set_general(&config, family.arch, &outputs, &mut writer)?;
         for (key, value) in build.keys.drain(..).chain(vocab_keys) {
             writer.set(&key, value)?;
         }
@@ -123,7 +124,7 @@ impl Conversion {
     fn inputs(&self) -> Vec<PathBuf> {
         const ENDS: [&str; 7] = ["json", "txt", "model", "jinja", "safetensors", "bin", "pt"];
         let folders = [Some(&self.folder), self.predictor.as_ref()];
-        // A folder that cannot be listed causes an error when it is read.
+        // A folder that cannot be listed is skipped; reading its files reports the error later.
         let entries = folders.into_iter().flatten().filter_map(|folder| fs::read_dir(folder).ok());
         let paths = entries.flatten().flatten().map(|entry| entry.path());
         let ends = |path: &PathBuf| {
@@ -132,7 +133,8 @@ impl Conversion {
         paths.filter(ends).collect()
     }
 
-    /// PowerInfer's type table is older than BF16, and its sparse kernels take F16.
+    /// The type of most weights. `Auto` means F16 for PowerInfer, whose type table lacks BF16 and
+    /// whose sparse kernels read F16.
     fn out_type_in(&self, container: Container) -> OutType {
         match (container, self.out_type) {
             (Container::PowerInfer, OutType::Auto) => OutType::F16,
@@ -159,7 +161,7 @@ impl Conversion {
         Ok(())
     }
 
-    fn general(
+    fn set_general(
         &self,
         config: &Json,
         arch: &str,
@@ -210,7 +212,7 @@ fn activation(
         "relu" | "fatrelu" | "shifted_relu" => "relu",
         "relu2" | "relu_squared" | "squared_relu" => "relu2",
         "silu" | "swish" => "silu",
-        // In this family the name of the exact function means the approximation.
+        // In Gemma's settings `gelu` means the tanh approximation.
         "gelu" if family.arch.starts_with("gemma") => "gelu",
         "gelu" | "gelu_python" => "gelu_erf",
         "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_accurate" => {
@@ -218,7 +220,7 @@ fn activation(
         }
         _ => {
             let expected = "relu, relu2, silu, gelu, gelu_new or gelu_pytorch_tanh";
-            return Err(config.wrong("hidden_act", expected, named));
+            return Err(config.wrong_value("hidden_act", expected, named));
         }
     };
     if known != family.activation {
@@ -228,7 +230,8 @@ fn activation(
     Ok(is_shifted.then(|| format!("`{named}` is run as an ordinary ReLU, as in PowerInfer: a threshold above zero is ignored")))
 }
 
-/// PowerInfer's loader of 2023 needs a separate output matrix, except for opt.
+/// Adds a copy of a tied embedding as the output matrix, which PowerInfer's loader of 2023 requires
+/// (except for `opt`).
 fn untie(outputs: &mut Vec<Output>, arch: &str) -> Result<(), Error> {
     let is_untied = outputs.iter().any(|output| output.name == "output.weight");
     if arch == "opt" && is_untied {

@@ -2,10 +2,10 @@
 //! type to another, from one file to several and back.
 //!
 //! At most a few megabytes of rows are in memory: checkpoints are mapped, converted row by row on
-//! all threads, and streamed into a file that is renamed when it is complete. No Python and no
-//! code from a checkpoint is run.
+//! all threads, and streamed into a file that is renamed when it is complete. The converter runs
+//! neither Python nor code from a checkpoint.
 //!
-//! Not here: running a model, flags, printing.
+//! Running models, parsing flags and printing belong to other crates.
 
 mod complete;
 mod config;
@@ -43,7 +43,7 @@ pub enum OutType {
     F16,
     /// The upper half of 32-bit floats.
     Bf16,
-    /// 8 bits and a scale for 32 values.
+    /// 8 bits per value, and one scale per 32 values.
     Q8_0,
     /// BF16 if the checkpoint has it, otherwise F16.
     Auto,

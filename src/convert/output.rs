@@ -23,7 +23,7 @@ pub(super) struct Output {
 pub(super) enum Content {
     /// Bytes copied unchanged.
     Copy(Bytes),
-    /// Rows of checkpoints, one piece after the other, each with the same number of rows.
+    /// Rows of checkpoint tensors, concatenated. All entries have the same number of rows.
     Rows(Vec<SourceMatrices>),
     /// Values computed from the settings.
     Values(Vec<f32>),
@@ -36,10 +36,11 @@ pub(super) enum Content {
 pub(super) enum RowMap {
     /// Identity.
     Same,
-    /// Each head's rows are two halves of RoPE pairs; in the file the pairs are adjacent.
+    /// The two rows of a RoPE pair are half a head apart in the checkpoint and adjacent in the
+    /// file.
     Rope { d_head: usize },
-    /// Groups of query heads with their key and value head; in the file all queries, then keys,
-    /// then values.
+    /// The checkpoint interleaves groups of query heads with their key and value head; the file has
+    /// all queries, then all keys, then all values.
     FalconQkv { n_head: usize, n_head_kv: usize, d_head: usize },
     /// Every second row from `first` on.
     Every { first: usize },
@@ -95,7 +96,7 @@ pub(super) struct SourceMatrices {
     n_cols: usize,
     /// Matrices (or vectors) in the tensor.
     n_outer: usize,
-    /// Whether the tensor has an axis of matrices (or vectors), whatever its length.
+    /// Whether the tensor has an axis of matrices (or vectors), even one of length 1.
     is_stack: bool,
     is_vector: bool,
     transposed: bool,
@@ -106,14 +107,14 @@ pub(super) struct SourceMatrices {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
     pub(super) map: RowMap,
-    /// The last axis is one of rows: biases of a product.
+    /// The tensor is a vector or a stack of vectors (biases), so its last axis has no columns.
     pub(super) is_vector: bool,
     pub(super) transpose: bool,
     pub(super) plus: f32,
 }
 
 impl SourceMatrices {
-    /// Checks that the tensor can be read this way.
+    /// Returns an error if the tensor's type or shape does not allow `change`.
     pub(super) fn new(tensor: &Tensor, change: Change) -> Result<SourceMatrices, Error> {
         let wrong = |expected: &str| Error::Shape {
             tensor: tensor.name.clone(),
@@ -127,7 +128,7 @@ impl SourceMatrices {
         if tensor.shape.is_empty() || tensor.shape.contains(&0) || tensor.bytes.is_empty() {
             return Err(wrong("at least one value"));
         }
-        // The bytes exist, so their number and every product below fit.
+        // The tensor's bytes are mapped, so every product of its sizes fits in `usize`.
         let shape: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
         let is_vector = change.is_vector || shape.len() == 1;
         let transposed = tensor.transposed != (change.transpose && !is_vector);
@@ -141,7 +142,7 @@ impl SourceMatrices {
         if let RowMap::Rope { d_head } = change.map
             && (d_head == 0 || d_head % 2 != 0 || n_source % d_head != 0)
         {
-            return Err(wrong(&format!("rows of whole heads of {d_head}")));
+            return Err(wrong(&format!("rows in whole heads of {d_head}, an even size")));
         }
         if let RowMap::FalconQkv { n_head, n_head_kv, d_head } = change.map
             && n_source != (n_head + 2 * n_head_kv) * d_head
@@ -190,7 +191,7 @@ impl SourceMatrices {
         }
     }
 
-    /// Shape of the output in ggml order, for `stacked` such pieces.
+    /// Shape of the output in ggml order, for a stack of `stacked` such tensors, or for one.
     pub(super) fn shape(&self, stacked: Option<usize>) -> Vec<u64> {
         let mut shape = if self.is_vector {
             vec![self.n_out]
@@ -207,7 +208,7 @@ impl SourceMatrices {
         shape.into_iter().map(|n| n as u64).collect()
     }
 
-    /// Whether both pieces can be in one tensor.
+    /// Whether `self` and `other` have the same output shape and can be stacked.
     pub(super) fn is_like(&self, other: &SourceMatrices) -> bool {
         self.shape(None) == other.shape(None)
     }
@@ -217,7 +218,7 @@ impl SourceMatrices {
         self.encoding
     }
 
-    /// Output rows in the piece.
+    /// Number of output rows.
     fn n_rows(&self) -> usize {
         if self.is_vector { self.n_outer } else { self.n_outer * self.n_out }
     }
@@ -247,8 +248,8 @@ impl SourceMatrices {
         }
     }
 
-    /// Rows that are columns of the source: reads column by column, so that each cache line is
-    /// read once for many rows.
+    /// As [`SourceMatrices::read`] for a transposed source: reads column by column, so that each
+    /// cache line is read once for many rows.
     fn gather(&self, rows: Range<usize>, out: &mut [f32]) {
         let (outer, first) = (rows.start / self.n_out, rows.start % self.n_out);
         let is_run = self.map == RowMap::Same && first + rows.len() <= self.n_out;
@@ -286,8 +287,8 @@ impl SourceMatrices {
         }
     }
 
-    /// The bytes of output row `row` in the source, if they need no change for `format`.
-    fn as_is(&self, row: usize, format: Format) -> Option<&[u8]> {
+    /// The bytes of output row `row` in the source; `None` if they must be changed for `format`.
+    fn unchanged_bytes(&self, row: usize, format: Format) -> Option<&[u8]> {
         if self.encoding != Encoding::Plain(format)
             || self.transposed
             || self.plus != 0.0
@@ -363,9 +364,11 @@ impl Output {
         bytes: &mut [u8],
     ) {
         let format = self.ty.format().expect("the plan chose a type that can be written");
-        if piece.as_is(rows.start, format).is_some() {
+        if piece.unchanged_bytes(rows.start, format).is_some() {
             for (row, out) in rows.zip(bytes.chunks_exact_mut(self.row_bytes())) {
-                out.copy_from_slice(piece.as_is(row, format).expect("asked for the first row"));
+                out.copy_from_slice(
+                    piece.unchanged_bytes(row, format).expect("the rows have one format"),
+                );
             }
             return;
         }
@@ -381,7 +384,7 @@ impl Output {
             .quantize(values, bytes);
     }
 
-    /// The bytes that were read for the tensor, to be released.
+    /// The mapped bytes that the tensor was made from, which can be released after writing.
     pub(super) fn sources(&self) -> Vec<&Bytes> {
         match &self.content {
             Content::Copy(bytes) => vec![bytes],
@@ -392,11 +395,11 @@ impl Output {
     }
 }
 
-/// A block of MXFP4: its scale and 16 bytes of two codes.
+/// Bytes of an MXFP4 block: one scale byte and 16 bytes of two codes each.
 const MXFP4_BYTES: usize = 17;
 
-/// In a checkpoint a byte holds consecutive values, in a GGUF block values 16 apart; the scale
-/// byte is the same.
+/// Reorders the 32 codes of a block: a checkpoint byte holds two consecutive values, a GGUF byte
+/// two values 16 apart. The scale byte stays the same.
 fn repack_mxfp4(scale: u8, pairs: &[u8], out: &mut [u8]) {
     let code = |value: usize| pairs[value / 2] >> (4 * (value % 2)) & 15;
     out[0] = scale;
@@ -425,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn mxfp4_codes_move_and_stay_what_they_are() {
+    fn mxfp4_codes_are_reordered_unchanged() {
         let pairs: Vec<u8> = (0..16).map(|j| (2 * j % 16) | ((2 * j + 1) % 16) << 4).collect();
         let mut out = [0u8; 17];
         repack_mxfp4(120, &pairs, &mut out);

@@ -11,7 +11,7 @@ use super::source::{Checkpoint, Encoding, Tensor};
 use super::{Error, OutType};
 use gguf::TensorType;
 
-/// Name prefixes without information.
+/// Prefixes that are removed from a tensor's name before its rule is looked up.
 const PREFIXES: &[&str] = &[
     "model.language_model.",
     "language_model.model.",
@@ -19,7 +19,8 @@ const PREFIXES: &[&str] = &[
     "model.",
     "transformer.",
 ];
-/// Tensors of vision and audio parts, and of tables that readers compute themselves.
+/// Tensors that are not converted: those of vision encoders (prefixes), and tables that readers
+/// compute themselves (suffixes).
 const DROPPED_PREFIXES: &[&str] = &[
     "vision_tower.",
     "multi_modal_projector.",
@@ -28,11 +29,11 @@ const DROPPED_PREFIXES: &[&str] = &[
 ];
 const DROPPED_SUFFIXES: &[&str] = &["rotary_emb.inv_freq", ".masked_bias", ".attn.bias"];
 
-/// Pieces by their expert number.
+/// Matrices by expert number; 0 in tensors without experts.
 type Pieces = BTreeMap<usize, SourceMatrices>;
 
 /// The tensors of a file, and notes about omitted ones.
-pub(super) type Planned = (Vec<Output>, Vec<String>);
+pub(super) type PlannedTensors = (Vec<Output>, Vec<String>);
 
 /// Options that affect the tensors.
 pub(super) struct Plan<'a> {
@@ -45,7 +46,7 @@ pub(super) struct Plan<'a> {
 
 impl Plan<'_> {
     /// The tensors of the file, in the order of use.
-    pub(super) fn outputs(&self, checkpoint: &Checkpoint) -> Result<Planned, Error> {
+    pub(super) fn outputs(&self, checkpoint: &Checkpoint) -> Result<PlannedTensors, Error> {
         let mut stacked: BTreeMap<Key, (Pieces, bool)> = BTreeMap::new();
         let mut outputs: BTreeMap<Key, Output> = BTreeMap::new();
         let mut left_out: BTreeMap<&str, usize> = BTreeMap::new();
@@ -80,7 +81,7 @@ impl Plan<'_> {
         let outputs: Vec<Output> = outputs.into_values().collect();
         complete::check(self, &outputs)?;
         for (start, n) in left_out {
-            notes.push(format!("skipped: {n} tensors that are not of the text model, `{start}*`"));
+            notes.push(format!("skipped: {n} tensors outside the text model, `{start}*`"));
         }
         Ok((outputs, notes))
     }
@@ -114,7 +115,8 @@ impl Plan<'_> {
         Ok(is_tied)
     }
 
-    /// The outputs of a tensor: names in the file with the expert's number.
+    /// The outputs made from checkpoint tensor `name`: name in the file, expert number,
+    /// transformation.
     fn targets(&self, name: &str) -> Result<Vec<(String, Option<usize>, Transform)>, Error> {
         if DROPPED_SUFFIXES.iter().any(|end| name.ends_with(end)) {
             return Ok(Vec::new());
@@ -182,7 +184,8 @@ impl Plan<'_> {
         })
     }
 
-    /// Stacks all pieces in one tensor: experts in order, none missing.
+    /// Stacks the matrices of all experts in one tensor. Returns an error if an expert is missing
+    /// or has another shape.
     fn stack(&self, name: &str, pieces: Pieces, is_stack: bool) -> Result<Output, Error> {
         let missing = (0..pieces.len()).find(|n| !pieces.contains_key(n));
         if let Some(expert) = missing {
@@ -227,14 +230,15 @@ impl Key {
     }
 }
 
-/// The numbers in `name` at the stars of `pattern`, if all else is equal.
+/// The numbers in `name` at the positions of `*` in `pattern`, or `None` if the name does not
+/// match.
 fn matches(pattern: &str, name: &str) -> Option<Vec<usize>> {
     let mut numbers = Vec::new();
     let (mut pattern, mut name) = (pattern.split('.'), name.split('.'));
     loop {
         match (pattern.next(), name.next()) {
             (None, None) => return Some(numbers),
-            // Rejects larger numbers, which keeps the numbers of layers and experts small.
+            // Rejects layer and expert numbers far above those of any real model.
             (Some("*"), Some(part)) => numbers.push(part.parse().ok().filter(|&n| n < 100_000)?),
             (Some(expected), Some(part)) if expected == part => {}
             (_, _) => return None,
@@ -242,7 +246,7 @@ fn matches(pattern: &str, name: &str) -> Option<Vec<usize>> {
     }
 }
 
-/// Packed 4-bit experts: `[experts, rows, blocks, 16]` and `[experts, rows, blocks]`.
+/// MXFP4 experts: codes `[experts, rows, blocks, 16]` and scales `[experts, rows, blocks]`.
 fn mxfp4(
     tensor: &Tensor,
     checkpoint: &Checkpoint,
@@ -259,7 +263,7 @@ fn mxfp4(
         }
     }
     let &[experts, rows, blocks, 16] = tensor.shape.as_slice() else {
-        let expected = "experts, rows, blocks, 16".to_owned();
+        let expected = "[experts, rows, blocks, 16]".to_owned();
         return Err(Error::Shape {
             tensor: tensor.name.clone(),
             expected,
@@ -267,7 +271,7 @@ fn mxfp4(
         });
     };
     if scales.shape != [experts, rows, blocks] || tensor.bytes.is_empty() {
-        let expected = format!("{experts}, {rows}, {blocks}");
+        let expected = format!("[{experts}, {rows}, {blocks}]");
         return Err(Error::Shape {
             tensor: scales.name.clone(),
             expected,
@@ -319,7 +323,7 @@ impl OutType {
     }
 
     /// Notes about tensors whose rows do not fit the type.
-    pub(super) fn misfits(self, outputs: &[Output]) -> Vec<String> {
+    pub(super) fn misfit_notes(self, outputs: &[Output]) -> Vec<String> {
         if self != OutType::Q8_0 {
             return Vec::new();
         }
@@ -338,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_give_their_numbers() {
+    fn patterns_capture_numbers() {
         assert_eq!(matches("layers.*.experts.*.w1", "layers.3.experts.12.w1"), Some(vec![3, 12]));
         assert_eq!(matches("norm", "norm"), Some(vec![]));
         assert_eq!(matches("layers.*.w", "layers.x.w"), None);
@@ -347,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn files_have_embeddings_first_and_the_output_last() {
+    fn embeddings_come_first_and_the_output_last() {
         let mut names =
             ["output.weight", "blk.10.x", "rope_freqs.weight", "blk.2.x", "token_embd.weight"];
         names.sort_by_key(|name| Key::new(name));

@@ -12,11 +12,11 @@ use super::source::read_torch;
 use super::{Error, OutType};
 use gguf::{Bytes, TensorType};
 
-/// The tensors of a predictor that are read.
+/// The tensors of a predictor that the converter reads.
 const PARTS: [&str; 2] = ["fc1.weight", "fc2.weight"];
 
-/// Adds `fc1` and `fc2` of each layer; returns the threshold, if the folder states one. Notes list
-/// unused tensors.
+/// Adds `fc1` and `fc2` of each layer to `outputs`, and a note about unused tensors to `notes`.
+/// Returns the threshold in the folder's `config.json`; `None` if it states none.
 pub(super) fn add(
     folder: &Path,
     n_layer: u32,
@@ -46,7 +46,7 @@ pub(super) fn add(
                 Change { map: RowMap::Same, is_vector: false, transpose: false, plus: 0.0 };
             let piece = SourceMatrices::new(tensor, change)?;
             let shape = tensor.shape.iter().rev().copied().collect::<Vec<u64>>();
-            // fc1 reads the residual and fc2 scores neurons, with any rank between.
+            // fc1 is `[rank, n_embd]` and fc2 `[n_ff, rank]`, for any rank.
             let expected = match rank {
                 None => [up[0], shape.get(1).copied().unwrap_or(0)],
                 Some(rank) => [rank, up.get(1).copied().unwrap_or(1)],
@@ -73,7 +73,7 @@ pub(super) fn add(
             names.join(", ")
         ));
     }
-    match Json::open_if_there(&folder.join("config.json"))? {
+    match Json::open_if_present(&folder.join("config.json"))? {
         Some(config) => config.f32(&["sparse_threshold"]),
         None => Ok(None),
     }
@@ -84,7 +84,7 @@ pub(super) fn add(
 pub struct Predictors {
     /// `fc1` `[rank, n_embd]` and `fc2` `[n_ff, rank]` of each layer.
     pub layers: Vec<[HostRows; 2]>,
-    /// The threshold, if the folder states one.
+    /// The threshold; `None` if the folder states none.
     pub threshold: Option<f32>,
     /// Notes about unused tensors and their effect.
     pub notes: Vec<String>,
@@ -119,5 +119,5 @@ fn rows(output: &Output) -> HostRows {
     output.fill(0..n_rows, &mut Vec::new(), &mut bytes);
     let format = output.ty.format().expect("weights are written in supported formats");
     let source = Source::Owned(Arc::new(bytes));
-    HostRows::new(source, n_rows, n_cols, format).expect("as many bytes as rows")
+    HostRows::new(source, n_rows, n_cols, format).expect("the bytes match the rows")
 }

@@ -6,11 +6,11 @@ use std::path::Path;
 
 use super::Error;
 
-/// The bytes of the regular file at `path`, which may be at most `limit` long.
+/// The bytes of the regular file at `path`, which may have at most `limit` bytes.
 ///
 /// # Errors
-/// Anything but a regular file (a pipe or device is not opened, since reading it may never end), a
-/// file longer than `limit`, the system's error.
+/// A path that is not a regular file (reading a pipe or device may never end, so it is not
+/// opened), a file longer than `limit`, an I/O error.
 pub(super) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let file = || path.display().to_string();
     let refused = |action| move |reason| Error::Io { file: file(), action, reason };
@@ -35,7 +35,7 @@ pub(super) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
 ///
 /// # Errors
 /// As [`read_limited`], and bytes that are not UTF-8.
-pub(super) fn text_if_there(path: &Path, limit: u64) -> Result<Option<String>, Error> {
+pub(super) fn text_if_present(path: &Path, limit: u64) -> Result<Option<String>, Error> {
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Ok(_) | Err(_) => text_limited(path, limit).map(Some),

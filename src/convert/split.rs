@@ -10,7 +10,7 @@ use super::write::{self, Progress};
 use super::{Error, Summary};
 use gguf::{File, TensorInfo, Value, Writer};
 
-/// Maximum number of parts: their number is written in five digits, and their count in 16 bits.
+/// Maximum number of parts: file names have five digits for it, and `split.count` 16 bits.
 const MAX_PARTS: usize = 65_535;
 
 /// Size limit of a part.
@@ -26,7 +26,7 @@ pub enum Limit {
 /// their final names, and existing files replaced, only when all parts are complete.
 ///
 /// # Errors
-/// A file that cannot be read, parts that exist already, the system's error,
+/// A file that cannot be read, parts that exist already, an I/O error,
 /// [`Error::Interrupted`].
 pub fn split(
     input: &Path,
@@ -56,8 +56,8 @@ pub fn split(
         if number == 0 {
             copy_keys(file.metadata(), &[], &mut writer)?;
         }
-        // Both fit: the number of parts is limited to 16 bits, and that of tensors by the header's
-        // size.
+        // The casts cannot overflow: [`MAX_PARTS`] fits in 16 bits, and the size limit of a header
+        // limits the number of tensors.
         writer.set("split.no", Value::U16(number as u16))?;
         writer.set("split.count", Value::U16(count as u16))?;
         writer.set("split.tensors.count", Value::I32(file.tensors().len() as i32))?;
@@ -75,10 +75,10 @@ pub fn split(
     Ok((paths, Summary { n_tensors: file.tensors().len(), size, notes: Vec::new() }))
 }
 
-/// Merges the parts of which `first` is one into the file at `output`.
+/// Merges the split model that contains the part `first` into the file at `output`.
 ///
 /// # Errors
-/// A part that is missing or cannot be read, an output file that exists already, the system's
+/// A part that is missing or cannot be read, an output file that exists already, an I/O
 /// error, [`Error::Interrupted`].
 pub fn merge(
     first: &Path,
@@ -110,7 +110,7 @@ fn copies(file: &File, tensors: &[&TensorInfo]) -> Result<Vec<Output>, Error> {
     tensors.iter().map(copy).collect()
 }
 
-/// Runs of tensors, each within the limit.
+/// Divides the tensors into consecutive groups, each within the limit.
 fn groups(tensors: &[TensorInfo], limit: Limit) -> Vec<Vec<&TensorInfo>> {
     let mut groups: Vec<Vec<&TensorInfo>> = vec![Vec::new()];
     let mut bytes = 0u64;
@@ -125,7 +125,7 @@ fn groups(tensors: &[TensorInfo], limit: Limit) -> Vec<Vec<&TensorInfo>> {
             bytes = 0;
         }
         bytes += tensor.n_bytes();
-        groups.last_mut().expect("there is always one").push(tensor);
+        groups.last_mut().expect("at least one group").push(tensor);
     }
     groups
 }

@@ -19,7 +19,7 @@ const TASK: usize = 1 << 17;
 /// Progress callback: bytes done, bytes in total. Its result decides whether to continue.
 pub type Progress<'a> = &'a dyn Fn(u64, u64) -> ControlFlow<()>;
 
-/// Writes the file at `path`; it appears when it is complete. Returns its size in bytes.
+/// Writes the file at `path`, which appears only when it is complete. Returns its size in bytes.
 pub(super) fn write(
     writer: Writer,
     outputs: &[Output],
@@ -32,7 +32,7 @@ pub(super) fn write(
     Ok(size)
 }
 
-/// Writes the file that will be at `path` when it is published.
+/// Writes a complete file under a temporary name; publishing it moves it to `path`.
 pub(super) fn complete(
     mut writer: Writer,
     outputs: &[Output],
@@ -64,7 +64,7 @@ fn fill<S: Write>(
         return Ok(());
     }
     let per_task = (TASK / output.row_len().max(1)).max(1);
-    // A larger row is converted at once.
+    // A row larger than `CHUNK` is a chunk of its own.
     let at_once = (CHUNK / row_bytes).max(1).next_multiple_of(per_task);
     let mut bytes = Vec::new();
     for first in (0..n_rows).step_by(at_once) {
@@ -82,7 +82,8 @@ fn fill<S: Write>(
         );
         data.write(&output.name, &bytes)?;
         *done += bytes.len() as u64;
-        // Otherwise, pages that were read would count as this process's memory until the end.
+        // Without this, mapped pages that were read would count as this process's memory until the
+        // end.
         for source in output.sources() {
             source.release(source);
         }
@@ -91,7 +92,7 @@ fn fill<S: Write>(
     Ok(())
 }
 
-/// Rejects an existing path, and one that is also an input.
+/// Returns an error if `path` exists and `force` is not set, or if `path` is one of the inputs.
 pub(super) fn check_target(path: &Path, inputs: &[&Path], force: bool) -> Result<(), Error> {
     let Ok(target) = fs::canonicalize(path) else { return Ok(()) };
     let file = path.display().to_string();

@@ -3,23 +3,21 @@
 /// An error of the engine.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A device refused or failed.
+    /// A device rejected a call or failed.
     #[error(transparent)]
     Device(#[from] hal::Error),
     /// An invalid placement.
     #[error(transparent)]
     Placement(#[from] placement::Error),
-    /// The model's heads are not whole blocks of a KV cache format.
-    #[error(
-        "heads of {d_head} values are not whole blocks of {format}, so they cannot be cached in it"
-    )]
+    /// The size of the model's heads is not a multiple of the block size of a KV cache format.
+    #[error("heads of {d_head} values are not whole blocks of the KV cache type {format}")]
     CacheFormat {
         /// Format of the cached keys or values.
         format: hal::format::Format,
-        /// Values of a head.
+        /// Number of values of a head.
         d_head: usize,
     },
-    /// A context beyond the learned positions of the model.
+    /// The context is longer than the learned positions of the model.
     #[error("a context of {n_ctx} tokens exceeds the model's {n_positions} learned positions")]
     Positions {
         /// The requested context.
@@ -27,18 +25,18 @@ pub enum Error {
         /// Learned positions of the model.
         n_positions: usize,
     },
-    /// More tokens than the context holds.
-    #[error("{n_tokens} tokens do not fit into the context of {n_ctx}")]
+    /// The tokens do not fit into the context.
+    #[error("{n_tokens} tokens do not fit into the context of {n_ctx} tokens")]
     ContextFull {
         /// Tokens that the context would have to hold.
         n_tokens: usize,
         /// Size of the context.
         n_ctx: usize,
     },
-    /// More sequences with recurrent state than there are state rows.
-    #[error("all {n_seq} state rows are used by other sequences")]
+    /// More sequences with recurrent state than the engine has state rows.
+    #[error("all {n_seq} slots for recurrent state are used by other sequences")]
     TooManySequences {
-        /// State rows.
+        /// Number of state rows.
         n_seq: usize,
     },
     /// The bytes are not a saved sequence of this engine.
@@ -47,38 +45,38 @@ pub enum Error {
     /// Stopped by the user.
     #[error("interrupted")]
     Interrupted,
-    /// The model computed NaN or infinite values.
-    #[error("the model computed values that are not numbers (token {token} of the text)")]
+    /// The model computed NaN logits.
+    #[error("the model computed NaN logits at token {token} of the text")]
     NotANumber {
         /// Position of the token.
         token: usize,
     },
 }
 
-/// Why bytes are not a sequence of this engine.
+/// Why bytes cannot be restored as a sequence of this engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotRestored {
-    /// Another kind of file, or another version of the format.
-    #[error("not a sequence saved by this version")]
+    /// The data is not a saved sequence, or has another format version.
+    #[error("it was not saved by this version")]
     Magic,
-    /// Changed or truncated since it was saved.
+    /// The data was changed or truncated since it was saved.
     #[error("the data is damaged: its checksum differs")]
     Checksum,
-    /// Another model, other cache types, or other RoPE settings.
+    /// The sequence was saved with another model, other cache types, or other RoPE settings.
     #[error("it was saved with another model, cache type or RoPE setting")]
     Fingerprint,
-    /// Counts that contradict the length.
-    #[error("{got} bytes instead of {expected}")]
+    /// The counts in the header contradict the length.
+    #[error("it has {got} bytes, but its header says {expected}")]
     Length {
         /// Length according to the counts.
         expected: usize,
         /// Length found.
         got: usize,
     },
-    /// A token outside the model's vocabulary.
+    /// A token is outside the vocabulary of the model.
     #[error("token {id} is outside the vocabulary of {n_vocab}")]
     Token {
-        /// The token.
+        /// Id of the token.
         id: u32,
         /// Size of the vocabulary.
         n_vocab: usize,

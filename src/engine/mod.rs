@@ -1,25 +1,27 @@
-//! A model on devices: loads by a placement, runs steps, and continues after the loss of a device.
+//! Runs a model on devices: loads it as a placement says, runs steps, and continues after the loss
+//! of a device.
 //!
-//! Start at [`Engine::feed`]; `record/` records a step's programs, `step/` replays them, `replay/`
-//! answers their hand-offs.
+//! Start at [`Engine::feed`]; `record/` records the programs of a step, `step/` replays them,
+//! `replay/` answers their hand-offs.
 //!
-//! The modules, lowest first. Each imports only from those before it (`tests/tidy.rs`):
+//! The modules, lowest first. Each imports only from modules before it (`tests/tidy.rs`):
 //! - `error`: errors of loading and stepping
 //! - `converted`: the repack cache
 //! - `options`: options of an engine
-//! - `timeline`: when the work of a step ran, and where
+//! - `timeline`: when the work of a step ran, and on which device
 //! - `trace`: Chrome's trace format
-//! - `ops`: a layer as ops, over tensors or over their shapes
-//! - `size`: sizes of a placement on its devices; allocates nothing
+//! - `ops`: a layer as ops, over tensors or over shapes
+//! - `size`: memory and time of a placement on its devices; allocates nothing
 //! - `load`: weights, caches and scratch on devices
-//! - `record`: ops over loaded tensors become programs
-//! - `replay`: programs are replayed and their hand-offs answered, in the arena of a step
-//! - `stream`: weights on the CPU streamed through a device during prefill
-//! - `step`: a step as replays of all its programs, and its counters
-//! - `adapt`: neurons exchanged between devices as the text changes
-//! - `observe`: steps that show every feed-forward block
-//! - `sequence`: tokens, cache blocks and state rows of sequences, and what the next step takes
-//! - `run`: the engine
+//! - `record`: records ops over loaded tensors as programs
+//! - `replay`: replays programs and answers their hand-offs; has the buffers of a step
+//! - `stream`: streams weights on the CPU to a device during prefill
+//! - `step`: replays all programs of a step, and reads its counters
+//! - `adapt`: exchanges neurons between devices as the text changes
+//! - `observe`: steps that pass the values of every feed-forward block to a callback
+//! - `sequence`: tokens, cache blocks and state rows of sequences, and which tokens the next step
+//!   takes
+//! - `run`: the engine, which ties the other modules together
 
 mod adapt;
 pub mod converted;
@@ -38,14 +40,15 @@ mod stream;
 mod timeline;
 pub mod trace;
 
-pub use adapt::Exchanged;
+pub use adapt::ExchangeStats;
 pub use error::{Error, NotRestored, Result};
 pub use load::to_convert;
-pub use observe::Observed;
+pub use observe::ObservedBlock;
 pub use ops::mixer::state_bytes;
 pub use ops::scratch::scratch_width;
-pub use options::{DenseFrom, EngineOptions, Placing, Sparsity, Streaming};
-pub use run::{Engine, Notice};
+pub use options::{DenseFrom, EngineOptions, PlannerInputs, Sparsity, Streaming};
+pub use replay::arena::LayerActivity;
+pub use run::{Engine, Notice, SAVED_HEAD, SavedHead};
 pub use sequence::{EachLogits, Feed, Sequence, Want};
 pub use size::cost::{assumed_past, forecast, task};
 pub use size::exchange::{ExchangeNeeds, exchange_needs};

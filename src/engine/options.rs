@@ -6,7 +6,7 @@ use hal::format::Format;
 use hal::op::NEVER_DENSE;
 use hal::{Bytes, KvCache};
 
-use crate::converted::Converted;
+use crate::converted::RepackFile;
 use model::chooser::{Chooser, Layers};
 use model::{Ffn, Model};
 use placement::{CPU, DeviceIndex, PlanConstraints, Speed};
@@ -14,8 +14,8 @@ use placement::{CPU, DeviceIndex, PlanConstraints, Speed};
 /// Which neurons are skipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sparsity {
-    /// Neurons that the file's predictor rejects, which changes the text as the model's authors
-    /// intended, and those of [`Sparsity::Exact`]. Without a predictor in the file, as
+    /// Neurons that the file's predictor rejects, and those of [`Sparsity::Exact`]. The predictor
+    /// changes the text, as the authors of the model intended. Without a predictor in the file, as
     /// [`Sparsity::Exact`].
     Predicted,
     /// Neurons that contribute exactly zero. Needs a ReLU-like activation; with others, no neuron
@@ -24,38 +24,38 @@ pub enum Sparsity {
     /// Neurons that [`EngineOptions::chooser`] rejects for this relative error of a block's output,
     /// and those of [`Sparsity::Exact`]. Without a chooser, as [`Sparsity::Exact`].
     Within(f32),
-    /// None: dense arithmetic on the file as it is, for comparison.
+    /// No neurons: all arithmetic is dense, for comparison.
     Off,
 }
 
-/// Whether weights on the CPU are streamed to the device during prefill.
+/// When weights on the CPU are streamed to the device during prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Streaming {
-    /// From the number of tokens at which streaming is faster by measured speeds, if there is one.
+    /// In steps that are large enough for streaming to be faster, by measured speeds.
     Measured,
-    /// In steps of at least `from` tokens (minimum 17), in chunks of up to `piece` bytes, whatever
-    /// it costs.
+    /// In steps of at least `from` tokens (minimum 17), in chunks of up to `piece` bytes, even if
+    /// that is slower.
     Forced {
-        /// Tokens.
+        /// Minimum number of tokens of a step.
         from: usize,
-        /// Bytes of weights, in the file's format.
+        /// Maximum size of a chunk, in bytes of the file's format.
         piece: Bytes,
     },
-    /// Never.
+    /// Weights are not streamed.
     Off,
 }
 
 /// Options of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Tokens of context, over all sequences; rounded up to whole cache blocks.
+    /// Number of tokens of context, over all sequences; rounded up to whole cache blocks.
     pub n_ctx: usize,
     /// Maximum number of tokens of a step (micro-batch).
     pub n_ubatch: usize,
     /// Maximum number of sequences.
     pub n_seq: usize,
-    /// Checkpoints of recurrent states, over all sequences; models without recurrent layers need
-    /// none.
+    /// Number of checkpoints of recurrent states, over all sequences. Models without recurrent
+    /// layers need no checkpoints.
     pub n_checkpoint: usize,
     /// Formats of the cached keys and values, each one of [`hal::op::KV_FORMATS`].
     pub kv_formats: KvCache<Format>,
@@ -64,21 +64,22 @@ pub struct EngineOptions {
     /// Minimum score of a neuron that a predictor selects; `None` for the file's threshold.
     pub sparse_threshold: Option<f32>,
     /// The trained predictor or thresholds of the side file, for [`Sparsity::Within`]; or a
-    /// predictor that replaces the file's for [`Sparsity::Predicted`].
+    /// predictor that replaces the file's for [`Sparsity::Predicted`]; `None` for neither.
     pub chooser: Option<Arc<Chooser>>,
     /// Whether weights may be repacked. Otherwise they are used in the file's layout: this needs
     /// no memory beyond the file's, but all of down is read even where neurons are skipped.
     pub repack: bool,
-    /// Packs made earlier, which are used in place.
-    pub converted: Option<Arc<Converted>>,
-    /// Inputs of the placement besides sizes and budgets.
-    pub placing: Placing,
-    /// Whether neurons are exchanged between devices as the text changes. The last bits of a
-    /// token's logits then depend on earlier tokens.
+    /// The opened repack file, whose packs are used in place; `None` without one.
+    pub converted: Option<Arc<RepackFile>>,
+    /// Inputs of the planner other than sizes and budgets.
+    pub placing: PlannerInputs,
+    /// Whether neurons are exchanged between devices as the text changes. The last bits of logits
+    /// then depend on the earlier exchanges.
     pub adapt: bool,
-    /// Whether weights on the CPU are streamed to the device during prefill.
+    /// When weights on the CPU are streamed to the device during prefill.
     pub streaming: Streaming,
-    /// Crossover from lists of rows to all rows, for several tokens.
+    /// The share of active rows from which a step of several tokens computes all rows instead of a
+    /// list of rows.
     pub dense_from: DenseFrom,
 }
 
@@ -87,10 +88,10 @@ pub struct EngineOptions {
 pub struct DenseFrom(pub [f32; DenseFrom::TOKENS.len()]);
 
 impl DenseFrom {
-    /// Tokens per step that are measured; a step uses the next larger number.
+    /// Token counts of the measured steps; other steps use the crossover of the next larger count.
     pub const TOKENS: [usize; 4] = [2, 4, 8, 16];
 
-    /// Always lists; used until a crossover is measured.
+    /// Always computes lists of rows; the default until a crossover is measured.
     pub const NEVER: DenseFrom = DenseFrom([NEVER_DENSE; DenseFrom::TOKENS.len()]);
 
     /// The crossover for a step of `n` tokens.
@@ -101,9 +102,9 @@ impl DenseFrom {
     }
 }
 
-/// Inputs of the placement besides sizes and budgets.
+/// Inputs of the planner other than sizes and budgets.
 #[derive(Clone, Debug)]
-pub struct Placing {
+pub struct PlannerInputs {
     /// Per layer, the share of tokens that use each neuron; `None` if unknown.
     pub uses: Option<Arc<Vec<Vec<f32>>>>,
     /// The share of neurons that a token uses in a sparse model, where `uses` is unknown.
@@ -115,18 +116,19 @@ pub struct Placing {
     pub constraints: PlanConstraints,
 }
 
-/// Typical density of published models with ReLU feed-forward blocks, which is 0.1 to 0.3.
+/// Density assumed without a profile. Published models with ReLU feed-forward blocks have 0.1 to
+/// 0.3.
 const USUAL_DENSITY: f64 = 0.15;
 
-impl Default for Placing {
-    fn default() -> Placing {
+impl Default for PlannerInputs {
+    fn default() -> PlannerInputs {
         let constraints = PlanConstraints::default();
-        Placing { uses: None, density: USUAL_DENSITY, speeds: Vec::new(), constraints }
+        PlannerInputs { uses: None, density: USUAL_DENSITY, speeds: Vec::new(), constraints }
     }
 }
 
-impl Placing {
-    /// The speed of a device.
+impl PlannerInputs {
+    /// The measured speed of a device, else an assumed one.
     #[must_use]
     pub fn speed(&self, device: DeviceIndex) -> Speed {
         let factor = if device == CPU { 1.0 } else { 100.0 };
@@ -149,7 +151,7 @@ impl Default for EngineOptions {
             chooser: None,
             repack: true,
             converted: None,
-            placing: Placing::default(),
+            placing: PlannerInputs::default(),
             adapt: false,
             streaming: Streaming::Measured,
             dense_from: DenseFrom::NEVER,
@@ -158,16 +160,15 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// Numbers of tokens for which steps are recorded: powers of two up to `n_ubatch`, and
-    /// `n_ubatch`.
+    /// Token counts for which steps are recorded: powers of two below `n_ubatch`, and `n_ubatch`.
     #[must_use]
     pub fn ladder(&self) -> Vec<usize> {
         let powers = (0..).map(|i| 1usize << i).take_while(|&n| n < self.n_ubatch);
         powers.chain([self.n_ubatch]).collect()
     }
 
-    /// Layers of `model` in which predictors choose neurons with these options. Where neurons are
-    /// listed, down must have one row per neuron: in the file, or because weights may be repacked.
+    /// Number of layers of `model` in which predictors choose neurons with these options. A layer
+    /// with lists of neurons needs down with one row per neuron: in the file, or by repacking.
     #[must_use]
     pub fn n_predicting(&self, model: &Model) -> usize {
         if !model.is_exactly_sparse() {
@@ -198,12 +199,13 @@ impl EngineOptions {
         matches!((self.sparsity, layers), (Sparsity::Within(_), Some(Layers::Thresholds(_))))
     }
 
-    /// The chooser's entry of each layer.
+    /// The trained or imported predictors or the thresholds per layer; `None` without
+    /// [`EngineOptions::chooser`].
     pub(crate) fn learned_layers(&self) -> Option<&Layers> {
         self.chooser.as_ref().map(|chooser| &chooser.layers)
     }
 
-    /// Whether there is any such layer.
+    /// Whether predictors choose neurons in any layer of `model`.
     #[must_use]
     pub fn predicts(&self, model: &Model) -> bool {
         self.n_predicting(model) > 0
@@ -215,7 +217,7 @@ impl EngineOptions {
         self.n_ubatch.min(self.n_seq.max(64))
     }
 
-    /// Cache blocks.
+    /// Number of KV cache blocks.
     #[must_use]
     pub fn n_blocks(&self) -> usize {
         self.n_ctx.div_ceil(hal::KV_BLOCK)

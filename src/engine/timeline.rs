@@ -1,8 +1,8 @@
-//! When the parts of a step ran and on which device: for traces, and for the time that each side
-//! waited for the other.
+//! Records when the work of a step ran and on which device: for traces, and to measure how long
+//! each device waited for the others.
 //!
-//! Steps are timed only on demand: all of them with a [`Tracer`], otherwise some steps with split
-//! layers.
+//! With a [`Tracer`], every step is timed; without one, only some of the steps with split layers
+//! are.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -13,33 +13,34 @@ use placement::{CPU, DeviceIndex};
 
 use crate::error::Result;
 
-/// Without a tracer, this many steps are timed at first, so that a short text has figures too.
-const FIRST: usize = 8;
-/// After those, one step in this many: some devices get a timed step's work in several
-/// submissions, which takes longer.
-const EVERY: usize = 64;
+/// Number of first steps that are timed without a tracer, so that a short generation has wait times
+/// too.
+const N_FIRST: usize = 8;
+/// After the first steps, one step of this many is timed. Some devices split the work of a timed
+/// step into several submissions, which takes longer.
+const INTERVAL: usize = 64;
 
-/// The work of a part of a step.
+/// A kind of work in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Embedding of tokens and positions.
     Embedding,
     /// Attention of a layer, with the norms around it.
     Attention(usize),
-    /// Neurons of a layer that are on one device, and their predictor or router.
+    /// Neurons of a layer on one device, with their predictor or router.
     Neurons(usize),
-    /// Adding what other devices computed of a layer.
+    /// Adding the output of the neurons on other devices.
     Merge(usize),
     /// The output norm and matrix.
     Head,
-    /// The host, moving a layer's input to other devices and their results back.
+    /// On the host: moving the input of a layer to other devices, and their results back.
     HandOff(usize),
-    /// The host, copying other data to or from a device.
+    /// On the host: copying other data to or from a device.
     Copy,
 }
 
 impl Work {
-    /// The layer that it belongs to.
+    /// The layer of the work; `None` if the work belongs to no layer.
     #[must_use]
     pub fn layer(self) -> Option<usize> {
         match self {
@@ -51,7 +52,7 @@ impl Work {
         }
     }
 
-    /// Name of the part, without the layer.
+    /// Name of the work, without the layer.
     #[must_use]
     pub fn part(self) -> &'static str {
         match self {
@@ -66,7 +67,7 @@ impl Work {
     }
 }
 
-/// `layer 3 attention`, `head`.
+/// Writes, for example, `layer 3 attention` or `head`.
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.layer() {
@@ -76,33 +77,34 @@ impl fmt::Display for Work {
     }
 }
 
-/// A span of time in which something ran. Events of one device never overlap.
+/// A span of time in which a device or the host worked. Events of one device never overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Index of the device in the engine's list; work of the host belongs to the CPU.
     pub device: DeviceIndex,
     /// The work.
     pub work: Work,
-    /// The last part in the span, where a device cannot time parts separately; otherwise the same.
+    /// The last work of the span, if a device cannot time the works separately; otherwise equal to
+    /// `work`.
     pub last: Work,
-    /// Its start.
+    /// Start of the span.
     pub begin: Instant,
-    /// Its end.
+    /// End of the span.
     pub end: Instant,
-    /// The clock of both times.
+    /// The clock that `begin` and `end` were read from.
     pub clock: Clock,
 }
 
 /// A complete step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepTrace<'a> {
-    /// Its tokens.
+    /// Number of tokens of the step.
     pub n_tokens: usize,
-    /// Its start.
+    /// Start of the step.
     pub begin: Instant,
-    /// Its end.
+    /// End of the step.
     pub end: Instant,
-    /// Its events, by device and then by time.
+    /// Events of the step, sorted by device and then by time.
     pub events: &'a [Event],
 }
 
@@ -113,7 +115,7 @@ pub type Tracer = Box<dyn FnMut(&StepTrace<'_>) + Send>;
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
     on: bool,
-    /// Steps with split layers so far.
+    /// Number of steps with split layers so far.
     n_split: usize,
     began: Option<Instant>,
     events: Vec<Event>,
@@ -123,7 +125,7 @@ impl Timeline {
     /// Starts a step. It is timed if `traced`, or if its layers are `split` and a timed step is
     /// due.
     pub(crate) fn begin(&mut self, traced: bool, split: bool) {
-        let due = self.n_split < FIRST || self.n_split.is_multiple_of(EVERY);
+        let due = self.n_split < N_FIRST || self.n_split.is_multiple_of(INTERVAL);
         self.on = traced || split && due;
         self.n_split += usize::from(split);
         self.events.clear();
@@ -153,7 +155,8 @@ impl Timeline {
         }
     }
 
-    /// Waits for the end of a run on `device` whose parts are `works`, and records when they ran.
+    /// Waits for the end of a run on `device`, whose timed spans did `works`, and records when they
+    /// ran.
     pub(crate) fn wait(&mut self, device: DeviceIndex, works: &[Work], run: Run) -> Result<()> {
         if !self.on {
             return Ok(run.wait()?);
@@ -174,8 +177,8 @@ impl Timeline {
         self.events.sort_by_key(|event| (event.device, event.begin, event.end));
         let mut before: Option<(DeviceIndex, Instant)> = None;
         for event in &mut self.events {
-            // A device's clock is aligned with the host's for each run, which may shift it
-            // slightly.
+            // The clock of a device is aligned with that of the host again for each run, which may
+            // shift events slightly.
             if let Some((_, end)) = before.filter(|(device, _)| *device == event.device) {
                 event.begin = event.begin.max(end);
             }
@@ -184,8 +187,9 @@ impl Timeline {
         }
     }
 
-    /// Ends a complete step of `n_tokens`. If its layers are split with `others`, the devices in
-    /// use besides the CPU, it returns how long each side waited in a timed step.
+    /// Ends a complete step of `n_tokens`. `others` are the devices in use other than the CPU if
+    /// layers are split with them. For a timed step, the result then says how long the CPU and
+    /// these devices waited.
     pub(crate) fn end(
         &mut self,
         n_tokens: usize,
@@ -215,21 +219,21 @@ impl Timeline {
     }
 }
 
-/// How long each side was idle, because the other worked or a transfer was under way, in seconds,
-/// over the timed steps of models with split layers.
+/// Seconds that the CPU and the other devices were idle, because another device worked or a
+/// transfer was in progress. Sums over the timed steps of models with split layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Waits {
-    /// Duration of the timed steps.
+    /// Duration of the timed steps, in seconds.
     pub timed: f64,
-    /// Time of it in which the CPU waited.
+    /// Seconds of `timed` in which the CPU was idle.
     pub cpu: f64,
-    /// Time of it in which the other devices waited, on average.
+    /// Seconds of `timed` in which the other devices were idle, on average over these devices.
     pub devices: f64,
 }
 
 impl Waits {
-    /// Shares of the time in which the CPU and the other devices waited; `None` if no layer is
-    /// split.
+    /// Shares of the timed duration in which the CPU and the other devices were idle; `None` if no
+    /// step with split layers was timed.
     #[must_use]
     pub fn shares(&self) -> Option<[f64; 2]> {
         (self.timed > 0.0).then(|| [self.cpu, self.devices].map(|part| part / self.timed))

@@ -1,9 +1,9 @@
-//! Traces as a file that Perfetto and chrome://tracing open.
+//! Writes traces as a file that Perfetto and chrome://tracing open.
 //!
-//! Chrome's format: an object with `traceEvents`, complete events (`X`) with a start and a
-//! duration in microseconds, and metadata (`M`) that names rows. A process is an engine, a row one
-//! of its devices. Events are written as they arrive, under a temporary name until the file is
-//! complete.
+//! Chrome's format: an object with `traceEvents`, complete events (`X`) with a start and a duration
+//! in microseconds, and metadata (`M`) that names rows. A process in the trace is an engine, and a
+//! row is one of its devices. Events are written as they arrive, under a temporary name until the
+//! file is complete.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -35,7 +35,7 @@ pub struct TraceFile {
 }
 
 impl TraceFile {
-    /// Creates a trace that will be at `path`.
+    /// Creates a trace, which is at `path` once it is finished.
     ///
     /// # Errors
     /// The file cannot be created or written.
@@ -54,8 +54,8 @@ impl TraceFile {
         })
     }
 
-    /// Begins the events of an engine of this name on `devices`, each with its name and its
-    /// driver's description.
+    /// Begins the events of an engine called `name`. `devices` has the name of each device and the
+    /// description of its driver.
     pub fn engine(&mut self, name: &str, devices: &[(String, String)]) {
         self.n_processes += 1;
         self.meta("process_name", 0, &json!({ "name": name }));
@@ -82,7 +82,7 @@ impl TraceFile {
     fn event(&mut self, event: &Event, n_tokens: usize) {
         let Event { device, work, last, begin, end, clock } = *event;
         if let Some(name) = self.devices.get(device) {
-            self.clocks.insert(name.clone(), of(clock));
+            self.clocks.insert(name.clone(), describe(clock));
         }
         let [begin, end] =
             [begin, end].map(|at| at.saturating_duration_since(self.origin).as_nanos());
@@ -101,7 +101,7 @@ impl TraceFile {
             | Work::Merge(_)
             | Work::Head => "compute",
         };
-        // Whole nanoseconds, so that rounding does not make events overlap in the file.
+        // Times are whole nanoseconds, so that rounding does not make events overlap in the file.
         let times = [begin, end.saturating_sub(begin)].map(|ns| ns as f64 / 1e3);
         let (pid, [ts, dur]) = (self.n_processes, times);
         self.add(&json!({
@@ -150,7 +150,7 @@ impl Out {
         if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
             return Ok(Out::Stream(BufWriter::new(File::options().write(true).open(path)?)));
         }
-        // A symbolic link is kept.
+        // Resolves a symbolic link, so that the link stays and its target is written.
         let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         PartFile::create(&target).map(Out::Part).map_err(io::Error::other)
     }
@@ -179,7 +179,7 @@ impl Write for Out {
     }
 }
 
-fn of(clock: Clock) -> &'static str {
+fn describe(clock: Clock) -> &'static str {
     match clock {
         Clock::Host => "the host's clock",
         Clock::Device => {

@@ -34,16 +34,16 @@ impl Error {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
-    /// The system refused an operation.
+    /// A file operation failed.
     #[error("cannot {action}: {reason}")]
     Io {
         /// The operation: `open`, `map`, `write`...
         action: &'static str,
-        /// The system's error.
+        /// The I/O error.
         reason: io::Error,
     },
     /// Writing: the disk does not have enough space.
-    #[error("needs {wanted}, but the disk has {free} free")]
+    #[error("the file needs {wanted}, but the disk has {free} free")]
     Disk {
         /// Size of the file.
         wanted: hal::Bytes,
@@ -51,37 +51,39 @@ pub enum Problem {
         free: hal::Bytes,
     },
     /// A directory where a file is expected.
-    #[error("is a directory, expected a GGUF file{hint}")]
+    #[error("this path is a directory, expected a GGUF file{hint}")]
     Directory {
         /// Suggests the file to pass instead, based on the directory's contents; starts with a
         /// separator, or is empty.
         hint: String,
     },
     /// A pipe, socket or device.
-    #[error("is not a regular file and cannot be mapped")]
+    #[error("this path is not a regular file, so it cannot be mapped")]
     NotAFile,
-    /// No bytes.
-    #[error("is empty (0 bytes), expected a GGUF file")]
+    /// An empty file.
+    #[error("the file is empty (0 bytes), expected a GGUF file")]
     Empty,
     /// The first four bytes are not those of a container.
-    #[error("is not a GGUF file: expected the magic `GGUF` or `PWRI`, found {found}")]
+    #[error("this is not a GGUF file: expected the magic `GGUF` or `PWRI`, found {found}")]
     Magic {
         /// Description of the actual content.
         found: String,
     },
     /// Numbers are stored with the high byte first.
     #[error(
-        "is a big-endian GGUF file, expected little-endian; convert it with llama.cpp's gguf-convert-endian"
+        "this is a big-endian GGUF file, expected little-endian; convert it with llama.cpp's gguf-convert-endian"
     )]
     BigEndian,
     /// An unsupported version of the format.
-    #[error("has GGUF version {found}, expected 2 or 3{}", if *found == 1 { "; version 1 is from 2023, get a newer file of the model" } else { "" })]
+    #[error("the file has GGUF version {found}, expected 2 or 3{}", if *found == 1 { "; version 1 is from 2023, get a newer file of the model" } else { "" })]
     Version {
         /// The version in the file.
         found: u32,
     },
     /// The file ends inside its header.
-    #[error("is truncated inside {place}: expected at least {expected} bytes, found {found}")]
+    #[error(
+        "the file is truncated inside {place}: expected at least {expected} bytes, found {found}"
+    )]
     Truncated {
         /// The key, tensor or field being read.
         place: String,
@@ -152,7 +154,7 @@ pub enum Problem {
         /// The byte in the file.
         found: u8,
     },
-    /// Arrays of arrays of arrays...
+    /// Arrays nested too deeply.
     #[error("{place} nests arrays deeper than {limit} levels")]
     Depth {
         /// The key.
@@ -195,7 +197,7 @@ pub enum Problem {
     Elements {
         /// The tensor.
         tensor: String,
-        /// Its shape, fastest axis first.
+        /// Shape of the tensor, fastest axis first.
         shape: Vec<u64>,
     },
     /// A row that is not a whole number of blocks.
@@ -205,7 +207,7 @@ pub enum Problem {
     RowLength {
         /// The tensor.
         tensor: String,
-        /// Its type.
+        /// Type of the tensor.
         ty: TensorType,
         /// Values in a block of that type.
         expected: u64,
@@ -270,7 +272,7 @@ pub enum Problem {
     },
     /// A part of a split model is missing.
     #[error(
-        "is missing: part {number} of {count} of a split model, expected in the same folder as the others"
+        "the file is missing: part {number} of {count} of a split model, expected in the same folder as the others"
     )]
     MissingPart {
         /// Number of the part, from 1.
@@ -283,7 +285,7 @@ pub enum Problem {
     NoTypeId {
         /// The tensor.
         tensor: String,
-        /// Its type.
+        /// Type of the tensor.
         ty: TensorType,
         /// The container being written.
         container: Container,

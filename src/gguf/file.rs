@@ -15,7 +15,7 @@ use super::{
     split::{self, Split},
 };
 
-/// An open container: its header is checked, its tensor data is mapped and not yet read.
+/// An open container. Its header is checked; its tensor data is mapped, but not yet read.
 #[derive(Debug)]
 pub struct File {
     name: Arc<str>,
@@ -109,7 +109,7 @@ impl File {
         File::join(vec![part], Vec::new(), None)
     }
 
-    /// Joins parts that were checked against each other, first part first.
+    /// Joins the parts of a model, in order. The caller has checked that they match.
     fn join(
         parts: Vec<FilePart>,
         paths: Vec<PathBuf>,
@@ -177,7 +177,7 @@ impl File {
         &self.tensors
     }
 
-    /// The tensor called `name`.
+    /// The tensor called `name`; `None` if the file has no such tensor.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         let at = self.sorted.binary_search_by(|&n| self.tensors[n].name.as_str().cmp(name)).ok()?;
         Some(&self.tensors[self.sorted[at]])
@@ -213,7 +213,7 @@ impl File {
         let _ = self.parts.iter().any(|part| part.release(bytes));
     }
 
-    /// [`File::release`] for all sources of `rows`.
+    /// Calls [`File::release`] for all sources of `rows`.
     pub fn release_rows(&self, rows: &hal::HostRows) {
         match rows.source() {
             hal::Source::Mapped(bytes) => self.release((**bytes).as_ref()),
@@ -268,7 +268,7 @@ impl From<Vec<u8>> for Bytes {
     }
 }
 
-/// Checks that `part` matches its number and the other parts.
+/// Returns an error if `part` has another container, number or number of parts than expected.
 fn check_part(part: &FilePart, number: usize, whole: Split, of: Container) -> Result<(), Error> {
     let wrong = |what, expected: String, found: String| {
         Err(Error::new(&part.name, Problem::Split { what, expected, found }))
@@ -287,8 +287,8 @@ fn check_part(part: &FilePart, number: usize, whole: Split, of: Container) -> Re
     Ok(())
 }
 
-/// Maps a regular file; anything else gets a specific error. A pipe is not opened, because that
-/// would block.
+/// Maps a regular file, and returns a specific error for anything else. A pipe is not opened,
+/// because opening it would block.
 fn open_backing(path: &Path) -> Result<Backing, Problem> {
     let refused = |action| move |reason| Problem::Io { action, reason };
     let kind = fs::metadata(path).map_err(refused("open"))?;
@@ -305,7 +305,7 @@ fn open_backing(path: &Path) -> Result<Backing, Problem> {
     Ok(Backing::Mapped(map(&file).map_err(refused("map"))?))
 }
 
-/// Suggests a file for a directory that the user named instead.
+/// The part of an error message that suggests a file in the directory at `path`.
 fn hint_for_directory(path: &Path) -> String {
     let Ok(entries) = fs::read_dir(path) else {
         return String::new();

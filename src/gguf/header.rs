@@ -9,19 +9,19 @@ use super::{
     value::ValueKind,
 };
 
-/// Longest key or tensor name. The specification's limit for keys.
+/// Longest key or tensor name, in bytes: the specification's limit for keys.
 pub(super) const MAX_NAME: u64 = 65_535;
 /// Deepest nesting of arrays; files in use have one level.
 pub(super) const MAX_DEPTH: usize = 4;
-/// Longest header. The largest vocabularies take a tenth of it; a sparse file can claim terabytes.
+/// Longest header, in bytes: ten times the largest known one. A sparse file could claim terabytes.
 pub(super) const MAX_HEADER: usize = 256 << 20;
 /// Default alignment of tensor data.
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 /// Key that sets another alignment.
 pub(super) const ALIGNMENT_KEY: &str = "general.alignment";
-/// Minimum size of an entry: a key's length, its value's type and the smallest value.
+/// Minimum bytes of a metadata entry: a key's length, its value's type and the smallest value.
 const LEAST_ENTRY: usize = 8 + 4 + 1;
-/// Minimum size of a tensor entry: a name's length, the number of dimensions, one dimension, type
+/// Minimum bytes of a tensor entry: a name's length, the number of dimensions, one dimension, type
 /// and offset.
 const LEAST_TENSOR: usize = 8 + 4 + 8 + 4 + 8;
 
@@ -117,13 +117,14 @@ fn read_tensors(
     Ok(tensors)
 }
 
-/// A reading position that cannot leave the file.
+/// Reads the header from start to end, and returns an error instead of reading past the end of the
+/// file.
 struct Cursor<'a> {
     /// The file, or its first [`MAX_HEADER`] bytes.
     bytes: &'a [u8],
     at: usize,
     file_len: usize,
-    /// The current item, for messages.
+    /// Description of the current item, for error messages.
     place: String,
 }
 
@@ -134,7 +135,7 @@ impl<'a> Cursor<'a> {
         Cursor { bytes, at: 4, file_len: file.len(), place: "the version".to_owned() }
     }
 
-    fn left(&self) -> usize {
+    fn remaining(&self) -> usize {
         self.bytes.len() - self.at
     }
 
@@ -143,7 +144,7 @@ impl<'a> Cursor<'a> {
     }
 
     fn take(&mut self, n: u64) -> Result<&'a [u8], Problem> {
-        if n > self.left() as u64 {
+        if n > self.remaining() as u64 {
             let expected = n.saturating_add(self.at as u64);
             if expected <= self.file_len as u64 {
                 return Err(self.too_long());
@@ -157,11 +158,11 @@ impl<'a> Cursor<'a> {
     }
 
     fn u32(&mut self) -> Result<u32, Problem> {
-        Ok(u32::from_le_bytes(self.take(4)?.try_into().expect("4 bytes were taken")))
+        Ok(u32::from_le_bytes(self.take(4)?.try_into().expect("the slice has 4 bytes")))
     }
 
     fn u64(&mut self) -> Result<u64, Problem> {
-        Ok(u64::from_le_bytes(self.take(8)?.try_into().expect("8 bytes were taken")))
+        Ok(u64::from_le_bytes(self.take(8)?.try_into().expect("the slice has 8 bytes")))
     }
 
     /// Reads a number of items of at least `least` bytes each, and checks that the file has that
@@ -174,7 +175,7 @@ impl<'a> Cursor<'a> {
     fn elements(&mut self, least: usize) -> Result<usize, Problem> {
         let count = self.u64()?;
         let expected = u128::from(count) * least as u128;
-        if expected > self.left() as u128 {
+        if expected > self.remaining() as u128 {
             let left_in_file = self.file_len - self.at;
             if expected <= left_in_file as u128 {
                 return Err(self.too_long());
@@ -182,7 +183,7 @@ impl<'a> Cursor<'a> {
             let (place, found) = (self.place.clone(), left_in_file as u64);
             return Err(Problem::Count { place, count, expected, found });
         }
-        Ok(count as usize) // not above `left`
+        Ok(count as usize) // not above `remaining`
     }
 
     fn string(&mut self) -> Result<&'a [u8], Problem> {
@@ -211,14 +212,14 @@ impl<'a> Cursor<'a> {
 
     fn value(&mut self, kind: ValueKind) -> Result<Value, Problem> {
         Ok(match kind {
-            ValueKind::Number(number) => number.value(self.take(kind.least_bytes() as u64)?),
-            ValueKind::Bool => Value::Bool(self.truth()?),
+            ValueKind::Number(number) => number.value(self.take(kind.min_bytes() as u64)?),
+            ValueKind::Bool => Value::Bool(self.read_bool()?),
             ValueKind::String => Value::String(self.string()?.to_owned()),
             ValueKind::Array => Value::Array(self.array(1)?),
         })
     }
 
-    fn truth(&mut self) -> Result<bool, Problem> {
+    fn read_bool(&mut self) -> Result<bool, Problem> {
         match self.take(1)?[0] {
             0 => Ok(false),
             1 => Ok(true),
@@ -231,11 +232,11 @@ impl<'a> Cursor<'a> {
             return Err(Problem::Depth { place: self.place.clone(), limit: MAX_DEPTH });
         }
         let kind = self.kind()?;
-        let n = self.elements(kind.least_bytes())?;
+        let n = self.elements(kind.min_bytes())?;
         Ok(match kind {
-            ValueKind::Number(number) => number.array(self.take((n * kind.least_bytes()) as u64)?),
+            ValueKind::Number(number) => number.array(self.take((n * kind.min_bytes()) as u64)?),
             ValueKind::Bool => {
-                Array::Bool((0..n).map(|_| self.truth()).collect::<Result<Vec<bool>, _>>()?)
+                Array::Bool((0..n).map(|_| self.read_bool()).collect::<Result<Vec<bool>, _>>()?)
             }
             ValueKind::String => {
                 let mut strings = Strings::with_capacity(n);

@@ -7,7 +7,8 @@ use std::fmt;
 pub enum Container {
     /// GGUF as in llama.cpp.
     Gguf,
-    /// PowerInfer's: magic `PWRI`. The magic alone marks a model for sparse inference.
+    /// PowerInfer's variant, with the magic `PWRI`. No key marks a model for sparse inference, only
+    /// the magic.
     PowerInfer,
 }
 
@@ -20,7 +21,7 @@ impl Container {
         }
     }
 
-    /// The container that begins with `bytes`.
+    /// The container whose magic begins `bytes`; `None` for any other file.
     pub(super) fn of(bytes: &[u8]) -> Option<Container> {
         [Container::Gguf, Container::PowerInfer]
             .into_iter()

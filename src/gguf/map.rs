@@ -2,17 +2,17 @@
 //!
 //! Weights are read from the mapping itself, token after token, so the page size affects speed
 //! (docs/measurements/llama-cpp.md). On Linux the pages are those of the page cache: huge pages are
-//! requested, so that later reads from disk use them. Data that is already cached in small pages
-//! stays so.
+//! requested, so that later reads from disk use them. Data that is already cached keeps its small
+//! pages.
 #![allow(unsafe_code)] // a mapping cannot be made in safe Rust: another process may change the file
 
 use std::ops::Range;
 use std::{fs, io};
 
-/// Maps `file` for reading, whole.
+/// Maps the whole `file` for reading.
 ///
 /// # Errors
-/// The system's error.
+/// The I/O error.
 pub(super) fn map(file: &fs::File) -> io::Result<memmap2::Mmap> {
     // SAFETY: the mapping is read-only and private to `Backing`, which returns only `&[u8]` of
     // plain bytes, so no value can become invalid by a change of the file. The user must not

@@ -24,7 +24,8 @@ impl Metadata {
         Ok(Metadata { file, entries, sorted })
     }
 
-    /// The value of `key`.
+    /// The value of `key`; `None` if the key is missing. The typed methods below also return `None`
+    /// for a missing key.
     pub fn get(&self, key: &str) -> Option<&Value> {
         let at = self.sorted.binary_search_by(|&n| self.entries[n].0.as_str().cmp(key)).ok()?;
         Some(&self.entries[self.sorted[at]].1)
@@ -74,7 +75,7 @@ impl Metadata {
     /// # Errors
     /// [`Problem::Key`] if the value is not a floating-point number.
     pub fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
-        self.typed(key, "a floating-point number", |value| {
+        self.get_typed(key, "a floating-point number", |value| {
             if let Value::F32(number) = value {
                 Some(*number)
             } else if let Value::F64(number) = value {
@@ -90,13 +91,9 @@ impl Metadata {
     /// # Errors
     /// [`Problem::Key`] if the value is not a bool.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
-        self.typed(
-            key,
-            "a bool",
-            |value| {
-                if let Value::Bool(truth) = value { Some(*truth) } else { None }
-            },
-        )
+        self.get_typed(key, "a bool", |value| {
+            if let Value::Bool(truth) = value { Some(*truth) } else { None }
+        })
     }
 
     /// A string. Use [`Metadata::get`] and [`Value::as_str`] if invalid UTF-8 may be shown.
@@ -104,7 +101,7 @@ impl Metadata {
     /// # Errors
     /// [`Problem::Key`] if the value is not a string, or not UTF-8.
     pub fn str(&self, key: &str) -> Result<Option<&str>, Error> {
-        self.typed(key, "a UTF-8 string", |value| {
+        self.get_typed(key, "a UTF-8 string", |value| {
             if let Value::String(text) = value { std::str::from_utf8(text).ok() } else { None }
         })
     }
@@ -136,7 +133,7 @@ impl Metadata {
     /// # Errors
     /// [`Problem::Key`] if the value is not an array of floating-point numbers.
     pub fn f32_array(&self, key: &str) -> Result<Option<Cow<'_, [f32]>>, Error> {
-        self.typed(key, "an array of floating-point numbers", |value| {
+        self.get_typed(key, "an array of floating-point numbers", |value| {
             if let Value::Array(Array::F32(numbers)) = value {
                 Some(numbers.into())
             } else if let Value::Array(Array::F64(numbers)) = value {
@@ -152,7 +149,7 @@ impl Metadata {
     /// # Errors
     /// [`Problem::Key`] if the value is not an array of bools.
     pub fn bool_array(&self, key: &str) -> Result<Option<&[bool]>, Error> {
-        self.typed(key, "an array of bools", |value| {
+        self.get_typed(key, "an array of bools", |value| {
             if let Value::Array(Array::Bool(truths)) = value {
                 Some(truths.as_slice())
             } else {
@@ -166,12 +163,12 @@ impl Metadata {
     /// # Errors
     /// [`Problem::Key`] if the value is not an array of strings.
     pub fn str_array(&self, key: &str) -> Result<Option<&Strings>, Error> {
-        self.typed(key, "an array of strings", |value| {
+        self.get_typed(key, "an array of strings", |value| {
             if let Value::Array(Array::String(strings)) = value { Some(strings) } else { None }
         })
     }
 
-    fn typed<'a, T>(
+    fn get_typed<'a, T>(
         &'a self,
         key: &str,
         expected: &'static str,
@@ -182,7 +179,7 @@ impl Metadata {
         };
         match convert(value) {
             Some(converted) => Ok(Some(converted)),
-            None => Err(self.misfit(key, expected, value.describe())),
+            None => Err(self.type_error(key, expected, value.describe())),
         }
     }
 
@@ -191,7 +188,7 @@ impl Metadata {
         key: &str,
         expected: &'static str,
     ) -> Result<Option<T>, Error> {
-        self.typed(key, expected, |value| T::try_from(value.as_integer()?).ok())
+        self.get_typed(key, expected, |value| T::try_from(value.as_integer()?).ok())
     }
 
     fn integers<T: TryFrom<i128> + Clone>(
@@ -205,13 +202,13 @@ impl Metadata {
         match value.as_array().and_then(Array::integers) {
             Some(Ok(numbers)) => Ok(Some(Cow::Owned(numbers))),
             Some(Err(number)) => {
-                Err(self.misfit(key, expected, format!("{value} with the element {number}")))
+                Err(self.type_error(key, expected, format!("{value} with the element {number}")))
             }
-            None => Err(self.misfit(key, expected, value.describe())),
+            None => Err(self.type_error(key, expected, value.describe())),
         }
     }
 
-    fn misfit(&self, key: &str, expected: &'static str, found: String) -> Error {
+    fn type_error(&self, key: &str, expected: &'static str, found: String) -> Error {
         Error::new(&self.file, Problem::Key { key: key.to_owned(), expected, found })
     }
 }

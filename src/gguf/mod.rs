@@ -1,8 +1,9 @@
 //! The GGUF container: metadata and tensors in one memory-mapped file.
 //!
-//! Here: reading ([`File`]) and writing ([`Writer`]) of GGUF v2 and v3, split files, and
-//! PowerInfer's `PWRI` variant of the same layout. Not here: the meaning of a key or a tensor
-//! (`model`, `tokenizer`), arithmetic on tensor values (`hal::format`), any device.
+//! This crate reads ([`File`]) and writes ([`Writer`]) GGUF v2 and v3, split files, and
+//! PowerInfer's `PWRI` variant of the same layout. It leaves the meaning of keys and tensors to
+//! `model` and `tokenizer`, arithmetic on tensor values to `hal::format`, and devices to the
+//! backends.
 //!
 //! All input is treated as hostile. [`File::open`] checks once that each count, length and offset
 //! lies inside the file; after that, no function of this module can fail on the file's contents
@@ -27,6 +28,7 @@
 //! it.
 
 mod bytes;
+mod chunked;
 mod disk;
 mod error;
 mod file;
@@ -35,7 +37,6 @@ mod magic;
 mod map;
 mod metadata;
 mod split;
-mod stretches;
 mod sum;
 mod tensor;
 mod types;

@@ -10,14 +10,14 @@ use super::{Error, Metadata, Problem};
 const DIGITS: usize = 5;
 const MAX_PARTS: u64 = 99_999;
 
-/// The split that a file belongs to.
+/// The position of a file in a split model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Split {
     /// Number of this part, from 0.
     pub(super) number: u64,
     /// Number of parts, 2 or more.
     pub(super) count: u64,
-    /// Number of tensors in all parts together, if stated.
+    /// Number of tensors in all parts together; `None` if not stated.
     pub(super) n_tensors: Option<u64>,
 }
 
@@ -59,7 +59,8 @@ pub(super) fn paths(path: &Path, count: u64) -> Result<impl Iterator<Item = Path
     }))
 }
 
-/// The text before `-00001-of-00003`, and after it.
+/// Splits a file name into the text before `-00001-of-00003` and the text after it; `None` for any
+/// other name.
 fn prefix(name: &str, count: u64) -> Option<(&str, &str)> {
     let (start, extension) = name.split_at(name.rfind('.').unwrap_or(name.len()));
     let start = start.strip_suffix(&format!("-of-{count:0DIGITS$}"))?;

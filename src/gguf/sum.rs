@@ -2,7 +2,7 @@
 
 use super::File;
 
-/// A hash over words: a multiplication and a rotation for each.
+/// A hash of 64-bit words, with one multiplication and one rotation per word.
 #[derive(Debug, Default)]
 pub struct Hash(u64);
 
@@ -33,8 +33,9 @@ impl Hash {
 const SAMPLE: usize = 64;
 
 impl File {
-    /// Identifies a model wherever its file is: a hash of its headers, its size, and samples of
-    /// the beginning, middle and end of each tensor. Hashing all of it would read the whole file.
+    /// Identifies a model independently of its path: a hash of its headers, its size, and samples
+    /// of the beginning, middle and end of each tensor. Hashing all bytes would read the whole
+    /// file.
     pub fn fingerprint(&self) -> String {
         let mut hash = Hash::default();
         self.headers().for_each(|header| hash.add(header));
@@ -55,7 +56,7 @@ mod tests {
     use crate::{Container, TensorType, Writer};
 
     #[test]
-    fn every_byte_and_the_length_count() {
+    fn every_byte_and_the_length_change_the_hash() {
         let sum = |bytes: &[u8]| {
             let mut hash = Hash::default();
             hash.add(bytes);
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_known_by_its_header_and_its_tensors() {
+    fn the_fingerprint_depends_on_header_and_tensors() {
         let file = |name: &str, values: &[u8; 400]| {
             let mut writer = Writer::new(Container::Gguf);
             writer.declare(name, &[400], TensorType::I8).unwrap();

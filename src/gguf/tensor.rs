@@ -14,7 +14,8 @@ pub(super) const MAX_DIMENSIONS: usize = 4;
 pub struct TensorInfo {
     /// The name, unique in the model.
     pub name: String,
-    /// Values along each axis in ggml order: `shape[0]` is the length of a row, the contiguous axis.
+    /// Values along each axis in ggml order: `shape[0]`, the contiguous axis, is the length of a
+    /// row.
     pub shape: Vec<u64>,
     /// Format of the values.
     pub ty: TensorType,
@@ -37,8 +38,7 @@ impl TensorInfo {
         if shape.is_empty() || shape.len() > MAX_DIMENSIONS {
             return Err(Problem::Dimensions { tensor: name, found: shape.len() as u64 });
         }
-        // Zeros are skipped, so that the product of the others is checked for overflow and any
-        // part of the shape can be multiplied later.
+        // Axes of length 0 are skipped, so that no later product of other axes can overflow.
         let size = |unit: u64| {
             shape.iter().filter(|&&n| n > 0).try_fold(unit, |product, &n| product.checked_mul(n))
         };
@@ -92,9 +92,9 @@ impl TensorInfo {
         self.offset
     }
 
-    /// Its byte range in its file.
+    /// Byte range of the tensor in its file.
     pub(super) fn range(&self) -> Range<usize> {
-        // Both fit: `place` compared them with the length of a slice.
+        // The casts cannot overflow: `place` checked that the range lies inside a slice.
         self.offset as usize..(self.offset + self.n_bytes) as usize
     }
 }

@@ -1,5 +1,5 @@
-//! The types of tensors in files: the engine's formats, whose table is `hal::format`, and the types
-//! that ggml has given an id and the engine does not compute with.
+//! The types of tensors in files: the engine's formats (`hal::format`), and the types of ggml that
+//! the engine cannot compute with.
 
 use std::fmt;
 
@@ -33,7 +33,7 @@ macro_rules! other_types {
             Unknown(u32),
         }
 
-        /// The types that are in files but not in the engine.
+        /// The types of ggml that the engine cannot compute with.
         const OTHERS: &[TensorType] = &[$(TensorType::$name),*];
 
         impl TensorType {
@@ -84,9 +84,9 @@ other_types! {
     NVFP4   = 40, 64,  36;
 }
 
-/// PowerInfer's fork is older than most types: up to this id its ids equal GGUF's...
+/// Up to this id, PowerInfer's ids equal GGUF's; its fork of ggml is older than the other types.
 const LAST_SHARED_ID: u32 = 15;
-/// ...and then come these three, where GGUF has other types.
+/// PowerInfer's ids above [`LAST_SHARED_ID`]; GGUF uses them for other types.
 const POWERINFER_INTEGERS: [(u32, TensorType); 3] =
     [(16, TensorType::I8), (17, TensorType::I16), (18, TensorType::I32)];
 
@@ -114,7 +114,7 @@ impl TensorType {
         formats.map(TensorType::Format).chain(OTHERS.iter().copied())
     }
 
-    /// The engine's format of such values; `None` if the engine does not compute with them.
+    /// The engine's format for this type; `None` if the engine cannot compute with it.
     #[must_use]
     pub fn format(self) -> Option<Format> {
         if let TensorType::Format(format) = self { Some(format) } else { None }
@@ -147,7 +147,7 @@ impl TensorType {
         }
     }
 
-    /// The history of a removed id, as an addition to a message.
+    /// Text to append to a message about an unknown id; empty unless ggml has removed the id.
     #[must_use]
     pub fn history(id: u32) -> &'static str {
         match id {

@@ -2,11 +2,11 @@
 
 use std::{borrow::Cow, fmt};
 
-/// Many byte strings in one buffer. A vocabulary of 150,000 pieces is two allocations.
+/// Many byte strings in one buffer, so that a vocabulary of 150,000 tokens takes two allocations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Strings {
     bytes: Vec<u8>,
-    /// End of each string in `bytes`; the next begins there.
+    /// End of each string in `bytes`, which is the start of the next string.
     ends: Vec<usize>,
 }
 
@@ -32,7 +32,7 @@ impl Strings {
         self.ends.is_empty()
     }
 
-    /// The string at `index`. Entries of a vocabulary may be invalid UTF-8.
+    /// The string at `index`, which may be invalid UTF-8; `None` if the index is out of range.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         (index < self.len()).then(|| self.at(index))
     }
@@ -83,7 +83,7 @@ impl ValueKind {
     }
 
     /// Minimum size of an array element of this type.
-    pub(super) fn least_bytes(self) -> usize {
+    pub(super) fn min_bytes(self) -> usize {
         match self {
             ValueKind::Number(number) => number.bytes(),
             ValueKind::Bool => 1,
@@ -119,7 +119,7 @@ macro_rules! numbers {
                 }
             }
 
-            /// Reads one number from exactly [`ValueKind::least_bytes`] bytes.
+            /// Reads one number from exactly [`ValueKind::min_bytes`] bytes.
             pub(super) fn value(self, bytes: &[u8]) -> Value {
                 const EXACT: &str = "the caller took exactly the number's bytes";
                 match self {
@@ -190,7 +190,7 @@ macro_rules! numbers {
                 }
             }
 
-            /// The value as an integer, if it is of an integer type.
+            /// The value as an integer; `None` if it is not of an integer type.
             pub fn as_integer(&self) -> Option<i128> {
                 match self {
                     $(Value::$int(number) => Some((*number).into()),)*
@@ -248,11 +248,11 @@ macro_rules! numbers {
             /// The elements as integers of another width; `Err` holds the first that does not fit.
             /// `None` if they are not of an integer type.
             pub(super) fn integers<T: TryFrom<i128>>(&self) -> Option<Result<Vec<T>, i128>> {
-                fn fit<S: Copy + Into<i128>, T: TryFrom<i128>>(values: &[S]) -> Result<Vec<T>, i128> {
+                fn convert_all<S: Copy + Into<i128>, T: TryFrom<i128>>(values: &[S]) -> Result<Vec<T>, i128> {
                     values.iter().map(|&v| T::try_from(v.into()).map_err(|_| v.into())).collect()
                 }
                 match self {
-                    $(Array::$int(values) => Some(fit(values)),)*
+                    $(Array::$int(values) => Some(convert_all(values)),)*
                     $(Array::$float(_) => None,)*
                     Array::Bool(_) | Array::String(_) | Array::Array(_) => None,
                 }
@@ -318,12 +318,13 @@ impl Array {
 }
 
 impl Value {
-    /// The text of a string, with replacement characters where it is not UTF-8.
+    /// The text of a string, with replacement characters where it is not UTF-8; `None` for other
+    /// values.
     pub fn as_str(&self) -> Option<Cow<'_, str>> {
         if let Value::String(text) = self { Some(String::from_utf8_lossy(text)) } else { None }
     }
 
-    /// The array, if it is one.
+    /// The array; `None` for other values.
     pub fn as_array(&self) -> Option<&Array> {
         if let Value::Array(array) = self { Some(array) } else { None }
     }
@@ -371,7 +372,7 @@ impl From<Array> for Value {
     }
 }
 
-/// The value alone; an array as its element type and length.
+/// Formats the value without its type, or an array as its length and element type.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -14,9 +14,9 @@ use std::{
 
 use super::{
     Container, Error, Problem, TensorInfo, TensorType, Value,
+    chunked::ChunkedWriter,
     disk::free_bytes,
     header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DEPTH, MAX_HEADER, MAX_NAME, check_alignment},
-    stretches::Stretches,
     value::encode_string,
 };
 
@@ -24,7 +24,7 @@ use super::{
 const VERSION: u32 = 3;
 /// Temporary names to try; each existing one is a leftover of a killed process.
 const MAX_ATTEMPTS: u32 = 1000;
-/// Replaces the file name in errors about a container without a file.
+/// Used instead of a file name in errors of a container in memory.
 const UNNAMED: &str = "new container";
 
 /// The contents of a container to be written: metadata and the list of tensors.
@@ -76,8 +76,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Appends a tensor of `shape` in ggml order (row length first). Its bytes follow when all are
-    /// declared.
+    /// Appends a tensor of `shape` in ggml order (row length first). Its bytes are written after
+    /// all tensors are declared.
     ///
     /// # Errors
     /// A name that exists already or is too long, a shape that does not fit the type, a type
@@ -108,7 +108,7 @@ impl Writer {
     /// Starts the file at `path`, under a temporary name in the same folder.
     ///
     /// # Errors
-    /// The system's error; a full disk; a header or a data section that is too large.
+    /// An I/O error, a full disk, a header or a data section that is too large.
     pub fn create(self, path: &Path) -> Result<DataWriter<PartFile>, Error> {
         let name = path.display().to_string();
         let wanted = self.tensors.iter().fold(0, |sum: u64, t| sum.saturating_add(t.n_bytes()));
@@ -138,11 +138,11 @@ impl Writer {
         let mut data = DataWriter { file, sink, alignment, tensors, due: 0, written: 0 };
         data.put(&header)?;
         data.pad(header.len() as u64)?;
-        data.pass_complete()?;
+        data.skip_complete()?;
         Ok(data)
     }
 
-    /// Places the tensors and encodes everything before their data.
+    /// Sets the tensors' offsets and encodes the file up to their data.
     fn header(&mut self) -> Result<Vec<u8>, Problem> {
         let mut header = Vec::new();
         header.extend(self.container.magic());
@@ -165,7 +165,7 @@ impl Writer {
             encode_string(tensor.name.as_bytes(), &mut header);
             header.extend((tensor.shape.len() as u32).to_le_bytes());
             tensor.shape.iter().for_each(|n| header.extend(n.to_le_bytes()));
-            let id = tensor.ty.id(self.container).expect("declare checked the type");
+            let id = tensor.ty.id(self.container).expect("`declare` checked the type");
             header.extend(id.to_le_bytes());
             header.extend(offset.to_le_bytes());
         }
@@ -201,7 +201,7 @@ pub struct DataWriter<S> {
     tensors: Vec<TensorInfo>,
     /// Index of the tensor whose bytes come next.
     due: usize,
-    /// Bytes of it that are written.
+    /// Bytes of that tensor that are already written.
     written: u64,
 }
 
@@ -210,7 +210,8 @@ impl<S: Write> DataWriter<S> {
     /// declaration.
     ///
     /// # Errors
-    /// Another tensor comes first, the tensor has fewer bytes than that, or the system's error.
+    /// [`Problem::WriteOrder`] if another tensor comes next, [`Problem::WriteLength`] if
+    /// the tensor has fewer bytes, or an I/O error.
     pub fn write(&mut self, tensor: &str, bytes: &[u8]) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());
@@ -227,7 +228,7 @@ impl<S: Write> DataWriter<S> {
         }
         self.put(bytes)?;
         self.written = found;
-        self.pass_complete()
+        self.skip_complete()
     }
 
     /// The tensors, as declared.
@@ -236,7 +237,7 @@ impl<S: Write> DataWriter<S> {
     }
 
     /// Advances to the next tensor with missing bytes.
-    fn pass_complete(&mut self) -> Result<(), Error> {
+    fn skip_complete(&mut self) -> Result<(), Error> {
         while self.tensors.get(self.due).is_some_and(|due| due.n_bytes() == self.written) {
             self.pad(self.written)?;
             self.due += 1;
@@ -280,15 +281,15 @@ impl DataWriter<PartFile> {
     /// Completes the file and renames it, replacing an existing file.
     ///
     /// # Errors
-    /// A tensor lacks bytes, or the system's error. The file is then removed.
+    /// A tensor lacks bytes, or an I/O error. The file is then removed.
     pub fn finish(self) -> Result<(), Error> {
         self.complete()?.publish()
     }
 
-    /// Completes the file, to be renamed later.
+    /// Completes the file without renaming it.
     ///
     /// # Errors
-    /// A tensor lacks bytes, or the system's error. The file is then removed.
+    /// A tensor lacks bytes, or an I/O error. The file is then removed.
     pub fn complete(self) -> Result<CompleteFile, Error> {
         self.check_complete()?;
         let DataWriter { file, sink, .. } = self;
@@ -310,7 +311,7 @@ impl DataWriter<Vec<u8>> {
 /// A file under a temporary name. It is removed if dropped before it is complete.
 #[derive(Debug)]
 pub struct PartFile {
-    file: Stretches<fs::File>,
+    file: ChunkedWriter<fs::File>,
     place: CompleteFile,
 }
 
@@ -327,7 +328,7 @@ impl PartFile {
     /// Starts the file that will be renamed to `target`.
     ///
     /// # Errors
-    /// Errors of the system.
+    /// I/O errors.
     pub fn create(target: &Path) -> Result<PartFile, Problem> {
         let refused = |reason| Problem::Io { action: "create", reason };
         let Some(name) = target.file_name() else {
@@ -341,7 +342,7 @@ impl PartFile {
             let temporary = target.with_file_name(temporary);
             match fs::File::create_new(&temporary) {
                 Ok(file) => {
-                    let file = Stretches::new(file);
+                    let file = ChunkedWriter::new(file);
                     let place = CompleteFile { temporary, target: target.to_owned() };
                     return Ok(PartFile { file, place });
                 }
@@ -356,7 +357,7 @@ impl PartFile {
     /// Makes the bytes durable, then renames the file.
     ///
     /// # Errors
-    /// Errors of the system.
+    /// I/O errors.
     pub fn commit(self) -> Result<(), Problem> {
         self.complete()?.rename()
     }
@@ -384,7 +385,7 @@ impl CompleteFile {
     /// Renames the file, replacing an existing file.
     ///
     /// # Errors
-    /// The system's error. The file is then removed.
+    /// An I/O error. The file is then removed.
     pub fn publish(self) -> Result<(), Error> {
         let name = self.target.display().to_string();
         self.rename().map_err(|problem| Error::new(&name, problem))
@@ -393,7 +394,7 @@ impl CompleteFile {
     /// Bytes of the file.
     ///
     /// # Errors
-    /// The system's error.
+    /// The I/O error.
     pub fn size(&self) -> Result<u64, Error> {
         let refused = |reason| {
             let problem = Problem::Io { action: "open", reason };
@@ -412,7 +413,7 @@ impl CompleteFile {
 
 impl Drop for CompleteFile {
     fn drop(&mut self) {
-        // A failure here cannot be handled.
+        // `drop` cannot return an error; a leftover temporary file is harmless.
         if !self.temporary.as_os_str().is_empty() {
             let _ = fs::remove_file(&self.temporary);
         }

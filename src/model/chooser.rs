@@ -1,46 +1,47 @@
-//! The data that selects a model's neurons: predictors, thresholds and their cost. The crate `learn`
-//! computes and stores them, `engine` applies them.
+//! Data that selects the neurons to compute: predictors or thresholds, with their measured cost.
+//! The crate `learn` computes and stores the data; the crate `engine` applies it.
 
 use hal::{Bytes, HostRows};
 
 use crate::Predictor;
 
-/// Relative errors of a block's output for which thresholds are stored; others are interpolated.
+/// Relative errors of a block's output for which thresholds are stored. Thresholds for other errors
+/// are interpolated.
 pub const ERRORS: [f32; 12] =
     [0.003, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.14, 0.2, 0.3];
 
-/// Selects the neurons of a model.
+/// Selects the neurons that are computed, in every layer of a model.
 #[derive(Clone, Debug)]
 pub struct Chooser {
-    /// Layer by layer.
+    /// Predictors or thresholds of each layer.
     pub layers: Layers,
-    /// The errors of the named quality levels; `None` if there are no such levels.
+    /// Relative errors for the named quality levels; `None` if no errors were measured.
     pub levels: Option<Levels>,
 }
 
-/// Data for each layer.
+/// Predictors or thresholds, one entry per layer.
 #[derive(Clone, Debug)]
 pub enum Layers {
-    /// Predictors, evaluated before the gate.
+    /// Predictors from low-rank factors or signs of the gate, evaluated before the gate.
     Predictors(Vec<LayerPredictor>),
-    /// Thresholds on the activation.
+    /// Thresholds on the magnitude of the activation.
     Thresholds(Vec<LayerThresholds>),
-    /// An imported predictor, trained elsewhere, without error levels.
+    /// A predictor imported from PowerInfer: one threshold, no error levels.
     Imported {
-        /// PowerInfer's two matrices.
+        /// `fc1` and `fc2` of each layer.
         layers: Vec<Predictor>,
         /// Lowest score of an active neuron.
         threshold: f32,
     },
 }
 
-/// Relative errors of a block's output at which the whole model reaches a quality, as measured on
-/// held-out text; `None` if even the smallest of [`ERRORS`] does not.
+/// Relative error of a block's output at which the whole model reaches each quality, as measured on
+/// held-out text. `None` if the quality is missed even at the smallest of [`ERRORS`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Levels {
-    /// Within [`Quality::BALANCED`].
+    /// Error for [`Quality::BALANCED`].
     pub balanced: Option<f32>,
-    /// Within [`Quality::FAST`].
+    /// Error for [`Quality::FAST`].
     pub fast: Option<f32>,
 }
 
@@ -54,25 +55,26 @@ pub struct Quality {
 }
 
 impl Quality {
-    /// Like a quantisation to five bits: no visible difference.
+    /// Comparable to 5-bit quantisation: no visible difference.
     pub const BALANCED: Quality = Quality { divergence: 0.005, same_top: 0.965 };
-    /// Like a quantisation to three or four bits.
+    /// Comparable to 3- or 4-bit quantisation.
     pub const FAST: Quality = Quality { divergence: 0.02, same_top: 0.94 };
 }
 
-/// A layer's predictor: neuron `n` is active if `fc2[n] . fc1 . x + bias[n]` reaches a threshold,
-/// for the block's normed input `x`; without `fc1`, if `fc2[n] . x + bias[n]` does.
+/// A layer's predictor. Neuron `n` counts as active if its score reaches a threshold. The score is
+/// `fc2[n] . fc1 . x + bias[n]`, or `fc2[n] . x + bias[n]` without `fc1`; `x` is the block's normed
+/// input.
 #[derive(Clone, Debug)]
 pub struct LayerPredictor {
-    /// `[rank, n_embd]`; `None` if the gate was not factored.
+    /// `[rank, n_embd]`; `None` if `fc2` is not factored.
     pub fc1: Option<HostRows>,
-    /// `[n_ff, rank]`, or `[n_ff, n_embd]`
+    /// `[n_ff, rank]`; `[n_ff, n_embd]` without `fc1`.
     pub fc2: HostRows,
-    /// `[n_ff]`
+    /// `[n_ff]`, added to the scores.
     pub bias: Vec<f32>,
-    /// Thresholds, with cost and benefit on held-out text.
+    /// Score thresholds, evaluated on held-out text.
     pub curve: Curve,
-    /// Whether it was trained.
+    /// Whether the predictor was trained, not only derived from the gate.
     pub trained: bool,
 }
 
@@ -80,31 +82,31 @@ pub struct LayerPredictor {
 /// weights[n]`.
 #[derive(Clone, Debug)]
 pub struct LayerThresholds {
-    /// `[n_ff]`, above 0.
+    /// `[n_ff]`, all positive.
     pub weights: Vec<f32>,
-    /// Cuts, with cost and benefit on held-out text.
+    /// Values of `cut`, evaluated on held-out text.
     pub curve: Curve,
 }
 
-/// Cost and benefit of a threshold.
+/// Error and recall at one threshold.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Evaluation {
-    /// `|y - y'| / |y|`, over all tokens.
+    /// Relative error of the block's output `y'` over all tokens: `|y - y'| / |y|`.
     pub error: f64,
-    /// Share of all (neuron, token) pairs that are listed, that is, computed.
+    /// Share of all (neuron, token) pairs that are computed.
     pub listed: f64,
-    /// Share of the contributing pairs that are listed.
+    /// Share of the (neuron, token) pairs with a contribution that are computed.
     pub recall: f64,
-    /// The same, weighted by the norm of each contribution.
+    /// As `recall`, with each pair weighted by the norm of its contribution.
     pub weighted_recall: f64,
 }
 
-/// For each of [`ERRORS`] the threshold, its cost and its benefit.
+/// The threshold for each of [`ERRORS`], and its evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
-    /// `[ERRORS.len()]`, not decreasing.
+    /// `[ERRORS.len()]`, never decreasing.
     pub thresholds: Vec<f32>,
-    /// `[ERRORS.len()]`
+    /// `[ERRORS.len()]`: the evaluation of each threshold.
     pub verdicts: Vec<Evaluation>,
 }
 
@@ -127,7 +129,7 @@ impl Layers {
 }
 
 impl LayerPredictor {
-    /// Bytes of it that are read per token.
+    /// Bytes of the predictor that are read per token.
     #[must_use]
     pub fn bytes(&self) -> Bytes {
         let size = |rows: &HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
@@ -142,7 +144,7 @@ impl LayerPredictor {
 }
 
 impl LayerThresholds {
-    /// Activation thresholds per neuron, for a relative output error of `target`, `[n_ff]`.
+    /// `[n_ff]`: the activation threshold of each neuron, for a relative output error of `target`.
     #[must_use]
     pub fn rows(&self, target: f32) -> Vec<f32> {
         let cut = Curve::at(&self.curve.thresholds, target);
@@ -151,8 +153,9 @@ impl LayerThresholds {
 }
 
 impl Curve {
-    /// The threshold for a relative error of `target`: interpolated between two of [`ERRORS`] by
-    /// the logarithm of the error, beyond them that of the nearest.
+    /// The threshold for a relative error of `target`, interpolated between two of [`ERRORS`]
+    /// linearly in the logarithm of the error. A `target` outside of [`ERRORS`] gets the threshold
+    /// of the nearest entry.
     #[must_use]
     pub fn at(thresholds: &[f32], target: f32) -> f32 {
         let above = ERRORS.iter().position(|&error| error >= target).unwrap_or(ERRORS.len() - 1);

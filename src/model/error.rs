@@ -1,9 +1,10 @@
-//! Why a GGUF file is not a supported model.
+//! Errors of files that are not supported models.
 
-/// Every variant names the file and the key or tensor.
+/// Why a file cannot be read as a model. Every variant names the file, and the key or tensor if one
+/// is at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An error of the container, or a key of the wrong type.
+    /// The container is invalid, or a key has the wrong type.
     #[error(transparent)]
     Container(#[from] gguf::Error),
     /// A required key is missing.
@@ -16,7 +17,7 @@ pub enum Error {
         /// The expected value.
         expected: &'static str,
     },
-    /// A key with an invalid value.
+    /// A key has an invalid value.
     #[error("{file}: key `{key}` is {found}, expected {expected}")]
     Key {
         /// File name.
@@ -28,7 +29,7 @@ pub enum Error {
         /// The actual value.
         found: String,
     },
-    /// An unsupported architecture.
+    /// The architecture is not supported.
     #[error("{file}: architecture `{arch}` is not supported")]
     Architecture {
         /// File name.
@@ -37,7 +38,7 @@ pub enum Error {
         arch: String,
         /// Supported architectures.
         known: Vec<&'static str>,
-        /// Summary of the readable contents.
+        /// Counts of keys, tensors and tokens in the file, as text.
         readable: String,
     },
     /// A required tensor is missing.
@@ -47,22 +48,22 @@ pub enum Error {
         file: String,
         /// The tensor.
         tensor: String,
-        /// Its shape, ggml order.
+        /// Expected shape in ggml order (columns first).
         expected: String,
     },
-    /// A tensor of another shape.
+    /// A tensor has an unexpected shape.
     #[error("{file}: tensor `{tensor}` has shape [{found}], expected [{expected}]")]
     Shape {
         /// File name.
         file: String,
         /// The tensor.
         tensor: String,
-        /// Expected shape, ggml order.
+        /// Expected shape in ggml order.
         expected: String,
-        /// Its shape, ggml order.
+        /// Shape in the file, in ggml order.
         found: String,
     },
-    /// A tensor with invalid values.
+    /// A tensor has invalid values.
     #[error("{file}: tensor `{tensor}` holds {found}, expected {expected}")]
     Values {
         /// File name.
@@ -74,7 +75,7 @@ pub enum Error {
         /// The first invalid value.
         found: String,
     },
-    /// A tensor in an unsupported format.
+    /// A tensor has an unsupported format.
     #[error("{file}: tensor `{tensor}` is {found}, expected one of {expected}")]
     Format {
         /// File name.
@@ -83,15 +84,17 @@ pub enum Error {
         tensor: String,
         /// Supported formats.
         expected: String,
-        /// Its format.
+        /// Format in the file.
         found: String,
     },
-    /// Tensors of unknown meaning: running without them would give wrong text.
-    #[error("{file}: tensor `{tensor}` has no meaning in architecture `{arch}`")]
+    /// The architecture does not use the tensor. Ignoring the tensor could give wrong text.
+    #[error(
+        "{file}: tensor `{tensor}` is unknown in architecture `{arch}`, and ignoring it could give wrong text"
+    )]
     UnknownTensor {
         /// File name.
         file: String,
-        /// The first of these tensors.
+        /// The first unused tensor.
         tensor: String,
         /// The architecture.
         arch: String,

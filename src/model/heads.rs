@@ -1,4 +1,4 @@
-//! Sizes of attention and RoPE of each layer, from the metadata.
+//! Sizes of the attention heads of each layer, and the RoPE tables, from the metadata.
 
 use std::sync::Arc;
 
@@ -8,31 +8,31 @@ use super::reader::Reader;
 use super::rope::{Factors, RopeSizes, RopeTable, is_positive};
 use super::{ArchSpec, Error, Hyper, KvKind};
 
-/// Widths of a head, in values.
+/// Sizes of a head, in values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct HeadSizes {
-    /// A query or key head.
+    /// Values of a query or key head.
     d_head: usize,
-    /// A value head.
+    /// Values of a value head.
     d_value: usize,
-    /// The part that RoPE is applied to.
+    /// Number of values per head that RoPE is applied to.
     n_rot: usize,
 }
 
-/// Sizes of attention; all 0 in families without. The numbers of heads and the window are per
-/// layer.
+/// Sizes of attention in all layers; all 0 in families without attention.
 #[derive(Default)]
 pub(super) struct Heads {
     n_head: Vec<usize>,
     n_head_kv: Vec<usize>,
     windowed: Vec<bool>,
-    /// Sliding window of the layers that have one.
+    /// Size of the sliding window in tokens; `None` if no layer has a window.
     pub(super) window: Option<usize>,
-    /// Widths in layers with global attention.
+    /// Head sizes in layers with global attention.
     global: HeadSizes,
-    /// Widths in layers with a sliding window.
+    /// Head sizes in layers with a sliding window.
     local: HeadSizes,
-    /// Layers before the first that uses an earlier layer's KV cache.
+    /// Number of leading layers with a KV cache of their own. The layers after them share an
+    /// earlier cache.
     n_own_kv: usize,
     /// Width of the latent vector of keys and values; 0 without MLA.
     pub(super) d_latent: usize,
@@ -41,14 +41,15 @@ pub(super) struct Heads {
     softcap: f32,
 }
 
-/// RoPE of layers without and with a window.
+/// RoPE tables for layers with global attention and for layers with a sliding window.
 pub(super) struct Ropes {
     pub(super) global: Arc<RopeTable>,
     pub(super) local: Arc<RopeTable>,
 }
 
 impl HeadSizes {
-    /// Reads widths from the keys with this `suffix`; `default` where there are none.
+    /// Reads head sizes from the keys with this `suffix`. A size without a key comes from
+    /// `default`.
     fn read(
         keys: &Keys<'_>,
         suffix: &str,
@@ -67,7 +68,7 @@ impl HeadSizes {
         let n_rot = keys.count(&n_rot_key)?.unwrap_or(default.n_rot);
         if n_rot > d_head || n_rot % 2 != 0 {
             let expected = format!("an even number up to {d_head}");
-            return Err(keys.wrong(&n_rot_key, expected, n_rot));
+            return Err(keys.wrong_key(&n_rot_key, expected, n_rot));
         }
         let d_value = keys.count(&key("attention.value_length"))?.unwrap_or(default.d_value);
         Ok(HeadSizes { d_head, d_value, n_rot })
@@ -91,7 +92,7 @@ impl Heads {
         for (&heads, &kv) in n_head.iter().zip(&n_head_kv) {
             if kv > 0 && !heads.is_multiple_of(kv) {
                 let expected = format!("a divisor of the {heads} heads");
-                return Err(keys.wrong("attention.head_count_kv", expected, kv));
+                return Err(keys.wrong_key("attention.head_count_kv", expected, kv));
             }
         }
         let most = n_head.iter().copied().max().unwrap_or(0);
@@ -100,8 +101,8 @@ impl Heads {
                 Ok(HeadSizes { d_head, d_value: d_head, n_rot: d_head })
             }
             _ => {
-                let expected = format!("a divisor of the width {n_embd}");
-                Err(keys.wrong("attention.head_count", expected, most))
+                let expected = format!("a divisor of the embedding size {n_embd}");
+                Err(keys.wrong_key("attention.head_count", expected, most))
             }
         })?;
         let local = HeadSizes::read(keys, "_swa", || Ok(global))?;
@@ -109,20 +110,22 @@ impl Heads {
         let d_latent = match spec.kv {
             KvKind::Direct => 0,
             KvKind::Latent if n_head_kv != n_head => {
-                let expected = "as many as attention.head_count";
-                return Err(keys.wrong("attention.head_count_kv", expected, "another number"));
+                let expected = "the same as attention.head_count";
+                return Err(keys.wrong_key("attention.head_count_kv", expected, "different"));
             }
             KvKind::Latent if n_rot == d_head => {
                 let expected = format!("an even number below {d_head}");
-                return Err(keys.wrong("rope.dimension_count", expected, n_rot));
+                return Err(keys.wrong_key("rope.dimension_count", expected, n_rot));
             }
-            KvKind::Latent => keys.need("attention.kv_lora_rank", "the width of latent keys")?,
+            KvKind::Latent => {
+                keys.need("attention.kv_lora_rank", "the rank of the latent keys and values")?
+            }
         };
         for (sizes, suffix) in [(global, ""), (local, "_swa")] {
             let HeadSizes { d_head, d_value, .. } = sizes;
             let equal = spec.qk_norm || spec.gated_attention;
             if equal && d_value != d_head {
-                return Err(keys.wrong(
+                return Err(keys.wrong_key(
                     &format!("attention.value_length{suffix}"),
                     d_head,
                     d_value,
@@ -130,7 +133,7 @@ impl Heads {
             }
         }
         Ok(Heads {
-            windowed: hyper::windowed(keys, spec, lists)?,
+            windowed: hyper::windowed_layers(keys, spec, lists)?,
             window: match keys.metadata.u32(&keys.name("attention.sliding_window")) {
                 // Some files state 0 when there is no window.
                 Ok(Some(0)) => None,
@@ -140,20 +143,20 @@ impl Heads {
             local,
             n_own_kv: n_own_kv(keys, n_layer)?,
             d_latent,
-            scale: match keys.positive("attention.scale", 0.0)? {
+            scale: match keys.non_negative("attention.scale", 0.0)? {
                 0.0 if spec.width_scaled == Some(n_layer) => {
                     Some((n_embd as f32 / most as f32).sqrt().recip())
                 }
                 0.0 => spec.attn_scale,
                 scale => Some(scale),
             },
-            softcap: keys.positive("attn_logit_softcapping", spec.attn_softcap)?,
+            softcap: keys.non_negative("attn_logit_softcapping", spec.attn_softcap)?,
             n_head,
             n_head_kv,
         })
     }
 
-    /// The sliding window of layer `index`.
+    /// The sliding window of layer `index`, in tokens; `None` for global attention.
     fn window(&self, index: usize) -> Option<usize> {
         self.window.filter(|_| self.windowed[index])
     }
@@ -177,11 +180,12 @@ impl Heads {
         }
     }
 
-    /// The earlier layer whose KV cache layer `index` uses: the last one of the same kind, sliding
-    /// or global, that has a cache. `None` for a layer with a cache of its own.
+    /// The earlier layer whose KV cache layer `index` shares: the last layer that has its own cache
+    /// and the same kind of attention (sliding or global). `None` if layer `index` has its own
+    /// cache.
     ///
     /// # Errors
-    /// [`Error::Key`] if there is no such layer, or if its keys have other sizes.
+    /// [`Error::Key`] if no earlier layer qualifies, or if its heads have other sizes.
     pub(super) fn kv_source(&self, keys: &Keys<'_>, index: usize) -> Result<Option<usize>, Error> {
         if index < self.n_own_kv {
             return Ok(None);
@@ -196,23 +200,22 @@ impl Heads {
         found.map(Some).ok_or_else(|| self.no_source(keys, index))
     }
 
-    /// There is no layer whose KV cache layer `index` could use.
+    /// The error if no earlier layer has a KV cache that layer `index` can share.
     pub(super) fn no_source(&self, keys: &Keys<'_>, index: usize) -> Error {
-        let expected =
-            format!("an earlier layer with keys like those of layer {index} and its own KV cache");
-        keys.wrong(SHARED_KV, expected, "none")
+        let expected = format!("an earlier layer whose KV cache layer {index} can share");
+        keys.wrong_key(SHARED_KV, expected, "none")
     }
 }
 
-/// Number of layers at the end that use an earlier layer's keys and values.
+/// Key for the number of layers at the end that share an earlier layer's KV cache.
 const SHARED_KV: &str = "attention.shared_kv_layers";
 
-/// Number of layers before those that use an earlier layer's keys and values.
+/// Number of leading layers with a KV cache of their own.
 fn n_own_kv(keys: &Keys<'_>, n_layer: usize) -> Result<usize, Error> {
     let n_shared = keys.metadata.u32(&keys.name(SHARED_KV))?.unwrap_or(0) as usize;
     match n_layer.checked_sub(n_shared) {
         Some(n_own) if n_own > 0 => Ok(n_own),
-        _ => Err(keys.wrong(SHARED_KV, format!("fewer than the {n_layer} layers"), n_shared)),
+        _ => Err(keys.wrong_key(SHARED_KV, format!("fewer than the {n_layer} layers"), n_shared)),
     }
 }
 
@@ -246,12 +249,12 @@ impl Ropes {
         let has_factors = factors.short.is_some() || factors.long.is_some();
         if has_factors && spec.local_base.is_none() && local.n_rot != global.n_rot {
             // Both RoPE tables would use the factors, so their lengths must agree.
-            let expected = format!("{} as in the other layers", global.n_rot);
-            return Err(keys.wrong("rope.dimension_count_swa", expected, local.n_rot));
+            let expected = format!("{}, as in the other layers", global.n_rot);
+            return Err(keys.wrong_key("rope.dimension_count_swa", expected, local.n_rot));
         }
         Ok(Ropes {
             global: Arc::new(RopeTable::global(keys, global, &factors)?),
-            local: Arc::new(RopeTable::local(keys, local, &factors, spec.local_base)?),
+            local: Arc::new(RopeTable::local_rope(keys, local, &factors, spec.local_base)?),
         })
     }
 }

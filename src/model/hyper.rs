@@ -9,8 +9,8 @@ use gguf::Metadata;
 
 use super::{ArchSpec, Error, GlobalLayers, per_layer};
 
-/// Upper limit of layers, heads and widths: keeps every product of sizes far from overflow.
-const MOST: u32 = 1 << 24;
+/// Largest accepted size. Products of two sizes stay far from overflow.
+const MAX_SIZE: u32 = 1 << 24;
 
 /// Experts of a layer, and how a token selects them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,47 +19,47 @@ pub struct Experts {
     pub n: usize,
     /// Number of experts that a token uses.
     pub n_used: usize,
-    /// Neurons of an expert.
+    /// Number of neurons of an expert.
     pub n_ff: usize,
-    /// How the router's products become scores.
+    /// How the router's logits become scores.
     pub scoring: Scoring,
-    /// Whether the selected weights are divided by their sum.
+    /// Whether the weights of the selected experts are divided by their sum.
     pub renormalise: bool,
-    /// Factor on the weights.
+    /// Factor on the experts' weights.
     pub scale: f32,
 }
 
-/// Scales of families whose layer outputs are scaled before they are added to the residual
-/// (Granite); all 1 in others.
+/// Scales of embeddings, layer outputs and logits (Granite); all 1 in most other families.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scales {
-    /// On embeddings.
+    /// Factor on embeddings.
     pub embedding: f32,
-    /// On the output of each mixer and feed-forward block.
+    /// Factor on the output of each mixer and feed-forward block.
     pub residual: f32,
-    /// Logits are divided by it.
+    /// Divisor of the logits.
     pub logits: f32,
 }
 
-/// Sizes that hold for all layers of a model; sizes per layer are in the layers. The names are the
-/// field's.
+/// Sizes that hold for all layers of a model. Sizes that differ between layers are in
+/// [`crate::LayerWeights`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hyper {
-    /// Layers.
+    /// Number of layers that are run.
     pub n_layer: usize,
-    /// Multi-token prediction layers at the end of the file (NextN, MTP), which are not run.
+    /// Number of multi-token prediction layers at the end of the file (NextN, MTP), which are not
+    /// run.
     pub n_nextn: usize,
     /// Width of the residual.
     pub n_embd: usize,
-    /// Width of the embeddings that tokens have for each layer; 0 without them.
+    /// Width of the per-layer embeddings of a token (Gemma 4); 0 in models without them.
     pub n_per_layer: usize,
-    /// Context the model was trained for, tokens.
+    /// Context size of the training, in tokens.
     pub n_ctx_train: usize,
-    /// Added to the mean square in norms.
+    /// Epsilon of the norms, added to the mean square or variance.
     pub eps: f32,
     /// Soft cap of the logits; 0 for none.
     pub logit_softcap: f32,
-    /// Scales from the file.
+    /// Scales of embeddings, layer outputs and logits.
     pub scales: Scales,
 }
 
@@ -83,7 +83,12 @@ impl Keys<'_> {
         Ok(self.metadata.str(&self.name(key))?)
     }
 
-    pub(super) fn wrong(&self, key: &str, expected: impl Display, found: impl Display) -> Error {
+    pub(super) fn wrong_key(
+        &self,
+        key: &str,
+        expected: impl Display,
+        found: impl Display,
+    ) -> Error {
         Error::Key {
             file: self.file.to_owned(),
             key: self.name(key),
@@ -92,16 +97,16 @@ impl Keys<'_> {
         }
     }
 
-    /// A non-negative number, or `default` if the file has none.
-    pub(super) fn positive(&self, key: &str, default: f32) -> Result<f32, Error> {
+    /// A finite number of at least 0; `default` if the file does not have the key.
+    pub(super) fn non_negative(&self, key: &str, default: f32) -> Result<f32, Error> {
         match self.f32(key)?.unwrap_or(default) {
             value if value >= 0.0 && value.is_finite() => Ok(value),
-            value => Err(self.wrong(key, "a number from 0 on", value)),
+            value => Err(self.wrong_key(key, "a finite number of at least 0", value)),
         }
     }
 
-    /// A count of at least 1. Some files have one per layer; these are supported if all layers
-    /// agree.
+    /// A count of at least 1; `None` if the file does not have the key. A list with one count per
+    /// layer is accepted if all its entries are equal.
     pub(super) fn count(&self, key: &str) -> Result<Option<usize>, Error> {
         let name = self.name(key);
         let is_array = self.metadata.get(&name).is_some_and(|value| value.as_array().is_some());
@@ -110,23 +115,25 @@ impl Keys<'_> {
             match list.first() {
                 Some(first) if list.iter().all(|value| value == first) => Some(*first),
                 Some(_) => {
-                    return Err(self.wrong(key, "the same for every layer", "a list that differs"));
+                    return Err(self.wrong_key(key, "the same for every layer", "a mixed list"));
                 }
-                None => return Err(self.wrong(key, "one number for all layers", "an empty list")),
+                None => {
+                    return Err(self.wrong_key(key, "one number for all layers", "an empty list"));
+                }
             }
         } else {
             self.metadata.u32(&name)?
         };
         match value {
-            Some(value) if value == 0 || value > MOST => {
-                Err(self.wrong(key, format!("1 to {MOST}"), value))
+            Some(value) if value == 0 || value > MAX_SIZE => {
+                Err(self.wrong_key(key, format!("1 to {MAX_SIZE}"), value))
             }
             value => Ok(value.map(|value| value as usize)),
         }
     }
 
-    /// A count for each of `n_layer` layers: a list, in which 0 is allowed, or one number of at
-    /// least 1 for all.
+    /// A count for each of `n_layer` layers. The file has a list, whose entries may be 0, or one
+    /// number of at least 1 for all layers. `None` if the file does not have the key.
     pub(super) fn per_layer(&self, key: &str, n_layer: usize) -> Result<Option<Vec<usize>>, Error> {
         let name = self.name(key);
         if self.metadata.get(&name).is_none_or(|value| value.as_array().is_none()) {
@@ -135,15 +142,18 @@ impl Keys<'_> {
         let list = self.metadata.u32_array(&name)?.unwrap_or_default();
         if list.len() != n_layer {
             let expected = format!("a number for each of the {n_layer} layers");
-            return Err(self.wrong(key, expected, format!("{} numbers", list.len())));
+            return Err(self.wrong_key(key, expected, format!("{} numbers", list.len())));
         }
-        match list.iter().find(|&&value| value > MOST) {
-            Some(value) => Err(self.wrong(key, format!("0 to {MOST} for each layer"), value)),
+        match list.iter().find(|&&value| value > MAX_SIZE) {
+            Some(value) => {
+                Err(self.wrong_key(key, format!("0 to {MAX_SIZE} for each layer"), value))
+            }
             None => Ok(Some(list.iter().map(|&value| value as usize).collect())),
         }
     }
 
-    /// A flag for each of `n_layer` layers, as booleans or as numbers, if the file has the list.
+    /// A flag for each of `n_layer` layers, stored as booleans or as numbers; `None` if the file
+    /// does not have the list.
     pub(super) fn flags(&self, key: &str, n_layer: usize) -> Result<Option<Vec<bool>>, Error> {
         let name = self.name(key);
         let truths = match self.metadata.bool_array(&name) {
@@ -155,7 +165,7 @@ impl Keys<'_> {
         };
         match truths {
             Some(list) if list.len() != n_layer => {
-                Err(self.wrong(key, format!("{n_layer} layers"), list.len()))
+                Err(self.wrong_key(key, format!("{n_layer} entries"), list.len()))
             }
             truths => Ok(truths),
         }
@@ -171,7 +181,7 @@ impl Keys<'_> {
 }
 
 impl Experts {
-    /// Experts of a model; `None` in a dense model.
+    /// Reads the number, size and routing of the experts; `None` in a dense model.
     pub(super) fn read(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Option<Experts>, Error> {
         let n = match keys.metadata.u32(&keys.name("expert_count")) {
             // Some files state 0 when there are no experts.
@@ -179,24 +189,24 @@ impl Experts {
             _ => keys.count("expert_count")?,
         };
         let Some(n) = n else { return Ok(None) };
-        let n_used = keys.need("expert_used_count", "the experts that a token uses")?;
+        let n_used = keys.need("expert_used_count", "the number of experts per token")?;
         if n_used > n {
-            return Err(keys.wrong("expert_used_count", format!("at most {n}"), n_used));
+            return Err(keys.wrong_key("expert_used_count", format!("at most {n}"), n_used));
         }
         let n_ff = match keys.count("expert_feed_forward_length")? {
             Some(n_ff) => n_ff,
             None => keys.need("feed_forward_length", "the number of neurons in an expert")?,
         };
-        if n * n_ff > MOST as usize {
-            let expected = format!("at most {MOST} neurons in a layer");
-            return Err(keys.wrong("expert_count", expected, format!("{n} times {n_ff}")));
+        if n * n_ff > MAX_SIZE as usize {
+            let expected = format!("at most {MAX_SIZE} neurons in a layer");
+            return Err(keys.wrong_key("expert_count", expected, format!("{n} experts of {n_ff}")));
         }
         let scoring = match keys.metadata.u32(&keys.name("expert_gating_func"))? {
             None | Some(0) => spec.routing.scoring,
             Some(1) => Scoring::Softmax,
             Some(2) => Scoring::Sigmoid,
             Some(3) => Scoring::SoftmaxChosen,
-            Some(other) => return Err(keys.wrong("expert_gating_func", "0 to 3", other)),
+            Some(other) => return Err(keys.wrong_key("expert_gating_func", "0 to 3", other)),
         };
         let norm = keys.metadata.bool(&keys.name("expert_weights_norm"))?;
         Ok(Some(Experts {
@@ -205,7 +215,7 @@ impl Experts {
             n_ff,
             scoring,
             renormalise: norm.unwrap_or(spec.routing.renormalise),
-            scale: match keys.positive("expert_weights_scale", 1.0)? {
+            scale: match keys.non_negative("expert_weights_scale", 1.0)? {
                 // Some files state 0 when there is no scale.
                 0.0 => 1.0,
                 scale => scale,
@@ -216,13 +226,13 @@ impl Experts {
 
 impl Scales {
     fn read(keys: &Keys<'_>, spec: &ArchSpec, n_embd: usize) -> Result<Scales, Error> {
-        // Squares of these do not overflow or underflow.
+        // The squares of scales in this range do not overflow or underflow.
         const RANGE: Range<f32> = 1e-6..1e6;
         let scale = |key: &str| match keys.f32(key)? {
             // Some files state 0 when there is no scale.
             None | Some(0.0) => Ok(1.0),
             Some(scale) if RANGE.contains(&scale) => Ok(scale),
-            Some(scale) => Err(keys.wrong(key, "a number from 0.000001 to 1000000", scale)),
+            Some(scale) => Err(keys.wrong_key(key, "a number from 0.000001 to 1000000", scale)),
         };
         if spec.scale_keys {
             return Ok(Scales {
@@ -237,39 +247,39 @@ impl Scales {
 }
 
 impl Hyper {
-    /// Factor on embeddings. The engine holds the residual divided by `scales.residual`, so that
-    /// layers add to it without a factor. Only norms read the residual; with
+    /// Factor on embeddings. The engine stores the residual divided by `scales.residual`, so that
+    /// layers add their output without a factor. Only norms read the residual, and with
     /// [`Hyper::residual_eps`] their results are the same.
     #[must_use]
     pub fn embedding_factor(&self) -> f32 {
         self.scales.embedding / self.scales.residual
     }
 
-    /// Epsilon of norms of the residual, which is divided by `scales.residual`.
+    /// Epsilon for norms of the stored residual, which is divided by `scales.residual`.
     #[must_use]
     pub fn residual_eps(&self) -> f32 {
         self.eps / self.scales.residual.powi(2)
     }
 
     pub(super) fn read(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Hyper, Error> {
-        let n_embd = keys.need("embedding_length", "the width of the residual")?;
+        let n_embd = keys.need("embedding_length", "the embedding size")?;
         let n_layer = keys.need("block_count", "the number of layers")?;
         if n_layer > 10_000 {
-            return Err(keys.wrong("block_count", "at most 10000", n_layer));
+            return Err(keys.wrong_key("block_count", "at most 10000", n_layer));
         }
         const NEXTN: &str = "nextn_predict_layers";
         let n_nextn = keys.metadata.u32(&keys.name(NEXTN))?.unwrap_or(0) as usize;
         if n_nextn >= n_layer {
-            return Err(keys.wrong(NEXTN, format!("fewer than the {n_layer} layers"), n_nextn));
+            return Err(keys.wrong_key(NEXTN, format!("fewer than the {n_layer} layers"), n_nextn));
         }
         Ok(Hyper {
             n_layer: n_layer - n_nextn,
             n_nextn,
             n_embd,
             n_per_layer: per_layer::width(keys)?,
-            n_ctx_train: keys.need("context_length", "the trained context")?,
+            n_ctx_train: keys.need("context_length", "the context length of the training")?,
             eps: epsilon(keys, spec)?,
-            logit_softcap: keys.positive("final_logit_softcapping", spec.logit_softcap)?,
+            logit_softcap: keys.non_negative("final_logit_softcapping", spec.logit_softcap)?,
             scales: Scales::read(keys, spec, n_embd)?,
         })
     }
@@ -288,17 +298,17 @@ fn epsilon(keys: &Keys<'_>, spec: &ArchSpec) -> Result<f32, Error> {
     let eps = stated.or(spec.eps).ok_or_else(|| Error::MissingKey {
         file: keys.file.to_owned(),
         key: keys.name(key),
-        expected: "the epsilon of the norms",
+        expected: "the epsilon of the norm layers",
     })?;
     if (0.0..1.0).contains(&eps) {
         Ok(eps)
     } else {
-        Err(keys.wrong(key, "a number from 0 to 1", eps))
+        Err(keys.wrong_key(key, "at least 0 and below 1", eps))
     }
 }
 
 /// For each of `n_layer` layers, whether it uses the sliding window.
-pub(super) fn windowed(
+pub(super) fn windowed_layers(
     keys: &Keys<'_>,
     spec: &ArchSpec,
     n_layer: usize,
@@ -310,12 +320,12 @@ pub(super) fn windowed(
         return if list.len() == n_layer {
             Ok(list.to_vec())
         } else {
-            Err(keys.wrong(KEY, format!("{n_layer} layers"), list.len()))
+            Err(keys.wrong_key(KEY, format!("{n_layer} entries"), list.len()))
         };
     }
     let first = spec.global_layers.is_some_and(|global| global.first);
-    let said = keys.metadata.u32(&name)?;
-    let said = said.map(|period| GlobalLayers { period: period as usize, first });
-    let global = said.or(spec.global_layers);
+    let period = keys.metadata.u32(&name)?;
+    let stated = period.map(|period| GlobalLayers { period: period as usize, first });
+    let global = stated.or(spec.global_layers);
     Ok((0..n_layer).map(|i| !global.is_some_and(|global| global.contains(i))).collect())
 }

@@ -1,15 +1,15 @@
-//! Several matrices of one shape, read as one.
+//! Several matrices presented as one: stacked by rows, or concatenated by columns.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use hal::{HostRows, Result, RowStore, Source};
 
-/// Stacked: the rows of each matrix after those of the one before.
+/// Matrices stacked by rows: all rows of the first, then all rows of the second, and so on.
 #[derive(Debug)]
-struct Below(Vec<HostRows>);
+struct StackedRows(Vec<HostRows>);
 
-impl RowStore for Below {
+impl RowStore for StackedRows {
     fn read(&self, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
         let Some(first) = self.0.first() else { return Ok(()) };
         let (n, row) = (first.desc().n_rows, first.row_bytes());
@@ -24,7 +24,8 @@ impl RowStore for Below {
     }
 }
 
-/// Matrices that are stacked in a file, concatenated by columns: row `i` is row `i` of each.
+/// The `n` matrices that are stacked in `all`, concatenated by columns: row `i` is row `i` of the
+/// first matrix, then row `i` of the second, and so on.
 #[derive(Debug)]
 struct ConcatenatedColumns {
     all: HostRows,
@@ -46,11 +47,12 @@ impl RowStore for ConcatenatedColumns {
     }
 }
 
-/// Concatenated by columns: row `i` is row `i` of each, in order.
+/// Matrices concatenated by columns: row `i` is row `i` of the first, then row `i` of the second,
+/// and so on.
 #[derive(Debug)]
-struct Bundle(Vec<HostRows>);
+struct BundledColumns(Vec<HostRows>);
 
-impl RowStore for Bundle {
+impl RowStore for BundledColumns {
     fn read(&self, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
         let row: usize = self.0.iter().map(HostRows::row_bytes).sum();
         for (at, mut out) in rows.zip(out.chunks_exact_mut(row.max(1))) {
@@ -68,11 +70,11 @@ impl RowStore for Bundle {
     }
 }
 
-/// `parts`, of equal row counts and one format, concatenated by columns, so that all values of a
-/// neuron are adjacent.
+/// Concatenates `parts` by columns, so that all weights of a neuron are adjacent. The parts must
+/// have equal row counts and one format.
 ///
 /// # Errors
-/// [`hal::Error::Shape`] if the result is invalid.
+/// [`hal::Error::Shape`] if the matrices do not fit together.
 pub fn bundle(parts: Vec<HostRows>) -> Result<HostRows> {
     let first = parts.first().map(HostRows::desc);
     let (n_rows, format) = first.map_or((0, hal::format::Format::F32), |d| (d.n_rows, d.format));
@@ -82,14 +84,14 @@ pub fn bundle(parts: Vec<HostRows>) -> Result<HostRows> {
         return Err(hal::Error::shape("bundle", "parts", expected, odd.desc()));
     }
     let n_cols = parts.iter().map(|part| part.desc().n_cols).sum();
-    HostRows::new(Source::Paged(Arc::new(Bundle(parts))), n_rows, n_cols, format)
+    HostRows::new(Source::Paged(Arc::new(BundledColumns(parts))), n_rows, n_cols, format)
 }
 
-/// `parts`, of one shape and format, stacked.
+/// Stacks `parts`, which must have one shape and one format, by rows.
 ///
 /// # Errors
-/// [`hal::Error::Shape`] if the result is invalid.
-pub(super) fn below(parts: Vec<HostRows>) -> Result<HostRows> {
+/// [`hal::Error::Shape`] if the matrices do not fit together.
+pub(super) fn stack(parts: Vec<HostRows>) -> Result<HostRows> {
     let n = parts.len();
     match <[HostRows; 1]>::try_from(parts) {
         Ok([one]) => Ok(one),
@@ -97,16 +99,16 @@ pub(super) fn below(parts: Vec<HostRows>) -> Result<HostRows> {
             let desc = parts.first().map(HostRows::desc);
             let (n_rows, n_cols, format) = desc
                 .map_or((0, 0, hal::format::Format::F32), |d| (n * d.n_rows, d.n_cols, d.format));
-            HostRows::new(Source::Paged(Arc::new(Below(parts))), n_rows, n_cols, format)
+            HostRows::new(Source::Paged(Arc::new(StackedRows(parts))), n_rows, n_cols, format)
         }
     }
 }
 
-/// The `n` matrices stacked in `rows`, concatenated by columns.
+/// Concatenates by columns the `n` matrices that are stacked in `rows`.
 ///
 /// # Errors
-/// [`hal::Error::Shape`] if the result is invalid.
-pub fn beside(rows: &HostRows, n: usize) -> Result<HostRows> {
+/// [`hal::Error::Shape`] if the matrices do not fit together.
+pub fn stacked_to_columns(rows: &HostRows, n: usize) -> Result<HostRows> {
     let desc = rows.desc();
     let store = ConcatenatedColumns { all: rows.clone(), n: n.max(1) };
     let (n_rows, n_cols) = (desc.n_rows / n.max(1), desc.n_cols * n);
@@ -131,17 +133,17 @@ mod tests {
     }
 
     #[test]
-    fn below_and_beside() {
+    fn stacked_and_bundled_matrices_have_the_expected_rows() {
         let (a, b) = (matrix(&[1., 2., 3., 4.], 2), matrix(&[5., 6., 7., 8.], 2));
-        let below = below(vec![a, b]).unwrap();
-        assert_eq!(values(&below, 1..4), [3., 4., 5., 6., 7., 8.]);
-        let beside = beside(&below, 2).unwrap();
-        assert_eq!((beside.desc().n_rows, beside.desc().n_cols), (2, 4));
-        assert_eq!(values(&beside, 0..2), [1., 2., 5., 6., 3., 4., 7., 8.]);
-        assert_eq!(values(&beside, 1..2), [3., 4., 7., 8.]);
-        let bundle = bundle(vec![below.clone(), below.clone(), below.clone()]).unwrap();
+        let stacked = stack(vec![a, b]).unwrap();
+        assert_eq!(values(&stacked, 1..4), [3., 4., 5., 6., 7., 8.]);
+        let columns = stacked_to_columns(&stacked, 2).unwrap();
+        assert_eq!((columns.desc().n_rows, columns.desc().n_cols), (2, 4));
+        assert_eq!(values(&columns, 0..2), [1., 2., 5., 6., 3., 4., 7., 8.]);
+        assert_eq!(values(&columns, 1..2), [3., 4., 7., 8.]);
+        let bundle = bundle(vec![stacked.clone(), stacked.clone(), stacked.clone()]).unwrap();
         assert_eq!((bundle.desc().n_rows, bundle.desc().n_cols), (4, 6));
         assert_eq!(values(&bundle, 1..3), [3., 4., 3., 4., 3., 4., 5., 6., 5., 6., 5., 6.]);
-        assert!(super::bundle(vec![below, beside]).is_err());
+        assert!(super::bundle(vec![stacked, columns]).is_err());
     }
 }

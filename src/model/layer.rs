@@ -1,15 +1,15 @@
-//! The weights of a layer, over host rows, tensors or shapes.
+//! The weights of a layer, generic over the operand: host rows, tensors or shapes.
 
 use hal::HostRows;
 
 use super::{Attention, Experts, Mixer, PerLayer};
 
-/// A matrix or the factors of a norm, and the bias added to the result.
+/// A weight matrix or the weight of a norm, with an optional bias.
 #[derive(Clone, Debug)]
 pub struct Affine<T = HostRows> {
-    /// `[n_out, n_in]`, or `[1, n]` of a norm.
+    /// `[n_out, n_in]`; `[1, n]` for a norm.
     pub w: T,
-    /// `[1, n_out]`, F32.
+    /// `[1, n_out]`, F32; `None` without a bias.
     pub bias: Option<T>,
 }
 
@@ -20,44 +20,49 @@ pub struct Frame<T = HostRows> {
     pub attn_norm: Option<Affine<T>>,
     /// The mixer, which combines tokens.
     pub mixer: Mixer<T>,
-    /// Norm of the mixer's output.
+    /// Norm of the mixer's output; `None` without such a norm.
     pub post_attn_norm: Option<Affine<T>>,
     /// Norm before the feed-forward block; `None` if the block shares the mixer's input, or if
     /// there is no block.
     pub ffn_norm: Option<Affine<T>>,
-    /// `[n_expert, n_embd]`: selects experts.
+    /// `[n_expert, n_embd]`: selects the experts of a token; `None` without experts.
     pub router: Option<Affine<T>>,
-    /// Norm of the router's input, where it has its own.
+    /// Norm of the router's input; `None` if the router has no norm of its own.
     pub router_norm: Option<Affine<T>>,
-    /// `[1, n_expert]`, F32: factors on the weights of the selected experts.
+    /// `[1, n_expert]`, F32: factors on the weights of the selected experts; `None` without such
+    /// factors.
     pub expert_scale: Option<T>,
-    /// The shared expert.
-    pub shared: Option<Shared<T>>,
-    /// Norm of the feed-forward block's output.
+    /// The shared expert, or the dense block beside experts; `None` if the layer has neither.
+    pub shared: Option<SharedExpert<T>>,
+    /// Norm of the feed-forward block's output; `None` without such a norm.
     pub post_ffn_norm: Option<Affine<T>>,
-    /// The token's embedding for this layer, which is used after the feed-forward block.
+    /// Weights that add the per-layer embedding of the token, after the feed-forward block; `None`
+    /// in models without per-layer embeddings.
     pub per_layer: Option<PerLayer<T>>,
-    /// `[1, 1]`, F32: factor on the residual after the layer.
+    /// `[1, 1]`, F32: factor on the residual after the layer; `None` without such a factor.
     pub out_scale: Option<T>,
 }
 
-/// Norms of a dense block beside experts, each of which has its own input and output (Gemma 4).
+/// Norms in a layer where a dense block and experts run side by side, with separate inputs and
+/// outputs (Gemma 4).
 #[derive(Clone, Debug)]
 pub struct SharedNorms<T = HostRows> {
-    /// `[1, n_embd]`: of the residual, for the dense block; the experts have `ffn_norm`.
+    /// `[1, n_embd]`: norm before the dense block. The experts use [`Frame::ffn_norm`].
     pub before: Affine<T>,
-    /// `[1, n_embd]`: of the dense block's output.
+    /// `[1, n_embd]`: norm of the dense block's output.
     pub after: Affine<T>,
-    /// `[1, n_embd]`: of the experts' output.
+    /// `[1, n_embd]`: norm of the experts' output.
     pub experts: Affine<T>,
 }
 
 /// An expert that every token uses.
 #[derive(Clone, Debug)]
-pub struct Shared<T = HostRows> {
-    /// Its own norms; `None` if it shares the experts' input and adds to their output.
+pub struct SharedExpert<T = HostRows> {
+    /// Norms of its own; `None` if the shared expert reads the experts' input and adds to their
+    /// output.
     pub norms: Option<SharedNorms<T>>,
-    /// `[1, n_embd]`: its weight is the sigmoid of this product; `None` for a weight of 1.
+    /// `[1, n_embd]`: the sigmoid of the product of this row and the input is the weight of the
+    /// expert; `None` for a weight of 1.
     pub weight: Option<Affine<T>>,
     /// `[n_ff_shared, n_embd]`.
     pub gate: Affine<T>,
@@ -74,20 +79,20 @@ pub struct Ffn {
     pub gate: Option<Affine>,
     /// `[n_ff, n_embd]`.
     pub up: Affine,
-    /// `[n_embd, n_ff]`, or `[n_ff, n_embd]` if [`Ffn::down_by_neuron`]. With experts, one such
-    /// matrix for each, stacked, and biases `[n_expert, n_embd]`.
+    /// `[n_embd, n_ff]`, or `[n_ff, n_embd]` if [`Ffn::down_by_neuron`]. With experts, their
+    /// matrices are stacked and the bias is `[n_expert, n_embd]`.
     pub down: Affine,
-    /// The experts that the neurons belong to, in order, with equal sizes; `None` for a dense
-    /// block.
+    /// Number and routing of the experts, which have equal sizes; neurons are ordered by expert.
+    /// `None` for a dense block.
     pub experts: Option<Experts>,
-    /// The file holds down with one row per neuron (PowerInfer's `ffn_down_t`).
+    /// Whether the file holds down with one row per neuron (PowerInfer's `ffn_down_t`).
     pub down_by_neuron: bool,
-    /// Predicts active neurons before their gate is computed, if the file has a predictor in a
-    /// supported format.
+    /// The predictor of active neurons; `None` if the file has none in a supported format.
     pub predictor: Option<Predictor>,
 }
 
-/// PowerInfer's predictor of active neurons: `score = fc2 . relu(fc1 . p)`, without biases.
+/// PowerInfer's predictor of active neurons: `score = fc2 . relu(fc1 . p)` for an input `p`,
+/// without biases.
 #[derive(Clone, Debug)]
 pub struct Predictor {
     /// `[rank, n_embd]`, any rank.
@@ -96,20 +101,20 @@ pub struct Predictor {
     pub fc2: HostRows,
 }
 
-/// One layer in the file.
+/// The weights of one layer in the file.
 #[derive(Clone, Debug)]
 pub struct LayerWeights {
-    /// Norms and mixer.
+    /// Everything except the neurons.
     pub frame: Frame,
     /// The feed-forward block; `None` in a layer without one.
     pub ffn: Option<Ffn>,
 }
 
-/// A fallible function over the operands of a layer; it also gets the name of each in files.
+/// A fallible function over the operands of a layer. Its first argument is the name of the tensor.
 pub type MapOperand<'a, T, U, E> = dyn FnMut(&'static str, &T) -> Result<U, E> + 'a;
 
 impl<T> Affine<T> {
-    /// The same over another kind of operand.
+    /// Applies `f` to every operand.
     ///
     /// # Errors
     /// The first error of `f`.
@@ -133,8 +138,8 @@ pub(super) fn try_map_maybe<T, U, E>(
     part.as_ref().map(|part| part.try_map(name, f)).transpose()
 }
 
-impl<T> Shared<T> {
-    fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Shared<U>, E> {
+impl<T> SharedExpert<T> {
+    fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<SharedExpert<U>, E> {
         let norms = match &self.norms {
             Some(norms) => Some(SharedNorms {
                 before: norms.before.try_map("ffn_norm_shexp", f)?,
@@ -143,7 +148,7 @@ impl<T> Shared<T> {
             }),
             None => None,
         };
-        Ok(Shared {
+        Ok(SharedExpert {
             norms,
             weight: try_map_maybe(&self.weight, "ffn_gate_inp_shexp", f)?,
             gate: self.gate.try_map("ffn_gate_shexp", f)?,
@@ -160,7 +165,7 @@ impl<T> Frame<T> {
         self.shared.as_ref().is_some_and(|shared| shared.norms.is_none())
     }
 
-    /// The same over another kind of operand.
+    /// Applies `f` to every operand.
     ///
     /// # Errors
     /// The first error of `f`.
@@ -182,7 +187,7 @@ impl<T> Frame<T> {
         })
     }
 
-    /// The same over another kind of operand.
+    /// Applies `f` to every operand.
     pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> Frame<U> {
         let mapped: Result<_, std::convert::Infallible> = self.try_map(&mut |_, part| Ok(f(part)));
         match mapped {
@@ -201,32 +206,32 @@ impl<T> Frame<T> {
 }
 
 impl LayerWeights {
-    /// Neurons of the shared expert.
+    /// Number of neurons of the shared expert; 0 without one.
     #[must_use]
     pub fn n_shared(&self) -> usize {
         self.frame.shared.as_ref().map_or(0, |shared| shared.up.w.desc().n_rows)
     }
 
-    /// Neurons of its feed-forward block, of all experts together; 0 without a block.
+    /// Number of neurons of the feed-forward block, over all experts; 0 without a block.
     #[must_use]
     pub fn n_ff(&self) -> usize {
         self.ffn.as_ref().map_or(0, Ffn::n_ff)
     }
 
-    /// The experts of its feed-forward block; `None` in a dense block.
+    /// The experts of the feed-forward block; `None` in a dense block.
     #[must_use]
     pub fn experts(&self) -> Option<&Experts> {
         self.ffn.as_ref().and_then(|ffn| ffn.experts.as_ref())
     }
 
-    /// Its attention; `None` with another mixer.
+    /// The attention of the layer; `None` for another mixer.
     #[must_use]
     pub fn attention(&self) -> Option<&Attention> {
         self.frame.mixer.attention()
     }
 }
 
-/// Which matrix of a feed-forward block.
+/// A matrix of a feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FfnMatrix {
     /// `ffn_gate`
@@ -238,7 +243,7 @@ pub enum FfnMatrix {
 }
 
 impl Ffn {
-    /// Neurons, of all experts together.
+    /// Number of neurons, over all experts.
     #[must_use]
     pub fn n_ff(&self) -> usize {
         self.up.w.desc().n_rows
@@ -250,7 +255,7 @@ impl Ffn {
         self.experts.as_ref().map(|experts| experts.n)
     }
 
-    /// Neurons of an expert, or of a dense block.
+    /// Number of neurons of one expert, or of a dense block.
     #[must_use]
     pub fn n_each(&self) -> usize {
         self.n_ff() / self.n_expert().unwrap_or(1).max(1)
@@ -262,13 +267,13 @@ impl Ffn {
         self.experts.as_ref().map_or(1.0, |experts| experts.n_used as f64 / experts.n as f64)
     }
 
-    /// Its matrices, gate first.
+    /// The matrices: gate if there is one, up, down.
     pub fn matrices(&self) -> impl Iterator<Item = (FfnMatrix, &HostRows)> {
         let gate = self.gate.iter().map(|gate| (FfnMatrix::Gate, &gate.w));
         gate.chain([(FfnMatrix::Up, &self.up.w), (FfnMatrix::Down, &self.down.w)])
     }
 
-    /// Its biases.
+    /// The biases of gate, up and down, if the file has them.
     pub fn biases(&self) -> impl Iterator<Item = &HostRows> {
         let all = self.gate.iter().chain([&self.up, &self.down]);
         all.filter_map(|part| part.bias.as_ref())

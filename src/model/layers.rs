@@ -8,15 +8,15 @@ use hal::op::FfnKind;
 
 use super::heads::{Heads, Ropes};
 use super::hyper::Keys;
-use super::layer::{Ffn, Frame, LayerWeights, Predictor, Shared, SharedNorms};
+use super::layer::{Ffn, Frame, LayerWeights, Predictor, SharedExpert, SharedNorms};
 use super::mixer::{Attention, AttentionSizes, Kv, Latent, Mixer};
-use super::reader::{MatrixStack, Reader, owned};
+use super::reader::{MatrixStack, Reader, f32_matrix};
 use super::rope::RopeTable;
 use super::{
     Affine, ArchSpec, BlockKind, Error, Experts, Hyper, KvKind, PerLayer, Positions, RouterInput,
 };
 
-/// Data for reading layers.
+/// Everything needed to read the layers of a model.
 pub(super) struct Layers<'a> {
     reader: &'a Reader<'a>,
     keys: &'a Keys<'a>,
@@ -25,7 +25,7 @@ pub(super) struct Layers<'a> {
     ffn_kind: FfnKind,
     heads: Heads,
     ropes: Ropes,
-    /// Neurons of each layer without experts.
+    /// Number of neurons of each layer; empty in a model with experts.
     n_ff: Vec<usize>,
     experts: Option<Experts>,
 }
@@ -69,7 +69,7 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// Reads one layer; families read their mixers with it.
+/// Reads one layer. A family reads its mixer with it ([`ArchSpec::mixer`]).
 pub struct LayerReader<'a> {
     layers: &'a Layers<'a>,
     index: usize,
@@ -81,9 +81,9 @@ impl std::fmt::Debug for LayerReader<'_> {
     }
 }
 
-/// Methods for families.
+/// Methods for the families' [`ArchSpec::mixer`] functions.
 impl LayerReader<'_> {
-    /// Number of the layer.
+    /// Index of the layer.
     pub(super) fn index(&self) -> usize {
         self.index
     }
@@ -98,7 +98,7 @@ impl LayerReader<'_> {
         self.layers.keys
     }
 
-    /// Number of layers that lists in the file have entries for.
+    /// Number of entries of the file's per-layer lists, which include the layers that are not run.
     pub(super) fn n_listed(&self) -> usize {
         self.layers.hyper.n_layer + self.layers.hyper.n_nextn
     }
@@ -116,12 +116,12 @@ impl LayerReader<'_> {
         self.layers.reader.has(&self.tensor(part))
     }
 
-    /// `part.weight` of `[rows, cols]` and, if there is one, `part.bias`.
+    /// Reads `part.weight` of shape `[rows, cols]` and, if the file has it, `part.bias`.
     pub(super) fn affine(&self, part: &str, rows: usize, cols: usize) -> Result<Affine, Error> {
         self.layers.reader.affine(&self.tensor(part), rows, cols)
     }
 
-    /// Some rows of [`LayerReader::affine`].
+    /// As [`LayerReader::affine`], but only the rows in `some`.
     pub(super) fn affine_rows(
         &self,
         part: &str,
@@ -132,7 +132,7 @@ impl LayerReader<'_> {
         self.layers.reader.affine_rows(&self.tensor(part), rows, cols, some)
     }
 
-    /// Some rows of a tensor of `[rows, cols]`, as F32.
+    /// Reads the rows in `some` of a tensor of shape `[rows, cols]`, as F32.
     pub(super) fn f32_rows(
         &self,
         tensor: &str,
@@ -143,7 +143,8 @@ impl LayerReader<'_> {
         self.layers.reader.f32_rows(&self.tensor(tensor), rows, cols, some)
     }
 
-    /// Some rows of `part.weight` of `[rows, cols]` and, if there is one, of `part.bias`, as F32.
+    /// Reads the rows in `some` of `part.weight`, of shape `[rows, cols]`, and of `part.bias` if
+    /// the file has it, as F32.
     pub(super) fn f32_affine_rows(
         &self,
         part: &str,
@@ -154,7 +155,7 @@ impl LayerReader<'_> {
         self.layers.reader.f32_affine_rows(&self.tensor(part), rows, cols, some)
     }
 
-    /// A tensor of `[rows, cols]` as one row, F32.
+    /// Reads a tensor of shape `[rows, cols]` as one row of F32.
     pub(super) fn f32_row(
         &self,
         tensor: &str,
@@ -164,17 +165,17 @@ impl LayerReader<'_> {
         self.layers.reader.f32_row(&self.tensor(tensor), rows, cols)
     }
 
-    /// `[1, n]` of one value, F32.
+    /// An F32 row of `n` copies of `value`.
     pub(super) fn constant(&self, value: f32, n: usize) -> HostRows {
-        owned(1, &vec![value; n])
+        f32_matrix(1, &vec![value; n])
     }
 
-    /// Factors of a norm over `width` values.
+    /// Reads weight and bias of a norm over `width` values.
     pub(super) fn norm(&self, part: &str, width: usize) -> Result<Affine, Error> {
         self.layers.reader.norm(&self.tensor(part), width)
     }
 
-    /// Attention as the family's spec describes it; no mixer in a layer without heads.
+    /// Reads attention as the family's spec describes it. A layer without heads has no mixer.
     ///
     /// # Errors
     /// [`Error`]: missing or wrong keys and tensors.
@@ -184,13 +185,13 @@ impl LayerReader<'_> {
             (0, _) => return Ok(Mixer::None),
             (_, 0) => {
                 let key = "attention.head_count_kv";
-                return Err(self.keys().wrong(key, "at least 1 where there are heads", 0));
+                return Err(self.keys().wrong_key(key, "at least 1 in a layer with heads", 0));
             }
             _ => {}
         }
         let spec = self.layers.spec;
-        let head_norm = |part: &str, there: bool| {
-            (there && spec.qk_norm).then(|| self.norm(part, sizes.d_head)).transpose()
+        let head_norm = |part: &str, exists: bool| {
+            (exists && spec.qk_norm).then(|| self.norm(part, sizes.d_head)).transpose()
         };
         let source = self.layers.heads.kv_source(self.keys(), self.index)?;
         let (q, kv) = match (source, spec.kv) {
@@ -238,12 +239,12 @@ impl LayerReader<'_> {
         self.affine("attn_q", self.n_queries(sizes), self.n_embd())
     }
 
-    /// Rows of the matrix of the queries, and of their gates if there are any.
+    /// Number of rows of the query matrix, including the rows of the gates if attention is gated.
     fn n_queries(&self, sizes: &AttentionSizes) -> usize {
         sizes.n_q() * if self.layers.spec.gated_attention { 2 } else { 1 }
     }
 
-    /// Queries, keys and values from one matrix each or from a joint one.
+    /// Reads the matrices of queries, keys and values, which are separate or joined (`attn_qkv`).
     fn direct(&self, sizes: &AttentionSizes) -> Result<(Affine, Kv), Error> {
         let n_q = self.n_queries(sizes);
         let (n_k, n_v) = (sizes.n_k(), sizes.n_v());
@@ -279,7 +280,7 @@ impl LayerReader<'_> {
 }
 
 impl LayerReader<'_> {
-    /// Neurons of a block without experts.
+    /// Number of neurons of the dense block; 0 without one, and in models with experts.
     pub(super) fn n_ff(&self) -> usize {
         self.layers.n_ff.get(self.index).copied().unwrap_or(0)
     }
@@ -298,8 +299,8 @@ impl LayerReader<'_> {
         };
         let mixer = (spec.mixer)(self)?;
         let (mixes, has_ffn) = (!matches!(mixer, Mixer::None), self.has_ffn());
-        let post_norm = |part: &str, there: bool| {
-            (there && spec.block == BlockKind::Sandwich).then(|| norm(part)).transpose()
+        let post_norm = |part: &str, exists: bool| {
+            (exists && spec.block == BlockKind::Sandwich).then(|| norm(part)).transpose()
         };
         let (attn_norm, ffn_norm) = match spec.block {
             BlockKind::Sequential | BlockKind::Sandwich => (
@@ -338,8 +339,8 @@ impl LayerReader<'_> {
         })
     }
 
-    /// The shared expert, or the dense block beside experts.
-    fn shared(&self) -> Result<Option<Shared>, Error> {
+    /// Reads the shared expert, or the dense block beside experts; `None` if the layer has neither.
+    fn shared(&self) -> Result<Option<SharedExpert>, Error> {
         let n_embd = self.n_embd();
         let has_norms = self.layers.spec.dense_beside_experts;
         let suffix = if has_norms { "" } else { "_shexp" };
@@ -361,7 +362,7 @@ impl LayerReader<'_> {
         let n_ff = self.layers.reader.n_rows(&self.tensor(&up), n_embd, "neurons")?;
         let weight = "ffn_gate_inp_shexp";
         let weight = self.has(&format!("{weight}.weight")).then_some(weight);
-        Ok(Some(Shared {
+        Ok(Some(SharedExpert {
             norms,
             weight: weight.map(|weight| self.affine(weight, 1, n_embd)).transpose()?,
             gate: self.affine(&part("gate"), n_ff, n_embd)?,
@@ -370,7 +371,8 @@ impl LayerReader<'_> {
         }))
     }
 
-    /// Norm of the router's input, if the family has one; its weight includes `1 / sqrt(n_embd)`.
+    /// Reads the norm of the router's input, whose weight includes `1 / sqrt(n_embd)`; `None` if
+    /// the router has no norm of its own.
     fn router_norm(&self) -> Result<Option<Affine>, Error> {
         let Layers { spec, experts, reader, .. } = self.layers;
         if experts.is_none() || spec.routing.input != RouterInput::Residual {
@@ -380,10 +382,10 @@ impl LayerReader<'_> {
         let factors = reader.floats(&self.tensor("ffn_gate_inp.scale"), 1, n_embd)?;
         let root = (n_embd as f32).sqrt();
         let factors: Vec<f32> = factors.iter().map(|factor| factor / root).collect();
-        Ok(Some(Affine { w: owned(1, &factors), bias: None }))
+        Ok(Some(Affine { w: f32_matrix(1, &factors), bias: None }))
     }
 
-    /// Weights that apply the token's embedding for this layer.
+    /// Reads the weights that add the token's per-layer embedding; `None` in models without it.
     fn per_layer(&self) -> Result<Option<PerLayer>, Error> {
         let Hyper { n_embd, n_per_layer: width, .. } = *self.layers.hyper;
         if width == 0 {
@@ -435,7 +437,7 @@ impl LayerReader<'_> {
         let (gate, up) = match ffn_kind {
             FfnKind::Plain => (None, self.affine("ffn_up", n_ff, n_embd)?),
             FfnKind::Gated | FfnKind::GatedBoth => {
-                // In Phi 3 the gate is the first half of up; in other families it is missing.
+                // Phi 3 stores the gate as the first half of `ffn_up` and has no `ffn_gate`.
                 let up = self.tensor("ffn_up.weight");
                 let joined = !self.has("ffn_gate.weight")
                     && reader.n_rows(&up, n_embd, "neurons")? == 2 * n_ff;
@@ -460,7 +462,8 @@ impl LayerReader<'_> {
         Ok(Ffn { gate, up, down, experts: None, down_by_neuron, predictor })
     }
 
-    /// The predictor of a layer, of any rank; `None` in an unsupported format: it is optional.
+    /// Reads the layer's predictor, which may have any rank. `None` without a predictor and for an
+    /// unsupported format, since the model also runs without it.
     fn predictor(&self, n_ff: usize) -> Result<Option<Predictor>, Error> {
         let Layers { reader, hyper, .. } = *self.layers;
         let [fc1, fc2] = ["fc1", "fc2"].map(|part| self.tensor(&format!("{part}.weight")));

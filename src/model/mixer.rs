@@ -1,5 +1,5 @@
 //! The mixer of a layer, which combines the tokens of a sequence: attention, a recurrence, or
-//! nothing. Over host rows, tensors or shapes.
+//! nothing. Generic over the operand: host rows, tensors or shapes.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use hal::op::HeadMapping;
 use super::layer::{MapOperand, try_map_maybe};
 use super::{Affine, RopeTable};
 
-/// The first half of a layer.
+/// The half of a layer that combines the tokens of a sequence.
 #[derive(Clone, Debug)]
 pub enum Mixer<T = HostRows> {
-    /// The layer has none.
+    /// The layer has no mixer.
     None,
-    /// Attention, with a cache of keys and values.
+    /// Attention, with a KV cache as state.
     Attention(Attention<T>),
     /// A gated short convolution, with the last inputs as state.
     ShortConv(ShortConv<T>),
@@ -30,11 +30,11 @@ pub enum Mixer<T = HostRows> {
 pub struct ShortConv<T = HostRows> {
     /// `[n_channel, n_embd]`: the gate before the convolution.
     pub b: Affine<T>,
-    /// `[n_channel, n_embd]`: the gate after it.
+    /// `[n_channel, n_embd]`: the gate after the convolution.
     pub c: Affine<T>,
-    /// `[n_channel, n_embd]`: its input.
+    /// `[n_channel, n_embd]`: the convolution's input.
     pub x: Affine<T>,
-    /// `[n_channel, k]`, F32: a filter of `k` taps per channel.
+    /// `[n_channel, kernel_size]`, F32: a filter per channel.
     pub conv: T,
     /// `[n_embd, n_channel]`.
     pub out: Affine<T>,
@@ -43,24 +43,24 @@ pub struct ShortConv<T = HostRows> {
 /// Sizes of a gated delta net.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatedDeltaSizes {
-    /// Heads of queries and keys.
+    /// Number of query and key heads.
     pub n_head_k: usize,
-    /// Heads of values.
+    /// Number of value heads.
     pub n_head_v: usize,
-    /// Values per head of queries and keys.
+    /// Number of values of a query or key head.
     pub d_k: usize,
-    /// Values per head of values.
+    /// Number of values of a value head.
     pub d_v: usize,
-    /// Maps value heads to key heads.
+    /// Which key head each value head uses.
     pub heads: HeadMapping,
 }
 
-/// A gated delta net (Yang et al. 2024): queries, keys and values pass a short convolution with
-/// SiLU, queries and keys are normalised to length 1, and the gated delta rule is followed by a
-/// norm per head and a gate.
+/// A gated delta net (Yang et al. 2024): queries, keys and values pass through a short convolution
+/// with SiLU, queries and keys are normalised to length 1, and a norm per head and a gate follow
+/// the gated delta rule.
 #[derive(Clone, Debug)]
 pub struct GatedDelta<T = HostRows> {
-    /// Its sizes.
+    /// Numbers and sizes of the heads.
     pub sizes: GatedDeltaSizes,
     /// `[n_head_k * d_k, n_embd]`.
     pub q: Affine<T>,
@@ -68,18 +68,18 @@ pub struct GatedDelta<T = HostRows> {
     pub k: Affine<T>,
     /// `[n_head_v * d_v, n_embd]`.
     pub v: Affine<T>,
-    /// `[n_head_k * d_k, taps]`, F32: a filter per channel of the queries.
+    /// `[n_head_k * d_k, kernel_size]`, F32: a filter per channel of the queries.
     pub q_conv: T,
-    /// `[n_head_k * d_k, taps]`, F32: a filter per channel of the keys.
+    /// `[n_head_k * d_k, kernel_size]`, F32: a filter per channel of the keys.
     pub k_conv: T,
-    /// `[n_head_v * d_v, taps]`, F32: of the values.
+    /// `[n_head_v * d_v, kernel_size]`, F32: a filter per channel of the values.
     pub v_conv: T,
-    /// `[1, d_k]`, F32: `1 / sqrt(d_k)` throughout. An RMS norm with these factors and an epsilon
-    /// of `eps / d_k` gives `x / sqrt(sum(x^2) + eps)`.
+    /// `[1, d_k]`, F32, all values `1 / sqrt(d_k)`. An RMS norm with this weight and an epsilon of
+    /// `eps / d_k` gives `x / sqrt(sum(x^2) + eps)`.
     pub unit: T,
     /// `[n_head_v, n_embd]`: the decay before bias and softplus.
     pub alpha: Affine<T>,
-    /// `[n_head_v, n_embd]`: the writing strength before the sigmoid.
+    /// `[n_head_v, n_embd]`: the write strength (beta) before the sigmoid.
     pub beta: Affine<T>,
     /// `[1, n_head_v]`, F32: bias of the decay.
     pub dt_bias: T,
@@ -96,21 +96,22 @@ pub struct GatedDelta<T = HostRows> {
 /// Sizes of a Mamba-2 block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mamba2Sizes {
-    /// Heads, each with a step size, a decay rate and a skip connection of its own.
+    /// Number of heads, each with a step size, a decay rate and a skip connection of its own.
     pub n_head: usize,
-    /// Groups of heads that share `b` and `c`, and whose outputs are normalised together.
+    /// Number of groups of heads. The heads of a group share `b` and `c`, and their outputs are
+    /// normalised together.
     pub n_group: usize,
-    /// Width of all heads.
+    /// Total width of the heads.
     pub d_inner: usize,
-    /// Columns of a head's state.
+    /// Number of columns of the state of a head.
     pub d_state: usize,
 }
 
-/// A Mamba-2 block (Dao and Gu 2024): `x`, `b` and `c` pass a short convolution with SiLU, the
-/// state space model is followed by a gate and an RMS norm per group.
+/// A Mamba-2 block (Dao and Gu 2024): `x`, `b` and `c` pass through a short convolution with SiLU;
+/// a gate and an RMS norm per group follow the state space model.
 #[derive(Clone, Debug)]
 pub struct Mamba2<T = HostRows> {
-    /// Its sizes.
+    /// Numbers and sizes of the heads.
     pub sizes: Mamba2Sizes,
     /// `[d_inner, n_embd]`: the gate of the output before SiLU.
     pub z: Affine<T>,
@@ -122,11 +123,11 @@ pub struct Mamba2<T = HostRows> {
     pub c: Affine<T>,
     /// `[n_head, n_embd]`: step sizes before bias and softplus.
     pub dt: Affine<T>,
-    /// `[d_inner, taps]`, F32: a filter per channel of `x`, and its bias.
+    /// `[d_inner, kernel_size]`, F32: a filter per channel of `x`, and its bias.
     pub x_conv: Affine<T>,
-    /// `[n_group * d_state, taps]`, F32: of `b`.
+    /// `[n_group * d_state, kernel_size]`, F32: a filter per channel of `b`, and its bias.
     pub b_conv: Affine<T>,
-    /// `[n_group * d_state, taps]`, F32: of `c`.
+    /// `[n_group * d_state, kernel_size]`, F32: a filter per channel of `c`, and its bias.
     pub c_conv: Affine<T>,
     /// `[1, n_head]`, F32: bias of the step sizes.
     pub dt_bias: T,
@@ -134,7 +135,7 @@ pub struct Mamba2<T = HostRows> {
     pub a: T,
     /// `[1, n_head]`, F32: skip connection.
     pub d: T,
-    /// `[1, d_inner]`, F32: factors of the norm.
+    /// `[1, d_inner]`, F32: weight of the norm.
     pub norm: T,
     /// `[n_embd, d_inner]`.
     pub out: Affine<T>,
@@ -143,15 +144,15 @@ pub struct Mamba2<T = HostRows> {
 /// Sizes of a layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionSizes {
-    /// Query heads.
+    /// Number of query heads.
     pub n_head: usize,
-    /// Key and value heads.
+    /// Number of KV heads.
     pub n_head_kv: usize,
-    /// Values per head of queries and keys.
+    /// Number of values of a query or key head.
     pub d_head: usize,
-    /// Values per head of values.
+    /// Number of values of a value head.
     pub d_value: usize,
-    /// Values of a head that RoPE is applied to.
+    /// Number of values per head that RoPE is applied to.
     pub n_rot: usize,
     /// Size of the sliding window; `None` for global attention.
     pub window: Option<usize>,
@@ -161,12 +162,12 @@ pub struct AttentionSizes {
     pub softcap: f32,
 }
 
-/// Attention.
+/// The attention of a layer.
 #[derive(Clone, Debug)]
 pub struct Attention<T = HostRows> {
-    /// Its sizes.
+    /// Numbers and sizes of the heads.
     pub sizes: AttentionSizes,
-    /// RoPE of queries and keys; `None` with other positions or none.
+    /// RoPE of queries and keys; `None` in a layer without RoPE.
     pub rope: Option<Arc<RopeTable>>,
     /// `[n_head * d_head, n_embd]`; with a gated output `[n_head * 2 * d_head, n_embd]`: for each
     /// head its query, then its gate.
@@ -174,15 +175,15 @@ pub struct Attention<T = HostRows> {
     /// Whether the heads' outputs are multiplied by the sigmoid of their gates; `d_value` then
     /// equals `d_head`.
     pub gated: bool,
-    /// `[1, d_head]`, of each head's queries.
+    /// `[1, d_head]`: norm of each head's query; `None` without such a norm.
     pub q_norm: Option<Affine<T>>,
-    /// Keys and values.
+    /// How keys and values are computed.
     pub kv: Kv<T>,
-    /// `[1, d_head]`, of each head's keys.
+    /// `[1, d_head]`: norm of each head's key; `None` without such a norm.
     pub k_norm: Option<Affine<T>>,
-    /// Whether each head's values are normalised, without factors.
+    /// Whether a norm without weights is applied to each head's value.
     pub v_normed: bool,
-    /// `[1, n_head]`: learned sinks.
+    /// `[1, n_head]`: learned attention sinks; `None` without them.
     pub sinks: Option<T>,
     /// `[n_embd, n_head * d_value]`.
     pub o: Affine<T>,
@@ -191,20 +192,20 @@ pub struct Attention<T = HostRows> {
 /// How keys and values are computed from a layer's normed input.
 #[derive(Clone, Debug)]
 pub enum Kv<T = HostRows> {
-    /// With one matrix each.
+    /// From a matrix for keys and a matrix for values.
     Direct {
         /// `[n_head_kv * d_head, n_embd]`.
         k: Affine<T>,
-        /// `[n_head_kv * d_value, n_embd]`; `None` if the product for the keys, before their norm
-        /// and RoPE, is also that for the values.
+        /// `[n_head_kv * d_value, n_embd]`; `None` if the values are the keys before their norm and
+        /// RoPE.
         v: Option<Affine<T>>,
     },
-    /// Through a latent vector.
+    /// Expanded from a latent vector (MLA).
     Latent(Latent<T>),
-    /// K and V of an earlier layer of the same sizes: this layer has no matrices for them and no
-    /// cache of its own.
+    /// Shared with an earlier layer of the same sizes. This layer has no matrices for keys and
+    /// values and no KV cache of its own.
     Shared {
-        /// The earlier layer, which has a cache of its own.
+        /// Index of the earlier layer, which has a KV cache of its own.
         layer: usize,
     },
 }
@@ -214,12 +215,13 @@ pub enum Kv<T = HostRows> {
 pub struct Latent<T = HostRows> {
     /// `[d_latent, n_embd]`: computes the latent vector.
     pub kv_a_proj: Affine<T>,
-    /// `[1, d_latent]`: its norm.
+    /// `[1, d_latent]`: norm of the latent vector.
     pub kv_a_norm: Affine<T>,
-    /// `[n_rot, n_embd]`: the columns of the keys that RoPE is applied to, the same for all heads.
+    /// `[n_rot, n_embd]`: computes the columns of the keys that RoPE is applied to, which all heads
+    /// share.
     pub k_rope: Affine<T>,
-    /// `[n_head * (d_head - n_rot + d_value), d_latent]`: for each head the other columns of its
-    /// key, then its value.
+    /// `[n_head * (d_head - n_rot + d_value), d_latent]`: computes, for each head, the other
+    /// columns of its key, then its value.
     pub kv_b_proj: Affine<T>,
 }
 
@@ -250,7 +252,7 @@ impl AttentionSizes {
 }
 
 impl GatedDeltaSizes {
-    /// Width of the queries, and of the keys, of all heads.
+    /// Total width of the query heads, which equals that of the key heads.
     #[must_use]
     pub fn n_k(&self) -> usize {
         self.n_head_k * self.d_k
@@ -264,7 +266,7 @@ impl GatedDeltaSizes {
 }
 
 impl Mamba2Sizes {
-    /// Width of `b`, and of `c`, of all groups.
+    /// Total width of `b`, which equals that of `c`.
     #[must_use]
     pub fn n_b(&self) -> usize {
         self.n_group * self.d_state
@@ -281,7 +283,8 @@ impl<T> Mixer<T> {
         }
     }
 
-    /// The earlier layer whose KV cache this one uses; `None` for a mixer with data of its own.
+    /// The earlier layer whose KV cache this one uses; `None` for a mixer with its own cache or
+    /// state.
     #[must_use]
     pub fn kv_source(&self) -> Option<usize> {
         match self.attention()?.kv {
@@ -290,13 +293,14 @@ impl<T> Mixer<T> {
         }
     }
 
-    /// Whether later layers can use its KV cache: keys are stored as they are attended to.
+    /// Whether later layers can share its KV cache. A latent vector's expanded keys cannot be
+    /// shared.
     #[must_use]
     pub fn has_kv(&self) -> bool {
         self.attention().is_some_and(|by| matches!(by.kv, Kv::Direct { .. }))
     }
 
-    /// The same over another kind of operand.
+    /// Applies `f` to every operand.
     pub(super) fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Mixer<U>, E> {
         Ok(match self {
             Mixer::None => Mixer::None,

@@ -1,5 +1,5 @@
-//! Reads a GGUF file as a model: architecture as data, sizes, and the location of each weight. No
-//! devices here.
+//! Reads a GGUF file as a [`Model`]: the architecture as data, the sizes, and the role of each
+//! tensor. This crate does not use devices.
 
 pub mod arch;
 pub mod chooser;
@@ -18,9 +18,9 @@ mod weights;
 
 pub use error::Error;
 pub use hyper::{Experts, Hyper, Scales};
-pub use joined::{beside, bundle};
+pub use joined::{bundle, stacked_to_columns};
 pub use layer::{
-    Affine, Ffn, FfnMatrix, Frame, LayerWeights, MapOperand, Predictor, Shared, SharedNorms,
+    Affine, Ffn, FfnMatrix, Frame, LayerWeights, MapOperand, Predictor, SharedExpert, SharedNorms,
 };
 pub use layers::LayerReader;
 pub use mixer::{

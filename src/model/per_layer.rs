@@ -1,17 +1,18 @@
-//! Embeddings per layer: a second table gives each token an input for every layer (Gemma 3n and 4).
+//! Per-layer embeddings: a second embedding table gives each token an input for every layer (Gemma
+//! 3n and 4).
 
 use hal::HostRows;
 
 use super::hyper::Keys;
 use super::layer::MapOperand;
-use super::reader::{Reader, owned};
+use super::reader::{Reader, f32_matrix};
 use super::{Affine, Error, Hyper};
 
-/// The embeddings of tokens for all layers. With `x` the token's scaled embedding, the input of a
+/// The per-layer embeddings of a model. If `x` is the scaled embedding of a token, the input of a
 /// layer is `(table[id] * sqrt(width) + norm(proj . x / sqrt(n_embd))) / sqrt(2)`.
 #[derive(Clone, Debug)]
 pub struct PerLayerEmbedding<T = HostRows> {
-    /// Values per layer.
+    /// Number of values per token and layer.
     pub width: usize,
     /// `[n_vocab, n_layer * width]`.
     pub table: T,
@@ -21,8 +22,8 @@ pub struct PerLayerEmbedding<T = HostRows> {
     pub norm: T,
 }
 
-/// Weights that apply a token's embedding in a layer, after its feed-forward block: `x += norm(proj
-/// . (gelu(gate . x) * embedding))`.
+/// Weights that add a token's per-layer embedding, after the feed-forward block of a layer:
+/// `x += norm(proj . (gelu(gate . x) * embedding))`.
 #[derive(Clone, Debug)]
 pub struct PerLayer<T = HostRows> {
     /// `[width, n_embd]`.
@@ -34,7 +35,7 @@ pub struct PerLayer<T = HostRows> {
 }
 
 impl PerLayerEmbedding {
-    /// The embeddings of a file; `None` without them.
+    /// Reads the per-layer embeddings; `None` if the model has none.
     pub(super) fn read(
         reader: &Reader<'_>,
         keys: &Keys<'_>,
@@ -46,7 +47,7 @@ impl PerLayerEmbedding {
             return Ok(None);
         }
         let Some(all) = width.checked_mul(n_layer) else {
-            return Err(keys.wrong(WIDTH, "a total width that does not overflow", width));
+            return Err(keys.wrong_key(WIDTH, "a total width that does not overflow", width));
         };
         let norm = reader.floats("per_layer_proj_norm.weight", 1, width)?;
         let norm: Vec<f32> = norm.iter().map(|w| w * std::f32::consts::FRAC_1_SQRT_2).collect();
@@ -54,14 +55,14 @@ impl PerLayerEmbedding {
             width,
             table: reader.matrix("per_layer_token_embd.weight", n_vocab, all)?,
             proj: reader.affine("per_layer_model_proj", all, n_embd)?,
-            norm: owned(1, &norm),
+            norm: f32_matrix(1, &norm),
         }))
     }
 }
 
 const WIDTH: &str = "embedding_length_per_layer_input";
 
-/// Values per layer; 0 without per-layer embeddings, which some files state explicitly.
+/// Number of values per token and layer; 0 without per-layer embeddings. Some files state the 0.
 pub(super) fn width(keys: &Keys<'_>) -> Result<usize, Error> {
     match keys.metadata.u32(&keys.name(WIDTH)) {
         Ok(Some(0)) => Ok(0),
@@ -70,7 +71,7 @@ pub(super) fn width(keys: &Keys<'_>) -> Result<usize, Error> {
 }
 
 impl<T> PerLayerEmbedding<T> {
-    /// The same over another kind of operand.
+    /// Applies `f` to every operand.
     ///
     /// # Errors
     /// The first error of `f`.

@@ -1,4 +1,5 @@
-//! Reads tensors from a file and records which were read, so that unused tensors are noticed.
+//! Reads tensors from a file and records their names, so that a tensor that no layer reads is
+//! reported.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -18,7 +19,7 @@ pub(super) struct Reader<'a> {
     used: RefCell<HashSet<String>>,
 }
 
-/// A shape in ggml order, for errors.
+/// A shape as text, in ggml order (columns first), for errors.
 fn shape_list(shape: &[u64]) -> String {
     shape.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -31,7 +32,7 @@ pub(super) struct MatrixStack {
     pub(super) cols: usize,
 }
 
-/// The shape of `n` matrices of `[rows, cols]`, for messages.
+/// The shape of `n` matrices of `[rows, cols]` as text, in ggml order, for errors.
 fn shape_text(n: usize, rows: usize, cols: usize) -> String {
     match (n, rows) {
         (1, 1) => cols.to_string(),
@@ -40,7 +41,7 @@ fn shape_text(n: usize, rows: usize, cols: usize) -> String {
     }
 }
 
-/// A tensor type, for errors.
+/// The name of a tensor type, for errors.
 fn type_text(ty: TensorType) -> String {
     if let TensorType::Unknown(id) = ty {
         return format!("of the unknown type {id}{}", TensorType::history(id));
@@ -52,12 +53,12 @@ fn weight_format(info: &TensorInfo) -> Option<Format> {
     info.ty.format().filter(|format| format.is_weight())
 }
 
-/// `values` as rows of F32.
-pub(super) fn owned(n_rows: usize, values: &[f32]) -> HostRows {
+/// `values` as `n_rows` rows of F32.
+pub(super) fn f32_matrix(n_rows: usize, values: &[f32]) -> HostRows {
     let bytes: Vec<u8> = bytemuck::cast_slice(values).to_vec();
     let n_cols = values.len() / n_rows;
     let rows = HostRows::new(Source::Owned(Arc::new(bytes)), n_rows, n_cols, Format::F32);
-    rows.expect("as many bytes as values")
+    rows.expect("each value has four bytes")
 }
 
 impl<'a> Reader<'a> {
@@ -78,9 +79,9 @@ impl<'a> Reader<'a> {
         self.file.tensor(tensor).is_some_and(|info| weight_format(info).is_some())
     }
 
-    /// Number of rows of a tensor with `cols` columns, where the file determines it.
-    pub(super) fn n_rows(&self, tensor: &str, cols: usize, what: &str) -> Result<usize, Error> {
-        let expected = format!("{cols}, {what}");
+    /// Number of rows of a tensor with `cols` columns. The error text calls the rows `label`.
+    pub(super) fn n_rows(&self, tensor: &str, cols: usize, label: &str) -> Result<usize, Error> {
+        let expected = format!("{cols}, {label}");
         let Some(info) = self.file.tensor(tensor) else {
             return Err(Error::MissingTensor {
                 file: self.name(),
@@ -122,12 +123,13 @@ impl<'a> Reader<'a> {
         Ok(info)
     }
 
-    /// `[rows, cols]` in any weight format.
+    /// Reads a tensor of shape `[rows, cols]`, in any weight format.
     pub(super) fn matrix(&self, tensor: &str, rows: usize, cols: usize) -> Result<HostRows, Error> {
         self.rows_of(tensor, MatrixStack { n: 1, rows, cols }, 0..rows)
     }
 
-    /// Some of the rows of `n` stacked matrices of `[rows, cols]`, in place.
+    /// The rows in `part` of `n` stacked matrices of `[rows, cols]`, used in place in the mapped
+    /// file.
     fn rows_of(
         &self,
         tensor: &str,
@@ -159,7 +161,7 @@ impl<'a> Reader<'a> {
         HostRows::new(Source::Mapped(Arc::new(bytes)), part.len(), cols, format).map_err(shape)
     }
 
-    /// The values of a matrix as F32, from any format; some of its rows.
+    /// The rows in `some` of a matrix, dequantised to F32.
     pub(super) fn f32_rows(
         &self,
         tensor: &str,
@@ -168,20 +170,20 @@ impl<'a> Reader<'a> {
         some: Range<usize>,
     ) -> Result<HostRows, Error> {
         let values = self.floats(tensor, rows, cols)?;
-        Ok(owned(some.len(), &values[some.start * cols..some.end * cols]))
+        Ok(f32_matrix(some.len(), &values[some.start * cols..some.end * cols]))
     }
 
-    /// A matrix as one row of F32, from any format.
+    /// A matrix as one row, dequantised to F32.
     pub(super) fn f32_row(
         &self,
         tensor: &str,
         rows: usize,
         cols: usize,
     ) -> Result<HostRows, Error> {
-        Ok(owned(1, &self.floats(tensor, rows, cols)?))
+        Ok(f32_matrix(1, &self.floats(tensor, rows, cols)?))
     }
 
-    /// Some rows of [`Reader::affine`], as F32.
+    /// As [`Reader::affine`], but only the rows in `some`, as F32.
     pub(super) fn f32_affine_rows(
         &self,
         part: &str,
@@ -192,11 +194,11 @@ impl<'a> Reader<'a> {
         let bias = self.optional_floats(&format!("{part}.bias"), rows)?;
         Ok(Affine {
             w: self.f32_rows(&format!("{part}.weight"), rows, cols, some.clone())?,
-            bias: bias.map(|values| owned(1, &values[some])),
+            bias: bias.map(|values| f32_matrix(1, &values[some])),
         })
     }
 
-    /// The values of a matrix, from any format.
+    /// The values of a matrix, dequantised from any weight format.
     pub(super) fn floats(&self, tensor: &str, rows: usize, cols: usize) -> Result<Vec<f32>, Error> {
         let stored = self.matrix(tensor, rows, cols)?;
         let mut values = vec![0.0f32; rows * cols];
@@ -213,21 +215,21 @@ impl<'a> Reader<'a> {
         self.file.tensor(tensor).map(|_| self.floats(tensor, 1, len)).transpose()
     }
 
-    /// A vector as F32, if the file has it.
+    /// A vector as F32; `None` if the file does not have it.
     pub(super) fn optional_vector(
         &self,
         tensor: &str,
         len: usize,
     ) -> Result<Option<HostRows>, Error> {
-        Ok(self.optional_floats(tensor, len)?.map(|values| owned(1, &values)))
+        Ok(self.optional_floats(tensor, len)?.map(|values| f32_matrix(1, &values)))
     }
 
-    /// `part.weight` of `[rows, cols]` and, if there is one, `part.bias`.
+    /// Reads `part.weight` of shape `[rows, cols]` and, if the file has it, `part.bias`.
     pub(super) fn affine(&self, part: &str, rows: usize, cols: usize) -> Result<Affine, Error> {
         self.affine_rows(part, rows, cols, 0..rows)
     }
 
-    /// Some rows of [`Reader::affine`].
+    /// As [`Reader::affine`], but only the rows in `some`.
     pub(super) fn affine_rows(
         &self,
         part: &str,
@@ -242,12 +244,12 @@ impl<'a> Reader<'a> {
                 MatrixStack { n: 1, rows, cols },
                 some.clone(),
             )?,
-            bias: bias.map(|values| owned(1, &values[some])),
+            bias: bias.map(|values| f32_matrix(1, &values[some])),
         })
     }
 
-    /// Gate (`half` 0) or up (1) of `n` experts, `[n_ff, n_embd]` each, from a tensor with both for
-    /// each expert.
+    /// Gate (`half` 0) or up (`half` 1) of `n` experts, `[n_ff, n_embd]` each, from a tensor that
+    /// holds both for each expert.
     pub(super) fn expert_half(
         &self,
         tensor: &str,
@@ -261,7 +263,7 @@ impl<'a> Reader<'a> {
             self.rows_of(tensor, both, first..first + n_ff)
         };
         let parts: Vec<HostRows> = (0..n).map(rows).collect::<Result<_, _>>()?;
-        let w = joined::below(parts).map_err(|error| Error::Shape {
+        let w = joined::stack(parts).map_err(|error| Error::Shape {
             file: self.name(),
             tensor: tensor.to_owned(),
             expected: shape_text(n, 2 * n_ff, cols),
@@ -270,8 +272,8 @@ impl<'a> Reader<'a> {
         Ok(Affine { w, bias: None })
     }
 
-    /// A matrix of `[rows, cols]` for each of `n` experts, stacked, and their biases `[n_rows,
-    /// ...]`: from one tensor for all (`part_exps`), or from one for each (`part.7`).
+    /// Stacks the `[rows, cols]` matrices of `n` experts, from one tensor for all experts
+    /// (`part_exps`) or from one tensor for each (`part.7`). Biases become `bias_rows` rows.
     pub(super) fn experts(
         &self,
         blk: &str,
@@ -290,11 +292,11 @@ impl<'a> Reader<'a> {
                 return Err(Error::Format {
                     file: self.name(),
                     tensor: each(other),
-                    expected: format!("{format}, as the first expert's"),
+                    expected: format!("{format} as in the first expert"),
                     found: parts[other].desc().format.to_string(),
                 });
             }
-            let w = joined::below(parts);
+            let w = joined::stack(parts);
             let w = w.map_err(|error| Error::Shape {
                 file: self.name(),
                 tensor: each(0),
@@ -305,19 +307,19 @@ impl<'a> Reader<'a> {
         }
         let bias = format!("{all}.bias");
         let bias = if self.has(&bias) {
-            Some(owned(bias_rows, &self.floats(&bias, n, rows)?))
+            Some(f32_matrix(bias_rows, &self.floats(&bias, n, rows)?))
         } else {
             None
         };
         Ok(Affine { w: self.rows_of(&format!("{all}.weight"), stack, 0..n * rows)?, bias })
     }
 
-    /// Factors of a norm over `width` values, as F32, and its bias.
+    /// Reads weight and bias of a norm over `width` values, as F32.
     pub(super) fn norm(&self, part: &str, width: usize) -> Result<Affine, Error> {
         self.scaled_norm(part, width, 1.0)
     }
 
-    /// As [`Reader::norm`], with the weight multiplied by `scale`.
+    /// As [`Reader::norm`], with weight and bias multiplied by `scale`.
     pub(super) fn scaled_norm(
         &self,
         part: &str,
@@ -325,7 +327,7 @@ impl<'a> Reader<'a> {
         scale: f32,
     ) -> Result<Affine, Error> {
         let scaled = |values: Vec<f32>| {
-            owned(1, &values.iter().map(|value| scale * value).collect::<Vec<_>>())
+            f32_matrix(1, &values.iter().map(|value| scale * value).collect::<Vec<_>>())
         };
         Ok(Affine {
             w: scaled(self.floats(&format!("{part}.weight"), 1, width)?),
@@ -333,12 +335,12 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Marks a tensor as known that the family's files may contain but no op reads.
+    /// Marks a tensor as used although no op reads it: the family's files may contain it.
     pub(super) fn skip(&self, tensor: &str) {
         self.used.borrow_mut().insert(tensor.to_owned());
     }
 
-    /// Checks that every tensor was read; predictors are only counted. Returns the number of
+    /// Checks that every tensor was read, except for predictors, and returns the number of
     /// predictors.
     pub(super) fn finish(&self, hyper: &Hyper) -> Result<usize, Error> {
         let &Hyper { n_layer, n_nextn, .. } = hyper;

@@ -1,4 +1,4 @@
-//! RoPE scaling of all kinds, folded into one frequency per pair of values.
+//! RoPE with every supported scaling, as one frequency per pair of values.
 
 use std::f32::consts::PI;
 
@@ -10,27 +10,30 @@ use super::hyper::Keys;
 pub struct RopeTable {
     /// Radians per position for each pair, `n_rot / 2`.
     freqs: Vec<f32>,
-    /// Frequencies for contexts longer than this number of tokens.
+    /// A number of tokens, and the frequencies for longer contexts (LongRoPE); `None` if all
+    /// contexts have the same frequencies.
     long: Option<(usize, Vec<f32>)>,
-    /// Magnitude of the rotated values.
+    /// Factor on the rotated values.
     pub scale: f32,
 }
 
-/// Inputs of the frequencies.
+/// Sizes that determine the frequencies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RopeSizes {
     /// Values of a head that RoPE is applied to.
     pub(super) n_rot: usize,
-    /// Context the model was trained for, tokens.
+    /// Context size of the training, in tokens.
     pub(super) n_ctx_train: usize,
 }
 
 /// Divisors of the frequencies in the file, one per pair, all positive.
 #[derive(Debug, Default)]
 pub(super) struct Factors {
-    /// `rope_freqs.weight` (Llama 3) or `rope_factors_short.weight` (Phi 3).
+    /// `rope_freqs.weight` (Llama 3) or `rope_factors_short.weight` (Phi 3); `None` if the file has
+    /// neither.
     pub(super) short: Option<Vec<f32>>,
-    /// `rope_factors_long.weight`, for contexts beyond the original one.
+    /// `rope_factors_long.weight`, for contexts longer than the original context size; `None` if
+    /// the file has none.
     pub(super) long: Option<Vec<f32>>,
 }
 
@@ -63,9 +66,9 @@ impl RopeTable {
         RopeTable::scaled(keys, sizes, factors, base)
     }
 
-    /// RoPE of layers with a sliding window: like the others, except for a base of its own
-    /// (`default`, if the file has none), which is not scaled if the family has such a default.
-    pub(super) fn local(
+    /// RoPE of layers with a sliding window. The base is `rope.freq_base_swa`, else `default`, else
+    /// the global base. A family with a `default` does not scale this RoPE.
+    pub(super) fn local_rope(
         keys: &Keys<'_>,
         sizes: RopeSizes,
         factors: &Factors,
@@ -76,15 +79,15 @@ impl RopeTable {
             (None, None) => RopeTable::global(keys, sizes, factors),
             (Some(base), None) => RopeTable::scaled(keys, sizes, factors, base),
             (own, Some(default)) => {
-                let freqs = plain(sizes.n_rot, own.unwrap_or(default), None);
+                let freqs = unscaled_freqs(sizes.n_rot, own.unwrap_or(default), None);
                 RopeTable { freqs, long: None, scale: 1.0 }.checked(keys)
             }
         }
     }
 
-    /// The same with a frequency of 0 for the pairs that `keeps` rejects, so that these are not
-    /// rotated.
-    pub(super) fn masked(mut self, keeps: impl Fn(usize) -> bool) -> RopeTable {
+    /// The table with a frequency of 0 for the pairs that `keeps` rejects: RoPE does not rotate
+    /// these pairs.
+    pub(super) fn mask_pairs(mut self, keeps: impl Fn(usize) -> bool) -> RopeTable {
         let all = [Some(&mut self.freqs), self.long.as_mut().map(|(_, freqs)| freqs)];
         for freqs in all.into_iter().flatten() {
             let refused = freqs.iter_mut().enumerate().filter(|(pair, _)| !keeps(*pair));
@@ -106,11 +109,11 @@ impl RopeTable {
         let factor = factor.unwrap_or(1.0);
         let factor = if factor == 0.0 { 1.0 } else { factor };
         if !is_positive(factor) {
-            return Err(keys.wrong("rope.scaling.factor", "a positive number", factor));
+            return Err(keys.wrong_key("rope.scaling.factor", "a positive number", factor));
         }
         let number = |key: &str, default: f32| match keys.f32(key)?.unwrap_or(default) {
             value if is_positive(value) => Ok(value),
-            value => Err(keys.wrong(key, "a positive number", value)),
+            value => Err(keys.wrong_key(key, "a positive number", value)),
         };
         let attention = number("rope.scaling.attn_factor", 1.0)?;
         let kind = keys.text("rope.scaling.type")?.unwrap_or("linear");
@@ -118,13 +121,13 @@ impl RopeTable {
         let orig = keys.count("rope.scaling.original_context_length")?;
         let orig = orig.unwrap_or(sizes.n_ctx_train);
         let linear = |factors: Option<&[f32]>, factor: f32| -> Vec<f32> {
-            plain(sizes.n_rot, base, factors).iter().map(|freq| freq / factor).collect()
+            unscaled_freqs(sizes.n_rot, base, factors).iter().map(|freq| freq / factor).collect()
         };
         let short = factors.short.as_deref();
         let long = factors.long.as_deref();
         let table = match kind {
             "none" => RopeTable { freqs: linear(short, 1.0), long: None, scale: 1.0 },
-            // The type key was added after the factor key: a factor without a type is linear.
+            // Older files have a factor but no type: their scaling is linear.
             "linear" | "llama3" | "longrope" => RopeTable {
                 freqs: linear(short, factor),
                 long: long.map(|long| (orig, linear(Some(long), factor))),
@@ -139,18 +142,18 @@ impl RopeTable {
                     n_ctx_orig: orig as f32,
                     base,
                 };
-                yarn.table(&plain(sizes.n_rot, base, short))
+                yarn.table(&unscaled_freqs(sizes.n_rot, base, short))
             }
             other => {
                 let found = format!("`{other}`");
                 let expected = "none, linear, longrope or yarn";
-                return Err(keys.wrong("rope.scaling.type", expected, found));
+                return Err(keys.wrong_key("rope.scaling.type", expected, found));
             }
         };
         table.checked(keys)
     }
 
-    /// Rejects numbers that are valid each, but whose product is not finite.
+    /// Rejects keys that are valid one by one but give a frequency or factor that is not finite.
     fn checked(self, keys: &Keys<'_>) -> Result<RopeTable, Error> {
         let long = self.long.iter().flat_map(|(_, freqs)| freqs);
         let mut all = self.freqs.iter().chain(long).chain([&self.scale]).copied();
@@ -158,15 +161,15 @@ impl RopeTable {
         drop(all);
         match wrong {
             Some(value) => {
-                Err(keys.wrong("rope.freq_base", "a base with finite frequencies", value))
+                Err(keys.wrong_key("rope.freq_base", "a base that gives finite frequencies", value))
             }
             None => Ok(self),
         }
     }
 }
 
-/// Rejects an extrapolation share of YaRN other than 0 or 1, and a second factor on its magnitude:
-/// no known model uses them.
+/// Rejects YaRN keys that no known model uses: an extrapolation factor other than 1 (other than 0
+/// without YaRN), and a second attention factor.
 fn check_yarn(keys: &Keys<'_>, is_yarn: bool) -> Result<(), Error> {
     let usual = [
         ("rope.scaling.yarn_ext_factor", if is_yarn { 1.0 } else { 0.0 }),
@@ -177,7 +180,7 @@ fn check_yarn(keys: &Keys<'_>, is_yarn: bool) -> Result<(), Error> {
             None => {}
             // A negative number means that the key is not set.
             Some(value) if value == usual || value < 0.0 => {}
-            Some(value) => return Err(keys.wrong(key, usual, value)),
+            Some(value) => return Err(keys.wrong_key(key, usual, value)),
         }
     }
     Ok(())
@@ -185,7 +188,7 @@ fn check_yarn(keys: &Keys<'_>, is_yarn: bool) -> Result<(), Error> {
 
 fn base(keys: &Keys<'_>, key: &str) -> Result<Option<f32>, Error> {
     match keys.f32(key)? {
-        Some(base) if !is_positive(base) => Err(keys.wrong(key, "a positive number", base)),
+        Some(base) if !is_positive(base) => Err(keys.wrong_key(key, "a positive number", base)),
         base => Ok(base),
     }
 }
@@ -194,8 +197,9 @@ pub(super) fn is_positive(value: f32) -> bool {
     value > 0.0 && value.is_finite()
 }
 
-/// `base^(-2j / n_rot)`, by repeated multiplication, divided by the file's factors.
-fn plain(n_rot: usize, base: f32, factors: Option<&[f32]>) -> Vec<f32> {
+/// The unscaled frequencies `base^(-2j / n_rot)`, computed by repeated multiplication, divided by
+/// the file's factors.
+fn unscaled_freqs(n_rot: usize, base: f32, factors: Option<&[f32]>) -> Vec<f32> {
     let step = base.powf(-2.0 / n_rot as f32);
     let mut freq = 1.0f32;
     (0..n_rot / 2)
@@ -208,15 +212,15 @@ fn plain(n_rot: usize, base: f32, factors: Option<&[f32]>) -> Vec<f32> {
 }
 
 impl Yarn {
-    /// YaRN (Peng et al. 2023): low frequencies are interpolated, high ones are not, those between
-    /// are mixed.
-    fn table(&self, plain: &[f32]) -> RopeTable {
-        let n_rot = (2 * plain.len()) as f32;
-        let turns =
+    /// YaRN (Peng et al. 2023) interpolates low frequencies, keeps high ones, and blends those in
+    /// between.
+    fn table(&self, unscaled: &[f32]) -> RopeTable {
+        let n_rot = (2 * unscaled.len()) as f32;
+        let correction_dim =
             |beta: f32| n_rot * (self.n_ctx_orig / (beta * 2.0 * PI)).ln() / (2.0 * self.base.ln());
-        let low = turns(self.fast).floor().max(0.0);
-        let high = turns(self.slow).ceil().min(n_rot - 1.0);
-        let freqs = plain.iter().enumerate().map(|(j, &freq)| {
+        let low = correction_dim(self.fast).floor().max(0.0);
+        let high = correction_dim(self.slow).ceil().min(n_rot - 1.0);
+        let freqs = unscaled.iter().enumerate().map(|(j, &freq)| {
             let ramp = (j as f32 - low) / (high - low).max(0.001);
             let keep = 1.0 - ramp.clamp(0.0, 1.0);
             freq / self.factor * (1.0 - keep) + freq * keep
@@ -234,13 +238,13 @@ mod tests {
 
     use super::*;
 
-    /// Numbers that a file may have, the unusual ones first.
+    /// Numbers that a file may contain, including unusual ones.
     fn number() -> impl Strategy<Value = f32> {
         let odd = [0.0, -0.0, 1.0, -1.0, 1e-45, 1e-38, 3e38, f32::NAN, f32::INFINITY];
         prop_oneof![proptest::sample::select(odd.to_vec()), 0.01f32..1e6, any::<f32>()]
     }
 
-    /// The table of a file with `kind` of scaling and one more number.
+    /// The table of a file with scaling of type `kind` by a factor of 4, and one more key.
     fn with(kind: &str, key: &str, number: f32) -> Result<RopeTable, Error> {
         let mut writer = Writer::new(Container::Gguf);
         writer.set("a.rope.scaling.type", kind).unwrap();
@@ -252,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_yarn_that_are_not_built_are_refused() {
+    fn unsupported_yarn_factors_are_rejected() {
         let usual = [("yarn", 1.0), ("linear", 0.0), ("yarn", -1.0), ("linear", -1.0)];
         for (kind, share) in usual {
             let same = with(kind, "yarn_attn_factor", 1.0).unwrap();
@@ -277,7 +281,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn odd_numbers_are_refused_or_give_finite_tables(
+        fn unusual_numbers_are_rejected_or_give_finite_tables(
             numbers in proptest::collection::vec(proptest::option::of(number()), 6),
             kind in proptest::sample::select(vec!["none", "linear", "longrope", "yarn"]),
             factors in proptest::option::of(proptest::collection::vec(number(), 32)),
@@ -302,8 +306,8 @@ mod tests {
             let factors = Factors { short: factors, long };
             for table in [
                 RopeTable::global(&keys, sizes, &factors),
-                RopeTable::local(&keys, sizes, &factors, None),
-                RopeTable::local(&keys, sizes, &factors, Some(10_000.0)),
+                RopeTable::local_rope(&keys, sizes, &factors, None),
+                RopeTable::local_rope(&keys, sizes, &factors, Some(10_000.0)),
             ].into_iter().flatten() {
                 prop_assert!(table.scale.is_finite(), "scale {}", table.scale);
                 for n_ctx in [1, 1 << 25] {

@@ -1,4 +1,5 @@
-//! An architecture as data: whatever would need an `if` in the engine is a field here.
+//! An architecture as data: every difference between families that the engine must know is a field
+//! here.
 
 use hal::op::{Activation, FfnKind, NormKind, Pairing, Scoring};
 
@@ -11,15 +12,17 @@ pub enum BlockKind {
     Sequential,
     /// As `Sequential`, with another norm after each half, before the addition (Gemma 2).
     Sandwich,
-    /// `x += attention(norm(x)) + ffn(norm(x))`, both from the layer's input. A second norm in the
-    /// file (`attn_norm_2`) is attention's; otherwise both halves share one (Falcon).
+    /// `x += attention(norm(x)) + ffn(norm(x))`, both from the layer's input. If the file has a
+    /// second norm (`attn_norm_2`), attention uses it; otherwise both halves share one norm
+    /// (Falcon).
     Parallel,
 }
 
 /// How keys and values are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvKind {
-    /// A matrix for keys and one for values, or both with the queries in one (`attn_qkv`).
+    /// A matrix for keys and a matrix for values, or one matrix for queries, keys and values
+    /// (`attn_qkv`).
     Direct,
     /// Keys and values are expanded from a narrow latent vector; the columns of a key that RoPE is
     /// applied to are the same for all heads (DeepSeek's multi-head latent attention, MLA).
@@ -31,23 +34,22 @@ pub enum KvKind {
 pub enum Positions {
     /// RoPE is applied to queries and keys.
     Rotary(Pairing),
-    /// None: recurrent layers carry the order of the tokens.
+    /// No encoding: recurrent layers carry the order of the tokens.
     None,
-    /// A learned vector is added to the embedding: that of position `pos` is row `pos + offset` of
-    /// the table.
+    /// A learned vector is added to the embedding. Row `pos + offset` of the table is the vector of
+    /// position `pos`.
     Learned {
-        /// Rows before that of the first position.
+        /// Number of rows before the row of position 0.
         offset: usize,
     },
 }
 
-/// The global-attention layers in a file with a sliding window: one in each run of `period`
-/// layers.
+/// The global-attention layers of a model with a sliding window: one of every `period` layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GlobalLayers {
-    /// Default of the interval between these layers.
+    /// Distance between global-attention layers, in layers.
     pub period: usize,
-    /// Whether it is the first of a run; otherwise it is the last.
+    /// Whether the first of every `period` layers is global; otherwise the last one is.
     pub first: bool,
 }
 
@@ -76,7 +78,7 @@ pub enum RouterInput {
     /// The residual before attention, unnormed, so that the experts are known early
     /// (SmallThinker).
     Layer,
-    /// The residual after attention, normed with factors of its own (Gemma 4).
+    /// The residual after attention, through a norm of its own (Gemma 4).
     Residual,
 }
 
@@ -85,39 +87,40 @@ pub enum RouterInput {
 pub struct Routing {
     /// Input of the router.
     pub input: RouterInput,
-    /// Default of how its products become scores.
+    /// How the router's logits become scores, unless the file says otherwise.
     pub scoring: Scoring,
-    /// Default of whether the selected weights are divided by their sum.
+    /// Whether the weights of the selected experts are divided by their sum, unless the file says
+    /// otherwise.
     pub renormalise: bool,
 }
 
-/// A family of models. Not part of a family's data: biases (`.bias`) are used wherever a file has
-/// them, joint matrices (`attn_qkv`, gate and up in `ffn_up`) are split, and a file without
-/// `output.weight` uses its embedding twice.
+/// A family of models. Three differences need no field, because the reader handles them in every
+/// family: biases (`.bias`), joint matrices (`attn_qkv`, or gate and up in `ffn_up`), and tied
+/// embeddings (no `output.weight`).
 #[derive(Clone, Copy, Debug)]
 pub struct ArchSpec {
-    /// `general.architecture`.
+    /// Value of `general.architecture`.
     pub name: &'static str,
     /// Names of models, for the documentation.
     pub models: &'static str,
-    /// Norm of the residual.
+    /// Kind of the norms of the residual.
     pub norm: NormKind,
-    /// Default epsilon of the norms; `None` if the file must have it.
+    /// Default epsilon of the norms; `None` if files must state it.
     pub eps: Option<f32>,
     /// Order of mixer, feed-forward block and norms.
     pub block: BlockKind,
     /// Reads the mixer of a layer: [`LayerReader::attention`] in families where all layers have
     /// attention.
     pub mixer: fn(&LayerReader<'_>) -> Result<Mixer, Error>,
-    /// Whether layers can have attention; otherwise its keys are ignored.
+    /// Whether layers can have attention; otherwise the keys of attention are ignored.
     pub attention: bool,
     /// How keys and values are computed.
     pub kv: KvKind,
     /// Whether each head's queries and keys are normalised.
     pub qk_norm: bool,
-    /// Whether each head's values are normalised, without factors.
+    /// Whether a norm without weights is applied to each head's value.
     pub v_norm: bool,
-    /// Whether the product for the keys is also that for the values in layers without `attn_v`.
+    /// Whether values are the keys before their norm and RoPE, in layers without `attn_v`.
     pub keys_as_values: bool,
     /// Whether attention's output is multiplied by the sigmoid of gates that are computed with the
     /// queries.
@@ -128,15 +131,16 @@ pub struct ArchSpec {
     pub window: Option<usize>,
     /// Global-attention layers; `None` if all layers use the window.
     pub global_layers: Option<GlobalLayers>,
-    /// Whether RoPE is also applied in global-attention layers; otherwise these have no positions.
+    /// Whether RoPE is also applied in global-attention layers; otherwise these layers encode no
+    /// positions.
     pub global_rotary: bool,
     /// Default RoPE base of layers with a sliding window, unscaled; `None` if it is the same in
     /// all layers.
     pub local_base: Option<f32>,
     /// Whether embeddings are multiplied by `sqrt(n_embd)`.
     pub scaled_embedding: bool,
-    /// Whether files state factors of embeddings, of what layers add to the residual, and of
-    /// logits. Not with learned positions, nor where anything but a norm reads the residual.
+    /// Whether files have scales for embeddings, layer outputs and logits (Granite). Learned
+    /// positions are not supported with these scales, and only norms may read the residual.
     pub scale_keys: bool,
     /// Default factor on attention's scores; `None` for `1 / sqrt(d_head)`.
     pub attn_scale: Option<f32>,
@@ -144,22 +148,23 @@ pub struct ArchSpec {
     pub attn_softcap: f32,
     /// Default soft cap of the logits; 0 for none.
     pub logit_softcap: f32,
-    /// The size of this family, by its number of layers, that divides scores by `sqrt(n_embd /
-    /// n_head)` instead of `sqrt(d_head)`. Files have no key for it.
+    /// Number of layers of the one model in this family that divides attention scores by
+    /// `sqrt(n_embd / n_head)` instead of `sqrt(d_head)`; `None` if the family has no such model.
+    /// Files have no key for this.
     pub width_scaled: Option<usize>,
-    /// Whether layers can have a feed-forward block; otherwise its keys are ignored.
+    /// Whether layers can have a feed-forward block; otherwise the keys of the block are ignored.
     pub feed_forward: bool,
-    /// Shape of the feed-forward block.
+    /// Kind of the feed-forward blocks: gated or not.
     pub ffn: FfnKind,
-    /// Default activation in an ordinary file.
+    /// Activation of a GGUF file that does not state one.
     pub activation: Activation,
     /// Activation in PowerInfer's container, which implies a ReLU model.
     pub sparse_activation: Activation,
-    /// Input of a predictor.
+    /// Input of the family's PowerInfer predictor.
     pub predictor_input: PredictorInput,
-    /// Name of the norm before the feed-forward block in files.
+    /// Tensor name of the norm before the feed-forward block.
     pub ffn_norm: &'static str,
-    /// Name of the norm before the output matrix in files.
+    /// Tensor name of the norm before the output matrix.
     pub output_norm: &'static str,
     /// Whether layers with experts also have a dense block, with norms of its own.
     pub dense_beside_experts: bool,

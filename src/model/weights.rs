@@ -15,16 +15,17 @@ use super::{
 /// User options for a model.
 #[derive(Clone, Debug, Default)]
 pub struct ModelOptions {
-    /// `--ffn-activation`: for files that do not state it.
+    /// Value of `--ffn-activation`, which replaces the activation in the file; `None` for that of
+    /// the file or, if it names none, of the architecture.
     pub activation: Option<String>,
 }
 
 /// Learned positions.
 #[derive(Clone, Debug)]
 pub struct PositionTable {
-    /// `[offset + most positions, n_embd]`.
+    /// `[offset + n_positions, n_embd]`.
     pub rows: HostRows,
-    /// Rows before that of the first position.
+    /// Number of rows before the row of position 0.
     pub offset: usize,
 }
 
@@ -36,14 +37,15 @@ impl PositionTable {
     }
 }
 
-/// A runnable model whose weights are still in the file.
+/// A parsed model. Its weights point into `file`, which is memory-mapped, read into memory or built
+/// in.
 #[derive(Debug)]
 pub struct Model {
-    /// The file; its mapping lives as long as the weights.
+    /// The file, whose memory mapping the weights use.
     pub file: File,
     /// The family.
     pub spec: &'static ArchSpec,
-    /// Sizes.
+    /// Sizes that hold for all layers.
     pub hyper: Hyper,
     /// How gate and up are combined.
     pub ffn_kind: FfnKind,
@@ -51,19 +53,21 @@ pub struct Model {
     pub activation: Activation,
     /// `[n_vocab, n_embd]`.
     pub token_embd: HostRows,
-    /// Learned positions, added to the embeddings.
+    /// Learned positions, added to the embeddings; `None` in models without them.
     pub positions: Option<PositionTable>,
-    /// Embeddings of the tokens for each layer.
+    /// Per-layer embeddings; `None` in models without them.
     pub per_layer: Option<PerLayerEmbedding>,
-    /// `[1, n_embd]`, multiplied by the logit scale.
+    /// `[1, n_embd]`: the norm before the output matrix, with weight and bias divided by the logit
+    /// scale.
     pub output_norm: Affine,
-    /// `[n_vocab, n_embd]`; the embedding if they are tied.
+    /// `[n_vocab, n_embd]`; the embedding table if the two are tied.
     pub output: HostRows,
     /// Layers in order.
     pub layers: Vec<LayerWeights>,
     /// Number of layers with a predictor in the file, of any format.
     pub n_predictors: usize,
-    /// Minimum score of an active neuron (`powerinfer.sparse_threshold`, else 0).
+    /// Minimum score of an active neuron with the file's predictors (`powerinfer.sparse_threshold`,
+    /// else 0).
     pub predictor_threshold: f32,
 }
 
@@ -116,7 +120,8 @@ impl Model {
         self.token_embd.desc().n_rows
     }
 
-    /// Feed-forward blocks with the index of their layer; layers without one are left out.
+    /// The feed-forward blocks, each with the index of its layer. Layers without a block are
+    /// skipped.
     pub fn blocks(&self) -> impl Iterator<Item = (usize, &Ffn)> {
         let layers = self.layers.iter().enumerate();
         layers.filter_map(|(index, layer)| Some((index, layer.ffn.as_ref()?)))
@@ -147,7 +152,8 @@ impl Model {
         experts.map(|experts| experts.n).max().unwrap_or(0)
     }
 
-    /// The formula of a neuron's value, as text that distinguishes it from others.
+    /// Kind and activation of the feed-forward blocks, as text. The text is equal for models whose
+    /// neurons compute the same function.
     #[must_use]
     pub fn neurons_by(&self) -> String {
         format!("{:?} {:?}", self.ffn_kind, self.activation)
@@ -213,18 +219,18 @@ fn activation(
         "gelu" | "gelu_pytorch_tanh" | "gelu_new" => Ok((spec.ffn, Activation::Gelu)),
         "gelu_erf" => Ok((spec.ffn, Activation::GeluErf)),
         "drelu" if spec.ffn != FfnKind::Plain => Ok((FfnKind::GatedBoth, Activation::Relu)),
-        other => Err(keys.wrong("hidden_activation", KNOWN, format!("`{other}`"))),
+        other => Err(keys.wrong_key("hidden_activation", KNOWN, format!("`{other}`"))),
     }
 }
 
-/// Minimum score of an active neuron: the file's, else 0 as in PowerInfer.
+/// Minimum score of an active neuron: the value in the file, else 0 as in PowerInfer.
 fn threshold(keys: &Keys<'_>) -> Result<f32, Error> {
     const KEY: &str = "powerinfer.sparse_threshold";
     let value = keys.metadata.f32(KEY)?.unwrap_or(0.0);
     let error = || Error::Key {
         file: keys.file.to_owned(),
         key: KEY.to_owned(),
-        expected: "a number to compare scores with".to_owned(),
+        expected: "a number other than NaN".to_owned(),
         found: value.to_string(),
     };
     if value.is_nan() { Err(error()) } else { Ok(value) }
@@ -239,6 +245,6 @@ fn positions(
     let Positions::Learned { offset } = spec.positions else {
         return Ok(None);
     };
-    let n_rows = reader.n_rows(TABLE, hyper.n_embd, "a row per position")?;
+    let n_rows = reader.n_rows(TABLE, hyper.n_embd, "the number of positions")?;
     Ok(Some(PositionTable { rows: reader.matrix(TABLE, n_rows, hyper.n_embd)?, offset }))
 }

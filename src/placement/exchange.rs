@@ -1,45 +1,45 @@
-//! Decides which neurons change sides when the text uses other neurons than expected, from decayed
-//! counts alone. No clock is read, so the same text makes the same exchanges.
+//! Decides which neurons swap devices when the text uses other neurons than expected. The decisions
+//! depend only on decayed counts, never on a clock, so the same text gives the same swaps.
 
 use std::ops::AddAssign;
 
-/// Tokens from one decision to the next.
+/// Number of tokens between two decisions.
 pub const EVERY: usize = 32;
-/// Decay of a count at each decision: about the last 300 tokens count.
+/// Factor on every count at each decision. With it, the counts represent about the last 300 tokens.
 const DECAY: f32 = 0.9;
-/// The expected shares weigh as much as this many counted tokens.
-const PRIOR: f32 = 64.0;
-/// Minimum difference in their shares of tokens for two neurons to change sides: larger than the
-/// statistical noise of a few hundred tokens.
-const CLEAR: f64 = 0.1;
-/// Number of tokens within which an exchange must pay off.
-const PAYS_WITHIN: f64 = 256.0;
-/// The share of the time that exchanges may take.
-const SHARE: f64 = 0.02;
-/// Maximum number of neuron pairs exchanged at one decision.
-const MOST: usize = 256;
+/// Weight of the expected shares of tokens, in counted tokens.
+const PRIOR_TOKENS: f32 = 64.0;
+/// Minimum gain of a swap ([`Swap::gain`]): above the statistical noise of a few hundred tokens.
+const MIN_GAIN: f64 = 0.1;
+/// Number of tokens within which a swap must pay off.
+const PAYBACK_TOKENS: f64 = 256.0;
+/// Maximum share of the decode time that swaps may take.
+const MAX_TIME_SHARE: f64 = 0.02;
+/// Maximum number of swaps at one decision.
+const MAX_SWAPS: usize = 256;
 
-/// Cost and benefit limits of exchanges, the same for all layers.
+/// Limits of the swaps of a layer, from their cost and benefit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
-    /// Minimum difference in their shares of tokens for two neurons to change sides; `None` if
-    /// exchanges never pay off.
-    pub least: Option<f64>,
-    /// Maximum number of neurons exchanged at one decision.
-    pub most: usize,
+    /// Minimum gain of a swap ([`Swap::gain`]); `None` if swaps never pay off.
+    pub min_gain: Option<f64>,
+    /// Maximum number of swaps at one decision.
+    pub max_swaps: usize,
 }
 
 impl Bounds {
-    /// The limits if the CPU takes `saved` seconds longer than the device to compute a neuron, an
-    /// exchange of two neurons takes `cost` seconds, and a token takes `token` seconds, if known.
+    /// The limits for these times in seconds: `saved` is how much longer the CPU takes than the
+    /// device to compute a unit of neurons, `cost` is the time to swap two units, and `token` is
+    /// the time of a token, if known.
     #[must_use]
     pub fn new(saved: f64, cost: f64, token: Option<f64>) -> Bounds {
-        let pays = cost / (saved * PAYS_WITHIN);
-        let least = (saved > 0.0 && pays < 1.0).then_some(pays.max(CLEAR));
-        let time = token.map_or(f64::INFINITY, |token| SHARE * EVERY as f64 * token / cost);
-        // Allows at least one exchange, because a decision without any would be useless.
-        let most = if time < MOST as f64 { (time as usize).max(1) } else { MOST };
-        Bounds { least, most }
+        let pays = cost / (saved * PAYBACK_TOKENS);
+        let min_gain = (saved > 0.0 && pays < 1.0).then_some(pays.max(MIN_GAIN));
+        let time =
+            token.map_or(f64::INFINITY, |token| MAX_TIME_SHARE * EVERY as f64 * token / cost);
+        // Always allows one swap, because a decision without any swap would be useless.
+        let max_swaps = if time < MAX_SWAPS as f64 { (time as usize).max(1) } else { MAX_SWAPS };
+        Bounds { min_gain, max_swaps }
     }
 }
 
@@ -50,10 +50,10 @@ pub struct Heat {
 }
 
 impl Heat {
-    /// Initialised with the expected shares of tokens.
+    /// Starts with the expected share of tokens that use each neuron.
     #[must_use]
     pub fn new(expected: impl Iterator<Item = f32>) -> Heat {
-        Heat { counts: expected.map(|share| PRIOR * share).collect() }
+        Heat { counts: expected.map(|share| PRIOR_TOKENS * share).collect() }
     }
 
     /// Counts `n` more tokens that used `neuron`.
@@ -71,54 +71,54 @@ impl Heat {
 
 /// The number of tokens that the counts of all layers represent.
 #[derive(Clone, Copy, Debug)]
-pub struct Weight(f32);
+pub struct CountedTokens(f32);
 
-impl Default for Weight {
-    fn default() -> Weight {
-        Weight(PRIOR)
+impl Default for CountedTokens {
+    fn default() -> CountedTokens {
+        CountedTokens(PRIOR_TOKENS)
     }
 }
 
-impl AddAssign<usize> for Weight {
+impl AddAssign<usize> for CountedTokens {
     fn add_assign(&mut self, tokens: usize) {
         self.0 += tokens as f32;
     }
 }
 
-impl Weight {
-    /// Decays the counts.
+impl CountedTokens {
+    /// Decays the counts of `layers`, and the number of tokens that they represent.
     pub fn decay<'a>(&mut self, layers: impl Iterator<Item = &'a mut Heat>) {
         self.0 *= DECAY;
         layers.flat_map(|heat| &mut heat.counts).for_each(|count| *count *= DECAY);
     }
 }
 
-/// Two units of neurons that change sides, by their index on each side.
+/// A unit of neurons on the device and a unit on the CPU that swap places.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Swap {
     /// The layer.
     pub layer: usize,
-    /// Index on the device.
+    /// Index of the unit among the units on the device.
     pub hot: usize,
-    /// Index on the CPU.
+    /// Index of the unit among the units on the CPU.
     pub cold: usize,
-    /// Difference in their shares of tokens.
+    /// Share of tokens that use the CPU's unit, minus the share that use the device's unit.
     pub gain: f32,
 }
 
-/// How often the neurons of a layer were active.
+/// The counts of one layer, as input of [`swaps`].
 #[derive(Clone, Copy, Debug)]
 pub struct LayerHeat<'a> {
     /// The layer.
     pub layer: usize,
-    /// Its counts.
+    /// How often each neuron of the layer was used.
     pub heat: &'a Heat,
-    /// The tokens that were counted.
-    pub weight: Weight,
+    /// The number of tokens that the counts represent.
+    pub weight: CountedTokens,
 }
 
-/// The best exchanges of a layer. `[device, cpu]` are its neurons on each side in the order of
-/// their slots; units of `unit` neurons are exchanged together.
+/// The best swaps of a layer, in units of `unit` neurons. `[device, cpu]` are the neurons of the
+/// layer on the device and on the CPU, in the order of their slots.
 #[must_use]
 pub fn swaps(
     LayerHeat { layer, heat, weight }: LayerHeat<'_>,
@@ -126,18 +126,18 @@ pub fn swaps(
     unit: usize,
     bounds: &Bounds,
 ) -> Vec<Swap> {
-    let Some(least) = bounds.least else { return Vec::new() };
-    // The device's least used and the CPU's most used neurons; ties are ordered by index, so that
-    // the result is deterministic.
+    let Some(min_gain) = bounds.min_gain else { return Vec::new() };
+    // Pairs the least used units on the device with the most used units on the CPU. Ties are
+    // ordered by index, so that the result is deterministic.
     let ranked = |side: &[u32], sign: f32| {
         let shares = side.chunks(unit).map(|neurons| heat.unit(neurons) / weight.0);
         let mut all: Vec<(f32, usize)> = shares.zip(0..).collect();
         let order = |a: &(f32, usize), b: &(f32, usize)| {
             (sign * a.0).total_cmp(&(sign * b.0)).then(a.1.cmp(&b.1))
         };
-        if all.len() > bounds.most {
-            all.select_nth_unstable_by(bounds.most - 1, order);
-            all.truncate(bounds.most);
+        if all.len() > bounds.max_swaps {
+            all.select_nth_unstable_by(bounds.max_swaps - 1, order);
+            all.truncate(bounds.max_swaps);
         }
         all.sort_by(order);
         all
@@ -149,11 +149,12 @@ pub fn swaps(
         cold,
         gain: cold_share - hot_share,
     };
-    pairs.map(swap).take_while(|swap| f64::from(swap.gain) >= least).collect()
+    pairs.map(swap).take_while(|swap| f64::from(swap.gain) >= min_gain).collect()
 }
 
-/// The same for a layer whose neurons change sides one by one within experts of `n_each` neurons,
-/// which are adjacent on both sides: each expert keeps its number of neurons on a side.
+/// As [`swaps`], but single neurons swap places and only within their expert, so that each expert
+/// keeps its number of neurons on the device. Experts have `n_each` neurons, which are adjacent in
+/// both lists.
 #[must_use]
 pub fn swaps_within(
     counted: LayerHeat<'_>,
@@ -181,12 +182,12 @@ pub fn swaps_within(
     within.collect()
 }
 
-/// The `most` best exchanges of all layers, by layer.
+/// The `max_swaps` best swaps of all layers, sorted by layer.
 #[must_use]
-pub fn best(mut all: Vec<Swap>, most: usize) -> Vec<Swap> {
+pub fn best(mut all: Vec<Swap>, max_swaps: usize) -> Vec<Swap> {
     let place = |swap: &Swap| (swap.layer, swap.hot);
     all.sort_by(|a, b| b.gain.total_cmp(&a.gain).then(place(a).cmp(&place(b))));
-    all.truncate(most);
+    all.truncate(max_swaps);
     all.sort_by_key(place);
     all
 }
@@ -195,32 +196,32 @@ pub fn best(mut all: Vec<Swap>, most: usize) -> Vec<Swap> {
 mod tests {
     use super::*;
 
-    const EAGER: Bounds = Bounds { least: Some(CLEAR), most: MOST };
+    const EAGER: Bounds = Bounds { min_gain: Some(MIN_GAIN), max_swaps: MAX_SWAPS };
 
     fn heat(shares: &[f32]) -> Heat {
         Heat::new(shares.iter().copied())
     }
 
     #[test]
-    fn the_most_used_change_places_with_the_least_used_if_it_is_clear() {
+    fn the_most_used_neurons_swap_with_the_least_used_if_the_gain_is_clear() {
         let heat = heat(&[0.9, 0.05, 0.5, 0.45, 0.5, 0.7, 0.1]);
-        let at = LayerHeat { layer: 3, heat: &heat, weight: Weight::default() };
+        let at = LayerHeat { layer: 3, heat: &heat, weight: CountedTokens::default() };
         let all = swaps(at, [&[0, 1, 2], &[6, 3, 4, 5]], 1, &EAGER);
         let places: Vec<_> = all.iter().map(|swap| (swap.layer, swap.hot, swap.cold)).collect();
-        assert_eq!(places, [(3, 1, 3)], "0.5 for 0.5 gains nothing");
+        assert_eq!(places, [(3, 1, 3)], "swapping 0.5 for 0.5 gains nothing");
         assert!((all[0].gain - 0.65).abs() < 1e-6);
-        let one = Bounds { most: 1, ..EAGER };
+        let one = Bounds { max_swaps: 1, ..EAGER };
         assert_eq!(swaps(at, [&[0, 1, 2], &[6, 3, 4, 5]], 1, &one), all);
         assert!(swaps(at, [&[0, 2], &[6, 3, 4]], 1, &EAGER).is_empty());
         assert!(swaps(at, [&[], &[6, 3, 4]], 1, &EAGER).is_empty());
-        assert!(swaps(at, [&[1], &[0]], 1, &Bounds { least: None, most: 9 }).is_empty());
+        assert!(swaps(at, [&[1], &[0]], 1, &Bounds { min_gain: None, max_swaps: 9 }).is_empty());
     }
 
     #[test]
-    fn units_go_by_the_mean_of_their_neurons() {
+    fn units_are_ranked_by_the_mean_use_of_their_neurons() {
         let heat = heat(&[0.9, 0.0, 0.2, 0.2, 0.6, 0.6]);
         let all = swaps(
-            LayerHeat { layer: 0, heat: &heat, weight: Weight::default() },
+            LayerHeat { layer: 0, heat: &heat, weight: CountedTokens::default() },
             [&[2, 3, 0, 1], &[4, 5]],
             2,
             &EAGER,
@@ -229,11 +230,11 @@ mod tests {
     }
 
     #[test]
-    fn neurons_of_experts_change_places_with_their_own() {
-        // Experts of 4: the first has neurons 0, 1 on the device and 2, 3 on the CPU, the second
-        // has 4 on the device, the third 8, 9 on the CPU.
+    fn neurons_swap_only_within_their_expert() {
+        // Experts have 4 neurons each. Expert 0 has neurons 0 and 1 on the device, 2 and 3 on the
+        // CPU; expert 1 has 4 on the device, 5 and 7 on the CPU; expert 2 has 8 and 9 on the CPU.
         let heat = heat(&[0.9, 0.1, 0.8, 0.2, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9]);
-        let at = LayerHeat { layer: 0, heat: &heat, weight: Weight::default() };
+        let at = LayerHeat { layer: 0, heat: &heat, weight: CountedTokens::default() };
         let sides: [&[u32]; 2] = [&[1, 0, 4], &[5, 7, 2, 3, 8, 9]];
         let all = swaps_within(at, sides, 4, &EAGER);
         let places: Vec<_> = all.iter().map(|swap| (swap.hot, swap.cold)).collect();
@@ -241,9 +242,9 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_long_ago_fade() {
+    fn old_counts_decay() {
         let mut heat = heat(&[0.5, 0.5]);
-        let mut weight = Weight::default();
+        let mut weight = CountedTokens::default();
         for _ in 0..40 {
             heat.add(1, EVERY as f32);
             heat.add(7, 1.0);
@@ -255,22 +256,25 @@ mod tests {
     }
 
     #[test]
-    fn the_best_of_all_layers_are_taken() {
+    fn the_best_swaps_of_all_layers_are_selected() {
         let swap = |layer, hot, gain| Swap { layer, hot, cold: 0, gain };
         let all = vec![swap(1, 4, 0.3), swap(0, 2, 0.2), swap(0, 1, 0.3), swap(2, 0, 0.9)];
         assert_eq!(best(all, 3), [swap(0, 1, 0.3), swap(1, 4, 0.3), swap(2, 0, 0.9)]);
     }
 
     #[test]
-    fn what_does_not_pay_is_left() {
-        // A use saves 1 us, an exchange takes 10 us: a difference of a tenth pays off within 100
-        // tokens.
-        assert_eq!(Bounds::new(1e-6, 1e-5, None), Bounds { least: Some(CLEAR), most: MOST });
-        let dear = Bounds::new(1e-6, 127e-6, Some(0.01));
-        assert!((dear.least.unwrap() - 127.0 / 256.0).abs() < 1e-9);
-        assert_eq!(dear.most, 50, "2 % of 320 ms");
-        assert_eq!(Bounds::new(1e-6, 1.0, Some(0.01)), Bounds { least: None, most: 1 });
-        assert_eq!(Bounds::new(0.0, 1e-6, None).least, None);
-        assert_eq!(Bounds::new(-1.0, 1e-6, None).least, None);
+    fn swaps_that_do_not_pay_off_are_skipped() {
+        // The device saves 1 us per use of a neuron and a swap takes 10 us, so a difference of 0.1
+        // in use pays off within 100 tokens.
+        assert_eq!(
+            Bounds::new(1e-6, 1e-5, None),
+            Bounds { min_gain: Some(MIN_GAIN), max_swaps: MAX_SWAPS }
+        );
+        let expensive = Bounds::new(1e-6, 127e-6, Some(0.01));
+        assert!((expensive.min_gain.unwrap() - 127.0 / 256.0).abs() < 1e-9);
+        assert_eq!(expensive.max_swaps, 50, "2 % of 320 ms");
+        assert_eq!(Bounds::new(1e-6, 1.0, Some(0.01)), Bounds { min_gain: None, max_swaps: 1 });
+        assert_eq!(Bounds::new(0.0, 1e-6, None).min_gain, None);
+        assert_eq!(Bounds::new(-1.0, 1e-6, None).min_gain, None);
     }
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use hal::Bytes;
 
-/// Maximum number of groups that the neurons of a layer are split into. Neurons of a group are
-/// placed together: few enough groups to try thousands of placements, enough that less than 2 % of
-/// one layer stays unused.
-const MOST_GROUPS: usize = 64;
+/// Maximum number of groups that the neurons of a layer are divided into. Neurons of a group are
+/// placed together. 64 groups are few enough to try thousands of placements, and a group is less
+/// than 2 % of a layer.
+const MAX_GROUPS: usize = 64;
 
 /// Measured speeds of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -19,45 +19,46 @@ pub struct Speed {
     pub sparse: f64,
     /// Seconds of a hand-off to the CPU and back; 0 for the CPU.
     pub hand_off: f64,
-    /// Overhead of an op in seconds.
+    /// Seconds of overhead per op.
     pub op: f64,
-    /// Seconds to write a neuron's row of one matrix to a slot of this device, repacked.
+    /// Seconds to repack one row of a matrix and write it to a slot of this device.
     pub refill: f64,
-    /// Prefill speed: bytes of neurons times tokens, per second; 0 if unknown.
+    /// Prefill speed, in bytes of weights times tokens per second; 0 if unknown.
     pub prompt: f64,
-    /// Bytes of neurons per second that are packed and uploaded to this device; 0 if neurons are
+    /// Bytes of weights per second that the host packs and uploads to this device; 0 if neurons are
     /// not streamed.
     pub upload: f64,
 }
 
-/// How the neurons of a layer are divided: into units that stay together, and units into groups.
+/// How the neurons of a layer are divided: into units whose neurons stay together, and into groups
+/// of units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Neurons of a layer.
+    /// Number of neurons of the layer.
     pub n_ff: usize,
-    /// Neurons that stay together: 1, a block of a format, an expert.
+    /// Number of neurons of a unit: 1, a block of a quantised format, or an expert.
     pub unit: usize,
-    /// Neurons of a group, whole units; the last group may have fewer.
+    /// Number of neurons of a group, a multiple of `unit`; the last group may have fewer.
     pub group: usize,
 }
 
 impl Cut {
-    /// The cut of a layer of `n_ff` neurons in units of `unit`; no groups where there are no
-    /// neurons.
+    /// The cut of a layer of `n_ff` neurons in units of `unit`. A layer without neurons has no
+    /// groups.
     #[must_use]
     pub fn new(n_ff: usize, unit: usize) -> Cut {
         let unit = unit.max(1);
-        let group = n_ff.div_ceil(unit).div_ceil(MOST_GROUPS).max(1) * unit;
+        let group = n_ff.div_ceil(unit).div_ceil(MAX_GROUPS).max(1) * unit;
         Cut { n_ff, unit, group }
     }
 
-    /// Groups of a layer.
+    /// Number of groups.
     #[must_use]
     pub fn n_groups(&self) -> usize {
         self.n_ff.div_ceil(self.group)
     }
 
-    /// Neurons of the first `k` groups.
+    /// Number of neurons of the first `k` groups.
     #[must_use]
     pub fn neurons(&self, k: usize) -> usize {
         (k * self.group).min(self.n_ff)
@@ -67,63 +68,64 @@ impl Cut {
 /// How often neurons are used.
 #[derive(Clone, Copy, Debug)]
 pub enum Uses<'a> {
-    /// All equally often: the share that a token uses.
+    /// All neurons equally often: the share of them that a token uses.
     Uniform(f64),
-    /// The share of tokens that use each.
+    /// For each neuron, the share of tokens that use it.
     Each(&'a [f32]),
 }
 
-/// Bytes read per token for one layer, on any device; and the use of its neurons.
+/// Bytes of one layer that are read per token, on any device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerReads {
-    /// Norms, attention, predictor, router.
+    /// Norms, mixer, predictor and router.
     pub frame: f64,
-    /// Keys and values, or the recurrent state.
+    /// KV cache or recurrent state.
     pub cache: f64,
-    /// Per neuron, whether it is used or not.
+    /// Bytes per neuron that are read whether the neuron is used or not.
     pub tested: f64,
-    /// Additionally per used neuron.
+    /// Additional bytes per used neuron.
     pub used: f64,
-    /// Per neuron in prefill, where nearly every neuron is used by some token; for experts the
-    /// share that a token uses.
+    /// Bytes per neuron in prefill, where almost all neurons are used by at least one token. With
+    /// experts, the bytes are multiplied by the share of experts that a token uses.
     pub prompt: f64,
     /// Costs of streaming the neurons to another device in prefill; `None` if they cannot be
     /// streamed.
     pub streams: Option<StreamReads>,
-    /// Ops of the layer.
+    /// Number of ops of the layer.
     pub n_ops: usize,
 }
 
-/// Costs in bytes of streaming neurons to a device that computes them in prefill.
+/// Bytes that streaming moves and multiplies, when a device computes streamed neurons in prefill.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StreamReads {
-    /// Uploaded per neuron.
-    pub brought: f64,
-    /// Bytes per neuron multiplied per token on that device.
+    /// Bytes uploaded per neuron.
+    pub uploaded: f64,
+    /// Bytes of weights per neuron that the device multiplies with each token.
     pub multiplied: f64,
-    /// Bytes per chunk multiplied per token besides its neurons: the first matrix of a predictor.
-    pub per_piece: f64,
-    /// Per token, the upload of x and the download of y if the layer itself is on the CPU; `None`
-    /// if only neurons of layers whose home is the device are streamed.
+    /// Bytes of other weights per chunk that the device multiplies with each token: the first
+    /// matrix of a predictor.
+    pub per_chunk: f64,
+    /// Bytes per token for the upload of x and the download of y, for a layer whose home is the
+    /// CPU; `None` if such a layer cannot be streamed.
     pub carried: Option<f64>,
 }
 
-/// One layer.
+/// The planner's input for one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerFacts {
-    /// Bytes read per token.
+    /// Bytes of the layer that are read per token.
     pub reads: LayerReads,
-    /// How its neurons are cut.
+    /// How the neurons of the layer are divided.
     pub cut: Cut,
-    /// Whether its home must be that of the layer before it, because a layer's KV cache is shared
-    /// across both.
-    pub joined: bool,
-    /// First neurons of the units, the most used unit first.
+    /// Whether the layer must have the same home as the layer before it, because of a shared KV
+    /// cache.
+    pub shares_home: bool,
+    /// First neuron of each unit, sorted by use: the most used unit comes first.
     pub(super) order: Arc<[u32]>,
-    /// The expected number of used neurons per token among the first `k` groups, for each `k` from
-    /// 0 to all.
+    /// `mass[k]` is the expected number of neurons of the first `k` groups that a token uses.
     pub(super) mass: Vec<f64>,
-    /// Mean use per neuron of each group, not increasing.
+    /// Mean share of tokens that use a neuron, for each group. It never increases from group to
+    /// group.
     pub(super) mean: Vec<f64>,
 }
 
@@ -150,12 +152,12 @@ impl LayerFacts {
             let n: f64 = group.iter().map(|(first, _)| neurons(*first)).sum();
             let used: f64 = group.iter().map(|(first, p)| p * neurons(*first)).sum();
             mass.push(mass[mass.len() - 1] + used);
-            // Rounding may increase sums; sorting by this must still begin with a layer's first
-            // group.
+            // Rounding may lift a mean above the mean before it. The minimum restores the order,
+            // since sorting by these means must keep the groups of a layer in order.
             mean.push(mean.last().map_or(used / n, |last: &f64| last.min(used / n)));
         }
         let order = units.into_iter().map(|(first, _)| first).collect();
-        LayerFacts { reads, cut: *cut, joined: false, order, mass, mean }
+        LayerFacts { reads, cut: *cut, shares_home: false, order, mass, mean }
     }
 
     /// Expected number of neurons that a token uses.
@@ -178,63 +180,65 @@ impl LayerFacts {
 /// Sizes of one layer on one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSizes {
-    /// Norms, attention, predictor.
+    /// Bytes of norms, mixer and predictor.
     pub frame: Bytes,
-    /// Keys and values of the whole context, or the recurrent state of all sequences.
+    /// Bytes of keys and values of the whole context, or of the recurrent state of all sequences.
     pub cache: Bytes,
-    /// Size of the first `k` groups of neurons as a share of a split layer, for each `k` from 0 to
-    /// the most that the device can run; empty if it cannot split the layer.
+    /// `shares[k]` is the size of the first `k` groups of neurons in a split layer. The list ends
+    /// with the largest `k` that the device can run, and is empty if the device cannot split the
+    /// layer.
     pub shares: Arc<[Bytes]>,
-    /// All neurons; `None` if the device cannot run the whole layer.
+    /// Bytes of all neurons; `None` if the device cannot run the whole layer.
     pub whole: Option<Bytes>,
 }
 
-/// One device.
+/// The planner's input for one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceFacts {
     /// Memory budget; ignored for the CPU.
     pub budget: Bytes,
-    /// Memory needed besides weights: batch, scratch, staging.
+    /// Memory needed in addition to the weights: batch, scratch, staging.
     pub fixed: Bytes,
     /// Memory that the hand-offs of all split layers share.
     pub hand_offs: Bytes,
-    /// Memory of a split layer's hand-off.
+    /// Additional memory for the hand-off of each split layer.
     pub hand_off: Bytes,
     /// Size of the embedding; `None` if the device cannot run it.
     pub embed: Option<Bytes>,
-    /// Output norm, matrix and logits; `None` if the device cannot run them.
+    /// Size of output norm, output matrix and logits; `None` if the device cannot run them.
     pub head: Option<Bytes>,
-    /// Size that embedding and head share if both are on this device.
+    /// Bytes of a tied embedding that the head uses too, if both are on this device.
     pub shared: Bytes,
     /// Layers in order.
     pub layers: Vec<LayerSizes>,
-    /// Its speeds.
+    /// Measured or assumed speeds of the device.
     pub speed: Speed,
-    /// Memory for streaming; `None` if nothing is streamed, or if it is included in `fixed`.
+    /// Memory for streaming; `None` if neurons are not streamed, or if `fixed` includes that
+    /// memory.
     pub stream: Option<StreamFacts>,
-    /// Parts that cannot be placed on this device whatever the budget, with the reason: messages,
-    /// not used for planning.
+    /// Messages about layers, embedding or head that this device cannot run whatever its budget,
+    /// with the reasons. The planner does not read them.
     pub refused: Vec<String>,
 }
 
 /// Memory for streaming the CPU's neurons to a device in prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamFacts {
-    /// Two sets of slots, and their staging memory.
+    /// Bytes of two sets of slots and of their staging memory.
     pub bytes: Bytes,
-    /// Neurons per chunk.
+    /// Number of neurons per chunk.
     pub piece: usize,
 }
 
 /// User options that override the planner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlanConstraints {
-    /// Number of whole layers on devices, with no split ones; one more than the number of layers
-    /// includes the head.
+    /// Number of layers that are whole on devices, with no split layers (`-ngl`). A number above
+    /// the number of layers includes the head. `None` lets the planner decide.
     pub whole_layers: Option<usize>,
-    /// Keys and values, and so attention, stay on the CPU.
+    /// Whether keys and values, and so attention, stay on the CPU.
     pub cache_on_cpu: bool,
-    /// All neurons stay on the CPU.
+    /// Whether all neurons stay on the CPU.
     pub neurons_on_cpu: bool,
 }
 
@@ -245,9 +249,9 @@ pub struct Task {
     pub layers: Vec<LayerFacts>,
     /// Devices, the CPU first.
     pub devices: Vec<DeviceFacts>,
-    /// Bytes of the head read per token.
+    /// Bytes of the head that are read per token.
     pub head: f64,
-    /// Numbers of tokens of prefill steps, ascending.
+    /// Token counts of prefill steps, ascending.
     pub rungs: Vec<usize>,
     /// User options.
     pub constraints: PlanConstraints,
@@ -256,18 +260,19 @@ pub struct Task {
 impl Task {
     /// The layers that must have the same home as `layer`, including `layer`.
     pub(super) fn group(&self, layer: usize) -> Range<usize> {
-        let joined = |layer: usize| self.layers.get(layer).is_some_and(|facts| facts.joined);
-        let first = (0..=layer).rev().find(|&layer| !joined(layer)).unwrap_or(0);
-        let end = (layer + 1..self.layers.len()).find(|&layer| !joined(layer));
+        let shares_home =
+            |layer: usize| self.layers.get(layer).is_some_and(|facts| facts.shares_home);
+        let first = (0..=layer).rev().find(|&layer| !shares_home(layer)).unwrap_or(0);
+        let end = (layer + 1..self.layers.len()).find(|&layer| !shares_home(layer));
         first..end.unwrap_or(self.layers.len())
     }
 
     /// Whether a run of layers may begin with `layer`, or end before it.
     pub(super) fn may_cut(&self, layer: usize) -> bool {
-        layer == 0 || self.layers.get(layer).is_none_or(|facts| !facts.joined)
+        layer == 0 || self.layers.get(layer).is_none_or(|facts| !facts.shares_home)
     }
 
-    /// How the neurons of a layer are cut.
+    /// How the neurons of a layer are divided.
     #[must_use]
     pub fn cut(&self, layer: usize) -> &Cut {
         &self.layers[layer].cut
@@ -289,7 +294,7 @@ mod tests {
     };
 
     #[test]
-    fn the_most_used_come_first_and_units_stay_together() {
+    fn the_most_used_units_come_first_and_stay_whole() {
         let cut = Cut { n_ff: 10, unit: 2, group: 4 };
         let uses = [0.1, 0.1, 0.9, 0.7, f32::NAN, -1.0, 0.5, 0.5, 2.0, 0.0];
         let layer = LayerFacts::new(READS, Uses::Each(&uses), &cut);
@@ -302,12 +307,12 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_whole_units_and_few() {
+    fn groups_have_whole_units_and_are_few() {
         let all = [(11008, 1, 172), (96, 1, 2), (96, 32, 32), (98304, 768, 1536), (0, 32, 32)];
         for (n_ff, unit, group) in all {
             let cut = Cut::new(n_ff, unit);
             assert_eq!(cut.group, group);
-            assert!(cut.n_groups() <= MOST_GROUPS);
+            assert!(cut.n_groups() <= MAX_GROUPS);
             assert_eq!(cut.neurons(cut.n_groups()), n_ff);
         }
     }

@@ -1,80 +1,83 @@
-//! Places a run of layers on one device within a budget: which layers are whole, and which are
-//! split with how many neurons.
+//! Places a run of layers on one device within a budget: decides which layers are whole, which are
+//! split, and how many neurons of a split layer are on the device.
 //!
-//! Each group that a layer has on the device makes both decode and prefill faster, up to some
-//! number of groups; beyond it, at most one of the two becomes faster. Up to that number, groups
-//! are added one by one while they fit. Beyond it, all layers grow together in even stages, and a
-//! stage is a candidate only if all of it fits. So more memory never removes a candidate, unless
-//! another candidate is better in both.
+//! Up to some number of groups, each additional group of a layer on the device makes both decode
+//! and prefill faster. Beyond that number, at most one of the two becomes faster. Up to the number,
+//! groups are added one by one while they fit. Beyond it, all layers gain groups together, in even
+//! stages, and a stage is a candidate only if it fits completely. So more memory never removes a
+//! candidate, unless another candidate is better in both times.
 
 use std::ops::Range;
 
 use hal::Bytes;
 
-use super::estimate::Spot;
+use super::estimate::LayerSplit;
 use super::facts::{LayerSizes, Task};
-use super::front::{Cost, Costs, Front};
+use super::front::{Cost, Costs, ParetoFront};
 use super::{CPU, DeviceIndex};
 
-/// Stages past the number of groups that both decode and prefill gain from.
+/// Maximum number of stages beyond the groups that make both decode and prefill faster.
 const STAGES: usize = 16;
 
 /// Data shared by all runs of layers on one device.
 #[derive(Debug)]
-pub(super) struct Filler<'a> {
+pub(super) struct RunFiller<'a> {
     costs: &'a Costs<'a>,
     device: DeviceIndex,
-    /// Cost of each layer: on the CPU, and on this device with each number of groups.
+    /// Cost of each layer on the CPU.
     on_cpu: Vec<Cost>,
-    here: Vec<Vec<Cost>>,
+    /// Cost of each layer on this device, by its number of groups on the device.
+    on_device: Vec<Vec<Cost>>,
     /// Whether a layer may be whole on this device.
     may_be_whole: Vec<bool>,
-    /// Groups of split layers up to which both decode and prefill gain.
+    /// For each layer, the number of groups up to which both decode and prefill become faster.
     both: Caps,
-    /// Stages towards the optimum for decode, and towards that for prefill.
+    /// Stages from `both` to the optimum for decode (index 0) and for prefill (index 1).
     further: [Vec<Caps>; 2],
-    /// Layers sorted by the use of their least used neurons, highest first: these lose least by
-    /// being whole. Layers with one home are adjacent.
+    /// Layers sorted by the use of their less used half of neurons, highest first: a layer with
+    /// evenly used neurons loses least by being whole. Layers that must have one home are adjacent.
     flattest: Vec<usize>,
-    /// Groups of each layer after a number of groups were added in total, by time saved per byte.
+    /// `steps[i]` has the number of groups of each layer after `i` groups were added, in the order
+    /// of decode time saved per byte.
     steps: Vec<Vec<u16>>,
 }
 
-/// Maximum number of groups of each layer if it is split; `None` if the device cannot split it.
+/// Number of groups of each split layer; `None` if the device cannot split the layer.
 type Caps = Vec<Option<usize>>;
 
-/// Location of the layers of a run that are not whole.
+/// Placement of the layers of a run that are not whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Others {
+enum SplitLayers {
     /// Split, with the groups that make both decode and prefill faster, as far as they fit.
     Split,
-    /// Split, with all groups of a stage towards the optimum of decode (0) or of prefill (1).
+    /// Split, with all groups of a stage: the first field is 0 for stages towards the optimum of
+    /// decode and 1 for prefill, the second is the index of the stage.
     Stage(usize, usize),
     OnCpu,
 }
 
 /// A placed run of layers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Filled {
-    /// From the input of the first layer, on this device, to the output of the last.
+pub(super) struct FilledRun {
+    /// Cost from the input of the first layer, on this device, to the output of the last layer.
     pub(super) cost: Cost,
-    /// Device of the residual after it.
+    /// Device of the residual after the run.
     pub(super) end: DeviceIndex,
     n_whole: usize,
-    others: Others,
+    others: SplitLayers,
 }
 
-impl<'a> Filler<'a> {
-    pub(super) fn new(costs: &'a Costs<'a>, device: DeviceIndex) -> Filler<'a> {
+impl<'a> RunFiller<'a> {
+    pub(super) fn new(costs: &'a Costs<'a>, device: DeviceIndex) -> RunFiller<'a> {
         let task = costs.task;
         let n_layer = task.layers.len();
         let n_groups = |layer: usize| task.cut(layer).n_groups();
         let sizes = &task.devices[device].layers;
-        let here = |layer: usize| -> Vec<Cost> {
-            let spot = |groups| Spot { home: device, groups };
+        let on_device = |layer: usize| -> Vec<Cost> {
+            let spot = |groups| LayerSplit { home: device, groups };
             (0..=n_groups(layer)).map(|groups| costs.layer(layer, spot(groups))).collect()
         };
-        let here: Vec<Vec<Cost>> = (0..n_layer).map(here).collect();
+        let on_device: Vec<Vec<Cost>> = (0..n_layer).map(on_device).collect();
         let constraints = &task.constraints;
         let best = |layer: usize, seconds: fn(&Cost) -> f64| {
             let most = match (constraints.whole_layers, constraints.neurons_on_cpu) {
@@ -82,9 +85,8 @@ impl<'a> Filler<'a> {
                 (None, true) => sizes[layer].shares.len().min(1).min(n_groups(layer)),
                 (None, false) => sizes[layer].shares.len().min(n_groups(layer)),
             };
-            // Past the point where both sides take equally long, more neurons on this device make
-            // it slower.
-            let each = here[layer][..most].iter().map(seconds).enumerate();
+            // If this device takes longer than the CPU, more neurons on it make the layer slower.
+            let each = on_device[layer][..most].iter().map(seconds).enumerate();
             each.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(k, _)| k)
         };
         let best = |seconds| (0..n_layer).map(|layer| best(layer, seconds)).collect::<Caps>();
@@ -110,12 +112,12 @@ impl<'a> Filler<'a> {
         let whole = |(layer, sizes): (usize, &LayerSizes)| {
             sizes.whole.is_some() && (!constraints.neurons_on_cpu || n_groups(layer) == 0)
         };
-        let on_cpu = |layer| costs.layer(layer, Spot { home: CPU, groups: n_groups(layer) });
-        Filler {
+        let on_cpu = |layer| costs.layer(layer, LayerSplit { home: CPU, groups: n_groups(layer) });
+        RunFiller {
             costs,
             device,
             on_cpu: (0..n_layer).map(on_cpu).collect(),
-            here,
+            on_device,
             may_be_whole: sizes.iter().enumerate().map(whole).collect(),
             further: [stages(&both, &tokens), stages(&both, &prompts)],
             both,
@@ -124,72 +126,77 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// The Pareto fronts of placements of the layers of `range` within `room`, the first layer on
-    /// this device: one front of placements that end on this device, another of placements that
-    /// end on the CPU. For each number of whole layers, the others are split and filled, or stay on
-    /// the CPU, so that no placement by whole layers is faster than the result.
-    pub(super) fn fill(&self, range: &Range<usize>, room: Bytes) -> Vec<Filled> {
-        let wholes = self.wholes(range);
-        // Layers that the user requested on this device stay there, however slow that is.
+    /// The Pareto fronts of placements of the layers of `range` within `room` bytes, with the first
+    /// layer on this device: first the placements that end on this device, then those that end on
+    /// the CPU. Every number of whole layers is tried; the other layers are split or on the CPU. So
+    /// no placement with whole layers only is faster than the result.
+    pub(super) fn fill(&self, range: &Range<usize>, room: Bytes) -> Vec<FilledRun> {
+        let wholes = self.whole_candidates(range);
+        // Layers that the user requested on this device stay on it, even if it is slow.
         let fewest =
             if self.costs.task.constraints.whole_layers.is_some() { range.len() } else { 0 };
-        let (mut here, mut elsewhere) = (Front::default(), Front::default());
+        let (mut on_device, mut ends_on_cpu) = (ParetoFront::default(), ParetoFront::default());
         for n_whole in (fewest..=wholes.len()).rev() {
-            let mut offer = |others: Others| {
+            let mut offer = |others: SplitLayers| {
                 let wholes = &wholes[..n_whole];
-                let Some(spots) = self.spots(range, wholes, others, room) else {
+                let Some(spots) = self.layer_splits(range, wholes, others, room) else {
                     return false;
                 };
                 let end = spots.last().map_or(CPU, |spot| spot.home);
                 let cost = self.cost(range, &spots);
-                let front = if end == self.device { &mut here } else { &mut elsewhere };
-                front.offer(cost, || Filled { cost, end, n_whole, others });
+                let front = if end == self.device { &mut on_device } else { &mut ends_on_cpu };
+                front.insert_unless_dominated(cost, || FilledRun { cost, end, n_whole, others });
                 true
             };
-            offer(Others::Split);
+            offer(SplitLayers::Split);
             for (towards, stages) in self.further.iter().enumerate() {
-                // If a stage does not fit, later ones do not either.
-                let _ = (0..stages.len()).all(|stage| offer(Others::Stage(towards, stage)));
+                // If a stage does not fit, no later stage fits.
+                let _ = (0..stages.len()).all(|stage| offer(SplitLayers::Stage(towards, stage)));
             }
-            offer(Others::OnCpu);
+            offer(SplitLayers::OnCpu);
         }
-        here.into_iter().chain(elsewhere).map(|(_, filled)| filled).collect()
+        on_device.into_iter().chain(ends_on_cpu).map(|(_, filled)| filled).collect()
     }
 
-    /// Locations of the layers of a run that was filled this way.
-    pub(super) fn place(&self, range: &Range<usize>, room: Bytes, filled: &Filled) -> Vec<Spot> {
-        let wholes = self.wholes(range);
+    /// The spot of each layer, for a result of [`RunFiller::fill`].
+    pub(super) fn place(
+        &self,
+        range: &Range<usize>,
+        room: Bytes,
+        filled: &FilledRun,
+    ) -> Vec<LayerSplit> {
+        let wholes = self.whole_candidates(range);
         let wholes = &wholes[..filled.n_whole.min(wholes.len())];
-        self.spots(range, wholes, filled.others, room).unwrap_or_default()
+        self.layer_splits(range, wholes, filled.others, room).unwrap_or_default()
     }
 
-    /// Layers of `range` that may be whole, first those that lose least by it.
-    fn wholes(&self, range: &Range<usize>) -> Vec<usize> {
+    /// Layers of `range` that may be whole, in the order of `flattest`.
+    fn whole_candidates(&self, range: &Range<usize>) -> Vec<usize> {
         let may = |layer: &usize| range.contains(layer) && self.may_be_whole[*layer];
         self.flattest.iter().copied().filter(may).collect()
     }
 
-    /// Locations with exactly `wholes` whole layers, if that fits.
-    fn spots(
+    /// The split of each layer with exactly `wholes` as whole layers; `None` if that does not fit.
+    fn layer_splits(
         &self,
         range: &Range<usize>,
         wholes: &[usize],
-        others: Others,
+        others: SplitLayers,
         room: Bytes,
-    ) -> Option<Vec<Spot>> {
+    ) -> Option<Vec<LayerSplit>> {
         let (device, task) = (self.device, self.costs.task);
         let facts = &task.devices[device];
         let caps = match others {
-            Others::Split => Some(&self.both),
-            Others::Stage(towards, stage) => Some(&self.further[towards][stage]),
-            Others::OnCpu => None,
+            SplitLayers::Split => Some(&self.both),
+            SplitLayers::Stage(towards, stage) => Some(&self.further[towards][stage]),
+            SplitLayers::OnCpu => None,
         };
         let cap = |layer: usize| caps.and_then(|caps| caps[layer]);
-        let on_cpu = |layer| Spot { home: CPU, groups: task.cut(layer).n_groups() };
-        let mut spots: Vec<Spot> = range.clone().map(on_cpu).collect();
-        // A layer without neurons has nothing to split: it is whole where the others are split.
+        let on_cpu = |layer| LayerSplit { home: CPU, groups: task.cut(layer).n_groups() };
+        let mut spots: Vec<LayerSplit> = range.clone().map(on_cpu).collect();
+        // A layer without neurons cannot be split. If the other layers are split, it is whole.
         let bare = range.clone().filter(|&layer| task.cut(layer).n_ff == 0);
-        let bare = bare.filter(|&layer| others != Others::OnCpu && self.may_be_whole[layer]);
+        let bare = bare.filter(|&layer| others != SplitLayers::OnCpu && self.may_be_whole[layer]);
         for layer in wholes.iter().copied().chain(bare) {
             spots[layer - range.start].home = device;
         }
@@ -199,8 +206,8 @@ impl<'a> Filler<'a> {
             used += match (spot.home == device, cap(layer)) {
                 (true, _) => sizes.frame + sizes.cache + sizes.whole?,
                 (false, Some(cap)) => {
-                    let groups = if others == Others::Split { 0 } else { cap };
-                    *spot = Spot { home: device, groups };
+                    let groups = if others == SplitLayers::Split { 0 } else { cap };
+                    *spot = LayerSplit { home: device, groups };
                     is_split = true;
                     sizes.frame + sizes.cache + facts.hand_off + sizes.shares[groups]
                 }
@@ -208,18 +215,19 @@ impl<'a> Filler<'a> {
             };
         }
         let mut pairs = spots.windows(2).zip(range.start + 1..);
-        if pairs.any(|(pair, layer)| task.layers[layer].joined && pair[0].home != pair[1].home) {
+        if pairs.any(|(pair, layer)| task.layers[layer].shares_home && pair[0].home != pair[1].home)
+        {
             return None;
         }
         used += if is_split { facts.hand_offs } else { Bytes(0) };
         let left = room.0.checked_sub(used.0)?;
         (spots.first()?.home == device).then_some(())?;
-        if others == Others::Split {
+        if others == SplitLayers::Split {
             let split = range.clone().zip(&spots).filter(|(_, spot)| spot.groups == 0);
             let split: Vec<(usize, usize)> =
                 split.filter_map(|(layer, _)| Some((layer, self.both[layer]?))).collect();
-            // Continuing with smaller groups would sometimes make a placement with more memory
-            // slower.
+            // Stops at the first group that does not fit: with smaller groups after it, more memory
+            // would sometimes make a placement slower.
             let fits = |step: &Vec<u16>| {
                 let bytes = split.iter().map(|&(layer, cap)| {
                     let shares = &facts.layers[layer].shares;
@@ -235,14 +243,14 @@ impl<'a> Filler<'a> {
         Some(spots)
     }
 
-    fn cost(&self, range: &Range<usize>, spots: &[Spot]) -> Cost {
+    fn cost(&self, range: &Range<usize>, spots: &[LayerSplit]) -> Cost {
         let (mut at, mut cost) = (self.device, Cost::default());
         for (layer, &spot) in range.clone().zip(spots) {
-            cost = cost + self.costs.carry(at, spot.home);
+            cost = cost + self.costs.residual_move_time(at, spot.home);
             at = spot.home;
             cost = cost
                 + if spot.home == self.device {
-                    self.here[layer][spot.groups]
+                    self.on_device[layer][spot.groups]
                 } else {
                     self.on_cpu[layer]
                 };
@@ -251,7 +259,8 @@ impl<'a> Filler<'a> {
     }
 }
 
-/// From `both` to `best` in even stages; empty if they are the same.
+/// Numbers of groups in even stages from `both` to `best`, without `both`; empty if the two are
+/// equal.
 fn stages(both: &Caps, best: &Caps) -> Vec<Caps> {
     let pairs: Vec<_> = both.iter().zip(best).map(|(from, to)| from.zip(*to)).collect();
     let most = pairs.iter().flatten().map(|(from, to)| to - from).max().unwrap_or(0);
@@ -262,8 +271,9 @@ fn stages(both: &Caps, best: &Caps) -> Vec<Caps> {
     (1..=n).map(stage).collect()
 }
 
-/// Groups of each layer after adding none, one, two and so on in total, sorted by the decode time
-/// saved per byte on `device`. For prefill all neurons of the same format save the same time.
+/// Numbers of groups of each layer after 0, 1, 2 and more groups were added, in the order of decode
+/// time saved per byte on `device`. Prefill does not influence the order: all neurons of one format
+/// save the same prefill time.
 fn steps(task: &Task, device: DeviceIndex) -> Vec<Vec<u16>> {
     let mut order: Vec<(f64, usize, usize)> = Vec::new();
     for (layer, facts) in task.layers.iter().enumerate() {
@@ -278,7 +288,8 @@ fn steps(task: &Task, device: DeviceIndex) -> Vec<Vec<u16>> {
             order.push((last, k, layer));
         }
     }
-    // Ties are distributed evenly, so that both sides of every layer have work.
+    // Ties are spread evenly over the layers, so that the device and the CPU both have work in each
+    // layer.
     order.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
     let mut steps = vec![vec![0; task.layers.len()]];
     for (_, _, layer) in order {

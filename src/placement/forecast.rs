@@ -1,17 +1,17 @@
-//! Predicts the effect of a placement: bytes by device, time by part, and the bottleneck.
+//! Forecasts a placement: bytes on each device, and time of each layer.
 
 use hal::Bytes;
 
-use super::estimate::{Choice, LayerTime, Spot};
+use super::estimate::{Choice, LayerSplit, LayerTime};
 use super::facts::{LayerSizes, Task};
 use super::{CPU, DeviceIndex, LayerPlacement, Neurons, Placement, Share};
 
-/// Bytes on one device by use.
+/// Bytes on one device, by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceBytes {
     /// Batch, scratch, staging.
     pub scratch: Bytes,
-    /// Norms, attention, predictors.
+    /// Norms, mixers and predictors.
     pub frames: Bytes,
     /// Keys and values, and recurrent state.
     pub cache: Bytes,
@@ -26,40 +26,40 @@ pub struct DeviceBytes {
 }
 
 impl DeviceBytes {
-    /// The total.
+    /// Total bytes on the device.
     #[must_use]
     pub fn total(&self) -> Bytes {
         self.scratch + self.frames + self.cache + self.neurons + self.hand_offs + self.ends
     }
 }
 
-/// One layer of a plan.
+/// Forecast of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerForecast {
-    /// Norms, attention and predictor at its home.
+    /// Bytes of norms, mixer and predictor on the home device.
     pub frame: Bytes,
-    /// Keys and values, or the recurrent state, at its home.
+    /// Bytes of the KV cache or recurrent state on the home device.
     pub cache: Bytes,
-    /// Neurons on the home device; 0 if that is the CPU, whose sizes are not planned.
+    /// Bytes of neurons on the home device; 0 if that is the CPU, whose sizes are not planned.
     pub neurons: Bytes,
-    /// Neurons of the layer.
+    /// Number of neurons of the layer.
     pub n_ff: usize,
     /// Number of neurons on the home device.
     pub n_home: usize,
-    /// The share of the neurons used by a token that is not on the CPU.
+    /// Share of the neurons used by a token that are on other devices than the CPU.
     pub off_cpu: f64,
-    /// Time.
+    /// Estimated time of the layer.
     pub time: LayerTime,
 }
 
-/// Breakdown of a token's time.
+/// Breakdown of the time of a generated token, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TimeParts {
     /// Layers and head on the CPU, and for split layers the CPU's time beyond the device's.
     pub cpu: f64,
-    /// Layers and head on all devices besides the CPU.
+    /// Layers and head on all devices other than the CPU.
     pub devices: f64,
-    /// Hand-offs, and the residual carried between devices.
+    /// Hand-offs, and moves of the residual between devices.
     pub hand_offs: f64,
 }
 
@@ -76,26 +76,28 @@ pub struct Forecast {
     pub layers: Vec<LayerForecast>,
     /// Devices in order; the CPU's entry is empty.
     pub devices: Vec<DeviceBytes>,
-    /// Bytes that each device needs for at least one layer; `None` if it can hold none.
+    /// For each device, the fewest bytes with which it can hold a layer; `None` if it can hold
+    /// none.
     pub least: Vec<Option<Bytes>>,
-    /// The parts of the model that each device cannot hold or compute, with the reason, as
-    /// messages.
+    /// For each device, messages about layers, embedding or head that it cannot run, with the
+    /// reasons.
     pub refused: Vec<Vec<String>>,
-    /// The share of the neurons used by a token that is not on the CPU.
+    /// Share of the neurons used by a token that are on other devices than the CPU.
     pub off_cpu: f64,
-    /// Tokens of the prompts considered: the largest prefill step.
+    /// Tokens of the prompt that `prompt` is estimated for: the largest prefill step.
     pub n_prompt: usize,
-    /// Seconds of one such prompt; `None` if the devices' prefill speeds are unknown.
+    /// Seconds of the prefill of that prompt; `None` if the prefill speed of a device is unknown.
     pub prompt: Option<f64>,
-    /// By device, the number of tokens from which the CPU's neurons are streamed to it; `None` if
-    /// they are not.
+    /// For each device, the number of tokens in a step from which neurons on the CPU are streamed
+    /// to it; `None` if they are not streamed.
     pub stream_from: Vec<Option<usize>>,
 }
 
 impl Forecast {
     pub(super) fn new(task: &Task, choice: &Choice, stream_from: Vec<Option<usize>>) -> Forecast {
         let mut devices = vec![DeviceBytes::default(); task.devices.len()];
-        let mut parts = TimeParts { hand_offs: task.carries(choice), ..TimeParts::default() };
+        let mut parts =
+            TimeParts { hand_offs: task.residual_moves(choice), ..TimeParts::default() };
         let (mut layers, mut placed) = (Vec::new(), Vec::new());
         let (mut used, mut off_cpu) = (0.0, 0.0);
         for (i, spot) in choice.layers.iter().enumerate() {
@@ -173,14 +175,14 @@ impl Forecast {
     }
 
     /// The forecast for a placement that was planned from the same sizes and uses, with the speeds
-    /// of `task`. `None` for a placement in which the neurons on a layer's home device are not
-    /// its most used ones, in whole groups.
+    /// of `task`. `None` if the neurons on the home device of some layer are not whole groups of
+    /// its most used neurons.
     #[must_use]
     pub fn of(task: &Task, placement: &Placement) -> Option<Forecast> {
         let spot = |(i, layer): (usize, &LayerPlacement)| {
             let (home, facts) = (layer.home, task.layers.get(i)?);
             if !layer.is_split() {
-                return Some(Spot { home, groups: facts.cut.n_groups() });
+                return Some(LayerSplit { home, groups: facts.cut.n_groups() });
             }
             let here = layer.shares.iter().find(|share| share.device == home);
             let list = match here.map(|share| &share.neurons) {
@@ -189,21 +191,23 @@ impl Forecast {
                 None => &[],
             };
             let groups = list.len().div_ceil(facts.cut.group);
-            (facts.first(groups) == list).then_some(Spot { home, groups })
+            (facts.first(groups) == list).then_some(LayerSplit { home, groups })
         };
-        let layers: Option<Vec<Spot>> = placement.layers.iter().enumerate().map(spot).collect();
+        let layers: Option<Vec<LayerSplit>> =
+            placement.layers.iter().enumerate().map(spot).collect();
         let layers = layers.filter(|layers| layers.len() == task.layers.len())?;
         let choice = Choice { embed: placement.embed, head: placement.head, layers };
         Some(Forecast::new(task, &choice, vec![None; task.devices.len()]))
     }
 
-    /// Prefill tokens per second, if known.
+    /// Prefill tokens per second; `None` if the duration of a prefill is not estimated.
     #[must_use]
     pub fn prompt_rate(&self) -> Option<f64> {
         self.prompt.map(|seconds| self.n_prompt as f64 / seconds)
     }
 
-    /// Seconds of a prompt and the same number of generated tokens, if known.
+    /// Seconds of a prompt and the same number of generated tokens; `None` if the duration of a
+    /// prefill is not estimated.
     #[must_use]
     pub fn text(&self) -> Option<f64> {
         self.prompt.map(|prompt| prompt + self.n_prompt as f64 * self.seconds)
@@ -216,8 +220,9 @@ impl Forecast {
     }
 }
 
-/// The fewest bytes with which `device` can hold a layer, whole or split, within the user's
-/// options; or the layers that must have one home.
+/// The fewest bytes with which `device` can hold one layer, whole or split, within the user's
+/// options. Layers that must have one home count as one layer. `None` if the device can hold no
+/// layer.
 fn least(task: &Task, device: DeviceIndex) -> Option<Bytes> {
     let (facts, constraints) = (&task.devices[device], &task.constraints);
     let layer = |sizes: &LayerSizes| {

@@ -1,22 +1,22 @@
-//! The cost of a placement, or of a part of one, for decode and prefill; and the Pareto front of
+//! Costs of placements and of single layers, in decode and prefill time; and the Pareto front of
 //! candidates.
 
 use std::ops::Add;
 
 use super::DeviceIndex;
-use super::estimate::{Choice, Spot};
+use super::estimate::{Choice, LayerSplit};
 use super::facts::Task;
-use super::prompt::via;
+use super::prompt::stream_target;
 
-/// Tolerance for sums added up in different orders.
+/// Relative tolerance for sums that are added up in different orders.
 const ROUNDING: f64 = 1.0 + 1e-9;
 
-/// Seconds.
+/// Estimated times in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Cost {
-    /// Of a generated token.
+    /// Time of one generated token.
     pub(super) token: f64,
-    /// Of a prompt of the largest prefill step; 0 if prefill is not considered.
+    /// Time of a prompt as long as the largest prefill step; 0 if prefill is not considered.
     pub(super) prompt: f64,
 }
 
@@ -28,11 +28,11 @@ impl Add for Cost {
     }
 }
 
-/// Costs of the parts of a task's placements.
+/// Computes the cost of each layer, of the head, and of whole placements.
 #[derive(Clone, Debug)]
 pub(super) struct Costs<'a> {
     pub(super) task: &'a Task,
-    /// Tokens of a prompt; `None` if prefill is not considered.
+    /// Length of the prompt in tokens; `None` if prefill is not considered.
     pub(super) n_prompt: Option<usize>,
     /// By device, whether absent neurons are streamed to it in prefill.
     streams: Vec<bool>,
@@ -44,9 +44,9 @@ impl<'a> Costs<'a> {
         Costs { task, n_prompt: None, streams: vec![false; task.devices.len()] }
     }
 
-    /// Costs of both, with absent neurons streamed to these devices in prefill. Prefill is not
-    /// considered if a device's prefill speed is unknown, or if the user sets the number of layers
-    /// on devices.
+    /// Costs of decode and prefill, with absent neurons streamed to the devices `streams` in
+    /// prefill. Prefill is not considered if the prefill speed of a device is unknown, or if the
+    /// user sets the number of layers on devices.
     pub(super) fn new(task: &'a Task, streams: &[DeviceIndex]) -> Costs<'a> {
         let known = task.devices.iter().all(|device| device.speed.prompt > 0.0);
         let count = known && task.constraints.whole_layers.is_none();
@@ -58,49 +58,49 @@ impl<'a> Costs<'a> {
         Cost { token, prompt: self.n_prompt.map_or(0.0, prompt) }
     }
 
-    /// One layer at `spot`.
-    pub(super) fn layer(&self, layer: usize, spot: Spot) -> Cost {
-        let to = via(&self.streams, spot.home);
+    /// Cost of one layer at `spot`.
+    pub(super) fn layer(&self, layer: usize, spot: LayerSplit) -> Cost {
+        let to = stream_target(&self.streams, spot.home);
         let prompt = |n| self.task.prompt_layer(layer, spot, n, to);
         self.cost(self.task.layer_time(layer, spot).total(), prompt)
     }
 
-    /// The head.
+    /// Cost of the head.
     pub(super) fn head(&self, device: DeviceIndex) -> Cost {
         let seconds = self.task.head_time(device);
         self.cost(seconds, |_| seconds)
     }
 
-    /// Moving the residual from one device to another.
-    pub(super) fn carry(&self, from: DeviceIndex, to: DeviceIndex) -> Cost {
-        let seconds = self.task.carry(from, to);
+    /// Cost of moving the residual from one device to another.
+    pub(super) fn residual_move_time(&self, from: DeviceIndex, to: DeviceIndex) -> Cost {
+        let seconds = self.task.residual_move_time(from, to);
         self.cost(seconds, |_| seconds)
     }
 
-    /// A whole placement.
+    /// Cost of a whole placement.
     pub(super) fn of(&self, choice: &Choice) -> Cost {
         let layers = choice.layers.iter().enumerate();
         let layers = layers.fold(Cost::default(), |sum, (i, spot)| sum + self.layer(i, *spot));
-        let carries = self.task.carries(choice);
-        layers + self.head(choice.head) + self.cost(carries, |_| carries)
+        let residual_moves = self.task.residual_moves(choice);
+        layers + self.head(choice.head) + self.cost(residual_moves, |_| residual_moves)
     }
 }
 
-/// Candidates of which none dominates another: ascending by decode time, so descending by prefill
-/// time.
+/// Candidates none of which dominates another, in ascending order of decode time and so in
+/// descending order of prefill time.
 #[derive(Clone, Debug)]
-pub(super) struct Front<T>(Vec<(Cost, T)>);
+pub(super) struct ParetoFront<T>(Vec<(Cost, T)>);
 
-impl<T> Default for Front<T> {
-    fn default() -> Front<T> {
-        Front(Vec::new())
+impl<T> Default for ParetoFront<T> {
+    fn default() -> ParetoFront<T> {
+        ParetoFront(Vec::new())
     }
 }
 
-impl<T> Front<T> {
-    /// Adds a candidate unless another one is at least as good in both; removes those that it
-    /// dominates.
-    pub(super) fn offer(&mut self, cost: Cost, way: impl FnOnce() -> T) {
+impl<T> ParetoFront<T> {
+    /// Adds a candidate unless a known candidate is at least as good in both times. Removes the
+    /// candidates that the new one dominates.
+    pub(super) fn insert_unless_dominated(&mut self, cost: Cost, candidate: impl FnOnce() -> T) {
         let after = self.0.partition_point(|(other, _)| other.token <= cost.token);
         let before = after.checked_sub(1).map(|last| self.0[last].0);
         if before.is_some_and(|before| before.prompt <= cost.prompt) {
@@ -109,25 +109,26 @@ impl<T> Front<T> {
         let first = after - usize::from(before.is_some_and(|before| before.token == cost.token));
         let beaten = self.0[after..].iter().take_while(|(other, _)| other.prompt >= cost.prompt);
         let end = after + beaten.count();
-        self.0.splice(first..end, [(cost, way())]);
+        self.0.splice(first..end, [(cost, candidate())]);
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &(Cost, T)> {
         self.0.iter()
     }
 
-    /// The candidate with the fastest decode.
+    /// The candidate with the fastest decode; `None` if the front is empty.
     pub(super) fn fastest(&self) -> Option<&(Cost, T)> {
         self.0.first()
     }
 
-    /// The candidate with the fastest decode among those whose prefill takes at most `prompt`.
+    /// The candidate with the fastest decode among those whose prefill takes at most `prompt`;
+    /// `None` if there is no such candidate.
     pub(super) fn within(&self, prompt: f64) -> Option<&(Cost, T)> {
         self.iter().find(|(cost, _)| cost.prompt <= prompt * ROUNDING)
     }
 }
 
-impl<T> IntoIterator for Front<T> {
+impl<T> IntoIterator for ParetoFront<T> {
     type Item = (Cost, T);
     type IntoIter = std::vec::IntoIter<(Cost, T)>;
 
@@ -143,20 +144,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_kept_is_beaten_by_nothing_and_beats_the_rest(
+        fn kept_candidates_are_not_dominated_and_dominate_the_rest(
             all in prop::collection::vec((0..9u8, 0..9u8), 0..30), bound in 0..9u8,
         ) {
             let costs = all.iter().map(|&(token, prompt)| Cost { token: token.into(), prompt: prompt.into() });
             let costs: Vec<Cost> = costs.collect();
-            let beats = |a: &Cost, b: &Cost| a.token <= b.token && a.prompt <= b.prompt;
-            let mut front = Front::default();
-            costs.iter().enumerate().for_each(|(i, cost)| front.offer(*cost, || i));
+            let dominates = |a: &Cost, b: &Cost| a.token <= b.token && a.prompt <= b.prompt;
+            let mut front = ParetoFront::default();
+            costs.iter().enumerate().for_each(|(i, cost)| front.insert_unless_dominated(*cost, || i));
             for (cost, i) in front.iter() {
                 prop_assert_eq!(&costs[*i], cost);
-                let first = costs.iter().position(|other| beats(other, cost));
+                let first = costs.iter().position(|other| dominates(other, cost));
                 prop_assert_eq!(first, Some(*i), "of equals the first is kept");
             }
-            prop_assert!(costs.iter().all(|cost| front.iter().any(|(kept, _)| beats(kept, cost))));
+            prop_assert!(costs.iter().all(|cost| front.iter().any(|(kept, _)| dominates(kept, cost))));
             let least = costs.iter().filter(|cost| cost.prompt <= bound.into()).map(|cost| cost.token as u8).min();
             prop_assert_eq!(front.within(bound.into()).map(|(cost, _)| cost.token as u8), least);
         }

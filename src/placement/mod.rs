@@ -26,16 +26,16 @@ use std::sync::Arc;
 /// Index into the engine's list of devices; 0 is the CPU.
 pub type DeviceIndex = usize;
 
-/// The device that always exists and holds everything that fits no other.
+/// The device that always exists. It holds everything that does not fit on other devices.
 pub const CPU: DeviceIndex = 0;
 
-/// Neurons of one layer.
+/// A subset of the neurons of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Neurons {
     /// All neurons of the layer.
     All,
-    /// These: strictly ascending in a new placement, in the order of their slots once some have
-    /// changed sides.
+    /// The listed neurons: in strictly ascending order in a new placement, in the order of their
+    /// slots after an exchange.
     List(Arc<[u32]>),
 }
 
@@ -55,17 +55,17 @@ impl Neurons {
 pub struct Share {
     /// The device.
     pub device: DeviceIndex,
-    /// Its neurons.
+    /// The neurons that the device computes.
     pub neurons: Neurons,
 }
 
-/// One layer: attention and norms on `home`, neurons spread over the shares.
+/// The placement of one layer: attention and norms on `home`, neurons distributed over the shares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerPlacement {
-    /// Device of attention, its cache and the residual.
+    /// Device of the mixer, of its KV cache or state, and of the residual.
     pub home: DeviceIndex,
-    /// Disjoint, together all neurons. A layer with one share on its home is *whole*, others are
-    /// *split*.
+    /// Disjoint shares that together hold all neurons. A layer is *whole* if its only share is on
+    /// `home`, otherwise it is *split*.
     pub shares: Vec<Share>,
 }
 
@@ -83,7 +83,7 @@ impl LayerPlacement {
     }
 }
 
-/// Location of everything, fixed at load.
+/// The device of every layer, neuron and table of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// Device of the embedding table.
@@ -100,36 +100,40 @@ pub enum Error {
     /// The number of layers differs from the model's.
     #[error("{found} layers are placed, but the model has {expected}")]
     Layers {
-        /// The model's number.
+        /// Number of layers of the model.
         expected: usize,
-        /// The placement's number.
+        /// Number of layers in the placement.
         found: usize,
     },
-    /// A device that is not in the list.
-    #[error("device {index} is not one of {n_devices}")]
+    /// The placement uses a device that is not in the list.
+    #[error(
+        "the placement uses device {index}, but there are only {n_devices} devices, numbered from 0"
+    )]
     Device {
         /// The index.
         index: usize,
-        /// Length of the list.
+        /// Number of devices in the list.
         n_devices: usize,
     },
-    /// Neurons missing, duplicated, out of order or, if down has one row per output, not in whole
-    /// blocks; or two shares of one device.
+    /// Neurons are missing, listed twice or out of order; a block of neurons that must stay
+    /// together is divided; or a device has two shares.
     #[error(
         "layer {layer}: each neuron must be placed exactly once, in ascending blocks of {unit}, with one share per device"
     )]
     Neurons {
         /// The layer.
         layer: usize,
-        /// Neurons that must stay together.
+        /// Number of consecutive neurons that must stay together.
         unit: usize,
     },
-    /// A layer is not on the device of the KV cache that it uses.
-    #[error("layer {layer} uses the KV cache of layer {source_layer} and must be on its device")]
-    Apart {
+    /// A layer and the layer whose KV cache it uses have different homes.
+    #[error(
+        "layer {layer} uses the KV cache of layer {source_layer} and must have the same home device"
+    )]
+    SharedKvCache {
         /// The layer.
         layer: usize,
-        /// The layer with the cache.
+        /// The layer that owns the KV cache.
         source_layer: usize,
     },
 }
@@ -142,11 +146,12 @@ impl Placement {
         Placement { embed: device, head: device, layers }
     }
 
-    /// Checks that every neuron has exactly one place; `cuts` are the model's layers in order, and
-    /// `sources` says of each whose KV cache it uses, if not its own.
+    /// Checks that every neuron is placed exactly once, and that layers with a shared KV cache have
+    /// one home. `cuts` has an entry for each layer of the model. `sources` has, for each layer,
+    /// the layer whose KV cache it uses, or `None` for its own.
     ///
     /// # Errors
-    /// [`Error`].
+    /// [`Error`]: the first rule that the placement breaks.
     pub fn check(
         &self,
         cuts: &[Cut],
@@ -172,13 +177,13 @@ impl Placement {
         for (layer, source) in sources.iter().enumerate() {
             let home = |layer: usize| self.layers.get(layer).map(|placed| placed.home);
             if let Some(source_layer) = source.filter(|&source| home(source) != home(layer)) {
-                return Err(Error::Apart { layer, source_layer });
+                return Err(Error::SharedKvCache { layer, source_layer });
             }
         }
         Ok(())
     }
 
-    /// Layers with neurons outside of their home.
+    /// Number of layers with neurons on other devices than their home.
     #[must_use]
     pub fn n_split(&self) -> usize {
         self.layers.iter().filter(|layer| layer.is_split()).count()

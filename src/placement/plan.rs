@@ -2,59 +2,61 @@
 //! decode time among those whose prefill is no slower than that of the best placement with whole
 //! layers only.
 //!
-//! A larger budget never makes both worse: if decode becomes slower than with a smaller budget,
-//! prefill becomes faster. The reason: the placement for the smaller budget, or one that dominates
-//! it, is still a candidate (`search.rs`). It is rejected only if its prefill is slower than
-//! allowed, and so slower than that of the chosen placement. If prefill is not considered, decode
-//! never becomes slower.
+//! A larger budget never makes both decode and prefill slower: if decode becomes slower than with a
+//! smaller budget, prefill becomes faster. The reason: the placement for the smaller budget, or one
+//! that dominates it, is still a candidate (`search.rs`). It is rejected only if its prefill is
+//! slower than allowed, and so slower than that of the chosen placement. If prefill is not
+//! considered, decode never becomes slower.
 
 use super::DeviceIndex;
 use super::estimate::Choice;
 use super::facts::Task;
 use super::forecast::Forecast;
-use super::front::{Cost, Costs, Front};
+use super::front::{Cost, Costs, ParetoFront};
 use super::search::{Candidate, Search, devices};
 
-/// Places a model.
+/// Plans the placement of a model.
 #[must_use]
 pub fn plan(task: &Task) -> Forecast {
     let costs = Costs::new(task, &[]);
     if costs.n_prompt.is_none() {
         let plain = plan_for_tokens(task);
-        return beside(task, &plain).unwrap_or(plain);
+        return plan_with_streaming(task, &plain).unwrap_or(plain);
     }
     let whole = plan_whole_layers(task);
     let mut search = Search::new(&costs);
-    let ways = search.all();
-    // Placements with whole layers only are among the candidates.
-    let Some((cost, way)) = whole.prompt.and_then(|bound| ways.within(bound)) else {
+    let candidates = search.all();
+    // The candidates include all placements with whole layers only, so one is within the bound.
+    let Some((cost, best)) = whole.prompt.and_then(|bound| candidates.within(bound)) else {
         return whole;
     };
     let slowest = cost.token.max(whole.seconds);
-    streaming(task, &ways, *cost, slowest).unwrap_or_else(|| unstreamed(task, &search.choice(way)))
+    plan_streaming(task, &candidates, *cost, slowest)
+        .unwrap_or_else(|| forecast_without_streaming(task, &search.choice(best)))
 }
 
-/// The placement with the fastest decode, whatever the prefill time: shows the price of the
-/// prefill constraint.
+/// The placement with the fastest decode, whatever its prefill time. It shows how much decode time
+/// the prefill constraint costs.
 #[must_use]
 pub fn plan_for_tokens(task: &Task) -> Forecast {
-    unstreamed(task, &fastest(task))
+    forecast_without_streaming(task, &fastest(task))
 }
 
 fn fastest(task: &Task) -> Choice {
     let costs = Costs::of_tokens(task);
     let mut search = Search::new(&costs);
     let n_layer = task.layers.len();
-    let ways = match task.constraints.whole_layers {
+    let candidates = match task.constraints.whole_layers {
         None => search.all(),
-        // As many layers as fit, down to none: then the head alone, if it was requested.
+        // Tries the requested number of layers, then fewer until they fit, down to none: then only
+        // the head moves, if it was requested.
         Some(wanted) => {
             let firsts = n_layer.saturating_sub(wanted)..=n_layer;
             let mut tried = firsts.map(|first| search.from(first, wanted > n_layer));
-            tried.find(|ways| ways.fastest().is_some()).unwrap_or_default()
+            tried.find(|candidates| candidates.fastest().is_some()).unwrap_or_default()
         }
     };
-    let choice = ways.fastest().map(|(_, way)| search.choice(way));
+    let choice = candidates.fastest().map(|(_, best)| search.choice(best));
     choice.unwrap_or_else(|| task.on_cpu())
 }
 
@@ -72,11 +74,11 @@ pub fn plan_whole_layers(task: &Task) -> Forecast {
 
 /// The best placement with slots for streaming the CPU's neurons to devices in prefill. `None`
 /// unless it saves more prefill time than the slots' memory costs in decode time, decode takes no
-/// longer than `slowest`, and no candidate without slots (`ways`) is as good. `without` is the cost
-/// of the candidate chosen among `ways`.
-fn streaming(
+/// longer than `slowest`, and no candidate without slots (`candidates`) is as good. `without` is
+/// the cost of the best of `candidates`.
+fn plan_streaming(
     task: &Task,
-    ways: &Front<Candidate>,
+    candidates: &ParetoFront<Candidate>,
     without: Cost,
     slowest: f64,
 ) -> Option<Forecast> {
@@ -84,30 +86,31 @@ fn streaming(
     let text = |cost: Cost| cost.prompt + n * cost.token;
     let pays = |cost: Cost| {
         let faster = cost.prompt <= without.prompt && text(cost) < text(without);
-        let beaten = || ways.within(cost.prompt).is_some_and(|(way, _)| way.token <= cost.token);
-        faster && cost.token <= slowest && !beaten()
+        let dominated =
+            || candidates.within(cost.prompt).is_some_and(|(other, _)| other.token <= cost.token);
+        faster && cost.token <= slowest && !dominated()
     };
-    let mut there: Vec<DeviceIndex> = devices(task).filter(|&d| task.may_stream(d)).collect();
-    while !there.is_empty() {
-        let with = task.with_slots(&there);
-        let costs = Costs::new(&with, &there);
+    let mut targets: Vec<DeviceIndex> = devices(task).filter(|&d| task.may_stream(d)).collect();
+    while !targets.is_empty() {
+        let with = task.with_slots(&targets);
+        let costs = Costs::new(&with, &targets);
         let mut search = Search::new(&costs);
         let streamed = search.all();
-        let (_, way) = streamed.iter().find(|(cost, _)| pays(*cost))?;
-        let choice = search.choice(way);
-        let from = with.stream_from(&choice, &there);
-        let n_before = there.len();
-        there.retain(|&device| from[device].is_some());
-        if there.len() == n_before {
+        let (_, best) = streamed.iter().find(|(cost, _)| pays(*cost))?;
+        let choice = search.choice(best);
+        let from = with.stream_from(&choice, &targets);
+        let n_before = targets.len();
+        targets.retain(|&device| from[device].is_some());
+        if targets.len() == n_before {
             return Some(Forecast::new(&with, &choice, from));
         }
     }
     None
 }
 
-/// The user's choice with slots for streaming neurons of CPU layers to devices in prefill, if
-/// there is memory for them and prefill gains.
-fn beside(task: &Task, plain: &Forecast) -> Option<Forecast> {
+/// The placement that the user requested, with slots for streaming neurons of CPU layers to a
+/// device in prefill. `None` if the slots do not fit or prefill does not become faster.
+fn plan_with_streaming(task: &Task, plain: &Forecast) -> Option<Forecast> {
     task.constraints.whole_layers?;
     let streamed = |device: DeviceIndex| {
         let with = task.with_slots(&[device]);
@@ -123,6 +126,6 @@ fn beside(task: &Task, plain: &Forecast) -> Option<Forecast> {
     })
 }
 
-fn unstreamed(task: &Task, choice: &Choice) -> Forecast {
+fn forecast_without_streaming(task: &Task, choice: &Choice) -> Forecast {
     Forecast::new(task, choice, vec![None; task.devices.len()])
 }

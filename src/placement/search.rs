@@ -1,10 +1,12 @@
-//! Searches the placements of a model that no other dominates in decode and prefill time.
+//! Searches for the placements of a model that no other placement dominates in decode and prefill
+//! time.
 //!
-//! The CPU takes the first layers, so that the residual moves only once; each device takes a run
-//! of layers after them, in the order of the list; the head goes to the last of them if that is
-//! faster. Every length of these runs is tried (with several devices, a grid of lengths), and for
-//! each every number of whole layers (`fill.rs`). The search is deterministic, and a larger budget
-//! never removes a candidate: every placement that fitted still fits, or one that dominates it.
+//! The CPU takes the first layers, so that the residual moves only once. Each device takes a run of
+//! layers after them, in the order of the list; the head goes to the last of these devices if that
+//! is faster. Every length of the runs is tried (with several devices, a grid of lengths), and for
+//! every length each number of whole layers (`fill.rs`). The search is deterministic, and a larger
+//! budget never removes a candidate: every placement that fitted still fits, or one that dominates
+//! it.
 
 use std::collections::HashMap;
 use std::ops::{Range, RangeInclusive};
@@ -14,11 +16,11 @@ use hal::Bytes;
 
 use super::estimate::Choice;
 use super::facts::{DeviceFacts, Task};
-use super::fill::{Filled, Filler};
-use super::front::{Cost, Costs, Front};
+use super::fill::{FilledRun, RunFiller};
+use super::front::{Cost, Costs, ParetoFront};
 use super::{CPU, DeviceIndex};
 
-/// Borders between the runs of several devices that are tried.
+/// Maximum number of borders between runs that are tried with several devices.
 const BORDERS: usize = 24;
 
 /// All devices except the CPU.
@@ -29,11 +31,11 @@ pub(super) fn devices(task: &Task) -> Range<DeviceIndex> {
 pub(super) struct Search<'a> {
     costs: &'a Costs<'a>,
     task: &'a Task,
-    fillers: Vec<Filler<'a>>,
-    /// Candidate ends of runs, ascending, including 0 and all.
+    fillers: Vec<RunFiller<'a>>,
+    /// Layers before which a run may begin or end, ascending, including 0 and the number of layers.
     borders: Vec<usize>,
-    /// Runs of a device within an amount of memory: (device, first, end, bytes).
-    filled: HashMap<(DeviceIndex, usize, usize, u64), Rc<[Filled]>>,
+    /// Results of [`RunFiller::fill`] by (device, first layer, end, bytes).
+    filled: HashMap<(DeviceIndex, usize, usize, u64), Rc<[FilledRun]>>,
 }
 
 /// A candidate placement: layers outside of the runs are on the CPU.
@@ -44,13 +46,13 @@ pub(super) struct Candidate {
     runs: Vec<Run>,
 }
 
-/// Layers on a device with this much memory for them.
+/// Layers on a device, with `room` bytes of memory for them.
 #[derive(Clone, Debug)]
 struct Run {
     device: DeviceIndex,
     layers: Range<usize>,
     room: Bytes,
-    filled: Filled,
+    filled: FilledRun,
 }
 
 /// State of the search after placing the first layers.
@@ -58,14 +60,15 @@ struct Run {
 struct Stop {
     /// Device of the last run of layers.
     run: DeviceIndex,
-    /// Device of the residual: that of the run, or the CPU if the run's last layer is on the CPU.
+    /// Device of the residual: the device of the run, or the CPU if the last layer of the run is on
+    /// the CPU.
     at: DeviceIndex,
     /// Number of placed layers.
     end: usize,
 }
 
-/// The best candidates for each state.
-type Ways = HashMap<Stop, Front<Vec<Run>>>;
+/// The best candidates for each state of the search.
+type FrontByStop = HashMap<Stop, ParetoFront<Vec<Run>>>;
 
 impl<'a> Search<'a> {
     pub(super) fn new(costs: &'a Costs<'a>) -> Search<'a> {
@@ -78,15 +81,19 @@ impl<'a> Search<'a> {
         let borders = (0..n_layer).step_by(step).map(|layer| task.group(layer).start);
         let mut borders: Vec<usize> = borders.chain([n_layer]).collect();
         borders.dedup();
-        let fillers = devices(task).map(|device| Filler::new(costs, device)).collect();
+        let fillers = devices(task).map(|device| RunFiller::new(costs, device)).collect();
         Search { costs, task, fillers, borders, filled: HashMap::new() }
     }
 
     /// The best candidates, including the placement with everything on the CPU.
-    pub(super) fn all(&mut self) -> Front<Candidate> {
-        let mut front = Front::default();
+    pub(super) fn all(&mut self) -> ParetoFront<Candidate> {
+        let mut front = ParetoFront::default();
         let cost = self.costs.of(&self.task.on_cpu());
-        front.offer(cost, || Candidate { embed: CPU, head: CPU, runs: Vec::new() });
+        front.insert_unless_dominated(cost, || Candidate {
+            embed: CPU,
+            head: CPU,
+            runs: Vec::new(),
+        });
         for head in CPU..self.task.devices.len() {
             for embed in CPU..self.task.devices.len() {
                 self.with_ends(embed, head, &(0..=self.task.layers.len()), &mut front);
@@ -95,18 +102,18 @@ impl<'a> Search<'a> {
         front
     }
 
-    /// The best candidates that place exactly the layers from `first` on on the device; also the
-    /// head, if `with_head` and it fits. Empty if the layers do not fit, or if `first` must share
-    /// the home of the layer before it.
-    pub(super) fn from(&mut self, first: usize, with_head: bool) -> Front<Candidate> {
+    /// The best candidates with exactly the layers from `first` to the last on devices; also the
+    /// head, if `with_head` is set and it fits. Empty if the layers do not fit, or if `first` must
+    /// have the home of the layer before it.
+    pub(super) fn from(&mut self, first: usize, with_head: bool) -> ParetoFront<Candidate> {
         if !self.task.may_cut(first) {
-            return Front::default();
+            return ParetoFront::default();
         }
         if !self.borders.contains(&first) {
             self.borders.push(first);
             self.borders.sort_unstable();
         }
-        let mut front = Front::default();
+        let mut front = ParetoFront::default();
         for head in devices(self.task).rev().filter(|_| with_head).chain([CPU]) {
             for embed in CPU..self.task.devices.len() {
                 self.with_ends(embed, head, &(first..=first), &mut front);
@@ -118,20 +125,23 @@ impl<'a> Search<'a> {
         front
     }
 
-    /// Adds the best candidates with the embedding and the head on these devices and the first of
-    /// the other devices' layers in `firsts`.
+    /// Adds to `front` the best candidates with the embedding on `embed` and the head on `head`.
+    /// The first layer on another device than the CPU must be in `firsts`.
     fn with_ends(
         &mut self,
         embed: DeviceIndex,
         head: DeviceIndex,
         firsts: &RangeInclusive<usize>,
-        front: &mut Front<Candidate>,
+        front: &mut ParetoFront<Candidate>,
     ) {
         let n_layer = self.task.layers.len();
-        let Some(rooms) = self.rooms(embed, head) else { return };
-        let mut ways = Ways::new();
+        let Some(rooms) = self.memory_left(embed, head) else { return };
+        let mut fronts = FrontByStop::new();
         let mut start = |end: usize, at: DeviceIndex, cost: Cost| {
-            ways.entry(Stop { run: CPU, at, end }).or_default().offer(cost, Vec::new);
+            fronts
+                .entry(Stop { run: CPU, at, end })
+                .or_default()
+                .insert_unless_dominated(cost, Vec::new);
         };
         start(0, embed, Cost::default());
         if embed == CPU {
@@ -143,27 +153,29 @@ impl<'a> Search<'a> {
         }
         if !self.task.constraints.cache_on_cpu {
             for device in devices(self.task) {
-                self.extend(&mut ways, device, &rooms, firsts);
+                self.extend(&mut fronts, device, &rooms, firsts);
             }
         }
-        // With one device, only runs that end with the last layer matter.
-        let ends = ways.into_iter().filter(|(Stop { run, end, .. }, _)| {
+        // Keeps complete candidates, in which all layers are placed. The head is on the CPU, on the
+        // device of the last run, or on any device if all layers are on the CPU.
+        let ends = fronts.into_iter().filter(|(Stop { run, end, .. }, _)| {
             let is_head = head == CPU || *run == head || (*run == CPU && embed == CPU);
             let whole_cpu = *run != CPU || firsts.contains(&n_layer);
             *end == n_layer && is_head && whole_cpu
         });
         let mut ends: Vec<_> = ends.collect();
         ends.sort_by_key(|(stop, _)| *stop);
-        for (stop, ways) in ends {
-            let last = self.costs.carry(stop.at, head) + self.costs.head(head);
-            for (cost, runs) in ways {
-                front.offer(cost + last, || Candidate { embed, head, runs });
+        for (stop, fronts) in ends {
+            let last = self.costs.residual_move_time(stop.at, head) + self.costs.head(head);
+            for (cost, runs) in fronts {
+                front.insert_unless_dominated(cost + last, || Candidate { embed, head, runs });
             }
         }
     }
 
-    /// The memory that each device has left for layers; `None` if embedding or head does not fit.
-    fn rooms(&self, embed: DeviceIndex, head: DeviceIndex) -> Option<Vec<Bytes>> {
+    /// The memory that each device has left for layers; `None` if the embedding or the head does
+    /// not fit, or if its device does not support it.
+    fn memory_left(&self, embed: DeviceIndex, head: DeviceIndex) -> Option<Vec<Bytes>> {
         let room = |(device, facts): (DeviceIndex, &DeviceFacts)| {
             if device == CPU {
                 return Some(Bytes(0));
@@ -188,10 +200,10 @@ impl<'a> Search<'a> {
         self.task.devices.iter().enumerate().map(room).collect()
     }
 
-    /// Adds runs of layers on `device` to the candidates that end on earlier devices.
+    /// Extends the candidates that end on earlier devices by runs of layers on `device`.
     fn extend(
         &mut self,
-        ways: &mut Ways,
+        fronts: &mut FrontByStop,
         device: DeviceIndex,
         rooms: &[Bytes],
         firsts: &RangeInclusive<usize>,
@@ -205,26 +217,26 @@ impl<'a> Search<'a> {
         let room = rooms[device];
         for &from in borders.iter().filter(|&&from| from < n_layer) {
             for &(run, at) in &befores {
-                // If the embedding is on a device, the layers continue there.
+                // If the embedding is on a device, the first layers are on that device too.
                 let elsewhere = run == CPU && at != CPU && at != device;
                 if elsewhere || (run == CPU && !firsts.contains(&from)) {
                     continue;
                 }
-                let Some(before) = ways.get(&Stop { run, at, end: from }).cloned() else {
+                let Some(before) = fronts.get(&Stop { run, at, end: from }).cloned() else {
                     continue;
                 };
-                let entry = self.costs.carry(at, device);
+                let entry = self.costs.residual_move_time(at, device);
                 for &end in borders.iter().filter(|&&end| end > from) {
                     if end < n_layer && is_last {
                         continue;
                     }
                     for filled in self.fill(device, &(from..end), room).iter() {
                         let stop = Stop { run: device, at: filled.end, end };
-                        let front = ways.entry(stop).or_default();
+                        let front = fronts.entry(stop).or_default();
                         for (cost, runs) in before.iter() {
                             let run = || Run { device, layers: from..end, room, filled: *filled };
                             let with = || runs.iter().cloned().chain([run()]).collect();
-                            front.offer(*cost + entry + filled.cost, with);
+                            front.insert_unless_dominated(*cost + entry + filled.cost, with);
                         }
                     }
                 }
@@ -232,16 +244,17 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn fill(&mut self, device: DeviceIndex, layers: &Range<usize>, room: Bytes) -> Rc<[Filled]> {
+    fn fill(&mut self, device: DeviceIndex, layers: &Range<usize>, room: Bytes) -> Rc<[FilledRun]> {
         let filler = &self.fillers[device - CPU - 1];
         let key = (device, layers.start, layers.end, room.0);
         Rc::clone(self.filled.entry(key).or_insert_with(|| filler.fill(layers, room).into()))
     }
 
-    /// The location of everything in this candidate.
-    pub(super) fn choice(&self, way: &Candidate) -> Choice {
-        let mut choice = Choice { embed: way.embed, head: way.head, ..self.task.on_cpu() };
-        for Run { device, layers, room, filled } in &way.runs {
+    /// The placement of this candidate.
+    pub(super) fn choice(&self, candidate: &Candidate) -> Choice {
+        let mut choice =
+            Choice { embed: candidate.embed, head: candidate.head, ..self.task.on_cpu() };
+        for Run { device, layers, room, filled } in &candidate.runs {
             let spots = self.fillers[device - CPU - 1].place(layers, *room, filled);
             choice.layers.splice(layers.clone(), spots);
         }

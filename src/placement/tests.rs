@@ -1,4 +1,4 @@
-//! Properties of every plan, on random tasks; and some examples.
+//! Properties that every plan must have, on random tasks; and some examples.
 
 use proptest::prelude::*;
 
@@ -13,23 +13,24 @@ struct Recipe {
     n_layer: usize,
     n_ff: usize,
     unit: usize,
-    /// Neurons of each layer as a share of the largest, cycled over the layers: 0 for none.
+    /// Neurons of each layer as a share of the largest, cycled over the layers; 0 for a layer
+    /// without neurons.
     widths: Vec<f64>,
-    /// Whether each layer has the home of the one before it, cycled over the layers.
+    /// Whether each layer must have the home of the layer before it, cycled over the layers.
     joined: Vec<bool>,
     /// Bytes of a layer's frame, its cache, one neuron, and the overhead of every share.
     sizes: [u64; 4],
-    /// Allocations are multiples of this.
+    /// Allocations are multiples of this many bytes.
     granule: u64,
-    /// How fast the uses decrease from neuron to neuron, for each layer in turn.
+    /// Ratio of the uses of a neuron and of the neuron before it, cycled over the layers.
     falls: Vec<f64>,
     sparse: bool,
     /// For each device: its speed relative to the CPU, and the hand-off in microseconds.
     devices: Vec<(f64, f64)>,
     ends: u64,
     constraints: PlanConstraints,
-    /// Each device's prefill speed relative to the CPU's, as a multiple of the decode ratio;
-    /// `None` if unknown.
+    /// Ratio of the prefill speeds of a device and the CPU, divided by the ratio of their decode
+    /// speeds; `None` if the prefill speeds are unknown.
     prompts: Option<f64>,
     /// Bytes of the slots for streaming, and upload speed in bytes per nanosecond.
     streams: Option<(u64, f64)>,
@@ -86,7 +87,7 @@ fn recipes() -> impl Strategy<Value = Recipe> {
 }
 
 impl Recipe {
-    /// How the neurons of a layer are cut: whole units.
+    /// How the neurons of a layer are divided: into whole units.
     fn cut(&self, layer: usize) -> Cut {
         let width = self.widths[layer % self.widths.len()];
         let n_units = ((self.n_ff / self.unit) as f64 * width) as usize;
@@ -95,7 +96,7 @@ impl Recipe {
 
     fn task(&self, budgets: &[u64]) -> Task {
         let round = |n: u64| Bytes(n.div_ceil(self.granule) * self.granule);
-        let [frame, cache, neuron, besides] = self.sizes;
+        let [frame, cache, neuron, overhead] = self.sizes;
         let layers = (0..self.n_layer).map(|layer| {
             let fall = self.falls[layer % self.falls.len()];
             let cut = self.cut(layer);
@@ -108,15 +109,15 @@ impl Recipe {
                 used: used * neuron as f64,
                 prompt: neuron as f64,
                 streams: self.streams.map(|_| StreamReads {
-                    brought: neuron as f64,
+                    uploaded: neuron as f64,
                     multiplied: neuron as f64,
-                    per_piece: 0.0,
+                    per_chunk: 0.0,
                     carried: self.sparse.then_some(1000.0),
                 }),
                 n_ops: 10,
             };
             let mut facts = LayerFacts::new(reads, Uses::Each(&uses), &cut);
-            facts.joined = layer > 0 && self.joined[layer % self.joined.len()];
+            facts.shares_home = layer > 0 && self.joined[layer % self.joined.len()];
             facts
         });
         let sizes = |layer| {
@@ -127,12 +128,12 @@ impl Recipe {
                 shares: (0..cut.n_groups())
                     .map(|k| match k {
                         0 => Bytes(0),
-                        k => round(besides + cut.neurons(k) as u64 * neuron),
+                        k => round(overhead + cut.neurons(k) as u64 * neuron),
                     })
                     .collect(),
                 whole: Some(match cut.n_ff {
                     0 => Bytes(0),
-                    n_ff => round(besides + n_ff as u64 * neuron),
+                    n_ff => round(overhead + n_ff as u64 * neuron),
                 }),
             }
         };
@@ -171,7 +172,7 @@ impl Recipe {
         }
     }
 
-    /// More than the total size.
+    /// A budget larger than the whole model, in bytes.
     fn all(&self) -> u64 {
         let per_layer = self.sizes[..2].iter().sum::<u64>() + self.sizes[3] + 3 * 4096;
         let neurons = self.n_ff as u64 * self.sizes[2];
@@ -185,7 +186,7 @@ fn check(task: &Task) -> Forecast {
     let cuts: Vec<Cut> = task.layers.iter().map(|layer| layer.cut).collect();
     placement.check(&cuts, &[], task.devices.len()).unwrap();
     for (pair, facts) in placement.layers.windows(2).zip(&task.layers[1..]) {
-        assert!(!facts.joined || pair[0].home == pair[1].home, "{placement:?}");
+        assert!(!facts.shares_home || pair[0].home == pair[1].home, "{placement:?}");
     }
     for (facts, bytes) in task.devices.iter().zip(&forecast.devices) {
         assert!(bytes.total() <= facts.budget, "{} of {}", bytes.total(), facts.budget);
@@ -203,9 +204,9 @@ fn not_slower(a: f64, b: f64) -> bool {
     a <= b * (1.0 + 1e-9)
 }
 
-/// The last layers that fit, whole, on the first device, with the head if it fits too: a plain
-/// split by layers.
-fn plain(task: &Task) -> f64 {
+/// Decode seconds of a plain split by layers: the last layers that fit are whole on the first
+/// device, with the head if it fits too.
+fn plain_split_seconds(task: &Task) -> f64 {
     let device = &task.devices[1];
     let (mut left, mut choice) = (device.budget, task.on_cpu());
     let mut first = task.layers.len();
@@ -218,9 +219,9 @@ fn plain(task: &Task) -> f64 {
         }
         left = left - bytes;
         first = layer;
-        choice.layers[layer] = estimate::Spot { home: 1, groups: task.cut(layer).n_groups() };
+        choice.layers[layer] = estimate::LayerSplit { home: 1, groups: task.cut(layer).n_groups() };
     }
-    // Layers that share the home of a layer that does not fit.
+    // Moves layers back that must have the same home as a layer that does not fit.
     while !task.may_cut(first) {
         choice.layers[first].home = CPU;
         let sizes = &device.layers[first];
@@ -238,7 +239,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn every_plan_is_whole_within_its_budget_and_the_same_twice(
+    fn every_plan_is_complete_within_its_budget_and_deterministic(
         recipe in recipes(), shares in prop::array::uniform2(0.0..1.0f64),
     ) {
         let budgets = shares.map(|share| (share * recipe.all() as f64) as u64);
@@ -252,7 +253,8 @@ proptest! {
     ) {
         let constraints = PlanConstraints { whole_layers: None, ..recipe.constraints };
         let recipe = Recipe { constraints, ..recipe };
-        // Both far apart and close together: half of `all` is more than the total size.
+        // The budgets are far apart in some cases and close together in others. Half of `all` is
+        // still more than the total size.
         let (all, span) = (0.5 * recipe.all() as f64, 10f64.powf(span));
         let share = |step| first * (1.0 - span) + span * step as f64 / n_steps as f64;
         let budgets = (0..=n_steps).map(|step| (all * share(step)) as u64);
@@ -285,7 +287,7 @@ proptest! {
         prop_assert!(not_slower(tokens.seconds, plan.seconds));
         if recipe.constraints == PlanConstraints::default() {
             prop_assert!(not_slower(plan.seconds, task.seconds(&task.on_cpu())));
-            prop_assert!(task.devices.len() > 2 || not_slower(plan.seconds, plain(&task)));
+            prop_assert!(task.devices.len() > 2 || not_slower(plan.seconds, plain_split_seconds(&task)));
         }
     }
 }
@@ -294,7 +296,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn streaming_makes_prompts_faster_or_is_left_out(
+    fn streaming_makes_prefill_faster_or_is_not_used(
         recipe in recipes(), share in 0.0..1.0f64, slots in (0..40_000u64, 0.01..20.0f64),
     ) {
         let prompts = recipe.prompts.or(Some(8.0));
@@ -307,12 +309,13 @@ proptest! {
         prop_assert!(with.text().unwrap() <= without.text().unwrap());
         let streams = with.stream_from.iter().any(Option::is_some);
         prop_assert!(streams || with == without);
-        prop_assert!(with.stream_from.iter().flatten().all(|&n| n > hal::op::MOST_COUNTED));
+        prop_assert!(with.stream_from.iter().flatten().all(|&n| n > hal::op::MAX_COUNTED_TOKENS));
     }
 }
 
-/// Found by the property test: one layer fits whole and leaves no memory for half of the other
-/// one, and layers on the CPU at the end of a run were counted as if the residual came back.
+/// A case that the property test found. One layer fits whole and leaves no memory for half of the
+/// other one. The planner once charged layers on the CPU at the end of a run for moving the
+/// residual back.
 #[test]
 fn a_whole_layer_is_not_given_up_for_two_split_ones() {
     let one = Recipe {
@@ -331,7 +334,8 @@ fn a_whole_layer_is_not_given_up_for_two_split_ones() {
     }
 }
 
-/// Twelve layers, neurons of very different use, a device twenty times as fast as the CPU.
+/// Twelve layers, neurons whose use differs widely, and a device that is twenty times as fast as
+/// the CPU.
 fn usual() -> Recipe {
     Recipe {
         n_layer: 12,
@@ -351,9 +355,9 @@ fn usual() -> Recipe {
     }
 }
 
-/// Placing the head on the device pays off in decode, not in prefill.
+/// Placing the head on the device pays off in decode but not in prefill.
 #[test]
-fn tokens_pay_for_prompts_as_fast_as_those_of_whole_layers() {
+fn decode_pays_for_prefill_as_fast_as_with_whole_layers() {
     let task = Recipe { prompts: Some(8.0), ..usual() }.task(&[600_000]);
     let (plan, tokens, whole) = (check(&task), plan_for_tokens(&task), plan_whole_layers(&task));
     let prompts = [&tokens, &whole, &plan].map(|forecast| forecast.prompt.unwrap());
@@ -370,7 +374,7 @@ fn n_whole(forecast: &Forecast) -> usize {
 }
 
 #[test]
-fn a_quick_hand_off_splits_many_layers_and_a_slow_one_few() {
+fn a_fast_hand_off_splits_many_layers_and_a_slow_one_few() {
     let half = 600_000;
     let quick = check(&usual().task(&[half]));
     assert_eq!(quick.placement.n_split(), 12);
@@ -382,7 +386,7 @@ fn a_quick_hand_off_splits_many_layers_and_a_slow_one_few() {
 }
 
 #[test]
-fn all_that_fits_is_there_with_embedding_and_head() {
+fn a_device_that_fits_everything_gets_everything() {
     let task = usual().task(&[10_000_000]);
     assert_eq!(check(&task).placement, Placement::all_on(1, 12));
 }
@@ -392,12 +396,12 @@ fn hot_neurons_come_first() {
     let forecast = check(&usual().task(&[600_000]));
     for layer in &forecast.placement.layers {
         let Neurons::List(hot) = &layer.shares[0].neurons else { panic!("{layer:?}") };
-        assert!(hot.iter().copied().eq(0..hot.len() as u32), "uses fall with the number");
+        assert!(hot.iter().copied().eq(0..hot.len() as u32), "lower ids are used more often");
     }
 }
 
 #[test]
-fn a_device_slower_than_the_cpu_gets_what_it_can_do_meanwhile() {
+fn a_device_slower_than_the_cpu_gets_only_parallel_work() {
     let task = Recipe { devices: vec![(0.5, 0.1)], ..usual() }.task(&[10_000_000]);
     let forecast = check(&task);
     assert!(not_slower(forecast.seconds, task.seconds(&task.on_cpu())));
@@ -405,7 +409,7 @@ fn a_device_slower_than_the_cpu_gets_what_it_can_do_meanwhile() {
 }
 
 #[test]
-fn wishes_are_granted_as_far_as_they_fit() {
+fn constraints_are_met_as_far_as_memory_allows() {
     let task = |constraints, budget| Recipe { constraints, ..usual() }.task(&[budget]);
     let layers = |n| PlanConstraints { whole_layers: Some(n), ..PlanConstraints::default() };
     let five = check(&task(layers(5), 10_000_000));
@@ -425,7 +429,7 @@ fn wishes_are_granted_as_far_as_they_fit() {
 }
 
 #[test]
-fn layers_on_the_cpu_stream_beside_those_that_were_asked_for() {
+fn cpu_layers_are_streamed_next_to_requested_layers() {
     let constraints = PlanConstraints { whole_layers: Some(5), ..PlanConstraints::default() };
     let recipe = |streams| Recipe { constraints, streams, prompts: Some(8.0), ..usual() };
     let plain = plan(&recipe(None).task(&[10_000_000]));
@@ -433,7 +437,7 @@ fn layers_on_the_cpu_stream_beside_those_that_were_asked_for() {
     assert_eq!((with.stream_from[0], with.placement == plain.placement), (None, true));
     assert!(with.stream_from[1].is_some() && with.prompt < plain.prompt, "{:?}", with.prompt);
     assert_eq!(with.devices[1].total(), plain.devices[1].total() + Bytes(10_000));
-    // Slots displace no layer, and streaming that would be slower is not used.
+    // Slots displace no layer, and slow streaming is not used.
     let tight = plain.devices[1].total().0 + 9_999;
     assert_eq!(plan(&recipe(Some((10_000, 10.0))).task(&[tight])).stream_from, [None, None]);
     let slow = plan(&recipe(Some((10_000, 1e-6))).task(&[10_000_000]));
@@ -441,7 +445,7 @@ fn layers_on_the_cpu_stream_beside_those_that_were_asked_for() {
 }
 
 #[test]
-fn what_a_device_cannot_run_stays_on_the_cpu() {
+fn layers_that_a_device_cannot_run_stay_on_the_cpu() {
     let mut task = usual().task(&[10_000_000]);
     let sizes = &mut task.devices[1].layers;
     (sizes[3].whole, sizes[3].shares) = (None, [].into());
@@ -464,14 +468,14 @@ fn devices_take_runs_of_layers_in_their_order() {
 }
 
 #[test]
-fn layers_that_are_asked_for_are_placed_however_slow_the_device() {
+fn requested_layers_are_placed_even_on_a_slow_device() {
     for n in 0..=13 {
         let constraints = PlanConstraints { whole_layers: Some(n), ..PlanConstraints::default() };
         let recipe = Recipe { devices: vec![(0.1, 0.5)], constraints, ..usual() };
         let forecast = check(&recipe.task(&[recipe.all()]));
         let layers = forecast.placement.layers.iter().enumerate();
-        let there: Vec<usize> = layers.filter(|(_, l)| l.home != CPU).map(|(i, _)| i).collect();
-        assert_eq!(there, (12 - n.min(12)..12).collect::<Vec<_>>(), "-ngl {n}");
-        assert_eq!(n_whole(&forecast), there.len(), "-ngl {n}");
+        let on_device: Vec<usize> = layers.filter(|(_, l)| l.home != CPU).map(|(i, _)| i).collect();
+        assert_eq!(on_device, (12 - n.min(12)..12).collect::<Vec<_>>(), "-ngl {n}");
+        assert_eq!(n_whole(&forecast), on_device.len(), "-ngl {n}");
     }
 }

@@ -1,8 +1,8 @@
-//! Chooses the devices to use, and how much of their memory.
+//! Chooses the devices to use, and the budget of their memory.
 
 use hal::{Bytes, MemoryReport};
 
-use crate::devices::{Candidate, Missing, backend_of};
+use crate::devices::{Candidate, MissingBackend, backend_of};
 use crate::error::DeviceError;
 use crate::notice::{DeviceFull, Notice, Observer};
 use crate::options::{Budget, DeviceOptions};
@@ -12,7 +12,8 @@ type Result<T> = std::result::Result<T, DeviceError>;
 /// Device memory left free without a user budget: for the desktop and other programs.
 const MARGIN: Bytes = Bytes(512 << 20);
 
-/// The usable memory of a device.
+/// The budget of a device: `given`, but at most the device's memory; without it, the free memory
+/// minus [`MARGIN`], or no limit if the driver reports no sizes.
 pub(crate) fn budget(
     given: Option<&Budget>,
     memory: MemoryReport,
@@ -33,7 +34,7 @@ pub(crate) fn budget(
             let Some(total) = memory.total.or(memory.free) else {
                 return Err(DeviceError::ShareOfUnknown { device: name.to_owned() });
             };
-            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a share of a u64
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // fits in a u64
             Bytes((total.0 as f64 * f64::from(*share)) as u64)
         }
         (Some(Budget::Auto) | None, Some(free)) => free - MARGIN,
@@ -45,13 +46,13 @@ pub(crate) fn budget(
     Ok(budget)
 }
 
-/// Selects the requested devices among those found.
+/// Selects the requested devices from `found`.
 pub(crate) fn choose(
     wanted: &DeviceOptions,
     found: Vec<Candidate>,
-    missing: &[Missing],
+    missing: &[MissingBackend],
 ) -> Result<Vec<Candidate>> {
-    let lacks = |backend: Option<&str>| {
+    let missing_backend = |backend: Option<&str>| {
         let backend = wanted.backend.or(backend);
         // The last entry is the backend that supports most devices.
         let concerned = missing.iter().find(|missing| backend == Some(missing.backend));
@@ -67,7 +68,7 @@ pub(crate) fn choose(
                     return Err(DeviceError::Unknown {
                         name: name.clone(),
                         known: found.iter().map(|candidate| candidate.name.clone()).collect(),
-                        missing: lacks(Some(backend_of(name))),
+                        missing: missing_backend(Some(backend_of(name))),
                     });
                 };
                 if chosen.iter().any(|other: &Candidate| other.name == candidate.name) {
@@ -84,28 +85,29 @@ pub(crate) fn choose(
     if let Some(backend) = wanted.backend
         && chosen.is_empty()
     {
-        return Err(DeviceError::OfBackend { backend, missing: lacks(None) });
+        return Err(DeviceError::OfBackend { backend, missing: missing_backend(None) });
     }
     match wanted.main {
         None => Ok(chosen),
         Some(_) if chosen.is_empty() => Ok(chosen),
         Some(n) if n < chosen.len() => Ok(vec![chosen.swap_remove(n)]),
         Some(n) => {
-            let (n_devices, missing) = (chosen.len(), lacks(None));
+            let (n_devices, missing) = (chosen.len(), missing_backend(None));
             Err(DeviceError::Number { n, n_devices, missing })
         }
     }
 }
 
-/// The notice about missing devices: because settings expected one, or because this build supports
-/// some.
-pub(crate) fn no_device(wanted: &DeviceOptions, missing: &[Missing]) -> Option<Notice> {
+/// The notice that no device was found; `None` if this build supports no devices other than the
+/// CPU.
+pub(crate) fn no_device(wanted: &DeviceOptions, missing: &[MissingBackend]) -> Option<Notice> {
     // The last entry is the backend that supports most devices, so its hint helps most.
     let reason = missing.iter().rfind(|m| m.is_built).map(|m| m.reason.clone())?;
     Some(Notice::NoDevice { reason, expected_by: wanted.expected_by.clone() })
 }
 
-/// Why a device cannot be used without a set budget.
+/// The notice that a device's free memory is below [`MARGIN`], so that it is used only with a
+/// budget from the user.
 pub(crate) fn device_full(name: &str, memory: MemoryReport) -> DeviceFull {
     let known = memory.free.or(memory.total).unwrap_or_default();
     DeviceFull { device: name.to_owned(), known, margin: MARGIN }
@@ -122,16 +124,16 @@ pub(crate) fn check_number(wanted: &DeviceOptions, n_devices: usize) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::notice::Silent;
+    use crate::notice::SilentObserver;
 
     fn found() -> Vec<Candidate> {
         ["Card0", "Card1"].map(|name| Candidate::assumed(name, Bytes(8 << 30))).into()
     }
 
     #[test]
-    fn devices_by_name_and_number() {
+    fn devices_are_chosen_by_name_or_number() {
         let choose = |wanted: DeviceOptions| {
-            let missing = Missing {
+            let missing = MissingBackend {
                 backend: "wgpu",
                 is_built: true,
                 reason: "no driver".to_owned(),
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_two_drivers_show_is_taken_once() {
+    fn a_card_of_two_drivers_is_used_once() {
         let choose = |wanted: DeviceOptions| {
             let mut found = found();
             found[1].same_as = Some("Card0".to_owned());
@@ -178,13 +180,13 @@ mod tests {
     }
 
     #[test]
-    fn budgets_of_what_there_is() {
+    fn budgets_depend_on_the_devices_memory() {
         let memory = |free: u64, total: u64| MemoryReport {
             free: Some(Bytes(free << 30)),
             total: Some(Bytes(total << 30)),
         };
         let budget = |given: Option<Budget>, memory| {
-            super::budget(given.as_ref(), memory, "Card", &Silent).map(|bytes| bytes.0).ok()
+            super::budget(given.as_ref(), memory, "Card", &SilentObserver).map(|bytes| bytes.0).ok()
         };
         assert_eq!(budget(None, memory(6, 8)), Some((6 << 30) - MARGIN.0));
         assert_eq!(budget(Some(Budget::Auto), memory(6, 8)), Some((6 << 30) - MARGIN.0));

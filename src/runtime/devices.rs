@@ -38,21 +38,21 @@ pub fn cpu_threads(threads: Option<usize>) -> usize {
 /// Opens a device.
 type Open = Arc<dyn Fn() -> hal::Result<Arc<dyn Backend>> + Send + Sync>;
 
-/// A usable device besides the CPU.
+/// A usable device other than the CPU.
 #[derive(Clone)]
 pub struct Candidate {
-    /// `Vulkan0`, `Metal0`, ...
+    /// The device's name, such as `Vulkan0` or `Metal0`.
     pub name: String,
-    /// Its description according to its driver.
+    /// The driver's description of the device.
     pub description: String,
-    /// Its backend, one of [`BACKENDS`].
+    /// The backend, one of [`BACKENDS`].
     pub backend: &'static str,
-    /// Whether it computes on the CPU: such a device is used only when named.
+    /// Whether the driver computes on the CPU. Such a device is used only if the user names it.
     pub software: bool,
-    /// The vendor driver's name of the same card, if it has one: this candidate is then used only
-    /// when it or its backend is named.
+    /// The name of the same card in a vendor's backend; this candidate is then used only if the
+    /// user names it or its backend. `None` if only this backend lists the card.
     pub same_as: Option<String>,
-    /// The driver's own memory on it, besides counted allocations.
+    /// Estimate of the device memory that the driver uses beyond the counted allocations.
     pub reserve: Bytes,
     open: Open,
 }
@@ -81,7 +81,7 @@ impl Candidate {
         }
     }
 
-    /// Opens it.
+    /// Opens the device.
     ///
     /// # Errors
     /// The driver's error.
@@ -94,27 +94,27 @@ fn device_description(open: &Open) -> String {
     open().map_or_else(|error| error.to_string(), |device| device.info().description.clone())
 }
 
-/// Memory that a card's driver uses besides counted allocations: pipelines, descriptors, page
-/// tables. An estimate: no interface reports it on all platforms.
+/// Estimate of the memory that a card's driver uses beyond the counted allocations: pipelines,
+/// descriptors, page tables. No API reports this memory on all platforms.
 pub const DRIVER_RESERVE: Bytes = Bytes(64 << 20);
 
-/// A backend without a usable device, and what would help.
+/// A backend without a usable device, and a hint for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingBackend {
     /// One of [`BACKENDS`].
     pub backend: &'static str,
     /// Whether this program includes the backend, so that only a driver or a device is missing.
     pub is_built: bool,
     /// The missing library, driver or build feature.
     pub reason: String,
-    /// How to get it.
+    /// How to install it, for the user.
     pub hint: String,
 }
 
 /// The names of all backends, including the CPU's.
 pub const BACKENDS: [&str; 4] = ["cpu", "cuda", "hip", "wgpu"];
 
-/// The backend of a device name.
+/// The backend that a device name belongs to.
 #[must_use]
 pub fn backend_of(device: &str) -> &'static str {
     let name = device.to_lowercase();
@@ -126,28 +126,28 @@ pub fn backend_of(device: &str) -> &'static str {
     }
 }
 
-/// Every device besides the CPU, best first, and the backends without one. Detection takes time,
-/// so a command calls this once. Kernels compiled by drivers are cached in `folder`, where drivers
-/// allow that. A new backend is added here.
+/// Every device other than the CPU, best first, and the backends without a usable device. Detection
+/// takes time, so a command calls this once. Kernels that drivers compile are cached in `folder`,
+/// if the driver allows it. Add a new backend here.
 #[must_use]
-pub fn candidates(folder: Option<&Path>) -> (Vec<Candidate>, Vec<Missing>) {
+pub fn candidates(folder: Option<&Path>) -> (Vec<Candidate>, Vec<MissingBackend>) {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
-    through_cuda(&mut found, &mut missing);
-    through_hip(folder, &mut found, &mut missing);
+    find_cuda_cards(&mut found, &mut missing);
+    find_hip_cards(folder, &mut found, &mut missing);
     let cards = found.len();
     for adapter in wgpu_backend::adapters() {
         let same = found[..cards].iter().find(|card| card.is(&adapter));
         let same_as = same.map(|card: &Card| card.candidate.name.clone());
-        let mut card = through_wgpu(adapter, folder);
+        let mut card = find_wgpu_adapters(adapter, folder);
         card.candidate.same_as = same_as;
         found.push(card);
     }
     let found: Vec<Candidate> = found.into_iter().map(|card| card.candidate).collect();
-    missing.extend(without_wgpu(&found[cards..]));
+    missing.extend(missing_wgpu(&found[cards..]));
     (found, missing)
 }
 
-/// A candidate and its hardware.
+/// A candidate with its PCI slot and PCI vendor id.
 struct Card {
     candidate: Candidate,
     slot: String,
@@ -155,8 +155,8 @@ struct Card {
 }
 
 impl Card {
-    /// Whether it is the card that wgpu reports. If a driver does not report the slot, any card of
-    /// the same vendor is assumed to be the same.
+    /// Whether this is the card of `adapter`. If one of the drivers does not report the PCI slot,
+    /// any card of the same vendor counts as the same card.
     fn is(&self, adapter: &wgpu_backend::Adapter) -> bool {
         let slots = [self.slot.clone(), simt::slot(adapter.slot())];
         if slots.iter().any(|slot| slot.is_empty()) {
@@ -167,42 +167,42 @@ impl Card {
     }
 }
 
-/// Why a vendor's backend is not available, or not part of this program.
+/// The entry for a backend that this program was built without.
 #[cfg(not(all(feature = "cuda", feature = "hip")))]
 #[cfg_attr(
     not(all(target_os = "linux", target_arch = "x86_64")),
     allow(dead_code, reason = "HIP is only supported on Linux")
 )]
-fn not_built(backend: &'static str) -> Missing {
-    Missing {
+fn missing_at_build(backend: &'static str) -> MissingBackend {
+    MissingBackend {
         backend,
         is_built: false,
-        reason: "this program was built without it".to_owned(),
-        hint: format!("cargo build --release --features {backend}"),
+        reason: format!("this program was built without the {backend} backend"),
+        hint: format!("build it with `cargo build --release --features {backend}`"),
     }
 }
 
-/// NVIDIA GPUs.
+/// Adds NVIDIA GPUs to `found`, or the reason why CUDA has none to `missing`.
 #[cfg(feature = "cuda")]
-fn through_cuda(found: &mut Vec<Card>, missing: &mut Vec<Missing>) {
-    let open = |device: simt::Found| -> Open {
+fn find_cuda_cards(found: &mut Vec<Card>, missing: &mut Vec<MissingBackend>) {
+    let open = |device: simt::FoundDevice| -> Open {
         Arc::new(move || cuda::open(&device).map(|backend| backend as Arc<dyn Backend>))
     };
     match cuda::devices() {
         Ok(devices) => of_vendor("cuda", NVIDIA, devices, &open, found, missing),
-        Err(why) => missing.push(of_library("cuda", &why)),
+        Err(why) => missing.push(missing_library("cuda", &why)),
     }
 }
 
 #[cfg(not(feature = "cuda"))]
-fn through_cuda(_found: &mut Vec<Card>, missing: &mut Vec<Missing>) {
-    missing.push(not_built("cuda"));
+fn find_cuda_cards(_found: &mut Vec<Card>, missing: &mut Vec<MissingBackend>) {
+    missing.push(missing_at_build("cuda"));
 }
 
-/// AMD GPUs.
+/// Adds AMD GPUs to `found`, or the reason why HIP has none to `missing`.
 #[cfg(all(feature = "hip", target_os = "linux", target_arch = "x86_64"))]
-fn through_hip(folder: Option<&Path>, found: &mut Vec<Card>, missing: &mut Vec<Missing>) {
-    let open = |device: simt::Found| -> Open {
+fn find_hip_cards(folder: Option<&Path>, found: &mut Vec<Card>, missing: &mut Vec<MissingBackend>) {
+    let open = |device: simt::FoundDevice| -> Open {
         let folder = folder.map(Path::to_owned);
         Arc::new(move || {
             let opened = hip::open(&device, folder.as_deref());
@@ -211,18 +211,27 @@ fn through_hip(folder: Option<&Path>, found: &mut Vec<Card>, missing: &mut Vec<M
     };
     match hip::devices() {
         Ok(devices) => of_vendor("hip", AMD, devices, &open, found, missing),
-        Err(why) => missing.push(of_library("hip", &why)),
+        Err(why) => missing.push(missing_library("hip", &why)),
     }
 }
 
 #[cfg(all(not(feature = "hip"), target_os = "linux", target_arch = "x86_64"))]
-fn through_hip(_folder: Option<&Path>, _found: &mut Vec<Card>, missing: &mut Vec<Missing>) {
-    missing.push(not_built("hip"));
+fn find_hip_cards(
+    _folder: Option<&Path>,
+    _found: &mut Vec<Card>,
+    missing: &mut Vec<MissingBackend>,
+) {
+    missing.push(missing_at_build("hip"));
 }
 
 /// ROCm exists only for Linux on x86-64.
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-fn through_hip(_folder: Option<&Path>, _found: &mut Vec<Card>, _missing: &mut Vec<Missing>) {}
+fn find_hip_cards(
+    _folder: Option<&Path>,
+    _found: &mut Vec<Card>,
+    _missing: &mut Vec<MissingBackend>,
+) {
+}
 
 /// PCI vendor ids.
 #[cfg(feature = "cuda")]
@@ -230,24 +239,24 @@ const NVIDIA: u32 = 0x10de;
 #[cfg(all(feature = "hip", target_os = "linux", target_arch = "x86_64"))]
 const AMD: u32 = 0x1002;
 
-/// Reads the report of a vendor's driver.
+/// Adds a vendor's usable devices to `found`, and those that its backend refuses to `missing`.
 #[cfg_attr(
     not(any(feature = "cuda", feature = "hip")),
-    allow(dead_code, reason = "for vendors' backends")
+    allow(dead_code, reason = "only vendors' backends use it")
 )]
 fn of_vendor(
     backend: &'static str,
     vendor: u32,
-    devices: Vec<simt::Found>,
-    open: &dyn Fn(simt::Found) -> Open,
+    devices: Vec<simt::FoundDevice>,
+    open: &dyn Fn(simt::FoundDevice) -> Open,
     found: &mut Vec<Card>,
-    missing: &mut Vec<Missing>,
+    missing: &mut Vec<MissingBackend>,
 ) {
     for device in devices {
         if let Some(refusal) = &device.refusal {
             let reason = format!("{} cannot be used: {refusal}", device.description);
-            let hint = format!("older cards work with Vulkan: {DRIVERS}");
-            missing.push(Missing { backend, is_built: true, reason, hint });
+            let hint = format!("use the card with --backend wgpu, which needs {DRIVERS}");
+            missing.push(MissingBackend { backend, is_built: true, reason, hint });
             continue;
         }
         let candidate = Candidate {
@@ -263,35 +272,35 @@ fn of_vendor(
     }
 }
 
-/// The missing part of a vendor's library.
+/// The entry for a backend whose vendor library cannot be used.
 #[cfg_attr(
     not(any(feature = "cuda", feature = "hip")),
-    allow(dead_code, reason = "for vendors' backends")
+    allow(dead_code, reason = "only vendors' backends use it")
 )]
-fn of_library(backend: &'static str, why: &simt::Missing) -> Missing {
+fn missing_library(backend: &'static str, why: &simt::LibraryError) -> MissingBackend {
     let hint = match backend {
         "cuda" => CUDA_DRIVER,
         _ => ROCM,
     };
-    Missing { backend, is_built: true, reason: why.to_string(), hint: hint.to_owned() }
+    MissingBackend { backend, is_built: true, reason: why.to_string(), hint: hint.to_owned() }
 }
 
-/// The missing part for wgpu, if it reports no GPU.
-fn without_wgpu(found: &[Candidate]) -> Option<Missing> {
+/// The entry for wgpu if it reports no GPU; `None` if it reports one.
+fn missing_wgpu(found: &[Candidate]) -> Option<MissingBackend> {
     let reason = match found {
         [] => "no driver reports a device".to_owned(),
         [first, ..] if found.iter().all(|candidate| candidate.software) => format!(
-            "the only driver found computes on the CPU ({}; --device {} uses it anyway)",
+            "the only driver found computes on the CPU ({}); --device {} uses it anyway",
             first.description, first.name
         ),
         _ => return None,
     };
     let hint = format!("a GPU needs {DRIVERS}");
-    Some(Missing { backend: "wgpu", is_built: true, reason, hint })
+    Some(MissingBackend { backend: "wgpu", is_built: true, reason, hint })
 }
 
-/// A device reported by Vulkan, Metal or DX12.
-fn through_wgpu(adapter: wgpu_backend::Adapter, folder: Option<&Path>) -> Card {
+/// The card of a device that Vulkan, Metal or DX12 reports.
+fn find_wgpu_adapters(adapter: wgpu_backend::Adapter, folder: Option<&Path>) -> Card {
     let pipelines = folder.map(Path::to_owned);
     let options = wgpu_backend::Options { pipelines, ..wgpu_backend::Options::default() };
     let (slot, vendor) = (simt::slot(adapter.slot()), adapter.vendor());
@@ -310,21 +319,21 @@ fn through_wgpu(adapter: wgpu_backend::Adapter, folder: Option<&Path>) -> Card {
     Card { candidate, slot, vendor }
 }
 
-/// Requirements to detect a GPU.
+/// Help text: the drivers with which Vulkan, Metal or DX12 find a GPU.
 const DRIVERS: &str = if cfg!(target_os = "linux") {
-    "a Vulkan driver: mesa-vulkan-drivers (Debian, Ubuntu, Fedora) or vulkan-radeon, vulkan-intel (Arch) for AMD and Intel, NVIDIA's own driver package, and libvulkan1 or vulkan-loader; `vulkaninfo --summary` of vulkan-tools lists what it sees"
+    "libvulkan1 or vulkan-loader and a Vulkan driver, such as mesa-vulkan-drivers (Debian, Ubuntu, Fedora), vulkan-radeon or vulkan-intel (Arch) for AMD and Intel, or NVIDIA's own driver package; `vulkaninfo --summary` from vulkan-tools lists the devices that Vulkan finds"
 } else if cfg!(target_os = "macos") {
     "macOS with Metal"
 } else {
     "the vendor's graphics driver, with Vulkan or DirectX 12"
 };
 
-/// Requirements of CUDA.
+/// Help text: the requirements of CUDA.
 const CUDA_DRIVER: &str = if cfg!(target_os = "linux") {
-    "an NVIDIA card needs NVIDIA's driver, 525 or newer, which includes libcuda.so.1: nvidia-driver (Debian), ubuntu-drivers install (Ubuntu), akmod-nvidia and xorg-x11-drv-nvidia-cuda (Fedora, RPM Fusion), nvidia-utils (Arch); a container is started with --gpus all; `nvidia-smi` lists what it sees; CUDA itself is not needed"
+    "an NVIDIA card needs NVIDIA's driver, 525 or newer, which includes libcuda.so.1: nvidia-driver (Debian), ubuntu-drivers install (Ubuntu), akmod-nvidia and xorg-x11-drv-nvidia-cuda (Fedora, RPM Fusion), nvidia-utils (Arch); start a container with --gpus all; `nvidia-smi` lists the devices that the driver finds; the CUDA toolkit is not needed"
 } else {
-    "an NVIDIA card needs NVIDIA's driver, 525 or newer; CUDA itself is not needed"
+    "an NVIDIA card needs NVIDIA's driver, 525 or newer; the CUDA toolkit is not needed"
 };
 
-/// Requirements of HIP.
-const ROCM: &str = "an AMD card needs ROCm, 5 to 7, with libamdhip64 and libhiprtc: rocm-hip-runtime (AMD's packages), rocm-hip (Fedora), hip-runtime-amd (Arch); the user has to be in the groups render and video, and a container needs /dev/kfd and /dev/dri; `rocminfo` lists what it sees. Without ROCm such a card is used through Vulkan";
+/// Help text: the requirements of HIP.
+const ROCM: &str = "an AMD card needs ROCm, 5 to 7, with libamdhip64 and libhiprtc: rocm-hip-runtime (AMD's packages), rocm-hip (Fedora), hip-runtime-amd (Arch); the user must be in the groups render and video, and a container needs /dev/kfd and /dev/dri; `rocminfo` lists the devices that ROCm finds; without ROCm, the card is used through Vulkan";

@@ -1,9 +1,9 @@
-//! Formats conversations as tokens, and determines what ends an answer.
+//! Formats conversations as tokens, and finds the tokens and strings that end an answer.
 
-use text::chat::{Conversation, Dialogue, Reasoning};
+use text::chat::{CallFormat, Conversation, Dialogue, Reasoning};
 use text::tokenizer::{self, TokenType, Tokenizer};
 
-/// Gives the dialogue the names of the vocabulary's start and end tokens, which templates print.
+/// Sets the names of the BOS and EOS tokens in the dialogue, because templates print them.
 #[must_use]
 pub fn with_special_tokens(mut dialogue: Dialogue, tokenizer: &Tokenizer) -> Dialogue {
     dialogue.bos_token = name(tokenizer, tokenizer.bos());
@@ -17,16 +17,16 @@ fn name(tokenizer: &Tokenizer, id: Option<u32>) -> String {
     piece.map(|bytes| String::from_utf8_lossy(bytes).into_owned()).unwrap_or_default()
 }
 
-/// Ends of an answer besides the model's own end tokens.
+/// Tokens and strings that end an answer, in addition to the model's own end-of-generation tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ends {
     /// Tokens, such as `<|im_end|>`.
     pub tokens: Vec<u32>,
-    /// Stop strings, where the vocabulary has no such token.
+    /// Stop strings, if the vocabulary has no token for the end of a turn.
     pub stops: Vec<String>,
 }
 
-/// Determines what the template prints after an answer.
+/// Finds the token or string that the template prints after an answer.
 #[must_use]
 pub fn ends(dialogue: &Dialogue, tokenizer: &Tokenizer) -> Ends {
     let mut ends = Ends { tokens: Vec::new(), stops: dialogue.stops() };
@@ -45,8 +45,8 @@ pub fn ends(dialogue: &Dialogue, tokenizer: &Tokenizer) -> Ends {
     ends
 }
 
-/// Whether a token closes the reasoning in this vocabulary, so that an answer may follow:
-/// `<|end|>` does where `<|channel|>` exists to open it (gpt-oss), and ends the turn elsewhere.
+/// Whether a token closes the reasoning, so that an answer may follow. `<|end|>` closes reasoning
+/// in a vocabulary with `<|channel|>` (gpt-oss), and ends the turn in other vocabularies.
 fn closes_reasoning(id: u32, tokenizer: &Tokenizer) -> bool {
     let open = Reasoning::opening(&name(tokenizer, Some(id)));
     let ids = open.and_then(|open| tokenizer.encode(open, false, true).ok());
@@ -54,8 +54,8 @@ fn closes_reasoning(id: u32, tokenizer: &Tokenizer) -> bool {
     matches!(first, Some(TokenType::Control | TokenType::UserDefined))
 }
 
-/// Control tokens that open or close reasoning. They must be in the text, so that reasoning can be
-/// separated.
+/// Control tokens that open or close reasoning. The text must contain them, so that the caller can
+/// separate the reasoning from the answer.
 #[must_use]
 pub fn marks(ends: &Ends, tokenizer: &Tokenizer) -> Vec<u32> {
     let ids = Reasoning::marks().filter_map(|mark| tokenizer.id_of(mark));
@@ -64,8 +64,17 @@ pub fn marks(ends: &Ends, tokenizer: &Tokenizer) -> Vec<u32> {
     ids.filter(|id| hidden(id) && !ending(id)).collect()
 }
 
+/// Control tokens that mark tool calls in this format. They must be in the text, so that calls can
+/// be separated. Tokens that end a text are not among them: a call is complete without.
+#[must_use]
+pub fn call_marks(format: CallFormat, tokenizer: &Tokenizer) -> Vec<u32> {
+    let ids = format.marks().into_iter().filter_map(|mark| tokenizer.id_of(mark));
+    let hidden = |id: &u32| matches!(tokenizer.kind(*id), Ok(TokenType::Control));
+    ids.filter(|id| hidden(id) && !tokenizer.is_eog(*id)).collect()
+}
+
 /// Number of leading `ids` of a formatted conversation that do not depend on its messages: mostly
-/// the start token and the system message. Determined by comparison with another conversation,
+/// the BOS token and the system message. Determined by comparison with another conversation,
 /// without parsing the template.
 #[must_use]
 pub fn n_instructions(
@@ -82,8 +91,8 @@ pub fn n_instructions(
     ids.iter().zip(&other).take_while(|(one, another)| one == another).count()
 }
 
-/// The tokens of a formatted conversation. Most templates print the start token; if one does not
-/// and the vocabulary requires it, it is prepended.
+/// The tokens of a formatted conversation. Most templates print the BOS token; if one does not and
+/// the vocabulary requires it, it is prepended.
 ///
 /// # Errors
 /// A text that is too long.
@@ -104,7 +113,7 @@ mod tests {
     use text::chat::{Template, builtin};
     use text::tokenizer::Vocab;
 
-    /// The built-in vocabulary with tokens of other names and types, from id 300 on.
+    /// The built-in vocabulary, with the tokens from id 300 on replaced by `changes`.
     fn tokenizer(changes: &[(&str, TokenType)]) -> Tokenizer {
         let file = embedded::file().unwrap();
         let mut vocab = Vocab::from_metadata(file.metadata()).unwrap();
@@ -120,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_of_turn_ends_the_answer_whatever_its_type() {
+    fn an_end_of_turn_of_any_token_type_ends_the_answer() {
         let dialogue = written("{% for m in messages %}{{ m.content }}<|stop|>\n{% endfor %}");
         for kind in [TokenType::Control, TokenType::UserDefined, TokenType::Unknown] {
             let ends = ends(&dialogue, &tokenizer(&[("<|stop|>", kind)]));
@@ -131,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_closes_reasoning_does_not_end_the_answer() {
+    fn a_token_that_closes_reasoning_does_not_end_the_answer() {
         let dialogue = written("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}");
         let channels = ["<|end|>", "<|channel|>", "<|message|>", "<|return|>", "<|call|>"];
         let channels = channels.map(|name| (name, TokenType::Control));
@@ -147,12 +156,12 @@ mod tests {
         let control = TokenType::Control;
         assert_eq!(marks(&[("[THINK]", control)]), [300]);
         assert_eq!(marks(&[("[/THINK]", control), ("[THINK]", control)]), [300], "301 ends");
-        assert_eq!(marks(&[("<think>", TokenType::Normal)]), [0u32; 0], "is written anyway");
-        assert_eq!(marks(&[("<|end|>", control)]), [0u32; 0], "ends a turn by its name");
+        assert_eq!(marks(&[("<think>", TokenType::Normal)]), [0u32; 0], "it is a normal token");
+        assert_eq!(marks(&[("<|end|>", control)]), [0u32; 0], "its name ends a turn");
     }
 
     #[test]
-    fn instructions_are_what_all_conversations_begin_with() {
+    fn instructions_are_the_common_start_of_conversations() {
         let tokenizer = tokenizer(&[]);
         let mut talk = Conversation::new(Some("You are a cat who tells of dogs.".into()));
         talk.ask("Who are you?");

@@ -1,26 +1,26 @@
-//! The built-in model, which runs when no file is named.
-//!
-//! Here: its bytes and its notices. Not here: how it was made (`assets/README.md`).
+//! The built-in model, which runs if the user names no file: its bytes and its licence notices.
+//! `assets/README.md` describes how the model was made.
 
-/// Its name in errors and in `info`.
+/// The model's name in errors and in `info`.
 pub const NAME: &str = "the built-in story model";
 
 /// Licences and origins of the model.
 pub const NOTICES: &str = include_str!("../../assets/NOTICES.md");
 
-/// A container in memory, with the alignment that a mapped file has.
+/// Aligns the file's bytes to 64, because tensors in a memory-mapped file are aligned too.
 #[repr(C, align(64))]
-struct Aligned<T: ?Sized>(T);
+struct AlignedBytes<T: ?Sized>(T);
 
-const MODEL: &Aligned<[u8]> = &Aligned(*include_bytes!("../../assets/tinystories-relu-f16.gguf"));
+const MODEL: &AlignedBytes<[u8]> =
+    &AlignedBytes(*include_bytes!("../../assets/tinystories-relu-f16.gguf"));
 
 /// The GGUF file, byte for byte.
 pub static BYTES: &[u8] = &MODEL.0;
 
-/// Opens the model.
+/// Opens the built-in model file.
 ///
 /// # Errors
-/// Errors of [`gguf::File::from_static`]: the program was built from a damaged file.
+/// Errors of [`gguf::File::from_static`], if the program was built with a damaged file.
 pub fn file() -> Result<gguf::File, gguf::Error> {
     gguf::File::from_static(BYTES, NAME)
 }
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_model_is_small_aligned_and_says_that_it_is_sparse() {
+    fn the_model_is_small_aligned_and_sparse() {
         assert!(BYTES.len() < 12_000_000, "{} bytes", BYTES.len());
         assert!(BYTES.as_ptr().addr().is_multiple_of(64));
         let file = file().unwrap();

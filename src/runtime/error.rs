@@ -1,11 +1,11 @@
-//! Why a model cannot be opened, placed, loaded or run.
+//! Errors of opening, placing, loading and running a model.
 
 use std::io;
 
 use hal::Bytes;
 use text::{sample, tokenizer};
 
-use crate::devices::Missing;
+use crate::devices::MissingBackend;
 
 /// An error of the runtime.
 #[derive(Debug, thiserror::Error)]
@@ -17,22 +17,22 @@ pub enum Error {
     /// The file cannot be read into memory.
     #[error("cannot read the model in '{file}'")]
     Read {
-        /// The file.
+        /// Name of the model file.
         file: String,
         /// The system's error.
         #[source]
         reason: io::Error,
     },
-    /// The file does not fit into memory, and mapping it is turned off.
+    /// The file does not fit into memory, and memory mapping is turned off.
     #[error("cannot read {size} into memory")]
     TooLargeToRead {
         /// Size of the file.
         size: Bytes,
     },
-    /// The vocabulary is missing, wrong or of an unsupported kind.
+    /// The vocabulary is missing, invalid or of an unsupported kind.
     #[error("cannot use the tokenizer in '{file}'")]
     Vocabulary {
-        /// The file.
+        /// Name of the model file.
         file: String,
         /// The problem.
         #[source]
@@ -40,10 +40,10 @@ pub enum Error {
     },
     /// The vocabulary and the embedding differ in size.
     #[error(
-        "cannot run the model in '{file}': the vocabulary has {found} tokens, expected {expected}, the rows of `token_embd.weight`"
+        "cannot run the model in '{file}': the vocabulary has {found} tokens, but `token_embd.weight` has {expected} rows"
     )]
     VocabularySize {
-        /// The file.
+        /// Name of the model file.
         file: String,
         /// Tokens of the vocabulary.
         found: usize,
@@ -57,22 +57,22 @@ pub enum Error {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The model needs more memory than this machine has.
-    #[error("the model needs {wanted} of memory, this machine has {total}")]
+    #[error("the model needs {wanted} of memory, but this machine has {total}")]
     Memory {
-        /// The needed memory.
+        /// Memory that the model needs.
         wanted: Bytes,
         /// Memory of the machine.
         total: Bytes,
-        /// The items of the need, as text; empty if unknown.
+        /// The needed memory itemised, as text; empty if unknown.
         items: String,
-        /// The largest context that would fit; `None` if none does.
+        /// The largest context that would fit, in tokens; `None` if no context fits.
         n_ctx: Option<usize>,
     },
     /// A sparsity level needs a predictor or thresholds, and this model has none.
     #[error("there is no predictor for this model yet")]
     NoPredictor,
     /// An imported predictor has no measured errors, so it has no levels.
-    #[error("the predictor of this model was imported: its errors are not measured")]
+    #[error("the predictor of this model was imported, so its errors are not measured")]
     NoLevels,
     /// No predictor reached the quality of a level.
     #[error("the predictor of this model does not reach the quality of `{level}`")]
@@ -80,74 +80,79 @@ pub enum Error {
         /// `balanced` or `fast`.
         level: &'static str,
     },
-    /// The predictor in the side file.
+    /// The predictor in the side file cannot be used.
     #[error(transparent)]
     Predictor(#[from] learn::predictor::Error),
     /// An error of loading or of a step.
     #[error(transparent)]
     Engine(#[from] engine::Error),
-    /// Converting between text and tokens.
+    /// Text cannot be converted to tokens, or tokens to text.
     #[error("cannot convert between text and tokens")]
     Text(#[source] tokenizer::Error),
-    /// A chat template.
+    /// The chat template fails on a conversation.
     #[error("cannot format the conversation with the model's template")]
     Template(#[source] text::chat::TemplateError),
-    /// Sampling a token.
+    /// The sampler rejects its settings or the logits.
     #[error("cannot sample a token")]
     Sample(#[from] sample::Error),
-    /// A prompt without tokens, for a model without a start token.
-    #[error("the prompt is empty and the model has no start token")]
+    /// The constraint on a text failed.
+    #[error(transparent)]
+    Constraint(#[from] sample::ConstraintError),
+    /// A prompt without tokens, for a model without a BOS token.
+    #[error("the prompt is empty and the model has no BOS token")]
     EmptyPrompt,
 }
 
-/// Why the device options cannot be met.
+/// Why the device options cannot be satisfied.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// No device has this name.
-    #[error("no device '{name}': {}", listed(.known))]
+    #[error("no device '{name}': {}", quoted_list(.known))]
     Unknown {
-        /// The name.
+        /// Name of the device.
         name: String,
         /// Names of the available devices.
         known: Vec<String>,
-        /// The missing part of its backend.
-        missing: Option<Box<Missing>>,
+        /// The backend that the name belongs to, if it has no devices, or else another backend
+        /// without devices; `None` if every backend has a device.
+        missing: Option<Box<MissingBackend>>,
     },
     /// A device is named twice.
     #[error("the device '{name}' is named twice")]
     Twice {
-        /// The name.
+        /// Name of the device.
         name: String,
     },
     /// A backend has no device on this machine.
     #[error("the backend {backend} has no device on this machine")]
     OfBackend {
-        /// The backend.
+        /// Name of the backend.
         backend: &'static str,
-        /// The missing part of the backend.
-        missing: Option<Box<Missing>>,
+        /// Why the backend has no device, or why another backend has none; `None` if every other
+        /// backend has a device.
+        missing: Option<Box<MissingBackend>>,
     },
     /// The device number is too large.
-    #[error("no device number {n}: there are {n_devices}")]
+    #[error("no device number {n}: devices are counted from 0, and {n_devices} can be used")]
     Number {
         /// The number, from 0.
         n: usize,
         /// Number of available devices.
         n_devices: usize,
-        /// The missing part of a backend.
-        missing: Option<Box<Missing>>,
+        /// A backend without devices, which may provide more; `None` if every backend has a device.
+        missing: Option<Box<MissingBackend>>,
     },
     /// A device that was requested by name cannot be opened.
     #[error("device '{name}' cannot be used")]
     CannotOpen {
-        /// The name.
+        /// Name of the device.
         name: String,
         /// The driver's error.
         #[source]
         reason: hal::Error,
     },
     /// The number of budgets is neither one nor the number of devices.
-    #[error("{n_budgets} memory budgets for {n_devices} {}", plural(.n_devices))]
+    #[error("{n_budgets} memory budgets for {n_devices} {}: give one, or one per device", plural(.n_devices))]
     Budgets {
         /// Number of budgets.
         n_budgets: usize,
@@ -155,9 +160,9 @@ pub enum DeviceError {
         n_devices: usize,
     },
     /// A budget in percent for a device whose memory size is unknown.
-    #[error("the driver of {device} does not report how much memory it has")]
+    #[error("the driver of {device} does not report its memory size, which a percentage needs")]
     ShareOfUnknown {
-        /// The device.
+        /// Name of the device.
         device: String,
     },
     /// An invalid assumed device.
@@ -165,14 +170,14 @@ pub enum DeviceError {
     Assumed {
         /// The problem.
         what: String,
-        /// The hint for the user.
+        /// The hint for the user; `None` if the message suffices.
         help: Option<&'static str>,
     },
 }
 
-fn listed(known: &[String]) -> String {
+fn quoted_list(known: &[String]) -> String {
     match known {
-        [] => "there are no devices besides the CPU".to_owned(),
+        [] => "the CPU is the only device".to_owned(),
         names => format!("the devices are {}", names.join(", ")),
     }
 }
@@ -191,6 +196,7 @@ impl From<crate::generate::Error> for Error {
             E::Engine(error) => Error::Engine(error),
             E::Sample(error) => Error::Sample(error),
             E::Tokenizer(error) => Error::Text(error),
+            E::Constraint(error) => Error::Constraint(error),
             E::EmptyPrompt => Error::EmptyPrompt,
         }
     }

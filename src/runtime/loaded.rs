@@ -1,11 +1,11 @@
-//! A loaded model: tokens, sequences, generation.
+//! A loaded model: converts text, opens sequences and generates.
 
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The tokens of one text and their place in the KV cache, opened by [`Model::sequence`].
+/// A sequence of tokens and its blocks of the KV cache, opened by [`Model::sequence`].
 pub use engine::Sequence;
 use engine::{Engine, EngineOptions};
 use text::chat::{Conversation, Dialogue, Template, Templates};
@@ -14,7 +14,7 @@ use text::tokenizer::Tokenizer;
 
 use crate::dialogue;
 use crate::generate::{Generator, Settings, Tokens};
-use crate::notice::{SharedObserver, Silent};
+use crate::notice::{SharedObserver, SilentObserver};
 use crate::open::Opened;
 use crate::options::Options;
 use crate::runtime::Runtime;
@@ -41,15 +41,15 @@ impl Model {
     /// # Errors
     /// A file that is not a model, devices that cannot be used, too little memory.
     pub fn open(path: impl AsRef<Path>, options: &Options) -> Result<Model> {
-        Model::open_observed(Some(path.as_ref()), options, Arc::new(Silent))
+        Model::open_observed(Some(path.as_ref()), options, Arc::new(SilentObserver))
     }
 
-    /// Loads the small story model that is part of the program.
+    /// Loads the built-in story model.
     ///
     /// # Errors
     /// Devices that cannot be used, too little memory.
     pub fn built_in(options: &Options) -> Result<Model> {
-        Model::open_observed(None, options, Arc::new(Silent))
+        Model::open_observed(None, options, Arc::new(SilentObserver))
     }
 
     /// As [`Model::open`], or without a path as [`Model::built_in`], with notices and progress for
@@ -70,7 +70,7 @@ impl Model {
     /// Loads an opened model.
     ///
     /// # Errors
-    /// Too little memory; what devices report.
+    /// Too little memory; errors of devices.
     pub fn load(runtime: &Runtime, opened: Opened) -> Result<Model> {
         let Opened { model, tokenizer } = opened;
         let placing = runtime.placing(&model);
@@ -87,19 +87,25 @@ impl Model {
         Model { engine, tokenizer, sampler, settings, interrupt: Arc::default() }
     }
 
+    /// The engine and the tokenizer, for a program that runs its steps itself.
+    #[must_use]
+    pub fn into_parts(self) -> (Engine, Tokenizer) {
+        (self.engine, self.tokenizer)
+    }
+
     /// The model file.
     #[must_use]
     pub fn file(&self) -> &gguf::File {
         &self.engine.model().file
     }
 
-    /// Text to tokens and back.
+    /// The tokenizer of the model.
     #[must_use]
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
 
-    /// The engine: placement, devices, single steps.
+    /// The engine, with the placement and the devices.
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine
@@ -110,20 +116,20 @@ impl Model {
         &mut self.engine
     }
 
-    /// Tokens of context, over all sequences.
+    /// The context size in tokens, shared by all sequences.
     #[must_use]
     pub fn n_ctx(&self) -> usize {
         self.engine.n_ctx()
     }
 
-    /// Ends a generation when set, from any thread; it stays set until it is cleared.
+    /// A flag that ends a generation. Any thread may set it; the caller must clear it again.
     #[must_use]
     pub fn interrupt(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.interrupt)
     }
 
     /// The tokens of a text at the start of a sequence: names of special tokens become these
-    /// tokens, and a start token is added if the vocabulary requires one.
+    /// tokens, and a BOS token is added if the vocabulary requires one.
     ///
     /// # Errors
     /// [`Error::Text`]; [`Error::EmptyPrompt`] for a text without tokens.
@@ -141,15 +147,15 @@ impl Model {
         self.engine.open()
     }
 
-    /// Releases a sequence's place in the KV cache.
+    /// Releases a sequence's blocks of the KV cache.
     pub fn close(&mut self, sequence: Sequence) {
         self.engine.close(sequence);
     }
 
     /// Continues `prompt`. The common beginning of `sequence` and `prompt` is kept, the sequence's
     /// other tokens are dropped, and the rest of the prompt is computed before this returns.
-    /// Afterwards the sequence has the prompt and the generated tokens. [`Tokens::finish`] returns
-    /// the statistics.
+    /// Afterwards the sequence contains the prompt and the generated tokens. [`Tokens::finish`]
+    /// returns the statistics.
     ///
     /// # Errors
     /// [`Error::Sample`] for invalid settings of the sampler; errors of the engine.

@@ -1,28 +1,29 @@
-//! The CPU and the other devices: chosen, opened, with a budget, measured.
+//! The CPU and the other devices of a run: opens the chosen devices, sets their budgets and
+//! measures their speeds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use engine::{DenseFrom, EngineOptions, Placing};
+use engine::{DenseFrom, EngineOptions, PlannerInputs};
 use hal::format::Format;
 use hal::{Backend, Bytes, Device, DeviceId, DeviceKind, MemoryReport};
-use learn::learned::{Learned, Section};
+use learn::learned::{Section, SideFile};
 use learn::profile::Profile;
 use measure::bench::Shape;
 use model::Model;
 use placement::{CPU, Forecast, PlanConstraints, Speed};
 
-use crate::assumed::{Assumed, AssumedSpeed};
+use crate::assumed::{AssumedDevice, AssumedSpeed};
 use crate::choice::{budget, check_number, choose, device_full, no_device};
 use crate::devices::{self, Candidate};
 use crate::error::DeviceError;
-use crate::notice::{Notice, Observer, Placed, SharedObserver};
+use crate::notice::{Notice, Observer, PlacementReport, SharedObserver};
 use crate::options::{Budget, Computation, DeviceOptions, Options, Sparsity};
 use crate::speeds::Speeds;
 
 type Result<T> = std::result::Result<T, DeviceError>;
 
-/// Speed of a device that failed to be measured: slower than anything, so that no plan uses it.
+/// Speed of a device whose measurement failed: so slow that no plan uses the device.
 const UNUSABLE: Speed = Speed {
     dense: 1.0,
     sparse: 1.0,
@@ -38,45 +39,45 @@ pub struct Machine {
     /// The CPU.
     pub cpu: Device,
     cpu_backend: Arc<dyn Backend>,
-    /// Its threads.
+    /// Number of CPU threads.
     pub n_threads: usize,
-    /// Devices besides the CPU, in the order of the engine's list.
+    /// Devices other than the CPU, in the order of the engine's list.
     pub others: Vec<Accelerator>,
     /// Number of chosen devices, including those without usable memory.
     n_chosen: usize,
-    /// The CPU's speed, if it is assumed.
+    /// The CPU's assumed speed; `None` if its speed is measured.
     cpu_assumed: Option<AssumedSpeed>,
 }
 
-/// A device besides the CPU.
+/// A device other than the CPU.
 #[derive(Clone, Debug)]
 pub struct Accelerator {
-    /// With its budget, less the driver's reserve.
+    /// The device. Its ledger has the budget minus the driver's reserve.
     pub device: Device,
     backend: Arc<dyn Backend>,
-    /// The candidate that it was opened from.
+    /// The candidate from which the device was opened.
     pub candidate: Candidate,
-    /// Its usable memory, including the driver's reserve.
+    /// Usable device memory, including the driver's reserve.
     pub budget: Bytes,
-    /// Its speed, if it is assumed.
+    /// The assumed speed; `None` if the speed is measured.
     assumed: Option<AssumedSpeed>,
 }
 
 impl Accelerator {
-    /// The driver's reserve within the budget.
+    /// The driver's reserve in bytes, at most the budget.
     #[must_use]
     pub fn reserve(&self) -> Bytes {
         self.candidate.reserve.min(self.budget)
     }
 
-    /// Whether it has its own memory (is not integrated).
+    /// Whether the device has its own memory, unlike an integrated GPU.
     #[must_use]
-    pub fn is_apart(&self) -> bool {
+    pub fn has_own_memory(&self) -> bool {
         self.device.info().kind != DeviceKind::Integrated
     }
 
-    /// Why no layer is placed here, if the device needs `least` for one; `None` if the user's
-    /// options ask for that.
+    /// Why no layer is placed on this device. `least` is the memory that one layer needs at least.
+    /// `None` if the user's options explain it.
     #[must_use]
     pub fn why_empty(&self, least: Option<Bytes>, constraints: PlanConstraints) -> Option<String> {
         let (left, reserve) = (self.device.ledger().budget(), self.candidate.reserve);
@@ -84,13 +85,15 @@ impl Accelerator {
             return None;
         }
         match least {
-            None => Some("it cannot hold one".to_owned()),
+            None => Some("it cannot run any layer of this model".to_owned()),
             Some(least) if least > left => Some(format!(
-                "the smallest one needs {least}, and the budget of {} leaves {left} after an estimated {reserve} for the driver",
+                "one layer needs at least {least}, but the budget of {} leaves {left} after an estimated {reserve} for the driver",
                 self.budget
             )),
             Some(_) if constraints.whole_layers.is_some() => None,
-            Some(_) => Some("by the measured speeds no layer would be faster there".to_owned()),
+            Some(_) => {
+                Some("according to the measured speeds, no layer would be faster on it".to_owned())
+            }
         }
     }
 }
@@ -158,7 +161,7 @@ impl Machine {
     /// device is not assumed.
     pub fn assume(
         options: &Options,
-        assumed: &[Assumed],
+        assumed: &[AssumedDevice],
         observer: &SharedObserver,
     ) -> Result<Machine> {
         let refused = |what: String| DeviceError::Assumed { what, help: None };
@@ -249,7 +252,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The devices for the engine.
+    /// The devices for the engine, the CPU first.
     #[must_use]
     pub fn devices(&self) -> Vec<Device> {
         [&self.cpu].into_iter().chain(self.others.iter().map(|o| &o.device)).cloned().collect()
@@ -263,7 +266,7 @@ impl Machine {
         Some(sum).filter(|sum| self.n_chosen > 0 && *sum != Bytes::MAX)
     }
 
-    /// The budgets as text, in order.
+    /// The budgets as text, in the order of the devices; `None` without devices or without a limit.
     #[must_use]
     pub fn budgets(&self) -> Option<String> {
         let budgets: Vec<Bytes> = self.others.iter().map(|other| other.budget).collect();
@@ -274,7 +277,7 @@ impl Machine {
         }
     }
 
-    /// Reports the placement as notices.
+    /// Sends the placement to `observer` as notices.
     pub(crate) fn report(
         &self,
         forecast: &Forecast,
@@ -286,7 +289,7 @@ impl Machine {
         for (number, other) in self.others.iter().enumerate() {
             let here: Vec<_> = layers.iter().filter(|layer| layer.home == number + 1).collect();
             let n_split = here.iter().filter(|layer| layer.is_split()).count();
-            observer.notice(&Notice::Placed(Placed {
+            observer.notice(&Notice::Placed(PlacementReport {
                 device: other.candidate.name.clone(),
                 n_here: here.len(),
                 n_split,
@@ -296,7 +299,7 @@ impl Machine {
                 why_empty: other.why_empty(forecast.least[number + 1], options.placing.constraints),
             }));
         }
-        for what in self.cannot(forecast, options.placing.constraints) {
+        for what in self.unmet_options(forecast, options.placing.constraints) {
             observer.notice(&Notice::NotPlaced(what));
         }
         let (used, skips) = (forecast.placement.n_split() > 0, uses_differ(model));
@@ -305,7 +308,7 @@ impl Machine {
         }
     }
 
-    /// Whether any speed is measured rather than assumed.
+    /// Whether at least one speed is measured, not assumed.
     #[must_use]
     pub fn is_measured(&self) -> bool {
         self.cpu_assumed.is_none() || self.others.iter().any(|other| other.assumed.is_none())
@@ -314,7 +317,7 @@ impl Machine {
     /// User options that `forecast` does not meet, and parts of the model that devices reject, as
     /// sentences.
     #[must_use]
-    pub fn cannot(&self, forecast: &Forecast, constraints: PlanConstraints) -> Vec<String> {
+    pub fn unmet_options(&self, forecast: &Forecast, constraints: PlanConstraints) -> Vec<String> {
         let layers = &forecast.placement.layers;
         let placed = layers.iter().filter(|layer| layer.home != CPU).count();
         let wanted = constraints.whole_layers.unwrap_or(0).min(layers.len());
@@ -327,20 +330,20 @@ impl Machine {
         fewer.into_iter().chain(refused).collect()
     }
 
-    /// The planner's input for `model`. Devices without cached figures are measured.
+    /// The planner's input for `model`. Devices without cached speeds are measured.
     pub(crate) fn placing(
         &self,
         model: &Model,
         computation: &Computation,
         observer: &dyn Observer,
-    ) -> Placing {
+    ) -> PlannerInputs {
         let constraints = computation.devices.constraints;
         if self.others.is_empty() {
-            return Placing { constraints, ..Placing::default() };
+            return PlannerInputs { constraints, ..PlannerInputs::default() };
         }
         let speeds = self.measured(model, computation, observer);
         let uses = known_uses(model, computation, observer);
-        Placing { constraints, speeds, uses, ..Placing::default() }
+        PlannerInputs { constraints, speeds, uses, ..PlannerInputs::default() }
     }
 
     /// Speeds with weights of the model's format, even if there is nothing to plan.
@@ -353,8 +356,8 @@ impl Machine {
         self.speeds(&shape(model, computation), computation, observer)
     }
 
-    /// Speeds in the order of the engine's list; a device that cannot be measured is reported and
-    /// not used.
+    /// Speeds in the order of the engine's list. If a device cannot be measured, a notice says so
+    /// and its speed is [`UNUSABLE`].
     pub(crate) fn speeds(
         &self,
         shape: &Shape,
@@ -382,8 +385,9 @@ impl Machine {
         speeds
     }
 
-    /// Crossovers from lists of rows to all rows for `model` on the CPU; lists always, if the CPU
-    /// is assumed or cannot be measured.
+    /// The measured crossovers from which computing all rows of `model` on the CPU is faster than
+    /// computing a list of rows; [`DenseFrom::NEVER`] if the model has no feed-forward blocks, or
+    /// if the CPU is assumed or cannot be measured.
     pub(crate) fn dense_from(
         &self,
         model: &Model,
@@ -406,11 +410,11 @@ impl Machine {
 
     /// Defaults of assumed devices that the prefill estimate depends on, as text.
     #[must_use]
-    pub fn guesses(&self) -> Vec<String> {
+    pub fn assumed_defaults(&self) -> Vec<String> {
         let cpu = [(&self.cpu, self.cpu_assumed)];
         let others = self.others.iter().map(|other| (&other.device, other.assumed));
         let all = cpu.into_iter().chain(others);
-        all.filter_map(|(device, assumed)| assumed?.guess(&device.info().name)).collect()
+        all.filter_map(|(device, assumed)| assumed?.defaults(&device.info().name)).collect()
     }
 }
 
@@ -419,7 +423,8 @@ pub(crate) fn uses_differ(model: &Model) -> bool {
     model.is_exactly_sparse() || model.experts().is_some()
 }
 
-/// How often each neuron is used, from the profile of a model that does not use all of them.
+/// How often each neuron fires according to the profile; `None` without a usable profile, or if
+/// every token uses all neurons.
 pub(crate) fn known_uses(
     model: &Model,
     computation: &Computation,
@@ -428,7 +433,7 @@ pub(crate) fn known_uses(
     if !uses_differ(model) {
         return None;
     }
-    let read = Learned::find(&model.file, computation.folder(), Section::Profile)
+    let read = SideFile::find(&model.file, computation.folder(), Section::Profile)
         .and_then(|found| found.map_or(Ok(None), |learned| Profile::read(&learned, model)));
     match read {
         Ok(profile) => profile.map(|profile| Arc::new(profile.uses(model))),
@@ -439,8 +444,8 @@ pub(crate) fn known_uses(
     }
 }
 
-/// The shape that devices are measured with for a model: its blocks, in the format that most of
-/// their bytes have.
+/// The shape with which devices are measured for a model: that of its feed-forward blocks, in the
+/// format of most of their bytes.
 fn shape(model: &Model, computation: &Computation) -> Shape {
     let mut sizes: BTreeMap<&'static str, (u64, Format)> = BTreeMap::new();
     for (_, ffn) in model.blocks() {

@@ -12,8 +12,8 @@ use crate::{Error, Result};
 
 /// Host memory that a run needs, itemised.
 #[derive(Clone, Copy, Debug)]
-pub struct Need {
-    /// Weights read per token, in the file's format.
+pub struct MemoryNeed {
+    /// Weights that are read from the file as they are.
     weights: Bytes,
     /// Repacked weights.
     copies: Bytes,
@@ -21,14 +21,14 @@ pub struct Need {
     cache_per_token: Bytes,
     /// KV cache of the whole context, and recurrent states.
     cache: Bytes,
-    /// Scratch between the layers.
+    /// Scratch of the layers and of the head.
     scratch: Bytes,
 }
 
-impl Need {
-    /// The need of `model` with these settings on the CPU.
+impl MemoryNeed {
+    /// The memory that `model` needs with these settings, if everything is on the CPU.
     #[must_use]
-    pub fn of(model: &Model, options: &EngineOptions, cpu: &Device) -> Need {
+    pub fn of(model: &Model, options: &EngineOptions, cpu: &Device) -> MemoryNeed {
         let hyper = &model.hyper;
         let weights = to_convert(model, options, cpu);
         let copies = converted::size(&weights);
@@ -51,18 +51,18 @@ impl Need {
         let state: Bytes = model.layers.iter().map(state_bytes).sum();
         let state = product(&[state.0 as usize, options.n_seq + options.n_checkpoint]);
         let floats = |n: &[usize]| product(&[&[4], n].concat());
-        // With experts, only those that a token uses.
+        // Of the experts, count only those that a token uses.
         let n_ff = |ffn: &Ffn| match &ffn.experts {
             Some(experts) => experts.n + experts.n_used * experts.n_ff,
             None => ffn.n_ff(),
         };
         let n_ff = model.blocks().map(|(_, ffn)| n_ff(ffn)).max().unwrap_or(0);
-        // The workspace of an op: values of neurons, and a row of the residual.
+        // Scratch values per token, including an op's workspace and a row of the residual.
         let body = scratch_width(model) + 2 * n_ff + hyper.n_embd;
         let head = 2 * hyper.n_embd + model.n_vocab();
-        Need {
-            // Pages of the file that were only read to copy them can be dropped, and some are
-            // never read.
+        MemoryNeed {
+            // The system can drop pages that were only read to repack them, and pages of an
+            // unused predictor are never read.
             weights: Bytes(model.file.size_bytes()) - replaced,
             copies,
             cache_per_token,
@@ -71,21 +71,21 @@ impl Need {
         }
     }
 
-    /// Without what `forecast` places in memory of other devices.
+    /// The need without the weights and caches that `forecast` places in other devices' memory.
     #[must_use]
-    pub fn less(self, forecast: &Forecast, machine: &Machine) -> Need {
+    pub fn without_devices(self, forecast: &Forecast, machine: &Machine) -> MemoryNeed {
         let others = machine.others.iter().zip(&forecast.devices[1..]);
-        let apart = others.filter(|(other, _)| other.is_apart()).map(|(_, bytes)| *bytes);
+        let apart = others.filter(|(other, _)| other.has_own_memory()).map(|(_, bytes)| *bytes);
         self.without(&apart.collect::<Vec<_>>())
     }
 
-    fn without(self, all: &[DeviceBytes]) -> Need {
+    fn without(self, all: &[DeviceBytes]) -> MemoryNeed {
         let cache: Bytes = all.iter().map(|bytes| bytes.cache).sum();
         let weights: Bytes =
             all.iter().map(|bytes| bytes.frames + bytes.neurons + bytes.ends).sum();
-        // Neurons are repacked or used in place: either way they are no longer on the CPU.
+        // Neurons on devices need no repacked copy on the CPU either.
         let beyond = weights - self.weights;
-        Need {
+        MemoryNeed {
             weights: self.weights - weights,
             copies: self.copies - beyond,
             cache: self.cache - cache,
@@ -93,8 +93,8 @@ impl Need {
         }
     }
 
-    /// KV cache and scratch.
-    pub(crate) fn beside_weights(&self) -> Bytes {
+    /// Bytes of KV cache, recurrent states and scratch.
+    pub(crate) fn without_weights(&self) -> Bytes {
         self.cache + self.scratch
     }
 
@@ -104,7 +104,7 @@ impl Need {
         self.weights + self.copies + self.cache + self.scratch
     }
 
-    /// Rejects what the machine can never hold; reports what does not fit into free memory.
+    /// Fails if the need exceeds the machine's memory. A need above free memory is only a notice.
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -121,17 +121,18 @@ impl Need {
         Ok(())
     }
 
-    /// The items of the need, as text.
+    /// The need itemised, as text.
     fn items(&self, n_ctx: usize) -> String {
         let copies = match self.copies {
             Bytes(0) => String::new(),
             copies => format!("repacked copies {copies}, "),
         };
-        let Need { weights, cache, scratch, .. } = self;
+        let MemoryNeed { weights, cache, scratch, .. } = self;
         format!("weights {weights}, {copies}KV cache of {n_ctx} tokens {cache}, scratch {scratch}")
     }
 
-    /// The largest context that fits into `total`, in whole cache blocks.
+    /// The largest context that fits into `total`, in whole cache blocks; `None` if none fits.
+    /// Recurrent states are not counted.
     fn fitting_context(&self, total: Bytes) -> Option<usize> {
         let rest = total - (self.weights + self.copies + self.scratch);
         let n_ctx = rest.0 / self.cache_per_token.0.max(1) / 32 * 32;
@@ -147,18 +148,18 @@ fn product(sizes: &[usize]) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::notice::Silent;
+    use crate::notice::SilentObserver;
 
     const GIB: u64 = 1 << 30;
 
-    fn check(need: Need, total: u64) -> Result<()> {
+    fn check(need: MemoryNeed, total: u64) -> Result<()> {
         let memory = MemoryReport { total: Some(Bytes(total)), free: Some(Bytes(GIB)) };
-        need.check(memory, 1024, &Silent)
+        need.check(memory, 1024, &SilentObserver)
     }
 
     #[test]
-    fn a_model_too_large_names_its_items_and_a_context_that_fits() {
-        let need = Need {
+    fn the_error_has_the_items_and_a_context_that_fits() {
+        let need = MemoryNeed {
             weights: Bytes(4 * GIB),
             copies: Bytes(GIB),
             cache_per_token: Bytes(1 << 20),
@@ -175,9 +176,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_elsewhere_is_not_needed_here() {
+    fn weights_on_devices_need_no_host_memory() {
         let (weights, copies, cache) = (Bytes(6 * GIB), Bytes(2 * GIB), Bytes(GIB));
-        let need = Need { weights, copies, cache_per_token: Bytes(1), cache, scratch: Bytes(7) };
+        let need =
+            MemoryNeed { weights, copies, cache_per_token: Bytes(1), cache, scratch: Bytes(7) };
         let on = |neurons: u64, cache: u64| DeviceBytes {
             neurons: Bytes(neurons * GIB),
             cache: Bytes(cache * GIB),
@@ -185,16 +187,16 @@ mod tests {
         };
         assert_eq!(need.without(&[]).total(), need.total());
         assert_eq!(need.without(&[on(2, 1), on(3, 0)]).total(), Bytes(3 * GIB + 7));
-        assert_eq!(need.without(&[on(7, 1)]).total(), Bytes(GIB + 7), "copies are not made either");
+        assert_eq!(need.without(&[on(7, 1)]).total(), Bytes(GIB + 7), "no repacked copies");
     }
 
     #[test]
-    fn no_context_overflows() {
+    fn huge_contexts_do_not_overflow() {
         let file = crate::embedded::file().unwrap();
         let model = Model::from_file(file, &model::ModelOptions::default()).unwrap();
         let cpu = crate::devices::cpu(Some(1));
         let options = EngineOptions { n_ctx: u32::MAX as usize, ..EngineOptions::default() };
-        let need = Need::of(&model, &options, &cpu);
+        let need = MemoryNeed::of(&model, &options, &cpu);
         assert!(need.cache > Bytes(GIB) && need.copies > Bytes(0));
         assert_eq!(product(&[usize::MAX, usize::MAX]), Bytes::MAX);
     }

@@ -22,10 +22,10 @@
 //! default. Messages while a model is opened and loaded arrive at an [`Observer`] as typed
 //! [`Notice`]s: this crate does not print or read the environment.
 //!
-//! [`Model`] is built from steps that programs can also use one by one: [`Runtime`] chooses
-//! devices, [`Opened`] is a model that is not loaded, [`Runtime::placing`] and
-//! [`Runtime::settings`] plan, [`Runtime::load`] returns the [`engine::Engine`], and [`generate`]
-//! turns a prompt into text.
+//! [`Model`] combines steps that programs can also use one by one: [`Runtime`] chooses devices,
+//! [`Opened`] is a model that is not loaded yet, [`Runtime::placing`] and [`Runtime::settings`]
+//! plan, [`Runtime::load`] returns the [`engine::Engine`], and [`generate`] turns a prompt into
+//! text.
 
 mod assumed;
 mod choice;
@@ -45,21 +45,21 @@ mod runtime;
 mod side_file;
 mod speeds;
 
-pub use assumed::Assumed;
+pub use assumed::AssumedDevice;
 pub use error::{DeviceError, Error, Result};
 pub use generate::{Ended, Report, Settings, Token, Tokens};
 pub use loaded::{Model, Sequence};
 pub use machine::{Accelerator, Machine};
-pub use memory::Need;
+pub use memory::MemoryNeed;
 pub use notice::{
-    DeviceFull, Notice, Observer, Placed, RepackNotice, SharedObserver, Silent, SparsityNotice,
-    Task,
+    DeviceFull, Notice, Observer, PlacementReport, RepackNotice, SharedObserver, SilentObserver,
+    SparsityNotice, Task,
 };
 pub use open::{Opened, file, tokenizer};
 pub use options::{
     Budget, CacheFolder, Computation, ContextSize, DeviceOptions, Options, Processor, Sparsity,
 };
-pub use runtime::{Runtime, check_room, forecast, load_quietly};
-pub use side_file::is_learned;
+pub use runtime::{Runtime, check_total_memory, forecast, load_quietly};
+pub use side_file::has_predictor;
 pub use text::chat::{Conversation, Dialogue};
 pub use text::sample::SamplerConfig;

@@ -29,11 +29,11 @@ pub enum Task {
     Repack,
 }
 
-/// Ignores everything.
+/// An observer that ignores everything.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
+pub struct SilentObserver;
 
-impl Observer for Silent {
+impl Observer for SilentObserver {
     fn notice(&self, _: &Notice) {}
 }
 
@@ -50,77 +50,78 @@ pub enum Notice {
     Vocabulary(String),
     /// A split model is memory-mapped although the options ask to read it into memory.
     SplitFileIsMapped,
-    /// The context that was chosen, with devices besides the CPU.
+    /// The context that the runtime chose, if devices other than the CPU are used.
     Context {
-        /// Tokens.
+        /// Context size in tokens.
         n_ctx: usize,
-        /// Tokens that the model was trained with.
+        /// Context size in tokens that the model was trained with.
         n_ctx_train: usize,
-        /// A shorter context, and its speed-up in decode: `0.1` is 10 %.
+        /// A shorter context in tokens, and its speed-up in decode: `0.1` is 10 %. `None` if no
+        /// shorter context is much faster.
         shorter: Option<(usize, f64)>,
     },
-    /// The context is longer than the model's training.
+    /// The context is longer than the context of the model's training.
     ContextBeyondTraining {
-        /// Tokens.
+        /// Context size in tokens.
         n_ctx: usize,
-        /// Tokens that the model was trained with.
+        /// Context size in tokens that the model was trained with.
         n_ctx_train: usize,
     },
-    /// No device besides the CPU can be used.
+    /// No device other than the CPU can be used.
     NoDevice {
         /// The missing driver or device.
         reason: String,
-        /// Settings that expected one ([`crate::DeviceOptions::expected_by`]).
+        /// Settings that expect a device ([`crate::DeviceOptions::expected_by`]).
         expected_by: Vec<&'static str>,
     },
-    /// Only the CPU is used for a task, whatever the settings say.
+    /// A task runs on the CPU alone, although settings expect a device.
     CpuOnly {
-        /// The task, with its verb: `calibration runs`.
+        /// Subject and verb of the sentence, such as `calibration runs`.
         what: String,
-        /// Settings that expected a device.
+        /// Settings that expect a device.
         expected_by: Vec<&'static str>,
     },
     /// Whole layers cannot be placed on a device, because all neurons stay on the CPU.
     WholeLayersIgnored,
-    /// A device that cannot be opened.
+    /// A device cannot be opened.
     DeviceFailed {
-        /// The device.
+        /// Name of the device.
         device: String,
         /// The driver's error.
         reason: String,
     },
-    /// The budget is more than the device has.
+    /// The budget exceeds the device's memory.
     BudgetReduced {
-        /// The device.
+        /// Name of the device.
         device: String,
         /// The requested budget.
         wanted: Bytes,
-        /// The device's memory, which is the budget now.
+        /// The device's memory, which becomes the budget.
         total: Bytes,
     },
     /// The driver reports no memory sizes, so there is no limit.
     NoMemoryReport {
-        /// The device.
+        /// Name of the device.
         device: String,
     },
     /// A device without usable memory.
     DeviceFull(DeviceFull),
     /// Measuring a device failed, so the plan avoids it.
     NotMeasured {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// The error.
+        /// The error, as text.
         reason: String,
     },
     /// Measured speeds cannot be written to the cache folder.
     SpeedsNotKept {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The system's error.
         reason: String,
     },
     /// The placement on a device.
-    Placed(Placed),
+    Placed(PlacementReport),
     /// A user option that the placement does not meet, or a part of the model that a device
     /// rejects.
     NotPlaced(String),
@@ -128,12 +129,12 @@ pub enum Notice {
     NoProfile,
     /// The profile in the side file cannot be used.
     ProfileRefused {
-        /// Why.
+        /// The reason, as text.
         reason: String,
     },
     /// The predictor in the side file cannot be used.
     PredictorRefused {
-        /// Why.
+        /// The reason, as text.
         reason: String,
     },
     /// Which neurons are skipped, or why none are.
@@ -146,7 +147,7 @@ pub enum Notice {
         wanted: Bytes,
         /// Free memory.
         free: Bytes,
-        /// The items of the need.
+        /// The needed memory itemised, as text.
         items: String,
     },
 }
@@ -154,9 +155,9 @@ pub enum Notice {
 /// A device without usable memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFull {
-    /// The device.
+    /// Name of the device.
     pub device: String,
-    /// Free memory, or total memory if the driver does not report what is free.
+    /// Free memory, or total memory if the driver does not report free memory.
     pub known: Bytes,
     /// Memory left free for other programs.
     pub margin: Bytes,
@@ -164,20 +165,20 @@ pub struct DeviceFull {
 
 /// The placement on a device.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Placed {
-    /// The device.
+pub struct PlacementReport {
+    /// Name of the device.
     pub device: String,
-    /// Number of layers with attention on it.
+    /// Number of layers with attention on the device.
     pub n_here: usize,
-    /// Number of these that share their neurons with the CPU.
+    /// Number of layers among [`PlacementReport::n_here`] whose neurons are split with the CPU.
     pub n_split: usize,
     /// Number of layers of the model.
     pub n_layer: usize,
-    /// Memory used, the driver's reserve included.
+    /// Memory used, including the driver's reserve.
     pub used: Bytes,
     /// The budget; `None` without a limit.
     pub budget: Option<Bytes>,
-    /// Why no layer is on it.
+    /// Why no layer is on the device; `None` if the user's options explain it.
     pub why_empty: Option<String>,
 }
 
@@ -202,7 +203,7 @@ pub enum SparsityNotice {
     TrainedPredictor {
         /// Number of layers with a predictor.
         n_layers: usize,
-        /// All layers.
+        /// Number of layers of the model.
         n_layer: usize,
         /// Relative error of a block's output.
         error: f32,
@@ -214,7 +215,7 @@ pub enum SparsityNotice {
     },
     /// An imported predictor, or the one in the model file, chooses neurons.
     Predictor {
-        /// It comes from the side file.
+        /// Whether the predictor was imported into the side file.
         is_imported: bool,
         /// Number of layers with a predictor.
         n_layers: usize,
@@ -226,12 +227,12 @@ pub enum SparsityNotice {
         /// Whether another predictor is used; otherwise none is.
         other_predictor: bool,
     },
-    /// Predictors of the file that need a repacked `ffn_down`.
+    /// Predictors of the file are not used, because they need a repacked `ffn_down`.
     NeedRepacking {
         /// Number of predictors.
         n: usize,
     },
-    /// Predictors of the file in a format that is not supported.
+    /// Predictors of the file are not used, because their format is not supported.
     PredictorFormat {
         /// Number of predictors.
         n: usize,
@@ -256,32 +257,32 @@ pub enum RepackNotice {
         rest: Bytes,
         /// Free memory.
         free: Bytes,
-        /// The cost of running without it.
+        /// The cost of running without the copy.
         cost: &'static str,
     },
-    /// The cached file is written again.
+    /// The cached file is invalid and will be written again.
     Stale {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The problem.
         reason: String,
     },
     /// The cached file is being written.
     Writing {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file.
         size: Bytes,
     },
     /// The cached file cannot be written or used.
     NotKept {
-        /// Why.
+        /// The reason, as text.
         reason: String,
     },
 }
 
 impl Notice {
-    /// Whether it is only of interest in verbose output.
+    /// Whether only verbose output should show this notice.
     #[must_use]
     pub fn is_detail(&self) -> bool {
         matches!(
@@ -292,13 +293,13 @@ impl Notice {
     }
 }
 
-/// `-a and -b`.
+/// The names as text: `-a and -b`.
 fn list(names: &[&str]) -> String {
     names.join(" and ")
 }
 
-fn change(names: &[&str]) -> &'static str {
-    if names.len() == 1 { "changes" } else { "change" }
+fn has(names: &[&str]) -> &'static str {
+    if names.len() == 1 { "has" } else { "have" }
 }
 
 impl fmt::Display for Notice {
@@ -324,14 +325,14 @@ impl fmt::Display for Notice {
                 [] => write!(f, "everything runs on the CPU: {reason}"),
                 names => write!(
                     f,
-                    "{} {} nothing: {reason}, so everything runs on the CPU",
+                    "{} {} no effect: {reason}, so everything runs on the CPU",
                     list(names),
-                    change(names)
+                    has(names)
                 ),
             },
             Notice::CpuOnly { what, expected_by } => {
                 let flags = list(expected_by);
-                write!(f, "{flags} {} nothing: {what} on the CPU", change(expected_by))
+                write!(f, "{flags} {} no effect: {what} on the CPU", has(expected_by))
             }
             Notice::WholeLayersIgnored => f.write_str(
                 "the number of layers has no effect: the neurons of all layers stay on the CPU",
@@ -347,7 +348,7 @@ impl fmt::Display for Notice {
             Notice::DeviceFull(full) => fmt::Display::fmt(full, f),
             Notice::NotMeasured { device, reason } => write!(
                 f,
-                "the speed of {device} cannot be measured, so the plan leaves it out: {reason}"
+                "the speed of {device} cannot be measured, so no layer is placed on it: {reason}"
             ),
             Notice::SpeedsNotKept { path, reason } => {
                 write!(f, "measured speeds are not saved in {}: {reason}", path.display())
@@ -356,7 +357,7 @@ impl fmt::Display for Notice {
             Notice::NoProfile => f.write_str(
                 "no activation profile for this model, so all neurons rank equally; with a profile the hot neurons go to the device",
             ),
-            Notice::ProfileRefused { reason } => write!(f, "no profile is used: {reason}"),
+            Notice::ProfileRefused { reason } => write!(f, "the profile is not used: {reason}"),
             Notice::PredictorRefused { reason } => {
                 write!(f, "the side file's predictor is not used: {reason}")
             }
@@ -364,7 +365,7 @@ impl fmt::Display for Notice {
             Notice::Repack(notice) => fmt::Display::fmt(notice, f),
             Notice::LittleMemory { wanted, free, items } => write!(
                 f,
-                "the model needs {wanted} of memory and {free} are free: it may run slowly ({items})"
+                "the model needs {wanted} of memory, but only {free} are free, so it may run slowly ({items})"
             ),
         }
     }
@@ -375,16 +376,16 @@ impl fmt::Display for DeviceFull {
         let DeviceFull { device, known, margin } = self;
         write!(
             f,
-            "{device}: none of its {known} of memory can be used, since {margin} are left free for other programs"
+            "{device}: none of its {known} of memory can be used, because {margin} are left free for other programs"
         )
     }
 }
 
-impl fmt::Display for Placed {
+impl fmt::Display for PlacementReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Placed { device, n_here, n_split, n_layer, used, budget, why_empty } = self;
+        let PlacementReport { device, n_here, n_split, n_layer, used, budget, why_empty } = self;
         if *n_here == 0 {
-            write!(f, "{device}: none of the {n_layer} layers is placed here")?;
+            write!(f, "{device}: none of the {n_layer} layers is placed on it")?;
             return why_empty.as_ref().map_or(Ok(()), |why| write!(f, ": {why}"));
         }
         write!(f, "{device}: {n_here} of {n_layer} layers ({n_split} split with the CPU), {used}")?;
@@ -398,7 +399,7 @@ impl fmt::Display for SparsityNotice {
             SparsityNotice::Off => f.write_str("every neuron is computed"),
             SparsityNotice::Exact { activation } => write!(
                 f,
-                "the activation is {activation}: neurons whose gate is not positive are skipped, which changes nothing"
+                "the activation is {activation}: neurons whose gate is not positive are skipped, which does not change the result"
             ),
             SparsityNotice::NoNeurons => {
                 f.write_str("the model has no feed-forward blocks, so there are no neurons to skip")
@@ -419,22 +420,22 @@ impl fmt::Display for SparsityNotice {
                 let whose = if *is_imported { "an imported" } else { "the file's" };
                 write!(
                     f,
-                    "{whose} predictor chooses neurons in {n_layers} layers (score at least {threshold}), as in PowerInfer; what it misses changes the result"
+                    "{whose} predictor chooses neurons in {n_layers} layers (score at least {threshold}), as in PowerInfer; neurons that it misses change the result"
                 )
             }
             SparsityNotice::ThresholdIgnored { other_predictor: true } => f.write_str(
-                "the score threshold has no effect: it is for the predictor in the model file",
+                "the score threshold has no effect: it applies only to the predictor in the model file",
             ),
             SparsityNotice::ThresholdIgnored { other_predictor: false } => {
-                f.write_str("the score threshold has no effect: no predictor chooses neurons here")
+                f.write_str("the score threshold has no effect: no predictor is used")
             }
             SparsityNotice::NeedRepacking { n } => write!(
                 f,
-                "{n} of the file's predictors are not used: they need a repacked ffn_down; their layers skip by the gate alone, which is exact"
+                "{n} of the file's predictors are not used: they need a repacked ffn_down; their layers skip neurons by the gate alone, which is exact"
             ),
             SparsityNotice::PredictorFormat { n, of } => write!(
                 f,
-                "{n} of the file's {of} predictors are in an unsupported format: their layers skip by the gate alone, which is exact"
+                "{n} of the file's {of} predictors are in an unsupported format: their layers skip neurons by the gate alone, which is exact"
             ),
         }
     }
@@ -446,10 +447,10 @@ impl fmt::Display for RepackNotice {
             RepackNotice::Off { cost } => write!(f, "weights are not repacked: {cost}"),
             RepackNotice::TooLarge { size, rest, free, cost } => write!(
                 f,
-                "repacked weights would take {size} of memory beside {rest} for the context, and {free} are free: the model runs from the file as it is, and {cost}"
+                "repacked weights need {size} of memory in addition to {rest} for the context, but only {free} are free: weights are not repacked, and {cost}"
             ),
             RepackNotice::Stale { path, reason } => {
-                write!(f, "{} is written again: {reason}", path.display())
+                write!(f, "the repacked weights in {} are written again: {reason}", path.display())
             }
             RepackNotice::Writing { path, size } => {
                 write!(f, "writing repacked weights, {size}, to {}", path.display())

@@ -17,7 +17,7 @@ use crate::{Error, Result, embedded};
 pub struct Opened {
     /// The model.
     pub model: Arc<Model>,
-    /// Its vocabulary, checked against the size of the embedding.
+    /// The model's tokenizer. [`Opened::open`] checks its size against the embedding.
     pub tokenizer: Tokenizer,
 }
 
@@ -62,7 +62,7 @@ impl Opened {
 /// Opens the file; without a path, the built-in model.
 ///
 /// # Errors
-/// [`Error::File`], which names the file and what is wrong with it.
+/// [`Error::File`], which names the file and the problem.
 pub fn file(path: Option<&Path>) -> Result<gguf::File> {
     path.map_or_else(embedded::file, gguf::File::open).map_err(Error::File)
 }
@@ -70,13 +70,13 @@ pub fn file(path: Option<&Path>) -> Result<gguf::File> {
 /// The tokenizer of a file.
 ///
 /// # Errors
-/// [`Error::Vocabulary`] where the vocabulary is missing, wrong or of an unsupported kind.
+/// [`Error::Vocabulary`] if the vocabulary is missing, invalid or of an unsupported kind.
 pub fn tokenizer(file: &gguf::File) -> Result<Tokenizer> {
     let tokenizer = Vocab::from_metadata(file.metadata()).and_then(Tokenizer::new);
     tokenizer.map_err(|reason| Error::Vocabulary { file: file.name().to_owned(), reason })
 }
 
-/// Reads the file into ordinary memory. Split models stay mapped, with a notice.
+/// Reads the file into ordinary memory. A split model stays mapped, and a notice says so.
 fn read_whole(file: gguf::File, cpu: &Device, observer: &dyn Observer) -> Result<gguf::File> {
     let [path] = file.paths() else {
         if file.paths().len() > 1 {
@@ -87,8 +87,8 @@ fn read_whole(file: gguf::File, cpu: &Device, observer: &dyn Observer) -> Result
     let size = file.size_bytes();
     let total = cpu.memory().ok().and_then(|memory| memory.total);
     let mut bytes = Vec::new();
-    let room = usize::try_from(size).is_ok_and(|size| bytes.try_reserve_exact(size).is_ok());
-    if !room || total.is_some_and(|total| Bytes(size) > total) {
+    let fits = usize::try_from(size).is_ok_and(|size| bytes.try_reserve_exact(size).is_ok());
+    if !fits || total.is_some_and(|total| Bytes(size) > total) {
         return Err(Error::TooLargeToRead { size: Bytes(size) });
     }
     let name = path.display().to_string();
@@ -100,21 +100,21 @@ fn read_whole(file: gguf::File, cpu: &Device, observer: &dyn Observer) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::notice::Silent;
+    use crate::notice::SilentObserver;
 
     #[test]
     fn the_built_in_model_opens() {
         let computation = Computation { mmap: false, ..Computation::default() };
         let cpu = crate::devices::cpu(Some(1));
-        let opened = Opened::open(None, &computation, &cpu, &Silent).unwrap();
+        let opened = Opened::open(None, &computation, &cpu, &SilentObserver).unwrap();
         assert!(opened.model.is_exactly_sparse());
         let silu = Computation { activation: Some("silu".to_owned()), ..computation };
-        let opened = Opened::open(None, &silu, &cpu, &Silent).unwrap();
+        let opened = Opened::open(None, &silu, &cpu, &SilentObserver).unwrap();
         assert!(!opened.model.is_exactly_sparse());
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_named() {
+    fn a_missing_file_is_named_in_the_error() {
         let error = file(Some(Path::new("no/such.gguf"))).unwrap_err();
         let reason = std::error::Error::source(&error).unwrap().to_string();
         assert!(reason.contains("no/such.gguf"), "{error}: {reason}");

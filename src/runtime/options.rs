@@ -9,13 +9,15 @@ use placement::PlanConstraints;
 
 use crate::devices::{CpuOptions, Numa, Priority};
 
-/// Sizes of a run, and how it is computed.
+/// Context, batch, threads, KV cache and computation of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// Context in tokens; `None` for the default.
     pub n_ctx: Option<ContextSize>,
-    /// Tokens of a prompt computed in one step.
+    /// Micro-batch: the tokens of a prompt that are computed in one step.
     pub n_ubatch: NonZeroU32,
+    /// Sequences that decode at once; they share the context.
+    pub n_parallel: NonZeroU32,
     /// Threads for decode; `None` for the physical cores that this process may use.
     pub threads: Option<NonZeroUsize>,
     /// Threads for prefill; `None` for the same as [`Options::threads`].
@@ -31,6 +33,7 @@ impl Default for Options {
         Options {
             n_ctx: None,
             n_ubatch: NonZeroU32::new(512).unwrap_or(NonZeroU32::MIN),
+            n_parallel: NonZeroU32::MIN,
             threads: None,
             threads_batch: None,
             kv_formats: KvCache { k: Format::F16, v: Format::F16 },
@@ -72,8 +75,9 @@ pub struct Computation {
     /// Folder for repacked weights, measured speeds, compiled kernels and side files; `None`
     /// writes nothing to disk.
     pub cache: Option<CacheFolder>,
-    /// The feed-forward activation, if the file does not name it: `relu`, `silu`, `gelu`,
-    /// `gelu_erf`, `relu2` or `drelu`.
+    /// The feed-forward activation, which replaces that of the file: `relu`, `silu`, `gelu`,
+    /// `gelu_erf`, `relu2` or `drelu`; `None` for that of the file or, if it names none, of the
+    /// architecture.
     pub activation: Option<String>,
     /// Which neurons are skipped.
     pub sparsity: Sparsity,
@@ -102,20 +106,20 @@ impl Default for Computation {
 }
 
 impl Computation {
-    /// Path of the cache folder.
+    /// Path of the cache folder; `None` without a cache.
     #[must_use]
     pub fn folder(&self) -> Option<&Path> {
         self.cache.as_ref().map(|cache| cache.path.as_path())
     }
 }
 
-/// A folder for data that is made once: repacked weights, measured speeds, compiled kernels, side
-/// files.
+/// A folder for data that is computed once: repacked weights, measured speeds, compiled kernels,
+/// side files.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheFolder {
-    /// Its path; it is created when needed.
+    /// Path of the folder, which is created when needed.
     pub path: PathBuf,
-    /// Repacked weights smaller than this are made in memory at each start.
+    /// Repacked weights smaller than this are not cached, but repacked at each start.
     pub least: Bytes,
 }
 
@@ -140,11 +144,11 @@ pub enum Sparsity {
 /// How much memory of a device may be used.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Budget {
-    /// The free memory, less a margin for other programs.
+    /// The free memory minus a margin for other programs.
     Auto,
     /// A number of bytes.
     Bytes(u64),
-    /// A share of the device's memory, in `0..=1`.
+    /// A fraction of the device's memory, in `0..=1`.
     Share(f32),
 }
 
@@ -152,22 +156,22 @@ pub enum Budget {
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceOptions {
     /// Only devices of this backend, one of [`crate::devices::BACKENDS`]; `Some("cpu")` uses only
-    /// the CPU.
+    /// the CPU, `None` devices of all backends.
     pub backend: Option<&'static str>,
     /// Devices by name; `None` for every hardware device.
     pub named: Option<Vec<String>>,
-    /// Only the device with this number among them.
+    /// Index of the only device to use, among those that `backend` and `named` select; `None` uses
+    /// all of these.
     pub main: Option<usize>,
-    /// One per device, or one for all; empty for [`Budget::Auto`].
+    /// One budget per device, or one for all devices; empty for [`Budget::Auto`].
     pub budgets: Vec<Budget>,
     /// User options for the placement.
     pub constraints: PlanConstraints,
-    /// Exchange neurons between CPU and devices as the text changes.
+    /// Swap neurons between CPU and devices as the text changes.
     pub adapt: bool,
-    /// Measure speeds again instead of using the cached figures.
+    /// Measure speeds again instead of using cached speeds.
     pub remeasure: bool,
-    /// Settings that expect a device, by the names that the caller's user knows.
-    /// [`crate::Notice::NoDevice`] repeats them.
+    /// Names of the settings that expect a device, for the text of [`crate::Notice::NoDevice`].
     pub expected_by: Vec<&'static str>,
     /// Whether a request for whole layers was dropped, because their neurons have to stay on the
     /// CPU.

@@ -1,14 +1,15 @@
-//! Repacked weights: from a cached file, newly cached, made in memory, or none.
+//! Decides how to get repacked weights: from the cache, repacked into the cache, repacked in
+//! memory, or not at all.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use engine::converted::{self, Converted, Stale, Weight};
+use engine::converted::{self, RepackFile, StaleFile, Weight};
 use engine::{EngineOptions, to_convert};
 use hal::{Bytes, Device};
 use model::Model;
 
-use crate::memory::Need;
+use crate::memory::MemoryNeed;
 use crate::notice::{Notice, Observer, RepackNotice, Task};
 use crate::options::{CacheFolder, Computation};
 
@@ -25,7 +26,7 @@ pub(crate) fn prepare(
         let wants = EngineOptions { repack: true, ..options.clone() };
         let wanted = if options.repack { Vec::new() } else { to_convert(model, &wants, cpu) };
         if !wanted.is_empty() {
-            let cost = cost_of_rows_as_they_are(&wanted);
+            let cost = cost_without_repacking(&wanted);
             observer.notice(&Notice::Repack(RepackNotice::Off { cost }));
         }
         return options;
@@ -33,7 +34,7 @@ pub(crate) fn prepare(
     let size = converted::size(&weights);
     let kept = match &computation.cache {
         Some(CacheFolder { path, least }) if computation.mmap && size >= *least => {
-            keep(path, model, &weights, cpu, observer)
+            open_or_write(path, model, &weights, cpu, observer)
         }
         Some(_) | None => None,
     };
@@ -41,9 +42,9 @@ pub(crate) fn prepare(
     if options.converted.is_some() {
         return options;
     }
-    let rest = Need::of(model, &options, cpu).beside_weights();
+    let rest = MemoryNeed::of(model, &options, cpu).without_weights();
     let free = cpu.memory().ok().and_then(|memory| memory.free);
-    match short_of_memory(size, rest, free, cost_of_rows_as_they_are(&weights)) {
+    match copy_too_large(size, rest, free, cost_without_repacking(&weights)) {
         None => options,
         Some(notice) => {
             observer.notice(&Notice::Repack(notice));
@@ -53,16 +54,17 @@ pub(crate) fn prepare(
 }
 
 /// The cost of running without repacking these weights.
-fn cost_of_rows_as_they_are(weights: &[Weight]) -> &'static str {
+fn cost_without_repacking(weights: &[Weight]) -> &'static str {
     if weights.iter().any(|weight| weight.pack.transpose) {
-        "skipped neurons only save rows of gate and up; all of ffn_down is read"
+        "skipping a neuron saves only its rows of gate and up; all of ffn_down is read"
     } else {
         "a neuron's rows are far apart in the file, so reading them is slower"
     }
 }
 
-/// The notice that the copy of `size` does not fit into `free` besides the `rest`.
-fn short_of_memory(
+/// The notice that the repacked copy of `size` and the other allocations, `rest`, exceed the free
+/// memory; `None` if both fit or the free memory is unknown.
+fn copy_too_large(
     size: Bytes,
     rest: Bytes,
     free: Option<Bytes>,
@@ -72,19 +74,19 @@ fn short_of_memory(
     Some(RepackNotice::TooLarge { size, rest, free, cost })
 }
 
-/// Opens the cached file, or writes it; `None`, with a notice, if that is impossible.
-fn keep(
+/// Opens the cached file, or writes it first. If that fails, sends a notice and returns `None`.
+fn open_or_write(
     folder: &Path,
     model: &Model,
     weights: &[Weight],
     cpu: &Device,
     observer: &dyn Observer,
-) -> Option<Arc<Converted>> {
+) -> Option<Arc<RepackFile>> {
     let path = converted::path(folder, &model.file, weights)?;
     let tell = |notice: RepackNotice| observer.notice(&Notice::Repack(notice));
-    match Converted::open(&path, &model.file, weights) {
+    match RepackFile::open(&path, &model.file, weights) {
         Ok(converted) => return Some(converted),
-        Err(Stale::Absent) => {}
+        Err(StaleFile::Absent) => {}
         Err(stale) => {
             tell(RepackNotice::Stale { path: path.clone(), reason: stale.to_string() });
         }
@@ -93,7 +95,7 @@ fn keep(
     tell(RepackNotice::Writing { path: path.clone(), size });
     let made = write(&path, model, weights, cpu, observer);
     match made.and_then(|()| {
-        Converted::open(&path, &model.file, weights).map_err(|stale| stale.to_string())
+        RepackFile::open(&path, &model.file, weights).map_err(|stale| stale.to_string())
     }) {
         Ok(converted) => Some(converted),
         Err(reason) => {
@@ -122,14 +124,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_copy_is_left_where_it_does_not_fit() {
+    fn weights_are_not_repacked_if_the_copy_does_not_fit() {
         let gib = |n: u64| Bytes(n << 30);
-        assert_eq!(short_of_memory(gib(2), gib(1), None, ""), None);
-        assert_eq!(short_of_memory(gib(2), gib(1), Some(gib(3)), ""), None);
+        assert_eq!(copy_too_large(gib(2), gib(1), None, ""), None);
+        assert_eq!(copy_too_large(gib(2), gib(1), Some(gib(3)), ""), None);
         let free = gib(3) - Bytes(1);
-        let notice = short_of_memory(gib(2), gib(1), Some(free), "").unwrap();
+        let notice = copy_too_large(gib(2), gib(1), Some(free), "").unwrap();
         let (size, rest) = (gib(2), gib(1));
         assert_eq!(notice, RepackNotice::TooLarge { size, rest, free, cost: "" });
-        assert!(short_of_memory(Bytes::MAX, Bytes::MAX, Some(gib(1)), "").is_some());
+        assert!(copy_too_large(Bytes::MAX, Bytes::MAX, Some(gib(1)), "").is_some());
     }
 }

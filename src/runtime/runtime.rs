@@ -1,33 +1,33 @@
-//! From options to an engine: devices, context, side files, loading.
+//! Turns options into an engine: devices, context, side files, loading.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use engine::{DenseFrom, Engine, EngineOptions, Placing};
+use engine::{DenseFrom, Engine, EngineOptions, PlannerInputs};
 use hal::op::{Activation, FfnKind};
 use hal::{Bytes, Device};
 use model::Model;
 use placement::{CPU, Forecast, Speed};
 
-use crate::assumed::Assumed;
+use crate::assumed::AssumedDevice;
 use crate::machine::{self, Machine};
-use crate::memory::Need;
-use crate::notice::{Notice, Observer, SharedObserver, Silent, SparsityNotice, Task};
+use crate::memory::MemoryNeed;
+use crate::notice::{Notice, Observer, SharedObserver, SilentObserver, SparsityNotice, Task};
 use crate::open::Opened;
 use crate::options::{ContextSize, Options, Sparsity};
 use crate::{Error, Result, repack, side_file};
 
-/// Default context: the model's own, but at most this, since the KV cache takes memory.
+/// Default context in tokens: the model's own, but at most this, to limit the KV cache.
 const DEFAULT_CONTEXT: usize = 4096;
 /// A larger context is chosen if it keeps at least this fraction of the speed.
-const GOOD: f64 = 0.95;
-/// A shorter context is suggested if it is faster by at least this share.
-const WORTH_A_HINT: f64 = 0.1;
-/// Placeholder for a quality level, whose error depends on the model.
-const UNKNOWN: f32 = 0.0;
+const MIN_SPEED: f64 = 0.95;
+/// A shorter context is suggested if it is faster by at least this fraction.
+const MIN_GAIN: f64 = 0.1;
+/// Placeholder for the error of a quality level, which depends on the model.
+const PLACEHOLDER: f32 = 0.0;
 
-/// Options, and the devices that they select. Methods that take a model take one that is opened
-/// but not loaded.
+/// Options, and the devices that they select. The models passed to its methods are opened, but not
+/// loaded.
 #[derive(Clone)]
 pub struct Runtime {
     options: Options,
@@ -59,8 +59,8 @@ impl Runtime {
         Runtime { options, machine, observer }
     }
 
-    /// As [`Runtime::cpu`], for a task that never uses devices: a notice names the settings that
-    /// expect one. `what` is the task with its verb.
+    /// As [`Runtime::cpu`], for a task that never uses devices. A notice names the settings that
+    /// expect a device; `what` is its subject and verb, such as `calibration runs`.
     #[must_use]
     pub fn cpu_only(what: &str, options: Options, observer: SharedObserver) -> Runtime {
         let expected_by = options.computation.devices.expected_by.clone();
@@ -76,14 +76,14 @@ impl Runtime {
     /// [`Error::Device`].
     pub fn assume(
         options: Options,
-        assumed: &[Assumed],
+        assumed: &[AssumedDevice],
         observer: SharedObserver,
     ) -> Result<Runtime> {
         let machine = Machine::assume(&options, assumed, &observer)?;
         Ok(Runtime { options, machine, observer })
     }
 
-    /// The options.
+    /// The options of the run.
     #[must_use]
     pub fn options(&self) -> &Options {
         &self.options
@@ -95,7 +95,7 @@ impl Runtime {
         &self.machine
     }
 
-    /// Receives notices and progress.
+    /// The receiver of notices and progress.
     #[must_use]
     pub fn observer(&self) -> &SharedObserver {
         &self.observer
@@ -110,11 +110,11 @@ impl Runtime {
         Opened::open(path, computation, &self.machine.cpu, self.observer.as_ref())
     }
 
-    /// The planner's input for `model`: user options, speeds, how often each neuron is used.
-    /// Devices without cached figures are measured; without devices besides the CPU there is
-    /// nothing to plan.
+    /// The planner's input for `model`: user options, speeds, and how often each neuron fires.
+    /// Devices without cached speeds are measured. Without devices other than the CPU, only the
+    /// user options are set.
     #[must_use]
-    pub fn placing(&self, model: &Model) -> Placing {
+    pub fn placing(&self, model: &Model) -> PlannerInputs {
         self.machine.placing(model, &self.options.computation, self.observer.as_ref())
     }
 
@@ -124,27 +124,28 @@ impl Runtime {
         self.machine.measured(model, &self.options.computation, self.observer.as_ref())
     }
 
-    /// How often each neuron is used, `[n_layer][n_ff]`, from the model's activation profile;
-    /// `None` without a profile, or if tokens use all neurons.
+    /// How often each neuron fires, `[n_layer][n_ff]`, from the model's activation profile; `None`
+    /// without a usable profile, or if every token uses all neurons.
     #[must_use]
     pub fn known_uses(&self, model: &Model) -> Option<Arc<Vec<Vec<f32>>>> {
         machine::known_uses(model, &self.options.computation, self.observer.as_ref())
     }
 
-    /// The context to use: that of the options; with devices, the largest that costs hardly any
-    /// speed; otherwise the model's own up to 4096.
+    /// The context size in tokens: that of the options; else the model's own, at most 4096. With
+    /// devices, that grows to the trained size, its half, its quarter and so on, the largest that
+    /// keeps 95 % of the decode speed and all layers on devices.
     #[must_use]
-    pub fn context(&self, model: &Model, placing: &Placing) -> usize {
+    pub fn context(&self, model: &Model, placing: &PlannerInputs) -> usize {
         let usual = self.fixed_context(self.options.n_ctx, model);
         let trained = model.hyper.n_ctx_train;
         if self.options.n_ctx.is_some() || self.machine.others.is_empty() {
             return usual;
         }
         let devices = self.machine.devices();
-        // Errors of the side file are reported when it is used.
+        // Loading reports errors of the side file later.
         let computation = &self.options.computation;
         let settings = |n_ctx| self.settings(n_ctx);
-        let learned = side_file::add(model, settings(usual), computation, &Silent);
+        let learned = side_file::add(model, settings(usual), computation, &SilentObserver);
         let learned = learned.unwrap_or_else(|_| settings(usual));
         let forecast = |n_ctx| {
             let n_ubatch = settings(n_ctx).n_ubatch;
@@ -152,26 +153,26 @@ impl Runtime {
             let settings = EngineOptions { n_ctx, n_ubatch, placing, ..learned.clone() };
             engine::forecast(model, &devices, &settings)
         };
-        let least = forecast(usual).rate() * GOOD;
+        let least = forecast(usual).rate() * MIN_SPEED;
         let mut halves =
             std::iter::successors(Some(trained), |n| Some(n / 2).filter(|n| *n > usual));
         let fits = |n_ctx: &usize| {
             let forecast = forecast(*n_ctx);
-            // A KV cache on the CPU would take memory from everything else.
+            // A context that pushes layers, and so their KV caches, to the CPU is too large.
             let on_cpu = forecast.placement.layers.iter().filter(|layer| layer.home == CPU).count();
             forecast.rate() >= least && on_cpu == 0
         };
         let n_ctx = halves.find(fits).unwrap_or(usual);
-        // Compared for the same number of tokens in the context.
+        // Compare both sizes with the same number of tokens in the context.
         let past = |n_ctx| engine::assumed_past(&settings(n_ctx));
         let shorter = Some(n_ctx / 2).filter(|&n| past(n) == past(n_ctx));
         let gain = shorter.map(|n| (n, forecast(n).rate() / forecast(n_ctx).rate() - 1.0));
-        let shorter = gain.filter(|(_, gain)| *gain > WORTH_A_HINT);
+        let shorter = gain.filter(|(_, gain)| *gain > MIN_GAIN);
         self.observer.notice(&Notice::Context { n_ctx, n_ctx_train: trained, shorter });
         n_ctx
     }
 
-    /// The context without regard to devices.
+    /// The context size in tokens, whatever the devices.
     #[must_use]
     pub fn fixed_context(&self, wanted: Option<ContextSize>, model: &Model) -> usize {
         let n_ctx_train = model.hyper.n_ctx_train;
@@ -189,24 +190,25 @@ impl Runtime {
         }
     }
 
-    /// The engine's settings for one sequence of `n_ctx` tokens, without a plan
+    /// The engine's settings for `n_ctx` tokens over all sequences, without a plan
     /// ([`Runtime::placing`]) and without the side file ([`Runtime::with_side_file`]).
     #[must_use]
     pub fn settings(&self, n_ctx: usize) -> EngineOptions {
-        let Options { n_ubatch, kv_formats, computation, .. } = &self.options;
+        let Options { n_ubatch, n_parallel, kv_formats, computation, .. } = &self.options;
+        let n_seq = n_parallel.get() as usize;
         EngineOptions {
             n_ctx,
             n_ubatch: (n_ubatch.get() as usize).min(n_ctx.max(1)),
-            n_seq: 1,
-            // Recurrent layers only: the state after the prompt, to which the next turn of a
-            // conversation returns.
-            n_checkpoint: 1,
+            n_seq,
+            // For recurrent layers: keeps the state after the prompt, to which the next turn of a
+            // conversation returns; with several sequences also that of an idle conversation.
+            n_checkpoint: if n_seq == 1 { 1 } else { 2 * n_seq },
             kv_formats: *kv_formats,
             sparsity: match computation.sparsity {
                 Sparsity::Predicted => engine::Sparsity::Predicted,
                 Sparsity::Exact => engine::Sparsity::Exact,
-                // `side_file::add` replaces it with the model's own error.
-                Sparsity::Balanced | Sparsity::Fast => engine::Sparsity::Within(UNKNOWN),
+                // `side_file::add` replaces the placeholder by the model's own error.
+                Sparsity::Balanced | Sparsity::Fast => engine::Sparsity::Within(PLACEHOLDER),
                 Sparsity::Within(error) => engine::Sparsity::Within(error),
                 Sparsity::Off => engine::Sparsity::Off,
             },
@@ -214,7 +216,10 @@ impl Runtime {
             chooser: None,
             repack: computation.repack,
             converted: None,
-            placing: Placing { constraints: computation.devices.constraints, ..Placing::default() },
+            placing: PlannerInputs {
+                constraints: computation.devices.constraints,
+                ..PlannerInputs::default()
+            },
             adapt: computation.devices.adapt,
             streaming: engine::Streaming::Measured,
             dense_from: DenseFrom::NEVER,
@@ -225,15 +230,16 @@ impl Runtime {
     /// needs them.
     ///
     /// # Errors
-    /// [`Error::NoPredictor`] and others if there is no suitable one.
+    /// [`Error::NoPredictor`], [`Error::NoLevels`], [`Error::LevelNotReached`] or
+    /// [`Error::Predictor`].
     pub fn with_side_file(&self, model: &Model, settings: EngineOptions) -> Result<EngineOptions> {
         side_file::add(model, settings, &self.options.computation, self.observer.as_ref())
     }
 
-    /// Host memory that `model` needs as planned in `forecast`.
+    /// Host memory that `model` needs with the placement of `forecast`.
     #[must_use]
-    pub fn need(&self, model: &Model, settings: &EngineOptions, forecast: &Forecast) -> Need {
-        Need::of(model, settings, &self.machine.cpu).less(forecast, &self.machine)
+    pub fn need(&self, model: &Model, settings: &EngineOptions, forecast: &Forecast) -> MemoryNeed {
+        MemoryNeed::of(model, settings, &self.machine.cpu).without_devices(forecast, &self.machine)
     }
 
     /// Loads `model`: repacks weights or takes them from the cache, and rejects a model that
@@ -252,17 +258,18 @@ impl Runtime {
         let cpu = &self.machine.cpu;
         let has_devices = !self.machine.others.is_empty();
         let planned = has_devices.then(|| engine::forecast(model, &devices, &settings));
-        let elsewhere = planned.as_ref().is_some_and(uses_devices);
+        let on_devices = planned.as_ref().is_some_and(uses_devices);
         // Repacked weights are only cached for models that are entirely on the CPU.
-        let settings = if elsewhere {
+        let settings = if on_devices {
             settings
         } else {
             repack::prepare(model, settings, &self.options.computation, cpu, observer)
         };
         report_sparsity(model, &settings, observer);
-        let need = Need::of(model, &settings, cpu);
-        // Memory of an integrated device is memory of the machine too.
-        let need = planned.as_ref().map_or(need, |forecast| need.less(forecast, &self.machine));
+        let need = MemoryNeed::of(model, &settings, cpu);
+        // `without_devices` keeps integrated devices in the need, because they use host memory.
+        let need =
+            planned.as_ref().map_or(need, |forecast| need.without_devices(forecast, &self.machine));
         need.check(cpu.memory().unwrap_or_default(), settings.n_ctx, observer)?;
         if let Some(forecast) = &planned {
             self.machine.report(forecast, model, &settings, observer);
@@ -301,11 +308,11 @@ pub fn load_quietly(model: &Arc<Model>, settings: EngineOptions, cpu: Device) ->
     Ok(Engine::load(Arc::clone(model), vec![cpu], settings, None, quiet, &|_, _| {})?)
 }
 
-/// Rejects a model of `size` in memory if the machine has less.
+/// Fails if the machine has less memory than `size`.
 ///
 /// # Errors
 /// [`Error::Memory`].
-pub fn check_room(size: Bytes) -> Result<()> {
+pub fn check_total_memory(size: Bytes) -> Result<()> {
     let memory = crate::devices::cpu(Some(1)).memory().ok();
     match memory.and_then(|memory| memory.total).filter(|total| size > *total) {
         Some(total) => {
@@ -315,14 +322,14 @@ pub fn check_room(size: Bytes) -> Result<()> {
     }
 }
 
-/// Whether anything is placed on a device besides the CPU.
+/// Whether anything is placed on a device other than the CPU.
 fn uses_devices(forecast: &Forecast) -> bool {
     let placement = &forecast.placement;
     let ends = [placement.embed, placement.head];
     placement.layers.iter().map(|layer| layer.home).chain(ends).any(|home| home != CPU)
 }
 
-/// Reports which neurons are skipped, or why none are although skipping may be expected.
+/// Sends notices that say which neurons are skipped, or why none are.
 fn report_sparsity(model: &Model, options: &EngineOptions, observer: &dyn Observer) {
     let tell = |notice: SparsityNotice| observer.notice(&Notice::Sparsity(notice));
     let activation = match (model.activation, model.ffn_kind) {
@@ -378,8 +385,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_context_is_the_models_or_the_one_asked_for() {
-        let runtime = Runtime::cpu(Options::default(), Arc::new(Silent));
+    fn the_context_is_the_models_or_the_requested_one() {
+        let runtime = Runtime::cpu(Options::default(), Arc::new(SilentObserver));
         let model = runtime.open(None).unwrap().model;
         let n = runtime.fixed_context(None, &model);
         assert_eq!(n, model.hyper.n_ctx_train.min(DEFAULT_CONTEXT));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use engine::EngineOptions;
-use learn::learned::Learned;
+use learn::learned::SideFile;
 use learn::predictor;
 use model::Model;
 use model::chooser::{Chooser, Layers};
@@ -12,7 +12,7 @@ use crate::notice::{Notice, Observer, SparsityNotice};
 use crate::options::{Computation, Sparsity};
 use crate::{Error, Result};
 
-/// The settings with the side file's predictor or thresholds, if they ask for them.
+/// The settings with the side file's predictor or thresholds, if their sparsity needs them.
 ///
 /// # Errors
 /// [`Error::NoPredictor`], [`Error::NoLevels`], [`Error::LevelNotReached`], [`Error::Predictor`].
@@ -48,8 +48,9 @@ pub(crate) fn add(
 /// Whether the model has a complete predictor or complete thresholds.
 ///
 /// # Errors
-/// A damaged or unsuitable side file.
-pub fn is_learned(model: &Model, computation: &Computation) -> predictor::Result<bool> {
+/// A damaged or unsuitable side file, or one that is unfinished unless its training began at the
+/// model's first use.
+pub fn has_predictor(model: &Model, computation: &Computation) -> predictor::Result<bool> {
     let Some(learned) = find(model, computation)? else { return Ok(false) };
     match predictor::read(&learned, model) {
         Ok(found) => Ok(found.is_some()),
@@ -62,8 +63,8 @@ pub fn is_learned(model: &Model, computation: &Computation) -> predictor::Result
     }
 }
 
-fn find(model: &Model, computation: &Computation) -> predictor::Result<Option<Learned>> {
-    Ok(Learned::find(&model.file, computation.folder(), predictor::section(model))?)
+fn find(model: &Model, computation: &Computation) -> predictor::Result<Option<SideFile>> {
+    Ok(SideFile::find(&model.file, computation.folder(), predictor::section(model))?)
 }
 
 fn read(model: &Model, computation: &Computation) -> predictor::Result<Option<Chooser>> {
@@ -73,8 +74,8 @@ fn read(model: &Model, computation: &Computation) -> predictor::Result<Option<Ch
     })
 }
 
-/// The settings with the imported predictor of the model, if it has one. Since no option asked for
-/// it, problems of the file are only notices.
+/// The settings with the imported predictor of the model, if it has one. No option asks for this
+/// predictor, so problems with its file are only notices.
 fn imported(
     model: &Model,
     options: EngineOptions,
@@ -94,7 +95,7 @@ fn imported(
 }
 
 /// The notice about the side file's predictor or thresholds, for a relative `error` of a block's
-/// output.
+/// output. `None` if the engine uses neither, or an imported predictor.
 pub(crate) fn skips(model: &Model, options: &EngineOptions, error: f32) -> Option<SparsityNotice> {
     match &options.chooser.as_ref()?.layers {
         Layers::Predictors(_) => Some(SparsityNotice::TrainedPredictor {
@@ -107,7 +108,8 @@ pub(crate) fn skips(model: &Model, options: &EngineOptions, error: f32) -> Optio
     }
 }
 
-/// Minimum score of the imported predictor that replaces the file's, if there is one.
+/// Minimum score of the imported predictor, which replaces the predictor of the model file; `None`
+/// if none was imported.
 pub(crate) fn imported_threshold(options: &EngineOptions) -> Option<f32> {
     match &options.chooser.as_ref()?.layers {
         Layers::Imported { threshold, .. } => Some(*threshold),

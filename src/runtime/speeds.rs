@@ -1,5 +1,5 @@
-//! Measured speeds, cached in the user's cache folder: measured once, so that plans, and with them
-//! the last bits of a result, do not change between starts.
+//! Speeds are measured once and cached in the user's cache folder. So plans, and with them the last
+//! bits of a result, do not change between starts.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,36 +7,36 @@ use std::sync::Arc;
 use engine::DenseFrom;
 use hal::{Backend, Bytes, Device, DeviceId};
 use learn::learned::lock;
-use measure::bench::{Shape, dense_from, speed, steady};
+use measure::bench::{Shape, dense_from, round_to_two_digits, speed};
 use placement::Speed;
 use serde_json::{Map, Value, json};
 
 use crate::notice::{Notice, Observer};
 
-/// Name of the file; the number changes when the meaning of a figure changes.
+/// Name of the file. The number changes when the meaning of a value changes.
 const FILE: &str = "speeds-4.json";
 
-/// Figures by device and by the shape of the weights.
+/// Measured speeds by device and by the shape of the weights.
 #[derive(Debug)]
 pub(crate) struct Speeds {
     path: Option<PathBuf>,
     known: Map<String, Value>,
     remeasure: bool,
-    /// Figures measured by this process.
+    /// Values measured by this process.
     measured: Map<String, Value>,
 }
 
 impl Speeds {
-    /// Loads those in `folder`; none if the caller asks to measure again. An unreadable file counts
-    /// as empty.
+    /// Loads the speeds cached in `folder`; with `remeasure`, they are not used. An unreadable file
+    /// counts as empty.
     pub(crate) fn open(folder: Option<&Path>, remeasure: bool) -> Speeds {
         let path = folder.map(|folder| folder.join(FILE));
-        let known = path.as_deref().map(kept).unwrap_or_default();
+        let known = path.as_deref().map(saved_values).unwrap_or_default();
         Speeds { path, known, remeasure, measured: Map::new() }
     }
 
-    /// The speed of a device with weights of `shape`; `threads` is 0 for devices without threads.
-    /// Measuring uses at most a part of `most` bytes.
+    /// The speed of a device with weights of `shape`, cached or measured. `threads` is 0 for
+    /// devices without threads. Measuring allocates less than `most` bytes.
     ///
     /// # Errors
     /// The device's error.
@@ -56,21 +56,22 @@ impl Speeds {
         if let Some(kept) = self.known.get(&key).filter(|_| !self.remeasure).and_then(read) {
             return Ok(kept);
         }
-        // A separate ledger: the memory used to measure is not part of a run.
+        // Use a separate ledger, because the memory used to measure is not part of a run.
         let device = Device::new(Arc::clone(backend), DeviceId(0), Bytes::MAX);
         let free = backend.memory().ok().and_then(|memory| memory.free);
-        let room = free.unwrap_or(Bytes::MAX).min(most);
-        let measured = speed(&device, shape, Some(room))?;
+        let available = free.unwrap_or(Bytes::MAX).min(most);
+        let measured = speed(&device, shape, Some(available))?;
         let Speed { dense, sparse, hand_off, op, refill, prompt, upload } = measured;
-        let [dense, sparse, prompt, upload] = [dense, sparse, prompt, upload].map(steady);
-        let [hand_off, op, refill] = [hand_off, op, refill].map(steady);
+        let [dense, sparse, prompt, upload] =
+            [dense, sparse, prompt, upload].map(round_to_two_digits);
+        let [hand_off, op, refill] = [hand_off, op, refill].map(round_to_two_digits);
         let figures = json!({ "bytes_per_second": dense, "row_bytes_per_second": sparse, "hand_off_seconds": hand_off, "op_seconds": op, "refill_seconds": refill, "prompt_bytes_per_second": prompt, "upload_bytes_per_second": upload });
         self.known.insert(key.clone(), figures.clone());
         self.measured.insert(key, figures);
         Ok(Speed { dense, sparse, hand_off, op, refill, prompt, upload })
     }
 
-    /// Measured or cached crossovers for the processor with `threads` threads and weights of
+    /// Measured or cached crossovers for the CPU with `threads` threads and weights of
     /// `shape`.
     ///
     /// # Errors
@@ -90,21 +91,21 @@ impl Speeds {
         }
         let device = Device::new(Arc::clone(backend), DeviceId(0), Bytes::MAX);
         let free = backend.memory().ok().and_then(|memory| memory.free);
-        let shares = dense_from(&device, shape, DenseFrom::TOKENS, free)?.map(steady);
+        let shares = dense_from(&device, shape, DenseFrom::TOKENS, free)?.map(round_to_two_digits);
         let figures = json!({ "tokens": DenseFrom::TOKENS, "dense_from": shares });
         self.known.insert(key.clone(), figures.clone());
         self.measured.insert(key, figures);
         Ok(DenseFrom(shares.map(|share| share as f32)))
     }
 
-    /// Saves new figures. If that fails, they are measured again next time.
+    /// Saves new values. If saving fails, the next start measures them again.
     pub(crate) fn save(&self, observer: &dyn Observer) {
         let Some(path) = self.path.as_ref().filter(|_| !self.measured.is_empty()) else { return };
         let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
         let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        // Figures that another program has measured in the meantime are kept.
+        // Keep values that another process saved in the meantime.
         let _held = lock(path);
-        let mut all = kept(path);
+        let mut all = saved_values(path);
         all.extend(self.measured.clone());
         let text = format!("{:#}\n", Value::Object(all));
         let written = folder
@@ -118,13 +119,13 @@ impl Speeds {
     }
 }
 
-/// The figures in the file; empty if it cannot be read.
-fn kept(path: &Path) -> Map<String, Value> {
+/// The values in the file; empty if the file cannot be read.
+fn saved_values(path: &Path) -> Map<String, Value> {
     let text = std::fs::read_to_string(path).ok();
     text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
 }
 
-/// Cached crossovers, if they are valid.
+/// Parses cached crossovers; `None` if they are invalid.
 fn read_shares(value: &Value) -> Option<DenseFrom> {
     let shares = value.get("dense_from")?.as_array()?;
     let shares = shares.iter().map(|share| share.as_f64().filter(|share| *share >= 0.0));
@@ -132,12 +133,12 @@ fn read_shares(value: &Value) -> Option<DenseFrom> {
     Some(DenseFrom(shares.try_into().ok()?))
 }
 
-/// A cached figure, if it is valid.
+/// Parses a cached speed; `None` if it is invalid.
 fn read(value: &Value) -> Option<Speed> {
     let number = |name: &str| {
         let number = value.get(name)?.as_f64().filter(|x| x.is_finite() && *x >= 0.0);
-        // JSON does not preserve the last bit.
-        number.map(steady)
+        // JSON does not preserve the last bit, so round again.
+        number.map(round_to_two_digits)
     };
     let (dense, sparse) = (number("bytes_per_second")?, number("row_bytes_per_second")?);
     let (hand_off, op) = (number("hand_off_seconds")?, number("op_seconds")?);
@@ -150,30 +151,30 @@ fn read(value: &Value) -> Option<Speed> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::notice::Silent;
+    use crate::notice::SilentObserver;
     use hal::format::Format;
 
     #[test]
-    fn what_was_measured_is_kept_and_nonsense_is_not_believed() {
+    fn speeds_are_cached_and_invalid_files_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let backend = crate::devices::cpu_backend(crate::devices::CpuOptions {
             threads: Some(1),
             ..crate::devices::CpuOptions::default()
         });
         let mut speeds = Speeds::open(Some(folder.path()), false);
-        let shape = Shape { n_embd: 512, size: Bytes(4 << 20), ..Shape::usual(Format::F16) };
+        let shape = Shape { n_embd: 512, size: Bytes(4 << 20), ..Shape::of_7b_model(Format::F16) };
         let measured = speeds.speed(&backend, 1, &shape, Bytes::MAX).unwrap();
-        speeds.save(&Silent);
+        speeds.save(&SilentObserver);
         let mut again = Speeds::open(Some(folder.path()), false);
         assert_eq!(again.speed(&backend, 1, &shape, Bytes::MAX).unwrap(), measured);
         assert!(again.measured.is_empty());
-        // Two programs that start at the same time keep the figures of both.
+        // If two processes measure at the same time, the file keeps the values of both.
         let others = [256, 320].map(|n_embd| Shape { n_embd, ..shape });
         let mut both = [(); 2].map(|()| Speeds::open(Some(folder.path()), false));
         for (speeds, shape) in both.iter_mut().zip(&others) {
             speeds.speed(&backend, 1, shape, Bytes::MAX).unwrap();
         }
-        both.iter().for_each(|speeds| speeds.save(&Silent));
+        both.iter().for_each(|speeds| speeds.save(&SilentObserver));
         assert_eq!(Speeds::open(Some(folder.path()), false).known.len(), 3);
         for text in ["", "{", "[]", "{\"a\": 1}"] {
             std::fs::write(folder.path().join(FILE), text).unwrap();

@@ -1,7 +1,7 @@
 //! Text processing around a model: token ids ([`tokenizer`]), conversations ([`chat`]), sampling of
 //! the next token ([`sample`]).
 //!
-//! Not here: the model, devices.
+//! This crate does not depend on the model or on devices.
 
 pub mod chat;
 pub mod sample;

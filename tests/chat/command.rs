@@ -1,4 +1,4 @@
-//! The command with standard input closed or a pipe.
+//! Conversations with a closed standard input or a pipe.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Output, Stdio};
@@ -21,7 +21,7 @@ pub(super) fn with_env(args: &[&str], input: Option<&str>, env: &[(&str, &str)])
     command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
     let mut child = command.spawn().unwrap();
     if let Some(input) = input {
-        // A program that has exited does not read the rest.
+        // Writing fails if the program exits without reading all its input.
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     }
     child.wait_with_output().unwrap()
@@ -35,7 +35,7 @@ pub(super) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Greedy and short.
+/// Arguments for short answers with greedy sampling.
 const SHORT: [&str; 5] = ["chat", "--temp", "0", "-n", "12"];
 
 pub(super) fn chat(more: &[&str], input: Option<&str>) -> Output {
@@ -49,7 +49,7 @@ pub(super) fn check_done(output: &Output) {
 }
 
 #[test]
-fn closed_input_ends_at_once() {
+fn closed_input_ends_the_chat() {
     for args in [&["chat"][..], &["-cnv"], &["run", "-cnv"]] {
         let output = thermocline(args, None);
         check_done(&output);
@@ -58,7 +58,7 @@ fn closed_input_ends_at_once() {
 }
 
 #[test]
-fn without_a_template_turns_are_plain_and_it_is_said_once() {
+fn without_a_template_turns_are_plain_and_noted_once() {
     let output = chat(&[], Some("Tell me a story about a cat.\nAnd then?\n"));
     check_done(&output);
     let (text, notes) = (stdout(&output), stderr(&output));
@@ -70,7 +70,7 @@ fn without_a_template_turns_are_plain_and_it_is_said_once() {
 }
 
 #[test]
-fn each_line_is_a_turn_and_the_same_ones_give_the_same_answers() {
+fn each_line_is_a_turn_and_answers_are_reproducible() {
     let input = "One day\nThe end\\\nof it\n";
     let template = ["--chat-template", "chatml"];
     let first = chat(&template, Some(input));
@@ -115,18 +115,18 @@ fn commands_are_answered_on_standard_error() {
 }
 
 #[test]
-fn an_answer_can_be_given_again_and_forgotten() {
+fn regen_and_clear_repeat_the_answer() {
     let output = chat(&[], Some("A dog\n/regen\n/clear\nA dog\n"));
     check_done(&output);
     let text = stdout(&output);
     let third = text.len() / 3;
     assert!(text.len().is_multiple_of(3), "{text:?}");
-    assert_eq!(text[..third], text[third..2 * third], "greedy answers are the same again");
-    assert_eq!(text[..third], text[2 * third..], "and after the conversation was forgotten");
+    assert_eq!(text[..third], text[third..2 * third], "greedy answers repeat");
+    assert_eq!(text[..third], text[2 * third..], "greedy answers repeat after /clear");
 }
 
 #[test]
-fn with_a_message_and_nobody_there_it_is_one_turn() {
+fn a_message_without_a_terminal_is_one_turn() {
     let output = chat(&["-p", "A bird"], Some("never read\n"));
     check_done(&output);
     let run = thermocline(&["run", "--chat", "--temp", "0", "-n", "12", "-p", "A bird"], None);
@@ -142,7 +142,7 @@ fn with_a_message_and_nobody_there_it_is_one_turn() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_exit_code() {
+fn errors_have_a_message_and_an_exit_code() {
     let cases: [(&[&str], i32, &str); 8] = [
         (&["chat", "--chat-template", "magic"], 2, "unknown chat template 'magic'"),
         (&["chat", "--chat-template", "{% if %}"], 2, "line 1: "),
@@ -167,7 +167,7 @@ fn what_is_wrong_is_said_with_its_exit_code() {
 }
 
 #[test]
-fn a_conversation_that_is_too_long_is_said_or_shortened() {
+fn a_full_context_is_an_error_or_drops_old_turns() {
     let input = "One two three four five six seven eight nine ten\n".repeat(6);
     let full = chat(&["-c", "96"], Some(&input));
     assert_eq!(full.status.code(), Some(1), "{}", stderr(&full));
@@ -179,7 +179,7 @@ fn a_conversation_that_is_too_long_is_said_or_shortened() {
 
 #[test]
 fn reasoning_is_kept_out_of_standard_output() {
-    // A template that opens the reasoning: all that a story model writes then is reasoning.
+    // The template opens the reasoning, and the story model never closes it.
     let template = "{% for m in messages %}{{ m.content }}\n{% endfor %}<think>";
     let output = chat(&["-p", "A cat", "--chat-template", template], None);
     check_done(&output);
@@ -223,16 +223,16 @@ fn marks_of_reasoning_may_be_control_tokens() {
     ];
     let split = chat(&args.concat(), None);
     check_done(&split);
-    assert_eq!(stdout(&split).trim(), "", "all is reasoning");
+    assert_eq!(stdout(&split).trim(), "", "the whole answer is reasoning");
     assert!(stderr(&split).contains("[THINK][THINK]"), "{}", stderr(&split));
     let whole = chat(&[&args.concat()[..], &["--reasoning-format", "none"]].concat(), None);
     assert_eq!(stdout(&whole).trim(), "[THINK]".repeat(12));
 }
 
 #[test]
-fn the_token_that_ends_a_turn_is_shown_and_not_remembered() {
+fn the_end_of_turn_token_is_shown_but_not_in_the_next_prompt() {
     let template = "{% for m in messages %}{{ m.content }}</s>{% endfor %}";
-    // The model only generates its end token.
+    // The model only generates its EOS token.
     let args = ["--chat-template", template, "--logit-bias", "2+1000000", "--verbose-prompt"];
     let input = Some("A cat\nA dog\n");
     let [special, plain] =
@@ -244,22 +244,22 @@ fn the_token_that_ends_a_turn_is_shown_and_not_remembered() {
         let tokens = told.lines().filter(|line| line.contains("-> '")).map(str::to_owned);
         tokens.collect::<Vec<_>>()
     };
-    assert_eq!(prompts(&special), prompts(&plain), "the second turn is asked the same");
+    assert_eq!(prompts(&special), prompts(&plain), "the second turn has the same prompt");
     assert_eq!(prompts(&plain).iter().filter(|line| line.ends_with("'</s>'")).count(), 4);
 }
 
 #[test]
-fn a_command_may_go_on_in_the_next_line() {
+fn a_slash_command_may_span_lines() {
     let output = chat(&[], Some("/system Be \\\nvery \\\nbrief.\n/system\n/exit\n"));
     check_done(&output);
     assert!(stderr(&output).contains("Be \\nvery \\nbrief."), "{}", stderr(&output));
-    assert_eq!(stdout(&output), "", "no line of it became a message");
+    assert_eq!(stdout(&output), "", "no line was sent as a message");
     let reverse = chat(&["-mli"], Some("/system Be brief.\n/system\n/exit\n"));
     assert!(stderr(&reverse).contains("\nBe brief.\n"), "{}", stderr(&reverse));
 }
 
 #[test]
-fn a_known_layout_needs_nothing_of_a_broken_file() {
+fn a_named_template_ignores_a_broken_template_in_the_file() {
     let file = tempfile::NamedTempFile::with_suffix(".gguf").unwrap();
     let broken = [("tokenizer.chat_template", Value::String(b"\xff".to_vec()))];
     built_in_with(file.path(), &broken);
@@ -286,9 +286,9 @@ fn a_shift_within_an_answer_keeps_the_system_message() {
         assert!(stderr(&output).contains("the oldest text was dropped"), "{}", stderr(&output));
         stdout(&output)
     };
-    // Within the system message the number of tokens to keep does not matter.
+    // `--keep` has no effect as long as it covers less than the system message.
     assert_eq!(answer("0"), answer("16"));
-    assert_ne!(answer("0"), answer("-1"), "but more of it does");
+    assert_ne!(answer("0"), answer("-1"), "a larger --keep has an effect");
 }
 
 #[test]

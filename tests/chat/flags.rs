@@ -1,4 +1,4 @@
-//! Flags about conversations: where they apply, their precedence, and contradictions.
+//! Flags of conversations: commands that accept them, precedence, and contradictions.
 
 use super::command::{chat, check_done, stderr, stdout, thermocline, with_env};
 
@@ -14,7 +14,7 @@ fn check_usage(args: &[&str], says: &[&str]) {
 }
 
 #[test]
-fn raw_text_refuses_what_only_a_conversation_heeds() {
+fn raw_text_rejects_conversation_flags() {
     let cases: [(&[&str], &str); 8] = [
         (&["-sys", "Be brief."], "--system-prompt"),
         (&["-sysf", "gone.txt"], "--system-prompt-file"),
@@ -41,7 +41,7 @@ fn raw_text_refuses_what_only_a_conversation_heeds() {
 }
 
 #[test]
-fn in_the_environment_they_are_there_for_other_runs() {
+fn conversation_flags_in_the_environment_only_give_a_note() {
     let env = [("THERMOCLINE_ARG_CHAT_TEMPLATE", "chatml")];
     let args = ["run", "-p", "A cat", "-n", "4", "--temp", "0"];
     let noted = with_env(&args, None, &env);
@@ -52,7 +52,7 @@ fn in_the_environment_they_are_there_for_other_runs() {
 }
 
 #[test]
-fn the_line_wins_over_the_environment() {
+fn the_command_line_overrides_the_environment() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "{{ messages[0].content }}").unwrap();
     let path = file.path().to_str().unwrap();
@@ -62,7 +62,7 @@ fn the_line_wins_over_the_environment() {
         (&["--chat-template-file", path], "CHAT_TEMPLATE_FILE", "gone.jinja"),
         (&["--reasoning", "on"], "THINK_BUDGET", "0"),
         (&["--reasoning-budget", "0"], "REASONING", "on"),
-        // A named command decides whether it starts a conversation.
+        // The command `chat` starts a conversation whatever the environment says.
         (&[], "CONVERSATION", "off"),
     ];
     for (more, name, value) in cases {
@@ -74,7 +74,7 @@ fn the_line_wins_over_the_environment() {
         let alone = chat(&[&["-p", "A cat"][..], more].concat(), None);
         assert_eq!(stdout(&output), stdout(&alone), "{more:?} and {env:?}");
     }
-    // The last one on the command line wins.
+    // Of two flags on the command line, the last one wins.
     let last =
         chat(&["-p", "A cat", "--chat-template-file", "gone", "--chat-template", "chatml"], None);
     let alone = chat(&["-p", "A cat", "--chat-template", "chatml"], None);
@@ -88,7 +88,7 @@ fn the_line_wins_over_the_environment() {
 }
 
 #[test]
-fn contradictions_are_told() {
+fn contradictory_flags_are_rejected() {
     check_usage(
         &["run", "--chat", "-cnv", "-p", "x"],
         &["--chat answers one", "-cnv starts a conversation"],

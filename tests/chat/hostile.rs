@@ -23,36 +23,37 @@ fn render_for(source: &str, messages: &[Message]) -> Result<String, TemplateErro
     })
 }
 
-/// Twice the deadline: a template is compiled, then run.
+/// Twice the deadline of 900 ms and its grace period of 100 ms, because a template is compiled and
+/// then rendered, and a reserve.
 const SOON: Duration = Duration::from_millis(2500);
 
 /// The limit that ended a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum StopReason {
     /// The limit on output.
     Amount,
     /// The limit on steps.
     Steps,
     /// An error of the template: syntax, depth, numbers.
     Mistake,
-    /// The deadline, which must not be needed where one of the counters can end a template.
+    /// The deadline. A template that one of the counters can end must not reach it.
     Deadline,
 }
 
 /// How a template ended, and after how long.
-fn ended(source: &str) -> (Option<By>, Duration, String) {
+fn ended(source: &str) -> (Option<StopReason>, Duration, String) {
     let start = Instant::now();
     let (by, what) = match render(source) {
         Ok(text) => (None, format!("{} bytes", text.len())),
         Err(error) => {
             let by = if matches!(error, TemplateError::TooMuch { .. }) {
-                By::Amount
+                StopReason::Amount
             } else if matches!(error, TemplateError::Endless { .. }) {
-                By::Steps
+                StopReason::Steps
             } else if matches!(error, TemplateError::TooSlow { .. }) {
-                By::Deadline
+                StopReason::Deadline
             } else {
-                By::Mistake
+                StopReason::Mistake
             };
             (Some(by), error.to_string())
         }
@@ -60,15 +61,14 @@ fn ended(source: &str) -> (Option<By>, Duration, String) {
     (by, start.elapsed(), what)
 }
 
-/// Number of templates that may be ended by the deadline instead: a busy machine can do that to
-/// any.
+/// Number of attempts per template, because on a busy machine the deadline may end any template.
 const TRIES: usize = 5;
 
 #[track_caller]
-fn check_refused(source: &str, by: By) {
+fn check_refused(source: &str, by: StopReason) {
     let shown: String = source.chars().take(80).collect();
-    let busy = |(found, took, _): &(Option<By>, Duration, String)| {
-        *found == Some(By::Deadline) || *took >= SOON
+    let busy = |(found, took, _): &(Option<StopReason>, Duration, String)| {
+        *found == Some(StopReason::Deadline) || *took >= SOON
     };
     let tries = (1..TRIES).map(|_| ended(source)).find(|end| !busy(end));
     let (found, took, what) = tries.unwrap_or_else(|| ended(source));
@@ -77,27 +77,27 @@ fn check_refused(source: &str, by: By) {
 }
 
 #[test]
-fn what_does_not_end_is_ended() {
+fn endless_templates_are_stopped() {
     let rounds =
         "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}";
-    check_refused(rounds, By::Steps);
+    check_refused(rounds, StopReason::Steps);
     for source in [
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% for i in range(10**9) %}x{% endfor %}",
         "{% for x in [1] recursive %}{{ loop([x]) }}{% endfor %}",
     ] {
-        check_refused(source, By::Mistake);
+        check_refused(source, StopReason::Mistake);
     }
     for source in [
         "{% for i in range(100000) %}{% set x = range(100000) | list %}{% endfor %}",
         "{% set x = 'a' * 1000000 %}{% for i in range(90000) %}{% set y = x | length %}{% endfor %}",
     ] {
-        check_refused(source, By::Amount);
+        check_refused(source, StopReason::Amount);
     }
 }
 
 #[test]
-fn what_grows_is_stopped() {
+fn growing_values_are_stopped() {
     let grows = |how: &str, from: &str| {
         format!(
             "{{% set ns = namespace(x={from}) %}}{{% for i in range(99) %}}{{% set ns.x = {how} %}}{{% endfor %}}{{{{ ns.x }}}}"
@@ -127,27 +127,27 @@ fn what_grows_is_stopped() {
             "a".repeat(5000)
         ),
     ] {
-        check_refused(&source, By::Amount);
+        check_refused(&source, StopReason::Amount);
     }
     for source in ["{{ 'a' * 10**9 }}", "{{ ([1] * 10**9) | join }}"] {
-        check_refused(source, By::Mistake);
+        check_refused(source, StopReason::Mistake);
     }
 }
 
 #[test]
-fn depth_is_no_danger() {
+fn deep_nesting_does_not_overflow_the_stack() {
     for n in [200, 20_000] {
         for (open, inner, close) in
             [("(", "1", ")"), ("[", "", "]"), ("{1:", "1", "}"), ("f(", "1", ")")]
         {
             check_refused(
                 &format!("{{{{ {}{inner}{} }}}}", open.repeat(n), close.repeat(n)),
-                By::Mistake,
+                StopReason::Mistake,
             );
         }
         let blocks = format!("{}{}", "{% if 1 %}".repeat(n), "{% endif %}".repeat(n));
-        check_refused(&blocks, By::Mistake);
-        // These may be written, so they may as well be read.
+        check_refused(&blocks, StopReason::Mistake);
+        // These are valid, so they may succeed or fail, but must end soon.
         for source in
             [format!("{{{{ {}1 }}}}", "not ".repeat(n)), format!("{{{{ {}1 }}}}", "-".repeat(n))]
         {
@@ -157,35 +157,35 @@ fn depth_is_no_danger() {
         }
     }
     let nested = "{% set ns = namespace(x=1) %}{% for i in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}";
-    check_refused(nested, By::Amount);
-    check_refused("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}", By::Mistake);
+    check_refused(nested, StopReason::Amount);
+    check_refused("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}", StopReason::Mistake);
     check_refused(
         "{% set a = namespace() %}{% set b = namespace(x=a) %}{% set a.x = [b] %}{{ a == b }}",
-        By::Mistake,
+        StopReason::Mistake,
     );
 }
 
 #[test]
-fn odd_numbers_are_no_danger() {
+fn invalid_arithmetic_is_an_error() {
     for source in ["{{ range(0, 10, 0) | list }}", "{{ 1 / 0 }}", "{{ 1 % 0 }}", "{{ 10 ** 40 }}"] {
-        check_refused(source, By::Mistake);
+        check_refused(source, StopReason::Mistake);
     }
     for source in ["{{ '%.999999999f' | format(1.5) }}", "{{ '%*d' | format(999999999, 1) }}"] {
-        check_refused(source, By::Amount);
+        check_refused(source, StopReason::Amount);
     }
     assert_eq!(render("{{ [1, 2, 3][::-9223372036854775808] }}{{ [][::-1] }}").unwrap(), "[3][]");
     assert_eq!(render("{{ 1 if nothing is undefined }}{{ nothing }}").unwrap(), "1");
 }
 
 #[test]
-fn a_template_has_a_longest() {
+fn template_length_is_limited() {
     let long = Template::compile(&"a".repeat(MAX_TEMPLATE + 1)).unwrap_err();
     assert_eq!(long, TemplateError::TooLong { bytes: MAX_TEMPLATE + 1, limit: MAX_TEMPLATE });
     assert_eq!(render(&"a".repeat(MAX_TEMPLATE)).unwrap().len(), MAX_TEMPLATE);
 }
 
 #[test]
-fn a_long_conversation_has_room() {
+fn a_long_conversation_is_rendered() {
     let source = "Begin{% set ns = namespace(t='') %}{% for m in messages %}{% set ns.t = ns.t ~ m.role %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}";
     let messages: Vec<Message> = (0..3000)
         .map(|i| Message::new(if i % 2 == 0 { "user" } else { "assistant" }, &"word ".repeat(200)))
@@ -194,7 +194,7 @@ fn a_long_conversation_has_room() {
     assert!(text.unwrap().len() > 3_000_000);
 }
 
-/// Pieces of expressions, odd values among them.
+/// Parts of expressions, including extreme values.
 const PIECES: [&str; 48] = [
     "messages",
     "messages[0].content",
@@ -248,7 +248,7 @@ const PIECES: [&str; 48] = [
 
 proptest! {
     #[test]
-    fn nothing_written_panics(
+    fn no_template_panics(
         parts in prop::collection::vec(prop::sample::select(&PIECES[..]), 1..8),
         block in prop::sample::select(&["{{ @ }}", "{% for i in @ %}{{ i }}{% endfor %}", "{% set x = @ %}{{ x }}"][..]),
     ) {

@@ -1,6 +1,6 @@
 //! Rendering equals Python's `jinja2` with the settings of `transformers`.
 //!
-//! The expected texts are in `tests/chat/rendered.json`, which `scripts/check_templates` makes.
+//! The expected texts are in `tests/chat/rendered.json.gz`, which `scripts/check_templates` makes.
 
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
@@ -13,11 +13,11 @@ fn folder() -> PathBuf {
 }
 
 fn expected() -> Value {
-    let text = std::fs::read_to_string(folder().join("rendered.json")).unwrap();
-    serde_json::from_str(&text).unwrap()
+    let file = std::fs::File::open(folder().join("rendered.json.gz")).unwrap();
+    serde_json::from_reader(flate2::read::GzDecoder::new(file)).unwrap()
 }
 
-/// The template's text: ours, or a published one next to the repository.
+/// The text of a template in the repository, or of a published one in a folder next to it.
 fn source(file: &str) -> Option<String> {
     let beside = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/templates").join(file);
     let own = folder().join("templates").join(file);
@@ -56,7 +56,7 @@ fn render(
 }
 
 #[test]
-fn conversations_are_written_as_python_writes_them() {
+fn conversations_match_python() {
     let data = expected();
     let (mut n_equal, mut n_refused, mut gone) = (0, 0, Vec::new());
     for case in data["cases"].as_array().unwrap() {
@@ -81,13 +81,13 @@ fn conversations_are_written_as_python_writes_them() {
     }
     gone.dedup();
     if !gone.is_empty() {
-        println!("skipped: {gone:?} are not here");
+        println!("skipped: {gone:?} do not exist");
     }
     assert!(n_equal > 150 && n_refused > 20, "{n_equal} equal, {n_refused} refused by both");
 }
 
 #[test]
-fn features_are_pythons() {
+fn template_features_match_python() {
     let data = expected();
     let messages = conversation(&data, "turns");
     for case in data["features"].as_array().unwrap() {

@@ -33,12 +33,12 @@ impl Terminal {
         Command::new("tmux").args(["-S", &self.socket]).args(args).output().unwrap()
     }
 
-    fn types(&self, line: &str) {
+    fn type_line(&self, line: &str) {
         self.tmux(&["send-keys", "-l", line]);
         self.tmux(&["send-keys", "Enter"]);
     }
 
-    fn presses(&self, key: &str) {
+    fn press_key(&self, key: &str) {
         self.tmux(&["send-keys", key]);
     }
 
@@ -48,7 +48,7 @@ impl Terminal {
     }
 
     #[track_caller]
-    fn waits_for(&self, what: &str, seen: impl Fn(&str) -> bool) {
+    fn wait_for(&self, what: &str, seen: impl Fn(&str) -> bool) {
         let start = Instant::now();
         while !seen(&self.screen()) {
             assert!(start.elapsed() < PATIENCE, "no {what} in:\n{}", self.screen());
@@ -57,15 +57,15 @@ impl Terminal {
     }
 
     #[track_caller]
-    fn waits_for_shell(&self) {
-        self.waits_for("shell", |screen| screen.trim_end().ends_with("ready"));
+    fn wait_for_shell(&self) {
+        self.wait_for("shell", |screen| screen.trim_end().ends_with("ready"));
     }
 
-    /// Waits for the prompt after `n` lines were typed at it.
+    /// Waits for an empty prompt after at least `n` earlier ones.
     #[track_caller]
-    fn waits_for_prompt(&self, n: usize) {
+    fn wait_for_prompt(&self, n: usize) {
         let prompts = |screen: &str| screen.lines().filter(|line| line.starts_with('>')).count();
-        self.waits_for("prompt", |screen| {
+        self.wait_for("prompt", |screen| {
             prompts(screen) > n
                 && screen.trim_end().lines().last().is_some_and(|l| l.trim_end() == ">")
         });
@@ -86,43 +86,43 @@ fn instruct_model(path: &Path) {
 }
 
 #[test]
-fn a_terminal_and_a_template_make_a_conversation() {
+fn a_terminal_and_a_template_start_a_conversation() {
     let folder = tempfile::tempdir().unwrap();
     let Some(terminal) = Terminal::start(folder.path()) else {
-        println!("skipped: tmux is not here, or cannot start");
+        println!("skipped: tmux is not installed, or cannot start");
         return;
     };
     let model = folder.path().join("model.gguf");
     instruct_model(&model);
-    terminal.waits_for_shell();
+    terminal.wait_for_shell();
     let program = env!("CARGO_BIN_EXE_thermocline");
-    // No command is named. The answers would never end by themselves.
-    terminal.types(&format!(
+    // The command line names no command. The answers would never end by themselves.
+    terminal.type_line(&format!(
         "{program} -m {} --ignore-eos --context-shift --backend cpu --repack-cache off",
         model.display()
     ));
-    terminal.waits_for_prompt(0);
+    terminal.wait_for_prompt(0);
     let length = |terminal: &Terminal| terminal.screen().trim_end().len();
     for (n, message) in ["Tell me a story.", "/regen"].into_iter().enumerate() {
         let before = length(&terminal);
-        terminal.types(message);
-        terminal.waits_for("answer", |screen| screen.trim_end().len() > before + 150);
-        terminal.presses("C-c");
-        terminal.waits_for_prompt(n + 1);
+        terminal.type_line(message);
+        terminal.wait_for("answer", |screen| screen.trim_end().len() > before + 150);
+        terminal.press_key("C-c");
+        terminal.wait_for_prompt(n + 1);
     }
-    terminal.types("/stats");
-    terminal.waits_for("counts", |screen| screen.contains("1 questions"));
-    terminal.waits_for_prompt(3);
+    terminal.type_line("/stats");
+    terminal.wait_for("counts", |screen| screen.contains("1 questions"));
+    terminal.wait_for_prompt(3);
     terminal.tmux(&["send-keys", "-l", "half a line"]);
-    terminal.presses("C-c");
-    terminal.waits_for("a way out", |screen| screen.contains("Ctrl-D or /exit exits"));
-    terminal.types("/nonsense");
-    terminal.waits_for("an objection", |screen| screen.contains("unknown command /nonsense"));
-    terminal.waits_for_prompt(5);
-    terminal.presses("C-d");
-    terminal.waits_for_shell();
-    terminal.types("echo code $?");
-    terminal.waits_for("exit", |screen| screen.lines().any(|line| line.starts_with("code 0")));
+    terminal.press_key("C-c");
+    terminal.wait_for("a way out", |screen| screen.contains("Ctrl-D or /exit exits"));
+    terminal.type_line("/nonsense");
+    terminal.wait_for("an objection", |screen| screen.contains("unknown command /nonsense"));
+    terminal.wait_for_prompt(5);
+    terminal.press_key("C-d");
+    terminal.wait_for_shell();
+    terminal.type_line("echo code $?");
+    terminal.wait_for("exit", |screen| screen.lines().any(|line| line.starts_with("code 0")));
     let history = folder.path().join(".local/state/thermocline/chat_history");
     if cfg!(target_os = "linux") {
         assert!(std::fs::read_to_string(history).unwrap().contains("Tell me a story."));
@@ -130,20 +130,20 @@ fn a_terminal_and_a_template_make_a_conversation() {
 }
 
 #[test]
-fn a_single_turn_that_is_stopped_exits_as_interrupted() {
+fn a_stopped_single_turn_exits_as_interrupted() {
     let folder = tempfile::tempdir().unwrap();
     let Some(terminal) = Terminal::start(folder.path()) else {
-        println!("skipped: tmux is not here, or cannot start");
+        println!("skipped: tmux is not installed, or cannot start");
         return;
     };
-    terminal.waits_for_shell();
+    terminal.wait_for_shell();
     let program = env!("CARGO_BIN_EXE_thermocline");
-    terminal.types(&format!(
+    terminal.type_line(&format!(
         "{program} chat -st --ignore-eos --context-shift --backend cpu --repack-cache off -p Hello 2>/dev/null"
     ));
-    terminal.waits_for("answer", |screen| screen.trim_end().len() > 400);
-    terminal.presses("C-c");
-    terminal.waits_for_shell();
-    terminal.types("echo code $?");
-    terminal.waits_for("exit", |screen| screen.lines().any(|line| line.starts_with("code 130")));
+    terminal.wait_for("answer", |screen| screen.trim_end().len() > 400);
+    terminal.press_key("C-c");
+    terminal.wait_for_shell();
+    terminal.type_line("echo code $?");
+    terminal.wait_for("exit", |screen| screen.lines().any(|line| line.starts_with("code 130")));
 }

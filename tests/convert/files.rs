@@ -1,4 +1,4 @@
-//! The output files: rows of any length, unchanged inputs, several files that appear together.
+//! The output files: rows of any length, unchanged inputs, and parts that appear together.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -9,9 +9,9 @@ use hal::format::Format;
 use thermocline::convert::{self, Error, Limit};
 use thermocline::gguf::{Container, File, TensorType, Writer};
 
-use super::{conversion, going, leftovers, make, quantization};
+use super::{conversion, leftovers, make, never_stop, quantization};
 
-/// A file of tensors of F32, each value its own number.
+/// Writes a file of F32 tensors with distinct values.
 fn file_of(path: &Path, tensors: &[(&str, &[u64])]) {
     let mut writer = Writer::new(Container::Gguf);
     writer.set("general.architecture", "llama").unwrap();
@@ -31,14 +31,15 @@ fn file_of(path: &Path, tensors: &[(&str, &[u64])]) {
 fn rows_of_any_length_are_copied() {
     let scratch = tempfile::tempdir().unwrap();
     let path = |name: &str| scratch.path().join(name);
-    // A row of 12 MiB is longer than a chunk; other rows have no bytes at all.
+    // A row of 12 MiB is larger than a chunk; two tensors are empty.
     let tensors: [(&str, &[u64]); 4] =
         [("long.weight", &[3 << 20, 2]), ("none", &[0]), ("rows.weight", &[0, 7]), ("last", &[3])];
     file_of(&path("in.gguf"), &tensors);
-    convert::split(&path("in.gguf"), &path("part"), Limit::Tensors(2), false, &going).unwrap();
-    convert::merge(&path("part-00001-of-00002.gguf"), &path("out.gguf"), false, &going).unwrap();
+    convert::split(&path("in.gguf"), &path("part"), Limit::Tensors(2), false, &never_stop).unwrap();
+    convert::merge(&path("part-00001-of-00002.gguf"), &path("out.gguf"), false, &never_stop)
+        .unwrap();
     assert!(fs::read(path("in.gguf")).unwrap() == fs::read(path("out.gguf")).unwrap());
-    quantization(&path("in.gguf"), &path("small.gguf"), "Q8_0").run(&going).unwrap();
+    quantization(&path("in.gguf"), &path("small.gguf"), "Q8_0").run(&never_stop).unwrap();
     let small = File::open(&path("small.gguf")).unwrap();
     let long = small.tensor("long.weight").unwrap();
     assert_eq!((long.ty, small.tensor("rows.weight").unwrap().n_bytes()), (Format::Q8_0.into(), 0));
@@ -49,41 +50,42 @@ fn rows_of_any_length_are_copied() {
 }
 
 #[test]
-fn what_is_read_is_never_replaced() {
+fn the_input_file_is_never_replaced() {
     let scratch = tempfile::tempdir().unwrap();
     let bytes = make::safetensors(&make::weights());
     let folder = make::folder(scratch.path(), &make::config(), "model.safetensors", &bytes);
     for name in ["model.safetensors", "config.json", "tokenizer.json"] {
         let before = fs::read(folder.join(name)).unwrap();
-        let error = conversion(folder.clone(), folder.join(name)).run(&going).unwrap_err();
+        let error = conversion(folder.clone(), folder.join(name)).run(&never_stop).unwrap_err();
         assert!(matches!(error, Error::SameFile { .. }), "{error}");
         assert!(fs::read(folder.join(name)).unwrap() == before);
     }
-    // By another path to the same file.
+    // The output path is another name of an input file.
     #[cfg(unix)]
     {
         let (blob, name) = (scratch.path().join("blob"), folder.join("model.safetensors"));
         fs::rename(&name, &blob).unwrap();
         std::os::unix::fs::symlink(&blob, &name).unwrap();
-        let error = conversion(folder.clone(), blob).run(&going).unwrap_err();
+        let error = conversion(folder.clone(), blob).run(&never_stop).unwrap_err();
         assert!(matches!(error, Error::SameFile { .. }), "{error}");
     }
     let output = folder.join("model.gguf");
     fs::write(&output, "old").unwrap();
-    conversion(folder, output.clone()).run(&going).unwrap();
+    conversion(folder, output.clone()).run(&never_stop).unwrap();
     assert!(fs::metadata(output).unwrap().len() > 3);
 }
 
 #[test]
-fn parts_are_replaced_when_all_are_complete() {
+fn parts_are_replaced_once_all_are_complete() {
     let scratch = tempfile::tempdir().unwrap();
     let (input, prefix) = (scratch.path().join("in.gguf"), scratch.path().join("part"));
     file_of(&input, &[("a", &[64]), ("b", &[64]), ("c", &[64])]);
-    let (paths, _) = convert::split(&input, &prefix, Limit::Tensors(1), false, &going).unwrap();
+    let (paths, _) =
+        convert::split(&input, &prefix, Limit::Tensors(1), false, &never_stop).unwrap();
     let before: Vec<_> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
     let changed: [(&str, &[u64]); 3] = [("a", &[128]), ("b", &[128]), ("c", &[128])];
     file_of(&input, &changed);
-    // The interrupt is checked before and after each tensor: this stops in the last file.
+    // `stop` is called before and after each tensor, so its fifth call is in the last file.
     let asked = AtomicU64::new(0);
     let stop = |_: u64, _: u64| match asked.fetch_add(1, Ordering::Relaxed) {
         0..4 => ControlFlow::Continue(()),
@@ -94,7 +96,7 @@ fn parts_are_replaced_when_all_are_complete() {
     assert!(paths.iter().zip(&before).all(|(path, bytes)| fs::read(path).unwrap() == *bytes));
     assert_eq!(leftovers(scratch.path()), [""; 0]);
     let (again, summary) =
-        convert::split(&input, &prefix, Limit::Tensors(1), true, &going).unwrap();
+        convert::split(&input, &prefix, Limit::Tensors(1), true, &never_stop).unwrap();
     assert_eq!(again, paths);
     let sizes = paths.iter().map(|path| fs::metadata(path).unwrap().len());
     assert_eq!(summary.size, sizes.sum::<u64>());

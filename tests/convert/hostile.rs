@@ -13,7 +13,7 @@ fn refused(name: &str, bytes: Vec<u8>) -> String {
 }
 
 #[test]
-fn safetensors_that_lie() {
+fn invalid_safetensors_are_rejected() {
     let entry = |dtype: &str, shape: &str, offsets: &str| {
         format!(r#"{{"dtype": "{dtype}", "shape": {shape}, "data_offsets": {offsets}}}"#)
     };
@@ -63,13 +63,13 @@ fn safetensors_that_lie() {
     assert!(refused("x.safetensors", vec![1, 2, 3]).contains("header"));
 }
 
-/// A checkpoint with this pickle and nothing else.
+/// A checkpoint that contains only this pickle.
 fn with_pickle(pickle: &[u8]) -> Vec<u8> {
     make::zip(&[("a/data.pkl".to_owned(), pickle.to_vec())])
 }
 
 #[test]
-fn pickles_run_nothing() {
+fn pickles_execute_no_code() {
     let cases: [(&[u8], &str); 16] = [
         (b"\x80\x02cos\nsystem\n(X\x02\0\0\0lstR.", "`os.system`"),
         (b"\x80\x04\x8c\x08builtins\x8c\x04exec\x93.", "`builtins.exec`"),
@@ -92,18 +92,19 @@ fn pickles_run_nothing() {
         let error = refused("x.bin", with_pickle(pickle));
         assert!(error.contains(expected), "{error} should say {expected}");
     }
-    // The safe names are still only names: a dictionary of numbers has no tensors.
+    // A dictionary of numbers is allowed, but it has no tensors.
     assert_eq!(tensors("x.bin", with_pickle(b"\x80\x02}(X\x01\0\0\0aK\x01u.")).unwrap(), []);
 }
 
 #[test]
-fn depth_and_sharing_cost_nothing() {
+fn nested_and_shared_pickle_values_stay_cheap() {
     let mut deep = b"\x80\x02".to_vec();
     deep.extend(b"]".repeat(1 << 20));
     deep.extend(b"a".repeat((1 << 20) - 1));
     deep.push(b'.');
     assert!(refused("x.bin", with_pickle(&deep)).contains("neither a dictionary"));
-    // Each tuple contains the one before twice: 2^100000 values if it were expanded.
+    // Each tuple contains the previous tuple twice. Expanded, the last one would have 2^100000
+    // values.
     let mut bomb = b"\x80\x02)q\0".to_vec();
     bomb.extend(b"h\0\x86q\0h\0".repeat(100_000));
     bomb.push(b'.');
@@ -114,9 +115,9 @@ fn depth_and_sharing_cost_nothing() {
     assert!(refused("x.bin", with_pickle(&tuples)).contains("neither a dictionary"));
 }
 
-/// Data shared by many tensors is counted for each of them.
+/// Names and shapes are copied for each tensor that shares them, so their length is limited.
 #[test]
-fn names_and_shapes_are_short_and_names_stand_once() {
+fn names_and_shapes_are_limited_and_names_are_unique() {
     let weight = |name: &str, shape: &[u64]| vec![(name.to_owned(), shape.to_vec(), vec![0.0])];
     let file = |weights: &[make::Weight]| make::torch(weights, &[]);
     assert_eq!(tensors("x.bin", file(&weight(&"n".repeat(1024), &[1]))).unwrap().len(), 1);
@@ -126,7 +127,7 @@ fn names_and_shapes_are_short_and_names_stand_once() {
     assert!(error.contains("9 axes"), "{error}");
     let twice = [weight("w", &[1]), weight("w", &[1])].concat();
     assert!(refused("x.bin", file(&twice)).contains("tensor `w` occurs twice"));
-    // The key of a storage: class, 1025 bytes, device, size.
+    // A storage with its class, a key of 1025 bytes, its device and its size.
     let mut key = b"\x80\x02(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\x04\0\0".to_vec();
     key.extend([b'k'; 1025]);
     key.extend(b"X\x03\0\0\0cpuK\x01tQ.");
@@ -155,12 +156,12 @@ fn tensors_stay_inside_their_storage() {
 }
 
 #[test]
-fn archives_that_are_none() {
+fn damaged_archives_are_rejected() {
     let whole = make::torch(&make::weights(), &[]);
     for len in (0..whole.len()).step_by(7) {
         assert!(tensors("x.bin", whole[..len].to_vec()).is_err(), "{len} bytes");
     }
-    // The first member's entry in the directory: flags at 8, method at 10, size at 24.
+    // Offsets in the first member's directory entry: flags at 8, method at 10, size at 24.
     let entry = whole.windows(4).position(|w| w == b"PK\x01\x02").unwrap();
     let changed = |at: usize, value: u8| {
         let mut file = whole.clone();
@@ -178,7 +179,7 @@ fn archives_that_are_none() {
     );
 }
 
-/// Changes some bytes, or cuts.
+/// Changes a few bytes, or truncates the file.
 fn mutate(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
     for _ in 0..rng.random_range(1..6) {
         let at = rng.random_range(0..bytes.len());
@@ -209,7 +210,7 @@ fn mutate_many(rounds: u64) {
             mutate(&mut bytes, &mut rng);
             n_read += usize::from(tensors(name, bytes).is_ok());
         }
-        // Opcodes only, without an archive around them.
+        // Reads changed or random opcodes without an archive.
         let mut opcodes = make::pickle(&weights[..2], &[]);
         if seed % 2 == 0 {
             opcodes = (0..rng.random_range(0..64)).map(|_| rng.random()).collect();
@@ -218,7 +219,7 @@ fn mutate_many(rounds: u64) {
         mutate(&mut opcodes, &mut rng);
         n_read += usize::from(tensors("x.bin", with_pickle(&opcodes)).is_ok());
     }
-    // Some changes hit values or names; otherwise only the first check would be tested.
+    // Some changed files must still be readable; otherwise only the first check would be tested.
     assert!(n_read > rounds as usize / 20, "{n_read}");
 }
 

@@ -10,10 +10,9 @@ use thermocline::gguf::{Array, Container, File, TensorType};
 use thermocline::model::{Model, ModelOptions};
 
 use super::make::{self, Weight};
-use super::{conversion, going};
+use super::{conversion, never_stop};
 
-/// Converts `weights` with `more` settings in addition to the usual ones; the file is at
-/// `scratch`.
+/// Converts `weights` with the usual settings and `more`, to a file in the folder `scratch`.
 fn convert(scratch: &Path, weights: &[Weight], more: &Value) -> Result<(File, Summary), Error> {
     convert_as(scratch, weights, more, &|job| job)
 }
@@ -31,7 +30,7 @@ fn convert_as(
     let bytes = make::safetensors(weights);
     let folder = make::folder(scratch, &config, "model.safetensors", &bytes);
     let output = scratch.join("x.gguf");
-    let summary = job(conversion(folder, output.clone())).run(&going)?;
+    let summary = job(conversion(folder, output.clone())).run(&never_stop)?;
     Ok((File::open(&output).unwrap(), summary))
 }
 
@@ -46,7 +45,7 @@ fn magnitude(factor: f32, mscale: f32) -> f32 {
 }
 
 #[test]
-fn turned_values_are_as_large_as_by_transformers() {
+fn yarn_magnitudes_match_transformers() {
     let usual = magnitude(4.0, 1.0);
     let cases = [
         (json!({}), usual, 0),
@@ -76,7 +75,7 @@ fn turned_values_are_as_large_as_by_transformers() {
         let scale = model.layers[0].attention().unwrap().rope.as_ref().unwrap().scale;
         assert!((scale - expected).abs() < 1e-6, "{scaling}: {scale}, expected {expected}");
     }
-    // Without a factor, it follows from the context sizes.
+    // If `config.json` has no factor, it follows from the context sizes.
     let stretched =
         json!({"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 16}});
     let scratch = tempfile::tempdir().unwrap();
@@ -92,7 +91,7 @@ fn turned_values_are_as_large_as_by_transformers() {
 }
 
 #[test]
-fn a_checkpoint_with_a_hole_is_refused() {
+fn a_checkpoint_with_missing_tensors_is_refused() {
     let two = json!({"num_hidden_layers": 2});
     let scratch = tempfile::tempdir().unwrap();
     let (file, _) = convert(scratch.path(), &make::layers(2), &two).unwrap();
@@ -139,7 +138,7 @@ fn mixtral(n: usize, n_router: u64) -> Vec<Weight> {
 }
 
 #[test]
-fn experts_are_as_many_as_the_settings_say() {
+fn the_number_of_experts_must_match_the_config() {
     let config = json!({
         "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2, "hidden_act": "silu"
     });
@@ -153,7 +152,7 @@ fn experts_are_as_many_as_the_settings_say() {
 }
 
 #[test]
-fn a_gelu_is_the_one_that_is_named() {
+fn gelu_variants_are_distinguished() {
     let cases = [
         ("gelu", "gelu_erf"),
         ("gelu_new", "gelu"),
@@ -171,7 +170,7 @@ fn a_gelu_is_the_one_that_is_named() {
     for named in ["gelu_10", "quick_gelu", "gelu_unheard_of"] {
         assert!(refused(&make::weights(), &json!({"hidden_act": named})).contains(named));
     }
-    // Gemma's own weights were trained with the approximation, whatever their first settings said.
+    // Gemma was trained with the tanh approximation, although its first `config.json` named `gelu`.
     for (named, expected) in [("gelu", None), ("gelu_pytorch_tanh", None), ("silu", Some("silu"))] {
         let scratch = tempfile::tempdir().unwrap();
         let more =
@@ -182,7 +181,7 @@ fn a_gelu_is_the_one_that_is_named() {
     }
 }
 
-/// A Gemma with a separate output matrix, which is the embedding plus `plus`.
+/// Converts a Gemma with a separate output matrix, which is the embedding plus `plus`.
 fn gemma(plus: f32, more: Value) -> Result<(File, Summary), Error> {
     let mut weights = make::weights();
     let (_, shape, values) = weights[0].clone();
@@ -196,7 +195,7 @@ fn gemma(plus: f32, more: Value) -> Result<(File, Summary), Error> {
 }
 
 #[test]
-fn an_output_of_its_own_stays() {
+fn an_untied_output_matrix_is_kept() {
     let output = |found: &(File, Summary)| found.0.tensor("output.weight").is_some();
     let same = gemma(0.0, json!({})).unwrap();
     assert!(!output(&same) && same.1.notes.is_empty(), "{:?}", same.1.notes);
@@ -209,7 +208,7 @@ fn an_output_of_its_own_stays() {
 }
 
 #[test]
-fn what_is_left_out_is_told_with_its_number() {
+fn skipped_tensors_are_counted_in_a_note() {
     let scratch = tempfile::tempdir().unwrap();
     let mut weights = make::weights();
     for name in ["vision_tower.a.weight", "vision_tower.b.weight", "multi_modal_projector.c.weight"]
@@ -220,8 +219,8 @@ fn what_is_left_out_is_told_with_its_number() {
     let (file, summary) = convert_as(scratch.path(), &weights, &json!({}), &small).unwrap();
     let notes = summary.notes.join("\n");
     for expected in [
-        "2 tensors that are not of the text model, `vision_tower.*`",
-        "1 tensors that are not of the text model, `multi_modal_projector.*`",
+        "2 tensors outside the text model, `vision_tower.*`",
+        "1 tensors outside the text model, `multi_modal_projector.*`",
         "rows of 8 values do not fit Q8_0; using F16 for 7 tensors",
         "rows of 12 values do not fit Q8_0; using F16 for 1 tensors",
     ] {
@@ -232,7 +231,7 @@ fn what_is_left_out_is_told_with_its_number() {
 }
 
 #[test]
-fn offsets_of_predictors_are_told() {
+fn biases_of_predictors_are_noted() {
     let scratch = tempfile::tempdir().unwrap();
     let predictor = scratch.path().join("predictor");
     fs::create_dir(&predictor).unwrap();
@@ -254,7 +253,7 @@ fn offsets_of_predictors_are_told() {
 }
 
 #[test]
-fn a_unigram_tokenizer_keeps_its_table_and_tells_the_rest() {
+fn a_unigram_tokenizer_keeps_its_charsmap_and_notes_other_normalizers() {
     let scratch = tempfile::tempdir().unwrap();
     let tokenizer = json!({
         "normalizer": {"type": "Sequence", "normalizers": [
@@ -270,7 +269,7 @@ fn a_unigram_tokenizer_keeps_its_table_and_tells_the_rest() {
     fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
     let output = scratch.path().join("x.gguf");
     let job = Conversion { pre: Some("qwen2".to_owned()), ..conversion(folder, output.clone()) };
-    let summary = job.run(&going).unwrap();
+    let summary = job.run(&never_stop).unwrap();
     let file = File::open(&output).unwrap();
     let map = file.metadata().get("tokenizer.ggml.precompiled_charsmap").unwrap();
     assert_eq!(map.as_array(), Some(&Array::U8(vec![0, 1, 2, 255])));

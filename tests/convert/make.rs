@@ -1,4 +1,4 @@
-//! Tiny checkpoints, written by hand: a folder of settings, tokenizer and weights in either form.
+//! Writes tiny checkpoints: a folder of settings, tokenizer, and weights as safetensors or pickle.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ fn tokenizer() -> Value {
     })
 }
 
-/// All weights of a llama of `n_layer` layers, those of the first as in [`weights`].
+/// All weights of a llama of `n_layer` layers; the first layer is that of [`weights`].
 pub(super) fn layers(n_layer: usize) -> Vec<Weight> {
     let first = weights();
     let of_layer = |layer: usize| {
@@ -138,7 +138,7 @@ pub(super) fn pickle(weights: &[Weight], by_columns: &[&str]) -> Vec<u8> {
     out
 }
 
-/// An archive of stored members.
+/// A zip archive of uncompressed members.
 pub(crate) fn zip(members: &[(String, Vec<u8>)]) -> Vec<u8> {
     let (mut out, mut directory) = (Vec::new(), Vec::new());
     for (name, data) in members {

@@ -17,7 +17,7 @@ use thermocline::gguf::{Container, File, TensorType};
 use thermocline::synthetic::Spec;
 use thermocline::tokenizer::{Tokenizer, Vocab};
 
-fn going(_: u64, _: u64) -> ControlFlow<()> {
+fn never_stop(_: u64, _: u64) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
@@ -41,7 +41,7 @@ fn values(file: &File, name: &str) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-/// Names in a folder that do not belong to a finished model.
+/// Names of incomplete files in a folder.
 fn leftovers(folder: &Path) -> Vec<String> {
     let names = fs::read_dir(folder)
         .unwrap()
@@ -50,7 +50,7 @@ fn leftovers(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn names_order_and_keys() {
+fn conversion_gives_the_expected_names_order_and_keys() {
     let scratch = tempfile::tempdir().unwrap();
     let weights = make::weights();
     let folder = make::folder(
@@ -60,7 +60,7 @@ fn names_order_and_keys() {
         &make::safetensors(&weights),
     );
     let output = scratch.path().join("tiny.gguf");
-    let summary = conversion(folder, output.clone()).run(&going).unwrap();
+    let summary = conversion(folder, output.clone()).run(&never_stop).unwrap();
     assert_eq!((summary.n_tensors, summary.size), (11, fs::metadata(&output).unwrap().len()));
     let file = File::open(&output).unwrap();
     let metadata = file.metadata();
@@ -74,7 +74,7 @@ fn names_order_and_keys() {
     );
     assert_eq!(file.tensors()[0].name, "token_embd.weight");
     assert_eq!(file.tensor("blk.0.ffn_down.weight").unwrap().shape, [make::N_FF, make::N_EMBD]);
-    // Two heads of four rows: halves become neighbours.
+    // Two heads of four rows: the two rows of a RoPE pair become adjacent.
     let q = values(&file, "blk.0.attn_q.weight");
     let source = &weights[4].2;
     let rows = [0, 2, 1, 3, 4, 6, 5, 7];
@@ -97,14 +97,14 @@ fn both_kinds_of_checkpoint_give_the_same_file() {
     let files = kinds.map(|(name, bytes)| {
         let folder = make::folder(scratch.path(), &make::config(), name, &bytes);
         let output = scratch.path().join("tiny.gguf");
-        conversion(folder, output.clone()).run(&going).unwrap();
+        conversion(folder, output.clone()).run(&never_stop).unwrap();
         fs::read(output).unwrap()
     });
     assert!(files[0] == files[1] && files[0] == files[2]);
 }
 
 #[test]
-fn predictors_and_down_by_neuron_for_power_infer() {
+fn powerinfer_files_have_predictors_and_a_transposed_down() {
     let scratch = tempfile::tempdir().unwrap();
     let weights = make::weights();
     let folder = make::folder(
@@ -129,7 +129,7 @@ fn predictors_and_down_by_neuron_for_power_infer() {
     let output = scratch.path().join("tiny.gguf");
     let job =
         Conversion { predictor: Some(predictor.clone()), ..conversion(folder, output.clone()) };
-    job.run(&going).unwrap();
+    job.run(&never_stop).unwrap();
     let file = File::open(&output).unwrap();
     assert_eq!(file.container(), Container::PowerInfer);
     assert_eq!(file.metadata().f32("powerinfer.sparse_threshold").unwrap(), Some(0.5));
@@ -142,20 +142,20 @@ fn predictors_and_down_by_neuron_for_power_infer() {
     assert_eq!(values(&file, "output.weight"), weights[0].2);
     assert_eq!(file.tensor("blk.0.fc2.weight").unwrap().shape, [4, make::N_FF]);
     fs::write(predictor.join("model_0.pt"), parts(4, make::N_FF + 1)).unwrap();
-    assert!(job.run(&going).unwrap_err().to_string().contains("blk.0.fc2.weight"));
+    assert!(job.run(&never_stop).unwrap_err().to_string().contains("blk.0.fc2.weight"));
     let without = Conversion { predictor: None, container: Some(Container::PowerInfer), ..job };
-    assert!(matches!(without.run(&going), Err(Error::PowerInfer { .. })));
+    assert!(matches!(without.run(&never_stop), Err(Error::PowerInfer { .. })));
 }
 
 #[test]
-fn nothing_is_replaced_unasked_and_nothing_half_made_stays() {
+fn existing_files_are_kept_and_incomplete_files_are_removed() {
     let scratch = tempfile::tempdir().unwrap();
     let bytes = make::safetensors(&make::weights());
     let folder = make::folder(scratch.path(), &make::config(), "model.safetensors", &bytes);
     let output = scratch.path().join("tiny.gguf");
     fs::write(&output, "kept").unwrap();
     let job = Conversion { force: false, ..conversion(folder, output.clone()) };
-    assert!(matches!(job.run(&going), Err(Error::Exists { .. })));
+    assert!(matches!(job.run(&never_stop), Err(Error::Exists { .. })));
     let asked = AtomicU64::new(0);
     let stop = |_: u64, _: u64| match asked.fetch_add(1, Ordering::Relaxed) {
         0..5 => ControlFlow::Continue(()),
@@ -165,9 +165,9 @@ fn nothing_is_replaced_unasked_and_nothing_half_made_stays() {
     assert!(matches!(job.run(&stop), Err(Error::Interrupted)));
     assert_eq!(fs::read_to_string(&output).unwrap(), "kept");
     assert_eq!(leftovers(scratch.path()), [""; 0]);
-    job.run(&going).unwrap();
+    job.run(&never_stop).unwrap();
     let onto_itself = quantization(&output, &output, "Q8_0");
-    assert!(matches!(onto_itself.run(&going), Err(Error::SameFile { .. })));
+    assert!(matches!(onto_itself.run(&never_stop), Err(Error::SameFile { .. })));
 }
 
 fn quantization(input: &Path, output: &Path, target: &str) -> Quantization {
@@ -192,7 +192,7 @@ fn mixes_give_sensitive_tensors_more_bits() {
     spec.n_vocab = 400;
     spec.write(&input, &mut |_, _| {}).unwrap();
     let types = |job: Quantization| {
-        job.run(&going).unwrap();
+        job.run(&never_stop).unwrap();
         let file = File::open(&output).unwrap();
         let ty = |name: &str| file.tensor(name).unwrap().ty.format().unwrap();
         let of_layers =
@@ -221,7 +221,7 @@ fn mixes_give_sensitive_tensors_more_bits() {
     assert_eq!((named.0, named.1), (Q8_0, Q5_K));
     let of_experts = |pure| {
         let job = Quantization { pure, ..quantization(&input, &output, "MXFP4") };
-        job.run(&going).unwrap().notes.join("; ")
+        job.run(&never_stop).unwrap().notes.join("; ")
     };
     assert!(
         of_experts(false)
@@ -230,9 +230,9 @@ fn mixes_give_sensitive_tensors_more_bits() {
     assert_eq!(of_experts(true), "");
     types(quantization(&input, &output, "Q4_K_M"));
     let again = quantization(&output, &scratch.path().join("again.gguf"), "Q8_0");
-    assert!(matches!(again.run(&going), Err(Error::Requantize { .. })));
+    assert!(matches!(again.run(&never_stop), Err(Error::Requantize { .. })));
     let again = Quantization { requantize: true, ..again };
-    again.run(&going).unwrap();
+    again.run(&never_stop).unwrap();
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn every_mix_can_be_made_and_read_back() {
     let name = "blk.1.ffn_up.weight";
     let source = values(&file, name);
     for target in Target::all() {
-        quantization(&input, &output, target.name()).run(&going).unwrap();
+        quantization(&input, &output, target.name()).run(&never_stop).unwrap();
         let copy = File::open(&output).unwrap();
         let info = copy.tensor(name).unwrap();
         let format = info.ty.format().unwrap();
@@ -262,7 +262,7 @@ fn every_mix_can_be_made_and_read_back() {
 }
 
 #[test]
-fn parts_make_the_same_file_again() {
+fn merged_parts_equal_the_original_file() {
     let scratch = tempfile::tempdir().unwrap();
     let input = scratch.path().join("in.gguf");
     let mut spec = Spec::parse("64x3x96x4/2:Q8_0:relu").unwrap();
@@ -271,21 +271,21 @@ fn parts_make_the_same_file_again() {
     let whole = fs::read(&input).unwrap();
     for (limit, prefix) in [(Limit::Tensors(5), "by-n"), (Limit::Bytes(20_000), "by-size")] {
         let prefix = scratch.path().join(prefix);
-        let (paths, _) = convert::split(&input, &prefix, limit, false, &going).unwrap();
+        let (paths, _) = convert::split(&input, &prefix, limit, false, &never_stop).unwrap();
         assert!(paths.len() > 3, "{paths:?}");
         assert!(
             paths[0].to_string_lossy().ends_with(&format!("-00001-of-{:05}.gguf", paths.len()))
         );
         let output = scratch.path().join("whole.gguf");
-        // One of them stands for all.
-        convert::merge(&paths[1], &output, true, &going).unwrap();
+        // `merge` accepts any part of the model.
+        convert::merge(&paths[1], &output, true, &never_stop).unwrap();
         assert!(fs::read(&output).unwrap() == whole);
         assert!(matches!(
-            convert::split(&input, &prefix, limit, false, &going),
+            convert::split(&input, &prefix, limit, false, &never_stop),
             Err(Error::Exists { .. })
         ));
         assert!(matches!(
-            convert::merge(&paths[0], &paths[1], true, &going),
+            convert::merge(&paths[0], &paths[1], true, &never_stop),
             Err(Error::SameFile { .. })
         ));
     }
@@ -304,20 +304,20 @@ fn parts_make_the_same_file_again() {
 fn published() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/models/tinystories-relu");
     if !folder.is_dir() {
-        println!("skipped: {} is not there", folder.display());
+        println!("skipped: {} does not exist", folder.display());
         return None;
     }
     Some(folder)
 }
 
 #[test]
-fn the_embedded_model_comes_out_as_it_was_published() {
+fn converting_the_checkpoint_gives_the_published_model() {
     let Some(published) = published() else { return };
     let scratch = tempfile::tempdir().unwrap();
     let output = scratch.path().join("model.gguf");
     let job =
         Conversion { out_type: OutType::Auto, ..conversion(published.join("hf"), output.clone()) };
-    job.run(&going).unwrap();
+    job.run(&never_stop).unwrap();
     let (ours, theirs) = (
         File::open(&output).unwrap(),
         File::open(&published.join("tinystories-relu-f16.gguf")).unwrap(),
@@ -331,8 +331,8 @@ fn the_embedded_model_comes_out_as_it_was_published() {
     for (key, value) in theirs.metadata().iter().filter(|(key, _)| key.starts_with("tokenizer.")) {
         assert_eq!(ours.metadata().get(key), Some(value), "{key}");
     }
-    // Without SentencePiece's file the scores are the ranks of merges: other numbers, the same
-    // tokens.
+    // Without SentencePiece's file the scores are the ranks of merges: different numbers that give
+    // the same tokens.
     let copy = scratch.path().join("copy");
     fs::create_dir(&copy).unwrap();
     for entry in fs::read_dir(published.join("hf")).unwrap() {
@@ -341,7 +341,7 @@ fn the_embedded_model_comes_out_as_it_was_published() {
             fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
         }
     }
-    conversion(copy, output.clone()).run(&going).unwrap();
+    conversion(copy, output.clone()).run(&never_stop).unwrap();
     let from_json = File::open(&output).unwrap();
     let tokenizer =
         |file: &File| Tokenizer::new(Vocab::from_metadata(file.metadata()).unwrap()).unwrap();

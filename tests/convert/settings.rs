@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use thermocline::convert::{Error, classes};
 
-use super::{conversion, going, make};
+use super::{conversion, make, never_stop};
 
 /// The error of a conversion with this `config.json`.
 fn with(config: &str) -> Result<(), Error> {
@@ -21,7 +21,7 @@ fn with(config: &str) -> Result<(), Error> {
         &make::safetensors(&make::weights()),
     );
     fs::write(folder.join("config.json"), config).unwrap();
-    conversion(folder, scratch.path().join("x.gguf")).run(&going).map(drop)
+    conversion(folder, scratch.path().join("x.gguf")).run(&never_stop).map(drop)
 }
 
 fn changed(key: &str, value: Value) -> String {
@@ -31,7 +31,7 @@ fn changed(key: &str, value: Value) -> String {
 }
 
 #[test]
-fn keys_are_named() {
+fn errors_name_the_invalid_key() {
     for key in
         ["architectures", "hidden_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps"]
     {
@@ -47,8 +47,8 @@ fn keys_are_named() {
     assert!(changed("rope_scaling", json!({"rope_type": "linear"})).contains("factor"));
     assert!(changed("rope_scaling", json!({"rope_type": "spiral"})).contains("spiral"));
     assert!(changed("head_dim", json!(3)).contains("whole heads of 3"));
-    assert!(with("{").unwrap_err().to_string().contains("not JSON"));
-    assert!(with(&"[".repeat(100_000)).unwrap_err().to_string().contains("not JSON"));
+    assert!(with("{").unwrap_err().to_string().contains("not valid JSON"));
+    assert!(with(&"[".repeat(100_000)).unwrap_err().to_string().contains("not valid JSON"));
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn an_unknown_architecture_is_named_with_the_list() {
 }
 
 #[test]
-fn odd_settings_never_panic() {
+fn invalid_configs_never_panic() {
     let keys: Vec<String> = make::config().as_object().unwrap().keys().cloned().collect();
     let odd = [
         json!(0),
@@ -110,7 +110,7 @@ fn only_regular_files_of_a_stated_size_are_read() {
         let path = folder.join(name);
         let _ = fs::remove_file(&path);
         put(&path);
-        conversion(folder, scratch.path().join("x.gguf")).run(&going).unwrap_err().to_string()
+        conversion(folder, scratch.path().join("x.gguf")).run(&never_stop).unwrap_err().to_string()
     };
     for name in ["config.json", "tokenizer.json", "merges.txt", "chat_template.jinja"] {
         let device = |path: &Path| std::os::unix::fs::symlink("/dev/zero", path).unwrap();
@@ -118,9 +118,9 @@ fn only_regular_files_of_a_stated_size_are_read() {
         assert!(error.contains(name) && error.contains("not a regular file"), "{error}");
         let error = with(name, &|path| fs::create_dir(path).unwrap());
         assert!(error.contains("not a regular file"), "{error}");
-        // Sparse, and not read.
+        // The sparse file of 1 TiB must not be read.
         let error = with(name, &|path| fs::File::create(path).unwrap().set_len(1 << 40).unwrap());
-        assert!(error.contains("takes 1099511627776 bytes, expected at most"), "{error}");
+        assert!(error.contains("has 1099511627776 bytes, expected at most"), "{error}");
     }
     let binary = with("merges.txt", &|path| fs::write(path, [0xff, 0xfe]).unwrap());
     assert!(binary.contains("merges.txt") && binary.contains("utf-8"), "{binary}");
@@ -134,7 +134,7 @@ fn an_embedding_for_more_tokens_than_any_vocabulary_is_refused() {
     weights[0] = (weights[0].0.clone(), vec![n, 1], vec![0.0; n as usize]);
     let bytes = make::safetensors(&weights);
     let folder = make::folder(scratch.path(), &make::config(), "model.safetensors", &bytes);
-    let error = conversion(folder, scratch.path().join("x.gguf")).run(&going).unwrap_err();
+    let error = conversion(folder, scratch.path().join("x.gguf")).run(&never_stop).unwrap_err();
     assert!(error.to_string().contains("1048577 tokens"), "{error}");
 }
 
@@ -145,14 +145,14 @@ fn tokenizers_are_refused_with_a_reason() {
         let bytes = make::safetensors(&make::weights());
         let folder = make::folder(scratch.path(), &make::config(), "model.safetensors", &bytes);
         fs::write(folder.join("tokenizer.json"), tokenizer).unwrap();
-        conversion(folder, scratch.path().join("x.gguf")).run(&going).unwrap_err().to_string()
+        conversion(folder, scratch.path().join("x.gguf")).run(&never_stop).unwrap_err().to_string()
     };
     let bpe = |model: &str| {
         format!(
             r#"{{"pre_tokenizer": {{"type": "ByteLevel"}}, "model": {{"type": "BPE", {model}}}}}"#
         )
     };
-    assert!(refused("{}").contains("no merges"));
+    assert!(refused("{}").contains("model.merges is missing"));
     assert!(refused(r#"{"model": {"type": "WordPiece"}}"#).contains("WordPiece"));
     assert!(refused(&bpe(r#""vocab": {"a": 99999999999}, "merges": []"#)).contains("invalid id"));
     assert!(refused(&bpe(r#""vocab": {"a": -1}, "merges": []"#)).contains("invalid id"));

@@ -6,20 +6,20 @@ use std::process::{Child, Command, Stdio};
 
 use thermocline::embedded;
 
-/// A short run of any model.
+/// Arguments of a short run.
 const RUN: [&str; 12] =
     ["run", "-p", "Once", "-n", "6", "--temp", "0", "-t", "1", "-c", "64", "--no-perf"];
 
 /// The built-in model in a file, and a folder for its cache.
-struct Place {
+struct TestFolder {
     folder: tempfile::TempDir,
 }
 
-impl Place {
-    fn new() -> Place {
+impl TestFolder {
+    fn new() -> TestFolder {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("story.gguf"), embedded::BYTES).unwrap();
-        Place { folder }
+        TestFolder { folder }
     }
 
     fn cache(&self) -> PathBuf {
@@ -35,7 +35,7 @@ impl Place {
         command.spawn().unwrap()
     }
 
-    /// Standard output and the notes.
+    /// Runs the command; returns standard output and notes.
     fn run(&self, args: &[&str]) -> (String, String) {
         let output = self.start(args).wait_with_output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -43,7 +43,7 @@ impl Place {
         (text(&output.stdout), text(&output.stderr))
     }
 
-    /// Runs the model in the file with `cache` as the folder.
+    /// Runs the model in the file with `cache` as the repack cache.
     fn with(&self, cache: &Path, more: &[&str]) -> (String, String) {
         let model = self.folder.path().join("story.gguf");
         let args = ["-m", model.to_str().unwrap(), "--repack-cache", cache.to_str().unwrap()];
@@ -57,8 +57,8 @@ impl Place {
 }
 
 #[test]
-fn the_first_start_writes_and_the_next_ones_read() {
-    let place = Place::new();
+fn the_first_run_writes_the_cache_and_later_runs_read_it() {
+    let place = TestFolder::new();
     let (expected, notes) = place.with(Path::new("off"), &[]);
     assert_eq!(notes, "");
     let (text, notes) = place.with(&place.cache(), &[]);
@@ -72,14 +72,14 @@ fn the_first_start_writes_and_the_next_ones_read() {
     fs::OpenOptions::new().write(true).open(file).unwrap().set_len(len / 2).unwrap();
     let (text, notes) = place.with(&place.cache(), &[]);
     assert_eq!(text, expected);
-    assert!(notes.contains("is written again: it is damaged"), "{notes}");
+    assert!(notes.contains("are written again: the file is damaged"), "{notes}");
     assert_eq!(fs::metadata(file).unwrap().len(), len);
     assert_eq!(place.with(&place.cache(), &[]), (expected, String::new()));
 }
 
 #[test]
-fn nothing_is_written_for_the_built_in_model_small_models_and_who_forbids_it() {
-    let place = Place::new();
+fn no_cache_file_for_small_models_or_if_disabled() {
+    let place = TestFolder::new();
     let cache = place.cache();
     place.run(&["--repack-cache", cache.to_str().unwrap()]);
     let model = place.folder.path().join("story.gguf");
@@ -87,20 +87,22 @@ fn nothing_is_written_for_the_built_in_model_small_models_and_who_forbids_it() {
     place.with(Path::new("off"), &[]);
     place.with(&cache, &["--no-mmap"]);
     let (_, notes) = place.with(&cache, &["-nr"]);
-    assert!(notes.contains("--no-repack: skipped neurons only save"), "{notes}");
+    assert!(notes.contains("--no-repack: skipping a neuron saves only"), "{notes}");
     let left: Vec<_> = fs::read_dir(place.folder.path()).unwrap().collect();
     assert_eq!(left.len(), 1, "only the model: {left:?}");
 }
 
 #[test]
-fn a_folder_that_cannot_be_is_said_and_the_model_runs() {
-    let place = Place::new();
+fn an_unusable_cache_folder_is_noted_and_the_model_runs() {
+    let place = TestFolder::new();
     let (expected, _) = place.with(Path::new("off"), &[]);
     let taken = place.folder.path().join("story.gguf/below");
     let (text, notes) = place.with(&taken, &[]);
     assert_eq!(text, expected);
     assert_eq!(
-        notes.matches("the repacked weights are not kept on disk: the folder").count(),
+        notes
+            .matches("the repacked weights are not kept on disk: cannot create the folder")
+            .count(),
         1,
         "{notes}"
     );
@@ -109,8 +111,8 @@ fn a_folder_that_cannot_be_is_said_and_the_model_runs() {
 /// A limit on the size of files stands in for a disk that becomes full during the write.
 #[test]
 #[cfg(unix)]
-fn a_disk_that_becomes_full_is_said_once_and_nothing_stays() {
-    let place = Place::new();
+fn a_full_disk_is_noted_once_and_leaves_no_file() {
+    let place = TestFolder::new();
     let (expected, _) = place.with(Path::new("off"), &[]);
     let model = place.folder.path().join("story.gguf");
     let mut command = Command::new("sh");
@@ -130,8 +132,8 @@ fn a_disk_that_becomes_full_is_said_once_and_nothing_stays() {
 }
 
 #[test]
-fn two_at_once_do_no_harm() {
-    let place = Place::new();
+fn concurrent_first_runs_write_one_file() {
+    let place = TestFolder::new();
     let model = place.folder.path().join("story.gguf");
     let (model, cache) = (model.to_str().unwrap(), place.cache());
     let args = ["-m", model, "--repack-cache", cache.to_str().unwrap()];
@@ -145,7 +147,7 @@ fn two_at_once_do_no_harm() {
 
 #[test]
 fn the_folder_is_listed_and_cleared() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let cache = place.cache();
     let command = |what: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
@@ -164,5 +166,5 @@ fn the_folder_is_listed_and_cleared() {
     assert!(command("list").contains("story.gguf, which no longer exists)"));
     assert!(command("clear").contains("freed in"));
     let [left] = &place.files()[..] else { panic!("{:?}", place.files()) };
-    assert!(left.ends_with("somebody's.gguf"), "nothing of anybody else's is removed");
+    assert!(left.ends_with("somebody's.gguf"), "files of other programs are kept");
 }

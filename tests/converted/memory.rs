@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::{env, fs};
 
 use hal::format::Format;
-use thermocline::converted::{self, Converted};
+use thermocline::converted::{self, RepackFile};
 use thermocline::devices;
 use thermocline::engine::to_convert;
 
@@ -22,11 +22,12 @@ fn status(name: &str) -> u64 {
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
 }
 
-/// The half of the test that runs in a child process; without the parent's request it does nothing.
+/// The part of the test that runs in a child process. Without the parent's variable it returns at
+/// once.
 #[test]
-fn a_load_in_a_process_of_its_own() {
+fn load_in_a_child_process() {
     #[allow(clippy::disallowed_methods)]
-    // the other test passes the folder to this test's process in this variable
+    // The parent test passes the folder in this variable.
     let Some(folder) = env::var_os(FOLDER).map(std::path::PathBuf::from) else { return };
     let model = model_at(&folder.join("model.gguf"));
     let cpu = devices::cpu(Some(2));
@@ -38,29 +39,29 @@ fn a_load_in_a_process_of_its_own() {
         if !path.exists() {
             converted::write(&path, &model.file, &weights, &cpu, &|_, _| {}).unwrap();
         }
-        options.converted = Some(Converted::open(&path, &model.file, &weights).unwrap());
+        options.converted = Some(RepackFile::open(&path, &model.file, &weights).unwrap());
     }
     logits(&Arc::clone(&model), options);
     let replaced: u64 = weights.iter().map(|weight| weight.source_size().0).sum();
     let used = status("VmHWM:") - before;
     let final_size = model.file.size_bytes() - replaced + converted::size(&weights).0;
-    // The cache and scratch are small here; the rest of the slack is the allocator's and the test's
-    // own.
+    // The KV cache and scratch memory are small here. The rest of the allowance is for the
+    // allocator and the test itself.
     let most = final_size + final_size / 10 + (6 << 20);
-    assert!(replaced > most - final_size, "a second copy of what is packed would not be noticed");
+    assert!(replaced > most - final_size, "the limit would not detect a second copy");
     assert!(used > replaced, "{used} bytes: nothing was loaded");
     assert!(used < most, "{used} bytes for {final_size} of weights, {replaced} of them replaced");
 }
 
 #[test]
-fn packing_keeps_nothing_twice() {
+fn repacking_holds_no_second_copy() {
     let folder = tempfile::tempdir().unwrap();
     let tiny =
         Tiny { n_embd: 256, n_ff: 24 << 10, n_layer: 5, format: Format::F16, ..Tiny::default() };
     fs::write(folder.path().join("model.gguf"), tiny.bytes()).unwrap();
     let load = |what: &str| {
         let mut command = Command::new(env::current_exe().unwrap());
-        command.args(["--exact", "converted::memory::a_load_in_a_process_of_its_own"]);
+        command.args(["--exact", "converted::memory::load_in_a_child_process"]);
         let output = command.env(FOLDER, folder.path()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains("1 passed"), "{what}: {text}");

@@ -1,4 +1,5 @@
-//! Repacked weights: cached in a file, used only if they are right, with the same output either way.
+//! Repacked weights: cached in a file, used only if the file is valid, and without effect on the
+//! output.
 
 mod command;
 mod memory;
@@ -10,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 
 use hal::format::Format;
 use hal::{Bytes, Device, StoredPack};
-use thermocline::converted::{self, Converted, Stale, Weight};
+use thermocline::converted::{self, RepackFile, StaleFile, Weight};
 use thermocline::devices;
 use thermocline::engine::{Engine, EngineOptions, Sparsity, Want, to_convert};
 use thermocline::gguf::File;
@@ -30,7 +31,7 @@ fn options() -> EngineOptions {
     EngineOptions { n_ctx: 64, n_ubatch: 16, ..EngineOptions::default() }
 }
 
-/// Logits of all tokens of a short text, and the bytes booked on the CPU.
+/// Logits of all tokens of a short sequence, and the bytes that the ledger counts for the CPU.
 fn logits(model: &Arc<Model>, options: EngineOptions) -> (Vec<f32>, Bytes) {
     let cpu = devices::cpu(Some(2));
     let quiet = Arc::new(|text: &str| panic!("{text}"));
@@ -69,14 +70,14 @@ impl Fixture {
         to_convert(model, &options(), &self.cpu)
     }
 
-    fn open(&self) -> Result<Arc<Converted>, Stale> {
+    fn open(&self) -> Result<Arc<RepackFile>, StaleFile> {
         let model = model_at(&self.source);
-        Converted::open(&self.target, &model.file, &self.weights(&model))
+        RepackFile::open(&self.target, &model.file, &self.weights(&model))
     }
 }
 
 #[test]
-fn kept_packs_give_the_same_bits_and_take_no_memory() {
+fn cached_packs_give_the_same_bits_and_take_no_memory() {
     let fixture = Fixture::new();
     let model = model_at(&fixture.source);
     let kept = EngineOptions { converted: Some(fixture.open().unwrap()), ..options() };
@@ -90,7 +91,7 @@ fn kept_packs_give_the_same_bits_and_take_no_memory() {
 }
 
 #[test]
-fn without_laying_out_the_words_are_the_same_within_rounding() {
+fn logits_without_repacking_are_equal_within_rounding() {
     for format in [Format::F16, Format::Q4_0, Format::Q8_0] {
         let model = Tiny { format, ..tiny(7) }.model();
         let (expected, with) = logits(&model, options());
@@ -109,15 +110,15 @@ fn without_laying_out_the_words_are_the_same_within_rounding() {
 fn a_changed_model_a_cut_file_and_wrong_bytes_are_found() {
     let fixture = Fixture::new();
     let good = fs::read(&fixture.target).unwrap();
-    let check = |bytes: &[u8], is: fn(&Stale) -> bool| {
+    let check = |bytes: &[u8], is: fn(&StaleFile) -> bool| {
         fs::write(&fixture.target, bytes).unwrap();
         let stale = fixture.open().unwrap_err();
         assert!(is(&stale), "{stale}");
     };
     for len in [0, 3, 100, good.len() / 2, good.len() - 4080] {
-        check(&good[..len], |stale| matches!(stale, Stale::Damaged(_)));
+        check(&good[..len], |stale| matches!(stale, StaleFile::Damaged(_)));
     }
-    check(&tiny(1).bytes(), |stale| matches!(stale, Stale::Other));
+    check(&tiny(1).bytes(), |stale| matches!(stale, StaleFile::Other));
     let first = {
         fs::write(&fixture.target, &good).unwrap();
         let file = File::open(&fixture.target).unwrap();
@@ -125,24 +126,24 @@ fn a_changed_model_a_cut_file_and_wrong_bytes_are_found() {
     };
     let mut bytes = good.clone();
     bytes[first] ^= 1;
-    check(&bytes, |stale| matches!(stale, Stale::Sum { label } if label == "blk.1.ffn_down"));
+    check(&bytes, |stale| matches!(stale, StaleFile::Sum { label } if label == "blk.1.ffn_down"));
     fs::write(&fixture.target, &good).unwrap();
     assert!(fixture.open().is_ok());
-    // The same header, other weights.
+    // A model with the same header and other weights.
     fs::write(&fixture.source, tiny(2).bytes()).unwrap();
-    assert!(matches!(fixture.open(), Err(Stale::Model)));
+    assert!(matches!(fixture.open(), Err(StaleFile::Model)));
     fs::remove_file(&fixture.target).unwrap();
-    assert!(matches!(fixture.open(), Err(Stale::Absent)));
+    assert!(matches!(fixture.open(), Err(StaleFile::Absent)));
 }
 
 /// After a change of any byte of the header, the file is rejected or gives the same result.
 #[test]
-fn no_byte_of_the_header_can_do_harm() {
+fn a_changed_header_byte_is_detected_or_harmless() {
     let fixture = Fixture::new();
     let good = fs::read(&fixture.target).unwrap();
     let model = model_at(&fixture.source);
     let weights = fixture.weights(&model);
-    let packs = |kept: &Converted| -> Vec<Vec<u8>> {
+    let packs = |kept: &RepackFile| -> Vec<Vec<u8>> {
         let find = |w: &Weight| kept.find(&w.label, &w.pack, w.stored).unwrap();
         weights.iter().map(|w| (*find(w)).as_ref().to_vec()).collect()
     };
@@ -152,7 +153,7 @@ fn no_byte_of_the_header_can_do_harm() {
         let mut bytes = good.clone();
         bytes[at] ^= 1 << (at % 8);
         fs::write(&fixture.target, &bytes).unwrap();
-        if let Ok(kept) = Converted::open(&fixture.target, &model.file, &weights) {
+        if let Ok(kept) = RepackFile::open(&fixture.target, &model.file, &weights) {
             assert!(packs(&kept) == expected, "byte {at}");
         }
     }
@@ -160,7 +161,7 @@ fn no_byte_of_the_header_can_do_harm() {
 
 /// After a change of any byte of the packs, the file is rejected, unless the byte is padding.
 #[test]
-fn no_byte_of_a_pack_is_believed_unseen() {
+fn every_changed_byte_of_a_pack_is_detected() {
     let fixture = Fixture::new();
     let good = fs::read(&fixture.target).unwrap();
     let file = File::open(&fixture.target).unwrap();
@@ -172,7 +173,7 @@ fn no_byte_of_a_pack_is_believed_unseen() {
         bytes[at] ^= 1 << (at % 8);
         fs::write(&fixture.target, &bytes).unwrap();
         match (fixture.open(), packs.iter().any(|pack| pack.contains(&(at as u64)))) {
-            (Err(Stale::Sum { .. }), true) => refused += 1,
+            (Err(StaleFile::Sum { .. }), true) => refused += 1,
             (Ok(_), false) => gaps += 1,
             (found, _) => panic!("byte {at}: {found:?}"),
         }
@@ -180,10 +181,10 @@ fn no_byte_of_a_pack_is_believed_unseen() {
     assert!(refused > 100 && gaps > 0, "{refused} {gaps}");
 }
 
-/// Another model at the same path with the same size, time and sampled bytes.
+/// Replaces the model by another with the same size, time and sampled bytes.
 #[test]
 #[cfg(unix)]
-fn a_model_that_was_made_to_look_the_same_is_found() {
+fn a_replaced_model_of_the_same_size_and_time_is_detected() {
     let fixture = Fixture::new();
     let time = fs::metadata(&fixture.source).unwrap().modified().unwrap();
     let mut bytes = fs::read(&fixture.source).unwrap();
@@ -196,13 +197,13 @@ fn a_model_that_was_made_to_look_the_same_is_found() {
     file.set_modified(time).unwrap();
     drop(file);
     assert_eq!(fs::metadata(&fixture.source).unwrap().modified().unwrap(), time);
-    assert!(matches!(fixture.open(), Err(Stale::Model)));
+    assert!(matches!(fixture.open(), Err(StaleFile::Model)));
 }
 
 /// Listed neurons need rows of down. If the file has none and repacking is off, the gate alone
 /// decides.
 #[test]
-fn without_rows_by_neuron_a_predictor_is_not_used() {
+fn without_a_transposed_down_the_predictor_is_not_used() {
     for format in [Format::F16, Format::Q4_0, Format::Q8_0] {
         for pwri in [false, true] {
             let model = Tiny { format, pwri, rank: 32, ..tiny(3) }.model();
@@ -224,19 +225,19 @@ fn without_rows_by_neuron_a_predictor_is_not_used() {
             let [predicted, as_it_is, exact] =
                 [options(), as_it_is, exact].map(|options| logits(&model, options).0);
             assert_eq!(as_it_is, if pwri { predicted.clone() } else { exact.clone() }, "{format}");
-            assert_ne!(predicted, exact, "a random predictor leaves neurons out that count");
+            assert_ne!(predicted, exact, "a random predictor misses active neurons");
         }
     }
 }
 
 #[test]
-fn another_layout_is_another_file() {
+fn each_layout_has_its_own_file() {
     let fixture = Fixture::new();
     let model = model_at(&fixture.source);
     let mut weights = fixture.weights(&model);
     weights[0].stored.layout = "plain/0";
-    let stale = Converted::open(&fixture.target, &model.file, &weights).unwrap_err();
-    assert!(matches!(stale, Stale::Other), "{stale}");
+    let stale = RepackFile::open(&fixture.target, &model.file, &weights).unwrap_err();
+    assert!(matches!(stale, StaleFile::Other), "{stale}");
     let folder = fixture.target.parent().unwrap();
     assert_ne!(converted::path(folder, &model.file, &weights).unwrap(), fixture.target);
     let kept = fixture.open().unwrap();

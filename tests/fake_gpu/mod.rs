@@ -18,13 +18,13 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Whether the fakes are available; if not, the reason is printed.
-fn there() -> bool {
+fn fakes_available() -> bool {
     let missing = fakes::missing();
     missing.iter().for_each(|why| println!("skipped: {why}"));
     missing.is_none()
 }
 
-/// A greedy text, and the notes.
+/// Generates a text with greedy sampling; returns the text and the notes.
 fn story(more: &[&str], env: &[(&str, &str)]) -> (String, String) {
     let args = [&["run", "-p", "Once", "--temp", "0", "-n", "16"], more].concat();
     let output = run(&args, fakes::folder(), env);
@@ -35,8 +35,8 @@ fn story(more: &[&str], env: &[(&str, &str)]) -> (String, String) {
 }
 
 #[test]
-fn fakes_are_listed_with_what_they_are() {
-    if !there() {
+fn fakes_are_listed_with_their_properties() {
+    if !fakes_available() {
         return;
     }
     let env = [(Vendor::Cuda.variable(), "devices=2"), (Vendor::Hip.variable(), "arch=gfx1100")];
@@ -59,8 +59,8 @@ fn fakes_are_listed_with_what_they_are() {
 }
 
 #[test]
-fn the_text_is_the_same_on_fakes() {
-    if !there() {
+fn generation_is_identical_on_fakes() {
+    if !fakes_available() {
         return;
     }
     let (expected, _) = story(&["--backend", "cpu"], &[]);
@@ -75,8 +75,8 @@ fn the_text_is_the_same_on_fakes() {
 }
 
 #[test]
-fn the_text_goes_on_when_a_fake_is_lost() {
-    if !there() {
+fn generation_continues_after_the_loss_of_a_fake() {
+    if !fakes_available() {
         return;
     }
     let (expected, _) = story(&["--backend", "cpu"], &[]);
@@ -92,16 +92,16 @@ fn the_text_goes_on_when_a_fake_is_lost() {
         assert!(notes.contains("CUDA0 was lost"), "{launches}: {notes}");
         in_the_middle += usize::from(notes.contains("continuing without it"));
     }
-    assert!(in_the_middle > 0, "some loss comes after the first word");
+    assert!(in_the_middle > 0, "some loss happens after the first token");
 }
 
 #[test]
-fn a_driver_that_is_no_good_is_a_sentence() {
-    if !there() {
+fn an_unusable_driver_is_noted() {
+    if !fakes_available() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    fakes::without(Vendor::Cuda, "cuLaunchKernel", folder.path()).unwrap();
+    fakes::copy_without(Vendor::Cuda, "cuLaunchKernel", folder.path()).unwrap();
     let kernels = fakes::folder().join("libfake_kernels.so");
     if kernels.exists() {
         std::fs::copy(&kernels, folder.path().join("libfake_kernels.so")).unwrap();
@@ -111,8 +111,8 @@ fn a_driver_that_is_no_good_is_a_sentence() {
         (all, "version=11040", "too old: it supports CUDA 11.4"),
         (all, "devices=0", "no device"),
         (all, "init=803", "the driver does not work: cuInit failed with 803"),
-        (all, "major=6 minor=1", "compute capability 6.1 is too old: 7.5"),
-        (folder.path(), "", "the driver's library has no cuLaunchKernel"),
+        (all, "major=6 minor=1", "compute capability 6.1 is too old; 7.5"),
+        (folder.path(), "", "the driver's library has no function cuLaunchKernel"),
     ] {
         let env = [(Vendor::Cuda.variable(), settings)];
         let output = run(&["devices"], libraries, &env);
@@ -128,11 +128,11 @@ fn a_driver_that_is_no_good_is_a_sentence() {
     }
 }
 
-/// If devices are named for several backends, each backend uses its own; a device of none of them
-/// is reported.
+/// If devices are named for several backends, each backend uses its own devices. A device that no
+/// backend has is reported.
 #[test]
 fn backends_are_compared_on_their_own_devices() {
-    if !there() {
+    if !fakes_available() {
         return;
     }
     let bench = |more: &[&str]| {
@@ -151,14 +151,14 @@ fn backends_are_compared_on_their_own_devices() {
     assert!(refused.status.code() == Some(5) && notes.contains("no device 'HIP0'"), "{notes}");
 }
 
-/// The first versions of ROCm 5 lack calls for graphs: work is submitted launch by launch there.
+/// The first versions of ROCm 5 lack calls for graphs, so work is submitted launch by launch.
 #[test]
 fn a_driver_without_graphs_is_used_without_them() {
-    if !there() {
+    if !fakes_available() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    fakes::without(Vendor::Cuda, "cuGraphLaunch", folder.path()).unwrap();
+    fakes::copy_without(Vendor::Cuda, "cuGraphLaunch", folder.path()).unwrap();
     let kernels = fakes::folder().join("libfake_kernels.so");
     std::fs::copy(&kernels, folder.path().join("libfake_kernels.so")).unwrap();
     let (expected, _) = story(&["--backend", "cpu"], &[]);
@@ -169,10 +169,10 @@ fn a_driver_without_graphs_is_used_without_them() {
 
 /// The program starts without any vendor library.
 #[test]
-fn the_program_links_no_library_of_a_gpu() {
+fn the_program_links_no_vendor_library() {
     let program = env!("CARGO_BIN_EXE_thermocline");
     let Ok(output) = Command::new("ldd").arg(program).output() else {
-        return println!("skipped: no ldd here");
+        return println!("skipped: ldd is not installed");
     };
     let linked = text(&output.stdout);
     for library in ["cuda", "nvrtc", "amdhip", "hiprtc", "vulkan"] {

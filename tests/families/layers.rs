@@ -12,7 +12,7 @@ use crate::placement_is_invisible::vendors::fake;
 use crate::support::Tiny;
 use crate::synthetic::forward;
 
-/// Normalised squared error, over all tokens.
+/// Largest allowed normalised squared error over all tokens.
 const NMSE: f64 = 1e-4;
 
 fn nmse(expected: &Logits, got: &Logits) -> f64 {
@@ -42,10 +42,11 @@ fn mixed() -> Vec<Fixture> {
 fn engine_of(model: &Arc<Model>, devices: Vec<Device>, placement: Option<Placement>) -> Engine {
     let kv_formats = KvCache::both(Format::F32);
     let options = EngineOptions { n_ctx: 64, n_ubatch: 21, kv_formats, ..EngineOptions::default() };
-    Engine::load(Arc::clone(model), devices, options, placement, quiet(), &|_, _| {}).unwrap()
+    Engine::load(Arc::clone(model), devices, options, placement, ignore_notices(), &|_, _| {})
+        .unwrap()
 }
 
-/// Placements with the device of `backend`: everything on it, then random ones.
+/// Placements of `model`: everything on device 1, then `n` random ones.
 fn placements(model: &Model, n: u64) -> Vec<Placement> {
     let mut all = vec![Placement::all_on(1, model.hyper.n_layer)];
     for seed in 0..n {
@@ -96,21 +97,22 @@ fn mixers_run_on_a_fake_of_rocm() {
 fn the_state_of_recurrent_layers_is_in_the_budget() {
     let fixture = recurrent().into_iter().find(|fixture| fixture.name == "qwen35").unwrap();
     let states: Bytes = fixture.model.layers.iter().map(state_bytes).sum();
-    // Two layers: 4 heads of 8 x 8, and 3 inputs of 2 * 16 + 32 channels.
+    // Each of the two layers has a state of 4 heads of 8 x 8 values, and 3 inputs of 2 * 16 + 32
+    // channels.
     let mixers = fixture.model.layers.iter().map(|layer| &layer.frame.mixer);
     let recurrent = mixers.filter(|mixer| matches!(mixer, Mixer::GatedDelta(_))).count();
     assert_eq!((recurrent, states), (2, Bytes(2 * 4 * (4 * 8 * 8 + 3 * 64))));
     let used = |n_checkpoint: usize| {
         let options = EngineOptions { n_ctx: 64, n_checkpoint, ..EngineOptions::default() };
         let (model, devices) = (Arc::clone(&fixture.model), vec![cpu_device(2)]);
-        let engine = Engine::load(model, devices, options, None, quiet(), &|_, _| {}).unwrap();
+        let engine =
+            Engine::load(model, devices, options, None, ignore_notices(), &|_, _| {}).unwrap();
         engine.devices()[0].ledger().used()
     };
     assert!(used(9) - used(0) >= Bytes(9 * states.0));
 }
 
-/// Layers with other numbers of neurons and heads than their neighbours, without neurons, or
-/// without attention.
+/// Models whose layers differ in the number of neurons or heads, or lack neurons or attention.
 fn uneven() -> [Tiny; 3] {
     let tiny = Tiny { n_layer: 5, format: Format::F16, ..Tiny::default() };
     [
@@ -149,8 +151,8 @@ fn layers_may_differ_in_size() {
     });
 }
 
-/// Budgets from nothing to everything: the plan equals what is loaded, stays within the budget,
-/// and does not change results.
+/// For budgets from 0 to the whole model, the plan equals the loaded placement, stays within the
+/// budget, and does not change results.
 #[test]
 fn layers_of_different_sizes_are_placed_within_budgets() {
     within(LIMIT, || {
@@ -178,34 +180,34 @@ fn layers_of_different_sizes_are_placed_within_budgets() {
 }
 
 /// The model of `fixture` with one key or tensor changed.
-pub(super) struct Changed {
+pub(super) struct ChangedModel {
     keys: Vec<(String, GgufValue)>,
     /// Name, shape, type, bytes.
     tensors: Vec<(String, Vec<u64>, TensorType, Vec<u8>)>,
 }
 
-impl Changed {
-    pub(super) fn of(name: &str) -> Changed {
+impl ChangedModel {
+    pub(super) fn of(name: &str) -> ChangedModel {
         let file = File::open(&folder().join(format!("{name}.gguf"))).unwrap();
         let keys = file.metadata().iter().map(|(key, value)| (key.to_owned(), value.clone()));
         let tensor = |info: &thermocline::gguf::TensorInfo| {
             let bytes = file.bytes(info).unwrap().to_vec();
             (info.name.clone(), info.shape.clone(), info.ty, bytes)
         };
-        Changed { keys: keys.collect(), tensors: file.tensors().iter().map(tensor).collect() }
+        ChangedModel { keys: keys.collect(), tensors: file.tensors().iter().map(tensor).collect() }
     }
 
-    pub(super) fn key(mut self, key: &str, value: impl Into<GgufValue>) -> Changed {
+    pub(super) fn key(mut self, key: &str, value: impl Into<GgufValue>) -> ChangedModel {
         self.keys.retain(|(name, _)| name != key);
         self.keys.push((key.to_owned(), value.into()));
         self
     }
 
-    pub(super) fn without(mut self, name: &str) -> Changed {
+    pub(super) fn without(mut self, name: &str) -> ChangedModel {
         let n = self.keys.len() + self.tensors.len();
         self.keys.retain(|(key, _)| key != name);
         self.tensors.retain(|(tensor, ..)| tensor != name);
-        assert_eq!(self.keys.len() + self.tensors.len() + 1, n, "{name} was there");
+        assert_eq!(self.keys.len() + self.tensors.len() + 1, n, "{name} existed");
         self
     }
 
@@ -233,34 +235,34 @@ impl Changed {
 
 #[test]
 fn hostile_keys_of_recurrent_families_are_refused() {
-    assert!(Changed::of("qwen35").model().is_ok() && Changed::of("lfm2").model().is_ok());
+    assert!(ChangedModel::of("qwen35").model().is_ok() && ChangedModel::of("lfm2").model().is_ok());
     let qwen = |key: &str, value: GgufValue, says: &str| {
-        Changed::of("qwen35").key(&format!("qwen35.{key}"), value).fails(says);
+        ChangedModel::of("qwen35").key(&format!("qwen35.{key}"), value).fails(says);
     };
     for key in ["state_size", "group_count", "time_step_rank", "conv_kernel", "inner_size"] {
         qwen(&format!("ssm.{key}"), 0u32.into(), "is 0");
         qwen(&format!("ssm.{key}"), u32::MAX.into(), "expected 1 to 16777216");
-        let missing = Changed::of("qwen35").without(&format!("qwen35.ssm.{key}"));
+        let missing = ChangedModel::of("qwen35").without(&format!("qwen35.ssm.{key}"));
         missing.fails(&format!("key `qwen35.ssm.{key}` is missing"));
     }
     qwen("ssm.group_count", 3u32.into(), "a multiple of the 3 key heads");
     qwen("ssm.inner_size", 63u32.into(), "4 heads of 8");
     qwen("ssm.conv_kernel", 5u32.into(), "ssm_conv1d");
-    qwen("attention.recurrent_layers", Array::Bool(vec![true]).into(), "3 layers");
+    qwen("attention.recurrent_layers", Array::Bool(vec![true]).into(), "3 entries");
     qwen("full_attention_interval", 0u32.into(), "is 0");
     qwen("full_attention_interval", 3u32.into(), "blk.1.attn_qkv");
-    qwen("rope.dimension_sections", Array::U32(vec![1, 1]).into(), "four numbers of pairs");
-    qwen("rope.dimension_sections", Array::U32(vec![0; 4]).into(), "four numbers of pairs");
-    qwen("rope.dimension_sections", Array::U32(vec![u32::MAX; 4]).into(), "four numbers");
+    qwen("rope.dimension_sections", Array::U32(vec![1, 1]).into(), "four section sizes");
+    qwen("rope.dimension_sections", Array::U32(vec![0; 4]).into(), "four section sizes");
+    qwen("rope.dimension_sections", Array::U32(vec![u32::MAX; 4]).into(), "four section sizes");
     qwen("attention.value_length", 8u32.into(), "expected 16");
     qwen("nextn_predict_layers", 3u32.into(), "fewer than the 3 layers");
-    // Attention after a recurrent layer, which has no KV cache to share.
-    qwen("attention.shared_kv_layers", 2u32.into(), "an earlier layer with keys");
+    // The attention layer would share the KV cache of a recurrent layer, which has none.
+    qwen("attention.shared_kv_layers", 2u32.into(), "an earlier layer whose KV cache");
     qwen("attention.shared_kv_layers", 3u32.into(), "fewer than the 3 layers");
-    Changed::of("qwen35").without("blk.0.ssm_a").fails("blk.0.ssm_a");
-    Changed::of("qwen35").without("blk.0.attn_gate.weight").fails("blk.0.attn_gate.weight");
+    ChangedModel::of("qwen35").without("blk.0.ssm_a").fails("blk.0.ssm_a");
+    ChangedModel::of("qwen35").without("blk.0.attn_gate.weight").fails("blk.0.attn_gate.weight");
     let lfm = |key: &str, value: GgufValue, says: &str| {
-        Changed::of("lfm2").key(&format!("lfm2.{key}"), value).fails(says);
+        ChangedModel::of("lfm2").key(&format!("lfm2.{key}"), value).fails(says);
     };
     lfm("shortconv.l_cache", 0u32.into(), "is 0");
     lfm("shortconv.l_cache", 7u32.into(), "shortconv.conv");
@@ -268,53 +270,55 @@ fn hostile_keys_of_recurrent_families_are_refused() {
     lfm("attention.head_count_kv", Array::U32(vec![u32::MAX; 3]).into(), "0 to 16777216");
     lfm("attention.head_count_kv", Array::U32(vec![0, 5, 0]).into(), "a divisor of the");
     lfm("attention.head_count_kv", Array::U32(vec![2; 3]).into(), "blk.0.attn_");
-    Changed::of("lfm2").without("token_embd_norm.weight").fails("token_embd_norm.weight");
-    Changed::of("lfm2").without("blk.0.shortconv.in_proj.weight").fails("shortconv.in_proj");
+    ChangedModel::of("lfm2").without("token_embd_norm.weight").fails("token_embd_norm.weight");
+    ChangedModel::of("lfm2").without("blk.0.shortconv.in_proj.weight").fails("shortconv.in_proj");
 }
 
 #[test]
 fn hostile_keys_of_mamba2_are_refused() {
-    assert!(Changed::of("mamba2").model().is_ok());
+    assert!(ChangedModel::of("mamba2").model().is_ok());
     let mamba = |key: &str, value: u32, says: &str| {
-        Changed::of("mamba2").key(&format!("mamba2.ssm.{key}"), value).fails(says);
+        ChangedModel::of("mamba2").key(&format!("mamba2.ssm.{key}"), value).fails(says);
     };
     for key in ["state_size", "group_count", "time_step_rank", "conv_kernel", "inner_size"] {
         mamba(key, 0, "is 0");
         mamba(key, u32::MAX, "expected 1 to 16777216");
-        let missing = Changed::of("mamba2").without(&format!("mamba2.ssm.{key}"));
+        let missing = ChangedModel::of("mamba2").without(&format!("mamba2.ssm.{key}"));
         missing.fails(&format!("key `mamba2.ssm.{key}` is missing"));
     }
-    mamba("time_step_rank", 5, "a divisor of the width 64");
-    mamba("group_count", 5, "a divisor of the width 64");
+    mamba("time_step_rank", 5, "a divisor of the inner size 64");
+    mamba("group_count", 5, "a divisor of the inner size 64");
     mamba("group_count", 8, "a divisor of the 4 heads");
     mamba("inner_size", 48, "blk.0.ssm_in.weight");
     mamba("state_size", 1 << 24, "blk.0.ssm_in.weight");
     mamba("conv_kernel", 3, "blk.0.ssm_conv1d.weight");
     for tensor in ["ssm_a", "ssm_d", "ssm_dt.bias", "ssm_norm.weight", "ssm_out.weight"] {
-        Changed::of("mamba2").without(&format!("blk.1.{tensor}")).fails(tensor);
+        ChangedModel::of("mamba2").without(&format!("blk.1.{tensor}")).fails(tensor);
     }
-    // Without a bias the convolution has none.
-    assert!(Changed::of("mamba2").without("blk.0.ssm_conv1d.bias").model().is_ok());
+    // The bias of the convolution is optional.
+    assert!(ChangedModel::of("mamba2").without("blk.0.ssm_conv1d.bias").model().is_ok());
 }
 
 #[test]
 fn hostile_scales_are_refused() {
-    assert!(Changed::of("granitehybrid").model().is_ok());
+    assert!(ChangedModel::of("granitehybrid").model().is_ok());
     for key in ["embedding_scale", "residual_scale", "logit_scale"] {
         for value in [-1.0f32, f32::NAN, f32::INFINITY, 1e-7] {
             let key = format!("granitehybrid.{key}");
-            Changed::of("granitehybrid").key(&key, value).fails(&format!("key `{key}` is {value}"));
+            ChangedModel::of("granitehybrid")
+                .key(&key, value)
+                .fails(&format!("key `{key}` is {value}"));
         }
     }
     let list = Array::U32(vec![0, 5, 0]);
-    Changed::of("granitehybrid")
+    ChangedModel::of("granitehybrid")
         .key("granitehybrid.attention.head_count_kv", list)
         .fails("a divisor of the 4 heads");
 }
 
 #[test]
-fn layers_of_nemotron_h_are_one_half() {
-    let model = Changed::of("nemotron_h").model().unwrap();
+fn nemotron_h_layers_have_either_mixer_or_ffn() {
+    let model = ChangedModel::of("nemotron_h").model().unwrap();
     let halves = model.layers.iter().map(|layer| match (&layer.frame.mixer, &layer.ffn) {
         (Mixer::Mamba2(_), None) => 'M',
         (Mixer::Attention(by), None) if by.rope.is_none() => '*',
@@ -323,16 +327,18 @@ fn layers_of_nemotron_h_are_one_half() {
     });
     assert_eq!(halves.collect::<String>(), "M-*M-");
     let key = "nemotron_h.attention.layer_norm_epsilon";
-    Changed::of("nemotron_h").without(key).fails("layer_norm_rms_epsilon` is missing");
+    ChangedModel::of("nemotron_h").without(key).fails("layer_norm_rms_epsilon` is missing");
     let lists = Array::U32(vec![0; 5]);
-    Changed::of("nemotron_h").key("nemotron_h.feed_forward_length", lists).fails("blk.1.ssm_in");
+    ChangedModel::of("nemotron_h")
+        .key("nemotron_h.feed_forward_length", lists)
+        .fails("blk.1.ssm_in");
 }
 
 /// Pairs that a file assigns to the fourth position are not rotated: for text that position is 0.
 #[test]
 fn sections_without_a_text_position_are_not_rotated() {
     let freqs = |sections: Option<Vec<u32>>| {
-        let changed = Changed::of("qwen35");
+        let changed = ChangedModel::of("qwen35");
         let key = "qwen35.rope.dimension_sections";
         let changed = match sections {
             Some(sections) => changed.key(key, Array::U32(sections)),

@@ -21,12 +21,13 @@ mod layers;
 mod shared_kv;
 
 use crate::placement_is_invisible::{
-    Logits, cpu_device, difference, logits_of, quiet, random_placement, sim_device, unit,
+    Logits, cpu_device, difference, ignore_notices, logits_of, random_placement, sim_device, unit,
 };
 use crate::support::within;
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// Relative to the logits' spread; sums in another order change up to 2e-5 of it.
+/// Largest allowed difference, relative to the logits' spread. Sums in another order differ by up
+/// to 2e-5.
 const BOUND: f32 = 1e-4;
 
 /// A model and its expected results.
@@ -34,12 +35,12 @@ struct Fixture {
     name: String,
     model: Arc<Model>,
     runs: Vec<Run>,
-    /// Relative to the logits' spread: more than [`BOUND`] for quantised weights with rounded
-    /// activations.
+    /// Largest allowed difference, relative to the logits' spread: above [`BOUND`] for quantised
+    /// weights, whose activations are rounded.
     bound: f32,
 }
 
-/// A text in a context, and its logits according to PyTorch.
+/// Context size, token ids, and their logits according to PyTorch or llama.cpp.
 struct Run {
     n_ctx: usize,
     ids: Vec<u32>,
@@ -68,7 +69,7 @@ fn fixture(path: &Path) -> Fixture {
     let numbers = |list: &Value| -> Vec<f64> {
         list.as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect()
     };
-    // F32, little-endian, the rows of all runs one after the other.
+    // The file has the F32 logits of all runs, little-endian, one row per token.
     let logits = fs::read(path.with_extension("logits")).unwrap();
     let mut rows = logits.chunks_exact(4 * model.n_vocab()).map(|row| {
         let values = row.chunks_exact(4).map(|v| f32::from_le_bytes(v.try_into().unwrap()));
@@ -93,15 +94,15 @@ fn load(
     placement: Option<Placement>,
 ) -> Engine {
     let kv_formats = KvCache::both(Format::F32);
-    // The length of most texts: one of them is a single step, and uses prefill.
+    // Most runs have 21 tokens, and are thus a single prefill step.
     let options =
         EngineOptions { n_ctx, n_ubatch: 21, kv_formats, sparsity, ..EngineOptions::default() };
     let model = Arc::clone(&fixture.model);
-    Engine::load(model, devices, options, placement, quiet(), &|_, _| {}).unwrap()
+    Engine::load(model, devices, options, placement, ignore_notices(), &|_, _| {}).unwrap()
 }
 
 #[test]
-fn logits_are_those_of_pytorch() {
+fn family_logits_match_pytorch() {
     within(LIMIT, || {
         let mut wrong = Vec::new();
         for fixture in fixtures() {
@@ -122,7 +123,7 @@ fn logits_are_those_of_pytorch() {
 }
 
 #[test]
-fn neurons_that_are_skipped_change_nothing() {
+fn skipped_neurons_do_not_change_logits() {
     within(LIMIT, || {
         let sparse = fixtures().into_iter().filter(|fixture| fixture.model.is_exactly_sparse());
         let mut n = 0;
@@ -137,12 +138,12 @@ fn neurons_that_are_skipped_change_nothing() {
             assert!(difference <= 1e-4, "{}: {difference}", fixture.name);
             n += 1;
         }
-        assert!(n >= 10, "{n} families skip");
+        assert!(n >= 10, "{n} families skip neurons");
     });
 }
 
 #[test]
-fn neurons_on_other_devices_change_nothing() {
+fn neurons_on_other_devices_do_not_change_logits() {
     within(LIMIT, || {
         for (seed, fixture) in fixtures().into_iter().enumerate() {
             let mut rng = ChaCha8Rng::seed_from_u64(seed as u64);
@@ -170,10 +171,10 @@ fn neurons_on_other_devices_change_nothing() {
     });
 }
 
-/// Biases, parallel blocks, post-norms, blocks without a gate: all variants, also with absent
-/// weights streamed in prefill.
+/// All variants of blocks (biases, parallel blocks, post-norms, no gate) with absent weights that
+/// are streamed in prefill.
 #[test]
-fn neurons_that_come_in_pieces_change_nothing() {
+fn streamed_neurons_do_not_change_logits() {
     within(LIMIT, || {
         for (seed, fixture) in fixtures().into_iter().enumerate() {
             let mut rng = ChaCha8Rng::seed_from_u64(seed as u64);
@@ -191,7 +192,8 @@ fn neurons_that_come_in_pieces_change_nothing() {
                 let (model, devices) = (Arc::clone(&fixture.model), vec![cpu_device(2), sim]);
                 let given = Some(placement.clone());
                 let mut engine =
-                    Engine::load(model, devices, options, given, quiet(), &|_, _| {}).unwrap();
+                    Engine::load(model, devices, options, given, ignore_notices(), &|_, _| {})
+                        .unwrap();
                 let got = logits_of(&mut engine, &run.ids, &[run.ids.len()]);
                 let difference = difference(&run.logits, &got);
                 let name = &fixture.name;
@@ -220,7 +222,7 @@ fn every_family_has_a_fixture() {
 fn the_documentation_lists_the_families() {
     let page = fs::read_to_string(folder().join("../../docs/models.md")).unwrap();
     let table = arch::table();
-    assert!(page.contains(&table), "docs/models.md lacks this table:\n{table}");
+    assert!(page.contains(&table), "docs/models.md does not have this table:\n{table}");
     let mut models: Vec<&str> = arch::ALL.iter().map(|spec| spec.models).collect();
     models.sort_unstable();
     assert!(models.windows(2).all(|two| two[0] != two[1]), "two families of the same models");
@@ -231,7 +233,7 @@ fn a_context_beyond_learned_positions_is_refused() {
     let fixture = fixture(&folder().join("opt.gguf"));
     let options = EngineOptions { n_ctx: 65, ..EngineOptions::default() };
     let devices = vec![cpu_device(1)];
-    let error = Engine::load(fixture.model, devices, options, None, quiet(), &|_, _| {});
+    let error = Engine::load(fixture.model, devices, options, None, ignore_notices(), &|_, _| {});
     let error = error.map(drop).unwrap_err().to_string();
     assert!(error.contains("65 tokens") && error.contains("64 learned positions"), "{error}");
 }

@@ -3,11 +3,11 @@
 use thermocline::engine::host_bytes;
 use thermocline::gguf::Array;
 
-use super::layers::Changed;
+use super::layers::ChangedModel;
 use super::*;
 
 #[test]
-fn a_shared_cache_is_held_and_saved_once() {
+fn a_shared_cache_is_allocated_and_saved_once() {
     let fixture = fixture(&folder().join("gemma4-shared.gguf"));
     let sources: Vec<_> =
         fixture.model.layers.iter().map(|layer| layer.frame.mixer.kv_source()).collect();
@@ -27,7 +27,8 @@ fn a_shared_cache_is_held_and_saved_once() {
         // Allocations are padded.
         assert!((least..=least + least / 4).contains(cache), "{caches:?}");
     }
-    let mut engine = Engine::load(model, devices, options, None, quiet(), &|_, _| {}).unwrap();
+    let mut engine =
+        Engine::load(model, devices, options, None, ignore_notices(), &|_, _| {}).unwrap();
     let mut saved = |n: usize| {
         let mut sequence = engine.open();
         let go_on = std::sync::atomic::AtomicBool::new(false);
@@ -41,7 +42,7 @@ fn a_shared_cache_is_held_and_saved_once() {
 }
 
 #[test]
-fn a_layer_apart_from_the_cache_it_uses_is_refused() {
+fn a_layer_and_its_kv_cache_must_share_a_device() {
     let fixture = fixture(&folder().join("gemma4-shared.gguf"));
     let mut placement = Placement::all_on(0, 6);
     placement.layers[5].home = 1;
@@ -49,7 +50,8 @@ fn a_layer_apart_from_the_cache_it_uses_is_refused() {
     let sim = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1).1;
     let (model, devices) = (fixture.model, vec![cpu_device(2), sim]);
     let options = EngineOptions { n_ctx: 64, ..EngineOptions::default() };
-    let engine = Engine::load(model, devices, options, Some(placement), quiet(), &|_, _| {});
+    let engine =
+        Engine::load(model, devices, options, Some(placement), ignore_notices(), &|_, _| {});
     let error = engine.map(drop).unwrap_err().to_string();
     assert!(error.contains("layer 5 uses the KV cache of layer 3"), "{error}");
 }
@@ -57,30 +59,35 @@ fn a_layer_apart_from_the_cache_it_uses_is_refused() {
 #[test]
 fn hostile_keys_of_gemma4_are_refused() {
     let of = |name: &str, key: &str, value: u32, says: &str| {
-        Changed::of(name).key(&format!("gemma4.{key}"), value).fails(says);
+        ChangedModel::of(name).key(&format!("gemma4.{key}"), value).fails(says);
     };
     let shared = |key: &str, value: u32, says: &str| of("gemma4-shared", key, value, says);
     shared("attention.shared_kv_layers", 6, "fewer than the 6 layers");
     shared("attention.shared_kv_layers", u32::MAX, "fewer than the 6 layers");
-    shared("attention.shared_kv_layers", 5, "an earlier layer with keys like those of layer 1");
+    shared("attention.shared_kv_layers", 5, "an earlier layer whose KV cache layer 1 can share");
     // With a smaller count, layer 4 needs its own K matrix, which the file lacks.
     shared("attention.shared_kv_layers", 1, "blk.4.attn_k.weight");
     shared("attention.key_length_swa", 7, "an even number up to 7");
     shared("attention.value_length_swa", 4, "expected 8");
     shared("attention.sliding_window_pattern", 2, "sliding_window_pattern");
     let kinds = Array::Bool(vec![true; 5]);
-    let few = Changed::of("gemma4-shared").key("gemma4.attention.sliding_window_pattern", kinds);
-    few.fails("6 layers");
-    Changed::of("gemma4-shared").without("gemma4.attention.sliding_window").fails("sliding_window");
-    Changed::of("gemma4-shared").without("blk.0.attn_k_norm.weight").fails("blk.0.attn_k_norm");
+    let few =
+        ChangedModel::of("gemma4-shared").key("gemma4.attention.sliding_window_pattern", kinds);
+    few.fails("6 entries");
+    ChangedModel::of("gemma4-shared")
+        .without("gemma4.attention.sliding_window")
+        .fails("sliding_window");
+    ChangedModel::of("gemma4-shared")
+        .without("blk.0.attn_k_norm.weight")
+        .fails("blk.0.attn_k_norm");
     let width = "embedding_length_per_layer_input";
     of("gemma4-shared", width, 17, "per_layer_proj_norm");
     of("gemma4-shared", width, 0, "per_layer");
     of("gemma4-shared", width, u32::MAX, "expected 1 to 16777216");
-    Changed::of("gemma4-shared").without("blk.2.proj.weight").fails("blk.2.proj.weight");
+    ChangedModel::of("gemma4-shared").without("blk.2.proj.weight").fails("blk.2.proj.weight");
     for part in ["ffn_gate_inp.scale", "post_ffw_norm_1.weight", "ffn_up.weight"] {
         let name = format!("blk.1.{part}");
-        Changed::of("gemma4-moe").without(&name).fails(&name);
+        ChangedModel::of("gemma4-moe").without(&name).fails(&name);
     }
     of("gemma4-moe", "expert_count", 3, "blk.0.ffn_gate_inp.weight");
     of("gemma4-moe", "expert_feed_forward_length", 8, "blk.0.ffn_");

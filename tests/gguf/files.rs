@@ -63,7 +63,7 @@ fn an_unfinished_file_leaves_nothing() {
 }
 
 #[test]
-fn what_is_no_file_is_named() {
+fn errors_describe_unreadable_paths() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     check(&refusal(&path.join("absent.gguf")), "cannot open: ");

@@ -24,7 +24,7 @@ impl Raw {
     fn text(self, text: &[u8]) -> Raw {
         self.u64(text.len() as u64).bytes(text)
     }
-    /// Key and value type; the value follows.
+    /// Appends a key and the type of its value; the caller appends the value.
     fn key(self, key: &str, ty: u32) -> Raw {
         self.text(key.as_bytes()).u32(ty)
     }
@@ -89,7 +89,7 @@ fn other_versions_are_refused() {
 }
 
 #[test]
-fn counts_are_checked_before_they_are_believed() {
+fn counts_are_checked_against_the_file_size() {
     check(Raw::new(u64::MAX, 0), "the tensor table has a count of 18446744073709551615");
     check(
         Raw::new(0, u64::MAX),
@@ -195,9 +195,9 @@ fn bad_tensors_are_named() {
     File::from_vec(two("b", 64).data(68).0, "apart").unwrap();
 }
 
-/// A sparse file costs nothing and claims gigabytes.
+/// The sparse file takes no disk space, but its header claims gigabytes.
 #[test]
-fn a_header_may_not_be_endless() {
+fn header_size_is_limited() {
     let len = 8 << 30;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sparse.gguf");
@@ -214,7 +214,7 @@ fn a_header_may_not_be_endless() {
 }
 
 #[test]
-fn an_unknown_type_spoils_its_tensor_only() {
+fn an_unknown_type_only_affects_its_tensor() {
     let raw = Raw::new(3, 1).key("k", 4).u32(5);
     let raw = raw.tensor("old", &[32], 4, 0).tensor("new", &[32], 200, 0);
     let file = File::from_vec(raw.tensor("known", &[2], 0, 32).data(64).0, "m.gguf").unwrap();
@@ -241,7 +241,7 @@ fn powerinfer_ids_are_read_by_its_own_table() {
 }
 
 #[test]
-fn every_truncation_is_noticed() {
+fn every_truncation_is_detected() {
     let whole = small_bytes(Container::Gguf);
     let file = File::from_vec(whole.clone(), "whole").unwrap();
     let last = file.tensor("ids").unwrap();

@@ -42,8 +42,8 @@ fn values() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Uses everything in a file. Getters may fail; nothing may panic.
-fn touch(file: &File) {
+/// Calls every reading method of a file. Getters may fail; nothing may panic.
+fn read_everything(file: &File) {
     let metadata = file.metadata();
     for (key, value) in metadata.iter() {
         let _ = (value.to_string(), value.as_str().is_some());
@@ -102,7 +102,7 @@ impl Damage {
     }
 }
 
-/// A failure becomes a separate test, not an entry in a file of seeds.
+/// Stores no seeds of failing cases, because each failure gets a test of its own.
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
@@ -116,7 +116,7 @@ proptest! {
         let mut bytes = small_bytes(container);
         list.iter().for_each(|damage| damage.apply(&mut bytes));
         if let Ok(file) = File::from_vec(bytes, "damaged") {
-            touch(&file);
+            read_everything(&file);
         }
     }
 
@@ -127,7 +127,7 @@ proptest! {
         bytes.extend(&tail);
         for bytes in [bytes, tail] {
             if let Ok(file) = File::from_vec(bytes, "random") {
-                touch(&file);
+                read_everything(&file);
             }
         }
     }
@@ -137,7 +137,7 @@ proptest! {
     #![proptest_config(config(300))]
 
     #[test]
-    fn any_container_comes_back(
+    fn any_container_round_trips(
         list in vec(values(), 0..12),
         tensors in vec((0..TensorType::all().count(), 0..3_u64, vec(0..4_u64, 0..4)), 0..8),
         alignment in 0..8_u32,
@@ -157,7 +157,7 @@ proptest! {
         fill(&mut data);
         let declared = data.tensors().to_vec();
         let file = File::from_vec(data.finish().unwrap(), "any").unwrap();
-        touch(&file);
+        read_everything(&file);
         for (n, value) in list.iter().enumerate() {
             // Compared as text: a NaN does not equal itself.
             let found = file.metadata().get(&format!("key.{n}")).unwrap();

@@ -12,7 +12,7 @@ use thermocline::gguf::{Container, File, TensorType};
 fn files(folder: &str) -> Option<Vec<PathBuf>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared").join(folder);
     let Ok(entries) = std::fs::read_dir(&folder) else {
-        println!("skipped: {} is not there", folder.display());
+        println!("skipped: {} does not exist", folder.display());
         return None;
     };
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();

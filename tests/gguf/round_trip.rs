@@ -5,7 +5,7 @@ use hal::format::Format;
 use thermocline::gguf::{Array, Container, File, TensorType, Value, Writer};
 
 #[test]
-fn values_and_tensors_come_back() {
+fn values_and_tensors_round_trip() {
     for container in [Container::Gguf, Container::PowerInfer] {
         let file = File::from_vec(small_bytes(container), "memory").unwrap();
         assert_eq!((file.container(), file.version(), file.name()), (container, 3, "memory"));
@@ -39,7 +39,7 @@ fn values_and_tensors_come_back() {
 }
 
 #[test]
-fn getters_convert_widths_and_refuse_the_rest() {
+fn getters_convert_widths_and_refuse_other_types() {
     let mut writer = small(Container::Gguf);
     writer.set("a.wide", Array::I64(vec![1, -1])).unwrap();
     writer.set("a.u64", u64::MAX).unwrap();
@@ -143,7 +143,7 @@ fn each_type_has_the_id_of_its_container() {
 }
 
 #[test]
-fn empty_tensors_and_empty_arrays_pass() {
+fn empty_tensors_and_arrays_round_trip() {
     let mut writer = Writer::new(Container::Gguf);
     writer.set("none", Array::U32(vec![])).unwrap();
     writer.set("no.pieces", strings(&[])).unwrap();
@@ -164,7 +164,7 @@ fn empty_tensors_and_empty_arrays_pass() {
 }
 
 #[test]
-fn the_writer_refuses_what_cannot_be_read() {
+fn the_writer_refuses_unreadable_files() {
     let mut w = small(Container::PowerInfer);
     let check = |result: Result<(), thermocline::gguf::Error>, expected: &str| {
         let message = result.unwrap_err().to_string();

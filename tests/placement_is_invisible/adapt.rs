@@ -1,8 +1,8 @@
-//! The hot set adapts to the text without changing the text.
+//! The hot set adapts to the sequence without changing the output.
 
 use std::path::Path;
 
-use thermocline::engine::{Observed, exchange_needs};
+use thermocline::engine::{ObservedBlock, exchange_needs};
 use thermocline::gguf::File;
 use thermocline::model::ModelOptions;
 use thermocline::placement::{Speed, plan, plan_whole_layers};
@@ -11,21 +11,21 @@ use thermocline::synthetic::Spec;
 use super::budgets::greedy;
 use super::*;
 
-/// Neurons of two topics: the first half of a layer's neurons fires for one topic, the second half
-/// for the other.
+/// A model with two topics: the first half of a layer's neurons fires for one topic, the second
+/// half for the other.
 pub(super) fn two_topics() -> Tiny {
     Tiny { marked: true, topics: true, n_vocab: 96, ..Tiny::default() }
 }
 
-fn adapting() -> EngineOptions {
+fn exchanging_options() -> EngineOptions {
     EngineOptions { n_ctx: 256, adapt: true, ..options() }
 }
 
-fn frozen() -> EngineOptions {
-    EngineOptions { adapt: false, ..adapting() }
+fn fixed_options() -> EngineOptions {
+    EngineOptions { adapt: false, ..exchanging_options() }
 }
 
-/// Tokens of the topic with a positive mark, or of the other.
+/// Tokens of the topic with a positive mark, or of the other topic.
 fn tokens_of(model: &Model, positive: bool) -> Vec<u32> {
     let table = &model.token_embd;
     let desc = table.desc();
@@ -53,19 +53,19 @@ fn first_on_device(model: &Model, n: usize) -> Placement {
     Placement { embed: 1, head: 1, layers: vec![layer; model.hyper.n_layer] }
 }
 
-pub(super) fn halves(model: &Model) -> Placement {
+pub(super) fn half_placement(model: &Model) -> Placement {
     first_on_device(model, model.max_n_ff() / 2)
 }
 
-/// Statistics of a text, token by token.
+/// Results for a sequence, token by token.
 #[derive(Debug, PartialEq)]
-struct Course {
+struct TextRun {
     logits: Logits,
-    /// Share of the active neurons that were on a device.
+    /// Fraction of the active neurons that were on a device, for each token.
     shares: Vec<f64>,
 }
 
-fn course(engine: &mut Engine, text: &[u32]) -> Course {
+fn text_run(engine: &mut Engine, text: &[u32]) -> TextRun {
     let mut sequence = engine.open();
     let go_on = AtomicBool::new(false);
     let (mut logits, mut shares) = (Vec::new(), Vec::new());
@@ -75,7 +75,7 @@ fn course(engine: &mut Engine, text: &[u32]) -> Course {
         shares.push(stats.off_cpu / stats.active.max(1.0));
     }
     engine.close(sequence);
-    Course { logits, shares }
+    TextRun { logits, shares }
 }
 
 fn mean(shares: &[f64]) -> f64 {
@@ -90,30 +90,31 @@ fn sim(seed: u64, slow: u64) -> (Arc<SimBackend>, Device) {
     sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(slow), seed)
 }
 
-/// One topic, then the other for a long time.
-fn drifting(model: &Model) -> Vec<u32> {
+/// Tokens on one topic, then more tokens on the other.
+fn drifting_text(model: &Model) -> Vec<u32> {
     [topic(model, true, 64), topic(model, false, 160)].concat()
 }
 
 #[test]
-fn the_hot_set_follows_a_text_that_drifts() {
+fn the_hot_set_follows_a_drifting_text() {
     within(LIMIT, || {
         let model = two_topics().model();
-        let text = drifting(&model);
-        let expected = course(&mut load_with(&model, vec![cpu_device(2)], frozen(), None), &text);
+        let text = drifting_text(&model);
+        let expected =
+            text_run(&mut load_with(&model, vec![cpu_device(2)], fixed_options(), None), &text);
         let by = |options: EngineOptions, seed| {
             let devices = vec![cpu_device(seed as usize), sim(seed, 20).1];
-            let mut engine = load_with(&model, devices, options, Some(halves(&model)));
-            let course = course(&mut engine, &text);
-            (course, engine.exchanged())
+            let mut engine = load_with(&model, devices, options, Some(half_placement(&model)));
+            let course = text_run(&mut engine, &text);
+            (course, engine.exchange_stats())
         };
-        let (still, none) = by(frozen(), 2);
+        let (still, none) = by(fixed_options(), 2);
         assert!(none.is_none());
         assert!(mean(&still.shares[..64]) > 0.95 && mean(&still.shares[160..]) < 0.05);
-        let (moved, done) = by(adapting(), 2);
+        let (moved, done) = by(exchanging_options(), 2);
         assert!(mean(&moved.shares[..64]) > 0.95);
         let last = mean(&moved.shares[160..]);
-        assert!(last > 0.95, "{last} of the neurons are on the device at last");
+        assert!(last > 0.95, "at the end, {last} of the active neurons are on the device");
         let done = done.unwrap();
         let all = (model.hyper.n_layer * model.max_n_ff() / 2) as u64;
         assert_eq!(done.neurons, all, "every neuron of the device was exchanged once");
@@ -126,46 +127,50 @@ fn the_hot_set_follows_a_text_that_drifts() {
             }
         }
         // Neither threads nor the device's delays affect the decisions.
-        assert_eq!(by(adapting(), 1).0, moved);
+        assert_eq!(by(exchanging_options(), 1).0, moved);
     });
 }
 
 #[test]
-fn two_hundred_greedy_words_are_those_of_the_cpu() {
+fn two_hundred_greedy_tokens_match_the_cpu() {
     within(LIMIT, || {
         let tiny = two_topics();
         let listed = Tiny { pwri: true, rank: 32, ..tiny.clone() };
         let transposed = Tiny { n_ff: 128, format: Format::F32, ..tiny.clone() };
         for tiny in [tiny, listed, transposed] {
             let model = tiny.model();
-            let alone = &mut load_with(&model, vec![cpu_device(2)], frozen(), None);
+            let alone = &mut load_with(&model, vec![cpu_device(2)], fixed_options(), None);
             for positive in [true, false] {
                 let first = tokens_of(&model, positive)[3];
                 let devices = vec![cpu_device(2), sim(1, 10).1];
-                let mut engine = load_with(&model, devices, adapting(), Some(halves(&model)));
-                // The neurons on the CPU are used first, so that some have been exchanged before.
-                course(&mut engine, &topic(&model, false, 40));
+                let mut engine =
+                    load_with(&model, devices, exchanging_options(), Some(half_placement(&model)));
+                // This sequence uses the neurons on the CPU, so that some are exchanged before the
+                // comparison.
+                text_run(&mut engine, &topic(&model, false, 40));
                 assert_eq!(greedy(&mut engine, first, 200), greedy(alone, first, 200), "{tiny:?}");
-                assert!(engine.exchanged().is_some_and(|done| done.neurons > 0), "{tiny:?}");
+                assert!(engine.exchange_stats().is_some_and(|done| done.neurons > 0), "{tiny:?}");
             }
         }
     });
 }
 
-/// Rows of quantised formats are regrouped and share scale tables, whatever neuron is in a slot.
+/// In quantised formats, rows are regrouped and slots share scale tables, which an exchange must
+/// keep correct.
 #[test]
-fn every_layout_survives_an_exchange() {
+fn exchanges_preserve_every_layout() {
     within(LIMIT, || {
         for format in [Format::Q8_0, Format::Q4_0, Format::Q4_1] {
             for pwri in [false, true] {
                 let tiny = Tiny { format, pwri, ..two_topics() };
                 let model = tiny.model();
-                let text = drifting(&model);
-                let mut alone = load_with(&model, vec![cpu_device(2)], frozen(), None);
+                let text = drifting_text(&model);
+                let mut alone = load_with(&model, vec![cpu_device(2)], fixed_options(), None);
                 let devices = vec![cpu_device(2), sim(3, 0).1];
-                let mut engine = load_with(&model, devices, adapting(), Some(halves(&model)));
-                let moved = course(&mut engine, &text);
-                let difference = difference(&course(&mut alone, &text).logits, &moved.logits);
+                let mut engine =
+                    load_with(&model, devices, exchanging_options(), Some(half_placement(&model)));
+                let moved = text_run(&mut engine, &text);
+                let difference = difference(&text_run(&mut alone, &text).logits, &moved.logits);
                 assert!(difference <= bound(format), "{format} {pwri}: {difference}");
                 assert!(mean(&moved.shares[160..]) > 0.9, "{format} {pwri}");
             }
@@ -174,27 +179,27 @@ fn every_layout_survives_an_exchange() {
 }
 
 #[test]
-fn budgets_hold_while_neurons_change_sides() {
+fn budgets_hold_during_exchanges() {
     within(LIMIT, || {
         let model = Tiny { format: Format::Q8_0, ..two_topics() }.model();
-        let text = drifting(&model);
+        let text = drifting_text(&model);
         let (_, roomy) = sim(1, 0);
-        drop(load_with(&model, vec![cpu_device(2), roomy.clone()], adapting(), None));
+        drop(load_with(&model, vec![cpu_device(2), roomy.clone()], exchanging_options(), None));
         let all = roomy.ledger().peak().0;
         let mut exchanged = 0;
         for step in 0..=12 {
             let budget = Bytes(all * step / 12);
             let (sim, device) = sim_device(1, budget, Duration::ZERO..Duration::ZERO, step);
             let devices = vec![cpu_device(2), device.clone()];
-            let mut engine = load_with(&model, devices, adapting(), None);
+            let mut engine = load_with(&model, devices, exchanging_options(), None);
             let held = sim.counters().held;
-            course(&mut engine, &text[..192]);
+            text_run(&mut engine, &text[..192]);
             assert!(device.ledger().peak() <= budget, "{} of {budget}", device.ledger().peak());
             assert!(sim.counters().peak <= budget, "physical peak over {budget}");
             assert_eq!(sim.counters().held, held, "nothing is allocated for an exchange");
-            exchanged += engine.exchanged().map_or(0, |done| done.neurons);
+            exchanged += engine.exchange_stats().map_or(0, |done| done.neurons);
         }
-        assert!(exchanged > 0, "in some budget neurons changed sides");
+        assert!(exchanged > 0, "with some budget, neurons were exchanged");
     });
 }
 
@@ -202,14 +207,17 @@ fn budgets_hold_while_neurons_change_sides() {
 fn a_device_may_be_lost_in_the_middle_of_an_exchange() {
     within(LIMIT, || {
         let model = two_topics().model();
-        // The device holds unused neurons: at the 32nd token half of all are exchanged.
+        // The device starts with unused neurons, so half of all neurons are exchanged at the 32nd
+        // token.
         let text = topic(&model, false, 40);
-        let expected = course(&mut load_with(&model, vec![cpu_device(2)], frozen(), None), &text);
+        let expected =
+            text_run(&mut load_with(&model, vec![cpu_device(2)], fixed_options(), None), &text);
         let mut lost = 0;
         for after in (0..600).step_by(17) {
             let (sim, device) = sim(after, 0);
             let devices = vec![cpu_device(2), device];
-            let mut engine = load_with(&model, devices, adapting(), Some(halves(&model)));
+            let mut engine =
+                load_with(&model, devices, exchanging_options(), Some(half_placement(&model)));
             let mut sequence = engine.open();
             let go_on = AtomicBool::new(false);
             let mut got = Vec::new();
@@ -226,13 +234,13 @@ fn a_device_may_be_lost_in_the_middle_of_an_exchange() {
             let difference = difference(&expected.logits, &got);
             assert!(difference <= bound(Format::F16), "lost after {after}: {difference}");
         }
-        assert!(lost > 3, "the device was lost in that very step, at {lost} moments");
+        assert!(lost > 3, "the device was lost during that step, at {lost} moments");
     });
 }
 
-/// The slots of a device contain the neurons that the placement lists.
+/// Observers see each neuron under its own number, also after exchanges.
 #[test]
-fn neurons_are_observed_under_their_own_names() {
+fn observers_see_original_neuron_ids_after_exchanges() {
     within(LIMIT, || {
         let two = two_topics().model();
         let (topic, word) = (topic(&two, false, 40), vec![21; 40]);
@@ -241,7 +249,7 @@ fn neurons_are_observed_under_their_own_names() {
                 let mut seen: Vec<f32> = Vec::new();
                 let mut sequence = engine.open();
                 let go_on = AtomicBool::new(false);
-                let each = &mut |_: usize, observed: &Observed<'_>| {
+                let each = &mut |_: usize, observed: &ObservedBlock<'_>| {
                     seen.extend(observed.gate.unwrap());
                     seen.extend(observed.up);
                     seen.extend(observed.weights.unwrap_or_default());
@@ -250,16 +258,18 @@ fn neurons_are_observed_under_their_own_names() {
                 engine.close(sequence);
                 seen
             };
-            let expected = look(&mut load_with(&model, vec![cpu_device(2)], frozen(), None));
+            let expected = look(&mut load_with(&model, vec![cpu_device(2)], fixed_options(), None));
             for early in [false, true] {
                 let devices = vec![cpu_device(2), sim(1, 0).1];
-                let mut engine = load_with(&model, devices, adapting(), Some(halves(&model)));
-                // Programs that were recorded before an exchange, and programs that run after it.
+                let mut engine =
+                    load_with(&model, devices, exchanging_options(), Some(half_placement(&model)));
+                // Tests programs that were recorded before an exchange and programs that were
+                // recorded after it.
                 if early {
                     look(&mut engine);
                 }
-                course(&mut engine, &[&text[..], &text[..], &text[..]].concat());
-                assert!(engine.exchanged().is_some_and(|done| done.neurons > 0));
+                text_run(&mut engine, &[&text[..], &text[..], &text[..]].concat());
+                assert!(engine.exchange_stats().is_some_and(|done| done.neurons > 0));
                 let got = look(&mut engine);
                 let most = largest_difference(&got, &expected);
                 let size = expected.iter().fold(0.0f32, |size, v| size.max(v.abs()));
@@ -284,32 +294,32 @@ fn fixture(name: &str) -> Arc<Model> {
 }
 
 #[test]
-fn experts_change_sides_as_a_whole() {
+fn experts_are_exchanged_whole() {
     within(LIMIT, || {
         let models = ["64x3x64x4/2*8/2:F16:silu", "64x2x32x4/2*16/3:Q8_0:silu"];
         let models = models.map(|spec| (spec, generated(spec), 0.9));
-        // Its experts have a factor each.
+        // Each expert of this model has its own scale.
         let scaled = ("gemma4-moe", fixture("gemma4-moe"), 0.85);
         for (spec, model, least) in models.into_iter().chain([scaled]) {
             let format = model.blocks().next().unwrap().1.up.w.desc().format;
             // Almost always the same token, so that the same experts are used again and again.
             let text: Vec<u32> = (0..200).map(|i| if i % 9 == 0 { 7 } else { 21 }).collect();
-            let mut alone = load_with(&model, vec![cpu_device(2)], frozen(), None);
-            let expected = course(&mut alone, &text);
+            let mut alone = load_with(&model, vec![cpu_device(2)], fixed_options(), None);
+            let expected = text_run(&mut alone, &text);
             let by = |options: EngineOptions| {
                 let (sim, device) = sim(2, 10);
                 let devices = vec![cpu_device(2), device];
-                let mut engine = load_with(&model, devices, options, Some(halves(&model)));
-                let course = course(&mut engine, &text);
-                (course, engine.exchanged(), sim.counters().copies)
+                let mut engine = load_with(&model, devices, options, Some(half_placement(&model)));
+                let course = text_run(&mut engine, &text);
+                (course, engine.exchange_stats(), sim.counters().copies)
             };
-            let (still, _, copies) = by(frozen());
-            let (moved, done, more) = by(adapting());
+            let (still, _, copies) = by(fixed_options());
+            let (moved, done, more) = by(exchanging_options());
             let [before, after] = [&still, &moved].map(|course| mean(&course.shares[120..]));
             assert!(after > before + 0.2 && after > least, "{spec}: {before} became {after}");
             assert!(done.is_some_and(|done| done.neurons > 0 && done.last > done.first));
-            // A matrix of an expert is one write, and counts are read; one write per row would be
-            // many more.
+            // One copy writes a whole matrix of an expert, and some copies read counts. One copy
+            // per row would be many more.
             let (more, neurons) = (more - copies, done.unwrap().neurons);
             assert!(more < neurons, "{spec}: {more} copies for {neurons} neurons");
             for course in [&still, &moved] {
@@ -323,7 +333,7 @@ fn experts_change_sides_as_a_whole() {
 /// An expert of realistic size has several megabytes, which are uploaded in the time that a few
 /// uses of it save.
 #[test]
-fn experts_of_usual_size_change_sides_on_usual_machines() {
+fn experts_of_realistic_size_are_exchanged() {
     let model = generated("2048x2x768x16/4*8/2:Q4_0:silu");
     let width = model.experts().unwrap().n_ff;
     let cpu = Speed { dense: 40e9, sparse: 40e9, refill: 5e-6, ..Speed::default() };
@@ -336,8 +346,8 @@ fn experts_of_usual_size_change_sides_on_usual_machines() {
         ..cpu
     };
     let most = |upload: f64, budget: Bytes| {
-        let placing = Placing { speeds: vec![cpu, card(upload)], ..Placing::default() };
-        let options = EngineOptions { placing, n_ctx: 256, ..adapting() };
+        let placing = PlannerInputs { speeds: vec![cpu, card(upload)], ..PlannerInputs::default() };
+        let options = EngineOptions { placing, n_ctx: 256, ..exchanging_options() };
         let devices = [cpu_device(1), sim_device(1, budget, Duration::ZERO..Duration::ZERO, 1).1];
         let plan = plan(&thermocline::engine::task(&model, &devices, &options));
         let needs = exchange_needs(&model, &devices, &options, &plan);
@@ -355,7 +365,7 @@ fn experts_of_usual_size_change_sides_on_usual_machines() {
 
 /// If neurons are skipped, they are exchanged within each expert.
 #[test]
-fn neurons_change_sides_within_their_experts() {
+fn neurons_are_exchanged_within_their_experts() {
     within(LIMIT, || {
         for (spec, format) in [
             ("64x3x64x4/2*8/2:F16:relu", Format::F16),
@@ -364,12 +374,12 @@ fn neurons_change_sides_within_their_experts() {
         ] {
             let model = generated(spec);
             let text: Vec<u32> = (0..200).map(|i| if i % 9 == 0 { 7 } else { 21 }).collect();
-            let mut alone = load_with(&model, vec![cpu_device(2)], frozen(), None);
-            let expected = course(&mut alone, &text);
+            let mut alone = load_with(&model, vec![cpu_device(2)], fixed_options(), None);
+            let expected = text_run(&mut alone, &text);
             let devices = vec![cpu_device(2), sim(2, 10).1];
             let placement = super::stream::split(&model, Some(2));
-            let mut engine = load_with(&model, devices, adapting(), Some(placement));
-            let moved = course(&mut engine, &text);
+            let mut engine = load_with(&model, devices, exchanging_options(), Some(placement));
+            let moved = text_run(&mut engine, &text);
             let [before, after] = [&moved.shares[..24], &moved.shares[120..]].map(mean);
             assert!(after > before + 0.15, "{spec}: {before} became {after}");
             let difference = difference(&expected.logits, &moved.logits);
@@ -392,8 +402,8 @@ fn experts_are_placed_by_how_often_they_are_used() {
     let card = Speed { dense: 2e9, sparse: 1e9, hand_off: 2e-6, ..cpu };
     let plans = |known: bool, budget: Bytes| {
         let uses = known.then(|| Arc::clone(&uses));
-        let placing = Placing { uses, speeds: vec![cpu, card], ..Placing::default() };
-        let options = EngineOptions { placing, n_ctx: 32, ..adapting() };
+        let placing = PlannerInputs { uses, speeds: vec![cpu, card], ..PlannerInputs::default() };
+        let options = EngineOptions { placing, n_ctx: 32, ..exchanging_options() };
         let (_, device) = sim_device(1, budget, Duration::ZERO..Duration::ZERO, 1);
         let devices = [cpu_device(1), device];
         let task = thermocline::engine::task(&model, &devices, &options);
@@ -420,7 +430,7 @@ fn experts_are_placed_by_how_often_they_are_used() {
     assert!(split > 0, "some layer was split");
 }
 
-/// The same on a small scale on a graphics device, which may be the software driver.
+/// Repeats these tests on a small scale on a graphics device, which may be the software driver.
 #[test]
 fn graphics_devices_exchange_neurons_too() {
     let Some(backend) = super::graphics::graphics() else { return };
@@ -435,17 +445,18 @@ fn graphics_devices_exchange_neurons_too() {
     exchanges(&backend, &models);
 }
 
-/// On `backend` the hot set of these models adapts to a text without changing it.
+/// On `backend` the hot set of these models adapts to a sequence without changing the output.
 pub(super) fn exchanges(backend: &Arc<dyn Backend>, models: &[(Arc<Model>, Format)]) {
     for (model, format) in models {
         let text = [topic(model, false, 72), topic(model, true, 24)].concat();
         let device = Device::new(Arc::clone(backend), DeviceId(1), Bytes::MAX);
         let devices = vec![cpu_device(2), device];
-        let mut engine = load_with(model, devices, adapting(), Some(halves(model)));
-        let moved = course(&mut engine, &text);
-        assert!(engine.exchanged().is_some_and(|done| done.neurons > 0));
-        let mut alone = load_with(model, vec![cpu_device(2)], frozen(), None);
-        let difference = difference(&course(&mut alone, &text).logits, &moved.logits);
+        let mut engine =
+            load_with(model, devices, exchanging_options(), Some(half_placement(model)));
+        let moved = text_run(&mut engine, &text);
+        assert!(engine.exchange_stats().is_some_and(|done| done.neurons > 0));
+        let mut alone = load_with(model, vec![cpu_device(2)], fixed_options(), None);
+        let difference = difference(&text_run(&mut alone, &text).logits, &moved.logits);
         assert!(difference <= bound(*format), "{format}: {difference}");
     }
 }

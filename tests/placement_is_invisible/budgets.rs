@@ -1,5 +1,5 @@
-//! Budgets are hard limits, whatever sets them: the ledger, the device's memory, its binding
-//! limits, the ops it supports.
+//! Budgets are hard limits. The ledger, the device's memory, its binding limits and its supported
+//! ops can set them.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -37,7 +37,7 @@ fn budgets_from_nothing_to_everything_are_kept() {
 }
 
 #[test]
-fn an_allocation_that_fails_shrinks_the_share() {
+fn a_failed_allocation_shrinks_the_share() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
@@ -57,9 +57,9 @@ fn an_allocation_that_fails_shrinks_the_share() {
     });
 }
 
-/// The effect on the plan of a device that does not support an op, or not at this size.
+/// A device that does not support an op, at all or at this size, leaves that work to the CPU.
 #[test]
-fn a_device_that_refuses_leaves_the_work_to_the_cpu() {
+fn refused_ops_run_on_the_cpu() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
@@ -128,7 +128,7 @@ fn options_of(n_ubatch: usize) -> EngineOptions {
 
 /// The model runs whichever op a device does not support, and however small its binding limit.
 #[test]
-fn every_op_may_be_refused() {
+fn any_op_may_be_refused() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
@@ -156,11 +156,11 @@ fn every_op_may_be_refused() {
             let placement = run(SimBackend::new(options), Bytes::MAX);
             used += usize::from(placement.layers.iter().any(|layer| layer.home == 1));
         }
-        assert!(used > 0, "a large binding lets layers run there");
+        assert!(used > 0, "with large bindings, the device runs layers");
     });
 }
 
-/// The greedy next tokens of the engine after each of `ids`, one step at a time.
+/// Generates `n` tokens after `start` with greedy sampling, one token per step.
 pub(super) fn greedy(engine: &mut Engine, start: u32, n: usize) -> Vec<u32> {
     let mut sequence = engine.open();
     let mut ids = vec![start];
@@ -180,12 +180,13 @@ pub(super) fn greedy(engine: &mut Engine, start: u32, n: usize) -> Vec<u32> {
 }
 
 #[test]
-fn the_built_in_model_says_the_same_within_every_budget() {
+fn the_built_in_model_generates_the_same_tokens_within_every_budget() {
     within(LIMIT, || {
         let model = built_in();
         let load = |devices| {
             let options = EngineOptions { n_ctx: 64, n_ubatch: 4, ..EngineOptions::default() };
-            Engine::load(Arc::clone(&model), devices, options, None, quiet(), &|_, _| {}).unwrap()
+            Engine::load(Arc::clone(&model), devices, options, None, ignore_notices(), &|_, _| {})
+                .unwrap()
         };
         let expected = greedy(&mut load(vec![cpu_device(2)]), 1, 24);
         let (mut n_split, mut n_whole, mut last) = (0, 0, f64::INFINITY);
@@ -208,30 +209,31 @@ fn the_built_in_model_says_the_same_within_every_budget() {
     });
 }
 
-/// A long text: every layer split over three, the cache in many blocks.
+/// A long generation with every layer split over three devices and a KV cache of many blocks.
 #[test]
-fn two_hundred_tokens_are_the_same() {
+fn two_hundred_tokens_match_across_three_devices() {
     within(LIMIT, || {
         let model = built_in();
         let run = |devices, placement| {
             let options = EngineOptions { n_ctx: 224, n_ubatch: 4, ..EngineOptions::default() };
             let model = Arc::clone(&model);
             let mut engine =
-                Engine::load(model, devices, options, placement, quiet(), &|_, _| {}).unwrap();
+                Engine::load(model, devices, options, placement, ignore_notices(), &|_, _| {})
+                    .unwrap();
             greedy(&mut engine, 1, 200)
         };
         let expected = run(vec![cpu_device(2)], None);
         let sim = |n| sim_device(n, Bytes::MAX, Duration::ZERO..Duration::from_micros(20), 5).1;
-        let layers =
-            (0..model.hyper.n_layer).map(|layer| deal(&model, &[1 + layer % 2, 0, 2 - layer % 2]));
+        let layers = (0..model.hyper.n_layer)
+            .map(|layer| deal_neurons(&model, &[1 + layer % 2, 0, 2 - layer % 2]));
         let placement = Placement { embed: 1, head: 2, layers: layers.collect() };
         assert_eq!(run(vec![cpu_device(2), sim(1), sim(2)], Some(placement)), expected);
     });
 }
 
-/// Knowledge of the neurons' use changes the placement, but not the text.
+/// The frequency of each neuron's use changes the placement, but not the output.
 #[test]
-fn uses_decide_which_neurons_go() {
+fn activation_frequencies_decide_the_placement() {
     within(LIMIT, || {
         for (seed, activation) in [(1, "relu"), (2, "silu")] {
             let tiny = Tiny { seed, activation, format: Format::Q8_0, ..Tiny::default() };
@@ -241,7 +243,8 @@ fn uses_decide_which_neurons_go() {
             let n_ff = model.max_n_ff();
             let layer = |_| (0..n_ff).map(|_| rng.random_range(0.0..1.0f32)).collect();
             let uses: Arc<Vec<Vec<f32>>> = Arc::new((0..model.hyper.n_layer).map(layer).collect());
-            let placing = Placing { uses: Some(Arc::clone(&uses)), ..Placing::default() };
+            let placing =
+                PlannerInputs { uses: Some(Arc::clone(&uses)), ..PlannerInputs::default() };
             let settings = EngineOptions { placing, ..options() };
             let mut n_split = 0;
             for kib in (100..260).step_by(10) {
@@ -250,7 +253,8 @@ fn uses_decide_which_neurons_go() {
                 let devices = vec![cpu_device(2), device.clone()];
                 let (model, settings) = (Arc::clone(&model), settings.clone());
                 let mut engine =
-                    Engine::load(model, devices, settings, None, quiet(), &|_, _| {}).unwrap();
+                    Engine::load(model, devices, settings, None, ignore_notices(), &|_, _| {})
+                        .unwrap();
                 let got = logits(&mut engine, &[7]);
                 assert!(difference(&expected, &got) <= bound(Format::Q8_0), "{budget}");
                 assert!(device.ledger().peak() <= budget);

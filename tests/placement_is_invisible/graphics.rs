@@ -4,7 +4,7 @@
 use thermocline::devices;
 use wgpu_backend::WgpuBackend;
 
-use super::adapt::{generated, halves};
+use super::adapt::{generated, half_placement};
 use super::budgets::greedy;
 use super::*;
 
@@ -27,10 +27,10 @@ pub(super) fn built_in() -> Arc<Model> {
     Arc::new(Model::from_file(file, &Default::default()).unwrap())
 }
 
-/// Fifty tokens, all on the device, and with the neurons of every layer split between it and the
-/// CPU.
+/// Generates fifty tokens with the whole model on the device, and with the neurons of every layer
+/// split between the device and the CPU.
 #[test]
-fn a_graphics_device_says_the_cpus_words() {
+fn a_graphics_device_generates_the_tokens_of_the_cpu() {
     let Some(backend) = graphics() else { return };
     within(Duration::from_secs(500), move || {
         let model = built_in();
@@ -43,12 +43,13 @@ fn a_graphics_device_says_the_cpus_words() {
             let options = EngineOptions { n_ctx: 64, n_ubatch: 4, ..EngineOptions::default() };
             let model = Arc::clone(&model);
             let mut engine =
-                Engine::load(model, all, options, placement, quiet(), &|_, _| {}).unwrap();
+                Engine::load(model, all, options, placement, ignore_notices(), &|_, _| {}).unwrap();
             greedy(&mut engine, 1, 50)
         };
         let expected = run(None);
         assert_eq!(run(Some(Placement::all_on(1, n_layer))), expected, "all on the device");
-        let split = Placement { embed: 0, head: 0, layers: vec![deal(&model, &[1, 0]); n_layer] };
+        let split =
+            Placement { embed: 0, head: 0, layers: vec![deal_neurons(&model, &[1, 0]); n_layer] };
         assert_eq!(run(Some(split)), expected, "every layer split");
     });
 }
@@ -59,8 +60,8 @@ fn several_sequences_on_a_graphics_device() {
     within(Duration::from_secs(300), move || crate::sequences::on_device(&backend, 3));
 }
 
-/// Submissions and dispatches for one token: the minimum over some steps, because one in eight
-/// steps of a split model is timed, which takes another submission.
+/// Submissions and dispatches for one token: the minimum over four steps, because a timed step of a
+/// split model may take additional submissions.
 fn per_token(backend: &Arc<WgpuBackend>, model: &Arc<Model>, placement: Placement) -> [u64; 2] {
     let device = Device::new(Arc::clone(backend) as Arc<dyn Backend>, DeviceId(1), Bytes::MAX);
     let devices = vec![cpu_device(2), device];
@@ -82,7 +83,7 @@ fn per_token(backend: &Arc<WgpuBackend>, model: &Arc<Model>, placement: Placemen
 /// dispatch): a run of whole layers is one submission, a split layer two, and the number of
 /// dispatches must not grow unnoticed.
 #[test]
-fn a_layer_is_so_many_dispatches() {
+fn the_dispatches_per_layer_are_pinned() {
     if graphics().is_none() {
         return;
     }
@@ -98,7 +99,7 @@ fn a_layer_is_so_many_dispatches() {
         };
         let all = each(&|model| Placement::all_on(1, model.hyper.n_layer));
         assert_eq!(all, [0.0, f64::from(whole)], "whole layers, {spec}");
-        let dealt = each(&halves);
+        let dealt = each(&half_placement);
         assert_eq!(dealt, [2.0, f64::from(split)], "split layers, {spec}");
     }
 }

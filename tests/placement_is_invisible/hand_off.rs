@@ -3,12 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hal::DeviceKind;
-use thermocline::engine::{Error, Observed};
+use thermocline::engine::{Error, ObservedBlock};
 
 use super::*;
 
 #[test]
-fn an_interrupt_leaves_the_text_where_it_was() {
+fn an_interrupt_leaves_the_sequence_unchanged() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[1]);
@@ -40,10 +40,10 @@ fn an_interrupt_leaves_the_text_where_it_was() {
     });
 }
 
-/// A panic or an error of the host between a post and its answer, while another device computes
-/// its share: no device is left waiting, and the same text continues.
+/// The host panics or fails between a post and its reply, while another device computes its share.
+/// No device is left waiting, and the same sequence continues.
 #[test]
-fn a_host_that_fails_in_a_hand_off_leaves_nobody_waiting() {
+fn a_host_failure_in_a_hand_off_leaves_no_device_waiting() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
@@ -55,16 +55,17 @@ fn a_host_that_fails_in_a_hand_off_leaves_nobody_waiting() {
             let delay = Duration::ZERO..Duration::from_micros(80);
             let (_, a) = sim_device(1, Bytes::MAX, delay.clone(), 1);
             let (_, b) = sim_device(2, Bytes::MAX, delay, 2);
-            let layers =
-                [[1, 2, 0], [2, 0, 1], [1, 0, 2]].map(|devices| deal(&model, &devices)).into();
+            let layers = [[1, 2, 0], [2, 0, 1], [1, 0, 2]]
+                .map(|devices| deal_neurons(&model, &devices))
+                .into();
             let placement = Placement { embed: 0, head: 2, layers };
             let devices = vec![host, a, b];
             let mut engine = load(&model, devices, Some(placement));
             let mut sequence = engine.open();
             let go_on = AtomicBool::new(false);
-            // Replays of the CPU in a step: the embedding, then a share of each layer.
+            // In a step, the CPU replays the embedding, then its share of each layer.
             for (i, &token) in TEXT[..12].iter().enumerate() {
-                cpu.fail(|fail| {
+                cpu.change_failures(|fail| {
                     let after = if by_panic {
                         &mut fail.replay_panic_after
                     } else {
@@ -91,16 +92,16 @@ fn a_host_that_fails_in_a_hand_off_leaves_nobody_waiting() {
     });
 }
 
-/// A model whose layers are split between a device and the CPU.
+/// An engine whose layers are split between a device and the CPU.
 fn shared(model: &Arc<Model>) -> Engine {
     let (_, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(50), 3);
-    let layers = vec![deal(model, &[1, 0]); 3];
+    let layers = vec![deal_neurons(model, &[1, 0]); 3];
     let placement = Placement { embed: 1, head: 1, layers };
     load(model, vec![cpu_device(2), device], Some(placement))
 }
 
 #[test]
-fn a_panic_of_who_observes_leaves_the_text_where_it_was() {
+fn a_panic_of_an_observer_leaves_the_sequence_unchanged() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[1]);
@@ -109,14 +110,14 @@ fn a_panic_of_who_observes_leaves_the_text_where_it_was() {
         let go_on = AtomicBool::new(false);
         for (i, &token) in TEXT[..6].iter().enumerate() {
             let panicked = catch_unwind(AssertUnwindSafe(|| {
-                let each = &mut |_: usize, _: &Observed<'_>| {
+                let each = &mut |_: usize, _: &ObservedBlock<'_>| {
                     std::panic::resume_unwind(Box::new("planted"));
                 };
                 engine.observe(&mut sequence, &[token], &go_on, each)
             }));
             assert!(panicked.is_err());
             assert_eq!(sequence.tokens(), &TEXT[..i]);
-            // Two texts at once, which must not share parts of the cache.
+            // Two sequences, which must not share blocks of the KV cache.
             for sequence in [&mut sequence, &mut other] {
                 let mut row = vec![Vec::new()];
                 let each = &mut |_: usize, logits: &[f32]| row[0] = logits.to_vec();
@@ -128,7 +129,7 @@ fn a_panic_of_who_observes_leaves_the_text_where_it_was() {
 }
 
 #[test]
-fn a_panic_of_who_takes_the_logits_leaves_the_text_where_it_was() {
+fn a_panic_of_the_logits_callback_leaves_the_sequence_unchanged() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[1]);

@@ -1,11 +1,11 @@
-//! A lost device costs time and nothing else.
+//! The loss of a device costs time, but does not change the output.
 
 use std::sync::mpsc;
 
 use super::*;
 
 #[test]
-fn the_text_goes_on_when_a_device_is_lost() {
+fn generation_continues_after_the_loss_of_a_device() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
@@ -30,8 +30,9 @@ fn the_text_goes_on_when_a_device_is_lost() {
     });
 }
 
-/// Lost by another thread, at times unrelated to the step: as a home, as a share, as both, while
-/// the model is loaded again, with the head.
+/// Another thread loses devices at times unrelated to the step: devices that are the home of
+/// layers, have shares of layers, or have the head. A loss may also come while the model is loaded
+/// again.
 #[test]
 fn devices_may_be_lost_at_any_moment() {
     within(LIMIT, || {
@@ -43,9 +44,9 @@ fn devices_may_be_lost_at_any_moment() {
             let (first, a) = sim_device(1, Bytes::MAX, delay.clone(), round);
             let (second, b) = sim_device(2, Bytes(300_000), delay, round + 1);
             let mut placement = random_placement(&mut rng, &model, 3, 1);
-            // The other side of a hand-off is a device too.
-            placement.layers[0] = deal(&model, &[1, 2, 0]);
-            placement.layers[2] = deal(&model, &[2, 1]);
+            // These layers hand off to another device, not only to the CPU.
+            placement.layers[0] = deal_neurons(&model, &[1, 2, 0]);
+            placement.layers[2] = deal_neurons(&model, &[2, 1]);
             let devices = vec![cpu_device(rng.random_range(1..4)), a, b];
             let mut engine = load(&model, devices, Some(placement));
             let (stop, stopped) = mpsc::channel::<()>();
@@ -70,7 +71,7 @@ fn devices_may_be_lost_at_any_moment() {
 }
 
 #[test]
-fn a_second_loss_may_come_while_the_first_is_mended() {
+fn a_second_loss_may_occur_during_recovery() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
@@ -80,7 +81,7 @@ fn a_second_loss_may_come_while_the_first_is_mended() {
             let (second, b) = sim_device(2, Bytes::MAX, none, 2);
             let mut engine = load(&model, vec![cpu_device(2), a, b], Some(Placement::all_on(1, 3)));
             first.lose_after(70);
-            // The second device has no work before the first is lost, so this happens during
+            // The second device has no work before the first is lost, so its own loss comes during
             // loading or later.
             second.lose_after(after);
             let got = logits(&mut engine, &[2, 3]);
@@ -89,9 +90,9 @@ fn a_second_loss_may_come_while_the_first_is_mended() {
     });
 }
 
-/// A sequence from before the loss has no claim on blocks of the new pool.
+/// A sequence from before the loss must not use or release blocks of the new pool.
 #[test]
-fn sessions_that_slept_through_a_loss_hurt_nobody() {
+fn sequences_from_before_a_loss_do_not_affect_others() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let go_on = AtomicBool::new(false);
@@ -136,7 +137,7 @@ fn sessions_that_slept_through_a_loss_hurt_nobody() {
 }
 
 #[test]
-fn a_device_lost_while_loading_is_left_out() {
+fn a_device_lost_while_loading_is_dropped() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);

@@ -1,7 +1,7 @@
-//! Placement may change the speed but never the text.
+//! Placement may change the speed but never the output.
 //!
-//! Here: shared helpers, and random placements. Budgets, losses, hand-offs that end early,
-//! graphics devices and streaming have their own files.
+//! This file has shared helpers and tests of random placements. Budgets, losses, hand-offs that end
+//! early, graphics devices and streaming have their own files.
 
 mod adapt;
 mod budgets;
@@ -27,7 +27,7 @@ use hal::{Backend, Bytes, Device, DeviceId};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use sim::{SimBackend, SimOptions};
-use thermocline::engine::{Engine, EngineOptions, Notice, Placing, Want};
+use thermocline::engine::{Engine, EngineOptions, Notice, PlannerInputs, Want};
 use thermocline::model::Model;
 use thermocline::placement::{LayerPlacement, Neurons, Placement, Share};
 
@@ -37,7 +37,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 const TEXT: [u32; 23] =
     [3, 17, 60, 2, 9, 41, 41, 7, 30, 55, 12, 1, 0, 79, 23, 24, 25, 66, 5, 5, 18, 33, 71];
 
-/// Logits of the reference text with one placement: `[token][vocab]`.
+/// Logits of the reference sequence with one placement: `[token][vocab]`.
 pub(crate) type Logits = Vec<Vec<f32>>;
 
 pub(crate) fn cpu_device(threads: usize) -> Device {
@@ -57,7 +57,7 @@ pub(crate) fn sim_device(
     (backend, device)
 }
 
-pub(crate) fn quiet() -> Notice {
+pub(crate) fn ignore_notices() -> Notice {
     Arc::new(|_: &str| {})
 }
 
@@ -75,15 +75,16 @@ fn load_with(
     options: EngineOptions,
     placement: Option<Placement>,
 ) -> Engine {
-    Engine::load(Arc::clone(model), devices, options, placement, quiet(), &|_, _| {}).unwrap()
+    Engine::load(Arc::clone(model), devices, options, placement, ignore_notices(), &|_, _| {})
+        .unwrap()
 }
 
-/// Feeds the text in chunks of the given sizes; logits of every token.
+/// Feeds the reference sequence in chunks of the given sizes; returns the logits of every token.
 fn logits(engine: &mut Engine, pieces: &[usize]) -> Logits {
     logits_of(engine, &TEXT, pieces)
 }
 
-/// Feeds `ids` in chunks of the given sizes; logits of every token.
+/// Feeds `ids` in chunks of the given sizes; returns the logits of every token.
 pub(crate) fn logits_of(engine: &mut Engine, ids: &[u32], pieces: &[usize]) -> Logits {
     let mut sequence = engine.open();
     let mut all = Vec::new();
@@ -156,9 +157,9 @@ pub(crate) fn random_placement(
     Placement { embed: pick(rng), head: pick(rng), layers }
 }
 
-/// Layer `layer` of a placement, its neurons assigned in turn to `devices`, the first of which is
-/// its home.
-fn deal(model: &Model, devices: &[usize]) -> LayerPlacement {
+/// The placement of a layer whose neurons are assigned in turn to `devices`; the first device is
+/// the home.
+fn deal_neurons(model: &Model, devices: &[usize]) -> LayerPlacement {
     let n_ff = model.max_n_ff() as u32;
     let share = |(i, &device): (usize, &usize)| Share {
         device,
@@ -227,7 +228,7 @@ fn random_placements_give_the_same_logits() {
 }
 
 #[test]
-fn dense_models_and_powerinfer_files_too() {
+fn dense_models_and_powerinfer_files_give_the_same_logits() {
     within(LIMIT, || {
         check_random(&Tiny { activation: "silu", format: Format::Q8_0, ..Tiny::default() }, 5);
         check_random(
@@ -248,7 +249,7 @@ fn dense_models_and_powerinfer_files_too() {
 }
 
 #[test]
-fn threads_and_pieces_change_no_bit_on_the_cpu() {
+fn thread_and_chunk_counts_do_not_change_the_bits() {
     within(LIMIT, || {
         for activation in ["relu", "silu"] {
             let model = Tiny { format: Format::Q4_0, activation, ..Tiny::default() }.model();

@@ -10,21 +10,21 @@ fn tiny(seed: u64, format: Format) -> Tiny {
 }
 
 /// The input of a quantised predictor is rounded, so an activation that rounds to the neighbouring
-/// 8-bit step changes a score by a few thousandths of the spread: enough for one of thousands to
-/// cross the threshold, and then a whole neuron is added or dropped. These predictors therefore
-/// decide by marks that rounding does not affect.
-fn marked(seed: u64, format: Format) -> Tiny {
+/// 8-bit step changes a score by a few thousandths of the spread: enough for one score in thousands
+/// to cross the threshold, which adds or drops a whole neuron. These predictors therefore decide by
+/// marks that rounding does not affect.
+fn marked_model(seed: u64, format: Format) -> Tiny {
     Tiny { marked: true, ..tiny(seed, format) }
 }
 
-/// The effect of one more or one fewer neuron, where rounding decides about a score at the
+/// Largest effect of a neuron that is added or dropped because rounding moved its score across the
 /// threshold.
 const BOUND: f32 = 8e-2;
 
-fn by(model: &Arc<Model>, sparsity: Sparsity, threshold: Option<f32>) -> Engine {
+fn engine_with(model: &Arc<Model>, sparsity: Sparsity, threshold: Option<f32>) -> Engine {
     let options = EngineOptions { sparsity, sparse_threshold: threshold, ..options() };
     let devices = vec![cpu_device(2)];
-    Engine::load(Arc::clone(model), devices, options, None, quiet(), &|_, _| {}).unwrap()
+    Engine::load(Arc::clone(model), devices, options, None, ignore_notices(), &|_, _| {}).unwrap()
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn random_placements_of_predicted_neurons_give_the_same_logits() {
         check_random_within(&tiny(1, Format::F32), 6, BOUND);
         check_random_within(&tiny(2, Format::F16), 6, BOUND);
         for (seed, format) in (3..).zip([Format::F16, Format::Q8_0, Format::Q4_0, Format::Q4_1]) {
-            let tiny = marked(seed, format);
+            let tiny = marked_model(seed, format);
             check_random_within(&tiny, 6, bound(format));
         }
     });
@@ -41,16 +41,16 @@ fn random_placements_of_predicted_neurons_give_the_same_logits() {
 
 /// Every layer hands off lists for each token, to several devices, in chunks of all sizes.
 #[test]
-fn lists_are_handed_over() {
+fn lists_are_sent_in_hand_offs() {
     within(LIMIT, || {
         let model = tiny(5, Format::F16).model();
         let expected = logits(&mut load(&model, vec![cpu_device(1)], None), &[23]);
         let delay = Duration::ZERO..Duration::from_micros(60);
         let (_, a) = sim_device(1, Bytes::MAX, delay.clone(), 1);
         let (_, b) = sim_device(2, Bytes::MAX, delay, 2);
-        let mut layers = vec![deal(&model, &[1, 2, 0]), deal(&model, &[2, 0, 1])];
-        // The home has none of its neurons.
-        let mut away = deal(&model, &[0, 2]);
+        let mut layers = vec![deal_neurons(&model, &[1, 2, 0]), deal_neurons(&model, &[2, 0, 1])];
+        // The home of this layer has none of its neurons.
+        let mut away = deal_neurons(&model, &[0, 2]);
         away.home = 1;
         layers.push(away);
         let placement = Placement { embed: 0, head: 2, layers };
@@ -63,7 +63,7 @@ fn lists_are_handed_over() {
 }
 
 #[test]
-fn a_lost_device_takes_no_list_with_it() {
+fn lists_survive_the_loss_of_a_device() {
     within(LIMIT, || {
         let model = tiny(6, Format::F16).model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
@@ -71,8 +71,11 @@ fn a_lost_device_takes_no_list_with_it() {
             let delay = Duration::ZERO..Duration::from_micros(50);
             let (first, a) = sim_device(1, Bytes::MAX, delay.clone(), 1);
             let (_, b) = sim_device(2, Bytes::MAX, delay, 2);
-            let layers =
-                vec![deal(&model, &[1, 2]), deal(&model, &[2, 1, 0]), deal(&model, &[2, 0])];
+            let layers = vec![
+                deal_neurons(&model, &[1, 2]),
+                deal_neurons(&model, &[2, 1, 0]),
+                deal_neurons(&model, &[2, 0]),
+            ];
             let placement = Placement { embed: 0, head: 0, layers };
             let mut engine = load(&model, vec![cpu_device(2), a, b], Some(placement));
             first.lose_after(lost_after);
@@ -85,7 +88,7 @@ fn a_lost_device_takes_no_list_with_it() {
 #[test]
 fn budgets_hold_with_a_predictor_too() {
     within(LIMIT, || {
-        let model = marked(7, Format::Q8_0).model();
+        let model = marked_model(7, Format::Q8_0).model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
         let none = Duration::ZERO..Duration::ZERO;
         let (_, roomy) = sim_device(1, Bytes::MAX, none.clone(), 1);
@@ -106,7 +109,7 @@ fn budgets_hold_with_a_predictor_too() {
 }
 
 #[test]
-fn threads_and_pieces_change_no_bit_of_a_predicted_run() {
+fn thread_and_chunk_counts_do_not_change_predicted_runs() {
     within(LIMIT, || {
         let model = tiny(8, Format::Q4_0).model();
         let expected = logits(&mut load(&model, vec![cpu_device(1)], None), &[1]);
@@ -118,16 +121,17 @@ fn threads_and_pieces_change_no_bit_of_a_predicted_run() {
 }
 
 #[test]
-fn the_threshold_decides_from_everything_to_nothing() {
+fn the_threshold_selects_all_to_no_neurons() {
     within(LIMIT, || {
         let model = tiny(9, Format::F32).model();
-        let exact = logits(&mut by(&model, Sparsity::Exact, None), &[23]);
-        let all = logits(&mut by(&model, Sparsity::Predicted, Some(f32::NEG_INFINITY)), &[23]);
+        let exact = logits(&mut engine_with(&model, Sparsity::Exact, None), &[23]);
+        let all =
+            logits(&mut engine_with(&model, Sparsity::Predicted, Some(f32::NEG_INFINITY)), &[23]);
         assert_eq!(exact, all, "all neurons are listed, so the gate alone decides");
-        let file = logits(&mut by(&model, Sparsity::Predicted, None), &[23]);
-        assert_eq!(file, logits(&mut by(&model, Sparsity::Predicted, Some(0.0)), &[23]));
-        assert!(difference(&exact, &file) > 10.0 * BOUND, "a random predictor drops what counts");
-        let mut none = by(&model, Sparsity::Predicted, Some(f32::INFINITY));
+        let file = logits(&mut engine_with(&model, Sparsity::Predicted, None), &[23]);
+        assert_eq!(file, logits(&mut engine_with(&model, Sparsity::Predicted, Some(0.0)), &[23]));
+        assert!(difference(&exact, &file) > 10.0 * BOUND, "a random predictor drops neurons");
+        let mut none = engine_with(&model, Sparsity::Predicted, Some(f32::INFINITY));
         let mut sequence = none.open();
         let go_on = AtomicBool::new(false);
         let stats = none.feed(&mut sequence, &TEXT, Want::Last, &go_on, &mut |_, _| {}).unwrap();

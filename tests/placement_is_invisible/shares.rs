@@ -1,22 +1,22 @@
-//! The benefit of a profile: the device's share of the work, as planned and as counted in a run of
-//! a text that the profile has not seen but that is of the same kind.
+//! With a profile, the device gets a larger fraction of the work. The planned fraction is compared
+//! with the counts of a run over another text of the same kind.
 
-use thermocline::engine::forecast;
+use thermocline::engine::{LayerActivity, forecast};
 use thermocline::profile::{Gatherer, Profile, Text, calibrate};
 use thermocline::tokenizer::{Tokenizer, Vocab};
 
 use super::graphics::{built_in, graphics};
 use super::*;
 
-/// Tokens of the text for the profile, of the text after it for counting, and of a run.
+/// Numbers of tokens: of the profiled text, of the following text for counting, and of a run.
 const KNOWN: usize = 5120;
 const OTHER: usize = 5120;
 const RUN: usize = 512;
 const STEPS: u64 = 24;
-/// Tolerance for planned shares.
+/// Largest allowed difference of planned and counted fractions.
 const POINTS: f64 = 0.03;
 
-/// The two parts of the model's own text.
+/// Splits the model's evaluation text into a text to profile and a text to count.
 fn texts(model: &Model) -> [Text; 2] {
     let vocab = Vocab::from_metadata(model.file.metadata()).unwrap();
     let tokenizer = Tokenizer::new(vocab).unwrap();
@@ -33,22 +33,25 @@ fn profile(model: &Arc<Model>, text: &Text) -> Profile {
     let model_of_engine = Arc::clone(model);
     let devices = vec![cpu_device(2)];
     let mut engine =
-        Engine::load(model_of_engine, devices, options, None, quiet(), &|_, _| {}).unwrap();
+        Engine::load(model_of_engine, devices, options, None, ignore_notices(), &|_, _| {})
+            .unwrap();
     let mut profile = text.start(model);
     let (mut gatherer, go_on) = (Gatherer::new(model).unwrap(), AtomicBool::new(false));
     calibrate(&mut engine, text, &mut profile, &mut gatherer, &go_on, &mut |_| {}).unwrap();
     profile
 }
 
-/// Share of the firing neurons of a text that a placement has off the CPU.
+/// Fraction of the firing neurons of `text` that `placement` puts on devices other than the CPU.
 fn counted(placement: &Placement, text: &Profile) -> f64 {
     let (mut off_cpu, mut all) = (0, 0);
     for (placed, fires) in placement.layers.iter().zip(text.layers()) {
-        all += fires.fires().iter().sum::<u64>();
+        all += fires.active_counts().iter().sum::<u64>();
         for share in placed.shares.iter().filter(|share| share.device != 0) {
             off_cpu += match &share.neurons {
-                Neurons::All => fires.fires().iter().sum::<u64>(),
-                Neurons::List(list) => list.iter().map(|&n| fires.fires()[n as usize]).sum(),
+                Neurons::All => fires.active_counts().iter().sum::<u64>(),
+                Neurons::List(list) => {
+                    list.iter().map(|&n| fires.active_counts()[n as usize]).sum()
+                }
             };
         }
     }
@@ -62,7 +65,8 @@ fn check(device: &dyn Fn(Bytes) -> Device, run_every: u64) {
     let [known, other] = texts(&model);
     let known = profile(&model, &known);
     let fired = profile(&model, &other);
-    let placing = Placing { uses: Some(Arc::new(known.probabilities())), ..Placing::default() };
+    let placing =
+        PlannerInputs { uses: Some(Arc::new(known.probabilities())), ..PlannerInputs::default() };
     let uniform = EngineOptions { n_ctx: RUN, n_ubatch: 32, ..EngineOptions::default() };
     let profiled = EngineOptions { placing, ..uniform.clone() };
     let devices = |budget| vec![cpu_device(2), device(budget)];
@@ -80,7 +84,7 @@ fn check(device: &dyn Fn(Bytes) -> Device, run_every: u64) {
         );
         assert!((share - by_profile.off_cpu).abs() <= POINTS, "{budget}");
         assert!(share >= plain, "{budget}");
-        // At budgets with room for some but not all neurons.
+        // The budget fits some, but not all neurons.
         if by_profile.off_cpu > 0.0 && by_nothing.off_cpu < 1.0 {
             assert!(share > plain, "{budget}: the hot neurons are on the device");
             better += 1;
@@ -88,7 +92,8 @@ fn check(device: &dyn Fn(Bytes) -> Device, run_every: u64) {
         if step % run_every == 0 {
             let (model, settings) = (Arc::clone(&model), profiled.clone());
             let mut engine =
-                Engine::load(model, devices(budget), settings, None, quiet(), &|_, _| {}).unwrap();
+                Engine::load(model, devices(budget), settings, None, ignore_notices(), &|_, _| {})
+                    .unwrap();
             assert_eq!(engine.placement(), &by_profile.placement);
             let mut sequence = engine.open();
             let go_on = AtomicBool::new(false);
@@ -96,6 +101,14 @@ fn check(device: &dyn Fn(Bytes) -> Device, run_every: u64) {
             let stats =
                 engine.feed(&mut sequence, ids, Want::Last, &go_on, &mut |_, _| {}).unwrap();
             engine.close(sequence);
+            let layers = engine.layer_activity();
+            let sum = |part: fn(&LayerActivity) -> f64| layers.iter().map(part).sum::<f64>();
+            assert_eq!(sum(|l| l.neurons), stats.neurons, "{budget}");
+            // Neurons of streamed weights are counted for all layers together.
+            if by_profile.stream_from.iter().all(Option::is_none) {
+                let sums = [sum(|l| l.active), sum(|l| l.off_cpu)];
+                assert_eq!(sums, [stats.active, stats.off_cpu], "{budget}");
+            }
             let ledger = engine.devices()[1].ledger();
             assert!(ledger.peak() <= budget, "{} of {budget}", ledger.peak());
             let measured = stats.off_cpu / stats.active;
@@ -107,7 +120,7 @@ fn check(device: &dyn Fn(Bytes) -> Device, run_every: u64) {
 }
 
 #[test]
-fn a_profile_puts_more_of_the_work_on_the_device_and_says_how_much() {
+fn a_profile_raises_the_reported_share_of_the_device() {
     within(Duration::from_secs(500), || {
         let device = |budget| sim_device(1, budget, Duration::ZERO..Duration::ZERO, 1).1;
         check(&device, 8);
@@ -115,7 +128,7 @@ fn a_profile_puts_more_of_the_work_on_the_device_and_says_how_much() {
 }
 
 #[test]
-fn the_same_on_a_graphics_device() {
+fn a_profile_raises_the_share_of_a_graphics_device() {
     let Some(backend) = graphics() else { return };
     within(Duration::from_secs(500), move || {
         check(&|budget| Device::new(Arc::clone(&backend), DeviceId(1), budget), 12);

@@ -1,4 +1,4 @@
-//! Prefill with weights streamed to the device gives the same text.
+//! Prefill with weights streamed to the device gives the same output.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -6,18 +6,18 @@ use std::sync::atomic::Ordering;
 use thermocline::engine::{Error, Streaming, Work};
 use thermocline::placement::Speed;
 
-use super::adapt::{halves, topic, two_topics};
+use super::adapt::{half_placement, topic, two_topics};
 use super::graphics::{built_in, graphics};
 use super::*;
 
-/// From 17 tokens on, in chunks of a few neurons.
-pub(super) fn streaming(piece: u64) -> EngineOptions {
+/// Streams weights in steps of at least 8 tokens, in chunks of at most `piece` bytes.
+pub(super) fn streaming_options(piece: u64) -> EngineOptions {
     let streaming = Streaming::Forced { from: 8, piece: Bytes(piece) };
     EngineOptions { n_ctx: 160, n_ubatch: 64, streaming, ..EngineOptions::default() }
 }
 
-fn handing() -> EngineOptions {
-    EngineOptions { streaming: Streaming::Off, ..streaming(1) }
+fn hand_off_options() -> EngineOptions {
+    EngineOptions { streaming: Streaming::Off, ..streaming_options(1) }
 }
 
 pub(super) fn text(model: &Model, n: usize) -> Vec<u32> {
@@ -42,7 +42,7 @@ pub(crate) fn split(model: &Model, nth: Option<usize>) -> Placement {
     Placement { embed: 1, head: 1, layers: vec![layer; model.hyper.n_layer] }
 }
 
-/// 70 tokens, of which 64 are one step.
+/// Checks a prompt of 70 tokens, of which 64 are one step.
 fn check(tiny: &Tiny) {
     let model = tiny.model();
     let text = text(&model, 70);
@@ -53,17 +53,17 @@ fn check(tiny: &Tiny) {
         for piece in [1, 9_000] {
             let devices = vec![cpu_device(1 + round), sim(round as u64, 30).1];
             let placement = split(&model, nth);
-            let mut engine = load_with(&model, devices, streaming(piece), Some(placement));
+            let mut engine = load_with(&model, devices, streaming_options(piece), Some(placement));
             let got = logits_of(&mut engine, &text, &[70]);
             let difference = difference(&expected, &got);
             assert!(difference <= bound(tiny.format), "{tiny:?} {nth:?}: {difference}");
-            assert_eq!(got, logits_of(&mut engine, &text, &[70]), "the same bits twice");
+            assert_eq!(got, logits_of(&mut engine, &text, &[70]), "both runs give the same bits");
         }
     }
 }
 
 #[test]
-fn streamed_prompts_have_the_same_logits() {
+fn streamed_prefill_gives_the_same_logits() {
     within(LIMIT, || {
         for (seed, format) in [Format::F32, Format::F16, Format::Q8_0, Format::Q4_0, Format::Q4_1]
             .into_iter()
@@ -77,7 +77,7 @@ fn streamed_prompts_have_the_same_logits() {
 }
 
 #[test]
-fn streamed_prompts_of_other_layouts_too() {
+fn streamed_prefill_of_other_layouts_gives_the_same_logits() {
     within(LIMIT, || {
         check(&Tiny { pwri: true, format: Format::Q8_0, ..Tiny::default() });
         let wide = Tiny { n_embd: 256, n_ff: 768, format: Format::Q4_K, ..Tiny::default() };
@@ -86,10 +86,10 @@ fn streamed_prompts_of_other_layouts_too() {
     });
 }
 
-/// On three devices some layers are streamed, to either home, and layers with shares on both hand
-/// off between them.
+/// On three devices, layers of either device are streamed, and layers with neurons on both devices
+/// hand off between them.
 #[test]
-fn random_placements_stream_where_they_can() {
+fn random_placements_with_streaming_give_the_same_logits() {
     within(LIMIT, || {
         for (seed, activation) in [(1, "relu"), (2, "silu"), (3, "relu")] {
             let tiny =
@@ -97,7 +97,8 @@ fn random_placements_stream_where_they_can() {
             let model = tiny.model();
             let text = text(&model, 70);
             let alone = vec![cpu_device(2)];
-            let expected = logits_of(&mut load_with(&model, alone, handing(), None), &text, &[70]);
+            let expected =
+                logits_of(&mut load_with(&model, alone, hand_off_options(), None), &text, &[70]);
             for round in 0..4 {
                 let mut rng = ChaCha8Rng::seed_from_u64(100 * seed + round);
                 let mut placement = random_placement(&mut rng, &model, 3, unit(&model));
@@ -112,7 +113,7 @@ fn random_placements_stream_where_they_can() {
                 let devices = [1, 2].map(|i| sim_device(i, Bytes::MAX, slow.clone(), round).1);
                 let devices = [cpu_device(2)].into_iter().chain(devices).collect();
                 let given = Some(placement.clone());
-                let mut engine = load_with(&model, devices, streaming(1), given);
+                let mut engine = load_with(&model, devices, streaming_options(1), given);
                 let got = logits_of(&mut engine, &text, &[70]);
                 let difference = difference(&expected, &got);
                 assert!(difference <= bound(tiny.format), "{difference} by {placement:?}");
@@ -121,9 +122,10 @@ fn random_placements_stream_where_they_can() {
     });
 }
 
-/// Statistics: streamed neurons count as computed on the device, and empty slots do not count.
+/// In the statistics, streamed neurons count as computed on the device, and empty slots do not
+/// count.
 #[test]
-fn streamed_neurons_count_as_the_devices() {
+fn streamed_neurons_count_for_the_device() {
     within(LIMIT, || {
         for activation in ["relu", "silu"] {
             let model =
@@ -135,11 +137,11 @@ fn streamed_neurons_count_as_the_devices() {
                 let go_on = AtomicBool::new(false);
                 engine.feed(&mut sequence, &text, Want::Last, &go_on, &mut |_, _| {}).unwrap()
             };
-            let alone = run(vec![cpu_device(2)], handing(), None);
+            let alone = run(vec![cpu_device(2)], hand_off_options(), None);
             let placed = || Some(split(&model, Some(3)));
-            let handed = run(vec![cpu_device(2), sim(1, 0).1], handing(), placed());
+            let handed = run(vec![cpu_device(2), sim(1, 0).1], hand_off_options(), placed());
             assert!(handed.off_cpu > 0.0 && handed.off_cpu < handed.active);
-            let streamed = run(vec![cpu_device(2), sim(1, 0).1], streaming(1), placed());
+            let streamed = run(vec![cpu_device(2), sim(1, 0).1], streaming_options(1), placed());
             assert!((streamed.active / alone.active - 1.0).abs() < 2e-3, "{streamed:?} {alone:?}");
             assert_eq!(streamed.off_cpu, streamed.active);
             assert_eq!(streamed.neurons, alone.neurons);
@@ -149,13 +151,13 @@ fn streamed_neurons_count_as_the_devices() {
 
 /// The host copies and the device computes chunks, layer by layer; decode still uses hand-offs.
 #[test]
-fn a_trace_shows_the_pieces() {
+fn a_trace_shows_streamed_chunks() {
     within(LIMIT, || {
         let model = Tiny { n_ff: 160, format: Format::Q8_0, ..Tiny::default() }.model();
         let delay = Duration::from_millis(1)..Duration::from_millis(2);
         let devices = vec![cpu_device(2), sim_device(1, Bytes::MAX, delay, 1).1];
         let placement = split(&model, Some(2));
-        let mut engine = load_with(&model, devices, streaming(1), Some(placement));
+        let mut engine = load_with(&model, devices, streaming_options(1), Some(placement));
         let steps = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&steps);
         engine.set_tracer(Some(Box::new(move |step| {
@@ -168,14 +170,14 @@ fn a_trace_shows_the_pieces() {
             let of = |events: &[thermocline::engine::Event], device, work| {
                 events.iter().filter(|e| e.device == device && e.work == work).count()
             };
-            assert!(of(streamed, 1, Work::Neurons(layer)) > 2, "the home's own and the pieces");
+            assert!(of(streamed, 1, Work::Neurons(layer)) > 2, "resident and streamed neurons");
             assert_eq!(of(streamed, 0, Work::Neurons(layer)), 0);
             assert_eq!(of(handed, 0, Work::Neurons(layer)), 1);
         }
         let copies = streamed.iter().filter(|e| e.device == 0 && e.work == Work::Copy).count();
         assert!(copies > 2 * model.hyper.n_layer, "{copies}");
-        // The first entry of a layer is the resident part. While a chunk runs, the next is packed,
-        // across layers.
+        // The first event of a layer covers its resident neurons. While a chunk runs, the host
+        // packs the next chunk, which may belong to the next layer.
         let mut pieces: Vec<&thermocline::engine::Event> = Vec::new();
         for layer in 0..model.hyper.n_layer {
             let work = Work::Neurons(layer);
@@ -185,7 +187,8 @@ fn a_trace_shows_the_pieces() {
         let packed = streamed.iter().filter(|e| e.device == 0 && e.work == Work::Copy).skip(1);
         let packed: Vec<_> = packed.take(pieces.len()).collect();
         let beside = pieces.iter().zip(&packed[1..]).filter(|(piece, next)| next.end < piece.end);
-        // Only a machine that delays the host for as long as a chunk takes misses one.
+        // A chunk is packed too late only if the machine delays the host for as long as a chunk
+        // takes.
         let (n, all) = (beside.count(), packed.len() - 1);
         assert!(2 * n > all, "{n} of {all}: {pieces:?} {packed:?}");
     });
@@ -193,21 +196,21 @@ fn a_trace_shows_the_pieces() {
 
 /// Chunks are packed according to the placement after an exchange.
 #[test]
-fn pieces_follow_the_hot_set() {
+fn chunks_follow_the_hot_set() {
     within(LIMIT, || {
         for format in [Format::F16, Format::Q8_0] {
             let model = Tiny { format, ..two_topics() }.model();
-            let options = EngineOptions { n_ctx: 256, adapt: true, ..streaming(1) };
-            let alone = EngineOptions { n_ctx: 256, ..handing() };
+            let options = EngineOptions { n_ctx: 256, adapt: true, ..streaming_options(1) };
+            let alone = EngineOptions { n_ctx: 256, ..hand_off_options() };
             let text = topic(&model, false, 230);
             // Token by token first, so that neurons are counted, then as a prompt.
             let pieces: Vec<usize> = [vec![1; 128], vec![64, 1, 1, 36]].concat();
             let expected =
                 logits_of(&mut load_with(&model, vec![cpu_device(2)], alone, None), &text, &pieces);
             let devices = vec![cpu_device(2), sim(2, 0).1];
-            let mut engine = load_with(&model, devices, options, Some(halves(&model)));
+            let mut engine = load_with(&model, devices, options, Some(half_placement(&model)));
             let got = logits_of(&mut engine, &text, &pieces);
-            assert!(engine.exchanged().is_some_and(|done| done.neurons > 0));
+            assert!(engine.exchange_stats().is_some_and(|done| done.neurons > 0));
             let difference = difference(&expected, &got);
             assert!(difference <= bound(format), "{format}: {difference}");
         }
@@ -215,12 +218,15 @@ fn pieces_follow_the_hot_set() {
 }
 
 #[test]
-fn a_device_lost_while_neurons_come_is_left_out() {
+fn a_device_lost_while_streaming_is_dropped() {
     within(LIMIT, || {
         let model = Tiny { n_ff: 160, format: Format::Q8_0, ..Tiny::default() }.model();
         let text = text(&model, 70);
-        let expected =
-            logits_of(&mut load_with(&model, vec![cpu_device(2)], handing(), None), &text, &[70]);
+        let expected = logits_of(
+            &mut load_with(&model, vec![cpu_device(2)], hand_off_options(), None),
+            &text,
+            &[70],
+        );
         for lost_after in [0, 2, 9, 21, 40, 55, 77, 100, 130] {
             for by_panic in [false, true] {
                 let (sim, device) = sim(lost_after, 20);
@@ -229,7 +235,7 @@ fn a_device_lost_while_neurons_come_is_left_out() {
                 if lost_after % 2 == 1 {
                     placement.layers[1] = LayerPlacement::whole(0);
                 }
-                let mut engine = load_with(&model, devices, streaming(1), Some(placement));
+                let mut engine = load_with(&model, devices, streaming_options(1), Some(placement));
                 if by_panic {
                     sim.panic_after(lost_after)
                 } else {
@@ -243,9 +249,9 @@ fn a_device_lost_while_neurons_come_is_left_out() {
     });
 }
 
-/// An interrupted step leaves everything as it was, including the staging memory of chunks.
+/// An interrupted step leaves the engine as it was, including the staging memory of chunks.
 #[test]
-fn an_interrupted_stream_begins_again() {
+fn an_interrupted_stream_restarts() {
     within(LIMIT, || {
         let model = Tiny { n_ff: 160, format: Format::Q8_0, ..Tiny::default() }.model();
         let text = text(&model, 64);
@@ -253,7 +259,7 @@ fn an_interrupted_stream_begins_again() {
         let devices = vec![cpu_device(2), device.clone()];
         let mut placement = split(&model, Some(2));
         placement.layers[2] = LayerPlacement::whole(0);
-        let mut engine = load_with(&model, devices, streaming(1), Some(placement));
+        let mut engine = load_with(&model, devices, streaming_options(1), Some(placement));
         let expected = logits_of(&mut engine, &text, &[64]);
         let (booked, held) = (device.ledger().used(), backend.counters().held);
         let mut n_interrupted = 0;
@@ -277,14 +283,17 @@ fn an_interrupted_stream_begins_again() {
 }
 
 #[test]
-fn budgets_hold_with_slots_in_them() {
+fn budgets_include_the_slots() {
     within(LIMIT, || {
         let model = Tiny { n_ff: 160, format: Format::Q8_0, ..Tiny::default() }.model();
         let text = text(&model, 70);
-        let expected =
-            logits_of(&mut load_with(&model, vec![cpu_device(2)], handing(), None), &text, &[70]);
+        let expected = logits_of(
+            &mut load_with(&model, vec![cpu_device(2)], hand_off_options(), None),
+            &text,
+            &[70],
+        );
         let (_, roomy) = sim(1, 0);
-        drop(load_with(&model, vec![cpu_device(2), roomy.clone()], streaming(1), None));
+        drop(load_with(&model, vec![cpu_device(2), roomy.clone()], streaming_options(1), None));
         let all = roomy.ledger().peak().0 + 100_000;
         let mut n_split = 0;
         for step in 0..=24 {
@@ -297,35 +306,39 @@ fn budgets_hold_with_slots_in_them() {
             let devices = vec![cpu_device(2), device.clone()];
             let model = Arc::clone(&model);
             let mut engine =
-                Engine::load(model, devices, streaming(1), None, notice, &|_, _| {}).unwrap();
+                Engine::load(model, devices, streaming_options(1), None, notice, &|_, _| {})
+                    .unwrap();
             let held = sim.counters().held;
             let got = logits_of(&mut engine, &text, &[70]);
             assert!(difference(&expected, &got) <= bound(Format::Q8_0), "budget {budget}");
             assert!(device.ledger().peak() <= budget, "{} of {budget}", device.ledger().peak());
             assert!(sim.counters().peak <= budget, "physical peak over {budget}");
             assert_eq!(sim.counters().held, held, "nothing is allocated for a prompt");
-            assert!(told.lock().unwrap().is_empty(), "{told:?}: what is planned fits");
+            assert!(told.lock().unwrap().is_empty(), "{told:?}: the planned memory fits");
             n_split += usize::from(engine.placement().n_split() > 0);
         }
         assert!(n_split > 2, "{n_split}");
     });
 }
 
-/// With speeds for which it pays off, the plan streams and the engine does too; with others
-/// neither does.
+/// With speeds for which streaming pays off, both the plan and the engine stream weights; with
+/// others neither does.
 #[test]
-fn the_plan_decides_by_measured_speeds() {
+fn measured_speeds_decide_whether_to_stream() {
     within(LIMIT, || {
         let tiny = Tiny { n_embd: 128, n_ff: 2048, format: Format::Q8_0, ..Tiny::default() };
         let model = tiny.model();
         let text = text(&model, 70);
-        let expected =
-            logits_of(&mut load_with(&model, vec![cpu_device(2)], handing(), None), &text, &[70]);
+        let expected = logits_of(
+            &mut load_with(&model, vec![cpu_device(2)], hand_off_options(), None),
+            &text,
+            &[70],
+        );
         let options = |upload: f64| {
             let cpu = Speed { dense: 1e9, sparse: 1e9, prompt: 2e9, ..Speed::default() };
             let card = Speed { dense: 2e10, sparse: 1e10, prompt: 2e11, upload, ..cpu };
-            let placing = Placing { speeds: vec![cpu, card], ..Placing::default() };
-            EngineOptions { placing, streaming: Streaming::Measured, ..streaming(1) }
+            let placing = PlannerInputs { speeds: vec![cpu, card], ..PlannerInputs::default() };
+            EngineOptions { placing, streaming: Streaming::Measured, ..streaming_options(1) }
         };
         let (_, roomy) = sim(1, 0);
         drop(load_with(&model, vec![cpu_device(2), roomy.clone()], options(0.0), None));
@@ -358,9 +371,9 @@ fn the_plan_decides_by_measured_speeds() {
     });
 }
 
-/// Without memory for the slots, this is reported, and the CPU computes its neurons.
+/// If there is no memory for the slots, a message reports that, and the CPU computes its neurons.
 #[test]
-fn without_room_for_slots_prompts_are_handed_over() {
+fn without_memory_for_slots_prefill_uses_hand_offs() {
     within(LIMIT, || {
         let model = Tiny { n_ff: 160, format: Format::Q8_0, ..Tiny::default() }.model();
         let text = text(&model, 70);
@@ -375,11 +388,11 @@ fn without_room_for_slots_prompts_are_handed_over() {
             let devices = vec![cpu_device(2), device];
             (Engine::load(model, devices, options, placement, notice, &|_, _| {}).unwrap(), told)
         };
-        let (mut engine, _) = load(roomy.clone(), handing());
+        let (mut engine, _) = load(roomy.clone(), hand_off_options());
         let expected = logits_of(&mut engine, &text, &[70]);
         let needed = roomy.ledger().peak();
         let (_, tight) = sim_device(1, needed, Duration::ZERO..Duration::ZERO, 1);
-        let (mut engine, told) = load(tight, streaming(1));
+        let (mut engine, told) = load(tight, streaming_options(1));
         assert_eq!(logits_of(&mut engine, &text, &[70]), expected);
         let told = told.lock().unwrap();
         assert!(
@@ -389,9 +402,9 @@ fn without_room_for_slots_prompts_are_handed_over() {
     });
 }
 
-/// A real driver, though a software one.
+/// Tests streaming with a real driver, which may be a software driver.
 #[test]
-fn a_graphics_device_streams_the_same_words() {
+fn a_graphics_device_streams_with_the_same_tokens() {
     let Some(backend) = graphics() else { return };
     within(Duration::from_secs(500), move || {
         let model = built_in();
@@ -402,7 +415,7 @@ fn a_graphics_device_streams_the_same_words() {
                 all.push(Device::new(Arc::clone(&backend), DeviceId(1), Bytes::MAX));
                 split(&model, Some(nth))
             });
-            let mut engine = load_with(&model, all, streaming(60_000), placement);
+            let mut engine = load_with(&model, all, streaming_options(60_000), placement);
             logits_of(&mut engine, &text, &[70])
         };
         let expected = run(None);
@@ -414,6 +427,6 @@ fn a_graphics_device_streams_the_same_words() {
             let at = |row: &Vec<f32>| row.iter().position(|v| *v == best(row));
             at(a) == at(b)
         });
-        assert!(same.count() >= 66, "the best word is the same but for near ties");
+        assert!(same.count() >= 66, "the most probable token is the same except for near ties");
     });
 }

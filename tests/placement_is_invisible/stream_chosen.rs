@@ -1,14 +1,14 @@
 //! Streaming in prefill of selected neurons: experts selected by a router, and neurons listed by a
 //! predictor.
 
-use thermocline::engine::{Exchanged, StepStats};
+use thermocline::engine::{ExchangeStats, StepStats};
 
-use super::adapt::{generated, halves, topic, two_topics};
-use super::stream::{split, streaming, text};
+use super::adapt::{generated, half_placement, topic, two_topics};
+use super::stream::{split, streaming_options, text};
 use super::*;
 
-fn handing() -> EngineOptions {
-    EngineOptions { streaming: thermocline::engine::Streaming::Off, ..streaming(1) }
+fn hand_off_options() -> EngineOptions {
+    EngineOptions { streaming: thermocline::engine::Streaming::Off, ..streaming_options(1) }
 }
 
 fn sim(seed: u64) -> Device {
@@ -26,11 +26,11 @@ fn prompt(engine: &mut Engine, text: &[u32]) -> (Logits, StepStats) {
     (logits, stats.unwrap())
 }
 
-/// A prompt of 64 tokens with every `nth` unit of neurons resident, in chunks of `piece` bytes,
-/// compared with the CPU alone.
+/// Compares a prompt of 64 tokens with the CPU alone: with every second, every third or no unit of
+/// neurons resident, and with chunks of each of the sizes `pieces`.
 fn check(model: &Arc<Model>, pieces: &[u64], bound: f32) {
     let text = text(model, 64);
-    let alone = load_with(model, vec![cpu_device(2)], handing(), None);
+    let alone = load_with(model, vec![cpu_device(2)], hand_off_options(), None);
     let (expected, all) = prompt(&mut { alone }, &text);
     for (round, nth) in [Some(2), Some(3), None].into_iter().enumerate() {
         for &piece in pieces {
@@ -41,20 +41,20 @@ fn check(model: &Arc<Model>, pieces: &[u64], bound: f32) {
                 assert_eq!(logits, prompt(&mut engine, &text).0, "the same bits twice");
                 (logits, stats)
             };
-            let (logits, stats) = run(streaming(piece));
+            let (logits, stats) = run(streaming_options(piece));
             let difference = difference(&expected, &logits);
             assert!(difference <= bound, "{nth:?}, {piece}: {difference}");
-            assert_eq!(stats.off_cpu, stats.active, "{nth:?}, {piece}: all is computed there");
+            assert_eq!(stats.off_cpu, stats.active, "{nth:?}, {piece}: all on the device");
             let same = (stats.active / all.active - 1.0).abs() < 5e-3;
             assert!(same && stats.neurons == all.neurons, "{nth:?}, {piece}: {stats:?} {all:?}");
-            let handed = run(handing()).1;
+            let handed = run(hand_off_options()).1;
             assert!(handed.off_cpu < handed.active, "{handed:?}");
         }
     }
 }
 
 #[test]
-fn experts_come_in_pieces() {
+fn experts_are_streamed_in_chunks() {
     within(LIMIT, || {
         for (spec, format) in [
             ("64x3x64x4/2*8/2:F16:silu", Format::F16),
@@ -72,7 +72,7 @@ fn experts_come_in_pieces() {
 /// Layers on the CPU send x to the device and get y back, however neurons are selected; layers
 /// with a predictor or a bias on down are not streamed.
 #[test]
-fn neurons_of_layers_on_the_cpu_come_too() {
+fn neurons_of_layers_on_the_cpu_are_streamed() {
     within(LIMIT, || {
         let tiny = |activation, format| Tiny { activation, format, n_ff: 160, ..Tiny::default() };
         let listed = Tiny { pwri: true, rank: 32, marked: true, ..Tiny::default() };
@@ -84,7 +84,7 @@ fn neurons_of_layers_on_the_cpu_come_too() {
             (listed.model(), listed.format, false),
         ] {
             let text = text(&model, 64);
-            let mut alone = load_with(&model, vec![cpu_device(2)], handing(), None);
+            let mut alone = load_with(&model, vec![cpu_device(2)], hand_off_options(), None);
             let (expected, all) = prompt(&mut alone, &text);
             for (embed, head, split_one) in [(0, 1, false), (1, 0, true), (0, 1, true)] {
                 let mut placement = split(&model, Some(3));
@@ -94,7 +94,7 @@ fn neurons_of_layers_on_the_cpu_come_too() {
                     placement.layers[1] = split(&model, Some(3)).layers[1].clone();
                 }
                 let devices = vec![cpu_device(2), sim(1)];
-                let mut engine = load_with(&model, devices, streaming(1), Some(placement));
+                let mut engine = load_with(&model, devices, streaming_options(1), Some(placement));
                 let (got, stats) = prompt(&mut engine, &text);
                 let difference = difference(&expected, &got);
                 assert!(difference <= bound(format), "{format}, {split_one}: {difference}");
@@ -106,9 +106,9 @@ fn neurons_of_layers_on_the_cpu_come_too() {
     });
 }
 
-/// Expert numbers mean other experts after an exchange.
+/// Streaming uses the right experts after experts were exchanged between devices.
 #[test]
-fn experts_that_changed_sides_come_in_pieces() {
+fn exchanged_experts_are_streamed_in_chunks() {
     within(LIMIT, || {
         for (spec, format) in [
             ("64x3x64x4/2*8/2:F16:silu", Format::F16),
@@ -121,18 +121,19 @@ fn experts_that_changed_sides_come_in_pieces() {
     });
 }
 
-/// Token by token first, so that neurons are counted and exchanged, then a prompt.
-fn after_exchanges(model: &Arc<Model>, text: &[u32], bound: f32) -> Exchanged {
+/// Feeds single tokens first, so that neurons are counted and exchanged, then a prompt.
+fn after_exchanges(model: &Arc<Model>, text: &[u32], bound: f32) -> ExchangeStats {
     let pieces: Vec<usize> = [vec![1; 128], vec![64, 1, 1, 36]].concat();
-    let alone = EngineOptions { n_ctx: 256, ..handing() };
+    let alone = EngineOptions { n_ctx: 256, ..hand_off_options() };
     let mut alone = load_with(model, vec![cpu_device(2)], alone, None);
     let expected = logits_of(&mut alone, text, &pieces);
-    let adapting = EngineOptions { n_ctx: 256, adapt: true, ..streaming(1) };
-    let mut engine = load_with(model, vec![cpu_device(2), sim(2)], adapting, Some(halves(model)));
+    let adapting = EngineOptions { n_ctx: 256, adapt: true, ..streaming_options(1) };
+    let mut engine =
+        load_with(model, vec![cpu_device(2), sim(2)], adapting, Some(half_placement(model)));
     let got = logits_of(&mut engine, text, &pieces);
     let difference = difference(&expected, &got);
     assert!(difference <= bound, "{difference}");
-    let done = engine.exchanged().unwrap();
+    let done = engine.exchange_stats().unwrap();
     assert!(done.neurons > 0);
     done
 }
@@ -140,7 +141,7 @@ fn after_exchanges(model: &Arc<Model>, text: &[u32], bound: f32) -> Exchanged {
 /// Neurons listed by a file's predictor, which decides by marks that rounding does not affect: the
 /// same neurons on every placement.
 #[test]
-fn listed_neurons_come_in_pieces() {
+fn listed_neurons_are_streamed_in_chunks() {
     within(LIMIT, || {
         let marked = Tiny { pwri: true, rank: 32, marked: true, n_ff: 160, ..Tiny::default() };
         for (seed, format) in (1..).zip([Format::F16, Format::Q8_0, Format::Q4_0]) {
@@ -151,7 +152,7 @@ fn listed_neurons_come_in_pieces() {
 }
 
 #[test]
-fn listed_neurons_that_changed_sides_come_in_pieces() {
+fn exchanged_listed_neurons_are_streamed_in_chunks() {
     within(LIMIT, || {
         let tiny = Tiny { pwri: true, rank: 32, ..two_topics() };
         let model = tiny.model();
@@ -161,7 +162,7 @@ fn listed_neurons_that_changed_sides_come_in_pieces() {
 
 /// Neurons that are active for no token, and for every token: empty slots count for neither.
 #[test]
-fn thresholds_of_predictors_hold_in_pieces() {
+fn predictor_thresholds_apply_to_chunks() {
     within(LIMIT, || {
         let tiny = Tiny { pwri: true, rank: 32, marked: true, ..Tiny::default() };
         let model = tiny.model();
@@ -171,9 +172,9 @@ fn thresholds_of_predictors_hold_in_pieces() {
                 let options = EngineOptions { sparse_threshold: Some(threshold), ..options };
                 prompt(&mut load_with(&model, devices, options, placement), &text)
             };
-            let (expected, all) = run(vec![cpu_device(2)], handing(), None);
+            let (expected, all) = run(vec![cpu_device(2)], hand_off_options(), None);
             let devices = vec![cpu_device(2), sim(1)];
-            let (got, stats) = run(devices, streaming(1), Some(split(&model, Some(3))));
+            let (got, stats) = run(devices, streaming_options(1), Some(split(&model, Some(3))));
             assert!(difference(&expected, &got) <= bound(tiny.format));
             assert!((stats.active - all.active).abs() <= 5e-3 * all.active, "{stats:?} {all:?}");
         }
@@ -181,7 +182,7 @@ fn thresholds_of_predictors_hold_in_pieces() {
 }
 
 #[test]
-fn budgets_hold_with_slots_for_chosen_neurons() {
+fn budgets_include_the_slots_for_chosen_neurons() {
     within(LIMIT, || {
         let listed = Tiny { pwri: true, rank: 32, marked: true, n_ff: 160, ..Tiny::default() };
         for (model, format) in [
@@ -190,10 +191,10 @@ fn budgets_hold_with_slots_for_chosen_neurons() {
             (generated("64x2x96x4/2*6/2:Q4_0:relu"), Format::Q4_0),
         ] {
             let text = text(&model, 64);
-            let mut alone = load_with(&model, vec![cpu_device(2)], handing(), None);
+            let mut alone = load_with(&model, vec![cpu_device(2)], hand_off_options(), None);
             let expected = prompt(&mut alone, &text).0;
             let roomy = sim(1);
-            drop(load_with(&model, vec![cpu_device(2), roomy.clone()], streaming(1), None));
+            drop(load_with(&model, vec![cpu_device(2), roomy.clone()], streaming_options(1), None));
             let all = roomy.ledger().peak().0 + 100_000;
             let mut n_split = 0;
             for step in 0..=12 {
@@ -201,7 +202,7 @@ fn budgets_hold_with_slots_for_chosen_neurons() {
                 let none = Duration::ZERO..Duration::ZERO;
                 let (sim, device) = sim_device(1, budget, none, step);
                 let devices = vec![cpu_device(2), device.clone()];
-                let mut engine = load_with(&model, devices, streaming(1), None);
+                let mut engine = load_with(&model, devices, streaming_options(1), None);
                 let held = sim.counters().held;
                 let got = prompt(&mut engine, &text).0;
                 assert!(difference(&expected, &got) <= bound(format), "budget {budget}");
@@ -214,8 +215,7 @@ fn budgets_hold_with_slots_for_chosen_neurons() {
     });
 }
 
-/// The device's kernels over chunks of experts and of listed neurons, and over chunks of a layer
-/// on the CPU.
+/// Tests the device's kernels on chunks of experts, of listed neurons and of a layer on the CPU.
 pub(super) fn a_device_takes_chosen_neurons(backend: &Arc<dyn Backend>) {
     let marked = Tiny { pwri: true, rank: 32, marked: true, n_ff: 160, ..Tiny::default() };
     for (model, format) in [
@@ -230,13 +230,14 @@ pub(super) fn a_device_takes_chosen_neurons(backend: &Arc<dyn Backend>) {
             let placement = home.map(|nth| {
                 devices.push(Device::new(Arc::clone(backend), DeviceId(1), Bytes::MAX));
                 let mut placement = split(&model, Some(nth));
-                // A layer on the CPU, where that is supported.
+                // A layer on the CPU, if the model supports that.
                 if model.layers[1].ffn.as_ref().unwrap().predictor.is_none() {
                     placement.layers[1] = LayerPlacement::whole(0);
                 }
                 placement
             });
-            let options = if home.is_some() { streaming(9_000) } else { handing() };
+            let options =
+                if home.is_some() { streaming_options(9_000) } else { hand_off_options() };
             prompt(&mut load_with(&model, devices, options, placement), &text)
         };
         let ((expected, _), (got, stats)) = (run(None), run(Some(3)));
@@ -247,7 +248,7 @@ pub(super) fn a_device_takes_chosen_neurons(backend: &Arc<dyn Backend>) {
 }
 
 #[test]
-fn a_graphics_device_takes_chosen_neurons_in_pieces() {
+fn a_graphics_device_streams_chosen_neurons() {
     let Some(backend) = super::graphics::graphics() else { return };
     within(Duration::from_secs(500), move || a_device_takes_chosen_neurons(&backend));
 }

@@ -1,11 +1,11 @@
-//! With unified memory, nothing is gained if two devices read it.
+//! With unified memory, splitting a layer gains nothing, because both devices share one bandwidth.
 
 use hal::DeviceKind;
 
 use super::*;
 
 #[test]
-fn nothing_is_split_where_memory_is_one() {
+fn unified_memory_splits_no_layer() {
     within(LIMIT, || {
         let model = Tiny { format: Format::Q8_0, ..Tiny::default() }.model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
@@ -31,7 +31,7 @@ fn nothing_is_split_where_memory_is_one() {
             let card = load(&model, vec![cpu_device(2), of(DeviceKind::Discrete, budget)], None);
             split_elsewhere += card.placement().n_split();
         }
-        assert!(some > 0, "in some budget whole layers were on both");
-        assert!(split_elsewhere > 0, "a card with as much memory has layers split");
+        assert!(some > 0, "with some budget, both devices had whole layers");
+        assert!(split_elsewhere > 0, "a card with the same memory has split layers");
     });
 }

@@ -36,12 +36,13 @@ fn words(backends: &[Arc<dyn Backend>], placement: Option<Placement>) -> Vec<u32
         all.push(Device::new(Arc::clone(backend), DeviceId(i as u32 + 1), Bytes::MAX));
     }
     let options = EngineOptions { n_ctx: 64, n_ubatch: 4, ..EngineOptions::default() };
-    let mut engine = Engine::load(model, all, options, placement, quiet(), &|_, _| {}).unwrap();
+    let mut engine =
+        Engine::load(model, all, options, placement, ignore_notices(), &|_, _| {}).unwrap();
     greedy(&mut engine, 1, 40)
 }
 
-/// All on one device; every layer split with the CPU; on two devices.
-fn a_fake_says_the_cpus_words(vendor: Vendor, backend: &str) {
+/// Tests the whole model on one device, every layer split with the CPU, and two devices.
+fn check_tokens_of_the_cpu(vendor: Vendor, backend: &str) {
     let Some((_, backends)) = fake(vendor, backend, 0..2) else { return };
     within(Duration::from_secs(500), move || {
         let model = built_in();
@@ -50,7 +51,7 @@ fn a_fake_says_the_cpus_words(vendor: Vendor, backend: &str) {
         let split = |devices: &[usize]| Placement {
             embed: 0,
             head: 0,
-            layers: vec![deal(&model, devices); n_layer],
+            layers: vec![deal_neurons(&model, devices); n_layer],
         };
         let whole = Placement::all_on(1, n_layer);
         for (name, placement) in
@@ -70,16 +71,16 @@ fn several_sequences_on_fakes() {
 }
 
 #[test]
-fn a_fake_of_cuda_says_the_cpus_words() {
-    a_fake_says_the_cpus_words(Vendor::Cuda, "cuda");
+fn a_cuda_fake_generates_the_tokens_of_the_cpu() {
+    check_tokens_of_the_cpu(Vendor::Cuda, "cuda");
 }
 
 #[test]
-fn a_fake_of_rocm_says_the_cpus_words() {
-    a_fake_says_the_cpus_words(Vendor::Hip, "hip");
+fn a_rocm_fake_generates_the_tokens_of_the_cpu() {
+    check_tokens_of_the_cpu(Vendor::Hip, "hip");
 }
 
-fn a_fake_takes_chosen_neurons_in_pieces(vendor: Vendor, backend: &str) {
+fn check_streamed_chosen_neurons(vendor: Vendor, backend: &str) {
     let Some((_, backends)) = fake(vendor, backend, 0..1) else { return };
     within(Duration::from_secs(500), move || {
         super::stream_chosen::a_device_takes_chosen_neurons(&backends[0]);
@@ -87,17 +88,17 @@ fn a_fake_takes_chosen_neurons_in_pieces(vendor: Vendor, backend: &str) {
 }
 
 #[test]
-fn a_fake_of_cuda_takes_chosen_neurons_in_pieces() {
-    a_fake_takes_chosen_neurons_in_pieces(Vendor::Cuda, "cuda");
+fn a_cuda_fake_streams_chosen_neurons() {
+    check_streamed_chosen_neurons(Vendor::Cuda, "cuda");
 }
 
 #[test]
-fn a_fake_of_rocm_takes_chosen_neurons_in_pieces() {
-    a_fake_takes_chosen_neurons_in_pieces(Vendor::Hip, "hip");
+fn a_rocm_fake_streams_chosen_neurons() {
+    check_streamed_chosen_neurons(Vendor::Hip, "hip");
 }
 
-/// Single neurons, and whole experts.
-fn the_hot_set_follows_on_a_fake(vendor: Vendor, backend: &str) {
+/// Exchanges single neurons, and whole experts.
+fn check_hot_set(vendor: Vendor, backend: &str) {
     use super::adapt::{exchanges, generated, two_topics};
     let Some((_, backends)) = fake(vendor, backend, 0..1) else { return };
     within(Duration::from_secs(500), move || {
@@ -108,13 +109,13 @@ fn the_hot_set_follows_on_a_fake(vendor: Vendor, backend: &str) {
 }
 
 #[test]
-fn the_hot_set_follows_on_a_fake_of_cuda() {
-    the_hot_set_follows_on_a_fake(Vendor::Cuda, "cuda");
+fn the_hot_set_follows_on_a_cuda_fake() {
+    check_hot_set(Vendor::Cuda, "cuda");
 }
 
 #[test]
-fn the_hot_set_follows_on_a_fake_of_rocm() {
-    the_hot_set_follows_on_a_fake(Vendor::Hip, "hip");
+fn the_hot_set_follows_on_a_rocm_fake() {
+    check_hot_set(Vendor::Hip, "hip");
 }
 
 /// The last device, whose memory no other test uses.
@@ -123,7 +124,7 @@ fn last(vendor: Vendor, backend: &str) -> Option<(&'static Fake, Arc<dyn Backend
     Some((fake, backends.into_iter().next_back()?))
 }
 
-/// A text of the built-in model with a device budget, the engine that generated it, and its
+/// A generation by the built-in model with a device budget, the engine that generated it, and its
 /// messages.
 fn planned(backend: &Arc<dyn Backend>, budget: Bytes) -> (Vec<u32>, Engine, Device, Vec<String>) {
     let device = Device::new(Arc::clone(backend), DeviceId(1), budget);
@@ -138,9 +139,9 @@ fn planned(backend: &Arc<dyn Backend>, budget: Bytes) -> (Vec<u32>, Engine, Devi
     (words, engine, device, told)
 }
 
-/// From no budget to a full one, and then with memory that the driver reports as free but does not
-/// allocate.
-fn budgets_of_a_fake_are_kept(vendor: Vendor, backend: &str) {
+/// Tries budgets from 0 to the whole model, and then memory that the driver reports as free but
+/// does not allocate.
+fn check_budgets(vendor: Vendor, backend: &str) {
     let Some((fake, backend)) = last(vendor, backend) else { return };
     within(Duration::from_secs(500), move || {
         let expected = words(&[], None)[..].to_vec();
@@ -173,11 +174,11 @@ fn budgets_of_a_fake_are_kept(vendor: Vendor, backend: &str) {
 }
 
 #[test]
-fn budgets_of_a_fake_of_cuda_are_kept() {
-    budgets_of_a_fake_are_kept(Vendor::Cuda, "cuda");
+fn budgets_of_a_cuda_fake_are_kept() {
+    check_budgets(Vendor::Cuda, "cuda");
 }
 
 #[test]
-fn budgets_of_a_fake_of_rocm_are_kept() {
-    budgets_of_a_fake_are_kept(Vendor::Hip, "hip");
+fn budgets_of_a_rocm_fake_are_kept() {
+    check_budgets(Vendor::Hip, "hip");
 }

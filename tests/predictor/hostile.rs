@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use thermocline::gguf::TensorType;
-use thermocline::learned::{self, Contents, Learned, Section};
+use thermocline::learned::{self, Section, SectionContents, SideFile};
 use thermocline::predictor::{Chooser, ERRORS, read};
 
 use super::model;
@@ -14,7 +14,7 @@ const N_FF: usize = 1280;
 /// The sections of a predictor of four layers; each test changes one of them.
 struct Sections {
     version: u64,
-    /// Shape of the first matrix; absent if it is empty.
+    /// Shape of the first matrix; `[0, 0]` omits the matrix.
     fc1: [u64; 2],
     fc2: [u64; 2],
     ty: TensorType,
@@ -43,7 +43,7 @@ impl Default for Sections {
 impl Sections {
     fn save(&self, path: &Path) {
         let model = model(None);
-        let mut contents = Contents::default();
+        let mut contents = SectionContents::default();
         contents.set("version", self.version);
         contents.set("recipe", "none");
         contents.set("neurons", model.neurons_by());
@@ -75,7 +75,7 @@ impl Sections {
         let path = folder.path().join("learned.gguf");
         self.save(&path);
         let model = model(None);
-        let learned = Learned::open(&path, &model.file).unwrap();
+        let learned = SideFile::open(&path, &model.file).unwrap();
         read(&learned, &model).map_err(|error| error.to_string())
     }
 }
@@ -87,7 +87,7 @@ fn refused(parts: &Sections, says: &str) {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn mismatched_predictor_sections_are_refused() {
     assert!(matches!(Sections::default().read(), Ok(Some(chooser)) if chooser.layers.len() == 4));
     refused(&Sections { version: 9, ..Sections::default() }, "version");
     refused(&Sections { fc1: [128, 32], ..Sections::default() }, "blk.0.fc1");
@@ -95,7 +95,7 @@ fn what_does_not_fit_is_refused() {
     refused(&Sections { fc2: [32, 1279], ..Sections::default() }, "blk.0.fc2");
     refused(&Sections { fc2: [64, 1280], ..Sections::default() }, "blk.0.fc");
     refused(&Sections { fc1: [256, 0], fc2: [0, 1280], ..Sections::default() }, "blk.0.fc");
-    // A matrix without the other must be as wide as the inputs.
+    // Without `fc1`, `fc2` must be as wide as the inputs.
     let one = |fc2| Sections { fc1: [0, 0], fc2, ..Sections::default() };
     assert!(one([N_EMBD as u64, N_FF as u64]).read().is_ok());
     refused(&one([32, N_FF as u64]), "blk.0.fc2");
@@ -105,12 +105,12 @@ fn what_does_not_fit_is_refused() {
     refused(&Sections { ty: TensorType::F64, ..Sections::default() }, "blk.0.fc1");
     refused(&Sections { bias: vec![0.0; 5], ..Sections::default() }, "blk.0.bias");
     refused(&Sections { bias: vec![f32::NAN; N_FF], ..Sections::default() }, "NaN");
-    refused(&Sections { levels: [0.1, 0.05], ..Sections::default() }, "the larger last");
+    refused(&Sections { levels: [0.1, 0.05], ..Sections::default() }, "in ascending order");
     refused(&Sections { levels: [f32::NAN, 0.05], ..Sections::default() }, "levels");
-    refused(&Sections { layers: 3, ..Sections::default() }, "has 3 of 4 layers");
-    refused(&Sections { layers: 0, ..Sections::default() }, "has 0 of 4 layers");
+    refused(&Sections { layers: 3, ..Sections::default() }, "has only 3 of 4 layers");
+    refused(&Sections { layers: 0, ..Sections::default() }, "has only 0 of 4 layers");
     let falling = (0..5 * ERRORS.len()).map(|i| -(i as f32)).collect();
-    refused(&Sections { curve: falling, ..Sections::default() }, "do not fall");
+    refused(&Sections { curve: falling, ..Sections::default() }, "ascending thresholds");
     refused(
         &Sections { curve: vec![f32::INFINITY; 5 * ERRORS.len()], ..Sections::default() },
         "inf",
@@ -119,12 +119,12 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
-fn thresholds_of_nothing_are_refused() {
+fn invalid_thresholds_are_refused() {
     let silu = model(Some("silu"));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("learned.gguf");
     for (weight, ok) in [(1.0, true), (0.0, false), (-1.0, false), (f32::NAN, false)] {
-        let mut contents = Contents::default();
+        let mut contents = SectionContents::default();
         contents.set("version", 1u64);
         contents.set("recipe", "none");
         contents.set("neurons", silu.neurons_by());
@@ -135,12 +135,12 @@ fn thresholds_of_nothing_are_refused() {
             contents.f32s(&format!("blk.{i}.curve"), &shape, &[0.5; 5 * ERRORS.len()]);
         }
         learned::save(&path, &silu.file, Section::Thresholds, &contents, false).unwrap();
-        let learned = Learned::open(&path, &silu.file).unwrap();
+        let learned = SideFile::open(&path, &silu.file).unwrap();
         assert_eq!(read(&learned, &silu).is_ok(), ok, "{weight}");
         // Thresholds of one activation are not valid for another.
         let gelu = read(&learned, &model(Some("gelu"))).unwrap_err().to_string();
         assert!(gelu.contains("Gelu") && gelu.contains("Silu"), "{gelu}");
-        // With its own activation the model takes predictors, and the file has none.
+        // With its own activation the model needs a predictor, which the file lacks.
         assert!(read(&learned, &model(None)).unwrap().is_none());
     }
 }

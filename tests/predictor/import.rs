@@ -16,7 +16,7 @@ const N_FF: usize = 1280;
 const RANK: usize = 32;
 const LEAST: f32 = 0.5;
 
-/// Values that 16 bits hold.
+/// Pseudo-random values that are exact in F16.
 fn values(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed;
     let mut next = || {
@@ -46,7 +46,7 @@ fn folder(at: &Path) -> [Vec<f32>; 2] {
 }
 
 /// Neurons of the first layer that PowerInfer's formula selects for `p`.
-fn wanted(p: &[f32], [fc1, fc2]: &[Vec<f32>; 2]) -> usize {
+fn n_selected(p: &[f32], [fc1, fc2]: &[Vec<f32>; 2]) -> usize {
     let dot = |a: &[f32], b: &[f32]| -> f64 {
         a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
     };
@@ -56,7 +56,7 @@ fn wanted(p: &[f32], [fc1, fc2]: &[Vec<f32>; 2]) -> usize {
 }
 
 #[test]
-fn power_infers_predictors_choose_as_their_formula_says() {
+fn imported_predictors_match_powerinfers_formula() {
     let scratch = tempfile::tempdir().unwrap();
     let pt = scratch.path().join("pt");
     let weights = folder(&pt);
@@ -74,9 +74,9 @@ fn power_infers_predictors_choose_as_their_formula_says() {
     let mut exact = engine(&model, Sparsity::Exact, None, true);
     let mut expected = 0;
     let mut sequence = exact.open();
-    let look = &mut |layer: usize, o: &thermocline::engine::Observed<'_>| {
+    let look = &mut |layer: usize, o: &thermocline::engine::ObservedBlock<'_>| {
         if layer == 0 {
-            expected = wanted(o.residual, &weights);
+            expected = n_selected(o.residual, &weights);
         }
     };
     exact.observe(&mut sequence, &token, &AtomicBool::new(false), look).unwrap();
@@ -94,7 +94,7 @@ fn power_infers_predictors_choose_as_their_formula_says() {
 }
 
 #[test]
-fn fewer_bits_where_they_find_as_much_and_clear_words_where_they_do_not_fit() {
+fn imports_choose_the_bits_and_mismatches_are_errors() {
     let scratch = tempfile::tempdir().unwrap();
     let pt = scratch.path().join("pt");
     folder(&pt);

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use hal::Bytes;
 use thermocline::engine::{Engine, EngineOptions, Sparsity, StepStats, Streaming, Want};
-use thermocline::learned::{Learned, Section};
+use thermocline::learned::{Section, SideFile};
 use thermocline::model::{Model, ModelOptions};
 use thermocline::placement::Placement;
-use thermocline::predictor::{Chooser, Layers, Maker, read};
+use thermocline::predictor::{Chooser, Layers, PredictorRun, read};
 use thermocline::{devices, embedded};
 
 use crate::placement_is_invisible::{sim_device, stream::split};
@@ -56,7 +56,7 @@ fn model(activation: Option<&str>) -> Arc<Model> {
 }
 
 fn chooser(path: &Path, model: &Model) -> Chooser {
-    let learned = Learned::open(path, &model.file).unwrap();
+    let learned = SideFile::open(path, &model.file).unwrap();
     read(&learned, model).unwrap().unwrap()
 }
 
@@ -118,7 +118,7 @@ fn story() -> Vec<u32> {
 }
 
 /// `1 - cos` of two runs' logits: a distance.
-fn apart(a: &[f32], b: &[f32]) -> f64 {
+fn cosine_distance(a: &[f32], b: &[f32]) -> f64 {
     let dot = |a: &[f32], b: &[f32]| -> f64 {
         a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
     };
@@ -126,7 +126,7 @@ fn apart(a: &[f32], b: &[f32]) -> f64 {
 }
 
 #[test]
-fn a_learnt_predictor_saves_gates_and_costs_what_it_may() {
+fn a_trained_predictor_saves_gates_within_its_error() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("learned.gguf");
     let table = stdout(&learn(folder.path(), &out, &["--rank", "64", "--train", "40"]));
@@ -141,7 +141,7 @@ fn a_learnt_predictor_saves_gates_and_costs_what_it_may() {
         let mut engine = engine(&model, Sparsity::Within(error), Some(&chooser), true);
         assert!(engine.predicts() && engine.predictor_bytes(0).0 > 0);
         let (near, some) = logits(&mut engine, &tokens);
-        let (distance, gates) = (apart(&exact, &near), some.gates / all.gates);
+        let (distance, gates) = (cosine_distance(&exact, &near), some.gates / all.gates);
         assert!(some.active <= all.active && gates < 1.0, "{error}: {gates}");
         assert!(distance > 0.0 && distance < 0.05, "{error}: {distance}");
         if let Some(before) = before {
@@ -157,17 +157,18 @@ fn a_learnt_predictor_saves_gates_and_costs_what_it_may() {
         let quiet = Arc::new(|_: &str| {});
         let model = Arc::clone(&model);
         let mut other = Engine::load(model, vec![one], options, None, quiet, &|_, _| {}).unwrap();
-        assert!(apart(&near, &logits(&mut other, &tokens).0).abs() < 1e-5);
+        assert!(cosine_distance(&near, &logits(&mut other, &tokens).0).abs() < 1e-5);
     }
-    // Without rows per neuron nothing is listed, and the gate alone decides.
+    // Without rows per neuron the predictor is not used, and the gate decides which neurons are
+    // active.
     let mut plain = engine(&model, Sparsity::Within(0.2), Some(&chooser), false);
     assert!(!plain.predicts());
-    assert!(apart(&exact, &logits(&mut plain, &tokens).0).abs() < 1e-6);
+    assert!(cosine_distance(&exact, &logits(&mut plain, &tokens).0).abs() < 1e-6);
     check_streamed(&model, &chooser, &tokens);
 }
 
 #[test]
-fn signs_choose_neurons_without_factors_or_training() {
+fn sign_predictors_need_no_factors_or_training() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("learned.gguf");
     let table = stdout(&learn(folder.path(), &out, &["--kind", "sign"]));
@@ -182,17 +183,17 @@ fn signs_choose_neurons_without_factors_or_training() {
     let mut engine = engine(&model, Sparsity::Within(0.05), Some(&chooser), true);
     assert!(engine.predicts());
     let (near, some) = logits(&mut engine, &tokens);
-    assert!(apart(&exact, &near) < 0.05, "{}", apart(&exact, &near));
+    assert!(cosine_distance(&exact, &near) < 0.05, "{}", cosine_distance(&exact, &near));
     assert!(some.gates < 0.6 * all.gates, "{} of {}", some.gates, all.gates);
     check_streamed(&model, &chooser, &tokens);
-    // For an activation without exact zeros, signs predict nothing.
+    // For an activation without exact zeros, signs cannot predict active neurons.
     let refused = learn(folder.path(), &out, &["--kind", "sign", "--ffn-activation", "silu"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("exact zeros"), "{said}");
 }
 
 #[test]
-fn thresholds_drop_neurons_of_a_model_that_has_no_zeros() {
+fn thresholds_skip_neurons_of_a_silu_model() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("learned.gguf");
     let silu = ["--ffn-activation", "silu"];
@@ -211,7 +212,11 @@ fn thresholds_drop_neurons_of_a_model_that_has_no_zeros() {
             let mut engine = engine(&model, Sparsity::Within(error), Some(&chooser), repack);
             assert!(engine.is_sparse() && !engine.predicts());
             let (near, some) = logits(&mut engine, &tokens);
-            assert!(apart(&off, &near) < 0.2, "{error}: {}", apart(&off, &near));
+            assert!(
+                cosine_distance(&off, &near) < 0.2,
+                "{error}: {}",
+                cosine_distance(&off, &near)
+            );
             assert!(some.active < all.active, "{error}: {} of {}", some.active, all.active);
             if repack {
                 assert!(some.active < before, "{error}: {} {before}", some.active);
@@ -243,7 +248,7 @@ fn check_streamed(model: &Arc<Model>, chooser: &Chooser, tokens: &[u32]) {
         logits(&mut engine, &long)
     };
     let ((alone, some), (streamed, there)) = (run(None), run(Some(split(model, Some(3)))));
-    assert!(apart(&alone, &streamed) < 0.02, "{}", apart(&alone, &streamed));
+    assert!(cosine_distance(&alone, &streamed) < 0.02, "{}", cosine_distance(&alone, &streamed));
     assert!((there.active / some.active - 1.0).abs() < 0.01, "{there:?} {some:?}");
     assert_eq!(there.off_cpu, there.active);
 }
@@ -262,36 +267,37 @@ fn models_with_experts_are_refused_with_the_reason() {
 }
 
 #[test]
-fn an_interrupted_run_goes_on_to_the_same_bytes() {
+fn a_resumed_training_run_gives_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let [whole, half] =
         ["whole", "half"].map(|name| folder.path().join(name).with_extension("gguf"));
     let short = ["--rank", "32", "--train", "0"];
     stdout(&learn(folder.path(), &whole, &short));
     let model = model(None);
-    let learned = Learned::open(&whole, &model.file).unwrap();
+    let learned = SideFile::open(&whole, &model.file).unwrap();
     let recipe = learned.text(Section::Predictor, "recipe").unwrap().to_owned();
     let Layers::Predictors(layers) = chooser(&whole, &model).layers else { panic!("a predictor") };
     // The state after a run that was ended after two layers.
-    let mut maker = Maker::new(&model, &half, &recipe, false).unwrap();
+    let mut maker = PredictorRun::new(&model, &half, &recipe, false).unwrap();
     layers[..2].iter().for_each(|layer| maker.predictor(layer.clone()).unwrap());
-    let refused = read(&Learned::open(&half, &model.file).unwrap(), &model);
-    assert!(refused.unwrap_err().to_string().contains("has 2 of 4 layers"));
+    let refused = read(&SideFile::open(&half, &model.file).unwrap(), &model);
+    assert!(refused.unwrap_err().to_string().contains("has only 2 of 4 layers"));
     let again = learn(folder.path(), &half, &short);
     assert!(String::from_utf8_lossy(&again.stderr).contains("resuming after layer 1"));
     stdout(&again);
     assert_eq!(std::fs::read(&whole).unwrap(), std::fs::read(&half).unwrap());
-    // Other settings start again; with the same settings nothing is left to do.
+    // With the same settings nothing is left to do. Other settings are rejected, or start again.
     let done = learn(folder.path(), &half, &short);
     assert!(String::from_utf8_lossy(&done.stderr).contains("is already complete"));
-    let refused = Maker::new(&model, &half, "another recipe", false).unwrap_err().to_string();
+    let refused =
+        PredictorRun::new(&model, &half, "another recipe", false).unwrap_err().to_string();
     assert!(refused.contains("another recipe"), "{refused}");
-    assert!(Maker::new(&model, &half, "another recipe", true).unwrap().layers().is_empty());
-    assert_eq!(Maker::new(&model, &half, &recipe, false).unwrap().layers().len(), 4);
+    assert!(PredictorRun::new(&model, &half, "another recipe", true).unwrap().layers().is_empty());
+    assert_eq!(PredictorRun::new(&model, &half, &recipe, false).unwrap().layers().len(), 4);
 }
 
 #[test]
-fn the_knob_says_what_it_lacks() {
+fn sparsity_levels_without_a_predictor_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let run = |sparsity: &str| {
         let args = ["-p", "Once", "-n", "4", "--temp", "0", "--sparsity", sparsity, "-t", "1"];
@@ -335,10 +341,10 @@ fn the_knob_says_what_it_lacks() {
     assert_eq!(short.status.code(), Some(1), "a text that is too short");
 }
 
-/// A predictor stays within the allowed share of a block's bytes; if none is small enough, the
-/// smallest is reported.
+/// A predictor stays within the allowed fraction of a block's bytes. If no candidate is small
+/// enough, the error reports the size of the smallest one.
 #[test]
-fn a_predictor_is_no_larger_than_it_may_be() {
+fn the_size_of_a_predictor_is_limited() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("small.gguf");
     stdout(&learn(folder.path(), &out, &["--train", "0", "--max-size", "4%"]));
@@ -359,7 +365,7 @@ fn a_predictor_is_no_larger_than_it_may_be() {
 }
 
 #[test]
-fn the_first_use_learns_by_itself_and_a_command_replaces_it() {
+fn the_first_use_trains_and_a_command_replaces_the_result() {
     let folder = tempfile::tempdir().unwrap();
     let run = || {
         let args = ["-p", "Once", "-n", "40", "--temp", "0", "--sparsity", "balanced", "-t", "2"];
@@ -377,11 +383,11 @@ fn the_first_use_learns_by_itself_and_a_command_replaces_it() {
         let mut files = files.filter(|path| path.extension().is_some_and(|end| end == "gguf"));
         let path = files.next().unwrap();
         assert!(files.next().is_none());
-        Learned::open(&path, &model(None).file).unwrap()
+        SideFile::open(&path, &model(None).file).unwrap()
     };
     let learned = kept();
-    let source = |learned: &Learned| learned.text(Section::Profile, "source").unwrap().to_owned();
-    assert!(source(&learned).starts_with("first use: "), "devices are filled by it");
+    let source = |learned: &SideFile| learned.text(Section::Profile, "source").unwrap().to_owned();
+    assert!(source(&learned).starts_with("first use: "), "the plan uses this profile");
     let Layers::Predictors(layers) = chooser(Path::new(learned.name()), &model(None)).layers else {
         panic!("a predictor")
     };
@@ -399,5 +405,5 @@ fn the_first_use_learns_by_itself_and_a_command_replaces_it() {
     stdout(&thermocline(folder.path(), &["profile", "--tokens", "1024"]));
     assert!(source(&kept()).starts_with("text "));
     let refused = thermocline(folder.path(), &["predictor", "--kind", "sign"]);
-    assert_eq!(refused.status.code(), Some(1), "what was asked for is replaced by --restart alone");
+    assert_eq!(refused.status.code(), Some(1), "only --restart replaces a result");
 }

@@ -11,12 +11,12 @@ use hal::Device;
 use thermocline::embedded;
 use thermocline::engine::{Engine, EngineOptions, Error, Sparsity};
 use thermocline::gguf::File;
-use thermocline::learned::{self, Learned, Section};
+use thermocline::learned::{self, Section, SideFile};
 use thermocline::model::{Model, ModelOptions};
 use thermocline::profile::{Gatherer, Profile, Text, calibrate, finish};
 use thermocline::tokenizer::{Tokenizer, Vocab};
 
-use crate::placement_is_invisible::{cpu_device, quiet};
+use crate::placement_is_invisible::{cpu_device, ignore_notices};
 use crate::support::{Tiny, within};
 
 const LIMIT: Duration = Duration::from_secs(240);
@@ -29,15 +29,15 @@ pub(super) fn built_in() -> Arc<Model> {
 fn load(model: &Arc<Model>, n_ctx: usize, devices: Vec<Device>) -> Engine {
     let sparsity = Sparsity::Exact;
     let options = EngineOptions { n_ctx, n_ubatch: 64, sparsity, ..EngineOptions::default() };
-    Engine::load(Arc::clone(model), devices, options, None, quiet(), &|_, _| {}).unwrap()
+    Engine::load(Arc::clone(model), devices, options, None, ignore_notices(), &|_, _| {}).unwrap()
 }
 
 fn ids(model: &Model, n: usize) -> Vec<u32> {
     (0..n).map(|i| (i * i * 11 + 5 * i + 2) as u32 % model.n_vocab() as u32).collect()
 }
 
-/// A complete profile.
-pub(super) fn taken(model: &Arc<Model>, text: &Text) -> Profile {
+/// A complete profile of `model` on `text`.
+pub(super) fn collect_profile(model: &Arc<Model>, text: &Text) -> Profile {
     let mut engine = load(model, text.n_ctx(), vec![cpu_device(2)]);
     let mut gatherer = Gatherer::new(model).unwrap();
     let mut profile = text.start(model);
@@ -52,7 +52,7 @@ fn reference(name: &str) -> PathBuf {
 }
 
 #[test]
-fn the_built_in_models_counts_are_pytorchs() {
+fn counts_of_the_built_in_model_match_pytorch() {
     within(LIMIT, || {
         let model = built_in();
         let hyper = &model.hyper;
@@ -67,7 +67,7 @@ fn the_built_in_models_counts_are_pytorchs() {
             let mut ids = tokenizer.encode(story, true, false).unwrap();
             ids.truncate(512);
             let mut sequence = engine.open();
-            let look = &mut |layer, observed: &thermocline::engine::Observed<'_>| {
+            let look = &mut |layer, observed: &thermocline::engine::ObservedBlock<'_>| {
                 gatherer.see(&profile, layer, observed);
             };
             active += engine.observe(&mut sequence, &ids, &go_on, look).unwrap().active;
@@ -75,14 +75,15 @@ fn the_built_in_models_counts_are_pytorchs() {
             gatherer.commit(&mut profile);
         }
         assert_eq!((profile.n_tokens(), profile.is_finished()), (11443, true));
-        // [n_layer, n_ff] in U32.
+        // The file has counts as `[n_layer, n_ff]` in U32.
         let counts = fs::read(reference("activation_counts.npy")).unwrap();
         let counts = &counts[counts.len() - 4 * hyper.n_layer * model.max_n_ff()..];
         let counts: Vec<u64> =
             counts.as_chunks().0.iter().map(|&b| u32::from_le_bytes(b).into()).collect();
-        let fires: Vec<u64> = profile.layers().iter().flat_map(|l| l.fires().to_vec()).collect();
-        assert_eq!(fires.iter().sum::<u64>() as f64, active, "as the engine counts");
-        // A gate that is 0 except for rounding may differ.
+        let fires: Vec<u64> =
+            profile.layers().iter().flat_map(|l| l.active_counts().to_vec()).collect();
+        assert_eq!(fires.iter().sum::<u64>() as f64, active, "the engine counts the same");
+        // A neuron whose gate is 0 except for rounding may count differently.
         for (at, (ours, theirs)) in fires.iter().zip(&counts).enumerate() {
             assert!(ours.abs_diff(*theirs) <= 2 + theirs / 500, "{at}: {ours}, not {theirs}");
         }
@@ -100,7 +101,7 @@ fn an_interrupted_run_gives_the_same_file() {
             assert_eq!((text.n_tokens(), text.n_ctx()), (290, 32));
             let folder = tempfile::tempdir().unwrap();
             let whole = folder.path().join("whole.gguf");
-            let expected = taken(&model, &text);
+            let expected = collect_profile(&model, &text);
             let save = |path: &Path, profile: &Profile| {
                 let contents = profile.contents(&model);
                 learned::save(path, &model.file, Section::Profile, &contents, false).unwrap();
@@ -113,7 +114,7 @@ fn an_interrupted_run_gives_the_same_file() {
                 let mut engine = load(&model, 32, vec![cpu_device(2)]);
                 let mut gatherer = Gatherer::new(&model).unwrap();
                 let (stop, mut n_looks) = (AtomicBool::new(false), 0);
-                // Once after a few windows, and always within one.
+                // Interrupts once after a few windows, and always in the middle of a window.
                 let mut profile_then = profile.clone();
                 let ended = calibrate(
                     &mut engine,
@@ -130,7 +131,7 @@ fn an_interrupted_run_gives_the_same_file() {
                 assert!(matches!(ended, Err(Error::Interrupted) | Ok(_)));
                 n_stops += usize::from(ended.is_err());
                 save(&parts, &profile);
-                let read = Learned::open(&parts, &model.file).unwrap();
+                let read = SideFile::open(&parts, &model.file).unwrap();
                 let read = Profile::read(&read, &model).unwrap().unwrap();
                 assert_eq!(read, profile);
                 assert!(text.continues(&read));
@@ -163,7 +164,7 @@ fn every_family_has_a_profile() {
                 continue;
             }
             let text = Text::new(&ids(&model, 90), None, 45, None);
-            let profile = taken(&model, &text);
+            let profile = collect_profile(&model, &text);
             let summary = profile.summary();
             assert!(summary.density > 0.0 && summary.density < 0.9, "{name}: {summary:?}");
             let sizes = profile.mean_contributions();
@@ -173,10 +174,10 @@ fn every_family_has_a_profile() {
             for (layer, weights) in profile.layers().iter().zip(&model.layers) {
                 assert_eq!(layer.order().len(), weights.n_ff());
                 if let Some(experts) = model.experts() {
-                    let used: u64 = layer.routed().iter().sum();
+                    let used: u64 = layer.expert_counts().iter().sum();
                     assert_eq!(used, 90 * experts.n_used as u64, "{name}");
-                    for (expert, &routed) in layer.routed().iter().enumerate() {
-                        let fires = &layer.fires()[expert * experts.n_ff..][..experts.n_ff];
+                    for (expert, &routed) in layer.expert_counts().iter().enumerate() {
+                        let fires = &layer.active_counts()[expert * experts.n_ff..][..experts.n_ff];
                         assert!(fires.iter().all(|&n| n <= routed), "{name}");
                     }
                     n_experts += 1;
@@ -197,10 +198,10 @@ fn hot_neurons_come_first_and_experts_stay_together() {
     let tokenizer = Tokenizer::new(vocab).unwrap();
     let text = fs::read_to_string(reference("eval.txt")).unwrap();
     let tokens = tokenizer.encode(&text[..6000], true, false).unwrap();
-    let profile = taken(&model, &Text::new(&tokens, tokenizer.bos(), 512, None));
+    let profile = collect_profile(&model, &Text::new(&tokens, tokenizer.bos(), 512, None));
     let mut shared = [0.0, 0.0];
     for layer in profile.layers() {
-        let fires = layer.fires();
+        let fires = layer.active_counts();
         let (first, last) = layer.order().split_at(model.max_n_ff() / 2);
         let sum = |list: &[u32]| list.iter().map(|&n| fires[n as usize]).sum::<u64>();
         assert!(sum(first) > sum(last));

@@ -7,11 +7,11 @@ use std::process::{Command, Output, Stdio};
 use thermocline::embedded;
 
 /// The built-in model in a file, a folder for its side files, and a cache.
-struct Place(tempfile::TempDir);
+struct TestFolder(tempfile::TempDir);
 
-impl Place {
-    fn new() -> Place {
-        let place = Place(tempfile::tempdir().unwrap());
+impl TestFolder {
+    fn new() -> TestFolder {
+        let place = TestFolder(tempfile::tempdir().unwrap());
         fs::create_dir(place.path("m")).unwrap();
         fs::write(place.path("m/story.gguf"), embedded::BYTES).unwrap();
         place
@@ -38,8 +38,8 @@ impl Place {
 }
 
 #[test]
-fn a_profile_lies_beside_the_model_and_is_taken_once() {
-    let place = Place::new();
+fn a_profile_is_stored_beside_the_model_and_collected_once() {
+    let place = TestFolder::new();
     let take = ["profile", "-m", "m/story.gguf", "--tokens", "700", "--plot", "p.svg"];
     let (report, _) = place.done(&take);
     assert!(report.contains("Tokens:            700\n"), "{report}");
@@ -49,17 +49,17 @@ fn a_profile_lies_beside_the_model_and_is_taken_once() {
     let file = place.path("m/story.thermocline.gguf");
     let first = fs::read(&file).unwrap();
     let changed = fs::metadata(&file).unwrap().modified().unwrap();
-    assert_eq!(place.done(&take).0, report, "nothing is done twice");
+    assert_eq!(place.done(&take).0, report, "the second run reuses the profile");
     assert_eq!(fs::metadata(&file).unwrap().modified().unwrap(), changed);
     place.done(&["profile", "-m", "m/story.gguf", "--tokens", "700", "--restart"]);
     assert_eq!(fs::read(&file).unwrap(), first, "the same tokens give the same file");
     let (json, _) = place.done(&["profile", "-m", "m/story.gguf", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-    assert_eq!(json["tokens"], 700, "without a text, what is there is shown");
+    assert_eq!(json["tokens"], 700, "without a text, the stored profile is shown");
     let (info, _) = place.done(&["info", "-m", "m/story.gguf"]);
     assert!(info.contains("profile            700 tokens: "), "{info}");
 
-    // Another model of the same name.
+    // Replaces the model by another model of the same name.
     let mut other = embedded::BYTES.to_vec();
     *other.last_mut().unwrap() ^= 1;
     fs::write(place.path("m/story.gguf"), other).unwrap();
@@ -72,12 +72,12 @@ fn a_profile_lies_beside_the_model_and_is_taken_once() {
     assert!(info.contains("profile            cannot be used: "), "{info}");
     fs::write(&file, "notes").unwrap();
     assert_eq!(place.run(&[&take[..], &["--restart"]].concat()).status.code(), Some(1));
-    assert_eq!(fs::read(&file).unwrap(), b"notes", "a stranger's file is left alone");
+    assert_eq!(fs::read(&file).unwrap(), b"notes", "another program's file is unchanged");
 }
 
 #[test]
-fn the_built_in_models_profile_lies_in_the_cache() {
-    let place = Place::new();
+fn the_profile_of_the_built_in_model_is_in_the_cache_folder() {
+    let place = TestFolder::new();
     let (report, _) = place.done(&["profile", "--tokens", "100"]);
     assert!(report.contains("xdg/thermocline/built-in-"), "{report}");
     let (report, _) = place.done(&["profile", "--tokens", "90", "--out", "here.gguf"]);
@@ -96,8 +96,8 @@ fn the_built_in_models_profile_lies_in_the_cache() {
 }
 
 #[test]
-fn use_makes_a_short_profile_and_says_so_once() {
-    let place = Place::new();
+fn run_collects_a_short_profile_and_notes_it_once() {
+    let place = TestFolder::new();
     let run =
         ["run", "-m", "m/story.gguf", "-n", "480", "--temp", "0", "--no-perf", "--ignore-eos"];
     let (text, notes) = place.done(&[&run[..], &["--no-auto-profile"]].concat());
@@ -117,7 +117,7 @@ fn use_makes_a_short_profile_and_says_so_once() {
     let (_, notes) = place.done(&run);
     assert!(!notes.contains("disable with"), "{notes}");
     assert!(tokens() > first);
-    // A complete one replaces it.
+    // An explicitly requested profile replaces the automatic one.
     place.done(&["profile", "-m", "m/story.gguf", "--tokens", "300"]);
     assert_eq!(tokens(), 300);
     place.done(&run);

@@ -5,14 +5,15 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use thermocline::gguf::{Container, File, TensorType, Writer};
-use thermocline::learned::{self, Learned, Section};
+use thermocline::learned::{self, Section, SideFile};
 use thermocline::profile::{Profile, Text, gpu_index, import};
 
-use super::calibration::taken;
+use super::calibration::collect_profile;
 use crate::convert::make::zip;
 use crate::support::Tiny;
 
-/// `torch.save` of a tensor of one axis: its storage class and bytes.
+/// A file as `torch.save` writes it for a tensor of one axis, with this storage class and these
+/// bytes.
 fn torch(class: &str, n: u64, bytes: Vec<u8>) -> Vec<u8> {
     let number = |n: u64| [&b"J"[..], &(n as i32).to_le_bytes()].concat();
     let text =
@@ -39,7 +40,7 @@ fn counts(folder: &Path, layer: usize, counts: &[i64]) {
 }
 
 #[test]
-fn powerinfers_counts_are_taken_in_the_order_of_their_numbers() {
+fn powerinfers_counts_are_read_in_layer_order() {
     let model = Tiny { n_layer: 12, n_ff: 5, n_embd: 8, ..Tiny::default() }.model();
     let folder = tempfile::tempdir().unwrap();
     for layer in 0..12 {
@@ -51,12 +52,12 @@ fn powerinfers_counts_are_taken_in_the_order_of_their_numbers() {
     let profile = import(folder.path(), &model).unwrap();
     assert_eq!((profile.n_tokens(), profile.is_finished()), (40, true));
     for (layer, found) in profile.layers().iter().enumerate() {
-        assert_eq!(found.fires(), [layer as u64, 1, 40, 0, 3]);
+        assert_eq!(found.active_counts(), [layer as u64, 1, 40, 0, 3]);
     }
     assert_eq!(profile.probabilities()[11], [11.0 / 40.0, 1.0 / 40.0, 1.0, 0.0, 3.0 / 40.0]);
     let path = folder.path().join("x.gguf");
     learned::save(&path, &model.file, Section::Profile, &profile.contents(&model), false).unwrap();
-    let read = Learned::open(&path, &model.file).unwrap();
+    let read = SideFile::open(&path, &model.file).unwrap();
     assert_eq!(Profile::read(&read, &model).unwrap().unwrap(), profile);
 
     let refused = || import(folder.path(), &model).unwrap_err().to_string();
@@ -101,7 +102,7 @@ fn index(n_layer: u32, marks: &[&[i32]]) -> Vec<u8> {
 }
 
 #[test]
-fn powerinfers_list_is_read_and_judged() {
+fn powerinfers_gpu_index_is_read_and_checked() {
     let bytes = index(2, &[&[1, 0, 0, 1], &[0, 0, 0, 0]]);
     let file = File::from_vec(bytes.clone(), "x.gpuidx").unwrap();
     let found = gpu_index(&file, &[4, 4]).unwrap();
@@ -121,23 +122,23 @@ fn powerinfers_list_is_read_and_judged() {
 }
 
 #[test]
-fn a_profile_of_another_shape_or_of_lies_is_refused() {
+fn a_mismatched_or_invalid_profile_is_refused() {
     let model = Tiny { n_layer: 2, ..Tiny::default() }.model();
     let text = Text::new(&(0..60).collect::<Vec<u32>>(), None, 32, None);
-    let contents = taken(&model, &text).contents(&model);
+    let contents = collect_profile(&model, &text).contents(&model);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.gguf");
-    // A profile of another model with this model's fingerprint: the sizes differ.
+    // The profile has this model's fingerprint, but the sizes of another model.
     let other = Tiny { n_layer: 2, n_ff: 64, ..Tiny::default() }.model();
     learned::save(&path, &other.file, Section::Profile, &contents, false).unwrap();
-    let refused = Profile::read(&Learned::open(&path, &other.file).unwrap(), &other).unwrap_err();
+    let refused = Profile::read(&SideFile::open(&path, &other.file).unwrap(), &other).unwrap_err();
     assert!(refused.to_string().contains("expected [64]"), "{refused}");
-    assert!(Learned::open(&path, &model.file).is_err());
+    assert!(SideFile::open(&path, &model.file).is_err());
     let lies = |name: &str, value: u64| {
-        let mut contents = taken(&model, &text).contents(&model);
+        let mut contents = collect_profile(&model, &text).contents(&model);
         contents.replace(name, value);
         learned::save(&path, &model.file, Section::Profile, &contents, true).unwrap();
-        let read = Profile::read(&Learned::open(&path, &model.file).unwrap(), &model);
+        let read = Profile::read(&SideFile::open(&path, &model.file).unwrap(), &model);
         read.unwrap_err().to_string()
     };
     assert!(lies("tokens", 3).contains("counts from 0 to 3"));
@@ -161,7 +162,7 @@ proptest! {
         let n = bytes.len();
         bytes[at % n] ^= 1 << bit;
         bytes.truncate(n.max(1) - cut % n * usize::from(cut % 2 == 0));
-        if let Ok(read) = Learned::from_vec(bytes, &model.file.fingerprint()) {
+        if let Ok(read) = SideFile::from_vec(bytes, &model.file.fingerprint()) {
             let _ = Profile::read(&read, &model);
         }
     }

@@ -1,5 +1,5 @@
 //! Observed blocks: their values equal the engine's own on every placement, and observing does not
-//! change the text.
+//! change the output.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,9 @@ use thermocline::gguf::File;
 use thermocline::model::{Affine, Model, ModelOptions};
 use thermocline::placement::Placement;
 
-use crate::placement_is_invisible::{cpu_device, quiet, random_placement, sim_device, unit};
+use crate::placement_is_invisible::{
+    cpu_device, ignore_notices, random_placement, sim_device, unit,
+};
 use crate::support::{Tiny, largest_difference, within};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -35,12 +37,13 @@ fn load(model: &Arc<Model>, devices: Vec<Device>, placement: Option<Placement>) 
         sparsity: Sparsity::Exact,
         ..EngineOptions::default()
     };
-    Engine::load(Arc::clone(model), devices, options, placement, quiet(), &|_, _| {}).unwrap()
+    Engine::load(Arc::clone(model), devices, options, placement, ignore_notices(), &|_, _| {})
+        .unwrap()
 }
 
 /// The observed values of one layer, all tokens.
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct ObservedTokens {
     residual: Vec<f32>,
     x: Vec<f32>,
     gate: Vec<f32>,
@@ -48,12 +51,16 @@ struct Seen {
     weights: Vec<f32>,
 }
 
-fn observe(engine: &mut Engine, sequence: &mut Sequence, ids: &[u32]) -> (Vec<Seen>, StepStats) {
-    let mut layers = vec![Seen::default(); engine.model().hyper.n_layer];
+fn observe(
+    engine: &mut Engine,
+    sequence: &mut Sequence,
+    ids: &[u32],
+) -> (Vec<ObservedTokens>, StepStats) {
+    let mut layers = vec![ObservedTokens::default(); engine.model().hyper.n_layer];
     let mut raw = Vec::new();
     let stats = engine
         .observe(sequence, ids, &AtomicBool::new(false), &mut |layer, observed| {
-            let seen: &mut Seen = &mut layers[layer];
+            let seen: &mut ObservedTokens = &mut layers[layer];
             seen.residual.extend(observed.residual);
             seen.x.extend(observed.x);
             seen.gate.extend(observed.gate.unwrap_or_default());
@@ -97,14 +104,14 @@ fn product(by: &Affine<HostRows>, x: &[f32]) -> Vec<f32> {
 }
 
 #[test]
-fn the_neurons_seen_to_fire_are_those_that_the_engine_counts() {
+fn observed_active_neurons_match_the_counters() {
     within(LIMIT, || {
         let model = built_in();
         let mut engine = load(&model, vec![cpu_device(2)], None);
         let mut sequence = engine.open();
         let ids = ids(&model, 77);
         let (layers, stats) = observe(&mut engine, &mut sequence, &ids);
-        let fired = |seen: &Seen| seen.gate.iter().filter(|gate| **gate > 0.0).count();
+        let fired = |seen: &ObservedTokens| seen.gate.iter().filter(|gate| **gate > 0.0).count();
         let fired: usize = layers.iter().map(fired).sum();
         assert_eq!(fired as f64, stats.active);
         engine.close(sequence);
@@ -116,7 +123,7 @@ fn the_neurons_seen_to_fire_are_those_that_the_engine_counts() {
 }
 
 #[test]
-fn every_family_shows_the_products_of_its_weights() {
+fn observed_activations_match_the_weights_of_every_family() {
     within(LIMIT, || {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families");
         let mut n = 0;
@@ -155,7 +162,7 @@ fn every_family_shows_the_products_of_its_weights() {
 }
 
 #[test]
-fn neurons_are_seen_wherever_they_live() {
+fn neurons_are_observed_on_every_device() {
     within(LIMIT, || {
         for tiny in [
             Tiny::default(),
@@ -199,7 +206,7 @@ fn neurons_are_seen_wherever_they_live() {
 }
 
 #[test]
-fn looking_changes_nothing() {
+fn observing_changes_no_logits() {
     within(LIMIT, || {
         let model = Tiny { n_layer: 2, ..Tiny::default() }.model();
         let ids = ids(&model, 50);
@@ -229,7 +236,7 @@ fn looking_changes_nothing() {
 }
 
 #[test]
-fn an_interrupted_look_leaves_the_sequence_where_it_was() {
+fn an_interrupted_observation_leaves_the_sequence_unchanged() {
     let model = Tiny::default().model();
     let mut engine = load(&model, vec![cpu_device(2)], None);
     let mut sequence = engine.open();

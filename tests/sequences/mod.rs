@@ -1,4 +1,4 @@
-//! Several sequences in one engine have the same logits as each alone.
+//! Several sequences in one engine have the same logits as each sequence in an engine of its own.
 
 mod schedules;
 
@@ -14,7 +14,7 @@ use thermocline::engine::{Engine, EngineOptions, Error, Feed, NotRestored, Seque
 use thermocline::model::Model;
 use thermocline::placement::Placement;
 
-use crate::placement_is_invisible::{cpu_device, logits_of, quiet, sim_device};
+use crate::placement_is_invisible::{cpu_device, ignore_notices, logits_of, sim_device};
 use crate::support::{Tiny, within};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -29,10 +29,11 @@ pub(super) fn load(
     options: EngineOptions,
     placement: Option<Placement>,
 ) -> Engine {
-    Engine::load(Arc::clone(model), devices, options, placement, quiet(), &|_, _| {}).unwrap()
+    Engine::load(Arc::clone(model), devices, options, placement, ignore_notices(), &|_, _| {})
+        .unwrap()
 }
 
-/// Feeds one sequence; logits of every token.
+/// Feeds one sequence; returns the logits of every token.
 pub(super) fn feed(engine: &mut Engine, sequence: &mut Sequence, ids: &[u32]) -> Vec<Vec<f32>> {
     let (mut all, go_on) = (Vec::new(), AtomicBool::new(false));
     engine.feed(sequence, ids, Want::All, &go_on, &mut |_, row| all.push(row.to_vec())).unwrap();
@@ -44,7 +45,7 @@ fn text(n: usize, seed: usize) -> Vec<u32> {
 }
 
 #[test]
-fn a_step_of_several_sequences_has_the_bits_of_each_alone() {
+fn a_batched_step_has_the_bits_of_single_sequences() {
     within(LIMIT, || {
         for activation in ["relu", "silu"] {
             let model = Tiny { activation, format: Format::Q4_0, ..Tiny::default() }.model();
@@ -98,7 +99,7 @@ fn forks_share_the_cache_until_they_write() {
             let expected = logits_of(&mut alone, &whole, &[16]);
             assert_eq!(*got, expected[prefix.len()..]);
         }
-        // No block is left for a third one until one of the two is dropped.
+        // No block is left for a third sequence until one of the two is dropped.
         let mut third = engine.open();
         let go_on = AtomicBool::new(false);
         let full = engine.feed(&mut third, &[1], Want::Last, &go_on, &mut |_, _| {});
@@ -111,7 +112,7 @@ fn forks_share_the_cache_until_they_write() {
 }
 
 #[test]
-fn saved_sequences_go_on_where_they_were_on_another_device() {
+fn saved_sequences_continue_on_another_device() {
     within(LIMIT, || {
         for (seed, format) in [(1, Format::F16), (2, Format::Q8_0)] {
             let model = Tiny { seed, n_head: 2, ..Tiny::default() }.model();
@@ -181,7 +182,7 @@ fn sum(bytes: &[u8]) -> u64 {
 }
 
 #[test]
-fn an_interrupted_step_leaves_all_its_sequences_where_they_were() {
+fn an_interrupted_step_leaves_all_sequences_unchanged() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let mut engine = load(&model, vec![cpu_device(1)], options(2), None);

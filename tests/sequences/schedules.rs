@@ -1,5 +1,6 @@
 //! Random schedules: four sequences that are fed together, forked, truncated, rolled back, saved
-//! and restored, on devices that may be lost, have the same logits as each alone.
+//! and restored, on devices that may be lost, have the same logits as each sequence in an engine of
+//! its own.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -25,19 +26,19 @@ const N: usize = 4;
 /// Maximum number of tokens of a sequence: a little more than two cache blocks.
 const MOST: usize = 70;
 
-/// Logits by the preceding tokens, from an engine with one sequence.
-struct Alone {
+/// Caches logits by the preceding tokens, computed by an engine with one sequence.
+struct SingleSequence {
     engine: Engine,
     sequence: Sequence,
     known: HashMap<Vec<u32>, Vec<f32>>,
 }
 
-impl Alone {
-    fn new(engine: Engine) -> Alone {
-        Alone { sequence: engine.open(), engine, known: HashMap::new() }
+impl SingleSequence {
+    fn new(engine: Engine) -> SingleSequence {
+        SingleSequence { sequence: engine.open(), engine, known: HashMap::new() }
     }
 
-    /// After the last of `tokens`.
+    /// The logits after the last of `tokens`.
     fn logits(&mut self, tokens: &[u32]) -> &Vec<f32> {
         if !self.known.contains_key(tokens) {
             let held = self.sequence.tokens().iter().zip(tokens);
@@ -58,7 +59,7 @@ struct Schedule<'a> {
     sequences: Vec<Sequence>,
     /// The expected tokens.
     tokens: Vec<Vec<u32>>,
-    alone: &'a mut Alone,
+    alone: &'a mut SingleSequence,
     rng: ChaCha8Rng,
     /// Largest allowed difference, in units of the logits' spread; 0 for the same bits.
     bound: f32,
@@ -69,7 +70,7 @@ impl Schedule<'_> {
         let rng = &mut self.rng;
         let mut work = Vec::new();
         for i in 0..N {
-            // Mostly decode.
+            // Most steps are decode.
             let most = if rng.random_bool(0.7) { 2 } else { 20 };
             let n = rng.random_range(0..most).min(MOST - self.tokens[i].len());
             let more: Vec<u32> = (0..n).map(|_| rng.random_range(0..8)).collect();
@@ -106,7 +107,7 @@ impl Schedule<'_> {
         }
     }
 
-    fn act(&mut self) {
+    fn random_action(&mut self) {
         let [i, j] = [0; 2].map(|_| self.rng.random_range(0..N));
         match self.rng.random_range(0..12) {
             0 if i != j => {
@@ -143,7 +144,7 @@ impl Schedule<'_> {
 /// Runs `n_acts` random actions; `between` is called before each.
 fn run(
     engine: Engine,
-    alone: &mut Alone,
+    alone: &mut SingleSequence,
     (seed, n_acts, bound): (u64, usize, f32),
     between: &mut dyn FnMut(usize),
 ) {
@@ -158,12 +159,13 @@ fn run(
     };
     for act in 0..n_acts {
         between(act);
-        schedule.act();
+        schedule.random_action();
     }
 }
 
-/// Exact skipping; dense with a sliding window; with a predictor that selects the same neurons on
-/// every device; with layers that use the KV cache of earlier ones, and embeddings per layer.
+/// A model with exact skipping; a dense model with a sliding window; a model with a predictor that
+/// selects the same neurons on every device; a model with per-layer embeddings, some of whose
+/// layers share the KV cache of earlier layers.
 fn models() -> Vec<Arc<Model>> {
     let chosen = Tiny { pwri: true, rank: 8, marked: true, ..Tiny::default() };
     let window = Tiny { window: Some(9), activation: "silu", ..Tiny::default() };
@@ -172,10 +174,11 @@ fn models() -> Vec<Arc<Model>> {
 }
 
 #[test]
-fn random_schedules_on_the_cpu_have_the_bits_of_each_sequence_alone() {
+fn random_schedules_have_the_bits_of_single_sequences() {
     within(Duration::from_secs(120), || {
         for model in models() {
-            let mut alone = Alone::new(load(&model, vec![cpu_device(2)], options(1), None));
+            let mut alone =
+                SingleSequence::new(load(&model, vec![cpu_device(2)], options(1), None));
             for seed in 0..25 {
                 let engine = load(&model, vec![cpu_device(2)], options(N), None);
                 run(engine, &mut alone, (seed, 24, 0.0), &mut |_| {});
@@ -185,17 +188,18 @@ fn random_schedules_on_the_cpu_have_the_bits_of_each_sequence_alone() {
 }
 
 #[test]
-fn lists_and_all_rows_give_four_sequences_the_bits_of_each_alone() {
+fn lists_and_all_rows_have_the_bits_of_single_sequences() {
     within(Duration::from_secs(120), || {
         for model in models() {
-            let mut alone = Alone::new(load(&model, vec![cpu_device(2)], options(1), None));
+            let mut alone =
+                SingleSequence::new(load(&model, vec![cpu_device(2)], options(1), None));
             let forced = [0.0, 0.5, 1.0, 2.0].map(|share| DenseFrom([share; 4]));
             let mut shares = Vec::new();
             for dense_from in forced {
                 let options = EngineOptions { dense_from, ..options(N) };
                 let engine = load(&model, vec![cpu_device(2)], options, None);
                 run(engine, &mut alone, (7, 24, 0.0), &mut |_| {});
-                // The same tokens in every sequence, so that the counts of all engines agree.
+                // Every sequence gets the same tokens, so that the counts of all engines agree.
                 let options = EngineOptions { dense_from, ..self::options(N) };
                 let mut engine = load(&model, vec![cpu_device(2)], options, None);
                 let mut sequences: Vec<Sequence> = (0..N).map(|_| engine.open()).collect();
@@ -234,7 +238,8 @@ fn recurrent_sequences_roll_back_to_checkpoints() {
         for name in RECURRENT {
             let model = family(name);
             let options = |n_seq| EngineOptions { n_checkpoint: 3, ..options(n_seq) };
-            let mut alone = Alone::new(load(&model, vec![cpu_device(2)], options(1), None));
+            let mut alone =
+                SingleSequence::new(load(&model, vec![cpu_device(2)], options(1), None));
             for seed in 0..20 {
                 let engine = load(&model, vec![cpu_device(2)], options(N), None);
                 run(engine, &mut alone, (seed, 24, 0.0), &mut |_| {});
@@ -253,7 +258,7 @@ fn recurrent_sequences_roll_back_to_checkpoints() {
     });
 }
 
-/// A device in addition to the CPU, with some layers split.
+/// A simulated device other than the CPU, and a random placement that splits some layers.
 fn simulated(model: &Model, seed: u64) -> (Arc<SimBackend>, Vec<Device>, Placement) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let (backend, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, seed);
@@ -265,7 +270,8 @@ fn simulated(model: &Model, seed: u64) -> (Arc<SimBackend>, Vec<Device>, Placeme
 fn random_schedules_on_two_devices_survive_a_loss() {
     within(Duration::from_secs(120), || {
         for model in models() {
-            let mut alone = Alone::new(load(&model, vec![cpu_device(1)], options(1), None));
+            let mut alone =
+                SingleSequence::new(load(&model, vec![cpu_device(1)], options(1), None));
             for seed in 0..25 {
                 let (backend, devices, placement) = simulated(&model, seed);
                 let options = match seed % 4 {
@@ -290,7 +296,7 @@ fn random_schedules_on_two_devices_survive_a_loss() {
     });
 }
 
-/// `n` schedules of each kind of model on a device that a test was given: first all on the device,
+/// Runs `n` schedules of each type of model on the device of `backend`: first all on the device,
 /// then split.
 pub(crate) fn on_device(backend: &Arc<dyn Backend>, n: u64) {
     let files = RECURRENT.iter().chain(&["gemma4-shared"]).map(|name| family(name));
@@ -298,7 +304,7 @@ pub(crate) fn on_device(backend: &Arc<dyn Backend>, n: u64) {
         // Recurrent layers multiply the rounding of keys and values to F16.
         let kv_formats = KvCache::both(Format::F32);
         let options = |n_seq| EngineOptions { n_checkpoint: 3, kv_formats, ..options(n_seq) };
-        let mut alone = Alone::new(load(&model, vec![cpu_device(1)], options(1), None));
+        let mut alone = SingleSequence::new(load(&model, vec![cpu_device(1)], options(1), None));
         for seed in 0..n {
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let placement = match seed {

@@ -1,4 +1,4 @@
-//! Helpers of several tests: tiny models from a seed, a watchdog.
+//! Helpers that several tests share: tiny models from a seed, a watchdog.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -193,7 +193,8 @@ impl Tiny {
     }
 }
 
-/// Makes the first columns of a token's row signs, and keeps them unchanged through all layers.
+/// Sets the first columns of a token's embedding to signs, the token's marks, and makes no layer
+/// change them.
 fn mark(name: &str, cols: usize, values: &mut [f32]) {
     let part = name.trim_end_matches(".weight").rsplit('.').next().unwrap_or(name);
     for (at, value) in values.iter_mut().enumerate() {
@@ -208,8 +209,9 @@ fn mark(name: &str, cols: usize, values: &mut [f32]) {
     }
 }
 
-/// Makes the first mark of a token decide which half of a layer's neurons fires, and keeps the
-/// residual small, so that no layer outweighs it.
+/// Makes the first mark of a token decide which half of a layer's neurons fires. The output
+/// matrices of attention and feed-forward blocks are scaled down, so that no layer outweighs the
+/// mark in the residual.
 fn plant_topics(name: &str, cols: usize, values: &mut [f32]) {
     let factor = match name {
         _ if name.contains("ffn_gate") => {
@@ -245,7 +247,8 @@ pub(crate) fn within<T: Send + 'static>(
     }
 }
 
-/// The largest difference of two lists of numbers; infinite if one of them has a NaN.
+/// The largest difference of two lists of numbers; infinite if one of them has a NaN or an
+/// infinity.
 pub(crate) fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     let numbers = a.iter().chain(b).all(|v| v.is_finite());
@@ -254,7 +257,7 @@ pub(crate) fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
 }
 
 #[test]
-fn what_is_no_number_differs() {
+fn nan_and_infinity_always_differ() {
     assert_eq!(largest_difference(&[1.0, -2.0], &[0.5, -1.0]), 1.0);
     for odd in [f32::NAN, f32::INFINITY] {
         assert_eq!(largest_difference(&[1.0, odd], &[1.0, odd]), f32::INFINITY);

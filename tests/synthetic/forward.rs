@@ -1,4 +1,4 @@
-//! A model in plain 32-bit loops, every step written out: which neurons fire, and which the
+//! Runs a model with plain 32-bit loops, and records which neurons fire and which neurons the
 //! predictor selects.
 
 use hal::HostRows;
@@ -7,23 +7,23 @@ use hal::op::Activation;
 use rayon::prelude::*;
 use thermocline::model::{Attention, Kv, Model};
 
-/// Shares over all layers, tokens and neurons.
-pub(crate) struct Measured {
-    /// Gates above zero.
+/// Fractions over all layers, tokens and neurons, and the logits.
+pub(crate) struct Measurement {
+    /// Fraction of gates above zero.
     pub(super) fired: f64,
-    /// Neurons that the predictor selects.
+    /// Fraction of neurons that the predictor selects.
     pub(super) predicted: f64,
-    /// Share of the fired neurons that the predictor selects.
+    /// Fraction of the fired neurons that the predictor selects.
     pub(super) recall: f64,
-    /// Deviation of the logits of the last token.
+    /// Standard deviation of the logits of the last token.
     pub(super) logit_deviation: f64,
     /// Logits of every token.
     pub(crate) logits: Vec<Vec<f32>>,
 }
 
-impl std::fmt::Debug for Measured {
+impl std::fmt::Debug for Measurement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Measured { fired, predicted, recall, logit_deviation, .. } = self;
+        let Measurement { fired, predicted, recall, logit_deviation, .. } = self;
         write!(
             f,
             "fired {fired:.4}, predicted {predicted:.4}, recall {recall:.4}, logits {logit_deviation:.3}"
@@ -72,12 +72,12 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn normed(x: &[f32], norm: &HostRows, eps: f32) -> Vec<f32> {
+fn normalise(x: &[f32], norm: &HostRows, eps: f32) -> Vec<f32> {
     let inverse = (dot(x, x) / x.len() as f32 + eps).sqrt().recip();
     x.iter().zip(&Matrix::new(norm).values).map(|(x, w)| x * inverse * w).collect()
 }
 
-fn turn(x: &mut [f32], d_head: usize, position: usize, freqs: &[f32]) {
+fn apply_rope(x: &mut [f32], d_head: usize, position: usize, freqs: &[f32]) {
     for head in x.chunks_mut(d_head) {
         for (pair, freq) in head.chunks_mut(2).zip(freqs) {
             let (sin, cos) = (position as f32 * freq).sin_cos();
@@ -114,16 +114,16 @@ fn attend(
 fn mix(model: &Model, attention: &Attention, norm: &HostRows, stream: &mut [Vec<f32>]) {
     let (hyper, sizes) = (&model.hyper, attention.sizes);
     let Attention { q, kv: Kv::Direct { k, v: Some(v) }, o, .. } = attention else {
-        panic!("made as llama is");
+        panic!("the attention is like in llama");
     };
     let freqs = attention.rope.as_ref().unwrap().freqs(hyper.n_ctx_train);
     let [q, k, v, o] = [q, k, v, o].map(|part| Matrix::new(&part.w));
     let (mut keys, mut values) = (Vec::new(), Vec::new());
     for (position, x) in stream.iter_mut().enumerate() {
-        let h = normed(x, norm, hyper.eps);
+        let h = normalise(x, norm, hyper.eps);
         let (mut query, mut key) = (q.times(&h), k.times(&h));
-        turn(&mut query, sizes.d_head, position, freqs);
-        turn(&mut key, sizes.d_head, position, freqs);
+        apply_rope(&mut query, sizes.d_head, position, freqs);
+        apply_rope(&mut key, sizes.d_head, position, freqs);
         keys.push(key);
         values.push(v.times(&h));
         let group = sizes.n_head / sizes.n_head_kv;
@@ -134,7 +134,7 @@ fn mix(model: &Model, attention: &Attention, norm: &HostRows, stream: &mut [Vec<
 
 /// Runs `ids` through the model: with every neuron, or with those whose score is at least
 /// `threshold`.
-pub(crate) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measured {
+pub(crate) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measurement {
     let hyper = &model.hyper;
     let embedding = Matrix::new(&model.token_embd);
     let mut stream: Vec<Vec<f32>> = ids
@@ -152,7 +152,7 @@ pub(crate) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measure
         let [fc1, fc2] =
             ["fc1", "fc2"].map(|n| Matrix::named(model, &format!("blk.{number}.{n}.weight")));
         for x in &mut stream {
-            let h = normed(x, &ffn_norm.w, hyper.eps);
+            let h = normalise(x, &ffn_norm.w, hyper.eps);
             let mut gates = gate.times(&h);
             if let (Some(fc1), Some(fc2)) = (&fc1, &fc2) {
                 let hidden: Vec<f32> = fc1.times(x).into_iter().map(|v| v.max(0.0)).collect();
@@ -179,13 +179,15 @@ pub(crate) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measure
         }
     }
     let output = Matrix::new(&model.output);
-    let all: Vec<Vec<f32>> =
-        stream.iter().map(|x| output.times(&normed(x, &model.output_norm.w, hyper.eps))).collect();
+    let all: Vec<Vec<f32>> = stream
+        .iter()
+        .map(|x| output.times(&normalise(x, &model.output_norm.w, hyper.eps)))
+        .collect();
     let logits: Vec<f64> = all.last().unwrap().iter().copied().skip(259).map(f64::from).collect();
     let mean = logits.iter().sum::<f64>() / logits.len() as f64;
     let variance =
         logits.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / logits.len() as f64;
-    Measured {
+    Measurement {
         fired: fired / neurons,
         predicted: predicted / neurons,
         recall: both / fired,

@@ -1,4 +1,4 @@
-//! Synthetic models: valid specifications, correct containers, and the planted share of active
+//! Synthetic models: valid specifications, correct containers, and the set density of active
 //! neurons.
 
 pub(crate) mod forward;
@@ -71,7 +71,7 @@ fn specs_are_read() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_what_can() {
+fn errors_list_the_valid_values() {
     let refused = [
         ("", "expected SHAPE:TYPE:relu"),
         ("7b:Q4_0", "expected SHAPE:TYPE:relu"),
@@ -81,12 +81,12 @@ fn what_cannot_be_is_refused_with_what_can() {
         ("7b:Q3_K:relu", "F32, F16, BF16, Q4_0"),
         ("7b:U32:relu", "F32, F16, BF16, Q4_0"),
         ("7b:Q4_0:gelu", "expected relu or silu"),
-        ("7b:Q4_0:silu:pwri", "ReLU models with planted activity, not a SiLU model"),
-        ("104x2x128x4/2:Q4_0:relu", "the width is 104, expected a multiple of 32"),
+        ("7b:Q4_0:silu:pwri", "needs a ReLU model with a set density, but this is a SiLU model"),
+        ("104x2x128x4/2:Q4_0:relu", "the embedding size is 104, expected a multiple of 32"),
         ("128x2x100x4/2:Q4_0:silu", "the number of neurons is 100, expected a multiple of 32"),
         ("128x2x128x4/3:F16:relu", "a divisor of the 4 heads"),
         ("128x2x128x0/0:F16:relu", "the number of heads is 0"),
-        ("256x2x256x4/2:Q4_K:relu", "the width is 256, expected 512 to"),
+        ("256x2x256x4/2:Q4_K:relu", "the embedding size is 256, expected 512 to"),
         ("1x99999999999x1x1/1:F16:relu", "the number of layers is 99999999999"),
     ];
     for (given, expected) in refused {
@@ -126,7 +126,7 @@ prop_assert!(again.is_err())
     }
 
     #[test]
-    fn no_text_is_a_panic(given in "[0-9x/:a-zQ_K]{0,40}", sizes in any::<[u32; 5]>()) {
+    fn no_spec_panics(given in "[0-9x/:a-zQ_K]{0,40}", sizes in any::<[u32; 5]>()) {
         let _ = Spec::parse(&given);
         let [a, b, c, d, e] = sizes.map(|size| size >> (size % 32));
         if let Ok(spec) = Spec::parse(&format!("{a}x{b}x{c}x{d}/{e}:F16:relu:pwri")) {
@@ -189,7 +189,7 @@ fn both_containers_hold_the_same_weights() {
 }
 
 #[test]
-fn the_seed_alone_decides() {
+fn files_depend_only_on_the_seed() {
     let spec = Spec { n_vocab: 300, ..small(Format::Q8_0, true) };
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, spec: &Spec| {
@@ -232,15 +232,15 @@ fn any_text_tokenises() {
     assert!(words.encode(TEXT, true, false).unwrap().len() < TEXT.len() / 2);
 }
 
-/// Shares that fired and were predicted, and the share of the fired that was predicted.
-fn measure(spec: &Spec) -> forward::Measured {
+/// Fractions of the neurons that fired and that were predicted, measured on `TEXT`.
+fn measure(spec: &Spec) -> forward::Measurement {
     let model = model(spec);
     let ids = tokenizer(&model.file).encode(TEXT, true, false).unwrap();
     forward::run(&model, &ids[..ids.len().min(96)], None)
 }
 
 #[test]
-fn as_many_neurons_fire_as_were_planted() {
+fn the_active_fraction_matches_the_density() {
     for (format, density) in
         [(Format::F32, 0.1), (Format::Q4_0, 0.1), (Format::Q4_0, 0.3), (Format::Q6_K, 0.03)]
     {
@@ -254,7 +254,7 @@ fn as_many_neurons_fire_as_were_planted() {
     }
 }
 
-/// Perplexity of `ids`, by the logits after each of them.
+/// Perplexity of `ids`, from the logits after each id.
 fn perplexity(ids: &[u32], logits: &[Vec<f32>]) -> f64 {
     let nll = |(row, next): (&Vec<f32>, &u32)| {
         let most = row.iter().copied().fold(f32::MIN, f32::max);
@@ -267,7 +267,7 @@ fn perplexity(ids: &[u32], logits: &[Vec<f32>]) -> f64 {
 
 /// PowerInfer's formula in plain loops and the engine agree, with and without the predictor.
 #[test]
-fn the_predictor_is_powerinfers() {
+fn predicted_texts_match_powerinfers_formula() {
     let spec = pwri(&Spec { n_vocab: 1000, ..small(Format::F16, true) });
     let model = model(&spec);
     let mut ids = tokenizer(&model.file).encode(TEXT, true, false).unwrap();
@@ -306,7 +306,7 @@ fn the_predictor_is_powerinfers() {
 }
 
 #[test]
-fn random_weights_give_sane_logits() {
+fn random_weights_give_plausible_logits() {
     let silu = Spec { n_vocab: 1000, ..small(Format::F16, false) };
     let tied = Spec { tied: true, ..silu.clone() };
     for spec in [silu, tied, Spec { n_vocab: 1000, tied: true, ..small(Format::F16, true) }] {

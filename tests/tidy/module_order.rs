@@ -1,5 +1,5 @@
-//! The modules of the engine import downwards only: the head of `src/engine/mod.rs` has their
-//! order.
+//! A module of the engine may import only modules below it, in the order that the head of
+//! `src/engine/mod.rs` lists.
 
 use super::lists::{DEVICE_NAMES, ENGINE_PURE};
 use super::rules::at;

@@ -1,11 +1,11 @@
-//! The rules. Each gives a line per fault: where, what, and what to do.
+//! The rules. Each returns one line per fault: the place, the fault, and what to do.
 
 use std::collections::BTreeSet;
 
 use super::bytes::{files_are_small, scripts_have_one_habit};
 use super::documents::{documents, paths_exist};
 use super::lists::{
-    BACKENDS, DEVICE_NAMES, HAL_NEEDS, HOUSE, LARGE, LONG, MOST_LINES, OWNED, PURE, UNSAFE,
+    BACKENDS, DEVICE_NAMES, HAL_NEEDS, HOUSE, LARGE, LONG, MAX_LINES, OWNED, PURE, UNSAFE,
 };
 use super::module_order::{engine_imports_go_down, engine_sizes_allocate_nothing};
 use super::tree::{Source, Tree};
@@ -65,7 +65,7 @@ fn devices_stay_out(tree: &Tree) -> Vec<String> {
         for (line, name) in file.names() {
             let used = first(name.strip_prefix("hal::").unwrap_or_default());
             if DEVICE_NAMES.contains(&used) {
-                faults.push(at(file, line, format!("sees `hal::{used}`: this code is data in, data out, so hand it what it needs to know")));
+                faults.push(at(file, line, format!("sees `hal::{used}`: this code only transforms data; pass what it needs as arguments")));
             }
         }
     }
@@ -119,7 +119,8 @@ fn backends_named_once(tree: &Tree) -> Vec<String> {
                 ));
             }
         }
-        // The name of the feature is in a literal, which the code has blanked.
+        // The names of features are in literals, which are blanked in `shipped`, so any `feature`
+        // counts.
         let asking = lines_with(file.shipped(), "feature").filter(|(_, text)| text.contains("cfg"));
         for (line, _) in asking {
             faults.push(at(file, line, "only src/runtime/devices.rs asks for features"));
@@ -144,7 +145,7 @@ fn backends_see_no_model(tree: &Tree) -> Vec<String> {
     for file in tree.below("backends/").filter(|f| f.path.ends_with("Cargo.toml")) {
         for (line, section, name) in dependencies(file) {
             if HOUSE.contains(&name) {
-                faults.push(at(file, line, "a backend depends on the engine: turn it round"));
+                faults.push(at(file, line, "a backend depends on the engine: reverse this"));
             }
             let hal = file.path == "backends/hal/Cargo.toml" && section == "[dependencies]";
             if hal && !HAL_NEEDS.contains(&name) {
@@ -157,8 +158,8 @@ fn backends_see_no_model(tree: &Tree) -> Vec<String> {
 
 fn words_in_words_out(tree: &Tree) -> Vec<String> {
     let mut faults = Vec::new();
-    // The program sets a variable for its drivers before anything else; cargo passes settings to
-    // build scripts in variables.
+    // Exceptions: the program sets a variable for its drivers when it starts, and cargo passes
+    // settings to build scripts in variables.
     let below = |f: &&Source| {
         let may = ["src/cli/", "src/main.rs", "examples/"];
         !may.iter().any(|path| f.path.starts_with(path)) && !f.path.ends_with("/build.rs")
@@ -189,17 +190,18 @@ fn words_in_words_out(tree: &Tree) -> Vec<String> {
 fn no_globals(tree: &Tree) -> Vec<String> {
     let changing = ["mut ", "Atomic", "Mutex", "RwLock", "OnceLock", "LazyLock", "Cell<"];
     let mut faults = Vec::new();
-    // The command keeps its Ctrl-C flag; the test suite and the fuzzers cache costly data.
+    // Exceptions: the command keeps its Ctrl-C flag in a global, and the test suite and the fuzzers
+    // cache costly data.
     let may = ["src/cli/", "backends/conformance/", "fuzz/"];
     for file in tree.rust().filter(|f| !may.iter().any(|folder| f.path.starts_with(folder))) {
         for (line, text) in lines_with(file.shipped(), "static") {
             let declares = text.trim_start().trim_start_matches("pub ").starts_with("static ");
             if declares && changing.iter().any(|word| text.contains(word)) {
-                faults.push(at(file, line, "a global that changes: make it a field and pass it"));
+                faults.push(at(file, line, "a mutable global: make it a field and pass it"));
             }
         }
         for (line, _) in lines_with(file.shipped(), "thread_local!") {
-            faults.push(at(file, line, "a global per thread: make it a field and pass it"));
+            faults.push(at(file, line, "a thread-local global: make it a field and pass it"));
         }
     }
     faults
@@ -207,7 +209,7 @@ fn no_globals(tree: &Tree) -> Vec<String> {
 
 fn file_length(tree: &Tree) -> Vec<String> {
     let long = |file: &&Source| {
-        file.text.lines().count() > MOST_LINES && LONG.iter().all(|(path, _)| *path != file.path)
+        file.text.lines().count() > MAX_LINES && LONG.iter().all(|(path, _)| *path != file.path)
     };
     let fault = |file: &Source| {
         let n = file.text.lines().count();
@@ -215,14 +217,14 @@ fn file_length(tree: &Tree) -> Vec<String> {
             file,
             n,
             format!(
-                "{n} lines, at most {MOST_LINES}: split it by subject, or list it in LONG if it is a list of equals"
+                "{n} lines, at most {MAX_LINES}: split it by subject, or list it in LONG if it is a table"
             ),
         )
     };
     tree.rust().filter(long).map(fault).collect()
 }
 
-/// The words between `open` and the next line that begins with `close`, comments left out.
+/// The text between `open` and the next `close`.
 fn table<'a>(text: &'a str, open: &str, close: &str) -> &'a str {
     let Some(start) = text.find(open) else { return "" };
     let body = &text[start + open.len()..];
@@ -294,12 +296,12 @@ fn formats_have_one_name(tree: &Tree) -> Vec<String> {
         let file = format!("backends/hal/src/format/{module}.rs");
         if !tree.has(&file) {
             faults.push(format!(
-                "{FORMATS}: `{name}` has no {file}: block, scales, rounding go there"
+                "{FORMATS}: `{name}` has no {file}: put blocks, scales and rounding in it"
             ));
         }
         let file = format!("kernels-cuda/formats/{}.cuh", name.to_lowercase());
         if !tree.has(&file) {
-            faults.push(format!("{FORMATS}: `{name}` has no {file}: CUDA and HIP read it there"));
+            faults.push(format!("{FORMATS}: `{name}` has no {file}: CUDA and HIP include it"));
         }
         for level in &levels {
             let arm = format!("Format::{name}");
@@ -325,11 +327,11 @@ fn formats_have_one_name(tree: &Tree) -> Vec<String> {
 const VENDORS_WORDS: &[&str] =
     &["__CUDA", "__HIP", "__AMD", "__shfl", "__syncthreads", "threadIdx", "blockIdx", "atomicAdd"];
 
-/// CUDA and HIP share the kernel sources, and `kernels-cuda/UNITS` lists all of them.
+/// CUDA and HIP share the kernel sources, and `kernels-cuda/VARIANTS` lists files that exist.
 fn kernels_stand_once(tree: &Tree) -> Vec<String> {
     let mut faults = Vec::new();
-    let units = "kernels-cuda/UNITS";
-    let listed: BTreeSet<&str> = (tree.text(units).lines())
+    let variants = "kernels-cuda/VARIANTS";
+    let listed: BTreeSet<&str> = (tree.text(variants).lines())
         .filter(|line| !line.starts_with('#'))
         .filter_map(|line| line.split_whitespace().next())
         .collect();
@@ -348,8 +350,8 @@ fn kernels_stand_once(tree: &Tree) -> Vec<String> {
             }
         }
     }
-    for name in listed.symmetric_difference(&there) {
-        faults.push(format!("{units}: `{name}` is a line or a file, not both"));
+    for name in listed.difference(&there) {
+        faults.push(format!("{variants}: there is no file `{name}.cu`"));
     }
     faults
 }
@@ -366,7 +368,7 @@ fn unsafe_is_listed(tree: &Tree) -> Vec<String> {
                 faults.push(at(
                     file,
                     line,
-                    "no `// SAFETY:` directly above: say which promise holds and who keeps it",
+                    "no `// SAFETY:` directly above: say which requirement holds and what ensures it",
                 ));
             }
         }
@@ -374,12 +376,14 @@ fn unsafe_is_listed(tree: &Tree) -> Vec<String> {
     faults
 }
 
-/// Whether `unsafe` only declares an unsafe function: only a call of it needs a justification.
+/// Whether `unsafe` only declares an unsafe function. Only a call of that function needs a
+/// justification.
 fn is_type(code: &str) -> bool {
     code.contains("unsafe fn") || (code.contains("unsafe extern") && code.contains("fn("))
 }
 
-/// Whether the statement around `line` has a `// SAFETY:` comment at its head or on the way to it.
+/// Whether a `// SAFETY:` comment stands above the statement around `line`, or inside it above
+/// `line`.
 fn justified(text: &[&str], line: usize) -> bool {
     for above in text[..line].iter().rev().take(12).map(|line| line.trim()) {
         if above.starts_with("// SAFETY:") {
@@ -397,14 +401,15 @@ fn nothing_unfinished(tree: &Tree) -> Vec<String> {
     for file in tree.rust() {
         for what in ["todo!", "unimplemented!", "dbg!"] {
             for (line, _) in lines_with(file.code(), what) {
-                faults.push(at(file, line, format!("`{what}`: build it, or answer `Plan::No` with a reason before it is reached")));
+                let advice = "implement it, or return `Plan::No` with a reason earlier";
+                faults.push(at(file, line, format!("`{what}`: {advice}")));
             }
         }
     }
     faults
 }
 
-/// Names of one developer's machine; `concat!` keeps this file itself clean.
+/// Names from a developer's machine. `concat!` keeps them out of this file.
 const WORKSHOP: &[&str] = &[
     concat!("/wo", "rk/"),
     concat!("/.lib", "rary"),
@@ -420,13 +425,13 @@ fn nothing_of_the_workshop(tree: &Tree) -> Vec<String> {
                 faults.push(at(
                     file,
                     i + 1,
-                    format!("`{word}` means nothing outside of one machine: take it out"),
+                    format!("`{word}` exists on only one machine: remove it"),
                 ));
             }
         }
         let data = concat!("../sha", "red");
         if !file.path.contains("tests") && file.text.contains(data) {
-            faults.push(at(file, 1, format!("`{data}`: only tests look outside of the repository, and skip where nothing is there")));
+            faults.push(at(file, 1, format!("`{data}`: only tests may read files outside of the repository, and they skip if the files do not exist")));
         }
     }
     faults
@@ -449,11 +454,11 @@ fn tests_are_run(tree: &Tree) -> Vec<String> {
     faults
 }
 
-/// Every file in the lists of exceptions exists.
+/// Reports files in the lists of exceptions that do not exist.
 pub(crate) fn lists_are_current(tree: &Tree) -> Vec<String> {
     let gone = |(path, _): &&(&str, &str)| !tree.has(path);
     let fault = |(path, why): &(&str, &str)| {
-        format!("tests/tidy/lists.rs: `{path}` ({why}) is not there any more: take it off the list")
+        format!("tests/tidy/lists.rs: `{path}` ({why}) no longer exists: remove it from the list")
     };
     LONG.iter().chain(UNSAFE).chain(LARGE).filter(gone).map(fault).collect()
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-/// The top-level folders that are checked; others are a developer's own.
+/// The top-level folders that are checked. Other folders belong to the developer.
 const TOP: &[&str] = &[
     ".ci",
     "assets",
@@ -24,15 +24,15 @@ const TOP: &[&str] = &[
 /// One file.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
-    /// From the repository's root, with `/`.
+    /// Path from the repository's root, with `/` as separator.
     pub(crate) path: String,
     pub(crate) text: String,
-    /// The text with comments and the insides of literals blanked; lines stay where they are. Rust
-    /// only.
+    /// The text of a Rust file with comments and the insides of literals blanked; line numbers stay
+    /// the same.
     code: String,
 }
 
-/// Everything that is checked.
+/// The files that the rules check.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tree {
     pub(crate) files: Vec<Source>,
@@ -52,7 +52,7 @@ impl Source {
         self.path.ends_with(".rs")
     }
 
-    /// Whether the whole file is about tests.
+    /// Whether the file contains only tests or benchmarks.
     pub(crate) fn is_test(&self) -> bool {
         let name = self.path.rsplit('/').next().unwrap_or_default();
         self.path.split('/').any(|part| part == "tests" || part == "benches")
@@ -65,7 +65,7 @@ impl Source {
         &self.code
     }
 
-    /// Code without the tests at its end; nothing for a file of tests.
+    /// Code without the tests at its end; empty for a test file.
     pub(crate) fn shipped(&self) -> &str {
         if self.is_test() {
             return "";
@@ -162,7 +162,8 @@ fn blank(text: &str) -> String {
         }
         at = end.max(at + 1);
     }
-    // Characters of several bytes were blanked whole or not at all, except outside of literals.
+    // Inside literals, characters of several bytes are blanked as a whole; elsewhere a replacement
+    // character does no harm.
     String::from_utf8_lossy(&out).into_owned()
 }
 
@@ -223,7 +224,7 @@ impl Tree {
         }
     }
 
-    /// The text of a file; empty where there is none.
+    /// The text of a file; empty if the file does not exist.
     pub(crate) fn text(&self, path: &str) -> &str {
         self.files.iter().find(|f| f.path == path).map_or("", |f| &f.text)
     }

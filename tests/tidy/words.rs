@@ -2,7 +2,7 @@
 
 use super::tree::{Source, Tree};
 
-/// A phrase, longer phrases that contain it and are fine, and what to write instead.
+/// A denied phrase, longer phrases that contain it and are allowed, and what to write instead.
 type Denied = (&'static str, &'static [&'static str], &'static str);
 
 /// Phrases in lower case. A space is any white space, line breaks of comments and literals included.
@@ -75,8 +75,8 @@ const ARE_NO: &[&str] = &[
 const MANY_TOKENS: &[&str] =
     &["how many tokens", "as many tokens", "too many tokens", "that many tokens", "so many tokens"];
 
-/// Files whose words count: documents, sources, scripts. Licences, recorded texts and data keep
-/// their authors' words.
+/// Whether the rule applies to a file: documents, sources and scripts, but not licences, recorded
+/// texts and data by other authors.
 fn counts(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let kinds = [".md", ".rs", ".wgsl", ".cu", ".cuh", ".h", ".cpp", ".py", ".toml"];
@@ -95,7 +95,8 @@ fn words(file: &Source) -> (String, Vec<usize>) {
     let (mut line, mut starts) = (1, true);
     let code = file.code().as_bytes();
     for (at, c) in file.text.char_indices() {
-        // In Rust, code stays in `code` and words are blanked there.
+        // In a Rust file, comments and literals are blank in `code`, so every other character is
+        // code.
         let is_code = file.is_rust() && !c.is_whitespace() && code.get(at) != Some(&b' ');
         let mark = starts && "/!#*".contains(c);
         starts = c == '\n' || starts && (c.is_whitespace() || mark);
@@ -113,7 +114,7 @@ fn words(file: &Source) -> (String, Vec<usize>) {
     (text, lines)
 }
 
-/// Places of `phrase` as whole words, but for those in a longer phrase of `fine`.
+/// Offsets of `phrase` as whole words, except inside a longer phrase of `fine`.
 fn places<'a>(
     text: &'a str,
     phrase: &'a str,
@@ -144,7 +145,7 @@ fn faults_of(file: &Source) -> Vec<String> {
     faults
 }
 
-/// Everything a person reads is plain English.
+/// Reports denied phrases in all text that people read.
 pub(crate) fn plain_words(tree: &Tree) -> Vec<String> {
     tree.files.iter().filter(|file| counts(&file.path)).flat_map(faults_of).collect()
 }

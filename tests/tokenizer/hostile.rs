@@ -22,7 +22,7 @@ fn token() -> impl Strategy<Value = Vec<u8>> + Clone {
     ]
 }
 
-/// A list of the right length, none, or any.
+/// A list of `n` elements, an empty list, or a list of any length.
 fn list<T: std::fmt::Debug>(
     n: usize,
     element: impl Strategy<Value = T> + Clone,
@@ -63,7 +63,7 @@ fn any_vocab() -> impl Strategy<Value = Vocab> {
     let flags = || prop::option::of(any::<bool>());
     (vec(token(), 0..14), model, pre, ids(), charsmap(), (flags(), flags(), flags(), flags()))
         .prop_flat_map(move |(mut tokens, model, pre, ids, charsmap, flags)| {
-            // Most vocabularies should be usable.
+            // Distinct tokens make most vocabularies usable.
             tokens.sort();
             tokens.dedup();
             let n = tokens.len();

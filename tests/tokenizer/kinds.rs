@@ -1,5 +1,5 @@
-//! The differences between the types of vocabularies, on small ones. scripts/check_tokenizers
-//! checks that llama.cpp gives the same ids.
+//! Tests the differences between the types of vocabularies on small vocabularies.
+//! scripts/check_tokenizers checks that llama.cpp gives the same ids.
 
 use std::time::{Duration, Instant};
 
@@ -57,12 +57,12 @@ fn gemma_4_merges_characters_within_lines() {
 }
 
 #[test]
-fn gemma_4_has_its_begin_token_whatever_the_file_says() {
+fn gemma_4_always_adds_bos() {
     let tokenizer = Tokenizer::new(Vocab { add_bos: Some(false), ..gemma4() }).expect("good");
     assert!(tokenizer.adds_bos());
     assert_eq!(tokenizer.warnings(), [Warning::BeginAdded { pre: "gemma4".into() }]);
     let ids = SpecialIds::default();
-    let said = Tokenizer::new(Vocab { ids, ..gemma4() }).expect_err("no begin token").to_string();
+    let said = Tokenizer::new(Vocab { ids, ..gemma4() }).expect_err("no BOS token").to_string();
     assert!(said.contains("tokenizer.ggml.bos_token_id"), "{said}");
 }
 
@@ -86,7 +86,7 @@ fn user_defined_tokens_come_before_merges_the_longest_first() {
     // With a prefix, a space goes before each section of text.
     let prefixed = Tokenizer::new(Vocab { add_space_prefix: None, ..vocab.clone() }).expect("good");
     assert_eq!(ids(&prefixed, "axxa", false), [5, 7, 5]);
-    // Phi-3's special tokens absorb the white space after them, its start token does not.
+    // Phi-3's special tokens absorb the white space after them, its BOS token does not.
     let phi3 = Tokenizer::new(Vocab { name: "Phi-3-mini".into(), ..vocab }).expect("good");
     assert_eq!(ids(&phi3, "<turn> \n a<s> a", true), [9, 4, 1, 5]);
 }
@@ -104,7 +104,7 @@ fn t5() -> Vocab {
 }
 
 #[test]
-fn unigram_takes_the_most_probable_pieces() {
+fn unigram_chooses_the_most_probable_pieces() {
     let tokenizer = Tokenizer::new(t5()).expect("good");
     let encode = |text| tokenizer.encode(text, false, true).expect("encodable");
     assert_eq!(encode("ab"), [6]);
@@ -119,7 +119,7 @@ fn unigram_takes_the_most_probable_pieces() {
 }
 
 #[test]
-fn unigram_marks_spaces_as_the_file_says() {
+fn unigram_space_marks_follow_the_file() {
     let ids = |prefix, merge, text| {
         let (add_space_prefix, remove_extra_whitespaces) = (Some(prefix), Some(merge));
         let vocab = Vocab { add_space_prefix, remove_extra_whitespaces, ..t5() };
@@ -132,21 +132,22 @@ fn unigram_marks_spaces_as_the_file_says() {
 }
 
 #[test]
-fn long_words_do_not_get_slow() {
+fn long_words_take_linear_time() {
     for vocab in [gemma4(), t5(), Vocab { add_space_prefix: Some(true), ..t5() }] {
         let tokenizer = Tokenizer::new(vocab).expect("good");
         for text in ["a", " ", "\n", "ab", "中", "ＡＢ", " a"] {
             let text = text.repeat(1_000_000 / text.len());
             let start = Instant::now();
             assert!(!tokenizer.encode(&text, true, true).expect("encodable").is_empty());
-            // Unoptimised code on a shared machine; quadratic code would take hours.
+            // The limit allows for unoptimised code on a busy machine; quadratic code would take
+            // hours.
             assert!(start.elapsed() < Duration::from_secs(20), "{:?}", text.chars().next());
         }
     }
 }
 
 #[test]
-fn a_bad_table_of_replacements_is_an_error() {
+fn an_invalid_charsmap_is_an_error() {
     let with = |charsmap: Vec<u8>| Tokenizer::new(Vocab { charsmap, ..t5() });
     for blob in
         [vec![1], vec![0, 0, 0, 0], vec![255, 255, 255, 255, 0], vec![4, 0, 0, 0, 0, 0, 0, 0]]
@@ -155,7 +156,8 @@ fn a_bad_table_of_replacements_is_an_error() {
     }
     let good = charsmap(&[("a", "b")]);
     let size = good.len();
-    // The replacement does not end; it begins beyond the end; the root's children do.
+    // Three invalid tables: the replacement has no end, it begins beyond the table, or the root's
+    // children lie beyond it.
     let mut endless = good.clone();
     *endless.last_mut().expect("a zero") = b'x';
     let mut beyond = good.clone();
@@ -173,7 +175,7 @@ fn a_bad_table_of_replacements_is_an_error() {
 }
 
 #[test]
-fn a_table_that_blows_text_up_is_stopped() {
+fn an_expanding_charsmap_is_stopped() {
     let much = "x".repeat(100_000);
     let vocab = Vocab { charsmap: charsmap(&[("a", &much)]), ..t5() };
     let tokenizer = Tokenizer::new(vocab).expect("good");

@@ -15,8 +15,13 @@ const QWEN2: &str = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|
 
 type Pair = (&'static str, Tokenizer, tokenizers::Tokenizer);
 
-/// Their tokenizer with the same tokens and merges. Without a pattern it splits like GPT-2.
-fn theirs(vocab: &Vocab, pattern: Option<&str>, ignore_merges: bool) -> tokenizers::Tokenizer {
+/// A tokenizer of the `tokenizers` crate with the same tokens and merges. Without a pattern it
+/// splits like GPT-2.
+fn peer_tokenizer(
+    vocab: &Vocab,
+    pattern: Option<&str>,
+    ignore_merges: bool,
+) -> tokenizers::Tokenizer {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     let tokens: serde_json::Map<_, _> =
         (0u32..).zip(&vocab.tokens).map(|(id, token)| (text(token), id.into())).collect();
@@ -43,7 +48,7 @@ static PAIRS: LazyLock<Vec<Pair>> = LazyLock::new(|| {
         .into_iter()
         .filter_map(|(name, pattern, ignore_merges)| {
             let vocab = vocab(&shared(&format!("vocab/ggml-vocab-{name}.gguf"))?);
-            let theirs = theirs(&vocab, pattern, ignore_merges);
+            let theirs = peer_tokenizer(&vocab, pattern, ignore_merges);
             Some((name, Tokenizer::new(vocab).unwrap(), theirs))
         })
         .collect()
@@ -100,7 +105,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn bpe_gives_the_ids_that_the_tokenizers_crate_gives(text in texts()) {
+    fn bpe_ids_match_the_tokenizers_crate(text in texts()) {
         for (name, ours, theirs) in PAIRS.iter() {
             let theirs = theirs.encode_fast(text.as_str(), false).expect("encodable");
             let ours = ours.encode(&text, false, false).expect("encodable");
@@ -109,7 +114,7 @@ proptest! {
     }
 
     #[test]
-    fn unigram_gives_the_ids_that_the_tokenizers_crate_gives(
+    fn unigram_ids_match_the_tokenizers_crate(
         pieces in prop::collection::btree_map("[abfi12é▁中]{1,4}", -8f32..0.0, 1..60),
         text in "[abfiﬁＡ12½é\u{200b} \u{3000}\t中文🦙]{0,30}",
     ) {
@@ -124,8 +129,8 @@ proptest! {
             Precompiled::from(&table).expect("a table").into(),
             tokenizers::normalizers::Replace::new(" ", "▁").expect("a pattern").into(),
         ]))).expect("no added tokens");
-        // Theirs has `<unk>` at 0 and the pieces from 1 on, ours has it at 2 and the pieces from 3
-        // on.
+        // The crate's tokenizer has `<unk>` at 0 and the pieces from 1 on, ours has it at 2 and the
+        // pieces from 3 on.
         let expected: Vec<u32> =
             theirs.encode_fast(text.as_str(), false).expect("encodable").get_ids().iter().map(|id| id + 2).collect();
         prop_assert_eq!(ours.encode(&text, false, false).expect("encodable"), expected);

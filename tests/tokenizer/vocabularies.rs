@@ -3,7 +3,7 @@
 use thermocline::gguf::{Array, Container, File, Value, Writer};
 use thermocline::tokenizer::{SpecialIds, TokenType, Tokenizer, Vocab, Warning};
 
-/// `llama`, eight tokens, no byte tokens.
+/// A `llama` vocabulary of eight tokens, without byte tokens.
 pub(super) fn tiny() -> Vocab {
     let tokens = ["<unk>", "<s>", "</s>", "▁", "a", "b", "ab", "▁ab"];
     Vocab {
@@ -13,7 +13,7 @@ pub(super) fn tiny() -> Vocab {
     }
 }
 
-/// `gpt2`, a few tokens.
+/// A `gpt2` vocabulary of six tokens.
 fn tiny_gpt2() -> Vocab {
     let tokens = ["a", "b", "ab", "Ġ", "Ġab", "<|endoftext|>"];
     Vocab {
@@ -34,17 +34,14 @@ fn refusal(mut vocab: Vocab, change: impl FnOnce(&mut Vocab)) -> String {
 #[test]
 fn a_bad_vocabulary_is_refused_by_key() {
     let cases = [
-        (refusal(tiny(), |v| v.model = "bert".into()), "supported are llama, gpt2, gemma4, t5"),
+        (refusal(tiny(), |v| v.model = "bert".into()), "supported: llama, gpt2, gemma4, t5"),
         (refusal(tiny(), |v| v.tokens.clear()), "tokenizer.ggml.tokens"),
         (refusal(tiny(), |v| v.scores = vec![0.0; 7]), "tokenizer.ggml.scores has 7 entries for 8"),
         (refusal(tiny(), |v| v.types = vec![TokenType::Normal; 9]), "tokenizer.ggml.token_type"),
         (refusal(tiny(), |v| v.scores = vec![f32::NAN; 8]), "tokenizer.ggml.scores"),
         (refusal(tiny(), |v| v.tokens[7] = b"ab".to_vec()), "`ab` twice, as 6 and 7"),
         (refusal(tiny(), |v| v.types = vec![TokenType::Byte; 8]), "token_type marks 0 as a byte"),
-        (
-            refusal(tiny_gpt2(), |v| v.pre = Some("klingon".into())),
-            "supported are default, llama-bpe",
-        ),
+        (refusal(tiny_gpt2(), |v| v.pre = Some("klingon".into())), "supported: default, llama-bpe"),
         (refusal(tiny_gpt2(), |v| v.merges.clear()), "tokenizer.ggml.merges is missing"),
         (refusal(tiny_gpt2(), |v| v.merges[1] = b"a c".to_vec()), "tokenizer.ggml.merges: entry 1"),
         (refusal(tiny_gpt2(), |v| v.merges[1] = b"b a".to_vec()), "`b a`"),
@@ -119,7 +116,7 @@ fn an_odd_vocabulary_works_with_a_warning() {
 }
 
 #[test]
-fn what_no_token_spells_is_unknown() {
+fn text_without_a_token_becomes_unk() {
     let tokenizer = Tokenizer::new(tiny()).expect("good");
     assert_eq!(tokenizer.encode("abx", false, false).expect("encodable"), [7, 0]);
     let bare = Vocab { tokens: vec![b"a".to_vec()], add_bos: Some(false), ..tiny() };

@@ -1,4 +1,4 @@
-//! Comparison of outputs with the oracle's.
+//! Compares the outputs of a device with those of the oracle.
 
 use crate::rig::{Data, Output};
 
@@ -13,7 +13,7 @@ pub(crate) fn compare(expected: &[Output], got: &[Output], tolerance: f64) -> Re
             (Data::Floats(expected), Data::Floats(got)) => floats(name, expected, got, tolerance)?,
             (Data::Words(expected), Data::Words(got)) => words(name, expected, got)?,
             (Data::Floats(_), Data::Words(_)) | (Data::Words(_), Data::Floats(_)) => {
-                return Err(format!("{name} has another data type"));
+                return Err(format!("{name}: floats on one device, words on the other"));
             }
         }
     }
@@ -46,8 +46,8 @@ fn floats(name: &str, expected: &[f32], got: &[f32], tolerance: f64) -> Result<(
     if expected.len() != got.len() {
         return Err(format!("{name} has {} values instead of {}", got.len(), expected.len()));
     }
-    let odd = |(a, b): (&f32, &f32)| a.is_finite() != b.is_finite() || a.is_nan() != b.is_nan();
-    if let Some(i) = expected.iter().zip(got).position(odd) {
+    let differs = |(a, b): (&f32, &f32)| a.is_finite() != b.is_finite() || a.is_nan() != b.is_nan();
+    if let Some(i) = expected.iter().zip(got).position(differs) {
         return Err(format!("{name}[{i}] is {} instead of {}", got[i], expected[i]));
     }
     let pairs = expected.iter().zip(got).enumerate().filter(|(_, (a, _))| a.is_finite());

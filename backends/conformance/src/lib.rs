@@ -1,5 +1,5 @@
-//! One suite for every backend: each case runs on the device and on [`oracle`], through the public
-//! API of `hal` alone, and the outputs are compared.
+//! The conformance suite of all backends. Each case runs on the device and on [`oracle`], through
+//! the public API of `hal` alone, and compares the outputs.
 //!
 //! A backend's `tests/conformance.rs` is
 //!
@@ -10,9 +10,9 @@
 //! ```
 //!
 //! Every case draws its data from a seed derived from its name, poisons outputs with NaN, places
-//! guard rows around them, and runs twice to compare the bits. Expected values are f64 sums by
-//! `cpu::reference`, as the simulated device runs it without delays; `tests/by_hand.rs` compares
-//! them with values computed by hand.
+//! guard rows around them, and runs twice to compare the bits. The oracle is a simulated device
+//! without delays; it computes the expected values with the f64 sums of `cpu::reference`.
+//! `tests/by_hand.rs` compares the oracle with values computed by hand.
 //!
 //! Absent on purpose: timings, tolerances that a backend could set, cases that depend on a
 //! backend's internals.
@@ -23,9 +23,11 @@ mod rig;
 mod rng;
 mod weights;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use hal::{Bytes, Device, DeviceId, Error};
 use sim::{SimBackend, SimOptions};
@@ -36,21 +38,21 @@ use compare::compare;
 use rig::{Output, Rig};
 use rng::Rng;
 
-/// Normalised mean squared error of results that differ only in the order of F32 sums.
+/// Allowed normalised mean squared error of results that differ only in the order of F32 sums.
 const TOLERANCE: f64 = 1e-7;
 
-/// Memory budget of [`oracle`].
+/// Memory budget of [`oracle`]: 4 GiB.
 const BUDGET: Bytes = Bytes(4 << 30);
 
 type Body = Box<dyn Fn(&mut Rig) -> hal::Result<()> + Send + Sync>;
 
-/// The device that all others are compared with.
+/// The device that all other devices are compared with.
 #[must_use]
 pub fn oracle() -> Device {
-    simulated(true)
+    sim_device(true)
 }
 
-fn simulated(computes: bool) -> Device {
+fn sim_device(computes: bool) -> Device {
     let options = SimOptions { name: "ORACLE".to_owned(), computes, ..SimOptions::default() };
     Device::new(SimBackend::new(options), DeviceId(u32::MAX), BUDGET)
 }
@@ -75,11 +77,11 @@ impl Case {
         Case { name, seed, tolerance: TOLERANCE, reason, body: Box::new(body) }
     }
 
-    fn within(self, tolerance: f64, reason: &'static str) -> Case {
+    fn with_tolerance(self, tolerance: f64, reason: &'static str) -> Case {
         Case { tolerance, reason, ..self }
     }
 
-    /// `Op/Format/what`, such as `SparseFfn/Q4_0/relu/odd`.
+    /// The case's name: op, format and behaviour, such as `MatMul/Q4_0/bias`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -112,6 +114,21 @@ impl Case {
     }
 }
 
+/// The outputs of a case on the oracle, or how it failed.
+type Expected = Result<Vec<Output>, Outcome>;
+
+/// The outputs of a case on the oracle, which are computed once per process: a case with the same
+/// name has the same data.
+fn expected(case: &Case) -> Arc<OnceLock<Expected>> {
+    static KNOWN: Mutex<BTreeMap<String, Arc<OnceLock<Expected>>>> = Mutex::new(BTreeMap::new());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let cell = Arc::clone(known.entry(case.name.clone()).or_default());
+    drop(known);
+    // Of tests that need it at the same time, one computes and the others wait.
+    cell.get_or_init(|| case.run(&oracle()));
+    cell
+}
+
 impl fmt::Debug for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Case({}, seed {:#x})", self.name, self.seed)
@@ -123,9 +140,9 @@ impl fmt::Debug for Case {
 pub enum Outcome {
     /// The device matches the oracle.
     Passed,
-    /// The device reports that it cannot run this, with the reason.
+    /// The device reports that it cannot run the case, with the reason.
     Skipped(String),
-    /// The difference.
+    /// The device's outputs are wrong or the case ended with an error, with the details.
     Failed(String),
 }
 
@@ -148,24 +165,25 @@ pub fn run_case(case: &Case, device: &Device) -> Outcome {
         Err(Outcome::Failed(text)) => Err(fail(text)),
         other => other,
     };
-    let expected = match case.run(&oracle()) {
-        Ok(outputs) => outputs,
-        Err(outcome) => return fail(format!("the oracle itself: {outcome:?}")),
+    let expected = expected(case);
+    let expected = match expected.get() {
+        Some(Ok(outputs)) => outputs,
+        failed => return fail(format!("the oracle failed: {failed:?}")),
     };
     let (first, second) = match (run(device), run(device)) {
         (Ok(first), Ok(second)) => (first, second),
         (Err(outcome), _) | (_, Err(outcome)) => return outcome,
     };
-    if let Err(text) = compare(&expected, &first, case.tolerance) {
+    if let Err(text) = compare(expected, &first, case.tolerance) {
         return fail(text);
     }
     match compare::same_bits(&first, &second) {
         Ok(()) => Outcome::Passed,
-        Err(text) => fail(format!("a second run: {text}")),
+        Err(text) => fail(format!("a second run differs: {text}")),
     }
 }
 
-/// The result of every case on a device. Its text names each failure and each skip.
+/// The result of every case on a device. Its `Display` text lists failed and skipped cases.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Name of the device.
@@ -181,7 +199,7 @@ impl Report {
         self.outcomes.iter().filter(|(_, o)| matches!(o, Outcome::Failed(_))).count()
     }
 
-    /// Number of cases that the device reported it cannot run.
+    /// Number of cases that the device cannot run.
     #[must_use]
     pub fn n_skipped(&self) -> usize {
         self.outcomes.iter().filter(|(_, o)| matches!(o, Outcome::Skipped(_))).count()
@@ -209,7 +227,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Runs every case whose name contains `part` (all of them for an empty one).
+/// Runs every case whose name contains `part`; an empty `part` matches all cases.
 #[must_use]
 pub fn run_matching(device: &Device, part: &str) -> Report {
     let cases = cases().into_iter().filter(|case| case.name.contains(part));
@@ -223,13 +241,15 @@ pub fn run_all(device: &Device) -> Report {
     run_matching(device, "")
 }
 
-/// Runs every case on one of these devices, in parallel: each device takes the next case.
+/// Runs the cases whose names contain one of `parts` in parallel on several devices: each device
+/// takes the next open case. An empty string matches all cases.
 ///
 /// # Panics
 /// If `devices` is empty.
 #[must_use]
-pub fn run_beside(devices: &[Device]) -> Report {
-    let (cases, next) = (cases(), AtomicUsize::new(0));
+pub fn run_in_parallel(devices: &[Device], parts: &[&str]) -> Report {
+    let (mut cases, next) = (cases(), AtomicUsize::new(0));
+    cases.retain(|case| parts.iter().any(|part| case.name.contains(part)));
     let work = |device: &Device| {
         let mut done = Vec::new();
         loop {
@@ -258,12 +278,29 @@ pub fn check(device: &Device) {
 
 #[cfg(test)]
 mod tests {
+    use hal::null::NullBackend;
+
     use super::*;
 
-    /// On a device whose memory works and whose ops do nothing, only cases without ops may pass.
+    /// A report of every case, on two devices in parallel.
+    fn report(open: impl Fn() -> Device) -> Report {
+        run_in_parallel(&[open(), open()], &[""])
+    }
+
+    #[test]
+    fn the_null_backend_fails() {
+        let open = || Device::new(Arc::new(NullBackend::default()), DeviceId(0), Bytes(1 << 30));
+        let report = report(open);
+        let passed: Vec<&str> = report.passed().collect();
+        // `hal` itself enforces the budget, whatever the backend.
+        assert_eq!(passed, ["Memory/budget"], "\n{report}");
+        assert_eq!(report.n_skipped(), 0);
+    }
+
+    /// If memory works and ops do nothing, only the cases of memory, which run no ops, pass.
     #[test]
     fn a_device_that_computes_nothing_fails() {
-        let report = run_all(&simulated(false));
+        let report = report(|| sim_device(false));
         let passed: Vec<&str> =
             report.passed().filter(|name| !name.starts_with("Memory/")).collect();
         assert!(passed.is_empty(), "{passed:?}");

@@ -1,4 +1,4 @@
-//! Test rig of a case: one device, random data, and a record of the outputs.
+//! Test rig of a case: a device, a source of random data, and the outputs of the case.
 
 use std::time::Instant;
 
@@ -30,7 +30,7 @@ pub(crate) enum Data {
     Words(Vec<u32>),
 }
 
-/// The same calls draw the same data on every device.
+/// One run of a case. The same calls draw the same data on every device.
 #[derive(Debug)]
 pub(crate) struct Rig {
     pub(crate) device: Device,
@@ -96,8 +96,8 @@ impl Rig {
         Ok(view)
     }
 
-    /// [`Rig::output`] with initial values.
-    pub(crate) fn updated(
+    /// Like [`Rig::output`], with initial values.
+    pub(crate) fn output_from(
         &mut self,
         n_rows: usize,
         n_cols: usize,
@@ -148,38 +148,38 @@ impl Rig {
         recorder.finish()
     }
 
-    /// Records and runs.
+    /// Records the ops as a program and runs it.
     pub(crate) fn run(&mut self, ops: impl IntoIterator<Item = Op>) -> Result<()> {
         let program = self.program(ops)?;
         self.queue.replay(&program)?.wait()
     }
 
-    /// Reads an F32 tensor as an output to be compared within the tolerance.
+    /// Reads an F32 tensor as an output, to be compared within the tolerance.
     pub(crate) fn watch(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         let values = self.read(tensor)?;
-        self.note(name, Data::Floats(values));
+        self.add_output(name, Data::Floats(values));
         Ok(())
     }
 
-    /// Reads a plain tensor as an output to be compared to the bit.
+    /// Reads a plain tensor as an output, to be compared to the bit.
     pub(crate) fn watch_bits(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         let desc = tensor.desc();
         let mut bytes = vec![0; desc.bytes().map_or(0, |bytes| bytes.0 as usize)];
         self.queue.read(tensor, &mut bytes)?;
-        // Numbers become one word each; blocks one word per byte.
+        // One word per number, or per byte of a quantised block.
         let size = if desc.format.quants().is_some() { 1 } else { desc.format.block_bytes() };
         let word = |w: &[u8]| w.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
         let words = bytes.chunks_exact(size).map(word).collect();
-        self.note(name, Data::Words(words));
+        self.add_output(name, Data::Words(words));
         Ok(())
     }
 
-    /// Reads a list as an output: count, rows and membership bits.
+    /// Reads a row set as an output: count, rows and membership bits.
     pub(crate) fn watch_set(&mut self, name: &str, set: &RowSet<Tensor>) -> Result<()> {
         let mut count = [0; 4];
         self.queue.read(&set.count, &mut count)?;
         let count = u32::from_le_bytes(count) as usize;
-        self.note(&format!("{name} count"), Data::Words(vec![count as u32]));
+        self.add_output(&format!("{name} count"), Data::Words(vec![count as u32]));
         let mut ids = vec![0; 4 * count.min(set.ids.desc().n_cols)];
         if ids.is_empty() {
             return Ok(());
@@ -188,11 +188,11 @@ impl Rig {
         let ids: Vec<u32> =
             ids.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
         let n = ids.len();
-        self.note(&format!("{name} ids"), Data::Words(ids));
+        self.add_output(&format!("{name} ids"), Data::Words(ids));
         self.watch_bits(&format!("{name} members"), &set.members.rows(0..n))
     }
 
-    pub(crate) fn note(&mut self, name: &str, data: Data) {
+    pub(crate) fn add_output(&mut self, name: &str, data: Data) {
         self.outputs.push(Output { name: name.to_owned(), data });
     }
 
@@ -216,9 +216,8 @@ impl Rig {
         }
     }
 
-    /// Records a failure unless the times of a finished run, which began after `began`, are in the
-    /// order of its parts, within the run, and without overlap. A device without timers reports
-    /// none.
+    /// Records a failure unless the times of a run are in the order of its parts, do not overlap,
+    /// and lie between `began` and now. A device without timers reports no times.
     pub(crate) fn check_times(&mut self, times: &Times, began: Instant, n_parts: usize) {
         let ended = Instant::now();
         let mut last = (0, began);
@@ -227,7 +226,7 @@ impl Rig {
             let in_time = last.1 <= *begin && begin <= end && *end <= ended;
             if !(ordered && in_time) {
                 self.faults
-                    .push(format!("part {parts:?} is out of order in {times:?} of {began:?}"));
+                    .push(format!("parts {parts:?} out of order: {times:?}, run from {began:?}"));
             }
             last = (parts.end, *end);
         }
@@ -240,7 +239,8 @@ impl Rig {
             for row in [0, last] {
                 let values = self.read(&whole.rows(row..row + 1))?;
                 if values.iter().any(|v| v.to_bits() != POISON.to_bits()) {
-                    self.faults.push(format!("guard row {row} of an output of {last} was written"));
+                    self.faults
+                        .push(format!("the op wrote guard row {row} (of rows 0 and {last})"));
                 }
             }
         }
@@ -260,8 +260,9 @@ impl Rig {
         Ok(batch)
     }
 
-    /// The contents of a batch: per sequence its length and how many of its last positions are
-    /// tokens of the step. The blocks are shuffled, the tokens of the sequences interleave.
+    /// The contents of a batch. Each entry of `seqs` is a sequence's length and the number of its
+    /// last positions that are tokens of the step. The blocks are in random order, and tokens of
+    /// different sequences alternate.
     pub(crate) fn facts(&mut self, seqs: &[(usize, usize)], n_blocks: usize) -> BatchFacts {
         let mut blocks: Vec<u32> = (0..n_blocks as u32).collect();
         self.rng.shuffle(&mut blocks);
@@ -281,7 +282,7 @@ impl Rig {
         facts
     }
 
-    /// A cache with random filled positions and poison elsewhere.
+    /// A cache with random values in the filled positions and poison in all others.
     pub(crate) fn filled_cache(
         &mut self,
         facts: &BatchFacts,
@@ -306,8 +307,8 @@ impl Rig {
         Ok(cache)
     }
 
-    /// A list of `ids`; `wants(i, t)` says whether token `t` needs the `i`th. Entries past the end
-    /// of the list are garbage.
+    /// A row set of `ids`. `wants(i, t)` returns whether token `t` needs row `ids[i]`. Entries past
+    /// the end of `ids` have arbitrary contents.
     pub(crate) fn row_set(
         &mut self,
         capacity: usize,
@@ -333,8 +334,8 @@ impl Rig {
         Ok(set)
     }
 
-    /// Ends a case that does not apply to this device.
-    pub(crate) fn not_here(&self, op: &'static str, reason: &str) -> Error {
+    /// The error that skips a case which does not apply to this device.
+    pub(crate) fn unsupported(&self, op: &'static str, reason: &str) -> Error {
         let device = self.device.info().name.clone();
         Error::Unsupported { op, device, reason: reason.to_owned() }
     }

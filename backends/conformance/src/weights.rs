@@ -1,4 +1,4 @@
-//! Random matrices in every format, without a scale search per block.
+//! Random matrices in every format, made of precomputed blocks because quantising is slow.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use hal::{HostRows, Result, RowStore, Source};
 
 use crate::rng::Rng;
 
-/// Formats of weights.
+/// All formats that a weight may have.
 pub(crate) fn weight_formats() -> impl Iterator<Item = Format> {
     Format::ALL.iter().copied().filter(|format| format.is_weight())
 }
@@ -30,8 +30,8 @@ pub(crate) fn random_bytes(rng: &mut Rng, n_rows: usize, n_cols: usize, format: 
     }
 }
 
-/// Precomputed blocks of every quantised format: of all magnitudes, with an offset, and one of
-/// zeros.
+/// Precomputed blocks of every quantised format. The first block is all zeros; the others differ in
+/// magnitude and offset.
 fn pool() -> &'static HashMap<Format, Vec<Vec<u8>>> {
     static POOL: OnceLock<HashMap<Format, Vec<Vec<u8>>>> = OnceLock::new();
     POOL.get_or_init(|| {
@@ -44,17 +44,17 @@ fn blocks(format: Format) -> Vec<Vec<u8>> {
     let mut rng = Rng::new(Rng::seed_of(format.name()));
     let block = |i: usize| {
         if format.quantizes() {
-            rounded_block(&mut rng, format, i == 0)
+            quantised_block(&mut rng, format, i == 0)
         } else if i == 0 {
             vec![0; format.block_bytes()]
         } else {
-            found_block(&mut rng, format)
+            random_block(&mut rng, format)
         }
     };
     (0..61).map(block).collect()
 }
 
-fn rounded_block(rng: &mut Rng, format: Format, zeros: bool) -> Vec<u8> {
+fn quantised_block(rng: &mut Rng, format: Format, zeros: bool) -> Vec<u8> {
     let (size, offset) = (0.01 + 0.4 * rng.float().abs(), 0.1 * rng.float());
     let value = |v: f32| if zeros { 0.0 } else { size * v + offset };
     let values: Vec<f32> = rng.floats(format.block_values()).into_iter().map(value).collect();
@@ -63,28 +63,31 @@ fn rounded_block(rng: &mut Rng, format: Format, zeros: bool) -> Vec<u8> {
     bytes
 }
 
-/// Random bytes whose values have the same magnitude as in [`rounded_block`]: every pattern of
-/// codes and scales of the format is equally likely.
-fn found_block(rng: &mut Rng, format: Format) -> Vec<u8> {
+/// Draws random bytes until their values have about the magnitude of [`quantised_block`]'s values.
+/// All patterns of codes and scales of the format are equally likely.
+fn random_block(rng: &mut Rng, format: Format) -> Vec<u8> {
     let mut values = vec![0.0; format.block_values()];
     loop {
         let bytes: Vec<u8> = (0..format.block_bytes()).map(|_| rng.word() as u8).collect();
         format.dequantize(&bytes, &mut values);
-        let most = values.iter().map(|v| v.abs()).fold(0.0, f32::max);
-        if values.iter().all(|v| v.is_finite()) && (0.01..0.5).contains(&most) {
+        let largest = values.iter().map(|v| v.abs()).fold(0.0, f32::max);
+        if values.iter().all(|v| v.is_finite()) && (0.01..0.5).contains(&largest) {
             return bytes;
         }
     }
 }
 
-/// Random bytes of `n_values` values of ordinary magnitude, for tests and measurements of
-/// read-only formats ([`Format::quantizes`]).
+/// Random weights of ordinary magnitude in `format`, for tests and measurements of formats without
+/// a quantiser ([`Format::quantizes`]).
 ///
 /// # Panics
 /// If `n_values` is not a whole number of blocks.
 #[must_use]
 pub fn random_weights(format: Format, n_values: usize, seed: u64) -> Vec<u8> {
-    assert!(format.row_bytes(n_values).is_some(), "{n_values} values are not blocks of {format}");
+    assert!(
+        format.row_bytes(n_values).is_some(),
+        "{n_values} values are not whole blocks of {format}"
+    );
     random_bytes(&mut Rng::new(seed), 1, n_values, format)
 }
 

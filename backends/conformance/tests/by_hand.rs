@@ -1,18 +1,19 @@
-//! The oracle against values computed by hand, so that it is not only compared with itself.
+//! Compares the oracle with values computed by hand. The suite itself only compares devices with
+//! the oracle.
 #![allow(clippy::unwrap_used, reason = "a test may fail this way")]
 
 use hal::format::Format;
 use hal::op::{
-    Activation, Attention, Down, FfnKind, GateActivation, GatedDelta, Groups, HeadMapping, Hidden,
-    MatMul, Mul, NEVER_DENSE, Norm, NormKind, Pairing, Predict, Rope, Route, Scoring, ShortConv,
-    Skip, SparseFfn, SsmScan,
+    Activation, Attention, Down, ExpertRanges, FfnKind, GateActivation, GatedDelta, HeadMapping,
+    Hidden, MatMul, Mul, NEVER_DENSE, Norm, NormKind, Pairing, Predict, Rope, Route, Scoring,
+    ShortConv, Skip, SparseFfn, SsmScan,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, HostRowSet, HostRows, KV_BLOCK,
     KvCache, Op, Operand, PackDesc, Queue, RowSet, Rows, Slot, Source, Tensor, TensorDesc,
 };
 
-struct Bench {
+struct OracleDevice {
     device: Device,
     queue: Queue,
 }
@@ -21,11 +22,11 @@ fn bytes<const N: usize>(words: impl IntoIterator<Item = [u8; N]>) -> Vec<u8> {
     words.into_iter().flatten().collect()
 }
 
-impl Bench {
-    fn new() -> Bench {
+impl OracleDevice {
+    fn new() -> OracleDevice {
         let device = thermocline_conformance::oracle();
         let queue = device.queue("by hand").unwrap();
-        Bench { device, queue }
+        OracleDevice { device, queue }
     }
 
     fn f32s(&mut self, rows: usize, cols: usize, values: &[f32]) -> Tensor {
@@ -89,15 +90,15 @@ impl Bench {
 }
 
 #[test]
-fn a_quantised_weight_meets_rounded_activations() {
-    let mut b = Bench::new();
-    // Q8_0: a scale of 1 and the codes 1, 2, 0, ...
+fn a_quantised_weight_is_multiplied_with_rounded_activations() {
+    let mut b = OracleDevice::new();
+    // A Q8_0 block with scale 1 and the codes 1, 2, 0, ...
     let mut block = vec![0u8; 34];
     block[..4].copy_from_slice(&[0x00, 0x3c, 1, 2]);
     let source = HostRows::new(Source::Owned(std::sync::Arc::new(block)), 1, 32, Format::Q8_0);
     let source = source.unwrap();
     let w = b.device.import("w", &PackDesc::whole(source.desc()), &source).unwrap();
-    // With d = 127 / 127 = 1, 0.6 is rounded to 1 and 2.5 to 2 (even).
+    // The activations have d = 127 / 127 = 1, so 0.6 is rounded to 1 and 2.5 to 2 (even).
     let mut x = [0.0; 32];
     x[..3].copy_from_slice(&[0.6, 2.5, 127.0]);
     let x = b.f32s(1, 32, &x);
@@ -108,7 +109,7 @@ fn a_quantised_weight_meets_rounded_activations() {
 
 #[test]
 fn norms_divide_by_the_root_of_the_mean_square() {
-    let mut b = Bench::new();
+    let mut b = OracleDevice::new();
     let x = b.f32s(1, 4, &[3.0, 4.0, 1.0, 5.0]);
     let y = b.f32s(1, 4, &[0.0; 4]);
     let weight = b.f32s(1, 2, &[1.0, 2.0]);
@@ -129,14 +130,14 @@ fn norms_divide_by_the_root_of_the_mean_square() {
     b.run(norm(NormKind::L2, None, &y));
     let t = 26f32.sqrt();
     b.expect(&y, &[0.6, 0.8, 1.0 / t, 5.0 / t]);
-    // A run that is shorter than eps is divided by eps.
+    // A run of columns whose L2 norm is below eps is divided by eps.
     b.run(Norm { eps: 10.0, ..norm(NormKind::L2, None, &y) });
     b.expect(&y, &[0.3, 0.4, 0.1, 0.5]);
 }
 
 #[test]
 fn a_gate_scales_the_values_it_covers() {
-    let mut b = Bench::new();
+    let mut b = OracleDevice::new();
     let mut gated = |g: &[f32], rows, activation| {
         let x = b.f32s(2, 4, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
         let g = b.f32s(rows, g.len() / rows, g);
@@ -163,13 +164,13 @@ fn a_gate_scales_the_values_it_covers() {
 }
 
 #[test]
-fn rope_turns_pairs_by_position_times_frequency() {
-    let mut b = Bench::new();
+fn rope_rotates_pairs_by_position_times_frequency() {
+    let mut b = OracleDevice::new();
     let batch = b.batch(&[0, 2]);
     let quarter = std::f32::consts::FRAC_PI_4;
     let freqs = b.f32s(1, 2, &[quarter, 0.0]);
     let start = [1.0, 2.0, 3.0, 4.0, 9.0];
-    for (pairing, turned) in [
+    for (pairing, rotated) in [
         (Pairing::Adjacent, [-4.0, 2.0, 6.0, 8.0, 9.0]),
         (Pairing::Halves, [-6.0, 4.0, 2.0, 8.0, 9.0]),
     ] {
@@ -177,14 +178,14 @@ fn rope_turns_pairs_by_position_times_frequency() {
         let (freqs, batch) = (freqs.clone(), batch.clone());
         let (d_head, first, n_rot) = (5, 0, 4);
         b.run(Rope { freqs, batch, x: x.clone(), d_head, first, n_rot, pairing, scale: 2.0 });
-        b.expect(&x.rows(1..2), &turned);
+        b.expect(&x.rows(1..2), &rotated);
         b.expect(&x.rows(0..1), &[2.0, 4.0, 6.0, 8.0, 9.0]);
     }
 }
 
 #[test]
-fn attention_weighs_by_softmax_and_sees_its_window() {
-    let mut b = Bench::new();
+fn attention_applies_softmax_within_its_window() {
+    let mut b = OracleDevice::new();
     let batch = b.batch(&[2]);
     let cache = b.device.kv_cache(1, KvCache::both(1), KvCache::both(Format::F32)).unwrap();
     let mut rows = [f32::NAN; KV_BLOCK];
@@ -208,7 +209,7 @@ fn attention_weighs_by_softmax_and_sees_its_window() {
         softcap: 0.0,
     };
     b.run(op(None, None));
-    // Weights 1, 2, 4 of 7 and 4, 2, 1 of 7.
+    // The softmax weights are 1/7, 2/7, 4/7 in head 0 and 4/7, 2/7, 1/7 in head 1.
     b.expect(&y, &[1.0 + 4.0 + 16.0, 4.0 + 4.0 + 4.0]);
     b.run(op(Some(2), None));
     b.expect(&y, &[(28.0 + 112.0) / 6.0, (28.0 + 28.0) / 3.0]);
@@ -216,7 +217,7 @@ fn attention_weighs_by_softmax_and_sees_its_window() {
     b.expect(&y, &[28.0 * 4.0 / 5.0, 28.0 * 0.25 / 1.25]);
 }
 
-fn ffn(b: &mut Bench, gate: &[f32], up: &[f32], down: &[f32]) -> SparseFfn<Tensor> {
+fn ffn(b: &mut OracleDevice, gate: &[f32], up: &[f32], down: &[f32]) -> SparseFfn<Tensor> {
     let n = gate.len();
     SparseFfn {
         gate: Some(b.f32s(n, 1, gate)),
@@ -226,8 +227,8 @@ fn ffn(b: &mut Bench, gate: &[f32], up: &[f32], down: &[f32]) -> SparseFfn<Tenso
         bias_up: None,
         bias_down: None,
         threshold: None,
-        groups: None,
-        group_weight: None,
+        experts: None,
+        expert_weights: None,
         rows: Rows::All,
         x: b.f32s(2, 1, &[1.0, -1.0]),
         y: b.f32s(2, 1, &[100.0, 200.0]),
@@ -244,11 +245,11 @@ fn ffn(b: &mut Bench, gate: &[f32], up: &[f32], down: &[f32]) -> SparseFfn<Tenso
 }
 
 #[test]
-fn a_sparse_block_drops_by_the_gate() {
-    let mut b = Bench::new();
+fn a_sparse_block_skips_neurons_by_their_gate() {
+    let mut b = OracleDevice::new();
     let op = ffn(&mut b, &[1.0, -2.0, 3.0], &[1.0, 1.0, 2.0], &[1.0, 10.0, 100.0]);
     b.run(op.clone());
-    // Token 0 has the gates 1, -2, 3 and ups 1, 1, 2; token 1 their negatives.
+    // Token 0 has the gate products 1, -2, 3 and the up products 1, 1, 2; token 1 their negatives.
     b.expect(&op.y, &[1.0 + 600.0, -20.0]);
     b.expect(&op.active, &[2.0, 1.0]);
     let set = HostRowSet { ids: vec![1, 2], members: vec![0b11, 0b10], words: 1 };
@@ -259,14 +260,14 @@ fn a_sparse_block_drops_by_the_gate() {
 }
 
 #[test]
-fn groups_and_cuts() {
-    let mut b = Bench::new();
+fn experts_are_weighted_and_gaussian_cut_offs_applied() {
+    let mut b = OracleDevice::new();
     let op = ffn(&mut b, &[1.0, 2.0, 6.0], &[1.0, 1.0, 2.0], &[1.0, 10.0, 100.0]);
     let weight = b.f32s(2, 2, &[0.0, 0.5, 2.0, 1.0]);
     let bias = b.f32s(2, 1, &[1000.0, 4000.0]);
     let grouped = SparseFfn {
-        groups: Some(Groups { starts: [0, 1, 3].into(), n_used: 2 }),
-        group_weight: Some(weight),
+        experts: Some(ExpertRanges { starts: [0, 1, 3].into(), n_used: 2 }),
+        expert_weights: Some(weight),
         bias_down: Some(bias),
         skip: Skip::Never,
         ..op.clone()
@@ -274,11 +275,11 @@ fn groups_and_cuts() {
     b.run(grouped);
     b.expect(&op.y, &[2000.0 + 0.5 * (20.0 + 1200.0), 6000.0]);
     b.expect(&op.active, &[2.0, 3.0]);
-    // Token 0: mean 3, deviation sqrt(14 / 3): only the gate of 6 is above the mean, which is
-    // subtracted from it.
+    // The gate products of token 0 are 1, 2 and 6. With factor 0 the cut-off is their mean, 3. Only
+    // 6 exceeds the cut-off, which is then subtracted.
     b.run(SparseFfn { skip: Skip::GaussianCut(0.0), ..op.clone() });
     b.expect(&op.y.rows(0..1), &[3.0 * 2.0 * 100.0]);
-    // gpt-oss with alpha 0: the sigmoid is one half; the gate is capped, up is clamped.
+    // gpt-oss with alpha 0: the sigmoid is 1/2, the gate is capped at 1.5 and up is clamped to 1.5.
     let activation = Activation::SwigluOai { alpha: 0.0, limit: 1.5 };
     b.run(SparseFfn { skip: Skip::Never, activation, ..op.clone() });
     let first = 0.5 * 2.0 + 0.75 * 2.0 * 10.0 + 0.75 * 2.5 * 100.0;
@@ -286,15 +287,16 @@ fn groups_and_cuts() {
 }
 
 #[test]
-fn the_predictor_splits_what_is_wanted() {
-    let mut b = Bench::new();
+fn the_predictor_splits_active_neurons_by_slot() {
+    let mut b = OracleDevice::new();
     let empty = HostRowSet { ids: vec![0; 4], members: vec![0; 4], words: 1 };
     let (resident, absent) = (b.set(&empty), b.set(&empty));
     let slots = [Slot::Resident(0), Slot::Absent(0), Slot::Resident(1), Slot::Absent(1)];
     let op = Predict {
         x: b.f32s(2, 1, &[1.0, -1.0]),
         fc1: Some(b.f32s(2, 1, &[1.0, -1.0])),
-        // Neurons: active for token 0, active for token 1, with a NaN score, active for none.
+        // Neuron 0 is active for token 0, neuron 1 for token 1, neuron 2 (NaN) for both, neuron 3
+        // for neither.
         fc2: b.f32s(4, 2, &[1.0, 0.0, 0.0, 1.0, f32::NAN, 0.0, 0.5, 0.5]),
         bias: None,
         slots: b.u32s(1, 4, &slots.map(Slot::encode)),
@@ -310,15 +312,15 @@ fn the_predictor_splits_what_is_wanted() {
     assert_eq!(b.read_words(&absent.count), [1]);
     assert_eq!(b.read_words(&absent.ids)[..1], [0]);
     assert_eq!(b.read_words(&absent.members)[..1], [0b10]);
-    // Without ReLU the last neuron scores 0 for both tokens; its bias activates it, and
-    // deactivates the second for token 1.
+    // Without ReLU neuron 3 scores 0 for both tokens, and its bias of 1 makes it active. The bias
+    // of neuron 1 makes it inactive for token 1.
     let bias = b.f32s(1, 4, &[0.0, -0.25, 0.0, 1.0]);
     b.run(Predict { bias: Some(bias), hidden: Hidden::Linear, ..op.clone() });
     assert_eq!(b.read_words(&resident.count), [2]);
     assert_eq!(b.read_words(&absent.count), [1]);
     assert_eq!(b.read_words(&absent.ids)[..1], [1]);
     assert_eq!(b.read_words(&absent.members)[..1], [0b11]);
-    // One matrix: its rows are multiplied with x, and ReLU does not apply.
+    // With a single matrix, its rows are multiplied with x, and ReLU does not apply.
     let fc2 = b.f32s(4, 1, &[1.0, -1.0, 0.5, -0.5]);
     b.run(Predict { fc1: None, fc2, ..op });
     assert_eq!(b.read_words(&resident.count), [1]);
@@ -328,8 +330,8 @@ fn the_predictor_splits_what_is_wanted() {
 }
 
 #[test]
-fn routing_keeps_the_best() {
-    let mut b = Bench::new();
+fn routing_selects_the_highest_scores() {
+    let mut b = OracleDevice::new();
     let (w, x) = (b.f32s(3, 1, &[0.0, 3f32.ln(), 4f32.ln()]), b.f32s(1, 1, &[1.0]));
     let weights = b.f32s(1, 3, &[9.0; 3]);
     let op = |scoring, renormalise, scale| Route {
@@ -354,7 +356,7 @@ fn routing_keeps_the_best() {
 
 #[test]
 fn recurrent_layers_carry_their_state() {
-    let mut b = Bench::new();
+    let mut b = OracleDevice::new();
     let batch = b.batch(&[4, 5]);
     let y = b.f32s(2, 1, &[0.0; 2]);
     let state = b.f32s(1, 2, &[1.0, 2.0]);
@@ -371,8 +373,9 @@ fn recurrent_layers_carry_their_state() {
     b.expect(&y, &[123.0, 234.0]);
     b.expect(&state, &[3.0, 4.0]);
 
-    // Scalars, with softplus(ln(e - 1)) = 1 and sigmoid(0) = 1/2: S = 8; halved to 4, S += 0.5 * 2
-    // * (6 - 2 * 4) = 2; then S = 1, S += 0.5 * 2 * (6 - 2) = 5.
+    // All operands are scalars; softplus(ln(e - 1)) = 1 and sigmoid(0) = 1/2. Token 0 halves S = 8
+    // to 4 and adds 0.5 * 2 * (6 - 2 * 4) = -2, so S = 2. Token 1 halves S to 1 and adds
+    // 0.5 * 2 * (6 - 2 * 1) = 4, so S = 5.
     let state = b.f32s(1, 1, &[8.0]);
     let half = 0.5f32.ln();
     let op = GatedDelta {
@@ -395,7 +398,8 @@ fn recurrent_layers_carry_their_state() {
     b.expect(&y, &[2.0, 15.0]);
     b.expect(&state, &[5.0]);
 
-    // dt = softplus(ln(e - 1)) = 1 and exp(a) = 1/2: S = 2 + x * b, y = S * c + d * x.
+    // dt = softplus(ln(e - 1)) = 1 and exp(a) = 1/2, so each token halves S and adds x * b. The
+    // output is y = S * c + d * x.
     let state = b.f32s(1, 1, &[4.0]);
     let op = SsmScan {
         x: b.f32s(2, 1, &[3.0, 1.0]),

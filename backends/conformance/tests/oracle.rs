@@ -1,14 +1,15 @@
-//! `hal` refuses invalid calls. The simulated device, which the oracle is, runs the suite itself.
+//! `hal` rejects invalid calls. The oracle is a simulated device; the tests of `sim` run the suite
+//! on it.
 #![allow(clippy::unwrap_used, reason = "a test may fail this way")]
 
 use hal::format::Format;
 use hal::op::{Merge, Post};
 use hal::{Batch, BatchShape, MailboxShape, TensorDesc};
 
-/// Mailboxes that were allocated together may share memory: a second post would overwrite the
+/// Mailboxes that were allocated together may share memory, so a second post would overwrite the
 /// first.
 #[test]
-fn two_of_the_mailboxes_made_together_are_not_open_at_once() {
+fn mailboxes_that_share_memory_cannot_be_open_at_once() {
     let device = thermocline_conformance::oracle();
     let shape = MailboxShape { max_tokens: 4, n_in: 3, n_weights: 0, n_out: 3, max_rows: 0 };
     let batch = BatchShape { max_tokens: 4, max_seqs: 1, max_blocks: 1 };
@@ -26,7 +27,7 @@ fn two_of_the_mailboxes_made_together_are_not_open_at_once() {
     };
     [a, b, c].into_iter().for_each(|mailbox| recorder.push(post(mailbox)).unwrap());
     let refused = recorder.push(post(d)).unwrap_err();
-    assert!(refused.to_string().contains("allocated with it were merged"), "{refused}");
+    assert!(refused.to_string().contains("that share its memory are merged"), "{refused}");
     recorder.push(Merge { batch: batch.clone(), y, mailbox: c, accumulate: false }).unwrap();
     recorder.push(post(d)).unwrap();
 }

@@ -1,8 +1,9 @@
-//! One decode step of a synthetic 1B model (16 layers, `n_embd` 2048, Q4_0, transposed down, ReLU
-//! with a tenth of the neurons active), compared with the read bandwidth of this machine.
+//! Times one decode step of a synthetic 1B model (16 layers, `n_embd` 2048, Q4_0, transposed down
+//! projection, ReLU with 10 % of the neurons active) and compares its memory traffic with the read
+//! bandwidth of this machine.
 //!
 //! `cargo bench -p thermocline-cpu -- [threads] [tokens] [past]`
-#![allow(clippy::print_stdout, reason = "a bench prints")]
+#![allow(clippy::print_stdout, reason = "this program prints a report")]
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,13 +38,13 @@ struct Model {
     x: Tensor,
     y: Tensor,
     ones: Tensor,
-    cut: Tensor,
+    gate_bias: Tensor,
     freqs: Tensor,
     active: Tensor,
     bytes: usize,
 }
 
-/// Random nibbles with one common scale.
+/// Q4_0 rows of random 4-bit codes; the scale of every block is 0.01.
 fn random_weights(seed: u64, rows: usize, cols: usize) -> Vec<u8> {
     let mut bytes = vec![0u8; FORMAT.row_bytes(cols).expect("whole blocks") * rows];
     let mut state = seed | 1;
@@ -66,8 +67,9 @@ impl Model {
             device.queue("fill")?.write(&tensor, bytemuck::cast_slice(&vec![value; n]))?;
             Ok(tensor)
         };
-        // Codes are uniform in -8..=7 and x has unit mean square: this is 1.28 standard deviations
-        // of their product.
+        // Standard deviation of a gate value: codes are uniform in -8..=7 (mean square 21.5), the
+        // scale is 0.01, and the normalised input has unit mean square. A bias of -1.28 deviations
+        // leaves 10 % of the gate values positive.
         let deviation = (N_EMBD as f32 * 21.5).sqrt() * 0.01;
         Ok(Model {
             n_tokens,
@@ -76,7 +78,7 @@ impl Model {
             x: device.alloc_f32("x", n_tokens, N_EMBD)?,
             y: device.alloc_f32("y", n_tokens, N_EMBD)?,
             ones: row(N_EMBD, 1.0)?,
-            cut: row(N_FF, -1.28 * deviation)?,
+            gate_bias: row(N_FF, -1.28 * deviation)?,
             freqs: row(D_HEAD / 2, 0.01)?,
             active: device.alloc_f32("active", 1, n_tokens)?,
             bytes: 0,
@@ -161,12 +163,12 @@ impl Model {
             gate: Some(self.weight(layer * 10 + 4, N_FF, N_EMBD, false)?),
             up: self.weight(layer * 10 + 5, N_FF, N_EMBD, false)?,
             down: self.weight(layer * 10 + 6, N_EMBD, N_FF, true)?,
-            bias_gate: Some(self.cut.clone()),
+            bias_gate: Some(self.gate_bias.clone()),
             bias_up: None,
             bias_down: None,
             threshold: None,
-            groups: None,
-            group_weight: None,
+            experts: None,
+            expert_weights: None,
             rows: Rows::All,
             x,
             y: self.y.clone(),
@@ -226,7 +228,7 @@ fn main() -> Result<()> {
         CpuBackend::new(CpuOptions { threads: numbers.first().copied(), ..Default::default() });
     let (threads, n_tokens, n_past) = (backend.n_threads(), get(1, 1), get(2, 32));
     let device = Device::new(backend, DeviceId(0), Bytes::MAX);
-    println!("{}; {n_tokens} tokens after {n_past}", device.info().description);
+    println!("{}; batch of {n_tokens}, {n_past} tokens cached", device.info().description);
     let read = bandwidth(threads);
     println!("read bandwidth {:.1} GB/s", read / 1e9);
 
@@ -242,7 +244,7 @@ fn main() -> Result<()> {
     queue.write(&model.batch.words, bytemuck::cast_slice(&words))?;
     for parts in ["attention", "ffn", "all"] {
         let program = model.record(parts)?;
-        // Every layer gets the same input, so that its density is the planned one.
+        // All layers read the same input, so that about 10 % of each layer's neurons are active.
         let blocks = random_weights(3, n_tokens, 32 * N_EMBD);
         let blocks = blocks.chunks_exact(FORMAT.block_bytes());
         let x: Vec<f32> = blocks.map(|b| f32::from(b[2]) - f32::from(b[9])).collect();
@@ -262,16 +264,16 @@ fn main() -> Result<()> {
         let density = f64::from(active.iter().sum::<f32>()) / (n_tokens * N_LAYER * N_FF) as f64;
         let ffn = N_LAYER * FORMAT.row_bytes(N_EMBD).expect("whole blocks") * N_FF;
         let skipped = if parts == "attention" { 0.0 } else { 2.0 * (1.0 - density) * ffn as f64 };
-        let touched = model.bytes as f64 - skipped;
+        let read_bytes = model.bytes as f64 - skipped;
         println!(
-            "{parts:9} {:7.3} ms median, {:7.3} best, {:6.1} token/s; density {density:.3}, {:6.1} MB touched, \
-             {:5.1} GB/s best, {:.2} of the bandwidth",
+            "{parts:9} {:7.3} ms median, {:7.3} best, {:6.1} token/s; density {density:.3}, {:6.1} MB read, \
+             {:5.1} GB/s best, {:.2} of the read bandwidth",
             1e3 * median,
             1e3 * best,
             n_tokens as f64 / median,
-            touched / 1e6,
-            touched / best / 1e9,
-            touched / best / read,
+            read_bytes / 1e6,
+            read_bytes / best / 1e9,
+            read_bytes / best / read,
         );
     }
     Ok(())

@@ -1,8 +1,8 @@
-//! The recurrent ops in the sizes of Qwen3.5 and Nemotron-H: decode of one token against the bytes
-//! of the states, prefill of 512 tokens against the multiplications.
+//! Times the recurrent ops at the sizes of Qwen3.5 and Nemotron-H: decode of one token, which is
+//! limited by reading the states, and prefill of 512 tokens, which is limited by arithmetic.
 //!
 //! `cargo bench -p thermocline-cpu --bench recurrent -- [threads]`
-#![allow(clippy::print_stdout, reason = "a bench prints")]
+#![allow(clippy::print_stdout, reason = "this program prints a report")]
 
 use std::time::Instant;
 
@@ -13,8 +13,8 @@ use hal::{
 };
 use thermocline_cpu::{CpuBackend, CpuOptions};
 
-/// Layers with states of their own in decode: together larger than a cache. In prefill one is
-/// enough.
+/// Number of layers in the decode measurement. Each layer has its own state, and together the
+/// states are larger than the CPU's caches. The prefill measurement uses one layer.
 const N_LAYER: usize = 24;
 const N_PREFILL: usize = 512;
 const RUNS: usize = 15;
@@ -24,14 +24,14 @@ const N_HEAD_V: usize = 32;
 const D_HEAD: usize = 128;
 
 const N_CHANNEL: usize = 8192;
-const TAPS: usize = 4;
+const KERNEL_SIZE: usize = 4;
 
 const SCAN_HEADS: usize = 128;
 const SCAN_D_HEAD: usize = 64;
 const SCAN_STATE: usize = 128;
 const SCAN_GROUPS: usize = 8;
 
-/// A device and a step of some tokens.
+/// A device and the batch of one step.
 struct Step {
     device: Device,
     batch: Batch<Tensor>,
@@ -56,7 +56,7 @@ impl Step {
         Ok(Step { device: device.clone(), batch, n_tokens })
     }
 
-    /// Values between -1/2 and 1/2 times `scale`.
+    /// A tensor of fixed values between `-scale / 2` and `scale / 2`.
     fn filled(&self, n_rows: usize, n_cols: usize, scale: f32) -> Result<Tensor> {
         let tensor = self.device.alloc_f32("values", n_rows, n_cols)?;
         let value = |i: usize| scale * ((i * 7919 % 1000) as f32 / 1000.0 - 0.5);
@@ -109,10 +109,10 @@ impl Step {
     fn short_conv(&self) -> Result<Op> {
         Ok(ShortConv {
             x: self.values(N_CHANNEL)?,
-            weight: self.filled(N_CHANNEL, TAPS, 1.0)?,
+            weight: self.filled(N_CHANNEL, KERNEL_SIZE, 1.0)?,
             bias: None,
             batch: self.batch.clone(),
-            state: self.filled(1, (TAPS - 1) * N_CHANNEL, 1.0)?,
+            state: self.filled(1, (KERNEL_SIZE - 1) * N_CHANNEL, 1.0)?,
             y: self.values(N_CHANNEL)?,
             silu: true,
         }
@@ -120,7 +120,7 @@ impl Step {
     }
 }
 
-/// Seconds that a layer takes, at best.
+/// Returns the seconds per layer of the fastest of [`RUNS`] runs, and the op of the first layer.
 fn seconds(device: &Device, n_layers: usize, layer: impl Fn() -> Result<Op>) -> Result<(f64, Op)> {
     let ops = (0..n_layers).map(|_| layer()).collect::<Result<Vec<Op>>>()?;
     let mut recorder = device.record("recurrent");
@@ -158,7 +158,7 @@ fn main() -> Result<()> {
                 bytes += values * if operand == "state" { 8 } else { 4 };
             });
             println!(
-                "{name:10} {n_tokens:4} tokens: {:8.1} us a layer, {:6.2} us a token, {:6.1} GB/s of operands",
+                "{name:10} {n_tokens:4} tokens: {:8.1} us per layer, {:6.2} us per token, {:6.1} GB/s of operands",
                 1e6 * seconds,
                 1e6 * seconds / n_tokens as f64,
                 bytes as f64 / seconds / 1e9,

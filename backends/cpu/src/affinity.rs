@@ -1,4 +1,5 @@
-//! CPU affinity and priority of threads: the system calls, on systems that have them.
+//! System calls for the CPU affinity and priority of threads. Outside Linux they fail or return
+//! `None`.
 
 #[cfg(target_os = "linux")]
 mod system {
@@ -7,37 +8,38 @@ mod system {
     use rustix::process::{Resource, getrlimit, setpriority_process};
     use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-    /// The calling thread's previous affinity.
+    /// The affinity of the calling thread before [`bind`].
     #[derive(Debug)]
-    pub(crate) struct Before(CpuSet);
+    pub(crate) struct PreviousAffinity(CpuSet);
 
-    /// The CPU that this thread runs on now.
-    pub(crate) fn here() -> Option<usize> {
+    /// Number of the CPU that the calling thread runs on.
+    pub(crate) fn current_cpu() -> Option<usize> {
         Some(sched_getcpu())
     }
 
     /// Binds the calling thread to `cpus`.
-    pub(crate) fn bind(cpus: &[usize]) -> io::Result<Before> {
+    pub(crate) fn bind(cpus: &[usize]) -> io::Result<PreviousAffinity> {
         let before = sched_getaffinity(None)?;
         let mut set = CpuSet::new();
         let known = cpus.iter().copied().filter(|&cpu| cpu < CpuSet::MAX_CPU);
         known.for_each(|cpu| set.set(cpu));
         sched_setaffinity(None, &set)?;
-        Ok(Before(before))
+        Ok(PreviousAffinity(before))
     }
 
     /// Undoes [`bind`].
-    pub(crate) fn unbind(before: &Before) {
-        // The CPUs were allowed before; if they no longer are, the thread keeps its affinity.
+    pub(crate) fn unbind(before: &PreviousAffinity) {
+        // This fails only if the CPUs are no longer allowed; the thread then keeps its affinity.
         let _ = sched_setaffinity(None, &before.0);
     }
 
-    /// Sets the calling thread's priority; threads that it starts inherit it.
-    pub(crate) fn nice(niceness: i32) -> io::Result<()> {
+    /// Sets the calling thread's niceness (-20 to 19; lower is more urgent). Threads that the
+    /// calling thread starts inherit the value.
+    pub(crate) fn set_niceness(niceness: i32) -> io::Result<()> {
         Ok(setpriority_process(None, niceness)?)
     }
 
-    /// Bytes that this process may lock in memory; `None` without a limit.
+    /// Maximum bytes that this process may lock in memory; `None` without a limit.
     pub(crate) fn lock_limit() -> Option<u64> {
         getrlimit(Resource::Memlock).current
     }
@@ -48,19 +50,19 @@ mod system {
     use std::io;
 
     #[derive(Debug)]
-    pub(crate) struct Before(());
+    pub(crate) struct PreviousAffinity(());
 
-    pub(crate) fn here() -> Option<usize> {
+    pub(crate) fn current_cpu() -> Option<usize> {
         None
     }
 
-    pub(crate) fn bind(_cpus: &[usize]) -> io::Result<Before> {
+    pub(crate) fn bind(_cpus: &[usize]) -> io::Result<PreviousAffinity> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    pub(crate) fn unbind(_before: &Before) {}
+    pub(crate) fn unbind(_before: &PreviousAffinity) {}
 
-    pub(crate) fn nice(_niceness: i32) -> io::Result<()> {
+    pub(crate) fn set_niceness(_niceness: i32) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -69,48 +71,49 @@ mod system {
     }
 }
 
-pub(crate) use system::{bind, here, lock_limit, nice};
+pub(crate) use system::{bind, current_cpu, lock_limit, set_niceness};
 
-/// Binds the calling thread until dropped.
+/// Binds the calling thread to CPUs; dropping it restores the previous affinity.
 #[derive(Debug)]
-pub(crate) struct Bound(Option<system::Before>);
+pub(crate) struct BoundThread(Option<system::PreviousAffinity>);
 
-impl Bound {
-    /// Binds the calling thread to `cpus`, if there are any and the system supports it.
-    pub(crate) fn to(cpus: &[usize]) -> Bound {
-        Bound(if cpus.is_empty() { None } else { bind(cpus).ok() })
+impl BoundThread {
+    /// Binds the calling thread to `cpus`. Does nothing if `cpus` is empty or the system cannot
+    /// bind threads.
+    pub(crate) fn to(cpus: &[usize]) -> BoundThread {
+        BoundThread(if cpus.is_empty() { None } else { bind(cpus).ok() })
     }
 }
 
-impl Drop for Bound {
+impl Drop for BoundThread {
     fn drop(&mut self) {
         self.0.iter().for_each(system::unbind);
     }
 }
 
 #[cfg(all(test, target_os = "linux"))]
-#[allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
+#[allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 mod tests {
     use super::*;
     use crate::files::{cpu_list, text};
 
-    fn allowed() -> Vec<usize> {
+    fn allowed_cpus() -> Vec<usize> {
         let status = text(std::path::Path::new("/proc/thread-self/status")).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
         cpu_list(line.unwrap()).unwrap()
     }
 
     #[test]
-    fn a_thread_is_bound_for_a_while() {
-        let before = allowed();
+    fn dropping_a_bound_restores_the_affinity() {
+        let before = allowed_cpus();
         for &cpu in &before {
-            let bound = Bound::to(&[cpu]);
-            assert_eq!((allowed(), here()), (vec![cpu], Some(cpu)));
+            let bound = BoundThread::to(&[cpu]);
+            assert_eq!((allowed_cpus(), current_cpu()), (vec![cpu], Some(cpu)));
             drop(bound);
-            assert_eq!(allowed(), before);
+            assert_eq!(allowed_cpus(), before);
         }
-        drop(Bound::to(&[]));
-        drop(Bound::to(&[usize::MAX]));
-        assert_eq!(allowed(), before);
+        drop(BoundThread::to(&[]));
+        drop(BoundThread::to(&[usize::MAX]));
+        assert_eq!(allowed_cpus(), before);
     }
 }

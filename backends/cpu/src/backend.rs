@@ -1,4 +1,4 @@
-//! The device itself: its facts, allocation and import of weights.
+//! [`CpuBackend`]: device description, allocation, and import of weights.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::buffer::{ALIGN, HostBuffer};
 use crate::options::{CpuOptions, Notice, Priority};
 use crate::program::CpuProgram;
 use crate::queue::CpuQueue;
-use crate::seats::{Seat, Seats};
+use crate::seats::{CpuBinding, ThreadPlan};
 use crate::simd::Kernels;
 use crate::thread_pool::{IdleTimes, ThreadPool};
 use crate::topology::Topology;
@@ -25,64 +25,68 @@ use crate::{affinity, kernels, machine};
 
 /// The CPU as a device: tensors in host memory, programs run by a thread pool.
 ///
-/// All work is done when a call returns; one lock serialises all queues.
+/// Calls are synchronous: the work is complete when a call returns. One lock serialises all queues.
 #[derive(Debug)]
 pub struct CpuBackend {
     info: DeviceInfo,
     kernels: Kernels,
     n_threads: usize,
-    /// CPUs of the nodes over which weights are placed; empty where the system places them.
+    /// CPUs of each NUMA node over which weights are spread; empty if the operating system places
+    /// the weights.
     nodes: Vec<Vec<usize>>,
-    /// Whether memory is still locked; cleared after the first failure.
+    /// Whether new tensor memory is locked; cleared after the first failure.
     lock: AtomicBool,
     notice: Notice,
-    shared: Arc<Shared>,
+    shared: Arc<DeviceState>,
 }
 
 /// State shared by the queues of one device.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct DeviceState {
     pool: Mutex<ThreadPool>,
-    /// Threads that run programs of one token, and of more.
+    /// Number of threads for programs of one token, and for programs of several tokens.
     active: [usize; 2],
 }
 
-impl Shared {
-    /// Number of threads for a program of one token, or of `many`.
+impl DeviceState {
+    /// Number of threads for a program of one token, or of several tokens if `many`.
     pub(crate) fn n_active(&self, many: bool) -> usize {
         self.active[usize::from(many)]
     }
 
     /// Locks tensor memory: only the holder of this guard may access it.
     pub(crate) fn lock(&self) -> MutexGuard<'_, ThreadPool> {
-        // A panic in a region is caught inside it, so the pool stays usable after a poisoned lock.
+        // Each parallel region catches its own panics, so the pool stays usable after a poisoned
+        // lock.
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl CpuBackend {
-    /// The CPU with a thread pool of its own. If the system refuses some threads, the pool is
-    /// smaller.
+    /// Creates the CPU device with its own thread pool. The pool is smaller than requested if the
+    /// system refuses to start some threads.
     #[must_use]
     pub fn new(options: CpuOptions) -> Arc<CpuBackend> {
-        CpuBackend::on(&Topology::of_this_machine(), options)
+        CpuBackend::with_topology(&Topology::of_this_machine(), options)
     }
 
-    /// A thread pool for `topology`, on this machine.
-    fn on(topology: &Topology, options: CpuOptions) -> Arc<CpuBackend> {
-        let mut plan = Seats::plan(topology, &options, affinity::here());
+    /// [`Self::new`] with a given `topology`; tests pass the topology of another machine.
+    fn with_topology(topology: &Topology, options: CpuOptions) -> Arc<CpuBackend> {
+        let mut plan = ThreadPlan::plan(topology, &options, affinity::current_cpu());
         let notice = options.notice;
         if let Some(refused) = plan.refused.take() {
-            notice.tell(&refused);
+            notice.send(&refused);
         }
-        bind_or_tell(&mut plan.seats, &notice);
+        check_bindings(&mut plan.bindings, &notice);
         if let Some(niceness) = niceness(options.priority)
-            && let Err(error) = affinity::nice(niceness)
+            && let Err(error) = affinity::set_niceness(niceness)
         {
-            notice.tell(&format!("cannot change the thread priority: {error}"));
+            notice.send(&format!(
+                "cannot change the thread priority: {error}; threads keep their priority"
+            ));
         }
         let idle_times = options.poll.map_or_else(IdleTimes::default, IdleTimes::percent);
-        let pool = ThreadPool::new(&plan.seats, idle_times);
+        let pool = ThreadPool::new(&plan.bindings, idle_times);
         let (n_threads, kernels) = (pool.n_threads(), Kernels::best());
         let active = plan.active.map(|n| n.min(n_threads));
         let processor = machine::processor().unwrap_or_else(|| "unknown processor".to_owned());
@@ -94,7 +98,7 @@ impl CpuBackend {
             max_binding: Bytes::MAX,
             hand_off: false,
         };
-        let shared = Arc::new(Shared { pool: Mutex::new(pool), active });
+        let shared = Arc::new(DeviceState { pool: Mutex::new(pool), active });
         let (nodes, lock) = (plan.nodes, AtomicBool::new(options.lock));
         Arc::new(CpuBackend { info, kernels, n_threads, nodes, lock, notice, shared })
     }
@@ -105,21 +109,21 @@ impl CpuBackend {
         self.n_threads
     }
 
-    /// Locks the memory so that the system cannot page it out, if the user requested that.
+    /// Locks `buffer` if the user requested locked memory, so that the system cannot page it out.
     fn locked(&self, mut buffer: HostBuffer) -> Box<HostBuffer> {
         if self.lock.load(Ordering::Relaxed)
             && let Err(error) = buffer.lock()
             && self.lock.swap(false, Ordering::Relaxed)
         {
             let limit = affinity::lock_limit().map_or_else(String::new, |limit| {
-                format!(" (the limit is {}: ulimit -l)", Bytes(limit))
+                format!(" (the limit is {}; raise it with ulimit -l)", Bytes(limit))
             });
-            self.notice.tell(&format!("cannot lock all memory: {error}{limit}"));
+            self.notice.send(&format!("cannot lock all memory: {error}{limit}"));
         }
         Box::new(buffer)
     }
 
-    fn room(&self, label: &str, len: Option<usize>) -> Result<HostBuffer> {
+    fn allocate(&self, label: &str, len: Option<usize>) -> Result<HostBuffer> {
         len.and_then(HostBuffer::zeroed).ok_or_else(|| Error::OutOfMemory {
             device: self.info.name.clone(),
             label: label.to_owned(),
@@ -129,26 +133,27 @@ impl CpuBackend {
     }
 }
 
-/// Tests whether threads can be bound as planned; if not, none is bound.
-fn bind_or_tell(seats: &mut [Seat], notice: &Notice) {
-    let bind = |seat: &Seat| {
-        if seat.cpus.is_empty() {
+/// Tests whether the planned CPU bindings work. If one fails, removes all of them and reports the
+/// error.
+fn check_bindings(bindings: &mut [CpuBinding], notice: &Notice) {
+    let bind = |binding: &CpuBinding| {
+        if binding.cpus.is_empty() {
             Ok(())
         } else {
-            // Tested on a separate thread, so that the caller's affinity is unchanged.
-            thread::scope(|scope| match scope.spawn(|| affinity::bind(&seat.cpus)).join() {
+            // A separate thread tests the binding, so that the caller's affinity stays unchanged.
+            thread::scope(|scope| match scope.spawn(|| affinity::bind(&binding.cpus)).join() {
                 Ok(bound) => bound.map(drop),
                 Err(_) => Err(io::ErrorKind::Other.into()),
             })
         }
     };
-    if let Some(error) = seats.iter().find_map(|seat| bind(seat).err()) {
-        notice.tell(&format!("threads are not bound to CPUs: {error}"));
-        seats.iter_mut().for_each(|seat| seat.cpus.clear());
+    if let Some(error) = bindings.iter().find_map(|binding| bind(binding).err()) {
+        notice.send(&format!("threads are not bound to CPUs: {error}; the system schedules them"));
+        bindings.iter_mut().for_each(|binding| binding.cpus.clear());
     }
 }
 
-/// The Linux niceness of a priority, in llama.cpp's steps.
+/// The Linux niceness for a priority, as in llama.cpp; `None` keeps the current niceness.
 fn niceness(priority: Priority) -> Option<i32> {
     match priority {
         Priority::Low => Some(5),
@@ -159,13 +164,14 @@ fn niceness(priority: Priority) -> Option<i32> {
     }
 }
 
-/// The source's own bytes, if the pack equals them and kernels can read them in place.
-fn in_place(pack: &PackDesc, source: &HostRows) -> Option<SharedBytes> {
+/// The source bytes, if they already have the packed layout and kernels can read them in place.
+fn packed_in_place(pack: &PackDesc, source: &HostRows) -> Option<SharedBytes> {
     let bytes = match source.source() {
         Source::Mapped(bytes) | Source::Owned(bytes) => bytes,
         Source::Paged(_) => return None,
     };
-    // Blocks are read at any address, but F32 and U32 tensors are also used as plain slices.
+    // Kernels read quantised blocks at any address, but F32 and U32 tensors as slices, which must
+    // be aligned.
     let aligned = !matches!(pack.source.format, Format::F32 | Format::U32)
         || (**bytes).as_ref().as_ptr().cast::<f32>().is_aligned();
     (is_whole(pack) && aligned).then(|| Arc::clone(bytes))
@@ -193,7 +199,7 @@ impl Backend for CpuBackend {
     }
 
     fn alloc(&self, label: &str, desc: &TensorDesc) -> Result<Box<dyn RawBuffer>> {
-        Ok(self.locked(self.room(label, plain_size(desc))?))
+        Ok(self.locked(self.allocate(label, plain_size(desc))?))
     }
 
     fn pack_size(&self, pack: &PackDesc, mapped: bool) -> Bytes {
@@ -210,18 +216,18 @@ impl Backend for CpuBackend {
         pack: &PackDesc,
         source: &HostRows,
     ) -> Result<Box<dyn RawBuffer>> {
-        if let Some(bytes) = in_place(pack, source) {
-            let mut buffer = HostBuffer::kept(bytes);
+        if let Some(bytes) = packed_in_place(pack, source) {
+            let mut buffer = HostBuffer::from_shared(bytes);
             buffer.place(&self.nodes);
             return Ok(self.locked(buffer));
         }
-        let mut buffer = self.room(label, plain_size(&pack.packed()?))?;
+        let mut buffer = self.allocate(label, plain_size(&pack.packed()?))?;
         buffer.place(&self.nodes);
         pack_plain(pack, source, buffer.bytes_mut(), self.n_threads)?;
         Ok(self.locked(buffer))
     }
 
-    fn takes_columns(&self) -> bool {
+    fn supports_column_views(&self) -> bool {
         true
     }
 
@@ -243,9 +249,9 @@ impl Backend for CpuBackend {
         check_plain(pack, (*bytes).as_ref())?;
         let start = (*bytes).as_ref().as_ptr();
         if !start.addr().is_multiple_of(ALIGN) {
-            return Err(Error::shape("adopt", "bytes", "an aligned pack", format!("{start:p}")));
+            return Err(Error::shape("adopt", "bytes", "64-byte aligned", format!("at {start:p}")));
         }
-        let mut buffer = HostBuffer::kept(bytes);
+        let mut buffer = HostBuffer::from_shared(bytes);
         buffer.place(&self.nodes);
         Ok(self.locked(buffer))
     }
@@ -280,7 +286,7 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Refuses ops that write to memory used in place, which belongs to a file.
+/// Refuses ops that write to source bytes used in place, for example a mapped file.
 fn check_writable(device: &str, ops: &[Op]) -> Result<()> {
     for op in ops {
         let mut kept = None;
@@ -291,7 +297,7 @@ fn check_writable(device: &str, ops: &[Op]) -> Result<()> {
             }
         });
         if let Some(operand) = kept {
-            let reason = format!("operand {operand} is read-only memory of a file");
+            let reason = format!("operand {operand} is read-only: its memory belongs to a file");
             return Err(Error::Unsupported { op: op.name(), device: device.to_owned(), reason });
         }
     }

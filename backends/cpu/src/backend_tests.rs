@@ -6,41 +6,48 @@ use super::*;
 use crate::options::Numa;
 use crate::topology::tests::Machine;
 
-/// Options whose notices are collected.
-fn heard(options: CpuOptions) -> (CpuOptions, Arc<Mutex<Vec<String>>>) {
-    let heard = Arc::new(Mutex::new(Vec::new()));
-    let ear = Arc::clone(&heard);
-    let notice = Notice::new(move |text| ear.lock().unwrap().push(text.to_owned()));
-    (CpuOptions { notice, ..options }, heard)
+/// Returns `options` with a notice handler, and the list to which the handler adds its messages.
+fn collect_notices(options: CpuOptions) -> (CpuOptions, Arc<Mutex<Vec<String>>>) {
+    let notices = Arc::new(Mutex::new(Vec::new()));
+    let list = Arc::clone(&notices);
+    let notice = Notice::new(move |text| list.lock().unwrap().push(text.to_owned()));
+    (CpuOptions { notice, ..options }, notices)
 }
 
-/// Two nodes: one ticket each, weights placed over both, results as on one node.
+/// With two NUMA nodes, weights are spread over both and the results are those of one node.
 #[test]
 fn two_nodes_pass_the_suite() {
     let topology = Topology::read(Machine::two_sockets().root()).unwrap();
     let options =
         CpuOptions { threads: Some(4), numa: Some(Numa::Distribute), ..Default::default() };
-    let (options, heard) = heard(options);
-    let backend = CpuBackend::on(&topology, options);
-    assert_eq!((backend.n_threads(), backend.nodes.len()), (4, 2));
-    // The second node's CPUs do not exist, unless this machine is large.
-    assert!(heard.lock().unwrap().len() <= 1);
-    conformance::check(&Device::new(backend, DeviceId(0), Bytes::MAX));
+    let devices = [0, 1].map(|number| {
+        let (options, notices) = collect_notices(options.clone());
+        let backend = CpuBackend::with_topology(&topology, options);
+        assert_eq!((backend.n_threads(), backend.nodes.len()), (4, 2));
+        // Binding fails, with one message, if this machine has no CPUs with the second node's
+        // numbers.
+        assert!(notices.lock().unwrap().len() <= 1);
+        Device::new(backend, DeviceId(number), Bytes::MAX)
+    });
+    let report = conformance::run_in_parallel(&devices, &[""]);
+    assert_eq!(report.n_failed(), 0, "\n{report}");
 }
 
 #[test]
-fn what_the_system_refuses_is_told() {
+fn a_refused_binding_is_reported() {
     let options = CpuOptions { strict: true, threads: Some(2), ..Default::default() };
-    let (options, heard) = heard(CpuOptions { cpus: Some(vec![5000, 5001]), ..options });
-    let backend = CpuBackend::on(&Topology::alike(6000), options);
-    let heard = heard.lock().unwrap();
-    assert!(heard[0].starts_with("threads are not bound to CPUs: "), "{heard:?}");
-    assert_eq!((heard.len(), backend.n_threads()), (1, 2));
+    let (options, notices) =
+        collect_notices(CpuOptions { cpus: Some(vec![5000, 5001]), ..options });
+    let backend = CpuBackend::with_topology(&Topology::uniform(6000), options);
+    let notices = notices.lock().unwrap();
+    assert!(notices[0].starts_with("threads are not bound to CPUs: "), "{notices:?}");
+    assert_eq!((notices.len(), backend.n_threads()), (1, 2));
 }
 
 #[test]
-fn locked_memory_is_locked_or_it_is_told() {
-    let (options, heard) = heard(CpuOptions { threads: Some(1), lock: true, ..Default::default() });
+fn memory_is_locked_or_the_failure_is_reported() {
+    let (options, notices) =
+        collect_notices(CpuOptions { threads: Some(1), lock: true, ..Default::default() });
     let device = Device::new(CpuBackend::new(options), DeviceId(0), Bytes::MAX);
     let locked = || {
         let status = crate::files::text(std::path::Path::new("/proc/self/status"))?;
@@ -50,7 +57,7 @@ fn locked_memory_is_locked_or_it_is_told() {
     let Some(before) = locked() else { return };
     let tensor = device.alloc("x", TensorDesc::new(2 << 10, 1 << 10, Format::F32)).unwrap();
     let grown = locked().unwrap() >= before + (8 << 10);
-    assert_eq!(grown, heard.lock().unwrap().is_empty());
+    assert_eq!(grown, notices.lock().unwrap().is_empty());
     drop(tensor);
     assert!(locked().unwrap() < before + (8 << 10));
 }

@@ -1,13 +1,13 @@
-#![allow(unsafe_code, reason = "tensors are raw memory that several threads work on at once")]
-//! Host memory of tensors, and the views through which kernels reach it.
+#![allow(unsafe_code, reason = "several threads access tensor memory at the same time")]
+//! Host memory of tensors, and the views through which kernels access tensor memory.
 //!
 //! All unsafe access to tensor memory is in this file. It relies on three rules:
 //!
-//! 1. Tensor memory is accessed only under the device's lock: by a queue that copies, or by one
-//!    region of the pool.
-//! 2. An op does not read rows that it writes (the recorder refuses such ops), except in place
-//!    within one chunk.
-//! 3. Within a phase, chunks write disjoint ranges, and none reads a range that another writes.
+//! 1. Tensor memory is accessed only under the device's lock: by a queue that copies data, or by
+//!    one parallel region of the thread pool.
+//! 2. An op reads no rows that it writes (the recorder refuses such ops), except that a chunk may
+//!    update its own rows in place.
+//! 3. Within a phase, chunks write disjoint ranges, and no chunk reads another chunk's output.
 
 use std::alloc::{Layout as Extent, alloc_zeroed, dealloc};
 use std::fmt;
@@ -25,18 +25,18 @@ use crate::reference::Memory;
 use crate::simd::Matrix;
 use crate::thread_pool::ThreadPool;
 
-/// Alignment of memory allocated here: a cache line, and the widest vector.
+/// Alignment of allocated tensor memory in bytes: a cache line, and the widest SIMD vector.
 pub(crate) const ALIGN: usize = 64;
 
-/// Memory of one tensor: allocated here, or used in place.
+/// Memory of one tensor: allocated by this backend, or source bytes used in place.
 pub(crate) struct HostBuffer {
     start: NonNull<u8>,
     len: usize,
-    keep: Keep,
+    owner: Owner,
     locked: bool,
 }
 
-enum Keep {
+enum Owner {
     Allocated { base: NonNull<u8>, extent: Extent },
     Mapped { _pages: Pages },
     Source { _bytes: SharedBytes },
@@ -44,18 +44,18 @@ enum Keep {
 
 /// The address of memory that threads access in disjoint ranges.
 #[derive(Clone, Copy)]
-struct Shared(NonNull<u8>);
+struct SharedBuffer(NonNull<u8>);
 
-impl Shared {
+impl SharedBuffer {
     fn get(&self) -> *mut u8 {
         self.0.as_ptr()
     }
 }
 
-// SAFETY: an address; every access through it has its own argument.
-unsafe impl Sync for Shared {}
+// SAFETY: this is only an address; each access through it states its own safety argument.
+unsafe impl Sync for SharedBuffer {}
 
-// SAFETY: the buffer keeps the memory alive and in place; access follows the rules above.
+// SAFETY: the buffer keeps the memory alive at a fixed address; accesses follow the rules above.
 unsafe impl Send for HostBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for HostBuffer {}
@@ -69,7 +69,7 @@ impl fmt::Debug for HostBuffer {
 impl RawBuffer for HostBuffer {}
 
 impl HostBuffer {
-    /// Zeros, paged in as they are first accessed; `None` if memory is exhausted.
+    /// Allocates `len` zero bytes, paged in on first access; `None` if memory is exhausted.
     pub(crate) fn zeroed(len: usize) -> Option<HostBuffer> {
         if len >= LARGE {
             let mut pages = Pages::new(len).ok()?;
@@ -77,39 +77,40 @@ impl HostBuffer {
             return Some(HostBuffer {
                 start,
                 len,
-                keep: Keep::Mapped { _pages: pages },
+                owner: Owner::Mapped { _pages: pages },
                 locked: false,
             });
         }
-        // Aligned by hand: for a large alignment the allocator would touch every page.
+        // Aligned by hand, because with a large alignment the allocator would touch every page.
         let extent = Extent::from_size_align(len.checked_add(ALIGN)?, 16).ok()?;
         // SAFETY: the size is not zero.
         let base = NonNull::new(unsafe { alloc_zeroed(extent) })?;
         let shift = base.align_offset(ALIGN);
         // SAFETY: the allocation is ALIGN bytes larger than `len`, and the shift is below ALIGN.
         let start = unsafe { base.add(shift) };
-        Some(HostBuffer { start, len, keep: Keep::Allocated { base, extent }, locked: false })
+        Some(HostBuffer { start, len, owner: Owner::Allocated { base, extent }, locked: false })
     }
 
     /// Uses `source` in place, read-only.
-    pub(crate) fn kept(source: SharedBytes) -> HostBuffer {
+    pub(crate) fn from_shared(source: SharedBytes) -> HostBuffer {
         let bytes: &[u8] = (*source).as_ref();
         let (start, len) = (NonNull::from(bytes).cast(), bytes.len());
-        HostBuffer { start, len, keep: Keep::Source { _bytes: source }, locked: false }
+        HostBuffer { start, len, owner: Owner::Source { _bytes: source }, locked: false }
     }
 
-    /// Makes the system place the pages on the nodes with the given CPUs, a range for each, unless
-    /// they were accessed before. For a mapped file this reads the pages that are not in memory.
+    /// Spreads pages that were not accessed yet over NUMA nodes, each given as its CPUs: a thread
+    /// on each node touches one range. For a mapped file this reads the pages that are not in
+    /// memory.
     pub(crate) fn place(&mut self, nodes: &[Vec<usize>]) {
         if nodes.is_empty() || self.len < LARGE {
             return;
         }
-        let (start, own) = (Shared(self.start), self.is_writable());
+        let (start, own) = (SharedBuffer(self.start), self.is_writable());
         on_nodes(self.len, nodes, |range| {
             for at in first_bytes(range) {
-                // SAFETY: inside the memory, to which no one else has access yet: the buffer is
-                // borrowed exclusively, and the nodes' ranges are disjoint. Own memory is written
-                // with the value just read, a file's is only read.
+                // SAFETY: the byte is inside the buffer. No other thread accesses this byte: the
+                // buffer is borrowed exclusively and the nodes' ranges are disjoint. Allocated
+                // memory is rewritten with the value just read; file memory is only read.
                 unsafe {
                     let byte = start.get().add(at);
                     let value = byte.read_volatile();
@@ -124,32 +125,32 @@ impl HostBuffer {
     /// Locks the memory, so that the system cannot page it out.
     ///
     /// # Errors
-    /// The system's error.
+    /// The error of `mlock`.
     #[cfg(unix)]
     pub(crate) fn lock(&mut self) -> std::io::Result<()> {
         if self.len > 0 {
-            // SAFETY: memory of this length, which the buffer keeps; locking changes nothing in it.
+            // SAFETY: the buffer owns `len` bytes from `start`; locking does not change them.
             unsafe { rustix::mm::mlock(self.start.as_ptr().cast(), self.len)? };
             self.locked = true;
         }
         Ok(())
     }
 
-    /// See the version above.
+    /// Always fails: only Unix systems have `mlock`.
     #[cfg(not(unix))]
     pub(crate) fn lock(&mut self) -> std::io::Result<()> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    /// Whether the memory is owned by the buffer.
+    /// Whether the buffer owns the memory, rather than using source bytes in place.
     pub(crate) fn is_writable(&self) -> bool {
-        !matches!(self.keep, Keep::Source { .. })
+        !matches!(self.owner, Owner::Source { .. })
     }
 
-    /// All bytes of a buffer that is not shared yet.
+    /// All bytes, for filling the buffer before other code shares it.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        assert!(self.is_writable(), "memory used in place is not written");
-        // SAFETY: own zeroed memory of this length, borrowed for as long as the buffer is.
+        assert!(self.is_writable(), "memory used in place is read-only");
+        // SAFETY: the buffer owns `len` initialised bytes and is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
@@ -158,66 +159,66 @@ impl Drop for HostBuffer {
     fn drop(&mut self) {
         #[cfg(unix)]
         if self.locked {
-            // SAFETY: as in `lock`. If it fails, the memory stays locked until it is given back.
+            // SAFETY: as in `lock`. If unlocking fails, the memory stays locked until it is freed.
             let _ = unsafe { rustix::mm::munlock(self.start.as_ptr().cast(), self.len) };
         }
-        if let Keep::Allocated { base, extent } = self.keep {
-            // SAFETY: allocated in `zeroed` with this layout; the views' programs hold the tensor.
+        if let Owner::Allocated { base, extent } = self.owner {
+            // SAFETY: `zeroed` allocated the memory with this layout; no view outlives its tensor.
             unsafe { dealloc(base.as_ptr(), extent) }
         }
     }
 }
 
-/// Rows that an op reads, `stride` values apart.
-pub(crate) struct Reads<T> {
+/// Rows that an op reads; they begin `stride` values apart.
+pub(crate) struct ReadView<T> {
     start: *const T,
     n_rows: usize,
     n_cols: usize,
     stride: usize,
 }
 
-/// Rows that an op writes. Each access must be the only one; see the head of this file.
-pub(crate) struct Writes<T> {
+/// Rows that an op writes. Accesses must not overlap: see the rules at the head of this file.
+pub(crate) struct WriteView<T> {
     start: *mut T,
     n_rows: usize,
     n_cols: usize,
 }
 
-impl<T> Clone for Reads<T> {
+impl<T> Clone for ReadView<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<T> Copy for Reads<T> {}
-impl<T> Clone for Writes<T> {
+impl<T> Copy for ReadView<T> {}
+impl<T> Clone for WriteView<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<T> Copy for Writes<T> {}
+impl<T> Copy for WriteView<T> {}
 
-// SAFETY: views are used under the rules above, which make them shareable.
-unsafe impl<T: Sync> Send for Reads<T> {}
+// SAFETY: the rules at the head of this file exclude conflicting accesses through views.
+unsafe impl<T: Sync> Send for ReadView<T> {}
 // SAFETY: as above.
-unsafe impl<T: Sync> Sync for Reads<T> {}
+unsafe impl<T: Sync> Sync for ReadView<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Send for Writes<T> {}
+unsafe impl<T: Send> Send for WriteView<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for Writes<T> {}
+unsafe impl<T: Send> Sync for WriteView<T> {}
 
-impl<T> fmt::Debug for Reads<T> {
+impl<T> fmt::Debug for ReadView<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Reads[{}, {}]", self.n_rows, self.n_cols)
     }
 }
 
-impl<T> fmt::Debug for Writes<T> {
+impl<T> fmt::Debug for WriteView<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Writes[{}, {}]", self.n_rows, self.n_cols)
     }
 }
 
-impl<T: AnyBitPattern> Reads<T> {
+impl<T: AnyBitPattern> ReadView<T> {
     pub(crate) fn n_rows(&self) -> usize {
         self.n_rows
     }
@@ -232,8 +233,8 @@ impl<T: AnyBitPattern> Reads<T> {
 
     pub(crate) fn rows(&self, rows: Range<usize>) -> &[T] {
         assert!(rows.start <= rows.end && rows.end <= self.n_rows, "rows outside the view");
-        assert!(self.stride == self.n_cols || rows.len() < 2, "rows do not follow each other");
-        // SAFETY: inside the view, alive and initialised; it is not written now (2 and 3 above).
+        assert!(self.stride == self.n_cols || rows.len() < 2, "rows are not adjacent");
+        // SAFETY: rows inside the view, alive, initialised, not written in this phase (rules 2, 3).
         unsafe {
             std::slice::from_raw_parts(
                 self.start.add(rows.start * self.stride),
@@ -247,22 +248,21 @@ impl<T: AnyBitPattern> Reads<T> {
     }
 }
 
-impl Reads<u8> {
-    /// The rows including the gaps between them.
+impl ReadView<u8> {
+    /// All rows as a matrix whose slice includes the gaps between the rows.
     pub(crate) fn matrix(&self) -> Matrix<'_> {
         let len = match self.n_rows {
             0 => 0,
             n => (n - 1) * self.stride + self.n_cols,
         };
-        // SAFETY: from the first byte of the view to its last, whose memory is alive and
-        // initialised; the gaps between its rows belong to the same buffer, and weights are not
-        // written.
+        // SAFETY: the slice spans the view from its first byte to its last. The gaps between rows
+        // belong to the same buffer, which is alive and initialised. No op writes weights.
         let bytes = unsafe { std::slice::from_raw_parts(self.start, len) };
         Matrix::new(bytes, self.n_cols, self.stride)
     }
 }
 
-impl<T: AnyBitPattern> Writes<T> {
+impl<T: AnyBitPattern> WriteView<T> {
     pub(crate) fn n_rows(&self) -> usize {
         self.n_rows
     }
@@ -275,11 +275,11 @@ impl<T: AnyBitPattern> Writes<T> {
         self.part(row, 0..self.n_cols)
     }
 
-    #[allow(clippy::mut_from_ref, reason = "parts are disjoint: see the head of this file")]
+    #[allow(clippy::mut_from_ref, reason = "accesses are disjoint: see the head of this file")]
     pub(crate) fn part(&self, row: usize, cols: Range<usize>) -> &mut [T] {
         let inside = row < self.n_rows && cols.start <= cols.end && cols.end <= self.n_cols;
-        assert!(inside, "part outside the view");
-        // SAFETY: inside the view, alive and initialised; no other chunk uses it (3 above).
+        assert!(inside, "columns outside the view");
+        // SAFETY: a range inside the view, alive, initialised, used by no other chunk (rule 3).
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.start.add(row * self.n_cols + cols.start),
@@ -293,10 +293,10 @@ impl<T: AnyBitPattern> Writes<T> {
         self.reads_rows(row..row + 1)
     }
 
-    /// Some rows, for reading in a phase that does not write them.
+    /// Several rows, for reading in a phase that does not write them.
     pub(crate) fn reads_rows(&self, rows: Range<usize>) -> &[T] {
         assert!(rows.start <= rows.end && rows.end <= self.n_rows, "rows outside the view");
-        // SAFETY: inside the view, alive and initialised; not written in this phase (3 above).
+        // SAFETY: rows inside the view, alive, initialised, not written in this phase (rule 3).
         unsafe {
             std::slice::from_raw_parts(
                 self.start.add(rows.start * self.n_cols),
@@ -305,10 +305,10 @@ impl<T: AnyBitPattern> Writes<T> {
         }
     }
 
-    /// The same rows, for reading in a phase that does not write them.
-    pub(crate) fn reads(&self) -> Reads<T> {
-        let Writes { start, n_rows, n_cols } = *self;
-        Reads { start, n_rows, n_cols, stride: n_cols }
+    /// A read-only view of all rows, for phases that do not write them.
+    pub(crate) fn reads(&self) -> ReadView<T> {
+        let WriteView { start, n_rows, n_cols } = *self;
+        ReadView { start, n_rows, n_cols, stride: n_cols }
     }
 }
 
@@ -321,10 +321,10 @@ pub(crate) struct Span<T> {
     of: PhantomData<T>,
 }
 
-/// Lays out the workspace of one op; planning and compiling both use it.
+/// Assigns the workspace of one op; planning and compiling both use this type.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    /// Bytes so far.
+    /// Bytes assigned so far.
     pub(crate) bytes: usize,
 }
 
@@ -357,13 +357,13 @@ impl<'a> Binder<'a> {
         tensor.raw().expect("tensors of this device are host buffers")
     }
 
-    /// Start of a tensor in rows, bytes of a row, and from one row to the next.
+    /// Address of a row-major tensor's first row, bytes of a row, and bytes between row starts.
     fn locate_rows(tensor: &Tensor) -> (*mut u8, usize, usize) {
         let (buffer, desc) = (Self::buffer(tensor), tensor.desc());
         let bytes = |n_cols| desc.format.row_bytes(n_cols).expect("tensors have whole blocks");
         let (row, stride) = (bytes(desc.n_cols), bytes(tensor.whole().n_cols));
         let (at, first) = (bytes(tensor.first_col()), tensor.first_row() * stride);
-        assert!(desc.layout == Layout::Rows, "{desc} is not in rows");
+        assert!(desc.layout == Layout::Rows, "{desc} is not row-major");
         let inside = at + row <= stride && first + desc.n_rows * stride <= buffer.len;
         assert!(inside, "{desc} does not fit its buffer");
         // SAFETY: inside the buffer, as just checked.
@@ -373,49 +373,49 @@ impl<'a> Binder<'a> {
     /// Start and bytes per row of a tensor whose rows are adjacent.
     fn locate(tensor: &Tensor) -> (*mut u8, usize) {
         let (start, row, stride) = Self::locate_rows(tensor);
-        assert!(row == stride, "only matrix products read columns of {}", tensor.whole());
+        assert!(row == stride, "only matrix products read column ranges of {}", tensor.whole());
         (start, row)
     }
 
-    /// The values of a tensor whose format is `T` in memory (F32, U32), or its bytes.
-    pub(crate) fn read<T: AnyBitPattern>(&self, tensor: &Tensor) -> Reads<T> {
+    /// A view for reading a tensor's values (`T` is the type of its format), or bytes (`u8`).
+    pub(crate) fn read<T: AnyBitPattern>(&self, tensor: &Tensor) -> ReadView<T> {
         let (start, row, stride) = Self::locate_rows(tensor);
         let start = start.cast_const().cast::<T>();
         assert!(start.is_aligned(), "{} is not aligned", tensor.desc());
         let [n_cols, stride] = [row, stride].map(|bytes| bytes / size_of::<T>());
-        Reads { start, n_rows: tensor.desc().n_rows, n_cols, stride }
+        ReadView { start, n_rows: tensor.desc().n_rows, n_cols, stride }
     }
 
-    /// See [`Binder::read`].
-    pub(crate) fn write<T: AnyBitPattern>(&self, tensor: &Tensor) -> Writes<T> {
-        assert!(Self::buffer(tensor).is_writable(), "memory used in place is not written");
-        let Reads { start, n_rows, n_cols, stride } = self.read::<T>(tensor);
-        assert!(stride == n_cols, "columns are not written");
-        Writes { start: start.cast_mut(), n_rows, n_cols }
+    /// A view for writing; see [`Binder::read`].
+    pub(crate) fn write<T: AnyBitPattern>(&self, tensor: &Tensor) -> WriteView<T> {
+        assert!(Self::buffer(tensor).is_writable(), "memory used in place is read-only");
+        let ReadView { start, n_rows, n_cols, stride } = self.read::<T>(tensor);
+        assert!(stride == n_cols, "an op cannot write a column range");
+        WriteView { start: start.cast_mut(), n_rows, n_cols }
     }
 
     /// All bytes of the buffer behind a view, as one row.
-    pub(crate) fn whole(&self, tensor: &Tensor) -> Reads<u8> {
+    pub(crate) fn whole(&self, tensor: &Tensor) -> ReadView<u8> {
         let buffer = Self::buffer(tensor);
         let start = buffer.start.as_ptr();
-        Reads { start, n_rows: 1, n_cols: buffer.len, stride: buffer.len }
+        ReadView { start, n_rows: 1, n_cols: buffer.len, stride: buffer.len }
     }
 
-    /// Access to tensor memory for the reference.
+    /// Access to tensor memory for the reference implementation.
     pub(crate) fn memory(&self) -> HostMemory {
         HostMemory(())
     }
 
-    /// A transposed tensor: its layout, all its bytes, and the slot of its first row.
-    pub(crate) fn transposed(&self, tensor: &Tensor) -> (TransposedLayout, Reads<u8>, usize) {
-        let layout = hal::pack::transposed(&tensor.whole()).expect("packed by this layout");
+    /// For a transposed tensor: the layout, all bytes of the buffer, and the slot of the first row.
+    pub(crate) fn transposed(&self, tensor: &Tensor) -> (TransposedLayout, ReadView<u8>, usize) {
+        let layout = hal::pack::transposed(&tensor.whole()).expect("the tensor is transposed");
         let bytes = self.whole(tensor);
         assert!(layout.n_bytes == bytes.n_cols, "{} does not fill its buffer", tensor.desc());
         (layout, bytes, tensor.first_row())
     }
 
     /// A range of the workspace.
-    pub(crate) fn scratch<T: AnyBitPattern>(&self, span: &Span<T>) -> Writes<T> {
+    pub(crate) fn scratch<T: AnyBitPattern>(&self, span: &Span<T>) -> WriteView<T> {
         let (n_rows, n_cols) = (span.n_rows, span.n_cols);
         let bytes = n_rows * n_cols * size_of::<T>();
         let start = match self.workspace.map(Self::buffer) {
@@ -425,21 +425,21 @@ impl<'a> Binder<'a> {
                 unsafe { buffer.start.as_ptr().add(span.at) }.cast::<T>()
             }
             None => {
-                assert!(bytes == 0, "an op with scratch was given no workspace");
+                assert!(bytes == 0, "an op needs workspace but has none");
                 NonNull::<T>::dangling().as_ptr()
             }
         };
-        Writes { start, n_rows, n_cols }
+        WriteView { start, n_rows, n_cols }
     }
 }
 
 /// Tensor memory for a queue that holds the device's lock.
-pub(crate) struct Locked<'a>(PhantomData<&'a mut ThreadPool>);
+pub(crate) struct LockedMemory<'a>(PhantomData<&'a mut ThreadPool>);
 
-impl<'a> Locked<'a> {
+impl<'a> LockedMemory<'a> {
     /// The guard proves that nothing else accesses tensor memory while it is borrowed.
-    pub(crate) fn new(_lock: &'a mut MutexGuard<'_, ThreadPool>) -> Locked<'a> {
-        Locked(PhantomData)
+    pub(crate) fn new(_lock: &'a mut MutexGuard<'_, ThreadPool>) -> LockedMemory<'a> {
+        LockedMemory(PhantomData)
     }
 
     /// The bytes of a view of whole rows.
@@ -453,7 +453,7 @@ impl<'a> Locked<'a> {
     /// The bytes of a view of whole rows, writable.
     pub(crate) fn bytes_mut<'b>(&'b mut self, tensor: &'b Tensor) -> &'b mut [u8] {
         let (start, row) = Binder::locate(tensor);
-        assert!(Binder::buffer(tensor).is_writable(), "memory used in place is not written");
+        assert!(Binder::buffer(tensor).is_writable(), "memory used in place is read-only");
         // SAFETY: as above; this borrow is the only one.
         unsafe { std::slice::from_raw_parts_mut(start, tensor.desc().n_rows * row) }
     }
@@ -461,16 +461,16 @@ impl<'a> Locked<'a> {
     /// All bytes of the buffer behind a view, writable.
     pub(crate) fn whole_mut<'b>(&'b mut self, tensor: &'b Tensor) -> &'b mut [u8] {
         let buffer = Binder::buffer(tensor);
-        assert!(buffer.is_writable(), "memory used in place is not written");
+        assert!(buffer.is_writable(), "memory used in place is read-only");
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts_mut(buffer.start.as_ptr(), buffer.len) }
     }
 
-    /// Copies one view to another of the same shape that does not overlap it.
+    /// Copies `src` to `dst`; the views must have the same shape and not overlap.
     pub(crate) fn copy(&mut self, src: &Tensor, dst: &Tensor) {
         assert!(
             src.desc() == dst.desc() && !src.overlaps(dst),
-            "views of different shapes or overlapping"
+            "the views differ in shape or overlap"
         );
         let (from, row) = Binder::locate(src);
         let to = self.bytes_mut(dst);
@@ -479,7 +479,7 @@ impl<'a> Locked<'a> {
     }
 }
 
-/// Host memory for the reference, which runs on one worker while the others are idle.
+/// Host memory for the reference implementation, which runs while only one worker is active.
 #[derive(Debug)]
 pub(crate) struct HostMemory(());
 
@@ -493,7 +493,7 @@ impl Memory for HostMemory {
 
     fn write(&self, tensor: &Tensor, f: &mut dyn FnMut(&mut [u8])) {
         let buffer = Binder::buffer(tensor);
-        assert!(buffer.is_writable(), "memory used in place is not written");
+        assert!(buffer.is_writable(), "memory used in place is read-only");
         // SAFETY: as above.
         f(unsafe { std::slice::from_raw_parts_mut(buffer.start.as_ptr(), buffer.len) });
     }

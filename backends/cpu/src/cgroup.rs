@@ -1,4 +1,5 @@
-//! Container limits: control groups of both versions, from the process's own group up to the root.
+//! Container limits from cgroup v1 and v2, of every group from the process's own group up to the
+//! root group.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -7,13 +8,14 @@ use crate::files::{number, text};
 /// Memory that the control groups allow this process, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {
-    /// The smallest limit.
+    /// The smallest limit of any group.
     pub(crate) total: u64,
-    /// The smallest remainder below any limit; file pages that can be dropped count as free.
+    /// The smallest difference between a group's limit and its use. Cached file pages that the
+    /// kernel can drop count as free.
     pub(crate) free: u64,
 }
 
-/// Whole CPUs that the groups' quotas allow, at least one; `None` without a quota.
+/// Number of whole CPUs that the smallest CPU quota allows, at least one; `None` without a quota.
 pub(crate) fn cpus(root: &Path) -> Option<usize> {
     let quota = |folder: PathBuf| {
         let v2 = text(&folder.join("cpu.max"));
@@ -31,7 +33,7 @@ pub(crate) fn cpus(root: &Path) -> Option<usize> {
     folders(root, "cpu").into_iter().filter_map(quota).min()
 }
 
-/// Limits of memory, if there are any.
+/// Memory limits of this process's groups; `None` without a limit.
 pub(crate) fn memory(root: &Path) -> Option<MemoryLimit> {
     let mut tightest: Option<MemoryLimit> = None;
     for folder in folders(root, "memory") {
@@ -39,7 +41,7 @@ pub(crate) fn memory(root: &Path) -> Option<MemoryLimit> {
         let limits = ["memory.max", "memory.high", "memory.limit_in_bytes"];
         let Some(limit) = limits.into_iter().filter_map(read).min() else { continue };
         let used = read("memory.current").or_else(|| read("memory.usage_in_bytes")).unwrap_or(0);
-        let used = used.saturating_sub(droppable(&folder).unwrap_or(0));
+        let used = used.saturating_sub(reclaimable_cache(&folder).unwrap_or(0));
         let free = limit.saturating_sub(used);
         let so_far = tightest.unwrap_or(MemoryLimit { total: u64::MAX, free: u64::MAX });
         tightest =
@@ -48,8 +50,8 @@ pub(crate) fn memory(root: &Path) -> Option<MemoryLimit> {
     tightest
 }
 
-/// Cached pages of files that were not used recently.
-fn droppable(folder: &Path) -> Option<u64> {
+/// Bytes of cached file pages that were not used recently, so that the kernel can drop them.
+fn reclaimable_cache(folder: &Path) -> Option<u64> {
     let stat = text(&folder.join("memory.stat"))?;
     let value = |name: &str| {
         let line = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
@@ -58,7 +60,7 @@ fn droppable(folder: &Path) -> Option<u64> {
     value("total_inactive_file").or_else(|| value("inactive_file"))
 }
 
-/// The folders of this process's groups that may have files of `controller`, including the root's.
+/// Directories of this process's groups, up to the root group, that may have files of `controller`.
 fn folders(root: &Path, controller: &str) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let groups = text(&root.join("proc/self/cgroup")).unwrap_or_default();
@@ -70,8 +72,8 @@ fn folders(root: &Path, controller: &str) -> Vec<PathBuf> {
             named if named.split(',').any(|name| name == controller) => [named, controller],
             _ => continue,
         };
-        // In a container the path may be the host's, which does not exist here: its parents lead
-        // to the root.
+        // Inside a container the path may be a path on the host that does not exist. Its ancestors
+        // still lead to the container's root group.
         let names =
             Path::new(path).components().filter(|part| matches!(part, Component::Normal(_)));
         let group: PathBuf = names.collect();

@@ -1,27 +1,28 @@
-//! Small text files in which the system describes itself, below a root that tests can replace.
+//! Reads the small text files of `/proc` and `/sys`. Tests replace the root directory.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// Bytes past this limit are not read.
-const LONGEST: u64 = 1 << 20;
-/// CPU numbers from here on are treated as invalid.
+/// Maximum number of bytes read from a file.
+const MAX_BYTES: u64 = 1 << 20;
+/// CPU numbers of at least this value are invalid.
 pub(crate) const MAX_CPUS: usize = 8192;
 
-/// A file's text, up to the length limit.
+/// The text of a file, up to [`MAX_BYTES`]; `None` if the file cannot be read.
 pub(crate) fn text(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
-    File::open(path).ok()?.take(LONGEST).read_to_end(&mut bytes).ok()?;
+    File::open(path).ok()?.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A file that holds one number.
+/// The number in a file; `None` if the file cannot be read or is not a number.
 pub(crate) fn number(path: &Path) -> Option<u64> {
     text(path)?.trim().parse().ok()
 }
 
-/// Parses a list of CPUs as the kernel writes it: `0-3,8,10-11`. `None` if any part is invalid.
+/// Parses a list of CPUs in the kernel's notation, such as `0-3,8,10-11`; `None` if any item is
+/// invalid.
 pub(crate) fn cpu_list(text: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for item in text.trim().split(',').filter(|item| !item.is_empty()) {
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_cpus() {
+    fn cpu_lists_are_parsed() {
         assert_eq!(cpu_list("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
         assert_eq!(cpu_list("5,1-2,1"), Some(vec![1, 2, 5]));
         assert_eq!(cpu_list("\n"), Some(vec![]));

@@ -1,4 +1,4 @@
-//! The CPU as a device: the reference kernels, the fast ones, and the thread pool that runs them.
+//! The CPU backend: reference kernels, fast kernels, and the thread pool that runs them.
 
 mod affinity;
 mod backend;

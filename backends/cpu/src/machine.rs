@@ -7,8 +7,8 @@ use hal::{Bytes, MemoryReport};
 use crate::cgroup;
 use crate::files::text;
 
-/// Memory that this process may use, on Linux: the machine's, or what the container's limits
-/// leave.
+/// Total and free memory that this process may use, within its container's limits. Unknown outside
+/// Linux.
 pub(crate) fn memory() -> MemoryReport {
     memory_below(Path::new("/"))
 }
@@ -29,7 +29,7 @@ fn field(text: &str, name: &str) -> Option<Bytes> {
     Some(Bytes(kibibytes.checked_mul(1024)?))
 }
 
-/// The processor's name, on Linux.
+/// The processor's name; `None` if `/proc/cpuinfo` does not report it.
 pub(crate) fn processor() -> Option<String> {
     let text = text(Path::new("/proc/cpuinfo"))?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
@@ -42,7 +42,7 @@ mod tests {
     use crate::topology::tests::Machine;
 
     #[test]
-    fn fields_of_meminfo() {
+    fn meminfo_fields_are_read() {
         let text = "MemTotal:       24000 kB\nMemFree:  5 kB\nMemAvailable:   7 kB\nOdd: 3\n";
         assert_eq!(field(text, "MemTotal:"), Some(Bytes(24000 * 1024)));
         assert_eq!(field(text, "MemAvailable:"), Some(Bytes(7 * 1024)));
@@ -61,7 +61,8 @@ mod tests {
     #[test]
     fn a_container_limits_memory() {
         assert_eq!(report(&[]), (Some(1000), Some(600)));
-        // Version 2, the limit one level up; droppable file pages do not count as used.
+        // cgroup v2 with the limit one level up. File pages that the kernel can drop do not count
+        // as used.
         let v2 = [
             ("proc/self/cgroup", "0::/app/worker\n"),
             ("sys/fs/cgroup/app/worker/memory.max", "max\n"),
@@ -71,10 +72,11 @@ mod tests {
             ("sys/fs/cgroup/app/memory.stat", "anon 5\ninactive_file 102400\n"),
         ];
         assert_eq!(report(&v2), (Some(500), Some(300)));
-        // `high` throttles before `max` kills.
+        // The kernel throttles at `memory.high`, below `memory.max`, so the lower limit counts.
         let high = ("sys/fs/cgroup/app/memory.high", "409600\n");
         assert_eq!(report(&[&v2[..], &[high]].concat()), (Some(400), Some(200)));
-        // Version 1 in a container: the path is the host's, the files are at the mount.
+        // cgroup v1 in a container: the path is a path on the host; the files are at the mount
+        // point.
         let v1 = [
             ("proc/self/cgroup", "7:memory:/docker/0123\n3:cpu,cpuacct:/docker/0123\n"),
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "204800\n"),
@@ -86,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_limits_are_no_limits() {
+    fn invalid_limits_are_ignored() {
         for text in ["", "-1", "lots", "99999999999999999999999", "\0\0"] {
             let files = [
                 ("proc/self/cgroup", "0::/../../etc\n:\nx\n1:memory\n"),

@@ -3,41 +3,42 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::seats::Seats;
+use crate::seats::ThreadPlan;
 use crate::topology::Topology;
 
 /// User options of the CPU backend.
 #[derive(Clone, Debug, Default)]
 pub struct CpuOptions {
-    /// Threads, including the calling one; `None` for the physical cores (only the fast ones on a
-    /// hybrid CPU) that this process may use.
+    /// Number of threads, including the calling thread. `None` means one thread per physical core
+    /// among the usable CPUs (performance cores only, on a hybrid CPU), at most the container's CPU
+    /// quota.
     pub threads: Option<usize>,
-    /// Threads for programs of more than one token, if different.
+    /// Number of threads for programs of more than one token; `None` uses `threads`.
     pub threads_batch: Option<usize>,
-    /// CPUs to run on, by the system's numbers; `None` for all that the process may use.
+    /// Numbers of the CPUs to run on; `None` for all CPUs that the process may use.
     pub cpus: Option<Vec<usize>>,
-    /// Bind each thread to one CPU instead of all of them to the same set.
+    /// Binds each thread to one CPU instead of a set of CPUs.
     pub strict: bool,
-    /// How threads and weights are spread over NUMA nodes; `None` leaves that to the system.
+    /// How threads and weights are spread over NUMA nodes; `None` leaves their placement to the
+    /// operating system.
     pub numa: Option<Numa>,
-    /// The threads' priority.
+    /// Priority of the threads.
     pub priority: Priority,
-    /// How long an idle thread spins before it parks, in percent of the maximum: 0 parks at once,
-    /// 50 is the default.
+    /// How long an idle thread polls before it parks, in percent of the maximum of 160
+    /// microseconds: 0 parks immediately; `None` means 50.
     pub poll: Option<u8>,
-    /// Lock tensor memory, so that the system cannot page it out.
+    /// Locks tensor memory, so that the system cannot page it out.
     pub lock: bool,
     /// Receives a message for each request that the system refuses.
     pub notice: Notice,
 }
 
-/// How threads and weights are spread over NUMA nodes. Both always stay within the process's
-/// affinity.
+/// How threads and weights are spread over NUMA nodes, within the process's CPU affinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numa {
     /// Over all nodes.
     Distribute,
-    /// On the node on which the program was started.
+    /// On the node of the CPU that runs the calling thread when the backend is created.
     Isolate,
     /// As set up by `numactl`: the same as [`Numa::Distribute`] within the affinity.
     Numactl,
@@ -53,7 +54,7 @@ pub enum Priority {
     Normal,
     /// Above other programs; the system may refuse this.
     Medium,
-    /// Further above.
+    /// Above [`Priority::Medium`]; the system may refuse this.
     High,
     /// The highest without a real-time scheduling class.
     Realtime,
@@ -64,12 +65,12 @@ pub enum Priority {
 pub struct Notice(Arc<dyn Fn(&str) + Send + Sync>);
 
 impl Notice {
-    /// Calls `tell` with each message.
-    pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Notice {
-        Notice(Arc::new(tell))
+    /// Calls `handler` with each message.
+    pub fn new(handler: impl Fn(&str) + Send + Sync + 'static) -> Notice {
+        Notice(Arc::new(handler))
     }
 
-    pub(crate) fn tell(&self, text: &str) {
+    pub(crate) fn send(&self, text: &str) {
         (self.0)(text);
     }
 }
@@ -88,9 +89,10 @@ impl fmt::Debug for Notice {
 }
 
 impl CpuOptions {
-    /// Threads for programs of one token.
+    /// Number of threads that run programs of one token on this machine.
     #[must_use]
     pub fn n_threads(&self) -> usize {
-        Seats::plan(&Topology::of_this_machine(), self, crate::affinity::here()).n_active(false)
+        ThreadPlan::plan(&Topology::of_this_machine(), self, crate::affinity::current_cpu())
+            .n_active(false)
     }
 }

@@ -1,5 +1,5 @@
-//! Large allocations: separate mappings, in huge pages if the system has them, placed by NUMA
-//! node.
+//! Large allocations: separate memory mappings, in huge pages if the system has them, spread over
+//! NUMA nodes.
 
 use std::io;
 use std::ops::Range;
@@ -8,17 +8,17 @@ use std::thread;
 
 use memmap2::MmapMut;
 
-use crate::affinity::Bound;
+use crate::affinity::BoundThread;
 use crate::thread_pool::share;
 
-/// Allocations of at least this size are separate mappings.
+/// Minimum bytes of an allocation that gets its own memory mapping.
 pub(crate) const LARGE: usize = 4 << 20;
-/// A huge page.
+/// Bytes of a huge page.
 const HUGE: usize = 2 << 20;
-/// The smallest page size.
+/// Bytes of the smallest page.
 const PAGE: usize = 4096;
 
-/// Zeros, taken from the system page by page as they are first accessed.
+/// Zeroed memory, which the system allocates page by page on first access.
 #[derive(Debug)]
 pub(crate) struct Pages {
     map: MmapMut,
@@ -29,13 +29,13 @@ impl Pages {
     /// Allocates `len` bytes that begin on a huge page.
     ///
     /// # Errors
-    /// The system's error.
+    /// The error of the system call.
     pub(crate) fn new(len: usize) -> io::Result<Pages> {
-        let room = len.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)?;
-        let map = MmapMut::map_anon(room)?;
+        let padded_len = len.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)?;
+        let map = MmapMut::map_anon(padded_len)?;
         let shift = map.as_ptr().align_offset(HUGE);
-        // Whole huge pages only, since the last one would take more memory than requested. A
-        // system without huge pages returns an error and uses small pages.
+        // Only whole huge pages are advised: a partial last page would take more memory than
+        // requested. A system without huge pages returns an error and uses small pages.
         #[cfg(target_os = "linux")]
         let _ = map.advise_range(memmap2::Advice::HugePage, shift, len / HUGE * HUGE);
         Ok(Pages { map, shift })
@@ -47,16 +47,16 @@ impl Pages {
     }
 }
 
-/// Calls `touch` for each node's range of `0..len`, on a thread bound to the node's CPUs: the
-/// system places a page on the node of the first thread that touches it. The ranges are those of a
-/// phase's chunks ([`share`]).
+/// Calls `touch` for each node's range of `0..len` on a thread bound to the node's CPUs: the system
+/// places a page on the node of the thread that first touches the page. The ranges are proportional
+/// to the nodes' ranges of chunks ([`share`]).
 pub(crate) fn on_nodes(len: usize, nodes: &[Vec<usize>], touch: impl Fn(Range<usize>) + Sync) {
     let n_pages = len.div_ceil(PAGE);
     let touch = &touch;
     thread::scope(|scope| {
         for (node, cpus) in nodes.iter().enumerate() {
             scope.spawn(move || {
-                let _bound = Bound::to(cpus);
+                let _bound = BoundThread::to(cpus);
                 let pages = share(n_pages, node, nodes.len());
                 touch((pages.start * PAGE).min(len)..(pages.end * PAGE).min(len));
             });
@@ -64,7 +64,7 @@ pub(crate) fn on_nodes(len: usize, nodes: &[Vec<usize>], touch: impl Fn(Range<us
     });
 }
 
-/// One byte of every page of a range.
+/// Offset of the first byte of each page of `range`.
 pub(crate) fn first_bytes(range: Range<usize>) -> impl Iterator<Item = usize> {
     range.step_by(PAGE)
 }
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_touch_all_bytes_once_in_their_order() {
+    fn each_byte_is_touched_by_one_node() {
         for (len, n_nodes) in [(0, 2), (1, 3), (PAGE * 7 + 5, 2), (PAGE * 2, 4), (PAGE * 9, 1)] {
             let seen = Mutex::new(Vec::new());
             on_nodes(len, &vec![Vec::new(); n_nodes], |range| seen.lock().unwrap().push(range));

@@ -1,6 +1,6 @@
-#![allow(unsafe_code, reason = "the only place where a program's views are made")]
-//! A recorded program as the thread pool runs it: kernels with resolved memory, one list of
-//! phases.
+#![allow(unsafe_code, reason = "binds a program's kernels to tensor memory")]
+//! A compiled program: kernels with resolved memory, and the list of their phases for the thread
+//! pool.
 
 use hal::{Op, Operand, RawProgram, Tensor};
 
@@ -13,7 +13,7 @@ use crate::thread_pool::Job;
 pub(crate) struct CpuProgram {
     label: String,
     kernels: Vec<Box<dyn Kernel>>,
-    /// Kernel and its phase, for each phase of the program.
+    /// For each phase of the program: the index of the kernel, and the kernel's phase.
     phases: Vec<(u32, u32)>,
     of_many_tokens: bool,
     /// Keeps the memory of the kernels' views alive.
@@ -23,7 +23,7 @@ pub(crate) struct CpuProgram {
 impl RawProgram for CpuProgram {}
 
 impl CpuProgram {
-    /// Resolves `ops`, which are checked and planned.
+    /// Compiles `ops`, which the recorder has checked and planned.
     pub(crate) fn new(
         label: &str,
         ops: &[Op],
@@ -51,7 +51,8 @@ impl CpuProgram {
         CpuProgram { label, kernels, phases, of_many_tokens, _tensors: tensors }
     }
 
-    /// Whether its steps have more than one token.
+    /// Whether a matrix product of the program has more than one row of inputs, as programs for
+    /// several tokens do.
     pub(crate) fn of_many_tokens(&self) -> bool {
         self.of_many_tokens
     }
@@ -60,8 +61,9 @@ impl CpuProgram {
         &self.label
     }
 
-    /// The ops after the previous piece and before `end`, as a separate job.
-    pub(crate) fn piece(&self, before: Option<&Phases<'_>>, end: usize) -> Phases<'_> {
+    /// The phases of the ops after `before` (from the first op if `None`) up to op `end`, as a
+    /// separate job.
+    pub(crate) fn phases_until(&self, before: Option<&Phases<'_>>, end: usize) -> Phases<'_> {
         let first = before.map_or(0, |before| before.end);
         let end = self.phases.partition_point(|(kernel, _)| (*kernel as usize) < end);
         Phases { program: self, first, end: end.max(first) }

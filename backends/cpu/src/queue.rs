@@ -1,4 +1,4 @@
-//! Queues: work is done before the call returns.
+//! Queues of the CPU backend. Calls are synchronous: the work is complete when a call returns.
 
 use std::any::Any;
 use std::ops::Range;
@@ -7,27 +7,27 @@ use std::time::Instant;
 
 use hal::pack::refill_plain;
 use hal::{
-    BackendQueue, Clock, Error, PartTime, Posted, RawProgram, RawRun, RawStaging, RawTransfer,
+    BackendQueue, Clock, Error, PartTime, PostedData, RawProgram, RawRun, RawStaging, RawTransfer,
     Result, Tensor, Times,
 };
 
-use crate::backend::Shared;
-use crate::buffer::{HostBuffer, Locked};
+use crate::backend::DeviceState;
+use crate::buffer::{HostBuffer, LockedMemory};
 use crate::program::CpuProgram;
 use crate::thread_pool::Job;
 
 #[derive(Debug)]
 pub(crate) struct CpuQueue {
-    shared: Arc<Shared>,
+    shared: Arc<DeviceState>,
     device: String,
 }
 
 impl CpuQueue {
-    pub(crate) fn new(shared: Arc<Shared>, device: &str) -> CpuQueue {
+    pub(crate) fn new(shared: Arc<DeviceState>, device: &str) -> CpuQueue {
         CpuQueue { shared, device: device.to_owned() }
     }
 
-    /// Runs `job`, which is `program` or a piece of it.
+    /// Runs `job`: all phases of `program`, or some of them.
     fn run(&self, program: &CpuProgram, job: &dyn Job) -> Result<()> {
         let n_active = self.shared.n_active(program.of_many_tokens());
         self.shared.lock().run(job, n_active).map_err(|panic| Error::Driver {
@@ -41,51 +41,53 @@ impl CpuQueue {
         if tensor.raw::<HostBuffer>().is_some_and(HostBuffer::is_writable) {
             Ok(())
         } else {
-            let reason = "the tensor is read-only memory of a file".to_owned();
+            let reason = "the tensor is read-only: its memory belongs to a file".to_owned();
             Err(Error::Unsupported { op, device: self.device.clone(), reason })
         }
     }
 }
 
-fn own(program: &Arc<dyn RawProgram>) -> &CpuProgram {
+fn cpu_program(program: &Arc<dyn RawProgram>) -> &CpuProgram {
     let any: &dyn Any = &**program;
     any.downcast_ref().expect("programs come from this backend")
 }
 
 impl BackendQueue for CpuQueue {
     fn replay(&mut self, program: &Arc<dyn RawProgram>) -> Result<Box<dyn RawRun>> {
-        let program = own(program);
+        let program = cpu_program(program);
         self.run(program, program)?;
-        // `Ended` has no fields, so boxing it allocates nothing.
-        Ok(Box::new(Ended))
+        // `FinishedRun` has no fields, so `Box::new` allocates nothing.
+        Ok(Box::new(FinishedRun))
     }
 
-    /// Parts are run one by one, so that each ends on all threads before the next begins.
+    /// Runs the parts between `cuts` one at a time, so that all threads finish a part before the
+    /// next part begins.
     fn replay_timed(
         &mut self,
         program: &Arc<dyn RawProgram>,
         cuts: &[usize],
     ) -> Result<Box<dyn RawRun>> {
-        let program = own(program);
+        let program = cpu_program(program);
         let mut times = Times { clock: Clock::Host, parts: Vec::with_capacity(cuts.len() + 1) };
         let mut before = None;
         for (part, &end) in cuts.iter().chain([&program.n_ops()]).enumerate() {
-            let piece = program.piece(before.as_ref(), end);
-            if !piece.is_empty() {
+            let phases = program.phases_until(before.as_ref(), end);
+            if !phases.is_empty() {
                 let begin = Instant::now();
-                self.run(program, &piece)?;
+                self.run(program, &phases)?;
                 times.parts.push(PartTime { parts: part..part + 1, begin, end: Instant::now() });
             }
-            before = Some(piece);
+            before = Some(phases);
         }
-        Ok(Box::new(Timed(times)))
+        Ok(Box::new(TimedRun(times)))
     }
 
     fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
         self.writable("upload", dst)?;
         let mut pool = self.shared.lock();
-        Locked::new(&mut pool).bytes_mut(dst)[..src.bytes().len()].copy_from_slice(src.bytes());
-        Ok(Box::new(Copied(src)))
+        LockedMemory::new(&mut pool).bytes_mut(dst)[..src.bytes().len()]
+            .copy_from_slice(src.bytes());
+        Ok(Box::new(FinishedCopy(src)))
     }
 
     fn download(
@@ -95,41 +97,41 @@ impl BackendQueue for CpuQueue {
     ) -> Result<Box<dyn RawTransfer>> {
         let mut pool = self.shared.lock();
         let out = dst.bytes_mut();
-        out.copy_from_slice(&Locked::new(&mut pool).bytes(src)[..out.len()]);
-        Ok(Box::new(Copied(dst)))
+        out.copy_from_slice(&LockedMemory::new(&mut pool).bytes(src)[..out.len()]);
+        Ok(Box::new(FinishedCopy(dst)))
     }
 
     fn write_directly(&mut self, dst: &Tensor, bytes: &[u8]) -> Option<Result<()>> {
         Some(self.writable("write", dst).map(|()| {
             let mut pool = self.shared.lock();
-            Locked::new(&mut pool).bytes_mut(dst)[..bytes.len()].copy_from_slice(bytes);
+            LockedMemory::new(&mut pool).bytes_mut(dst)[..bytes.len()].copy_from_slice(bytes);
         }))
     }
 
     fn read_directly(&mut self, src: &Tensor, out: &mut [u8]) -> Option<Result<()>> {
         let mut pool = self.shared.lock();
-        out.copy_from_slice(&Locked::new(&mut pool).bytes(src)[..out.len()]);
+        out.copy_from_slice(&LockedMemory::new(&mut pool).bytes(src)[..out.len()]);
         Some(Ok(()))
     }
 
     fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
         self.writable("refill", pack)?;
         let mut pool = self.shared.lock();
-        let mut memory = Locked::new(&mut pool);
-        refill_plain(&pack.whole(), memory.whole_mut(pack), pack.in_whole(slots), bytes)
+        let mut memory = LockedMemory::new(&mut pool);
+        refill_plain(&pack.whole(), memory.whole_mut(pack), pack.buffer_rows(slots), bytes)
     }
 
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
         self.writable("repack", dst)?;
         let mut pool = self.shared.lock();
-        Locked::new(&mut pool).whole_mut(dst).copy_from_slice(src.bytes());
-        Ok(Box::new(Copied(src)))
+        LockedMemory::new(&mut pool).whole_mut(dst).copy_from_slice(src.bytes());
+        Ok(Box::new(FinishedCopy(src)))
     }
 
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
         self.writable("copy_rows", dst)?;
         let mut pool = self.shared.lock();
-        Locked::new(&mut pool).copy(src, dst);
+        LockedMemory::new(&mut pool).copy(src, dst);
         Ok(())
     }
 
@@ -138,17 +140,17 @@ impl BackendQueue for CpuQueue {
     }
 }
 
-/// A run that has ended.
+/// A finished run, without times.
 #[derive(Debug)]
-struct Ended;
+struct FinishedRun;
 
-impl RawRun for Ended {
-    fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
+impl RawRun for FinishedRun {
+    fn next_post(&mut self) -> Result<Option<PostedData<'_>>> {
         Ok(None)
     }
 
     fn answer(&mut self, _mailbox: usize, _y: &[f32]) -> Result<()> {
-        Err(Error::shape("answer", "y", "a post to answer", "none"))
+        Err(Error::shape("answer", "y", "one answer per post", "given without a post"))
     }
 
     fn wait(&mut self) -> Result<()> {
@@ -160,15 +162,15 @@ impl RawRun for Ended {
 
 /// A finished run, and the times of its parts.
 #[derive(Debug)]
-struct Timed(Times);
+struct TimedRun(Times);
 
-impl RawRun for Timed {
-    fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
+impl RawRun for TimedRun {
+    fn next_post(&mut self) -> Result<Option<PostedData<'_>>> {
         Ok(None)
     }
 
     fn answer(&mut self, mailbox: usize, y: &[f32]) -> Result<()> {
-        Ended.answer(mailbox, y)
+        FinishedRun.answer(mailbox, y)
     }
 
     fn wait(&mut self) -> Result<()> {
@@ -182,11 +184,11 @@ impl RawRun for Timed {
     fn cancel(&mut self) {}
 }
 
-/// A finished copy.
+/// A finished copy, with its staging buffer.
 #[derive(Debug)]
-struct Copied(Box<dyn RawStaging>);
+struct FinishedCopy(Box<dyn RawStaging>);
 
-impl RawTransfer for Copied {
+impl RawTransfer for FinishedCopy {
     fn is_done(&self) -> bool {
         true
     }

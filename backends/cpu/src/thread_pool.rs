@@ -1,16 +1,16 @@
-#![allow(unsafe_code, reason = "a job is lent to threads that outlive the call")]
+#![allow(unsafe_code, reason = "threads that outlive the call use a borrowed job")]
 //! The thread pool: workers that share the chunks of a job, phase by phase.
 //!
-//! There is no barrier. One word per NUMA node in use, the node's *ticket*, holds the phase, the
-//! end of the node's share of chunks and its next chunk. An idle worker takes the next chunks of
-//! its own node, then of another; the worker that finishes the last chunk of a phase opens the
-//! next phase. Workers take several chunks at a time while many are left (`Ticket::portion`). A
-//! worker that the system preempts between two chunks delays no other. A phase of one chunk is run
-//! by the thread that opens it.
+//! The pool needs no barrier. Each NUMA node in use has one atomic word, its *ticket*, with the
+//! phase, the end of the node's range of chunks, and the node's next chunk. An idle worker takes
+//! the next chunks of its own node, then of other nodes. The worker that finishes the last chunk of
+//! a phase opens the next phase. Workers take several chunks at a time while many are left
+//! (`Ticket::portion`). A worker that the system preempts between two chunks does not delay the
+//! others. A phase of one chunk runs on the thread that opens the phase.
 //!
-//! A node's share is a range of chunk numbers ([`share`]), which depends on nothing else: weights
-//! are placed in memory by the same rule. Taking chunks from another node changes no bit, because
-//! results do not depend on the thread.
+//! A node's chunks are a range of chunk numbers that depends only on the numbers of chunks and
+//! nodes ([`share`]). Weights are placed on the nodes by the same rule. A worker may take chunks of
+//! another node, because results do not depend on the thread.
 //!
 //! Idle workers spin for a few microseconds, then yield, then park: when another program uses the
 //! core, longer spinning costs far more than waking up.
@@ -24,20 +24,20 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::affinity::Bound;
-use crate::seats::Seat;
+use crate::affinity::BoundThread;
+use crate::seats::CpuBinding;
 
 /// Spin and park times of an idle thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IdleTimes {
-    /// How long it spins.
+    /// Idle time after which the thread yields instead of spinning.
     spin: Duration,
-    /// When it parks; between both it yields.
+    /// Idle time after which the thread parks.
     sleep: Duration,
 }
 
 impl IdleTimes {
-    /// From 0, which parks at once, to 100, twice the default.
+    /// Idle times for `poll` percent of the maximum: 0 parks immediately, 50 is the default.
     pub(crate) fn percent(poll: u8) -> IdleTimes {
         let poll = u64::from(poll.min(100));
         IdleTimes {
@@ -56,17 +56,17 @@ impl Default for IdleTimes {
 /// Work in phases. Phases run one after another, the chunks of one phase in any order and on any
 /// thread.
 pub(crate) trait Job: Sync {
-    /// Chunks of a phase, below [`MAX_CHUNKS`]; `None` after the last phase. Asked once per phase,
-    /// after the phases before it.
+    /// Number of chunks of a phase, below [`MAX_CHUNKS`]; `None` after the last phase. The pool
+    /// calls this once per phase, after the earlier phases are complete.
     fn chunks(&self, phase: usize) -> Option<usize>;
 
     /// Runs one chunk on worker number `worker`.
     fn run(&self, phase: usize, chunk: usize, worker: usize);
 }
 
-/// A chunk panicked; with its message.
+/// A chunk panicked with this message.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Panicked(pub(crate) String);
+pub(crate) struct WorkerPanic(pub(crate) String);
 
 const BITS: u32 = 21;
 const MASK: u64 = (1 << BITS) - 1;
@@ -77,14 +77,14 @@ pub(crate) const MAX_CHUNKS: usize = 1 << 20;
 /// Maximum number of threads of a pool.
 pub(crate) const MAX_THREADS: usize = 4096;
 
-/// The chunks of a phase of `n` that belong to node `node` of `n_nodes`. The first node's share is
-/// empty only if `n` is 0.
+/// The range of a phase's `n` chunks that belongs to node `node` of `n_nodes`. The first node's
+/// range is empty only if `n` is 0.
 pub(crate) fn share(n: usize, node: usize, n_nodes: usize) -> Range<usize> {
     let first = |node: usize| (n * node).div_ceil(n_nodes);
     first(node)..first(node + 1)
 }
 
-/// `phase | end of the share | next chunk`.
+/// A node's phase, end of its chunks, and next chunk, packed as `phase | end | next`.
 #[derive(Clone, Copy)]
 struct Ticket(u64);
 
@@ -111,9 +111,9 @@ impl Ticket {
         self.next() < self.end()
     }
 
-    /// How many chunks to take at once: many while many are left, so that a thread reads long
-    /// consecutive ranges of memory, and single ones at the end, so that all threads finish at
-    /// about the same time.
+    /// Number of chunks to take at once: many while many are left, so that a thread reads long
+    /// consecutive ranges of memory; single chunks at the end, so that all threads finish at about
+    /// the same time.
     ///
     /// Source: guided self-scheduling (Polychronopoulos and Kuck, 1987).
     fn portion(self, n_workers: usize) -> usize {
@@ -121,28 +121,28 @@ impl Ticket {
     }
 }
 
-/// Puts data written by one thread on a cache line of its own, to avoid false sharing.
+/// A value on its own cache line, to avoid false sharing.
 #[derive(Default)]
 #[repr(align(128))]
-struct Apart<T>(T);
+struct CacheAligned<T>(T);
 
-/// Parks threads.
+/// Number of parked threads, and the condition variable that wakes them.
 #[derive(Default)]
 struct Parking {
     sleepers: AtomicUsize,
     wake: Condvar,
 }
 
-struct Shared {
-    /// One per node. The first also marks the end of a region.
-    tickets: Box<[Apart<AtomicU64>]>,
-    /// The phase whose shares are all published, with several nodes.
+struct PoolState {
+    /// One ticket per node. The first ticket also marks the end of a region.
+    tickets: Box<[CacheAligned<AtomicU64>]>,
+    /// With several nodes: the phase whose tickets are all published.
     open: AtomicUsize,
-    /// Unfinished chunks of the phase.
-    left: Apart<AtomicUsize>,
-    /// Workers from this number on are inactive.
+    /// Number of unfinished chunks of the phase.
+    left: CacheAligned<AtomicUsize>,
+    /// Workers whose number is not below this value are inactive.
     n_active: AtomicUsize,
-    /// The current job; valid for the holder of a claimed chunk.
+    /// The current job. The pointer is valid for a thread that has claimed a chunk.
     job: AtomicPtr<&'static dyn Job>,
     failed: AtomicBool,
     failure: Mutex<Option<String>>,
@@ -155,11 +155,11 @@ struct Shared {
     idle_times: IdleTimes,
 }
 
-/// Threads that run one job at a time. The caller of [`ThreadPool::run`] is one of them.
+/// Threads that run one job at a time. The caller of [`ThreadPool::run`] works as thread 0.
 pub(crate) struct ThreadPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     threads: Vec<JoinHandle<()>>,
-    seat: Seat,
+    binding: CpuBinding,
 }
 
 impl std::fmt::Debug for ThreadPool {
@@ -169,16 +169,16 @@ impl std::fmt::Debug for ThreadPool {
 }
 
 impl ThreadPool {
-    /// A pool with a thread for each of `seats` (at least one; the first is the caller's), or
-    /// fewer if the system refuses some.
-    pub(crate) fn new(seats: &[Seat], idle_times: IdleTimes) -> ThreadPool {
-        let n_nodes = seats.iter().map(|seat| seat.node + 1).max().unwrap_or(1);
-        let ticket = |_| Apart(AtomicU64::new(Ticket::END.0));
-        let shared = Arc::new(Shared {
+    /// Creates a pool with one thread per binding; the first binding is for the calling thread. The
+    /// pool has fewer threads if the system refuses to start some.
+    pub(crate) fn new(bindings: &[CpuBinding], idle_times: IdleTimes) -> ThreadPool {
+        let n_nodes = bindings.iter().map(|binding| binding.node + 1).max().unwrap_or(1);
+        let ticket = |_| CacheAligned(AtomicU64::new(Ticket::END.0));
+        let shared = Arc::new(PoolState {
             tickets: (0..n_nodes).map(ticket).collect(),
             open: AtomicUsize::new(IDLE),
-            left: Apart::default(),
-            n_active: AtomicUsize::new(seats.len()),
+            left: CacheAligned::default(),
+            n_active: AtomicUsize::new(bindings.len()),
             job: AtomicPtr::new(null_mut()),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
@@ -189,38 +189,40 @@ impl ThreadPool {
             caller: Parking::default(),
             idle_times,
         });
-        let start = |(worker, seat): (usize, &Seat)| {
-            let (shared, seat) = (Arc::clone(&shared), seat.clone());
+        let start = |(worker, binding): (usize, &CpuBinding)| {
+            let (shared, binding) = (Arc::clone(&shared), binding.clone());
             let body = move || {
-                let _bound = Bound::to(&seat.cpus);
-                shared.serve(worker, seat.node);
+                let _bound = BoundThread::to(&binding.cpus);
+                shared.serve(worker, binding.node);
             };
             thread::Builder::new().name(format!("cpu worker {worker}")).spawn(body).ok()
         };
-        let threads = seats.iter().enumerate().skip(1).take(MAX_THREADS).map_while(start).collect();
-        ThreadPool { shared, threads, seat: seats.first().cloned().unwrap_or_default() }
+        let threads =
+            bindings.iter().enumerate().skip(1).take(MAX_THREADS).map_while(start).collect();
+        ThreadPool { shared, threads, binding: bindings.first().cloned().unwrap_or_default() }
     }
 
-    /// Number of threads, including the caller; worker numbers are below it.
+    /// Number of threads, including the calling thread. Worker numbers are below this number.
     pub(crate) fn n_threads(&self) -> usize {
         self.threads.len() + 1
     }
 
     /// Runs `job` to its end on the first `n_active` threads. After a panic in one chunk, no
     /// further chunk is started.
-    pub(crate) fn run(&mut self, job: &dyn Job, n_active: usize) -> Result<(), Panicked> {
+    pub(crate) fn run(&mut self, job: &dyn Job, n_active: usize) -> Result<(), WorkerPanic> {
         let shared = &*self.shared;
-        // Bound only during the region: threads that the caller starts later are not its workers.
-        let _bound = Bound::to(&self.seat.cpus);
+        // The calling thread is bound only during the region, so that threads that it starts later
+        // do not inherit the binding.
+        let _bound = BoundThread::to(&self.binding.cpus);
         shared.failed.store(false, Ordering::Relaxed);
         shared.set_active(n_active.clamp(1, self.n_threads()));
-        // Dereferenced only by a thread that has claimed a chunk, and this function returns after
-        // all chunks are done.
+        // Only a thread that has claimed a chunk dereferences the pointer, and this function
+        // returns after all chunks are done.
         let lent = (&raw const job).cast_mut().cast::<&'static dyn Job>();
         shared.job.store(lent, Ordering::Release);
         shared.open(job, 0, 0);
         loop {
-            shared.work(0, self.seat.node);
+            shared.work(0, self.binding.node);
             if shared.has_ended() {
                 break;
             }
@@ -228,7 +230,7 @@ impl ThreadPool {
         }
         if shared.failed.load(Ordering::Acquire) {
             let mut failure = shared.failure.lock().unwrap_or_else(PoisonError::into_inner);
-            Err(Panicked(failure.take().unwrap_or_default()))
+            Err(WorkerPanic(failure.take().unwrap_or_default()))
         } else {
             Ok(())
         }
@@ -246,7 +248,7 @@ impl Drop for ThreadPool {
     }
 }
 
-impl Shared {
+impl PoolState {
     fn load(&self, node: usize) -> Ticket {
         Ticket(self.tickets[node].0.load(Ordering::SeqCst))
     }
@@ -259,11 +261,11 @@ impl Shared {
         self.load(0).phase() == IDLE
     }
 
-    /// Called between regions.
+    /// Sets the number of active threads; called between regions.
     fn set_active(&self, n_active: usize) {
         if self.n_active.swap(n_active, Ordering::SeqCst) != n_active {
-            // Wakes parked workers so that they move to the right queue: an inactive worker must
-            // not consume a wake-up.
+            // Wakes parked workers, so that inactive workers move to `spare`: an inactive worker
+            // must not consume a wake-up for an active worker.
             self.wake_all();
         }
     }
@@ -284,13 +286,13 @@ impl Shared {
         }
     }
 
-    /// Takes chunks while there are any: of node `home` first, then of the others.
+    /// Takes chunks while any are left: first of node `home`, then of the other nodes.
     fn work(&self, worker: usize, home: usize) {
         let n_nodes = self.tickets.len();
         let active = || worker < self.n_active.load(Ordering::Relaxed);
         'phase: loop {
-            // Read before the home ticket: help other nodes only if the home share was published,
-            // too.
+            // `open` is read before the home ticket, so that this thread helps other nodes only
+            // after its own node's ticket was published.
             let open = self.open.load(Ordering::Acquire);
             for step in 0..n_nodes {
                 let node = (home + step) % n_nodes;
@@ -299,7 +301,7 @@ impl Shared {
                     if !seen.has_work() || step > 0 && seen.phase() != open {
                         break;
                     }
-                    self.take(node, worker, seen);
+                    self.take_chunks(node, worker, seen);
                     if step > 0 {
                         continue 'phase;
                     }
@@ -311,7 +313,7 @@ impl Shared {
 
     /// Takes some consecutive chunks of `node`, if any are left; `seen` is an earlier value of the
     /// node's ticket.
-    fn take(&self, node: usize, worker: usize, seen: Ticket) {
+    fn take_chunks(&self, node: usize, worker: usize, seen: Ticket) {
         let n = seen.portion(self.n_active.load(Ordering::Relaxed));
         // The phase may have changed since `seen` was read, so only the returned value counts.
         let claimed = Ticket(self.tickets[node].0.fetch_add(n as u64, Ordering::AcqRel));
@@ -320,7 +322,7 @@ impl Shared {
         }
         let job = self.job.load(Ordering::Acquire);
         // SAFETY: `run` stored the pointer before it opened the phase and returns only after every
-        // claimed chunk was counted in `left`; these are counted below.
+        // claimed chunk was counted in `left`; the chunks claimed here are counted below.
         let job = unsafe { *job };
         let chunks = claimed.next()..claimed.end().min(claimed.next() + n);
         let n = chunks.len();
@@ -330,14 +332,15 @@ impl Shared {
         }
     }
 
-    /// Opens the first phase from `phase` on that has several chunks, and runs phases of one chunk
-    /// itself, or ends the region. Called only by the thread that finished the previous phase.
+    /// Opens the next phase with several chunks, from `phase` on. Runs phases of one chunk on this
+    /// thread. Ends the region after the last phase. Only the thread that finished the previous
+    /// phase calls this.
     fn open(&self, job: &dyn Job, mut phase: usize, worker: usize) {
         loop {
             let chunks = if self.failed.load(Ordering::Acquire) {
                 None
             } else {
-                self.guard(|| limited(job, phase)).flatten()
+                self.catch_panic(|| limited(job, phase)).flatten()
             };
             match chunks {
                 None => return self.end(),
@@ -355,12 +358,12 @@ impl Shared {
 
     fn run_chunk(&self, job: &dyn Job, phase: usize, chunk: usize, worker: usize) {
         if !self.failed.load(Ordering::Relaxed) {
-            self.guard(|| job.run(phase, chunk, worker));
+            self.catch_panic(|| job.run(phase, chunk, worker));
         }
     }
 
-    /// Calls `f`; stores a panic for the caller of the region.
-    fn guard<R>(&self, f: impl FnOnce() -> R) -> Option<R> {
+    /// Calls `f`. If `f` panics, stores the message for the caller of the region.
+    fn catch_panic<R>(&self, f: impl FnOnce() -> R) -> Option<R> {
         match catch_unwind(AssertUnwindSafe(f)) {
             Ok(value) => Some(value),
             Err(payload) => {
@@ -372,17 +375,17 @@ impl Shared {
         }
     }
 
-    /// Publishes a phase; true if it is over before this returns and no other thread has opened
-    /// the next one.
+    /// Publishes a phase. Returns true if all chunks are already complete, so that this thread must
+    /// open the next phase.
     fn publish(&self, phase: usize, chunks: usize) -> bool {
         let n_nodes = self.tickets.len();
-        // With several tickets, this thread holds the phase open until all of them are published.
+        // With several tickets, this thread holds the phase open until all tickets are published.
         let hold = usize::from(n_nodes > 1);
         self.left.0.store(chunks + hold, Ordering::Release);
         for (node, ticket) in self.tickets.iter().enumerate() {
             let ours = Ticket::new(phase, share(chunks, node, n_nodes));
-            // Sequentially consistent, like the counter and check of a parking thread: either this
-            // thread sees the parked thread, or that thread sees the ticket.
+            // Sequentially consistent, like the counter and the check of a parking thread: either
+            // this thread sees the parked thread, or the parking thread sees the ticket.
             ticket.0.store(ours.0, Ordering::SeqCst);
         }
         if hold > 0 {
@@ -456,7 +459,7 @@ impl Shared {
     }
 }
 
-/// The chunks of a phase, if the ticket can represent them.
+/// Number of chunks of a phase. Panics if the ticket cannot represent the number.
 fn limited(job: &dyn Job, phase: usize) -> Option<usize> {
     let chunks = job.chunks(phase)?;
     assert!(chunks < MAX_CHUNKS && phase < IDLE, "phase {phase} has {chunks} chunks");

@@ -4,15 +4,15 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn seats(n_threads: usize, n_nodes: usize) -> Vec<Seat> {
-    (0..n_threads).map(|i| Seat { node: i % n_nodes, cpus: Vec::new() }).collect()
+fn bindings(n_threads: usize, n_nodes: usize) -> Vec<CpuBinding> {
+    (0..n_threads).map(|i| CpuBinding { node: i % n_nodes, cpus: Vec::new() }).collect()
 }
 
 fn pool(n_threads: usize) -> ThreadPool {
-    ThreadPool::new(&seats(n_threads, 1), IdleTimes::default())
+    ThreadPool::new(&bindings(n_threads, 1), IdleTimes::default())
 }
 
-/// Every chunk counts itself; a phase checks that the previous one is complete.
+/// A job that counts the runs of each chunk and checks that the previous phase is complete.
 struct Count {
     sizes: Vec<usize>,
     seen: Vec<Vec<AtomicU32>>,
@@ -92,7 +92,7 @@ fn a_panic_ends_the_region_and_the_next_one_works() {
         for panic_at in [(0, 0), (1, 5), (2, 0)] {
             let mut job = Count::new(&[3, 9, 1, 5]);
             job.panic_at = Some(panic_at);
-            assert_eq!(pool.run(&job, usize::MAX), Err(Panicked("planted".to_owned())));
+            assert_eq!(pool.run(&job, usize::MAX), Err(WorkerPanic("planted".to_owned())));
             let after = &job.seen[3];
             assert!(after.iter().all(|n| n.load(Ordering::SeqCst) == 0), "work after a panic");
             let job = Count::new(&[3, 9, 1, 5]);
@@ -129,10 +129,10 @@ fn shares_cover_all_chunks_once_and_the_first_has_some() {
     }
 }
 
-/// Chunks that run `f`.
-struct With<F>(usize, F);
+/// A job of one phase: the number of chunks, and the function `f(chunk, worker)` that runs a chunk.
+struct OnePhase<F>(usize, F);
 
-impl<F: Fn(usize, usize) + Sync> Job for With<F> {
+impl<F: Fn(usize, usize) + Sync> Job for OnePhase<F> {
     fn chunks(&self, phase: usize) -> Option<usize> {
         (phase == 0).then_some(self.0)
     }
@@ -153,14 +153,14 @@ fn wait_until(ready: impl Fn() -> bool) {
 #[test]
 fn free_threads_prefer_their_node() {
     for (n_threads, n_nodes) in [(2, 2), (4, 2), (8, 4), (9, 3)] {
-        let mut pool = ThreadPool::new(&seats(n_threads, n_nodes), IdleTimes::default());
+        let mut pool = ThreadPool::new(&bindings(n_threads, n_nodes), IdleTimes::default());
         for _ in 0..50 {
-            // Once all workers are parked, none still takes chunks of the last region.
+            // Once all workers are parked, no worker still takes chunks of the last region.
             wait_until(|| pool.shared.workers.sleepers.load(Ordering::SeqCst) == n_threads - 1);
-            // Each thread is held in its chunk until all have one, so that none can help another
-            // node.
+            // Each thread waits in its chunk until all threads have one, so that no thread can help
+            // another node.
             let begun = AtomicUsize::new(0);
-            let job = With(n_threads, |chunk, worker: usize| {
+            let job = OnePhase(n_threads, |chunk, worker: usize| {
                 assert!(share(n_threads, worker % n_nodes, n_nodes).contains(&chunk));
                 begun.fetch_add(1, Ordering::SeqCst);
                 wait_until(|| begun.load(Ordering::SeqCst) == n_threads);
@@ -173,12 +173,13 @@ fn free_threads_prefer_their_node() {
 #[test]
 fn a_node_without_free_threads_is_helped() {
     for n_nodes in 2..5 {
-        let mut pool = ThreadPool::new(&seats(n_nodes, n_nodes), IdleTimes::default());
+        let mut pool = ThreadPool::new(&bindings(n_nodes, n_nodes), IdleTimes::default());
         for _ in 0..20 {
             let (done, caller) = (AtomicUsize::new(0), AtomicUsize::new(0));
-            // All but the caller hold their first chunks until nothing else is left.
+            // All threads except the caller hold their first chunks until all other chunks are
+            // done.
             let held = (n_nodes - 1) * Ticket::new(0, share(64, 0, n_nodes)).portion(n_nodes);
-            let job = With(64, |_, worker| {
+            let job = OnePhase(64, |_, worker| {
                 if worker > 0 {
                     wait_until(|| done.load(Ordering::SeqCst) + held >= 64);
                 }
@@ -197,15 +198,15 @@ fn only_active_threads_work() {
     let mut pool = pool(6);
     for (round, n_active) in [6, 2, 1, 6, 3, 0, 5].into_iter().cycle().take(70).enumerate() {
         let (done, times) = (AtomicUsize::new(0), Mutex::new([(0usize, None::<usize>); 6]));
-        let job = With(200, |chunk: usize, worker: usize| {
+        let job = OnePhase(200, |chunk: usize, worker: usize| {
             let (n, last) = &mut times.lock().unwrap()[worker];
-            // Chunks that were taken at once count once.
+            // Adjacent chunks count once, because a thread takes several chunks at once.
             *n += usize::from(last.replace(chunk).is_none_or(|last| last + 1 != chunk));
             done.fetch_add(1, Ordering::SeqCst);
         });
         assert_eq!(pool.run(&job, n_active), Ok(()));
         assert_eq!(done.load(Ordering::SeqCst), 200, "round {round}");
-        // A thread that looked for work before it was deactivated may take some once.
+        // A thread that looked for work before it was deactivated may still take chunks once.
         let spare = &times.lock().unwrap()[n_active.max(1)..];
         assert!(spare.iter().all(|&(n, _)| n <= 1), "round {round}");
     }
@@ -214,8 +215,8 @@ fn only_active_threads_work() {
 /// Maximum number of chunks of a phase of [`Sums`].
 const MOST: usize = 64;
 
-/// A sum that depends on every chunk of every phase: each chunk reads everything that the previous
-/// phase wrote.
+/// A job whose result depends on every chunk of every phase: each chunk reads all results of the
+/// previous phase.
 struct Sums<'a> {
     values: &'a [f32],
     sizes: &'a [usize],
@@ -260,10 +261,9 @@ impl Job for Sums<'_> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Any pool size, any shape of the work, slow workers, panics in between: the bits of one
-    /// thread.
+    /// Any pool size, any job, slow workers and panics in between give the same bits as one thread.
     #[test]
-    fn any_team_gives_one_threads_bits(
+    fn any_pool_gives_the_bits_of_one_thread(
         values in prop::collection::vec(-1.0f32..1.0, 100..300),
         sizes in prop::collection::vec(0usize..MOST, 1..12),
         n_threads in 1usize..17,
@@ -277,7 +277,7 @@ proptest! {
         prop_assert_eq!(pool(1).run(&job, 1), Ok(()));
         let expected = job.total();
         let n_nodes = n_nodes.min(n_threads);
-        let mut pool = ThreadPool::new(&seats(n_threads, n_nodes), IdleTimes::percent(poll));
+        let mut pool = ThreadPool::new(&bindings(n_threads, n_nodes), IdleTimes::percent(poll));
         for n_active in active {
             let job = Sums::new(&values, &sizes, slow);
             prop_assert_eq!(pool.run(&job, n_active), Ok(()));

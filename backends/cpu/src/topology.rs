@@ -1,5 +1,5 @@
-//! The CPUs that this process may use, and their relations, as Linux reports them in `/sys` and
-//! `/proc`.
+//! The CPUs that this process may use, with their cores, NUMA nodes and speed classes, as Linux
+//! reports them in `/sys` and `/proc`.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -12,7 +12,7 @@ use crate::files::{MAX_CPUS, cpu_list, number, text};
 /// One hardware thread that this process may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cpu {
-    /// The system's number.
+    /// The operating system's number of the CPU.
     pub(crate) id: usize,
     /// The physical core, identified by its first hardware thread.
     pub(crate) core: usize,
@@ -20,16 +20,16 @@ pub(crate) struct Cpu {
     pub(crate) thread: usize,
     /// The NUMA node.
     pub(crate) node: usize,
-    /// Whether it is a performance core; true if all cores are alike.
+    /// Whether the CPU belongs to a performance core; true if all cores are of one class.
     pub(crate) fast: bool,
 }
 
 /// The CPUs that this process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Topology {
-    /// In the order of their numbers; at least one.
+    /// The CPUs in order of their numbers; at least one.
     pub(crate) cpus: Vec<Cpu>,
-    /// Number of whole CPUs that a container's quota allows.
+    /// Number of whole CPUs that a container's quota allows; `None` without a quota.
     pub(crate) quota: Option<usize>,
 }
 
@@ -37,28 +37,28 @@ impl Topology {
     /// The topology of this machine.
     pub(crate) fn of_this_machine() -> Topology {
         Topology::read(Path::new("/")).unwrap_or_else(|| {
-            // Respects affinity and quotas if the system has them.
-            Topology::alike(thread::available_parallelism().map_or(1, usize::from))
+            // `available_parallelism` respects affinity and quotas if the system has them.
+            Topology::uniform(thread::available_parallelism().map_or(1, usize::from))
         })
     }
 
-    /// `n` CPUs without further information.
-    pub(crate) fn alike(n: usize) -> Topology {
+    /// A topology of `n` equal cores on one node.
+    pub(crate) fn uniform(n: usize) -> Topology {
         let cpu = |id| Cpu { id, core: id, thread: 0, node: 0, fast: true };
         Topology { cpus: (0..n.clamp(1, MAX_CPUS)).map(cpu).collect(), quota: None }
     }
 
-    /// The machine whose `/sys` and `/proc` are below `root`; `None` if they list no CPU. Entries
-    /// that cannot be parsed count as missing.
+    /// Reads the topology from `/sys` and `/proc` below `root`; `None` if they list no CPU that
+    /// this process may use. Entries that cannot be parsed count as missing.
     pub(crate) fn read(root: &Path) -> Option<Topology> {
         let system = root.join("sys/devices/system");
         let list = |path: &Path| cpu_list(&text(path)?);
         let mut ids = list(&system.join("cpu/online"))?;
-        if let Some(allowed) = allowed(root) {
+        if let Some(allowed) = allowed_cpus(root) {
             ids.retain(|id| allowed.binary_search(id).is_ok());
         }
         let nodes = nodes(&system.join("node"));
-        let fast = fast(root, &ids);
+        let fast = fast_cores(root, &ids);
         let mut seen = HashMap::new();
         let cpu = |id| {
             let siblings = system.join(format!("cpu/cpu{id}/topology/thread_siblings_list"));
@@ -74,8 +74,8 @@ impl Topology {
         (!cpus.is_empty()).then(|| Topology { cpus, quota: cgroup::cpus(root) })
     }
 
-    /// Useful number of threads on `cpus`: one per physical core, performance cores only if there
-    /// are any, within the quota.
+    /// Default number of threads on `cpus`: one per physical core, only performance cores if `cpus`
+    /// has any, at most the quota.
     pub(crate) fn n_threads(&self, cpus: &[Cpu]) -> usize {
         let cores = |cpus: &mut dyn Iterator<Item = &Cpu>| {
             cpus.map(|cpu| cpu.core).collect::<HashSet<_>>().len()
@@ -89,12 +89,12 @@ impl Topology {
 }
 
 /// The CPUs that affinity and cpuset allow.
-fn allowed(root: &Path) -> Option<Vec<usize>> {
+fn allowed_cpus(root: &Path) -> Option<Vec<usize>> {
     let status = text(&root.join("proc/self/status"))?;
     cpu_list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)
 }
 
-/// The node of each CPU.
+/// The NUMA node of each CPU.
 fn nodes(folder: &Path) -> HashMap<usize, usize> {
     let mut nodes = HashMap::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -108,9 +108,9 @@ fn nodes(folder: &Path) -> HashMap<usize, usize> {
     nodes
 }
 
-/// The performance cores among `ids`; all of them if the machine has only one class, or if only
-/// slow cores are allowed.
-fn fast(root: &Path, ids: &[usize]) -> Vec<usize> {
+/// The performance cores among `ids`; all of `ids` if the machine has only one class of cores, or
+/// if `ids` has only slow cores.
+fn fast_cores(root: &Path, ids: &[usize]) -> Vec<usize> {
     let hybrid = text(&root.join("sys/devices/cpu_core/cpus")).and_then(|list| cpu_list(&list));
     let capacity = |id: usize| {
         number(&root.join(format!("sys/devices/system/cpu/cpu{id}/cpu_capacity"))).unwrap_or(0)
@@ -118,8 +118,8 @@ fn fast(root: &Path, ids: &[usize]) -> Vec<usize> {
     let fast: Vec<usize> = match hybrid {
         Some(fast) => ids.iter().copied().filter(|id| fast.contains(id)).collect(),
         None => {
-            // Small cores have a quarter to a half of the largest capacity; middle ones are fast
-            // enough.
+            // Small cores have a quarter to a half of the largest capacity. Medium cores count as
+            // fast.
             let largest = ids.iter().map(|&id| capacity(id)).max().unwrap_or(0);
             ids.iter().copied().filter(|&id| capacity(id) > largest / 2 || largest == 0).collect()
         }

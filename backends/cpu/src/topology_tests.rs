@@ -73,7 +73,7 @@ fn affinity_and_cpuset_count() {
     machine.write("proc/self/status", "Name:\tx\nCpus_allowed_list:\t16-19,24\n");
     let topology = machine.topology();
     assert_eq!(topology.cpus.iter().map(|cpu| cpu.id).collect::<Vec<_>>(), [16, 17, 18, 19, 24]);
-    // Second hardware threads whose first one is not allowed count as cores too.
+    // A second hardware thread counts as a core if the core's first thread is not allowed.
     assert!(topology.cpus.iter().all(|cpu| cpu.thread == 0));
     assert_eq!(machine.default_threads(), 5);
 }
@@ -131,12 +131,13 @@ fn fast_cores_are_preferred() {
 }
 
 #[test]
-fn what_is_missing_or_nonsense_is_left_out() {
+fn missing_and_invalid_entries_are_ignored() {
     assert_eq!(Topology::read(Machine::new(&[]).root()), None);
     assert_eq!(Machine::online(4).default_threads(), 4);
     let machine = Machine::online(4);
     for cpu in 0..4 {
-        // Not a list, a list without the CPU itself, a list that would fill the memory.
+        // Not a list, a list without the CPU itself, a list that would fill the memory, an empty
+        // list.
         let lists = ["\u{fffd}..", "9,10", "0-4294967295", ""];
         machine.siblings(cpu, lists[cpu]);
         machine.write(&format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity"), "-7");
@@ -150,7 +151,7 @@ fn what_is_missing_or_nonsense_is_left_out() {
     machine.write("proc/self/cgroup", "0::/\n");
     machine.write("sys/fs/cgroup/cpu.max", "5 0\n");
     let topology = machine.topology();
-    assert_eq!(topology, Topology::alike(4));
+    assert_eq!(topology, Topology::uniform(4));
     let nowhere = Machine::new(&[
         ("sys/devices/system/cpu/online", "0-1"),
         ("proc/self/status", "Cpus_allowed_list:\t7\n"),

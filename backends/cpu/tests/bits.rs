@@ -1,4 +1,4 @@
-//! The bits do not depend on the number of threads or on the other tokens of a batch.
+//! Results do not depend, to the bit, on the number of threads or on the other tokens of a batch.
 
 use hal::format::Format;
 use hal::op::{
@@ -25,7 +25,7 @@ fn device(threads: usize) -> Device {
 }
 
 /// Pseudo-random numbers in -1..1.
-fn values(seed: u32, n: usize) -> Vec<f32> {
+fn random_values(seed: u32, n: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(747_796_405).wrapping_add(1);
     let next = |_| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -43,13 +43,13 @@ fn weight(
     transpose: bool,
 ) -> Result<Tensor> {
     let mut bytes = vec![0; format.row_bytes(cols).expect("whole blocks") * rows];
-    format.quantize(&values(seed, rows * cols), &mut bytes);
+    format.quantize(&random_values(seed, rows * cols), &mut bytes);
     let source = HostRows::new(Source::Mapped(Arc::new(bytes)), rows, cols, format)?;
     let pack = PackDesc { transpose, ..PackDesc::whole(TensorDesc::new(rows, cols, format)) };
     device.import("weight", &pack, &source)
 }
 
-/// One layer over `tokens`; returns the last token's output and its active neurons.
+/// A transformer layer: the weight format, the orientation of down, and which neurons are skipped.
 struct Layer {
     format: Format,
     down: Down,
@@ -72,7 +72,7 @@ impl Layer {
         let (att, normed) = (f32s(N_EMBD)?, f32s(N_EMBD)?);
         let active = device.alloc_f32("active", 1, n)?;
         let freqs = device.alloc_f32("freqs", 1, D_HEAD / 2)?;
-        let freq = values(9, D_HEAD / 2);
+        let freq = random_values(9, D_HEAD / 2);
         device.queue("setup")?.write(&freqs, bytemuck::cast_slice(&freq))?;
         let mut record = device.record("layer");
         let table = weight(1, 64, N_EMBD)?;
@@ -141,8 +141,8 @@ impl Layer {
             bias_up: None,
             bias_down: None,
             threshold: None,
-            groups: None,
-            group_weight: None,
+            experts: None,
+            expert_weights: None,
             rows: Rows::All,
             x,
             y,
@@ -158,7 +158,8 @@ impl Layer {
         })
     }
 
-    /// The outputs of tokens `range` of a sequence whose cache was filled beforehand.
+    /// Bits of the output, and of the number of active neurons, of each token in `range`. The KV
+    /// cache already has `N_PAST` positions.
     fn run(&self, threads: usize, range: std::ops::Range<usize>) -> Result<Vec<Vec<u32>>> {
         let device = device(threads);
         let n = range.len();
@@ -174,10 +175,10 @@ impl Layer {
         );
         let (program, y, active) = self.record(&device, &batch, &cache, n)?;
         let mut queue = device.queue("test")?;
-        for (seed, half) in [(11, &cache.k), (12, &cache.v)] {
+        for (seed, tensor) in [(11, &cache.k), (12, &cache.v)] {
             let mut bytes = vec![0; n_blocks * KV_BLOCK * N_HEAD_KV * D_HEAD * 2];
-            Format::F16.quantize(&values(seed, bytes.len() / 2), &mut bytes);
-            queue.write(half, &bytes)?;
+            Format::F16.quantize(&random_values(seed, bytes.len() / 2), &mut bytes);
+            queue.write(tensor, &bytes)?;
         }
         queue.write(&active, &vec![0; 4 * n])?;
         let token = |t: usize| BatchToken {
@@ -234,7 +235,8 @@ fn any_number_of_threads_gives_the_same_bits() {
 #[test]
 fn a_token_has_the_same_bits_alone_and_among_others() {
     for layer in layers() {
-        // Enough before it that the cache holds the others' rows: run them first in the same order.
+        // All runs have the same past positions in the cache, so only the other tokens of the batch
+        // differ.
         let among = layer.run(2, 0..13).unwrap();
         let first = layer.run(2, 0..1).unwrap();
         assert!(among[0] == first[0], "{} {:?}", layer.format, layer.down);
@@ -245,14 +247,14 @@ fn a_token_has_the_same_bits_alone_and_among_others() {
     }
 }
 
-/// Outputs and states of a step of two sequences through each recurrent op.
+/// Bits of the outputs and states after one step of two sequences through each recurrent op.
 fn recurrent(threads: usize) -> Result<Vec<u32>> {
     let (n_head, d_head, d_state, n) = (4, 80, 72, 19);
     let device = device(threads);
     let mut queue = device.queue("recurrent")?;
     let mut filled = |seed, rows, cols| -> Result<Tensor> {
         let tensor = device.alloc_f32("values", rows, cols)?;
-        let values: Vec<f32> = values(seed, rows * cols).iter().map(|v| 0.3 * v).collect();
+        let values: Vec<f32> = random_values(seed, rows * cols).iter().map(|v| 0.3 * v).collect();
         queue.write(&tensor, bytemuck::cast_slice(&values))?;
         Ok(tensor)
     };

@@ -1,4 +1,4 @@
-//! The conformance suite, for thread pools of several sizes.
+//! Runs the conformance suite with thread pools of several sizes.
 
 use hal::{Bytes, Device, DeviceId};
 use thermocline_cpu::{CpuBackend, CpuOptions};

@@ -1,17 +1,17 @@
-//! Several tokens, each with its own neurons: single rows and all rows give the same bits for any
-//! overlap of the tokens' rows.
+//! Small batches whose tokens use different neurons: lists of rows and dense passes give the same
+//! bits for any overlap of the tokens' rows.
 
 use std::sync::Arc;
 
 use hal::format::Format;
-use hal::op::{Activation, Down, FfnKind, Groups, NEVER_DENSE, Skip, SparseFfn, UnionCounts};
+use hal::op::{Activation, Down, ExpertRanges, FfnKind, NEVER_DENSE, Skip, SparseFfn, UnionCounts};
 use hal::{
     Bytes, Device, DeviceId, HostRows, Operand, PackDesc, Result, Rows, Source, Tensor, TensorDesc,
 };
 use thermocline_cpu::{CpuBackend, CpuOptions};
 
 const N_EMBD: usize = 256;
-/// Not a multiple of a slice or of a pass.
+/// Not a multiple of the rows per slice or per pass.
 const N_FF: usize = 675;
 
 /// Pseudo-random numbers in 0..1.
@@ -33,8 +33,8 @@ enum Lists {
     Random(f32),
     /// As `Random`, but not in ascending order.
     Shuffled(f32),
-    /// The rows of some of five groups.
-    Groups,
+    /// The rows of the experts that a token uses, out of five experts.
+    Experts,
 }
 
 struct Block {
@@ -64,7 +64,12 @@ impl Block {
         Ok(Block { device, gate, up, down })
     }
 
-    fn filled(&self, rows: usize, cols: usize, f: impl FnMut(usize) -> f32) -> Result<Tensor> {
+    fn filled_tensor(
+        &self,
+        rows: usize,
+        cols: usize,
+        f: impl FnMut(usize) -> f32,
+    ) -> Result<Tensor> {
         let tensor = self.device.alloc_f32("values", rows, cols)?;
         let values: Vec<f32> = (0..rows * cols).map(f).collect();
         self.device.queue("fill")?.write(&tensor, bytemuck::cast_slice(&values))?;
@@ -73,13 +78,13 @@ impl Block {
 
     fn run(&self, n: usize, lists: Lists, skip: Skip, dense_from: f32) -> Result<Results> {
         let mut numbers = Numbers(77);
-        let x = self.filled(n, N_EMBD, |_| numbers.next() - 0.5)?;
-        let y = self.filled(n, N_EMBD, |_| f32::NAN)?;
-        let active = self.filled(1, n, |_| 0.0)?;
-        let hits = self.filled(1, N_FF, |_| 0.0)?;
-        let union = self.filled(1, UnionCounts::N, |_| 0.0)?;
+        let x = self.filled_tensor(n, N_EMBD, |_| numbers.next() - 0.5)?;
+        let y = self.filled_tensor(n, N_EMBD, |_| f32::NAN)?;
+        let active = self.filled_tensor(1, n, |_| 0.0)?;
+        let hits = self.filled_tensor(1, N_FF, |_| 0.0)?;
+        let union = self.filled_tensor(1, UnionCounts::N, |_| 0.0)?;
         let mut queue = self.device.queue("test")?;
-        let (mut rows, mut groups, mut weights) = (Rows::All, None, None);
+        let (mut rows, mut experts, mut weights) = (Rows::All, None, None);
         match lists {
             Lists::None => {}
             Lists::Random(share) | Lists::Shuffled(share) => {
@@ -102,11 +107,12 @@ impl Block {
                 queue.write(&set.count, bytemuck::bytes_of(&count))?;
                 rows = Rows::Active(set);
             }
-            Lists::Groups => {
-                groups = Some(Groups { starts: [0, 100, 100, 401, 440, 675].into(), n_used: 2 });
+            Lists::Experts => {
+                experts =
+                    Some(ExpertRanges { starts: [0, 100, 100, 401, 440, 675].into(), n_used: 2 });
                 let used =
                     |i: usize| [0.5, 0.0, 1.0, 0.0, 2.0][i % 5] * f32::from(!i.is_multiple_of(3));
-                weights = Some(self.filled(n, 5, used)?);
+                weights = Some(self.filled_tensor(n, 5, used)?);
             }
         }
         let mut record = self.device.record("test");
@@ -118,7 +124,7 @@ impl Block {
             bias_up: None,
             bias_down: None,
             threshold: None,
-            group_weight: weights,
+            expert_weights: weights,
             rows,
             x,
             y: y.clone(),
@@ -129,7 +135,7 @@ impl Block {
             activation: Activation::Relu,
             skip,
             orientation: Down::ByNeuron,
-            groups,
+            experts,
             dense_from,
             accumulate: false,
         })?;
@@ -154,7 +160,7 @@ fn single_rows_and_all_rows_give_the_same_bits() -> Result<()> {
     for format in [Format::F16, Format::Q4_0, Format::Q8_0, Format::Q6_K] {
         let block = Block::new(format)?;
         for n in [2, 3, 5, 8, 13, 16] {
-            for lists in shares.into_iter().chain([Shuffled(0.6), None, Lists::Groups]) {
+            for lists in shares.into_iter().chain([Shuffled(0.6), None, Lists::Experts]) {
                 for skip in [Skip::NotPositive, Skip::Never] {
                     let what = format!("{format} {n} tokens {lists:?} {skip:?}");
                     let (expected, by_list) = block.run(n, lists, skip, NEVER_DENSE)?;
@@ -172,11 +178,11 @@ fn single_rows_and_all_rows_give_the_same_bits() -> Result<()> {
 }
 
 #[test]
-fn the_union_decides() -> Result<()> {
+fn the_share_of_needed_rows_selects_the_dense_pass() -> Result<()> {
     let block = Block::new(Format::Q4_0)?;
     let dense = |lists, skip, from| {
         let (bits, counts) = block.run(4, lists, skip, from)?;
-        // Rows with a hit are those that any token activated.
+        // A row has a hit if any token activated it.
         let hits = &bits[bits.len() - N_FF..];
         let hit = hits.iter().filter(|&&bits| f32::from_bits(bits) > 0.0).count();
         assert_eq!((counts.active, counts.neurons), (hit as f32, N_FF as f32));
@@ -187,11 +193,12 @@ fn the_union_decides() -> Result<()> {
     assert_eq!(dense(Lists::Random(0.1), Skip::Never, 0.0)?, 1.0);
     assert_eq!(dense(Lists::Random(0.0), Skip::Never, 0.0)?, 0.0);
     assert_eq!(dense(Lists::Random(1.0), Skip::Never, NEVER_DENSE)?, 0.0);
-    // 8 % of the rows are in the list, or nearly all of them; the last slice has three
-    // rows.
+    // A probability of 0.02 for each of four tokens lists 8 % of the rows, 0.9 lists nearly all.
+    // The last slice has three rows.
     assert!(dense(Lists::Random(0.02), Skip::Never, 0.6)? < 0.01);
     assert_eq!(dense(Lists::Random(0.9), Skip::Never, 0.6)?, 1.0);
-    // All rows of gate are needed, and about 15 of 16 rows of up: few slices of up need all.
+    // All rows of gate are needed, but only about 15 of 16 rows of up, so few slices of up need all
+    // rows.
     let share = dense(Lists::None, Skip::NotPositive, 1.0)?;
     assert!((0.5..0.9).contains(&share), "{share}");
     Ok(())

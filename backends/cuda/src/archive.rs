@@ -1,16 +1,16 @@
 //! The embedded PTX: `kernels-cuda/ptx.zst` and its table of contents, `kernels-cuda/ptx.manifest`.
 //!
 //! `scripts/make_ptx` writes both. The archive has one zstd frame per kernel file, with its units
-//! in sequence. A unit is decompressed from the start of its frame when a device loads it, and is
-//! not cached: a model needs a few units of each file, once. Archive and manifest are checked like
-//! any input: damage is an error.
+//! in sequence. When a device loads a unit, the unit is decompressed from the start of its frame.
+//! It is not cached, since a model needs a few units of each file, and each only once. Archive and
+//! manifest are checked like any other input: damage is an error.
 
 use std::io::{self, Read as _};
 
 use ruzstd::decoding::StreamingDecoder;
 use thiserror::Error;
 
-/// The largest accepted unit, in bytes; the largest existing unit has 0.5 MB.
+/// Size limit of a unit, in bytes; the largest existing unit has 0.5 MB.
 const MAX_UNIT: usize = 16 << 20;
 
 /// Errors of reading a unit.
@@ -18,9 +18,9 @@ const MAX_UNIT: usize = 16 << 20;
 pub(crate) enum ArchiveError {
     #[error("this build has no PTX for compute capability {}.{} or lower", target / 10, target % 10)]
     Missing { target: u32 },
-    #[error("line {line} of the PTX manifest is invalid")]
+    #[error("line {line} of the PTX manifest is invalid: this build is broken")]
     Manifest { line: usize },
-    #[error("the PTX archive ends before {end} bytes, which its manifest lists")]
+    #[error("the PTX archive has fewer than the {end} bytes that its manifest lists")]
     Short { end: usize },
     #[error("the PTX archive is damaged: {0}")]
     Frame(String),
@@ -28,24 +28,25 @@ pub(crate) enum ArchiveError {
     Hash { found: u64, wanted: u64 },
 }
 
-/// Location of a unit.
+/// A unit and its location in the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry<'a> {
     unit: &'a str,
-    /// Compute capability of its target, 75 for 7.5: devices of this and later ones run it.
+    /// Compute capability of its target, 75 for 7.5: devices with this capability or a later one
+    /// can run the unit.
     target: u32,
-    /// Bytes of its frame in the archive.
+    /// Begin and end of its frame in the archive, in bytes.
     frame: (usize, usize),
-    /// Bytes of the unit in the decompressed frame.
+    /// Offset and size of the unit in the decompressed frame, in bytes.
     start: usize,
     size: usize,
-    /// FNV-1a of its sources, and of its PTX.
+    /// FNV-1a hashes of its sources (`source`) and of its PTX (`hash`).
     #[cfg_attr(not(test), allow(dead_code, reason = "a test compares it with the sources"))]
     source: u64,
     hash: u64,
 }
 
-/// Compressed PTX with its manifest.
+/// Compressed PTX, and its manifest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Archive<'a> {
     pub(crate) manifest: &'a str,
@@ -59,11 +60,11 @@ pub(crate) const EMBEDDED: Archive<'static> = Archive {
 };
 
 impl<'a> Archive<'a> {
-    /// The PTX of a unit for the latest target that a device of architecture `target` runs (75 for
-    /// compute capability 7.5), with a final NUL, as the driver requires.
+    /// The PTX of a unit, with a final NUL, as the driver requires. `target` is the device's
+    /// compute capability (75 for 7.5); of the unit's targets, the latest up to this is used.
     ///
     /// # Errors
-    /// No such unit for this target, or a damaged archive or manifest.
+    /// A unit that does not exist for this target, or a damaged archive or manifest.
     pub(crate) fn ptx(&self, unit: &str, target: u32) -> Result<Vec<u8>, ArchiveError> {
         let mut best: Option<Entry<'a>> = None;
         for entry in self.entries() {
@@ -76,7 +77,7 @@ impl<'a> Archive<'a> {
         self.read(best.ok_or(ArchiveError::Missing { target })?)
     }
 
-    /// Units in the order of the manifest; ends at the first invalid line.
+    /// The units in the order of the manifest; the iterator ends after the first invalid line.
     fn entries(&self) -> impl Iterator<Item = Result<Entry<'a>, ArchiveError>> + use<'a> {
         let (mut frame, mut start, mut failed) = ((0, 0), 0_usize, false);
         self.manifest.lines().enumerate().filter_map(move |(index, line)| {

@@ -6,28 +6,28 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use hal::{Bytes, DeviceKind, Error};
 use simt::native::Native;
-use simt::{Facts, Found, Missing, Options, Outcome, SimtBackend, in_order, slot};
+use simt::{Facts, FoundDevice, LibraryError, Options, Outcome, SimtBackend, in_order, slot};
 
 use crate::library::Library;
 use crate::vendor::Cuda;
 
-/// The CUDA version that the kernels were compiled for.
-const NEEDED: c_int = 12000;
+/// The oldest CUDA version whose driver can load the kernels: 12.0.
+const MIN_VERSION: c_int = 12000;
 /// The oldest architecture that the kernels run on.
-const OLDEST: (c_int, c_int) = (7, 5);
+const MIN_CAPABILITY: (c_int, c_int) = (7, 5);
 
-/// All devices that the driver lists, in the order of their PCI slots, including unusable ones.
-/// Starts the driver, which takes a while if the cards are in a sleep state.
+/// All devices that the driver lists, in the order of their PCI slots, including unusable devices.
+/// Starts the driver, which can take seconds if the cards are in a sleep state.
 ///
 /// # Errors
-/// [`Missing`] if no driver works or there is no device.
-pub fn devices() -> Result<Vec<Found>, Missing> {
-    let library = ready()?;
-    let found: Result<Vec<Found>, Missing> =
-        (0..library.count()?).map(|ordinal| look_at(&library, ordinal)).collect();
+/// [`LibraryError`] if the driver is missing, does not work or lists no device.
+pub fn devices() -> Result<Vec<FoundDevice>, LibraryError> {
+    let library = open_library()?;
+    let found: Result<Vec<FoundDevice>, LibraryError> =
+        (0..library.count()?).map(|ordinal| describe(&library, ordinal)).collect();
     let found = found?;
     if found.is_empty() {
-        return Err(Missing::Device);
+        return Err(LibraryError::Device);
     }
     Ok(in_order("CUDA", found))
 }
@@ -36,7 +36,7 @@ pub fn devices() -> Result<Vec<Found>, Missing> {
 ///
 /// # Errors
 /// See [`open_with`].
-pub fn open(found: &Found) -> hal::Result<Arc<SimtBackend<Native<Cuda>>>> {
+pub fn open(found: &FoundDevice) -> hal::Result<Arc<SimtBackend<Native<Cuda>>>> {
     open_with(found, Options::default())
 }
 
@@ -45,12 +45,15 @@ pub fn open(found: &Found) -> hal::Result<Arc<SimtBackend<Native<Cuda>>>> {
 /// # Errors
 /// [`Error::Unsupported`] for a device that is too old, [`Error::OutOfMemory`] if no context fits,
 /// [`Error::MissingLibrary`] and [`Error::Driver`].
-pub fn open_with(found: &Found, options: Options) -> hal::Result<Arc<SimtBackend<Native<Cuda>>>> {
+pub fn open_with(
+    found: &FoundDevice,
+    options: Options,
+) -> hal::Result<Arc<SimtBackend<Native<Cuda>>>> {
     if let Some(reason) = found.refusal.clone() {
         let device = found.name.clone();
         return Err(Error::Unsupported { op: "open", device, reason });
     }
-    let library = ready()?;
+    let library = open_library()?;
     let device = library.device(found.ordinal)?;
     let facts = facts(&library, device, found)?;
     let (major, minor) = capability(&library, device)?;
@@ -75,10 +78,10 @@ pub fn open_with(found: &Found, options: Options) -> hal::Result<Arc<SimtBackend
 }
 
 /// Loads the driver and checks that it can load the kernels.
-fn ready() -> Result<Library, Missing> {
+fn open_library() -> Result<Library, LibraryError> {
     let library = Library::open()?;
     match library.version()? {
-        version if version < NEEDED => Err(Missing::Version {
+        version if version < MIN_VERSION => Err(LibraryError::Version {
             found: format!("CUDA {}.{}", version / 1000, version % 1000 / 10),
             needed: "CUDA 12.0 (driver 525 or newer)",
         }),
@@ -87,29 +90,29 @@ fn ready() -> Result<Library, Missing> {
 }
 
 /// Compute capability, 7 and 5 for 7.5.
-fn capability(library: &Library, device: c_int) -> Result<(c_int, c_int), Missing> {
+fn capability(library: &Library, device: c_int) -> Result<(c_int, c_int), LibraryError> {
     let major = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
     let minor = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
     Ok((library.attribute(major, device)?, library.attribute(minor, device)?))
 }
 
-/// Whether tensor cores multiply floats so fast that three of their products take less time than
-/// one on the ordinary units: on server cards they are at least 7 times as fast, on other cards
-/// equally fast or twice as fast. Source: NVIDIA's tables of peak rates, TF32 and FP32.
-fn floats_gain(capability: (c_int, c_int)) -> bool {
+/// Whether three TF32 products on tensor cores take less time than one FP32 product on the ordinary
+/// units. Tensor cores are at least 7 times as fast on server cards, and at most twice as fast on
+/// other cards. Source: NVIDIA's tables of peak rates.
+fn gains_from_float_mma(capability: (c_int, c_int)) -> bool {
     matches!(capability, (8, 0) | (9, _) | (10, _))
 }
 
-fn look_at(library: &Library, ordinal: c_int) -> Result<Found, Missing> {
+fn describe(library: &Library, ordinal: c_int) -> Result<FoundDevice, LibraryError> {
     let device = library.device(ordinal)?;
     let memory = Bytes(library.total(device)?);
     let (major, minor) = capability(library, device)?;
     let name = library.name(device)?;
-    let refusal = ((major, minor) < OLDEST).then(|| {
-        let (needed, and) = OLDEST;
-        format!("compute capability {major}.{minor} is too old: {needed}.{and} (Turing) or newer required")
+    let refusal = ((major, minor) < MIN_CAPABILITY).then(|| {
+        let (needed, and) = MIN_CAPABILITY;
+        format!("compute capability {major}.{minor} is too old; {needed}.{and} (Turing) or newer is required")
     });
-    Ok(Found {
+    Ok(FoundDevice {
         name: String::new(),
         description: format!("{name}, compute capability {major}.{minor}, {memory}"),
         memory,
@@ -120,20 +123,20 @@ fn look_at(library: &Library, ordinal: c_int) -> Result<Found, Missing> {
     })
 }
 
-fn facts(library: &Library, device: c_int, found: &Found) -> Result<Facts, Missing> {
-    let ask = |which| library.attribute(which, device).map(|value| value.max(0) as u32);
-    let integrated = ask(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0;
+fn facts(library: &Library, device: c_int, found: &FoundDevice) -> Result<Facts, LibraryError> {
+    let query = |which| library.attribute(which, device).map(|value| value.max(0) as u32);
+    let integrated = query(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0;
     Ok(Facts {
         name: found.name.clone(),
         description: found.description.clone(),
         kind: if integrated { DeviceKind::Integrated } else { DeviceKind::Discrete },
         total: found.memory,
-        wave: ask(Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?,
-        n_units: ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1),
-        shared: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK)?,
+        wave: query(Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?,
+        n_units: query(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1),
+        shared: query(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK)?,
         mma: true,
-        mma_floats: floats_gain(capability(library, device)?),
-        watchdog: ask(Attribute::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT)? != 0,
+        mma_floats: gains_from_float_mma(capability(library, device)?),
+        watchdog: query(Attribute::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT)? != 0,
     })
 }
 
@@ -142,8 +145,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_gain_on_servers() {
-        assert!([(8, 0), (9, 0), (10, 0), (10, 3)].into_iter().all(floats_gain));
-        assert!(![(7, 5), (8, 6), (8, 9), (12, 0)].into_iter().any(floats_gain));
+    fn server_cards_gain_from_float_mma() {
+        assert!([(8, 0), (9, 0), (10, 0), (10, 3)].into_iter().all(gains_from_float_mma));
+        assert!(![(7, 5), (8, 6), (8, 9), (12, 0)].into_iter().any(gains_from_float_mma));
     }
 }

@@ -1,10 +1,10 @@
-//! NVIDIA's GPUs through the CUDA driver, which is not linked but loaded at run time.
+//! The backend for NVIDIA's GPUs. It loads the CUDA driver at run time instead of linking it.
 //!
-//! Kernels are embedded as PTX, which the driver compiles; the CUDA toolkit is not needed. The
-//! types and constants come from `cudarc`. It does not load the library, because it would use the
-//! toolkit's stub instead of the driver if both are found. Its functions are not called either:
-//! they return Rust enums, which are undefined for codes of a newer driver, and they panic on a
-//! missing symbol.
+//! Kernels are embedded as PTX, which the driver compiles, so the CUDA toolkit is not needed.
+//! Types and constants come from `cudarc`. This crate loads the driver itself, because `cudarc`
+//! would prefer the toolkit's stub library to the driver. It also calls the driver itself, because
+//! `cudarc`'s functions panic on a missing symbol and return Rust enums, which have undefined
+//! behaviour for codes of a newer driver.
 
 mod archive;
 mod devices;

@@ -1,4 +1,4 @@
-//! The functions of CUDA's driver library that are used here.
+//! The functions of CUDA's driver library that this backend calls.
 
 #![allow(unsafe_code, reason = "functions of a C library")]
 
@@ -8,13 +8,13 @@ use std::ptr;
 use cudarc::driver::sys;
 use libloading::Library as File;
 use simt::native::{Calls, Function, GraphCalls, Raw};
-use simt::{Missing, Outcome};
+use simt::{LibraryError, Outcome};
 
 /// Reads an attribute of a device: destination, attribute, device.
 type Attribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
 /// Reads text about a device: destination, its size, device.
 type Text = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
-/// Text for an error code.
+/// Reads the name or the description of an error code.
 type About = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
 /// The initialised driver.
@@ -35,13 +35,13 @@ pub(crate) struct Library {
     pub(crate) calls: Calls,
 }
 
-/// File names of the driver's library. The driver's own name comes first: toolkits install a stub
-/// under the name without a number, which a linker path may lead to.
+/// File names of the driver's library, in search order. On Linux the name with a version comes
+/// first, because a toolkit may install a stub library under the other name.
 const NAMES: [&str; 2] =
     if cfg!(windows) { ["nvcuda.dll", "nvcuda"] } else { ["libcuda.so.1", "libcuda.so"] };
 
 /// Looks up a function of the library by name.
-fn find<F: Copy>(file: &'static File, name: &'static str) -> Result<Function<F>, Missing> {
+fn find<F: Copy>(file: &'static File, name: &'static str) -> Result<Function<F>, LibraryError> {
     // SAFETY: the library is never unloaded; `F` is the type in `cuda.h`, with handles as pointers
     // and enums as integers, which have the same ABI.
     unsafe { Function::find(file, name) }
@@ -51,13 +51,13 @@ impl Library {
     /// Loads and initialises the driver.
     ///
     /// # Errors
-    /// [`Missing`] with the cause.
-    pub(crate) fn open() -> Result<Library, Missing> {
+    /// [`LibraryError`] with the cause.
+    pub(crate) fn open() -> Result<Library, LibraryError> {
         // SAFETY: loading a library runs its code; the library under these names in the system's
         // folders is the driver.
         let file = NAMES.iter().find_map(|name| unsafe { File::new(*name) }.ok());
-        let file = file.ok_or(Missing::Library { name: NAMES[0] })?;
-        // Never unloaded: its threads would go on without it.
+        let file = file.ok_or(LibraryError::Library { name: NAMES[0] })?;
+        // Never unloaded, because the driver's threads may still run its code.
         let file: &'static File = Box::leak(Box::new(file));
         let init: Function<unsafe extern "C" fn(c_uint) -> c_int> = find(file, "cuInit")?;
         let library = Library {
@@ -78,14 +78,14 @@ impl Library {
         // SAFETY: the flags must be 0.
         let code = unsafe { (init.call)(0) };
         if code == sys::CUresult::CUDA_ERROR_NO_DEVICE as c_int {
-            return Err(Missing::Device);
+            return Err(LibraryError::Device);
         }
         library.check(&init, code)?;
         Ok(library)
     }
 
     /// The newest CUDA version that the driver supports, 12040 for 12.4.
-    pub(crate) fn version(&self) -> Result<c_int, Missing> {
+    pub(crate) fn version(&self) -> Result<c_int, LibraryError> {
         let mut version = 0;
         // SAFETY: written during the call only.
         let code = unsafe { (self.version.call)(&raw mut version) };
@@ -93,7 +93,7 @@ impl Library {
     }
 
     /// Number of devices.
-    pub(crate) fn count(&self) -> Result<c_int, Missing> {
+    pub(crate) fn count(&self) -> Result<c_int, LibraryError> {
         let mut count = 0;
         // SAFETY: written during the call only.
         let code = unsafe { (self.count.call)(&raw mut count) };
@@ -101,7 +101,7 @@ impl Library {
     }
 
     /// The handle of a device.
-    pub(crate) fn device(&self, ordinal: c_int) -> Result<c_int, Missing> {
+    pub(crate) fn device(&self, ordinal: c_int) -> Result<c_int, LibraryError> {
         let mut device = 0;
         // SAFETY: written during the call only.
         let code = unsafe { (self.device.call)(&raw mut device, ordinal) };
@@ -109,16 +109,16 @@ impl Library {
     }
 
     /// The driver's name of a device.
-    pub(crate) fn name(&self, device: c_int) -> Result<String, Missing> {
+    pub(crate) fn name(&self, device: c_int) -> Result<String, LibraryError> {
         self.device_text(&self.name, device)
     }
 
     /// A device's PCI slot.
-    pub(crate) fn slot(&self, device: c_int) -> Result<String, Missing> {
+    pub(crate) fn slot(&self, device: c_int) -> Result<String, LibraryError> {
         self.device_text(&self.slot, device)
     }
 
-    fn device_text(&self, call: &Function<Text>, device: c_int) -> Result<String, Missing> {
+    fn device_text(&self, call: &Function<Text>, device: c_int) -> Result<String, LibraryError> {
         let mut text: [c_char; 256] = [0; 256];
         // SAFETY: it writes less than the given size, during the call only.
         let code = unsafe { (call.call)(text.as_mut_ptr(), 255, device) };
@@ -133,23 +133,23 @@ impl Library {
         &self,
         which: sys::CUdevice_attribute,
         device: c_int,
-    ) -> Result<c_int, Missing> {
+    ) -> Result<c_int, LibraryError> {
         let mut value = 0;
         // SAFETY: written during the call only.
         let code = unsafe { (self.attribute.call)(&raw mut value, which as c_int, device) };
         self.check(&self.attribute, code).map(|()| value)
     }
 
-    /// Physical memory of a device.
-    pub(crate) fn total(&self, device: c_int) -> Result<u64, Missing> {
+    /// Physical memory of a device, in bytes.
+    pub(crate) fn total(&self, device: c_int) -> Result<u64, LibraryError> {
         let mut bytes = 0;
         // SAFETY: written during the call only.
         let code = unsafe { (self.total.call)(&raw mut bytes, device) };
         self.check(&self.total, code).map(|()| bytes as u64)
     }
 
-    /// The primary context of a device, shared by all libraries of a process. Its owner calls
-    /// [`Library::release`] once.
+    /// Retains the primary context of a device, which all libraries of a process share. Returns
+    /// the name of the call, its code, and the context; the caller calls [`Library::release`] once.
     pub(crate) fn retain(&self, device: c_int) -> (&'static str, c_int, Raw) {
         let mut context = ptr::null_mut();
         // SAFETY: written during the call only.
@@ -159,8 +159,8 @@ impl Library {
 
     /// Releases the primary context.
     pub(crate) fn release(&self, device: c_int) {
-        // SAFETY: all objects created in it are destroyed, as the owner guarantees; the rest of
-        // the process has its own reference.
+        // SAFETY: the caller guarantees that all objects in the context are destroyed; other
+        // libraries of the process have their own references.
         let _ = unsafe { (self.release.call)(device) };
     }
 
@@ -179,16 +179,16 @@ impl Library {
         if parts.is_empty() { format!("unknown code {code}") } else { parts.join(", ") }
     }
 
-    fn check<F>(&self, call: &Function<F>, code: c_int) -> Result<(), Missing> {
+    fn check<F>(&self, call: &Function<F>, code: c_int) -> Result<(), LibraryError> {
         if Outcome::of(code) == Outcome::Done {
             return Ok(());
         }
-        Err(Missing::Driver { call: call.name, code, text: self.text(code) })
+        Err(LibraryError::Driver { call: call.name, code, text: self.text(code) })
     }
 }
 
-/// Functions that HIP has under other names.
-fn calls(file: &'static File) -> Result<Calls, Missing> {
+/// The functions that HIP has under other names.
+fn calls(file: &'static File) -> Result<Calls, LibraryError> {
     Ok(Calls {
         memory: find(file, "cuMemGetInfo_v2")?,
         alloc: find(file, "cuMemAlloc_v2")?,
@@ -217,8 +217,8 @@ fn calls(file: &'static File) -> Result<Calls, Missing> {
     })
 }
 
-/// If any of these is missing, kernels are launched separately.
-fn graphs(file: &'static File) -> Result<GraphCalls, Missing> {
+/// The graph API; without all of it, kernels are launched separately.
+fn graphs(file: &'static File) -> Result<GraphCalls, LibraryError> {
     Ok(GraphCalls {
         begin_capture: find(file, "cuStreamBeginCapture_v2")?,
         end_capture: find(file, "cuStreamEndCapture")?,

@@ -36,7 +36,7 @@ impl Vendor for Cuda {
     ]);
 
     fn enter(&self) -> c_int {
-        // SAFETY: the context lives as long as this.
+        // SAFETY: the context lives as long as `self`.
         unsafe { (self.library.set_current.call)(self.context) }
     }
 

@@ -1,5 +1,6 @@
-// Calls that CUDA's driver and HIP have under different names: CALL(name in CUDA, name in
-// HIP)(parameters). Included by cuda.cpp and hip.cpp, which define CALL and BEGIN.
+// Functions that CUDA's driver and HIP have under different names, written as
+// CALL(name in CUDA, name in HIP)(parameters). cuda.cpp and hip.cpp include this file and define
+// CALL, STARTED, ENTER and BEGIN.
 
 #include "fake.h"
 
@@ -9,7 +10,8 @@
 
 namespace {
 
-/// A stream by its handle: null and the two special handles are the device's default stream.
+/// The stream of a handle. Null and the two special handles (1 and 2) are the device's default
+/// stream.
 fake::Stream* stream_of(void* handle) {
     const uintptr_t number = reinterpret_cast<uintptr_t>(handle);
     if (number > 2) {
@@ -41,7 +43,7 @@ int finish(fake::Stream& stream) {
     return stream.device.state();
 }
 
-/// A synchronous copy, after all other work.
+/// A synchronous copy, which runs after all other work of the device.
 int copy_now(uintptr_t dst, bool dst_on_device, uintptr_t src, bool src_on_device, size_t len) {
     fake::Stream* stream = stream_of(nullptr);
     fake::finish_all(*fake::current);
@@ -153,10 +155,11 @@ CALL(cuStreamDestroy_v2, hipStreamDestroy)(void* handle) {
     fake::Stream& stream = *static_cast<fake::Stream*>(handle);
     fake::Device& device = stream.device;
     std::lock_guard<std::mutex> lock(device.mutex);
-    // From here on another thread that destroys a stream may remove this one from the list.
+    // Once the handle is gone, another thread that destroys a stream may remove this stream from
+    // the list.
     if (!fake::remove_handle(fake::Type::Stream, handle)) return fake::INVALID_HANDLE;
     stream.end();
-    // Its work goes on; it is removed from the list when that is done.
+    // The stream completes its work. A later call removes it from the list when it is idle.
     for (auto it = device.streams.begin(); it != device.streams.end();) {
         const bool ended = *it != device.default_stream && !fake::is_handle(fake::Type::Stream, it->get());
         it = ended && (*it)->is_idle() ? device.streams.erase(it) : std::next(it);
@@ -236,7 +239,7 @@ CALL(cuModuleLoadDataEx, hipModuleLoadDataEx)
     std::string log;
     const int code = fake::load(*fake::current, static_cast<const char*>(image), &module, &log);
     if (code == fake::SUCCESS) *out = fake::add_handle(fake::Type::Module, module);
-    // A log of errors is option 5, its size option 6.
+    // Option 5 is the buffer for the error log, option 6 its size.
     char* buffer = nullptr;
     size_t size = 0;
     for (unsigned i = 0; i < n_options; i++) {
@@ -352,7 +355,7 @@ CALL(cuCtxSynchronize, hipDeviceSynchronize)() {
 
 namespace {
 
-/// Text of at most `len` bytes with its NUL.
+/// Writes at most `len` bytes of text, including the NUL.
 int put_text(char* to, int len, const std::string& text) {
     if (len <= 0) return fake::INVALID_VALUE;
     const size_t n = text.size() < size_t(len) - 1 ? text.size() : size_t(len) - 1;

@@ -1,9 +1,9 @@
-// A fake of CUDA's driver, for tests, without any part of NVIDIA's library.
+// A fake of CUDA's driver, for tests. It contains no part of NVIDIA's library.
 
 #define CALL(cuda, hip) EXPORTED int cuda
 #define STARTED \
     if (!is_started) return fake::NOT_INITIALIZED
-/// For calls that work without a usable device.
+/// Begins calls that also work without a usable device.
 #define ENTER STARTED
 #define BEGIN \
     STARTED;  \
@@ -43,7 +43,7 @@ EXPORTED int cuDeviceGetAttribute(int* value, int which, int ordinal) {
     case 4: *value = 64; break;
     case 5: *value = 0x7fffffff; break;
     case 6: case 7: *value = 65535; break;
-    case 8: case 81: case 97: *value = int(fake::world().most_shared); break;
+    case 8: case 81: case 97: *value = int(fake::world().max_shared); break;
     case 10: *value = 32; break;
     case 12: case 82: *value = 65536; break;
     case 13: case 36: *value = 1000000; break;
@@ -57,7 +57,7 @@ EXPORTED int cuDeviceGetAttribute(int* value, int which, int ordinal) {
     case 39: *value = 2048; break;
     case 75: *value = int(s.major); break;
     case 76: *value = int(s.minor); break;
-    // Including 115, memory pools.
+    // All others, including 115 (memory pools), are 0: not supported.
     default: *value = 0; break;
     }
     return fake::SUCCESS;
@@ -71,7 +71,7 @@ EXPORTED int cuDeviceGetUuid_v2(char* uuid, int ordinal) {
     return fake::SUCCESS;
 }
 
-// A context is represented by its device.
+// The handle of a context is its device.
 
 EXPORTED int cuDevicePrimaryCtxRetain(void** context, int ordinal) {
     DEVICE_OF(device, ordinal);

@@ -1,7 +1,6 @@
 #pragma once
-// Shared code of the fake drivers of CUDA and HIP: devices whose memory is the host's and whose
-// kernels run through the shim. Only for tests. The behaviour and speed of a real device are not
-// modelled.
+// Shared code of the fake drivers of CUDA and HIP, for tests only. Their devices use host memory,
+// and the shim runs their kernels. They do not model the timing of a real device.
 
 #include "../shim/shim.h"
 
@@ -42,44 +41,50 @@ enum Code : int {
 };
 const char* code_name(int code);
 
-/// A device's settings, from tests.
+/// Settings of a device, which tests change.
 struct Settings {
+    /// Bytes.
     uint64_t memory = uint64_t(4) << 30;
-    /// Bytes of it that are reported as free but cannot be allocated.
+    /// Bytes of `memory` that are reported as free but cannot be allocated.
     uint64_t hidden = 0;
-    /// For the order of lanes, waves and blocks; 0 for sequential order.
+    /// Seed of the order of lanes, waves and blocks; 0 for sequential order.
     uint64_t seed = 1;
-    /// Before each work item.
+    /// Delay before each work item.
     uint64_t delay_us = 0;
-    /// The device is lost after this many launches; kernels of graphs count.
+    /// The device is lost after this many launches, including those of graphs.
     uint64_t lost_after = UINT64_MAX;
     uint64_t lost_code = LAUNCH_FAILED;
-    /// After this many launches, one launch call fails.
+    /// One launch call fails after this many launch calls.
     uint64_t refuse_after = UINT64_MAX;
     uint64_t refuse_code = 701;
     /// Kernels after this many launches wait until `release`.
     uint64_t hang_after = UINT64_MAX;
     uint64_t watchdog = 0;
     uint64_t integrated = 0;
+    /// Number of multiprocessors.
     uint64_t units = 4;
-    /// Whether graphs omit the last recorded work, and whether launching one blocks until it is
-    /// done.
+    /// Whether graphs omit the last captured work, and whether launching a graph blocks until the
+    /// graph has run.
     uint64_t short_graphs = 0, blocking_graphs = 0;
     /// Whether matrix instructions give wrong results.
     uint64_t wrong_matrix = 0;
+    /// Compute capability.
     uint64_t major = 8, minor = 6;
 };
 
-/// The library's settings, from tests.
+/// Settings of the library, which tests change.
 struct Library {
+    /// Number of devices.
     uint64_t devices = 1;
     uint64_t version = 0;
+    /// Code that initialisation returns.
     uint64_t init = SUCCESS;
+    /// Lanes per wave.
     uint64_t wave = 32;
     /// Whether hiprtc rejects every program.
     uint64_t refuse_compiling = 0;
     std::string arch = "gfx1100";
-    /// A folder for recorded launches.
+    /// Folder to which launches are written; empty for none.
     std::string record;
 };
 
@@ -98,22 +103,22 @@ struct Device {
     uint64_t n_launches = 0, n_refusals = 0, n_graphs = 0, n_copies = 0, bytes_in = 0, bytes_out = 0;
     uint64_t most_used = 0;
 
-    /// Loses the device: every later call fails.
+    /// Loses the device: every later call fails with `code`.
     void lose(int code, const std::string& why);
     int state();
 };
 
-constexpr int MOST_DEVICES = 10;
+constexpr int MAX_DEVICES = 10;
 
 struct World {
     /// "CUDA" or "HIP".
     const char* vendor;
-    /// Shared memory per block.
-    size_t most_shared;
+    /// Shared memory per block, in bytes.
+    size_t max_shared;
     Library library;
-    Device devices[MOST_DEVICES];
+    Device devices[MAX_DEVICES];
 
-    World(const char* vendor, const char* variable, size_t most_shared, uint64_t version);
+    World(const char* vendor, const char* variable, size_t max_shared, uint64_t version);
     /// Sets `key=value` and `N:key=value` (device N only), separated by blanks; false if a key is
     /// unknown.
     bool configure(const char* text);
@@ -121,7 +126,7 @@ struct World {
     uint64_t count(int device, const std::string& what);
     Device* device(int ordinal);
 };
-/// The state of this library.
+/// The only instance of this library's state.
 World& world();
 
 // Memory.
@@ -138,14 +143,14 @@ struct Allocation {
 };
 int allocate(Device& device, Kind kind, size_t len, uintptr_t* at);
 int free_memory(Kind kind, uintptr_t at);
-/// Whether a range is inside one allocation.
+/// Whether a range is inside one live allocation.
 bool is_live(uintptr_t at, size_t len);
-/// The allocation around an address, or one of length 0.
+/// The live allocation that contains an address, or an allocation of length 0.
 Allocation find_allocation(uintptr_t at);
 
 // Work.
 
-/// Returns a code, which ends the device unless it is 0.
+/// A work item of a stream. Any code other than SUCCESS loses the device.
 struct Op {
     std::function<int(Device&)> run;
 };
@@ -169,15 +174,17 @@ struct Stream {
     std::shared_ptr<Queue> queue;
 };
 
-/// Adds to the capture, or to the queued work.
+/// Adds work to the stream's capture, or to its queue if it is not capturing.
 int enqueue(Stream& stream, std::function<int(Device&)> run);
 /// Waits for all work of a device.
 void finish_all(Device& device);
 
+/// One recording of an event.
 struct Moment {
     std::mutex mutex;
     std::condition_variable happened;
     bool is_done = false;
+    /// Time of completion, in nanoseconds.
     uint64_t at = 0;
 };
 struct Event {
@@ -195,7 +202,7 @@ int wait_in(Stream& stream, Event& event);
 struct Module {
     Device& device;
     std::string unit;
-    /// Calls may come from several threads.
+    /// Guards `functions`, because several threads may call.
     std::mutex mutex;
     std::map<std::string, std::unique_ptr<struct Function>> functions;
 };
@@ -203,7 +210,7 @@ struct Function {
     Device& device;
     const shim::Kernel* kernel;
 };
-/// A module from a text whose first line is `// unit NAME`.
+/// Loads a module from an image, which is text whose first line is `// unit NAME`.
 int load(Device& device, const char* image, Module** module, std::string* log);
 int function(Module& module, const char* name, Function** out);
 
@@ -218,7 +225,7 @@ int copy(Stream& stream, uintptr_t dst, bool dst_on_device, uintptr_t src, bool 
 int fill(Stream& stream, uintptr_t dst, uint32_t value, size_t size_of_value, size_t n);
 int launch(Stream& stream, Function& function, shim::Index grid, shim::Index block, size_t shared, void** params);
 
-// Handles: a destroyed handle must not be used again.
+// Handles. All live handles are registered, so that calls can reject destroyed ones.
 
 enum class Type { Stream, Event, Module, Function, Graph, ReadyGraph, Program };
 void* add_handle(Type type, void* object);
@@ -226,9 +233,9 @@ bool is_handle(Type type, void* object);
 bool remove_handle(Type type, void* object);
 uint64_t n_handles(Type type);
 
-/// The device of this thread's calls.
+/// The current device of this thread.
 extern thread_local Device* current;
-/// Reasons that any call fails: no current device, or a lost one.
+/// The error that any call returns if this thread has no current device or the device is lost.
 int ready();
 
 } // namespace fake

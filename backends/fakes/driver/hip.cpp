@@ -1,4 +1,4 @@
-// A fake of HIP and hiprtc, for tests, without any part of AMD's libraries.
+// A fake of HIP and hiprtc, for tests. It contains no part of AMD's libraries.
 
 #define CALL(cuda, hip) EXPORTED int hip
 #define STARTED \
@@ -11,7 +11,7 @@
 
 #include "fake.h"
 
-/// HIP initialises itself on the first call, with its first device.
+/// HIP initialises itself on the first call. Device 0 is then current.
 static int start() {
     fake::World& world = fake::world();
     if (world.library.init != 0) return int(world.library.init);
@@ -62,7 +62,7 @@ EXPORTED int hipDeviceGetAttribute(int* value, int which, int ordinal) {
     case 29: *value = 0x7fffffff; break;
     case 30: case 31: *value = 65535; break;
     case 63: *value = int(s.units); break;
-    case 74: *value = int(fake::world().most_shared); break;
+    case 74: *value = int(fake::world().max_shared); break;
     case 87: *value = int(fake::world().library.wave); break;
     // The clock that kernels read, in kHz.
     case 10017: *value = 100000; break;
@@ -73,7 +73,8 @@ EXPORTED int hipDeviceGetAttribute(int* value, int which, int ordinal) {
 
 namespace {
 
-/// The properties that no other call returns; their offsets depend on the version.
+/// Writes name and architecture, the properties that no other call returns. The offset of the
+/// architecture depends on the version of the struct.
 int put_properties(char* to, int ordinal, size_t size, size_t arch_at) {
     DEVICE_OF(device, ordinal);
     memset(to, 0, size);
@@ -129,7 +130,8 @@ EXPORTED const char* hipGetErrorName(int code) {
 }
 EXPORTED const char* hipGetErrorString(int code) { return fake::code_name(code); }
 
-// hiprtc: the name of a program is its unit, and the compiled code is a text with that name.
+// hiprtc: the name of a program is the name of its unit, and the compiled code is text that
+// contains that name.
 
 namespace {
 
@@ -174,11 +176,11 @@ EXPORTED int hiprtcCompileProgram(void* handle, int n_options, const char** opti
     }
     bool known = false;
     for (const shim::Kernel* k = shim::kernels(); k != nullptr; k = k->next) {
-        // The source must contain the kernels of its unit.
+        // The source must contain a kernel of its unit.
         const bool has = program->source.find(std::string("(") + k->name) != std::string::npos;
         known = known || (program->unit == k->unit && has);
     }
-    program->log = fake::world().library.refuse_compiling != 0 ? "FAKE: error: as the test wants it\n"
+    program->log = fake::world().library.refuse_compiling != 0 ? "FAKE: error: rejected because of the setting refuse_compiling\n"
                    : !known ? "FAKE: error: no kernels of unit " + program->unit + " were compiled for the CPU\n"
                    : arch != fake::world().library.arch ? "FAKE: error: no code for " + arch + "\n"
                                                         : "";

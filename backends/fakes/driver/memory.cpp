@@ -1,4 +1,4 @@
-// Device memory and pinned memory: host memory, each allocation between guard pages.
+// Device memory and pinned memory. Both are host memory, with guard pages around each allocation.
 
 #include "fake.h"
 
@@ -13,12 +13,13 @@ namespace fake {
 
 namespace {
 
-/// Contents of unwritten memory: a NaN as a float and as two halves, a number far out of range as
-/// an integer.
+/// Contents of unwritten memory: NaN as a float and as two f16 values, far out of range as an
+/// integer.
 constexpr uint32_t POISON = 0xffe1ffe1;
-/// Larger allocations are poisoned at both ends only, since unused pages cost nothing.
-constexpr size_t MOST_POISONED = size_t(16) << 20;
-/// Freed address ranges that are not reused for a while, so that a use after free is detected.
+/// Bytes to poison at each end of allocations of at least twice this size, so that their other
+/// pages stay unused.
+constexpr size_t MAX_POISONED = size_t(16) << 20;
+/// Number of freed address ranges that stay inaccessible, so that a use after free is detected.
 constexpr size_t N_RESTING = 256;
 
 struct Memory {
@@ -50,7 +51,7 @@ bool is_poison(uintptr_t at, size_t len) {
 
 int allocate(Device& device, Kind kind, size_t len, uintptr_t* at) {
     if (len == 0) return INVALID_VALUE;
-    // As on devices, sizes are rounded up; overflow counts as out of memory.
+    // As on devices, sizes are rounded up. A size that overflows counts as out of memory.
     const size_t step = 512;
     if (len > SIZE_MAX / 2) return OUT_OF_MEMORY;
     const size_t booked = kind == Kind::Device ? round_up(len, step) : 0;
@@ -73,13 +74,14 @@ int allocate(Device& device, Kind kind, size_t len, uintptr_t* at) {
         device.used -= booked;
         return OUT_OF_MEMORY;
     }
-    // At the end of its pages, as far as alignment allows.
+    // Places the allocation at the end of its pages, so that a write past its end, rounded up to
+    // 256 bytes, faults.
     const uintptr_t first = reinterpret_cast<uintptr_t>(mapped) + page;
     const uintptr_t start = first + inner - round_up(len, 256);
     poison(first, start - first);
-    const size_t n_poisoned = len < 2 * MOST_POISONED ? len : MOST_POISONED;
+    const size_t n_poisoned = len < 2 * MAX_POISONED ? len : MAX_POISONED;
     poison(start, n_poisoned);
-    if (n_poisoned < len) poison(start + (len - MOST_POISONED) / 4 * 4, MOST_POISONED);
+    if (n_poisoned < len) poison(start + (len - MAX_POISONED) / 4 * 4, MAX_POISONED);
     poison(start + round_up(len, 4), round_up(len, 256) - round_up(len, 4));
     std::lock_guard<std::mutex> lock(memory().mutex);
     memory().live[start] = {start, len, kind, &device, mapped, outer};
@@ -100,7 +102,7 @@ int free_memory(Kind kind, uintptr_t at) {
     const size_t page = size_t(sysconf(_SC_PAGESIZE));
     const uintptr_t first = reinterpret_cast<uintptr_t>(gone.mapped) + page;
     const uintptr_t end = gone.at + round_up(gone.len, 4);
-    const bool whole = is_poison(first, gone.at - first) && is_poison(end, gone.at + round_up(gone.len, 256) - end);
+    const bool intact = is_poison(first, gone.at - first) && is_poison(end, gone.at + round_up(gone.len, 256) - end);
     {
         std::lock_guard<std::mutex> lock(memory().mutex);
         memory().live.erase(at);
@@ -116,7 +118,7 @@ int free_memory(Kind kind, uintptr_t at) {
         std::lock_guard<std::mutex> lock(gone.device->mutex);
         gone.device->used -= round_up(gone.len, 512);
     }
-    if (!whole) {
+    if (!intact) {
         gone.device->lose(ILLEGAL_ADDRESS, "a write outside of an allocation of " + std::to_string(gone.len) + " bytes");
         return ILLEGAL_ADDRESS;
     }

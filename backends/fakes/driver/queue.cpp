@@ -1,4 +1,4 @@
-// Streams (a thread each), events, graphs, and the work that they run.
+// Streams (one thread each), events, graphs, copies and launches.
 
 #include "fake.h"
 
@@ -30,7 +30,7 @@ void Device::lose(int code, const std::string& why) {
     std::lock_guard<std::mutex> lock(mutex);
     if (lost != SUCCESS) return;
     lost = code;
-    // Also ends hangs.
+    // Wakes kernels that hang.
     changed.notify_all();
     fprintf(stderr, "FAKE %s device %d: %s: %s\n", world().vendor, ordinal, code_name(code), why.c_str());
 }
@@ -63,7 +63,7 @@ struct Stream::Queue {
             if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
             const int code = op.run(device);
             if (code != SUCCESS) device.lose(code, "work in a stream failed");
-            // Releases its resources before its completion is visible.
+            // Releases the op's resources before its completion is visible.
             op.run = nullptr;
             std::lock_guard<std::mutex> lock(mutex);
             n_done++;
@@ -86,8 +86,8 @@ void Stream::end() {
 
 std::shared_ptr<Stream> Stream::start(Device& device) {
     auto stream = std::make_shared<Stream>(device);
-    // Before the device has it: a stream of the device without a valid handle counts as destroyed,
-    // and is removed.
+    // Registers the handle before the device lists the stream, because a listed stream without a
+    // valid handle counts as destroyed and is removed.
     add_handle(Type::Stream, stream.get());
     std::lock_guard<std::mutex> lock(device.mutex);
     device.streams.insert(stream);
@@ -103,7 +103,7 @@ void Stream::push(Op op) {
 
 void Stream::finish() {
     std::unique_lock<std::mutex> lock(queue->mutex);
-    // Waits for the work so far only: another thread may add more without end.
+    // Waits only for the work queued so far, because another thread may keep adding work.
     const uint64_t n = queue->n_given;
     queue->changed.wait(lock, [&] { return queue->n_done >= n; });
 }
@@ -114,7 +114,8 @@ bool Stream::is_idle() {
 }
 
 int enqueue(Stream& stream, std::function<int(Device&)> run) {
-    // Work queued before the device was lost is not done either; events still complete.
+    // Ops check for themselves whether the device is lost: copies and launches then do nothing,
+    // but events still complete.
     if (stream.is_capturing) {
         if (stream.capture_is_invalid) return CAPTURE_INVALIDATED;
         stream.captured.push_back({std::move(run)});
@@ -205,7 +206,7 @@ int end_capture(Stream& stream, Graph** graph) {
 }
 
 int launch_graph(Stream& stream, const Graph& graph) {
-    // A graph in a capture would be a child node.
+    // A graph launched in a capture would be a child node, which is not modelled.
     if (stream.is_capturing) return CAPTURE_UNSUPPORTED;
     auto ops = std::make_shared<std::vector<Op>>(graph.ops);
     bool is_short, blocks;
@@ -264,14 +265,14 @@ int fill(Stream& stream, uintptr_t dst, uint32_t value, size_t size_of_value, si
 
 namespace {
 
-/// Writes a launch with all the memory it can access, for scripts/check_kernels_asan: words are
-/// little-endian.
+/// Writes a launch and all memory that it can access to a file, for scripts/check_kernels_asan.
+/// Words are little-endian.
 void write_launch(const std::string& folder, const shim::Kernel& kernel, const shim::Launch& l, void** params) {
     static std::mutex mutex;
     static std::map<std::string, unsigned> written;
-    // Only some of the early launches, which are all alike.
+    // Writes only some of the first launches of a kernel, because they are all alike.
     constexpr unsigned CHOSEN[] = {1, 4, 16, 64};
-    constexpr size_t MOST_BYTES = size_t(4) << 20;
+    constexpr size_t MAX_BYTES = size_t(4) << 20;
     std::lock_guard<std::mutex> lock(mutex);
     const std::string name = std::string(kernel.unit) + "-" + kernel.name;
     const unsigned number = ++written[name];
@@ -285,7 +286,7 @@ void write_launch(const std::string& folder, const shim::Kernel& kernel, const s
         const Allocation found = find_allocation(*static_cast<uintptr_t*>(params[i]));
         if (found.len > 0 && reached.emplace(found.at, found).second) total += found.len;
     }
-    if (total > MOST_BYTES) return;
+    if (total > MAX_BYTES) return;
     const std::string path = folder + "/" + name + "-" + std::to_string(getpid()) + "-" + std::to_string(number);
     FILE* file = fopen((path + ".part").c_str(), "wb");
     if (file == nullptr) return;
@@ -323,13 +324,13 @@ int launch(Stream& stream, Function& function, shim::Index grid, shim::Index blo
     if (&function.device != &device) return INVALID_HANDLE;
     const uint64_t n_threads = uint64_t(block.x) * block.y * block.z;
     if (n_threads == 0 || n_threads > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0) return INVALID_VALUE;
-    if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535 || shared > world().most_shared) return INVALID_VALUE;
+    if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535 || shared > world().max_shared) return INVALID_VALUE;
     {
         std::lock_guard<std::mutex> lock(device.mutex);
         if (device.n_refusals++ == device.settings.refuse_after) return int(device.settings.refuse_code);
     }
     const shim::Kernel* kernel = function.kernel;
-    // As in drivers: the values are copied during the call.
+    // Like a real driver, copies the argument values during the call.
     auto values = std::make_shared<std::vector<uint64_t>>();
     for (size_t i = 0; kernel->kinds[i] != 0; i++) {
         if (params == nullptr || params[i] == nullptr) return INVALID_VALUE;
@@ -350,14 +351,14 @@ int launch(Stream& stream, Function& function, shim::Index grid, shim::Index blo
             lost_code = device.settings.lost_code;
         }
         if (number >= lost_after) {
-            device.lose(int(lost_code), "as the test wants it");
+            device.lose(int(lost_code), "the setting lost_after");
             return int(lost_code);
         }
         std::vector<void*> pointers;
         for (uint64_t& value : *values) pointers.push_back(&value);
         const uint64_t order = seed == 0 ? 0 : (seed << 32 | (number & 0xffffffffu)) | uint64_t(1) << 63;
         const unsigned wave = unsigned(world().library.wave);
-        const shim::Launch how = {grid, block, shared, wave, order, world().most_shared, wrong_matrix != 0};
+        const shim::Launch how = {grid, block, shared, wave, order, world().max_shared, wrong_matrix != 0};
         if (!world().library.record.empty()) write_launch(world().library.record, *kernel, how, pointers.data());
         const shim::Outcome outcome = shim::launch(*kernel, how, pointers.data());
         if (outcome.fault == shim::Fault::None) return int(SUCCESS);

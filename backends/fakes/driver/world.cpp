@@ -1,4 +1,4 @@
-// Devices, settings, modules and handles.
+// Error messages, settings, counters, modules and handles.
 
 #include "fake.h"
 
@@ -26,20 +26,20 @@ const char* code_name(int code) {
     case ILLEGAL_ADDRESS: return "illegal address";
     case NOT_REGISTERED: return "host memory not registered";
     case LAUNCH_FAILED: return "launch failed";
-    case CAPTURE_UNSUPPORTED: return "not possible in a recording";
-    case CAPTURE_INVALIDATED: return "the recording is spoilt";
-    case CAPTURE_UNMATCHED: return "no recording";
-    case CAPTURED_EVENT: return "an event of a recording";
+    case CAPTURE_UNSUPPORTED: return "not permitted during a capture";
+    case CAPTURE_INVALIDATED: return "the capture is invalid";
+    case CAPTURE_UNMATCHED: return "no capture was started";
+    case CAPTURED_EVENT: return "the event was captured";
     default: return "an injected failure";
     }
 }
 
-World::World(const char* vendor, const char* variable, size_t most_shared, uint64_t version)
-    : vendor(vendor), most_shared(most_shared) {
+World::World(const char* vendor, const char* variable, size_t max_shared, uint64_t version)
+    : vendor(vendor), max_shared(max_shared) {
     library.version = version;
-    for (int i = 0; i < MOST_DEVICES; i++) devices[i].ordinal = i;
+    for (int i = 0; i < MAX_DEVICES; i++) devices[i].ordinal = i;
     const char* text = getenv(variable);
-    if (text != nullptr && !configure(text)) fprintf(stderr, "FAKE %s: %s=%s is not understood\n", vendor, variable, text);
+    if (text != nullptr && !configure(text)) fprintf(stderr, "FAKE %s: unknown key or invalid value in %s=%s\n", vendor, variable, text);
 }
 
 bool World::set(Device* device, const std::string& key, const std::string& text) {
@@ -51,7 +51,7 @@ bool World::set(Device* device, const std::string& key, const std::string& text)
     const uint64_t value = strtoull(text.c_str(), &end, 10);
     if (text.empty() || *end != 0) return false;
     if (device == nullptr) {
-        if (key == "devices" && value <= MOST_DEVICES) return library.devices = value, true;
+        if (key == "devices" && value <= MAX_DEVICES) return library.devices = value, true;
         if (key == "version") return library.version = value, true;
         if (key == "init") return library.init = value, true;
         if (key == "wave" && (value == 32 || value == 64)) return library.wave = value, true;
@@ -61,7 +61,7 @@ bool World::set(Device* device, const std::string& key, const std::string& text)
         return known;
     }
     if (key == "reset") {
-        // Work stopped by a loss must not lose the device again after the reset.
+        // Ends the queued work first, so that it cannot lose the device after the reset.
         set(device, "release", "1");
         finish_all(*device);
     }
@@ -81,7 +81,7 @@ bool World::set(Device* device, const std::string& key, const std::string& text)
     if (key == "blocking_graphs") return s.blocking_graphs = value, true;
     if (key == "major") return s.major = value, true;
     if (key == "minor") return s.minor = value, true;
-    // Counted from now.
+    // These count from now on.
     if (key == "lost_after") return s.lost_after = device->n_launches + value, true;
     if (key == "refuse_after") return s.refuse_after = device->n_refusals + value, true;
     if (key == "hang_after") return s.hang_after = device->n_launches + value, true;
@@ -102,7 +102,7 @@ bool World::configure(const char* text) {
             known = false;
             continue;
         }
-        if (colon == 1 && word[0] >= '0' && word[0] < '0' + MOST_DEVICES) {
+        if (colon == 1 && word[0] >= '0' && word[0] < '0' + MAX_DEVICES) {
             device = &devices[word[0] - '0'];
         }
         const size_t start = device != nullptr ? 2 : 0;
@@ -116,7 +116,7 @@ Device* World::device(int ordinal) {
 }
 
 uint64_t World::count(int ordinal, const std::string& what) {
-    if (ordinal < 0 || ordinal >= MOST_DEVICES) return UINT64_MAX;
+    if (ordinal < 0 || ordinal >= MAX_DEVICES) return UINT64_MAX;
     Device& d = devices[ordinal];
     std::lock_guard<std::mutex> lock(d.mutex);
     if (what == "launches") return d.n_launches;

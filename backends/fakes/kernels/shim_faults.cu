@@ -1,4 +1,4 @@
-// Kernels with one fault each, which the shim must detect.
+// Kernels with one fault each, which the tests of the shim expect it to detect.
 #include "dialect.h"
 
 KERNEL(barrier_in_a_branch)(unsigned* x) {
@@ -42,7 +42,7 @@ KERNEL(shuffles_in_both_branches)(unsigned* x) {
 }
 EXPORT(shuffles_in_both_branches)
 
-// A fault that is not detected directly: wrong data.
+// The shim does not detect this fault, but its shuffled orders give wrong data.
 KERNEL(missing_barrier)(unsigned* x) {
     SHARED(unsigned, shared, 1024);
     shared[thread()] = thread();
@@ -71,6 +71,6 @@ KERNEL(too_much_shared)(unsigned* x) {
 }
 EXPORT(too_much_shared)
 
-// Faults where the memory after `x` is unmapped.
+// Writes past the end of `x`, which faults where the memory after `x` is unmapped.
 KERNEL(past_an_allocation)(unsigned* x, unsigned n) { x[n + thread()] = 0; }
 EXPORT(past_an_allocation)

@@ -1,7 +1,8 @@
 // Tests every function of the dialect against its documentation in kernels-cuda/dialect.h.
 #include "dialect.h"
 
-// For each thread: lane and wave, three shuffles, a ballot in two words, any, and a block's sum.
+// For each thread 8 words: lane, three shuffles, a ballot (two words), any, and the block's sum of
+// thread numbers.
 KERNEL(words_of_waves)(unsigned* x) {
     SHARED(unsigned, sums, 32);
     unsigned* out = x + thread() * 8;
@@ -23,7 +24,7 @@ KERNEL(words_of_waves)(unsigned* x) {
 }
 EXPORT(words_of_waves)
 
-// Contents of uninitialised shared memory.
+// Counts the words of uninitialised shared memory that hold the shim's NaN.
 KERNEL(fresh_memory)(unsigned* x, unsigned n) {
     SHARED(unsigned, fixed, 64);
     DYNAMIC_SHARED(unsigned, dynamic);
@@ -39,7 +40,7 @@ KERNEL(fresh_memory)(unsigned* x, unsigned n) {
 }
 EXPORT(fresh_memory)
 
-// D = D + A B for A of 16 rows and B of 8 columns of 32 bytes; each wave does the same.
+// D = D + A B, with 16 rows of A and 8 columns of B, of 32 bytes each. All waves do the same.
 KERNEL(small_product)(const unsigned* a, const unsigned* b, int* d) {
     int sum[MmaBytes::OWN];
     const auto at = [](unsigned i) {
@@ -54,7 +55,7 @@ KERNEL(small_product)(const unsigned* a, const unsigned* b, int* d) {
 }
 EXPORT(small_product)
 
-// D = D + A B for A of 16 rows and B of 8 columns of 8 floats; each wave does the same.
+// D = D + A B, with 16 rows of A and 8 columns of B, of 8 floats each. All waves do the same.
 KERNEL(small_product_of_floats)(const unsigned* a, const unsigned* b, float* d) {
     const unsigned g = lane() % 32 / 4, t = lane() % 4;
     const unsigned left[4] = {a[g * 8 + t], a[(g + 8) * 8 + t], a[g * 8 + t + 4], a[(g + 8) * 8 + t + 4]};
@@ -68,7 +69,7 @@ KERNEL(small_product_of_floats)(const unsigned* a, const unsigned* b, float* d) 
 }
 EXPORT(small_product_of_floats)
 
-// Each thread looks up its word's nibbles in a table of 16 bytes.
+// Each thread looks up the 8 nibbles of one word in a table of 16 bytes.
 KERNEL(look_up)(const unsigned* table, const unsigned* places, unsigned* found) {
     const uint2 both = lookup16(make_uint4(table[0], table[1], table[2], table[3]), places[thread()]);
     found[2 * thread()] = both.x;
@@ -76,7 +77,7 @@ KERNEL(look_up)(const unsigned* table, const unsigned* places, unsigned* found) 
 }
 EXPORT(look_up)
 
-// Counts wrong conversions of all halves, and of floats between them.
+// Counts wrong conversions of all f16 values (wrong[0]) and of the floats (wrong[1]).
 KERNEL(halves)(const unsigned* floats, const unsigned* halves, unsigned n, unsigned* wrong) {
     const unsigned i = block_index().x * block_size().x + thread();
     if (i < 65536) {
@@ -88,7 +89,7 @@ KERNEL(halves)(const unsigned* floats, const unsigned* halves, unsigned n, unsig
 }
 EXPORT(halves)
 
-// Loads two words at once, in sequence.
+// Thread 0 of each block copies two words with one load.
 KERNEL(load_both)(const uint2* from, unsigned* to) {
     if (thread() != 0) return;
     const uint2 both = load_system(from + block_index().x);
@@ -97,7 +98,7 @@ KERNEL(load_both)(const uint2* from, unsigned* to) {
 }
 EXPORT(load_both)
 
-// Waits for the host, and answers.
+// Waits until the host sets `go`, then stores `go` + 1 in `answer`. Gives up after `milliseconds`.
 KERNEL(wait_for_host)(const unsigned* go, unsigned* answer, unsigned milliseconds) {
     SHARED(unsigned, came, 1);
     if (thread() == 0) {
@@ -124,7 +125,7 @@ KERNEL(atomics)(unsigned* x) {
 }
 EXPORT(atomics)
 
-// x[i] = a x[i] + i, over a three-dimensional grid.
+// x[i] = a * x[i] + i, with threads of a three-dimensional grid.
 KERNEL(scale)(float* x, float a, unsigned n) {
     const uint3 at = block_index(), size = grid_size();
     const unsigned i = ((at.z * size.y + at.y) * size.x + at.x) * block_size().x + thread();
@@ -132,7 +133,7 @@ KERNEL(scale)(float* x, float a, unsigned n) {
 }
 EXPORT(scale)
 
-// Rows of signed bytes times one row of signed bytes.
+// y = W x, for a matrix and a vector of signed bytes; one block per row.
 KERNEL(rows)(const unsigned* w, const unsigned* x, float* y, unsigned n_blocks) {
     SHARED(float, part, 32);
     const unsigned* row = w + size_t(block_index().x) * n_blocks * 8;

@@ -1,5 +1,5 @@
-// Replays recorded launches (driver/queue.cpp writes them), each allocation in memory of its exact
-// size: for sanitisers. scripts/check_kernels_asan compiles it with the kernels.
+// Replays the launches that driver/queue.cpp wrote, for sanitisers: each allocation has memory of
+// its exact size. scripts/check_kernels_asan compiles this file with the kernels.
 
 #include "../shim/shim.h"
 
@@ -17,7 +17,7 @@ struct Reader {
 
     void bytes(void* to, size_t n) {
         if (fread(to, 1, n, file) != n) {
-            fprintf(stderr, "a recorded launch ends too early\n");
+            fprintf(stderr, "a recorded launch is truncated; record the launches again\n");
             exit(2);
         }
     }
@@ -33,10 +33,11 @@ struct Reader {
     }
 };
 
-struct Piece {
-    uint64_t was;
+struct Allocation {
+    /// Address in the recording process.
+    uint64_t recorded_at;
     size_t len;
-    void* now;
+    void* at;
 };
 
 bool run(const char* path) {
@@ -48,21 +49,21 @@ bool run(const char* path) {
     const std::string unit = in.text(), name = in.text();
     uint64_t how[7];
     for (uint64_t& v : how) v = in.word();
-    std::vector<Piece> pieces(in.word());
-    for (Piece& piece : pieces) {
-        piece.was = in.word();
-        piece.len = in.word();
-        if (posix_memalign(&piece.now, 256, piece.len) != 0) abort();
-        in.bytes(piece.now, piece.len);
+    std::vector<Allocation> allocations(in.word());
+    for (Allocation& each : allocations) {
+        each.recorded_at = in.word();
+        each.len = in.word();
+        if (posix_memalign(&each.at, 256, each.len) != 0) abort();
+        in.bytes(each.at, each.len);
     }
     const std::string kinds = in.text();
     std::vector<uint64_t> values(kinds.size());
     std::vector<void*> params;
     for (size_t i = 0; i < kinds.size(); i++) {
         values[i] = in.word();
-        for (const Piece& piece : pieces) {
-            if (kinds[i] == 'p' && values[i] - piece.was < piece.len) {
-                values[i] = values[i] - piece.was + reinterpret_cast<uintptr_t>(piece.now);
+        for (const Allocation& each : allocations) {
+            if (kinds[i] == 'p' && values[i] - each.recorded_at < each.len) {
+                values[i] = values[i] - each.recorded_at + reinterpret_cast<uintptr_t>(each.at);
                 break;
             }
         }
@@ -71,7 +72,7 @@ bool run(const char* path) {
     fclose(in.file);
     const shim::Kernel* kernel = shim::find(unit.c_str(), name.c_str());
     if (kernel == nullptr || kinds != kernel->kinds) {
-        fprintf(stderr, "%s: the kernel is another one now\n", path);
+        fprintf(stderr, "%s: the kernel's name or parameters have changed; record the launches again\n", path);
         return false;
     }
     const shim::Launch launch = {{unsigned(how[0]), unsigned(how[1]), unsigned(how[2])},
@@ -80,20 +81,20 @@ bool run(const char* path) {
                                  unsigned(how[5]),
                                  how[6]};
     const shim::Outcome outcome = shim::launch(*kernel, launch, params.data());
-    for (const Piece& piece : pieces) free(piece.now);
+    for (const Allocation& each : allocations) free(each.at);
     if (outcome.fault != shim::Fault::None) fprintf(stderr, "%s: %s\n", path, outcome.text);
     return outcome.fault == shim::Fault::None;
 }
 
 } // namespace
 
-/// Paths on the standard input, one per line.
+/// Reads the paths of recorded launches from standard input, one per line.
 int main() {
     bool fine = true;
     char path[4096];
     while (fgets(path, sizeof path, stdin) != nullptr) {
         path[strcspn(path, "\n")] = 0;
-        // Printed first, so that a sanitiser's report follows the launch that caused it.
+        // Prints the path before the launch, so that a sanitiser's report follows it.
         fprintf(stderr, "%s\n", path);
         fine = run(path) && fine;
     }

@@ -1,9 +1,9 @@
-// The same include guard in all dialects: the first one that is included is used.
+// All dialects have the same include guard, so that only the first included dialect is used.
 #ifndef DIALECT
 #define DIALECT
 
-// The kernel dialect for tests on the CPU. kernels-cuda/dialect.h documents it; errors that happen
-// to work on a device are detected here: see shim.h.
+// The kernel dialect for tests on the CPU. kernels-cuda/dialect.h documents the dialect. The shim
+// detects errors that may go unnoticed on a device: see shim.h.
 
 #include "shim.h"
 
@@ -24,7 +24,7 @@
 #define HAS_MMA 1
 #define HAS_MMA_FLOATS 1
 
-// Aligned as on devices, so that a sanitiser detects misaligned accesses.
+// These types are aligned as on devices, so that a sanitiser detects misaligned accesses.
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) int4 { int x, y, z, w; };
@@ -44,7 +44,7 @@ DEVICE uint3 block_size() { return shim::view->size; }
 DEVICE uint3 grid_size() { return shim::view->grid; }
 DEVICE unsigned lane() { return shim::view->thread & (WAVE - 1); }
 
-// A caller's line distinguishes lanes that diverged from lanes that did not.
+// The caller's line distinguishes lanes that wait in different branches.
 DEVICE void barrier(int line = __builtin_LINE()) { shim::barrier(line); }
 
 DEVICE unsigned bits(float v) {
@@ -94,7 +94,7 @@ DEVICE uint2 lookup16(uint4 table, unsigned places) {
 }
 
 DEVICE float half_to_float(unsigned short h) {
-    // A product corrects the exponent's bias, which normalises subnormal numbers too.
+    // The multiplication corrects the exponent's bias and normalises subnormal numbers.
     const float wide = from_bits((h & 0x7fffu) << 13) * from_bits(0x77800000u);
     const unsigned infinite = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0;
     return from_bits(bits(wide) | infinite | (h & 0x8000u) << 16);
@@ -103,7 +103,8 @@ DEVICE unsigned short float_to_half(float v) {
     const unsigned sign = bits(v) >> 16 & 0x8000u, size = bits(v) & 0x7fffffffu;
     if (size > 0x7f800000u) return sign | 0x7e00u | (size >> 13 & 0x3ffu);
     if (size >= 0x477ff000u) return sign | 0x7c00u;
-    // The last mantissa bit of one half is that of subnormal f16 numbers: the sum rounds to it.
+    // The last mantissa bit of 0.5 has the value of the smallest subnormal f16 number, so the sum
+    // rounds to a multiple of that number.
     if (size < 0x38800000u) return sign | (bits(from_bits(size) + 0.5f) - 0x3f000000u);
     const unsigned even = size + 0xfffu + (size >> 13 & 1);
     return sign | (even - 0x38000000u) >> 13;
@@ -124,8 +125,7 @@ DEVICE unsigned atomic_max(unsigned* at, unsigned v) {
 DEVICE void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 DEVICE unsigned load_system(const volatile unsigned* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
 DEVICE uint2 load_system(const volatile uint2* at) {
-    // The host writes one word at a time, so two loads of words are equivalent, for a sanitiser
-    // too.
+    // The host writes one word at a time, so two loads of one word each are equivalent.
     const volatile unsigned* words = reinterpret_cast<const volatile unsigned*>(at);
     if (reinterpret_cast<uintptr_t>(at) % 8 != 0) __builtin_trap();
     return {__atomic_load_n(words, __ATOMIC_RELAXED), __atomic_load_n(words + 1, __ATOMIC_RELAXED)};

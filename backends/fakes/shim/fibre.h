@@ -1,5 +1,5 @@
 #pragma once
-// Fibres: stacks that are switched on one thread.
+// Fibres: several stacks, between which one thread switches.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -9,7 +9,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-/// Continues at `to`; the current position is written to `from`.
+/// Saves the current stack pointer to `from` and continues at stack pointer `to`.
 extern "C" void shim_switch(void** from, void* to);
 
 #if defined(__x86_64__)
@@ -78,21 +78,23 @@ shim_switch:
 namespace shim {
 
 struct Fibre {
-    /// Not a power of two, because equally aligned stacks would share a few cache lines.
+    /// Not a power of two, because stacks with the same alignment would compete for the same cache
+    /// sets.
     static constexpr size_t SIZE = 64 * 1024 + 832;
     static constexpr uint64_t CANARY = 0x7368696d20656e64;
 
+    /// Stack pointer of a fibre that is not running.
     void* stopped = nullptr;
     char* stack = nullptr;
     size_t size = SIZE;
     Fibre* next_free = nullptr;
 
-    /// Prepares it to start with `entry`, which never returns.
+    /// Prepares the fibre to start with `entry`, which never returns.
     void begin(void (*entry)()) {
         *reinterpret_cast<uint64_t*>(stack) = CANARY;
         const uintptr_t top = (reinterpret_cast<uintptr_t>(stack) + size) & ~uintptr_t(15);
 #if defined(__x86_64__)
-        // Six registers, the return address, and the return address of `entry`'s caller.
+        // The stack holds six registers, the return address, and a return address for `entry`.
         void** at = reinterpret_cast<void**>(top) - 8;
         for (int i = 0; i < 8; i++) at[i] = nullptr;
         at[6] = reinterpret_cast<void*>(entry);

@@ -1,4 +1,4 @@
-// The scheduler under dialect.h: which lane runs next, and where lanes wait.
+// The scheduler under dialect.h. It decides which lane runs next, and where lanes wait.
 
 #include "shim.h"
 
@@ -28,12 +28,12 @@ __thread View* view = nullptr;
 
 namespace {
 
-constexpr unsigned MOST_THREADS = 1024, MOST_WAVES = 32, MOST_LANES = 64, MOST_ARRAYS = 16;
-/// Memory for the shared memory that any device gives a block by default.
-constexpr size_t ROOM = 64 * 1024;
+constexpr unsigned MAX_THREADS = 1024, MAX_WAVES = 32, MAX_LANES = 64, MAX_ARRAYS = 16;
+/// Bytes for a block's shared memory: the largest default of any device.
+constexpr size_t MAX_SHARED = 64 * 1024;
 /// Guard bytes after each array in shared memory.
 constexpr size_t GUARD = 64;
-/// A NaN as a float and as two halves, and a number far out of range as an integer.
+/// NaN as a float and as two f16 values, far out of range as an integer.
 constexpr uint32_t POISON = 0xffe1ffe1;
 
 enum State : uint8_t { Fresh, Ready, InWave, AtBarrier, Returned };
@@ -41,15 +41,15 @@ enum State : uint8_t { Fresh, Ready, InWave, AtBarrier, Returned };
 struct Wave {
     unsigned first, n_ready, n_live, n_waiting;
     int line;
-    /// The order of lanes, and the current position in it.
+    /// Lane `((turn * step + add) % wave) ^ flip` runs at position `turn` of the order.
     unsigned step, add, flip, turn;
     /// Two sets of exchanged values, because a lane may be one operation ahead.
     unsigned set;
-    uint32_t values[2][MOST_LANES];
-    /// For each 32 lanes 16 rows and 8 columns of 32 bytes.
-    alignas(32) int8_t lines[2][MOST_LANES / 32][24][32];
-    /// The same for 8 floats.
-    alignas(32) float floats[2][MOST_LANES / 32][24][8];
+    uint32_t values[2][MAX_LANES];
+    /// Operands of matrix instructions: per 32 lanes, 16 rows and 8 columns of 32 bytes.
+    alignas(32) int8_t lines[2][MAX_LANES / 32][24][32];
+    /// Operands of matrix instructions: per 32 lanes, 16 rows and 8 columns of 8 floats.
+    alignas(32) float floats[2][MAX_LANES / 32][24][8];
 };
 
 struct Array {
@@ -61,9 +61,9 @@ struct Array {
 struct Block : View {
     const Kernel* kernel;
     void** params;
-    Wave waves[MOST_WAVES];
-    State states[MOST_THREADS];
-    Fibre* fibres[MOST_THREADS];
+    Wave waves[MAX_WAVES];
+    State states[MAX_THREADS];
+    Fibre* fibres[MAX_THREADS];
     unsigned n_threads, n_waves, current;
     unsigned n_returned, n_at_barrier;
     int barrier_line;
@@ -73,14 +73,14 @@ struct Block : View {
     Fibre main;
     Fibre* running;
     Fibre* free;
-    Fibre pool[MOST_THREADS];
+    Fibre pool[MAX_THREADS];
     char* stacks;
 
-    Array arrays[MOST_ARRAYS];
+    Array arrays[MAX_ARRAYS];
     unsigned n_arrays;
-    size_t used, dynamic_len, most_shared;
+    size_t used, dynamic_len, max_shared;
     bool wrong_matrix;
-    alignas(64) unsigned char memory[ROOM + (MOST_ARRAYS + 2) * (GUARD + 64)];
+    alignas(64) unsigned char memory[MAX_SHARED + (MAX_ARRAYS + 2) * (GUARD + 64)];
 
     Fault fault;
     char text[512];
@@ -96,18 +96,19 @@ struct Block : View {
     void new_order(Wave& wave);
     int pick();
     int next();
-    void say(const char* format, va_list args);
+    void set_fault(const char* format, va_list args);
     [[noreturn]] void stop(const char* format, ...) __attribute__((format(printf, 2, 3)));
     [[noreturn]] void stuck();
     void resume(unsigned to);
     void yield();
     void wait_for_wave(int line);
     void check_memory();
-    void spoilt(const char* format, ...) __attribute__((format(printf, 2, 3)));
+    void report(const char* format, ...) __attribute__((format(printf, 2, 3)));
     [[noreturn]] static void work();
 };
 
-/// Blocks and fibres held by a thread: the stacks of an ended thread are reused.
+/// The block, with its fibres, that a thread owns. When the thread ends, another thread may reuse
+/// the block.
 struct Own {
     Block* block = nullptr;
     ~Own();
@@ -139,25 +140,25 @@ void Own::take() {
 Block& here() { return *static_cast<Block*>(view); }
 
 Block::Block() {
-    const size_t len = Fibre::SIZE * MOST_THREADS;
+    const size_t len = Fibre::SIZE * MAX_THREADS;
     void* at = mmap(nullptr, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) abort();
     stacks = static_cast<char*>(at);
-    for (unsigned i = 0; i < MOST_THREADS; i++) pool[i].stack = stacks + i * Fibre::SIZE;
+    for (unsigned i = 0; i < MAX_THREADS; i++) pool[i].stack = stacks + i * Fibre::SIZE;
     n_threads = 0;
     kernel = nullptr;
 }
 
 void Block::reset_fibres() {
     free = nullptr;
-    for (unsigned i = MOST_THREADS; i-- > 0;) {
+    for (unsigned i = MAX_THREADS; i-- > 0;) {
         pool[i].stopped = nullptr;
         pool[i].next_free = free;
         free = &pool[i];
     }
 }
 
-/// Uniform enough for shuffling; 0 for sequential order.
+/// A pseudo-random number below `below`; 0 in sequential order.
 unsigned Block::draw(unsigned below) {
     if (seed == 0) return 0;
     random ^= random << 13;
@@ -173,7 +174,8 @@ void Block::new_order(Wave& w) {
     w.flip = draw(wave);
 }
 
-/// Picks a wave that can run, and opens the barrier if none can.
+/// Picks a wave that can run. If there is none, releases the threads at the barrier. Negative once
+/// all threads have returned.
 int Block::pick() {
     for (;;) {
         const unsigned first = draw(n_waves);
@@ -197,7 +199,7 @@ int Block::pick() {
     }
 }
 
-/// The next lane; negative once all have returned.
+/// The next lane to run; negative once all lanes have returned.
 int Block::next() {
     for (;;) {
         Wave& w = waves[current];
@@ -210,7 +212,7 @@ int Block::next() {
             w.n_ready = wave;
             w.n_waiting = 0;
             w.set ^= 1;
-            // Mostly continues with the same wave; sometimes another overtakes it.
+            // Continues with this wave in one of 8 cases; otherwise any wave may run next.
             if (draw(8) == 0) {
                 new_order(w);
                 continue;
@@ -220,18 +222,18 @@ int Block::next() {
     }
 }
 
-void Block::say(const char* format, va_list args) {
+void Block::set_fault(const char* format, va_list args) {
     const int n = snprintf(text, sizeof text, "%s of unit %s, block (%u, %u, %u): ", kernel->name, kernel->unit, block.x, block.y,
                            block.z);
     vsnprintf(text + n, sizeof text - size_t(n), format, args);
     fault = Fault::Kernel;
 }
 
-/// Ends the launch, from the stack of a lane.
+/// Ends the launch with a fault. Called on the stack of a lane.
 void Block::stop(const char* format, ...) {
     va_list args;
     va_start(args, format);
-    say(format, args);
+    set_fault(format, args);
     va_end(args);
     switch_fibre(*running, main);
     __builtin_unreachable();
@@ -264,11 +266,11 @@ void Block::resume(unsigned to) {
 void Block::yield() {
     const unsigned self = thread;
     const int to = next();
-    // While this lane has not returned, another can run.
+    // `next` cannot be negative, because this lane has not returned.
     if (unsigned(to) != self) resume(unsigned(to));
 }
 
-/// The loop of a stack: runs lanes one after the other, until one of them waits.
+/// The loop of a fibre: runs lanes one after the other. A lane that waits keeps the fibre's stack.
 void Block::work() {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
@@ -331,20 +333,20 @@ void Block::start() {
 #endif
 }
 
-[[maybe_unused]] void Block::spoilt(const char* format, ...) {
+[[maybe_unused]] void Block::report(const char* format, ...) {
     va_list args;
     va_start(args, format);
-    say(format, args);
+    set_fault(format, args);
     va_end(args);
 }
 
-/// After a block: checks the guard bytes after each array.
+/// Checks the guard bytes after each array at the end of a block.
 void Block::check_memory() {
 #if !defined(__SANITIZE_ADDRESS__)
-    if (!is_filled(memory + dynamic_len, GUARD)) spoilt("a write past the end of dynamic shared memory");
+    if (!is_filled(memory + dynamic_len, GUARD)) report("a write past the end of dynamic shared memory");
     for (unsigned i = 0; i < n_arrays; i++) {
         const Array& a = arrays[i];
-        if (!is_filled(a.at + a.len, GUARD)) spoilt("a write past the end of a shared array of %zu bytes", a.len);
+        if (!is_filled(a.at + a.len, GUARD)) report("a write past the end of a shared array of %zu bytes", a.len);
     }
 #endif
 }
@@ -362,7 +364,7 @@ bool Block::run() {
 
 void Block::wait_for_wave(int line) {
     Wave& w = waves[thread / wave];
-    if (w.n_live != wave) stop("line %d is for whole waves, and %u lanes have returned", line, wave - w.n_live);
+    if (w.n_live != wave) stop("line %d needs all lanes of the wave, but %u have returned", line, wave - w.n_live);
     if (w.n_waiting > 0 && w.line != line) stop("divergence: lanes of a wave are at lines %d and %d", w.line, line);
     w.line = line;
     w.n_waiting++;
@@ -388,7 +390,7 @@ struct sigaction before;
     } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
         before.sa_handler(signal);
     } else {
-        // Raised again, which now ends the process.
+        // The signal is raised again and now ends the process.
         sigaction(signal, &before, nullptr);
     }
 }
@@ -426,7 +428,7 @@ void catch_faults() {
 
 Kernel* all = nullptr;
 
-uint64_t steps_to(uint64_t step, uint64_t n) {
+uint64_t greatest_common_divisor(uint64_t step, uint64_t n) {
     while (n > 0) {
         const uint64_t rest = step % n;
         step = n;
@@ -478,12 +480,12 @@ uint64_t ballot(bool p, int line) {
     uint32_t* values = w.values[w.set];
     values[b.thread & (b.wave - 1)] = p;
     b.wait_for_wave(line);
-    uint64_t all_of_them = 0;
-    for (unsigned i = 0; i < b.wave; i++) all_of_them |= uint64_t(values[i]) << i;
-    return all_of_them;
+    uint64_t bits = 0;
+    for (unsigned i = 0; i < b.wave; i++) bits |= uint64_t(values[i]) << i;
+    return bits;
 }
 
-/// A product of bytes, with the element layout of kernels-cuda/dialect.h.
+/// A matrix product of bytes, with the element layout that kernels-cuda/dialect.h documents.
 __attribute__((optimize("O3"))) void mma_s8(int d[4], const unsigned a[4], const unsigned b[2], int line) {
     Block& bl = here();
     Wave& w = bl.waves[bl.thread / bl.wave];
@@ -502,7 +504,7 @@ __attribute__((optimize("O3"))) void mma_s8(int d[4], const unsigned a[4], const
     }
 }
 
-/// The same for floats, with the upper 10 mantissa bits.
+/// A matrix product of floats, of which only the upper 10 mantissa bits are used.
 __attribute__((optimize("O3"))) void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2], int line) {
     Block& bl = here();
     Wave& w = bl.waves[bl.thread / bl.wave];
@@ -530,11 +532,11 @@ void* shared(const void* key, size_t len, size_t align) {
     for (unsigned i = 0; i < b.n_arrays; i++) {
         if (b.arrays[i].key == key) return b.arrays[i].at;
     }
-    if (b.n_arrays == MOST_ARRAYS) b.stop("more than %u shared arrays", MOST_ARRAYS);
+    if (b.n_arrays == MAX_ARRAYS) b.stop("more than %u shared arrays", MAX_ARRAYS);
     const size_t at = (b.used + align - 1) / align * align;
     size_t total = b.dynamic_len + len;
     for (unsigned i = 0; i < b.n_arrays; i++) total += b.arrays[i].len;
-    if (total > b.most_shared) b.stop("%zu bytes of shared memory, of at most %zu", total, b.most_shared);
+    if (total > b.max_shared) b.stop("%zu bytes of shared memory needed, at most %zu available", total, b.max_shared);
     b.arrays[b.n_arrays++] = {key, b.memory + at, len};
     b.used = at + len + GUARD;
     ASAN_UNPOISON_MEMORY_REGION(b.memory + at, len);
@@ -561,10 +563,10 @@ uint64_t nanoseconds() {
 Outcome launch(const Kernel& kernel, const Launch& l, void** params) {
     if (own.block == nullptr) own.take();
     Block& b = *own.block;
-    const bool block_fits = l.block.x > 0 && l.block.x <= MOST_THREADS && l.block.x % 64 == 0 && l.block.y == 1 && l.block.z == 1;
+    const bool block_fits = l.block.x > 0 && l.block.x <= MAX_THREADS && l.block.x % 64 == 0 && l.block.y == 1 && l.block.z == 1;
     if (!block_fits || l.grid.x == 0 || l.grid.y == 0 || l.grid.z == 0 || (l.wave != 32 && l.wave != 64) ||
-        l.most_shared > ROOM || l.shared > l.most_shared) {
-        snprintf(b.text, sizeof b.text, "%s of unit %s: blocks (%u, %u, %u) of (%u, %u, %u) threads with %zu bytes are none",
+        l.max_shared > MAX_SHARED || l.shared > l.max_shared) {
+        snprintf(b.text, sizeof b.text, "%s of unit %s: invalid launch of (%u, %u, %u) blocks of (%u, %u, %u) threads, %zu bytes",
                  kernel.name, kernel.unit, l.grid.x, l.grid.y, l.grid.z, l.block.x, l.block.y, l.block.z, l.shared);
         return {Fault::Geometry, b.text};
     }
@@ -576,7 +578,7 @@ Outcome launch(const Kernel& kernel, const Launch& l, void** params) {
     b.n_threads = l.block.x;
     b.n_waves = l.block.x / l.wave;
     b.dynamic_len = l.shared;
-    b.most_shared = l.most_shared;
+    b.max_shared = l.max_shared;
     b.wrong_matrix = l.wrong_matrix;
     b.seed = l.seed;
     b.random = l.seed * 0x9e3779b97f4a7c15u | 1;
@@ -585,7 +587,7 @@ Outcome launch(const Kernel& kernel, const Launch& l, void** params) {
     uint64_t step = 1, at = 0;
     if (l.seed != 0) {
         step = b.draw(unsigned(n_blocks > 0xffffffffu ? 0xffffffffu : n_blocks)) | 1;
-        while (steps_to(step, n_blocks) != 1) step += 2;
+        while (greatest_common_divisor(step, n_blocks) != 1) step += 2;
         at = b.draw(0xffffffffu) % n_blocks;
     }
     bool fine = true;
@@ -601,7 +603,7 @@ Outcome launch(const Kernel& kernel, const Launch& l, void** params) {
     }
     b.kernel = nullptr;
     if (!fine) {
-        // Stacks were left before their end.
+        // The fault left stacks before their functions returned.
         b.reset_fibres();
         return {b.fault, b.text};
     }

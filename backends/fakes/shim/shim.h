@@ -1,14 +1,17 @@
 #pragma once
-// Runs kernels on one CPU thread: a fibre for each waiting thread of a block, blocks one after
+// Runs kernels on one CPU thread. Each waiting thread of a block has a fibre; blocks run one after
 // another.
 //
-// Errors that are detected: a barrier that not all threads of a block reach, or not at the same
-// line; a wave operation that not all its lanes reach, or not at the same line; writes past the
-// end of shared memory; a stack overflow. Errors that are made likely to show: a missing barrier,
-// since a seed shuffles blocks, waves and lanes at each step; reads of unwritten memory, since
-// shared memory is initialised with NaN. Not modelled: the order in which other blocks and other
-// devices see writes, time, registers, banks, caches. A passing test proves nothing about a
-// real device.
+// The shim detects:
+// - a barrier that not all threads of a block reach, or that they reach at different lines;
+// - a wave operation that not all its lanes reach, or that they reach at different lines;
+// - writes past the end of shared memory;
+// - a stack overflow.
+// It makes these errors likely to show:
+// - a missing barrier, because a seed shuffles blocks, waves and lanes at each step;
+// - reads of unwritten memory, because shared memory is initialised with NaN.
+// It does not model the order in which other blocks and other devices see writes, time, registers,
+// banks or caches. A passing test proves nothing about a real device.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -34,7 +37,7 @@ uint32_t exchange(uint32_t v, unsigned from, int line);
 uint64_t ballot(bool p, int line);
 void mma_s8(int d[4], const unsigned a[4], const unsigned b[2], int line);
 void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2], int line);
-/// An array in the running block's shared memory, the same for each key.
+/// An array in the running block's shared memory. Calls with the same key give the same array.
 void* shared(const void* key, size_t len, size_t align);
 void pause();
 uint64_t nanoseconds();
@@ -67,7 +70,7 @@ template <class... A> struct Signature {
     }
 };
 
-/// Registers a kernel in the list of all.
+/// Adds a kernel to the list of all kernels.
 struct Export {
     Kernel kernel;
     template <class... A>
@@ -78,7 +81,7 @@ struct Export {
     static void add(Kernel* kernel);
 };
 
-/// The kernel, or null.
+/// The kernel of this unit and name, or null.
 const Kernel* find(const char* unit, const char* name);
 /// All kernels, as a linked list.
 const Kernel* kernels();
@@ -87,12 +90,12 @@ struct Launch {
     Index grid, block;
     /// Bytes of dynamic shared memory.
     size_t shared;
-    /// 32 or 64.
+    /// Lanes per wave: 32 or 64.
     unsigned wave;
-    /// 0: sequential order.
+    /// Seed of the order of blocks, waves and lanes; 0 for sequential order.
     uint64_t seed;
     /// Shared memory available to a block, in bytes.
-    size_t most_shared = 48 * 1024;
+    size_t max_shared = 48 * 1024;
     /// Whether matrix instructions give wrong results.
     bool wrong_matrix = false;
 };

@@ -1,16 +1,17 @@
-//! Fake drivers of CUDA and HIP, for tests alone: libraries with the vendors' functions, whose
-//! devices are CPU threads. The real code of our backends calls them, and the real kernels run,
-//! compiled for the CPU (`shim/`).
+//! Fake CUDA and HIP drivers, for tests only: libraries with the vendors' functions, whose devices
+//! are CPU threads. Our backends call them like real drivers, and they run our kernels, compiled
+//! for the CPU (`shim/`).
 //!
 //! A test that passes on a fake shows that our code follows the API rules that the fake checks. It
 //! shows nothing about a driver or a device.
 //!
-//! The fakes detect: reads and writes outside of an allocation, use after free or destruction,
-//! divergent barriers, missing barriers (by shuffled orders), reads of unwritten memory
-//! (initialised with NaN), calls on the wrong device. Not modelled: speed, the order in which
-//! devices see each other's writes, register limits.
+//! The fakes detect reads and writes outside of an allocation, use after free or destruction,
+//! divergent barriers, and calls on the wrong device. They make other errors likely to show:
+//! missing barriers, because lanes run in shuffled order, and reads of unwritten memory, because it
+//! is initialised with NaN. They do not model speed, the order in which devices see each other's
+//! writes, or register limits.
 
-#![allow(unsafe_code, reason = "the test's own functions in a library")]
+#![allow(unsafe_code, reason = "calls functions of the fake driver library")]
 
 pub mod suite;
 
@@ -30,7 +31,7 @@ pub enum Vendor {
 }
 
 impl Vendor {
-    /// The library's file.
+    /// Path of the fake library.
     #[must_use]
     pub fn library(self) -> PathBuf {
         folder().join(match self {
@@ -39,8 +40,8 @@ impl Vendor {
         })
     }
 
-    /// The environment variable with a process's initial settings ([`Fake::set`]), for a process
-    /// that finds the library because `LD_LIBRARY_PATH` is [`folder`].
+    /// The environment variable from which the library reads its initial settings
+    /// ([`Fake::set`]), for a process that finds the library through `LD_LIBRARY_PATH`.
     #[must_use]
     pub fn variable(self) -> &'static str {
         match self {
@@ -50,21 +51,21 @@ impl Vendor {
     }
 }
 
-/// The folder of the libraries.
+/// The folder of the fake libraries, for `LD_LIBRARY_PATH`.
 #[must_use]
 pub fn folder() -> &'static Path {
     Path::new(env!("OUT_DIR"))
 }
 
-/// Why there are no fakes, if there are none.
+/// Why this build has no usable fakes; `None` if it has.
 #[must_use]
 pub fn missing() -> Option<&'static str> {
     let missing = env!("FAKES_MISSING");
     #[cfg(target_arch = "x86_64")]
     if env!("FAKES_LEVEL") == "x86-64-v3" {
-        let same = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-        if !same {
-            return Some("the fakes were compiled on another machine");
+        let can_run = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        if !can_run {
+            return Some("the fakes need AVX2 and FMA; rebuild them on this machine");
         }
     }
     Some(missing).filter(|missing| !missing.is_empty())
@@ -77,7 +78,7 @@ type Count = unsafe extern "C" fn(c_int, *const c_char) -> u64;
 pub struct Fake {
     configure: Configure,
     count: Count,
-    /// Never closed: its devices are threads.
+    /// Never unloaded, because its devices are threads that run its code.
     _library: std::mem::ManuallyDrop<Library>,
 }
 
@@ -99,9 +100,9 @@ impl Fake {
         }
         let path = vendor.library();
         let fail = |error: libloading::Error| format!("{}: {error}", path.display());
-        // SAFETY: our own library; its initialiser only reads an environment variable.
+        // SAFETY: this is our own library, whose initialiser only reads an environment variable.
         let library = unsafe { Library::new(&path) }.map_err(fail)?;
-        // SAFETY: the types of these functions in `driver/world.cpp`.
+        // SAFETY: the types match the functions in `driver/world.cpp`.
         let (configure, count) = unsafe {
             let configure = *library.get::<Configure>("fake_configure").map_err(fail)?;
             (configure, *library.get::<Count>("fake_count").map_err(fail)?)
@@ -109,51 +110,60 @@ impl Fake {
         Ok(Fake { configure, count, _library: std::mem::ManuallyDrop::new(library) })
     }
 
-    /// Applies settings: `key=value` for all devices, `1:key=value` for one, separated by blanks.
+    /// Applies settings, separated by blanks: `key=value` for all devices, `1:key=value` for
+    /// device 1.
     ///
-    /// For the library: `devices` (0 to 10), `version` (12040 is CUDA 12.4, 60032830 HIP 6.0),
-    /// `init` (code returned by the first call), `wave` (32 or 64, HIP), `arch` (HIP),
-    /// `refuse_compiling` (hiprtc), `record` (a folder for launches).
+    /// Keys for the library: `devices` (number, 0 to 10), `version` (12040 is CUDA 12.4, 60032830
+    /// is HIP 6.0), `init` (code that initialisation returns), `wave` (32 or 64, HIP), `arch`
+    /// (HIP), `refuse_compiling` (1: hiprtc rejects every program), `record` (folder to which
+    /// launches are written).
     ///
-    /// For devices: `memory` (bytes), `hidden` (bytes of it that are reported as free but cannot
-    /// be allocated), `seed` (of the order of lanes; 0 for none), `delay_us` (before each work
-    /// item), `lost` (a code: from now on), `lost_after` (launches from now) with `lost_code`,
-    /// `refuse_after` (launches from now: one call fails) with `refuse_code`, `hang_after`
-    /// (launches from now: kernels wait) until `release=1`, `watchdog`, `integrated`,
-    /// `short_graphs` (they omit the last recorded work), `blocking_graphs` (launching one waits
-    /// for it), `units`, `wrong_matrix`, `major`, `minor`, and `reset=1` (resets all of these).
+    /// Keys for devices:
+    /// - `memory` (bytes), `hidden` (bytes of `memory` that are reported as free but cannot be
+    ///   allocated), `units` (number of multiprocessors), `integrated` (0 or 1), `watchdog` (0 or
+    ///   1), `major` and `minor` (compute capability);
+    /// - `seed` (seed of the order of lanes; 0 for sequential order), `delay_us` (delay before
+    ///   each work item), `wrong_matrix` (1: matrix instructions give wrong results);
+    /// - `lost` (error code: the device is lost now), `lost_after` (it is lost after this many
+    ///   launches) with `lost_code`;
+    /// - `refuse_after` (one launch fails after this many launches) with `refuse_code`;
+    /// - `hang_after` (kernels after this many launches wait until `release=1`);
+    /// - `short_graphs` (1: graphs omit the last captured work), `blocking_graphs` (1: a graph
+    ///   launch waits for its end);
+    /// - `reset=1` (resets all of these).
     ///
     /// # Panics
-    /// If a key is unknown.
+    /// If a key is unknown or a value is invalid.
     pub fn set(&self, settings: &str) {
         let text = CString::new(settings).expect("settings have no NUL");
-        // SAFETY: a text that ends in NUL.
+        // SAFETY: `text` ends in NUL.
         let code = unsafe { (self.configure)(text.as_ptr()) };
-        assert_eq!(code, 0, "the fake does not know all of `{settings}`");
+        assert_eq!(code, 0, "unknown key or invalid value in the settings `{settings}`");
     }
 
-    /// A counter of a device: `launches` of kernels, `graphs` that were launched, `copies`,
-    /// `bytes_in`, `bytes_out`, `used` and `most_used` bytes, the code of its loss (`lost`); and
-    /// over all devices `streams`, `events`, `modules`.
+    /// A counter. Counters of a device are `launches` (of kernels), `graphs` (launched graphs),
+    /// `copies`, `bytes_in`, `bytes_out`, `used` and `most_used` (bytes of memory), and `lost` (the
+    /// error code of the loss, or 0). `streams`, `events` and `modules` count the objects of all
+    /// devices.
     ///
     /// # Panics
     /// If the counter does not exist.
     #[must_use]
-    pub fn count(&self, device: i32, what: &str) -> u64 {
-        let text = CString::new(what).expect("a word has no NUL");
-        // SAFETY: a text that ends in NUL.
+    pub fn count(&self, device: i32, counter: &str) -> u64 {
+        let text = CString::new(counter).expect("a name has no NUL");
+        // SAFETY: `text` ends in NUL.
         let count = unsafe { (self.count)(device, text.as_ptr()) };
-        assert_ne!(count, u64::MAX, "the fake does not count `{what}`");
+        assert_ne!(count, u64::MAX, "unknown counter `{counter}`");
         count
     }
 }
 
-/// Writes a copy of a driver that lacks a function to a folder: for `LD_LIBRARY_PATH` of a
-/// process.
+/// Writes a copy of the fake driver without `function` to `folder`, for a process with that folder
+/// in `LD_LIBRARY_PATH`.
 ///
 /// # Errors
-/// Errors of files, or if the function does not exist.
-pub fn without(vendor: Vendor, function: &str, folder: &Path) -> io::Result<()> {
+/// File errors, or an error if the driver has no such function.
+pub fn copy_without(vendor: Vendor, function: &str, folder: &Path) -> io::Result<()> {
     let path = vendor.library();
     let mut bytes = fs::read(&path)?;
     let name = [b"\0", function.as_bytes(), b"\0"].concat();
@@ -161,7 +171,7 @@ pub fn without(vendor: Vendor, function: &str, folder: &Path) -> io::Result<()> 
         .filter(|&at| bytes[at..].starts_with(&name))
         .collect();
     if found.is_empty() {
-        return Err(io::Error::other(format!("the fake has no {function}")));
+        return Err(io::Error::other(format!("the fake driver has no function `{function}`")));
     }
     for at in found {
         bytes[at + 1] = b'X';

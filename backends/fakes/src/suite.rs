@@ -10,21 +10,23 @@ use simt::Options;
 
 use crate::Fake;
 
-/// Devices of a fake: one per test.
+/// Number of devices of a fake.
 pub const DEVICES: usize = 10;
-/// The device that shares the conformance suite with the first.
+/// Index of the device that runs the conformance suite together with device 0.
 pub const SECOND: usize = 9;
-/// The device with wrong matrix instructions.
+/// Index of the device that tests configure to have wrong matrix instructions, incomplete graphs
+/// and blocking graphs.
 pub const WRONG: usize = 8;
-/// Memory budget of a test.
+/// Memory budget of a test: 1 GiB.
 const BUDGET: Bytes = Bytes(1 << 30);
 
-/// The tests that both vendors share, a `#[test]` per function of this module. `fake` returns the
-/// process's fake driver, `devices` lists its devices, `open` opens one by its index. Device names
-/// are `name` with a number, and descriptions contain `described`.
+/// Defines the tests that both vendors share, which call the functions of this module. `fake`
+/// returns the process's fake driver, `devices` lists its devices, `open` opens a device by its
+/// index. Device names are `name` with a number, and descriptions contain `described`. Of the
+/// conformance suite, the cases run whose names contain one of `parts`.
 #[macro_export]
 macro_rules! vendor_tests {
-    ($fake:path, $devices:path, $open:path, $name:literal, $described:literal) => {
+    ($fake:path, $devices:path, $open:path, $name:literal, $described:literal, $parts:expr) => {
         #[test]
         fn devices_of_the_fake_are_named_and_described() {
             let Some(_fake) = $fake() else { return };
@@ -40,7 +42,7 @@ macro_rules! vendor_tests {
         #[test]
         fn the_fake_conforms() {
             if let Some(fake) = $fake() {
-                $crate::suite::conforms(&$open, $crate::suite::SECOND, fake);
+                $crate::suite::conforms(&$open, $crate::suite::SECOND, fake, $parts);
             }
         }
 
@@ -73,12 +75,12 @@ macro_rules! vendor_tests {
         }
 
         #[test]
-        fn two_fakes_work_beside_each_other() {
+        fn devices_and_threads_work_in_parallel() {
             if let Some(fake) = $fake() {
-                $crate::suite::works_beside_others(&$open, fake);
-                // One after the other, because both use the same devices.
-                $crate::suite::loads_beside_others(&$open);
-                $crate::suite::is_shared(&$open, fake);
+                // In one test, because all three use the same devices.
+                $crate::suite::two_devices_work_in_parallel(&$open, fake);
+                $crate::suite::threads_load_kernels_in_parallel(&$open);
+                $crate::suite::threads_share_a_device(&$open, fake);
             }
         }
     };
@@ -92,45 +94,47 @@ fn device(open: Open<'_>, number: usize, options: Options) -> Device {
     Device::new(backend, DeviceId(number as u32), BUDGET)
 }
 
-/// A row of floats on the device.
+/// A tensor on the device with one row of `values`.
 fn row(device: &Device, queue: &mut Queue, values: &[f32]) -> Tensor {
     let desc = TensorDesc::new(1, values.len(), Format::F32);
     let tensor = device.alloc("row", desc).expect("a row fits");
-    queue.write(&tensor, bytemuck::cast_slice(values)).expect("a write");
+    queue.write(&tensor, bytemuck::cast_slice(values)).expect("the write succeeds");
     tensor
 }
 
 fn read(queue: &mut Queue, tensor: &Tensor, n: usize) -> Vec<f32> {
     let mut values = vec![0.0; n];
-    queue.read_f32(tensor, &mut values).expect("a read");
+    queue.read_f32(tensor, &mut values).expect("the read succeeds");
     values
 }
 
-/// `x += a`, `times` times.
+/// A program that does `x += a`, `times` times.
 fn adding(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Program {
     let mut recorder = device.record("adding");
     for _ in 0..times {
-        recorder.push(Add { a: a.clone(), x: x.clone() }).expect("an op");
+        recorder.push(Add { a: a.clone(), x: x.clone() }).expect("the op is valid");
     }
-    recorder.finish().expect("a program")
+    recorder.finish().expect("the program compiles")
 }
 
-/// The conformance suite, with programs as graphs and hand-offs by flags, on the first device and
-/// another equal one.
+/// Runs the cases of the conformance suite whose names contain one of `parts` on device 0 and
+/// device `second`, with programs as graphs and hand-offs by flags in memory.
 ///
 /// # Panics
-/// With the report.
-pub fn conforms(open: Open<'_>, second: usize, fake: &Fake) {
+/// With the report, if a case fails.
+pub fn conforms(open: Open<'_>, second: usize, fake: &Fake, parts: &[&str]) {
     let options = Options { graphs: Some(true), flags: Some(true), ..Options::default() };
-    let report = conformance::run_beside(&[0, second].map(|number| device(open, number, options)));
+    let devices = [0, second].map(|number| device(open, number, options));
+    let report = conformance::run_in_parallel(&devices, parts);
     assert_eq!(report.n_failed(), 0, "\n{report}");
-    assert!(fake.count(0, "graphs") > 0, "programs are graphs");
+    assert!(fake.count(0, "graphs") > 0, "programs run as graphs");
 }
 
-/// The conformance suite with separate launches, and submissions that end at hand-offs.
+/// Runs parts of the conformance suite with separate launches and with submissions that end at
+/// hand-offs.
 ///
 /// # Panics
-/// With the report.
+/// With the report, if a case fails.
 pub fn conforms_without_graphs(open: Open<'_>, fake: &Fake) {
     let options = Options { graphs: Some(false), flags: Some(false), ..Options::default() };
     let device = device(open, 1, options);
@@ -145,11 +149,11 @@ pub fn conforms_without_graphs(open: Open<'_>, fake: &Fake) {
     assert_eq!(fake.count(1, "graphs"), started);
 }
 
-/// Wrong matrix instructions are detected, and products are right without them.
+/// The backend detects wrong matrix instructions and computes correct products without them.
 ///
 /// # Panics
 /// On failure.
-pub fn does_without_wrong_matrix_units(open: Open<'_>, fake: &Fake) {
+pub fn avoids_wrong_matrix_units(open: Open<'_>, fake: &Fake) {
     let right = open(WRONG, Options::default()).expect("the fake opens");
     assert!(!right.info().description.contains("matrix units"), "{:?}", right.info());
     drop(right);
@@ -165,12 +169,13 @@ pub fn does_without_wrong_matrix_units(open: Open<'_>, fake: &Fake) {
     fake.set(&format!("{WRONG}:reset=1"));
 }
 
-/// Graphs that do not run as captured are not used, and neither are waits on a device whose graph
-/// launches block the calling thread; both are reported.
+/// The backend does not use graphs that do not run as captured. If graph launches block the calling
+/// thread, kernels do not wait for the host; submissions end at hand-offs instead. The device's
+/// description reports both.
 ///
 /// # Panics
 /// On failure.
-pub fn does_without_bad_graphs(open: Open<'_>, fake: &Fake) {
+pub fn avoids_bad_graphs(open: Open<'_>, fake: &Fake) {
     let waiting = Options { graphs: Some(true), ..Options::default() };
     let says = |options, says: &str| {
         let device = device(open, WRONG, options);
@@ -179,7 +184,7 @@ pub fn does_without_bad_graphs(open: Open<'_>, fake: &Fake) {
         assert_eq!(report.n_failed(), 0, "\n{report}");
         found
     };
-    // A busy machine may be late once or twice.
+    // On a busy machine the backend may measure a false delay, so this tries three times.
     assert!((0..3).any(|_| !says(waiting, "so submissions end at hand-offs")));
     fake.set(&format!("{WRONG}:blocking_graphs=1"));
     assert!(says(
@@ -193,7 +198,7 @@ pub fn does_without_bad_graphs(open: Open<'_>, fake: &Fake) {
     fake.set(&format!("{WRONG}:reset=1"));
 }
 
-/// An allocation that does not fit is refused with the free size, and smaller ones still work.
+/// An allocation that does not fit fails with the free size, and smaller allocations still work.
 ///
 /// # Panics
 /// On failure.
@@ -204,19 +209,19 @@ pub fn runs_out_of_memory(open: Open<'_>, fake: &Fake) {
     fake.set(&format!("2:memory={}", used + (4 << 20)));
     let desc = |mib: usize| TensorDesc::new(mib, 1 << 18, Format::F32);
     let booked = device.ledger().used();
-    let refused = device.alloc("too large", desc(5)).expect_err("5 MiB are not there");
+    let refused = device.alloc("too large", desc(5)).expect_err("5 MiB do not fit");
     let Error::OutOfMemory { device: name, label, wanted, free } = &refused else {
         panic!("{refused}")
     };
     assert!(name.ends_with('2') && label == "too large", "{refused}");
     assert_eq!((*wanted, *free), (Bytes(5 << 20), Bytes(4 << 20)));
-    assert_eq!(device.ledger().used(), booked, "nothing is booked for it");
-    let kept = device.alloc("fits", desc(3)).expect("3 MiB are there");
-    let report = device.memory().expect("a report");
+    assert_eq!(device.ledger().used(), booked, "a failed allocation books nothing");
+    let kept = device.alloc("fits", desc(3)).expect("3 MiB fit");
+    let report = device.memory().expect("the memory report is available");
     assert_eq!(report.free, Some(Bytes(1 << 20)));
     assert!(device.alloc("second", desc(2)).is_err());
     drop(kept);
-    device.alloc("second", desc(4)).expect("what was given back can be had again");
+    device.alloc("second", desc(4)).expect("freed memory can be allocated again");
     fake.set("2:reset=1");
 }
 
@@ -225,10 +230,10 @@ pub fn runs_out_of_memory(open: Open<'_>, fake: &Fake) {
 /// # Panics
 /// On failure.
 pub fn is_lost(open: Open<'_>, fake: &Fake) {
-    // An illegal address; a failed kernel; a card that was removed.
+    // The codes of an illegal address, a failed kernel and a removed card.
     for code in [700, 719, 999] {
         let device = device(open, 3, Options::default());
-        let mut queue = device.queue("lost").expect("a queue");
+        let mut queue = device.queue("lost").expect("a queue can be opened");
         let (a, x) = (row(&device, &mut queue, &[1.0; 8]), row(&device, &mut queue, &[2.0; 8]));
         let program = adding(&device, &a, &x, 3);
         queue.replay(&program).and_then(|run| run.wait()).expect("the device works");
@@ -240,68 +245,68 @@ pub fn is_lost(open: Open<'_>, fake: &Fake) {
         );
         let same = |error: Error| assert_eq!(error, first);
         same(queue.replay(&program).map(drop).expect_err("a replay"));
-        same(queue.finish().expect_err("an end"));
-        same(queue.write(&x, &[0; 32]).expect_err("a write"));
+        same(queue.finish().expect_err("the end of the run"));
+        same(queue.write(&x, &[0; 32]).expect_err("a lost device fails"));
         same(device.alloc_f32("late", 1, 8).map(drop).expect_err("memory"));
-        same(device.queue("late").map(drop).expect_err("a queue"));
-        same(device.memory().expect_err("a report"));
+        same(device.queue("late").map(drop).expect_err("a lost device fails"));
+        same(device.memory().expect_err("a lost device fails"));
         drop((queue, program, a, x, device));
         fake.set("3:reset=1");
     }
 }
 
-/// A failed call is a separate error; the device still works.
+/// A failed launch is an error of that launch only; the device still works.
 ///
 /// # Panics
 /// On failure.
 pub fn refuses_a_call(open: Open<'_>, fake: &Fake) {
     let options = Options { graphs: Some(false), ..Options::default() };
     let device = device(open, 4, options);
-    let mut queue = device.queue("refused").expect("a queue");
+    let mut queue = device.queue("refused").expect("a queue can be opened");
     let (a, x) = (row(&device, &mut queue, &[1.0; 8]), row(&device, &mut queue, &[2.0; 8]));
     let program = adding(&device, &a, &x, 3);
     fake.set("4:refuse_after=1 4:refuse_code=701");
     let refused = queue.replay(&program).and_then(|run| run.wait()).expect_err("a call is refused");
     assert!(matches!(refused, Error::Driver { code: 701, .. }), "{refused}");
     assert!(refused.to_string().contains("LaunchKernel"), "{refused}");
-    queue.write(&x, bytemuck::cast_slice(&[5.0f32; 8])).expect("a write");
-    queue.replay(&program).and_then(|run| run.wait()).expect("it goes on");
+    queue.write(&x, bytemuck::cast_slice(&[5.0f32; 8])).expect("the write succeeds");
+    queue.replay(&program).and_then(|run| run.wait()).expect("the device still works");
     assert_eq!(read(&mut queue, &x, 8), [8.0; 8]);
 }
 
-/// A device that is opened again and again, by several threads, keeps its uses apart.
+/// Several threads can open one device repeatedly and use it at the same time.
 ///
 /// # Panics
 /// On failure.
-pub fn is_shared(open: Open<'_>, fake: &Fake) {
+pub fn threads_share_a_device(open: Open<'_>, fake: &Fake) {
     let before = fake.count(5, "used");
     let options = Options { graphs: Some(true), flags: Some(true), ..Options::default() };
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let open = move |round: usize| {
                 let device = device(open, 5, options);
-                (0..300).for_each(|_| drop(device.queue("short").expect("a queue")));
+                (0..300).for_each(|_| drop(device.queue("short").expect("a queue can be opened")));
                 for _ in 0..20 {
-                    let mut queue = device.queue("shared").expect("a queue");
+                    let mut queue = device.queue("shared").expect("a queue can be opened");
                     let start = (100 * thread + round) as f32;
                     let a = row(&device, &mut queue, &[1.0; 100]);
                     let x = row(&device, &mut queue, &[start; 100]);
                     let program = adding(&device, &a, &x, 5);
-                    queue.replay(&program).and_then(|run| run.wait()).expect("a run");
+                    queue.replay(&program).and_then(|run| run.wait()).expect("the run starts");
                     assert_eq!(read(&mut queue, &x, 100), vec![start + 5.0; 100]);
                 }
             };
             scope.spawn(move || (0..3).for_each(open));
         }
     });
-    assert_eq!(fake.count(5, "used"), before, "memory is given back");
+    assert_eq!(fake.count(5, "used"), before, "all memory is freed");
 }
 
-/// Threads that load the same kernels for the first time, at once, all get valid kernels.
+/// Threads that load the same kernels at the same time, for the first time, all get valid kernels.
 ///
 /// # Panics
 /// On failure.
-pub fn loads_beside_others(open: Open<'_>) {
+pub fn threads_load_kernels_in_parallel(open: Open<'_>) {
     const THREADS: usize = 4;
     for _ in 0..20 {
         let device = &device(open, 6, Options::default());
@@ -309,13 +314,13 @@ pub fn loads_beside_others(open: Open<'_>) {
         std::thread::scope(|scope| {
             for thread in 0..THREADS {
                 scope.spawn(move || {
-                    let mut queue = device.queue("first").expect("a queue");
+                    let mut queue = device.queue("first").expect("a queue can be opened");
                     let start = thread as f32;
                     let a = row(device, &mut queue, &[1.0; 100]);
                     let x = row(device, &mut queue, &[start; 100]);
                     together.wait();
                     let program = adding(device, &a, &x, 5);
-                    queue.replay(&program).and_then(|run| run.wait()).expect("a run");
+                    queue.replay(&program).and_then(|run| run.wait()).expect("the run starts");
                     assert_eq!(read(&mut queue, &x, 100), vec![start + 5.0; 100]);
                 });
             }
@@ -323,24 +328,24 @@ pub fn loads_beside_others(open: Open<'_>) {
     }
 }
 
-/// Two devices with several queues each work independently, and free all their memory.
+/// Two devices with several queues each work independently and free all their memory.
 ///
 /// # Panics
 /// On failure.
-pub fn works_beside_others(open: Open<'_>, fake: &Fake) {
+pub fn two_devices_work_in_parallel(open: Open<'_>, fake: &Fake) {
     let before = [5, 6].map(|number| fake.count(number, "used"));
     let devices = [5, 6].map(|number| device(open, number, Options::default()));
     std::thread::scope(|scope| {
         for (number, device) in devices.iter().enumerate() {
             for thread in 0..3 {
                 scope.spawn(move || {
-                    let mut queue = device.queue("beside").expect("a queue");
+                    let mut queue = device.queue("parallel").expect("a queue can be opened");
                     let start = (100 * number + 10 * thread) as f32;
                     let a = row(device, &mut queue, &[1.0; 1000]);
                     let x = row(device, &mut queue, &[start; 1000]);
                     let program = adding(device, &a, &x, 5);
                     for _ in 0..20 {
-                        queue.replay(&program).and_then(|run| run.wait()).expect("a run");
+                        queue.replay(&program).and_then(|run| run.wait()).expect("the run starts");
                     }
                     assert_eq!(read(&mut queue, &x, 1000), vec![start + 100.0; 1000]);
                 });
@@ -348,5 +353,5 @@ pub fn works_beside_others(open: Open<'_>, fake: &Fake) {
         }
     });
     drop(devices);
-    assert_eq!([5, 6].map(|number| fake.count(number, "used")), before, "memory is given back");
+    assert_eq!([5, 6].map(|number| fake.count(number, "used")), before, "all memory is freed");
 }

@@ -1,5 +1,5 @@
-//! The traits a device implements. The engine never calls these: it goes through [`crate::Device`]
-//! and [`crate::Queue`], which check everything once.
+//! The traits that a backend implements. The engine calls them only through [`crate::Device`] and
+//! [`crate::Queue`], which check every call once.
 
 use std::any::Any;
 use std::fmt;
@@ -14,14 +14,14 @@ use crate::{
 /// Class of a device; used by placement and in messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// The processor, in system memory.
+    /// The CPU, with tensors in system memory.
     Cpu,
     /// A GPU with dedicated memory.
     Discrete,
     /// A GPU that shares system memory.
     Integrated,
-    /// The CPU presented as a discrete device: used in tests, and for software drivers that were
-    /// named explicitly.
+    /// The CPU presented as a discrete device, either by the simulated backend or by a software
+    /// driver.
     Simulated,
 }
 
@@ -34,11 +34,11 @@ pub struct DeviceInfo {
     pub description: String,
     /// Class of the device.
     pub kind: DeviceKind,
-    /// Largest size of one tensor. Whether an op can read a tensor of this size, or splits it, is
-    /// answered by its plan.
+    /// Largest size of one tensor. [`Backend::plan`] says whether a given op can read a tensor of
+    /// this size.
     pub max_binding: Bytes,
-    /// Whether programs on it may contain `Post` and `Merge`, so that it can be the home of a
-    /// split layer.
+    /// Whether its programs may contain `Post` and `Merge`, which split a layer's neurons between
+    /// this device and the host.
     pub hand_off: bool,
 }
 
@@ -54,25 +54,26 @@ pub struct MemoryReport {
 /// How a pack is stored in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredPack {
-    /// Name and version of the layout. A file with another layout cannot be used.
+    /// Name and version of the layout. A file in another layout must be repacked.
     pub layout: &'static str,
     /// Length in bytes.
     pub len: usize,
 }
 
-fn not_kept(device: &str) -> crate::Error {
-    let reason = "this device's packs cannot be stored in a file".to_owned();
+fn cannot_store_packs(device: &str) -> crate::Error {
+    let reason = "this device's packed weights cannot be stored in a file".to_owned();
     crate::Error::Unsupported { op: "adopt", device: device.to_owned(), reason }
 }
 
-/// The answer to "can you run this?".
+/// Whether a device can run an op; returned by [`Backend::plan`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// The op can run.
     Yes {
-        /// Scratch memory the op needs while it runs; programs share the largest.
+        /// Scratch memory the op needs while it runs. All ops of a device share one workspace of
+        /// the largest size.
         workspace: Bytes,
-        /// Why this op is slow on this device, if it is. Reported to the user once.
+        /// Why this op is slow on this device; `None` if it is not. Reported to the user once.
         slow: Option<String>,
     },
     /// The op cannot run, with the reason.
@@ -87,18 +88,19 @@ impl Plan {
     }
 }
 
-/// Capacity of a mailbox: two fixed blocks that both the host and the device can access.
+/// Capacity of a mailbox: a block of memory for the post and one for the answer. Both the host and
+/// the device can access them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MailboxShape {
     /// Maximum number of tokens of a step.
     pub max_tokens: usize,
     /// Floats per token sent to the host.
     pub n_in: usize,
-    /// Group weights per token sent along with them; 0 if none are sent.
+    /// Expert weights per token, sent with the floats; 0 if none are sent.
     pub n_weights: usize,
     /// Floats per token sent back.
     pub n_out: usize,
-    /// Maximum number of rows in the list; 0 if none is sent.
+    /// Maximum number of rows in the row list; 0 if no list is sent.
     pub max_rows: usize,
 }
 
@@ -120,22 +122,23 @@ impl MailboxShape {
 /// 2. Calls on a queue may return before the work is done. Only a finished [`RawRun`], a finished
 ///    [`RawTransfer`] and [`BackendQueue::finish`] prove completion. A tensor is used by one queue
 ///    at a time.
-/// 3. Ops arrive checked (`Op::check`, aliasing, ownership) and planned (`plan` returned yes). A
-///    backend that meets anything else has found a bug in its caller and may panic.
-/// 4. Results match `cpu::reference` within the tolerance of the conformance case, and the same
-///    program on the same inputs gives the same bits twice: no float atomics, fixed slices merged
-///    in a fixed order.
-/// 5. Contents of a fresh tensor are undefined. Rows of padded tokens may hold anything afterwards.
-/// 6. Errors report only conditions that a correct caller cannot prevent: memory, a lost device, a
-///    driver fault. After [`crate::Error::DeviceLost`] every later call on the device gives the
-///    same error, and every wait ends.
+/// 3. The caller has checked every op (`Op::check`, aliasing, ownership) and `plan` returned
+///    [`Plan::Yes`] for it. A backend may panic on any other op.
+/// 4. Results match `cpu::reference` within the tolerance of the conformance case, and a program
+///    gives the same bits every time it runs on the same inputs. Backends therefore use no float
+///    atomics: they cut sums into fixed slices and add the slices in a fixed order.
+/// 5. The contents of a new tensor are undefined, and so are the rows of padding tokens after an
+///    op.
+/// 6. Errors report only conditions that a correct caller cannot prevent: too little memory, a
+///    lost device, a driver fault. After [`crate::Error::DeviceLost`] every later call on the
+///    device gives the same error, and every wait ends.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Facts about the device.
     fn info(&self) -> &DeviceInfo;
 
-    /// Sentences for the user: which optional features of the device the backend uses, which are
-    /// missing, and what limits an op.
-    fn ways(&self) -> Vec<String> {
+    /// Sentences for the user about the optional features of the device: those in use, those
+    /// missing, and the limits of ops.
+    fn feature_notes(&self) -> Vec<String> {
         Vec::new()
     }
 
@@ -146,7 +149,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn memory(&self) -> Result<MemoryReport>;
 
     /// Bytes of device memory that the backend allocates at start and holds until it is dropped.
-    fn held(&self) -> Bytes {
+    fn overhead_bytes(&self) -> Bytes {
         Bytes(0)
     }
 
@@ -163,61 +166,61 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// [`crate::Error::OutOfMemory`] or a lost device.
     fn alloc(&self, label: &str, desc: &TensorDesc) -> Result<Box<dyn RawBuffer>>;
 
-    /// Bytes that [`Backend::import`] allocates. `mapped` means that the source is mapped memory,
+    /// Bytes that [`Backend::import`] allocates. `mapped` means that the source is a mapped file,
     /// which a device in host memory uses in place.
     fn pack_size(&self, pack: &PackDesc, mapped: bool) -> Bytes;
 
-    /// Copies weights to the device in its own layout. Blocks until the source is no longer
-    /// needed, or keeps a reference to it.
+    /// Copies weights to the device in its own layout. Either blocks until the source is no longer
+    /// needed, or keeps a reference to the source.
     ///
     /// # Errors
-    /// [`crate::Error::OutOfMemory`], a lost device, or what a paged source reports.
+    /// [`crate::Error::OutOfMemory`], a lost device, or an error of a paged source.
     fn import(&self, label: &str, pack: &PackDesc, source: &HostRows)
     -> Result<Box<dyn RawBuffer>>;
 
-    /// Whether the weights of a matrix product and a feed-forward block may be columns of a wider
-    /// matrix ([`Tensor::columns`]), which makes the rows of a neuron adjacent in memory.
-    fn takes_columns(&self) -> bool {
+    /// Whether matrix products and feed-forward blocks accept weights that are columns of a wider
+    /// matrix ([`Tensor::columns`]). Such a matrix keeps a neuron's rows of several matrices
+    /// adjacent in memory.
+    fn supports_column_views(&self) -> bool {
         false
     }
 
-    /// How a pack of this device can be stored in a file and used from there; `None` where it
-    /// cannot, or where weights are used in place. `in_memory` means that the whole source is in
-    /// memory.
+    /// How to store a pack of this device in a file that [`Backend::adopt`] can use; `None` if
+    /// this is impossible, or needless because the device uses the source in place. `in_memory`
+    /// means that the whole source is in memory.
     fn stored(&self, _pack: &PackDesc, _in_memory: bool) -> Option<StoredPack> {
         None
     }
 
-    /// Bytes of a pack of this shape as [`Backend::pack_into`] writes them for
-    /// [`BackendQueue::repack`]; `None` if this device cannot replace a whole pack.
+    /// Number of bytes that [`Backend::pack_into`] writes for [`BackendQueue::repack`]; `None` if
+    /// this device cannot replace a whole pack.
     fn packed_len(&self, _desc: &TensorDesc) -> Option<usize> {
         None
     }
 
-    /// Writes to `out` the bytes that [`Backend::adopt`] and [`BackendQueue::repack`] take. `out`
-    /// has the length given by [`Backend::stored`] or [`Backend::packed_len`], and all of it is
-    /// written.
+    /// Writes a pack in the device's layout, for [`Backend::adopt`] and [`BackendQueue::repack`].
+    /// Fills all of `out`, whose length is that of [`Backend::stored`] or [`Backend::packed_len`].
     ///
     /// # Errors
     /// Errors of a paged source; [`crate::Error::Unsupported`] if packs are neither stored nor
     /// replaced.
     fn pack_into(&self, _pack: &PackDesc, _source: &HostRows, _out: &mut [u8]) -> Result<()> {
-        Err(not_kept(&self.info().name))
+        Err(cannot_store_packs(&self.info().name))
     }
 
     /// A read-only tensor that uses the bytes written by [`Backend::pack_into`] in place. The
-    /// bytes may come from a file, so every index in them is checked here.
+    /// bytes may come from a file, so this function checks every index in them.
     ///
     /// # Errors
     /// [`crate::Error::Shape`] for bytes that do not fit, [`crate::Error::Unsupported`] if packs
     /// cannot be stored.
     fn adopt(&self, _pack: &PackDesc, _bytes: SharedBytes) -> Result<Box<dyn RawBuffer>> {
-        Err(not_kept(&self.info().name))
+        Err(cannot_store_packs(&self.info().name))
     }
 
-    /// The device's bytes for consecutive rows of a pack, for [`BackendQueue::refill`]. For a
-    /// transposed matrix in blocks they are in the plain layout on every device, so that they may
-    /// come from any pack of that matrix ([`crate::pack::slot_plain`]).
+    /// Consecutive rows in the device's layout, for [`BackendQueue::refill`]. Rows of a transposed
+    /// matrix in a block format have the plain layout on every device, so that any pack of that
+    /// matrix can supply them ([`crate::pack::slot_plain`]).
     ///
     /// # Errors
     /// Errors of a paged source.
@@ -236,7 +239,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// [`DeviceInfo::hand_off`] is false.
     fn mailbox(&self, shape: MailboxShape) -> Result<Arc<dyn RawMailbox>>;
 
-    /// The blocks of `n` hand-offs that never overlap in time, so that they may share memory.
+    /// Allocates the blocks of `n` hand-offs that never overlap in time and may therefore share
+    /// memory.
     ///
     /// # Errors
     /// See [`Backend::mailbox`].
@@ -249,10 +253,10 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         Bytes(n as u64 * shape.bytes().0)
     }
 
-    /// Prepares a program for replay. All decisions that do not depend on the step are made here.
-    /// `workspace` is at least as large as the largest plan of `ops`; programs of one device share
-    /// it. The program holds clones of the ops with their tensors and of the workspace, which keep
-    /// the memory alive.
+    /// Prepares a program for replay, including all decisions that do not depend on the step.
+    /// `workspace` is at least as large as the largest plan of `ops`; the programs of a device
+    /// share it. The program clones the ops, their tensors and the workspace to keep their memory
+    /// alive.
     ///
     /// # Errors
     /// [`crate::Error::Driver`], [`crate::Error::OutOfMemory`] or a lost device.
@@ -285,9 +289,9 @@ pub trait BackendQueue: fmt::Debug + Send {
     /// A lost device or a driver fault.
     fn replay(&mut self, program: &Arc<dyn RawProgram>) -> Result<Box<dyn RawRun>>;
 
-    /// Starts a program and records when its parts run; `cuts` are the first ops of all parts but
-    /// the first, ascending. The results have the same bits as an untimed run. A backend without
-    /// timers runs the program untimed.
+    /// Starts a program and measures when each of its parts runs. `cuts` holds the index of the
+    /// first op of every part except the first, ascending. The results have the same bits as in an
+    /// untimed run. A backend without timers runs the program untimed.
     ///
     /// # Errors
     /// A lost device or a driver fault.
@@ -305,13 +309,13 @@ pub trait BackendQueue: fmt::Debug + Send {
     /// A lost device or a driver fault.
     fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>>;
 
-    /// Copies the first bytes of `src` (a plain tensor or view) to `dst`, as many as `dst` has.
+    /// Fills `dst` with the first bytes of `src` (a plain tensor or view).
     ///
     /// # Errors
     /// A lost device or a driver fault.
     fn download(&mut self, src: &Tensor, dst: Box<dyn RawStaging>) -> Result<Box<dyn RawTransfer>>;
 
-    /// Copies host bytes to the first bytes of `dst` (a plain tensor or view) without staging;
+    /// Copies host bytes to the first bytes of `dst` (a plain tensor or view) without staging, and
     /// returns when the copy is complete. `None` if the host cannot access the device's memory.
     fn write_directly(&mut self, _dst: &Tensor, _bytes: &[u8]) -> Option<Result<()>> {
         None
@@ -323,22 +327,22 @@ pub trait BackendQueue: fmt::Debug + Send {
         None
     }
 
-    /// Replaces consecutive slots of a resident pack by the bytes of the same number of rows from
+    /// Overwrites consecutive slots of a resident pack with the same number of rows from
     /// [`Backend::pack_rows`].
     ///
     /// # Errors
     /// A lost device or a driver fault.
     fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()>;
 
-    /// Replaces the whole contents of a pack by bytes from [`Backend::pack_into`],
-    /// [`Backend::packed_len`] of them.
+    /// Overwrites a whole pack with the [`Backend::packed_len`] bytes from
+    /// [`Backend::pack_into`].
     ///
     /// # Errors
     /// A lost device or a driver fault.
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>>;
 
-    /// Copies rows of one plain tensor to another of the same shape: snapshots of recurrent state,
-    /// KV blocks.
+    /// Copies a plain tensor or view to another of the same shape: KV blocks, and snapshots of
+    /// recurrent state.
     ///
     /// # Errors
     /// A lost device or a driver fault.
@@ -351,15 +355,15 @@ pub trait BackendQueue: fmt::Debug + Send {
     fn finish(&mut self) -> Result<()>;
 }
 
-/// A program under way: the host's side of its hand-offs.
+/// A running program, whose posts the host answers.
 pub trait RawRun: fmt::Debug + Send {
     /// Waits for the next post in program order; `None` when the program has ended. The wait has
-    /// no timeout: a backend whose device can hang unnoticed by its driver must watch for that and
-    /// report the device as lost.
+    /// no timeout. If the driver cannot detect a hanging device, the backend must do so and report
+    /// the device as lost.
     ///
     /// # Errors
     /// [`crate::Error::DeviceLost`] if the device stops, [`crate::Error::Driver`] on a fault.
-    fn next_post(&mut self) -> Result<Option<Posted<'_>>>;
+    fn next_post(&mut self) -> Result<Option<PostedData<'_>>>;
 
     /// Answers the post of `mailbox` with `[n_tokens, n_out]` floats.
     ///
@@ -367,11 +371,11 @@ pub trait RawRun: fmt::Debug + Send {
     /// [`crate::Error::DeviceLost`] if the device stopped.
     fn answer(&mut self, mailbox: usize, y: &[f32]) -> Result<()>;
 
-    /// Waits for the end of the program. A program with a post that can no longer be answered is
-    /// cancelled.
+    /// Waits for the end of the program. If a post is still unanswered, the backend cancels the
+    /// program, because no answer can arrive during the wait.
     ///
     /// # Errors
-    /// The error that ended it early; [`crate::Error::Cancelled`] if it was cancelled.
+    /// The error that ended the program early; [`crate::Error::Cancelled`] if it was cancelled.
     fn wait(&mut self) -> Result<()>;
 
     /// When the parts of the program ran. Called once, after the end of a run that
@@ -383,18 +387,18 @@ pub trait RawRun: fmt::Debug + Send {
         Ok(Times::none())
     }
 
-    /// Cancels the step: the device's waits end and the rest of the program is skipped (or runs
-    /// into memory that the next step overwrites). Never blocks for long.
+    /// Cancels the step. The device stops waiting for answers. It skips the rest of the program,
+    /// or runs it with results that the next step overwrites. Returns promptly.
     fn cancel(&mut self);
 }
 
-/// The data that a [`crate::op::Post`] delivered. Borrowed from the mailbox; copy anything that
-/// must outlive the answer.
+/// The data of a [`crate::op::Post`], borrowed from the mailbox. Copy anything that must outlive
+/// the answer.
 #[derive(Clone, Copy, Debug)]
-pub struct Posted<'a> {
+pub struct PostedData<'a> {
     /// Index of the mailbox in its program.
     pub mailbox: usize,
-    /// Real tokens of the step.
+    /// Number of tokens of the step, without padding.
     pub n_tokens: usize,
     /// `[n_tokens, n_in]`.
     pub x: &'a [f32],
@@ -404,7 +408,7 @@ pub struct Posted<'a> {
     pub weights: &'a [f32],
 }
 
-/// A copy in flight; it owns the staging memory until it is done.
+/// A copy in flight. It owns the staging memory until the copy is done.
 pub trait RawTransfer: fmt::Debug + Send {
     /// Whether the copy is done.
     fn is_done(&self) -> bool;

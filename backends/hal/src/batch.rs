@@ -1,16 +1,17 @@
-//! The batch of a step, on the device: its tokens, their positions, their cache rows.
+//! The batch of a step, on the host and on the device: its tokens, their positions and their
+//! KV-cache rows.
 
 use crate::{Error, Result};
 
 /// Tokens per block of the paged key-value cache.
 pub const KV_BLOCK: usize = 32;
 
-/// Marks a padded token of a program that is larger than its step.
+/// Sequence number of a padding token. A step with fewer tokens than its program is padded.
 pub const NO_SEQUENCE: u32 = u32::MAX;
 
 const HEADER: usize = 4;
 
-/// Capacity of a [`Batch`]; it determines the layout of the word array.
+/// Capacity of a [`Batch`], which determines the layout of its word array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchShape {
     /// Maximum number of tokens of one step.
@@ -55,7 +56,7 @@ pub struct BatchToken {
     pub seq: u32,
     /// Position in the sequence, from 0.
     pub pos: u32,
-    /// Whether the output head is computed for it.
+    /// Whether the output head computes logits for this token.
     pub output: bool,
 }
 
@@ -71,20 +72,20 @@ pub struct BatchSeq {
 /// A step as described by the host; [`BatchFacts::encode`] converts it to the device's words.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchFacts {
-    /// Tokens; those of one sequence in ascending order of position.
+    /// Tokens. The tokens of each sequence are in ascending order of position.
     pub tokens: Vec<BatchToken>,
     /// Sequences.
     pub seqs: Vec<BatchSeq>,
 }
 
 impl BatchFacts {
-    /// Number of tokens whose output is computed.
+    /// Number of tokens with [`BatchToken::output`].
     #[must_use]
     pub fn n_out(&self) -> usize {
         self.tokens.iter().filter(|t| t.output).count()
     }
 
-    /// [`BatchFacts::encode_into`] a new list.
+    /// [`BatchFacts::encode_into`] with a new vector.
     ///
     /// # Errors
     /// [`Error::Shape`] with the field that does not fit.
@@ -99,8 +100,8 @@ impl BatchFacts {
         Ok(words)
     }
 
-    /// Checks the step against `shape` and a cache of `n_kv_blocks` blocks and a vocabulary of
-    /// `n_vocab`, and replaces `words` by those of the step.
+    /// Checks the step against `shape`, a cache of `n_kv_blocks` blocks and a vocabulary of
+    /// `n_vocab` tokens, and overwrites `words` with the encoded step.
     ///
     /// # Errors
     /// [`Error::Shape`] with the field that does not fit.
@@ -183,7 +184,7 @@ impl<'a> BatchView<'a> {
     /// If there are fewer words than `shape` needs.
     #[must_use]
     pub fn new(words: &'a [u32], shape: BatchShape) -> BatchView<'a> {
-        assert!(words.len() >= shape.n_words(), "batch words are shorter than their shape");
+        assert!(words.len() >= shape.n_words(), "fewer batch words than the shape needs");
         BatchView { words, shape }
     }
 
@@ -198,13 +199,13 @@ impl<'a> BatchView<'a> {
         self.words[0] as usize
     }
 
-    /// Sequences of this step.
+    /// Number of sequences in this step.
     #[must_use]
     pub fn n_seqs(&self) -> usize {
         self.words[1] as usize
     }
 
-    /// Number of tokens whose output is computed.
+    /// Number of tokens whose logits are computed.
     #[must_use]
     pub fn n_out(&self) -> usize {
         self.words[2] as usize
@@ -234,7 +235,7 @@ impl<'a> BatchView<'a> {
         self.section(3)
     }
 
-    /// Token index of each computed output.
+    /// Index in the step of each token whose logits are computed.
     #[must_use]
     pub fn outputs(&self) -> &'a [u32] {
         self.section(4)
@@ -249,9 +250,10 @@ impl<'a> BatchView<'a> {
     }
 }
 
-/// The paged KV cache of one layer, or a property of each half of it: `k` and `v` are `[n_blocks *
-/// KV_BLOCK, n_head_kv * d_head]`, each with its own `d_head` and in one of
-/// [`crate::op::KV_FORMATS`].
+/// The paged KV cache of one layer, or a property, such as the format, of its keys and values.
+///
+/// As tensors, `k` and `v` are `[n_blocks * KV_BLOCK, n_head_kv * d_head]` in one of
+/// [`crate::op::KV_FORMATS`]. Their formats and `d_head` may differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvCache<T> {
     /// Keys.
@@ -261,7 +263,7 @@ pub struct KvCache<T> {
 }
 
 impl<T> KvCache<T> {
-    /// A cache with the same `half` for keys and values.
+    /// The same `half` for keys and for values.
     pub fn both(half: T) -> KvCache<T>
     where
         T: Clone,

@@ -1,5 +1,5 @@
-//! A device as the engine uses it: every allocation is booked in the ledger and every op is
-//! checked once.
+//! A device as the engine uses it. It books every allocation in the ledger and checks every op
+//! once.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use crate::{
     RowSet, SharedBytes, Source, Staging, StoredPack, Tensor, TensorDesc,
 };
 
-/// Which device a tensor belongs to: its index in the engine's list.
+/// Identifies a device by its index in the engine's device list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(pub u32);
 
@@ -23,9 +23,9 @@ pub struct Device {
     pub(crate) backend: Arc<dyn Backend>,
     id: DeviceId,
     ledger: Arc<Ledger>,
-    /// The scratch memory that all programs of this device share; it only grows.
+    /// The scratch memory that all programs of this device share. It never shrinks.
     workspace: Arc<Mutex<Option<Tensor>>>,
-    /// Books the memory that the backend holds from its start.
+    /// The reservation for the memory that the backend allocated at its start.
     _held: Arc<Option<Reservation>>,
 }
 
@@ -40,8 +40,8 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// Whether both were allocated together, so that only one of them holds data at a time.
-    pub(crate) fn is_with(&self, other: &Mailbox) -> bool {
+    /// Whether both were allocated together, so that only one of them may hold data at a time.
+    pub(crate) fn shares_memory_with(&self, other: &Mailbox) -> bool {
         Arc::ptr_eq(&self.held, &other.held)
     }
 
@@ -53,12 +53,12 @@ impl Mailbox {
 }
 
 impl Device {
-    /// `backend` as device number `id`, which may book at most `budget`.
+    /// A device with number `id` that runs on `backend` and may book at most `budget`.
     #[must_use]
     pub fn new(backend: Arc<dyn Backend>, id: DeviceId, budget: Bytes) -> Device {
         let ledger = Ledger::new(&backend.info().name, budget);
-        // If the budget is smaller than this, all of it is reserved.
-        let held = ledger.reserve("backend overhead", backend.held().min(budget)).ok();
+        // A budget smaller than the overhead is reserved entirely.
+        let held = ledger.reserve("backend overhead", backend.overhead_bytes().min(budget)).ok();
         Device { backend, id, ledger, workspace: Arc::default(), _held: Arc::new(held) }
     }
 
@@ -159,27 +159,27 @@ impl Device {
 
     /// Whether weights may be columns of a wider matrix ([`Tensor::columns`]).
     #[must_use]
-    pub fn takes_columns(&self) -> bool {
-        self.backend.takes_columns()
+    pub fn supports_column_views(&self) -> bool {
+        self.backend.supports_column_views()
     }
 
-    /// How a pack can be stored in a file; `None` where it cannot, or where weights are used in
-    /// place.
+    /// How to store a pack in a file; `None` if this is impossible, or needless because the device
+    /// uses the source in place.
     #[must_use]
     pub fn stored(&self, pack: &PackDesc, source: &HostRows) -> Option<StoredPack> {
         let paged = matches!(source.source(), Source::Paged(_));
         self.backend.stored(pack, !paged)
     }
 
-    /// Bytes of a pack of this shape as [`Queue::repack`] takes them; `None` if this device cannot
-    /// replace a whole pack.
+    /// Number of bytes that [`Queue::repack`] needs for a pack of this shape; `None` if this
+    /// device cannot replace a whole pack.
     #[must_use]
     pub fn packed_len(&self, desc: &TensorDesc) -> Option<usize> {
         self.backend.packed_len(desc)
     }
 
-    /// Writes the bytes of a pack, as [`Device::adopt`] or [`Queue::repack`] takes them, to `out`,
-    /// which has the length of [`Device::stored`] or [`Device::packed_len`].
+    /// Writes a pack in the device's layout, for [`Device::adopt`] or [`Queue::repack`]. `out` has
+    /// the length of [`Device::stored`] or [`Device::packed_len`].
     ///
     /// # Errors
     /// [`Error::Shape`] if `pack` does not fit `source` or `out` does not fit the pack, errors of
@@ -191,8 +191,8 @@ impl Device {
         self.backend.pack_into(pack, source, out)
     }
 
-    /// A tensor over weights that are already in the device's layout. They are used in place and
-    /// take none of the budget.
+    /// A tensor over weights that are already in the device's layout. The device uses them in
+    /// place, so they do not count against the budget.
     ///
     /// # Errors
     /// [`Error::Shape`] for bytes of another length or alignment, errors of the backend.
@@ -203,8 +203,8 @@ impl Device {
         Ok(self.tensor(raw, held, desc))
     }
 
-    /// The bytes that [`Queue::refill`] takes for these rows. Rows are numbered as in the
-    /// selection (rows of the file, or its columns if the pack transposes).
+    /// The bytes of these rows for [`Queue::refill`]. `rows` counts rows of the source matrix, or
+    /// its columns if the pack transposes it.
     ///
     /// # Errors
     /// [`Error::Shape`] for rows outside the source or a pack that does not fit it, errors of the
@@ -245,8 +245,8 @@ impl Device {
         Ok(Mailbox { raw, device: self.id, shape, held: Arc::new(held) })
     }
 
-    /// The blocks of `n` hand-offs that follow each other, such as those of a model's layers: each
-    /// mailbox is posted to only after the previous one was merged, so that they may share memory.
+    /// Allocates the blocks of `n` consecutive hand-offs, such as those of a model's layers. A
+    /// program merges each mailbox before it posts to the next, so they may share memory.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] past the budget, errors of the backend.
@@ -258,7 +258,7 @@ impl Device {
         Ok(raw.into_iter().map(mailbox).collect())
     }
 
-    /// Bytes of such mailboxes on this device.
+    /// Bytes that [`Device::mailboxes`] allocates on this device.
     #[must_use]
     pub fn mailboxes_size(&self, shape: MailboxShape, n: usize) -> Bytes {
         self.backend.mailboxes_size(shape, n)
@@ -303,8 +303,8 @@ impl Device {
         })
     }
 
-    /// Grows the workspace that programs share to at least this size, so that recording them
-    /// allocates no more.
+    /// Grows the workspace that programs share to at least this size, so that recording programs
+    /// does not need to grow it again.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], errors of the backend.
@@ -315,9 +315,9 @@ impl Device {
         Ok(())
     }
 
-    /// Starts recording a program. Record the largest program of a ladder first. The workspace is
-    /// shared by all queues, so programs with ops that need it must run one after the other, as
-    /// all programs of an engine do.
+    /// Starts recording a program. Record the program for the most tokens first, so that the
+    /// workspace is allocated only once. All queues share the workspace, so programs that need it
+    /// must run one after the other; an engine runs all its programs that way.
     #[must_use]
     pub fn record(&self, label: &str) -> Recorder {
         Recorder::new(self.clone(), label)
@@ -328,8 +328,8 @@ impl Device {
         let mut shared = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
         let words = bytes.0.div_ceil(4) as usize;
         if words > shared.as_ref().map_or(0, |tensor| tensor.desc.n_cols) {
-            // Frees the old workspace before booking the new one. If no program holds it, both
-            // need not fit at once.
+            // Free the old workspace before booking the new one, so that both need not fit in
+            // memory at once. Programs that hold the old workspace still keep it alive.
             *shared = None;
             *shared = Some(self.alloc("workspace", TensorDesc::new(1, words, Format::U32))?);
         }

@@ -1,16 +1,16 @@
-//! Errors: conditions that a correct caller cannot prevent, and refusals by the checks of this
-//! crate.
+//! Errors: conditions that a correct caller cannot prevent, and calls that the checks of this crate
+//! reject.
 
 use crate::Bytes;
 
-/// The result of every call of the contract.
+/// Result of the fallible functions of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Everything that can go wrong below the engine. Fields carry the facts; the command adds help.
+/// Everything that can go wrong below the engine. The command line adds help to these messages.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
-    /// The device or its budget has no room left.
-    #[error("out of memory on {device}: {label} needs {wanted}, {free} free")]
+    /// The device or its memory budget is exhausted.
+    #[error("out of memory on {device}: {label} needs {wanted}, but only {free} are free")]
     OutOfMemory {
         /// Device name.
         device: String,
@@ -18,7 +18,7 @@ pub enum Error {
         label: String,
         /// Size of the request.
         wanted: Bytes,
-        /// Bytes the ledger or the driver had left.
+        /// Free bytes in the budget or on the device.
         free: Bytes,
     },
     /// The device stopped responding; all memory on it is lost.
@@ -30,7 +30,7 @@ pub enum Error {
         reason: String,
     },
     /// An operand does not have the shape, format or layout that the op needs.
-    #[error("{op}: operand {operand} should be {expected} but is {got}")]
+    #[error("{op}: operand `{operand}` is {got}, expected {expected}")]
     Shape {
         /// Op name.
         op: &'static str,
@@ -38,7 +38,7 @@ pub enum Error {
         operand: &'static str,
         /// The requirement of the op.
         expected: String,
-        /// The value it got.
+        /// The value that the op got.
         got: String,
     },
     /// The device cannot run this op with these formats and sizes.
@@ -48,19 +48,19 @@ pub enum Error {
         op: &'static str,
         /// Device name.
         device: String,
-        /// Why, from [`crate::Plan::No`].
+        /// The reason from [`crate::Plan::No`].
         reason: String,
     },
     /// An op would read rows that it also writes.
-    #[error("{op}: operand {operand} overlaps an operand that is written")]
+    #[error("{op}: operand `{operand}` overlaps an operand that the op writes")]
     Aliasing {
         /// Op name.
         op: &'static str,
         /// The operand that is read.
         operand: &'static str,
     },
-    /// A tensor of another device was passed.
-    #[error("{op}: operand {operand} is not on {device}")]
+    /// The caller passed a tensor of another device.
+    #[error("{op}: operand `{operand}` is not on {device}")]
     ForeignBuffer {
         /// Op or call name.
         op: &'static str,
@@ -70,7 +70,7 @@ pub enum Error {
         device: String,
     },
     /// A vendor library is not on this machine.
-    #[error("{name} not found")]
+    #[error("{name} was not found")]
     MissingLibrary {
         /// File or package name.
         name: String,
@@ -78,11 +78,11 @@ pub enum Error {
         hint: String,
     },
     /// A driver call failed.
-    #[error("{call} failed with {code}: {message}")]
+    #[error("{call} failed{}: {message}", with_code(*code))]
     Driver {
         /// Name of the call.
         call: String,
-        /// The driver's error code.
+        /// The driver's error code; 0 if it has none.
         code: i64,
         /// The driver's message.
         message: String,
@@ -91,6 +91,11 @@ pub enum Error {
     /// hand-off).
     #[error("the step was cancelled")]
     Cancelled,
+}
+
+/// The driver's error code as part of a message; empty for 0.
+fn with_code(code: i64) -> String {
+    if code == 0 { String::new() } else { format!(" with code {code}") }
 }
 
 impl Error {

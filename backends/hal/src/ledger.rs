@@ -9,16 +9,16 @@ use crate::{Bytes, Error, Result};
 pub struct Ledger {
     device: String,
     budget: Bytes,
-    books: Mutex<Books>,
+    usage: Mutex<Usage>,
 }
 
 #[derive(Debug, Default)]
-struct Books {
+struct Usage {
     used: Bytes,
     peak: Bytes,
 }
 
-/// A booked amount of memory; returned when dropped.
+/// A booked amount of memory. Dropping it releases the bytes.
 #[derive(Debug)]
 pub struct Reservation {
     ledger: Arc<Ledger>,
@@ -26,19 +26,19 @@ pub struct Reservation {
 }
 
 impl Ledger {
-    /// A ledger for `device` that never passes `budget`.
+    /// A ledger for `device` that never exceeds `budget`.
     #[must_use]
     pub fn new(device: &str, budget: Bytes) -> Arc<Ledger> {
-        Arc::new(Ledger { device: device.to_owned(), budget, books: Mutex::default() })
+        Arc::new(Ledger { device: device.to_owned(), budget, usage: Mutex::default() })
     }
 
     /// Books `bytes` under the name `label`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if this would exceed the budget; nothing is booked then.
+    /// [`Error::OutOfMemory`] if this would exceed the budget; the ledger is then unchanged.
     pub fn reserve(self: &Arc<Self>, label: &str, bytes: Bytes) -> Result<Reservation> {
-        let mut books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
-        let free = self.budget - books.used;
+        let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = self.budget - usage.used;
         if bytes > free {
             return Err(Error::OutOfMemory {
                 device: self.device.clone(),
@@ -47,12 +47,12 @@ impl Ledger {
                 free,
             });
         }
-        books.used += bytes;
-        books.peak = books.peak.max(books.used);
+        usage.used += bytes;
+        usage.peak = usage.peak.max(usage.used);
         Ok(Reservation { ledger: Arc::clone(self), bytes })
     }
 
-    /// The limit.
+    /// The budget: the most bytes that may be booked at once.
     #[must_use]
     pub fn budget(&self) -> Bytes {
         self.budget
@@ -61,13 +61,13 @@ impl Ledger {
     /// Bytes booked now.
     #[must_use]
     pub fn used(&self) -> Bytes {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner).used
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner).used
     }
 
-    /// The highest sum that was booked at once.
+    /// Highest number of bytes booked at any time.
     #[must_use]
     pub fn peak(&self) -> Bytes {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner).peak
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner).peak
     }
 }
 
@@ -81,8 +81,8 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut books = self.ledger.books.lock().unwrap_or_else(PoisonError::into_inner);
-        books.used = books.used - self.bytes;
+        let mut usage = self.ledger.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        usage.used = usage.used - self.bytes;
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_budget_is_hard_and_shares_come_back() {
+    fn reservations_stay_within_the_budget_and_are_released() {
         let ledger = Ledger::new("test", Bytes(100));
         let a = ledger.reserve("a", Bytes(60)).unwrap();
         let error = ledger.reserve("b", Bytes(41)).unwrap_err();

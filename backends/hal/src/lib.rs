@@ -1,12 +1,12 @@
 //! The contract between the engine and its compute devices.
 //!
-//! It has two sides. Backends implement the traits of `backend`: few methods, no checks. The
-//! engine uses [`Device`], [`Queue`], [`Program`] and [`Run`], which check shapes, formats,
-//! ownership and the memory budget once. Read [`op`] first: it lists everything the engine can ask
-//! for. [`null`] is the template for a new backend.
+//! Backends implement the traits of `backend`, which have few methods and no checks. The engine
+//! uses [`Device`], [`Queue`], [`Program`] and [`Run`], which check shapes, formats, ownership and
+//! the memory budget once. Read [`op`] first: it lists every op that the engine uses. [`null`] is
+//! the template for a new backend.
 //!
 //! Absent on purpose: strides and byte offsets (a view is a range of rows), a graph, lazy
-//! evaluation, I/O, globals. No device library is named here.
+//! evaluation, I/O, global variables, and any dependency on a GPU library.
 
 mod backend;
 mod batch;
@@ -27,7 +27,7 @@ mod time;
 mod units;
 
 pub use backend::{
-    Backend, BackendQueue, DeviceInfo, DeviceKind, MailboxShape, MemoryReport, Plan, Posted,
+    Backend, BackendQueue, DeviceInfo, DeviceKind, MailboxShape, MemoryReport, Plan, PostedData,
     RawMailbox, RawProgram, RawRun, RawTransfer, StoredPack,
 };
 pub use batch::{

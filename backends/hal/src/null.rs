@@ -1,18 +1,18 @@
 //! The null backend: shows that the contract can be implemented, and serves as a template.
 //!
-//! It accepts every op and computes nothing, so the conformance suite must fail on it. As an
-//! assumed device it serves `plan --assume`: it reports sizes and refuses to allocate.
+//! It accepts every op and computes nothing, so the conformance suite must fail on it.
+//! `plan --assume` uses it as an assumed device, which reports sizes but refuses to allocate.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{
     Backend, BackendQueue, Bytes, DeviceInfo, DeviceKind, Error, HostRows, MailboxShape,
-    MemoryReport, Op, OpDesc, PackDesc, PlainStaging, Plan, Posted, RawBuffer, RawMailbox,
+    MemoryReport, Op, OpDesc, PackDesc, PlainStaging, Plan, PostedData, RawBuffer, RawMailbox,
     RawProgram, RawRun, RawStaging, RawTransfer, Result, Tensor, TensorDesc, pack,
 };
 
-/// Allocation granularity of drivers.
+/// Allocation granularity of typical GPU drivers, in bytes.
 const GRANULE: u64 = 256;
 
 /// A device without memory or arithmetic.
@@ -37,8 +37,8 @@ impl Default for NullBackend {
 }
 
 impl NullBackend {
-    /// A discrete device of this name and memory to plan for. It supports every op, since only
-    /// real devices can report what they lack; calls that would use it return
+    /// A discrete device with this name and memory, for planning only. Its plans accept every op,
+    /// since only a real device can report its limits. Calls that would use the device return
     /// [`Error::DeviceLost`].
     #[must_use]
     pub fn assumed(name: &str, memory: Bytes) -> NullBackend {
@@ -52,22 +52,23 @@ impl NullBackend {
         NullBackend { info, memory: Some(memory), is_present: false }
     }
 
-    /// `made`, if the device is present.
-    fn present<T>(&self, made: T) -> Result<T> {
+    /// `value` if the device is present, [`Error::DeviceLost`] if it is only assumed.
+    fn if_present<T>(&self, value: T) -> Result<T> {
         if self.is_present {
-            return Ok(made);
+            return Ok(value);
         }
-        let (device, reason) = (self.info.name.clone(), "it is assumed, not present".to_owned());
+        let device = self.info.name.clone();
+        let reason = "it is assumed for planning, not present in this machine".to_owned();
         Err(Error::DeviceLost { device, reason })
     }
 }
 
 #[derive(Debug)]
-struct Nothing;
+struct NullObject;
 
-impl RawBuffer for Nothing {}
-impl RawMailbox for Nothing {}
-impl RawProgram for Nothing {}
+impl RawBuffer for NullObject {}
+impl RawMailbox for NullObject {}
+impl RawProgram for NullObject {}
 
 impl Backend for NullBackend {
     fn info(&self) -> &DeviceInfo {
@@ -89,7 +90,7 @@ impl Backend for NullBackend {
     }
 
     fn alloc(&self, _label: &str, _desc: &TensorDesc) -> Result<Box<dyn RawBuffer>> {
-        self.present(Box::new(Nothing) as Box<dyn RawBuffer>)
+        self.if_present(Box::new(NullObject) as Box<dyn RawBuffer>)
     }
 
     fn pack_size(&self, pack: &PackDesc, _mapped: bool) -> Bytes {
@@ -102,7 +103,7 @@ impl Backend for NullBackend {
         _pack: &PackDesc,
         _source: &HostRows,
     ) -> Result<Box<dyn RawBuffer>> {
-        self.present(Box::new(Nothing) as Box<dyn RawBuffer>)
+        self.if_present(Box::new(NullObject) as Box<dyn RawBuffer>)
     }
 
     fn packed_len(&self, desc: &TensorDesc) -> Option<usize> {
@@ -110,20 +111,20 @@ impl Backend for NullBackend {
     }
 
     fn pack_into(&self, _pack: &PackDesc, _source: &HostRows, _out: &mut [u8]) -> Result<()> {
-        self.present(())
+        self.if_present(())
     }
 
     fn pack_rows(&self, _pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {
-        self.present(vec![0; rows.len() * source.row_bytes()])
+        self.if_present(vec![0; rows.len() * source.row_bytes()])
     }
 
     fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>> {
-        self.present(())?;
+        self.if_present(())?;
         Ok(PlainStaging::boxed(len.0 as usize))
     }
 
     fn mailbox(&self, _shape: MailboxShape) -> Result<Arc<dyn RawMailbox>> {
-        self.present(Arc::new(Nothing) as Arc<dyn RawMailbox>)
+        self.if_present(Arc::new(NullObject) as Arc<dyn RawMailbox>)
     }
 
     fn mailboxes_size(&self, shape: MailboxShape, _n: usize) -> Bytes {
@@ -137,11 +138,11 @@ impl Backend for NullBackend {
         _mailboxes: &[Arc<dyn RawMailbox>],
         _workspace: Option<&Tensor>,
     ) -> Result<Arc<dyn RawProgram>> {
-        self.present(Arc::new(Nothing) as Arc<dyn RawProgram>)
+        self.if_present(Arc::new(NullObject) as Arc<dyn RawProgram>)
     }
 
     fn queue(&self, _label: &str) -> Result<Box<dyn BackendQueue>> {
-        self.present(Box::new(NullQueue) as Box<dyn BackendQueue>)
+        self.if_present(Box::new(NullQueue) as Box<dyn BackendQueue>)
     }
 }
 
@@ -186,7 +187,7 @@ impl BackendQueue for NullQueue {
 struct NullRun;
 
 impl RawRun for NullRun {
-    fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
+    fn next_post(&mut self) -> Result<Option<PostedData<'_>>> {
         Ok(None)
     }
 

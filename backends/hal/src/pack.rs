@@ -1,6 +1,7 @@
 //! The plain layout of a pack, for devices that use host memory, and functions that read its rows.
 //!
-//! A backend with a better layout has its own; the reference reads this one.
+//! A pack is a weight matrix, or selected rows of it, in a device's own layout. The CPU reference
+//! reads the plain layout; other backends may define a faster one.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -9,7 +10,8 @@ use std::sync::{Mutex, PoisonError};
 use crate::format::{TransposedError, TransposedLayout, TransposedPart};
 use crate::{Error, HostRows, Layout, PackDesc, Result, Select, TensorDesc};
 
-/// Bytes of a tensor of shape `desc` in the plain layout; `None` if it would overflow.
+/// Bytes of a tensor of shape `desc` in the plain layout; `None` if rows are not whole blocks or
+/// the size overflows.
 #[must_use]
 pub fn plain_size(desc: &TensorDesc) -> Option<usize> {
     match desc.layout {
@@ -21,9 +23,9 @@ pub fn plain_size(desc: &TensorDesc) -> Option<usize> {
     }
 }
 
-/// Name and version of the plain layout: files with packs of another one are stale.
+/// Name and version of the plain layout. A file whose packs have another layout is stale.
 ///
-/// Change this whenever the bytes change; a test pins them.
+/// Change the version whenever the bytes change; a test pins the bytes.
 pub const PLAIN_LAYOUT: &str = "plain/1";
 
 /// Writes the plain layout of `pack` from `source` to `out`, which has [`plain_size`] bytes, on up
@@ -46,7 +48,7 @@ pub fn pack_plain(
         let neurons = &neurons(pack)[..];
         let bytes = source.rows(0..pack.source.n_rows)?;
         let parts = layout.parts(&bytes, neurons, out).map_err(|e| shape(&e))?;
-        do_parts(parts, n_threads);
+        pack_parts(parts, n_threads);
         return Ok(());
     }
     let row = source.row_bytes();
@@ -75,7 +77,7 @@ pub fn pack_plain(
     Ok(())
 }
 
-/// Neurons of a pack that transposes.
+/// The neurons (columns of the source) that a transposing pack selects.
 fn neurons(pack: &PackDesc) -> Cow<'_, [u32]> {
     match &pack.select {
         Select::Rows(list) => Cow::Borrowed(list),
@@ -83,11 +85,11 @@ fn neurons(pack: &PackDesc) -> Cow<'_, [u32]> {
     }
 }
 
-/// Checks that the untrusted `bytes` can be used as the plain layout of `pack` without spare
-/// slots: their length, and every index in them. Wrong values are not detected.
+/// Checks untrusted `bytes` before they are used as a `pack` in the plain layout without spare
+/// slots: their length, and every index in them. Wrong weights are not detected.
 ///
 /// # Errors
-/// [`Error::Shape`] if they cannot.
+/// [`Error::Shape`] if the length or an index is wrong.
 pub fn check_plain(pack: &PackDesc, bytes: &[u8]) -> Result<()> {
     let packed = pack.packed()?;
     let good = if pack.transpose {
@@ -95,12 +97,13 @@ pub fn check_plain(pack: &PackDesc, bytes: &[u8]) -> Result<()> {
     } else {
         plain_size(&packed) == Some(bytes.len())
     };
-    let wrong = || format!("{} bytes with another length or an index out of range", bytes.len());
+    let wrong = || format!("{} bytes, or has an index out of range", bytes.len());
     if good { Ok(()) } else { Err(Error::shape("adopt", "bytes", packed, wrong())) }
 }
 
-/// Threads take chunks as they become free; the result does not depend on which thread takes one.
-fn do_parts(parts: Vec<TransposedPart<'_>>, n_threads: usize) {
+/// Packs all `parts` on `n_threads` threads. The result does not depend on which thread packs which
+/// part.
+fn pack_parts(parts: Vec<TransposedPart<'_>>, n_threads: usize) {
     let n_threads = n_threads.clamp(1, parts.len().max(1));
     let queue = Mutex::new(parts.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -117,8 +120,8 @@ fn do_parts(parts: Vec<TransposedPart<'_>>, n_threads: usize) {
     });
 }
 
-/// The plain bytes of consecutive rows, as [`refill_plain`] takes them. Each row of a transposed
-/// pack in blocks is followed by its group number.
+/// Consecutive rows in the plain layout, for [`refill_plain`]. In a transposed pack the group
+/// number (u32) follows each row.
 ///
 /// # Errors
 /// See [`pack_plain`].
@@ -140,7 +143,7 @@ pub fn pack_rows_plain(pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> 
     Ok(bytes)
 }
 
-/// The bytes of one slot of a transposed pack of shape `desc`, as [`refill_plain`] takes them.
+/// The bytes of one slot of a transposed pack of shape `desc`, for [`refill_plain`].
 ///
 /// # Errors
 /// [`Error::Shape`] if the slot does not exist, or `pack` is not of this shape.
@@ -157,7 +160,7 @@ pub fn slot_plain(desc: &TensorDesc, pack: &[u8], slot: usize) -> Result<Vec<u8>
 /// Writes bytes from [`pack_rows_plain`] to `slots` of a pack of shape `desc`.
 ///
 /// # Errors
-/// [`Error::Shape`] if `bytes` is not the bytes of that number of rows.
+/// [`Error::Shape`] if the length of `bytes` does not match the number of slots.
 pub fn refill_plain(
     desc: &TensorDesc,
     pack: &mut [u8],

@@ -1,17 +1,17 @@
-//! Programs: the ops of a step, recorded once and replayed for every token.
+//! Programs: the ops of a step, recorded once and replayed for every step.
 
 use std::sync::Arc;
 
 use crate::op::HandOff;
 use crate::{Bytes, Device, DeviceId, Error, Mailbox, Op, Plan, RawProgram, Result};
 
-/// Collects ops; each is checked when it is pushed.
+/// Records the ops of a program and checks each op when it is pushed.
 #[derive(Debug)]
 pub struct Recorder {
     device: Device,
     label: String,
     ops: Vec<Op>,
-    /// The first op of each timed part, except of part 0, which begins with the program.
+    /// Index of the first op of each timed part except part 0, which begins with the program.
     cuts: Vec<usize>,
     mailboxes: Vec<Mailbox>,
     workspace: Bytes,
@@ -49,8 +49,8 @@ impl Recorder {
         }
     }
 
-    /// Begins a part with the next op: a timed run ([`crate::Queue::replay_timed`]) measures when
-    /// each part ran. Parts are numbered from 0, which begins with the program.
+    /// Begins a new timed part with the next op. A timed run ([`crate::Queue::replay_timed`])
+    /// measures when each part ran. Part 0 begins with the program.
     pub fn part(&mut self) {
         self.cuts.push(self.ops.len());
     }
@@ -61,13 +61,13 @@ impl Recorder {
     /// [`Error::ForeignBuffer`] for another device's mailbox.
     pub fn mailbox(&mut self, mailbox: &Mailbox) -> Result<usize> {
         if mailbox.device != self.device.id() {
-            return Err(self.foreign("Post", "mailbox"));
+            return Err(self.foreign_device_error("Post", "mailbox"));
         }
         self.mailboxes.push(mailbox.clone());
         Ok(self.mailboxes.len() - 1)
     }
 
-    fn foreign(&self, op: &'static str, operand: &'static str) -> Error {
+    fn foreign_device_error(&self, op: &'static str, operand: &'static str) -> Error {
         Error::ForeignBuffer { op, operand, device: self.device.info().name.clone() }
     }
 
@@ -87,7 +87,7 @@ impl Recorder {
             }
         });
         if let Some(operand) = foreign {
-            return Err(self.foreign(op.name(), operand));
+            return Err(self.foreign_device_error(op.name(), operand));
         }
         self.check_hand_off(&op)?;
         match self.device.plan(&op.to_desc()) {
@@ -104,8 +104,8 @@ impl Recorder {
         Ok(())
     }
 
-    /// A post must fit its mailbox, and each mailbox is posted to and merged from once, in that
-    /// order.
+    /// Checks that a post fits its mailbox, and that the program posts to each mailbox once and
+    /// then merges it once.
     fn check_hand_off(&self, op: &Op) -> Result<()> {
         let (name, mailbox, of, rows, weights) = match op.hand_off() {
             Some(HandOff::Post(op)) => {
@@ -122,18 +122,18 @@ impl Recorder {
         };
         let posted = self.ops.iter().any(|op| matches!(op, Op::Post(p) if p.mailbox == mailbox));
         let merged = self.ops.iter().any(|op| matches!(op, Op::Merge(m) if m.mailbox == mailbox));
-        let order = if name == "Post" { !posted } else { posted && !merged };
-        if !order {
+        let in_order = if name == "Post" { !posted } else { posted && !merged };
+        if !in_order {
             return Err(Error::shape(
                 name,
                 "mailbox",
-                "posted once, then merged once",
-                "another order",
+                "one post, then one merge",
+                "used in another order",
             ));
         }
-        if name == "Post" && self.ops.iter().any(|op| self.is_open_beside(op, mailbox)) {
-            let expected = "posted after the mailboxes allocated with it were merged";
-            return Err(Error::shape(name, "mailbox", expected, "before that"));
+        if name == "Post" && self.ops.iter().any(|op| self.occupies_memory_of(op, mailbox)) {
+            let expected = "a post after the mailboxes that share its memory are merged";
+            return Err(Error::shape(name, "mailbox", expected, "posted to too early"));
         }
         let floats = if name == "Post" { shape.n_in } else { shape.n_out };
         let fits = of.n_rows <= shape.max_tokens && of.n_cols == floats;
@@ -144,11 +144,11 @@ impl Recorder {
         Ok(())
     }
 
-    /// Whether an op posts to a mailbox that was allocated with this one and is not merged yet.
-    fn is_open_beside(&self, op: &Op, mailbox: usize) -> bool {
+    /// Whether `op` posts to a mailbox that shares memory with `mailbox` and is not merged yet.
+    fn occupies_memory_of(&self, op: &Op, mailbox: usize) -> bool {
         let Op::Post(post) = op else { return false };
         let merged = |op: &Op| matches!(op, Op::Merge(m) if m.mailbox == post.mailbox);
-        self.mailboxes[post.mailbox].is_with(&self.mailboxes[mailbox])
+        self.mailboxes[post.mailbox].shares_memory_with(&self.mailboxes[mailbox])
             && !self.ops.iter().any(merged)
     }
 

@@ -1,10 +1,10 @@
-//! An in-order queue for the engine, runs with their hand-offs, and copies in flight.
+//! The engine's in-order queue, running programs with their hand-offs, and copies in flight.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{
-    BackendQueue, Bytes, Device, DeviceId, Error, Layout, Mailbox, Posted, Program, RawRun,
+    BackendQueue, Bytes, Device, DeviceId, Error, Layout, Mailbox, PostedData, Program, RawRun,
     RawTransfer, Reservation, Result, Staging, Tensor, Times,
 };
 
@@ -13,7 +13,8 @@ use crate::{
 pub struct Queue {
     device: Device,
     raw: Box<dyn BackendQueue>,
-    /// Idle staging of [`Queue::write`] and [`Queue::read`], so that a step allocates nothing.
+    /// Idle staging memory that [`Queue::write`] and [`Queue::read`] reuse, so that a step
+    /// allocates nothing.
     pool: Vec<Staging>,
 }
 
@@ -38,8 +39,8 @@ impl Queue {
         Ok(Run::new(raw, program))
     }
 
-    /// [`Queue::replay`] that also measures when each part of the program
-    /// ([`crate::Recorder::part`]) runs. It may allocate, and the work may take a little longer.
+    /// Like [`Queue::replay`], but also measures when each part of the program
+    /// ([`crate::Recorder::part`]) runs. It may allocate, and may run slightly slower.
     ///
     /// # Errors
     /// See [`Queue::replay`].
@@ -53,15 +54,15 @@ impl Queue {
         if program.device == self.device.id() {
             Ok(())
         } else {
-            Err(self.foreign("replay", "program"))
+            Err(self.foreign_device_error("replay", "program"))
         }
     }
 
     /// Starts a copy of `src` to the first bytes of `dst`.
     ///
     /// # Errors
-    /// [`Error::Shape`] if it does not fit or `dst` is not plain, [`Error::ForeignBuffer`], errors
-    /// of the backend.
+    /// [`Error::Shape`] if `src` does not fit or `dst` is not plain, [`Error::ForeignBuffer`],
+    /// errors of the backend.
     pub fn upload(&mut self, src: Staging, dst: &Tensor) -> Result<Transfer> {
         self.check_staging("upload", &src)?;
         self.check_copy("upload", src.bytes().len(), dst)?;
@@ -69,7 +70,7 @@ impl Queue {
         Ok(Transfer { raw: Some(self.raw.upload(raw, dst)?), device, held: Some(held) })
     }
 
-    /// Starts a copy of the first bytes of `src` to `dst`, as many as `dst` holds.
+    /// Starts a copy that fills `dst` with the first bytes of `src`.
     ///
     /// # Errors
     /// See [`Queue::upload`].
@@ -80,29 +81,29 @@ impl Queue {
         Ok(Transfer { raw: Some(self.raw.download(src, raw)?), device, held: Some(held) })
     }
 
-    fn foreign(&self, op: &'static str, operand: &'static str) -> Error {
+    fn foreign_device_error(&self, op: &'static str, operand: &'static str) -> Error {
         Error::ForeignBuffer { op, operand, device: self.device.info().name.clone() }
     }
 
     fn check_staging(&self, op: &'static str, staging: &Staging) -> Result<()> {
         if staging.device != self.device.id() {
-            return Err(self.foreign(op, "staging"));
+            return Err(self.foreign_device_error(op, "staging"));
         }
         Ok(())
     }
 
     fn check_copy(&self, op: &'static str, len: usize, tensor: &Tensor) -> Result<()> {
         if tensor.device() != self.device.id() {
-            return Err(self.foreign(op, "tensor"));
+            return Err(self.foreign_device_error(op, "tensor"));
         }
-        let room = match tensor.desc.layout {
+        let capacity = match tensor.desc.layout {
             Layout::Rows => tensor.desc.bytes().unwrap_or_default(),
             Layout::Transposed { .. } => Bytes(0),
         };
-        if len as u64 <= room.0 {
+        if len as u64 <= capacity.0 {
             Ok(())
         } else {
-            Err(Error::shape(op, "bytes", format!("at most {}", room.0), len))
+            Err(Error::shape(op, "bytes", format!("at most {}", capacity.0), len))
         }
     }
 
@@ -138,7 +139,7 @@ impl Queue {
         Ok(())
     }
 
-    /// [`Queue::read`] of `out.len()` floats.
+    /// Like [`Queue::read`], for `out.len()` floats.
     ///
     /// # Errors
     /// See [`Queue::download`].
@@ -146,8 +147,8 @@ impl Queue {
         self.read(src, bytemuck::cast_slice_mut(out))
     }
 
-    /// Reserves staging for [`Queue::write`] and [`Queue::read`] of `len` bytes in advance, so
-    /// that a step cannot fail for lack of it.
+    /// Allocates the staging memory for a [`Queue::write`] or [`Queue::read`] of `len` bytes in
+    /// advance, so that a step does not run out of memory.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] past the budget, errors of the backend.
@@ -164,15 +165,15 @@ impl Queue {
         }
     }
 
-    /// Replaces consecutive slots of a resident pack by the bytes of the same number of rows from
+    /// Overwrites consecutive slots of a resident pack with the same number of rows from
     /// [`Device::pack_rows`].
     ///
     /// # Errors
-    /// [`Error::Shape`] for slots outside the pack or bytes of other rows,
+    /// [`Error::Shape`] for slots outside the pack or bytes of another length,
     /// [`Error::ForeignBuffer`], errors of the backend.
     pub fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
         if pack.device() != self.device.id() {
-            return Err(self.foreign("refill", "pack"));
+            return Err(self.foreign_device_error("refill", "pack"));
         }
         if slots.end > pack.desc.n_rows || slots.is_empty() {
             let inside = format!("slots within 0..{}", pack.desc.n_rows);
@@ -181,36 +182,37 @@ impl Queue {
         self.raw.refill(pack, slots, bytes)
     }
 
-    /// Replaces the whole contents of a pack by bytes from [`Device::pack_into`]: other rows of
-    /// the same number of neurons.
+    /// Overwrites a whole pack with bytes from [`Device::pack_into`], which hold the same number
+    /// of other neurons.
     ///
     /// # Errors
     /// [`Error::Shape`] for bytes of another length than [`Device::packed_len`] or a view of a
     /// pack, [`Error::ForeignBuffer`], errors of the backend.
     pub fn repack(&mut self, src: Staging, dst: &Tensor) -> Result<Transfer> {
         if dst.device() != self.device.id() || src.device != self.device.id() {
-            return Err(self.foreign("repack", "pack"));
+            return Err(self.foreign_device_error("repack", "pack"));
         }
         if dst.desc != dst.whole() {
             return Err(Error::shape("repack", "pack", dst.whole(), dst.desc));
         }
         let (expected, len) = (self.device.packed_len(&dst.desc), src.bytes().len());
         if expected != Some(len) {
-            let expected = expected.map_or("nothing".to_owned(), |n| format!("{n} bytes"));
+            let expected =
+                expected.map_or("those of a replaceable pack".to_owned(), |n| format!("{n} bytes"));
             return Err(Error::shape("repack", "bytes", expected, len));
         }
         let Staging { raw, device, held } = src;
         Ok(Transfer { raw: Some(self.raw.repack(raw, dst)?), device, held: Some(held) })
     }
 
-    /// Copies rows to another tensor of the same shape: snapshot and restore of recurrent state.
+    /// Copies a tensor to another of the same shape: KV blocks, and snapshots of recurrent state.
     ///
     /// # Errors
     /// [`Error::Shape`] if the shapes differ, [`Error::Aliasing`] if they overlap,
     /// [`Error::ForeignBuffer`].
     pub fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
         if src.device() != self.device.id() || dst.device() != self.device.id() {
-            return Err(self.foreign("copy_rows", "tensor"));
+            return Err(self.foreign_device_error("copy_rows", "tensor"));
         }
         if src.desc != dst.desc || src.desc.layout != Layout::Rows {
             return Err(Error::shape("copy_rows", "dst", src.desc, dst.desc));
@@ -230,13 +232,14 @@ impl Queue {
     }
 }
 
-/// A running program. Answer every post; dropping the run cancels the step and ends all waits.
+/// A running program. The caller must answer every post. Dropping the run cancels the step and ends
+/// all waits.
 #[must_use = "a dropped run is cancelled"]
 #[derive(Debug)]
 pub struct Run {
     raw: Box<dyn RawRun>,
     mailboxes: Arc<[Mailbox]>,
-    /// Mailbox and token count of the post to be answered.
+    /// Mailbox index and token count of the unanswered post.
     open: Option<(usize, usize)>,
     ended: bool,
 }
@@ -250,7 +253,7 @@ impl Run {
     ///
     /// # Errors
     /// Errors of the backend: a lost device ends every wait.
-    pub fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
+    pub fn next_post(&mut self) -> Result<Option<PostedData<'_>>> {
         let posted = self.raw.next_post()?;
         self.open = posted.map(|p| (p.mailbox, p.n_tokens));
         self.ended = posted.is_none();
@@ -263,7 +266,8 @@ impl Run {
     /// [`Error::Shape`] if nothing was posted or the size is wrong, errors of the backend.
     pub fn answer(&mut self, y: &[f32]) -> Result<()> {
         let Some((mailbox, n_tokens)) = self.open.take() else {
-            return Err(Error::shape("answer", "y", "a post to answer", "none open"));
+            let got = "given without a post";
+            return Err(Error::shape("answer", "y", "one answer per post", got));
         };
         let expected = n_tokens * self.mailboxes[mailbox].shape().n_out;
         if y.len() != expected {
@@ -272,20 +276,20 @@ impl Run {
         self.raw.answer(mailbox, y)
     }
 
-    /// [`Run::wait`] for a timed run, returning its times.
+    /// Waits for the end of a timed run and returns the times of its parts.
     ///
     /// # Errors
-    /// The error that ended it early.
+    /// The error that ended the program early.
     pub fn times(mut self) -> Result<Times> {
         self.raw.wait()?;
         self.ended = true;
         self.raw.times()
     }
 
-    /// Waits for the end of a program whose posts are all answered.
+    /// Waits for the end of a program after all its posts were answered.
     ///
     /// # Errors
-    /// The error that ended it early.
+    /// The error that ended the program early.
     pub fn wait(mut self) -> Result<()> {
         let result = self.raw.wait();
         self.ended = result.is_ok();
@@ -301,7 +305,7 @@ impl Drop for Run {
     }
 }
 
-/// A copy in flight. It owns the staging memory, which therefore cannot be accessed meanwhile.
+/// A copy in flight. It owns the staging memory, so the host cannot access it during the copy.
 #[must_use = "a dropped transfer waits for the copy"]
 #[derive(Debug)]
 pub struct Transfer {
@@ -325,8 +329,8 @@ impl Transfer {
     /// # Panics
     /// Never: the transfer is consumed here.
     pub fn wait(mut self) -> Result<Staging> {
-        let raw = self.raw.take().expect("taken only here and in drop").wait()?;
-        let held = self.held.take().expect("taken only here");
+        let raw = self.raw.take().expect("only this method and `drop` take it").wait()?;
+        let held = self.held.take().expect("only this method takes it");
         Ok(Staging { raw, device: self.device, held })
     }
 }
@@ -334,8 +338,8 @@ impl Transfer {
 impl Drop for Transfer {
     fn drop(&mut self) {
         if let Some(raw) = self.raw.take() {
-            // The memory belongs to the copy until it is done; after an error it is no longer
-            // used.
+            // The staging memory must outlive the copy. After an error the device no longer uses
+            // it.
             let _ = raw.wait();
         }
     }

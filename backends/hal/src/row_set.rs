@@ -1,14 +1,13 @@
 //! Row lists whose length is known only on the device.
 
-/// Rows selected for a step, ascending, with their count and, for several tokens, the tokens that
-/// need each row.
+/// The rows selected for a step, in ascending order, with their count and the tokens that need each
+/// row.
 ///
 /// | field | shape, U32 | holds |
 /// |---|---|---|
 /// | `ids` | `[1, capacity]` | row numbers (slots) of the op's weight tensors, ascending |
 /// | `count` | `[1, 1]` | number of valid rows in `ids` |
-/// | `members` | `[capacity, words]` | bit `t % 32` of word `t / 32` of row `i`: token `t` needs
-/// `ids[i]` |
+/// | `members` | `[capacity, words]` | bit `t % 32` of word `t / 32` of row `i`: `t` needs `ids[i]` |
 ///
 /// The membership bits keep tokens of a batch independent: a row that only one token needs is
 /// computed for that token alone.
@@ -29,7 +28,7 @@ impl<T> RowSet<T> {
     }
 }
 
-/// The rows an op works on.
+/// The rows that an op computes.
 #[derive(Clone, Debug)]
 pub enum Rows<T> {
     /// Every row of the tensors, for every token: a dense layer.
@@ -39,7 +38,7 @@ pub enum Rows<T> {
 }
 
 impl<T> Rows<T> {
-    /// The same choice with operands of another type.
+    /// The same rows with operands of another type.
     pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> Rows<U> {
         match self {
             Rows::All => Rows::All,
@@ -53,7 +52,7 @@ impl<T> Rows<T> {
 pub struct HostRowSet {
     /// Row numbers, ascending.
     pub ids: Vec<u32>,
-    /// `words` words for each row.
+    /// Membership bits: `words` words for each row.
     pub members: Vec<u32>,
     /// Words of membership per row: `ceil(n_tokens / 32)`.
     pub words: usize,
@@ -62,18 +61,18 @@ pub struct HostRowSet {
 impl HostRowSet {
     /// Whether token `token` needs the row at `index`.
     #[must_use]
-    pub fn wants(&self, index: usize, token: usize) -> bool {
+    pub fn token_needs(&self, index: usize, token: usize) -> bool {
         self.members[index * self.words + token / 32] >> (token % 32) & 1 == 1
     }
 }
 
-/// An entry of the slot table that [`crate::op::Predict`] splits by: the location of a neuron's
-/// rows.
+/// Where a neuron's rows are stored: an entry of the slot table, by which [`crate::op::Predict`]
+/// splits the active neurons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slot {
     /// In this slot of the device's own pack.
     Resident(u32),
-    /// In this row of the pack on the other side of the hand-off.
+    /// In this row of the pack at the other end of the hand-off.
     Absent(u32),
 }
 

@@ -1,4 +1,4 @@
-//! Weights on the host and how they are imported: sources, selections, packs.
+//! Weights on the host, and which of their rows a device imports in which layout.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::format::Format;
 use crate::{Error, Layout, Result, TensorDesc};
 
-/// Shared bytes: a mapped file, a static, a vector. They live as long as a reference does.
+/// Shared bytes of a mapped file, a static or a vector.
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// Rows that are not all in memory: the interface for models larger than memory.
@@ -16,10 +16,10 @@ pub trait RowStore: fmt::Debug + Send + Sync {
     /// Reads whole rows into `out`, whose length is `rows.len()` times the row's bytes.
     ///
     /// # Errors
-    /// [`Error::Driver`] when the medium fails.
+    /// [`Error::Driver`] if reading the storage fails.
     fn read(&self, rows: Range<usize>, out: &mut [u8]) -> Result<()>;
 
-    /// The matrices that it is composed of, if any.
+    /// The matrices that this store joins into one; empty if it does not join any.
     fn parts(&self) -> &[HostRows] {
         &[]
     }
@@ -28,11 +28,11 @@ pub trait RowStore: fmt::Debug + Send + Sync {
 /// Where the bytes of a matrix come from.
 #[derive(Clone)]
 pub enum Source {
-    /// A mapped file or static: a device that uses host memory may use it in place.
+    /// A mapped file or a static. A device that uses host memory may use the bytes in place.
     Mapped(SharedBytes),
-    /// Bytes made for this purpose: a device that uses host memory may keep them.
+    /// Bytes made for this import. A device that uses host memory may keep them.
     Owned(SharedBytes),
-    /// Read row by row.
+    /// A store that reads rows on demand.
     Paged(Arc<dyn RowStore>),
 }
 
@@ -59,8 +59,8 @@ impl HostRows {
     /// Describes `source` as a matrix.
     ///
     /// # Errors
-    /// [`Error::Shape`] if a row is not a whole number of blocks or the bytes are not exactly the
-    /// matrix.
+    /// [`Error::Shape`] if a row is not a whole number of blocks, the size overflows, or the number
+    /// of bytes is not the size of the matrix.
     pub fn new(source: Source, n_rows: usize, n_cols: usize, format: Format) -> Result<HostRows> {
         let desc = TensorDesc::new(n_rows, n_cols, format);
         let Some(bytes) = desc.bytes() else {
@@ -95,10 +95,10 @@ impl HostRows {
     /// Never: checked in [`HostRows::new`].
     #[must_use]
     pub fn row_bytes(&self) -> usize {
-        self.format.row_bytes(self.n_cols).expect("checked in new")
+        self.format.row_bytes(self.n_cols).expect("`new` checked the size")
     }
 
-    /// The bytes of some rows, borrowed where the source is in memory.
+    /// The bytes of some rows, borrowed if the source is in memory.
     ///
     /// # Errors
     /// Errors of a [`RowStore`].
@@ -124,24 +124,24 @@ impl HostRows {
 /// The part of a matrix that is imported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Select {
-    /// All of it.
+    /// The whole matrix.
     All,
-    /// These rows of the *packed* tensor, strictly ascending: rows of the file, or, for
-    /// [`Layout::Transposed`], its columns. In both cases one row per neuron.
+    /// These neurons, strictly ascending: rows of the file, or its columns for
+    /// [`Layout::Transposed`].
     Rows(Arc<[u32]>),
-    /// These blocks of columns (blocks of the format), strictly ascending, of every row: the share
-    /// of a down matrix in its original orientation.
+    /// These column blocks (blocks of the format) of every row, strictly ascending. They select
+    /// neurons of a down matrix that keeps the file's orientation.
     ColumnBlocks(Arc<[u32]>),
 }
 
-/// The request to [`crate::Device::import`] for a [`HostRows`].
+/// The part of a [`HostRows`] that [`crate::Device::import`] imports, and its layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackDesc {
     /// Shape and format of the source.
     pub source: TensorDesc,
-    /// The selected part.
+    /// Which rows or columns are imported.
     pub select: Select,
-    /// Whether the source's columns become rows (exactly).
+    /// Whether to transpose the matrix without loss: the source's columns become rows.
     pub transpose: bool,
     /// Number of empty slots at the end, for [`crate::Queue::refill`].
     pub spare: usize,
@@ -157,9 +157,8 @@ impl PackDesc {
     /// The shape of the resulting tensor.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the selection is not ascending or outside the matrix, if columns of a
-    /// transposed pack are selected, or if spare slots are requested for a pack without rows of
-    /// neurons.
+    /// [`Error::Shape`] if the selection is not ascending or outside the matrix, or if it has
+    /// column blocks in a pack that is transposed or has spare slots.
     pub fn packed(&self) -> Result<TensorDesc> {
         let TensorDesc { n_rows, n_cols, format, .. } = self.source;
         let block = format.block_values();
@@ -172,7 +171,7 @@ impl PackDesc {
                     "PackDesc",
                     "select",
                     expected,
-                    "ids out of order or out of range",
+                    "out of order or out of range",
                 ));
             }
             Ok(())
@@ -190,7 +189,7 @@ impl PackDesc {
                     return Err(Error::shape(
                         "PackDesc",
                         "select",
-                        "rows, to transpose or refill",
+                        "rows if the pack is transposed or has spare slots",
                         got,
                     ));
                 }

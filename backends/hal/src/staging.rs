@@ -1,10 +1,11 @@
-//! Host memory that a device can copy to and from; the host or a copy in flight owns it.
+//! Staging: host memory that a device can copy to and from. Its owner is the host or a copy in
+//! flight.
 
 use std::fmt;
 
 use crate::{DeviceId, Reservation};
 
-/// A backend's staging memory (pinned or mapped where that exists).
+/// A backend's staging memory, pinned or mapped if the device supports it.
 pub trait RawStaging: fmt::Debug + Send + Sync + std::any::Any {
     /// The bytes.
     fn bytes(&self) -> &[u8];
@@ -33,7 +34,8 @@ impl RawStaging for PlainStaging {
     }
 }
 
-/// Idle staging memory of one device. Memory of a copy in flight is inside a [`crate::Transfer`].
+/// Idle staging memory of one device. A [`crate::Transfer`] owns the staging memory of a copy in
+/// flight.
 #[derive(Debug)]
 pub struct Staging {
     pub(crate) raw: Box<dyn RawStaging>,

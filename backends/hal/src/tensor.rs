@@ -13,11 +13,10 @@ use crate::{Bytes, DeviceId, Reservation};
 pub enum Layout {
     /// Rows as in the file (a backend may interleave them; the addressing is the same).
     Rows,
-    /// One row per neuron, made exactly from a matrix whose *columns* are the neurons
-    /// ([`crate::format::TransposedLayout`]). `n_source` is the number of neurons of that whole
-    /// matrix.
+    /// One row per neuron, transposed without loss from a matrix whose *columns* are the neurons
+    /// ([`crate::format::TransposedLayout`]).
     Transposed {
-        /// Columns of the matrix in the file.
+        /// Number of columns (neurons) of the whole matrix in the file.
         n_source: usize,
     },
 }
@@ -31,7 +30,7 @@ pub struct TensorDesc {
     pub n_cols: usize,
     /// Format of the values.
     pub format: Format,
-    /// Arrangement.
+    /// Arrangement in memory.
     pub layout: Layout,
 }
 
@@ -87,7 +86,7 @@ impl Tensor {
     /// A view of some of the rows.
     ///
     /// # Panics
-    /// If the range is not inside the tensor: views are made by the engine from its own sizes.
+    /// If the range is not inside the tensor. Only the engine makes views, from sizes it checked.
     #[must_use]
     pub fn rows(&self, rows: Range<usize>) -> Tensor {
         assert!(rows.start <= rows.end && rows.end <= self.desc.n_rows, "view outside the tensor");
@@ -96,9 +95,9 @@ impl Tensor {
         Tensor { buffer: Arc::clone(&self.buffer), first_row, first_col: self.first_col, desc }
     }
 
-    /// One of several matrices that were imported with adjacent columns: a range of columns of
-    /// every row. Only weights are viewed this way, and only on a device that supports it
-    /// ([`crate::Device::takes_columns`]).
+    /// A view of a range of columns of every row: one of several weight matrices that were
+    /// imported side by side. Only devices with [`crate::Device::supports_column_views`] support
+    /// such views.
     ///
     /// # Panics
     /// If the range is not whole blocks inside the tensor, or the tensor is transposed.
@@ -116,9 +115,9 @@ impl Tensor {
         Tensor { buffer: Arc::clone(&self.buffer), first_row, first_col, desc }
     }
 
-    /// Rows of this view as rows of its buffer.
+    /// Converts row numbers of this view to row numbers of its buffer.
     #[must_use]
-    pub fn in_whole(&self, rows: Range<usize>) -> Range<usize> {
+    pub fn buffer_rows(&self, rows: Range<usize>) -> Range<usize> {
         self.first_row + rows.start..self.first_row + rows.end
     }
 
@@ -153,7 +152,7 @@ impl Tensor {
         any.downcast_ref()
     }
 
-    /// Whether two views share rows of one buffer.
+    /// Whether two views have rows of one buffer in common.
     #[must_use]
     pub fn overlaps(&self, other: &Tensor) -> bool {
         Arc::ptr_eq(&self.buffer, &other.buffer)

@@ -6,30 +6,30 @@ use std::time::Instant;
 /// The clock that measured a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
-    /// The host's, read on the threads that do the work.
+    /// The host's clock, read on the threads that do the work.
     Host,
-    /// The device's, converted to the host's from what the host observed of the run; the error is
-    /// less than the duration of a hand-off.
+    /// The device's clock, converted to host time from what the host observed of the run. The
+    /// error is less than the duration of a hand-off.
     Device,
-    /// The host's, from the submission until the host noticed the end: parts appear longer than
-    /// they were.
+    /// The host's clock, from the submission until the host noticed the end. Parts appear longer
+    /// than they were.
     Noticed,
 }
 
 /// When consecutive parts of a program ran.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartTime {
-    /// The parts, by their number in the program.
+    /// Numbers of the parts in the program.
     pub parts: Range<usize>,
-    /// Begin of the first. A part that begins with a [`crate::op::Merge`] begins when the answer
-    /// arrives.
+    /// When the first part began. A part whose first op is a [`crate::op::Merge`] begins when the
+    /// answer arrives.
     pub begin: Instant,
-    /// End of the last.
+    /// When the last part ended.
     pub end: Instant,
 }
 
-/// Times of a timed run. Entries are in the order of the parts and do not overlap; a part without
-/// work on the device may be missing.
+/// Times of a timed run. The entries are in the order of the parts and do not overlap. A part
+/// without work on the device may be missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Times {
     /// The clock that was used.

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex};
 
 use hal::{Error, Result};
 use libloading::Library;
-use simt::Missing;
+use simt::LibraryError;
 use simt::native::{Function, Raw};
 
 use crate::sources::Source;
 
-/// Creates a program: program, source, name, number of headers, their texts, their names.
+/// Creates a program: program, source, name, number of headers, their contents, their names.
 type Create = unsafe extern "C" fn(
     *mut Raw,
     *const c_char,
@@ -27,8 +27,8 @@ type Size = unsafe extern "C" fn(Raw, *mut usize) -> c_int;
 /// Reads bytes: program, destination.
 type Get = unsafe extern "C" fn(Raw, *mut c_char) -> c_int;
 
-/// The compiler. Kernels are compiled one after the other, across all devices, since not all
-/// versions of it are thread-safe.
+/// The compiler. A lock makes all devices compile one kernel after the other, since not all
+/// versions of the compiler are thread-safe.
 #[derive(Debug)]
 pub(crate) struct Compiler {
     version: Function<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>,
@@ -40,19 +40,18 @@ pub(crate) struct Compiler {
     code: Function<Get>,
     destroy: Function<unsafe extern "C" fn(*mut Raw) -> c_int>,
     text: Function<unsafe extern "C" fn(c_int) -> *const c_char>,
-    turn: Arc<Mutex<()>>,
+    lock: Arc<Mutex<()>>,
 }
 
 impl Compiler {
-    /// Looks up the compiler in a library that is never unloaded; `turn` is the lock shared by all
-    /// devices.
+    /// Looks up the compiler in a library that is never unloaded; all devices share `lock`.
     ///
     /// # Errors
-    /// [`Missing::Function`].
+    /// [`LibraryError::Function`].
     pub(crate) fn find(
         library: &'static Library,
-        turn: &Arc<Mutex<()>>,
-    ) -> std::result::Result<Compiler, Missing> {
+        lock: &Arc<Mutex<()>>,
+    ) -> std::result::Result<Compiler, LibraryError> {
         // SAFETY: the types are those of `hiprtc.h`, which are the same in all versions.
         unsafe {
             Ok(Compiler {
@@ -65,7 +64,7 @@ impl Compiler {
                 code: Function::find(library, "hiprtcGetCode")?,
                 destroy: Function::find(library, "hiprtcDestroyProgram")?,
                 text: Function::find(library, "hiprtcGetErrorString")?,
-                turn: Arc::clone(turn),
+                lock: Arc::clone(lock),
             })
         }
     }
@@ -83,25 +82,25 @@ impl Compiler {
     /// # Errors
     /// [`Error::Driver`] with the compiler's log.
     pub(crate) fn compile(&self, source: &Source, options: &[String]) -> Result<Vec<u8>> {
-        let refuse = |call: &str, code: c_int, message: String| Error::Driver {
+        let error = |call: &str, code: c_int, message: String| Error::Driver {
             call: format!("{call} of {}", source.unit),
             code: i64::from(code),
             message,
         };
         let text = |text: &str| {
             CString::new(text)
-                .map_err(|_| refuse("hiprtcCreateProgram", 0, "a NUL in a text".to_owned()))
+                .map_err(|_| error("hiprtcCreateProgram", 0, "a NUL in a text".to_owned()))
         };
         let (unit, code) = (text(&source.unit)?, text(&source.text)?);
         let options: Vec<CString> =
             options.iter().map(|option| text(option)).collect::<Result<_>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        // A panic in an earlier compilation leaves no inconsistent state behind this lock.
-        let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // The lock protects no data, so a panic in an earlier compilation does not matter.
+        let _guard = self.lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut program = Program { raw: ptr::null_mut(), destroy: self.destroy };
         let done = |call: &str, code: c_int| match code {
             0 => Ok(()),
-            _ => Err(refuse(call, code, self.text(code))),
+            _ => Err(error(call, code, self.text(code))),
         };
         // SAFETY: texts end in NUL and live during the call; there are no headers.
         let made = unsafe {
@@ -116,10 +115,10 @@ impl Compiler {
             let log = self.bytes(&program, self.log_size, self.log).unwrap_or_default();
             let log = String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned();
             let message = format!("{}: {log}", self.text(compiled));
-            return Err(refuse(self.compile.name, compiled, message));
+            return Err(error(self.compile.name, compiled, message));
         }
         self.bytes(&program, self.code_size, self.code)
-            .map_err(|(call, code)| refuse(call, code, self.text(code)))
+            .map_err(|(call, code)| error(call, code, self.text(code)))
     }
 
     /// The log or the code of a program.
@@ -135,7 +134,8 @@ impl Compiler {
         if code != 0 {
             return Err((size.name, code));
         }
-        // One byte more than reported: it is undocumented whether a log's length counts its NUL.
+        // One byte more than reported, since it is undocumented whether a log's length counts its
+        // NUL.
         let mut bytes = vec![0u8; length + 1];
         // SAFETY: the buffer is larger than the reported size.
         let code = unsafe { (get.call)(program.raw, bytes.as_mut_ptr().cast()) };

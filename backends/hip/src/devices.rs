@@ -7,29 +7,29 @@ use std::sync::Arc;
 use hal::{Bytes, DeviceKind};
 use hip_sys::hiprt::hipDeviceAttribute_t as Attribute;
 use simt::native::Native;
-use simt::{Facts, Found, Missing, Options, SimtBackend, in_order, slot};
+use simt::{Facts, FoundDevice, LibraryError, Options, SimtBackend, in_order, slot};
 
-use crate::embedded::{EMBEDDED, Embedded, base, has};
+use crate::embedded::{EMBEDDED, EmbeddedUnit, has, strip_target_features};
 use crate::library::Library;
 use crate::vendor::Hip;
 
-/// The oldest supported version of HIP.
-const NEEDED: c_int = 50_000_000;
-/// Remark about a device that cannot load the embedded kernels.
-pub(crate) const UNLOADED: &str =
+/// The oldest supported version of HIP: 5.0.
+const MIN_VERSION: c_int = 50_000_000;
+/// Remark about a device whose driver cannot load the embedded kernels.
+pub(crate) const NOT_LOADED: &str =
     "its ROCm cannot load the embedded kernels, so they are compiled on first use";
 
 /// All devices that ROCm lists, in the order of their PCI slots.
 ///
 /// # Errors
-/// [`Missing`] if no ROCm works or there is no device.
-pub fn devices() -> Result<Vec<Found>, Missing> {
-    let library = ready()?;
-    let found: Result<Vec<Found>, Missing> =
-        (0..library.count()?).map(|ordinal| look_at(&library, ordinal)).collect();
+/// [`LibraryError`] if ROCm is missing, does not work or lists no device.
+pub fn devices() -> Result<Vec<FoundDevice>, LibraryError> {
+    let library = open_library()?;
+    let found: Result<Vec<FoundDevice>, LibraryError> =
+        (0..library.count()?).map(|ordinal| describe(&library, ordinal)).collect();
     let mut found = found?;
     if found.is_empty() {
-        return Err(Missing::Device);
+        return Err(LibraryError::Device);
     }
     // Without the compiler a device is usable only if its kernels are embedded.
     if let Err(missing) = library.compiler() {
@@ -48,16 +48,20 @@ pub fn devices() -> Result<Vec<Found>, Missing> {
 ///
 /// # Errors
 /// See [`open_with`].
-pub fn open(found: &Found, folder: Option<&Path>) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
+pub fn open(
+    found: &FoundDevice,
+    folder: Option<&Path>,
+) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
     open_with(found, folder, Options::default())
 }
 
 /// Opens a device with fixed submission options, so that tests can cover all of them.
 ///
 /// # Errors
-/// [`hal::Error::Unsupported`] for a device without a compiler, [`hal::Error::Driver`].
+/// [`hal::Error::Unsupported`] if the kernels can be neither loaded nor compiled,
+/// [`hal::Error::Driver`].
 pub fn open_with(
-    found: &Found,
+    found: &FoundDevice,
     folder: Option<&Path>,
     options: Options,
 ) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
@@ -66,23 +70,23 @@ pub fn open_with(
 
 /// [`open_with`] with these embedded kernels.
 pub(crate) fn open_from(
-    found: &Found,
+    found: &FoundDevice,
     folder: Option<&Path>,
     options: Options,
-    embedded: &'static [Embedded],
+    embedded: &'static [EmbeddedUnit],
 ) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
     if let Some(reason) = found.refusal.clone() {
         let device = found.name.clone();
         return Err(hal::Error::Unsupported { op: "open", device, reason });
     }
-    let library = ready()?;
+    let library = open_library()?;
     let (arch, can_compile) = (library.arch(found.ordinal)?, library.compiler().is_ok());
     match open_one(library, found, folder, options, embedded) {
-        // An old ROCm may be unable to load code of a newer compiler.
+        // An old version of ROCm may be unable to load code from a newer compiler.
         Err(hal::Error::Driver { .. }) if can_compile && has(embedded, &arch) => {
-            let description = format!("{}; {UNLOADED}", found.description);
-            let found = Found { description, ..found.clone() };
-            open_one(ready()?, &found, folder, options, &[])
+            let description = format!("{}; {NOT_LOADED}", found.description);
+            let found = FoundDevice { description, ..found.clone() };
+            open_one(open_library()?, &found, folder, options, &[])
         }
         opened => opened,
     }
@@ -90,10 +94,10 @@ pub(crate) fn open_from(
 
 fn open_one(
     library: Library,
-    found: &Found,
+    found: &FoundDevice,
     folder: Option<&Path>,
     options: Options,
-    embedded: &'static [Embedded],
+    embedded: &'static [EmbeddedUnit],
 ) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
     let compiler = library.compiler();
     let device = found.ordinal;
@@ -109,10 +113,10 @@ fn open_one(
 }
 
 /// Loads ROCm and checks its version.
-fn ready() -> Result<Library, Missing> {
+fn open_library() -> Result<Library, LibraryError> {
     let library = Library::open()?;
     match library.runtime()? {
-        version if version < NEEDED => Err(Missing::Version {
+        version if version < MIN_VERSION => Err(LibraryError::Version {
             found: format!("HIP {}.{}", version / 10_000_000, version / 100_000 % 100),
             needed: "ROCm 5.0",
         }),
@@ -120,12 +124,12 @@ fn ready() -> Result<Library, Missing> {
     }
 }
 
-fn look_at(library: &Library, ordinal: c_int) -> Result<Found, Missing> {
+fn describe(library: &Library, ordinal: c_int) -> Result<FoundDevice, LibraryError> {
     let memory = Bytes(library.total(ordinal)?);
     let (name, arch) = (library.name(ordinal)?, library.arch(ordinal)?);
-    // The rest of the name are settings of the card.
-    let arch = base(&arch);
-    Ok(Found {
+    // The rest of the name lists settings of the card.
+    let arch = strip_target_features(&arch);
+    Ok(FoundDevice {
         name: String::new(),
         description: format!("{name}, {arch}, {memory}"),
         memory,
@@ -136,35 +140,35 @@ fn look_at(library: &Library, ordinal: c_int) -> Result<Found, Missing> {
     })
 }
 
-/// Number of compute units. On cards that pair them the usual attribute counts the pairs, so the
-/// physical number is queried first; not every version supports that query.
-fn n_units(ask: &dyn Fn(Attribute) -> Result<u32, Missing>) -> Result<u32, Missing> {
-    let physical = ask(Attribute::hipDeviceAttributePhysicalMultiProcessorCount).unwrap_or(0);
-    Ok(physical.max(ask(Attribute::hipDeviceAttributeMultiprocessorCount)?).max(1))
+/// Number of compute units. On cards whose compute units form pairs, one attribute counts the pairs
+/// and another, which not every version of HIP has, counts the units; the larger number is used.
+fn n_units(query: &dyn Fn(Attribute) -> Result<u32, LibraryError>) -> Result<u32, LibraryError> {
+    let physical = query(Attribute::hipDeviceAttributePhysicalMultiProcessorCount).unwrap_or(0);
+    Ok(physical.max(query(Attribute::hipDeviceAttributeMultiprocessorCount)?).max(1))
 }
 
-/// Whether kernels may use matrix instructions: the condition of `HAS_MMA` in
-/// `kernels-hip/dialect.h`, if the compiler supports them.
+/// Whether kernels may use matrix instructions: the architectures for which `HAS_MMA` in
+/// `kernels-hip/dialect.h` is 1, if the compiler supports the instructions.
 fn has_matrix_units(arch: &str) -> bool {
-    let arch = base(arch);
+    let arch = strip_target_features(arch);
     let cdna = ["gfx908", "gfx90a", "gfx940", "gfx941", "gfx942", "gfx950"];
     arch.starts_with("gfx11") || ["gfx1200", "gfx1201"].contains(&arch) || cdna.contains(&arch)
 }
 
-fn facts(library: &Library, found: &Found, arch: &str) -> Result<Facts, Missing> {
-    let ask = |which| library.attribute(which, found.ordinal).map(|value| value.max(0) as u32);
-    let integrated = ask(Attribute::hipDeviceAttributeIntegrated)? != 0;
+fn facts(library: &Library, found: &FoundDevice, arch: &str) -> Result<Facts, LibraryError> {
+    let query = |which| library.attribute(which, found.ordinal).map(|value| value.max(0) as u32);
+    let integrated = query(Attribute::hipDeviceAttributeIntegrated)? != 0;
     Ok(Facts {
         name: found.name.clone(),
         description: found.description.clone(),
         kind: if integrated { DeviceKind::Integrated } else { DeviceKind::Discrete },
         total: found.memory,
-        wave: ask(Attribute::hipDeviceAttributeWarpSize)?,
-        n_units: n_units(&ask)?,
-        shared: ask(Attribute::hipDeviceAttributeMaxSharedMemoryPerBlock)?,
+        wave: query(Attribute::hipDeviceAttributeWarpSize)?,
+        n_units: n_units(&query)?,
+        shared: query(Attribute::hipDeviceAttributeMaxSharedMemoryPerBlock)?,
         mma: has_matrix_units(arch),
         mma_floats: false,
-        watchdog: ask(Attribute::hipDeviceAttributeKernelExecTimeout)? != 0,
+        watchdog: query(Attribute::hipDeviceAttributeKernelExecTimeout)? != 0,
     })
 }
 
@@ -173,11 +177,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matrix_units_are_those_that_kernels_know() {
+    fn only_supported_matrix_units_are_used() {
         for arch in ["gfx1100", "gfx1151", "gfx1201", "gfx90a:sramecc+:xnack-", "gfx942"] {
             assert!(has_matrix_units(arch), "{arch}");
         }
-        // gfx1250 has other matrix instructions than its predecessors.
+        // gfx1250 does not have the matrix instructions of its predecessors.
         for arch in ["gfx906", "gfx1030", "gfx1250", ""] {
             assert!(!has_matrix_units(arch), "{arch}");
         }

@@ -1,4 +1,4 @@
-//! The functions of HIP's library that are used here.
+//! The functions of HIP's library that this backend calls.
 
 #![allow(unsafe_code, reason = "functions of a C library")]
 
@@ -9,19 +9,19 @@ use std::sync::{Arc, Mutex};
 use hip_sys::hiprt;
 use libloading::Library as File;
 use simt::native::{Calls, Function, GraphCalls};
-use simt::{Missing, Outcome};
+use simt::{LibraryError, Outcome};
 
 use crate::compiler::Compiler;
 
 /// Reads text about a device: destination, its size, device.
 type Text = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
-/// Text for an error code.
-type About = unsafe extern "C" fn(c_int) -> *const c_char;
+/// Returns the name or the description of an error code.
+type GetErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 /// Reads the properties of a device.
-type Ask = unsafe extern "C" fn(*mut Properties, c_int) -> c_int;
+type GetProperties = unsafe extern "C" fn(*mut Properties, c_int) -> c_int;
 
-/// Folders to search for libraries: the system's search path, then the folder of ROCm's own
-/// installer.
+/// Folders to search for libraries: the system's search path, then the folder to which ROCm's own
+/// installer writes.
 const FOLDERS: [&str; 2] = ["", "/opt/rocm/lib/"];
 
 /// Version suffixes of the libraries' names, newest first.
@@ -31,7 +31,8 @@ const VERSIONS: [&str; 4] = [".7", ".6", ".5", ""];
 #[repr(C, align(16))]
 struct Properties([u8; 8 << 10]);
 
-/// Offset of the architecture's name in them: up to ROCm 5, and since (`hipDeviceProp_tR0600`).
+/// Byte offset of the architecture's name in the properties: up to ROCm 5, and from ROCm 6 on
+/// (`hipDeviceProp_tR0600`).
 const ARCH_BEFORE_6: usize = offset_of!(hiprt::hipDeviceProp_t, gcnArchName);
 const ARCH: usize = 1160;
 
@@ -47,10 +48,10 @@ pub(crate) struct Library {
     slot: Function<Text>,
     attribute: Function<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int>,
     total: Function<unsafe extern "C" fn(*mut usize, c_int) -> c_int>,
-    properties: (Function<Ask>, usize),
+    properties: (Function<GetProperties>, usize),
     pub(crate) set_device: Function<unsafe extern "C" fn(c_int) -> c_int>,
-    error_name: Function<About>,
-    error_text: Function<About>,
+    error_name: Function<GetErrorString>,
+    error_text: Function<GetErrorString>,
     pub(crate) calls: Calls,
     /// Lock of the compiler, shared by all devices.
     compiling: Arc<Mutex<()>>,
@@ -58,12 +59,12 @@ pub(crate) struct Library {
 
 /// Loads the newest of the libraries of this name.
 fn open(name: &str, versions: &[&'static str]) -> Option<(&'static File, &'static str)> {
-    let places = FOLDERS.iter().flat_map(|folder| versions.iter().map(move |v| (folder, v)));
-    places.into_iter().find_map(|(folder, version)| {
+    let candidates = FOLDERS.iter().flat_map(|folder| versions.iter().map(move |v| (folder, v)));
+    candidates.into_iter().find_map(|(folder, version)| {
         // SAFETY: loading a library runs its code; the library of this name in these folders is
         // ROCm's.
         let file = unsafe { File::new(format!("{folder}{name}.so{version}")) }.ok()?;
-        // Never unloaded: its threads would go on without it.
+        // Never unloaded, because the library's threads may still run its code.
         Some((&*Box::leak(Box::new(file)), *version))
     })
 }
@@ -72,13 +73,13 @@ impl Library {
     /// Loads and initialises HIP.
     ///
     /// # Errors
-    /// [`Missing`] with the cause.
-    pub(crate) fn open() -> Result<Library, Missing> {
-        let missing = Missing::Library { name: "libamdhip64.so" };
+    /// [`LibraryError`] with the cause.
+    pub(crate) fn open() -> Result<Library, LibraryError> {
+        let missing = LibraryError::Library { name: "libamdhip64.so" };
         let (file, version) = open("libamdhip64", &VERSIONS).ok_or(missing)?;
         let init: Function<unsafe extern "C" fn(c_uint) -> c_int> = find(file, "hipInit")?;
         let properties = match find(file, "hipGetDevicePropertiesR0600") {
-            Ok(ask) => (ask, ARCH),
+            Ok(query) => (query, ARCH),
             Err(_) => (find(file, "hipGetDeviceProperties")?, ARCH_BEFORE_6),
         };
         let library = Library {
@@ -103,11 +104,11 @@ impl Library {
         Ok(library)
     }
 
-    /// The compiler of the same ROCm: a separate library, or included in this one in old versions.
+    /// The compiler of the same ROCm: a separate library, or in old versions part of this library.
     ///
     /// # Errors
-    /// [`Missing::Library`].
-    pub(crate) fn compiler(&self) -> Result<Compiler, Missing> {
+    /// [`LibraryError::Library`].
+    pub(crate) fn compiler(&self) -> Result<Compiler, LibraryError> {
         let find = |file| Compiler::find(file, &self.compiling);
         let same = open("libhiprtc", &[self.version]).map(|(file, _)| find(file));
         if let Some(Ok(compiler)) = same {
@@ -117,12 +118,12 @@ impl Library {
             return Ok(compiler);
         }
         let (file, _) =
-            open("libhiprtc", &VERSIONS).ok_or(Missing::Library { name: "libhiprtc.so" })?;
+            open("libhiprtc", &VERSIONS).ok_or(LibraryError::Library { name: "libhiprtc.so" })?;
         find(file)
     }
 
     /// The version of HIP, 50221153 for 5.2.
-    pub(crate) fn runtime(&self) -> Result<c_int, Missing> {
+    pub(crate) fn runtime(&self) -> Result<c_int, LibraryError> {
         let mut version = 0;
         // SAFETY: written during the call only.
         let code = unsafe { (self.runtime.call)(&raw mut version) };
@@ -130,7 +131,7 @@ impl Library {
     }
 
     /// Number of devices.
-    pub(crate) fn count(&self) -> Result<c_int, Missing> {
+    pub(crate) fn count(&self) -> Result<c_int, LibraryError> {
         let mut count = 0;
         // SAFETY: written during the call only.
         let code = unsafe { (self.count.call)(&raw mut count) };
@@ -138,16 +139,16 @@ impl Library {
     }
 
     /// HIP's name of a device.
-    pub(crate) fn name(&self, device: c_int) -> Result<String, Missing> {
+    pub(crate) fn name(&self, device: c_int) -> Result<String, LibraryError> {
         self.device_text(&self.name, device)
     }
 
     /// A device's PCI slot.
-    pub(crate) fn slot(&self, device: c_int) -> Result<String, Missing> {
+    pub(crate) fn slot(&self, device: c_int) -> Result<String, LibraryError> {
         self.device_text(&self.slot, device)
     }
 
-    fn device_text(&self, call: &Function<Text>, device: c_int) -> Result<String, Missing> {
+    fn device_text(&self, call: &Function<Text>, device: c_int) -> Result<String, LibraryError> {
         let mut text: [c_char; 256] = [0; 256];
         // SAFETY: it writes less than the given size, during the call only.
         let code = unsafe { (call.call)(text.as_mut_ptr(), 255, device) };
@@ -157,13 +158,13 @@ impl Library {
         Ok(text.to_string_lossy().trim().to_owned())
     }
 
-    /// The target that code for a device is compiled for: `gfx90a:sramecc+:xnack-`.
-    pub(crate) fn arch(&self, device: c_int) -> Result<String, Missing> {
-        let (ask, at) = &self.properties;
+    /// The compiler's target for a device: `gfx90a:sramecc+:xnack-`.
+    pub(crate) fn arch(&self, device: c_int) -> Result<String, LibraryError> {
+        let (query, at) = &self.properties;
         let mut properties = Box::new(Properties([0; 8 << 10]));
         // SAFETY: the buffer is several times as large as any version's structure.
-        let code = unsafe { (ask.call)(&raw mut *properties, device) };
-        self.check(ask, code)?;
+        let code = unsafe { (query.call)(&raw mut *properties, device) };
+        self.check(query, code)?;
         let name = &properties.0[*at..*at + 256];
         let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
         Ok(String::from_utf8_lossy(&name[..end]).trim().to_owned())
@@ -174,15 +175,15 @@ impl Library {
         &self,
         which: hiprt::hipDeviceAttribute_t,
         device: c_int,
-    ) -> Result<c_int, Missing> {
+    ) -> Result<c_int, LibraryError> {
         let mut value = 0;
         // SAFETY: written during the call only.
         let code = unsafe { (self.attribute.call)(&raw mut value, which as c_int, device) };
         self.check(&self.attribute, code).map(|()| value)
     }
 
-    /// Physical memory of a device.
-    pub(crate) fn total(&self, device: c_int) -> Result<u64, Missing> {
+    /// Physical memory of a device, in bytes.
+    pub(crate) fn total(&self, device: c_int) -> Result<u64, LibraryError> {
         let mut bytes = 0;
         // SAFETY: written during the call only.
         let code = unsafe { (self.total.call)(&raw mut bytes, device) };
@@ -204,33 +205,33 @@ impl Library {
         if parts.is_empty() { format!("unknown code {code}") } else { parts.join(", ") }
     }
 
-    fn check<F>(&self, call: &Function<F>, code: c_int) -> Result<(), Missing> {
+    fn check<F>(&self, call: &Function<F>, code: c_int) -> Result<(), LibraryError> {
         if Outcome::of(code) == Outcome::Done {
             return Ok(());
         }
-        Err(Missing::Driver { call: call.name, code, text: self.text(code) })
+        Err(LibraryError::Driver { call: call.name, code, text: self.text(code) })
     }
 
-    /// [`Library::check`] for calls that fail without a device: in old versions all calls do.
-    fn check_any<F>(&self, call: &Function<F>, code: c_int) -> Result<(), Missing> {
+    /// [`Library::check`] for calls that fail if the machine has no device.
+    fn check_any<F>(&self, call: &Function<F>, code: c_int) -> Result<(), LibraryError> {
         use hiprt::hipError_t::{hipErrorInvalidDevice, hipErrorNoDevice};
         match code {
-            code if code == hipErrorNoDevice as c_int => Err(Missing::Device),
-            code if code == hipErrorInvalidDevice as c_int => Err(Missing::Device),
+            code if code == hipErrorNoDevice as c_int => Err(LibraryError::Device),
+            code if code == hipErrorInvalidDevice as c_int => Err(LibraryError::Device),
             code => self.check(call, code),
         }
     }
 }
 
 /// Looks up a function of the library by name.
-fn find<F: Copy>(file: &'static File, name: &'static str) -> Result<Function<F>, Missing> {
+fn find<F: Copy>(file: &'static File, name: &'static str) -> Result<Function<F>, LibraryError> {
     // SAFETY: the library is never unloaded; `F` is the type in HIP's headers of versions 5 to 7,
     // with handles as pointers and enums as integers, which have the same ABI.
     unsafe { Function::find(file, name) }
 }
 
-/// Functions that CUDA has under other names.
-fn calls(file: &'static File) -> Result<Calls, Missing> {
+/// The functions that CUDA has under other names.
+fn calls(file: &'static File) -> Result<Calls, LibraryError> {
     Ok(Calls {
         memory: find(file, "hipMemGetInfo")?,
         alloc: find(file, "hipMalloc")?,
@@ -259,8 +260,9 @@ fn calls(file: &'static File) -> Result<Calls, Missing> {
     })
 }
 
-/// The first versions of ROCm 5 lack some of them; then kernels are launched separately.
-fn graphs(file: &'static File) -> Result<GraphCalls, Missing> {
+/// The graph API, which the first versions of ROCm 5 lack in part; kernels are then launched
+/// separately.
+fn graphs(file: &'static File) -> Result<GraphCalls, LibraryError> {
     Ok(GraphCalls {
         begin_capture: find(file, "hipStreamBeginCapture")?,
         end_capture: find(file, "hipStreamEndCapture")?,

@@ -1,34 +1,34 @@
-//! The sources of the kernels, each expanded with all its includes to one text, so that the
+//! The sources of the kernels. Each source is expanded together with its includes, so that the
 //! compiler needs no include path.
 
 use hal::{Error, Result};
 use simt::units::source;
 
-/// Include names and texts.
+/// Include names and contents of the kernel files.
 const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
-/// The kernel files and the variants of each.
-const UNITS: &str = include_str!("../../../kernels-cuda/UNITS");
+/// The kernel files with variants.
+const VARIANTS: &str = include_str!("../../../kernels-cuda/VARIANTS");
 
 /// Input of a compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     pub(crate) unit: String,
     pub(crate) text: String,
-    /// `-DFORMAT=q4_0`
+    /// Compiler options for the variant: `-DFORMAT=q4_0`.
     pub(crate) names: Vec<String>,
 }
 
 /// The source of a unit.
 ///
 /// # Errors
-/// [`Error::Driver`] if it does not exist.
+/// [`Error::Driver`] if the unit does not exist.
 pub(crate) fn of(unit: &str) -> Result<Source> {
     let missing = |what: &str| Error::Driver {
         call: format!("compile {unit}"),
         code: 0,
         message: format!("this program has no {what}"),
     };
-    let (file, names) = source(UNITS, unit).ok_or_else(|| missing("such kernels"))?;
+    let (file, names) = source(VARIANTS, unit).ok_or_else(|| missing("such kernels"))?;
     let mut text = String::new();
     include(FILES, &format!("{file}.cu"), &mut text, &mut Vec::new())
         .map_err(|name| missing(&name))?;
@@ -36,14 +36,14 @@ pub(crate) fn of(unit: &str) -> Result<Source> {
     Ok(Source { unit: unit.to_owned(), text, names })
 }
 
-/// Adds a file, replacing each include by the named file, once.
+/// Appends a file to `text`, with its includes expanded; each file is appended only once.
 fn include<'a>(
     files: &'a [(&'a str, &'a str)],
     name: &str,
     text: &mut String,
     done: &mut Vec<&'a str>,
 ) -> std::result::Result<(), String> {
-    let beside = name.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let folder_of_file = name.rsplit_once('/').map_or("", |(folder, _)| folder);
     let Some((name, source)) = files.iter().find(|(other, _)| *other == name) else {
         return Err(name.to_owned());
     };
@@ -55,10 +55,16 @@ fn include<'a>(
         let wanted = line.trim_start().strip_prefix("#include \"");
         match wanted.and_then(|rest| rest.split_once('"')) {
             Some((wanted, _)) => {
-                let near = format!("{beside}/{}", wanted.trim_start_matches("./"));
+                let in_same_folder =
+                    format!("{folder_of_file}/{}", wanted.trim_start_matches("./"));
                 let up = wanted.trim_start_matches("../");
                 let known = |name: &str| files.iter().any(|(other, _)| *other == name);
-                include(files, if known(&near) { &near } else { up }, text, done)?;
+                include(
+                    files,
+                    if known(&in_same_folder) { &in_same_folder } else { up },
+                    text,
+                    done,
+                )?;
             }
             None if line.trim() == "#pragma once" => {}
             None => {
@@ -89,15 +95,13 @@ mod tests {
     }
 
     #[test]
-    fn every_file_of_the_list_has_all_that_it_includes() {
-        let files = UNITS
-            .lines()
-            .filter(|line| !line.starts_with('#'))
-            .filter_map(|line| line.split_once(' '));
-        for (file, _) in files {
+    fn every_kernel_file_has_its_includes() {
+        let files: Vec<&str> = FILES.iter().map(|(name, _)| *name).collect();
+        let files: Vec<&&str> = files.iter().filter(|name| name.ends_with(".cu")).collect();
+        assert!(files.len() > 30, "{files:?}");
+        for file in files {
             let mut text = String::new();
-            let done = include(FILES, &format!("{file}.cu"), &mut text, &mut Vec::new());
-            assert_eq!(done, Ok(()), "{file}");
+            assert_eq!(include(FILES, file, &mut text, &mut Vec::new()), Ok(()), "{file}");
             assert!(!text.contains("#include \""), "{file}");
         }
     }

@@ -1,25 +1,25 @@
-//! Reads the folder of kernels precompiled by `scripts/make_hip_code`: used by the build script,
-//! by that script, and by tests.
+//! Reads a folder of kernels that `scripts/make_hip_code` has precompiled. The build script, that
+//! script and tests use this module.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Extension of a kernel file.
-const END: &str = ".deflated";
-/// The file with the stamp of the sources that the others were made from.
-const SOURCES: &str = "SOURCES";
+const EXTENSION: &str = ".deflated";
+/// The file with the stamp of the sources that a folder's kernels were made from.
+const STAMP_FILE: &str = "SOURCES";
 
 /// A unit of kernels for an architecture.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Stored {
+pub(crate) struct StoredUnit {
     pub(crate) arch: String,
     pub(crate) unit: String,
     /// Its code, deflated.
     pub(crate) path: PathBuf,
 }
 
-/// FNV-1a, 64 bits, over names and texts of sources in order: `scripts/kernel_units.py` computes
-/// the same.
+/// 64-bit FNV-1a over the names and contents of sources in order, as `scripts/kernel_units.py`
+/// computes it.
 pub(crate) fn stamp<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> u64 {
     let add = |sum: u64, bytes: &[u8]| {
         let one = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
@@ -36,8 +36,8 @@ pub(crate) fn stamp<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) ->
 /// unit.
 ///
 /// # Errors
-/// A message: a file that cannot be read, or kernels made from sources with another stamp.
-pub(crate) fn stored(folder: &Path, stamp: u64) -> Result<Vec<Stored>, String> {
+/// A message about a file that cannot be read, or about kernels made from other sources.
+pub(crate) fn stored(folder: &Path, stamp: u64) -> Result<Vec<StoredUnit>, String> {
     let list = |folder: &Path| -> Result<Vec<(String, PathBuf)>, String> {
         let fail = |error: std::io::Error| format!("{}: {error}", folder.display());
         let entries = fs::read_dir(folder).map_err(fail)?;
@@ -53,7 +53,7 @@ pub(crate) fn stored(folder: &Path, stamp: u64) -> Result<Vec<Stored>, String> {
         if !of_arch.is_dir() {
             continue;
         }
-        let sources = fs::read_to_string(of_arch.join(SOURCES)).unwrap_or_default();
+        let sources = fs::read_to_string(of_arch.join(STAMP_FILE)).unwrap_or_default();
         if sources.trim() != format!("{stamp:016x}") {
             return Err(format!(
                 "{} has kernels made from other sources: run `scripts/make_hip_code {} {arch}` to rebuild them",
@@ -62,8 +62,8 @@ pub(crate) fn stored(folder: &Path, stamp: u64) -> Result<Vec<Stored>, String> {
             ));
         }
         for (name, path) in list(&of_arch)? {
-            if let Some(unit) = name.strip_suffix(END) {
-                found.push(Stored { arch: arch.clone(), unit: unit.to_owned(), path });
+            if let Some(unit) = name.strip_suffix(EXTENSION) {
+                found.push(StoredUnit { arch: arch.clone(), unit: unit.to_owned(), path });
             }
         }
     }
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stamp_tells_names_and_texts_apart() {
+    fn a_stamp_depends_on_where_names_and_texts_end() {
         let of = |files: &[(&str, &str)]| stamp(files.iter().map(|(n, t)| (*n, t.as_bytes())));
         let all = [
             of(&[]),
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_of_other_sources_are_refused_with_what_helps() {
+    fn kernels_of_other_sources_are_refused_with_a_hint() {
         let folder = tempfile::tempdir().unwrap();
         let none = stored(folder.path(), 7).unwrap_err();
         assert!(none.ends_with("has no kernels"), "{none}");
@@ -111,7 +111,7 @@ mod tests {
         fs::write(arch.join("SOURCES"), "0000000000000007\n").unwrap();
         let found = stored(folder.path(), 7).unwrap();
         let path = arch.join("add.deflated");
-        assert_eq!(found, [Stored { arch: "gfx1100".into(), unit: "add".into(), path }]);
+        assert_eq!(found, [StoredUnit { arch: "gfx1100".into(), unit: "add".into(), path }]);
         assert!(stored(&folder.path().join("none"), 7).is_err());
     }
 }

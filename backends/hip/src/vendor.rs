@@ -8,19 +8,20 @@ use std::path::PathBuf;
 
 use hal::Result;
 use hip_sys::hiprt;
-use simt::Missing;
+use simt::LibraryError;
 use simt::native::Vendor;
 
+use crate::code_cache::CachedCode;
 use crate::compiler::Compiler;
-use crate::embedded::{self, Embedded};
-use crate::kept::Kept;
+use crate::embedded::{self, EmbeddedUnit};
 use crate::library::Library;
 use crate::sources::{self, Source};
 
 /// Compiler flags of the kernels, one per line.
 const FLAGS: &str = include_str!("../../../kernels-hip/FLAGS");
-/// The default clock rate for kernels: `WALL_CLOCK_KHZ` in `kernels-hip/dialect.h`.
-const CLOCK: c_int = 100_000;
+/// The clock rate in kHz that kernels assume by default: `WALL_CLOCK_KHZ` in
+/// `kernels-hip/dialect.h`.
+const DEFAULT_CLOCK_KHZ: c_int = 100_000;
 
 /// A device, and the compiler of its kernels.
 #[derive(Debug)]
@@ -28,14 +29,14 @@ pub struct Hip {
     pub(crate) library: Library,
     pub(crate) device: c_int,
     pub(crate) arch: String,
-    /// If it is missing, `embedded` has all needed kernels.
-    pub(crate) compiler: std::result::Result<Compiler, Missing>,
+    /// The compiler; if it is missing, `embedded` has all needed kernels.
+    pub(crate) compiler: std::result::Result<Compiler, LibraryError>,
     /// Precompiled kernels, for some architectures.
-    pub(crate) embedded: &'static [Embedded],
-    /// The version of the library. The compiler's version does not distinguish them: it is the
-    /// same in all.
+    pub(crate) embedded: &'static [EmbeddedUnit],
+    /// The version of HIP's library, part of the cache key: the compiler reports the same version
+    /// in all releases.
     pub(crate) version: c_int,
-    /// Rate of the clock that kernels read, in ticks per millisecond, if the driver reports it.
+    /// Rate in kHz of the clock that kernels read, if the driver reports it.
     pub(crate) clock: Option<c_int>,
     /// Folder of the kernel cache.
     pub(crate) folder: Option<PathBuf>,
@@ -61,40 +62,41 @@ impl Vendor for Hip {
         if let Some(code) = self.embedded(&source) {
             return Ok(Cow::Owned(code));
         }
-        self.compiled(&source).map(Cow::Owned)
+        self.compile(&source).map(Cow::Owned)
     }
 }
 
 impl Hip {
-    /// Precompiled code for this architecture and its clock rate.
+    /// Precompiled code, if it exists for this architecture and assumes the device's clock rate.
     fn embedded(&self, source: &Source) -> Option<Vec<u8>> {
-        let same_clock = self.clock.is_none_or(|khz| khz == CLOCK) || !reads_clock(source);
+        let same_clock =
+            self.clock.is_none_or(|khz| khz == DEFAULT_CLOCK_KHZ) || !reads_clock(source);
         let code = embedded::code(self.embedded, &self.arch, &source.unit);
         code.filter(|_| same_clock)
     }
 
     /// Code from the cache or from the compiler.
-    fn compiled(&self, source: &Source) -> Result<Vec<u8>> {
-        let compiler = self.compiler.as_ref().map_err(Missing::clone)?;
+    fn compile(&self, source: &Source) -> Result<Vec<u8>> {
+        let compiler = self.compiler.as_ref().map_err(LibraryError::clone)?;
         let mut options = vec![format!("--offload-arch={}", self.arch)];
         options.extend(flags().map(str::to_owned));
         if let Some(khz) = self.clock {
             options.push(format!("-DWALL_CLOCK_KHZ={khz}"));
         }
         options.extend_from_slice(&source.names);
-        let kept = self.folder.as_ref().map(|folder| {
+        let cached = self.folder.as_ref().map(|folder| {
             let version = format!("{} {}", self.version, compiler.version());
             let options = options.join(" ");
-            Kept::new(folder, &source.unit, &[&source.text, &options, &self.arch, &version])
+            CachedCode::new(folder, &source.unit, &[&source.text, &options, &self.arch, &version])
         });
-        if let Some(code) = kept.as_ref().and_then(Kept::read) {
+        if let Some(code) = cached.as_ref().and_then(CachedCode::read) {
             return Ok(code);
         }
         let code = compiler.compile(source, &options)?;
-        if let Some(kept) = kept {
-            // Without a writable cache, the only effect is that the next start takes a few seconds
+        if let Some(cached) = cached {
+            // An error is ignored: without the cache, only the next start takes a few seconds
             // longer.
-            let _ = kept.write(&code);
+            let _ = cached.write(&code);
         }
         Ok(code)
     }
@@ -104,7 +106,7 @@ fn flags() -> impl Iterator<Item = &'static str> {
     FLAGS.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
-/// Whether kernels of a unit read the clock: the dialect itself contains the word once.
+/// Whether kernels of a unit read the clock. The dialect contains the searched text once.
 fn reads_clock(source: &Source) -> bool {
     source.text.matches("nanoseconds()").count() > 1
 }
@@ -114,14 +116,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_no_larger_than_the_compiler_is_told() {
-        let most = format!("--gpu-max-threads-per-block={}", simt::MOST_THREADS);
+    fn the_compiler_flags_limit_the_block_size() {
+        let most = format!("--gpu-max-threads-per-block={}", simt::MAX_THREADS);
         assert!(flags().any(|flag| flag == most));
         assert!(flags().all(|flag| flag.starts_with('-') && !flag.contains(' ')));
     }
 
     #[test]
-    fn units_that_wait_read_the_clock() {
+    fn waiting_units_read_the_clock() {
         for (unit, reads) in [("merge", true), ("probe", true), ("add", false), ("post", false)] {
             assert_eq!(reads_clock(&sources::of(unit).unwrap()), reads, "{unit}");
         }

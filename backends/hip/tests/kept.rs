@@ -1,4 +1,4 @@
-//! The cache of compiled kernels, on a fake of ROCm.
+//! Tests the cache of compiled kernels on a fake ROCm.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -7,9 +7,9 @@ use hal::Error;
 use simt::Options;
 use thermocline_hip::{devices, open_with};
 
-/// The compiler's output is cached, used if it is intact, and compiled again if not.
+/// The compiler's output is cached. An intact file is used; a damaged file is compiled again.
 #[test]
-fn kernels_of_the_fake_are_kept() {
+fn kernels_of_the_fake_are_cached() {
     let fake = match Fake::load(Vendor::Hip) {
         Ok(fake) => fake,
         Err(why) => return eprintln!("skipped: {why}"),
@@ -28,7 +28,7 @@ fn kernels_of_the_fake_are_kept() {
     );
     let whole = std::fs::read(&kept[0]).expect("a file");
     std::fs::write(&kept[0], &whole[..whole.len() - 1]).expect("a write");
-    opens().expect("what is damaged is compiled");
+    opens().expect("a damaged kernel is compiled again");
     assert_eq!(std::fs::read(&kept[0]).expect("a file"), whole);
     fake.set("refuse_compiling=1");
     let kept_only = opens();

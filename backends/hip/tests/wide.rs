@@ -1,4 +1,4 @@
-//! The suite on a fake of ROCm with waves of 64, as on CDNA cards.
+//! Runs the conformance suite on a fake ROCm with wavefronts of 64 threads, as on CDNA cards.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -19,5 +19,5 @@ fn the_fake_conforms_with_waves_of_64() {
         let opened = thermocline_hip::open_with(&found[number], None, options);
         opened.map(|backend| backend as Arc<dyn Backend>)
     };
-    suite::conforms(&open, 1, &fake);
+    suite::conforms(&open, 1, &fake, &[""]);
 }

@@ -1,16 +1,17 @@
-//! The layout of weights on a GPU: whole words, codes separate from scales, every row independent.
+//! The layout of weights on a GPU: rows of whole words, codes separate from scales, every row
+//! independent.
 //!
-//! A row holds the bits of the file's row and no more (except for the padding at its end),
-//! regrouped into planes (`planes.rs`), so that a lane reads the codes of 32 values as one or two
-//! loads of 16 bytes and their scales as one more. Rows of blocks begin at multiples of 16 bytes
-//! and are independent: a slot is refilled by one write, and a matrix larger than a binding is
-//! split between rows. Floats keep the file's layout, each row padded to whole words.
+//! A quantised row has the bits of the file's row, regrouped into planes (`planes.rs`), and padding
+//! at its end. A lane reads the codes of 32 values with one or two loads of 16 bytes, and their
+//! scales with one more load. Quantised rows begin at multiples of 16 bytes and are independent, so
+//! that one write refills a slot, and a matrix larger than a GPU binding can be split between rows.
+//! Floats keep the file's layout, with each row padded to whole words.
 //!
-//! A transposed down matrix in blocks has the layout of [`hal::format::TransposedLayout`], which
-//! consists of whole words already; the rows of a transposed float matrix are plain rows.
+//! A transposed quantised down matrix has the layout of [`hal::format::TransposedLayout`], which
+//! already consists of whole words. The rows of a transposed float matrix are plain rows.
 //!
-//! This crate converts bytes to bytes; the backend copies them to the device. `shaders/formats/`
-//! and `kernels-cuda/formats/` read them.
+//! This crate only converts bytes; the backend copies the result to the device. The kernels in
+//! `shaders/formats/` and `kernels-cuda/formats/` read this layout.
 
 mod pack;
 mod planes;
@@ -23,13 +24,14 @@ use hal::format::Format;
 use hal::pack::{plain_size, transposed};
 use hal::{Layout, PackDesc, TensorDesc};
 
-pub use pack::{Writes, pack, pack_into, pack_rows, refill};
+pub use pack::{BufferWrites, pack, pack_into, pack_rows, refill};
 pub use tables::{needs_tables, tables};
 
-/// Rows of blocks are multiples of this many words: one load.
+/// A quantised row is a multiple of this number of 32-bit words, which a lane reads with one load.
 const ROW_WORDS: usize = 4;
 
-/// Words from one row of a weight to the next; `None` if a row is not whole blocks.
+/// Words from one row of a weight to the next; `None` if a row is not whole blocks or its size
+/// overflows.
 #[must_use]
 pub fn row_words(format: Format, n_cols: usize) -> Option<usize> {
     let bytes = format.row_bytes(n_cols)?;
@@ -39,13 +41,15 @@ pub fn row_words(format: Format, n_cols: usize) -> Option<usize> {
     })
 }
 
-/// Whether a tensor has a row of codes per neuron and scales in tables.
+/// Whether a tensor is a transposed quantised matrix: a row of codes per neuron, and scales in
+/// tables.
 #[must_use]
 pub fn has_tables(desc: &TensorDesc) -> bool {
     matches!(desc.layout, Layout::Transposed { .. }) && desc.format.quants().is_some()
 }
 
-/// Words from one row to the next of an imported weight; `None` if it overflows.
+/// Words from one row to the next of an imported weight; `None` if the shape is invalid or a size
+/// overflows.
 #[must_use]
 pub fn stride(desc: &TensorDesc) -> Option<usize> {
     if has_tables(desc) {
@@ -55,13 +59,14 @@ pub fn stride(desc: &TensorDesc) -> Option<usize> {
     }
 }
 
-/// Bytes of an imported tensor of shape `desc`; `None` if it overflows.
+/// Bytes of an imported tensor of shape `desc`; `None` if the shape is invalid or the size
+/// overflows.
 #[must_use]
 pub fn imported_size(desc: &TensorDesc) -> Option<u64> {
     if has_tables(desc) {
         return Some(plain_size(desc)? as u64);
     }
-    // The transposed matrix must be valid, although its rows are then stored as plain rows.
+    // A transposed float matrix must be valid too, although its rows are stored as plain rows.
     if desc.layout != Layout::Rows {
         transposed(desc).ok()?;
     }
@@ -69,13 +74,14 @@ pub fn imported_size(desc: &TensorDesc) -> Option<u64> {
     row.checked_mul(4)?.checked_mul(desc.n_rows as u64)
 }
 
-/// Bytes of [`pack_into`] for a pack of shape `desc`; `None` if it is invalid.
+/// Bytes that [`pack_into`] writes for a pack of shape `desc`; `None` if the shape is invalid or
+/// the size overflows.
 #[must_use]
 pub fn packed_len(desc: &TensorDesc) -> Option<usize> {
     usize::try_from(imported_size(desc)?).ok()
 }
 
-/// Bytes of `pack` on a device; `None` if it overflows.
+/// Bytes of `pack` on a device; `None` if the pack is invalid or the size overflows.
 #[must_use]
 pub fn pack_size(pack: &PackDesc) -> Option<u64> {
     imported_size(&pack.packed().ok()?)

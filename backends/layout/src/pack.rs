@@ -1,4 +1,4 @@
-//! Converts the file's bytes to the device's.
+//! Converts weights from the file's layout to the device's layout.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -9,17 +9,19 @@ use hal::{Error, HostRows, Layout, PackDesc, Result, Select, TensorDesc};
 
 use crate::{has_tables, imported_size, planes, row_words};
 
-/// Bytes passed to the sink at once.
-const STRETCH: usize = 8 << 20;
+/// Approximate number of bytes per call of the sink.
+const CHUNK_BYTES: usize = 8 << 20;
 
-/// Destination offsets and the range of the given bytes for each.
-pub type Writes = Vec<(u64, Range<usize>)>;
+/// Writes to a device buffer: the destination offset of each write, and its range of the source
+/// bytes.
+pub type BufferWrites = Vec<(u64, Range<usize>)>;
 
-/// Converts `pack` to the device's bytes and passes them to `sink` with their offset, in order and
-/// without gaps.
+/// Converts `pack` to the device's layout and passes the bytes to `sink(offset, bytes)`, in order
+/// and without gaps.
 ///
 /// # Errors
-/// [`Error::Shape`] if the pack does not fit, errors of a paged source or of `sink`.
+/// [`Error::Shape`] if the pack does not match the source; errors of a paged source or of
+/// `sink`.
 pub fn pack(
     pack: &PackDesc,
     source: &HostRows,
@@ -32,7 +34,7 @@ pub fn pack(
     if pack.transpose {
         let plain = transpose(pack, source, &packed)?;
         if has_tables(&packed) {
-            return stretches(&plain, n_bytes, sink);
+            return send_chunks(&plain, n_bytes, sink);
         }
         let row = packed.format.row_bytes(packed.n_cols).unwrap_or_default();
         return rows(&packed, sink, &|r| Ok(Cow::Borrowed(&plain[r * row..][..row])));
@@ -42,7 +44,7 @@ pub fn pack(
     rows(&packed, sink, &|r| match &pack.select {
         Select::All if r < n_source => source.rows(r..r + 1),
         Select::Rows(list) if r < list.len() => source.rows(list[r] as usize..list[r] as usize + 1),
-        // Spare slots.
+        // Spare slots are zero.
         Select::All | Select::Rows(_) => Ok(Cow::Owned(vec![0; source.row_bytes()])),
         Select::ColumnBlocks(list) => {
             let bytes = source.rows(r..r + 1)?;
@@ -52,10 +54,10 @@ pub fn pack(
     })
 }
 
-/// The same in one step, to `out`.
+/// [`pack`] into `out` in one step.
 ///
 /// # Errors
-/// As [`pack`], and [`Error::Shape`] if the length is not the pack's.
+/// As [`pack`], and [`Error::Shape`] if `out` does not have the length of the pack.
 pub fn pack_into(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
     let packed = pack.packed()?;
     if imported_size(&packed) != Some(out.len() as u64) {
@@ -81,22 +83,22 @@ fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get().min(16))
 }
 
-fn stretches(
+fn send_chunks(
     bytes: &[u8],
     n_bytes: u64,
     sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<()> {
-    debug_assert_eq!(bytes.len() as u64, n_bytes, "the layout and its size are made together");
+    debug_assert_eq!(bytes.len() as u64, n_bytes, "the layout has another size");
     let mut at = 0;
-    for stretch in bytes.chunks(STRETCH) {
-        sink(at, stretch)?;
-        at += stretch.len() as u64;
+    for chunk in bytes.chunks(CHUNK_BYTES) {
+        sink(at, chunk)?;
+        at += chunk.len() as u64;
     }
     Ok(())
 }
 
-/// Converts the rows returned by `get` in chunks, each with several threads; meanwhile this thread
-/// passes the previous chunk to the sink.
+/// Converts the rows that `get` returns, in chunks. Several threads convert a chunk while this
+/// thread passes the previous chunk to the sink.
 fn rows<'a>(
     packed: &TensorDesc,
     sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
@@ -106,12 +108,12 @@ fn rows<'a>(
     if row == 0 {
         return Ok(());
     }
-    let (per_stretch, n_threads) = ((STRETCH / row).max(1), threads());
-    let mut bytes = vec![0; per_stretch.min(packed.n_rows) * row];
+    let (per_chunk, n_threads) = ((CHUNK_BYTES / row).max(1), threads());
+    let mut bytes = vec![0; per_chunk.min(packed.n_rows) * row];
     // The previous chunk and its offset.
-    let (mut made, mut place) = (Vec::new(), None);
-    for first in (0..packed.n_rows).step_by(per_stretch) {
-        let n = per_stretch.min(packed.n_rows - first);
+    let (mut previous, mut place) = (Vec::new(), None);
+    for first in (0..packed.n_rows).step_by(per_chunk) {
+        let n = per_chunk.min(packed.n_rows - first);
         let share = n.div_ceil(n_threads).max(1);
         let one = |i: usize, out: &mut [u8]| -> Result<()> {
             for (j, out) in out.chunks_exact_mut(row).enumerate() {
@@ -124,21 +126,21 @@ fn rows<'a>(
         std::thread::scope(|scope| {
             let one = &one;
             let all: Vec<_> = parts.map(|(i, out)| scope.spawn(move || one(i, out))).collect();
-            let handed = place.map_or(Ok(()), |at| sink(at, &made));
-            // A panicking worker has found a wrong length, which is a bug here.
+            let sent = place.map_or(Ok(()), |at| sink(at, &previous));
+            // A worker panics only if a length is wrong, which is a bug in this crate.
             all.into_iter().try_for_each(|thread| match thread.join() {
                 Ok(result) => result,
                 Err(panic) => std::panic::resume_unwind(panic),
             })?;
-            handed
+            sent
         })?;
-        std::mem::swap(&mut bytes, &mut made);
+        std::mem::swap(&mut bytes, &mut previous);
         place = Some((first * row) as u64);
     }
-    place.map_or(Ok(()), |at| sink(at, &made))
+    place.map_or(Ok(()), |at| sink(at, &previous))
 }
 
-/// Converts one row from the file's layout to the device's.
+/// Converts one row from the file's layout to the device's layout.
 fn write_row(format: Format, row: &[u8], out: &mut [u8]) {
     match format.quants() {
         Some(_) => planes::write_row(format, row, out),
@@ -161,18 +163,19 @@ pub fn pack_rows(pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result
     }
     let some = PackDesc { select: Select::Rows(rows.collect()), spare: 0, ..pack.clone() };
     let mut bytes = Vec::new();
-    self::pack(&some, source, &mut |_, stretch| {
-        bytes.extend_from_slice(stretch);
+    self::pack(&some, source, &mut |_, chunk| {
+        bytes.extend_from_slice(chunk);
         Ok(())
     })?;
     Ok(bytes)
 }
 
-/// Destinations of the bytes of [`pack_rows`] to fill `slots` of a pack of shape `desc`.
+/// Returns the writes that fill `slots` of a pack of shape `desc` with the bytes of [`pack_rows`].
 ///
 /// # Errors
-/// [`Error::Shape`] if `bytes` is not that number of rows.
-pub fn refill(desc: &TensorDesc, slots: Range<usize>, bytes: &[u8]) -> Result<Writes> {
+/// [`Error::Shape`] if `bytes` does not have one packed row per slot, or a slot is outside
+/// the pack.
+pub fn refill(desc: &TensorDesc, slots: Range<usize>, bytes: &[u8]) -> Result<BufferWrites> {
     let n = slots.len();
     let wrong = || {
         let rows = format!("{n} packed rows");

@@ -1,8 +1,9 @@
 //! The planes of a row: how bits of the file's blocks are regrouped on the device.
 //!
 //! A plane has the same number of bytes for each block, in the order of the blocks.
-//! `shaders/formats/` reads this layout. Codes that the file spreads over a block are regrouped so
-//! that one word holds the same bits of four consecutive values, one in each byte:
+//! `shaders/formats/` and `kernels-cuda/formats/` read this layout. Codes that the file spreads
+//! over a block are regrouped so that one word has the same bits of four consecutive values, one
+//! value per byte:
 //!
 //! | plane | words for 32 values | word j, byte k, from its lowest bits on |
 //! |---|---|---|
@@ -10,18 +11,18 @@
 //! | pairs | 2 | values 16j + k, 16j + 4 + k, 16j + 8 + k, 16j + 12 + k |
 //! | bits | 1 | values k, 4 + k, ..., 28 + k |
 
-use hal::format::{Format, Unpacked};
+use hal::format::{Format, UnpackedBlock};
 
 /// Source of a plane.
 #[derive(Clone, Copy)]
 enum PlaneSource {
-    /// Bytes of the block: offset and number.
+    /// Bytes of the block: offset and length.
     Bytes(usize, usize),
     /// The lower four bits of the codes.
     Nibbles,
-    /// Two bits of the codes, from this one on.
+    /// Two bits of the codes, from this bit on.
     Pairs(u32),
-    /// One bit of the codes.
+    /// This bit of the codes.
     Bits(u32),
 }
 
@@ -67,7 +68,7 @@ impl PlaneSource {
 
 /// The planes of a quantised format in the order in which they are stored in a row, and the offset
 /// that makes codes non-negative.
-fn parts(format: Format) -> (&'static [PlaneSource], i8) {
+fn plane_sources(format: Format) -> (&'static [PlaneSource], i8) {
     match format {
         Format::Q4_0 | Format::IQ4_NL => (&[Bytes(2, 16), Bytes(0, 2)], 0),
         Format::Q4_1 => (&[Bytes(4, 16), Bytes(0, 4)], 0),
@@ -92,7 +93,7 @@ fn parts(format: Format) -> (&'static [PlaneSource], i8) {
         Format::IQ1_M => (&[Bytes(0, 32), Bytes(32, 16), Bytes(48, 8)], 0),
         Format::IQ4_XS => (&[Bytes(8, 128), Bytes(0, 8)], 0),
         Format::MXFP4 => (&[Bytes(1, 16), Bytes(0, 1)], 0),
-        // With the offset, codes are 0 and 2: the bit is the second.
+        // With the offset, codes are 0 and 2, which differ in bit 1.
         Format::Q1_0 => (&[Bits(1), Bytes(0, 2)], 1),
         Format::F32 | Format::F16 | Format::BF16 | Format::U32 => (&[], 0),
     }
@@ -102,16 +103,17 @@ fn parts(format: Format) -> (&'static [PlaneSource], i8) {
 pub(super) fn row_bytes(format: Format, n_cols: usize) -> usize {
     let n_values = format.block_values();
     let plane = |part: &PlaneSource| (n_cols / n_values * part.bytes(n_values)).next_multiple_of(4);
-    parts(format).0.iter().map(plane).sum()
+    plane_sources(format).0.iter().map(plane).sum()
 }
 
-/// Regroups the file's row `row` of a quantised format to `out`, all of which is written.
+/// Regroups the file's row `row` of a quantised format into `out`; unused bytes of `out` become
+/// zero.
 pub(super) fn write_row(format: Format, row: &[u8], out: &mut [u8]) {
-    let (parts, offset) = parts(format);
+    let (parts, offset) = plane_sources(format);
     let (n_values, n_bytes) = (format.block_values(), format.block_bytes());
     let n_blocks = row.len() / n_bytes;
     let recoded = parts.iter().any(|part| !matches!(part, Bytes(..)));
-    let (mut unpacked, mut codes) = (Unpacked::default(), [0; 256]);
+    let (mut unpacked, mut codes) = (UnpackedBlock::default(), [0; 256]);
     out.fill(0);
     for (b, block) in row.chunks_exact(n_bytes).enumerate() {
         if let (true, Some(quants)) = (recoded, format.quants()) {

@@ -17,7 +17,7 @@ fn matrix(format: Format, n_rows: usize, n_cols: usize) -> HostRows {
 
 /// A row takes as many bytes as in the file, except for padding at the ends of planes and rows.
 #[test]
-fn rows_cost_no_more_than_in_the_file() {
+fn rows_are_no_larger_than_in_the_file() {
     for format in weights() {
         let n_cols = 4096;
         let file = format.row_bytes(n_cols).expect("whole blocks");
@@ -26,9 +26,9 @@ fn rows_cost_no_more_than_in_the_file() {
     }
 }
 
-/// A pack of some rows with spare slots equals the rows one by one, then zeros.
+/// A pack of some rows with spare slots has the bytes of the separately packed rows, then zeros.
 #[test]
-fn packs_are_rows_one_by_one() {
+fn a_pack_equals_its_rows_packed_separately() {
     for format in weights() {
         let n_cols = format.block_values() * 3;
         let source = matrix(format, 9, n_cols);
@@ -48,7 +48,7 @@ fn packs_are_rows_one_by_one() {
             let places = pack::refill(&TensorDesc::new(5, n_cols, format), slot..slot + 1, &one);
             assert_eq!(places, Ok(vec![((slot * row) as u64, 0..row)]));
         }
-        // Consecutive rows are one write.
+        // Consecutive rows need one write.
         let three = pack::pack_rows(&desc, &source, 3..6).expect("packs");
         let each =
             (3..6).flat_map(|id| pack::pack_rows(&desc, &source, id..id + 1).expect("packs"));
@@ -59,7 +59,7 @@ fn packs_are_rows_one_by_one() {
     }
 }
 
-/// Bytes of another length are refused, and so are slots outside a pack.
+/// `refill` refuses bytes of a wrong length and slots outside the pack.
 #[test]
 fn refills_are_checked() {
     let desc = TensorDesc::new(5, 64, Format::Q4_0);
@@ -70,7 +70,7 @@ fn refills_are_checked() {
     assert!(pack::refill(&desc, 1..3, &vec![0; row]).is_err());
 }
 
-/// No entry is empty, and tables of eight values have as many entries as their format can index.
+/// No entry is left empty: values of IQ2 and IQ3 are never zero, and values of IQ1 are -8, 0 or 8.
 #[test]
 fn tables_are_full() {
     let tables = tables();

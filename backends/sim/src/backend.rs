@@ -1,4 +1,4 @@
-//! The device: limits, memory, programs, and the calls by which a test makes it fail.
+//! The simulated device: limits, memory, programs, and the methods by which tests inject failures.
 
 use std::any::Any;
 use std::ops::Range;
@@ -14,29 +14,30 @@ use crate::Counters;
 use crate::memory::{SimBuffer, buffer, rounded};
 use crate::options::{Failures, SimOptions};
 use crate::queue::SimQueue;
-use crate::shared::Shared;
+use crate::shared::DeviceState;
 
-/// A simulated device. Keep a reference besides the [`hal::Device`] to make it fail while it runs.
+/// A simulated device. To make it fail while it runs, a test keeps its own reference in addition to
+/// that of the [`hal::Device`].
 #[derive(Debug)]
 pub struct SimBackend {
-    shared: Arc<Shared>,
+    shared: Arc<DeviceState>,
 }
 
 impl SimBackend {
     /// A device with these options.
     #[must_use]
     pub fn new(options: SimOptions) -> Arc<SimBackend> {
-        Arc::new(SimBackend { shared: Arc::new(Shared::new(options)) })
+        Arc::new(SimBackend { shared: Arc::new(DeviceState::new(options)) })
     }
 
-    /// Its counters.
+    /// The device's counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.shared.counters()
     }
 
     /// Changes the injected failures, all at once.
-    pub fn fail(&self, change: impl FnOnce(&mut Failures)) {
+    pub fn change_failures(&self, change: impl FnOnce(&mut Failures)) {
         self.shared.change_failures(change);
     }
 
@@ -44,46 +45,45 @@ impl SimBackend {
     #[must_use]
     pub fn failures(&self) -> Failures {
         let mut failures = Failures::default();
-        self.fail(|fail| failures = fail.clone());
+        self.change_failures(|fail| failures = fail.clone());
         failures
     }
 
     /// Loses the device now: from here on every call gives the same [`Error::DeviceLost`], and
     /// every wait ends.
     pub fn lose_now(&self) {
-        self.shared.lose("lost on request");
+        self.shared.mark_lost("lost on request");
     }
 
-    /// Loses the device at the work item (op or copy) after the next `n_ops`.
+    /// Loses the device after `n_ops` more work items (ops or copies).
     pub fn lose_after(&self, n_ops: u64) {
-        self.fail(|fail| fail.lose_after = Some(n_ops));
+        self.change_failures(|fail| fail.lose_after = Some(n_ops));
     }
 
-    /// Panics on the device's thread at the work item after the next `n_ops`; this loses the
-    /// device.
+    /// Makes the device's thread panic after `n_ops` more work items, which loses the device.
     pub fn panic_after(&self, n_ops: u64) {
-        self.fail(|fail| fail.panic_after = Some(n_ops));
+        self.change_failures(|fail| fail.panic_after = Some(n_ops));
     }
 
-    /// Hangs at the work item after the next `n_ops` until [`SimBackend::resume`], a cancel or a
-    /// loss.
+    /// Makes the device hang after `n_ops` more work items, until [`SimBackend::resume`] is called,
+    /// the run is cancelled, or the device is lost.
     pub fn hang_after(&self, n_ops: u64) {
-        self.fail(|fail| fail.hang_after = Some(n_ops));
+        self.change_failures(|fail| fail.hang_after = Some(n_ops));
     }
 
-    /// Ends a hang, or removes a pending one.
+    /// Ends the current hang and removes a pending one.
     pub fn resume(&self) {
         self.shared.resume();
     }
 
-    /// Makes the `nth` allocation from now on (1 is the next) run out of memory, once.
+    /// Makes the `nth` allocation from now on (1 is the next one) run out of memory, once.
     pub fn out_of_memory_at(&self, nth: u64) {
-        self.fail(|fail| fail.out_of_memory_at = Some(nth));
+        self.change_failures(|fail| fail.out_of_memory_at = Some(nth));
     }
 
-    /// Refuses all ops of this name from now on, when they are planned.
+    /// From now on, planning rejects all ops of this name.
     pub fn refuse(&self, op: &'static str) {
-        self.fail(|fail| fail.refuse.push(op));
+        self.change_failures(|fail| fail.refuse.push(op));
     }
 }
 
@@ -99,7 +99,7 @@ impl Backend for SimBackend {
     }
 
     fn plan(&self, op: &OpDesc) -> Plan {
-        if self.shared.refuses(op.name()) {
+        if self.shared.check_refused(op.name()) {
             return Plan::No("refused by the test".to_owned());
         }
         let limit = self.shared.options.max_binding;
@@ -157,12 +157,12 @@ impl Backend for SimBackend {
 
     fn staging(&self, len: Bytes) -> Result<Box<dyn RawStaging>> {
         // Staging is host memory: it can fail, but uses no device memory.
-        self.shared.take("staging", Bytes(0))?;
+        self.shared.allocate("staging", Bytes(0))?;
         Ok(PlainStaging::boxed(len.0 as usize))
     }
 
     fn mailbox(&self, shape: MailboxShape) -> Result<Arc<dyn RawMailbox>> {
-        self.shared.take("mailbox", Bytes(0))?;
+        self.shared.allocate("mailbox", Bytes(0))?;
         Ok(Arc::new(SimMailbox { shape }))
     }
 
@@ -174,10 +174,10 @@ impl Backend for SimBackend {
         workspace: Option<&Tensor>,
     ) -> Result<Arc<dyn RawProgram>> {
         self.shared.check()?;
-        let room = workspace.map_or(0, |tensor| buffer(tensor).read(<[u8]>::len));
+        let len = workspace.map_or(0, |tensor| buffer(tensor).read(<[u8]>::len));
         assert!(
-            ops.is_empty() || room as u64 >= self.shared.options.workspace.0,
-            "program {label} was given a workspace of {room} bytes"
+            ops.is_empty() || len as u64 >= self.shared.options.workspace.0,
+            "program {label} got a workspace of {len} bytes, less than its plan needs"
         );
         let mailboxes = mailboxes.iter().map(|mailbox| {
             let any: &dyn Any = &**mailbox;
@@ -197,14 +197,14 @@ impl Backend for SimBackend {
 impl SimBackend {
     fn allocate(&self, label: &str, desc: &TensorDesc) -> Result<SimBuffer> {
         match pack::plain_size(desc) {
-            // A tensor larger than the device is refused before host memory is allocated.
+            // Rejects a tensor larger than the device before it allocates host memory.
             Some(len) => SimBuffer::new(&self.shared, label, len),
             None => Err(Error::shape("alloc", "desc", "a size that fits in memory", desc)),
         }
     }
 }
 
-/// A mailbox. Its two blocks travel with the messages of a run; only its size is stored.
+/// A mailbox. The messages of a run carry its two blocks, so only its shape is stored.
 #[derive(Debug)]
 struct SimMailbox {
     shape: MailboxShape,
@@ -212,7 +212,7 @@ struct SimMailbox {
 
 impl RawMailbox for SimMailbox {}
 
-/// The ops of a program. They hold the tensors.
+/// The ops of a program, which keep its tensors alive.
 #[derive(Clone, Debug)]
 pub(crate) struct SimProgram {
     pub(crate) ops: Arc<[Op]>,

@@ -6,30 +6,30 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cpu::reference::Memory;
 use hal::{Bytes, Operand, RawBuffer, Result, Tensor};
 
-use crate::shared::Shared;
+use crate::shared::DeviceState;
 
-/// Contents of fresh memory: NaN in every float format, and no valid row number.
+/// Contents of new memory: NaN in every float format, and an invalid row number.
 const POISON: u64 = u64::MAX;
 
-/// One allocation.
+/// One allocation of device memory.
 #[derive(Debug)]
 pub(crate) struct SimBuffer {
     /// Words, so that the bytes are aligned for every format. Readers clone the `Arc` and release
-    /// the lock; a writer copies words that are still read. So one queue may refill a slot of a
-    /// pack while another reads others.
+    /// the lock; a writer copies the words if a reader still holds them. One queue may therefore
+    /// refill a slot of a pack while another queue reads other slots.
     words: Mutex<Arc<Vec<u64>>>,
     len: usize,
     held: Bytes,
-    shared: Arc<Shared>,
+    shared: Arc<DeviceState>,
 }
 
 impl RawBuffer for SimBuffer {}
 
 impl SimBuffer {
     /// `len` poisoned bytes.
-    pub(crate) fn new(shared: &Arc<Shared>, label: &str, len: usize) -> Result<SimBuffer> {
+    pub(crate) fn new(shared: &Arc<DeviceState>, label: &str, len: usize) -> Result<SimBuffer> {
         let held = rounded(len);
-        shared.take(label, held)?;
+        shared.allocate(label, held)?;
         let words = Mutex::new(Arc::new(vec![POISON; len.div_ceil(8)]));
         Ok(SimBuffer { words, len, held, shared: Arc::clone(shared) })
     }
@@ -39,7 +39,7 @@ impl SimBuffer {
         f(&bytemuck::cast_slice(&words)[..self.len])
     }
 
-    /// Other calls for this buffer block until `f` is done, so `f` must not make any.
+    /// `f` must not access this buffer by other calls, because they block until `f` returns.
     pub(crate) fn write<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
         let mut words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
         let words: &mut Vec<u64> = Arc::make_mut(&mut *words);
@@ -49,11 +49,11 @@ impl SimBuffer {
 
 impl Drop for SimBuffer {
     fn drop(&mut self) {
-        self.shared.give_back(self.held);
+        self.shared.free(self.held);
     }
 }
 
-/// Physical memory used for `len` bytes.
+/// Physical memory that an allocation of `len` bytes uses.
 pub(crate) fn rounded(len: usize) -> Bytes {
     let granule = crate::SimOptions::GRANULE.0;
     Bytes((len as u64).div_ceil(granule).saturating_mul(granule))
@@ -71,7 +71,7 @@ pub(crate) fn span(tensor: &Tensor) -> Range<usize> {
     tensor.first_row() * row..(tensor.first_row() + desc.n_rows) * row
 }
 
-/// The device's memory for the reference.
+/// Gives [`cpu::reference`] access to the device's memory.
 pub(crate) struct SimMemory;
 
 impl Memory for SimMemory {

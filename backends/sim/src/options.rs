@@ -10,17 +10,18 @@ use hal::{Bytes, DeviceKind};
 pub struct SimOptions {
     /// Device name.
     pub name: String,
-    /// The reported class of device.
+    /// Class of device that the backend reports.
     pub kind: DeviceKind,
     /// Seed of the random delays.
     pub seed: u64,
-    /// Physical memory for tensors and packs. Each uses whole [`SimOptions::GRANULE`]s of it.
+    /// Physical memory for tensors and packs, which use whole [`SimOptions::GRANULE`]s.
     pub memory: Bytes,
-    /// Largest operand of one op; planning refuses an op with a larger one.
+    /// Largest operand of one op; planning rejects an op with a larger operand.
     pub max_binding: Bytes,
     /// Scratch memory that every op requests when it is planned.
     pub workspace: Bytes,
-    /// A random delay from this range precedes each op and each copy; none if the range is empty.
+    /// A random delay from this range precedes each op and each copy. If the range is empty, the
+    /// delay is its start.
     pub delay: Range<Duration>,
     /// Whether ops compute. If false, memory and copies work and ops write nothing.
     pub computes: bool,
@@ -29,7 +30,7 @@ pub struct SimOptions {
 }
 
 impl SimOptions {
-    /// Memory is allocated in multiples of this, as drivers do.
+    /// Memory is allocated in multiples of this size, as by real drivers.
     pub const GRANULE: Bytes = Bytes(256);
 }
 
@@ -58,16 +59,17 @@ pub struct Failures {
     pub lose_after: Option<u64>,
     /// The device's thread panics after this many more work items.
     pub panic_after: Option<u64>,
-    /// The device hangs after this many more work items, until it is resumed.
+    /// The device hangs after this many more work items, until it is resumed or lost, or the run is
+    /// cancelled.
     pub hang_after: Option<u64>,
-    /// This allocation (1 is the next; tensors, packs, staging and mailboxes count) runs out of
-    /// memory, once.
+    /// The allocation with this number runs out of memory, once. The next allocation is number 1;
+    /// tensors, packs, staging and mailboxes count.
     pub out_of_memory_at: Option<u64>,
     /// Starting a program fails with a driver error after this many more programs, once.
     pub replay_error_after: Option<u64>,
     /// Starting a program panics on the caller's thread after this many more programs, once.
     pub replay_panic_after: Option<u64>,
-    /// Names of ops that planning refuses.
+    /// Names of ops that planning rejects.
     pub refuse: Vec<&'static str>,
 }
 
@@ -79,8 +81,8 @@ pub(crate) enum Fault {
     Hang,
 }
 
-/// Counts down once; returns whether the count was at zero, and then disables it.
-fn due(left: &mut Option<u64>) -> bool {
+/// Counts down by one. If the count is already zero, disables it and returns true.
+fn count_down(left: &mut Option<u64>) -> bool {
     match left {
         Some(0) => left.take().is_some(),
         Some(n) => {
@@ -101,17 +103,18 @@ pub(crate) enum ReplayFault {
 impl Failures {
     /// Counts one start of a program and returns the failure to inject.
     pub(crate) fn next_replay(&mut self) -> Option<ReplayFault> {
-        // Both counters advance, whichever fails.
-        let (panic, error) = (due(&mut self.replay_panic_after), due(&mut self.replay_error_after));
+        // Both counters must advance, even if only one failure is injected.
+        let (panic, error) =
+            (count_down(&mut self.replay_panic_after), count_down(&mut self.replay_error_after));
         let panic = panic.then_some(ReplayFault::Panic);
         panic.or_else(|| error.then_some(ReplayFault::Error))
     }
 
     /// Counts one work item and returns the failure to inject.
     pub(crate) fn next_work(&mut self) -> Option<Fault> {
-        // All three counters advance, whichever fails.
-        let (lose, panic) = (due(&mut self.lose_after), due(&mut self.panic_after));
-        let hang = due(&mut self.hang_after);
+        // All three counters must advance, even if only one failure is injected.
+        let (lose, panic) = (count_down(&mut self.lose_after), count_down(&mut self.panic_after));
+        let hang = count_down(&mut self.hang_after);
         match (lose, panic, hang) {
             (true, _, _) => Some(Fault::Lose),
             (false, true, _) => Some(Fault::Panic),

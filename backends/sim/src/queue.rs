@@ -1,7 +1,7 @@
-//! The host's side of a queue: sends commands to its thread and waits for the results.
+//! The host's end of a queue: sends commands to the queue's thread and waits for the results.
 //!
-//! Every wait is a `recv` on a channel whose sender the queue's thread owns. The thread answers,
-//! or it ends and drops the sender: either way the wait ends.
+//! Every wait is a `recv` on a channel whose sender the queue's thread owns. The wait ends when the
+//! thread answers, or when the thread ends and drops the sender.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -12,18 +12,21 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
 
 use hal::{
-    BackendQueue, Clock, Error, HostRowSet, PartTime, Posted, RawProgram, RawRun, RawStaging,
+    BackendQueue, Clock, Error, HostRowSet, PartTime, PostedData, RawProgram, RawRun, RawStaging,
     RawTransfer, Result, Tensor, Times,
 };
 
 use crate::backend::SimProgram;
 use crate::options::ReplayFault;
-use crate::shared::Shared;
+use crate::shared::DeviceState;
 use crate::worker::{Command, Event, Message, Worker};
+
+/// Reason of a loss when a queue's thread has ended.
+const THREAD_ENDED: &str = "the queue's thread ended";
 
 #[derive(Debug)]
 pub(crate) struct SimQueue {
-    shared: Arc<Shared>,
+    shared: Arc<DeviceState>,
     inbox: Sender<Message>,
     number: u64,
     n_runs: u64,
@@ -31,7 +34,7 @@ pub(crate) struct SimQueue {
 }
 
 impl SimQueue {
-    pub(crate) fn new(shared: &Arc<Shared>, label: &str) -> Result<SimQueue> {
+    pub(crate) fn new(shared: &Arc<DeviceState>, label: &str) -> Result<SimQueue> {
         let (inbox, messages) = channel();
         let number = shared.enter(&inbox)?;
         let worker = Worker::new(Arc::clone(shared), messages, number);
@@ -52,10 +55,10 @@ impl SimQueue {
     fn send(&self, command: Command) -> Result<()> {
         self.shared.check()?;
         let sent = self.inbox.send(Message::Command(command));
-        sent.map_err(|_| self.shared.lose("its thread ended"))
+        sent.map_err(|_| self.shared.mark_lost(THREAD_ENDED))
     }
 
-    /// Starts a program, with the first ops of its parts if it is timed.
+    /// Starts a program. For a timed run, `cuts` are the first ops of its parts.
     fn start(
         &mut self,
         program: &Arc<dyn RawProgram>,
@@ -73,16 +76,16 @@ impl SimQueue {
         let any: &dyn Any = &**program;
         let program: &SimProgram =
             any.downcast_ref().expect("hal refuses programs of another backend");
-        let (events, happened) = channel();
+        let (sender, events) = channel();
         let id = self.n_runs;
         self.n_runs += 1;
-        self.send(Command::Replay { id, program: program.clone(), cuts, events })?;
+        self.send(Command::Replay { id, program: program.clone(), cuts, events: sender })?;
         self.shared.submitted();
         Ok(Box::new(SimRun {
             shared: Arc::clone(&self.shared),
             inbox: self.inbox.clone(),
             id,
-            happened,
+            events,
             last: None,
             n_open: 0,
             cancelled: false,
@@ -141,7 +144,7 @@ impl BackendQueue for SimQueue {
     fn finish(&mut self) -> Result<()> {
         let (reply, done) = channel();
         self.send(Command::Finish { reply })?;
-        let result = done.recv().unwrap_or_else(|_| Err(self.shared.lose("its thread ended")));
+        let result = done.recv().unwrap_or_else(|_| Err(self.shared.mark_lost(THREAD_ENDED)));
         self.shared.check()?;
         result
     }
@@ -149,17 +152,17 @@ impl BackendQueue for SimQueue {
 
 impl Drop for SimQueue {
     fn drop(&mut self) {
-        // Running and queued programs are cancelled, copies are done; a thread that has ended
-        // needs no message.
+        // The thread cancels running and queued programs and completes copies. Sending fails only
+        // if the thread has already ended.
         let _ = self.inbox.send(Message::Close);
         self.shared.leave(self.number);
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            self.shared.lose("its thread panicked");
+            self.shared.mark_lost("the queue's thread panicked");
         }
     }
 }
 
-/// The data of a post: the block of the mailbox that goes to the host.
+/// The data that a post sends to the host.
 #[derive(Debug)]
 pub(crate) struct Post {
     pub(crate) mailbox: usize,
@@ -171,17 +174,17 @@ pub(crate) struct Post {
 
 #[derive(Debug)]
 struct SimRun {
-    shared: Arc<Shared>,
+    shared: Arc<DeviceState>,
     inbox: Sender<Message>,
     id: u64,
-    happened: Receiver<Event>,
-    /// The data that [`Posted`] borrows.
+    events: Receiver<Event>,
+    /// The data that [`PostedData`] borrows.
     last: Option<Post>,
-    /// Posts that were received and not answered.
+    /// Number of posts that the host received but has not answered.
     n_open: usize,
     cancelled: bool,
     ended: Option<Result<()>>,
-    /// Times of its parts.
+    /// Times of the program's parts.
     times: Vec<PartTime>,
 }
 
@@ -191,13 +194,13 @@ impl SimRun {
         if self.ended.is_some() {
             return None;
         }
-        let end = match self.happened.recv() {
+        let end = match self.events.recv() {
             Ok(Event::Post(post)) => return Some(post),
             Ok(Event::End(result, times)) => {
                 self.times = times;
                 result
             }
-            Err(_) => Err(self.shared.lose("its thread ended")),
+            Err(_) => Err(self.shared.mark_lost(THREAD_ENDED)),
         };
         self.ended = Some(end);
         None
@@ -211,11 +214,11 @@ impl SimRun {
 }
 
 impl RawRun for SimRun {
-    fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
+    fn next_post(&mut self) -> Result<Option<PostedData<'_>>> {
         self.shared.check()?;
         self.last = loop {
             match self.next() {
-                // Posts of a cancelled program are not handed out.
+                // Discards the posts of a cancelled program.
                 Some(_) if self.cancelled => {}
                 post => break post,
             }
@@ -224,7 +227,7 @@ impl RawRun for SimRun {
             self.end()?;
         }
         self.n_open += usize::from(self.last.is_some());
-        Ok(self.last.as_ref().map(|post| Posted {
+        Ok(self.last.as_ref().map(|post| PostedData {
             mailbox: post.mailbox,
             n_tokens: post.n_tokens,
             x: &post.x,
@@ -240,13 +243,13 @@ impl RawRun for SimRun {
         if self.inbox.send(answer).is_ok() {
             return Ok(());
         }
-        // The queue has ended, so the program ended before it, in one way or another.
+        // The queue's thread has ended, and the program with it: reports the program's result.
         self.wait()
     }
 
     fn wait(&mut self) -> Result<()> {
         self.shared.check()?;
-        // A post that can no longer be answered would keep both sides waiting.
+        // The host cannot answer an open post while it waits here, so the program would never end.
         if self.n_open > 0 {
             self.cancel();
         }
@@ -263,7 +266,7 @@ impl RawRun for SimRun {
     fn cancel(&mut self) {
         if self.ended.is_none() && !self.cancelled {
             self.cancelled = true;
-            // A thread that has ended runs nothing.
+            // Sending fails only if the thread has ended, and then no program runs.
             let _ = self.inbox.send(Message::Cancel { run: self.id });
         }
     }
@@ -277,7 +280,7 @@ impl Drop for SimRun {
 
 #[derive(Debug)]
 struct SimTransfer {
-    shared: Arc<Shared>,
+    shared: Arc<DeviceState>,
     done: Receiver<Result<Box<dyn RawStaging>>>,
     /// The result that [`RawTransfer::is_done`] has already received.
     seen: RefCell<Option<Result<Box<dyn RawStaging>>>>,
@@ -290,7 +293,7 @@ impl RawTransfer for SimTransfer {
             *seen = match self.done.try_recv() {
                 Ok(result) => Some(result),
                 Err(TryRecvError::Empty) => self.shared.check().err().map(Err),
-                Err(TryRecvError::Disconnected) => Some(Err(self.shared.lose("its thread ended"))),
+                Err(TryRecvError::Disconnected) => Some(Err(self.shared.mark_lost(THREAD_ENDED))),
             };
         }
         seen.is_some()
@@ -300,6 +303,6 @@ impl RawTransfer for SimTransfer {
         self.shared.check()?;
         let seen = self.seen.into_inner();
         let result = seen.or_else(|| self.done.recv().ok());
-        result.unwrap_or_else(|| Err(self.shared.lose("its thread ended")))
+        result.unwrap_or_else(|| Err(self.shared.mark_lost(THREAD_ENDED)))
     }
 }

@@ -1,4 +1,4 @@
-//! State shared by all parts of a device: loss, memory, injected failures, queues.
+//! State that a device, its queues and its buffers share: loss, memory, injected failures, queues.
 
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use crate::worker::Message;
 /// Counters of a simulated device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Ops of programs that were started.
+    /// Ops that were started, in all programs.
     pub ops: u64,
     /// Uploads, downloads, refills and row copies that were started.
     pub copies: u64,
@@ -25,7 +25,7 @@ pub struct Counters {
     pub peak: Bytes,
 }
 
-/// Class of a work item, which selects its counter.
+/// Kind of a work item: an op of this name, or a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Op(&'static str),
@@ -33,7 +33,7 @@ pub(crate) enum Work {
 }
 
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct DeviceState {
     pub(crate) info: DeviceInfo,
     pub(crate) options: SimOptions,
     state: Mutex<State>,
@@ -45,15 +45,15 @@ struct State {
     lost: Option<Error>,
     counters: Counters,
     fail: Failures,
-    /// How often the device was resumed: a hang ends when this changes.
+    /// Number of times that the device was resumed. A hang ends when this number changes.
     resumed: u64,
-    /// The inboxes of the open queues, to wake their threads.
+    /// Numbers and inboxes of the open queues; a message wakes a queue's thread.
     queues: Vec<(u64, Sender<Message>)>,
     n_queues: u64,
 }
 
-impl Shared {
-    pub(crate) fn new(options: SimOptions) -> Shared {
+impl DeviceState {
+    pub(crate) fn new(options: SimOptions) -> DeviceState {
         let info = DeviceInfo {
             name: options.name.clone(),
             description: "a simulated device for tests".to_owned(),
@@ -62,7 +62,7 @@ impl Shared {
             hand_off: true,
         };
         let state = State { fail: options.fail.clone(), ..State::default() };
-        Shared { info, options, state: Mutex::new(state) }
+        DeviceState { info, options, state: Mutex::new(state) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -77,9 +77,9 @@ impl Shared {
         }
     }
 
-    /// Loses the device; the first reason is kept. Every thread is woken and ends, and with it
-    /// every wait.
-    pub(crate) fn lose(&self, reason: &str) -> Error {
+    /// Loses the device, unless it is already lost for an earlier reason. Wakes all threads, which
+    /// then end; every wait for them ends, too. Returns the error of the lost device.
+    pub(crate) fn mark_lost(&self, reason: &str) -> Error {
         let mut state = self.state();
         let device = || self.info.name.clone();
         let error = state
@@ -101,11 +101,11 @@ impl Shared {
         change(&mut self.state().fail);
     }
 
-    pub(crate) fn refuses(&self, op: &str) -> bool {
+    pub(crate) fn check_refused(&self, op: &str) -> bool {
         self.state().fail.refuse.contains(&op)
     }
 
-    /// Ends a hang, or removes a pending one.
+    /// Ends the current hang and removes a pending one.
     pub(crate) fn resume(&self) {
         let mut state = self.state();
         state.fail.hang_after = None;
@@ -113,12 +113,13 @@ impl Shared {
         state.wake();
     }
 
-    /// How often the device was resumed.
-    pub(crate) fn resumed(&self) -> u64 {
+    /// Number of times that the device was resumed.
+    pub(crate) fn n_resumed(&self) -> u64 {
         self.state().resumed
     }
 
-    /// The failure to inject into the next work item, with [`Shared::resumed`] at that moment.
+    /// The failure to inject into the next work item, with [`DeviceState::n_resumed`] at that
+    /// moment.
     pub(crate) fn next_work(&self) -> (Option<Fault>, u64) {
         let mut state = self.state();
         (state.fail.next_work(), state.resumed)
@@ -142,7 +143,7 @@ impl Shared {
     }
 
     /// Allocates `bytes` of physical memory.
-    pub(crate) fn take(&self, label: &str, bytes: Bytes) -> Result<()> {
+    pub(crate) fn allocate(&self, label: &str, bytes: Bytes) -> Result<()> {
         let mut state = self.state();
         if let Some(error) = &state.lost {
             return Err(error.clone());
@@ -163,7 +164,7 @@ impl Shared {
         Ok(())
     }
 
-    pub(crate) fn give_back(&self, bytes: Bytes) {
+    pub(crate) fn free(&self, bytes: Bytes) {
         let counters = &mut self.state().counters;
         counters.held = counters.held - bytes;
     }
@@ -188,7 +189,7 @@ impl Shared {
 impl State {
     fn wake(&self) {
         for (_, inbox) in &self.queues {
-            // A thread that has ended needs no waking.
+            // Sending fails only if the thread has already ended.
             let _ = inbox.send(Message::Wake);
         }
     }

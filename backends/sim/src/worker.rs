@@ -1,8 +1,7 @@
-//! The device's side of a queue: one thread with one inbox.
+//! The device's end of a queue: one thread with one inbox.
 //!
-//! Commands are processed in order. While the thread waits (for a delay, a hang, an answer) it
-//! reads its inbox, so that it receives an answer, a cancel, a loss or the end of the queue at
-//! once.
+//! The thread runs commands in order. While it waits (for a delay, a hang, an answer) it reads its
+//! inbox, so that an answer, a cancel, a loss or the end of the queue takes effect at once.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -22,7 +21,7 @@ use crate::backend::SimProgram;
 use crate::memory::{SimMemory, buffer, span};
 use crate::options::Fault;
 use crate::queue;
-use crate::shared::{Shared, Work};
+use crate::shared::{DeviceState, Work};
 
 /// Messages to a queue's thread.
 #[derive(Debug)]
@@ -38,11 +37,11 @@ pub(crate) enum Message {
     },
     /// The device's state changed.
     Wake,
-    /// Programs are cancelled from here on, copies are done, then the thread ends.
+    /// The queue was dropped: the thread cancels all programs, completes all copies, then ends.
     Close,
 }
 
-/// Commands of a queue, run in order.
+/// Commands of a queue, which run in order.
 #[derive(Debug)]
 pub(crate) enum Command {
     Replay { id: u64, program: SimProgram, cuts: Option<Box<[usize]>>, events: Sender<Event> },
@@ -58,36 +57,36 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) enum Event {
     Post(queue::Post),
-    /// Its result, and the times of its parts.
+    /// The program's result and the times of its parts.
     End(Result<()>, Vec<PartTime>),
 }
 
 #[derive(Debug)]
 pub(crate) struct Worker {
-    shared: Arc<Shared>,
+    shared: Arc<DeviceState>,
     inbox: Receiver<Message>,
     pending: VecDeque<Command>,
-    /// The running program.
+    /// Number of the running program.
     running: Option<u64>,
-    /// The first program that has not ended.
+    /// Number of the first program that has not ended.
     next_run: u64,
-    /// Programs that were cancelled before they ended.
+    /// Numbers of the programs that were cancelled before they ended.
     cancelled: HashSet<u64>,
     /// Answers for the running program, by mailbox.
     answers: HashMap<usize, Box<[f32]>>,
     /// When the answer of the last merge arrived.
     answered: Option<Instant>,
-    /// When the last post was about to be sent.
+    /// The time just before the last post was sent.
     posted: Option<Instant>,
     closing: bool,
-    /// An error of work without a handle; reported by the next finish.
+    /// The first error of a refill or row copy. They have no handle, so the next finish reports it.
     failed: Option<Error>,
     /// State of the random delays.
     random: u64,
 }
 
 impl Worker {
-    pub(crate) fn new(shared: Arc<Shared>, inbox: Receiver<Message>, queue: u64) -> Worker {
+    pub(crate) fn new(shared: Arc<DeviceState>, inbox: Receiver<Message>, queue: u64) -> Worker {
         let random = shared.options.seed ^ queue.rotate_left(32);
         Worker {
             shared,
@@ -117,8 +116,9 @@ impl Worker {
         }
     }
 
-    /// Runs one command. Tensors are released before the end is reported, so that the caller can
-    /// rely on the memory; a caller that has gone away gets no report.
+    /// Runs one command. Drops the command's tensors before it reports the end, so that their
+    /// memory is free when the caller's wait ends. A failed report only means that the caller has
+    /// dropped its receiver.
     fn serve(&mut self, command: Command) {
         match command {
             Command::Replay { id, program, cuts, events } => {
@@ -156,7 +156,7 @@ impl Worker {
                 let _ = reply.send(result.map(|()| dst));
             }
             Command::Refill { pack, slots, bytes } => {
-                let slots = pack.in_whole(slots);
+                let slots = pack.buffer_rows(slots);
                 let result = self.copy(|| {
                     let desc = pack.whole();
                     buffer(&pack).write(|out| hal::pack::refill_plain(&desc, out, slots, &bytes))
@@ -191,13 +191,14 @@ impl Worker {
         events: &Sender<Event>,
         mut watch: Option<&mut Stopwatch>,
     ) -> Result<()> {
-        // The ops of a device follow each other without gaps, so a delay of this thread by the
-        // system belongs to the next op.
+        // Each op is timed from the end of the op before it, so a delay of this thread by the
+        // operating system counts towards the next op.
         let mut begin = Instant::now();
         for (i, op) in program.ops.iter().enumerate() {
             self.work(Work::Op(op.name()), |worker| match op.hand_off() {
                 Some(HandOff::Post(op)) => {
-                    // A host that has gone away has sent a cancel, which the next wait finds.
+                    // Sending fails if the host dropped the run. The host then also sent a cancel,
+                    // which the next wait receives.
                     let shape = &program.mailboxes[op.mailbox];
                     worker.posted = Some(Instant::now());
                     let _ = events.send(Event::Post(post(op, shape)));
@@ -225,16 +226,18 @@ impl Worker {
     fn work(&mut self, kind: Work, work: impl FnOnce(&mut Worker) -> Result<()>) -> Result<()> {
         let until = Instant::now() + self.delay();
         let unless_copy = |waited: Result<()>| match waited {
-            // A closing queue shortens the delays of its copies, and does them.
+            // A closing queue cuts the delays of its copies short but completes the copies.
             Err(Error::Cancelled) if kind == Work::Copy => Ok(()),
             waited => waited,
         };
         unless_copy(self.wait(Some(until), |_| false))?;
         let (fault, resumed) = self.shared.next_work();
         match fault {
-            Some(Fault::Lose) => return Err(self.shared.lose("lost after a set amount of work")),
+            Some(Fault::Lose) => {
+                return Err(self.shared.mark_lost("lost after the set number of ops"));
+            }
             Some(Fault::Hang) => {
-                unless_copy(self.wait(None, |worker| worker.shared.resumed() != resumed))?;
+                unless_copy(self.wait(None, |worker| worker.shared.n_resumed() != resumed))?;
             }
             Some(Fault::Panic) | None => {}
         }
@@ -247,14 +250,14 @@ impl Worker {
             work(self)
         }));
         done.unwrap_or_else(|panic| {
-            let said = panic.downcast_ref::<String>().map(String::as_str);
-            let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
-            let said = said.unwrap_or("no message");
-            let doing = match kind {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            let text = text.unwrap_or("no message");
+            let item = match kind {
                 Work::Op(name) => name,
                 Work::Copy => "a copy",
             };
-            Err(self.shared.lose(&format!("its thread panicked in {doing}: {said}")))
+            Err(self.shared.mark_lost(&format!("the queue's thread panicked in {item}: {text}")))
         })
     }
 
@@ -274,9 +277,9 @@ impl Worker {
         }
     }
 
-    /// Reads the inbox until `ready`, or until the given time. The wait also ends when the device
-    /// is lost, and with [`Error::Cancelled`] when the running program is cancelled or the queue
-    /// closes.
+    /// Reads the inbox until `ready` returns true or the time `until` is reached. Fails with
+    /// [`Error::DeviceLost`] when the device is lost, and with [`Error::Cancelled`] when the
+    /// running program is cancelled or the queue closes.
     fn wait(&mut self, until: Option<Instant>, ready: impl Fn(&Worker) -> bool) -> Result<()> {
         loop {
             while let Ok(message) = self.inbox.try_recv() {
@@ -324,7 +327,7 @@ impl Worker {
     fn merge(&mut self, op: &Merge<Tensor>) -> Result<()> {
         self.wait(None, |worker| worker.answers.contains_key(&op.mailbox))?;
         self.answered = Some(Instant::now());
-        let answer = self.answers.remove(&op.mailbox).expect("waited for it");
+        let answer = self.answers.remove(&op.mailbox).expect("the worker waited for this answer");
         let n = n_tokens(&op.batch) * op.y.desc().n_cols;
         assert_eq!(answer.len(), n, "the answer has another number of tokens than the step");
         let span = span(&op.y);
@@ -338,7 +341,7 @@ impl Worker {
     }
 }
 
-/// When the parts of a program ran.
+/// Records when the parts of a program run.
 struct Stopwatch {
     cuts: Box<[usize]>,
     times: Vec<PartTime>,
@@ -359,14 +362,15 @@ impl Stopwatch {
     }
 }
 
-/// The real tokens of a step.
+/// Number of tokens of the step, without padding.
 fn n_tokens(batch: &Batch<Tensor>) -> usize {
     let span = span(&batch.words);
     buffer(&batch.words)
         .read(|bytes| BatchView::new(bytemuck::cast_slice(&bytes[span]), batch.shape).n_tokens())
 }
 
-/// The contents of a mailbox: the real tokens of `x`, the rows to compute, the group weights.
+/// The data of a post: `x` and the router weights of all tokens except padding, and the rows to
+/// compute.
 fn post(op: &Post<Tensor>, shape: &MailboxShape) -> queue::Post {
     let n_tokens = n_tokens(&op.batch);
     let first = |tensor: &Tensor| -> Vec<f32> {
@@ -383,7 +387,7 @@ fn post(op: &Post<Tensor>, shape: &MailboxShape) -> queue::Post {
     queue::Post { mailbox: op.mailbox, n_tokens, x, rows, weights }
 }
 
-/// A set as the host reads it: the valid rows, and the membership words of the real tokens.
+/// A row set in host memory: its valid rows, and the membership words of the step's tokens.
 fn host_set(set: &RowSet<Tensor>, n_tokens: usize) -> HostRowSet {
     let u32s = |tensor: &Tensor| -> Vec<u32> {
         buffer(tensor).read(|bytes| bytemuck::cast_slice(&bytes[span(tensor)]).to_vec())

@@ -1,4 +1,4 @@
-//! The device behind the contract of `hal`.
+//! [`hal::Backend`] for a GPU of either vendor.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::buffer::{Memory, RowLayout, SimtBuffer, Span, rounded, stored_size};
 use crate::card::Card;
 use crate::driver::Driver;
 use crate::error::driver;
-use crate::mailbox::{Room, SimtMailbox};
+use crate::mailbox::{BlockLayout, SimtMailbox};
 use crate::ops;
 use crate::pinned::Pinned;
 use crate::probe::{Options, SubmissionMode};
 use crate::program::SimtProgram;
 use crate::queue::SimtQueue;
 
-/// A device behind a vendor's driver.
+/// A GPU that a vendor's driver controls.
 #[derive(Debug)]
 pub struct SimtBackend<D: Driver> {
     card: Arc<Card<D>>,
@@ -58,7 +58,7 @@ impl<D: Driver> SimtBackend<D> {
         Ok(Arc::new(SimtBackend { card, info }))
     }
 
-    /// How work is submitted to it.
+    /// How work is submitted to the device.
     #[must_use]
     pub fn submission(&self) -> SubmissionMode {
         self.card.submission
@@ -76,7 +76,7 @@ impl<D: Driver> Backend for SimtBackend<D> {
         &self.info
     }
 
-    fn ways(&self) -> Vec<String> {
+    fn feature_notes(&self) -> Vec<String> {
         let SubmissionMode { graphs, flags, launch, in_graph, echo, .. } = self.card.submission;
         let us = |time: Duration| format!("{:.1} us", time.as_secs_f64() * 1e6);
         let one = us(launch);
@@ -93,11 +93,11 @@ impl<D: Driver> Backend for SimtBackend<D> {
         let waits = match echo.filter(|_| flags) {
             Some(echo) => {
                 format!(
-                    "the device waits for the CPU's answers itself, and sees one after {}",
+                    "the device itself waits for the CPU's answers, and sees an answer after {}",
                     us(echo)
                 )
             }
-            None if flags => "the device waits for the CPU's answers itself".to_owned(),
+            None if flags => "the device itself waits for the CPU's answers".to_owned(),
             None => "a submission ends at each hand-off".to_owned(),
         };
         vec![launches, waits]
@@ -107,7 +107,7 @@ impl<D: Driver> Backend for SimtBackend<D> {
         self.card.driver.memory()
     }
 
-    fn held(&self) -> Bytes {
+    fn overhead_bytes(&self) -> Bytes {
         Bytes(self.card.tables.len)
     }
 
@@ -138,12 +138,12 @@ impl<D: Driver> Backend for SimtBackend<D> {
             Some(_) => RowLayout::Packed,
         };
         let buffer = self.memory_of(label, self.pack_size(pack, false).0, layout)?;
-        let sink = &mut |at, bytes: &[u8]| self.card.bring(buffer.span, at, bytes);
+        let sink = &mut |at, bytes: &[u8]| self.card.upload(buffer.span, at, bytes);
         match layout::pack(pack, source, sink) {
             Ok(()) => Ok(Box::new(buffer)),
             Err(error) => {
                 // Copies in flight write to memory that is freed on return.
-                self.card.arrived()?;
+                self.card.wait_for_uploads()?;
                 Err(error)
             }
         }
@@ -166,17 +166,17 @@ impl<D: Driver> Backend for SimtBackend<D> {
     }
 
     fn mailbox(&self, shape: MailboxShape) -> Result<Arc<dyn RawMailbox>> {
-        let one = SimtMailbox::several(&self.card.driver, shape, 1)?.pop();
+        let one = SimtMailbox::allocate(&self.card.driver, shape, 1)?.pop();
         one.map(|one| Arc::new(one) as Arc<dyn RawMailbox>).ok_or_else(|| driver("mailbox", "none"))
     }
 
     fn mailboxes(&self, shape: MailboxShape, n: usize) -> Result<Vec<Arc<dyn RawMailbox>>> {
-        let all = SimtMailbox::several(&self.card.driver, shape, n)?;
+        let all = SimtMailbox::allocate(&self.card.driver, shape, n)?;
         Ok(all.into_iter().map(|one| Arc::new(one) as Arc<dyn RawMailbox>).collect())
     }
 
     fn mailboxes_size(&self, shape: MailboxShape, n: usize) -> Bytes {
-        Bytes(4 * Room::new(&shape, n).len as u64)
+        Bytes(4 * BlockLayout::new(&shape, n).len as u64)
     }
 
     fn compile(

@@ -9,13 +9,13 @@ use hal::{Bytes, Layout, Operand, RawBuffer, Result, Tensor, TensorDesc};
 use crate::driver::{DevicePtr, Driver};
 use crate::error::driver;
 
-/// Allocation sizes are multiples of this, the alignment of the drivers.
+/// Allocation sizes are multiples of this many bytes, to which the drivers align allocations.
 const STEP: u64 = 256;
 
 /// Layout of the rows in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowLayout {
-    /// As on the host, each padded to whole words.
+    /// The host's format, with each row padded to whole 32-bit words.
     Plain,
     /// Weights packed by the `layout` crate.
     Packed,
@@ -53,16 +53,16 @@ impl<D: Driver> Drop for Memory<D> {
     }
 }
 
-/// Device memory of one tensor. Only its owner knows the type of the allocation.
+/// Device memory of one tensor.
 #[derive(Debug)]
 pub(crate) struct SimtBuffer {
     pub(crate) span: Span,
     pub(crate) layout: RowLayout,
-    /// Keeps the memory alive.
+    /// Frees the memory when dropped; the trait object hides the driver's type.
     pub(crate) _memory: Box<dyn Keep>,
 }
 
-/// Anything that is held only to keep it alive.
+/// A value that a buffer holds only so that it is not dropped.
 pub(crate) trait Keep: fmt::Debug + Send + Sync {}
 
 impl<T: fmt::Debug + Send + Sync> Keep for T {}
@@ -77,7 +77,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// The span of a missing operand.
+    /// A null pointer: the span of a missing operand.
     pub(crate) const NONE: Span = Span { at: 0, size: 0 };
 
     /// A subrange, from byte `offset` on.
@@ -86,24 +86,26 @@ impl Span {
         Span { at: self.at + offset, size }
     }
 
-    /// Whether both share a byte.
+    /// Whether the two spans share a byte.
     pub(crate) fn overlaps(self, other: Span) -> bool {
         self.at < other.at + other.size && other.at < self.at + self.size
     }
 }
 
-/// Rounded up to a valid allocation size.
+/// `bytes` rounded up to a valid allocation size.
 pub(crate) fn rounded(bytes: u64) -> Bytes {
     Bytes(bytes.max(1).div_ceil(STEP).saturating_mul(STEP))
 }
 
-/// Bytes of a plain row on the device; `None` if it is not whole blocks.
+/// Bytes of a plain row on the device; `None` if the row is not a whole number of blocks or its
+/// size overflows.
 pub(crate) fn plain_stride(desc: &TensorDesc) -> Option<u64> {
     let bytes = desc.format.row_bytes(desc.n_cols)? as u64;
     Some(bytes.div_ceil(4) * 4)
 }
 
-/// Bytes that a tensor of this shape takes, before rounding; `None` if it overflows.
+/// Bytes that a tensor of this shape takes, before rounding; `None` if the shape is invalid or the
+/// size overflows.
 pub(crate) fn stored_size(desc: &TensorDesc) -> Option<u64> {
     match desc.layout {
         Layout::Rows => plain_stride(desc)?.checked_mul(desc.n_rows as u64),
@@ -111,12 +113,12 @@ pub(crate) fn stored_size(desc: &TensorDesc) -> Option<u64> {
     }
 }
 
-/// The backend's own data of a tensor.
+/// The device memory behind a tensor.
 ///
 /// # Errors
 /// [`hal::Error::Driver`] for another backend's tensor, which `hal` rejects earlier.
 pub(crate) fn raw(tensor: &Tensor) -> Result<&SimtBuffer> {
-    tensor.raw().ok_or_else(|| driver("bind", "a tensor of another backend"))
+    tensor.raw().ok_or_else(|| driver("bind", "the tensor belongs to another backend"))
 }
 
 /// Location of the rows of a plain view.

@@ -1,4 +1,5 @@
-//! The open device that all parts of a backend share: loaded kernels, and uploads of weights.
+//! State of an open device that buffers, programs and queues share: loaded kernels, and uploads of
+//! weights.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -10,28 +11,28 @@ use crate::buffer::{Memory, Span};
 use crate::driver::Driver;
 use crate::pinned::Pinned;
 use crate::probe::{Options, SubmissionMode};
-use crate::self_check::Checked;
+use crate::self_check::VerifiedDevice;
 use crate::stream::Stream;
 use crate::units::Unit;
 
-/// Bytes per upload; while one chunk is copied, the next is prepared.
-const STRETCH: usize = 8 << 20;
+/// Bytes per staging block: the device copies one block while the host fills the other.
+const UPLOAD_BYTES: usize = 8 << 20;
 
 /// Maximum number of threads that load kernels in parallel.
-const LOADERS: usize = 8;
+const MAX_LOAD_THREADS: usize = 8;
 
 /// A device with its kernels.
 #[derive(Debug)]
 pub(crate) struct Card<D: Driver> {
     pub(crate) driver: Arc<D>,
-    /// How programs are submitted to it.
+    /// How programs are submitted to the device.
     pub(crate) submission: SubmissionMode,
-    /// Facts about it that were verified for its kernels.
-    pub(crate) checked: Checked,
+    /// Facts about the device, checked by running kernels.
+    pub(crate) checked: VerifiedDevice,
     /// Code tables of the formats (`layout::tables`).
     pub(crate) tables: Memory<D>,
     kernels: Arc<Kernels<D>>,
-    loader: Mutex<Loader<D>>,
+    uploader: Mutex<Uploader<D>>,
     /// Number of the last step that was started, on any queue.
     steps: AtomicU32,
 }
@@ -48,21 +49,22 @@ impl<D: Driver> Kernels<D> {
         Arc::new(Kernels { driver: Arc::clone(driver), units: Mutex::default() })
     }
 
-    /// Loads the missing units in parallel: drivers compile them, which takes up to seconds each.
+    /// Loads the missing units in parallel: the driver compiles each unit, which can take seconds.
     ///
     /// # Errors
     /// [`hal::Error::Driver`] for a unit that the driver rejects.
     pub(crate) fn load(&self, units: &BTreeSet<Unit>) -> Result<()> {
-        let there = |unit: &&Unit| lock(&self.units).contains_key(unit.name());
-        let missing: Vec<&Unit> = units.iter().filter(|unit| !there(unit)).collect();
-        let n_threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(LOADERS));
+        let is_loaded = |unit: &&Unit| lock(&self.units).contains_key(unit.name());
+        let missing: Vec<&Unit> = units.iter().filter(|unit| !is_loaded(unit)).collect();
+        let n_threads =
+            std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_LOAD_THREADS));
         let next = AtomicUsize::new(0);
-        let one = || -> Result<()> {
+        let load_units = || -> Result<()> {
             while let Some(unit) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let module = self.driver.module(unit.name())?;
                 let mut units = lock(&self.units);
-                // Another program may have loaded it meanwhile and use its functions, so the first
-                // module is kept.
+                // Another thread may have loaded this unit meanwhile, and its functions may be in
+                // use, so the first module is kept.
                 if !units.contains_key(unit.name()) {
                     units.insert(unit.name().to_owned(), module);
                 }
@@ -70,10 +72,11 @@ impl<D: Driver> Kernels<D> {
             Ok(())
         };
         if missing.len() < 2 {
-            return one();
+            return load_units();
         }
         std::thread::scope(|scope| {
-            let all: Vec<_> = (0..n_threads.min(missing.len())).map(|_| scope.spawn(one)).collect();
+            let all: Vec<_> =
+                (0..n_threads.min(missing.len())).map(|_| scope.spawn(load_units)).collect();
             all.into_iter().try_for_each(|thread| match thread.join() {
                 Ok(result) => result,
                 Err(panic) => std::panic::resume_unwind(panic),
@@ -93,18 +96,18 @@ impl<D: Driver> Kernels<D> {
     }
 }
 
-/// A staging block for uploads, and the last copy from it.
+/// A staging block for uploads, and the event after the last copy from the block.
 #[derive(Debug)]
-struct Stretch<D: Driver> {
+struct StagingBlock<D: Driver> {
     block: Pinned<D>,
     copied: Option<D::Event>,
 }
 
 /// Uploads bytes to the device through two pinned blocks.
 #[derive(Debug)]
-struct Loader<D: Driver> {
+struct Uploader<D: Driver> {
     stream: Stream<D>,
-    blocks: [Option<Stretch<D>>; 2],
+    blocks: [Option<StagingBlock<D>>; 2],
     next: usize,
     /// Whether a copy is in flight.
     busy: bool,
@@ -122,13 +125,13 @@ impl<D: Driver> Card<D> {
         let tables = Memory::new(&driver, "tables", 4 * words.len() as u64)?;
         let kernels = Kernels::new(&driver);
         let stream = Stream::new(&driver)?;
-        let submission = SubmissionMode::found(&driver, &kernels, options)?;
-        let checked = Checked::new(&driver, &kernels)?;
-        let loader = Loader { stream, blocks: [None, None], next: 0, busy: false };
-        let (loader, steps) = (Mutex::new(loader), AtomicU32::new(0));
-        let card = Card { driver, submission, checked, tables, kernels, loader, steps };
-        card.bring(card.tables.span(), 0, bytemuck::cast_slice(&words))?;
-        card.arrived()?;
+        let submission = SubmissionMode::measure(&driver, &kernels, options)?;
+        let checked = VerifiedDevice::new(&driver, &kernels)?;
+        let uploader = Uploader { stream, blocks: [None, None], next: 0, busy: false };
+        let (uploader, steps) = (Mutex::new(uploader), AtomicU32::new(0));
+        let card = Card { driver, submission, checked, tables, kernels, uploader, steps };
+        card.upload(card.tables.span(), 0, bytemuck::cast_slice(&words))?;
+        card.wait_for_uploads()?;
         Ok(card)
     }
 
@@ -154,28 +157,28 @@ impl<D: Driver> Card<D> {
     ///
     /// # Errors
     /// A lost device, [`hal::Error::OutOfMemory`] for the staging blocks.
-    pub(crate) fn bring(&self, to: Span, offset: u64, bytes: &[u8]) -> Result<()> {
-        let mut loader = lock(&self.loader);
+    pub(crate) fn upload(&self, to: Span, offset: u64, bytes: &[u8]) -> Result<()> {
+        let mut uploader = lock(&self.uploader);
         let mut at = offset;
-        for part in bytes.chunks(STRETCH) {
-            let next = loader.next;
-            let stretch = loader.blocks[next].take();
-            let Stretch { mut block, copied } = match stretch {
-                Some(stretch) => stretch,
+        for part in bytes.chunks(UPLOAD_BYTES) {
+            let next = uploader.next;
+            let staging = uploader.blocks[next].take();
+            let StagingBlock { mut block, copied } = match staging {
+                Some(staging) => staging,
                 None => {
-                    let block = Pinned::new(&self.driver, "staging of weights", STRETCH)?;
-                    Stretch { block, copied: None }
+                    let block = Pinned::new(&self.driver, "staging of weights", UPLOAD_BYTES)?;
+                    StagingBlock { block, copied: None }
                 }
             };
             if let Some(copied) = copied {
                 self.driver.wait(&copied)?;
             }
             block.bytes_mut()[..part.len()].copy_from_slice(part);
-            loader.busy = true;
-            loader.stream.copy_in(to, at, &block, 0, part.len())?;
-            let copied = Some(loader.stream.mark(false)?);
-            loader.blocks[next] = Some(Stretch { block, copied });
-            loader.next = 1 - next;
+            uploader.busy = true;
+            uploader.stream.copy_in(to, at, &block, 0, part.len())?;
+            let copied = Some(uploader.stream.mark(false)?);
+            uploader.blocks[next] = Some(StagingBlock { block, copied });
+            uploader.next = 1 - next;
             at += part.len() as u64;
         }
         Ok(())
@@ -185,17 +188,17 @@ impl<D: Driver> Card<D> {
     ///
     /// # Errors
     /// A lost device.
-    pub(crate) fn arrived(&self) -> Result<()> {
-        let mut loader = lock(&self.loader);
-        if loader.busy {
-            loader.stream.finish()?;
-            loader.busy = false;
+    pub(crate) fn wait_for_uploads(&self) -> Result<()> {
+        let mut uploader = lock(&self.uploader);
+        if uploader.busy {
+            uploader.stream.finish()?;
+            uploader.busy = false;
         }
         Ok(())
     }
 }
 
-impl<D: Driver> Drop for Loader<D> {
+impl<D: Driver> Drop for Uploader<D> {
     fn drop(&mut self) {
         // The blocks are freed next, so the device must have finished reading them. A lost device
         // reads nothing more.

@@ -1,4 +1,4 @@
-//! The driver calls that differ between CUDA and HIP on the host's side.
+//! The driver calls that the backends need, implemented for CUDA and HIP.
 
 #![allow(unsafe_code, reason = "a driver cannot check its arguments")]
 
@@ -11,7 +11,8 @@ use crate::facts::Facts;
 /// An address in device memory; 0 is null.
 pub type DevicePtr = u64;
 
-/// Pinned host memory that the device can access, coherent on both sides.
+/// Pinned host memory that the device can access. Host and device see each other's writes while a
+/// kernel runs.
 #[derive(Clone, Copy, Debug)]
 pub struct HostBlock {
     /// Address on the host.
@@ -36,7 +37,7 @@ pub enum Arg {
 /// Grid and block size of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Blocks.
+    /// Number of blocks in each dimension.
     pub grid: [u32; 3],
     /// Threads per block.
     pub block: u32,
@@ -51,13 +52,14 @@ pub struct Geometry {
 /// does not recover from, and [`hal::Error::Driver`]; every call reports its own errors, and
 /// sticky errors of earlier work.
 pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
-    /// A stream: work in order. Destroyed when dropped, like all types here.
+    /// A stream, which runs its work in order. Destroyed when dropped, like all types of this
+    /// trait.
     type Stream: fmt::Debug + Send + Sync;
     /// An event in a stream.
     type Event: fmt::Debug + Send + Sync;
     /// Loaded kernels.
     type Module: fmt::Debug + Send + Sync;
-    /// A kernel of a module; the owner keeps the module alive.
+    /// A kernel of a module, valid while the caller holds the module.
     type Function: Copy + fmt::Debug + Send + Sync;
     /// Recorded work that is launched as a graph.
     type Graph: fmt::Debug + Send + Sync;
@@ -68,7 +70,7 @@ pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
     /// Current total and free memory.
     ///
     /// # Errors
-    /// See [`Driver`], as for all calls below.
+    /// See [`Driver`].
     fn memory(&self) -> Result<MemoryReport>;
 
     /// Allocates device memory; contents undefined.
@@ -163,7 +165,7 @@ pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
         len: usize,
     ) -> Result<()>;
 
-    /// Copies on the device.
+    /// Copies within device memory.
     ///
     /// # Safety
     /// Both ranges belong to live allocations until the copy is done, and do not overlap.
@@ -178,7 +180,7 @@ pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
         len: usize,
     ) -> Result<()>;
 
-    /// Sets `n_words` words.
+    /// Sets `n_words` 32-bit words of device memory to `word`.
     ///
     /// # Safety
     /// The range belongs to a live allocation until the call is done, and is aligned to 4 bytes.

@@ -2,7 +2,7 @@
 
 use hal::Error;
 
-/// A driver call that failed.
+/// An error of `call` that has no driver code.
 pub(crate) fn driver(call: impl Into<String>, message: impl Into<String>) -> Error {
     Error::Driver { call: call.into(), code: 0, message: message.into() }
 }

@@ -9,7 +9,7 @@ pub struct Facts {
     pub name: String,
     /// The name that the driver reports, and the architecture.
     pub description: String,
-    /// Discrete or integrated (or simulated: tests).
+    /// Discrete, integrated, or (in tests) simulated.
     pub kind: DeviceKind,
     /// Physical memory.
     pub total: Bytes,
@@ -21,8 +21,8 @@ pub struct Facts {
     pub shared: u32,
     /// Whether the device has matrix instructions for int8 (`HAS_MMA` of its dialect).
     pub mma: bool,
-    /// Whether it has them for floats (`HAS_MMA_FLOATS`), and three such products are faster than
-    /// one without them.
+    /// Whether the device has matrix instructions for floats (`HAS_MMA_FLOATS`), and three products
+    /// with them take less time than one product without.
     pub mma_floats: bool,
     /// Whether the system kills kernels that run for seconds, because a display is attached to the
     /// device.
@@ -30,8 +30,8 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Number of blocks for grid-stride kernels that keeps every unit busy; no more than there is
-    /// work for.
+    /// Number of blocks of a grid-stride kernel: `per_unit` for each multiprocessor, but at most
+    /// `n_blocks` and at least 1.
     #[must_use]
     pub fn persistent(&self, n_blocks: usize, per_unit: u32) -> u32 {
         (self.n_units * per_unit).min(n_blocks.min(u32::MAX as usize) as u32).max(1)

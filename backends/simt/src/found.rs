@@ -6,23 +6,23 @@ use hal::Bytes;
 
 /// A device that a vendor's driver lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundDevice {
     /// `CUDA0`, `HIP1`, ...: numbered by PCI slot.
     pub name: String,
     /// The name that the driver reports, the architecture and the memory.
     pub description: String,
     /// Physical memory.
     pub memory: Bytes,
-    /// Its PCI slot, `0000:01:00.0`; empty if the driver does not report it.
+    /// The PCI slot, `0000:01:00.0`; empty if the driver does not report a slot.
     pub pci: String,
-    /// Why it cannot be used; `None` if it can.
+    /// Why the device cannot be used; `None` if it can.
     pub refusal: Option<String>,
-    /// The driver's index of it.
+    /// The driver's index of the device.
     pub ordinal: c_int,
 }
 
 /// Sorts devices by PCI slot and names them, `CUDA0` first.
-pub fn in_order(prefix: &str, mut found: Vec<Found>) -> Vec<Found> {
+pub fn in_order(prefix: &str, mut found: Vec<FoundDevice>) -> Vec<FoundDevice> {
     found.sort_by(|a, b| (&a.pci, a.ordinal).cmp(&(&b.pci, b.ordinal)));
     for (number, device) in found.iter_mut().enumerate() {
         device.name = format!("{prefix}{number}");
@@ -30,7 +30,7 @@ pub fn in_order(prefix: &str, mut found: Vec<Found>) -> Vec<Found> {
     found
 }
 
-/// A PCI slot in one spelling: `00000000:3B:00.0` becomes `0000:3b:00.0`.
+/// Normalises the spelling of a PCI slot: `00000000:3B:00.0` becomes `0000:3b:00.0`.
 #[must_use]
 pub fn slot(text: &str) -> String {
     let text = text.trim().to_lowercase();
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_have_one_spelling() {
+    fn pci_slots_are_normalised() {
         for text in ["00000000:3B:00.0", "0000:3b:00.0", "0:3b:00.0\n"] {
             assert_eq!(slot(text), "0000:3b:00.0");
         }
@@ -57,8 +57,8 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_counted_by_slot() {
-        let found = |ordinal, pci: &str| Found {
+    fn devices_are_numbered_by_slot() {
+        let found = |ordinal, pci: &str| FoundDevice {
             name: String::new(),
             description: String::new(),
             memory: Bytes(1),

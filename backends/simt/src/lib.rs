@@ -1,15 +1,15 @@
-//! The shared part of CUDA and HIP: memory, queues, programs, hand-offs, and every op as kernel
-//! launches.
+//! The code that the CUDA and HIP backends share: memory, queues, programs, hand-offs, and the
+//! lowering of every op to kernel launches.
 //!
-//! A backend is this crate over a [`Driver`], which wraps the vendor's calls and nothing else.
-//! Kernels are written once, in `kernels-cuda/`, against a dialect (`dialect.h`), with an
-//! implementation for each vendor and one for tests.
+//! A backend is this crate with a [`Driver`], which only wraps the vendor's calls. The kernels in
+//! `kernels-cuda/` are written once; the macros and functions in which the vendors differ are in
+//! `dialect.h`, of which CUDA, HIP and the tests have one each.
 //!
 //! An op is lowered to launches once, when its program is compiled; a program is captured as a
-//! graph if that is faster. Data that changes from step to step is read from the [`hal::Batch`] on
-//! the device, so grids have the size of the program and blocks return early. In a hand-off the
-//! device itself waits for the answer, by a flag in memory shared with the host; if it cannot, the
-//! submission ends there.
+//! graph if that is faster. Kernels read data that changes from step to step from the
+//! [`hal::Batch`] on the device. So a grid has the size that the largest step needs, and surplus
+//! blocks return early. In a hand-off, a kernel polls a flag in pinned host memory until the CPU
+//! has answered; if a device cannot do that, the submission ends at the hand-off.
 
 mod backend;
 mod buffer;
@@ -37,8 +37,8 @@ pub mod units;
 pub use backend::SimtBackend;
 pub use driver::{Arg, DevicePtr, Driver, Geometry, HostBlock};
 pub use facts::Facts;
-pub use found::{Found, in_order, slot};
-pub use lowering::MOST_THREADS;
-pub use missing::Missing;
+pub use found::{FoundDevice, in_order, slot};
+pub use lowering::MAX_THREADS;
+pub use missing::LibraryError;
 pub use native::Outcome;
 pub use probe::{Options, SubmissionMode};

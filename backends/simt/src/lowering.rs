@@ -9,7 +9,7 @@ use crate::facts::Facts;
 use crate::units::Unit;
 
 /// Maximum number of threads per block, as declared to the compilers.
-pub const MOST_THREADS: u32 = 256;
+pub const MAX_THREADS: u32 = 256;
 
 /// One kernel launch.
 #[derive(Clone, Debug)]
@@ -28,25 +28,25 @@ pub(crate) struct Lowering<'a> {
     tables: Span,
     workspace: Option<&'a Tensor>,
     /// Allocates constants.
-    constants: &'a mut dyn Room,
+    constants: &'a mut dyn ConstantStore,
     launches: Vec<Launch>,
-    ahead: Ahead,
+    earlier: EarlierResults,
 }
 
-/// Results that an earlier launch left for the current op. They are in the workspace, so they last
-/// until another op uses it.
+/// Results that earlier launches left in the workspace. They last until another op uses the
+/// workspace or overwrites the quantised values, or a merge follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ahead {
+pub(crate) struct EarlierResults {
     /// Values that are also stored in Q8 blocks, and the location of the blocks.
-    pub(crate) rounded: Option<(Span, Span)>,
-    /// Words that are already initialised as the op expects them.
-    pub(crate) cleared: Option<Span>,
+    pub(crate) quantized: Option<(Span, Span)>,
+    /// Words that are already initialised as the next op expects.
+    pub(crate) initialised: Option<Span>,
 }
 
 /// Memory for constant words that a program reads.
-pub(crate) trait Room: std::fmt::Debug {
+pub(crate) trait ConstantStore: std::fmt::Debug {
     /// Copies the words to device memory.
-    fn keep(&mut self, words: &[u32]) -> Result<Span>;
+    fn store(&mut self, words: &[u32]) -> Result<Span>;
 }
 
 impl<'a> Lowering<'a> {
@@ -54,10 +54,10 @@ impl<'a> Lowering<'a> {
         facts: &'a Facts,
         tables: Span,
         workspace: Option<&'a Tensor>,
-        constants: &'a mut dyn Room,
+        constants: &'a mut dyn ConstantStore,
     ) -> Lowering<'a> {
-        let (launches, ahead) = (Vec::new(), Ahead::default());
-        Lowering { facts, tables, workspace, constants, launches, ahead }
+        let (launches, earlier) = (Vec::new(), EarlierResults::default());
+        Lowering { facts, tables, workspace, constants, launches, earlier }
     }
 
     /// Facts about the device.
@@ -75,14 +75,14 @@ impl<'a> Lowering<'a> {
         self.tables
     }
 
-    /// A plain operand that may be missing: a null pointer in that case.
-    pub(crate) fn maybe(&self, tensor: Option<&Tensor>) -> Result<Span> {
+    /// The span of an optional plain operand; null if the operand is missing.
+    pub(crate) fn plain_or_null(&self, tensor: Option<&Tensor>) -> Result<Span> {
         tensor.map_or(Ok(Span::NONE), plain)
     }
 
-    /// Range of the scratch memory that the op's plan requested, in bytes (aligned to 16, the
-    /// widest load of the kernels). Its contents are undefined, and other ops use it before and
-    /// after this one.
+    /// Bytes `offset..offset + size` of the workspace that the op's plan requested. `offset` is a
+    /// multiple of 16, the size of the kernels' widest load. The contents are undefined, since all
+    /// ops use the same workspace.
     pub(crate) fn workspace(&self, offset: u64, size: u64) -> Result<Span> {
         let whole = self.workspace.map(plain).transpose()?;
         match whole {
@@ -92,23 +92,23 @@ impl<'a> Lowering<'a> {
     }
 
     /// Results of earlier launches.
-    pub(crate) fn ahead(&mut self) -> &mut Ahead {
-        &mut self.ahead
+    pub(crate) fn earlier(&mut self) -> &mut EarlierResults {
+        &mut self.earlier
     }
 
-    /// Location of the values of `x` in Q8 blocks, if they were quantised before.
-    pub(crate) fn rounded(&self, x: Span) -> Option<Span> {
-        self.ahead.rounded.filter(|(of, _)| *of == x).map(|(_, q)| q)
+    /// Location of the values of `x` in Q8 blocks, if an earlier launch quantised them.
+    pub(crate) fn quantized(&self, x: Span) -> Option<Span> {
+        self.earlier.quantized.filter(|(of, _)| *of == x).map(|(_, q)| q)
     }
 
-    /// Constant words that the op reads, copied to the device.
+    /// Copies constant words that the op reads to the device.
     pub(crate) fn constants(&mut self, words: &[u32]) -> Result<Span> {
-        self.constants.keep(words)
+        self.constants.store(words)
     }
 
     /// Adds a launch of `kernel` in `unit`, unless its grid is empty. The arguments match the
-    /// kernel's parameter list; `block` is a multiple of 64, so that it consists of whole warps of
-    /// either width.
+    /// kernel's parameter list; `block` is a multiple of 64 threads, so that it consists of whole
+    /// warps (32 threads) or wavefronts (64).
     pub(crate) fn launch(
         &mut self,
         unit: Unit,
@@ -131,7 +131,7 @@ impl<'a> Lowering<'a> {
         args: &[Arg],
     ) {
         debug_assert!(block.is_multiple_of(64), "{kernel}: a block of {block}");
-        debug_assert!(block <= MOST_THREADS, "{kernel}: a block of {block}");
+        debug_assert!(block <= MAX_THREADS, "{kernel}: a block of {block}");
         if grid.contains(&0) {
             return;
         }
@@ -146,7 +146,7 @@ pub(crate) fn ptr(span: Span) -> Arg {
     Arg::Ptr(span.at)
 }
 
-/// A number.
+/// A 32-bit integer argument.
 pub(crate) fn word(n: usize) -> Arg {
     Arg::U32(u32::try_from(n).expect("sizes are checked when an op is planned"))
 }

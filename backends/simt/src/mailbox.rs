@@ -1,11 +1,13 @@
-//! Mailboxes: one pinned block that host and device access, with flags that say whose turn it is.
+//! Mailboxes of hand-offs, in a pinned block that host and device access: the device posts, the
+//! host answers, and each sets a flag for the other.
 //!
-//! Words of a post: tokens, flag, length of the list, unused; then x, weights, ids, members. Words
-//! of an answer: flag, poison, expired, unused; then y. A flag holds the number of its step, so
-//! flags are never reset.
+//! A post has the header words token count, flag, list length and one unused word; then come x,
+//! weights, ids and members. An answer has the header words flag, poison, expired and one unused
+//! word; then comes y. A flag holds the number of the step that set it, so flags are never reset.
 //!
-//! Mailboxes that are used one after the other have separate flags and share all other memory: on
-//! the device a post comes after the previous merge, and a merge after the host's answer.
+//! Mailboxes that a program uses one after the other have separate flags and share all other
+//! memory. They cannot overwrite each other: the device posts only after the previous merge, and
+//! merges only after the host's answer.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,20 +21,20 @@ use crate::driver::Driver;
 use crate::error::driver;
 use crate::pinned::Pinned;
 
-/// Header words of either half.
+/// Header words of a post, and of an answer.
 const HEAD: usize = 4;
-/// Both halves, and all sections of them, begin at multiples of this many words.
+/// Posts, answers and all their sections begin at multiples of this many words.
 const STEP: usize = 16;
 
-/// A mailbox.
+/// One of the mailboxes in a pinned block.
 #[derive(Debug)]
 pub(crate) struct SimtMailbox<D: Driver> {
     pub(crate) shape: MailboxShape,
     block: Arc<Pinned<D>>,
     /// Offset of this mailbox in the block, in words.
     base: usize,
-    pub(crate) places: Places,
-    /// The list of the post that the host reads, reused so that a step allocates nothing.
+    pub(crate) offsets: Offsets,
+    /// The row list of the post that the host reads, reused so that a step allocates nothing.
     pub(crate) rows: Arc<Mutex<HostRowSet>>,
 }
 
@@ -40,55 +42,55 @@ impl<D: Driver> RawMailbox for SimtMailbox<D> {}
 
 /// Offsets of the sections, in words from the start of a mailbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Places {
+pub(crate) struct Offsets {
     pub(crate) x: usize,
     pub(crate) weights: usize,
     pub(crate) ids: usize,
     pub(crate) members: usize,
-    /// Header of the answer half.
+    /// Header of the answer.
     pub(crate) head: usize,
     pub(crate) answer: usize,
 }
 
-/// Layout of a block with several mailboxes: the flags of both halves of each, then the shared
-/// memory.
+/// Layout of a block with several mailboxes: the headers of each mailbox, then the shared sections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct BlockLayout {
     /// Offsets of the first mailbox.
-    places: Places,
+    offsets: Offsets,
     /// Total length in words.
     pub(crate) len: usize,
 }
 
-/// Header words that a post writes before its values.
-pub(crate) const COUNT: usize = 2;
+/// The header word of a post that holds the length of its row list.
+pub(crate) const LIST_LENGTH: usize = 2;
 
-/// Words per mailbox that are not shared: the headers of both halves, on separate cache lines.
-const OWN: usize = 2 * STEP;
+/// Words of a mailbox that it does not share: the headers of post and answer, on separate cache
+/// lines.
+const OWN_WORDS: usize = 2 * STEP;
 
-impl Room {
+impl BlockLayout {
     /// For `n` mailboxes.
-    pub(crate) fn new(shape: &MailboxShape, n: usize) -> Room {
+    pub(crate) fn new(shape: &MailboxShape, n: usize) -> BlockLayout {
         let MailboxShape { max_tokens, n_in, n_weights, max_rows, n_out } = *shape;
         let after = |at: usize, n: usize| (at + n).next_multiple_of(STEP);
         let head = after(0, HEAD);
-        let x = n * OWN;
+        let x = n * OWN_WORDS;
         let weights = after(x, max_tokens * n_in);
         let ids = after(weights, max_tokens * n_weights);
         let members = after(ids, max_rows);
         let answer = after(members, max_rows * max_tokens.div_ceil(32));
         let len = after(answer, max_tokens * n_out);
-        Room { places: Places { x, weights, ids, members, head, answer }, len }
+        BlockLayout { offsets: Offsets { x, weights, ids, members, head, answer }, len }
     }
 }
 
-impl Places {
-    /// These offsets relative to the word `base`.
-    fn from(self, base: usize) -> Places {
-        let Places { x, weights, ids, members, head, answer } = self;
+impl Offsets {
+    /// The offsets of the shared sections relative to the mailbox at word `base`.
+    fn relative_to(self, base: usize) -> Offsets {
+        let Offsets { x, weights, ids, members, head, answer } = self;
         let [x, weights, ids, members, answer] =
             [x, weights, ids, members, answer].map(|at| at - base);
-        Places { x, weights, ids, members, head, answer }
+        Offsets { x, weights, ids, members, head, answer }
     }
 }
 
@@ -102,7 +104,7 @@ pub(crate) fn mailbox<D: Driver>(
 ) -> Result<Arc<SimtMailbox<D>>> {
     let any = mailboxes.get(index).map(|mailbox| Arc::clone(mailbox) as Arc<dyn Any + Send + Sync>);
     let mailbox = any.and_then(|any| any.downcast().ok());
-    mailbox.ok_or_else(|| driver("compile", "a mailbox of another backend"))
+    mailbox.ok_or_else(|| driver("compile", "the mailbox belongs to another backend"))
 }
 
 impl<D: Driver> SimtMailbox<D> {
@@ -110,7 +112,7 @@ impl<D: Driver> SimtMailbox<D> {
     ///
     /// # Errors
     /// [`hal::Error::OutOfMemory`], a lost device.
-    pub(crate) fn several(
+    pub(crate) fn allocate(
         driver: &Arc<D>,
         shape: MailboxShape,
         n: usize,
@@ -121,24 +123,24 @@ impl<D: Driver> SimtMailbox<D> {
             members: Vec::with_capacity(shape.max_rows * words),
             words,
         }));
-        let room = Room::new(&shape, n);
-        let block = Arc::new(Pinned::new(driver, "mailbox", 4 * room.len)?);
+        let layout = BlockLayout::new(&shape, n);
+        let block = Arc::new(Pinned::new(driver, "mailbox", 4 * layout.len)?);
         let one = |base: usize| SimtMailbox {
             shape,
             block: Arc::clone(&block),
             base,
-            places: room.places.from(base),
+            offsets: layout.offsets.relative_to(base),
             rows: Arc::clone(&rows),
         };
-        Ok((0..n).map(|number| one(number * OWN)).collect())
+        Ok((0..n).map(|number| one(number * OWN_WORDS)).collect())
     }
 
-    /// Words of membership per row.
+    /// Membership words per row, with one bit per token.
     pub(crate) fn words(&self) -> usize {
         self.shape.max_tokens.div_ceil(32)
     }
 
-    /// Its device address range, from word `at` on.
+    /// The mailbox's device memory, from word `at` on.
     pub(crate) fn span(&self, at: usize) -> Span {
         let (at, len) = (4 * (self.base + at) as u64, self.block.len() as u64);
         Span { at: self.block.device() + at, size: len - at }
@@ -158,19 +160,20 @@ impl<D: Driver> SimtMailbox<D> {
         (self.flag(0).load(Ordering::Relaxed) as usize).min(self.shape.max_tokens)
     }
 
-    /// Some floats of the current post.
+    /// `n` floats of the current post, from word `at` on.
     pub(crate) fn floats(&self, at: usize, n: usize) -> &[f32] {
         self.block.words(self.base + at, n)
     }
 
-    /// Reads its list, which has `held` words of membership per row, into `rows`.
+    /// Reads the post's row list, which has `held` membership words per row, into `rows`.
     pub(crate) fn read_rows(&self, held: usize, n_tokens: usize, rows: &mut HostRowSet) {
-        let count = (self.flag(COUNT).load(Ordering::Relaxed) as usize).min(self.shape.max_rows);
+        let count =
+            (self.flag(LIST_LENGTH).load(Ordering::Relaxed) as usize).min(self.shape.max_rows);
         rows.words = n_tokens.div_ceil(32);
         rows.ids.clear();
-        rows.ids.extend_from_slice(self.block.words(self.base + self.places.ids, count));
+        rows.ids.extend_from_slice(self.block.words(self.base + self.offsets.ids, count));
         rows.members.clear();
-        let members: &[u32] = self.block.words(self.base + self.places.members, count * held);
+        let members: &[u32] = self.block.words(self.base + self.offsets.members, count * held);
         for row in members.chunks_exact(held.max(1)) {
             rows.members.extend_from_slice(&row[..rows.words]);
         }
@@ -179,27 +182,27 @@ impl<D: Driver> SimtMailbox<D> {
     /// Answers the post of a step.
     pub(crate) fn answer(&self, step: u32, y: &[f32]) {
         let n = y.len().min(self.shape.max_tokens * self.shape.n_out);
-        self.block.put(self.base + self.places.answer, &y[..n]);
-        self.flag(self.places.head).store(step, Ordering::Release);
+        self.block.put(self.base + self.offsets.answer, &y[..n]);
+        self.flag(self.offsets.head).store(step, Ordering::Release);
     }
 
-    /// Ends the device's waits in this step and all before it.
+    /// Makes the device stop waiting in this step and in all earlier steps.
     pub(crate) fn poison(&self, step: u32) {
-        self.flag(self.places.head + 1).store(step, Ordering::Release);
+        self.flag(self.offsets.head + 1).store(step, Ordering::Release);
     }
 
     /// Whether the device's wait timed out in a step.
     pub(crate) fn has_expired(&self, step: u32) -> bool {
-        self.flag(self.places.head + 2).load(Ordering::Acquire) == step
+        self.flag(self.offsets.head + 2).load(Ordering::Acquire) == step
     }
 
-    /// Takes the reusable list for reading posts.
+    /// Takes the reusable row list.
     pub(crate) fn take_rows(&self) -> HostRowSet {
         std::mem::take(&mut lock(&self.rows))
     }
 
-    /// Returns the reusable list.
-    pub(crate) fn keep_rows(&self, rows: HostRowSet) {
+    /// Gives the reusable row list back.
+    pub(crate) fn return_rows(&self, rows: HostRowSet) {
         *lock(&self.rows) = rows;
     }
 }
@@ -209,19 +212,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_have_flags_of_their_own_and_share_the_rest() {
+    fn mailboxes_have_separate_flags_and_share_all_other_memory() {
         let shape = MailboxShape { max_tokens: 33, n_in: 5, n_weights: 3, n_out: 7, max_rows: 9 };
-        let (one, three) = (Room::new(&shape, 1), Room::new(&shape, 3));
-        assert_eq!(three.len, one.len + 2 * OWN);
+        let (one, three) = (BlockLayout::new(&shape, 1), BlockLayout::new(&shape, 3));
+        assert_eq!(three.len, one.len + 2 * OWN_WORDS);
         for number in 0..3 {
-            let (base, places) = (number * OWN, three.places.from(number * OWN));
+            let (base, offsets) =
+                (number * OWN_WORDS, three.offsets.relative_to(number * OWN_WORDS));
             assert!(
-                HEAD <= places.head && places.head + HEAD <= OWN && base + OWN <= three.places.x
+                HEAD <= offsets.head
+                    && offsets.head + HEAD <= OWN_WORDS
+                    && base + OWN_WORDS <= three.offsets.x
             );
-            let shared = [places.x, places.weights, places.ids, places.members, places.answer];
+            let shared = [offsets.x, offsets.weights, offsets.ids, offsets.members, offsets.answer];
             assert!(shared.is_sorted() && shared.iter().all(|at| at.is_multiple_of(STEP)));
-            assert_eq!(base + places.x, three.places.x);
-            assert!(base + places.answer + 33 * 7 <= three.len);
+            assert_eq!(base + offsets.x, three.offsets.x);
+            assert!(base + offsets.answer + 33 * 7 <= three.len);
         }
     }
 }

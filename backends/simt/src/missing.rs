@@ -4,21 +4,21 @@ use thiserror::Error;
 
 /// A vendor's library is missing, does not work, or lists no device.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Missing {
+pub enum LibraryError {
     /// The library was not found.
-    #[error("{name} not found on this machine")]
+    #[error("{name} was not found; install the driver of the GPU's vendor")]
     Library {
         /// The library's file name.
         name: &'static str,
     },
     /// The library lacks a function.
-    #[error("the driver's library has no {name}")]
+    #[error("the driver's library has no function {name}; install a newer driver")]
     Function {
         /// The function's name.
         name: &'static str,
     },
     /// The driver is older than the kernels.
-    #[error("the driver is too old: it supports {found}, but {needed} is required")]
+    #[error("the driver is too old: it supports {found}, but {needed} is required; update it")]
     Version {
         /// The version it supports.
         found: String,
@@ -40,17 +40,17 @@ pub enum Missing {
     Device,
 }
 
-impl From<Missing> for hal::Error {
-    /// The error of opening a device, although listing the devices worked.
-    fn from(missing: Missing) -> hal::Error {
+impl From<LibraryError> for hal::Error {
+    /// Converts to an error of opening a device.
+    fn from(missing: LibraryError) -> hal::Error {
         match missing {
-            Missing::Driver { call, code, text } => {
+            LibraryError::Driver { call, code, text } => {
                 hal::Error::Driver { call: call.to_owned(), code: i64::from(code), message: text }
             }
-            Missing::Library { .. }
-            | Missing::Function { .. }
-            | Missing::Version { .. }
-            | Missing::Device => hal::Error::Driver {
+            LibraryError::Library { .. }
+            | LibraryError::Function { .. }
+            | LibraryError::Version { .. }
+            | LibraryError::Device => hal::Error::Driver {
                 call: "open".to_owned(),
                 code: 0,
                 message: missing.to_string(),

@@ -1,4 +1,4 @@
-//! Pinned host memory that the device can access: staging, and the blocks of hand-offs.
+//! Pinned host memory that the device can access: staging blocks, and the mailboxes of hand-offs.
 
 #![allow(unsafe_code, reason = "memory from the driver, shared with a device")]
 
@@ -10,16 +10,16 @@ use hal::{RawStaging, Result};
 
 use crate::driver::{DevicePtr, Driver, HostBlock};
 
-/// A block, freed when dropped.
+/// A pinned block, freed when dropped.
 pub(crate) struct Pinned<D: Driver> {
     driver: Arc<D>,
     block: HostBlock,
-    /// The requested length.
+    /// The requested length in bytes.
     len: usize,
 }
 
 // SAFETY: the block is host memory owned by this value alone; the submitter orders the device's
-// accesses, and memory that both sides use at once is accessed through atomics.
+// accesses, and memory that host and device use at once is accessed through atomics.
 unsafe impl<D: Driver> Send for Pinned<D> {}
 // SAFETY: as above; through a shared reference the memory is only read, or accessed through
 // atomics.
@@ -32,7 +32,7 @@ impl<D: Driver> fmt::Debug for Pinned<D> {
 }
 
 impl<D: Driver> Pinned<D> {
-    /// `len` zero bytes.
+    /// Allocates `len` zero bytes.
     ///
     /// # Errors
     /// [`hal::Error::OutOfMemory`], a lost device.
@@ -61,7 +61,7 @@ impl<D: Driver> Pinned<D> {
         self.block.host
     }
 
-    /// Word number `at`, which both sides may access concurrently.
+    /// Word number `at`, which host and device may access concurrently.
     pub(crate) fn word(&self, at: usize) -> &AtomicU32 {
         assert!(4 * at + 4 <= self.len, "word {at} of {} bytes", self.len);
         // SAFETY: inside the block, which is aligned to words and lives as long as `self`; while
@@ -69,8 +69,8 @@ impl<D: Driver> Pinned<D> {
         unsafe { AtomicU32::from_ptr(self.block.host.add(4 * at).cast()) }
     }
 
-    /// `n` values from word `at` on. The device does not write them while they are borrowed: it
-    /// waits for the answer, or the run is over.
+    /// `n` values from word `at` on. The device does not write them while they are borrowed: at
+    /// that time it waits for the answer, or the run is over.
     pub(crate) fn words<T: bytemuck::Pod>(&self, at: usize, n: usize) -> &[T] {
         assert!(
             size_of::<T>() == 4 && 4 * (at + n) <= self.len,
@@ -81,8 +81,8 @@ impl<D: Driver> Pinned<D> {
         unsafe { std::slice::from_raw_parts(self.block.host.add(4 * at).cast(), n) }
     }
 
-    /// Writes values from word `at` on, which the device reads only after a flag that is set
-    /// later.
+    /// Writes values from word `at` on. The device reads them only after it sees a flag, which the
+    /// caller sets afterwards.
     pub(crate) fn put(&self, at: usize, values: &[f32]) {
         assert!(4 * (at + values.len()) <= self.len, "{at} + {} values", values.len());
         // SAFETY: inside the block; the hand-off protocol excludes all other accesses until the
@@ -102,7 +102,7 @@ impl<D: Driver> RawStaging for Pinned<D> {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and it is borrowed exclusively.
+        // SAFETY: as above, and the block is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.block.host, self.len) }
     }
 }

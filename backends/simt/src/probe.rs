@@ -1,4 +1,4 @@
-//! Measures the best way to submit work when a device is opened: separate launches or a graph,
+//! Measures how to submit work fastest, when a device is opened: separate launches or a graph, and
 //! hand-offs by flags or by ending the submission.
 
 use std::sync::Arc;
@@ -11,29 +11,30 @@ use crate::buffer::{Memory, Span};
 use crate::card::Kernels;
 use crate::driver::{Arg, Driver, Geometry};
 use crate::pinned::Pinned;
-use crate::program::Ready;
+use crate::program::LoadedLaunch;
 use crate::stream::Stream;
 use crate::units::Unit;
 
-/// Launches per measurement, as many as some layers have.
+/// Launches per measurement, about as many as a few layers have.
 const LAUNCHES: usize = 64;
 /// Measurements of each alternative; the fastest counts.
 const TRIES: usize = 3;
-/// Launches of the graph that is verified, and of one as deep as any step's; how often the first
-/// is launched.
-const DEEP: usize = 512;
-const DEEPEST: usize = 4096;
+/// Launches in the graph whose results are checked.
+const CHECKED_LAUNCHES: usize = 512;
+/// Launches in a graph of about the length of the longest step's graph.
+const MAX_LAUNCHES: usize = 4096;
+/// How often the checked graph is launched.
 const ROUNDS: u32 = 8;
-/// Time limit for the device to see a flag that is already set, and for the host to see the
-/// answer.
-const ECHO: Duration = Duration::from_millis(500);
+/// Time limit for the device to see the host's flag, and for the host to see the reply.
+const ECHO_LIMIT: Duration = Duration::from_millis(500);
 /// How long the device waits for an answer before it assumes that the host is dead.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Remarks about devices that need a slower way of submission.
-const UNFAITHFUL: &str = "its graphs do not run as captured, so kernels are launched separately";
-const DEAF: &str = "the device cannot wait for the host, so submissions end at hand-offs";
-const BLOCKING: &str = "starting a graph waits for its kernels, so submissions end at hand-offs";
+/// Remarks about devices that need a slower submission mode.
+const GRAPHS_DIFFER: &str = "its graphs do not run as captured, so kernels are launched separately";
+const CANNOT_WAIT: &str = "the device cannot wait for the host, so submissions end at hand-offs";
+const LAUNCH_BLOCKS: &str =
+    "starting a graph waits for its kernels, so submissions end at hand-offs";
 
 /// Overrides of the measurements, so that tests can cover all alternatives.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,33 +52,38 @@ pub struct Options {
 pub struct SubmissionMode {
     /// Whether programs run as graphs.
     pub graphs: bool,
-    /// Whether the device waits for answers itself; otherwise a submission ends before each.
+    /// Whether the device itself waits for answers; otherwise a submission ends before each answer.
     pub flags: bool,
     /// The time limit of such a wait.
     pub wait_limit: Duration,
-    /// Duration per launch, launched separately.
+    /// Time per launch outside a graph.
     pub launch: Duration,
-    /// Duration per launch in a graph, if graphs are supported.
+    /// Time per launch in a graph; `None` if graphs are not supported or fail.
     pub in_graph: Option<Duration>,
-    /// Time from the host's write of a flag to the device's reply, if flags work.
+    /// Time from the host's write of a flag to the device's reply; `None` if no reply came in time,
+    /// or if a watchdog would kill a kernel that waits.
     pub echo: Option<Duration>,
-    /// A deviation from other devices that costs time.
+    /// Why this device needs a slower mode than others; part of its description.
     pub remark: Option<&'static str>,
 }
 
 impl SubmissionMode {
     /// # Errors
     /// A lost device, or a driver that cannot launch kernels.
-    pub(crate) fn found<D: Driver>(
+    pub(crate) fn measure<D: Driver>(
         driver: &Arc<D>,
         kernels: &Kernels<D>,
         options: Options,
     ) -> Result<SubmissionMode> {
         let stream = Stream::new(driver)?;
         let unit = Unit::plain("probe");
-        let ready = |kernel: &str, args: Vec<Arg>| -> Result<Ready<D>> {
+        let ready = |kernel: &str, args: Vec<Arg>| -> Result<LoadedLaunch<D>> {
             let function = kernels.function(&unit, kernel)?;
-            Ok(Ready { function, geometry: Geometry { grid: [1; 3], block: 64, shared: 0 }, args })
+            Ok(LoadedLaunch {
+                function,
+                geometry: Geometry { grid: [1; 3], block: 64, shared: 0 },
+                args,
+            })
         };
         let nothing = ready("probe_nothing", vec![Arg::Ptr(0)])?;
         let all = || (0..LAUNCHES).try_for_each(|_| stream.launch(&nothing));
@@ -90,36 +96,36 @@ impl SubmissionMode {
         let memory = Memory::new(driver, "probe", 64)?;
         let [sum, word] = [memory.span().part(0, 4), memory.span().part(4, 4)];
         let count = ready("probe_count", vec![Arg::Ptr(sum.at), Arg::Ptr(word.at)])?;
-        let faithful = if options.graphs.is_none() && in_graph.is_some() {
-            is_faithful(&stream, &count, [sum, word], &mut block).unwrap_or(false)
+        let as_captured = if options.graphs.is_none() && in_graph.is_some() {
+            runs_as_captured(&stream, &count, [sum, word], &mut block).unwrap_or(false)
         } else {
             true
         };
-        let limit = Arg::U32(ECHO.as_millis() as u32);
+        let limit = Arg::U32(ECHO_LIMIT.as_millis() as u32);
         let echo_of = ready("probe_echo", vec![Arg::Ptr(block.device()), limit])?;
         // A watchdog would kill a kernel that waits.
         let echo =
             if driver.facts().watchdog { None } else { fastest_echo(&stream, &block, &echo_of)? };
-        let graphs = in_graph.is_some_and(|graph| graph < launch) && faithful;
+        let graphs = in_graph.is_some_and(|graph| graph < launch) && as_captured;
         let graphs = options.graphs.unwrap_or(graphs);
-        let mut remark = (!faithful).then_some(UNFAITHFUL);
+        let mut remark = (!as_captured).then_some(GRAPHS_DIFFER);
         let flags = match options.flags {
             Some(flags) => flags,
             None if !graphs => false,
             None if echo.is_none() => {
-                remark = Some(DEAF);
+                remark = Some(CANNOT_WAIT);
                 false
             }
             None => {
-                let returns = returns(&stream, &block, [&echo_of, &nothing])?;
-                remark = remark.or((!returns).then_some(BLOCKING));
-                returns
+                let launch_returns = launch_returns(&stream, &block, [&echo_of, &nothing])?;
+                remark = remark.or((!launch_returns).then_some(LAUNCH_BLOCKS));
+                launch_returns
             }
         };
         Ok(SubmissionMode {
             graphs,
             flags,
-            wait_limit: options.wait_limit.unwrap_or(PATIENCE),
+            wait_limit: options.wait_limit.unwrap_or(WAIT_LIMIT),
             launch: launch / LAUNCHES as u32,
             in_graph: in_graph.map(|time| time / LAUNCHES as u32),
             echo,
@@ -128,12 +134,12 @@ impl SubmissionMode {
     }
 }
 
-/// The time until all work submitted by `give` is done.
-fn fastest<D: Driver>(stream: &Stream<D>, give: &dyn Fn() -> Result<()>) -> Result<Duration> {
+/// The shortest time, of [`TRIES`] tries after a warm-up, until all work of `submit` is done.
+fn fastest<D: Driver>(stream: &Stream<D>, submit: &dyn Fn() -> Result<()>) -> Result<Duration> {
     let mut fastest = Duration::MAX;
     for _ in 0..=TRIES {
         let began = Instant::now();
-        give()?;
+        submit()?;
         stream.finish()?;
         fastest = fastest.min(began.elapsed());
     }
@@ -141,17 +147,17 @@ fn fastest<D: Driver>(stream: &Stream<D>, give: &dyn Fn() -> Result<()>) -> Resu
 }
 
 /// Whether a graph of many launches sees data copied right before each launch of the graph, and
-/// runs each kernel once and in order. Public reports say that some versions of ROCm fail this.
-fn is_faithful<D: Driver>(
+/// runs each kernel once and in order. Some versions of ROCm are reported to fail this check.
+fn runs_as_captured<D: Driver>(
     stream: &Stream<D>,
-    count: &Ready<D>,
+    count: &LoadedLaunch<D>,
     [sum, word]: [Span; 2],
     block: &mut Pinned<D>,
 ) -> Result<bool> {
-    let graph = stream.capture(|| (0..DEEP).try_for_each(|_| stream.launch(count)))?;
+    let graph = stream.capture(|| (0..CHECKED_LAUNCHES).try_for_each(|_| stream.launch(count)))?;
     let words = |round: u32| 0x9e37_79b9_u32.wrapping_mul(round + 1);
     for round in 0..ROUNDS {
-        // A separate location per round, since this loop does not wait for the copies.
+        // A separate word per round, since the loop below does not wait for the copies.
         block.word(round as usize).store(words(round), Ordering::Release);
     }
     stream.fill(sum, 0)?;
@@ -163,23 +169,23 @@ fn is_faithful<D: Driver>(
     stream.finish()?;
     let mut expected = 0u32;
     Ok((0..ROUNDS).all(|round| {
-        for _ in 0..DEEP {
+        for _ in 0..CHECKED_LAUNCHES {
             expected = expected.wrapping_mul(3).wrapping_add(words(round));
         }
         block.word((ROUNDS + round) as usize).load(Ordering::Acquire) == expected
     }))
 }
 
-/// Whether launching a graph as deep as a step's returns while its first kernel waits: otherwise
-/// the launch would block the thread that has to answer.
-fn returns<D: Driver>(
+/// Whether the launch of a graph as long as a step's returns while the graph's first kernel waits.
+/// Otherwise the launch would block the thread that has to answer.
+fn launch_returns<D: Driver>(
     stream: &Stream<D>,
     block: &Pinned<D>,
-    [echo, nothing]: [&Ready<D>; 2],
+    [echo, nothing]: [&LoadedLaunch<D>; 2],
 ) -> Result<bool> {
     let graph = stream.capture(|| {
         stream.launch(echo)?;
-        (0..DEEPEST).try_for_each(|_| stream.launch(nothing))
+        (0..MAX_LAUNCHES).try_for_each(|_| stream.launch(nothing))
     })?;
     // The first launch is not measured: it includes one-time work of the driver.
     block.word(0).store(1, Ordering::Release);
@@ -192,30 +198,30 @@ fn returns<D: Driver>(
     block.word(0).store(1, Ordering::Release);
     stream.finish()?;
     // A launch that waits for the kernel takes as long as the kernel waits.
-    Ok(took < ECHO / 4)
+    Ok(took < ECHO_LIMIT / 4)
 }
 
-/// Sets a flag that a kernel waits for, and waits for its reply. `None` if one side does not see
-/// the other's flag in time.
+/// The shortest time from setting a flag that a kernel polls to seeing the kernel's reply. `None`
+/// if the host does not see a reply in time.
 fn fastest_echo<D: Driver>(
     stream: &Stream<D>,
     block: &Pinned<D>,
-    ready: &Ready<D>,
+    ready: &LoadedLaunch<D>,
 ) -> Result<Option<Duration>> {
-    let (asked, heard) = (block.word(0), block.word(1));
+    let (request, reply) = (block.word(0), block.word(1));
     let mut fastest = Duration::MAX;
     for _ in 0..=TRIES {
-        asked.store(0, Ordering::Release);
-        heard.store(0, Ordering::Release);
+        request.store(0, Ordering::Release);
+        reply.store(0, Ordering::Release);
         stream.launch(ready)?;
-        // By now the kernel is waiting, or nearly.
+        // Gives the kernel time to start.
         std::thread::sleep(Duration::from_micros(200));
         let began = Instant::now();
-        asked.store(1, Ordering::Release);
-        while heard.load(Ordering::Acquire) != 1 && began.elapsed() < ECHO {
+        request.store(1, Ordering::Release);
+        while reply.load(Ordering::Acquire) != 1 && began.elapsed() < ECHO_LIMIT {
             std::thread::yield_now();
         }
-        let seen = heard.load(Ordering::Acquire) == 1;
+        let seen = reply.load(Ordering::Acquire) == 1;
         fastest = fastest.min(began.elapsed());
         stream.finish()?;
         if !seen {

@@ -8,54 +8,54 @@ use hal::{Op, Operand, RawMailbox, RawProgram, Result, Tensor};
 use crate::buffer::{Memory, Span, plain};
 use crate::card::{Card, Kernels};
 use crate::driver::{Arg, Driver, Geometry};
-use crate::lowering::{Launch, Lowering, Room, ptr, word};
-use crate::mailbox::{COUNT, SimtMailbox, mailbox};
+use crate::lowering::{ConstantStore, Launch, Lowering, ptr, word};
+use crate::mailbox::{LIST_LENGTH, SimtMailbox, mailbox};
 use crate::ops;
 use crate::stream::Stream;
 use crate::units::Unit;
 
-/// Maximum number of tokens of a step that runs as a graph and whose answers the device waits for
-/// itself: for larger steps the host computes for seconds.
-const MOST_IN_GRAPH: usize = 16;
+/// Maximum number of tokens of a step that runs as a graph and in which the device itself waits for
+/// answers: in larger steps the host may need seconds to answer.
+const MAX_TOKENS_IN_GRAPH: usize = 16;
 
-/// Whether an op belongs to such a small step.
+/// Whether an op belongs to a step of at most [`MAX_TOKENS_IN_GRAPH`] tokens.
 fn is_small(op: &Op) -> bool {
     let mut small = true;
     op.visit(&mut |operand, _, tensor| {
-        small &= !["x", "y"].contains(&operand) || tensor.desc().n_rows <= MOST_IN_GRAPH;
+        small &= !["x", "y"].contains(&operand) || tensor.desc().n_rows <= MAX_TOKENS_IN_GRAPH;
     });
     small
 }
 
-/// Header words of a program's state on the device, before those of its posts.
+/// Header words of a program's state on the device, before the counters of its posts.
 const STEP_WORDS: usize = 2;
 
 /// A launch whose kernel is loaded.
 #[derive(Clone, Debug)]
-pub(crate) struct Ready<D: Driver> {
+pub(crate) struct LoadedLaunch<D: Driver> {
     pub(crate) function: D::Function,
     pub(crate) geometry: Geometry,
     pub(crate) args: Vec<Arg>,
 }
 
-/// A compiled program. The ops hold the tensors.
+/// A compiled program.
 #[derive(Debug)]
-pub(crate) struct SimtProgram<D: Driver>(pub(crate) Arc<Steps<D>>);
+pub(crate) struct SimtProgram<D: Driver>(pub(crate) Arc<ProgramCore<D>>);
 
 impl<D: Driver> RawProgram for SimtProgram<D> {}
 
-/// The segments of a program.
+/// The segments of a program, and everything that they access.
 #[derive(Debug)]
-pub(crate) struct Steps<D: Driver> {
+pub(crate) struct ProgramCore<D: Driver> {
     pub(crate) segments: Vec<Segment<D>>,
-    /// In the order of the program.
-    pub(crate) posts: Vec<PostOf<D>>,
+    /// The posts, in the order of the program.
+    pub(crate) posts: Vec<ProgramPost<D>>,
     /// Mailboxes of the merges, with their indices.
     pub(crate) merges: Vec<(usize, Arc<SimtMailbox<D>>)>,
-    /// Whether the device waits for answers itself.
+    /// Whether the device itself waits for answers.
     pub(crate) flags: bool,
-    /// The step's number, the number of the last step with a timed-out wait, then a counter for
-    /// each post.
+    /// Device words: the step's number, the number of the last step with a timed-out wait, then a
+    /// counter for each post.
     pub(crate) step: Span,
     _memory: Vec<Memory<D>>,
     _kernels: Arc<Kernels<D>>,
@@ -63,53 +63,54 @@ pub(crate) struct Steps<D: Driver> {
     _workspace: Option<Tensor>,
 }
 
-/// The content of one submission.
+/// The launches of one submission.
 #[derive(Debug)]
 pub(crate) struct Segment<D: Driver> {
-    /// The mailbox whose answer it starts with; `None` if the device waits itself.
+    /// Index of the mailbox whose answer must arrive before this segment is submitted; `None` for
+    /// the first segment.
     pub(crate) merge: Option<usize>,
-    pub(crate) launches: Vec<Step<D>>,
+    pub(crate) launches: Vec<ProgramLaunch<D>>,
     pub(crate) graph: Option<D::Graph>,
 }
 
 /// A launch in a program.
 #[derive(Debug)]
-pub(crate) struct Step<D: Driver> {
+pub(crate) struct ProgramLaunch<D: Driver> {
     /// Index of its op.
     pub(crate) op: usize,
-    /// Whether it only waits for an answer.
+    /// Whether the kernel only waits for an answer.
     pub(crate) waits: bool,
-    pub(crate) ready: Ready<D>,
+    pub(crate) ready: LoadedLaunch<D>,
 }
 
 /// A post of a program.
 #[derive(Debug)]
-pub(crate) struct PostOf<D: Driver> {
+pub(crate) struct ProgramPost<D: Driver> {
     pub(crate) index: usize,
     pub(crate) mailbox: Arc<SimtMailbox<D>>,
-    /// Rows of x: the most tokens of this program.
+    /// Rows of x: the maximum number of tokens of this program.
     pub(crate) n_rows: usize,
-    /// Words of membership per row of the list that is sent.
+    /// Membership words per row of the posted list; `None` if no list is posted.
     pub(crate) row_words: Option<usize>,
-    /// The segment that contains it.
+    /// Index of the segment that contains the post.
     pub(crate) segment: usize,
-    /// Number of merges before it.
+    /// Number of merges before the post.
     pub(crate) n_merged: usize,
 }
 
 /// Holds the constant words that a program reads.
 #[derive(Debug)]
-struct Words<'a, D: Driver> {
+struct ProgramConstants<'a, D: Driver> {
     card: &'a Card<D>,
     memory: Vec<Memory<D>>,
 }
 
-impl<D: Driver> Room for Words<'_, D> {
-    fn keep(&mut self, words: &[u32]) -> Result<Span> {
+impl<D: Driver> ConstantStore for ProgramConstants<'_, D> {
+    fn store(&mut self, words: &[u32]) -> Result<Span> {
         let len = 4 * words.len().max(4) as u64;
         let memory = Memory::new(&self.card.driver, "constants", len)?;
         let span = memory.span();
-        self.card.bring(span, 0, bytemuck::cast_slice(words))?;
+        self.card.upload(span, 0, bytemuck::cast_slice(words))?;
         self.memory.push(memory);
         Ok(span)
     }
@@ -121,7 +122,7 @@ impl<D: Driver> Segment<D> {
     }
 
     /// Submits all launches to a stream.
-    pub(crate) fn give(&self, stream: &Stream<D>) -> Result<()> {
+    pub(crate) fn submit(&self, stream: &Stream<D>) -> Result<()> {
         match &self.graph {
             Some(graph) => stream.launch_graph(graph),
             None => self.launches.iter().try_for_each(|step| stream.launch(&step.ready)),
@@ -129,10 +130,10 @@ impl<D: Driver> Segment<D> {
     }
 }
 
-/// The lowered program before it is split into segments.
-struct Compiled<D: Driver> {
+/// A program while it is being lowered.
+struct ProgramBuilder<D: Driver> {
     segments: Vec<Segment<D>>,
-    posts: Vec<PostOf<D>>,
+    posts: Vec<ProgramPost<D>>,
     merges: Vec<(usize, Arc<SimtMailbox<D>>)>,
 }
 
@@ -146,50 +147,52 @@ impl<D: Driver> SimtProgram<D> {
         workspace: Option<&Tensor>,
     ) -> Result<SimtProgram<D>> {
         // Uploads that the program reads must have arrived.
-        card.arrived()?;
+        card.wait_for_uploads()?;
         let n_posts = ops.iter().filter(|op| matches!(op, Op::Post(_))).count();
-        let mut room = Words { card, memory: Vec::new() };
-        let step = room.keep(&vec![0; STEP_WORDS + n_posts])?;
-        // Without graphs, a device queues only a few hundred launches behind a wait.
+        let mut constants = ProgramConstants { card, memory: Vec::new() };
+        let step = constants.store(&vec![0; STEP_WORDS + n_posts])?;
+        // Without graphs the host could not submit a step behind a wait: a device queues only a few
+        // hundred launches.
         let flags = card.submission.flags && card.submission.graphs && ops.iter().all(is_small);
         let wait_limit = flags.then_some(card.submission.wait_limit.as_millis() as usize);
         let facts = &card.checked.facts;
-        let mut lowering = Lowering::new(facts, card.tables.span(), workspace, &mut room);
-        let mut made =
-            Compiled { segments: vec![Segment::new(None)], posts: vec![], merges: vec![] };
+        let mut lowering = Lowering::new(facts, card.tables.span(), workspace, &mut constants);
+        let mut compiled =
+            ProgramBuilder { segments: vec![Segment::new(None)], posts: vec![], merges: vec![] };
         let (mut number, mut launches) = (0, Vec::new());
         while let Some(op) = ops.get(number) {
             if let Op::Post(op) = op {
-                post(op, mailboxes, step, &mut made, &mut lowering)?;
+                post(op, mailboxes, step, &mut compiled, &mut lowering)?;
             }
             if let Op::Merge(op) = op {
-                merge(op, mailboxes, step, wait_limit, &mut made, &mut lowering)?;
+                merge(op, mailboxes, step, wait_limit, &mut compiled, &mut lowering)?;
             }
             let n = ops::lower_first(&ops[number..], &mut lowering)?;
-            let segment = made.segments.len() - 1;
+            let segment = compiled.segments.len() - 1;
             launches.extend(lowering.take().into_iter().map(|launch| (segment, number, launch)));
             number += n;
         }
         card.load(&launches.iter().map(|(_, _, launch)| launch.unit.clone()).collect())?;
         for (segment, number, launch) in launches {
-            made.segments[segment].launches.push(ready(card, number, launch)?);
+            compiled.segments[segment].launches.push(ready(card, number, launch)?);
         }
-        card.arrived()?;
-        let Compiled { mut segments, posts, merges } = made;
-        // A prefill step spends its time in kernels, and a graph of it would still take memory.
+        card.wait_for_uploads()?;
+        let ProgramBuilder { mut segments, posts, merges } = compiled;
+        // A prefill step would gain nothing, since it spends its time in kernels, and its graph
+        // would take memory.
         if card.submission.graphs && ops.iter().all(is_small) {
             let stream = Stream::new(&card.driver)?;
             for segment in segments.iter_mut().filter(|segment| segment.launches.len() > 1) {
-                segment.graph = Some(stream.capture(|| segment.give(&stream))?);
+                segment.graph = Some(stream.capture(|| segment.submit(&stream))?);
             }
         }
-        Ok(SimtProgram(Arc::new(Steps {
+        Ok(SimtProgram(Arc::new(ProgramCore {
             segments,
             posts,
             merges,
             flags,
             step,
-            _memory: room.memory,
+            _memory: constants.memory,
             _kernels: card.kernels(),
             _ops: ops.to_vec(),
             _workspace: workspace.cloned(),
@@ -197,20 +200,23 @@ impl<D: Driver> SimtProgram<D> {
     }
 }
 
-fn ready<D: Driver>(card: &Card<D>, op: usize, launch: Launch) -> Result<Step<D>> {
+fn ready<D: Driver>(card: &Card<D>, op: usize, launch: Launch) -> Result<ProgramLaunch<D>> {
     let Launch { unit, kernel, geometry, args } = launch;
     let function = card.function(&unit, kernel)?;
-    Ok(Step { op, waits: kernel == WAIT, ready: Ready { function, geometry, args } })
+    Ok(ProgramLaunch {
+        op,
+        waits: kernel == WAIT,
+        ready: LoadedLaunch { function, geometry, args },
+    })
 }
 
 /// The kernel that waits for an answer.
 const WAIT: &str = "merge_wait";
-/// Threads of a block that copies.
+/// Threads per block of the post and merge kernels.
 const BLOCK: usize = 256;
 
-/// Number of blocks to copy `n_words`, four words per thread; not more than needed to saturate the
-/// bus.
-fn copying(n_words: usize) -> usize {
+/// Number of blocks to copy `n_words`, four words per thread; 32 blocks saturate the bus.
+fn n_copy_blocks(n_words: usize) -> usize {
     n_words.div_ceil(4 * BLOCK).clamp(1, 32)
 }
 
@@ -218,11 +224,11 @@ fn post<D: Driver>(
     op: &Post<Tensor>,
     mailboxes: &[Arc<dyn RawMailbox>],
     step: Span,
-    made: &mut Compiled<D>,
+    compiled: &mut ProgramBuilder<D>,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let mailbox = mailbox::<D>(mailboxes, op.mailbox)?;
-    let (x, places) = (op.x.desc(), mailbox.places);
+    let (x, offsets) = (op.x.desc(), mailbox.offsets);
     let mut row_words = None;
     let [mut ids, mut count, mut members] = [Span::NONE; 3];
     let (mut capacity, mut held) = (0, 0);
@@ -235,13 +241,13 @@ fn post<D: Driver>(
     let n_weights = op.weights.as_ref().map_or(0, |weights| weights.desc().n_cols);
     let sent = row_words.unwrap_or(0);
     let n_words = x.n_rows * (x.n_cols + n_weights) + capacity * (1 + sent);
-    let arrived = step.part(4 * (STEP_WORDS + made.posts.len()) as u64, 4);
+    let arrived = step.part(4 * (STEP_WORDS + compiled.posts.len()) as u64, 4);
     let args = [
         ptr(plain(&op.batch.words)?),
         ptr(plain(&op.x)?),
         word(x.n_cols),
         word(x.n_rows),
-        ptr(out.maybe(op.weights.as_ref())?),
+        ptr(out.plain_or_null(op.weights.as_ref())?),
         word(n_weights),
         ptr(ids),
         ptr(count),
@@ -250,47 +256,47 @@ fn post<D: Driver>(
         word(held),
         word(sent),
         ptr(mailbox.span(0)),
-        word(COUNT),
-        word(places.x),
-        word(places.weights),
-        word(places.ids),
-        word(places.members),
+        word(LIST_LENGTH),
+        word(offsets.x),
+        word(offsets.weights),
+        word(offsets.ids),
+        word(offsets.members),
         ptr(step),
         ptr(arrived),
     ];
-    out.launch(Unit::plain("post"), "post", [copying(n_words), 1, 1], BLOCK as u32, &args);
-    made.posts.push(PostOf {
+    out.launch(Unit::plain("post"), "post", [n_copy_blocks(n_words), 1, 1], BLOCK as u32, &args);
+    compiled.posts.push(ProgramPost {
         index: op.mailbox,
         mailbox,
         n_rows: x.n_rows,
         row_words,
-        segment: made.segments.len() - 1,
-        n_merged: made.merges.len(),
+        segment: compiled.segments.len() - 1,
+        n_merged: compiled.merges.len(),
     });
     Ok(())
 }
 
-/// With `wait_limit` (milliseconds) the device waits itself, otherwise a segment begins here.
+/// With `wait_limit` (milliseconds) a kernel waits for the answer; otherwise a new segment begins.
 fn merge<D: Driver>(
     op: &Merge<Tensor>,
     mailboxes: &[Arc<dyn RawMailbox>],
     step: Span,
     wait_limit: Option<usize>,
-    made: &mut Compiled<D>,
+    compiled: &mut ProgramBuilder<D>,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let mailbox = mailbox::<D>(mailboxes, op.mailbox)?;
     let (y, unit) = (op.y.desc(), Unit::plain("merge"));
     match wait_limit {
         Some(limit) => {
-            let (head, given_up) = (mailbox.span(mailbox.places.head), step.part(4, 4));
-            let args = [ptr(head), ptr(step), ptr(given_up), word(limit)];
+            let (head, timed_out) = (mailbox.span(mailbox.offsets.head), step.part(4, 4));
+            let args = [ptr(head), ptr(step), ptr(timed_out), word(limit)];
             out.launch(unit.clone(), WAIT, [1; 3], 64, &args);
         }
-        None => made.segments.push(Segment::new(Some(op.mailbox))),
+        None => compiled.segments.push(Segment::new(Some(op.mailbox))),
     }
     let args = [
-        ptr(mailbox.span(mailbox.places.answer)),
+        ptr(mailbox.span(mailbox.offsets.answer)),
         ptr(plain(&op.batch.words)?),
         ptr(plain(&op.y)?),
         word(y.n_rows),
@@ -299,6 +305,6 @@ fn merge<D: Driver>(
     ];
     let grid = [(y.n_rows * y.n_cols).div_ceil(4 * BLOCK), 1, 1];
     out.launch(unit, "merge_add", grid, BLOCK as u32, &args);
-    made.merges.push((op.mailbox, mailbox));
+    compiled.merges.push((op.mailbox, mailbox));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! An in-order queue: later work is queued behind a run that is blocked on a hand-off.
+//! An in-order queue. While a run waits for an answer, later work stays on the host.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -20,10 +20,10 @@ use crate::stream::Stream;
 use crate::timer::Timer;
 
 /// How long a wait for another thread sleeps before it polls again.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Bytes of pinned blocks kept for later refills; blocks beyond this are freed after the copy.
-const MOST_IDLE: usize = 4 << 20;
+const MAX_IDLE_BYTES: usize = 4 << 20;
 
 /// A queue and its pending work; shared with its runs and transfers.
 #[derive(Debug)]
@@ -36,18 +36,19 @@ pub(crate) struct Core<D: Driver> {
 
 #[derive(Debug)]
 struct State<D: Driver> {
-    works: VecDeque<Work<D>>,
-    /// Work in flight, with its resources.
-    flying: VecDeque<Flying<D>>,
+    /// Work that is not submitted yet, in order.
+    pending: VecDeque<Work<D>>,
+    /// Submitted work, with its resources.
+    in_flight: VecDeque<InFlight<D>>,
     /// Reusable pinned blocks of finished refills.
     idle: Vec<Pinned<D>>,
 }
 
-/// Work in the order of submission.
+/// An item of work.
 #[derive(Debug)]
 enum Work<D: Driver> {
     Run(Arc<Progress<D>>),
-    Copy { way: CopyKind, bytes: Box<dyn RawStaging>, tensor: Tensor, done: Arc<CopyState<D>> },
+    Copy { kind: CopyKind, bytes: Box<dyn RawStaging>, tensor: Tensor, done: Arc<CopyState<D>> },
     Refill { pack: Tensor, slots: Range<usize>, bytes: Vec<u8> },
     CopyRows { src: Tensor, dst: Tensor },
 }
@@ -57,88 +58,88 @@ enum Work<D: Driver> {
 enum CopyKind {
     Upload,
     Download,
-    /// To the bytes of a whole pack.
+    /// An upload of the packed bytes of a whole weight.
     Repack,
 }
 
 /// An item that the device is working on.
 #[derive(Debug)]
-enum Flying<D: Driver> {
+enum InFlight<D: Driver> {
     Run(Arc<Progress<D>>),
     Copy { done: D::Event, block: Option<Pinned<D>>, _tensors: Vec<Tensor> },
 }
 
-/// Result of a copy.
+/// Result of a copy; `None` until the copy is submitted.
 #[derive(Debug)]
-struct CopyState<D: Driver>(Mutex<Option<Result<Copied<D>>>>);
+struct CopyState<D: Driver>(Mutex<Option<Result<FinishedCopy<D>>>>);
 
 #[derive(Debug)]
-struct Copied<D: Driver> {
+struct FinishedCopy<D: Driver> {
     staging: Box<dyn RawStaging>,
     done: D::Event,
     _tensor: Tensor,
 }
 
 impl<D: Driver> Core<D> {
-    /// Adds work and submits all possible items.
-    fn give(&self, work: Work<D>) -> Result<()> {
-        // Uploads that a program reads, or a copy changes, must have arrived.
-        self.card.arrived()?;
+    /// Adds work, then submits all work that can run.
+    fn push(&self, work: Work<D>) -> Result<()> {
+        // Uploads must have arrived before a program reads or a copy overwrites them.
+        self.card.wait_for_uploads()?;
         let mut state = lock(&self.state);
-        state.works.push_back(work);
-        self.pump(&mut state)
+        state.pending.push_back(work);
+        self.submit_pending(&mut state)
     }
 
-    /// Submits all possible items, from the front.
+    /// Submits pending work in order, up to a run that waits for an answer.
     pub(crate) fn advance(&self) -> Result<()> {
-        self.pump(&mut lock(&self.state))
+        self.submit_pending(&mut lock(&self.state))
     }
 
-    fn pump(&self, state: &mut State<D>) -> Result<()> {
-        self.land(state);
-        let mut moved = false;
-        while let Some(work) = state.works.pop_front() {
+    fn submit_pending(&self, state: &mut State<D>) -> Result<()> {
+        self.release_finished(state);
+        let mut submitted = false;
+        while let Some(work) = state.pending.pop_front() {
             match work {
                 Work::Run(run) => {
                     if !run.submit(&self.stream, || self.card.begin_step())? {
-                        state.works.push_front(Work::Run(run));
+                        state.pending.push_front(Work::Run(run));
                         break;
                     }
-                    state.flying.push_back(Flying::Run(run));
+                    state.in_flight.push_back(InFlight::Run(run));
                 }
-                Work::Copy { way, bytes, tensor, done } => {
-                    let copied = self.copy(way, bytes, tensor);
+                Work::Copy { kind, bytes, tensor, done } => {
+                    let copied = self.copy(kind, bytes, tensor);
                     *lock(&done.0) = Some(copied);
                 }
                 Work::Refill { pack, slots, bytes } => self.refill(state, pack, slots, &bytes)?,
                 Work::CopyRows { src, dst } => {
                     copies::copy_rows(&self.stream, &src, &dst)?;
                     let (done, _tensors) = (self.stream.mark(false)?, vec![src, dst]);
-                    state.flying.push_back(Flying::Copy { done, block: None, _tensors });
+                    state.in_flight.push_back(InFlight::Copy { done, block: None, _tensors });
                 }
             }
-            moved = true;
+            submitted = true;
         }
-        if moved {
+        if submitted {
             self.changed.notify_all();
         }
         Ok(())
     }
 
-    /// Releases finished work.
-    fn land(&self, state: &mut State<D>) {
+    /// Releases the resources of finished work.
+    fn release_finished(&self, state: &mut State<D>) {
         let driver = &*self.card.driver;
-        while let Some(first) = state.flying.front() {
+        while let Some(first) = state.in_flight.front() {
             let done = match first {
-                Flying::Run(run) => run.is_done(driver),
-                Flying::Copy { done, .. } => driver.has_happened(done).unwrap_or(true),
+                InFlight::Run(run) => run.is_done(driver),
+                InFlight::Copy { done, .. } => driver.has_happened(done).unwrap_or(true),
             };
             if !done {
                 return;
             }
-            if let Some(Flying::Copy { block: Some(block), .. }) = state.flying.pop_front() {
+            if let Some(InFlight::Copy { block: Some(block), .. }) = state.in_flight.pop_front() {
                 let len = |block: &Pinned<D>| block.bytes().len();
-                if state.idle.iter().map(len).sum::<usize>() + len(&block) <= MOST_IDLE {
+                if state.idle.iter().map(len).sum::<usize>() + len(&block) <= MAX_IDLE_BYTES {
                     state.idle.push(block);
                 }
             }
@@ -147,15 +148,15 @@ impl<D: Driver> Core<D> {
 
     fn copy(
         &self,
-        way: CopyKind,
+        kind: CopyKind,
         mut staging: Box<dyn RawStaging>,
         tensor: Tensor,
-    ) -> Result<Copied<D>> {
+    ) -> Result<FinishedCopy<D>> {
         let any: &mut dyn Any = &mut *staging;
         let Some(pinned) = any.downcast_mut::<Pinned<D>>() else {
-            return Err(driver("copy", "staging of another backend"));
+            return Err(driver("copy", "the staging block belongs to another backend"));
         };
-        match way {
+        match kind {
             CopyKind::Upload => copies::upload(&self.stream, pinned, &Rows::of(&tensor)?)?,
             CopyKind::Download => copies::download(&self.stream, pinned, &Rows::of(&tensor)?)?,
             CopyKind::Repack => {
@@ -163,7 +164,7 @@ impl<D: Driver> Core<D> {
                 self.stream.copy_in(to, 0, pinned, 0, len)?;
             }
         }
-        Ok(Copied { staging, done: self.stream.mark(false)?, _tensor: tensor })
+        Ok(FinishedCopy { staging, done: self.stream.mark(false)?, _tensor: tensor })
     }
 
     fn refill(
@@ -174,31 +175,31 @@ impl<D: Driver> Core<D> {
         bytes: &[u8],
     ) -> Result<()> {
         let to: Span = raw(&pack)?.span;
-        let places = layout::refill(&pack.whole(), pack.in_whole(slots), bytes)?;
+        let ranges = layout::refill(&pack.whole(), pack.buffer_rows(slots), bytes)?;
         let idle = state.idle.iter().position(|block| block.bytes().len() == bytes.len());
         let mut block = match idle {
             Some(at) => state.idle.swap_remove(at),
             None => Pinned::new(&self.card.driver, "refill", bytes.len())?,
         };
         block.bytes_mut().copy_from_slice(bytes);
-        for (at, part) in places {
+        for (at, part) in ranges {
             self.stream.copy_in(to, at, &block, part.start, part.len())?;
         }
         let (done, _tensors) = (self.stream.mark(false)?, vec![pack]);
-        state.flying.push_back(Flying::Copy { done, block: Some(block), _tensors });
+        state.in_flight.push_back(InFlight::Copy { done, block: Some(block), _tensors });
         Ok(())
     }
 
-    /// Waits until `there` returns a value; it is called again after work was submitted, with
-    /// whether all was submitted.
-    fn until<T>(&self, mut there: impl FnMut(bool) -> Result<Option<T>>) -> Result<T> {
+    /// Submits work and calls `ready`, with whether all work is submitted, until `ready` returns a
+    /// value.
+    fn wait_until<T>(&self, mut ready: impl FnMut(bool) -> Result<Option<T>>) -> Result<T> {
         let mut state = lock(&self.state);
         loop {
-            self.pump(&mut state)?;
-            if let Some(found) = there(state.works.is_empty())? {
+            self.submit_pending(&mut state)?;
+            if let Some(found) = ready(state.pending.is_empty())? {
                 return Ok(found);
             }
-            let waited = self.changed.wait_timeout(state, LOOK);
+            let waited = self.changed.wait_timeout(state, POLL_INTERVAL);
             state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
         }
     }
@@ -206,13 +207,13 @@ impl<D: Driver> Core<D> {
 
 impl<D: Driver> Drop for Core<D> {
     fn drop(&mut self) {
-        // Runs hold this, so all of them have ended or were cancelled; their resources are freed
-        // next. A lost device uses none.
+        // Every run holds this queue, so all runs have ended or were cancelled. Their resources are
+        // freed next, so the device must be done with them; a lost device no longer uses them.
         let _ = self.stream.finish();
     }
 }
 
-/// The queue behind the contract of `hal`.
+/// [`BackendQueue`] on one stream.
 #[derive(Debug)]
 pub(crate) struct SimtQueue<D: Driver> {
     core: Arc<Core<D>>,
@@ -223,8 +224,8 @@ impl<D: Driver> SimtQueue<D> {
     /// Errors of the driver.
     pub(crate) fn new(card: &Arc<Card<D>>) -> Result<SimtQueue<D>> {
         let stream = Stream::new(&card.driver)?;
-        let (works, flying, idle) = (VecDeque::new(), VecDeque::new(), Vec::new());
-        let state = Mutex::new(State { works, flying, idle });
+        let (pending, in_flight, idle) = (VecDeque::new(), VecDeque::new(), Vec::new());
+        let state = Mutex::new(State { pending, in_flight, idle });
         let core = Core { card: Arc::clone(card), stream, state, changed: Condvar::new() };
         Ok(SimtQueue { core: Arc::new(core) })
     }
@@ -236,21 +237,22 @@ impl<D: Driver> SimtQueue<D> {
     ) -> Result<Box<dyn RawRun>> {
         let any: &dyn Any = &**program;
         let program = any.downcast_ref::<SimtProgram<D>>();
-        let program = program.ok_or_else(|| driver("replay", "another backend's program"))?;
+        let program =
+            program.ok_or_else(|| driver("replay", "the program belongs to another backend"))?;
         let progress = Arc::new(Progress::new(&program.0, timer));
-        self.core.give(Work::Run(Arc::clone(&progress)))?;
+        self.core.push(Work::Run(Arc::clone(&progress)))?;
         Ok(Box::new(SimtRun::new(&self.core, progress)))
     }
 
     fn copy(
         &self,
-        way: CopyKind,
+        kind: CopyKind,
         bytes: Box<dyn RawStaging>,
         tensor: &Tensor,
     ) -> Result<Box<dyn RawTransfer>> {
         let done = Arc::new(CopyState(Mutex::new(None)));
-        let (tensor, told) = (tensor.clone(), Arc::clone(&done));
-        self.core.give(Work::Copy { way, bytes, tensor, done: told })?;
+        let (tensor, state) = (tensor.clone(), Arc::clone(&done));
+        self.core.push(Work::Copy { kind, bytes, tensor, done: state })?;
         Ok(Box::new(SimtTransfer { core: Arc::clone(&self.core), done }))
     }
 }
@@ -277,7 +279,7 @@ impl<D: Driver> BackendQueue for SimtQueue<D> {
     }
 
     fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
-        self.core.give(Work::Refill { pack: pack.clone(), slots, bytes: bytes.to_vec() })
+        self.core.push(Work::Refill { pack: pack.clone(), slots, bytes: bytes.to_vec() })
     }
 
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
@@ -285,11 +287,11 @@ impl<D: Driver> BackendQueue for SimtQueue<D> {
     }
 
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
-        self.core.give(Work::CopyRows { src: src.clone(), dst: dst.clone() })
+        self.core.push(Work::CopyRows { src: src.clone(), dst: dst.clone() })
     }
 
     fn finish(&mut self) -> Result<()> {
-        self.core.until(|idle| Ok(idle.then_some(())))?;
+        self.core.wait_until(|idle| Ok(idle.then_some(())))?;
         self.core.stream.finish()?;
         self.core.advance()
     }
@@ -315,7 +317,7 @@ impl<D: Driver> RawTransfer for SimtTransfer<D> {
     }
 
     fn wait(self: Box<Self>) -> Result<Box<dyn RawStaging>> {
-        let copied = self.core.until(|_| lock(&self.done.0).take().transpose())?;
+        let copied = self.core.wait_until(|_| lock(&self.done.0).take().transpose())?;
         self.core.card.driver.wait(&copied.done)?;
         Ok(copied.staging)
     }

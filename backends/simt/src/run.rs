@@ -4,26 +4,26 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use hal::{Error, HostRowSet, Posted, RawRun, Result, Times};
+use hal::{Error, HostRowSet, PostedData, RawRun, Result, Times};
 
 use crate::card::lock;
 use crate::driver::Driver;
 use crate::error::driver;
-use crate::program::{PostOf, Steps};
+use crate::program::{ProgramCore, ProgramPost};
 use crate::queue::Core;
 use crate::stream::Stream;
-use crate::timer::{Given, Timer};
+use crate::timer::{SubmittedPart, Timer};
 
-/// Progress of a run; its queue submits, its owner answers.
+/// Progress of a run: the queue submits its segments, and its owner answers its posts.
 #[derive(Debug)]
 pub(crate) struct Progress<D: Driver> {
-    pub(crate) steps: Arc<Steps<D>>,
+    pub(crate) program: Arc<ProgramCore<D>>,
     state: Mutex<State<D>>,
 }
 
 #[derive(Debug)]
 struct State<D: Driver> {
-    /// The number of the step; 0 before it begins.
+    /// The number of the step; 0 before the step begins.
     step: u32,
     /// The next segment to submit.
     next: usize,
@@ -32,44 +32,44 @@ struct State<D: Driver> {
     /// Mailboxes whose answers have arrived.
     answered: Vec<usize>,
     /// Number of posts handed to the host.
-    shown: usize,
-    /// Recorded after the last submitted segment.
+    n_handed_out: usize,
+    /// The event after the last submitted segment.
     last: Option<Arc<D::Event>>,
     cancelled: bool,
 }
 
 /// Current state of a run.
-enum Stand<D: Driver> {
-    /// This post has arrived.
+enum RunStatus<D: Driver> {
+    /// A post has arrived: the number of the step, and the index of the post.
     Post(u32, usize),
     End,
-    /// No event yet; the marker is after the last submitted work, if any.
-    Under(Option<Arc<D::Event>>),
+    /// No post has arrived. Holds the event after the last submitted segment, if any.
+    Running(Option<Arc<D::Event>>),
 }
 
 impl<D: Driver> Progress<D> {
-    pub(crate) fn new(steps: &Arc<Steps<D>>, timer: Option<Timer<D>>) -> Progress<D> {
+    pub(crate) fn new(program: &Arc<ProgramCore<D>>, timer: Option<Timer<D>>) -> Progress<D> {
         let state = State {
             step: 0,
             next: 0,
             timer,
             answered: Vec::new(),
-            shown: 0,
+            n_handed_out: 0,
             last: None,
             cancelled: false,
         };
-        Progress { steps: Arc::clone(steps), state: Mutex::new(state) }
+        Progress { program: Arc::clone(program), state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<D>> {
         lock(&self.state)
     }
 
-    /// Submits all possible segments, as step number `step` if the run starts now; returns whether
-    /// the next run may follow. If the device waits for answers itself, that is only when all have
-    /// arrived: so no two runs wait at once, and the poison of one reaches no other.
+    /// Submits all segments whose answers have arrived; `step` makes the step's number if the run
+    /// starts now. Returns whether the next run may be submitted: only after all answers of this
+    /// run. So no two runs wait at once, and cancelling one run cannot end another run's waits.
     pub(crate) fn submit(&self, stream: &Stream<D>, step: impl FnOnce() -> u32) -> Result<bool> {
-        let steps = &*self.steps;
+        let program = &*self.program;
         let mut guard = self.lock();
         let state = &mut *guard;
         if state.cancelled {
@@ -77,139 +77,139 @@ impl<D: Driver> Progress<D> {
         }
         if state.step == 0 {
             state.step = step();
-            if !steps.posts.is_empty() {
-                stream.fill(steps.step.part(0, 4), state.step)?;
+            if !program.posts.is_empty() {
+                stream.fill(program.step.part(0, 4), state.step)?;
             }
         }
-        while let Some(segment) = steps.segments.get(state.next) {
+        while let Some(segment) = program.segments.get(state.next) {
             if segment.merge.is_some_and(|merge| !state.answered.contains(&merge)) {
                 return Ok(false);
             }
-            // Created before anything waits on the device: if this failed later, the wait would
-            // have no end.
-            let behind = Arc::new(stream.event()?);
+            // Created before the submission: if this failed after it, nothing would end the
+            // device's waits.
+            let event = Arc::new(stream.event()?);
             let whole = match &mut state.timer {
                 None => {
-                    segment.give(stream)?;
+                    segment.submit(stream)?;
                     true
                 }
                 Some(timer) => {
                     let answered = |(merge, _): &&(usize, _)| state.answered.contains(merge);
-                    let n_answered = steps.merges.iter().take_while(answered).count();
-                    match timer.give(segment, stream, n_answered)? {
-                        Given::Nothing => return Ok(false),
-                        Given::Some => false,
-                        Given::Whole => true,
+                    let n_answered = program.merges.iter().take_while(answered).count();
+                    match timer.submit(segment, stream, n_answered)? {
+                        SubmittedPart::Nothing => return Ok(false),
+                        SubmittedPart::Partly => false,
+                        SubmittedPart::Whole => true,
                     }
                 }
             };
-            stream.record(&behind)?;
-            state.last = Some(behind);
+            stream.record(&event)?;
+            state.last = Some(event);
             if !whole {
                 return Ok(false);
             }
             state.next += 1;
         }
-        Ok(state.answered.len() >= steps.merges.len())
+        Ok(state.answered.len() >= program.merges.len())
     }
 
     /// Whether all submitted work of this run is done.
     pub(crate) fn is_done(&self, driver: &D) -> bool {
         let last = self.lock().last.clone();
-        // A lost device accesses no memory any more.
+        // A lost device no longer accesses memory.
         last.is_none_or(|last| driver.has_happened(&last).unwrap_or(true))
     }
 
     /// Current state, without waiting.
-    fn stand(&self) -> Result<Stand<D>> {
-        let steps = &*self.steps;
+    fn status(&self) -> Result<RunStatus<D>> {
+        let program = &*self.program;
         let state = self.lock();
         if state.cancelled {
             return Err(Error::Cancelled);
         }
-        let here = steps.posts.get(state.shown);
-        let n_merged = here.map_or(steps.merges.len(), |post| post.n_merged);
+        let next_post = program.posts.get(state.n_handed_out);
+        let n_merged = next_post.map_or(program.merges.len(), |post| post.n_merged);
         // A post that was handed out and skipped can no longer be answered.
         let open = |(merge, _): &(usize, _)| !state.answered.contains(merge);
-        if steps.merges[..n_merged].iter().any(open) {
+        if program.merges[..n_merged].iter().any(open) {
             return Err(Error::Cancelled);
         }
-        Ok(match here {
-            // Before a step begins its number is 0, which matches no flag after the first step.
+        Ok(match next_post {
+            // A step that has not begun has number 0, and so may the flag of a new mailbox.
             Some(post) if state.step > 0 && post.mailbox.is_posted(state.step) => {
-                Stand::Post(state.step, state.shown)
+                RunStatus::Post(state.step, state.n_handed_out)
             }
-            None if state.next == steps.segments.len() => match &state.last {
-                Some(last) => Stand::Under(Some(Arc::clone(last))),
-                None => Stand::End,
+            None if state.next == program.segments.len() => match &state.last {
+                Some(last) => RunStatus::Running(Some(Arc::clone(last))),
+                None => RunStatus::End,
             },
-            Some(_) | None => Stand::Under(state.last.clone()),
+            Some(_) | None => RunStatus::Running(state.last.clone()),
         })
     }
 
     /// Whether all segments are submitted and all posts were handed out.
     fn is_over(&self) -> bool {
         let state = self.lock();
-        state.shown == self.steps.posts.len() && state.next == self.steps.segments.len()
+        state.n_handed_out == self.program.posts.len() && state.next == self.program.segments.len()
     }
 
-    /// Whether an event after the segment of the next post has happened, so that the post must
-    /// have arrived.
+    /// Whether the segment of the next post is submitted and the post has not arrived: an error
+    /// once the segment is done.
     fn is_late(&self) -> bool {
         let state = self.lock();
-        let post = self.steps.posts.get(state.shown);
+        let post = self.program.posts.get(state.n_handed_out);
         post.is_some_and(|post| state.next > post.segment && !post.mailbox.is_posted(state.step))
     }
 
     fn check_expired(&self) -> Result<()> {
         let step = self.lock().step;
-        if self.steps.merges.iter().any(|(_, mailbox)| mailbox.has_expired(step)) {
-            Err(driver("merge", "timeout: the device waited too long for an answer"))
+        if self.program.merges.iter().any(|(_, mailbox)| mailbox.has_expired(step)) {
+            Err(driver("merge", "timeout: the device waited too long for the CPU's answer"))
         } else {
             Ok(())
         }
     }
 }
 
-/// The handle of a run: its caller answers posts through it, and waits.
+/// The caller's handle of a run, to answer its posts and to wait for its end.
 #[derive(Debug)]
 pub(crate) struct SimtRun<D: Driver> {
     core: Arc<Core<D>>,
     progress: Arc<Progress<D>>,
-    /// The list of the current post, and the index of that post.
+    /// Index of the current post, and its row list.
     rows: Option<(usize, HostRowSet)>,
 }
 
-/// Waits for a flag: polls first, then sleeps. A poll costs next to nothing, a sleep hundreds of
-/// microseconds.
-struct Patience {
-    looks: u32,
-    /// End of the polling phase.
+/// Waits for a flag: spins, then yields, then sleeps. Spinning sees the flag at once; a sleep may
+/// see it hundreds of microseconds late.
+struct Backoff {
+    polls: u32,
+    /// When spinning ended.
     since: Option<Instant>,
 }
 
-impl Patience {
-    /// Rounds of polling without yielding.
-    const LOOKS: u32 = 200;
+impl Backoff {
+    /// Polls before the thread yields.
+    const SPINS: u32 = 200;
     /// How long to yield before this thread sleeps.
-    const AWAKE: Duration = Duration::from_millis(10);
-    /// Rounds between two queries to the driver.
-    const ASK: u32 = 64;
+    const YIELD_TIME: Duration = Duration::from_millis(10);
+    /// Polls between two queries to the driver.
+    const QUERY_INTERVAL: u32 = 64;
 
-    fn new() -> Patience {
-        Patience { looks: 0, since: None }
+    fn new() -> Backoff {
+        Backoff { polls: 0, since: None }
     }
 
     /// Waits a little; returns whether to query the driver now.
     fn wait(&mut self) -> bool {
-        self.looks = self.looks.saturating_add(1);
-        if self.looks < Patience::LOOKS {
+        self.polls = self.polls.saturating_add(1);
+        if self.polls < Backoff::SPINS {
             std::hint::spin_loop();
             return false;
         }
-        if self.since.get_or_insert_with(Instant::now).elapsed() < Patience::AWAKE {
+        if self.since.get_or_insert_with(Instant::now).elapsed() < Backoff::YIELD_TIME {
             std::thread::yield_now();
-            return self.looks.is_multiple_of(Patience::ASK);
+            return self.polls.is_multiple_of(Backoff::QUERY_INTERVAL);
         }
         std::thread::sleep(Duration::from_micros(50));
         true
@@ -221,56 +221,56 @@ impl<D: Driver> SimtRun<D> {
         SimtRun { core: Arc::clone(core), progress, rows: None }
     }
 
-    /// Returns the list of the last post to its mailbox.
+    /// Gives the row list of the last post back to its mailbox.
     fn close(&mut self) {
         if let Some((post, rows)) = self.rows.take() {
-            self.progress.steps.posts[post].mailbox.keep_rows(rows);
+            self.progress.program.posts[post].mailbox.return_rows(rows);
         }
     }
 
     /// Waits for the next post or the end.
     fn next(&self) -> Result<Option<(u32, usize)>> {
         let (core, driver_) = (&*self.core, &*self.core.card.driver);
-        let (mut wait_limit, mut long) = (Patience::new(), false);
+        let (mut backoff, mut query_driver) = (Backoff::new(), false);
         loop {
-            if long {
+            if query_driver {
                 core.advance()?;
             }
-            let under = match self.progress.stand()? {
-                Stand::Post(step, post) => return Ok(Some((step, post))),
-                Stand::End => return Ok(None),
-                Stand::Under(under) => under,
+            let last_event = match self.progress.status()? {
+                RunStatus::Post(step, post) => return Ok(Some((step, post))),
+                RunStatus::End => return Ok(None),
+                RunStatus::Running(last_event) => last_event,
             };
-            // Nothing is left to submit or to poll, so the wait is the driver's.
-            if let Some(last) = under.as_ref().filter(|_| self.progress.is_over()) {
+            // No segment or post is left, so the driver can wait.
+            if let Some(last) = last_event.as_ref().filter(|_| self.progress.is_over()) {
                 driver_.wait(last)?;
                 self.progress.check_expired()?;
                 return Ok(None);
             }
-            long = wait_limit.wait();
-            if !long {
+            query_driver = backoff.wait();
+            if !query_driver {
                 continue;
             }
-            let Some(last) = under else { continue };
+            let Some(last) = last_event else { continue };
             if !driver_.has_happened(&last)? || self.progress.is_over() {
                 continue;
             }
-            // The post was written before the event.
+            // The device writes a post before the event of its segment, so the post is missing.
             if self.progress.is_late() {
                 self.progress.check_expired()?;
-                return Err(driver("post", "a segment ended without its post"));
+                return Err(driver("post", "the device ended a segment without writing its post"));
             }
         }
     }
 }
 
 impl<D: Driver> RawRun for SimtRun<D> {
-    fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
+    fn next_post(&mut self) -> Result<Option<PostedData<'_>>> {
         self.close();
         let Some((_, number)) = self.next()? else { return Ok(None) };
-        self.progress.lock().shown += 1;
-        let post: &PostOf<D> = &self.progress.steps.posts[number];
-        let (mailbox, places) = (&post.mailbox, post.mailbox.places);
+        self.progress.lock().n_handed_out += 1;
+        let post: &ProgramPost<D> = &self.progress.program.posts[number];
+        let (mailbox, offsets) = (&post.mailbox, post.mailbox.offsets);
         let n_tokens = mailbox.n_tokens().min(post.n_rows);
         if let Some(held) = post.row_words {
             let mut rows = mailbox.take_rows();
@@ -278,19 +278,19 @@ impl<D: Driver> RawRun for SimtRun<D> {
             self.rows = Some((number, rows));
         }
         let shape = mailbox.shape;
-        Ok(Some(Posted {
+        Ok(Some(PostedData {
             mailbox: post.index,
             n_tokens,
-            x: mailbox.floats(places.x, n_tokens * shape.n_in),
+            x: mailbox.floats(offsets.x, n_tokens * shape.n_in),
             rows: self.rows.as_ref().map(|(_, rows)| rows),
-            weights: mailbox.floats(places.weights, n_tokens * shape.n_weights),
+            weights: mailbox.floats(offsets.weights, n_tokens * shape.n_weights),
         }))
     }
 
     fn answer(&mut self, mailbox: usize, y: &[f32]) -> Result<()> {
         self.close();
         let mut state = self.progress.lock();
-        if let Some((_, of)) = self.progress.steps.merges.iter().find(|(i, _)| *i == mailbox) {
+        if let Some((_, of)) = self.progress.program.merges.iter().find(|(i, _)| *i == mailbox) {
             of.answer(state.step, y);
         }
         state.answered.push(mailbox);
@@ -318,8 +318,8 @@ impl<D: Driver> RawRun for SimtRun<D> {
         self.close();
         let mut state = self.progress.lock();
         state.cancelled = true;
-        if state.step > 0 && self.progress.steps.flags {
-            for (_, mailbox) in &self.progress.steps.merges {
+        if state.step > 0 && self.progress.program.flags {
+            for (_, mailbox) in &self.progress.program.merges {
                 mailbox.poison(state.step);
             }
         }

@@ -1,7 +1,7 @@
-//! Verifies that matrix instructions compute as kernels expect: which thread holds which element
-//! of a small matrix differs between vendors and generations, and a driver or device may be wrong.
-//! Runs when a device is opened (`kernels-cuda/matrix_check.cu`); kernels do not use matrix
-//! instructions with wrong results.
+//! Checks that matrix instructions compute what the kernels expect. Vendors and generations assign
+//! the elements of an MMA fragment to threads differently, and a driver or device may be faulty.
+//! The check runs when a device is opened (`kernels-cuda/matrix_check.cu`); if a result is wrong,
+//! the backend uses kernels without matrix instructions.
 
 use std::sync::Arc;
 
@@ -11,80 +11,86 @@ use crate::card::Kernels;
 use crate::driver::{Arg, Driver, Geometry};
 use crate::facts::Facts;
 use crate::pinned::Pinned;
-use crate::program::Ready;
+use crate::program::LoadedLaunch;
 use crate::stream::Stream;
 use crate::units::Unit;
 
-/// Rows and most columns of a small product, and words per row.
+/// Rows, and maximum number of columns, of the product of one MMA instruction.
 const SIDE: usize = 16;
+/// 32-bit words per row or column of an operand.
 const WORDS: usize = 8;
 /// Columns of a float product.
 const FLOAT_COLUMNS: usize = 8;
-/// Sums of int8 products: all, and those of either half.
+/// Sums of each int8 product: over the whole row, and over each half.
 const PARTS: usize = 3;
-/// Offsets in the block: rows, columns, sums, and the device's number of columns.
+/// Word offsets in the block, after the rows at 0: columns, sums, and the number of columns that
+/// the device reports.
 const COLUMNS: usize = SIDE * WORDS;
 const SUMS: usize = 2 * COLUMNS;
 const SEEN: usize = SUMS + PARTS * SIDE * SIDE;
-/// Allowed error of floats, relative to the sum of magnitudes: they are added up in F32. Products
-/// of truncated floats alone would exceed it.
+/// Allowed error of a float product, relative to the sum of the magnitudes: F32 rounding stays
+/// below it, and products of truncated floats exceed it.
 const TOLERANCE: f64 = 1e-5;
 
 /// Verified facts about a device.
 #[derive(Clone, Debug)]
-pub(crate) struct Checked {
-    /// Its facts, without the matrix units that failed.
+pub(crate) struct VerifiedDevice {
+    /// The device's facts, without the matrix instructions that failed.
     pub(crate) facts: Facts,
-    /// Why they are not used.
+    /// Why matrix instructions are not used; `None` if none failed.
     pub(crate) remark: Option<String>,
 }
 
 /// Result of a check.
 #[derive(Clone, Debug, PartialEq)]
-enum Found {
+enum CheckResult {
     Right,
     /// The kernels were compiled without matrix instructions.
     Absent,
     Wrong(String),
 }
 
-impl Checked {
+impl VerifiedDevice {
     /// # Errors
     /// A lost device, out of memory.
-    pub(crate) fn new<D: Driver>(driver: &Arc<D>, kernels: &Kernels<D>) -> Result<Checked> {
+    pub(crate) fn new<D: Driver>(driver: &Arc<D>, kernels: &Kernels<D>) -> Result<VerifiedDevice> {
         let mut facts = driver.facts().clone();
         let mut remark = None;
         for (claimed, kernel) in [(facts.mma, "check_bytes"), (facts.mma_floats, "check_floats")] {
             if !claimed {
                 continue;
             }
-            let found = match tried(driver, kernels, kernel) {
+            let found = match run_check(driver, kernels, kernel) {
                 Ok(found) => found,
                 Err(error @ Error::Driver { .. }) => {
-                    Found::Wrong(format!("cannot be tested ({error})"))
+                    CheckResult::Wrong(format!("cannot be tested ({error})"))
                 }
                 Err(error) => return Err(error),
             };
-            if let Found::Wrong(why) = &found {
+            if let CheckResult::Wrong(why) = &found {
                 remark = Some(format!("its matrix units are not used: they {why}"));
             }
             match kernel {
-                "check_bytes" => facts.mma = found == Found::Right,
-                _ => facts.mma_floats = found == Found::Right,
+                "check_bytes" => facts.mma = found == CheckResult::Right,
+                _ => facts.mma_floats = found == CheckResult::Right,
             }
         }
-        Ok(Checked { facts, remark })
+        Ok(VerifiedDevice { facts, remark })
     }
 }
 
-fn tried<D: Driver>(driver: &Arc<D>, kernels: &Kernels<D>, kernel: &str) -> Result<Found> {
+fn run_check<D: Driver>(
+    driver: &Arc<D>,
+    kernels: &Kernels<D>,
+    kernel: &str,
+) -> Result<CheckResult> {
     let mut block = Pinned::new(driver, "self check", 4 * (SEEN + 1))?;
     let floats = kernel == "check_floats";
     let operands = operands(floats);
     block.bytes_mut().fill(0xa5);
     block.bytes_mut()[..4 * SUMS].copy_from_slice(bytemuck::cast_slice(&operands));
     let at = |word: usize| Arg::Ptr(block.device() + 4 * word as u64);
-    let ready = Ready {
+    let ready = LoadedLaunch {
         function: kernels.function(&Unit::plain("matrix_check"), kernel)?,
         geometry: Geometry { grid: [1; 3], block: 64, shared: 0 },
         args: vec![at(0), at(COLUMNS), at(SUMS), at(SEEN)],
@@ -95,21 +101,21 @@ fn tried<D: Driver>(driver: &Arc<D>, kernels: &Kernels<D>, kernel: &str) -> Resu
     let n_columns = block.words::<u32>(SEEN, 1)[0] as usize;
     let sums = block.words::<u32>(SUMS, PARTS * SIDE * SIDE);
     Ok(match (n_columns, floats) {
-        (0, _) => Found::Absent,
-        (FLOAT_COLUMNS, true) => compared(wrong_floats(&operands, sums)),
-        (8 | SIDE, false) => compared(wrong_bytes(&operands, sums, n_columns)),
-        _ => Found::Wrong(format!("have {n_columns} columns")),
+        (0, _) => CheckResult::Absent,
+        (FLOAT_COLUMNS, true) => check_result(wrong_floats(&operands, sums)),
+        (8 | SIDE, false) => check_result(wrong_bytes(&operands, sums, n_columns)),
+        _ => CheckResult::Wrong(format!("report {n_columns} columns")),
     })
 }
 
-fn compared(n_wrong: usize) -> Found {
+fn check_result(n_wrong: usize) -> CheckResult {
     match n_wrong {
-        0 => Found::Right,
-        _ => Found::Wrong(format!("give wrong products ({n_wrong})")),
+        0 => CheckResult::Right,
+        _ => CheckResult::Wrong(format!("give {n_wrong} wrong products")),
     }
 }
 
-/// Rows and columns: any bytes, or floats between 1 and 2 and their negatives.
+/// Pseudo-random rows and columns: any bytes, or floats of magnitude 1 to 2.
 fn operands(floats: bool) -> Vec<u32> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -164,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_that_are_cut_are_found() {
+    fn truncated_floats_are_detected() {
         let operands = operands(true);
         let sums = |cut: u32| -> Vec<u32> {
             let of = |word: u32| f32::from_bits(word & cut);

@@ -1,7 +1,7 @@
 //! A safe wrapper around a driver's stream: it upholds the driver's safety conditions.
 //!
-//! The submitter keeps all memory that the work accesses alive until it is done: tensors through
-//! the program or the command that holds them, host memory through the transfer that owns it.
+//! The submitter keeps all memory alive until the work that accesses it is done: the program or the
+//! command holds the tensors, and the transfer owns the host memory.
 
 #![allow(unsafe_code, reason = "a driver does not check addresses and arguments")]
 
@@ -13,9 +13,9 @@ use crate::buffer::Span;
 use crate::driver::{DevicePtr, Driver};
 use crate::error::driver;
 use crate::pinned::Pinned;
-use crate::program::Ready;
+use crate::program::LoadedLaunch;
 
-/// Work in order.
+/// A stream, which runs its work in order.
 #[derive(Debug)]
 pub(crate) struct Stream<D: Driver> {
     driver: Arc<D>,
@@ -48,7 +48,7 @@ impl<D: Driver> Stream<D> {
         Ok(event)
     }
 
-    /// Copies `len` bytes of pinned memory from byte `at` on to the device.
+    /// Copies `len` bytes of pinned memory, from byte `at` on, to byte `offset` of a span.
     pub(crate) fn copy_in(
         &self,
         to: Span,
@@ -60,7 +60,7 @@ impl<D: Driver> Stream<D> {
         if len == 0 {
             return Ok(());
         }
-        let (to, inside) = (inside(to, offset, len)?, hal_len(from) >= at + len);
+        let (to, inside) = (offset_in(to, offset, len)?, hal_len(from) >= at + len);
         if !inside {
             return Err(driver("copy in", format!("{at} + {len} bytes of {from:?}")));
         }
@@ -69,7 +69,7 @@ impl<D: Driver> Stream<D> {
         unsafe { self.driver.copy_in(&self.raw, to, from.as_ptr().add(at), len) }
     }
 
-    /// Copies to pinned memory, from byte `at` of it on.
+    /// Copies `len` bytes of a span, from byte `offset` on, to byte `at` of pinned memory.
     pub(crate) fn copy_out(
         &self,
         to: &mut Pinned<D>,
@@ -81,7 +81,7 @@ impl<D: Driver> Stream<D> {
         if len == 0 {
             return Ok(());
         }
-        let (from, inside) = (inside(from, offset, len)?, hal_len(to) >= at + len);
+        let (from, inside) = (offset_in(from, offset, len)?, hal_len(to) >= at + len);
         if !inside {
             return Err(driver("copy out", format!("{at} + {len} bytes of {to:?}")));
         }
@@ -89,18 +89,18 @@ impl<D: Driver> Stream<D> {
         unsafe { self.driver.copy_out(&self.raw, to.as_mut_ptr().add(at), from, len) }
     }
 
-    /// Copies on the device; the spans have the same size and do not overlap.
+    /// Copies within device memory; the spans have the same size and do not overlap.
     pub(crate) fn copy(&self, to: Span, from: Span) -> Result<()> {
         if from.size == 0 {
             return Ok(());
         }
         let len = from.size as usize;
-        let to = inside(to, 0, len)?;
+        let to = offset_in(to, 0, len)?;
         // SAFETY: both are ranges of live tensors, which their command holds.
         unsafe { self.driver.copy(&self.raw, to, from.at, len) }
     }
 
-    /// Sets all words of a span.
+    /// Sets all words of a span to `word`.
     pub(crate) fn fill(&self, to: Span, word: u32) -> Result<()> {
         if to.size == 0 {
             return Ok(());
@@ -110,19 +110,19 @@ impl<D: Driver> Stream<D> {
     }
 
     /// Launches one kernel.
-    pub(crate) fn launch(&self, ready: &Ready<D>) -> Result<()> {
-        // SAFETY: lowering passes the arguments that the kernel's file declares, which the
-        // conformance suite executes; the program that holds the launch holds module and tensors,
-        // and its run holds the program.
+    pub(crate) fn launch(&self, ready: &LoadedLaunch<D>) -> Result<()> {
+        // SAFETY: lowering passes the arguments that the kernel declares (the conformance suite
+        // launches every kernel); the program holds the module and the tensors, and its run holds
+        // the program.
         unsafe { self.driver.launch(&self.raw, ready.function, ready.geometry, &ready.args) }
     }
 
-    /// Captures the work that `give` submits.
-    pub(crate) fn capture(&self, give: impl FnOnce() -> Result<()>) -> Result<D::Graph> {
+    /// Captures, as a graph, the work that `submit` submits.
+    pub(crate) fn capture(&self, submit: impl FnOnce() -> Result<()>) -> Result<D::Graph> {
         self.driver.begin_capture(&self.raw)?;
-        let given = give();
+        let submitted = submit();
         let graph = self.driver.end_capture(&self.raw);
-        given?;
+        submitted?;
         graph
     }
 
@@ -133,7 +133,7 @@ impl<D: Driver> Stream<D> {
     }
 }
 
-fn inside(span: Span, offset: u64, len: usize) -> Result<DevicePtr> {
+fn offset_in(span: Span, offset: u64, len: usize) -> Result<DevicePtr> {
     if offset.checked_add(len as u64).is_some_and(|end| end <= span.size) {
         Ok(span.at + offset)
     } else {

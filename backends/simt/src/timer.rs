@@ -1,4 +1,4 @@
-//! When the parts of a run ran, by events of the device.
+//! Measures when each part of a run begins and ends, by events on the device.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use hal::{Clock, PartTime, Result, Times};
 
 use crate::driver::Driver;
-use crate::program::{Segment, Step};
+use crate::program::{ProgramLaunch, Segment};
 use crate::stream::Stream;
 
-/// Times one run.
+/// Measures when the parts of one run begin and end.
 #[derive(Debug)]
 pub(crate) struct Timer<D: Driver> {
     cuts: Box<[usize]>,
@@ -20,18 +20,18 @@ pub(crate) struct Timer<D: Driver> {
     /// When the last launch was submitted, and the number of marks before it.
     last: Option<(Instant, usize)>,
     /// Launches of the segment that were submitted.
-    given: usize,
-    /// Submitted waits, of all segments.
+    n_submitted: usize,
+    /// Number of waits submitted so far, in all segments.
     n_waits: usize,
 }
 
 /// How much of a segment was submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Given {
-    /// Nothing more: an answer is missing.
+pub(crate) enum SubmittedPart {
+    /// Nothing, because an answer is missing.
     Nothing,
     /// All launches up to a missing answer.
-    Some,
+    Partly,
     /// All remaining launches.
     Whole,
 }
@@ -43,7 +43,7 @@ impl<D: Driver> Timer<D> {
             marks: Vec::new(),
             began: None,
             last: None,
-            given: 0,
+            n_submitted: 0,
             n_waits: 0,
         }
     }
@@ -53,45 +53,47 @@ impl<D: Driver> Timer<D> {
         self.cuts.partition_point(|cut| *cut <= op)
     }
 
-    /// Submits a segment launch by launch, as far as answers have arrived: a device queues only
-    /// a few hundred launches and then blocks the submitting thread, which has to answer.
-    pub(crate) fn give(
+    /// Submits the launches of a segment, up to the first wait whose answer is missing: a device
+    /// queues only a few hundred launches and then blocks this thread, which has to answer.
+    pub(crate) fn submit(
         &mut self,
         segment: &Segment<D>,
         stream: &Stream<D>,
         n_answered: usize,
-    ) -> Result<Given> {
-        let open = |timer: &Timer<D>, step: &Step<D>| step.waits && timer.n_waits >= n_answered;
-        if segment.launches.get(self.given).is_some_and(|step| open(self, step)) {
-            return Ok(Given::Nothing);
+    ) -> Result<SubmittedPart> {
+        let open =
+            |timer: &Timer<D>, step: &ProgramLaunch<D>| step.waits && timer.n_waits >= n_answered;
+        if segment.launches.get(self.n_submitted).is_some_and(|step| open(self, step)) {
+            return Ok(SubmittedPart::Nothing);
         }
         let now = Instant::now();
         if self.began.is_none() {
             self.began = Some((now, stream.mark(true)?));
         }
         self.last = Some((now, self.marks.len()));
-        while let rest @ [first, ..] = &segment.launches[self.given..] {
+        while let rest @ [first, ..] = &segment.launches[self.n_submitted..] {
             if open(self, first) {
-                return Ok(Given::Some);
+                return Ok(SubmittedPart::Partly);
             }
             if first.waits {
-                // A part that begins with a wait begins when the answer arrives.
+                // Waits are not timed: a part that starts with a wait begins when the answer
+                // arrives.
                 stream.launch(&first.ready)?;
-                self.given += 1;
+                self.n_submitted += 1;
                 self.n_waits += 1;
                 continue;
             }
             let part = self.part(first.op);
-            let same = |step: &&Step<D>| !step.waits && self.part(step.op) == part;
+            let same = |step: &&ProgramLaunch<D>| !step.waits && self.part(step.op) == part;
             let n = rest.iter().take_while(same).count();
             let begin = stream.mark(true)?;
             rest[..n].iter().try_for_each(|step| stream.launch(&step.ready))?;
             let end = stream.mark(true)?;
             self.marks.push((part, begin, end));
-            self.given += n;
+            self.n_submitted += n;
         }
-        self.given = 0;
-        Ok(Given::Whole)
+        self.n_submitted = 0;
+        Ok(SubmittedPart::Whole)
     }
 
     /// The times of all parts, once the run is over.
@@ -100,7 +102,7 @@ impl<D: Driver> Timer<D> {
     /// Errors of the driver.
     pub(crate) fn times(self, driver: &Arc<D>) -> Result<Times> {
         let seen = Instant::now();
-        let (Some((given, base)), Some((last, before))) = (self.began, self.last) else {
+        let (Some((submitted, base)), Some((last, before))) = (self.began, self.last) else {
             return Ok(Times::none());
         };
         let mut spans = Vec::with_capacity(self.marks.len());
@@ -108,30 +110,33 @@ impl<D: Driver> Timer<D> {
             driver.wait(end)?;
             spans.push((*part, driver.seconds(&base, begin)?, driver.seconds(&base, end)?));
         }
-        Ok(Times { clock: Clock::Device, parts: placed(given, last, before, seen, &spans) })
+        Ok(Times {
+            clock: Clock::Device,
+            parts: to_host_clock(submitted, last, before, seen, &spans),
+        })
     }
 }
 
-/// Converts the device's seconds to the host's clock: nothing ran before its submission, or after
-/// the host noticed the end. Uses the middle of the allowed range.
-fn placed(
-    given: Instant,
+/// Converts the device's seconds to the host's clock. No launch ran before its submission or after
+/// the host saw the end, which bounds the offset of the clocks; takes the middle of the range.
+fn to_host_clock(
+    submitted: Instant,
     last: Instant,
     before: usize,
     seen: Instant,
     spans: &[(usize, f64, f64)],
 ) -> Vec<PartTime> {
-    let host = |at: Instant| at.duration_since(given).as_secs_f64();
+    let host = |at: Instant| at.duration_since(submitted).as_secs_f64();
     let mut least: f64 = 0.0;
     if let Some((_, begin, _)) = spans.get(before) {
         least = least.max(host(last) - begin);
     }
     let most = spans.last().map_or(least, |(_, _, end)| host(seen) - end);
     let offset = least.midpoint(most.max(least));
-    let mut after = given;
+    let mut after = submitted;
     let mut at = |seconds: f64| {
         let passed = Duration::try_from_secs_f64((seconds + offset).max(0.0)).unwrap_or_default();
-        after = (given + passed).clamp(after, seen);
+        after = (submitted + passed).clamp(after, seen);
         after
     };
     let mut times: Vec<PartTime> = Vec::new();
@@ -150,18 +155,19 @@ mod tests {
     use super::*;
 
     /// The second segment was submitted 10 ms after the first and began 9 ms after the event
-    /// before the first: so the device's clock begins at least 1 ms after the host's. The end at
-    /// 12 ms was seen at 15: so at most 3 ms.
+    /// before the first, so the device's clock starts at least 1 ms after the host's. The last
+    /// launch ended at 12 ms of the device's clock, and the host saw that at 15 ms of its own
+    /// clock, so the device's clock starts at most 3 ms after the host's.
     #[test]
-    fn a_device_clock_is_brought_to_the_hosts() {
-        let given = Instant::now();
-        let ms = |n: u64| given + Duration::from_millis(n);
+    fn device_times_are_converted_to_the_hosts_clock() {
+        let submitted = Instant::now();
+        let ms = |n: u64| submitted + Duration::from_millis(n);
         let spans = [(0, 0.0, 0.001), (1, 0.001, 0.003), (1, 0.003, 0.004), (2, 0.009, 0.012)];
-        let times = placed(given, ms(10), 3, ms(15), &spans);
+        let times = to_host_clock(submitted, ms(10), 3, ms(15), &spans);
         let found: Vec<_> = times
             .iter()
             .map(|time| {
-                let ms = |at: Instant| (at.duration_since(given).as_secs_f64() * 1e3).round();
+                let ms = |at: Instant| (at.duration_since(submitted).as_secs_f64() * 1e3).round();
                 (time.parts.clone(), ms(time.begin), ms(time.end))
             })
             .collect();

@@ -1,4 +1,4 @@
-//! The kernel files and the variants that each is compiled for: a unit is a file and a variant.
+//! Units: a unit is one kernel file, compiled for one variant, such as a weight format.
 
 use hal::TensorDesc;
 use hal::format::{Code, Format};
@@ -21,7 +21,8 @@ impl Unit {
         Unit(format!("{file}.{}", format_name(format)))
     }
 
-    /// A file that reads a down matrix with one row per neuron, stored so or transposed.
+    /// A file that reads a down projection with one row per neuron, in the model file's layout or
+    /// transposed.
     #[must_use]
     pub fn down(file: &str, desc: &TensorDesc) -> Unit {
         let quants = desc.format.quants().filter(|_| has_tables(desc));
@@ -38,7 +39,7 @@ impl Unit {
         Unit(format!("{file}.{}_{}", format_name(k), format_name(v)))
     }
 
-    /// The name.
+    /// The unit's name: `FILE` or `FILE.VARIANT`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0
@@ -54,15 +55,14 @@ pub fn format_name(format: Format) -> String {
 /// Formats of the KV cache, as unit names spell them.
 const CACHE: [&str; 4] = ["bf16", "f16", "f32", "q8_0"];
 
-/// The file of a unit, and the macros that are defined for its compilation, from the list of files
-/// in `kernels-cuda/UNITS`.
+/// The file of a unit, and the macros that are defined for its compilation. `list` is
+/// `kernels-cuda/VARIANTS`; files that it does not contain are compiled once.
 #[must_use]
 pub fn source<'a>(list: &'a str, unit: &'a str) -> Option<(&'a str, Vec<(&'static str, &'a str)>)> {
     let (file, variant) = unit.split_once('.').unwrap_or((unit, ""));
-    let lines = list.lines().filter_map(|line| line.trim().split_once(' '));
-    let (_, kind) =
-        lines.filter(|(name, _)| !name.starts_with('#')).find(|(name, _)| *name == file)?;
-    let names = match kind.trim() {
+    let mut lines = list.lines().filter_map(|line| line.trim().split_once(' '));
+    let kind = lines.find(|(name, _)| *name == file).map_or("plain", |(_, kind)| kind.trim());
+    let names = match kind {
         "plain" if variant.is_empty() => Vec::new(),
         "weight" | "down" | "half" if !variant.is_empty() => vec![("FORMAT", variant)],
         "cache" => {
@@ -81,8 +81,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_unit_tells_what_it_is_compiled_with() {
-        let list = "# every file\n\nadd plain\nmatmul_few weight\nattention cache\n";
+    fn unit_names_give_their_source_and_formats() {
+        let list = "# with variants\n\nmatmul_few weight\nattention cache\n";
         assert_eq!(source(list, "add"), Some(("add", Vec::new())));
         let few = source(list, "matmul_few.q4_0");
         assert_eq!(few, Some(("matmul_few", vec![("FORMAT", "q4_0")])));
@@ -91,8 +91,7 @@ mod tests {
             let names = vec![("K_FORMAT", k), ("V_FORMAT", v)];
             assert_eq!(source(list, &unit), Some(("attention", names)));
         }
-        for wrong in
-            ["", "#", "add.q4_0", "matmul_few", "attention.f16", "attention.f16_q4_0", "none"]
+        for wrong in ["add.q4_0", "matmul_few", "attention.f16", "attention.f16_q4_0", "none.q4_0"]
         {
             assert_eq!(source(list, wrong), None, "{wrong}");
         }

@@ -1,4 +1,5 @@
-//! Overhead of the driver: a dispatch, a submission with a wait, a hand-off, a copy to the host.
+//! Measures the driver's overhead: of a dispatch, a submission with a wait, a hand-off, and a copy
+//! to the host.
 //!
 //! `cargo bench -p thermocline-wgpu -- [device number]`
 #![allow(clippy::print_stdout, reason = "a bench prints")]
@@ -72,7 +73,7 @@ fn main() -> Result<()> {
     let chosen = std::env::args().skip(1).find_map(|word| word.parse::<usize>().ok()).unwrap_or(0);
     let found = adapters();
     let Some(adapter) = found.get(chosen) else {
-        println!("no device number {chosen}");
+        println!("device number {chosen} does not exist; this machine has {}", found.len());
         return Ok(());
     };
     println!("{}: {}", adapter.name(), adapter.description());
@@ -85,7 +86,7 @@ fn main() -> Result<()> {
     let (few, many) = (adding(&device, &a, &x, 1)?, adding(&device, &a, &x, 257)?);
     let (few, many) = (timed(&mut queue, &few)?, timed(&mut queue, &many)?);
     println!("a submission of one dispatch, including the wait: {:.1} us", micros(few));
-    println!("each further dispatch (of {N} additions): {:.2} us", micros(many - few) / 256.0);
+    println!("each additional dispatch of {N} additions: {:.2} us", micros(many - few) / 256.0);
     let answer = vec![0.0; N];
     let mut served = |n: usize| -> Result<Duration> {
         let program = hand_offs(&device, &mut queue, &x, n)?;
@@ -98,9 +99,9 @@ fn main() -> Result<()> {
         })
     };
     let (few, many) = (served(1)?, served(33)?);
-    println!("a hand-off of {N} floats each way: {:.1} us", micros(many - few) / 32.0);
+    println!("a hand-off of {N} floats and an answer: {:.1} us", micros(many - few) / 32.0);
     let mut out = vec![0.0; N];
     let read = median(|| queue.read_f32(&x, &mut out))?;
-    println!("a read of {N} floats: {:.1} us", micros(read));
+    println!("a copy of {N} floats to the host: {:.1} us", micros(read));
     Ok(())
 }

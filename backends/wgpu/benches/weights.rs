@@ -1,4 +1,4 @@
-//! Speed of ops that read weights: bytes of weights per second in decode, tokens per second in
+//! Measures ops that read weights: bytes of weights per second in decode, and tokens per second in
 //! prefill.
 //!
 //! `cargo bench -p thermocline-wgpu --bench weights -- [device number] [format ...]`
@@ -17,7 +17,7 @@ use thermocline_wgpu::{Options, adapters};
 /// FFN block of a 7B model.
 const N_EMBD: usize = 4096;
 const N_FF: usize = 14336;
-/// A list names one neuron out of this many.
+/// The row list has one of this many neurons.
 const ONE_IN: usize = 10;
 const ROUNDS: usize = 15;
 
@@ -79,11 +79,11 @@ fn one_format(device: &Device, queue: &mut Queue, format: Format) -> Result<()> 
             1 => println!(", {:.2} GB/s", bytes as f64 / time / 1e9),
             n => println!(", {:.0} tokens/s", n as f64 / time),
         }
-        let mut ways = vec![("dense", Rows::All, 3.0)];
+        let mut variants = vec![("dense", Rows::All, 3.0)];
         if n_tokens == 1 {
-            ways.push(("listed", list(device, queue)?, 3.0 / ONE_IN as f64));
+            variants.push(("listed", list(device, queue)?, 3.0 / ONE_IN as f64));
         }
-        for (name, rows, share) in ways {
+        for (name, rows, share) in variants {
             let op = SparseFfn {
                 gate: Some(gate.clone()),
                 up: up.clone(),
@@ -92,7 +92,7 @@ fn one_format(device: &Device, queue: &mut Queue, format: Format) -> Result<()> 
                 bias_up: None,
                 bias_down: None,
                 threshold: None,
-                group_weight: None,
+                expert_weights: None,
                 rows,
                 x: x.clone(),
                 y: device.alloc_f32("y", n_tokens, N_EMBD)?,
@@ -103,7 +103,7 @@ fn one_format(device: &Device, queue: &mut Queue, format: Format) -> Result<()> 
                 activation: Activation::Silu,
                 skip: Skip::Never,
                 orientation: Down::ByNeuron,
-                groups: None,
+                experts: None,
                 dense_from: NEVER_DENSE,
                 accumulate: false,
             };
@@ -128,11 +128,11 @@ fn main() -> Result<()> {
     }
     let found = adapters();
     let Some(adapter) = found.get(chosen) else {
-        println!("no device number {chosen}");
+        println!("device number {chosen} does not exist; this machine has {}", found.len());
         return Ok(());
     };
     println!("{}: {}", adapter.name(), adapter.description());
-    println!("{N_FF} neurons of {N_EMBD} inputs and outputs");
+    println!("{N_FF} neurons, each with {N_EMBD} inputs and {N_EMBD} outputs");
     let device = Device::new(adapter.open(&Options::default())?, DeviceId(0), Bytes(4 << 30));
     let mut queue = device.queue("bench")?;
     for format in formats {

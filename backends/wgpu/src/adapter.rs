@@ -9,9 +9,9 @@ use crate::backend::WgpuBackend;
 use crate::error::{Health, driver, one_line};
 use crate::facts::{Facts, IMMEDIATES, Tuning};
 use crate::gpu::Gpu;
-use crate::native::KeptPipelines;
+use crate::native::PipelineCacheFile;
 use crate::probe;
-use crate::work::MOST_WORK;
+use crate::work::MAX_WORK;
 
 /// Graphics APIs, the preferred one first.
 const APIS: [(wgpu::Backend, &str); 3] = [
@@ -28,29 +28,30 @@ pub struct Adapter {
     info: wgpu::AdapterInfo,
 }
 
-/// How a device is opened.
+/// Options for opening a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Limits the bytes that an op binds at once, where the device would allow more.
+    /// Maximum number of bytes that an op binds at once, if the device allows more.
     pub max_binding: Option<Bytes>,
-    /// The folder for the cache of compiled shaders, for drivers that export them. `None`: no
-    /// cache.
+    /// The folder for the cache of compiled shaders; `None` disables the cache. Only some drivers
+    /// export compiled shaders.
     pub pipelines: Option<PathBuf>,
-    /// Uses workgroup memory for sums even if the device has subgroups.
+    /// Sums through workgroup memory even if the device has subgroups.
     pub no_subgroups: bool,
-    /// Limits the multiplications of a submission, for slow devices.
+    /// Maximum number of multiplications per submission of several tokens; `None` for the default
+    /// of 2^34. Slow devices need a lower limit.
     pub max_work: Option<u64>,
-    /// Replaces the tuning constants of the device's own class.
+    /// Tuning constants; `None` for those of the device's class.
     pub tuning: Option<Tuning>,
 }
 
-/// All devices of Vulkan, Metal or DX12: each piece of hardware once, discrete GPUs before
-/// integrated ones, software drivers last.
+/// All Vulkan, Metal and DX12 devices. A GPU with several drivers is listed once; discrete GPUs
+/// come before integrated GPUs, and software drivers come last.
 #[must_use]
 pub fn adapters() -> Vec<Adapter> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
         backends: wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12,
-        // No validation layers. Indirect dispatches are not used, so they need no checks.
+        // No validation layers, and no checks of indirect dispatches, which are not used.
         flags: wgpu::InstanceFlags::empty(),
         ..wgpu::InstanceDescriptor::new_without_display_handle()
     });
@@ -88,9 +89,9 @@ fn rank(kind: wgpu::DeviceType) -> u32 {
     }
 }
 
-/// Whether two entries are the same device, seen through two drivers or through one that is
-/// installed twice. Two equal cards appear twice in one driver, and DX12 reports the slot of the
-/// first for both.
+/// Whether two entries are the same card, listed by two drivers or by a driver that is installed
+/// twice. Two DX12 entries are always different cards: for two cards of the same model, DX12
+/// reports the PCI slot of the first card twice.
 fn same_hardware(a: &wgpu::AdapterInfo, b: &wgpu::AdapterInfo) -> bool {
     let same_slot = !a.device_pci_bus_id.is_empty() && a.device_pci_bus_id == b.device_pci_bus_id;
     let same_kind = (a.vendor, a.device) == (b.vendor, b.device);
@@ -100,9 +101,9 @@ fn same_hardware(a: &wgpu::AdapterInfo, b: &wgpu::AdapterInfo) -> bool {
     }
 }
 
-/// Limits for devices that report none: Metal gives shaders the length of a binding in 32 bits,
-/// which truncates longer ones.
-fn held(mut limits: wgpu::Limits) -> wgpu::Limits {
+/// Limits a binding to 2 GiB: Metal passes the length of a binding to shaders as 32 bits, and
+/// truncates larger lengths.
+fn limit_bindings(mut limits: wgpu::Limits) -> wgpu::Limits {
     let most = &mut limits.max_storage_buffer_binding_size;
     *most = (*most).min(i32::MAX as u64);
     limits
@@ -123,19 +124,19 @@ impl Adapter {
         parts.join(", ")
     }
 
-    /// Its PCI slot, `0000:01:00.0`; empty if the driver does not report it.
+    /// The PCI slot, `0000:01:00.0`; empty if the driver does not report a slot.
     #[must_use]
     pub fn slot(&self) -> &str {
         &self.info.device_pci_bus_id
     }
 
-    /// Its PCI vendor id: 0x10de is NVIDIA, 0x1002 AMD.
+    /// The PCI vendor id: 0x10de is NVIDIA, 0x1002 is AMD.
     #[must_use]
     pub fn vendor(&self) -> u32 {
         self.info.vendor
     }
 
-    /// Whether it is a software driver, which is used only on request.
+    /// Whether this is a software driver, which is used only on request.
     #[must_use]
     pub fn is_software(&self) -> bool {
         self.info.device_type == wgpu::DeviceType::Cpu
@@ -144,15 +145,19 @@ impl Adapter {
     /// Opens the device.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it lacks a required feature, [`Error::Driver`].
+    /// [`Error::Unsupported`] if the device lacks a required feature, [`Error::Driver`].
     pub fn open(&self, options: &Options) -> Result<Arc<WgpuBackend>> {
-        let mut limits = held(self.adapter.limits());
+        let mut limits = limit_bindings(self.adapter.limits());
         let has = self.adapter.features();
+        let (n_buffers, n_invocations) = (
+            limits.max_storage_buffers_per_shader_stage,
+            limits.max_compute_invocations_per_workgroup,
+        );
         let reason = match () {
-            () if !has.contains(wgpu::Features::IMMEDIATES) => Some("no immediates"),
-            () if limits.max_immediate_size < IMMEDIATES => Some("too few immediates"),
-            () if limits.max_storage_buffers_per_shader_stage < 16 => Some("too few bindings"),
-            () if limits.max_compute_invocations_per_workgroup < 256 => Some("small workgroups"),
+            () if !has.contains(wgpu::Features::IMMEDIATES) => Some("the device has no immediates"),
+            () if limits.max_immediate_size < IMMEDIATES => Some("too few bytes of immediates"),
+            () if n_buffers < 16 => Some("fewer than 16 storage buffers per shader"),
+            () if n_invocations < 256 => Some("fewer than 256 invocations per workgroup"),
             () => None,
         };
         if let Some(reason) = reason {
@@ -180,10 +185,10 @@ impl Adapter {
         let (device, queue) = opened.map_err(|error| driver("open", one_line(&error)))?;
         let health = Health::new(&self.name);
         health.watch(&device);
-        let own = || Tuning::of(self.info.vendor, self.is_software());
-        let tuning = options.tuning.unwrap_or_else(own);
-        let most_work = options.max_work.unwrap_or(MOST_WORK);
-        let facts = Facts { limits, tuning, near: None, most_work };
+        let default_tuning = || Tuning::of(self.info.vendor, self.is_software());
+        let tuning = options.tuning.unwrap_or_else(default_tuning);
+        let most_work = options.max_work.unwrap_or(MAX_WORK);
+        let facts = Facts { limits, tuning, subgroup_size: None, most_work };
         let info = DeviceInfo {
             name: self.name.clone(),
             description: self.description(),
@@ -192,11 +197,13 @@ impl Adapter {
             hand_off: true,
         };
         let folder = options.pipelines.as_ref().filter(|_| kept);
-        let pipelines = folder.and_then(|folder| KeptPipelines::open(&device, &self.info, folder));
+        let pipelines =
+            folder.and_then(|folder| PipelineCacheFile::open(&device, &self.info, folder));
         let mut gpu = Gpu::new(device, queue, facts, health, pipelines)?;
         if subgroups {
-            gpu.facts.near = match probe::near(&gpu, self.info.subgroup_min_size) {
-                // A driver that rejects the probe works without subgroups.
+            gpu.facts.subgroup_size = match probe::subgroup_size(&gpu, self.info.subgroup_min_size)
+            {
+                // If the driver rejects the probe, sums do not use subgroups.
                 Err(Error::Driver { .. }) => None,
                 answer => answer?,
             };
@@ -210,7 +217,7 @@ impl Adapter {
             wgpu::DeviceType::IntegratedGpu
             | wgpu::DeviceType::VirtualGpu
             | wgpu::DeviceType::Other => DeviceKind::Integrated,
-            // A software driver that was named explicitly stands in for a discrete GPU.
+            // In tests, a software driver stands in for a discrete GPU.
             wgpu::DeviceType::Cpu => DeviceKind::Simulated,
         }
     }
@@ -250,11 +257,11 @@ mod tests {
     }
 
     #[test]
-    fn no_binding_is_longer_than_shaders_are_told() {
-        let bound = |told: u64| {
+    fn bindings_are_limited_to_31_bits() {
+        let bound = |reported: u64| {
             let limits = wgpu::Limits::default();
-            let limits = wgpu::Limits { max_storage_buffer_binding_size: told, ..limits };
-            held(limits).max_storage_buffer_binding_size
+            let limits = wgpu::Limits { max_storage_buffer_binding_size: reported, ..limits };
+            limit_bindings(limits).max_storage_buffer_binding_size
         };
         assert_eq!(bound(128 << 20), 128 << 20);
         assert_eq!(bound(64 << 30), i32::MAX as u64);

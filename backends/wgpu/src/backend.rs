@@ -1,4 +1,4 @@
-//! The device behind the contract of `hal`.
+//! [`hal::Backend`] for a device of Vulkan, Metal or DX12.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::ops;
 use crate::program::WgpuProgram;
 use crate::queue::WgpuQueue;
 
-/// A graphics device.
+/// A GPU that wgpu controls.
 #[derive(Debug)]
 pub struct WgpuBackend {
     gpu: Arc<Gpu>,
@@ -30,14 +30,14 @@ impl WgpuBackend {
         WgpuBackend { gpu: Arc::new(gpu), info }
     }
 
-    /// Marks the device as lost: every later call and every wait ends in
+    /// Marks the device as lost: every later call and every wait returns
     /// [`hal::Error::DeviceLost`] with this reason.
-    pub fn lose(&self, reason: &str) {
-        self.gpu.health.lose(reason);
+    pub fn mark_lost(&self, reason: &str) {
+        self.gpu.health.mark_lost(reason);
         self.gpu.device.destroy();
     }
 
-    /// Counts since the device was opened; subtract two to measure an interval.
+    /// Numbers of submissions and dispatches since the device was opened.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.gpu.counts()
@@ -49,17 +49,17 @@ impl Backend for WgpuBackend {
         &self.info
     }
 
-    fn ways(&self) -> Vec<String> {
+    fn feature_notes(&self) -> Vec<String> {
         let facts = &self.gpu.facts;
         let has = |feature| self.gpu.device.features().contains(feature);
-        let near = match facts.near {
-            Some(near) => format!("sums use subgroups of {near}"),
-            None => "no usable subgroups: sums go through workgroup memory".to_owned(),
+        let subgroups = match facts.subgroup_size {
+            Some(subgroups) => format!("sums use subgroups of {subgroups}"),
+            None => "sums use workgroup memory, since subgroups are not usable".to_owned(),
         };
         let clock = if has(wgpu::Features::TIMESTAMP_QUERY) {
             "timestamps measure when work ran"
         } else {
-            "no timestamps: a trace shows when the host noticed the end of work"
+            "no timestamps: a trace shows when the host saw the end of work"
         };
         let (most, buffer) = (facts.max_binding(), facts.limits.max_buffer_size);
         let limits = format!(
@@ -67,7 +67,7 @@ impl Backend for WgpuBackend {
             Bytes(most),
             Bytes(buffer)
         );
-        vec![near, clock.to_owned(), limits]
+        vec![subgroups, clock.to_owned(), limits]
     }
 
     fn memory(&self) -> Result<MemoryReport> {
@@ -75,7 +75,7 @@ impl Backend for WgpuBackend {
         Ok(native::memory(&self.gpu.device))
     }
 
-    fn held(&self) -> Bytes {
+    fn overhead_bytes(&self) -> Bytes {
         Bytes(self.gpu.nothing.size() + self.gpu.tables.size())
     }
 
@@ -126,8 +126,8 @@ impl Backend for WgpuBackend {
     }
 
     fn mailboxes(&self, shape: MailboxShape, n: usize) -> Result<Vec<Arc<dyn RawMailbox>>> {
-        // An answer is received before the next post is copied, and the host no longer reads a
-        // post that it has answered.
+        // All hand-offs can share one mailbox: the device reads an answer before it copies the next
+        // post, and the host does not read a post after it has answered.
         Ok(vec![self.mailbox(shape)?; n])
     }
 

@@ -5,14 +5,14 @@ use hal::{Bytes, Layout, Operand, RawBuffer, Result, Tensor, TensorDesc};
 
 use crate::error::driver;
 
-/// Buffer sizes are multiples of this, which satisfies the alignment of all drivers and their
-/// bindings.
+/// Buffer sizes are multiples of this many bytes, a multiple of every driver's alignment of buffers
+/// and bindings.
 const STEP: u64 = 256;
 
 /// Layout of the rows in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowLayout {
-    /// As on the host, each padded to whole words.
+    /// The host's format, with each row padded to whole 32-bit words.
     Plain,
     /// Weights packed by `layout`.
     Packed,
@@ -27,7 +27,7 @@ pub(crate) struct WgpuBuffer {
 
 impl RawBuffer for WgpuBuffer {}
 
-/// Range of a buffer, in bytes; multiples of 4.
+/// Range of a buffer; offset and size are multiples of 4 bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Span {
     pub(crate) buffer: wgpu::Buffer,
@@ -36,24 +36,26 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// A range of this range.
+    /// A subrange, from byte `offset` on.
     pub(crate) fn part(&self, offset: u64, size: u64) -> Span {
         Span { buffer: self.buffer.clone(), offset: self.offset + offset, size }
     }
 }
 
-/// Rounded up to a valid buffer size.
+/// `bytes` rounded up to a valid buffer size.
 pub(crate) fn rounded(bytes: u64) -> Bytes {
     Bytes(bytes.max(1).div_ceil(STEP).saturating_mul(STEP))
 }
 
-/// Bytes of a plain row on the device; `None` if it is not whole blocks.
+/// Bytes of a plain row on the device; `None` if the row is not a whole number of blocks or its
+/// size overflows.
 pub(crate) fn plain_stride(desc: &TensorDesc) -> Option<u64> {
     let bytes = desc.format.row_bytes(desc.n_cols)? as u64;
     Some(bytes.div_ceil(4) * 4)
 }
 
-/// Bytes that a tensor of this shape takes, before a buffer's rounding; `None` if it overflows.
+/// Bytes that a tensor of this shape takes, before rounding; `None` if the shape is invalid or the
+/// size overflows.
 pub(crate) fn stored_size(desc: &TensorDesc) -> Option<Bytes> {
     match desc.layout {
         Layout::Rows => plain_stride(desc)?.checked_mul(desc.n_rows as u64).map(Bytes),
@@ -61,12 +63,12 @@ pub(crate) fn stored_size(desc: &TensorDesc) -> Option<Bytes> {
     }
 }
 
-/// The backend's own data of a tensor.
+/// The buffer behind a tensor.
 ///
 /// # Errors
 /// [`hal::Error::Driver`] for another backend's tensor, which `hal` rejects earlier.
 pub(crate) fn raw(tensor: &Tensor) -> Result<&WgpuBuffer> {
-    tensor.raw().ok_or_else(|| driver("bind", "a tensor of another backend"))
+    tensor.raw().ok_or_else(|| driver("bind", "the tensor belongs to another backend"))
 }
 
 /// Location of the rows of a plain view.

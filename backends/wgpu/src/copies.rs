@@ -12,7 +12,7 @@ use crate::gpu::Gpu;
 use crate::lowering::prepare;
 use crate::shader::Source;
 
-/// Host memory, with the buffer that the device copies into for a read.
+/// Host memory, and the mappable buffer through which downloads arrive.
 #[derive(Debug)]
 pub(crate) struct WgpuStaging {
     bytes: Vec<u8>,
@@ -36,7 +36,7 @@ impl RawStaging for WgpuStaging {
     }
 }
 
-/// A plain view with the width of its rows on both sides.
+/// A plain view, with the bytes of a row on the host and on the device.
 struct Rows {
     span: Span,
     host: usize,
@@ -47,13 +47,13 @@ fn rows(tensor: &Tensor) -> Result<Rows> {
     let desc = tensor.desc();
     let host = desc.format.row_bytes(desc.n_cols);
     let (Some(host), Some(device)) = (host, plain_stride(&desc)) else {
-        return Err(driver("copy", format!("{desc} cannot be copied as rows")));
+        return Err(driver("copy", format!("{desc} has rows that are not whole blocks")));
     };
     Ok(Rows { span: plain(tensor)?, host, device: device as usize })
 }
 
-/// Host rows, each padded to whole words; an incomplete last row keeps its length.
-pub(crate) fn spread(bytes: &[u8], host: usize, device: usize) -> Cow<'_, [u8]> {
+/// Pads host rows of `host` bytes to `device` bytes; an incomplete last row keeps its length.
+pub(crate) fn pad_rows(bytes: &[u8], host: usize, device: usize) -> Cow<'_, [u8]> {
     if host == device || host == 0 {
         return Cow::Borrowed(bytes);
     }
@@ -67,15 +67,16 @@ pub(crate) fn spread(bytes: &[u8], host: usize, device: usize) -> Cow<'_, [u8]> 
     Cow::Owned(out)
 }
 
-/// Writes to the first bytes of a plain view, ordered before the next submission and after the
-/// previous one.
+/// Writes to the first bytes of a plain view, after the previous submission and before the next
+/// one.
 pub(crate) fn upload(gpu: &Gpu, bytes: &[u8], dst: &Tensor) -> Result<()> {
     let rows = rows(dst)?;
-    let bytes = spread(bytes, rows.host, rows.device);
+    let bytes = pad_rows(bytes, rows.host, rows.device);
     write(gpu, &rows.span, 0, &bytes)
 }
 
-/// Writes bytes from byte `at` of a span on (a multiple of 4), including an incomplete last word.
+/// Writes `bytes` to a span from byte `at` on, a multiple of 4. If `bytes` ends inside a word, the
+/// rest of that word keeps its value.
 pub(crate) fn write(gpu: &Gpu, span: &Span, at: u64, bytes: &[u8]) -> Result<()> {
     let (whole, rest) = bytes.split_at(bytes.len() / 4 * 4);
     if !whole.is_empty() {
@@ -133,9 +134,9 @@ pub(crate) fn copy_rows(gpu: &Gpu, src: &Tensor, dst: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// A submitted copy from the device.
+/// A submitted copy from the device to the host, of `len` bytes.
 #[derive(Debug)]
-pub(crate) struct Reading {
+pub(crate) struct Readback {
     buffer: wgpu::Buffer,
     submission: wgpu::SubmissionIndex,
     mapped: Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
@@ -144,8 +145,8 @@ pub(crate) struct Reading {
     device: usize,
 }
 
-/// Starts a copy of the first `staging` bytes of a plain view.
-pub(crate) fn download(gpu: &Gpu, src: &Tensor, staging: &dyn RawStaging) -> Result<Reading> {
+/// Starts a copy of the first bytes of a plain view, as many as `staging` holds.
+pub(crate) fn download(gpu: &Gpu, src: &Tensor, staging: &dyn RawStaging) -> Result<Readback> {
     let rows = rows(src)?;
     let len = staging.bytes().len();
     let on_device = if rows.host == rows.device || rows.host == 0 {
@@ -158,7 +159,7 @@ pub(crate) fn download(gpu: &Gpu, src: &Tensor, staging: &dyn RawStaging) -> Res
     let own = any.downcast_ref::<WgpuStaging>().map(|staging| &staging.readback);
     let buffer = match own {
         Some(readback) if readback.size() >= size => readback.clone(),
-        // Rows on the device are padded, so they go through a wider buffer.
+        // The device's padded rows need a larger buffer than `staging` has.
         _ => gpu.readback("wide staging", size)?,
     };
     let mut encoder = gpu.encoder("download");
@@ -166,25 +167,25 @@ pub(crate) fn download(gpu: &Gpu, src: &Tensor, staging: &dyn RawStaging) -> Res
     let copied = size.min(span.buffer.size() - span.offset);
     encoder.copy_buffer_to_buffer(&span.buffer, span.offset, &buffer, 0, copied);
     let submission = gpu.submit(Some(encoder.finish()));
-    let mapped = map(&buffer);
+    let mapped = request_mapping(&buffer);
     let (host, device) = (rows.host, rows.device);
-    Ok(Reading { buffer, submission, mapped, len, host, device })
+    Ok(Readback { buffer, submission, mapped, len, host, device })
 }
 
 /// Requests that a buffer is mapped for reading.
-pub(crate) fn map(
+pub(crate) fn request_mapping(
     buffer: &wgpu::Buffer,
 ) -> Receiver<std::result::Result<(), wgpu::BufferAsyncError>> {
     let (done, mapped) = channel();
     buffer.map_async(wgpu::MapMode::Read, .., move |result| {
-        // The receiver is gone if the reading was dropped.
+        // The receiver no longer exists if the readback was dropped.
         let _ = done.send(result);
     });
     mapped
 }
 
-/// Waits for a mapping requested by [`map`].
-pub(crate) fn mapped(
+/// Waits for a mapping requested by [`request_mapping`].
+pub(crate) fn wait_for_mapping(
     gpu: &Gpu,
     buffer: &wgpu::Buffer,
     submission: &wgpu::SubmissionIndex,
@@ -196,15 +197,15 @@ pub(crate) fn mapped(
     buffer.get_mapped_range(..).map_err(|error| driver("map", one_line(&error)))
 }
 
-impl Reading {
-    /// Whether the copy is done, or can no longer complete.
+impl Readback {
+    /// Whether the copy is done, or cannot complete because the device is lost.
     pub(crate) fn is_done(&self, gpu: &Gpu) -> bool {
         gpu.health.check().is_err() || gpu.poll(&self.submission, Duration::ZERO).unwrap_or(true)
     }
 
-    /// Waits, then copies the bytes to `out`.
+    /// Waits for the copy, then copies its bytes to `out`.
     pub(crate) fn finish(self, gpu: &Gpu, out: &mut [u8]) -> Result<()> {
-        let view = mapped(gpu, &self.buffer, &self.submission, &self.mapped)?;
+        let view = wait_for_mapping(gpu, &self.buffer, &self.submission, &self.mapped)?;
         if self.host == self.device || self.host == 0 {
             out.copy_from_slice(&view[..self.len]);
         } else {

@@ -1,4 +1,4 @@
-//! Converts errors of wgpu to errors of the contract.
+//! Converts errors of wgpu to errors of `hal`.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,8 +20,8 @@ impl Health {
     }
 
     /// Marks the device as lost; the first reason is kept.
-    pub(crate) fn lose(&self, reason: impl Into<String>) {
-        // A later reason is a consequence of the first.
+    pub(crate) fn mark_lost(&self, reason: impl Into<String>) {
+        // Later errors follow from the first.
         let _ = self.lost.set(reason.into());
     }
 
@@ -38,13 +38,13 @@ impl Health {
         Error::DeviceLost { device: self.device.clone(), reason: reason.to_owned() }
     }
 
-    /// Runs a call in which wgpu panics if the driver reports a lost device. The default panic
-    /// hook has printed its line by then; a hook is global to the process, so none is set here.
+    /// Runs a call in which wgpu panics if the driver reports a lost device. The panic hook still
+    /// prints its message: a hook is global to the process, so a library must not replace it.
     ///
     /// # Errors
     /// [`Error::DeviceLost`].
     pub(crate) fn guard<T>(&self, call: impl FnOnce() -> T) -> Result<T> {
-        // The state that wgpu leaves behind is not used again: every later call checks this first.
+        // wgpu's state after the panic is not used again: every later call checks `lost` first.
         catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
             let reason = self.lost.get_or_init(|| panic_text(&*panic));
             self.lost(reason)
@@ -55,11 +55,11 @@ impl Health {
     pub(crate) fn watch(self: &Arc<Health>, device: &wgpu::Device) {
         let health = Arc::clone(self);
         device.set_device_lost_callback(move |reason, message| {
-            health.lose(format!("{reason:?}: {message}"));
+            health.mark_lost(format!("{reason:?}: {message}"));
         });
         let health = Arc::clone(self);
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
-            health.lose(one_line(&error));
+            health.mark_lost(one_line(&error));
         }));
     }
 }
@@ -78,7 +78,7 @@ pub(crate) fn one_line(error: &dyn std::fmt::Display) -> String {
     words.join(" ")
 }
 
-/// A driver call that failed.
+/// An error of `call` that has no driver code.
 pub(crate) fn driver(call: impl Into<String>, message: impl Into<String>) -> Error {
     Error::Driver { call: call.into(), code: 0, message: message.into() }
 }
@@ -115,9 +115,9 @@ pub(crate) fn created<T>(
 mod tests {
     use super::*;
 
-    /// As wgpu ends a poll of a device that is gone: by a panic, after it has called back or before.
+    /// wgpu panics when it polls a lost device, before or after it calls the lost-device callback.
     #[test]
-    fn a_panic_of_the_driver_is_a_lost_device() {
+    fn a_panic_in_wgpu_means_a_lost_device() {
         let reason_of = |health: &Health| {
             let result = health.guard(|| -> u32 { panic!("Error in {}:\n  gone", "Device::poll") });
             let expected = health.check().expect_err("the device counts as lost");
@@ -129,8 +129,8 @@ mod tests {
         assert_eq!(silent.guard(|| 7), Ok(7));
         assert_eq!(silent.check(), Ok(()));
         assert!(reason_of(&silent).contains("Error in Device::poll: gone"));
-        let told = Health::new("Vulkan0");
-        told.lose("pulled out");
-        assert!(reason_of(&told).contains("pulled out"));
+        let notified = Health::new("Vulkan0");
+        notified.mark_lost("pulled out");
+        assert!(reason_of(&notified).contains("pulled out"));
     }
 }

@@ -8,24 +8,23 @@ use layout::imported_size;
 /// Bytes of immediates (push constants) per dispatch; every driver supports at least this many.
 pub(crate) const IMMEDIATES: u32 = 128;
 
-/// Constant facts about an open device. Absent on purpose: 16-bit floats in shaders. Weights and
-/// caches of 16 bits are unpacked by one instruction that every device has, and sums are 32 bits
-/// for precision.
+/// Constant facts about an open device. 16-bit floats in shaders are not among them, because no
+/// shader needs them: every device unpacks 16-bit weights and caches with one instruction, and sums
+/// have 32 bits for precision.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
-    /// Its limits.
+    /// The limits that the device was opened with.
     pub(crate) limits: wgpu::Limits,
-    /// Constants of its class.
+    /// Tuning constants of the device's class.
     pub(crate) tuning: Tuning,
-    /// Subgroup size for sums ([`crate::probe`]); `None`: sums go through workgroup memory.
-    pub(crate) near: Option<u32>,
-    /// Limit on the multiplications of a submission, and of a product in it, for more than one
-    /// token ([`crate::work`]).
+    /// Subgroup size for sums ([`crate::probe`]); `None` if sums use workgroup memory.
+    pub(crate) subgroup_size: Option<u32>,
+    /// Maximum number of multiplications of a submission, and of a dispatch of a matrix product
+    /// without experts, with more than one token ([`crate::work`]).
     pub(crate) most_work: u64,
 }
 
-/// Constants per class of devices. They affect speed, and the order of sums on that device;
-/// nothing else.
+/// Tuning constants of a class of devices. They affect only speed and the order of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
     /// Workgroup size of elementwise shaders.
@@ -36,9 +35,9 @@ pub struct Tuning {
     pub(crate) fill: u32,
 }
 
-/// Few large workgroups, since a software driver runs them in a loop.
+/// For software drivers: few workgroups, since the driver runs them in a loop.
 const SOFTWARE: Tuning = Tuning { flat: 64, row: 64, fill: 16 };
-/// By PCI vendor id.
+/// Tuning constants by PCI vendor id.
 const MAKERS: [(u32, Tuning); 4] = [
     (0x10de, Tuning { flat: 256, row: 128, fill: 1024 }), // NVIDIA
     (0x1002, Tuning { flat: 256, row: 128, fill: 512 }),  // AMD
@@ -58,9 +57,9 @@ impl Tuning {
         }
     }
 
-    /// The constants of every class without duplicates, those of software drivers first. Any
-    /// device can be opened with any of them ([`crate::Options::tuning`]), so that a card's
-    /// constants can be tested without the card.
+    /// The distinct constants of all classes; those of software drivers come first. Every device
+    /// can be opened with each of them ([`crate::Options::tuning`]), so that a vendor's constants
+    /// can be tested without its card.
     #[must_use]
     pub fn classes() -> Vec<Tuning> {
         let mut classes = vec![SOFTWARE];
@@ -74,35 +73,35 @@ impl Tuning {
 }
 
 impl Facts {
-    /// Why no buffer can hold a tensor of this shape; `None` if one can. A possible weight counts
-    /// with its imported size if that is larger.
+    /// Why no buffer can hold a tensor of this shape; `None` if a buffer can. A tensor in a weight
+    /// format counts with its imported size if that is larger.
     pub(crate) fn too_large(&self, operand: &str, desc: &TensorDesc) -> Option<String> {
         let imported = if desc.format.is_weight() { imported_size(desc) } else { Some(0) };
         let sizes = stored_size(desc).zip(imported);
         let size = sizes.map_or(Bytes::MAX, |(stored, imported)| rounded(stored.0.max(imported)));
         let limit = Bytes(self.limits.max_buffer_size);
         (size > limit)
-            .then(|| format!("operand {operand} takes {size}, but a buffer holds at most {limit}"))
+            .then(|| format!("operand {operand} needs {size}, but a buffer holds at most {limit}"))
     }
 
-    /// Why one binding cannot cover all of a tensor; `None` if it can. For ops that do not split
-    /// an operand by rows.
-    pub(crate) fn unbindable(&self, operand: &str, desc: &TensorDesc) -> Option<String> {
+    /// Why one binding cannot cover a whole tensor; `None` if it can. For operands that are not
+    /// split by rows.
+    pub(crate) fn binding_refusal(&self, operand: &str, desc: &TensorDesc) -> Option<String> {
         let size = stored_size(desc).unwrap_or(Bytes::MAX);
         // A view may begin at an offset that is not aligned for a binding.
         let limit = Bytes(self.max_binding());
         (size > limit)
-            .then(|| format!("operand {operand} takes {size}, but an op binds at most {limit}"))
+            .then(|| format!("operand {operand} needs {size}, but an op binds at most {limit}"))
     }
 
-    /// Largest size of a view that one binding can cover at any offset.
+    /// Maximum size in bytes of a view that one binding can cover at any offset.
     pub(crate) fn max_binding(&self) -> u64 {
         let align = u64::from(self.limits.min_storage_buffer_offset_alignment);
         self.limits.max_storage_buffer_binding_size.saturating_sub(align) & !255
     }
 
-    /// A grid of at least `n` workgroups: the shader computes its index as `x + y * (groups in x)`
-    /// and returns early past the end.
+    /// A grid of at least `n` workgroups. The shader computes the index of its workgroup as
+    /// `x + y * (workgroups in x)` and returns if that is not below `n`.
     pub(crate) fn grid(&self, n: usize) -> [u32; 3] {
         let most = self.limits.max_compute_workgroups_per_dimension as usize;
         let y = n.div_ceil(most).max(1);
@@ -118,9 +117,9 @@ mod tests {
     use super::*;
     use crate::layout;
 
-    /// Every planned op can be imported: the size limit of a buffer is checked when planning.
+    /// If a plan accepts a weight, its import fits a buffer.
     #[test]
-    fn a_weight_is_too_large_as_it_is_imported() {
+    fn a_weight_counts_with_its_imported_size() {
         let (n_rows, n_cols) = (1000, 96);
         for format in Format::ALL.iter().copied().filter(|format| format.is_weight()) {
             let n_cols = n_cols.max(format.block_values() * 3);
@@ -129,7 +128,7 @@ mod tests {
             let facts = |most: u64| Facts {
                 limits: wgpu::Limits { max_buffer_size: most, ..wgpu::Limits::default() },
                 tuning: Tuning::of(0, true),
-                near: None,
+                subgroup_size: None,
                 most_work: u64::MAX,
             };
             assert_eq!(facts(size).too_large("w", &desc), None, "{format}");

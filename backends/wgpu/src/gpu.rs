@@ -1,4 +1,4 @@
-//! The open device that all parts of a backend share.
+//! State of an open device that buffers, programs and queues share.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,19 +9,18 @@ use hal::{Bytes, Result};
 
 use crate::error::{Health, created, driver, one_line};
 use crate::facts::{Facts, IMMEDIATES};
-use crate::native::KeptPipelines;
+use crate::native::PipelineCacheFile;
 use crate::shader::Source;
 
-/// How long a wait blocks in the driver before it checks for a lost device. Not a timeout of the
-/// wait.
-const LOOK: Duration = Duration::from_millis(500);
+/// How long a wait blocks in the driver before it checks for a lost device; the wait then goes on.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Work submitted to a device since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Submissions, including those of copies and pending writes.
     pub submissions: u64,
-    /// Dispatches of programs.
+    /// Dispatches of programs; those of copies do not count.
     pub dispatches: u64,
 }
 
@@ -32,13 +31,13 @@ pub(crate) struct Gpu {
     pub(crate) queue: wgpu::Queue,
     pub(crate) facts: Facts,
     pub(crate) health: Arc<Health>,
-    /// The buffer to bind in place of a missing operand.
+    /// A buffer that is bound in place of a missing operand.
     pub(crate) nothing: wgpu::Buffer,
     /// Code tables of the formats ([`layout::tables`]).
     pub(crate) tables: wgpu::Buffer,
     pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
-    /// Cache of compiled shaders, which this run adds to.
-    kept: Option<KeptPipelines>,
+    /// Cache file of compiled shaders, to which new shaders are added.
+    pipeline_cache: Option<PipelineCacheFile>,
     submissions: AtomicU64,
     dispatches: AtomicU64,
 }
@@ -56,7 +55,7 @@ impl Gpu {
         queue: wgpu::Queue,
         facts: Facts,
         health: Arc<Health>,
-        kept: Option<KeptPipelines>,
+        pipeline_cache: Option<PipelineCacheFile>,
     ) -> Result<Gpu> {
         let nothing = storage(&device, &health, "nothing", 256)?;
         let words = layout::tables();
@@ -72,7 +71,7 @@ impl Gpu {
             nothing,
             tables,
             pipelines,
-            kept,
+            pipeline_cache,
             submissions,
             dispatches,
         })
@@ -95,7 +94,7 @@ impl Gpu {
         buffer(&self.device, &self.health, label, size, usage)
     }
 
-    /// Allocates memory that timestamps are resolved to.
+    /// Allocates memory for resolved timestamps.
     ///
     /// # Errors
     /// [`hal::Error::OutOfMemory`], a lost device.
@@ -104,13 +103,13 @@ impl Gpu {
         buffer(&self.device, &self.health, label, size, usage)
     }
 
-    /// The pipeline of `source`; compiled once. `shared`: a buffer is bound for reading and for
-    /// writing at once, so all bindings are declared as writable.
+    /// The pipeline of `source`, compiled on first use. `shared` declares all bindings as writable;
+    /// it is set if one buffer is bound both for reading and for writing.
     ///
     /// # Errors
     /// [`hal::Error::Driver`] if the driver rejects the shader.
     pub(crate) fn pipeline(&self, source: &Source, shared: bool) -> Result<Arc<Pipeline>> {
-        let source = source.clone().near(self.facts.near);
+        let source = source.clone().with_subgroups(self.facts.subgroup_size);
         let text = source.text(shared);
         let mut pipelines = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pipeline) = pipelines.get(&text) {
@@ -153,7 +152,7 @@ impl Gpu {
                 constants: &[],
                 zero_initialize_workgroup_memory: false,
             },
-            cache: self.kept.as_ref().map(KeptPipelines::cache),
+            cache: self.pipeline_cache.as_ref().map(PipelineCacheFile::cache),
         });
         Pipeline { pipeline, layout }
     }
@@ -165,14 +164,14 @@ impl Gpu {
     pub(crate) fn wait(&self, submission: &wgpu::SubmissionIndex) -> Result<()> {
         loop {
             self.health.check()?;
-            if self.poll(submission, LOOK)? {
+            if self.poll(submission, POLL_INTERVAL)? {
                 return self.health.check();
             }
         }
     }
 
-    /// Waits for `submission` no longer than `timeout`; returns whether it is done and its
-    /// callbacks have run. The only function that polls the driver.
+    /// Waits up to `timeout` for `submission`; returns whether the submission is done and its
+    /// callbacks have run. No other function polls the driver.
     ///
     /// # Errors
     /// A lost device, [`hal::Error::Driver`].
@@ -187,7 +186,7 @@ impl Gpu {
             Ok(_) => Ok(true),
             Err(wgpu::PollError::Timeout) => Ok(false),
             Err(error) => {
-                // A submission that a lost device rejected is unknown to it.
+                // A lost device does not know the submission, which it rejected.
                 self.health.check()?;
                 Err(driver("poll", one_line(&error)))
             }
@@ -200,12 +199,12 @@ impl Gpu {
         self.queue.submit(commands)
     }
 
-    /// Counts dispatches of a program before their submission.
+    /// Adds to the number of dispatches of programs.
     pub(crate) fn count(&self, dispatches: usize) {
         self.dispatches.fetch_add(dispatches as u64, Ordering::Relaxed);
     }
 
-    /// Counts since the device was opened.
+    /// The counts since the device was opened.
     pub(crate) fn counts(&self) -> Counts {
         let [submissions, dispatches] =
             [&self.submissions, &self.dispatches].map(|count| count.load(Ordering::Relaxed));

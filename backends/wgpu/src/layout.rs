@@ -26,7 +26,7 @@ pub(crate) fn import(
     let buffer = gpu.storage(label, size(pack).0)?;
     layout::pack(pack, source, &mut |at, bytes| {
         gpu.queue.write_buffer(&buffer, at, bytes);
-        // Bytes in flight take up host memory too, so each chunk is waited for.
+        // Waits for each chunk, since bytes in flight take up host memory too.
         gpu.wait(&gpu.submit(None))
     })?;
     let layout = match pack.source.format.quants() {
@@ -39,9 +39,9 @@ pub(crate) fn import(
 /// Writes rows from [`layout::pack_rows`] to slots.
 ///
 /// # Errors
-/// [`hal::Error::Shape`] if `bytes` is not that number of rows of the pack.
+/// [`hal::Error::Shape`] if `bytes` does not have the size of `slots` rows of the pack.
 pub(crate) fn refill(gpu: &Gpu, tensor: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
-    for (offset, part) in layout::refill(&tensor.whole(), tensor.in_whole(slots), bytes)? {
+    for (offset, part) in layout::refill(&tensor.whole(), tensor.buffer_rows(slots), bytes)? {
         let buffer = raw(tensor)?.buffer.clone();
         let span = Span { buffer, offset, size: part.len() as u64 };
         write(gpu, &span, 0, &bytes[part])?;
@@ -49,11 +49,10 @@ pub(crate) fn refill(gpu: &Gpu, tensor: &Tensor, slots: Range<usize>, bytes: &[u
     Ok(())
 }
 
-/// Replaces the whole contents of a pack, ordered before the next submission and after the
-/// previous one.
+/// Replaces the whole contents of a pack, after the previous submission and before the next one.
 ///
 /// # Errors
-/// A driver fault.
+/// A lost device, errors of the driver.
 pub(crate) fn repack(gpu: &Gpu, tensor: &Tensor, bytes: &[u8]) -> Result<()> {
     let span = Span { buffer: raw(tensor)?.buffer.clone(), offset: 0, size: bytes.len() as u64 };
     write(gpu, &span, 0, bytes)

@@ -1,12 +1,12 @@
-//! Any Vulkan, Metal or DX12 device, through wgpu.
+//! The backend for all Vulkan, Metal and DX12 devices, through wgpu.
 //!
 //! An op is lowered once, when its program is compiled, to a few dispatches: a shader from
 //! `shaders/`, the buffers bound to it and a block of numbers. A replay only encodes and submits
-//! them. Data that changes from step to step is read from the [`hal::Batch`] on the device, so
-//! grids have the size of the program and workgroups return early.
+//! the dispatches. Shaders read data that changes from step to step from the [`hal::Batch`] on the
+//! device. So a grid has the size that the largest step needs, and surplus workgroups return early.
 //!
-//! Absent on purpose: GL (its drivers are often software without saying so), allocations per
-//! token, sums whose order could change.
+//! By design, the crate does not use OpenGL (many of its drivers compute in software but do not
+//! report that), does not allocate per token, and does not add numbers in an order that can change.
 
 mod adapter;
 mod backend;

@@ -1,5 +1,5 @@
-//! Lowers ops to dispatches: pipelines and bind groups are made here, once, when a program is
-//! compiled.
+//! Lowers ops to dispatches, once, when a program is compiled; also makes pipelines and bind
+//! groups.
 
 use std::sync::Arc;
 
@@ -65,13 +65,13 @@ impl<'a> Lowering<'a> {
         Ok(Span { buffer, offset: 0, size })
     }
 
-    /// A plain operand that may be missing.
-    pub(crate) fn maybe(&self, tensor: Option<&Tensor>) -> Result<Span> {
+    /// The span of an optional plain operand; a dummy buffer if the operand is missing.
+    pub(crate) fn plain_or_nothing(&self, tensor: Option<&Tensor>) -> Result<Span> {
         tensor.map_or_else(|| Ok(self.nothing()), plain)
     }
 
-    /// Range of the scratch memory that the op's plan requested, in bytes (multiples of 4). Its
-    /// contents are undefined, and other ops use it before and after this one.
+    /// Bytes `offset..offset + size` of the workspace that the op's plan requested, both multiples
+    /// of 4. The contents are undefined, since all ops use the same workspace.
     pub(crate) fn workspace(&self, offset: u64, size: u64) -> Result<Span> {
         let whole = self.workspace.map(plain).transpose()?;
         match whole {
@@ -80,7 +80,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Constant words that the op reads, copied to the device.
+    /// Copies constant words that the op reads to the device.
     pub(crate) fn constants(&self, words: &[u32]) -> Result<Span> {
         let size = (words.len().max(4) * 4) as u64;
         let buffer = self.gpu.storage("constants", size)?;
@@ -88,9 +88,9 @@ impl<'a> Lowering<'a> {
         Ok(Span { buffer, offset: 0, size })
     }
 
-    /// Adds a dispatch. `spans` are the shader's bindings in order. The shader's immediates are,
-    /// in this order, a word per binding (the offset of the span in it, in words of 4 bytes) and
-    /// then `numbers`. `grid` counts workgroups.
+    /// Adds a dispatch. `spans` are the shader's bindings in order. The shader's immediates are one
+    /// word per binding (the offset of the span in the binding, in 32-bit words), then `numbers`.
+    /// `grid` counts workgroups.
     ///
     /// # Errors
     /// [`hal::Error::Driver`] if the driver rejects the shader or its bindings.
@@ -110,7 +110,7 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// Makes one dispatch.
+/// Makes one dispatch; the parameters are those of [`Lowering::dispatch`].
 pub(crate) fn prepare(
     gpu: &Gpu,
     source: &Source,
@@ -136,7 +136,8 @@ pub(crate) fn prepare(
         let start = span.offset / align * align;
         let size = (span.offset - start + span.size).max(4);
         if size > gpu.facts.limits.max_storage_buffer_binding_size {
-            return Err(wrong(format!("binding {i} takes {size} bytes")));
+            let limit = gpu.facts.limits.max_storage_buffer_binding_size;
+            return Err(wrong(format!("binding {i} has {size} bytes, at most {limit} fit")));
         }
         all.push(((span.offset - start) / 4) as u32);
         let bound = wgpu::BufferBinding {
@@ -149,7 +150,7 @@ pub(crate) fn prepare(
     }
     all.extend_from_slice(numbers);
     if 4 * all.len() > IMMEDIATES as usize {
-        return Err(wrong(format!("{} numbers", all.len())));
+        return Err(wrong(format!("{} numbers, at most {} fit", all.len(), IMMEDIATES / 4)));
     }
     let group = created(&gpu.device, &gpu.health, source.name(), hal::Bytes(0), || {
         gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {

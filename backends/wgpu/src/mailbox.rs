@@ -1,4 +1,5 @@
-//! Mailboxes: a block that the device copies a post to and the host maps, and one for the answer.
+//! Mailboxes of hand-offs: a buffer that the device copies a post to and the host maps, and a
+//! buffer for the answer.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,14 +8,14 @@ use hal::{HostRowSet, MailboxShape, RawMailbox, Result};
 use crate::buffer::Span;
 use crate::gpu::Gpu;
 
-/// A mailbox. Clones refer to the same one.
+/// A mailbox. Clones refer to the same mailbox.
 #[derive(Clone, Debug)]
 pub(crate) struct WgpuMailbox {
     pub(crate) shape: MailboxShape,
     /// Destination of a post.
     pub(crate) out: wgpu::Buffer,
     answer: wgpu::Buffer,
-    /// The list of the post that the host reads, reused so that a step allocates nothing.
+    /// The row list of the post that the host reads, reused so that a step allocates nothing.
     pub(crate) rows: Arc<Mutex<HostRowSet>>,
 }
 
@@ -22,7 +23,7 @@ impl RawMailbox for WgpuMailbox {}
 
 /// Offsets of the sections of a post in [`WgpuMailbox::out`], in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Places {
+pub(crate) struct PostOffsets {
     pub(crate) n_tokens: u64,
     pub(crate) count: u64,
     pub(crate) x: u64,
@@ -49,26 +50,26 @@ impl WgpuMailbox {
         })
     }
 
-    /// Words of membership per row.
+    /// Membership words per row, with one bit per token.
     pub(crate) fn words(&self) -> usize {
         self.shape.max_tokens.div_ceil(32)
     }
 
-    pub(crate) fn places(&self) -> Places {
+    pub(crate) fn offsets(&self) -> PostOffsets {
         let MailboxShape { max_tokens, n_in, n_weights, max_rows, .. } = self.shape;
         let x = 16;
         let weights = x + (4 * max_tokens * n_in) as u64;
         let ids = weights + (4 * max_tokens * n_weights) as u64;
         let members = ids + (4 * max_rows) as u64;
-        Places { n_tokens: 0, count: 4, x, weights, ids, members }
+        PostOffsets { n_tokens: 0, count: 4, x, weights, ids, members }
     }
 
-    /// The block for the answer.
+    /// The buffer for the answer.
     pub(crate) fn answer(&self) -> Span {
         Span { buffer: self.answer.clone(), offset: 0, size: self.answer.size() }
     }
 
-    /// Writes an answer before the next submission.
+    /// Writes an answer, which arrives before the next submission runs.
     pub(crate) fn put(&self, gpu: &Gpu, y: &[f32]) {
         if !y.is_empty() {
             gpu.queue.write_buffer(&self.answer, 0, bytemuck::cast_slice(y));

@@ -1,5 +1,6 @@
-//! Features that need the driver's own interface: free memory, and a cache of compiled shaders.
-#![allow(unsafe_code, reason = "wgpu has no safe interface for either")]
+//! Two features for which wgpu has no safe interface: a device's free memory, and a cache file of
+//! compiled shaders.
+#![allow(unsafe_code, reason = "wgpu has no safe interface for these features")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,8 @@ use hal::MemoryReport;
 /// First bytes of a file of compiled shaders.
 const MAGIC: &[u8; 8] = b"TCWGPU01";
 
-/// Total and free memory of a device, if its driver reports it.
+/// Total and free memory of a device's largest heap. Unknown without Vulkan, and free memory also
+/// without the extension `VK_EXT_memory_budget`.
 pub(crate) fn memory(device: &wgpu::Device) -> MemoryReport {
     vulkan_memory(device).unwrap_or_default()
 }
@@ -30,13 +32,13 @@ fn vulkan_memory(device: &wgpu::Device) -> Option<MemoryReport> {
     let local = |heap: &vk::MemoryHeap| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL);
     let heaps = properties.memory_heaps_as_slice().iter().enumerate();
     let (index, heap) = heaps.filter(|(_, heap)| local(heap)).max_by_key(|(_, heap)| heap.size)?;
-    let told = raw.enabled_device_extensions().contains(&ash::ext::memory_budget::NAME);
+    let has_budget = raw.enabled_device_extensions().contains(&ash::ext::memory_budget::NAME);
     // The call for extended properties exists from Vulkan 1.1 on.
-    let free = (told && version >= vk::API_VERSION_1_1).then(|| {
+    let free = (has_budget && version >= vk::API_VERSION_1_1).then(|| {
         let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
-        let mut asked = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
+        let mut query = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
         // SAFETY: as above, and both structures are fully initialised.
-        unsafe { instance.get_physical_device_memory_properties2(physical, &mut asked) };
+        unsafe { instance.get_physical_device_memory_properties2(physical, &mut query) };
         Bytes(budget.heap_budget[index].saturating_sub(budget.heap_usage[index]))
     });
     Some(MemoryReport { total: Some(Bytes(heap.size)), free })
@@ -47,34 +49,34 @@ fn vulkan_memory(_device: &wgpu::Device) -> Option<MemoryReport> {
     None
 }
 
-/// Compiled shaders in a file per device model; written when the device is closed.
+/// A cache file of compiled shaders, one per device model, written when the device is closed.
 #[derive(Debug)]
-pub(crate) struct KeptPipelines {
+pub(crate) struct PipelineCacheFile {
     cache: wgpu::PipelineCache,
     path: PathBuf,
     /// Contents of the file when it was read.
-    had: Option<Vec<u8>>,
+    saved: Option<Vec<u8>>,
 }
 
-impl KeptPipelines {
+impl PipelineCacheFile {
     /// The cache in `folder` for this device, or an empty one; `None` if the driver does not
     /// export compiled shaders.
     pub(crate) fn open(
         device: &wgpu::Device,
         info: &wgpu::AdapterInfo,
         folder: &Path,
-    ) -> Option<KeptPipelines> {
+    ) -> Option<PipelineCacheFile> {
         let path = folder.join(wgpu::util::pipeline_cache_key(info)?);
-        let had = fs::read(&path).ok().and_then(|file| Some(checked(&file)?.to_vec()));
+        let saved = fs::read(&path).ok().and_then(|file| Some(checked(&file)?.to_vec()));
         let descriptor = wgpu::PipelineCacheDescriptor {
             label: Some("kept pipelines"),
-            data: had.as_deref(),
+            data: saved.as_deref(),
             fallback: true,
         };
-        // SAFETY: the bytes are a former cache's, as their checksum proves; wgpu and the driver
+        // SAFETY: the checksum shows that an earlier cache wrote the bytes; wgpu and the driver
         // check that they fit this device and driver, and use an empty cache otherwise.
         let cache = unsafe { device.create_pipeline_cache(&descriptor) };
-        Some(KeptPipelines { cache, path, had })
+        Some(PipelineCacheFile { cache, path, saved })
     }
 
     pub(crate) fn cache(&self) -> &wgpu::PipelineCache {
@@ -82,7 +84,7 @@ impl KeptPipelines {
     }
 
     fn save(&self) -> std::io::Result<()> {
-        let Some(data) = self.cache.get_data().filter(|data| self.had.as_ref() != Some(data))
+        let Some(data) = self.cache.get_data().filter(|data| self.saved.as_ref() != Some(data))
         else {
             return Ok(());
         };
@@ -93,16 +95,16 @@ impl KeptPipelines {
         let file = [&MAGIC[..], &sum(&data).to_le_bytes(), &data].concat();
         let written = fs::write(&temporary, file).and_then(|()| fs::rename(&temporary, &self.path));
         if written.is_err() {
-            // Removes the temporary file; a failure means that it was never created.
+            // Removing fails only if the temporary file was never created.
             let _ = fs::remove_file(&temporary);
         }
         written
     }
 }
 
-impl Drop for KeptPipelines {
+impl Drop for PipelineCacheFile {
     fn drop(&mut self) {
-        // Without the file, shaders are compiled again.
+        // Saving may fail: without the file, the next start compiles the shaders again.
         let _ = self.save();
     }
 }
@@ -126,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_believed_only_whole() {
+    fn a_damaged_cache_file_is_rejected() {
         let data = b"compiled";
         let file = [&MAGIC[..], &sum(data).to_le_bytes(), data].concat();
         assert_eq!(checked(&file), Some(&data[..]));

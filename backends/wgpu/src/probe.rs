@@ -1,24 +1,24 @@
-//! Probes device behaviour that no driver guarantees: that invocations of a workgroup can exchange
-//! values in subgroups.
+//! Tests a behaviour that no driver guarantees: that subgroups consist of consecutive invocations
+//! of a workgroup.
 
 use hal::Result;
 
-use crate::copies::{map, mapped};
+use crate::copies::{request_mapping, wait_for_mapping};
 use crate::gpu::Gpu;
 use crate::shader::Source;
 
-/// The subgroup size for sums: `size`, the smallest subgroup size, if workgroups are split into
-/// subgroups in the order of their invocations; `None` otherwise.
+/// The subgroup size for sums: `smallest`, the device's minimum, if subgroups consist of
+/// consecutive invocations; `None` otherwise.
 ///
 /// # Errors
 /// A lost device, or a shader that the driver rejects.
-pub(crate) fn near(gpu: &Gpu, size: u32) -> Result<Option<u32>> {
+pub(crate) fn subgroup_size(gpu: &Gpu, smallest: u32) -> Result<Option<u32>> {
     let row = gpu.facts.tuning.row;
-    let near = size.min(row);
-    if near < 2 || !near.is_power_of_two() {
+    let size = smallest.min(row);
+    if size < 2 || !size.is_power_of_two() {
         return Ok(None);
     }
-    let pipeline = gpu.pipeline(&Source::new("probe").set("ROW", row).set("NEAR", near), false)?;
+    let pipeline = gpu.pipeline(&Source::new("probe").set("ROW", row).set("NEAR", size), false)?;
     let bytes = 4 * u64::from(row);
     let y = gpu.storage("probe", bytes)?;
     let back = gpu.readback("probe", bytes)?;
@@ -36,8 +36,8 @@ pub(crate) fn near(gpu: &Gpu, size: u32) -> Result<Option<u32>> {
     }
     encoder.copy_buffer_to_buffer(&y, 0, &back, 0, bytes);
     let submission = gpu.submit(Some(encoder.finish()));
-    let seen = map(&back);
-    let view = mapped(gpu, &back, &submission, &seen)?;
-    let so = view.chunks_exact(4).all(|word| word == 1u32.to_le_bytes());
-    Ok(so.then_some(near))
+    let seen = request_mapping(&back);
+    let view = wait_for_mapping(gpu, &back, &submission, &seen)?;
+    let in_order = view.chunks_exact(4).all(|word| word == 1u32.to_le_bytes());
+    Ok(in_order.then_some(size))
 }

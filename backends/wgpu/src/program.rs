@@ -15,31 +15,31 @@ use crate::ops::{self, PostCopies};
 use crate::timer::Timer;
 use crate::work::{Meter, work};
 
-/// A compiled program. The ops hold the tensors.
+/// A compiled program.
 #[derive(Clone, Debug)]
-pub(crate) struct WgpuProgram(pub(crate) Arc<Steps>);
+pub(crate) struct WgpuProgram(pub(crate) Arc<ProgramCore>);
 
 impl RawProgram for WgpuProgram {}
 
-/// The segments of a program.
+/// The segments of a program, and the tensors that they access.
 #[derive(Debug)]
-pub(crate) struct Steps {
+pub(crate) struct ProgramCore {
     pub(crate) label: String,
     pub(crate) segments: Vec<Segment>,
     _ops: Vec<Op>,
     _workspace: Option<Tensor>,
 }
 
-/// The content of one submission.
+/// The dispatches of one submission.
 #[derive(Debug, Default)]
 pub(crate) struct Segment {
-    /// The mailbox that the segment's leading merge reads, with its index.
+    /// Index and mailbox of the merge that the segment starts with.
     pub(crate) merge: Option<(usize, WgpuMailbox)>,
     /// Dispatches, each with the index of its op in the program.
     dispatches: Vec<(usize, Dispatch)>,
-    /// The ops that it runs, some of them partly.
+    /// The ops of the segment; the first and the last may continue in other segments.
     pub(crate) ops: Range<usize>,
-    /// The post it ends with.
+    /// The post that the segment ends with.
     pub(crate) post: Option<PostCopies>,
 }
 
@@ -76,7 +76,7 @@ impl Segment {
         encoder.finish()
     }
 
-    /// Encodes a pass for each part, with timestamps.
+    /// Encodes a pass with timestamps for each part of the program.
     fn encode_parts(&self, encoder: &mut wgpu::CommandEncoder, timer: &mut Timer) {
         let mut rest = &self.dispatches[..];
         while let [(op, _), ..] = rest {
@@ -98,7 +98,7 @@ fn mailbox(mailboxes: &[Arc<dyn RawMailbox>], index: usize) -> Result<&WgpuMailb
         let any: &dyn Any = &**mailbox;
         any.downcast_ref()
     });
-    mailbox.ok_or_else(|| driver("compile", "a mailbox of another backend"))
+    mailbox.ok_or_else(|| driver("compile", "the mailbox belongs to another backend"))
 }
 
 impl WgpuProgram {
@@ -143,6 +143,11 @@ impl WgpuProgram {
             segments.push(segment);
         }
         let (_ops, _workspace) = (ops.to_vec(), workspace.cloned());
-        Ok(WgpuProgram(Arc::new(Steps { label: label.to_owned(), segments, _ops, _workspace })))
+        Ok(WgpuProgram(Arc::new(ProgramCore {
+            label: label.to_owned(),
+            segments,
+            _ops,
+            _workspace,
+        })))
     }
 }

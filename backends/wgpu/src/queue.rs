@@ -1,4 +1,4 @@
-//! An in-order queue: later work is queued behind a run that is blocked on a hand-off.
+//! An in-order queue. While a run waits for an answer, later work stays on the host.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hal::{BackendQueue, RawProgram, RawRun, RawStaging, RawTransfer, Result, Tensor};
 
-use crate::copies::{self, Reading};
+use crate::copies::{self, Readback};
 use crate::error::driver;
 use crate::gpu::Gpu;
 use crate::layout;
@@ -17,7 +17,7 @@ use crate::run::{Progress, WgpuRun};
 use crate::timer::{Stamps, Timer};
 
 /// How long a wait for another thread sleeps before it checks for a lost device.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A queue and its pending work; shared with its runs and transfers.
 #[derive(Debug)]
@@ -25,16 +25,17 @@ pub(crate) struct Core {
     pub(crate) gpu: Arc<Gpu>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Timestamp memory that no run uses.
+    /// Timestamp memory for later runs.
     stamps: Mutex<Vec<Stamps>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    works: VecDeque<Work>,
+    /// Work that is not submitted yet, in order.
+    pending: VecDeque<Work>,
 }
 
-/// Work in the order of submission.
+/// An item of work.
 #[derive(Debug)]
 enum Work {
     Run(Arc<Progress>),
@@ -45,19 +46,19 @@ enum Work {
     CopyRows { src: Tensor, dst: Tensor },
 }
 
-/// Result of a copy.
+/// Result of a copy; `None` until the copy is submitted.
 #[derive(Debug, Default)]
-struct CopyState(Mutex<Option<Result<Copied>>>);
+struct CopyState(Mutex<Option<Result<FinishedCopy>>>);
 
 #[derive(Debug)]
-struct Copied {
+struct FinishedCopy {
     staging: Box<dyn RawStaging>,
-    /// The copy to the host that is still in flight.
-    reading: Option<Reading>,
+    /// A copy to the host that is still in flight.
+    reading: Option<Readback>,
 }
 
 impl CopyState {
-    fn lock(&self) -> MutexGuard<'_, Option<Result<Copied>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Result<FinishedCopy>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -67,8 +68,8 @@ impl Core {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes back the timestamp memory of a run.
-    pub(crate) fn keep(&self, stamps: Option<Stamps>) {
+    /// Keeps the timestamp memory of a finished run for later runs.
+    pub(crate) fn return_stamps(&self, stamps: Option<Stamps>) {
         self.stamps.lock().unwrap_or_else(PoisonError::into_inner).extend(stamps);
     }
 
@@ -78,43 +79,43 @@ impl Core {
         Ok(Timer::new(cuts, stamps))
     }
 
-    /// Adds work and submits all possible items.
-    fn give(&self, work: Work) -> Result<()> {
+    /// Adds work, then submits all work that can run.
+    fn push(&self, work: Work) -> Result<()> {
         self.gpu.health.check()?;
         let mut state = self.lock();
-        state.works.push_back(work);
-        self.pump(&mut state)
+        state.pending.push_back(work);
+        self.submit_pending(&mut state)
     }
 
-    /// Submits all possible items, from the front.
+    /// Submits pending work in order, up to a run that waits for an answer.
     pub(crate) fn advance(&self) -> Result<()> {
-        self.pump(&mut self.lock())
+        self.submit_pending(&mut self.lock())
     }
 
-    fn pump(&self, state: &mut State) -> Result<()> {
+    fn submit_pending(&self, state: &mut State) -> Result<()> {
         let gpu = &*self.gpu;
-        while let Some(work) = state.works.pop_front() {
+        while let Some(work) = state.pending.pop_front() {
             match work {
                 Work::Run(run) => {
                     if !run.submit(gpu)? {
-                        state.works.push_front(Work::Run(run));
+                        state.pending.push_front(Work::Run(run));
                         return Ok(());
                     }
                 }
                 Work::Upload { bytes, dst, done } => {
                     let copied = copies::upload(gpu, bytes.bytes(), &dst);
-                    let copied = copied.map(|()| Copied { staging: bytes, reading: None });
+                    let copied = copied.map(|()| FinishedCopy { staging: bytes, reading: None });
                     *done.lock() = Some(copied);
                 }
                 Work::Download { src, bytes, done } => {
                     let reading = copies::download(gpu, &src, &*bytes);
-                    let copied = reading.map(|r| Copied { staging: bytes, reading: Some(r) });
+                    let copied = reading.map(|r| FinishedCopy { staging: bytes, reading: Some(r) });
                     *done.lock() = Some(copied);
                 }
                 Work::Refill { pack, slots, bytes } => layout::refill(gpu, &pack, slots, &bytes)?,
                 Work::Repack { bytes, dst, done } => {
                     let copied = layout::repack(gpu, &dst, bytes.bytes());
-                    let copied = copied.map(|()| Copied { staging: bytes, reading: None });
+                    let copied = copied.map(|()| FinishedCopy { staging: bytes, reading: None });
                     *done.lock() = Some(copied);
                 }
                 Work::CopyRows { src, dst } => copies::copy_rows(gpu, &src, &dst)?,
@@ -124,23 +125,26 @@ impl Core {
         Ok(())
     }
 
-    /// Waits until `there` returns a value. It is called again each time after work was submitted;
-    /// its argument says whether all work is submitted.
-    pub(crate) fn until<T>(&self, mut there: impl FnMut(bool) -> Result<Option<T>>) -> Result<T> {
+    /// Submits work and calls `ready`, with whether all work is submitted, until `ready` returns a
+    /// value.
+    pub(crate) fn wait_until<T>(
+        &self,
+        mut ready: impl FnMut(bool) -> Result<Option<T>>,
+    ) -> Result<T> {
         let mut state = self.lock();
         loop {
             self.gpu.health.check()?;
-            self.pump(&mut state)?;
-            if let Some(found) = there(state.works.is_empty())? {
+            self.submit_pending(&mut state)?;
+            if let Some(found) = ready(state.pending.is_empty())? {
                 return Ok(found);
             }
-            let waited = self.changed.wait_timeout(state, LOOK);
+            let waited = self.changed.wait_timeout(state, POLL_INTERVAL);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
 
-/// The queue behind the contract of `hal`.
+/// [`BackendQueue`] on the device's queue.
 #[derive(Debug)]
 pub(crate) struct WgpuQueue {
     core: Arc<Core>,
@@ -159,15 +163,16 @@ impl WgpuQueue {
     ) -> Result<Box<dyn RawRun>> {
         let any: &dyn Any = &**program;
         let program = any.downcast_ref::<WgpuProgram>();
-        let program = program.ok_or_else(|| driver("replay", "another backend's program"))?;
+        let program =
+            program.ok_or_else(|| driver("replay", "the program belongs to another backend"))?;
         let progress = Arc::new(Progress::new(&program.0, timer));
-        self.core.give(Work::Run(Arc::clone(&progress)))?;
+        self.core.push(Work::Run(Arc::clone(&progress)))?;
         Ok(Box::new(WgpuRun::new(&self.core, progress)))
     }
 
     fn copy(&self, work: impl FnOnce(Arc<CopyState>) -> Work) -> Result<Box<dyn RawTransfer>> {
         let done = Arc::new(CopyState::default());
-        self.core.give(work(Arc::clone(&done)))?;
+        self.core.push(work(Arc::clone(&done)))?;
         Ok(Box::new(WgpuTransfer { core: Arc::clone(&self.core), done }))
     }
 }
@@ -197,7 +202,7 @@ impl BackendQueue for WgpuQueue {
     }
 
     fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
-        self.core.give(Work::Refill { pack: pack.clone(), slots, bytes: bytes.to_vec() })
+        self.core.push(Work::Refill { pack: pack.clone(), slots, bytes: bytes.to_vec() })
     }
 
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
@@ -206,12 +211,12 @@ impl BackendQueue for WgpuQueue {
     }
 
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
-        self.core.give(Work::CopyRows { src: src.clone(), dst: dst.clone() })
+        self.core.push(Work::CopyRows { src: src.clone(), dst: dst.clone() })
     }
 
     fn finish(&mut self) -> Result<()> {
         let core = &*self.core;
-        core.until(|idle| Ok(idle.then_some(())))?;
+        core.wait_until(|idle| Ok(idle.then_some(())))?;
         core.gpu.wait(&core.gpu.submit(None))
     }
 }
@@ -237,8 +242,8 @@ impl RawTransfer for WgpuTransfer {
     }
 
     fn wait(self: Box<Self>) -> Result<Box<dyn RawStaging>> {
-        let copied = self.core.until(|_| self.done.lock().take().transpose())?;
-        let Copied { mut staging, reading } = copied;
+        let copied = self.core.wait_until(|_| self.done.lock().take().transpose())?;
+        let FinishedCopy { mut staging, reading } = copied;
         if let Some(reading) = reading {
             reading.finish(&self.core.gpu, staging.bytes_mut())?;
         }

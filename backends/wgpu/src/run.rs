@@ -1,25 +1,24 @@
-//! A running program: segments are submitted as answers arrive, posts are mapped and handed to the
-//! host.
+//! A running program: segments are submitted as answers arrive, and posts are mapped and handed to
+//! the host.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use hal::{Error, HostRowSet, Posted, RawRun, Result, Times};
+use hal::{Error, HostRowSet, PostedData, RawRun, Result, Times};
 
-use crate::copies::{map, mapped};
+use crate::copies::{request_mapping, wait_for_mapping};
 use crate::error::driver;
 use crate::gpu::Gpu;
-use crate::program::{Segment, Steps};
+use crate::program::{ProgramCore, Segment};
 use crate::queue::Core;
 use crate::timer::Timer;
 
-/// Progress of a run, shared by the queue that submits it and the handle through which the host
-/// answers.
+/// Progress of a run: the queue submits its segments, and its owner answers its posts.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    steps: Arc<Steps>,
+    program: Arc<ProgramCore>,
     state: Mutex<State>,
 }
 
@@ -27,55 +26,56 @@ pub(crate) struct Progress {
 struct State {
     /// The next segment to submit.
     next: usize,
-    /// The same segment, already encoded.
-    encoded: Option<Encoded>,
+    /// The next segment, if it is already encoded.
+    encoded: Option<EncodedSegment>,
     /// Present if the run is timed.
     timer: Option<Timer>,
     /// Mailboxes whose answers have arrived.
     answered: Vec<usize>,
     /// Posts that were submitted and not yet handed to the host.
-    posts: VecDeque<Sent>,
+    posts: VecDeque<SentPost>,
     /// The last submission.
     last: Option<wgpu::SubmissionIndex>,
     cancelled: bool,
 }
 
-/// Commands, and the number of passes with timestamps before them.
+/// An encoded segment, and the number of timed passes in earlier segments.
 #[derive(Debug)]
-struct Encoded {
+struct EncodedSegment {
     commands: wgpu::CommandBuffer,
     n_passes: usize,
 }
 
 impl State {
-    fn encode(&mut self, gpu: &Gpu, segment: &Segment, label: &str) -> Encoded {
+    fn encode(&mut self, gpu: &Gpu, segment: &Segment, label: &str) -> EncodedSegment {
         let n_passes = self.timer.as_ref().map_or(0, Timer::n_passes);
-        Encoded { commands: segment.encode(gpu, label, self.timer.as_mut()), n_passes }
+        EncodedSegment { commands: segment.encode(gpu, label, self.timer.as_mut()), n_passes }
     }
 }
 
-/// A post in flight.
+/// A post that the device copies to its mailbox.
 #[derive(Debug)]
-struct Sent {
+struct SentPost {
     segment: usize,
     submission: wgpu::SubmissionIndex,
     mapped: Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
 }
 
 impl Progress {
-    pub(crate) fn new(steps: &Arc<Steps>, timer: Option<Timer>) -> Progress {
+    pub(crate) fn new(program: &Arc<ProgramCore>, timer: Option<Timer>) -> Progress {
         let state = State { timer, ..State::default() };
-        Progress { steps: Arc::clone(steps), state: Mutex::new(state) }
+        Progress { program: Arc::clone(program), state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Submits segments until one waits for the host's answer; returns whether all are submitted.
+    /// Submits segments until one waits for the host's answer. Returns false then, and true once
+    /// all are submitted or the run is cancelled.
     pub(crate) fn submit(&self, gpu: &Gpu) -> Result<bool> {
         let mut state = self.lock();
-        while let Some(segment) = self.steps.segments.get(state.next) {
+        while let Some(segment) = self.program.segments.get(state.next) {
             if state.cancelled {
                 return Ok(true);
             }
@@ -83,8 +83,8 @@ impl Progress {
                 return Ok(false);
             }
             let encoded = state.encoded.take();
-            let Encoded { commands, n_passes } =
-                encoded.unwrap_or_else(|| state.encode(gpu, segment, &self.steps.label));
+            let EncodedSegment { commands, n_passes } =
+                encoded.unwrap_or_else(|| state.encode(gpu, segment, &self.program.label));
             let at = state.timer.is_some().then(Instant::now);
             let submission = gpu.submit(Some(commands));
             if let (Some(timer), Some(at)) = (&mut state.timer, at) {
@@ -92,8 +92,8 @@ impl Progress {
             }
             gpu.health.check()?;
             if let Some(post) = &segment.post {
-                let mapped = map(&post.mailbox.out);
-                let sent = Sent { segment: state.next, submission: submission.clone(), mapped };
+                let mapped = request_mapping(&post.mailbox.out);
+                let sent = SentPost { segment: state.next, submission: submission.clone(), mapped };
                 state.posts.push_back(sent);
             }
             state.last = Some(submission);
@@ -102,42 +102,41 @@ impl Progress {
         Ok(true)
     }
 
-    /// Encodes the segment after the next answer in advance.
+    /// Encodes the next segment, so that it can be submitted as soon as the answer arrives.
     fn prepare(&self, gpu: &Gpu) {
         let mut state = self.lock();
-        let segment = self.steps.segments.get(state.next);
+        let segment = self.program.segments.get(state.next);
         if let (Some(segment), None, false) = (segment, &state.encoded, state.cancelled) {
-            state.encoded = Some(state.encode(gpu, segment, &self.steps.label));
+            state.encoded = Some(state.encode(gpu, segment, &self.program.label));
         }
     }
 }
 
-/// The handle of a run: its caller answers posts through it, and waits.
+/// The caller's handle of a run, to answer its posts and to wait for its end.
 #[derive(Debug)]
 pub(crate) struct WgpuRun {
     core: Arc<Core>,
     progress: Arc<Progress>,
-    open: Option<Open>,
+    open: Option<OpenPost>,
 }
 
-/// A post that was taken from the run's state: its mailbox belongs to the host until this is
-/// closed.
+/// A post that was handed to the host, which owns the mailbox until [`WgpuRun::close`].
 #[derive(Debug)]
-struct Open {
+struct OpenPost {
     segment: usize,
-    shown: Option<Shown>,
+    readable: Option<ReadablePost>,
 }
 
-/// A post that the host reads.
+/// A post in mapped memory.
 #[derive(Debug)]
-struct Shown {
+struct ReadablePost {
     view: wgpu::BufferView,
     rows: Option<HostRowSet>,
 }
 
 /// The next event for `next_post`.
 enum Next {
-    Post(Sent),
+    Post(SentPost),
     End(Option<wgpu::SubmissionIndex>),
 }
 
@@ -147,15 +146,15 @@ impl WgpuRun {
     }
 
     fn post(&self, segment: usize) -> Result<&crate::ops::PostCopies> {
-        let segment: Option<&Segment> = self.progress.steps.segments.get(segment);
+        let segment: Option<&Segment> = self.progress.program.segments.get(segment);
         let post = segment.and_then(|segment| segment.post.as_ref());
-        post.ok_or_else(|| driver("next_post", "a segment without a post"))
+        post.ok_or_else(|| driver("next_post", "the segment has no post"))
     }
 
     /// Returns the mailbox to the device.
     fn close(&mut self) {
-        let Some(Open { segment, shown }) = self.open.take() else { return };
-        let rows = shown.and_then(|shown| shown.rows);
+        let Some(OpenPost { segment, readable }) = self.open.take() else { return };
+        let rows = readable.and_then(|readable| readable.rows);
         if let Ok(post) = self.post(segment) {
             post.mailbox.out.unmap();
             if let Some(rows) = rows {
@@ -166,7 +165,7 @@ impl WgpuRun {
 
     /// Waits for the next post or the end.
     fn next(&self) -> Result<Next> {
-        self.core.until(|_| {
+        self.core.wait_until(|_| {
             let mut state = self.progress.lock();
             if state.cancelled {
                 return Err(Error::Cancelled);
@@ -174,34 +173,34 @@ impl WgpuRun {
             if let Some(sent) = state.posts.pop_front() {
                 return Ok(Some(Next::Post(sent)));
             }
-            let segments = &self.progress.steps.segments;
+            let segments = &self.progress.program.segments;
             let Some(segment) = segments.get(state.next) else {
                 return Ok(Some(Next::End(state.last.clone())));
             };
-            // The post before this merge can no longer be answered: it was handed out and skipped.
+            // The post before this merge was handed out and skipped, so it will not be answered.
             let waits = segment.merge.as_ref().is_some_and(|(m, _)| !state.answered.contains(m));
             if waits && state.last.is_some() { Err(Error::Cancelled) } else { Ok(None) }
         })
     }
 
-    /// Reads the list of a post, which holds `held` words of membership per row.
+    /// Reads the row list of a post, which has `held` membership words per row.
     fn read_rows(
         post: &crate::ops::PostCopies,
         held: usize,
         bytes: &[u8],
         n_tokens: usize,
     ) -> Result<HostRowSet> {
-        let places = post.mailbox.places();
+        let offsets = post.mailbox.offsets();
         let word = |at: u64| bytes_to_word(bytes, at as usize);
-        let count = (word(places.count) as usize).min(post.mailbox.shape.max_rows);
+        let count = (word(offsets.count) as usize).min(post.mailbox.shape.max_rows);
         let mut shared = post.mailbox.rows.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rows = std::mem::take(&mut *shared);
         rows.words = n_tokens.div_ceil(32);
         rows.ids.clear();
         rows.members.clear();
-        let ids: &[u32] = cast(&bytes[places.ids as usize..][..4 * count])?;
+        let ids: &[u32] = cast(&bytes[offsets.ids as usize..][..4 * count])?;
         rows.ids.extend_from_slice(ids);
-        let members: &[u32] = cast(&bytes[places.members as usize..][..4 * count * held])?;
+        let members: &[u32] = cast(&bytes[offsets.members as usize..][..4 * count * held])?;
         for row in members.chunks_exact(held.max(1)) {
             rows.members.extend_from_slice(&row[..rows.words]);
         }
@@ -219,7 +218,7 @@ fn cast<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> Result<&[T]> {
 }
 
 impl RawRun for WgpuRun {
-    fn next_post(&mut self) -> Result<Option<Posted<'_>>> {
+    fn next_post(&mut self) -> Result<Option<PostedData<'_>>> {
         self.close();
         let sent = match self.next()? {
             Next::Post(sent) => sent,
@@ -228,33 +227,33 @@ impl RawRun for WgpuRun {
                 return Ok(None);
             }
         };
-        // From here on every return path gives the mailbox back.
-        self.open = Some(Open { segment: sent.segment, shown: None });
+        // From here on, `close` gives the mailbox back even after an error.
+        self.open = Some(OpenPost { segment: sent.segment, readable: None });
         let gpu = &self.core.gpu;
         self.progress.prepare(gpu);
         let post = self.post(sent.segment)?;
         let out = &post.mailbox.out;
-        let view = mapped(gpu, out, &sent.submission, &sent.mapped)?;
+        let view = wait_for_mapping(gpu, out, &sent.submission, &sent.mapped)?;
         let n_tokens = (bytes_to_word(&view, 0) as usize).min(post.n_rows);
         let rows = post.row_words.map(|held| WgpuRun::read_rows(post, held, &view, n_tokens));
         let rows = rows.transpose()?;
-        let (mailbox, shape, places) = (post.index, post.mailbox.shape, post.mailbox.places());
-        let open = self.open.insert(Open { segment: sent.segment, shown: None });
-        let shown = open.shown.insert(Shown { view, rows });
-        let floats = |at: u64, n: usize| cast(&shown.view[at as usize..][..4 * n]);
-        Ok(Some(Posted {
+        let (mailbox, shape, offsets) = (post.index, post.mailbox.shape, post.mailbox.offsets());
+        let open = self.open.insert(OpenPost { segment: sent.segment, readable: None });
+        let readable = open.readable.insert(ReadablePost { view, rows });
+        let floats = |at: u64, n: usize| cast(&readable.view[at as usize..][..4 * n]);
+        Ok(Some(PostedData {
             mailbox,
             n_tokens,
-            x: floats(places.x, n_tokens * shape.n_in)?,
-            rows: shown.rows.as_ref(),
-            weights: floats(places.weights, n_tokens * shape.n_weights)?,
+            x: floats(offsets.x, n_tokens * shape.n_in)?,
+            rows: readable.rows.as_ref(),
+            weights: floats(offsets.weights, n_tokens * shape.n_weights)?,
         }))
     }
 
     fn answer(&mut self, mailbox: usize, y: &[f32]) -> Result<()> {
         self.close();
         self.core.gpu.health.check()?;
-        let merges = self.progress.steps.segments.iter().filter_map(|s| s.merge.as_ref());
+        let merges = self.progress.program.segments.iter().filter_map(|s| s.merge.as_ref());
         if let Some((_, parts)) = merges.into_iter().find(|(index, _)| *index == mailbox) {
             parts.put(&self.core.gpu, y);
         }
@@ -266,7 +265,7 @@ impl RawRun for WgpuRun {
         self.close();
         match self.next()? {
             Next::Post(sent) => {
-                self.open = Some(Open { segment: sent.segment, shown: None });
+                self.open = Some(OpenPost { segment: sent.segment, readable: None });
                 self.cancel();
                 Err(Error::Cancelled)
             }
@@ -278,7 +277,7 @@ impl RawRun for WgpuRun {
         let timer = self.progress.lock().timer.take();
         let Some(mut timer) = timer else { return Ok(Times::none()) };
         let (times, stamps) = timer.times(&self.core.gpu)?;
-        self.core.keep(stamps);
+        self.core.return_stamps(stamps);
         Ok(times)
     }
 
@@ -286,7 +285,8 @@ impl RawRun for WgpuRun {
         self.close();
         let mut state = self.progress.lock();
         state.encoded = None;
-        // Done before the run counts as over: later runs may copy into the same mailboxes.
+        // Unmaps before the run counts as cancelled, since later runs may copy into the same
+        // mailboxes.
         for sent in std::mem::take(&mut state.posts) {
             if let Ok(post) = self.post(sent.segment) {
                 post.mailbox.out.unmap();

@@ -1,5 +1,5 @@
-//! Records when the parts of a run were executed: by the device's timestamps if it has them,
-//! otherwise by the time at which the host noticed their end.
+//! Records when each part of a run begins and ends: by the device's timestamps, or, without them,
+//! by the time at which the host sees the end of a segment.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use hal::{Clock, PartTime, Result, Times};
 
-use crate::copies::{map, mapped};
+use crate::copies::{request_mapping, wait_for_mapping};
 use crate::gpu::Gpu;
 
 /// Maximum number of timestamps of a run: wgpu's limit for a query set. Later parts are not timed.
-const MOST: u32 = wgpu::QUERY_SET_MAX_QUERIES;
-const SIZE: u64 = MOST as u64 * wgpu::QUERY_SIZE as u64;
+const MAX_TIMESTAMPS: u32 = wgpu::QUERY_SET_MAX_QUERIES;
+const TIMESTAMP_BYTES: u64 = MAX_TIMESTAMPS as u64 * wgpu::QUERY_SIZE as u64;
 
 /// Memory for the timestamps of one run, reused by later runs.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Stamps {
 }
 
 impl Stamps {
-    /// `None` if the device has no timestamps.
+    /// Allocates the memory; `None` if the device has no timestamps.
     ///
     /// # Errors
     /// [`hal::Error::OutOfMemory`], a lost device.
@@ -34,32 +34,32 @@ impl Stamps {
         let set = gpu.device.create_query_set(&wgpu::QuerySetDescriptor {
             label: Some("times"),
             ty: wgpu::QueryType::Timestamp,
-            count: MOST,
+            count: MAX_TIMESTAMPS,
         });
-        let resolved = gpu.resolved("times", SIZE)?;
-        Ok(Some(Stamps { set, resolved, readback: gpu.readback("times", SIZE)? }))
+        let resolved = gpu.resolved("times", TIMESTAMP_BYTES)?;
+        Ok(Some(Stamps { set, resolved, readback: gpu.readback("times", TIMESTAMP_BYTES)? }))
     }
 }
 
 /// Data of a submitted segment.
 #[derive(Debug)]
-struct Submitted {
+struct SubmittedSegment {
     parts: Range<usize>,
-    /// The passes that have timestamps.
+    /// Indices of the segment's passes with timestamps.
     passes: Range<usize>,
     at: Instant,
-    /// When the host noticed its end.
+    /// When the host saw the end of the segment.
     seen: Arc<OnceLock<Instant>>,
 }
 
-/// Times one run.
+/// Measures when the parts of one run begin and end.
 #[derive(Debug)]
 pub(crate) struct Timer {
     cuts: Box<[usize]>,
     stamps: Option<Stamps>,
     /// The part of each pass with timestamps.
     passes: Vec<usize>,
-    segments: Vec<Submitted>,
+    segments: Vec<SubmittedSegment>,
 }
 
 impl Timer {
@@ -72,16 +72,17 @@ impl Timer {
         self.cuts.partition_point(|cut| *cut <= op)
     }
 
-    /// Passes so far.
+    /// Number of passes with timestamps so far.
     pub(crate) fn n_passes(&self) -> usize {
         self.passes.len()
     }
 
-    /// Location for the timestamps of the pass that begins now.
+    /// Where the next pass writes its timestamps; `None` if the device has no timestamps or the run
+    /// has used [`MAX_TIMESTAMPS`].
     pub(crate) fn pass(&mut self, part: usize) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
         let stamps = self.stamps.as_ref()?;
         let first = 2 * self.passes.len() as u32;
-        if first + 2 > MOST {
+        if first + 2 > MAX_TIMESTAMPS {
             return None;
         }
         self.passes.push(part);
@@ -92,7 +93,7 @@ impl Timer {
         })
     }
 
-    /// Records the submission of the segment of `ops`, whose passes were encoded from `first` on.
+    /// Records the submission of a segment that runs `ops` and whose first timed pass is `first`.
     pub(crate) fn submitted(&mut self, gpu: &Gpu, ops: Range<usize>, first: usize, at: Instant) {
         let seen = Arc::new(OnceLock::new());
         let to = Arc::clone(&seen);
@@ -102,7 +103,7 @@ impl Timer {
         });
         let parts =
             if ops.is_empty() { 0..0 } else { self.part(ops.start)..self.part(ops.end - 1) + 1 };
-        self.segments.push(Submitted { parts, passes: first..self.passes.len(), at, seen });
+        self.segments.push(SubmittedSegment { parts, passes: first..self.passes.len(), at, seen });
     }
 
     /// The times of all parts, once the run is over, and the timestamp memory.
@@ -111,7 +112,7 @@ impl Timer {
     /// A lost device, [`hal::Error::Driver`].
     pub(crate) fn times(&mut self, gpu: &Gpu) -> Result<(Times, Option<Stamps>)> {
         let Some(stamps) = self.stamps.take() else {
-            return Ok((self.noticed(), None));
+            return Ok((self.observed_times(), None));
         };
         let n = 2 * self.passes.len() as u32;
         if n == 0 {
@@ -122,12 +123,12 @@ impl Timer {
         let size = u64::from(n) * u64::from(wgpu::QUERY_SIZE);
         encoder.copy_buffer_to_buffer(&stamps.resolved, 0, &stamps.readback, 0, size);
         let submission = gpu.submit(Some(encoder.finish()));
-        let asked = map(&stamps.readback);
-        let view = mapped(gpu, &stamps.readback, &submission, &asked)?;
+        let request = request_mapping(&stamps.readback);
+        let view = wait_for_mapping(gpu, &stamps.readback, &submission, &request)?;
         let period = f64::from(gpu.queue.get_timestamp_period());
         let words = view[..size as usize].chunks_exact(8);
         let ticks: Vec<u64> = words
-            .map(|word| u64::from_le_bytes(word.try_into().expect("chunks of eight")))
+            .map(|word| u64::from_le_bytes(word.try_into().expect("the chunk has 8 bytes")))
             .collect();
         drop(view);
         stamps.readback.unmap();
@@ -135,13 +136,13 @@ impl Timer {
         let since = |tick: u64| tick.wrapping_sub(first).cast_signed() as f64 * period * 1e-9;
         let passes: Vec<[f64; 2]> =
             ticks.chunks_exact(2).map(|pair| [since(pair[0]), since(pair[1])]).collect();
-        Ok((Times { clock: Clock::Device, parts: self.placed(&passes) }, Some(stamps)))
+        Ok((Times { clock: Clock::Device, parts: self.to_host_clock(&passes) }, Some(stamps)))
     }
 
-    /// Converts the device's seconds, which have an arbitrary origin, to the host's clock: nothing
-    /// ran before its submission, or after the host noticed its end. Uses the middle of the
-    /// allowed range.
-    fn placed(&self, passes: &[[f64; 2]]) -> Vec<PartTime> {
+    /// Converts the device's seconds, which have an arbitrary origin, to the host's clock. No
+    /// segment ran before its submission or after the host saw its end, which bounds the offset of
+    /// the clocks; takes the middle of that range.
+    fn to_host_clock(&self, passes: &[[f64; 2]]) -> Vec<PartTime> {
         let Some(base) = self.segments.first().map(|segment| segment.at) else {
             return Vec::new();
         };
@@ -179,16 +180,16 @@ impl Timer {
         times
     }
 
-    /// The times at which the host noticed the segments.
-    fn noticed(&self) -> Times {
+    /// Times of the segments without timestamps: from submission until the host saw the end.
+    fn observed_times(&self) -> Times {
         let mut times: Vec<PartTime> = Vec::new();
         for segment in self.segments.iter().filter(|segment| !segment.parts.is_empty()) {
             let last = times.last().map(|time| (time.end, time.parts.end));
-            let (after, told) = last.unwrap_or((segment.at, 0));
+            let (after, listed) = last.unwrap_or((segment.at, 0));
             let begin = segment.at.max(after);
             let end = segment.seen.get().copied().unwrap_or_else(Instant::now).max(begin);
             // If a segment continues a part, that part is in the list already.
-            let parts = segment.parts.start.max(told)..segment.parts.end;
+            let parts = segment.parts.start.max(listed)..segment.parts.end;
             match times.last_mut() {
                 Some(last) if parts.is_empty() => last.end = end,
                 Some(_) | None => times.push(PartTime { parts, begin, end }),
@@ -202,17 +203,23 @@ impl Timer {
 mod tests {
     use super::*;
 
-    fn submitted(parts: Range<usize>, passes: Range<usize>, at: Instant, seen: u64) -> Submitted {
+    fn submitted(
+        parts: Range<usize>,
+        passes: Range<usize>,
+        at: Instant,
+        seen: u64,
+    ) -> SubmittedSegment {
         let lock = OnceLock::new();
         lock.set(at + Duration::from_millis(seen)).unwrap();
-        Submitted { parts, passes, at, seen: Arc::new(lock) }
+        SubmittedSegment { parts, passes, at, seen: Arc::new(lock) }
     }
 
-    /// Two segments: submitted at 0 and 10 ms, seen 6 and 7 ms later; the device measured 3 ms
-    /// each and 9 ms between their beginnings. So the first began between 1 (the second had not
-    /// been submitted before) and 3 (the first was seen at 6).
+    /// Two segments were submitted at 0 ms and 10 ms, and the host saw their ends 6 ms and 7 ms
+    /// later. The device measured 3 ms for each, and 9 ms between their beginnings. So the first
+    /// began at 1 ms or later, because the second cannot begin before 10 ms, and at 3 ms or
+    /// earlier, because the host saw its end at 6 ms.
     #[test]
-    fn a_device_clock_is_brought_to_the_hosts() {
+    fn device_times_are_converted_to_the_hosts_clock() {
         let base = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
         let second = base + Duration::from_millis(10);
         let timer = Timer {
@@ -222,7 +229,7 @@ mod tests {
             segments: vec![submitted(0..2, 0..2, base, 6), submitted(2..3, 2..3, second, 7)],
         };
         let passes = [[0.0, 0.001], [0.001, 0.003], [0.009, 0.012]];
-        let times = timer.placed(&passes);
+        let times = timer.to_host_clock(&passes);
         let found: Vec<_> = times
             .iter()
             .map(|time| {
@@ -231,7 +238,7 @@ mod tests {
             })
             .collect();
         assert_eq!(found, [(0..1, 2.0, 3.0), (1..2, 3.0, 5.0), (2..3, 11.0, 14.0)]);
-        let noticed = timer.noticed();
+        let noticed = timer.observed_times();
         assert_eq!(noticed.clock, Clock::Noticed);
         assert_eq!(noticed.parts[0].parts, 0..2);
         assert_eq!(noticed.parts[1].begin, second);

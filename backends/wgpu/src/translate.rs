@@ -1,4 +1,4 @@
-//! Validates and translates shader texts without a driver: tests only.
+//! Validates and translates shaders without a driver, for tests.
 
 use naga::back::{hlsl, msl, spv};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
@@ -6,8 +6,8 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 use crate::facts::Tuning;
 use crate::shader::Source;
 
-/// Workgroup sizes of all device classes: for elementwise shaders, and for the sum of a row. A
-/// software driver's come first.
+/// The distinct workgroup sizes of all device classes: for elementwise shaders, and for the sum of
+/// a row. The sizes for software drivers come first.
 pub(crate) fn sizes() -> Vec<[u32; 2]> {
     let mut sizes = Vec::new();
     for Tuning { flat, row, .. } in Tuning::classes() {
@@ -18,16 +18,16 @@ pub(crate) fn sizes() -> Vec<[u32; 2]> {
     sizes
 }
 
-/// Parses and validates a text as wgpu does, and translates it to SPIR-V, MSL and HLSL; also its
-/// variants with subgroups.
+/// Parses and validates a shader as wgpu does, and translates it to SPIR-V, MSL and HLSL, also in
+/// its variants with subgroups.
 ///
 /// # Errors
-/// The message of the stage that rejected it, with the text's line.
+/// The message of the stage that rejected the shader, with the line.
 pub(crate) fn translate(source: &Source, shared: bool) -> Result<(), String> {
     let plain = source.text(shared);
     translate_text(&plain)?;
-    for near in [4, 32, 64] {
-        let text = source.clone().near(Some(near)).text(shared);
+    for size in [4, 32, 64] {
+        let text = source.clone().with_subgroups(Some(size)).text(shared);
         if text != plain {
             translate_text(&text)?;
         }

@@ -2,20 +2,20 @@
 
 use hal::OpDesc;
 
-/// Multiplications per submission of more than one token. Windows resets a GPU whose submission
-/// takes longer than two seconds, and slow GPUs do some 20 billion multiplications per second. On
-/// a GPU that is a hundred times as fast such a submission takes 8 ms, which still hides the
-/// host's overhead.
-pub(crate) const MOST_WORK: u64 = 1 << 34;
+/// Maximum number of multiplications per submission with more than one token. Windows resets a GPU
+/// whose submission takes longer than two seconds, and slow GPUs do about 20 billion
+/// multiplications per second. On a GPU that is a hundred times as fast, such a submission takes 9
+/// ms, which is still much longer than the host's overhead.
+pub(crate) const MAX_WORK: u64 = 1 << 34;
 
-/// Upper bound of the multiplications of an op. Zero for a single token: a run of layers is one
-/// submission then, and reading the weights takes longer than multiplying.
+/// Upper bound of the multiplications of an op. It is zero for a single token, so that consecutive
+/// layers are one submission: their time is that of reading the weights.
 pub(crate) fn work(op: &OpDesc) -> u64 {
     let work = op.work();
     if work.n_tokens > 1 { work.per_token.saturating_mul(work.n_tokens as u64) } else { 0 }
 }
 
-/// Finds the dispatches before which a submission ends.
+/// Adds up work and finds the dispatches before which a submission ends.
 #[derive(Debug)]
 pub(crate) struct Meter {
     most: u64,
@@ -27,13 +27,13 @@ impl Meter {
         Meter { most, so_far: 0 }
     }
 
-    /// Restarts the count: a submission ends here for another reason.
+    /// Restarts the count, when a submission ends for another reason.
     pub(crate) fn reset(&mut self) {
         self.so_far = 0;
     }
 
-    /// Whether a submission ends before dispatch `i` of an op with this work. An op that exceeds
-    /// the limit gets a submission per dispatch.
+    /// Whether a submission ends before dispatch `i` of an op with this work. If an op exceeds the
+    /// limit, each of its dispatches is a submission.
     pub(crate) fn ends_before(&mut self, i: usize, work: u64) -> bool {
         let here = if work > self.most || i == 0 { work.min(self.most) } else { 0 };
         let ends = self.so_far > 0 && here > self.most - self.so_far;
@@ -60,7 +60,7 @@ mod tests {
     }
 
     /// First dispatch of each submission, for ops given as their work and number of dispatches.
-    fn begins(most: u64, ops: &[(u64, usize)]) -> Vec<usize> {
+    fn submission_starts(most: u64, ops: &[(u64, usize)]) -> Vec<usize> {
         let mut meter = Meter::new(most);
         let dispatches = ops.iter().flat_map(|&(work, n)| (0..n).map(move |i| (i, work)));
         let ends = dispatches.map(|(i, work)| meter.ends_before(i, work)).enumerate();
@@ -70,16 +70,17 @@ mod tests {
     #[test]
     fn one_token_is_one_submission() {
         assert_eq!(product(128_000, 16_384, 1), 0);
-        assert_eq!(begins(1, &[(0, 100); 400]), []);
+        assert_eq!(submission_starts(1, &[(0, 100); 400]), []);
     }
 
     #[test]
     fn work_is_bounded() {
         assert_eq!(product(10, 64, 3), 1920);
-        // Small ops share a submission, as whole ops.
-        assert_eq!(begins(10, &[(5, 2), (5, 2), (5, 2), (0, 3), (6, 1)]), [4, 9]);
-        // Too large an op is split by dispatches; an op without work joins the last submission.
-        assert_eq!(begins(10, &[(5, 1), (11, 3), (0, 1), (4, 1)]), [1, 2, 3, 5]);
-        assert_eq!(begins(u64::MAX, &[(u64::MAX, 1), (u64::MAX, 1)]), [1]);
+        // Small ops share a submission, and are not split.
+        assert_eq!(submission_starts(10, &[(5, 2), (5, 2), (5, 2), (0, 3), (6, 1)]), [4, 9]);
+        // An op above the limit is split by dispatches; an op without work joins the last
+        // submission.
+        assert_eq!(submission_starts(10, &[(5, 1), (11, 3), (0, 1), (4, 1)]), [1, 2, 3, 5]);
+        assert_eq!(submission_starts(u64::MAX, &[(u64::MAX, 1), (u64::MAX, 1)]), [1]);
     }
 }

@@ -41,7 +41,7 @@ pub(crate) struct BenchArgs {
     )]
     #[arg(value_parser = counts("-n"))]
     pub(crate) n_gen: Vec<List<u32>>,
-    /// Prefill of P tokens and decode of G as one test (-pg)
+    /// Prefill P tokens, then decode G tokens, as one test (-pg)
     #[arg(long, value_name = "P,G", env = "THERMOCLINE_ARG_PG", value_parser = parse::pair)]
     pub(crate) pg: Vec<(u32, u32)>,
     /// Context depths to fill before the test
@@ -56,7 +56,7 @@ pub(crate) struct BenchArgs {
     pub(crate) n_depth: Vec<List<u32>>,
     /// Numbers of sequences that decode at once (-np)
     ///
-    /// Rates are the total of all sequences.
+    /// Each reported rate is the total of all sequences.
     #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_N_PARALLEL", default_value = "1")]
     #[arg(value_parser = sequences)]
     pub(crate) parallel: Vec<List<NonZeroU32>>,
@@ -110,11 +110,11 @@ pub(crate) struct BenchArgs {
     pub(crate) warmup: bool,
     /// Measure a synthetic model: SHAPE:TYPE:relu or SHAPE:TYPE:silu
     ///
-    /// SHAPE*EXPERTS/USED:TYPE:silu makes a model with experts.
+    /// SHAPE*EXPERTS/USED:TYPE:silu makes an MoE model that routes each token to USED of EXPERTS.
     #[arg(long, value_name = "SPEC", env = "THERMOCLINE_ARG_SYNTHETIC")]
     #[arg(value_parser = synthetic)]
     pub(crate) synthetic: Option<Spec>,
-    /// Density of the synthetic model: share of active neurons
+    /// Density of the synthetic model: fraction of active neurons
     #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_DENSITY", requires = "synthetic")]
     pub(crate) density: Option<f64>,
     /// Write the synthetic model to a file
@@ -125,7 +125,7 @@ pub(crate) struct BenchArgs {
     pub(crate) seed: u32,
     /// Compare the logits of all backends and budgets
     ///
-    /// Fails where they differ by more than rounding explains.
+    /// The command fails if logits differ by more than rounding explains.
     #[arg(long, env = "THERMOCLINE_ARG_CHECK", value_parser = boolish())]
     pub(crate) check: bool,
     /// Write a timeline for ui.perfetto.dev or chrome://tracing
@@ -146,7 +146,7 @@ pub(crate) struct BenchArgs {
         help_heading = "Report"
     )]
     pub(crate) output: OutputFormat,
-    /// Also report on standard error, in this format (-oe)
+    /// Also print the report on standard error, in this format (-oe)
     #[arg(
         long,
         value_name = "FORMAT",
@@ -171,53 +171,53 @@ pub(crate) struct BenchArgs {
 pub(crate) enum OutputFormat {
     /// A Markdown table.
     Md,
-    /// Comma-separated, every field quoted.
+    /// Comma-separated values, every field quoted.
     Csv,
-    /// One array.
+    /// One JSON array.
     Json,
-    /// One object per line.
+    /// One JSON object per line.
     Jsonl,
-    /// `CREATE TABLE` and `INSERT`s.
+    /// SQL statements: CREATE TABLE, then INSERT.
     Sql,
 }
 
-/// The flags of `bench`, with the values that depend on several of them or on a file.
+/// The flags of `bench`, with the values that come from several flags or from a file.
 #[derive(Clone, Debug)]
 pub(crate) struct BenchSetup<'a> {
-    /// The flags. Every combination of the lists is measured.
+    /// The flags. `bench` measures every combination of their lists.
     pub(crate) args: &'a BenchArgs,
     /// The models to measure, at least one.
     pub(crate) subjects: Vec<Subject>,
     /// The prompt text; `None` for the built-in text.
     pub(crate) prompt: Option<String>,
-    /// Device options, at least one entry.
-    pub(crate) places: Vec<DeviceOptions>,
-    /// How the models are computed; the devices come from an entry of `places`.
+    /// One entry per combination of backend and budget; never empty.
+    pub(crate) device_options: Vec<DeviceOptions>,
+    /// How the models are computed. Its devices are replaced by an entry of `device_options`.
     pub(crate) computation: Computation,
 }
 
 /// A model to measure.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Subject {
-    /// The built-in model.
+    /// The built-in story model.
     BuiltIn,
-    /// A file.
+    /// A GGUF file.
     File(PathBuf),
-    /// A model made in memory.
+    /// A synthetic model with random weights.
     Synthetic(Synthetic),
 }
 
 /// `--synthetic SHAPE:TYPE:relu|silu` and related flags.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Synthetic {
-    /// The model.
+    /// Shape, format and density of the model.
     pub(crate) spec: Spec,
-    /// Path to write it to; it is then measured from there.
+    /// Path of the file to write; the benchmark then runs that file.
     pub(crate) write: Option<PathBuf>,
 }
 
 impl BenchArgs {
-    /// Checks the flags together and reads the prompt file.
+    /// Checks flags that depend on each other, and reads the prompt file.
     ///
     /// # Errors
     /// Flags that leave nothing to measure or to compare; a file that cannot be read.
@@ -226,20 +226,20 @@ impl BenchArgs {
             args: self,
             subjects: self.subjects()?,
             prompt: self.prompt_file.as_deref().map(read_file).transpose()?,
-            places: self.placement.devices.combinations(),
+            device_options: self.placement.devices.combinations(),
             computation: self.placement.computation(),
         };
-        if self.check && setup.places.len() < 2 {
-            let help = "name at least two: --backend cpu,wgpu, or several budgets";
+        if self.check && setup.device_options.len() < 2 {
+            let help = "name several backends, such as --backend cpu,wgpu, or several --vram-budget values";
             return Err(
-                Failure::usage("--check needs several configurations to compare").help(help)
+                Failure::usage("--check needs at least two configurations to compare").help(help)
             );
         }
         let lengths = [values(&self.n_prompt), values(&self.n_gen)].concat().into_iter();
         let none = lengths.chain(self.pg.iter().flat_map(|&(p, g)| [p, g])).all(|n| n == 0);
         if none && self.write.is_none() {
             let help = "give a prompt length with -p or a generation length with -n";
-            return Err(Failure::usage("nothing to measure").help(help));
+            return Err(Failure::usage("nothing to measure: all lengths are 0").help(help));
         }
         Ok(setup)
     }
@@ -271,12 +271,12 @@ impl BenchArgs {
     }
 }
 
-/// Reads a list of counts.
+/// Parses a list of counts. `flag` begins the error message.
 fn counts(flag: &'static str) -> impl Fn(&str) -> Result<List<u32>, Failure> + Clone {
     move |text| parse::list(text).map(List).map_err(|why| Failure::usage(format!("{flag} {why}")))
 }
 
-/// Reads a list of numbers above 0.
+/// Parses a list of numbers above 0. `flag` begins the error message.
 fn sizes(flag: &'static str) -> impl Fn(&str) -> Result<List<NonZeroU32>, Failure> + Clone {
     move |text| {
         let List(values) = counts(flag)(text)?;
@@ -285,18 +285,18 @@ fn sizes(flag: &'static str) -> impl Fn(&str) -> Result<List<NonZeroU32>, Failur
     }
 }
 
-/// Maximum number of sequences: each has an entry in the batch facts of every step.
-const MOST_PARALLEL: u32 = 256;
+/// Maximum number of sequences. Every step passes one entry per sequence to the backends.
+const MAX_PARALLEL: u32 = 256;
 
 fn sequences(text: &str) -> Result<List<NonZeroU32>, Failure> {
     let list = sizes("-np")(text)?;
-    match list.0.iter().find(|n| n.get() > MOST_PARALLEL) {
-        Some(n) => Err(Failure::usage(format!("-np {n} is more than {MOST_PARALLEL} sequences"))),
+    match list.0.iter().find(|n| n.get() > MAX_PARALLEL) {
+        Some(n) => Err(Failure::usage(format!("-np {n} is more than {MAX_PARALLEL} sequences"))),
         None => Ok(list),
     }
 }
 
-/// Reads thread counts; -1 alone and 0 are the default.
+/// Parses thread counts. 0, or -1 as the only value, selects the default count.
 fn thread_counts(text: &str) -> Result<List<Threads>, Failure> {
     if text == "-1" {
         return Ok(List(vec![None]));

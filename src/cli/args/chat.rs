@@ -1,5 +1,5 @@
-//! Flags that turn a prompt into a conversation. `run` and `chat` take the same flags, as llama-cli
-//! does.
+//! Conversation flags. `run` and `chat` accept the same flags, because llama-cli has one set of
+//! flags for both modes.
 
 use super::boolish;
 use crate::cli::failure::{Exit, Failure};
@@ -11,7 +11,7 @@ use std::convert::Infallible;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// llama.cpp's flags about conversations and their templates.
+/// llama.cpp's flags for conversations and chat templates.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Conversation")]
 pub(crate) struct ConversationArgs {
@@ -36,6 +36,22 @@ pub(crate) struct ConversationArgs {
     /// One line break at the end of the file is removed.
     #[arg(long, value_name = "FILE", overrides_with = "system_prompt")]
     pub(crate) system_prompt_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) template: TemplateArgs,
+    /// Enter inserts a newline; end a line with \ to send (-mli)
+    #[arg(long, env = "THERMOCLINE_ARG_MULTILINE_INPUT", value_parser = boolish())]
+    pub(crate) multiline_input: bool,
+    /// Keep the input history in the user's state folder (--no-history)
+    #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_HISTORY", default_value = "on")]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    #[arg(value_parser = boolish())]
+    pub(crate) history: bool,
+}
+
+/// Flags about the chat template and about reasoning, which the server has too.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Conversation")]
+pub(crate) struct TemplateArgs {
     /// The chat template: a known name such as chatml, or Jinja text
     ///
     /// A name refers to a template of the model file first, then to the built-in layouts.
@@ -51,10 +67,10 @@ pub(crate) struct ConversationArgs {
     pub(crate) chat_template_kwargs: Option<Variables>,
     /// How to treat reasoning in answers
     ///
-    /// auto dims it and does not send it back to the model; none leaves it in the answer.
+    /// auto dims the reasoning and does not send it back to the model; none keeps it in the answer.
     #[arg(long, value_name = "HOW", env = "THERMOCLINE_ARG_THINK", default_value = "auto")]
     pub(crate) reasoning_format: ReasoningFormat,
-    /// Set the template's enable_thinking (-rea)
+    /// Set the template's enable_thinking variable (-rea)
     #[arg(long, value_name = "on|off|auto", env = "THERMOCLINE_ARG_REASONING")]
     #[arg(default_value = "auto")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
@@ -63,14 +79,6 @@ pub(crate) struct ConversationArgs {
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_THINK_BUDGET", default_value_t = -1)]
     #[arg(value_parser = clap::value_parser!(i32).range(-1..=0))]
     pub(crate) reasoning_budget: i32,
-    /// Enter inserts a newline; end a line with \ to send (-mli)
-    #[arg(long, env = "THERMOCLINE_ARG_MULTILINE_INPUT", value_parser = boolish())]
-    pub(crate) multiline_input: bool,
-    /// Keep the input history in the user's state folder (--no-history)
-    #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_HISTORY", default_value = "on")]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
-    #[arg(value_parser = boolish())]
-    pub(crate) history: bool,
 }
 
 /// `--reasoning-format`.
@@ -86,22 +94,22 @@ pub(crate) enum ReasoningFormat {
 /// `--reasoning`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ReasoningWhen {
-    /// The template is asked to reason.
+    /// Set enable_thinking to true.
     #[value(alias = "true", alias = "1")]
     On,
-    /// The template is asked not to.
+    /// Set enable_thinking to false.
     #[value(alias = "false", alias = "0")]
     Off,
-    /// The template decides.
+    /// Leave enable_thinking to the template.
     Auto,
 }
 
 /// A chat template that the user chose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TemplateChoice {
-    /// A template of the model file by name, else a built-in layout.
+    /// The model file's template of this name, else the built-in layout of this name.
     Named(String),
-    /// This Jinja text.
+    /// Jinja text.
     Source(String),
 }
 
@@ -111,7 +119,7 @@ fn template(text: &str) -> Result<TemplateChoice, Infallible> {
     Ok(choice(text.to_owned()))
 }
 
-/// Reads at most the maximum size of a template, so that a wrong path (`/dev/zero`) does not hang.
+/// Reads at most one byte more than a template may have, so that `/dev/zero` does not hang.
 fn read_template(path: &Path) -> Result<TemplateChoice, Failure> {
     let mut text = String::new();
     let most = crate::chat::MAX_TEMPLATE as u64 + 1;
@@ -135,8 +143,8 @@ fn variables(text: &str) -> Result<Variables, Failure> {
 }
 
 impl ConversationArgs {
-    /// Replaces file flags by the files' texts, and escapes in the system message by their
-    /// characters.
+    /// Replaces file flags by the contents of the files, and escape sequences in the system message
+    /// by the characters they stand for.
     ///
     /// # Errors
     /// A file that cannot be read; escapes that produce invalid UTF-8.
@@ -147,13 +155,34 @@ impl ConversationArgs {
         };
         let system = system.map(|text| escaped(text, escape)).transpose()?;
         self.system_prompt = system.filter(|text| !text.is_empty());
+        self.template = self.template.resolve()?;
+        Ok(self)
+    }
+
+    /// Path of the input history; `None` keeps none.
+    pub(crate) fn history_file(&self) -> Option<PathBuf> {
+        if self.history { folders::chat_history() } else { None }
+    }
+}
+
+impl TemplateArgs {
+    /// Replaces the file flag by the file's text.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub(crate) fn resolve(mut self) -> Result<Self, Failure> {
         if let Some(path) = self.chat_template_file.take() {
             self.chat_template = Some(read_template(&path)?);
         }
         Ok(self)
     }
 
-    /// The variables of the template; those given as JSON override the others.
+    /// Whether the user selects a template.
+    pub(crate) fn is_chosen(&self) -> bool {
+        self.chat_template.is_some() || self.chat_template_file.is_some()
+    }
+
+    /// The template's variables. --chat-template-kwargs overrides --reasoning.
     pub(crate) fn variables(&self) -> Variables {
         let thinks = match self.reasoning {
             _ if self.reasoning_budget == 0 => Some(false),
@@ -169,11 +198,6 @@ impl ConversationArgs {
     pub(crate) fn splits_reasoning(&self) -> bool {
         self.reasoning_format != ReasoningFormat::None
     }
-
-    /// Path of the input history; `None` keeps none.
-    pub(crate) fn history_file(&self) -> Option<PathBuf> {
-        if self.history { folders::chat_history() } else { None }
-    }
 }
 
 #[cfg(test)]
@@ -185,7 +209,7 @@ mod tests {
     fn parsed(line: &[&str]) -> Result<ConversationArgs, clap::Error> {
         let words = [&["thermocline", "chat"][..], line].concat();
         let Command::Chat(args) = Cli::try_parse_from(words)?.command else {
-            panic!("chat was parsed");
+            panic!("the parsed command is not chat");
         };
         Ok(args.conversation)
     }
@@ -196,18 +220,20 @@ mod tests {
 
     #[test]
     fn a_template_is_a_name_or_a_text() {
-        let choice = |text: &str| resolved(&["--chat-template", text]).unwrap().chat_template;
+        let choice =
+            |text: &str| resolved(&["--chat-template", text]).unwrap().template.chat_template;
         assert_eq!(choice("chatml"), Some(TemplateChoice::Named("chatml".into())));
         assert_eq!(choice("{{ x }}"), Some(TemplateChoice::Source("{{ x }}".into())));
-        assert_eq!(resolved(&[]).unwrap().chat_template, None);
+        assert_eq!(resolved(&[]).unwrap().template.chat_template, None);
         let gone = resolved(&["--chat-template-file", "gone.jinja"]).unwrap_err();
         assert!(gone.message.contains("gone.jinja"));
     }
 
     #[test]
     fn variables_come_from_the_flags_and_the_json_wins() {
-        let thinks =
-            |line: &[&str]| resolved(line).unwrap().variables().get("enable_thinking").cloned();
+        let thinks = |line: &[&str]| {
+            resolved(line).unwrap().template.variables().get("enable_thinking").cloned()
+        };
         assert_eq!(thinks(&[]), None);
         assert_eq!(thinks(&["--reasoning=off"]), Some(false.into()));
         assert_eq!(thinks(&["--reasoning-budget", "0"]), Some(false.into()));

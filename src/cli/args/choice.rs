@@ -14,26 +14,26 @@ pub(super) const fn choice<T>(name: &'static str, help: &'static str, value: T) 
     Choice { name, help, value }
 }
 
-/// Reads one of `choices` by its name.
+/// clap parser that accepts the names of `choices`.
 pub(super) fn one_of<T>(choices: &'static [Choice<T>]) -> impl TypedValueParser<Value = T>
 where
     T: Clone + Send + Sync,
 {
-    PossibleValuesParser::new(choices.iter().map(listed))
-        .try_map(|name| find(choices, &name).ok_or_else(|| format!("'{name}' is unknown")))
+    PossibleValuesParser::new(choices.iter().map(possible_value))
+        .try_map(|name| find(choices, &name).ok_or_else(|| format!("unknown value '{name}'")))
 }
 
-/// The value of this name.
+/// The value of the choice called `name`.
 pub(super) fn find<T: Clone>(choices: &[Choice<T>], name: &str) -> Option<T> {
     choices.iter().find(|choice| choice.name == name).map(|choice| choice.value.clone())
 }
 
-/// The name of this value.
+/// The name of the choice that has `value`.
 pub(super) fn name_of<T: PartialEq>(choices: &[Choice<T>], value: &T) -> Option<&'static str> {
     choices.iter().find(|choice| choice.value == *value).map(|choice| choice.name)
 }
 
-/// The entry in `--help`.
-pub(super) fn listed<T>(choice: &Choice<T>) -> PossibleValue {
+/// The choice as `--help` lists it.
+pub(super) fn possible_value<T>(choice: &Choice<T>) -> PossibleValue {
     PossibleValue::new(choice.name).help(choice.help)
 }

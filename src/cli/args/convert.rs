@@ -36,7 +36,7 @@ pub(crate) struct ConvertArgs {
     pub(crate) pre: Option<String>,
     /// The model's name in the file
     ///
-    /// Default: the last part of `_name_or_path` in config.json, else the folder's name.
+    /// Default: the last path component of `_name_or_path` in config.json, else the folder's name.
     #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_MODEL_NAME")]
     pub(crate) model_name: Option<String>,
     /// Replace an existing file
@@ -50,17 +50,17 @@ static OUT_TYPES: [Choice<OutType>; 5] = [
     choice("f32", "32-bit floats", OutType::F32),
     choice("f16", "16-bit floats", OutType::F16),
     choice("bf16", "The upper half of 32-bit floats", OutType::Bf16),
-    choice("q8_0", "8 bits, one scale for 32 values", OutType::Q8_0),
-    choice("auto", "The checkpoint's own type", OutType::Auto),
+    choice("q8_0", "8-bit integers, one scale per 32 values", OutType::Q8_0),
+    choice("auto", "bf16 if the checkpoint has it, else f16", OutType::Auto),
 ];
 
 static CONTAINERS: [Choice<Container>; 2] = [
     choice("gguf", "GGUF", Container::Gguf),
-    choice("pwri", "PowerInfer's", Container::PowerInfer),
+    choice("pwri", "PowerInfer's container", Container::PowerInfer),
 ];
 
 impl ConvertArgs {
-    /// The conversion.
+    /// The conversion that these flags describe.
     pub(crate) fn job(&self) -> Conversion {
         Conversion {
             folder: self.model_folder.clone(),
@@ -112,7 +112,7 @@ pub(crate) struct QuantizeArgs {
 }
 
 impl QuantizeArgs {
-    /// The quantisation.
+    /// The quantisation that these flags describe.
     pub(crate) fn job(&self) -> Quantization {
         Quantization {
             input: self.input.clone(),
@@ -132,7 +132,7 @@ fn target(name: &str) -> Result<Target, Failure> {
     Ok(Target::from_str(name)?)
 }
 
-/// Reads the type of a single tensor, as opposed to a mix.
+/// Parses the type of a single tensor; the name of a mix is an error.
 fn tensor_type(name: &str) -> Result<Format, Failure> {
     let known: Vec<Format> = Target::all().map(Target::format).collect();
     let found = Format::from_str(name).ok().filter(|format| known.contains(format));
@@ -140,11 +140,11 @@ fn tensor_type(name: &str) -> Result<Format, Failure> {
         let mut names: Vec<&str> = known.iter().map(|format| format.name()).collect();
         names.dedup();
         Failure::usage(format!("tensors cannot be quantised to `{name}`"))
-            .help(format!("types: {}", names.join(", ")))
+            .help(format!("supported types: {}", names.join(", ")))
     })
 }
 
-/// Cut a model into several files: PREFIX-00001-of-00003.gguf and so on.
+/// Split a model into several files: PREFIX-00001-of-00003.gguf and so on.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SplitArgs {
     /// GGUF file, or the first file of a split model
@@ -157,7 +157,7 @@ pub(crate) struct SplitArgs {
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_SPLIT_MAX_TENSORS")]
     #[arg(conflicts_with = "split_max_size", value_parser = max_tensors)]
     pub(crate) split_max_tensors: Option<Limit>,
-    /// Maximum size of the tensors per file: a number with M or G
+    /// Maximum size of the tensors per file: 500M, 2G
     #[arg(long, value_name = "N(M|G)", env = "THERMOCLINE_ARG_SPLIT_MAX_SIZE")]
     #[arg(value_parser = max_size)]
     pub(crate) split_max_size: Option<Limit>,
@@ -168,11 +168,11 @@ pub(crate) struct SplitArgs {
     pub(crate) common: CommonArgs,
 }
 
-/// Maximum number of tensors per file without a given limit; llama.cpp's default.
+/// Default maximum number of tensors per file, as in llama.cpp.
 const MAX_TENSORS: usize = 128;
 
 impl SplitArgs {
-    /// The limit of each file.
+    /// The limit on the tensors of each file.
     pub(crate) fn limit(&self) -> Limit {
         self.split_max_size.or(self.split_max_tensors).unwrap_or(Limit::Tensors(MAX_TENSORS))
     }
@@ -180,14 +180,17 @@ impl SplitArgs {
 
 fn max_tensors(text: &str) -> Result<Limit, Box<dyn Error + Send + Sync>> {
     match text.parse()? {
-        0 => Err(Failure::usage("--split-max-tensors: a file has at least one tensor").into()),
+        0 => Err(Failure::usage(
+            "--split-max-tensors cannot be 0: each file has at least one tensor",
+        )
+        .into()),
         n => Ok(Limit::Tensors(n)),
     }
 }
 
 fn max_size(text: &str) -> Result<Limit, Failure> {
     let wrong =
-        || Failure::usage(format!("--split-max-size: '{text}' is not a number with M or G"));
+        || Failure::usage(format!("--split-max-size: '{text}' is not a size such as 500M or 2G"));
     let unit = match text.chars().last() {
         Some('M' | 'm') => 1_000_000,
         Some('G' | 'g') => 1_000_000_000,
@@ -222,13 +225,13 @@ mod tests {
     fn split(words: &[&str]) -> Result<Limit, clap::Error> {
         let words = ["thermocline", "split", "a", "b"].iter().chain(words);
         let Command::Split(args) = Cli::try_parse_from(words)?.command else {
-            panic!("another command");
+            panic!("the parsed command is not the expected one");
         };
         Ok(args.limit())
     }
 
     #[test]
-    fn limits() {
+    fn split_limits_are_parsed() {
         assert_eq!(split(&[]).unwrap(), Limit::Tensors(128));
         assert_eq!(split(&["--split-max-size", "3G"]).unwrap(), Limit::Bytes(3_000_000_000));
         assert_eq!(split(&["--split-max-size", "500M"]).unwrap(), Limit::Bytes(500_000_000));
@@ -240,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn types_of_one_tensor() {
+    fn tensor_types_are_parsed() {
         assert_eq!(tensor_type("q6_k").unwrap(), Format::Q6_K);
         assert!(tensor_type("U32").is_err());
         assert!(tensor_type("x").unwrap_err().help.unwrap().contains("Q8_0"));

@@ -1,4 +1,4 @@
-//! Which devices, how much of their memory, and what goes there.
+//! Flags that select the devices, limit their memory and decide the placement.
 
 use super::boolish;
 use super::choice::{Choice, choice, one_of};
@@ -8,14 +8,14 @@ use crate::placement::PlanConstraints;
 use clap::Args;
 use runtime::{Budget, DeviceOptions};
 
-/// Names are PowerInfer's and llama.cpp's.
+/// Device flags, named as in PowerInfer and llama.cpp.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Devices")]
 pub(crate) struct DeviceArgs {
     /// Backend; auto uses whatever is available
     ///
     /// `bench` compares several: cpu,cuda,wgpu. Each backend uses the --device entries it provides,
-    /// or without --device all devices except software drivers.
+    /// or, without --device, all its devices except software drivers.
     #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_BACKEND", default_value = "auto")]
     #[arg(value_delimiter = ',', value_parser = one_of(&BACKENDS))]
     pub(crate) backend: Vec<BackendChoice>,
@@ -25,18 +25,18 @@ pub(crate) struct DeviceArgs {
     /// Use only this device, counted from 0 (-mg)
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_MAIN_GPU")]
     pub(crate) main_gpu: Option<usize>,
-    /// Hard limit of device memory: 8GiB, 8192MiB, 80%, or GiB as a number
+    /// Hard limit of device memory: 8GiB, 8192MiB, 80%, or a number of GiB
     ///
-    /// The limit includes the driver's own memory; -1 is the free memory less a margin. One value
-    /// applies to each device; colons give one per device: 2:4. `bench` runs each comma-separated
-    /// value in turn: 2:4,4:8; elsewhere commas mean the same as colons. In bench's report,
-    /// vram_budget_bytes is the sum over devices.
+    /// The limit includes the driver's own memory; -1 is the free memory minus a margin. One value
+    /// applies to each device; colons separate one value per device: 2:4. `bench` runs each
+    /// comma-separated value in turn: 2:4,4:8; other commands treat commas as colons. In bench's
+    /// report, vram_budget_bytes is the sum over devices.
     #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_VRAM_BUDGET", value_parser = parse::budgets)]
     #[arg(value_delimiter = ',', allow_negative_numbers = true)]
     pub(crate) vram_budget: Vec<Budgets>,
     /// Number of whole layers to place on devices, all, or auto (-ngl)
     ///
-    /// A number or all splits no layer. auto places single neurons by how often they are used.
+    /// A number or all keeps each layer whole. auto places single neurons by how often they fire.
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_N_GPU_LAYERS", value_parser = parse::layers)]
     #[arg(alias = "gpu-layers", allow_negative_numbers = true)]
     pub(crate) n_gpu_layers: Option<Layers>,
@@ -73,7 +73,7 @@ static BACKENDS: [Choice<BackendChoice>; 5] = [
 ];
 
 impl DeviceArgs {
-    /// The options of one run.
+    /// The device options of a single run. The last --backend value counts.
     pub(crate) fn options(&self) -> DeviceOptions {
         let wanted_layers = match self.n_gpu_layers {
             Some(Layers::Whole(n)) => Some(n),
@@ -114,7 +114,7 @@ impl DeviceArgs {
         }
     }
 
-    /// Device options for each backend and budget; the CPU alone occurs once.
+    /// Device options for each combination of backend and budget, without duplicates.
     pub(crate) fn combinations(&self) -> Vec<DeviceOptions> {
         let mut all: Vec<DeviceOptions> = Vec::new();
         let compared: Vec<_> = self.backend.iter().copied().flatten().collect();
@@ -124,7 +124,7 @@ impl DeviceArgs {
             for vram_budget in budgets.chain(none) {
                 let one = DeviceArgs { backend: vec![name], vram_budget, ..self.clone() };
                 let mut one = one.options();
-                leave_to_others(&mut one, &compared);
+                drop_other_backends(&mut one, &compared);
                 if one.backend == Some("cpu") {
                     one.budgets.clear();
                     one.expected_by.clear();
@@ -137,7 +137,7 @@ impl DeviceArgs {
         all
     }
 
-    /// The words of `--device`.
+    /// The names given with `--device`; `None` without the flag.
     fn device_names(&self) -> Option<Vec<String>> {
         let names = self.device.as_deref()?.split([',', '/']).map(|name| name.trim().to_owned());
         Some(names.filter(|name| !name.is_empty()).collect())
@@ -149,7 +149,7 @@ fn is_word(name: &str, word: &str) -> bool {
 }
 
 /// Removes named devices that belong to another backend of the comparison.
-fn leave_to_others(options: &mut DeviceOptions, compared: &[&str]) {
+fn drop_other_backends(options: &mut DeviceOptions, compared: &[&str]) {
     let Some(backend) = options.backend.filter(|backend| *backend != "cpu") else { return };
     if let Some(named) = &mut options.named {
         named.retain(|name| {

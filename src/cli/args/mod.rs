@@ -1,6 +1,6 @@
 //! Commands and flags. clap parses each flag straight into the type that its command uses; a flag
-//! is defined here and used in [`super::command`], with nothing in between. A value that depends on
-//! several flags or on a file is a method of the struct that has the flags.
+//! is defined here and used in [`super::command`], with no layer in between. A value that comes
+//! from several flags or from a file is a method of the struct that has the flags.
 //!
 //! Names, values and defaults are llama.cpp's where llama.cpp has them. [`super::words`] expands
 //! short flags of several letters (`-ngl`) before clap sees them; [`super::llama`] handles
@@ -10,6 +10,7 @@
 mod bench;
 mod chat;
 mod choice;
+mod constraint;
 mod convert;
 mod device;
 mod model;
@@ -21,9 +22,11 @@ mod profile;
 mod reports;
 mod run;
 mod sampling;
+mod serve;
 
 pub(crate) use bench::{BenchArgs, BenchSetup, OutputFormat, Subject, Synthetic};
-pub(crate) use chat::{ConversationArgs, ReasoningWhen, TemplateChoice};
+pub(crate) use chat::{ConversationArgs, ReasoningWhen, TemplateArgs, TemplateChoice};
+pub(crate) use constraint::ConstraintArgs;
 pub(crate) use convert::{ConvertArgs, MergeArgs, QuantizeArgs, SplitArgs};
 pub(crate) use device::DeviceArgs;
 pub(crate) use model::{ModelArgs, PlacementArgs, cache_type_name};
@@ -35,6 +38,7 @@ pub(crate) use profile::{ProfileArgs, ProfileSourceArgs};
 pub(crate) use reports::{CacheAction, CacheArgs, CompletionsArgs, InfoArgs, TokenizeArgs};
 pub(crate) use run::{Keep, Length, RunArgs};
 pub(crate) use sampling::SamplingArgs;
+pub(crate) use serve::ServeArgs;
 
 use clap::builder::{BoolishValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -64,8 +68,13 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Continue a prompt (the default command)
     Run(Box<RunArgs>),
-    /// Hold a conversation (the default on a terminal for models with a chat template)
+    /// Chat with a model (the default on a terminal if the model has a chat template)
     Chat(Box<RunArgs>),
+    /// Serve a model over HTTP to clients of OpenAI, Anthropic and llama-server
+    ///
+    /// It listens at once; requests are answered by 503 until the model is loaded. docs/server.md
+    /// lists endpoints and fields.
+    Serve(Box<ServeArgs>),
     /// Show what a model file contains, without running it
     Info(InfoArgs),
     /// Measure speed with llama-bench's tests and columns
@@ -83,7 +92,7 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Measure quality: perplexity, and divergence of the sparse run from the dense one
     ///
-    /// As llama-perplexity does: chunks of the context size, of which the second half is evaluated.
+    /// As in llama-perplexity, the second half of each chunk of the context size is evaluated.
     Perplexity(Box<PerplexityArgs>),
     /// Train a predictor of skippable neurons, for --sparsity balanced and fast
     ///
@@ -99,9 +108,9 @@ pub(crate) enum Command {
     Convert(ConvertArgs),
     /// Copy a model with its weights quantised to another type
     Quantize(QuantizeArgs),
-    /// Cut a model into several files
+    /// Split a model into several files
     ///
-    /// They are called PREFIX-00001-of-00003.gguf and so on.
+    /// The files are named PREFIX-00001-of-00003.gguf and so on.
     Split(SplitArgs),
     /// Join a split model into one file
     Merge(MergeArgs),
@@ -116,10 +125,11 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// The arguments of a command that runs a model, about where and how.
+    /// The memory and device flags; `None` for a command that runs no model.
     pub(crate) fn placement(&self) -> Option<&PlacementArgs> {
         match self {
             Self::Run(args) | Self::Chat(args) => Some(&args.model.placement),
+            Self::Serve(args) => Some(&args.model.placement),
             Self::Bench(args) => Some(&args.placement),
             Self::Perplexity(args) => Some(&args.model.placement),
             Self::Predictor(args) => Some(&args.model.placement),
@@ -142,6 +152,7 @@ impl Command {
     pub(crate) fn common(&self) -> &CommonArgs {
         match self {
             Self::Run(args) | Self::Chat(args) => &args.common,
+            Self::Serve(args) => &args.common,
             Self::Info(args) => &args.common,
             Self::Bench(args) => &args.common,
             Self::Perplexity(args) => &args.common,
@@ -182,17 +193,17 @@ pub(crate) struct CommonArgs {
 /// `--color`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ColorWhen {
-    /// Always.
+    /// Always colour.
     #[value(alias = "always", alias = "true", alias = "1")]
     On,
-    /// Never.
+    /// Never colour.
     #[value(alias = "never", alias = "false", alias = "0")]
     Off,
-    /// On a terminal.
+    /// Colour on a terminal.
     Auto,
 }
 
-/// The parser of every yes-or-no value, from a flag or the environment.
+/// The parser of every Boolean value, from a flag or the environment.
 pub(crate) fn boolish() -> impl TypedValueParser<Value = bool> {
     BoolishValueParser::new()
 }
@@ -200,7 +211,7 @@ pub(crate) fn boolish() -> impl TypedValueParser<Value = bool> {
 /// A number of threads; `None` for the default.
 pub(crate) type Threads = Option<NonZeroUsize>;
 
-/// Reads llama.cpp's thread counts: 0 and negative numbers are the default.
+/// Parses llama.cpp's thread counts: 0 and negative numbers select the default.
 pub(crate) fn threads() -> impl TypedValueParser<Value = Threads> {
     let count = clap::value_parser!(i32).range(..=4096);
     count.map(|n| usize::try_from(n).ok().and_then(NonZeroUsize::new))

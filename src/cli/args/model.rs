@@ -1,4 +1,4 @@
-//! Which model, where it lives, how it is computed.
+//! Flags that select the model and decide where and how it is computed.
 
 use super::choice::{self, Choice, choice};
 use super::{DeviceArgs, ProcessorArgs, Threads, boolish, threads};
@@ -19,13 +19,13 @@ use std::path::PathBuf;
 pub(crate) struct ModelArgs {
     /// GGUF file; default: the built-in story model
     ///
-    /// For a split model, the first file.
+    /// Of a split model, give the first file.
     #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// Context size in tokens
     ///
-    /// 0 uses the model's own size. By default, a size is chosen that fits the memory budget, and
-    /// printed.
+    /// 0 uses the model's own size. By default, the command chooses a size that fits the memory
+    /// budget, and prints it.
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_CTX_SIZE")]
     #[arg(value_parser = clap::value_parser!(u32).map(context_size))]
     pub(crate) ctx_size: Option<ContextSize>,
@@ -87,15 +87,15 @@ pub(crate) struct PlacementArgs {
     pub(crate) ffn_activation: Option<String>,
     /// Which neurons to skip: exact, predicted, balanced, fast, off, or an error
     ///
-    /// exact skips only neurons that contribute zero. predicted computes what the file's own
-    /// predictor selects (PowerInfer files have one); without a predictor it is exact. balanced and
-    /// fast, or the relative error that a feed-forward block may have (0.05), skip more by a
-    /// trained predictor or thresholds; `run` and `chat` train them on first use. off computes
-    /// every neuron.
+    /// exact skips only neurons that contribute zero. predicted computes the neurons that the
+    /// file's own predictor selects (PowerInfer files have one); without a predictor it is exact.
+    /// balanced and fast skip more neurons, with a trained predictor or thresholds. So does a
+    /// number such as 0.05, the tolerated relative error of a feed-forward block. `run` and `chat`
+    /// train the predictor or thresholds on first use. off computes every neuron.
     #[arg(long, value_name = "HOW", env = "THERMOCLINE_ARG_SPARSITY", default_value = "predicted")]
     #[arg(value_parser = parse::sparsity)]
     pub(crate) sparsity: Sparsity,
-    /// Lowest predictor score that counts as active; default: the file's, else 0
+    /// Minimum predictor score of an active neuron; default: the file's, else 0
     #[arg(long, value_name = "SCORE", env = "THERMOCLINE_ARG_SPARSE_THRESHOLD")]
     #[arg(allow_negative_numbers = true, value_parser = parse::number)]
     pub(crate) sparse_threshold: Option<f32>,
@@ -109,11 +109,12 @@ pub(crate) struct PlacementArgs {
 }
 
 impl ModelArgs {
-    /// The options of a run.
+    /// The runtime options that these flags set.
     pub(crate) fn options(&self) -> Options {
         Options {
             n_ctx: self.ctx_size,
             n_ubatch: self.ubatch_size.min(self.batch_size),
+            n_parallel: NonZeroU32::MIN,
             threads: self.threads,
             threads_batch: self.threads_batch.unwrap_or(self.threads),
             kv_formats: KvCache { k: self.cache_type_k, v: self.cache_type_v },
@@ -123,7 +124,7 @@ impl ModelArgs {
 }
 
 impl PlacementArgs {
-    /// Which neurons are computed, where, and how the file is read.
+    /// The sparsity, placement and file-reading options that these flags set.
     pub(crate) fn computation(&self) -> Computation {
         Computation {
             mlock: self.mlock,
@@ -139,7 +140,7 @@ impl PlacementArgs {
     }
 }
 
-/// llama.cpp's context sizes: 0 is the model's own.
+/// llama.cpp's context sizes: 0 is the model's own size.
 fn context_size(n: u32) -> ContextSize {
     NonZeroU32::new(n).map_or(ContextSize::OfModel, ContextSize::Tokens)
 }
@@ -156,18 +157,18 @@ static CACHE_TYPES: [Choice<Format>; 4] = [
     choice("bf16", "The upper half of 32-bit floats", Format::BF16),
     choice(
         "q8_0",
-        "8 bits, one scale for 32 values; the head size must be a multiple of 32",
+        "8-bit integers, one scale per 32 values; the head size must be a multiple of 32",
         Format::Q8_0,
     ),
 ];
 
-/// The other formats that llama.cpp has.
+/// KV cache formats of llama.cpp that are not supported yet.
 const OTHER_CACHE_TYPES: [&str; 5] = ["q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"];
 
-/// Reads the format of a KV cache.
+/// Parses the format of a KV cache.
 pub(super) fn cache_type() -> impl TypedValueParser<Value = Format> {
     let others = OTHER_CACHE_TYPES.map(|name| PossibleValue::new(name).hide(true));
-    let names = CACHE_TYPES.iter().map(choice::listed).chain(others);
+    let names = CACHE_TYPES.iter().map(choice::possible_value).chain(others);
     PossibleValuesParser::new(names).try_map(|name| {
         choice::find(&CACHE_TYPES, &name).ok_or_else(|| {
             Failure::usage(format!("a KV cache in {name} is not supported yet"))
@@ -181,7 +182,7 @@ pub(crate) fn cache_type_name(format: Format) -> &'static str {
     choice::name_of(&CACHE_TYPES, &format).unwrap_or(format.name())
 }
 
-/// The functions between the two halves of a feed-forward block, by their names in model files.
+/// Parses the name of a feed-forward activation function, as model files spell it.
 fn activation() -> PossibleValuesParser {
     let known = [
         ("relu", "max(x, 0), on the gate"),

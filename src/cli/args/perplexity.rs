@@ -7,15 +7,15 @@ use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
-/// Measure quality on a text, as llama-perplexity does: chunks of the context size, of which the
-/// second half is evaluated.
+/// Measure quality on a text. As in llama-perplexity, the second half of each chunk of the context
+/// size is evaluated.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Measurement")]
 pub(crate) struct PerplexityArgs {
-    /// The text; - is standard input
+    /// File with the text; - is standard input
     #[arg(short, long, value_name = "FILE", overrides_with = "prompt")]
     pub(crate) file: Option<PathBuf>,
-    /// The text itself
+    /// The text
     #[arg(short, long, value_name = "TEXT")]
     pub(crate) prompt: Option<String>,
     /// Number of chunks to measure; -1 is all
@@ -25,11 +25,11 @@ pub(crate) struct PerplexityArgs {
     /// Compare with a second run of the same text
     #[arg(long, value_name = "WHAT", env = "THERMOCLINE_ARG_AGAINST")]
     #[arg(conflicts_with_all = ["kl_divergence", "kl_divergence_base"])]
-    pub(crate) against: Option<Against>,
+    pub(crate) against: Option<ComparisonTarget>,
     /// Compare with the probabilities in the --kl-divergence-base file
     #[arg(long, env = "THERMOCLINE_ARG_KL_DIVERGENCE", value_parser = boolish(), requires = "kl_divergence_base")]
     pub(crate) kl_divergence: bool,
-    /// File of probabilities: written, or read with --kl-divergence
+    /// File of probabilities: read with --kl-divergence, otherwise written
     #[arg(
         long,
         value_name = "FILE",
@@ -48,7 +48,7 @@ pub(crate) struct PerplexityArgs {
 
 /// `--against`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Against {
+pub(crate) enum ComparisonTarget {
     /// The same model with every neuron computed.
     Dense,
 }
@@ -66,13 +66,13 @@ fn limit(n: i32) -> Result<Limit, Failure> {
 /// The reference of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reference {
-    /// Nothing: perplexity only.
+    /// No reference: only perplexity is measured.
     None,
-    /// The same model without skipping, run in parallel.
+    /// The same model with every neuron computed, evaluated in the same run.
     Dense,
     /// Probabilities read from a file.
     Read(PathBuf),
-    /// Nothing; the probabilities are written to a file.
+    /// No reference: this run's probabilities are written to a file for later comparisons.
     Write(PathBuf),
 }
 
@@ -80,7 +80,7 @@ impl PerplexityArgs {
     /// The reference to compare with.
     pub(crate) fn reference(&self) -> Reference {
         match (self.against, &self.kl_divergence_base) {
-            (Some(Against::Dense), _) => Reference::Dense,
+            (Some(ComparisonTarget::Dense), _) => Reference::Dense,
             (None, Some(path)) if self.kl_divergence => Reference::Read(path.clone()),
             (None, Some(path)) => Reference::Write(path.clone()),
             (None, None) => Reference::None,
@@ -88,10 +88,10 @@ impl PerplexityArgs {
     }
 
     /// The text, read as llama.cpp reads a prompt file, so that the token counts agree; `None` if
-    /// it comes from the file of probabilities.
+    /// the file of probabilities contains the text.
     ///
     /// # Errors
-    /// A missing or unreadable text.
+    /// No text was given, or its file cannot be read.
     pub(crate) fn text(&self) -> Result<Option<String>, Failure> {
         match (&self.prompt, &self.file) {
             (Some(text), _) => Ok(Some(text.clone())),

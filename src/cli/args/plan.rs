@@ -14,11 +14,11 @@ pub(crate) struct PlanArgs {
     ///
     /// NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us,tflops=40,upload=12GB/s;
     /// everything but memory is optional. Repeat the flag for several devices; the name cpu sets
-    /// the speed of the CPU. tflops is the speed in prefill, at two operations per weight; upload
-    /// is the speed of packing and copying neurons to the device.
+    /// the speed of the CPU. rows is the bandwidth of scattered rows, tflops the speed in prefill,
+    /// at two operations per weight, and upload the speed of packing and copying neurons.
     #[arg(long, value_name = "DEVICE", env = "THERMOCLINE_ARG_ASSUME", value_parser = parse::assumed)]
-    pub(crate) assume: Vec<runtime::Assumed>,
-    /// Share of active neurons to assume for a model without a profile
+    pub(crate) assume: Vec<runtime::AssumedDevice>,
+    /// Fraction of active neurons to assume for a model without a profile
     #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_PLAN_DENSITY", value_parser = parse::share)]
     pub(crate) density: Option<f64>,
     /// Draw the plan as an SVG file

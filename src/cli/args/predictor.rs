@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 /// Flags of `predictor`.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Learning")]
+#[command(next_help_heading = "Training")]
 pub(crate) struct PredictorArgs {
     #[command(flatten)]
     pub(crate) training: TrainingArgs,
@@ -25,22 +25,22 @@ pub(crate) struct PredictorArgs {
 /// Training text, settings and output file.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TrainingArgs {
-    /// The training text; - is standard input; default: a built-in text
+    /// File with the training text; - is standard input; default: a built-in text
     ///
-    /// Best are some hundred kilobytes of the kind of text that the model is used for.
+    /// Works best with a few hundred kilobytes of the kind of text that the model is used for.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
     /// Output file; default: beside the model, or in the user's cache
     #[arg(short, long = "out", value_name = "FILE")]
     pub(crate) outfile: Option<PathBuf>,
-    /// Start again, replacing the result of an earlier run
+    /// Start over and replace the result of an earlier run
     #[arg(long, env = "THERMOCLINE_ARG_RESTART", value_parser = boolish())]
     pub(crate) restart: bool,
     /// Maximum number of tokens to use
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_TOKENS", default_value = "65536")]
     #[arg(value_parser = clap::value_parser!(u32).range(1024..=1 << 24).map(|n| n as usize))]
     pub(crate) tokens: usize,
-    /// Relative error of a feed-forward block for which ranks are chosen
+    /// Target for the relative error of each feed-forward block; sets the ranks
     #[arg(
         long = "target",
         value_name = "ERROR",
@@ -63,32 +63,33 @@ pub(crate) struct TrainingArgs {
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_RANK")]
     #[arg(value_parser = clap::value_parser!(u32).try_map(rank))]
     pub(crate) rank: Option<usize>,
-    /// Maximum size of the predictor, as a share of the feed-forward bytes: 4%
+    /// Maximum predictor size, as a percentage of the feed-forward bytes: 4%
     #[arg(long, value_name = "SHARE", env = "THERMOCLINE_ARG_MAX_SIZE", value_parser = parse::share)]
     pub(crate) max_size: Option<f64>,
     /// Import PowerInfer's predictor (model_0.pt, ...) from this folder
     ///
-    /// It serves --sparsity predicted. With -f, its weights are quantised where that costs nothing
-    /// on the text.
+    /// --sparsity predicted uses it. With -f, its weights are quantised if the predictor still
+    /// finds as many active neurons on the text.
     #[arg(long, value_name = "DIR", env = "THERMOCLINE_ARG_IMPORT")]
     pub(crate) import: Option<PathBuf>,
 }
 
 static KINDS: [Choice<Kind>; 2] = [
     choice("low-rank", "Low-rank factors of the gate", Kind::Factors),
-    choice("sign", "The signs of the gate weights: takes seconds and a short text", Kind::Signs),
+    choice("sign", "Signs of the gate weights; needs seconds and a short text", Kind::Signs),
 ];
 
 fn rank(rank: u32) -> Result<usize, Failure> {
     let rank = rank as usize;
     if rank == 0 || !rank.is_multiple_of(RANK_STEP) {
-        return Err(Failure::usage(format!("--rank {rank} is not a multiple of {RANK_STEP}")));
+        let message = format!("--rank {rank} is not a positive multiple of {RANK_STEP}");
+        return Err(Failure::usage(message));
     }
     Ok(rank)
 }
 
 impl TrainingArgs {
-    /// The user's text; `None` for the built-in text, or for no text with an import.
+    /// The user's text. `None` selects the built-in text, or no text with --import.
     ///
     /// # Errors
     /// A text that cannot be read.

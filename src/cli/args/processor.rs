@@ -7,7 +7,7 @@ use clap::builder::TypedValueParser;
 use clap::{ArgAction, Args};
 use runtime::Processor;
 
-/// Names and meanings are llama.cpp's.
+/// Thread and NUMA flags, with llama.cpp's names and meanings.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Processor")]
 pub(crate) struct ProcessorArgs {
@@ -43,7 +43,7 @@ static NUMA: [Choice<Numa>; 3] = [
     choice("numactl", "As configured by numactl", Numa::Numactl),
 ];
 
-/// llama.cpp's numbers.
+/// Maps llama.cpp's priority numbers.
 fn priority(n: i8) -> Priority {
     match n {
         ..=-1 => Priority::Low,
@@ -73,7 +73,7 @@ impl ProcessorArgs {
     }
 }
 
-/// The mask as llama-bench writes it.
+/// The CPU mask in hexadecimal, as llama-bench prints it.
 pub(crate) fn mask(processor: &Processor) -> String {
     let cpus = processor.cpus.as_deref().unwrap_or_default();
     let mut digits = vec![0u32; cpus.last().map_or(1, |last| last / 4 + 1)];

@@ -28,10 +28,10 @@ pub(crate) struct ProfileArgs {
     pub(crate) common: CommonArgs,
 }
 
-/// The source of a profile, and where it is stored.
+/// Flags for the text of a profile and its output file.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ProfileSourceArgs {
-    /// The text; - is standard input; default: a varied built-in text
+    /// File with the text; - is standard input; default: a varied built-in text
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
     /// Maximum number of tokens to use
@@ -43,7 +43,7 @@ pub(crate) struct ProfileSourceArgs {
     /// If the model's folder is not writable, the default is in the user's cache.
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_OUT")]
     pub(crate) out: Option<PathBuf>,
-    /// Start again, replacing an existing profile
+    /// Start over and replace an existing profile
     #[arg(long, env = "THERMOCLINE_ARG_RESTART", value_parser = boolish())]
     pub(crate) restart: bool,
     /// Import PowerInfer's counts (activation_0.pt, ...) from this folder
@@ -52,7 +52,7 @@ pub(crate) struct ProfileSourceArgs {
 }
 
 impl ProfileSourceArgs {
-    /// The user's text; `None` for the built-in text.
+    /// The user's text; `None` selects the built-in text.
     ///
     /// # Errors
     /// A text that cannot be read.
@@ -61,7 +61,7 @@ impl ProfileSourceArgs {
     }
 
     /// Whether the user asks for a new profile.
-    pub(crate) fn names_a_text(&self) -> bool {
+    pub(crate) fn wants_new_profile(&self) -> bool {
         self.restart || self.file.is_some() || self.tokens.is_some()
     }
 }

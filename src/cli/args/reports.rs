@@ -26,7 +26,7 @@ pub(crate) struct TokenizeArgs {
     /// GGUF file, a vocabulary is enough; default: the built-in story model
     #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
     pub(crate) model: Option<PathBuf>,
-    /// The text
+    /// The text to tokenize
     #[arg(short, long, value_name = "TEXT")]
     #[arg(conflicts_with_all = ["file", "stdin"])]
     pub(crate) prompt: Option<String>,
@@ -42,7 +42,7 @@ pub(crate) struct TokenizeArgs {
     /// Print only the ids: [1, 2, 3]
     #[arg(long, env = "THERMOCLINE_ARG_IDS", value_parser = boolish())]
     pub(crate) ids: bool,
-    /// Do not add a beginning-of-text token
+    /// Do not add a BOS token
     #[arg(long, env = "THERMOCLINE_ARG_NO_BOS", value_parser = boolish())]
     pub(crate) no_bos: bool,
     /// Treat the names of special tokens as text
@@ -61,10 +61,10 @@ pub(crate) struct TokenizeArgs {
 }
 
 impl TokenizeArgs {
-    /// The texts, escapes replaced.
+    /// The texts to tokenize, with escape sequences replaced.
     ///
     /// # Errors
-    /// A missing or unreadable text.
+    /// No text was given, or its file cannot be read.
     pub(crate) fn texts(&self) -> Result<Vec<String>, Failure> {
         let text = match (&self.prompt, &self.file) {
             (Some(text), _) => text.clone(),
@@ -86,7 +86,7 @@ impl TokenizeArgs {
 /// List or delete the repacked weights that are cached on disk (`run --repack-cache`).
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CacheArgs {
-    /// Action
+    /// Whether to list or delete the cached files
     #[arg(value_enum, default_value = "list")]
     pub(crate) action: CacheAction,
     /// Cache folder; default: in the user's cache
@@ -101,7 +101,7 @@ pub(crate) struct CacheArgs {
 pub(crate) enum CacheAction {
     /// Print each file, its size and its model
     List,
-    /// Delete all of them; they are made again when needed
+    /// Delete all files; a later run repacks the weights again
     Clear,
 }
 

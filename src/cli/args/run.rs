@@ -1,6 +1,6 @@
 //! `thermocline run` and `thermocline chat`.
 
-use super::{CommonArgs, ConversationArgs, ModelArgs, SamplingArgs, boolish};
+use super::{CommonArgs, ConstraintArgs, ConversationArgs, ModelArgs, SamplingArgs, boolish};
 use crate::cli::failure::Failure;
 use crate::cli::texts::{escaped, read_file, read_prompt};
 use clap::Args;
@@ -64,6 +64,18 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_KEEP", default_value = "0")]
     #[arg(value_parser = clap::value_parser!(i32).range(-1..).map(keep))]
     pub(crate) keep: Keep,
+    /// Reuse the computed prompt in this file, and update it
+    ///
+    /// A run that begins with the same tokens does not compute them again. The file belongs to the
+    /// model.
+    #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_PROMPT_CACHE")]
+    pub(crate) prompt_cache: Option<PathBuf>,
+    /// Also keep generated tokens in the file of --prompt-cache
+    #[arg(long, env = "THERMOCLINE_ARG_PROMPT_CACHE_ALL", value_parser = boolish())]
+    pub(crate) prompt_cache_all: bool,
+    /// Do not update the file of --prompt-cache
+    #[arg(long, env = "THERMOCLINE_ARG_PROMPT_CACHE_RO", value_parser = boolish())]
+    pub(crate) prompt_cache_ro: bool,
     /// Print the prompt before its continuation (--no-display-prompt)
     #[arg(
         long,
@@ -96,7 +108,7 @@ pub(crate) struct RunArgs {
     pub(crate) trace: Option<PathBuf>,
     /// Collect profiles and train predictors automatically (--no-auto-profile)
     ///
-    /// For a model without a profile, a short one is collected after the text, in at most one
+    /// For a model without a profile, a short profile is collected after the text, in at most one
     /// second. If --sparsity needs a predictor or thresholds that do not exist yet, they are
     /// trained first.
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_AUTO_PROFILE", default_value = "on")]
@@ -106,6 +118,8 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) conversation: ConversationArgs,
     #[command(flatten)]
+    pub(crate) constraint: ConstraintArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -113,10 +127,10 @@ pub(crate) struct RunArgs {
     pub(crate) common: CommonArgs,
 }
 
-/// `-n`: when to stop, besides the model's own end of text.
+/// `-n`: how long to generate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Length {
-    /// Until the model ends its text.
+    /// Until the model ends the text.
     Endless,
     /// Until the context is full.
     FillContext,
@@ -124,7 +138,7 @@ pub(crate) enum Length {
     Tokens(u32),
 }
 
-fn length(n: i32) -> Length {
+pub(super) fn length(n: i32) -> Length {
     match u32::try_from(n) {
         Ok(n) => Length::Tokens(n),
         Err(_) if n == -1 => Length::Endless,
@@ -147,7 +161,7 @@ impl Length {
 pub(crate) enum Keep {
     /// The whole prompt.
     Prompt,
-    /// Its first tokens.
+    /// This number of tokens from the start of the prompt.
     Tokens(u32),
 }
 
@@ -172,6 +186,7 @@ impl RunArgs {
         let stops = self.reverse_prompt.into_iter().map(|stop| escaped(stop, self.escape));
         self.reverse_prompt = stops.collect::<Result<_, _>>()?;
         self.conversation = self.conversation.resolve(self.escape)?;
+        self.constraint = self.constraint.resolve()?;
         Ok(self)
     }
 }

@@ -59,11 +59,11 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_REPEAT_LAST_N", default_value = "64")]
     #[arg(value_parser = clap::value_parser!(i32).range(-1..).map(window))]
     pub(crate) repeat_last_n: usize,
-    /// Penalty for tokens that occurred at all
+    /// Penalty for each token that has already occurred
     #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_PRESENCE_PENALTY", default_value_t = 0.0)]
     #[arg(value_parser = finite("--presence-penalty"))]
     pub(crate) presence_penalty: f32,
-    /// Penalty for tokens by how often they occurred
+    /// Penalty for each earlier occurrence of a token
     #[arg(
         long,
         value_name = "X",
@@ -76,7 +76,7 @@ pub(crate) struct SamplingArgs {
     #[arg(short, long, value_name = "ID±BIAS", env = "THERMOCLINE_ARG_LOGIT_BIAS", value_parser = parse::logit_bias)]
     #[arg(value_delimiter = ',')]
     pub(crate) logit_bias: Vec<(u32, f32)>,
-    /// Ban the end-of-text tokens, so that generation continues
+    /// Ban EOS and the other end-of-generation tokens
     #[arg(long, env = "THERMOCLINE_ARG_IGNORE_EOS", value_parser = boolish())]
     pub(crate) ignore_eos: bool,
 }
@@ -94,7 +94,7 @@ fn chain(parsed: Result<Chain, sample::Error>) -> Result<Chain, Failure> {
     })
 }
 
-/// llama.cpp's "random" is the largest 32-bit number as well as -1.
+/// In llama.cpp, both -1 and `u32::MAX` ask for a random seed.
 fn seed(n: i64) -> Seed {
     u32::try_from(n).ok().filter(|seed| *seed != u32::MAX)
 }

@@ -1,5 +1,5 @@
-//! Automatic profiles: after a text, its own tokens are profiled for at most a tenth of the time
-//! the text took. A few runs add up to a complete profile.
+//! Automatic profiles: after each run, some of its own tokens are profiled for a tenth of the run's
+//! time (at least 0.1 s, at most 1 s). A few runs add up to a complete profile.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,34 +7,34 @@ use std::time::{Duration, Instant};
 
 use crate::cli::terminal::Terminal;
 use crate::engine::Engine;
-use crate::learned::{self, Learned, Section};
+use crate::learned::{self, Section, SideFile};
 use crate::profile::{Gatherer, Profile};
 use runtime::Computation;
 
-/// Source that an automatic profile states.
+/// The source recorded in an automatic profile.
 pub(in crate::cli) const SOURCE: &str = "use";
 /// Tokens of a complete automatic profile.
 const WANTED: u64 = 2048;
-/// Fewest tokens that are worth a file.
-const FEWEST: usize = 32;
-/// Tokens between two checks of the clock.
-const PIECE: usize = 64;
-/// Time that is always allowed: too short to notice.
-const FREE: Duration = Duration::from_millis(100);
-/// Maximum time allowed.
-const MOST: Duration = Duration::from_secs(1);
+/// Fewer tokens than this are not worth a file.
+const MIN_TOKENS: usize = 32;
+/// Tokens profiled between two checks of the clock.
+const CHUNK: usize = 64;
+/// Time that profiling may always take, because users do not notice it.
+const MIN_TIME: Duration = Duration::from_millis(100);
+/// Maximum time that profiling may take.
+const MAX_TIME: Duration = Duration::from_secs(1);
 
 /// A finished run.
 pub(super) struct FinishedRun<'a> {
-    /// Its tokens.
+    /// The tokens of the run.
     pub(super) tokens: &'a [u32],
-    /// Its duration.
+    /// The duration of the run.
     pub(super) took: Duration,
 }
 
 /// Profiles some tokens of a run if the model can skip neurons and lacks a profile. Failures are
 /// printed with `-v` and have no other effect.
-pub(super) fn after(
+pub(super) fn profile_run(
     used: &FinishedRun<'_>,
     engine: &mut Engine,
     computation: &Computation,
@@ -42,23 +42,23 @@ pub(super) fn after(
     terminal: &Terminal,
 ) {
     let Some(folder) = computation.folder() else { return };
-    let n = affordable(used.tokens.len(), used.took).min(WANTED as usize);
+    let n = affordable_tokens(used.tokens.len(), used.took).min(WANTED as usize);
     let model = engine.shared_model();
-    // With thresholds alone, counts say nothing about which neurons are used; with experts they do.
+    // Thresholds alone give no useful firing counts; exact zeros and routed experts do.
     let counts = engine.is_sparse() && model.is_exactly_sparse() || model.experts().is_some();
-    if !counts || n < FEWEST || interrupt.load(Ordering::Relaxed) {
+    if !counts || n < MIN_TOKENS || interrupt.load(Ordering::Relaxed) {
         return;
     }
     let Some(path) = learned::places(&model.file, Some(folder)).pop() else { return };
-    let found = match Learned::find(&model.file, Some(folder), Section::Profile) {
+    let found = match SideFile::find(&model.file, Some(folder), Section::Profile) {
         Ok(None) => None,
-        // This command never changes a file beside the model.
+        // `run` and `chat` never change a profile beside the model, only the one in the cache.
         Ok(Some(learned)) if Path::new(learned.name()) != path => return,
         Ok(Some(learned)) => match Profile::read(&learned, &model) {
             Ok(found) => found,
             Err(refused) => return terminal.detail(&refused.to_string()),
         },
-        Err(refused) => return terminal.note(&format!("no profile is used: {refused}")),
+        Err(refused) => return terminal.note(&format!("the profile is not used: {refused}")),
     };
     let (is_new, before) = (found.is_none(), found.as_ref().map(Profile::n_tokens));
     let mut profile = match found {
@@ -68,12 +68,12 @@ pub(super) fn after(
     };
     let mut gatherer = Gatherer::counting(&model);
     let mut sequence = engine.open();
-    // The newest tokens: earlier ones repeat from run to run, such as a chat's first message.
+    // Profile the newest tokens: the first ones, such as a system message, repeat in every run.
     let tokens = &used.tokens[used.tokens.len() - n..];
-    // Profiling can be slower than the run: it computes all experts.
-    let (began, time) = (Instant::now(), allowed(used.took));
+    // Profiling computes all experts, so it can be slower than the run.
+    let (began, time) = (Instant::now(), allowed_time(used.took));
     let mut seen = Ok(());
-    for piece in tokens.chunks(PIECE) {
+    for piece in tokens.chunks(CHUNK) {
         if seen.is_err() || began.elapsed() >= time {
             break;
         }
@@ -88,14 +88,14 @@ pub(super) fn after(
     }
     gatherer.commit(&mut profile);
     let contents = profile.contents(&model);
-    // A profile that another program saved in the meantime stays.
-    let same = |now: &Learned| match Profile::read(now, &model) {
+    // Do not overwrite a profile that another process saved in the meantime.
+    let same = |now: &SideFile| match Profile::read(now, &model) {
         Ok(Some(now)) => now.source() == SOURCE && Some(now.n_tokens()) == before,
         Ok(None) | Err(_) => true,
     };
     match learned::save_if(&path, &model.file, Section::Profile, &contents, true, &same) {
         Err(error) => terminal.detail(&format!("the profile was not saved: {error}")),
-        Ok(false) => terminal.detail("another program saved a profile in the meantime; keeping that one"),
+        Ok(false) => terminal.detail("another process saved a profile in the meantime; keeping that one"),
         Ok(true) if is_new => terminal.note(&format!(
             "collecting an activation profile ({WANTED} tokens in all) in {}; disable with --no-auto-profile; `thermocline profile` makes a full one",
             path.display()
@@ -108,14 +108,14 @@ pub(super) fn after(
 }
 
 /// Time that profiling may take after a run.
-fn allowed(took: Duration) -> Duration {
-    (took / 10).clamp(FREE, MOST)
+fn allowed_time(took: Duration) -> Duration {
+    (took / 10).clamp(MIN_TIME, MAX_TIME)
 }
 
-/// Number of tokens, at most `n_tokens`, that fit the allowed time if profiling is as fast as the
-/// run was.
-fn affordable(n_tokens: usize, took: Duration) -> usize {
-    let time = allowed(took);
+/// Number of tokens, at most `n_tokens`, that fit into the allowed time if profiling is as fast as
+/// the run was.
+fn affordable_tokens(n_tokens: usize, took: Duration) -> usize {
+    let time = allowed_time(took);
     let rate = n_tokens as f64 / took.as_secs_f64().max(1e-9);
     ((rate * time.as_secs_f64()) as usize).min(n_tokens)
 }
@@ -125,12 +125,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn profiling_is_short() {
+    fn profiling_time_is_limited() {
         let ms = Duration::from_millis;
-        assert_eq!(affordable(500, ms(50)), 500, "a tenth of a second is free");
-        assert_eq!(affordable(500, ms(1000)), 50);
-        assert_eq!(affordable(500, ms(5000)), 50);
-        assert_eq!(affordable(1000, ms(100_000)), 10, "a second at most");
-        assert_eq!(affordable(0, ms(0)), 0);
+        assert_eq!(affordable_tokens(500, ms(50)), 500, "a tenth of a second is free");
+        assert_eq!(affordable_tokens(500, ms(1000)), 50);
+        assert_eq!(affordable_tokens(500, ms(5000)), 50);
+        assert_eq!(affordable_tokens(1000, ms(100_000)), 10, "a second at most");
+        assert_eq!(affordable_tokens(0, ms(0)), 0);
     }
 }

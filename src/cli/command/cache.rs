@@ -11,12 +11,12 @@ use runtime::CacheFolder;
 /// Lists the files of repacked weights, or deletes them.
 ///
 /// # Errors
-/// No folder is known, it cannot be read, or a file cannot be deleted.
+/// The cache folder is unknown or cannot be read, or a file cannot be deleted.
 pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
     let folder = cache_folder(args.repack_cache.as_deref());
     let Some(CacheFolder { path: folder, .. }) = folder else {
         return Err(Failure::usage("the cache folder for repacked weights is unknown")
-            .help("set one with --repack-cache"));
+            .help("set it with --repack-cache DIR"));
     };
     let shown = printable(&folder.display().to_string());
     let failed = |what: &str, error: &std::io::Error| {

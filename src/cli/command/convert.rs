@@ -12,27 +12,27 @@ use hal::Bytes;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-/// Converts a folder.
+/// Converts a Hugging Face folder to a GGUF file.
 ///
 /// # Errors
 /// An invalid folder; no output file is left behind.
 pub(crate) fn convert(args: &ConvertArgs, terminal: &Terminal) -> Result<(), Failure> {
     let job = args.job();
     let summary = with_bar("converting", terminal, |progress| job.run(progress))?;
-    tell(&args.outfile, &summary, terminal)
+    print_summary(&args.outfile, &summary, terminal)
 }
 
-/// Quantises a file.
+/// Copies a model file with its weights quantised to another type.
 ///
 /// # Errors
 /// An unsupported type, a file that cannot be read; no output file is left behind.
 pub(crate) fn quantize(args: &QuantizeArgs, terminal: &Terminal) -> Result<(), Failure> {
     let job = args.job();
     let summary = with_bar("quantising", terminal, |progress| job.run(progress))?;
-    tell(&args.outfile, &summary, terminal)
+    print_summary(&args.outfile, &summary, terminal)
 }
 
-/// Splits a file.
+/// Splits a model file into several files.
 ///
 /// # Errors
 /// A file that cannot be read, output files that exist; no output file is left behind.
@@ -62,7 +62,7 @@ pub(crate) fn merge(args: &MergeArgs, terminal: &Terminal) -> Result<(), Failure
     let summary = with_bar("joining", terminal, |progress| {
         convert::merge(&args.input, &args.outfile, args.force, progress)
     })?;
-    tell(&args.outfile, &summary, terminal)
+    print_summary(&args.outfile, &summary, terminal)
 }
 
 /// Runs a job with a progress bar; Ctrl-C or SIGTERM ends it.
@@ -72,7 +72,7 @@ fn with_bar<T>(
     job: impl FnOnce(Progress<'_>) -> Result<T, Error>,
 ) -> Result<T, Failure> {
     let interrupt = Interrupt::install_with_termination()?;
-    // The size is known with the first progress report; a bar created as hidden would stay hidden.
+    // The first progress report sets the length. A bar created without a length would stay hidden.
     let bar = bar(what, Bytes(u64::MAX), terminal);
     let done = job(&|done, of| {
         bar.set_length(of);
@@ -84,7 +84,7 @@ fn with_bar<T>(
 }
 
 /// Prints the path on standard output and the summary on standard error.
-fn tell(path: &Path, summary: &Summary, terminal: &Terminal) -> Result<(), Failure> {
+fn print_summary(path: &Path, summary: &Summary, terminal: &Terminal) -> Result<(), Failure> {
     for note in &summary.notes {
         terminal.note(&printable(note));
     }
@@ -105,22 +105,22 @@ impl From<Error> for Failure {
         | Error::Parts { .. } = error
         {
             Failure::usage(error.to_string())
-        } else if is_of_the_system(&error) {
-            Failure::new(Exit::Failed, "cannot make the file").caused_by(&error)
+        } else if is_os_error(&error) {
+            Failure::new(Exit::Failed, "cannot create the output file").caused_by(&error)
         } else {
-            Failure::new(Exit::BadModel, "cannot make the file").caused_by(&error)
+            Failure::new(Exit::BadModel, "cannot create the output file").caused_by(&error)
         };
         Failure { help, ..failure }
     }
 }
 
-/// The problem with a GGUF file, if that is the cause.
+/// The GGUF problem behind the error, if a GGUF file caused it.
 fn problem(error: &Error) -> Option<&Problem> {
     if let Error::Container(error) = error { Some(error.problem()) } else { None }
 }
 
-/// Whether the cause is the operating system and not the contents of a file.
-fn is_of_the_system(error: &Error) -> bool {
+/// Whether the operating system caused the error, not the contents of a file.
+fn is_os_error(error: &Error) -> bool {
     let of_output = |problem: &Problem| {
         matches!(problem, Problem::Disk { .. } | Problem::Io { action: "write" | "create", .. })
     };
@@ -130,23 +130,25 @@ fn is_of_the_system(error: &Error) -> bool {
 /// The `help:` line.
 fn help(error: &Error) -> Option<String> {
     if let Error::Architecture { known, .. } = error {
-        return Some(format!("supported: {}", known.join(", ")));
+        return Some(format!("supported architectures: {}", known.join(", ")));
     }
     if let Error::Target { known, .. } = error {
-        return Some(format!("types: {}", known.join(", ")));
+        return Some(format!("supported types: {}", known.join(", ")));
     }
     let help = if let Error::Exists { .. } = error {
         "--force replaces it"
     } else if let Error::SameFile { .. } = error {
         "choose another output file"
     } else if let Error::Requantize { .. } = error {
-        "start from the F16 file, or give --allow-requantize"
+        "quantise from the F16 file, or pass --allow-requantize"
     } else if let Error::PreTokenizer { .. } = error {
-        "--pre NAME names it, as `tokenizer.ggml.pre` does in a file of the same family"
+        "set --pre NAME to the `tokenizer.ggml.pre` of a GGUF file from the same model family"
     } else if let Error::Pickle { .. } = error {
-        "a checkpoint with such content may be an attack; look for the model as safetensors"
+        "the checkpoint is damaged or malicious; look for the model in safetensors format"
+    } else if let Error::MissingTensor { .. } = error {
+        "check that all files of the checkpoint were downloaded"
     } else if let Error::Parts { .. } = error {
-        "a larger limit makes fewer files"
+        "a larger --split-max-size or --split-max-tensors gives fewer files"
     } else if let Some(Problem::Disk { .. }) = problem(error) {
         "free some space, or write to another disk"
     } else {
@@ -160,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_and_help() {
+    fn errors_have_exit_codes_and_help() {
         let exists = Failure::from(Error::Exists { file: "x.gguf".into() });
         assert_eq!((exists.exit.code(), exists.help.as_deref()), (2, Some("--force replaces it")));
         let unknown = Error::Architecture {

@@ -1,4 +1,4 @@
-//! `devices` and `--list-devices`: what can be used.
+//! `devices` and `--list-devices`: list the devices that this build can use.
 
 use crate::cli::failure::Failure;
 use crate::cli::output::Output;
@@ -7,7 +7,7 @@ use crate::devices::{self, Candidate};
 use hal::{Bytes, MemoryReport};
 use serde_json::json;
 
-/// Prints the devices this build can use, in llama.cpp's form.
+/// Prints the names of the usable devices, in llama.cpp's form.
 ///
 /// # Errors
 /// Standard output cannot be written.
@@ -17,14 +17,14 @@ pub(crate) fn list() -> Result<(), Failure> {
     out.line("Available devices:")?;
     out.line(&format!("  CPU: {threads} threads"))?;
     for candidate in devices::candidates(None).0 {
-        let only = by_name(&candidate).map(|why| format!(" ({why})")).unwrap_or_default();
+        let only = why_only_if_named(&candidate).map(|why| format!(" ({why})")).unwrap_or_default();
         let text = format!("  {}: {}{only}", candidate.name, candidate.description);
         out.line(&printable(&text))?;
     }
     out.flush()
 }
 
-/// `devices`: the same with memory, and what is missing.
+/// `devices`: prints the devices with their memory, and the drivers that are missing.
 ///
 /// # Errors
 /// Standard output cannot be written.
@@ -62,13 +62,13 @@ pub(crate) fn run(as_json: bool) -> Result<(), Failure> {
         return out.flush();
     }
     let memory = cpu.memory().unwrap_or_default();
-    out.line(&printable(&format!("CPU: {}, {}", cpu.info().description, words(memory))))?;
+    out.line(&printable(&format!("CPU: {}, {}", cpu.info().description, memory_text(memory))))?;
     for (candidate, backend) in &opened {
         let state = match backend {
-            Ok(backend) => words(backend.memory().unwrap_or_default()),
+            Ok(backend) => memory_text(backend.memory().unwrap_or_default()),
             Err(error) => format!("cannot be used: {error}"),
         };
-        let only = by_name(candidate).map(|why| format!(", {why}")).unwrap_or_default();
+        let only = why_only_if_named(candidate).map(|why| format!(", {why}")).unwrap_or_default();
         let text = format!("{}: {}{only}, {state}", candidate.name, candidate.description);
         out.line(&printable(&text))?;
     }
@@ -78,22 +78,22 @@ pub(crate) fn run(as_json: bool) -> Result<(), Failure> {
     out.flush()
 }
 
-/// Why a device is used only when named; `None` if it is used by default.
-pub(super) fn by_name(candidate: &Candidate) -> Option<String> {
+/// Why a device is used only if --device names it; `None` if it is used by default.
+pub(super) fn why_only_if_named(candidate: &Candidate) -> Option<String> {
     match &candidate.same_as {
-        _ if candidate.software => Some("software, used only when named".to_owned()),
+        _ if candidate.software => Some("a software driver, used only when named".to_owned()),
         Some(other) => Some(format!("the same card as {other}, used only when named")),
         None => None,
     }
 }
 
-/// Memory, as far as the platform reports it.
-pub(super) fn words(memory: MemoryReport) -> String {
+/// Free and total memory as text, as far as the driver reports them.
+pub(super) fn memory_text(memory: MemoryReport) -> String {
     let size = |bytes: Option<Bytes>| bytes.map(|bytes| bytes.to_string());
     match (size(memory.free), size(memory.total)) {
         (Some(free), Some(total)) => format!("{free} of {total} free"),
         (Some(free), None) => format!("{free} free"),
-        (None, Some(total)) => format!("{total}; the platform does not report how much is free"),
-        (None, None) => "the platform does not report its memory".to_owned(),
+        (None, Some(total)) => format!("{total}; the driver does not report free memory"),
+        (None, None) => "the driver does not report memory".to_owned(),
     }
 }

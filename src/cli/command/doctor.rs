@@ -1,6 +1,6 @@
 //! `doctor`: lists devices, missing drivers and how to install them, and measures speeds.
 
-use super::devices::{by_name, words};
+use super::devices::{memory_text, why_only_if_named};
 use crate::bench::{self, Shape};
 use crate::cli::args::DoctorArgs;
 use crate::cli::failure::Failure;
@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-/// The format in which devices are compared: the smallest that all support.
+/// The format in which devices are measured: the smallest that all backends support.
 const FORMAT: Format = Format::Q4_0;
 
-/// One device, measured.
+/// One device and its measurements.
 struct DeviceReport {
     name: String,
     description: String,
@@ -30,7 +30,7 @@ struct DeviceReport {
     remarks: Vec<String>,
 }
 
-/// Measures and prints.
+/// Measures all devices and prints a report.
 ///
 /// # Errors
 /// Standard output cannot be written.
@@ -49,12 +49,12 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
                 description: candidate.description.clone(),
                 memory: MemoryReport::default(),
                 read: None,
-                speed: Err(format!("it cannot be opened: {error}")),
+                speed: Err(format!("the device cannot be opened: {error}")),
                 ways: Vec::new(),
                 remarks: Vec::new(),
             },
         });
-        if let Some((last, why)) = reports.last_mut().zip(by_name(candidate)) {
+        if let Some((last, why)) = reports.last_mut().zip(why_only_if_named(candidate)) {
             last.remarks.push(format!("{why} (--device {})", candidate.name));
         }
     }
@@ -97,12 +97,12 @@ fn cpu(options: CpuOptions, n_threads: usize) -> DeviceReport {
         && speed.dense < 0.5 * read * 1e9
     {
         report.remarks.push(
-            "products reach less than half of the memory bandwidth: more threads would help if the machine has more cores"
+            "matrix-vector products reach less than half of the memory bandwidth: if the machine has more cores, use more threads (-t)"
                 .to_owned(),
         );
     }
     if report.memory.free.is_some_and(|free| free < Bytes(1 << 30)) {
-        report.remarks.push("less than 1 GiB of memory is free".to_owned());
+        report.remarks.push("less than 1 GiB of memory is free: close other programs".to_owned());
     }
     report
 }
@@ -110,48 +110,58 @@ fn cpu(options: CpuOptions, n_threads: usize) -> DeviceReport {
 fn device(name: &str, description: &str, backend: &Arc<dyn Backend>) -> DeviceReport {
     let memory = backend.memory().unwrap_or_default();
     let account = Device::new(Arc::clone(backend), DeviceId(0), Bytes::MAX);
-    let speed = bench::speed(&account, &Shape::usual(FORMAT), memory.free);
+    let speed = bench::speed(&account, &Shape::of_7b_model(FORMAT), memory.free);
     let speed = speed.map_err(|error| error.to_string());
     let mut remarks = Vec::new();
     if backend.info().kind == DeviceKind::Integrated {
-        remarks.push("unified memory: layers are not split".to_owned());
+        remarks.push("unified memory: layers are placed whole, not split with the CPU".to_owned());
     }
     if memory.free.is_none() {
-        remarks.push("--vram-budget limits how much of its memory is used".to_owned());
+        remarks.push(
+            "the driver does not report free memory: set a limit with --vram-budget".to_owned(),
+        );
     }
     let (name, description) = (name.to_owned(), description.to_owned());
-    DeviceReport { name, description, memory, read: None, speed, ways: backend.ways(), remarks }
+    DeviceReport {
+        name,
+        description,
+        memory,
+        read: None,
+        speed,
+        ways: backend.feature_notes(),
+        remarks,
+    }
 }
 
 impl DeviceReport {
     fn text(&self) -> String {
         let mut lines = vec![
             format!("{}: {}", self.name, self.description),
-            format!("  memory: {}", words(self.memory)),
+            format!("  memory: {}", memory_text(self.memory)),
         ];
         if let Some(read) = self.read {
-            lines.push(format!("  reads {read:.1} GB/s"));
+            lines.push(format!("  read bandwidth: {read:.1} GB/s"));
         }
         match &self.speed {
             Ok(speed) => {
                 let (dense, sparse) = (speed.dense / 1e9, speed.sparse / 1e9);
                 lines.push(format!(
-                    "  {} products: {dense:.1} GB/s, single rows {sparse:.1} GB/s; {:.1} us per op",
+                    "  {} matrix-vector products: {dense:.1} GB/s, with skipped rows {sparse:.1} GB/s; {:.1} us per op",
                     FORMAT.name(),
                     speed.op * 1e6
                 ));
                 if speed.hand_off > 0.0 {
-                    lines.push(format!("  a hand-off takes {:.0} us", speed.hand_off * 1e6));
+                    lines.push(format!("  hand-off: {:.0} us", speed.hand_off * 1e6));
                 }
                 if speed.prompt > 0.0 {
                     lines.push(format!(
-                        "  prefill: {:.1} GB/s of weights, times tokens",
+                        "  prefill: {:.1} GB/s (bytes of weights x tokens)",
                         speed.prompt / 1e9
                     ));
                 }
                 if speed.upload > 0.0 {
                     lines.push(format!(
-                        "  neurons are copied at {:.2} GB/s, a single row in {:.1} us",
+                        "  upload of neurons: {:.2} GB/s, {:.1} us per row",
                         speed.upload / 1e9,
                         speed.refill * 1e6
                     ));

@@ -7,24 +7,25 @@ use crate::cli::args::{ProfileSourceArgs, TrainingArgs};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
-use crate::learned::{self, FIRST_USE, Learned, Section};
+use crate::learned::{self, FIRST_USE, Section, SideFile};
 use crate::model::Model;
 use crate::predictor::PredictorKind as Kind;
 use crate::profile::Profile;
-use runtime::{Opened, Runtime, Sparsity, is_learned};
+use runtime::{Opened, Runtime, Sparsity, has_predictor};
 use std::path::Path;
 
-/// Tokens of the text to use: enough for thresholds, with signs that take seconds to make.
+/// Number of tokens of the text: enough to compute thresholds, or the biases of a sign predictor
+/// within seconds.
 const TOKENS: usize = 8192;
-/// Error of a block's output for which factors are chosen; the default of `predictor`.
+/// Target for the relative error of a block's output; the default of `predictor --target`.
 const TARGET: f32 = 0.05;
 
-/// Trains what is missing, once per model. If that is impossible, the later user of the predictor
-/// reports it.
+/// Trains the missing predictor or thresholds, once per model. If the model does not support any
+/// predictor, the code that opens the predictor later reports the error.
 ///
 /// # Errors
 /// Errors of reading, training and saving; Ctrl-C, after which the same command resumes.
-pub(super) fn learn(
+pub(super) fn train_missing(
     opened: &Opened,
     runtime: &Runtime,
     interrupt: &Interrupt,
@@ -38,11 +39,11 @@ pub(super) fn learn(
     let kind = [Kind::Signs, Kind::Factors].into_iter();
     let kind = kind.into_iter().find(|kind| predictor::check(model, *kind).is_ok());
     let folder = computation.folder();
-    // In the user's cache: only an explicit command writes beside the model.
+    // Save to the user's cache: only `profile` and `predictor` write files beside the model.
     let out = folder.and_then(|folder| learned::places(&model.file, Some(folder)).pop());
     let (Some(kind), Some(out)) = (kind, out) else { return Ok(()) };
-    // The next reader reports a damaged file.
-    if is_learned(model, computation).unwrap_or(true) {
+    // A damaged file counts as trained; the code that opens it reports the damage.
+    if has_predictor(model, computation).unwrap_or(true) {
         return Ok(());
     }
     let profiles = model.is_exactly_sparse() && lacks_profile(model, folder);
@@ -52,7 +53,7 @@ pub(super) fn learn(
         (false, _) => "thresholds",
     };
     terminal.note(&format!(
-        "no predictor for this model yet; making {made} now, once, from {TOKENS} tokens of a built-in text; `thermocline predictor -f TEXT` trains on your text, --no-auto-profile disables this"
+        "no predictor for this model yet; creating {made} now, once, from {TOKENS} tokens of a built-in text; `thermocline predictor -f TEXT` trains on your text, --no-auto-profile disables this"
     ));
     let text = SourceText { text: None, why: FIRST_USE };
     if profiles {
@@ -80,9 +81,10 @@ pub(super) fn learn(
     let cpu = Runtime::cpu(runtime.options().clone(), terminal.observer());
     let made = predictor::make(&training, text, opened, cpu, interrupt, terminal);
     match made {
-        // Another program finished the same work in the meantime.
+        // Another process finished the same work in the meantime.
         Err(failure)
-            if failure.exit == Exit::Failed && is_learned(model, computation).unwrap_or(false) =>
+            if failure.exit == Exit::Failed
+                && has_predictor(model, computation).unwrap_or(false) =>
         {
             terminal.note(&failure.message);
             Ok(())
@@ -91,13 +93,13 @@ pub(super) fn learn(
     }
 }
 
-/// Whether the model has no requested profile, complete or unfinished. The next reader reports a
-/// damaged file.
+/// Whether the model lacks a profile that the user asked for, complete or unfinished. A damaged
+/// file counts as a profile; the code that opens it reports the damage.
 fn lacks_profile(model: &Model, folder: Option<&Path>) -> bool {
-    match Learned::find(&model.file, folder, Section::Profile) {
+    match SideFile::find(&model.file, folder, Section::Profile) {
         Ok(None) => true,
         Ok(Some(found)) => match Profile::read(&found, model) {
-            Ok(profile) => profile.is_none_or(|profile| profile::is_unasked(&profile)),
+            Ok(profile) => profile.is_none_or(|profile| profile::is_automatic(&profile)),
             Err(_) => false,
         },
         Err(_) => false,

@@ -5,14 +5,14 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
 use crate::cli::terminal::Terminal;
-use crate::engine::{Engine, Placing, Sparsity, StepStats};
+use crate::engine::{Engine, PlannerInputs, Sparsity, StepStats};
 use crate::evaluate::{self, Chunks, Comparison, LogitsReader, LogitsWriter, Perplexity};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use runtime::{Opened, Runtime};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Default chunk size in tokens: llama-perplexity's.
+/// Default chunk size in tokens, as in llama-perplexity.
 const DEFAULT_CONTEXT: usize = 512;
 
 /// Measures quality on a text and prints the result.
@@ -37,25 +37,24 @@ pub(crate) fn run(args: &PerplexityArgs, terminal: &Terminal) -> Result<(), Fail
         out.line(&format!("{:#}", report.json()))?;
     } else {
         out.write(report.text())?;
-        terminal.note(&report.effort());
+        terminal.note(&report.statistics());
     }
     out.flush()
 }
 
-/// A measurement job.
 struct Measurement<'a> {
-    /// `None` if it comes from the file of probabilities.
+    /// The text; `None` if the file of probabilities contains it.
     text: Option<String>,
     reference: Reference,
     terminal: &'a Terminal,
     runtime: Runtime,
-    placing: Placing,
+    placing: PlannerInputs,
     opened: Opened,
     bos: Option<u32>,
     limit: Option<usize>,
 }
 
-/// Figures of one run, or of two.
+/// The result of one run, or of comparing two runs.
 enum Outcome {
     Alone(Perplexity),
     Compared(Comparison),
@@ -85,7 +84,8 @@ impl<'a> Measurement<'a> {
             let mut engine = self.load(chunks.n_ctx(), None)?;
             let progress = Progress::new(&chunks, self.terminal);
             let each = &mut |done, so_far: &Comparison| progress.chunk(done, &so_far.perplexity);
-            let (result, stats) = evaluate::against_file(&mut engine, &mut reader, flag, each)?;
+            let (result, stats) =
+                evaluate::compare_with_file(&mut engine, &mut reader, flag, each)?;
             return Ok((Outcome::Compared(result), chunks, stats));
         }
         let chunks = self.chunks()?;
@@ -95,7 +95,7 @@ impl<'a> Measurement<'a> {
             let progress = Progress::new(&chunks, self.terminal);
             let each = &mut |done, so_far: &Comparison| progress.chunk(done, &so_far.perplexity);
             let (result, stats) =
-                evaluate::against_engine(&mut engine, &mut dense, &chunks, flag, each)?;
+                evaluate::compare_with_engine(&mut engine, &mut dense, &chunks, flag, each)?;
             return Ok((Outcome::Compared(result), chunks, stats));
         }
         let mut writer = match &self.reference {
@@ -187,7 +187,7 @@ impl Drop for Progress<'_> {
     }
 }
 
-/// The result.
+/// The result, and the figures printed with it.
 struct Report<'a> {
     model: &'a str,
     chunks: Chunks,
@@ -204,7 +204,7 @@ impl Report<'_> {
         }
     }
 
-    /// The first line is llama-perplexity's.
+    /// The report as text. Its first line has llama-perplexity's form.
     fn text(&self) -> String {
         let ppl = self.perplexity();
         let mut text = format!("Final estimate: PPL = {:.4} +/- {:.5}\n", ppl.value(), ppl.error());
@@ -218,7 +218,7 @@ impl Report<'_> {
                  Density:        {:.2} %\n",
                 base.value(),
                 base.error(),
-                // Rounding can make it slightly negative.
+                // Rounding can make the mean slightly negative.
                 kl.value().max(0.0),
                 kl.error(),
                 c.max_divergence,
@@ -229,7 +229,7 @@ impl Report<'_> {
         text
     }
 
-    fn effort(&self) -> String {
+    fn statistics(&self) -> String {
         format!(
             "chunks of {} tokens: {}; tokens predicted: {}; {:.1} s; {:.2} % of the neurons were computed",
             self.chunks.n_ctx(),

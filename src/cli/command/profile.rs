@@ -7,7 +7,7 @@ use crate::cli::output::{Output, write_file};
 use crate::cli::terminal::Terminal;
 use crate::engine::{EngineOptions, Sparsity};
 use crate::gguf;
-use crate::learned::{self, Learned, Section};
+use crate::learned::{self, Section, SideFile};
 use crate::profile::{self, Gatherer, Profile, Text};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use runtime::{Opened, Runtime};
@@ -15,7 +15,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The built-in text.
+/// The built-in calibration text.
 pub(super) const TEXT: &str = include_str!("../../../assets/calibration.txt");
 /// Tokens computed and observed together.
 const BATCH: usize = 64;
@@ -25,13 +25,13 @@ const SAVE_EVERY: Duration = Duration::from_secs(30);
 /// A text to run a model on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SourceText<'a> {
-    /// The user's text; `None` for the built-in one.
+    /// The user's text; `None` selects the built-in text.
     pub(super) text: Option<&'a str>,
-    /// Reason for an automatic profile, kept in its record; empty if the user asked for it.
+    /// Reason for an automatic profile, stored with it; empty if the user asked for the profile.
     pub(super) why: &'a str,
 }
 
-/// Makes or completes the profile, and prints a report.
+/// Creates or completes the profile, and prints a report.
 ///
 /// # Errors
 /// Errors of loading, observing and writing; Ctrl-C, after which the same command resumes.
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &ProfileArgs, terminal: &Terminal) -> Result<(), Failure
     out.flush()
 }
 
-/// Makes or completes the profile of `opened`, and saves it.
+/// Creates or completes the profile of `opened`, and saves it.
 ///
 /// # Errors
 /// As [`run`].
@@ -71,7 +71,7 @@ pub(super) fn make<'a>(
 ) -> Result<(ProfileJob<'a>, Profile), Failure> {
     let place = place(args, opened, runtime)?;
     let job = ProfileJob { args, text, terminal, opened, place };
-    let found = job.found()?;
+    let found = job.existing_profile()?;
     let profile = match &args.import {
         Some(folder) => {
             let profile = profile::import(folder, &opened.model)?;
@@ -83,8 +83,8 @@ pub(super) fn make<'a>(
     Ok((job, profile))
 }
 
-/// Whether a profile was made automatically, so that a requested one may replace it.
-pub(super) fn is_unasked(profile: &Profile) -> bool {
+/// Whether a profile was collected automatically, so that a requested profile may replace it.
+pub(super) fn is_automatic(profile: &Profile) -> bool {
     profile.source() == super::auto_profile::SOURCE
         || profile.source().starts_with(learned::FIRST_USE)
 }
@@ -99,7 +99,7 @@ fn place(args: &ProfileSourceArgs, opened: &Opened, runtime: &Runtime) -> Result
     Ok(learned::place(&opened.model.file, folder)?)
 }
 
-/// A profiling job.
+/// The inputs of one profiling run.
 #[derive(Debug)]
 pub(super) struct ProfileJob<'a> {
     args: &'a ProfileSourceArgs,
@@ -110,12 +110,12 @@ pub(super) struct ProfileJob<'a> {
 }
 
 impl ProfileJob<'_> {
-    /// The existing profile.
-    fn found(&self) -> Result<Option<Profile>, Failure> {
+    /// The existing profile; `None` if the file has none, or if a new profile replaces it.
+    fn existing_profile(&self) -> Result<Option<Profile>, Failure> {
         if self.args.restart || self.args.import.is_some() || !self.place.exists() {
             return Ok(None);
         }
-        let learned = Learned::open(&self.place, &self.opened.model.file)?;
+        let learned = SideFile::open(&self.place, &self.opened.model.file)?;
         Ok(Profile::read(&learned, &self.opened.model)?)
     }
 
@@ -126,18 +126,20 @@ impl ProfileJob<'_> {
         Ok(())
     }
 
-    /// The profile to continue: the existing one or a new one.
-    fn begun(&self, found: Option<Profile>, text: &Text) -> Result<Profile, Failure> {
+    /// The profile to continue: `found`, or a new profile.
+    fn start_or_resume(&self, found: Option<Profile>, text: &Text) -> Result<Profile, Failure> {
         let model = &self.opened.model;
         match found {
             Some(profile) if text.continues(&profile) => Ok(profile),
             Some(profile)
-                if profile.is_finished() && !is_unasked(&profile) && !self.args.names_a_text() =>
+                if profile.is_finished()
+                    && !is_automatic(&profile)
+                    && !self.args.wants_new_profile() =>
             {
                 Ok(profile)
             }
             Some(profile)
-                if !profile.is_finished() && !is_unasked(&profile) && !self.args.restart =>
+                if !profile.is_finished() && !is_automatic(&profile) && !self.args.restart =>
             {
                 let message = format!(
                     "{} has an unfinished profile of another text: {} of {} tokens",
@@ -145,14 +147,14 @@ impl ProfileJob<'_> {
                     profile.n_tokens(),
                     profile.n_wanted()
                 );
-                let help = "the same text (-f) and settings resume it, --restart starts again";
+                let help = "the same text (-f) and settings resume it, --restart replaces it";
                 Err(Failure::usage(message).help(help))
             }
             Some(_) | None => Ok(text.start(model)),
         }
     }
 
-    /// Starts, resumes or takes the existing profile.
+    /// Returns a finished profile: `found` if it is finished, else measures the missing tokens.
     fn measure(
         &self,
         found: Option<Profile>,
@@ -165,12 +167,14 @@ impl ProfileJob<'_> {
             .encode(text, true, false)
             .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the text").caused_by(&e))?;
         if tokens.is_empty() {
-            return Err(Failure::usage("the text is empty: nothing to profile"));
+            let message = "the text is empty: nothing to profile";
+            return Err(Failure::usage(message).help("pass a longer text with -f"));
         }
         let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
         let n_ctx = runtime.fixed_context(runtime.options().n_ctx, model);
-        let text = Text::new(&tokens, bos, n_ctx, self.args.tokens).because(self.text.why);
-        let mut profile = self.begun(found, &text)?;
+        let text =
+            Text::new(&tokens, bos, n_ctx, self.args.tokens).with_source_prefix(self.text.why);
+        let mut profile = self.start_or_resume(found, &text)?;
         if profile.is_finished() {
             return Ok(profile);
         }
@@ -242,9 +246,9 @@ impl ProfileJob<'_> {
         }
         if let Some(index) = index {
             out += &format!(
-                "PowerInfer's list: {} neurons account for {:.2} % of the activations; as many of the hottest for {:.2} %\n",
+                "PowerInfer's list: {} neurons account for {:.2} % of the activations; the same number of hottest neurons for {:.2} %\n",
                 index.n_neurons(),
-                100.0 * profile.carried(&index.layers),
+                100.0 * profile.activation_share(&index.layers),
                 100.0 * profile.carried_by_hottest(index.n_neurons()),
             );
         }
@@ -266,7 +270,7 @@ impl ProfileJob<'_> {
             "compared": index.map(|index| json!({
                 "neurons": index.n_neurons(),
                 "vram_capacity": index.vram_capacity,
-                "carried": profile.carried(&index.layers),
+                "carried": profile.activation_share(&index.layers),
                 "carried_by_hottest": profile.carried_by_hottest(index.n_neurons()),
             })),
         })

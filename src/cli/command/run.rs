@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::auto_profile::{self, FinishedRun};
 use super::first_use;
+use super::prompt_cache;
+use super::structured::Structured;
 use super::trace::Trace;
 use crate::cli::args::{Keep, Length, ModelArgs, RunArgs};
 use crate::cli::failure::{Exit, Failure};
@@ -20,27 +22,27 @@ use crate::sample::{Sampler, SamplerConfig};
 use crate::tokenizer::Tokenizer;
 use runtime::{Opened, Runtime};
 
-/// Prompt of the built-in model when none is given.
+/// Prompt of the built-in story model if the user gives none.
 const STORY: &str = "Once upon a time";
 
 /// A loaded model.
 #[derive(Debug)]
 pub(super) struct LoadedModel {
     pub(super) model: Arc<Model>,
-    pub(super) tokenizer: Tokenizer,
-    /// Its context in tokens.
+    pub(super) tokenizer: Arc<Tokenizer>,
+    /// The context size in tokens.
     pub(super) n_ctx: usize,
     pub(super) engine: Engine,
-    /// Loading time.
+    /// The time that loading took.
     pub(super) load: Duration,
 }
 
-/// Opens and loads a model. With `learning`, a missing predictor or thresholds for `--sparsity` are
-/// trained first.
+/// Opens and loads a model. With `learning`, first trains a predictor or thresholds if `--sparsity`
+/// needs them and they are missing; Ctrl-C stops the training.
 ///
 /// # Errors
 /// The file is invalid or not supported, or memory is too small.
-pub(super) fn ready(
+pub(super) fn load_model(
     args: &ModelArgs,
     learning: Option<&Interrupt>,
     terminal: &Terminal,
@@ -49,13 +51,14 @@ pub(super) fn ready(
     let runtime = Runtime::new(args.options(), terminal.observer())?;
     let opened = runtime.open(args.model.as_deref())?;
     if let Some(interrupt) = learning {
-        first_use::learn(&opened, &runtime, interrupt, terminal)?;
+        first_use::train_missing(&opened, &runtime, interrupt, terminal)?;
     }
     let Opened { model, tokenizer } = opened;
     let placing = runtime.placing(&model);
     let n_ctx = runtime.context(&model, &placing);
     let settings = EngineOptions { placing, ..runtime.settings(n_ctx) };
     let engine = runtime.load(&model, settings)?;
+    let tokenizer = Arc::new(tokenizer);
     Ok(LoadedModel { model, tokenizer, n_ctx, engine, load: start.elapsed() })
 }
 
@@ -65,19 +68,19 @@ pub(super) fn ready(
 /// The model cannot be loaded, the prompt does not fit, or Ctrl-C.
 pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), Failure> {
     if args.conversation.chat {
-        return super::chat::once(args, terminal);
+        return super::chat::answer_one_message(args, terminal);
     }
     let trace = Trace::open(args.trace.as_deref())?;
-    let done = continued(args, &trace, terminal);
+    let done = continue_prompt(args, &trace, terminal);
     let written = trace.finish(terminal);
     done.and(written)
 }
 
-fn continued(args: &RunArgs, trace: &Trace, terminal: &Terminal) -> Result<(), Failure> {
+fn continue_prompt(args: &RunArgs, trace: &Trace, terminal: &Terminal) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let learning = args.auto_profile.then_some(&interrupt);
     let LoadedModel { model: _, tokenizer, n_ctx, mut engine, load } =
-        ready(&args.model, learning, terminal)?;
+        load_model(&args.model, learning, terminal)?;
     trace.watch(&mut engine, "run");
     let built_in = args.model.model.is_none();
     let text = args.prompt.as_deref().unwrap_or(if built_in { STORY } else { "" });
@@ -85,13 +88,15 @@ fn continued(args: &RunArgs, trace: &Trace, terminal: &Terminal) -> Result<(), F
     if args.verbose_prompt {
         list_prompt(&prompt, &tokenizer, terminal)?;
     }
+    let structured = Structured::new(&args.constraint, &tokenizer, &[])?;
+    let constraint = structured.map(|structured| structured.text()).transpose()?;
     let mut sampler = sampler(&args.sampling.config(), args.sampling.ignore_eos, &tokenizer)?;
     let settings = settings(args, prompt.len());
     let mut shown = TextOutput::new(args, terminal);
     if args.display_prompt {
         shown.prompt(text)?;
     }
-    let mut sequence = engine.open();
+    let mut sequence = prompt_cache::load(args, &mut engine, terminal)?;
     let generator = Generator {
         engine: &mut engine,
         tokenizer: &tokenizer,
@@ -99,12 +104,13 @@ fn continued(args: &RunArgs, trace: &Trace, terminal: &Terminal) -> Result<(), F
         settings: &settings,
         interrupt: interrupt.flag(),
     };
-    let report = generator.resume(&mut sequence, &prompt, &mut |piece| shown.piece(piece))?;
+    let emit = &mut |piece: &str| shown.piece(piece);
+    let report = generator.resume_with(&mut sequence, &prompt, constraint, emit)?;
     let _ = shown.piece(&end_of(&report, args.special, &tokenizer));
     shown.end()?;
     if report.ended == Ended::ContextFull {
         let help = if args.context_shift {
-            "a smaller --keep leaves --context-shift room"
+            "a smaller --keep lets --context-shift continue"
         } else {
             "--context-shift drops the oldest text and continues"
         };
@@ -115,11 +121,12 @@ fn continued(args: &RunArgs, trace: &Trace, terminal: &Terminal) -> Result<(), F
         report_perf(args.json, &report, sampler.seed(), Some(load), terminal);
     }
     let tokens = sequence.tokens().to_vec();
+    prompt_cache::save(args, &mut engine, &mut sequence, prompt.len())?;
     engine.close(sequence);
     if args.auto_profile {
         let used = FinishedRun { tokens: &tokens, took: report.prompt + report.generated };
         let computation = &args.model.placement.computation();
-        auto_profile::after(&used, &mut engine, computation, interrupt.flag(), terminal);
+        auto_profile::profile_run(&used, &mut engine, computation, interrupt.flag(), terminal);
     }
     match report.ended {
         Ended::Interrupted => Err(Failure::interrupted()),
@@ -129,7 +136,7 @@ fn continued(args: &RunArgs, trace: &Trace, terminal: &Terminal) -> Result<(), F
     }
 }
 
-/// The text of the token that ended a generation, where it is to be shown.
+/// The text of the token that ended a generation; empty unless `special`.
 pub(super) fn end_of(report: &Report, special: bool, tokenizer: &Tokenizer) -> String {
     let end = report.end.filter(|_| special).and_then(|id| tokenizer.piece(id, true).ok());
     String::from_utf8_lossy(end.unwrap_or_default()).into_owned()
@@ -144,7 +151,7 @@ fn prompt_ids(text: &str, tokenizer: &Tokenizer, n_ctx: usize) -> Result<Vec<u32
     }
     let n = ids.len();
     if n == 0 {
-        let message = "the prompt is empty and the model has no start token";
+        let message = "the prompt is empty and the model has no BOS token";
         return Err(Failure::usage(message).help("give a prompt with -p"));
     }
     if n >= n_ctx {
@@ -157,7 +164,7 @@ fn prompt_ids(text: &str, tokenizer: &Tokenizer, n_ctx: usize) -> Result<Vec<u32
     Ok(ids)
 }
 
-/// `--verbose-prompt`.
+/// Prints the prompt's tokens, for `--verbose-prompt`.
 ///
 /// # Errors
 /// An id is not in the vocabulary.
@@ -176,7 +183,7 @@ pub(super) fn list_prompt(
     Ok(())
 }
 
-/// The sampler, with the tokens that end a text banned if `ignore_eos`.
+/// The sampler; with `ignore_eos`, it never samples an end-of-generation token.
 ///
 /// # Errors
 /// Invalid values and token ids.
@@ -200,7 +207,7 @@ pub(super) fn settings(args: &RunArgs, n_prompt: usize) -> Settings {
         context_shift: args.context_shift && args.predict != Length::FillContext,
         n_keep: match args.keep {
             Keep::Prompt => n_prompt,
-            // The start token is always kept: models produce nonsense without it.
+            // Always keep the BOS token, because models produce nonsense without it.
             Keep::Tokens(n) => (n as usize).clamp(1, n_prompt),
         },
         stops: args.reverse_prompt.clone(),
@@ -211,7 +218,7 @@ pub(super) fn settings(args: &RunArgs, n_prompt: usize) -> Settings {
     }
 }
 
-/// Standard output: the prompt if requested, then the text token by token.
+/// Prints the prompt if requested, then the generated text token by token.
 struct TextOutput {
     output: Output,
     color: bool,
@@ -249,7 +256,7 @@ impl TextOutput {
         }
     }
 
-    /// Ends the line on a terminal; a file gets the text unchanged.
+    /// Ends the line on a terminal. A file gets the text unchanged.
     fn end(&mut self) -> Result<(), Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
@@ -273,19 +280,17 @@ fn density(report: &Report) -> Option<f64> {
     (neurons.neurons > 0.0).then(|| neurons.active / neurons.neurons)
 }
 
-/// Counts, speeds and density of one generation, in words.
+/// Token counts, speeds and density of one generation, on one line.
 pub(super) fn perf_line(report: &Report) -> String {
     let prompt = rate(report.n_prompt - report.n_reused, report.prompt);
     let generated = rate(report.n_steps, report.generated);
     let reused = match report.n_reused {
         0 => String::new(),
-        n => format!(" ({n} of them known)"),
+        n => format!(" ({n} reused from the cache)"),
     };
     let waits = report.neurons.waits.shares().map_or(String::new(), |[cpu, devices]| {
         let [cpu, devices] = [cpu, devices].map(|share| 100.0 * share);
-        format!(
-            " | waited for the other side: the CPU {cpu:.0} %, devices {devices:.0} % of the time"
-        )
+        format!(" | waiting for each other: the CPU {cpu:.0} %, devices {devices:.0} % of the time")
     });
     let density = density(report).map_or(String::new(), |d| {
         let skipped = 100.0 * (1.0 - d);
@@ -297,9 +302,9 @@ pub(super) fn perf_line(report: &Report) -> String {
     let devices = device_share(report).map_or(String::new(), |share| {
         let exchanged = report.exchanged.map_or(String::new(), |done| {
             let [first, last] = [done.first, done.last].map(|share| 100.0 * share);
-            format!(", {} exchanged: {first:.1} % at first, {last:.1} % at last", done.neurons)
+            format!(", {} swapped: {first:.1} % at the start, {last:.1} % at the end", done.neurons)
         });
-        format!(" | {:.1} % of these on devices{exchanged}", 100.0 * share)
+        format!(" | {:.1} % of the active neurons on devices{exchanged}", 100.0 * share)
     });
     format!(
         "prompt {} tokens{reused}, {prompt:.1} t/s | generated {} tokens, {generated:.1} t/s{density}{devices}{waits}",
@@ -307,15 +312,16 @@ pub(super) fn perf_line(report: &Report) -> String {
     )
 }
 
-/// Share of the active neurons that were not on the CPU.
+/// Fraction of the active neurons that were not on the CPU; `None` if all were on the CPU and no
+/// exchange was reported.
 fn device_share(report: &Report) -> Option<f64> {
     let neurons = &report.neurons;
     (neurons.off_cpu > 0.0 || report.exchanged.is_some())
         .then(|| neurons.off_cpu / neurons.active.max(1.0))
 }
 
-/// Prints the statistics on standard error, as JSON if requested. `load` is given if this
-/// generation loaded the model.
+/// Prints the statistics on standard error, as JSON if requested. `load` is the loading time, or
+/// `None` if the model was already loaded.
 pub(super) fn report_perf(
     json: bool,
     report: &Report,

@@ -5,7 +5,7 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::output::Output;
 use crate::cli::terminal::Terminal;
 
-/// Prints the tokens of texts in llama-tokenize's forms.
+/// Prints the tokens of texts, as llama-tokenize does.
 ///
 /// # Errors
 /// The model has no usable vocabulary, or standard output cannot be written.

@@ -8,13 +8,13 @@ use crate::config::Json;
 use crate::output::{Content, Output};
 use gguf::{TensorType, Value};
 
-/// Output of `config.json`: keys, and tensors computed from it.
+/// The GGUF keys and tensors that follow from `config.json`.
 pub(crate) struct Build<'a> {
     pub(crate) config: &'a Json,
     pub(crate) arch: &'static str,
     pub(crate) keys: Vec<(String, Value)>,
     pub(crate) extra: Vec<Output>,
-    /// Notes for the user.
+    /// Notes to print for the user.
     pub(crate) notes: Vec<String>,
 }
 
@@ -41,7 +41,7 @@ impl<'a> Build<'a> {
         self.keys.iter().any(|(set, _)| *set == format!("{}.{key}", self.arch))
     }
 
-    /// Adds a tensor of values, one row.
+    /// Adds an F32 vector.
     pub(super) fn tensor(&mut self, name: &str, values: Vec<f32>) {
         let shape = vec![values.len() as u64];
         let content = Content::Values(values);
@@ -56,10 +56,11 @@ impl<'a> Build<'a> {
         self.config.count(HEADS, "the number of heads")
     }
 
-    /// Number of key and value heads; the number of query heads if the file does not state it.
+    /// Number of KV heads; the number of query heads if `config.json` does not state it.
     pub(crate) fn n_head_kv(&self) -> Result<u32, Error> {
         let falcon = self.arch == "falcon" && self.config.get(&["n_head_kv"]).is_none();
-        // Falcon states a number but uses one, except for the newer kind.
+        // Falcon 7B uses one KV head (`multi_query`) and ignores the number in `config.json`; the
+        // newer architecture uses that number.
         let newer = self.config.bool(&["new_decoder_architecture"])?.unwrap_or(false);
         if falcon && !newer && self.config.bool(&["multi_query"])?.unwrap_or(true) {
             return Ok(1);
@@ -71,38 +72,40 @@ impl<'a> Build<'a> {
         };
         match n_head % n {
             0 => Ok(n),
-            _ => {
-                Err(self.config.wrong(HEADS_KV[0], &format!("a divisor of the {n_head} heads"), n))
-            }
+            _ => Err(self.config.wrong_value(
+                HEADS_KV[0],
+                &format!("a divisor of the {n_head} heads"),
+                n,
+            )),
         }
     }
 
-    /// Experts per layer, if the key is set.
+    /// Experts per layer; `None` if the key is not set.
     pub(crate) fn n_expert(&self) -> Option<u64> {
         let (_, n) = self.keys.iter().find(|(key, _)| key.ends_with(".expert_count"))?;
         u64::try_from(n.as_integer()?).ok()
     }
 
     pub(crate) fn n_embd(&self) -> Result<u32, Error> {
-        self.config.count(WIDTH, "the width of the residual")
+        self.config.count(WIDTH, "the embedding size")
     }
 
     /// Values per head.
     pub(crate) fn d_head(&self) -> Result<u32, Error> {
         match self.config.get(&["head_dim"]) {
-            Some(_) => self.config.count(&["head_dim"], "the width of a head"),
+            Some(_) => self.config.count(&["head_dim"], "the head size"),
             None => Ok(self.n_embd()? / self.n_head()?),
         }
     }
 
-    /// Sizes that every family states, including the epsilon of its norms.
+    /// Sets the context size and the sizes of [`Build::shape`].
     pub(super) fn sizes(&mut self) -> Result<(), Error> {
-        let n_ctx = self.config.count(CONTEXT, "the trained context")?;
+        let n_ctx = self.config.count(CONTEXT, "the context length of the training")?;
         self.set("context_length", n_ctx);
         self.shape()
     }
 
-    /// As [`Build::sizes`] without the context.
+    /// Sets the number of layers, heads and vocabulary entries and the width of the residual.
     pub(super) fn shape(&mut self) -> Result<(), Error> {
         let (n_embd, n_layer) = (self.n_embd()?, self.n_layer()?);
         let (n_head, n_head_kv) = (self.n_head()?, self.n_head_kv()?);
@@ -124,18 +127,19 @@ impl<'a> Build<'a> {
     }
 
     pub(super) fn rms(&mut self) -> Result<(), Error> {
-        let eps = self.config.need_f32(RMS_EPS, "the epsilon of the norms")?;
+        let eps = self.config.need_f32(RMS_EPS, "the epsilon of the norm layers")?;
         self.set("attention.layer_norm_rms_epsilon", eps);
         Ok(())
     }
 
     pub(super) fn layer_norm(&mut self) -> Result<(), Error> {
-        let eps = self.config.need_f32(EPS, "the epsilon of the norms")?;
+        let eps = self.config.need_f32(EPS, "the epsilon of the norm layers")?;
         self.set("attention.layer_norm_epsilon", eps);
         Ok(())
     }
 
-    /// Sizes of key and value heads, if the file states that they differ from `n_embd / n_head`.
+    /// Sets the width of key and value heads if `config.json` states one; readers of the file
+    /// default to `n_embd / n_head`.
     pub(super) fn heads(&mut self) -> Result<(), Error> {
         if self.config.get(&["head_dim"]).is_some() {
             let d_head = self.d_head()?;
@@ -145,19 +149,19 @@ impl<'a> Build<'a> {
         Ok(())
     }
 
-    /// Number of experts, and number of experts used per token.
+    /// Sets the number of experts and the number of experts used per token.
     pub(super) fn experts(&mut self) -> Result<(), Error> {
         let all = &["num_local_experts", "num_experts", "moe_num_primary_experts"];
         let used =
             &["num_experts_per_tok", "num_experts_per_token", "moe_num_active_primary_experts"];
         let n = self.config.count(all, "the number of experts")?;
-        let n_used = self.config.count(used, "the number of experts for a token")?;
+        let n_used = self.config.count(used, "the number of experts per token")?;
         self.set("expert_count", n);
         self.set("expert_used_count", n_used);
         Ok(())
     }
 
-    /// RoPE: number of rotated values, base, and scaling.
+    /// Sets the RoPE keys: `n_rot` rotated values per head, base, and scaling.
     pub(super) fn rope(&mut self, n_rot: u32) -> Result<(), Error> {
         self.set("rope.dimension_count", n_rot);
         rope::set(self, n_rot)

@@ -1,7 +1,7 @@
 //! The supported families: a table of names, and the rule for each tensor.
 //!
-//! To add one: a [`Family`] in `table.rs`, with shared rules where possible, and a function that
-//! sets its keys.
+//! To add a family, add a [`Family`] to `table.rs`, with shared rules where possible, and a
+//! function that sets its keys.
 
 mod keys;
 mod rope;
@@ -27,9 +27,10 @@ pub(super) struct Family {
     pub(super) rules: &'static [&'static [Rule]],
     /// Sets the keys that depend on `config.json`.
     pub(super) keys: fn(&mut Build<'_>) -> Result<(), Error>,
-    /// Whether a `llama` vocabulary prepends a space to a text, if the family determines it.
+    /// Whether a SentencePiece (`llama`) vocabulary prepends a space to a text; `None` if the
+    /// tokenizer files decide.
     pub(super) space_prefix: Option<bool>,
-    /// Whether PowerInfer's container supports it.
+    /// Whether PowerInfer's container supports this architecture.
     pub(super) power_infer: bool,
     /// Defaults of `transformers` for settings missing in `config.json`.
     pub(super) defaults: &'static [(&'static str, u32)],
@@ -68,10 +69,11 @@ mod tests {
     use super::*;
     use gguf::{Array, Value};
 
-    /// Keys by their names without the architecture, and notes.
+    /// Values by key (without the architecture's prefix), and notes.
     type Keys = (BTreeMap<String, Value>, Vec<String>);
 
-    /// The keys of family `class` for settings with `more` besides the usual ones.
+    /// The keys of family `class` for small default settings, changed by `more`; `"gone"` removes a
+    /// setting.
     fn keys_of(class: &str, more: &Setting) -> Result<Keys, Error> {
         let mut config = json!({
             "architectures": [class], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
@@ -104,17 +106,17 @@ mod tests {
         keys.0.get(key).and_then(Value::as_integer)
     }
 
-    fn refused(class: &str, more: &Setting) -> String {
+    fn refused_config(class: &str, more: &Setting) -> String {
         keys_of(class, more).map(|(keys, _)| keys).expect_err("refused").to_string()
     }
 
-    fn windowed(keys: &Keys) -> Option<Vec<bool>> {
+    fn windowed_layers(keys: &Keys) -> Option<Vec<bool>> {
         let pattern = keys.0.get("attention.sliding_window_pattern")?.as_array()?;
         if let Array::Bool(list) = pattern { Some(list.clone()) } else { None }
     }
 
     #[test]
-    fn the_share_of_a_head_that_turns() {
+    fn rope_applies_to_a_fraction_of_a_head() {
         let n_rot = |class: &str, more: &Setting| {
             u32_of(&keys_of(class, more).unwrap(), "rope.dimension_count")
         };
@@ -126,26 +128,26 @@ mod tests {
         assert_eq!(n_rot("Phi3ForCausalLM", &newer), Some(12));
         for share in [json!(0), json!(-0.5), json!(1.5), json!(1e300), json!(0.07), json!(0.2)] {
             for class in ["NemotronForCausalLM", "Phi3ForCausalLM"] {
-                let error = refused(class, &json!({"partial_rotary_factor": share}));
+                let error = refused_config(class, &json!({"partial_rotary_factor": share}));
                 assert!(error.contains("partial_rotary_factor"), "{error}");
             }
         }
     }
 
     #[test]
-    fn layers_with_a_window_are_those_of_the_settings() {
+    fn layer_types_select_the_layers_with_a_window() {
         let (s, f) = ("sliding_attention", "full_attention");
         let with = |class: &str, kinds: [&str; 4], window: Setting| {
             keys_of(class, &json!({"layer_types": kinds, "sliding_window": window})).unwrap()
         };
         for class in ["Gemma2ForCausalLM", "GptOssForCausalLM"] {
             assert_eq!(
-                windowed(&with(class, [s, f, s, f], json!(8))),
+                windowed_layers(&with(class, [s, f, s, f], json!(8))),
                 None,
-                "as the family has it"
+                "the default of the family"
             );
             let other = with(class, [s, s, f, f], json!(8));
-            assert_eq!(windowed(&other), Some(vec![true, true, false, false]));
+            assert_eq!(windowed_layers(&other), Some(vec![true, true, false, false]));
             assert_eq!(u32_of(&other, "attention.sliding_window"), Some(8));
             let none = with(class, [f; 4], json!(8));
             assert_eq!(u32_of(&none, "attention.sliding_window"), Some(0));
@@ -153,17 +155,17 @@ mod tests {
         let gemma3 = |kinds| with("Gemma3ForCausalLM", kinds, json!(8));
         let pattern = |keys: &Keys| u32_of(keys, "attention.sliding_window_pattern");
         assert_eq!(pattern(&gemma3([s, f, s, f])), Some(2));
-        assert_eq!(windowed(&gemma3([s, f, f, s])), Some(vec![true, false, false, true]));
+        assert_eq!(windowed_layers(&gemma3([s, f, f, s])), Some(vec![true, false, false, true]));
         assert_eq!(
             pattern(&keys_of("Gemma3ForCausalLM", &json!({"sliding_window_pattern": 3})).unwrap()),
             Some(3)
         );
         assert!(
-            refused("Gemma3ForCausalLM", &json!({"sliding_window_pattern": 0}))
+            refused_config("Gemma3ForCausalLM", &json!({"sliding_window_pattern": 0}))
                 .contains("sliding_window_pattern")
         );
         assert_eq!(
-            windowed(&with("MistralForCausalLM", [s, f, s, s], json!(8))),
+            windowed_layers(&with("MistralForCausalLM", [s, f, s, s], json!(8))),
             Some(vec![true, false, true, true])
         );
         let full = with("MistralForCausalLM", [f; 4], Setting::Null);
@@ -171,44 +173,52 @@ mod tests {
         for kinds in
             [json!([s, f]), json!([s, f, s, "chunked_attention"]), json!([s, f, s, 1]), json!(s)]
         {
-            let error =
-                refused("Gemma2ForCausalLM", &json!({"layer_types": kinds, "sliding_window": 8}));
+            let error = refused_config(
+                "Gemma2ForCausalLM",
+                &json!({"layer_types": kinds, "sliding_window": 8}),
+            );
             assert!(error.contains("layer_types"), "{error}");
         }
-        let error = refused("MistralForCausalLM", &json!({"layer_types": [s, f, s, f]}));
+        let error = refused_config("MistralForCausalLM", &json!({"layer_types": [s, f, s, f]}));
         assert!(error.contains("sliding_window"), "{error}");
     }
 
     #[test]
-    fn qwen_has_a_window_from_a_layer_on_where_it_is_used() {
+    fn qwen_windows_start_at_a_layer() {
         let used = json!({"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 2});
         let keys = keys_of("Qwen3ForCausalLM", &used).unwrap();
-        assert_eq!(windowed(&keys), Some(vec![false, false, true, true]));
+        assert_eq!(windowed_layers(&keys), Some(vec![false, false, true, true]));
         assert_eq!(u32_of(&keys, "attention.sliding_window"), Some(8));
         let unused =
             json!({"use_sliding_window": false, "sliding_window": 8, "max_window_layers": 2});
         let keys = keys_of("Qwen2ForCausalLM", &unused).unwrap();
-        assert_eq!((windowed(&keys), u32_of(&keys, "attention.sliding_window")), (None, None));
+        assert_eq!(
+            (windowed_layers(&keys), u32_of(&keys, "attention.sliding_window")),
+            (None, None)
+        );
         let kinds = json!({"layer_types": ["full_attention", "full_attention", "full_attention", "sliding_attention"]});
-        assert!(refused("Qwen2ForCausalLM", &kinds).contains("use_sliding_window"));
+        assert!(refused_config("Qwen2ForCausalLM", &kinds).contains("use_sliding_window"));
     }
 
     #[test]
-    fn positions_of_smallthinker_turn_in_layers_with_a_window() {
-        let of = |windows: Setting, turning: Setting| {
+    fn smallthinker_applies_rope_in_layers_with_a_window() {
+        let of = |windows: Setting, with_rope: Setting| {
             keys_of(
                 "SmallThinkerForCausalLM",
-                &json!({"sliding_window_layout": windows, "rope_layout": turning, "sliding_window_size": 8}),
+                &json!({"sliding_window_layout": windows, "rope_layout": with_rope, "sliding_window_size": 8}),
             )
         };
         let usual = of(json!([0, 1, 1, 1]), json!([0, 1, 1, 1])).unwrap();
-        assert_eq!((windowed(&usual), u32_of(&usual, "attention.sliding_window")), (None, Some(8)));
+        assert_eq!(
+            (windowed_layers(&usual), u32_of(&usual, "attention.sliding_window")),
+            (None, Some(8))
+        );
         let other = of(json!([1, 1, 0, 1]), json!([1, 1, 0, 1])).unwrap();
-        assert_eq!(windowed(&other), Some(vec![true, true, false, true]));
+        assert_eq!(windowed_layers(&other), Some(vec![true, true, false, true]));
         let none = of(json!([0, 0, 0, 0]), json!([1, 1, 1, 1])).unwrap();
         assert_eq!(u32_of(&none, "attention.sliding_window"), None);
-        for (windows, turning) in [([0, 1, 1, 1], [1, 1, 1, 1]), ([0, 0, 0, 0], [0, 1, 1, 1])] {
-            let error = of(json!(windows), json!(turning)).map(|(keys, _)| keys).unwrap_err();
+        for (windows, with_rope) in [([0, 1, 1, 1], [1, 1, 1, 1]), ([0, 0, 0, 0], [0, 1, 1, 1])] {
+            let error = of(json!(windows), json!(with_rope)).map(|(keys, _)| keys).unwrap_err();
             assert!(error.to_string().contains("rope_layout"), "{error}");
         }
         let error = of(json!([0, 2, 1, 1]), json!([0, 1, 1, 1])).map(|(keys, _)| keys).unwrap_err();
@@ -216,12 +226,12 @@ mod tests {
     }
 
     #[test]
-    fn gemma_3_has_heads_where_its_settings_name_none() {
+    fn gemma_3_has_default_heads() {
         let bare = json!({"num_attention_heads": "gone", "num_key_value_heads": "gone"});
         let keys = keys_of("Gemma3ForConditionalGeneration", &bare).unwrap();
         let of = |key: &str| u32_of(&keys, key).unwrap();
         assert_eq!((of("attention.head_count"), of("attention.head_count_kv")), (8, 4));
         assert_eq!((of("attention.key_length"), of("attention.value_length")), (256, 256));
-        assert!(refused("LlamaForCausalLM", &bare).contains("num_attention_heads"));
+        assert!(refused_config("LlamaForCausalLM", &bare).contains("num_attention_heads"));
     }
 }

@@ -12,7 +12,7 @@ use crate::config::Json;
 const TYPE: &[&str] = &["rope_type", "type"];
 const ORIGINAL: &[&str] = &["original_max_position_embeddings"];
 
-/// The scaling settings of a checkpoint, from whichever key has them.
+/// The RoPE settings: `rope_parameters` (of full attention, if split) or the older `rope_scaling`.
 pub(super) fn settings(config: &Json) -> Result<Json, Error> {
     let newer = config.inner("rope_parameters")?;
     let newer = if newer.get(&["full_attention"]).is_some() {
@@ -26,9 +26,9 @@ pub(super) fn settings(config: &Json) -> Result<Json, Error> {
     config.inner("rope_scaling")
 }
 
-/// Number of rotated values per head, in families that rotate only a part of it; `default` is the
-/// share that `transformers` uses if the settings do not state it.
-pub(super) fn n_turning(build: &Build<'_>, default: f32) -> Result<u32, Error> {
+/// Number of rotated values per head, in families that apply RoPE to only a fraction of a head;
+/// `default` is the fraction that `transformers` uses if `config.json` states none.
+pub(super) fn n_rotated(build: &Build<'_>, default: f32) -> Result<u32, Error> {
     let keys = &["partial_rotary_factor", "rope_pct", "rope_percent"];
     let d_head = build.d_head()?;
     let own = build.config.f32(keys)?;
@@ -36,13 +36,13 @@ pub(super) fn n_turning(build: &Build<'_>, default: f32) -> Result<u32, Error> {
     let n_rot = (share * d_head as f32) as u32;
     let is_share = share > 0.0 && share <= 1.0;
     if !is_share || n_rot == 0 || !n_rot.is_multiple_of(2) {
-        let expected = format!("a share from 0 to 1 that makes an even number of {d_head} values");
-        return Err(build.config.wrong(keys[0], &expected, share));
+        let expected = format!("a fraction from 0 to 1, with an even number of {d_head} values");
+        return Err(build.config.wrong_value(keys[0], &expected, share));
     }
     Ok(n_rot)
 }
 
-/// Sets base and scaling.
+/// Sets the RoPE base and scaling; `n_rot` is the number of rotated values per head.
 pub(super) fn set(build: &mut Build<'_>, n_rot: u32) -> Result<(), Error> {
     let scaling = settings(build.config)?;
     let base =
@@ -62,10 +62,10 @@ pub(super) fn set(build: &mut Build<'_>, n_rot: u32) -> Result<(), Error> {
         }
         "longrope" | "su" => long(build, &scaling, n_rot),
         "dynamic" => {
-            build.notes.push("GGUF has no key for dynamic RoPE scaling: beyond the trained context the model is not scaled".to_owned());
+            build.notes.push("GGUF has no key for dynamic RoPE scaling: the converted model does not scale positions beyond its trained context".to_owned());
             Ok(())
         }
-        other => Err(scaling.wrong(
+        other => Err(scaling.wrong_value(
             "rope_scaling.type",
             "default, linear, yarn, llama3 or longrope",
             other,
@@ -74,7 +74,7 @@ pub(super) fn set(build: &mut Build<'_>, n_rot: u32) -> Result<(), Error> {
 }
 
 fn linear(build: &mut Build<'_>, scaling: &Json) -> Result<(), Error> {
-    let factor = scaling.need_f32(&["factor"], "how much positions are stretched")?;
+    let factor = scaling.need_f32(&["factor"], "the RoPE scaling factor")?;
     build.set("rope.scaling.type", "linear");
     build.set("rope.scaling.factor", factor);
     Ok(())
@@ -85,19 +85,20 @@ fn yarn(build: &mut Build<'_>, scaling: &Json) -> Result<(), Error> {
     let factor = match (scaling.f32(&["factor"])?, original) {
         (Some(factor), _) => factor,
         (None, Some(original)) if original > 0 => {
-            build.config.count(CONTEXT, "the context")? as f32 / original as f32
+            build.config.count(CONTEXT, "the context length")? as f32 / original as f32
         }
-        (None, _) => scaling.need_f32(&["factor"], "how much positions are stretched")?,
+        (None, _) => scaling.need_f32(&["factor"], "the RoPE scaling factor")?,
     };
     if factor < 1.0 {
-        return Err(scaling.wrong("rope_scaling.factor", "at least 1", factor));
+        return Err(scaling.wrong_value("rope_scaling.factor", "at least 1", factor));
     }
     build.set("rope.scaling.type", "yarn");
     build.set("rope.scaling.factor", factor);
     if let Some(original) = original {
         build.set("rope.scaling.original_context_length", original);
     }
-    // Readers of the file multiply by the magnitude that follows from the factor alone.
+    // Readers of the file already multiply by the default magnitude for this factor, so the key
+    // holds only the ratio.
     let attention = magnitude(build, scaling, factor)? / usual_magnitude(factor, 1.0);
     if (attention - 1.0).abs() > 1e-6 {
         build.set("rope.scaling.attn_factor", attention);
@@ -110,20 +111,25 @@ fn yarn(build: &mut Build<'_>, scaling: &Json) -> Result<(), Error> {
         }
     }
     if scaling.bool(&["truncate"])? == Some(false) {
-        build.notes.push("rope_scaling.truncate is false, for which files have no key: YaRN's bounds between fast and slow pairs are rounded to whole pairs, as in llama.cpp".to_owned());
+        build.notes.push("rope_scaling.truncate is false, but GGUF has no key for it: YaRN's bounds between fast and slow pairs are rounded to whole pairs, as in llama.cpp".to_owned());
     }
     Ok(())
 }
 
-/// Factor on all rotated values, computed as in `transformers`.
+/// The factor (mscale) on all rotated values, computed as in `transformers`.
 fn magnitude(build: &mut Build<'_>, scaling: &Json, factor: f32) -> Result<f32, Error> {
     let number = |key: &str| Ok::<_, Error>(scaling.f32(&[key])?.filter(|&number| number != 0.0));
     let stated = scaling.f32(&["attention_factor"])?;
     let (one, all) = (number("mscale")?, number("mscale_all_dim")?);
     if build.arch == "plm" && all.is_some() {
-        // Latent attention would also scale its scores by it.
+        // MLA would also scale its attention scores by `mscale_all_dim`, for which PLM's files have
+        // no key.
         let found = all.unwrap_or_default();
-        return Err(scaling.wrong("rope_scaling.mscale_all_dim", "none in this family", found));
+        return Err(scaling.wrong_value(
+            "rope_scaling.mscale_all_dim",
+            "none in this family",
+            found,
+        ));
     }
     let magnitude = match (stated, one, all) {
         (Some(stated), ..) => stated,
@@ -144,7 +150,7 @@ fn magnitude(build: &mut Build<'_>, scaling: &Json, factor: f32) -> Result<f32, 
     if magnitude > 0.0 && magnitude.is_finite() {
         Ok(magnitude)
     } else {
-        Err(scaling.wrong("rope_scaling.attention_factor", "a positive number", magnitude))
+        Err(scaling.wrong_value("rope_scaling.attention_factor", "a positive number", magnitude))
     }
 }
 
@@ -153,13 +159,13 @@ fn usual_magnitude(factor: f32, mscale: f32) -> f32 {
     0.1 * mscale * factor.ln() + 1.0
 }
 
-/// Divisor of each pair's frequency (Llama 3.1): the factor for slow pairs, 1 for fast ones,
-/// interpolated between.
+/// Divisor of each pair's frequency in Llama 3.1: `factor` for low frequencies, 1 for high
+/// frequencies, interpolated in between.
 fn llama3(config: &Json, scaling: &Json, base: f64, n_rot: u32) -> Result<Vec<f32>, Error> {
     let number = |key: &str, default: f32| -> Result<f64, Error> {
         match scaling.f32(&[key])?.unwrap_or(default) {
             value if value > 0.0 => Ok(f64::from(value)),
-            value => Err(scaling.wrong(key, "a positive number", value)),
+            value => Err(scaling.wrong_value(key, "a positive number", value)),
         }
     };
     let factor = number("factor", 8.0)?;
@@ -175,21 +181,21 @@ fn llama3(config: &Json, scaling: &Json, base: f64, n_rot: u32) -> Result<Vec<f3
     Ok((0..n_rot / 2).map(factor_of).collect())
 }
 
-/// Two tables of factors, one for short and one for long contexts, and a magnitude.
+/// LongRoPE: adds one table of factors for short and one for long contexts, and sets the magnitude.
 fn long(build: &mut Build<'_>, scaling: &Json, n_rot: u32) -> Result<(), Error> {
     for (key, tensor) in
         [("long_factor", "rope_factors_long.weight"), ("short_factor", "rope_factors_short.weight")]
     {
         let list =
-            scaling.list(key)?.ok_or_else(|| scaling.missing(key, "a factor for each pair"))?;
+            scaling.list(key)?.ok_or_else(|| scaling.missing(key, "one factor per value pair"))?;
         let numbers = list.iter().map(|number| number.as_f64().map(|number| number as f32));
         let numbers =
             numbers.collect::<Option<Vec<f32>>>().filter(|list| list.len() == n_rot as usize / 2);
         let expected = format!("a list of {} numbers", n_rot / 2);
-        let numbers = numbers.ok_or_else(|| scaling.wrong(key, &expected, "another list"))?;
+        let numbers = numbers.ok_or_else(|| scaling.wrong_value(key, &expected, "invalid"))?;
         build.tensor(tensor, numbers);
     }
-    let n_ctx = build.config.count(&["max_position_embeddings"], "the context")?;
+    let n_ctx = build.config.count(&["max_position_embeddings"], "the context length")?;
     let original = scaling.u32(ORIGINAL)?.or(build.config.u32(ORIGINAL)?).unwrap_or(n_ctx);
     let scale = f64::from(n_ctx) / f64::from(original.max(2));
     let magnitude =
@@ -205,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn llama3_factors_are_those_of_the_published_scaling() {
+    fn llama3_factors_match_the_published_scaling() {
         let file = tempfile::tempdir().unwrap();
         let path = file.path().join("config.json");
         std::fs::write(&path, r#"{"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}"#).unwrap();

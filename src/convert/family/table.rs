@@ -14,13 +14,13 @@ pub(super) const ALL: &[Family] = &[
             "SparseLlamaForCausalLM",
             "MistralForCausalLM",
         ],
-        rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, GATED, UP_DOWN],
+        rules: &[EMBEDDINGS, NORMS, ROPE_QK, VO, GATED, UP_DOWN],
         power_infer: true,
         ..LLAMA
     },
     Family {
         classes: &["MixtralForCausalLM"],
-        rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, MIXTRAL, EXPERTS],
+        rules: &[EMBEDDINGS, NORMS, ROPE_QK, VO, MIXTRAL, EXPERTS],
         keys: mixtral,
         ..LLAMA
     },
@@ -28,7 +28,7 @@ pub(super) const ALL: &[Family] = &[
         arch: "bamboo",
         classes: &["BambooForCausalLM"],
         activation: "",
-        rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, GATED, UP_DOWN],
+        rules: &[EMBEDDINGS, NORMS, ROPE_QK, VO, GATED, UP_DOWN],
         power_infer: true,
         ..LLAMA
     },
@@ -36,7 +36,7 @@ pub(super) const ALL: &[Family] = &[
         arch: "arcee",
         classes: &["ArceeForCausalLM"],
         activation: "relu2",
-        rules: &[EMBEDDINGS, NORMS, TURNED_QK, VO, UP_DOWN],
+        rules: &[EMBEDDINGS, NORMS, ROPE_QK, VO, UP_DOWN],
         ..LLAMA
     },
     Family {
@@ -198,10 +198,10 @@ fn falcon(build: &mut Build<'_>) -> Result<(), Error> {
     let config = build.config;
     for key in ["alibi", "bias"] {
         if config.bool(&[key])? == Some(true) {
-            return Err(config.wrong(key, "false, as in Falcon 7B and 40B", true));
+            return Err(config.wrong_value(key, "false, as in Falcon 7B and 40B", true));
         }
     }
-    // The settings of the published models do not state the context.
+    // `config.json` of the published models does not state the context size.
     let n_ctx = config.u32(&["max_position_embeddings"])?.unwrap_or(2048);
     build.set("context_length", n_ctx);
     build.shape()?;
@@ -215,11 +215,15 @@ fn falcon(build: &mut Build<'_>) -> Result<(), Error> {
 fn opt(build: &mut Build<'_>) -> Result<(), Error> {
     let config = build.config;
     if config.bool(&["do_layer_norm_before"])? == Some(false) {
-        return Err(config.wrong("do_layer_norm_before", "true (opt-350m alone differs)", false));
+        return Err(config.wrong_value(
+            "do_layer_norm_before",
+            "true (only opt-350m has false)",
+            false,
+        ));
     }
     build.sizes()?;
     build.feed_forward()?;
-    // PyTorch's default; the settings do not state it.
+    // `config.json` of the published models does not state it; 1e-5 is PyTorch's default.
     build.set("attention.layer_norm_epsilon", config.f32(super::keys::EPS)?.unwrap_or(1e-5));
     Ok(())
 }
@@ -229,7 +233,7 @@ fn nemotron(build: &mut Build<'_>) -> Result<(), Error> {
     build.feed_forward()?;
     build.layer_norm()?;
     build.heads()?;
-    build.rope(rope::n_turning(build, 0.5)?)
+    build.rope(rope::n_rotated(build, 0.5)?)
 }
 
 fn jais2(build: &mut Build<'_>) -> Result<(), Error> {
@@ -245,14 +249,15 @@ fn plm(build: &mut Build<'_>) -> Result<(), Error> {
     build.feed_forward()?;
     build.rms()?;
     let config = build.config;
-    let rank = config.count(&["kv_lora_rank"], "the width of the latent keys and values")?;
-    let turning = config.count(&["qk_rope_head_dim"], "the values of a head with RoPE")?;
-    let still = config.count(&["qk_nope_head_dim"], "the values of a head without RoPE")?;
-    let value = config.count(&["v_head_dim"], "the width of a value head")?;
+    let rank = config.count(&["kv_lora_rank"], "the rank of the latent keys and values")?;
+    let d_rope = config.count(&["qk_rope_head_dim"], "the number of values per head with RoPE")?;
+    let d_nope =
+        config.count(&["qk_nope_head_dim"], "the number of values per head without RoPE")?;
+    let value = config.count(&["v_head_dim"], "the size of a value head")?;
     build.set("attention.kv_lora_rank", rank);
-    build.set("attention.key_length", turning + still);
+    build.set("attention.key_length", d_rope + d_nope);
     build.set("attention.value_length", value);
-    build.rope(turning)
+    build.rope(d_rope)
 }
 
 fn smallthinker(build: &mut Build<'_>) -> Result<(), Error> {
@@ -261,7 +266,7 @@ fn smallthinker(build: &mut Build<'_>) -> Result<(), Error> {
     build.heads()?;
     build.experts()?;
     let config = build.config;
-    let n_ff = config.count(&["moe_ffn_hidden_size"], "the number of neurons of an expert")?;
+    let n_ff = config.count(&["moe_ffn_hidden_size"], "the number of neurons in an expert")?;
     build.set("expert_feed_forward_length", n_ff);
     build.set("feed_forward_length", n_ff);
     let softmax = config.bool(&["moe_primary_router_apply_softmax"])?.unwrap_or(false);
@@ -269,13 +274,13 @@ fn smallthinker(build: &mut Build<'_>) -> Result<(), Error> {
     build.set("expert_gating_func", if softmax { 1_u32 } else { 2 });
     let windowed = window::layout(build, "sliding_window_layout")?;
     let windowed = windowed.filter(|layers| layers.contains(&true));
-    let turning = window::layout(build, "rope_layout")?;
+    let with_rope = window::layout(build, "rope_layout")?;
     // If there is a window, RoPE is applied in the layers that have it, otherwise in all layers.
     let n_layer = build.n_layer()? as usize;
     let expected = windowed.clone().unwrap_or_else(|| vec![true; n_layer]);
-    if turning.is_some_and(|turning| turning != expected) {
-        let expected = "1 for the layers with a window, or for all without one";
-        return Err(config.wrong("rope_layout", expected, "another list"));
+    if with_rope.is_some_and(|with_rope| with_rope != expected) {
+        let expected = "1 for the layers with a window, or 1 for all layers if none has a window";
+        return Err(config.wrong_value("rope_layout", expected, "a different list"));
     }
     if windowed.is_some() {
         window::set_layers(build, windowed, |i| i % 4 != 0)?;
@@ -292,19 +297,19 @@ fn qwen(build: &mut Build<'_>) -> Result<(), Error> {
     build.rope(build.d_head()?)
 }
 
-/// The layers from a certain one on have a sliding window, if it is enabled.
+/// Sets the window of the layers from `max_window_layers` on, if `use_sliding_window` is true.
 fn qwen_window(build: &mut Build<'_>) -> Result<(), Error> {
     let config = build.config;
     let listed = window::layer_types(build)?;
     if config.bool(&["use_sliding_window"])? != Some(true) {
         return if listed.is_some_and(|layers| layers.contains(&true)) {
-            Err(config.wrong("use_sliding_window", "true, as in layer_types", "false"))
+            Err(config.wrong_value("use_sliding_window", "true, as in layer_types", "false"))
         } else {
             Ok(())
         };
     }
     if listed.is_none() && build.arch.ends_with("moe") {
-        return Err(config.missing("layer_types", "the layers in which the window is used"));
+        return Err(config.missing("layer_types", "a list of the layers with a sliding window"));
     }
     let (first, n_layer) = (config.u32(&["max_window_layers"])?.unwrap_or(28), build.n_layer()?);
     let layers = listed.unwrap_or_else(|| (0..n_layer).map(|layer| layer >= first).collect());
@@ -315,7 +320,7 @@ fn qwen_moe(build: &mut Build<'_>) -> Result<(), Error> {
     qwen(build)?;
     build.experts()?;
     let config = build.config;
-    let n_ff = config.count(&["moe_intermediate_size"], "the number of neurons of an expert")?;
+    let n_ff = config.count(&["moe_intermediate_size"], "the number of neurons in an expert")?;
     build.set("expert_feed_forward_length", n_ff);
     if let Some(shared) = config.u32(&["shared_expert_intermediate_size"])? {
         build.set("expert_shared_feed_forward_length", shared);
@@ -335,7 +340,7 @@ fn phi3(build: &mut Build<'_>) -> Result<(), Error> {
         // 0 means no window.
         build.set("attention.sliding_window", 0_u32);
     }
-    build.rope(rope::n_turning(build, 1.0)?)
+    build.rope(rope::n_rotated(build, 1.0)?)
 }
 
 fn gemma(build: &mut Build<'_>) -> Result<(), Error> {
@@ -353,7 +358,7 @@ fn gemma2(build: &mut Build<'_>) -> Result<(), Error> {
     softcaps(build)
 }
 
-/// Scale of the attention scores, if it does not follow from the head size.
+/// Sets the scale of the attention scores if it does not follow from the head size.
 fn scale(build: &mut Build<'_>) -> Result<(), Error> {
     let d_head = build.d_head()? as f32;
     match build.config.f32(&["query_pre_attn_scalar"])? {
@@ -376,7 +381,7 @@ fn softcaps(build: &mut Build<'_>) -> Result<(), Error> {
 
 fn gemma3(build: &mut Build<'_>) -> Result<(), Error> {
     let config = build.config;
-    // Some published settings rely on the code's defaults for these.
+    // Some published `config.json` files rely on the defaults of `transformers`.
     build.set("context_length", config.u32(&["max_position_embeddings"])?.unwrap_or(131_072));
     build.shape()?;
     build.feed_forward()?;
@@ -405,7 +410,7 @@ fn gpt_oss(build: &mut Build<'_>) -> Result<(), Error> {
     build.heads()?;
     window::set(build, |i| i % 2 == 0)?;
     build.experts()?;
-    let n_ff = build.config.count(&["intermediate_size"], "the number of neurons of an expert")?;
+    let n_ff = build.config.count(&["intermediate_size"], "the number of neurons in an expert")?;
     build.set("expert_feed_forward_length", n_ff);
     build.rope(build.d_head()?)
 }

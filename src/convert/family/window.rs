@@ -12,14 +12,15 @@ use gguf::{Array, Value};
 const WINDOW: &[&str] = &["sliding_window", "sliding_window_size"];
 const PATTERN: &str = "attention.sliding_window_pattern";
 
-/// Sets the window, if there is one, and the layers that have it if they differ from a file's
-/// default: layer `i` if `usual(i)`.
+/// Sets the window size if `config.json` has one, and the list of layers with a window if it
+/// differs from the architecture's default, which is `usual(i)` for layer `i`.
 pub(super) fn set(build: &mut Build<'_>, usual: impl Fn(usize) -> bool) -> Result<(), Error> {
     let layers = layer_types(build)?;
     set_layers(build, layers, usual)
 }
 
-/// As [`set`]; `layers` lists the layers that have a window, if any setting does.
+/// As [`set`]; `layers` says whether each layer has a window; `None` if `config.json` does not list
+/// this.
 pub(super) fn set_layers(
     build: &mut Build<'_>,
     layers: Option<Vec<bool>>,
@@ -29,7 +30,7 @@ pub(super) fn set_layers(
     let has_some = layers.as_ref().is_some_and(|layers| layers.contains(&true));
     match (window, layers) {
         (None | Some(0), _) if has_some => {
-            Err(build.config.missing(WINDOW[0], "the window of the layers that have one"))
+            Err(build.config.missing(WINDOW[0], "the size of the sliding window in tokens"))
         }
         (None, _) => Ok(()),
         (Some(window), Some(layers)) => {
@@ -47,8 +48,8 @@ pub(super) fn set_layers(
     }
 }
 
-/// As [`set`], for a global-attention layer at the end of each run of `usual` layers, or of the
-/// number in the settings.
+/// As [`set`], for families in which every n-th layer has global attention; n is `usual` if
+/// `config.json` states none.
 pub(super) fn set_period(build: &mut Build<'_>, usual: u32) -> Result<(), Error> {
     const PERIOD: &[&str] = &["sliding_window_pattern"];
     let layers = layer_types(build)?;
@@ -71,7 +72,7 @@ pub(super) fn set_period(build: &mut Build<'_>, usual: u32) -> Result<(), Error>
     Ok(())
 }
 
-/// The layers with a window by `layer_types`.
+/// For each layer, whether `layer_types` gives it a window; `None` without that setting.
 pub(super) fn layer_types(build: &Build<'_>) -> Result<Option<Vec<bool>>, Error> {
     of_layers(build, "layer_types", "full_attention or sliding_attention", |kind| {
         match kind.as_str() {
@@ -82,7 +83,7 @@ pub(super) fn layer_types(build: &Build<'_>) -> Result<Option<Vec<bool>>, Error>
     })
 }
 
-/// The layers with a 1 in the list `key`.
+/// For each layer, whether the list `key` has a 1; `None` without that setting.
 pub(super) fn layout(build: &Build<'_>, key: &str) -> Result<Option<Vec<bool>>, Error> {
     of_layers(build, key, "0 or 1", |flag| match flag.as_u64() {
         Some(flag @ 0..=1) => Some(flag == 1),
@@ -90,7 +91,8 @@ pub(super) fn layout(build: &Build<'_>, key: &str) -> Result<Option<Vec<bool>>, 
     })
 }
 
-/// The list `key`, with one entry per layer, converted by `read`.
+/// The list `key`, with one entry per layer, converted by `read`; `None` if `config.json` does not
+/// have it.
 fn of_layers(
     build: &Build<'_>,
     key: &str,
@@ -101,10 +103,11 @@ fn of_layers(
     let n_layer = build.n_layer()?;
     if list.len() != n_layer as usize {
         let expected = format!("an entry for each of the {n_layer} layers");
-        return Err(build.config.wrong(key, &expected, format!("a list of {}", list.len())));
+        return Err(build.config.wrong_value(key, &expected, format!("a list of {}", list.len())));
     }
     let each = |entry: &Setting| {
-        read(entry).ok_or_else(|| build.config.wrong(key, &format!("{expected} each"), entry))
+        let expected = || format!("{expected} for each layer");
+        read(entry).ok_or_else(|| build.config.wrong_value(key, &expected(), entry))
     };
     list.iter().map(each).collect::<Result<_, _>>().map(Some)
 }

@@ -9,7 +9,7 @@ use crate::Error;
 use gguf::{Container, File, TensorInfo, TensorType};
 use hal::format::Format;
 
-/// Small sensitive matrices.
+/// Endings of small matrices whose errors matter most; they are copied unchanged.
 const SENSITIVE: [&str; 3] =
     ["ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight"];
 
@@ -22,7 +22,8 @@ pub(super) struct Mix<'a> {
     n_expert: u64,
     /// Whether the embedding is also the output matrix.
     is_tied: bool,
-    /// 80 layers with few key and value heads: value matrices are small and shared by many heads.
+    /// Llama 70B (80 layers, grouped-query attention). Many query heads share its small V matrices,
+    /// which therefore get more bits.
     is_70b: bool,
 }
 
@@ -30,7 +31,7 @@ impl<'a> Mix<'a> {
     pub(super) fn new(file: &File, job: &'a Quantization) -> Result<Mix<'a>, Error> {
         let metadata = file.metadata();
         let arch = metadata.str("general.architecture")?.unwrap_or_default();
-        // Some files have a list, one number per layer, which does not matter here.
+        // A key with one number per layer counts as missing: no mix depends on such a list.
         let number = |key: &str| metadata.u64(&format!("{arch}.{key}")).ok().flatten();
         let n_layer = number("block_count").unwrap_or(0);
         let heads = (number("attention.head_count"), number("attention.head_count_kv"));
@@ -55,11 +56,11 @@ impl<'a> Mix<'a> {
         if !is_matrix || is_kept || tensor.ty.block().is_none() {
             return (tensor.ty, tensor.ty);
         }
-        let wanted = self.wanted(tensor);
-        (fitting(tensor.shape[0], wanted).into(), wanted.into())
+        let wanted = self.target_format(tensor);
+        (fitting_format(tensor.shape[0], wanted).into(), wanted.into())
     }
 
-    fn wanted(&self, tensor: &TensorInfo) -> Format {
+    fn target_format(&self, tensor: &TensorInfo) -> Format {
         let (name, base) = (tensor.name.as_str(), self.job.target.format());
         let is_embedding = name == "token_embd.weight";
         let is_output = name == "output.weight" || (is_embedding && self.is_tied);
@@ -89,9 +90,9 @@ impl<'a> Mix<'a> {
     fn of_layer(&self, layer: u64, part: &str, base: Format) -> Format {
         let n = self.n_layer;
         let extra = self.job.target.extra;
-        let is_many = layer < n / 8 || layer >= 7 * n / 8 || layer.wrapping_sub(n / 8) % 3 == 2;
+        let gets_more = layer < n / 8 || layer >= 7 * n / 8 || layer.wrapping_sub(n / 8) % 3 == 2;
         match part {
-            // As PowerInfer quantises predictors.
+            // PowerInfer quantises predictors to Q5_0.
             "fc1.weight" | "fc2.weight"
                 if self.container == Container::PowerInfer && base != Format::Q4_0 =>
             {
@@ -99,7 +100,7 @@ impl<'a> Mix<'a> {
             }
             "attn_v.weight" | "attn_qkv.weight" | "attn_kv_b.weight" => match extra {
                 _ if self.n_expert == 8 => Format::Q8_0,
-                Extra::More if is_many => Format::Q6_K,
+                Extra::More if gets_more => Format::Q6_K,
                 Extra::Some if layer < 4 => Format::Q5_K,
                 _ if self.is_70b && base == Format::Q4_K => Format::Q5_K,
                 Extra::None | Extra::Output | Extra::Some | Extra::More | Extra::Experts => base,
@@ -113,10 +114,10 @@ impl<'a> Mix<'a> {
             _ if part.starts_with("ffn_down") && !part.starts_with("ffn_down_t") => match extra {
                 Extra::More if self.is_falcon && base == Format::Q4_K => match layer {
                     _ if layer < n / 16 => Format::Q6_K,
-                    _ if is_many => Format::Q5_K,
+                    _ if gets_more => Format::Q5_K,
                     _ => base,
                 },
-                Extra::More if is_many => Format::Q6_K,
+                Extra::More if gets_more => Format::Q6_K,
                 Extra::Some if !self.is_falcon && layer < n / 8 => Format::Q5_K,
                 Extra::None | Extra::Output | Extra::Some | Extra::More | Extra::Experts => base,
             },
@@ -126,7 +127,7 @@ impl<'a> Mix<'a> {
 }
 
 /// `wanted`, or the next type whose blocks fit rows of `n_cols` values.
-fn fitting(n_cols: u64, wanted: Format) -> Format {
+fn fitting_format(n_cols: u64, wanted: Format) -> Format {
     let fits = |format: Format| n_cols.is_multiple_of(format.block_values() as u64);
     let smaller = [
         (Format::Q4_K, [Format::Q5_0, Format::Q8_0]),
@@ -145,9 +146,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_that_no_block_fits_get_a_smaller_block() {
-        assert_eq!(fitting(512, Format::Q4_K), Format::Q4_K);
-        assert_eq!(fitting(96, Format::Q6_K), Format::Q8_0);
-        assert_eq!(fitting(33, Format::Q4_0), Format::F16);
+    fn unaligned_rows_get_a_smaller_block() {
+        assert_eq!(fitting_format(512, Format::Q4_K), Format::Q4_K);
+        assert_eq!(fitting_format(96, Format::Q6_K), Format::Q8_0);
+        assert_eq!(fitting_format(33, Format::Q4_0), Format::F16);
     }
 }

@@ -17,9 +17,9 @@ use mix::Mix;
 use target::Extra;
 pub use target::Target;
 
-/// Keys that are set for the copy.
+/// Keys that the copy sets itself.
 const OWN_KEYS: &[&str] = &["general.file_type", "general.quantization_version"];
-/// Keys of a part of a split model.
+/// Keys that only the files of a split model have.
 const SPLIT_KEYS: [&str; 3] = ["split.no", "split.count", "split.tensors.count"];
 
 /// A quantisation.
@@ -33,9 +33,9 @@ pub struct Quantization {
     pub target: Target,
     /// Use the mix's base type for every tensor.
     pub pure: bool,
-    /// The type of the output matrix, instead of the mix's.
+    /// The type of the output matrix; `None` for the mix's.
     pub output_type: Option<Format>,
-    /// The type of the embedding, instead of the mix's.
+    /// The type of the embedding; `None` for the mix's.
     pub embedding_type: Option<Format>,
     /// Keep the output matrix unchanged.
     pub leave_output: bool,
@@ -46,10 +46,10 @@ pub struct Quantization {
 }
 
 impl Quantization {
-    /// Quantises the file. The copy appears when it is complete.
+    /// Quantises the file. `output` appears only when the file is complete.
     ///
     /// # Errors
-    /// A file that cannot be read, tensors that are quantised already, the system's error,
+    /// A file that cannot be read, tensors that are quantised already, an I/O error,
     /// [`Error::Interrupted`].
     pub fn run(&self, progress: Progress<'_>) -> Result<Summary, Error> {
         let file = File::open(&self.input)?;
@@ -62,17 +62,17 @@ impl Quantization {
             let (ty, wanted) = mix.choose(tensor);
             if ty != wanted {
                 let misfit =
-                    format!("rows of {} values do not fit {wanted}; {ty}", tensor.shape[0]);
+                    format!("rows of {} values do not fit {wanted}; using {ty}", tensor.shape[0]);
                 *misfits.entry(misfit).or_default() += 1;
             }
             outputs.push(self.output_of(&file, tensor, ty)?);
         }
         let mut notes: Vec<_> =
-            misfits.iter().map(|(why, n)| format!("{why} used for {n} tensors")).collect();
+            misfits.iter().map(|(why, n)| format!("{why} for {n} tensors")).collect();
         let base = self.target.format();
         if self.target.extra == Extra::Experts && outputs.iter().all(|output| output.ty != base) {
             notes.push(format!(
-                "{base} applies only to expert matrices, and this model has none: using Q8_0; --pure uses {base} for all"
+                "{base} applies only to expert matrices, and this model has none: using Q8_0; use --pure for {base} in all matrices"
             ));
         }
         let mut writer = Writer::new(file.container());
@@ -107,14 +107,14 @@ impl Quantization {
         if format.quants().is_some() && !self.requantize {
             return Err(Error::Requantize { tensor: name, found: tensor.ty.to_string() });
         }
-        // The whole tensor is in the file, so its sizes fit.
+        // The casts cannot overflow: the whole tensor is in the mapped file.
         let (n_rows, n_cols) = (tensor.n_rows() as usize, tensor.row_len() as usize);
         let content = Content::Rows(vec![SourceMatrices::stored(bytes, format, n_rows, n_cols)]);
         Ok(Output { name, shape, ty: wanted, content })
     }
 }
 
-/// Copies all keys except some and those of a split.
+/// Copies all keys except those in `but` and those of a split model.
 pub(super) fn copy_keys(
     metadata: &Metadata,
     but: &[&str],

@@ -11,7 +11,7 @@ use crate::Error;
 pub struct Target {
     name: &'static str,
     base: Format,
-    /// llama.cpp's number for it.
+    /// llama.cpp's `general.file_type`.
     file_type: u32,
     pub(super) extra: Extra,
 }
@@ -19,15 +19,15 @@ pub struct Target {
 /// Extra precision of sensitive tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extra {
-    /// None: floats.
+    /// All tensors have the base type, a float type.
     None,
     /// The output matrix only.
     Output,
-    /// Value and down matrices of the first layers.
+    /// V and down matrices of the first layers.
     Some,
-    /// Value and down matrices of about half of the layers, and others.
+    /// V and down matrices of about half of the layers, and some other matrices.
     More,
-    /// Experts get the base type and all else 8 bits.
+    /// Expert matrices get the base type, all other matrices Q8_0.
     Experts,
 }
 
@@ -48,7 +48,7 @@ const TARGETS: &[Target] = &[
     target("MXFP4", Format::MXFP4, 38, Extra::Experts),
 ];
 
-/// Aliases.
+/// Other names of mixes: alias, name.
 const ALIASES: &[(&str, &str)] = &[("Q4_K", "Q4_K_M"), ("Q5_K", "Q5_K_M"), ("MXFP4_MOE", "MXFP4")];
 
 const fn target(name: &'static str, base: Format, file_type: u32, extra: Extra) -> Target {
@@ -61,7 +61,7 @@ impl Target {
         TARGETS.iter().copied()
     }
 
-    /// The name.
+    /// Name of the mix, such as `Q4_K_M`.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.name
@@ -83,7 +83,7 @@ impl Target {
 impl FromStr for Target {
     type Err = Error;
 
-    /// Case does not matter.
+    /// Ignores case.
     fn from_str(name: &str) -> Result<Target, Error> {
         let alias = ALIASES.iter().find(|(alias, _)| alias.eq_ignore_ascii_case(name));
         let wanted = alias.map_or(name, |(_, meant)| meant);

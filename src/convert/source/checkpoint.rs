@@ -9,13 +9,13 @@ use crate::Error;
 use crate::config::Json;
 use gguf::Bytes;
 
-/// All tensors of a model by name, mapped and not yet read.
+/// All tensors of a model by name; their files are mapped, but not yet read.
 #[derive(Debug)]
 pub(crate) struct Checkpoint {
     pub(crate) tensors: BTreeMap<String, Tensor>,
 }
 
-/// For each type of checkpoint: the index of shards, prefix and suffix of the files.
+/// For each type of checkpoint: the file that lists its shards, and prefix and suffix of its files.
 const KINDS: [(&str, &str, &str); 2] = [
     ("model.safetensors.index.json", "model", ".safetensors"),
     ("pytorch_model.bin.index.json", "pytorch_model", ".bin"),
@@ -73,16 +73,16 @@ pub(super) fn parse(path: &Path, bytes: &Bytes) -> Result<Vec<Tensor>, Error> {
     torch::read(path, bytes)
 }
 
-/// The files listed in an index.
+/// The shards that an index lists; `None` if the index does not exist.
 fn indexed(path: &Path) -> Result<Option<BTreeSet<PathBuf>>, Error> {
-    let Some(index) = Json::open_if_there(path)? else { return Ok(None) };
+    let Some(index) = Json::open_if_present(path)? else { return Ok(None) };
     let mut files = BTreeSet::new();
     let map = index
         .object("weight_map")?
         .ok_or_else(|| index.missing("weight_map", "the file of each tensor"))?;
     for shard in map.values() {
         let name = shard.as_str().unwrap_or_default();
-        // A name with a path would allow an index to read any file of the machine.
+        // A shard name with a folder would let an index point to any file of the machine.
         if name.is_empty() || Path::new(name).file_name() != Some(name.as_ref()) {
             return Err(Error::Shard {
                 file: path.display().to_string(),

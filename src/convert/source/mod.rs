@@ -27,7 +27,7 @@ const MAX_AXES: usize = 8;
 /// Format of a tensor's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
-    /// A format of the engine: floats in a checkpoint, any in a GGUF file.
+    /// A format that the engine can dequantise: floats in a checkpoint, any format in a GGUF file.
     Plain(Format),
     /// 64-bit floats.
     F64,
@@ -50,7 +50,7 @@ impl Encoding {
 }
 
 /// The number types of checkpoints: name in a safetensors header, storage class in a pickle,
-/// bytes.
+/// encoding, bytes per value.
 const KINDS: &[(&str, &str, Encoding, u64)] = &[
     ("F32", "FloatStorage", Encoding::Plain(Format::F32), 4),
     ("F16", "HalfStorage", Encoding::Plain(Format::F16), 2),
@@ -77,7 +77,7 @@ pub(super) struct Tensor {
     pub(super) encoding: Encoding,
     /// Values along each axis, slowest first, as in PyTorch.
     pub(super) shape: Vec<u64>,
-    /// Its values in row-major order.
+    /// The tensor's values in row-major order.
     pub(super) bytes: Bytes,
     /// Whether the bytes hold the columns of a matrix instead of its rows.
     pub(super) transposed: bool,
@@ -93,7 +93,7 @@ pub fn tensors(file: &str, bytes: Vec<u8>) -> Result<Vec<(String, Vec<u64>)>, Er
     Ok(found.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect())
 }
 
-/// Bytes of a tensor of `shape`; `None` on overflow.
+/// Bytes of a tensor of `shape` with `each` bytes per value; `None` on overflow.
 fn n_bytes(shape: &[u64], each: u64) -> Option<u64> {
     shape.iter().try_fold(each, |product, &n| product.checked_mul(n))
 }

@@ -11,7 +11,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use super::{Encoding, KINDS, MAX_AXES, Tensor, n_bytes};
 use gguf::Bytes;
 
-/// Longest header; the format's limit.
+/// Longest header in bytes, as limited by the format.
 const MAX_HEADER: u64 = 100_000_000;
 
 /// A problem with a safetensors file.
@@ -48,7 +48,7 @@ pub enum Problem {
     Kind {
         /// The tensor.
         tensor: String,
-        /// Its type.
+        /// The number type in the header.
         found: String,
     },
     /// A tensor with too many axes.
@@ -56,7 +56,7 @@ pub enum Problem {
     Axes {
         /// The tensor.
         tensor: String,
-        /// Its axes.
+        /// Number of axes of the tensor.
         found: usize,
     },
     /// Offsets that do not match the shape.
@@ -188,7 +188,8 @@ pub(crate) fn read(bytes: &Bytes) -> Result<Vec<Tensor>, Problem> {
     if end < n_bytes { Err(Problem::Hole { start: end, end: n_bytes }) } else { Ok(tensors) }
 }
 
-/// Checks that an entry lies inside the data and has the size of its shape.
+/// The byte range of an entry, relative to the data. Returns an error if the range exceeds the data
+/// or does not match the shape.
 fn check(
     name: &str,
     entry: &Entry,

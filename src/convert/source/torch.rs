@@ -37,7 +37,8 @@ pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<Tensor>, Error> {
         .collect()
 }
 
-/// The bytes of a view, after checking that they lie inside the member at `member`.
+/// Converts a view to a tensor. Returns an error if its bytes lie outside of the archive member at
+/// the byte range `member`.
 fn tensor(view: pickle::View, bytes: &Bytes, member: &Range<usize>) -> Result<Tensor, Error> {
     let kind = KINDS.iter().find(|(_, class, ..)| *class == view.class);
     let &(_, _, encoding, each) =
@@ -65,7 +66,8 @@ fn tensor(view: pickle::View, bytes: &Bytes, member: &Range<usize>) -> Result<Te
     Ok(Tensor { name, encoding, shape, bytes, transposed })
 }
 
-/// Strides of a tensor in row-major order; strides that overflow match no tensor.
+/// Strides of a tensor in row-major order, in values. Overflow saturates, and no tensor has such
+/// strides.
 fn strides_of(shape: &[u64]) -> Vec<u64> {
     let mut strides = vec![1u64; shape.len()];
     for axis in (1..shape.len()).rev() {

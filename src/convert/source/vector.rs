@@ -1,4 +1,4 @@
-//! A file with one list of numbers, as `torch.save` writes a tensor of one axis.
+//! Reads a file that `torch.save` wrote for a single tensor with one axis.
 
 use std::path::Path;
 
@@ -37,7 +37,7 @@ pub fn vector(path: &Path, bytes: &Bytes) -> Result<Vec<f64>, Error> {
         Encoding::Other("I32") => numbers(bytes, |b| f64::from(i32::from_le_bytes(b))),
         Encoding::Other("I64") => numbers(bytes, |b| i64::from_le_bytes(b) as f64),
         Encoding::Other(_) => {
-            let (found, expected) = (tensor.encoding.name().to_owned(), "plain numbers");
+            let (found, expected) = (tensor.encoding.name().to_owned(), "numbers");
             return Err(Error::Encoding { tensor: name(), found, expected });
         }
     };

@@ -8,16 +8,16 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Size of the central directory's end without its comment, of its 64-bit locator and of its
-/// 64-bit form.
+/// Bytes of the end-of-central-directory record without its comment, of the zip64 locator, and of
+/// the zip64 end record.
 const END: usize = 22;
 const LOCATOR: usize = 20;
 const END64: usize = 56;
-/// Size of a directory entry and of a local header without their names.
+/// Bytes of a directory entry and of a local header, without their names.
 const ENTRY: usize = 46;
 const LOCAL: usize = 30;
-/// Value of a 32-bit field whose actual value is in the 64-bit extra field.
-const ELSEWHERE: u64 = 0xffff_ffff;
+/// Marks a 32-bit field whose actual value is in the zip64 extra field.
+const IN_ZIP64: u64 = 0xffff_ffff;
 
 /// A problem with an archive.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,20 +27,20 @@ pub enum Problem {
         "it is not a zip archive (PyTorch writes zip archives since 1.6: load an older checkpoint in a newer PyTorch and save it again)"
     )]
     NotZip,
-    /// The file ends inside its directory, or the directory points outside.
-    #[error("it is truncated at {place}")]
+    /// The file ends inside its directory, or the directory points outside of the file.
+    #[error("the archive is truncated in {place}")]
     Truncated {
         /// The structure being read.
         place: &'static str,
     },
-    /// A field without its signature.
+    /// A structure that does not begin with its signature.
     #[error("{place} does not begin with its signature")]
     Signature {
         /// The structure being read.
         place: &'static str,
     },
     /// A compressed or encrypted member.
-    #[error("member `{member}` is {how}, expected uncompressed")]
+    #[error("member `{member}` is {how}, expected stored without compression")]
     Packed {
         /// The member.
         member: String,
@@ -54,19 +54,19 @@ pub enum Problem {
         member: String,
     },
     /// Overlapping members.
-    #[error("member `{member}` overlaps another")]
+    #[error("member `{member}` overlaps another member")]
     Overlap {
         /// The later one.
         member: String,
     },
     /// A required member is missing.
-    #[error("it has no member `{member}`")]
+    #[error("the archive has no member `{member}`")]
     Missing {
         /// The member.
         member: String,
     },
     /// A checkpoint from a big-endian machine.
-    #[error("its numbers are big-endian")]
+    #[error("the numbers are big-endian, expected little-endian")]
     BigEndian,
 }
 
@@ -87,9 +87,10 @@ fn signature(bytes: &[u8], at: usize, expected: &[u8], place: &'static str) -> R
 /// The byte range of each member.
 pub(crate) fn members(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, Problem> {
     let (n, mut at) = directory(bytes)?;
-    // Based on the smallest entry size: nothing is allocated for an impossible count.
+    // An entry has at least `ENTRY` bytes, so this rejects an impossible count before allocating
+    // memory for it.
     if n > (bytes.len() / ENTRY) as u64 {
-        return Err(Problem::Truncated { place: "the directory" });
+        return Err(Problem::Truncated { place: "the central directory" });
     }
     let mut members = HashMap::new();
     let mut ranges = Vec::new();
@@ -115,16 +116,16 @@ fn directory(bytes: &[u8]) -> Result<(u64, usize), Problem> {
     let last = bytes.len().checked_sub(END).ok_or(Problem::NotZip)?;
     let first = last.saturating_sub(usize::from(u16::MAX));
     let fits = |&at: &usize| {
-        let comment = le(bytes, at + 20, 2, "the end").unwrap_or(0) as usize;
+        let comment = le(bytes, at + 20, 2, "the end record").unwrap_or(0) as usize;
         bytes[at..].starts_with(b"PK\x05\x06") && at + END + comment == bytes.len()
     };
     let end = (first..=last).rev().find(fits).ok_or(Problem::NotZip)?;
-    let n = le(bytes, end + 10, 2, "the end")?;
-    let start = le(bytes, end + 16, 4, "the end")?;
-    if n != 0xffff && start != ELSEWHERE {
+    let n = le(bytes, end + 10, 2, "the end record")?;
+    let start = le(bytes, end + 16, 4, "the end record")?;
+    if n != 0xffff && start != IN_ZIP64 {
         return Ok((n, start as usize));
     }
-    let place = "the 64-bit end";
+    let place = "the zip64 end record";
     let locator = end.checked_sub(LOCATOR).ok_or(Problem::Truncated { place })?;
     if signature(bytes, locator, b"PK\x06\x07", place).is_err() {
         return Ok((n, start as usize));
@@ -158,11 +159,11 @@ fn member(bytes: &[u8], at: usize) -> Result<(String, Range<usize>, usize), Prob
     if number(10, 2)? != 0 {
         return Err(packed("compressed"));
     }
-    // The 64-bit extra field has those of size, stored size and offset that do not fit 32 bits, in
-    // this order.
+    // The zip64 extra field lists size, stored size and offset, in this order; it omits those that
+    // fit in 32 bits.
     let mut wide = wide_fields(extra)?;
     let mut resolve = |value: u64| {
-        if value == ELSEWHERE { wide.next().ok_or(Problem::Truncated { place }) } else { Ok(value) }
+        if value == IN_ZIP64 { wide.next().ok_or(Problem::Truncated { place }) } else { Ok(value) }
     };
     let size = resolve(number(24, 4)?)?;
     let stored = resolve(number(20, 4)?)?;
@@ -182,7 +183,7 @@ fn member(bytes: &[u8], at: usize) -> Result<(String, Range<usize>, usize), Prob
     }
 }
 
-/// The numbers of the 64-bit extra field, if there is one.
+/// The 64-bit numbers of the zip64 extra field; none if the entry lacks that field.
 fn wide_fields(mut extra: &[u8]) -> Result<impl Iterator<Item = u64>, Problem> {
     let place = "an extra field";
     let mut wide: &[u8] = &[];

@@ -16,7 +16,7 @@ pub(super) fn add(
     settings: Option<&Json>,
     vocab: &mut Vocab,
 ) -> Result<(), Error> {
-    if let Some(list) = Json::open_if_there(&folder.join("added_tokens.json"))? {
+    if let Some(list) = Json::open_if_present(&folder.join("added_tokens.json"))? {
         for (text, id) in list.entries() {
             put(vocab, list.file(), id.as_u64(), Some(text), false)?;
         }
@@ -57,7 +57,7 @@ fn put(
         vocab.grow(id + 1);
     }
     let kept = [kind::UNKNOWN, kind::CONTROL, kind::BYTE];
-    // A SentencePiece vocabulary has the correct types of its own tokens.
+    // SentencePiece stores the correct types of its own tokens.
     if kept.contains(&vocab.types[id]) && vocab.tokens[id] == text {
         return Ok(());
     }
@@ -71,8 +71,7 @@ fn put(
             ADDED_SCORE,
         );
     } else {
-        // The space mark applies only inside a vocabulary; added tokens are matched in the text
-        // itself.
+        // Added tokens are matched in the original text, before spaces become U+2581.
         vocab.set(id, text.replace('\u{2581}', " "), kind::USER_DEFINED, ADDED_SCORE);
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! `tokenizer.json`, and its predecessor, `vocab.json` with `merges.txt`.
+//! Reads `tokenizer.json`, or the older `vocab.json` with `merges.txt`.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::Error;
 use crate::config::Json;
 use crate::read::text_limited;
 
-/// Longest `merges.txt`; real ones take a tenth of it.
+/// Largest accepted `merges.txt`, in bytes: ten times the largest known one.
 const MAX_MERGES: u64 = 64 << 20;
 
 /// Reads a `tokenizer.json`.
@@ -23,8 +23,8 @@ pub(super) fn read(json: &Json, pre: Option<&str>) -> Result<Vocab, Error> {
         Some("Unigram") => unigram(json, &model),
         // Older files have no type; a list of merges implies BPE.
         Some("BPE") | None if model.get(&["merges"]).is_some() => bpe(json, &model, pre),
-        Some(other) => Err(wrong(&format!("its model is `{other}`, expected BPE or Unigram"))),
-        None => Err(wrong("its model has no merges")),
+        Some("BPE") | None => Err(wrong("model.merges is missing, expected a list of merges")),
+        Some(other) => Err(wrong(&format!("model.type is `{other}`, expected BPE or Unigram"))),
     }
 }
 
@@ -38,9 +38,11 @@ fn bpe(json: &Json, model: &Json, pre_name: Option<&str>) -> Result<Vocab, Error
         .list("merges")?
         .ok_or_else(|| model.missing("model.merges", "the merges in order"))?;
     let merges = merges.iter().map(merge).collect::<Option<Vec<_>>>();
-    let merges =
-        merges.ok_or_else(|| wrong("a merge is neither `left right` nor a list of two"))?;
-    // Converted from SentencePiece: tokens are text, with byte tokens for other characters.
+    let merges = merges.ok_or_else(|| {
+        wrong("an entry of model.merges is not two tokens, as a list or separated by a space")
+    })?;
+    // Byte fallback marks a vocabulary converted from SentencePiece. Its tokens are plain text, and
+    // byte tokens encode all other characters.
     let is_llama = model.bool(&["byte_fallback"])?.unwrap_or(false);
     let (name, pre) = match (is_llama, pre_name) {
         (true, _) => ("llama", "default".to_owned()),
@@ -54,9 +56,10 @@ fn bpe(json: &Json, model: &Json, pre_name: Option<&str>) -> Result<Vocab, Error
         .ok_or_else(|| wrong("a token has an invalid id"))?;
     if is_llama {
         scores(&mut vocab, &merges);
-        vocab.space_prefix = Some(prepends(json)?);
+        vocab.space_prefix = Some(prepends_space(json)?);
     } else {
-        // A space inside a token is written as its character in the byte-level alphabet.
+        // A merge separates its tokens by a space, so a space inside a token is written as U+0120,
+        // its character in the byte-level alphabet.
         let part = |text: &str| text.replace(' ', "\u{120}");
         vocab.merges =
             merges.iter().map(|(left, right)| format!("{} {}", part(left), part(right))).collect();
@@ -64,7 +67,7 @@ fn bpe(json: &Json, model: &Json, pre_name: Option<&str>) -> Result<Vocab, Error
     Ok(vocab)
 }
 
-/// `left right`, or a list of the two.
+/// Parses a merge: `left right`, or a list of left and right; `None` for anything else.
 fn merge(value: &Value) -> Option<(String, String)> {
     if let Some(text) = value.as_str() {
         let (left, right) = text.split_once(' ')?;
@@ -89,8 +92,8 @@ fn place<'a>(
     Some(())
 }
 
-/// Scores that merge in the same order as the list: the earlier the merge of a token, the higher
-/// its score.
+/// Sets scores that give the same order of merges as the list: the earlier the merge of a token,
+/// the higher its score.
 fn scores(vocab: &mut Vocab, merges: &[(String, String)]) {
     let ids: HashMap<&str, usize> =
         vocab.tokens.iter().enumerate().map(|(id, text)| (text.as_str(), id)).collect();
@@ -115,7 +118,7 @@ fn scores(vocab: &mut Vocab, merges: &[(String, String)]) {
 }
 
 /// Whether the normaliser or the pre-tokenizer prepends a space.
-fn prepends(json: &Json) -> Result<bool, Error> {
+fn prepends_space(json: &Json) -> Result<bool, Error> {
     let has = |value: Option<&serde_json::Map<String, Value>>| {
         let text = value.map(|value| Value::Object(value.clone()).to_string()).unwrap_or_default();
         text.contains(r#""type":"Prepend""#)
@@ -133,7 +136,7 @@ fn unigram(json: &Json, model: &Json) -> Result<Vocab, Error> {
         .list("vocab")?
         .ok_or_else(|| model.missing("model.vocab", "tokens with their scores"))?;
     if list.len() > MAX_TOKENS {
-        return Err(wrong("it has too many tokens"));
+        return Err(wrong("the vocabulary has more tokens than are supported"));
     }
     let mut vocab = Vocab { model: "t5", pre: "default".to_owned(), ..Vocab::default() };
     vocab.grow(list.len());
@@ -141,7 +144,8 @@ fn unigram(json: &Json, model: &Json) -> Result<Vocab, Error> {
         let pair = entry
             .as_array()
             .and_then(|pair| Some((pair.first()?.as_str()?, pair.get(1)?.as_f64()?)));
-        let (text, score) = pair.ok_or_else(|| wrong("a token is not a pair of text and score"))?;
+        let (text, score) =
+            pair.ok_or_else(|| wrong("an entry of model.vocab is not a pair of text and score"))?;
         let is_byte = text.len() == 6 && text.starts_with("<0x") && text.ends_with('>');
         vocab.set(
             id,
@@ -154,7 +158,7 @@ fn unigram(json: &Json, model: &Json) -> Result<Vocab, Error> {
     if let Some(unk) = vocab.unk.map(|id| id as usize).filter(|&id| id < vocab.types.len()) {
         vocab.types[unk] = kind::UNKNOWN;
     }
-    vocab.space_prefix = Some(prepends(json)?);
+    vocab.space_prefix = Some(prepends_space(json)?);
     normalizer::add(json, &mut vocab)?;
     Ok(vocab)
 }
@@ -170,11 +174,13 @@ pub(super) fn read_pair(folder: &Path, pre: Option<&str>) -> Result<Vocab, Error
         .ok_or_else(|| wrong("a token has an invalid id"))?;
     let path = folder.join("merges.txt");
     let text = text_limited(&path, MAX_MERGES)?;
-    let lines = text.lines().filter(|line| !line.starts_with("#version") && !line.is_empty());
-    vocab.merges = lines.map(str::to_owned).collect();
-    if vocab.merges.iter().any(|line| line.split(' ').count() != 2) {
+    let is_merge = |line: &&str| !line.starts_with("#version") && !line.is_empty();
+    vocab.merges = text.lines().filter(is_merge).map(str::to_owned).collect();
+    let invalid = text.lines().position(|line| is_merge(&line) && line.split(' ').count() != 2);
+    if let Some(index) = invalid {
         let file = path.display().to_string();
-        return Err(Error::Tokenizer { file, what: "a line is not `left right`".to_owned() });
+        let what = format!("line {} is not two tokens separated by a space", index + 1);
+        return Err(Error::Tokenizer { file, what });
     }
     Ok(vocab)
 }

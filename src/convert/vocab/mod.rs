@@ -1,8 +1,7 @@
 //! Converts a Hugging Face tokenizer to the `tokenizer.*` keys of a file.
 //!
-//! `tokenizer.model` (SentencePiece) is preferred: it has scores, which a `tokenizer.json`
-//! converted from it only implies. Otherwise `tokenizer.json`, otherwise `vocab.json` with
-//! `merges.txt`.
+//! `tokenizer.model` (SentencePiece) is preferred, because a `tokenizer.json` converted from it
+//! lacks the scores. The next choices are `tokenizer.json`, and `vocab.json` with `merges.txt`.
 
 mod added;
 mod json;
@@ -27,9 +26,9 @@ pub(super) mod kind {
     pub(crate) const BYTE: i32 = 6;
 }
 
-/// Score of a token that is never merged.
+/// Score of added tokens, which merges must not produce.
 const ADDED_SCORE: f32 = -1000.0;
-/// Maximum number of tokens: four times the largest vocabulary.
+/// Maximum number of tokens: four times the largest known vocabulary.
 const MAX_TOKENS: usize = 1 << 20;
 
 /// A vocabulary to be written.
@@ -73,15 +72,15 @@ impl Vocab {
     }
 }
 
-/// Requirements for a vocabulary.
-pub(super) struct Wanted<'a> {
+/// Inputs of a conversion of a vocabulary.
+pub(super) struct VocabInputs<'a> {
     pub(super) folder: &'a Path,
     pub(super) config: &'a Json,
     /// Rows of the embedding.
     pub(super) n_vocab: usize,
     /// The name of the pre-tokenizer, if the user gave one.
     pub(super) pre: Option<&'a str>,
-    /// Whether a space is prepended to a text, if the family determines it.
+    /// Whether a space is prepended to a text; `None` if the tokenizer files decide.
     pub(super) space_prefix: Option<bool>,
 }
 
@@ -89,18 +88,18 @@ pub(super) struct Wanted<'a> {
 type Keys = Vec<(String, Value)>;
 
 /// The `tokenizer.*` keys, and notes for the user.
-pub(super) fn keys(wanted: &Wanted<'_>) -> Result<(Keys, Vec<String>), Error> {
+pub(super) fn keys(wanted: &VocabInputs<'_>) -> Result<(Keys, Vec<String>), Error> {
     if wanted.n_vocab > MAX_TOKENS {
         let file = wanted.config.file().to_owned();
         let what = format!(
-            "belongs to an embedding of {} tokens, expected at most {MAX_TOKENS}",
+            "the embedding has rows for {} tokens, expected at most {MAX_TOKENS}",
             wanted.n_vocab
         );
         return Err(Error::Tokenizer { file, what });
     }
     let mut notes = Vec::new();
-    let json = Json::open_if_there(&wanted.folder.join("tokenizer.json"))?;
-    let settings = Json::open_if_there(&wanted.folder.join("tokenizer_config.json"))?;
+    let json = Json::open_if_present(&wanted.folder.join("tokenizer.json"))?;
+    let settings = Json::open_if_present(&wanted.folder.join("tokenizer_config.json"))?;
     let mut vocab = read(wanted, json.as_ref())?;
     notes.append(&mut vocab.notes);
     if let Some(pre) = wanted.pre.filter(|pre| *pre != vocab.pre) {
@@ -113,7 +112,7 @@ pub(super) fn keys(wanted: &Wanted<'_>) -> Result<(Keys, Vec<String>), Error> {
     if vocab.tokens.len() > wanted.n_vocab {
         let (n, n_vocab) = (vocab.tokens.len(), wanted.n_vocab);
         notes.push(format!(
-            "the tokenizer has {n} tokens and the model {n_vocab}: dropping the tokens beyond that"
+            "the tokenizer has {n} tokens, but the model has {n_vocab}: dropping the last tokens"
         ));
         vocab.tokens.truncate(n_vocab);
         vocab.types.truncate(n_vocab);
@@ -132,13 +131,13 @@ pub(super) fn keys(wanted: &Wanted<'_>) -> Result<(Keys, Vec<String>), Error> {
     Ok((keys, notes))
 }
 
-fn read(wanted: &Wanted<'_>, json: Option<&Json>) -> Result<Vocab, Error> {
+fn read(wanted: &VocabInputs<'_>, json: Option<&Json>) -> Result<Vocab, Error> {
     let model = wanted.folder.join("tokenizer.model");
     if model.is_file() {
         match (sentencepiece::read(&model), json) {
             (Ok(vocab), _) => return Ok(vocab),
-            // Some models use this name for another kind of file, and have a second tokenizer
-            // file.
+            // Some models use the name `tokenizer.model` for another format; their vocabulary is in
+            // `tokenizer.json`.
             (Err(_), Some(_)) => {}
             (Err(error), None) => return Err(error),
         }
@@ -148,7 +147,7 @@ fn read(wanted: &Wanted<'_>, json: Option<&Json>) -> Result<Vocab, Error> {
         None if wanted.folder.join("vocab.json").is_file() => json::read_pair(wanted.folder, wanted.pre),
         None => Err(Error::Tokenizer {
             file: wanted.folder.display().to_string(),
-            what: "contains no tokenizer, expected tokenizer.model, tokenizer.json or vocab.json with merges.txt".to_owned(),
+            what: "the folder contains no tokenizer, expected tokenizer.model, tokenizer.json or vocab.json with merges.txt".to_owned(),
         }),
     }
 }

@@ -6,9 +6,9 @@ use super::Vocab;
 use crate::Error;
 use crate::config::Json;
 
-/// Deepest nesting that is read.
+/// Deepest nesting of `Sequence` steps that is read.
 const MAX_DEPTH: usize = 8;
-/// Maximum number of notes: no known tokenizer has as many steps.
+/// Maximum number of notes. No known tokenizer has as many steps.
 const MAX_NOTES: usize = 16;
 
 /// Reads the normaliser: the table of characters to replace, and whether runs of spaces are
@@ -42,7 +42,8 @@ fn step(json: &Json, value: &Value, depth: usize, vocab: &mut Vocab) -> Result<(
             vocab.remove_spaces = Some(true);
             Ok(())
         }
-        // Spaces and their mark, which every reader of the file adds.
+        // These steps replace spaces by U+2581 or prepend it, which every reader of the file does
+        // anyway.
         ("Prepend", _) | ("Replace", Some(" ")) => Ok(()),
         (other, _) => {
             let other: String = other.chars().take(40).collect();
@@ -57,7 +58,7 @@ fn step(json: &Json, value: &Value, depth: usize, vocab: &mut Vocab) -> Result<(
     }
 }
 
-/// The bytes of a text in base64, padded or not.
+/// The bytes of a text in base64, padded or not; `None` if the text is invalid.
 fn base64(text: &str) -> Option<Vec<u8>> {
     let text = text.trim_end_matches('=').as_bytes();
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 2);
@@ -80,7 +81,7 @@ fn base64(text: &str) -> Option<Vec<u8>> {
             2 => 1,
             _ => return None,
         };
-        // The characters' bits are the upper ones of 24.
+        // Moves the characters' bits to the top of 24 bits.
         let bits = bits << (6 * (4 - four.len()));
         bytes.extend_from_slice(&bits.to_be_bytes()[1..=n]);
     }
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_is_that_of_the_standard() {
+    fn base64_matches_rfc_4648() {
         let cases =
             [("", ""), ("Zg==", "f"), ("Zm8=", "fo"), ("Zm9v", "foo"), ("Zm9vYmFy", "foobar")];
         for (text, bytes) in cases {

@@ -1,8 +1,8 @@
 //! Finds the name of a pre-tokenizer from the steps in `tokenizer.json`.
 //!
-//! A GGUF file has its name; the JSON has its steps. Names are identified by these steps alone, so
-//! that a model retrained on an old tokenizer is recognised. Names with the same steps are treated
-//! as one.
+//! A GGUF file stores the name of a pre-tokenizer, `tokenizer.json` its steps. Only the steps
+//! identify it, so that the old tokenizer of a newly trained model is recognised. Pre-tokenizers
+//! with the same steps share one name.
 //!
 //! Source: `tokenizer.json` of the models with these names; names as in llama.cpp.
 
@@ -26,7 +26,7 @@ const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\
 const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 const HAN_KANA: &str = "[\u{4e00}-\u{9fa5}\u{3040}-\u{309f}\u{30a0}-\u{30ff}]+";
 
-/// Names and their steps.
+/// Names of pre-tokenizers and their steps.
 const NAMES: &[(&str, &[&str])] = &[
     ("gpt-2", &[BYTES]),
     ("gpt-2", &[GPT2]),
@@ -43,20 +43,21 @@ const NAMES: &[(&str, &[&str])] = &[
 /// The name of the pre-tokenizer of `json`; `whole_words` is its model's `ignore_merges`.
 pub(super) fn name(json: &Json, whole_words: bool) -> Result<&'static str, Error> {
     let Some(root) = json.object("pre_tokenizer")? else {
-        return Err(unknown(json, &["nothing".to_owned()]));
+        return Err(unknown_step(json, &["nothing".to_owned()]));
     };
     let mut steps = Vec::new();
     flatten(&Value::Object(root.clone()), 0, &mut steps);
     let known = NAMES.iter().find(|(_, known)| steps.iter().eq(known.iter()));
     match known.map(|(name, _)| *name).or_else(|| by_mark(&steps)) {
-        // Words that equal tokens are not merged: the same pattern under another name.
+        // The same pattern has another name if words that equal tokens are not merged.
         Some("smaug-bpe") if whole_words => Ok("llama-bpe"),
         Some(name) => Ok(name),
-        None => Err(unknown(json, &steps)),
+        None => Err(unknown_step(json, &steps)),
     }
 }
 
-/// Names whose steps contain long lists of characters, identified by a unique part of them.
+/// Identifies pre-tokenizers with long lists of characters by a unique substring of their steps;
+/// `None` if no substring matches.
 fn by_mark(steps: &[String]) -> Option<&'static str> {
     let has = |mark: &str| steps.iter().any(|step| step.contains(mark));
     let is_last = |name: &str| steps.last().is_some_and(|step| step == name);
@@ -78,8 +79,8 @@ fn by_mark(steps: &[String]) -> Option<&'static str> {
     None
 }
 
-/// The steps in order, each a pattern or a word for it. Nesting deeper than in real files is
-/// ignored.
+/// Appends the steps of `value` in order, each as its pattern or as one of the words above. Nesting
+/// deeper than in real files is ignored.
 fn flatten(value: &Value, depth: usize, steps: &mut Vec<String>) {
     let text = |key: &str| value.get(key).and_then(Value::as_str);
     let is = |key: &str, default: bool| value.get(key).and_then(Value::as_bool).unwrap_or(default);
@@ -91,7 +92,7 @@ fn flatten(value: &Value, depth: usize, steps: &mut Vec<String>) {
             }
         }
         "ByteLevel" if is("use_regex", true) => steps.push(BYTES.to_owned()),
-        // Changes only the alphabet.
+        // Without its own pattern, this step changes only the alphabet.
         "ByteLevel" => {}
         "Digits" => {
             steps.push(if is("individual_digits", false) { DIGIT } else { DIGITS }.to_owned())
@@ -106,7 +107,7 @@ fn flatten(value: &Value, depth: usize, steps: &mut Vec<String>) {
     }
 }
 
-fn unknown(json: &Json, steps: &[String]) -> Error {
+fn unknown_step(json: &Json, steps: &[String]) -> Error {
     let found: String = steps.join(", then ").chars().take(400).collect();
     Error::PreTokenizer { file: json.file().to_owned(), found }
 }
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_have_their_names() {
+    fn pre_tokenizer_steps_give_the_name() {
         assert_eq!(name_of(&split(QWEN2), false).unwrap(), "qwen2");
         assert_eq!(name_of(&split(LLAMA3), true).unwrap(), "llama-bpe");
         assert_eq!(name_of(&split(LLAMA3), false).unwrap(), "smaug-bpe");
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_name_is_shown() {
+    fn unknown_steps_are_in_the_error() {
         let error = name_of(&split("never seen"), false).unwrap_err();
         assert!(error.to_string().contains("never seen"), "{error}");
         assert!(name_of("null", false).is_err());

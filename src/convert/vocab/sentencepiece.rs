@@ -1,4 +1,4 @@
-//! `tokenizer.model`: SentencePiece's protocol buffer, with the few fields that a vocabulary
+//! Reads `tokenizer.model`, SentencePiece's protocol buffer: only the few fields that a vocabulary
 //! needs.
 //!
 //! Source: `sentencepiece_model.proto` and the wire format of protocol buffers.
@@ -9,10 +9,10 @@ use super::{MAX_TOKENS, Vocab};
 use crate::Error;
 use crate::read::read_limited;
 
-/// Largest file; the largest real ones have a few megabytes.
+/// Largest accepted file, in bytes. The largest known ones have a few megabytes.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// A field of a message: its number and value.
+/// The value of a field, by its wire type.
 enum Field<'a> {
     Number(u64),
     Bytes(&'a [u8]),
@@ -36,7 +36,7 @@ fn parse(bytes: &[u8]) -> Result<Vocab, &'static str> {
             (1, Field::Bytes(piece)) => {
                 let (text, score, kind) = piece_of(piece)?;
                 if vocab.tokens.len() >= MAX_TOKENS {
-                    return Err("has too many tokens");
+                    return Err("the vocabulary has more tokens than are supported");
                 }
                 vocab.tokens.push(text);
                 vocab.scores.push(score);
@@ -47,7 +47,7 @@ fn parse(bytes: &[u8]) -> Result<Vocab, &'static str> {
                     (3, Field::Number(kind @ 1..=2)) => is_unigram = kind == 1,
                     (3, Field::Number(_)) => {
                         return Err(
-                            "has SentencePiece's model type `word` or `char`, expected bpe or unigram",
+                            "the file has SentencePiece's model type `word` or `char`, expected bpe or unigram",
                         );
                     }
                     (_, _) => {}
@@ -68,12 +68,12 @@ fn parse(bytes: &[u8]) -> Result<Vocab, &'static str> {
         Ok(())
     })?;
     if vocab.tokens.is_empty() {
-        return Err("has no tokens");
+        return Err("the vocabulary has no tokens");
     }
     if is_unigram {
         vocab.model = "t5";
     } else {
-        // Only unigram vocabularies are normalised by this table.
+        // GGUF readers apply this table only to unigram vocabularies.
         if !vocab.charsmap.is_empty() {
             let n = vocab.charsmap.len();
             vocab.notes.push(format!("skipped: tokenizer.model's table of characters to replace ({n} bytes), for which GGUF has no key in this kind of tokenizer"));
@@ -81,7 +81,7 @@ fn parse(bytes: &[u8]) -> Result<Vocab, &'static str> {
         vocab.charsmap.clear();
         vocab.remove_spaces = None;
     }
-    // SentencePiece's default.
+    // SentencePiece prepends a space by default.
     vocab.space_prefix.get_or_insert(true);
     Ok(vocab)
 }
@@ -91,12 +91,10 @@ fn piece_of(bytes: &[u8]) -> Result<(String, f32, i32), &'static str> {
     fields(bytes, |number, field| {
         match (number, field) {
             (1, Field::Bytes(bytes)) => {
-                text = std::str::from_utf8(bytes)
-                    .map_err(|_| "has a piece that is not UTF-8")?
-                    .to_owned();
+                text = std::str::from_utf8(bytes).map_err(|_| "a piece is not UTF-8")?.to_owned();
             }
             (2, Field::Float(value)) => score = value,
-            // Its type numbers are those of the file.
+            // SentencePiece's type numbers are the same as GGUF's.
             (3, Field::Number(value @ 1..=6)) => kind = value as i32,
             (_, _) => {}
         }
@@ -110,7 +108,7 @@ fn fields<'a>(
     mut bytes: &'a [u8],
     mut each: impl FnMut(u64, Field<'a>) -> Result<(), &'static str>,
 ) -> Result<(), &'static str> {
-    const TRUNCATED: &str = "is not a SentencePiece model: it ends inside a field";
+    const TRUNCATED: &str = "this is not a SentencePiece model: it ends inside a field";
     while !bytes.is_empty() {
         let tag = varint(&mut bytes).ok_or(TRUNCATED)?;
         let field = match tag & 7 {
@@ -128,14 +126,16 @@ fn fields<'a>(
                 let value = bytes.split_off(..4).and_then(|value| value.first_chunk::<4>());
                 Field::Float(f32::from_le_bytes(*value.ok_or(TRUNCATED)?))
             }
-            _ => return Err("is not a SentencePiece model: it has a field of an unknown type"),
+            _ => {
+                return Err("this is not a SentencePiece model: it has a field of an unknown type");
+            }
         };
         each(tag >> 3, field)?;
     }
     Ok(())
 }
 
-/// Seven bits from each byte, the lowest first.
+/// Decodes a varint: seven bits per byte, lowest bits first.
 fn varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0u64;
     for shift in (0..64).step_by(7) {

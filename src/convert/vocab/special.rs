@@ -1,14 +1,14 @@
-//! Special tokens, begin and end tokens, and chat templates.
+//! Special tokens, such as BOS and EOS, and chat templates.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use serde_json::Value as Setting;
 
-use super::{Vocab, Wanted};
+use super::{Vocab, VocabInputs};
 use crate::Error;
 use crate::config::Json;
-use crate::read::text_if_there;
+use crate::read::text_if_present;
 use gguf::{Array, Strings, Value};
 
 /// Role in the settings, key in the file.
@@ -16,24 +16,24 @@ const ROLES: &[(&str, &str)] = &[
     ("bos", "bos_token_id"),
     ("eos", "eos_token_id"),
     ("unk", "unknown_token_id"),
-    // The spelling is the format's.
+    // GGUF spells the key this way.
     ("sep", "seperator_token_id"),
     ("pad", "padding_token_id"),
     ("mask", "mask_token_id"),
 ];
-/// Longest chat template; real ones take a twentieth of it.
+/// Largest accepted chat template, in bytes: twenty times the largest known one.
 const MAX_TEMPLATE: u64 = 1 << 20;
 
-/// Ids of special tokens, and whether begin and end tokens are added to a text.
+/// Ids of special tokens, and whether BOS and EOS are added to a text.
 pub(super) fn keys(
-    wanted: &Wanted<'_>,
+    wanted: &VocabInputs<'_>,
     vocab: &Vocab,
     json: Option<&Json>,
     settings: Option<&Json>,
 ) -> Result<Vec<(String, Value)>, Error> {
     let ids: HashMap<&str, usize> =
         vocab.tokens.iter().enumerate().map(|(id, text)| (text.as_str(), id)).collect();
-    let generation = Json::open_if_there(&wanted.folder.join("generation_config.json"))?;
+    let generation = Json::open_if_present(&wanted.folder.join("generation_config.json"))?;
     let mut keys = Vec::new();
     let mut texts = HashMap::new();
     for &(role, key) in ROLES {
@@ -51,8 +51,8 @@ pub(super) fn keys(
             keys.push((format!("tokenizer.ggml.{key}"), Value::U32(id as u32)));
         }
     }
-    let around = json.map(|json| around(json, &texts)).transpose()?.unwrap_or_default();
-    for (role, implied) in [("bos", around.0), ("eos", around.1)] {
+    let adds = json.map(|json| adds_bos_eos(json, &texts)).transpose()?.unwrap_or_default();
+    for (role, implied) in [("bos", adds.0), ("eos", adds.1)] {
         let key = format!("add_{role}_token");
         let said = settings.map(|settings| settings.bool(&[&key])).transpose()?.flatten();
         if let Some(add) = said.or(implied) {
@@ -62,7 +62,7 @@ pub(super) fn keys(
     Ok(keys)
 }
 
-/// The text of a special token: a string, or an object that contains one.
+/// The text of a special token: a string, or an object that contains one; `None` if it is not set.
 fn token_text(settings: &Json, role: &str) -> Option<String> {
     let key = format!("{role}_token");
     let (_, token) = settings.get(&[&key])?;
@@ -70,7 +70,7 @@ fn token_text(settings: &Json, role: &str) -> Option<String> {
     text.map(str::to_owned)
 }
 
-/// The id of a special token: a number, or a list that begins with it.
+/// The id of a special token: a number, or a list that begins with it; `None` if it is not set.
 fn token_id(settings: &Json, role: &str) -> Option<usize> {
     let key = format!("{role}_token_id");
     let (_, id) = settings.get(&[&key])?;
@@ -78,9 +78,12 @@ fn token_id(settings: &Json, role: &str) -> Option<usize> {
     id.and_then(|id| usize::try_from(id).ok())
 }
 
-/// Whether the template in `tokenizer.json` begins with the begin token and ends with the end
-/// token.
-fn around(json: &Json, texts: &HashMap<&str, &str>) -> Result<(Option<bool>, Option<bool>), Error> {
+/// Whether the post-processor in `tokenizer.json` adds BOS at the start and EOS at the end of a
+/// text; `None` for both if it has no `TemplateProcessing` step.
+fn adds_bos_eos(
+    json: &Json,
+    texts: &HashMap<&str, &str>,
+) -> Result<(Option<bool>, Option<bool>), Error> {
     let Some(processor) = json.object("post_processor")? else { return Ok((None, None)) };
     let kind = |value: &Setting| {
         value.get("type").and_then(Setting::as_str).unwrap_or_default().to_owned()
@@ -106,15 +109,15 @@ fn around(json: &Json, texts: &HashMap<&str, &str>) -> Result<(Option<bool>, Opt
     ))
 }
 
-/// The default chat template and those with a name.
+/// The keys of the default chat template and of named ones.
 pub(super) fn templates(
     folder: &Path,
     settings: Option<&Json>,
 ) -> Result<Vec<(String, Value)>, Error> {
-    let mut default = text_if_there(&folder.join("chat_template.jinja"), MAX_TEMPLATE)?;
+    let mut default = text_if_present(&folder.join("chat_template.jinja"), MAX_TEMPLATE)?;
     let mut named: Vec<(String, String)> = Vec::new();
     if default.is_none()
-        && let Some(json) = Json::open_if_there(&folder.join("chat_template.json"))?
+        && let Some(json) = Json::open_if_present(&folder.join("chat_template.json"))?
     {
         default = json.text(&["chat_template"])?;
     }
@@ -130,9 +133,9 @@ pub(super) fn templates(
                 (Some(name), Some(text)) if name == "default" => drop(default.get_or_insert(text)),
                 (Some(name), Some(text)) => named.push((name, text)),
                 (_, _) => {
-                    return Err(settings.wrong(
+                    return Err(settings.wrong_value(
                         "chat_template",
-                        "a text, or objects of name and template",
+                        "a string, or objects with name and template",
                         entry,
                     ));
                 }

@@ -1,13 +1,13 @@
-//! Adapts the hot set to the text: neurons that the CPU computes often swap places with resident
-//! neurons that are rarely active.
+//! Adapts the hot set to the text: neurons on the CPU that are often active swap places with
+//! neurons on a device that are rarely active.
 //!
-//! Every program of up to 16 tokens counts active rows, on the device and on the CPU. Every
-//! [`exchange::EVERY`] tokens the counts are read and clear cases are swapped: a slot of the
-//! device's pack and a slot of the CPU's pack are each filled with the other's neuron, from host
-//! memory. This happens between two steps, so no program reads a half-filled slot and no spare
-//! slot is needed. Packs, programs and shapes stay as they are. Experts with a ReLU swap neurons
-//! within each expert. Other experts swap as a whole by renumbering: the router's rows are
-//! swapped, so that group g means another expert from then on.
+//! Programs of up to 16 tokens count active rows, on the device and on the CPU. Every
+//! [`exchange::EVERY`] tokens the counts are read, and neurons are swapped where the gain is clear:
+//! a slot of the device's pack and a slot of the CPU's pack are each filled with the other's
+//! neuron, from host memory. This happens between two steps, so no program reads a half-filled slot
+//! and no spare slot is needed. Packs, programs and shapes stay as they are. Experts with a ReLU
+//! swap neurons within each expert. Other experts swap as a whole, and are renumbered: the rows of
+//! the router are swapped too, so that number g stands for another expert from then on.
 
 mod refill;
 
@@ -15,72 +15,76 @@ use std::sync::Arc;
 
 use hal::Operand;
 
-use placement::exchange::{self, Bounds, EVERY, Heat, LayerHeat, Weight};
+use placement::exchange::{self, Bounds, CountedTokens, EVERY, Heat, LayerHeat};
 use placement::{CPU, LayerPlacement, Neurons, Placement};
 
 use crate::error::Result;
-use crate::load::{Layer, Loaded, lane_mut};
+use crate::load::{Layer, LoadedModel, lane_mut};
 use crate::size::Sizing;
-use crate::size::exchange::{ExchangeUnit, sides, transposed_size};
+use crate::size::exchange::{ExchangeUnit, neurons_by_side, transposed_size};
 use crate::step::StepStats;
 use refill::{ByNeuron, exchange_in};
 
-/// Neurons exchanged since the model was loaded.
+/// Effect of the exchange of neurons since the model was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Exchanged {
-    /// Neurons moved to a device.
+pub struct ExchangeStats {
+    /// Number of neurons moved to a device.
     pub neurons: u64,
-    /// Share of active neurons that were not on the CPU, over the first tokens.
+    /// Share of active neurons that were on other devices than the CPU, before the first decision.
     pub first: f64,
-    /// Share of active neurons that were not on the CPU, over the last tokens.
+    /// Share of active neurons that were on other devices than the CPU, between the last two
+    /// decisions.
     pub last: f64,
 }
 
 /// One layer whose neurons are exchanged.
 #[derive(Debug)]
-struct Exchanging {
+struct LayerExchange {
     layer: usize,
     unit: ExchangeUnit,
     heat: Heat,
     bounds: Bounds,
     /// Present if whole experts are exchanged.
     numbers: Option<ExpertNumbers>,
-    /// The transposed down matrix, where slots could not be filled from the file in time.
+    /// The transposed down matrix in host memory; present if filling slots from the file would take
+    /// too long.
     down: Option<ByNeuron>,
 }
 
 /// Expert numbers of a layer that exchanges whole experts.
 #[derive(Debug)]
 struct ExpertNumbers {
-    /// Expert number at load of each unit, for each side (home, CPU).
+    /// For the home device and for the CPU: the expert number of each unit of slots at load.
     units: [Vec<usize>; 2],
     /// The expert in the file that each expert number now stands for.
     experts: Vec<u32>,
 }
 
-/// The counts of all layers, and when to read them.
+/// The counts of all layers, and the tokens since the last decision.
 #[derive(Debug)]
-pub(crate) struct Adapt {
-    layers: Vec<Exchanging>,
-    weight: Weight,
-    /// Tokens since the last decision, and their active neurons.
+pub(crate) struct NeuronExchange {
+    layers: Vec<LayerExchange>,
+    weight: CountedTokens,
+    /// Number of tokens since the last decision.
     since: usize,
+    /// Statistics of the steps since the last decision.
     seen: StepStats,
-    done: Option<Exchanged>,
+    done: Option<ExchangeStats>,
     neurons: u64,
-    /// Counts of one layer on one side.
+    /// Buffer for the counts of one layer on one side.
     counts: Vec<f32>,
 }
 
-impl Adapt {
-    /// Records the statistics of steps of up to [`hal::op::MOST_COUNTED`] tokens.
-    pub(crate) fn found(&mut self, stats: &StepStats) {
+impl NeuronExchange {
+    /// Adds the statistics of steps of up to [`hal::op::MAX_COUNTED_TOKENS`] tokens.
+    pub(crate) fn add_stats(&mut self, stats: &StepStats) {
         self.seen += *stats;
     }
 
-    /// Counts a step; returns whether a decision is due.
-    pub(crate) fn saw(&mut self, n_tokens: usize) -> bool {
-        if n_tokens > hal::op::MOST_COUNTED {
+    /// Counts the tokens of a step of up to [`hal::op::MAX_COUNTED_TOKENS`] tokens; returns whether
+    /// a decision is due. Longer steps do not count.
+    pub(crate) fn count_step(&mut self, n_tokens: usize) -> bool {
+        if n_tokens > hal::op::MAX_COUNTED_TOKENS {
             return false;
         }
         self.since += n_tokens;
@@ -88,34 +92,35 @@ impl Adapt {
         self.since >= EVERY
     }
 
-    /// Resets the count for the next decision.
-    fn decide(&mut self) {
+    /// Ends an interval between decisions: records the share of active neurons off the CPU, and
+    /// resets the number of tokens and the statistics.
+    fn end_interval(&mut self) {
         let share = self.seen.off_cpu / self.seen.active.max(1.0);
-        let done = self.done.get_or_insert(Exchanged { neurons: 0, first: share, last: share });
+        let done = self.done.get_or_insert(ExchangeStats { neurons: 0, first: share, last: share });
         done.last = share;
         (self.since, self.seen) = (0, StepStats::default());
     }
 
-    pub(crate) fn exchanged(&self) -> Option<Exchanged> {
-        self.done.map(|done| Exchanged { neurons: self.neurons, ..done })
+    pub(crate) fn exchange_stats(&self) -> Option<ExchangeStats> {
+        self.done.map(|done| ExchangeStats { neurons: self.neurons, ..done })
     }
 
-    /// The expert that each number of `layer` means, if experts were swapped.
+    /// The file's expert for each expert number of `layer`, if whole experts are exchanged.
     pub(crate) fn experts(&self, layer: usize) -> Option<&[u32]> {
         let at = self.layers.iter().find(|at| at.layer == layer)?;
         at.numbers.as_ref().map(|numbers| &numbers.experts[..])
     }
 }
 
-impl Adapt {
-    /// Sets up the exchange of neurons, or reports why it is off although it was requested.
-    /// `seconds` is the estimated time of a token, if there is an estimate.
+impl NeuronExchange {
+    /// Sets up the exchange of neurons. `None` if it is off or would gain nothing; an error message
+    /// if it cannot be set up. `seconds` is the estimated time of a token, if there is an estimate.
     pub(crate) fn new(
         sizing: &Sizing<'_>,
         layers: &[Layer],
         placement: &Placement,
         seconds: Option<f64>,
-    ) -> std::result::Result<Option<Adapt>, String> {
+    ) -> std::result::Result<Option<NeuronExchange>, String> {
         let Some(needs) = sizing.exchange_needs(placement, seconds) else { return Ok(None) };
         if needs.most == 0 {
             return Ok(None);
@@ -123,18 +128,20 @@ impl Adapt {
         let free = sizing.devices[CPU].memory().ok().and_then(|memory| memory.free);
         if let Some(free) = free.filter(|free| *free < needs.host) {
             return Err(format!(
-                "the hot set is not adapted: that needs {} of the model in host memory, and {free} are free",
+                "the hot set does not adapt to the text: this needs {} of host memory for weights, but only {free} are free",
                 needs.host
             ));
         }
         let made = placement.layers.iter().zip(layers).enumerate();
-        let made = made
-            .filter_map(|(i, (placed, layer))| Exchanging::new(sizing, i, placed, layer, seconds));
-        let layers: hal::Result<Vec<Exchanging>> = made.collect();
-        let layers = layers.map_err(|error| format!("the hot set is not adapted: {error}"))?;
-        Ok((!layers.is_empty()).then(|| Adapt {
+        let made = made.filter_map(|(i, (placed, layer))| {
+            LayerExchange::new(sizing, i, placed, layer, seconds)
+        });
+        let layers: hal::Result<Vec<LayerExchange>> = made.collect();
+        let layers =
+            layers.map_err(|error| format!("the hot set does not adapt to the text: {error}"))?;
+        Ok((!layers.is_empty()).then(|| NeuronExchange {
             layers,
-            weight: Weight::default(),
+            weight: CountedTokens::default(),
             since: 0,
             seen: StepStats::default(),
             done: None,
@@ -144,7 +151,7 @@ impl Adapt {
     }
 }
 
-impl Exchanging {
+impl LayerExchange {
     /// `None` if neurons of the layer cannot be exchanged.
     fn new(
         sizing: &Sizing<'_>,
@@ -152,11 +159,12 @@ impl Exchanging {
         placed: &LayerPlacement,
         layer: &Layer,
         seconds: Option<f64>,
-    ) -> Option<hal::Result<Exchanging>> {
+    ) -> Option<hal::Result<LayerExchange>> {
         let ffn = sizing.model.layers[index].ffn.as_ref()?;
-        let lists = sides(placed)?;
+        let lists = neurons_by_side(placed)?;
         let unit = sizing.mode.exchanges(ffn)?;
-        // An expert's `bias_down` moves with its number; on the CPU it is read from the file.
+        // The `bias_down` of an expert moves with its number. This works only on the home device:
+        // the CPU reads `bias_down` from the file.
         let added_here = layer.own.as_ref().is_some_and(|own| own.bias_down.is_some());
         if matches!(unit, ExchangeUnit::Experts(_)) && ffn.down.bias.is_some() && !added_here {
             return None;
@@ -180,7 +188,7 @@ impl Exchanging {
             sizing.model.file.release_rows(&packed.rows);
             down
         });
-        Some(down.transpose().map(|down| Exchanging {
+        Some(down.transpose().map(|down| LayerExchange {
             layer: index,
             unit,
             heat: Heat::new((0..n_ff).map(expected)),
@@ -200,17 +208,17 @@ pub(crate) struct ExchangedLayer {
     pub(crate) experts: Option<Vec<u32>>,
 }
 
-impl Adapt {
+impl NeuronExchange {
     /// Reserves the staging memory of exchanges, so that an exchange cannot run out of memory.
     ///
     /// # Errors
     /// Device errors.
     pub(crate) fn reserve(
         sizing: &Sizing<'_>,
-        loaded: &mut Loaded,
+        loaded: &mut LoadedModel,
         placement: &Placement,
     ) -> Result<()> {
-        let Loaded { lanes, layers, .. } = loaded;
+        let LoadedModel { lanes, layers, .. } = loaded;
         for (index, (layer, placed)) in layers.iter().zip(&placement.layers).enumerate() {
             let own = layer.own.iter().map(|own| (placed.home, own));
             let all = own.chain(layer.remotes.iter().map(|remote| (remote.device, &remote.ffn)));
@@ -225,23 +233,23 @@ impl Adapt {
         Ok(())
     }
 
-    /// Reads the counts and exchanges neurons where the gain is clear. Returns the layers whose
-    /// placement changed. After an error the contents of the slots are unknown.
+    /// Reads the counts, and exchanges neurons where the gain is clear. Returns the layers whose
+    /// placement changed. After an error, the contents of the slots are unknown.
     ///
     /// # Errors
     /// Device errors.
     pub(crate) fn exchange(
         &mut self,
         sizing: &Sizing<'_>,
-        loaded: &mut Loaded,
+        loaded: &mut LoadedModel,
         placement: &Placement,
     ) -> Result<Vec<ExchangedLayer>> {
-        self.decide();
+        self.end_interval();
         let mut all = Vec::new();
         let mut most = usize::MAX;
         for at in &mut self.layers {
             let placed = &placement.layers[at.layer];
-            let Some(lists) = sides(placed) else { continue };
+            let Some(lists) = neurons_by_side(placed) else { continue };
             for (device, list) in [placed.home, CPU].into_iter().zip(lists) {
                 let lane = lane_mut(&mut loaded.lanes, device);
                 lane.take_hits(at.layer, &mut self.counts)?;
@@ -257,7 +265,7 @@ impl Adapt {
                     exchange::swaps(heat, lists, unit.len(), &at.bounds)
                 }
             });
-            most = most.min(at.bounds.most);
+            most = most.min(at.bounds.max_swaps);
         }
         self.weight.decay(self.layers.iter_mut().map(|at| &mut at.heat));
         let chosen = exchange::best(all, most);

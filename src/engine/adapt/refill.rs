@@ -1,4 +1,4 @@
-//! Refills slots: the writes of an exchange of neurons, on both sides of a layer.
+//! Refills slots: the writes of an exchange of neurons, on the home device and on the CPU.
 
 use std::ops::Range;
 
@@ -9,14 +9,14 @@ use model::{FfnMatrix, LayerWeights};
 use placement::exchange::Swap;
 use placement::{CPU, LayerPlacement, Neurons, Share};
 
-use super::{Exchanging, ExpertNumbers};
+use super::{ExpertNumbers, LayerExchange};
 use crate::error::Result;
 use crate::load::ffn::FfnTensors;
 use crate::load::lane::Lane;
-use crate::load::{Layer, Loaded, lane_mut};
-use crate::ops::ffn::{PackedFfn, PackedMatrix, chosen};
+use crate::load::{Layer, LoadedModel, lane_mut};
+use crate::ops::ffn::{PackedFfn, PackedMatrix, select_values};
 use crate::size::Sizing;
-use crate::size::exchange::{ExchangeUnit, at_once, sides};
+use crate::size::exchange::{ExchangeUnit, at_once, neurons_by_side};
 
 /// Exchanges neurons of one layer according to `swaps`.
 ///
@@ -24,16 +24,16 @@ use crate::size::exchange::{ExchangeUnit, at_once, sides};
 /// Device errors, after which the contents of the slots are unknown.
 pub(super) fn exchange_in(
     sizing: &Sizing<'_>,
-    at: &mut Exchanging,
-    loaded: &mut Loaded,
+    at: &mut LayerExchange,
+    loaded: &mut LoadedModel,
     placed: &LayerPlacement,
     swaps: &[Swap],
 ) -> Result<LayerPlacement> {
-    let Some(lists) = sides(placed) else { return Ok(placed.clone()) };
+    let Some(lists) = neurons_by_side(placed) else { return Ok(placed.clone()) };
     let mut lists = lists.map(|list| list.to_vec());
     let unit = at.unit.len();
-    // Neighbouring neurons go to neighbouring slots: rows of a transposed matrix are written
-    // faster beside others of their group.
+    // Adjacent neurons go to adjacent slots: rows of a transposed matrix are written faster next to
+    // rows of the same group.
     let [mut hot, mut cold]: [Vec<usize>; 2] =
         [swaps.iter().map(|s| s.hot).collect(), swaps.iter().map(|s| s.cold).collect()];
     hot.sort_unstable_by_key(|&slot| lists[0][slot * unit]);
@@ -44,15 +44,15 @@ pub(super) fn exchange_in(
             std::mem::swap(&mut device[hot * unit + k], &mut cpu[cold * unit + k]);
         }
     }
-    let Loaded { lanes, layers, .. } = loaded;
+    let LoadedModel { lanes, layers, .. } = loaded;
     let layer = &layers[at.layer];
     let remote = layer.remotes.iter().find(|remote| remote.device == CPU);
     let both = [(placed.home, layer.own.as_ref()), (CPU, remote.map(|remote| &remote.ffn))];
     for (((device, ffn), units), list) in both.into_iter().zip([&hot, &cold]).zip(&lists) {
         let Some(share) = ffn else { continue };
         let down = at.down.as_ref();
-        let filling = Filling { sizing, layer: at.layer, share, list, down };
-        filling.fill(lane_mut(lanes, device), at.unit, units)?;
+        let refill = Refill { sizing, layer: at.layer, share, list, down };
+        refill.fill(lane_mut(lanes, device), at.unit, units)?;
     }
     let shares = placed.shares.iter().map(|share| Share {
         device: share.device,
@@ -80,7 +80,7 @@ pub(super) fn exchange_in(
     Ok(placed)
 }
 
-/// Renumbers a layer's experts: each number in `moved` from now on means the file's expert
+/// Renumbers a layer's experts: each number in `moved` now stands for the file's expert
 /// `experts[number]`.
 fn renumber(
     sizing: &Sizing<'_>,
@@ -107,22 +107,22 @@ fn renumber(
         }
     }
     if let (Some(source), Some(tensor)) = (&source.bias, &router.bias) {
-        write_chosen(&mut home.queue, tensor, source, experts)?;
+        write_values(&mut home.queue, tensor, source, experts)?;
     }
     if let (Some(source), Some(tensor)) = (&frame.expert_scale, &layer.frame.expert_scale) {
-        write_chosen(&mut home.queue, tensor, source, experts)?;
+        write_values(&mut home.queue, tensor, source, experts)?;
     }
     Ok(())
 }
 
-/// Writes the values of a per-neuron vector for the neurons in `list`, in that order.
-fn write_chosen(queue: &mut Queue, to: &Tensor, from: &HostRows, list: &[u32]) -> Result<()> {
-    let chosen = chosen(from, &Neurons::List(list.into()));
-    Ok(queue.write(to, &chosen.rows(0..1)?)?)
+/// Writes the values of the vector `from` for the neurons or experts in `list`, in that order.
+fn write_values(queue: &mut Queue, to: &Tensor, from: &HostRows, list: &[u32]) -> Result<()> {
+    let values = select_values(from, &Neurons::List(list.into()));
+    Ok(queue.write(to, &values.rows(0..1)?)?)
 }
 
-/// A whole down matrix transposed to one row per neuron, in host memory: gathering a column from
-/// the file's blocks takes longer than the exchange saves.
+/// A whole down matrix in host memory, transposed to one row per neuron. Gathering a column from
+/// the blocks of the file would take longer than the exchange saves.
 #[derive(Debug)]
 pub(crate) struct ByNeuron {
     desc: TensorDesc,
@@ -131,10 +131,10 @@ pub(crate) struct ByNeuron {
 }
 
 impl ByNeuron {
-    /// Transposes it; its bytes count as allocated on `cpu`.
+    /// Transposes the matrix. Its bytes count as allocated on `cpu`.
     ///
     /// # Errors
-    /// Errors of a paged source; [`hal::Error::OutOfMemory`].
+    /// Read errors of a paged source; [`hal::Error::OutOfMemory`].
     pub(crate) fn new(packed: &PackedFfn, cpu: &Device) -> hal::Result<ByNeuron> {
         let desc = packed.pack.packed()?;
         let len = plain_size(&desc).unwrap_or_default();
@@ -150,8 +150,8 @@ impl ByNeuron {
     }
 }
 
-/// A share of which some slots are refilled.
-struct Filling<'a> {
+/// A share whose slots are being refilled.
+struct Refill<'a> {
     sizing: &'a Sizing<'a>,
     layer: usize,
     share: &'a FfnTensors,
@@ -161,13 +161,14 @@ struct Filling<'a> {
     list: &'a [u32],
 }
 
-impl Filling<'_> {
+impl Refill<'_> {
     /// Fills the slots of `units`.
     fn fill(&self, lane: &mut Lane, unit: ExchangeUnit, units: &[usize]) -> Result<()> {
         let ffn = self.sizing.block(self.layer);
         let mut tensors = self.share.gate.iter().chain([&self.share.up, &self.share.down]);
         for packed in self.sizing.mode.packs(&lane.device, ffn, &Neurons::All) {
-            // Bundled matrices are one tensor on the device.
+            // Bundled matrices are one tensor on the device, so the iterator skips to the next
+            // pack.
             let Some(tensor) = tensors.nth(packed.cols.len() - 1) else { break };
             for (slots, rows) in self.rows(&packed, unit, units) {
                 let bytes = match self.down.filter(|_| packed.pack.transpose) {
@@ -184,7 +185,7 @@ impl Filling<'_> {
         Ok(())
     }
 
-    /// The slots of a matrix that are filled at once, and the file's rows for them.
+    /// For each write: the slots of the matrix that it fills, and the file's rows for these slots.
     fn rows(
         &self,
         packed: &PackedFfn,
@@ -199,7 +200,7 @@ impl Filling<'_> {
         units.iter().flat_map(move |&u| {
             let first = self.list[u * n_unit] as usize;
             let (n, slot, row) = if across {
-                // A matrix per expert, with one row per output value.
+                // Each expert has a down matrix with one row per output value.
                 (n_out / n_expert, u * (n_out / n_expert), first / n_unit * (n_out / n_expert))
             } else {
                 (n_unit, u * n_unit, first)

@@ -1,4 +1,4 @@
-//! The folder of repacked weights: listing and removal.
+//! Lists and removes the files of the repack cache.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,26 +17,28 @@ const UNFINISHED: &str = ".thermocline.part";
 /// counts as abandoned.
 const ABANDONED: Duration = Duration::from_secs(15 * 60);
 
-/// One file of repacked weights.
+/// A file of the repack cache.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Its path.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Its size.
+    /// Size of the file in bytes.
     pub size: Bytes,
-    /// Path of the model that it was made from; `None` if it cannot be read.
+    /// Path of the model that the file was made from; `None` if the file cannot be read or names no
+    /// model.
     pub model: Option<String>,
 }
 
 impl Entry {
-    /// Whether the model no longer exists at that path, so that the file is useless.
+    /// Whether the model no longer exists at its path, so that the repack file is useless; `false`
+    /// if the path is unknown.
     #[must_use]
     pub fn is_orphan(&self) -> bool {
         self.model.as_ref().is_some_and(|model| !Path::new(model).exists())
     }
 }
 
-/// The files in `folder`, by name. A missing folder counts as empty.
+/// The finished repack files in `folder`, sorted by path. A missing folder counts as empty.
 ///
 /// # Errors
 /// The system's error.
@@ -63,7 +65,7 @@ pub fn clear(folder: &Path) -> io::Result<Bytes> {
         let size = fs::metadata(&path).map(|file| Bytes(file.len()));
         match size.and_then(|size| fs::remove_file(&path).map(|()| size)) {
             Ok(size) => freed += size,
-            // Another program has finished or removed it in the meantime.
+            // Another program has renamed or removed the file in the meantime.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -71,7 +73,7 @@ pub fn clear(folder: &Path) -> io::Result<Bytes> {
     Ok(freed)
 }
 
-/// Removes unfinished files of killed processes.
+/// Removes unfinished files that count as [`ABANDONED`], left by killed processes.
 pub(super) fn drop_leftovers(folder: &Path) {
     for path in names(folder, &[UNFINISHED]).unwrap_or_default() {
         let age = fs::metadata(&path).and_then(|file| file.modified()).map(|time| time.elapsed());

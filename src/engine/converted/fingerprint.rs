@@ -10,33 +10,34 @@ use rayon::prelude::*;
 use super::Weight;
 use gguf::{File, Hash};
 
-/// Bytes summed as one unit by a thread.
-const PIECE: usize = 1 << 20;
+/// Bytes of a pack that one thread hashes as a unit.
+const CHUNK: usize = 1 << 20;
 
-/// The checksum of a pack, made of the sums of its chunks, which are computed on all threads.
-/// Checking it also reads the pack into memory in order.
+/// The checksum of a pack: a hash of the checksums of its chunks, which all threads compute.
+/// Computing it also reads the pack into memory in order.
 pub(super) fn sum(pack: &[u8]) -> u64 {
-    let of_piece = |piece: &[u8]| {
+    let of_chunk = |chunk: &[u8]| {
         let mut hash = Hash::default();
-        hash.add(piece);
+        hash.add(chunk);
         hash.finish()
     };
-    let sums: Vec<u64> = pack.par_chunks(PIECE).map(of_piece).collect();
+    let sums: Vec<u64> = pack.par_chunks(CHUNK).map(of_chunk).collect();
     let mut hash = Hash::default();
     sums.into_iter().for_each(|sum| hash.word(sum));
     hash.word(pack.len() as u64);
     hash.finish()
 }
 
-/// Bytes of a sample of a tensor.
+/// Number of bytes sampled from each tensor.
 const SAMPLE: usize = 64;
 
-/// Identifies a model: size and times of its files, their headers, and a sample of each tensor in
-/// `weights`.
+/// A fingerprint that identifies a model: size and times of its files, their headers, and a sample
+/// of each tensor in `weights`.
 ///
-/// Summing all of it would read the whole file at each start, and many samples are slow if the
-/// file is not in memory. On Unix the change time (ctime) of the file is included; users cannot
-/// set it, so it detects a write even where size and modification time were restored.
+/// A checksum of all weights would read the whole file at each start, and more samples would be
+/// slow if the file is not in the page cache. On Unix, the change time (ctime) of the file is
+/// included: users cannot set it, so it detects a write even if size and modification time were
+/// restored.
 pub(super) fn fingerprint(model: &File, weights: &[Weight]) -> String {
     let mut hash = Hash::default();
     model.headers().for_each(|header| hash.add(header));
@@ -71,16 +72,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_piece_of_a_pack_its_place_and_the_length_count() {
-        let bytes: Vec<u8> = (0..3 * PIECE + 100).map(|i| (i % 251) as u8).collect();
+    fn the_checksum_depends_on_every_chunk_their_order_and_the_length() {
+        let bytes: Vec<u8> = (0..3 * CHUNK + 100).map(|i| (i % 251) as u8).collect();
         let whole = sum(&bytes);
-        for at in [0, 7, PIECE - 1, PIECE, 2 * PIECE + 12_345, bytes.len() - 1] {
+        for at in [0, 7, CHUNK - 1, CHUNK, 2 * CHUNK + 12_345, bytes.len() - 1] {
             let mut other = bytes.clone();
             other[at] ^= 16;
             assert_ne!(sum(&other), whole, "byte {at}");
         }
         let mut other = bytes.clone();
-        other.rotate_left(PIECE);
+        other.rotate_left(CHUNK);
         assert_ne!(sum(&other), whole);
         assert_ne!(sum(&bytes[..bytes.len() - 1]), whole);
         assert_eq!(sum(&bytes.clone()), whole);

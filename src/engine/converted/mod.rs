@@ -1,9 +1,8 @@
-//! Repacked weights: made once in a device's own layout and kept in a file that is memory-mapped
-//! from then on.
+//! The repack cache: weights repacked once in a device's own layout and kept in a file that is
+//! memory-mapped from then on.
 //!
-//! Here: which file belongs to which model, whether it is valid, and how it is written. Not here:
-//! the contents of packs (the device makes them), which weights are packed (`engine`), the
-//! location of the folder (`cli`).
+//! This module names the file of a model, checks whether it is valid, and writes it. The device
+//! makes the contents of packs, `load/` selects the weights, and the command chooses the folder.
 //!
 //! The file is a GGUF container with one byte tensor per pack. It is valid if it lists the same
 //! packs in the same layouts, has the fingerprint of this model, and every pack matches its
@@ -32,7 +31,7 @@ const FINGERPRINT_KEY: &str = "thermocline.converted.fingerprint";
 const PACKS_KEY: &str = "thermocline.converted.packs";
 /// Version of this file format, not of the packs in it.
 const VERSION: u32 = 2;
-/// The tensor with one checksum per pack.
+/// Name of the tensor with one checksum per pack.
 const SUMS: &str = "sums";
 
 /// A weight that a device stores in its own layout.
@@ -40,7 +39,7 @@ const SUMS: &str = "sums";
 pub struct Weight {
     /// Label of the weight in the engine.
     pub label: String,
-    /// The rows and columns packed.
+    /// The rows and columns that are packed.
     pub pack: PackDesc,
     /// The matrix in the model file.
     pub source: HostRows,
@@ -55,7 +54,8 @@ impl Weight {
         self.source.desc().bytes().unwrap_or_default()
     }
 
-    /// Everything that determines the packed bytes.
+    /// Text with the label, the selection, the source's shape, the orientation, the layout and the
+    /// size of the pack.
     fn description(&self) -> String {
         let Weight { label, pack, stored, .. } = self;
         let (source, kind) = (pack.source, if pack.transpose { "transposed" } else { "in rows" });
@@ -76,8 +76,8 @@ pub fn size(weights: &[Weight]) -> Bytes {
 /// The file in `folder` for these weights of `model`; `None` for a model that was not read from a
 /// file.
 ///
-/// The name depends on the model's path, not its contents, so that the file of a changed model is
-/// replaced.
+/// The name depends on the model's path and on the packs, not on the model's contents, so that the
+/// file of a changed model is replaced.
 #[must_use]
 pub fn path(folder: &Path, model: &File, weights: &[Weight]) -> Option<PathBuf> {
     let first = model.paths().first()?;
@@ -94,9 +94,9 @@ fn full_path(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
-/// An open file of packs.
+/// An open file of the repack cache.
 #[derive(Debug)]
-pub struct Converted {
+pub struct RepackFile {
     file: File,
     /// Labels, packs and layouts in the order of the file's tensors.
     weights: Vec<(String, PackDesc, StoredPack)>,
@@ -104,58 +104,62 @@ pub struct Converted {
 
 /// Why a file of repacked weights is not used.
 #[derive(Debug, thiserror::Error)]
-pub enum Stale {
-    /// It does not exist.
-    #[error("it does not exist")]
+pub enum StaleFile {
+    /// The file does not exist.
+    #[error("the file does not exist")]
     Absent,
-    /// It is not a valid GGUF container, or truncated.
-    #[error("it is damaged: {0}")]
+    /// The file cannot be read, is truncated, or is not a valid GGUF container.
+    #[error("the file is damaged: {0}")]
     Damaged(#[from] gguf::Error),
-    /// It holds other packs.
-    #[error("it has another version or other packs")]
+    /// The file has another format version or other packs.
+    #[error("the file was written by another version or with other options")]
     Other,
-    /// It was made from another model.
-    #[error("the model has changed since")]
+    /// The file was made from another model.
+    #[error("the model has changed since the file was written")]
     Model,
     /// The bytes of a pack do not match its checksum.
-    #[error("it is damaged: the checksum of `{label}` does not match")]
+    #[error("the file is damaged: the checksum of `{label}` does not match")]
     Sum {
-        /// The pack.
+        /// Label of the pack.
         label: String,
     },
 }
 
-impl Converted {
+impl RepackFile {
     /// Opens the file at `path` if it holds exactly `weights` of `model`.
     ///
     /// # Errors
-    /// [`Stale`]: why it must be written again.
-    pub fn open(path: &Path, model: &File, weights: &[Weight]) -> Result<Arc<Converted>, Stale> {
+    /// [`StaleFile`] if the file must be written again.
+    pub fn open(
+        path: &Path,
+        model: &File,
+        weights: &[Weight],
+    ) -> Result<Arc<RepackFile>, StaleFile> {
         if !path.exists() {
-            return Err(Stale::Absent);
+            return Err(StaleFile::Absent);
         }
         let file = File::open(path)?;
         check_header(file.metadata(), model, weights)?;
-        let sums = file.tensor(SUMS).ok_or(Stale::Other)?;
+        let sums = file.tensor(SUMS).ok_or(StaleFile::Other)?;
         let sums = file.bytes(sums)?.as_chunks::<8>().0;
         if sums.len() != weights.len() || file.tensors().len() != weights.len() + 1 {
-            return Err(Stale::Other);
+            return Err(StaleFile::Other);
         }
         file.fetch();
         for (weight, &expected) in weights.iter().zip(sums) {
-            let tensor = file.tensor(&weight.label).ok_or(Stale::Other)?;
+            let tensor = file.tensor(&weight.label).ok_or(StaleFile::Other)?;
             if tensor.n_bytes() != weight.stored.len as u64 {
-                return Err(Stale::Other);
+                return Err(StaleFile::Other);
             }
             if sum(file.bytes(tensor)?) != u64::from_le_bytes(expected) {
-                return Err(Stale::Sum { label: weight.label.clone() });
+                return Err(StaleFile::Sum { label: weight.label.clone() });
             }
         }
         let known = weights.iter().map(|w| (w.label.clone(), w.pack.clone(), w.stored));
-        Ok(Arc::new(Converted { weights: known.collect(), file }))
+        Ok(Arc::new(RepackFile { weights: known.collect(), file }))
     }
 
-    /// The bytes of the pack labelled `label`, if pack and layout match.
+    /// The bytes of the pack labelled `label`; `None` if the file has no such pack in this layout.
     #[must_use]
     pub fn find(&self, label: &str, pack: &PackDesc, stored: StoredPack) -> Option<SharedBytes> {
         let same = |(name, of, how): &&(String, PackDesc, StoredPack)| {
@@ -167,16 +171,16 @@ impl Converted {
     }
 }
 
-fn check_header(metadata: &Metadata, model: &File, weights: &[Weight]) -> Result<(), Stale> {
-    let packs = metadata.str_array(PACKS_KEY)?.ok_or(Stale::Other)?;
+fn check_header(metadata: &Metadata, model: &File, weights: &[Weight]) -> Result<(), StaleFile> {
+    let packs = metadata.str_array(PACKS_KEY)?.ok_or(StaleFile::Other)?;
     let same = packs.len() == weights.len()
         && packs.iter().zip(weights).all(|(found, w)| found == w.description().as_bytes());
     if metadata.u32(VERSION_KEY)? != Some(VERSION) || !same {
-        return Err(Stale::Other);
+        return Err(StaleFile::Other);
     }
     if metadata.str(FINGERPRINT_KEY)? == Some(&fingerprint(model, weights)) {
         Ok(())
     } else {
-        Err(Stale::Model)
+        Err(StaleFile::Model)
     }
 }

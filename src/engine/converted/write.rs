@@ -1,4 +1,4 @@
-//! Packs every weight and streams it into the file.
+//! Writes the repack cache: packs each weight and streams it into the file.
 
 use std::path::Path;
 use std::{fs, io};
@@ -12,26 +12,28 @@ use super::{
 };
 use gguf::{Array, Container, File, Strings, TensorType, Value, Writer, free_bytes};
 
-/// Disk space that must stay free.
+/// Bytes of disk space that must stay free.
 const MARGIN: Bytes = Bytes(1 << 30);
-/// Packs start at a page boundary.
+/// Alignment of packs in bytes: a page.
 const ALIGNMENT: u32 = 4096;
 
 /// Why no file was written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// The folder cannot be created.
-    #[error("the folder {folder}: {reason}")]
+    #[error("cannot create the folder {folder}: {reason}")]
     Folder {
-        /// Its path.
+        /// Path of the folder.
         folder: String,
         /// The system's error.
         reason: io::Error,
     },
     /// The disk has too little space.
-    #[error("it takes {wanted}, the disk has {free} free and {MARGIN} must stay free")]
+    #[error(
+        "the file needs {wanted} and {MARGIN} must stay free, but the disk has only {free} free"
+    )]
     Disk {
-        /// Bytes of the file.
+        /// Size of the file.
         wanted: Bytes,
         /// Free bytes on the disk.
         free: Bytes,
@@ -45,7 +47,8 @@ pub enum WriteError {
 }
 
 /// Writes the file at `path` from `weights` of `model` in the layout of `device`. Pages of the
-/// model that were read for it are dropped. `progress` gets the bytes done and the total.
+/// model file are dropped from memory after use. `progress` gets the bytes written so far and the
+/// total.
 ///
 /// # Errors
 /// [`WriteError`]; no file is left behind.
@@ -111,6 +114,6 @@ mod tests {
         assert!(check_disk(gib(2), Some(gib(3))).is_ok());
         assert!(check_disk(gib(2), None).is_ok());
         let error = check_disk(gib(2), Some(gib(3) - Bytes(1))).unwrap_err();
-        assert!(error.to_string().starts_with("it takes 2.00 GiB"), "{error}");
+        assert!(error.to_string().starts_with("the file needs 2.00 GiB"), "{error}");
     }
 }

@@ -7,13 +7,13 @@ use placement::Neurons;
 
 use super::Loader;
 use crate::error::Result;
-use crate::ops::ffn::{FfnShare, PackedFfn, chosen, cuts};
+use crate::ops::ffn::{FfnShare, PackedFfn, select_values, thresholds};
 use crate::size::Sizing;
 
 pub(crate) type FfnTensors = FfnShare<Tensor>;
 
 impl FfnTensors {
-    /// The per-neuron vectors of a share of block `layer`, with their values for `neurons`.
+    /// The per-neuron vectors of a share of block `layer`, each with its values for `neurons`.
     pub(crate) fn vectors(
         &self,
         sizing: &Sizing<'_>,
@@ -21,18 +21,19 @@ impl FfnTensors {
         neurons: &Neurons,
     ) -> Vec<(&Tensor, HostRows)> {
         let ffn = sizing.block(layer);
-        let of = |part: &Affine| part.bias.as_ref().map(|bias| chosen(bias, neurons));
+        let of = |part: &Affine| part.bias.as_ref().map(|bias| select_values(bias, neurons));
         let all = [
             self.bias_gate.as_ref().zip(ffn.gate.as_ref().and_then(of)),
             self.bias_up.as_ref().zip(of(&ffn.up)),
-            self.threshold.as_ref().zip(cuts(sizing.options, layer, neurons)),
+            self.threshold.as_ref().zip(thresholds(sizing.options, layer, neurons)),
         ];
         all.into_iter().flatten().collect()
     }
 }
 
 impl Loader<'_> {
-    /// Loads a share onto `device`. Only one share per layer has `bias_down`.
+    /// Loads a share onto `device`. `bias_down` says whether this share adds the bias of down, as
+    /// one share per layer does.
     pub(crate) fn share(
         &self,
         device: &Device,
@@ -57,12 +58,12 @@ impl Loader<'_> {
                 at += n;
             }
         }
-        let down = matrices.pop().expect("the last of the matrices is down");
-        let up = matrices.pop().expect("up is before it");
+        let down = matrices.pop().expect("the last matrix is down");
+        let up = matrices.pop().expect("up precedes down");
         let offset = |part: &str, bias: Option<HostRows>| {
             bias.map(|bias| self.vector(device, &label(part), &bias)).transpose()
         };
-        let of = |part: &Affine| part.bias.as_ref().map(|bias| chosen(bias, neurons));
+        let of = |part: &Affine| part.bias.as_ref().map(|bias| select_values(bias, neurons));
         Ok(FfnTensors {
             gate: matrices.pop(),
             up,
@@ -70,8 +71,8 @@ impl Loader<'_> {
             bias_gate: offset("ffn_gate.bias", ffn.gate.as_ref().and_then(of))?,
             bias_up: offset("ffn_up.bias", of(&ffn.up))?,
             bias_down: offset("ffn_down.bias", ffn.down.bias.clone().filter(|_| bias_down))?,
-            threshold: offset("ffn_threshold", cuts(sizing.options, layer, neurons))?,
-            groups: mode.groups(ffn, |n| match neurons {
+            threshold: offset("ffn_threshold", thresholds(sizing.options, layer, neurons))?,
+            experts: mode.expert_ranges(ffn, |n| match neurons {
                 Neurons::All => n,
                 Neurons::List(list) => list.partition_point(|&neuron| (neuron as usize) < n),
             }),

@@ -1,4 +1,5 @@
-//! Loads weights onto a device: from packs made earlier, in place, or packed now.
+//! Loads weights onto a device: from the repack cache, used in place in the model file, or packed
+//! now.
 
 use hal::{Bytes, Device, DeviceKind, HostRows, PackDesc, Source, Tensor};
 
@@ -12,7 +13,8 @@ use crate::ops::ffn::{FfnMode, PackedFfn};
 use crate::options::EngineOptions;
 
 impl Loader<'_> {
-    /// Loads a pack onto `device`. Pages of the file that were only read to copy them are dropped.
+    /// Loads a pack onto `device`. Pages of the model file that were read only to copy them are
+    /// dropped from memory.
     pub(crate) fn import(
         &self,
         device: &Device,
@@ -35,13 +37,13 @@ impl Loader<'_> {
         Ok(tensor)
     }
 
-    /// [`Loader::import`] of a matrix in its stored form.
+    /// [`Loader::import`] of all rows of a matrix, as stored.
     pub(crate) fn whole(&self, device: &Device, label: &str, rows: &HostRows) -> Result<Tensor> {
         self.import(device, label, &PackDesc::whole(rows.desc()), rows)
     }
 
-    /// A per-neuron vector. Where neurons are exchanged it is written again later, so it is copied
-    /// and not adopted in place.
+    /// Loads a per-neuron vector. On the CPU it is copied, not used in place, if neurons are
+    /// exchanged: an exchange writes to it.
     pub(crate) fn vector(&self, device: &Device, label: &str, rows: &HostRows) -> Result<Tensor> {
         if device.info().kind != DeviceKind::Cpu || !self.sizing.counts() {
             return self.whole(device, label, rows);
@@ -52,8 +54,7 @@ impl Loader<'_> {
     }
 }
 
-/// The weights of `model` that `device` repacks and whose packs can be cached in a file, with the
-/// whole model on that device.
+/// The weights that belong in the repack cache of `device`, if the whole model is on that device.
 #[must_use]
 pub fn to_convert(model: &Model, options: &EngineOptions, device: &Device) -> Vec<Weight> {
     let mode = FfnMode::new(model, options);

@@ -1,6 +1,6 @@
-//! The engine's data on one device besides weights: queue, batch facts, scratch.
+//! The engine's data on one device except its weights: queue, batch, scratch and counters.
 
-use hal::op::{MOST_COUNTED, UnionCounts};
+use hal::op::{MAX_COUNTED_TOKENS, UnionCounts};
 use hal::{Batch, Device, Operand, Queue, Tensor};
 
 use super::lists::Lists;
@@ -8,16 +8,16 @@ use crate::error::Result;
 use crate::ops::scratch::Scratch;
 use crate::size::scratch::{ScratchShape, counts_union, n_counters, union_bytes};
 
-/// One device in use.
+/// The data of one device in use.
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(crate) device: Device,
     pub(crate) queue: Queue,
     pub(crate) batch: Batch<Tensor>,
     pub(crate) scratch: Scratch<Tensor>,
-    /// Counters of active neurons per rung of the ladder, `[n_counters, n_tokens]`.
+    /// Counters of active neurons for each rung of the ladder, `[n_counters, n_tokens]`.
     pub(crate) active: Vec<Tensor>,
-    /// Present if predictors choose neurons.
+    /// Lists of active rows; present if predictors choose neurons.
     pub(crate) lists: Option<Lists>,
     /// Counters of active rows, `[n_layer, max n_ff]`; present if neurons are exchanged.
     hits: Option<Tensor>,
@@ -72,7 +72,7 @@ impl Lane {
 
     /// The row counters of a layer for a program of `n_tokens`, if rows are counted.
     pub(crate) fn hits(&self, layer: usize, n_tokens: usize) -> Option<Tensor> {
-        let hits = self.hits.as_ref().filter(|_| n_tokens <= MOST_COUNTED);
+        let hits = self.hits.as_ref().filter(|_| n_tokens <= MAX_COUNTED_TOKENS);
         hits.map(|hits| hits.rows(layer..layer + 1))
     }
 

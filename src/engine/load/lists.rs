@@ -1,4 +1,5 @@
-//! Lists of active rows on a device, and the predictor that fills them on a layer's home.
+//! Lists of active rows on a device, and the predictor that fills them on the home device of a
+//! layer.
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use hal::{Device, HostRows, Operand, PackDesc, Queue, RowSet, Slot, Source, Tens
 use placement::{LayerPlacement, Neurons};
 
 use crate::error::Result;
-use crate::ops::predict::{Chosen, Predictor, vector, words};
+use crate::ops::predict::{Predictor, PredictorData, vector, words};
 use crate::size::lists::ListShape;
 
 impl Predictor<Tensor> {
@@ -16,36 +17,36 @@ impl Predictor<Tensor> {
     pub(crate) fn import(
         home: &Device,
         layer: usize,
-        chosen: Chosen<'_>,
+        data: PredictorData<'_>,
         placed: &LayerPlacement,
     ) -> Result<Predictor<Tensor>> {
         let import = |part: &str, rows: &HostRows| {
             home.import(&format!("blk.{layer}.{part}"), &PackDesc::whole(rows.desc()), rows)
         };
-        let slots = slots(placed, chosen.fc2.desc().n_rows);
-        let bias = chosen.bias.map(|bias| import("predictor_bias", &vector(bias)));
+        let slots = slots(placed, data.fc2.desc().n_rows);
+        let bias = data.bias.map(|bias| import("predictor_bias", &vector(bias)));
         Ok(Predictor {
-            fc1: chosen.fc1.map(|fc1| import("fc1", fc1)).transpose()?,
-            fc2: import("fc2", chosen.fc2)?,
+            fc1: data.fc1.map(|fc1| import("fc1", fc1)).transpose()?,
+            fc2: import("fc2", data.fc2)?,
             bias: bias.transpose()?,
             slots: import("slots", &slots)?,
-            threshold: chosen.threshold,
-            hidden: chosen.hidden,
-            input: chosen.input,
+            threshold: data.threshold,
+            hidden: data.hidden,
+            input: data.input,
         })
     }
 }
 
 impl Predictor<Tensor> {
-    /// Updates the slots after neurons were exchanged.
+    /// Writes the slots of the neurons to the device after an exchange.
     pub(crate) fn place(&self, queue: &mut Queue, placed: &LayerPlacement) -> Result<()> {
         let slots = slots(placed, self.slots.desc().n_cols);
         Ok(queue.write(&self.slots, &slots.rows(0..1)?)?)
     }
 }
 
-/// The slots of a layer's `n_ff` neurons from the home's view. The rows of all other devices are
-/// numbered consecutively, in the order of the shares.
+/// For each of the `n_ff` neurons of a layer, its slot as seen from the home device. Rows on other
+/// devices are numbered consecutively over all of these devices, in the order of the shares.
 fn slots(placed: &LayerPlacement, n_ff: usize) -> HostRows {
     let mut slots = vec![0u32; n_ff];
     let mut n_absent = 0;
@@ -70,13 +71,13 @@ fn slots(placed: &LayerPlacement, n_ff: usize) -> HostRows {
     }
     let bytes: Vec<u8> = bytemuck::cast_slice(&slots).to_vec();
     let source = Source::Owned(Arc::new(bytes));
-    HostRows::new(source, 1, n_ff, Format::U32).expect("as many bytes as words")
+    HostRows::new(source, 1, n_ff, Format::U32).expect("each word has four bytes")
 }
 
-/// Lists on one device, reused by every layer.
+/// The lists of one device, which every layer reuses.
 #[derive(Debug)]
 pub(crate) struct Lists {
-    /// Resident rows; the counts are kept per layer, `[n_layer, 1]`.
+    /// Resident rows. Each layer has its own count, `[n_layer, 1]`.
     resident: List,
     /// Rows on other devices; `None` if there are no other devices.
     absent: Option<List>,
@@ -86,7 +87,7 @@ pub(crate) struct Lists {
 struct List {
     ids: Tensor,
     counts: Tensor,
-    /// One for each rung of the ladder.
+    /// Membership bits, one tensor for each rung of the ladder.
     members: Vec<Tensor>,
 }
 
@@ -134,7 +135,7 @@ impl Lists {
         self.resident.set(layer, rung)
     }
 
-    /// The rows of other devices.
+    /// The rows on other devices that a step of the `rung` selects; `None` without other devices.
     pub(crate) fn absent(&self, rung: usize) -> Option<RowSet<Tensor>> {
         self.absent.as_ref().map(|list| list.set(0, rung))
     }
@@ -145,8 +146,8 @@ impl Lists {
     }
 }
 
-/// The lists of the neurons that a predictor selects in a streamed chunk. Neuron `i` of the chunk
-/// is in slot `i` of the device.
+/// The list of neurons that a predictor selects in a streamed chunk. Neuron `i` of the chunk is in
+/// slot `i` of the device.
 #[derive(Debug)]
 pub(crate) struct ChunkLists {
     slots: Tensor,
@@ -154,7 +155,7 @@ pub(crate) struct ChunkLists {
 }
 
 impl ChunkLists {
-    /// For chunks of `n` neurons, in steps of these numbers of tokens.
+    /// Allocates the list for chunks of `n` neurons, in steps with the token counts `rungs`.
     pub(crate) fn new(device: &Device, n: usize, rungs: &[usize]) -> Result<ChunkLists> {
         let order: Vec<u32> = (0..n as u32).map(|slot| Slot::Resident(slot).encode()).collect();
         let bytes: Vec<u8> = bytemuck::cast_slice(&order).to_vec();
@@ -163,7 +164,7 @@ impl ChunkLists {
         Ok(ChunkLists { slots, list: List::new(device, n, 1, rungs)? })
     }
 
-    /// The slots of its neurons.
+    /// The slots of the neurons of a chunk.
     pub(crate) fn slots(&self) -> Tensor {
         self.slots.clone()
     }
@@ -180,7 +181,7 @@ mod tests {
     use placement::Share;
 
     #[test]
-    fn the_rows_of_other_devices_are_numbered_one_device_after_the_other() {
+    fn absent_rows_are_numbered_device_by_device() {
         let share =
             |device, neurons: &[u32]| Share { device, neurons: Neurons::List(neurons.into()) };
         let placed = LayerPlacement {

@@ -1,6 +1,6 @@
-//! Loads a model onto devices by a placement: weights imported, scratch and caches allocated.
+//! Loads a model onto devices by a placement: imports weights, allocates scratch and caches.
 //!
-//! Not here: programs.
+//! Programs are recorded later, in `record/`.
 
 pub(crate) mod ffn;
 mod import;
@@ -29,25 +29,25 @@ use lane::{HeadScratch, Lane};
 #[derive(Debug)]
 pub(crate) struct Layer {
     pub(crate) frame: Frame<Tensor>,
-    /// Frequencies of its RoPE.
+    /// RoPE frequencies; `None` in a layer without RoPE.
     pub(crate) freqs: Option<Tensor>,
     pub(crate) memory: Memory<Tensor>,
-    /// Chooses the active neurons.
+    /// Predicts the active neurons; `None` in a layer without a predictor.
     pub(crate) predictor: Option<Predictor<Tensor>>,
     /// Resident neurons; `None` if none is on the home device.
     pub(crate) own: Option<FfnTensors>,
-    /// Present if some neurons are on other devices.
+    /// Mailbox for hand-offs; present if some neurons are on other devices.
     pub(crate) mailbox: Option<Mailbox>,
     /// Neurons on other devices.
-    pub(crate) remotes: Vec<Remote>,
+    pub(crate) remotes: Vec<RemoteShare>,
 }
 
 /// Neurons of a layer on a device other than its home.
 #[derive(Debug)]
-pub(crate) struct Remote {
+pub(crate) struct RemoteShare {
     pub(crate) device: DeviceIndex,
     pub(crate) ffn: FfnTensors,
-    /// Its rows in the numbering over all remotes of the layer.
+    /// Rows of this share in the numbering of absent rows over all remotes of the layer.
     pub(crate) rows: Range<u32>,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Head {
 
 /// A model's weights, caches and scratch on its devices.
 #[derive(Debug)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedModel {
     /// One per device of the engine; `None` for an unused device.
     pub(crate) lanes: Vec<Option<Lane>>,
     pub(crate) layers: Vec<Layer>,
@@ -70,7 +70,7 @@ pub(crate) struct Loaded {
     pub(crate) head: Head,
 }
 
-impl Loaded {
+impl LoadedModel {
     pub(crate) fn lane(&self, device: DeviceIndex) -> &Lane {
         lane(&self.lanes, device)
     }
@@ -87,7 +87,7 @@ impl Loaded {
     }
 }
 
-/// The lane of a device that something is placed on.
+/// The lane of a device in use. Panics for an unused device.
 pub(crate) fn lane(lanes: &[Option<Lane>], device: DeviceIndex) -> &Lane {
     lanes[device].as_ref().expect("a used device has a lane")
 }
@@ -106,11 +106,11 @@ pub(crate) struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    /// Loads by `placement`.
+    /// Loads the model as `placement` says.
     ///
     /// # Errors
     /// Device errors; [`hal::Error::OutOfMemory`] if a device has less memory than planned.
-    pub(crate) fn load(&self, placement: &Placement) -> Result<Loaded> {
+    pub(crate) fn load(&self, placement: &Placement) -> Result<LoadedModel> {
         let sizing = &self.sizing;
         let shape = sizing.scratch();
         let rungs = sizing.options.ladder();
@@ -124,7 +124,7 @@ impl Loader<'_> {
             lanes.push(lane);
         }
         let mut mailboxes = self.mailboxes(placement)?;
-        // Packs are made one by one: packing uses all threads, and memory read for one pack is
+        // Packs are made one by one: packing uses all threads, and the pages read for one pack are
         // released before the next.
         let (mut layers, mut done) = (Vec::new(), 0);
         let total = (0..placement.layers.len()).map(|i| sizing.layer_bytes(i)).sum();
@@ -136,10 +136,10 @@ impl Loader<'_> {
         }
         let embed = self.embedding(&sizing.devices[placement.embed])?;
         let head = self.head(placement, &mut lanes, &shape, &embed.tokens)?;
-        Ok(Loaded { lanes, layers, embed, head })
+        Ok(LoadedModel { lanes, layers, embed, head })
     }
 
-    /// Per home device, one mailbox for each layer that is split there, in order.
+    /// For each home device, a mailbox for each layer that is split there.
     fn mailboxes(&self, placement: &Placement) -> Result<Vec<Vec<Mailbox>>> {
         let sizing = &self.sizing;
         let mut all = Vec::new();
@@ -169,11 +169,11 @@ impl Loader<'_> {
         };
         let n_ff = weights.n_ff();
         let is_empty = |share: &Share| share.neurons.len(n_ff) == 0;
-        // `bias_down` is added by the home device where it has neurons: it does not move when
-        // neurons are exchanged.
-        let there: Vec<_> = placed.shares.iter().filter(|share| !is_empty(share)).collect();
-        let at_home = there.iter().find(|share| share.device == placed.home);
-        let adding = at_home.or(there.first()).map(|share| share.device);
+        // The home device adds `bias_down` if it has neurons of the layer, so that an exchange of
+        // neurons does not move `bias_down`.
+        let used: Vec<_> = placed.shares.iter().filter(|share| !is_empty(share)).collect();
+        let on_home = used.iter().find(|share| share.device == placed.home);
+        let adding = on_home.or(used.first()).map(|share| share.device);
         let mut own = None;
         let mut remotes = Vec::new();
         let mut n_remote = 0;
@@ -189,12 +189,12 @@ impl Loader<'_> {
             } else {
                 let rows = n_remote..n_remote + share.neurons.len(n_ff) as u32;
                 n_remote = rows.end;
-                remotes.push(Remote { device: share.device, ffn, rows });
+                remotes.push(RemoteShare { device: share.device, ffn, rows });
             }
         }
         let mailbox = if remotes.is_empty() { None } else { mailboxes[placed.home].pop() };
-        let chosen = mode.chosen(model, options, index);
-        let predictor = chosen.map(|chosen| Predictor::import(device, index, chosen, placed));
+        let data = mode.predictor(model, options, index);
+        let predictor = data.map(|data| Predictor::import(device, index, data, placed));
         let predictor = predictor.transpose()?;
         Ok(Layer {
             frame: weights.frame.try_map(&mut |part, rows| import(part, rows))?,
@@ -220,7 +220,7 @@ impl Loader<'_> {
             Memory::SharedKv(_) => {
                 let source = weights.frame.mixer.kv_source().and_then(|layer| before.get(layer));
                 let cache = source.and_then(|layer| layer.memory.own_kv());
-                Memory::SharedKv(cache.expect("the model's reader checked the source").clone())
+                Memory::SharedKv(cache.expect("the model reader checked the source").clone())
             }
             Memory::Kv(KvCache { k, v }) => {
                 let n_cols = KvCache { k: k.n_cols, v: v.n_cols };

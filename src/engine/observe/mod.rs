@@ -1,9 +1,9 @@
-//! Observes feed-forward blocks, for profiles and predictors: one layer at a time, by separate
+//! Observes feed-forward blocks, for profiles and predictors: layer by layer, with separate
 //! programs over the loaded weights. Ordinary programs are not affected.
 //!
-//! Its memory is not reserved at load, since most engines never observe: it is booked in the
-//! devices' ledgers when the programs are made, at the first use. If a device lacks that memory,
-//! the call fails and the engine still works as before.
+//! Most engines never observe, so memory for it is not reserved at load. The first observed step
+//! makes the programs and books their memory in the ledgers of the devices. If a device lacks the
+//! memory, that call fails and the engine still works as before.
 
 mod value;
 
@@ -18,54 +18,54 @@ use placement::{DeviceIndex, LayerPlacement, Neurons, Placement};
 use crate::error::{Error, Result};
 use crate::load::ffn::FfnTensors;
 use crate::load::lane::Lane;
-use crate::load::{Loaded, lane_mut};
+use crate::load::{LoadedModel, lane_mut};
 use crate::record::{Recording, view};
 use crate::replay::StepProgram;
 use crate::replay::arena::{BlockSizes, StepArena};
 use crate::step::{StepStats, Stepper};
 
 /// Maximum number of tokens of a step: the values of all neurons are stored for each token.
-const MOST: usize = 64;
+const MAX_TOKENS: usize = 64;
 
-/// Callback for observed blocks: gets the layer and the values.
-pub(crate) type Watch<'a> = dyn FnMut(usize, &Observed<'_>) + 'a;
+/// Callback for observed blocks: gets the index of the layer and the values of its block.
+pub(crate) type Watch<'a> = dyn FnMut(usize, &ObservedBlock<'_>) + 'a;
 
 /// The values of a feed-forward block for some tokens. Rows are tokens.
 #[derive(Clone, Copy)]
-pub struct Observed<'a> {
-    /// How many tokens.
+pub struct ObservedBlock<'a> {
+    /// Number of tokens.
     pub n_tokens: usize,
     /// `[n_tokens, n_embd]`: the residual before the block's norm, which PowerInfer's predictors
     /// read.
     pub residual: &'a [f32],
     /// `[n_tokens, n_embd]`: the block's input, normed.
     pub x: &'a [f32],
-    /// `[n_tokens, n_ff]`: the gate's products with their biases, before the activation; `None` in
-    /// blocks without a gate.
+    /// `[n_tokens, n_ff]`: output of the gate projection with bias, before the activation; `None`
+    /// in blocks without a gate.
     pub gate: Option<&'a [f32]>,
-    /// `[n_tokens, n_ff]`: the products of up with their biases.
+    /// `[n_tokens, n_ff]`: output of the up projection with bias.
     pub up: &'a [f32],
     /// `[n_tokens, n_expert]`: the weight of each expert for each token; 0 for an unused expert,
-    /// whatever gate and up are for its neurons. `None` in dense blocks.
+    /// whose `gate` and `up` are computed all the same. `None` in dense blocks.
     pub weights: Option<&'a [f32]>,
 }
 
-impl fmt::Debug for Observed<'_> {
+impl fmt::Debug for ObservedBlock<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Observed").field("n_tokens", &self.n_tokens).finish_non_exhaustive()
     }
 }
 
-/// The rung of the ladder used for observed steps: the largest of up to 64 tokens.
+/// Index of the rung of the ladder that observed steps use: the largest of up to 64 tokens.
 pub(crate) fn rung(rungs: &[usize]) -> usize {
-    rungs.iter().rposition(|&n| n <= MOST).unwrap_or(0)
+    rungs.iter().rposition(|&n| n <= MAX_TOKENS).unwrap_or(0)
 }
 
 /// The programs of an observed step, and their outputs.
 #[derive(Debug)]
 pub(crate) struct Observers {
     rung: usize,
-    /// Tokens of a step, padding included.
+    /// Number of tokens of a step, padding included.
     n: usize,
     embed: Program,
     layers: Vec<LayerPrograms>,
@@ -75,16 +75,16 @@ pub(crate) struct Observers {
 #[derive(Debug)]
 struct LayerPrograms {
     home: DeviceIndex,
-    /// Up to the block's input; `None` without ops.
+    /// The ops up to the input of the block; `None` if there are none.
     before: Option<Program>,
     shares: Vec<ShareProgram>,
-    /// The block and the ops after it; `None` in a layer without a block.
+    /// The block and the ops after it; `None` if there are none.
     after: Option<Program>,
-    /// The expert that each column of the weights means, if that differs from its number.
+    /// The file's expert for each column of the weights, if whole experts were exchanged.
     experts: Option<Vec<u32>>,
 }
 
-/// The products of some neurons on one device.
+/// Computes gate and up of a share on its device.
 #[derive(Debug)]
 struct ShareProgram {
     device: DeviceIndex,
@@ -93,14 +93,14 @@ struct ShareProgram {
     products: Products,
 }
 
-/// `[n, n_rows]` each.
+/// Outputs of gate and up, `[n, n_rows]` each.
 #[derive(Clone, Debug)]
 struct Products {
     gate: Option<Tensor>,
     up: Tensor,
 }
 
-/// The observed values, `[n, ...]`.
+/// Host buffers for the observed values, `[n, ...]` each.
 #[derive(Debug, Default)]
 struct Host {
     residual: Vec<f32>,
@@ -108,7 +108,7 @@ struct Host {
     weights: Vec<f32>,
     gate: Vec<f32>,
     up: Vec<f32>,
-    /// Values of one share.
+    /// Buffer for the values of one share.
     part: Vec<f32>,
 }
 
@@ -117,7 +117,7 @@ impl Observers {
     /// file's expert for each expert number of a layer, if experts were exchanged.
     pub(crate) fn new<'a>(
         recording: &Recording<'_>,
-        loaded: &Loaded,
+        loaded: &LoadedModel,
         placement: &Placement,
         rungs: &[usize],
         experts: &dyn Fn(usize) -> Option<&'a [u32]>,
@@ -128,30 +128,31 @@ impl Observers {
         let mut recorder = first.device.record("observed embedding");
         recording.embed(&mut recorder, first, &view(&first.scratch, n))?;
         let embed = recorder.finish()?;
-        let mut making = Making { recording, loaded, rung, n, products: Vec::new() };
+        let mut layer_recorder =
+            ProgramRecorder { recording, loaded, rung, n, products: Vec::new() };
         let mut layers = Vec::new();
         for (index, placed) in placement.layers.iter().enumerate() {
             let experts = experts(index).map(<[u32]>::to_vec);
-            layers.push(LayerPrograms { experts, ..making.layer(index, placed)? });
+            layers.push(LayerPrograms { experts, ..layer_recorder.layer(index, placed)? });
         }
         Ok(Observers { rung, n, embed, layers, host: Host::default() })
     }
 }
 
 /// Programs of an observed step being recorded.
-struct Making<'a> {
+struct ProgramRecorder<'a> {
     recording: &'a Recording<'a>,
-    loaded: &'a Loaded,
+    loaded: &'a LoadedModel,
     rung: usize,
-    /// Tokens of a step, padding included.
+    /// Number of tokens of a step, padding included.
     n: usize,
-    /// Buffers made so far, which shares of the same size on one device use in turn.
+    /// Buffers made so far. Shares of the same size on one device use the same buffers in turn.
     products: Vec<(DeviceIndex, Products)>,
 }
 
-impl Making<'_> {
+impl ProgramRecorder<'_> {
     fn layer(&mut self, index: usize, placed: &LayerPlacement) -> Result<LayerPrograms> {
-        let Making { recording, loaded, rung, n, .. } = *self;
+        let ProgramRecorder { recording, loaded, rung, n, .. } = *self;
         let layer = &loaded.layers[index];
         let home = loaded.lane(placed.home);
         let scratch = view(&home.scratch, n);
@@ -180,7 +181,7 @@ impl Making<'_> {
             let here = share.device == placed.home;
             let mut remote = || remotes.next().map(|remote| &remote.ffn);
             let ffn = if here { layer.own.as_ref() } else { remote() };
-            let ffn = ffn.expect("shares are loaded as placed");
+            let ffn = ffn.expect("each placed share is loaded");
             let on = self.loaded.lane(share.device);
             let x = if here { &on.scratch.h } else { &on.scratch.handed }.rows(0..self.n);
             let products = self.products(on, share.device, ffn)?;
@@ -229,7 +230,8 @@ impl Products {
 }
 
 impl Observers {
-    /// Updates a layer after an exchange: slots, and perhaps the experts that the numbers mean.
+    /// Updates a layer after an exchange: the neurons of its slots and, if whole experts were
+    /// exchanged, the experts that the numbers stand for.
     pub(crate) fn relabel(
         &mut self,
         layer: usize,
@@ -245,7 +247,7 @@ impl Observers {
         programs.experts = experts;
     }
 
-    /// Runs `arena.facts` and passes every layer's block to the callback.
+    /// Runs a step over `arena.facts` and passes the values of every feed-forward block to `each`.
     pub(crate) fn step(
         &mut self,
         stepper: &mut Stepper,
@@ -260,8 +262,8 @@ impl Observers {
         run(at, &self.embed).replay(&mut step)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let device = layer.home;
-            step.carry(at, device)?;
-            step.carry_inputs(at, device)?;
+            step.copy_residual(at, device)?;
+            step.copy_per_layer_embeddings(at, device)?;
             at = device;
             if let Some(program) = &layer.before {
                 run(device, program).replay(&mut step)?;
@@ -269,8 +271,8 @@ impl Observers {
             // A layer without neurons has nothing to observe.
             let sizes = &step.arena.sizes;
             if sizes.blocks[index].n_ff > 0 {
-                let at = Look { layer, block: sizes.blocks[index], n_embd: sizes.n_embd };
-                self.host.look(step.lanes, &at, self.n, sizes.n_expert)?;
+                let at = ObservedLayer { layer, block: sizes.blocks[index], n_embd: sizes.n_embd };
+                self.host.read_layer(step.lanes, &at, self.n, sizes.n_expert)?;
                 each(index, &self.host.observed(n, &at));
             }
             step.check_interrupt()?;
@@ -283,23 +285,23 @@ impl Observers {
 
 /// A layer being observed.
 #[derive(Clone, Copy)]
-struct Look<'a> {
+struct ObservedLayer<'a> {
     layer: &'a LayerPrograms,
     block: BlockSizes,
     n_embd: usize,
 }
 
 impl Host {
-    /// Reads the output of the first half of a layer, and computes the products on every device
-    /// that has its neurons.
-    fn look(
+    /// Reads the input of a block from its home device, and computes gate and up on every device
+    /// that has neurons of the block.
+    fn read_layer(
         &mut self,
         lanes: &mut [Option<Lane>],
-        at: &Look<'_>,
+        at: &ObservedLayer<'_>,
         n: usize,
         n_expert: usize,
     ) -> Result<()> {
-        let Look { layer, block, n_embd } = *at;
+        let ObservedLayer { layer, block, n_embd } = *at;
         let Lane { queue, scratch, .. } = lane_mut(lanes, layer.home);
         for (from, to) in [(&scratch.x, &mut self.residual), (&scratch.h, &mut self.x)] {
             to.resize(n * n_embd, 0.0);
@@ -341,10 +343,10 @@ impl Host {
     }
 
     /// The values of the first `n` tokens.
-    fn observed(&self, n: usize, at: &Look<'_>) -> Observed<'_> {
-        let Look { layer, block, n_embd } = *at;
+    fn observed(&self, n: usize, at: &ObservedLayer<'_>) -> ObservedBlock<'_> {
+        let ObservedLayer { layer, block, n_embd } = *at;
         let gated = layer.shares.iter().any(|share| share.products.gate.is_some());
-        Observed {
+        ObservedBlock {
             n_tokens: n,
             residual: &self.residual[..n * n_embd],
             x: &self.x[..n * n_embd],

@@ -1,12 +1,12 @@
-//! Values of neurons on the host: for statistics, not for the model's output.
+//! Computes the values of neurons on the host, for statistics only.
 
 use hal::op::{Activation, FfnKind};
 
 use model::Model;
 
-use super::Observed;
+use super::ObservedBlock;
 
-impl Observed<'_> {
+impl ObservedBlock<'_> {
     /// Writes the neurons' values to `out`, `[n_tokens, n_ff]`: the factors of down's rows, with
     /// the experts' weights applied. Accurate to about six digits.
     pub fn values(&self, model: &Model, out: &mut Vec<f32>) {
@@ -29,7 +29,8 @@ impl Observed<'_> {
     }
 }
 
-/// A neuron's value from the tested product (gate, or up if there is no gate) and up.
+/// The value of a neuron from `test`, the output of the gate (of up in blocks without a gate), and
+/// `up`.
 fn neuron(kind: FfnKind, activation: Activation, test: f32, up: f32) -> f32 {
     let gate = activate(activation, test);
     match (kind, activation) {
@@ -64,7 +65,8 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The error function to 1.5e-7. Source: Abramowitz and Stegun, 7.1.26.
+/// The error function, with an absolute error of up to 1.5e-7. Source: Abramowitz and Stegun,
+/// 7.1.26.
 fn erf(x: f32) -> f32 {
     const FACTORS: [f32; 5] = [1.061_405_4, -1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6];
     let t = 1.0 / (1.0 + 0.327_591_1 * x.abs());
@@ -77,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_functions_have_their_table_values() {
+    fn activations_match_tabulated_values() {
         for (x, y) in [(0.0, 0.0), (0.5, 0.520_499_9), (-1.0, -0.842_700_8), (3.0, 0.999_977_9)] {
             assert!((erf(x) - y).abs() < 1e-6, "erf({x}) is {}", erf(x));
         }

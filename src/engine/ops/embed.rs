@@ -1,5 +1,5 @@
-//! The embedding of a step's tokens as ops: over tensors to record it, over shapes to ask whether a
-//! device supports it.
+//! The embedding of the tokens of a step, as ops. Over tensors the ops are recorded; over shapes a
+//! device is asked whether it supports them.
 
 use hal::op::{Add, AddPositions, GetRows, Norm, Op};
 use hal::{Batch, HostRows, Operand};
@@ -9,17 +9,18 @@ use model::{Model, PerLayerEmbedding};
 use super::layer::matmul;
 use super::scratch::{Role, Scratch};
 
-/// Token embedding, positions, embeddings per layer.
+/// Token embedding, learned positions and per-layer embeddings.
 #[derive(Debug)]
 pub(crate) struct Embedding<T> {
     pub(crate) tokens: T,
-    /// Learned positions, and the row of the first position.
+    /// Table of learned positions, and the number of rows before the row of position 0; `None`
+    /// without learned positions.
     positions: Option<(T, usize)>,
     per_layer: Option<PerLayerEmbedding<T>>,
 }
 
 impl<T> Embedding<T> {
-    /// The embedding of `model`; `f` maps each table by its name.
+    /// The embedding of `model`. `f` makes an operand from the name and the rows of each table.
     ///
     /// # Errors
     /// The first error of `f`.
@@ -66,7 +67,8 @@ impl<T: Operand> Embedding<T> {
             bias: None,
             y: all.clone(),
             kind: model.spec.norm,
-            // The norm is of `part / sqrt(n_embd)`; a scaled epsilon replaces the division.
+            // The model divides `part` by `sqrt(n_embd)` before the norm. A scaled epsilon gives
+            // the same result without the division.
             eps: model.hyper.eps * n_embd as f32,
             width: by.width,
         };

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use hal::format::Format;
-use hal::op::{Activation, Down, FfnKind, Groups, Skip, SparseFfn};
+use hal::op::{Activation, Down, ExpertRanges, FfnKind, Skip, SparseFfn};
 use hal::{Bytes, Device, HostRows, Layout, Operand, PackDesc, Rows, Select, Source, TensorDesc};
 
 use model::chooser::Layers;
 use model::{self, Affine, Ffn, FfnMatrix, Model};
 use placement::{Cut, Neurons};
 
-use super::predict::{Chosen, vector};
+use super::predict::{PredictorData, vector};
 use crate::options::{DenseFrom, EngineOptions, Sparsity};
 
 /// How the feed-forward blocks of a model are run; the same for all layers.
@@ -23,7 +23,7 @@ pub(crate) struct FfnMode {
     /// Minimum score of a neuron with the file's predictors.
     threshold: f32,
     predicts: bool,
-    /// Predictors come from the side file, and every block has one.
+    /// Whether the predictors come from the side file, which has one for every block.
     learned: bool,
     repack: bool,
     dense_from: DenseFrom,
@@ -55,40 +55,40 @@ impl FfnMode {
         self.sparse
     }
 
-    /// Whether predictors choose neurons, in the layers that have a predictor.
+    /// Whether predictors choose neurons in the layers that have a predictor.
     pub(crate) fn predicts(self) -> bool {
         self.predicts
     }
 
-    /// The predictor of block `layer`, if it has one.
-    pub(crate) fn chosen<'a>(
+    /// The predictor of block `layer`; `None` if predictors choose no neurons of it.
+    pub(crate) fn predictor<'a>(
         self,
         model: &'a Model,
         options: &'a EngineOptions,
         layer: usize,
-    ) -> Option<Chosen<'a>> {
+    ) -> Option<PredictorData<'a>> {
         let ffn = model.layers[layer].ffn.as_ref()?;
         if !self.lists(ffn) {
             return None;
         }
         match (options.sparsity, options.learned_layers()) {
             (Sparsity::Within(target), Some(Layers::Predictors(layers))) => {
-                layers.get(layer).map(|learned| Chosen::learned(learned, target))
+                layers.get(layer).map(|learned| PredictorData::learned(learned, target))
             }
             (Sparsity::Predicted, Some(Layers::Imported { layers, threshold })) => {
                 let threshold = options.sparse_threshold.unwrap_or(*threshold);
-                layers.get(layer).map(|predictor| Chosen::of_file(predictor, threshold))
+                layers.get(layer).map(|predictor| PredictorData::of_file(predictor, threshold))
             }
             (Sparsity::Predicted, _) => {
                 let predictor = ffn.predictor.as_ref();
-                predictor.map(|predictor| Chosen::of_file(predictor, self.threshold))
+                predictor.map(|predictor| PredictorData::of_file(predictor, self.threshold))
             }
             (Sparsity::Within(_) | Sparsity::Exact | Sparsity::Off, _) => None,
         }
     }
 
-    /// Whether down is transposed into one row per neuron: where rows can be skipped, the file has
-    /// the other orientation, and weights may be repacked.
+    /// Whether the engine transposes down into one row per neuron: if rows can be skipped, the file
+    /// has the other orientation, and weights may be repacked.
     fn transposes(self, ffn: &Ffn) -> bool {
         self.sparse && self.repack && !ffn.down_by_neuron
     }
@@ -101,8 +101,9 @@ impl FfnMode {
         }
     }
 
-    /// How the neurons of each layer can be divided: into units that have to stay together, which
-    /// are a block of the format where down is not transposed, or an expert.
+    /// How the neurons of each layer can be divided. Neurons of a unit must stay together. A unit
+    /// is one neuron if down has one row per neuron; otherwise it is an expert or a block of the
+    /// format.
     pub(crate) fn cuts(self, model: &Model) -> Vec<Cut> {
         let unit = |ffn: &Ffn| match self.orientation(ffn) {
             Down::ByNeuron => 1,
@@ -119,11 +120,12 @@ impl FfnMode {
         self.predicts && known && self.orientation(ffn) == Down::ByNeuron
     }
 
-    /// Number of matrices bundled on `device`: where a predictor lists neurons, the rows of a
-    /// neuron are stored together, so that they are one contiguous read and not three. Only rows
-    /// in one format can be bundled, and down only where the file has one row per neuron.
+    /// Number of matrices that are bundled on `device`; 0 for none. If a predictor lists neurons, a
+    /// bundle stores the rows of a neuron together, so that the device reads them at once instead
+    /// of at three places. Rows can be bundled only if they have one format, and down only if the
+    /// file has one row per neuron.
     fn bundled(self, device: &Device, ffn: &Ffn) -> usize {
-        let wanted = self.repack && device.takes_columns() && ffn.experts.is_none();
+        let wanted = self.repack && device.supports_column_views() && ffn.experts.is_none();
         if !wanted || !self.lists(ffn) {
             return 0;
         }
@@ -137,8 +139,8 @@ impl FfnMode {
         }
     }
 
-    /// The matrices of a share, gate first. Transposed matrices of experts are made from the
-    /// experts' matrices side by side.
+    /// The matrices of a share, gate first. To transpose the down matrices of experts, they are
+    /// first concatenated by columns.
     pub(crate) fn packs(self, device: &Device, ffn: &Ffn, neurons: &Neurons) -> Vec<PackedFfn> {
         let rows = match neurons {
             Neurons::All => Select::All,
@@ -152,7 +154,7 @@ impl FfnMode {
         };
         let source = match ffn.n_expert() {
             Some(n) if self.transposes(ffn) => {
-                model::beside(&ffn.down.w, n).expect("experts' rows are whole blocks")
+                model::stacked_to_columns(&ffn.down.w, n).expect("each expert has whole blocks")
             }
             Some(_) | None => ffn.down.w.clone(),
         };
@@ -198,12 +200,17 @@ impl FfnMode {
         packs
     }
 
-    /// The groups of a share, where `n_below(n)` of its neurons have a number below `n`.
-    pub(crate) fn groups(self, ffn: &Ffn, n_below: impl Fn(usize) -> usize) -> Option<Groups> {
+    /// The row ranges of a share's experts; `None` in dense blocks. `n_below(n)` is the number of
+    /// the share's neurons with an index below `n`.
+    pub(crate) fn expert_ranges(
+        self,
+        ffn: &Ffn,
+        n_below: impl Fn(usize) -> usize,
+    ) -> Option<ExpertRanges> {
         let experts = ffn.experts.as_ref()?;
         let n_each = ffn.n_each();
         let starts = (0..=experts.n).map(|expert| n_below(expert * n_each) as u32).collect();
-        Some(Groups { starts, n_used: experts.n_used })
+        Some(ExpertRanges { starts, n_used: experts.n_used })
     }
 
     /// Bytes of a share of `n` neurons on `device`. Packs that a device uses in place cost
@@ -213,11 +220,11 @@ impl FfnMode {
         let matrices = matrices.iter().map(|PackedFfn { rows, pack, .. }| {
             device.pack_size(pack, matches!(rows.source(), Source::Mapped(_)))
         });
-        let offset =
+        let vector =
             |n| device.pack_size(&PackDesc::whole(TensorDesc::new(1, n, Format::F32)), false);
         let before = ffn.gate.iter().chain([&ffn.up]);
-        let before = before.filter(|part| part.bias.is_some()).map(|_| offset(n));
-        let cut = (self.skip == Skip::BelowPerRow).then(|| offset(n));
+        let before = before.filter(|part| part.bias.is_some()).map(|_| vector(n));
+        let cut = (self.skip == Skip::BelowPerRow).then(|| vector(n));
         let down = ffn
             .down
             .bias
@@ -226,12 +233,12 @@ impl FfnMode {
         matrices.chain(before).chain(down).chain(cut).sum()
     }
 
-    /// The op over tensors or, for planning, over their shapes.
+    /// The op of a share over tensors or, for planning, over shapes.
     pub(crate) fn op<T: Operand>(
         self,
         share: &FfnShare<T>,
         rows: Rows<T>,
-        FfnPlace { x, weights, y, active, hits, union, accumulate }: FfnPlace<T>,
+        FfnOperands { x, weights, y, active, hits, union, accumulate }: FfnOperands<T>,
     ) -> SparseFfn<T> {
         let share = share.clone();
         SparseFfn {
@@ -248,7 +255,7 @@ impl FfnMode {
                 self.skip
             },
             threshold: share.threshold,
-            group_weight: weights,
+            expert_weights: weights,
             rows,
             dense_from: self.dense_from.at(x.desc().n_rows),
             x,
@@ -259,7 +266,7 @@ impl FfnMode {
             kind: self.kind,
             activation: self.activation,
             orientation: share.orientation,
-            groups: share.groups,
+            experts: share.experts,
             accumulate,
         }
     }
@@ -269,7 +276,7 @@ impl FfnMode {
         let TensorDesc { n_cols: n_embd, format, .. } = ffn.up.w.desc();
         let orientation = self.orientation(ffn);
         let down = ffn.down.w.desc();
-        let offset =
+        let bias =
             |part: &Affine, n| part.bias.as_ref().map(|_| TensorDesc::new(1, n, Format::F32));
         FfnShare {
             gate: ffn.gate.as_ref().map(|gate| TensorDesc::new(n, n_embd, gate.w.desc().format)),
@@ -285,22 +292,22 @@ impl FfnMode {
                 }
                 Down::AcrossNeurons => TensorDesc::new(n_embd, n, down.format),
             },
-            bias_gate: ffn.gate.as_ref().and_then(|gate| offset(gate, n)),
-            bias_up: offset(&ffn.up, n),
+            bias_gate: ffn.gate.as_ref().and_then(|gate| bias(gate, n)),
+            bias_up: bias(&ffn.up, n),
             bias_down: ffn.down.bias.as_ref().map(HostRows::desc),
             threshold: (self.skip == Skip::BelowPerRow).then(|| TensorDesc::new(1, n, Format::F32)),
-            groups: self.groups(ffn, |below| below.min(n)),
+            experts: self.expert_ranges(ffn, |below| below.min(n)),
             orientation,
         }
     }
 }
 
-/// Which matrices of a share are packed together.
+/// The matrix or matrices of a share in one pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PackedMatrix {
-    /// One alone.
+    /// A single matrix.
     One(FfnMatrix),
-    /// Several side by side.
+    /// Several matrices, concatenated by columns.
     Bundle,
 }
 
@@ -321,49 +328,53 @@ pub(crate) struct PackedFfn {
     pub(crate) matrix: PackedMatrix,
     pub(crate) rows: HostRows,
     pub(crate) pack: PackDesc,
-    /// Columns of each matrix; several if they are side by side.
+    /// Number of columns of each matrix in the pack.
     pub(crate) cols: Vec<usize>,
 }
 
-/// The values of a per-neuron vector for the neurons of a share.
-pub(crate) fn chosen(bias: &HostRows, neurons: &Neurons) -> HostRows {
+/// Selects the values of a per-neuron vector for the neurons of a share.
+pub(crate) fn select_values(bias: &HostRows, neurons: &Neurons) -> HostRows {
     let Neurons::List(list) = neurons else {
         return bias.clone();
     };
-    let bytes = bias.rows(0..1).expect("biases are in memory");
+    let bytes = bias.rows(0..1).expect("biases are mapped or in host memory");
     let values = list.iter().flat_map(|&n| &bytes[4 * n as usize..][..4]);
     let bytes: Vec<u8> = values.copied().collect();
     HostRows::new(Source::Owned(Arc::new(bytes)), 1, list.len(), Format::F32)
-        .expect("four bytes per neuron")
+        .expect("a bias has four bytes per neuron")
 }
 
-/// The thresholds on the activations of a share's neurons, if it uses thresholds.
-pub(crate) fn cuts(options: &EngineOptions, layer: usize, neurons: &Neurons) -> Option<HostRows> {
+/// The activation thresholds of a share; `None` if the options select no thresholds.
+pub(crate) fn thresholds(
+    options: &EngineOptions,
+    layer: usize,
+    neurons: &Neurons,
+) -> Option<HostRows> {
     let (Sparsity::Within(target), Some(Layers::Thresholds(layers))) =
         (options.sparsity, options.learned_layers())
     else {
         return None;
     };
     let values = layers.get(layer)?.rows(target);
-    Some(chosen(&vector(&values), neurons))
+    Some(select_values(&vector(&values), neurons))
 }
 
-/// Inputs and outputs of a share's op.
-pub(crate) struct FfnPlace<T> {
+/// Operands of the op of a share, except its weights.
+pub(crate) struct FfnOperands<T> {
     pub(crate) x: T,
-    /// Weight of each expert for each token.
+    /// Weight of each expert for each token; `None` in dense blocks.
     pub(crate) weights: Option<T>,
     pub(crate) y: T,
     pub(crate) active: T,
-    /// Counters of the tokens for which each row was active; `None` where rows are not counted.
+    /// Counters per row of the tokens for which the row was active; `None` if rows are not counted.
     pub(crate) hits: Option<T>,
-    /// Operand for [`hal::op::UnionCounts`]; `None` where they are not counted.
+    /// Operand for [`hal::op::UnionCounts`]; `None` if the union is not counted.
     pub(crate) union: Option<T>,
     /// Whether to add to `y`.
     pub(crate) accumulate: bool,
 }
 
-/// Gate, up and down of some neurons.
+/// Weights of a share: gate, up and down, with their vectors.
 #[derive(Clone, Debug)]
 pub(crate) struct FfnShare<T> {
     pub(crate) gate: Option<T>,
@@ -372,8 +383,8 @@ pub(crate) struct FfnShare<T> {
     pub(crate) bias_gate: Option<T>,
     pub(crate) bias_up: Option<T>,
     pub(crate) bias_down: Option<T>,
-    /// Threshold of each neuron's activation.
+    /// Threshold of each neuron's activation; `None` if neurons are not chosen by thresholds.
     pub(crate) threshold: Option<T>,
-    pub(crate) groups: Option<Groups>,
+    pub(crate) experts: Option<ExpertRanges>,
     pub(crate) orientation: Down,
 }

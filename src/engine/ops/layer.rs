@@ -1,16 +1,17 @@
-//! A layer as ops: over tensors to record it, over shapes to ask whether a device supports it.
+//! A layer as ops. Over tensors the ops are recorded; over shapes a device is asked whether it
+//! supports them.
 
 use hal::op::{
-    Add, CopyHeads, Down, GateActivation, Groups, HeadColumns, MatMul, Merge, Mul, Norm, Op, Post,
-    Route, Scoring,
+    Add, CopyHeads, Down, ExpertRanges, GateActivation, HeadColumns, MatMul, Merge, Mul, Norm, Op,
+    Post, Route, Scoring,
 };
 use hal::{Batch, Operand, RowSet, Rows};
 
 use model::{
-    Affine, BlockKind, Frame, LayerWeights, Mixer, Model, PredictorInput, RouterInput, Shared,
+    Affine, BlockKind, Frame, LayerWeights, Mixer, Model, PredictorInput, RouterInput, SharedExpert,
 };
 
-use super::ffn::{FfnMode, FfnPlace, FfnShare};
+use super::ffn::{FfnMode, FfnOperands, FfnShare};
 use super::mixer::Memory;
 use super::predict::{Input, Predictor};
 use super::scratch::{Role, Scratch};
@@ -24,35 +25,35 @@ pub(crate) struct LayerOps<'a, T> {
     /// The layer in the file.
     pub(crate) facts: &'a LayerWeights,
     pub(crate) frame: &'a Frame<T>,
-    /// Frequencies of RoPE.
+    /// Frequencies of RoPE; `None` in a layer without RoPE.
     pub(crate) freqs: Option<&'a T>,
     pub(crate) memory: &'a Memory<T>,
-    /// Chooses the active neurons.
+    /// Predicts the active neurons; `None` in a layer without a predictor.
     pub(crate) predictor: Option<&'a Predictor<T>>,
     /// Resident neurons; `None` if none is on the home device.
     pub(crate) own: Option<&'a FfnShare<T>>,
     pub(crate) scratch: &'a Scratch<T>,
     pub(crate) batch: &'a Batch<T>,
-    /// Counters of neurons.
+    /// Counters of active neurons.
     pub(crate) active: T,
-    /// Row counters, if rows are counted.
+    /// Row counters; `None` if rows are not counted.
     pub(crate) hits: Option<T>,
-    /// Operand for [`hal::op::UnionCounts`], if they are counted.
+    /// Operand for [`hal::op::UnionCounts`]; `None` if the union is not counted.
     pub(crate) union: Option<T>,
-    /// Lists that the predictor fills: resident rows and, if some neurons are on other devices,
-    /// absent rows.
+    /// List of resident rows, which the predictor fills; `None` if no layer has a predictor.
     pub(crate) resident: Option<RowSet<T>>,
+    /// List of absent rows, which the predictor fills if some neurons are on other devices.
     pub(crate) absent: Option<RowSet<T>>,
-    /// Present if some neurons are computed on other devices.
+    /// Index of the mailbox; present if some neurons are computed on other devices.
     pub(crate) mailbox: Option<usize>,
 }
 
-/// `y = norm(x)` of the residual.
+/// `y = norm(x)`, where `x` is the residual.
 pub(crate) fn residual_norm<T: Operand>(model: &Model, x: &T, by: &Affine<T>, y: &T) -> Op<T> {
     Norm { eps: model.hyper.residual_eps(), ..norm(model, x, by, y) }.into()
 }
 
-/// `y = norm(x)`, over each group of `norm`'s length.
+/// `y = norm(x)`, applied separately to every group of as many values as the norm has weights.
 fn norm<T: Operand>(model: &Model, x: &T, norm: &Affine<T>, y: &T) -> Norm<T> {
     Norm {
         x: x.clone(),
@@ -65,7 +66,8 @@ fn norm<T: Operand>(model: &Model, x: &T, norm: &Affine<T>, y: &T) -> Norm<T> {
     }
 }
 
-/// Scratch that a layer needs besides its mixer's scratch and the fixed tensors: role and columns.
+/// Scratch that a layer needs in addition to the scratch of its mixer and the fixed tensors, as
+/// roles and numbers of columns.
 pub(crate) fn scratch_of(model: &Model, layer: &LayerWeights) -> Vec<(Role, usize)> {
     let (hyper, frame) = (&model.hyper, &layer.frame);
     let mut all = Vec::new();
@@ -100,7 +102,7 @@ pub(crate) fn matmul<T: Operand>(by: &Affine<T>, x: &T, y: &T) -> Op<T> {
 }
 
 impl<T: Operand> LayerOps<'_, T> {
-    /// The ops in order.
+    /// All ops of the layer, in order.
     pub(crate) fn list(self) -> Vec<Op<T>> {
         let mut ops = self.before_neurons();
         ops.extend(self.ops_after_attention());
@@ -116,7 +118,7 @@ impl<T: Operand> LayerOps<'_, T> {
             ops.push(residual_norm(self.model, &s.x, norm, &s.h));
         }
         self.mix(&mut ops);
-        if !self.is_parallel() && self.mixes() {
+        if !self.is_parallel() && self.has_mixer() {
             self.add(&mut ops, frame.post_attn_norm.as_ref());
         }
         if let Some(norm) = &frame.ffn_norm {
@@ -131,7 +133,7 @@ impl<T: Operand> LayerOps<'_, T> {
         ops
     }
 
-    /// The remaining ops: from the feed-forward block on.
+    /// The ops from the feed-forward block on.
     pub(crate) fn ops_after_attention(&self) -> Vec<Op<T>> {
         let mut ops = self.neurons_alone();
         ops.extend(self.after_neurons());
@@ -142,16 +144,16 @@ impl<T: Operand> LayerOps<'_, T> {
     pub(crate) fn neurons_alone(&self) -> Vec<Op<T>> {
         let mut ops = Vec::new();
         if self.facts.ffn.is_some() {
-            self.neurons(&mut ops, self.is_parallel() && self.mixes());
+            self.neurons(&mut ops, self.is_parallel() && self.has_mixer());
         }
         ops
     }
 
-    /// The ops after it.
+    /// The ops after the feed-forward block.
     pub(crate) fn after_neurons(&self) -> Vec<Op<T>> {
         let mut ops = Vec::new();
         self.join_dense(&mut ops);
-        if self.facts.ffn.is_some() || (self.is_parallel() && self.mixes()) {
+        if self.facts.ffn.is_some() || (self.is_parallel() && self.has_mixer()) {
             self.add(&mut ops, self.frame.post_ffn_norm.as_ref());
         }
         self.per_layer(&mut ops);
@@ -173,7 +175,7 @@ impl<T: Operand> LayerOps<'_, T> {
         ops.push(Add { a: s.h.clone(), x: s.y.clone() }.into());
     }
 
-    /// Adds the contribution of the tokens' embeddings for this layer to the residual.
+    /// Adds the contribution of the tokens' per-layer embeddings to the residual.
     fn per_layer(&self, ops: &mut Vec<Op<T>>) {
         let (s, hyper) = (self.scratch, &self.model.hyper);
         let Some(by) = &self.frame.per_layer else { return };
@@ -196,7 +198,7 @@ impl<T: Operand> LayerOps<'_, T> {
         self.add(ops, Some(&by.norm));
     }
 
-    fn mixes(&self) -> bool {
+    fn has_mixer(&self) -> bool {
         !matches!(self.frame.mixer, Mixer::None)
     }
 
@@ -221,7 +223,7 @@ impl<T: Operand> LayerOps<'_, T> {
         ops.push(Add { a: a.clone(), x: s.x.clone() }.into());
     }
 
-    /// Chooses experts by `x` if the router reads `input`.
+    /// Selects experts from `x`, if `input` is the input of the router.
     fn route(&self, ops: &mut Vec<Op<T>>, input: RouterInput, x: &T) {
         let (Some(router), Some(weights), Some(experts)) =
             (&self.frame.router, &self.scratch.weights, self.facts.experts())
@@ -247,9 +249,9 @@ impl<T: Operand> LayerOps<'_, T> {
         }
     }
 
-    /// Computes the shared expert into `y`, adding to it if `accumulate`; with norms of its own,
-    /// into `Role::DenseOutput`.
-    fn shared(&self, ops: &mut Vec<Op<T>>, shared: &Shared<T>, accumulate: bool) {
+    /// Computes the shared expert into `y`, or adds it to `y` if `accumulate`. A shared expert with
+    /// norms of its own is computed into `Role::DenseOutput`.
+    fn shared(&self, ops: &mut Vec<Op<T>>, shared: &SharedExpert<T>, accumulate: bool) {
         let s = self.scratch;
         let n_embd = self.model.hyper.n_embd;
         let (x, y) = match &shared.norms {
@@ -261,7 +263,7 @@ impl<T: Operand> LayerOps<'_, T> {
             None => (&s.h, &s.y),
         };
         let accumulate = accumulate && shared.norms.is_none();
-        let mut groups = None;
+        let mut experts = None;
         if let (Some(weight), Some(weights)) = (&shared.weight, &s.shared_weight) {
             let route = Route {
                 w: weight.w.clone(),
@@ -275,18 +277,18 @@ impl<T: Operand> LayerOps<'_, T> {
             };
             ops.push(route.into());
             let n_ff = shared.up.w.desc().n_rows as u32;
-            groups = Some(Groups { starts: [0, n_ff].into(), n_used: 1 });
+            experts = Some(ExpertRanges { starts: [0, n_ff].into(), n_used: 1 });
         }
-        let place = FfnPlace {
+        let place = FfnOperands {
             x: x.clone(),
-            weights: s.shared_weight.clone().filter(|_| groups.is_some()),
+            weights: s.shared_weight.clone().filter(|_| experts.is_some()),
             y: y.clone(),
             active: self.active.clone(),
             hits: None,
             union: None,
             accumulate,
         };
-        let Shared { gate, up, down, .. } = shared.clone();
+        let SharedExpert { gate, up, down, .. } = shared.clone();
         let share = FfnShare {
             gate: Some(gate.w),
             up: up.w,
@@ -295,17 +297,17 @@ impl<T: Operand> LayerOps<'_, T> {
             bias_up: up.bias,
             bias_down: down.bias,
             threshold: None,
-            groups,
+            experts,
             orientation: Down::AcrossNeurons,
         };
         ops.push(self.mode.op(&share, Rows::All, place).into());
     }
 
-    /// From the normed `h` to the block's output in `y`, adding to it if `accumulate`.
+    /// Computes the block from the normed `h` into `y`, or adds it to `y` if `accumulate`.
     fn neurons(&self, ops: &mut Vec<Op<T>>, accumulate: bool) {
         let s = self.scratch;
         let (mut rows, mut absent) = (Rows::All, None);
-        // Where the absent neurons are streamed, their lists are made per chunk.
+        // If the absent neurons are streamed, each chunk makes its own list.
         let wanted = self.own.is_some() || self.mailbox.is_some();
         if let (Some(predictor), Some(resident), true) = (self.predictor, &self.resident, wanted) {
             absent = self.absent.clone();
@@ -320,9 +322,9 @@ impl<T: Operand> LayerOps<'_, T> {
         let mut accumulate = accumulate;
         if let Some(own) = self.own {
             let (x, y, active) = (s.h.clone(), s.y.clone(), self.active.clone());
-            let weights = s.weights.clone().filter(|_| own.groups.is_some());
+            let weights = s.weights.clone().filter(|_| own.experts.is_some());
             let (hits, union) = (self.hits.clone(), self.union.clone());
-            let place = FfnPlace { x, weights, y, active, hits, union, accumulate };
+            let place = FfnOperands { x, weights, y, active, hits, union, accumulate };
             ops.push(self.mode.op(own, rows, place).into());
             accumulate = true;
         }

@@ -1,4 +1,4 @@
-//! The mixers of layers as ops, with their scratch, KV caches and recurrent states.
+//! The mixers of layers as ops, and their scratch, KV caches and recurrent states.
 
 use hal::op::{
     Attention as AttentionOp, CopyHeads, GateActivation, HeadColumns, Mul, Norm, Op, Rope, StoreKv,
@@ -14,19 +14,20 @@ use crate::options::EngineOptions;
 /// Per-sequence data that a layer keeps between steps.
 #[derive(Clone, Debug)]
 pub(crate) enum Memory<T> {
-    /// Nothing.
+    /// No data.
     None,
     /// Keys and values of every position.
     Kv(KvCache<T>),
     /// Keys and values in an earlier layer's cache, which this layer only reads.
     SharedKv(KvCache<T>),
-    /// Recurrent states, `[n_seq + n_checkpoint, width]` each: the row of a sequence is its number
-    /// in the batch; the rows after those hold checkpoints.
+    /// Recurrent states, `[n_seq + n_checkpoint, width]` each. Row `i` belongs to sequence `i` of
+    /// the batch; the rows from `n_seq` on hold checkpoints.
     Recurrent(Vec<T>),
 }
 
 impl<T> Memory<T> {
-    /// The keys and values that the layer attends to, its own or an earlier layer's.
+    /// The KV cache that the layer attends to: its own or that of an earlier layer; `None` in
+    /// layers without attention.
     pub(crate) fn kv(&self) -> Option<&KvCache<T>> {
         match self {
             Memory::Kv(cache) | Memory::SharedKv(cache) => Some(cache),
@@ -34,7 +35,7 @@ impl<T> Memory<T> {
         }
     }
 
-    /// The layer's own KV cache.
+    /// The layer's own KV cache; `None` if it has none.
     pub(crate) fn own_kv(&self) -> Option<&KvCache<T>> {
         match self {
             Memory::Kv(cache) => Some(cache),
@@ -50,7 +51,7 @@ impl<T> Memory<T> {
         }
     }
 
-    /// The tensors to allocate: without an earlier layer's cache.
+    /// The tensors to allocate for the layer. An earlier layer's cache is not among them.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &T> {
         self.own_kv().into_iter().flat_map(|cache| [&cache.k, &cache.v]).chain(self.states())
     }
@@ -118,7 +119,8 @@ fn state_widths(mixer: &Mixer<TensorDesc>) -> Vec<usize> {
     }
 }
 
-/// The scratch that a layer needs in addition to that of all layers: its role and columns.
+/// Scratch that a mixer needs in addition to the scratch of all layers, as roles and numbers of
+/// columns.
 pub(crate) fn scratch_of(mixer: &Mixer<TensorDesc>) -> Vec<(Role, usize)> {
     match mixer {
         Mixer::None => Vec::new(),
@@ -182,7 +184,7 @@ fn latent_scratch<T: Operand>(by: &Latent<T>) -> [(Role, usize); 4] {
 }
 
 impl<T: Operand> LayerOps<'_, T> {
-    /// From the normed `h` to the mixer's output in `y`.
+    /// Computes the mixer from the normed `h` into `y`.
     pub(crate) fn mix(&self, ops: &mut Vec<Op<T>>) {
         match &self.frame.mixer {
             Mixer::None => {}
@@ -200,7 +202,7 @@ impl<T: Operand> LayerOps<'_, T> {
         let own = self.keys_and_values(ops, by);
         self.rotate(ops, by, q);
         let Some(cache) = self.memory.kv() else { return };
-        // Adjacent, because devices fuse both RoPE ops and the store.
+        // These ops are adjacent, because devices fuse both RoPE ops and the store.
         if let Some((k, v)) = own {
             self.rotate(ops, by, k);
             let (k, v, batch) = (k.clone(), v.clone(), self.batch.clone());
@@ -227,8 +229,8 @@ impl<T: Operand> LayerOps<'_, T> {
         ops.push(matmul(&by.o, mixed, &s.y));
     }
 
-    /// Computes keys (before RoPE) and values from the normed `h`; `None` where an earlier layer
-    /// stored them.
+    /// Computes keys (before RoPE) and values from the normed `h`; `None` if the layer shares an
+    /// earlier KV cache.
     fn keys_and_values(&self, ops: &mut Vec<Op<T>>, by: &Attention<T>) -> Option<(&T, &T)> {
         let (s, sizes) = (self.scratch, &by.sizes);
         let own = || (s.at(Role::Key, sizes.n_k()), s.at(Role::Value, sizes.n_v()));
@@ -291,7 +293,7 @@ impl<T: Operand> LayerOps<'_, T> {
         ops.push(rope.into());
     }
 
-    /// From the normed `h` to the queries and, where the output is gated, the gates.
+    /// Computes the queries and, if the output is gated, the gates from the normed `h`.
     fn queries(&self, ops: &mut Vec<Op<T>>, by: &Attention<T>) {
         let (s, sizes) = (self.scratch, &by.sizes);
         let (n_q, d_head) = (sizes.n_q(), sizes.d_head);
@@ -341,17 +343,17 @@ impl<T: Operand> LayerOps<'_, T> {
         }
     }
 
-    /// Keys and values through a latent vector (MLA), expanded to all heads.
+    /// Computes the keys and values of all heads through a latent vector (MLA).
     fn latent(&self, ops: &mut Vec<Op<T>>, sizes: &AttentionSizes, by: &Latent<T>) {
         let s = self.scratch;
-        let [folded, normed, k_rope, expanded] =
+        let [latent, normed, k_rope, expanded] =
             latent_scratch(by).map(|(role, width)| s.at(role, width));
         let (k, v) = (s.at(Role::Key, sizes.n_k()), s.at(Role::Value, sizes.n_v()));
         let AttentionSizes { n_head, n_rot, d_head, d_value, .. } = *sizes;
-        let n_plain = d_head - n_rot;
-        let n_each = n_plain + d_value;
-        ops.push(matmul(&by.kv_a_proj, &s.h, folded));
-        ops.push(self.norm(folded, &by.kv_a_norm, normed));
+        let n_unrotated = d_head - n_rot;
+        let n_each = n_unrotated + d_value;
+        ops.push(matmul(&by.kv_a_proj, &s.h, latent));
+        ops.push(self.norm(latent, &by.kv_a_norm, normed));
         ops.push(matmul(&by.k_rope, &s.h, k_rope));
         ops.push(matmul(&by.kv_b_proj, normed, expanded));
         let columns = |first, step| HeadColumns { first, step };
@@ -360,8 +362,8 @@ impl<T: Operand> LayerOps<'_, T> {
             ops.push(CopyHeads { x, y, n_head, width, from, to }.into());
         };
         let to_key = |first| columns(first, d_head);
-        copy(expanded, columns(0, n_each), k, to_key(0), n_plain);
-        copy(k_rope, columns(0, 0), k, to_key(n_plain), n_rot);
-        copy(expanded, columns(n_plain, n_each), v, columns(0, d_value), d_value);
+        copy(expanded, columns(0, n_each), k, to_key(0), n_unrotated);
+        copy(k_rope, columns(0, 0), k, to_key(n_unrotated), n_rot);
+        copy(expanded, columns(n_unrotated, n_each), v, columns(0, d_value), d_value);
     }
 }

@@ -1,7 +1,7 @@
-//! A layer as ops, generic over operands: over tensors they are recorded, over shapes a device is
-//! asked whether it supports them.
+//! A layer as ops, generic over the operand. Over tensors the ops are recorded; over shapes a
+//! device is asked whether it supports them.
 //!
-//! Not here: memory and programs of a device.
+//! Tensors are allocated in `load/`, programs are recorded in `record/`.
 
 pub(crate) mod embed;
 pub(crate) mod ffn;

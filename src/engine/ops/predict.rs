@@ -8,7 +8,7 @@ use hal::{HostRows, Operand, RowSet, Source, TensorDesc};
 
 use model::chooser::LayerPredictor;
 
-/// A tensor of row numbers, counts or membership bits.
+/// The shape of a U32 tensor of row numbers, counts or membership bits.
 pub(crate) fn words(n_rows: usize, n_cols: usize) -> TensorDesc {
     TensorDesc::new(n_rows, n_cols, Format::U32)
 }
@@ -25,7 +25,7 @@ pub(crate) fn list_desc(capacity: usize, n_tokens: usize) -> RowSet<TensorDesc> 
 /// Input of a predictor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
-    /// As the file's family defines it.
+    /// The input that the family of the file defines.
     OfFile,
     /// The block's normed input.
     Normed,
@@ -33,7 +33,7 @@ pub(crate) enum Input {
 
 /// The data of a predictor, on the host.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Chosen<'a> {
+pub(crate) struct PredictorData<'a> {
     pub(crate) fc1: Option<&'a HostRows>,
     pub(crate) fc2: &'a HostRows,
     pub(crate) bias: Option<&'a [f32]>,
@@ -42,20 +42,21 @@ pub(crate) struct Chosen<'a> {
     pub(crate) input: Input,
 }
 
-impl<'a> Chosen<'a> {
-    /// PowerInfer's formula, selecting scores of at least `threshold`.
-    pub(crate) fn of_file(weights: &'a model::Predictor, threshold: f32) -> Chosen<'a> {
+impl<'a> PredictorData<'a> {
+    /// The predictor of a PowerInfer file, which selects neurons with a score of at least
+    /// `threshold`.
+    pub(crate) fn of_file(weights: &'a model::Predictor, threshold: f32) -> PredictorData<'a> {
         let model::Predictor { fc1, fc2 } = weights;
         let (hidden, input) = (Hidden::Relu, Input::OfFile);
-        Chosen { fc1: Some(fc1), fc2, bias: None, threshold, hidden, input }
+        PredictorData { fc1: Some(fc1), fc2, bias: None, threshold, hidden, input }
     }
 
     /// A trained predictor, for a relative error of `target` in the block's output.
-    pub(crate) fn learned(layer: &'a LayerPredictor, target: f32) -> Chosen<'a> {
+    pub(crate) fn learned(layer: &'a LayerPredictor, target: f32) -> PredictorData<'a> {
         let threshold = layer.threshold(target);
         let LayerPredictor { fc1, fc2, bias, .. } = layer;
         let (hidden, input) = (Hidden::Linear, Input::Normed);
-        Chosen { fc1: fc1.as_ref(), fc2, bias: Some(bias), threshold, hidden, input }
+        PredictorData { fc1: fc1.as_ref(), fc2, bias: Some(bias), threshold, hidden, input }
     }
 }
 
@@ -64,35 +65,35 @@ impl<'a> Chosen<'a> {
 pub(crate) struct Predictor<T> {
     pub(crate) fc1: Option<T>,
     pub(crate) fc2: T,
-    /// `[1, n_ff]`
+    /// `[1, n_ff]`, added to the scores; `None` without a bias.
     pub(crate) bias: Option<T>,
-    /// `[1, n_ff]`: the slot of each neuron.
+    /// `[1, n_ff]`: the slot of each neuron, resident or absent.
     pub(crate) slots: T,
     pub(crate) threshold: f32,
     pub(crate) hidden: Hidden,
-    /// Which input its op needs.
+    /// Which activations the op reads.
     pub(crate) input: Input,
 }
 
 impl Predictor<TensorDesc> {
-    pub(crate) fn desc(chosen: Chosen<'_>) -> Predictor<TensorDesc> {
-        let Chosen { fc1, fc2, bias, threshold, hidden, input } = chosen;
+    pub(crate) fn desc(data: PredictorData<'_>) -> Predictor<TensorDesc> {
+        let PredictorData { fc1, fc2, bias, threshold, hidden, input } = data;
         let (fc1, fc2) = (fc1.map(HostRows::desc), fc2.desc());
         let bias = bias.map(|_| TensorDesc::new(1, fc2.n_rows, Format::F32));
         Predictor { fc1, fc2, bias, slots: words(1, fc2.n_rows), threshold, hidden, input }
     }
 }
 
-/// Floats as one row.
+/// `values` as one row of F32.
 pub(crate) fn vector(values: &[f32]) -> HostRows {
     let bytes: Vec<u8> = bytemuck::cast_slice(values).to_vec();
     let source = Source::Owned(Arc::new(bytes));
-    HostRows::new(source, 1, values.len(), Format::F32).expect("as many bytes as values")
+    HostRows::new(source, 1, values.len(), Format::F32).expect("the bytes match the values")
 }
 
 impl<T: Clone> Predictor<T> {
-    /// The same predictor over some of the neurons: their rows, biases and slots.
-    pub(crate) fn over(&self, fc2: T, bias: T, slots: T) -> Predictor<T> {
+    /// The predictor over some of the neurons, with their rows, biases and slots.
+    pub(crate) fn for_neurons(&self, fc2: T, bias: T, slots: T) -> Predictor<T> {
         Predictor { fc2, bias: Some(bias), slots, ..self.clone() }
     }
 }

@@ -41,8 +41,8 @@ impl<T: Operand> LayerOps<'_, T> {
         }
     }
 
-    /// A gated delta net: `y = out . (norm(delta(q, k, v)) * silu(z))`, with queries, keys and
-    /// values convolved, and queries and keys of length 1.
+    /// A gated delta net: `y = out . (norm(delta(q, k, v)) * silu(z))`, where queries, keys and
+    /// values are convolved, and queries and keys are normalised to length 1.
     pub(super) fn gated_delta(&self, ops: &mut Vec<Op<T>>, by: &GatedDelta<T>) {
         let (s, sizes) = (self.scratch, &by.sizes);
         let [q_state, k_state, v_state, state] = self.memory.states() else { return };
@@ -98,7 +98,7 @@ impl<T: Operand> LayerOps<'_, T> {
         ops.push(matmul(&by.out, &v_conv, &s.y));
     }
 
-    /// A Mamba-2 block: `y = out . norm(scan(x, b, c, dt) * silu(z))`, with `x`, `b` and `c`
+    /// A Mamba-2 block: `y = out . norm(scan(x, b, c, dt) * silu(z))`, where `x`, `b` and `c` are
     /// convolved.
     pub(super) fn mamba2(&self, ops: &mut Vec<Op<T>>, by: &Mamba2<T>) {
         let (s, sizes) = (self.scratch, &by.sizes);
@@ -138,7 +138,8 @@ impl<T: Operand> LayerOps<'_, T> {
         ops.push(scan.into());
         ops.push(matmul(&by.z, &s.h, &free));
         ops.push(Mul { g: free.clone(), x: y.clone(), activation: GateActivation::Silu }.into());
-        // The weight of `Norm` is the same for all groups; several groups take a `Mul` instead.
+        // `Norm` applies one weight vector to all groups. With several groups, whose weights
+        // differ, a `Mul` applies the weights.
         let one_group = sizes.n_group == 1;
         let norm = Norm {
             x: y,

@@ -16,13 +16,13 @@ pub(crate) struct Scratch<T> {
     pub(crate) x: T,
     pub(crate) h: T,
     pub(crate) y: T,
-    /// Input of shares that another device handed off.
+    /// Input of a share, handed off by the home device of the layer.
     pub(crate) handed: T,
     /// Weight of each expert, computed on a layer's home; present if there are experts.
     pub(crate) weights: Option<T>,
-    /// Weight of the shared expert.
+    /// Weight of the shared expert for each token; present if there are experts.
     pub(crate) shared_weight: Option<T>,
-    /// Other scratch tensors by role and columns; layers with the same sizes share them.
+    /// Other scratch tensors by role and number of columns. Layers of the same sizes share them.
     mixers: Vec<(Role, usize, T)>,
 }
 
@@ -57,15 +57,15 @@ pub(crate) enum Role {
     Mixed,
     /// Decay of a gated delta rule; step sizes of Mamba-2.
     Decay,
-    /// Writing strength of a gated delta rule.
+    /// Write strength (beta) of a gated delta rule.
     Beta,
-    /// Embeddings of the tokens for all layers, kept during a step.
+    /// Per-layer embeddings of the tokens for all layers, kept during a step.
     LayerInputs,
-    /// Projected or looked-up part of `LayerInputs`.
+    /// A summand of `LayerInputs`: the projected embeddings, later the rows of the per-layer table.
     LayerInputsPart,
-    /// The embeddings for one layer.
+    /// Per-layer embeddings of the tokens for one layer.
     LayerInput,
-    /// Gate of the embeddings for one layer.
+    /// Gate of the per-layer embeddings for one layer.
     LayerGate,
     /// Normed input of a router.
     RouterInput,
@@ -129,7 +129,7 @@ impl Scratch<TensorDesc> {
     }
 }
 
-/// Allocates one scratch tensor with this label.
+/// Maps a scratch tensor, given its label, to another kind of operand.
 type Alloc<'a, T, U, E> = dyn FnMut(&'static str, &T) -> std::result::Result<U, E> + 'a;
 
 impl<T> Scratch<T> {
@@ -155,14 +155,14 @@ impl<T> Scratch<T> {
         })
     }
 
-    /// The tensor of `cols` columns that layers use for `role`; [`scratch_of`] and
-    /// [`layer::scratch_of`] list all of them.
+    /// The tensor of `cols` columns that layers use for `role`. [`scratch_of`] and
+    /// [`layer::scratch_of`] list all of these tensors.
     pub(crate) fn at(&self, role: Role, cols: usize) -> &T {
         let found = self.mixers.iter().find(|known| (known.0, known.1) == (role, cols));
         found.map(|(_, _, tensor)| tensor).expect("scratch was made for all layers")
     }
 
-    /// The same over another kind of operand.
+    /// Applies `f` to every tensor.
     pub(crate) fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> Scratch<U> {
         let mapped: std::result::Result<_, Infallible> =
             self.try_map(&mut |_, tensor| Ok(f(tensor)));
@@ -173,7 +173,7 @@ impl<T> Scratch<T> {
     }
 }
 
-/// Columns of all scratch tensors of a step, together.
+/// Total number of columns of the scratch tensors of a step.
 #[must_use]
 pub fn scratch_width(model: &Model) -> usize {
     let mut width = 0;

@@ -1,6 +1,6 @@
-//! Records a step as programs: the model's layers become ops, once, at load.
+//! Records the programs of a step, once, at load: the layers of the model become ops.
 //!
-//! Not here: how the tensors were loaded, and how programs are replayed.
+//! `load/` loads the tensors, `replay/` replays the programs.
 
 mod segments;
 
@@ -14,8 +14,8 @@ use crate::error::Result;
 use crate::load::ffn::FfnTensors;
 use crate::load::lane::Lane;
 use crate::load::lists::ChunkLists;
-use crate::load::{Loaded, Remote};
-use crate::ops::ffn::{FfnMode, FfnPlace};
+use crate::load::{LoadedModel, RemoteShare};
+use crate::ops::ffn::{FfnMode, FfnOperands};
 use crate::ops::layer::{LayerOps, predictor_input, residual_norm};
 use crate::ops::predict::Predictor;
 use crate::ops::scratch::Scratch;
@@ -23,14 +23,14 @@ use crate::options::EngineOptions;
 use crate::size::Sizing;
 use crate::timeline::Work;
 
-/// The same step for several numbers of tokens, ascending.
+/// Programs for the same work with several token counts, ascending.
 #[derive(Debug, Default)]
 pub(crate) struct Ladder {
     rungs: Vec<(usize, Program)>,
 }
 
 impl Ladder {
-    /// The smallest program for at least `n` tokens.
+    /// The smallest program for at least `n` tokens; `None` if all are for fewer.
     pub(crate) fn at_least(&self, n: usize) -> Option<&Program> {
         self.rungs.iter().find(|(size, _)| *size >= n).map(|(_, program)| program)
     }
@@ -49,13 +49,13 @@ pub(crate) struct Segment {
     /// The work of each timed span of the programs.
     pub(crate) works: Vec<Work>,
     pub(crate) programs: Ladder,
-    /// The legs of the rungs that stream: these have several programs instead of one.
+    /// For each rung that streams, its token count and its legs, which replace its program.
     pub(crate) legs: Vec<(usize, Vec<Leg>)>,
-    /// The device that weights are streamed to after these legs.
+    /// The device that weights are streamed to between legs.
     pub(crate) via: DeviceIndex,
 }
 
-/// A run of layers of a segment whose programs are cut at streamed layers.
+/// A part of a segment between two streamed layers, as one program.
 #[derive(Debug)]
 pub(crate) struct Leg {
     pub(crate) program: Program,
@@ -63,7 +63,7 @@ pub(crate) struct Leg {
     pub(crate) handed: Vec<usize>,
     /// The work of each timed span of the program.
     pub(crate) works: Vec<Work>,
-    /// The layer whose chunks run after it.
+    /// The layer whose chunks run after this leg; `None` after the last leg.
     pub(crate) then: Option<usize>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// The ladders of all programs but the legs.
+    /// The ladders of all programs except the legs.
     pub(crate) fn ladders(&self) -> impl Iterator<Item = &Ladder> {
         let segments = self.segments.iter().map(|segment| &segment.programs);
         segments.chain([&self.head]).chain(self.remotes.iter().flatten())
@@ -89,7 +89,7 @@ impl Programs {
     }
 }
 
-/// Neurons of a layer that are streamed.
+/// Which neurons of a layer are streamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamedNeurons {
     /// Neurons on other devices; their weights go to the layer's home.
@@ -119,14 +119,14 @@ impl StreamedLayers {
     }
 }
 
-/// Inputs of recording.
+/// Everything needed to record programs.
 pub(crate) struct Recording<'a> {
     model: &'a Model,
     mode: FfnMode,
     options: &'a EngineOptions,
-    /// Numbers of tokens that programs are recorded for, ascending.
+    /// Token counts that programs are recorded for, ascending.
     rungs: &'a [usize],
-    loaded: &'a Loaded,
+    loaded: &'a LoadedModel,
 }
 
 /// The first `n` rows of every scratch tensor.
@@ -138,18 +138,18 @@ impl<'a> Recording<'a> {
     pub(crate) fn new(
         sizing: &Sizing<'a>,
         rungs: &'a [usize],
-        loaded: &'a Loaded,
+        loaded: &'a LoadedModel,
     ) -> Recording<'a> {
         let Sizing { model, mode, options, .. } = *sizing;
         Recording { model, mode, options, rungs, loaded }
     }
 
-    /// Neurons of a layer.
+    /// Number of neurons of a layer.
     pub(crate) fn n_ff(&self, layer: usize) -> usize {
         self.model.layers[layer].n_ff()
     }
 
-    /// All programs of a step; segments are cut where `streamed` says.
+    /// Records all programs of a step. Segments are cut into legs at the layers in `streamed`.
     ///
     /// # Errors
     /// Device errors.
@@ -183,15 +183,15 @@ impl<'a> Recording<'a> {
         Ok(ladder)
     }
 
-    /// The rungs of steps of `from` tokens and more.
+    /// The rungs for steps of at least `from` tokens.
     pub(crate) fn rungs_from(&self, from: usize) -> &[usize] {
         &self.rungs[self.rungs.partition_point(|&n| n < from)..]
     }
 
-    /// The program over a chunk streamed into the slots of `share`, for the rungs that stream:
-    /// computes the chunk's part of the block's output and writes it to y or adds it. With a
-    /// predictor, only the selected neurons are computed.
-    pub(crate) fn piece(
+    /// Records the programs over a chunk in the slots of `share`, for the rungs that stream. A
+    /// program computes the contribution of the chunk to the output of the block, and writes it to
+    /// y or, if `adds`, adds it to y. With a predictor, only the selected neurons are computed.
+    pub(crate) fn chunk(
         &self,
         lane: &Lane,
         from: usize,
@@ -204,7 +204,7 @@ impl<'a> Recording<'a> {
         let model = self.model;
         let n_layer = model.hyper.n_layer;
         self.ladder(rungs, |rung, n| {
-            let mut recorder = lane.device.record(&format!("piece x {n}"));
+            let mut recorder = lane.device.record(&format!("chunk x {n}"));
             let s = view(&lane.scratch, n);
             let mut rows = Rows::All;
             if let Some((predictor, lists)) = listed {
@@ -212,9 +212,9 @@ impl<'a> Recording<'a> {
                 recorder.push(predictor.op(x, set.clone(), None))?;
                 rows = Rows::Active(set);
             }
-            let place = FfnPlace {
+            let place = FfnOperands {
                 x: s.h,
-                weights: s.weights.filter(|_| share.groups.is_some()),
+                weights: s.weights.filter(|_| share.experts.is_some()),
                 y: s.y,
                 active: lane.active[first + rung].rows(n_layer..n_layer + 1),
                 hits: None,
@@ -236,7 +236,7 @@ impl<'a> Recording<'a> {
         ops.into_iter().try_for_each(|op| Ok(recorder.push(op)?))
     }
 
-    /// A layer's ops with the tensors of `lane`, over the rows of `scratch`.
+    /// The ops of a layer with the tensors of `lane`, over the rows of `scratch`.
     pub(crate) fn layer_ops<'b>(
         &self,
         lane: &'b Lane,
@@ -271,8 +271,9 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// The other side of a hand-off: one share, from `handed` to `y`.
-    fn remote(&self, layer: usize, remote: &Remote, listed: bool) -> Result<Ladder> {
+    /// Records the programs of a share on another device than the home: from its input `handed` to
+    /// its output `y`.
+    fn remote(&self, layer: usize, remote: &RemoteShare, listed: bool) -> Result<Ladder> {
         let lane = self.loaded.lane(remote.device);
         let lists = lane.lists.as_ref().filter(|_| listed);
         self.ladder(self.rungs, |rung, n| {
@@ -281,15 +282,15 @@ impl<'a> Recording<'a> {
             let active = lane.active[rung].rows(layer..layer + 1);
             let rows = lists.map_or(Rows::All, |lists| Rows::Active(lists.resident(layer, rung)));
             let x = s.handed;
-            let weights = s.weights.filter(|_| remote.ffn.groups.is_some());
+            let weights = s.weights.filter(|_| remote.ffn.experts.is_some());
             let (hits, union) = (lane.hits(layer, n), lane.union(layer, n));
-            let place = FfnPlace { x, weights, y: s.y, active, hits, union, accumulate: false };
+            let place = FfnOperands { x, weights, y: s.y, active, hits, union, accumulate: false };
             recorder.push(self.mode.op(&remote.ffn, rows, place))?;
             Ok(recorder.finish()?)
         })
     }
 
-    /// Selected tokens, norm, logits; a ladder over the number of outputs.
+    /// Records the head (gather, norm, logits) as a ladder over the number of outputs.
     fn head(&self) -> Result<Ladder> {
         let head = &self.loaded.head;
         let lane = self.loaded.lane(head.device);

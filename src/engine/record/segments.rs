@@ -13,7 +13,7 @@ use crate::ops::scratch::Scratch;
 use crate::timeline::Work;
 
 /// Consecutive layers with one home.
-struct Home {
+struct LayerRun {
     device: DeviceIndex,
     layers: Range<usize>,
     /// Whether the embedding comes before the layers.
@@ -21,14 +21,14 @@ struct Home {
 }
 
 /// A program being recorded, with the work of each of its timed spans.
-struct Timed {
+struct TimedPart {
     recorder: Recorder,
     works: Vec<Work>,
 }
 
-impl Timed {
-    fn new(lane: &Lane, label: &str) -> Timed {
-        Timed { recorder: lane.device.record(label), works: Vec::new() }
+impl TimedPart {
+    fn new(lane: &Lane, label: &str) -> TimedPart {
+        TimedPart { recorder: lane.device.record(label), works: Vec::new() }
     }
 
     /// Starts the next timed span.
@@ -49,17 +49,17 @@ impl Timed {
 }
 
 /// The segments of `placement`: the first one begins at the embedding and may have no layers.
-fn homes(placement: &Placement) -> Vec<Home> {
-    let mut homes = vec![Home { device: placement.embed, layers: 0..0, embeds: true }];
+fn layer_runs(placement: &Placement) -> Vec<LayerRun> {
+    let mut runs = vec![LayerRun { device: placement.embed, layers: 0..0, embeds: true }];
     for (index, layer) in placement.layers.iter().enumerate() {
-        match homes.last_mut() {
-            Some(home) if home.device == layer.home => home.layers.end = index + 1,
+        match runs.last_mut() {
+            Some(run) if run.device == layer.home => run.layers.end = index + 1,
             _ => {
-                homes.push(Home { device: layer.home, layers: index..index + 1, embeds: false });
+                runs.push(LayerRun { device: layer.home, layers: index..index + 1, embeds: false });
             }
         }
     }
-    homes
+    runs
 }
 
 impl Recording<'_> {
@@ -68,54 +68,60 @@ impl Recording<'_> {
         placement: &Placement,
         streamed: &[StreamedLayers],
     ) -> Result<Vec<Segment>> {
-        let homes = homes(placement).into_iter().enumerate();
-        homes.map(|(number, home)| self.segment(number, &home, streamed)).collect()
+        let runs = layer_runs(placement).into_iter().enumerate();
+        runs.map(|(number, run)| self.segment(number, &run, streamed)).collect()
     }
 
-    fn segment(&self, number: usize, home: &Home, streamed: &[StreamedLayers]) -> Result<Segment> {
-        let lane = self.loaded.lane(home.device);
+    fn segment(
+        &self,
+        number: usize,
+        run: &LayerRun,
+        streamed: &[StreamedLayers],
+    ) -> Result<Segment> {
+        let lane = self.loaded.lane(run.device);
         let layers = &self.loaded.layers;
-        let handed = home.layers.clone().filter(|&i| layers[i].mailbox.is_some()).collect();
-        let streamed = streamed.iter().find(|to| home.layers.clone().any(|i| to.has(i)));
-        let via = streamed.map_or(home.device, |to| to.device);
+        let handed = run.layers.clone().filter(|&i| layers[i].mailbox.is_some()).collect();
+        let streamed = streamed.iter().find(|to| run.layers.clone().any(|i| to.has(i)));
+        let via = streamed.map_or(run.device, |to| to.device);
         let n_whole =
             streamed.map_or(self.rungs.len(), |to| self.rungs.partition_point(|&n| n < to.from));
         let mut legs = Vec::new();
         for (rung, &n) in self.rungs.iter().enumerate().skip(n_whole).rev() {
             let Some(streamed) = streamed else { break };
-            legs.push((n, self.legs(home, streamed, rung)?));
+            legs.push((n, self.legs(run, streamed, rung)?));
         }
         let mut works = Vec::new();
         let programs = self.ladder(&self.rungs[..n_whole], |rung, n| {
-            let mut timed = Timed::new(lane, &format!("segment {number} x {n}"));
+            let mut timed = TimedPart::new(lane, &format!("segment {number} x {n}"));
             let scratch = view(&lane.scratch, n);
-            if home.embeds {
+            if run.embeds {
                 timed.begin(Work::Embedding);
                 self.embed(&mut timed.recorder, lane, &scratch)?;
             }
-            for index in home.layers.clone() {
+            for index in run.layers.clone() {
                 self.layer(&mut timed, lane, rung, &scratch, index)?;
             }
             let (program, spans) = timed.finish()?;
             works = spans;
             Ok(program)
         })?;
-        Ok(Segment { device: home.device, handed, works, programs, legs, via })
+        Ok(Segment { device: run.device, handed, works, programs, legs, via })
     }
 
-    /// A segment for a rung that streams: cut after each layer whose weights are streamed.
-    fn legs(&self, home: &Home, streamed: &StreamedLayers, rung: usize) -> Result<Vec<Leg>> {
+    /// Records a segment for a rung that streams. It is cut in each streamed layer, before the ops
+    /// that follow the feed-forward block.
+    fn legs(&self, run: &LayerRun, streamed: &StreamedLayers, rung: usize) -> Result<Vec<Leg>> {
         let n = self.rungs[rung];
-        let lane = self.loaded.lane(home.device);
+        let lane = self.loaded.lane(run.device);
         let scratch = view(&lane.scratch, n);
-        let begin = |number: usize| Timed::new(lane, &format!("leg {number} x {n}"));
-        let (mut timed, mut handed) = (begin(home.layers.start), Vec::new());
+        let begin = |number: usize| TimedPart::new(lane, &format!("leg {number} x {n}"));
+        let (mut timed, mut handed) = (begin(run.layers.start), Vec::new());
         let mut legs = Vec::new();
-        if home.embeds {
+        if run.embeds {
             timed.begin(Work::Embedding);
             self.embed(&mut timed.recorder, lane, &scratch)?;
         }
-        for index in home.layers.clone() {
+        for index in run.layers.clone() {
             if !streamed.has(index) {
                 handed.extend(self.loaded.layers[index].mailbox.is_some().then_some(index));
                 self.layer(&mut timed, lane, rung, &scratch, index)?;
@@ -142,7 +148,7 @@ impl Recording<'_> {
 
     fn layer(
         &self,
-        timed: &mut Timed,
+        timed: &mut TimedPart,
         lane: &Lane,
         rung: usize,
         scratch: &Scratch<Tensor>,
@@ -160,8 +166,8 @@ impl Recording<'_> {
         }
         timed.begin(Work::Attention(index));
         timed.push(ops.before_neurons())?;
-        // The resident neurons start after the hand-off was posted, so that the other side can
-        // start too.
+        // The home device posts the hand-off before it computes its resident neurons, so that the
+        // other device can start at the same time.
         if mailbox.is_none() {
             timed.begin(Work::Neurons(index));
         }

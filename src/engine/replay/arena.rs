@@ -1,4 +1,4 @@
-//! Memory of steps: buffers on the host that every step uses again, and sizes that they all need.
+//! Host memory of steps: buffers that every step reuses, and sizes that every step needs.
 
 use hal::{BatchFacts, BatchSeq, Run};
 
@@ -14,10 +14,14 @@ pub(crate) struct StepArena {
     pub(crate) sizes: StepSizes,
     /// The tokens of the step and their sequences.
     pub(crate) facts: BatchFacts,
-    /// Tokens of each feed that go into the next device step.
+    /// Number of tokens of each feed in the next device step.
     pub(crate) takes: Vec<usize>,
     /// `[n_out, n_vocab]`: the result of the latest step.
     pub(crate) logits: Vec<f32>,
+    /// `[n_out, n_embd]`: the inputs of the output matrix in the latest step, if
+    /// `reads_hidden`.
+    pub(crate) hidden: Vec<f32>,
+    pub(crate) reads_hidden: bool,
     pub(super) x: Vec<f32>,
     pub(crate) inputs: LayerInputs,
     pub(super) weights: Vec<f32>,
@@ -29,23 +33,29 @@ pub(crate) struct StepArena {
     pub(super) sent: SentRows,
     pub(super) runs: Vec<Run>,
     pub(crate) timeline: Timeline,
+    /// Per layer, over all steps whose counters were read.
+    pub(crate) activity: Vec<LayerActivity>,
 }
 
-/// The tokens' embeddings for all layers in the current step, which layers on every device read.
+/// The per-layer embeddings of the tokens in the current step, which every device with layers
+/// reads.
 #[derive(Debug, Default)]
 pub(crate) struct LayerInputs {
     pub(super) rows: Vec<f32>,
-    /// The devices that hold them.
+    /// The devices that have these rows already.
     pub(crate) on: Vec<usize>,
 }
 
 impl StepArena {
     pub(crate) fn new(sizes: StepSizes) -> StepArena {
         StepArena {
+            activity: vec![LayerActivity::default(); sizes.n_layer],
             sizes,
             facts: BatchFacts::default(),
             takes: Vec::new(),
             logits: Vec::new(),
+            hidden: Vec::new(),
+            reads_hidden: false,
             x: Vec::new(),
             inputs: LayerInputs::default(),
             weights: Vec::new(),
@@ -60,7 +70,14 @@ impl StepArena {
         }
     }
 
-    /// Starts the facts of a device step of at most `n_seq` sequences.
+    /// Adds the neurons of all layers for `n_tokens` tokens whose active neurons were counted.
+    pub(crate) fn count_neurons(&mut self, n_tokens: usize) {
+        for (activity, block) in self.activity.iter_mut().zip(&self.sizes.blocks) {
+            activity.neurons += ((block.n_ff + block.n_shared) * n_tokens) as f64;
+        }
+    }
+
+    /// Clears `facts` for a device step of at most `n_seq` sequences.
     pub(crate) fn clear_facts(&mut self, n_seq: usize) {
         self.facts.tokens.clear();
         self.facts.seqs.resize_with(n_seq, BatchSeq::default);
@@ -71,6 +88,18 @@ impl StepArena {
     }
 }
 
+/// Activity of one layer over all steps whose counters were read. Weights that are streamed to a
+/// device in prefill are counted for all layers together, so they are not in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LayerActivity {
+    /// Active neurons, over all tokens.
+    pub active: f64,
+    /// Number of these that were not on the CPU.
+    pub off_cpu: f64,
+    /// All neurons, over all tokens.
+    pub neurons: f64,
+}
+
 /// Sizes that every step needs.
 #[derive(Clone, Debug)]
 pub(crate) struct StepSizes {
@@ -78,12 +107,12 @@ pub(crate) struct StepSizes {
     pub(crate) n_blocks: usize,
     pub(crate) n_vocab: usize,
     pub(crate) n_embd: usize,
-    /// Columns of the tokens' embeddings for all layers; 0 without them.
+    /// Number of columns of the per-layer embeddings for all layers; 0 in models without them.
     pub(crate) n_inputs: usize,
     pub(crate) n_layer: usize,
     /// Sizes of each layer's feed-forward block.
     pub(crate) blocks: Vec<BlockSizes>,
-    /// Neurons of the shared experts, over all layers.
+    /// Number of neurons of the shared experts, over all layers.
     pub(crate) n_shared: usize,
     /// Maximum number of experts of a layer; 0 in a dense model.
     pub(crate) n_expert: usize,
@@ -92,22 +121,23 @@ pub(crate) struct StepSizes {
 /// Sizes of the feed-forward block of a layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockSizes {
-    /// Neurons; 0 where there is no block.
+    /// Number of neurons; 0 without a block.
     pub(crate) n_ff: usize,
     /// Number of experts; 0 in a dense block.
     pub(crate) n_expert: usize,
-    /// Experts that a token uses.
+    /// Neurons of the shared expert.
+    pub(crate) n_shared: usize,
+    /// Number of experts that a token uses.
     n_used: usize,
 }
 
 impl BlockSizes {
     pub(crate) fn of(layer: &LayerWeights) -> BlockSizes {
         let (n_expert, n_used) = layer.experts().map_or((0, 0), |by| (by.n, by.n_used));
-        BlockSizes { n_ff: layer.n_ff(), n_expert, n_used }
+        BlockSizes { n_ff: layer.n_ff(), n_expert, n_shared: layer.n_shared(), n_used }
     }
 
-    /// Share of the experts that `n` tokens use: exact for one token, for more as if tokens chose
-    /// independently.
+    /// Expected share of the experts that `n` tokens use, if tokens choose experts independently.
     pub(crate) fn used(&self, n: usize) -> f64 {
         let each = self.n_used as f64 / self.n_expert.max(1) as f64;
         if self.n_expert == 0 { 1.0 } else { 1.0 - (1.0 - each).powf(n as f64) }
@@ -136,7 +166,7 @@ impl StepSizes {
         ((1 << 24) / (n_ff + self.n_shared).max(1)).max(1)
     }
 
-    /// The ladder's size for `n` tokens.
+    /// Token count of the smallest rung of the ladder for `n` tokens.
     pub(crate) fn rung(&self, n: usize) -> usize {
         self.rungs.iter().copied().find(|&rung| rung >= n).unwrap_or(n)
     }

@@ -1,6 +1,6 @@
 //! Replays programs and answers their hand-offs while the devices work.
 //!
-//! Not here: how programs were recorded, and which of them a step has.
+//! `record/` records the programs; `step/` decides which of them a step replays.
 
 pub(crate) mod arena;
 mod sent;
@@ -8,7 +8,7 @@ mod sent;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hal::{Operand, Posted, Program, Queue, Run, Tensor};
+use hal::{Operand, PostedData, Program, Queue, Run, Tensor};
 
 use crate::error::{Error, Result};
 use crate::load::lane::Lane;
@@ -18,27 +18,27 @@ use crate::record::Ladder;
 use crate::timeline::Work;
 use arena::{LayerInputs, StepArena};
 
-/// A step under way.
-pub(crate) struct Stepping<'a> {
+/// A step in progress.
+pub(crate) struct StepState<'a> {
     pub(crate) lanes: &'a mut [Option<Lane>],
     pub(crate) layers: &'a [Layer],
     /// Per layer, the programs of its remotes.
     pub(crate) remotes: &'a [Vec<Ladder>],
     pub(crate) arena: &'a mut StepArena,
     pub(crate) interrupt: &'a AtomicBool,
-    /// Real tokens.
+    /// Number of tokens, padding excluded.
     pub(crate) n: usize,
     /// The rung of the ladder whose programs run.
     pub(crate) rung: usize,
 }
 
-impl Stepping<'_> {
+impl StepState<'_> {
     /// Copies the residual from one device to another.
-    pub(crate) fn carry(&mut self, from: usize, to: usize) -> Result<()> {
+    pub(crate) fn copy_residual(&mut self, from: usize, to: usize) -> Result<()> {
         if from == to {
             return Ok(());
         }
-        let Stepping { lanes, arena, n, .. } = self;
+        let StepState { lanes, arena, n, .. } = self;
         let since = arena.timeline.now();
         let len = arena.sizes.rung(*n) * arena.sizes.n_embd;
         arena.x.resize(len, 0.0);
@@ -50,10 +50,10 @@ impl Stepping<'_> {
         Ok(())
     }
 
-    /// Copies the tokens' embeddings for all layers to a device, unless it has them already. `from`
-    /// is a device that has them.
-    pub(crate) fn carry_inputs(&mut self, from: usize, to: usize) -> Result<()> {
-        let Stepping { lanes, arena, n, .. } = self;
+    /// Copies the per-layer embeddings of the step to device `to`, unless it has them already.
+    /// Device `from` must have them.
+    pub(crate) fn copy_per_layer_embeddings(&mut self, from: usize, to: usize) -> Result<()> {
+        let StepState { lanes, arena, n, .. } = self;
         let n_inputs = arena.sizes.n_inputs;
         if from == to || n_inputs == 0 || arena.inputs.on.contains(&to) {
             return Ok(());
@@ -76,8 +76,8 @@ impl Stepping<'_> {
     }
 
     /// Copies the input of a block, and the weights of its experts, from one device to another.
-    pub(crate) fn bring_input(&mut self, from: usize, to: usize) -> Result<()> {
-        let Stepping { lanes, arena, rung, .. } = self;
+    pub(crate) fn copy_block_input(&mut self, from: usize, to: usize) -> Result<()> {
+        let StepState { lanes, arena, rung, .. } = self;
         let since = arena.timeline.now();
         let (n, n_embd) = (arena.sizes.rungs[*rung], arena.sizes.n_embd);
         arena.x.resize(n * n_embd, 0.0);
@@ -96,9 +96,10 @@ impl Stepping<'_> {
         Ok(())
     }
 
-    /// Copies the output of a block; adds it to the existing output if `joins`.
-    pub(crate) fn bring_output(&mut self, from: usize, to: usize, joins: bool) -> Result<()> {
-        let Stepping { lanes, arena, rung, .. } = self;
+    /// Copies the output of a block from one device to another; if `joins`, adds it to the output
+    /// on the latter.
+    pub(crate) fn copy_block_output(&mut self, from: usize, to: usize, joins: bool) -> Result<()> {
+        let StepState { lanes, arena, rung, .. } = self;
         let since = arena.timeline.now();
         let n = arena.sizes.rungs[*rung] * arena.sizes.n_embd;
         arena.y.resize(n, 0.0);
@@ -122,23 +123,24 @@ pub(crate) struct StepProgram<'a> {
     pub(crate) program: &'a Program,
     /// The layer of each mailbox of the program, in order.
     pub(crate) handed: &'a [usize],
-    /// The work of each of its timed spans.
+    /// The work of each timed span of the program.
     pub(crate) works: &'a [Work],
 }
 
 impl StepProgram<'_> {
-    /// Replays it and answers its hand-offs. On an error, dropping the run ends all waits.
-    pub(crate) fn replay(&self, step: &mut Stepping<'_>) -> Result<()> {
+    /// Replays the program, answers its hand-offs and waits for its end. On an error, dropping the
+    /// run ends all waits.
+    pub(crate) fn replay(&self, step: &mut StepState<'_>) -> Result<()> {
         let run = self.replay_and_answer(step)?;
         step.arena.timeline.wait(self.device, self.works, run)?;
         step.check_interrupt()
     }
 
     /// Replays the program and answers its hand-offs. The program may still be running on return.
-    pub(crate) fn replay_and_answer(&self, step: &mut Stepping<'_>) -> Result<Run> {
+    pub(crate) fn replay_and_answer(&self, step: &mut StepState<'_>) -> Result<Run> {
         let home = lane_mut(step.lanes, self.device);
         let mut run = step.arena.timeline.replay(&mut home.queue, self.program)?;
-        // A program without hand-offs is not waited for.
+        // A program without hand-offs is not waited for here.
         for _ in self.handed {
             let Some(posted) = run.next_post()? else { break };
             let since = step.arena.timeline.now();
@@ -154,24 +156,27 @@ impl StepProgram<'_> {
     }
 }
 
-impl Stepping<'_> {
+impl StepState<'_> {
+    /// Fails once the user has interrupted the step.
+    ///
     /// # Errors
-    /// [`Error::Interrupted`] once the user has stopped the step.
+    /// [`Error::Interrupted`].
     pub(crate) fn check_interrupt(&self) -> Result<()> {
         if self.interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
     }
 
-    /// Computes the shares of layer `index` on its other devices from the data that its home
-    /// posted, and sums them in the order of the shares.
-    fn answer(&mut self, index: usize, posted: &Posted<'_>) -> Result<()> {
-        // All are started before the first is waited for, so that several devices work at once.
+    /// Computes the shares of layer `index` on other devices than its home, from the data that the
+    /// home posted. Sums their outputs in the order of the shares.
+    fn answer(&mut self, index: usize, posted: &PostedData<'_>) -> Result<()> {
+        // All shares are started before the first is waited for, so that several devices work at
+        // once.
         let started = self.start(index, posted);
         if started.is_err() {
-            // Shares that did start are dropped with the step.
+            // Drops the runs of the shares that did start.
             self.arena.runs.clear();
         }
         started?;
-        let Stepping { lanes, arena, .. } = self;
+        let StepState { lanes, arena, .. } = self;
         let mut runs = std::mem::take(&mut arena.runs);
         let len = self.n * arena.sizes.n_embd;
         arena.sum.resize(len, 0.0);
@@ -193,9 +198,9 @@ impl Stepping<'_> {
         Ok(())
     }
 
-    /// Starts the programs of the other devices of layer `index`.
-    fn start(&mut self, index: usize, posted: &Posted<'_>) -> Result<()> {
-        let Stepping { lanes, layers, remotes, arena, rung, .. } = self;
+    /// Starts the shares of layer `index` on other devices than its home.
+    fn start(&mut self, index: usize, posted: &PostedData<'_>) -> Result<()> {
+        let StepState { lanes, layers, remotes, arena, rung, .. } = self;
         arena.runs.clear();
         let n = arena.sizes.rungs[*rung];
         for (remote, programs) in layers[index].remotes.iter().zip(&remotes[index]) {
@@ -213,7 +218,7 @@ impl Stepping<'_> {
             if self.n < n {
                 pad(queue, scratch, self.n..n, &mut arena.x)?;
             }
-            let program = programs.at_least(n).expect("the ladder ends at n_ubatch");
+            let program = programs.at_least(n).expect("the largest rung is n_ubatch");
             arena.timeline.host(Work::HandOff(index), since);
             arena.runs.push(arena.timeline.replay(queue, program)?);
         }
@@ -221,7 +226,8 @@ impl Stepping<'_> {
     }
 }
 
-/// Gives padded tokens an input that causes no work: zeros, and no expert.
+/// Gives padded tokens an input that causes no work: zeros for x and for the weights of all
+/// experts.
 fn pad(
     queue: &mut Queue,
     scratch: &Scratch<Tensor>,

@@ -1,11 +1,11 @@
-//! The active rows that a home posted, sent to the lists of another device.
+//! Writes the active rows that a home device posted into the list of another device.
 
 use hal::{HostRowSet, Operand, Queue, RowSet, Tensor};
 
 use crate::error::Result;
-use crate::size::lists::FEWEST;
+use crate::size::lists::MIN_ROWS;
 
-/// A list being sent to a device, kept between steps.
+/// A list of rows on its way to a device, kept between steps.
 #[derive(Debug, Default)]
 pub(crate) struct SentRows {
     ids: Vec<u32>,
@@ -14,8 +14,8 @@ pub(crate) struct SentRows {
 }
 
 impl SentRows {
-    /// Copies the rows in `rows` from a home's posted list, renumbered from 0, with `words` of
-    /// membership each.
+    /// Copies the row ids in `rows` from a posted list, renumbered from 0, with `words` membership
+    /// words each.
     pub(crate) fn take(&mut self, posted: &HostRowSet, rows: std::ops::Range<u32>, words: usize) {
         self.ids.clear();
         self.members.clear();
@@ -23,13 +23,14 @@ impl SentRows {
             self.ids.push(id - rows.start);
             let first = self.members.len();
             self.members.extend_from_slice(&posted.members[i * posted.words..][..posted.words]);
-            // A padded step has membership bits for padded tokens.
+            // A padded step has membership bits for its padded tokens too.
             self.members.resize(first + words, 0);
         }
         self.sort(words);
     }
 
-    /// Sorts by row: exchanged neurons are out of order, and ascending rows read faster.
+    /// Sorts by row. After an exchange neurons are out of order, and ascending rows are read
+    /// faster.
     fn sort(&mut self, words: usize) {
         if self.ids.is_sorted() {
             return;
@@ -45,11 +46,11 @@ impl SentRows {
         self.ids.sort_unstable();
     }
 
-    /// Writes it into a device's list.
+    /// Writes the rows into the list `set` of a device.
     pub(crate) fn write(&mut self, queue: &mut Queue, set: &RowSet<Tensor>) -> Result<()> {
         let (capacity, words) = (set.ids.desc().n_cols, set.members.desc().n_cols);
         let count = self.ids.len() as u32;
-        let n = self.ids.len().max(FEWEST).next_power_of_two().min(capacity);
+        let n = self.ids.len().max(MIN_ROWS).next_power_of_two().min(capacity);
         self.ids.resize(n, 0);
         self.members.resize(n * words, 0);
         queue.write(&set.count, bytemuck::bytes_of(&count))?;

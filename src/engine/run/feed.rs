@@ -1,5 +1,5 @@
-//! Feeding sequences: device steps of several of them, how many tokens each has in a step,
-//! and the tokens computed again after a device loss.
+//! Feeds tokens to sequences: splits the feeds into device steps, and computes tokens again whose
+//! cache entries were lost.
 
 use std::sync::atomic::AtomicBool;
 
@@ -8,15 +8,15 @@ use hal::KV_BLOCK;
 use super::Engine;
 use super::ready::loaded;
 use crate::error::{Error, Result};
-use crate::observe::{Observed, Watch};
+use crate::observe::{ObservedBlock, Watch};
 use crate::replay::arena::StepArena;
-use crate::sequence::cached::{Cached, Owned};
+use crate::sequence::cached::{BlockOwnership, SequenceCache};
 use crate::sequence::schedule::{Limits, outputs_of, schedule};
 use crate::sequence::{EachLogits, Feed, Sequence, Want, add};
 use crate::step::StepStats;
 
-/// The feeds that have tokens in a device step, and how many each has.
-fn taking<'a, 'b>(
+/// The feeds with tokens in a device step, each with the number of these tokens.
+fn batch_feeds<'a, 'b>(
     feeds: &'a mut [Feed<'b>],
     takes: &'a [usize],
 ) -> impl Iterator<Item = (&'a mut Feed<'b>, usize)> {
@@ -27,7 +27,7 @@ impl Engine {
     /// A new, empty sequence.
     #[must_use]
     pub fn open(&self) -> Sequence {
-        Sequence { tokens: Vec::new(), cached: Cached::new(&self.pool) }
+        Sequence { tokens: Vec::new(), cached: SequenceCache::new(&self.pool) }
     }
 
     /// Releases a sequence's cache blocks and state row, as dropping it does.
@@ -35,9 +35,9 @@ impl Engine {
         drop(sequence);
     }
 
-    /// Forks a sequence: both share the cache blocks until one of them writes. Recurrent state is
-    /// copied if one of the `n_seq` state rows is free; otherwise the fork recomputes it when it
-    /// is fed.
+    /// Forks a sequence. Both sequences share the cache blocks until one of them writes. Recurrent
+    /// state is copied if one of the `n_seq` state rows is free; otherwise the fork recomputes it
+    /// when it is fed.
     pub fn fork(&mut self, sequence: &Sequence) -> Sequence {
         let mut cached = sequence.cached.fork();
         if cached.n() < sequence.cached.n()
@@ -54,18 +54,19 @@ impl Engine {
     }
 
     /// Forgets the tokens from `n` on. Returns how many of the remaining tokens are still cached:
-    /// all of them, but with recurrent layers only those up to the newest checkpoint
-    /// ([`Engine::checkpoint`]). The next step computes the others again.
+    /// as many as before or, with recurrent layers, those up to the newest checkpoint
+    /// ([`Engine::checkpoint`]). The next step computes the other tokens again.
     pub fn truncate(&mut self, sequence: &mut Sequence, n: usize) -> usize {
         sequence.tokens.truncate(n);
         sequence.cached.truncate(sequence.tokens.len());
         if sequence.cached.is_of(&self.pool) { sequence.cached.n() } else { 0 }
     }
 
-    /// Makes the current end of the sequence a place to which [`Engine::truncate`] can return
-    /// without recomputing tokens. Without recurrent layers every place is one. Otherwise the
-    /// state is copied; if all checkpoint rows are taken, the oldest checkpoint of this sequence
-    /// is dropped for it. Returns whether there is a checkpoint now.
+    /// Makes the end of the sequence a checkpoint: a position to which [`Engine::truncate`] can
+    /// return without computing tokens again. Without recurrent layers, every position is a
+    /// checkpoint. Otherwise the state is copied to a checkpoint row; if no row is free, the oldest
+    /// checkpoint of this sequence gives up its row. Returns whether the end is a checkpoint now:
+    /// `false` if some of its tokens are not cached, or if it has no checkpoint and no row is free.
     ///
     /// # Errors
     /// Device errors.
@@ -82,13 +83,13 @@ impl Engine {
             return Ok(true);
         }
         let Some(to) = cached.take_checkpoint() else { return Ok(false) };
-        self.copy_state(from, to).inspect_err(|_| cached.give_up_checkpoint())?;
+        self.copy_state(from, to).inspect_err(|_| cached.drop_newest_checkpoint())?;
         Ok(true)
     }
 
     /// Appends `tokens` and calls `each` with the position and logits of the requested tokens, in
-    /// order: [`Engine::step`] for one sequence. Returns the statistics of these steps, for which
-    /// it reads the devices' counters; [`Engine::take_stats`] includes them too.
+    /// order: [`Engine::step`] for one sequence. Reads the counters of the devices and returns the
+    /// statistics of these steps, which [`Engine::take_stats`] includes too.
     ///
     /// # Errors
     /// See [`Engine::step`].
@@ -108,19 +109,19 @@ impl Engine {
         Ok(self.totals - before)
     }
 
-    /// Appends the tokens of several sequences: as few device steps as the ladder of program sizes
-    /// allows, each with tokens of as many sequences as fit. `each` gets the logits of each feed in
-    /// order of position. Up to 16 tokens in a device step a sequence's logits have the bits that
-    /// it gets alone; with more they agree within rounding.
+    /// Appends the tokens of several sequences. Runs device steps of the token counts that programs
+    /// exist for, each with tokens of as many sequences as fit. `each` gets the logits of each feed
+    /// in order of position. In device steps of up to 16 tokens, the logits of a sequence are the
+    /// same bits as without other sequences; in larger steps they agree within rounding.
     ///
     /// When a device is lost, the device step is discarded, the model is placed on the other
     /// devices, the sequences of the step are computed again from their tokens, and the step is
     /// repeated.
     ///
     /// # Errors
-    /// [`Error::ContextFull`] and [`Error::TooManySequences`] before anything is computed;
-    /// [`Error::Interrupted`], after which the sequences have the tokens of all whole device steps;
-    /// [`Error::NotANumber`]; errors of the devices.
+    /// [`Error::ContextFull`] before anything is computed; [`Error::TooManySequences`],
+    /// [`Error::Interrupted`], [`Error::NotANumber`] or an error of a device, after which the
+    /// sequences have the tokens of all complete device steps.
     pub fn step(
         &mut self,
         feeds: &mut [Feed<'_>],
@@ -130,19 +131,19 @@ impl Engine {
         if feeds.iter().all(|feed| feed.tokens.is_empty()) {
             return Ok(());
         }
-        self.recovering(&mut |_| Ok(()))?;
-        self.check_room(feeds)?;
+        self.retry_after_losses(&mut |_| Ok(()))?;
+        self.check_free_blocks(feeds)?;
         while feeds.iter().any(|feed| !feed.tokens.is_empty()) {
             let limits = Limits {
                 rungs: &self.arena.sizes.rungs,
                 max_out: self.options.max_out(),
                 max_seqs: self.options.n_seq,
-                // Programs also count the neurons of padded tokens, and these counts decide which
-                // neurons are exchanged.
+                // Programs count the neurons of padded tokens too, which would distort the exchange
+                // of neurons.
                 unpadded: self.ready.as_ref().is_some_and(|ready| ready.adapt.is_some()),
             };
             schedule(feeds, &limits, &mut self.arena.takes);
-            self.recovering(&mut |engine| engine.device_step(feeds, interrupt, each))?;
+            self.retry_after_losses(&mut |engine| engine.device_step(feeds, interrupt, each))?;
             for (feed, &take) in feeds.iter_mut().zip(&self.arena.takes) {
                 let (done, rest) = feed.tokens.split_at(take);
                 feed.sequence.tokens.extend_from_slice(done);
@@ -152,15 +153,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Checks the free blocks and state rows; other sequences may hold those that these feeds
-    /// would need.
-    pub(super) fn check_room(&self, feeds: &[Feed<'_>]) -> Result<()> {
+    /// Checks that the free blocks are enough for `feeds`. Other sequences may hold the missing
+    /// blocks.
+    pub(super) fn check_free_blocks(&self, feeds: &[Feed<'_>]) -> Result<()> {
         let free = self.pool.n_free_blocks();
         let (mut missing, mut held, mut n_tokens) = (0, 0, 0);
         for feed in feeds {
             let end = feed.sequence.tokens.len() + feed.tokens.len();
-            if end > self.most_tokens() {
-                return Err(Error::ContextFull { n_tokens: end, n_ctx: self.most_tokens() });
+            if end > self.max_tokens() {
+                return Err(Error::ContextFull { n_tokens: end, n_ctx: self.max_tokens() });
             }
             n_tokens += end;
             let cached = &feed.sequence.cached;
@@ -177,7 +178,7 @@ impl Engine {
         Ok(())
     }
 
-    /// One device step with the first tokens of the feeds, [`StepArena::takes`] of each.
+    /// Runs one device step with the first tokens of the feeds, [`StepArena::takes`] of each.
     fn device_step(
         &mut self,
         feeds: &mut [Feed<'_>],
@@ -198,7 +199,7 @@ impl Engine {
             }
             let Sequence { cached, .. } = &mut *feed.sequence;
             self.own_blocks(cached, cached.n() + take)?;
-            // Without recurrent state any entry works.
+            // Without recurrent state, a sequence may have any entry of the batch.
             let entry = cached.slot().map_or(next, |slot| slot as usize);
             next += 1;
             let last = take == feed.tokens.len();
@@ -206,22 +207,45 @@ impl Engine {
             add(&mut self.arena.facts, entry, cached, &feed.tokens[..take], want);
         }
         let ran = self.run(interrupt).and_then(|()| self.deliver(feeds, each));
-        for (feed, take) in taking(feeds, &self.arena.takes) {
+        for (feed, take) in batch_feeds(feeds, &self.arena.takes) {
             let cached = &mut feed.sequence.cached;
             match &ran {
                 Ok(_) => cached.advance(cached.n() + take),
-                Err(_) => cached.spoil(),
+                Err(_) => cached.invalidate_state(),
             }
         }
         ran
     }
 
-    /// Passes on the logits of a device step, after all of them were checked.
+    /// Appends `tokens` and calls `each` with the position and the final hidden state of every
+    /// token, in order: `[n_embd]` values after the output norm, which embeddings are made of.
+    ///
+    /// # Errors
+    /// See [`Engine::step`].
+    pub fn hidden_states(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        interrupt: &AtomicBool,
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        self.arena.reads_hidden = true;
+        let mut feeds = [Feed { sequence, tokens, want: Want::All }];
+        let step =
+            self.step(&mut feeds, interrupt, &mut |_, position, state| each(position, state));
+        self.arena.reads_hidden = false;
+        step
+    }
+
+    /// Passes the logits or hidden states of a device step to `each`, after checking all of them for
+    /// NaN.
     fn deliver(&self, feeds: &[Feed<'_>], each: &mut EachLogits<'_>) -> Result<()> {
-        let StepArena { sizes, facts, takes, logits, .. } = &self.arena;
+        let StepArena { sizes, facts, takes, logits, hidden, reads_hidden, .. } = &self.arena;
+        let (values, width) =
+            if *reads_hidden { (hidden, sizes.n_embd) } else { (logits, sizes.n_vocab) };
         let outputs = || {
             let tokens = facts.tokens.iter().filter(|token| token.output);
-            tokens.zip(logits.chunks_exact(sizes.n_vocab))
+            tokens.zip(values.chunks_exact(width))
         };
         for (token, logits) in outputs() {
             if logits.iter().any(|v| v.is_nan()) {
@@ -239,12 +263,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Computes the missing cache entries of a sequence: after a loss, an interrupted step or a
-    /// roll back.
+    /// Computes the missing cache entries of a sequence, after a device loss, an interrupted step
+    /// or [`Engine::truncate`].
     fn catch_up(&mut self, sequence: &mut Sequence, interrupt: &AtomicBool) -> Result<()> {
         let Sequence { tokens, cached } = sequence;
         if !cached.is_of(&self.pool) {
-            *cached = Cached::new(&self.pool);
+            *cached = SequenceCache::new(&self.pool);
         }
         if cached.blocks().is_empty() {
             cached.reserve(self.arena.sizes.n_blocks);
@@ -267,18 +291,18 @@ impl Engine {
             self.arena.clear_facts(self.options.n_seq);
             let index = cached.slot().unwrap_or(0) as usize;
             add(&mut self.arena.facts, index, cached, &rest[..take], Want::None);
-            self.run(interrupt).inspect_err(|_| cached.spoil())?;
+            self.run(interrupt).inspect_err(|_| cached.invalidate_state())?;
             cached.advance(cached.n() + take);
         }
         Ok(())
     }
 
-    /// Makes the blocks of a sequence writable from its valid tokens to `end`.
-    pub(super) fn own_blocks(&mut self, cached: &mut Cached, end: usize) -> Result<()> {
+    /// Makes the blocks of a sequence writable from the end of its valid tokens to position `end`.
+    pub(super) fn own_blocks(&mut self, cached: &mut SequenceCache, end: usize) -> Result<()> {
         for index in cached.n() / KV_BLOCK..end.div_ceil(KV_BLOCK) {
             match cached.own_block(index) {
-                Some(Owned::Already) => {}
-                Some(Owned::Copy { from, to, rows }) => self.copy_block(from, to, rows)?,
+                Some(BlockOwnership::NoCopy) => {}
+                Some(BlockOwnership::Copy { from, to, rows }) => self.copy_block(from, to, rows)?,
                 None => {
                     let n_ctx = cached.blocks().len() * KV_BLOCK;
                     return Err(Error::ContextFull { n_tokens: end, n_ctx });
@@ -301,25 +325,25 @@ impl Engine {
         loaded.copy_state(&self.placement, from, to)
     }
 
-    /// Appends `tokens` and passes each layer's feed-forward block to `each`, with the number of
-    /// the layer: in chunks of up to 64 tokens, layer by layer for each chunk. Slower than
-    /// [`Engine::feed`] and without logits; both may be used in turn on a sequence. The first call
-    /// records programs and allocates buffers for it.
+    /// Appends `tokens` and passes the values of each layer's feed-forward block to `each`, with
+    /// the index of the layer. Works in chunks of up to 64 tokens, layer by layer. It is slower
+    /// than [`Engine::feed`] and computes no logits; a sequence may use both methods in turn. The
+    /// first call records programs and allocates buffers for observation.
     ///
     /// # Errors
-    /// As [`Engine::feed`], except for the loss of a device: the next call continues without it
-    /// and passes the blocks of the interrupted chunk again. A caller that accumulates values must
-    /// do so per call, and discard those of a failed call.
+    /// As [`Engine::feed`], and [`hal::Error::DeviceLost`]: the next call continues without the
+    /// device and passes the blocks of the interrupted chunk again. A caller that accumulates
+    /// values must do so per call, and discard those of a failed call.
     pub fn observe(
         &mut self,
         sequence: &mut Sequence,
         tokens: &[u32],
         interrupt: &AtomicBool,
-        each: &mut dyn FnMut(usize, &Observed<'_>),
+        each: &mut dyn FnMut(usize, &ObservedBlock<'_>),
     ) -> Result<StepStats> {
         match self.observe_once(sequence, tokens, interrupt, each) {
             Err(Error::Device(hal::Error::DeviceLost { device, reason })) => {
-                self.lose(&device, &reason)?;
+                self.unload_after_loss(&device, &reason)?;
                 Err(hal::Error::DeviceLost { device, reason }.into())
             }
             result => result,
@@ -334,21 +358,21 @@ impl Engine {
         each: &mut Watch<'_>,
     ) -> Result<StepStats> {
         self.ensure_placed()?;
-        self.check_room(&[Feed { sequence: &mut *sequence, tokens, want: Want::None }])?;
+        self.check_free_blocks(&[Feed { sequence: &mut *sequence, tokens, want: Want::None }])?;
         let mut stats = StepStats::default();
-        for piece in tokens.chunks(self.observed_tokens()) {
+        for chunk in tokens.chunks(self.observed_tokens()) {
             self.ensure_placed()?;
             self.catch_up(sequence, interrupt)?;
             let Sequence { tokens, cached } = &mut *sequence;
-            let end = cached.n() + piece.len();
+            let end = cached.n() + chunk.len();
             self.own_blocks(cached, end)?;
             self.arena.clear_facts(self.options.n_seq);
             let index = cached.slot().unwrap_or(0) as usize;
-            add(&mut self.arena.facts, index, cached, piece, Want::None);
+            add(&mut self.arena.facts, index, cached, chunk, Want::None);
             let step = self.step_observed(interrupt, each);
-            stats += step.inspect_err(|_| cached.spoil())?;
+            stats += step.inspect_err(|_| cached.invalidate_state())?;
             cached.advance(end);
-            tokens.extend_from_slice(piece);
+            tokens.extend_from_slice(chunk);
         }
         Ok(stats)
     }

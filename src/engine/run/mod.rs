@@ -4,6 +4,7 @@
 mod feed;
 mod place;
 mod ready;
+mod room;
 mod save;
 mod steps;
 
@@ -15,7 +16,7 @@ use hal::{Bytes, Device, KvCache};
 use model::Model;
 use placement::{CPU, Forecast, Placement};
 
-use crate::adapt::Exchanged;
+use crate::adapt::ExchangeStats;
 use crate::error::{Error, Result};
 use crate::ops::ffn::FfnMode;
 use crate::options::EngineOptions;
@@ -23,7 +24,9 @@ use crate::replay::arena::{StepArena, StepSizes};
 use crate::sequence::pool::{Pool, PoolSizes};
 use crate::step::StepStats;
 use crate::timeline::Tracer;
-use ready::Ready;
+use ready::ReadyEngine;
+
+pub use save::{SAVED_HEAD, SavedHead};
 
 /// Callback for messages while the engine works: slow paths, shrunk placements, lost devices.
 pub type Notice = Arc<dyn Fn(&str) + Send + Sync>;
@@ -36,19 +39,19 @@ pub struct Engine {
     lost: Vec<bool>,
     options: EngineOptions,
     mode: FfnMode,
-    /// The latest placement, also while nothing is loaded.
+    /// The latest placement, kept while nothing is loaded.
     placement: Placement,
-    /// Forecast of the placement, if it was planned here.
+    /// As returned by [`Engine::forecast`].
     forecast: Option<Forecast>,
     /// `None` between the loss of a device and the next step.
-    ready: Option<Ready>,
+    ready: Option<ReadyEngine>,
     arena: StepArena,
-    /// Statistics of all steps as far as the counters were read, and the part that
-    /// [`Engine::take_stats`] has returned.
+    /// Statistics of all steps whose counters were read.
     totals: StepStats,
+    /// The value of `totals` at the last [`Engine::take_stats`].
     taken: StepStats,
     tracer: Option<Tracer>,
-    /// Cache blocks and state rows of `ready`; those of an older pool are no longer valid.
+    /// Cache blocks and state rows of `ready`. Blocks of an older pool are no longer valid.
     pool: Arc<Pool>,
     notice: Notice,
 }
@@ -60,13 +63,14 @@ impl fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Loads `model` on `devices` (the CPU first, names unique), placed by `placement` or else
-    /// within their budgets. `progress` gets the bytes of weights loaded and the total.
+    /// Loads `model` onto `devices`, the first of which is the CPU; their names must be unique.
+    /// Places the model by `placement` or, without one, plans a placement within the budgets of the
+    /// devices. `progress` gets the bytes of weights loaded so far and the total.
     ///
     /// # Errors
-    /// [`Error::CacheFormat`] where heads are not whole blocks of the format, [`Error::Positions`]
-    /// for a context beyond learned positions, [`Error::Placement`] for a placement that does not
-    /// fit the model, [`Error::Device`] when even the CPU has too little memory.
+    /// [`Error::CacheFormat`] if heads are not whole blocks of the format, [`Error::Positions`] for
+    /// a context beyond learned positions, [`Error::Placement`] for a placement that does not fit
+    /// the model, [`Error::Device`] if even the CPU has too little memory.
     ///
     /// # Panics
     /// If `devices` is empty.
@@ -95,7 +99,7 @@ impl Engine {
         }
         let n_ctx = options.n_ctx;
         let n_positions = model.positions.as_ref().map_or(n_ctx, |table| table.n_positions());
-        // Several sequences share the cache, and each is limited by the learned positions
+        // Several sequences share the context, and the learned positions limit each of them
         // separately.
         if n_ctx > n_positions && options.n_seq == 1 {
             return Err(Error::Positions { n_ctx, n_positions });
@@ -132,13 +136,13 @@ impl Engine {
         Arc::clone(&self.model)
     }
 
-    /// The settings.
+    /// The options that the engine was loaded with.
     #[must_use]
     pub fn options(&self) -> &EngineOptions {
         &self.options
     }
 
-    /// Tokens of context, over all sequences.
+    /// Number of tokens of context, over all sequences.
     #[must_use]
     pub fn n_ctx(&self) -> usize {
         self.options.n_ctx
@@ -146,7 +150,7 @@ impl Engine {
 
     /// Maximum number of tokens of one sequence: the context size or the learned positions.
     #[must_use]
-    pub fn most_tokens(&self) -> usize {
+    pub fn max_tokens(&self) -> usize {
         let positions = self.model.positions.as_ref();
         positions.map_or(self.n_ctx(), |table| self.n_ctx().min(table.n_positions()))
     }
@@ -164,11 +168,11 @@ impl Engine {
         self.forecast.as_ref()
     }
 
-    /// Neurons exchanged since the model was loaded, or since a device was lost; `None` if
-    /// exchange is off or the text was too short for a decision.
+    /// Number of neurons exchanged since the model was loaded, or since a device was lost, and
+    /// their effect. `None` if exchange is off or the text was too short for a decision.
     #[must_use]
-    pub fn exchanged(&self) -> Option<Exchanged> {
-        self.ready.as_ref()?.adapt.as_ref()?.exchanged()
+    pub fn exchange_stats(&self) -> Option<ExchangeStats> {
+        self.ready.as_ref()?.adapt.as_ref()?.exchange_stats()
     }
 
     /// Devices, the CPU first.
@@ -177,7 +181,7 @@ impl Engine {
         &self.devices
     }
 
-    /// Whether neurons are dropped.
+    /// Whether neurons are skipped.
     #[must_use]
     pub fn is_sparse(&self) -> bool {
         self.mode.is_sparse()
@@ -186,11 +190,11 @@ impl Engine {
     /// Bytes of the predictor of block `layer` read per token; 0 without a predictor.
     #[must_use]
     pub fn predictor_bytes(&self, layer: usize) -> Bytes {
-        let chosen = self.mode.chosen(&self.model, &self.options, layer);
-        chosen.map_or(Bytes(0), |chosen| {
+        let data = self.mode.predictor(&self.model, &self.options, layer);
+        data.map_or(Bytes(0), |data| {
             let size = |rows: &hal::HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
-            let vectors = 4 * chosen.fc2.desc().n_rows * if chosen.bias.is_some() { 2 } else { 1 };
-            Bytes(chosen.fc1.map_or(0, size) + size(chosen.fc2) + vectors as u64)
+            let vectors = 4 * data.fc2.desc().n_rows * if data.bias.is_some() { 2 } else { 1 };
+            Bytes(data.fc1.map_or(0, size) + size(data.fc2) + vectors as u64)
         })
     }
 

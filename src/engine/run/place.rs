@@ -1,17 +1,17 @@
-//! Places and loads a model. After out-of-memory it plans again with a smaller budget, and after a
-//! device loss without that device.
+//! Places and loads a model. If a device runs out of memory, plans again with a smaller budget;
+//! after a device loss, plans again without that device.
 
 use hal::Bytes;
 
 use placement::{CPU, Placement};
 
 use super::Engine;
-use super::ready::Ready;
+use super::ready::ReadyEngine;
 use crate::error::{Error, Result};
 use crate::load::Loader;
 use crate::sequence::pool::{Pool, PoolSizes};
 use crate::size::Sizing;
-use crate::size::cost::left;
+use crate::size::cost::free_budget;
 
 impl Engine {
     pub(super) fn sizing(&self) -> Sizing<'_> {
@@ -19,7 +19,8 @@ impl Engine {
         Sizing { model, devices, options, mode: *mode }
     }
 
-    /// Places and loads; shrinks a device's share when it has less memory than its budget says.
+    /// Places and loads the model. Shrinks the share of a device that has less memory than its
+    /// budget says.
     pub(super) fn place(
         &mut self,
         given: Option<Placement>,
@@ -27,7 +28,7 @@ impl Engine {
     ) -> Result<()> {
         self.ready = None;
         self.pool = Pool::new(PoolSizes::of(&self.model, &self.options));
-        let mut budgets: Vec<Bytes> = self.devices.iter().map(left).collect();
+        let mut budgets: Vec<Bytes> = self.devices.iter().map(free_budget).collect();
         for (budget, lost) in budgets.iter_mut().zip(&self.lost) {
             if *lost {
                 *budget = Bytes(0);
@@ -42,7 +43,7 @@ impl Engine {
         };
         loop {
             let loader = Loader { sizing, progress };
-            match Ready::build(&loader, &placement, forecast.as_ref()) {
+            match ReadyEngine::build(&loader, &placement, forecast.as_ref()) {
                 Ok((ready, slow)) => {
                     slow.iter().for_each(|slow| (self.notice)(slow));
                     self.placement = placement;
@@ -59,15 +60,15 @@ impl Engine {
         }
     }
 
-    /// Reduces the budget by the bytes that a device could not allocate. Each reduction is a fair
-    /// part of the budget, so that a device that keeps failing is soon unused.
+    /// Reduces the budget by the bytes that a device could not allocate, and by at least 1/32 of
+    /// the budget, so that a device that keeps failing is soon unused.
     fn shrink(&self, error: &hal::Error, budgets: &mut [Bytes]) -> Result<()> {
         let (device, missing) = match error {
             hal::Error::OutOfMemory { device, wanted, free, .. } => {
                 (device, (*wanted - *free).max(Bytes(1 << 10)))
             }
-            // The planner asked about the ops that decide the placement; the device rejected
-            // another op.
+            // The device rejected an op that the planner did not ask about, so it is no longer
+            // used.
             hal::Error::DeviceLost { device, .. } | hal::Error::Unsupported { device, .. } => {
                 (device, Bytes::MAX)
             }
@@ -81,12 +82,13 @@ impl Engine {
         let index = self.devices.iter().position(|d| d.info().name == *device);
         match index {
             Some(index) if index != CPU && budgets[index] > Bytes(0) => {
-                // An unlimited budget is reduced to the peak of the allocated bytes.
+                // An unlimited budget is first set to the peak of the allocated bytes plus the
+                // missing ones.
                 let used = self.devices[index].ledger().peak();
                 let before = budgets[index].min(used + missing);
                 budgets[index] = before - missing.max(Bytes(before.0 / 32));
                 let less = before - budgets[index];
-                (self.notice)(&format!("{error}; continuing with {less} less on {device}"));
+                (self.notice)(&format!("{error}; continuing with {less} less memory on {device}"));
                 Ok(())
             }
             _ => Err(error.clone().into()),
@@ -95,7 +97,7 @@ impl Engine {
 
     /// Unloads the model because a device was lost. The next step begins with
     /// [`Engine::ensure_placed`].
-    pub(super) fn lose(&mut self, device: &str, reason: &str) -> Result<()> {
+    pub(super) fn unload_after_loss(&mut self, device: &str, reason: &str) -> Result<()> {
         let index = self.devices.iter().position(|d| d.info().name == device);
         match index {
             Some(index) if index != CPU && !self.lost[index] => self.lost[index] = true,
@@ -113,21 +115,21 @@ impl Engine {
     pub(super) fn ensure_placed(&mut self) -> Result<()> {
         match self.ready {
             Some(_) => Ok(()),
-            // The new pool has none of the sequences' data, also where a caller's panic dropped
-            // the old model.
+            // The new pool is empty, so all sequences are computed again. This also holds after a
+            // panic in a callback dropped the old model.
             None => self.place(None, &|_, _| {}),
         }
     }
 
-    /// Runs `f` on a loaded model, again after each loss of a device.
-    pub(super) fn recovering<T>(
+    /// Runs `f` on a loaded model, and runs it again after each device loss.
+    pub(super) fn retry_after_losses<T>(
         &mut self,
         f: &mut dyn FnMut(&mut Engine) -> Result<T>,
     ) -> Result<T> {
         loop {
             match self.ensure_placed().and_then(|()| f(self)) {
                 Err(Error::Device(hal::Error::DeviceLost { device, reason })) => {
-                    self.lose(&device, &reason)?;
+                    self.unload_after_loss(&device, &reason)?;
                 }
                 other => return other,
             }

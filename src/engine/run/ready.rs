@@ -1,10 +1,11 @@
-//! A model that can step: loaded, recorded, with its streams and its exchange of neurons.
+//! A model that is ready to step: loaded weights, recorded programs, streams, and the exchange of
+//! neurons.
 
 use placement::{Forecast, LayerPlacement, Placement};
 
-use crate::adapt::Adapt;
+use crate::adapt::NeuronExchange;
 use crate::error::Result;
-use crate::load::{Loaded, Loader};
+use crate::load::{LoadedModel, Loader};
 use crate::observe::Observers;
 use crate::record::Recording;
 use crate::size::Sizing;
@@ -13,27 +14,28 @@ use crate::stream::{Stream, make_streams};
 
 /// A model on its devices, ready to step.
 #[derive(Debug)]
-pub(super) struct Ready {
+pub(super) struct ReadyEngine {
     pub(super) stepper: Stepper,
-    /// Made at the first observed step.
+    /// Programs of observed steps; `None` until the first of these steps.
     pub(super) observers: Option<Observers>,
-    /// Exchanges neurons between devices, if that is on.
-    pub(super) adapt: Option<Adapt>,
+    /// Exchanges neurons between devices; `None` if that is off.
+    pub(super) adapt: Option<NeuronExchange>,
 }
 
-/// The tensors of a model that is loaded.
-pub(super) fn loaded(ready: &mut Option<Ready>) -> Result<&mut Loaded> {
+/// The tensors of the loaded model; [`hal::Error::Cancelled`] if none is loaded.
+pub(super) fn loaded(ready: &mut Option<ReadyEngine>) -> Result<&mut LoadedModel> {
     Ok(&mut ready.as_mut().ok_or(hal::Error::Cancelled)?.stepper.loaded)
 }
 
-impl Ready {
-    /// Loads by `placement`, whose `forecast` is known if it was planned here, and records the
-    /// programs. Also returns the slow paths and their reasons, each to be reported once.
+impl ReadyEngine {
+    /// Loads the model as `placement` says, and records the programs. `forecast` is known if the
+    /// placement was planned here. Also returns messages about slow paths with their reasons, each
+    /// to be reported once.
     pub(super) fn build(
         loader: &Loader<'_>,
         placement: &Placement,
         forecast: Option<&Forecast>,
-    ) -> Result<(Ready, Vec<String>)> {
+    ) -> Result<(ReadyEngine, Vec<String>)> {
         let sizing = &loader.sizing;
         let rungs = sizing.options.ladder();
         let mut loaded = loader.load(placement)?;
@@ -44,18 +46,19 @@ impl Ready {
         let streamed: Vec<_> = streams.iter().flatten().map(Stream::streamed_layers).collect();
         let programs = recording.programs(placement, &streamed)?;
         let seconds = forecast.map(|forecast| forecast.seconds);
-        let (adapt, refused) = match Adapt::new(sizing, &loaded.layers, placement, seconds) {
+        let (adapt, refused) = match NeuronExchange::new(sizing, &loaded.layers, placement, seconds)
+        {
             Ok(adapt) => (adapt, None),
             Err(refused) => (None, Some(refused)),
         };
         loaded.clear_hits()?;
         if adapt.is_some() {
-            Adapt::reserve(sizing, &mut loaded, placement)?;
+            NeuronExchange::reserve(sizing, &mut loaded, placement)?;
         }
         let stepper = Stepper::new(loaded, programs, streams, rungs.len());
         slow.splice(0..0, stepper.slow_ops());
         slow.extend(refused);
-        Ok((Ready { stepper, observers: None, adapt }, slow))
+        Ok((ReadyEngine { stepper, observers: None, adapt }, slow))
     }
 
     /// Exchanges neurons where the gain is clear, and returns the layers whose placement changed.

@@ -12,17 +12,29 @@ use hal::{KV_BLOCK, Operand};
 use super::Engine;
 use super::ready::loaded;
 use crate::error::{Error, NotRestored, Result};
-use crate::sequence::cached::Cached;
+use crate::sequence::cached::SequenceCache;
 use crate::sequence::{Feed, Sequence, Want};
 use gguf::Hash;
 
 /// The last byte is the version of the format.
 const MAGIC: &[u8; 8] = b"TCLNSEQ\x01";
 
-/// Before the tokens: magic, fingerprint, two counts.
-const HEADER: usize = 24;
+/// Length in bytes of the beginning of a saved sequence: magic, fingerprint, two counts. Its tokens
+/// follow, four bytes each, little-endian.
+pub const SAVED_HEAD: usize = 24;
 
-/// After everything else.
+const HEADER: usize = SAVED_HEAD;
+
+/// The counts at the beginning of a saved sequence; not yet checked against its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavedHead {
+    /// Tokens of the sequence.
+    pub n_tokens: usize,
+    /// The number of these whose cached data follows.
+    pub n_cached: usize,
+}
+
+/// Bytes of the checksum, after everything else.
 const SUM: usize = 8;
 
 /// The parsed and checked header of saved bytes.
@@ -42,8 +54,8 @@ fn word(bytes: &[u8], at: usize) -> usize {
     bytes[at..at + 4].try_into().map_or(0, |bytes| u32::from_le_bytes(bytes) as usize)
 }
 
-/// The cache rows of the first `n` positions, block by block.
-fn rows_of(cached: &Cached, n: usize) -> Vec<Range<usize>> {
+/// The ranges of cache rows that hold the first `n` positions, block by block.
+fn rows_of(cached: &SequenceCache, n: usize) -> Vec<Range<usize>> {
     let blocks = cached.blocks().iter().zip(0..n.div_ceil(KV_BLOCK));
     let rows = |(&block, index): (&u32, usize)| {
         let first = block as usize * KV_BLOCK;
@@ -58,7 +70,7 @@ impl Engine {
     /// # Errors
     /// Device errors.
     pub fn save(&mut self, sequence: &Sequence) -> Result<Vec<u8>> {
-        self.recovering(&mut |engine| engine.save_once(sequence))
+        self.retry_after_losses(&mut |engine| engine.save_once(sequence))
     }
 
     fn save_once(&mut self, sequence: &Sequence) -> Result<Vec<u8>> {
@@ -82,20 +94,24 @@ impl Engine {
     /// same model and cache types.
     ///
     /// # Errors
-    /// [`Error::NotRestored`] for invalid bytes, [`Error::ContextFull`] if there is no room,
+    /// [`Error::NotRestored`] for invalid bytes, [`Error::ContextFull`] if too few blocks are free,
     /// errors of the devices.
     pub fn restore(&mut self, bytes: &[u8]) -> Result<Sequence> {
-        self.recovering(&mut |engine| engine.restore_once(bytes))
+        self.retry_after_losses(&mut |engine| engine.restore_once(bytes))
     }
 
     fn restore_once(&mut self, bytes: &[u8]) -> Result<Sequence> {
         let Saved { tokens, n_cached, rows } = self.saved(bytes)?;
         let mut sequence = self.open();
-        self.check_room(&[Feed { sequence: &mut sequence, tokens: &tokens, want: Want::None }])?;
+        self.check_free_blocks(&[Feed {
+            sequence: &mut sequence,
+            tokens: &tokens,
+            want: Want::None,
+        }])?;
         sequence.tokens = tokens;
         let cached = &mut sequence.cached;
         if n_cached == 0 || self.pool.is_recurrent() && !cached.take_slot() {
-            // The next step computes all of it.
+            // The next step computes the cached data of all tokens.
             return Ok(sequence);
         }
         self.own_blocks(cached, n_cached)?;
@@ -104,6 +120,21 @@ impl Engine {
         loaded.restore(&self.placement, &rows_of(cached, n_cached), state, rows)?;
         cached.advance(n_cached);
         Ok(sequence)
+    }
+
+    /// Parses the beginning of saved bytes, to learn which tokens follow without reading all of
+    /// it. `head` are the first [`SAVED_HEAD`] bytes.
+    ///
+    /// # Errors
+    /// [`Error::NotRestored`] for bytes of another format or another model.
+    pub fn saved_head(&self, head: &[u8; SAVED_HEAD]) -> Result<SavedHead> {
+        if !head.starts_with(MAGIC) {
+            return Err(NotRestored::Magic.into());
+        }
+        if head[8..16] != self.fingerprint()?.to_le_bytes() {
+            return Err(NotRestored::Fingerprint.into());
+        }
+        Ok(SavedHead { n_tokens: word(head, 16), n_cached: word(head, 20) })
     }
 
     /// Parses and checks untrusted bytes.

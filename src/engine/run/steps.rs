@@ -1,9 +1,9 @@
-//! One device step of a loaded model, plain or observed, and what follows it: counters, and an
-//! exchange of neurons where one is due.
+//! Runs device steps of a loaded model, plain or observed. After a step, reads counters and
+//! exchanges neurons if a decision is due.
 
 use std::sync::atomic::AtomicBool;
 
-use hal::op::MOST_COUNTED;
+use hal::op::MAX_COUNTED_TOKENS;
 
 use placement::CPU;
 
@@ -11,6 +11,7 @@ use super::Engine;
 use crate::error::{Error, Result};
 use crate::observe::{Observers, Watch, rung};
 use crate::record::Recording;
+use crate::replay::arena::LayerActivity;
 use crate::step::StepStats;
 use crate::timeline::Tracer;
 
@@ -28,7 +29,7 @@ impl Engine {
             .map(|(device, _)| device);
         let others = split.then_some(&mut others as &mut dyn Iterator<Item = _>);
         stats.waits += arena.timeline.end(n_tokens, others, tracer.as_mut());
-        self.found(&stats, n_tokens <= MOST_COUNTED);
+        self.add_stats(&stats, n_tokens <= MAX_COUNTED_TOKENS);
         self.adapt(n_tokens)
     }
 
@@ -38,7 +39,7 @@ impl Engine {
     /// Device errors.
     fn adapt(&mut self, n_tokens: usize) -> Result<()> {
         let adapt = self.ready.as_mut().and_then(|ready| ready.adapt.as_mut());
-        if !adapt.is_some_and(|adapt| adapt.saw(n_tokens)) {
+        if !adapt.is_some_and(|adapt| adapt.count_step(n_tokens)) {
             return Ok(());
         }
         self.read_counters()?;
@@ -53,12 +54,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Adds to the totals. `small` steps also count for the hot set.
-    fn found(&mut self, stats: &StepStats, small: bool) {
+    /// Adds the statistics of steps to the totals; those of `small` steps (with counted rows) also
+    /// to the statistics of the hot set.
+    fn add_stats(&mut self, stats: &StepStats, small: bool) {
         self.totals += *stats;
         let adapt = self.ready.as_mut().and_then(|ready| ready.adapt.as_mut());
         if let Some(adapt) = adapt.filter(|_| small) {
-            adapt.found(stats);
+            adapt.add_stats(stats);
         }
     }
 
@@ -66,12 +68,12 @@ impl Engine {
     fn read_counters(&mut self) -> Result<()> {
         let Some(ready) = &mut self.ready else { return Ok(()) };
         let stats = ready.stepper.flush_all(&mut self.arena)?;
-        self.found(&stats, true);
+        self.add_stats(&stats, true);
         Ok(())
     }
 
-    /// As [`Engine::read_counters`], but a lost device only loses its counters; the next step
-    /// reports the loss.
+    /// As [`Engine::read_counters`], but ignores the loss of a device, whose counters are gone. The
+    /// next step reports the loss.
     pub(super) fn read_counters_unless_lost(&mut self) -> Result<()> {
         match self.read_counters() {
             Err(Error::Device(hal::Error::DeviceLost { .. })) => Ok(()),
@@ -83,7 +85,7 @@ impl Engine {
     /// read here, so that a step does not wait for them.
     ///
     /// # Errors
-    /// Device errors. The counters of a lost device are lost without an error.
+    /// Device errors. A lost device causes no error; its counters are missing.
     pub fn take_stats(&mut self) -> Result<StepStats> {
         self.read_counters_unless_lost()?;
         let found = self.totals - self.taken;
@@ -91,8 +93,15 @@ impl Engine {
         Ok(found)
     }
 
-    /// Passes every completed step from now on to `tracer`. Steps are then timed, which costs a
-    /// little time.
+    /// Activity of each layer since the model was opened, up to the latest reading of the counters
+    /// ([`Engine::take_stats`]).
+    #[must_use]
+    pub fn layer_activity(&self) -> &[LayerActivity] {
+        &self.arena.activity
+    }
+
+    /// Passes every completed step from now on to `tracer`. While a tracer is set, all steps are
+    /// timed, which takes a little longer.
     pub fn set_tracer(&mut self, tracer: Option<Tracer>) {
         self.tracer = tracer;
     }

@@ -17,23 +17,24 @@ struct Checkpoint {
 /// KV blocks, state slot and checkpoints of a sequence in one generation of the cache. Dropping it
 /// releases them.
 #[derive(Debug)]
-pub(crate) struct Cached {
+pub(crate) struct SequenceCache {
     pool: Arc<Pool>,
-    /// Tokens whose keys, values and state are on the devices.
+    /// Number of tokens whose keys, values and state are on the devices.
     n: usize,
-    /// In order of position; forks share them until one of them writes.
+    /// The blocks in order of position. Forks share them until one of them writes.
     blocks: Vec<u32>,
     /// The sequence's row of the state tensors; only with recurrent layers.
     slot: Option<u32>,
-    /// Ascending in `n`; none is beyond the valid tokens.
+    /// Checkpoints, ascending in `n` and never beyond the valid tokens.
     checkpoints: Vec<Checkpoint>,
-    /// The checkpoint (by number) to copy into the slot before the next step.
+    /// Number of the checkpoint to copy into the slot before the next step; `None` if the slot is
+    /// current.
     restore: Option<u32>,
 }
 
-impl Cached {
-    pub(crate) fn new(pool: &Arc<Pool>) -> Cached {
-        Cached {
+impl SequenceCache {
+    pub(crate) fn new(pool: &Arc<Pool>) -> SequenceCache {
+        SequenceCache {
             pool: Arc::clone(pool),
             n: 0,
             blocks: Vec::new(),
@@ -65,18 +66,19 @@ impl Cached {
         self.slot
     }
 
-    /// Takes a state slot unless it has one; returns whether it has one now.
+    /// Takes a state slot unless the sequence has one; returns whether it has one now.
     pub(crate) fn take_slot(&mut self) -> bool {
         self.slot = self.slot.or_else(|| self.pool.take_slot());
         self.slot.is_some()
     }
 
-    /// A fork that shares all blocks and checkpoints. Its state is that of the newest checkpoint,
-    /// unless the caller copies the parent's row into the new slot and calls [`Cached::advance`].
-    pub(crate) fn fork(&self) -> Cached {
+    /// A fork that shares all blocks and checkpoints. Its state is the state of the newest
+    /// checkpoint, unless the caller copies the parent's row into the new slot and calls
+    /// [`SequenceCache::advance`].
+    pub(crate) fn fork(&self) -> SequenceCache {
         self.pool.retain_blocks(&self.blocks);
         self.checkpoints.iter().for_each(|c| self.pool.retain_checkpoint(c.number));
-        let mut fork = Cached {
+        let mut fork = SequenceCache {
             pool: Arc::clone(&self.pool),
             n: self.n,
             blocks: self.blocks.clone(),
@@ -90,8 +92,8 @@ impl Cached {
         fork
     }
 
-    /// Forgets tokens from `n` on: with recurrent layers everything after the newest checkpoint at
-    /// or before `n`.
+    /// Forgets the tokens from `n` on. With recurrent layers, also forgets the tokens after the
+    /// newest checkpoint at or before `n`.
     pub(crate) fn truncate(&mut self, n: usize) {
         if n >= self.n {
             return;
@@ -105,9 +107,9 @@ impl Cached {
         self.pool.release_blocks(self.blocks.drain(keep..));
     }
 
-    /// After an incomplete step: the contents of the state slot are unknown. Keys and values from
-    /// before the step are intact.
-    pub(crate) fn spoil(&mut self) {
+    /// Call this after an incomplete step, which leaves unknown contents in the state slot. Keys
+    /// and values from before the step are intact.
+    pub(crate) fn invalidate_state(&mut self) {
         if self.pool.is_recurrent() {
             self.roll_back(self.n);
         }
@@ -133,7 +135,8 @@ impl Cached {
         restored.or(self.slot.map(|slot| slot as usize)).filter(|_| self.n > 0)
     }
 
-    /// The rows `(from, to)` to copy before the slot is used, if a checkpoint has to be restored.
+    /// The rows `(from, to)` to copy before the slot is used; `None` if no checkpoint has to be
+    /// restored.
     pub(crate) fn to_restore(&self) -> Option<(usize, usize)> {
         Some((self.pool.checkpoint_row(self.restore?), self.slot? as usize))
     }
@@ -143,9 +146,9 @@ impl Cached {
         self.restore = None;
     }
 
-    /// Takes a row for a checkpoint of the state after the valid tokens: a free one, or else that
-    /// of this sequence's oldest checkpoint. `None` if no row is available, or if this state
-    /// already has a checkpoint.
+    /// Takes a row for a checkpoint of the state after the valid tokens: a free row, or else the
+    /// row of the oldest checkpoint of this sequence. `None` if no row is available, or if this
+    /// state already has a checkpoint.
     pub(crate) fn take_checkpoint(&mut self) -> Option<usize> {
         if self.checkpoints.last().is_some_and(|last| last.n == self.n) {
             return None;
@@ -162,7 +165,7 @@ impl Cached {
     }
 
     /// Drops the newest checkpoint, because its row was not written.
-    pub(crate) fn give_up_checkpoint(&mut self) {
+    pub(crate) fn drop_newest_checkpoint(&mut self) {
         if let Some(last) = self.checkpoints.len().checked_sub(1) {
             self.drop_checkpoint(last);
         }
@@ -181,22 +184,46 @@ impl Cached {
         n_blocks.saturating_sub(self.blocks.len()) + shared.count()
     }
 
-    /// Makes block `index` writable for this sequence, copying on write. If it replaces a shared
-    /// block, the caller must copy that block's first rows. `None` if no block is free.
-    pub(crate) fn own_block(&mut self, index: usize) -> Option<Owned> {
+    /// Makes block `index` writable for this sequence: replaces a shared block by a free one, whose
+    /// first rows the caller may have to copy (see [`BlockOwnership`]). `None` if no block is free.
+    pub(crate) fn own_block(&mut self, index: usize) -> Option<BlockOwnership> {
         let held = self.blocks.get(index).copied();
         if held.is_some_and(|block| !self.pool.is_shared(block)) {
-            return Some(Owned::Already);
+            return Some(BlockOwnership::NoCopy);
         }
         let block = self.pool.take_block()?;
         let Some(shared) = held else {
             self.blocks.push(block);
-            return Some(Owned::Already);
+            return Some(BlockOwnership::NoCopy);
         };
         self.blocks[index] = block;
         self.pool.release_blocks([shared].into_iter());
         let rows = self.n.saturating_sub(index * KV_BLOCK);
-        Some(if rows == 0 { Owned::Already } else { Owned::Copy { from: shared, to: block, rows } })
+        Some(if rows == 0 {
+            BlockOwnership::NoCopy
+        } else {
+            BlockOwnership::Copy { from: shared, to: block, rows }
+        })
+    }
+
+    /// Of the first `n` tokens, those that a fork would still have cached after it forgets the
+    /// others: all valid ones, but with recurrent layers only those up to a checkpoint or up to
+    /// the current state.
+    pub(crate) fn n_reusable(&self, n: usize) -> usize {
+        if !self.pool.is_recurrent() {
+            return n.min(self.n);
+        }
+        let current = self.state_row().map(|_| self.n);
+        let ends = self.checkpoints.iter().map(|checkpoint| checkpoint.n).chain(current);
+        ends.filter(|end| *end <= n).max().unwrap_or(0)
+    }
+
+    /// Gives the state slot back. The state is then that of the newest checkpoint.
+    pub(crate) fn release_slot(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.roll_back(self.n);
+            self.pool.release_slot(slot);
+        }
     }
 
     /// Reserves capacity for `n_blocks` blocks, so that steps do not allocate.
@@ -207,14 +234,14 @@ impl Cached {
 
 /// How a block became writable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owned {
-    /// It was writable already; no copy is needed.
-    Already,
+pub(crate) enum BlockOwnership {
+    /// No copy is needed: the block was writable already, or holds no valid position yet.
+    NoCopy,
     /// The first `rows` rows of `from` must be copied to `to`.
     Copy { from: u32, to: u32, rows: usize },
 }
 
-impl Drop for Cached {
+impl Drop for SequenceCache {
     fn drop(&mut self) {
         self.pool.release_blocks(self.blocks.drain(..));
         self.checkpoints.drain(..).for_each(|c| self.pool.release_checkpoint(c.number));
@@ -234,10 +261,10 @@ mod tests {
         Pool::new(PoolSizes { n_blocks: 6, n_seq: 2, n_checkpoint, recurrent })
     }
 
-    fn filled(pool: &Arc<Pool>, n: usize) -> Cached {
-        let mut cached = Cached::new(pool);
+    fn filled(pool: &Arc<Pool>, n: usize) -> SequenceCache {
+        let mut cached = SequenceCache::new(pool);
         for index in 0..n.div_ceil(KV_BLOCK) {
-            assert_eq!(cached.own_block(index), Some(Owned::Already));
+            assert_eq!(cached.own_block(index), Some(BlockOwnership::NoCopy));
         }
         cached.advance(n);
         cached
@@ -250,7 +277,7 @@ mod tests {
         let mut fork = parent.fork();
         assert_eq!((fork.n(), pool.n_free_blocks()), (KV_BLOCK + 5, 4));
         assert_eq!(fork.n_missing_blocks(KV_BLOCK + 6), 1);
-        let copy = Owned::Copy { from: parent.blocks()[1], to: 2, rows: 5 };
+        let copy = BlockOwnership::Copy { from: parent.blocks()[1], to: 2, rows: 5 };
         assert_eq!(fork.own_block(1), Some(copy));
         assert_eq!(fork.blocks(), [parent.blocks()[0], 2]);
         assert_eq!((parent.n_missing_blocks(KV_BLOCK + 6), fork.n_missing_blocks(64)), (0, 0));
@@ -269,7 +296,7 @@ mod tests {
         assert_eq!((fork.blocks().len(), fork.n_missing_blocks(KV_BLOCK + 1)), (1, 1));
         fork.truncate(3);
         fork.truncate(0);
-        assert_eq!(fork.own_block(0), Some(Owned::Already));
+        assert_eq!(fork.own_block(0), Some(BlockOwnership::NoCopy));
         assert_ne!(fork.blocks()[0], parent.blocks()[0]);
     }
 
@@ -295,9 +322,24 @@ mod tests {
         cached.advance(12);
         let fork = cached.fork();
         assert_eq!((fork.n(), fork.state_row()), (10, Some(2)));
-        cached.spoil();
+        cached.invalidate_state();
         assert_eq!(cached.n(), 10);
         cached.truncate(9);
         assert_eq!((cached.n(), cached.to_restore(), cached.state_row()), (0, None, None));
+    }
+
+    #[test]
+    fn a_sequence_without_a_slot_keeps_its_checkpoints() {
+        let pool = pool(true);
+        let mut cached = filled(&pool, 10);
+        assert!(cached.take_slot());
+        assert_eq!((cached.n_reusable(9), cached.n_reusable(12)), (0, 10));
+        assert!(cached.take_checkpoint().is_some());
+        cached.advance(20);
+        assert_eq!((cached.n_reusable(19), cached.n_reusable(20)), (10, 20));
+        cached.release_slot();
+        assert_eq!((cached.n(), cached.slot(), cached.n_reusable(30)), (10, None, 10));
+        assert_eq!((pool.take_slot(), pool.take_slot(), pool.take_slot()).2, None);
+        assert!(!cached.take_slot());
     }
 }

@@ -1,4 +1,5 @@
-//! The rows of sequences on the devices: keys and values in cache blocks, and recurrent state.
+//! Copies, saves and restores the rows of sequences on the devices: keys and values in cache
+//! blocks, and recurrent state.
 
 use std::ops::Range;
 
@@ -8,21 +9,22 @@ use placement::Placement;
 
 use crate::error::Result;
 use crate::load::lane::Lane;
-use crate::load::{Layer, Loaded, lane_mut};
+use crate::load::{Layer, LoadedModel, lane_mut};
 
 impl Layer {
-    /// Tensors of the layer's own KV cache: a cache that several layers read appears once.
+    /// Tensors of the layer's own KV cache. A cache that several layers read is listed once, for
+    /// its owner.
     pub(crate) fn caches(&self) -> impl Iterator<Item = &Tensor> {
         self.memory.own_kv().into_iter().flat_map(|KvCache { k, v }| [k, v])
     }
 
-    /// Tensors of its recurrent state, `[n_seq + n_checkpoint, width]` F32 each.
+    /// Tensors of the recurrent state of the layer, `[n_seq + n_checkpoint, width]` F32 each.
     pub(crate) fn states(&self) -> impl Iterator<Item = &Tensor> {
         self.memory.states().iter()
     }
 }
 
-impl Loaded {
+impl LoadedModel {
     /// Calls `f` for each layer, with the lane of its home.
     fn each_layer(
         &mut self,
@@ -83,8 +85,8 @@ impl Loaded {
         })
     }
 
-    /// Writes the bytes from [`Loaded::save`] to other rows. The length of `bytes` has been
-    /// checked.
+    /// Writes the bytes from [`LoadedModel::save`] to other rows. The caller must have checked the
+    /// length of `bytes`.
     pub(crate) fn restore(
         &mut self,
         placement: &Placement,
@@ -107,7 +109,7 @@ impl Loaded {
         })
     }
 
-    /// Number of bytes that [`Loaded::save`] appends for `n` positions.
+    /// Number of bytes that [`LoadedModel::save`] appends for `n` positions.
     pub(crate) fn saved_len(&self, n: usize) -> usize {
         let rows = |tensor: &Tensor, n: usize| {
             let desc = tensor.desc();

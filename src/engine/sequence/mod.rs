@@ -1,10 +1,10 @@
 //! Sequences: their tokens and their data on the devices, and which of their tokens the next step
 //! takes.
 //!
-//! A [`Sequence`] is a list of tokens and a `Cached`: KV blocks, a row of recurrent state,
-//! checkpoints. Blocks are reference-counted, so forks share them until they write. The cache may
-//! cover fewer tokens than the list (after a lost device, an interrupted step, a roll back of
-//! recurrent state); the next step computes the rest again from the tokens.
+//! A [`Sequence`] is a list of tokens and a `SequenceCache`: KV blocks, a row of recurrent state,
+//! checkpoints. Blocks are reference-counted, so forks share them until they write. After a device
+//! loss, an interrupted step or a rollback of recurrent state, the cache covers fewer tokens than
+//! the list; the next step computes the rest again from the tokens.
 
 pub(crate) mod cached;
 mod memory;
@@ -13,7 +13,7 @@ pub(crate) mod schedule;
 
 use hal::{BatchFacts, BatchToken};
 
-use cached::Cached;
+use cached::SequenceCache;
 
 /// Which logits a caller needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub enum Want {
 #[derive(Debug)]
 pub struct Sequence {
     pub(crate) tokens: Vec<u32>,
-    pub(crate) cached: Cached,
+    pub(crate) cached: SequenceCache,
 }
 
 impl Sequence {
@@ -56,12 +56,12 @@ pub struct Feed<'a> {
 /// `[n_vocab]` logits.
 pub type EachLogits<'a> = dyn FnMut(usize, usize, &[f32]) + 'a;
 
-/// Adds tokens of a sequence, whose blocks are allocated, to a device step; `index` is its entry
-/// among the step's sequences.
+/// Adds tokens of a sequence to a device step. The blocks for them must be allocated. `index` is
+/// the entry of the sequence in the batch.
 pub(crate) fn add(
     facts: &mut BatchFacts,
     index: usize,
-    cached: &Cached,
+    cached: &SequenceCache,
     tokens: &[u32],
     want: Want,
 ) {

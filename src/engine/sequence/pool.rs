@@ -1,8 +1,8 @@
 //! Cache blocks and state rows of one generation of the cache: which are free, and how many
-//! sequences use each.
+//! sequences use each of them.
 //!
-//! A holder releases its blocks and rows by dropping its [`Cached`](super::cached::Cached), so
-//! that nothing leaks.
+//! A sequence releases its blocks and rows when its
+//! [`SequenceCache`](super::cached::SequenceCache) is dropped, so that nothing leaks.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,16 +13,16 @@ use model::Model;
 use crate::ops::mixer::state_bytes;
 use crate::options::EngineOptions;
 
-/// Numbers `0..n` with a reference count each; free ones are taken from the end of a list.
+/// Reference counts of the numbers `0..n`. The free numbers are on a stack.
 #[derive(Debug)]
-struct Counted {
+struct RefCounted {
     refs: Vec<u32>,
     free: Vec<u32>,
 }
 
-impl Counted {
-    fn new(n: usize) -> Counted {
-        Counted { refs: vec![0; n], free: (0..n as u32).rev().collect() }
+impl RefCounted {
+    fn new(n: usize) -> RefCounted {
+        RefCounted { refs: vec![0; n], free: (0..n as u32).rev().collect() }
     }
 
     fn take(&mut self) -> Option<u32> {
@@ -46,19 +46,19 @@ impl Counted {
 
 #[derive(Debug)]
 struct Inner {
-    blocks: Counted,
-    slots: Counted,
-    checkpoints: Counted,
+    blocks: RefCounted,
+    slots: RefCounted,
+    checkpoints: RefCounted,
 }
 
 /// Capacities of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolSizes {
-    /// KV blocks.
+    /// Number of KV blocks.
     pub(crate) n_blocks: usize,
     /// Maximum number of sequences in a step; with recurrent layers each has its own state row.
     pub(crate) n_seq: usize,
-    /// Additional state rows, for checkpoints; 0 without recurrent layers.
+    /// Number of additional state rows, for checkpoints; 0 without recurrent layers.
     pub(crate) n_checkpoint: usize,
     /// Whether there are recurrent layers.
     pub(crate) recurrent: bool,
@@ -87,9 +87,9 @@ pub(crate) struct Pool {
 impl Pool {
     pub(crate) fn new(sizes: PoolSizes) -> Arc<Pool> {
         let inner = Inner {
-            blocks: Counted::new(sizes.n_blocks),
-            slots: Counted::new(sizes.n_seq),
-            checkpoints: Counted::new(sizes.n_checkpoint),
+            blocks: RefCounted::new(sizes.n_blocks),
+            slots: RefCounted::new(sizes.n_seq),
+            checkpoints: RefCounted::new(sizes.n_checkpoint),
         };
         Arc::new(Pool { sizes, inner: Mutex::new(inner) })
     }
@@ -111,6 +111,10 @@ impl Pool {
 
     pub(crate) fn n_free_blocks(&self) -> usize {
         self.lock().blocks.free.len()
+    }
+
+    pub(crate) fn n_free_checkpoints(&self) -> usize {
+        self.lock().checkpoints.free.len()
     }
 
     pub(crate) fn take_block(&self) -> Option<u32> {

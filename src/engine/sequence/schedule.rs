@@ -5,17 +5,17 @@ use super::{Feed, Want};
 /// Limits of a device step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits<'a> {
-    /// Numbers of tokens that programs exist for, ascending, the first being 1.
+    /// Token counts that programs exist for, ascending, the first being 1.
     pub(crate) rungs: &'a [usize],
     /// Maximum number of tokens whose logits are computed.
     pub(crate) max_out: usize,
     /// Maximum number of sequences.
     pub(crate) max_seqs: usize,
-    /// Only numbers of tokens that match a program exactly.
+    /// Whether the number of tokens must match a program exactly.
     pub(crate) unpadded: bool,
 }
 
-/// Number of logits from `take` of the `left` tokens of a feed.
+/// Number of tokens with logits among the next `take` of the `left` tokens of a feed.
 pub(crate) fn outputs_of(want: Want, take: usize, left: usize) -> usize {
     match want {
         Want::None => 0,
@@ -24,10 +24,11 @@ pub(crate) fn outputs_of(want: Want, take: usize, left: usize) -> usize {
     }
 }
 
-/// Sets `takes` to the tokens of each feed for the next device step. Every feed advances by a
-/// token if there is room, so that decode does not wait for prefill; the rest goes to the feeds in
-/// order. The number of tokens is the largest that a program exists for, so that a single feed is
-/// never padded. If that is less than one token per sequence, the step takes all of them, padded.
+/// Sets `takes` to the number of tokens of each feed in the next device step. Every feed gets one
+/// token if possible, so that decode does not wait for prefill; further tokens come from the feeds
+/// in order. The step has the largest token count of [`Limits::rungs`] that these tokens fill, so
+/// that a single feed is never padded. If that count is less than one token per sequence, the step
+/// takes all tokens that fit and is padded, unless [`Limits::unpadded`] is set.
 pub(crate) fn schedule(feeds: &[Feed<'_>], limits: &Limits<'_>, takes: &mut Vec<usize>) {
     takes.clear();
     takes.resize(feeds.len(), 0);
@@ -72,16 +73,16 @@ mod tests {
     use std::sync::Arc;
 
     use super::super::Sequence;
-    use super::super::cached::Cached;
+    use super::super::cached::SequenceCache;
     use super::super::pool::{Pool, PoolSizes};
     use super::*;
 
-    /// The takes of all device steps for feeds of these lengths.
+    /// The values of `takes` of all device steps for feeds of these lengths.
     fn steps(feeds: &[(usize, Want)], limits: Limits<'_>) -> Vec<Vec<usize>> {
         let sizes = PoolSizes { n_blocks: 1, n_seq: 1, n_checkpoint: 0, recurrent: false };
         let pool = Pool::new(sizes);
         let sequence =
-            |_: &_| Sequence { tokens: Vec::new(), cached: Cached::new(&Arc::clone(&pool)) };
+            |_: &_| Sequence { tokens: Vec::new(), cached: SequenceCache::new(&Arc::clone(&pool)) };
         let mut sequences: Vec<Sequence> = feeds.iter().map(sequence).collect();
         let tokens = vec![0; 200];
         let mut feeds: Vec<Feed<'_>> = sequences
@@ -120,14 +121,14 @@ mod tests {
     }
 
     #[test]
-    fn decoding_goes_along_with_prefill() {
+    fn decode_shares_steps_with_prefill() {
         let feeds = [(20, Want::Last), (1, Want::Last), (0, Want::All), (1, Want::Last)];
         let expected = [[14, 1, 0, 1], [4, 0, 0, 0], [2, 0, 0, 0]];
         assert_eq!(steps(&feeds, LIMITS), expected);
     }
 
     #[test]
-    fn sequences_that_are_no_rung_are_padded() {
+    fn steps_with_one_token_per_sequence_may_be_padded() {
         let one = (1, Want::Last);
         assert_eq!(steps(&[one; 3], LIMITS), [[1, 1, 1]]);
         assert_eq!(steps(&[one; 5], LIMITS), [[1, 1, 1, 1, 0], [0, 0, 0, 0, 1]]);

@@ -1,10 +1,10 @@
-//! Inputs of the planner: sizes, as the devices report them, and bytes read per token.
+//! Inputs of the planner: sizes as the devices report them, and bytes read per token.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
 use hal::format::{Format, TransposedLayout};
-use hal::op::{Gather, MOST_COUNTED, MatMul, SoftCap, UnionCounts};
+use hal::op::{Gather, MAX_COUNTED_TOKENS, MatMul, SoftCap, UnionCounts};
 use hal::{Batch, Bytes, Device, HostRows, OpDesc, PackDesc, TensorDesc};
 
 use model::{AttentionSizes, Ffn, Model};
@@ -21,7 +21,7 @@ use crate::ops::mixer;
 use crate::ops::predict::{Predictor, list_desc};
 use crate::options::{EngineOptions, Streaming};
 
-/// Maximum number of tokens assumed in the context when the time of a token is estimated.
+/// Maximum number of tokens that are assumed in the context when the time of a token is estimated.
 const ASSUMED_PAST: usize = 1024;
 
 /// Plans the placement of `model` and estimates its speed. Loads nothing; the first of `devices`
@@ -35,20 +35,19 @@ pub fn forecast(model: &Model, devices: &[Device], options: &EngineOptions) -> F
 #[must_use]
 pub fn task(model: &Model, devices: &[Device], options: &EngineOptions) -> Task {
     let sizing = Sizing::new(model, devices, options);
-    let budgets: Vec<Bytes> = devices.iter().map(left).collect();
+    let budgets: Vec<Bytes> = devices.iter().map(free_budget).collect();
     sizing.task(&budgets)
 }
 
-/// The rest of a device's budget: it may have allocations of its own, or be used by another
-/// engine.
-pub(crate) fn left(device: &Device) -> Bytes {
+/// The free bytes of a device's budget. Other engines may have allocated the rest.
+pub(crate) fn free_budget(device: &Device) -> Bytes {
     match device.ledger().budget() {
         Bytes::MAX => Bytes::MAX,
         budget => budget - device.ledger().used(),
     }
 }
 
-/// Tokens in the context for which the time of a token is estimated.
+/// Number of tokens that are assumed in the context when the time of a token is estimated.
 #[must_use]
 pub fn assumed_past(options: &EngineOptions) -> usize {
     (options.n_ctx / 2).min(ASSUMED_PAST)
@@ -63,8 +62,8 @@ fn size(rows: &HostRows) -> f64 {
 }
 
 impl Sizing<'_> {
-    /// The placement within `budgets`, and its forecast. With the CPU alone there is nothing to
-    /// plan.
+    /// The placement within `budgets`, and its forecast. With the CPU alone, everything is on the
+    /// CPU and there is no forecast.
     pub(crate) fn place(&self, budgets: &[Bytes], forecast: &mut Option<Forecast>) -> Placement {
         if budgets.iter().skip(1).all(|budget| *budget == Bytes(0)) {
             *forecast = None;
@@ -78,14 +77,14 @@ impl Sizing<'_> {
         let placing = &self.options.placing;
         let cuts = self.mode.cuts(self.model);
         let density = if self.mode.is_sparse() { placing.density } else { 1.0 };
-        let joined = self.joined();
+        let shares_home = self.shares_home();
         let layer = |(index, cut): (usize, &Cut)| {
             let uses = match placing.uses.as_ref().and_then(|uses| uses.get(index)) {
                 Some(list) if list.len() == cut.n_ff => Uses::Each(list),
                 Some(_) | None => Uses::Uniform(density * self.share_used(index)),
             };
             let mut facts = LayerFacts::new(self.reads(index), uses, cut);
-            facts.joined = joined[index];
+            facts.shares_home = shares_home[index];
             facts
         };
         let speeds = |device| placing.speed(device);
@@ -105,16 +104,16 @@ impl Sizing<'_> {
         }
     }
 
-    /// For each layer, whether its home must be that of the layer before it. All layers from one
-    /// whose KV cache is shared to the last that reads it have the same home.
-    fn joined(&self) -> Vec<bool> {
-        let mut joined = vec![false; self.model.layers.len()];
+    /// For each layer, whether it must have the home of the layer before it. The owner of a shared
+    /// KV cache, its readers and all layers between them have one home.
+    fn shares_home(&self) -> Vec<bool> {
+        let mut shares_home = vec![false; self.model.layers.len()];
         for (layer, weights) in self.model.layers.iter().enumerate() {
             if let Some(source) = weights.frame.mixer.kv_source() {
-                joined[source + 1..=layer].fill(true);
+                shares_home[source + 1..=layer].fill(true);
             }
         }
-        joined
+        shares_home
     }
 
     /// Bytes of the head read per token.
@@ -145,12 +144,12 @@ impl Sizing<'_> {
         let used = self.share_used(layer);
         let mut frame = 0.0;
         weights.frame.each(&mut |_, rows| frame += size(rows));
-        let chosen = self.mode.chosen(self.model, self.options, layer);
-        let lists = chosen.is_some();
+        let data = self.mode.predictor(self.model, self.options, layer);
+        let lists = data.is_some();
         let (mut before, mut scores) = (0.0, 0.0);
-        if let Some(chosen) = chosen {
+        if let Some(data) = data {
             let slots = TensorDesc::new(1, weights.n_ff(), Format::U32);
-            (before, scores) = (chosen.fc1.map_or(0.0, size), size(chosen.fc2));
+            (before, scores) = (data.fc1.map_or(0.0, size), size(data.fc2));
             frame += before + scores + bytes(slots);
         }
         let cache = self.memory_reads(layer);
@@ -170,8 +169,8 @@ impl Sizing<'_> {
         let n_ff = ffn.n_ff() as f64;
         let Ffn { gate, up, .. } = ffn;
         let matrices: f64 = ffn.matrices().map(|(_, rows)| size(rows)).sum();
-        let (tested, besides) = match self.mode.is_sparse() {
-            // The gates of unused experts are not tested.
+        let (tested, if_used) = match self.mode.is_sparse() {
+            // The gates of unused experts are not computed.
             false if ffn.experts.is_some() => (0.0, matrices),
             false => (matrices, 0.0),
             true => {
@@ -187,22 +186,22 @@ impl Sizing<'_> {
             frame,
             cache,
             tested: tested / n_ff,
-            used: besides / n_ff,
+            used: if_used / n_ff,
             prompt: matrices / n_ff * used,
             streams: self.streams(layer).then(|| StreamReads {
                 carried: self
-                    .streams_afar(layer)
+                    .can_stream_cpu_layer(layer)
                     .then(|| 4.0 * (2 * hyper.n_embd + self.model.max_experts()) as f64),
-                brought: (matrices + scores) / n_ff,
+                uploaded: (matrices + scores) / n_ff,
                 multiplied: (matrices * used + scores) / n_ff,
-                per_piece: before,
+                per_chunk: before,
             }),
             n_ops,
         }
     }
 
-    /// Bytes of the rows of down, one per neuron, with the data shared between rows where it was
-    /// transposed.
+    /// Bytes of down with one row per neuron. In a transposed matrix, this includes the scales that
+    /// rows share.
     fn down_rows(&self, ffn: &Ffn) -> f64 {
         let down = ffn.down.w.desc();
         let n_expert = ffn.n_expert().unwrap_or(1);
@@ -225,19 +224,19 @@ impl Sizing<'_> {
             Streaming::Forced { .. } => (stream.map_or(Bytes(0), |stream| stream.bytes), None),
             Streaming::Off => (Bytes(0), None),
         };
-        // The first mailbox includes the shared part.
+        // The size of the first mailbox includes memory that all mailboxes share.
         let mailboxes = |n| self.devices[device].mailboxes_size(self.mailbox_shape(), n);
         let hand_off = mailboxes(2) - mailboxes(1);
         DeviceFacts {
             budget,
-            fixed: self.fixed(device) + slots,
+            fixed: self.fixed_bytes(device) + slots,
             stream,
             hand_offs: mailboxes(1) - hand_off,
             hand_off,
             embed: self.refuses_embed(device).is_none().then(|| self.embed_size(device)),
             head: self.refuses_head(device).is_none().then(|| self.head_size(device)),
             shared: if tied { self.whole_size(device, &self.model.output) } else { Bytes(0) },
-            refused: if cpu { Vec::new() } else { self.refused(device, &layers) },
+            refused: if cpu { Vec::new() } else { self.refusal_notes(device, &layers) },
             layers,
             speed: self.options.placing.speed(device),
         }
@@ -267,7 +266,7 @@ impl Sizing<'_> {
                 known.len() - 1
             });
             let (_, shares, whole) = &known[at];
-            let n_shares = self.most_groups(device, index, cut);
+            let n_shares = self.max_groups(device, index, cut);
             sizes.push(LayerSizes {
                 frame,
                 cache,
@@ -296,15 +295,15 @@ impl Sizing<'_> {
         Batch { words: TensorDesc::new(1, shape.n_words(), Format::U32), shape }
     }
 
-    /// The ops of a layer with `n` of its neurons, for a step of `n_tokens`; with a hand-off if
-    /// some neurons are elsewhere.
+    /// The ops of a layer with `n` of its neurons, for a step of `n_tokens`; with a hand-off if the
+    /// other neurons are on another device.
     pub(crate) fn layer_ops(&self, layer: usize, n: usize, n_tokens: usize) -> Vec<OpDesc> {
         let weights = &self.model.layers[layer];
         let (shape, n_ff) = (self.scratch(), weights.n_ff());
         let split = n < n_ff;
         let list = || list_desc(self.model.max_n_ff(), n_tokens);
-        let chosen = self.mode.chosen(self.model, self.options, layer);
-        let predictor = chosen.map(Predictor::desc);
+        let data = self.mode.predictor(self.model, self.options, layer);
+        let predictor = data.map(Predictor::desc);
         let freqs = self.freqs(layer);
         let own = weights.ffn.as_ref().filter(|_| n > 0).map(|ffn| self.mode.shape(ffn, n));
         let frame = weights.frame.map(&mut HostRows::desc);
@@ -323,7 +322,7 @@ impl Sizing<'_> {
             active: self.f32(1, n_tokens),
             hits: shape
                 .hits
-                .filter(|_| n_tokens <= MOST_COUNTED)
+                .filter(|_| n_tokens <= MAX_COUNTED_TOKENS)
                 .map(|hits| self.f32(1, hits.n_cols)),
             union: shape
                 .union
@@ -343,8 +342,8 @@ impl Sizing<'_> {
         by.rope.as_ref().map(|_| self.f32(1, n_rot / 2))
     }
 
-    /// Bytes that a device needs besides weights: batch, scratch, staging.
-    fn fixed(&self, device: DeviceIndex) -> Bytes {
+    /// Bytes that a device needs in addition to the weights: batch, scratch, staging.
+    fn fixed_bytes(&self, device: DeviceIndex) -> Bytes {
         let on = &self.devices[device];
         let n_words = self.workspace(device).0.div_ceil(4) as usize;
         let workspace = TensorDesc::new(1, n_words, Format::U32);
@@ -360,16 +359,16 @@ impl Sizing<'_> {
         let on = &self.devices[device];
         let memory = mixer::memory(&mixer::shapes(weights), self.options);
         let cache = memory.tensors().map(|desc| on.alloc_size(desc)).sum();
-        let chosen = self.mode.chosen(self.model, self.options, layer);
-        let predictor = chosen.map_or(Bytes(0), |chosen| {
+        let data = self.mode.predictor(self.model, self.options, layer);
+        let predictor = data.map_or(Bytes(0), |data| {
             let vector = |format| {
                 let desc = TensorDesc::new(1, weights.n_ff(), format);
                 on.pack_size(&PackDesc::whole(desc), false)
             };
-            chosen.fc1.map_or(Bytes(0), |fc1| self.whole_size(device, fc1))
-                + self.whole_size(device, chosen.fc2)
+            data.fc1.map_or(Bytes(0), |fc1| self.whole_size(device, fc1))
+                + self.whole_size(device, data.fc2)
                 + vector(Format::U32)
-                + chosen.bias.map_or(Bytes(0), |_| vector(Format::F32))
+                + data.bias.map_or(Bytes(0), |_| vector(Format::F32))
         });
         let freqs = self.freqs(layer).map(PackDesc::whole);
         let freqs = freqs.map_or(Bytes(0), |freqs| on.pack_size(&freqs, false));

@@ -1,4 +1,4 @@
-//! Memory, time and gain of exchanging neurons between devices.
+//! Memory, time and gain of an exchange of neurons between devices.
 
 use std::iter::Sum;
 use std::sync::Arc;
@@ -15,16 +15,15 @@ use super::Sizing;
 use crate::ops::ffn::{FfnMode, PackedFfn};
 use crate::options::EngineOptions;
 
-/// Requirements of exchanging neurons in a placement.
+/// Requirements of an exchange of neurons in a placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExchangeNeeds {
-    /// Layers whose neurons can be exchanged.
+    /// Number of layers whose neurons can be exchanged.
     pub n_layers: usize,
-    /// Maximum number of neurons exchanged at one decision; 0 where an exchange would gain
-    /// nothing.
+    /// Maximum number of neurons exchanged at one decision; 0 if an exchange would gain nothing.
     pub most: usize,
-    /// Bytes of the model that must stay in host memory: of the mapped file, and of transposed
-    /// down matrices.
+    /// Bytes of the model that must stay in host memory: of the mapped file and of transposed down
+    /// matrices.
     pub host: Bytes,
     /// Bytes of the counters on each device.
     pub counters: Bytes,
@@ -42,7 +41,7 @@ pub(crate) enum ExchangeUnit {
 }
 
 impl ExchangeUnit {
-    /// Number of neurons in it.
+    /// Number of neurons of the unit.
     pub(crate) fn len(self) -> usize {
         match self {
             ExchangeUnit::Neurons | ExchangeUnit::WithinExperts(_) => 1,
@@ -51,17 +50,17 @@ impl ExchangeUnit {
     }
 }
 
-/// Bytes of an expert's matrix packed and written at once: enough to make the overhead of a write
-/// small, without host memory for a whole matrix.
-const STRETCH: usize = 1 << 20;
+/// Bytes of the matrix of an expert that are packed and written at once: large enough to make the
+/// overhead of a write small, without host memory for the whole matrix.
+const WRITE_BYTES: usize = 1 << 20;
 
 /// Number of rows of `row_bytes` bytes written at once.
 pub(crate) fn at_once(row_bytes: usize) -> usize {
-    (STRETCH / row_bytes.max(1)).max(1)
+    (WRITE_BYTES / row_bytes.max(1)).max(1)
 }
 
-/// Bytes of a whole down matrix transposed in host memory. `None` if it is not needed: the file has
-/// one row per neuron, or down has no blocks and is one matrix.
+/// Bytes of a whole down matrix, transposed in host memory. `None` if no transposed copy is needed:
+/// the pack is not transposed, or down is a single matrix in an unquantised format.
 pub(crate) fn transposed_size(packed: &PackedFfn) -> Option<Bytes> {
     let blocks = packed.pack.source.format.quants().is_some();
     let slow = blocks || matches!(packed.rows.source(), Source::Paged(_));
@@ -69,8 +68,9 @@ pub(crate) fn transposed_size(packed: &PackedFfn) -> Option<Bytes> {
     plain_size(&desc).map(|len| Bytes(len as u64))
 }
 
-/// The neurons of a layer's home and of the CPU, if those are its two sides.
-pub(crate) fn sides(placed: &LayerPlacement) -> Option<[&Arc<[u32]>; 2]> {
+/// The neurons on the home of a layer and those on the CPU; `None` if the home is the CPU, or if
+/// one of the two devices has no list of neurons.
+pub(crate) fn neurons_by_side(placed: &LayerPlacement) -> Option<[&Arc<[u32]>; 2]> {
     let list = |device: DeviceIndex| {
         placed.shares.iter().find_map(|share| match &share.neurons {
             Neurons::List(list) if share.device == device && !list.is_empty() => Some(list),
@@ -84,13 +84,13 @@ pub(crate) fn sides(placed: &LayerPlacement) -> Option<[&Arc<[u32]>; 2]> {
 }
 
 impl FfnMode {
-    /// Unit in which neurons of the block are exchanged; `None` where all neurons are used or
-    /// where one neuron is spread over blocks of a matrix.
+    /// Unit in which neurons of the block are exchanged; `None` if all neurons are used, or if one
+    /// neuron is spread over blocks of a matrix.
     pub(crate) fn exchanges(self, ffn: &Ffn) -> Option<ExchangeUnit> {
         match (self.orientation(ffn), ffn.n_expert()) {
             (Down::ByNeuron, None) if self.is_sparse() => Some(ExchangeUnit::Neurons),
-            // Bounds of groups are part of a program, so the number of an expert's neurons on each
-            // side stays the same.
+            // The first row of each expert is part of a program, so the number of neurons that an
+            // expert has on each side must not change.
             (Down::ByNeuron, Some(n)) if self.is_sparse() => {
                 Some(ExchangeUnit::WithinExperts(ffn.up.w.desc().n_rows / n.max(1)))
             }
@@ -100,40 +100,40 @@ impl FfnMode {
     }
 }
 
-/// Passes over the memory bus for a copy within host memory: read the file, read the slot (for
-/// ownership), write the slot.
-const COPIED: f64 = 3.0;
+/// Transfers over the memory bus per byte copied within host memory: read the source, read the slot
+/// (to own its cache line), write the slot.
+const COPY_TRANSFERS: f64 = 3.0;
 
-/// Contiguous writes when an expert changes sides.
+/// Contiguous writes that move an expert to another device.
 #[derive(Clone, Copy, Debug, Default)]
-struct Stretches {
+struct ContiguousWrites {
     bytes: f64,
     rows: f64,
     writes: f64,
 }
 
-impl Stretches {
-    /// For a matrix of `n` experts.
-    fn new(rows: &HostRows, n: usize) -> Stretches {
+impl ContiguousWrites {
+    /// The writes for one expert of a matrix of `n` experts.
+    fn new(rows: &HostRows, n: usize) -> ContiguousWrites {
         let n_rows = rows.desc().n_rows / n;
-        Stretches {
+        ContiguousWrites {
             bytes: (n_rows * rows.row_bytes()) as f64,
             rows: n_rows as f64,
             writes: n_rows.div_ceil(at_once(rows.row_bytes())) as f64,
         }
     }
 
-    /// Seconds on a device that writes `rate` bytes per second; row by row where the rate is not
-    /// known.
+    /// Seconds of the writes to a device that writes `rate` bytes per second. If the rate is
+    /// unknown, every row counts as one write.
     fn seconds(&self, speed: &Speed, rate: f64) -> f64 {
         let by_row = self.rows * speed.refill;
         if rate > 0.0 { by_row.min(self.writes * speed.refill + self.bytes / rate) } else { by_row }
     }
 }
 
-impl Sum for Stretches {
-    fn sum<I: Iterator<Item = Stretches>>(all: I) -> Stretches {
-        all.fold(Stretches::default(), |sum, one| Stretches {
+impl Sum for ContiguousWrites {
+    fn sum<I: Iterator<Item = ContiguousWrites>>(all: I) -> ContiguousWrites {
+        all.fold(ContiguousWrites::default(), |sum, one| ContiguousWrites {
             bytes: sum.bytes + one.bytes,
             rows: sum.rows + one.rows,
             writes: sum.writes + one.writes,
@@ -141,16 +141,16 @@ impl Sum for Stretches {
     }
 }
 
-/// Bytes of a matrix in the file, if it is mapped and not held in memory.
-fn mapped(rows: &HostRows) -> Bytes {
+/// Bytes of a matrix that is read from the mapped file; 0 if it is held in memory.
+fn mapped_bytes(rows: &HostRows) -> Bytes {
     match rows.source() {
         Source::Owned(_) => Bytes(0),
         Source::Mapped(_) | Source::Paged(_) => rows.desc().bytes().unwrap_or_default(),
     }
 }
 
-/// Requirements of adapting the hot set of `model` in the placement of `forecast`; `None` where it
-/// is off, or no layer can exchange neurons.
+/// Requirements of adapting the hot set of `model` in the placement of `forecast`. `None` if
+/// adapting is off, or if no layer can exchange neurons.
 #[must_use]
 pub fn exchange_needs(
     model: &Model,
@@ -163,13 +163,13 @@ pub fn exchange_needs(
 }
 
 impl Sizing<'_> {
-    /// Whether rows are counted, which is only needed if some layer can exchange neurons.
+    /// Whether active rows are counted, which is needed only if some layer can exchange neurons.
     pub(crate) fn counts(&self) -> bool {
         let exchanges = |(_, ffn): (usize, &Ffn)| self.mode.exchanges(ffn).is_some();
         self.options.adapt && self.devices.len() > 1 && self.model.blocks().any(exchanges)
     }
 
-    /// Requirements of the exchange; `None` where it is off or no layer can exchange neurons.
+    /// Requirements of the exchange. `None` if it is off, or if no layer can exchange neurons.
     /// `seconds` is the estimated time of a token, if there is an estimate.
     pub(crate) fn exchange_needs(
         &self,
@@ -181,10 +181,12 @@ impl Sizing<'_> {
         let mut most = usize::MAX;
         for (index, placed) in placement.layers.iter().enumerate() {
             let Some(ffn) = &self.model.layers[index].ffn else { continue };
-            let (Some(_), Some(unit)) = (sides(placed), self.mode.exchanges(ffn)) else { continue };
+            let (Some(_), Some(unit)) = (neurons_by_side(placed), self.mode.exchanges(ffn)) else {
+                continue;
+            };
             let bounds = self.bounds(index, placed.home, unit, seconds);
-            if bounds.least.is_some() {
-                most = most.min(bounds.most * unit.len());
+            if bounds.min_gain.is_some() {
+                most = most.min(bounds.max_swaps * unit.len());
                 needs.most = most;
             }
             needs.n_layers += 1;
@@ -196,13 +198,14 @@ impl Sizing<'_> {
 
     /// Bytes of a block that stay in host memory to fill slots from.
     fn host(&self, ffn: &Ffn) -> Bytes {
-        let size =
-            |packed: &PackedFfn| transposed_size(packed).unwrap_or_else(|| mapped(&packed.rows));
+        let size = |packed: &PackedFfn| {
+            transposed_size(packed).unwrap_or_else(|| mapped_bytes(&packed.rows))
+        };
         let packs = self.mode.packs(&self.devices[CPU], ffn, &Neurons::All);
         packs.iter().map(size).sum()
     }
 
-    /// Cost and gain of exchanging neurons of a layer.
+    /// Limits of the exchange of neurons of a layer, from its cost and gain.
     pub(crate) fn bounds(
         &self,
         index: usize,
@@ -220,10 +223,10 @@ impl Sizing<'_> {
             }
             ExchangeUnit::Experts(_) => {
                 let n = ffn.n_expert().unwrap_or(1);
-                let stretches = ffn.matrices().map(|(_, rows)| Stretches::new(rows, n));
-                let stretches: Stretches = stretches.sum();
-                stretches.seconds(&device, device.upload)
-                    + stretches.seconds(&cpu, cpu.dense / COPIED)
+                let writes = ffn.matrices().map(|(_, rows)| ContiguousWrites::new(rows, n));
+                let writes: ContiguousWrites = writes.sum();
+                writes.seconds(&device, device.upload)
+                    + writes.seconds(&cpu, cpu.dense / COPY_TRANSFERS)
             }
         };
         Bounds::new(saved, cost, seconds)

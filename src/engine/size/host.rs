@@ -1,4 +1,4 @@
-//! Host memory of a placement, itemised like a device's memory.
+//! Host memory of a placement, itemised in the same way as the memory of a device.
 
 use hal::{Bytes, Device, Source};
 
@@ -9,11 +9,11 @@ use super::{Sizing, uses};
 use crate::ops::ffn::PackedFfn;
 use crate::options::EngineOptions;
 
-/// Host memory that the CPU uses for a model: its allocations, and what it reads in place from the
-/// file.
+/// Host memory that the CPU uses for a model: its allocations, and the bytes of the file that it
+/// reads in place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostBytes {
-    /// Sum over everything.
+    /// Sum over layers, embedding, head and scratch.
     pub all: DeviceBytes,
     /// Layers in order.
     pub layers: Vec<HostLayer>,
@@ -26,7 +26,7 @@ pub struct HostLayer {
     pub frame: Bytes,
     /// KV cache or recurrent state, if the CPU is the layer's home.
     pub cache: Bytes,
-    /// The neurons on the CPU, whatever the layer's home.
+    /// The neurons on the CPU, whatever the home of the layer.
     pub neurons: Bytes,
 }
 
@@ -51,7 +51,7 @@ impl Sizing<'_> {
             };
             let here = placed.shares.iter().find(|share| share.device == CPU);
             let ffn = self.model.layers[index].ffn.as_ref();
-            let neurons = here.zip(ffn).map(|(share, ffn)| self.held(ffn, &share.neurons));
+            let neurons = here.zip(ffn).map(|(share, ffn)| self.share_bytes(ffn, &share.neurons));
             let neurons = neurons.unwrap_or_default();
             HostLayer { frame, cache, neurons }
         });
@@ -83,8 +83,9 @@ impl Sizing<'_> {
         HostBytes { all, layers }
     }
 
-    /// A share of a block on the CPU, including what it reads in place from the file.
-    fn held(&self, ffn: &Ffn, neurons: &Neurons) -> Bytes {
+    /// Bytes of a share of a block on the CPU, including bytes that are read in place from the
+    /// file.
+    fn share_bytes(&self, ffn: &Ffn, neurons: &Neurons) -> Bytes {
         let cpu = &self.devices[CPU];
         let n = neurons.len(ffn.n_ff());
         let in_place = |PackedFfn { rows, pack, .. }: &PackedFfn| {
@@ -106,9 +107,10 @@ mod tests {
     use model::ModelOptions;
     use std::sync::Arc;
 
-    /// The total is at least what is allocated, and exceeds it by at most the size of the file.
+    /// The total is at least the number of allocated bytes, and exceeds it by at most the size of
+    /// the file.
     #[test]
-    fn it_is_what_an_engine_allocates_and_the_file() {
+    fn host_bytes_match_the_allocations_of_an_engine_plus_its_file() {
         let file = runtime::embedded::file().unwrap();
         let size = file.size_bytes();
         let model = Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap());

@@ -6,16 +6,16 @@ use hal::{Bytes, Device, PackDesc};
 
 use crate::ops::predict::words;
 
-/// Minimum number of rows written to a device's list; larger writes are rounded up to powers of
-/// two, so that few sizes of staging exist.
-pub(crate) const FEWEST: usize = 64;
+/// Minimum number of rows written to the list of a device. Larger numbers are rounded up to powers
+/// of two, so that staging memory is needed in a few sizes only.
+pub(crate) const MIN_ROWS: usize = 64;
 
 /// Sizes of the lists of a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ListShape {
     pub(crate) n_ff: usize,
     pub(crate) n_layer: usize,
-    /// Whether layers can be split with other devices.
+    /// Whether layers can be split between devices, so that there are lists of absent rows.
     pub(crate) shared: bool,
 }
 
@@ -25,12 +25,12 @@ impl ListShape {
         rungs.iter().map(|n| n.div_ceil(32))
     }
 
-    /// Sizes of the transfers in which lists arrive from other devices, and of the counts.
+    /// Distinct sizes in bytes of the transfers of lists from other devices, and of the counts.
     pub(crate) fn staging(&self, rungs: &[usize]) -> BTreeSet<usize> {
         let mut lens = BTreeSet::from([4 * self.n_layer]);
         if self.shared {
             lens.insert(4);
-            let powers = (0..).map(|i| FEWEST << i).take_while(|&n| n < self.n_ff);
+            let powers = (0..).map(|i| MIN_ROWS << i).take_while(|&n| n < self.n_ff);
             for n in powers.chain([self.n_ff]) {
                 lens.insert(4 * n);
                 lens.extend(Self::member_words(rungs).map(|words| 4 * n * words));

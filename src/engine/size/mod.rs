@@ -1,7 +1,7 @@
-//! Sizes of a placement on its devices: tensors, scratch, caches, workspaces and mailboxes as
-//! shapes and bytes, and the ops that a device must support. They are the planner's input.
+//! Sizes of a placement on its devices: shapes and bytes of tensors, scratch, caches, workspaces
+//! and mailboxes, and the ops that a device must support. They are the input of the planner.
 //!
-//! Not here: tensors. Devices are asked for sizes and plans; nothing is allocated.
+//! Devices are asked for sizes and plans; nothing is allocated.
 
 pub(crate) mod cost;
 pub(crate) mod exchange;
@@ -21,7 +21,7 @@ use crate::ops::ffn::FfnMode;
 use crate::options::EngineOptions;
 use scratch::ScratchShape;
 
-/// Everything that sizes depend on besides the placement.
+/// Everything except the placement that sizes depend on.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizing<'a> {
     pub(crate) model: &'a Model,
@@ -40,12 +40,12 @@ impl<'a> Sizing<'a> {
         Sizing { model, devices, options, mode: FfnMode::new(model, options) }
     }
 
-    /// The feed-forward block of a layer that has neurons.
+    /// The feed-forward block of a layer. Panics for a layer without one.
     pub(crate) fn block(&self, index: usize) -> &'a Ffn {
         self.model.layers[index].ffn.as_ref().expect("the layer has a feed-forward block")
     }
 
-    /// Scratch of every device in use.
+    /// Shapes of the scratch of a device in use.
     pub(crate) fn scratch(&self) -> ScratchShape {
         ScratchShape::new(self.model, self.options, self.devices.len(), self.counts())
     }

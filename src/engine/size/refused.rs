@@ -1,6 +1,7 @@
-//! The parts of a model that a device cannot hold or compute, with the device's reasons.
+//! Why a device cannot hold or compute a layer, the embedding or the head, in the words of the
+//! device.
 
-use hal::op::MOST_COUNTED;
+use hal::op::MAX_COUNTED_TOKENS;
 use hal::{DeviceKind, OpDesc, Plan as Answer};
 
 use placement::{Cut, DeviceIndex, LayerSizes};
@@ -9,7 +10,7 @@ use super::Sizing;
 
 impl Sizing<'_> {
     /// Why `device` cannot run all of `ops`; `None` if it can.
-    fn refuses(
+    fn refusal_of(
         &self,
         device: DeviceIndex,
         ops: impl IntoIterator<Item = OpDesc>,
@@ -21,7 +22,8 @@ impl Sizing<'_> {
         })
     }
 
-    /// Why it cannot run a layer with `n` of its neurons, in steps of any size.
+    /// Why `device` cannot run a layer with `n` of its neurons, in steps of any size; `None` if it
+    /// can.
     pub(crate) fn refuses_layer(
         &self,
         device: DeviceIndex,
@@ -32,22 +34,23 @@ impl Sizing<'_> {
             return Some("it does not support hand-offs to the CPU".to_owned());
         }
         let n_tokens = self.options.n_ubatch;
-        [n_tokens, n_tokens.min(MOST_COUNTED)]
+        [n_tokens, n_tokens.min(MAX_COUNTED_TOKENS)]
             .into_iter()
-            .find_map(|n_tokens| self.refuses(device, self.layer_ops(layer, n, n_tokens)))
+            .find_map(|n_tokens| self.refusal_of(device, self.layer_ops(layer, n, n_tokens)))
     }
 
     pub(crate) fn refuses_embed(&self, device: DeviceIndex) -> Option<String> {
-        self.refuses(device, self.embed_ops(self.options.n_ubatch))
+        self.refusal_of(device, self.embed_ops(self.options.n_ubatch))
     }
 
     pub(crate) fn refuses_head(&self, device: DeviceIndex) -> Option<String> {
-        self.refuses(device, self.head_ops(self.options.max_out()))
+        self.refusal_of(device, self.head_ops(self.options.max_out()))
     }
 
-    /// Number of leading groups of a split layer that `device` can run.
-    pub(crate) fn most_groups(&self, device: DeviceIndex, layer: usize, cut: &Cut) -> usize {
-        // With unified memory nothing is gained when two devices read it.
+    /// Number of splits of a layer that `device` can run. Split `k`, from 0, puts the first `k`
+    /// groups of neurons on `device`. 0 in unified memory.
+    pub(crate) fn max_groups(&self, device: DeviceIndex, layer: usize, cut: &Cut) -> usize {
+        // Splitting a layer gains nothing in unified memory, which both processors read.
         if self.devices[device].info().kind == DeviceKind::Integrated {
             return 0;
         }
@@ -55,8 +58,8 @@ impl Sizing<'_> {
         if !runs(0) {
             return 0;
         }
-        // A device that rejects an operand also rejects larger ones, so the limit is found by
-        // bisection.
+        // A device that rejects an operand also rejects larger operands, so bisection finds the
+        // limit.
         let (mut low, mut high) = (0, cut.n_groups());
         while high - low > 1 {
             let middle = low.midpoint(high);
@@ -65,35 +68,36 @@ impl Sizing<'_> {
         low + 1
     }
 
-    /// The parts that cannot be on `device` whatever its budget, one sentence each. `layers` says
-    /// what it can hold.
-    pub(crate) fn refused(&self, device: DeviceIndex, layers: &[LayerSizes]) -> Vec<String> {
+    /// Messages about layers, embedding and head that cannot be on `device` whatever its budget.
+    /// `layers` has the sizes of the layers on the device.
+    pub(crate) fn refusal_notes(&self, device: DeviceIndex, layers: &[LayerSizes]) -> Vec<String> {
         let of = layers.len();
         let apart = self.devices[device].info().kind != DeviceKind::Integrated;
-        let those = |lacks: &dyn Fn(usize, &LayerSizes) -> bool, all: bool| {
+        let refused_layers = |lacks: &dyn Fn(usize, &LayerSizes) -> bool, all: bool| {
             let mut lacking = layers.iter().enumerate().filter(|(i, layer)| lacks(*i, layer));
             let (first, _) = lacking.next()?;
             let n = if all { self.model.layers[first].n_ff() } else { 0 };
             Some((1 + lacking.count(), self.refuses_layer(device, first, n)?))
         };
         let has_neurons = |i: usize| self.model.layers[i].ffn.is_some();
-        let whole = those(&|_, layer| layer.whole.is_none(), true);
-        let split = those(&|i, layer| apart && has_neurons(i) && layer.shares.is_empty(), false);
-        let tell = |what: &str, (n, reason): (usize, String)| {
-            format!("{n} of {of} layers cannot be {what} ({reason})")
+        let whole = refused_layers(&|_, layer| layer.whole.is_none(), true);
+        let split =
+            refused_layers(&|i, layer| apart && has_neurons(i) && layer.shares.is_empty(), false);
+        let message = |placed: &str, (n, reason): (usize, String)| {
+            format!("{n} of {of} layers cannot be {placed} ({reason})")
         };
         let mut all: Vec<String> = match (whole, split) {
             (Some(whole), Some(split)) if whole == split => {
-                vec![tell("on this device, whole or split with the CPU", whole)]
+                vec![message("placed on this device, whole or split with the CPU", whole)]
             }
             (whole, split) => {
-                let whole = whole.map(|whole| tell("whole on this device", whole));
-                let split = split.map(|split| tell("split with the CPU", split));
+                let whole = whole.map(|whole| message("placed whole on this device", whole));
+                let split = split.map(|split| message("split with the CPU", split));
                 whole.into_iter().chain(split).collect()
             }
         };
-        let end = |what, reason: Option<String>| {
-            reason.map(|reason| format!("the {what} cannot be on this device ({reason})"))
+        let end = |name, reason: Option<String>| {
+            reason.map(|reason| format!("the {name} cannot be placed on this device ({reason})"))
         };
         all.extend(end("embedding", self.refuses_embed(device)));
         all.extend(end("head", self.refuses_head(device)));

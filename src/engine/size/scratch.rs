@@ -1,7 +1,7 @@
 //! Shapes of the scratch, counters and lists of a device, and their bytes.
 
 use hal::format::Format;
-use hal::op::{MOST_COUNTED, UnionCounts};
+use hal::op::{MAX_COUNTED_TOKENS, UnionCounts};
 use hal::{BatchShape, Bytes, Device, TensorDesc};
 
 use model::Model;
@@ -10,21 +10,21 @@ use super::lists::ListShape;
 use crate::ops::scratch::Scratch;
 use crate::options::EngineOptions;
 
-/// Shapes of a lane's scratch, the same on every device.
+/// Shapes of the scratch, counters and lists of a device in use, the same on every device.
 #[derive(Clone, Debug)]
 pub(crate) struct ScratchShape {
     pub(crate) max_out: usize,
     pub(crate) n_layer: usize,
     pub(crate) n_embd: usize,
-    /// Columns of the tokens' embeddings for all layers; 0 without them.
+    /// Number of columns of the per-layer embeddings for all layers; 0 in models without them.
     pub(crate) n_inputs: usize,
     pub(crate) n_vocab: usize,
     /// Number of experts; 0 in dense models.
     pub(crate) n_expert: usize,
-    /// `[n_ubatch, ...]`.
+    /// Scratch of the layers, `[n_ubatch, ...]` each.
     pub(crate) body: Scratch<TensorDesc>,
     pub(crate) batch: BatchShape,
-    /// Present if predictors choose neurons.
+    /// Lists of active rows; present if predictors choose neurons.
     pub(crate) lists: Option<ListShape>,
     /// Counters of active rows, one row per layer, as wide as the largest block; present if
     /// neurons are exchanged.
@@ -36,7 +36,8 @@ pub(crate) struct ScratchShape {
 }
 
 impl ScratchShape {
-    /// For `n_devices` devices, used or not. `counts` says whether rows are counted.
+    /// The shapes for an engine with `n_devices` devices, used or not. `counts` says whether active
+    /// rows are counted.
     pub(crate) fn new(
         model: &Model,
         options: &EngineOptions,
@@ -82,7 +83,8 @@ impl ScratchShape {
         TensorDesc::new(n_counters(self.n_layer), n_tokens, Format::F32)
     }
 
-    /// Bytes of a lane on `device`, staging included, for the ladder's `rungs`.
+    /// Bytes of scratch, counters and lists on `device`, staging included, for the rungs of the
+    /// ladder.
     pub(crate) fn size(&self, device: &Device, rungs: &[usize]) -> Bytes {
         let size = |desc: &TensorDesc| device.alloc_size(desc);
         let mut body = Bytes(0);
@@ -91,7 +93,7 @@ impl ScratchShape {
         let active: Bytes = rungs.iter().map(|&n| size(&self.active(n))).sum();
         let lists = self.lists.map_or(Bytes(0), |lists| lists.size(device, rungs));
         let batch = size(&self.words()) + Bytes(4 * self.batch.n_words() as u64);
-        // Fetched and written one layer at a time.
+        // The counters are read and cleared layer by layer, so staging holds one layer.
         let hits = self.hits.map_or(Bytes(0), |hits| size(&hits) + self.hits_staging());
         let union =
             self.union.map_or(Bytes(0), |union| size(&union) + Bytes(union_bytes(&union) as u64));
@@ -112,8 +114,8 @@ impl ScratchShape {
         Bytes(4 * (hits.n_cols * (1 + vectors)) as u64)
     }
 
-    /// Bytes of staging for the residual, the layers' inputs, the counters and the expert weights
-    /// of one rung.
+    /// Bytes of staging for the residual, the per-layer embeddings, the counters and the expert
+    /// weights of one rung.
     fn staging(&self, n: usize) -> usize {
         4 * n * (self.n_embd + self.n_inputs + n_counters(self.n_layer) + self.n_expert)
     }
@@ -131,5 +133,5 @@ pub(crate) fn union_bytes(union: &TensorDesc) -> usize {
 
 /// Whether programs of `n_tokens` have union counts.
 pub(crate) fn counts_union(n_tokens: usize) -> bool {
-    (2..=MOST_COUNTED).contains(&n_tokens)
+    (2..=MAX_COUNTED_TOKENS).contains(&n_tokens)
 }

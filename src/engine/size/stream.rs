@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use hal::format::Format;
-use hal::op::{Down, Groups, MOST_COUNTED};
+use hal::op::{Down, ExpertRanges, MAX_COUNTED_TOKENS};
 use hal::{Bytes, Device, HostRows, OpDesc, PackDesc, Plan as Answer, Rows, Select, TensorDesc};
 
 use model::{Ffn, FfnMatrix};
@@ -12,64 +12,66 @@ use placement::{CPU, DeviceIndex, Forecast, LayerPlacement, Neurons, Placement, 
 
 use super::Sizing;
 use super::lists::chunk_lists_size;
-use crate::ops::ffn::{FfnPlace, FfnShare, PackedMatrix};
+use crate::ops::ffn::{FfnOperands, FfnShare, PackedMatrix};
 use crate::ops::predict::{Predictor, list_desc};
 use crate::options::Streaming;
 
-/// Maximum size of a chunk: large enough that the launch overhead is small, small enough that two
-/// sets of slots are a small part of a device's memory.
-const PIECE: Bytes = Bytes(8 << 20);
-/// A layer has at least this many chunks.
-const PARTS: usize = 16;
-/// A chunk of a transposed matrix takes its neurons out of this many times as many columns, since
-/// the scale tables of all of them are uploaded too.
+/// Default maximum size of a chunk, in bytes of the file's format: large enough to make the launch
+/// overhead small, small enough that two sets of slots are a small part of the memory of a device.
+const MAX_CHUNK: Bytes = Bytes(8 << 20);
+/// Minimum number of chunks of a layer.
+const MIN_CHUNKS: usize = 16;
+/// Blocks of a transposed matrix that a chunk may touch, as a multiple of the blocks that its
+/// neurons would fill. All scales of these blocks are uploaded too.
 const REACH: usize = 2;
 
 /// Size of chunks, the same for all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChunkSize {
-    /// Maximum number of neurons; whole blocks of every down matrix that is not transposed.
+    /// Maximum number of neurons of a chunk: whole blocks of every down matrix that is not
+    /// transposed.
     pub(crate) n: usize,
-    /// Columns of a transposed matrix in blocks that are uploaded for a chunk.
+    /// Maximum number of columns of a transposed matrix that are uploaded for a chunk.
     pub(crate) reach: usize,
 }
 
 impl ChunkSize {
-    /// Divides neurons into chunks. No chunk touches more blocks of `block` neurons than fit, or
-    /// has neurons of two experts of `n_each`. Neurons of one expert are ascending.
-    pub(crate) fn pieces(self, neurons: &[u32], block: usize, n_each: usize) -> Vec<Range<usize>> {
-        let mut pieces: Vec<Range<usize>> = Vec::new();
+    /// Divides neurons into chunks. The blocks (of `block` neurons) that a chunk touches must fit
+    /// into its columns, and all neurons of a chunk belong to one expert (of `n_each` neurons). The
+    /// neurons of an expert must be ascending.
+    pub(crate) fn chunks(self, neurons: &[u32], block: usize, n_each: usize) -> Vec<Range<usize>> {
+        let mut chunks: Vec<Range<usize>> = Vec::new();
         let (mut n_blocks, mut last) = (0, None);
         for (i, &neuron) in neurons.iter().enumerate() {
             let of = Some((neuron as usize / n_each, neuron as usize % n_each / block));
             let more = usize::from(of != last);
             let same = of.map(|of| of.0) == last.map(|last| last.0);
             last = of;
-            match pieces.last_mut() {
-                Some(piece)
+            match chunks.last_mut() {
+                Some(chunk)
                     if same
-                        && piece.len() < self.n
+                        && chunk.len() < self.n
                         && (n_blocks + more) * block <= self.width(block) =>
                 {
-                    piece.end = i + 1;
+                    chunk.end = i + 1;
                     n_blocks += more;
                 }
                 _ => {
-                    pieces.push(i..i + 1);
+                    chunks.push(i..i + 1);
                     n_blocks = 1;
                 }
             }
         }
-        pieces
+        chunks
     }
 
-    /// Columns of a matrix in blocks of `block` from which a chunk takes its neurons.
+    /// Number of columns, of a matrix in blocks of `block`, from which a chunk takes its neurons.
     pub(crate) fn width(self, block: usize) -> usize {
         if block > 1 { self.reach } else { self.n }
     }
 }
 
-/// Which operand of the op a tensor is.
+/// The operand that a tensor of a chunk is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChunkTensor {
     Gate,
@@ -78,12 +80,13 @@ pub(crate) enum ChunkTensor {
     BiasGate,
     BiasUp,
     Threshold,
-    /// A predictor's last matrix and its bias.
+    /// A predictor's last matrix, which computes the scores.
     Scores,
-    Offset,
+    /// The bias of the scores.
+    ScoresBias,
 }
 
-/// The shape of a share whose neurons are streamed: its tensors, and how each is packed.
+/// The shape of a streamed share: its tensors, and how each of them is packed.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ChunkShape {
     pub(crate) parts: Vec<(ChunkTensor, PackDesc)>,
@@ -93,28 +96,29 @@ pub(crate) struct ChunkShape {
 }
 
 impl ChunkShape {
-    /// A group of all rows of a chunk, of expert `number`; `None` in dense blocks.
-    pub(crate) fn groups(&self, number: usize, n: usize) -> Option<Groups> {
+    /// The row ranges of the experts in a chunk whose rows all belong to expert `number`; `None` in
+    /// dense blocks.
+    pub(crate) fn expert_ranges(&self, number: usize, n: usize) -> Option<ExpertRanges> {
         let (n_expert, n_used) = self.experts?;
-        let start = |group: usize| if group > number { n as u32 } else { 0 };
-        Some(Groups { starts: (0..=n_expert).map(start).collect(), n_used })
+        let start = |expert: usize| if expert > number { n as u32 } else { 0 };
+        Some(ExpertRanges { starts: (0..=n_expert).map(start).collect(), n_used })
     }
 }
 
 impl ChunkTensor {
-    /// Whether it is a per-neuron vector.
+    /// Whether the tensor is a per-neuron vector.
     pub(crate) fn is_vector(self) -> bool {
         match self {
             ChunkTensor::Gate | ChunkTensor::Up | ChunkTensor::Down | ChunkTensor::Scores => false,
             ChunkTensor::BiasGate
             | ChunkTensor::BiasUp
             | ChunkTensor::Threshold
-            | ChunkTensor::Offset => true,
+            | ChunkTensor::ScoresBias => true,
         }
     }
 }
 
-/// The distinct tensors of some shapes.
+/// The tensors of all shapes, without duplicates.
 pub(crate) fn distinct(shapes: &[ChunkShape]) -> Vec<(ChunkTensor, PackDesc)> {
     let mut all: Vec<(ChunkTensor, PackDesc)> = Vec::new();
     for part in shapes.iter().flat_map(|kind| &kind.parts) {
@@ -126,23 +130,24 @@ pub(crate) fn distinct(shapes: &[ChunkShape]) -> Vec<(ChunkTensor, PackDesc)> {
 }
 
 impl Sizing<'_> {
-    /// Whether the neurons of layer `index` can be streamed at all: a predictor's lists over
-    /// experts need the hand-off.
+    /// Whether the neurons of layer `index` can be streamed. If a predictor lists neurons of
+    /// experts, they need the hand-off instead.
     pub(crate) fn streams(&self, index: usize) -> bool {
-        let listed = self.mode.chosen(self.model, self.options, index).is_some();
+        let listed = self.mode.predictor(self.model, self.options, index).is_some();
         let ffn = self.model.layers[index].ffn.as_ref();
         ffn.is_some_and(|ffn| !listed || ffn.experts.is_none())
     }
 
-    /// Whether the neurons of layer `index` can be streamed to a device if the layer itself is on
-    /// the CPU: the predictor's first matrix or `bias_down` would have to be on the device.
-    pub(crate) fn streams_afar(&self, index: usize) -> bool {
-        let listed = self.mode.chosen(self.model, self.options, index).is_some();
+    /// Whether the neurons of layer `index` can be streamed to a device if the home of the layer is
+    /// the CPU. A layer with a predictor or `bias_down` cannot: the first matrix of the predictor,
+    /// or the bias, would have to be on the device.
+    pub(crate) fn can_stream_cpu_layer(&self, index: usize) -> bool {
+        let listed = self.mode.predictor(self.model, self.options, index).is_some();
         self.streams(index) && !listed && self.block(index).down.bias.is_none()
     }
 
     /// The smallest rung of the ladder at which steps of at least `from` tokens are streamed;
-    /// `None` if there is none.
+    /// `None` if no rung is that large.
     pub(crate) fn first_streamed(&self, from: usize) -> Option<usize> {
         self.streamed_rungs().into_iter().find(|&n| n >= from)
     }
@@ -150,16 +155,17 @@ impl Sizing<'_> {
     /// The rungs of the ladder that may stream.
     pub(crate) fn streamed_rungs(&self) -> Vec<usize> {
         let ladder = self.options.ladder();
-        ladder.into_iter().filter(|&n| n > MOST_COUNTED).collect()
+        ladder.into_iter().filter(|&n| n > MAX_COUNTED_TOKENS).collect()
     }
 
     /// For each device, the number of tokens from which absent neurons are streamed to it, as the
-    /// options force it or as planned; `None` if they are not. Reports if memory is too short.
+    /// options or the plan say; `None` if they are not streamed. Adds a message to `notices` if
+    /// host memory is too small.
     pub(crate) fn streams_from(
         &self,
         placement: &Placement,
         forecast: Option<&Forecast>,
-        told: &mut Vec<String>,
+        notices: &mut Vec<String>,
     ) -> Vec<Option<usize>> {
         let n_devices = self.devices.len();
         let from: Vec<Option<usize>> = match (self.options.streaming, forecast) {
@@ -170,13 +176,14 @@ impl Sizing<'_> {
         if from.iter().all(Option::is_none) {
             return from;
         }
-        // Every prefill packs the chunks from the file again.
+        // The pages of these weights must stay in host memory, since every prefill packs the chunks
+        // from the file again.
         let absent = |(index, placed): (usize, &LayerPlacement)| {
             let Some(ffn) = &self.model.layers[index].ffn else { return 0 };
             let bytes = ffn.matrices().map(|(_, rows)| rows.desc().bytes().unwrap_or_default().0);
             let n_ff = ffn.n_ff();
             let elsewhere = placed.shares.iter().filter(|s| s.device != placed.home);
-            let afar = placed.home == CPU && !placed.is_split() && self.streams_afar(index);
+            let afar = placed.home == CPU && !placed.is_split() && self.can_stream_cpu_layer(index);
             let n = if afar {
                 n_ff
             } else {
@@ -189,7 +196,7 @@ impl Sizing<'_> {
         match free.filter(|free| *free < host) {
             None => from,
             Some(free) => {
-                told.push(format!("weights on the CPU are not streamed during prefill: that needs {host} of the model in host memory, and {free} are free"));
+                notices.push(format!("weights on the CPU are not streamed during prefill: this needs {host} of host memory for weights, but only {free} are free"));
                 vec![None; n_devices]
             }
         }
@@ -198,7 +205,7 @@ impl Sizing<'_> {
     pub(crate) fn chunk_size(&self) -> ChunkSize {
         let most = match self.options.streaming {
             Streaming::Forced { piece, .. } => piece,
-            Streaming::Measured | Streaming::Off => PIECE,
+            Streaming::Measured | Streaming::Off => MAX_CHUNK,
         };
         let blocks = || self.model.blocks().map(|(_, ffn)| ffn);
         let n_ff = self.model.max_n_ff();
@@ -212,18 +219,19 @@ impl Sizing<'_> {
         });
         let block = columns.max().unwrap_or(1);
         let n_each = blocks().map(Ffn::n_each).min().unwrap_or(0);
-        let most = ((most.0 / neuron) as usize).min(n_ff.div_ceil(PARTS)).min(n_each) / block;
+        let most = ((most.0 / neuron) as usize).min(n_ff.div_ceil(MIN_CHUNKS)).min(n_each) / block;
         let mut whole = (1..=most).rev().map(|n| n * block);
         let n = match self.model.experts() {
             None => whole.next(),
-            // Chunks of equal size: padding would be computed for all tokens that use the expert.
+            // All chunks of an expert have the same size: padding would be computed for all tokens
+            // that use the expert.
             Some(_) => whole.find(|&n| n_each.is_multiple_of(n)),
         };
         let n = n.unwrap_or(block).min(n_each);
         ChunkSize { n, reach: (REACH * n).min(n_each) }
     }
 
-    /// The shape of layer `index` on `device`.
+    /// The shape of the chunks of layer `index` on `device`.
     pub(crate) fn chunk_shape(&self, device: &Device, index: usize, size: ChunkSize) -> ChunkShape {
         let ffn = self.block(index);
         let n = size.n;
@@ -258,18 +266,19 @@ impl Sizing<'_> {
             (ChunkTensor::Threshold, shape.threshold),
         ];
         let vector = PackDesc::whole(TensorDesc::new(1, n, Format::F32));
-        let there = vectors.into_iter().filter(|(_, shape)| shape.is_some());
-        parts.extend(there.map(|(part, _)| (part, vector.clone())));
-        if let Some(chosen) = self.mode.chosen(self.model, self.options, index) {
-            let TensorDesc { n_cols, format, .. } = chosen.fc2.desc();
+        let present = vectors.into_iter().filter(|(_, shape)| shape.is_some());
+        parts.extend(present.map(|(part, _)| (part, vector.clone())));
+        if let Some(data) = self.mode.predictor(self.model, self.options, index) {
+            let TensorDesc { n_cols, format, .. } = data.fc2.desc();
             parts.push((ChunkTensor::Scores, PackDesc::whole(TensorDesc::new(n, n_cols, format))));
-            parts.push((ChunkTensor::Offset, vector));
+            parts.push((ChunkTensor::ScoresBias, vector));
         }
         let experts = ffn.experts.as_ref().map(|experts| (experts.n, experts.n_used));
         ChunkShape { parts, orientation: self.mode.orientation(ffn), experts }
     }
 
-    /// Memory for streaming to `device`; `None` if nothing can be streamed there.
+    /// Memory for streaming to `device`; `None` if no layer can be streamed, or if the device does
+    /// not support the ops of one of these layers.
     pub(crate) fn stream_facts(&self, device: DeviceIndex) -> Option<StreamFacts> {
         let (on, size) = (&self.devices[device], self.chunk_size());
         let mut shapes: Vec<ChunkShape> = Vec::new();
@@ -278,7 +287,7 @@ impl Sizing<'_> {
             if shapes.contains(&kind) {
                 continue;
             }
-            if !self.runs(on, index, &kind) {
+            if !self.supports_chunk_ops(on, index, &kind) {
                 return None;
             }
             shapes.push(kind);
@@ -292,7 +301,7 @@ impl Sizing<'_> {
             };
             bytes += size + Bytes(len as u64);
         }
-        // Two sets, with their staging memory; the lists are shared.
+        // Two sets of slots, each with staging memory. Both sets use the same lists.
         let lists = if self.mode.predicts() {
             chunk_lists_size(on, size.n, &self.streamed_rungs())
         } else {
@@ -302,8 +311,8 @@ impl Sizing<'_> {
         (!shapes.is_empty()).then_some(StreamFacts { bytes, piece: size.n })
     }
 
-    /// Whether a device supports chunks of a layer in the largest step.
-    fn runs(&self, on: &Device, index: usize, kind: &ChunkShape) -> bool {
+    /// Whether a device supports the ops over chunks of a layer in the largest step.
+    fn supports_chunk_ops(&self, on: &Device, index: usize, kind: &ChunkShape) -> bool {
         let ops = self.chunk_ops(index, kind, self.options.n_ubatch);
         !ops.is_empty() && ops.iter().all(|op| matches!(on.plan(op), Answer::Yes { .. }))
     }
@@ -331,10 +340,10 @@ impl Sizing<'_> {
             bias_up: shape(ChunkTensor::BiasUp),
             bias_down: None,
             threshold: shape(ChunkTensor::Threshold),
-            groups: kind.groups(0, up.n_rows),
+            experts: kind.expert_ranges(0, up.n_rows),
             orientation: kind.orientation,
         };
-        let place = FfnPlace {
+        let place = FfnOperands {
             x: f32(n_tokens, self.model.hyper.n_embd),
             weights: kind.experts.map(|(n_expert, _)| f32(n_tokens, n_expert)),
             y: f32(n_tokens, self.model.hyper.n_embd),
@@ -345,12 +354,12 @@ impl Sizing<'_> {
         };
         let mut rows = Rows::All;
         let mut ops: Vec<OpDesc> = Vec::new();
-        if let (Some(chosen), Some(scores)) =
-            (self.mode.chosen(self.model, self.options, index), shape(ChunkTensor::Scores))
+        if let (Some(data), Some(scores)) =
+            (self.mode.predictor(self.model, self.options, index), shape(ChunkTensor::Scores))
         {
             let values = |format| TensorDesc::new(1, up.n_rows, format);
-            let predictor = Predictor::desc(chosen);
-            let predictor = predictor.over(scores, values(Format::F32), values(Format::U32));
+            let predictor = Predictor::desc(data);
+            let predictor = predictor.for_neurons(scores, values(Format::F32), values(Format::U32));
             let set = list_desc(up.n_rows, n_tokens);
             ops.push(predictor.op(place.x, set.clone(), None).into());
             rows = Rows::Active(set);
@@ -365,28 +374,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_hold_every_neuron_once_and_touch_few_blocks() {
+    fn chunks_hold_every_neuron_once_and_touch_few_blocks() {
         let size = ChunkSize { n: 64, reach: 128 };
         for step in [1, 2, 3, 7, 50] {
             let neurons: Vec<u32> = (5..1000).step_by(step).collect();
             for block in [1, 32] {
-                let pieces = size.pieces(&neurons, block, 1024);
-                let all: Vec<usize> = pieces.iter().cloned().flatten().collect();
+                let chunks = size.chunks(&neurons, block, 1024);
+                let all: Vec<usize> = chunks.iter().cloned().flatten().collect();
                 assert_eq!(all, (0..neurons.len()).collect::<Vec<_>>());
-                for piece in pieces {
+                for chunk in chunks {
                     let mut blocks: Vec<usize> =
-                        neurons[piece.clone()].iter().map(|&n| n as usize / block).collect();
+                        neurons[chunk.clone()].iter().map(|&n| n as usize / block).collect();
                     blocks.dedup();
-                    assert!(piece.len() <= 64 && blocks.len() * block <= size.width(block));
+                    assert!(chunk.len() <= 64 && blocks.len() * block <= size.width(block));
                 }
             }
         }
-        assert!(size.pieces(&[], 32, 1024).is_empty());
+        assert!(size.chunks(&[], 32, 1024).is_empty());
         // Whole experts, in any order.
         let neurons: Vec<u32> = (128..192).chain(0..64).collect();
         let half = ChunkSize { n: 32, reach: 32 };
-        assert_eq!(half.pieces(&neurons, 32, 64), [0..32, 32..64, 64..96, 96..128]);
+        assert_eq!(half.chunks(&neurons, 32, 64), [0..32, 32..64, 64..96, 96..128]);
         let some = [1, 2, 65, 66];
-        assert_eq!(size.pieces(&some, 1, 64), [0..2, 2..4], "no chunk has two experts");
+        assert_eq!(size.chunks(&some, 1, 64), [0..2, 2..4], "no chunk has two experts");
     }
 }

@@ -11,9 +11,9 @@ use super::Sizing;
 use crate::options::Streaming;
 
 impl Sizing<'_> {
-    /// The maximum workspace of any op of any step on `device`, for any share of a layer's
-    /// neurons. More tokens or neurons do not always need more: in decode or with few neurons,
-    /// sums are split into more slices.
+    /// The maximum workspace of any op of any step on `device`, for any share of a layer's neurons.
+    /// More tokens or neurons do not always need a larger workspace: in decode, or with few
+    /// neurons, sums are split into more slices.
     pub(crate) fn workspace(&self, device: DeviceIndex) -> Bytes {
         let on = &self.devices[device];
         let need = |op: OpDesc| match on.plan(&op) {
@@ -44,7 +44,7 @@ impl Sizing<'_> {
         most
     }
 
-    /// The first layer of each distinct shape.
+    /// Index of the first layer of each distinct shape.
     fn distinct_layers(&self) -> Vec<usize> {
         let mut known: Vec<(Vec<TensorDesc>, Option<AttentionSizes>, Discriminant<Mixer>)> =
             Vec::new();
@@ -56,8 +56,8 @@ impl Sizing<'_> {
                 let rows = ffn.matrices().map(|(_, rows)| rows).chain(ffn.biases());
                 shape.extend(rows.map(hal::HostRows::desc));
             }
-            let chosen = self.mode.chosen(self.model, self.options, index);
-            shape.extend(chosen.iter().map(|chosen| chosen.fc2.desc()));
+            let predictor = self.mode.predictor(self.model, self.options, index);
+            shape.extend(predictor.iter().map(|predictor| predictor.fc2.desc()));
             let sizes = layer.attention().map(|by| by.sizes);
             let kind = (shape, sizes, discriminant(&layer.frame.mixer));
             if !known.contains(&kind) {

@@ -1,7 +1,7 @@
-//! Counters of active neurons. They accumulate on the devices, are read on request, and make the
+//! Counters of active neurons. They accumulate on the devices, are read on request, and become the
 //! statistics of steps.
 
-use hal::op::{MOST_COUNTED, UnionCounts};
+use hal::op::{MAX_COUNTED_TOKENS, UnionCounts};
 
 use placement::CPU;
 
@@ -14,29 +14,31 @@ use crate::timeline::{Waits, Work};
 /// Statistics of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepStats {
-    /// Active neurons (those multiplied with down), over all layers and tokens.
+    /// Number of active neurons (those multiplied with down), over all layers and tokens.
     pub active: f64,
-    /// Active neurons that were not on the CPU.
+    /// Number of active neurons that were on other devices than the CPU.
     pub off_cpu: f64,
-    /// All neurons, over all layers and tokens.
+    /// Number of neurons, over all layers and tokens.
     pub neurons: f64,
-    /// Gate rows computed, over all layers: all, those of the experts used, or those that a
-    /// predictor listed. Counted once for all tokens of a step.
+    /// Number of gate rows computed, over all layers: all rows, the rows of used experts, or the
+    /// rows that a predictor listed. A row counts once for all tokens of a step.
     pub gates: f64,
-    /// Union counts of steps with several sequences. Only totals have them
-    /// ([`crate::Engine::take_stats`]), and only if the engine has several sequences.
+    /// Union counts of steps whose program has 2 to [`MAX_COUNTED_TOKENS`] tokens. Only totals have
+    /// them ([`crate::Engine::take_stats`]), and only if the engine was opened for several
+    /// sequences.
     pub union: UnionStats,
-    /// How long devices waited for each other.
+    /// Time that devices waited for each other.
     pub waits: Waits,
 }
 
-/// Sums of [`hal::op::UnionCounts`] over layers and steps of 2 to 16 tokens, on devices that count
-/// them.
+/// Sums of [`hal::op::UnionCounts`] over layers and steps of 2 to [`MAX_COUNTED_TOKENS`] tokens, on
+/// devices that support these counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct UnionStats([f64; UnionCounts::N]);
 
 impl UnionStats {
-    /// Share of neurons that any token of a step activated; `None` if no step counted.
+    /// Share of neurons that were active for at least one token of a step; `None` if no step was
+    /// counted.
     #[must_use]
     pub fn active(&self) -> Option<f64> {
         let [neurons, active, ..] = self.0;
@@ -44,7 +46,7 @@ impl UnionStats {
     }
 
     /// Share of the rows of gate and up that were computed for all tokens instead of by lists;
-    /// `None` if no step counted.
+    /// `None` if no step was counted.
     #[must_use]
     pub fn dense(&self) -> Option<f64> {
         let [_, _, rows, dense] = self.0;
@@ -83,29 +85,31 @@ impl std::ops::AddAssign for StepStats {
     }
 }
 
-/// Steps of one rung whose counters have not been read yet.
+/// The steps of one rung whose counters have not been read yet.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Deferred {
+pub(crate) struct DeferredCounters {
     pub(crate) steps: usize,
-    /// Their statistics except for the counters.
+    /// The statistics of these steps except for the counters.
     pub(crate) stats: StepStats,
 }
 
 impl Stepper {
-    /// Whether the counters of a step stay on the devices for now. Counters of padded tokens are
-    /// discarded, and lists of predictors and streamed chunks are counted per step, so steps with
-    /// those are read at once.
+    /// Whether the counters of a step may stay on the devices for now. The counters of padded
+    /// tokens are discarded, and the lists of predictors and streamed chunks are counted per step,
+    /// so such steps are read at once.
     pub(crate) fn defers(&self, n: usize, rung: usize, sizes: &StepSizes) -> bool {
         n == sizes.rungs[rung]
-            && n <= MOST_COUNTED
+            && n <= MAX_COUNTED_TOKENS
             && self.loaded.lanes.iter().flatten().all(|lane| lane.lists.is_none())
     }
 
     /// Reads and clears the deferred counters of a rung.
     pub(crate) fn flush(&mut self, rung: usize, arena: &mut StepArena) -> Result<StepStats> {
-        let Deferred { steps, mut stats } = std::mem::take(&mut self.deferred[rung]);
+        let DeferredCounters { steps, mut stats } = std::mem::take(&mut self.deferred[rung]);
         if steps > 0 {
-            self.sum_active(rung, arena.sizes.rungs[rung], arena, &mut stats)?;
+            let n = arena.sizes.rungs[rung];
+            self.sum_active(rung, n, arena, &mut stats)?;
+            arena.count_neurons(steps * n);
         }
         Ok(stats)
     }
@@ -136,7 +140,7 @@ impl Stepper {
         Ok(())
     }
 
-    /// Sums the counters of the real tokens over all devices.
+    /// Sums the counters of all tokens except padding, over all devices.
     pub(crate) fn count(
         &mut self,
         rung: usize,
@@ -146,6 +150,7 @@ impl Stepper {
         let since = arena.timeline.now();
         let mut stats = self.expected(n, &arena.sizes);
         self.sum_active(rung, n, arena, &mut stats)?;
+        arena.count_neurons(n);
         for (device, stream) in self.streams.iter().enumerate() {
             let Some(stream) = stream else { continue };
             let padded = (stream.padded() * n) as f64;
@@ -191,9 +196,17 @@ impl Stepper {
             let Some(lane) = lane else { continue };
             lane.queue.read_f32(&lane.active[rung], &mut arena.active)?;
             let rows = arena.active.chunks_exact(arena.sizes.rungs[rung]);
-            let active = rows.flat_map(|row| &row[..n]).map(|&v| f64::from(v)).sum::<f64>();
-            stats.active += active;
-            stats.off_cpu += if device == CPU { 0.0 } else { active };
+            for (layer, row) in rows.enumerate() {
+                let active = row[..n].iter().map(|&v| f64::from(v)).sum::<f64>();
+                let off_cpu = if device == CPU { 0.0 } else { active };
+                stats.active += active;
+                stats.off_cpu += off_cpu;
+                // The last row is of streamed weights.
+                if let Some(activity) = arena.activity.get_mut(layer) {
+                    activity.active += active;
+                    activity.off_cpu += off_cpu;
+                }
+            }
         }
         Ok(())
     }

@@ -9,34 +9,35 @@ use std::sync::atomic::AtomicBool;
 use placement::DeviceIndex;
 
 use crate::error::Result;
-use crate::load::{Head, Loaded, lane_mut};
+use crate::load::{Head, LoadedModel, lane_mut};
 use crate::record::{Ladder, Programs};
 use crate::replay::arena::StepArena;
-use crate::replay::{StepProgram, Stepping};
+use crate::replay::{StepProgram, StepState};
 use crate::stream::Stream;
 use crate::timeline::Work;
-use counters::Deferred;
+use counters::DeferredCounters;
 
 /// A loaded model with its programs, ready to step.
 #[derive(Debug)]
 pub(crate) struct Stepper {
-    pub(crate) loaded: Loaded,
+    pub(crate) loaded: LoadedModel,
     programs: Programs,
-    /// Per device: streams absent weights there during prefill.
+    /// For each device, the stream of absent weights to it during prefill; `None` if nothing is
+    /// streamed to it.
     pub(crate) streams: Vec<Option<Stream>>,
-    /// Per rung of the ladder: steps whose counters are still on the devices.
-    deferred: Vec<Deferred>,
+    /// For each rung of the ladder, the steps whose counters are still on the devices.
+    deferred: Vec<DeferredCounters>,
 }
 
 impl Stepper {
-    /// Steps with `programs`, one ladder of `n_rungs` per segment, and streams with `streams`.
+    /// A stepper over `programs` and `streams`, for a ladder of `n_rungs` rungs.
     pub(crate) fn new(
-        loaded: Loaded,
+        loaded: LoadedModel,
         programs: Programs,
         streams: Vec<Option<Stream>>,
         n_rungs: usize,
     ) -> Stepper {
-        Stepper { loaded, programs, streams, deferred: vec![Deferred::default(); n_rungs] }
+        Stepper { loaded, programs, streams, deferred: vec![DeferredCounters::default(); n_rungs] }
     }
 
     /// Device of the embedding and of the first layers.
@@ -63,7 +64,7 @@ impl Stepper {
         slow
     }
 
-    /// Runs `arena.facts` and leaves `[n_out, n_vocab]` logits in `arena.logits`.
+    /// Runs a step over `arena.facts` and leaves `[n_out, n_vocab]` logits in `arena.logits`.
     pub(crate) fn step(
         &mut self,
         arena: &mut StepArena,
@@ -103,14 +104,15 @@ impl Stepper {
         n_out: usize,
     ) -> Result<()> {
         let n = arena.facts.tokens.len();
-        let Stepper { loaded: Loaded { lanes, layers, head, .. }, programs, streams, .. } = self;
+        let Stepper { loaded: LoadedModel { lanes, layers, head, .. }, programs, streams, .. } =
+            self;
         let mut step =
-            Stepping { lanes, layers, remotes: &programs.remotes, arena, interrupt, n, rung };
+            StepState { lanes, layers, remotes: &programs.remotes, arena, interrupt, n, rung };
         let mut at = programs.segments[0].device;
         for segment in &programs.segments {
             let device = segment.device;
-            step.carry(at, device)?;
-            step.carry_inputs(at, device)?;
+            step.copy_residual(at, device)?;
+            step.copy_per_layer_embeddings(at, device)?;
             at = device;
             let n_rung = step.arena.sizes.rungs[rung];
             let legs = segment.legs.iter().find(|(size, _)| *size == n_rung);
@@ -118,12 +120,12 @@ impl Stepper {
                 stream.run(device, legs, &mut step)?;
                 continue;
             }
-            let program = segment.programs.at_least(n).expect("the ladder ends at n_ubatch");
+            let program = segment.programs.at_least(n).expect("the largest rung is n_ubatch");
             let (handed, works) = (&segment.handed[..], &segment.works[..]);
             StepProgram { device, program, handed, works }.replay(&mut step)?;
         }
         if n_out > 0 {
-            step.carry(at, head.device)?;
+            step.copy_residual(at, head.device)?;
             run_head(head, &programs.head, n_out, &mut step)
         } else {
             step.arena.logits.clear();
@@ -131,19 +133,19 @@ impl Stepper {
         }
     }
 
-    /// Starts a step of `n` tokens. [`Stepper::count`] reads its counters at its end; the counters
+    /// Starts a step whose counters the caller reads at its end ([`Stepper::count`]). The counters
     /// of earlier steps must have been read.
     pub(crate) fn begin_counted<'a>(
         &'a mut self,
         arena: &'a mut StepArena,
         interrupt: &'a AtomicBool,
         rung: usize,
-    ) -> Result<Stepping<'a>> {
+    ) -> Result<StepState<'a>> {
         self.clear(rung, arena)?;
         self.begin(arena)?;
-        let Stepper { loaded: Loaded { lanes, layers, .. }, programs, .. } = self;
+        let Stepper { loaded: LoadedModel { lanes, layers, .. }, programs, .. } = self;
         let (n, remotes) = (arena.facts.tokens.len(), &programs.remotes[..]);
-        Ok(Stepping { lanes, layers, remotes, arena, interrupt, n, rung })
+        Ok(StepState { lanes, layers, remotes, arena, interrupt, n, rung })
     }
 
     /// Uploads the batch facts of a step to every device.
@@ -168,10 +170,10 @@ impl Stepper {
 }
 
 /// Runs the head over `n_out` tokens and reads their logits.
-fn run_head(head: &Head, programs: &Ladder, n_out: usize, step: &mut Stepping<'_>) -> Result<()> {
-    let Stepping { lanes, arena, .. } = step;
+fn run_head(head: &Head, programs: &Ladder, n_out: usize, step: &mut StepState<'_>) -> Result<()> {
+    let StepState { lanes, arena, .. } = step;
     let lane = lane_mut(lanes, head.device);
-    let program = programs.at_least(n_out).expect("the ladder ends at max_out");
+    let program = programs.at_least(n_out).expect("the largest rung is max_out");
     let run = arena.timeline.replay(&mut lane.queue, program)?;
     arena.timeline.wait(head.device, &[Work::Head], run)?;
     let since = arena.timeline.now();
@@ -179,6 +181,13 @@ fn run_head(head: &Head, programs: &Ladder, n_out: usize, step: &mut Stepping<'_
     arena.logits.resize(n_out * n_vocab, 0.0);
     for (row, out) in arena.logits.chunks_exact_mut(n_vocab).enumerate() {
         lane.queue.read_f32(&head.scratch.logits.rows(row..row + 1), out)?;
+    }
+    if arena.reads_hidden {
+        let n_embd = arena.sizes.n_embd;
+        arena.hidden.resize(n_out * n_embd, 0.0);
+        for (row, out) in arena.hidden.chunks_exact_mut(n_embd).enumerate() {
+            lane.queue.read_f32(&head.scratch.normed.rows(row..row + 1), out)?;
+        }
     }
     arena.timeline.host(Work::Copy, since);
     Ok(())

@@ -1,5 +1,5 @@
-//! A chunk being streamed: neurons gathered from the file, packed in the device's layout,
-//! uploaded.
+//! Fills a chunk: gathers neurons from the file, packs them in the layout of the device, and
+//! uploads them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use hal::{
 
 use placement::Neurons;
 
-use super::slots::Places;
+use super::slots::TensorIndices;
 use crate::error::Result;
-use crate::ops::ffn::{chosen, cuts};
+use crate::ops::ffn::{select_values, thresholds};
 use crate::ops::predict::vector;
 use crate::size::Sizing;
 use crate::size::stream::{ChunkSize, ChunkTensor};
 
-/// Staging memory of one tensor of a set of slots.
+/// Staging memory of one tensor in a set of slots.
 #[derive(Debug)]
-pub(crate) struct Fill {
+pub(crate) struct SlotStaging {
     len: usize,
     /// Whether the tensor is a pack rather than a plain vector.
     is_pack: bool,
@@ -31,61 +31,61 @@ pub(crate) struct Fill {
 #[derive(Debug)]
 enum State {
     Idle(Staging),
-    Flying(Transfer),
-    /// Lost together with its device.
-    Gone,
+    InFlight(Transfer),
+    /// The staging memory was lost with its device.
+    Lost,
 }
 
-impl Fill {
-    pub(crate) fn new(device: &Device, tensor: &Tensor, is_pack: bool) -> hal::Result<Fill> {
+impl SlotStaging {
+    pub(crate) fn new(device: &Device, tensor: &Tensor, is_pack: bool) -> hal::Result<SlotStaging> {
         let desc = tensor.whole();
         let len =
             if is_pack { device.packed_len(&desc).unwrap_or_default() } else { 4 * desc.n_cols };
         let staging = device.staging(Bytes(len as u64))?;
-        Ok(Fill { len, is_pack, state: State::Idle(staging) })
+        Ok(SlotStaging { len, is_pack, state: State::Idle(staging) })
     }
 
-    /// The staging bytes, after the upload that used them has ended.
+    /// Waits for the previous upload and returns the staging bytes.
     fn bytes_mut(&mut self, device: &Device) -> hal::Result<&mut [u8]> {
-        self.land()?;
+        self.wait()?;
         if !matches!(self.state, State::Idle(_)) {
             self.state = State::Idle(device.staging(Bytes(self.len as u64))?);
         }
         match &mut self.state {
             State::Idle(staging) => Ok(staging.bytes_mut()),
-            State::Flying(_) | State::Gone => unreachable!("it has just been made idle"),
+            State::InFlight(_) | State::Lost => unreachable!("the state was set to idle above"),
         }
     }
 
-    /// Uploads them to `tensor`.
-    pub(crate) fn launch(&mut self, queue: &mut Queue, tensor: &Tensor) -> hal::Result<()> {
-        let state = std::mem::replace(&mut self.state, State::Gone);
+    /// Uploads the staging bytes to `tensor`.
+    pub(crate) fn upload(&mut self, queue: &mut Queue, tensor: &Tensor) -> hal::Result<()> {
+        let state = std::mem::replace(&mut self.state, State::Lost);
         self.state = match (state, self.is_pack) {
-            (State::Idle(staging), true) => State::Flying(queue.repack(staging, tensor)?),
-            (State::Idle(staging), false) => State::Flying(queue.upload(staging, tensor)?),
-            (other @ (State::Flying(_) | State::Gone), _) => other,
+            (State::Idle(staging), true) => State::InFlight(queue.repack(staging, tensor)?),
+            (State::Idle(staging), false) => State::InFlight(queue.upload(staging, tensor)?),
+            (other @ (State::InFlight(_) | State::Lost), _) => other,
         };
         Ok(())
     }
 
     /// Waits until the upload has ended.
-    pub(crate) fn land(&mut self) -> hal::Result<()> {
-        let state = std::mem::replace(&mut self.state, State::Gone);
+    pub(crate) fn wait(&mut self) -> hal::Result<()> {
+        let state = std::mem::replace(&mut self.state, State::Lost);
         self.state = match state {
-            State::Flying(transfer) => State::Idle(transfer.wait()?),
-            State::Idle(_) | State::Gone => state,
+            State::InFlight(transfer) => State::Idle(transfer.wait()?),
+            State::Idle(_) | State::Lost => state,
         };
         Ok(())
     }
 
-    /// As [`Self::land`] after an error; ignores the result.
-    pub(crate) fn settle(&mut self) {
+    /// As [`Self::wait`], after an error of another call; ignores its own error.
+    pub(crate) fn wait_ignoring_errors(&mut self) {
         // The next call to a lost device reports the loss.
-        let _ = self.land();
+        let _ = self.wait();
     }
 }
 
-/// Host memory for gathered columns of down matrices, the source of a pack.
+/// Host memory for columns gathered from a down matrix, from which a chunk is packed.
 #[derive(Debug)]
 pub(crate) struct Columns {
     bytes: Arc<Vec<u8>>,
@@ -93,7 +93,8 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// Allocates it for a chunk of any of these layers; its bytes count as allocated on the host.
+    /// Allocates memory for a chunk of any of these layers. Its bytes count as allocated on the
+    /// host.
     pub(crate) fn new<'a>(
         host: &Arc<Ledger>,
         layers: impl Iterator<Item = &'a Sources>,
@@ -103,8 +104,8 @@ impl Columns {
         Ok(Columns { bytes: Arc::new(Vec::with_capacity(len)), _booked: booked })
     }
 
-    /// Gathers the blocks `blocks` of these rows of `source`, padded to `n_cols` columns with
-    /// zeros.
+    /// Gathers the column blocks `blocks` of these rows of `source`, and pads the rows to `n_cols`
+    /// columns with zeros.
     fn take(
         &mut self,
         source: &HostRows,
@@ -116,7 +117,7 @@ impl Columns {
         let block = desc.format.block_bytes();
         let row = desc.format.row_bytes(n_cols).unwrap_or_default();
         let from = source.rows(rows)?;
-        // The pack of the previous chunk is finished and no longer shares these bytes.
+        // The pack of the previous chunk is complete and no longer shares these bytes.
         let to = Arc::make_mut(&mut self.bytes);
         to.resize(row * n_rows, 0);
         // Adjacent blocks are copied together.
@@ -147,9 +148,9 @@ pub(crate) struct Sources {
     orientation: Down,
     /// Rows of a predictor's last matrix, one per neuron.
     scores: Option<HostRows>,
-    /// Per-neuron values, and the value of an empty slot.
+    /// Per-neuron vectors, each with the value of an empty slot.
     vectors: Vec<(ChunkTensor, HostRows, f32)>,
-    /// Neurons of an expert, or of the layer.
+    /// Number of neurons of an expert, or of the layer.
     n_each: usize,
     /// Size of the chunks.
     size: ChunkSize,
@@ -167,19 +168,19 @@ impl Sources {
         let transpose = packs.last().is_some_and(|down| down.pack.transpose);
         let bias = |part: &model::Affine| part.bias.clone();
         let n_ff = ffn.n_ff();
-        let chosen = sizing.mode.chosen(sizing.model, sizing.options, index);
-        // All layers use the same op: a predictor without a bias gets zeros.
-        let offsets = chosen.map(|chosen| match chosen.bias {
+        let data = sizing.mode.predictor(sizing.model, sizing.options, index);
+        // All layers use the same op, so a predictor without a bias gets zeros as its bias.
+        let scores_bias = data.map(|data| match data.bias {
             Some(bias) => vector(bias),
             None => vector(&vec![0.0; n_ff]),
         });
         let vectors = [
             (ChunkTensor::BiasGate, ffn.gate.as_ref().and_then(bias), 0.0),
             (ChunkTensor::BiasUp, bias(&ffn.up), 0.0),
-            // A threshold that no activation reaches.
-            (ChunkTensor::Threshold, cuts(sizing.options, index, &Neurons::All), f32::MAX),
-            // A score that is never selected.
-            (ChunkTensor::Offset, offsets, f32::MIN),
+            // No activation reaches this threshold.
+            (ChunkTensor::Threshold, thresholds(sizing.options, index, &Neurons::All), f32::MAX),
+            // No threshold selects this score.
+            (ChunkTensor::ScoresBias, scores_bias, f32::MIN),
         ];
         Sources {
             gate: ffn.gate.as_ref().map(|gate| gate.w.clone()),
@@ -187,7 +188,7 @@ impl Sources {
             down: ffn.down.w.clone(),
             transpose,
             orientation: sizing.mode.orientation(ffn),
-            scores: chosen.map(|chosen| chosen.fc2.clone()),
+            scores: data.map(|data| data.fc2.clone()),
             n_each: ffn.n_each(),
             size,
             vectors: vectors
@@ -197,12 +198,12 @@ impl Sources {
         }
     }
 
-    /// Whether a predictor scores them.
+    /// Whether a predictor scores the neurons.
     pub(crate) fn is_scored(&self) -> bool {
         self.scores.is_some()
     }
 
-    /// Number of neurons in the unit that chunks do not cross: an expert's, or the layer's.
+    /// Number of neurons of the unit that chunks do not cross: of an expert, or of the layer.
     pub(crate) fn n_each(&self) -> usize {
         self.n_each
     }
@@ -217,7 +218,7 @@ impl Sources {
         self.transpose || self.orientation == Down::AcrossNeurons
     }
 
-    /// Columns of down per chunk.
+    /// Number of columns of down per chunk.
     fn n_columns(&self) -> usize {
         if self.transpose { self.size.width(self.block()) } else { self.size.n }
     }
@@ -228,23 +229,23 @@ impl Sources {
         if self.by_columns() { row * self.up.desc().n_cols } else { 0 }
     }
 
-    /// Packs `neurons` into the staging memory of the slots at `places`.
+    /// Packs `neurons` into the staging memory of the slots at `indices`.
     pub(crate) fn fill(
         &self,
         device: &Device,
         neurons: &[u32],
         columns: &mut Columns,
-        places: &Places,
-        fills: &mut [Fill],
+        indices: &TensorIndices,
+        fills: &mut [SlotStaging],
     ) -> Result<()> {
         let rows: Arc<[u32]> = neurons.into();
         let spare = self.size.n - neurons.len();
-        let pack_rows = |source: &HostRows, fill: &mut Fill| {
+        let pack_rows = |source: &HostRows, fill: &mut SlotStaging| {
             let select = Select::Rows(Arc::clone(&rows));
             let pack = PackDesc { select, spare, ..PackDesc::whole(source.desc()) };
             device.pack_into(&pack, source, fill.bytes_mut(device)?)
         };
-        let at = |part| places.of(part).expect("the shape of a layer has its tensors");
+        let at = |part| indices.of(part).expect("the shape of a layer has its tensors");
         if let Some(gate) = &self.gate {
             pack_rows(gate, &mut fills[at(ChunkTensor::Gate)])?;
         }
@@ -255,7 +256,7 @@ impl Sources {
         let down = &mut fills[at(ChunkTensor::Down)];
         if self.by_columns() {
             let (block, n_each) = (self.block() as u32, self.n_each as u32);
-            // Experts' matrices are stacked, each with its own columns.
+            // The matrices of the experts are stacked, and each has its own columns.
             let (expert, n_out) = (neurons[0] / n_each, self.up.desc().n_cols);
             let matrix = expert as usize * n_out..(expert as usize + 1) * n_out;
             let neurons = || neurons.iter().map(|&n| n % n_each);
@@ -275,7 +276,7 @@ impl Sources {
         }
         let list = Neurons::List(rows);
         for (part, all, none) in &self.vectors {
-            let values = chosen(all, &list);
+            let values = select_values(all, &list);
             let out = fills[at(*part)].bytes_mut(device)?;
             let (some, rest) = out.split_at_mut(4 * neurons.len());
             some.copy_from_slice(&values.rows(0..1)?);

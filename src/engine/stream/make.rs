@@ -1,4 +1,4 @@
-//! Sets up streaming at load: slots, the programs over them, and the streamed neurons of each
+//! Sets up streaming at load: slots, the programs over them, and the neurons of each streamed
 //! layer.
 
 use std::ops::Range;
@@ -7,49 +7,49 @@ use hal::{Operand, Tensor};
 
 use placement::{CPU, DeviceIndex, LayerPlacement, Placement};
 
-use super::fill::{Columns, Fill, Sources};
+use super::fill::{Columns, SlotStaging, Sources};
 use super::slots::Slots;
-use super::{Side, Stream, Streamed};
+use super::{SlotSet, Stream, StreamedLayer};
 use crate::error::{Error, Result};
 use crate::load::lane::Lane;
 use crate::load::lists::ChunkLists;
-use crate::load::{Layer, Loaded};
+use crate::load::{Layer, LoadedModel};
 use crate::record::{Ladder, Recording, StreamedNeurons};
 use crate::size::Sizing;
 use crate::size::stream::{ChunkShape, ChunkSize};
 use crate::timeline::Work;
 
-/// The differences between programs over slots of the same shape.
+/// The rows that a program over a chunk computes; programs over the same slots differ only in this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChunkRows {
     /// All neurons of a chunk are computed.
     All,
-    /// For the tokens that use the expert of this number.
+    /// All rows, for the tokens that use the expert of this number.
     Expert(usize),
-    /// For the neurons that the predictor of this layer selects.
+    /// The rows that the predictor of this layer selects.
     Listed(usize),
 }
 
-/// Sets up streaming to each device from the numbers of tokens `from`. A device without enough
-/// memory is reported in `slow` and does not stream.
+/// Sets up streaming to each device, for steps of at least `from[device]` tokens. Nothing is
+/// streamed to a device without enough memory, which is reported in `slow`.
 ///
 /// # Errors
-/// A lost device, a driver fault.
+/// Device errors except for a lack of memory.
 pub(crate) fn make_streams(
     sizing: &Sizing<'_>,
     recording: &Recording<'_>,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
     placement: &Placement,
     from: &[Option<usize>],
     slow: &mut Vec<String>,
 ) -> Result<Vec<Option<Stream>>> {
-    let setup = Setup { sizing, recording, loaded, placement };
+    let setup = StreamSetup { sizing, recording, loaded, placement };
     let mut streams = Vec::new();
     // Layers on the CPU are streamed to the first device with streaming.
-    let there = |device: DeviceIndex| from[device].filter(|_| device != CPU);
-    let first = (0..from.len()).find(|&device| there(device).is_some());
+    let from_device = |device: DeviceIndex| from[device].filter(|_| device != CPU);
+    let first = (0..from.len()).find(|&device| from_device(device).is_some());
     for device in 0..from.len() {
-        let made = match there(device) {
+        let made = match from_device(device) {
             Some(from) => setup.stream(device, first == Some(device), from),
             None => Ok(None),
         };
@@ -64,35 +64,36 @@ pub(crate) fn make_streams(
     Ok(streams)
 }
 
-/// A loaded model whose streaming is set up.
-struct Setup<'a> {
+/// The inputs of setting up streaming for a loaded model.
+struct StreamSetup<'a> {
     sizing: &'a Sizing<'a>,
     recording: &'a Recording<'a>,
-    loaded: &'a Loaded,
+    loaded: &'a LoadedModel,
     placement: &'a Placement,
 }
 
-/// The distinct shapes of chunks and the distinct programs over each of them (index of the shape),
-/// as far as they are known.
+/// The distinct shapes of chunks found so far, and the distinct programs over each of them, with
+/// the index of the shape.
 #[derive(Default)]
-struct Distinct {
+struct DistinctChunks {
     shapes: Vec<ChunkShape>,
     programs: Vec<(usize, ChunkRows)>,
 }
 
-impl Setup<'_> {
-    /// Streaming of the layers with home `device`, and of layers on the CPU if `takes_cpu`, from
-    /// steps of `from` tokens on. `None` if no layer can be streamed.
+impl StreamSetup<'_> {
+    /// The stream to `device` for layers whose home it is and, if `takes_cpu`, for layers on the
+    /// CPU, in steps of at least `from` tokens. `None` if no layer can be streamed, or if no step
+    /// has `from` tokens.
     ///
     /// # Errors
-    /// Device errors: not enough memory for the slots.
+    /// Device errors, such as too little memory for the slots.
     fn stream(&self, device: DeviceIndex, takes_cpu: bool, from: usize) -> Result<Option<Stream>> {
-        let Setup { sizing, recording, loaded, placement } = *self;
+        let StreamSetup { sizing, recording, loaded, placement } = *self;
         let (Some(from), Some(lane)) = (sizing.first_streamed(from), &loaded.lanes[device]) else {
             return Ok(None);
         };
         let size = sizing.chunk_size();
-        let mut distinct = Distinct::default();
+        let mut distinct = DistinctChunks::default();
         let mut streamed = Vec::new();
         for (index, placed) in placement.layers.iter().enumerate() {
             let homed = placed.home == device || takes_cpu && placed.home == CPU;
@@ -115,15 +116,16 @@ impl Setup<'_> {
         let columns = Columns::new(cpu, streamed.iter().flatten().map(|at| &at.from))?;
         let first = !streamed.iter().flatten().all(|at| at.adds);
         let layers = &loaded.layers[..];
-        let making = Making { recording, lane, from, layers, lists: lists.as_ref(), first };
-        let sides = [making.side(&distinct)?, making.side(&distinct)?];
+        let builder =
+            SlotSetBuilder { recording, lane, from, layers, lists: lists.as_ref(), first };
+        let slot_sets = [builder.slot_set(&distinct)?, builder.slot_set(&distinct)?];
         Ok(Some(Stream {
             device,
             from,
             size,
             layers: streamed,
             _lists: lists,
-            sides,
+            slot_sets,
             next: 0,
             columns,
             padded: 0,
@@ -132,23 +134,24 @@ impl Setup<'_> {
         }))
     }
 
-    /// Streaming of a layer, with its shape and programs, which are added to the known ones if
-    /// they are new. `None` if it is not streamed: all neurons are resident, a third device has a
-    /// share, or `bias_down` is on another device.
+    /// The stream of one layer. Adds its shape and programs to `distinct` if they are new. `None`
+    /// if the layer is not streamed: all neurons of a layer of `device` are resident, some are on a
+    /// third device, the CPU adds `bias_down`, or [`Sizing::can_stream_cpu_layer`] excludes a layer
+    /// on the CPU.
     fn streamed(
         &self,
         lane: &Lane,
         index: usize,
         placed: &LayerPlacement,
         size: ChunkSize,
-        distinct: &mut Distinct,
-    ) -> Option<Streamed> {
-        let Setup { sizing, loaded, .. } = self;
+        distinct: &mut DistinctChunks,
+    ) -> Option<StreamedLayer> {
+        let StreamSetup { sizing, loaded, .. } = self;
         let (weights, afar) = (&sizing.model.layers[index], placed.home == CPU);
         let layer: &Layer = &loaded.layers[index];
         let ffn = weights.ffn.as_ref()?;
         match &layer.remotes[..] {
-            [] if afar && sizing.streams_afar(index) => {}
+            [] if afar && sizing.can_stream_cpu_layer(index) => {}
             [remote] if !afar && remote.device == CPU => {
                 if ffn.down.bias.is_some() && remote.ffn.bias_down.is_some() {
                     return None;
@@ -156,13 +159,13 @@ impl Setup<'_> {
             }
             _ => return None,
         }
-        let shape = number(&mut distinct.shapes, sizing.chunk_shape(&lane.device, index, size));
+        let shape = index_of(&mut distinct.shapes, sizing.chunk_shape(&lane.device, index, size));
         let parallel = sizing.model.spec.block == model::BlockKind::Parallel;
-        let mut at = Streamed {
+        let mut at = StreamedLayer {
             shape,
             programs: Vec::new(),
             absent: Vec::new(),
-            pieces: Vec::new(),
+            chunks: Vec::new(),
             neurons: if afar { StreamedNeurons::Whole } else { StreamedNeurons::Absent },
             joins: parallel || weights.frame.adds_shared(),
             adds: !afar && (parallel || layer.own.is_some() || weights.frame.adds_shared()),
@@ -175,8 +178,8 @@ impl Setup<'_> {
             (None, Some(_)) => ChunkRows::Listed(index),
             (None, None) => ChunkRows::All,
         };
-        let all: Vec<ChunkRows> = at.pieces.iter().map(rows).collect();
-        let programs = all.into_iter().map(|rows| number(&mut distinct.programs, (shape, rows)));
+        let all: Vec<ChunkRows> = at.chunks.iter().map(rows).collect();
+        let programs = all.into_iter().map(|rows| index_of(&mut distinct.programs, (shape, rows)));
         at.programs = programs.collect();
         if ffn.experts.is_none() {
             at.programs.dedup();
@@ -185,20 +188,20 @@ impl Setup<'_> {
     }
 }
 
-/// Index of `what` among the known ones; adds it at the end if it is new.
-fn number<T: PartialEq>(known: &mut Vec<T>, what: T) -> usize {
-    let at = known.iter().position(|other| *other == what).unwrap_or(known.len());
+/// Index of `entry` in `known`; appends it if it is new.
+fn index_of<T: PartialEq>(known: &mut Vec<T>, entry: T) -> usize {
+    let at = known.iter().position(|other| *other == entry).unwrap_or(known.len());
     if at == known.len() {
-        known.push(what);
+        known.push(entry);
     }
     at
 }
 
-/// Parameters of the sets of slots.
-struct Making<'a> {
+/// The inputs for building a set of slots with its programs.
+struct SlotSetBuilder<'a> {
     recording: &'a Recording<'a>,
     lane: &'a Lane,
-    /// The smallest rung.
+    /// Minimum number of tokens of a streamed step.
     from: usize,
     layers: &'a [Layer],
     lists: Option<&'a ChunkLists>,
@@ -206,9 +209,9 @@ struct Making<'a> {
     first: bool,
 }
 
-impl Making<'_> {
+impl SlotSetBuilder<'_> {
     /// A set of slots with the programs over them.
-    fn side(&self, distinct: &Distinct) -> Result<Side> {
+    fn slot_set(&self, distinct: &DistinctChunks) -> Result<SlotSet> {
         let (lane, shapes) = (self.lane, &distinct.shapes);
         let slots = Slots::new(&lane.device, shapes)?;
         let mut programs = Vec::new();
@@ -217,8 +220,8 @@ impl Making<'_> {
             let mut predictor = None;
             match rows {
                 ChunkRows::All => {}
-                ChunkRows::Expert(number) => {
-                    share.groups = shapes[shape].groups(number, share.up.desc().n_rows);
+                ChunkRows::Expert(expert) => {
+                    share.experts = shapes[shape].expert_ranges(expert, share.up.desc().n_rows);
                 }
                 ChunkRows::Listed(layer) => {
                     let lists = self.lists.zip(self.layers[layer].predictor.as_ref());
@@ -226,14 +229,15 @@ impl Making<'_> {
                 }
             }
             let listed = predictor.as_ref().zip(self.lists);
-            let ladder = |adds| self.recording.piece(lane, self.from, &share, listed, adds);
+            let ladder = |adds| self.recording.chunk(lane, self.from, &share, listed, adds);
             let writes = if self.first { ladder(false)? } else { Ladder::default() };
             programs.push([ladder(true)?, writes]);
         }
         let tensors = slots.tensors.iter().zip(&slots.vectors);
-        let fill =
-            |(tensor, is_vector): (&Tensor, &bool)| Fill::new(&lane.device, tensor, !is_vector);
+        let fill = |(tensor, is_vector): (&Tensor, &bool)| {
+            SlotStaging::new(&lane.device, tensor, !is_vector)
+        };
         let fills = tensors.map(fill).collect::<hal::Result<_>>()?;
-        Ok(Side { slots, programs, fills })
+        Ok(SlotSet { slots, programs, fills })
     }
 }

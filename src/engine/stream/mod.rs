@@ -1,13 +1,14 @@
-//! Streams weights to the GPU during prefill: from some number of tokens on, a home device
-//! computes a split layer's absent neurons itself, in chunks that are uploaded into two
-//! alternating sets of slots.
+//! Streams weights to a device during prefill. From some number of tokens on, the home device
+//! computes the absent neurons of a split layer itself. Their weights are uploaded in chunks, into
+//! two sets of slots in turn.
 //!
-//! A hand-off sends x to where the weights are, which suits decode: the weights are read once and
-//! multiplied once. With hundreds of tokens the CPU takes much longer to multiply than to upload
-//! the weights. So the prefill programs are cut at split layers into legs, and after a leg the
-//! layer's chunks run: the host packs a chunk into staging while the device computes the previous
-//! one. One queue keeps them in order, so the only wait is for a set of slots that is still in
-//! use. For a layer on the CPU, x is uploaded too and y is downloaded.
+//! A hand-off sends x to the device with the weights, which suits decode: each weight is read and
+//! multiplied once. With hundreds of tokens, the CPU takes much longer to multiply with the weights
+//! than the host takes to upload them. So the prefill programs are cut at split layers into legs,
+//! and after a leg the layer's chunks run: the host packs a chunk into staging while the device
+//! computes the previous one. A single queue keeps uploads and programs in order, so the host waits
+//! only for a set of slots that is still in use. For a layer on the CPU, x is uploaded too and y is
+//! downloaded.
 
 mod fill;
 mod make;
@@ -26,10 +27,10 @@ use crate::load::lists::ChunkLists;
 use crate::load::{lane, lane_mut};
 use crate::record::{Ladder, Leg, StreamedLayers, StreamedNeurons};
 use crate::replay::arena::StepArena;
-use crate::replay::{StepProgram, Stepping};
+use crate::replay::{StepProgram, StepState};
 use crate::size::stream::ChunkSize;
 use crate::timeline::Work;
-use fill::{Columns, Fill, Sources};
+use fill::{Columns, SlotStaging, Sources};
 use slots::Slots;
 
 pub(crate) use make::make_streams;
@@ -43,61 +44,63 @@ pub(crate) struct Stream {
     from: usize,
     size: ChunkSize,
     /// Layers in order; `None` for those that are not streamed.
-    layers: Vec<Option<Streamed>>,
-    /// Lists for the predictors' selection within a chunk, reused by every chunk.
+    layers: Vec<Option<StreamedLayer>>,
+    /// Lists of the neurons that predictors select in a chunk. All chunks use the same lists; this
+    /// field keeps them allocated.
     _lists: Option<ChunkLists>,
-    /// Two sets of slots, used alternately.
-    sides: [Side; 2],
+    /// Two sets of slots, used in turn.
+    slot_sets: [SlotSet; 2],
     next: usize,
     /// Buffer for columns of a down matrix on their way into a pack.
     columns: Columns,
-    /// Empty slots of the step so far, where every slot is counted.
+    /// Number of empty slots in the chunks of the current step, if programs count them as active.
     padded: usize,
     counts_all: bool,
-    /// Neurons that predictors scored in the step so far.
+    /// Number of neurons that predictors scored in the current step.
     scored: usize,
 }
 
 /// A streamed layer: its absent neurons or, if its home is the CPU, all of them.
 #[derive(Debug)]
-struct Streamed {
-    /// Index of its shape among the shares of a side.
+struct StreamedLayer {
+    /// Index of the shape of its chunks.
     shape: usize,
-    /// Index of the program for each chunk; a single entry holds for all chunks.
+    /// Index of the program for each chunk; a single entry is for all chunks.
     programs: Vec<usize>,
-    /// Absent neurons, ascending, and the range of each chunk. Whole experts are ordered by
-    /// number, whatever expert a number means now.
+    /// Absent neurons in ascending order. Whole experts are in the order of their numbers, whatever
+    /// expert a number stands for now.
     absent: Vec<u32>,
-    pieces: Vec<Range<usize>>,
+    /// The range of each chunk in `absent`.
+    chunks: Vec<Range<usize>>,
     neurons: StreamedNeurons,
-    /// Whether y is added to existing output when it is copied back.
+    /// Whether y is added to existing output when it is copied back to the CPU.
     joins: bool,
-    /// Whether the leg has written y, so that the first chunk is added to it.
+    /// Whether the leg has already written y, so that the first chunk must add to it.
     adds: bool,
     from: Sources,
     works: [Work; 1],
 }
 
-/// One set of slots.
+/// One of the two sets of slots.
 #[derive(Debug)]
-struct Side {
+struct SlotSet {
     slots: Slots,
-    /// For each distinct shape and program, a pair: the first adds to y, the second overwrites it.
+    /// For each distinct program, a pair: the first adds to y, the second overwrites y.
     programs: Vec<[Ladder; 2]>,
     /// For each tensor of the slots, its staging memory.
-    fills: Vec<Fill>,
+    fills: Vec<SlotStaging>,
 }
 
 /// Submitted work that has not been waited for.
-struct Flight<'a> {
+struct RunInFlight<'a> {
     device: DeviceIndex,
     run: Run,
     works: &'a [Work],
-    /// The set of slots that it reads.
-    side: Option<usize>,
+    /// The set of slots that the run reads; `None` for a leg.
+    slot_set: Option<usize>,
 }
 
-impl Streamed {
+impl StreamedLayer {
     /// Updates the absent neurons to the current placement.
     fn place(&mut self, placed: &LayerPlacement, n_ff: usize, size: ChunkSize) {
         self.absent.clear();
@@ -110,25 +113,26 @@ impl Streamed {
                 Neurons::List(list) => self.absent.extend_from_slice(list),
             }
         }
-        // Experts are swapped by number, and programs refer to numbers; neurons are in order.
+        // Sorts the neurons of each expert. The order of the experts stays: programs refer to
+        // experts by number.
         let n_each = self.from.n_each();
         let expert = |neuron: u32| neuron as usize / n_each;
         let runs = self.absent.chunk_by_mut(|&a, &b| expert(a) == expert(b));
         runs.for_each(<[u32]>::sort_unstable);
-        self.pieces = size.pieces(&self.absent, self.from.block(), n_each);
+        self.chunks = size.chunks(&self.absent, self.from.block(), n_each);
     }
 
     /// The index of the program that runs over a chunk.
-    fn program(&self, piece: usize) -> usize {
+    fn program(&self, chunk: usize) -> usize {
         match self.programs[..] {
             [one] => one,
-            _ => self.programs[piece],
+            _ => self.programs[chunk],
         }
     }
 }
 
 impl Stream {
-    /// Where the segments of its layers are cut.
+    /// The layers in which segments are cut into legs.
     pub(crate) fn streamed_layers(&self) -> StreamedLayers {
         let layers = self.layers.iter().map(|at| at.as_ref().map(|at| at.neurons)).collect();
         StreamedLayers { device: self.device, from: self.from, layers }
@@ -141,24 +145,23 @@ impl Stream {
         }
     }
 
-    /// Starts a step.
+    /// Resets the counts of the step.
     pub(crate) fn begin(&mut self) {
         (self.padded, self.scored) = (0, 0);
     }
 
-    /// Number of neurons that predictors scored in the step; most of them are active for some
-    /// token.
+    /// Number of neurons that predictors scored in the step. They count as computed gate rows.
     pub(crate) fn scored(&self) -> usize {
         self.scored
     }
 
-    /// Number of empty slots that the step counted.
+    /// Number of empty slots that the programs of the step counted as active.
     pub(crate) fn padded(&self) -> usize {
         self.padded
     }
 
     pub(crate) fn ladders(&self) -> impl Iterator<Item = &Ladder> {
-        self.sides[0].programs.iter().flatten()
+        self.slot_sets[0].programs.iter().flatten()
     }
 
     /// Runs the legs of a segment at `home` with the chunks between them. On an error all work in
@@ -167,99 +170,120 @@ impl Stream {
         &mut self,
         home: DeviceIndex,
         legs: &[Leg],
-        step: &mut Stepping<'_>,
+        step: &mut StepState<'_>,
     ) -> Result<()> {
         let ran = self.run_legs(home, legs, step);
         if ran.is_err() {
-            // The runs were dropped, so these waits end.
-            self.sides.iter_mut().flat_map(|side| &mut side.fills).for_each(Fill::settle);
+            // The runs were dropped, so these waits end soon.
+            self.slot_sets
+                .iter_mut()
+                .flat_map(|slot_set| &mut slot_set.fills)
+                .for_each(SlotStaging::wait_ignoring_errors);
         }
         ran
     }
 
-    fn run_legs(&mut self, home: DeviceIndex, legs: &[Leg], step: &mut Stepping<'_>) -> Result<()> {
+    fn run_legs(
+        &mut self,
+        home: DeviceIndex,
+        legs: &[Leg],
+        step: &mut StepState<'_>,
+    ) -> Result<()> {
         let mut flights = VecDeque::new();
         let device = self.device;
-        let Stream { layers, sides, next, columns, padded, size, counts_all, scored, .. } = self;
+        let Stream { layers, slot_sets, next, columns, padded, size, counts_all, scored, .. } =
+            self;
         for leg in legs {
             let Leg { program, handed, works, then } = leg;
             let run =
                 StepProgram { device: home, program, handed, works }.replay_and_answer(step)?;
-            flights.push_back(Flight { device: home, run, works, side: None });
+            flights.push_back(RunInFlight { device: home, run, works, slot_set: None });
             let Some(at) = then.and_then(|layer| layers[layer].as_ref()) else { continue };
             let whole = at.neurons == StreamedNeurons::Whole;
             if whole {
-                land(&mut flights, usize::MAX, step.arena)?;
-                step.bring_input(home, device)?;
+                wait_for(&mut flights, usize::MAX, step.arena)?;
+                step.copy_block_input(home, device)?;
             }
-            for (number, piece) in at.pieces.iter().enumerate() {
+            for (number, chunk) in at.chunks.iter().enumerate() {
                 step.check_interrupt()?;
                 let used = std::mem::replace(next, 1 - *next);
-                let side = &mut sides[used];
-                let neurons = &at.absent[piece.clone()];
-                side.fill(at, neurons, columns, step, device)?;
+                let slot_set = &mut slot_sets[used];
+                let neurons = &at.absent[chunk.clone()];
+                slot_set.fill(at, neurons, columns, step, device)?;
                 *padded += if *counts_all { size.n - neurons.len() } else { 0 };
                 *scored += if at.from.is_scored() { neurons.len() } else { 0 };
-                // Two chunks are in flight: the program that reads these slots must end before
-                // they are filled again.
-                if let Some(last) = flights.iter().rposition(|flight| flight.side == Some(used)) {
-                    land(&mut flights, last + 1, step.arena)?;
+                // The program that reads these slots must end before they are filled again.
+                if let Some(last) = flights.iter().rposition(|flight| flight.slot_set == Some(used))
+                {
+                    wait_for(&mut flights, last + 1, step.arena)?;
                 }
-                let run = side.start(at, number, step, device)?;
-                flights.push_back(Flight { device, run, works: &at.works, side: Some(used) });
+                let run = slot_set.start(at, number, step, device)?;
+                flights.push_back(RunInFlight {
+                    device,
+                    run,
+                    works: &at.works,
+                    slot_set: Some(used),
+                });
             }
             if whole {
-                land(&mut flights, usize::MAX, step.arena)?;
-                step.bring_output(device, home, at.joins)?;
+                wait_for(&mut flights, usize::MAX, step.arena)?;
+                step.copy_block_output(device, home, at.joins)?;
             }
         }
-        land(&mut flights, usize::MAX, step.arena)?;
-        sides.iter_mut().flat_map(|side| &mut side.fills).try_for_each(Fill::land)?;
+        wait_for(&mut flights, usize::MAX, step.arena)?;
+        slot_sets
+            .iter_mut()
+            .flat_map(|slot_set| &mut slot_set.fills)
+            .try_for_each(SlotStaging::wait)?;
         step.check_interrupt()
     }
 }
 
-/// Waits for the first `n` submissions in flight.
-fn land(flights: &mut VecDeque<Flight<'_>>, n: usize, arena: &mut StepArena) -> Result<()> {
+/// Waits for the first `n` runs in flight, oldest first.
+fn wait_for(
+    flights: &mut VecDeque<RunInFlight<'_>>,
+    n: usize,
+    arena: &mut StepArena,
+) -> Result<()> {
     let n = n.min(flights.len());
-    for Flight { device, run, works, .. } in flights.drain(..n) {
+    for RunInFlight { device, run, works, .. } in flights.drain(..n) {
         arena.timeline.wait(device, works, run)?;
     }
     Ok(())
 }
 
-impl Side {
-    /// Packs some neurons of a layer into the staging memory of the slots, whose previous upload
-    /// has ended.
+impl SlotSet {
+    /// Packs some neurons of a layer into the staging memory of the slots, after their previous
+    /// upload has ended.
     fn fill(
         &mut self,
-        at: &Streamed,
+        at: &StreamedLayer,
         neurons: &[u32],
         columns: &mut Columns,
-        step: &mut Stepping<'_>,
+        step: &mut StepState<'_>,
         device: DeviceIndex,
     ) -> Result<()> {
-        let Side { slots, fills, .. } = self;
-        let (places, on) = (&slots.places[at.shape], lane(step.lanes, device));
-        places.all().iter().try_for_each(|&place| fills[place].land())?;
+        let SlotSet { slots, fills, .. } = self;
+        let (indices, on) = (&slots.indices[at.shape], lane(step.lanes, device));
+        indices.all().iter().try_for_each(|&place| fills[place].wait())?;
         let since = step.arena.timeline.now();
-        at.from.fill(&on.device, neurons, columns, places, fills)?;
+        at.from.fill(&on.device, neurons, columns, indices, fills)?;
         step.arena.timeline.host(Work::Copy, since);
         Ok(())
     }
 
-    /// Uploads it to the slots and starts the program over them.
+    /// Uploads the staging memory to the slots and starts the program over them.
     fn start(
         &mut self,
-        at: &Streamed,
+        at: &StreamedLayer,
         number: usize,
-        step: &mut Stepping<'_>,
+        step: &mut StepState<'_>,
         device: DeviceIndex,
     ) -> Result<Run> {
         let queue = &mut lane_mut(step.lanes, device).queue;
-        let Side { slots, programs, fills } = self;
-        for &place in slots.places[at.shape].all() {
-            fills[place].launch(queue, &slots.tensors[place])?;
+        let SlotSet { slots, programs, fills } = self;
+        for &place in slots.indices[at.shape].all() {
+            fills[place].upload(queue, &slots.tensors[place])?;
         }
         let ladder = &programs[at.program(number)][usize::from(!at.adds && number == 0)];
         let program =

@@ -1,4 +1,4 @@
-//! Sets of slots for streamed chunks.
+//! Sets of slots on a device for streamed chunks.
 
 use std::sync::Arc;
 
@@ -13,29 +13,29 @@ use crate::size::stream::{ChunkShape, ChunkTensor, distinct};
 
 /// Indices of a share's tensors in a set of slots.
 #[derive(Clone, Debug)]
-pub(crate) struct Places {
+pub(crate) struct TensorIndices {
     parts: Vec<ChunkTensor>,
-    places: Vec<usize>,
+    indices: Vec<usize>,
 }
 
-impl Places {
+impl TensorIndices {
     pub(crate) fn of(&self, part: ChunkTensor) -> Option<usize> {
-        self.parts.iter().position(|known| *known == part).map(|at| self.places[at])
+        self.parts.iter().position(|known| *known == part).map(|at| self.indices[at])
     }
 
     pub(crate) fn all(&self) -> &[usize] {
-        &self.places
+        &self.indices
     }
 }
 
-/// A set of slots on a device, with one share for each shape.
+/// A set of slots on a device, with a share over them for each shape of chunks.
 #[derive(Debug)]
 pub(crate) struct Slots {
     pub(crate) tensors: Vec<Tensor>,
-    /// Whether each of them is a per-neuron vector.
+    /// Whether each tensor is a per-neuron vector.
     pub(crate) vectors: Vec<bool>,
     pub(crate) shares: Vec<FfnTensors>,
-    pub(crate) places: Vec<Places>,
+    pub(crate) indices: Vec<TensorIndices>,
 }
 
 impl Slots {
@@ -51,46 +51,46 @@ impl Slots {
                 }
             })
             .collect::<hal::Result<_>>()?;
-        let places = |shape: &ChunkShape| {
-            let at = |part| all.iter().position(|known| known == part).expect("listed above");
-            Places {
+        let indices = |shape: &ChunkShape| {
+            let at = |part| all.iter().position(|known| known == part).expect("`all` has the part");
+            TensorIndices {
                 parts: shape.parts.iter().map(|(part, _)| *part).collect(),
-                places: shape.parts.iter().map(at).collect(),
+                indices: shape.parts.iter().map(at).collect(),
             }
         };
-        let places: Vec<Places> = shapes.iter().map(places).collect();
-        let share = |(shape, places): (&ChunkShape, &Places)| {
-            let of = |part| places.of(part).map(|at| tensors[at].clone());
+        let indices: Vec<TensorIndices> = shapes.iter().map(indices).collect();
+        let share = |(shape, indices): (&ChunkShape, &TensorIndices)| {
+            let of = |part| indices.of(part).map(|at| tensors[at].clone());
             FfnShare {
                 gate: of(ChunkTensor::Gate),
-                up: of(ChunkTensor::Up).expect("every block has one"),
-                down: of(ChunkTensor::Down).expect("every block has one"),
+                up: of(ChunkTensor::Up).expect("every feed-forward block has up"),
+                down: of(ChunkTensor::Down).expect("every feed-forward block has down"),
                 bias_gate: of(ChunkTensor::BiasGate),
                 bias_up: of(ChunkTensor::BiasUp),
                 bias_down: None,
                 threshold: of(ChunkTensor::Threshold),
-                groups: None,
+                experts: None,
                 orientation: shape.orientation,
             }
         };
-        let shares = shapes.iter().zip(&places).map(share).collect();
+        let shares = shapes.iter().zip(&indices).map(share).collect();
         let vectors = all.iter().map(|(part, _)| part.is_vector()).collect();
-        Ok(Slots { tensors, vectors, shares, places })
+        Ok(Slots { tensors, vectors, shares, indices })
     }
 }
 
 impl Slots {
-    /// The predictor of a layer over the neurons in the slots of this shape.
+    /// The predictor of a layer over the neurons in slots of this shape.
     pub(crate) fn predictor(
         &self,
         shape: usize,
         of: &Predictor<Tensor>,
         lists: &ChunkLists,
     ) -> Predictor<Tensor> {
-        let at = |part| self.places[shape].of(part).expect("listed neurons come with their scores");
-        let [scores, offset] =
-            [ChunkTensor::Scores, ChunkTensor::Offset].map(|part| self.tensors[at(part)].clone());
-        of.over(scores, offset, lists.slots())
+        let at = |part| self.indices[shape].of(part).expect("listed neurons have their scores");
+        let [scores, bias] = [ChunkTensor::Scores, ChunkTensor::ScoresBias]
+            .map(|part| self.tensors[at(part)].clone());
+        of.for_neurons(scores, bias, lists.slots())
     }
 }
 

@@ -1,8 +1,9 @@
 //! The side file of a model, next to it or in the user's cache folder: its profile, thresholds,
 //! and predictor.
 //!
-//! Here: the location of the file, whether it belongs to the model, replacing a section while
-//! keeping the others. Not here: the meaning of the sections (`profile`, `predictor`).
+//! This module locates the file, checks that it belongs to the model, and replaces one section
+//! while keeping the others. The modules `profile` and `predictor` define the contents of the
+//! sections.
 //!
 //! The file is a GGUF container whose keys and tensors are prefixed with the name of their
 //! [`Section`]. It identifies the model by a fingerprint that does not change when the model is
@@ -11,7 +12,7 @@
 
 mod save;
 
-pub use save::{Contents, SaveError, check_place, lock, place, save, save_if};
+pub use save::{SaveError, SectionContents, check_place, lock, place, save, save_if};
 
 use std::path::{Path, PathBuf};
 
@@ -20,17 +21,17 @@ use hal::HostRows;
 use gguf::{self, File, Hash, Metadata, TensorInfo, TensorType};
 
 const ARCHITECTURE_KEY: &str = "general.architecture";
-/// The architecture of such a file, so that it is not taken for a model.
+/// The architecture of a side file, which no model has, so that no program mistakes it for a model.
 const ARCHITECTURE: &str = "thermocline.learned";
 const VERSION_KEY: &str = "thermocline.learned.version";
 const MODEL_KEY: &str = "thermocline.learned.model";
 const FINGERPRINT_KEY: &str = "thermocline.learned.fingerprint";
-/// Version of the file's layout; sections have their own.
+/// Version of the file's layout. Sections have versions of their own.
 const VERSION: u32 = 1;
 /// Suffix of the file names.
 pub const SUFFIX: &str = ".thermocline.gguf";
-/// Prefix of a profile's source and a predictor's recipe that were made automatically: a command
-/// may replace them.
+/// Prefix of the source of a profile, or of the recipe of a predictor, that was made automatically.
+/// Commands may replace such a section.
 pub const FIRST_USE: &str = "first use: ";
 
 /// A section of the file, made and replaced independently.
@@ -48,7 +49,7 @@ impl Section {
     /// Every section.
     pub const ALL: [Section; 3] = [Section::Profile, Section::Thresholds, Section::Predictor];
 
-    /// Prefix of its keys and tensors, without the dot.
+    /// Prefix of the section's keys and tensors, without the dot.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -58,49 +59,49 @@ impl Section {
         }
     }
 
-    /// Whether a key or a tensor belongs to it.
+    /// Whether the key or tensor `name` belongs to the section.
     fn owns(self, name: &str) -> bool {
         name.strip_prefix(self.name()).is_some_and(|rest| rest.starts_with('.'))
     }
 
-    /// The full name of its key or tensor `name`.
-    fn full(self, name: &str) -> String {
+    /// The full name of the section's key or tensor `name`.
+    fn full_name(self, name: &str) -> String {
         format!("{}.{name}", self.name())
     }
 
     fn sum_key(self) -> String {
-        self.full("sum")
+        self.full_name("sum")
     }
 }
 
 /// Why a side file is not used.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused {
+pub enum SideFileError {
     /// Not a container, or truncated.
     #[error(transparent)]
     File(#[from] gguf::Error),
     /// Another kind of container.
-    #[error("{file}: is not a side file of a model, but has architecture `{found}`")]
+    #[error("{file} is not a side file of a model: its architecture is `{found}`")]
     Foreign {
-        /// Its path.
+        /// Path of the file.
         file: String,
-        /// Its architecture.
+        /// Architecture that the file names.
         found: String,
     },
     /// Written by another version of this program.
-    #[error("{file}: has version {found}, expected {VERSION}")]
+    #[error("{file} has side-file version {found}, expected {VERSION}")]
     Version {
-        /// Its path.
+        /// Path of the file.
         file: String,
-        /// Its version.
+        /// Version of the file.
         found: u32,
     },
     /// Made for another model, or the model has changed.
     #[error(
-        "{file}: was made for another model, or the model has changed since (it names `{model}`, fingerprint {found}, expected {expected})"
+        "{file} was made for another model, or the model has changed since then (its model is `{model}` with fingerprint {found}, expected {expected})"
     )]
     Model {
-        /// Its path.
+        /// Path of the file.
         file: String,
         /// The model's name in the file.
         model: String,
@@ -110,17 +111,17 @@ pub enum Refused {
         expected: String,
     },
     /// The checksum does not match.
-    #[error("{file}: is damaged: wrong checksum of its section `{section}`")]
+    #[error("{file} is damaged: the checksum of section `{section}` does not match")]
     Sum {
-        /// Its path.
+        /// Path of the file.
         file: String,
         /// The section.
         section: &'static str,
     },
     /// A required key or tensor is missing.
-    #[error("{file}: lacks `{name}`, expected {expected}")]
+    #[error("{file}: `{name}` is missing, expected {expected}")]
     Missing {
-        /// Its path.
+        /// Path of the file.
         file: String,
         /// The key or tensor.
         name: String,
@@ -130,7 +131,7 @@ pub enum Refused {
     /// A key or tensor of the wrong type.
     #[error("{file}: `{name}` is {found}, expected {expected}")]
     Wrong {
-        /// Its path.
+        /// Path of the file.
         file: String,
         /// The key or tensor.
         name: String,
@@ -143,40 +144,41 @@ pub enum Refused {
 
 /// The side file of a model, open.
 #[derive(Debug)]
-pub struct Learned {
+pub struct SideFile {
     file: File,
 }
 
-impl Learned {
+impl SideFile {
     /// Opens the file at `path` if it belongs to `model`.
     ///
     /// # Errors
-    /// [`Refused`].
-    pub fn open(path: &Path, model: &File) -> Result<Learned, Refused> {
-        Learned::check(File::open(path)?, &model.fingerprint())
+    /// [`SideFileError`].
+    pub fn open(path: &Path, model: &File) -> Result<SideFile, SideFileError> {
+        SideFile::check(File::open(path)?, &model.fingerprint())
     }
 
-    /// As [`Learned::open`] for bytes in memory, for the model with this fingerprint.
+    /// As [`SideFile::open`] for bytes in memory, for the model with this fingerprint.
     ///
     /// # Errors
-    /// [`Refused`].
-    pub fn from_vec(bytes: Vec<u8>, fingerprint: &str) -> Result<Learned, Refused> {
-        Learned::check(File::from_vec(bytes, "bytes in memory")?, fingerprint)
+    /// [`SideFileError`].
+    pub fn from_vec(bytes: Vec<u8>, fingerprint: &str) -> Result<SideFile, SideFileError> {
+        SideFile::check(File::from_vec(bytes, "bytes in memory")?, fingerprint)
     }
 
     /// The side file of `model` to use for `section`: the first of its [`places`] that has the
-    /// section; `None` if there is none. So a predictor next to the model and a profile in the
-    /// cache are both used.
+    /// section; `None` if no file has it. A predictor next to the model and a profile in the cache
+    /// are thus both used.
     ///
     /// # Errors
-    /// [`Refused`] for the first existing file that is invalid, since it may have the section.
+    /// [`SideFileError`] for the first existing file that is invalid, since it may have the
+    /// section.
     pub fn find(
         model: &File,
         folder: Option<&Path>,
         section: Section,
-    ) -> Result<Option<Learned>, Refused> {
+    ) -> Result<Option<SideFile>, SideFileError> {
         for path in places(model, folder).into_iter().filter(|path| path.exists()) {
-            let learned = Learned::open(&path, model)?;
+            let learned = SideFile::open(&path, model)?;
             if learned.has(section) {
                 return Ok(Some(learned));
             }
@@ -184,38 +186,38 @@ impl Learned {
         Ok(None)
     }
 
-    fn check(file: File, fingerprint: &str) -> Result<Learned, Refused> {
+    fn check(file: File, fingerprint: &str) -> Result<SideFile, SideFileError> {
         let (name, metadata) = (file.name().to_owned(), file.metadata());
-        let what = metadata.str(ARCHITECTURE_KEY)?.unwrap_or("nothing known");
+        let what = metadata.str(ARCHITECTURE_KEY)?.unwrap_or("none");
         if what != ARCHITECTURE {
-            return Err(Refused::Foreign { file: name, found: what.to_owned() });
+            return Err(SideFileError::Foreign { file: name, found: what.to_owned() });
         }
         let version = metadata.u32(VERSION_KEY)?.unwrap_or_default();
         if version != VERSION {
-            return Err(Refused::Version { file: name, found: version });
+            return Err(SideFileError::Version { file: name, found: version });
         }
         let found = metadata.str(FINGERPRINT_KEY)?.unwrap_or("none");
         if found != fingerprint {
-            return Err(Refused::Model {
+            return Err(SideFileError::Model {
                 file: name,
-                model: metadata.str(MODEL_KEY)?.unwrap_or("no model").to_owned(),
+                model: metadata.str(MODEL_KEY)?.unwrap_or("none").to_owned(),
                 found: found.to_owned(),
                 expected: fingerprint.to_owned(),
             });
         }
-        match broken(&file)?.first() {
-            Some(section) => Err(Refused::Sum { file: name, section: section.name() }),
-            None => Ok(Learned { file }),
+        match damaged_sections(&file)?.first() {
+            Some(section) => Err(SideFileError::Sum { file: name, section: section.name() }),
+            None => Ok(SideFile { file }),
         }
     }
 
-    /// Its path, or the name given to bytes in memory.
+    /// Path of the file, or the name given to bytes in memory.
     #[must_use]
     pub fn name(&self) -> &str {
         self.file.name()
     }
 
-    /// Whether it has the section.
+    /// Whether the file has the section.
     #[must_use]
     pub fn has(&self, section: Section) -> bool {
         self.file.metadata().get(&section.sum_key()).is_some()
@@ -230,9 +232,9 @@ impl Learned {
     /// The integer at the key `name` of a section.
     ///
     /// # Errors
-    /// [`Refused::Missing`], or a value of another type.
-    pub fn u64(&self, section: Section, name: &str) -> Result<u64, Refused> {
-        let key = section.full(name);
+    /// [`SideFileError::Missing`], or a value of another type.
+    pub fn u64(&self, section: Section, name: &str) -> Result<u64, SideFileError> {
+        let key = section.full_name(name);
         let value = self.metadata().u64(&key)?;
         value.ok_or_else(|| self.missing(key, "a number of 0 or more".into()))
     }
@@ -240,80 +242,101 @@ impl Learned {
     /// The string at the key `name` of a section.
     ///
     /// # Errors
-    /// [`Refused::Missing`], or a value that is not a string.
-    pub fn text(&self, section: Section, name: &str) -> Result<&str, Refused> {
-        let key = section.full(name);
+    /// [`SideFileError::Missing`], or a value that is not a string.
+    pub fn text(&self, section: Section, name: &str) -> Result<&str, SideFileError> {
+        let key = section.full_name(name);
         let value = self.metadata().str(&key)?;
-        value.ok_or_else(|| self.missing(key, "a text".into()))
+        value.ok_or_else(|| self.missing(key, "a string".into()))
     }
 
     /// Whether a section has a tensor of this name.
     #[must_use]
     pub fn has_tensor(&self, section: Section, name: &str) -> bool {
-        self.file.tensor(&section.full(name)).is_some()
+        self.file.tensor(&section.full_name(name)).is_some()
     }
 
     /// The bytes of a section's tensor `name`, of this shape (row length first) and type, with any
     /// alignment.
     ///
     /// # Errors
-    /// [`Refused::Missing`] and [`Refused::Wrong`].
+    /// [`SideFileError::Missing`] and [`SideFileError::Wrong`].
     pub fn bytes(
         &self,
         section: Section,
         name: &str,
         shape: &[u64],
         ty: TensorType,
-    ) -> Result<&[u8], Refused> {
+    ) -> Result<&[u8], SideFileError> {
         Ok(self.file.bytes(self.tensor(section, name, shape, ty)?)?)
     }
 
-    /// 64-bit floats, as [`Learned::bytes`].
+    /// As [`SideFile::bytes`], for 64-bit floats.
     ///
     /// # Errors
-    /// As [`Learned::bytes`].
-    pub fn f64s(&self, section: Section, name: &str, shape: &[u64]) -> Result<Vec<f64>, Refused> {
+    /// As [`SideFile::bytes`].
+    pub fn f64s(
+        &self,
+        section: Section,
+        name: &str,
+        shape: &[u64],
+    ) -> Result<Vec<f64>, SideFileError> {
         let bytes = self.bytes(section, name, shape, TensorType::F64)?;
         Ok(bytes.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect())
     }
 
-    /// 32-bit floats, as [`Learned::bytes`].
+    /// As [`SideFile::bytes`], for 32-bit floats.
     ///
     /// # Errors
-    /// As [`Learned::bytes`].
-    pub fn f32s(&self, section: Section, name: &str, shape: &[u64]) -> Result<Vec<f32>, Refused> {
+    /// As [`SideFile::bytes`].
+    pub fn f32s(
+        &self,
+        section: Section,
+        name: &str,
+        shape: &[u64],
+    ) -> Result<Vec<f32>, SideFileError> {
         let bytes = self.bytes(section, name, shape, TensorType::F32)?;
         Ok(bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect())
     }
 
-    /// 64-bit integers, as [`Learned::bytes`].
+    /// As [`SideFile::bytes`], for 64-bit integers.
     ///
     /// # Errors
-    /// As [`Learned::bytes`].
-    pub fn i64s(&self, section: Section, name: &str, shape: &[u64]) -> Result<Vec<i64>, Refused> {
+    /// As [`SideFile::bytes`].
+    pub fn i64s(
+        &self,
+        section: Section,
+        name: &str,
+        shape: &[u64],
+    ) -> Result<Vec<i64>, SideFileError> {
         let bytes = self.bytes(section, name, shape, TensorType::I64)?;
         Ok(bytes.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect())
     }
 
-    /// 32-bit integers, as [`Learned::bytes`].
+    /// As [`SideFile::bytes`], for 32-bit integers.
     ///
     /// # Errors
-    /// As [`Learned::bytes`].
-    pub fn i32s(&self, section: Section, name: &str, shape: &[u64]) -> Result<Vec<i32>, Refused> {
+    /// As [`SideFile::bytes`].
+    pub fn i32s(
+        &self,
+        section: Section,
+        name: &str,
+        shape: &[u64],
+    ) -> Result<Vec<i32>, SideFileError> {
         let bytes = self.bytes(section, name, shape, TensorType::I32)?;
         Ok(bytes.as_chunks().0.iter().map(|&bytes| i32::from_le_bytes(bytes)).collect())
     }
 
-    /// A weight matrix of any format and size, used in place in the file.
+    /// A weight matrix of any format and size, whose bytes stay mapped from the file.
     ///
     /// # Errors
-    /// [`Refused::Missing`]; [`Refused::Wrong`] for more than two axes and unsupported formats.
-    pub fn matrix(&self, section: Section, name: &str) -> Result<HostRows, Refused> {
-        let full = section.full(name);
+    /// [`SideFileError::Missing`]; [`SideFileError::Wrong`] for more than two axes and unsupported
+    /// formats.
+    pub fn matrix(&self, section: Section, name: &str) -> Result<HostRows, SideFileError> {
+        let full = section.full_name(name);
         let Some(tensor) = self.file.tensor(&full) else {
             return Err(self.missing(full, "a matrix".into()));
         };
-        let wrong = || self.wrong(tensor, "a matrix in a supported format".into());
+        let wrong = || self.wrong_tensor(tensor, "a matrix in a supported format".into());
         let format = tensor.ty.format().ok_or_else(wrong)?;
         let sizes = (usize::try_from(tensor.n_rows()), usize::try_from(tensor.row_len()));
         let (Ok(n_rows), Ok(n_cols)) = sizes else { return Err(wrong()) };
@@ -331,29 +354,29 @@ impl Learned {
         name: &str,
         shape: &[u64],
         ty: TensorType,
-    ) -> Result<&TensorInfo, Refused> {
-        let full = section.full(name);
+    ) -> Result<&TensorInfo, SideFileError> {
+        let full = section.full_name(name);
         let expected = || format!("{shape:?} of {ty}");
         match self.file.tensor(&full) {
             None => Err(self.missing(full, expected())),
             Some(tensor) if tensor.shape == shape && tensor.ty == ty => Ok(tensor),
-            Some(tensor) => Err(self.wrong(tensor, expected())),
+            Some(tensor) => Err(self.wrong_tensor(tensor, expected())),
         }
     }
 
-    fn missing(&self, name: String, expected: String) -> Refused {
-        Refused::Missing { file: self.name().to_owned(), name, expected }
+    fn missing(&self, name: String, expected: String) -> SideFileError {
+        SideFileError::Missing { file: self.name().to_owned(), name, expected }
     }
 
-    fn wrong(&self, tensor: &TensorInfo, expected: String) -> Refused {
+    fn wrong_tensor(&self, tensor: &TensorInfo, expected: String) -> SideFileError {
         let found = format!("{:?} of {}", tensor.shape, tensor.ty);
         let (file, name) = (self.name().to_owned(), tensor.name.clone());
-        Refused::Wrong { file, name, expected, found }
+        SideFileError::Wrong { file, name, expected, found }
     }
 }
 
-/// Possible locations of the side file of `model`, best first: next to it, if it is in a file; in
-/// `folder`.
+/// Possible locations of the side file of `model`, best first: next to the model file, if the model
+/// is in a file; then in `folder`, if given.
 #[must_use]
 pub fn places(model: &File, folder: Option<&Path>) -> Vec<PathBuf> {
     let beside = model.paths().first().map(|path| {
@@ -376,7 +399,7 @@ fn present(file: &File, section: Section) -> bool {
 }
 
 /// The sections with wrong checksums.
-fn broken(file: &File) -> Result<Vec<Section>, Refused> {
+fn damaged_sections(file: &File) -> Result<Vec<Section>, SideFileError> {
     let mut broken = Vec::new();
     for section in Section::ALL {
         let stored = file.metadata().u64(&section.sum_key())?;

@@ -1,22 +1,23 @@
-//! Replaces a section of a model's side file and keeps the others, with several writers at a time.
+//! Replaces a section of a model's side file and keeps the other sections, even if several
+//! processes write at the same time.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use super::{
-    ARCHITECTURE, ARCHITECTURE_KEY, FINGERPRINT_KEY, Learned, MODEL_KEY, Refused, Section, VERSION,
-    VERSION_KEY, places,
+    ARCHITECTURE, ARCHITECTURE_KEY, FINGERPRINT_KEY, MODEL_KEY, Section, SideFile, SideFileError,
+    VERSION, VERSION_KEY, places,
 };
 use gguf::{self, Container, File, Hash, TensorType, Value, Writer};
 
 /// The contents of a section.
 #[derive(Debug, Default)]
-pub struct Contents {
+pub struct SectionContents {
     entries: Vec<(String, Value)>,
     tensors: Vec<(String, Vec<u64>, TensorType, Vec<u8>)>,
 }
 
-impl Contents {
+impl SectionContents {
     /// Adds a key, named without the section.
     pub fn set(&mut self, name: &str, value: impl Into<Value>) {
         self.entries.push((name.to_owned(), value.into()));
@@ -35,54 +36,54 @@ impl Contents {
         self.tensors.push((name.to_owned(), shape.to_vec(), ty, bytes));
     }
 
-    /// [`Contents::tensor`] of 64-bit floats.
+    /// [`SectionContents::tensor`] of 64-bit floats.
     pub fn f64s(&mut self, name: &str, shape: &[u64], values: &[f64]) {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.tensor(name, shape, TensorType::F64, bytes);
     }
 
-    /// [`Contents::tensor`] of 32-bit floats.
+    /// [`SectionContents::tensor`] of 32-bit floats.
     pub fn f32s(&mut self, name: &str, shape: &[u64], values: &[f32]) {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.tensor(name, shape, TensorType::F32, bytes);
     }
 
-    /// [`Contents::tensor`] of 64-bit integers.
+    /// [`SectionContents::tensor`] of 64-bit integers.
     pub fn i64s(&mut self, name: &str, shape: &[u64], values: &[i64]) {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.tensor(name, shape, TensorType::I64, bytes);
     }
 
-    /// [`Contents::tensor`] of 32-bit integers.
+    /// [`SectionContents::tensor`] of 32-bit integers.
     pub fn i32s(&mut self, name: &str, shape: &[u64], values: &[i32]) {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.tensor(name, shape, TensorType::I32, bytes);
     }
 }
 
-/// Why nothing was saved. The previous contents are unchanged.
+/// An error of saving. The file keeps its previous contents.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
     /// A file of this name exists and does not belong to this model; it is not overwritten.
     #[error("{0}")]
-    Taken(#[from] Refused),
+    Taken(#[from] SideFileError),
     /// The model is not in a file, and no cache folder is known.
-    #[error("no folder to store it in")]
+    #[error("no folder to save to: the model is not in a file, and no cache folder is known")]
     Nowhere,
     /// The folder cannot be created.
-    #[error("the folder {folder}: {reason}")]
+    #[error("cannot create the folder {folder}: {reason}")]
     Folder {
-        /// Its path.
+        /// Path of the file.
         folder: String,
-        /// The system's error.
+        /// The I/O error.
         reason: io::Error,
     },
     /// The file cannot be locked against other writers.
-    #[error("{file}: cannot be locked: {reason}")]
+    #[error("cannot lock {file}: {reason}")]
     Lock {
-        /// Its path.
+        /// Path of the file.
         file: String,
-        /// The system's error.
+        /// The I/O error.
         reason: io::Error,
     },
     /// Writing failed.
@@ -108,9 +109,9 @@ fn make_folder(path: &Path) -> Result<(), SaveError> {
     }
 }
 
-/// Locks the file at `path` while it is read and replaced; other writers wait. The folder itself
-/// is locked, which leaves no lock file behind; if that is not possible (on Windows, on some
-/// network drives), a lock file next to it is used, which remains.
+/// Locks the file at `path` against other writers, which wait, until the returned file is dropped.
+/// The lock is on the folder, which leaves no lock file behind. If the folder cannot be locked (on
+/// Windows, on some network drives), the lock is on `<path>.lock`, which remains.
 ///
 /// # Errors
 /// [`SaveError::Lock`].
@@ -149,8 +150,9 @@ pub fn place(model: &File, folder: Option<&Path>) -> Result<PathBuf, SaveError> 
 }
 
 /// Writes `contents` as the `section` of the side file at `path` for `model`, and keeps the other
-/// sections. With `overwrite`, a file for another model is replaced. Processes that save sections
-/// at the same time wait for each other, so none is lost.
+/// sections. With `overwrite`, a file for another model or of another version is replaced, and
+/// damaged sections are dropped. Processes that save sections at the same time wait for each other,
+/// so no section is lost.
 ///
 /// # Errors
 /// [`SaveError`].
@@ -158,14 +160,15 @@ pub fn save(
     path: &Path,
     model: &File,
     section: Section,
-    contents: &Contents,
+    contents: &SectionContents,
     overwrite: bool,
 ) -> Result<(), SaveError> {
     save_if(path, model, section, contents, overwrite, &|_| true).map(|_| ())
 }
 
-/// [`save`], unless the section exists now and `may` refuses to replace it: another process may
-/// have saved it since it was read. Returns whether it was saved.
+/// As [`save`], but keeps the section of an existing file if `may` returns `false` for that file:
+/// another process may have saved the section since it was read. Returns whether `contents` was
+/// saved.
 ///
 /// # Errors
 /// [`SaveError`].
@@ -173,20 +176,20 @@ pub fn save_if(
     path: &Path,
     model: &File,
     section: Section,
-    contents: &Contents,
+    contents: &SectionContents,
     overwrite: bool,
-    may: &dyn Fn(&Learned) -> bool,
+    may: &dyn Fn(&SideFile) -> bool,
 ) -> Result<bool, SaveError> {
     make_folder(path)?;
     let _lock = lock(path)?;
-    let now = Some(path).filter(|path| path.exists()).map(|path| Learned::open(path, model));
+    let now = Some(path).filter(|path| path.exists()).map(|path| SideFile::open(path, model));
     if let Some(Ok(now)) = now
         && now.has(section)
         && !may(&now)
     {
         return Ok(false);
     }
-    let kept = kept(path, model, section, overwrite)?;
+    let kept = kept_sections(path, model, section, overwrite)?;
     let mut writer = Writer::new(Container::Gguf);
     writer.set(ARCHITECTURE_KEY, ARCHITECTURE)?;
     writer.set(VERSION_KEY, VERSION)?;
@@ -200,7 +203,7 @@ pub fn save_if(
         }
     }
     for (name, value) in &contents.entries {
-        writer.set(&section.full(name), value.clone())?;
+        writer.set(&section.full_name(name), value.clone())?;
     }
     writer.set(&section.sum_key(), sum(section, contents))?;
     if let Some(kept) = &kept {
@@ -209,7 +212,7 @@ pub fn save_if(
         }
     }
     for (name, shape, ty, _) in &contents.tensors {
-        writer.declare(&section.full(name), shape, *ty)?;
+        writer.declare(&section.full_name(name), shape, *ty)?;
     }
     let mut data = writer.create(path)?;
     if let Some(kept) = &kept {
@@ -218,44 +221,47 @@ pub fn save_if(
         }
     }
     for (name, _, _, bytes) in &contents.tensors {
-        data.write(&section.full(name), bytes)?;
+        data.write(&section.full_name(name), bytes)?;
     }
     data.finish()?;
     Ok(true)
 }
 
 /// The contents of the file at `path` to keep when `section` is replaced. With `overwrite`, damaged
-/// sections are dropped, and so is everything in a file for another model.
-fn kept(
+/// sections are dropped, and so is everything in a file for another model or of another version.
+/// `None` if nothing is kept.
+fn kept_sections(
     path: &Path,
     model: &File,
     section: Section,
     overwrite: bool,
-) -> Result<Option<Kept>, SaveError> {
+) -> Result<Option<KeptSections>, SaveError> {
     if !path.exists() {
         return Ok(None);
     }
-    let (file, mut but) = match Learned::open(path, model) {
+    let (file, mut but) = match SideFile::open(path, model) {
         Ok(old) => (old.file, Vec::new()),
-        Err(Refused::Model { .. } | Refused::Version { .. }) if overwrite => return Ok(None),
-        Err(Refused::Sum { .. }) if overwrite => {
+        Err(SideFileError::Model { .. } | SideFileError::Version { .. }) if overwrite => {
+            return Ok(None);
+        }
+        Err(SideFileError::Sum { .. }) if overwrite => {
             let file = File::open(path)?;
-            let broken = super::broken(&file)?;
+            let broken = super::damaged_sections(&file)?;
             (file, broken)
         }
         Err(refused) => return Err(refused.into()),
     };
     but.push(section);
-    Ok(Some(Kept { file, but }))
+    Ok(Some(KeptSections { file, but }))
 }
 
-/// All sections of a file but some.
-struct Kept {
+/// The sections of `file` that are not listed in `but`.
+struct KeptSections {
     file: File,
     but: Vec<Section>,
 }
 
-impl Kept {
+impl KeptSections {
     fn owns(&self, name: &str) -> bool {
         Section::ALL.iter().any(|section| !self.but.contains(section) && section.owns(name))
     }
@@ -269,15 +275,15 @@ impl Kept {
     }
 }
 
-/// The result of [`super::sum`] for the file once it is written.
-fn sum(section: Section, contents: &Contents) -> u64 {
+/// The checksum of `contents`, equal to [`super::sum`] of the written file.
+fn sum(section: Section, contents: &SectionContents) -> u64 {
     let mut hash = Hash::default();
     for (name, value) in &contents.entries {
-        hash.add(section.full(name).as_bytes());
+        hash.add(section.full_name(name).as_bytes());
         hash.add(format!("{value:?}").as_bytes());
     }
     for (name, shape, ty, bytes) in &contents.tensors {
-        hash.add(format!("{} {shape:?} {ty}", section.full(name)).as_bytes());
+        hash.add(format!("{} {shape:?} {ty}", section.full_name(name)).as_bytes());
         hash.add(bytes);
     }
     hash.finish()
@@ -296,8 +302,8 @@ mod tests {
         File::from_vec(data.finish().unwrap(), "made").unwrap()
     }
 
-    fn contents(n: i32) -> Contents {
-        let mut contents = Contents::default();
+    fn contents(n: i32) -> SectionContents {
+        let mut contents = SectionContents::default();
         contents.set("tokens", n as u64);
         contents.i32s("blk.0.fires", &[3], &[n, 2, 3]);
         contents.f64s("blk.0.size", &[2], &[0.5, f64::from(n)]);
@@ -311,7 +317,7 @@ mod tests {
         save(&path, &model, Section::Profile, &contents(1), false).unwrap();
         save(&path, &model, Section::Predictor, &contents(7), false).unwrap();
         save(&path, &model, Section::Profile, &contents(5), false).unwrap();
-        let learned = Learned::open(&path, &model).unwrap();
+        let learned = SideFile::open(&path, &model).unwrap();
         assert!(learned.has(Section::Profile) && !learned.has(Section::Thresholds));
         for (section, n) in [(Section::Profile, 5), (Section::Predictor, 7)] {
             assert_eq!(learned.u64(section, "tokens").unwrap(), n as u64);
@@ -334,21 +340,21 @@ mod tests {
                 scope.spawn(move || {
                     for n in 1..=20 {
                         save(path, model, section, &contents(n), false).unwrap();
-                        // The section that this thread saved is present, whatever the others did
-                        // since.
-                        let learned = Learned::open(path, model).unwrap();
+                        // The section that this thread saved is still present, although other
+                        // threads saved theirs.
+                        let learned = SideFile::open(path, model).unwrap();
                         assert_eq!(learned.u64(section, "tokens").unwrap(), n as u64);
                     }
                 });
             }
         });
-        let learned = Learned::open(&path, &model).unwrap();
+        let learned = SideFile::open(&path, &model).unwrap();
         assert!(Section::ALL.iter().all(|section| learned.has(*section)));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no other files");
     }
 
     #[test]
-    fn each_section_is_found_where_it_is_beside_the_model_first() {
+    fn find_prefers_the_file_next_to_the_model() {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().join("m.gguf");
         let mut writer = Writer::new(Container::Gguf);
@@ -358,9 +364,9 @@ mod tests {
         data.finish().unwrap();
         let model = File::open(&at).unwrap();
         let cache = folder.path().join("cache");
-        let [beside, cached] = &places(&model, Some(&cache))[..] else { panic!("two places") };
+        let [beside, cached] = &places(&model, Some(&cache))[..] else { panic!("two paths") };
         let tokens = |section| {
-            let found = Learned::find(&model, Some(&cache), section).unwrap();
+            let found = SideFile::find(&model, Some(&cache), section).unwrap();
             found.map(|learned| learned.u64(section, "tokens").unwrap())
         };
         assert_eq!(tokens(Section::Profile), None);
@@ -371,7 +377,7 @@ mod tests {
         save(beside, &model, Section::Profile, &contents(3), false).unwrap();
         assert_eq!(tokens(Section::Profile), Some(3));
         fs::write(beside, "not ours").unwrap();
-        Learned::find(&model, Some(&cache), Section::Profile).unwrap_err();
+        SideFile::find(&model, Some(&cache), Section::Profile).unwrap_err();
     }
 
     #[test]
@@ -380,24 +386,24 @@ mod tests {
         let path = folder.path().join("x.gguf");
         save(&path, &model(1), Section::Profile, &contents(1), false).unwrap();
         let before = fs::read(&path).unwrap();
-        let refused = Learned::open(&path, &model(2)).unwrap_err().to_string();
+        let refused = SideFile::open(&path, &model(2)).unwrap_err().to_string();
         assert!(refused.contains("was made for another model"), "{refused}");
         save(&path, &model(2), Section::Profile, &contents(2), false).unwrap_err();
         assert_eq!(fs::read(&path).unwrap(), before);
         save(&path, &model(2), Section::Profile, &contents(2), true).unwrap();
-        Learned::open(&path, &model(2)).unwrap();
+        SideFile::open(&path, &model(2)).unwrap();
         fs::write(&path, "not ours").unwrap();
         save(&path, &model(2), Section::Profile, &contents(2), true).unwrap_err();
         assert_eq!(fs::read(&path).unwrap(), b"not ours");
     }
 
     #[test]
-    fn a_damaged_section_takes_no_other_with_it() {
+    fn replacing_a_damaged_section_keeps_the_others() {
         let folder = tempfile::tempdir().unwrap();
         let (path, model) = (folder.path().join("x.gguf"), model(1));
         save(&path, &model, Section::Predictor, &contents(7), false).unwrap();
         save(&path, &model, Section::Profile, &contents(5), false).unwrap();
-        let learned = Learned::open(&path, &model).unwrap();
+        let learned = SideFile::open(&path, &model).unwrap();
         let of_profile = learned.f64s(Section::Profile, "blk.0.size", &[2]).unwrap();
         drop(learned);
         let mut bytes = fs::read(&path).unwrap();
@@ -405,38 +411,38 @@ mod tests {
         let at = bytes.windows(8).position(|window| window == size).unwrap();
         bytes[at] ^= 1;
         fs::write(&path, &bytes).unwrap();
-        let refused = Learned::open(&path, &model).unwrap_err();
-        assert!(matches!(refused, Refused::Sum { .. }), "{refused}");
+        let refused = SideFile::open(&path, &model).unwrap_err();
+        assert!(matches!(refused, SideFileError::Sum { .. }), "{refused}");
         save(&path, &model, Section::Profile, &contents(9), false).unwrap_err();
         save(&path, &model, Section::Profile, &contents(9), true).unwrap();
-        let learned = Learned::open(&path, &model).unwrap();
+        let learned = SideFile::open(&path, &model).unwrap();
         for (section, n) in [(Section::Profile, 9), (Section::Predictor, 7)] {
             assert_eq!(learned.u64(section, "tokens").unwrap(), n);
         }
     }
 
     #[test]
-    fn every_byte_of_a_section_counts() {
+    fn a_changed_byte_of_a_section_is_detected() {
         let folder = tempfile::tempdir().unwrap();
         let (path, model) = (folder.path().join("x.gguf"), model(1));
         save(&path, &model, Section::Profile, &contents(1), false).unwrap();
         let bytes = fs::read(&path).unwrap();
         let known = model.fingerprint();
-        let original = Learned::from_vec(bytes.clone(), &known).unwrap();
+        let original = SideFile::from_vec(bytes.clone(), &known).unwrap();
         for at in 0..bytes.len() {
             let mut other = bytes.clone();
             other[at] ^= 4;
-            // Padding and the model's name are not covered.
-            if let Ok(read) = Learned::from_vec(other, &known) {
+            // The checksum does not cover padding and the model's name.
+            if let Ok(read) = SideFile::from_vec(other, &known) {
                 assert_eq!(read.has(Section::Profile), original.has(Section::Profile), "{at}");
-                let fires = |of: &Learned| of.i32s(Section::Profile, "blk.0.fires", &[3]).ok();
-                let size = |of: &Learned| of.f64s(Section::Profile, "blk.0.size", &[2]).ok();
+                let fires = |of: &SideFile| of.i32s(Section::Profile, "blk.0.fires", &[3]).ok();
+                let size = |of: &SideFile| of.f64s(Section::Profile, "blk.0.size", &[2]).ok();
                 assert_eq!((fires(&read), size(&read)), (fires(&original), size(&original)));
             }
         }
         for end in 0..bytes.len() {
             // The padding of the last tensor may be missing.
-            if let Ok(read) = Learned::from_vec(bytes[..end].to_vec(), &known) {
+            if let Ok(read) = SideFile::from_vec(bytes[..end].to_vec(), &known) {
                 assert!(bytes.len() - end < 32 && bytes[end..].iter().all(|b| *b == 0), "{end}");
                 assert!(read.has(Section::Profile), "{end} bytes");
             }

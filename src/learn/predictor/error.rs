@@ -12,14 +12,14 @@ pub enum Error {
         reason: hal::Error,
     },
     /// Too little text to evaluate the result.
-    #[error("the text has {found} tokens, a predictor needs at least {needed}")]
+    #[error("the text has {found} tokens, but training a predictor needs at least {needed}")]
     TooShort {
         /// Number of tokens.
         found: usize,
         /// Required number of tokens.
         needed: usize,
     },
-    /// Inputs that do not allow a factorisation.
+    /// Inputs whose second moment cannot be factored.
     #[error("layer {layer}: cannot factor the second moment of the inputs: {reason}")]
     Singular {
         /// Layer.
@@ -28,22 +28,22 @@ pub enum Error {
         reason: &'static str,
     },
     /// Factors that exceed the size limit in every format.
-    #[error("factors of the block take at least {:.1} % of its bytes, more than the limit of {:.1} %", 100.0 * least, 100.0 * most)]
+    #[error("the predictor takes at least {:.1} % of the feed-forward bytes, more than the limit of {:.1} %", 100.0 * least, 100.0 * most)]
     TooLarge {
-        /// The limit, as a share.
+        /// The limit, as a fraction of the block's bytes.
         most: f64,
-        /// The size of the smallest candidates.
+        /// The size of the smallest candidate, as a fraction of the block's bytes.
         least: f64,
     },
     /// A side file that is not used.
     #[error(transparent)]
-    Refused(#[from] learned::Refused),
+    Refused(#[from] learned::SideFileError),
     /// A side file that cannot be written.
     #[error(transparent)]
     Save(#[from] learned::SaveError),
     /// A side file with the predictor or the thresholds of only some layers: the run that made it
     /// was interrupted.
-    #[error("{file}: has {found} of {expected} layers: the run that made it was interrupted")]
+    #[error("{file} has only {found} of {expected} layers: the run that wrote it was interrupted")]
     Unfinished {
         /// Path.
         file: String,
@@ -52,16 +52,14 @@ pub enum Error {
         /// Layers of the model.
         expected: usize,
     },
-    /// Another program has saved the file since it was read, by an explicit request or faster.
-    #[error(
-        "{file}: another program has saved a result for this model in the meantime; keeping that"
-    )]
+    /// Another process has saved a result since this one read the file; that result is kept.
+    #[error("{file}: another process has saved a result for this model; that result is kept")]
     Overtaken {
         /// Path.
         file: String,
     },
     /// A file made from another text or with other settings.
-    #[error("{file}: was made with other settings ({found}), not those requested now ({wanted})")]
+    #[error("{file} was made with other settings ({found}) than those of this run ({wanted})")]
     OtherRecipe {
         /// Path.
         file: String,

@@ -8,11 +8,11 @@
 //! |(w - w') L|^2`, so the best `w'` is the truncated singular value decomposition of `w L`,
 //! multiplied by `L^-1`. Its right vectors are the eigenvectors of `L^T w^T w L`.
 //!
-//! If the mean were among the directions, its column would be many times larger than all others in
-//! models whose neurons are seldom active, and rounding it would reduce the precision of its
-//! neighbours in a block.
+//! The mean must not be one of the directions: in models whose neurons are seldom active, its
+//! column would be many times larger than all others, and would reduce the precision of the values
+//! in the same quantised block.
 //!
-//! If few of many directions are needed, they are found by products with a narrow matrix: a random
+//! If only a few of many directions are needed, subspace iteration finds them: a narrow random
 //! matrix that is repeatedly multiplied by `w L` and its transpose converges to the largest
 //! directions.
 //!
@@ -25,23 +25,23 @@ use faer::{Accum, Mat, MatRef, Side};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::matrix::{Dense, PAR};
+use super::matrix::{DenseMatrix, PAR};
 
-/// Minimum share of each input's variance that is treated as independent of other inputs, for
-/// directions that do not occur in the text.
+/// Minimum fraction of each input's variance that is treated as independent of other inputs, so
+/// that directions that do not occur in the text keep some variance.
 const RIDGE: f64 = 1e-4;
-/// An input with less than this share of the mean variance counts as constant.
+/// An input with less than this fraction of the mean variance counts as constant.
 const CONSTANT: f64 = 1e-9;
-/// With more tokens per direction than this, no shrinkage is applied.
-const ENOUGH: usize = 4;
-/// Rows that are added to a moment at once.
-const AT_ONCE: usize = 2048;
-/// If at most one direction in this many is needed, the narrow method is used.
+/// From this number of tokens per direction on, only the minimum shrinkage is applied.
+const TOKENS_PER_DIRECTION: usize = 4;
+/// Rows that are converted to f64 and added to a moment at once.
+const BATCH_ROWS: usize = 2048;
+/// Subspace iteration is used for ranks up to the width divided by this number.
 const NARROW: usize = 4;
-/// Additional directions, so that the last needed ones are accurate too.
-const BESIDE: usize = 16;
+/// Additional directions of subspace iteration, so that the last needed ones are accurate too.
+const EXTRA: usize = 16;
 /// Number of subspace iterations.
-const TURNS: usize = 3;
+const ITERATIONS: usize = 3;
 
 /// The first two moments of inputs.
 #[derive(Clone, Debug)]
@@ -54,16 +54,15 @@ pub(super) struct Moment {
 }
 
 impl Moment {
-    /// The moments of no inputs yet, of `n_embd` values each.
+    /// Empty moments, for inputs of `n_embd` values.
     #[must_use]
     pub(super) fn new(n_embd: usize) -> Moment {
         Moment { sum: vec![0.0; n_embd], squares: Mat::zeros(n_embd, n_embd), n_tokens: 0 }
     }
 
-    /// Adds the rows of `x`, some at a time, because they take twice the memory in the precision
-    /// of the sum.
-    pub(super) fn add(&mut self, x: &Dense) {
-        for values in x.values.chunks(AT_ONCE * x.n_cols.max(1)) {
+    /// Adds the rows of `x`, in batches, because they take twice the memory as f64.
+    pub(super) fn add(&mut self, x: &DenseMatrix) {
+        for values in x.values.chunks(BATCH_ROWS * x.n_cols.max(1)) {
             let rows = MatRef::from_row_major_slice(values, values.len() / x.n_cols, x.n_cols);
             let rows = Mat::from_fn(rows.nrows(), rows.ncols(), |i, j| f64::from(rows[(i, j)]));
             matmul(self.squares.as_mut(), Accum::Add, rows.transpose(), rows.as_ref(), 1.0, PAR);
@@ -84,15 +83,15 @@ impl Moment {
         })
     }
 
-    /// The shrinkage of the inputs' `correlation`: a few tokens lie in few directions by chance,
-    /// and contain no information about the others.
+    /// The fraction, from 0 to 1, by which the inputs' `correlation` is shrunk: a few tokens lie in
+    /// a few directions by chance, and contain no information about the others.
     ///
-    /// Source: oracle approximating shrinkage, Chen, Wiesel, Eldar and Hero 2010, of correlations,
-    /// since inputs of a model differ in their variance by orders of magnitude (Schafer and
-    /// Strimmer 2005 have such targets).
-    fn doubt(&self, correlation: &Mat<f64>) -> f64 {
+    /// Source: oracle approximating shrinkage, Chen, Wiesel, Eldar and Hero 2010, applied to
+    /// correlations, because the variances of a model's inputs differ by orders of magnitude (as in
+    /// Schafer and Strimmer 2005).
+    fn shrinkage(&self, correlation: &Mat<f64>) -> f64 {
         let n = correlation.nrows();
-        if self.n_tokens >= ENOUGH * n {
+        if self.n_tokens >= TOKENS_PER_DIRECTION * n {
             return RIDGE;
         }
         let (p, tokens) = (n as f64, self.n_tokens as f64);
@@ -103,9 +102,9 @@ impl Moment {
         if share.is_finite() && share > 0.0 { share.clamp(RIDGE, 1.0) } else { 1.0 }
     }
 
-    /// The lower Cholesky factor of the covariance, and the inputs that are the same for all
-    /// tokens: it treats them as independent with some variance, and no direction may include
-    /// them.
+    /// The lower Cholesky factor of the covariance, and the indices of the inputs that are the same
+    /// for all tokens. The factor treats these inputs as independent, with the mean variance; the
+    /// caller must exclude them from all directions.
     fn root(&self) -> Result<(Mat<f64>, Vec<usize>), &'static str> {
         let covariance = self.covariance();
         let n = covariance.nrows();
@@ -125,12 +124,12 @@ impl Moment {
                 covariance[(i, j)] / (deviation(i) * deviation(j))
             }
         });
-        let share = self.doubt(&correlation);
-        let believed = Mat::from_fn(n, n, |i, j| {
+        let share = self.shrinkage(&correlation);
+        let shrunk = Mat::from_fn(n, n, |i, j| {
             let together = correlation[(i, j)] * if i == j { 1.0 } else { 1.0 - share };
             together * deviation(i) * deviation(j)
         });
-        let factor = believed.llt(Side::Lower).map_err(|_| "it is not positive definite")?;
+        let factor = shrunk.llt(Side::Lower).map_err(|_| "it is not positive definite")?;
         Ok((factor.L().to_owned(), (0..n).filter(|&i| constant[i]).collect()))
     }
 }
@@ -139,10 +138,10 @@ impl Moment {
 #[derive(Clone, Debug)]
 pub(super) struct Factors {
     /// `[rank, n_embd]`; on the inputs of the moment, its outputs have variance 1 and are
-    /// uncorrelated. 0 for inputs that are the same for all tokens.
-    pub(super) fc1: Dense,
+    /// uncorrelated. The columns of inputs that are the same for all tokens are 0.
+    pub(super) fc1: DenseMatrix,
     /// `[n_ff, rank]`
-    pub(super) fc2: Dense,
+    pub(super) fc2: DenseMatrix,
 }
 
 impl Factors {
@@ -150,29 +149,35 @@ impl Factors {
     /// constant for each neuron.
     ///
     /// # Errors
-    /// Why the moment or `w` cannot be factored.
-    pub(super) fn new(w: &Dense, moment: &Moment, rank: usize) -> Result<Factors, &'static str> {
+    /// The reason why the moment or `w` cannot be factored.
+    pub(super) fn new(
+        w: &DenseMatrix,
+        moment: &Moment,
+        rank: usize,
+    ) -> Result<Factors, &'static str> {
         let (root, constant) = moment.root()?;
-        let (mut w, n) = (w.wide(), root.nrows());
+        let (mut w, n) = (w.to_f64(), root.nrows());
         for &i in &constant {
             w.col_mut(i).fill(0.0);
         }
         let rank = rank.min(n);
         let (right, fc2) = if rank * NARROW <= n {
-            narrow(w.as_ref(), root.as_ref(), rank)?
+            approximate_factors(w.as_ref(), root.as_ref(), rank)?
         } else {
-            whole(w.as_ref(), root.as_ref(), rank)?
+            exact_factors(w.as_ref(), root.as_ref(), rank)?
         };
         // fc1 = right^T L^-1, so fc1^T = L^-T right.
         let mut fc1 = right;
         solve_upper_triangular_in_place(root.transpose(), fc1.as_mut(), PAR);
-        // Exactly zero, not only up to rounding.
+        // The solver leaves rounding errors here; these entries must be exactly zero.
         for &i in &constant {
             fc1.row_mut(i).fill(0.0);
         }
-        let factors =
-            Factors { fc1: Dense::narrow(fc1.transpose()), fc2: Dense::narrow(fc2.as_ref()) };
-        let finite = |dense: &Dense| dense.values.iter().all(|v| v.is_finite());
+        let factors = Factors {
+            fc1: DenseMatrix::from_f64(fc1.transpose()),
+            fc2: DenseMatrix::from_f64(fc2.as_ref()),
+        };
+        let finite = |dense: &DenseMatrix| dense.values.iter().all(|v| v.is_finite());
         if finite(&factors.fc1) && finite(&factors.fc2) {
             Ok(factors)
         } else {
@@ -187,7 +192,7 @@ impl Factors {
         let mut fc1 = self.fc1.clone();
         fc1.values.truncate(rank * fc1.n_cols);
         fc1.n_rows = rank;
-        let mut fc2 = Dense::new(0, rank);
+        let mut fc2 = DenseMatrix::new(0, rank);
         self.fc2.values.chunks_exact(self.fc2.n_cols).for_each(|row| fc2.push(&row[..rank]));
         Factors { fc1, fc2 }
     }
@@ -206,8 +211,9 @@ fn largest(square: &Mat<f64>, rank: usize) -> Result<Mat<f64>, &'static str> {
     Ok(Mat::from_fn(n, rank, |i, j| eigen.U()[(i, n - 1 - j)]))
 }
 
-/// The `rank` largest right singular vectors of `w root`, and its products with them.
-fn whole(
+/// The `rank` largest right singular vectors of `w root`, and the products of `w root` with these
+/// vectors.
+fn exact_factors(
     w: MatRef<'_, f64>,
     root: MatRef<'_, f64>,
     rank: usize,
@@ -218,8 +224,9 @@ fn whole(
     Ok((right, fc2))
 }
 
-/// As [`whole`], approximately; faster if `rank` is a small part of the width.
-fn narrow(
+/// As [`exact_factors`], approximated by subspace iteration, which is faster if `rank` is much
+/// smaller than the width of `root`.
+fn approximate_factors(
     w: MatRef<'_, f64>,
     root: MatRef<'_, f64>,
     rank: usize,
@@ -227,9 +234,9 @@ fn narrow(
     let n = root.nrows();
     let through = |v: &Mat<f64>| product(w, product(root, v.as_ref()).as_ref());
     let mut random = ChaCha8Rng::seed_from_u64(n as u64);
-    let start = Mat::from_fn(n, (rank + BESIDE).min(n), |_, _| random.random_range(-1.0..1.0));
+    let start = Mat::from_fn(n, (rank + EXTRA).min(n), |_, _| random.random_range(-1.0..1.0));
     let mut basis = start.qr().compute_thin_Q();
-    for _ in 0..TURNS {
+    for _ in 0..ITERATIONS {
         let there = through(&basis).qr().compute_thin_Q();
         let back = product(root.transpose(), product(w.transpose(), there.as_ref()).as_ref());
         basis = back.qr().compute_thin_Q();
@@ -245,13 +252,13 @@ mod tests {
 
     use super::*;
 
-    fn matrix(n_rows: usize, n_cols: usize) -> impl Strategy<Value = Dense> {
+    fn matrix(n_rows: usize, n_cols: usize) -> impl Strategy<Value = DenseMatrix> {
         let values = proptest::collection::vec(-1.0f32..1.0, n_rows * n_cols);
-        values.prop_map(move |values| Dense { n_rows, n_cols, values })
+        values.prop_map(move |values| DenseMatrix { n_rows, n_cols, values })
     }
 
     /// The error of factors, up to a constant for each neuron.
-    fn error(w: &Dense, factors: &Factors, x: &Dense) -> f64 {
+    fn error(w: &DenseMatrix, factors: &Factors, x: &DenseMatrix) -> f64 {
         let (exact, near) = (x.times(w), x.times(&factors.fc1).times(&factors.fc2));
         let pairs = exact.values.iter().zip(&near.values);
         let rest: Vec<f64> = pairs.map(|(a, b)| f64::from(a - b)).collect();
@@ -268,12 +275,12 @@ mod tests {
         (0..n).map(of_column).sum()
     }
 
-    fn size(w: &Dense, x: &Dense) -> f64 {
+    fn size(w: &DenseMatrix, x: &DenseMatrix) -> f64 {
         let values: Vec<f64> = x.times(w).values.iter().copied().map(f64::from).collect();
         varying(&values, w.n_rows)
     }
 
-    fn moment(x: &Dense) -> Moment {
+    fn moment(x: &DenseMatrix) -> Moment {
         let mut moment = Moment::new(x.n_cols);
         moment.add(x);
         moment
@@ -283,7 +290,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
-        fn a_matrix_of_low_rank_is_found_again(a in matrix(20, 3), b in matrix(3, 12), x in matrix(40, 12)) {
+        fn a_low_rank_matrix_is_recovered(a in matrix(20, 3), b in matrix(3, 12), x in matrix(40, 12)) {
             let w = a.times(&b.transposed());
             let factors = Factors::new(&w, &moment(&x), 3).unwrap();
             let size = size(&w, &x);
@@ -292,19 +299,19 @@ mod tests {
 
         #[test]
         fn no_other_factors_of_that_rank_are_better(w in matrix(20, 8), x in matrix(60, 8), other in matrix(8, 3)) {
-            // Inputs lie mostly in few directions, the case that the moment is for.
+            // Inputs lie mostly in a few directions, which is why factors need a moment.
             let mut x = x;
             x.values.chunks_exact_mut(8).for_each(|row| row[4..].iter_mut().for_each(|v| *v *= 0.1));
             let moment = moment(&x);
             let best = error(&w, &Factors::new(&w, &moment, 3).unwrap(), &x);
-            // Another space of three directions, and the best result in it for these inputs.
+            // The best factors for these inputs within another, random space of three directions.
             let z = x.times(&other.transposed());
             let small = Factors::new(&other.transposed(), &moment, 3).unwrap();
             prop_assert!(z.values.iter().all(|v| v.is_finite()));
             let fc2 = {
-                // w C fc1^T, as the outputs of fc1 are white about their means.
+                // `w C fc1^T`, because the outputs of fc1 are uncorrelated with variance 1.
                 let near = x.times(&small.fc1);
-                let mut fc2 = Dense::new(20, 3);
+                let mut fc2 = DenseMatrix::new(20, 3);
                 let exact = x.times(&w);
                 for n in 0..20 {
                     for k in 0..3 {
@@ -331,9 +338,9 @@ mod tests {
     }
 
     #[test]
-    fn a_few_tokens_are_not_taken_for_all_there_are() {
+    fn few_tokens_shrink_the_correlation() {
         let mut random = ChaCha8Rng::seed_from_u64(5);
-        let mut values = |n: usize, m: usize| Dense {
+        let mut values = |n: usize, m: usize| DenseMatrix {
             n_rows: n,
             n_cols: m,
             values: (0..n * m).map(|_| random.random_range(-1.0f32..1.0)).collect(),
@@ -349,15 +356,15 @@ mod tests {
     }
 
     #[test]
-    fn what_all_inputs_have_in_common_takes_no_direction() {
+    fn constant_inputs_use_no_rank() {
         let mut random = ChaCha8Rng::seed_from_u64(9);
-        let mut values = |n: usize, m: usize| Dense {
+        let mut values = |n: usize, m: usize| DenseMatrix {
             n_rows: n,
             n_cols: m,
             values: (0..n * m).map(|_| random.random_range(-1.0f32..1.0)).collect(),
         };
-        // Neurons that are seldom active: a large negative constant each, on an input that never
-        // changes and one that hardly changes.
+        // Seldom active neurons: each has large negative weights on an input that never changes and
+        // on an input that hardly changes.
         let (a, b, mut x) = (values(40, 3), values(3, 32), values(100, 32));
         let mut w = a.times(&b.transposed());
         w.values.chunks_exact_mut(32).for_each(|row| row[..2].fill(-50.0));
@@ -374,9 +381,9 @@ mod tests {
     }
 
     #[test]
-    fn few_of_many_directions_are_nearly_as_good_found_narrowly() {
+    fn subspace_iteration_is_nearly_as_accurate() {
         let mut random = ChaCha8Rng::seed_from_u64(7);
-        let mut values = |n: usize, m: usize| Dense {
+        let mut values = |n: usize, m: usize| DenseMatrix {
             n_rows: n,
             n_cols: m,
             values: (0..n * m).map(|_| random.random_range(-1.0f32..1.0)).collect(),
@@ -387,25 +394,25 @@ mod tests {
             row.iter_mut().enumerate().for_each(|(i, v)| *v /= (1.0 + i as f32).sqrt());
         }
         let (root, _) = moment(&x).root().unwrap();
-        let wide = w.wide();
+        let wide = w.to_f64();
         let rest = |found: (Mat<f64>, Mat<f64>)| {
             let all = product(wide.as_ref(), root.as_ref());
             let near = product(found.1.as_ref(), found.0.transpose());
             (all - near).norm_l2()
         };
         let [exact, near] = [
-            rest(whole(wide.as_ref(), root.as_ref(), 12).unwrap()),
-            rest(narrow(wide.as_ref(), root.as_ref(), 12).unwrap()),
+            rest(exact_factors(wide.as_ref(), root.as_ref(), 12).unwrap()),
+            rest(approximate_factors(wide.as_ref(), root.as_ref(), 12).unwrap()),
         ];
         assert!(near >= exact * 0.999_999 && near <= exact * 1.01, "{near} {exact}");
     }
 
     #[test]
-    fn inputs_that_say_nothing_are_refused() {
-        let w = Dense::new(4, 3);
+    fn constant_and_nan_inputs_are_rejected() {
+        let w = DenseMatrix::new(4, 3);
         assert!(Factors::new(&w, &Moment::new(3), 2).is_err());
         let mut moment = Moment::new(3);
-        moment.add(&Dense { n_rows: 1, n_cols: 3, values: vec![f32::NAN, 0.0, 0.0] });
+        moment.add(&DenseMatrix { n_rows: 1, n_cols: 3, values: vec![f32::NAN, 0.0, 0.0] });
         assert!(Factors::new(&w, &moment, 2).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Requantises predictors trained elsewhere, if that loses nothing.
+//! Requantises imported predictors if that loses hardly any recall.
 
 use hal::HostRows;
 use hal::format::Format;
@@ -6,34 +6,41 @@ use hal::format::Format;
 use super::Evaluation;
 use super::judge::Judge;
 use super::make::Block;
-use super::matrix::Dense;
-use super::seen::Seen;
+use super::matrix::DenseMatrix;
+use super::observations::Observations;
 use super::{RANK_STEP, Result};
 use model::Predictor;
 
 /// Candidate formats, the smallest first.
 const FORMATS: [Format; 2] = [Format::Q4_0, Format::Q8_0];
-/// Allowed loss of weighted recall.
-const MOST_LOST: f64 = 0.002;
-/// Allowed growth of the lists.
+/// Largest allowed loss of weighted recall, as a fraction.
+const MAX_RECALL_LOSS: f64 = 0.002;
+/// Largest allowed ratio of the lists' lengths after and before requantising.
 const LONGEST: f64 = 1.05;
 
-/// Evaluates `layer` on the tokens in `seen`, which has its inputs.
-fn judged(layer: &Predictor, judge: &Judge<'_>, seen: &Seen, threshold: f32) -> Result<Evaluation> {
-    let mut hidden = seen.x.activations(layer.fc1.desc().format).times(&Dense::of(&layer.fc1)?);
+/// Evaluates `layer` on the inputs in `seen`.
+fn judged(
+    layer: &Predictor,
+    judge: &Judge<'_>,
+    seen: &Observations,
+    threshold: f32,
+) -> Result<Evaluation> {
+    let mut hidden =
+        seen.x.activations(layer.fc1.desc().format).times(&DenseMatrix::of(&layer.fc1)?);
     hidden.values.iter_mut().for_each(|v| *v = v.max(0.0));
-    let scores = hidden.activations(layer.fc2.desc().format).times(&Dense::of(&layer.fc2)?);
+    let scores = hidden.activations(layer.fc2.desc().format).times(&DenseMatrix::of(&layer.fc2)?);
     Ok(judge.by_scores(&scores, threshold))
 }
 
-/// `layer` in the smallest candidate format that finds as much as before, or unchanged.
+/// `layer` in the smallest candidate format within `MAX_RECALL_LOSS` and `LONGEST`, or
+/// unchanged.
 ///
 /// # Errors
 /// [`super::Error::Read`].
 pub fn requantised(
     layer: &Predictor,
     block: &Block,
-    seen: &Seen,
+    seen: &Observations,
     threshold: f32,
 ) -> Result<Predictor> {
     let whole = |rows: &HostRows| rows.desc().n_cols.is_multiple_of(RANK_STEP);
@@ -49,10 +56,11 @@ pub fn requantised(
         if !fewer(&layer.fc1) || !fewer(&layer.fc2) {
             continue;
         }
-        let smaller = |rows: &HostRows| Ok::<_, super::Error>(Dense::of(rows)?.quantized(format));
+        let smaller =
+            |rows: &HostRows| Ok::<_, super::Error>(DenseMatrix::of(rows)?.quantized(format));
         let candidate = Predictor { fc1: smaller(&layer.fc1)?, fc2: smaller(&layer.fc2)? };
         let after = judged(&candidate, &judge, seen, threshold)?;
-        let found = after.weighted_recall >= before.weighted_recall - MOST_LOST;
+        let found = after.weighted_recall >= before.weighted_recall - MAX_RECALL_LOSS;
         if found && after.listed <= before.listed * LONGEST {
             return Ok(candidate);
         }

@@ -6,26 +6,26 @@ use rayon::prelude::*;
 
 use model::chooser::{Curve, ERRORS, Evaluation};
 
-use super::matrix::Dense;
-use super::seen::{Contribution, Seen};
+use super::matrix::DenseMatrix;
+use super::observations::{Contribution, Observations};
 
 /// Tokens that are evaluated together.
 const TOKENS: usize = 64;
 /// If more than one contribution in this many is skipped, a matrix product is faster than separate
 /// rows.
 const MANY: usize = 16;
-/// Number of intervals between the thresholds tried at once; then the interval with the result is
-/// divided into as many.
+/// Number of intervals in the first search for a threshold. A second search divides the interval
+/// that contains the result into as many.
 const LINES: usize = 64;
 
 /// A layer's tokens, and their products with its down matrix.
 #[derive(Debug)]
 pub(super) struct Judge<'a> {
-    seen: &'a Seen,
+    seen: &'a Observations,
     /// `[n_ff, n_embd]`: a row per neuron.
-    down: &'a Dense,
-    /// `down` with a row per output.
-    columns: Dense,
+    down: &'a DenseMatrix,
+    /// `down` transposed: `[n_embd, n_ff]`.
+    columns: DenseMatrix,
     /// Sum over tokens of the squared norm of the output.
     size: f64,
     /// Norm of each neuron's row of down.
@@ -35,28 +35,29 @@ pub(super) struct Judge<'a> {
 impl<'a> Judge<'a> {
     /// Evaluates the contributions in `seen` with `down` `[n_ff, n_embd]`.
     #[must_use]
-    pub(super) fn new(seen: &'a Seen, down: &'a Dense) -> Judge<'a> {
+    pub(super) fn new(seen: &'a Observations, down: &'a DenseMatrix) -> Judge<'a> {
         let lengths = down
             .values
             .chunks_exact(down.n_cols.max(1))
             .map(|row| row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt());
         let (columns, lengths) = (down.transposed(), lengths.collect());
         let mut judge = Judge { seen, down, columns, size: 0.0, lengths };
-        judge.size = judge.lost(|_, _| true);
+        judge.size = judge.squared_error(|_, _| true);
         judge
     }
 
-    /// The squared norm of the output's error if contributions are `dropped`, summed over tokens.
-    fn lost(&self, dropped: impl Fn(usize, &Contribution) -> bool + Sync) -> f64 {
+    /// The squared norm of the output's error, summed over tokens, if all contributions for which
+    /// `dropped` returns `true` are skipped.
+    fn squared_error(&self, dropped: impl Fn(usize, &Contribution) -> bool + Sync) -> f64 {
         let n = self.seen.n_tokens();
-        let some = |first: usize| self.lost_of(first..n.min(first + TOKENS), &dropped);
+        let some = |first: usize| self.squared_error_of(first..n.min(first + TOKENS), &dropped);
         // Added in order, so that the sum does not depend on the threads.
         let firsts: Vec<usize> = (0..n).step_by(TOKENS).collect();
         let sizes: Vec<f64> = firsts.into_par_iter().map(some).collect();
         sizes.iter().sum()
     }
 
-    fn lost_of(
+    fn squared_error_of(
         &self,
         tokens: Range<usize>,
         dropped: &impl Fn(usize, &Contribution) -> bool,
@@ -64,9 +65,9 @@ impl<'a> Judge<'a> {
         let parts = |t: usize| self.seen.parts(t).iter().filter(move |part| dropped(t, part));
         let n_dropped: usize = tokens.clone().map(|t| parts(t).count()).sum();
         let n_embd = self.down.n_cols;
-        let mut sums = Dense::new(tokens.len(), n_embd);
+        let mut sums = DenseMatrix::new(tokens.len(), n_embd);
         if n_dropped * MANY > tokens.len() * self.seen.n_ff() {
-            let mut h = Dense::new(tokens.len(), self.seen.n_ff());
+            let mut h = DenseMatrix::new(tokens.len(), self.seen.n_ff());
             for (t, row) in tokens.zip(h.values.chunks_exact_mut(self.seen.n_ff())) {
                 parts(t).for_each(|part| row[part.neuron as usize] = part.h);
             }
@@ -83,11 +84,12 @@ impl<'a> Judge<'a> {
     }
 
     fn error(&self, dropped: impl Fn(usize, &Contribution) -> bool + Sync) -> f64 {
-        if self.size > 0.0 { (self.lost(dropped) / self.size).sqrt() } else { 0.0 }
+        if self.size > 0.0 { (self.squared_error(dropped) / self.size).sqrt() } else { 0.0 }
     }
 
-    /// The errors of skipping contributions whose `value` is below each of `lines`, which are
-    /// ascending. Each token's contributions are visited once, in the order of their values.
+    /// For each of the ascending thresholds `lines`, the relative error if all contributions with a
+    /// smaller `value` are skipped. Each token's contributions are visited once, in the order of
+    /// their values.
     fn errors(
         &self,
         value: &(impl Fn(usize, &Contribution) -> f32 + Sync),
@@ -126,9 +128,8 @@ impl<'a> Judge<'a> {
         (0..lines.len()).map(|i| error(total(i))).collect()
     }
 
-    /// For each of `targets` the largest threshold on the contributions' `value`, up to `top`,
-    /// whose error is within the target: of the tried ones, the last before the first that exceeds
-    /// it.
+    /// For each target error, the largest threshold on the contributions' `value`, up to `top`, for
+    /// which the error of all tried thresholds up to it is within the target.
     pub(super) fn lines(
         &self,
         value: impl Fn(usize, &Contribution) -> f32 + Sync,
@@ -162,7 +163,7 @@ impl<'a> Judge<'a> {
 
     /// Cost of skipping neurons with scores below `threshold`; `scores` `[n_tokens, n_ff]`.
     #[must_use]
-    pub(super) fn by_scores(&self, scores: &Dense, threshold: f32) -> Evaluation {
+    pub(super) fn by_scores(&self, scores: &DenseMatrix, threshold: f32) -> Evaluation {
         let dropped =
             |t: usize, part: &Contribution| scores.row(t)[part.neuron as usize] < threshold;
         let listed = scores.values.iter().filter(|score| **score >= threshold).count();
@@ -201,17 +202,16 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Thresholds on `scores` for each of `targets`: the largest found whose error is within the
-    /// target.
+    /// For each target error, the largest threshold on `scores` that was found to be within it.
     #[must_use]
-    pub(super) fn thresholds(&self, scores: &Dense, targets: &[f32]) -> Vec<f32> {
+    pub(super) fn thresholds(&self, scores: &DenseMatrix, targets: &[f32]) -> Vec<f32> {
         let highest = scores.values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         self.lines(|t, part| scores.row(t)[part.neuron as usize], highest, targets)
     }
 
     /// Thresholds on `scores` for all of [`ERRORS`].
     #[must_use]
-    pub(super) fn curve(&self, scores: &Dense) -> Curve {
+    pub(super) fn curve(&self, scores: &DenseMatrix) -> Curve {
         let thresholds = self.thresholds(scores, &ERRORS);
         let verdicts = thresholds.iter().map(|&line| self.by_scores(scores, line)).collect();
         Curve { thresholds, verdicts }
@@ -239,7 +239,8 @@ impl<'a> Judge<'a> {
     /// Cuts on weighted activations for all of [`ERRORS`].
     #[must_use]
     pub(super) fn activation_curve(&self, weights: &[f32]) -> Curve {
-        // Slightly reduced, so that a contribution at the cut stays above it after rounding.
+        // The cuts are slightly reduced, so that a contribution at a cut stays above it after
+        // rounding.
         let weighted = |_: usize, part: &Contribution| part.act * weights[part.neuron as usize];
         let parts = (0..self.seen.n_tokens()).flat_map(|t| self.seen.parts(t));
         let highest = parts.map(|part| weighted(0, part)).fold(0.0, f32::max);
@@ -262,8 +263,8 @@ mod tests {
 
     use super::*;
 
-    fn seen(gates: &[f32], ups: &[f32], n_ff: usize) -> Seen {
-        let mut seen = Seen::new(FfnKind::Gated, Activation::Relu, 1, n_ff);
+    fn seen(gates: &[f32], ups: &[f32], n_ff: usize) -> Observations {
+        let mut seen = Observations::new(FfnKind::Gated, Activation::Relu, 1, n_ff);
         for (gates, ups) in gates.chunks_exact(n_ff).zip(ups.chunks_exact(n_ff)) {
             seen.push(&[1.0], Some(gates), ups);
         }
@@ -278,12 +279,12 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn thresholds_keep_to_their_errors(gates in values(80), ups in values(80), down in values(20), noise in values(80)) {
+        fn thresholds_stay_within_their_errors(gates in values(80), ups in values(80), down in values(20), noise in values(80)) {
             let seen = seen(&gates, &ups, 10);
-            let down = Dense { n_rows: 10, n_cols: 2, values: down };
+            let down = DenseMatrix { n_rows: 10, n_cols: 2, values: down };
             let judge = Judge::new(&seen, &down);
             let scores = gates.iter().zip(&noise).map(|(g, n)| g + 0.3 * n).collect();
-            let scores = Dense { n_rows: 8, n_cols: 10, values: scores };
+            let scores = DenseMatrix { n_rows: 8, n_cols: 10, values: scores };
             let curve = judge.curve(&scores);
             let cuts = judge.activation_curve(&judge.weights());
             for curve in [&curve, &cuts] {
@@ -302,12 +303,13 @@ mod tests {
     }
 
     #[test]
-    fn the_error_is_that_of_the_output() {
-        // Two neurons whose rows of down are orthogonal: one of the norms 3 and 4 is lost.
+    fn errors_are_relative_to_the_output() {
+        // The two contributions have norms 3 and 4 and are orthogonal, so the output has norm 5.
+        // Skipping the first gives an error of 3 / 5.
         let seen = seen(&[1.0, 1.0], &[3.0, 4.0], 2);
-        let down = Dense { n_rows: 2, n_cols: 2, values: vec![1.0, 0.0, 0.0, 1.0] };
+        let down = DenseMatrix { n_rows: 2, n_cols: 2, values: vec![1.0, 0.0, 0.0, 1.0] };
         let judge = Judge::new(&seen, &down);
-        let scores = Dense { n_rows: 1, n_cols: 2, values: vec![0.0, 1.0] };
+        let scores = DenseMatrix { n_rows: 1, n_cols: 2, values: vec![0.0, 1.0] };
         let verdict = judge.by_scores(&scores, 0.5);
         assert!((verdict.error - 0.6).abs() < 1e-6);
         assert_eq!((verdict.listed, verdict.recall), (0.5, 0.5));
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn between_errors_thresholds_are_interpolated() {
+    fn thresholds_are_interpolated_between_errors() {
         let thresholds: Vec<f32> = (0..ERRORS.len()).map(|i| i as f32).collect();
         assert_eq!(Curve::at(&thresholds, 0.0001), 0.0);
         assert_eq!(Curve::at(&thresholds, 0.003), 0.0);

@@ -1,21 +1,21 @@
-//! Makes a layer's predictor or thresholds from observed activity.
+//! Makes a layer's predictor or thresholds from observed activations.
 
 use hal::HostRows;
 use hal::format::Format;
 
 use super::factor::{Factors, Moment};
 use super::judge::Judge;
-use super::matrix::Dense;
-use super::scale::{self, Spread};
-use super::seen::{Contribution, Seen};
-use super::train::{self, Trained};
+use super::matrix::DenseMatrix;
+use super::observations::{Contribution, Observations};
+use super::scale::{self, ScoreDistribution};
+use super::train::{self, TrainedFactors};
 use super::{Curve, Error, LayerPredictor, LayerThresholds, Result};
 use model::Ffn;
 
 /// Ranks are multiples of this, the block size of quantised weights.
 pub const RANK_STEP: usize = 32;
 /// The largest candidate rank.
-const MOST_RANK: usize = 1024;
+const MAX_RANK: usize = 1024;
 /// Candidate formats of the two matrices. The second matrix is the larger one, so the first may
 /// have more bits; formats with blocks of 256 are for wide models, whose ranks and rows are
 /// multiples of 256.
@@ -28,11 +28,11 @@ const FORMATS: [Formats; 5] = [
 ];
 /// Maximum number of candidate ranks.
 const RANKS: usize = 32;
-/// Range of the logarithms of losses in which thresholds are searched.
+/// Range in which thresholds are searched, as natural logarithms of losses.
 const LEAST_LOSS: f64 = -60.0;
-const MOST_LOSS: f32 = 40.0;
-/// Training shortens lists about as much as twice the error would, so the candidate to train is
-/// chosen with that error.
+const MAX_LOSS: f32 = 40.0;
+/// Training shortens lists about as much as doubling the target error, so the candidate to train is
+/// chosen with the doubled target.
 const BEFORE_TRAINING: f32 = 2.0;
 
 /// Kinds of predictor.
@@ -42,7 +42,7 @@ pub enum PredictorKind {
     #[default]
     Factors,
     /// The signs of the gate, one bit per weight. The text only determines the thresholds, so a
-    /// short one is enough, and nothing is decomposed or trained.
+    /// short text is enough, without decomposition or training.
     Signs,
 }
 
@@ -57,8 +57,7 @@ pub struct Settings {
     pub n_steps: usize,
     /// The rank of factors, a multiple of [`RANK_STEP`]; `None` chooses it.
     pub rank: Option<usize>,
-    /// Size limit of factors, as a share of the block's bytes; `None` for the rank with the least
-    /// bytes per token.
+    /// Size limit of factors, as a fraction of the block's bytes; `None` for no limit.
     pub max_size: Option<f64>,
 }
 
@@ -79,14 +78,14 @@ pub enum Stage {
 #[derive(Clone, Debug)]
 pub struct Block {
     /// `[n_ff, n_embd]`: gate, or up without a gate.
-    test: Dense,
-    /// `[n_ff]`: bias of its products.
-    offset: Option<Dense>,
+    test: DenseMatrix,
+    /// `[n_ff]`: bias of the products of `test`; `None` without a bias.
+    bias: Option<DenseMatrix>,
     /// `[n_ff, n_embd]`: a row per neuron.
-    pub(super) down: Dense,
+    pub(super) down: DenseMatrix,
     /// Bytes of a row of `test` in the file.
     row_bytes: usize,
-    /// Bytes of all its matrices in the file.
+    /// Bytes of all matrices of the block in the file.
     n_bytes: u64,
 }
 
@@ -97,11 +96,11 @@ impl Block {
     /// [`Error::Read`].
     pub fn of(ffn: &Ffn) -> Result<Block> {
         let test = ffn.gate.as_ref().unwrap_or(&ffn.up);
-        let down = Dense::of(&ffn.down.w)?;
+        let down = DenseMatrix::of(&ffn.down.w)?;
         let size = |rows: &HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
         Ok(Block {
-            test: Dense::of(&test.w)?,
-            offset: test.bias.as_ref().map(Dense::of).transpose()?,
+            test: DenseMatrix::of(&test.w)?,
+            bias: test.bias.as_ref().map(DenseMatrix::of).transpose()?,
             down: if ffn.down_by_neuron { down } else { down.transposed() },
             row_bytes: test.w.row_bytes(),
             n_bytes: ffn.matrices().map(|(_, rows)| size(rows)).sum(),
@@ -109,11 +108,11 @@ impl Block {
     }
 
     /// The test values for the rows of `x`.
-    fn tests(&self, x: &Dense) -> Dense {
+    fn tests(&self, x: &DenseMatrix) -> DenseMatrix {
         let mut tests = x.times(&self.test);
-        if let Some(offset) = &self.offset {
-            for row in tests.values.chunks_exact_mut(offset.n_cols) {
-                row.iter_mut().zip(&offset.values).for_each(|(v, offset)| *v += offset);
+        if let Some(bias) = &self.bias {
+            for row in tests.values.chunks_exact_mut(bias.n_cols) {
+                row.iter_mut().zip(&bias.values).for_each(|(v, bias)| *v += bias);
             }
         }
         tests
@@ -122,11 +121,11 @@ impl Block {
 
 /// A layer's observations, split by use.
 #[derive(Clone, Copy, Debug)]
-pub struct Texts<'a> {
+pub struct SplitObservations<'a> {
     /// For fitting.
-    pub seen: &'a Seen,
+    pub seen: &'a Observations,
     /// Held out, for evaluation.
-    pub held: &'a Seen,
+    pub held: &'a Observations,
 }
 
 /// Formats of a predictor's two matrices.
@@ -134,7 +133,7 @@ pub struct Texts<'a> {
 pub(super) struct Formats(pub(super) Format, pub(super) Format);
 
 impl Formats {
-    /// Whether rows of inputs and of the rank are whole blocks.
+    /// Whether rows of `n_embd` and of `rank` values are whole blocks of the formats.
     fn fit(self, n_embd: usize, rank: usize) -> bool {
         n_embd.is_multiple_of(self.0.block_values()) && rank.is_multiple_of(self.1.block_values())
     }
@@ -143,46 +142,47 @@ impl Formats {
 /// A candidate predictor.
 struct Candidate {
     formats: Formats,
-    start: Trained,
-    /// Bytes read per token: the predictor's, and those of the listed gate rows.
+    start: TrainedFactors,
+    /// Bytes read per token: those of the predictor and of the listed rows of gate.
     cost: f64,
 }
 
 /// Scores as computed by the engine, without bias: both matrices and their inputs quantised.
-fn scores(factors: &Factors, formats: Formats, x: &Dense) -> Result<Dense> {
-    let fc1 = Dense::of(&factors.fc1.quantized(formats.0))?;
-    let fc2 = Dense::of(&factors.fc2.quantized(formats.1))?;
+fn scores(factors: &Factors, formats: Formats, x: &DenseMatrix) -> Result<DenseMatrix> {
+    let fc1 = DenseMatrix::of(&factors.fc1.quantized(formats.0))?;
+    let fc2 = DenseMatrix::of(&factors.fc2.quantized(formats.1))?;
     let hidden = x.activations(formats.0).times(&fc1);
     Ok(hidden.activations(formats.1).times(&fc2))
 }
 
-fn with_bias(mut scores: Dense, bias: &[f32]) -> Dense {
+fn with_bias(mut scores: DenseMatrix, bias: &[f32]) -> DenseMatrix {
     for row in scores.values.chunks_exact_mut(bias.len()) {
         row.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
     }
     scores
 }
 
-/// Makes the predictor of layer `layer`. `stage` receives the current step and cancels by
-/// returning `false`: then there is no predictor.
+/// Makes the predictor of layer `layer`. `stage` receives the current step; if it returns `false`,
+/// the work is cancelled and the result is `None`.
 ///
 /// # Errors
-/// [`Error::Singular`] for inputs without variation; [`Error::Read`].
+/// [`Error::Singular`] for inputs without variation; [`Error::TooLarge`] if no candidate is within
+/// the size limit; [`Error::Read`].
 pub fn predictor(
     layer: usize,
     block: &Block,
-    texts: Texts<'_>,
+    texts: SplitObservations<'_>,
     settings: &Settings,
     stage: &mut dyn FnMut(Stage) -> bool,
 ) -> Result<Option<LayerPredictor>> {
-    let maker = Maker::new(block, texts, settings);
+    let maker = PredictorBuilder::new(block, texts, settings);
     match settings.kind {
         PredictorKind::Signs if !stage(Stage::Thresholds) => return Ok(None),
         PredictorKind::Signs => return maker.signs().map(Some),
         PredictorKind::Factors if !stage(Stage::Factors) => return Ok(None),
         PredictorKind::Factors => {}
     }
-    let most = settings.rank.unwrap_or(MOST_RANK).min(block.test.n_cols);
+    let most = settings.rank.unwrap_or(MAX_RANK).min(block.test.n_cols);
     let mut moment = Moment::new(texts.seen.n_embd());
     moment.add(&texts.seen.x);
     let factors = Factors::new(&block.test, &moment, most)
@@ -211,40 +211,45 @@ fn length(row: &[f32]) -> f32 {
     row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt() as f32
 }
 
-/// Makes the thresholds of a layer whose activation has no exact zeros.
+/// Makes the thresholds of a layer whose activation function has no exact zeros.
 #[must_use]
-pub fn thresholds(block: &Block, texts: Texts<'_>) -> LayerThresholds {
+pub fn thresholds(block: &Block, texts: SplitObservations<'_>) -> LayerThresholds {
     let weights = Judge::new(texts.seen, &block.down).weights();
     let curve = Judge::new(texts.held, &block.down).activation_curve(&weights);
     LayerThresholds { weights, curve }
 }
 
-struct Maker<'a> {
+struct PredictorBuilder<'a> {
     block: &'a Block,
-    texts: Texts<'a>,
+    texts: SplitObservations<'a>,
     settings: &'a Settings,
     judge: Judge<'a>,
     weights: Vec<f64>,
-    /// Some inputs to estimate the spread from, and their products.
-    some: Dense,
-    tests: Dense,
+    /// A sample of inputs to estimate the spread from, and their test values.
+    sample: DenseMatrix,
+    tests: DenseMatrix,
 }
 
 /// Tokens for estimating a neuron's spread.
 const SPREAD_TOKENS: usize = 4096;
 
-impl<'a> Maker<'a> {
-    fn new(block: &'a Block, texts: Texts<'a>, settings: &'a Settings) -> Maker<'a> {
-        let mut some = Dense::new(0, texts.seen.n_embd());
+impl<'a> PredictorBuilder<'a> {
+    fn new(
+        block: &'a Block,
+        texts: SplitObservations<'a>,
+        settings: &'a Settings,
+    ) -> PredictorBuilder<'a> {
+        let mut sample = DenseMatrix::new(0, texts.seen.n_embd());
         let every = texts.seen.n_tokens().div_ceil(SPREAD_TOKENS).max(1);
-        (0..texts.seen.n_tokens()).step_by(every).for_each(|t| some.push(texts.seen.x.row(t)));
-        let tests = block.tests(&some);
+        (0..texts.seen.n_tokens()).step_by(every).for_each(|t| sample.push(texts.seen.x.row(t)));
+        let tests = block.tests(&sample);
         let judge = Judge::new(texts.held, &block.down);
         let weights = scale::weights(texts.seen, &block.down);
-        Maker { block, texts, settings, judge, weights, some, tests }
+        PredictorBuilder { block, texts, settings, judge, weights, sample, tests }
     }
 
-    /// The candidate with the least bytes per token among the candidates within the size limit.
+    /// The candidate with the least bytes per token among the candidates within the size limit;
+    /// `None` if `stage` cancels the work.
     fn best(
         &self,
         factors: &Factors,
@@ -275,7 +280,8 @@ impl<'a> Maker<'a> {
                     (best, since) = (Some(candidate), 0);
                 }
             }
-            // Bytes grow linearly with the rank, while the benefit shrinks.
+            // Larger ranks cannot win: bytes grow linearly with the rank, while the benefit
+            // shrinks.
             if since > 2 {
                 break;
             }
@@ -288,7 +294,7 @@ impl<'a> Maker<'a> {
 
     fn candidate(&self, factors: &Factors, rank: usize, formats: Formats) -> Result<Candidate> {
         let cut = factors.cut(rank);
-        let spread = Spread::new(&self.tests, &scores(&cut, formats, &self.some)?);
+        let spread = ScoreDistribution::new(&self.tests, &scores(&cut, formats, &self.sample)?);
         let factors = Factors { fc2: spread.scale(&cut.fc2), fc1: cut.fc1 };
         let held = scores(&factors, formats, &self.texts.held.x)?;
         let target = match self.settings.n_steps {
@@ -300,28 +306,28 @@ impl<'a> Maker<'a> {
         let rows = self.block.test.n_rows as f64;
         let cost =
             bytes(&factors, rank, formats) as f64 + wanted * rows * self.block.row_bytes as f64;
-        Ok(Candidate { formats, start: Trained { factors, bias }, cost })
+        Ok(Candidate { formats, start: TrainedFactors { factors, bias }, cost })
     }
 
     /// The biases for a threshold that is equal for all neurons and gives an output error of
     /// `target`.
-    fn bias(&self, spread: &Spread, held: &Dense, target: f32) -> Vec<f32> {
-        // Losses as logarithms.
+    fn bias(&self, spread: &ScoreDistribution, held: &DenseMatrix, target: f32) -> Vec<f32> {
+        // The search works on logarithms of losses.
         let loss = |t: usize, part: &Contribution| {
             let n = part.neuron as usize;
             spread.loss(n, held.row(t)[n], self.weights[n]).ln().max(LEAST_LOSS) as f32
         };
-        let line = self.judge.lines(loss, MOST_LOSS, &[target])[0];
+        let line = self.judge.lines(loss, MAX_LOSS, &[target])[0];
         spread.bias(&self.weights, f64::from(line).exp())
     }
 
     /// The predictor from the gate's signs.
     fn signs(&self) -> Result<LayerPredictor> {
-        let scores = |x: &Dense, w: &Dense| {
-            let w = Dense::of(&w.quantized(Format::Q1_0))?;
+        let scores = |x: &DenseMatrix, w: &DenseMatrix| {
+            let w = DenseMatrix::of(&w.quantized(Format::Q1_0))?;
             Ok::<_, Error>(x.activations(Format::Q1_0).times(&w))
         };
-        let spread = Spread::new(&self.tests, &scores(&self.some, &self.block.test)?);
+        let spread = ScoreDistribution::new(&self.tests, &scores(&self.sample, &self.block.test)?);
         let fc2 = spread.scale(&self.block.test);
         let held = scores(&self.texts.held.x, &fc2)?;
         let bias = self.bias(&spread, &held, self.settings.target);
@@ -332,8 +338,8 @@ impl<'a> Maker<'a> {
 
     /// The trained predictor if training shortened the lists on held-out text, otherwise the
     /// untrained one.
-    fn finish(&self, best: &Candidate, trained: Option<Trained>) -> Result<LayerPredictor> {
-        let mut kept: Option<(&Trained, Curve, f64, bool)> = None;
+    fn finish(&self, best: &Candidate, trained: Option<TrainedFactors>) -> Result<LayerPredictor> {
+        let mut kept: Option<(&TrainedFactors, Curve, f64, bool)> = None;
         for (made, is_trained) in [(Some(&best.start), false), (trained.as_ref(), true)] {
             let Some(made) = made else { continue };
             let held = scores(&made.factors, best.formats, &self.texts.held.x)?;
@@ -344,7 +350,7 @@ impl<'a> Maker<'a> {
                 kept = Some((made, self.judge.curve(&held), listed, is_trained));
             }
         }
-        let (made, curve, _, trained) = kept.expect("the start is always judged");
+        let (made, curve, _, trained) = kept.expect("the untrained factors were evaluated");
         Ok(LayerPredictor {
             fc1: Some(made.factors.fc1.quantized(best.formats.0)),
             fc2: made.factors.fc2.quantized(best.formats.1),

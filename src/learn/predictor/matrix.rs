@@ -9,7 +9,7 @@ use super::{Error, Result};
 
 /// A row-major matrix of floats.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Dense {
+pub(super) struct DenseMatrix {
     /// Rows.
     pub(super) n_rows: usize,
     /// Values of a row.
@@ -18,20 +18,20 @@ pub(super) struct Dense {
     pub(super) values: Vec<f32>,
 }
 
-impl Dense {
-    /// Zeros.
+impl DenseMatrix {
+    /// A matrix of zeros.
     #[must_use]
-    pub(super) fn new(n_rows: usize, n_cols: usize) -> Dense {
-        Dense { n_rows, n_cols, values: vec![0.0; n_rows * n_cols] }
+    pub(super) fn new(n_rows: usize, n_cols: usize) -> DenseMatrix {
+        DenseMatrix { n_rows, n_cols, values: vec![0.0; n_rows * n_cols] }
     }
 
     /// Dequantises rows of a model.
     ///
     /// # Errors
     /// [`Error::Read`] if they cannot be read.
-    pub(super) fn of(rows: &HostRows) -> Result<Dense> {
+    pub(super) fn of(rows: &HostRows) -> Result<DenseMatrix> {
         let desc = rows.desc();
-        let mut dense = Dense::new(desc.n_rows, desc.n_cols);
+        let mut dense = DenseMatrix::new(desc.n_rows, desc.n_cols);
         for (row, to) in dense.values.chunks_exact_mut(desc.n_cols.max(1)).enumerate() {
             let bytes = rows.rows(row..row + 1).map_err(|reason| Error::Read { reason })?;
             desc.format.dequantize(&bytes, to);
@@ -52,10 +52,10 @@ impl Dense {
         &self.values[i * self.n_cols..][..self.n_cols]
     }
 
-    /// Columns as rows.
+    /// The transposed matrix.
     #[must_use]
-    pub(super) fn transposed(&self) -> Dense {
-        let mut to = Dense::new(self.n_cols, self.n_rows);
+    pub(super) fn transposed(&self) -> DenseMatrix {
+        let mut to = DenseMatrix::new(self.n_cols, self.n_rows);
         for (i, row) in self.values.chunks_exact(self.n_cols.max(1)).enumerate() {
             for (j, &v) in row.iter().enumerate() {
                 to.values[j * self.n_rows + i] = v;
@@ -68,12 +68,12 @@ impl Dense {
         MatRef::from_row_major_slice(&self.values, self.n_rows, self.n_cols)
     }
 
-    pub(super) fn wide(&self) -> Mat<f64> {
+    pub(super) fn to_f64(&self) -> Mat<f64> {
         Mat::from_fn(self.n_rows, self.n_cols, |i, j| f64::from(self.row(i)[j]))
     }
 
-    pub(super) fn narrow(from: MatRef<'_, f64>) -> Dense {
-        let mut to = Dense::new(from.nrows(), from.ncols());
+    pub(super) fn from_f64(from: MatRef<'_, f64>) -> DenseMatrix {
+        let mut to = DenseMatrix::new(from.nrows(), from.ncols());
         for (i, row) in to.values.chunks_exact_mut(from.ncols().max(1)).enumerate() {
             row.iter_mut().enumerate().for_each(|(j, to)| *to = from[(i, j)] as f32);
         }
@@ -82,8 +82,8 @@ impl Dense {
 
     /// `self * other^T`: products of the rows of both.
     #[must_use]
-    pub(super) fn times(&self, other: &Dense) -> Dense {
-        let mut to = Dense::new(self.n_rows, other.n_rows);
+    pub(super) fn times(&self, other: &DenseMatrix) -> DenseMatrix {
+        let mut to = DenseMatrix::new(self.n_rows, other.n_rows);
         let out = MatMut::from_row_major_slice_mut(&mut to.values, self.n_rows, other.n_rows);
         matmul(out, Accum::Replace, self.view(), other.view().transpose(), 1.0, PAR);
         to
@@ -91,7 +91,7 @@ impl Dense {
 
     /// The rows, rounded as activations for weights of `format`.
     #[must_use]
-    pub(super) fn activations(&self, format: Format) -> Dense {
+    pub(super) fn activations(&self, format: Format) -> DenseMatrix {
         let mut to = self.clone();
         if format.activation() == Activation::Q8 {
             let mut q8 = Q8Row::default();
@@ -106,23 +106,23 @@ impl Dense {
         to
     }
 
-    /// Quantised to `format`; its blocks divide the rows.
+    /// Quantises the matrix to `format`, whose blocks must divide the rows.
     ///
     /// # Panics
-    /// If they do not, or the format is read-only.
+    /// If the blocks do not divide the rows, or the format can only be dequantised.
     #[must_use]
     pub(super) fn quantized(&self, format: Format) -> HostRows {
-        let n = format.row_bytes(self.n_cols).expect("whole blocks in a row");
+        let n = format.row_bytes(self.n_cols).expect("a row has whole blocks");
         let mut bytes = vec![0; n * self.n_rows];
         for (row, to) in self.values.chunks_exact(self.n_cols).zip(bytes.chunks_exact_mut(n)) {
             format.quantize(row, to);
         }
         let source = Source::Owned(std::sync::Arc::new(bytes));
-        HostRows::new(source, self.n_rows, self.n_cols, format).expect("as many bytes as rows")
+        HostRows::new(source, self.n_rows, self.n_cols, format).expect("the bytes match the rows")
     }
 }
 
-/// Products are not split over threads, so that a file is the same on every machine.
+/// Products use one thread, so that a predictor is the same on every machine.
 pub(super) const PAR: Par = Par::Seq;
 
 #[cfg(test)]
@@ -130,25 +130,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_go_row_by_row() {
-        let a = Dense { n_rows: 2, n_cols: 3, values: vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0] };
-        let b = Dense { n_rows: 1, n_cols: 3, values: vec![1.0, 0.0, -1.0] };
+    fn products_match_single_rows() {
+        let a = DenseMatrix { n_rows: 2, n_cols: 3, values: vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0] };
+        let b = DenseMatrix { n_rows: 1, n_cols: 3, values: vec![1.0, 0.0, -1.0] };
         assert_eq!(a.times(&b).values, [-2.0, -2.0]);
         assert_eq!(a.transposed().transposed(), a);
         assert_eq!(a.transposed().row(1), [2.0, 5.0]);
-        let rows = Dense::narrow(a.wide().as_ref());
+        let rows = DenseMatrix::from_f64(a.to_f64().as_ref());
         assert_eq!(rows, a);
     }
 
     #[test]
-    fn activations_are_rounded_where_weights_are_quantised() {
-        let x = Dense { n_rows: 1, n_cols: 32, values: (0..32).map(|i| i as f32 * 0.37).collect() };
+    fn activations_are_rounded_for_quantised_weights() {
+        let x = DenseMatrix {
+            n_rows: 1,
+            n_cols: 32,
+            values: (0..32).map(|i| i as f32 * 0.37).collect(),
+        };
         assert_eq!(x.activations(Format::F16), x);
         let rounded = x.activations(Format::Q4_0);
         assert_ne!(rounded, x);
         for (a, b) in x.values.iter().zip(&rounded.values) {
             assert!((a - b).abs() <= 31.0 * 0.37 / 254.0 + 1e-6);
         }
-        assert_eq!(Dense::of(&x.quantized(Format::F32)).unwrap(), x);
+        assert_eq!(DenseMatrix::of(&x.quantized(Format::F32)).unwrap(), x);
     }
 }

@@ -1,21 +1,21 @@
 //! Converts factors of a gate to scores, using the residual error of each neuron.
 //!
 //! Given its score `s`, a neuron's test value is about `slope * s + mean`, with a standard
-//! deviation per neuron. The expected loss of skipping the neuron is then
-//! `weight^2 * E[max(slope * s + mean + deviation * e, 0)^2]` for a normal `e`, and the best lists
-//! of a given length contain the neurons for which it is largest. So rows of the second factor are
-//! multiplied by the slope (below 1 if rounding made the scores too large) and divided by the
-//! deviation, and a bias moves the threshold to the same loss for all neurons.
+//! deviation per neuron. The expected loss of skipping the neuron is then `weight^2 * E[max(slope *
+//! s + mean + deviation * e, 0)^2]` for a normal `e`, and the best list of a given length contains
+//! the neurons with the largest loss. Rows of the second factor are therefore multiplied by the
+//! slope (below 1 if rounding made the scores too large) and divided by the deviation, and a bias
+//! makes a score of 0 mean the same loss for all neurons.
 
-use super::matrix::Dense;
-use super::seen::Seen;
+use super::matrix::DenseMatrix;
+use super::observations::Observations;
 
-/// Deviations from the threshold at which values saturate.
+/// Largest distance from 0, in standard deviations, that [`inverse`] returns.
 const FAR: f64 = 12.0;
 
 /// Distribution of a neuron's test value given its score.
 #[derive(Clone, Debug)]
-pub(super) struct Spread {
+pub(super) struct ScoreDistribution {
     /// `[n_ff]`
     slope: Vec<f64>,
     /// `[n_ff]`
@@ -24,9 +24,10 @@ pub(super) struct Spread {
     deviation: Vec<f64>,
 }
 
-impl Spread {
-    /// Estimated from the products `tests` and their `scores`, both `[n_tokens, n_ff]`.
-    pub(super) fn new(tests: &Dense, scores: &Dense) -> Spread {
+impl ScoreDistribution {
+    /// Estimates the distribution from test values `tests` and their `scores`, both `[n_tokens,
+    /// n_ff]`.
+    pub(super) fn new(tests: &DenseMatrix, scores: &DenseMatrix) -> ScoreDistribution {
         let (n_ff, n) = (tests.n_cols, tests.n_rows.max(1) as f64);
         let mut sums = vec![[0.0f64; 5]; n_ff];
         for (tests, scores) in tests.values.chunks_exact(n_ff).zip(scores.values.chunks_exact(n_ff))
@@ -42,7 +43,7 @@ impl Spread {
             let [test, score, tests, scores, both] = sums.map(|sum| sum / n);
             let (of_score, of_both) = (scores - score * score, both - test * score);
             let fit = of_both / of_score;
-            // Uncorrelated or negatively correlated scores are left unscaled.
+            // Scores without positive correlation keep their scale.
             let fit = if fit.is_finite() && fit > 0.0 { fit } else { 1.0 };
             let rest = (tests - test * test) - 2.0 * fit * of_both + fit * fit * of_score;
             slope.push(fit);
@@ -53,11 +54,11 @@ impl Spread {
         let usual = deviation.iter().sum::<f64>() / n_ff.max(1) as f64;
         let least = (usual * 0.05).max(1e-9);
         deviation.iter_mut().for_each(|d| *d = d.max(least));
-        Spread { slope, mean, deviation }
+        ScoreDistribution { slope, mean, deviation }
     }
 
     /// Multiplies the rows of the second factor by the slopes and divides them by the deviations.
-    pub(super) fn scale(&self, fc2: &Dense) -> Dense {
+    pub(super) fn scale(&self, fc2: &DenseMatrix) -> DenseMatrix {
         let mut to = fc2.clone();
         let each = self.slope.iter().zip(&self.deviation).map(|(slope, d)| slope / d);
         let rows = to.values.chunks_exact_mut(fc2.n_cols.max(1)).zip(each);
@@ -71,7 +72,7 @@ impl Spread {
         (weight * self.deviation[n]).powi(2) * expected(z)
     }
 
-    /// Biases of scaled scores that put the threshold where skipping a neuron costs `loss`.
+    /// Biases of scaled scores: a neuron whose score plus bias is 0 costs `loss` if it is skipped.
     pub(super) fn bias(&self, weights: &[f64], loss: f64) -> Vec<f32> {
         let each = self.mean.iter().zip(&self.deviation).zip(weights);
         each.map(|((mean, deviation), weight)| {
@@ -82,9 +83,10 @@ impl Spread {
     }
 }
 
-/// Effect of a unit of each neuron's test value on the output, `[n_ff]`: its mean contribution
-/// where it contributed. A neuron that never contributed does not get weight 0.
-pub(super) fn weights(seen: &Seen, down: &Dense) -> Vec<f64> {
+/// Effect of a unit of each neuron's test value on the output, `[n_ff]`: the root mean square of
+/// the neuron's contributions, divided by that of its activations. A neuron that never contributed
+/// gets the mean weight of the others.
+pub(super) fn weights(seen: &Observations, down: &DenseMatrix) -> Vec<f64> {
     let (mut tests, mut gains) = (vec![0.0f64; seen.n_ff()], seen.energies());
     for part in (0..seen.n_tokens()).flat_map(|t| seen.parts(t)) {
         tests[part.neuron as usize] += f64::from(part.act) * f64::from(part.act);
@@ -123,11 +125,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expectations_are_right_and_go_back() {
+    fn expected_matches_integration_and_its_inverse() {
         assert!((expected(0.0) - 0.5).abs() < 1e-12);
-        // For large z it is z^2 + 1.
+        // For large z the expectation is z^2 + 1.
         assert!((expected(9.0) - 82.0).abs() < 1e-9);
-        // A sum over a fine grid.
+        // Numeric integration on a fine grid.
         let sum = |z: f64| {
             let step = 1e-3;
             let grid = (-10_000..10_000).map(|i| f64::from(i) * step);
@@ -142,33 +144,34 @@ mod tests {
     }
 
     #[test]
-    fn heavier_and_less_certain_neurons_are_wanted_earlier() {
-        let tests = Dense { n_rows: 2, n_cols: 3, values: vec![1.0, 1.0, 4.0, -1.0, -1.0, -4.0] };
-        let scores = Dense::new(2, 3);
-        let spread = Spread::new(&tests, &scores);
+    fn larger_weight_or_deviation_raises_the_bias() {
+        let tests =
+            DenseMatrix { n_rows: 2, n_cols: 3, values: vec![1.0, 1.0, 4.0, -1.0, -1.0, -4.0] };
+        let scores = DenseMatrix::new(2, 3);
+        let spread = ScoreDistribution::new(&tests, &scores);
         assert_eq!(spread.deviation, [1.0, 1.0, 4.0]);
         let bias = spread.bias(&[1.0, 2.0, 1.0], 0.1);
-        // At the threshold, where score and bias are 0, each costs that much.
+        // At the threshold, where score plus bias is 0, skipping each neuron costs 0.1.
         for (n, weight) in [(0, 1.0), (1, 2.0), (2, 1.0)] {
             assert!((spread.loss(n, -bias[n], weight) / 0.1 - 1.0).abs() < 1e-4);
         }
         assert!(bias[1] > bias[0] && bias[2] > bias[0], "{bias:?}");
-        let scaled = spread.scale(&Dense { n_rows: 3, n_cols: 1, values: vec![2.0; 3] });
+        let scaled = spread.scale(&DenseMatrix { n_rows: 3, n_cols: 1, values: vec![2.0; 3] });
         assert_eq!(scaled.values, [2.0, 2.0, 0.5]);
     }
 
     #[test]
-    fn scores_that_are_too_large_are_made_smaller() {
+    fn scores_are_multiplied_by_the_slope() {
         // test = score / 2 + 1, plus or minus 0.1.
-        let scores = Dense { n_rows: 4, n_cols: 1, values: vec![-2.0, -2.0, 2.0, 2.0] };
-        let tests = Dense { n_rows: 4, n_cols: 1, values: vec![-0.1, 0.1, 1.9, 2.1] };
-        let spread = Spread::new(&tests, &scores);
+        let scores = DenseMatrix { n_rows: 4, n_cols: 1, values: vec![-2.0, -2.0, 2.0, 2.0] };
+        let tests = DenseMatrix { n_rows: 4, n_cols: 1, values: vec![-0.1, 0.1, 1.9, 2.1] };
+        let spread = ScoreDistribution::new(&tests, &scores);
         let near =
             |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 1e-6, "{found}");
         near(spread.slope[0], 0.5);
         near(spread.mean[0], 1.0);
         near(spread.deviation[0], 0.1);
-        let scaled = spread.scale(&Dense { n_rows: 1, n_cols: 1, values: vec![3.0] });
+        let scaled = spread.scale(&DenseMatrix { n_rows: 1, n_cols: 1, values: vec![3.0] });
         near(f64::from(scaled.values[0]), 15.0);
     }
 }

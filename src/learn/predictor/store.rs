@@ -9,7 +9,7 @@ use super::{
     Chooser, Curve, ERRORS, Error, Evaluation, LayerPredictor, LayerThresholds, Layers, Levels,
     Result,
 };
-use crate::learned::{self, Contents, FIRST_USE, Learned, Section};
+use crate::learned::{self, FIRST_USE, Section, SectionContents, SideFile};
 use model::{Model, Predictor};
 
 /// Version of the sections' format.
@@ -17,13 +17,14 @@ const VERSION: u64 = 1;
 const VERSION_KEY: &str = "version";
 /// How neuron values are computed ([`Model::neurons_by`]).
 const NEURONS_KEY: &str = "neurons";
-/// The settings of the run, to detect whether an interrupted run is the same.
+/// The settings of the run. An interrupted run can only be resumed with the same settings.
 const RECIPE_KEY: &str = "recipe";
-/// The threshold of an imported predictor; only present with one.
+/// Tensor with the threshold of an imported predictor, which only an imported predictor has.
 const IMPORTED: &str = "threshold";
-/// The errors of [`Levels`].
+/// Tensor with the errors of [`Levels`].
 const LEVELS: &str = "levels";
-/// Threshold, error, share listed, recall, weighted recall; for each of [`ERRORS`].
+/// Shape of a curve: threshold, error, fraction listed, recall and weighted recall for each of
+/// [`ERRORS`].
 const CURVE: [u64; 2] = [ERRORS.len() as u64, 5];
 
 fn section_of(layers: &Layers) -> Section {
@@ -38,7 +39,7 @@ fn section_of(layers: &Layers) -> Section {
 struct Sizes {
     n_layer: usize,
     n_embd: usize,
-    /// Of each layer.
+    /// Neurons of each layer.
     n_ff: Vec<usize>,
 }
 
@@ -49,7 +50,7 @@ impl Sizes {
     }
 }
 
-/// The section for `model`.
+/// The section that holds the predictor or the thresholds of `model`.
 #[must_use]
 pub fn section(model: &Model) -> Section {
     section_of(&no_layers(model))
@@ -61,7 +62,7 @@ pub fn section(model: &Model) -> Section {
 /// # Errors
 /// [`Error::Refused`] and [`Error::Damaged`]; [`Error::Unfinished`] if the run that made it was
 /// interrupted.
-pub fn read(learned: &Learned, model: &Model) -> Result<Option<Chooser>> {
+pub fn read(learned: &SideFile, model: &Model) -> Result<Option<Chooser>> {
     let sizes = Sizes::of(model);
     let none = no_layers(model);
     let section = section_of(&none);
@@ -86,7 +87,7 @@ pub fn read(learned: &Learned, model: &Model) -> Result<Option<Chooser>> {
 ///
 /// # Errors
 /// [`Error::Refused`].
-pub fn is_of_first_use(learned: &Learned, model: &Model) -> Result<bool> {
+pub fn is_of_first_use(learned: &SideFile, model: &Model) -> Result<bool> {
     Ok(learned.text(section(model), RECIPE_KEY)?.starts_with(FIRST_USE))
 }
 
@@ -99,8 +100,9 @@ fn no_layers(model: &Model) -> Layers {
     }
 }
 
-/// Rejects data for the same weights with another activation, which a flag can set.
-fn check_neurons(learned: &Learned, section: Section, model: &Model) -> Result<()> {
+/// Returns an error for data of the same weights with another activation function, which a flag can
+/// set.
+fn check_neurons(learned: &SideFile, section: Section, model: &Model) -> Result<()> {
     let (expected, found) = (model.neurons_by(), learned.text(section, NEURONS_KEY)?);
     if found == expected {
         return Ok(());
@@ -113,14 +115,14 @@ fn check_neurons(learned: &Learned, section: Section, model: &Model) -> Result<(
     })
 }
 
-/// The errors of the quality levels, if they are known already.
-fn levels(learned: &Learned, section: Section) -> Result<Option<Levels>> {
+/// The errors of the quality levels; `None` if the run that computes them is unfinished.
+fn levels(learned: &SideFile, section: Section) -> Result<Option<Levels>> {
     if !learned.has_tensor(section, LEVELS) {
         return Ok(None);
     }
     let values = learned.f32s(section, LEVELS, &[2])?;
     let (balanced, fast) = (values[0], values[1]);
-    // 0 means a quality that was not reached.
+    // 0 stands for a quality level that was not reached.
     let level = |error: f32| (error > 0.0).then_some(error);
     if 0.0 <= balanced && balanced <= fast && fast < 1.0 {
         Ok(Some(Levels { balanced: level(balanced), fast: level(fast) }))
@@ -128,7 +130,7 @@ fn levels(learned: &Learned, section: Section) -> Result<Option<Levels>> {
         Err(Error::Damaged {
             file: learned.name().to_owned(),
             what: format!("`{}.{LEVELS}`", section.name()),
-            expected: "two errors from 0 to below 1, the larger last".to_owned(),
+            expected: "two errors from 0 to below 1, in ascending order".to_owned(),
             found: format!("{balanced} and {fast}"),
         })
     }
@@ -136,7 +138,7 @@ fn levels(learned: &Learned, section: Section) -> Result<Option<Levels>> {
 
 /// A run that makes a model's predictor or thresholds, layer by layer.
 #[derive(Debug)]
-pub struct Maker<'a> {
+pub struct PredictorRun<'a> {
     model: &'a Model,
     path: &'a Path,
     recipe: String,
@@ -144,18 +146,23 @@ pub struct Maker<'a> {
     levels: Option<Levels>,
 }
 
-impl<'a> Maker<'a> {
-    /// A run identified by `recipe`; its result goes to `path`. Layers of an earlier run with the
-    /// same recipe are kept; those of another run are replaced with `restart`, or if
-    /// they were made automatically ([`FIRST_USE`]).
+impl<'a> PredictorRun<'a> {
+    /// Starts a run with the settings `recipe`, which saves its result to `path`. Keeps the layers
+    /// of an earlier run with the same recipe. Replaces those of another run if `restart` is set or
+    /// that run was automatic ([`FIRST_USE`]).
     ///
     /// # Errors
     /// [`Error::Refused`] for a file at `path` for another model; [`Error::OtherRecipe`];
     /// [`Error::Damaged`].
-    pub fn new(model: &'a Model, path: &'a Path, recipe: &str, restart: bool) -> Result<Maker<'a>> {
+    pub fn new(
+        model: &'a Model,
+        path: &'a Path,
+        recipe: &str,
+        restart: bool,
+    ) -> Result<PredictorRun<'a>> {
         let (mut layers, mut found) = (no_layers(model), None);
         if path.exists() {
-            let learned = Learned::open(path, &model.file)?;
+            let learned = SideFile::open(path, &model.file)?;
             let section = section_of(&layers);
             let resumes = learned.has(section) && !restart;
             let before = resumes.then(|| learned.text(section, RECIPE_KEY)).transpose()?;
@@ -171,7 +178,7 @@ impl<'a> Maker<'a> {
             }
         }
         let recipe = recipe.to_owned();
-        Ok(Maker { model, path, recipe, layers, levels: found })
+        Ok(PredictorRun { model, path, recipe, layers, levels: found })
     }
 
     /// The finished layers.
@@ -180,16 +187,16 @@ impl<'a> Maker<'a> {
         &self.layers
     }
 
-    /// Whether all is done.
+    /// Whether all layers and the quality levels are done.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.levels.is_some()
     }
 
-    /// Adds the quality levels of the whole model, and saves all.
+    /// Adds the quality levels of the whole model, and saves the section.
     ///
     /// # Errors
-    /// [`Error::Save`].
+    /// [`Error::Save`], [`Error::Overtaken`].
     pub fn finish(&mut self, levels: Levels) -> Result<()> {
         self.levels = Some(levels);
         self.save()
@@ -198,48 +205,48 @@ impl<'a> Maker<'a> {
     /// Stores imported predictors, and saves them.
     ///
     /// # Errors
-    /// [`Error::Save`].
+    /// [`Error::Save`], [`Error::Overtaken`].
     pub fn import(&mut self, layers: Vec<Predictor>, threshold: f32) -> Result<()> {
         (self.layers, self.levels) = (Layers::Imported { layers, threshold }, None);
         self.save()
     }
 
-    /// Appends a layer's predictor and saves all.
+    /// Appends a layer's predictor and saves the section.
     ///
     /// # Errors
-    /// [`Error::Save`].
+    /// [`Error::Save`], [`Error::Overtaken`].
     ///
     /// # Panics
-    /// If the run makes thresholds or imports.
+    /// If the run makes thresholds or imports predictors.
     pub fn predictor(&mut self, layer: LayerPredictor) -> Result<()> {
         match &mut self.layers {
             Layers::Predictors(layers) => layers.push(layer),
             Layers::Thresholds(_) | Layers::Imported { .. } => {
-                panic!("this run makes something else")
+                panic!("this run trains thresholds or imports predictors")
             }
         }
         self.save()
     }
 
-    /// Appends a layer's thresholds and saves all.
+    /// Appends a layer's thresholds and saves the section.
     ///
     /// # Errors
-    /// [`Error::Save`].
+    /// [`Error::Save`], [`Error::Overtaken`].
     ///
     /// # Panics
-    /// If the run makes thresholds or imports.
+    /// If the run makes or imports predictors.
     pub fn thresholds(&mut self, layer: LayerThresholds) -> Result<()> {
         match &mut self.layers {
             Layers::Thresholds(layers) => layers.push(layer),
             Layers::Predictors(_) | Layers::Imported { .. } => {
-                panic!("this run makes something else")
+                panic!("this run trains or imports predictors")
             }
         }
         self.save()
     }
 
     fn save(&self) -> Result<()> {
-        let mut contents = Contents::default();
+        let mut contents = SectionContents::default();
         contents.set(VERSION_KEY, VERSION);
         contents.set(RECIPE_KEY, self.recipe.as_str());
         contents.set(NEURONS_KEY, self.model.neurons_by());
@@ -274,7 +281,7 @@ impl<'a> Maker<'a> {
             }
         }
         let (file, section) = (&self.model.file, section_of(&self.layers));
-        let may = |now: &Learned| self.may_replace(now, section);
+        let may = |now: &SideFile| self.may_replace(now, section);
         if learned::save_if(self.path, file, section, &contents, false, &may)? {
             Ok(())
         } else {
@@ -282,9 +289,10 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// An explicitly requested run replaces everything; an automatic one ([`FIRST_USE`]) only
-    /// another automatic one with less progress.
-    fn may_replace(&self, now: &Learned, section: Section) -> bool {
+    /// Whether this run may replace the `section` in the file `now`. An explicitly requested run
+    /// replaces every section. An automatic run ([`FIRST_USE`]) replaces only the section of
+    /// another automatic run, and not one with the same recipe and more progress.
+    fn may_replace(&self, now: &SideFile, section: Section) -> bool {
         let recipe = now.text(section, RECIPE_KEY).unwrap_or_default();
         if !self.recipe.starts_with(FIRST_USE) {
             return true;
@@ -297,11 +305,11 @@ impl<'a> Maker<'a> {
     }
 }
 
-fn vector(contents: &mut Contents, name: &str, values: &[f32]) {
+fn vector(contents: &mut SectionContents, name: &str, values: &[f32]) {
     contents.f32s(name, &[values.len() as u64], values);
 }
 
-fn matrix(contents: &mut Contents, name: &str, rows: &HostRows) -> Result<()> {
+fn matrix(contents: &mut SectionContents, name: &str, rows: &HostRows) -> Result<()> {
     let desc = rows.desc();
     let bytes = rows.rows(0..desc.n_rows).map_err(|reason| Error::Read { reason })?;
     let shape = [desc.n_cols as u64, desc.n_rows as u64];
@@ -309,7 +317,7 @@ fn matrix(contents: &mut Contents, name: &str, rows: &HostRows) -> Result<()> {
     Ok(())
 }
 
-fn curve(contents: &mut Contents, layer: usize, curve: &Curve) {
+fn curve(contents: &mut SectionContents, layer: usize, curve: &Curve) {
     let mut values = curve.thresholds.clone();
     let parts: [fn(&Evaluation) -> f64; 4] =
         [|v| v.error, |v| v.listed, |v| v.recall, |v| v.weighted_recall];
@@ -319,13 +327,17 @@ fn curve(contents: &mut Contents, layer: usize, curve: &Curve) {
     contents.f32s(&format!("blk.{layer}.curve"), &CURVE, &values);
 }
 
-/// The layers in a section, of the kind of `none`.
-fn read_layers(learned: &Learned, none: Layers, sizes: &Sizes) -> Result<Layers> {
+/// Reads the layers of a section; `none` selects predictors or thresholds.
+fn read_layers(learned: &SideFile, none: Layers, sizes: &Sizes) -> Result<Layers> {
     let section = section_of(&none);
     let reader = Reader { learned, section, sizes };
     let version = learned.u64(section, VERSION_KEY)?;
     if version != VERSION {
-        return Err(reader.damaged("version".into(), VERSION.to_string(), version.to_string()));
+        return Err(reader.damaged_error(
+            "version".into(),
+            VERSION.to_string(),
+            version.to_string(),
+        ));
     }
     if section == Section::Predictor && learned.has_tensor(section, IMPORTED) {
         let threshold = reader.vector(IMPORTED, 1)?[0];
@@ -345,7 +357,7 @@ fn read_layers(learned: &Learned, none: Layers, sizes: &Sizes) -> Result<Layers>
 }
 
 struct Reader<'a> {
-    learned: &'a Learned,
+    learned: &'a SideFile,
     section: Section,
     sizes: &'a Sizes,
 }
@@ -357,17 +369,17 @@ impl Reader<'_> {
         let fc1 = self.learned.matrix(self.section, &name("fc1"))?;
         let fc2 = self.learned.matrix(self.section, &name("fc2"))?;
         let (n_embd, n_ff) = (self.sizes.n_embd, self.sizes.n_ff[layer]);
-        self.shape(name("fc1"), &fc1, [fc2.desc().n_cols, n_embd])?;
-        self.shape(name("fc2"), &fc2, [n_ff, fc1.desc().n_rows])?;
+        self.check_shape(name("fc1"), &fc1, [fc2.desc().n_cols, n_embd])?;
+        self.check_shape(name("fc2"), &fc2, [n_ff, fc1.desc().n_rows])?;
         Ok(Predictor { fc1, fc2 })
     }
 
-    fn shape(&self, name: String, rows: &HostRows, expected: [usize; 2]) -> Result<()> {
+    fn check_shape(&self, name: String, rows: &HostRows, expected: [usize; 2]) -> Result<()> {
         let found = [rows.desc().n_rows, rows.desc().n_cols];
         if found == expected && rows.desc().format.is_weight() && !found.contains(&0) {
             Ok(())
         } else {
-            Err(self.damaged(name, format!("{expected:?}"), format!("{found:?}")))
+            Err(self.damaged_error(name, format!("{expected:?}"), format!("{found:?}")))
         }
     }
 
@@ -378,7 +390,7 @@ impl Reader<'_> {
             (Some(fc1), fc2)
         } else {
             let fc2 = self.learned.matrix(self.section, &name("fc2"))?;
-            self.shape(name("fc2"), &fc2, [self.sizes.n_ff[layer], self.sizes.n_embd])?;
+            self.check_shape(name("fc2"), &fc2, [self.sizes.n_ff[layer], self.sizes.n_embd])?;
             (None, fc2)
         };
         let trained = self.vector(&name("trained"), 1)?[0] > 0.0;
@@ -395,7 +407,7 @@ impl Reader<'_> {
         let name = format!("blk.{layer}.weights");
         let weights = self.vector(&name, self.sizes.n_ff[layer])?;
         if let Some(found) = weights.iter().find(|weight| **weight <= 0.0) {
-            return Err(self.damaged(name, "positive numbers".into(), found.to_string()));
+            return Err(self.damaged_error(name, "positive numbers".into(), found.to_string()));
         }
         Ok(LayerThresholds { weights, curve: self.curve(layer)? })
     }
@@ -406,8 +418,12 @@ impl Reader<'_> {
         self.finite(&name, &values)?;
         let (thresholds, verdicts) = values.split_at(ERRORS.len());
         if let Some(pair) = thresholds.windows(2).find(|pair| pair[0] > pair[1]) {
-            let expected = "thresholds that do not fall".to_owned();
-            return Err(self.damaged(name, expected, format!("{} after {}", pair[1], pair[0])));
+            let expected = "ascending thresholds".to_owned();
+            return Err(self.damaged_error(
+                name,
+                expected,
+                format!("{} after {}", pair[1], pair[0]),
+            ));
         }
         let part = |part: usize, i: usize| f64::from(verdicts[part * ERRORS.len() + i]);
         let verdict = |i| Evaluation {
@@ -429,13 +445,13 @@ impl Reader<'_> {
     fn finite(&self, name: &str, values: &[f32]) -> Result<()> {
         match values.iter().find(|value| !value.is_finite()) {
             Some(found) => {
-                Err(self.damaged(name.to_owned(), "finite numbers".into(), found.to_string()))
+                Err(self.damaged_error(name.to_owned(), "finite numbers".into(), found.to_string()))
             }
             None => Ok(()),
         }
     }
 
-    fn damaged(&self, what: String, expected: String, found: String) -> Error {
+    fn damaged_error(&self, what: String, expected: String, found: String) -> Error {
         let file = self.learned.name().to_owned();
         Error::Damaged { file, what: format!("`{}.{what}`", self.section.name()), expected, found }
     }
@@ -447,28 +463,30 @@ mod tests {
     use model::ModelOptions;
 
     #[test]
-    fn what_nobody_asked_for_replaces_nothing_that_came_meanwhile() {
+    fn automatic_runs_do_not_replace_newer_results() {
         let file = runtime::embedded::file().unwrap();
         let model = Model::from_file(file, &ModelOptions::default()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.thermocline.gguf");
-        let maker = |recipe: &str, restart| Maker::new(&model, &path, recipe, restart).unwrap();
+        let maker =
+            |recipe: &str, restart| PredictorRun::new(&model, &path, recipe, restart).unwrap();
         let [unasked, other] = ["a", "b"].map(|text| format!("{FIRST_USE} {text}"));
         let levels = Levels { balanced: Some(0.1), fast: Some(0.2) };
         let recipe = || {
-            let learned = Learned::open(&path, &model.file).unwrap();
+            let learned = SideFile::open(&path, &model.file).unwrap();
             learned.text(section(&model), RECIPE_KEY).unwrap().to_owned()
         };
-        // Two that started at once: the result of the first to finish is kept.
+        // Two runs start at once; the result of the first to finish is kept.
         let (mut first, second) = (maker(&unasked, false), maker(&unasked, false));
         second.save().unwrap();
         first.finish(levels).unwrap();
         assert!(matches!(second.save(), Err(Error::Overtaken { .. })));
         first.save().unwrap();
-        // One for another text replaces it, as at the start.
+        // An automatic run for another text replaces that result.
         maker(&other, false).save().unwrap();
         assert_eq!(recipe(), other);
-        // An explicitly requested run replaces all, and stays.
+        // An explicitly requested run replaces every result, and automatic runs do not replace its
+        // own.
         let asked = maker("asked", true);
         asked.save().unwrap();
         for mut late in [first, second] {

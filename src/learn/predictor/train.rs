@@ -1,12 +1,12 @@
 //! Trains a predictor's two matrices, starting from the factors.
 //!
-//! The loss is the cost of skipping with a soft threshold: the share of the squared contributions
-//! that is missed, plus a price for each listed neuron. The price is the value of a neuron in the
-//! untrained list, so the lists stay about as accurate and get shorter. Weights are quantised in
-//! the forward pass, not in the backward pass.
+//! The loss is the cost of skipping with a soft threshold: the fraction of the squared
+//! contributions that is missed, plus a price for each listed neuron. The price is the value of a
+//! neuron in the untrained list, so the lists stay about as accurate and get shorter. Weights are
+//! quantised in the forward pass, not in the backward pass.
 //!
-//! Products are cut into the same blocks on every machine, so threads change no bit of a
-//! predictor.
+//! Products are divided into the same blocks on every machine, so the number of threads does not
+//! change any bit of a predictor.
 //!
 //! Source: straight-through rounding, Bengio et al. 2013; Adam, Kingma and Ba 2015.
 
@@ -21,44 +21,44 @@ use rayon::prelude::*;
 use super::Result;
 use super::factor::Factors;
 use super::make::Formats;
-use super::matrix::{Dense, PAR};
-use super::seen::Seen;
+use super::matrix::{DenseMatrix, PAR};
+use super::observations::Observations;
 
-/// Tokens of a step.
+/// Tokens per training step.
 const BATCH: usize = 512;
 /// Width of the soft threshold, in standard deviations of a neuron's test value given its score.
 const SOFT: f32 = 0.5;
 /// Price of a listed neuron, relative to the loss per neuron of the untrained list.
 const PRICE: f64 = 3.0;
-/// The learning rate of the first step, as a share of a matrix's mean deviation; it decreases
-/// linearly to 0.
+/// The learning rate of the first step, relative to the root mean square of the matrix. It
+/// decreases linearly to 0.
 const RATE: f64 = 0.02;
-/// As [`RATE`] for biases, in standard deviations.
+/// The learning rate of biases, in standard deviations; it decreases like [`RATE`].
 const BIAS_RATE: f64 = 0.02;
 /// Rows of a product that one thread computes at once.
 const BLOCK_ROWS: usize = 64;
 
 /// The trained parameters.
 #[derive(Clone, Debug)]
-pub(super) struct Trained {
+pub(super) struct TrainedFactors {
     pub(super) factors: Factors,
     pub(super) bias: Vec<f32>,
 }
 
-/// Trains `start` for `n_steps` on the observations `seen`; `lengths` are the norms of the
-/// neurons' rows of down. `step` receives the number of finished steps and cancels by returning
-/// `false`.
+/// Trains `start` for `n_steps` on the observations `seen`; `lengths` are the norms of the neurons'
+/// rows of down. `step` receives the number of finished steps and cancels by returning `false`; the
+/// result is then `None`.
 ///
 /// # Errors
 /// [`super::Error::Read`] if quantised weights cannot be read back.
 pub(super) fn train(
-    start: &Trained,
+    start: &TrainedFactors,
     formats: Formats,
-    seen: &Seen,
+    seen: &Observations,
     lengths: &[f32],
     n_steps: usize,
     step: &mut dyn FnMut(usize) -> bool,
-) -> Result<Option<Trained>> {
+) -> Result<Option<TrainedFactors>> {
     let mut trained = start.clone();
     let Factors { fc1, fc2 } = &start.factors;
     let mut adam = [
@@ -75,11 +75,11 @@ pub(super) fn train(
         let batch = Batch::random(seen, lengths, formats.0, &mut random);
         let forward = Forward::of(&trained, formats, &batch)?;
         let price = *price.get_or_insert_with(|| {
-            PRICE * forward.missed(&batch.costs) / forward.mean_listed().max(1e-6)
+            PRICE * forward.missed_fraction(&batch.costs) / forward.mean_listed().max(1e-6)
         });
         let gradients = forward.gradients(&batch, price);
         let left = 1.0 - done as f64 / n_steps as f64;
-        let Trained { factors, bias } = &mut trained;
+        let TrainedFactors { factors, bias } = &mut trained;
         let parameters = [&mut factors.fc1.values, &mut factors.fc2.values, bias];
         for ((adam, values), gradient) in adam.iter_mut().zip(parameters).zip(&gradients) {
             adam.step(left, values, gradient);
@@ -96,15 +96,20 @@ fn spread(values: &[f32]) -> f64 {
 /// Randomly drawn tokens of the text.
 struct Batch {
     /// Inputs, rounded as the engine rounds them: `[BATCH, n_embd]`.
-    x: Dense,
+    x: DenseMatrix,
     /// The squared norm of every neuron's contribution: `[BATCH, n_ff]`.
-    costs: Dense,
+    costs: DenseMatrix,
 }
 
 impl Batch {
-    fn random(seen: &Seen, lengths: &[f32], format: Format, random: &mut ChaCha8Rng) -> Batch {
-        let mut x = Dense::new(0, seen.n_embd());
-        let mut costs = Dense::new(BATCH, seen.n_ff());
+    fn random(
+        seen: &Observations,
+        lengths: &[f32],
+        format: Format,
+        random: &mut ChaCha8Rng,
+    ) -> Batch {
+        let mut x = DenseMatrix::new(0, seen.n_embd());
+        let mut costs = DenseMatrix::new(BATCH, seen.n_ff());
         for i in 0..BATCH {
             let t = random.random_range(0..seen.n_tokens());
             x.push(seen.x.row(t));
@@ -120,18 +125,18 @@ impl Batch {
 /// Intermediate results that the backward pass needs.
 struct Forward {
     /// The second matrix as quantised: `[n_ff, rank]`.
-    fc2: Dense,
+    fc2: DenseMatrix,
     /// `x fc1^T`: `[BATCH, rank]`.
-    hidden: Dense,
-    /// Soft membership of each neuron in the list, in 0..1: `[BATCH, n_ff]`.
-    listed: Dense,
+    hidden: DenseMatrix,
+    /// Soft membership of each neuron in the list, from 0 to 1: `[BATCH, n_ff]`.
+    listed: DenseMatrix,
 }
 
 impl Forward {
-    fn of(trained: &Trained, formats: Formats, batch: &Batch) -> Result<Forward> {
-        let Trained { factors, bias } = trained;
-        let fc1 = Dense::of(&factors.fc1.quantized(formats.0))?;
-        let fc2 = Dense::of(&factors.fc2.quantized(formats.1))?;
+    fn of(trained: &TrainedFactors, formats: Formats, batch: &Batch) -> Result<Forward> {
+        let TrainedFactors { factors, bias } = trained;
+        let fc1 = DenseMatrix::of(&factors.fc1.quantized(formats.0))?;
+        let fc2 = DenseMatrix::of(&factors.fc2.quantized(formats.1))?;
         let hidden = product(batch.x.view(), fc1.view().transpose());
         let mut listed = product(hidden.view(), fc2.view().transpose());
         listed.values.par_chunks_mut(bias.len().max(1)).for_each(|row| {
@@ -142,14 +147,14 @@ impl Forward {
         Ok(Forward { fc2, hidden, listed })
     }
 
-    /// Share of the costs on neurons that are not listed.
-    fn missed(&self, costs: &Dense) -> f64 {
+    /// Fraction of the costs on neurons that are not listed.
+    fn missed_fraction(&self, costs: &DenseMatrix) -> f64 {
         let each = self.listed.values.iter().zip(&costs.values);
         let missed: f64 = each.map(|(listed, cost)| f64::from(cost * (1.0 - listed))).sum();
         missed / total(costs)
     }
 
-    /// The mean share of listed neurons.
+    /// The mean fraction of listed neurons.
     fn mean_listed(&self) -> f64 {
         sum(&self.listed.values) / self.listed.values.len().max(1) as f64
     }
@@ -176,8 +181,8 @@ impl Forward {
     }
 }
 
-/// The sum of the costs, kept above 0 as a divisor: all may be zero.
-fn total(costs: &Dense) -> f64 {
+/// The sum of the costs, at least 1e-30, because it is a divisor and all costs may be 0.
+fn total(costs: &DenseMatrix) -> f64 {
     sum(&costs.values).max(1e-30)
 }
 
@@ -186,8 +191,8 @@ fn sum(values: &[f32]) -> f64 {
 }
 
 /// `a * b`, in parallel blocks of rows.
-fn product(a: MatRef<'_, f32>, b: MatRef<'_, f32>) -> Dense {
-    let mut to = Dense::new(a.nrows(), b.ncols());
+fn product(a: MatRef<'_, f32>, b: MatRef<'_, f32>) -> DenseMatrix {
+    let mut to = DenseMatrix::new(a.nrows(), b.ncols());
     let n_cols = to.n_cols;
     let blocks = to.values.par_chunks_mut((BLOCK_ROWS * n_cols).max(1));
     blocks.enumerate().for_each(|(block, values)| {
@@ -239,31 +244,31 @@ mod tests {
 
     const FORMATS: Formats = Formats(Format::F32, Format::F32);
 
-    fn dense(n_rows: usize, n_cols: usize, random: &mut ChaCha8Rng) -> Dense {
+    fn dense(n_rows: usize, n_cols: usize, random: &mut ChaCha8Rng) -> DenseMatrix {
         let values = (0..n_rows * n_cols).map(|_| random.random_range(-1.0..1.0)).collect();
-        Dense { n_rows, n_cols, values }
+        DenseMatrix { n_rows, n_cols, values }
     }
 
-    fn loss(trained: &Trained, batch: &Batch, price: f64) -> f64 {
+    fn loss(trained: &TrainedFactors, batch: &Batch, price: f64) -> f64 {
         let forward = Forward::of(trained, FORMATS, batch).unwrap();
-        forward.missed(&batch.costs) + price * forward.mean_listed()
+        forward.missed_fraction(&batch.costs) + price * forward.mean_listed()
     }
 
     #[test]
-    fn gradients_are_those_of_the_loss() {
+    fn gradients_match_the_loss() {
         let mut random = ChaCha8Rng::seed_from_u64(7);
         let (n_tokens, n_embd, rank, n_ff) = (70, 9, 5, 13);
         let factors =
             Factors { fc1: dense(rank, n_embd, &mut random), fc2: dense(n_ff, rank, &mut random) };
         let bias = dense(1, n_ff, &mut random).values;
-        let trained = Trained { factors, bias };
+        let trained = TrainedFactors { factors, bias };
         let mut costs = dense(n_tokens, n_ff, &mut random);
         costs.values.iter_mut().for_each(|v| *v *= *v);
         let batch = Batch { x: dense(n_tokens, n_embd, &mut random), costs };
         let price = 0.7;
         let forward = Forward::of(&trained, FORMATS, &batch).unwrap();
         let gradients = forward.gradients(&batch, price);
-        let parameter = |of: &mut Trained, which: usize, i: usize, by: f32| match which {
+        let parameter = |of: &mut TrainedFactors, which: usize, i: usize, by: f32| match which {
             0 => of.factors.fc1.values[i] += by,
             1 => of.factors.fc2.values[i] += by,
             _ => of.bias[i] += by,
@@ -288,11 +293,12 @@ mod tests {
     fn adam_follows_its_formula() {
         let mut adam = Adam::new(0.1, 1);
         let mut value = [1.0f32];
-        // The first Adam step is as long as the rate, whatever the gradient.
+        // The first Adam step is as long as the rate, for any gradient.
         adam.step(1.0, &mut value, &[0.25]);
         assert!((value[0] - 0.9).abs() < 1e-6);
         adam.step(0.5, &mut value, &[-0.25]);
-        // means: 0.025, -0.0025 of 0.19; squares: 6.25e-5, 1.249375e-4 of 0.001999.
+        // The mean gradient is 0.025, then -0.0025, to be divided by 1 - 0.9^2 = 0.19. The mean
+        // square is 6.25e-5, then 1.249375e-4, to be divided by 1 - 0.999^2 = 0.001999.
         let moved = 0.05 * (-0.0025 / 0.19) / (1.249_375e-4f32 / 0.001_999).sqrt();
         assert!((value[0] - (0.9 - moved)).abs() < 1e-5, "{}", value[0]);
     }

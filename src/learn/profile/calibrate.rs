@@ -1,4 +1,4 @@
-//! Runs a text through a model and collects the activity of its neurons.
+//! Runs a text through a model and collects its activation profile.
 
 use std::sync::atomic::AtomicBool;
 
@@ -13,7 +13,7 @@ use super::{Gatherer, Profile, order};
 /// Maximum number of tokens of a window; each window starts with an empty context.
 const WINDOW: usize = 512;
 
-/// A calibration text, in the form that the model reads.
+/// A calibration text, divided into windows of token ids.
 #[derive(Clone, Debug)]
 pub struct Text {
     windows: Vec<Vec<u32>>,
@@ -37,9 +37,9 @@ impl Text {
         Text { windows, source: format!("text {:016x}", hash.finish()) }
     }
 
-    /// The same text, with a reason that a profile records.
+    /// The same text; profiles record its source with the prefix `why`.
     #[must_use]
-    pub fn because(self, why: &str) -> Text {
+    pub fn with_source_prefix(self, why: &str) -> Text {
         Text { source: format!("{why}{}", self.source), ..self }
     }
 
@@ -54,7 +54,7 @@ impl Text {
         self.windows.iter().map(|window| window.len() as u64).sum()
     }
 
-    /// Context size that holds each window.
+    /// Smallest context size that fits every window.
     #[must_use]
     pub fn n_ctx(&self) -> usize {
         self.windows.iter().map(Vec::len).max().unwrap_or(1)
@@ -74,7 +74,7 @@ impl Text {
             && self.windows_done(profile).is_some()
     }
 
-    /// Number of windows in a profile.
+    /// Number of windows that `profile` covers; `None` if it does not end at the end of a window.
     fn windows_done(&self, profile: &Profile) -> Option<usize> {
         let mut end = 0;
         let ends = self.windows.iter().map(|window| {
@@ -89,7 +89,8 @@ impl Text {
 /// window. The result does not depend on interruptions.
 ///
 /// # Errors
-/// Errors of the engine, including an interrupt: `profile` then has all complete windows.
+/// Errors of the engine, including an interrupt. `profile` then covers all complete
+/// windows.
 pub fn calibrate(
     engine: &mut Engine,
     text: &Text,

@@ -1,12 +1,12 @@
-//! Converts observed blocks to counts. A window counts only when it is complete, so that a run can
-//! be interrupted and resumed anywhere.
+//! Converts observed blocks to counts. A profile receives only complete windows, so that a run can
+//! be interrupted and resumed at any token.
 
 use rayon::prelude::*;
 
-use engine::Observed;
+use engine::ObservedBlock;
 use model::Model;
 
-use super::{LayerProfile, MOST_SAMPLES, Profile};
+use super::{LayerProfile, MAX_SAMPLES, Profile};
 
 /// Collects the observations of a model.
 #[derive(Debug)]
@@ -33,8 +33,8 @@ impl<'a> Gatherer<'a> {
         Ok(Gatherer { model, norms, window, n_seen: vec![0; model.hyper.n_layer], values: vec![] })
     }
 
-    /// Collects counts alone: active neurons for models with exact zeros, used experts for MoE
-    /// models. Reads no weights.
+    /// Collects no contributions, only counts (active neurons for models with exact zeros, used
+    /// experts for MoE models) and the squares of inputs. Reads no weights.
     #[must_use]
     pub fn counting(model: &'a Model) -> Gatherer<'a> {
         let n_layer = model.hyper.n_layer;
@@ -50,7 +50,7 @@ impl<'a> Gatherer<'a> {
     }
 
     /// Adds an observed block. `profile` is the profile that the window will be added to.
-    pub fn see(&mut self, profile: &Profile, layer: usize, observed: &Observed<'_>) {
+    pub fn see(&mut self, profile: &Profile, layer: usize, observed: &ObservedBlock<'_>) {
         let Some(ffn) = &self.model.layers[layer].ffn else { return };
         let (n_ff, n_embd) = (ffn.n_ff(), self.model.hyper.n_embd);
         observed.values(self.model, &mut self.values);
@@ -102,7 +102,7 @@ impl<'a> Gatherer<'a> {
 
     /// Adds the complete window to `profile`.
     pub fn commit(&mut self, profile: &mut Profile) {
-        // Layers without neurons see nothing.
+        // Layers without neurons count no tokens, so the window's length is the largest count.
         let n_tokens = self.n_seen.iter().copied().max().unwrap_or_default();
         let (first, before) = (profile.n_tokens, profile.stride);
         let mut after = before;
@@ -117,7 +117,7 @@ impl<'a> Gatherer<'a> {
             let index = first.next_multiple_of(before.max(1));
             let indices = (0..).map(|i| index + i * before);
             for (sample, index) in of.samples.drain(..).zip(indices) {
-                if all.samples.len() == MOST_SAMPLES {
+                if all.samples.len() == MAX_SAMPLES {
                     let mut number = 0;
                     all.samples.retain(|_| {
                         number += 1;
@@ -137,7 +137,7 @@ impl<'a> Gatherer<'a> {
     }
 }
 
-/// Norms of the rows of down of a layer's neurons.
+/// The norm of each neuron's row of down in a layer, `[n_ff]`.
 fn norms(model: &Model, layer: usize) -> hal::Result<Vec<f32>> {
     /// Rows that a thread processes at a time.
     const ROWS: usize = 256;
@@ -145,7 +145,8 @@ fn norms(model: &Model, layer: usize) -> hal::Result<Vec<f32>> {
     let (down, n_ff) = (&ffn.down.w, ffn.n_ff());
     let desc = down.desc();
     let starts: Vec<usize> = (0..desc.n_rows).step_by(ROWS).collect();
-    // Rows of down are outputs, or neurons: in the latter case each gives one square.
+    // A stored row of down belongs to an output and has a value for each neuron, or, with
+    // `down_by_neuron`, belongs to one neuron.
     let n_out = desc.n_rows / ffn.n_expert().unwrap_or(1).max(1);
     let squares = |&start: &usize| {
         let rows = start..(start + ROWS).min(desc.n_rows);
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_thin_out_evenly_whatever_the_windows() {
+    fn samples_are_evenly_spaced_for_any_windows() {
         let model = built_in();
         let (n_ff, n_embd) = (model.max_n_ff(), model.hyper.n_embd);
         let run = |windows: &[usize]| {
@@ -194,13 +195,13 @@ mod tests {
             let mut index = 0;
             for &n in windows {
                 for _ in 0..n {
-                    // The token's number, in bits of the first neurons.
+                    // The first 16 neurons encode the token's number in binary.
                     let bit = |i: usize| if i < 16 && index >> i & 1 == 1 { 1.0f32 } else { -1.0 };
                     let gate: Vec<f32> = (0..n_ff).map(bit).collect();
                     let (up, x) = (vec![1.0; n_ff], vec![0.5; n_embd]);
                     let (gate, weights) = (Some(&gate[..]), None);
                     let observed =
-                        Observed { n_tokens: 1, residual: &x, x: &x, gate, up: &up, weights };
+                        ObservedBlock { n_tokens: 1, residual: &x, x: &x, gate, up: &up, weights };
                     for layer in 0..model.hyper.n_layer {
                         gatherer.see(&profile, layer, &observed);
                     }
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn norms_are_those_of_the_columns_of_down() {
+    fn norms_match_the_columns_of_down() {
         let model = built_in();
         let down = &model.layers[1].ffn.as_ref().unwrap().down.w;
         let desc = down.desc();

@@ -1,7 +1,8 @@
 //! Activation profiles: how often each neuron of a model is active, and how much it contributes.
 //!
-//! Here: the data and its collection ([`Gatherer`], [`calibrate`]), its storage in the side file,
-//! statistics, plots, PowerInfer's files of the same kind. Not here: placing neurons, predictors.
+//! This module collects profiles ([`Gatherer`], [`calibrate`]), stores them in the side file,
+//! summarises and plots them, and reads PowerInfer's files with the same content. Other modules
+//! place neurons and make predictors.
 //!
 //! A neuron *fires* for a token (is active) if its test value (the gate, or up without a gate) is
 //! positive, for activations with exact zeros; with other activations, if its contribution to the
@@ -25,7 +26,7 @@ pub use summary::Summary;
 use model::{LayerWeights, Model};
 
 /// Maximum number of tokens whose active neurons are stored.
-const MOST_SAMPLES: usize = 512;
+const MAX_SAMPLES: usize = 512;
 
 /// A model's activation profile.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +37,7 @@ pub struct Profile {
     n_tokens: u64,
     /// Requested number of tokens; a profile with fewer is unfinished.
     n_wanted: u64,
-    /// One token in this many has its active neurons stored; 0 if none has.
+    /// The active neurons of every `stride`-th token are stored; 0 means of no token.
     stride: u64,
     layers: Vec<LayerProfile>,
 }
@@ -60,7 +61,7 @@ pub struct LayerProfile {
 }
 
 impl LayerProfile {
-    /// Nothing yet, of every layer of `model`.
+    /// Empty profiles of all layers of `model`.
     fn all(model: &Model) -> Vec<LayerProfile> {
         let new = |layer: &LayerWeights| LayerProfile {
             fires: vec![0; layer.n_ff()],
@@ -75,13 +76,13 @@ impl LayerProfile {
 
     /// Number of tokens for which each neuron fired.
     #[must_use]
-    pub fn fires(&self) -> &[u64] {
+    pub fn active_counts(&self) -> &[u64] {
         &self.fires
     }
 
     /// Number of tokens that used each expert; empty without experts.
     #[must_use]
-    pub fn routed(&self) -> &[u64] {
+    pub fn expert_counts(&self) -> &[u64] {
         &self.routed
     }
 
@@ -101,7 +102,7 @@ impl Profile {
         Profile { source: source.to_owned(), n_tokens: 0, n_wanted, stride: 1, layers }
     }
 
-    /// As [`Profile::new`] with counts only: no contributions, inputs or samples.
+    /// As [`Profile::new`], without samples: for [`Gatherer::counting`].
     #[must_use]
     pub fn counts(model: &Model, source: &str, n_wanted: u64) -> Profile {
         Profile { stride: 0, ..Profile::new(model, source, n_wanted) }
@@ -125,7 +126,7 @@ impl Profile {
         self.n_wanted
     }
 
-    /// Whether it is complete.
+    /// Whether the profile is complete.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.n_tokens >= self.n_wanted
@@ -176,7 +177,7 @@ impl Profile {
     }
 
     /// Mean squares of the values of each block's input, `[n_layer][n_embd]`, empty for a layer
-    /// without a block; `None` if only counts are known.
+    /// without a block; `None` for counts imported from PowerInfer.
     #[must_use]
     pub fn mean_squares(&self) -> Option<Vec<Vec<f32>>> {
         let all = self.n_tokens.max(1) as f64;

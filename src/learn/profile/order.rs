@@ -1,39 +1,41 @@
 //! Orders neurons so that those that fire together are adjacent.
 //!
-//! In bands by heat, so that hot neurons stay together: starting with the hottest neuron of a
-//! band, always followed by the one whose set of sampled tokens is most similar to the previous
-//! one's (intersection over union). Neurons that fired for no sampled token follow by heat.
+//! Neurons are sorted by heat (how often they fire) and divided into bands, so that hot neurons
+//! stay together. A band starts with its hottest neuron. Each following neuron is the one whose set
+//! of sampled tokens is most similar to the set of the previous neuron (intersection over union).
+//! Neurons that fired for no sampled token come last, by heat.
 
 use std::cmp::Reverse;
 
 use super::LayerProfile;
 
-/// Neurons per band: bounds the work, which is proportional to band times neurons.
+/// Neurons per band. The work is proportional to this number times the number of neurons.
 const BAND: usize = 512;
 
-/// The ordered neurons of a layer; those of a group of `width` stay together.
+/// The neurons of a layer in order. Each group of `width` neurons, such as an expert, stays
+/// together.
 pub(super) fn order(layer: &LayerProfile, width: usize) -> Vec<u32> {
-    let sets = Sets::new(layer);
+    let sets = FiringSets::new(layer);
     let mut order = Vec::with_capacity(layer.fires.len());
     for first in (0..layer.fires.len()).step_by(width.max(1)) {
         let end = (first + width).min(layer.fires.len());
         let mut by_heat: Vec<u32> = (first as u32..end as u32).collect();
         by_heat.sort_by_key(|&n| (sets.len(n) == 0, Reverse(layer.fires[n as usize]), n));
         for band in by_heat.chunks(BAND) {
-            sets.chain(band, &mut order);
+            sets.append_similar(band, &mut order);
         }
     }
     order
 }
 
 /// For each neuron, the sampled tokens for which it fired.
-struct Sets {
+struct FiringSets {
     n_words: usize,
     bits: Vec<u64>,
 }
 
-impl Sets {
-    fn new(layer: &LayerProfile) -> Sets {
+impl FiringSets {
+    fn new(layer: &LayerProfile) -> FiringSets {
         let n_words = layer.samples.len().div_ceil(64).max(1);
         let mut bits = vec![0; layer.fires.len() * n_words];
         for (number, sample) in layer.samples.iter().enumerate() {
@@ -48,7 +50,7 @@ impl Sets {
                 }
             }
         }
-        Sets { n_words, bits }
+        FiringSets { n_words, bits }
     }
 
     fn of(&self, neuron: u32) -> &[u64] {
@@ -63,8 +65,9 @@ impl Sets {
         self.of(a).iter().zip(self.of(b)).map(|(a, b)| (a & b).count_ones()).sum()
     }
 
-    /// Appends `band`, which is sorted by heat, in order.
-    fn chain(&self, band: &[u32], order: &mut Vec<u32>) {
+    /// Appends the neurons of `band`, which is sorted by heat, so that similar neurons are
+    /// adjacent.
+    fn append_similar(&self, band: &[u32], order: &mut Vec<u32>) {
         let mut left: Vec<(u32, u32)> = band.iter().map(|&n| (n, self.len(n))).collect();
         let mut at = 0;
         while !left.is_empty() {
@@ -78,7 +81,7 @@ impl Sets {
             for (i, &(other, n)) in left.iter().enumerate() {
                 let shared = self.shared(neuron, other);
                 let union = u64::from(len + n - shared);
-                // In a tie, the hotter one.
+                // In a tie, the hotter neuron wins, which comes first.
                 if u64::from(shared) * best.1 > best.0 * union {
                     (at, best) = (i, (u64::from(shared), union));
                 }
@@ -92,8 +95,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neurons_that_fire_together_are_beside_each_other() {
-        // Neurons 0, 3, 6.. fire for the first tokens, 1, 4, 7.. for the last ones, 2, 5, 8.. never.
+    fn neurons_that_fire_together_are_adjacent() {
+        // Neurons 0, 3, 6.. fire for the first tokens, 1, 4, 7.. for the last ones, 2, 5, 8..
+        // never.
         let samples = (0..100).map(|t| {
             (0..2).fold(vec![0u64; 2], |mut bits, word| {
                 for bit in 0..64 {

@@ -1,15 +1,15 @@
-//! Plots a profile: the power law of each layer, density by layer, a map of heat. Plain SVG,
-//! without scripts, with the viewer's font.
+//! Plots a profile: the power law of each layer, density by layer, a heat map. The result is plain
+//! SVG without scripts, in the viewer's font.
 
 use std::fmt::Write;
 
 use super::Profile;
 
-/// Size of a panel, and its margins.
+/// Width, height and margin of a panel, in SVG units.
 const WIDE: f64 = 420.0;
 const HIGH: f64 = 300.0;
 const GAP: f64 = 78.0;
-/// Points of a curve, and columns of the map.
+/// Number of points of a curve, and of columns of the heat map.
 const POINTS: usize = 100;
 
 /// The plot of a profile of the model `name`.
@@ -30,7 +30,7 @@ pub fn svg(profile: &Profile, name: &str) -> String {
     out
 }
 
-/// Escapes special characters of SVG.
+/// Escapes the special characters of SVG and removes control characters.
 fn escaped(text: &str) -> String {
     let plain = text.chars().filter(|c| !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}'));
     let plain = plain.collect::<String>();
@@ -85,7 +85,8 @@ fn percent(part: f64) -> String {
     }
 }
 
-/// Share of activations of the hottest share of neurons, at evenly spaced shares.
+/// Points of the cumulative curve: fraction of the neurons, hottest first, and the fraction of all
+/// activations that these neurons account for.
 fn curve(mut fires: Vec<u64>) -> Vec<(f64, f64)> {
     fires.sort_unstable_by(|a, b| b.cmp(a));
     let all = fires.iter().map(|&n| n as f64).sum::<f64>().max(1.0);
@@ -159,7 +160,7 @@ fn mix(colors: &[[f64; 3]], part: f64) -> String {
 fn density(profile: &Profile, out: &mut String, x: f64, y: f64) {
     let summary = profile.summary();
     let highest = summary.density_by_layer.iter().copied().fold(0.0, f64::max);
-    // The next round number above.
+    // The axis ends at the next round number.
     let steps = [0.05, 0.1, 0.2, 0.5, 1.0];
     let most = steps.into_iter().find(|&step| highest <= step).unwrap_or(1.0);
     let title = format!("Density: a token activates {} of the neurons", percent(summary.density));
@@ -216,7 +217,7 @@ fn map(profile: &Profile, out: &mut String, at: (f64, f64), size: (f64, f64)) {
     text(out, x - 40.0, y + h / 2.0, "middle", 12, "layer");
 }
 
-/// White through orange to dark red. The root makes rare activity visible.
+/// White through orange to dark red. The square root makes rarely active neurons visible.
 fn by_heat(probability: f64) -> String {
     const COLORS: [[f64; 3]; 4] =
         [[255.0, 255.0, 255.0], [253.0, 190.0, 110.0], [205.0, 45.0, 40.0], [70.0, 0.0, 20.0]];
@@ -229,7 +230,7 @@ mod tests {
     use crate::profile::LayerProfile;
 
     #[test]
-    fn the_curve_ends_at_all_and_the_picture_escapes_names() {
+    fn curves_end_at_1_and_names_are_escaped() {
         let points = curve(vec![1, 0, 7, 2]);
         assert_eq!(points.len(), POINTS + 1);
         assert_eq!((points[0], points[POINTS]), ((0.0, 0.0), (1.0, 1.0)));

@@ -1,6 +1,7 @@
-//! PowerInfer's files of the same kind: its profiler's counts, and its list of GPU neurons.
+//! Reads PowerInfer's files: the counts of its profiler, and its list of neurons on the GPU.
 //!
-//! Source: PowerInfer's loader and solver (Song et al., SOSP 2024) as published in their repository.
+//! Source: PowerInfer's loader and solver (Song et al., SOSP 2024) as published in their
+//! repository.
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use model::Model;
 
 use super::{LayerProfile, Profile};
 
-/// Why such a file is not used.
+/// An error of reading PowerInfer's files.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file of counts that cannot be read.
@@ -19,7 +20,7 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] gguf::Error),
     /// A number of neurons that differs from the model's layer.
-    #[error("{file}: has {found} numbers, expected {expected} (neurons of layer {layer})")]
+    #[error("{file} has {found} numbers, expected {expected}, one per neuron of layer {layer}")]
     Neurons {
         /// The path.
         file: String,
@@ -31,7 +32,7 @@ pub enum Error {
         found: u64,
     },
     /// A number that is not a count.
-    #[error("{file}: has the value {found}, expected counts of tokens")]
+    #[error("{file} has the value {found}, expected a number of tokens")]
     Count {
         /// The path.
         file: String,
@@ -39,13 +40,13 @@ pub enum Error {
         found: f64,
     },
     /// All counts are 0.
-    #[error("{folder}: all counts are 0")]
+    #[error("{folder}: all counts are 0, so the files contain no profile")]
     Empty {
         /// The folder.
         folder: String,
     },
-    /// A list that does not match this model, or another file.
-    #[error("{file}: {what}, expected {expected}")]
+    /// A list of GPU neurons that does not match the model, or a file without such a list.
+    #[error("{file} {what}, expected {expected}")]
     Index {
         /// The path.
         file: String,
@@ -92,7 +93,7 @@ pub fn import(folder: &Path, model: &Model) -> Result<Profile, Error> {
 /// PowerInfer's selection of neurons for the GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuIndex {
-    /// Device memory in bytes that it was made for.
+    /// Device memory, in bytes, for which the neurons were selected.
     pub vram_capacity: u64,
     /// Neurons of each layer that are on the GPU, ascending.
     pub layers: Vec<Vec<u32>>,
@@ -109,24 +110,27 @@ pub fn gpu_index(file: &File, n_ff: &[usize]) -> Result<GpuIndex, Error> {
         expected,
     };
     if file.container() != Container::PowerInfer {
-        return Err(wrong(format!("is a {} container", file.container()), "a PWRI one".into()));
+        return Err(wrong(format!("is a {} container", file.container()), "a PWRI file".into()));
     }
     let blocks = file.metadata().u32("generic.gpu_index.block_count")?;
     let n_layer = n_ff.len();
     if blocks.map(|n| n as usize) != Some(n_layer) {
-        let found = blocks.map_or("no number of layers".into(), |n| format!("{n} layers"));
+        let found =
+            blocks.map_or("states no number of layers".into(), |n| format!("has {n} layers"));
         return Err(wrong(found, format!("{n_layer}")));
     }
     let capacity = file.metadata().u64("split.vram_capacity")?;
-    let capacity = capacity.ok_or_else(|| wrong("no capacity".into(), "one in bytes".into()))?;
+    let capacity = capacity.ok_or_else(|| {
+        wrong("has no key `split.vram_capacity`".into(), "a number of bytes".into())
+    })?;
     let mut layers = Vec::new();
     for (layer, &n_ff) in n_ff.iter().enumerate() {
         let name = format!("blk.{layer}.gpu_idx");
         let tensor = file.tensor(&name);
-        let expected = || format!("{n_ff} numbers of I32");
-        let tensor = tensor.ok_or_else(|| wrong(format!("no `{name}`"), expected()))?;
+        let expected = || format!("{n_ff} values of type I32");
+        let tensor = tensor.ok_or_else(|| wrong(format!("has no tensor `{name}`"), expected()))?;
         if tensor.ty != TensorType::I32 || tensor.shape != [n_ff as u64] {
-            let found = format!("`{name}` of {:?} {}", tensor.shape, tensor.ty);
+            let found = format!("has `{name}` of {:?} {}", tensor.shape, tensor.ty);
             return Err(wrong(found, expected()));
         }
         let marks = file.bytes(tensor)?.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b));

@@ -1,10 +1,10 @@
 //! Stores a profile in the side file.
 
-use crate::learned::{Contents, Learned, Refused, Section};
+use crate::learned::{Section, SectionContents, SideFile, SideFileError};
 use gguf::TensorType;
 use model::Model;
 
-use super::{LayerProfile, MOST_SAMPLES, Profile};
+use super::{LayerProfile, MAX_SAMPLES, Profile};
 
 const SECTION: Section = Section::Profile;
 const VERSION: u64 = 1;
@@ -13,27 +13,27 @@ impl Profile {
     /// The profile of `model` in its side file; `None` if it has none.
     ///
     /// # Errors
-    /// [`Refused`] for a profile that is inconsistent with the model or itself.
-    pub fn read(file: &Learned, model: &Model) -> Result<Option<Profile>, Refused> {
+    /// [`SideFileError`] for a profile that is inconsistent with the model or itself.
+    pub fn read(file: &SideFile, model: &Model) -> Result<Option<Profile>, SideFileError> {
         if !file.has(SECTION) {
             return Ok(None);
         }
         let reader = Reader { file, model };
         let version = file.u64(SECTION, "version")?;
         if version != VERSION {
-            return Err(reader.wrong("version", VERSION.to_string(), version.to_string()));
+            return Err(reader.wrong_tensor("version", VERSION.to_string(), version.to_string()));
         }
         let (expected, found) = (model.neurons_by(), file.text(SECTION, "neurons")?);
         if found != expected {
-            return Err(reader.wrong("neurons", expected, found.to_owned()));
+            return Err(reader.wrong_tensor("neurons", expected, found.to_owned()));
         }
         let [n_tokens, n_wanted, stride] =
             ["tokens", "wanted", "stride"].map(|name| file.u64(SECTION, name));
         let (n_tokens, n_wanted, stride) = (n_tokens?, n_wanted?, stride?);
         let n_samples = if stride == 0 { 0 } else { n_tokens.div_ceil(stride) };
-        if n_samples > MOST_SAMPLES as u64 {
-            let expected = format!("at most {MOST_SAMPLES} samples");
-            return Err(reader.wrong("stride", expected, n_samples.to_string()));
+        if n_samples > MAX_SAMPLES as u64 {
+            let expected = format!("at most {MAX_SAMPLES} samples");
+            return Err(reader.wrong_tensor("stride", expected, n_samples.to_string()));
         }
         let layers = (0..model.hyper.n_layer).map(|layer| reader.layer(layer, n_tokens, n_samples));
         Ok(Some(Profile {
@@ -47,10 +47,10 @@ impl Profile {
 
     /// The section's contents for `model`.
     #[must_use]
-    pub fn contents(&self, model: &Model) -> Contents {
-        let mut contents = Contents::default();
+    pub fn contents(&self, model: &Model) -> SectionContents {
+        let mut contents = SectionContents::default();
         contents.set("version", VERSION);
-        // Activity depends on the activation function, which a flag can set.
+        // The counts depend on the activation function, which a flag can set.
         contents.set("neurons", model.neurons_by());
         contents.set("source", self.source.as_str());
         contents.set("tokens", self.n_tokens);
@@ -58,7 +58,7 @@ impl Profile {
         contents.set("stride", self.stride);
         for (i, layer) in self.layers.iter().enumerate() {
             let LayerProfile { fires, size, input, routed, samples, order } = layer;
-            // A layer without neurons has nothing to keep.
+            // A layer without neurons has nothing to store.
             if fires.is_empty() {
                 continue;
             }
@@ -87,12 +87,17 @@ impl Profile {
 }
 
 struct Reader<'a> {
-    file: &'a Learned,
+    file: &'a SideFile,
     model: &'a Model,
 }
 
 impl Reader<'_> {
-    fn layer(&self, layer: usize, n_tokens: u64, n_samples: u64) -> Result<LayerProfile, Refused> {
+    fn layer(
+        &self,
+        layer: usize,
+        n_tokens: u64,
+        n_samples: u64,
+    ) -> Result<LayerProfile, SideFileError> {
         let (hyper, weights) = (&self.model.hyper, &self.model.layers[layer]);
         if weights.ffn.is_none() {
             return Ok(LayerProfile::default());
@@ -104,14 +109,16 @@ impl Reader<'_> {
             let count = |value: i64| u64::try_from(value).ok().filter(|&n| n <= n_tokens);
             let counts: Option<Vec<u64>> = values.into_iter().map(count).collect();
             let expected = || format!("counts from 0 to {n_tokens}");
-            counts.ok_or_else(|| self.wrong(&name(part), expected(), "others".into()))
+            let found = "out of range".to_owned();
+            counts.ok_or_else(|| self.wrong_tensor(&name(part), expected(), found))
         };
         let sums = |part: &str, n: u64| {
             let values = self.file.f64s(SECTION, &name(part), &[n])?;
             if values.iter().all(|value| value.is_finite() && *value >= 0.0) {
                 Ok(values)
             } else {
-                Err(self.wrong(&name(part), "sums from 0 on".into(), "others".into()))
+                let expected = "sums of at least 0".to_owned();
+                Err(self.wrong_tensor(&name(part), expected, "out of range".into()))
             }
         };
         let fires = counts("fires", n_ff)?;
@@ -133,8 +140,8 @@ impl Reader<'_> {
             let mut sorted = order.clone();
             sorted.sort_unstable();
             if !sorted.iter().copied().eq(0..n_ff as u32) {
-                let expected = "each neuron once".to_owned();
-                return Err(self.wrong(&name("order"), expected, "another list".into()));
+                let expected = "a list with each neuron once".to_owned();
+                return Err(self.wrong_tensor(&name("order"), expected, "invalid".into()));
             }
         }
         Ok(LayerProfile {
@@ -150,8 +157,8 @@ impl Reader<'_> {
         })
     }
 
-    fn wrong(&self, name: &str, expected: String, found: String) -> Refused {
+    fn wrong_tensor(&self, name: &str, expected: String, found: String) -> SideFileError {
         let name = format!("{}.{name}", SECTION.name());
-        Refused::Wrong { file: self.file.name().to_owned(), name, expected, found }
+        SideFileError::Wrong { file: self.file.name().to_owned(), name, expected, found }
     }
 }

@@ -2,21 +2,21 @@
 
 use super::{LayerProfile, Profile};
 
-/// The share of all activations that defines the hot neurons.
+/// Hot neurons account for this fraction of all activations.
 const MOST: f64 = 0.8;
 
 /// Summary of a profile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
-    /// Share of the neurons that fire for a token.
+    /// Fraction of the neurons that fire for a token.
     pub density: f64,
     /// `density` of each layer.
     pub density_by_layer: Vec<f64>,
-    /// Share of the model's neurons that account for 80 % of its activations.
+    /// Fraction of the model's neurons that account for 80 % of its activations.
     pub hot: f64,
-    /// Share of each layer's neurons that account for 80 % of its activations.
+    /// Fraction of each layer's neurons that account for 80 % of its activations.
     pub hot_by_layer: Vec<f64>,
-    /// Share of the neurons that never fired.
+    /// Fraction of the neurons that never fired.
     pub never: f64,
 }
 
@@ -39,9 +39,9 @@ impl Profile {
         }
     }
 
-    /// Share of all activations that these neurons of each layer account for.
+    /// Fraction of all activations that these neurons of each layer account for.
     #[must_use]
-    pub fn carried(&self, chosen: &[Vec<u32>]) -> f64 {
+    pub fn activation_share(&self, chosen: &[Vec<u32>]) -> f64 {
         let sum = |layer: &LayerProfile| layer.fires.iter().map(|&n| n as f64).sum::<f64>();
         let all: f64 = self.layers.iter().map(sum).sum();
         let of = |(layer, chosen): (&LayerProfile, &Vec<u32>)| {
@@ -54,7 +54,7 @@ impl Profile {
         self.layers.iter().zip(chosen).map(of).sum::<f64>() / all.max(1.0)
     }
 
-    /// Share of all activations that the hottest `n` neurons of the model account for.
+    /// Fraction of all activations that the hottest `n` neurons of the model account for.
     #[must_use]
     pub fn carried_by_hottest(&self, n: usize) -> f64 {
         let mut fires: Vec<u64> =
@@ -65,7 +65,7 @@ impl Profile {
     }
 }
 
-/// Share of the neurons, hottest first, that account for [`MOST`] of the activations.
+/// Fraction of the neurons, hottest first, that account for [`MOST`] of the activations.
 fn hot(mut fires: Vec<u64>) -> f64 {
     fires.sort_unstable_by(|a, b| b.cmp(a));
     let wanted = MOST * fires.iter().map(|&n| n as f64).sum::<f64>();
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_numbers_of_a_small_profile() {
+    fn summary_of_a_small_profile() {
         let layer = |fires: &[u64]| LayerProfile { fires: fires.to_vec(), ..Default::default() };
         let layers = vec![layer(&[10, 0, 5, 5]), layer(&[1, 1, 1, 1])];
         let source = "test".to_owned();
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(summary.density_by_layer, [0.5, 0.1]);
         assert_eq!(summary.hot_by_layer, [0.75, 1.0]);
         assert_eq!((summary.hot, summary.never), (3.0 / 8.0, 1.0 / 8.0));
-        assert!((profile.carried(&[vec![0], vec![1, 2, 9]]) - 12.0 / 24.0).abs() < 1e-12);
+        assert!((profile.activation_share(&[vec![0], vec![1, 2, 9]]) - 12.0 / 24.0).abs() < 1e-12);
         assert!((profile.carried_by_hottest(2) - 15.0 / 24.0).abs() < 1e-12);
         assert_eq!(profile.probabilities()[0], [1.0, 0.0, 0.5, 0.5]);
     }

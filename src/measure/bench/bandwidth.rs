@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use hal::Bytes;
 
-/// Larger than the caches of current processors.
+/// Preferred size of the buffer: larger than the caches of current processors.
 const WANTED: Bytes = Bytes(1 << 30);
-/// Maximum number of passes over the buffer, and the time after which two are enough.
+/// Maximum number of passes over the buffer, and the time after which two passes are enough.
 const PASSES: usize = 7;
 const ENOUGH: Duration = Duration::from_millis(500);
-/// Independent sums, so that reading is never delayed by additions.
+/// Number of independent sums: enough that additions do not delay the reads.
 const LANES: usize = 64;
 
-/// Bytes to read, given the free memory: 1 GiB, or a quarter of the free memory.
+/// Bytes to read: 1 GiB, but at most a quarter of the `free` memory, if known.
 #[must_use]
 pub fn probe_size(free: Option<Bytes>) -> Bytes {
     free.map_or(WANTED, |free| WANTED.min(Bytes(free.0 / 4)))

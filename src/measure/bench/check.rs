@@ -1,4 +1,4 @@
-//! Compares the logits of two ways to run a model.
+//! Compares the logits of two runs of a model, such as on different devices.
 
 use std::sync::atomic::AtomicBool;
 
@@ -7,13 +7,13 @@ use model::Model;
 
 /// Maximum number of tokens at the end of the text that are fed a second time.
 pub const AGAIN: usize = 64;
-/// Maximum number of these tokens that are fed one by one, after the others.
+/// Maximum number of tokens at the end of the text that are then fed one by one.
 const SINGLE: usize = 16;
 
-/// Logits of `engine` on the different paths through a backend, `[n][n_vocab]`. First `text` in
-/// the longest steps, with the logits after its last token (these steps stream weights to
-/// devices). Then the end of the text is truncated and fed again with the logits of every token:
-/// in short steps, and the last of it as single tokens.
+/// Logits of `engine` on the different paths through a backend, `[n][n_vocab]`. First feeds `text`
+/// in the largest micro-batches, which stream weights to devices, and returns the logits after its
+/// last token. Then removes the end of the text and feeds it again in a short step and as single
+/// tokens, and returns the logits after every token.
 ///
 /// # Errors
 /// Errors of [`Engine::feed`].
@@ -68,9 +68,9 @@ pub fn difference(expected: &[f32], got: &[f32], n_vocab: usize) -> Difference {
     found
 }
 
-/// The largest difference that rounding explains, and why. The same bound as in the tests with
-/// random placements: it covers F32 sums in another order; with quantised weights, also an
-/// activation that rounds to the neighbouring 8-bit step.
+/// The largest difference that rounding explains, and the reason for it. The tests with random
+/// placements use the same bound. It covers F32 sums in another order and, with quantised weights,
+/// also an activation that rounds to the neighbouring 8-bit value.
 #[must_use]
 pub fn rounding_bound(model: &Model) -> (f64, &'static str) {
     let quantised = |rows: &hal::HostRows| rows.desc().format.quants().is_some();
@@ -87,12 +87,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn differences_in_units_of_the_spread() {
+    fn differences_are_scaled_by_the_deviation() {
         let (a, b) = ([3.0, -4.0, 0.0, 1.0], [3.0, -4.0, 0.0, 1.0]);
         let same = Difference { largest: 0.0, n: 2, n_same: 2 };
         assert_eq!(difference(&a, &b, 2), same);
         let found = difference(&a, &[3.0, -3.5, 2.0, 1.0], 2);
-        // The spread of the first position is 5 / sqrt(2), of the second 1 / sqrt(2).
+        // The spread of the first position is 5 / sqrt(2), that of the second 1 / sqrt(2).
         assert_eq!((found.n, found.n_same), (2, 1));
         assert!((found.largest - 2.0 * 2f64.sqrt()).abs() < 1e-12, "{found:?}");
         assert_eq!(difference(&a, &a[..2], 2).largest, f64::INFINITY);

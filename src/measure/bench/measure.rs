@@ -1,4 +1,4 @@
-//! Runs one test: preparation is not timed, repetitions are.
+//! Runs one test and times its repetitions, without the preparation.
 
 use std::fmt;
 use std::sync::atomic::AtomicBool;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use engine::{Engine, Feed, Result, Sequence, StepStats, Want};
 use hal::KV_BLOCK;
 
-/// A prefill of some tokens, then decode of some tokens, after some context; of several sequences
+/// A prefill and a decode of a number of tokens, after a given context, for one or more sequences
 /// at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Test {
@@ -34,7 +34,8 @@ impl Test {
         self.n_depth + self.n_prompt + self.n_gen
     }
 
-    /// Positions of the KV cache that it needs: with several sequences, whole blocks for each.
+    /// Positions of the KV cache that the test needs. With several sequences, each takes whole
+    /// blocks.
     #[must_use]
     pub fn n_ctx(&self) -> usize {
         match self.n_seq {
@@ -43,7 +44,8 @@ impl Test {
         }
     }
 
-    /// Tokens of text that it needs: after a common beginning, each sequence has its own.
+    /// Tokens of text that the test needs: sequences share context and prompt, and decode different
+    /// tokens.
     #[must_use]
     pub fn n_text(&self) -> usize {
         self.n_depth + self.n_prompt + self.n_seq * self.n_gen
@@ -82,7 +84,7 @@ pub struct Settings {
 
 /// Results of the timed runs.
 #[derive(Clone, Debug)]
-pub struct Measured {
+pub struct Measurement {
     /// Time of each run.
     pub runs: Vec<Duration>,
     /// Time of prefill in each run.
@@ -91,8 +93,8 @@ pub struct Measured {
     pub neurons: StepStats,
 }
 
-impl Measured {
-    /// Share of active neurons, `0..=1`; `None` in a model without neurons.
+impl Measurement {
+    /// Fraction of active neurons, `0..=1`; `None` in a model without neurons.
     #[must_use]
     pub fn density(&self) -> Option<f64> {
         let StepStats { active, neurons, .. } = self.neurons;
@@ -114,7 +116,7 @@ pub fn measure(
     test: Test,
     settings: Settings,
     interrupt: &AtomicBool,
-) -> Result<Measured> {
+) -> Result<Measurement> {
     assert!(text.len() >= test.n_text(), "the text is long enough for the test");
     let (depth, text) = text.split_at(test.n_depth);
     let (prompt, rest) = text.split_at(test.n_prompt);
@@ -122,7 +124,7 @@ pub fn measure(
         Run { sequences: vec![engine.open()], engine, n_batch: settings.n_batch.max(1), interrupt };
     let (runs, prompts) = run.all(test, [depth, prompt, rest], settings)?;
     let neurons = engine.take_stats()?;
-    Ok(Measured { runs, prompts, neurons })
+    Ok(Measurement { runs, prompts, neurons })
 }
 
 struct Run<'a> {
@@ -202,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_llama_benchs() {
+    fn names_match_llama_bench() {
         let name =
             |n_prompt, n_gen, n_depth| Test { n_prompt, n_gen, n_depth, n_seq: 1 }.to_string();
         assert_eq!(name(512, 0, 0), "pp512");
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn statistics_of_few_values() {
+    fn statistics_handle_few_values() {
         assert_eq!((mean(&[]), standard_deviation(&[])), (0.0, 0.0));
         assert_eq!((mean(&[3.0]), standard_deviation(&[3.0])), (3.0, 0.0));
         assert_eq!((mean(&[1.0, 3.0]), standard_deviation(&[1.0, 3.0])), (2.0, 2f64.sqrt()));

@@ -1,9 +1,9 @@
 //! Measures how fast a model runs on real text, and how close that is to the memory bandwidth.
 //!
 //! [`measure`] times one [`Test`] on a loaded engine. [`Traffic`] computes the bytes read per
-//! generated token, and [`read_bandwidth`] what this machine can read, so that a rate can be
-//! judged without another engine. [`difference`] compares the logits of two ways to run a model.
-//! Not here: options, output formats, loading.
+//! generated token, and [`read_bandwidth`] what this machine can read, so that a rate can be judged
+//! without another engine. [`difference`] compares the logits of two runs of a model. The command
+//! line parses options, loads the model and formats the output.
 
 mod bandwidth;
 mod check;
@@ -14,7 +14,7 @@ mod traffic;
 
 pub use bandwidth::{probe_size, read_bandwidth};
 pub use check::{AGAIN, Difference, difference, logits, rounding_bound};
-pub use measure::{Measured, Settings, Test, mean, measure, standard_deviation};
-pub use speed::{Shape, dense_from, speed, steady};
+pub use measure::{Measurement, Settings, Test, mean, measure, standard_deviation};
+pub use speed::{Shape, dense_from, round_to_two_digits, speed};
 pub use text::{STORY, Text};
 pub use traffic::{SkippingFfn, Traffic};

@@ -1,6 +1,7 @@
-//! Measures the speeds that the planner needs: a matrix read whole, neurons of which few are
-//! active, a hand-off, the overhead of an op. Measured with the model's own ops on matrices of its
-//! shapes: narrow matrices are read more slowly than wide ones, and small models fit in caches.
+//! Measures the speeds that the planner needs: reading whole matrices, reading the rows of a few
+//! active neurons, a hand-off, the overhead of an op. The probe runs the model's own ops on
+//! matrices of its shapes, because narrow matrices are read more slowly than wide ones, and small
+//! models fit in caches.
 
 mod crossover;
 mod prompts;
@@ -21,22 +22,23 @@ use placement::Speed;
 
 pub use crossover::dense_from;
 
-/// Larger than the caches of GPUs and of CPUs, which have up to hundreds of megabytes; less if
-/// there is less memory or the model is smaller.
+/// Bytes of weights to read on GPUs and on CPUs: larger than their caches, which have up to
+/// hundreds of megabytes. Less if there is less memory or the model is smaller, but at least
+/// [`LEAST`].
 const SIZE: Bytes = Bytes(256 << 20);
 const SIZE_OF_CPU: Bytes = Bytes(1 << 30);
 const LEAST: Bytes = Bytes(4 << 20);
 /// One neuron in this many is active.
 const EVERY: usize = 8;
-/// Number of passes; the fastest counts, since disturbances only add time. Fewer if a pass takes
-/// long.
+/// Number of passes, of which the fastest counts, because disturbances only add time. After
+/// [`ENOUGH`], two passes are sufficient.
 const PASSES: usize = 5;
 const ENOUGH: Duration = Duration::from_millis(400);
 /// Number of hand-offs, or of ops, in one program.
 const MANY: usize = 16;
 /// Maximum number of layers of a program.
-const MOST_LAYERS: usize = 64;
-/// Slower than any cache: a device this slow is measured on few bytes.
+const MAX_LAYERS: usize = 64;
+/// Bytes per second. Every cache is faster, so a slower measurement needs no larger matrices.
 const NO_CACHE: f64 = 2e9;
 
 /// The shape that devices are measured with: the feed-forward blocks of a model.
@@ -59,7 +61,7 @@ pub struct Shape {
 impl Shape {
     /// The shape of a model with seven billion weights.
     #[must_use]
-    pub fn usual(format: Format) -> Shape {
+    pub fn of_7b_model(format: Format) -> Shape {
         Shape {
             format,
             n_embd: 4096,
@@ -76,8 +78,8 @@ impl Shape {
     }
 }
 
-/// Measures `device`, which has `free` bytes, with weights of `shape`. Takes a second or two and
-/// releases its memory.
+/// Measures `device`, which has `free` bytes, with weights of `shape`. Takes one or two seconds,
+/// and releases its memory.
 ///
 /// # Errors
 /// Errors of the device, including unsupported ops.
@@ -96,14 +98,14 @@ pub fn speed(device: &Device, shape: &Shape, free: Option<Bytes>) -> Result<Spee
     let sparse = probe.sparse(&mut queue, op, dense)?;
     let hand_off = if device.info().hand_off { probe.hand_off(&mut queue)? } else { 0.0 };
     let refill = probe.refill(&mut queue)?;
-    let prompt = if_it_can(probe.prompt(&mut queue))?;
-    let upload = if_it_can(probe.upload(&mut queue))?;
+    let prompt = or_zero(probe.prompt(&mut queue))?;
+    let upload = or_zero(probe.upload(&mut queue))?;
     Ok(Speed { dense, sparse, hand_off, op, refill, prompt, upload })
 }
 
-/// Replaces an unsupported op or a lack of memory by 0: the device is then used without that
-/// feature.
-fn if_it_can(measured: Result<f64>) -> Result<f64> {
+/// Replaces the error of an unsupported op or of missing memory by 0, which disables the feature on
+/// this device.
+fn or_zero(measured: Result<f64>) -> Result<f64> {
     match measured {
         Err(Error::Unsupported { .. } | Error::OutOfMemory { .. }) => Ok(0.0),
         measured => measured,
@@ -113,7 +115,7 @@ fn if_it_can(measured: Result<f64>) -> Result<f64> {
 /// Rounds `value` to two significant digits, so that plans do not change from one measurement to
 /// the next.
 #[must_use]
-pub fn steady(value: f64) -> f64 {
+pub fn round_to_two_digits(value: f64) -> f64 {
     if value > 0.0 && value.is_finite() {
         format!("{value:.1e}").parse().unwrap_or(0.0)
     } else {
@@ -132,14 +134,14 @@ struct Probe {
 }
 
 impl Probe {
-    /// Weights of about `size`, within the limit `most`.
+    /// Allocates weights of about `size` bytes, at most `most`.
     fn new(device: &Device, shape: &Shape, size: Bytes, most: Bytes) -> Result<Probe> {
         let row = shape.row() as u64;
         let limit = most.min(device.info().max_binding).0 / 3 / row;
-        // Whole groups of rows in any format.
+        // A multiple of 64 rows is a whole number of scale groups in any transposed layout.
         let n_ff = (limit.min(shape.n_ff as u64) / 64).max(1) as usize * 64;
         let layer = 3 * n_ff as u64 * row;
-        let n_layers = |size: Bytes| (size.0 / layer).clamp(1, MOST_LAYERS as u64) as usize;
+        let n_layers = |size: Bytes| (size.0 / layer).clamp(1, MAX_LAYERS as u64) as usize;
         // Each layer has its own rows: the CPU uses them in place, and shared rows would come from
         // its cache. The rows are not zeros, because untouched pages all map to one physical page.
         let rows = || {
@@ -195,7 +197,7 @@ impl Probe {
 
     /// `seconds - less`, but at least a tenth of `seconds`: smaller differences are lost in the
     /// noise of the timer.
-    fn rest(seconds: f64, less: f64) -> f64 {
+    fn subtract_overhead(seconds: f64, less: f64) -> f64 {
         (seconds - less).max(seconds / 10.0)
     }
 
@@ -207,10 +209,11 @@ impl Probe {
         let ops: Vec<Op> = matrices.map(product).collect();
         let n_ops = ops.len() as f64;
         let seconds = self.time(queue, &self.program(ops)?)?;
-        Ok(n_ops * self.matrix() / Self::rest(seconds, n_ops * op))
+        Ok(n_ops * self.matrix() / Self::subtract_overhead(seconds, n_ops * op))
     }
 
-    /// With every eighth neuron active: bytes per second of the rows that only active neurons read.
+    /// Bytes per second of the rows that are read only for active neurons, if every eighth neuron
+    /// is active.
     fn sparse(&self, queue: &mut Queue, op: f64, dense: f64) -> Result<f64> {
         let n_ff = self.n_ff;
         let count = n_ff / EVERY;
@@ -226,7 +229,7 @@ impl Probe {
         } else {
             None
         };
-        // The biases decide which neurons are active, whatever the weights.
+        // The biases decide which neurons are active, for any weights.
         let offset = |n: usize| if n.is_multiple_of(EVERY) { 1e9f32 } else { -1e9 };
         let bias = self.floats(n_ff)?;
         queue.write(&bias, bytemuck::cast_slice(&(0..n_ff).map(offset).collect::<Vec<_>>()))?;
@@ -239,7 +242,7 @@ impl Probe {
             bias_up: None,
             bias_down: None,
             threshold: None,
-            group_weight: None,
+            expert_weights: None,
             rows: listed.clone().map_or(Rows::All, Rows::Active),
             x: self.x.clone(),
             y: y.clone(),
@@ -250,7 +253,7 @@ impl Probe {
             activation: Activation::Relu,
             skip: Skip::NotPositive,
             orientation: Down::ByNeuron,
-            groups: None,
+            experts: None,
             dense_from: NEVER_DENSE,
             accumulate: false,
         };
@@ -260,14 +263,14 @@ impl Probe {
         let (tested, used) =
             if self.shape.listed { (0.0, 3.0) } else { (self.matrix() / dense, 2.0) };
         let bytes = used * (count * self.shape.row()) as f64;
-        Ok((bytes / Self::rest(seconds, tested + op)).min(dense))
+        Ok((bytes / Self::subtract_overhead(seconds, tested + op)).min(dense))
     }
 
-    /// Writes a row in the file's layout into a slot; for formats without blocks, a row whose
-    /// values are in a column of the file.
+    /// Seconds to pack one neuron of the file and write it into a slot. For formats without blocks,
+    /// the neuron is a column of the file's matrix.
     fn refill(&self, queue: &mut Queue) -> Result<f64> {
         let Shape { n_embd, format, .. } = self.shape;
-        // Whole groups of rows.
+        // A multiple of 256 rows is a whole number of blocks and scale groups in any format.
         let n_ff = self.n_ff.min(4096).next_multiple_of(256);
         let transpose = format.quants().is_none();
         let (n_rows, n_cols) = if transpose { (n_embd, n_ff) } else { (n_ff, n_embd) };
@@ -291,7 +294,7 @@ impl Probe {
         Ok(least / MANY as f64)
     }
 
-    /// Overhead of one op.
+    /// Overhead of one op, in seconds.
     fn op(&self, queue: &mut Queue) -> Result<f64> {
         let n = self.shape.n_embd;
         let (a, x) = (self.floats(n)?, self.floats(n)?);
@@ -302,7 +305,7 @@ impl Probe {
         Ok(((many - one) / MANY as f64).max(0.0))
     }
 
-    /// A hand-off that is answered at once.
+    /// Seconds of a hand-off that the host answers immediately.
     fn hand_off(&self, queue: &mut Queue) -> Result<f64> {
         let shape = BatchShape { max_tokens: 1, max_seqs: 1, max_blocks: 1 };
         let batch = self.device.batch(shape)?;
@@ -346,7 +349,7 @@ mod tests {
         let cpu = runtime::devices::cpu(Some(1));
         for format in [Format::F16, Format::Q4_0, Format::Q6_K] {
             for listed in [false, true] {
-                let shape = Shape { listed, n_embd: 512, n_ff: 700, ..Shape::usual(format) };
+                let shape = Shape { listed, n_embd: 512, n_ff: 700, ..Shape::of_7b_model(format) };
                 let speed = speed(&cpu, &shape, Some(Bytes(32 << 20))).unwrap();
                 assert!(speed.dense > 1e6 && speed.sparse > 1e6, "{format:?}: {speed:?}");
                 assert!(speed.sparse <= speed.dense && speed.hand_off == 0.0 && speed.op < 0.1);
@@ -356,9 +359,9 @@ mod tests {
     }
 
     #[test]
-    fn two_digits_stay() {
+    fn steady_keeps_two_digits() {
         assert_eq!(
-            [1234.0, 0.000_018_7, 99.9, 0.0, -1.0].map(steady),
+            [1234.0, 0.000_018_7, 99.9, 0.0, -1.0].map(round_to_two_digits),
             [1200.0, 0.000_019, 100.0, 0.0, 0.0]
         );
     }

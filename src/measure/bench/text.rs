@@ -1,4 +1,5 @@
-//! The text read during a test. Active neurons depend on it, so it has to be natural language.
+//! The text that a model reads during a test. Active neurons depend on the text, so it has to be
+//! natural language.
 
 use text::tokenizer::{Error, Tokenizer};
 
@@ -13,7 +14,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// `text` in the vocabulary of a model, after the start token if the vocabulary requires one.
+    /// `text` in the vocabulary of a model, after the BOS token if the vocabulary requires one.
     ///
     /// # Errors
     /// A text that is too long.
@@ -30,8 +31,8 @@ impl Text {
         Text { bos: None, body: text.bytes().map(id).collect() }
     }
 
-    /// The first `n` tokens. `None` if the text has no tokens to repeat, or one is not among the
-    /// `n_vocab` ids of the model.
+    /// The first `n` tokens. `None` if the text has no tokens to repeat, or an id that is not below
+    /// `n_vocab`.
     #[must_use]
     pub fn first(&self, n: usize, n_vocab: usize) -> Option<Vec<u32>> {
         let tokens: Vec<u32> =
@@ -46,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_begins_again_where_it_ends() {
+    fn short_texts_are_repeated() {
         let text = Text { bos: Some(9), body: vec![1, 2] };
         assert_eq!(text.first(6, 10), Some(vec![9, 1, 2, 1, 2, 1]));
         assert_eq!(text.first(6, 9), None);

@@ -1,21 +1,21 @@
 //! Bytes read per generated token.
 //!
-//! Counted as if nothing were cached (a model that fits in a cache seems to read more than the
-//! memory bandwidth allows), each item once:
+//! The count assumes that nothing is cached (a model that fits in a cache seems to read more than
+//! the memory bandwidth allows) and includes each of these once:
 //! - one row of the token embedding and of the per-layer embeddings, and the projection of the
-//!   latter; the norms; q, k, v and output of every layer with their biases;
-//! - keys and values of the positions the token sees, once per layer that reads them; the recurrent
-//!   state of its sequence;
+//!   per-layer embeddings; the norms; q, k, v and output of every layer with their biases;
+//! - keys and values of the positions that the token attends to, once per layer that reads them;
+//!   the recurrent state of its sequence;
 //! - the output norm and matrix;
-//! - of a feed-forward block that is computed whole, all of it, or with experts those that a token
-//!   uses; the shared expert and the router;
-//! - of a block that skips neurons, with a share `d` of active neurons: the whole gate (it is the
-//!   test; without a gate, up is) or, where a predictor lists neurons, its two matrices, the table
-//!   of slots and the listed share of gate; the share `d` of up, and of down `d` of its rows.
-//!   Where down was transposed at load, its scales are in tables with one row for each group of
-//!   `g` neurons. A row of a table is read if any neuron of its group is active, which is
-//!   estimated as a share `1 - (1 - d)^g`: correct for neurons that fire independently, too high
-//!   for neurons that fire together.
+//! - all matrices of a dense feed-forward block, or the experts that a token uses; the shared
+//!   expert and the router;
+//! - in a block that skips neurons, with a fraction `d` of active neurons: the whole gate, or up in
+//!   a block without gate, which decides which neurons are active. If a predictor lists neurons,
+//!   its two matrices, the slot table and the listed fraction of gate are read instead. Then the
+//!   fraction `d` of the rows of up and down. If down was transposed at load, its scales are in
+//!   tables with one row for each group of `g` neurons. A row of a table is read if any neuron of
+//!   its group is active, which is estimated as the fraction `1 - (1 - d)^g`: correct for neurons
+//!   that fire independently, too high for neurons that fire together.
 //!
 //! `d` is the mean over layers and tokens. Activations, partial sums and writes are not counted.
 
@@ -27,21 +27,21 @@ use model::{AttentionSizes, Ffn};
 
 use super::Test;
 
-/// Values that do not change between tokens, for one model with one set of options.
+/// The traffic of one model with one set of options.
 #[derive(Clone, Debug)]
 pub struct Traffic {
     /// Bytes read for every token.
     always: f64,
-    /// The parts of the feed-forward blocks that depend on the density; empty if nothing is
-    /// skipped.
+    /// The feed-forward blocks that skip neurons; empty if no block does.
     blocks: Vec<SkippingFfn>,
-    /// Bytes of the rows tested, in layers that skip neurons.
+    /// Bytes of gate, or of up without gate, in layers that skip neurons.
     gates: f64,
-    /// Per layer: bytes of keys and values per position, and the number of positions that it sees.
+    /// Per layer: bytes of keys and values per position, and the sliding window in positions, if
+    /// any.
     positions: Vec<(f64, Option<usize>)>,
 }
 
-/// The part of a feed-forward block that depends on the density: everything except gate.
+/// The matrices of a feed-forward block whose traffic depends on the density: all except gate.
 #[derive(Clone, Copy, Debug)]
 pub struct SkippingFfn {
     /// Bytes of the rows read in proportion to the density.
@@ -49,7 +49,7 @@ pub struct SkippingFfn {
     /// Bytes of the tables, and the number of neurons that share a row of them.
     tables: f64,
     group: i32,
-    /// Share of the neurons whose experts a token uses; the others are not read.
+    /// Fraction of the neurons that belong to the experts of a token; other experts are not read.
     used: f64,
 }
 
@@ -102,8 +102,8 @@ impl Traffic {
         Traffic { always, blocks, gates, positions }
     }
 
-    /// Bytes per generated token of `test` if the share `gates` of the neurons is tested and the
-    /// share `density` is active.
+    /// Bytes per generated token of `test`, if the fraction `gates` of the gate is read and the
+    /// fraction `density` of the neurons is active.
     #[must_use]
     pub fn bytes_per_token(&self, density: f64, gates: f64, test: Test) -> f64 {
         let skipping: f64 = self.blocks.iter().map(|block| block.bytes(density)).sum();
@@ -114,8 +114,8 @@ impl Traffic {
 }
 
 impl SkippingFfn {
-    /// For `up`, unless it is the test itself, and `down` as in the file: `[n_embd, n_ff]`, or one
-    /// row per neuron if `by_neuron`.
+    /// A block with the matrices `up` (`None` if it is read whole, in a block without gate) and
+    /// `down` as in the file: `[n_embd, n_ff]`, or one row per neuron if `by_neuron`.
     #[must_use]
     pub fn new(up: Option<TensorDesc>, down: TensorDesc, by_neuron: bool) -> SkippingFfn {
         let up = up.map_or(0.0, bytes);
@@ -124,7 +124,7 @@ impl SkippingFfn {
             return whole;
         }
         let (n_ff, n_out) = (down.n_cols, down.n_rows);
-        // Loading the engine has rejected a matrix that cannot be transposed.
+        // This cannot fail: the engine refuses to load a matrix that it cannot transpose.
         TransposedLayout::new(down.format, n_ff, n_ff, n_out).map_or(whole, |layout| {
             let number = if layout.group == 0 { 0 } else { size_of::<u32>() };
             SkippingFfn {
@@ -136,7 +136,7 @@ impl SkippingFfn {
         })
     }
 
-    /// Bytes read for a token for which the share `density` of the neurons is active.
+    /// Bytes read for a token that activates the fraction `density` of the neurons.
     #[must_use]
     pub fn bytes(&self, density: f64) -> f64 {
         let untouched = (1.0 - (density / self.used).min(1.0)).powi(self.group);
@@ -152,7 +152,7 @@ fn bytes(desc: TensorDesc) -> f64 {
     desc.bytes().map_or(0.0, |bytes| bytes.0 as f64)
 }
 
-/// Mean number of positions that a generated token of `test` sees, itself included.
+/// Mean number of positions that a generated token of `test` attends to, itself included.
 #[must_use]
 fn mean_context(test: Test, window: Option<usize>) -> f64 {
     let first = test.n_depth + test.n_prompt + 1;
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn skipping_reads_between_nothing_and_all() {
+    fn bytes_grow_with_the_density() {
         let block = SkippingFfn { rows: 1000.0, tables: 320.0, group: 32, used: 1.0 };
         assert_eq!(block.bytes(0.0), 0.0);
         assert_eq!(block.bytes(1.0), 1320.0);

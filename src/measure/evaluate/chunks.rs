@@ -12,11 +12,11 @@ pub struct Chunks {
 }
 
 impl Chunks {
-    /// Splits `tokens` into chunks of `n_ctx`, at most `limit`; the rest at the end is not used.
-    /// `bos` replaces the first token of each chunk, for models that expect it.
+    /// Splits `tokens` into at most `limit` chunks of `n_ctx` tokens, and drops an incomplete chunk
+    /// at the end. `bos` replaces the first token of each chunk, for models that expect it.
     ///
     /// # Errors
-    /// [`Error::TooShort`] for fewer than two chunks, [`Error::Context`].
+    /// [`Error::TooShort`] for fewer than two chunks, [`Error::Context`] for an `n_ctx` below 3.
     pub fn new(
         mut tokens: Vec<u32>,
         n_ctx: usize,
@@ -36,7 +36,7 @@ impl Chunks {
         Ok(chunks)
     }
 
-    /// Chunks from a file of probabilities, whose sizes were checked.
+    /// The chunks in a file of probabilities. The caller has checked the sizes.
     pub(super) fn whole(tokens: Vec<u32>, n_ctx: usize, bos: Option<u32>) -> Chunks {
         Chunks { tokens, n_ctx, bos }
     }
@@ -74,7 +74,7 @@ impl Chunks {
         &self.tokens
     }
 
-    /// The chunks in the form that the model reads.
+    /// The tokens of each chunk, the first one replaced by `bos`.
     pub(super) fn iter(&self) -> impl Iterator<Item = Vec<u32>> + '_ {
         self.tokens.chunks_exact(self.n_ctx).map(|chunk| {
             let mut chunk = chunk.to_vec();
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_chunks_at_least_and_the_rest_is_left() {
+    fn two_chunks_are_needed_and_an_incomplete_one_is_dropped() {
         let tokens: Vec<u32> = (0..19).collect();
         let chunks = Chunks::new(tokens.clone(), 8, Some(99), None).unwrap();
         assert_eq!((chunks.n_chunks(), chunks.first(), chunks.n_scored()), (2, 4, 3));

@@ -7,7 +7,7 @@ pub enum Error {
     #[error(transparent)]
     Engine(#[from] engine::Error),
     /// Too little text for two chunks.
-    #[error("the text has {n_tokens} tokens, a context of {n_ctx} needs at least {needed}")]
+    #[error("the text has {n_tokens} tokens, but a context of {n_ctx} needs at least {needed}")]
     TooShort {
         /// Tokens of the text.
         n_tokens: usize,
@@ -17,7 +17,7 @@ pub enum Error {
         needed: usize,
     },
     /// A chunk whose second half is empty.
-    #[error("a context of {n_ctx} leaves no token to predict, expected at least 3")]
+    #[error("a context of {n_ctx} tokens leaves none to predict, expected at least 3")]
     Context {
         /// Tokens of a chunk.
         n_ctx: usize,
@@ -29,11 +29,11 @@ pub enum Error {
         file: String,
         /// The operation.
         action: &'static str,
-        /// The system's error.
+        /// The I/O error.
         reason: std::io::Error,
     },
     /// Not a file of probabilities.
-    #[error("{file}: is not a file of probabilities: expected the magic `_logits_`, found {found}")]
+    #[error("{file} is not a file of probabilities: expected the magic `_logits_`, found {found}")]
     NotLogits {
         /// Path.
         file: String,
@@ -53,7 +53,9 @@ pub enum Error {
         found: String,
     },
     /// Probabilities for another vocabulary.
-    #[error("{file}: has probabilities of {found} tokens, but the model has {expected}")]
+    #[error(
+        "{file} has probabilities of {found} tokens, but the model's vocabulary has {expected}"
+    )]
     Vocabulary {
         /// Path.
         file: String,

@@ -1,11 +1,12 @@
 //! llama.cpp's file of probabilities, written by `--kl-divergence-base` and read by
 //! `--kl-divergence`.
 //!
-//! Little-endian: the magic `_logits_`, then 32-bit numbers: tokens of a chunk, size of the
-//! vocabulary, number of chunks, the tokens of all chunks. Then, for each token of the second
-//! halves but the last, one row: two 32-bit floats, `scale` and `min`, and one 16-bit number for
-//! each token of the vocabulary, padded to an even count: `min + scale * number` is the logarithm
-//! of its probability. Logarithms more than 16 below the largest are clamped.
+//! All numbers are little-endian. The file begins with the magic `_logits_` and 32-bit numbers:
+//! tokens per chunk, size of the vocabulary, number of chunks, and the tokens of all chunks. One
+//! row follows for each token in the second half of a chunk, except the last token. A row has two
+//! 32-bit floats, `scale` and `min`, and one 16-bit number for each token of the vocabulary, padded
+//! to an even count. `min + scale * number` is the logarithm of the token's probability. Logarithms
+//! more than 16 below the largest are clamped.
 //!
 //! Source: llama.cpp, tools/perplexity.
 
@@ -17,9 +18,9 @@ use super::{Chunks, Error, Result};
 use gguf::{PartFile, Problem};
 
 const MAGIC: &[u8; 8] = b"_logits_";
-/// Magic and three numbers.
+/// Bytes of the magic and of three numbers.
 const HEADER: u64 = 20;
-/// Logits further below the largest are clamped.
+/// Logits are clamped if they lie more than this below the largest one.
 const SPREAD: f32 = 16.0;
 /// The largest 16-bit number.
 const STEPS: f32 = 65535.0;
@@ -29,7 +30,7 @@ fn row_bytes(n_vocab: usize) -> usize {
     8 + 4 * n_vocab.div_ceil(2)
 }
 
-/// Writes a file of probabilities, row by row. The file appears when it is complete.
+/// Writes a file of probabilities, row by row. The file appears only when it is complete.
 #[derive(Debug)]
 pub struct LogitsWriter {
     name: String,
@@ -50,7 +51,8 @@ impl LogitsWriter {
         let rows_left = chunks.n_chunks() * chunks.n_scored();
         let mut writer = LogitsWriter { name, file, row: Vec::new(), rows_left };
         writer.put(MAGIC)?;
-        // These come from 32-bit numbers: a context, a model's rows, and a text of at most 1 GiB.
+        // The casts cannot overflow: context and vocabulary have 32-bit sizes, and a text has at
+        // most 1 GiB.
         for number in [chunks.n_ctx(), n_vocab, chunks.n_chunks()] {
             writer.put(&(number as u32).to_le_bytes())?;
         }
@@ -80,7 +82,8 @@ impl LogitsWriter {
     /// Renames the complete file to its final name.
     ///
     /// # Errors
-    /// [`Error::Write`]; the file is then removed, as it is without this call.
+    /// [`Error::Write`]; the incomplete file is then removed. Dropping the writer also
+    /// removes it.
     ///
     /// # Panics
     /// If rows are missing.
@@ -100,14 +103,14 @@ fn encode(logits: &[f32], row: &mut Vec<u8>) {
     row.extend(scale.to_le_bytes());
     row.extend((min - max - sum.ln() as f32).to_le_bytes());
     for &logit in logits {
-        // A cast of a float saturates at the ends of the range, and converts 0 / 0 to 0.
+        // The cast saturates at both ends of the range, and converts NaN (0 / 0) to 0.
         let step = ((logit - min) / scale).round_ties_even() as u16;
         row.extend(step.to_le_bytes());
     }
     row.resize(row_bytes(logits.len()), 0);
 }
 
-/// Reads a file of probabilities, row by row. All its contents are checked.
+/// Reads a file of probabilities, row by row, and checks all its contents.
 #[derive(Debug)]
 pub struct LogitsReader {
     name: String,
@@ -123,7 +126,7 @@ impl LogitsReader {
     /// chunks. `bos` as for [`Chunks::new`].
     ///
     /// # Errors
-    /// All but [`Error::Engine`] and the errors about text.
+    /// All errors except [`Error::Engine`], [`Error::TooShort`] and [`Error::Context`].
     pub fn open(
         path: &Path,
         n_vocab: usize,
@@ -160,7 +163,7 @@ impl LogitsReader {
         &self.chunks
     }
 
-    /// Logarithms of the probabilities of the next token's row.
+    /// The next row: the logarithm of the probability of each token of the vocabulary.
     pub(super) fn next(&mut self) -> Result<&[f32]> {
         let what = || format!("row {}", self.n_read);
         self.file.read_exact(&mut self.row).map_err(|reason| Error::Open {
@@ -170,15 +173,15 @@ impl LogitsReader {
         })?;
         let (head, steps) = self.row.split_at(8);
         let [scale, min] = [float(&head[..4]), float(&head[4..])];
-        // The most likely token has the last step; rounding may move it slightly above probability
-        // 1.
+        // The most likely token has the largest number. Rounding may move its probability slightly
+        // above 1.
         let max = min + scale * STEPS;
         if !(scale >= 0.0 && min.is_finite() && max < 0.1) {
             return Err(Error::Damaged {
                 file: self.name.clone(),
                 what: what(),
-                expected: "a scale from 0 and logarithms of probabilities".to_owned(),
-                found: format!("scale {scale}, from {min} to {max}"),
+                expected: "a scale of at least 0 and log probabilities of at most 0".to_owned(),
+                found: format!("a scale of {scale} with values from {min} to {max}"),
             });
         }
         for (log_prob, step) in self.log_probs.iter_mut().zip(steps.chunks_exact(2)) {
@@ -190,10 +193,10 @@ impl LogitsReader {
 }
 
 fn float(bytes: &[u8]) -> f32 {
-    f32::from_le_bytes(bytes.try_into().expect("four bytes"))
+    f32::from_le_bytes(bytes.try_into().expect("4 bytes"))
 }
 
-/// Reads the header. Nothing is allocated that exceeds the file's length.
+/// Reads the header. Allocates no more memory than the file's length.
 fn header(
     name: &str,
     file: &mut impl Read,
@@ -228,7 +231,7 @@ fn header(
         return Err(Error::Vocabulary { file, expected: n_vocab, found: found_vocab });
     }
     if n_ctx < 3 {
-        return Err(damaged("the context", "at least 3 tokens".to_owned(), n_ctx.to_string()));
+        return Err(damaged("the context size", "at least 3 tokens".to_owned(), n_ctx.to_string()));
     }
     if n_chunks == 0 {
         return Err(damaged("the number of chunks", "at least 1".to_owned(), "0".to_owned()));
@@ -274,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flat_row_has_no_scale() {
+    fn equal_logits_have_scale_0() {
         let mut row = Vec::new();
         encode(&[7.0; 4], &mut row);
         assert_eq!(float(&row[..4]), 0.0);
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_lies_allocates_nothing() {
+    fn a_header_with_wrong_sizes_is_rejected() {
         let mut bytes = MAGIC.to_vec();
         for number in [u32::MAX, 10, u32::MAX] {
             bytes.extend(number.to_le_bytes());

@@ -1,8 +1,9 @@
 //! Perplexity of a model on a text, and divergence between two runs.
 //!
-//! Here: [`Chunks`] (the tokens that count), [`perplexity`], [`against_engine`] and
-//! [`against_file`] (Kullback-Leibler divergence), [`LogitsWriter`] and [`LogitsReader`]
-//! (llama.cpp's file of probabilities). Not here: options, text.
+//! [`Chunks`] splits a text into the tokens to predict. [`perplexity`] scores them,
+//! [`compare_with_engine`] and [`compare_with_file`] compute the Kullback-Leibler divergence.
+//! [`LogitsWriter`] and [`LogitsReader`] handle llama.cpp's file of probabilities. The caller
+//! parses options and tokenizes the text.
 //!
 //! Source: the protocol and the file format of llama.cpp's llama-perplexity, so that results are
 //! comparable.
@@ -16,5 +17,5 @@ mod statistics;
 pub use chunks::Chunks;
 pub use error::{Error, Result};
 pub use logits::{LogitsReader, LogitsWriter};
-pub use score::{against_engine, against_file, against_logits, logits, perplexity};
+pub use score::{compare_with_engine, compare_with_file, compare_with_logits, logits, perplexity};
 pub use statistics::{Comparison, Mean, Perplexity, Reference};

@@ -43,12 +43,12 @@ pub fn perplexity(
     Ok((total, stats))
 }
 
-/// Divergence of `engine` from `reference`, which runs in parallel, and statistics of `engine`'s
-/// run.
+/// Divergence of `engine` from `reference`, which reads the same tokens in turn with `engine`, and
+/// statistics of `engine`'s run.
 ///
 /// # Errors
 /// Errors of both engines.
-pub fn against_engine(
+pub fn compare_with_engine(
     engine: &mut Engine,
     reference: &mut Engine,
     chunks: &Chunks,
@@ -71,7 +71,7 @@ pub fn against_engine(
                     reference.feed(theirs, piece, Want::All, interrupt, keep)?;
                     let mut kept = rows.chunks_exact(rows.len() / piece.len());
                     let each = &mut |pos: usize, row: &[f32]| {
-                        // Both give one row per token.
+                        // Both engines return one row per token.
                         if let Some(base) = kept.next() {
                             total.add(Reference::Logits(base), row, chunk[pos + 1]);
                         }
@@ -110,7 +110,7 @@ pub fn logits(engine: &mut Engine, chunks: &Chunks, interrupt: &AtomicBool) -> R
 ///
 /// # Errors
 /// Errors of the engine, including an interrupt.
-pub fn against_logits(
+pub fn compare_with_logits(
     engine: &mut Engine,
     kept: &[f32],
     chunks: &Chunks,
@@ -139,7 +139,7 @@ pub fn against_logits(
 ///
 /// # Errors
 /// Errors of the engine; [`super::Error::Damaged`] for an inconsistent file.
-pub fn against_file(
+pub fn compare_with_file(
     engine: &mut Engine,
     reference: &mut LogitsReader,
     interrupt: &AtomicBool,
@@ -170,13 +170,13 @@ pub fn against_file(
     Ok((total, stats))
 }
 
-/// The tokens that are only read, and those whose successors are predicted. The last token has no
-/// successor.
+/// Splits a chunk into the tokens that are only read and the tokens whose successors are predicted.
+/// The last token has no successor.
 fn halves<'a>(chunks: &Chunks, chunk: &'a [u32]) -> (&'a [u32], &'a [u32]) {
     chunk[..chunk.len() - 1].split_at(chunks.first())
 }
 
-/// Runs `f` with a new sequence, whose cache is freed in any case.
+/// Runs `f` with a new sequence and frees its KV cache, also after an error.
 fn in_sequence<T>(
     engine: &mut Engine,
     f: impl FnOnce(&mut Engine, &mut Sequence) -> Result<T>,

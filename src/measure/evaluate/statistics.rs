@@ -27,7 +27,7 @@ impl Mean {
         if self.n == 0 { 0.0 } else { self.sum / self.n as f64 }
     }
 
-    /// Its standard error; 0 for fewer than two values.
+    /// The standard error of the mean; 0 for fewer than two values.
     #[must_use]
     pub fn error(&self) -> f64 {
         if self.n < 2 {
@@ -46,7 +46,7 @@ pub struct Perplexity {
 }
 
 impl Perplexity {
-    /// Adds the actual next token, after `logits`.
+    /// Adds a token of the text, `token`, which the model predicted with `logits`.
     ///
     /// # Panics
     /// If `token` is out of bounds of `logits`.
@@ -60,7 +60,7 @@ impl Perplexity {
         self.surprise.value().exp()
     }
 
-    /// Its standard error.
+    /// The standard error of the perplexity.
     #[must_use]
     pub fn error(&self) -> f64 {
         self.value() * self.surprise.error()
@@ -76,15 +76,16 @@ pub enum Reference<'a> {
     LogProbs(&'a [f32]),
 }
 
-/// Log probabilities from a file at or below this may have been smaller.
+/// Log probabilities from a file that are not above this are clamped; their actual value is
+/// unknown.
 const FLOOR: f64 = -16.0;
 
 /// Differences between a run and a reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Comparison {
-    /// Of the run.
+    /// Perplexity of the run.
     pub perplexity: Perplexity,
-    /// Of the reference.
+    /// Perplexity of the reference.
     pub reference: Perplexity,
     /// Kullback-Leibler divergence of the run from the reference, nats per token.
     pub divergence: Mean,
@@ -95,8 +96,8 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Adds the actual next token, after `logits`, for which the other run had `reference`, of the
-    /// same length.
+    /// Adds a token of the text, `token`, which the run predicted with `logits` and the other run
+    /// with `reference`, of the same length.
     ///
     /// # Panics
     /// If `token` is out of bounds of either.
@@ -120,7 +121,7 @@ impl Comparison {
         self.n_same_top += u64::from(top(base) == top(logits));
     }
 
-    /// Share of tokens with the same most likely prediction in both, 0 to 1.
+    /// Fraction of tokens with the same most likely prediction in both, 0 to 1.
     #[must_use]
     pub fn same_top(&self) -> f64 {
         self.n_same_top as f64 / self.divergence.n().max(1) as f64
@@ -133,7 +134,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
     max + logits.iter().map(|&l| (f64::from(l) - max).exp()).sum::<f64>().ln()
 }
 
-/// The index of the largest value; the first of equal ones.
+/// The index of the largest value, the first of equal values; `None` for an empty list.
 fn top(values: &[f32]) -> Option<usize> {
     let first = |best: Option<usize>, (i, &v): (usize, &f32)| match best {
         Some(b) if values[b] >= v => Some(b),
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uniform_guess_is_as_perplexed_as_there_are_tokens() {
+    fn a_uniform_prediction_has_the_vocabulary_as_perplexity() {
         let mut perplexity = Perplexity::default();
         for token in 0..50 {
             perplexity.add(&[700.0; 50], token);
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn means() {
+    fn means_and_standard_errors() {
         let mut mean = Mean::default();
         assert_eq!((mean.value(), mean.error()), (0.0, 0.0));
         for value in [1.0, 2.0, 3.0, 6.0] {
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_does_not_stray_from_itself() {
+    fn a_run_has_no_divergence_from_itself() {
         let logits = [0.3f32, -4.0, f32::NEG_INFINITY, 11.0, 2.5];
         let mut comparison = Comparison::default();
         comparison.add(Reference::Logits(&logits), &logits, 3);

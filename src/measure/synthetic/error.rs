@@ -1,9 +1,9 @@
 //! Errors in the specification of a synthetic model.
 
-/// Every variant lists the supported values.
+/// Why a specification is invalid or cannot be built. The messages list the supported values.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Not three or four parts.
+    /// A specification that does not have three or four fields.
     #[error(
         "`{given}` is not a synthetic model, expected SHAPE:TYPE:relu, SHAPE:TYPE:silu, SHAPE:TYPE:relu:pwri or SHAPE*EXPERTS/USED:TYPE:silu"
     )]
@@ -43,8 +43,9 @@ pub enum Error {
         /// The expected size.
         expected: String,
     },
-    /// A predictor for a model without planted activity.
-    #[error("PowerInfer's container holds ReLU models with planted activity, not {found}")]
+    /// PowerInfer's container for a model without a predictor. Only ReLU models with a set density
+    /// have one.
+    #[error("PowerInfer's container needs a ReLU model with a set density, but this is {found}")]
     Container {
         /// The requested model.
         found: &'static str,

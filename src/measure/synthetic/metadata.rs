@@ -5,13 +5,13 @@ use hal::format::Format;
 use super::{Error, Rope, Spec};
 use gguf::{Array, Container, Strings, Value, Writer};
 
-/// Tokens that are not text: unknown, begin, end, and one per byte.
+/// Number of tokens that are not text: unknown, BOS, EOS, and one per byte.
 pub(super) const N_SPECIAL: usize = 259;
-/// The space mark comes first, because most text begins with it.
+/// The characters of the vocabulary. The space mark comes first, because most text begins with it.
 const CHARACTERS: &str =
     "\u{2581}abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,;:!?'\"()-\n";
 const N_CTX_TRAIN: u32 = 4096;
-/// As in Llama 2.
+/// Epsilon of the norms, as in Llama 2.
 pub(super) const EPS: f32 = 1e-5;
 /// Llama 3.1's RoPE base.
 const LLAMA3_BASE: f32 = 500_000.0;
@@ -77,7 +77,8 @@ pub(super) fn llama3_factors(factor: f32, n: usize) -> impl Iterator<Item = f32>
     const HIGH: f32 = 4.0;
     (0..n).map(move |pair| {
         let frequency = LLAMA3_BASE.powf(-(pair as f32) / n as f32);
-        // Rotations within the original context: up to one is slow, from four on fast.
+        // Rotations within the original context: pairs with at most 1 are slow, pairs with at least
+        // 4 are fast.
         let turns = N_CTX_ORIG * frequency / std::f32::consts::TAU;
         let fast = ((turns - 1.0) / (HIGH - 1.0)).clamp(0.0, 1.0);
         1.0 / ((1.0 - fast) / factor + fast)
@@ -114,8 +115,8 @@ fn file_type(format: Format) -> u32 {
     }
 }
 
-/// Bytes, characters, and all strings of a character and letters up to the size. A string of
-/// length n is a string of length n - 1 and a letter, so merging can form all of them.
+/// Sets a vocabulary of bytes, characters, and strings of a character followed by letters. Merges
+/// can form every string, because the string without its last letter is also a token.
 fn vocabulary(n_vocab: usize, writer: &mut Writer) -> Result<(), Error> {
     let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).to_vec();
     tokens.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));

@@ -5,14 +5,14 @@
 //! is realistic: a vocabulary that can encode any text, logits of a few units, attention focused
 //! on a few tokens, and a residual that grows with depth.
 //!
-//! How the activity is planted (`plant.rs`): the first channels of every embedding are the
-//! constant 1 and no layer writes to them. A row of gate is a sum of 16 features, a little noise,
+//! `plant.rs` gives every neuron a firing rate. The first channels of every embedding are the
+//! constant 1, and no layer writes to them. A row of gate is a sum of 16 features, a little noise,
 //! and a weight on the constant channels that gives the neuron its own probability of firing, from
 //! a power law. The predictor of PowerInfer's container uses the features alone, so it is nearly
 //! exact. This needs no run of a model: the variance of the residual is known at every depth,
-//! because each block's output is scaled to add a known share (`plan.rs`).
+//! because each block's output is scaled to add a known variance (`plan.rs`).
 //!
-//! Not here: running a model, quality of any kind.
+//! Other modules run the models and measure quality, which synthetic models do not have.
 //!
 //! ```
 //! use thermocline_measure::synthetic::Spec;

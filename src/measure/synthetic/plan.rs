@@ -2,24 +2,24 @@
 
 use hal::format::Format;
 
-use super::{Rope, Spec, plant::Firing};
+use super::{Rope, Spec, plant::FiringThresholds};
 use gguf::Container;
 
 /// Variance that all attention blocks together add to the residual, relative to the embedding's.
 const ADDED_BY_ATTENTION: f32 = 0.3;
-/// Variance that all feed-forward blocks together add to it.
+/// Variance that all feed-forward blocks together add to the residual, relative to the embedding's.
 const ADDED_BY_FFN: f32 = 1.0;
-/// Variance of the attention scores: puts most of the weight on a few tokens.
+/// Variance of the attention scores, which puts most of the attention on a few tokens.
 const SCORE_VARIANCE: f32 = 4.0;
 /// Mean square of the attention output for values with mean square 1, over contexts of tens to
 /// hundreds of tokens.
 const GATHERED: f32 = 0.2;
-/// Deviation of the logits.
+/// Standard deviation of the logits.
 const LOGIT_DEVIATION: f32 = 2.5;
-/// Deviation of the norms' weights.
+/// Standard deviation of the norms' weights.
 pub(super) const NORM_DEVIATION: f32 = 0.1;
 
-/// Role of a tensor. The number seeds its values.
+/// Role of a tensor. Its number is part of the seed of the tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TensorRole {
     TokenEmbd = 1,
@@ -53,7 +53,7 @@ pub(super) struct Tensor {
     pub(super) layer: usize,
     /// Number of stacked matrices, one for each expert; 1 otherwise.
     pub(super) n: usize,
-    /// Rows of all of them.
+    /// Rows of all stacked matrices together.
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) format: Format,
@@ -65,7 +65,7 @@ impl Tensor {
     }
 }
 
-/// Everything that is computed before the weights.
+/// All values that are computed before the weights.
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
     pub(super) spec: &'a Spec,
@@ -73,15 +73,15 @@ pub(super) struct Plan<'a> {
     pub(super) n_const: usize,
     /// Hidden width of the predictor: features, features negated, constants.
     pub(super) n_hidden: usize,
-    pub(super) firing: Firing,
+    pub(super) firing: FiringThresholds,
 }
 
 impl Plan<'_> {
-    /// For a spec that was checked.
+    /// Plans the model of `spec`, which must be valid.
     pub(super) fn new(spec: &Spec) -> Plan<'_> {
         let block = spec.format.block_values();
         let n_hidden = (spec.shape.n_embd / 4).max(256).max(2 * block).next_multiple_of(block);
-        let firing = Firing::new(spec.shape.n_ff, spec.density, spec.relu);
+        let firing = FiringThresholds::new(spec.shape.n_ff, spec.density, spec.relu);
         let n_hidden = n_hidden.next_multiple_of(2);
         Plan { spec, n_const: spec.n_const(), n_hidden, firing }
     }
@@ -146,57 +146,58 @@ impl Plan<'_> {
         self.spec.shape.n_embd - self.n_const
     }
 
-    /// Variance of the residual's free channels before the attention of `layer`; for `layer` =
-    /// number of layers, of the last norm's input.
+    /// Variance of the residual's free channels before the attention of `layer`; if `layer` is the
+    /// number of layers, before the last norm.
     fn variance(&self, layer: usize) -> f32 {
         let depth = layer as f32 / self.spec.shape.n_layer as f32;
         1.0 + depth * (ADDED_BY_ATTENTION + ADDED_BY_FFN)
     }
 
-    /// [`Self::variance`] before the feed-forward block.
+    /// As [`Self::variance`], before the feed-forward block of `layer`.
     pub(super) fn ffn_variance(&self, layer: usize) -> f32 {
         self.variance(layer) + ADDED_BY_ATTENTION / self.spec.shape.n_layer as f32
     }
 
-    /// Deviation of weights that gives outputs of deviation 1 for a normed residual of that
-    /// variance.
-    fn reading(&self, variance: f32) -> f32 {
+    /// Standard deviation of weights whose outputs have standard deviation 1, for the normalised
+    /// input of a residual with this variance.
+    fn input_weight_deviation(&self, variance: f32) -> f32 {
         let n_free = self.n_free() as f32;
         let mean_square = (self.n_const as f32 + n_free * variance) / self.spec.shape.n_embd as f32;
         let normed = variance / mean_square * (1.0 + NORM_DEVIATION * NORM_DEVIATION);
         (n_free * normed).sqrt().recip()
     }
 
-    /// Deviation of the weights of q and k.
+    /// Standard deviation of the weights of q and k.
     pub(super) fn deviation_qk(&self, layer: usize) -> f32 {
-        // A score is a product of both divided by the root of the head size.
+        // A score is the product of q and k divided by the root of the head size, so each gets the
+        // fourth root of the scores' variance.
         self.deviation_v(layer) * SCORE_VARIANCE.powf(0.25)
     }
 
-    /// Deviation of the weights of v.
+    /// Standard deviation of the weights of v.
     pub(super) fn deviation_v(&self, layer: usize) -> f32 {
-        self.reading(self.variance(layer))
+        self.input_weight_deviation(self.variance(layer))
     }
 
-    /// Deviation of the weights of gate and up.
+    /// Standard deviation of the weights of gate and up.
     pub(super) fn deviation_ffn(&self, layer: usize) -> f32 {
-        self.reading(self.ffn_variance(layer))
+        self.input_weight_deviation(self.ffn_variance(layer))
     }
 
-    /// Deviation of the weights of o.
+    /// Standard deviation of the weights of o.
     pub(super) fn deviation_o(&self) -> f32 {
         let added = ADDED_BY_ATTENTION / self.spec.shape.n_layer as f32;
         (added / (GATHERED * self.spec.n_q() as f32)).sqrt()
     }
 
-    /// Deviation of the weights of down.
+    /// Standard deviation of the weights of down.
     pub(super) fn deviation_down(&self) -> f32 {
         let added = ADDED_BY_FFN / self.spec.shape.n_layer as f32;
         (added / (self.firing.mean_square * self.spec.shape.n_ff as f32)).sqrt()
     }
 
-    /// Deviation of the weights of the output.
+    /// Standard deviation of the weights of the output.
     pub(super) fn deviation_output(&self) -> f32 {
-        LOGIT_DEVIATION * self.reading(self.variance(self.spec.shape.n_layer))
+        LOGIT_DEVIATION * self.input_weight_deviation(self.variance(self.spec.shape.n_layer))
     }
 }

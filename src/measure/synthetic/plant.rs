@@ -1,4 +1,4 @@
-//! Plants neurons with given firing rates, and a matching predictor.
+//! Makes neurons with given firing rates, and a matching predictor.
 
 use rayon::prelude::*;
 
@@ -11,26 +11,27 @@ use super::{
 const EXPONENT: f64 = 0.85;
 /// Largest firing rate of a neuron.
 const MOST: f64 = 0.95;
-/// Smallest firing rate of a neuron, as a share of the mean.
+/// Smallest firing rate of a neuron, as a fraction of the mean rate.
 const LEAST: f64 = 0.02;
 /// Features per row of gate; a power of four makes the predictor's weights exact in few bits.
 const FAN: usize = 16;
-/// Deviation of the part that the predictor does not use; that of the whole row is 1.
+/// Standard deviation of the noise in a row of gate, which the predictor does not know; that of the
+/// whole row is 1.
 const NOISE: f32 = 0.1;
-/// Bias of the predictor towards firing, in deviations.
+/// Bias of the predictor towards firing, in standard deviations.
 const MARGIN: f32 = 0.15;
 
 /// The thresholds of a layer's neurons, the same in all layers except for their order.
 #[derive(Debug)]
-pub(super) struct Firing {
-    /// Threshold of a neuron's gate, in deviations above the mean.
+pub(super) struct FiringThresholds {
+    /// Threshold of a neuron's gate, in standard deviations above the mean.
     thresholds: Vec<f32>,
     /// Mean square of the activations of gates with deviation 1.
     pub(super) mean_square: f32,
 }
 
-impl Firing {
-    pub(super) fn new(n_ff: usize, density: Option<f64>, relu: bool) -> Firing {
+impl FiringThresholds {
+    pub(super) fn new(n_ff: usize, density: Option<f64>, relu: bool) -> FiringThresholds {
         let normal = Normal::new();
         let thresholds: Vec<f32> = match density {
             None => vec![0.0; n_ff],
@@ -39,10 +40,10 @@ impl Firing {
             }
         };
         let square = |&threshold: &f32| normal.mean_square(f64::from(threshold), relu);
-        // Without planting, all thresholds are equal.
+        // Without a given density, all thresholds are equal.
         let distinct = if density.is_some() { n_ff } else { 1 };
         let sum: f64 = thresholds[..distinct].par_iter().map(square).sum();
-        Firing { thresholds, mean_square: (sum / distinct as f64) as f32 }
+        FiringThresholds { thresholds, mean_square: (sum / distinct as f64) as f32 }
     }
 }
 
@@ -83,7 +84,7 @@ impl Normal {
         (i as f64 + 0.5) * Normal::WIDTH - Normal::REACH
     }
 
-    /// The value that is exceeded with probability `p`.
+    /// The value that a normally distributed number exceeds with probability `p`.
     fn exceeded(&self, p: f64) -> f64 {
         let mut above = 0.0;
         for (i, step) in self.steps.iter().enumerate().rev() {
@@ -106,9 +107,9 @@ impl Normal {
     }
 }
 
-/// Planted parameters of a layer.
+/// The parameters that determine the firing rates of a layer.
 #[derive(Debug)]
-pub(super) struct Planted {
+pub(super) struct PlantedLayer {
     n_const: usize,
     n_embd: usize,
     /// `[n_features, n_embd]`, deviation 1; zero on the constant channels.
@@ -117,14 +118,14 @@ pub(super) struct Planted {
     thresholds: Vec<f32>,
     choices: Stream,
     noise: Stream,
-    /// Deviation of the gate's weights.
+    /// Standard deviation of the gate's weights.
     deviation: f32,
-    /// Deviation of the residual's free channels.
+    /// Standard deviation of the residual's free channels.
     residual: f32,
 }
 
-impl Planted {
-    pub(super) fn new(plan: &Plan<'_>, layer: usize) -> Planted {
+impl PlantedLayer {
+    pub(super) fn new(plan: &Plan<'_>, layer: usize) -> PlantedLayer {
         let n_embd = plan.spec.shape.n_embd;
         let stream = |part: u64| Stream::new(plan.spec.seed, part << 8, layer as u64);
         let mut features = vec![0.0; plan.n_features() * n_embd];
@@ -133,7 +134,7 @@ impl Planted {
             out[..plan.n_const].fill(0.0);
         });
         let order = stream(2).shuffled(plan.spec.shape.n_ff);
-        Planted {
+        PlantedLayer {
             n_const: plan.n_const,
             n_embd,
             features,
@@ -215,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_have_the_mean_asked_for() {
+    fn rates_have_the_given_mean() {
         for density in [0.005, 0.1, 0.5, 0.8] {
             let rates = rates(2048, density);
             let mean = rates.iter().sum::<f64>() / 2048.0;
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_normal_distribution_is_that_of_tables() {
+    fn the_normal_distribution_matches_tables() {
         let normal = Normal::new();
         for (p, z) in [(0.5, 0.0), (0.1, 1.281_55), (0.002, 2.878_16), (0.95, -1.644_85)] {
             assert!((normal.exceeded(p) - z).abs() < 1e-3, "{p}: {}", normal.exceeded(p));

@@ -1,4 +1,4 @@
-//! Random numbers by position, independent of the order of requests.
+//! Random numbers that depend on seed and position, not on the order of requests.
 //!
 //! Source: the mixing function of SplitMix64 (Steele, Lea, Flood 2014) over a counter.
 
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shuffle_loses_nothing() {
+    fn a_shuffle_is_a_permutation() {
         let mut order = Stream::new(1, 1, 1).shuffled(1000);
         assert_ne!(order[..4], [0, 1, 2, 3]);
         order.sort_unstable();

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use super::Error;
 
-/// Sizes of a model. The names are those of the model's own.
+/// Sizes of a model, named as in its hyperparameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Width of the residual.
@@ -30,7 +30,7 @@ const fn shape(
 }
 
 impl Shape {
-    /// The shapes with a name: a test size, then those of Llama 1, 2 and 3.
+    /// Named shapes: a test size, then the sizes of Llama 1, 2 and 3.
     pub const NAMED: &[(&str, Shape)] = &[
         ("tiny", shape(512, 4, 2048, 8, 8)),
         ("1b", shape(2048, 16, 8192, 32, 8)),
@@ -57,7 +57,7 @@ impl fmt::Display for Shape {
 impl FromStr for Shape {
     type Err = Error;
 
-    /// Case does not matter.
+    /// Ignores case.
     fn from_str(given: &str) -> Result<Shape, Error> {
         let named = Shape::NAMED.iter().find(|(name, _)| name.eq_ignore_ascii_case(given));
         if let Some((_, shape)) = named {

@@ -7,33 +7,32 @@ use hal::format::Format;
 use super::{Error, Shape, metadata::N_SPECIAL};
 use gguf::Container;
 
-/// Upper limit of all widths, counts and the vocabulary: keeps every product of sizes far from
-/// overflow.
+/// Upper limit of all widths and counts, so that no product of sizes overflows.
 const MOST: usize = 1 << 20;
-const MOST_LAYERS: usize = 10_000;
-/// Range in which the power law of the firing rates works.
+const MAX_LAYERS: usize = 10_000;
+/// Densities that the power law of the firing rates can reach.
 const DENSITIES: std::ops::RangeInclusive<f64> = 0.005..=0.8;
 
 /// RoPE scaling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rope {
-    /// None.
+    /// No scaling.
     Plain,
     /// Positions divided by `factor`.
     Linear {
-        /// Positive.
+        /// Above 0.
         factor: f32,
     },
     /// `YaRN`.
     Yarn {
-        /// Positive.
+        /// Above 0.
         factor: f32,
         /// Context before the scaling, tokens.
         n_ctx_orig: u32,
     },
-    /// A tensor of factors as Llama 3.1 has it, for an original context of 8192 tokens.
+    /// A tensor of factors, as in Llama 3.1, for an original context of 8192 tokens.
     Llama3 {
-        /// Positive; applied to the slowest pairs.
+        /// Above 0; applies to the slowest pairs.
         factor: f32,
     },
 }
@@ -49,8 +48,8 @@ pub struct Spec {
     pub relu: bool,
     /// The container that [`Spec::build`] makes.
     pub container: Container,
-    /// Mean share of neurons whose gate is positive; `None` for random weights without planted
-    /// activity, where it is a half.
+    /// Mean fraction of neurons whose gate is positive; `None` for random gate weights, which make
+    /// half of the gates positive.
     pub density: Option<f64>,
     /// Seed of the weights.
     pub seed: u64,
@@ -70,8 +69,8 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// A model of `shape`: 32000 tokens, seed 1, with ReLU a tenth of the neurons active, with
-    /// SiLU no planted activity.
+    /// A model of `shape` with 32000 tokens and seed 1. With ReLU a tenth of the neurons is active,
+    /// with SiLU the gate weights are random.
     #[must_use]
     pub fn new(shape: Shape, format: Format, relu: bool) -> Spec {
         Spec {
@@ -91,11 +90,11 @@ impl Spec {
     }
 
     /// Parses `SHAPE:TYPE:relu`, `SHAPE:TYPE:silu` or `SHAPE:TYPE:relu:pwri`, ignoring case.
-    /// `SHAPE*8/2` means 8 experts with the shape's neurons, of which a token uses 2; they have no
-    /// planted activity.
+    /// `SHAPE*8/2` means 8 experts with the shape's neurons, of which a token uses 2; their gate
+    /// weights are random.
     ///
     /// # Errors
-    /// An unknown part, with the supported ones; see [`Spec::check`] for sizes.
+    /// An unknown shape, format or activation; an invalid size, as in [`Spec::check`].
     pub fn parse(given: &str) -> Result<Spec, Error> {
         let parts: Vec<_> = given.split(':').collect();
         let (shape, format, activation, container) = match parts[..] {
@@ -169,8 +168,8 @@ impl Spec {
         }
         let Shape { n_embd, n_layer, n_ff, n_head, n_head_kv } = self.shape;
         for (what, found, most) in [
-            ("the width", n_embd, MOST),
-            ("the number of layers", n_layer, MOST_LAYERS),
+            ("the embedding size", n_embd, MOST),
+            ("the number of layers", n_layer, MAX_LAYERS),
             ("the number of neurons", n_ff, MOST),
             ("the number of heads", n_head, MOST),
             ("the number of key heads", n_head_kv, MOST),
@@ -180,7 +179,8 @@ impl Spec {
         }
         within("the size of the vocabulary", self.n_vocab, N_SPECIAL + 1, MOST)?;
         if self.d_head.is_none() && n_embd % n_head != 0 {
-            return Err(size("the width", n_embd, format!("a multiple of the {n_head} heads")));
+            let expected = format!("a multiple of the {n_head} heads");
+            return Err(size("the embedding size", n_embd, expected));
         }
         if !self.d_head().is_multiple_of(2) {
             return Err(size("the size of a head", self.d_head(), "an even number"));
@@ -195,9 +195,9 @@ impl Spec {
         }
         let block = self.format.block_values();
         for (what, found) in [
-            ("the width", n_embd),
+            ("the embedding size", n_embd),
             ("the number of neurons", n_ff),
-            ("the width of the queries", self.n_q()),
+            ("the total size of the query heads", self.n_q()),
         ] {
             within(what, found, 1, MOST)?;
             if found % block != 0 {
@@ -209,21 +209,21 @@ impl Spec {
             self.rope
             && !(factor > 0.0 && factor.is_finite())
         {
-            return Err(size("the factor of the positions", factor, "a positive number"));
+            return Err(size("the RoPE scaling factor", factor, "a positive number"));
         }
         self.check_density()
     }
 
     fn check_density(&self) -> Result<(), Error> {
         if let (Some(_), Some(density)) = (self.experts, self.density) {
-            return Err(size("the density", density, "none: experts have no planted activity"));
+            return Err(size("the density", density, "none: experts have random gate weights"));
         }
         if let Some(density) = self.density {
             if !DENSITIES.contains(&density) {
                 let expected = format!("{} to {}", DENSITIES.start(), DENSITIES.end());
                 return Err(size("the density", density, expected));
             }
-            within("the width", self.shape.n_embd, 2 * self.n_const(), MOST)?;
+            within("the embedding size", self.shape.n_embd, 2 * self.n_const(), MOST)?;
         }
         if self.container == Container::PowerInfer {
             self.check_predictable()?;
@@ -231,17 +231,17 @@ impl Spec {
         Ok(())
     }
 
-    /// Whether PowerInfer's container supports the model.
+    /// Returns an error if PowerInfer's container does not support the model.
     pub(super) fn check_predictable(&self) -> Result<(), Error> {
         match (self.relu, self.density) {
             (true, Some(_)) => Ok(()),
-            (true, None) => Err(Error::Container { found: "one without" }),
+            (true, None) => Err(Error::Container { found: "a ReLU model without a density" }),
             (false, _) => Err(Error::Container { found: "a SiLU model" }),
         }
     }
 }
 
-/// `8/2`.
+/// Parses `8/2`: number of experts, and experts per token.
 fn parse_experts(given: &str, experts: &str) -> Result<[usize; 2], Error> {
     let numbers = experts.split_once('/').map(|(n, n_used)| [n.parse().ok(), n_used.parse().ok()]);
     match numbers {
@@ -250,8 +250,8 @@ fn parse_experts(given: &str, experts: &str) -> Result<[usize; 2], Error> {
     }
 }
 
-/// Whether synthetic weights can be stored in this format. With fewer than four bits neurons would
-/// not fire as planted.
+/// Whether synthetic weights can be stored in this format. With fewer than four bits per weight,
+/// neurons would not fire at their given rates.
 fn can_hold(format: Format) -> bool {
     let has_bits = 8 * format.block_bytes() >= 4 * format.block_values();
     format.is_weight() && format.quantizes() && has_bits

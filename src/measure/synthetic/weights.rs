@@ -1,14 +1,14 @@
-//! The values of every tensor, a row at a time.
+//! Computes the values of every tensor, a row at a time.
 
 use super::{
     Rope,
     metadata::{N_SPECIAL, llama3_factors},
     plan::{NORM_DEVIATION, Plan, TensorRole},
-    plant::Planted,
+    plant::PlantedLayer,
     random::Stream,
 };
 
-/// Weights of one layer at a time; any thread may request rows.
+/// The weights of one layer at a time. Any thread may request rows.
 #[derive(Debug)]
 pub(super) struct Weights<'a> {
     plan: &'a Plan<'a>,
@@ -19,13 +19,13 @@ pub(super) struct Weights<'a> {
 struct Layer {
     number: usize,
     ffn_norm: Vec<f32>,
-    /// `None` if gate is random like the other tensors.
-    planted: Option<Planted>,
+    /// `None` if the gate weights are random like those of other tensors.
+    planted: Option<PlantedLayer>,
 }
 
 impl Layer {
     fn new(plan: &Plan<'_>, number: usize) -> Layer {
-        let planted = plan.spec.density.map(|_| Planted::new(plan, number));
+        let planted = plan.spec.density.map(|_| PlantedLayer::new(plan, number));
         Layer { number, ffn_norm: norm(plan, TensorRole::FfnNorm, number), planted }
     }
 }
@@ -50,7 +50,7 @@ impl Weights<'_> {
         }
     }
 
-    /// One row of a tensor of the layer or of the whole model; `room` is scratch memory.
+    /// Computes one row of a tensor of the layer or of the whole model; `room` is scratch memory.
     pub(super) fn row(&self, part: TensorRole, row: usize, room: &mut Vec<f32>, out: &mut [f32]) {
         let Layer { number: layer, ffn_norm, planted } = &self.layer;
         let (plan, layer) = (self.plan, *layer);
@@ -59,7 +59,7 @@ impl Weights<'_> {
             (TensorRole::TokenEmbd, _) => self.embedding(row, out),
             (TensorRole::OutputNorm, _) => self.output_norm(out),
             (TensorRole::Output, _) if row < N_SPECIAL => out.fill(0.0),
-            (TensorRole::Output, _) => self.reading(part, row, plan.deviation_output(), out),
+            (TensorRole::Output, _) => self.free_row(part, row, plan.deviation_output(), out),
             (TensorRole::RopeFreqs, _) => {
                 if let Rope::Llama3 { factor } = plan.spec.rope {
                     let factors = llama3_factors(factor, out.len());
@@ -69,9 +69,9 @@ impl Weights<'_> {
             (TensorRole::AttnNorm, _) => out.copy_from_slice(&norm(plan, part, layer)),
             (TensorRole::FfnNorm, _) => out.copy_from_slice(ffn_norm),
             (TensorRole::Q | TensorRole::K, _) => {
-                self.reading(part, row, plan.deviation_qk(layer), out)
+                self.free_row(part, row, plan.deviation_qk(layer), out)
             }
-            (TensorRole::V, _) => self.reading(part, row, plan.deviation_v(layer), out),
+            (TensorRole::V, _) => self.free_row(part, row, plan.deviation_v(layer), out),
             (TensorRole::O | TensorRole::Down, _) if row < plan.n_const => out.fill(0.0),
             (TensorRole::O, _) => {
                 let first = (row * out.len()) as u64;
@@ -79,7 +79,7 @@ impl Weights<'_> {
             }
             (TensorRole::Gate, Some(planted)) => planted.gate(row, ffn_norm, out),
             (TensorRole::Gate | TensorRole::Up | TensorRole::Router, _) => {
-                self.reading(part, row, plan.deviation_ffn(layer), out);
+                self.free_row(part, row, plan.deviation_ffn(layer), out);
             }
             (TensorRole::Down, _) => {
                 let (stream, deviation) = (self.stream(part), plan.deviation_down());
@@ -88,7 +88,7 @@ impl Weights<'_> {
                 }
             }
             (TensorRole::DownByNeuron, _) => {
-                self.reading(TensorRole::Down, row, plan.deviation_down(), out);
+                self.free_row(TensorRole::Down, row, plan.deviation_down(), out);
             }
             (TensorRole::Fc1, Some(planted)) => planted.fc1(row, ffn_norm, out),
             (TensorRole::Fc2, Some(planted)) => {
@@ -96,7 +96,7 @@ impl Weights<'_> {
                 planted.fc2(row, ffn_norm, room, out);
             }
             (TensorRole::Fc1 | TensorRole::Fc2, None) => {
-                unreachable!("a predictor of planted neurons only")
+                unreachable!("only models with a set density have predictors")
             }
         }
     }
@@ -106,21 +106,21 @@ impl Weights<'_> {
     }
 
     /// A row that is zero on the constant channels.
-    fn reading(&self, part: TensorRole, row: usize, deviation: f32, out: &mut [f32]) {
+    fn free_row(&self, part: TensorRole, row: usize, deviation: f32, out: &mut [f32]) {
         self.stream(part).fill((row * out.len()) as u64, deviation, out);
         out[..self.plan.n_const].fill(0.0);
     }
 
     fn embedding(&self, token: usize, out: &mut [f32]) {
-        // As output row, a small embedding gives a small logit: prefers text to byte and end
-        // tokens.
+        // A tied embedding is also an output row: a small one gives a small logit, so that the
+        // model prefers text to byte and EOS tokens.
         let deviation = if self.plan.spec.tied && token < N_SPECIAL { 0.01 } else { 1.0 };
         self.stream(TensorRole::TokenEmbd).fill((token * out.len()) as u64, deviation, out);
         out[..self.plan.n_const].fill(1.0);
     }
 
-    /// If the output matrix is the embedding, signs keep a token from being the likeliest
-    /// successor of itself.
+    /// With a tied embedding, random signs prevent each token from being its own likeliest
+    /// successor.
     fn output_norm(&self, out: &mut [f32]) {
         out.fill(1.0);
         if self.plan.spec.tied {

@@ -30,10 +30,10 @@ impl Spec {
     }
 
     /// Writes the model to `path`, in the container of [`Spec::container_for`]; the file appears
-    /// when it is complete. `progress` is as in [`Spec::build`].
+    /// only when it is complete. `progress` is as in [`Spec::build`].
     ///
     /// # Errors
-    /// As [`Spec::build`], and the system's error.
+    /// As [`Spec::build`], and an I/O error.
     pub fn write(&self, path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Error> {
         self.check()?;
         let container = self.container_for(path);

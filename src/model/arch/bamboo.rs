@@ -1,4 +1,4 @@
-//! Bamboo (Mistral's shape, dReLU: ReLU on gate and on up).
+//! Bamboo: the architecture of Mistral with dReLU (ReLU on gate and on up).
 
 use hal::op::{Activation, FfnKind};
 

@@ -1,4 +1,4 @@
-//! Falcon 7B (one norm for both halves, one head of keys) and 40B (two norms, groups), and
+//! Falcon 7B (one norm for both halves, one KV head), Falcon 40B (two norms, several KV heads), and
 //! ReluFalcon.
 
 use hal::op::{Activation, FfnKind, NormKind, Pairing};

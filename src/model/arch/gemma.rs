@@ -1,4 +1,4 @@
-//! Gemma 1 to 3. Norm weights are stored with their 1 added.
+//! Gemma 1 to 3. GGUF files store the norm weights with 1 added, as llama.cpp expects.
 
 use hal::op::{Activation, Pairing};
 
@@ -22,7 +22,7 @@ pub(super) const GEMMA2: ArchSpec = ArchSpec {
     global_layers: Some(GlobalLayers { period: 2, first: false }),
     attn_softcap: 50.0,
     logit_softcap: 30.0,
-    // 27B.
+    // Number of layers of the 27B model.
     width_scaled: Some(46),
     ..GEMMA
 };
@@ -34,7 +34,7 @@ pub(super) const GEMMA3: ArchSpec = ArchSpec {
     qk_norm: true,
     global_layers: Some(GlobalLayers { period: 6, first: false }),
     local_base: Some(10_000.0),
-    // 27B.
+    // Number of layers of the 27B model.
     width_scaled: Some(62),
     ..GEMMA
 };

@@ -1,5 +1,5 @@
-//! Gemma 4: sliding-window layers have other head sizes than global ones, the last layers share an
-//! earlier layer's KV cache, tokens have embeddings per layer, and experts run beside a dense
+//! Gemma 4: sliding-window and global layers have different head sizes, the last layers share an
+//! earlier layer's KV cache, tokens have per-layer embeddings, and experts run beside a dense
 //! block.
 
 use hal::op::Scoring;
@@ -14,9 +14,9 @@ pub(super) const GEMMA4: ArchSpec = ArchSpec {
     v_norm: true,
     keys_as_values: true,
     attn_scale: Some(1.0),
-    // Files have a list of the layers with global attention.
+    // The list in the file says which layers use global attention.
     global_layers: None,
-    // As in llama.cpp for files without the key.
+    // llama.cpp's value for files without the key.
     logit_softcap: 30.0,
     width_scaled: None,
     dense_beside_experts: true,
@@ -28,7 +28,7 @@ fn mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
     const PATTERN: &str = "attention.sliding_window_pattern";
     let keys = layer.keys();
     if keys.metadata.get(&keys.name(PATTERN)).is_none_or(|value| value.as_array().is_none()) {
-        return Err(keys.missing(PATTERN, "whether each layer uses a sliding window"));
+        return Err(keys.missing(PATTERN, "a list that says which layers use a sliding window"));
     }
     keys.need("attention.sliding_window", "the size of the sliding window")?;
     layer.attention()

@@ -1,5 +1,5 @@
-//! gpt-oss: attention with sinks, a sliding window in every other layer, a clamped SwiGLU, biases
-//! everywhere.
+//! gpt-oss: attention with sinks, a sliding window in every other layer, a clamped SwiGLU, and
+//! biases on all matrices.
 
 use hal::op::{Activation, Pairing, Scoring};
 

@@ -1,5 +1,5 @@
-//! Granite: a Llama with scales on embeddings, layer outputs, attention scores and logits; dense,
-//! with experts, or with Mamba-2 in most layers.
+//! Granite: a Llama with scales of embeddings, layer outputs, attention scores and logits. Models
+//! are dense, have experts, or have Mamba-2 in most layers.
 
 use super::llama::LLAMA;
 use super::mamba2::mamba2;
@@ -22,7 +22,7 @@ pub(super) const GRANITEMOE: ArchSpec = ArchSpec {
     ..GRANITE
 };
 
-/// Granite 4 hybrids; experts with a shared one, or dense.
+/// Granite 4 hybrids, dense or with experts and a shared expert.
 pub(super) const GRANITEHYBRID: ArchSpec = ArchSpec {
     name: "granitehybrid",
     models: "Granite 4 hybrids (dense and with experts), Bamba",
@@ -30,7 +30,7 @@ pub(super) const GRANITEHYBRID: ArchSpec = ArchSpec {
     ..GRANITE
 };
 
-/// Mamba-2 in layers without KV heads.
+/// Reads Mamba-2 in a layer without KV heads, and attention in the others.
 fn hybrid(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
     match layer.sizes().n_head_kv {
         0 => mamba2(layer),
@@ -38,7 +38,7 @@ fn hybrid(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
     }
 }
 
-/// Attention, without RoPE where `rope.scaling.finetuned` is false.
+/// Reads attention, without RoPE if `rope.scaling.finetuned` is false.
 fn attention(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
     let keys = layer.keys();
     let rotates = keys.metadata.bool(&keys.name("rope.scaling.finetuned"))?;

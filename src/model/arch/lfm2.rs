@@ -1,4 +1,4 @@
-//! LFM2: gated short convolutions, and attention in the layers that have heads of keys and values.
+//! LFM2: gated short convolutions, and attention in the layers that have KV heads.
 
 use hal::op::Pairing;
 
@@ -19,7 +19,8 @@ fn mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
     if layer.sizes().n_head_kv > 0 {
         return layer.attention();
     }
-    let taps = layer.keys().need("shortconv.l_cache", "the taps of the short convolution")?;
+    let kernel_size =
+        layer.keys().need("shortconv.l_cache", "the kernel size of the convolution")?;
     let n = layer.n_embd();
     let part =
         |first: usize| layer.affine_rows("shortconv.in_proj", 3 * n, n, first * n..(first + 1) * n);
@@ -27,7 +28,7 @@ fn mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
         b: part(0)?,
         c: part(1)?,
         x: part(2)?,
-        conv: layer.f32_rows("shortconv.conv.weight", n, taps, 0..n)?,
+        conv: layer.f32_rows("shortconv.conv.weight", n, kernel_size, 0..n)?,
         out: layer.affine("shortconv.out_proj", n, n)?,
     }))
 }

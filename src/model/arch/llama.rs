@@ -1,4 +1,5 @@
-//! Llama 1 to 3, CodeLlama, Mistral, Mixtral, TinyLlama, and ReLU-fied ones (ReluLLaMA, ProSparse).
+//! Llama 1 to 3, CodeLlama, Mistral, Mixtral, TinyLlama, and their ReLU variants (ReluLLaMA,
+//! ProSparse).
 
 use hal::op::{Activation, FfnKind, NormKind, Pairing, Scoring};
 
@@ -7,7 +8,7 @@ use crate::{
     Routing,
 };
 
-/// Most other families differ from this one in a few fields.
+/// The base of most other families, which change a few fields.
 pub(super) const LLAMA: ArchSpec = ArchSpec {
     name: "llama",
     models: "Llama 1 to 3.x, CodeLlama, Mistral with its window, Mixtral, TinyLlama; ReLU: ReluLLaMA, ProSparse",

@@ -1,5 +1,5 @@
-//! Mamba-2: layers of one mixer, without attention and feed-forward block. Other families read
-//! their Mamba-2 blocks with [`mamba2`].
+//! Mamba-2: each layer is one Mamba-2 block, without attention and feed-forward block. Other
+//! families read their Mamba-2 blocks with [`mamba2`].
 
 use std::ops::Range;
 
@@ -16,15 +16,15 @@ pub(super) const MAMBA2: ArchSpec = ArchSpec {
     ..LLAMA
 };
 
-/// The Mamba-2 block of a layer.
+/// Reads the Mamba-2 block of a layer.
 pub(super) fn mamba2(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
-    let (sizes, taps) = sizes(layer)?;
+    let (sizes, kernel_size) = sizes(layer)?;
     let Mamba2Sizes { n_head, n_group, d_inner, .. } = sizes;
     let (n_embd, n_b) = (layer.n_embd(), sizes.n_b());
     // Rows of `ssm_in`, in order: z, x, b, c, dt. The convolution covers x, b and c.
     let (n_conv, n_in) = (d_inner + 2 * n_b, 2 * d_inner + 2 * n_b + n_head);
     let part = |some: Range<usize>| layer.affine_rows("ssm_in", n_in, n_embd, some);
-    let filter = |some| layer.f32_affine_rows("ssm_conv1d", n_conv, taps, some);
+    let filter = |some| layer.f32_affine_rows("ssm_conv1d", n_conv, kernel_size, some);
     let [x, b, c] =
         [0..d_inner, d_inner..d_inner + n_b, d_inner + n_b..n_conv].map(|some: Range<usize>| {
             let rows = d_inner + some.start..d_inner + some.end;
@@ -49,24 +49,24 @@ pub(super) fn mamba2(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
     }))
 }
 
-/// The sizes of a block, and the taps of its convolution.
+/// Reads the sizes of a block, and the kernel size of its convolution.
 fn sizes(layer: &LayerReader<'_>) -> Result<(Mamba2Sizes, usize), Error> {
     let keys = layer.keys();
-    let d_inner = keys.need("ssm.inner_size", "the width of all heads")?;
-    let d_state = keys.need("ssm.state_size", "the columns of a head's state")?;
+    let d_inner = keys.need("ssm.inner_size", "the total size of all heads")?;
+    let d_state = keys.need("ssm.state_size", "the state size of a head")?;
     let n_head = keys.need("ssm.time_step_rank", "the number of heads")?;
-    let n_group = keys.need("ssm.group_count", "the groups of heads")?;
-    let taps = keys.need("ssm.conv_kernel", "the taps of the short convolution")?;
+    let n_group = keys.need("ssm.group_count", "the number of groups of heads")?;
+    let kernel_size = keys.need("ssm.conv_kernel", "the kernel size of the convolution")?;
     for (key, n) in [("ssm.time_step_rank", n_head), ("ssm.group_count", n_group)] {
         if !d_inner.is_multiple_of(n) {
-            return Err(keys.wrong(key, format!("a divisor of the width {d_inner}"), n));
+            return Err(keys.wrong_key(key, format!("a divisor of the inner size {d_inner}"), n));
         }
     }
     if !n_head.is_multiple_of(n_group) {
         let expected = format!("a divisor of the {n_head} heads");
-        return Err(keys.wrong("ssm.group_count", expected, n_group));
+        return Err(keys.wrong_key("ssm.group_count", expected, n_group));
     }
-    // Each size is at most 2^24, so sums and products of two do not overflow; the shapes of the
-    // tensors limit them.
-    Ok((Mamba2Sizes { n_head, n_group, d_inner, d_state }, taps))
+    // Each size is at most 2^24, so the sum or product of two sizes does not overflow. The shapes
+    // of the tensors limit the sizes further.
+    Ok((Mamba2Sizes { n_head, n_group, d_inner, d_state }, kernel_size))
 }

@@ -1,4 +1,5 @@
-//! The families, one value each. Adding one: a value in a file here and its name in [`ALL`].
+//! The supported families, one [`ArchSpec`] each. To add a family, define its value in a file of
+//! this folder and list it in [`ALL`].
 
 mod bamboo;
 mod falcon;
@@ -49,13 +50,13 @@ pub const ALL: &[ArchSpec] = &[
     gemma4::GEMMA4,
 ];
 
-/// The family called `name` in `general.architecture`.
+/// The family with this `general.architecture`; `None` if it is not supported.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static ArchSpec> {
     ALL.iter().find(|spec| spec.name == name)
 }
 
-/// [`ALL`] as the table of `docs/models.md`.
+/// [`ALL`] as the Markdown table of `docs/models.md`.
 #[must_use]
 pub fn table() -> String {
     let mut out = "| architecture | models | skips neurons |\n| --- | --- | --- |\n".to_owned();

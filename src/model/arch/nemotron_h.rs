@@ -1,5 +1,5 @@
-//! Nemotron-H: a layer is a Mamba-2 block, attention without positions, or a feed-forward block
-//! with a squared ReLU.
+//! Nemotron-H: a layer is a Mamba-2 block, attention without RoPE, or a feed-forward block with a
+//! squared ReLU.
 
 use super::mamba2::mamba2;
 use super::relu2::ARCEE;
@@ -10,12 +10,12 @@ pub(super) const NEMOTRON_H: ArchSpec = ArchSpec {
     models: "Nemotron-H, Nemotron Nano 2 (squared ReLU)",
     mixer,
     positions: Positions::None,
-    // The one norm of a layer.
+    // Each layer has a single norm, with this name.
     ffn_norm: "attn_norm",
     ..ARCEE
 };
 
-/// A layer with neurons has no mixer.
+/// Reads the mixer of a layer; a layer with neurons has none.
 fn mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
     match (layer.n_ff(), layer.sizes().n_head_kv) {
         (0, 0) => mamba2(layer),

@@ -1,5 +1,5 @@
-//! Qwen 2, 2.5 (biases on queries, keys and values) and 3 (norms of queries and keys instead),
-//! dense and MoE.
+//! Qwen 2 and 2.5 (biases on queries, keys and values) and Qwen 3 (norms of queries and keys
+//! instead), dense and with experts.
 
 use hal::op::Pairing;
 
@@ -13,7 +13,7 @@ pub(super) const QWEN2: ArchSpec = ArchSpec {
     ..LLAMA
 };
 
-/// A shared expert in addition to the chosen ones.
+/// Qwen 2 with experts, and a shared expert in addition to the selected ones.
 pub(super) const QWEN2MOE: ArchSpec = ArchSpec {
     name: "qwen2moe",
     models: "Qwen 1.5 and 2 with experts",

@@ -1,4 +1,4 @@
-//! Qwen 3.5: a gated delta net in most layers, attention with gated output in every fourth.
+//! Qwen 3.5: gated attention in every fourth layer, a gated delta net in the others.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(super) const QWEN35: ArchSpec = ArchSpec {
     ..LLAMA
 };
 
-/// Default of the interval between layers with attention.
+/// Default distance between layers with attention, in layers.
 const ATTENTION_INTERVAL: usize = 4;
 
 fn mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
@@ -30,7 +30,7 @@ fn mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
     let mut mixer = layer.attention()?;
     if let (Mixer::Attention(attention), Some(rotates)) = (&mut mixer, sections(layer)?) {
         let table = attention.rope.take();
-        attention.rope = table.map(|table| Arc::new(RopeTable::clone(&table).masked(rotates)));
+        attention.rope = table.map(|table| Arc::new(RopeTable::clone(&table).mask_pairs(rotates)));
     }
     Ok(mixer)
 }
@@ -44,9 +44,9 @@ fn is_recurrent(layer: &LayerReader<'_>) -> Result<bool, Error> {
     Ok(!(layer.index() + 1).is_multiple_of(interval.unwrap_or(ATTENTION_INTERVAL)))
 }
 
-/// The pairs of a head that RoPE is applied to for text. The sections of a file distribute the
-/// pairs over four positions, three of which are the same for text and the fourth is 0. Source:
-/// interleaved M-RoPE of Qwen3-VL.
+/// The pairs of a head that RoPE is applied to; `None` if the file has no sections, so that it is
+/// applied to all pairs. The sections in the file divide the pairs between four position ids; in
+/// text, three of these are equal and the fourth is 0. Source: interleaved M-RoPE of Qwen3-VL.
 fn sections(layer: &LayerReader<'_>) -> Result<Option<impl Fn(usize) -> bool>, Error> {
     const KEY: &str = "rope.dimension_sections";
     let keys = layer.keys();
@@ -60,34 +60,38 @@ fn sections(layer: &LayerReader<'_>) -> Result<Option<impl Fn(usize) -> bool>, E
             at < 3 * sections[at % 3]
         })),
         (n, total) => {
-            let expected = format!("four numbers of pairs, 1 to {most} in all");
-            let found = total.map_or("more".to_owned(), |total| total.to_string());
-            Err(keys.wrong(KEY, expected, format!("{n} numbers, {found} in all")))
+            let expected = format!("four section sizes, 1 to {most} in total");
+            let found = total.map_or("over 2^64".to_owned(), |total| total.to_string());
+            Err(keys.wrong_key(KEY, expected, format!("{n} sizes, {found} in total")))
         }
     }
 }
 
 fn gated_delta(layer: &LayerReader<'_>) -> Result<GatedDelta, Error> {
     let keys = layer.keys();
-    let d = keys.need("ssm.state_size", "the size of a head of the gated delta net")?;
+    let d = keys.need("ssm.state_size", "the head size of the gated delta net")?;
     let n_head_k = keys.need("ssm.group_count", "the number of key heads")?;
     let n_head_v = keys.need("ssm.time_step_rank", "the number of value heads")?;
-    let taps = keys.need("ssm.conv_kernel", "the taps of the short convolution")?;
-    let inner = keys.need("ssm.inner_size", "the width of all value heads")?;
+    let kernel_size = keys.need("ssm.conv_kernel", "the kernel size of the convolution")?;
+    let inner = keys.need("ssm.inner_size", "the total size of the value heads")?;
     if !n_head_v.is_multiple_of(n_head_k) {
         let expected = format!("a multiple of the {n_head_k} key heads");
-        return Err(keys.wrong("ssm.time_step_rank", expected, n_head_v));
+        return Err(keys.wrong_key("ssm.time_step_rank", expected, n_head_v));
     }
     if Some(inner) != n_head_v.checked_mul(d) {
-        return Err(keys.wrong("ssm.inner_size", format!("{n_head_v} heads of {d}"), inner));
+        return Err(keys.wrong_key(
+            "ssm.inner_size",
+            format!("{n_head_v} heads of {d} values"),
+            inner,
+        ));
     }
-    // Each size is at most 2^24, so these products do not overflow; the shapes of the tensors
-    // limit them.
+    // Each size is at most 2^24, so these products do not overflow. The shapes of the tensors limit
+    // the sizes further.
     let (n_k, n_v, n_embd) = (n_head_k * d, n_head_v * d, layer.n_embd());
     let all = 2 * n_k + n_v;
     let ranges = [0..n_k, n_k..2 * n_k, 2 * n_k..all];
     let part = |some| layer.affine_rows("attn_qkv", all, n_embd, some);
-    let filter = |some| layer.f32_rows("ssm_conv1d.weight", all, taps, some);
+    let filter = |some| layer.f32_rows("ssm_conv1d.weight", all, kernel_size, some);
     let [q, k, v] = ranges.clone().map(part);
     let [q_conv, k_conv, v_conv] = ranges.map(filter);
     let vector = |part: &str| layer.f32_rows(part, 1, n_head_v, 0..1);

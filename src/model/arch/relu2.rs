@@ -1,11 +1,12 @@
-//! Families with a squared ReLU and no gate, whose neurons are skipped without any set-up.
+//! Families with a squared ReLU and no gate. Inactive neurons are skipped without a predictor or
+//! calibration.
 
 use hal::op::{Activation, FfnKind, NormKind, Pairing};
 
 use super::llama::LLAMA;
 use crate::{ArchSpec, KvKind, Positions};
 
-/// AFM (Arcee).
+/// Arcee AFM.
 pub(super) const ARCEE: ArchSpec = ArchSpec {
     name: "arcee",
     models: "Arcee AFM (squared ReLU)",
@@ -15,7 +16,7 @@ pub(super) const ARCEE: ArchSpec = ArchSpec {
     ..LLAMA
 };
 
-/// Nemotron 4 and Minitron. Norm weights are stored with their 1 added.
+/// Nemotron 4 and Minitron. GGUF files store the norm weights with 1 added.
 pub(super) const NEMOTRON: ArchSpec = ArchSpec {
     name: "nemotron",
     models: "Nemotron 4, Minitron (squared ReLU)",
@@ -28,7 +29,7 @@ pub(super) const NEMOTRON: ArchSpec = ArchSpec {
 pub(super) const JAIS2: ArchSpec =
     ArchSpec { name: "jais2", models: "Jais 2 (squared ReLU)", ..NEMOTRON };
 
-/// PLM, with latent keys and values.
+/// PLM, with multi-head latent attention.
 pub(super) const PLM: ArchSpec = ArchSpec {
     name: "plm",
     models: "PLM 1.8B (squared ReLU, latent attention)",

@@ -1,4 +1,4 @@
-//! SmallThinker: experts with a ReLU, chosen before attention; no positions in global-attention
+//! SmallThinker: experts with a ReLU, selected before attention; no RoPE in global-attention
 //! layers.
 
 use hal::op::{Activation, Pairing, Scoring};

@@ -2,10 +2,10 @@
 
 use super::*;
 
-/// Prints seconds: `cargo test --release -p thermocline --lib planning_a_large_model -- --ignored
-/// --nocapture`.
+/// Prints planning times:
+/// `cargo test --release -p thermocline-placement planning_a_large_model -- --ignored --nocapture`.
 #[test]
-#[ignore = "takes a while without optimisation"]
+#[ignore = "slow in a debug build"]
 fn planning_a_large_model_is_quick() {
     let layers = Recipe {
         n_layer: 80,

@@ -4,30 +4,31 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use engine::{self, Engine, Exchanged, Feed, Sequence, StepStats, Want};
-use text::sample::{self, Pushed, Sampler, StopStrings};
+use engine::{self, Engine, ExchangeStats, Feed, Sequence, StepStats, Want};
+use text::sample::{self, Constraint, ConstraintError, Pushed, Sampler, StopStrings};
 use text::tokenizer::{self, Detokenizer, Start, Tokenizer};
 
-/// Settings of one generation. By default it ends where the model ends its text, or where the
+/// Settings of one generation. By default, a generation ends when the model ends the text or the
 /// context is full.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Maximum number of tokens to generate; `None` for no limit.
     pub n_predict: Option<usize>,
-    /// When the context is full: drop half of the tokens after the first `n_keep` and continue;
-    /// otherwise end.
+    /// When the context is full: if set, drop the older half of the tokens after the first `n_keep`
+    /// and continue; if false, end.
     pub context_shift: bool,
-    /// Tokens at the start that a shift keeps.
+    /// Number of tokens at the start that a context shift keeps.
     pub n_keep: usize,
-    /// Stop strings: they end the generation and are not shown.
+    /// Stop strings. They end the generation and are not part of the text.
     pub stops: Vec<String>,
-    /// End at a token that ends a text.
+    /// Whether an end-of-generation token ends the generation.
     pub end_of_text: bool,
     /// Further tokens that end the text, such as a chat template's end of a turn.
     pub ends: Vec<u32>,
-    /// Show special tokens, except for the token that ends the text, which is in [`Report::end`].
+    /// Whether special tokens are part of the text. The token that ends the text never is; it is in
+    /// [`Report::end`].
     pub special: bool,
-    /// Control tokens that are part of the text nevertheless, such as marks of reasoning.
+    /// Control tokens that are part of the text even without `special`, such as marks of reasoning.
     pub written: Vec<u32>,
 }
 
@@ -49,7 +50,7 @@ impl Default for Settings {
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The model ended its text.
+    /// The model ended its text, or a constraint allows no more.
     EndOfText,
     /// `n_predict` tokens were generated.
     Length,
@@ -57,37 +58,39 @@ pub enum Ended {
     Stop,
     /// The context is full.
     ContextFull,
-    /// The user stopped it.
+    /// The interrupt flag was set.
     Interrupted,
-    /// The consumer stopped it.
+    /// The consumer stopped reading tokens.
     Closed,
 }
 
 /// Statistics of a generation.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
-    /// Why it ended.
+    /// Why the generation ended.
     pub ended: Ended,
-    /// The token that ended the text and is not part of it.
+    /// The token that ended the text and is not part of it; `None` if the text ended otherwise.
     pub end: Option<u32>,
     /// Tokens of the prompt.
     pub n_prompt: usize,
-    /// Number of these that the sequence had cached, so that they were not computed.
+    /// Number of prompt tokens that the sequence had cached, so that they were not computed.
     pub n_reused: usize,
-    /// Time of prefill for the others.
+    /// Prefill time of the other prompt tokens.
     pub prompt: Duration,
-    /// Tokens generated.
+    /// Tokens generated, including the token that ended the text.
     pub n_generated: usize,
     /// Time of the steps after the prompt, context shifts included.
     pub generated: Duration,
-    /// Steps after the prompt: one fewer than the tokens, since prefill yields the first.
+    /// Steps after the prompt: one fewer than the generated tokens, since prefill yields the first;
+    /// after an interrupt, as many.
     pub n_steps: usize,
     /// Neuron statistics of the steps after the prompt.
     pub neurons: StepStats,
     /// Number of context shifts.
     pub n_shifts: usize,
-    /// Neurons exchanged since the model was loaded; `None` if exchange is off.
-    pub exchanged: Option<Exchanged>,
+    /// Neurons swapped between CPU and devices since loading; `None` if swapping is off, or if no
+    /// decision was due yet.
+    pub exchanged: Option<ExchangeStats>,
 }
 
 /// An error that ends a generation.
@@ -102,22 +105,25 @@ pub enum Error {
     /// An error of the tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] tokenizer::Error),
+    /// The constraint on the text failed.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
     /// A prompt without tokens.
-    #[error("the prompt has no tokens and the model has no start token")]
+    #[error("the prompt is empty and the model has no BOS token")]
     EmptyPrompt,
 }
 
 /// A generated token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// Its id; `None` for text that was held back until the end, because a stop string could have
-    /// begun in it.
+    /// The token id; `None` for text held back until the end, because it could have begun a stop
+    /// string.
     pub id: Option<u32>,
-    /// Text that is final: may be empty, or of several tokens.
+    /// The text that became final with this token; may be empty, or the text of several tokens.
     pub text: String,
 }
 
-/// Callback for the text, piece by piece.
+/// Receives the text piece by piece; returning `Break` ends the generation.
 pub type Emit<'a> = dyn FnMut(&str) -> ControlFlow<()> + 'a;
 
 /// Engine, tokenizer, sampler and settings of a generation.
@@ -125,31 +131,46 @@ pub type Emit<'a> = dyn FnMut(&str) -> ControlFlow<()> + 'a;
 pub struct Generator<'a> {
     /// The loaded model.
     pub engine: &'a mut Engine,
-    /// Its tokenizer.
+    /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// Samples the next token.
     pub sampler: &'a mut Sampler,
     /// Stop conditions and output settings.
     pub settings: &'a Settings,
-    /// Ends it when set.
+    /// Ends the generation when set.
     pub interrupt: &'a AtomicBool,
 }
 
 impl<'a> Generator<'a> {
-    /// Continues `prompt` in a sequence that may already contain its beginning: the common
+    /// Continues `prompt` in a sequence that may already contain its beginning. The common
     /// beginning is kept, the sequence's other tokens are dropped, and only the rest of the prompt
-    /// is computed. Text is passed to `emit` as soon as it is final. Afterwards the sequence has
+    /// is computed. `emit` receives text as soon as it is final. Afterwards the sequence contains
     /// the prompt and the generated tokens.
     ///
     /// # Errors
-    /// [`Error`]. An interrupt is an end, not an error.
+    /// [`Error`]. After an interrupt, the report says [`Ended::Interrupted`] instead.
     pub fn resume(
         self,
         sequence: &'a mut Sequence,
         prompt: &[u32],
         emit: &mut Emit<'_>,
     ) -> Result<Report, Error> {
+        self.resume_with(sequence, prompt, None, emit)
+    }
+
+    /// As [`Generator::resume`], within a constraint if there is one.
+    ///
+    /// # Errors
+    /// [`Error`]. An interrupt is an end, not an error.
+    pub fn resume_with(
+        self,
+        sequence: &'a mut Sequence,
+        prompt: &[u32],
+        constraint: Option<Box<dyn Constraint>>,
+        emit: &mut Emit<'_>,
+    ) -> Result<Report, Error> {
         let mut tokens = self.start(sequence, prompt)?;
+        tokens.run.constraint = constraint;
         while let Some(token) = tokens.next().transpose()? {
             if emit(&token.text).is_break() {
                 break;
@@ -158,16 +179,16 @@ impl<'a> Generator<'a> {
         tokens.finish()
     }
 
-    /// Computes `prompt`, as [`Generator::resume`] does, and leaves the tokens to the caller.
+    /// Computes `prompt`, as [`Generator::resume`] does, and returns an iterator over new tokens.
     ///
     /// # Errors
-    /// [`Error`]. An interrupt is an end, not an error.
+    /// [`Error`]. After an interrupt, the report says [`Ended::Interrupted`] instead.
     pub fn start(self, sequence: &'a mut Sequence, prompt: &[u32]) -> Result<Tokens<'a>, Error> {
         let Some(last) = prompt.len().checked_sub(1) else {
             return Err(Error::EmptyPrompt);
         };
         let same = sequence.tokens().iter().zip(prompt).take_while(|(held, wanted)| held == wanted);
-        // The last token is always computed: the first new token is sampled from its logits.
+        // Always compute the last prompt token: the first new token is sampled from its logits.
         let n_same = same.count().min(last);
         let n_reused = self.engine.truncate(sequence, n_same);
         let settings = self.settings;
@@ -179,6 +200,7 @@ impl<'a> Generator<'a> {
             },
             generator: self,
             sequence,
+            constraint: None,
             logits: Vec::new(),
             pending: None,
             stopped: false,
@@ -223,13 +245,18 @@ impl std::fmt::Debug for Tokens<'_> {
 }
 
 impl Tokens<'_> {
-    /// Why it ended; `None` while it runs.
+    /// Limits the tokens from here on. The text ends where the constraint allows no more.
+    pub fn constrain(&mut self, constraint: Box<dyn Constraint>) {
+        self.run.constraint = Some(constraint);
+    }
+
+    /// Why the generation ended; `None` while it runs.
     #[must_use]
     pub fn ended(&self) -> Option<Ended> {
         self.ended
     }
 
-    /// Ends it, unless it has ended, and returns its statistics.
+    /// Ends the generation if it still runs, and returns its statistics.
     ///
     /// # Errors
     /// Device errors.
@@ -237,11 +264,11 @@ impl Tokens<'_> {
         let Run { mut report, generator, .. } = self.run;
         report.ended = self.ended.unwrap_or(Ended::Closed);
         report.neurons += generator.engine.take_stats()?;
-        report.exchanged = generator.engine.exchanged();
+        report.exchanged = generator.engine.exchange_stats();
         Ok(report)
     }
 
-    /// The text that was held back, unless a stop string ended it.
+    /// Records the end, and returns the text held back, unless a stop string ended the text.
     fn end(&mut self, ended: Ended) -> Option<Result<Token, Error>> {
         self.ended = Some(ended);
         if ended == Ended::Stop {
@@ -271,7 +298,7 @@ impl Iterator for Tokens<'_> {
     }
 }
 
-/// The next action of a generation.
+/// The result of one generation step.
 enum Next {
     Token(Token),
     End(Ended),
@@ -280,8 +307,9 @@ enum Next {
 struct Run<'a> {
     generator: Generator<'a>,
     sequence: &'a mut Sequence,
+    constraint: Option<Box<dyn Constraint>>,
     logits: Vec<f32>,
-    /// The last token, which is not computed yet.
+    /// The last sampled token, which the engine has not computed yet.
     pending: Option<u32>,
     /// Whether a stop string was generated.
     stopped: bool,
@@ -289,7 +317,7 @@ struct Run<'a> {
     report: Report,
 }
 
-/// Pieces become text once characters are complete and no stop string can begin in them.
+/// Turns tokens into text once characters are complete and cannot belong to a stop string.
 struct Text<'a> {
     detokenizer: Detokenizer<'a>,
     stops: StopStrings,
@@ -311,7 +339,7 @@ impl Text<'_> {
 }
 
 impl Run<'_> {
-    /// Computes the part of the prompt that the sequence does not have.
+    /// Computes the prompt tokens that the sequence does not have yet.
     fn begin(&mut self, prompt: &[u32]) -> Result<(), Error> {
         let start = Instant::now();
         self.generator.sampler.forget();
@@ -320,7 +348,7 @@ impl Run<'_> {
         }
         let n_held = self.sequence.tokens().len();
         self.feed(&prompt[n_held..])?;
-        // The next turn of a conversation begins with the same prompt.
+        // Keep a checkpoint, because the next turn of a conversation begins with the same prompt.
         self.generator.engine.checkpoint(self.sequence)?;
         // The statistics of the prompt are not reported.
         self.generator.engine.take_stats()?;
@@ -331,6 +359,9 @@ impl Run<'_> {
     fn next(&mut self) -> Result<Next, Error> {
         if self.stopped {
             return Ok(Next::End(Ended::Stop));
+        }
+        if self.constraint.as_ref().is_some_and(|constraint| constraint.is_finished()) {
+            return Ok(Next::End(Ended::EndOfText));
         }
         if self.generator.settings.n_predict.is_some_and(|n| self.report.n_generated >= n) {
             return Ok(Next::End(Ended::Length));
@@ -347,7 +378,15 @@ impl Run<'_> {
         if self.generator.interrupt.load(Ordering::Relaxed) {
             return Ok(Next::End(Ended::Interrupted));
         }
-        let token = self.generator.sampler.sample(&self.logits)?;
+        let token = match &mut self.constraint {
+            Some(constraint) => {
+                let allowed = constraint.allowed()?;
+                let token = self.generator.sampler.sample_from(&self.logits, Some(allowed))?;
+                constraint.accept(token)?;
+                token
+            }
+            None => self.generator.sampler.sample(&self.logits)?,
+        };
         self.generator.sampler.accept(token);
         self.report.n_generated += 1;
         let ends =
@@ -372,9 +411,9 @@ impl Run<'_> {
         Ok(self.generator.engine.step(&mut feeds, self.generator.interrupt, each)?)
     }
 
-    /// Drops the older half of the tokens that may be dropped. The rest is computed again at its
-    /// new positions: cached keys include RoPE, and rotating the rounded keys back would not give
-    /// the same values.
+    /// Drops the older half of the tokens that may be dropped. Returns `false` if context shifts
+    /// are off or no token may be dropped. The rest is computed again at its new positions: cached
+    /// keys include RoPE, and rotating the rounded keys back would not give the same values.
     fn shift(&mut self) -> Result<bool, Error> {
         let n = self.sequence.tokens().len();
         let keep = self.generator.settings.n_keep.min(n);

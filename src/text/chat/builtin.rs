@@ -3,7 +3,7 @@
 //! Each template was written for this list from the documented format of its models; a file's own
 //! template takes precedence.
 
-/// Name and source.
+/// Name and Jinja source of each template, sorted by name.
 const TEMPLATES: [(&str, &str); 13] = [
     (
         "chatml",
@@ -91,7 +91,7 @@ const TEMPLATES: [(&str, &str); 13] = [
     ),
 ];
 
-/// The template with this name.
+/// The source of the built-in template called `name`; `None` if no built-in template has this name.
 #[must_use]
 pub fn builtin(name: &str) -> Option<&'static str> {
     TEMPLATES.iter().find(|(known, _)| *known == name).map(|(_, source)| *source)
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts() {
+    fn templates_match_their_layouts() {
         for (name, expected) in [
             (
                 "chatml",

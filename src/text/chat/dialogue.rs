@@ -4,16 +4,16 @@ use std::time::SystemTime;
 
 use serde_json::{Map, Value};
 
-use super::template::{Input, Template, TemplateError};
+use super::template::{self, Input, Template, TemplateError};
 use super::{Conversation, Message};
 
 /// The format of a model's turns.
 #[derive(Clone, Debug)]
 pub struct Dialogue {
     form: Form,
-    /// Text of the begin-of-text token, as templates write it.
+    /// Text of the BOS token, as templates write it.
     pub bos_token: String,
-    /// Text of the end-of-text token.
+    /// Text of the EOS token.
     pub eos_token: String,
     /// Further variables of the template, such as `enable_thinking`.
     pub variables: Map<String, Value>,
@@ -26,13 +26,28 @@ enum Form {
     Plain,
 }
 
-/// Input for the model to continue.
+/// A conversation with everything that a template may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Turns<'a> {
+    /// The messages in order.
+    pub messages: &'a [Message],
+    /// Descriptions of tools, as a list.
+    pub tools: Option<&'a Value>,
+    /// Texts to answer from, as a list.
+    pub documents: Option<&'a Value>,
+    /// Whether to end with the beginning of the assistant's message.
+    pub add_generation_prompt: bool,
+    /// Variables of the template; they override those of the dialogue.
+    pub variables: &'a Map<String, Value>,
+}
+
+/// A formatted conversation. The model continues it with an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
     /// The text, including names of special tokens.
     pub text: String,
-    /// Whether the system message was merged into the first question, because the template does
-    /// not support it.
+    /// Whether the system message was merged into the first user message, because the template
+    /// does not support system messages.
     pub system_was_merged: bool,
 }
 
@@ -54,23 +69,46 @@ impl Dialogue {
         Dialogue { form, bos_token, eos_token, variables: Map::new() }
     }
 
+    /// The source of the template; `None` for plain turns.
+    #[must_use]
+    pub fn source(&self) -> Option<&str> {
+        match &self.form {
+            Form::Template(template) => Some(template.source()),
+            Form::Plain => None,
+        }
+    }
+
     /// The prompt for the next answer.
     ///
     /// # Errors
     /// [`TemplateError`], with the template's line.
     pub fn prompt(&self, talk: &Conversation) -> Result<Prompt, TemplateError> {
+        self.format(&Turns {
+            messages: &talk.messages(),
+            tools: None,
+            documents: None,
+            add_generation_prompt: true,
+            variables: &Map::new(),
+        })
+    }
+
+    /// Any messages as a prompt. A system message at the start is merged into the first question if
+    /// the template does not support it.
+    ///
+    /// # Errors
+    /// [`TemplateError`], with the template's line.
+    pub fn format(&self, turns: &Turns<'_>) -> Result<Prompt, TemplateError> {
         let Form::Template(template) = &self.form else {
-            return Ok(Prompt { text: plain(talk), system_was_merged: false });
+            let text = plain(turns.messages, turns.add_generation_prompt);
+            return Ok(Prompt { text, system_was_merged: false });
         };
-        let with_system = self.render(template, &talk.messages(), true);
-        match with_system {
+        match self.render(template, turns) {
             Ok(text) => Ok(Prompt { text, system_was_merged: false }),
-            // Some templates reject the system role, by an exception or because they do not expect
-            // it. Errors of time or size would occur again.
-            Err(error @ (TemplateError::Raised { .. } | TemplateError::Failed { .. }))
-                if talk.system.is_some() =>
-            {
-                let merged = self.render(template, &talk.messages_without_system(), true);
+            // Some templates reject the system role, by an exception or by a type error. A
+            // template that exceeds a limit would exceed it again.
+            Err(error @ (TemplateError::Raised { .. } | TemplateError::Failed { .. })) => {
+                let Some(messages) = without_system(turns.messages) else { return Err(error) };
+                let merged = self.render(template, &Turns { messages: &messages, ..*turns });
                 let text = merged.map_err(|_| error)?;
                 Ok(Prompt { text, system_was_merged: true })
             }
@@ -78,26 +116,29 @@ impl Dialogue {
         }
     }
 
-    fn render(
-        &self,
-        template: &Template,
-        messages: &[Message],
-        add_generation_prompt: bool,
-    ) -> Result<String, TemplateError> {
+    fn render(&self, template: &Template, turns: &Turns<'_>) -> Result<String, TemplateError> {
+        let now = SystemTime::now();
+        // What llama.cpp passes to every template; some begin or skip reasoning by the first.
+        let mut variables = Map::new();
+        variables.insert("enable_thinking".to_owned(), true.into());
+        variables.insert("date_string".to_owned(), template::date(now, "%d %b %Y").into());
+        variables.insert("datetime".to_owned(), template::date(now, "%b %d %Y").into());
+        variables.extend(self.variables.clone());
+        variables.extend(turns.variables.clone());
         template.render(&Input {
-            messages,
-            tools: None,
-            documents: None,
-            add_generation_prompt,
+            messages: turns.messages,
+            tools: turns.tools,
+            documents: turns.documents,
+            add_generation_prompt: turns.add_generation_prompt,
             bos_token: &self.bos_token,
             eos_token: &self.eos_token,
-            variables: &self.variables,
-            now: SystemTime::now(),
+            variables: &variables,
+            now,
         })
     }
 
-    /// The text that the template writes after an answer, such as `<|im_end|>`: in a model without
-    /// such a token, it ends an answer as text. `None` if it cannot be determined.
+    /// The text that the template writes after an answer, such as `<|im_end|>`. If the vocabulary
+    /// has no such token, the text is a stop string. `None` if it cannot be determined.
     #[must_use]
     pub fn end_of_turn(&self) -> Option<String> {
         let Form::Template(template) = &self.form else {
@@ -107,13 +148,20 @@ impl Dialogue {
         let mut talk = Conversation::default();
         talk.ask("What?");
         talk.answer(ANSWER);
-        let text = self.render(template, &talk.messages(), false).ok()?;
+        let turns = Turns {
+            messages: &talk.messages(),
+            tools: None,
+            documents: None,
+            add_generation_prompt: false,
+            variables: &Map::new(),
+        };
+        let text = self.render(template, &turns).ok()?;
         let (_, after) = text.rsplit_once(ANSWER)?;
         let end = after.trim();
         (!end.is_empty() && end.len() <= 64).then(|| end.to_owned())
     }
 
-    /// Texts that end an answer.
+    /// Stop strings that end an answer.
     #[must_use]
     pub fn stops(&self) -> Vec<String> {
         match &self.form {
@@ -123,17 +171,27 @@ impl Dialogue {
     }
 }
 
-fn plain(talk: &Conversation) -> String {
+fn plain(messages: &[Message], add_generation_prompt: bool) -> String {
     let mut text = String::new();
-    for message in talk.messages() {
+    for message in messages {
         let (name, end) = match message.role.as_str() {
-            "system" => ("", "\n\n"),
-            "user" => ("User: ", "\n"),
+            "system" | "developer" => ("", "\n\n"),
+            "user" | "tool" => ("User: ", "\n"),
             _ => ("Assistant: ", "\n"),
         };
         text.extend([name, message.text().trim(), end]);
     }
-    text + "Assistant:"
+    if add_generation_prompt { text + "Assistant:" } else { text }
+}
+
+/// The messages with a system message at the start merged into the next one; `None` if there is no
+/// system message or nothing after it.
+fn without_system(messages: &[Message]) -> Option<Vec<Message>> {
+    let (system, rest) = messages.split_first().filter(|(first, _)| first.role == "system")?;
+    let mut rest = rest.to_vec();
+    let first = rest.first_mut()?;
+    first.content = format!("{}\n\n{}", system.text(), first.text()).into();
+    Some(rest)
 }
 
 #[cfg(test)]
@@ -165,7 +223,17 @@ mod tests {
     }
 
     #[test]
-    fn a_system_message_that_is_refused_goes_before_the_first_question() {
+    fn variables_have_llama_cpps_defaults() {
+        let source = "{{ enable_thinking }} {{ date_string | length }} {{ datetime | length }}";
+        let mut dialogue = Dialogue::with_template(Template::compile(source).unwrap());
+        assert_eq!(dialogue.prompt(&talk()).unwrap().text, "True 11 11");
+        dialogue.variables.insert("enable_thinking".to_owned(), false.into());
+        dialogue.variables.insert("datetime".to_owned(), "now".into());
+        assert_eq!(dialogue.prompt(&talk()).unwrap().text, "False 11 3");
+    }
+
+    #[test]
+    fn a_rejected_system_message_goes_before_the_first_user_message() {
         let source = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}[{{ m.content }}]{% endfor %}";
         let dialogue = Dialogue::with_template(Template::compile(source).unwrap());
         let prompt = dialogue.prompt(&talk()).unwrap();
@@ -177,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_no_refusal_of_the_system_message() {
+    fn an_exceeded_limit_does_not_merge_the_system_message() {
         let prompt = |does: &str| {
             let source = format!(
                 "{{% for m in messages %}}{{% if m.role == 'system' %}}{does}{{% endif %}}{{% endfor %}}"

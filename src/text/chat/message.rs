@@ -6,9 +6,9 @@ use serde_json::{Map, Value};
 /// One message, as passed to templates.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Message {
-    /// The role: `system`, `user`, `assistant`, `tool`, or another one that a template supports.
+    /// The role: `system`, `user`, `assistant`, `tool`, or another role that a template supports.
     pub role: String,
-    /// The content; null if an assistant only calls tools, a list if a template takes parts.
+    /// The content: text, null if the assistant only calls tools, or a list for multi-part content.
     pub content: Value,
     /// Other fields for the template: `tool_calls`, `tool_call_id`, `name`.
     #[serde(flatten)]
@@ -22,7 +22,7 @@ impl Message {
         Message { role: role.into(), content: content.into(), more: Map::new() }
     }
 
-    /// The text, if the content is text.
+    /// The text; empty if the content is not text.
     #[must_use]
     pub fn text(&self) -> &str {
         self.content.as_str().unwrap_or_default()
@@ -55,7 +55,7 @@ impl Conversation {
     }
 
     /// Removes the last answer, to regenerate it. False if the last message is not an answer.
-    pub fn take_answer_back(&mut self) -> bool {
+    pub fn remove_last_answer(&mut self) -> bool {
         self.turns.pop_if(|message| message.role == "assistant").is_some()
     }
 
@@ -64,8 +64,8 @@ impl Conversation {
         self.turns.clear();
     }
 
-    /// Removes the oldest question with its answer. False if only the last question is left.
-    pub fn forget_oldest(&mut self) -> bool {
+    /// Removes the oldest user message and its answer. False if only one user message is left.
+    pub fn remove_oldest_turn(&mut self) -> bool {
         let next = self.turns.iter().skip(1).position(|message| message.role == "user");
         match next {
             Some(at) => {
@@ -76,7 +76,7 @@ impl Conversation {
         }
     }
 
-    /// Number of questions.
+    /// Number of user messages.
     #[must_use]
     pub fn n_questions(&self) -> usize {
         self.turns.iter().filter(|message| message.role == "user").count()
@@ -87,17 +87,6 @@ impl Conversation {
     pub fn messages(&self) -> Vec<Message> {
         let system = self.system.as_deref().map(|text| Message::new("system", text));
         system.into_iter().chain(self.turns.iter().cloned()).collect()
-    }
-
-    /// The same for a template without system messages: the system message is prepended to the
-    /// first question.
-    #[must_use]
-    pub fn messages_without_system(&self) -> Vec<Message> {
-        let mut messages = self.turns.clone();
-        if let (Some(system), Some(first)) = (&self.system, messages.first_mut()) {
-            first.content = format!("{system}\n\n{}", first.text()).into();
-        }
-        messages
     }
 }
 
@@ -124,33 +113,31 @@ mod tests {
         let talk = three_turns();
         assert_eq!(texts(&talk.messages()), ["Be brief.", "a", "b", "c", "d", "e"]);
         assert_eq!(talk.messages()[0].role, "system");
-        let merged = talk.messages_without_system();
-        assert_eq!(texts(&merged), ["Be brief.\n\na", "b", "c", "d", "e"]);
     }
 
     #[test]
-    fn the_oldest_turns_are_forgotten_to_the_last_question() {
+    fn the_oldest_turns_are_removed_up_to_the_last_user_message() {
         let mut talk = three_turns();
-        assert!(talk.forget_oldest());
+        assert!(talk.remove_oldest_turn());
         assert_eq!(texts(&talk.messages()), ["Be brief.", "c", "d", "e"]);
-        assert!(talk.forget_oldest());
-        assert!(!talk.forget_oldest());
+        assert!(talk.remove_oldest_turn());
+        assert!(!talk.remove_oldest_turn());
         assert_eq!(texts(&talk.messages()), ["Be brief.", "e"]);
     }
 
     #[test]
-    fn the_last_answer_can_be_taken_back() {
+    fn the_last_answer_can_be_removed() {
         let mut talk = three_turns();
-        assert!(!talk.take_answer_back());
+        assert!(!talk.remove_last_answer());
         talk.answer("f");
-        assert!(talk.take_answer_back());
+        assert!(talk.remove_last_answer());
         assert_eq!(texts(&talk.messages()), ["Be brief.", "a", "b", "c", "d", "e"]);
         talk.clear();
         assert_eq!((talk.n_questions(), talk.messages().len()), (0, 1));
     }
 
     #[test]
-    fn more_fields_stand_beside_the_text() {
+    fn other_fields_are_serialised_beside_the_text() {
         let mut message = Message::new("tool", "12");
         message.more.insert("name".into(), "add".into());
         let json = serde_json::to_string(&message).unwrap();

@@ -1,10 +1,11 @@
-//! Conversations, chat templates, and the separation of reasoning from answers.
+//! Conversations, chat templates, and the separation of reasoning and tool calls from answers.
 //!
-//! Here: [`Conversation`], [`Template`] (Jinja as in Python's `transformers`, with limits),
-//! [`Dialogue`] (both combined), [`Reasoning`] (separated as text arrives). Not here: tokens, the
-//! engine, the terminal.
+//! [`Conversation`] holds messages, [`Template`] renders Jinja as in Python's `transformers`, with
+//! limits, [`Dialogue`] combines both, and [`Reasoning`] and [`CallParser`] separate reasoning and
+//! tool calls as text arrives. This module does not depend on tokens, the engine or the terminal.
 
 mod builtin;
+mod calls;
 mod dialogue;
 mod message;
 mod reasoning;
@@ -12,7 +13,8 @@ mod template;
 mod templates;
 
 pub use builtin::{builtin, builtin_names};
-pub use dialogue::{Dialogue, Prompt};
+pub use calls::{CallDelta, CallFormat, CallParser, Delivery, Tool};
+pub use dialogue::{Dialogue, Prompt, Turns};
 pub use message::{Conversation, Message};
 pub use reasoning::{Reasoning, ReplyPart, Take};
 pub use template::{Input, MAX_TEMPLATE, Template, TemplateError};

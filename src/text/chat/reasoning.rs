@@ -1,6 +1,6 @@
 //! Separates reasoning from the answer in a text that arrives in pieces.
 
-/// The section of a model's output that a piece belongs to.
+/// The section of a model's output that a piece of text belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyPart {
     /// The reasoning before the answer.
@@ -20,13 +20,13 @@ const MARKS: [(&str, &str); 7] = [
     ("<|channel|>analysis<|message|>", "<|end|>"),
 ];
 
-/// Headers of gpt-oss before an answer, which are not part of it.
+/// gpt-oss prints these headers before an answer; they are not part of the answer.
 const HEADERS: [&str; 3] =
     ["<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>"];
 
 /// Separates reasoning from the answer. Marks are recognised only where an answer may begin, not
-/// within one, so that an answer about `<think>` stays unchanged. A piece that may be the
-/// beginning of a mark is held back until the next one decides.
+/// within an answer, so that an answer about `<think>` stays unchanged. Text that may be the
+/// beginning of a mark is held back until the next piece decides.
 #[derive(Clone, Debug)]
 pub struct Reasoning {
     state: State,
@@ -35,21 +35,21 @@ pub struct Reasoning {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// No text of the answer but white space so far. With `after` (reasoning), that white space is
-    /// dropped.
+    /// Before the answer: at most white space has arrived. It is dropped if `after`, that is, if
+    /// reasoning or a header came before.
     Start { after: bool },
-    /// Within reasoning, up to the mark `close`. `begun`: some of it has arrived.
+    /// Within reasoning, up to the mark `close`. `begun` is set once non-space text has arrived.
     Thinking { close: &'static str, begun: bool },
     /// Within the answer.
     Answering,
 }
 
-/// Receives the text, piece by piece.
+/// Receives the separated text, piece by piece.
 pub type Take<'a> = dyn FnMut(ReplyPart, &str) + 'a;
 
 impl Reasoning {
-    /// For the text after `prompt`, which may itself have opened the reasoning, as some templates
-    /// do.
+    /// A separator for the text after `prompt`. Some templates open the reasoning at the end of the
+    /// prompt.
     #[must_use]
     pub fn after(prompt: &str) -> Reasoning {
         let prompt = prompt.trim_end();
@@ -66,22 +66,27 @@ impl Reasoning {
         MARKS.iter().flat_map(|(open, close)| [*open, *close])
     }
 
-    /// The opening mark for `close`, if it is a known mark.
+    /// All opening marks with the marks that close them.
+    pub fn pairs() -> impl Iterator<Item = (&'static str, &'static str)> {
+        MARKS.into_iter()
+    }
+
+    /// The opening mark for `close`; `None` if `close` is not a known mark.
     #[must_use]
     pub fn opening(close: &str) -> Option<&'static str> {
         MARKS.iter().find(|(_, known)| *known == close).map(|(open, _)| *open)
     }
 
-    /// Adds the next piece and passes on all text that is decided.
+    /// Adds the next piece, and passes all text whose section is certain to `take`.
     pub fn push(&mut self, piece: &str, take: &mut Take<'_>) {
         self.held.push_str(piece);
         while self.step(take) {}
     }
 
-    /// Passes on the text that was held back, at the end of the output.
+    /// Passes the text that was held back to `take`, at the end of the output.
     pub fn finish(mut self, take: &mut Take<'_>) {
         let (part, text) = match self.state {
-            State::Thinking { begun, .. } => (ReplyPart::Reasoning, self.thought(begun)),
+            State::Thinking { begun, .. } => (ReplyPart::Reasoning, self.take_reasoning(begun)),
             State::Start { after: true } => (ReplyPart::Answer, self.held.trim_start().to_owned()),
             State::Start { after: false } | State::Answering => {
                 (ReplyPart::Answer, std::mem::take(&mut self.held))
@@ -92,7 +97,7 @@ impl Reasoning {
         }
     }
 
-    /// Makes one decision. False if it needs the next piece.
+    /// Processes the held text up to the next change of state. False if the next piece is needed.
     fn step(&mut self, take: &mut Take<'_>) -> bool {
         match self.state {
             State::Answering => {
@@ -134,7 +139,7 @@ impl Reasoning {
         if let Some(at) = self.held.find(close) {
             let rest = self.held.split_off(at + close.len());
             self.held.truncate(at);
-            let text = self.thought(begun);
+            let text = self.take_reasoning(begun);
             if !text.trim_end().is_empty() {
                 take(ReplyPart::Reasoning, text.trim_end());
             }
@@ -142,14 +147,14 @@ impl Reasoning {
             self.state = State::Start { after: true };
             return true;
         }
-        // Trailing white space is held back: it is dropped if the reasoning ends with it.
+        // Hold back trailing white space, which is dropped if the reasoning ends after it.
         let text = self.held.trim_end();
         let most = text.len().min(close.len() - 1);
         let begins = |n: &usize| text.as_bytes().ends_with(&close.as_bytes()[..*n]);
         let undecided = (1..=most).rev().find(begins).unwrap_or(0);
         let certain = text[..text.len() - undecided].trim_end().len();
         let rest = self.held.split_off(certain);
-        let text = self.thought(begun);
+        let text = self.take_reasoning(begun);
         self.held = rest;
         if !text.is_empty() {
             take(ReplyPart::Reasoning, &text);
@@ -162,7 +167,7 @@ impl Reasoning {
     }
 
     /// The held reasoning, without leading white space.
-    fn thought(&mut self, begun: bool) -> String {
+    fn take_reasoning(&mut self, begun: bool) -> String {
         let text = std::mem::take(&mut self.held);
         if begun { text } else { text.trim_start().to_owned() }
     }
@@ -174,7 +179,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Reasoning and answer of a text that arrives in pieces of `size` characters.
-    fn told(prompt: &str, text: &str, size: usize) -> (String, String) {
+    fn separate(prompt: &str, text: &str, size: usize) -> (String, String) {
         let mut reasoning = Reasoning::after(prompt);
         let (mut thought, mut answer) = (String::new(), String::new());
         let mut take = |part: ReplyPart, text: &str| match part {
@@ -193,12 +198,12 @@ mod tests {
     fn check(prompt: &str, text: &str, thought: &str, answer: &str) {
         for size in 1..=text.chars().count().max(1) {
             let expected = (thought.to_owned(), answer.to_owned());
-            assert_eq!(told(prompt, text, size), expected, "{text:?} in pieces of {size}");
+            assert_eq!(separate(prompt, text, size), expected, "{text:?} in pieces of {size}");
         }
     }
 
     #[test]
-    fn tags_are_told_from_the_answer() {
+    fn tags_are_separated_from_the_answer() {
         check("", "<think>\nIs it? \n</think>\n\nYes.\n", "Is it?", "Yes.\n");
         check("", "\n<think></think>Yes", "", "Yes");
         check("", "<thinking>a < b</thinking> c", "a < b", "c");
@@ -207,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn a_template_may_have_opened_it() {
+    fn the_prompt_may_open_the_reasoning() {
         check("<|Assistant|><think>\n", "So.\n</think>\n\nGo", "So.", "Go");
         check("<think>\n\n</think>\n\n", " Go", "", " Go");
         check("user", "So </think> Go", "", "So </think> Go");
     }
 
     #[test]
-    fn channels_of_gpt_oss() {
+    fn gpt_oss_channels_are_separated() {
         check(
             "<|start|>assistant",
             "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi.",
@@ -236,8 +241,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_do_not_matter(text in "(<think>|</think>|<|[a é\n]){0,12}", size in 1usize..9) {
-            prop_assert_eq!(told("", &text, size), told("", &text, usize::MAX));
+        fn the_split_into_pieces_does_not_matter(text in "(<think>|</think>|<|[a é\n]){0,12}", size in 1usize..9) {
+            prop_assert_eq!(separate("", &text, size), separate("", &text, usize::MAX));
         }
     }
 }

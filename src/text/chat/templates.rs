@@ -5,7 +5,7 @@ use gguf::{Error, Metadata};
 const DEFAULT: &str = "tokenizer.chat_template";
 const NAMES: &str = "tokenizer.chat_templates";
 
-/// Sources of a file's templates: the default one, and others by name, such as `tool_use`.
+/// Sources of a file's templates: the default template, and others by name, such as `tool_use`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Templates {
     default: Option<String>,
@@ -17,7 +17,7 @@ impl Templates {
     /// `tokenizer.chat_templates`. A name without a template is skipped.
     ///
     /// # Errors
-    /// A value of another type, or one that is not UTF-8.
+    /// A value of another type, or a text that is not UTF-8.
     pub fn from_metadata(metadata: &Metadata) -> Result<Templates, Error> {
         let default = metadata.str(DEFAULT)?.map(str::to_owned);
         let mut named = Vec::new();
@@ -30,7 +30,8 @@ impl Templates {
         Ok(Templates { default, named })
     }
 
-    /// The template with this name, ignoring all others in the file.
+    /// The template called `name`; `None` if the file does not list the name. The file's other
+    /// templates are not read, so they may be broken.
     ///
     /// # Errors
     /// As [`Templates::from_metadata`], for this template.
@@ -43,13 +44,14 @@ impl Templates {
         }
     }
 
-    /// The default template: the file's own, otherwise the one called `default`.
+    /// The file's default template, or else the template called `default`; `None` if the file has
+    /// neither.
     #[must_use]
     pub fn default_source(&self) -> Option<&str> {
         self.default.as_deref().or_else(|| self.named("default"))
     }
 
-    /// The template with this name.
+    /// The template called `name`; `None` if the file has no such template.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<&str> {
         self.named.iter().find(|(known, _)| known == name).map(|(_, source)| source.as_str())
@@ -85,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_and_the_named_ones_are_read() {
+    fn default_and_named_templates_are_read() {
         let templates = read(&[
             (DEFAULT, text(b"d")),
             (NAMES, names(&["tool_use", "gone"])),
@@ -99,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_found_beside_others_that_are_broken() {
+    fn a_template_is_found_beside_broken_templates() {
         let mut writer = Writer::new(Container::Gguf);
         for (key, value) in [
             (DEFAULT, text(b"\xff")),
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_an_error_that_names_the_key() {
+    fn a_value_that_is_not_text_is_an_error_with_its_key() {
         let broken = read(&[(DEFAULT, text(b"\xff{{"))]).unwrap_err();
         assert!(broken.to_string().contains(DEFAULT), "{broken}");
         let number = read(&[(DEFAULT, Value::U32(1))]).unwrap_err();

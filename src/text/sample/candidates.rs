@@ -1,8 +1,8 @@
 //! The list of candidate tokens, and the stages that shrink it.
 //!
-//! The order is part of the result: one total order (logit down, then id up) or, before sorting,
-//! id up. So a draw iterates over the same list on every machine, whatever the standard library's
-//! sort does internally.
+//! The order of the list is part of the result: ascending ids, or best first, that is, descending
+//! logits and then ascending ids. So a draw iterates over the same list on every machine, whatever
+//! the standard library's sort does internally.
 
 use std::cmp::Ordering;
 
@@ -17,7 +17,7 @@ fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
-/// The list, reused between tokens so that its memory is allocated once.
+/// The list of candidates, reused between tokens so that its memory is allocated once.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Candidates {
     list: Vec<Candidate>,
@@ -33,6 +33,11 @@ impl Candidates {
         let all = ids.zip(logits);
         self.list.extend(all.map(|(id, &logit)| Candidate { id, logit }));
         self.sorted = false;
+    }
+
+    /// Drops candidates that `wanted` rejects.
+    pub(super) fn keep(&mut self, mut wanted: impl FnMut(u32) -> bool) {
+        self.list.retain(|c| wanted(c.id));
     }
 
     pub(super) fn as_slice(&self) -> &[Candidate] {
@@ -105,7 +110,7 @@ impl Candidates {
         if p <= 0.0 || self.list.is_empty() {
             return;
         }
-        // The best itself always passes: a `p` above 1 drops nothing more.
+        // The best candidate always passes: a `p` above 1 counts as 1.
         let floor = self.max_logit() + p.min(1.0).ln();
         let passing = self.list.iter().filter(|c| c.logit >= floor).count();
         if passing >= min_keep {
@@ -115,7 +120,8 @@ impl Candidates {
         }
     }
 
-    /// Divides the logits; at or below zero keeps the best token only, of equals the lowest id.
+    /// Divides the logits by `temp`. A `temp` of at most 0 keeps only the most likely token; of
+    /// several, the one with the lowest id.
     pub(super) fn temperature(&mut self, temp: f32) {
         if temp <= 0.0 {
             if let Some(&best) = self.list.iter().min_by(|a, b| best_first(a, b)) {
@@ -129,7 +135,7 @@ impl Candidates {
 
     /// The candidate at which the cumulative probability passes `u`, a number in `0..1`.
     ///
-    /// `None` if the list is empty, or all of it banned, or a logit is NaN.
+    /// `None` if the list is empty, every candidate is banned, or a logit is NaN.
     pub(super) fn draw(&self, u: f64) -> Option<u32> {
         let max = self.max_logit();
         if !max.is_finite() {
@@ -174,14 +180,13 @@ impl Candidates {
     }
 }
 
-/// Moves the `n` best to the front in one pass that visits most candidates once: a pool of `2n` at
-/// the front collects candidates better than the worst of the best so far, and is halved when
-/// full.
+/// Moves the `n` best to the front in one pass. A pool of `2n` at the front collects candidates
+/// that are better than the worst of the best so far. A full pool is reduced to its `n` best.
 fn gather_best(list: &mut [Candidate], n: usize) {
     let mut pool = n;
-    let mut bar = None;
+    let mut worst = None;
     for i in n..list.len() {
-        let passes = bar.is_none_or(|bar| best_first(&list[i], &bar).is_lt());
+        let passes = worst.is_none_or(|worst| best_first(&list[i], &worst).is_lt());
         if !passes {
             continue;
         }
@@ -189,7 +194,7 @@ fn gather_best(list: &mut [Candidate], n: usize) {
         pool += 1;
         if pool == 2 * n {
             list[..pool].select_nth_unstable_by(n - 1, best_first);
-            bar = Some(list[n - 1]);
+            worst = Some(list[n - 1]);
             pool = n;
         }
     }

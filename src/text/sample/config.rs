@@ -11,9 +11,9 @@ pub enum Stage {
     TopK,
     /// Keep the shortest list of most likely tokens that holds `top_p` of the probability.
     TopP,
-    /// Keep the tokens at least `min_p` times as likely as the most likely one.
+    /// Keep the tokens at least `min_p` times as likely as the most likely token.
     MinP,
-    /// Divide the logits by `temp`; at or below zero keep the best token only.
+    /// Divide the logits by `temp`; if it is 0 or negative, keep only the best token.
     Temperature,
 }
 
@@ -35,11 +35,11 @@ impl Stage {
 
     /// Parses a chain such as `penalties;top_k;temperature`, with llama.cpp's names and spellings.
     ///
-    /// Unsupported stages of llama.cpp that do nothing unless their own parameter enables them are
-    /// left out: that parameter is rejected elsewhere.
+    /// llama.cpp's unsupported stages are left out if they do nothing by default: the flags that
+    /// enable them are rejected elsewhere.
     ///
     /// # Errors
-    /// [`Error::UnknownStage`] or [`Error::StageNotBuilt`], with the word.
+    /// [`Error::UnknownStage`] or [`Error::UnsupportedStage`], with the word.
     pub fn parse_names(names: &str) -> Result<Vec<Self>, Error> {
         let words = names.split(';').map(str::trim).filter(|w| !w.is_empty());
         let chain = words.map(|word| {
@@ -52,7 +52,7 @@ impl Stage {
                 "temperature" | "temp" => Ok(Some(Self::Temperature)),
                 "dry" | "top_n_sigma" | "typ_p" | "typical_p" | "typical" | "typ" | "xtc"
                 | "adaptive_p" => Ok(None),
-                "infill" => Err(Error::StageNotBuilt { name: word.into() }),
+                "infill" => Err(Error::UnsupportedStage { name: word.into() }),
                 _ => Err(Error::UnknownStage { name: word.into() }),
             }
         });
@@ -71,7 +71,7 @@ impl Stage {
             'm' => Ok(Some(Self::MinP)),
             't' => Ok(Some(Self::Temperature)),
             'd' | 's' | 'y' | 'x' | 'a' => Ok(None),
-            'i' => Err(Error::StageNotBuilt { name: "infill".into() }),
+            'i' => Err(Error::UnsupportedStage { name: "infill".into() }),
             other => Err(Error::UnknownStage { name: other.to_string() }),
         });
         chain.filter_map(Result::transpose).collect()
@@ -87,13 +87,13 @@ impl fmt::Display for Stage {
 /// All sampling options. The defaults are llama.cpp's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplerConfig {
-    /// Divides the logits; at or below zero the best token is taken.
+    /// Divides the logits; 0 or a negative number takes the best token.
     pub temp: f32,
     /// How many tokens [`Stage::TopK`] keeps; 0 keeps all.
     pub top_k: usize,
     /// Probability mass that [`Stage::TopP`] keeps; 1 keeps all.
     pub top_p: f32,
-    /// [`Stage::MinP`] drops tokens below this share of the best token's probability; 0 keeps all.
+    /// [`Stage::MinP`] drops tokens below this fraction of the best probability; 0 keeps all.
     pub min_p: f32,
     /// Minimum number of tokens that `TopP` and `MinP` keep.
     pub min_keep: usize,
@@ -105,7 +105,8 @@ pub struct SamplerConfig {
     pub presence_penalty: f32,
     /// Subtracted from the logit for each occurrence of the token in the window.
     pub frequency_penalty: f32,
-    /// Added to the logits before the chain: token id, amount. Minus infinity bans a token.
+    /// Token ids and the biases added to their logits before the chain. Minus infinity bans the
+    /// token.
     pub logit_bias: Vec<(u32, f32)>,
     /// Seed of the random draws; `None` takes a random seed, which [`super::Sampler::seed`]
     /// returns.
@@ -156,14 +157,14 @@ impl SamplerConfig {
                 return Err(Error::BadValue { name, value });
             }
             if usize::try_from(token).map_or(true, |id| id >= n_vocab) {
-                return Err(Error::BiasOutside { token, n_vocab });
+                return Err(Error::BiasOutOfRange { token, n_vocab });
             }
         }
         Ok(())
     }
 }
 
-/// Why a token cannot be chosen.
+/// An error of the sampler's options or of the logits.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -175,7 +176,7 @@ pub enum Error {
     },
     /// An unsupported stage of llama.cpp that would change the text.
     #[error("the sampler '{name}' is not supported yet")]
-    StageNotBuilt {
+    UnsupportedStage {
         /// The word as written.
         name: String,
     },
@@ -189,14 +190,14 @@ pub enum Error {
     },
     /// A bias for a token outside of the vocabulary.
     #[error("logit bias for token {token}, but the vocabulary has {n_vocab} tokens")]
-    BiasOutside {
+    BiasOutOfRange {
         /// The token id.
         token: u32,
         /// Size of the vocabulary.
         n_vocab: usize,
     },
     /// The row is not one logit per token of the vocabulary.
-    #[error("{given} logits for a vocabulary of {n_vocab} tokens")]
+    #[error("the row has {given} logits, but the vocabulary has {n_vocab} tokens")]
     WrongLength {
         /// Length of the row.
         given: usize,
@@ -212,6 +213,6 @@ pub enum Error {
         value: f32,
     },
     /// Every token is banned.
-    #[error("no token is left to choose from")]
-    NothingLeft,
+    #[error("every token is banned, so none can be chosen")]
+    AllBanned,
 }

@@ -42,9 +42,9 @@ impl History {
 
     /// The logit of `token` after the penalties for its occurrences in the window.
     ///
-    /// Source: llama.cpp's penalties (CTRL's repeat penalty with the sign repaired, OpenAI's other
-    /// two).
-    pub(super) fn penalised(&self, token: u32, logit: f32, config: &SamplerConfig) -> f32 {
+    /// Source: llama.cpp's penalties, which are the repeat penalty of the CTRL paper, corrected for
+    /// negative logits, and OpenAI's presence and frequency penalties.
+    pub(super) fn penalise(&self, token: u32, logit: f32, config: &SamplerConfig) -> f32 {
         let Some(&count) = self.counts.get(&token) else {
             return logit;
         };
@@ -64,20 +64,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_leaves_the_window_is_forgotten() {
+    fn tokens_outside_the_window_do_not_count() {
         let config = SamplerConfig { frequency_penalty: 1.0, ..SamplerConfig::default() };
         let mut history = History::new(3);
         for token in [7, 7, 8, 9] {
             history.push(token);
         }
-        assert_eq!(history.penalised(7, 0.0, &config), -1.0);
+        assert_eq!(history.penalise(7, 0.0, &config), -1.0);
         history.push(9);
-        assert_eq!(history.penalised(7, 0.0, &config), 0.0);
-        assert_eq!(history.penalised(9, 0.0, &config), -2.0);
+        assert_eq!(history.penalise(7, 0.0, &config), 0.0);
+        assert_eq!(history.penalise(9, 0.0, &config), -2.0);
     }
 
     #[test]
-    fn a_penalty_lowers_either_sign() {
+    fn a_penalty_lowers_positive_and_negative_logits() {
         let config = SamplerConfig {
             repeat_penalty: 2.0,
             presence_penalty: 0.5,
@@ -85,8 +85,8 @@ mod tests {
         };
         let mut history = History::new(64);
         history.push(1);
-        assert_eq!(history.penalised(1, 4.0, &config), 1.5);
-        assert_eq!(history.penalised(1, -4.0, &config), -8.5);
-        assert_eq!(history.penalised(2, 4.0, &config), 4.0);
+        assert_eq!(history.penalise(1, 4.0, &config), 1.5);
+        assert_eq!(history.penalise(1, -4.0, &config), -8.5);
+        assert_eq!(history.penalise(2, 4.0, &config), 4.0);
     }
 }

@@ -2,15 +2,16 @@
 
 use super::candidates::Candidates;
 use super::config::{Error, SamplerConfig, Stage};
+use super::constraint::TokenMask;
 use super::history::History;
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// Chooses one token from each row of logits.
 ///
-/// Bias, then the stages in order, then a draw. The draws of a seed are the same on every
-/// platform: the generator is ChaCha12 keyed with the seed, with one 64-bit word per token, and
-/// the order of the list is defined.
+/// A sampler adds the biases, applies the stages in order, and draws. The draws of a seed are the
+/// same on every platform: the generator is ChaCha12 keyed with the seed, with one 64-bit word per
+/// token, and the order of the candidates is defined.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     config: SamplerConfig,
@@ -25,7 +26,7 @@ impl Sampler {
     /// A sampler for rows of `n_vocab` logits, with a random seed if `config` has none.
     ///
     /// # Errors
-    /// [`Error::BadValue`] and [`Error::BiasOutside`] if `config` is invalid.
+    /// [`Error::BadValue`] and [`Error::BiasOutOfRange`] if `config` is invalid.
     pub fn new(config: &SamplerConfig, n_vocab: usize) -> Result<Self, Error> {
         config.check(n_vocab)?;
         let seed = config.seed.unwrap_or_else(rand::random);
@@ -56,7 +57,7 @@ impl Sampler {
         self.history.push(token);
     }
 
-    /// Clears the history, for another text. The random draws continue.
+    /// Clears the history, for another text. The random generator is not reset.
     pub fn forget(&mut self) {
         self.history = History::new(self.config.repeat_last_n);
     }
@@ -67,8 +68,21 @@ impl Sampler {
     ///
     /// # Errors
     /// [`Error::WrongLength`], [`Error::NotANumber`] for a NaN or plus infinity anywhere in the
-    /// row, [`Error::NothingLeft`] if every token is banned.
+    /// row, [`Error::AllBanned`] if every token is banned.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, Error> {
+        self.sample_from(logits, None)
+    }
+
+    /// As [`Sampler::sample`], from the tokens of `allowed` alone if there is such a set. Other
+    /// tokens are dropped before the first stage.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`].
+    pub fn sample_from(
+        &mut self,
+        logits: &[f32],
+        allowed: Option<&TokenMask>,
+    ) -> Result<u32, Error> {
         let (given, n_vocab) = (logits.len(), self.n_vocab);
         if given != n_vocab {
             return Err(Error::WrongLength { given, n_vocab });
@@ -79,15 +93,18 @@ impl Sampler {
             let (token, value) = (c.id, c.logit);
             return Err(Error::NotANumber { token, value });
         }
+        if let Some(allowed) = allowed {
+            self.candidates.keep(|token| allowed.contains(token));
+        }
         for &(token, bias) in &self.config.logit_bias {
             self.candidates.edit([token], |_, logit| logit + bias);
         }
         for i in 0..self.config.chain.len() {
             self.apply(self.config.chain[i]);
         }
-        #[allow(clippy::cast_precision_loss)] // 53 bits are what an f64 holds
+        #[allow(clippy::cast_precision_loss)] // an f64 holds 53 bits exactly
         let u = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-        self.candidates.draw(u).ok_or(Error::NothingLeft)
+        self.candidates.draw(u).ok_or(Error::AllBanned)
     }
 
     fn apply(&mut self, stage: Stage) {
@@ -99,7 +116,7 @@ impl Sampler {
                     && config.frequency_penalty == 0.0;
                 if !neutral {
                     candidates.edit(self.history.tokens(), |token, logit| {
-                        self.history.penalised(token, logit, config)
+                        self.history.penalise(token, logit, config)
                     });
                 }
             }
@@ -131,6 +148,17 @@ mod tests {
     }
 
     #[test]
+    fn a_mask_limits_the_choice() {
+        let config = SamplerConfig { temp: 0.0, ..SamplerConfig::default() };
+        let mut s = sampler(config, 5);
+        let mut allowed = TokenMask::none(5);
+        assert_eq!(s.sample_from(&[0.0; 5], Some(&allowed)), Err(Error::AllBanned));
+        allowed.insert(0);
+        allowed.insert(4);
+        assert_eq!(s.sample_from(&[0.0, 2.0, 1.0, 2.0, 1.5], Some(&allowed)), Ok(4));
+    }
+
+    #[test]
     fn without_its_stage_the_temperature_is_not_applied() {
         let config = SamplerConfig { temp: 0.0, chain: vec![], ..seeded(1) };
         let mut s = sampler(config, 2);
@@ -150,8 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn the_stream_of_a_seed_is_pinned() {
-        // If this changes, every seeded text changes: a breaking change, which belongs in the
+    fn the_draws_of_a_seed_are_pinned() {
+        // If these tokens change, every seeded text changes. Such a breaking change belongs in the
         // changelog.
         let config = SamplerConfig { chain: vec![], ..seeded(7) };
         let mut s = sampler(config, 1000);
@@ -201,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bias_bans_and_pushes() {
+    fn a_bias_bans_or_favours_a_token() {
         let config = SamplerConfig {
             temp: 0.0,
             logit_bias: vec![(2, f32::NEG_INFINITY), (0, 5.0)],
@@ -215,7 +243,7 @@ mod tests {
         let mut s = sampler(seeded(1), 2);
         assert!(matches!(s.sample(&[0.0, f32::NAN]), Err(Error::NotANumber { token: 1, .. })));
         assert!(matches!(s.sample(&[f32::INFINITY, 0.0]), Err(Error::NotANumber { token: 0, .. })));
-        assert_eq!(s.sample(&[f32::NEG_INFINITY; 2]), Err(Error::NothingLeft), "all banned");
+        assert_eq!(s.sample(&[f32::NEG_INFINITY; 2]), Err(Error::AllBanned), "all banned");
         assert!(matches!(s.sample(&[0.0]), Err(Error::WrongLength { given: 1, .. })));
         let bad = |config: SamplerConfig| Sampler::new(&config, 2).is_err();
         assert!(bad(SamplerConfig { temp: f32::NAN, ..seeded(1) }));
@@ -224,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_letters_of_llama_cpp() {
+    fn sampler_names_match_llama_cpp() {
         let all = "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature";
         assert_eq!(Stage::parse_names(all).unwrap(), Stage::DEFAULT_CHAIN);
         assert_eq!(Stage::parse_letters("edskypmxt").unwrap(), Stage::DEFAULT_CHAIN);

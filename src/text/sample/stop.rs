@@ -28,7 +28,7 @@ impl StopStrings {
     }
 
     /// Adds the next piece. The match that ends first wins; of matches that end together, the
-    /// longest: so the result does not depend on how the text is split into pieces.
+    /// longest wins. So the result does not depend on how the text is split into pieces.
     pub fn push(&mut self, piece: &str) -> Pushed {
         self.held.push_str(piece);
         let matches = self.stops.iter().filter_map(|stop| {
@@ -42,19 +42,19 @@ impl StopStrings {
             let text = std::mem::take(&mut self.held);
             return Pushed { text, stopped_by };
         }
-        let kept = self.held.split_off(self.held.len() - self.undecided());
+        let kept = self.held.split_off(self.held.len() - self.undecided_len());
         let text = std::mem::replace(&mut self.held, kept);
         Pushed { text, stopped_by: None }
     }
 
-    /// The text still held back when generation ended for another reason.
+    /// Returns the text that is still held back, when the generation ends for another reason.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Length in bytes of the longest end of the held text that is a prefix of a stop string.
+    /// Length in bytes of the longest suffix of the held text that is a prefix of a stop string.
     /// Always a character boundary: the first byte of a stop string begins a character.
-    fn undecided(&self) -> usize {
+    fn undecided_len(&self) -> usize {
         let held = self.held.as_bytes();
         let longest_of = |stop: &String| {
             let stop = stop.as_bytes();
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_false_start_is_given_back() {
+    fn held_text_is_returned_if_no_stop_string_follows() {
         let mut s = stops(&["aab"]);
         assert_eq!(s.push("aa"), shown(""));
         assert_eq!(s.push("a"), shown("a"));
@@ -115,7 +115,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_do_not_matter(
+        fn the_split_into_pieces_does_not_matter(
             text in "[abé日]{0,40}",
             words in prop::collection::vec("[abé日]{1,4}", 0..4),
             cuts in prop::collection::vec(0usize..8, 0..40),

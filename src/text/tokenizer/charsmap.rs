@@ -1,22 +1,22 @@
 //! SentencePiece's precompiled normalisation: a table from character sequences to their
 //! replacements (`ﬁ` to `fi`, full-width to ASCII...), as one blob of bytes.
 //!
-//! The blob: the size in bytes of a double array (u32), the double array (u32 each), the
-//! replacements, each terminated by a zero byte. A unit of the array holds, in bits 10 to 30, the
-//! exclusive-or distance to its children (in 256s if bit 9 is set), in bits 0 to 7 and 31 the byte
-//! that leads to it, and in bit 8 whether a sequence ends there: in that case its child for byte 0
-//! is the offset of the replacement. All numbers are little-endian. The blob is untrusted: each
-//! step is checked.
+//! The blob contains the size in bytes of a double array (u32), the double array (u32 each), and
+//! the replacements, each terminated by a zero byte. All numbers are little-endian. In a unit of
+//! the array, bits 10 to 30 are the exclusive-or distance to its children (in 256s if bit 9 is
+//! set), and bits 0 to 7 and 31 are the byte that leads to the unit. Bit 8 says whether a sequence
+//! ends at the unit; then its child for byte 0 is the offset of the replacement. The blob is
+//! untrusted, so each step is checked.
 //!
 //! Source: Darts-clone's format, as read by SentencePiece and llama.cpp.
 
 use super::Error;
 
-/// The longest sequence that is searched for, in bytes. Real tables have a few characters; a
-/// malicious one could contain cycles.
-const LONGEST: usize = 256;
+/// Maximum length of a sequence in bytes. Sequences in real tables have a few characters; a
+/// malicious table could contain cycles.
+const MAX_SEQUENCE: usize = 256;
 
-/// Replacements of sequences.
+/// The parsed table: replacements of byte sequences.
 #[derive(Debug, Default)]
 pub(super) struct Charsmap {
     units: Vec<u32>,
@@ -24,10 +24,10 @@ pub(super) struct Charsmap {
 }
 
 impl Charsmap {
-    /// An empty blob replaces nothing.
+    /// Parses the blob. An empty blob replaces nothing.
     ///
     /// # Errors
-    /// `BadCharsmap` if the sizes do not fit together.
+    /// `BadCharsmap` if the sizes are inconsistent.
     pub(super) fn new(blob: &[u8]) -> Result<Charsmap, Error> {
         if blob.is_empty() {
             return Ok(Charsmap::default());
@@ -43,7 +43,8 @@ impl Charsmap {
         Ok(Charsmap { units: units.collect(), replacements: replacements.to_vec() })
     }
 
-    /// The longest sequence that `text` begins with: its length and what it becomes.
+    /// The longest sequence at the start of `text`: its length in bytes and its replacement; `None`
+    /// if no sequence matches.
     ///
     /// # Errors
     /// `BadCharsmap` if an index is out of range.
@@ -53,7 +54,7 @@ impl Charsmap {
         }
         let mut found = None;
         let mut node = distance(self.unit(0)?);
-        for (i, &byte) in text.iter().take(LONGEST).enumerate().take_while(|(_, b)| **b != 0) {
+        for (i, &byte) in text.iter().take(MAX_SEQUENCE).enumerate().take_while(|(_, b)| **b != 0) {
             node ^= u32::from(byte);
             let unit = self.unit(node)?;
             if unit & (1 << 31 | 0xFF) != u32::from(byte) {
@@ -68,16 +69,16 @@ impl Charsmap {
     }
 
     fn unit(&self, node: u32) -> Result<u32, Error> {
-        self.units.get(node as usize).copied().ok_or_else(|| self.bad())
+        self.units.get(node as usize).copied().ok_or_else(|| self.invalid_charsmap())
     }
 
     fn replacement(&self, at: u32) -> Result<&[u8], Error> {
         let rest = self.replacements.get(at as usize..).unwrap_or_default();
-        let len = rest.iter().position(|&byte| byte == 0).ok_or_else(|| self.bad())?;
+        let len = rest.iter().position(|&byte| byte == 0).ok_or_else(|| self.invalid_charsmap())?;
         Ok(&rest[..len])
     }
 
-    fn bad(&self) -> Error {
+    fn invalid_charsmap(&self) -> Error {
         Error::BadCharsmap { bytes: 4 + 4 * self.units.len() + self.replacements.len() }
     }
 }

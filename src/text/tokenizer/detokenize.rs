@@ -1,12 +1,14 @@
 //! Converts ids to text, one at a time, in whole characters.
 
+use std::borrow::Cow;
+
 use super::{Error, Tokenizer};
 
-/// Position of the text.
+/// Where the text begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
     /// At the beginning of an encoded text: the one space that `encode` prepends (for `llama`
-    /// vocabularies only) is removed again, also after a leading begin token.
+    /// vocabularies only) is removed again, also after a leading BOS token.
     OfText,
     /// After a prompt: a leading space belongs to the text.
     Continuation,
@@ -15,30 +17,30 @@ pub enum Start {
 /// Converts ids to text as they arrive. A character whose bytes are spread over several tokens is
 /// held back until it is complete; bytes that cannot become a character are replaced by U+FFFD.
 ///
-/// llama.cpp's `detokenize` also removes spaces before punctuation for some vocabularies; that
-/// changes the model's output and is not done here, nor in llama.cpp's own streaming.
+/// llama.cpp's `detokenize` also removes spaces before punctuation for some vocabularies. This
+/// would change the model's output, so neither this type nor llama.cpp's streaming does it.
 #[derive(Debug)]
 pub struct Detokenizer<'a> {
     tokenizer: &'a Tokenizer,
     special: bool,
-    written: &'a [u32],
+    written: Cow<'a, [u32]>,
     strip: bool,
     pending: Vec<u8>,
     text: String,
 }
 
 impl<'a> Detokenizer<'a> {
-    /// `special`: also output the text of control tokens such as `<s>`.
+    /// With `special`, also outputs the text of control tokens such as `<s>`.
     pub fn new(tokenizer: &'a Tokenizer, start: Start, special: bool) -> Detokenizer<'a> {
         let strip = start == Start::OfText && tokenizer.has_space_prefix();
         let (pending, text) = (Vec::new(), String::new());
-        Detokenizer { tokenizer, special, written: &[], strip, pending, text }
+        Detokenizer { tokenizer, special, written: Cow::Borrowed(&[]), strip, pending, text }
     }
 
-    /// Also outputs the text of these control tokens.
+    /// Also outputs the text of the control tokens in `written`.
     #[must_use]
-    pub fn writing(self, written: &'a [u32]) -> Detokenizer<'a> {
-        Detokenizer { written, ..self }
+    pub fn writing(self, written: impl Into<Cow<'a, [u32]>>) -> Detokenizer<'a> {
+        Detokenizer { written: written.into(), ..self }
     }
 
     /// Adds a token and returns the text that is now complete, often one word, possibly nothing.
@@ -70,7 +72,7 @@ impl<'a> Detokenizer<'a> {
         Ok(&self.text)
     }
 
-    /// Ends the text: U+FFFD if it ends within a character, otherwise nothing.
+    /// Ends the text. Returns U+FFFD if the text ends within a character, else nothing.
     pub fn finish(&mut self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut self.pending)).into_owned()
     }

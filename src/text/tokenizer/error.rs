@@ -1,4 +1,4 @@
-//! Errors of a vocabulary or a request.
+//! Errors and warnings of the tokenizer.
 
 /// Why a tokenizer cannot be built, or a text or id cannot be converted.
 #[derive(Debug, thiserror::Error)]
@@ -9,11 +9,11 @@ pub enum Error {
     /// A key that every vocabulary needs is missing.
     #[error("{key} is missing")]
     Missing {
-        /// The key.
+        /// Name of the metadata key.
         key: &'static str,
     },
     /// An unsupported kind of vocabulary.
-    #[error("tokenizer.ggml.model is `{model}`, which is not supported; supported are {known}")]
+    #[error("tokenizer.ggml.model is `{model}`, which is not supported; supported: {known}")]
     UnknownModel {
         /// The value in the file.
         model: String,
@@ -21,7 +21,7 @@ pub enum Error {
         known: String,
     },
     /// An unsupported pre-tokenizer.
-    #[error("tokenizer.ggml.pre is `{name}`, which is not supported; supported are {known}")]
+    #[error("tokenizer.ggml.pre is `{name}`, which is not supported; supported: {known}")]
     UnknownPre {
         /// The value in the file.
         name: String,
@@ -31,7 +31,7 @@ pub enum Error {
     /// A list does not have one entry per token.
     #[error("{key} has {found} entries for {expected} tokens")]
     Length {
-        /// The key.
+        /// Name of the metadata key.
         key: &'static str,
         /// Entries of the list.
         found: usize,
@@ -49,49 +49,49 @@ pub enum Error {
     Duplicate {
         /// The text.
         text: String,
-        /// Its first id.
+        /// First id with this text.
         first: u32,
-        /// Its second id.
+        /// Second id with this text.
         second: u32,
     },
     /// A score that cannot be ordered.
-    #[error("tokenizer.ggml.scores: token {id} has the score {score}")]
+    #[error("tokenizer.ggml.scores: the score {score} of token {id} cannot be ordered")]
     BadScore {
-        /// The token.
+        /// Id of the token.
         id: u32,
-        /// Its score.
+        /// Score of the token.
         score: f32,
     },
     /// A token that is too long for the search.
     #[error("tokenizer.ggml.tokens: token {id} has {bytes} bytes, expected at most {limit}")]
     LongToken {
-        /// The token.
+        /// Id of the token.
         id: u32,
-        /// Length of its text.
+        /// Length of its text in bytes.
         bytes: usize,
-        /// The greatest length.
+        /// The limit in bytes.
         limit: usize,
     },
     /// Too much text for a table of tokens.
     #[error("tokenizer.ggml.tokens has {bytes} bytes of text, expected at most {limit}")]
     TokenText {
-        /// Length of all tokens together.
+        /// Length of all tokens together, in bytes.
         bytes: usize,
-        /// The greatest length.
+        /// The limit in bytes.
         limit: usize,
     },
     /// A table of replacements with an index out of range.
     #[error("tokenizer.ggml.precompiled_charsmap: an index is outside of its {bytes} bytes")]
     BadCharsmap {
-        /// Length of the table.
+        /// Length of the table in bytes.
         bytes: usize,
     },
     /// A byte token whose text is not `<0x00>` to `<0xFF>`.
     #[error("tokenizer.ggml.token_type marks {id} as a byte, but its text is `{text}`")]
     BadByte {
-        /// The token.
+        /// Id of the token.
         id: u32,
-        /// Its text.
+        /// Text of the token.
         text: String,
     },
     /// A merge that is not two tokens whose concatenation is a token.
@@ -99,7 +99,7 @@ pub enum Error {
     BadMerge {
         /// Index in the list.
         index: usize,
-        /// The line.
+        /// The text of the entry.
         merge: String,
     },
     /// A special token is requested that the file does not define.
@@ -111,7 +111,7 @@ pub enum Error {
         key: &'static str,
     },
     /// An id outside the vocabulary.
-    #[error("token id {id} does not exist; there are {n_vocab}")]
+    #[error("token id {id} does not exist; the vocabulary has {n_vocab} tokens")]
     NoSuchId {
         /// The id.
         id: u32,
@@ -121,14 +121,14 @@ pub enum Error {
     /// The text is too long to encode at once.
     #[error("the text has {bytes} bytes; at most {limit} are encoded at once")]
     TooLong {
-        /// Its length.
+        /// Length of the text in bytes.
         bytes: usize,
-        /// The greatest length.
+        /// The limit in bytes.
         limit: usize,
     },
 }
 
-/// A peculiarity that a tokenizer tolerates; shown to the user.
+/// A problem of the vocabulary that the tokenizer tolerates. The user gets a note about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
     /// No pre-tokenizer is given.
@@ -136,20 +136,20 @@ pub enum Warning {
         "tokenizer.ggml.pre is missing; using the default pre-tokenizer, which may reduce quality"
     )]
     MissingPre,
-    /// The file disables the begin token, but the model needs one; llama.cpp adds it too.
+    /// The file disables the BOS token, but the model needs one; llama.cpp adds it too.
     #[error(
-        "tokenizer.ggml.add_bos_token is false, but the pre-tokenizer {pre} needs a begin token; adding it"
+        "tokenizer.ggml.add_bos_token is false, but the pre-tokenizer {pre} needs a BOS token; adding it"
     )]
     BeginAdded {
         /// Name of the pre-tokenizer.
         pre: String,
     },
     /// A special token is not in the vocabulary; the key is ignored, as in llama.cpp.
-    #[error("{key} is {id}, but there are {n_vocab} tokens; the key is ignored")]
+    #[error("{key} is {id}, but the vocabulary has {n_vocab} tokens; the key is ignored")]
     BadSpecialId {
-        /// The key.
+        /// Name of the metadata key.
         key: &'static str,
-        /// Its value.
+        /// Value of the key.
         id: u32,
         /// Number of tokens.
         n_vocab: usize,

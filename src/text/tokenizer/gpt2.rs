@@ -1,11 +1,11 @@
-//! The `gpt2` vocabulary: BPE. Text is split into words by the pre-tokenizer, and in each word
-//! pairs are merged by rank: pairs of bytes, each written as a printable character of GPT-2's
-//! alphabet, or, for Gemma 4 and similar, of characters, with byte tokens `<0xNN>` for characters
-//! without a token.
+//! The `gpt2` vocabulary: BPE. The pre-tokenizer splits text into words. In each word, pairs of
+//! symbols are merged by rank. A symbol is a byte, spelled as a printable character of GPT-2's
+//! alphabet. For Gemma 4 and similar, a symbol is a character, or byte tokens `<0xNN>` if the
+//! character has no token.
 //!
-//! Not the `tokenizers` crate, because its regex engine gives up on long runs of one character and
-//! then drops the rest of the text, and the merging is the same 100 lines as for `llama`. Source:
-//! the GPT-2 release (`encoder.py`) for the alphabet, llama.cpp for the rest.
+//! This module does not use the `tokenizers` crate, because that crate's regex engine gives up on
+//! long runs of one character and then drops the rest of the text. Merging takes 100 lines, shared
+//! with `llama`. Source: the GPT-2 release (`encoder.py`) for the alphabet, llama.cpp for the rest.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -16,7 +16,7 @@ use super::pieces::{MARK, Spelling};
 use super::pre::{Pre, Splitter, Whole};
 use super::{Error, Ids};
 
-/// Merging by rank.
+/// A BPE vocabulary, which merges by rank.
 #[derive(Debug)]
 pub(super) struct Gpt2 {
     splitter: Splitter,
@@ -33,7 +33,7 @@ impl Gpt2 {
     /// Builds the rank table from lines `left right`, spelled as the tokens are.
     ///
     /// # Errors
-    /// `BadMerge` for a line that is not two tokens whose union is a token.
+    /// `BadMerge` for a line that is not two tokens whose concatenation is a token.
     pub(super) fn new(pre: &Pre, merges: &[Vec<u8>], ids: &Ids) -> Result<Gpt2, Error> {
         let alphabet = Box::new(alphabet());
         let mut bytes = Box::new([NONE; 256]);
@@ -57,7 +57,7 @@ impl Gpt2 {
             let id = |text: &[u8]| ids.get(text).copied().ok_or_else(bad);
             let rank = u32::try_from(index).map_err(|_| bad())?;
             let made = id(&joined)?;
-            // Of two equal lines the first counts.
+            // If two lines are equal, the first one counts.
             table.entry((id(left)?, id(right)?)).or_insert((rank, made));
         }
         let Pre { whole, spelling, .. } = *pre;
@@ -79,7 +79,7 @@ impl Gpt2 {
         let mut spelled = String::new();
         for word in self.splitter.split(&text) {
             let word = &text[word];
-            if let Some(id) = self.whole(word, ids, &mut spelled) {
+            if let Some(id) = self.token_of_word(word, ids, &mut spelled) {
                 out.push(id);
                 continue;
             }
@@ -109,8 +109,9 @@ impl Gpt2 {
         }
     }
 
-    /// The token that equals a whole word, for vocabularies that do not merge such words.
-    fn whole(&self, word: &str, ids: &Ids, spelled: &mut String) -> Option<u32> {
+    /// The token that equals a whole word, for vocabularies that do not merge such words; `None` if
+    /// there is no such token or the word must be merged.
+    fn token_of_word(&self, word: &str, ids: &Ids, spelled: &mut String) -> Option<u32> {
         match self.whole {
             Whole::None => return None,
             Whole::Newlines if word.bytes().any(|b| b != b'\n') => return None,
@@ -128,8 +129,8 @@ impl Gpt2 {
     }
 }
 
-/// GPT-2's printable character for each byte: itself if it is printable Latin-1, otherwise the
-/// next character from U+0100 on.
+/// GPT-2's printable character for each byte: the byte itself if it is printable Latin-1, otherwise
+/// the next unused character from U+0100 on.
 pub(super) fn alphabet() -> [char; 256] {
     let mut next = 0x100;
     std::array::from_fn(|b| {
@@ -140,11 +141,11 @@ pub(super) fn alphabet() -> [char; 256] {
             next += 1;
             next - 1
         };
-        char::from_u32(code).expect("below U+0144")
+        char::from_u32(code).expect("code points below U+0144 are characters")
     })
 }
 
 /// The bytes of `text` in the alphabet, or `None` if it has a character outside of it.
-pub(super) fn unspell(text: &[u8], alphabet: &HashMap<char, u8>) -> Option<Vec<u8>> {
+pub(super) fn decode_alphabet(text: &[u8], alphabet: &HashMap<char, u8>) -> Option<Vec<u8>> {
     std::str::from_utf8(text).ok()?.chars().map(|c| alphabet.get(&c).copied()).collect()
 }

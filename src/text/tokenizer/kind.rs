@@ -11,9 +11,9 @@ pub(super) enum TokenizerKind {
     Llama,
     /// Merges by rank within words.
     Gpt2,
-    /// As `Gpt2`, with the words of Gemma 4.
+    /// As `Gpt2`, with Gemma 4's pre-tokenizer.
     Gemma4,
-    /// The most probable pieces.
+    /// Finds the most probable sequence of pieces.
     Unigram,
 }
 
@@ -25,6 +25,8 @@ const NAMES: [(&str, TokenizerKind); 4] = [
 ];
 
 impl TokenizerKind {
+    /// The kind for a value of `tokenizer.ggml.model`.
+    ///
     /// # Errors
     /// `UnknownModel`, with the supported names.
     pub(super) fn of(model: &str) -> Result<TokenizerKind, Error> {
@@ -47,12 +49,12 @@ impl TokenizerKind {
         }
     }
 
-    /// Default ids of special tokens.
+    /// Ids of special tokens for files that do not define them.
     pub(super) fn special(self, pre: Option<&str>) -> SpecialIds {
         let none = SpecialIds::default();
         match self {
             TokenizerKind::Llama => SpecialIds { bos: Some(1), eos: Some(2), unk: Some(0), ..none },
-            // 11 is Falcon's; llama.cpp uses it for every gpt2 vocabulary without these keys.
+            // 11 is Falcon's id; llama.cpp uses it for every gpt2 vocabulary without these keys.
             TokenizerKind::Gpt2 => {
                 let glm = matches!(pre, Some("glm4" | "chatglm-bpe"));
                 SpecialIds { bos: Some(11).filter(|_| !glm), eos: Some(11), ..none }

@@ -1,22 +1,22 @@
-//! The `llama` vocabulary: SentencePiece's BPE as implemented by llama.cpp. Characters are merged
-//! by the score of the token that a pair forms; characters without a token become byte tokens
-//! `<0xNN>`.
+//! The `llama` vocabulary: SentencePiece's BPE as implemented by llama.cpp. Pairs are merged by the
+//! score of the token that they form. Characters without a token become byte tokens `<0xNN>`.
 //!
-//! Not the `tokenizers` crate, because the file has scores and no merges, and expanding all splits
-//! of all tokens to merges costs more than this module. Source: llama.cpp, `llama-vocab.cpp`.
+//! This module does not use the `tokenizers` crate, because that crate needs merges and the file
+//! has only scores; deriving merges from all splits of all tokens would cost more. Source:
+//! llama.cpp, `llama-vocab.cpp`.
 
 use super::Ids;
 use super::merge::{Merger, NONE};
 use super::pieces::MARK;
 
-/// Merging by score.
+/// A vocabulary that merges by score.
 #[derive(Debug)]
 pub(super) struct Llama {
-    /// The score of each token as an integer with the same order.
+    /// The score of each token, as an integer with the same order.
     worth: Vec<i32>,
     /// Token of each byte, for characters without a token.
     bytes: Box<[u32; 256]>,
-    /// Prepend a space to the text, and to text that follows a special token.
+    /// Whether to prepend a space to the text, and to text that follows a special token.
     pub(super) space_prefix: bool,
 }
 
@@ -27,7 +27,7 @@ impl Llama {
         for (b, slot) in bytes.iter_mut().enumerate() {
             let raw = u8::try_from(b).map(|b| ids.get(&[b][..]));
             let name = format!("<0x{b:02X}>");
-            let found = ids.get(name.as_bytes()).or(raw.expect("b counts to 255"));
+            let found = ids.get(name.as_bytes()).or(raw.expect("`b` is at most 255"));
             *slot = found.copied().unwrap_or(unk);
         }
         Llama { worth: scores.iter().map(|&s| order(s)).collect(), bytes, space_prefix }

@@ -1,15 +1,15 @@
-//! Greedy merging of neighbours, used by both BPE tokenizers: the best pair first, of equals the
-//! leftmost. The caller's closure gives a pair's rank and its token.
+//! Greedy merging of neighbouring symbols, used by both BPE tokenizers. The best pair is merged
+//! first, of equal pairs the leftmost. The caller's closure gives the rank and the token of a pair.
 //!
 //! Time is O(n log n) for n symbols, whatever the text, without recursion.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// No token, or no neighbour.
+/// Stands for no token or no neighbour.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Bytes `start..start + len` of the text, and the token that they form.
+/// The token that bytes `start..start + len` of the text form.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Symbol {
     pub(super) start: u32,
@@ -27,13 +27,13 @@ impl Symbol {
     }
 }
 
-/// A possible merge; ordered by rank, then leftmost first.
+/// A possible merge. The order is by rank, then leftmost first.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Pair<W> {
     worth: W,
     left: Reverse<u32>,
     right: u32,
-    /// Bytes of both halves when the pair was found: differs later if either half has grown.
+    /// Bytes of both halves when the pair was found. If either half grows, the pair is stale.
     len: u32,
     id: u32,
 }
@@ -50,7 +50,7 @@ impl<W: Ord + Copy> Merger<W> {
         Merger { symbols: Vec::new(), heap: BinaryHeap::new() }
     }
 
-    /// Drops the last word.
+    /// Drops the previous word.
     pub(super) fn clear(&mut self) {
         self.symbols.clear();
         self.heap.clear();
@@ -58,7 +58,7 @@ impl<W: Ord + Copy> Merger<W> {
 
     /// Appends the next symbol of the word: `len` bytes of token `id` (or [`NONE`]).
     pub(super) fn push(&mut self, len: u32, id: u32) {
-        let i = u32::try_from(self.symbols.len()).expect("one symbol a byte, lengths are u32");
+        let i = u32::try_from(self.symbols.len()).expect("the text length fits in u32");
         let start = self.symbols.last().map_or(0, Symbol::end);
         if let Some(last) = self.symbols.last_mut() {
             last.next = i;
@@ -67,8 +67,8 @@ impl<W: Ord + Copy> Merger<W> {
         self.symbols.push(Symbol { start, len, id, prev, next: NONE });
     }
 
-    /// Merges until `join(left, right)` finds no more pairs; it returns the rank (the greatest
-    /// goes first) and the merged token. Returns the remaining symbols, in order.
+    /// Merges until `join(left, right)` finds no more pairs. `join` returns the rank and the merged
+    /// token of a pair; the greatest rank is merged first. Returns the remaining symbols, in order.
     pub(super) fn run(
         &mut self,
         join: impl Fn(&Symbol, &Symbol) -> Option<(W, u32)>,

@@ -1,10 +1,11 @@
 //! Converts text to token ids and back, with the same ids as llama.cpp.
 //!
-//! Here: [`Vocab`] (the content of a file), [`Tokenizer`] (the tables derived from it),
-//! [`Detokenizer`] (text as it is generated). `llama` vocabularies merge by score (`llama.rs`),
-//! `gpt2` and `gemma4` ones by rank within the words of a named pre-tokenizer (`gpt2.rs`, `pre/`);
-//! both share `merge.rs`. `t5` vocabularies take the most probable pieces of a normalised text
-//! (`unigram.rs`). Not here: chat templates, `bert` and other vocabularies of embedding models.
+//! [`Vocab`] is the vocabulary of a file, [`Tokenizer`] has the tables derived from it, and
+//! [`Detokenizer`] converts generated tokens to text. `llama` vocabularies merge by score
+//! (`llama.rs`). `gpt2` and `gemma4` vocabularies merge by rank within the words of a named
+//! pre-tokenizer (`gpt2.rs`, `pre/`). Both share `merge.rs`. `t5` vocabularies split a normalised
+//! text into its most probable pieces (`unigram.rs`). `bert` and other vocabularies of embedding
+//! models are not supported.
 //!
 //! ```
 //! use thermocline_text::tokenizer::{Tokenizer, Vocab};
@@ -50,11 +51,11 @@ use pre::{Begin, Pre};
 use special::{Fragment, Matcher};
 use unigram::Unigram;
 
-/// Text of a token to its id.
+/// Maps the text of a token to its id.
 type Ids = HashMap<Vec<u8>, u32>;
 
-/// The longest text encoded at once, in bytes: with each space written as three bytes and one
-/// prepended, positions still fit in 32 bits.
+/// Maximum length in bytes of a text that is encoded at once. Even if each space becomes three
+/// bytes, positions fit in 32 bits.
 const LIMIT_BYTES: usize = 1 << 30;
 
 /// Converts text to token ids and ids to pieces of text. Cheap to share between threads.
@@ -98,7 +99,7 @@ impl Tokenizer {
             Some(pre) => Model::Gpt2(Gpt2::new(pre, &std::mem::take(&mut vocab.merges), &ids)?),
             None => whole_texts(&vocab, kind, &special, &ids)?,
         };
-        // After the model is built, because some files mark control tokens as words.
+        // Detect special tokens after building the model: some files mark control tokens as words.
         let eog = special::detect(&mut special, &ids, &mut vocab.types);
         let add_bos = adds_bos(&vocab, kind, pre, &mut warnings);
         let add_eos = vocab.add_eos.unwrap_or(kind == TokenizerKind::Unigram);
@@ -113,7 +114,7 @@ impl Tokenizer {
         let spelling = pre.map_or(Spelling::Marks, |pre| pre.spelling);
         Ok(Tokenizer {
             pieces: Pieces::new(&vocab.tokens, &vocab.types, spelling)?,
-            matcher: Matcher::new(&vocab.tokens, &vocab.types, swallows_spaces(&vocab.name)),
+            matcher: Matcher::new(&vocab.tokens, &vocab.types, includes_spaces_after(&vocab.name)),
             kinds: vocab.types,
             model,
             ids,
@@ -125,12 +126,12 @@ impl Tokenizer {
         })
     }
 
-    /// Ids of `text`. `add_special` adds the begin and end tokens that the vocabulary requests;
-    /// `parse_special` converts the text of control tokens (`<s>`) to these tokens, otherwise it
-    /// is ordinary text.
+    /// The token ids of `text`. `add_special` adds the BOS and EOS tokens that the vocabulary
+    /// requests. With `parse_special`, the text of a control token (`<s>`) becomes this token;
+    /// otherwise it is ordinary text.
     ///
     /// # Errors
-    /// [`Error::TooLong`] over 1 GiB; [`Error::BadCharsmap`].
+    /// [`Error::TooLong`] for a text of more than 1 GiB; [`Error::BadCharsmap`].
     pub fn encode(
         &self,
         text: &str,
@@ -166,8 +167,8 @@ impl Tokenizer {
         Ok(out)
     }
 
-    /// The bytes of a token; they may be incomplete characters. Control and unknown tokens give
-    /// their text if `special`, otherwise nothing.
+    /// The bytes of a token, which may be incomplete characters. Control and unknown tokens have
+    /// bytes only if `special`.
     ///
     /// # Errors
     /// [`Error::NoSuchId`].
@@ -192,7 +193,8 @@ impl Tokenizer {
         kind.ok_or(Error::NoSuchId { id, n_vocab: self.kinds.len() })
     }
 
-    /// The token whose text in the file is exactly `text`: `<|im_end|>`, `▁the`, `Ġthe`.
+    /// The token whose text in the file is exactly `text`, such as `<|im_end|>`, `▁the` or `Ġthe`;
+    /// `None` if no token has it.
     pub fn id_of(&self, text: &str) -> Option<u32> {
         self.ids.get(text.as_bytes()).copied()
     }
@@ -202,22 +204,22 @@ impl Tokenizer {
         self.kinds.len()
     }
 
-    /// Whether this token ends generation (EOG).
+    /// Whether this token ends the generation (EOG).
     pub fn is_eog(&self, id: u32) -> bool {
         self.eog.binary_search(&id).is_ok()
     }
 
-    /// All tokens that end generation, ascending.
+    /// All tokens that end the generation, in ascending order.
     pub fn eog(&self) -> &[u32] {
         &self.eog
     }
 
-    /// The begin-of-text token.
+    /// The BOS token; `None` if the vocabulary defines none.
     pub fn bos(&self) -> Option<u32> {
         self.special.bos
     }
 
-    /// The end-of-text token.
+    /// The EOS token; `None` if the vocabulary defines none.
     pub fn eos(&self) -> Option<u32> {
         self.special.eos
     }
@@ -227,12 +229,12 @@ impl Tokenizer {
         &self.special
     }
 
-    /// Whether `encode` with `add_special` prepends the begin token.
+    /// Whether `encode` with `add_special` prepends the BOS token.
     pub fn adds_bos(&self) -> bool {
         self.add_bos
     }
 
-    /// Whether `encode` with `add_special` appends the end token.
+    /// Whether `encode` with `add_special` appends the EOS token.
     pub fn adds_eos(&self) -> bool {
         self.add_eos
     }
@@ -246,13 +248,13 @@ impl Tokenizer {
         }
     }
 
-    /// Peculiarities of the vocabulary, for the caller to show.
+    /// Problems of the vocabulary that the tokenizer tolerates, for the caller to print.
     pub fn warnings(&self) -> &[Warning] {
         &self.warnings
     }
 }
 
-/// The model of a kind that does not split text into words.
+/// The model of a vocabulary that does not split text into words.
 fn whole_texts(
     vocab: &Vocab,
     kind: TokenizerKind,
@@ -288,7 +290,7 @@ fn adds_bos(
     }
 }
 
-/// Checks the lengths of the lists and fills in missing ones.
+/// Checks the lengths of the lists, and fills in missing lists.
 fn check_lists(vocab: &mut Vocab, kind: TokenizerKind) -> Result<(), Error> {
     let n = vocab.tokens.len();
     if n == 0 || i32::try_from(n).is_err() {
@@ -315,7 +317,7 @@ fn check_lists(vocab: &mut Vocab, kind: TokenizerKind) -> Result<(), Error> {
     }
 }
 
-/// Names the unused ids as llama.cpp does, and maps texts to ids.
+/// Maps the text of each token to its id. Unused ids get llama.cpp's names, such as `[EMPTY_7]`.
 fn index(tokens: &mut [Vec<u8>]) -> Result<Ids, Error> {
     let mut ids = Ids::with_capacity(tokens.len());
     for (id, text) in (0u32..).zip(tokens) {
@@ -330,7 +332,7 @@ fn index(tokens: &mut [Vec<u8>]) -> Result<Ids, Error> {
     Ok(ids)
 }
 
-/// The ids in the file, or else the kind's defaults; ids out of range are dropped.
+/// The special ids in the file, or else the defaults of `kind`. Ids out of range are dropped.
 fn special_ids(vocab: &Vocab, kind: TokenizerKind, warnings: &mut Vec<Warning>) -> SpecialIds {
     let n_vocab = vocab.tokens.len();
     let exists = |id: &u32| (*id as usize) < n_vocab;
@@ -347,9 +349,9 @@ fn special_ids(vocab: &Vocab, kind: TokenizerKind, warnings: &mut Vec<Warning>) 
     ids
 }
 
-/// Files do not state which special tokens include the spaces after them; llama.cpp goes by the
-/// name of the one family that matters.
-fn swallows_spaces(model_name: &str) -> impl Fn(&str) -> bool {
+/// Whether a special token includes the spaces after it. Files do not state this, so llama.cpp
+/// decides by the model's name: only Phi-3's tokens do.
+fn includes_spaces_after(model_name: &str) -> impl Fn(&str) -> bool {
     let name = model_name.to_ascii_lowercase();
     let phi3 = name.contains("phi-3") || name.contains("phi3");
     move |token| phi3 && !matches!(token, "<unk>" | "<s>" | "<|endoftext|>")

@@ -2,7 +2,7 @@
 
 use super::{Error, TokenType, gpt2};
 
-/// U+2581, which represents a space inside tokens.
+/// U+2581, which stands for a space inside tokens.
 pub(super) const MARK: &str = "\u{2581}";
 
 /// Encoding of the tokens' text.
@@ -10,7 +10,7 @@ pub(super) const MARK: &str = "\u{2581}";
 pub(super) enum Spelling {
     /// Plain text, with [`MARK`] for a space.
     Marks,
-    /// In GPT-2's alphabet, a character for each byte.
+    /// GPT-2's alphabet, with one character per byte.
     Alphabet,
 }
 
@@ -34,7 +34,7 @@ impl Pieces {
             match kind {
                 TokenType::Normal if spelling == Spelling::Marks => replace_marks(text, &mut bytes),
                 // A token outside the alphabet is plain text.
-                TokenType::Normal => match gpt2::unspell(text, &alphabet) {
+                TokenType::Normal => match gpt2::decode_alphabet(text, &alphabet) {
                     Some(raw) => bytes.extend(raw),
                     None => bytes.extend(text),
                 },
@@ -52,7 +52,7 @@ impl Pieces {
         Ok(Pieces { bytes, ends })
     }
 
-    /// `id` must exist.
+    /// The bytes of token `id`, which must exist.
     pub(super) fn get(&self, id: u32) -> &[u8] {
         let id = id as usize;
         let start = id.checked_sub(1).map_or(0, |before| self.ends[before]);
@@ -60,7 +60,7 @@ impl Pieces {
     }
 }
 
-/// Appends `text` with U+2581 replaced by spaces. Text may be invalid UTF-8.
+/// Appends `text` with U+2581 replaced by spaces. `text` may be invalid UTF-8.
 fn replace_marks(text: &[u8], out: &mut Vec<u8>) {
     let mut rest = text;
     while !rest.is_empty() {
@@ -74,7 +74,7 @@ fn replace_marks(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The byte in `<0xNN>`.
+/// The byte in `<0xNN>`; `None` for any other text.
 fn byte(text: &[u8]) -> Option<u8> {
     let hex = text.strip_prefix(b"<0x")?.strip_suffix(b">")?;
     let hex =

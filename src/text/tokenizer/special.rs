@@ -1,28 +1,35 @@
-//! Special tokens: found by id or by name, and matched in a text before it is split.
+//! Special tokens are found by id or by name, and matched in a text before the text is split.
 //!
-//! Source: llama.cpp, `llama-vocab.cpp`, for the names and the order of cutting.
+//! Source: llama.cpp, `llama-vocab.cpp`, for the names and the order of matching.
 
 use std::ops::Range;
 
 use super::{Ids, TokenType};
 
-/// Ids in a file, `tokenizer.ggml.*_token_id`.
+/// Ids of special tokens, as in the keys `tokenizer.ggml.*_token_id` of a file; `None` for tokens
+/// that are not defined.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SpecialIds {
-    /// Begin of text.
+    /// BOS, which begins a text.
     pub bos: Option<u32>,
-    /// End of text.
+    /// EOS, which ends a text.
     pub eos: Option<u32>,
-    /// End of a turn.
+    /// EOT, which ends a turn.
     pub eot: Option<u32>,
-    /// End of a message to be answered by a tool.
+    /// EOM, which ends a message that a tool answers.
     pub eom: Option<u32>,
-    /// Unknown: replaces text without a token.
+    /// The unknown token, which replaces text without a token.
     pub unk: Option<u32>,
     /// Separator.
     pub sep: Option<u32>,
     /// Padding.
     pub pad: Option<u32>,
+    /// Before the text that precedes the gap, in fill-in-the-middle prompts.
+    pub fim_pre: Option<u32>,
+    /// Before the text that follows the gap.
+    pub fim_suf: Option<u32>,
+    /// Before the text that fills the gap.
+    pub fim_mid: Option<u32>,
     /// Padding in fill-in-the-middle prompts.
     pub fim_pad: Option<u32>,
     /// Name of a repository in fill-in-the-middle prompts.
@@ -48,8 +55,8 @@ const END_OF_MESSAGE: &[&str] = &["<|eom_id|>"];
 const FIM_PAD: &[&str] = &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"];
 const FIM_REP: &[&str] = &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"];
 const FIM_SEP: &[&str] = &["<|file_sep|>"];
-/// Prefix, suffix and middle: control tokens whatever the file says; the engine needs no ids for
-/// them.
+/// Prefix, suffix and middle of fill-in-the-middle prompts. These are always control tokens; the
+/// engine does not need their ids.
 const FIM_PARTS: [&[&str]; 3] = [
     &[
         "<|fim_prefix|>",
@@ -82,7 +89,7 @@ const FIM_PARTS: [&[&str]; 3] = [
         "<|middle|>",
     ],
 ];
-/// Names that end generation, besides those of the end of a turn.
+/// Names of tokens that end the generation, in addition to [`END_OF_TURN`].
 const END_OF_GENERATION: &[&str] = &[
     "<|eom_id|>",
     "<|return|>",
@@ -96,7 +103,7 @@ const END_OF_GENERATION: &[&str] = &[
     "<|tool_response>",
     "[e~[",
 ];
-/// Output in answers although files mark them as control tokens (gpt-oss).
+/// Tokens that are part of answers although files mark them as control tokens (gpt-oss).
 const ALWAYS_WRITTEN: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 /// Fills in missing ids by the names of tokens, corrects `kinds` of known control tokens, and
@@ -116,8 +123,11 @@ pub(super) fn detect(special: &mut SpecialIds, ids: &Ids, kinds: &mut [TokenType
             slot.iter().for_each(|&id| kinds[id as usize] = TokenType::Control);
         }
     }
-    for id in FIM_PARTS.iter().filter_map(|names| names.iter().find_map(by_name)) {
-        kinds[id as usize] = TokenType::Control;
+    let parts = [&mut special.fim_pre, &mut special.fim_suf, &mut special.fim_mid];
+    for (slot, names) in parts.into_iter().zip(FIM_PARTS) {
+        let named = names.iter().find_map(by_name);
+        *slot = slot.or(named);
+        named.iter().for_each(|&id| kinds[id as usize] = TokenType::Control);
     }
     let mut eog: Vec<u32> =
         END_OF_TURN.iter().chain(END_OF_GENERATION).filter_map(by_name).collect();
@@ -127,8 +137,7 @@ pub(super) fn detect(special: &mut SpecialIds, ids: &Ids, kinds: &mut [TokenType
     for id in ALWAYS_WRITTEN.iter().filter_map(by_name) {
         kinds[id as usize] = TokenType::UserDefined;
     }
-    let SpecialIds { bos: _, eos, eot, eom, unk: _, sep: _, pad: _, fim_pad, fim_rep, fim_sep } =
-        *special;
+    let SpecialIds { eos, eot, eom, fim_pad, fim_rep, fim_sep, .. } = *special;
     eog.extend([eos, eot, eom, fim_pad, fim_rep, fim_sep].into_iter().flatten());
     eog.sort_unstable();
     eog.dedup();
@@ -136,7 +145,7 @@ pub(super) fn detect(special: &mut SpecialIds, ids: &Ids, kinds: &mut [TokenType
     eog
 }
 
-/// Two families in which a name that usually ends generation does not.
+/// Handles two model families in which a name that usually ends the generation does not.
 fn exceptions(
     eog: &mut Vec<u32>,
     by_name: &impl Fn(&&str) -> Option<u32>,
@@ -161,7 +170,7 @@ fn exceptions(
     }
 }
 
-/// A part of a text: to be tokenised, or a token already.
+/// A byte range of a text that is still to be tokenized, or a special token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fragment {
     Text(Range<usize>),
@@ -172,21 +181,21 @@ pub(super) enum Fragment {
 struct Entry {
     id: u32,
     text: String,
-    /// User-defined tokens are matched even if control tokens are plain text.
+    /// Whether to match the token even without `parse_special`; true for user-defined tokens.
     always: bool,
-    /// Spaces after the token belong to it.
+    /// Whether spaces after the token belong to it.
     rstrip: bool,
 }
 
 /// Finds special tokens in text.
 #[derive(Debug)]
 pub(super) struct Matcher {
-    /// Longest first.
+    /// The special tokens, longest text first.
     entries: Vec<Entry>,
 }
 
 impl Matcher {
-    /// `rstrip` returns whether the spaces after a token belong to it.
+    /// A matcher for the special tokens. `rstrip` says whether spaces after a token belong to it.
     pub(super) fn new(
         texts: &[Vec<u8>],
         kinds: &[TokenType],
@@ -210,8 +219,8 @@ impl Matcher {
         Matcher { entries }
     }
 
-    /// Splits `text`: each token in turn, longest first, takes its occurrences from the left in
-    /// the text that earlier tokens left.
+    /// Splits `text` at special tokens. Longer tokens are matched first, each from left to right in
+    /// the text that earlier tokens did not match.
     pub(super) fn partition(&self, text: &str, parse_special: bool) -> Vec<Fragment> {
         if text.is_empty() {
             return Vec::new();
@@ -222,7 +231,7 @@ impl Matcher {
             if pairs.may_contain(&entry.text) && text.contains(&entry.text) {
                 fragments = fragments.into_iter().fold(Vec::new(), |mut out, fragment| {
                     match fragment {
-                        Fragment::Text(range) => entry.cut(text, range, &mut out),
+                        Fragment::Text(range) => entry.cut_fragments(text, range, &mut out),
                         Fragment::Token(_) => out.push(fragment),
                     }
                     out
@@ -234,7 +243,7 @@ impl Matcher {
 }
 
 impl Entry {
-    fn cut(&self, text: &str, mut range: Range<usize>, out: &mut Vec<Fragment>) {
+    fn cut_fragments(&self, text: &str, mut range: Range<usize>, out: &mut Vec<Fragment>) {
         while let Some(at) = text[range.clone()].find(&self.text) {
             let at = range.start + at;
             if at > range.start {
@@ -254,8 +263,8 @@ impl Entry {
     }
 }
 
-/// The byte pairs that occur in a text: excludes nearly all of a thousand special tokens before
-/// the text is searched for them.
+/// The byte pairs that occur in a text. Checking a token's pairs excludes most special tokens
+/// without searching the text.
 struct Pairs(Box<[bool; 1 << 16]>);
 
 impl Pairs {

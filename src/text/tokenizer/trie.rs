@@ -1,4 +1,4 @@
-//! A trie: finds the strings that a text begins with.
+//! A trie, which finds the strings that a text begins with.
 
 use std::collections::HashMap;
 
@@ -7,9 +7,9 @@ use super::merge::NONE;
 /// A set of strings with ids.
 #[derive(Debug)]
 pub(super) struct Trie {
-    /// From a node and a byte to the next node; the root is 0.
+    /// Maps a node and a byte to the next node. The root is 0.
     next: HashMap<(u32, u8), u32>,
-    /// The string that ends at each node, or [`NONE`].
+    /// The id of the string that ends at each node, or [`NONE`].
     ids: Vec<u32>,
 }
 
@@ -22,7 +22,7 @@ impl Trie {
     pub(super) fn insert(&mut self, text: &[u8], id: u32) {
         let mut node = 0;
         for &byte in text {
-            let new = u32::try_from(self.ids.len()).expect("the bytes were counted");
+            let new = u32::try_from(self.ids.len()).expect("the number of bytes was checked");
             node = *self.next.entry((node, byte)).or_insert(new);
             if node == new {
                 self.ids.push(NONE);
@@ -31,12 +31,12 @@ impl Trie {
         self.ids[node as usize] = id;
     }
 
-    /// Length and id of each string that `text` begins with, the shortest first.
+    /// Length in bytes and id of each string that `text` begins with, the shortest first.
     pub(super) fn prefixes(&self, text: &[u8]) -> impl Iterator<Item = (usize, u32)> {
         self.walk(text).filter(|&(_, id)| id != NONE)
     }
 
-    /// Length of the longest prefix of `text` that is also a prefix of some string.
+    /// Length in bytes of the longest prefix of `text` that is also a prefix of some string.
     pub(super) fn reach(&self, text: &[u8]) -> usize {
         self.walk(text).last().map_or(0, |(len, _)| len)
     }

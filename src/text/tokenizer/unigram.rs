@@ -1,21 +1,21 @@
-//! The `t5` vocabulary: SentencePiece's unigram model. Text is normalised, and the segmentation
-//! into tokens with the greatest sum of scores is taken (Viterbi's algorithm).
+//! The `t5` vocabulary: SentencePiece's unigram model. Viterbi's algorithm finds the segmentation
+//! of the normalised text with the greatest sum of scores.
 //!
-//! Source: SentencePiece (`unigram_model.cc`) and llama.cpp, whose ids this reproduces.
+//! Source: SentencePiece (`unigram_model.cc`) and llama.cpp. The ids equal llama.cpp's.
 
 use super::charsmap::Charsmap;
 use super::pieces::MARK;
 use super::trie::Trie;
 use super::{Error, TokenType, Vocab};
 
-/// The longest token, in bytes: bounds the time per position.
-const LONGEST: usize = 1024;
-/// Cost of an unknown character beyond that of the worst token.
+/// Maximum length of a token in bytes, which bounds the time per position.
+const MAX_TOKEN_BYTES: usize = 1024;
+/// The score of an unknown character is this much lower than that of the worst token.
 const UNKNOWN_PENALTY: f32 = 10.0;
-/// Limit on the growth of a text, as a factor; the worst of Unicode's own decompositions makes 33
-/// bytes of three.
-const GROWTH: usize = 64;
-/// Positions have 32 bits.
+/// Maximum factor by which normalisation may lengthen a text. Unicode's longest decomposition
+/// turns 3 bytes into 33.
+const MAX_GROWTH: usize = 64;
+/// Maximum number of bytes, because positions have 32 bits.
 const LIMIT_BYTES: usize = u32::MAX as usize - 1;
 
 /// The unigram model.
@@ -28,13 +28,13 @@ pub(super) struct Unigram {
     /// User-defined tokens, which are not normalised.
     kept: Trie,
     charsmap: Charsmap,
-    /// Prepend a space to the text.
+    /// Whether to prepend a space to the text.
     pub(super) space_prefix: bool,
-    /// Merge consecutive spaces, and drop those at the end.
+    /// Whether to merge consecutive spaces and drop spaces at the end.
     merge_spaces: bool,
 }
 
-/// The best segmentation of the text up to a position: its last token and the start of that token.
+/// The best segmentation of the text up to a position: score, last token, start of that token.
 #[derive(Debug, Clone, Copy)]
 struct Best {
     score: f64,
@@ -56,8 +56,8 @@ impl Unigram {
             return Err(Error::TokenText { bytes, limit: LIMIT_BYTES });
         }
         for (id, (text, kind)) in (0u32..).zip(vocab.tokens.iter().zip(&vocab.types)) {
-            if text.len() > LONGEST {
-                return Err(Error::LongToken { id, bytes: text.len(), limit: LONGEST });
+            if text.len() > MAX_TOKEN_BYTES {
+                return Err(Error::LongToken { id, bytes: text.len(), limit: MAX_TOKEN_BYTES });
             }
             match kind {
                 TokenType::Normal => least = least.min(scores[id as usize]),
@@ -114,7 +114,7 @@ impl Unigram {
             }
             at += char_len;
         }
-        // Backtracks from the end; consecutive unknown characters are one token.
+        // Backtrack from the end. Consecutive unknown characters become one token.
         let begin = out.len();
         while at > 0 {
             let Best { start, id, .. } = best[at];
@@ -127,10 +127,11 @@ impl Unigram {
         Ok(())
     }
 
-    /// The text with sequences replaced and spaces marked. With an unusual table it may be invalid
-    /// UTF-8.
+    /// The text with sequences replaced, and [`MARK`] for spaces. With an unusual table, the result
+    /// may be invalid UTF-8.
     fn normalize(&self, text: &str) -> Result<Vec<u8>, Error> {
-        let most = text.len().saturating_mul(GROWTH).saturating_add(LONGEST).min(LIMIT_BYTES);
+        let most =
+            text.len().saturating_mul(MAX_GROWTH).saturating_add(MAX_TOKEN_BYTES).min(LIMIT_BYTES);
         let mut out = Vec::with_capacity(text.len() + text.len() / 2);
         let (mut in_word, mut prefixed) = (false, !self.space_prefix);
         let mut at = 0;
@@ -162,7 +163,7 @@ impl Unigram {
     /// The next piece at `at`: its length in bytes and its replacement.
     fn next<'a>(&'a self, text: &'a str, at: usize) -> Result<(usize, &'a [u8]), Error> {
         let rest = &text.as_bytes()[at..];
-        // llama.cpp keeps every prefix of a user-defined token; here whole characters of it.
+        // Like llama.cpp, keep every prefix of a user-defined token, but only whole characters.
         let mut kept = self.kept.reach(rest);
         while kept > 0 && !text.is_char_boundary(at + kept) {
             kept -= 1;
@@ -175,7 +176,7 @@ impl Unigram {
         }
         Ok(match text.get(at..).and_then(|rest| rest.chars().next()) {
             Some(c) => (c.len_utf8(), &rest[..c.len_utf8()]),
-            // Reached only if the table has parts of characters.
+            // Only a table with incomplete characters leads here.
             None => (1, "\u{FFFD}".as_bytes()),
         })
     }

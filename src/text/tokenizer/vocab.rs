@@ -26,14 +26,14 @@ pub enum TokenType {
     UserDefined,
     /// An unused id.
     Unused,
-    /// One byte, written `<0x00>` to `<0xFF>`.
+    /// One byte, spelled `<0x00>` to `<0xFF>`.
     Byte,
     /// A number without a defined meaning; treated as [`TokenType::Unused`].
     Undefined,
 }
 
 impl TokenType {
-    /// The type with this number in a file.
+    /// The type that has the number `id` in a file.
     pub fn from_id(id: i32) -> TokenType {
         match id {
             1 => TokenType::Normal,
@@ -54,27 +54,27 @@ pub struct Vocab {
     pub model: String,
     /// Name of the pre-tokenizer of a `gpt2` vocabulary.
     pub pre: Option<String>,
-    /// Text of each token. An empty one marks an unused id.
+    /// Text of each token. An empty text marks an unused id.
     pub tokens: Vec<Vec<u8>>,
-    /// One per token, or empty; the higher is merged first.
+    /// One score per token, or empty. Higher scores are merged first.
     pub scores: Vec<f32>,
-    /// One per token, or empty.
+    /// One type per token, or empty.
     pub types: Vec<TokenType>,
-    /// Lines `left right`, the first is merged first.
+    /// Lines `left right` in the order of merging.
     pub merges: Vec<Vec<u8>>,
     /// Special tokens.
     pub ids: SpecialIds,
-    /// Whether a begin token is prepended.
+    /// Whether a BOS token is prepended.
     pub add_bos: Option<bool>,
-    /// Whether an end token is appended.
+    /// Whether an EOS token is appended.
     pub add_eos: Option<bool>,
     /// Whether a space is prepended (`llama` and `t5`).
     pub add_space_prefix: Option<bool>,
-    /// Whether consecutive spaces are merged, and those at the ends removed (`t5`).
+    /// Whether consecutive spaces are merged, and spaces at both ends removed (`t5`).
     pub remove_extra_whitespaces: Option<bool>,
     /// SentencePiece's table of replacements, or empty (`t5`).
     pub charsmap: Vec<u8>,
-    /// The model's name: some models' special tokens include the spaces after them.
+    /// The model's name. Phi-3's special tokens include the spaces after them.
     pub name: String,
 }
 
@@ -109,7 +109,7 @@ impl Vocab {
     }
 }
 
-/// Scores are floats; some converters wrote integers.
+/// Reads the scores, which are floats; some converters wrote integers.
 fn scores(metadata: &Metadata) -> Result<Vec<f32>, Error> {
     if let Some(Array::I32(whole)) = metadata.get(SCORES).and_then(|value| value.as_array()) {
         return Ok(whole.iter().map(|&score| score as f32).collect());
@@ -117,7 +117,7 @@ fn scores(metadata: &Metadata) -> Result<Vec<f32>, Error> {
     Ok(metadata.f32_array(SCORES)?.unwrap_or_default().into_owned())
 }
 
-/// The table is bytes; converters wrote them as signed or unsigned.
+/// Reads the table's bytes, which converters wrote as signed or unsigned numbers.
 fn charsmap(metadata: &Metadata) -> Result<Vec<u8>, Error> {
     if let Some(Array::U8(bytes)) = metadata.get(CHARSMAP).and_then(|value| value.as_array()) {
         return Ok(bytes.clone());
@@ -128,16 +128,19 @@ fn charsmap(metadata: &Metadata) -> Result<Vec<u8>, Error> {
 }
 
 /// Key and field of every special id.
-pub(super) fn keyed(ids: &mut SpecialIds) -> [(&'static str, &mut Option<u32>); 10] {
+pub(super) fn keyed(ids: &mut SpecialIds) -> [(&'static str, &mut Option<u32>); 13] {
     [
         ("tokenizer.ggml.bos_token_id", &mut ids.bos),
         ("tokenizer.ggml.eos_token_id", &mut ids.eos),
         ("tokenizer.ggml.eot_token_id", &mut ids.eot),
         ("tokenizer.ggml.eom_token_id", &mut ids.eom),
         (UNKNOWN, &mut ids.unk),
-        // The spelling is the format's.
+        // The GGUF format spells it "seperator".
         ("tokenizer.ggml.seperator_token_id", &mut ids.sep),
         ("tokenizer.ggml.padding_token_id", &mut ids.pad),
+        ("tokenizer.ggml.fim_pre_token_id", &mut ids.fim_pre),
+        ("tokenizer.ggml.fim_suf_token_id", &mut ids.fim_suf),
+        ("tokenizer.ggml.fim_mid_token_id", &mut ids.fim_mid),
         ("tokenizer.ggml.fim_pad_token_id", &mut ids.fim_pad),
         ("tokenizer.ggml.fim_rep_token_id", &mut ids.fim_rep),
         ("tokenizer.ggml.fim_sep_token_id", &mut ids.fim_sep),
@@ -147,9 +150,17 @@ pub(super) fn keyed(ids: &mut SpecialIds) -> [(&'static str, &mut Option<u32>); 
 fn special_ids(metadata: &Metadata) -> Result<SpecialIds, Error> {
     let mut ids = SpecialIds::default();
     for (key, slot) in keyed(&mut ids) {
-        // Some converters write -1 for "none": kept as an id outside of every vocabulary.
+        // Some converters write -1 for "none". Keep it as an id that is in no vocabulary.
         let minus_one = metadata.get(key).and_then(|value| value.as_integer()) == Some(-1);
         *slot = if minus_one { Some(u32::MAX) } else { metadata.u32(key)? };
+    }
+    // Older names of the same.
+    for (key, slot) in [
+        ("tokenizer.ggml.prefix_token_id", &mut ids.fim_pre),
+        ("tokenizer.ggml.suffix_token_id", &mut ids.fim_suf),
+        ("tokenizer.ggml.middle_token_id", &mut ids.fim_mid),
+    ] {
+        *slot = slot.or_else(|| metadata.u32(key).ok().flatten());
     }
     Ok(ids)
 }

@@ -1,4 +1,4 @@
-//! Rope, StoreKv, Attention.
+//! Cases of Rope, StoreKv and Attention.
 
 use std::ops::Range;
 
@@ -39,7 +39,7 @@ pub(super) fn cases() -> Vec<Case> {
                 cases.push(Case::new(format!("Attention/{k}+{v}/{}", shape.name), body));
             }
             if k == v {
-                let body = move |rig: &mut Rig| alone(rig, formats);
+                let body = move |rig: &mut Rig| independent_tokens(rig, formats);
                 cases.push(Case::new(format!("Attention/{k}+{v}/alone"), body));
             }
         }
@@ -47,13 +47,13 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Whether rows of these numbers of key and value columns are whole blocks.
+/// Whether key rows and value rows with these numbers of columns are whole blocks.
 fn fits(formats: KvCache<Format>, n_cols: [usize; 2]) -> bool {
     let halves = [formats.k, formats.v].into_iter().zip(n_cols);
     halves.into_iter().all(|(format, n)| n.is_multiple_of(format.block_values()))
 }
 
-/// A padded batch of two sequences.
+/// RoPE on a padded batch of two sequences.
 fn rope(rig: &mut Rig, pairing: Pairing, head: [usize; 3], n: usize) -> Result<()> {
     let [d_head, first, n_rot] = head;
     let (n_head, max_tokens) = (3, n + 3);
@@ -64,14 +64,14 @@ fn rope(rig: &mut Rig, pairing: Pairing, head: [usize; 3], n: usize) -> Result<(
         (0..n_rot / 2).map(|j| 1e4f32.powf(-2.0 * j as f32 / n_rot as f32)).collect();
     let freqs = rig.tensor(1, n_rot / 2, &freqs)?;
     let values = rig.rng.floats(max_tokens * n_head * d_head);
-    let x = rig.updated(max_tokens, n_head * d_head, &values)?;
+    let x = rig.output_from(max_tokens, n_head * d_head, &values)?;
     let scale = if n == 5 { 1.3 } else { 1.0 };
     let op = Rope { freqs, batch, x: x.clone(), d_head, first, n_rot, pairing, scale };
     rig.run([op.into()])?;
     rig.watch("x", &x.rows(0..n))
 }
 
-/// Only the rows of real tokens may change.
+/// Only the cache rows of the step's tokens may change.
 fn store(rig: &mut Rig, formats: KvCache<Format>, n_cols: usize) -> Result<()> {
     let (n_blocks, max_tokens) = (6, 9);
     let facts = rig.facts(&[(70, 4), (3, 2)], n_blocks);
@@ -90,14 +90,14 @@ fn store(rig: &mut Rig, formats: KvCache<Format>, n_cols: usize) -> Result<()> {
 struct Shape {
     name: &'static str,
     d_head: usize,
-    /// Values per value head; 0 for the same as key heads.
+    /// Values per value head; 0 means the same as `d_head`.
     d_value: usize,
     n_head: usize,
     n_head_kv: usize,
     window: Option<usize>,
     softcap: f32,
     sinks: bool,
-    /// Length and new tokens of each sequence.
+    /// Length and number of new tokens of each sequence.
     seqs: &'static [(usize, usize)],
 }
 
@@ -195,8 +195,8 @@ fn shapes() -> Vec<Shape> {
     ]
 }
 
-/// Up to 16 tokens, a token's values do not depend on its neighbours.
-fn alone(rig: &mut Rig, formats: KvCache<Format>) -> Result<()> {
+/// In steps of up to 16 tokens, a token's values do not depend on the other tokens.
+fn independent_tokens(rig: &mut Rig, formats: KvCache<Format>) -> Result<()> {
     let (n_head, n_head_kv, d_head, n_blocks) = (6, 2, 32, 28);
     let n_cols = n_head * d_head;
     let facts = rig.facts(&[(700, 2), (40, 5), (9, 9)], n_blocks);
@@ -236,8 +236,8 @@ fn alone(rig: &mut Rig, formats: KvCache<Format>) -> Result<()> {
     Ok(())
 }
 
-/// Positions that a token must not attend to hold NaN, including those after the end in its own
-/// blocks.
+/// Positions that a token must not attend to hold NaN, including those past the end of its sequence
+/// in the last block.
 fn attention(rig: &mut Rig, formats: KvCache<Format>, shape: &Shape) -> Result<()> {
     let n_blocks = shape.seqs.iter().map(|(len, _)| len.div_ceil(32)).sum::<usize>() + 2;
     let facts = rig.facts(shape.seqs, n_blocks);
@@ -259,7 +259,7 @@ fn attention(rig: &mut Rig, formats: KvCache<Format>, shape: &Shape) -> Result<(
         y: y.clone(),
         n_head: shape.n_head,
         n_head_kv: shape.n_head_kv,
-        // Larger than usual, so that the softmax weights differ.
+        // Larger than usual, so that the softmax weights differ clearly.
         scale: 3.0 / (shape.d_head as f32).sqrt(),
         window: shape.window,
         softcap: shape.softcap,

@@ -1,4 +1,4 @@
-//! GetRows, AddPositions, Gather, Norm, Add, Mul, SoftCap, CopyHeads.
+//! Cases of GetRows, AddPositions, Gather, Norm, Add, Mul, SoftCap and CopyHeads.
 
 use hal::format::Format;
 use hal::op::{
@@ -96,7 +96,7 @@ fn get_rows(rig: &mut Rig, format: Format, n_tokens: usize, scale: f32) -> Resul
     rig.watch("y", &y.rows(0..n_tokens))
 }
 
-/// Rows past the number of outputs are not written.
+/// Rows past the number of outputs must not be written.
 fn gather(rig: &mut Rig, n_tokens: usize, n_cols: usize) -> Result<()> {
     let max_tokens = n_tokens + 2;
     let mut facts = rig.facts(&[(n_tokens, n_tokens)], 2);
@@ -112,12 +112,12 @@ fn gather(rig: &mut Rig, n_tokens: usize, n_cols: usize) -> Result<()> {
 fn add(rig: &mut Rig, n_tokens: usize, n_cols: usize) -> Result<()> {
     let a = rig.input(n_tokens, n_cols)?;
     let values = rig.rng.floats(n_tokens * n_cols);
-    let x = rig.updated(n_tokens, n_cols, &values)?;
+    let x = rig.output_from(n_tokens, n_cols, &values)?;
     rig.run([Add { a, x: x.clone() }.into()])?;
     rig.watch_bits("x", &x)
 }
 
-/// Some gates lie where a power overflows or vanishes.
+/// Some gate values make `exp` overflow or underflow.
 fn mul(
     rig: &mut Rig,
     activation: GateActivation,
@@ -132,14 +132,14 @@ fn mul(
     }
     let g = rig.tensor(g_rows, k, &gates)?;
     let values = rig.rng.floats(n_tokens * n);
-    let x = rig.updated(n_tokens, n, &values)?;
+    let x = rig.output_from(n_tokens, n, &values)?;
     rig.run([Mul { g, x: x.clone(), activation }.into()])?;
     rig.watch("x", &x)
 }
 
 fn norm(rig: &mut Rig, kind: NormKind, size: [usize; 3], affine: bool) -> Result<()> {
     let [n_tokens, n_cols, width] = size;
-    // One token so small that eps matters, one with a mean far from 0.
+    // One token has values so small that eps matters, another has a mean far from 0.
     let mut values = rig.rng.floats(n_tokens * n_cols);
     values[..n_cols].iter_mut().for_each(|v| *v *= 3e-3);
     if n_tokens > 1 {
@@ -156,7 +156,7 @@ fn norm(rig: &mut Rig, kind: NormKind, size: [usize; 3], affine: bool) -> Result
     rig.watch("y", &y)
 }
 
-/// One token is past the end of the table.
+/// The position of one token is past the end of the table.
 fn add_positions(rig: &mut Rig, format: Format, n_tokens: usize, offset: usize) -> Result<()> {
     let (n_cols, max_tokens) = (widths(format)[1], n_tokens + 3);
     let n_rows = offset + 9 + n_tokens;
@@ -165,7 +165,7 @@ fn add_positions(rig: &mut Rig, format: Format, n_tokens: usize, offset: usize) 
     let shape = BatchShape { max_tokens, max_seqs: 2, max_blocks: 3 };
     let batch = rig.batch(shape, &facts, 4, 1 << 20)?;
     let values = rig.rng.floats(max_tokens * n_cols);
-    let x = rig.updated(max_tokens, n_cols, &values)?;
+    let x = rig.output_from(max_tokens, n_cols, &values)?;
     rig.run([AddPositions { table, batch, x: x.clone(), offset }.into()])?;
     rig.watch("x", &x.rows(0..n_tokens + 1))
 }
@@ -173,12 +173,12 @@ fn add_positions(rig: &mut Rig, format: Format, n_tokens: usize, offset: usize) 
 fn soft_cap(rig: &mut Rig, n_tokens: usize, n_cols: usize, cap: f32) -> Result<()> {
     let mut values = rig.rng.floats(n_tokens * n_cols);
     values.iter_mut().for_each(|v| *v *= 3.0 * cap);
-    let x = rig.updated(n_tokens, n_cols, &values)?;
+    let x = rig.output_from(n_tokens, n_cols, &values)?;
     rig.run([SoftCap { x: x.clone(), cap }.into()])?;
     rig.watch("x", &x)
 }
 
-/// Values that are not copied over stay unchanged.
+/// Values of `y` outside the copied columns stay unchanged.
 fn copy_heads(
     rig: &mut Rig,
     n_tokens: usize,
@@ -188,7 +188,7 @@ fn copy_heads(
     let n_cols = |at: HeadColumns| at.first + (n_head - 1) * at.step + width + 2;
     let x = rig.input(n_tokens, n_cols(from))?;
     let values = rig.rng.floats(n_tokens * n_cols(to));
-    let y = rig.updated(n_tokens, n_cols(to), &values)?;
+    let y = rig.output_from(n_tokens, n_cols(to), &values)?;
     rig.run([CopyHeads { x, y: y.clone(), n_head, width, from, to }.into()])?;
     rig.watch_bits("y", &y)
 }

@@ -1,7 +1,7 @@
-//! SparseFfn: every format in every layout, with different row lists.
+//! Cases of SparseFfn: every format in every layout, with different row lists.
 
 use hal::format::Format;
-use hal::op::{Activation, Down, FfnKind, MOST_COUNTED, NEVER_DENSE, Skip, SparseFfn};
+use hal::op::{Activation, Down, FfnKind, MAX_COUNTED_TOKENS, NEVER_DENSE, Skip, SparseFfn};
 use hal::{Op, PackDesc, Result, Rows, Tensor};
 
 use super::ffn_experts::Experts;
@@ -19,7 +19,7 @@ pub(super) const ROUNDED: &str =
 pub(super) enum DownLayout {
     /// Stored with one row per neuron.
     Stored,
-    /// Transposed by the pack.
+    /// Transposed on import.
     Transposed,
     /// One row per output, as in ordinary files.
     Across,
@@ -28,13 +28,13 @@ pub(super) enum DownLayout {
 pub(super) const DOWN_LAYOUTS: [DownLayout; 3] =
     [DownLayout::Stored, DownLayout::Transposed, DownLayout::Across];
 
-/// The listed rows.
+/// Which rows the row list has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Listed {
+pub(super) enum ListedRows {
     /// No list: all rows for every token.
     All,
     /// A list with capacity 0.
-    NoRoom,
+    ZeroCapacity,
     Empty,
     First,
     Last,
@@ -44,7 +44,7 @@ pub(super) enum Listed {
     Every,
 }
 
-/// Parameters of a block.
+/// Parameters of a feed-forward block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spec {
     pub(super) format: Format,
@@ -53,7 +53,7 @@ pub(super) struct Spec {
     pub(super) kind: FfnKind,
     pub(super) activation: Activation,
     pub(super) skip: Skip,
-    pub(super) listed: Listed,
+    pub(super) listed: ListedRows,
     pub(super) n_tokens: usize,
     pub(super) biases: bool,
     pub(super) experts: Option<Experts>,
@@ -72,7 +72,7 @@ impl Spec {
             kind: FfnKind::Gated,
             activation: Activation::Relu,
             skip: Skip::NotPositive,
-            listed: Listed::All,
+            listed: ListedRows::All,
             n_tokens: 5,
             biases: false,
             experts: None,
@@ -113,7 +113,7 @@ impl Spec {
     pub(super) fn case(self, name: String) -> Case {
         let rounded = self.layout == DownLayout::Across && self.down.quants().is_some();
         let case = Case::new(name, move |rig| run(rig, &self));
-        if rounded { case.within(1e-5, ROUNDED) } else { case }
+        if rounded { case.with_tolerance(1e-5, ROUNDED) } else { case }
     }
 }
 
@@ -135,9 +135,11 @@ pub(super) fn cases() -> Vec<Case> {
             }
             for n_tokens in [1, 5, 17, 40, 515] {
                 let name = format!("SparseFfn/{format}/{layout:?}/listed/t{n_tokens}");
-                cases.push(Spec { n_tokens, listed: Listed::Some, ..spec }.case(name));
+                cases.push(Spec { n_tokens, listed: ListedRows::Some, ..spec }.case(name));
             }
-            for listed in [Listed::Empty, Listed::First, Listed::Last, Listed::Every] {
+            for listed in
+                [ListedRows::Empty, ListedRows::First, ListedRows::Last, ListedRows::Every]
+            {
                 let name =
                     format!("SparseFfn/{format}/{layout:?}/listed-{listed:?}").to_lowercase();
                 let name = name.replace("sparseffn", "SparseFfn");
@@ -146,7 +148,7 @@ pub(super) fn cases() -> Vec<Case> {
             }
         }
         let mut mixed = vec![(format, Format::F32)];
-        // With F32 the same pair would occur twice.
+        // For F32 this pair would duplicate the first pair of BF16.
         if format != Format::F32 {
             mixed.push((Format::BF16, format));
         }
@@ -156,17 +158,17 @@ pub(super) fn cases() -> Vec<Case> {
                 cases.push(Spec { down, ..Spec::new(up, layout) }.case(name));
             }
         }
-        let body = move |rig: &mut Rig| alone(rig, format, Alone::Dense);
+        let body = move |rig: &mut Rig| independent_tokens(rig, format, TokenRows::Dense);
         cases.push(Case::new(format!("SparseFfn/{format}/alone"), body));
-        let body = move |rig: &mut Rig| alone(rig, format, Alone::SameList);
+        let body = move |rig: &mut Rig| independent_tokens(rig, format, TokenRows::SameList);
         cases.push(Case::new(format!("SparseFfn/{format}/alone/same-list"), body));
-        let body = move |rig: &mut Rig| alone(rig, format, Alone::OwnList);
+        let body = move |rig: &mut Rig| independent_tokens(rig, format, TokenRows::OwnList);
         cases.push(Case::new(format!("SparseFfn/{format}/alone/own-list"), body));
     }
     cases
 }
 
-/// Imports down in this orientation.
+/// Imports a random down matrix in the layout of `spec`.
 pub(super) fn import_down(rig: &mut Rig, spec: &Spec) -> Result<Tensor> {
     let (n_rows, n_out) = (spec.n_rows(), spec.n_out());
     let source = match spec.layout {
@@ -182,7 +184,7 @@ pub(super) fn import_down(rig: &mut Rig, spec: &Spec) -> Result<Tensor> {
     rig.device.import("down", &pack, &source)
 }
 
-/// The op with new random data.
+/// The op of `spec` with new random data.
 pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
     let (n_rows, n_out, n_tokens) = (spec.n_rows(), spec.n_out(), spec.n_tokens);
     let gate = match spec.kind {
@@ -198,7 +200,7 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
     };
     let bias_gate = if gate.is_some() { bias(rig, 1, n_rows)? } else { None };
     let bias_up = bias(rig, 1, n_rows)?;
-    let bias_down = bias(rig, spec.experts.map_or(1, |experts| experts.n_group), n_out)?;
+    let bias_down = bias(rig, spec.experts.map_or(1, |experts| experts.n_expert), n_out)?;
     let threshold = match spec.skip {
         Skip::BelowPerRow => {
             let values: Vec<f32> = rig.rng.floats(n_rows).iter().map(|v| v.abs() / 2.0).collect();
@@ -206,7 +208,7 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
         }
         Skip::Never | Skip::NotPositive | Skip::GaussianCut(_) => None,
     };
-    let group_weight = match spec.experts {
+    let expert_weights = match spec.experts {
         Some(experts) => Some(experts.weights(rig, n_tokens)?),
         None => None,
     };
@@ -216,9 +218,10 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
     } else {
         vec![POISON; n_tokens * n_out]
     };
-    // Wider than the number of rows, since one tensor may serve shares of different sizes.
-    let hits = if n_tokens <= MOST_COUNTED {
-        Some(rig.updated(1, n_rows + 3, &vec![5.0; n_rows + 3])?)
+    // `hits` may have more columns than the block has rows, since one tensor may serve blocks of
+    // different sizes.
+    let hits = if n_tokens <= MAX_COUNTED_TOKENS {
+        Some(rig.output_from(1, n_rows + 3, &vec![5.0; n_rows + 3])?)
     } else {
         None
     };
@@ -230,17 +233,17 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
         bias_up,
         bias_down,
         threshold,
-        group_weight,
+        expert_weights,
         rows,
         x: rig.input(n_tokens, spec.n_embd())?,
-        y: rig.updated(n_tokens, n_out, &old)?,
-        active: rig.updated(1, n_tokens, &vec![3.0; n_tokens])?,
+        y: rig.output_from(n_tokens, n_out, &old)?,
+        active: rig.output_from(1, n_tokens, &vec![3.0; n_tokens])?,
         hits,
         union: None,
         kind: spec.kind,
         activation: spec.activation,
         skip: spec.skip,
-        groups: spec.experts.map(|experts| experts.groups(n_rows)),
+        experts: spec.experts.map(|experts| experts.ranges(n_rows)),
         orientation: if spec.layout == DownLayout::Across {
             Down::AcrossNeurons
         } else {
@@ -254,20 +257,20 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
 fn rows(rig: &mut Rig, spec: &Spec) -> Result<Rows<Tensor>> {
     let (n_rows, n) = (spec.n_rows(), spec.n_tokens);
     let ids = match spec.listed {
-        Listed::All => return Ok(Rows::All),
-        Listed::NoRoom | Listed::Empty => Vec::new(),
-        Listed::First => vec![0],
-        Listed::Last => vec![n_rows as u32 - 1],
-        Listed::Some => rig.rng.choose(n_rows * 2 / 3, n_rows),
-        Listed::Every => (0..n_rows as u32).collect(),
+        ListedRows::All => return Ok(Rows::All),
+        ListedRows::ZeroCapacity | ListedRows::Empty => Vec::new(),
+        ListedRows::First => vec![0],
+        ListedRows::Last => vec![n_rows as u32 - 1],
+        ListedRows::Some => rig.rng.choose(n_rows * 2 / 3, n_rows),
+        ListedRows::Every => (0..n_rows as u32).collect(),
     };
     let wanted: Vec<bool> = match spec.listed {
-        Listed::Some => (0..ids.len() * n).map(|_| rig.rng.chance(0.6)).collect(),
-        Listed::All | Listed::NoRoom | Listed::Empty => Vec::new(),
-        Listed::First | Listed::Last | Listed::Every => vec![true; ids.len() * n],
+        ListedRows::Some => (0..ids.len() * n).map(|_| rig.rng.chance(0.6)).collect(),
+        ListedRows::All | ListedRows::ZeroCapacity | ListedRows::Empty => Vec::new(),
+        ListedRows::First | ListedRows::Last | ListedRows::Every => vec![true; ids.len() * n],
     };
-    let capacity = if spec.listed == Listed::NoRoom { 0 } else { n_rows };
-    // Capacity for more tokens than the step has, so that rows have more words than it needs.
+    let capacity = if spec.listed == ListedRows::ZeroCapacity { 0 } else { n_rows };
+    // Capacity for more tokens than the step has: each row has more membership words than needed.
     Ok(Rows::Active(rig.row_set(capacity, n + 16, &ids, n, &|i, t| wanted[i * n + t])?))
 }
 
@@ -284,25 +287,25 @@ pub(super) fn finish(rig: &mut Rig, op: SparseFfn<Tensor>) -> Result<()> {
     op.hits.as_ref().map_or(Ok(()), |hits| rig.watch("hits", hits))
 }
 
-/// How a token of a batch is run alone.
+/// The rows of a step with a single token of the batch.
 #[derive(Clone, Copy, PartialEq)]
-enum Alone {
+enum TokenRows {
     Dense,
-    /// With the batch's list, of which it needs only some rows.
+    /// The batch's row list, of which the token needs only some rows.
     SameList,
-    /// With a list of its own rows only, as a separate step would have.
+    /// A list of only the rows that the token needs, as in a separate step.
     OwnList,
 }
 
-/// Up to 16 tokens, a token's values do not depend on its neighbours.
-fn alone(rig: &mut Rig, format: Format, how: Alone) -> Result<()> {
+/// In steps of up to 16 tokens, a token's values do not depend on the other tokens.
+fn independent_tokens(rig: &mut Rig, format: Format, token_rows: TokenRows) -> Result<()> {
     let spec = Spec { n_tokens: 16, ..Spec::new(format, DownLayout::Transposed) };
     let (n_rows, n_out, n) = (spec.n_rows(), spec.n_out(), spec.n_tokens);
     let mut op = build(rig, &spec)?;
     let ids = rig.rng.choose(n_rows * 2 / 3, n_rows);
     let wanted: Vec<bool> = (0..ids.len() * n).map(|_| rig.rng.chance(0.5)).collect();
     let wants = |i: usize, t: usize| wanted[i * n + t];
-    if how != Alone::Dense {
+    if token_rows != TokenRows::Dense {
         op.rows = Rows::Active(rig.row_set(n_rows, n, &ids, n, &wants)?);
     }
     finish(rig, op.clone())?;
@@ -314,13 +317,13 @@ fn alone(rig: &mut Rig, format: Format, how: Alone) -> Result<()> {
         rig.queue.write(&one.x, &f32_bytes(&x[t * n_embd..][..n_embd]))?;
         one.y = rig.output(1, n_out)?;
         one.active = rig.tensor(1, 1, &[0.0])?;
-        match how {
-            Alone::Dense => {}
-            Alone::SameList => {
+        match token_rows {
+            TokenRows::Dense => {}
+            TokenRows::SameList => {
                 let set = rig.row_set(n_rows, 1, &ids, 1, &|i, _| wants(i, t))?;
                 one.rows = Rows::Active(set);
             }
-            Alone::OwnList => {
+            TokenRows::OwnList => {
                 let own = ids.iter().enumerate().filter(|(i, _)| wants(*i, t));
                 let own: Vec<u32> = own.map(|(_, &id)| id).collect();
                 one.rows = Rows::Active(rig.row_set(n_rows, 1, &own, 1, &|_, _| true)?);

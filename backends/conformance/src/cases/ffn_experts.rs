@@ -1,17 +1,17 @@
-//! SparseFfn with experts, in decode and in prefill, with different uses of the experts.
+//! Cases of SparseFfn with experts, in decode and in prefill, with different routings.
 
 use hal::format::Format;
-use hal::op::{Activation, Groups, Skip};
+use hal::op::{Activation, ExpertRanges, Skip};
 use hal::{Result, Tensor};
 
-use super::ffn::{DOWN_LAYOUTS, DownLayout, Listed, Spec, build, finish};
+use super::ffn::{DOWN_LAYOUTS, DownLayout, ListedRows, Spec, build, finish};
 use crate::Case;
 use crate::rig::{Rig, f32_bytes};
 use crate::weights::weight_formats;
 
 /// Which tokens use which experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+enum Routing {
     /// Each token uses up to `n_used` experts; some experts have no token.
     Mixed,
     /// Every token uses `n_used` experts.
@@ -22,25 +22,26 @@ enum Use {
     None,
 }
 
-/// The experts of a block. The second has no rows, as in a share of a split block.
+/// The experts of a block. The second expert has no rows, as can happen on a device that holds only
+/// some of the block's neurons.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Experts {
-    pub(super) n_group: usize,
+    pub(super) n_expert: usize,
     n_used: usize,
-    /// Rows of an expert; rounded up if they must be whole blocks.
+    /// Rows per expert, before rounding up to whole blocks of the down matrix.
     rows: usize,
-    uses: Use,
+    routing: Routing,
 }
 
 impl Experts {
-    /// Each token uses up to `n_used` of `n_group` experts.
-    pub(super) fn mixed(n_group: usize, n_used: usize, rows: usize) -> Experts {
-        Experts { n_group, n_used, rows, uses: Use::Mixed }
+    /// Each token uses up to `n_used` of `n_expert` experts.
+    pub(super) fn mixed(n_expert: usize, n_used: usize, rows: usize) -> Experts {
+        Experts { n_expert, n_used, rows, routing: Routing::Mixed }
     }
 
     /// Number of experts that have rows.
     pub(super) fn n_filled(&self) -> usize {
-        self.n_group - 1
+        self.n_expert - 1
     }
 
     /// Rows of all experts, each a multiple of `block`.
@@ -48,35 +49,36 @@ impl Experts {
         self.n_filled() * self.rows.next_multiple_of(block)
     }
 
-    /// The `groups` parameter of the op, for `n_rows`.
-    pub(super) fn groups(&self, n_rows: usize) -> Groups {
+    /// The `experts` parameter of the op, for `n_rows`.
+    pub(super) fn ranges(&self, n_rows: usize) -> ExpertRanges {
         let each = (n_rows / self.n_filled()) as u32;
         let start = |g: usize| (g - usize::from(g > 1)) as u32 * each;
-        Groups { starts: (0..=self.n_group).map(start).collect(), n_used: self.n_used }
+        ExpertRanges { starts: (0..=self.n_expert).map(start).collect(), n_used: self.n_used }
     }
 
     /// The weight of each expert for each token.
     pub(super) fn weights(&self, rig: &mut Rig, n_tokens: usize) -> Result<Tensor> {
-        let mut weights = vec![0.0; n_tokens * self.n_group];
-        for weights in weights.chunks_exact_mut(self.n_group) {
-            let used = match self.uses {
-                Use::Mixed => {
+        let mut weights = vec![0.0; n_tokens * self.n_expert];
+        for weights in weights.chunks_exact_mut(self.n_expert) {
+            let used = match self.routing {
+                Routing::Mixed => {
                     let n = rig.rng.below(self.n_used + 1);
-                    rig.rng.choose(n, self.n_group)
+                    rig.rng.choose(n, self.n_expert)
                 }
-                Use::Full => rig.rng.choose(self.n_used, self.n_group),
-                Use::One => vec![self.n_group as u32 - 1],
-                Use::None => Vec::new(),
+                Routing::Full => rig.rng.choose(self.n_used, self.n_expert),
+                Routing::One => vec![self.n_expert as u32 - 1],
+                Routing::None => Vec::new(),
             };
             for g in used {
                 weights[g as usize] = rig.rng.float();
             }
         }
-        rig.tensor(n_tokens, self.n_group, &weights)
+        rig.tensor(n_tokens, self.n_expert, &weights)
     }
 
-    /// Makes the numbers of rows uneven, for a down matrix with one row per neuron.
-    fn uneven(op: &mut Groups, rig: &mut Rig) {
+    /// Gives the experts different numbers of rows. Only a down matrix with one row per neuron
+    /// allows that.
+    fn uneven(op: &mut ExpertRanges, rig: &mut Rig) {
         let mut starts = op.starts.to_vec();
         let n_rows = starts.last().map_or(0, |&end| end as usize);
         let cuts = rig.rng.choose(starts.len() - 2, n_rows);
@@ -102,22 +104,22 @@ pub(super) fn cases() -> Vec<Case> {
                 cases.push(Spec { n_tokens, ..silu }.case(name));
             }
         }
-        let body = move |rig: &mut Rig| alone(rig, format, DownLayout::Across);
+        let body = move |rig: &mut Rig| independent_tokens(rig, format, DownLayout::Across);
         cases.push(Case::new(format!("SparseFfn/{format}/alone/experts"), body));
     }
     for format in [Format::F32, Format::Q4_0] {
         for layout in DOWN_LAYOUTS {
-            for uses in [Use::Mixed, Use::Full, Use::One, Use::None] {
+            for routing in [Routing::Mixed, Routing::Full, Routing::One, Routing::None] {
                 for n_tokens in [1, 16, 17, 100, 530] {
-                    let experts = Experts { n_group: 7, n_used: 3, rows: 70, uses };
+                    let experts = Experts { n_expert: 7, n_used: 3, rows: 70, routing };
                     let spec = Spec {
                         n_tokens,
                         biases: n_tokens % 2 == 0,
-                        accumulate: n_tokens == 17 && uses != Use::None,
+                        accumulate: n_tokens == 17 && routing != Routing::None,
                         experts: Some(experts),
                         ..Spec::new(format, layout)
                     };
-                    let how = format!("experts-{uses:?}").to_lowercase();
+                    let how = format!("experts-{routing:?}").to_lowercase();
                     cases.push(
                         spec.case(format!("SparseFfn/{format}/{layout:?}/{how}/t{n_tokens}")),
                     );
@@ -131,12 +133,12 @@ pub(super) fn cases() -> Vec<Case> {
                 let body = move |rig: &mut Rig| uneven(rig, &spec);
                 let name = format!("SparseFfn/{format}/{layout:?}/experts-uneven/t{n_tokens}");
                 cases.push(Case::new(name, body));
-                let listed = Spec { listed: Listed::Some, ..spec };
+                let listed = Spec { listed: ListedRows::Some, ..spec };
                 let name = format!("SparseFfn/{format}/{layout:?}/experts-listed/t{n_tokens}");
                 cases.push(listed.case(name));
             }
         }
-        let body = move |rig: &mut Rig| alone(rig, format, DownLayout::Stored);
+        let body = move |rig: &mut Rig| independent_tokens(rig, format, DownLayout::Stored);
         cases.push(Case::new(format!("SparseFfn/{format}/alone/experts-by-neuron"), body));
     }
     cases
@@ -144,19 +146,19 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn uneven(rig: &mut Rig, spec: &Spec) -> Result<()> {
     let mut op = build(rig, spec)?;
-    if let Some(groups) = &mut op.groups {
-        Experts::uneven(groups, rig);
+    if let Some(experts) = &mut op.experts {
+        Experts::uneven(experts, rig);
     }
     finish(rig, op)
 }
 
-/// Up to 16 tokens, a token's values do not depend on which experts its neighbours use.
-fn alone(rig: &mut Rig, format: Format, layout: DownLayout) -> Result<()> {
+/// In steps of up to 16 tokens, a token's values do not depend on which experts the others use.
+fn independent_tokens(rig: &mut Rig, format: Format, layout: DownLayout) -> Result<()> {
     let experts = Some(Experts::mixed(4, 3, 64));
     let spec = Spec { n_tokens: 16, experts, ..Spec::new(format, layout) };
     let op = build(rig, &spec)?;
-    let (n_embd, n_out, n_group) = (spec.n_embd(), spec.n_out(), 4);
-    let weights = op.group_weight.clone().map_or(Ok(Vec::new()), |weights| rig.read(&weights))?;
+    let (n_embd, n_out, n_expert) = (spec.n_embd(), spec.n_out(), 4);
+    let weights = op.expert_weights.clone().map_or(Ok(Vec::new()), |weights| rig.read(&weights))?;
     let x = rig.read(&op.x)?;
     rig.run([op.clone().into()])?;
     rig.watch("active", &op.active)?;
@@ -165,7 +167,7 @@ fn alone(rig: &mut Rig, format: Format, layout: DownLayout) -> Result<()> {
         let mut one = op.clone();
         one.x = rig.input(1, n_embd)?;
         rig.queue.write(&one.x, &f32_bytes(&x[t * n_embd..][..n_embd]))?;
-        one.group_weight = Some(rig.tensor(1, n_group, &weights[t * n_group..][..n_group])?);
+        one.expert_weights = Some(rig.tensor(1, n_expert, &weights[t * n_expert..][..n_expert])?);
         one.y = rig.output(1, n_out)?;
         one.active = rig.tensor(1, 1, &[0.0])?;
         rig.run([one.clone().into()])?;

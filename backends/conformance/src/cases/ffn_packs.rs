@@ -1,5 +1,5 @@
-//! SparseFfn over selections of matrices: selected neurons, refilled spare slots, shares of a down
-//! matrix in its original orientation, views.
+//! Cases of SparseFfn on parts of matrices: selected neurons, refilled slots, column blocks of a
+//! down matrix, views.
 
 use std::sync::Arc;
 
@@ -16,35 +16,35 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for format in weight_formats() {
         for layout in [DownLayout::Stored, DownLayout::Transposed] {
-            let body = move |rig: &mut Rig| selected(rig, format, layout);
+            let body = move |rig: &mut Rig| run_selected_slots(rig, format, layout);
             cases.push(Case::new(format!("SparseFfn/{format}/selected/{layout:?}"), body));
-            let body = move |rig: &mut Rig| views(rig, format, layout);
+            let body = move |rig: &mut Rig| run_views(rig, format, layout);
             cases.push(Case::new(format!("SparseFfn/{format}/views/{layout:?}"), body));
         }
         for n_tokens in [1, 5, 40] {
-            let body = move |rig: &mut Rig| side_by_side(rig, format, n_tokens);
+            let body = move |rig: &mut Rig| run_side_by_side(rig, format, n_tokens);
             cases.push(Case::new(format!("SparseFfn/{format}/side by side/{n_tokens}"), body));
         }
         for layout in [DownLayout::Stored, DownLayout::Transposed] {
             for n_tokens in [5, 40] {
-                let body = move |rig: &mut Rig| repacked(rig, format, layout, n_tokens);
+                let body = move |rig: &mut Rig| run_repacked(rig, format, layout, n_tokens);
                 let name = format!("SparseFfn/{format}/repacked/{layout:?}/t{n_tokens}");
                 cases.push(Case::new(name, body));
             }
         }
-        let body = move |rig: &mut Rig| adopted(rig, format);
+        let body = move |rig: &mut Rig| run_adopted_pack(rig, format);
         cases.push(Case::new(format!("SparseFfn/{format}/adopted"), body));
-        let body = move |rig: &mut Rig| shares(rig, format);
+        let body = move |rig: &mut Rig| run_shares(rig, format);
         let case = Case::new(format!("SparseFfn/{format}/shares"), body);
         let rounded = format.quants().is_some();
-        cases.push(if rounded { case.within(1e-5, ROUNDED) } else { case });
+        cases.push(if rounded { case.with_tolerance(1e-5, ROUNDED) } else { case });
     }
     cases
 }
 
-/// Some neurons are resident; two spare slots and one occupied slot are refilled, and a list names
-/// them all.
-fn selected(rig: &mut Rig, format: Format, layout: DownLayout) -> Result<()> {
+/// Some neurons are resident. Two spare slots and one occupied slot are refilled, and a row list
+/// selects slots of all kinds.
+fn run_selected_slots(rig: &mut Rig, format: Format, layout: DownLayout) -> Result<()> {
     let spec = Spec::new(format, layout);
     let (n_ff, n_embd, n_out) = (spec.n_rows(), spec.n_embd(), spec.n_out());
     let base = build(rig, &spec)?;
@@ -86,9 +86,9 @@ fn selected(rig: &mut Rig, format: Format, layout: DownLayout) -> Result<()> {
     finish(rig, op)
 }
 
-/// Neurons are streamed through slots that are repacked between two runs of one program, in queue
-/// order; the last chunk is shorter, and unused slots add nothing.
-fn repacked(rig: &mut Rig, format: Format, layout: DownLayout, n_tokens: usize) -> Result<()> {
+/// Streams neurons through slots that are repacked between runs of one program, in queue order. The
+/// last chunk is shorter, and unused slots must add nothing.
+fn run_repacked(rig: &mut Rig, format: Format, layout: DownLayout, n_tokens: usize) -> Result<()> {
     let spec = Spec { accumulate: true, n_tokens, ..Spec::new(format, layout) };
     let (n_ff, n_embd, n_out) = (spec.n_rows(), spec.n_embd(), spec.n_out());
     let base = build(rig, &spec)?;
@@ -115,11 +115,11 @@ fn repacked(rig: &mut Rig, format: Format, layout: DownLayout, n_tokens: usize) 
     let [gate, up, down] = [&slots[0], &slots[1], &slots[2]].map(Tensor::clone);
     let program = rig.program([SparseFfn { gate: Some(gate), up, down, ..base.clone() }.into()])?;
     let (mut runs, mut copies) = (Vec::new(), Vec::new());
-    for piece in chosen.chunks(n_slots) {
+    for chunk in chosen.chunks(n_slots) {
         for (from, slots) in sources.into_iter().zip(&slots) {
-            let pack = pack(from, piece);
+            let pack = pack(from, chunk);
             let Some(len) = rig.device.packed_len(&pack.packed()?) else {
-                return Err(rig.not_here("repack", "the device does not replace packs"));
+                return Err(rig.unsupported("repack", "the device does not replace packs"));
             };
             let mut staging = rig.device.staging(Bytes(len as u64))?;
             staging.bytes_mut().fill(0xA5);
@@ -138,9 +138,9 @@ fn repacked(rig: &mut Rig, format: Format, layout: DownLayout, n_tokens: usize) 
     rig.watch("active", &base.active)
 }
 
-/// Gate, up and down are columns of one matrix, on devices that support it, and a list names some
+/// On devices that support it, gate, up and down are columns of one matrix. A row list selects some
 /// rows.
-fn side_by_side(rig: &mut Rig, format: Format, n_tokens: usize) -> Result<()> {
+fn run_side_by_side(rig: &mut Rig, format: Format, n_tokens: usize) -> Result<()> {
     let spec = Spec { n_tokens, ..Spec::new(format, DownLayout::Stored) };
     let (n_rows, n_embd, n_out) = (spec.n_rows(), spec.n_embd(), spec.n_out());
     let base = build(rig, &spec)?;
@@ -152,7 +152,7 @@ fn side_by_side(rig: &mut Rig, format: Format, n_tokens: usize) -> Result<()> {
     for n in widths {
         let cols = at..at + n;
         at += n;
-        if rig.device.takes_columns() {
+        if rig.device.supports_column_views() {
             parts.push(all.columns(cols));
             continue;
         }
@@ -175,8 +175,8 @@ fn side_by_side(rig: &mut Rig, format: Format, n_tokens: usize) -> Result<()> {
     finish(rig, op)
 }
 
-/// Down is adopted from bytes that were packed earlier, on devices that support it.
-fn adopted(rig: &mut Rig, format: Format) -> Result<()> {
+/// On devices that support it, the down matrix is adopted from bytes that were packed earlier.
+fn run_adopted_pack(rig: &mut Rig, format: Format) -> Result<()> {
     let spec = Spec::new(format, DownLayout::Transposed);
     let base = build(rig, &spec)?;
     let source = rig.matrix(spec.n_out(), spec.n_rows(), format)?;
@@ -184,16 +184,16 @@ fn adopted(rig: &mut Rig, format: Format) -> Result<()> {
     let down = match rig.device.stored(&pack, &source) {
         None => rig.device.import("down", &pack, &source)?,
         Some(stored) => {
-            let mut kept = Kept::new(stored.len);
-            rig.device.pack_into(&pack, &source, kept.bytes_mut())?;
+            let mut packed = AlignedBytes::new(stored.len);
+            rig.device.pack_into(&pack, &source, packed.bytes_mut())?;
             let used = rig.device.ledger().used();
-            let short: SharedBytes = Arc::new(Kept::new(stored.len - 1));
+            let short: SharedBytes = Arc::new(AlignedBytes::new(stored.len - 1));
             if rig.device.adopt(&pack, short).is_ok() {
                 rig.faults.push("bytes of another length were adopted".to_owned());
             }
-            let tensor = rig.device.adopt(&pack, Arc::new(kept))?;
+            let tensor = rig.device.adopt(&pack, Arc::new(packed))?;
             if rig.device.ledger().used() != used {
-                rig.faults.push("adopted bytes were booked".to_owned());
+                rig.faults.push("adopted bytes counted against the budget".to_owned());
             }
             tensor
         }
@@ -201,19 +201,19 @@ fn adopted(rig: &mut Rig, format: Format) -> Result<()> {
     finish(rig, SparseFfn { down, ..base })
 }
 
-/// Bytes aligned like a mapped page, with poison around them.
+/// Bytes aligned to 64, as in a mapped file, with poison around them.
 #[derive(Debug)]
-struct Kept {
+struct AlignedBytes {
     bytes: Vec<u8>,
     start: usize,
     len: usize,
 }
 
-impl Kept {
-    fn new(len: usize) -> Kept {
+impl AlignedBytes {
+    fn new(len: usize) -> AlignedBytes {
         let bytes = vec![0xA5; len + 64];
         let start = bytes.as_ptr().align_offset(64);
-        Kept { bytes, start, len }
+        AlignedBytes { bytes, start, len }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
@@ -221,14 +221,14 @@ impl Kept {
     }
 }
 
-impl AsRef<[u8]> for Kept {
+impl AsRef<[u8]> for AlignedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes[self.start..self.start + self.len]
     }
 }
 
 /// All matrices are views that begin inside their buffers.
-fn views(rig: &mut Rig, format: Format, layout: DownLayout) -> Result<()> {
+fn run_views(rig: &mut Rig, format: Format, layout: DownLayout) -> Result<()> {
     let spec = Spec::new(format, layout);
     let op = build(rig, &spec)?;
     let view = |tensor: &Tensor| tensor.rows(3..spec.n_rows() - 5);
@@ -241,9 +241,9 @@ fn views(rig: &mut Rig, format: Format, layout: DownLayout) -> Result<()> {
     finish(rig, op)
 }
 
-/// Two shares of one block, split at whole blocks of the down matrix and added up: as a split
-/// layer in the original orientation.
-fn shares(rig: &mut Rig, format: Format) -> Result<()> {
+/// Two ops each compute half of the neurons, split at whole blocks of the down matrix, and add to
+/// the same `y`. A layer split between devices does the same if its down matrix is not transposed.
+fn run_shares(rig: &mut Rig, format: Format) -> Result<()> {
     let spec = Spec { accumulate: true, ..Spec::new(format, DownLayout::Across) };
     let (n_ff, block) = (spec.n_rows(), format.block_values());
     let base = build(rig, &spec)?;
@@ -251,8 +251,8 @@ fn shares(rig: &mut Rig, format: Format) -> Result<()> {
     let up = rig.matrix(n_ff, spec.n_embd(), format)?;
     let down = rig.matrix(spec.n_out(), n_ff, format)?;
     let mut ops = Vec::new();
-    for side in 0..2 {
-        let blocks: Vec<u32> = (0..(n_ff / block) as u32).filter(|b| b % 2 == side).collect();
+    for half in 0..2 {
+        let blocks: Vec<u32> = (0..(n_ff / block) as u32).filter(|b| b % 2 == half).collect();
         let neurons = blocks.iter().flat_map(|&b| {
             let first = b * block as u32;
             first..first + block as u32

@@ -1,9 +1,9 @@
-//! SparseFfn: activations, FFN kinds, skip rules, biases, groups.
+//! Cases of SparseFfn: activations, FFN kinds, skip rules, biases, experts.
 
 use hal::format::Format;
 use hal::op::{Activation, FfnKind, Skip};
 
-use super::ffn::{DOWN_LAYOUTS, DownLayout, Listed, Spec};
+use super::ffn::{DOWN_LAYOUTS, DownLayout, ListedRows, Spec};
 use super::ffn_experts::Experts;
 use crate::Case;
 
@@ -31,7 +31,7 @@ pub(super) fn cases() -> Vec<Case> {
         for (name, activation) in ACTIVATIONS {
             for kind in KINDS {
                 for (how, skip) in SKIPS {
-                    if makes_sense(activation, kind, skip) {
+                    if is_valid(activation, kind, skip) {
                         let name = format!("SparseFfn/{format}/{name}/{kind:?}/{how}");
                         each_layout(&mut cases, &name, &|layout| Spec {
                             activation,
@@ -73,17 +73,21 @@ pub(super) fn cases() -> Vec<Case> {
         });
         for layout in [DownLayout::Stored, DownLayout::Transposed] {
             for (how, skip) in SKIPS {
-                if makes_sense(Activation::Relu, FfnKind::Gated, skip) && how != "gaussian" {
-                    let spec = Spec { listed: Listed::Some, skip, ..Spec::new(format, layout) };
+                if is_valid(Activation::Relu, FfnKind::Gated, skip) && how != "gaussian" {
+                    let spec = Spec { listed: ListedRows::Some, skip, ..Spec::new(format, layout) };
                     cases.push(spec.case(format!("SparseFfn/{format}/listed/{how}/{layout:?}")));
                 }
             }
             for n_tokens in [1, 5, 40] {
-                let spec = Spec { listed: Listed::NoRoom, n_tokens, ..Spec::new(format, layout) };
+                let spec = Spec {
+                    listed: ListedRows::ZeroCapacity,
+                    n_tokens,
+                    ..Spec::new(format, layout)
+                };
                 cases.push(spec.case(format!("SparseFfn/{format}/no-room/{layout:?}/t{n_tokens}")));
             }
             let spec = Spec {
-                listed: Listed::Some,
+                listed: ListedRows::Some,
                 experts: Some(Experts::mixed(3, 2, 30)),
                 biases: true,
                 accumulate: true,
@@ -99,9 +103,9 @@ fn each_layout(cases: &mut Vec<Case>, name: &str, spec: &dyn Fn(DownLayout) -> S
     cases.extend(DOWN_LAYOUTS.map(|layout| spec(layout).case(format!("{name}/{layout:?}"))));
 }
 
-/// Only exactly sparse activations may skip non-positive values; gpt-oss's activation is defined
-/// with a gate.
-fn makes_sense(activation: Activation, kind: FfnKind, skip: Skip) -> bool {
+/// Only exactly sparse activations may skip non-positive values, and gpt-oss's activation needs a
+/// gate.
+fn is_valid(activation: Activation, kind: FfnKind, skip: Skip) -> bool {
     let oai = matches!(activation, Activation::SwigluOai { .. });
     (skip != Skip::NotPositive || activation.is_exactly_sparse())
         && (!oai || kind == FfnKind::Gated)

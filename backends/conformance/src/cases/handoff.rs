@@ -1,4 +1,4 @@
-//! Post and Merge: the host's side of a split layer.
+//! Cases of Post and Merge: the host answers the posts of split layers.
 
 use std::time::Instant;
 
@@ -18,36 +18,40 @@ pub(super) fn cases() -> Vec<Case> {
         let sizes = Sizes::new(n_tokens, max_tokens);
         for list in [false, true] {
             let name = format!("HandOff/t{n_tokens}of{max_tokens}/list-{list}");
-            cases.push(Case::new(name, move |rig: &mut Rig| one(rig, sizes, list)));
+            cases.push(Case::new(name, move |rig: &mut Rig| run_one(rig, sizes, list)));
         }
         let weighted = Sizes { n_layers: 2, n_weights: 5, ..sizes };
         let name = format!("HandOff/t{n_tokens}of{max_tokens}/weights");
-        cases.push(Case::new(name, move |rig: &mut Rig| one(rig, weighted, true)));
+        cases.push(Case::new(name, move |rig: &mut Rig| run_one(rig, weighted, true)));
     }
-    // A mailbox serves programs of all sizes, whose lists are sized for their own tokens.
+    // One mailbox serves programs for different numbers of tokens. Each program's row list is sized
+    // for the program's own tokens.
     for (n_tokens, list, mailbox) in [(3, 8, 100), (40, 64, 64), (40, 64, 130)] {
         let sizes = Sizes { n_layers: 2, list, mailbox, ..Sizes::new(n_tokens, n_tokens) };
         let name = format!("HandOff/t{n_tokens}/list-of{list}/mailbox-of{mailbox}");
-        cases.push(Case::new(name, move |rig: &mut Rig| one(rig, sizes, true)));
+        cases.push(Case::new(name, move |rig: &mut Rig| run_one(rig, sizes, true)));
     }
-    cases.push(Case::new("HandOff/empty-list", empty));
-    cases.push(Case::new("HandOff/layers", layers));
+    cases.push(Case::new("HandOff/empty-list", run_empty));
+    cases.push(Case::new("HandOff/layers", run_layers));
     for together in [false, true] {
         let name = |what: &str| if together { format!("{what}/together") } else { what.to_owned() };
-        let given_up = move |rig: &mut Rig| given_up(rig, together);
-        cases.push(Case::new(name("HandOff/given-up"), given_up));
-        cases.push(Case::new(name("HandOff/timed"), move |rig: &mut Rig| timed(rig, together)));
+        cases.push(Case::new(name("HandOff/given-up"), move |rig: &mut Rig| {
+            run_dropped_step(rig, together)
+        }));
+        cases.push(Case::new(name("HandOff/timed"), move |rig: &mut Rig| run_timed(rig, together)));
     }
-    cases.push(Case::new("HandOff/layers/together", together));
+    cases.push(Case::new("HandOff/layers/together", run_shared_mailboxes));
     cases
 }
 
 #[derive(Clone, Copy)]
 struct Sizes {
     n_tokens: usize,
-    /// Tokens of the program, of its list, and of its mailbox.
+    /// Maximum tokens of the program.
     max_tokens: usize,
+    /// Maximum tokens of the row list.
     list: usize,
+    /// Maximum tokens of the mailbox.
     mailbox: usize,
     n_layers: usize,
     n_weights: usize,
@@ -71,7 +75,8 @@ fn two_sequences(rig: &mut Rig, n_tokens: usize, max_tokens: usize) -> Result<Ba
     rig.batch(shape, &facts, n_blocks, 1 << 20)
 }
 
-/// `n_layers` times: post `x`, do other work, merge into `y`, and use `y` in the following ops.
+/// A program of `n_layers` layers. Each layer posts `x`, adds to `y`, and merges the answer into
+/// `y`, which the next layer uses.
 struct Layers {
     program: Program,
     y: Tensor,
@@ -82,11 +87,11 @@ struct Layers {
 fn build(rig: &mut Rig, sizes: Sizes, ids: Option<&[u32]>) -> Result<Layers> {
     let Sizes { n_tokens, max_tokens, list, mailbox, n_layers, n_weights, together } = sizes;
     if !rig.device.info().hand_off {
-        return Err(rig.not_here("Post", "the device does not support hand-offs"));
+        return Err(rig.unsupported("Post", "the device does not support hand-offs"));
     }
     let batch = two_sequences(rig, n_tokens, max_tokens)?;
     let y_values = rig.rng.floats(max_tokens * N_OUT);
-    let y = rig.updated(max_tokens, N_OUT, &y_values)?;
+    let y = rig.output_from(max_tokens, N_OUT, &y_values)?;
     let a = rig.input(max_tokens, N_OUT)?;
     let mut recorder = rig.device.record("hand-off");
     let shape = MailboxShape {
@@ -104,7 +109,7 @@ fn build(rig: &mut Rig, sizes: Sizes, ids: Option<&[u32]>) -> Result<Layers> {
     for (layer, mailbox) in mailboxes.iter().enumerate() {
         let mailbox = recorder.mailbox(mailbox)?;
         let x = rig.input(max_tokens, N_IN)?;
-        // The third answer overwrites `y`.
+        // The answer of the third layer overwrites `y`.
         let accumulate = layer != 2;
         let rows = match ids {
             Some(ids) => {
@@ -130,7 +135,8 @@ fn merge(batch: &Batch<Tensor>, y: &Tensor, mailbox: usize, accumulate: bool) ->
     Merge { batch: batch.clone(), y: y.clone(), mailbox, accumulate }
 }
 
-/// Answers the next post with a function of all posted data; false at the end.
+/// Records the data of the next post and answers with values computed from `x`. False if the
+/// program has ended.
 fn serve(rig: &mut Rig, run: &mut Run) -> Result<bool> {
     let Some(posted) = run.next_post()? else { return Ok(false) };
     let (n_tokens, mailbox) = (posted.n_tokens, posted.mailbox);
@@ -138,12 +144,12 @@ fn serve(rig: &mut Rig, run: &mut Run) -> Result<bool> {
     if let Some(rows) = posted.rows {
         facts.extend(&rows.ids);
         let pairs = (0..rows.ids.len()).flat_map(|i| (0..n_tokens).map(move |t| (i, t)));
-        facts.extend(pairs.map(|(i, t)| u32::from(rows.wants(i, t))));
+        facts.extend(pairs.map(|(i, t)| u32::from(rows.token_needs(i, t))));
     }
     facts.extend(posted.x.iter().chain(posted.weights).map(|v| v.to_bits()));
     let value = |t: usize, i: usize| posted.x[t * N_IN + i % N_IN] * (1.0 + mailbox as f32);
     let answer: Vec<f32> = (0..n_tokens * N_OUT).map(|at| value(at / N_OUT, at % N_OUT)).collect();
-    rig.note("post", Data::Words(facts));
+    rig.add_output("post", Data::Words(facts));
     run.answer(&answer)?;
     Ok(true)
 }
@@ -155,29 +161,29 @@ fn serve_all(rig: &mut Rig, layers: &Layers) -> Result<()> {
     rig.watch("y", &layers.y.rows(0..layers.n_tokens))
 }
 
-fn one(rig: &mut Rig, sizes: Sizes, list: bool) -> Result<()> {
+fn run_one(rig: &mut Rig, sizes: Sizes, list: bool) -> Result<()> {
     let ids = rig.rng.choose(CAPACITY - 2, 1000);
     let layers = build(rig, sizes, list.then_some(&ids[..]))?;
     serve_all(rig, &layers)?;
     serve_all(rig, &layers)
 }
 
-/// A list without rows is still posted; the host answers zeros.
-fn empty(rig: &mut Rig) -> Result<()> {
+/// A list without rows is still posted and answered.
+fn run_empty(rig: &mut Rig) -> Result<()> {
     let layers = build(rig, Sizes::new(2, 4), Some(&[]))?;
     serve_all(rig, &layers)
 }
 
-/// Several mailboxes, in program order.
-fn layers(rig: &mut Rig) -> Result<()> {
+/// Several layers post to their own mailboxes in program order.
+fn run_layers(rig: &mut Rig) -> Result<()> {
     let ids = rig.rng.choose(5, 50);
     let layers = build(rig, Sizes { n_layers: 4, ..Sizes::new(5, 8) }, Some(&ids))?;
     serve_all(rig, &layers)?;
     serve_all(rig, &layers)
 }
 
-/// The same with mailboxes that may share memory.
-fn together(rig: &mut Rig) -> Result<()> {
+/// Several layers post to mailboxes that may share memory.
+fn run_shared_mailboxes(rig: &mut Rig) -> Result<()> {
     let ids = rig.rng.choose(5, 50);
     let sizes = Sizes { n_layers: 4, n_weights: 3, together: true, ..Sizes::new(5, 8) };
     let layers = build(rig, sizes, Some(&ids))?;
@@ -185,9 +191,9 @@ fn together(rig: &mut Rig) -> Result<()> {
     serve_all(rig, &layers)
 }
 
-/// A step that is dropped before, at and after an answer leaves no thread waiting, and the next
-/// one works.
-fn given_up(rig: &mut Rig, together: bool) -> Result<()> {
+/// A step is dropped before, during and after a hand-off. No thread keeps waiting, and the next
+/// step works.
+fn run_dropped_step(rig: &mut Rig, together: bool) -> Result<()> {
     let layers = build(rig, Sizes { n_layers: 3, together, ..Sizes::new(3, 4) }, None)?;
     let fresh = rig.rng.floats(4 * N_OUT);
     for answers in 0..3 {
@@ -196,9 +202,9 @@ fn given_up(rig: &mut Rig, together: bool) -> Result<()> {
             serve(rig, &mut run)?;
         }
         if answers == 1 {
-            // Received but never answered.
+            // Receives a post but never answers it.
             let posted = run.next_post()?.map(|posted| posted.n_tokens as u32);
-            rig.note("left open", Data::Words(posted.into_iter().collect()));
+            rig.add_output("left open", Data::Words(posted.into_iter().collect()));
         }
         drop(run);
         rig.queue.finish()?;
@@ -208,8 +214,8 @@ fn given_up(rig: &mut Rig, together: bool) -> Result<()> {
     Ok(())
 }
 
-/// A timed run has the same bits, and times of the parts in order.
-fn timed(rig: &mut Rig, together: bool) -> Result<()> {
+/// A timed run has the same results as an untimed run, and the times of its parts are in order.
+fn run_timed(rig: &mut Rig, together: bool) -> Result<()> {
     let layers = build(rig, Sizes { n_layers: 3, together, ..Sizes::new(2, 4) }, None)?;
     let began = Instant::now();
     let mut run = rig.queue.replay_timed(&layers.program)?;

@@ -1,4 +1,4 @@
-//! MatMul, and through it the import of matrices.
+//! Cases of MatMul, and of importing matrices, checked by multiplying with them.
 
 use hal::format::Format;
 use hal::op::MatMul;
@@ -15,29 +15,30 @@ pub(super) fn cases() -> Vec<Case> {
         let [narrow, wide] = widths(format);
         for (rows, cols) in [(1, wide), (3, narrow), (67, wide)] {
             for n_tokens in [1, 2, 5, 16, 17, 40] {
-                let body = move |rig: &mut Rig| plain(rig, format, [rows, cols], n_tokens, false);
+                let body =
+                    move |rig: &mut Rig| run_plain(rig, format, [rows, cols], n_tokens, false);
                 cases.push(Case::new(format!("MatMul/{format}/{rows}x{cols}/t{n_tokens}"), body));
             }
         }
         for n_tokens in [1, 5, 40] {
-            let body = move |rig: &mut Rig| plain(rig, format, [33, WIDEST], n_tokens, false);
+            let body = move |rig: &mut Rig| run_plain(rig, format, [33, WIDEST], n_tokens, false);
             cases.push(Case::new(format!("MatMul/{format}/33x{WIDEST}/t{n_tokens}"), body));
         }
         // More tokens than one tile has, and columns with a remainder.
         for (n_tokens, blocks) in [(33, 3), (100, 5), (515, 3)] {
             let cols = blocks * format.block_values().max(128);
-            let body = move |rig: &mut Rig| plain(rig, format, [45, cols], n_tokens, true);
+            let body = move |rig: &mut Rig| run_plain(rig, format, [45, cols], n_tokens, true);
             cases.push(Case::new(format!("MatMul/{format}/45x{cols}/t{n_tokens}"), body));
         }
-        let body = move |rig: &mut Rig| plain(rig, format, [67, narrow], 5, true);
+        let body = move |rig: &mut Rig| run_plain(rig, format, [67, narrow], 5, true);
         cases.push(Case::new(format!("MatMul/{format}/bias"), body));
-        cases.push(Case::new(format!("MatMul/{format}/view"), move |rig| view(rig, format)));
-        cases.push(Case::new(format!("MatMul/{format}/zeros"), move |rig| zeros(rig, format)));
-        let body = move |rig: &mut Rig| alone(rig, format);
+        cases.push(Case::new(format!("MatMul/{format}/view"), move |rig| run_view(rig, format)));
+        cases.push(Case::new(format!("MatMul/{format}/zeros"), move |rig| run_zeros(rig, format)));
+        let body = move |rig: &mut Rig| independent_tokens(rig, format);
         cases.push(Case::new(format!("MatMul/{format}/alone"), body));
         for origin in [Origin::Mapped, Origin::Paged] {
             let name = format!("Import/{format}/{origin:?}").to_lowercase();
-            cases.push(Case::new(name, move |rig| packs(rig, format, origin)));
+            cases.push(Case::new(name, move |rig| run_packs(rig, format, origin)));
         }
         cases.push(Case::new(format!("Import/{format}/refill"), move |rig| refill(rig, format)));
     }
@@ -48,7 +49,7 @@ fn matmul(w: &Tensor, x: &Tensor, y: &Tensor) -> hal::Op {
     MatMul { w: w.clone(), x: x.clone(), bias: None, y: y.clone() }.into()
 }
 
-fn plain(rig: &mut Rig, format: Format, size: [usize; 2], n: usize, bias: bool) -> Result<()> {
+fn run_plain(rig: &mut Rig, format: Format, size: [usize; 2], n: usize, bias: bool) -> Result<()> {
     let [rows, cols] = size;
     let w = rig.weight(rows, cols, format)?;
     let x = rig.input(n, cols)?;
@@ -59,7 +60,7 @@ fn plain(rig: &mut Rig, format: Format, size: [usize; 2], n: usize, bias: bool) 
 }
 
 /// Views of weights, input and output that begin inside their buffers.
-fn view(rig: &mut Rig, format: Format) -> Result<()> {
+fn run_view(rig: &mut Rig, format: Format) -> Result<()> {
     let cols = widths(format)[1];
     let w = rig.weight(67, cols, format)?.rows(5..48);
     let x = rig.input(9, cols)?.rows(3..8);
@@ -68,8 +69,8 @@ fn view(rig: &mut Rig, format: Format) -> Result<()> {
     rig.watch("y", &y)
 }
 
-/// Activations of zero, and of very different magnitudes in different blocks.
-fn zeros(rig: &mut Rig, format: Format) -> Result<()> {
+/// A token of zeros, and tokens whose blocks differ greatly in magnitude.
+fn run_zeros(rig: &mut Rig, format: Format) -> Result<()> {
     let cols = widths(format)[1];
     let w = rig.weight(7, cols, format)?;
     let mut values = rig.rng.floats(3 * cols);
@@ -84,8 +85,8 @@ fn zeros(rig: &mut Rig, format: Format) -> Result<()> {
     rig.watch("y", &y)
 }
 
-/// Up to 16 tokens, a token's values do not depend on its neighbours.
-fn alone(rig: &mut Rig, format: Format) -> Result<()> {
+/// In steps of up to 16 tokens, a token's values do not depend on the other tokens.
+fn independent_tokens(rig: &mut Rig, format: Format) -> Result<()> {
     let cols = widths(format)[1];
     let w = rig.weight(67, cols, format)?;
     for n in [2, 7, 16] {
@@ -107,8 +108,8 @@ fn alone(rig: &mut Rig, format: Format) -> Result<()> {
     Ok(())
 }
 
-/// Every selection without transposing, from memory that may be used in place or read row by row.
-fn packs(rig: &mut Rig, format: Format, origin: Origin) -> Result<()> {
+/// Imports every kind of selection without transposing, from a source of the given origin.
+fn run_packs(rig: &mut Rig, format: Format, origin: Origin) -> Result<()> {
     let (rows, cols) = (35, 5 * format.block_values());
     let source = rig.matrix_from(rows, cols, format, origin)?;
     let whole = PackDesc::whole(source.desc());
@@ -131,7 +132,7 @@ fn packs(rig: &mut Rig, format: Format, origin: Origin) -> Result<()> {
     Ok(())
 }
 
-/// Spare slots are filled and an occupied one is replaced; its neighbours stay unchanged.
+/// Fills spare slots and overwrites an occupied slot. The slots next to them stay unchanged.
 fn refill(rig: &mut Rig, format: Format) -> Result<()> {
     let cols = widths(format)[0];
     let source = rig.matrix(20, cols, format)?;

@@ -1,4 +1,4 @@
-//! Memory: copies to and from the device, rows of state, the budget.
+//! Cases of memory: copies to and from the device, copies of rows, the budget.
 
 use hal::format::Format;
 use hal::{Bytes, Error, Result, TensorDesc};
@@ -8,18 +8,18 @@ use crate::rig::{POISON, Rig, f32_bytes};
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = vec![
-        Case::new("Memory/budget", budget),
-        Case::new("Memory/copy-rows", copy_rows),
-        Case::new("Memory/flight", flight),
+        Case::new("Memory/budget", run_budget),
+        Case::new("Memory/copy-rows", run_copy_rows),
+        Case::new("Memory/flight", run_copies_in_flight),
     ];
     for format in [Format::F32, Format::F16, Format::U32] {
-        cases.push(Case::new(format!("Memory/{format}/views"), move |rig| views(rig, format)));
+        cases.push(Case::new(format!("Memory/{format}/views"), move |rig| run_views(rig, format)));
     }
     cases
 }
 
-/// Writes through overlapping views, shorter than their tensor.
-fn views(rig: &mut Rig, format: Format) -> Result<()> {
+/// Writes to overlapping views of one tensor.
+fn run_views(rig: &mut Rig, format: Format) -> Result<()> {
     let (n_rows, n_cols, size) = (9, 7, format.block_bytes());
     let tensor = rig.device.alloc("memory", TensorDesc::new(n_rows, n_cols, format))?;
     let mut bytes = |n: usize| (0..n * size).map(|_| rig.rng.word() as u8).collect::<Vec<u8>>();
@@ -31,8 +31,8 @@ fn views(rig: &mut Rig, format: Format) -> Result<()> {
     rig.watch_bits("view", &tensor.rows(3..8))
 }
 
-/// Snapshot and restore: only the named rows are copied.
-fn copy_rows(rig: &mut Rig) -> Result<()> {
+/// A snapshot and its restore copy only the given rows.
+fn run_copy_rows(rig: &mut Rig) -> Result<()> {
     let state = rig.input(6, 37)?;
     let store = rig.tensor(4, 37, &[POISON; 4 * 37])?;
     rig.queue.copy_rows(&state.rows(3..5), &store.rows(1..3))?;
@@ -44,8 +44,8 @@ fn copy_rows(rig: &mut Rig) -> Result<()> {
     rig.watch_bits("state", &state)
 }
 
-/// Copies in flight own their memory; a dropped one completes.
-fn flight(rig: &mut Rig) -> Result<()> {
+/// Copies in flight own their staging memory, and a dropped copy still completes.
+fn run_copies_in_flight(rig: &mut Rig) -> Result<()> {
     let tensor = rig.input(4, 33)?;
     let row = 33 * 4;
     let mut transfers = Vec::new();
@@ -66,22 +66,23 @@ fn flight(rig: &mut Rig) -> Result<()> {
     rig.watch_bits("tensor", &tensor)
 }
 
-/// Allocations past the budget are refused, and nothing stays booked.
-fn budget(rig: &mut Rig) -> Result<()> {
+/// Allocations past the budget fail, and the ledger releases dropped tensors.
+fn run_budget(rig: &mut Rig) -> Result<()> {
     let ledger = rig.device.ledger().clone();
     let used = ledger.used();
     let free = ledger.budget() - used;
     if free > Bytes(1 << 60) {
-        return Err(rig.not_here("alloc", "the device has an unlimited budget"));
+        return Err(rig.unsupported("alloc", "the device has an unlimited budget"));
     }
     let rows = (free.0 / 4096) as usize + 1;
     match rig.device.alloc("too much", TensorDesc::new(rows, 1024, Format::F32)) {
         Err(Error::OutOfMemory { .. }) => {}
-        Err(error) => rig.faults.push(format!("past the budget: {error}")),
+        Err(error) => rig.faults.push(format!("expected OutOfMemory, got: {error}")),
         Ok(_) => rig.faults.push("a tensor larger than the budget was allocated".to_owned()),
     }
     if ledger.used() != used {
-        rig.faults.push(format!("{} are booked instead of {used}", ledger.used()));
+        let now = ledger.used();
+        rig.faults.push(format!("{now} are booked after a failed allocation, not {used}"));
     }
     let tensor = rig.device.alloc_f32("a row", 1, 1024)?;
     if ledger.used() < used + Bytes(4096) {

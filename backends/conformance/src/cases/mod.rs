@@ -43,10 +43,11 @@ pub(crate) fn all() -> Vec<Case> {
     .collect()
 }
 
-/// Values of the widest rows: several blocks in every format.
+/// Number of values in the widest rows: several blocks in every format.
 const WIDEST: usize = 512;
 
-/// A narrow and a wide row length: whole blocks, and if possible not a multiple of a SIMD width.
+/// A short and a long row length in values: whole blocks and, if possible, not a multiple of a SIMD
+/// width.
 fn widths(format: Format) -> [usize; 2] {
     match format.block_values() {
         1 => [33, 257],

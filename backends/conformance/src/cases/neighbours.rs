@@ -1,5 +1,5 @@
-//! Ops that follow each other in every layer, in one program and in separate programs: the bits
-//! are the same. A device may fuse neighbouring ops, or reuse intermediate results.
+//! The ops of a layer give the same bits in one program as in separate programs. In one program, a
+//! device may fuse neighbouring ops or reuse intermediate results.
 
 use hal::format::Format;
 use hal::op::{Add, Attention, MatMul, Norm, NormKind, Pairing, Rope, StoreKv};
@@ -7,7 +7,7 @@ use hal::{Batch, BatchShape, KvCache, Op, Operand, Result, Tensor};
 
 use super::WIDEST;
 use super::ffn::{DownLayout, Spec, build};
-use super::program::resized;
+use super::program::resize_block;
 use crate::Case;
 use crate::rig::{Rig, f32_bytes};
 
@@ -16,7 +16,7 @@ const D_HEAD: usize = 64;
 pub(super) fn cases() -> Vec<Case> {
     let rounded = "repeated rounding of activations may amplify a difference";
     let mut cases = Vec::new();
-    // The first width is whole blocks, but not of 256.
+    // 320 is a whole number of blocks of 32, but not of 256.
     for (format, kv, n_embd) in [
         (Format::F32, Format::F32, 320),
         (Format::F16, Format::Q8_0, 320),
@@ -30,15 +30,17 @@ pub(super) fn cases() -> Vec<Case> {
             let case = Case::new(name, move |rig| neighbours(rig, format, kv, [n_embd, n_tokens]));
             cases.push(match (format, kv) {
                 (Format::F32, Format::F32) => case,
-                (Format::F32 | Format::F16, _) => case.within(1e-4, "cached values are rounded"),
-                _ => case.within(2e-3, rounded),
+                (Format::F32 | Format::F16, _) => {
+                    case.with_tolerance(1e-4, "keys and values in the cache are rounded")
+                }
+                _ => case.with_tolerance(2e-3, rounded),
             });
         }
     }
     cases
 }
 
-/// Tensors of a layer, in the order in which they are written.
+/// Tensors of a layer, with their initial values.
 struct Values {
     n_embd: usize,
     all: Vec<(&'static str, Tensor, Vec<f32>)>,
@@ -47,7 +49,7 @@ struct Values {
 impl Values {
     fn add(&mut self, rig: &mut Rig, name: &'static str, n: usize, cols: usize) -> Result<Tensor> {
         let values = rig.rng.floats(n * cols);
-        let tensor = rig.updated(n, cols, &values)?;
+        let tensor = rig.output_from(n, cols, &values)?;
         self.all.push((name, tensor.clone(), values));
         Ok(tensor)
     }
@@ -81,9 +83,10 @@ fn neighbours(rig: &mut Rig, format: Format, kv: Format, [n_embd, n]: [usize; 2]
     for op in ops {
         rig.run([op])?;
     }
-    let alone = values.read(rig)?;
-    for ((name, _, _), (together, alone)) in values.all.iter().zip(together.iter().zip(&alone)) {
-        rig.same_bits(name, together, alone);
+    let separate = values.read(rig)?;
+    let pairs = together.iter().zip(&separate);
+    for ((name, _, _), (together, separate)) in values.all.iter().zip(pairs) {
+        rig.same_bits(name, together, separate);
     }
     Ok(())
 }
@@ -104,8 +107,8 @@ fn layer(
         [value(rig, "first normed", n_embd)?, value(rig, "second normed", n_embd)?];
     let q = value(rig, "q", n_embd)?;
     let [k, v] = [value(rig, "k", D_HEAD)?, value(rig, "v", D_HEAD)?];
-    let heard = value(rig, "heard", n_embd)?;
-    let [mixed, y] = [value(rig, "mixed", n_embd)?, value(rig, "y", n_embd)?];
+    let attended = value(rig, "attended", n_embd)?;
+    let [projected, y] = [value(rig, "projected", n_embd)?, value(rig, "y", n_embd)?];
     let last = value(rig, "last normed", n_embd)?;
     let freqs: Vec<f32> = (0..D_HEAD / 2).map(|j| 0.7f32.powi(j as i32)).collect();
     let freqs = rig.tensor(1, D_HEAD / 2, &freqs)?;
@@ -135,7 +138,7 @@ fn layer(
         cache: cache.clone(),
         batch: batch.clone(),
         sinks: None,
-        y: heard.clone(),
+        y: attended.clone(),
         n_head,
         n_head_kv: 1,
         scale: 0.125,
@@ -145,13 +148,13 @@ fn layer(
     let w = rig.weight(n_embd, n_embd, format)?;
     ops.extend([
         attention.into(),
-        MatMul { w, x: heard, bias: None, y: mixed.clone() }.into(),
-        add(&mixed),
+        MatMul { w, x: attended, bias: None, y: projected.clone() }.into(),
+        add(&projected),
         norm(rig, &second, NormKind::Layer)?,
     ]);
     let spec = Spec { n_tokens: n, ..Spec::new(format, DownLayout::Transposed) };
     let ffn = build(rig, &spec)?;
-    ops.push(resized(rig, ffn, format, n_embd, &second, &y)?.into());
+    ops.push(resize_block(rig, ffn, format, n_embd, &second, &y)?.into());
     ops.extend([add(&y), norm(rig, &last, NormKind::Rms)?]);
     Ok(ops)
 }

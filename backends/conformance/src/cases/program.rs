@@ -1,4 +1,4 @@
-//! Whole programs: order, replay with other batches, capacity for more tokens than the step has.
+//! Cases of whole programs: order of work, replay with other batches, padding tokens.
 
 use std::time::Instant;
 
@@ -24,22 +24,23 @@ const N_HEAD: usize = 3;
 pub(super) fn cases() -> Vec<Case> {
     let rounded = "repeated rounding of activations may amplify a difference";
     let mut cases = vec![
-        Case::new("Program/F32/steps", |rig| steps(rig, Format::F32)),
-        Case::new("Program/Q8_0/steps", |rig| steps(rig, Format::Q8_0)).within(1e-4, rounded),
+        Case::new("Program/F32/steps", |rig| run_steps(rig, Format::F32)),
+        Case::new("Program/Q8_0/steps", |rig| run_steps(rig, Format::Q8_0))
+            .with_tolerance(1e-4, rounded),
     ];
-    cases.push(Case::new("Program/predicted-rows", predicted));
-    cases.push(Case::new("Program/in-order", in_order));
-    cases.push(Case::new("Program/timed", timed));
+    cases.push(Case::new("Program/predicted-rows", run_predicted));
+    cases.push(Case::new("Program/in-order", run_in_order));
+    cases.push(Case::new("Program/timed", run_timed));
     cases
 }
 
-/// A layer of a language model, recorded once and replayed for a prompt, for a longer one in
-/// parallel, and for single tokens.
-fn steps(rig: &mut Rig, format: Format) -> Result<()> {
+/// A layer of a language model, recorded once and replayed for a prompt, for a step of two
+/// sequences, for a single token, and for another prompt.
+fn run_steps(rig: &mut Rig, format: Format) -> Result<()> {
     let batch = rig.device.batch(SHAPE)?;
     let cache = rig.device.kv_cache(N_BLOCKS, KvCache::both(N_EMBD), KvCache::both(Format::F16))?;
     let logits = rig.output(SHAPE.max_tokens, N_VOCAB)?;
-    let ops = layer(rig, format, &batch, &cache, &logits)?;
+    let ops = run_layer(rig, format, &batch, &cache, &logits)?;
     let program = rig.program(ops)?;
     let token = |id, seq, pos, output| BatchToken { id, seq, pos, output };
     let seq = |blocks: &[u32], len| BatchSeq { blocks: blocks.to_vec(), len };
@@ -62,12 +63,12 @@ fn steps(rig: &mut Rig, format: Format) -> Result<()> {
     Ok(())
 }
 
-/// The same layer, timed by parts.
-fn timed(rig: &mut Rig) -> Result<()> {
+/// The layer of [`run_steps`] in a timed run.
+fn run_timed(rig: &mut Rig) -> Result<()> {
     let batch = rig.device.batch(SHAPE)?;
     let cache = rig.device.kv_cache(N_BLOCKS, KvCache::both(N_EMBD), KvCache::both(Format::F16))?;
     let logits = rig.output(SHAPE.max_tokens, N_VOCAB)?;
-    let ops = layer(rig, Format::F32, &batch, &cache, &logits)?;
+    let ops = run_layer(rig, Format::F32, &batch, &cache, &logits)?;
     let mut recorder = rig.device.record("timed");
     let mut n_parts = 1;
     for (i, op) in ops.into_iter().enumerate() {
@@ -91,7 +92,7 @@ fn timed(rig: &mut Rig) -> Result<()> {
     rig.watch("logits", &logits.rows(0..facts.n_out()))
 }
 
-fn layer(
+fn run_layer(
     rig: &mut Rig,
     format: Format,
     batch: &Batch<Tensor>,
@@ -100,10 +101,10 @@ fn layer(
 ) -> Result<Vec<Op>> {
     let n = SHAPE.max_tokens;
     let d_head = N_EMBD / N_HEAD;
-    let [x, normed, q, k, v, heard, mixed, chosen] =
+    let [x, normed, q, k, v, attended, projected, chosen] =
         [0; 8].map(|_| rig.device.alloc_f32("activations", n, N_EMBD));
-    let (x, normed, q, k, v, heard, mixed, chosen) =
-        (x?, normed?, q?, k?, v?, heard?, mixed?, chosen?);
+    let (x, normed, q, k, v, attended, projected, chosen) =
+        (x?, normed?, q?, k?, v?, attended?, projected?, chosen?);
     let table = rig.weight(N_VOCAB, N_EMBD, format)?;
     let freqs: Vec<f32> = (0..d_head / 2).map(|j| 0.5f32.powi(j as i32)).collect();
     let freqs = rig.tensor(1, d_head / 2, &freqs)?;
@@ -132,7 +133,7 @@ fn layer(
             cache: cache.clone(),
             batch: batch.clone(),
             sinks: None,
-            y: heard.clone(),
+            y: attended.clone(),
             n_head: N_HEAD,
             n_head_kv: N_HEAD,
             scale: 1.0 / (d_head as f32).sqrt(),
@@ -142,11 +143,11 @@ fn layer(
         .into(),
     );
     let w = rig.weight(N_EMBD, N_EMBD, format)?;
-    ops.push(MatMul { w, x: heard, bias: None, y: mixed.clone() }.into());
-    ops.extend([Add { a: mixed, x: x.clone() }.into(), norm(&x, &normed)]);
+    ops.push(MatMul { w, x: attended, bias: None, y: projected.clone() }.into());
+    ops.extend([Add { a: projected, x: x.clone() }.into(), norm(&x, &normed)]);
     let spec = Spec { n_tokens: n, accumulate: true, ..Spec::new(format, DownLayout::Transposed) };
     let ffn = build(rig, &spec)?;
-    let ffn = resized(rig, ffn, format, N_EMBD, &normed, &x)?;
+    let ffn = resize_block(rig, ffn, format, N_EMBD, &normed, &x)?;
     ops.push(ffn.into());
     let gather = Gather { x, batch: batch.clone(), y: chosen.clone() };
     ops.extend([gather.into(), norm(&chosen, &normed)]);
@@ -154,8 +155,8 @@ fn layer(
     Ok(ops)
 }
 
-/// The block with a model's matrix sizes, from `x` to `y`.
-pub(super) fn resized(
+/// Changes a block to read `x`, write `y`, and have matrices of the matching sizes.
+pub(super) fn resize_block(
     rig: &mut Rig,
     op: SparseFfn<Tensor>,
     format: Format,
@@ -163,7 +164,7 @@ pub(super) fn resized(
     x: &Tensor,
     y: &Tensor,
 ) -> Result<SparseFfn<Tensor>> {
-    // Whole blocks.
+    // A whole number of blocks.
     let n_ff = if format.block_values() > 32 { 256 } else { 160 };
     let gate = rig.weight(n_ff, n_embd, format)?;
     let up = rig.weight(n_ff, n_embd, format)?;
@@ -174,8 +175,8 @@ pub(super) fn resized(
     Ok(SparseFfn { gate: Some(gate), up, down, x: x.clone(), y: y.clone(), hits, ..op })
 }
 
-/// The list goes from the predictor to the block on the device.
-fn predicted(rig: &mut Rig) -> Result<()> {
+/// The predictor's row list stays on the device, where the block uses it.
+fn run_predicted(rig: &mut Rig) -> Result<()> {
     let spec = Spec { n_tokens: 3, ..Spec::new(Format::F32, DownLayout::Transposed) };
     let op = build(rig, &spec)?;
     let (n_rows, rank) = (spec.n_rows(), 8);
@@ -201,14 +202,14 @@ fn predicted(rig: &mut Rig) -> Result<()> {
 
 /// Replays, writes and copies take effect in the order of submission, whether the host waits or
 /// not.
-fn in_order(rig: &mut Rig) -> Result<()> {
+fn run_in_order(rig: &mut Rig) -> Result<()> {
     let a = rig.input(3, 33)?;
-    let x = rig.updated(3, 33, &[1.0; 99])?;
-    let kept = rig.output(3, 33)?;
+    let x = rig.output_from(3, 33, &[1.0; 99])?;
+    let copy = rig.output(3, 33)?;
     let program = rig.program([Add { a: a.clone(), x: x.clone() }.into()])?;
     let first = rig.queue.replay(&program)?;
     let second = rig.queue.replay(&program)?;
-    rig.queue.copy_rows(&x, &kept)?;
+    rig.queue.copy_rows(&x, &copy)?;
     let third = rig.queue.replay(&program)?;
     let new = rig.rng.floats(99);
     rig.queue.write(&a, &crate::rig::f32_bytes(&new))?;
@@ -217,6 +218,6 @@ fn in_order(rig: &mut Rig) -> Result<()> {
         run.wait()?;
     }
     rig.queue.finish()?;
-    rig.watch_bits("kept", &kept)?;
+    rig.watch_bits("copy", &copy)?;
     rig.watch_bits("x", &x)
 }

@@ -1,4 +1,4 @@
-//! ShortConv, GatedDelta, SsmScan: state per sequence, reset at position 0.
+//! Cases of ShortConv, GatedDelta and SsmScan: state per sequence, reset at position 0.
 
 use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan};
 use hal::{Batch, BatchShape, Result, Tensor};
@@ -11,7 +11,8 @@ const MAX_SEQS: usize = 3;
 
 type Steps = &'static [(usize, usize)];
 
-/// Sequences that continue, that begin, both, and a long one.
+/// Steps with a sequence that continues, one that begins, both, and a long sequence. An entry is
+/// the length of a sequence and its number of new tokens.
 const STEPS: [(&str, Steps); 4] = [
     ("goes-on", &[(9, 1)]),
     ("begins", &[(3, 3)]),
@@ -22,9 +23,9 @@ const STEPS: [(&str, Steps); 4] = [
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, seqs) in STEPS {
-        for taps in [2, 4, 9] {
-            let body = move |rig: &mut Rig| short_conv(rig, seqs, taps);
-            cases.push(Case::new(format!("ShortConv/{taps}/{name}"), body));
+        for kernel_size in [2, 4, 9] {
+            let body = move |rig: &mut Rig| short_conv(rig, seqs, kernel_size);
+            cases.push(Case::new(format!("ShortConv/{kernel_size}/{name}"), body));
         }
         for (n_head_k, n_head_v, d_k, d_v) in
             [(2, 2, 16, 16), (3, 3, 5, 7), (2, 6, 96, 40), (2, 4, 160, 33), (1, 3, 128, 64)]
@@ -46,8 +47,9 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// The batch, and the states before it: random for a continued sequence, poison for a new one.
-fn before(rig: &mut Rig, seqs: Steps, n_cols: usize) -> Result<(Batch<Tensor>, Tensor)> {
+/// The batch and the states before the step: random for a sequence that continues, poison for a new
+/// sequence.
+fn make_inputs(rig: &mut Rig, seqs: Steps, n_cols: usize) -> Result<(Batch<Tensor>, Tensor)> {
     let facts = rig.facts(seqs, 4);
     let shape = BatchShape { max_tokens: MAX_TOKENS, max_seqs: MAX_SEQS, max_blocks: 2 };
     let batch = rig.batch(shape, &facts, 4, 1 << 20)?;
@@ -55,36 +57,36 @@ fn before(rig: &mut Rig, seqs: Steps, n_cols: usize) -> Result<(Batch<Tensor>, T
     for (s, _) in seqs.iter().enumerate().filter(|(_, (len, new))| len == new) {
         state[s * n_cols..][..n_cols].fill(POISON);
     }
-    let state = rig.updated(MAX_SEQS, n_cols, &state)?;
+    let state = rig.output_from(MAX_SEQS, n_cols, &state)?;
     Ok((batch, state))
 }
 
 /// Reads the outputs of a step; states of absent sequences must be unchanged.
-fn after(rig: &mut Rig, seqs: Steps, y: &Tensor, state: &Tensor) -> Result<()> {
+fn read_outputs(rig: &mut Rig, seqs: Steps, y: &Tensor, state: &Tensor) -> Result<()> {
     let n_tokens = seqs.iter().map(|(_, new)| new).sum();
     rig.watch("y", &y.rows(0..n_tokens))?;
     rig.watch("state", &state.rows(0..seqs.len()))?;
     rig.watch_bits("other states", &state.rows(seqs.len()..MAX_SEQS))
 }
 
-fn short_conv(rig: &mut Rig, seqs: Steps, taps: usize) -> Result<()> {
+fn short_conv(rig: &mut Rig, seqs: Steps, kernel_size: usize) -> Result<()> {
     let n = 37;
-    let (batch, state) = before(rig, seqs, (taps - 1) * n)?;
+    let (batch, state) = make_inputs(rig, seqs, (kernel_size - 1) * n)?;
     let x = rig.input(MAX_TOKENS, n)?;
-    let weight = rig.input(n, taps)?;
+    let weight = rig.input(n, kernel_size)?;
     let silu = seqs.len() == 1;
     let bias = if silu { Some(rig.input(1, n)?) } else { None };
     let y = rig.output(MAX_TOKENS, n)?;
     let op = ShortConv { x, weight, bias, batch, state: state.clone(), y: y.clone(), silu };
     rig.run([op.into()])?;
-    after(rig, seqs, &y, &state)
+    read_outputs(rig, seqs, &y, &state)
 }
 
 fn gated_delta(rig: &mut Rig, seqs: Steps, size: [usize; 4], heads: HeadMapping) -> Result<()> {
     let [n_head_k, n_head_v, d_k, d_v] = size;
-    let (batch, state) = before(rig, seqs, n_head_v * d_k * d_v)?;
+    let (batch, state) = make_inputs(rig, seqs, n_head_v * d_k * d_v)?;
     let q = rig.input(MAX_TOKENS, n_head_k * d_k)?;
-    // Keys of about unit length, as a norm before this op makes them: the state stays bounded.
+    // Keys of about unit length, as after a norm, so that the state stays bounded.
     let shrink = 1.0 / (d_k as f32).sqrt();
     let keys: Vec<f32> =
         rig.rng.floats(MAX_TOKENS * n_head_k * d_k).iter().map(|v| v * shrink).collect();
@@ -112,12 +114,12 @@ fn gated_delta(rig: &mut Rig, seqs: Steps, size: [usize; 4], heads: HeadMapping)
         scale: 0.25,
     };
     rig.run([op.into()])?;
-    after(rig, seqs, &y, &state)
+    read_outputs(rig, seqs, &y, &state)
 }
 
 fn ssm_scan(rig: &mut Rig, seqs: Steps, size: [usize; 4]) -> Result<()> {
     let [n_head, n_group, d_head, d_state] = size;
-    let (batch, state) = before(rig, seqs, n_head * d_head * d_state)?;
+    let (batch, state) = make_inputs(rig, seqs, n_head * d_head * d_state)?;
     let x = rig.input(MAX_TOKENS, n_head * d_head)?;
     let (dt, dt_bias) = (rig.input(MAX_TOKENS, n_head)?, rig.input(1, n_head)?);
     let rates: Vec<f32> = rig.rng.floats(n_head).iter().map(|v| -0.1 - v.abs()).collect();
@@ -128,5 +130,5 @@ fn ssm_scan(rig: &mut Rig, seqs: Steps, size: [usize; 4]) -> Result<()> {
     let op =
         SsmScan { x, dt, dt_bias, a, b, c, d, batch, state: state.clone(), y: y.clone(), n_group };
     rig.run([op.into()])?;
-    after(rig, seqs, &y, &state)
+    read_outputs(rig, seqs, &y, &state)
 }

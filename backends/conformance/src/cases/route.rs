@@ -1,4 +1,4 @@
-//! Route.
+//! Cases of Route.
 
 use hal::format::Format;
 use hal::op::{Route, Scoring};
@@ -25,7 +25,7 @@ pub(super) fn cases() -> Vec<Case> {
             cases.push(Case::new(name, body));
         }
     }
-    cases.push(Case::new("Route/F32/ties", ties));
+    cases.push(Case::new("Route/F32/ties", run_ties));
     cases
 }
 
@@ -37,19 +37,19 @@ fn route(
     scoring: Scoring,
     renormalise: bool,
 ) -> Result<()> {
-    let (n_group, n_embd) = (9, widths(format)[1]);
-    let w = rig.weight(n_group, n_embd, format)?;
-    let bias = if n_used == 2 { Some(rig.input(1, n_group)?) } else { None };
+    let (n_expert, n_embd) = (9, widths(format)[1]);
+    let w = rig.weight(n_expert, n_embd, format)?;
+    let bias = if n_used == 2 { Some(rig.input(1, n_expert)?) } else { None };
     let x = rig.input(n_tokens, n_embd)?;
-    let weights = rig.output(n_tokens, n_group)?;
+    let weights = rig.output(n_tokens, n_expert)?;
     let scale = if n_used == 4 { 2.5 } else { 1.0 };
     let op = Route { w, bias, x, weights: weights.clone(), n_used, scoring, renormalise, scale };
     rig.run([op.into()])?;
     rig.watch("weights", &weights)
 }
 
-/// Groups with equal rows have equal scores: the lower ids win.
-fn ties(rig: &mut Rig) -> Result<()> {
+/// Experts with equal rows have equal scores: those with the lower indices win.
+fn run_ties(rig: &mut Rig) -> Result<()> {
     let row = random_bytes(&mut rig.rng, 1, 33, Format::F32);
     let source = host_rows(row.repeat(6), 6, 33, Format::F32, Origin::Owned)?;
     let w = rig.device.import("router", &PackDesc::whole(source.desc()), &source)?;

@@ -1,5 +1,5 @@
-//! Steps with tokens of several sequences: blocks of the cache that sequences share, recurrent
-//! states that go on over several steps, snapshots of them.
+//! Cases with several sequences: cache blocks that sequences share, recurrent states that continue
+//! over several steps, snapshots of states.
 
 use std::ops::Range;
 
@@ -24,29 +24,29 @@ pub(super) fn cases() -> Vec<Case> {
                 body(rig, layer)
             }));
         };
-        case("interleaved", interleaved);
-        case("padded", padded);
-        case("step-by-step", step_by_step);
-        case("snapshot", snapshot);
+        case("interleaved", run_interleaved);
+        case("padded", run_padded);
+        case("step-by-step", run_step_by_step);
+        case("snapshot", run_snapshot);
     }
     for format in [Format::F32, Format::F16] {
-        let rounded = "what is cached is rounded";
+        let rounded = "keys and values in the cache are rounded";
         let name = |what: &str| format!("Sequences/{what}/{format}");
         let tolerance = if format == Format::F32 { 1e-7 } else { 1e-5 };
         for window in [None, Some(40)] {
             let suffix = if window.is_some() { "/window" } else { "" };
             let case = Case::new(name("shared-blocks") + suffix, move |rig: &mut Rig| {
-                shared_blocks(rig, format, window)
+                run_shared_blocks(rig, format, window)
             });
-            cases.push(case.within(tolerance, rounded));
+            cases.push(case.with_tolerance(tolerance, rounded));
         }
-        let case = Case::new(name("attention-step"), move |rig: &mut Rig| mixed(rig, format));
-        cases.push(case.within(tolerance, rounded));
+        let case = Case::new(name("attention-step"), move |rig: &mut Rig| run_mixed(rig, format));
+        cases.push(case.with_tolerance(tolerance, rounded));
     }
     cases
 }
 
-/// A recurrent layer of odd sizes.
+/// A recurrent layer whose sizes are not multiples of a SIMD width.
 #[derive(Clone, Copy, Debug)]
 enum Layer {
     Conv,
@@ -60,7 +60,7 @@ const D_K: usize = 24;
 const D_V: usize = 21;
 const N_GROUP: usize = 3;
 const D_STATE: usize = 37;
-const TAPS: usize = 4;
+const KERNEL_SIZE: usize = 4;
 
 impl Layer {
     /// Columns of the per-token inputs.
@@ -78,7 +78,7 @@ impl Layer {
 
     fn n_state(self) -> usize {
         match self {
-            Layer::Conv => (TAPS - 1) * N_HEAD * D_V,
+            Layer::Conv => (KERNEL_SIZE - 1) * N_HEAD * D_V,
             Layer::Delta => N_HEAD * D_K * D_V,
             Layer::Scan => N_HEAD * D_V * D_STATE,
         }
@@ -89,14 +89,14 @@ impl Layer {
 struct Recurrence {
     layer: Layer,
     inputs: Vec<Tensor>,
-    /// Its weights, in the order of the op's operands.
+    /// Weights of the layer, in the order of the op's operands.
     weights: Vec<Tensor>,
     state: Tensor,
     y: Tensor,
 }
 
 impl Recurrence {
-    /// States of the first `n_known` sequences are random, all others are poisoned.
+    /// The states of the first `n_known` sequences are random; all others are poison.
     fn new(
         rig: &mut Rig,
         layer: Layer,
@@ -109,7 +109,7 @@ impl Recurrence {
         }
         let rates: Vec<f32> = rig.rng.floats(N_HEAD).iter().map(|v| -0.1 - v.abs()).collect();
         let weights = match layer {
-            Layer::Conv => vec![rig.input(N_HEAD * D_V, TAPS)?, rig.input(1, N_HEAD * D_V)?],
+            Layer::Conv => vec![rig.input(N_HEAD * D_V, KERNEL_SIZE)?, rig.input(1, N_HEAD * D_V)?],
             Layer::Delta => vec![rig.input(1, N_HEAD)?, rig.tensor(1, N_HEAD, &rates)?],
             Layer::Scan => {
                 let rates = rig.tensor(1, N_HEAD, &rates)?;
@@ -117,14 +117,14 @@ impl Recurrence {
             }
         };
         if let Layer::Delta = layer {
-            // Keys of at most unit length, as a norm makes them: the state stays bounded.
+            // Keys of at most unit length, as after a norm, so that the state stays bounded.
             let shrink = 1.0 / (D_K as f32).sqrt();
             let keys: Vec<f32> = rig.read(&inputs[1])?.iter().map(|v| v * shrink).collect();
             inputs[1] = rig.tensor(n_tokens, N_HEAD_K * D_K, &keys)?;
         }
         let mut states = rig.rng.floats(n_states * layer.n_state());
         states[n_known * layer.n_state()..].fill(POISON);
-        let state = rig.updated(n_states, layer.n_state(), &states)?;
+        let state = rig.output_from(n_states, layer.n_state(), &states)?;
         let y = rig.output(n_tokens, layer.n_out())?;
         Ok(Recurrence { layer, inputs, weights, state, y })
     }
@@ -173,7 +173,7 @@ impl Recurrence {
         }
     }
 
-    /// Runs the op over `rows`, whose tokens are (sequence, position).
+    /// Runs the op over `rows`; `tokens` has the sequence and position of each row.
     fn run(
         &self,
         rig: &mut Rig,
@@ -187,7 +187,7 @@ impl Recurrence {
     }
 }
 
-/// A batch of tokens as (sequence, position), in this order, with a cache block for each sequence.
+/// A batch of tokens, given as (sequence, position) in order, with a cache block for each sequence.
 fn batch(
     rig: &mut Rig,
     max_tokens: usize,
@@ -203,9 +203,9 @@ fn batch(
     rig.batch(BatchShape { max_tokens, max_seqs, max_blocks: 1 }, &facts, n_seqs, 1)
 }
 
-/// Four sequences: two continue, one begins, one has no token; further rows are unused. In two
-/// orders.
-fn interleaved(rig: &mut Rig, layer: Layer) -> Result<()> {
+/// Four sequences: two continue, one begins, one has no token. The other rows of the state tensor
+/// are unused. The tokens are in two different orders.
+fn run_interleaved(rig: &mut Rig, layer: Layer) -> Result<()> {
     let orders: [&[(u32, u32)]; 2] = [
         &[(3, 9), (0, 5), (1, 0), (3, 10), (0, 6), (0, 7), (1, 1), (3, 11), (1, 2)],
         &[(1, 0), (1, 1), (1, 2), (0, 5), (3, 9), (0, 6), (0, 7), (3, 10), (3, 11)],
@@ -217,13 +217,13 @@ fn interleaved(rig: &mut Rig, layer: Layer) -> Result<()> {
         rig.watch("states", &recurrence.state.rows(0..2))?;
         rig.watch_bits("an absent sequence", &recurrence.state.rows(2..3))?;
         rig.watch("state", &recurrence.state.rows(3..4))?;
-        rig.watch_bits("rows behind", &recurrence.state.rows(4..7))?;
+        rig.watch_bits("unused rows", &recurrence.state.rows(4..7))?;
     }
     Ok(())
 }
 
-/// Padded tokens change nothing, whatever their rows contain.
-fn padded(rig: &mut Rig, layer: Layer) -> Result<()> {
+/// Padding tokens change nothing, whatever their rows contain.
+fn run_padded(rig: &mut Rig, layer: Layer) -> Result<()> {
     let tokens = [(1, 0), (0, 3), (1, 1)];
     let mut recurrence = Recurrence::new(rig, layer, 8, [3, 2])?;
     for input in &mut recurrence.inputs {
@@ -235,16 +235,17 @@ fn padded(rig: &mut Rig, layer: Layer) -> Result<()> {
     recurrence.run(rig, 0..8, 3, &tokens)?;
     rig.watch("y", &recurrence.y.rows(0..tokens.len()))?;
     rig.watch("states", &recurrence.state.rows(0..2))?;
-    rig.watch_bits("a row behind", &recurrence.state.rows(2..3))
+    rig.watch_bits("unused row", &recurrence.state.rows(2..3))
 }
 
-/// Tokens one by one, in two steps, or among those of another sequence: the same bits.
-fn step_by_step(rig: &mut Rig, layer: Layer) -> Result<()> {
+/// A sequence gives the same bits in one step, token by token, in two steps, and in a step with
+/// another sequence.
+fn run_step_by_step(rig: &mut Rig, layer: Layer) -> Result<()> {
     let n = 7;
     let recurrence = Recurrence::new(rig, layer, 2 * n, [2, 0])?;
     let own: Vec<(u32, u32)> = (0..n as u32).map(|pos| (0, pos)).collect();
     // Rows 0..n of the inputs are sequence 0's, the others sequence 1's.
-    let beside: Vec<(u32, u32)> = (0..n as u32).map(|pos| (1, pos)).collect();
+    let other: Vec<(u32, u32)> = (0..n as u32).map(|pos| (1, pos)).collect();
     recurrence.run(rig, 0..n, 2, &own)?;
     let whole = rig.read(&recurrence.y.rows(0..n))?;
     let state = rig.read(&recurrence.state.rows(0..1))?;
@@ -259,14 +260,15 @@ fn step_by_step(rig: &mut Rig, layer: Layer) -> Result<()> {
         let after = rig.read(&recurrence.state.rows(0..1))?;
         rig.same_bits(&format!("state of steps {cuts:?}"), &after, &state);
     }
-    recurrence.run(rig, 0..2 * n, 2, &[own, beside].concat())?;
+    recurrence.run(rig, 0..2 * n, 2, &[own, other].concat())?;
     let y = rig.read(&recurrence.y.rows(0..n))?;
-    rig.same_bits("beside another sequence", &y, &whole);
+    rig.same_bits("in a step with another sequence", &y, &whole);
     rig.watch("both", &recurrence.y)
 }
 
-/// A copy of a state made between two steps leads to the same bits when it is restored, in any slot.
-fn snapshot(rig: &mut Rig, layer: Layer) -> Result<()> {
+/// A snapshot of a state that is taken between two steps and restored to any row continues with the
+/// same bits.
+fn run_snapshot(rig: &mut Rig, layer: Layer) -> Result<()> {
     let (n, max_seqs) = (9, 2);
     let recurrence = Recurrence::new(rig, layer, n, [4, 0])?;
     let tokens = |seq| (0..n as u32).map(|pos| (seq, pos)).collect::<Vec<_>>();
@@ -286,8 +288,8 @@ fn snapshot(rig: &mut Rig, layer: Layer) -> Result<()> {
     rig.watch("snapshot", &state(3))
 }
 
-/// Two sequences that share the first block of the cache, as a fork does, and a third alone.
-fn forked() -> BatchFacts {
+/// Two sequences that share their first cache block, as after a fork, and a third sequence.
+fn forked_batch() -> BatchFacts {
     let seq = |blocks: &[u32], len| BatchSeq { blocks: blocks.to_vec(), len };
     let seqs = vec![seq(&[4, 1, 6], 70), seq(&[4, 3], 45), seq(&[0], 9)];
     let at = [(1, 43), (0, 68), (2, 8), (0, 69), (1, 44)];
@@ -320,9 +322,9 @@ fn attention(
     }
 }
 
-/// Both sequences read the shared block; a third one's positions are not seen.
-fn shared_blocks(rig: &mut Rig, format: Format, window: Option<usize>) -> Result<()> {
-    let facts = forked();
+/// Both sequences read the shared block, and no token attends to another sequence's own positions.
+fn run_shared_blocks(rig: &mut Rig, format: Format, window: Option<usize>) -> Result<()> {
+    let facts = forked_batch();
     let batch = rig.batch(FORKED, &facts, N_BLOCKS, 1 << 20)?;
     let (n, max_tokens) = (facts.tokens.len(), FORKED.max_tokens);
     let widths = KvCache::both(2 * D_HEAD);
@@ -336,8 +338,8 @@ fn shared_blocks(rig: &mut Rig, format: Format, window: Option<usize>) -> Result
     rig.watch("y", &y.rows(0..n))
 }
 
-/// From ids to the outputs of a layer, with decode and prefill tokens in one batch.
-fn mixed(rig: &mut Rig, format: Format) -> Result<()> {
+/// A layer from token ids to outputs, with decode and prefill tokens in one batch.
+fn run_mixed(rig: &mut Rig, format: Format) -> Result<()> {
     let seqs = [(40, 1), (6, 6), (64, 3)];
     let (n_blocks, max_tokens, n_cols) = (6, 14, 6 * D_HEAD);
     let mut facts = rig.facts(&seqs, n_blocks);

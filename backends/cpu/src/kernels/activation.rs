@@ -4,7 +4,8 @@ use hal::op::{Activation, FfnKind};
 
 use crate::simd::ActivateFn;
 
-/// How a neuron's value follows from its test value (the gate, or up without a gate) and up.
+/// Computes neurons' values from up and the test value, which is the gate, or up in blocks without
+/// a gate.
 #[derive(Debug)]
 pub(super) struct Neurons {
     pub(super) kind: FfnKind,
@@ -14,13 +15,13 @@ pub(super) struct Neurons {
 
 impl Neurons {
     /// `act(x)` of one value.
-    pub(super) fn activated(&self, x: f32) -> f32 {
+    pub(super) fn activate(&self, x: f32) -> f32 {
         let mut x = [x];
         (self.activate)(self.activation, &mut x);
         x[0]
     }
 
-    /// Converts test values to the neurons' values. NaN stays NaN.
+    /// Replaces test values with the neurons' values. NaN stays NaN.
     pub(super) fn values(&self, tests: &mut [f32], ups: &mut [f32]) {
         (self.activate)(self.activation, tests);
         if self.kind == FfnKind::GatedBoth {
@@ -30,15 +31,15 @@ impl Neurons {
         match (self.kind, self.activation) {
             (FfnKind::Plain, _) => {}
             (FfnKind::Gated, Activation::SwigluOai { limit, .. }) => {
-                pairs.for_each(|(h, up)| *h *= clamped(*up, limit) + 1.0);
+                pairs.for_each(|(h, up)| *h *= clamp_keeping_nan(*up, limit) + 1.0);
             }
             (FfnKind::Gated | FfnKind::GatedBoth, _) => pairs.for_each(|(h, up)| *h *= *up),
         }
     }
 }
 
-/// Not `f32::clamp`, which panics if a limit is NaN.
-fn clamped(x: f32, limit: f32) -> f32 {
+/// Limits `x` to `-limit..=limit`. `f32::clamp` would panic if the limit is NaN.
+fn clamp_keeping_nan(x: f32, limit: f32) -> f32 {
     if x > limit {
         limit
     } else if x < -limit {

@@ -1,11 +1,14 @@
-//! Attention over the paged cache: softmax over fixed spans of positions, merged in their order.
+//! Attention over the paged KV cache: a softmax per fixed span of positions; the spans are merged
+//! in order.
 //!
-//! A block is up to eight query heads that share a key head; a tile is some tokens of one
-//! sequence, up to 32 queries of a block in all, whose keys and values are read once. Decode: one
-//! chunk per token, span and group of blocks, then a merge (flash decoding). Prefill: a chunk is a
-//! tile that processes all of its spans. Both use the same arithmetic, and a token's sums do not
-//! depend on its neighbours: spans begin at fixed positions, and positions that a token does not
-//! attend to add nothing.
+//! A block is up to eight query heads that share a key head. A tile is a run of tokens of one
+//! sequence, with at most 32 queries per block; all queries of a tile share one read of the keys
+//! and values.
+//!
+//! In decode, a chunk computes one span of one token for some blocks, and a second phase merges the
+//! spans (flash decoding). In prefill, a chunk computes all spans of one tile and block. Both use
+//! the same arithmetic. A token's result does not depend on the other tokens of the batch: spans
+//! begin at fixed positions, and positions that a token does not attend to contribute zero.
 
 use std::ops::Range;
 
@@ -13,37 +16,39 @@ use hal::format::Format;
 use hal::op;
 use hal::{KV_BLOCK, Tensor};
 
-use super::operand::{Step, maybe};
+use super::operand::{Step, optional_view};
 use super::{Context, Kernel};
-use crate::buffer::{Reads, Scratch, Writes};
-use crate::simd::{CacheKernels, HeadRows, PAD, SoftmaxFn, WeighFn};
+use crate::buffer::{ReadView, Scratch, WriteView};
+use crate::simd::{AddWeightedFn, CacheKernels, HeadRows, PAD, SoftmaxFn};
 
 mod cut;
 
 pub(super) use cut::Spans;
-use cut::{Cut, GROUP, Half, IN_ORDER, NEAR, Positions, QUERIES, SPAN, Tile, WIDENED, Work};
+use cut::{
+    Cut, GROUP, IN_ORDER, KeysOrValues, NEAR, Positions, QUERIES, SPAN, Tile, WIDENED, Work,
+};
 
 /// V rows of a span, and the kernel for their weighted sum.
 struct WeightedRows<'a> {
-    /// Position of the first value.
+    /// Position of the first row, relative to the start of the span.
     first: usize,
     values: &'a HeadRows<'a>,
-    kernel: WeighFn,
+    kernel: AddWeightedFn,
 }
 
 #[derive(Debug)]
 pub(super) struct Attention {
     cut: Cut,
-    q: Reads<f32>,
-    k: Half,
-    v: Half,
+    q: ReadView<f32>,
+    k: KeysOrValues,
+    v: KeysOrValues,
     widen_f32: CacheKernels,
     softmax: SoftmaxFn,
     step: Step,
-    sinks: Option<Reads<f32>>,
-    y: Writes<f32>,
-    parts: Writes<f32>,
-    tiles: [Writes<f32>; 5],
+    sinks: Option<ReadView<f32>>,
+    y: WriteView<f32>,
+    parts: WriteView<f32>,
+    tiles: [WriteView<f32>; 5],
     scale: f32,
     window: Option<usize>,
     softcap: f32,
@@ -56,12 +61,12 @@ impl Attention {
         Attention {
             cut,
             q: context.bind.read(&op.q),
-            k: Half::new(&op.cache.k, cut.d_head, context),
-            v: Half::new(&op.cache.v, cut.d_value, context),
+            k: KeysOrValues::new(&op.cache.k, cut.d_head, context),
+            v: KeysOrValues::new(&op.cache.v, cut.d_value, context),
             widen_f32: context.simd.cache(Format::F32),
             softmax: context.simd.softmax(),
             step: Step::new(&op.batch, context),
-            sinks: maybe(op.sinks.as_ref(), context),
+            sinks: optional_view(op.sinks.as_ref(), context),
             y: context.bind.write(&op.y),
             parts: context.bind.scratch(&spans.parts),
             tiles: spans.tiles.each_ref().map(|span| context.bind.scratch(span)),
@@ -72,14 +77,15 @@ impl Attention {
     }
 
     /// Positions that token `t` attends to.
-    fn seen(&self, t: usize) -> Range<usize> {
+    fn visible_positions(&self, t: usize) -> Range<usize> {
         let end = self.step.view().positions()[t] as usize + 1;
         self.window.map_or(0, |window| end.saturating_sub(window))..end
     }
 
-    /// Spans that overlap the positions of the tokens.
+    /// Spans that contain a position to which any of `tokens` attends.
     fn spans(&self, tokens: &Range<usize>) -> Range<usize> {
-        let (first, last) = (self.seen(tokens.start), self.seen(tokens.end - 1));
+        let (first, last) =
+            (self.visible_positions(tokens.start), self.visible_positions(tokens.end - 1));
         first.start / SPAN..last.end.div_ceil(SPAN)
     }
 
@@ -89,7 +95,7 @@ impl Attention {
         (0..n_tokens).map(|t| self.spans(&(t..t + 1)).len()).max().unwrap_or(0)
     }
 
-    /// Indices of the queries of a block, for some tokens of the tile.
+    /// Indices within the tile of the queries of `block` and `tokens`.
     fn queries(&self, tile: &Tile, block: usize, tokens: &Range<usize>) -> Range<usize> {
         let n_heads = self.cut.heads(block).1.len();
         let first = (block - tile.blocks.start) * self.cut.queries();
@@ -97,7 +103,7 @@ impl Attention {
         of(tokens.start)..of(tokens.end)
     }
 
-    /// A worker's scratch memory, with the tile's queries loaded.
+    /// A worker's scratch memory, filled with the tile's queries: scaled, and padded with zeros.
     fn work(&self, tile: &Tile, worker: usize) -> Work<'_> {
         let [q, scores, softmax, sums, widened] = self.tiles.each_ref().map(|of| of.row(worker));
         let (d_head, width) = (self.cut.d_head, self.cut.width);
@@ -116,15 +122,16 @@ impl Attention {
         Work { q, scores, softmax, sums, widened }
     }
 
-    /// Softmax over one span for those tokens of the tile that attend to part of it; returns these
-    /// tokens.
+    /// Computes the softmax and the weighted values of one span for the tile's tokens that attend
+    /// to any of its positions; returns these tokens.
     fn span(&self, tile: &Tile, span: usize, work: &mut Work<'_>) -> Range<usize> {
         let first = span * SPAN;
         let seen = |t: usize| {
-            let seen = self.seen(t);
+            let seen = self.visible_positions(t);
             seen.start.max(first) - first..seen.end.min(first + SPAN).max(first) - first
         };
-        // Both ends of a token's range are at or after those of the previous token.
+        // A token's range neither begins nor ends before the previous token's range, so that tokens
+        // without positions in this span are at the ends of the tile.
         let mut tokens = tile.tokens.clone();
         while seen(tokens.start).is_empty() && tokens.len() > 1 {
             tokens.start += 1;
@@ -149,7 +156,7 @@ impl Attention {
                     let scores = &mut work.scores[r * SPAN..][..end];
                     scores[..seen.start].fill(f32::NEG_INFINITY);
                     scores[seen.end..].fill(f32::NEG_INFINITY);
-                    self.cap(&mut scores[seen.clone()]);
+                    self.soft_cap_scores(&mut scores[seen.clone()]);
                     work.softmax[2 * r..][..2].copy_from_slice(&(self.softmax)(scores));
                 }
             }
@@ -158,11 +165,11 @@ impl Attention {
         tokens
     }
 
-    /// One half of the cache (keys or values) as F32, if enough queries use it to pay for the
-    /// conversion.
-    fn widened<'a>(
+    /// Converts keys or values to F32 if enough queries read them to pay for the conversion;
+    /// otherwise, and for an F32 cache, `None`.
+    fn widen_rows<'a>(
         &self,
-        half: &Half,
+        half: &KeysOrValues,
         tile: &Tile,
         positions: Positions<'_>,
         widened: &'a mut [f32],
@@ -180,7 +187,7 @@ impl Attention {
         Some(HeadRows { bytes, row_bytes, at: 0, len, n_cols, ids, next: &[] })
     }
 
-    /// Multiplies the tokens' queries with keys.
+    /// Computes the dot products of the tokens' queries with the keys at `positions`.
     fn score(
         &self,
         tile: &Tile,
@@ -189,13 +196,13 @@ impl Attention {
         work: &mut Work<'_>,
     ) {
         let width = self.cut.width;
-        if let Some(keys) = self.widened(&self.k, tile, positions, work.widened) {
+        if let Some(keys) = self.widen_rows(&self.k, tile, positions, work.widened) {
             let rows = self.queries(tile, tile.blocks.start, tokens);
             let scores = &mut work.scores[rows.start * SPAN + positions.first..];
             let q = &work.q[rows.start * width..rows.end * width];
             return (self.widen_f32.scores)(q, &keys, scores, SPAN);
         }
-        for (at, ids, next) in positions.pieces() {
+        for (at, ids, next) in positions.l1_ranges() {
             for block in tile.blocks.clone() {
                 let rows = self.queries(tile, block, tokens);
                 let keys = self.k.head(self.cut.heads(block).0, ids, next);
@@ -206,7 +213,7 @@ impl Attention {
         }
     }
 
-    /// Adds up the values, weighted by the softmax of the scores.
+    /// Sums the V rows at `positions`, weighted by the softmax of the scores.
     fn sum(
         &self,
         tile: &Tile,
@@ -221,17 +228,17 @@ impl Attention {
             work.sums[rows.start * width..rows.end * width].fill(0.0);
         }
         let memory = std::mem::take(&mut work.widened);
-        let widened = self.widened(&self.v, tile, positions, memory);
-        for (at, ids, next) in positions.pieces() {
+        let widened = self.widen_rows(&self.v, tile, positions, memory);
+        for (at, ids, next) in positions.l1_ranges() {
             for block in tile.blocks.clone() {
-                let (values, weigh) = match &widened {
+                let (values, add_weighted) = match &widened {
                     Some(rows) => {
                         let ids = &rows.ids[at.start - positions.first..at.end - positions.first];
-                        (HeadRows { ids, ..*rows }, self.widen_f32.weigh)
+                        (HeadRows { ids, ..*rows }, self.widen_f32.add_weighted)
                     }
                     None => {
                         let rows = self.v.head(self.cut.heads(block).0, ids, next);
-                        (rows, self.v.kernels.weigh)
+                        (rows, self.v.kernels.add_weighted)
                     }
                 };
                 let rows = self.queries(tile, block, tokens);
@@ -244,10 +251,10 @@ impl Attention {
                 };
                 for group in rows.clone().step_by(GROUP) {
                     let group = group..rows.end.min(group + GROUP);
-                    self.weigh(
+                    self.add_weighted_values(
                         group,
                         &part,
-                        &WeightedRows { first: at.start, values: &values, kernel: weigh },
+                        &WeightedRows { first: at.start, values: &values, kernel: add_weighted },
                         work,
                     );
                 }
@@ -258,7 +265,7 @@ impl Attention {
 
     /// Adds weighted V rows to the sums of a group of queries; query `r` attends to the positions
     /// `part(r)`.
-    fn weigh(
+    fn add_weighted_values(
         &self,
         group: Range<usize>,
         part: &dyn Fn(usize) -> Range<usize>,
@@ -291,13 +298,14 @@ impl Attention {
         }
     }
 
-    fn cap(&self, scores: &mut [f32]) {
+    fn soft_cap_scores(&self, scores: &mut [f32]) {
         if self.softcap != 0.0 {
             scores.iter_mut().for_each(|s| *s = self.softcap * (*s / self.softcap).tanh());
         }
     }
 
-    /// Adds a span to a query's sums so far, in `state` and in `y`.
+    /// Merges one span into a query's running softmax: the largest score and the sum of weights in
+    /// `state`, the weighted values in `y`.
     fn merge(state: &mut [f32; 2], y: &mut [f32], [max, sum]: [f32; 2], values: &[f32]) {
         let new = state[0].max(max);
         let (old, add) = ((state[0] - new).exp(), (max - new).exp());
@@ -305,7 +313,7 @@ impl Attention {
         y.iter_mut().zip(values).for_each(|(y, v)| *y = *y * old + v * add);
     }
 
-    /// Divides by the sum of all weights.
+    /// Divides `y` by the sum of all softmax weights, including the attention sink.
     fn finish(&self, [max, sum]: [f32; 2], head: usize, y: &mut [f32]) {
         let factor = match &self.sinks {
             Some(sinks) => {
@@ -324,9 +332,9 @@ impl Attention {
         self.y.part(t, head * d_value..(head + 1) * d_value)
     }
 
-    /// Computes one span of one token and some blocks, each into its row of the partial results
-    /// from row `first` on.
-    fn hand_out(&self, tile: &Tile, span: usize, worker: usize, first: usize) {
+    /// Computes one span of one token for some blocks. Each block's partial result goes to its own
+    /// row of `parts`; `first` is the row of the first block.
+    fn compute_span(&self, tile: &Tile, span: usize, worker: usize, first: usize) {
         let mut work = self.work(tile, worker);
         self.span(tile, span, &mut work);
         for (i, block) in tile.blocks.clone().enumerate() {
@@ -340,8 +348,9 @@ impl Attention {
         }
     }
 
-    /// Merges the spans of token `t` and a block, whose partial results begin at row `first`.
-    fn collect(&self, t: usize, block: usize, first: usize) {
+    /// Merges the spans of token `t` and one block; their partial results begin at row `first` of
+    /// `parts`.
+    fn merge_spans(&self, t: usize, block: usize, first: usize) {
         let (heads, width) = (self.cut.heads(block).1, self.cut.value_width);
         let n_spans = self.spans(&(t..t + 1)).len();
         for (i, head) in heads.clone().enumerate() {
@@ -357,7 +366,7 @@ impl Attention {
     }
 
     /// Processes all spans of a tile of one block.
-    fn walk(&self, tile: &Tile, worker: usize) {
+    fn compute_tile(&self, tile: &Tile, worker: usize) {
         let (block, width) = (tile.blocks.start, self.cut.value_width);
         let heads = self.cut.heads(block).1;
         let mut work = self.work(tile, worker);
@@ -383,7 +392,7 @@ impl Attention {
     }
 
     /// Calls `f` for each run of adjacent `tokens` of one sequence.
-    fn runs(&self, tokens: Range<usize>, mut f: impl FnMut(Range<usize>)) {
+    fn for_each_run(&self, tokens: Range<usize>, mut f: impl FnMut(Range<usize>)) {
         let view = self.step.view();
         let seqs = &view.seqs()[tokens.clone()];
         let mut first = tokens.start;
@@ -401,8 +410,8 @@ impl Kernel for Attention {
 
     fn chunks(&self, phase: usize) -> usize {
         let n_tokens = self.step.n_tokens(self.cut.n_tokens);
-        match (phase, self.cut.hands_out_spans()) {
-            (0, true) => n_tokens * self.n_spans() * self.cut.pieces(),
+        match (phase, self.cut.splits_spans()) {
+            (0, true) => n_tokens * self.n_spans() * self.cut.n_block_groups(),
             (0, false) => 0,
             _ => n_tokens.div_ceil(self.cut.tile) * self.cut.n_blocks,
         }
@@ -411,26 +420,29 @@ impl Kernel for Attention {
     fn run(&self, phase: usize, chunk: usize, worker: usize) {
         let n_blocks = self.cut.n_blocks;
         if phase == 0 {
-            // Chunks that share cache rows are adjacent.
-            let (at, piece) = (chunk / self.cut.pieces(), chunk % self.cut.pieces());
+            // Chunks that read the same cache rows are adjacent.
+            let (at, block_group) =
+                (chunk / self.cut.n_block_groups(), chunk % self.cut.n_block_groups());
             let (t, index) = (at / self.n_spans(), at % self.n_spans());
-            let first = piece * self.cut.together;
+            let first = block_group * self.cut.together;
             let blocks = first..n_blocks.min(first + self.cut.together);
             let tile = Tile { tokens: t..t + 1, blocks };
             let spans = self.spans(&tile.tokens);
             if index < spans.len() {
                 let part = (t * n_blocks + first) * self.cut.max_spans + index;
-                self.hand_out(&tile, spans.start + index, worker, part);
+                self.compute_span(&tile, spans.start + index, worker, part);
             }
             return;
         }
         let (at, block) = (chunk / n_blocks, chunk % n_blocks);
-        if self.cut.hands_out_spans() {
-            return self.collect(at, block, chunk * self.cut.max_spans);
+        if self.cut.splits_spans() {
+            return self.merge_spans(at, block, chunk * self.cut.max_spans);
         }
         let n_tokens = self.step.n_tokens(self.cut.n_tokens);
         let tokens = at * self.cut.tile..n_tokens.min((at + 1) * self.cut.tile);
         let blocks = block..block + 1;
-        self.runs(tokens, |tokens| self.walk(&Tile { tokens, blocks: blocks.clone() }, worker));
+        self.for_each_run(tokens, |tokens| {
+            self.compute_tile(&Tile { tokens, blocks: blocks.clone() }, worker);
+        });
     }
 }

@@ -1,10 +1,10 @@
 //! The feed-forward block that computes only the active neurons.
 //!
-//! Tokens are processed in tiles. A tile takes four steps: quantise x and find which tokens use
-//! which group; compute the neurons' values; sum up groups; write the result. Small batches go slice
-//! by slice (`few`). Larger batches that use all rows go through the same steps by panels
-//! (`prompt`). A block without groups is one group that every token uses. Rows that no token uses
-//! are not read.
+//! The code treats a block without experts as one expert that every token uses. Tokens are
+//! processed in tiles. A tile takes four steps: quantise x and find the tokens of each expert;
+//! compute the neurons' values; sum the rows of each expert; write y. Small batches compute slices
+//! of rows (`few`), larger batches compute panels of rows (`prefill`). Rows that no token uses are
+//! not read.
 
 use std::ops::Range;
 
@@ -12,40 +12,40 @@ use hal::op::{self, Down, Skip};
 use hal::{Layout, Operand, Rows, Tensor};
 
 use super::activation::Neurons;
-use super::operand::{Acts, Weight, maybe, rows_per_chunk};
+use super::operand::{Acts, Weight, optional_view, rows_per_chunk};
 use super::panels::{PanelCut, Panels};
-use super::{Context, Kernel, piece};
-use crate::buffer::{Reads, Scratch, Writes};
+use super::{Context, Kernel, nth_range};
+use crate::buffer::{ReadView, Scratch, WriteView};
 
 mod cut;
 mod down;
+mod experts;
 mod few;
-mod groups;
 mod list;
-mod prompt;
-mod wanted;
+mod needed_rows;
+mod prefill;
 
 pub(super) use cut::Spans;
 use cut::{Cut, SLICE};
 use down::ByNeuron;
-use groups::{GroupChunk, Groups};
+use experts::{ExpertChunk, ExpertPairs};
 use list::List;
-use prompt::Prompt;
+use prefill::Prefill;
 
 /// Phases per tile.
 const STEPS: usize = 4;
 
-/// Why an op falls back to the reference, if it does.
+/// The reason why an op runs on the slow reference implementation; `None` if it has a fast kernel.
 pub(super) fn unsupported<T: Operand>(op: &op::SparseFfn<T>) -> Option<&'static str> {
     let cut = matches!(op.skip, Skip::GaussianCut(_));
     cut.then_some("with a Gaussian cut has no fast kernel")
 }
 
-/// Destination of the neurons' values.
+/// The down projection, and where the neurons' values go.
 #[derive(Debug)]
 enum Output {
-    ByNeuron { down: ByNeuron, partial: Writes<f32> },
-    Across { down: Weight, h: Writes<f32>, acts: Acts, rows: usize },
+    ByNeuron { down: ByNeuron, partial: WriteView<f32> },
+    Across { down: Weight, h: WriteView<f32>, acts: Acts, rows: usize },
 }
 
 #[derive(Debug)]
@@ -53,26 +53,26 @@ pub(super) struct SparseFfn {
     cut: Cut,
     gate: Option<Weight>,
     up: Weight,
-    bias_gate: Option<Reads<f32>>,
-    bias_up: Option<Reads<f32>>,
-    bias_down: Option<Reads<f32>>,
-    threshold: Option<Reads<f32>>,
-    groups: Groups,
+    bias_gate: Option<ReadView<f32>>,
+    bias_up: Option<ReadView<f32>>,
+    bias_down: Option<ReadView<f32>>,
+    threshold: Option<ReadView<f32>>,
+    experts: ExpertPairs,
     list: Option<List>,
     x: Acts,
-    y: Writes<f32>,
-    active: Writes<f32>,
-    hits: Option<Writes<f32>>,
-    union: Option<Writes<f32>>,
-    carried: Writes<u32>,
+    y: WriteView<f32>,
+    active: WriteView<f32>,
+    hits: Option<WriteView<f32>>,
+    union: Option<WriteView<f32>>,
+    n_active: WriteView<u32>,
     /// [`hal::op::UnionCounts`] of each slice of a tile.
-    slice_counts: Writes<u32>,
+    slice_counts: WriteView<u32>,
     output: Output,
-    prompt: Option<Prompt>,
+    prefill: Option<Prefill>,
     n_in: usize,
     neurons: Neurons,
     skip: Skip,
-    /// Crossover from lists of rows to all rows: see [`hal::op::SparseFfn::dense_from`].
+    /// Crossover from row lists to the dense pass: see [`hal::op::SparseFfn::dense_from`].
     dense_from: f32,
     accumulate: bool,
 }
@@ -99,11 +99,11 @@ impl SparseFfn {
             cut,
             gate: op.gate.as_ref().map(|gate| Weight::new(gate, context)),
             up: Weight::new(&op.up, context),
-            bias_gate: maybe(op.bias_gate.as_ref(), context),
-            bias_up: maybe(op.bias_up.as_ref(), context),
-            bias_down: maybe(op.bias_down.as_ref(), context),
-            threshold: maybe(op.threshold.as_ref(), context),
-            groups: Groups::new(op, &cut, &spans.groups, context),
+            bias_gate: optional_view(op.bias_gate.as_ref(), context),
+            bias_up: optional_view(op.bias_up.as_ref(), context),
+            bias_down: optional_view(op.bias_down.as_ref(), context),
+            threshold: optional_view(op.threshold.as_ref(), context),
+            experts: ExpertPairs::new(op, &cut, &spans.experts, context),
             list: match &op.rows {
                 Rows::All => None,
                 Rows::Active(set) => Some(List::new(set, bind.scratch(&spans.starts), context)),
@@ -113,10 +113,10 @@ impl SparseFfn {
             active: bind.write(&op.active),
             hits: op.hits.as_ref().map(|hits| bind.write(hits)),
             union: op.union.as_ref().map(|union| bind.write(union)),
-            carried: bind.scratch(&spans.carried),
+            n_active: bind.scratch(&spans.n_active),
             slice_counts: bind.scratch(&spans.slice_counts),
             output,
-            prompt: cut.is_prompt.then(|| Prompt {
+            prefill: cut.is_prefill.then(|| Prefill {
                 panels: Panels::new(&spans.panels, context),
                 kept: bind.scratch(&spans.kept),
                 h: bind.scratch(&spans.h),
@@ -134,34 +134,34 @@ impl SparseFfn {
     }
 
     fn tile(&self, tile: usize) -> Range<usize> {
-        piece(tile, self.cut.tile, self.cut.n_tokens)
+        nth_range(tile, self.cut.tile, self.cut.n_tokens)
     }
 
-    /// Initialises some columns of y of token `t`: the previous contents if they accumulate, and
-    /// the biases.
-    fn begin(&self, t: usize, slot: usize, cols: &Range<usize>) -> &mut [f32] {
+    /// Initialises columns `cols` of y for token `t`: keeps the previous contents if the op
+    /// accumulates, otherwise zeroes them, then adds the biases.
+    fn init_output(&self, t: usize, slot: usize, cols: &Range<usize>) -> &mut [f32] {
         let y = self.y.part(t, cols.clone());
         if !self.accumulate {
             y.fill(0.0);
         }
         if let Some(bias) = &self.bias_down {
-            for group in self.groups.of_token(slot).map(|pair| self.groups.group(pair)) {
-                let factor = self.groups.weight(group, t);
-                let bias = &bias.row(group)[cols.clone()];
+            for expert in self.experts.pairs_of_token(slot).map(|pair| self.experts.expert(pair)) {
+                let factor = self.experts.weight(expert, t);
+                let bias = &bias.row(expert)[cols.clone()];
                 y.iter_mut().zip(bias).for_each(|(y, b)| *y += factor * b);
             }
         }
         y
     }
 
-    /// The first row of a group's matrix if down has one row per output.
-    fn matrix_of(&self, part: &GroupChunk<'_>) -> usize {
-        part.rows.start / self.cut.group_rows.max(1) * self.cut.n_out
+    /// The first row of an expert's down matrix; for down matrices with one row per output.
+    fn matrix_of(&self, part: &ExpertChunk<'_>) -> usize {
+        part.rows.start / self.cut.expert_rows.max(1) * self.cut.n_out
     }
 
-    /// Number of chunks for a group with this number of pairs and rows.
-    fn group_chunks(&self, n_pairs: usize, n_rows: usize) -> usize {
-        match self.prompt {
+    /// Number of chunks of an expert with `n_pairs` pairs and `n_rows` rows.
+    fn expert_chunks(&self, n_pairs: usize, n_rows: usize) -> usize {
+        match self.prefill {
             Some(_) => PanelCut::new(n_pairs, n_rows).n_chunks(),
             None => n_rows.div_ceil(self.cut.slice),
         }
@@ -175,30 +175,30 @@ impl Kernel for SparseFfn {
 
     fn chunks(&self, phase: usize) -> usize {
         let (tile, step) = (self.tile(phase / STEPS), phase % STEPS);
-        match (step, &self.prompt) {
-            (0, _) if self.x.rounds() => tile.len(),
+        match (step, &self.prefill) {
+            (0, _) if self.x.quantizes() => tile.len(),
             (0, _) => tile.len().min(1),
-            (_, Some(_)) => self.prompt_chunks(step, &tile),
+            (_, Some(_)) => self.prefill_chunks(step, &tile),
             (_, None) => self.few_chunks(step, &tile),
         }
     }
 
     fn run(&self, phase: usize, chunk: usize, worker: usize) {
         let (tile, step) = (self.tile(phase / STEPS), phase % STEPS);
-        match (step, &self.prompt) {
+        match (step, &self.prefill) {
             (0, _) => {
-                self.x.round(tile.start + chunk, chunk);
+                self.x.quantize(tile.start + chunk, chunk);
                 if chunk == 0 {
-                    self.groups.index(&tile, |pairs, rows| self.group_chunks(pairs, rows));
-                    if !self.cut.is_prompt {
+                    self.experts.index(&tile, |pairs, rows| self.expert_chunks(pairs, rows));
+                    if !self.cut.is_prefill {
                         self.slice_counts.row(0).fill(0);
                     }
                     if let Some(list) = &self.list {
-                        list.index(self.groups.slice_starts());
+                        list.index(self.experts.slice_starts());
                     }
                 }
             }
-            (_, Some(prompt)) => self.prompt_run(prompt, step, chunk, &tile, worker),
+            (_, Some(prefill)) => self.prefill_run(prefill, step, chunk, &tile, worker),
             (_, None) => self.few_run(step, chunk, &tile),
         }
     }

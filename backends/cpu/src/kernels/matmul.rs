@@ -4,10 +4,10 @@
 use hal::op;
 use hal::{Operand, Tensor};
 
-use super::operand::{Acts, Q8Span, Weight, maybe, rows_per_chunk};
+use super::operand::{Acts, Q8Span, Weight, optional_view, rows_per_chunk};
 use super::panels::{FEW_TOKENS, PanelCut, PanelSpans, Panels};
-use super::{Context, Kernel, cheap_rows, piece};
-use crate::buffer::{Reads, Scratch, Writes};
+use super::{Context, Kernel, cheap_rows, nth_range};
+use crate::buffer::{ReadView, Scratch, WriteView};
 use crate::simd::RowIds;
 
 /// Workspace of the op.
@@ -35,10 +35,10 @@ pub(super) struct MatMul {
     w: Weight,
     x: Acts,
     n_in: usize,
-    bias: Option<Reads<f32>>,
-    y: Writes<f32>,
+    bias: Option<ReadView<f32>>,
+    y: WriteView<f32>,
     rows: usize,
-    /// For prefill.
+    /// Used only in prefill.
     cut: Option<PanelCut>,
     panels: Panels,
 }
@@ -52,7 +52,7 @@ impl MatMul {
             w,
             x: Acts::new(context.bind.read(&op.x), spans.x.as_ref(), context),
             n_in: op.x.desc().n_cols,
-            bias: maybe(op.bias.as_ref(), context),
+            bias: optional_view(op.bias.as_ref(), context),
             y: context.bind.write(&op.y),
             rows: rows_per_chunk(w.rows.n_cols()),
             cut: (n_tokens > FEW_TOKENS).then(|| PanelCut::new(n_tokens, n_out)),
@@ -75,10 +75,10 @@ impl MatMul {
 
     fn multiply(&self, chunk: usize) {
         let (n_tokens, n_out) = (self.y.n_rows(), self.y.n_cols());
-        let rows = piece(chunk, self.rows, n_out);
+        let rows = nth_range(chunk, self.rows, n_out);
         for first in (0..n_tokens).step_by(4) {
             let tokens = first..n_tokens.min(first + 4);
-            let xs = self.x.four(self.w.activation, tokens.clone(), first);
+            let xs = self.x.four_rows(self.w.activation, tokens.clone(), first);
             let xs = &xs[..tokens.len()];
             let mut ys = tokens.clone().map(|t| self.y.part(t, rows.clone()));
             let mut ys: [&mut [f32]; 4] = std::array::from_fn(|_| ys.next().unwrap_or_default());
@@ -99,7 +99,7 @@ impl Kernel for MatMul {
 
     fn chunks(&self, phase: usize) -> usize {
         match phase {
-            0 if self.x.rounds() => self.y.n_rows().div_ceil(cheap_rows(self.n_in)),
+            0 if self.x.quantizes() => self.y.n_rows().div_ceil(cheap_rows(self.n_in)),
             0 => 0,
             _ => match &self.cut {
                 Some(cut) => cut.n_chunks(),
@@ -110,8 +110,8 @@ impl Kernel for MatMul {
 
     fn run(&self, phase: usize, chunk: usize, worker: usize) {
         match phase {
-            0 => piece(chunk, cheap_rows(self.n_in), self.y.n_rows())
-                .for_each(|t| self.x.round(t, t)),
+            0 => nth_range(chunk, cheap_rows(self.n_in), self.y.n_rows())
+                .for_each(|t| self.x.quantize(t, t)),
             _ => match &self.cut {
                 Some(cut) => self.multiply_panel(cut, chunk, worker),
                 None => self.multiply(chunk),

@@ -1,9 +1,9 @@
-//! The fast kernels: one file per op family, each an op with its memory resolved, split into
+//! The fast kernels, one file per op family. A kernel is an op with resolved memory, split into
 //! phases and chunks.
 //!
-//! Chunks depend on sizes alone, never on the number of threads, and every chunk computes its
-//! values in a fixed order: the bits are the same for any thread pool. Scratch comes from the
-//! shared workspace; nothing is allocated here after compiling.
+//! Chunks depend only on sizes, never on the number of threads, and every chunk computes in a fixed
+//! order, so results are bit-identical for any thread pool. Scratch memory comes from the shared
+//! workspace; kernels allocate nothing after compilation.
 
 mod activation;
 mod attention;
@@ -25,24 +25,25 @@ use hal::{Bytes, Op, OpDesc, Plan};
 use crate::buffer::{Binder, Scratch};
 use crate::simd::Kernels;
 
-/// Why the CPU has no `Post` and `Merge`.
+/// The reason why the CPU does not run `Post` and `Merge`.
 pub(crate) const OTHER_SIDE: &str = "the CPU is the host side of a hand-off";
 
-/// An op, ready to run. Phases run one after another; the chunks of one phase in any order.
+/// An op that is ready to run. Phases run one after another; the chunks of a phase run in any
+/// order, on any thread.
 pub(crate) trait Kernel: fmt::Debug + Send + Sync {
     /// Number of phases.
     fn n_phases(&self) -> usize {
         1
     }
 
-    /// Chunks of a phase; may depend on what earlier phases and ops wrote.
+    /// Number of chunks of a phase; may depend on values that earlier phases and ops wrote.
     fn chunks(&self, phase: usize) -> usize;
 
     /// Runs one chunk.
     fn run(&self, phase: usize, chunk: usize, worker: usize);
 }
 
-/// Inputs for making a kernel.
+/// Inputs for compiling an op to a kernel.
 #[derive(Debug)]
 pub(crate) struct Context<'a> {
     pub(crate) bind: Binder<'a>,
@@ -50,7 +51,7 @@ pub(crate) struct Context<'a> {
     pub(crate) n_threads: usize,
 }
 
-/// Whether and how an op runs on the CPU.
+/// Whether the CPU runs an op, the workspace size, and the reason if the op runs slowly.
 pub(crate) fn plan(op: &OpDesc, n_threads: usize) -> Plan {
     let mut scratch = Scratch::default();
     let mut slow = None;
@@ -70,11 +71,12 @@ pub(crate) fn plan(op: &OpDesc, n_threads: usize) -> Plan {
         Op::SsmScan(_) => {}
         Op::Post(_) | Op::Merge(_) => return Plan::No(OTHER_SIDE.to_owned()),
     }
-    let slow = slow.map(|why| format!("{} {why} on the CPU: plain loops on one thread", op.name()));
+    let slow = slow
+        .map(|why| format!("{} {why} on the CPU: it runs as plain loops on one thread", op.name()));
     Plan::Yes { workspace: Bytes(scratch.bytes as u64), slow }
 }
 
-/// Makes the kernel of an op that [`plan`] accepted.
+/// Compiles an op that [`plan`] accepted.
 pub(crate) fn compile(op: &Op, context: &Context<'_>) -> Box<dyn Kernel> {
     match op {
         Op::GetRows(op) => Box::new(rowwise::GetRows::new(op, context)),
@@ -94,7 +96,7 @@ pub(crate) fn compile(op: &Op, context: &Context<'_>) -> Box<dyn Kernel> {
         }
         Op::Predict(op) => Box::new(predict::Predict::new(op, context)),
         Op::Route(op) => Box::new(route::Route::new(op, context)),
-        Op::SparseFfn(_) => Box::new(slow::Slow::new(op, context)),
+        Op::SparseFfn(_) => Box::new(slow::ReferenceOp::new(op, context)),
         Op::ShortConv(op) => Box::new(recurrent::ShortConv::new(op, context)),
         Op::GatedDelta(op) => Box::new(recurrent::GatedDelta::new(op, context)),
         Op::SsmScan(op) => Box::new(recurrent::SsmScan::new(op, context)),
@@ -102,15 +104,15 @@ pub(crate) fn compile(op: &Op, context: &Context<'_>) -> Box<dyn Kernel> {
     }
 }
 
-/// Values per chunk of cheap work: large enough to outweigh the scheduling.
+/// Values per chunk of a cheap op: enough work to outweigh the cost of scheduling the chunk.
 const CHEAP_CHUNK: usize = 8192;
 
-/// Rows per chunk of work that is cheap per value.
+/// Rows per chunk of an op that is cheap per value.
 fn cheap_rows(n_cols: usize) -> usize {
     (CHEAP_CHUNK / n_cols.max(1)).max(1)
 }
 
-/// Range number `chunk` of `0..n`, split into ranges of `size`.
-fn piece(chunk: usize, size: usize, n: usize) -> std::ops::Range<usize> {
+/// The range with index `chunk` of `0..n` split into ranges of `size`.
+fn nth_range(chunk: usize, size: usize, n: usize) -> std::ops::Range<usize> {
     (chunk * size).min(n)..((chunk + 1) * size).min(n)
 }

@@ -6,13 +6,13 @@ use hal::format::{Activation, Format, Q8_BLOCK};
 use hal::{Batch, BatchShape, BatchView, Operand, Tensor};
 
 use super::Context;
-use crate::buffer::{Reads, Scratch, Span, Writes};
+use crate::buffer::{ReadView, Scratch, Span, WriteView};
 use crate::simd::{ActView, Kernels, Q8View, RowIds, RowRun, RowsFn, TokenRows};
 
 /// The batch of the step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
-    words: Reads<u32>,
+    words: ReadView<u32>,
     shape: BatchShape,
 }
 
@@ -25,21 +25,24 @@ impl Step {
         BatchView::new(self.words.all(), self.shape)
     }
 
-    /// Real tokens in a program recorded for `n_rows`.
+    /// Number of the step's tokens in a program recorded for `n_rows`; the other rows are padding.
     pub(super) fn n_tokens(&self, n_rows: usize) -> usize {
         self.view().n_tokens().min(n_rows)
     }
 }
 
-/// An optional row of floats.
-pub(super) fn maybe(tensor: Option<&Tensor>, context: &Context<'_>) -> Option<Reads<f32>> {
+/// A view for reading an optional F32 tensor.
+pub(super) fn optional_view(
+    tensor: Option<&Tensor>,
+    context: &Context<'_>,
+) -> Option<ReadView<f32>> {
     tensor.map(|tensor| context.bind.read(tensor))
 }
 
-/// A matrix in rows with its kernels.
+/// A row-major weight matrix, with the kernels of its format.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Weight {
-    pub(super) rows: Reads<u8>,
+    pub(super) rows: ReadView<u8>,
     pub(super) activation: Activation,
     pub(super) format: Format,
     one: RowsFn<1>,
@@ -61,8 +64,8 @@ impl Weight {
         }
     }
 
-    /// Calls `f(i, products)` for the first `n` of the rows `ids`, each times one to four tokens.
-    /// The following rows of `ids` are prefetched.
+    /// Multiplies the first `n` rows of `ids` by one to four tokens and calls `f(i, products)` for
+    /// each row. Also prefetches the following rows of `ids`.
     #[inline(always)]
     pub(super) fn for_rows(
         &self,
@@ -76,11 +79,11 @@ impl Weight {
             [a, b] => self.in_parts(self.four, ids, n, [a, b, b, b], |i, y| f(i, &y[..2])),
             [a, b, c] => self.in_parts(self.four, ids, n, [a, b, c, c], |i, y| f(i, &y[..3])),
             [a, b, c, d] => self.in_parts(self.four, ids, n, [a, b, c, d], |i, y| f(i, &y)),
-            _ => unreachable!("one to four tokens"),
+            _ => unreachable!("a chunk has one to four tokens"),
         }
     }
 
-    /// [`Weight::for_rows`] with up to eight tokens.
+    /// [`Weight::for_rows`] for up to eight tokens.
     #[inline(always)]
     pub(super) fn for_rows8(
         &self,
@@ -115,8 +118,8 @@ impl Weight {
         }
     }
 
-    /// One row, or whole blocks of one, times one to four tokens; unused entries of the result are
-    /// unspecified.
+    /// Multiplies one row, or whole blocks of a row, by one to four tokens. Unused entries of the
+    /// result are unspecified.
     #[inline]
     pub(super) fn times_row(&self, row: &[u8], xs: &[ActView<'_>]) -> [f32; 4] {
         let run = RowRun::one(row);
@@ -130,8 +133,8 @@ impl Weight {
     }
 }
 
-/// Rows per chunk of a matrix: tens of kilobytes, large enough to outweigh the scheduling and
-/// small enough for all threads to get some.
+/// Rows of a matrix per chunk, about 32 KiB: enough work to outweigh the cost of scheduling, and
+/// few enough rows that every thread gets chunks.
 pub(super) fn rows_per_chunk(row_bytes: usize) -> usize {
     const CHUNK_BYTES: usize = 32 << 10;
     (CHUNK_BYTES / row_bytes.max(1)).clamp(4, 512).next_multiple_of(4)
@@ -146,7 +149,8 @@ pub(super) struct Q8Span {
 }
 
 impl Q8Span {
-    /// Memory for `n_rows` of `n_cols`, if any of `formats` takes Q8 activations.
+    /// Takes memory for `n_rows` rows of `n_cols` values; `None` if no format of `formats` takes Q8
+    /// activations.
     pub(super) fn new(
         formats: &[Option<Format>],
         n_rows: usize,
@@ -165,35 +169,35 @@ impl Q8Span {
     }
 }
 
-/// Rows of activations in F32 and, if a weight takes them, in Q8 blocks.
+/// Rows of activations in F32 and, if a weight format takes Q8 activations, in Q8 blocks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Acts {
-    x: Reads<f32>,
-    q8: Option<(Writes<i8>, Writes<f32>, Writes<i32>)>,
+    x: ReadView<f32>,
+    q8: Option<(WriteView<i8>, WriteView<f32>, WriteView<i32>)>,
     simd: Kernels,
 }
 
 impl Acts {
-    pub(super) fn new(x: Reads<f32>, span: Option<&Q8Span>, context: &Context<'_>) -> Acts {
+    pub(super) fn new(x: ReadView<f32>, span: Option<&Q8Span>, context: &Context<'_>) -> Acts {
         let bind = &context.bind;
         let q8 = span.map(|s| (bind.scratch(&s.q), bind.scratch(&s.d), bind.scratch(&s.sum)));
         Acts { x, q8, simd: context.simd }
     }
 
-    /// Whether there is anything to quantise.
-    pub(super) fn rounds(&self) -> bool {
+    /// Whether the activations are also needed in Q8 blocks.
+    pub(super) fn quantizes(&self) -> bool {
         self.q8.is_some()
     }
 
     /// Quantises row `row` of x into slot `slot`.
-    pub(super) fn round(&self, row: usize, slot: usize) {
+    pub(super) fn quantize(&self, row: usize, slot: usize) {
         if let Some((q, d, sum)) = &self.q8 {
             self.simd.quantize(self.x.row(row), q.row(slot), d.row(slot), sum.row(slot));
         }
     }
 
     /// Quantises `values`, which begin at block `block` of a row, into slot `slot`.
-    pub(super) fn round_part(&self, values: &[f32], slot: usize, block: usize) {
+    pub(super) fn quantize_part(&self, values: &[f32], slot: usize, block: usize) {
         if let Some((q, d, sum)) = &self.q8 {
             let blocks = block..block + values.len().div_ceil(Q8_BLOCK);
             let q = q.part(slot, blocks.start * Q8_BLOCK..blocks.end * Q8_BLOCK);
@@ -216,7 +220,7 @@ impl Acts {
                 d: d.reads_rows(slots.clone()),
                 sum: sum.reads_rows(slots),
             }),
-            (Activation::Q8, None) => unreachable!("memory for quantised activations was planned"),
+            (Activation::Q8, None) => unreachable!("the plan reserved this memory"),
             (Activation::F32, _) => ActView::F32(self.x.rows(row..row + slots.len())),
         };
         TokenRows { all, n_cols, ids: RowIds::From(0) }
@@ -231,13 +235,13 @@ impl Acts {
                 d: d.reads_row(slot),
                 sum: sum.reads_row(slot),
             }),
-            (Activation::Q8, None) => unreachable!("memory for quantised activations was planned"),
+            (Activation::Q8, None) => unreachable!("the plan reserved this memory"),
             (Activation::F32, _) => ActView::F32(self.x.row(row)),
         }
     }
 
     /// The views of up to four consecutive rows; only the first `rows.len()` are valid.
-    pub(super) fn four(
+    pub(super) fn four_rows(
         &self,
         kind: Activation,
         rows: Range<usize>,

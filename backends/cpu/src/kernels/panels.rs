@@ -1,24 +1,27 @@
-//! Matrix products in prefill: a panel of rows is unpacked once for a tile of tokens.
+//! Matrix products in prefill: each panel of rows is unpacked once and multiplied by a tile of
+//! tokens.
 
 use std::ops::Range;
 
 use super::operand::Weight;
-use super::{Context, piece};
-use crate::buffer::{Scratch, Span, Writes};
-use crate::simd::{Kernels, PANEL_LEN, PANEL_ROWS, RowIds, TokenRows, panel_stretch, prefetch};
+use super::{Context, nth_range};
+use crate::buffer::{Scratch, Span, WriteView};
+use crate::simd::{Kernels, PANEL_LEN, PANEL_ROWS, RowIds, TokenRows, panel_columns, prefetch};
 
-/// Up to this number of tokens, programs go row by row, so that a token's bits do not depend on its
-/// neighbours (see the contract); larger ones go by panels.
+/// Programs of at most this number of tokens multiply row by row, so that a token's bits do not
+/// depend on the other tokens; larger programs multiply by panels.
 pub(super) const FEW_TOKENS: usize = 16;
 
 /// Maximum number of tokens of a tile: enough to make the cost of unpacking a panel negligible.
 pub(super) const TILE: usize = 512;
-/// Below this number of tokens the cost of unpacking matters.
+/// Tiles of at most this number of tokens are not split further, because the cost of unpacking
+/// would matter.
 const SMALL_TILE: usize = 64;
-/// Tiles are made smaller until there are this many chunks, so that all threads get some.
+/// Tiles are split until an op has at least this number of chunks, so that every thread gets
+/// chunks.
 const ENOUGH_CHUNKS: usize = 64;
 
-/// How a product of some tokens and rows is split: by tile, then by panel.
+/// How a matrix product is split: into tiles of tokens, then into panels of rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PanelCut {
     n_tokens: usize,
@@ -47,11 +50,11 @@ impl PanelCut {
     /// Tokens and rows of a chunk.
     pub(super) fn chunk(&self, chunk: usize) -> (Range<usize>, Range<usize>) {
         let (tile, panel) = (chunk / self.n_panels(), chunk % self.n_panels());
-        (piece(tile, self.tile, self.n_tokens), piece(panel, PANEL_ROWS, self.n_rows))
+        (nth_range(tile, self.tile, self.n_tokens), nth_range(panel, PANEL_ROWS, self.n_rows))
     }
 }
 
-/// Workspace: for each worker a panel and the sums of a tile.
+/// Workspace of each worker: a panel, and the sums of a tile.
 #[derive(Debug)]
 pub(super) struct PanelSpans {
     panel: Span<f32>,
@@ -59,7 +62,8 @@ pub(super) struct PanelSpans {
 }
 
 impl PanelSpans {
-    /// Memory for `n_sums` simultaneous products with up to `n_tokens`; none for small batches.
+    /// Takes memory for `n_sums` simultaneous products with up to `n_tokens` tokens; no memory for
+    /// small batches.
     pub(super) fn new(
         n_tokens: usize,
         n_sums: usize,
@@ -77,8 +81,8 @@ impl PanelSpans {
 /// [`PanelSpans`] bound to memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Panels {
-    panel: Writes<f32>,
-    sums: Writes<[f32; PANEL_ROWS]>,
+    panel: WriteView<f32>,
+    sums: WriteView<[f32; PANEL_ROWS]>,
     simd: Kernels,
 }
 
@@ -92,8 +96,8 @@ impl Panels {
         }
     }
 
-    /// Memory for sums with `n` tokens, at index `at` of the planned ones.
-    #[allow(clippy::mut_from_ref, reason = "used by one worker only: see `crate::buffer`")]
+    /// Buffer `at` of the worker's sums, for `n` tokens.
+    #[allow(clippy::mut_from_ref, reason = "only one worker uses its sums: see `crate::buffer`")]
     pub(super) fn sums(&self, n: usize, worker: usize, at: usize) -> &mut [[f32; PANEL_ROWS]] {
         self.sums.part(worker, at * n..(at + 1) * n)
     }
@@ -121,8 +125,8 @@ impl Panels {
         sums
     }
 
-    /// The products of rows `rows`, at most a panel, with `n` tokens: a row of sums for each, at
-    /// index `at`.
+    /// Multiplies `rows`, at most a panel, by `n` tokens. Returns one row of sums per token, which
+    /// are in buffer `at` of the worker's sums.
     pub(super) fn times(
         &self,
         weight: &Weight,
@@ -134,14 +138,14 @@ impl Panels {
     ) -> &mut [[f32; PANEL_ROWS]] {
         let (panel, sums) = (self.panel.row(worker), self.sums(n, worker, at));
         sums.fill([0.0; PANEL_ROWS]);
-        let (format, stretch) = (weight.format, panel_stretch(weight.format));
+        let (format, columns) = (weight.format, panel_columns(weight.format));
         let blocks = |k: &Range<usize>| {
             let at = |k: usize| k / format.block_values() * format.block_bytes();
             at(k.start)..at(k.end)
         };
-        for i in 0..x.n_cols.div_ceil(stretch) {
-            let k = piece(i, stretch, x.n_cols);
-            let (bytes, next) = (blocks(&k), blocks(&piece(i + 1, stretch, x.n_cols)));
+        for i in 0..x.n_cols.div_ceil(columns) {
+            let k = nth_range(i, columns, x.n_cols);
+            let (bytes, next) = (blocks(&k), blocks(&nth_range(i + 1, columns, x.n_cols)));
             let mut parts: [&[u8]; PANEL_ROWS] = [&[]; PANEL_ROWS];
             for (part, row) in parts.iter_mut().zip(rows.clone()) {
                 *part = &weight.rows.row(row)[bytes.clone()];

@@ -1,26 +1,26 @@
-//! Learned and rotary position embeddings, and writing keys and values to the paged cache.
+//! Learned and rotary position embeddings, and stores of keys and values to the paged KV cache.
 
 use hal::op::{self, Pairing};
 use hal::{KvCache, Operand, Tensor, TensorDesc};
 
 use super::operand::Step;
-use super::{Context, Kernel, cheap_rows, piece};
-use crate::buffer::{Reads, Writes};
+use super::{Context, Kernel, cheap_rows, nth_range};
+use crate::buffer::{ReadView, WriteView};
 use crate::simd::StoreFn;
 
-/// Frequencies processed at a time, with their sines on the stack.
+/// Frequencies per pass; their sines and cosines are on the stack.
 const PAIRS: usize = 64;
 
-/// Values of a table row that are dequantised at a time, on the stack: a multiple of all formats'
-/// blocks.
-const PIECE: usize = 256;
+/// Values of a table row dequantised per pass, on the stack; a multiple of every format's block
+/// size.
+const PASS_VALUES: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct AddPositions {
-    table: Reads<u8>,
+    table: ReadView<u8>,
     rows: TensorDesc,
     step: Step,
-    x: Writes<f32>,
+    x: WriteView<f32>,
     offset: usize,
 }
 
@@ -45,9 +45,9 @@ impl Kernel for AddPositions {
         let at = self.offset + self.step.view().positions()[chunk] as usize;
         let row = self.table.row(at.min(self.rows.n_rows - 1));
         let format = self.rows.format;
-        let piece_bytes = PIECE / format.block_values() * format.block_bytes();
-        let mut values = [0.0; PIECE];
-        for (x, bytes) in self.x.row(chunk).chunks_mut(PIECE).zip(row.chunks(piece_bytes)) {
+        let pass_bytes = PASS_VALUES / format.block_values() * format.block_bytes();
+        let mut values = [0.0; PASS_VALUES];
+        for (x, bytes) in self.x.row(chunk).chunks_mut(PASS_VALUES).zip(row.chunks(pass_bytes)) {
             let values = &mut values[..x.len()];
             format.dequantize(bytes, values);
             x.iter_mut().zip(&*values).for_each(|(x, v)| *x += v);
@@ -57,9 +57,9 @@ impl Kernel for AddPositions {
 
 #[derive(Debug)]
 pub(super) struct Rope {
-    freqs: Reads<f32>,
+    freqs: ReadView<f32>,
     step: Step,
-    x: Writes<f32>,
+    x: WriteView<f32>,
     d_head: usize,
     first: usize,
     n_rot: usize,
@@ -81,7 +81,7 @@ impl Rope {
         }
     }
 
-    fn turn(&self, x: &mut [f32], pos: u32) {
+    fn rotate(&self, x: &mut [f32], pos: u32) {
         for (part, freqs) in self.freqs.all().chunks(PAIRS).enumerate() {
             let (mut sin, mut cos) = ([0.0f32; PAIRS], [0.0f32; PAIRS]);
             for ((sin, cos), freq) in sin.iter_mut().zip(&mut cos).zip(freqs) {
@@ -123,16 +123,16 @@ impl Kernel for Rope {
 
     fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
         let n_tokens = self.step.n_tokens(self.x.n_rows());
-        for t in piece(chunk, cheap_rows(self.x.n_cols()), n_tokens) {
-            self.turn(self.x.row(t), self.step.view().positions()[t]);
+        for t in nth_range(chunk, cheap_rows(self.x.n_cols()), n_tokens) {
+            self.rotate(self.x.row(t), self.step.view().positions()[t]);
         }
     }
 }
 
-/// One half of the cache (keys or values), for writing.
+/// The keys or the values of the KV cache, for writing.
 #[derive(Debug)]
 struct CacheRows {
-    rows: Writes<u8>,
+    rows: WriteView<u8>,
     store: StoreFn,
 }
 
@@ -149,8 +149,8 @@ impl CacheRows {
 
 #[derive(Debug)]
 pub(super) struct StoreKv {
-    k: Reads<f32>,
-    v: Reads<f32>,
+    k: ReadView<f32>,
+    v: ReadView<f32>,
     step: Step,
     cache: KvCache<CacheRows>,
 }
@@ -161,7 +161,7 @@ impl StoreKv {
             k: context.bind.read(&op.k),
             v: context.bind.read(&op.v),
             step: Step::new(&op.batch, context),
-            cache: op.cache.map(&mut |half| CacheRows::new(half, context)),
+            cache: op.cache.map(&mut |tensor| CacheRows::new(tensor, context)),
         }
     }
 }
@@ -173,7 +173,7 @@ impl Kernel for StoreKv {
 
     fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
         let n_tokens = self.step.n_tokens(self.k.n_rows());
-        for t in piece(chunk, cheap_rows(self.k.n_cols()), n_tokens) {
+        for t in nth_range(chunk, cheap_rows(self.k.n_cols()), n_tokens) {
             let row = self.step.view().kv_rows()[t] as usize;
             self.cache.k.store(row, self.k.row(t));
             self.cache.v.store(row, self.v.row(t));

@@ -1,24 +1,25 @@
-//! Predicts the active neurons of a step: two small matrices, a comparison, and lists.
+//! Predicts the active neurons of a step: two small matrices (fc1, fc2), a threshold, and row
+//! lists.
 //!
-//! Five phases: quantise x; the first matrix; quantise its output (or x, if there is one matrix);
-//! the second matrix, whose scores become membership bits; the lists. Each chunk of neurons fills
-//! the range of the lists after the earlier chunks, so that the lists are ascending whichever
-//! thread runs a chunk. In prefill both matrices go by panels.
+//! The five phases: quantise x; multiply by fc1; quantise the result (x if there is no fc1);
+//! multiply by fc2 and compare the scores with the threshold; fill the lists. Each chunk of neurons
+//! fills the range of the lists after the ranges of earlier chunks, so that the lists are ascending
+//! whichever thread runs a chunk. Prefill multiplies both matrices panel by panel.
 
 use std::ops::Range;
 
 use hal::op::{self, Hidden};
 use hal::{Operand, RowSet, Slot, Tensor};
 
-use super::operand::{Acts, Q8Span, Weight, maybe, rows_per_chunk};
+use super::operand::{Acts, Q8Span, Weight, optional_view, rows_per_chunk};
 use super::panels::{FEW_TOKENS, PanelCut, PanelSpans, Panels, TILE};
-use super::{Context, Kernel, cheap_rows, piece};
-use crate::buffer::{Reads, Scratch, Span, Writes};
+use super::{Context, Kernel, cheap_rows, nth_range};
+use crate::buffer::{ReadView, Scratch, Span, WriteView};
 use crate::simd::{PANEL_ROWS, RowIds};
 
 /// Workspace of the op.
 pub(super) struct Spans {
-    first: Option<FirstSpans>,
+    first: Option<FirstMatrixSpans>,
     /// Quantised input of the second matrix.
     q8: Option<Q8Span>,
     /// `[n_ff, words]`: bit `t % 32` of word `t / 32` is set if the neuron is active for token `t`.
@@ -29,7 +30,7 @@ pub(super) struct Spans {
 }
 
 /// Workspace of the first matrix.
-struct FirstSpans {
+struct FirstMatrixSpans {
     x: Option<Q8Span>,
     /// `[n_tokens, rank]`
     hidden: Span<f32>,
@@ -52,7 +53,7 @@ impl Spans {
         scratch: &mut Scratch,
     ) -> Spans {
         let (x, fc2) = (op.x.desc(), op.fc2.desc());
-        let first = op.fc1.as_ref().map(|fc1| FirstSpans {
+        let first = op.fc1.as_ref().map(|fc1| FirstMatrixSpans {
             x: Q8Span::new(&[Some(fc1.desc().format)], x.n_rows, x.n_cols, scratch),
             hidden: scratch.take(x.n_rows, fc1.desc().n_rows),
         });
@@ -66,12 +67,12 @@ impl Spans {
     }
 }
 
-/// A list to fill.
+/// A row list to fill.
 #[derive(Debug)]
 struct List {
-    ids: Writes<u32>,
-    count: Writes<u32>,
-    members: Writes<u32>,
+    ids: WriteView<u32>,
+    count: WriteView<u32>,
+    members: WriteView<u32>,
 }
 
 impl List {
@@ -84,7 +85,7 @@ impl List {
     }
 
     /// Writes entry `at`: the row and its membership bits.
-    fn put(&self, at: usize, row: u32, bits: &[u32]) {
+    fn write_entry(&self, at: usize, row: u32, bits: &[u32]) {
         self.ids.part(0, at..at + 1)[0] = row;
         let (members, more) = self.members.row(at).split_at_mut(bits.len());
         members.copy_from_slice(bits);
@@ -92,49 +93,49 @@ impl List {
     }
 }
 
-/// The first matrix.
+/// The first matrix, with its input and output.
 #[derive(Debug)]
-struct First {
+struct FirstMatrix {
     x: Acts,
     n_in: usize,
     weight: Weight,
     rows: usize,
-    hidden: Writes<f32>,
+    hidden: WriteView<f32>,
     hidden_is: Hidden,
-    /// For prefill.
+    /// Used only in prefill.
     cut: Option<PanelCut>,
 }
 
 #[derive(Debug)]
 pub(super) struct Predict {
-    first: Option<First>,
+    first: Option<FirstMatrix>,
     n_tokens: usize,
     /// Input of the second matrix.
     acts: Acts,
-    /// Its width.
+    /// Width of the second matrix's input.
     rank: usize,
     fc2: Weight,
-    bias: Option<Reads<f32>>,
+    bias: Option<ReadView<f32>>,
     neurons: usize,
-    bits: Writes<u32>,
-    counts: Writes<u32>,
-    slots: Reads<u32>,
+    bits: WriteView<u32>,
+    counts: WriteView<u32>,
+    slots: ReadView<u32>,
     resident: List,
     absent: Option<List>,
     threshold: f32,
     panels: Panels,
 }
 
-impl First {
+impl FirstMatrix {
     fn new(
         op: &op::Predict<Tensor>,
         fc1: &Tensor,
-        spans: &FirstSpans,
+        spans: &FirstMatrixSpans,
         context: &Context<'_>,
-    ) -> First {
+    ) -> FirstMatrix {
         let weight = Weight::new(fc1, context);
         let n_tokens = op.x.desc().n_rows;
-        First {
+        FirstMatrix {
             x: Acts::new(context.bind.read(&op.x), spans.x.as_ref(), context),
             n_in: op.x.desc().n_cols,
             rows: rows_per_chunk(weight.rows.n_cols()),
@@ -146,7 +147,7 @@ impl First {
     }
 
     fn run(&self, chunk: usize, worker: usize, n_tokens: usize, panels: &Panels) {
-        // Keeps NaN, so that it reaches the scores.
+        // NaN is kept, so that it reaches the scores.
         let activate = |v: f32| match self.hidden_is {
             Hidden::Relu if v <= 0.0 => 0.0,
             Hidden::Relu | Hidden::Linear => v,
@@ -161,7 +162,7 @@ impl First {
             }
             return;
         }
-        let rows = piece(chunk, self.rows, self.hidden.n_cols());
+        let rows = nth_range(chunk, self.rows, self.hidden.n_cols());
         multiply(&self.weight, &self.x, &rows, n_tokens, |first, row, values| {
             for (t, &v) in (first..).zip(values) {
                 self.hidden.part(t, row..row + 1)[0] = activate(v);
@@ -170,7 +171,8 @@ impl First {
     }
 }
 
-/// Rows of `weight` times every token: `f(first token, row, values of up to four tokens)`.
+/// Multiplies `rows` of `weight` by every token. Calls `f(first_token, row, values)` with the
+/// values of up to four tokens.
 fn multiply(
     weight: &Weight,
     acts: &Acts,
@@ -180,7 +182,7 @@ fn multiply(
 ) {
     for first in (0..n_tokens).step_by(4) {
         let tokens = first..n_tokens.min(first + 4);
-        let xs = acts.four(weight.activation, tokens.clone(), first);
+        let xs = acts.four_rows(weight.activation, tokens.clone(), first);
         weight.for_rows(RowIds::From(rows.start), rows.len(), &xs[..tokens.len()], |i, values| {
             f(first, rows.start + i, values);
         });
@@ -192,7 +194,7 @@ impl Predict {
         let (spans, bind) =
             (Spans::new(op, context.n_threads, &mut Scratch::default()), &context.bind);
         let first = op.fc1.as_ref().zip(spans.first.as_ref());
-        let first = first.map(|(fc1, spans)| First::new(op, fc1, spans, context));
+        let first = first.map(|(fc1, spans)| FirstMatrix::new(op, fc1, spans, context));
         let input = first.as_ref().map_or_else(|| bind.read(&op.x), |first| first.hidden.reads());
         Predict {
             first,
@@ -201,7 +203,7 @@ impl Predict {
             rank: op.fc2.desc().n_cols,
             neurons: neurons(op),
             fc2: Weight::new(&op.fc2, context),
-            bias: maybe(op.bias.as_ref(), context),
+            bias: optional_view(op.bias.as_ref(), context),
             bits: bind.scratch(&spans.bits),
             counts: bind.scratch(&spans.counts),
             slots: bind.read(&op.slots),
@@ -213,9 +215,9 @@ impl Predict {
     }
 
     fn score(&self, chunk: usize, worker: usize) {
-        let rows = piece(chunk, self.neurons, self.bits.n_rows());
+        let rows = nth_range(chunk, self.neurons, self.bits.n_rows());
         rows.clone().for_each(|row| self.bits.row(row).fill(0));
-        // Written so that NaN scores count as active.
+        // The comparison is negated, so that NaN scores count as active.
         let wants = |row: usize| {
             let bias = self.bias.as_ref().map_or(0.0, |bias| bias.all()[row]);
             move |(t, &score): (usize, &f32)| {
@@ -246,12 +248,13 @@ impl Predict {
 
     fn count(&self, chunk: usize, rows: &Range<usize>) {
         let mut counts = [0; 2];
-        self.wanted(rows, |slot, _| counts[usize::from(is_absent(slot))] += 1);
+        self.for_each_active(rows, |slot, _| counts[usize::from(is_absent(slot))] += 1);
         self.counts.row(chunk).copy_from_slice(&counts);
     }
 
-    /// Calls `f` for each neuron of `rows` that is active for any token, in order.
-    fn wanted(&self, rows: &Range<usize>, mut f: impl FnMut(Slot, &[u32])) {
+    /// Calls `f(slot, bits)` for each neuron of `rows` that is active for any token, in ascending
+    /// order.
+    fn for_each_active(&self, rows: &Range<usize>, mut f: impl FnMut(Slot, &[u32])) {
         let slots = &self.slots.all()[rows.clone()];
         for (row, &slot) in rows.clone().zip(slots) {
             let bits = self.bits.reads_row(row);
@@ -267,15 +270,15 @@ impl Predict {
             let counts = self.counts.reads_row(before);
             at = [at[0] + counts[0] as usize, at[1] + counts[1] as usize];
         }
-        let rows = piece(chunk, self.neurons, self.bits.n_rows());
-        self.wanted(&rows, |slot, bits| {
+        let rows = nth_range(chunk, self.neurons, self.bits.n_rows());
+        self.for_each_active(&rows, |slot, bits| {
             let (list, row) = match slot {
                 Slot::Resident(row) => (Some(&self.resident), row),
                 Slot::Absent(row) => (self.absent.as_ref(), row),
             };
             let at = &mut at[usize::from(is_absent(slot))];
             if let Some(list) = list {
-                list.put(*at, row, bits);
+                list.write_entry(*at, row, bits);
             }
             *at += 1;
         });
@@ -302,12 +305,14 @@ impl Kernel for Predict {
 
     fn chunks(&self, phase: usize) -> usize {
         match (phase, &self.first) {
-            (0, Some(first)) if first.x.rounds() => self.n_tokens.div_ceil(cheap_rows(first.n_in)),
+            (0, Some(first)) if first.x.quantizes() => {
+                self.n_tokens.div_ceil(cheap_rows(first.n_in))
+            }
             (1, Some(first)) => match &first.cut {
                 Some(cut) => cut.n_chunks(),
                 None => first.hidden.n_cols().div_ceil(first.rows),
             },
-            (2, _) if self.acts.rounds() => self.n_tokens,
+            (2, _) if self.acts.quantizes() => self.n_tokens,
             (0..=2, _) => 0,
             _ => self.bits.n_rows().div_ceil(self.neurons),
         }
@@ -316,11 +321,11 @@ impl Kernel for Predict {
     fn run(&self, phase: usize, chunk: usize, worker: usize) {
         match (phase, &self.first) {
             (0, Some(first)) => {
-                let tokens = piece(chunk, cheap_rows(first.n_in), self.n_tokens);
-                tokens.for_each(|t| first.x.round(t, t));
+                let tokens = nth_range(chunk, cheap_rows(first.n_in), self.n_tokens);
+                tokens.for_each(|t| first.x.quantize(t, t));
             }
             (1, Some(first)) => first.run(chunk, worker, self.n_tokens, &self.panels),
-            (2, _) => self.acts.round(chunk, chunk),
+            (2, _) => self.acts.quantize(chunk, chunk),
             (3, _) => self.score(chunk, worker),
             (4, _) => self.fill(chunk),
             _ => {}

@@ -1,32 +1,34 @@
-//! Recurrent layers: a chunk is one sequence's state in one head (or in some channels), which stays
-//! in the first-level cache from the sequence's first token of the step to its last.
+//! Recurrent layers. A chunk advances one sequence's state in one head, or in some channels, over
+//! all of the sequence's tokens in the step, so that the state stays in the CPU cache.
 //!
-//! No chunked form of the recurrences: for heads of 128 by 128 it multiplies as often as these
-//! loops do, and these loops do not wait for memory.
+//! The kernels do not use the chunked form of the recurrences: for heads of 128 by 128 it needs as
+//! many multiplications as these loops, which are not limited by memory.
 
 use std::ops::Range;
 
 use hal::op::{self, HeadMapping};
 use hal::{Operand, Tensor};
 
-use super::operand::{Step, maybe};
-use super::{Context, Kernel, piece};
-use crate::buffer::{Reads, Scratch, Span, Writes};
+use super::operand::{Step, optional_view};
+use super::{Context, Kernel, nth_range};
+use crate::buffer::{ReadView, Scratch, Span, WriteView};
 use crate::simd::{
-    ActivateFn, DeltaColumns, DeltaToken, Kernels, MOST_DELTA_COLUMNS, MultiplyAddFn, ScanToken,
+    ActivateFn, DeltaColumns, DeltaToken, Kernels, MAX_DELTA_COLUMNS, MultiplyAddFn, ScanToken,
 };
 
-/// Channels of a convolution per chunk: inputs, filters and outputs of a token fit the L1 cache.
+/// Channels of a convolution per chunk: one token's inputs, filters and outputs fit in the L1
+/// cache.
 const CONV_CHANNELS: usize = 256;
 
-/// Channels of a scan per chunk, so that a step of one token occupies all threads.
+/// Channels of a scan per chunk: few enough that a step of one token occupies all threads.
 const SCAN_CHANNELS: usize = 32;
 
-/// From this number of tokens of a sequence on, columns of its state are copied to contiguous
-/// memory: in place, rows whose stride is a power of two map to too few sets of the L1 cache.
+/// For a sequence with at least this number of tokens in the step, columns of its state are copied
+/// to contiguous memory. In place, rows with a power-of-two stride map to too few sets of the L1
+/// cache.
 const COPIED_FROM: usize = 4;
 
-/// The tokens of the step by their sequences.
+/// The tokens of the step, by sequence.
 #[derive(Debug)]
 struct Sequences {
     step: Step,
@@ -42,7 +44,7 @@ impl Sequences {
         self.step.view().n_seqs()
     }
 
-    /// The tokens of a sequence in ascending position, each with whether it is at position 0.
+    /// The tokens of a sequence in ascending position; the flag is true for a token at position 0.
     fn tokens(&self, seq: usize) -> impl Iterator<Item = (usize, bool)> {
         let (view, n) = (self.step.view(), self.step.n_tokens(self.n_rows));
         let tokens = view.seqs()[..n].iter().zip(view.positions()).enumerate();
@@ -58,7 +60,7 @@ impl Sequences {
     }
 }
 
-/// Workspace of a convolution: filters tap by tap, `[n_threads, taps * CONV_CHANNELS]`.
+/// Workspace of a convolution: transposed filters, `[n_threads, kernel size * CONV_CHANNELS]`.
 pub(super) struct ConvSpan(Span<f32>);
 
 impl ConvSpan {
@@ -73,13 +75,13 @@ impl ConvSpan {
 
 #[derive(Debug)]
 pub(super) struct ShortConv {
-    x: Reads<f32>,
-    weight: Reads<f32>,
-    bias: Option<Reads<f32>>,
+    x: ReadView<f32>,
+    weight: ReadView<f32>,
+    bias: Option<ReadView<f32>>,
     sequences: Sequences,
-    state: Writes<f32>,
-    y: Writes<f32>,
-    by_tap: Writes<f32>,
+    state: WriteView<f32>,
+    y: WriteView<f32>,
+    filters: WriteView<f32>,
     silu: bool,
     multiply_add: MultiplyAddFn,
     activate: ActivateFn,
@@ -91,11 +93,11 @@ impl ShortConv {
         ShortConv {
             x: context.bind.read(&op.x),
             weight: context.bind.read(&op.weight),
-            bias: maybe(op.bias.as_ref(), context),
+            bias: optional_view(op.bias.as_ref(), context),
             sequences: Sequences::new(&op.batch, &op.x, context),
             state: context.bind.write(&op.state),
             y: context.bind.write(&op.y),
-            by_tap: context.bind.scratch(&span.0),
+            filters: context.bind.scratch(&span.0),
             silu: op.silu,
             multiply_add: context.simd.multiply_add(),
             activate: context.simd.activate(),
@@ -114,21 +116,21 @@ impl Kernel for ShortConv {
 
     fn run(&self, _phase: usize, chunk: usize, worker: usize) {
         let per_sequence = self.chunks_per_sequence();
-        let (seq, n, taps) = (chunk / per_sequence, self.x.n_cols(), self.weight.n_cols());
-        let channels = piece(chunk % per_sequence, CONV_CHANNELS, n);
+        let (seq, n, kernel_size) = (chunk / per_sequence, self.x.n_cols(), self.weight.n_cols());
+        let channels = nth_range(chunk % per_sequence, CONV_CHANNELS, n);
         let Some(tokens) = self.sequences.tokens_if_any(seq) else { return };
-        let by_tap = self.by_tap.row(worker);
+        let filters = self.filters.row(worker);
         for (c, channel) in channels.clone().enumerate() {
             for (i, weight) in self.weight.row(channel).iter().enumerate() {
-                by_tap[i * CONV_CHANNELS + c] = *weight;
+                filters[i * CONV_CHANNELS + c] = *weight;
             }
         }
-        let weights = |i: usize| &by_tap[i * CONV_CHANNELS..][..channels.len()];
-        // The input of `taps - 1 - i` tokens ago.
+        let weights = |i: usize| &filters[i * CONV_CHANNELS..][..channels.len()];
+        // The input from `kernel_size - 1 - i` tokens ago.
         let before = |i: usize| self.state.part(seq, i * n + channels.start..i * n + channels.end);
         for (t, begins) in tokens {
             if begins {
-                (0..taps - 1).for_each(|i| before(i).fill(0.0));
+                (0..kernel_size - 1).for_each(|i| before(i).fill(0.0));
             }
             let x = &self.x.row(t)[channels.clone()];
             let y = self.y.part(t, channels.clone());
@@ -136,18 +138,18 @@ impl Kernel for ShortConv {
                 Some(bias) => y.copy_from_slice(&bias.all()[channels.clone()]),
                 None => y.fill(0.0),
             }
-            for i in 0..taps - 1 {
+            for i in 0..kernel_size - 1 {
                 (self.multiply_add)(y, weights(i), before(i));
             }
-            (self.multiply_add)(y, weights(taps - 1), x);
+            (self.multiply_add)(y, weights(kernel_size - 1), x);
             if self.silu {
                 (self.activate)(op::Activation::Silu, y);
             }
-            for i in 1..taps - 1 {
+            for i in 1..kernel_size - 1 {
                 before(i - 1).copy_from_slice(before(i));
             }
-            if taps > 1 {
-                before(taps - 2).copy_from_slice(x);
+            if kernel_size > 1 {
+                before(kernel_size - 2).copy_from_slice(x);
             }
         }
     }
@@ -157,7 +159,7 @@ impl Kernel for ShortConv {
 pub(super) struct DeltaSpans {
     /// Factors per head and token, `[n_head_v, 3 * n_tokens]`.
     factors: Span<f32>,
-    /// Columns of a state, `[n_threads, d_k * MOST_DELTA_COLUMNS]`.
+    /// Columns of a state, `[n_threads, d_k * MAX_DELTA_COLUMNS]`.
     columns: Span<f32>,
 }
 
@@ -168,7 +170,7 @@ impl DeltaSpans {
         scratch: &mut Scratch,
     ) -> DeltaSpans {
         let (n_tokens, [d_k, _]) = (op.q.desc().n_rows, op.head_dims());
-        let copied = if n_tokens < COPIED_FROM { 0 } else { MOST_DELTA_COLUMNS };
+        let copied = if n_tokens < COPIED_FROM { 0 } else { MAX_DELTA_COLUMNS };
         DeltaSpans {
             factors: scratch.take(op.n_head_v, n_tokens.saturating_mul(3)),
             columns: scratch.take(n_threads, d_k.saturating_mul(copied)),
@@ -178,19 +180,20 @@ impl DeltaSpans {
 
 #[derive(Debug)]
 pub(super) struct GatedDelta {
-    q: Reads<f32>,
-    k: Reads<f32>,
-    v: Reads<f32>,
-    decay: Reads<f32>,
-    beta: Reads<f32>,
-    dt_bias: Reads<f32>,
-    a: Reads<f32>,
+    q: ReadView<f32>,
+    k: ReadView<f32>,
+    v: ReadView<f32>,
+    decay: ReadView<f32>,
+    beta: ReadView<f32>,
+    dt_bias: ReadView<f32>,
+    a: ReadView<f32>,
     sequences: Sequences,
-    state: Writes<f32>,
-    y: Writes<f32>,
-    /// For token t, at `3 t`: the state's factor, the writing strength, `k . q`.
-    factors: Writes<f32>,
-    columns: Writes<f32>,
+    state: WriteView<f32>,
+    y: WriteView<f32>,
+    /// For token t, from `3 * t` on: the decay of the state, beta (the write strength), and `k .
+    /// q`.
+    factors: WriteView<f32>,
+    columns: WriteView<f32>,
     n_head_k: usize,
     n_head_v: usize,
     heads: HeadMapping,
@@ -254,7 +257,7 @@ impl GatedDelta {
         }
     }
 
-    /// The state's factor, the writing strength and `k . q` of a token in a head.
+    /// The decay of the state, beta (the write strength) and `k . q` of head `h` for token `t`.
     fn prepare(&self, h: usize, t: usize) -> [f32; 3] {
         let dt = softplus(self.decay.row(t)[h] + self.dt_bias.all()[h]);
         let [q, k] = self.query_key(h, t);
@@ -301,16 +304,16 @@ impl Kernel for GatedDelta {
 
 #[derive(Debug)]
 pub(super) struct SsmScan {
-    x: Reads<f32>,
-    dt: Reads<f32>,
-    dt_bias: Reads<f32>,
-    a: Reads<f32>,
-    b: Reads<f32>,
-    c: Reads<f32>,
-    d: Reads<f32>,
+    x: ReadView<f32>,
+    dt: ReadView<f32>,
+    dt_bias: ReadView<f32>,
+    a: ReadView<f32>,
+    b: ReadView<f32>,
+    c: ReadView<f32>,
+    d: ReadView<f32>,
     sequences: Sequences,
-    state: Writes<f32>,
-    y: Writes<f32>,
+    state: WriteView<f32>,
+    y: WriteView<f32>,
     n_group: usize,
     simd: Kernels,
 }
@@ -352,7 +355,7 @@ impl Kernel for SsmScan {
         let (n_head, per_head) = (self.n_head(), self.chunks_per_head());
         let (d_head, d_state) = (self.x.n_cols() / n_head, self.b.n_cols() / self.n_group);
         let (seq, h) = (chunk / per_head / n_head, chunk / per_head % n_head);
-        let own = piece(chunk % per_head, SCAN_CHANNELS, d_head);
+        let own = nth_range(chunk % per_head, SCAN_CHANNELS, d_head);
         let channels = h * d_head + own.start..h * d_head + own.end;
         let group = h * self.n_group / n_head * d_state;
         let (rate, offset, d) = (self.a.all()[h], self.dt_bias.all()[h], self.d.all()[h]);
@@ -380,7 +383,7 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The sum of products, in eight interleaved sums.
+/// The dot product, accumulated in eight interleaved sums.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0; 8];
     for (a, b) in a.chunks(8).zip(b.chunks(8)) {

@@ -3,15 +3,15 @@
 use hal::op::{self, Scoring};
 use hal::{Operand, Tensor};
 
-use super::operand::{Acts, Q8Span, Weight, maybe, rows_per_chunk};
-use super::{Context, Kernel, piece};
-use crate::buffer::{Reads, Scratch, Span, Writes};
+use super::operand::{Acts, Q8Span, Weight, optional_view, rows_per_chunk};
+use super::{Context, Kernel, nth_range};
+use crate::buffer::{ReadView, Scratch, Span, WriteView};
 use crate::simd::RowIds;
 
 /// Workspace of the op.
 pub(super) struct Spans {
     x: Option<Q8Span>,
-    /// `[n_tokens, n_group]`
+    /// `[n_tokens, n_expert]`
     products: Span<f32>,
     /// `[n_tokens, n_used]`
     chosen: Span<u32>,
@@ -31,12 +31,12 @@ impl Spans {
 #[derive(Debug)]
 pub(super) struct Route {
     w: Weight,
-    bias: Option<Reads<f32>>,
+    bias: Option<ReadView<f32>>,
     x: Acts,
     rows: usize,
-    products: Writes<f32>,
-    chosen: Writes<u32>,
-    weights: Writes<f32>,
+    products: WriteView<f32>,
+    chosen: WriteView<u32>,
+    weights: WriteView<f32>,
     scoring: Scoring,
     renormalise: bool,
     scale: f32,
@@ -49,7 +49,7 @@ impl Route {
         Route {
             rows: rows_per_chunk(w.rows.n_cols()),
             w,
-            bias: maybe(op.bias.as_ref(), context),
+            bias: optional_view(op.bias.as_ref(), context),
             x: Acts::new(bind.read(&op.x), spans.x.as_ref(), context),
             products: bind.scratch(&spans.products),
             chosen: bind.scratch(&spans.chosen),
@@ -61,11 +61,11 @@ impl Route {
     }
 
     fn multiply(&self, chunk: usize) {
-        let rows = piece(chunk, self.rows, self.products.n_cols());
+        let rows = nth_range(chunk, self.rows, self.products.n_cols());
         let n_tokens = self.products.n_rows();
         for first in (0..n_tokens).step_by(4) {
             let tokens = first..n_tokens.min(first + 4);
-            let xs = self.x.four(self.w.activation, tokens.clone(), first);
+            let xs = self.x.four_rows(self.w.activation, tokens.clone(), first);
             let ids = RowIds::From(rows.start);
             self.w.for_rows(ids, rows.len(), &xs[..tokens.len()], |i, values| {
                 let row = rows.start + i;
@@ -82,7 +82,8 @@ impl Route {
         let chosen = self.chosen.row(t);
         let mut n = 0;
         for g in 0..products.len() {
-            // Only a larger product goes before earlier entries, so that the lower id wins a tie.
+            // Only a larger product is inserted before earlier entries, so that the lower id wins a
+            // tie.
             let behind = |&other: &u32| products[g].total_cmp(&products[other as usize]).is_gt();
             let at = chosen[..n].iter().rposition(|other| !behind(other)).map_or(0, |i| i + 1);
             if at == chosen.len() {
@@ -119,7 +120,7 @@ impl Kernel for Route {
 
     fn chunks(&self, phase: usize) -> usize {
         match phase {
-            0 if !self.x.rounds() => 0,
+            0 if !self.x.quantizes() => 0,
             1 => self.products.n_cols().div_ceil(self.rows),
             _ => self.products.n_rows(),
         }
@@ -127,7 +128,7 @@ impl Kernel for Route {
 
     fn run(&self, phase: usize, chunk: usize, _worker: usize) {
         match phase {
-            0 => self.x.round(chunk, chunk),
+            0 => self.x.quantize(chunk, chunk),
             1 => self.multiply(chunk),
             _ => self.choose(chunk),
         }

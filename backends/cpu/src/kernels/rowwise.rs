@@ -3,18 +3,18 @@
 use hal::op::{self, GateActivation, HeadColumns, NormKind};
 use hal::{Tensor, TensorDesc};
 
-use super::operand::{Step, maybe};
-use super::{CHEAP_CHUNK, Context, Kernel, cheap_rows, piece};
-use crate::buffer::{Reads, Writes};
+use super::operand::{Step, optional_view};
+use super::{CHEAP_CHUNK, Context, Kernel, cheap_rows, nth_range};
+use crate::buffer::{ReadView, WriteView};
 use crate::simd::{GateFn, Kernels};
 
 #[derive(Debug)]
 pub(super) struct GetRows {
-    table: Reads<u8>,
+    table: ReadView<u8>,
     whole: TensorDesc,
     first: usize,
     step: Step,
-    y: Writes<f32>,
+    y: WriteView<f32>,
     scale: f32,
 }
 
@@ -48,9 +48,9 @@ impl Kernel for GetRows {
 
 #[derive(Debug)]
 pub(super) struct Gather {
-    x: Reads<f32>,
+    x: ReadView<f32>,
     step: Step,
-    y: Writes<f32>,
+    y: WriteView<f32>,
 }
 
 impl Gather {
@@ -73,7 +73,7 @@ impl Kernel for Gather {
     }
 
     fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
-        for i in piece(chunk, cheap_rows(self.y.n_cols()), self.n_out()) {
+        for i in nth_range(chunk, cheap_rows(self.y.n_cols()), self.n_out()) {
             let token = self.step.view().outputs()[i] as usize;
             self.y.row(i).copy_from_slice(self.x.row(token));
         }
@@ -82,10 +82,10 @@ impl Kernel for Gather {
 
 #[derive(Debug)]
 pub(super) struct Norm {
-    x: Reads<f32>,
-    weight: Option<Reads<f32>>,
-    bias: Option<Reads<f32>>,
-    y: Writes<f32>,
+    x: ReadView<f32>,
+    weight: Option<ReadView<f32>>,
+    bias: Option<ReadView<f32>>,
+    y: WriteView<f32>,
     kind: NormKind,
     eps: f32,
     width: usize,
@@ -96,8 +96,8 @@ impl Norm {
     pub(super) fn new(op: &op::Norm<Tensor>, context: &Context<'_>) -> Norm {
         Norm {
             x: context.bind.read(&op.x),
-            weight: maybe(op.weight.as_ref(), context),
-            bias: maybe(op.bias.as_ref(), context),
+            weight: optional_view(op.weight.as_ref(), context),
+            bias: optional_view(op.bias.as_ref(), context),
             y: context.bind.write(&op.y),
             kind: op.kind,
             eps: op.eps,
@@ -136,7 +136,7 @@ impl Kernel for Norm {
     }
 
     fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
-        for t in piece(chunk, cheap_rows(self.x.n_cols()), self.x.n_rows()) {
+        for t in nth_range(chunk, cheap_rows(self.x.n_cols()), self.x.n_rows()) {
             let runs = self.x.row(t).chunks_exact(self.width);
             for (x, y) in runs.zip(self.y.row(t).chunks_exact_mut(self.width)) {
                 self.norm(x, y);
@@ -147,8 +147,8 @@ impl Kernel for Norm {
 
 #[derive(Debug)]
 pub(super) struct Add {
-    a: Reads<f32>,
-    x: Writes<f32>,
+    a: ReadView<f32>,
+    x: WriteView<f32>,
 }
 
 impl Add {
@@ -163,7 +163,7 @@ impl Kernel for Add {
     }
 
     fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
-        for t in piece(chunk, cheap_rows(self.x.n_cols()), self.x.n_rows()) {
+        for t in nth_range(chunk, cheap_rows(self.x.n_cols()), self.x.n_rows()) {
             self.x.row(t).iter_mut().zip(self.a.row(t)).for_each(|(x, a)| *x += a);
         }
     }
@@ -171,13 +171,13 @@ impl Kernel for Add {
 
 #[derive(Debug)]
 pub(super) struct Mul {
-    g: Reads<f32>,
-    x: Writes<f32>,
+    g: ReadView<f32>,
+    x: WriteView<f32>,
     activation: GateActivation,
     activate: GateFn,
 }
 
-/// Gate values that are activated together.
+/// Gate values per call of the activation function.
 const GATES: usize = 256;
 
 impl Mul {
@@ -190,7 +190,7 @@ impl Mul {
         }
     }
 
-    /// Scales runs of one row by some of its gates.
+    /// Multiplies each run of `x` by its activated gate.
     fn scale(&self, gates: &[f32], x: &mut [f32]) {
         let mut factors = [0.0; GATES];
         let factors = &mut factors[..gates.len()];
@@ -212,7 +212,7 @@ impl Kernel for Mul {
 
     fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
         let per_gate = self.x.n_cols() / self.g.n_cols();
-        for t in piece(chunk, cheap_rows(self.x.n_cols()), self.x.n_rows()) {
+        for t in nth_range(chunk, cheap_rows(self.x.n_cols()), self.x.n_rows()) {
             let gates = self.g.row(t.min(self.g.n_rows() - 1)).chunks(GATES);
             for (gates, x) in gates.zip(self.x.row(t).chunks_mut(GATES * per_gate)) {
                 self.scale(gates, x);
@@ -223,7 +223,7 @@ impl Kernel for Mul {
 
 #[derive(Debug)]
 pub(super) struct SoftCap {
-    x: Writes<f32>,
+    x: WriteView<f32>,
     cap: f32,
 }
 
@@ -232,7 +232,7 @@ impl SoftCap {
         SoftCap { x: context.bind.write(&op.x), cap: op.cap }
     }
 
-    /// Chunks per row: there are few rows, and they are as long as a vocabulary.
+    /// Chunks per row. The rows are logits: few of them, each as long as the vocabulary.
     fn per_row(&self) -> usize {
         self.x.n_cols().div_ceil(CHEAP_CHUNK)
     }
@@ -245,7 +245,7 @@ impl Kernel for SoftCap {
 
     fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
         let (t, part) = (chunk / self.per_row(), chunk % self.per_row());
-        for x in self.x.part(t, piece(part, CHEAP_CHUNK, self.x.n_cols())) {
+        for x in self.x.part(t, nth_range(part, CHEAP_CHUNK, self.x.n_cols())) {
             *x = self.cap * (*x / self.cap).tanh();
         }
     }
@@ -253,8 +253,8 @@ impl Kernel for SoftCap {
 
 #[derive(Debug)]
 pub(super) struct CopyHeads {
-    x: Reads<f32>,
-    y: Writes<f32>,
+    x: ReadView<f32>,
+    y: WriteView<f32>,
     n_head: usize,
     width: usize,
     from: HeadColumns,
@@ -280,7 +280,7 @@ impl Kernel for CopyHeads {
     }
 
     fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
-        for t in piece(chunk, cheap_rows(self.n_head * self.width), self.x.n_rows()) {
+        for t in nth_range(chunk, cheap_rows(self.n_head * self.width), self.x.n_rows()) {
             let (x, y) = (self.x.row(t), self.y.row(t));
             for h in 0..self.n_head {
                 let [from, to] = [self.from, self.to].map(|at| at.first + h * at.step);

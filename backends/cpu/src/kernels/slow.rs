@@ -1,4 +1,4 @@
-//! Ops without a fast kernel: the reference, on one worker.
+//! Ops without a fast kernel: the reference implementation, run by one worker.
 
 use hal::Op;
 
@@ -7,18 +7,18 @@ use crate::buffer::HostMemory;
 use crate::reference;
 
 #[derive(Debug)]
-pub(super) struct Slow {
+pub(super) struct ReferenceOp {
     op: Op,
     memory: HostMemory,
 }
 
-impl Slow {
-    pub(super) fn new(op: &Op, context: &Context<'_>) -> Slow {
-        Slow { op: op.clone(), memory: context.bind.memory() }
+impl ReferenceOp {
+    pub(super) fn new(op: &Op, context: &Context<'_>) -> ReferenceOp {
+        ReferenceOp { op: op.clone(), memory: context.bind.memory() }
     }
 }
 
-impl Kernel for Slow {
+impl Kernel for ReferenceOp {
     fn chunks(&self, _phase: usize) -> usize {
         1
     }

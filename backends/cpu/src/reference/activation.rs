@@ -7,7 +7,7 @@ use hal::op::{Activation, FfnKind, GateActivation};
 /// `act(x)` of one value.
 pub(crate) fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
-        // Written so that NaN stays NaN.
+        // Not `x.max(0.0)`, which would turn NaN into 0.
         Activation::Relu => {
             if x <= 0.0 {
                 0.0
@@ -36,7 +36,7 @@ pub(crate) fn activate(activation: Activation, x: f64) -> f64 {
     }
 }
 
-/// The value of a neuron from its test value (the gate, or up without a gate) and up.
+/// A neuron's value from up and the test value, which is the gate, or up in blocks without a gate.
 pub(super) fn neuron(kind: FfnKind, activation: Activation, test: f64, up: f64) -> f64 {
     let limit = match activation {
         Activation::SwigluOai { limit, .. } => Some(f64::from(limit)),
@@ -72,8 +72,8 @@ pub(super) fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The error function by its series of positive terms, `2 / sqrt(pi) * exp(-x^2) * sum of 2^n
-/// x^(2n+1) / (2n+1)!!`, which has no cancellation.
+/// The error function, as the series `2 / sqrt(pi) * exp(-x^2) * sum of 2^n x^(2n+1) / (2n+1)!!`,
+/// whose terms have the same sign, so that they do not cancel.
 fn erf(x: f64) -> f64 {
     if x.abs() > 6.0 {
         return x.signum();

@@ -4,7 +4,7 @@ use hal::op::{Attention, Pairing, Rope, StoreKv};
 use hal::{BatchView, Operand, Tensor};
 
 use super::Memory;
-use super::operands::{Step, floats, maybe_floats, row, write_row};
+use super::operands::{Step, floats, optional_floats, row, write_row};
 
 pub(super) fn rope(op: &Rope<Tensor>, memory: &dyn Memory) {
     let step = Step::new(memory, &op.batch);
@@ -41,7 +41,7 @@ pub(super) fn store_kv(op: &StoreKv<Tensor>, memory: &dyn Memory) {
 
 pub(super) fn attention(op: &Attention<Tensor>, memory: &dyn Memory) {
     let step = Step::new(memory, &op.batch);
-    let sinks = maybe_floats(memory, op.sinks.as_ref());
+    let sinks = optional_floats(memory, op.sinks.as_ref());
     for t in 0..step.n_tokens(op.q.desc().n_rows) {
         let rows = visible_rows(&step.view(), t, op.window);
         let mut scores = scores(op, memory, t, &rows);
@@ -62,7 +62,7 @@ pub(super) fn attention(op: &Attention<Tensor>, memory: &dyn Memory) {
     }
 }
 
-/// The cache rows of the positions that token `t` attends to, ascending.
+/// The cache rows of the positions that token `t` attends to, in order of position.
 fn visible_rows(view: &BatchView<'_>, t: usize, window: Option<usize>) -> Vec<usize> {
     let (seq, pos) = (view.seqs()[t] as usize, view.positions()[t] as usize);
     let first = window.map_or(0, |window| (pos + 1).saturating_sub(window));
@@ -88,7 +88,7 @@ fn scores(op: &Attention<Tensor>, memory: &dyn Memory, t: usize, rows: &[usize])
     scores
 }
 
-/// Converts scores to softmax weights; a sink adds its share to the denominator.
+/// Converts scores to softmax weights. An attention sink adds `exp(sink)` to the denominator.
 fn softmax(scores: &mut [f64], sink: Option<f64>) {
     let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
     scores.iter_mut().for_each(|s| *s = (*s - max).exp());

@@ -1,11 +1,11 @@
-//! Ops on rows.
+//! Ops on rows: embedding, output selection, norms, sums, gates, soft caps, copies of heads.
 
 use hal::op::{Add, AddPositions, CopyHeads, Gather, GetRows, Mul, Norm, NormKind, SoftCap};
 use hal::{Operand, Tensor};
 
 use super::Memory;
 use super::activation::gate;
-use super::operands::{Step, maybe_floats, row, write_row};
+use super::operands::{Step, optional_floats, row, write_row};
 
 pub(super) fn get_rows(op: &GetRows<Tensor>, memory: &dyn Memory) {
     let step = Step::new(memory, &op.batch);
@@ -25,8 +25,8 @@ pub(super) fn gather(op: &Gather<Tensor>, memory: &dyn Memory) {
 }
 
 pub(super) fn norm(op: &Norm<Tensor>, memory: &dyn Memory) {
-    let weight = maybe_floats(memory, op.weight.as_ref());
-    let bias = maybe_floats(memory, op.bias.as_ref());
+    let weight = optional_floats(memory, op.weight.as_ref());
+    let bias = optional_floats(memory, op.bias.as_ref());
     for t in 0..op.x.desc().n_rows {
         let mut values = row(memory, &op.x, t);
         for run in values.chunks_exact_mut(op.width) {

@@ -4,10 +4,10 @@ use hal::op::MatMul;
 use hal::{Operand, Tensor};
 
 use super::Memory;
-use super::operands::{activation_rows, dot, maybe_floats, row, write_row};
+use super::operands::{activation_rows, dot, optional_floats, row, write_row};
 
 pub(super) fn matmul(op: &MatMul<Tensor>, memory: &dyn Memory) {
-    let bias = maybe_floats(memory, op.bias.as_ref());
+    let bias = optional_floats(memory, op.bias.as_ref());
     let products = products(memory, &op.w, &op.x);
     for (t, mut products) in products.into_iter().enumerate() {
         if let Some(bias) = &bias {
@@ -18,12 +18,12 @@ pub(super) fn matmul(op: &MatMul<Tensor>, memory: &dyn Memory) {
     }
 }
 
-/// `w . x` for every row of both: `[n_tokens][n_out]`.
+/// Dot products of every row of `w` with every row of `x`: `[n_tokens][n_out]`.
 pub(super) fn products(memory: &dyn Memory, w: &Tensor, x: &Tensor) -> Vec<Vec<f64>> {
     times(memory, w, &activation_rows(memory, x, w.desc().format))
 }
 
-/// [`products`] with activations that are already rounded for `w`.
+/// [`products`] with activations that are already quantised as the format of `w` requires.
 pub(super) fn times(memory: &dyn Memory, w: &Tensor, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let n_out = w.desc().n_rows;
     let mut y = vec![vec![0.0; n_out]; x.len()];

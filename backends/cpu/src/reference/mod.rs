@@ -1,7 +1,7 @@
 //! The oracle: every op as plain loops, without threads or optimisations. One file per op family.
 //!
-//! Sums are in f64, so that a fast kernel is compared with the formula and not with another order
-//! of rounding. Weights are read row by row through [`Memory`], whose calls are never nested.
+//! Sums are in f64, so that tests compare a fast kernel with the formula, not with another order of
+//! rounding. Weights are read row by row through [`Memory`], whose calls are never nested.
 
 mod activation;
 mod attention;
@@ -17,7 +17,8 @@ mod sparse_ffn;
 pub(crate) use activation::{activate, gate};
 use hal::{Op, Result, Tensor};
 
-/// Memory of a device for the reference: whole buffers, in the plain layout of [`hal::pack`].
+/// A device's memory as the reference implementation accesses it: whole buffers in the plain layout
+/// of [`hal::pack`].
 pub trait Memory {
     /// Calls `f` with all bytes of the buffer that `tensor` is a view of.
     fn read(&self, tensor: &Tensor, f: &mut dyn FnMut(&[u8]));
@@ -26,13 +27,13 @@ pub trait Memory {
     fn write(&self, tensor: &Tensor, f: &mut dyn FnMut(&mut [u8]));
 }
 
-/// Runs one op. If the op has a batch, rows of padded tokens keep their contents.
+/// Runs one op. If the op has a batch, rows of padding tokens keep their contents.
 ///
 /// # Errors
-/// None today; reserved for failing memory.
+/// Currently none; the `Result` is reserved for memory that can fail.
 ///
 /// # Panics
-/// For `Post` and `Merge`: the device itself runs the hand-offs.
+/// If the op is `Post` or `Merge`: devices run hand-offs themselves.
 pub fn execute(op: &Op, memory: &dyn Memory) -> Result<()> {
     match op {
         Op::GetRows(op) => elementwise::get_rows(op, memory),
@@ -53,7 +54,7 @@ pub fn execute(op: &Op, memory: &dyn Memory) -> Result<()> {
         Op::ShortConv(op) => recurrent::short_conv(op, memory),
         Op::GatedDelta(op) => recurrent::gated_delta(op, memory),
         Op::SsmScan(op) => recurrent::ssm_scan(op, memory),
-        Op::Post(_) | Op::Merge(_) => unreachable!("hand-offs are run by the device"),
+        Op::Post(_) | Op::Merge(_) => unreachable!("devices run hand-offs themselves"),
     }
     Ok(())
 }

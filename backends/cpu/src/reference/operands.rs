@@ -17,7 +17,7 @@ pub(super) fn read_row(memory: &dyn Memory, tensor: &Tensor, row: usize, out: &m
     out.copy_from_slice(&all[tensor.first_col()..][..out.len()]);
 }
 
-/// One row of a view.
+/// One row of a view, dequantised.
 pub(super) fn row(memory: &dyn Memory, tensor: &Tensor, row: usize) -> Vec<f32> {
     let mut out = vec![0.0; tensor.desc().n_cols];
     read_row(memory, tensor, row, &mut out);
@@ -35,11 +35,11 @@ pub(super) fn floats(memory: &dyn Memory, tensor: &Tensor) -> Vec<f32> {
 }
 
 /// All rows of an operand that may be absent.
-pub(super) fn maybe_floats(memory: &dyn Memory, tensor: Option<&Tensor>) -> Option<Vec<f32>> {
+pub(super) fn optional_floats(memory: &dyn Memory, tensor: Option<&Tensor>) -> Option<Vec<f32>> {
     tensor.map(|tensor| floats(memory, tensor))
 }
 
-/// Overwrites one row of a view; F16 is rounded to nearest even.
+/// Overwrites one row of a view. F16 values are rounded to nearest, ties to even.
 pub(super) fn write_row(memory: &dyn Memory, tensor: &Tensor, row: usize, values: &[f32]) {
     let format = tensor.desc().format;
     let len = format.row_bytes(values.len()).expect("tensors have whole blocks per row");
@@ -84,13 +84,13 @@ impl Step {
         BatchView::new(&self.words, self.shape)
     }
 
-    /// Real tokens in a program recorded for `n_rows`.
+    /// Number of the step's tokens in a program recorded for `n_rows`; the other rows are padding.
     pub(super) fn n_tokens(&self, n_rows: usize) -> usize {
         self.view().n_tokens().min(n_rows)
     }
 }
 
-/// `x` as an input of weights in `format`: unchanged, or rounded to Q8 blocks.
+/// `x` as the input of a weight matrix in `format`: unchanged, or quantised to Q8 blocks.
 pub(super) fn activations(x: &[f32], format: Format) -> Vec<f64> {
     match format.activation() {
         Activation::F32 => x.iter().map(|&v| f64::from(v)).collect(),
@@ -103,12 +103,12 @@ pub(super) fn activations(x: &[f32], format: Format) -> Vec<f64> {
     }
 }
 
-/// All rows of `x` as inputs of weights in `format`.
+/// All rows of `x` as inputs of a weight matrix in `format`.
 pub(super) fn activation_rows(memory: &dyn Memory, x: &Tensor, format: Format) -> Vec<Vec<f64>> {
     (0..x.desc().n_rows).map(|t| activations(&row(memory, x, t), format)).collect()
 }
 
-/// `w . x`
+/// The dot product `w . x`.
 pub(super) fn dot(w: &[f32], x: &[f64]) -> f64 {
     w.iter().zip(x).map(|(&w, x)| f64::from(w) * x).sum()
 }

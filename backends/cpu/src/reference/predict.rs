@@ -5,12 +5,12 @@ use hal::{Operand, RowSet, Slot, Tensor};
 
 use super::Memory;
 use super::matmul::{products, times};
-use super::operands::{activations, maybe_floats, words, write_words};
+use super::operands::{activations, optional_floats, words, write_words};
 
 pub(super) fn predict(op: &Predict<Tensor>, memory: &dyn Memory) {
     let n_tokens = op.x.desc().n_rows;
     let format = op.fc2.desc().format;
-    // Keeps NaN, so that it reaches the scores.
+    // NaN is kept, so that it reaches the scores.
     let activate = |v: f64| match op.hidden {
         Hidden::Relu if v <= 0.0 => 0.0,
         Hidden::Relu | Hidden::Linear => v as f32,
@@ -25,7 +25,7 @@ pub(super) fn predict(op: &Predict<Tensor>, memory: &dyn Memory) {
             times(memory, &op.fc2, &hidden.collect::<Vec<_>>())
         }
     };
-    let bias = maybe_floats(memory, op.bias.as_ref());
+    let bias = optional_floats(memory, op.bias.as_ref());
 
     let mut resident = List::new(&op.resident);
     let mut absent = op.absent.as_ref().map(List::new);
@@ -61,7 +61,7 @@ impl<'a> List<'a> {
     fn push(&mut self, id: u32, wanted: &[bool]) {
         assert!(
             self.ids.len() < self.set.ids.desc().n_cols,
-            "more active rows than the set's capacity"
+            "more active rows than the row set can hold"
         );
         let first = self.members.len();
         self.ids.push(id);

@@ -5,9 +5,10 @@ use hal::{Batch, Operand, Tensor};
 
 use super::Memory;
 use super::activation::{sigmoid, softplus};
-use super::operands::{Step, floats, maybe_floats, row, write_row};
+use super::operands::{Step, floats, optional_floats, row, write_row};
 
-/// Calls `step` with each real token and the state of its sequence, and stores the state.
+/// Calls `step` with each token and the state of the token's sequence, then stores the changed
+/// state. At position 0 the state is zero.
 fn each_token(
     batch: &Batch<Tensor>,
     n_rows: usize,
@@ -28,15 +29,16 @@ fn each_token(
 }
 
 pub(super) fn short_conv(op: &ShortConv<Tensor>, memory: &dyn Memory) {
-    let (n, taps) = (op.x.desc().n_cols, op.weight.desc().n_cols);
+    let (n, kernel_size) = (op.x.desc().n_cols, op.weight.desc().n_cols);
     let weight = floats(memory, &op.weight);
-    let bias = maybe_floats(memory, op.bias.as_ref());
+    let bias = optional_floats(memory, op.bias.as_ref());
     each_token(&op.batch, op.x.desc().n_rows, &op.state, memory, |t, state| {
         let inputs = [state.to_vec(), row(memory, &op.x, t)].concat();
         let y = (0..n).map(|c| {
             let offset = bias.as_ref().map_or(0.0, |bias| f64::from(bias[c]));
-            let tap = |i: usize| f64::from(weight[c * taps + i]) * f64::from(inputs[i * n + c]);
-            let sum = offset + (0..taps).map(tap).sum::<f64>();
+            let term =
+                |i: usize| f64::from(weight[c * kernel_size + i]) * f64::from(inputs[i * n + c]);
+            let sum = offset + (0..kernel_size).map(term).sum::<f64>();
             (if op.silu { sum * sigmoid(sum) } else { sum }) as f32
         });
         write_row(memory, &op.y, t, &y.collect::<Vec<_>>());

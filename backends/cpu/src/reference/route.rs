@@ -6,16 +6,16 @@ use hal::op::{Route, Scoring};
 use super::Memory;
 use super::activation::sigmoid;
 use super::matmul::products;
-use super::operands::{maybe_floats, write_row};
+use super::operands::{optional_floats, write_row};
 
 pub(super) fn route(op: &Route<Tensor>, memory: &dyn Memory) {
-    let bias = maybe_floats(memory, op.bias.as_ref());
+    let bias = optional_floats(memory, op.bias.as_ref());
     for (t, mut products) in products(memory, &op.w, &op.x).into_iter().enumerate() {
         if let Some(bias) = &bias {
             products.iter_mut().zip(bias).for_each(|(p, &b)| *p += f64::from(b));
         }
         let mut order: Vec<usize> = (0..products.len()).collect();
-        // Stable, so that the lower id wins a tie.
+        // The sort is stable, so that the lower id wins a tie.
         order.sort_by(|&a, &b| products[b].total_cmp(&products[a]));
         let chosen = &order[..op.n_used];
         let best = products[order[0]];

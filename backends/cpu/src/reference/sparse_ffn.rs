@@ -7,19 +7,19 @@ use super::Memory;
 use super::activation::{activate, neuron};
 use super::matmul::times;
 use super::operands::{
-    activation_rows, activations, dot, floats, maybe_floats, row, words, write_row,
+    activation_rows, activations, dot, floats, optional_floats, row, words, write_row,
 };
 
 /// The rows to compute, and the tokens that need them.
-struct Listed {
+struct RowFactors {
     ids: Vec<usize>,
-    /// `[ids][n_tokens]` factor of the row for the token; 0: not computed.
+    /// `[ids][n_tokens]`: factor of each row for each token, 0 if the token does not need the row.
     factor: Vec<Vec<f64>>,
 }
 
 pub(super) fn sparse_ffn(op: &SparseFfn<Tensor>, memory: &dyn Memory) {
     let listed = list(op, memory);
-    let Hidden { h, carried, hits } = hidden(op, memory, &listed);
+    let Hidden { h, n_active, hits } = neuron_values(op, memory, &listed);
     let (n_tokens, n_out) = (op.y.desc().n_rows, op.y.desc().n_cols);
     let mut sums = match op.orientation {
         Down::ByNeuron => {
@@ -32,7 +32,7 @@ pub(super) fn sparse_ffn(op: &SparseFfn<Tensor>, memory: &dyn Memory) {
             }
             sums
         }
-        Down::AcrossNeurons => across(op, memory, &h),
+        Down::AcrossNeurons => multiply_across_neurons(op, memory, &h),
     };
     add_bias(op, memory, &mut sums);
     for (t, sums) in sums.into_iter().enumerate() {
@@ -42,7 +42,7 @@ pub(super) fn sparse_ffn(op: &SparseFfn<Tensor>, memory: &dyn Memory) {
         write_row(memory, &op.y, t, &values);
     }
     let counts = floats(memory, &op.active);
-    let counts: Vec<f32> = counts.iter().zip(carried).map(|(a, n)| a + n as f32).collect();
+    let counts: Vec<f32> = counts.iter().zip(n_active).map(|(a, n)| a + n as f32).collect();
     write_row(memory, &op.active, 0, &counts);
     if let Some(to) = &op.hits {
         let mut counts = floats(memory, to);
@@ -53,15 +53,15 @@ pub(super) fn sparse_ffn(op: &SparseFfn<Tensor>, memory: &dyn Memory) {
 
 /// Values of the listed rows.
 struct Hidden {
-    /// `factor * h` of every listed row and token, 0 if it was skipped.
+    /// `factor * h` of every listed row and token; 0 if the row is inactive.
     h: Vec<Vec<f64>>,
     /// Number of active rows for each token.
-    carried: Vec<usize>,
+    n_active: Vec<usize>,
     /// Number of tokens for which each listed row was active.
     hits: Vec<usize>,
 }
 
-fn list(op: &SparseFfn<Tensor>, memory: &dyn Memory) -> Listed {
+fn list(op: &SparseFfn<Tensor>, memory: &dyn Memory) -> RowFactors {
     let n_tokens = op.x.desc().n_rows;
     let (ids, mut factor) = match &op.rows {
         Rows::All => {
@@ -77,30 +77,31 @@ fn list(op: &SparseFfn<Tensor>, memory: &dyn Memory) -> Listed {
             (ids.collect(), (0..count).map(factor).collect())
         }
     };
-    if let (Some(groups), Some(weight)) = (&op.groups, &op.group_weight) {
+    if let (Some(experts), Some(weight)) = (&op.experts, &op.expert_weights) {
         let of: Vec<usize> =
-            groups.rows().enumerate().flat_map(|(g, rows)| rows.map(move |_| g)).collect();
-        let (weight, n_group) = (floats(memory, weight), groups.n_group());
+            experts.rows().enumerate().flat_map(|(g, rows)| rows.map(move |_| g)).collect();
+        let (weight, n_expert) = (floats(memory, weight), experts.n_expert());
         for (&id, factor) in ids.iter().zip(&mut factor) {
             for (t, factor) in factor.iter_mut().enumerate() {
-                *factor *= f64::from(weight[t * n_group + of[id]]);
+                *factor *= f64::from(weight[t * n_expert + of[id]]);
             }
         }
     }
-    Listed { ids, factor }
+    RowFactors { ids, factor }
 }
 
-fn hidden(op: &SparseFfn<Tensor>, memory: &dyn Memory, listed: &Listed) -> Hidden {
+fn neuron_values(op: &SparseFfn<Tensor>, memory: &dyn Memory, listed: &RowFactors) -> Hidden {
     let n_tokens = op.x.desc().n_rows;
     let up = Projection::new(memory, &op.up, op.bias_up.as_ref(), &op.x);
     let gate =
         op.gate.as_ref().map(|gate| Projection::new(memory, gate, op.bias_gate.as_ref(), &op.x));
     let first = gate.as_ref().unwrap_or(&up);
     let tests: Vec<_> = listed.ids.iter().map(|&id| first.row(memory, id)).collect();
-    let cuts: Vec<f64> = (0..n_tokens).map(|t| cut(op.skip, listed, &tests, t)).collect();
-    let thresholds = maybe_floats(memory, op.threshold.as_ref());
+    let cuts: Vec<f64> =
+        (0..n_tokens).map(|t| gaussian_cut_off(op.skip, listed, &tests, t)).collect();
+    let thresholds = optional_floats(memory, op.threshold.as_ref());
 
-    let mut carried = vec![0; n_tokens];
+    let mut n_active = vec![0; n_tokens];
     let mut hits = vec![0; listed.ids.len()];
     let mut h = vec![vec![0.0; n_tokens]; listed.ids.len()];
     for (i, &id) in listed.ids.iter().enumerate() {
@@ -115,19 +116,23 @@ fn hidden(op: &SparseFfn<Tensor>, memory: &dyn Memory, listed: &Listed) -> Hidde
                 Skip::GaussianCut(_) => test < cuts[t],
             };
             if !dropped {
-                carried[t] += 1;
+                n_active[t] += 1;
                 hits[i] += 1;
                 let value = neuron(op.kind, op.activation, test - cuts[t], ups[t]);
                 h[i][t] = listed.factor[i][t] * value;
             }
         }
     }
-    Hidden { h, carried, hits }
+    Hidden { h, n_active, hits }
 }
 
-/// `h` times a down matrix with one row per output: a matrix for all rows, or one for each group
-/// that has rows.
-fn across(op: &SparseFfn<Tensor>, memory: &dyn Memory, h: &[Vec<f64>]) -> Vec<Vec<f64>> {
+/// Multiplies `h` by down with one row per output: one matrix for all rows, or one matrix for each
+/// expert that has rows.
+fn multiply_across_neurons(
+    op: &SparseFfn<Tensor>,
+    memory: &dyn Memory,
+    h: &[Vec<f64>],
+) -> Vec<Vec<f64>> {
     let (n_tokens, n_out, n_cols) = (op.y.desc().n_rows, op.y.desc().n_cols, op.down.desc().n_cols);
     let mut sums = vec![vec![0.0; n_out]; n_tokens];
     for (i, h) in h.chunks(n_cols.max(1)).enumerate() {
@@ -142,8 +147,9 @@ fn across(op: &SparseFfn<Tensor>, memory: &dyn Memory, h: &[Vec<f64>]) -> Vec<Ve
     sums
 }
 
-/// The cut that [`Skip::GaussianCut`] subtracts from the test values of token `t`.
-fn cut(skip: Skip, listed: &Listed, tests: &[Vec<f64>], t: usize) -> f64 {
+/// The cut-off that [`Skip::GaussianCut`] subtracts from the test values of token `t`; 0 for other
+/// kinds.
+fn gaussian_cut_off(skip: Skip, listed: &RowFactors, tests: &[Vec<f64>], t: usize) -> f64 {
     let Skip::GaussianCut(factor) = skip else { return 0.0 };
     let computed = listed.factor.iter().zip(tests).filter(|(factor, _)| factor[t] != 0.0);
     let tests: Vec<f64> = computed.map(|(_, tests)| tests[t]).collect();
@@ -155,18 +161,18 @@ fn cut(skip: Skip, listed: &Listed, tests: &[Vec<f64>], t: usize) -> f64 {
 
 fn add_bias(op: &SparseFfn<Tensor>, memory: &dyn Memory, sums: &mut [Vec<f64>]) {
     let Some(bias) = &op.bias_down else { return };
-    let weight = maybe_floats(memory, op.group_weight.as_ref());
-    let n_group = bias.desc().n_rows;
-    for g in 0..n_group {
+    let weight = optional_floats(memory, op.expert_weights.as_ref());
+    let n_expert = bias.desc().n_rows;
+    for g in 0..n_expert {
         let bias = row(memory, bias, g);
         for (t, sums) in sums.iter_mut().enumerate() {
-            let factor = weight.as_ref().map_or(1.0, |weight| f64::from(weight[t * n_group + g]));
+            let factor = weight.as_ref().map_or(1.0, |weight| f64::from(weight[t * n_expert + g]));
             sums.iter_mut().zip(&bias).for_each(|(y, &b)| *y += factor * f64::from(b));
         }
     }
 }
 
-/// Gate or up, with its rounded input.
+/// Gate or up, with the input quantised as the weight format requires.
 struct Projection<'a> {
     weight: &'a Tensor,
     bias: Option<Vec<f32>>,
@@ -176,10 +182,10 @@ struct Projection<'a> {
 impl<'a> Projection<'a> {
     fn new(memory: &dyn Memory, weight: &'a Tensor, bias: Option<&Tensor>, x: &Tensor) -> Self {
         let x = activation_rows(memory, x, weight.desc().format);
-        Projection { weight, bias: maybe_floats(memory, bias), x }
+        Projection { weight, bias: optional_floats(memory, bias), x }
     }
 
-    /// Row `id` times every token.
+    /// Row `id` multiplied by every token, plus the bias.
     fn row(&self, memory: &dyn Memory, id: usize) -> Vec<f64> {
         let weights = row(memory, self.weight, id);
         let bias = self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[id]));

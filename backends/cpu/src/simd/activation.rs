@@ -1,10 +1,10 @@
-//! Activation functions, written once for all levels, and the exponential that they and softmax
-//! use.
+//! Activation functions, written once for all SIMD levels, and the exponential, which softmax also
+//! uses.
 //!
-//! A value does not depend on its position in a slice, and all vector levels give the same bits.
-//! Plain Rust uses the same formula without fused multiply-add: SiLU differs by up to 4 units in
-//! the last place, the others by up to 4 (GELU by the error function by 12) above -1, and by more
-//! in their tails, where the value is close to zero.
+//! A result does not depend on the position of the value in the slice, and all vector levels give
+//! the same bits. Plain Rust uses the same formulas without fused multiply-add. Its SiLU differs by
+//! up to 4 units in the last place (ULP). Its other functions differ by up to 4 ULP (12 for
+//! `GeluErf`) for x above -1, and by more in their tails, where results are close to zero.
 
 use hal::op::{Activation, GateActivation};
 
@@ -13,27 +13,29 @@ pub type ActivateFn = fn(activation: Activation, x: &mut [f32]);
 /// `act(x)` of each gate value. NaN stays NaN.
 pub type GateFn = fn(activation: GateActivation, x: &mut [f32]);
 
-/// `e^x = 2^n * e^r`: adding this rounds to the nearest integer n, in the low mantissa bits.
+/// `1.5 * 2^23`. Adding this constant rounds to the nearest integer n of `e^x = 2^n * e^r`, which
+/// is then in the low mantissa bits.
 pub(super) const WHOLE: f32 = 12_582_912.0;
-/// ln 2 as a sum; the first term has few enough bits that n times it is exact.
+/// ln 2 as a sum of two floats; the first has few enough bits that its product with n is exact.
 pub(super) const LN_2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
-/// For this x, n is -127, whose exponent bits are zero.
+/// Lower limit of x, at which n is -127: `2^n` then has zero exponent bits, so the result is 0.
 pub(super) const EXP_MIN: f32 = -88.1;
-/// `1 / k!`, highest k first.
+/// Taylor coefficients `1 / k!` of `e^r`, highest k first.
 pub(super) const EXP: [f32; 8] =
     [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
-/// `1 - erf(a) = (ERFC[0] * t^5 + ... + ERFC[4] * t) * exp(-a^2)` to 1.5e-7, with
-/// `t = 1 / (1 + ERFC_T * a)` for a from 0 up. Source: Abramowitz and Stegun, 7.1.26.
+/// `1 - erf(a) = (ERFC[0] * t^5 + ... + ERFC[4] * t) * exp(-a^2)` to 1.5e-7, with `t = 1 / (1 +
+/// ERFC_T * a)` for a of at least 0. Source: Abramowitz and Stegun, 7.1.26.
 pub(super) const ERFC: [f32; 5] =
     [1.061_405_4, -1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6];
-/// `ln(1 + e) = 2 s * (1 + s^2 / 3 + s^4 / 5 + ...)` with `s = e / (2 + e)`, at most 1/3 for e up
-/// to 1: the factors from the highest on, to 2e-8 of the value.
+/// Coefficients, highest power first, of `ln(1 + e) = 2 s * (1 + s^2 / 3 + s^4 / 5 + ...)` with `s
+/// = e / (2 + e)`. For e from 0 to 1, s is at most 1/3 and the relative error is 2e-8.
 pub(super) const LN_1P: [f32; 7] =
     [1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 0.2, 1.0 / 3.0, 1.0];
 /// See [`ERFC`].
 pub(super) const ERFC_T: f32 = 0.327_591_1;
 
-/// The module `activation` of a SIMD level; `$level` are the attributes of its functions.
+/// Contents of the module `activation` of a SIMD level; `$level` are the attributes of the
+/// functions.
 macro_rules! activation_kernels {
     ($(#[$level:meta])*) => {
         use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_PI, LOG2_E};
@@ -43,15 +45,16 @@ macro_rules! activation_kernels {
         use super::super::activation::{
             ActivateFn, ERFC, ERFC_T, EXP, EXP_MIN, GateFn, LN_1P, LN_2, WHOLE,
         };
-        use super::super::tile::padded;
+        use super::super::tile::pad_with_zeros;
 
         // SAFETY: `Kernels::select` returns this level only if it was detected.
         pub(in super::super) const ACTIVATE: ActivateFn = |kind, x| unsafe { activate(kind, x) };
 
-        // SAFETY: the same.
+        // SAFETY: as above.
         pub(in super::super) const GATE: GateFn = |kind, x| unsafe { gate(kind, x) };
 
-        /// `e^x` for x <= 0 with a relative error of 3e-7, 0 below -88; NaN stays NaN.
+        /// `e^x` for x <= 0 with a relative error of 3e-7. Below -88 the result is 0. NaN stays
+        /// NaN.
         #[inline]
         $(#[$level])*
         pub(super) fn exp(x: V) -> V {
@@ -69,21 +72,21 @@ macro_rules! activation_kernels {
         /// `-|x|`
         #[inline]
         $(#[$level])*
-        fn below_zero(x: V) -> V {
+        fn negated_abs(x: V) -> V {
             min(x, mul(x, splat(-1.0)))
         }
 
-        /// `x / (1 + e^-y)`, with an exponential that cannot overflow.
+        /// `x * sigmoid(y)`, with an exponential that cannot overflow.
         #[inline]
         $(#[$level])*
         fn times_sigmoid(x: V, y: V) -> V {
-            let power = exp(below_zero(y));
+            let power = exp(negated_abs(y));
             let above = where_negative(y, power, splat(1.0));
             mul(x, div(above, add(splat(1.0), power)))
         }
 
-        /// `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2`, of which `(1 + tanh y) / 2` is
-        /// the sigmoid of 2y.
+        /// `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2`, computed with `(1 + tanh y) / 2
+        /// = sigmoid(2 y)`.
         #[inline]
         $(#[$level])*
         fn gelu(x: V) -> V {
@@ -95,7 +98,7 @@ macro_rules! activation_kernels {
         #[inline]
         $(#[$level])*
         fn softplus(x: V) -> V {
-            let power = exp(below_zero(x));
+            let power = exp(negated_abs(x));
             let s = div(power, add(splat(2.0), power));
             let square = mul(s, s);
             let mut sum = splat(LN_1P[0]);
@@ -109,7 +112,7 @@ macro_rules! activation_kernels {
         #[inline]
         $(#[$level])*
         fn gelu_erf(x: V) -> V {
-            let a = mul(below_zero(x), splat(-FRAC_1_SQRT_2));
+            let a = mul(negated_abs(x), splat(-FRAC_1_SQRT_2));
             let t = div(splat(1.0), fmadd(a, splat(ERFC_T), splat(1.0)));
             let mut sum = splat(ERFC[0]);
             for factor in &ERFC[1..] {
@@ -130,7 +133,7 @@ macro_rules! activation_kernels {
                 store_ps(v, 0, y);
             }
             if !rest.is_empty() {
-                let mut last = padded::<_, LANES>(rest);
+                let mut last = pad_with_zeros::<_, LANES>(rest);
                 let y = f(load_ps(&last, 0));
                 store_ps(&mut last, 0, y);
                 rest.copy_from_slice(&last[..rest.len()]);

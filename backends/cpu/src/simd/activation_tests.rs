@@ -1,4 +1,4 @@
-//! The activation functions of every level against the reference in f64.
+//! Compares the activation functions of every SIMD level with the f64 reference.
 
 use hal::op::{Activation, GateActivation};
 
@@ -14,7 +14,7 @@ const SMOOTH: [Activation; 4] = [
 ];
 const RELUS: [Activation; 2] = [Activation::Relu, Activation::Relu2];
 
-/// A fine grid, every magnitude of a float, and the values at the ends of the range.
+/// Inputs: a fine grid, floats of every magnitude, and the limits of the range.
 fn inputs() -> Vec<f32> {
     let grid = (-110_000..110_000).map(|i| i as f32 * 1e-3 + 1e-5);
     let any = (0..200_000u32).map(|i| f32::from_bits(i.wrapping_mul(2_654_435_769)));
@@ -23,40 +23,40 @@ fn inputs() -> Vec<f32> {
     grid.chain(any.filter(|x| x.is_finite())).chain(ends).collect()
 }
 
-fn activated(kernels: &Kernels, activation: Activation, x: &[f32]) -> Vec<f32> {
+fn run_activation(kernels: &Kernels, activation: Activation, x: &[f32]) -> Vec<f32> {
     let mut y = x.to_vec();
     kernels.activate()(activation, &mut y);
     y
 }
 
-/// Allowed rounding error: some units in the last place of the value and of the exponent's
-/// argument, and subnormal values times x, which are flushed to zero.
-fn allowed(activation: Activation, x: f32, y: f64) -> f64 {
+/// Maximum absolute error: a few units in the last place of the value and of the exponential's
+/// argument, plus x times a subnormal exponential, which is flushed to zero.
+fn max_error(activation: Activation, x: f32, y: f64) -> f64 {
     let x = f64::from(x);
     let exponent = match activation {
         Activation::Relu | Activation::Relu2 => return 6e-8 * y + 1e-45,
-        // The formula's own error, and the cancellation in its alternating sum.
+        // The error of the approximation itself, and cancellation in its alternating sum.
         Activation::GeluErf => return 5e-7 * x.abs() + 1e-45,
         Activation::Silu => 0.0,
         Activation::Gelu => 1.6 * x * (1.0 + 0.045 * x * x),
         Activation::SwigluOai { alpha, limit } => f64::from(alpha) * x.min(f64::from(limit)),
     };
-    // The reference computes GELU's tail by subtraction from 1.
+    // The reference loses precision in GELU's tail, where it subtracts from 1.
     let oracle = if activation == Activation::Gelu { 1e-15 } else { 1.2e-38 };
     5e-7 * (1.0 + exponent.abs().min(100.0)) * y.abs() + oracle * x.abs() + 3e-45
 }
 
 #[test]
-fn activations_are_the_oracles() {
+fn activations_match_the_reference() {
     let x = inputs();
     for kernels in all_kernels() {
         for activation in SMOOTH.into_iter().chain(RELUS) {
-            for (x, y) in x.iter().zip(activated(&kernels, activation, &x)) {
+            for (x, y) in x.iter().zip(run_activation(&kernels, activation, &x)) {
                 let expected = activate(activation, f64::from(*x));
                 let error = (f64::from(y) - expected).abs();
-                // Squares overflow.
+                // Squares overflow to infinity.
                 let overflow = expected > f64::from(f32::MAX) && y == f32::INFINITY;
-                let ok = error <= allowed(activation, *x, expected) || overflow;
+                let ok = error <= max_error(activation, *x, expected) || overflow;
                 assert!(ok, "{:?} {activation:?} {x:e}: {y:e}, not {expected:e}", kernels.level());
             }
         }
@@ -64,7 +64,7 @@ fn activations_are_the_oracles() {
 }
 
 #[test]
-fn gates_are_the_oracles() {
+fn gates_match_the_reference() {
     let x = inputs();
     for kernels in all_kernels() {
         for activation in [GateActivation::Sigmoid, GateActivation::Softplus] {
@@ -87,7 +87,7 @@ fn gates_are_the_oracles() {
         {
             let mut y = x.clone();
             kernels.gate()(of_gates, &mut y);
-            let neurons = activated(&kernels, of_neurons, &x);
+            let neurons = run_activation(&kernels, of_neurons, &x);
             assert!(y.iter().zip(&neurons).all(|(a, b)| a.to_bits() == b.to_bits()));
         }
         let mut y = x.clone();
@@ -97,29 +97,29 @@ fn gates_are_the_oracles() {
 }
 
 #[test]
-fn what_is_no_number_stays_none() {
+fn nan_stays_nan() {
     let [up, down] = [f32::INFINITY, f32::NEG_INFINITY];
     for kernels in all_kernels() {
         for activation in SMOOTH.into_iter().chain(RELUS) {
-            let y = activated(&kernels, activation, &[f32::NAN, up, down, -f32::NAN]);
+            let y = run_activation(&kernels, activation, &[f32::NAN, up, down, -f32::NAN]);
             let what = format!("{:?} {activation:?}", kernels.level());
             assert!(y[0].is_nan() && y[3].is_nan(), "{what}");
             let expected = activate(activation, f64::from(up));
             assert!((f64::from(y[1]) - expected).abs() < 1e-5 || y[1] == up, "{what}: {}", y[1]);
-            // Infinity times zero, in the reference too.
+            // Infinity times zero is NaN; the reference returns NaN for the same inputs.
             assert_eq!(y[2].is_nan(), activate(activation, f64::from(down)).is_nan(), "{what}");
         }
     }
 }
 
 #[test]
-fn a_value_is_the_same_anywhere() {
+fn results_do_not_depend_on_the_position() {
     let x = super::tests::random(67, 11);
     for kernels in all_kernels() {
         for activation in SMOOTH.into_iter().chain(RELUS) {
-            let all = activated(&kernels, activation, &x);
+            let all = run_activation(&kernels, activation, &x);
             for n in 0..x.len() {
-                let some = activated(&kernels, activation, &x[n..]);
+                let some = run_activation(&kernels, activation, &x[n..]);
                 let same = some.iter().zip(&all[n..]).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same, "{:?} {activation:?} from {n} on", kernels.level());
             }
@@ -134,17 +134,18 @@ fn vector_levels_agree_to_the_bit_and_plain_rust_closely() {
     let plain = vectors.remove(0);
     assert_eq!(plain.level(), Level::Scalar);
     let Some((vectors, others)) = vectors.split_first() else {
-        return println!("skipped: no vectors");
+        return println!("skipped: this CPU has no supported vector level");
     };
     for activation in SMOOTH {
-        let expected = activated(vectors, activation, &x);
+        let expected = run_activation(vectors, activation, &x);
         for other in others {
-            let other = activated(other, activation, &x);
+            let other = run_activation(other, activation, &x);
             assert!(other.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()));
         }
         let mut most = 0;
-        for ((x, a), b) in x.iter().zip(activated(&plain, activation, &x)).zip(expected) {
-            // In the tails the last bit of the exponent's argument is many units of the value.
+        for ((x, a), b) in x.iter().zip(run_activation(&plain, activation, &x)).zip(expected) {
+            // Tails are not compared: where values are tiny, one unit in the last place of the
+            // exponential's argument is many units in the last place of the value.
             if x.abs() < 1.0 || *x > 0.0 || activation == Activation::Silu {
                 most = most.max(a.to_bits().abs_diff(b.to_bits()));
             }

@@ -1,22 +1,23 @@
-//! Dot products of the formats whose codes are table indices, written once for all vector levels
-//! (see `plain.rs`).
+//! Dot products of the formats that are unpacked first, because their codes are table indices;
+//! written once for all vector levels (see `plain.rs`).
 //!
-//! A block is unpacked by [`hal::format::Quants`] into bytes and scales that stay in cache, which
-//! are then multiplied as those of any other format. SIMD lookups in tables of this size are
+//! [`hal::format::Quants`] unpacks a block into bytes and scales that stay in the cache; the kernel
+//! then multiplies them like those of any other format. SIMD lookups in tables of this size are
 //! slower than plain loads, so unpacking is the same at every level.
 
-/// The module `apart` of a SIMD level with instructions `$features`, over its `Sixteens` and
-/// `totals`; `$zero` is a register of sums.
+/// Contents of the module `apart` of a SIMD level with instructions `$features`. The level provides
+/// `SubBlockProducts` and `totals`; `$zero` is a register of zeros.
 macro_rules! apart_kernels {
     ($features:literal, $zero:expr) => {
-        use hal::format::{Format, Unpacked};
+        use hal::format::{Format, UnpackedBlock};
 
         use super::super::ActView;
         use super::super::rows::Row;
         use super::super::tile::for_tiles;
-        use super::{Sixteens, totals};
+        use super::{SubBlockProducts, totals};
 
-        /// A format with blocks of 256 or 128 values without minimums; `TILE` bytes are 512 of them.
+        /// Dot products for a format without minimums, with blocks of 256 or 128 values. A tile of
+        /// `TILE` bytes has 512 values.
         #[inline]
         #[target_feature(enable = $features)]
         pub(super) fn dots<const TILE: usize, const N: usize>(
@@ -24,16 +25,16 @@ macro_rules! apart_kernels {
             row: Row<'_>,
             x: [ActView<'_>; N],
         ) -> [f32; N] {
-            let quants = format.quants().expect("a format with blocks");
+            let quants = format.quants().expect("the format has blocks");
             let (n_values, n_bytes) = (format.block_values(), format.block_bytes());
-            let mut parts = Unpacked::default();
+            let mut parts = UnpackedBlock::default();
             let mut acc = [$zero; N];
             for_tiles::<TILE, N>(row, x, |tile, x| {
                 for half in 0..2 {
                     let blocks = &tile[TILE / 2 * half..][..TILE / 2];
                     quants.unpack(&blocks[..n_bytes], &mut parts);
                     if n_values < 256 {
-                        let mut second = Unpacked::default();
+                        let mut second = UnpackedBlock::default();
                         quants.unpack(&blocks[n_bytes..], &mut second);
                         parts.codes[n_values..].copy_from_slice(&second.codes[..n_values]);
                         let n_groups = n_values / quants.group;
@@ -44,7 +45,7 @@ macro_rules! apart_kernels {
                     if quants.group == 32 {
                         scales = std::array::from_fn(|i| parts.scales[i / 2]);
                     }
-                    let mut products = Sixteens::new(half, &scales, x);
+                    let mut products = SubBlockProducts::new(half, &scales, x);
                     products.add_bytes(bytemuck::cast_slice(&parts.codes), x);
                     products.add_to(&mut acc);
                 }
@@ -55,7 +56,7 @@ macro_rules! apart_kernels {
 }
 pub(super) use apart_kernels;
 
-/// The dot product of one such format.
+/// The kernels of one format that is unpacked first.
 macro_rules! dot_apart {
     ($features:literal, $format:ident) => {{
         #[inline]

@@ -1,11 +1,11 @@
-//! Attention over rows of the cache, written once for all levels: products of several queries with
-//! every key row, softmax, weighted sums of value rows.
+//! Attention over rows of the KV cache, written once for all SIMD levels: products of several
+//! queries with every key row, softmax, weighted sums of value rows.
 //!
-//! A row is read once for all its queries, and the accumulators of a tile (queries by keys, or
-//! queries by columns) fill the registers. A query's results are the same in any tile: its
-//! products are summed along the row in one order, its values in the order of positions.
+//! A kernel reads each row once for all queries, and the accumulators of a tile (queries by keys,
+//! or queries by columns) fill the registers. A query's results are the same in any tile: products
+//! are summed along the row in a fixed order, value rows in order of position.
 //!
-//! A macro, because the code is compiled against each level's module `vector`.
+//! The kernels are macros, because each level compiles them against its own module `vector`.
 
 use std::ops::Range;
 
@@ -16,12 +16,12 @@ use super::rows::prefetch_line;
 /// Queries and sums are padded with zeros to a multiple of this many values.
 pub const PAD: usize = 16;
 
-/// One head's columns of the cache rows of consecutive positions.
+/// One head's columns in the cache rows of consecutive positions.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadRows<'a> {
-    /// The cache.
+    /// All bytes of the cache tensor.
     pub bytes: &'a [u8],
-    /// Bytes of one of its rows.
+    /// Bytes of a cache row.
     pub row_bytes: usize,
     /// Offset of the head in a row, in bytes.
     pub at: usize,
@@ -29,7 +29,7 @@ pub struct HeadRows<'a> {
     pub len: usize,
     /// Values of the head in a row.
     pub n_cols: usize,
-    /// The rows, in the order of their positions.
+    /// Indices of the cache rows, in order of position.
     pub ids: &'a [u32],
     /// Rows to prefetch, one for each row that is read.
     pub next: &'a [u32],
@@ -46,10 +46,10 @@ impl<'a> HeadRows<'a> {
         &self.bytes[id as usize * self.row_bytes + self.at..][..self.len]
     }
 
-    /// Prefetches `bytes` of row `i` of `next`: the next position is a whole cache row further on,
-    /// which hardware prefetchers do not predict.
+    /// Prefetches `bytes` of row `i` of `next`. Hardware prefetchers do not predict these
+    /// addresses, because they are a whole cache row apart.
     #[inline]
-    pub(super) fn ask(&self, i: usize, bytes: Range<usize>) {
+    pub(super) fn prefetch(&self, i: usize, bytes: Range<usize>) {
         if let Some(&id) = self.next.get(i) {
             let row = self.part(id);
             for line in row[bytes.start..bytes.end.min(row.len())].chunks(64) {
@@ -58,20 +58,21 @@ impl<'a> HeadRows<'a> {
         }
     }
 
-    /// Values of a padded row.
+    /// Number of values of a padded row.
     #[must_use]
     pub fn width(&self) -> usize {
         self.n_cols.next_multiple_of(PAD)
     }
 }
 
-/// Products of queries with keys: `q` `[n, width]`, `scores` `[n, stride]`, of which the first
-/// `keys.ids.len()` of each row are written.
+/// Dot products of queries with keys: `q` is `[n, width]`, `scores` is `[n, stride]`. The first
+/// `keys.ids.len()` entries of each row of `scores` are written.
 pub type ScoresFn = fn(q: &[f32], keys: &HeadRows<'_>, scores: &mut [f32], stride: usize);
-/// `sums[r] += sum of weights[r][i] * values[i]` for up to four queries: `weights` `[n, stride]`,
-/// `sums` `[n, width]`.
-pub type WeighFn = fn(weights: &[f32], stride: usize, values: &HeadRows<'_>, sums: &mut [f32]);
-/// Rows as F32, each padded with zeros: `out` `[n, width]`.
+/// Adds the sum of `weights[r][i] * values[i]` to `sums[r]` for up to four queries: `weights` is
+/// `[n, stride]`, `sums` is `[n, width]`.
+pub type AddWeightedFn =
+    fn(weights: &[f32], stride: usize, values: &HeadRows<'_>, sums: &mut [f32]);
+/// Converts rows to F32, each padded with zeros: `out` is `[n, width]`.
 pub type WidenFn = fn(rows: &HeadRows<'_>, out: &mut [f32]);
 /// Quantises values to a row of the cache, with the bits of [`Format::quantize`].
 pub type StoreFn = fn(values: &[f32], row: &mut [u8]);
@@ -82,36 +83,37 @@ pub struct CacheKernels {
     /// Products with keys.
     pub scores: ScoresFn,
     /// Weighted sums of values.
-    pub weigh: WeighFn,
-    /// Rows converted to F32.
+    pub add_weighted: AddWeightedFn,
+    /// Converts rows to F32.
     pub widen: WidenFn,
     /// Stores new rows.
     pub store: StoreFn,
 }
 
-/// Largest score and sum of weights: `scores` `[n]`, n a multiple of [`PAD`], become
-/// `exp(score - largest)`.
+/// Replaces each score with `exp(score - largest)`; returns the largest score and the sum of the
+/// new values. The number of scores is a multiple of [`PAD`].
 pub type SoftmaxFn = fn(scores: &mut [f32]) -> [f32; 2];
 
-/// Attention kernels of one level.
+/// Attention kernels of one SIMD level.
 pub(super) struct Attention {
     /// `None` for formats that the cache does not support.
     pub(super) cache: fn(Format) -> Option<CacheKernels>,
     pub(super) softmax: SoftmaxFn,
 }
 
-/// Positions after which the loop moves on to the next queries, so that the keys stay in the L1
-/// cache.
+/// Number of positions that the loop multiplies by all queries before it goes on, so that the keys
+/// stay in the L1 cache.
 pub(super) const PANEL: usize = 16;
 
-/// The module `attention` of a SIMD level; `$level` are the attributes of its functions.
+/// Contents of the module `attention` of a SIMD level; `$level` are the attributes of the
+/// functions.
 macro_rules! attention_kernels {
     ($(#[$level:meta])*) => {
         use hal::format::Format;
         use super::activation::exp;
         use super::super::attention::{Attention, CacheKernels, HeadRows, PANEL};
         use super::super::store::{bf16_row, q8_0_row};
-        use super::super::tile::padded;
+        use super::super::tile::pad_with_zeros;
 
         pub(in super::super) const ATTENTION: Attention = Attention {
             cache,
@@ -119,18 +121,18 @@ macro_rules! attention_kernels {
             softmax: |scores| unsafe { softmax(scores) },
         };
 
-        #[allow(clippy::wildcard_enum_match_arm, reason = "`hal::op::KV_FORMATS` has no others")]
+        #[allow(clippy::wildcard_enum_match_arm, reason = "`KV_FORMATS` has no other formats")]
         fn cache(format: Format) -> Option<CacheKernels> {
             macro_rules! entry {
                 ($name:ident, $store:expr) => {
                     Some(CacheKernels {
                         // SAFETY: `Kernels::select` returns this level only if it was detected.
                         scores: |q, keys, out, stride| unsafe { $name::scores(q, keys, out, stride) },
-                        // SAFETY: the same.
-                        weigh: |w, stride, values, sums| unsafe {
-                            $name::weigh(w, stride, values, sums);
+                        // SAFETY: as above.
+                        add_weighted: |w, stride, values, sums| unsafe {
+                            $name::add_weighted(w, stride, values, sums);
                         },
-                        // SAFETY: the same.
+                        // SAFETY: as above.
                         widen: |rows, out| unsafe { $name::widen(rows, out) },
                         store: $store,
                     })
@@ -140,11 +142,11 @@ macro_rules! attention_kernels {
                 Format::F32 => {
                     entry!(of_f32, |v, row| row.copy_from_slice(bytemuck::cast_slice(v)))
                 }
-                // SAFETY: the same.
+                // SAFETY: as above.
                 Format::F16 => entry!(of_f16, |v, row| unsafe { store_f16(v, row) }),
-                // SAFETY: the same.
+                // SAFETY: as above.
                 Format::BF16 => entry!(of_bf16, |v, row| unsafe { store_bf16(v, row) }),
-                // SAFETY: the same.
+                // SAFETY: as above.
                 Format::Q8_0 => entry!(of_q8_0, |v, row| unsafe { store_q8_0(v, row) }),
                 _ => None,
             }
@@ -155,7 +157,7 @@ macro_rules! attention_kernels {
         $(#[$level])*
         fn softmax(scores: &mut [f32]) -> [f32; 2] {
             let (scores, rest) = scores.as_chunks_mut::<LANES>();
-            assert!(rest.is_empty(), "scores are padded");
+            assert!(rest.is_empty(), "scores are not padded");
             let mut most = splat(f32::NEG_INFINITY);
             for s in &*scores {
                 most = max(most, load_ps(s, 0));
@@ -180,18 +182,18 @@ macro_rules! attention_kernels {
 }
 pub(super) use attention_kernels;
 
-/// Kernels of one format: `$size` bytes a value, or 0 for Q8_0.
+/// Kernels of one format; `$size` is the bytes per value, or 0 for Q8_0.
 macro_rules! cache_kernels {
     ($name:ident, $size:literal, $widen:ident, $(#[$level:meta])*) => {
         mod $name {
             use super::*;
 
-            /// Offset of vector `e` in a row, or of its block.
+            /// Byte offset of vector `e` in a row; for Q8_0, of the block that contains the vector.
             fn start(e: usize) -> usize {
                 if $size == 0 { LANES * e / 32 * 34 } else { LANES * e * $size }
             }
 
-            /// Vector `e` of a row, if the row contains all of it.
+            /// Vector `e` of a row, for vectors that lie completely in the row.
             #[inline]
             $(#[$level])*
             fn load(row: &[u8], e: usize) -> V {
@@ -202,11 +204,12 @@ macro_rules! cache_kernels {
                 $widen(row, start(e))
             }
 
-            /// The last vector of a row, padded with zeros. Blocks have no such rest.
+            /// The incomplete last vector of a row, padded with zeros. Rows of Q8_0 have no
+            /// incomplete vector.
             #[inline]
             $(#[$level])*
             fn load_rest(row: &[u8], e: usize) -> V {
-                $widen(&padded::<_, { LANES * $size }>(&row[start(e)..]), 0)
+                $widen(&pad_with_zeros::<_, { LANES * $size }>(&row[start(e)..]), 0)
             }
 
             #[inline]
@@ -215,7 +218,7 @@ macro_rules! cache_kernels {
                 if WHOLE || $size == 0 { load(row, e) } else { load_rest(row, e) }
             }
 
-            /// Adds the products of vector `e`.
+            /// Adds the products of vector `e` of all queries and keys to `acc`.
             #[inline]
             $(#[$level])*
             fn step<const R: usize, const K: usize, const WHOLE: bool>(
@@ -236,7 +239,7 @@ macro_rules! cache_kernels {
                 }
             }
 
-            /// The products of `R` queries with `K` keys, by query.
+            /// The dot products of `R` queries with `K` keys, ordered by query.
             #[inline]
             $(#[$level])*
             fn products<const R: usize, const K: usize>(
@@ -257,8 +260,8 @@ macro_rules! cache_kernels {
                 out
             }
 
-            /// A panel of keys, from `first` on, with `R` queries; the first queries prefetch the
-            /// next rows.
+            /// Multiplies a panel of keys, from `first` on, by `R` queries; with `fetch`, also
+            /// prefetches the next rows.
             #[inline]
             $(#[$level])*
             fn panel<const R: usize, const K: usize>(
@@ -267,15 +270,15 @@ macro_rules! cache_kernels {
                 first: usize,
                 scores: &mut [f32],
                 stride: usize,
-                asks: bool,
+                fetch: bool,
             ) {
                 let last = keys.ids.len() - 1;
                 for at in (first..keys.ids.len().min(first + PANEL)).step_by(K) {
                     let mut rows = [&[][..]; K];
                     for (i, row) in rows.iter_mut().enumerate() {
                         *row = keys.row(last.min(at + i));
-                        if asks {
-                            keys.ask(at + i, 0..keys.len);
+                        if fetch {
+                            keys.prefetch(at + i, 0..keys.len);
                         }
                     }
                     let products = products::<R, K>(q, &rows, keys.n_cols);
@@ -298,21 +301,21 @@ macro_rules! cache_kernels {
                 for first in (0..keys.ids.len()).step_by(PANEL) {
                     let mut r = 0;
                     while r < n {
-                        let asks = r == 0;
+                        let fetch = r == 0;
                         let (q, scores) = (&q[r * width..], &mut scores[r * stride..]);
                         r += match n - r {
                             4.. => {
                                 let q = &q[..4 * width];
-                                panel::<4, { LANES / 4 }>(q, keys, first, scores, stride, asks);
+                                panel::<4, { LANES / 4 }>(q, keys, first, scores, stride, fetch);
                                 4
                             }
                             2..=3 => {
                                 let q = &q[..2 * width];
-                                panel::<2, { LANES / 2 }>(q, keys, first, scores, stride, asks);
+                                panel::<2, { LANES / 2 }>(q, keys, first, scores, stride, fetch);
                                 2
                             }
                             _ => {
-                                panel::<1, LANES>(&q[..width], keys, first, scores, stride, asks);
+                                panel::<1, LANES>(&q[..width], keys, first, scores, stride, fetch);
                                 1
                             }
                         };
@@ -320,7 +323,7 @@ macro_rules! cache_kernels {
                 }
             }
 
-            /// `C` vectors of the sums, from vector `first` on.
+            /// Adds the weighted value rows to `C` vectors of the sums, from vector `first` on.
             #[inline]
             $(#[$level])*
             fn strip<const R: usize, const C: usize, const WHOLE: bool>(
@@ -343,7 +346,7 @@ macro_rules! cache_kernels {
                     *row = &weights[r * stride..][..values.ids.len()];
                 }
                 for i in 0..values.ids.len() {
-                    values.ask(i, start(first)..start(first + C));
+                    values.prefetch(i, start(first)..start(first + C));
                     let row = values.row(i);
                     let mut v = [zero(); C];
                     for (c, v) in v.iter_mut().enumerate() {
@@ -399,7 +402,7 @@ macro_rules! cache_kernels {
             }
 
             $(#[$level])*
-            pub(super) fn weigh(
+            pub(super) fn add_weighted(
                 weights: &[f32],
                 stride: usize,
                 values: &HeadRows<'_>,
@@ -429,7 +432,7 @@ macro_rules! cache_kernels {
             $(#[$level])*
             pub(super) fn widen(rows: &HeadRows<'_>, out: &mut [f32]) {
                 for (i, out) in out.chunks_exact_mut(rows.width()).enumerate() {
-                    rows.ask(i, 0..rows.len);
+                    rows.prefetch(i, 0..rows.len);
                     let row = rows.row(i);
                     let n = rows.n_cols / LANES;
                     for e in 0..n {

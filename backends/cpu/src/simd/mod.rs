@@ -1,12 +1,13 @@
-//! The SIMD kernels, selected once at run time: one binary for every processor.
+//! The SIMD kernels. They are selected once at run time, so that one binary runs on every
+//! processor.
 //!
-//! A SIMD level is an instruction set with a folder of its own; `Scalar` is plain Rust for
-//! processors other than x86-64 and AArch64. All levels take the same activations and sum integers
-//! exactly, so they differ only in the order of f32 sums. That order depends on the lengths alone,
-//! never on addresses or threads.
+//! A SIMD level is an instruction set, and has its own folder. `Scalar` is plain Rust for
+//! processors without a vector level. All levels take the same activations and sum integers
+//! exactly, so they differ only in the order of f32 sums. The order depends only on lengths, never
+//! on addresses or threads.
 //!
-//! Absent on purpose: threads, tensors, and any choice by size. The caller splits the work.
-#![allow(unsafe_code, reason = "instructions and loads that the compiler cannot vouch for")]
+//! This module has no threads, no tensors and no choices by size: the caller splits the work.
+#![allow(unsafe_code, reason = "SIMD intrinsics and unaligned loads")]
 
 mod activation;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -49,23 +50,26 @@ use std::ops::Range;
 use hal::format::{Format, Q8Row, TransposedLayout};
 
 pub use activation::{ActivateFn, GateFn};
-pub use attention::{CacheKernels, HeadRows, PAD, ScoresFn, SoftmaxFn, StoreFn, WeighFn, WidenFn};
-pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_stretch};
+pub use attention::{
+    AddWeightedFn, CacheKernels, HeadRows, PAD, ScoresFn, SoftmaxFn, StoreFn, WidenFn,
+};
+pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_columns};
 pub use recurrent::{
-    DeltaColumns, DeltaFn, DeltaToken, MOST_DELTA_COLUMNS, MultiplyAddFn, ScanFn, ScanToken,
+    DeltaColumns, DeltaFn, DeltaToken, MAX_DELTA_COLUMNS, MultiplyAddFn, ScanFn, ScanToken,
 };
 pub use rows::{Matrix, RowIds, RowRun, RowsFn, prefetch};
 
-/// `y += sum of h * row(id)` over a list of `(id, h)`: `matrix` `[n_rows, n]`, `y` `[n]`.
+/// Adds the sum of `h * row(id)` over a list of `(id, h)` to `y`: `matrix` is `[n_rows, n]`, `y` is
+/// `[n]`.
 pub type SumRowsFn = fn(matrix: Matrix<'_>, list: &[(u32, f32)], y: &mut [f32]);
-/// `y += sum of h * row(slot)` over a list of `(slot, h)`, `y` `[n_out]`.
+/// Adds the sum of `h * row(slot)` over a list of `(slot, h)` to `y`, which is `[n_out]`.
 ///
-/// Consecutive entries of the same group of neurons share the read of its scales, so a list in the
-/// order of neurons is fastest. Slots that are not listed are not read.
+/// Consecutive entries of the same group of neurons share one read of the group's scales, so a list
+/// in the order of neurons is fastest. Slots that are not listed are not read.
 pub type TransposedFn =
     fn(layout: &TransposedLayout, bytes: &[u8], list: &[(u32, f32)], y: &mut [f32]);
 
-/// [`hal::format::quantize_q8`]: `x` `[n]` to `q`, `d` and `sum`.
+/// [`hal::format::quantize_q8`] of `x` `[n]` into `q`, `d` and `sum`.
 type QuantizeFn = fn(x: &[f32], q: &mut [i8], d: &mut [f32], sum: &mut [i32]);
 
 /// The activations of one token.
@@ -80,11 +84,11 @@ pub enum ActView<'a> {
 /// A [`Q8Row`] by reference.
 #[derive(Clone, Copy, Debug)]
 pub struct Q8View<'a> {
-    /// `[n]`, n a multiple of 32
+    /// Codes, `[n]`; n is a multiple of 32.
     pub q: &'a [i8],
-    /// `[n / 32]`
+    /// Scale of each block, `[n / 32]`.
     pub d: &'a [f32],
-    /// `[n / 32]`
+    /// Sum of each block's codes, `[n / 32]`.
     pub sum: &'a [i32],
 }
 
@@ -100,7 +104,7 @@ impl<'a> From<&'a [f32]> for ActView<'a> {
     }
 }
 
-/// A SIMD level: an instruction set that kernels are written for.
+/// A SIMD level: an instruction set for which kernels exist.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Level {
     /// Plain Rust.
@@ -114,7 +118,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// Every level; those of one processor are ordered from slowest to fastest.
+    /// Every level; the levels of one architecture are ordered from slowest to fastest.
     pub const ALL: [Level; 4] = [Level::Scalar, Level::Avx2, Level::Avx512, Level::Neon];
 
     /// The level's name for reports.
@@ -129,7 +133,8 @@ impl Level {
     }
 }
 
-/// The kernels of a SIMD level. They may be called only if the processor has its instructions.
+/// The kernels of a SIMD level. They may be called only if the processor has the level's
+/// instructions.
 struct Table {
     dot: fn(Format) -> Dot,
     sum_rows: fn(Format) -> SumRowsFn,
@@ -143,20 +148,20 @@ struct Table {
     recurrent: &'static recurrent::Recurrent,
 }
 
-/// How panels are filled and multiplied.
+/// Kernels that fill and multiply panels.
 struct Panel {
     fill: FillFn,
     times: PanelFn,
 }
 
-/// A product for one, for four and for eight tokens.
+/// Kernels that multiply rows by one, four and eight tokens.
 struct Dot {
     one: RowsFn<1>,
     four: RowsFn<4>,
     eight: RowsFn<8>,
 }
 
-/// The kernels of one level that this processor supports.
+/// The kernels of a level that this processor supports.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     level: Level,
@@ -176,13 +181,13 @@ impl Kernels {
         let table = match level {
             Level::Scalar => Some(&scalar::TABLE),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => avx2::detected().then_some(&avx2::TABLE),
+            Level::Avx2 => avx2::is_supported().then_some(&avx2::TABLE),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => avx512::detected().then_some(&avx512::TABLE),
+            Level::Avx512 => avx512::is_supported().then_some(&avx512::TABLE),
             #[cfg(not(target_arch = "x86_64"))]
             Level::Avx2 | Level::Avx512 => None,
             #[cfg(target_arch = "aarch64")]
-            Level::Neon => neon::detected().then_some(&neon::TABLE),
+            Level::Neon => neon::is_supported().then_some(&neon::TABLE),
             #[cfg(not(target_arch = "aarch64"))]
             Level::Neon => None,
         };
@@ -202,20 +207,20 @@ impl Kernels {
         self.level
     }
 
-    /// The products of weight rows with one token's activations, in the format given by
-    /// [`Format::activation`] and of the length of a row; otherwise the function panics.
+    /// The kernel that multiplies weight rows by one token's activations. It panics unless the
+    /// activations have the format of [`Format::activation`] and the length of a row.
     #[must_use]
     pub fn rows(&self, format: Format) -> RowsFn<1> {
         (self.table.dot)(format).one
     }
 
-    /// [`Kernels::rows`] with four tokens at once; each product has the same bits.
+    /// [`Kernels::rows`] for four tokens; each product has the same bits.
     #[must_use]
     pub fn rows4(&self, format: Format) -> RowsFn<4> {
         (self.table.dot)(format).four
     }
 
-    /// [`Kernels::rows`] with eight tokens at once: a row is unpacked once for all eight. Each
+    /// [`Kernels::rows`] for eight tokens: a row is unpacked once for all eight tokens. Each
     /// product has the same bits.
     #[must_use]
     pub fn rows8(&self, format: Format) -> RowsFn<8> {
@@ -230,13 +235,13 @@ impl Kernels {
         out[0][0]
     }
 
-    /// Adds multiples of rows in the plain layout.
+    /// The kernel that adds multiples of rows in the plain layout.
     #[must_use]
     pub fn sum_rows(&self, format: Format) -> SumRowsFn {
         (self.table.sum_rows)(format)
     }
 
-    /// Adds multiples of rows of a [`TransposedLayout`] of this format.
+    /// The kernel that adds multiples of rows of a [`TransposedLayout`] in `format`.
     #[must_use]
     pub fn transposed(&self, format: Format) -> TransposedFn {
         (self.table.transposed)(format)
@@ -245,14 +250,14 @@ impl Kernels {
     /// Fills a panel with rows of weights.
     ///
     /// # Panics
-    /// If there are more than [`PANEL_ROWS`] rows, or rows longer than [`panel_stretch`].
+    /// If there are more than [`PANEL_ROWS`] rows, or rows longer than [`panel_columns`].
     pub fn fill_panel(&self, format: Format, rows: &[&[u8]], panel: &mut [f32]) {
         (self.table.panel.fill)(format, rows, panel);
     }
 
-    /// Adds the products of a panel with several tokens to `sums`, a row for each.
+    /// Adds the products of a panel with several tokens to `sums`, which has one row per token.
     ///
-    /// `k` is the range of columns that the panel was filled with.
+    /// `k` is the range of columns with which the panel was filled.
     pub fn times_panel(
         &self,
         format: Format,
@@ -264,7 +269,7 @@ impl Kernels {
         (self.table.panel.times)(format, panel, k, x, sums);
     }
 
-    /// [`hal::format::quantize_q8`], to the bit.
+    /// Quantises `x` with the same bits as [`hal::format::quantize_q8`].
     pub fn quantize(&self, x: &[f32], q: &mut [i8], d: &mut [f32], sum: &mut [i32]) {
         (self.table.quantize)(x, q, d, sum);
     }
@@ -278,31 +283,31 @@ impl Kernels {
     /// Attention kernels for a cache in `format`, one of [`hal::op::KV_FORMATS`].
     ///
     /// # Panics
-    /// For any other format.
+    /// If `format` is any other format.
     #[must_use]
     pub fn cache(&self, format: Format) -> CacheKernels {
-        (self.table.attention.cache)(format).expect("checked by hal: a format of the cache")
+        (self.table.attention.cache)(format).expect("the format is one of `hal::op::KV_FORMATS`")
     }
 
-    /// Softmax of padded scores.
+    /// The kernel for the softmax of padded scores.
     #[must_use]
     pub fn softmax(&self) -> SoftmaxFn {
         self.table.attention.softmax
     }
 
-    /// Activation functions.
+    /// The kernel for activation functions.
     #[must_use]
     pub fn activate(&self) -> ActivateFn {
         self.table.activate
     }
 
-    /// Activation functions of gates.
+    /// The kernel for activation functions of gates.
     #[must_use]
     pub fn gate(&self) -> GateFn {
         self.table.gate
     }
 
-    /// A token of the gated delta rule.
+    /// The kernel for one token of the gated delta rule.
     #[must_use]
     pub fn delta(&self) -> DeltaFn {
         self.table.recurrent.delta
@@ -314,13 +319,13 @@ impl Kernels {
         self.table.recurrent.delta_columns
     }
 
-    /// A token of the Mamba-2 recurrence.
+    /// The kernel for one token of the Mamba-2 recurrence.
     #[must_use]
     pub fn scan(&self) -> ScanFn {
         self.table.recurrent.scan
     }
 
-    /// A tap of a convolution.
+    /// The kernel that adds one weight column of a convolution, times its inputs.
     #[must_use]
     pub fn multiply_add(&self) -> MultiplyAddFn {
         self.table.recurrent.multiply_add

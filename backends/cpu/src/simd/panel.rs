@@ -1,29 +1,27 @@
-//! Panels: a range of columns of 32 weight rows, unpacked once and multiplied with a batch of
-//! tokens.
+//! Panels: a range of columns of 32 weight rows, unpacked once and multiplied by a batch of tokens.
 //!
-//! A panel is transposed, so that a vector holds one column of several rows and sums are not taken
-//! across lanes. Each row is first unpacked into words (`Rows`): this is the only code that
-//! depends on the format, and a format without an arm in [`unpack`] goes through
-//! [`hal::format::Quants`]. Then the words are transposed by the level's own instructions,
-//! independent of their meaning:
+//! A panel is transposed, so that a vector has one column of several rows and no sum crosses lanes.
+//! Each row is first unpacked into words (`Rows`). Only this step depends on the format; formats
+//! without an arm in [`unpack`] use [`hal::format::Quants`]. Then the level's own instructions
+//! transpose the words, whatever the words mean:
 //!
 //! ```text
-//! quantised  [128][32] words of four codes, [32][32] scales, [32][32] minimums (one for each group of values)
+//! quantised  [128][32] words of four codes, [32][32] scales, [32][32] minimums (per group)
 //! plain      [256][32] values
 //! ```
 //!
-//! Codes are shifted up by [`BIAS`], because `vpdpbusd` needs one unsigned operand. Integer sums
-//! start at the negated shift, so they are exact.
+//! Codes have [`BIAS`] added, because `vpdpbusd` needs one unsigned operand. Integer sums start
+//! with the negated contribution of [`BIAS`], so they are exact.
 //!
-//! The order of f32 sums: within a range by group, then range by range. A token's values depend
-//! only on its own activations.
+//! F32 sums are added group by group within a range of columns, then range by range. A token's
+//! results depend only on its own activations.
 
 use std::ops::Range;
 
 use hal::format::{Format, Q8_BLOCK};
 
 use super::panel_rows::unpack;
-use super::tile::padded;
+use super::tile::pad_with_zeros;
 use super::{ActView, Q8View, RowIds};
 
 /// Weight rows of a panel.
@@ -33,17 +31,17 @@ pub const PANEL_LEN: usize = WORDS * PANEL_ROWS;
 
 /// Words per row of a panel.
 pub(super) const WORDS: usize = 256;
-/// Offset of the scales of a quantised row among its words, and of its minimums.
+/// Offsets of the scales and of the minimums among the words of a quantised row.
 pub(super) const SCALES: usize = 128;
 pub(super) const MINS: usize = 160;
-/// Added to codes.
+/// The value added to codes, so that they are unsigned bytes.
 pub(super) const BIAS: i32 = 128;
 
-/// Unpacks `rows`, the same columns of up to 32 rows in blocks of the format, into `panel`
-/// `[PANEL_LEN]`.
+/// Unpacks `rows` into `panel` `[PANEL_LEN]`; `rows` are the same columns of up to 32 rows, in
+/// blocks of the format.
 pub type FillFn = fn(format: Format, rows: &[&[u8]], panel: &mut [f32]);
-/// Adds the products of a panel, columns `k` of its rows, to `sums`, one row of them for each
-/// token of `x`.
+/// Adds the products of a panel, which has columns `k` of its rows, to `sums`; `sums` has one row
+/// per token of `x`.
 pub type PanelFn = fn(
     format: Format,
     panel: &[f32],
@@ -57,9 +55,9 @@ pub type PanelFn = fn(
 pub struct TokenRows<'a> {
     /// Rows of `n_cols` values.
     pub all: ActView<'a>,
-    /// Values of a token.
+    /// Number of values of a token.
     pub n_cols: usize,
-    /// The tokens' rows.
+    /// The rows of the tokens.
     pub ids: RowIds<'a>,
 }
 
@@ -90,13 +88,13 @@ impl<'a> TokenRows<'a> {
         }
     }
 
-    /// The rows of tokens `first..` by `N`; the last of `n` replaces missing ones.
+    /// The rows of `N` tokens from `first` on; the last of the `n` tokens replaces missing tokens.
     #[inline(always)]
     pub(super) fn group<const N: usize>(&self, first: usize, n: usize) -> [usize; N] {
         std::array::from_fn(|i| self.row((first + i).min(n - 1)))
     }
 
-    /// Checks that there are activations for `n` tokens, and that columns `k` of them fit into a
+    /// Checks that `all` has activations for `n` tokens and that their columns `k` fit into a
     /// panel.
     pub(super) fn check(&self, n: usize, k: &Range<usize>, panel: &[f32]) {
         assert!(k.start <= k.end && k.end <= self.n_cols && panel.len() == PANEL_LEN);
@@ -117,24 +115,24 @@ impl<'a> TokenRows<'a> {
     }
 }
 
-/// Values of a row per panel.
+/// Maximum number of values of a row in a panel.
 #[must_use]
-pub const fn panel_stretch(format: Format) -> usize {
+pub const fn panel_columns(format: Format) -> usize {
     match format.quants() {
         Some(_) => 4 * SCALES,
         None => WORDS,
     }
 }
 
-/// Some unpacked rows.
+/// `L` unpacked rows.
 #[repr(C, align(64))]
 pub(super) struct Rows<const L: usize>(pub [[u32; WORDS]; L]);
 
-/// Fills a panel, `L` rows at a time: `widen` converts plain bytes to floats, `look_up` maps the
-/// nibbles of 16 bytes to codes, `transpose` writes `[L][L]` words, of all rows from column `at`
-/// on, to the panel from row `first` on.
+/// Fills a panel, `L` rows at a time. `widen` converts values of formats without blocks to floats,
+/// `look_up` maps the nibbles of 16 bytes to codes, and `transpose` writes `[L][L]` words, from
+/// column `at` of all rows, to the panel from row `first` on.
 ///
-/// Always inlined: compiled for the caller's instructions.
+/// Always inlined, so that it is compiled for the caller's instructions.
 #[inline(always)]
 pub(super) fn fill_panel<const L: usize>(
     format: Format,
@@ -156,7 +154,7 @@ pub(super) fn fill_panel<const L: usize>(
     };
     let mut words = Rows([[0; WORDS]; L]);
     for first in (0..PANEL_ROWS).step_by(L) {
-        // Missing rows keep the values of others; their products are not used.
+        // Missing rows keep the values of earlier rows; their products are not used.
         for (row, words) in rows.iter().skip(first).zip(&mut words.0) {
             unpack(format, row, words, widen, look_up);
         }
@@ -166,23 +164,22 @@ pub(super) fn fill_panel<const L: usize>(
     }
 }
 
-/// Factors of the activations of one token and range of columns that the kernels use besides the
-/// codes.
+/// The values that the kernels need in addition to the codes, for one token and a range of columns.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Default)]
 pub(super) struct Factors {
-    /// `[group]` initial integer sums: the negated contribution of [`BIAS`].
+    /// `[group]`: initial integer sums, which are the negated contribution of [`BIAS`].
     pub start: [i32; 32],
-    /// `[block]`
+    /// `[block]`: scales of the activations.
     pub d: [f32; 16],
-    /// `[group]` `-d * sum of codes`: multiplied with the minimums.
+    /// `[group]`: `-d * sum of codes`, which the kernels multiply by the minimums.
     pub offset: [f32; 32],
 }
 
 impl Factors {
-    /// Sets the factors of the token in row `t`; `sums_of_16` adds up the codes of every 16
-    /// values. In place, because copies of this struct were visible in a profile. Entries past the
-    /// range are unspecified.
+    /// Sets the factors of the token in row `t`; `sums_of_16` sums the codes of every 16 values.
+    /// The function writes in place, because copies of this struct took measurable time. Entries
+    /// past the range are unspecified.
     #[inline(always)]
     pub(super) fn set<const GROUP: usize, const MIN: bool>(
         &mut self,
@@ -192,9 +189,9 @@ impl Factors {
         sums_of_16: impl Fn(&[i8], &mut [i32; 32]),
     ) {
         let (x8, first) = (x.all.q8(), t * x.n_cols + k.start);
-        self.d = sixteen(&x8.d[first / Q8_BLOCK..]);
+        self.d = pad_to_16(&x8.d[first / Q8_BLOCK..]);
         if GROUP == Q8_BLOCK {
-            let sums: [i32; 16] = sixteen(&x8.sum[first / Q8_BLOCK..]);
+            let sums: [i32; 16] = pad_to_16(&x8.sum[first / Q8_BLOCK..]);
             self.start[..16].copy_from_slice(&sums);
         } else {
             sums_of_16(&x8.q[first..][..k.len()], &mut self.start);
@@ -208,10 +205,11 @@ impl Factors {
     }
 }
 
-/// The first 16 values, padded with zeros if there are fewer: a copy of constant length.
+/// The first 16 values, padded with zeros if `from` is shorter. The copy has constant length, which
+/// is faster.
 #[inline(always)]
-fn sixteen<T: Copy + Default>(from: &[T]) -> [T; 16] {
-    from.first_chunk().copied().unwrap_or_else(|| padded(from))
+fn pad_to_16<T: Copy + Default>(from: &[T]) -> [T; 16] {
+    from.first_chunk().copied().unwrap_or_else(|| pad_with_zeros(from))
 }
 
 /// The sum of every 16 codes, as plain loops.
@@ -222,8 +220,8 @@ pub(super) fn sums_of_16(q: &[i8], sums: &mut [i32; 32]) {
     }
 }
 
-/// The function `fill` of a SIMD level with instructions `$features`, over its `vector` and
-/// `transpose`.
+/// `FILL` and `TIMES` of a SIMD level with instructions `$features`. The level provides the module
+/// `vector`, and the functions `transpose`, `plain` and `quantised`.
 macro_rules! panel_kernels {
     ($features:literal) => {
         pub(super) const FILL: FillFn = |format, rows, panel| {
@@ -232,7 +230,7 @@ macro_rules! panel_kernels {
         };
 
         pub(super) const TIMES: PanelFn = |format, panel, k, x, sums| {
-            // SAFETY: the same.
+            // SAFETY: as above.
             unsafe { times(format, panel, k, x, sums) }
         };
 
@@ -248,7 +246,7 @@ macro_rules! panel_kernels {
             );
         }
 
-        /// Plain values to floats.
+        /// Converts values of a format without blocks to floats.
         #[inline]
         #[target_feature(enable = $features)]
         fn widen(format: Format, bytes: &[u8], out: &mut [f32]) {
@@ -263,7 +261,8 @@ macro_rules! panel_kernels {
                         store_ps(out, 0, widen_half(format, bytes, 2 * LANES * i));
                     }
                     if !rest.is_empty() {
-                        let last: [u8; 2 * LANES] = padded(&bytes[2 * LANES * steps.len()..]);
+                        let last: [u8; 2 * LANES] =
+                            pad_with_zeros(&bytes[2 * LANES * steps.len()..]);
                         let mut values = [0.0; LANES];
                         store_ps(&mut values, 0, widen_half(format, &last, 0));
                         rest.copy_from_slice(&values[..rest.len()]);
@@ -278,7 +277,7 @@ macro_rules! panel_kernels {
             if format == Format::BF16 { widen_bf16(bytes, at) } else { widen_f16(bytes, at) }
         }
 
-        /// The products by the class of the format.
+        /// Calls the product function for the class of the format.
         #[target_feature(enable = $features)]
         fn times(
             format: Format,

@@ -1,16 +1,16 @@
-//! Panels times tokens on levels whose registers hold 16 rows: four tokens at a time, 16 rows at a
-//! time.
+//! Products of panels with tokens for levels where two vectors have 16 rows: a pass takes four
+//! tokens and 16 rows.
 //!
-//! A macro, because it is compiled for each such level over its module `vector`; the level
-//! provides `group`, the products of quantised rows.
+//! This is a macro, because each such level compiles it against its own module `vector`. The level
+//! provides `group`, which multiplies quantised rows.
 
 /// The functions `quantised` and `plain` of a SIMD level with instructions `$features`.
 macro_rules! panel_parts {
     ($features:literal) => {
-        /// Tokens at a time.
+        /// Tokens per pass.
         const TOKENS: usize = 4;
-        /// Rows at a time.
-        const PART: usize = 2 * LANES;
+        /// Rows per pass.
+        const PASS_ROWS: usize = 2 * LANES;
 
         #[target_feature(enable = $features)]
         fn quantised<const GROUP: usize, const MIN: bool>(
@@ -28,10 +28,10 @@ macro_rules! panel_parts {
                     factors.set::<GROUP, MIN>(x, t, k, sums_of_16);
                 }
                 let q = tokens.map(|t| q[t * x.n_cols..][k.clone()].as_ptr().cast::<i32>());
-                for part in (0..PANEL_ROWS).step_by(PART) {
+                for part in (0..PANEL_ROWS).step_by(PASS_ROWS) {
                     let (rows, n_groups) = (&panel[part..], k.len() / GROUP);
-                    // SAFETY: each of `q` has `k.len()` bytes, a whole number of blocks whose
-                    // length `check` verified.
+                    // SAFETY: each entry of `q` points to `k.len()` bytes, a whole number of
+                    // blocks, as `check` verified.
                     let out = unsafe { group::<GROUP, MIN>(rows, &q, &factors, n_groups) };
                     for (sums, out) in sums[first..].iter_mut().zip(out) {
                         add_to(&mut sums[part..], out);
@@ -49,7 +49,7 @@ macro_rules! panel_parts {
             }
         }
 
-        /// Plain values.
+        /// Products for formats without blocks.
         #[target_feature(enable = $features)]
         fn plain(
             panel: &[f32],
@@ -61,13 +61,13 @@ macro_rules! panel_parts {
             let x_all = x.all.f32();
             for first in (0..n).step_by(TOKENS) {
                 let x = x.group::<TOKENS>(first, n).map(|t| &x_all[t * x.n_cols..][k.clone()]);
-                for part in (0..PANEL_ROWS).step_by(PART) {
+                for part in (0..PANEL_ROWS).step_by(PASS_ROWS) {
                     let mut out = [[zero(); 2]; TOKENS];
                     let rows = &panel.as_chunks::<PANEL_ROWS>().0[..k.len()];
                     for (i, weights) in rows.iter().enumerate() {
                         let weights = [load_ps(weights, part), load_ps(weights, part + LANES)];
                         for (out, x) in out.iter_mut().zip(x) {
-                            // SAFETY: each of `x` has `k.len()` values.
+                            // SAFETY: each slice of `x` has `k.len()` values.
                             let x = splat(unsafe { *x.get_unchecked(i) });
                             for (out, weights) in out.iter_mut().zip(weights) {
                                 *out = fmadd(weights, x, *out);

@@ -1,12 +1,12 @@
-//! How a row of each format is unpacked into the words of a panel.
+//! Unpacks a row of each format into the words of a panel.
 
-use hal::format::{E2M1_CODES, Format, IQ4_CODES, Unpacked};
+use hal::format::{E2M1_CODES, Format, IQ4_CODES, UnpackedBlock};
 use half::f16;
 
 use super::panel::{MINS, SCALES, WORDS};
 use super::tile::{e8m0_normal, six_bits};
 
-/// The codes of the IQ4 formats and of MXFP4, shifted.
+/// The codes of the IQ4 formats and of MXFP4, with [`super::panel::BIAS`] added.
 const IQ4_SHIFTED: [i8; 16] = shifted(IQ4_CODES);
 const E2M1_SHIFTED: [i8; 16] = shifted(E2M1_CODES);
 
@@ -19,7 +19,7 @@ const fn shifted(mut codes: [i8; 16]) -> [i8; 16] {
     codes
 }
 
-/// Unpacks one row.
+/// Unpacks one row into codes, scales and minimums, or into floats for a format without blocks.
 #[inline(always)]
 pub(super) fn unpack(
     format: Format,
@@ -78,7 +78,7 @@ pub(super) fn unpack(
             }
         }
         Format::IQ4_XS => iq4_xs(row, codes, scales, look_up),
-        // Inlined, so that the unpacking uses this level's instructions.
+        // These formats are inlined, so that unpacking uses this level's instructions.
         Format::Q2_K => any(Format::Q2_K, row, codes, scales, mins),
         Format::Q3_K => any(Format::Q3_K, row, codes, scales, mins),
         Format::F32
@@ -115,19 +115,20 @@ fn blocks_of_32<const BYTES: usize>(
     halves
 }
 
-/// 32 codes of five bits, shifted up by `shift`: fifth bits, then nibbles, the low ones first.
-/// Eight codes at a time, as the bytes of a word.
+/// Unpacks 32 codes of five bits and adds `shift`. `bytes` are the high bits, then the nibbles (low
+/// nibbles are the first 16 codes). Eight codes are computed at a time, as the bytes of a word.
 #[inline(always)]
 fn five_bits(bytes: &[u8], shift: u8, codes: &mut [u8; 32]) {
     const ONES: u64 = 0x0101_0101_0101_0101;
-    let (fifths, pairs) = bytes.split_at(4);
+    let (high_bits, pairs) = bytes.split_at(4);
     let pairs = pairs.as_chunks::<8>().0;
     for (i, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        // Byte j keeps bit j alone; then adding 127 sets its highest bit if that bit was set.
-        let bits = (u64::from(fifths[i]) * ONES) & 0x8040_2010_0804_0201;
-        let fifth = ((bits + 127 * ONES) & (128 * ONES)) >> 3;
+        // Byte j keeps only bit j. Adding 127 then sets the highest bit of the byte if bit j is
+        // set.
+        let bits = (u64::from(high_bits[i]) * ONES) & 0x8040_2010_0804_0201;
+        let high_bit = ((bits + 127 * ONES) & (128 * ONES)) >> 3;
         let low = u64::from_le_bytes(pairs[i % 2]) >> (4 * (i / 2)) & (15 * ONES);
-        *codes = ((low | fifth) + u64::from(shift) * ONES).to_le_bytes();
+        *codes = ((low | high_bit) + u64::from(shift) * ONES).to_le_bytes();
     }
 }
 
@@ -219,18 +220,18 @@ fn iq4_xs(
     }
 }
 
-/// [`any`] as a separate function, not inlined.
+/// [`any`] as a separate function that is not inlined, to limit the size of the code.
 #[inline(never)]
 fn any_called(format: Format, row: &[u8], codes: &mut [u8], scales: &mut [f32], mins: &mut [f32]) {
     any(format, row, codes, scales, mins);
 }
 
-/// Any format with blocks, block by block.
+/// Unpacks any format with blocks, block by block.
 #[inline(always)]
 fn any(format: Format, row: &[u8], codes: &mut [u8], scales: &mut [f32], mins: &mut [f32]) {
     let Some(quants) = format.quants() else { return };
     let (n, n_groups) = (format.block_values(), format.block_values() / quants.group);
-    let mut parts = Unpacked::default();
+    let mut parts = UnpackedBlock::default();
     for (b, block) in row.chunks_exact(format.block_bytes()).enumerate() {
         quants.unpack(block, &mut parts);
         for (to, &code) in codes[b * n..].iter_mut().zip(&parts.codes[..n]) {

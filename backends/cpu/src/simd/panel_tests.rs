@@ -1,11 +1,11 @@
-//! Panels of every level that this processor has, against dequantised values in f64.
+//! Compares the panels of every level that this processor has with dequantised values in f64.
 
 use hal::format::{Activation, Format, Q8_BLOCK};
 
 use super::tests::{
-    all_kernels, assert_close, dequantized, q8, quantized, random, rounded, weights,
+    all_kernels, assert_close, dequantized, q8, quantized, random, round_activations, weights,
 };
-use super::{ActView, Kernels, PANEL_LEN, PANEL_ROWS, Q8View, RowIds, TokenRows, panel_stretch};
+use super::{ActView, Kernels, PANEL_LEN, PANEL_ROWS, Q8View, RowIds, TokenRows, panel_columns};
 
 /// A matrix and some tokens.
 struct Product {
@@ -23,7 +23,7 @@ impl Product {
         Product { format, n_cols, rows: rows.collect(), x: x.collect() }
     }
 
-    /// As in the kernels that use panels, with a panel that initially contains garbage.
+    /// Multiplies as the kernels do, with a panel that initially contains NaN.
     fn run(&self, kernels: &Kernels) -> Vec<[f32; PANEL_ROWS]> {
         let x8: Vec<_> = self.x.iter().map(|x| q8(x)).collect();
         let q: Vec<i8> = x8.iter().flat_map(|x| x.q.iter().copied()).collect();
@@ -34,14 +34,14 @@ impl Product {
             Activation::F32 => ActView::F32(&plain),
             Activation::Q8 => ActView::Q8(Q8View { q: &q, d: &d, sum: &sum }),
         };
-        // Last to first, so that a token's row differs from its index.
+        // The rows are in reverse order, so that a token's row differs from its index.
         let ids: Vec<u32> = (0..self.x.len() as u32).rev().collect();
         let x = TokenRows { all, n_cols: self.n_cols, ids: RowIds::List(&ids) };
         let mut panel = vec![f32::NAN; PANEL_LEN];
         let mut sums = vec![[0.0; PANEL_ROWS]; self.x.len()];
-        let stretch = panel_stretch(self.format);
-        for first in (0..self.n_cols).step_by(stretch) {
-            let k = first..self.n_cols.min(first + stretch);
+        let columns = panel_columns(self.format);
+        for first in (0..self.n_cols).step_by(columns) {
+            let k = first..self.n_cols.min(first + columns);
             let bytes = |k: usize| k / self.format.block_values() * self.format.block_bytes();
             let rows: Vec<&[u8]> =
                 self.rows.iter().map(|row| &row[bytes(k.start)..bytes(k.end)]).collect();
@@ -57,10 +57,10 @@ impl Product {
         for (r, row) in self.rows.iter().enumerate() {
             let values = dequantized(self.format, row, self.n_cols);
             for (t, x) in self.x.iter().enumerate() {
-                let x = rounded(self.format, x);
+                let x = round_activations(self.format, x);
                 let terms = || values.iter().zip(&x).map(|(w, x)| f64::from(*w) * f64::from(*x));
-                // Codes and minimums are summed separately and may be larger than their
-                // difference.
+                // Products of codes and of minimums are summed separately, and may be larger than
+                // their difference.
                 let size = |x: &f32| f64::from(x.abs());
                 let more: f64 = x.iter().map(size).sum();
                 let magnitude = terms().map(f64::abs).sum::<f64>() + more;
@@ -72,7 +72,7 @@ impl Product {
 }
 
 #[test]
-fn panels_are_the_values() {
+fn panel_products_match_dequantised_values() {
     for kernels in all_kernels() {
         for format in weights() {
             let n = format.block_values();
@@ -87,9 +87,9 @@ fn panels_are_the_values() {
     }
 }
 
-/// A token's bits do not depend on its neighbours.
+/// A token's bits do not depend on the other tokens.
 #[test]
-fn neighbours_change_nothing() {
+fn other_tokens_do_not_change_a_result() {
     for kernels in all_kernels() {
         for format in weights() {
             let mut product = Product::new(format, 20, 5 * format.block_values().max(256), 21);
@@ -108,7 +108,7 @@ fn neighbours_change_nothing() {
 
 /// Extreme codes and activations: no integer sum overflows or saturates.
 #[test]
-fn panels_of_extreme_codes() {
+fn panels_of_extreme_codes_do_not_overflow() {
     for kernels in all_kernels() {
         for format in weights().filter(|format| format.block_values() >= Q8_BLOCK) {
             for sign in [1.0, -1.0] {

@@ -1,18 +1,18 @@
 //! Kernels of formats without blocks, and of vectors, written once for all vector levels.
 //!
-//! A level has a module `vector`: its register type `V` of `LANES` floats and the dozen
-//! instructions used here. A macro, because the code below is compiled for each level's
+//! Each level has a module `vector` with its register type `V` of `LANES` floats and the operations
+//! used in this file. The kernels are macros, because each level compiles them for its own
 //! instructions.
 
-/// The module `plain` of a SIMD level with instructions `$features`.
+/// Contents of the module `plain` of a SIMD level with instructions `$features`.
 macro_rules! plain_kernels {
     ($features:literal) => {
         use super::super::ActView;
         use super::super::rows::{Row, RowRun};
-        use super::super::tile::padded;
+        use super::super::tile::pad_with_zeros;
         use super::vector::*;
 
-        /// Values per step of a dot product: four sums are in flight.
+        /// Values per step of a dot product, which has four independent sums.
         const STEP: usize = 4 * LANES;
 
         super::super::plain::plain_format!($features, of_f32, 4, widen_f32);
@@ -28,7 +28,7 @@ macro_rules! plain_kernels {
 }
 pub(super) use plain_kernels;
 
-/// One format of `$size` bytes; `$widen` reads `LANES` values of it.
+/// Kernels of one format with `$size` bytes per value; `$widen` converts `LANES` values to floats.
 macro_rules! plain_format {
     ($features:literal, $name:ident, $size:literal, $widen:ident) => {
         pub(super) mod $name {
@@ -56,17 +56,21 @@ macro_rules! plain_format {
             ) -> [f32; N] {
                 let x = x.map(ActView::f32);
                 for x in x {
-                    assert_eq!(x.len() * $size, row.bytes.len(), "activations of another length");
+                    assert_eq!(
+                        x.len() * $size,
+                        row.bytes.len(),
+                        "the activations and the row differ in length"
+                    );
                 }
                 let mut acc = [[zero(); 4]; N];
                 let (steps, rest) = row.bytes.as_chunks();
                 for (i, weights) in steps.iter().enumerate() {
-                    row.ask::<{ STEP * $size }>(i * STEP * $size);
+                    row.prefetch_ahead::<{ STEP * $size }>(i * STEP * $size);
                     step(weights, x.map(|x| &x.as_chunks().0[i]), &mut acc);
                 }
                 if !rest.is_empty() {
-                    let x = x.map(|x| padded(x.as_chunks::<STEP>().1));
-                    step(&padded(rest), x.each_ref(), &mut acc);
+                    let x = x.map(|x| pad_with_zeros(x.as_chunks::<STEP>().1));
+                    step(&pad_with_zeros(rest), x.each_ref(), &mut acc);
                 }
                 let mut out = [0.0; N];
                 for (out, [a, b, c, d]) in out.iter_mut().zip(acc) {
@@ -75,7 +79,7 @@ macro_rules! plain_format {
                 out
             }
 
-            /// Adds multiples of rows, one row after the other.
+            /// Adds multiples of rows to `y`, in the order of the rows.
             #[target_feature(enable = $features)]
             pub(in super::super) fn add_rows<const N: usize>(
                 h: [f32; N],
@@ -83,7 +87,7 @@ macro_rules! plain_format {
                 y: &mut [f32],
             ) {
                 for row in rows {
-                    assert_eq!(y.len() * $size, row.bytes.len(), "a row of another length");
+                    assert_eq!(y.len() * $size, row.bytes.len(), "y and the row differ in length");
                 }
                 let parts = rows.map(|row| row.bytes.as_chunks::<{ LANES * $size }>());
                 let (ys, y_rest) = y.as_chunks_mut::<LANES>();
@@ -91,16 +95,16 @@ macro_rules! plain_format {
                     let mut sum = load_ps(y, 0);
                     for ((h, row), (steps, _)) in h.into_iter().zip(rows).zip(parts) {
                         if i % 4 == 0 {
-                            row.ask::<{ 4 * LANES * $size }>(i * LANES * $size);
+                            row.prefetch_ahead::<{ 4 * LANES * $size }>(i * LANES * $size);
                         }
                         sum = fmadd(splat(h), $widen(&steps[i], 0), sum);
                     }
                     store_ps(y, 0, sum);
                 }
                 if !y_rest.is_empty() {
-                    let mut last = padded::<_, LANES>(y_rest);
+                    let mut last = pad_with_zeros::<_, LANES>(y_rest);
                     for (h, (_, rest)) in h.into_iter().zip(parts) {
-                        let row = padded::<_, { LANES * $size }>(rest);
+                        let row = pad_with_zeros::<_, { LANES * $size }>(rest);
                         let sum = fmadd(splat(h), $widen(&row, 0), load_ps(&last, 0));
                         store_ps(&mut last, 0, sum);
                     }

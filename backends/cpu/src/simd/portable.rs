@@ -1,5 +1,5 @@
 //! Attention, activations and recurrent layers in plain Rust: the kernels of `attention`,
-//! `activation` and `recurrent` over registers that are arrays.
+//! `activation` and `recurrent` with arrays as registers.
 
 pub(super) mod activation {
     #![allow(
@@ -26,7 +26,7 @@ pub(super) mod attention {
 pub(super) mod recurrent {
     #![allow(
         unused_unsafe,
-        reason = "the text is shared with levels whose functions are unsafe to call"
+        reason = "the code is shared with levels whose functions are unsafe to call"
     )]
 
     use super::vector::*;
@@ -34,8 +34,8 @@ pub(super) mod recurrent {
     super::super::recurrent::recurrent_kernels!();
 }
 
-/// The operations used by the kernels that are written once for all levels: arrays of 8 floats,
-/// which the compiler maps to available registers.
+/// Vector operations for the kernels that are written once for all SIMD levels. A vector is an
+/// array of 8 floats, which the compiler maps to available registers.
 mod vector {
     use half::{bf16, f16};
 
@@ -96,7 +96,7 @@ mod vector {
         each(|i| if a[i] < b[i] { a[i] } else { b[i] })
     }
 
-    /// a where x is below 0, else b.
+    /// In each lane: a if x is below 0, else b.
     #[inline(always)]
     pub(super) fn where_negative(x: V, a: V, b: V) -> V {
         each(|i| if x[i] < 0.0 { a[i] } else { b[i] })
@@ -122,7 +122,7 @@ mod vector {
 
     #[inline(always)]
     pub(super) fn load_ps(from: &[f32], at: usize) -> V {
-        from[at..][..LANES].try_into().expect("enough floats")
+        from[at..][..LANES].try_into().expect("the slice has enough floats")
     }
 
     #[inline(always)]

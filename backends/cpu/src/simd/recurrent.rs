@@ -1,21 +1,21 @@
-//! One token of the recurrent layers, written once for all levels.
+//! Kernels for one token of the recurrent layers, written once for all SIMD levels.
 //!
-//! A value's bits depend on its place in a head alone: columns of the delta rule are summed in the
-//! order of the rows, channels of the scan by vectors of one width. The text is compiled against
-//! each level's module `vector`, hence a macro.
+//! A result's bits depend only on its index in a head: columns of the delta rule are summed in the
+//! order of the rows, channels of the scan by vectors of one width. The kernels are a macro,
+//! because each level compiles them against its own module `vector`.
 
-/// A token as one head of the gated delta rule sees it ([`hal::op::GatedDelta`]).
+/// The inputs of one head of the gated delta rule for one token ([`hal::op::GatedDelta`]).
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaToken<'a> {
-    /// `[d_k]`
+    /// Query, `[d_k]`.
     pub q: &'a [f32],
-    /// `[d_k]`
+    /// Key, `[d_k]`.
     pub k: &'a [f32],
     /// `k . q`
     pub k_dot_q: f32,
     /// Factor on the state, after exp.
     pub decay: f32,
-    /// Writing strength, after the sigmoid.
+    /// Write strength, after the sigmoid.
     pub beta: f32,
     /// Factor on the output.
     pub scale: f32,
@@ -24,9 +24,9 @@ pub struct DeltaToken<'a> {
 /// Some columns of a head's state.
 #[derive(Debug)]
 pub struct DeltaColumns<'a> {
-    /// The whole head, `[d_k, d_v]`.
+    /// State of the whole head, `[d_k, d_v]`.
     pub state: &'a mut [f32],
-    /// Columns of the head.
+    /// Number of columns of the head.
     pub d_v: usize,
     /// The first column.
     pub first: usize,
@@ -35,18 +35,18 @@ pub struct DeltaColumns<'a> {
 /// Advances some columns of a state by one token: `v` and `y` belong to these columns.
 pub type DeltaFn = fn(token: &DeltaToken<'_>, columns: DeltaColumns<'_>, v: &[f32], y: &mut [f32]);
 
-/// A token as one head of the Mamba-2 recurrence sees it ([`hal::op::SsmScan`]).
+/// The inputs of one head of the Mamba-2 recurrence for one token ([`hal::op::SsmScan`]).
 #[derive(Clone, Copy, Debug)]
 pub struct ScanToken<'a> {
-    /// `[d_state]`
+    /// Input projection B, `[d_state]`.
     pub b: &'a [f32],
-    /// `[d_state]`
+    /// Output projection C, `[d_state]`.
     pub c: &'a [f32],
     /// Step size, after softplus.
     pub dt: f32,
     /// Factor on the state, after exp.
     pub decay: f32,
-    /// Skip connection.
+    /// Factor of the skip connection.
     pub d: f32,
 }
 
@@ -56,42 +56,44 @@ pub type ScanFn = fn(token: &ScanToken<'_>, state: &mut [f32], x: &[f32], y: &mu
 /// `y += a * b`, value by value.
 pub type MultiplyAddFn = fn(y: &mut [f32], a: &[f32], b: &[f32]);
 
-/// The most columns per call of any SIMD level.
-pub const MOST_DELTA_COLUMNS: usize = 64;
+/// Maximum number of columns per call, over all SIMD levels.
+pub const MAX_DELTA_COLUMNS: usize = 64;
 
 /// Kernels of one SIMD level for recurrent layers.
 pub(super) struct Recurrent {
-    /// Number of columns at which a call of `delta` is fastest: their sums fill the registers.
+    /// Number of columns at which a call of `delta` is fastest, because their sums fill the
+    /// registers.
     pub(super) delta_columns: usize,
     pub(super) delta: DeltaFn,
     pub(super) scan: ScanFn,
     pub(super) multiply_add: MultiplyAddFn,
 }
 
-/// The module `recurrent` of a SIMD level; `$level` are the attributes of its functions.
+/// Contents of the module `recurrent` of a SIMD level; `$level` are the attributes of the
+/// functions.
 macro_rules! recurrent_kernels {
     ($(#[$level:meta])*) => {
         use super::super::recurrent::{
-            DeltaColumns, DeltaToken, MOST_DELTA_COLUMNS, Recurrent, ScanToken,
+            DeltaColumns, DeltaToken, MAX_DELTA_COLUMNS, Recurrent, ScanToken,
         };
 
         pub(in super::super) const RECURRENT: Recurrent = Recurrent {
             delta_columns: {
-                assert!(4 * LANES <= MOST_DELTA_COLUMNS);
+                assert!(4 * LANES <= MAX_DELTA_COLUMNS);
                 4 * LANES
             },
             // SAFETY: `Kernels::select` returns this level only if it was detected.
             delta: |token, columns, v, y| unsafe { delta(token, columns, v, y) },
-            // SAFETY: the same.
+            // SAFETY: as above.
             scan: |token, state, x, y| unsafe { scan(token, state, x, y) },
-            // SAFETY: the same.
+            // SAFETY: as above.
             multiply_add: |y, a, b| unsafe { multiply_add(y, a, b) },
         };
 
         $(#[$level])*
         fn delta(token: &DeltaToken<'_>, columns: DeltaColumns<'_>, v: &[f32], y: &mut [f32]) {
             let DeltaColumns { state, d_v, first } = columns;
-            assert!(first + v.len() <= d_v && v.len() == y.len(), "columns of the head");
+            assert!(first + v.len() <= d_v && v.len() == y.len(), "the columns exceed the head");
             assert!(token.q.len() == token.k.len() && token.k.len() * d_v == state.len());
             let mut at = 0;
             while v.len() - at >= 4 * LANES {
@@ -107,9 +109,10 @@ macro_rules! recurrent_kernels {
             }
         }
 
-        /// N vectors of columns from column `first` on. `known` and `sum` are the products of the
-        /// old state with the key and the query. The product of the new state with the query
-        /// follows from them, `decay * sum + change * (k . q)`, so the state is read only once.
+        /// Advances N vectors of columns from column `first` on. `known` and `sum` are the products
+        /// of the old state with the key and with the query. The product of the new state with the
+        /// query is `decay * sum + change * (k . q)`, so the output needs no second pass over the
+        /// state.
         #[inline]
         $(#[$level])*
         fn delta_vectors<const N: usize>(
@@ -146,7 +149,7 @@ macro_rules! recurrent_kernels {
             }
         }
 
-        /// One column after the last whole vector.
+        /// Advances one column after the last whole vector.
         #[inline]
         $(#[$level])*
         fn delta_column(
@@ -172,7 +175,7 @@ macro_rules! recurrent_kernels {
         fn scan(token: &ScanToken<'_>, state: &mut [f32], x: &[f32], y: &mut [f32]) {
             let d_state = token.b.len();
             assert!(token.c.len() == d_state && state.len() == x.len() * d_state);
-            assert!(x.len() == y.len(), "values of the same channels");
+            assert!(x.len() == y.len(), "x and y differ in length");
             let mut at = 0;
             while x.len() - at >= 4 {
                 scan_channels::<4>(token, &mut state[at * d_state..], &x[at..], &mut y[at..]);
@@ -183,7 +186,7 @@ macro_rules! recurrent_kernels {
             }
         }
 
-        /// N channels, which share the loads of `b` and `c`.
+        /// Advances N channels, which share the loads of `b` and `c`.
         #[inline]
         $(#[$level])*
         fn scan_channels<const N: usize>(
@@ -204,8 +207,8 @@ macro_rules! recurrent_kernels {
             }
             let mut rows = state.chunks_exact_mut(d_state);
             let mut channels: [&mut [f32]; N] =
-                std::array::from_fn(|_| rows.next().expect("a row for each channel"));
-            // Equal lengths, so that the loop has no bounds checks.
+                std::array::from_fn(|_| rows.next().expect("the weight has a row per channel"));
+            // All slices have length `n`, so that the loop has no bounds checks.
             let vectors = channels.each_mut().map(|row| &mut row.as_chunks_mut::<LANES>().0[..n]);
             let mut sums = [zero(); N];
             for i in 0..n {
@@ -229,7 +232,7 @@ macro_rules! recurrent_kernels {
 
         $(#[$level])*
         fn multiply_add(y: &mut [f32], a: &[f32], b: &[f32]) {
-            assert!(y.len() == a.len() && y.len() == b.len(), "values of the same places");
+            assert!(y.len() == a.len() && y.len() == b.len(), "the operands differ in length");
             let whole = y.len() / LANES * LANES;
             for i in (0..whole).step_by(LANES) {
                 store_ps(y, i, fmadd(load_ps(a, i), load_ps(b, i), load_ps(y, i)));

@@ -1,9 +1,9 @@
-//! Recurrent kernels of every level against the formulas in f64.
+//! Compares the recurrent kernels of every level with the formulas in f64.
 
 use super::tests::{all_kernels, random};
 use super::{DeltaColumns, DeltaToken, Kernels, ScanToken};
 
-/// The largest difference, as a share of the largest expected value.
+/// The largest difference divided by the largest expected value.
 fn error(got: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(got.len(), expected.len());
     let largest = expected.iter().fold(0.0, |most: f64, e| most.max(e.abs()));
@@ -12,14 +12,14 @@ fn error(got: &[f32], expected: &[f64]) -> f64 {
     difference / largest
 }
 
-/// Ends of column ranges of `width`; the last may be narrower.
-fn pieces(d_v: usize, width: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+/// Splits `d_v` columns into ranges of `width`; the last range may be narrower.
+fn column_ranges(d_v: usize, width: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
     (0..d_v).step_by(width).map(move |first| first..d_v.min(first + width))
 }
 
 fn delta(kernels: &Kernels, token: &DeltaToken<'_>, state: &mut [f32], v: &[f32]) -> Vec<f32> {
     let mut y = vec![f32::NAN; v.len()];
-    for columns in pieces(v.len(), kernels.delta_columns()) {
+    for columns in column_ranges(v.len(), kernels.delta_columns()) {
         let place = DeltaColumns { state, d_v: v.len(), first: columns.start };
         kernels.delta()(token, place, &v[columns.clone()], &mut y[columns]);
     }
@@ -27,7 +27,7 @@ fn delta(kernels: &Kernels, token: &DeltaToken<'_>, state: &mut [f32], v: &[f32]
 }
 
 #[test]
-fn a_step_of_the_delta_rule_is_its_formula() {
+fn delta_rule_matches_the_formula() {
     for (d_k, d_v) in [(1, 1), (5, 7), (16, 33), (128, 128), (130, 75)] {
         let (q, k, v) = (random(d_k, 1), random(d_k, 2), random(d_v, 3));
         let before = random(d_k * d_v, 4);
@@ -57,7 +57,7 @@ fn a_step_of_the_delta_rule_is_its_formula() {
 }
 
 #[test]
-fn a_step_of_the_scan_is_its_formula() {
+fn scan_matches_the_formula() {
     for (n, d_state) in [(1, 1), (5, 7), (9, 64), (16, 128), (6, 200)] {
         let (b, c, x) = (random(d_state, 1), random(d_state, 2), random(n, 3));
         let before = random(n * d_state, 4);
@@ -85,7 +85,7 @@ fn a_step_of_the_scan_is_its_formula() {
 }
 
 #[test]
-fn a_channel_of_the_scan_is_the_same_beside_any_others() {
+fn other_channels_do_not_change_a_channel_of_the_scan() {
     let (n, d_state) = (7, 37);
     let (b, c, x) = (random(d_state, 1), random(d_state, 2), random(n, 3));
     let token = ScanToken { b: &b, c: &c, dt: 0.6, decay: 0.9, d: 0.2 };
@@ -105,7 +105,7 @@ fn a_channel_of_the_scan_is_the_same_beside_any_others() {
 }
 
 #[test]
-fn products_are_added_value_by_value() {
+fn multiply_add_matches_the_formula() {
     for n in [0, 1, 8, 31, 64, 77] {
         let (a, b, before) = (random(n, 1), random(n, 2), random(n, 3));
         for kernels in all_kernels() {

@@ -1,13 +1,14 @@
-//! Reading matrix rows from memory: which rows are read, and which are prefetched meanwhile.
+//! Reads of matrix rows: which rows a kernel reads, and which rows it prefetches at the same time.
 //!
-//! The hardware prefetcher stops at the end of a page, and a kernel only knows its current row. So
-//! the caller passes the order of the rows, and the loop over a row prefetches the line that is
-//! [`AHEAD`] bytes further on in this order.
+//! The hardware prefetcher stops at the end of a page, and a kernel only knows its current row. The
+//! caller therefore passes the order of the rows, and the loop over a row prefetches the cache line
+//! that is [`AHEAD`] bytes further on in this order.
 //!
-//! Q4_0, 1B shape, dense, on a 2.6 GHz Sapphire Rapids server, as a share of the plain read
-//! bandwidth in the same run: on one thread 0.65 without prefetch, 0.67 prefetching the rest of
-//! the same row, 0.77 with this scheme; on two threads 0.61 and 0.71. A second prefetch 6 KiB
-//! ahead into L2 gave nothing on top of that; a whole row in one burst was slower.
+//! Measured with a dense 1B model in Q4_0 on a 2.6 GHz Sapphire Rapids server, as a share of the
+//! read bandwidth in the same run. One thread: 0.65 without prefetch, 0.67 with a prefetch of the
+//! rest of the row, 0.77 with this scheme. Two threads: 0.61 without prefetch, 0.71 with this
+//! scheme. A second prefetch 6 KiB ahead into L2 gave no further gain; a prefetch of a whole row at
+//! once was slower.
 
 use super::ActView;
 
@@ -17,7 +18,7 @@ const AHEAD: usize = 2 << 10;
 /// A sequence of rows.
 #[derive(Clone, Copy, Debug)]
 pub enum RowIds<'a> {
-    /// Consecutive rows from this one on.
+    /// Consecutive rows from this row on.
     From(usize),
     /// These rows, in this order.
     List(&'a [u32]),
@@ -34,7 +35,7 @@ impl RowIds<'_> {
     }
 }
 
-/// Rows of equal length, one every `stride` bytes: adjacent, or interleaved with rows of other
+/// Rows of equal length, one every `stride` bytes; they may be interleaved with rows of other
 /// matrices.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
@@ -44,8 +45,8 @@ pub struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Rows of `row_bytes`; `bytes` spans from the first byte of the first to the last byte of the
-    /// last.
+    /// Rows of `row_bytes`; `bytes` spans from the first byte of the first row to the last byte of
+    /// the last row.
     #[must_use]
     pub fn new(bytes: &'a [u8], row_bytes: usize, stride: usize) -> Self {
         Matrix { bytes, row_bytes, stride }
@@ -69,15 +70,15 @@ impl<'a> Matrix<'a> {
 pub struct RowRun<'a> {
     matrix: Matrix<'a>,
     ids: RowIds<'a>,
-    /// Rows per [`AHEAD`] bytes, about.
+    /// Approximate number of rows in [`AHEAD`] bytes.
     ahead: usize,
 }
 
 impl<'a> RowRun<'a> {
     /// Rows `ids` of `matrix`.
     ///
-    /// May contain more rows than a kernel multiplies: the extra ones come next and are
-    /// prefetched.
+    /// `ids` may have more rows than a kernel multiplies; the kernel prefetches the extra rows,
+    /// which come next.
     #[inline]
     #[must_use]
     pub fn new(matrix: Matrix<'a>, ids: RowIds<'a>) -> Self {
@@ -107,41 +108,41 @@ impl<'a> RowRun<'a> {
                 let bytes = self.matrix.row(ids[i] as usize);
                 let later = ids.get(i + self.ahead);
                 let later = later.map_or(bytes, |&id| self.matrix.row(id as usize));
-                Row::before(bytes, later)
+                Row::with_next(bytes, later)
             }
         }
     }
 }
 
-/// A row, and the address to prefetch while it is read.
+/// A row, and the address to prefetch while the row is read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row<'a> {
     pub(super) bytes: &'a [u8],
-    /// Address to prefetch at the beginning of the row. A prefetch never faults, wherever this
-    /// points.
+    /// Address to prefetch at the beginning of the row. It may be invalid, because a prefetch never
+    /// faults.
     ahead: *const u8,
 }
 
 impl<'a> Row<'a> {
-    /// A row after which `next` will be read.
+    /// A row during which the kernel prefetches the row `next`.
     #[inline(always)]
-    pub(super) fn before(bytes: &'a [u8], next: &[u8]) -> Self {
+    pub(super) fn with_next(bytes: &'a [u8], next: &[u8]) -> Self {
         Row { bytes, ahead: next.as_ptr() }
     }
 
-    /// Prefetches the data that corresponds to `BYTES` bytes at `at`.
+    /// Prefetches `BYTES` bytes at offset `at` from the prefetch address.
     #[inline(always)]
-    pub(super) fn ask<const BYTES: usize>(&self, at: usize) {
+    pub(super) fn prefetch_ahead<const BYTES: usize>(&self, at: usize) {
         for line in (0..BYTES).step_by(64) {
             prefetch_line(self.ahead.wrapping_add(at + line));
         }
     }
 }
 
-/// Rows times one or four tokens: as many rows as `out` has entries.
+/// Multiplies rows by `N` tokens. `out` has one entry per row.
 pub type RowsFn<const N: usize> = fn(run: &RowRun<'_>, x: [ActView<'_>; N], out: &mut [[f32; N]]);
 
-/// Prefetches the beginning of a row that will be read next.
+/// Prefetches the first 2 KiB of a row that will be read next.
 #[inline]
 pub fn prefetch(row: &[u8]) {
     for line in row[..row.len().min(AHEAD)].chunks(64) {
@@ -152,7 +153,8 @@ pub fn prefetch(row: &[u8]) {
 #[inline(always)]
 pub(super) fn prefetch_line(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch has no side effect and never faults; every x86-64 processor has it.
+    // SAFETY: a prefetch has no side effect and never faults; every x86-64 processor has the
+    // instruction.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(at.cast());
@@ -163,10 +165,10 @@ pub(super) fn prefetch_line(at: *const u8) {
     let _ = at;
 }
 
-/// The kernels of one format, whose `$dots` multiplies one row with the instructions `$features`.
+/// The kernels of one format; `$dots` multiplies one row and uses the instructions `$features`.
 macro_rules! dot_of_rows {
     ($features:literal, $dots:path) => {{
-        /// A separate loop for each format, so that a row can start while the previous one
+        /// The loop is separate for each format, so that a row can start before the previous row
         /// completes.
         #[target_feature(enable = $features)]
         fn rows<const N: usize>(run: &RowRun<'_>, x: [ActView<'_>; N], out: &mut [[f32; N]]) {
@@ -175,11 +177,11 @@ macro_rules! dot_of_rows {
             }
         }
         Dot {
-            // SAFETY: `Kernels::select` returns this table only if `detected` holds.
+            // SAFETY: `Kernels::select` returns this table only if `is_supported` holds.
             one: |run, x, out| unsafe { rows(run, x, out) },
-            // SAFETY: the same.
+            // SAFETY: as above.
             four: |run, x, out| unsafe { rows(run, x, out) },
-            // SAFETY: the same.
+            // SAFETY: as above.
             eight: |run, x, out| unsafe { rows(run, x, out) },
         }
     }};

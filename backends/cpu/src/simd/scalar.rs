@@ -1,6 +1,7 @@
-//! Plain Rust for every processor, written once over the unpacking of a block.
+//! Kernels in plain Rust for every processor. One loop serves all formats, after a block is
+//! unpacked.
 
-use hal::format::{Code, Format, Q8_BLOCK, TransposedLayout, Unpacked, quantize_q8};
+use hal::format::{Code, Format, Q8_BLOCK, TransposedLayout, UnpackedBlock, quantize_q8};
 use half::f16;
 
 use super::rows::RowRun;
@@ -13,7 +14,7 @@ pub(super) const TABLE: Table = Table {
     transposed: |_| transposed as TransposedFn,
     panel: Panel { fill: scalar_panel::FILL, times: scalar_panel::TIMES },
     quantize: quantize_q8,
-    sum_squares: |x| lanes(x.len(), |i| x[i] * x[i]),
+    sum_squares: |x| sum_in_lanes(x.len(), |i| x[i] * x[i]),
     attention: &super::portable::attention::ATTENTION,
     activate: super::portable::activation::ACTIVATE,
     gate: super::portable::activation::GATE,
@@ -79,8 +80,8 @@ fn sum_rows(format: Format) -> SumRowsFn {
     per_format!(format, entry)
 }
 
-/// Eight interleaved sums of `n` terms, which the compiler can keep in vector registers.
-fn lanes(n: usize, term: impl Fn(usize) -> f32) -> f32 {
+/// The sum of `n` terms in eight interleaved sums, which the compiler can keep in vector registers.
+fn sum_in_lanes(n: usize, term: impl Fn(usize) -> f32) -> f32 {
     let mut sums = [0.0f32; 8];
     let whole = n / 8 * 8;
     for first in (0..whole).step_by(8) {
@@ -109,9 +110,13 @@ fn dots<const N: usize>(format: Format, row: &[u8], x: [ActView<'_>; N]) -> [f32
     };
     let x = x.map(ActView::q8);
     for x in &x {
-        assert_eq!(format.row_bytes(x.q.len()), Some(row.len()), "activations of another length");
+        assert_eq!(
+            format.row_bytes(x.q.len()),
+            Some(row.len()),
+            "the activations and the row differ in length"
+        );
     }
-    let mut parts = Unpacked::default();
+    let mut parts = UnpackedBlock::default();
     let mut out = [0.0; N];
     for (b, block) in row.chunks_exact(format.block_bytes()).enumerate() {
         quants.unpack(block, &mut parts);
@@ -144,17 +149,21 @@ fn plain_dots<const N: usize>(format: Format, row: &[u8], x: [&[f32]; N]) -> [f3
         format.dequantize(part, values);
         for (x, out) in x.iter().zip(&mut out) {
             let x = &x[256 * i..][..n];
-            *out += lanes(n, |i| values[i] * x[i]);
+            *out += sum_in_lanes(n, |i| values[i] * x[i]);
         }
     }
     for x in x {
-        assert_eq!(format.row_bytes(x.len()), Some(row.len()), "activations of another length");
+        assert_eq!(
+            format.row_bytes(x.len()),
+            Some(row.len()),
+            "the activations and the row differ in length"
+        );
     }
     out
 }
 
 fn add_row(format: Format, h: f32, row: &[u8], y: &mut [f32]) {
-    assert_eq!(format.row_bytes(y.len()), Some(row.len()), "a row of another length");
+    assert_eq!(format.row_bytes(y.len()), Some(row.len()), "y and the row differ in length");
     let mut values = [0.0f32; 256];
     let part_bytes = 256 / format.block_values() * format.block_bytes();
     for (row, y) in row.chunks(part_bytes).zip(y.chunks_mut(256)) {
@@ -205,7 +214,7 @@ fn add_unit(code: Code, wide_scales: bool, run: &Run<'_>, unit: usize, y: &mut [
     }
     let entry = |table: &[u8], e: usize| {
         if wide_scales {
-            f32::from_le_bytes(table[4 * e..4 * e + 4].try_into().expect("four bytes"))
+            f32::from_le_bytes(table[4 * e..4 * e + 4].try_into().expect("the slice has 4 bytes"))
         } else {
             f16::from_le_bytes([table[2 * e], table[2 * e + 1]]).to_f32()
         }

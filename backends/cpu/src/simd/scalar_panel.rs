@@ -1,5 +1,5 @@
-//! Panels times tokens in plain Rust: the inner loop runs over rows, which the compiler can
-//! vectorise.
+//! Products of panels with tokens in plain Rust. The inner loop runs over rows, so that the
+//! compiler can vectorise it.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::panel::{
     BIAS, Factors, FillFn, MINS, PANEL_ROWS, PanelFn, SCALES, TokenRows, fill_panel, sums_of_16,
 };
 
-/// Rows and columns transposed at a time.
+/// Number of rows and columns that are transposed at a time.
 const SIDE: usize = 8;
 
 pub(super) const FILL: FillFn = |format, rows, panel| {

@@ -1,9 +1,9 @@
-//! Stores new rows of the cache: values quantised to its format, with the bits of
+//! Stores new rows of the KV cache: quantises values to the cache format, with the same bits as
 //! [`Format::quantize`].
 
 use hal::format::Format;
 
-/// Quantises whole blocks of 32 to Q8_0; written so that the compiler vectorises it.
+/// Quantises whole blocks of 32 values to Q8_0, in a form that the compiler vectorises.
 #[inline(always)]
 pub(super) fn q8_0_row(values: &[f32], row: &mut [u8]) {
     const INFINITY: u32 = f32::INFINITY.to_bits();
@@ -18,7 +18,7 @@ pub(super) fn q8_0_row(values: &[f32], row: &mut [u8]) {
         let inverse = 1.0 / scale;
         block[..2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes());
         for (code, v) in block[2..].iter_mut().zip(values) {
-            // To the nearest, halves away from zero; magnitudes stay below 128.5.
+            // Rounds to nearest, halves away from zero; magnitudes stay below 128.5.
             let v = v * inverse;
             let whole = v as i32;
             let rest = v - whole as f32;
@@ -28,7 +28,7 @@ pub(super) fn q8_0_row(values: &[f32], row: &mut [u8]) {
     }
 }
 
-/// Rounds to the nearest BF16, ties to even; written so that the compiler vectorises it.
+/// Rounds to the nearest BF16, ties to even, in a form that the compiler vectorises.
 #[inline(always)]
 pub(super) fn bf16_row(values: &[f32], row: &mut [u8]) {
     for (out, v) in row.as_chunks_mut::<2>().0.iter_mut().zip(values) {
@@ -40,7 +40,7 @@ pub(super) fn bf16_row(values: &[f32], row: &mut [u8]) {
     }
 }
 
-/// The functions of a SIMD level; included in its module `attention`.
+/// The functions of a SIMD level that store rows; part of the level's module `attention`.
 macro_rules! store_kernels {
     ($(#[$level:meta])*) => {
         $(#[$level])*
@@ -51,7 +51,7 @@ macro_rules! store_kernels {
             for (values, out) in steps.iter().zip(outs) {
                 out.copy_from_slice(bytemuck::cast_slice(&narrow_f16(load_ps(values, 0))));
             }
-            let narrow = narrow_f16(load_ps(&padded::<_, LANES>(rest), 0));
+            let narrow = narrow_f16(load_ps(&pad_with_zeros::<_, LANES>(rest), 0));
             last.copy_from_slice(bytemuck::cast_slice(&narrow[..rest.len()]));
         }
 

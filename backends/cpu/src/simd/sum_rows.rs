@@ -1,5 +1,5 @@
 //! Weighted sums of rows in the plain layout, written once for all vector levels (see `plain.rs`).
-//! One pass over `y` adds four rows in sequence, so that it gives the same bits as four passes.
+//! One pass over `y` adds four rows in sequence and gives the same bits as four passes.
 
 use half::f16;
 
@@ -10,7 +10,7 @@ pub(super) struct BlockParts {
     pub codes: [u8; 256],
     /// Scale of each 16 values.
     pub scales: [f32; 16],
-    /// Subtracted from each 16 values; zero if the format has no minimums.
+    /// Minimum that is subtracted from each 16 values; zero if the format has no minimums.
     pub mins: [f32; 16],
 }
 
@@ -19,14 +19,14 @@ impl BlockParts {
         BlockParts { codes: [0; 256], scales: [0.0; 16], mins: [0.0; 16] };
 }
 
-fn half(bytes: &[u8], at: usize) -> f32 {
+fn read_f16(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
 }
 
 /// Scales and minimums of Q4_K and Q5_K, whose groups have 32 values.
 #[inline(always)]
 fn six_bit_scales(block: &[u8], parts: &mut BlockParts) {
-    let (d, min) = (half(block, 0), half(block, 2));
+    let (d, min) = (read_f16(block, 0), read_f16(block, 2));
     let (scales, mins) = six_bits(&block[4..16]);
     for (i, (scale, m)) in scales.to_le_bytes().into_iter().zip(mins.to_le_bytes()).enumerate() {
         parts.scales[2 * i..2 * i + 2].fill(d * f32::from(scale));
@@ -34,10 +34,11 @@ fn six_bit_scales(block: &[u8], parts: &mut BlockParts) {
     }
 }
 
-// Inlined into each level's functions and compiled for its instructions.
+// The functions below are always inlined, so that each level compiles them for its own
+// instructions.
 
 #[inline(always)]
-pub(super) fn take_q4_k(block: &[u8; 144], parts: &mut BlockParts) {
+pub(super) fn unpack_q4_k(block: &[u8; 144], parts: &mut BlockParts) {
     six_bit_scales(block, parts);
     let (pairs, _) = block[16..].as_chunks::<32>();
     for (codes, pairs) in parts.codes.as_chunks_mut::<64>().0.iter_mut().zip(pairs) {
@@ -49,23 +50,23 @@ pub(super) fn take_q4_k(block: &[u8; 144], parts: &mut BlockParts) {
 }
 
 #[inline(always)]
-pub(super) fn take_q5_k(block: &[u8; 176], parts: &mut BlockParts) {
+pub(super) fn unpack_q5_k(block: &[u8; 176], parts: &mut BlockParts) {
     six_bit_scales(block, parts);
-    let mut fifths = [0; 32];
-    fifths.copy_from_slice(&block[16..48]);
+    let mut high_bits = [0; 32];
+    high_bits.copy_from_slice(&block[16..48]);
     let (pairs, _) = block[48..].as_chunks::<32>();
     for (codes, pairs) in parts.codes.as_chunks_mut::<64>().0.iter_mut().zip(pairs) {
         for (j, pair) in pairs.iter().enumerate() {
-            codes[j] = pair & 15 | (fifths[j] & 1) << 4;
-            codes[32 + j] = pair >> 4 | (fifths[j] & 2) << 3;
-            fifths[j] >>= 2;
+            codes[j] = pair & 15 | (high_bits[j] & 1) << 4;
+            codes[32 + j] = pair >> 4 | (high_bits[j] & 2) << 3;
+            high_bits[j] >>= 2;
         }
     }
 }
 
 #[inline(always)]
-pub(super) fn take_q6_k(block: &[u8; 210], parts: &mut BlockParts) {
-    let d = half(block, 208);
+pub(super) fn unpack_q6_k(block: &[u8; 210], parts: &mut BlockParts) {
+    let d = read_f16(block, 208);
     for (scale, &byte) in parts.scales.iter_mut().zip(&block[192..208]) {
         *scale = d * f32::from(byte as i8);
     }
@@ -83,11 +84,11 @@ pub(super) fn take_q6_k(block: &[u8; 210], parts: &mut BlockParts) {
     }
 }
 
-/// The module `rows` of a SIMD level with instructions `$features`.
+/// Contents of the module `sum_rows` of a SIMD level with instructions `$features`.
 macro_rules! sum_rows_kernels {
     ($features:literal) => {
-        use super::super::sum_rows::{BlockParts, take_q4_k, take_q5_k, take_q6_k};
-        use hal::format::{Format, Unpacked};
+        use super::super::sum_rows::{BlockParts, unpack_q4_k, unpack_q5_k, unpack_q6_k};
+        use hal::format::{Format, UnpackedBlock};
 
         use super::super::rows::{Matrix, Row};
         use super::super::{SumRowsFn, scalar};
@@ -103,7 +104,7 @@ macro_rules! sum_rows_kernels {
                             let (id, _) = list[i.min(list.len() - 1)];
                             matrix.row(id as usize)
                         };
-                        let row = |i: usize| Row::before(bytes(i), bytes(i + 4));
+                        let row = |i: usize| Row::with_next(bytes(i), bytes(i + 4));
                         let (fours, rest) = list.as_chunks::<4>();
                         for (i, four) in fours.iter().enumerate() {
                             let rows = std::array::from_fn(|k| row(4 * i + k));
@@ -146,11 +147,11 @@ macro_rules! sum_rows_kernels {
             }
         }
 
-        /// Values in a block of the smaller formats.
+        /// Values per block of the formats with small blocks.
         const BLOCK: usize = 32;
 
-        /// Calls `$add` with each block of `y` in registers, for each row: its factor, its block,
-        /// the sums.
+        /// Defines a function that loads each block of `y` into registers and calls `$add(factor,
+        /// block, sums)` for each row.
         macro_rules! small_blocks {
             ($name:ident, $size:literal, $add:expr) => {
                 #[target_feature(enable = $features)]
@@ -159,7 +160,7 @@ macro_rules! sum_rows_kernels {
                         assert_eq!(
                             row.bytes.len() * BLOCK,
                             y.len() * $size,
-                            "a row of another length"
+                            "y and the row differ in length"
                         );
                     }
                     let h = h.map(|h| splat(h));
@@ -170,7 +171,7 @@ macro_rules! sum_rows_kernels {
                         }
                         for (h, row) in h.into_iter().zip(rows) {
                             if i % 4 == 0 {
-                                row.ask::<{ 4 * $size }>(i * $size);
+                                row.prefetch_ahead::<{ 4 * $size }>(i * $size);
                             }
                             $add(h, &row.bytes.as_chunks::<$size>().0[i], &mut sums);
                         }
@@ -191,7 +192,8 @@ macro_rules! sum_rows_kernels {
         #[inline]
         #[target_feature(enable = $features)]
         fn add_q4_1(h: V, block: &[u8; 20], sums: &mut [V; BLOCK / LANES]) {
-            // Adds the values first, because they may be far smaller than the minimum.
+            // The minimum is added before h is applied, because the result may be far smaller than
+            // the minimum.
             let mut values = [one_scale(&block[2..]); BLOCK / LANES];
             add_nibbles(one_scale(block), &block[4..], 0, &mut values);
             for (sum, value) in sums.iter_mut().zip(values) {
@@ -212,23 +214,23 @@ macro_rules! sum_rows_kernels {
         small_blocks!(q4_1, 20, add_q4_1);
         small_blocks!(q8_0, 34, add_q8_0);
 
-        /// The same for a format with blocks of 256, which `$take` unpacks.
+        /// As `small_blocks`, for a format with blocks of 256 values, which `$unpack` unpacks.
         macro_rules! large_blocks {
-            ($name:ident, $size:literal, $take:ident) => {
+            ($name:ident, $size:literal, $unpack:ident) => {
                 #[target_feature(enable = $features)]
                 fn $name<const N: usize>(h: [f32; N], rows: [Row<'_>; N], y: &mut [f32]) {
                     for row in rows {
                         assert_eq!(
                             row.bytes.len() * 256,
                             y.len() * $size,
-                            "a row of another length"
+                            "y and the row differ in length"
                         );
                     }
                     let mut parts = [BlockParts::EMPTY; N];
                     for (i, y) in y.as_chunks_mut::<256>().0.iter_mut().enumerate() {
                         for (parts, row) in parts.iter_mut().zip(rows) {
-                            row.ask::<$size>(i * $size);
-                            $take(&row.bytes.as_chunks::<$size>().0[i], parts);
+                            row.prefetch_ahead::<$size>(i * $size);
+                            $unpack(&row.bytes.as_chunks::<$size>().0[i], parts);
                         }
                         for at in (0..256).step_by(LANES) {
                             let mut sum = load_ps(y, at);
@@ -244,30 +246,30 @@ macro_rules! sum_rows_kernels {
                 }
             };
         }
-        /// The same for any format with blocks, which [`Quants`] unpacks; `ASK` bytes are 128
-        /// values or more.
+        /// Adds multiples of rows of any format with blocks, which [`Quants`] unpacks. Each
+        /// prefetch covers `FETCH` bytes, which are at least 128 values.
         #[inline]
         #[target_feature(enable = $features)]
-        fn add_blocks<const ASK: usize, const N: usize>(
+        fn add_blocks<const FETCH: usize, const N: usize>(
             format: Format,
             h: [f32; N],
             rows: [Row<'_>; N],
             y: &mut [f32],
         ) {
-            let quants = format.quants().expect("a format with blocks");
+            let quants = format.quants().expect("the format has blocks");
             let (n_values, n_bytes) = (format.block_values(), format.block_bytes());
             for row in rows {
                 assert_eq!(
                     row.bytes.len() * n_values,
                     y.len() * n_bytes,
-                    "a row of another length"
+                    "y and the row differ in length"
                 );
             }
-            let mut parts = [const { Unpacked::ZERO }; N];
+            let mut parts = [const { UnpackedBlock::ZERO }; N];
             for (i, y) in y.chunks_exact_mut(n_values).enumerate() {
                 for (parts, row) in parts.iter_mut().zip(rows) {
-                    if (i * n_bytes).is_multiple_of(ASK) {
-                        row.ask::<ASK>(i * n_bytes);
+                    if (i * n_bytes).is_multiple_of(FETCH) {
+                        row.prefetch_ahead::<FETCH>(i * n_bytes);
                     }
                     quants.unpack(&row.bytes[i * n_bytes..][..n_bytes], parts);
                 }
@@ -289,8 +291,8 @@ macro_rules! sum_rows_kernels {
                 fn $name<const N: usize>(h: [f32; N], rows: [Row<'_>; N], y: &mut [f32]) {
                     const FORMAT: Format = Format::$format;
                     const BLOCKS: usize = if FORMAT.block_values() == BLOCK { 4 } else { 1 };
-                    const ASK: usize = BLOCKS * FORMAT.block_bytes();
-                    add_blocks::<ASK, N>(FORMAT, h, rows, y);
+                    const FETCH: usize = BLOCKS * FORMAT.block_bytes();
+                    add_blocks::<FETCH, N>(FORMAT, h, rows, y);
                 }
             };
         }
@@ -309,9 +311,9 @@ macro_rules! sum_rows_kernels {
         any_blocks!(iq1_m, IQ1_M);
         any_blocks!(mxfp4, MXFP4);
         any_blocks!(q1_0, Q1_0);
-        large_blocks!(q4_k, 144, take_q4_k);
-        large_blocks!(q5_k, 176, take_q5_k);
-        large_blocks!(q6_k, 210, take_q6_k);
+        large_blocks!(q4_k, 144, unpack_q4_k);
+        large_blocks!(q5_k, 176, unpack_q5_k);
+        large_blocks!(q6_k, 210, unpack_q6_k);
     };
 }
 pub(super) use sum_rows_kernels;

@@ -1,4 +1,4 @@
-//! Every level that this processor has, against dequantised values in f64.
+//! Compares every SIMD level that this processor has with dequantised values in f64.
 
 use hal::format::{Activation, Format, Q8Row, TransposedLayout};
 
@@ -24,7 +24,8 @@ pub(super) fn random(n: usize, seed: u32) -> Vec<f32> {
     (0..n).map(|_| next() * next() * 3.0 + 0.1).collect()
 }
 
-/// The bytes of `values`, or random bytes seeded by them if the format has no quantiser.
+/// `values` quantised to `format`, or random bytes seeded from `values` if the format has no
+/// quantiser.
 pub(super) fn quantized(format: Format, values: &[f32]) -> Vec<u8> {
     if !format.quantizes() {
         let mix =
@@ -48,8 +49,8 @@ pub(super) fn q8(x: &[f32]) -> Q8Row {
     row
 }
 
-/// `x` rounded as the format's activations are.
-pub(super) fn rounded(format: Format, x: &[f32]) -> Vec<f32> {
+/// `x` rounded like the activations of weights in `format`.
+pub(super) fn round_activations(format: Format, x: &[f32]) -> Vec<f32> {
     match format.activation() {
         Activation::F32 => x.to_vec(),
         Activation::Q8 => {
@@ -59,8 +60,8 @@ pub(super) fn rounded(format: Format, x: &[f32]) -> Vec<f32> {
     }
 }
 
-/// Row lengths: one block, three, whole tiles, tiles with a remainder, and for plain formats any
-/// number.
+/// Row lengths: a few blocks, whole tiles, tiles with a remainder, and other lengths for formats
+/// without blocks.
 fn lengths(format: Format) -> Vec<usize> {
     let n = format.block_values();
     let mut lengths: Vec<usize> = [1, 2, 3, 15, 16, 17, 31, 32, 33, 86].map(|k| k * n).to_vec();
@@ -78,7 +79,7 @@ pub(super) fn assert_close(got: f32, expected: f64, magnitude: f64, what: &str) 
 }
 
 #[test]
-fn dots_are_those_of_the_values() {
+fn dots_match_dequantised_values() {
     for kernels in all_kernels() {
         for format in weights() {
             for n in lengths(format) {
@@ -98,7 +99,7 @@ fn dots_are_those_of_the_values() {
                     let what = format!("{:?} {format} {n}", kernels.level());
                     let one = kernels.dot(format, &bytes, views[t]);
                     assert_eq!(one.to_bits(), four[t].to_bits(), "{what}");
-                    let x = rounded(format, &tokens[t]);
+                    let x = round_activations(format, &tokens[t]);
                     let terms =
                         || values.iter().zip(&x).map(|(w, x)| f64::from(*w) * f64::from(*x));
                     let magnitude = terms().map(f64::abs).sum();
@@ -142,7 +143,7 @@ fn a_run_of_rows_gives_the_bits_of_each_row() {
     }
 }
 
-/// Offsets of the scales in a block, which no test may make huge.
+/// Byte range of the scales in a block, which the test must not fill with extreme values.
 fn scale_bytes(format: Format) -> std::ops::Range<usize> {
     let odd = [
         (Format::Q2_K, 80..84),
@@ -152,11 +153,11 @@ fn scale_bytes(format: Format) -> std::ops::Range<usize> {
         (Format::MXFP4, 0..1),
     ];
     let odd = odd.into_iter().find_map(|(other, at)| (other == format).then_some(at));
-    // An f16 scale at the beginning, and a minimum after it.
+    // Other formats begin with an f16 scale; some have an f16 minimum after it.
     odd.unwrap_or(0..if format.quants().unwrap().has_min { 4 } else { 2 })
 }
 
-/// The extreme codes with activations of the extreme value: no intermediate may overflow.
+/// Extreme codes multiplied by extreme activations: no intermediate sum may overflow.
 #[test]
 fn dots_of_extreme_codes_do_not_overflow() {
     for kernels in all_kernels() {
@@ -183,7 +184,7 @@ fn dots_of_extreme_codes_do_not_overflow() {
                 };
                 let got = kernels.dot(format, &bytes, view);
                 let values = dequantized(format, &bytes, n);
-                let x = rounded(format, &x);
+                let x = round_activations(format, &x);
                 let terms = || values.iter().zip(&x).map(|(w, x)| f64::from(*w) * f64::from(*x));
                 let magnitude = terms().map(f64::abs).sum();
                 assert_close(
@@ -209,8 +210,8 @@ fn rows_are_added() {
                 let sum = kernels.sum_rows(format);
                 let one = Matrix::dense(&bytes, bytes.len());
                 sum(one, &[(0, -1.7)], &mut y);
-                // Several rows, one of them twice, give the same result as one row after the
-                // other.
+                // A list of several rows, with one row twice, gives the same result as a separate
+                // call per row.
                 let rows = quantized(format, &random(7 * n, n as u32 + 1));
                 let matrix = Matrix::dense(&rows, bytes.len());
                 let list = [(5, 0.5), (0, -1.7), (6, 3.25), (5, 1e-3), (2, 0.0), (1, -2.0)];
@@ -251,8 +252,8 @@ fn neuron_major_rows_are_summed() {
                     layout.row(&bytes, slot as usize, &mut row);
                     for (i, &w) in row.iter().enumerate() {
                         expected[i] += f64::from(h) * f64::from(w);
-                        // Codes and minimums are summed separately and may be larger than their
-                        // difference.
+                        // Products of codes and of minimums are summed separately, and may be
+                        // larger than their difference.
                         magnitude[i] += f64::from(h).abs() * (f64::from(w).abs() + 3.0);
                     }
                 }
@@ -290,7 +291,7 @@ fn activations_have_the_defined_bits() {
                 if let (Some(special), Some(v)) = (special, x.get_mut(n / 2)) {
                     *v = special;
                 }
-                // Steps of exactly a half.
+                // Values exactly halfway between two codes.
                 if n >= 64 && special.is_none() && scale == 1.0 {
                     x[32] = 127.0;
                     for (i, v) in x[33..64].iter_mut().enumerate() {
@@ -326,16 +327,16 @@ fn squares_are_summed() {
 }
 
 #[test]
-fn the_best_level_is_the_last_that_exists() {
+fn the_best_level_is_the_last_supported() {
     let best = Kernels::best().level();
     for level in Level::ALL {
         assert!(level <= best || Kernels::select(level).is_none());
     }
 }
 
-/// Values of all classes for whole blocks of 32: ordinary, tiny, huge, and halfway between two
+/// Edge cases in whole blocks of 32: ordinary, tiny and huge values, and values halfway between two
 /// codes.
-fn odd_values(n: usize) -> Vec<f32> {
+fn edge_values(n: usize) -> Vec<f32> {
     let scales = [1.0, 0.0, 1e-39, 3e-38, 7e-8, 1e7, 3e38, 127.0 / 2.0];
     let mut values = random(n, 5);
     for (block, scale) in values.chunks_mut(32).zip(scales.iter().cycle()) {
@@ -343,7 +344,8 @@ fn odd_values(n: usize) -> Vec<f32> {
     }
     let special = [127.0, 0.5, -0.5, 0.499_999_97, 1.5, -2.5, -127.0, f32::NAN, f32::INFINITY];
     for (i, v) in special.into_iter().enumerate() {
-        // The first seven form a block whose scale is 1; the others have a block each.
+        // The first seven values share a block whose scale is 1; each other value has its own
+        // block.
         let at = if i < 7 { i } else { 64 * i };
         if let Some(value) = values.get_mut(at) {
             *value = v;
@@ -358,7 +360,7 @@ fn rows_are_stored_with_the_bits_of_the_format() {
         for &format in hal::op::KV_FORMATS {
             for n in [32, 96, 1024, 1, 8, 33, 300] {
                 let n = n * format.block_values();
-                let values = odd_values(n);
+                let values = edge_values(n);
                 let mut row = vec![0xA5; format.row_bytes(n).unwrap()];
                 (kernels.cache(format).store)(&values, &mut row);
                 assert!(row == quantized(format, &values), "{:?} {format} {n}", kernels.level());
@@ -395,7 +397,7 @@ impl Cache {
 }
 
 fn caches() -> impl Iterator<Item = Cache> {
-    // Not a multiple of 7, so that the order reaches every row.
+    // No number of rows is a multiple of 7, so that the order visits every row.
     let sizes =
         [(1, 32), (5, 64), (16, 96), (37, 128), (40, 256), (33, 40), (18, 80), (20, 6), (3, 1)];
     let formats = hal::op::KV_FORMATS.iter();
@@ -405,7 +407,7 @@ fn caches() -> impl Iterator<Item = Cache> {
 }
 
 #[test]
-fn scores_are_products_and_the_same_in_any_company() {
+fn scores_do_not_depend_on_other_queries() {
     for kernels in all_kernels() {
         for cache in caches() {
             let (head, stride) = (cache.head(), 64);
@@ -433,23 +435,23 @@ fn scores_are_products_and_the_same_in_any_company() {
 }
 
 #[test]
-fn values_are_weighed_the_same_in_any_company() {
+fn weighted_sums_do_not_depend_on_other_queries() {
     for kernels in all_kernels() {
         for cache in caches() {
             let (head, stride) = (cache.head(), 64);
             let (n, width) = (head.ids.len(), head.width());
             let what = format!("{:?} {} {n} x {}", kernels.level(), cache.format, cache.n_cols);
-            let CacheKernels { weigh, widen, .. } = kernels.cache(cache.format);
+            let CacheKernels { add_weighted, widen, .. } = kernels.cache(cache.format);
             let weights = random(4 * stride, 3);
             let begin = random(4 * width, 4);
             let mut wide = vec![f32::NAN; n * width];
             widen(&head, &mut wide);
             for n_queries in 1..=4 {
                 let mut all = begin[..n_queries * width].to_vec();
-                weigh(&weights, stride, &head, &mut all);
+                add_weighted(&weights, stride, &head, &mut all);
                 for (r, sums) in all.chunks_exact(width).enumerate() {
                     let mut alone = begin[r * width..][..width].to_vec();
-                    weigh(&weights[r * stride..], stride, &head, &mut alone);
+                    add_weighted(&weights[r * stride..], stride, &head, &mut alone);
                     for c in 0..cache.n_cols {
                         assert_eq!(sums[c].to_bits(), alone[c].to_bits(), "{what} {r} {c}");
                         let start = f64::from(begin[r * width + c]);
@@ -470,7 +472,7 @@ fn values_are_weighed_the_same_in_any_company() {
 }
 
 #[test]
-fn softmax_is_exp_and_keeps_what_is_no_number() {
+fn softmax_matches_exp_and_keeps_nan() {
     for kernels in all_kernels() {
         let softmax = kernels.softmax();
         let range: Vec<f32> = (0..4096).map(|i| 3.5 - i as f32 * (93.0 / 4096.0)).collect();
@@ -481,7 +483,7 @@ fn softmax_is_exp_and_keeps_what_is_no_number() {
         for (weight, score) in weights.iter().zip(&range) {
             let expected = f64::from(*score - largest).exp();
             let error = (f64::from(*weight) - expected).abs();
-            // Subnormal results are zero.
+            // Subnormal results are flushed to zero.
             assert!(error <= 4e-7 * expected + 1.2e-38, "{:?} {score}", kernels.level());
         }
         let mut some = [f32::NEG_INFINITY; 16];

@@ -5,7 +5,7 @@ use hal::format::Q8_BLOCK;
 use super::rows::Row;
 use super::{ActView, Q8View};
 
-/// Values in a tile: a multiple of every block.
+/// Values per tile; a multiple of every format's block size.
 pub(super) const TILE: usize = 512;
 
 /// The activations of one token for one tile.
@@ -22,7 +22,7 @@ impl<'a> ActView<'a> {
     pub(super) fn q8(self) -> Q8View<'a> {
         match self {
             ActView::Q8(x) => x,
-            ActView::F32(_) => unreachable!("checked by hal: quantised weights take Q8"),
+            ActView::F32(_) => unreachable!("hal checks that quantised weights take Q8"),
         }
     }
 
@@ -31,15 +31,15 @@ impl<'a> ActView<'a> {
     pub(super) fn f32(self) -> &'a [f32] {
         match self {
             ActView::F32(x) => x,
-            ActView::Q8(_) => unreachable!("checked by hal: plain weights take F32"),
+            ActView::Q8(_) => unreachable!("hal checks that plain weights take F32"),
         }
     }
 }
 
-/// Calls `f` for each tile of `row`, `BYTES` bytes each, with the tokens' activations for it. The
-/// last tile is padded with zeros.
+/// Calls `f` for each tile of `BYTES` bytes of `row`, with the tokens' activations for the tile.
+/// The last tile is padded with zeros.
 ///
-/// Always inlined: `f` is compiled for the caller's instructions.
+/// Always inlined, so that `f` is compiled for the caller's instructions.
 #[inline(always)]
 pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
     row: Row<'_>,
@@ -48,12 +48,16 @@ pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
 ) {
     let x = x.map(ActView::q8);
     for x in &x {
-        assert_eq!(x.q.len() * BYTES, row.bytes.len() * TILE, "activations of another length");
+        assert_eq!(
+            x.q.len() * BYTES,
+            row.bytes.len() * TILE,
+            "the activations and the row differ in length"
+        );
         assert!(x.d.len() * 32 == x.q.len() && x.sum.len() == x.d.len());
     }
     let (tiles, rest) = row.bytes.as_chunks::<BYTES>();
     for i in 0..tiles.len() + usize::from(!rest.is_empty()) {
-        row.ask::<BYTES>(i * BYTES);
+        row.prefetch_ahead::<BYTES>(i * BYTES);
         let (last, q, d, sum);
         let (tile, x) = if let Some(tile) = tiles.get(i) {
             let x = x.map(|x| Q8Tile {
@@ -63,32 +67,32 @@ pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
             });
             (tile, x)
         } else {
-            last = padded(rest);
-            q = x.map(|x| padded(x.q.as_chunks::<TILE>().1));
-            d = x.map(|x| padded(x.d.as_chunks::<{ TILE / 32 }>().1));
-            sum = x.map(|x| padded(x.sum.as_chunks::<{ TILE / 32 }>().1));
+            last = pad_with_zeros(rest);
+            q = x.map(|x| pad_with_zeros(x.q.as_chunks::<TILE>().1));
+            d = x.map(|x| pad_with_zeros(x.d.as_chunks::<{ TILE / 32 }>().1));
+            sum = x.map(|x| pad_with_zeros(x.sum.as_chunks::<{ TILE / 32 }>().1));
             let x = std::array::from_fn(|t| Q8Tile { q: &q[t], d: &d[t], sum: &sum[t] });
             (&last, x)
         };
-        // The only call, so that it is inlined into the loop.
+        // The loop has a single call of `f`, so that the compiler inlines it.
         f(tile, &x);
     }
 }
 
 /// `rest`, followed by zeros.
 #[inline]
-pub(super) fn padded<T: Copy + Default, const N: usize>(rest: &[T]) -> [T; N] {
+pub(super) fn pad_with_zeros<T: Copy + Default, const N: usize>(rest: &[T]) -> [T; N] {
     let mut out = [T::default(); N];
     out[..rest.len()].copy_from_slice(rest);
     out
 }
 
-/// The 6-bit scales and minimums of a Q4_K or Q5_K block from their 12 bytes, one byte each, the
-/// first in the lowest byte.
+/// Unpacks the 6-bit scales and minimums of a Q4_K or Q5_K block from their 12 bytes. Each result
+/// has one byte per value, the first value in the lowest byte.
 #[inline]
 pub(super) fn six_bits(packed: &[u8]) -> (u64, u64) {
     let word = |at: usize| {
-        u32::from_le_bytes(packed[at..at + 4].try_into().expect("four of twelve bytes"))
+        u32::from_le_bytes(packed[at..at + 4].try_into().expect("the range has 4 of the 12 bytes"))
     };
     let (scales, mins, both) = (word(0), word(4), word(8));
     let upper = |v: u32| (v >> 6 & 0x0303_0303) << 4;
@@ -98,8 +102,8 @@ pub(super) fn six_bits(packed: &[u8]) -> (u64, u64) {
     (join(scales, scales_4), join(mins, mins_4))
 }
 
-/// The scale of an MXFP4 block as products use it: 0 for the two exponents whose scales are
-/// subnormal. Blocks of zeros have these, and subnormal arithmetic is a hundred times slower.
+/// The scale of an MXFP4 block for products: 0 for the two exponents whose scales are subnormal.
+/// Blocks of zeros have such exponents, and subnormal arithmetic is about a hundred times slower.
 #[inline]
 pub(super) fn e8m0_normal(exponent: u8) -> f32 {
     f32::from_bits(u32::from(exponent.saturating_sub(1)) << 23)
@@ -109,7 +113,7 @@ pub(super) fn e8m0_normal(exponent: u8) -> f32 {
 #[inline]
 pub(super) fn q3_scales(packed: &[u8]) -> [i8; 16] {
     let word = |at: usize| {
-        u32::from_le_bytes(packed[at..at + 4].try_into().expect("four of twelve bytes"))
+        u32::from_le_bytes(packed[at..at + 4].try_into().expect("the range has 4 of the 12 bytes"))
     };
     let (first, second, upper) = (word(0), word(4), word(8));
     let four = |low: u32, upper: u32| low & 0x0F0F_0F0F | (upper & 0x0303_0303) << 4;
@@ -123,7 +127,7 @@ pub(super) fn q3_scales(packed: &[u8]) -> [i8; 16] {
     bytes.map(|six_bits| six_bits as i8 - 32)
 }
 
-/// Quantises `x` to Q8 blocks with `block`, which writes one block's `q` and returns its `d` and
+/// Quantises `x` to Q8 blocks. `block` writes the `q` of one block and returns the block's `d` and
 /// sum. The last block is padded with zeros.
 #[inline(always)]
 pub(super) fn for_q8_blocks(
@@ -141,6 +145,6 @@ pub(super) fn for_q8_blocks(
         (d[i], sum[i]) = block(x, &mut q[i]);
     }
     if !rest.is_empty() {
-        (d[blocks.len()], sum[blocks.len()]) = block(&padded(rest), &mut q[blocks.len()]);
+        (d[blocks.len()], sum[blocks.len()]) = block(&pad_with_zeros(rest), &mut q[blocks.len()]);
     }
 }

@@ -1,32 +1,34 @@
-//! Code shared by all levels for sums over transposed rows.
+//! Weighted sums of rows of transposed matrices (one row per neuron): code that all SIMD levels
+//! share.
 
 use hal::format::TransposedLayout;
 
 use super::rows::prefetch_line;
 
-/// Outputs in one unit of a transposed row.
+/// Outputs per unit of a transposed row.
 pub(super) const UNIT: usize = 32;
 
-/// Rows read in parallel: few enough for the hardware prefetcher.
+/// Maximum number of rows that are read in parallel: few enough for the hardware prefetcher.
 const MAX_RUN: usize = 8;
-/// Prefetch distance in bytes: rows are short.
+/// Prefetch distance in bytes. It is small because rows are short.
 const AHEAD: usize = 512;
 
-/// Some neurons of one group: their rows of codes, their factors, and the group's table rows.
+/// Some neurons of one group: their rows of codes and their factors, and the group's scales and
+/// minimums.
 pub(super) struct Run<'a> {
     pub bytes: &'a [u8],
     pub list: &'a [(u32, f32)],
     pub row_bytes: usize,
-    /// `[n_cols]` f16 or f32
+    /// Scales of the group: `[n_cols]` in F16 or F32.
     pub scales: &'a [u8],
-    /// `[n_cols]`, empty if the format has no minimums
+    /// Minimums of the group: `[n_cols]`; empty if the format has no minimums.
     pub mins: &'a [u8],
     /// The sum of the factors.
     pub total: f32,
 }
 
 impl<'a> Run<'a> {
-    /// `n` codes of a slot from byte `at` on; prefetches those that follow.
+    /// `n` bytes of a slot's codes from byte `at` on. Also prefetches the codes that follow.
     #[inline(always)]
     pub(super) fn codes(&self, slot: u32, at: usize, n: usize) -> &'a [u8] {
         let row = &self.bytes[slot as usize * self.row_bytes..][..self.row_bytes];
@@ -52,7 +54,7 @@ pub(super) fn for_runs(
     let group = |slot: u32| {
         assert!((slot as usize) < layout.n_slots, "slot {slot} of {}", layout.n_slots);
         let at = layout.groups_at + 4 * slot as usize;
-        u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")) as usize
+        u32::from_le_bytes(bytes[at..at + 4].try_into().expect("the slice has 4 bytes")) as usize
     };
     let table =
         |at: usize, g: usize| &bytes[at + g * layout.table_row_bytes..][..layout.table_row_bytes];
@@ -77,10 +79,8 @@ pub(super) fn for_runs(
     }
 }
 
-/// Splits `y` into whole units for `f(first_unit, y)` calls of `WIDE` units, then of one; the rest
-/// of the last unit goes through a padded copy.
-///
-/// `wide` and `one` get the index of their first unit and the matching slice of `y`.
+/// Calls `wide(first_unit, y)` for each `WIDE` outputs of `y`, then `one(unit, y)` for each
+/// remaining unit. An incomplete last unit goes through a padded copy.
 #[inline(always)]
 pub(super) fn for_units<const WIDE: usize>(
     y: &mut [f32],
@@ -98,16 +98,17 @@ pub(super) fn for_units<const WIDE: usize>(
         one(n_wide + i, y);
     }
     if !rest.is_empty() {
-        let mut last = super::tile::padded(rest);
+        let mut last = super::tile::pad_with_zeros(rest);
         one(n_units, &mut last);
         rest.copy_from_slice(&last[..rest.len()]);
     }
 }
 
-/// The module `transposed` of a SIMD level with instructions `$features` (see `plain.rs`).
+/// Contents of the module `transposed` of a SIMD level with instructions `$features` (see
+/// `plain.rs`).
 ///
-/// The codes of a group's neurons are summed with their factors first and multiplied by the scales
-/// once.
+/// The kernels first sum factor times code over a group's neurons, then multiply the sums by the
+/// scales once.
 macro_rules! transposed_kernels {
     ($features:literal) => {
         use hal::format::{Code, Format, TransposedLayout};
@@ -116,7 +117,7 @@ macro_rules! transposed_kernels {
         use super::super::{TransposedFn, scalar};
         use super::vector::*;
 
-        /// Outputs summed at a time: eight registers of sums.
+        /// Outputs per pass: their sums fill eight registers.
         const WIDE: usize = 8 * LANES;
 
         pub(super) fn transposed(format: Format) -> TransposedFn {
@@ -194,7 +195,7 @@ macro_rules! transposed_kernels {
             }
         }
 
-        /// Rows of plain values.
+        /// Sums for formats without blocks.
         #[target_feature(enable = $features)]
         fn sum_plain(layout: &TransposedLayout, bytes: &[u8], list: &[(u32, f32)], y: &mut [f32]) {
             assert_eq!((bytes.len(), y.len()), (layout.n_bytes, layout.n_out));

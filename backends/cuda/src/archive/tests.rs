@@ -1,4 +1,5 @@
-//! The committed archive against its manifest and the kernel sources, and damaged copies of both.
+//! Compares the committed archive with its manifest and with the kernel sources, and checks that
+//! damaged copies are errors.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +11,7 @@ fn kernels() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels-cuda")
 }
 
-/// Lines without comments and trailing blanks, empty lines left out.
+/// The non-empty lines of a source, without comments and trailing blanks.
 fn code(text: &str) -> String {
     let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim_end());
     lines.filter(|line| !line.is_empty()).map(|line| format!("{line}\n")).collect()
@@ -49,7 +50,7 @@ fn fnv_has_published_values() {
 }
 
 #[test]
-fn every_unit_has_its_hash_and_says_what_it_is() {
+fn every_unit_has_the_listed_hash_name_and_target() {
     let mut end = 0;
     for entry in EMBEDDED.entries() {
         let entry = entry.unwrap();
@@ -63,7 +64,7 @@ fn every_unit_has_its_hash_and_says_what_it_is() {
 }
 
 #[test]
-fn every_unit_is_compiled_from_the_sources_as_they_are() {
+fn every_unit_is_compiled_from_the_current_sources() {
     let mut hashes = BTreeMap::new();
     let mut stale = Vec::new();
     for entry in EMBEDDED.entries() {
@@ -72,11 +73,11 @@ fn every_unit_is_compiled_from_the_sources_as_they_are() {
         let hash = *hashes.entry(file).or_insert_with(|| source_hash(file));
         stale.extend((hash != entry.source).then_some(entry.unit));
     }
-    assert!(stale.is_empty(), "run scripts/make_ptx: sources changed of {stale:?}");
+    assert!(stale.is_empty(), "run scripts/make_ptx: the sources of {stale:?} have changed");
     let files = fs::read_dir(kernels()).unwrap().map(|entry| entry.unwrap().path());
     for path in files.filter(|path| path.extension().is_some_and(|end| end == "cu")) {
         let file = path.file_stem().unwrap().to_str().unwrap().to_owned();
-        assert!(hashes.contains_key(&*file), "run scripts/make_ptx: no PTX of {file}");
+        assert!(hashes.contains_key(&*file), "run scripts/make_ptx: {file} has no PTX");
     }
 }
 
@@ -94,7 +95,7 @@ fn a_device_gets_the_latest_target_it_runs() {
     assert!(matches!(missing, ArchiveError::Missing { target: 80 }), "{missing}");
 }
 
-/// An archive of the frame that holds `unit`, so that tests of damage need not decompress others.
+/// An archive that has only the frame with `unit`, so that tests need not decompress other frames.
 fn small(unit: &str) -> (String, Vec<u8>) {
     let file = unit.split('.').next().unwrap();
     let lines: Vec<&str> = EMBEDDED
@@ -119,7 +120,7 @@ fn damaged_archives_are_errors() {
             let mut bad = packed.clone();
             bad[at] ^= bits;
             let read = Archive { manifest: &manifest, packed: &bad }.ptx("route", 75);
-            // Bits that do not matter exist: of the frame's checksum, and reserved ones.
+            // Some bits do not matter: those of the frame's checksum, and reserved bits.
             assert!(read.is_err() || read.is_ok_and(|text| text == whole), "byte {at}");
         }
     }

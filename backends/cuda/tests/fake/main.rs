@@ -1,5 +1,5 @@
-//! The backend on a fake CUDA driver whose devices are the CPU. A passing test shows that the
-//! backend follows the API rules that the fake checks, and nothing about a real card.
+//! Tests the backend on a fake CUDA driver, which runs kernels on the CPU. A passing test shows
+//! that the backend follows the API rules that the fake checks; it does not test a real card.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,10 +8,9 @@ use hal::Backend;
 use simt::Options;
 use thermocline_cuda::{devices, open_with};
 
-vendor_tests!(fake, devices, open, "CUDA", "compute capability");
+vendor_tests!(fake, devices, open, "CUDA", "compute capability", &[""]);
 
-/// The fake, the only one in this process; `None`, with the reason printed, if it cannot be
-/// compiled.
+/// The fake driver of this process; prints the reason and returns `None` if it cannot be compiled.
 fn fake() -> Option<&'static Fake> {
     static FAKE: OnceLock<Option<Fake>> = OnceLock::new();
     let load = || {
@@ -22,7 +21,7 @@ fn fake() -> Option<&'static Fake> {
     FAKE.get_or_init(load).as_ref()
 }
 
-/// Two of the devices have fast matrix units for floats.
+/// Settings of the fake: two of its devices have fast matrix instructions for floats.
 fn settings() -> String {
     let (n, second) = (suite::DEVICES, suite::SECOND);
     format!("devices={n} 0:major=9 0:minor=0 {second}:major=9 {second}:minor=0")
@@ -34,7 +33,7 @@ fn open(number: usize, options: Options) -> hal::Result<Arc<dyn Backend>> {
 }
 
 #[test]
-fn an_old_card_of_the_fake_is_refused_with_a_sentence() {
+fn an_old_fake_card_is_refused_with_a_reason() {
     let Some(fake) = fake() else { return };
     fake.set("7:major=6 7:minor=1");
     let found = devices().expect("the fake has devices");
@@ -46,10 +45,10 @@ fn an_old_card_of_the_fake_is_refused_with_a_sentence() {
 }
 
 #[test]
-fn wrong_matrix_units_of_the_fake_are_not_used() {
+fn faulty_fake_matrix_units_are_not_used() {
     let Some(fake) = fake() else { return };
     fake.set(&format!("{}:major=9 {0}:minor=0", suite::WRONG));
-    suite::does_without_wrong_matrix_units(&open, fake);
-    // One after the other, because both use the same device.
-    suite::does_without_bad_graphs(&open, fake);
+    suite::avoids_wrong_matrix_units(&open, fake);
+    // In the same test, because both checks use the same device.
+    suite::avoids_bad_graphs(&open, fake);
 }

@@ -22,7 +22,7 @@ type Launch = unsafe extern "C" fn(
     *mut Raw,
 ) -> c_int;
 
-/// Codes that tests expect.
+/// Error codes that tests expect. CUDA and HIP use the same numbers.
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
 pub(crate) const INVALID_HANDLE: c_int = 400;
 pub(crate) const NOT_FOUND: c_int = 500;
@@ -38,51 +38,51 @@ pub(crate) enum Arg {
     Float(f32),
 }
 
-/// Locks of the devices: all tests share the drivers.
-static TURNS: [[Mutex<()>; 8]; 2] = [const { [const { Mutex::new(()) }; 8] }; 2];
+/// A lock per vendor and device, because all tests share the drivers.
+static DEVICE_LOCKS: [[Mutex<()>; 8]; 2] = [const { [const { Mutex::new(()) }; 8] }; 2];
 
-/// A device of a fake, reserved as long as this lives.
+/// A device of a fake, which is locked as long as this value lives.
 pub(crate) struct Device {
     pub(crate) fake: Fake,
     pub(crate) ordinal: i32,
     vendor: Vendor,
     library: Library,
     pub(crate) stream: Raw,
-    _turn: MutexGuard<'static, ()>,
+    _lock: MutexGuard<'static, ()>,
 }
 
-/// Device `ordinal` with default settings; `None`, with the reason printed, if there are no fakes.
-/// That fails the test if `THERMOCLINE_REQUIRE_GPU` is set.
+/// Opens device `ordinal` with default settings. Without fakes, prints the reason and returns
+/// `None`, or fails the test if `THERMOCLINE_REQUIRE_GPU` is set.
 pub(crate) fn open(vendor: Vendor, ordinal: i32) -> Option<Device> {
     let fake = match Fake::load(vendor) {
         Ok(fake) => fake,
-        Err(none) => {
-            assert!(std::env::var_os("THERMOCLINE_REQUIRE_GPU").is_none(), "{none}");
-            eprintln!("skipped: {none}");
+        Err(reason) => {
+            assert!(std::env::var_os("THERMOCLINE_REQUIRE_GPU").is_none(), "{reason}");
+            eprintln!("skipped: {reason}");
             return None;
         }
     };
-    let turns = &TURNS[usize::from(vendor == Vendor::Hip)];
-    // Always in the order CUDA, HIP, for tests that use both, which prevents a deadlock.
-    let turn = turns[usize::try_from(ordinal).expect("an ordinal")].lock();
-    let turn = turn.unwrap_or_else(PoisonError::into_inner);
+    let locks = &DEVICE_LOCKS[usize::from(vendor == Vendor::Hip)];
+    // A test that uses both vendors locks CUDA's device first, which prevents a deadlock.
+    let lock = locks[usize::try_from(ordinal).expect("an ordinal")].lock();
+    let lock = lock.unwrap_or_else(PoisonError::into_inner);
     fake.set(&format!("devices=8 {ordinal}:reset=1"));
-    // SAFETY: it is loaded already.
-    let library = unsafe { Library::new(vendor.library()) }.expect("it is loaded");
+    // SAFETY: the library is already loaded.
+    let library = unsafe { Library::new(vendor.library()) }.expect("the library is loaded");
     let stream = ptr::null_mut();
-    let mut device = Device { fake, ordinal, vendor, library, stream, _turn: turn };
+    let mut device = Device { fake, ordinal, vendor, library, stream, _lock: lock };
     device.enter();
     let mut stream = ptr::null_mut();
-    assert_eq!(device.take_out("cuStreamCreate", "hipStreamCreateWithFlags", &mut stream, 1), 0);
+    assert_eq!(device.create("cuStreamCreate", "hipStreamCreateWithFlags", &mut stream, 1), 0);
     device.stream = stream;
     Some(device)
 }
 
 impl Device {
-    /// A function by its two names.
+    /// A driver function, by its CUDA and its HIP name.
     ///
     /// # Safety
-    /// `F` is its type.
+    /// `F` must be the function's type.
     pub(crate) unsafe fn find<F: Copy>(&self, cuda: &str, hip: &str) -> F {
         let name = if self.vendor == Vendor::Cuda { cuda } else { hip };
         // SAFETY: the caller guarantees the type.
@@ -109,29 +109,29 @@ impl Device {
         }
     }
 
-    /// A call that takes a handle.
-    pub(crate) fn take(&self, cuda: &str, hip: &str, handle: Raw) -> c_int {
+    /// Calls a function that takes a handle.
+    pub(crate) fn call(&self, cuda: &str, hip: &str, handle: Raw) -> c_int {
         // SAFETY: types as in the vendors' headers; the fakes recognise invalid handles.
         unsafe { self.find::<unsafe extern "C" fn(Raw) -> c_int>(cuda, hip)(handle) }
     }
 
-    /// A call that creates an object, with flags.
-    pub(crate) fn take_out(&self, cuda: &str, hip: &str, out: &mut Raw, flags: c_uint) -> c_int {
+    /// Calls a function that creates an object, with flags, and stores the handle in `out`.
+    pub(crate) fn create(&self, cuda: &str, hip: &str, out: &mut Raw, flags: c_uint) -> c_int {
         // SAFETY: types as in the vendors' headers.
         unsafe {
             self.find::<unsafe extern "C" fn(*mut Raw, c_uint) -> c_int>(cuda, hip)(out, flags)
         }
     }
 
-    /// A call with two handles.
-    pub(crate) fn take_two(&self, cuda: &str, hip: &str, a: Raw, b: Raw) -> c_int {
-        // SAFETY: as above.
+    /// Calls a function that takes two handles.
+    pub(crate) fn call_two(&self, cuda: &str, hip: &str, a: Raw, b: Raw) -> c_int {
+        // SAFETY: types as in the vendors' headers.
         unsafe { self.find::<unsafe extern "C" fn(Raw, Raw) -> c_int>(cuda, hip)(a, b) }
     }
 
     pub(crate) fn try_alloc(&self, len: usize) -> Result<usize, c_int> {
         let mut at = 0;
-        // SAFETY: as above.
+        // SAFETY: types as in the vendors' headers.
         let code = unsafe {
             let alloc: unsafe extern "C" fn(*mut usize, usize) -> c_int =
                 self.find("cuMemAlloc_v2", "hipMalloc");
@@ -141,17 +141,17 @@ impl Device {
     }
 
     pub(crate) fn alloc(&self, words: usize) -> usize {
-        self.try_alloc(words * 4).expect("there is room")
+        self.try_alloc(words * 4).expect("the allocation fits")
     }
 
     pub(crate) fn free(&self, at: usize) -> c_int {
-        self.take("cuMemFree_v2", "hipFree", ptr::with_exposed_provenance_mut(at))
+        self.call("cuMemFree_v2", "hipFree", ptr::with_exposed_provenance_mut(at))
     }
 
-    /// Copies in, and waits.
+    /// Copies words to the device and waits.
     pub(crate) fn try_write(&self, at: usize, words: &[u32]) -> c_int {
         type In = unsafe extern "C" fn(usize, *const c_void, usize, Raw) -> c_int;
-        // SAFETY: as above; the words live until the copy is done.
+        // SAFETY: types as in the vendors' headers; the words live until the copy is done.
         let code = unsafe {
             let copy: In = self.find("cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync");
             copy(at, words.as_ptr().cast(), words.len() * 4, self.stream)
@@ -168,7 +168,7 @@ impl Device {
     pub(crate) fn read(&self, at: usize, n: usize) -> Vec<u32> {
         type Out = unsafe extern "C" fn(*mut c_void, usize, usize, Raw) -> c_int;
         let mut words = vec![0u32; n];
-        // SAFETY: as above.
+        // SAFETY: types as in the vendors' headers.
         let code = unsafe {
             let copy: Out = self.find("cuMemcpyDtoHAsync_v2", "hipMemcpyDtoHAsync");
             copy(words.as_mut_ptr().cast(), at, n * 4, self.stream)
@@ -180,13 +180,13 @@ impl Device {
 
     /// Waits for the stream.
     pub(crate) fn finish(&self) -> c_int {
-        self.take("cuStreamSynchronize", "hipStreamSynchronize", self.stream)
+        self.call("cuStreamSynchronize", "hipStreamSynchronize", self.stream)
     }
 
     pub(crate) fn try_module(&self, unit: &str) -> Result<Raw, c_int> {
         let mut module = ptr::null_mut();
         let image = CString::new(format!("// unit {unit}\n.version 8.0\n")).expect("no NUL");
-        // SAFETY: as above.
+        // SAFETY: types as in the vendors' headers.
         let code = unsafe {
             let load: unsafe extern "C" fn(*mut Raw, *const c_void) -> c_int =
                 self.find("cuModuleLoadData", "hipModuleLoadData");
@@ -198,7 +198,7 @@ impl Device {
     pub(crate) fn try_function(&self, module: Raw, name: &str) -> Result<Raw, c_int> {
         let mut function = ptr::null_mut();
         let name = CString::new(name).expect("no NUL");
-        // SAFETY: as above.
+        // SAFETY: types as in the vendors' headers.
         let code = unsafe {
             let find: unsafe extern "C" fn(*mut Raw, Raw, *const c_char) -> c_int =
                 self.find("cuModuleGetFunction", "hipModuleGetFunction");
@@ -208,8 +208,8 @@ impl Device {
     }
 
     pub(crate) fn function(&self, unit: &str, name: &str) -> Raw {
-        let module = self.try_module(unit).expect("the unit is there");
-        self.try_function(module, name).expect("the kernel is there")
+        let module = self.try_module(unit).expect("the unit exists");
+        self.try_function(module, name).expect("the kernel exists")
     }
 
     /// Launches a kernel; returns the call's code.
@@ -230,7 +230,7 @@ impl Device {
             })
             .collect();
         let [x, y, z] = grid;
-        // SAFETY: tests pass the arguments that their kernels take.
+        // SAFETY: tests pass arguments of the types that their kernels declare.
         unsafe {
             let launch: Launch = self.find("cuLaunchKernel", "hipModuleLaunchKernel");
             let (params, none) = (pointers.as_mut_ptr(), ptr::null_mut());
@@ -238,7 +238,7 @@ impl Device {
         }
     }
 
-    /// Runs a kernel of the shim's tests to its end.
+    /// Launches a kernel in a one-dimensional grid and waits for its end; returns the first error.
     pub(crate) fn run(
         &self,
         kernel: (&str, &str),
@@ -255,7 +255,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // A device that a test has broken rejects this, too.
-        let _ = self.take("cuStreamDestroy_v2", "hipStreamDestroy", self.stream);
+        // A lost device rejects this call, too.
+        let _ = self.call("cuStreamDestroy_v2", "hipStreamDestroy", self.stream);
     }
 }

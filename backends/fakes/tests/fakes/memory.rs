@@ -1,4 +1,4 @@
-//! Memory: counters, and detection of accesses outside of an allocation.
+//! Memory of the fakes: counters, and detection of accesses outside of an allocation.
 
 use std::ptr;
 
@@ -11,27 +11,27 @@ fn devices(ordinal: i32) -> impl Iterator<Item = Device> {
 }
 
 #[test]
-fn copies_outside_of_an_allocation_end_the_device() {
+fn copies_outside_of_an_allocation_lose_the_device() {
     for device in devices(6) {
         let x = device.alloc(100);
         assert_eq!(device.try_write(x, &[7; 100]), 0);
         assert_eq!(device.read(x + 4 * 90, 10), [7; 10]);
         assert_eq!(device.try_write(x + 4, &[7; 100]), ILLEGAL_ADDRESS);
-        // From here on every call fails, until the test resets the device.
+        // Every call now fails until the test resets the device.
         assert_eq!(device.finish(), ILLEGAL_ADDRESS);
         assert_eq!(device.try_alloc(4), Err(ILLEGAL_ADDRESS));
         device.fake.set("6:reset=1");
         let x = device.alloc(100);
         assert_eq!(device.free(x), 0);
-        assert_eq!(device.try_write(x, &[7; 10]), ILLEGAL_ADDRESS, "memory that was given back");
+        assert_eq!(device.try_write(x, &[7; 10]), ILLEGAL_ADDRESS, "freed memory");
         device.fake.set("6:reset=1");
-        assert_eq!(device.try_write(64, &[7]), ILLEGAL_ADDRESS, "no memory at all");
+        assert_eq!(device.try_write(64, &[7]), ILLEGAL_ADDRESS, "an address without memory");
         device.fake.set("6:reset=1");
     }
 }
 
 #[test]
-fn kernels_that_leave_an_allocation_end_the_device() {
+fn kernels_that_write_outside_an_allocation_lose_the_device() {
     let past = ("shim_faults", "past_an_allocation");
     for device in devices(6) {
         // A whole number of pages, so that the next page is a guard.
@@ -40,7 +40,7 @@ fn kernels_that_leave_an_allocation_end_the_device() {
         assert_eq!(device.run(past, 1, 64, 0, &[Arg::At(x), Arg::Word(n as u32 - 64)]), 0);
         assert_eq!(device.run(past, 1, 64, 0, &[Arg::At(x), Arg::Word(n as u32)]), ILLEGAL_ADDRESS);
         device.fake.set("6:reset=1");
-        // Without a fault, it is detected when the memory is freed.
+        // A write to the rest of the last page causes no page fault; freeing the memory detects it.
         let x = device.alloc(n - 20);
         assert_eq!(device.run(past, 1, 64, 0, &[Arg::At(x), Arg::Word(n as u32 - 64)]), 0);
         assert_eq!(device.free(x), ILLEGAL_ADDRESS);
@@ -52,7 +52,7 @@ fn kernels_that_leave_an_allocation_end_the_device() {
 fn memory_is_counted() {
     for device in devices(7) {
         device.fake.set("7:memory=1048576");
-        let half = device.try_alloc(600_000).expect("it fits");
+        let half = device.try_alloc(600_000).expect("the allocation fits");
         assert_eq!(device.try_alloc(600_000), Err(OUT_OF_MEMORY));
         assert_eq!(device.try_alloc(usize::MAX), Err(OUT_OF_MEMORY));
         let (mut free, mut total) = (0usize, 0usize);
@@ -65,13 +65,13 @@ fn memory_is_counted() {
         assert_eq!((code, total, free), (0, 1 << 20, (1 << 20) - 600_064));
         assert_eq!(device.free(half), 0);
         assert_eq!(device.fake.count(7, "used"), 0);
-        assert_ne!(device.free(half), 0, "twice");
+        assert_ne!(device.free(half), 0, "freed twice");
         device.fake.set("7:reset=1");
     }
 }
 
 #[test]
-fn fresh_memory_is_nonsense_and_pinned_memory_is_the_hosts() {
+fn new_memory_is_nan_and_pinned_memory_is_host_memory() {
     for device in devices(6) {
         let x = device.alloc(333);
         assert!(device.read(x, 333).iter().all(|word| f32::from_bits(*word).is_nan()));
@@ -89,6 +89,6 @@ fn fresh_memory_is_nonsense_and_pinned_memory_is_the_hosts() {
             assert_ne!(find(&raw mut at, other, 0), 0, "not pinned");
         }
         assert_eq!(device.read(at, 1), [5]);
-        assert_eq!(device.take("cuMemFreeHost", "hipHostFree", host), 0);
+        assert_eq!(device.call("cuMemFreeHost", "hipHostFree", host), 0);
     }
 }

@@ -1,5 +1,5 @@
-//! Float products by tiles, against those of F64: matrix instructions truncate the mantissas, and
-//! the kernels must not lose the truncated bits.
+//! Compares float products of the tiled kernels with F64 products. Matrix instructions truncate
+//! mantissas, and the kernels must not lose the truncated bits.
 
 use thermocline_fakes::Vendor;
 
@@ -10,7 +10,7 @@ const TOKENS: usize = 40;
 /// Without the truncated bits, the error is ten times that.
 const TOLERANCE: f64 = 2e-6;
 
-/// Floats between 1 and 2 and their negatives, with the mantissa bits in `kept`.
+/// Pseudo-random floats with magnitudes from 1 to 2. Only the bits of `kept` may be set.
 fn floats(n: usize, seed: u64, kept: u32) -> Vec<f32> {
     let mut state = seed << 20 | 1;
     let mut next = || {
@@ -25,7 +25,7 @@ fn words(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Compares sums with the sums of products of the pairs that `pair` returns.
+/// Compares each value of `got` with the F64 sum of products of its `pairs`.
 fn compare<I: Iterator<Item = (f32, f32)>>(
     what: &str,
     got: &[f32],
@@ -45,7 +45,7 @@ fn read(device: &Device, at: usize, n: usize) -> Vec<f32> {
 }
 
 #[test]
-fn tiles_of_floats_lose_nothing() {
+fn tiled_matmuls_have_f32_accuracy() {
     let Some(device) = open(Vendor::Cuda, 6) else { return };
     let (n_rows, n_cols) = (150, 301);
     let x = floats(TOKENS * n_cols, 2, u32::MAX);
@@ -58,7 +58,7 @@ fn tiles_of_floats_lose_nothing() {
             match format {
                 "f32" => stored[row * row_words + k] = bits,
                 _ => {
-                    // Between 1 and 2, the exponent of an f16 is 15.
+                    // Magnitudes from 1 to 2 have the biased f16 exponent 15.
                     let half = bits >> 16 & 0x8000 | 15 << 10 | bits >> 13 & 0x3ff;
                     let short = if format == "f16" { half } else { bits >> 16 };
                     stored[row * row_words + k / 2] |= short << (k % 2 * 16);
@@ -88,7 +88,7 @@ fn tiles_of_floats_lose_nothing() {
 }
 
 #[test]
-fn tiles_of_down_lose_nothing() {
+fn tiled_down_products_have_f32_accuracy() {
     let Some(device) = open(Vendor::Cuda, 6) else { return };
     let (n_rows, n_out) = (150, 120);
     let (down, h) = (floats(n_rows * n_out, 3, u32::MAX), floats(TOKENS * n_rows, 4, u32::MAX));

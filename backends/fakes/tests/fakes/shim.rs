@@ -1,5 +1,5 @@
-//! The shim: errors that it must detect, and code that must work in every order, for waves of 32
-//! and of 64.
+//! Tests of the shim: errors that it must detect, and kernels that must work in every order of
+//! lanes, for waves of 32 and of 64 lanes.
 
 use thermocline_fakes::Vendor;
 
@@ -9,8 +9,8 @@ const FAULTS: &str = "shim_faults";
 const WORDS: &str = "shim_words";
 const SEEDS: std::ops::Range<u64> = 0..12;
 
-/// CUDA's waves have 32 lanes; the fake HIP's width is a setting, which is 64 here and for the
-/// whole process.
+/// The devices of both vendors, with their wave sizes. CUDA's waves (warps) have 32 lanes; for the
+/// fake HIP the size is a setting of the process, here 64.
 fn devices(ordinal: i32) -> Vec<(Device, u32)> {
     let cuda = open(Vendor::Cuda, ordinal).map(|device| (device, 32));
     let hip = open(Vendor::Hip, ordinal).map(|device| {
@@ -72,7 +72,7 @@ fn a_missing_barrier_shows_in_shuffled_orders() {
 }
 
 #[test]
-fn words_mean_the_same_in_every_order() {
+fn wave_operations_do_not_depend_on_the_order_of_lanes() {
     for (device, wave) in devices(4) {
         for seed in SEEDS {
             device.fake.set(&format!("4:seed={seed}"));
@@ -91,7 +91,7 @@ fn words_mean_the_same_in_every_order() {
 }
 
 #[test]
-fn shared_memory_begins_as_nonsense_in_every_block() {
+fn shared_memory_begins_as_nan_in_every_block() {
     for (device, _) in devices(4) {
         let x = device.alloc(5);
         let args = [Arg::At(x), Arg::Word(12)];
@@ -101,7 +101,7 @@ fn shared_memory_begins_as_nonsense_in_every_block() {
 }
 
 /// Pseudo-random words.
-fn noise(n: usize, seed: u32) -> Vec<u32> {
+fn random_words(n: usize, seed: u32) -> Vec<u32> {
     let mut state = (u64::from(seed) << 20) | 1;
     let mut next = || {
         state =
@@ -112,12 +112,15 @@ fn noise(n: usize, seed: u32) -> Vec<u32> {
 }
 
 #[test]
-fn small_products_are_naive_products() {
+fn byte_matrix_products_match_naive_sums() {
     let byte = |words: &[u32], i: usize| i32::from((words[i / 4] >> (i % 4 * 8)) as i8);
     for (device, _) in devices(4) {
         for seed in 1..=8 {
-            let (a, b, d) =
-                (noise(16 * 8, seed), noise(8 * 8, seed + 100), noise(16 * 8, seed + 200));
+            let (a, b, d) = (
+                random_words(16 * 8, seed),
+                random_words(8 * 8, seed + 100),
+                random_words(16 * 8, seed + 200),
+            );
             let at = [device.buffer(&a), device.buffer(&b), device.buffer(&d)];
             let args = at.map(Arg::At);
             assert_eq!(device.run((WORDS, "small_product"), 1, 128, 0, &args), 0);
@@ -135,7 +138,7 @@ fn small_products_are_naive_products() {
 #[test]
 fn two_words_are_loaded_at_once() {
     for (device, _) in devices(4) {
-        let words = noise(6, 5);
+        let words = random_words(6, 5);
         let at = [device.buffer(&words), device.alloc(6)];
         assert_eq!(device.run((WORDS, "load_both"), 3, 64, 0, &at.map(Arg::At)), 0);
         assert_eq!(device.read(at[1], 6), words);
@@ -146,7 +149,7 @@ fn two_words_are_loaded_at_once() {
 fn nibbles_are_looked_up() {
     let byte = |words: &[u32], i: usize| words[i / 4] >> (i % 4 * 8) & 0xff;
     for (device, _) in devices(4) {
-        let (table, places) = (noise(4, 1), noise(256, 2));
+        let (table, places) = (random_words(4, 1), random_words(256, 2));
         let at = [device.buffer(&table), device.buffer(&places), device.alloc(512)];
         assert_eq!(device.run((WORDS, "look_up"), 1, 256, 0, &at.map(Arg::At)), 0);
         let got = device.read(at[2], 512);
@@ -159,10 +162,10 @@ fn nibbles_are_looked_up() {
 }
 
 #[test]
-fn small_products_of_floats_take_10_bits_of_mantissa() {
-    // Between 1 and 2, or their negatives, with all bits of a mantissa.
+fn float_matrix_products_use_10_mantissa_bits() {
+    // Magnitudes from 1 to 2, with full mantissas.
     let floats = |n: usize, seed: u32| -> Vec<u32> {
-        noise(n, seed).iter().map(|word| word & 0x807f_ffff | 0x3f80_0000).collect()
+        random_words(n, seed).iter().map(|word| word & 0x807f_ffff | 0x3f80_0000).collect()
     };
     let cut = |word: u32| f64::from(f32::from_bits(word & 0xffff_e000));
     for (device, _) in devices(5) {
@@ -184,14 +187,14 @@ fn small_products_of_floats_take_10_bits_of_mantissa() {
     }
 }
 
-/// The nearest f16, ties to even, by definition: f16 values in order of magnitude are in order of
-/// their bits.
+/// The nearest f16, ties to even, found by a search: positive f16 values are in the order of their
+/// bits.
 fn nearest_half(v: f32) -> u32 {
     let value = |h: u32| {
         let (exponent, fraction) = (h >> 10, f64::from(h & 0x3ff));
         match exponent {
             0 => fraction * 2f64.powi(-24),
-            // Infinity counts as the next number after the largest.
+            // Infinity counts as the number after the largest finite one.
             _ => (1024.0 + fraction) * 2f64.powi(exponent as i32 - 25),
         }
     };
@@ -217,8 +220,8 @@ fn nearest_half(v: f32) -> u32 {
 
 #[test]
 fn halves_are_rounded_to_the_nearest() {
-    let mut floats: Vec<u32> = noise(1500, 7);
-    // Around the smallest and the largest, and ties.
+    let mut floats: Vec<u32> = random_words(1500, 7);
+    // Values near the smallest and the largest f16, and ties.
     floats.extend((0..600u32).map(|i| 0x3300_0000 + i * 0x0001_1111));
     floats.extend((0..400u32).map(|i| (0x477f_e000 + i * 17) | ((i % 2) << 31)));
     floats.extend((0..400u32).map(|i| (0x3880_1000 + i * 0x2000) | ((i % 2) << 31)));
@@ -262,7 +265,7 @@ fn every_block_of_three_dimensions_runs_once() {
 }
 
 #[test]
-fn blocks_that_are_no_blocks_are_refused() {
+fn invalid_launch_sizes_are_errors() {
     for (device, _) in devices(5) {
         let scale = device.function(WORDS, "scale");
         let x = device.alloc(64);
@@ -273,6 +276,6 @@ fn blocks_that_are_no_blocks_are_refused() {
             assert_ne!(device.start(scale, grid, block, 0, &args), 0, "{grid:?} of {block}");
         }
         assert_ne!(device.start(scale, [1, 1, 1], 64, 1 << 20, &args), 0);
-        assert_eq!(device.finish(), 0, "a refused call does not end the device");
+        assert_eq!(device.finish(), 0, "an invalid launch does not lose the device");
     }
 }

@@ -1,6 +1,6 @@
 //! How activations are quantised before they are multiplied with quantised weights.
 //!
-//! This is the definition; fast implementations must give the same bits.
+//! [`quantize_q8`] is the reference; fast implementations must give the same bits.
 
 /// The format of the activations in a matrix product.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -19,14 +19,14 @@ pub const Q8_BLOCK: usize = 32;
 pub struct Q8Row {
     /// `[n_blocks * 32]`, each in -127..=127; `value = d * q`.
     pub q: Vec<i8>,
-    /// `[n_blocks]`
+    /// `[n_blocks]`: the scale of each block.
     pub d: Vec<f32>,
     /// `[n_blocks]`: the sum of the block's `q`, for weights with minimums.
     pub sum: Vec<i32>,
 }
 
 impl Q8Row {
-    /// Quantises `x` `[n]`, n >= 0, and replaces the previous contents. Memory is reused.
+    /// Quantises `x` `[n]`, n >= 0, into this row and reuses its memory.
     pub fn quantize_into(&mut self, x: &[f32]) {
         let n_blocks = x.len().div_ceil(Q8_BLOCK);
         self.q.resize(n_blocks * Q8_BLOCK, 0);

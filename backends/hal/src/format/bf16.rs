@@ -1,4 +1,4 @@
-//! BF16: the upper half of an f32, rounded to nearest even.
+//! BF16: the upper 16 bits of an f32, rounded to nearest even.
 
 use half::bf16;
 

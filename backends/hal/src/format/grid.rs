@@ -1,27 +1,28 @@
-//! Value tables of the IQ formats, which store several values as one code: an index into a table.
+//! Value tables of the IQ formats, which store several values as one index into a table.
 //!
-//! An entry is one word with a value in each byte, the first in the lowest, so that the signs of
-//! all values are applied at once.
+//! An entry is one word with a value in each byte, the first value in the lowest byte. One
+//! operation on the word applies the signs of all values.
 
 use super::grid_codes;
 
+/// The values of the 2-bit numbers in the IQ2 tables; 3 does not occur.
 const TWO_BITS: [u8; 4] = [8, 25, 43, 0];
 
 pub(super) static IQ2_XXS: [u64; 256] = expand(&grid_codes::IQ2_XXS, &TWO_BITS);
 pub(super) static IQ2_XS: [u64; 512] = expand(&grid_codes::IQ2_XS, &TWO_BITS);
 pub(super) static IQ2_S: [u64; 1024] = expand(&grid_codes::IQ2_S, &TWO_BITS);
-/// Four values.
+/// Four values per entry.
 pub(super) static IQ3_XXS: [u64; 256] =
     expand(&grid_codes::IQ3_XXS, &[4, 12, 20, 28, 36, 44, 52, 62]);
-/// Four values.
+/// Four values per entry.
 pub(super) static IQ3_S: [u64; 512] = expand(&grid_codes::IQ3_S, &[1, 3, 5, 7, 9, 11, 13, 15]);
-/// Values in eighths, shifted up by 136.
+/// The values -1, 0 and 1 in eighths (-8, 0 and 8), plus 136 so that they fit in unsigned bytes.
 static IQ1: [u64; 2048] = expand(&grid_codes::IQ1, &[128, 136, 144, 0]);
 
 /// The lowest bit of each byte.
 const ONES: u64 = 0x0101_0101_0101_0101;
 
-/// For each byte of signs: 0xff in each byte whose bit is set.
+/// For each byte of sign bits, a word with 0xff in every byte whose sign bit is set.
 static NEGATIVE: [u64; 256] = {
     let (mut out, mut i) = ([0; 256], 0);
     while i < 8 * 256 {
@@ -31,7 +32,7 @@ static NEGATIVE: [u64; 256] = {
     out
 };
 
-/// As [`NEGATIVE`] for seven signs; the eighth makes the number of set signs even.
+/// Like [`NEGATIVE`], for seven sign bits. The eighth makes the number of set bits even.
 static EVEN: [u64; 128] = {
     let (mut out, mut i) = ([0; 128], 0);
     while i < 128 {
@@ -41,6 +42,7 @@ static EVEN: [u64; 128] = {
     out
 };
 
+/// Expands table entries from [`grid_codes`] to one byte per value; a code selects one of `levels`.
 const fn expand<const N: usize>(packed: &[u16; N], levels: &[u8]) -> [u64; N] {
     let (bits, mut out, mut i) = (if levels.len() == 8 { 4 } else { 2 }, [0; N], 0);
     while i < N {
@@ -56,32 +58,35 @@ const fn expand<const N: usize>(packed: &[u16; N], levels: &[u8]) -> [u64; N] {
 }
 
 fn negate(values: u64, negative: u64) -> [i8; 8] {
-    // No value is zero, so nothing carries from byte to byte.
+    // No value is zero, so the addition never carries into the next byte.
     bytemuck::cast(((values ^ negative) + (negative & ONES)).to_le_bytes())
 }
 
-/// Eight values of a table with signs applied, bit j for value j.
+/// Eight values of a table with signs applied; bit j of `signs` is the sign of value j.
 #[inline]
-pub(super) fn signed(values: u64, signs: u8) -> [i8; 8] {
+pub(super) fn apply_signs(values: u64, signs: u8) -> [i8; 8] {
     negate(values, NEGATIVE[usize::from(signs)])
 }
 
-/// As [`signed`] with the lowest seven bits of `seven`; the eighth sign makes the number of set
-/// signs even.
+/// Like [`apply_signs`], with the lowest seven bits of `seven` as sign bits. The eighth makes the
+/// number of set bits even.
 #[inline]
 pub(super) fn even_signed(values: u64, seven: u32) -> [i8; 8] {
     negate(values, EVEN[(seven & 127) as usize])
 }
 
-/// Eight values of the IQ1 table in eighths, with one eighth subtracted or added.
+/// The eight values of entry `index` of the IQ1 table, in eighths, with one eighth subtracted or
+/// added.
 #[inline]
-pub(super) fn eighths(place: usize, take_off: bool) -> [i8; 8] {
-    let less = ONES * if take_off { 9 } else { 7 };
-    bytemuck::cast(((IQ1[place] - less) ^ (128 * ONES)).to_le_bytes())
+pub(super) fn iq1_eighths(index: usize, subtract: bool) -> [i8; 8] {
+    // Subtracting 8 and flipping the top bit would remove the offset of 136. With 9 this also
+    // subtracts one eighth, with 7 it adds one.
+    let less = ONES * if subtract { 9 } else { 7 };
+    bytemuck::cast(((IQ1[index] - less) ^ (128 * ONES)).to_le_bytes())
 }
 
 /// 16 in each byte whose bit is set, otherwise 0.
 #[inline]
-pub(super) fn sixteens(bits: u8) -> [u8; 8] {
+pub(super) fn sixteen_if_set(bits: u8) -> [u8; 8] {
     (NEGATIVE[usize::from(bits)] & (16 * ONES)).to_le_bytes()
 }

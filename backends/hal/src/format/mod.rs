@@ -1,10 +1,10 @@
-//! The number formats: one table, one small file each.
+//! The number formats of tensors.
 //!
-//! A format is a line of [`formats!`](self) and a file of its name. The file of a quantised format
-//! defines how a block is unpacked ([`Quants`]) and how values are quantised; dequantising,
-//! transposing and the reference dot product are generic over that.
+//! Each format has a line in the `formats!` table below and a file of its name. The file of a
+//! quantised format defines how a block is unpacked ([`Quants`]) and how values are quantised.
+//! Dequantising, transposing and the reference dot product are generic over [`Quants`].
 //!
-//! Absent on purpose: alignment. Blocks are plain little-endian bytes at any address, as in a file.
+//! Blocks are little-endian bytes without alignment, as in a file.
 
 mod activation;
 mod block;
@@ -47,7 +47,7 @@ use core::primitive;
 use std::{fmt, str::FromStr};
 
 pub use activation::{Activation, Q8_BLOCK, Q8Row, quantize_q8};
-pub use block::{Code, Quants, Unpacked};
+pub use block::{Code, Quants, UnpackedBlock};
 pub use iq4_nl::IQ4_CODES;
 pub use mxfp4::{E2M1_CODES, e8m0_scale};
 pub use transpose::TransposedPart;
@@ -87,7 +87,7 @@ macro_rules! formats {
                 match self { $(Format::$name => $bytes,)+ }
             }
 
-            /// The type number in a GGUF file; `None` for a format that weights are not stored in.
+            /// The type number in a GGUF file; `None` for a format that is not for weights.
             #[must_use]
             pub const fn gguf_id(self) -> Option<u32> {
                 match self { $(Format::$name => $gguf,)+ }
@@ -101,7 +101,7 @@ macro_rules! formats {
 
             /// Dequantises whole blocks: `bytes` of n blocks, `out` `[n * block_values]`.
             ///
-            /// The values are those of ggml's reference, to the bit.
+            /// The values have the same bits as those of ggml's reference.
             ///
             /// # Panics
             /// If the lengths are not the same whole number of blocks.
@@ -117,8 +117,8 @@ macro_rules! formats {
                 }
             }
 
-            /// Whether [`Format::quantize`] supports this format. Formats whose codes would need a
-            /// search are read-only.
+            /// Whether [`Format::quantize`] supports this format. Formats that need a search for
+            /// the best table entries are read-only.
             #[must_use]
             pub const fn quantizes(self) -> bool {
                 match self { $(Format::$name => $module::QUANTIZE.is_some(),)+ }
@@ -135,7 +135,7 @@ macro_rules! formats {
                 match self {
                     $(Format::$name => {
                         let Some(quantize) = $module::QUANTIZE else {
-                            panic!("{self} is read-only: no quantiser for it");
+                            panic!("{self} is read-only: it has no quantiser");
                         };
                         let blocks = out.chunks_exact_mut($bytes);
                         for (values, block) in values.chunks_exact($values).zip(blocks) {
@@ -154,57 +154,57 @@ formats! {
     F32  => f32,    1,   4, Some(0);
     /// 16-bit IEEE floats.
     F16  => f16,    1,   2, Some(1);
-    /// The upper half of 32-bit floats.
+    /// The upper 16 bits of 32-bit floats.
     BF16 => bf16,   1,   2, Some(30);
-    /// 4 bits and a scale for 32 values.
+    /// 4 bits per value; a scale per 32 values.
     Q4_0 => q4_0,  32,  18, Some(2);
-    /// 4 bits, a scale and a minimum for 32 values.
+    /// 4 bits per value; a scale and a minimum per 32 values.
     Q4_1 => q4_1,  32,  20, Some(3);
-    /// 5 bits and a scale for 32 values.
+    /// 5 bits per value; a scale per 32 values.
     Q5_0 => q5_0,  32,  22, Some(6);
-    /// 5 bits, a scale and a minimum for 32 values.
+    /// 5 bits per value; a scale and a minimum per 32 values.
     Q5_1 => q5_1,  32,  24, Some(7);
-    /// 8 bits and a scale for 32 values.
+    /// 8 bits per value; a scale per 32 values.
     Q8_0 => q8_0,  32,  34, Some(8);
-    /// 2 bits, 4-bit scales and minimums for each 16 of 256 values.
+    /// 2 bits per value; a 4-bit scale and minimum per 16 values.
     Q2_K => q2_k, 256,  84, Some(10);
-    /// 3 bits, 6-bit scales for each 16 of 256 values.
+    /// 3 bits per value; a 6-bit scale per 16 values.
     Q3_K => q3_k, 256, 110, Some(11);
-    /// 4 bits, 6-bit scales and minimums for each 32 of 256 values.
+    /// 4 bits per value; a 6-bit scale and minimum per 32 values.
     Q4_K => q4_k, 256, 144, Some(12);
-    /// 5 bits, 6-bit scales and minimums for each 32 of 256 values.
+    /// 5 bits per value; a 6-bit scale and minimum per 32 values.
     Q5_K => q5_k, 256, 176, Some(13);
-    /// 6 bits, 8-bit scales for each 16 of 256 values.
+    /// 6 bits per value; an 8-bit scale per 16 values.
     Q6_K => q6_k, 256, 210, Some(14);
-    /// One of 256 grid points for 8 values, signs, 4-bit scales for each 32 of 256.
+    /// An index into a 256-entry table per 8 values, with signs; a 4-bit scale per 32 values.
     IQ2_XXS => iq2_xxs, 256, 66, Some(16);
-    /// One of 512 grid points for 8 values, signs, 4-bit scales for each 16 of 256.
+    /// An index into a 512-entry table per 8 values, with signs; a 4-bit scale per 16 values.
     IQ2_XS => iq2_xs, 256, 74, Some(17);
-    /// One of 256 grid points for 4 values, signs, 4-bit scales for each 32 of 256.
+    /// An index into a 256-entry table per 4 values, with signs; a 4-bit scale per 32 values.
     IQ3_XXS => iq3_xxs, 256, 98, Some(18);
-    /// One of 2048 grid points for 8 values, 3-bit scales for each 32 of 256.
+    /// An index into a 2048-entry table per 8 values; a 3-bit scale per 32 values.
     IQ1_S => iq1_s, 256, 50, Some(19);
-    /// One of 16 uneven steps, a scale for 32 values.
+    /// 4-bit index into 16 unevenly spaced values; a scale per 32 values.
     IQ4_NL => iq4_nl, 32, 18, Some(20);
-    /// One of 512 grid points for 4 values, signs, 4-bit scales for each 32 of 256.
+    /// An index into a 512-entry table per 4 values, with signs; a 4-bit scale per 32 values.
     IQ3_S => iq3_s, 256, 110, Some(21);
-    /// One of 1024 grid points for 8 values, signs, 4-bit scales for each 16 of 256.
+    /// An index into a 1024-entry table per 8 values, with signs; a 4-bit scale per 16 values.
     IQ2_S => iq2_s, 256, 82, Some(22);
-    /// One of 16 uneven steps, 6-bit scales for each 32 of 256 values.
+    /// 4-bit index into 16 unevenly spaced values; a 6-bit scale per 32 values.
     IQ4_XS => iq4_xs, 256, 136, Some(23);
-    /// One of 2048 grid points for 8 values, 3-bit scales for each 16 of 256.
+    /// An index into a 2048-entry table per 8 values; a 3-bit scale per 16 values.
     IQ1_M => iq1_m, 256, 56, Some(29);
-    /// 4-bit floats and an exponent for 32 values.
+    /// 4-bit floats; an 8-bit exponent per 32 values.
     MXFP4 => mxfp4, 32, 17, Some(39);
-    /// A sign for each value, a scale for 128.
+    /// A sign per value; a scale per 128 values.
     Q1_0 => q1_0, 128,  18, Some(41);
     /// Row and token numbers; not a weight format.
     U32  => ids,    1,   4, None;
 }
 
 impl Format {
-    /// Bytes of a row of `n_cols` values; `None` if that is not a whole number of blocks or
-    /// overflows.
+    /// Bytes of a row of `n_cols` values; `None` if `n_cols` is not a whole number of blocks or the
+    /// size overflows.
     #[must_use]
     pub const fn row_bytes(self, n_cols: usize) -> Option<usize> {
         if !n_cols.is_multiple_of(self.block_values()) {
@@ -260,7 +260,7 @@ pub struct UnknownFormat {
 impl FromStr for Format {
     type Err = UnknownFormat;
 
-    /// Case does not matter.
+    /// Parses a format's name, ignoring case.
     fn from_str(name: &str) -> Result<Self, UnknownFormat> {
         Self::ALL
             .iter()

@@ -1,15 +1,15 @@
 //! Q2_K: 16 bytes with a scale (low nibble) and a minimum (high nibble) for 16 values each, 64
 //! bytes of bit pairs, `d` and `dmin` (f16). `value = (d * scale) * code - dmin * min`.
 //!
-//! Each half of the block (128 values) has 32 bytes of pairs; quarter k of a half takes pair k of
-//! each byte.
+//! Each half of the block (128 values) has 32 bytes of bit pairs. Bit pair k of byte j belongs to
+//! value `32 * k + j` of the half.
 
-use super::block::{Code, Quantize, Quants, Unpacked, inverse, read_f16, write_f16};
+use super::block::{Code, Quantize, Quants, UnpackedBlock, inverse_or_zero, read_f16, write_f16};
 use super::search::{self, Fit};
 
-pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
+pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
-const PARTS: Quants = Quants {
+const SPEC: Quants = Quants {
     group: 16,
     code: Code::Nibble { offset: 0 },
     wide_scales: true,
@@ -17,18 +17,17 @@ const PARTS: Quants = Quants {
     unpack,
 };
 
-/// The steps tried around the full range, in units of one code.
 const FIT: Fit = Fit { max_code: 3, first_step: -0.5, n_steps: 15 };
 
 #[inline]
-fn unpack(block: &[u8], parts: &mut Unpacked) {
+fn unpack(block: &[u8], unpacked: &mut UnpackedBlock) {
     let (d, dmin) = (read_f16(block, 80), read_f16(block, 82));
     for (g, both) in block[..16].iter().enumerate() {
-        parts.scales[g] = d * f32::from(both & 15);
-        parts.mins[g] = dmin * f32::from(both >> 4);
+        unpacked.scales[g] = d * f32::from(both & 15);
+        unpacked.mins[g] = dmin * f32::from(both >> 4);
     }
     let halves = block[16..80].chunks_exact(32);
-    for (codes, pairs) in parts.codes.chunks_exact_mut(128).zip(halves) {
+    for (codes, pairs) in unpacked.codes.chunks_exact_mut(128).zip(halves) {
         for (k, codes) in codes.chunks_exact_mut(32).enumerate() {
             for (code, &pair) in codes.iter_mut().zip(pairs) {
                 *code = (pair >> (2 * k) & 3) as i8;
@@ -39,7 +38,7 @@ fn unpack(block: &[u8], parts: &mut Unpacked) {
 
 #[inline]
 pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
-    PARTS.dequantize_block(block, out);
+    SPEC.dequantize_block(block, out);
 }
 
 /// Finds every group's scale and minimum first, then rounds both to 4 bits.
@@ -54,13 +53,14 @@ fn quantize_block(values: &[f32], block: &mut [u8]) {
     let d = write_f16(block, 80, top_scale);
     let dmin = write_f16(block, 82, top_min);
     for (g, group) in values.chunks_exact(16).enumerate() {
-        let four_bits = |v: f32, top: f32| search::round(v * inverse(top)).clamp(0, 15) as u8;
+        let four_bits =
+            |v: f32, top: f32| search::round(v * inverse_or_zero(top)).clamp(0, 15) as u8;
         let (scale, min) = (four_bits(scales[g], top_scale), four_bits(mins[g], top_min));
         block[g] = scale | min << 4;
-        let inverse = inverse(d * f32::from(scale));
+        let inverse = inverse_or_zero(d * f32::from(scale));
         for (i, v) in group.iter().enumerate() {
             let code = (v + dmin * f32::from(min)) * inverse;
-            let code = search::nearest(search::clamped(code, 0.0, 3.0)) as u8;
+            let code = search::nearest(search::clamp_nan_to_low(code, 0.0, 3.0)) as u8;
             let at = 16 * g + i;
             block[16 + 32 * (at / 128) + at % 32] |= code << (2 * (at % 128 / 32));
         }

@@ -1,16 +1,16 @@
-//! Q3_K: 32 bytes of third bits (bit g of byte j belongs to value j of each 32), 64 bytes of bit
-//! pairs in the order of Q2_K, 12 bytes of 6-bit scales for 16 values each, `d` (f16).
+//! Q3_K: 32 bytes of high bits (bit k of byte j belongs to value `32 * k + j`), 64 bytes with the
+//! lower 2 bits in the order of Q2_K, 12 bytes of 6-bit scales for 16 values each, `d` (f16).
 //! `value = (d * (scale - 32)) * (code - 4)`.
 //!
-//! Scale i has its low nibble in byte `i % 8` (the high nibble of the byte for i >= 8), its upper
-//! two bits in pair `i / 4` of byte `8 + i % 4`.
+//! The 12 scale bytes hold the lower 4 bits of scale i in byte `i % 8` (low nibble for i < 8,
+//! otherwise high nibble), and its upper two bits in bit pair `i / 4` of byte `8 + i % 4`.
 
-use super::block::{Code, Quantize, Quants, Unpacked, inverse, read_f16, write_f16};
+use super::block::{Code, Quantize, Quants, UnpackedBlock, inverse_or_zero, read_f16, write_f16};
 use super::search;
 
-pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
+pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
-const PARTS: Quants = Quants {
+const SPEC: Quants = Quants {
     group: 16,
     code: Code::Nibble { offset: 4 },
     wide_scales: true,
@@ -19,29 +19,30 @@ const PARTS: Quants = Quants {
 };
 
 #[inline]
-fn unpack(block: &[u8], parts: &mut Unpacked) {
+fn unpack(block: &[u8], unpacked: &mut UnpackedBlock) {
     let (d, packed) = (read_f16(block, 108), &block[96..108]);
-    for (i, scale) in parts.scales.iter_mut().enumerate() {
+    for (i, scale) in unpacked.scales.iter_mut().enumerate() {
         let low = packed[i % 8] >> (4 * (i / 8)) & 15;
         let upper = packed[8 + i % 4] >> (2 * (i / 4)) & 3;
         *scale = d * f32::from((low | upper << 4) as i8 - 32);
     }
-    parts.mins = [0.0; 16];
-    let thirds = &block[..32];
-    for (k, codes) in parts.codes.chunks_exact_mut(32).enumerate() {
+    unpacked.mins = [0.0; 16];
+    let high_bits = &block[..32];
+    for (k, codes) in unpacked.codes.chunks_exact_mut(32).enumerate() {
         let pairs = &block[32 + 32 * (k / 4)..];
-        for ((code, &pair), &third) in codes.iter_mut().zip(pairs).zip(thirds) {
-            *code = (pair >> (2 * (k % 4)) & 3 | (third >> k & 1) << 2) as i8 - 4;
+        for ((code, &pair), &high_bit) in codes.iter_mut().zip(pairs).zip(high_bits) {
+            *code = (pair >> (2 * (k % 4)) & 3 | (high_bit >> k & 1) << 2) as i8 - 4;
         }
     }
 }
 
 #[inline]
 pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
-    PARTS.dequantize_block(block, out);
+    SPEC.dequantize_block(block, out);
 }
 
-/// Finds every group's best scale first, then rounds all of them to 6 bits, the largest to -32.
+/// Finds the best scale of every group, then rounds the scales to 6 bits. The scale of the largest
+/// magnitude becomes -32.
 fn quantize_block(values: &[f32], block: &mut [u8]) {
     let mut wanted = [0.0f32; 16];
     for (scale, group) in wanted.iter_mut().zip(values.as_chunks().0) {
@@ -50,13 +51,13 @@ fn quantize_block(values: &[f32], block: &mut [u8]) {
     let farthest = wanted.iter().fold(0.0f32, |far, &s| if s.abs() > far.abs() { s } else { far });
     block.fill(0);
     let d = write_f16(block, 108, farthest / -32.0);
-    let inverse_d = inverse(farthest / -32.0);
+    let inverse_d = inverse_or_zero(farthest / -32.0);
     for (g, group) in values.chunks_exact(16).enumerate() {
         let scale = search::round(wanted[g] * inverse_d).clamp(-32, 31);
         let stored = (scale + 32) as u8;
         block[96 + g % 8] |= (stored & 15) << (4 * (g / 8));
         block[104 + g % 4] |= (stored >> 4) << (2 * (g / 4));
-        let inverse = inverse(d * scale as f32);
+        let inverse = inverse_or_zero(d * scale as f32);
         for (i, v) in group.iter().enumerate() {
             let code = (search::nearest((v * inverse).clamp(-4.0, 3.0)) as i32 + 4) as u8;
             let at = 16 * g + i;

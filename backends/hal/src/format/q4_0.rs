@@ -1,11 +1,11 @@
 //! Q4_0: `d` (f16), then 16 bytes; byte j holds value j in its low and value j + 16 in its high
 //! nibble. `value = d * (nibble - 8)`.
 
-use super::block::{Code, Quantize, Quants, Unpacked, inverse, read_f16, write_f16};
+use super::block::{Code, Quantize, Quants, UnpackedBlock, inverse_or_zero, read_f16, write_f16};
 
-pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
+pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
-const PARTS: Quants = Quants {
+const SPEC: Quants = Quants {
     group: 32,
     code: Code::Nibble { offset: 8 },
     wide_scales: false,
@@ -14,26 +14,26 @@ const PARTS: Quants = Quants {
 };
 
 #[inline]
-fn unpack(block: &[u8], parts: &mut Unpacked) {
-    let (low, high) = parts.codes[..32].split_at_mut(16);
+fn unpack(block: &[u8], unpacked: &mut UnpackedBlock) {
+    let (low, high) = unpacked.codes[..32].split_at_mut(16);
     for ((low, high), &pair) in low.iter_mut().zip(high).zip(&block[2..18]) {
         *low = (pair & 15) as i8 - 8;
         *high = (pair >> 4) as i8 - 8;
     }
-    parts.scales[0] = read_f16(block, 0);
-    parts.mins[0] = 0.0;
+    unpacked.scales[0] = read_f16(block, 0);
+    unpacked.mins[0] = 0.0;
 }
 
 #[inline]
 pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
-    PARTS.dequantize_block(block, out);
+    SPEC.dequantize_block(block, out);
 }
 
-/// The value farthest from zero becomes code -8, so the scale carries its sign.
+/// The value farthest from zero becomes code -8, so the scale may be negative.
 fn quantize_block(values: &[f32], block: &mut [u8]) {
     let farthest = values.iter().fold(0.0f32, |far, &v| if v.abs() > far.abs() { v } else { far });
     let scale = farthest / -8.0;
-    let inverse = inverse(scale);
+    let inverse = inverse_or_zero(scale);
     write_f16(block, 0, scale);
     let nibble = |v: f32| (v * inverse + 8.5).clamp(0.0, 15.0) as u8;
     for (j, pair) in block[2..18].iter_mut().enumerate() {

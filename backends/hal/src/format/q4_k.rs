@@ -2,12 +2,12 @@
 //! each run of 32 bytes holds 32 values in its low nibbles and the next 32 in its high ones.
 //! `value = (d * scale) * nibble - dmin * min`.
 
-use super::block::{Code, Quantize, Quants, Unpacked};
+use super::block::{Code, Quantize, Quants, UnpackedBlock};
 use super::search::{self, Fit};
 
-pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
+pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
-const PARTS: Quants = Quants {
+const SPEC: Quants = Quants {
     group: 32,
     code: Code::Nibble { offset: 0 },
     wide_scales: true,
@@ -15,13 +15,12 @@ const PARTS: Quants = Quants {
     unpack,
 };
 
-/// The steps tried around the full range, in units of one code.
 const FIT: Fit = Fit { max_code: 15, first_step: -1.0, n_steps: 21 };
 
 #[inline]
-fn unpack(block: &[u8], parts: &mut Unpacked) {
-    search::read_scales(block, parts);
-    for (codes, pairs) in parts.codes.chunks_exact_mut(64).zip(block[16..144].chunks_exact(32)) {
+fn unpack(block: &[u8], unpacked: &mut UnpackedBlock) {
+    search::read_scales(block, unpacked);
+    for (codes, pairs) in unpacked.codes.chunks_exact_mut(64).zip(block[16..144].chunks_exact(32)) {
         let (low, high) = codes.split_at_mut(32);
         for ((low, high), &pair) in low.iter_mut().zip(high).zip(pairs) {
             *low = (pair & 15) as i8;
@@ -32,7 +31,7 @@ fn unpack(block: &[u8], parts: &mut Unpacked) {
 
 #[inline]
 pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
-    PARTS.dequantize_block(block, out);
+    SPEC.dequantize_block(block, out);
 }
 
 fn quantize_block(values: &[f32], block: &mut [u8]) {

@@ -1,32 +1,33 @@
-//! Q5_1: `d` and `m` (f16), 4 bytes of fifth bits, 16 bytes of nibbles in the order of Q4_0.
+//! Q5_1: `d` and `m` (f16), 4 bytes of high bits, 16 bytes of nibbles in the order of Q4_0.
 //! `value = d * code + m`.
 
 use super::block::{
-    Code, Quantize, Quants, Unpacked, five_bits, inverse, read_f16, write_f16, write_five_bits,
+    Code, Quantize, Quants, UnpackedBlock, five_bits, inverse_or_zero, read_f16, write_f16,
+    write_five_bits,
 };
 
-pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
+pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
-const PARTS: Quants =
+const SPEC: Quants =
     Quants { group: 32, code: Code::Byte, wide_scales: false, has_min: true, unpack };
 
 #[inline]
-fn unpack(block: &[u8], parts: &mut Unpacked) {
-    five_bits(&block[4..24], &mut parts.codes[..32]);
-    parts.scales[0] = read_f16(block, 0);
-    parts.mins[0] = -read_f16(block, 2);
+fn unpack(block: &[u8], unpacked: &mut UnpackedBlock) {
+    five_bits(&block[4..24], &mut unpacked.codes[..32]);
+    unpacked.scales[0] = read_f16(block, 0);
+    unpacked.mins[0] = -read_f16(block, 2);
 }
 
 #[inline]
 pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
-    PARTS.dequantize_block(block, out);
+    SPEC.dequantize_block(block, out);
 }
 
 fn quantize_block(values: &[f32], block: &mut [u8]) {
     let min = values.iter().copied().fold(f32::MAX, f32::min);
     let max = values.iter().copied().fold(-f32::MAX, f32::max);
     let scale = (max - min) / 31.0;
-    let inverse = inverse(scale);
+    let inverse = inverse_or_zero(scale);
     write_f16(block, 0, scale);
     write_f16(block, 2, min);
     let code = |j: usize| ((values[j] - min) * inverse + 0.5).clamp(0.0, 31.0) as u8;

@@ -1,21 +1,22 @@
-//! Q6_K: 128 bytes of low nibbles, 64 bytes of upper bit pairs, 16 signed scales, `d` (f16).
-//! `value = (d * scale) * (code - 32)`, one scale for 16 values.
+//! Q6_K: 128 bytes of nibbles (the lower 4 bits), 64 bytes of bit pairs (the upper 2 bits), 16
+//! signed bytes of scales for 16 values each, `d` (f16). `value = (d * scale) * (code - 32)`.
 //!
-//! Each half of the block (128 values) has 64 nibble bytes and 32 bytes of bit pairs; quarter k of
-//! a half takes nibble byte `32 * (k & 1) + j` (low nibbles for k < 2) and bit pair k of byte j.
+//! Each half of the block (128 values) has 64 bytes of nibbles and 32 bytes of bit pairs. Value
+//! `32 * k + j` of a half has its nibble in byte `32 * (k & 1) + j` (the low nibble for k < 2, the
+//! high one otherwise) and its upper bits in bit pair k of byte j.
 
-use super::block::{Code, Quantize, Quants, Unpacked, inverse, read_f16, write_f16};
+use super::block::{Code, Quantize, Quants, UnpackedBlock, inverse_or_zero, read_f16, write_f16};
 use super::search;
 
-pub(super) const QUANTS: Option<&Quants> = Some(&PARTS);
+pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
-const PARTS: Quants =
+const SPEC: Quants =
     Quants { group: 16, code: Code::Byte, wide_scales: true, has_min: false, unpack };
 
 #[inline]
-fn unpack(block: &[u8], parts: &mut Unpacked) {
+fn unpack(block: &[u8], unpacked: &mut UnpackedBlock) {
     let halves = block[..128].chunks_exact(64).zip(block[128..192].chunks_exact(32));
-    for (codes, (nibbles, pairs)) in parts.codes.chunks_exact_mut(128).zip(halves) {
+    for (codes, (nibbles, pairs)) in unpacked.codes.chunks_exact_mut(128).zip(halves) {
         for (k, codes) in codes.chunks_exact_mut(32).enumerate() {
             let nibbles = &nibbles[32 * (k & 1)..];
             for ((code, &nibble), &pair) in codes.iter_mut().zip(nibbles).zip(pairs) {
@@ -25,18 +26,19 @@ fn unpack(block: &[u8], parts: &mut Unpacked) {
         }
     }
     let d = read_f16(block, 208);
-    for (scale, &byte) in parts.scales.iter_mut().zip(&block[192..208]) {
+    for (scale, &byte) in unpacked.scales.iter_mut().zip(&block[192..208]) {
         *scale = d * f32::from(byte as i8);
     }
-    parts.mins = [0.0; 16];
+    unpacked.mins = [0.0; 16];
 }
 
 #[inline]
 pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
-    PARTS.dequantize_block(block, out);
+    SPEC.dequantize_block(block, out);
 }
 
-/// Finds every group's best scale first, then rounds all of them to 8 bits, the largest to -128.
+/// Finds the best scale of every group, then rounds the scales to 8 bits. The scale of the largest
+/// magnitude becomes -128.
 fn quantize_block(values: &[f32], block: &mut [u8]) {
     let mut wanted = [0.0f32; 16];
     for (scale, group) in wanted.iter_mut().zip(values.as_chunks().0) {
@@ -45,11 +47,11 @@ fn quantize_block(values: &[f32], block: &mut [u8]) {
     let farthest = wanted.iter().fold(0.0f32, |far, &s| if s.abs() > far.abs() { s } else { far });
     block.fill(0);
     let d = write_f16(block, 208, farthest / -128.0);
-    let inverse_d = inverse(farthest / -128.0);
+    let inverse_d = inverse_or_zero(farthest / -128.0);
     for (g, group) in values.chunks_exact(16).enumerate() {
         let scale = search::round(wanted[g] * inverse_d).clamp(-128, 127) as i8;
         block[192 + g] = scale as u8;
-        let inverse = inverse(d * f32::from(scale));
+        let inverse = inverse_or_zero(d * f32::from(scale));
         for (i, v) in group.iter().enumerate() {
             let code = (search::nearest((v * inverse).clamp(-32.0, 31.0)) as i32 + 32) as u8;
             let at = 16 * g + i;

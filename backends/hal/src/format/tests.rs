@@ -1,4 +1,4 @@
-//! Every format against vectors made by other programs (`scripts/check_formats`).
+//! Compares every format with vectors that `scripts/check_formats` made with other programs.
 
 use super::*;
 
@@ -58,7 +58,8 @@ fn dequantised_values_have_the_reference_bits() {
     }
 }
 
-/// 2048 normal values, then for each of these formats ggml's bytes for them.
+/// The fixture holds 2048 normally distributed values, then ggml's blocks of these values in each
+/// format of the list.
 #[test]
 fn quantised_bytes_are_the_reference_bytes() {
     let bytes = include_bytes!("fixtures/quantized.bin");
@@ -74,7 +75,7 @@ fn quantised_bytes_are_the_reference_bytes() {
     assert!(expected.is_empty());
 }
 
-/// ggml's squared errors for the same values, from the script.
+/// `k_errors.bin` holds ggml's squared errors for the same values.
 #[test]
 fn searched_scales_are_as_good_as_the_reference() {
     let values = floats(&include_bytes!("fixtures/quantized.bin")[..4 * 2048]);
@@ -91,9 +92,10 @@ fn searched_scales_are_as_good_as_the_reference() {
 }
 
 #[test]
-fn few_bits_lose_as_much_as_they_have_to() {
-    // Sums of twelve: nearly normal. Without scales for each 16, rounding normal values loses at
-    // least 0.34 of them at two bits and 0.19 at three.
+fn errors_at_two_and_three_bits_are_near_the_optimum() {
+    // Sums of twelve uniform values are nearly normal. For normal values the relative RMS error of
+    // a uniform quantiser is at least 0.34 at two bits and 0.19 at three; scales per 16 values
+    // reduce it a little.
     let mut next = random(3);
     let mut float = || (next() >> 8) as f32 / (1 << 16) as f32;
     let values: Vec<f32> = (0..64 * 256).map(|_| (0..12).map(|_| float()).sum::<f32>()).collect();
@@ -112,7 +114,7 @@ fn few_bits_lose_as_much_as_they_have_to() {
 }
 
 #[test]
-fn quantising_takes_any_value() {
+fn quantising_accepts_nan_and_infinity() {
     for &format in Format::ALL.iter().filter(|format| format.quantizes()) {
         let n = format.block_values();
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, 1e-45, 0.0] {
@@ -131,7 +133,7 @@ fn quantising_takes_any_value() {
 }
 
 #[test]
-fn names_and_numbers_go_both_ways() {
+fn names_and_gguf_ids_round_trip() {
     for &format in Format::ALL {
         assert_eq!(format.name().to_lowercase().parse(), Ok(format));
         assert_eq!(
@@ -163,7 +165,7 @@ fn activations_round_as_defined() {
     for (i, x) in x.iter().enumerate() {
         assert!((row.d[i / 32] * f32::from(row.q[i]) - x).abs() <= row.d[i / 32] * 0.5001);
     }
-    // 0.5 and 1.5 steps: ties go to the even side.
+    // Multiples of half a step are ties, which round to the even code.
     let mut x = [0.0f32; 32];
     (x[0], x[1], x[2], x[3]) = (127.0, 0.5, 1.5, -0.5);
     row.quantize_into(&x);
@@ -171,7 +173,7 @@ fn activations_round_as_defined() {
 }
 
 #[test]
-fn activations_without_a_scale() {
+fn activations_of_zero_subnormal_infinite_or_nan_scale() {
     let mut row = Q8Row::default();
     for (value, d) in
         [(0.0, Some(0.0)), (1e-38, Some(0.0)), (f32::NAN, None), (f32::INFINITY, None)]
@@ -190,12 +192,12 @@ fn activations_without_a_scale() {
 
 #[test]
 #[should_panic(expected = "IQ2_XS is read-only")]
-fn what_cannot_be_rounded_to_says_so() {
+fn quantising_to_a_read_only_format_panics() {
     Format::IQ2_XS.quantize(&[0.0; 256], &mut [0; 74]);
 }
 
 #[test]
-fn mxfp4_takes_the_nearest_code_and_the_smaller_of_two() {
+fn mxfp4_takes_the_nearest_code_and_on_a_tie_the_smaller() {
     let mut values = [0.0f32; 32];
     values[..12]
         .copy_from_slice(&[4.0, -4.0, 0.25, -0.25, 0.26, -0.26, 1.7, 2.5, 2.51, 6.9, 0.75, -3.49]);
@@ -203,7 +205,7 @@ fn mxfp4_takes_the_nearest_code_and_the_smaller_of_two() {
     Format::MXFP4.quantize(&values[..], &mut block);
     let mut back = [f32::NAN; 32];
     Format::MXFP4.dequantize(&block, &mut back);
-    // The exponent of 6.9 is 2, and its codes are 0, 1, 2, 3, 4, 6, 8, 12 halves.
+    // The largest value, 6.9, has exponent 2, so the codes 0, 1, 2, 3, 4, 6, 8, 12 count halves.
     let expected = [4.0, -4.0, 0.0, 0.0, 0.5, -0.5, 1.5, 2.0, 3.0, 6.0, 0.5, -3.0];
     assert_eq!((block[0], &back[..12], &back[12..]), (127, &expected[..], &[0.0; 20][..]));
 }
@@ -219,7 +221,7 @@ fn random(seed: u32) -> impl FnMut() -> u32 {
 
 /// Any bytes from a file dequantise without a panic, though not always to finite values.
 #[test]
-fn any_bytes_can_be_read() {
+fn dequantising_accepts_any_bytes() {
     let mut next = random(3);
     for &format in Format::ALL {
         let (n, size) = (64 * format.block_values(), 64 * format.block_bytes());
@@ -238,8 +240,7 @@ fn any_bytes_can_be_read() {
 fn random_matrix(format: Format, n_rows: usize, n_cols: usize, seed: u32) -> Vec<u8> {
     let mut next = random(seed);
     let mut bytes = vec![0; format.row_bytes(n_rows * n_cols).unwrap()];
-    // In formats with few bits every bit pattern is likely, so random bytes cover more than
-    // rounded values.
+    // With 2 or 3 bits per code, random bytes cover more bit patterns than quantised values do.
     if format.quantizes() && format != Format::Q2_K && format != Format::Q3_K {
         let value = |_| next() as f32 / (1 << 23) as f32 - 1.0;
         let values: Vec<f32> = (0..n_rows * n_cols).map(value).collect();
@@ -277,7 +278,7 @@ fn check_transposed(format: Format, n_ff: usize, n_out: usize, neurons: &[u32], 
 fn a_transposed_matrix_has_the_same_values() {
     for &format in Format::ALL.iter().filter(|format| format.is_weight()) {
         for n_out in [1, 31, 32, 96, 130, 288] {
-            // More than one run of neurons, with a shorter last run.
+            // Several runs of neurons, the last one shorter.
             let n_ff = 9 * format.block_values().max(33) / if n_out > 96 { 3 } else { 1 };
             let n_ff = n_ff.next_multiple_of(format.block_values());
             let all: Vec<u32> = (0..n_ff as u32).collect();
@@ -339,9 +340,10 @@ const PINNED: [&str; 24] = [
     "Q1_0 f01e9122a5cd6537",
 ];
 
-/// Bytes from a file: whatever they contain, no group number can point outside the tables.
+/// A buffer from a file may contain any bytes, and a wrong group number could index past the
+/// tables.
 #[test]
-fn buffers_from_elsewhere_are_known_by_length_and_groups() {
+fn untrusted_buffers_are_checked_by_length_and_group_numbers() {
     for &format in Format::ALL.iter().filter(|format| format.is_weight()) {
         let (n_ff, n_out) = (512, 40);
         let neurons: Vec<u32> = (0..512).filter(|n| n % 3 == 1).collect();
@@ -360,7 +362,7 @@ fn buffers_from_elsewhere_are_known_by_length_and_groups() {
 }
 
 #[test]
-fn what_cannot_be_transposed_is_refused() {
+fn invalid_transpositions_are_errors() {
     let new = |n_slots, n_ff, n_out| TransposedLayout::new(Format::Q4_0, n_slots, n_ff, n_out);
     assert!(matches!(new(1, 33, 4), Err(TransposedError::Blocks { n_ff: 33, .. })));
     for (n_slots, n_ff, n_out) in

@@ -1,19 +1,20 @@
-//! Builds a [`TransposedLayout`]: codes regrouped by neuron, scales in tables.
+//! Builds a [`TransposedLayout`]: one row of codes per neuron, and tables of scales.
 //!
 //! The work is cut into runs of neurons. A run reads a short range of each row of the file and
-//! writes whole rows of its own, so that runs share no memory and both sides stay in the L1 cache:
-//! codes of 32 outputs at a time are unpacked and transposed in squares of 16 bytes.
+//! writes whole rows of the result, so that no two runs write to the same memory. It unpacks the
+//! codes of 32 outputs at a time and transposes them in squares of 16 bytes, so that source and
+//! result stay in the L1 cache.
 
 use std::ops::Range;
 
 use half::f16;
 
-use super::block::{Code, Quants, Unpacked};
+use super::block::{Code, Quants, UnpackedBlock};
 use super::transposed::{TILE, TransposedLayout};
 
-/// Neurons of a run: a whole number of blocks in every format.
+/// Neurons per run: a whole number of blocks in every format.
 const RUN: usize = 256;
-/// Side of the squares that are transposed.
+/// Bytes per row of the squares that are transposed.
 const SQUARE: usize = 16;
 
 /// One run of neurons of a matrix that is being transposed.
@@ -21,19 +22,20 @@ const SQUARE: usize = 16;
 pub struct TransposedPart<'a> {
     layout: TransposedLayout,
     source: &'a [u8],
-    /// Neurons of the file, whether stored or not.
+    /// Neurons of this run in the file, whether they are stored or not.
     run: Range<usize>,
-    /// The stored ones among them, ascending.
+    /// The neurons of this run that are stored, ascending.
     neurons: &'a [u32],
-    /// Their rows of codes or values.
+    /// Rows of codes or values of the stored neurons.
     rows: &'a mut [u8],
-    /// Their group numbers.
+    /// Group numbers of the stored neurons.
     groups: &'a mut [u8],
     scales: &'a mut [u8],
     mins: &'a mut [u8],
 }
 
-/// All runs of a matrix whose lengths were checked. Bytes that belong to no run are zeroed.
+/// Divides a transposition into runs and zeroes the bytes that belong to no run. The caller has
+/// checked all lengths.
 pub(super) fn parts<'a>(
     layout: TransposedLayout,
     source: &'a [u8],
@@ -59,10 +61,10 @@ pub(super) fn parts<'a>(
             source,
             run,
             neurons,
-            rows: take(&mut rows, n_slots * layout.row_bytes),
-            groups: take(&mut groups, n_slots * 4),
-            scales: take(&mut scales, table),
-            mins: take(&mut mins, if with_mins { table } else { 0 }),
+            rows: split_off(&mut rows, n_slots * layout.row_bytes),
+            groups: split_off(&mut groups, n_slots * 4),
+            scales: split_off(&mut scales, table),
+            mins: split_off(&mut mins, if with_mins { table } else { 0 }),
         });
     }
     for gap in [rows, groups, scales, mins] {
@@ -71,8 +73,8 @@ pub(super) fn parts<'a>(
     parts
 }
 
-/// The row of one neuron and its group number.
-pub(super) fn one(layout: TransposedLayout, source: &[u8], neuron: u32) -> (Vec<u8>, u32) {
+/// The row and the group number of one neuron.
+pub(super) fn pack_row(layout: TransposedLayout, source: &[u8], neuron: u32) -> (Vec<u8>, u32) {
     let n_values = layout.format.block_values();
     let first = neuron as usize / n_values * n_values;
     let n_groups = n_values.checked_div(layout.group).unwrap_or(0);
@@ -96,7 +98,7 @@ pub(super) fn one(layout: TransposedLayout, source: &[u8], neuron: u32) -> (Vec<
 }
 
 /// Splits the first `len` bytes off.
-fn take<'a>(bytes: &mut &'a mut [u8], len: usize) -> &'a mut [u8] {
+fn split_off<'a>(bytes: &mut &'a mut [u8], len: usize) -> &'a mut [u8] {
     let (first, rest) = std::mem::take(bytes).split_at_mut(len);
     *bytes = rest;
     first
@@ -112,7 +114,8 @@ impl TransposedPart<'_> {
         }
     }
 
-    /// In squares of 64, so that both the rows read and the rows written stay in the L1 cache.
+    /// Transposes squares of 64 values, so that the rows read and the rows written stay in the L1
+    /// cache.
     fn pack_plain<const SIZE: usize>(&mut self) {
         self.groups.fill(0);
         let TransposedLayout { n_out, n_ff, .. } = self.layout;
@@ -145,13 +148,13 @@ impl TransposedPart<'_> {
             Code::Byte => TILE,
         };
         let mut tile = vec![0i8; TILE * n_values];
-        let mut turned = vec![0u8; n_values * width];
+        let mut transposed = vec![0u8; n_values * width];
         let mut tables = Tables::default();
-        let mut parts = Unpacked::default();
+        let mut unpacked = UnpackedBlock::default();
         for first in (0..layout.n_cols).step_by(TILE) {
             let n_outputs = TILE.min(layout.n_out.saturating_sub(first));
             if n_outputs < TILE {
-                // Outputs past the matrix are zero; earlier tiles have written all of them.
+                // Outputs past the end of the matrix must be zero, but earlier tiles left values.
                 tile[n_outputs * n_values..].fill(0);
                 tables = Tables::default();
             }
@@ -160,17 +163,18 @@ impl TransposedPart<'_> {
                 let at = first * row_bytes + begin / n_values * block_bytes;
                 for (e, codes) in tile.chunks_exact_mut(n_values).take(n_outputs).enumerate() {
                     let block = &self.source[at + e * row_bytes..][..block_bytes];
-                    quants.unpack(block, &mut parts);
-                    codes.copy_from_slice(&parts.codes[..n_values]);
-                    tables.set(e, &parts, n_values / quants.group);
+                    quants.unpack(block, &mut unpacked);
+                    codes.copy_from_slice(&unpacked.codes[..n_values]);
+                    tables.set(e, &unpacked, n_values / quants.group);
                 }
                 let row = (begin - self.run.start) / quants.group;
                 self.store_tables(quants, &tables, row..row + n_values / quants.group, first);
-                turn(quants.code, &tile, n_values, &mut turned);
+                transpose_codes(quants.code, &tile, n_values, &mut transposed);
                 let end = (begin + n_values) as u32;
                 let n_slots = self.neurons[slot..].partition_point(|&neuron| neuron < end);
                 for _ in 0..n_slots {
-                    let from = &turned[(self.neurons[slot] as usize - begin) * width..][..width];
+                    let from = (self.neurons[slot] as usize - begin) * width;
+                    let from = &transposed[from..][..width];
                     let row = slot * layout.row_bytes + first / TILE * width;
                     self.rows[row..row + width].copy_from_slice(from);
                     slot += 1;
@@ -179,7 +183,7 @@ impl TransposedPart<'_> {
         }
     }
 
-    /// Writes the scales and minimums of one tile of outputs, from `first` on, to rows of the
+    /// Writes the scales and minimums of the tile that begins with output `first` to `rows` of the
     /// run's tables.
     fn store_tables(&mut self, quants: &Quants, tables: &Tables, rows: Range<usize>, first: usize) {
         let store = |table: &mut [u8], values: &[[f32; TILE]; 16]| {
@@ -210,27 +214,27 @@ struct Tables {
 }
 
 impl Tables {
-    fn set(&mut self, output: usize, parts: &Unpacked, n_groups: usize) {
+    fn set(&mut self, output: usize, unpacked: &UnpackedBlock, n_groups: usize) {
         for g in 0..n_groups {
-            self.scales[g][output] = parts.scales[g];
-            self.mins[g][output] = parts.mins[g];
+            self.scales[g][output] = unpacked.scales[g];
+            self.mins[g][output] = unpacked.mins[g];
         }
     }
 }
 
-/// Transposes codes `[TILE, n_values]` to `[n_values, TILE]` as rows store them: byte j of a
-/// nibble tile holds output j in its low and output j + 16 in its high nibble.
-fn turn(code: Code, tile: &[i8], n_values: usize, out: &mut [u8]) {
+/// Transposes codes `[TILE, n_values]` to rows `[n_values, TILE]`. With nibbles, byte j of a row
+/// holds output j in its low nibble and output j + 16 in its high nibble.
+fn transpose_codes(code: Code, tile: &[i8], n_values: usize, out: &mut [u8]) {
     let tile: &[u8] = bytemuck::cast_slice(tile);
     let (upper, lower) = tile.split_at(SQUARE * n_values);
     for at in (0..n_values).step_by(SQUARE) {
         let row = |from: &[u8], j: usize| -> [u8; SQUARE] {
-            from[j * n_values + at..][..SQUARE].try_into().expect("as long as a square")
+            from[j * n_values + at..][..SQUARE].try_into().expect("the slice is a square")
         };
         match code {
             Code::Byte => {
-                let upper = turn_square(std::array::from_fn(|j| row(upper, j)));
-                let lower = turn_square(std::array::from_fn(|j| row(lower, j)));
+                let upper = transpose_square(std::array::from_fn(|j| row(upper, j)));
+                let lower = transpose_square(std::array::from_fn(|j| row(lower, j)));
                 let out = out[at * TILE..].chunks_exact_mut(TILE);
                 for (out, (upper, lower)) in out.zip(upper.iter().zip(&lower)) {
                     out[..SQUARE].copy_from_slice(upper);
@@ -245,15 +249,16 @@ fn turn(code: Code, tile: &[i8], n_values: usize, out: &mut [u8]) {
                     let (low, high) = (row(upper, j), row(lower, j));
                     std::array::from_fn(|i| pair(low[i], high[i]))
                 };
-                let square = turn_square(std::array::from_fn(pairs));
+                let square = transpose_square(std::array::from_fn(pairs));
                 out[at * SQUARE..][..SQUARE * SQUARE].copy_from_slice(square.as_flattened());
             }
         }
     }
 }
 
-/// Transposes a square in four rounds, each of which interleaves the rows of both halves.
-fn turn_square(mut rows: [[u8; SQUARE]; SQUARE]) -> [[u8; SQUARE]; SQUARE] {
+/// Transposes a square in four rounds. Each round interleaves the rows of the upper half with those
+/// of the lower half.
+fn transpose_square(mut rows: [[u8; SQUARE]; SQUARE]) -> [[u8; SQUARE]; SQUARE] {
     const HALF: usize = SQUARE / 2;
     for _ in 0..4 {
         let mut next = [[0; SQUARE]; SQUARE];
@@ -276,10 +281,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_square_is_turned_round() {
+    fn a_square_is_transposed() {
         let rows = std::array::from_fn(|i| std::array::from_fn(|j| (16 * i + j) as u8));
-        let turned = turn_square(rows);
-        for (i, row) in turned.iter().enumerate() {
+        let transposed = transpose_square(rows);
+        for (i, row) in transposed.iter().enumerate() {
             for (j, &byte) in row.iter().enumerate() {
                 assert_eq!(byte, (16 * j + i) as u8);
             }

@@ -1,15 +1,15 @@
-//! A down matrix stored with one row per neuron, exactly.
+//! A down matrix stored with one row per neuron, without loss.
 //!
 //! In a file the blocks of a down matrix `[n_out, n_ff]` run along the neurons, so the weights of
-//! one neuron are one value from each of `n_out` blocks. Here each stored neuron (a *slot*) has
-//! its own row of codes, and the scales of the blocks stay shared: group g of the neurons has one
-//! scale (and minimum) per output. `value(out, neuron) = scale[g][out] * code[neuron][out] -
-//! min[g][out]` has the bits of the file's value, since nothing is rounded again.
+//! one neuron are one value from each of `n_out` blocks. The transposed layout gives each stored
+//! neuron (a *slot*) its own row of codes. The scales of the blocks stay shared: group g of the
+//! neurons has one scale (and minimum) per output.
+//! `value(out, neuron) = scale[g][out] * code[neuron][out] - min[g][out]` has the same bits as the
+//! file's value, because nothing is rounded again.
 //!
 //! One buffer holds these sections, each at a multiple of 64 bytes: the rows of codes; a u32 per
-//! slot, the group of its neuron; the scale table `[n_groups, n_cols]`; the minimum table, if
-//! there is one. Formats without blocks are transposed directly: rows of plain values and no
-//! tables.
+//! slot with the group number of its neuron; the scale table `[n_groups, n_cols]`; and, for formats
+//! with minimums, the minimum table. Float formats have rows of plain values and no tables.
 
 use half::f16;
 
@@ -17,7 +17,7 @@ use super::Format;
 use super::block::Code;
 use super::transpose::{self, TransposedPart};
 
-/// Outputs per unit of the layout: rows of quantised formats are padded to a multiple of this.
+/// Outputs per tile. Rows of quantised formats are padded to whole tiles.
 pub(super) const TILE: usize = 32;
 
 /// Offsets and sizes of the sections of a transposed matrix.
@@ -25,19 +25,20 @@ pub(super) const TILE: usize = 32;
 pub struct TransposedLayout {
     /// The format of the matrix in the file.
     pub format: Format,
-    /// Number of rows, stored or spare.
+    /// Number of rows, including spare ones.
     pub n_slots: usize,
     /// Neurons of the whole matrix.
     pub n_ff: usize,
-    /// Outputs, the length of a dequantised row.
+    /// Outputs: the length of a dequantised row.
     pub n_out: usize,
-    /// `n_out`, rounded up to 32 for quantised formats: the length of a row and of a table row.
+    /// Entries per row and per table row: `n_out`, rounded up to a multiple of 32 for quantised
+    /// formats.
     pub n_cols: usize,
     /// Neurons that share a row of the tables; 0 if there are no tables.
     pub group: usize,
-    /// Rows of the tables, for all neurons of the matrix whether stored or not.
+    /// Rows of the tables. They cover all neurons of the matrix, whether stored or not.
     pub n_groups: usize,
-    /// Bytes of one slot's codes; slot s begins at `s * row_bytes`.
+    /// Bytes of one slot's codes. Slot s begins at `s * row_bytes`.
     pub row_bytes: usize,
     /// Bytes of one row of a table.
     pub table_row_bytes: usize,
@@ -53,7 +54,7 @@ pub struct TransposedLayout {
 
 /// Why a matrix cannot be transposed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum TransposedError {
     #[error("{n_ff} neurons are not a whole number of {format} blocks")]
     Blocks { format: Format, n_ff: usize },
@@ -63,9 +64,9 @@ pub enum TransposedError {
     Source { expected: usize, found: usize },
     #[error("expected a transposed matrix of {expected} bytes, got {found}")]
     Target { expected: usize, found: usize },
-    #[error("{found} neurons for {n_slots} slots")]
+    #[error("{found} neurons do not fit in {n_slots} slots")]
     Slots { n_slots: usize, found: usize },
-    #[error("neuron {neuron} of {n_ff} is out of order or out of range")]
+    #[error("neuron {neuron} is out of order or out of range (0..{n_ff})")]
     Neuron { neuron: u32, n_ff: usize },
 }
 
@@ -102,7 +103,7 @@ impl TransposedLayout {
             }
         };
         let n_groups = n_ff.checked_div(group).unwrap_or(0);
-        // The matrix itself must be addressable too: `pack` relies on it.
+        // `pack` relies on the size of the source matrix not overflowing.
         n_out.checked_mul(format.row_bytes(n_ff)?)?;
         let table_bytes = line(n_groups.checked_mul(table_row_bytes)?)?;
         let groups_at = line(n_slots.checked_mul(row_bytes)?)?;
@@ -128,8 +129,8 @@ impl TransposedLayout {
 
     /// Transposes the rows of `neurons` out of `source`, the matrix `[n_out, n_ff]` as in the file.
     ///
-    /// Slot s receives `neurons[s]`; slots without a neuron become zeros of group 0. The tables
-    /// receive all groups, so that any neuron's row can be written to any slot later.
+    /// Slot s receives `neurons[s]`; slots without a neuron are zeroed. The tables receive the
+    /// scales of all groups, so that any neuron's row can be written to any slot later.
     ///
     /// # Errors
     /// If a length does not fit, or the neurons are not ascending and below `n_ff`.
@@ -143,8 +144,8 @@ impl TransposedLayout {
         Ok(())
     }
 
-    /// The same work in chunks, which several threads may run in any order. Bytes that belong to
-    /// no chunk are zeroed.
+    /// Divides [`TransposedLayout::pack`] into parts that threads may run in any order, and zeroes
+    /// the bytes that belong to no part.
     ///
     /// # Errors
     /// As [`TransposedLayout::pack`].
@@ -158,8 +159,8 @@ impl TransposedLayout {
         Ok(transpose::parts(*self, source, neurons, out))
     }
 
-    /// The codes of one neuron, [`TransposedLayout::row_bytes`] long, and its group number. Only
-    /// the blocks that contain it are read.
+    /// The codes of one neuron, [`TransposedLayout::row_bytes`] long, and its group number. Reads
+    /// only the blocks that contain the neuron.
     ///
     /// # Errors
     /// As [`TransposedLayout::pack`].
@@ -171,7 +172,7 @@ impl TransposedLayout {
         if neuron as usize >= self.n_ff {
             return Err(TransposedError::Neuron { neuron, n_ff: self.n_ff });
         }
-        Ok(transpose::one(*self, source, neuron))
+        Ok(transpose::pack_row(*self, source, neuron))
     }
 
     fn check(&self, source: &[u8], neurons: &[u32], out: &[u8]) -> Result<(), TransposedError> {
@@ -197,9 +198,8 @@ impl TransposedLayout {
         }
     }
 
-    /// Whether an untrusted buffer has this length, and each of its slots has the group number of
-    /// its neuron, as [`TransposedLayout::pack`] writes it. All other bytes are used as values
-    /// only, so they need no check.
+    /// Whether an untrusted buffer has the length of this layout, and each slot has the group
+    /// number of its neuron. All other bytes are only values and need no check.
     #[must_use]
     pub fn holds(&self, neurons: &[u32], bytes: &[u8]) -> bool {
         if bytes.len() != self.n_bytes || neurons.len() != self.n_slots {
@@ -214,7 +214,7 @@ impl TransposedLayout {
     }
 
     pub(super) fn source_row_bytes(&self) -> usize {
-        self.format.row_bytes(self.n_ff).expect("new checked it")
+        self.format.row_bytes(self.n_ff).expect("`new` checked the sizes")
     }
 
     /// Dequantises the row of `slot` into `out` `[n_out]`.
@@ -229,11 +229,11 @@ impl TransposedLayout {
             return self.format.dequantize(row, out);
         };
         let at = self.groups_at + 4 * slot;
-        let group = u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let group = u32::from_le_bytes(bytes[at..at + 4].try_into().expect("it has 4 bytes"));
         let entry = |table: usize, e: usize| {
             let table = &bytes[table + group as usize * self.table_row_bytes..];
             if quants.wide_scales {
-                f32::from_le_bytes(table[4 * e..4 * e + 4].try_into().expect("four bytes"))
+                f32::from_le_bytes(table[4 * e..4 * e + 4].try_into().expect("it has 4 bytes"))
             } else {
                 f16::from_le_bytes([table[2 * e], table[2 * e + 1]]).to_f32()
             }

@@ -9,12 +9,18 @@ use crate::{KV_BLOCK, KvCache, Operand, Result};
 pub const KV_FORMATS: &[Format] = &[Format::F32, Format::F16, Format::BF16, Format::Q8_0];
 
 impl Check {
-    /// A cache of `n_cols` values per row, with the same number of key and value rows.
+    /// Checks a cache with `n_cols` values per key row and per value row, and as many key rows as
+    /// value rows.
     fn cache<T: Operand>(&self, cache: &KvCache<T>, n_cols: [usize; 2]) -> Result<()> {
         self.at_least("cache", &cache.k, 1, n_cols[0])?;
         self.at_least("cache", &cache.v, 1, n_cols[1])?;
         let [k, v] = [cache.k.desc(), cache.v.desc()];
-        self.that(k.n_rows == v.n_rows, "cache", format!("{} rows each", k.n_rows), v)?;
+        self.require(
+            k.n_rows == v.n_rows,
+            "cache",
+            format!("{} rows, as for the keys", k.n_rows),
+            v,
+        )?;
         self.format("cache", &cache.k, KV_FORMATS)?;
         self.format("cache", &cache.v, KV_FORMATS)
     }
@@ -25,11 +31,11 @@ op! {
     ///
     /// | operand | shape | format |
     /// |---|---|---|
-    /// | `k`, `v` | `[n_tokens, n_head_kv * d_head]`, with a `d_head` each | F32 |
-    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, likewise | each one of [`KV_FORMATS`] |
+    /// | `k`, `v` | `[n_tokens, n_head_kv * d_head]`; `k` and `v` may differ in `d_head` | F32 |
+    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, with the same `d_head` | each one of [`KV_FORMATS`] |
     ///
-    /// F16 and BF16 are rounded to nearest even, Q8_0 as [`Format::quantize`] does. Padded tokens
-    /// write nothing.
+    /// Values are rounded to nearest even for F16 and BF16, and by [`Format::quantize`] for Q8_0.
+    /// Padding tokens write nothing.
     StoreKv {
         /// Keys, after RoPE.
         read k,
@@ -67,16 +73,16 @@ op! {
     /// |---|---|---|
     /// | `q` | `[n_tokens, n_head * d_head]` | F32 |
     /// | `y` | `[n_tokens, n_head * d_value]` | F32 |
-    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, values `d_value` | each one of [`KV_FORMATS`] |
+    /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]`; `d_value` for values | each one of [`KV_FORMATS`] |
     /// | `sinks` | `[1, n_head]` | F32 |
     ///
-    /// Keys and values are dequantised from their cache format; q and the weights stay F32. So
-    /// with a Q8_0 cache, too, only the stored values are rounded. A head in such a cache is whole
-    /// blocks: a multiple of 32 values.
+    /// Keys and values are dequantised from their cache format; queries and attention weights stay
+    /// F32. Even with a Q8_0 cache, only the stored keys and values are rounded. Q8_0 needs heads
+    /// of whole blocks: a multiple of 32 values.
     ///
-    /// Splits over positions have a fixed size, so that the bits do not depend on the number of
-    /// threads. Source: Flash attention's online softmax (Dao et al.), paged as in vLLM (Kwon et
-    /// al.).
+    /// Splits over positions have a fixed size, so that the result has the same bits for any
+    /// number of threads. Source: Flash attention's online softmax (Dao et al.), paged as in vLLM
+    /// (Kwon et al.).
     Attention {
         /// Queries.
         read q,
@@ -103,7 +109,7 @@ op! {
 }
 
 impl<T: Operand> Attention<T> {
-    /// An upper bound: every token attends to as many positions as a block table has.
+    /// An upper bound: every token attends to all positions of a full block table.
     pub(super) fn work(&self) -> Work {
         let positions = (self.batch.shape.max_blocks * KV_BLOCK) as u64;
         let positions = self.window.map_or(positions, |window| positions.min(window as u64));
@@ -116,11 +122,11 @@ impl<T: Operand> Attention<T> {
         let q = self.q.desc();
         let grouped =
             self.n_head_kv > 0 && self.n_head.is_multiple_of(self.n_head_kv) && self.n_head > 0;
-        c.that(grouped, "n_head", format!("a multiple of {}", self.n_head_kv), self.n_head)?;
+        c.require(grouped, "n_head", format!("a multiple of {}", self.n_head_kv), self.n_head)?;
         let y = self.y.desc();
         for (name, desc) in [("q", q), ("y", y)] {
             let heads = desc.n_cols.is_multiple_of(self.n_head);
-            c.that(heads, name, format!("{} heads", self.n_head), desc)?;
+            c.require(heads, name, format!("{} heads", self.n_head), desc)?;
         }
         let [d_head, d_value] = [q, y].map(|desc| desc.n_cols / self.n_head);
         c.f32("q", &self.q, q.n_rows, q.n_cols)?;
@@ -128,11 +134,11 @@ impl<T: Operand> Attention<T> {
         c.cache(&self.cache, [d_head * self.n_head_kv, d_value * self.n_head_kv])?;
         for (half, d_head) in [(&self.cache.k, d_head), (&self.cache.v, d_value)] {
             let block = half.desc().format.block_values();
-            let expected = format!("heads of a whole number of blocks of {block}");
-            c.that(d_head.is_multiple_of(block), "cache", expected, half.desc())?;
+            let expected = format!("heads of a multiple of {block} values");
+            c.require(d_head.is_multiple_of(block), "cache", expected, half.desc())?;
         }
         c.maybe_f32("sinks", &self.sinks, 1, self.n_head)?;
-        c.that(self.window != Some(0), "window", "at least 1", 0)?;
+        c.require(self.window != Some(0), "window", "at least 1", 0)?;
         c.batch(&self.batch, q.n_rows)
     }
 }

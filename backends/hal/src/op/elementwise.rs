@@ -1,5 +1,5 @@
-//! Rows in, rows out: embedding, positions, choosing outputs, norms, sums, products, soft caps,
-//! parts of heads.
+//! Ops on rows of values: embedding, learned positions, output selection, norms, sums, gating, soft
+//! caps, copies between heads.
 
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::{Operand, Result};
@@ -19,7 +19,7 @@ op! {
         /// Embeddings.
         write y,
         ;
-        /// Factor on every value (Gemma's `sqrt(n_embd)`; 1 elsewhere).
+        /// Factor on every value, such as Gemma's `sqrt(n_embd)`; 1 for most models.
         scale: f32,
     }
 }
@@ -63,19 +63,19 @@ impl<T: Operand> AddPositions<T> {
         c.weight("table", &self.table)?;
         c.at_least("table", &self.table, 1, x.n_cols)?;
         let below = format!("below {}", table.n_rows);
-        c.that(self.offset < table.n_rows, "offset", below, self.offset)?;
+        c.require(self.offset < table.n_rows, "offset", below, self.offset)?;
         c.batch(&self.batch, x.n_rows)?;
         c.f32("x", &self.x, x.n_rows, x.n_cols)
     }
 }
 
 op! {
-    /// `y[i] = x[out_i]`: selects the tokens whose output is computed.
+    /// `y[i] = x[out_i]`: selects the tokens whose logits are computed.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `x` | `[n_tokens, n]` | F32 |
-    /// | `y` | `[n_out, n]`; rows from the batch's `n_out` on are not written | F32 |
+    /// | `y` | `[n_out, n]`; rows past the batch's `n_out` are not written | F32 |
     Gather {
         /// All tokens.
         read x,
@@ -129,7 +129,7 @@ op! {
         ;
         /// Type of norm.
         kind: NormKind,
-        /// Added to the mean square; with [`NormKind::L2`] the smallest divisor.
+        /// Added to the mean square or variance; with [`NormKind::L2`] the smallest divisor.
         eps: f32,
         /// Columns per run.
         width: usize,
@@ -140,7 +140,7 @@ impl<T: Operand> Norm<T> {
     pub(super) fn check(&self) -> Result<()> {
         let c = Check("Norm");
         let x = self.x.desc();
-        c.that(
+        c.require(
             self.width > 0 && x.n_cols.is_multiple_of(self.width),
             "width",
             "a divisor of n",
@@ -203,7 +203,7 @@ op! {
     Mul {
         /// Gate values before the activation.
         read g,
-        /// The gated values, in place.
+        /// The gated values, updated in place.
         update x,
         ;
         /// Activation of the gate values.
@@ -216,7 +216,7 @@ impl<T: Operand> Mul<T> {
         let c = Check("Mul");
         let (x, g) = (self.x.desc(), self.g.desc());
         let divides = g.n_cols > 0 && x.n_cols.is_multiple_of(g.n_cols);
-        c.that(divides, "g", format!("a divisor of {} as columns", x.n_cols), g)?;
+        c.require(divides, "g", format!("a divisor of {} as columns", x.n_cols), g)?;
         c.f32("g", &self.g, if g.n_rows == 1 { 1 } else { x.n_rows }, g.n_cols)?;
         c.f32("x", &self.x, x.n_rows, x.n_cols)
     }
@@ -242,22 +242,22 @@ impl<T: Operand> SoftCap<T> {
         let c = Check("SoftCap");
         let x = self.x.desc();
         let positive = self.cap > 0.0 && self.cap.is_finite();
-        c.that(positive, "cap", "a positive number", self.cap)?;
+        c.require(positive, "cap", "a positive number", self.cap)?;
         c.f32("x", &self.x, x.n_rows, x.n_cols)
     }
 }
 
-/// Columns of a part of each head in a row: head `h` has it from column `first + h * step` on.
+/// Where the columns of each head begin in a row: head `h` begins at column `first + h * step`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadColumns {
-    /// First column for head 0.
+    /// First column of head 0.
     pub first: usize,
-    /// Distance from one head to the next; 0 if all heads share one part.
+    /// Columns from one head to the next; 0 if all heads share the same columns.
     pub step: usize,
 }
 
 impl HeadColumns {
-    /// The column after the last part; `None` on overflow.
+    /// The column after the last head's `width` columns; `None` on overflow.
     fn end(self, n_head: usize, width: usize) -> Option<usize> {
         let last = n_head.checked_sub(1)?.checked_mul(self.step)?;
         last.checked_add(self.first)?.checked_add(width)
@@ -273,7 +273,7 @@ op! {
     /// | `x` | `[n_tokens, n]` | F32 |
     /// | `y` | `[n_tokens, m]` | F32 |
     ///
-    /// Used by latent attention (MLA) to assemble its keys.
+    /// Latent attention (MLA) assembles its keys with this op.
     CopyHeads {
         /// Source.
         read x,
@@ -284,9 +284,9 @@ op! {
         n_head: usize,
         /// Values per head.
         width: usize,
-        /// Columns in `x`.
+        /// Columns of each head in `x`.
         from: HeadColumns,
-        /// Columns in `y`, which do not overlap.
+        /// Columns of each head in `y`; they must not overlap.
         to: HeadColumns,
     }
 }
@@ -297,7 +297,7 @@ impl<T: Operand> CopyHeads<T> {
         let (x, y) = (self.x.desc(), self.y.desc());
         c.f32("x", &self.x, x.n_rows, x.n_cols)?;
         c.f32("y", &self.y, x.n_rows, y.n_cols)?;
-        c.that(
+        c.require(
             self.n_head > 0 && self.width > 0,
             "n_head",
             "at least one head and one value",
@@ -305,9 +305,9 @@ impl<T: Operand> CopyHeads<T> {
         )?;
         for (name, columns, desc) in [("from", self.from, x), ("to", self.to, y)] {
             let inside = columns.end(self.n_head, self.width).is_some_and(|end| end <= desc.n_cols);
-            c.that(inside, name, format!("columns inside {desc}"), format!("{columns:?}"))?;
+            c.require(inside, name, format!("columns inside {desc}"), format!("{columns:?}"))?;
         }
         let apart = self.n_head == 1 || self.to.step >= self.width;
-        c.that(apart, "to", "heads that do not overlap", format!("{:?}", self.to))
+        c.require(apart, "to", "heads that do not overlap", format!("{:?}", self.to))
     }
 }

@@ -1,5 +1,5 @@
-//! Facts of an op for backends: its operands and their access, its arithmetic, whether it is a
-//! hand-off.
+//! Properties of ops for backends: how an op accesses its operands, how much it computes, and
+//! whether it is a hand-off.
 
 use super::{Merge, Op, Post};
 use crate::{Operand, TensorDesc};
@@ -18,25 +18,26 @@ pub enum Access {
 /// The contents of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A weight matrix, in any weight format, of which each row is multiplied with the tokens.
+    /// A weight matrix in any weight format. The op multiplies its rows with each token's input.
     Weight,
-    /// Rows of which a token reads one, in any weight format.
+    /// A table in any weight format, such as the embedding. Each token reads one row.
     Table,
-    /// Values of tokens or of the model, and counts.
+    /// Activations, F32 parameters of the model, and counts.
     Values,
-    /// The step's facts ([`crate::Batch`]).
+    /// The step's batch ([`crate::Batch`]).
     Batch,
     /// A list of rows ([`crate::RowSet`]).
     List,
     /// Keys or values of the paged cache.
     Cache,
-    /// Recurrent state, a row per sequence.
+    /// Recurrent state, with one row per sequence.
     State,
 }
 
 impl Role {
-    /// Whether it grows with the model, the context or the number of sequences and not with the
-    /// tokens of a step, so that 32 bits may not count its values. Kernels reach it row by row.
+    /// Whether the operand's size grows with the model, the context or the number of sequences,
+    /// and not with the tokens of a step. It may have more than 2^32 values, so kernels address
+    /// such an operand by row.
     #[must_use]
     pub fn is_by_row(self) -> bool {
         match self {
@@ -63,12 +64,12 @@ impl Use {
     }
 }
 
-/// How much an op computes, at most.
+/// Upper bound on the arithmetic of an op.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Tokens it has room for.
+    /// Maximum number of tokens.
     pub n_tokens: usize,
-    /// Multiplications for each of them; 0 for an op that multiplies little beside reading its
+    /// Multiplications per token; 0 for an op whose arithmetic is small compared with reading its
     /// operands.
     pub per_token: u64,
 }
@@ -85,8 +86,8 @@ pub(super) fn n_values<T: Operand>(operand: &T) -> u64 {
     (n_rows as u64).saturating_mul(n_cols as u64)
 }
 
-/// The work of ops that do not multiply: the others have a method of their own, which comes before
-/// this one.
+/// The default [`Work`] of ops without matrix arithmetic. An op's inherent `work` method takes
+/// precedence over this one.
 pub(super) trait NoWork {
     fn work(&self) -> Work {
         Work::default()
@@ -95,7 +96,7 @@ pub(super) trait NoWork {
 
 impl<T> NoWork for T {}
 
-/// One end of a hand-off.
+/// An op that is one end of a hand-off.
 #[derive(Clone, Copy, Debug)]
 pub enum HandOff<'a, T> {
     /// The device sends.

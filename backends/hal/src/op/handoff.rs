@@ -10,18 +10,17 @@ op! {
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `x` | `[n_tokens, n_embd]` | F32 |
-    /// | `weights` | `[n_tokens, n_group]` | F32 |
+    /// | `weights` | `[n_tokens, n_expert]` | F32 |
     ///
-    /// The host receives it from [`crate::Run::next_post`]. Only the step's real tokens are sent,
-    /// not the padding.
+    /// The host receives the data from [`crate::Run::next_post`]. Padding tokens are not sent.
     Post {
-        /// Input of the other side's rows.
+        /// Input of the rows that the host computes.
         read x,
-        /// Gives the number of real tokens.
+        /// Gives the number of tokens without padding.
         batch batch,
-        /// Rows the other side computes; `None`: all of its rows.
+        /// Rows that the host computes; `None` for all rows that it holds.
         maybe_set rows,
-        /// Weights of its groups of rows: like the list, decided once, on this device.
+        /// Router weights of the experts. Only this device computes them and the row list.
         maybe weights,
         ;
         /// Index of the mailbox in the program.
@@ -53,9 +52,9 @@ op! {
     /// |---|---|---|
     /// | `y` | `[n_tokens, n_out]` | F32 |
     ///
-    /// The wait ends in [`crate::Error::Cancelled`] when the host cancels the step.
+    /// If the host cancels the step, the wait ends with [`crate::Error::Cancelled`].
     Merge {
-        /// Gives the number of real tokens.
+        /// Gives the number of tokens without padding.
         batch batch,
         /// Receives the answer.
         update y,

@@ -35,7 +35,7 @@ impl<T: Operand> MatMul<T> {
         let c = Check("MatMul");
         let (w, x) = (self.w.desc(), self.x.desc());
         c.weight("w", &self.w)?;
-        c.that(w.layout == crate::Layout::Rows, "w", "plain rows", w)?;
+        c.require(w.layout == crate::Layout::Rows, "w", "not transposed", w)?;
         c.f32("x", &self.x, x.n_rows, w.n_cols)?;
         c.maybe_f32("bias", &self.bias, 1, w.n_rows)?;
         c.f32("y", &self.y, x.n_rows, w.n_rows)

@@ -1,12 +1,11 @@
-//! Everything the engine can ask of a device: one file per op, with formula, shapes, numerics and
-//! check.
+//! The ops that the engine can run on a device, each with its formula, shapes, numerics and checks.
 //!
 //! An op is generic over its operands: `Op<Tensor>` is recorded into a program; `Op<TensorDesc>`
 //! is passed to [`crate::Backend::plan`] before anything is allocated.
 //!
 //! Numerics of all ops: sums are F32. A quantised weight is multiplied with activations rounded to
-//! Q8 blocks of 32 ([`crate::format::Q8Row`]), an F32, F16 or BF16 weight with F32 activations. Up
-//! to 16 tokens, the values of one token do not depend on the other tokens of the step.
+//! Q8 blocks of 32 ([`crate::format::Q8Row`]), an F32, F16 or BF16 weight with F32 activations. In
+//! steps of up to 16 tokens, the values of a token do not depend on the other tokens.
 
 mod attention;
 mod elementwise;
@@ -32,13 +31,14 @@ pub use recurrent::{GatedDelta, HeadMapping, ShortConv, SsmScan};
 pub use rope::{Pairing, Rope};
 pub use route::{Route, Scoring};
 pub use sparse_ffn::{
-    Activation, Down, FfnKind, Groups, MOST_COUNTED, NEVER_DENSE, Skip, SparseFfn, UnionCounts,
+    Activation, Down, ExpertRanges, FfnKind, MAX_COUNTED_TOKENS, NEVER_DENSE, Skip, SparseFfn,
+    UnionCounts,
 };
 
 use crate::{Error, Operand, Result, Tensor, TensorDesc};
 use facts::NoWork;
 
-/// A visitor of operands: name, use, operand.
+/// A callback for each operand of an op, with the operand's name and [`Use`].
 pub type Visit<'a, T> = dyn FnMut(&'static str, Use, &T) + 'a;
 
 macro_rules! op_type {
@@ -190,7 +190,7 @@ macro_rules! op {
             $($(#[$param_doc])* pub $param: $param_type,)*
         }
 
-        // Written out because `derive` does not take type macros.
+        // Implemented by hand, because `derive` does not accept type macros.
         impl<T: Clone> Clone for $name<T> {
             fn clone(&self) -> Self {
                 self.map(&mut T::clone)
@@ -224,14 +224,14 @@ pub(crate) use {op, op_map, op_type, op_visit};
 
 macro_rules! ops {
     ($($name:ident),*) => {
-        /// One request to a device.
+        /// An op of any type, with its operands and parameters.
         #[derive(Clone, Debug)]
         pub enum Op<T = Tensor> {
             $(#[doc = concat!("See [`", stringify!($name), "`].")] $name($name<T>),)*
         }
 
         impl<T: Operand> Op<T> {
-            /// The op's name, spelled the same in every folder.
+            /// The name of the op's type, such as `MatMul`.
             #[must_use]
             pub fn name(&self) -> &'static str {
                 match self { $(Op::$name(_) => stringify!($name),)* }
@@ -247,7 +247,7 @@ macro_rules! ops {
                 match self { $(Op::$name(op) => Op::$name(op.map(f)),)* }
             }
 
-            /// How much the op multiplies.
+            /// An upper bound on the op's arithmetic.
             #[must_use]
             pub fn work(&self) -> Work {
                 match self { $(Op::$name(op) => op.work(),)* }
@@ -266,7 +266,7 @@ macro_rules! ops {
             fn from(op: $name<T>) -> Op<T> { Op::$name(op) }
         })*
 
-        /// The names of all ops, in order.
+        /// The names of all ops, in the order of [`Op`].
         pub const OP_NAMES: &[&str] = &[$(stringify!($name)),*];
     };
 }
@@ -324,7 +324,7 @@ impl Op<Tensor> {
     }
 }
 
-/// Checks shared by the ops' `check` functions.
+/// Checks shared by the ops' `check` functions; the field is the op's name for errors.
 pub(crate) struct Check(pub(crate) &'static str);
 
 impl Check {
@@ -343,7 +343,7 @@ impl Check {
         }
     }
 
-    /// At least `rows` rows of exactly `cols` values.
+    /// Checks for at least `rows` rows of exactly `cols` values.
     pub(crate) fn at_least<T: Operand>(
         &self,
         operand: &'static str,
@@ -409,7 +409,7 @@ impl Check {
         if batch.shape.max_tokens >= n_tokens {
             Ok(())
         } else {
-            let expected = format!("room for {n_tokens} tokens");
+            let expected = format!("a batch of at least {n_tokens} tokens");
             Err(Error::shape(self.0, "batch", expected, batch.shape.max_tokens))
         }
     }
@@ -429,15 +429,15 @@ impl Check {
         for part in [&set.ids, &set.count, &set.members] {
             self.format(operand, part, &[U32])?;
         }
-        self.that(
+        self.require(
             words * 32 >= n_tokens,
             operand,
-            format!("bits for {n_tokens} tokens"),
+            format!("at least {n_tokens} membership bits per row"),
             words * 32,
         )
     }
 
-    pub(crate) fn that(
+    pub(crate) fn require(
         &self,
         holds: bool,
         operand: &'static str,

@@ -1,24 +1,25 @@
-//! Predicts the active neurons of a token: scores, decision and split into lists, in one op.
+//! Predicts the active neurons of each token. One op computes the scores, compares them with the
+//! threshold and splits the active neurons into lists.
 
 use super::facts::{Work, n_values};
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::format::Format;
 use crate::{Operand, Result};
 
-/// Function between the two matrices of a predictor.
+/// Activation function between the two matrices of a predictor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hidden {
     /// `max(v, 0)`, as in predictors trained from scratch.
     Relu,
-    /// Identity: the two matrices are factors of one.
+    /// Identity: the two matrices are low-rank factors of one matrix.
     Linear,
 }
 
 op! {
     /// `s = fc2 . hidden(fc1 . x) + bias`, or `fc2 . x + bias` without `fc1`; neuron `n` is active
     /// for token `t` if `s[t, n] >= threshold`. The active neurons are split by `slots` into the
-    /// `resident` list (slots of this device's pack) and the `absent` list (rows of the pack on
-    /// the other side), both ascending by neuron, with a membership bit per token.
+    /// `resident` list (slots of this device's pack) and the `absent` list (rows of the pack at
+    /// the other end of the hand-off), both ascending by neuron, with a membership bit per token.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
@@ -28,11 +29,12 @@ op! {
     /// | `bias` | `[1, n_ff]` | F32 |
     /// | `slots` | `[1, n_ff]`, [`crate::Slot`] words | U32 |
     ///
-    /// NaN scores count as active, so that a neuron is dropped only by a valid score. The decision
-    /// is made once, by one device, and sent; the other devices do not score again. Source:
-    /// PowerInfer's predictor (Deja Vu, Liu et al. 2023), whose hidden values go through ReLU and
-    /// which has no bias; without ReLU the factors of a gate (SVDP), and with one matrix a gate of
-    /// one bit per weight (SparseInfer).
+    /// NaN scores count as active, so that only a valid score can drop a neuron. One device
+    /// decides and sends the list; the other devices do not compute scores.
+    ///
+    /// Sources: PowerInfer's predictor (after Deja Vu, Liu et al. 2023) uses [`Hidden::Relu`] and
+    /// no bias. SVDP factors the gate matrix and uses [`Hidden::Linear`]. SparseInfer keeps one
+    /// bit per weight of the gate matrix, without `fc1`.
     Predict {
         /// Predictor input.
         read x,
@@ -46,12 +48,13 @@ op! {
         read slots,
         /// Active neurons on this device.
         set_out resident,
-        /// Active neurons on the other side; `None` when all neurons are on this device.
+        /// Active neurons of the pack at the other end of the hand-off; `None` if all neurons are
+        /// on this device.
         maybe_set_out absent,
         ;
         /// Lowest score of an active neuron.
         threshold: f32,
-        /// Function between the matrices, if there are two.
+        /// Activation function between `fc1` and `fc2`; unused without `fc1`.
         hidden: Hidden,
     }
 }

@@ -1,19 +1,20 @@
 //! Recurrent layers, with a state per sequence instead of a cache entry per position.
 //!
-//! A state store is an ordinary tensor. The state of token `t`'s sequence is row `batch.seqs[t]`;
-//! rows from `max_seqs` on are free for snapshots, which [`crate::Queue::copy_rows`] takes and
-//! restores. Tokens of one sequence are in ascending position, with tokens of others between them
-//! in any order. A token at position 0 starts from a state of zeros. Padded tokens and sequences
-//! without a token in the step change nothing.
+//! The states are rows of an ordinary tensor. The state of token `t`'s sequence is row
+//! `batch.seqs[t]`. Rows from `max_seqs` on are free for snapshots, which
+//! [`crate::Queue::copy_rows`] saves and restores. The tokens of a sequence are in ascending order
+//! of position; tokens of different sequences may alternate. A token at position 0 starts from a
+//! state of zeros. Padding tokens change no state.
 
 use super::facts::{Work, n_values};
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::{Error, Operand, Result};
 
 op! {
-    /// A short causal convolution per channel: `y[t, c] = act(bias[c] + sum_i weight[c, i] * in[i,
-    /// c])`, where `in` are the last `k - 1` inputs from the state followed by `x[t]`; the state
-    /// then advances by one input. `act` is SiLU if `silu`, otherwise the identity.
+    /// A short causal convolution per channel:
+    /// `y[t, c] = act(bias[c] + sum_i weight[c, i] * in[i, c])`, where `in` is the last `k - 1`
+    /// inputs from the state followed by `x[t]`. The state then advances by one input. `act` is
+    /// SiLU if `silu`, otherwise the identity.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
@@ -49,7 +50,7 @@ impl<T: Operand> ShortConv<T> {
         let c = Check("ShortConv");
         let (x, w) = (self.x.desc(), self.weight.desc());
         c.f32("weight", &self.weight, x.n_cols, w.n_cols)?;
-        c.that(w.n_cols >= 1, "weight", "at least one tap", w)?;
+        c.require(w.n_cols >= 1, "weight", "at least one column", w)?;
         c.f32("x", &self.x, x.n_rows, x.n_cols)?;
         c.f32("y", &self.y, x.n_rows, x.n_cols)?;
         c.maybe_f32("bias", &self.bias, 1, x.n_cols)?;
@@ -59,7 +60,7 @@ impl<T: Operand> ShortConv<T> {
     }
 }
 
-/// Which key head a value head reads, where there are fewer key heads.
+/// Which key head a value head reads, in models with fewer key heads than value heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HeadMapping {
     /// Value head `h` reads key head `h % n_head_k` (qwen35).
@@ -69,7 +70,7 @@ pub enum HeadMapping {
 }
 
 impl HeadMapping {
-    /// The key head of value head `h`, where `n_head_k` divides `n_head_v`.
+    /// The key head of value head `h`; `n_head_k` must divide `n_head_v`.
     #[must_use]
     pub fn key_head(self, h: usize, n_head_k: usize, n_head_v: usize) -> usize {
         match self {
@@ -88,13 +89,13 @@ op! {
     /// |---|---|---|
     /// | `q`, `k` | `[n_tokens, n_head_k * d_k]` | F32 |
     /// | `v`, `y` | `[n_tokens, n_head_v * d_v]` | F32 |
-    /// | `decay`, `beta` | `[n_tokens, n_head_v]`, raw | F32 |
+    /// | `decay`, `beta` | `[n_tokens, n_head_v]`, before bias and activation | F32 |
     /// | `dt_bias`, `a` | `[1, n_head_v]`; `a` is negative: `-exp(A_log)` | F32 |
     /// | `state` | `[n_seq, n_head_v * d_k * d_v]`, `S[i, j]` at `i * d_v + j` | F32 |
     ///
-    /// `n_head_k` divides `n_head_v`. Queries and keys are used as they are: a model that
-    /// normalises them does so before ([`super::NormKind::L2`]). Source: Gated Delta Networks (Yang
-    /// et al. 2024).
+    /// `n_head_k` divides `n_head_v`. The op does not normalise queries and keys; a model that
+    /// needs it runs [`super::NormKind::L2`] before. Source: Gated Delta Networks (Yang et al.
+    /// 2024).
     GatedDelta {
         /// Queries.
         read q,
@@ -121,7 +122,7 @@ op! {
         n_head_k: usize,
         /// Heads of values.
         n_head_v: usize,
-        /// The key head of each value head.
+        /// Which key head each value head reads.
         heads: HeadMapping,
         /// Factor on the output.
         scale: f32,
@@ -129,7 +130,8 @@ op! {
 }
 
 impl<T: Operand> GatedDelta<T> {
-    /// Products of the state with keys and queries, its decay, and the product that is added.
+    /// Four multiplications per state value: the decay, the products with `k` and with `q`, and
+    /// the outer product that is added.
     pub(super) fn work(&self) -> Work {
         Work::new(self.q.desc().n_rows, (self.state.desc().n_cols as u64).saturating_mul(4))
     }
@@ -146,7 +148,7 @@ impl<T: Operand> GatedDelta<T> {
         let (n, n_head_k, n_head_v) = (q.n_rows, self.n_head_k, self.n_head_v);
         let divides = |name, heads: usize, n: usize| {
             let holds = heads > 0 && n.is_multiple_of(heads);
-            c.that(holds, name, format!("a divisor of {n}"), heads)
+            c.require(holds, name, format!("a divisor of {n}"), heads)
         };
         divides("n_head_k", n_head_k, q.n_cols)?;
         divides("n_head_v", n_head_v, v.n_cols)?;
@@ -181,7 +183,7 @@ op! {
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `x`, `y` | `[n_tokens, n_head * d_head]` | F32 |
-    /// | `dt` | `[n_tokens, n_head]`, raw | F32 |
+    /// | `dt` | `[n_tokens, n_head]`: `dt_raw`, before bias and softplus | F32 |
     /// | `dt_bias`, `a`, `d` | `[1, n_head]`; `a` is negative | F32 |
     /// | `b`, `c` | `[n_tokens, n_group * d_state]` | F32 |
     /// | `state` | `[n_seq, n_head * d_head * d_state]` | F32 |
@@ -215,7 +217,8 @@ op! {
 }
 
 impl<T: Operand> SsmScan<T> {
-    /// The state's decay, the product that is added, and the product with `c`.
+    /// Three multiplications per state value: the decay, the outer product that is added, and the
+    /// product with `c`.
     pub(super) fn work(&self) -> Work {
         Work::new(self.x.desc().n_rows, (self.state.desc().n_cols as u64).saturating_mul(3))
     }
@@ -224,10 +227,15 @@ impl<T: Operand> SsmScan<T> {
         let check = Check("SsmScan");
         let (x, dt, b) = (self.x.desc(), self.dt.desc(), self.b.desc());
         let (n, heads) = (x.n_rows, dt.n_cols);
-        check.that(heads > 0 && x.n_cols % heads == 0, "dt", "a divisor of x's columns", heads)?;
+        check.require(
+            heads > 0 && x.n_cols % heads == 0,
+            "dt",
+            "a divisor of x's columns",
+            heads,
+        )?;
         let groups = self.n_group > 0 && heads % self.n_group == 0 && b.n_cols % self.n_group == 0;
-        check.that(b.n_cols > 0, "b", "at least one state", b)?;
-        check.that(groups, "n_group", "a divisor of heads and b's columns", self.n_group)?;
+        check.require(b.n_cols > 0, "b", "at least one state", b)?;
+        check.require(groups, "n_group", "a divisor of heads and b's columns", self.n_group)?;
         check.f32("x", &self.x, n, x.n_cols)?;
         check.f32("y", &self.y, n, x.n_cols)?;
         check.f32("dt", &self.dt, n, heads)?;

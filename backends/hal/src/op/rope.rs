@@ -19,10 +19,10 @@ op! {
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `x` | `[n_tokens, n_head * d_head]` | F32 |
-    /// | `freqs` | `[1, n_rot / 2]`, radians per position; includes every scaling rule | F32 |
+    /// | `freqs` | `[1, n_rot / 2]`, radians per position, after frequency scaling | F32 |
     ///
-    /// Source: RoFormer (Su et al.); the scalings (linear, YaRN, Llama 3, factors in the file)
-    /// differ only in `freqs` and `scale`.
+    /// Source: RoFormer (Su et al.). The scaling methods (linear, YaRN, Llama 3, factors in the
+    /// file) differ only in `freqs` and `scale`.
     Rope {
         /// Frequencies.
         read freqs,
@@ -33,12 +33,12 @@ op! {
         ;
         /// Values per head.
         d_head: usize,
-        /// Index of the first rotated value of a head (0; in latent attention the last values are
-        /// rotated).
+        /// Index of the first rotated value of a head. It is 0 except in latent attention (MLA),
+        /// which rotates the last values.
         first: usize,
         /// Number of rotated values per head.
         n_rot: usize,
-        /// Which values pair up.
+        /// Which values are rotated together.
         pairing: Pairing,
         /// Factor on the magnitude (for YaRN; otherwise 1).
         scale: f32,
@@ -51,9 +51,9 @@ impl<T: Operand> Rope<T> {
         let x = self.x.desc();
         let inside = self.first <= self.d_head && self.n_rot <= self.d_head - self.first;
         let even = self.n_rot.is_multiple_of(2) && inside;
-        c.that(even, "n_rot", "even and within a head", self.n_rot)?;
+        c.require(even, "n_rot", "even and within a head", self.n_rot)?;
         let heads = self.d_head > 0 && x.n_cols.is_multiple_of(self.d_head);
-        c.that(heads, "d_head", format!("a divisor of {}", x.n_cols), self.d_head)?;
+        c.require(heads, "d_head", format!("a divisor of {}", x.n_cols), self.d_head)?;
         c.f32("x", &self.x, x.n_rows, x.n_cols)?;
         c.f32("freqs", &self.freqs, 1, self.n_rot / 2)?;
         c.batch(&self.batch, x.n_rows)

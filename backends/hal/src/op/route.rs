@@ -4,27 +4,28 @@ use super::facts::{Work, n_values};
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::{Operand, Result};
 
-/// How router products become scores. An expert is called a group here.
+/// How the router's logits become scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scoring {
-    /// Softmax over all groups.
+    /// Softmax over all experts.
     Softmax,
-    /// Sigmoid of each product.
+    /// Sigmoid of each logit.
     Sigmoid,
-    /// Softmax over the chosen groups only (gpt-oss; equal to Mixtral's).
+    /// Softmax over the selected experts only (gpt-oss). Mixtral's renormalised softmax gives the
+    /// same weights.
     SoftmaxChosen,
 }
 
 op! {
-    /// Scores every group by `w . x + bias`, keeps the `n_used` best (ties: the lower id) and
-    /// writes their weights; all others are 0.
+    /// Scores every expert by its logit `w . x + bias`, keeps the `n_used` best (on a tie the lower
+    /// index) and writes their weights. All other weights are 0.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
-    /// | `w` | `[n_group, n_embd]` | any weight |
-    /// | `bias` | `[1, n_group]` | F32 |
+    /// | `w` | `[n_expert, n_embd]` | any weight |
+    /// | `bias` | `[1, n_expert]` | F32 |
     /// | `x` | `[n_tokens, n_embd]` | F32 |
-    /// | `weights` | `[n_tokens, n_group]` | F32 |
+    /// | `weights` | `[n_tokens, n_expert]` | F32 |
     Route {
         /// Router matrix.
         weight w,
@@ -32,14 +33,14 @@ op! {
         maybe bias,
         /// Input.
         read x,
-        /// Weight of each group; 0 where it is not used.
+        /// Weight of each expert; 0 if the token does not use it.
         write weights,
         ;
-        /// Groups per token (top-k).
+        /// Experts per token (top-k).
         n_used: usize,
-        /// How products become scores.
+        /// How logits become scores.
         scoring: Scoring,
-        /// Divide the chosen weights by their sum.
+        /// Divide the weights of the selected experts by their sum.
         renormalise: bool,
         /// Factor on the weights.
         scale: f32,
@@ -58,7 +59,7 @@ impl<T: Operand> Route<T> {
         c.f32("x", &self.x, x.n_rows, w.n_cols)?;
         c.maybe_f32("bias", &self.bias, 1, w.n_rows)?;
         let some = self.n_used >= 1 && self.n_used <= w.n_rows;
-        c.that(some, "n_used", format!("1 to {}", w.n_rows), self.n_used)?;
+        c.require(some, "n_used", format!("1 to {}", w.n_rows), self.n_used)?;
         c.f32("weights", &self.weights, x.n_rows, w.n_rows)
     }
 }

@@ -7,7 +7,7 @@ use super::facts::{Work, n_values};
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::{Layout, Operand, Result, Rows};
 
-/// How gate and up are combined to a neuron's value.
+/// How a neuron's value `h` follows from its gate and up products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FfnKind {
     /// `h = act(up . x)`: no gate.
@@ -29,10 +29,10 @@ pub enum Activation {
     Silu,
     /// The tanh approximation of GELU, as GGML's `gelu`.
     Gelu,
-    /// GELU by the error function.
+    /// Exact GELU, with the error function.
     GeluErf,
-    /// gpt-oss: gate capped at `limit`, up clamped to `+-limit`, `h = gate * sigmoid(alpha * gate)
-    /// * (up + 1)`.
+    /// gpt-oss: gate capped at `limit`, up clamped to `+-limit`,
+    /// `h = gate * sigmoid(alpha * gate) * (up + 1)`.
     SwigluOai {
         /// Factor inside the sigmoid.
         alpha: f32,
@@ -50,72 +50,74 @@ impl Activation {
     }
 }
 
-/// When a neuron is skipped after its test value (the gate, or up without a gate) is known.
+/// When a neuron is skipped. The decision uses the neuron's test value: its gate product, or its up
+/// product in a block without a gate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Skip {
     /// Never: every neuron is computed.
     Never,
-    /// When the test value is not positive: exact, for activations that are 0 there.
+    /// When the test value is not positive. This is exact for activations that are 0 for such
+    /// values.
     NotPositive,
-    /// When `|act(test)|` is below the row's own value in `threshold`: calibrated (CATS, Lee et
-    /// al.; CHESS, He et al.).
+    /// When `|act(test value)|` is below the row's calibrated `threshold` (CATS, Lee et al.;
+    /// CHESS, He et al.).
     BelowPerRow,
-    /// When the test value is below `mean + factor * deviation` of all test values of the token;
-    /// that cut is subtracted from the others (Gemma 3n).
+    /// When the test value is below the cut-off `mean + factor * standard deviation` of the
+    /// token's test values. The cut-off is subtracted from the remaining values (Gemma 3n).
     GaussianCut(f32),
 }
 
 /// Orientation of the down matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Down {
-    /// One row per neuron, `[n_rows, n_out]`: stored so, or transposed by the pack. `h` stays F32
-    /// and rows of skipped neurons are not read.
+    /// One row per neuron, `[n_rows, n_out]`, as stored in the file or transposed on import. `h`
+    /// stays F32, and rows of skipped neurons are not read.
     ByNeuron,
-    /// One row per output, `[n_out, n_rows]`, as in ordinary files: all of it is read. `h` is
-    /// rounded as the activations of [`super::MatMul`] are. With groups, the matrices of all
-    /// groups that have rows are stacked; these groups have the same number of rows.
+    /// One row per output, `[n_out, n_rows]`, as in ordinary files. The whole matrix is read, and
+    /// `h` is rounded like the activations of [`super::MatMul`]. In a MoE block, the matrices of
+    /// all experts that have rows are stacked; these experts have the same number of rows.
     AcrossNeurons,
 }
 
-/// Rows that a token uses all of or none of: the experts of a block.
+/// The experts of a MoE block. Each expert is a range of rows; a token uses all rows of an expert
+/// or none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Groups {
-    /// Start of each group's rows, then the end of the last: ascending from 0 to `n_rows`. A group
-    /// may be empty.
+pub struct ExpertRanges {
+    /// First row of each expert, then `n_rows`; ascending from 0. An expert may have no rows here.
     pub starts: Arc<[u32]>,
-    /// Maximum number of groups with a nonzero weight for one token; a backend need not compute
-    /// more.
+    /// Maximum number of experts with a nonzero weight for one token. A backend need not compute
+    /// more experts.
     pub n_used: usize,
 }
 
-impl Groups {
-    /// Number of groups.
+impl ExpertRanges {
+    /// Number of experts.
     #[must_use]
-    pub fn n_group(&self) -> usize {
+    pub fn n_expert(&self) -> usize {
         self.starts.len().saturating_sub(1)
     }
 
-    /// The rows of each group.
+    /// The rows of each expert.
     pub fn rows(&self) -> impl Iterator<Item = Range<usize>> {
         self.starts.windows(2).map(|pair| pair[0] as usize..pair[1] as usize)
     }
 }
 
-/// Maximum number of tokens of a block that counts how many tokens activated each row. Larger
-/// blocks (prefill) read nearly every row, so a count is of no use.
-pub const MOST_COUNTED: usize = 16;
+/// Maximum number of tokens in a step for which an op counts the activations of each row. Larger
+/// steps (prefill) read nearly every row, so the counts would be useless.
+pub const MAX_COUNTED_TOKENS: usize = 16;
 
-/// Counts over the blocks of several tokens: the union of the rows that the tokens need, and the
-/// rows computed for all tokens instead of by lists.
+/// Counts for steps of several tokens, summed over feed-forward blocks: the union of the tokens'
+/// active neurons, and the rows that were computed for all tokens instead of by row list.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct UnionCounts {
-    /// Neurons of the blocks.
+    /// Neurons of all counted blocks.
     pub neurons: f32,
-    /// Neurons that were active for any token.
+    /// Neurons that were active for at least one token.
     pub active: f32,
-    /// Rows of the matrices before the activation: gate and up, or up alone.
+    /// Rows of the gate and up matrices.
     pub rows: f32,
-    /// Rows that were computed for all tokens, needed or not.
+    /// Rows that were computed for all tokens, whether a token needed them or not.
     pub dense: f32,
 }
 
@@ -136,7 +138,7 @@ impl From<[f32; UnionCounts::N]> for UnionCounts {
     }
 }
 
-/// A crossover that no list reaches: rows are always computed by lists.
+/// The value of [`SparseFfn::dense_from`] that no row list reaches: always compute by row list.
 pub const NEVER_DENSE: f32 = f32::INFINITY;
 
 op! {
@@ -146,19 +148,19 @@ op! {
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `gate`, `up` | `[n_rows, n_embd]` | any weight |
-    /// | `down` | `[n_rows, n_out]` or `[n_out, n_rows]`; with groups instead of the latter `[n_out * filled, n_rows / filled]` for `filled` groups that have rows, see [`Down`] | any weight |
+    /// | `down` | `[n_rows, n_out]` or `[n_out, n_rows]`; with experts the latter is `[n_out * filled, n_rows / filled]` for `filled` experts that have rows, see [`Down`] | any weight |
     /// | `bias_gate`, `bias_up`, `threshold` | `[1, n_rows]` | F32 |
-    /// | `bias_down` | `[1, n_out]`, or `[n_group, n_out]` weighted like the group's rows | F32 |
-    /// | `group_weight` | `[n_tokens, n_group]`: factor on `h`; a group of weight 0 is not computed | F32 |
+    /// | `bias_down` | `[1, n_out]`, or `[n_expert, n_out]` weighted like the expert's rows | F32 |
+    /// | `expert_weights` | `[n_tokens, n_expert]`: router weights, a factor on `h`; an expert of weight 0 is not computed | F32 |
     /// | `rows` | slots to compute; `All` for every row | |
     /// | `x`, `y` | `[n_tokens, n_embd]`, `[n_tokens, n_out]` | F32 |
     /// | `active` | `[1, n_tokens]`: active neurons, for the density report | F32 |
-    /// | `union` | `[1, 4]`: with 2 to [`MOST_COUNTED`] tokens, see [`UnionCounts`] | F32 |
-    /// | `hits` | `[1, n_rows or more]`: tokens for which each row was active; up to [`MOST_COUNTED`] tokens | F32 |
+    /// | `union` | `[1, 4]`: with 2 to [`MAX_COUNTED_TOKENS`] tokens, see [`UnionCounts`] | F32 |
+    /// | `hits` | `[1, n_rows or more]`: tokens for which each row was active; up to [`MAX_COUNTED_TOKENS`] tokens | F32 |
     ///
-    /// A dense block is `Rows::All` with [`Skip::Never`]; experts are groups. A backend may
-    /// implement it as one kernel or three. Source: PowerInfer (Song et al., SOSP 2024), gate
-    /// first and fused.
+    /// A dense block is `Rows::All` with [`Skip::Never`]. A backend may implement the op as one
+    /// kernel or three. Source: PowerInfer (Song et al., SOSP 2024), with the gate computed first
+    /// and the products fused.
     SparseFfn {
         /// Gate rows.
         maybe_weight gate,
@@ -174,20 +176,20 @@ op! {
         maybe bias_down,
         /// Threshold per row, for [`Skip::BelowPerRow`].
         maybe threshold,
-        /// Factor per token and group.
-        maybe group_weight,
+        /// Router weight per token and expert.
+        maybe expert_weights,
         /// Rows to compute.
         rows rows,
         /// Input.
         read x,
         /// Output.
         update y,
-        /// Number of active neurons per token (added to).
+        /// Number of active neurons per token, to which the op adds.
         update active,
-        /// Number of tokens for which each row was active (added to).
+        /// Number of tokens for which each row was active, to which the op adds.
         maybe_update hits,
-        /// [`UnionCounts`] (added to). A device whose programs always multiply a listed row with
-        /// all tokens leaves them unchanged.
+        /// [`UnionCounts`], to which the op adds. A device whose programs always multiply a listed
+        /// row with all tokens leaves the counts unchanged.
         maybe_update union,
         ;
         /// How gate and up are combined.
@@ -198,12 +200,12 @@ op! {
         skip: Skip,
         /// Orientation of `down`.
         orientation: Down,
-        /// Groups of rows; given together with `group_weight`.
-        groups: Option<Groups>,
-        /// Measured crossover for several tokens. If lists of rows would take at least this share
-        /// of the dense work, a device may compute all rows for all tokens and discard the products
-        /// that a token does not need; the result is the same. 0: always dense. [`NEVER_DENSE`]:
-        /// always lists.
+        /// The experts' rows; given together with `expert_weights`.
+        experts: Option<ExpertRanges>,
+        /// Measured crossover for steps of several tokens. If the row lists need at least this
+        /// fraction of the dense work, a device may compute all rows for all tokens and discard
+        /// the products that a token does not need. The result is the same. With 0 the device
+        /// always computes densely, with [`NEVER_DENSE`] always by row list.
         dense_from: f32,
         /// Add to `y` instead of overwriting it.
         accumulate: bool,
@@ -223,12 +225,12 @@ impl<T: Operand> SparseFfn<T> {
         let (up, x, y) = (self.up.desc(), self.x.desc(), self.y.desc());
         let n_rows = up.n_rows;
         c.weight("up", &self.up)?;
-        c.that(up.layout == Layout::Rows, "up", "plain rows", up)?;
-        c.that(
+        c.require(up.layout == Layout::Rows, "up", "not transposed", up)?;
+        c.require(
             self.gate.is_some() != (self.kind == FfnKind::Plain),
             "gate",
-            "present exactly when the FFN kind has a gate",
-            "not",
+            "a gate unless the FFN kind is Plain",
+            "inconsistent with the FFN kind",
         )?;
         if let Some(gate) = &self.gate {
             c.weight("gate", gate)?;
@@ -239,8 +241,8 @@ impl<T: Operand> SparseFfn<T> {
         c.f32("active", &self.active, 1, x.n_rows)?;
         if let Some(hits) = &self.hits {
             c.f32("hits", hits, 1, hits.desc().n_cols.max(n_rows))?;
-            let few = x.n_rows <= MOST_COUNTED;
-            c.that(few, "hits", format!("up to {MOST_COUNTED} tokens"), x.n_rows)?;
+            let few = x.n_rows <= MAX_COUNTED_TOKENS;
+            c.require(few, "hits", format!("up to {MAX_COUNTED_TOKENS} tokens"), x.n_rows)?;
         }
         c.maybe_f32("union", &self.union, 1, UnionCounts::N)?;
         c.weight("down", &self.down)?;
@@ -250,60 +252,66 @@ impl<T: Operand> SparseFfn<T> {
                 let (n_matrices, n_cols) = self.stacked(&c, n_rows)?;
                 c.shape("down", &self.down, n_matrices * y.n_cols, n_cols)?;
                 let all = matches!(self.rows, Rows::All) && self.down.desc().layout == Layout::Rows;
-                c.that(all, "down", "one row per neuron, where rows are listed", self.down.desc())?;
+                c.require(all, "down", "one row per neuron if rows are listed", self.down.desc())?;
             }
         }
         c.maybe_f32("bias_gate", &self.bias_gate, 1, n_rows)?;
         c.maybe_f32("bias_up", &self.bias_up, 1, n_rows)?;
         c.maybe_f32("threshold", &self.threshold, 1, n_rows)?;
         let per_row = self.threshold.is_some() == (self.skip == Skip::BelowPerRow);
-        c.that(
+        c.require(
             per_row,
             "threshold",
-            "present exactly when rows are skipped by their own thresholds",
-            "not",
+            "thresholds if rows are skipped by them, otherwise none",
+            "inconsistent with `skip`",
         )?;
         let exact = self.skip != Skip::NotPositive || self.activation.is_exactly_sparse();
-        c.that(exact, "skip", "an activation that is 0 below 0", format!("{:?}", self.activation))?;
+        let got = format!("NotPositive with {:?}", self.activation);
+        c.require(exact, "skip", "NotPositive only with Relu or Relu2", got)?;
         let cut = !matches!(self.skip, Skip::GaussianCut(_)) || matches!(self.rows, Rows::All);
-        c.that(cut, "skip", "all rows, since the cut depends on their mean", "a list")?;
+        c.require(cut, "skip", "all rows, since the cut depends on their mean", "a cut of a list")?;
         if let Rows::Active(set) = &self.rows {
             c.set("rows", set, x.n_rows)?;
         }
-        self.check_groups(&c, n_rows, x.n_rows, y.n_cols)
+        self.check_experts(&c, n_rows, x.n_rows, y.n_cols)
     }
 
-    fn check_groups(&self, c: &Check, n_rows: usize, n_tokens: usize, n_out: usize) -> Result<()> {
-        let both = self.groups.is_some() == self.group_weight.is_some();
-        c.that(both, "groups", "present together with group_weight", "not")?;
-        let mut n_group = 1;
-        if let (Some(groups), Some(weight)) = (&self.groups, &self.group_weight) {
-            n_group = groups.n_group();
-            let ends =
-                [groups.starts.first(), groups.starts.last()] == [Some(&0), Some(&(n_rows as u32))];
-            let ascending = groups.starts.windows(2).all(|pair| pair[0] <= pair[1]);
+    fn check_experts(&self, c: &Check, n_rows: usize, n_tokens: usize, n_out: usize) -> Result<()> {
+        let both = self.experts.is_some() == self.expert_weights.is_some();
+        c.require(both, "experts", "given together with expert_weights", "given alone or missing")?;
+        let mut n_expert = 1;
+        if let (Some(experts), Some(weight)) = (&self.experts, &self.expert_weights) {
+            n_expert = experts.n_expert();
+            let ends = [experts.starts.first(), experts.starts.last()]
+                == [Some(&0), Some(&(n_rows as u32))];
+            let ascending = experts.starts.windows(2).all(|pair| pair[0] <= pair[1]);
             let expected = format!("rows ascending from 0 to {n_rows}");
-            c.that(
-                ends && ascending && n_group > 0,
-                "groups",
+            c.require(
+                ends && ascending && n_expert > 0,
+                "experts",
                 expected,
                 "not ascending or out of range",
             )?;
-            let some = (1..=n_group).contains(&groups.n_used);
-            c.that(some, "groups", format!("1 to {n_group} groups used"), groups.n_used)?;
-            c.f32("group_weight", weight, n_tokens, n_group)?;
+            let some = (1..=n_expert).contains(&experts.n_used);
+            c.require(some, "experts", format!("1 to {n_expert} experts used"), experts.n_used)?;
+            c.f32("expert_weights", weight, n_tokens, n_expert)?;
         }
-        c.maybe_f32("bias_down", &self.bias_down, n_group, n_out)
+        c.maybe_f32("bias_down", &self.bias_down, n_expert, n_out)
     }
 
-    /// Number of stacked matrices in a down matrix with one row per output, and the columns of
-    /// each.
+    /// Number of matrices stacked in a down matrix with one row per output, and the columns of
+    /// each matrix.
     fn stacked(&self, c: &Check, n_rows: usize) -> Result<(usize, usize)> {
-        let Some(groups) = &self.groups else { return Ok((1, n_rows)) };
-        let filled: Vec<usize> = groups.rows().map(|rows| rows.len()).filter(|&n| n > 0).collect();
+        let Some(experts) = &self.experts else { return Ok((1, n_rows)) };
+        let filled: Vec<usize> = experts.rows().map(|rows| rows.len()).filter(|&n| n > 0).collect();
         let first = filled.first().copied().unwrap_or(0);
         let equal = filled.iter().all(|&n| n == first);
-        c.that(equal, "groups", "groups with the same number of rows or none", "not")?;
+        c.require(
+            equal,
+            "experts",
+            "experts with the same number of rows or none",
+            "a mix of sizes",
+        )?;
         Ok((filled.len(), first))
     }
 }

@@ -1,5 +1,5 @@
-//! The backend on a fake of ROCm whose devices are the CPU. A passing test shows that the backend
-//! follows the API rules that the fake checks, and nothing about a real card.
+//! Tests the backend on a fake ROCm, which runs kernels on the CPU. A passing test shows that the
+//! backend follows the API rules that the fake checks; it does not test a real card.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -10,10 +10,32 @@ use hal::Backend;
 use simt::Options;
 use thermocline_hip::{devices, open_with};
 
-vendor_tests!(fake, devices, open, "HIP", "gfx1030");
+/// Cases for HIP with warps of 32 lanes and without matrix units. The other kernels are those that
+/// run on the fake of CUDA, and `tests/wide.rs` runs the whole suite with warps of 64 lanes.
+const PARTS: &[&str] = &[
+    "HandOff",
+    "MatMul",
+    "Memory",
+    "Predict/Q4_0",
+    "Program",
+    "Sequences",
+    "SparseFfn/F16",
+    "SparseFfn/Q4_0",
+    "SparseFfn/Q6_K",
+];
 
-/// The fake, the only one in this process; `None`, with the reason printed, if it cannot be
-/// compiled.
+vendor_tests!(fake, devices, open, "HIP", "gfx1030", PARTS);
+
+/// `scripts/check_fakes` runs it.
+#[test]
+#[ignore = "takes a minute; the other tests run the same kernels in other combinations"]
+fn the_fake_conforms_in_every_case() {
+    if let Some(fake) = fake() {
+        suite::conforms(&open, suite::SECOND, fake, &[""]);
+    }
+}
+
+/// The fake driver of this process; prints the reason and returns `None` if it cannot be compiled.
 fn fake() -> Option<&'static Fake> {
     static FAKE: OnceLock<Option<Fake>> = OnceLock::new();
     let load = || {
@@ -24,7 +46,8 @@ fn fake() -> Option<&'static Fake> {
     FAKE.get_or_init(load).as_ref()
 }
 
-/// GPUs without matrix units; the wave64 test uses GPUs that have them.
+/// Settings of the fake: GPUs without matrix instructions; `tests/wide.rs` uses GPUs that have
+/// them.
 fn settings() -> String {
     format!("devices={} wave=32 arch=gfx1030", suite::DEVICES)
 }

@@ -10,9 +10,12 @@ use thermocline_sim::{SimBackend, SimOptions};
 fn the_device_conforms() {
     let memory = Bytes(1 << 30);
     let delay = Duration::ZERO..Duration::from_micros(20);
-    let sim = SimBackend::new(SimOptions { memory, delay, ..SimOptions::default() });
-    let device = Device::new(Arc::clone(&sim) as _, DeviceId(0), memory);
-    let report = conformance::run_all(&device);
+    let options = SimOptions { memory, delay, ..SimOptions::default() };
+    let sims = [(); 2].map(|()| SimBackend::new(options.clone()));
+    let device = |sim: &Arc<SimBackend>| Device::new(Arc::clone(sim) as _, DeviceId(0), memory);
+    let report = conformance::run_in_parallel(&sims.each_ref().map(device), &[""]);
     assert_eq!((report.n_failed(), report.n_skipped()), (0, 0), "\n{report}");
-    assert_eq!(sim.counters().held, Bytes(0), "no memory is left allocated");
+    for sim in sims {
+        assert_eq!(sim.counters().held, Bytes(0), "no memory is left allocated");
+    }
 }

@@ -8,10 +8,11 @@ use hal::{Bytes, Error, MailboxShape, Result, TensorDesc};
 
 use crate::support::{ANSWER, COLS, ROWS, Rig, assert_lost, repeat};
 
-/// Work items of one [`step`]: two hand-offs of three ops, two copies.
+/// Number of work items of one [`step`]: two hand-offs of three ops each, and two copies.
 const WORK: u64 = 8;
 
-/// A step with hand-offs and copies, as in an engine. `fail` is called after the set-up.
+/// Runs a step with hand-offs and copies, as in an engine. `fail` injects a failure after the
+/// set-up.
 fn step(rig: &mut Rig, fail: impl FnOnce(&Rig)) -> Result<Vec<f32>> {
     let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
     let program = rig.split(2, &x, &a, &y);
@@ -28,7 +29,7 @@ fn step(rig: &mut Rig, fail: impl FnOnce(&Rig)) -> Result<Vec<f32>> {
     Ok(out)
 }
 
-/// Every call on a lost device gives the same error.
+/// Asserts that every call on the lost device gives `error`.
 #[track_caller]
 fn assert_all_lost(rig: &mut Rig, error: &Error) {
     assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
@@ -44,7 +45,7 @@ fn assert_all_lost(rig: &mut Rig, error: &Error) {
     assert_eq!(rig.queue.finish().err().as_ref(), Some(error));
 }
 
-/// Loses the device from another thread, most likely while this one waits.
+/// Loses the device from another thread after 1 ms, most likely while the caller waits.
 fn lose_soon(rig: &Rig) -> JoinHandle<()> {
     let sim = Arc::clone(&rig.sim);
     thread::spawn(move || {
@@ -177,7 +178,7 @@ fn a_loss_ends_transfers_and_programs_of_all_queues() {
         let down = rig.queue.download(&y, staging()).unwrap();
         let dropped = rig.queue.download(&y, staging()).unwrap();
         rig.sim.lose_now();
-        assert!(down.is_done(), "a lost device has nothing more to wait for");
+        assert!(down.is_done(), "a copy ends when the device is lost");
         drop(dropped);
         assert_lost(up.wait());
         assert_lost(down.wait());
@@ -187,7 +188,7 @@ fn a_loss_ends_transfers_and_programs_of_all_queues() {
 }
 
 #[test]
-fn all_memory_comes_back_from_a_lost_device() {
+fn a_lost_device_frees_all_memory() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
         step(&mut rig, |rig| rig.sim.lose_after(4)).unwrap_err();
@@ -198,7 +199,7 @@ fn all_memory_comes_back_from_a_lost_device() {
 }
 
 #[test]
-fn a_cancelled_program_does_not_spoil_the_next() {
+fn a_cancelled_program_does_not_affect_the_next() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
         let (a, x) = (rig.full(1.0), rig.full(0.0));
@@ -212,7 +213,7 @@ fn a_cancelled_program_does_not_spoil_the_next() {
 }
 
 #[test]
-fn a_panic_of_the_host_gives_the_step_up() {
+fn a_panic_of_the_host_cancels_the_step() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
         let (program, _) = rig.step(1);

@@ -6,27 +6,27 @@ use hal::{Error, HostRowSet, MailboxShape};
 use crate::support::{ANSWER, COLS, REAL, ROWS, Rig, repeat, rows};
 
 #[test]
-fn the_device_goes_on_while_the_host_works() {
+fn the_device_continues_while_the_host_works() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
         let (program, y) = rig.step(1);
-        // The op after the post hangs; the post must arrive nevertheless.
+        // The op after the post hangs; the post must still arrive.
         rig.sim.hang_after(1);
         let mut run = rig.queue.replay(&program).unwrap();
         let posted = run.next_post().unwrap().unwrap();
         assert_eq!((posted.mailbox, posted.n_tokens, posted.rows), (0, REAL, None));
-        assert_eq!(posted.x, [2.0; REAL * COLS], "only real tokens are sent");
-        assert_eq!(rig.sim.counters().ops, 1, "the device is not past the post");
+        assert_eq!(posted.x, [2.0; REAL * COLS], "padding tokens are not sent");
+        assert_eq!(rig.sim.counters().ops, 1, "only the post has started");
         run.answer(&ANSWER).unwrap();
         rig.sim.resume();
         assert!(run.next_post().unwrap().is_none());
         run.wait().unwrap();
-        assert_eq!(rig.read(&y), rows(11.0, 1.0), "only real tokens are answered");
+        assert_eq!(rig.read(&y), rows(11.0, 1.0), "the answer leaves padding rows unchanged");
     });
 }
 
 #[test]
-fn the_device_does_its_part_before_the_answer() {
+fn the_device_continues_before_the_answer() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
         let (program, y) = rig.step(1);
@@ -43,7 +43,7 @@ fn the_device_does_its_part_before_the_answer() {
 }
 
 #[test]
-fn posts_come_in_program_order_and_programs_are_replayed() {
+fn posts_arrive_in_program_order_in_every_replay() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
         let (program, y) = rig.step(5);
@@ -63,7 +63,7 @@ fn posts_come_in_program_order_and_programs_are_replayed() {
 }
 
 #[test]
-fn a_list_of_rows_is_sent_as_long_as_it_is() {
+fn only_valid_rows_and_needed_membership_words_are_sent() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
         let (x, y) = (rig.full(2.0), rig.full(0.0));
@@ -72,7 +72,7 @@ fn a_list_of_rows_is_sent_as_long_as_it_is() {
         let words = |words: &[u32]| bytemuck::cast_slice::<u32, u8>(words).to_vec();
         rig.queue.write(&set.ids, &words(&[3, 8, 9, 77, 77, 77])).unwrap();
         rig.queue.write(&set.count, &words(&[3])).unwrap();
-        // Two words a row for 40 tokens; two tokens are real.
+        // Two membership words per row, for 40 tokens. The step's two tokens need only one.
         rig.queue.write(&set.members, &words(&[1, 9, 2, 9, 3, 9, 9, 9, 9, 9, 9, 9])).unwrap();
         let mut program = rig.device.record("rows");
         let shape =
@@ -96,31 +96,31 @@ fn a_list_of_rows_is_sent_as_long_as_it_is() {
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     NotStarted,
-    PostNotTaken,
-    PostTaken,
+    Posted,
+    PostReceived,
     Answered,
     SecondPost,
     Hanging,
 }
 
 #[test]
-fn a_step_can_be_given_up_at_any_stage() {
-    use Stage::{Answered, Hanging, NotStarted, PostNotTaken, PostTaken, SecondPost};
+fn a_step_can_be_cancelled_at_any_stage() {
+    use Stage::{Answered, Hanging, NotStarted, PostReceived, Posted, SecondPost};
     repeat(|seed| {
-        for stage in [NotStarted, PostNotTaken, PostTaken, Answered, SecondPost, Hanging] {
+        for stage in [NotStarted, Posted, PostReceived, Answered, SecondPost, Hanging] {
             let mut rig = Rig::new(seed);
             let (x, a, y, z) = (rig.full(2.0), rig.full(1.0), rig.full(0.0), rig.full(0.0));
             let (split, add) = (rig.split(3, &x, &a, &y), rig.add(&a, &z));
             match stage {
                 NotStarted => rig.sim.hang_after(0),
                 Hanging => rig.sim.hang_after(1),
-                PostNotTaken | PostTaken | Answered | SecondPost => {}
+                Posted | PostReceived | Answered | SecondPost => {}
             }
             let first = rig.queue.replay(&add).unwrap();
             let mut run = rig.queue.replay(&split).unwrap();
             let after = rig.queue.replay(&add).unwrap();
             let n_answers = match stage {
-                NotStarted | PostNotTaken | Hanging | PostTaken => 0,
+                NotStarted | Posted | Hanging | PostReceived => 0,
                 Answered => 1,
                 SecondPost => 2,
             };
@@ -128,12 +128,12 @@ fn a_step_can_be_given_up_at_any_stage() {
                 run.next_post().unwrap().unwrap();
                 run.answer(&ANSWER).unwrap();
             }
-            if matches!(stage, PostTaken | SecondPost) {
+            if matches!(stage, PostReceived | SecondPost) {
                 run.next_post().unwrap().unwrap();
             }
             drop(run);
             rig.sim.resume();
-            // The queue goes on, and the cancelled run does not run to its end.
+            // The queue runs the next program, and the cancelled program does not run to its end.
             first.wait().unwrap();
             after.wait().unwrap();
             assert_eq!(rig.read(&z), [2.0; ROWS * COLS], "{stage:?}");
@@ -155,16 +155,16 @@ fn waiting_with_an_open_post_cancels() {
         let mut rig = Rig::new(seed);
         let (program, _) = rig.step(2);
         let run = rig.queue.replay(&program).unwrap();
-        assert_eq!(run.wait(), Err(Error::Cancelled), "no post was taken");
+        assert_eq!(run.wait(), Err(Error::Cancelled), "no post was received");
         let mut run = rig.queue.replay(&program).unwrap();
         run.next_post().unwrap().unwrap();
-        assert_eq!(run.wait(), Err(Error::Cancelled), "one was taken and not answered");
+        assert_eq!(run.wait(), Err(Error::Cancelled), "a post was received but not answered");
         rig.queue.finish().unwrap();
     });
 }
 
 #[test]
-fn a_dropped_queue_cancels_its_programs_and_does_its_copies() {
+fn a_dropped_queue_cancels_its_programs_and_completes_its_copies() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
         let (x, a, y) = (rig.full(2.0), rig.full(1.0), rig.full(0.0));
@@ -179,7 +179,7 @@ fn a_dropped_queue_cancels_its_programs_and_does_its_copies() {
         assert_eq!(run.wait(), Err(Error::Cancelled));
         assert_eq!(queued.next_post().map(|_| ()), Err(Error::Cancelled));
         assert_eq!(bytemuck::cast_slice::<u8, f32>(copy.wait().unwrap().bytes()), [2.0; COLS]);
-        assert_eq!(rig.read(&x), [2.0; ROWS * COLS], "the device is alive");
+        assert_eq!(rig.read(&x), [2.0; ROWS * COLS], "the device still works");
     });
 }
 

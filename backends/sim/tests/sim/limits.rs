@@ -1,4 +1,4 @@
-//! Limits of memory and bindings, which planning reports.
+//! Limits of memory and of operand sizes, and ops that planning rejects.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn add(n_rows: usize) -> Op<TensorDesc> {
 }
 
 #[test]
-fn planning_refuses_what_does_not_fit_a_binding() {
+fn planning_rejects_an_operand_above_the_binding_limit() {
     let sim = SimBackend::new(SimOptions { max_binding: Bytes(1024), ..SimOptions::default() });
     assert_eq!((sim.info().max_binding, sim.info().kind), (Bytes(1024), DeviceKind::Simulated));
     assert!(sim.info().hand_off);
@@ -29,7 +29,7 @@ fn planning_refuses_what_does_not_fit_a_binding() {
 }
 
 #[test]
-fn planning_refuses_an_op_by_name() {
+fn planning_rejects_an_op_by_name() {
     let sim = SimBackend::new(SimOptions::default());
     sim.refuse("MatMul");
     let desc = TensorDesc::new(1, 32, Format::F32);
@@ -40,7 +40,7 @@ fn planning_refuses_an_op_by_name() {
 }
 
 #[test]
-fn programs_share_the_claimed_workspace() {
+fn programs_share_one_workspace() {
     let mut rig = Rig::with(SimOptions { workspace: Bytes(1000), ..SimOptions::default() });
     let (a, x) = (rig.full(1.0), rig.full(0.0));
     let before = rig.device.ledger().used();
@@ -50,7 +50,7 @@ fn programs_share_the_claimed_workspace() {
 }
 
 #[test]
-fn the_physical_limit_holds_whatever_was_booked() {
+fn the_physical_limit_holds_with_an_unlimited_budget() {
     let sim = SimBackend::new(SimOptions { memory: Bytes(1024), ..SimOptions::default() });
     let device = Device::new(Arc::clone(&sim) as _, DeviceId(0), Bytes::MAX);
     let held = device.alloc_f32("first", 3, 64).unwrap();
@@ -76,7 +76,7 @@ fn the_physical_limit_holds_whatever_was_booked() {
 }
 
 #[test]
-fn odd_sizes_take_whole_granules() {
+fn odd_sizes_use_whole_granules() {
     let sim = SimBackend::new(SimOptions::default());
     let device = Device::new(Arc::clone(&sim) as _, DeviceId(0), Bytes::MAX);
     let desc = TensorDesc::new(3, 33, Format::F16);

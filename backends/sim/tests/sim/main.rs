@@ -1,8 +1,8 @@
-//! The simulated device follows the contract, also with injected failures. No test depends on the
-//! clock: delays only vary the interleaving of threads, and a watchdog turns an endless wait into
-//! a failure.
+//! The simulated device follows the contract of `hal`, also with injected failures. No test depends
+//! on the clock: delays only vary the interleaving of threads, and a watchdog turns an endless wait
+//! into a failure.
 
-#![allow(clippy::unwrap_used, reason = "tests may")]
+#![allow(clippy::unwrap_used, reason = "a test may fail this way")]
 
 mod conformance;
 mod failures;

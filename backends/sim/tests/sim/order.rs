@@ -8,14 +8,14 @@ use hal::{Bytes, HostRows, Operand, PackDesc, Select, Source, TensorDesc};
 use crate::support::{COLS, ROWS, Rig, repeat};
 
 #[test]
-fn each_piece_of_work_sees_those_before_it() {
+fn work_sees_the_results_of_earlier_work() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
         let (a, x) = (rig.full(1.0), rig.full(0.0));
         let program = rig.add(&a, &x);
         let size = Bytes::of(&[0f32; ROWS * COLS]);
         let (mut runs, mut copies) = (Vec::new(), Vec::new());
-        // All work is queued before any wait.
+        // Queues all work before the first wait.
         for step in 0..20u8 {
             if step == 10 {
                 let mut zero = rig.device.staging(size).unwrap();
@@ -61,7 +61,7 @@ fn an_upload_owns_its_memory_until_it_is_done() {
 }
 
 #[test]
-fn a_transfer_is_done_without_being_waited_for() {
+fn a_transfer_completes_without_a_wait() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
         let x = rig.full(3.0);
@@ -69,7 +69,7 @@ fn a_transfer_is_done_without_being_waited_for() {
         let copy = rig.queue.download(&x, staging).unwrap();
         rig.queue.finish().unwrap();
         assert!(copy.is_done());
-        assert!(copy.is_done(), "asking does not change the answer");
+        assert!(copy.is_done(), "a second query gives the same result");
         assert_eq!(bytemuck::cast_slice::<u8, f32>(copy.wait().unwrap().bytes()), [3.0; COLS]);
     });
 }
@@ -110,7 +110,7 @@ fn a_slot_of_a_pack_is_replaced() {
             rig.read(&tensor),
             [0.0, 1.0, 2.0, 3.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0]
         );
-        // An error of work without a handle is reported by finish, once.
+        // A refill has no handle, so `finish` reports its error, once.
         rig.queue.refill(&tensor, 2..3, &row[1..]).unwrap();
         assert!(rig.queue.finish().is_err());
         rig.queue.finish().unwrap();
@@ -118,7 +118,7 @@ fn a_slot_of_a_pack_is_replaced() {
 }
 
 #[test]
-fn memory_is_free_when_the_wait_is_over() {
+fn memory_is_free_when_a_wait_ends() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
         let (a, x) = (rig.full(1.0), rig.full(0.0));

@@ -13,12 +13,13 @@ use hal::{
 };
 use thermocline_sim::{SimBackend, SimOptions};
 
-/// How often a test is run, each time with other delays. Increase it to look for races.
+/// Runs per test, each with different delays. Increase the number to look for races.
 const REPEAT: u64 = 5;
 
+/// Longest duration of one run.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Runs `test` with different seeds and fails if one run does not end.
+/// Runs `test` with different seeds and fails if a run takes longer than [`LIMIT`].
 pub(crate) fn repeat(test: impl Fn(u64) + Send + Sync + 'static) {
     let test = Arc::new(test);
     for seed in 0..REPEAT {
@@ -27,7 +28,7 @@ pub(crate) fn repeat(test: impl Fn(u64) + Send + Sync + 'static) {
     }
 }
 
-/// Fails if `test` does not end.
+/// Fails if `test` takes longer than [`LIMIT`].
 pub(crate) fn within_limit(test: impl FnOnce() + Send + 'static) {
     let (done, wait) = channel();
     let thread = thread::spawn(move || {
@@ -44,10 +45,11 @@ pub(crate) fn within_limit(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Columns of every tensor here.
+/// Columns of every tensor in these tests.
 pub(crate) const COLS: usize = 8;
-/// Rows of every program here; two of them are real tokens.
+/// Rows of every tensor in these tests: [`REAL`] tokens, then padding.
 pub(crate) const ROWS: usize = 4;
+/// Tokens of every step, without padding.
 pub(crate) const REAL: usize = 2;
 
 pub(crate) struct Rig {
@@ -70,7 +72,7 @@ impl Rig {
         Rig { sim, device, queue }
     }
 
-    /// `[ROWS, COLS]` of one value.
+    /// A `[ROWS, COLS]` tensor filled with one value.
     pub(crate) fn full(&mut self, value: f32) -> Tensor {
         let tensor = self.device.alloc_f32("test", ROWS, COLS).unwrap();
         self.write(&tensor, &[value; ROWS * COLS]);
@@ -116,7 +118,7 @@ impl Rig {
         program.finish().unwrap()
     }
 
-    /// [`Rig::split`] over tensors of twos, ones and zeros; also returns `y`.
+    /// [`Rig::split`] with `x` full of twos, `a` of ones and `y` of zeros; also returns `y`.
     pub(crate) fn step(&mut self, n: usize) -> (Program, Tensor) {
         let [x, a, y] = [2.0, 1.0, 0.0].map(|value| self.full(value));
         (self.split(n, &x, &a, &y), y)
@@ -157,7 +159,7 @@ impl Rig {
 /// The host's answer to a post of [`REAL`] tokens.
 pub(crate) const ANSWER: [f32; REAL * COLS] = [10.0; REAL * COLS];
 
-/// A tensor with one value in the rows of real tokens and another in the padding.
+/// Values of a tensor with `real` in the rows of tokens and `padding` in the padding rows.
 pub(crate) fn rows(real: f32, padding: f32) -> Vec<f32> {
     let mut values = vec![real; ROWS * COLS];
     values[REAL * COLS..].fill(padding);
@@ -169,7 +171,7 @@ pub(crate) fn rows(real: f32, padding: f32) -> Vec<f32> {
 pub(crate) fn assert_lost<T>(result: hal::Result<T>) {
     match result {
         Err(Error::DeviceLost { .. }) => {}
-        Err(error) => panic!("{error}"),
-        Ok(_) => panic!("it went well"),
+        Err(error) => panic!("expected a lost device, got: {error}"),
+        Ok(_) => panic!("a call on a lost device succeeded"),
     }
 }

@@ -7,14 +7,15 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use libloading::Library;
 
 use crate::driver::DevicePtr;
-use crate::missing::Missing;
+use crate::missing::LibraryError;
 
 /// A vendor's handle.
 pub type Raw = *mut c_void;
 
-/// A function of a vendor's library, with its name there.
+/// A function of a vendor's library, with its exported name.
 ///
-/// They all return plain integers, since a newer driver may return codes that an enum would lack.
+/// Every function returns a plain integer, since a newer driver may return codes that an enum would
+/// lack.
 #[derive(Clone, Copy, Debug)]
 pub struct Function<F> {
     /// Name for messages.
@@ -30,14 +31,14 @@ impl<F: Copy> Function<F> {
     /// `F` is the C type of the function of this name, and the library is never unloaded.
     ///
     /// # Errors
-    /// [`Missing::Function`].
+    /// [`LibraryError::Function`].
     pub unsafe fn find(
         library: &'static Library,
         name: &'static str,
-    ) -> Result<Function<F>, Missing> {
+    ) -> Result<Function<F>, LibraryError> {
         // SAFETY: the caller guarantees the type.
         let symbol = unsafe { library.get::<F>(name) };
-        let call = symbol.map_err(|_| Missing::Function { name })?;
+        let call = symbol.map_err(|_| LibraryError::Function { name })?;
         Ok(Function { name, call: *call })
     }
 }
@@ -48,27 +49,27 @@ pub type Takes = Function<unsafe extern "C" fn(Raw) -> c_int>;
 /// Functions with the same parameters in both APIs, under different names.
 #[derive(Clone, Debug)]
 pub struct Calls {
-    /// Free and total memory.
+    /// Free and total device memory in bytes.
     pub memory: Function<unsafe extern "C" fn(*mut usize, *mut usize) -> c_int>,
     /// Allocates device memory.
     pub alloc: Function<unsafe extern "C" fn(*mut DevicePtr, usize) -> c_int>,
-    /// Frees it.
+    /// Frees device memory.
     pub free: Function<unsafe extern "C" fn(DevicePtr) -> c_int>,
     /// Allocates pinned host memory, with flags.
     pub alloc_host: Function<unsafe extern "C" fn(*mut Raw, usize, c_uint) -> c_int>,
     /// Device address of pinned host memory.
     pub device_pointer: Function<unsafe extern "C" fn(*mut DevicePtr, Raw, c_uint) -> c_int>,
-    /// Frees it.
+    /// Frees pinned host memory.
     pub free_host: Takes,
     /// Creates a stream, with flags.
     pub stream: Function<unsafe extern "C" fn(*mut Raw, c_uint) -> c_int>,
-    /// Destroys it.
+    /// Destroys a stream.
     pub destroy_stream: Takes,
     /// Waits for a stream.
     pub finish: Takes,
     /// Creates an event, with flags.
     pub event: Function<unsafe extern "C" fn(*mut Raw, c_uint) -> c_int>,
-    /// Destroys it.
+    /// Destroys an event.
     pub destroy_event: Takes,
     /// Records an event: event, stream.
     pub record: Function<unsafe extern "C" fn(Raw, Raw) -> c_int>,
@@ -82,7 +83,7 @@ pub struct Calls {
     pub copy_in: Function<unsafe extern "C" fn(DevicePtr, *const c_void, usize, Raw) -> c_int>,
     /// Copies to the host.
     pub copy_out: Function<unsafe extern "C" fn(Raw, DevicePtr, usize, Raw) -> c_int>,
-    /// Copies on the device.
+    /// Copies within device memory.
     pub copy: Function<unsafe extern "C" fn(DevicePtr, DevicePtr, usize, Raw) -> c_int>,
     /// Fills: destination, word, number of words, stream.
     pub fill: Function<unsafe extern "C" fn(DevicePtr, c_uint, usize, Raw) -> c_int>,

@@ -13,13 +13,13 @@ use super::{Calls, Vendor};
 
 /// An open device, kept alive by all objects created on it.
 #[derive(Debug)]
-pub(super) struct Shared<V> {
+pub(super) struct SharedHandle<V> {
     pub(super) vendor: V,
     pub(super) calls: Calls,
     pub(super) health: Health,
 }
 
-impl<V: Vendor> Shared<V> {
+impl<V: Vendor> SharedHandle<V> {
     /// Makes the device current for this thread's calls.
     ///
     /// # Errors
@@ -30,7 +30,7 @@ impl<V: Vendor> Shared<V> {
         Ok(&self.calls)
     }
 
-    /// Converts a driver code to an error of the contract.
+    /// Converts a driver code to a `hal` error.
     ///
     /// # Errors
     /// See [`crate::Driver`].
@@ -39,7 +39,7 @@ impl<V: Vendor> Shared<V> {
             Outcome::Done => Ok(()),
             Outcome::OutOfMemory => Err(self.out_of_memory(call, 0)),
             Outcome::Lost => {
-                Err(self.health.lose(format!("{call} failed: {}", self.vendor.text(code))))
+                Err(self.health.mark_lost(format!("{call} failed: {}", self.vendor.text(code))))
             }
             Outcome::Pending | Outcome::Refused => Err(hal::Error::Driver {
                 call: call.to_owned(),
@@ -74,12 +74,12 @@ impl<V: Vendor> Shared<V> {
 pub(super) struct Handle<V: Vendor> {
     pub(super) raw: Raw,
     end: Takes,
-    shared: Arc<Shared<V>>,
+    shared: Arc<SharedHandle<V>>,
 }
 
 impl<V: Vendor> Handle<V> {
     /// Wraps a new handle; `end` is the call that destroys it.
-    pub(super) fn new(shared: &Arc<Shared<V>>, raw: Raw, end: Takes) -> Handle<V> {
+    pub(super) fn new(shared: &Arc<SharedHandle<V>>, raw: Raw, end: Takes) -> Handle<V> {
         Handle { raw, end, shared: Arc::clone(shared) }
     }
 }
@@ -94,7 +94,7 @@ impl<V: Vendor> Drop for Handle<V> {
     fn drop(&mut self) {
         if self.shared.ready().is_ok() {
             // SAFETY: `end` is the matching destructor, and no other reference is left. The
-            // returned code is ignored: a lost device shows at the next call.
+            // returned code is ignored: the next call reports a lost device.
             let _ = unsafe { (self.end.call)(self.raw) };
         }
     }

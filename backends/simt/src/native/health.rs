@@ -1,4 +1,4 @@
-//! The meaning of both vendors' error codes, and the first unrecoverable one.
+//! The meaning of both vendors' error codes, and a record of the first unrecoverable error.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
@@ -34,14 +34,15 @@ impl Outcome {
             700 | 702 | 709 | 710 | 714..=719 | 721 => Outcome::Lost,
             // "Unknown error", returned for a card that does not respond.
             999 => Outcome::Lost,
-            // HIP's own: runtime memory errors, and other runtime errors.
+            // Codes that only HIP has: runtime memory errors, and other runtime errors.
             1052 | 1053 => Outcome::Lost,
             _ => Outcome::Refused,
         }
     }
 
-    /// The meaning of a code from the call of this name. An unknown error counts as a loss if it
-    /// may come from earlier work; HIP also returns it for work that it cannot capture.
+    /// The meaning of a code that the call of this name returned. "Unknown error" (999) means a
+    /// lost device, except from calls with which HIP captures work or loads kernels: these also
+    /// return it for input that they reject.
     #[must_use]
     pub fn of_call(call: &str, code: c_int) -> Outcome {
         let refuses = ["Capture", "Instantiate", "ModuleLoad", "GetFunction"];
@@ -72,7 +73,7 @@ impl Health {
     }
 
     /// Marks the device as lost; the first reason is kept.
-    pub(super) fn lose(&self, reason: String) -> Error {
+    pub(super) fn mark_lost(&self, reason: String) -> Error {
         let device = self.device.clone();
         self.lost.get_or_init(|| Error::DeviceLost { device, reason }).clone()
     }
@@ -86,8 +87,8 @@ mod tests {
     fn the_first_loss_stays() {
         let health = Health::new("CUDA0");
         assert_eq!(health.check(), Ok(()));
-        let first = health.lose("first".to_owned());
-        assert_eq!(health.lose("second".to_owned()), first);
+        let first = health.mark_lost("first".to_owned());
+        assert_eq!(health.mark_lost("second".to_owned()), first);
         assert_eq!(health.check(), Err(first));
     }
 

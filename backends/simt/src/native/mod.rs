@@ -20,24 +20,25 @@ use crate::error::driver;
 use crate::facts::Facts;
 pub use calls::{Calls, Function, GraphCalls, Launch, Raw, Takes};
 pub use handles::{Event, Graph, Kernel, Module, Stream};
-use handles::{Handle, Shared};
+use handles::{Handle, SharedHandle};
 use health::Health;
 pub use health::Outcome;
 
-/// The differences between two vendors. When dropped, after all objects created on the device, it
-/// releases the device.
+/// The calls in which the vendors differ. An implementation releases the device when it is dropped,
+/// after all objects created on the device.
 pub trait Vendor: fmt::Debug + Send + Sync + 'static {
     /// The name of the call in [`Vendor::enter`], for messages.
     const ENTER: &'static str;
     /// Flags for coherent pinned host memory that the device can access.
     const HOST_FLAGS: c_uint;
-    /// Numbers of the options for an error log when kernels are loaded: its buffer and its length.
+    /// Option numbers for the compiler's error log when a module is loaded: the log's buffer and
+    /// its length. `None` if the vendor has no such options.
     const LOG: Option<[c_int; 2]>;
 
     /// Makes this device current for the thread. Returns the driver's code.
     fn enter(&self) -> c_int;
 
-    /// The driver's text for a code: its name, and a sentence.
+    /// The driver's description of an error code: its name, and a sentence.
     fn text(&self, code: c_int) -> String;
 
     /// A unit of kernels in the form that the driver loads.
@@ -48,8 +49,8 @@ pub trait Vendor: fmt::Debug + Send + Sync + 'static {
 }
 
 /// Maximum number of arguments of a kernel.
-const MOST_ARGS: usize = 64;
-/// Bytes of a compiler's log.
+const MAX_ARGS: usize = 64;
+/// Maximum length of the compiler's log, in bytes.
 const LOG_BYTES: usize = 8 << 10;
 /// Flag of streams that do not synchronise with the default stream.
 const NON_BLOCKING: c_uint = 1;
@@ -61,7 +62,7 @@ const RELAXED: c_int = 2;
 /// A device of a vendor.
 #[derive(Debug)]
 pub struct Native<V: Vendor> {
-    shared: Arc<Shared<V>>,
+    shared: Arc<SharedHandle<V>>,
     facts: Facts,
 }
 
@@ -70,12 +71,12 @@ impl<V: Vendor> Native<V> {
     #[must_use]
     pub fn new(vendor: V, calls: Calls, facts: Facts) -> Native<V> {
         let health = Health::new(&facts.name);
-        Native { shared: Arc::new(Shared { vendor, calls, health }), facts }
+        Native { shared: Arc::new(SharedHandle { vendor, calls, health }), facts }
     }
 
     fn graphs(&self) -> Result<&GraphCalls> {
         let calls = self.shared.ready()?;
-        calls.graphs.as_ref().ok_or_else(|| driver("graph", "this driver has no graphs"))
+        calls.graphs.as_ref().ok_or_else(|| driver("graph", "this driver does not support graphs"))
     }
 
     fn check<F>(&self, call: &Function<F>, code: c_int) -> Result<()> {
@@ -127,7 +128,7 @@ impl<V: Vendor> Driver for Native<V> {
     fn free(&self, at: DevicePtr) {
         if let Ok(calls) = self.shared.ready() {
             // SAFETY: it is memory of this device (the owner frees it once), and both drivers wait
-            // for earlier work. A lost device shows at the next call.
+            // for earlier work. The next call reports a lost device.
             let _ = unsafe { (calls.free.call)(at) };
         }
     }
@@ -138,7 +139,7 @@ impl<V: Vendor> Driver for Native<V> {
         // SAFETY: `at` is written during the call only.
         let code = unsafe { (calls.alloc_host.call)(&raw mut at, len, V::HOST_FLAGS) };
         if Outcome::of(code) == Outcome::OutOfMemory {
-            // Pinnable host memory has run out; the driver does not report how much there is.
+            // Pinnable host memory has run out; the driver does not report how much is left.
             let (device, label) = (self.facts.name.clone(), format!("{label} (pinned)"));
             let (wanted, free) = (Bytes(len as u64), Bytes(0));
             return Err(Error::OutOfMemory { device, label, wanted, free });
@@ -291,17 +292,18 @@ impl<V: Vendor> Driver for Native<V> {
             let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
             (calls.load.call)(&raw mut raw, image.as_ptr().cast(), n_options, options, values)
         };
-        self.check(&calls.load, code).map_err(|error| about(error, unit, &log))?;
+        self.check(&calls.load, code).map_err(|error| with_log(error, unit, &log))?;
         Ok(Module { raw: self.take(raw, calls.unload), _image: image })
     }
 
     fn function(&self, module: &Module<V>, name: &str) -> Result<Kernel> {
         let calls = self.shared.ready()?;
-        let text = CString::new(name).map_err(|_| driver(calls.function.name, "a NUL"))?;
+        let text =
+            CString::new(name).map_err(|_| driver(calls.function.name, "a name with NUL"))?;
         let mut raw = ptr::null_mut();
         // SAFETY: the module lives, and the name ends in NUL.
         let code = unsafe { (calls.function.call)(&raw mut raw, module.raw.raw, text.as_ptr()) };
-        let named = |error| about(error, name, &[]);
+        let named = |error| with_log(error, name, &[]);
         self.check(&calls.function, code).map_err(named).map(|()| Kernel(raw))
     }
 
@@ -313,12 +315,12 @@ impl<V: Vendor> Driver for Native<V> {
         args: &[Arg],
     ) -> Result<()> {
         let calls = self.shared.ready()?;
-        let mut pointers: [Raw; MOST_ARGS] = [ptr::null_mut(); MOST_ARGS];
-        if args.len() > MOST_ARGS {
+        let mut pointers: [Raw; MAX_ARGS] = [ptr::null_mut(); MAX_ARGS];
+        if args.len() > MAX_ARGS {
             return Err(driver(calls.launch.name, format!("{} arguments", args.len())));
         }
         for (pointer, arg) in pointers.iter_mut().zip(args) {
-            *pointer = value(arg);
+            *pointer = arg_pointer(arg);
         }
         let Geometry { grid: [x, y, z], block, shared } = geometry;
         // SAFETY: one pointer per argument, to values of the types that the caller guarantees; the
@@ -361,7 +363,7 @@ impl<V: Vendor> Driver for Native<V> {
 }
 
 /// A pointer to the value of an argument.
-fn value(arg: &Arg) -> Raw {
+fn arg_pointer(arg: &Arg) -> Raw {
     match arg {
         Arg::Ptr(at) => ptr::from_ref(at).cast_mut().cast(),
         Arg::U32(number) => ptr::from_ref(number).cast_mut().cast(),
@@ -369,8 +371,8 @@ fn value(arg: &Arg) -> Raw {
     }
 }
 
-/// Adds the subject of a call, and the compiler's log.
-fn about(error: Error, what: &str, log: &[u8]) -> Error {
+/// Adds the unit or kernel of the failed call, and the compiler's log, to an error.
+fn with_log(error: Error, what: &str, log: &[u8]) -> Error {
     let Error::Driver { call, code, message } = error else { return error };
     let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
     let log = String::from_utf8_lossy(&log[..end]);

@@ -1,9 +1,10 @@
 //! The paged KV cache, and attention over it.
 //!
-//! Positions are split into chunks, which are assigned to spans in turn: a block per span, and a
-//! second kernel merges the spans in order. The number of spans depends on sizes only, not on the
-//! step. Up to [`FEW`] tokens a block has one token and heads that share keys; above that it has a
-//! tile of tokens, and spans are used only if there are few tiles.
+//! Positions are split into chunks, and chunks are dealt to spans round robin. A block computes one
+//! span, and a second kernel merges the spans in order. The number of spans depends on shapes
+//! alone, not on the data of a step. Up to [`FEW`] tokens, a block processes one token and heads
+//! that share a key head. With more tokens a block processes a tile of tokens, and positions are
+//! split into several spans only if there are few tiles.
 
 use hal::op::{Attention, StoreKv};
 use hal::{Bytes, KV_BLOCK, Operand, Plan, Result, Tensor, TensorDesc};
@@ -14,27 +15,29 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Maximum number of tokens whose bits do not depend on their neighbours.
+/// Up to this number of tokens, a token's result does not depend on the other tokens, bit for bit.
 const FEW: usize = 16;
 
 /// Number of blocks that keeps any device busy.
 const MANY_BLOCKS: usize = 512;
 
-/// Maximum number of spans (`attention_merge.cu`), and of spans of a tile of tokens, which does
-/// more work per span.
-const MOST_SPANS: usize = 64;
-const MOST_SPANS_OF_TILES: usize = 16;
+/// Maximum number of spans (`attention_merge.cu`).
+const MAX_SPANS: usize = 64;
+/// Maximum number of spans for tiles of tokens, which do more work per span.
+const MAX_SPANS_OF_TILES: usize = 16;
 
-/// Positions of a chunk, and values that a thread loads at once (`lib/attention.cuh`).
+/// Positions per chunk (`lib/attention.cuh`).
 const CHUNK: usize = 64;
-const PIECE: usize = 8;
+/// Values that a thread loads at once (`PIECE` in `lib/attention.cuh`).
+const VECTOR: usize = 8;
 
-/// Ranges of the workspace begin at multiples of this.
+/// Ranges of the workspace begin at multiples of this many bytes.
 const STEP: u64 = 256;
 
-/// Threads per block with one token, and with a tile; rows of a tile (tokens times heads).
+/// Threads per block with one token, and with a tile of tokens.
 const FEW_THREADS: u32 = 128;
 const TILE_THREADS: u32 = 256;
+/// Rows of a tile: tokens times heads.
 const TILE_ROWS: usize = 64;
 
 /// Threads per block of the store kernel and of the merge kernel.
@@ -42,11 +45,11 @@ const STORE_THREADS: u32 = 256;
 const MERGE_THREADS: u32 = 256;
 
 /// Maximum number of heads per block, and of lanes that share a row.
-const MOST_HEADS: usize = 8;
-const MOST_LANES: usize = 32;
+const MAX_HEADS: usize = 8;
+const MAX_LANES: usize = 32;
 
-/// Maximum number of values of a key head: queries are in shared memory.
-const MOST_KEYS: usize = 1024;
+/// Maximum number of values per key head, so that the queries fit in shared memory.
+const MAX_KEYS: usize = 1024;
 
 pub(crate) fn plan_store(_op: &StoreKv<TensorDesc>, _facts: &Facts) -> Plan {
     Plan::yes()
@@ -78,7 +81,7 @@ pub(crate) fn lower_store(op: &StoreKv<Tensor>, out: &mut Lowering<'_>) -> Resul
     Ok(())
 }
 
-/// Threads that store a row (`threads` in `cache/`): one per word, or one per value if 32 of them
+/// Threads that store a row (`threads` in `cache/`): one per word, or one per value if 32 values
 /// share a scale.
 fn store_threads(cached: &TensorDesc) -> usize {
     match cached.format.block_values() {
@@ -93,7 +96,7 @@ pub(super) fn row_words(desc: &TensorDesc) -> usize {
 
 /// How an op is split into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cut {
+struct Split {
     n_tokens: usize,
     n_head: usize,
     n_head_kv: usize,
@@ -106,32 +109,40 @@ struct Cut {
     n_spans: usize,
 }
 
-impl Cut {
-    fn new<T: Operand>(op: &Attention<T>) -> Cut {
+impl Split {
+    fn new<T: Operand>(op: &Attention<T>) -> Split {
         let (q, y) = (op.q.desc(), op.y.desc());
         let [d_head, d_value] = [q, y].map(|desc| desc.n_cols / op.n_head);
-        let heads = (op.n_head / op.n_head_kv).next_power_of_two().min(MOST_HEADS);
+        let heads = (op.n_head / op.n_head_kv).next_power_of_two().min(MAX_HEADS);
         let cols = if q.n_rows <= FEW {
-            PIECE * lanes(d_value)
+            VECTOR * lanes(d_value)
         } else {
             d_value.next_power_of_two().clamp(64, 256)
         };
         let (n_head, n_head_kv) = (op.n_head, op.n_head_kv);
-        let cut =
-            Cut { n_tokens: q.n_rows, n_head, n_head_kv, d_head, d_value, heads, cols, n_spans: 1 };
-        // The same for every number of tokens up to `FEW`.
+        let split = Split {
+            n_tokens: q.n_rows,
+            n_head,
+            n_head_kv,
+            d_head,
+            d_value,
+            heads,
+            cols,
+            n_spans: 1,
+        };
+        // Up to `FEW` tokens, the number of spans must not depend on the number of tokens.
         let (n_tiles, most) = if q.n_rows <= FEW {
-            (1, MOST_SPANS)
+            (1, MAX_SPANS)
         } else {
-            (q.n_rows.div_ceil(TILE_ROWS / heads), MOST_SPANS_OF_TILES)
+            (q.n_rows.div_ceil(TILE_ROWS / heads), MAX_SPANS_OF_TILES)
         };
         let n_chunks = (op.batch.shape.max_blocks * KV_BLOCK).div_ceil(CHUNK).max(1);
-        let wanted = MANY_BLOCKS.div_ceil((n_tiles * cut.across()).max(1));
-        Cut { n_spans: wanted.min(n_chunks).min(most), ..cut }
+        let wanted = MANY_BLOCKS.div_ceil((n_tiles * split.n_head_blocks()).max(1));
+        Split { n_spans: wanted.min(n_chunks).min(most), ..split }
     }
 
-    /// Number of blocks for heads and columns.
-    fn across(&self) -> usize {
+    /// Blocks per span and tile of tokens: tiles of heads times tiles of value columns.
+    fn n_head_blocks(&self) -> usize {
         let tiles = (self.n_head / self.n_head_kv).div_ceil(self.heads);
         self.n_head_kv * tiles * self.d_value.div_ceil(self.cols)
     }
@@ -141,9 +152,9 @@ impl Cut {
         self.n_tokens <= FEW || self.n_spans > 1
     }
 
-    /// Bytes of the result in Q8 blocks, if the next op may need it: in decode, where the
-    /// number of launches matters, if heads are whole blocks.
-    fn rounded_size(&self) -> u64 {
+    /// Bytes of the result in Q8 blocks for the next op. 0 in prefill, where fewer launches save
+    /// little, and 0 if heads are not whole blocks.
+    fn quantized_size(&self) -> u64 {
         if self.n_tokens <= FEW && self.d_value.is_multiple_of(32) {
             48 * (self.n_tokens * self.n_head * self.d_value / 32) as u64
         } else {
@@ -152,137 +163,150 @@ impl Cut {
     }
 
     /// Bytes of the partial results of all spans.
-    fn parts_size(&self) -> u64 {
-        let n_parts = if self.is_merged() { self.n_tokens * self.n_head * self.n_spans } else { 0 };
-        4 * (n_parts * (self.d_value + 2)) as u64
+    fn partials_size(&self) -> u64 {
+        let n_partials =
+            if self.is_merged() { self.n_tokens * self.n_head * self.n_spans } else { 0 };
+        4 * (n_partials * (self.d_value + 2)) as u64
     }
 }
 
 /// Lanes that share a head of `d` values.
 fn lanes(d: usize) -> usize {
-    d.div_ceil(PIECE).next_power_of_two().min(MOST_LANES)
+    d.div_ceil(VECTOR).next_power_of_two().min(MAX_LANES)
 }
 
 pub(crate) fn plan(op: &Attention<TensorDesc>, _facts: &Facts) -> Plan {
-    let cut = Cut::new(op);
-    if cut.d_head > MOST_KEYS {
+    let split = Split::new(op);
+    if split.d_head > MAX_KEYS {
         return Plan::No(format!(
-            "heads have {} values, at most {MOST_KEYS} are supported",
-            cut.d_head
+            "key heads have {} values; at most {MAX_KEYS} are supported",
+            split.d_head
         ));
     }
-    let size = cut.parts_size().next_multiple_of(STEP) + cut.rounded_size();
+    let size = split.partials_size().next_multiple_of(STEP) + split.quantized_size();
     Plan::Yes { workspace: Bytes(size), slow: None }
 }
 
-/// Whether heads of `d` values are aligned for loads of [`PIECE`] values.
+/// Whether heads of `d` values are aligned for loads of [`VECTOR`] values.
 fn is_wide(span: Span, row_bytes: usize, d: usize) -> bool {
-    span.at.is_multiple_of(16) && row_bytes.is_multiple_of(16) && d.is_multiple_of(PIECE)
+    span.at.is_multiple_of(16) && row_bytes.is_multiple_of(16) && d.is_multiple_of(VECTOR)
 }
 
-/// Flags for keys, values and queries (`wide` in `lib/attention.cuh`).
-fn wide(op: &Attention<Tensor>, cut: &Cut) -> Result<Arg> {
+/// Bits 0 to 2: whether keys, values and queries are aligned (`wide` in `lib/attention.cuh`).
+fn wide(op: &Attention<Tensor>, split: &Split) -> Result<Arg> {
     let half = |half: &Tensor, d| -> Result<bool> {
         Ok(is_wide(plain(half)?, 4 * row_words(&half.desc()), d))
     };
-    let [k, v] = [half(&op.cache.k, cut.d_head)?, half(&op.cache.v, cut.d_value)?];
-    let q = is_wide(plain(&op.q)?, 4 * op.q.desc().n_cols, cut.d_head);
+    let [k, v] = [half(&op.cache.k, split.d_head)?, half(&op.cache.v, split.d_value)?];
+    let q = is_wide(plain(&op.q)?, 4 * op.q.desc().n_cols, split.d_head);
     Ok(Arg::U32(u32::from(k) | u32::from(v) << 1 | u32::from(q) << 2))
 }
 
-/// With `round` the result is also written in Q8 blocks; returns their location if that is
-/// possible.
+/// With `quantize`, also writes the result in Q8 blocks if the heads are whole blocks, and returns
+/// the location of the blocks.
 pub(crate) fn lower(
     op: &Attention<Tensor>,
-    round: bool,
+    quantize: bool,
     out: &mut Lowering<'_>,
 ) -> Result<Option<Span>> {
-    let cut = Cut::new(op);
-    if cut.n_tokens == 0 || cut.d_value == 0 {
+    let split = Split::new(op);
+    if split.n_tokens == 0 || split.d_value == 0 {
         return Ok(None);
     }
-    let parts = if cut.is_merged() { out.workspace(0, cut.parts_size())? } else { Span::NONE };
-    if cut.n_tokens <= FEW {
-        few(op, &cut, parts, out)?;
+    let partials =
+        if split.is_merged() { out.workspace(0, split.partials_size())? } else { Span::NONE };
+    if split.n_tokens <= FEW {
+        few(op, &split, partials, out)?;
     } else {
-        many(op, &cut, parts, out)?;
+        many(op, &split, partials, out)?;
     }
-    let rounded = match cut.rounded_size() {
-        size if round && size > 0 => {
-            Some(out.workspace(cut.parts_size().next_multiple_of(STEP), size)?)
+    let quantized = match split.quantized_size() {
+        size if quantize && size > 0 => {
+            Some(out.workspace(split.partials_size().next_multiple_of(STEP), size)?)
         }
         _ => None,
     };
-    if cut.is_merged() {
-        merge(op, &cut, parts, rounded, out)?;
+    if split.is_merged() {
+        merge(op, &split, partials, quantized, out)?;
     }
-    Ok(rounded)
+    Ok(quantized)
 }
 
 /// Sizes of the cache and the batch that both kernels take after their pointers.
-fn sizes(op: &Attention<Tensor>, cut: &Cut, between: &[usize], last: &[usize]) -> Vec<Arg> {
+fn sizes(op: &Attention<Tensor>, split: &Split, between: &[usize], last: &[usize]) -> Vec<Arg> {
     let shape = &op.batch.shape;
     let first = [
         shape.max_tokens,
         shape.max_seqs,
         shape.max_blocks,
-        cut.n_tokens,
-        cut.n_head,
-        cut.n_head_kv,
+        split.n_tokens,
+        split.n_head,
+        split.n_head_kv,
     ];
     let heads =
-        [cut.d_head, cut.d_value, row_words(&op.cache.k.desc()), row_words(&op.cache.v.desc())];
+        [split.d_head, split.d_value, row_words(&op.cache.k.desc()), row_words(&op.cache.v.desc())];
     let window = op.window.map_or(0, |n| n.min(u32::MAX as usize));
-    let all = [&first[..], between, &heads, last, &[cut.n_spans, window]].concat();
+    let all = [&first[..], between, &heads, last, &[split.n_spans, window]].concat();
     let mut args: Vec<Arg> = all.into_iter().map(word).collect();
     args.extend([Arg::F32(op.scale), Arg::F32(op.softcap)]);
     args
 }
 
-fn few(op: &Attention<Tensor>, cut: &Cut, parts: Span, out: &mut Lowering<'_>) -> Result<()> {
-    let (lanes_k, lanes_v) = (lanes(cut.d_head), lanes(cut.d_value));
+fn few(
+    op: &Attention<Tensor>,
+    split: &Split,
+    partials: Span,
+    out: &mut Lowering<'_>,
+) -> Result<()> {
+    let (lanes_k, lanes_v) = (lanes(split.d_head), lanes(split.d_value));
     let mut args = vec![
         ptr(plain(&op.q)?),
         ptr(plain(&op.cache.k)?),
         ptr(plain(&op.cache.v)?),
         ptr(plain(&op.batch.words)?),
-        ptr(parts),
+        ptr(partials),
     ];
-    args.extend(sizes(op, cut, &[], &[lanes_k, lanes_v]));
-    args.push(wide(op, cut)?);
-    let kernel = match cut.heads {
+    args.extend(sizes(op, split, &[], &[lanes_k, lanes_v]));
+    args.push(wide(op, split)?);
+    let kernel = match split.heads {
         1 => "attention_1",
         2 => "attention_2",
         4 => "attention_4",
         _ => "attention_8",
     };
-    // Queries and scores, or the partial results of warps of 32.
-    let queries = PIECE * cut.d_head.div_ceil(PIECE);
-    let waves = FEW_THREADS as usize / 32 * PIECE * lanes_v;
-    let shared = 4 * cut.heads * (queries + CHUNK).max(waves);
-    let grid = [cut.n_spans, cut.across(), cut.n_tokens];
+    // Shared memory holds queries and scores, and later the partial results of each warp of 32.
+    let queries = VECTOR * split.d_head.div_ceil(VECTOR);
+    let waves = FEW_THREADS as usize / 32 * VECTOR * lanes_v;
+    let shared = 4 * split.heads * (queries + CHUNK).max(waves);
+    let grid = [split.n_spans, split.n_head_blocks(), split.n_tokens];
     out.launch_shared(unit("attention", op), kernel, grid, FEW_THREADS, shared as u32, &args);
     Ok(())
 }
 
-fn many(op: &Attention<Tensor>, cut: &Cut, parts: Span, out: &mut Lowering<'_>) -> Result<()> {
+fn many(
+    op: &Attention<Tensor>,
+    split: &Split,
+    partials: Span,
+    out: &mut Lowering<'_>,
+) -> Result<()> {
     let mut args = vec![
         ptr(plain(&op.q)?),
         ptr(plain(&op.cache.k)?),
         ptr(plain(&op.cache.v)?),
         ptr(plain(&op.batch.words)?),
-        ptr(out.maybe(op.sinks.as_ref())?),
-        ptr(parts),
+        ptr(out.plain_or_null(op.sinks.as_ref())?),
+        ptr(partials),
         ptr(plain(&op.y)?),
     ];
-    args.extend(sizes(op, cut, &[cut.heads.trailing_zeros() as usize], &[]));
-    args.push(wide(op, cut)?);
-    let kernel = match cut.cols {
+    args.extend(sizes(op, split, &[split.heads.trailing_zeros() as usize], &[]));
+    args.push(wide(op, split)?);
+    let kernel = match split.cols {
         64 => "attention_64",
         128 => "attention_128",
         _ => "attention_256",
     };
-    let grid = [cut.n_spans, cut.across(), cut.n_tokens.div_ceil(TILE_ROWS / cut.heads)];
+    let grid =
+        [split.n_spans, split.n_head_blocks(), split.n_tokens.div_ceil(TILE_ROWS / split.heads)];
     out.launch(unit("attention_many", op), kernel, grid, TILE_THREADS, &args);
     Ok(())
 }
@@ -293,26 +317,26 @@ fn unit(file: &str, op: &Attention<Tensor>) -> Unit {
 
 fn merge(
     op: &Attention<Tensor>,
-    cut: &Cut,
-    parts: Span,
-    rounded: Option<Span>,
+    split: &Split,
+    partials: Span,
+    quantized: Option<Span>,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let args = [
-        ptr(parts),
-        ptr(out.maybe(op.sinks.as_ref())?),
+        ptr(partials),
+        ptr(out.plain_or_null(op.sinks.as_ref())?),
         ptr(plain(&op.batch.words)?),
         ptr(plain(&op.y)?),
-        ptr(rounded.unwrap_or(Span::NONE)),
+        ptr(quantized.unwrap_or(Span::NONE)),
         word(op.batch.shape.max_tokens),
-        word(cut.n_tokens),
-        word(cut.n_head),
-        word(cut.d_value),
-        word(cut.n_spans),
+        word(split.n_tokens),
+        word(split.n_head),
+        word(split.d_value),
+        word(split.n_spans),
         word(op.window.map_or(0, |n| n.min(u32::MAX as usize))),
-        word(cut.d_value.next_power_of_two().clamp(32, MERGE_THREADS as usize)),
+        word(split.d_value.next_power_of_two().clamp(32, MERGE_THREADS as usize)),
     ];
-    let grid = [cut.n_head, cut.n_tokens, 1];
+    let grid = [split.n_head, split.n_tokens, 1];
     out.launch(Unit::plain("attention_merge"), "attention_merge", grid, MERGE_THREADS, &args);
     Ok(())
 }
@@ -344,13 +368,13 @@ mod tests {
     #[test]
     fn spans_do_not_depend_on_the_tokens_of_a_step() {
         for max_blocks in [1, 7, 100, 40_000] {
-            let [one, few, many] = [1, FEW, FEW + 1].map(|n| Cut::new(&op(n, max_blocks)));
-            assert_eq!(Cut { n_tokens: FEW, ..one }, few);
+            let [one, few, many] = [1, FEW, FEW + 1].map(|n| Split::new(&op(n, max_blocks)));
+            assert_eq!(Split { n_tokens: FEW, ..one }, few);
             assert!(one.n_spans <= (max_blocks * KV_BLOCK).div_ceil(CHUNK));
-            assert!(many.n_spans <= MOST_SPANS_OF_TILES);
+            assert!(many.n_spans <= MAX_SPANS_OF_TILES);
         }
-        assert_eq!(Cut::new(&op(1, 40_000)).n_spans, MOST_SPANS);
-        let many = Cut::new(&op(4096, 40_000));
-        assert_eq!((many.parts_size(), many.rounded_size()), (0, 0));
+        assert_eq!(Split::new(&op(1, 40_000)).n_spans, MAX_SPANS);
+        let many = Split::new(&op(4096, 40_000));
+        assert_eq!((many.partials_size(), many.quantized_size()), (0, 0));
     }
 }

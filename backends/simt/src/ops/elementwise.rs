@@ -9,11 +9,16 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Threads per block if each works alone.
+/// Threads per block of kernels whose threads do not cooperate.
 const FLAT: u32 = 256;
 
 /// Launches `kernel` of the unit of the same name with a thread for each of `n` items.
-pub(super) fn each(kernel: &'static str, n: usize, args: &[Arg], out: &mut Lowering<'_>) {
+pub(super) fn launch_per_item(
+    kernel: &'static str,
+    n: usize,
+    args: &[Arg],
+    out: &mut Lowering<'_>,
+) {
     let grid = [n.div_ceil(FLAT as usize), 1, 1];
     out.launch(Unit::plain(kernel), kernel, grid, FLAT, args);
 }
@@ -29,7 +34,7 @@ pub(crate) fn plan_add(_op: &Add<TensorDesc>, _facts: &Facts) -> Plan {
 pub(crate) fn add(op: &Add<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let n = n_values(&op.x);
     let args = [ptr(plain(&op.a)?), ptr(plain(&op.x)?), word(n)];
-    each("add", n.div_ceil(4), &args, out);
+    launch_per_item("add", n.div_ceil(4), &args, out);
     Ok(())
 }
 
@@ -47,7 +52,7 @@ pub(crate) fn gather(op: &Gather<Tensor>, out: &mut Lowering<'_>) -> Result<()> 
         word(y.n_rows),
         word(y.n_cols),
     ];
-    each("gather", n_values(&op.y), &args, out);
+    launch_per_item("gather", n_values(&op.y), &args, out);
     Ok(())
 }
 
@@ -63,7 +68,7 @@ pub(crate) fn copy_heads(op: &CopyHeads<Tensor>, out: &mut Lowering<'_>) -> Resu
     let columns = [from.first, from.step, to.first, to.step];
     let args: Vec<Arg> =
         spans.into_iter().chain(sizes.into_iter().chain(columns).map(word)).collect();
-    each("copy_heads", x.n_rows * op.n_head * op.width, &args, out);
+    launch_per_item("copy_heads", x.n_rows * op.n_head * op.width, &args, out);
     Ok(())
 }
 
@@ -81,12 +86,12 @@ pub(crate) fn mul(op: &Mul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
         GateActivation::Gelu => 4,
     };
     let (x, g) = (op.x.desc(), op.g.desc());
-    // Gate values per token.
+    // Gate values per token; 0 if all tokens share them.
     let own = if g.n_rows == x.n_rows { g.n_cols } else { 0 };
     let n = n_values(&op.x);
     let sizes = [n, x.n_cols, x.n_cols / g.n_cols, own].map(word);
     let args = [&[ptr(plain(&op.g)?), ptr(plain(&op.x)?)], &sizes[..], &[Arg::U32(activation)]];
-    each("mul", n, &args.concat(), out);
+    launch_per_item("mul", n, &args.concat(), out);
     Ok(())
 }
 
@@ -97,6 +102,6 @@ pub(crate) fn plan_soft_cap(_op: &SoftCap<TensorDesc>, _facts: &Facts) -> Plan {
 pub(crate) fn soft_cap(op: &SoftCap<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let n = n_values(&op.x);
     let args = [ptr(plain(&op.x)?), word(n), Arg::F32(op.cap)];
-    each("soft_cap", n, &args, out);
+    launch_per_item("soft_cap", n, &args, out);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Plans and lowers each op: its requirements, and its launches.
+//! Plans each op (its workspace, or why the device cannot run it) and lowers it to launches.
 
 mod attention;
 mod elementwise;
@@ -21,12 +21,14 @@ use norm::FusedWork;
 pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
     let mut refusal = None;
     op.visit(&mut |operand, how, desc| {
-        // Kernels index rows, and values that are read or written per token, with 32 bits; offsets
-        // in weights and the cache have 64.
+        // Kernels index rows, and values that are read or written per token, with 32 bits. Offsets
+        // in weights and the KV cache have 64 bits.
         let all = desc.n_rows.saturating_mul(desc.n_cols);
         let values = if how.role.is_by_row() { desc.n_rows } else { all };
         if u32::try_from(values).is_err() {
-            refusal = Some(format!("operand {operand} has more than 2^32 values: {desc}"));
+            refusal = Some(format!(
+                "operand {operand} has too many rows or values for 32-bit indices: {desc}"
+            ));
         }
     });
     if let Some(reason) = refusal {

@@ -10,7 +10,7 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Longest run that 32 threads share; longer ones are shared by a block.
+/// Maximum length of a run that 32 threads share; the threads of a block share a longer run.
 const SHORT: usize = 256;
 
 /// Work fused into a norm of long runs.
@@ -19,7 +19,7 @@ pub(super) struct FusedWork<'a> {
     /// Added to x before the norm.
     pub(super) add: Option<&'a Tensor>,
     /// Destination of the result in Q8 blocks.
-    pub(super) rounded: Option<Span>,
+    pub(super) quantized: Option<Span>,
     /// Words to initialise.
     pub(super) clear: Option<Clear>,
 }
@@ -28,8 +28,8 @@ pub(crate) fn plan(_op: &Norm<TensorDesc>, _facts: &Facts) -> Plan {
     Plan::yes()
 }
 
-/// Whether the norm's runs, and those of `add` if given, are long and aligned for vector loads:
-/// only then other work can be fused ([`FusedWork`]).
+/// Whether the norm's runs are long and all operands, including `add`, are aligned for vector
+/// loads. Other work ([`FusedWork`]) can only be fused with such a norm.
 pub(super) fn is_wide(op: &Norm<Tensor>, add: Option<&Tensor>) -> Result<bool> {
     let operands = [Some(&op.x), Some(&op.y), op.weight.as_ref(), op.bias.as_ref(), add];
     for operand in operands.into_iter().flatten() {
@@ -49,7 +49,8 @@ pub(super) fn lower(
     let desc = op.x.desc();
     let n_runs = desc.n_rows * (desc.n_cols / op.width);
     let x = ptr(plain(&op.x)?);
-    let by = [ptr(out.maybe(op.weight.as_ref())?), ptr(out.maybe(op.bias.as_ref())?)];
+    let by =
+        [ptr(out.plain_or_null(op.weight.as_ref())?), ptr(out.plain_or_null(op.bias.as_ref())?)];
     let y = ptr(plain(&op.y)?);
     // The codes of `norm_factor` in `kernels-cuda/norm.cu`.
     let kind = Arg::U32(match op.kind {
@@ -63,9 +64,9 @@ pub(super) fn lower(
     if is_wide(op, fused.add)? {
         let none = Clear { span: Span::NONE, n: 0, n_zero: 0, word: 0 };
         let clear = fused.clear.unwrap_or(none);
-        let mut args = vec![x, ptr(out.maybe(fused.add)?)];
+        let mut args = vec![x, ptr(out.plain_or_null(fused.add)?)];
         args.extend(by);
-        args.extend([y, ptr(fused.rounded.unwrap_or(Span::NONE)), ptr(clear.span)]);
+        args.extend([y, ptr(fused.quantized.unwrap_or(Span::NONE)), ptr(clear.span)]);
         args.extend([word(clear.n), Arg::U32(clear.word), word(clear.n_zero)]);
         args.extend(numbers);
         out.launch(unit, "norm_wide", [n_runs, 1, 1], threads, &args);

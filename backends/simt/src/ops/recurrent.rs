@@ -1,5 +1,5 @@
-//! Recurrent layers: each independent part of the state belongs to one thread, or to some
-//! neighbours, which process token after token.
+//! Recurrent layers. Each independent part of the state belongs to one thread, or to a few threads
+//! of a block, which process the tokens in order.
 
 use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
@@ -10,58 +10,60 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Maximum number of taps that a thread holds (`short_conv_32`).
-const MOST_TAPS: usize = 32;
+/// Maximum kernel size of a convolution (`short_conv_32`): a thread holds that many weights and
+/// inputs.
+const MAX_KERNEL_SIZE: usize = 32;
 
 /// Maximum number of rows of a head's state (`gated_delta_512`).
-const MOST_KEYS: usize = 512;
+const MAX_KEYS: usize = 512;
 
 /// Columns of a head's state per block of `gated_delta`.
 const DELTA_COLUMNS: usize = 32;
 
-/// Maximum number of states of a channel, and how many a thread of `ssm_scan` holds.
-const MOST_STATES: usize = 512;
+/// Maximum number of states per channel.
+const MAX_STATES: usize = 512;
+/// Number of states that a thread of `ssm_scan` can hold.
 const STATES_HELD: usize = 16;
 
 /// Threads per block of channels.
 const CHANNELS: u32 = 128;
 
 /// `Yes`, unless `n` exceeds `most`.
-fn up_to(n: usize, most: usize, what: &str) -> Plan {
+fn limit_refusal(n: usize, most: usize, what: &str) -> Plan {
     if n > most {
-        Plan::No(format!("{n} {what}, at most {most} are supported"))
+        Plan::No(format!("{n} {what}; at most {most} are supported"))
     } else {
         Plan::yes()
     }
 }
 
 pub(crate) fn plan_short_conv(op: &ShortConv<TensorDesc>, _facts: &Facts) -> Plan {
-    up_to(op.weight.n_cols, MOST_TAPS, "taps")
+    limit_refusal(op.weight.n_cols, MAX_KERNEL_SIZE, "weights per channel")
 }
 
 pub(crate) fn short_conv(op: &ShortConv<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
-    let (desc, shape, taps) = (op.x.desc(), &op.batch.shape, op.weight.desc().n_cols);
+    let (desc, shape, kernel_size) = (op.x.desc(), &op.batch.shape, op.weight.desc().n_cols);
     let args = [
         ptr(plain(&op.x)?),
         ptr(plain(&op.weight)?),
-        ptr(out.maybe(op.bias.as_ref())?),
+        ptr(out.plain_or_null(op.bias.as_ref())?),
         ptr(plain(&op.batch.words)?),
         ptr(plain(&op.state)?),
         ptr(plain(&op.y)?),
         word(shape.max_tokens),
         word(desc.n_rows),
         word(desc.n_cols),
-        word(taps),
+        word(kernel_size),
         Arg::U32(u32::from(op.silu)),
     ];
-    let kernel = if taps <= 4 { "short_conv_4" } else { "short_conv_32" };
+    let kernel = if kernel_size <= 4 { "short_conv_4" } else { "short_conv_32" };
     let grid = [desc.n_cols.div_ceil(CHANNELS as usize), shape.max_seqs, 1];
     out.launch(Unit::plain("short_conv"), kernel, grid, CHANNELS, &args);
     Ok(())
 }
 
 pub(crate) fn plan_gated_delta(op: &GatedDelta<TensorDesc>, _facts: &Facts) -> Plan {
-    up_to(op.head_dims()[0], MOST_KEYS, "values of a key")
+    limit_refusal(op.head_dims()[0], MAX_KEYS, "values per key head")
 }
 
 pub(crate) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -103,15 +105,15 @@ pub(crate) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Re
 }
 
 pub(crate) fn plan_ssm_scan(op: &SsmScan<TensorDesc>, _facts: &Facts) -> Plan {
-    up_to(op.b.n_cols / op.n_group, MOST_STATES, "states of a channel")
+    limit_refusal(op.b.n_cols / op.n_group, MAX_STATES, "states per channel")
 }
 
 pub(crate) fn ssm_scan(op: &SsmScan<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let shape = &op.batch.shape;
     let (x, n_head) = (op.x.desc(), op.dt.desc().n_cols);
     let (d_head, d_state) = (x.n_cols / n_head, op.b.desc().n_cols / op.n_group);
-    // Number of neighbours that share a channel: many, to read its states in parallel, if each
-    // then has some.
+    // Lanes that share a channel: one per four states, up to 32, to read states in parallel; more
+    // lanes only if a lane would hold more than `STATES_HELD` states.
     let lanes = d_state.div_ceil(STATES_HELD).max(d_state.div_ceil(4).min(32)).next_power_of_two();
     let args = [
         ptr(plain(&op.x)?),

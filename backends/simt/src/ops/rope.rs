@@ -4,19 +4,19 @@ use hal::op::{Pairing, Rope, StoreKv};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
 use super::attention::row_words;
-use super::elementwise::each;
+use super::elementwise::launch_per_item;
 use crate::buffer::plain;
 use crate::driver::Arg;
 use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Threads per block that rotates and stores a head.
+/// Threads per block of `rope_store`; a block rotates and stores one head.
 const HEAD_THREADS: u32 = 64;
-/// Stored heads are multiples of this many values.
+/// The size of a head that `rope_store` stores is a multiple of this many values.
 const HEAD_STEP: usize = 32;
 /// Limit of a grid's second dimension.
-const MOST_TOKENS: usize = 65_535;
+const MAX_TOKENS: usize = 65_535;
 
 pub(crate) fn plan(_op: &Rope<TensorDesc>, _facts: &Facts) -> Plan {
     Plan::yes()
@@ -31,11 +31,11 @@ pub(crate) fn lower(op: &Rope<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
         [op.batch.shape.max_tokens, desc.n_rows, n_head, op.d_head, op.first, n_pairs, step, other];
     let mut args: Vec<Arg> = spans.into_iter().chain(sizes.map(word)).collect();
     args.push(Arg::F32(op.scale));
-    each("rope", desc.n_rows * n_head * n_pairs, &args, out);
+    launch_per_item("rope", desc.n_rows * n_head * n_pairs, &args, out);
     Ok(())
 }
 
-/// Number of pairs per head, stride between pairs, and distance of the two values of a pair.
+/// Number of pairs per head, distance between pairs, and distance between the two values of a pair.
 fn pairs(op: &Rope<Tensor>) -> [usize; 3] {
     let n_pairs = op.n_rot / 2;
     match op.pairing {
@@ -44,13 +44,18 @@ fn pairs(op: &Rope<Tensor>) -> [usize; 3] {
     }
 }
 
-/// Whether `store` stores the keys of `k`, which is rotated like `q`, in heads that one block can
-/// store alone.
-pub(super) fn stores(q: &Rope<Tensor>, k: &Rope<Tensor>, store: &StoreKv<Tensor>) -> Result<bool> {
+/// Whether one launch can run all three ops: `store` stores the keys that `k` rotates, both
+/// rotations are the same, and a block can store a whole head.
+pub(super) fn can_fuse(
+    q: &Rope<Tensor>,
+    k: &Rope<Tensor>,
+    store: &StoreKv<Tensor>,
+) -> Result<bool> {
     let words = plain(&q.batch.words)?;
     let same_step = words == plain(&k.batch.words)? && words == plain(&store.batch.words)?;
-    let turn = |op: &Rope<Tensor>| (op.d_head, op.first, op.n_rot, op.pairing, op.scale.to_bits());
-    let same_turn = turn(q) == turn(k) && plain(&q.freqs)? == plain(&k.freqs)?;
+    let rotation =
+        |op: &Rope<Tensor>| (op.d_head, op.first, op.n_rot, op.pairing, op.scale.to_bits());
+    let same_rotation = rotation(q) == rotation(k) && plain(&q.freqs)? == plain(&k.freqs)?;
     let n_head_kv = k.x.desc().n_cols / k.d_head;
     let v_cols = store.v.desc().n_cols;
     let d_value = v_cols / n_head_kv.max(1);
@@ -61,15 +66,15 @@ pub(super) fn stores(q: &Rope<Tensor>, k: &Rope<Tensor>, store: &StoreKv<Tensor>
     let apart = !spans[0].overlaps(spans[1]) && !spans[0].overlaps(spans[2]);
     let n_rows = q.x.desc().n_rows;
     Ok(same_step
-        && same_turn
+        && same_rotation
         && whole
         && apart
         && spans[1] == plain(&store.k)?
         && n_rows == k.x.desc().n_rows
-        && n_rows <= MOST_TOKENS)
+        && n_rows <= MAX_TOKENS)
 }
 
-/// Both rotations and the store, checked by [`stores`], in one launch.
+/// Lowers both rotations and the store, which [`can_fuse`] accepted, to one launch.
 pub(super) fn lower_with_store(
     q: &Rope<Tensor>,
     k: &Rope<Tensor>,

@@ -10,8 +10,8 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Maximum number of groups that can be compared with each other (`route.cu`).
-const MOST_GROUPS: usize = 4096;
+/// Maximum number of experts that `route.cu` can rank.
+const MAX_EXPERTS: usize = 4096;
 
 /// Offset of the products in the workspace, after the scratch memory of their computation.
 fn products_at(w: &TensorDesc, n_tokens: usize) -> u64 {
@@ -19,8 +19,8 @@ fn products_at(w: &TensorDesc, n_tokens: usize) -> u64 {
 }
 
 pub(crate) fn plan(op: &Route<TensorDesc>, _facts: &Facts) -> Plan {
-    if op.w.n_rows > MOST_GROUPS {
-        return Plan::No(format!("{} groups, at most {MOST_GROUPS} are supported", op.w.n_rows));
+    if op.w.n_rows > MAX_EXPERTS {
+        return Plan::No(format!("{} experts; at most {MAX_EXPERTS} are supported", op.w.n_rows));
     }
     if let Some(reason) = refuse_products(&op.w) {
         return Plan::No(reason);

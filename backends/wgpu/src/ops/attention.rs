@@ -1,9 +1,9 @@
 //! The paged KV cache, and attention over it.
 //!
-//! Positions are split into spans, with a workgroup per span, token and up to [`HEADS`] heads that
-//! share keys; a second dispatch merges the spans in order. In prefill there are enough
-//! workgroups, so that one span covers all positions and no large intermediate results are
-//! written.
+//! In decode, positions are split into spans. A workgroup computes one span of one token for up to
+//! [`HEADS`] heads that share a key head, and a second dispatch merges the spans in order. Prefill
+//! has enough workgroups without that, so one span covers all positions, which avoids large
+//! intermediate results.
 
 use hal::format::Format;
 use hal::op::{Attention, StoreKv};
@@ -15,20 +15,21 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Maximum number of heads of a workgroup.
+/// Maximum number of heads per workgroup.
 const HEADS: usize = 4;
 
-/// Maximum number of value columns that an invocation sums.
-const MOST_COLS: usize = 16;
+/// Maximum number of value columns that an invocation adds up.
+const MAX_COLS: usize = 16;
 
-/// Maximum number of tokens of programs whose positions are split: up to this number, a token's
-/// bits do not depend on its neighbours.
+/// Maximum number of tokens of a program whose positions are split. Up to this number, a token's
+/// result does not depend on the other tokens, bit for bit.
 const FEW: usize = 16;
 
-/// Positions per span: this, or more if a sequence would have more than [`MOST_SPANS`].
+/// Minimum number of positions per span; spans are larger if a sequence would otherwise have more
+/// than [`MAX_SPANS`].
 const SPAN: usize = 256;
 
-const MOST_SPANS: usize = 64;
+const MAX_SPANS: usize = 64;
 
 fn refusal(
     operands: &[(&'static str, &TensorDesc)],
@@ -37,7 +38,7 @@ fn refusal(
 ) -> Option<String> {
     let halves = [("cache", &cache.k), ("cache", &cache.v)];
     let mut all = operands.iter().chain(&halves);
-    all.find_map(|(name, desc)| facts.unbindable(name, desc))
+    all.find_map(|(name, desc)| facts.binding_refusal(name, desc))
 }
 
 pub(super) fn plan_store(op: &StoreKv<TensorDesc>, facts: &Facts) -> Plan {
@@ -50,15 +51,16 @@ pub(super) fn lower_store(op: &StoreKv<Tensor>, out: &mut Lowering<'_>) -> Resul
     store_half(&op.v, &op.cache.v, &op.batch, out)
 }
 
-/// A format of the cache: the files that store and read it, and how many values are stored at once.
+/// A format of the KV cache: the shader files that store and read it, and the number of values that
+/// an invocation stores.
 struct CacheFormat {
     format: Format,
     store: &'static str,
     read: &'static str,
-    piece: usize,
+    values_per_store: usize,
 }
 
-/// One for each of [`hal::op::KV_FORMATS`].
+/// An entry for each of [`hal::op::KV_FORMATS`].
 const CACHE_FORMATS: [CacheFormat; 4] = [
     entry(Format::F32, "cache/store_f32", "cache/read_f32", 1),
     entry(Format::F16, "cache/store_f16", "cache/read_f16", 2),
@@ -70,12 +72,12 @@ const fn entry(
     format: Format,
     store: &'static str,
     read: &'static str,
-    piece: usize,
+    values_per_store: usize,
 ) -> CacheFormat {
-    CacheFormat { format, store, read, piece }
+    CacheFormat { format, store, read, values_per_store }
 }
 
-/// The entry of a format; the contract allows no other format.
+/// The entry of a format; `hal` rejects all other formats.
 fn cache_format(format: Format) -> &'static CacheFormat {
     let found = CACHE_FORMATS.iter().find(|cache| cache.format == format);
     found.unwrap_or(&CACHE_FORMATS[0])
@@ -92,12 +94,12 @@ fn store_half(
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let (desc, rows) = (x.desc(), cache.desc());
-    let n_pieces = desc.n_cols.div_ceil(cache_format(rows.format).piece);
+    let n_stores = desc.n_cols.div_ceil(cache_format(rows.format).values_per_store);
     let numbers =
-        [batch.shape.max_tokens, desc.n_rows, desc.n_cols, n_pieces, row_words(&rows), rows.n_rows];
+        [batch.shape.max_tokens, desc.n_rows, desc.n_cols, n_stores, row_words(&rows), rows.n_rows];
     let spans = [plain(x)?, plain(&batch.words)?, plain(cache)?];
     let source = store_source(rows.format);
-    each_value(source, desc.n_rows * n_pieces, &spans, &numbers, out)
+    each_value(source, desc.n_rows * n_stores, &spans, &numbers, out)
 }
 
 fn row_words(desc: &TensorDesc) -> usize {
@@ -110,28 +112,30 @@ fn spans(batch: &BatchShape, n_tokens: usize) -> (usize, usize) {
     if n_tokens > FEW {
         return (1, all.next_multiple_of(SPAN));
     }
-    let span = all.div_ceil(MOST_SPANS).next_multiple_of(SPAN);
+    let span = all.div_ceil(MAX_SPANS).next_multiple_of(SPAN);
     (all.div_ceil(span), span)
 }
 
 /// Bytes of the partial results of all spans of all tokens.
-fn parts_size(n_tokens: usize, n_head: usize, d_value: usize, batch: &BatchShape) -> u64 {
+fn partials_size(n_tokens: usize, n_head: usize, d_value: usize, batch: &BatchShape) -> u64 {
     (4 * n_tokens * n_head * spans(batch, n_tokens).0 * (d_value + 2)) as u64
 }
 
 pub(super) fn plan(op: &Attention<TensorDesc>, facts: &Facts) -> Plan {
     let d_value = op.y.n_cols / op.n_head;
-    let most = MOST_COLS * facts.tuning.row as usize;
+    let most = MAX_COLS * facts.tuning.row as usize;
     if d_value > most {
-        return Plan::No(format!("heads have {d_value} values, at most {most} are supported"));
+        return Plan::No(format!(
+            "value heads have {d_value} values; at most {most} are supported"
+        ));
     }
     if let Some(reason) = refusal(&[("q", &op.q), ("y", &op.y)], &op.cache, facts) {
         return Plan::No(reason);
     }
-    let workspace = Bytes(parts_size(op.q.n_rows, op.n_head, d_value, &op.batch.shape));
+    let workspace = Bytes(partials_size(op.q.n_rows, op.n_head, d_value, &op.batch.shape));
     if workspace.0 > facts.max_binding() {
         let limit = Bytes(facts.max_binding());
-        return Plan::No(format!("its scratch takes {workspace}, but an op binds at most {limit}"));
+        return Plan::No(format!("it needs {workspace} of scratch memory; at most {limit} fit"));
     }
     Plan::Yes { workspace, slow: None }
 }
@@ -154,8 +158,8 @@ fn source(
         .set("ROW", row)
 }
 
-/// Heads per workgroup if `shared` heads share keys: few different numbers, to compile few
-/// pipelines.
+/// Heads per workgroup if `shared` heads share a key head. Returns few different numbers, since
+/// each needs a pipeline.
 fn heads(shared: usize) -> usize {
     if shared >= HEADS { HEADS } else { shared.next_power_of_two().min(HEADS) }
 }
@@ -170,7 +174,7 @@ pub(super) fn lower(op: &Attention<Tensor>, out: &mut Lowering<'_>) -> Result<()
     let (n_spans, span) = spans(shape, q.n_rows);
     let shared = op.n_head / op.n_head_kv;
     let n_tiles = shared.div_ceil(heads(shared));
-    let parts = out.workspace(0, parts_size(q.n_rows, op.n_head, d_value, shape))?;
+    let partials = out.workspace(0, partials_size(q.n_rows, op.n_head, d_value, shape))?;
     let batch = plain(&op.batch.words)?;
     let row = out.facts().tuning.row as usize;
     let formats = op.cache.map(&mut |half| half.desc().format);
@@ -192,17 +196,17 @@ pub(super) fn lower(op: &Attention<Tensor>, out: &mut Lowering<'_>) -> Result<()
     ];
     let mut numbers: Vec<u32> = sizes.iter().map(|&n| u32::try_from(n).unwrap_or(0)).collect();
     numbers.extend([op.scale.to_bits(), op.softcap.to_bits()]);
-    let bound = [plain(&op.q)?, plain(&op.cache.k)?, plain(&op.cache.v)?, batch.clone(), parts];
+    let bound = [plain(&op.q)?, plain(&op.cache.k)?, plain(&op.cache.v)?, batch.clone(), partials];
     let grid = out.facts().grid(q.n_rows * op.n_head_kv * n_tiles * n_spans);
     let source = source(formats, d_head, d_value, shared, row);
     out.dispatch(&source, &bound, &numbers, grid)?;
-    let [_, _, _, _, parts] = bound;
-    merge(op, [parts, batch], [n_spans, span, d_value], out)
+    let [_, _, _, _, partials] = bound;
+    merge(op, [partials, batch], [n_spans, span, d_value], out)
 }
 
 fn merge(
     op: &Attention<Tensor>,
-    [parts, batch]: [Span; 2],
+    [partials, batch]: [Span; 2],
     [n_spans, span, d_value]: [usize; 3],
     out: &mut Lowering<'_>,
 ) -> Result<()> {
@@ -217,7 +221,7 @@ fn merge(
         op.window.unwrap_or(0),
         usize::from(op.sinks.is_some()),
     ];
-    let bound = [parts, out.maybe(op.sinks.as_ref())?, batch, plain(&op.y)?];
+    let bound = [partials, out.plain_or_nothing(op.sinks.as_ref())?, batch, plain(&op.y)?];
     let numbers: Vec<u32> = numbers.iter().map(|&n| u32::try_from(n).unwrap_or(0)).collect();
     let grid = out.facts().grid(n_rows * op.n_head);
     let source = Source::new("attention_merge").set("ROW", out.facts().tuning.row);
@@ -249,11 +253,11 @@ mod tests {
     }
 
     #[test]
-    fn spans_hold_every_position_and_do_not_depend_on_the_tokens() {
+    fn spans_cover_every_position_and_do_not_depend_on_the_tokens() {
         for max_blocks in [1, 7, 8, 9, 1000, 40_000] {
             let shape = BatchShape { max_tokens: 32, max_seqs: 1, max_blocks };
             let (n, span) = spans(&shape, 1);
-            assert!(n * span >= max_blocks * KV_BLOCK && n <= MOST_SPANS);
+            assert!(n * span >= max_blocks * KV_BLOCK && n <= MAX_SPANS);
             assert_eq!(spans(&shape, FEW), (n, span));
             assert_eq!(spans(&shape, FEW + 1).0, 1);
         }

@@ -9,12 +9,12 @@ use crate::lowering::Lowering;
 use crate::shader::Source;
 
 /// `Yes` if one binding covers each operand.
-pub(super) fn bindable(operands: &[(&'static str, &TensorDesc)], facts: &Facts) -> Plan {
-    let refusal = operands.iter().find_map(|(name, desc)| facts.unbindable(name, desc));
+pub(super) fn plan_bindings(operands: &[(&'static str, &TensorDesc)], facts: &Facts) -> Plan {
+    let refusal = operands.iter().find_map(|(name, desc)| facts.binding_refusal(name, desc));
     refusal.map_or_else(Plan::yes, Plan::No)
 }
 
-/// Dispatches `name` with an invocation for each of `n` values.
+/// Dispatches `source` with an invocation for each of `n` values.
 pub(super) fn each_value(
     source: Source,
     n: usize,
@@ -26,7 +26,7 @@ pub(super) fn each_value(
     each_value_of(source, n, spans, &numbers, out)
 }
 
-/// [`each_value`] with parameters that are not all counts.
+/// [`each_value`] with parameters that may be the bits of floats.
 pub(super) fn each_value_of(
     source: Source,
     n: usize,
@@ -47,7 +47,7 @@ fn n_values(tensor: &Tensor) -> usize {
 }
 
 pub(super) fn plan_add(op: &Add<TensorDesc>, facts: &Facts) -> Plan {
-    bindable(&[("x", &op.x)], facts)
+    plan_bindings(&[("x", &op.x)], facts)
 }
 
 pub(super) fn add(op: &Add<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -56,7 +56,7 @@ pub(super) fn add(op: &Add<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
 }
 
 pub(super) fn plan_mul(op: &Mul<TensorDesc>, facts: &Facts) -> Plan {
-    bindable(&[("g", &op.g), ("x", &op.x)], facts)
+    plan_bindings(&[("g", &op.g), ("x", &op.x)], facts)
 }
 
 pub(super) fn mul(op: &Mul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -69,14 +69,14 @@ pub(super) fn mul(op: &Mul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
         GateActivation::Gelu => 4,
     };
     let (x, g) = (op.x.desc(), op.g.desc());
-    // Gate values per token.
+    // Gate values per token; 0 if all tokens share them.
     let own = if g.n_rows == x.n_rows { g.n_cols } else { 0 };
     let numbers = [n_values(&op.x), x.n_cols, x.n_cols / g.n_cols, own, activation];
     each_value(Source::new("mul"), numbers[0], &[plain(&op.g)?, plain(&op.x)?], &numbers, out)
 }
 
 pub(super) fn plan_soft_cap(op: &SoftCap<TensorDesc>, facts: &Facts) -> Plan {
-    bindable(&[("x", &op.x)], facts)
+    plan_bindings(&[("x", &op.x)], facts)
 }
 
 pub(super) fn soft_cap(op: &SoftCap<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -86,7 +86,7 @@ pub(super) fn soft_cap(op: &SoftCap<Tensor>, out: &mut Lowering<'_>) -> Result<(
 }
 
 pub(super) fn plan_copy_heads(op: &CopyHeads<TensorDesc>, facts: &Facts) -> Plan {
-    bindable(&[("x", &op.x), ("y", &op.y)], facts)
+    plan_bindings(&[("x", &op.x), ("y", &op.y)], facts)
 }
 
 pub(super) fn copy_heads(op: &CopyHeads<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -100,7 +100,7 @@ pub(super) fn copy_heads(op: &CopyHeads<Tensor>, out: &mut Lowering<'_>) -> Resu
 }
 
 pub(super) fn plan_gather(op: &Gather<TensorDesc>, facts: &Facts) -> Plan {
-    bindable(&[("x", &op.x), ("y", &op.y)], facts)
+    plan_bindings(&[("x", &op.x), ("y", &op.y)], facts)
 }
 
 pub(super) fn gather(op: &Gather<Tensor>, out: &mut Lowering<'_>) -> Result<()> {

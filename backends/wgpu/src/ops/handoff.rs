@@ -1,4 +1,5 @@
-//! The two ends of a hand-off: copies to the host, and the addition of its answer.
+//! The two ops of a hand-off: a post copies to the host, and a merge writes or adds the host's
+//! answer.
 
 use hal::op::{Merge, Post};
 use hal::{Operand, Result, Tensor};
@@ -14,25 +15,25 @@ pub(crate) struct PostCopies {
     pub(crate) mailbox: WgpuMailbox,
     /// Index of the mailbox in its program.
     pub(crate) index: usize,
-    /// Rows of x: the most tokens of this program.
+    /// Rows of x: the maximum number of tokens of this program.
     pub(crate) n_rows: usize,
-    /// Words of membership per row of the list that is sent.
+    /// Membership words per row of the posted list; `None` if no list is posted.
     pub(crate) row_words: Option<usize>,
     /// Source, and destination offset in the mailbox in bytes.
     copies: Vec<(Span, u64)>,
 }
 
-/// Packs the first `sent` of `held` words of each row: source offset, destination offset, length
-/// in bytes. A single copy if no words are left out, since a copy command per neuron costs more
-/// than the rest of a step.
-fn pieces(n_rows: usize, held: usize, sent: usize) -> impl Iterator<Item = [u64; 3]> {
+/// The copies of the first `sent` of `held` membership words of each row: source offset,
+/// destination offset and length, in bytes. If all words are sent, one copy is enough; a copy
+/// command per neuron would cost more than the rest of a step.
+fn member_copies(n_rows: usize, held: usize, sent: usize) -> impl Iterator<Item = [u64; 3]> {
     let (n_rows, n) = if held == sent { (1, n_rows * sent) } else { (n_rows, sent) };
     (0..n_rows).map(move |row| [row * held, row * sent, n].map(|words| 4 * words as u64))
 }
 
 impl PostCopies {
     pub(crate) fn new(op: &Post<Tensor>, mailbox: &WgpuMailbox) -> Result<PostCopies> {
-        let at = mailbox.places();
+        let at = mailbox.offsets();
         let mut copies = vec![(plain(&op.batch.words)?.part(0, 4), at.n_tokens)];
         copies.push((plain(&op.x)?, at.x));
         if let Some(weights) = &op.weights {
@@ -44,8 +45,10 @@ impl PostCopies {
             copies.push((plain(&set.count)?, at.count));
             copies.push((plain(&set.ids)?, at.ids));
             let sent = desc.n_cols.min(mailbox.words());
-            let pieces = pieces(desc.n_rows, desc.n_cols, sent);
-            copies.extend(pieces.map(|[from, to, n]| (members.part(from, n), at.members + to)));
+            let member_copies = member_copies(desc.n_rows, desc.n_cols, sent);
+            copies.extend(
+                member_copies.map(|[from, to, n]| (members.part(from, n), at.members + to)),
+            );
             row_words = Some(sent);
         }
         Ok(PostCopies {
@@ -65,7 +68,7 @@ impl PostCopies {
     }
 }
 
-/// Adds an answer to `y`.
+/// Writes an answer to `y`, or adds it if the op accumulates.
 pub(crate) fn merge(
     op: &Merge<Tensor>,
     mailbox: &WgpuMailbox,
@@ -82,14 +85,14 @@ pub(crate) fn merge(
 
 #[cfg(test)]
 mod tests {
-    use super::pieces;
+    use super::member_copies;
 
-    /// The engine's lists have as many words as their program needs, its mailboxes as many as the
-    /// largest program.
+    /// The engine's row lists have as many words per row as their program needs, and its mailboxes
+    /// have as many as the largest program needs.
     #[test]
     fn a_list_that_fits_its_mailbox_is_one_copy() {
-        assert_eq!(pieces(14_336, 1, 1).collect::<Vec<_>>(), [[0, 0, 4 * 14_336]]);
-        assert_eq!(pieces(3, 2, 2).collect::<Vec<_>>(), [[0, 0, 24]]);
-        assert_eq!(pieces(3, 2, 1).collect::<Vec<_>>(), [[0, 0, 4], [8, 4, 4], [16, 8, 4]]);
+        assert_eq!(member_copies(14_336, 1, 1).collect::<Vec<_>>(), [[0, 0, 4 * 14_336]]);
+        assert_eq!(member_copies(3, 2, 2).collect::<Vec<_>>(), [[0, 0, 24]]);
+        assert_eq!(member_copies(3, 2, 1).collect::<Vec<_>>(), [[0, 0, 4], [8, 4, 4], [16, 8, 4]]);
     }
 }

@@ -1,4 +1,4 @@
-//! Plans and lowers each op: its requirements, and its dispatches.
+//! Plans each op (its workspace, or why the device cannot run it) and lowers it to dispatches.
 
 mod attention;
 mod elementwise;
@@ -80,7 +80,7 @@ mod tests {
     use crate::shader::Source;
     use crate::translate::{sizes, translate};
 
-    /// Shaders without variants other than the workgroup size.
+    /// Tests shaders whose only variants are workgroup sizes.
     #[test]
     fn shaders_without_formats_translate() {
         let names = ["add", "copy_heads", "copy_words", "gather", "merge"];

@@ -3,14 +3,14 @@
 use hal::op::{Norm, NormKind};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
-use super::elementwise::bindable;
+use super::elementwise::plan_bindings;
 use crate::buffer::plain;
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
 pub(super) fn plan(op: &Norm<TensorDesc>, facts: &Facts) -> Plan {
-    bindable(&[("x", &op.x)], facts)
+    plan_bindings(&[("x", &op.x)], facts)
 }
 
 pub(super) fn lower(op: &Norm<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -19,8 +19,8 @@ pub(super) fn lower(op: &Norm<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let source = Source::new("norm").set("ROW", out.facts().tuning.row);
     let spans = [
         plain(&op.x)?,
-        out.maybe(op.weight.as_ref())?,
-        out.maybe(op.bias.as_ref())?,
+        out.plain_or_nothing(op.weight.as_ref())?,
+        out.plain_or_nothing(op.bias.as_ref())?,
         plain(&op.y)?,
     ];
     let kind = match op.kind {

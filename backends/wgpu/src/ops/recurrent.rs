@@ -1,30 +1,33 @@
-//! Recurrent layers: an invocation for each independent part of the state, which processes token
-//! after token.
+//! Recurrent layers. One invocation, or [`SHARED`] invocations of a workgroup, own each independent
+//! part of the state and process the tokens in order.
 
 use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
-use super::elementwise::{bindable, each_value, each_value_of};
+use super::elementwise::{each_value, each_value_of, plan_bindings};
 use crate::buffer::plain;
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Neighbours that share a column in `gated_delta`, or a channel in `ssm_scan`.
+/// Invocations that share a column in `gated_delta`, or a channel in `ssm_scan`.
 const SHARED: usize = 8;
 
-/// Maximum number of taps that an invocation holds.
-const MOST_TAPS: usize = 32;
+/// Maximum kernel size of a convolution: an invocation holds that many inputs in registers.
+const MAX_KERNEL_SIZE: usize = 32;
 
 pub(super) fn plan_short_conv(op: &ShortConv<TensorDesc>, facts: &Facts) -> Plan {
-    if op.weight.n_cols > MOST_TAPS {
-        return Plan::No(format!("{} taps, at most {MOST_TAPS} are supported", op.weight.n_cols));
+    if op.weight.n_cols > MAX_KERNEL_SIZE {
+        return Plan::No(format!(
+            "{} weights per channel; at most {MAX_KERNEL_SIZE} are supported",
+            op.weight.n_cols
+        ));
     }
-    bindable(&[("x", &op.x), ("weight", &op.weight), ("state", &op.state)], facts)
+    plan_bindings(&[("x", &op.x), ("weight", &op.weight), ("state", &op.state)], facts)
 }
 
-fn conv_source(taps: usize) -> Source {
-    Source::new("short_conv").set("TAPS", taps - 1)
+fn conv_source(kernel_size: usize) -> Source {
+    Source::new("short_conv").set("TAPS", kernel_size - 1)
 }
 
 pub(super) fn short_conv(op: &ShortConv<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -39,7 +42,7 @@ pub(super) fn short_conv(op: &ShortConv<Tensor>, out: &mut Lowering<'_>) -> Resu
     let spans = [
         plain(&op.x)?,
         plain(&op.weight)?,
-        out.maybe(op.bias.as_ref())?,
+        out.plain_or_nothing(op.bias.as_ref())?,
         plain(&op.batch.words)?,
         plain(&op.state)?,
         plain(&op.y)?,
@@ -49,11 +52,11 @@ pub(super) fn short_conv(op: &ShortConv<Tensor>, out: &mut Lowering<'_>) -> Resu
 }
 
 pub(super) fn plan_gated_delta(op: &GatedDelta<TensorDesc>, facts: &Facts) -> Plan {
-    bindable(&[("q", &op.q), ("v", &op.v), ("state", &op.state)], facts)
+    plan_bindings(&[("q", &op.q), ("v", &op.v), ("state", &op.state)], facts)
 }
 
-/// An invocation has its rows of a column in registers, or in its own memory where a device has
-/// fewer.
+/// An invocation keeps its rows of a column in registers; if a device has too few, its compiler
+/// spills them to private memory.
 fn delta_source(d_k: usize) -> Source {
     Source::new("gated_delta").set("SHARED", SHARED).set("ROWS", d_k.div_ceil(SHARED))
 }
@@ -88,7 +91,7 @@ pub(super) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Re
 }
 
 pub(super) fn plan_ssm_scan(op: &SsmScan<TensorDesc>, facts: &Facts) -> Plan {
-    bindable(&[("x", &op.x), ("b", &op.b), ("state", &op.state)], facts)
+    plan_bindings(&[("x", &op.x), ("b", &op.b), ("state", &op.state)], facts)
 }
 
 fn scan_source(d_state: usize) -> Source {
@@ -138,10 +141,11 @@ mod tests {
 
     #[test]
     fn convolutions_of_any_width_translate() {
-        for taps in [1, 2, 4, MOST_TAPS] {
+        for kernel_size in [1, 2, 4, MAX_KERNEL_SIZE] {
             for [flat, _] in sizes() {
-                let source = conv_source(taps).set("FLAT", flat);
-                translate(&source, false).unwrap_or_else(|error| panic!("{taps} taps: {error}"));
+                let source = conv_source(kernel_size).set("FLAT", flat);
+                translate(&source, false)
+                    .unwrap_or_else(|error| panic!("kernel size {kernel_size}: {error}"));
             }
         }
     }

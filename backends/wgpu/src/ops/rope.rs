@@ -3,14 +3,14 @@
 use hal::op::{Pairing, Rope};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
-use super::elementwise::{bindable, each_value_of};
+use super::elementwise::{each_value_of, plan_bindings};
 use crate::buffer::plain;
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
 pub(super) fn plan(op: &Rope<TensorDesc>, facts: &Facts) -> Plan {
-    bindable(&[("x", &op.x)], facts)
+    plan_bindings(&[("x", &op.x)], facts)
 }
 
 pub(super) fn lower(op: &Rope<Tensor>, out: &mut Lowering<'_>) -> Result<()> {

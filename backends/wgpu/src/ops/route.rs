@@ -3,15 +3,15 @@
 use hal::op::{Route, Scoring};
 use hal::{Bytes, Operand, Plan, Result, Tensor, TensorDesc};
 
-use super::elementwise::bindable;
+use super::elementwise::plan_bindings;
 use super::weights::{products, products_workspace, refuse_products};
 use crate::buffer::plain;
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Maximum number of groups that can be compared with each other.
-const MOST_GROUPS: usize = 4096;
+/// Maximum number of experts that `route.wgsl` can rank.
+const MAX_EXPERTS: usize = 4096;
 
 /// Offset of the products in the workspace, after the scratch memory of their computation.
 fn products_at(w: &TensorDesc, n_tokens: usize) -> u64 {
@@ -19,13 +19,13 @@ fn products_at(w: &TensorDesc, n_tokens: usize) -> u64 {
 }
 
 pub(super) fn plan(op: &Route<TensorDesc>, facts: &Facts) -> Plan {
-    if op.w.n_rows > MOST_GROUPS {
-        return Plan::No(format!("{} groups, at most {MOST_GROUPS} are supported", op.w.n_rows));
+    if op.w.n_rows > MAX_EXPERTS {
+        return Plan::No(format!("{} experts; at most {MAX_EXPERTS} are supported", op.w.n_rows));
     }
     if let Some(reason) = refuse_products(&op.w, op.x.n_rows, facts) {
         return Plan::No(reason);
     }
-    match bindable(&[("x", &op.x), ("weights", &op.weights)], facts) {
+    match plan_bindings(&[("x", &op.x), ("weights", &op.weights)], facts) {
         Plan::No(reason) => Plan::No(reason),
         Plan::Yes { slow, .. } => {
             let products = 4 * (op.x.n_rows * op.w.n_rows) as u64;

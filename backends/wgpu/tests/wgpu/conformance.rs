@@ -13,7 +13,7 @@ fn the_device_conforms() {
     assert_eq!(report.n_failed(), 0, "\n{report}");
 }
 
-/// The variant without subgroups, on a device that has them.
+/// Tests the shaders without subgroups, on a device that has subgroups.
 #[test]
 fn a_device_without_subgroups_conforms() {
     let Some(backend) = open(&Options { no_subgroups: true, ..Options::default() }) else { return };
@@ -25,11 +25,11 @@ fn a_device_without_subgroups_conforms() {
     }
 }
 
-/// Matrices are split by rows if an op can bind little; other operands are refused with the
-/// reason.
+/// If the limit of a binding is low, matrices are split by rows, and larger operands of other kinds
+/// are refused.
 #[test]
-fn a_device_that_binds_little_conforms() {
-    // Rows of 96 bytes: 64 of them fit, 67 do not.
+fn a_device_with_small_bindings_conforms() {
+    // A row has 96 bytes, so that 64 rows fit a binding and 67 rows do not.
     let options = Options { max_binding: Some(Bytes(7 << 10)), ..Options::default() };
     let Some(backend) = open(&options) else { return };
     let device = Device::new(backend, DeviceId(1), BUDGET);
@@ -52,10 +52,10 @@ fn a_device_that_binds_little_conforms() {
     assert!(passed.iter().any(|name| name == "MatMul/Q4_0/67x160/t1"), "{passed:?}");
 }
 
-/// In prefill the work of a submission is bounded: here almost every dispatch is one, and products
-/// are split by rows.
+/// In prefill the work of a submission is bounded. With this limit almost every dispatch is a
+/// submission, and products are split by rows.
 #[test]
-fn a_device_that_computes_little_at_once_conforms() {
+fn a_device_with_small_submissions_conforms() {
     let options = Options { max_work: Some(100_000), ..Options::default() };
     let Some(backend) = open(&options) else { return };
     let device = Device::new(backend, DeviceId(3), BUDGET);
@@ -68,10 +68,10 @@ fn a_device_that_computes_little_at_once_conforms() {
     }
 }
 
-/// Each vendor's tuning constants, on the available device. The first are those of a software
-/// driver, with which the whole suite runs.
+/// Tests each vendor's tuning constants on the available device. The first constants are those of
+/// software drivers, which `the_device_conforms` tests with the whole suite.
 #[test]
-fn constants_of_every_maker_conform() {
+fn the_tuning_constants_of_every_vendor_conform() {
     let parts = [
         "MatMul/Q4_K/67x",
         "MatMul/F16/67x",

@@ -1,4 +1,4 @@
-//! Opening, memory, loss of a device, and the cache of compiled shaders.
+//! Tests of opening a device, its memory and its loss, and of the cache of compiled shaders.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use thermocline_wgpu::{Options, adapters};
 use crate::support::{BUDGET, adding, device, open, read, row};
 
 #[test]
-fn each_device_has_a_name_of_its_own() {
+fn device_names_are_distinct() {
     let found = adapters();
     for (i, adapter) in found.iter().enumerate() {
         assert!(!adapter.description().is_empty());
@@ -20,13 +20,13 @@ fn each_device_has_a_name_of_its_own() {
 }
 
 #[test]
-fn what_is_booked_is_what_a_buffer_takes() {
+fn the_ledger_counts_the_size_of_buffers() {
     let Some(backend) = open(&Options::default()) else { return };
     let device = Device::new(Arc::clone(&backend) as _, DeviceId(5), BUDGET);
     let held = device.ledger().used();
     assert!(
-        held == backend.held() && held > Bytes(0),
-        "tables of formats are allocated from the start"
+        held == backend.overhead_bytes() && held > Bytes(0),
+        "the tables of the formats are allocated when the device is opened"
     );
     let small = Device::new(backend, DeviceId(6), Bytes(100));
     assert!(matches!(small.alloc_f32("none left", 1, 1), Err(Error::OutOfMemory { .. })));
@@ -47,16 +47,16 @@ fn what_is_booked_is_what_a_buffer_takes() {
 }
 
 #[test]
-fn memory_is_told_or_said_to_be_unknown() {
+fn reported_memory_is_plausible() {
     let Some(device) = device() else { return };
     let report = device.memory().expect("a report");
     let (total, free) = (report.total, report.free);
     assert!(total.is_none_or(|total| total > Bytes(1 << 20) && free.is_none_or(|f| f <= total)));
 }
 
-/// A tensor larger than any buffer is refused when planned or allocated, without a panic.
+/// Allocating a tensor larger than any buffer is an error, not a panic.
 #[test]
-fn what_no_buffer_holds_is_refused() {
+fn a_tensor_larger_than_any_buffer_is_refused() {
     let Some(backend) = open(&Options::default()) else { return };
     let device = Device::new(Arc::clone(&backend) as _, DeviceId(3), Bytes::MAX);
     let desc = TensorDesc::new(1 << 30, 1 << 20, Format::F32);
@@ -65,19 +65,19 @@ fn what_no_buffer_holds_is_refused() {
         matches!(refused, Err(Error::Driver { .. } | Error::OutOfMemory { .. })),
         "{refused:?}"
     );
-    assert_eq!(device.ledger().used(), backend.held());
+    assert_eq!(device.ledger().used(), backend.overhead_bytes());
 }
 
-/// After the loss of a device every call gives the same error, and every wait ends.
+/// After the loss of a device every call returns the same error, and every wait ends.
 #[test]
-fn a_lost_device_says_so() {
+fn every_call_on_a_lost_device_is_an_error() {
     let Some(backend) = open(&Options::default()) else { return };
     let device = Device::new(Arc::clone(&backend) as _, DeviceId(2), BUDGET);
     let mut queue = device.queue("lost").expect("a queue");
     let (a, x) = (row(&device, &mut queue, &[1.0; 8]), row(&device, &mut queue, &[2.0; 8]));
     let program = adding(&device, &a, &x, 1);
     let run = queue.replay(&program).expect("a run");
-    backend.lose("pulled out");
+    backend.mark_lost("pulled out");
     let lost = |error: Error| matches!(error, Error::DeviceLost { .. });
     assert!(run.wait().is_err_and(lost));
     assert!(queue.replay(&program).is_err_and(lost));
@@ -90,7 +90,7 @@ fn a_lost_device_says_so() {
 }
 
 #[test]
-fn compiled_shaders_are_kept_where_the_driver_gives_them_out() {
+fn compiled_shaders_are_cached_if_the_driver_exports_them() {
     let folder = tempfile::tempdir().expect("a folder");
     let options = Options { pipelines: Some(folder.path().to_owned()), ..Options::default() };
     let run = || {
@@ -121,7 +121,7 @@ fn compiled_shaders_are_kept_where_the_driver_gives_them_out() {
         }
         run();
         let whole = |file: std::path::PathBuf| std::fs::read(file).is_ok_and(|file| file != bytes);
-        assert!(files().all(whole), "and written again");
+        assert!(files().all(whole), "a damaged cache is replaced");
     }
     assert!(files().all(|file| file.extension().is_none()), "no temporary file is left");
     eprintln!("{} files in the cache", files().count());

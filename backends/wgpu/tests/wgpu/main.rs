@@ -1,4 +1,4 @@
-//! Tests on any device of this machine; the software driver is sufficient.
+//! Tests on the first device of this machine, which may be a software driver.
 
 mod conformance;
 mod device;

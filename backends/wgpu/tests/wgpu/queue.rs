@@ -1,4 +1,4 @@
-//! Work given to a queue runs in order, also behind a run that waits for its answer.
+//! Work of a queue runs in order, also after a run that waits for an answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use thermocline_wgpu::Options;
 use crate::support::{BUDGET, adding, device, open, read, row};
 
 const N: usize = 8;
-/// Time that the host takes for an answer in the timing test.
+/// How long the host waits before it answers in the timing test.
 const PAUSE: Duration = Duration::from_millis(400);
 
 fn batch(device: &Device, queue: &mut Queue) -> Batch<Tensor> {
@@ -33,7 +33,7 @@ fn hand_off(device: &Device, queue: &mut Queue, a: &Tensor, x: &Tensor) -> Progr
     hand_offs(device, queue, a, x, 1)
 }
 
-/// As [`hand_off`], `times` times.
+/// [`hand_off`] repeated `times` times.
 fn hand_offs(device: &Device, queue: &mut Queue, a: &Tensor, x: &Tensor, times: usize) -> Program {
     let batch = batch(device, queue);
     let shape = MailboxShape { max_tokens: 1, n_in: N, n_weights: 0, n_out: N, max_rows: 0 };
@@ -53,11 +53,11 @@ fn hand_offs(device: &Device, queue: &mut Queue, a: &Tensor, x: &Tensor, times: 
     recorder.finish().expect("a program")
 }
 
-/// A submission costs more than a dispatch. A split layer takes two, one up to its post and one up
-/// to its merge, and the program one more after the last merge; a program without hand-offs takes
-/// one.
+/// A submission costs more than a dispatch, so their number matters. A layer with a hand-off takes
+/// two submissions: one up to its post, and one up to its merge. The program takes one more after
+/// the last merge. A program without hand-offs takes one submission.
 #[test]
-fn layers_take_two_submissions_each_or_one_in_all() {
+fn a_hand_off_takes_two_submissions() {
     let Some(backend) = open(&Options::default()) else { return };
     let device = Device::new(Arc::clone(&backend) as _, DeviceId(7), BUDGET);
     let mut queue = device.queue("submissions").expect("a queue");
@@ -83,7 +83,7 @@ fn layers_take_two_submissions_each_or_one_in_all() {
 }
 
 #[test]
-fn what_comes_behind_an_open_hand_off_waits_for_it() {
+fn work_after_an_open_hand_off_waits() {
     let Some(device) = device() else { return };
     let mut queue = device.queue("order").expect("a queue");
     let (a, x) = (row(&device, &mut queue, &[1.0; N]), row(&device, &mut queue, &[0.0; N]));
@@ -109,7 +109,7 @@ fn what_comes_behind_an_open_hand_off_waits_for_it() {
 }
 
 #[test]
-fn a_run_that_is_given_up_lets_the_next_one_pass() {
+fn a_cancelled_run_does_not_block_the_next() {
     let Some(device) = device() else { return };
     let mut queue = device.queue("given up").expect("a queue");
     let (a, x) = (row(&device, &mut queue, &[1.0; N]), row(&device, &mut queue, &[0.0; N]));
@@ -121,7 +121,7 @@ fn a_run_that_is_given_up_lets_the_next_one_pass() {
     assert!(second.next_post().expect("a post").is_some());
     second.answer(&[10.0; N]).expect("an answer");
     second.wait().expect("the end");
-    // Of the first run, only the ops before its merge have run.
+    // The first run was cancelled before its merge, so it added `a` once.
     assert_eq!(read(&mut queue, &x, N), [13.0; N]);
     let unanswered = queue.replay(&split).expect("a run");
     assert_eq!(unanswered.wait(), Err(hal::Error::Cancelled));
@@ -134,10 +134,10 @@ fn a_run_that_is_given_up_lets_the_next_one_pass() {
     assert_eq!(read(&mut queue, &x, N), [26.0; N]);
 }
 
-/// Runs on one mailbox that are cancelled at arbitrary times, while another thread submits the
-/// work queued behind them.
+/// Cancels runs at arbitrary times while another thread submits the work queued behind them; all
+/// runs use one mailbox.
 #[test]
-fn runs_that_are_given_up_leave_their_mailbox() {
+fn cancelled_runs_release_their_mailbox() {
     let Some(device) = device() else { return };
     let mut queue = device.queue("given up").expect("a queue");
     let (a, x) = (row(&device, &mut queue, &[0.0; N]), row(&device, &mut queue, &[1.0; N]));
@@ -158,9 +158,9 @@ fn runs_that_are_given_up_leave_their_mailbox() {
     assert_eq!(read(&mut queue, &x, N), [1.0; N]);
 }
 
-/// Two threads with a queue each.
+/// Two threads use one queue each.
 #[test]
-fn queues_do_not_meet() {
+fn queues_are_independent() {
     let Some(device) = device() else { return };
     std::thread::scope(|scope| {
         for thread in 0..2 {
@@ -183,12 +183,12 @@ fn queues_do_not_meet() {
     });
 }
 
-/// The time that the host takes for its answer is in no part: the device's parts end before it and
-/// begin after it.
+/// No part includes the time that the host takes to answer: parts end before the post arrives or
+/// begin after the answer.
 #[test]
-fn a_timed_run_tells_when_its_parts_ran() {
-    // A separate device, since other tests' work could delay its queue as long as the host does
-    // here.
+fn a_timed_run_returns_the_times_of_its_parts() {
+    // A separate device, since the work of other tests could delay this queue by as much as
+    // `PAUSE`.
     let Some(backend) = open(&Options::default()) else { return };
     let device = Device::new(backend, DeviceId(0), BUDGET);
     let report = conformance::run_matching(&device, "timed");
@@ -208,7 +208,7 @@ fn a_timed_run_tells_when_its_parts_ran() {
         let times = run.times().expect("times");
         let ended = Instant::now();
         eprintln!("{times:?}, from {began:?}, {posted:?}, {answered:?}, to {ended:?}");
-        // Post, add; merge, add.
+        // The parts are the post, an addition, and a merge with an addition.
         let parts: Vec<_> = times.parts.iter().map(|time| time.parts.clone()).collect();
         let merge = times.parts.last().expect("the merge ran");
         assert!(merge.begin + PAUSE / 2 >= answered && merge.end <= ended);

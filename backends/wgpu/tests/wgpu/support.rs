@@ -11,7 +11,7 @@ use thermocline_wgpu::{Adapter, Options, WgpuBackend, adapters};
 /// Memory budget of a test.
 pub(crate) const BUDGET: Bytes = Bytes(1 << 30);
 
-/// The device; `None`, with the reason printed, if there is none.
+/// The device; prints the reason and returns `None` if this machine has no device.
 pub(crate) fn device() -> Option<Device> {
     static BACKEND: OnceLock<Option<Arc<WgpuBackend>>> = OnceLock::new();
     let backend = BACKEND.get_or_init(|| open(&Options::default())).clone()?;
@@ -34,7 +34,7 @@ pub(crate) fn open(options: &Options) -> Option<Arc<WgpuBackend>> {
     Some(adapter.open(options).expect("the device opens"))
 }
 
-/// A row of floats on the device.
+/// Copies a row of floats to the device.
 pub(crate) fn row(device: &Device, queue: &mut Queue, values: &[f32]) -> Tensor {
     let desc = TensorDesc::new(1, values.len(), Format::F32);
     let tensor = device.alloc("row", desc).expect("a row fits");
@@ -42,14 +42,14 @@ pub(crate) fn row(device: &Device, queue: &mut Queue, values: &[f32]) -> Tensor 
     tensor
 }
 
-/// The values of a row.
+/// Reads `n` values of a row.
 pub(crate) fn read(queue: &mut Queue, tensor: &Tensor, n: usize) -> Vec<f32> {
     let mut values = vec![0.0; n];
     queue.read_f32(tensor, &mut values).expect("a read");
     values
 }
 
-/// `x += a`, `times` times.
+/// A program that computes `x += a` `times` times.
 pub(crate) fn adding(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Program {
     let mut recorder = device.record("adding");
     for _ in 0..times {

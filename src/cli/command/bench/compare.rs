@@ -1,5 +1,5 @@
-//! Compares several backends and budgets: checks that they are available and compute the same, and
-//! draws the comparison.
+//! Compares several backends and budgets: checks that the devices are available and that all
+//! engines compute the same logits, and draws the comparison.
 
 use super::Combination;
 use super::facts::Facts;
@@ -16,17 +16,17 @@ use hal::Bytes;
 use runtime::{Accelerator, Machine, Runtime};
 use std::collections::BTreeSet;
 
-/// Checks the devices before anything is measured.
+/// Checks that the devices of every configuration are available, before the first measurement.
 ///
 /// # Errors
 /// [`Exit::BackendMissing`] for a backend or device that was requested by name and is not
 /// available.
-pub(super) fn check_places(setup: &BenchSetup<'_>, terminal: &Terminal) -> Result<(), Failure> {
+pub(super) fn check_devices(setup: &BenchSetup<'_>, terminal: &Terminal) -> Result<(), Failure> {
     let Some(combination) = super::combinations(setup).into_iter().next() else { return Ok(()) };
-    if setup.places.len() > 1 {
+    if setup.device_options.len() > 1 {
         let quiet = terminal.quiet();
-        for place in 0..setup.places.len() {
-            let options = Combination { place, ..combination }.run_options(setup);
+        for device_index in 0..setup.device_options.len() {
+            let options = Combination { device_index, ..combination }.run_options(setup);
             Runtime::new(options, quiet.observer())?;
         }
     }
@@ -35,26 +35,26 @@ pub(super) fn check_places(setup: &BenchSetup<'_>, terminal: &Terminal) -> Resul
 
 /// An engine and its logits.
 #[derive(Debug)]
-pub(super) struct Checked {
+pub(super) struct CheckedDevices {
     pub(super) combination: Combination,
-    /// Its name in messages.
+    /// The engine's name in messages.
     pub(super) label: String,
-    /// Its devices, by name.
+    /// Names of the engine's devices.
     pub(super) devices: Vec<String>,
     pub(super) placement: Placement,
     pub(super) logits: Vec<f32>,
 }
 
-impl Checked {
-    /// Whether both compute the same in the same places, with the same step sizes and number of
-    /// threads.
-    fn is_run_like(&self, other: &Checked) -> bool {
-        let steps = |one: &Checked| {
+impl CheckedDevices {
+    /// Whether both engines have the same placement, micro-batch size and number of threads, so
+    /// that their logits are equal by construction.
+    fn runs_like(&self, other: &CheckedDevices) -> bool {
+        let steps = |one: &CheckedDevices| {
             let Combination { threads, n_batch, n_ubatch, .. } = one.combination;
             (threads, n_ubatch.min(n_batch))
         };
-        let there = |one: &Checked| (one.devices.clone(), one.placement.clone());
-        steps(self) == steps(other) && there(self) == there(other)
+        let placed = |one: &CheckedDevices| (one.devices.clone(), one.placement.clone());
+        steps(self) == steps(other) && placed(self) == placed(other)
     }
 }
 
@@ -67,16 +67,16 @@ pub(super) struct Comparison<'a> {
     setup: &'a BenchSetup<'a>,
     pub(super) plot: Plot,
     /// The first engine of a model for each pair of KV cache formats.
-    first: Vec<Checked>,
-    /// Backends, other differing options and device limits that were already measured for the
+    first: Vec<CheckedDevices>,
+    /// Backend, remaining options and device limits of each engine already measured for the
     /// current model.
     measured: BTreeSet<(Option<&'static str>, String, Limits)>,
     /// The models, for the title of the plot.
     titles: Vec<String>,
     /// Number of engines compared with another one.
     n_compared: usize,
-    /// Differences that exceed the bound.
-    apart: Vec<String>,
+    /// A message for each difference that exceeds the rounding bound.
+    mismatches: Vec<String>,
 }
 
 impl<'a> Comparison<'a> {
@@ -88,41 +88,42 @@ impl<'a> Comparison<'a> {
             measured: BTreeSet::new(),
             titles: Vec::new(),
             n_compared: 0,
-            apart: Vec::new(),
+            mismatches: Vec::new(),
         }
     }
 
-    /// Starts the next model.
+    /// Forgets the engines of the previous model.
     pub(super) fn next_model(&mut self) {
         self.first.clear();
         self.measured.clear();
     }
 
-    /// Whether this combination was measured already, which is reported: budgets beyond a device's
-    /// memory are the same limit. Without a device, every budget of a backend is the same.
-    pub(super) fn is_the_same(
+    /// Whether an equivalent combination was measured already; a note says so. Budgets above a
+    /// device's memory set the same limit, and without a device the budget has no effect.
+    pub(super) fn was_measured(
         &mut self,
         machine: &Machine,
         combination: Combination,
         terminal: &Terminal,
     ) -> bool {
-        let place = &self.setup.places[combination.place];
-        let others = Combination { place: 0, ..combination };
+        let devices = &self.setup.device_options[combination.device_index];
+        let others = Combination { device_index: 0, ..combination };
         let limit = |other: &Accelerator| (other.candidate.name.clone(), other.budget);
         let limits: Limits = machine.others.iter().map(limit).collect();
-        let told: Vec<_> =
+        let limits_text: Vec<_> =
             limits.iter().map(|(name, budget)| format!("{budget} on {name}")).collect();
-        let is_new = self.measured.insert((place.backend, format!("{others:?}"), limits));
-        if !is_new && !told.is_empty() {
-            let told = told.join(", ");
-            terminal
-                .note(&format!("skipping a budget that is equivalent to an earlier one ({told})"));
+        let is_new = self.measured.insert((devices.backend, format!("{others:?}"), limits));
+        if !is_new && !limits_text.is_empty() {
+            let limits_text = limits_text.join(", ");
+            terminal.note(&format!(
+                "skipping a budget that is equivalent to an earlier one ({limits_text})"
+            ));
         }
         !is_new
     }
 
-    /// Records that a model is measured.
-    pub(super) fn names(&mut self, facts: &Facts) {
+    /// Adds the model to the title of the plot.
+    pub(super) fn add_title(&mut self, facts: &Facts) {
         if !self.titles.contains(&facts.model_type) {
             self.titles.push(facts.model_type.clone());
         }
@@ -153,23 +154,24 @@ impl<'a> Comparison<'a> {
         label
     }
 
-    /// Compares the logits of an engine with those of the first one, and reports the result.
+    /// Compares the logits of an engine with those of the first engine, and prints the result.
+    /// Returns the largest difference; `None` if there was nothing to compare.
     pub(super) fn logits(
         &mut self,
-        checked: Checked,
+        checked: CheckedDevices,
         model: &Model,
         terminal: &Terminal,
     ) -> Option<f64> {
-        let formats = |one: &Checked| (one.combination.type_k, one.combination.type_v);
+        let formats = |one: &CheckedDevices| (one.combination.type_k, one.combination.type_v);
         let mut before = self.first.iter();
         let Some(first) = before.find(|first| formats(first) == formats(&checked)) else {
             self.first.push(checked);
             return None;
         };
         let (label, expected) = (&checked.label, &first.logits);
-        if first.is_run_like(&checked) {
+        if first.runs_like(&checked) {
             terminal.note(&format!(
-                "{label} and {} have the same placement, so there is nothing to compare",
+                "{label} and {} have the same placement, so their logits are not compared",
                 first.label
             ));
             return None;
@@ -177,14 +179,14 @@ impl<'a> Comparison<'a> {
         let Difference { largest, n, n_same } =
             difference(expected, &checked.logits, model.n_vocab());
         let (bound, why) = rounding_bound(model);
-        let told = format!(
-            "the logits of {label} differ from those of {} by {largest:.1e} of their spread at most, the most probable token is the same at {n_same} of {n} positions",
+        let message = format!(
+            "the logits of {label} differ from those of {} by at most {largest:.1e} of their spread; the most probable token is the same at {n_same} of {n} positions",
             first.label
         );
         self.n_compared += 1;
-        terminal.note(&format!("{told}; rounding explains {bound:.0e} ({why})"));
+        terminal.note(&format!("{message}; rounding explains up to {bound:.0e} ({why})"));
         if largest > bound {
-            self.apart.push(told);
+            self.mismatches.push(message);
         }
         Some(largest)
     }
@@ -198,17 +200,18 @@ impl<'a> Comparison<'a> {
             write_file(path, &self.plot.picture(&self.titles.join("; ")))?;
             terminal.note(&format!("the plot is in '{}'", path.display()));
         }
-        match &self.apart[..] {
+        match &self.mismatches[..] {
             [] if self.setup.args.check && self.n_compared == 0 => {
-                let message = "--check had nothing to compare: no two ways to run the model differ in what is on which device";
-                Err(Failure::new(Exit::Failed, message))
+                let message = "--check had nothing to compare: all configurations place the model in the same way";
+                Err(Failure::new(Exit::Failed, message)
+                    .help("pass backends or budgets that change the placement"))
             }
             [] => Ok(()),
             [first, ..] => {
                 let mut failure = Failure::new(Exit::Failed, first.clone());
-                failure.causes = self.apart[1..].to_vec();
+                failure.causes = self.mismatches[1..].to_vec();
                 Err(failure.help(
-                    "that is more than rounding explains: one of them computes wrong results",
+                    "rounding does not explain this difference: one configuration computes wrong results; please report it",
                 ))
             }
         }

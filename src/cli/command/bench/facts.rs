@@ -11,12 +11,12 @@ use runtime::{DeviceOptions, Machine, Processor};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A model, loaded in one configuration.
+/// Facts about a model loaded in one configuration.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     /// The CPU's name according to its driver.
     pub(super) cpu_info: String,
-    /// Path of the file, or the name of a model without one.
+    /// Path of the model file, or the name of a model without a file.
     pub(super) model_filename: String,
     /// Architecture, size and format; begins with `synthetic` for a synthetic model.
     pub(super) model_type: String,
@@ -34,52 +34,52 @@ pub(super) struct Facts {
     pub(super) n_threads: usize,
     /// Settings of the CPU's threads and memory.
     pub(super) processor: Processor,
-    /// Formats of keys and values.
+    /// Formats of the keys and values in the KV cache.
     pub(super) type_k: &'static str,
     pub(super) type_v: &'static str,
     /// Whether the file is memory-mapped.
     pub(super) mmap: bool,
     /// `predicted`, `exact`, `balanced`, `fast`, an error or `off`.
     pub(super) sparsity: String,
-    /// Neurons are skipped.
+    /// Whether neurons are skipped.
     pub(super) sparse: bool,
     /// The source of the predictor, as printed in the report: from the model file, or trained.
     pub(super) predictor: Option<&'static str>,
     /// Source of the prompt text.
     pub(super) prompt_file: Option<String>,
-    /// Bytes read per token.
+    /// Bytes of weights and KV cache read per token.
     pub(super) traffic: Traffic,
     /// Memory bandwidth measured with this number of threads, in GB/s.
     pub(super) bandwidth: Option<f64>,
-    /// Time from opening the file to an engine that can step.
+    /// Time to load the weights and create the engine; the file is already open.
     pub(super) load: Duration,
-    /// Devices besides the CPU.
+    /// Devices other than the CPU.
     pub(super) devices: DeviceFacts,
-    /// Difference of its logits from those of the first engine, if requested.
+    /// Largest logit difference from the first engine; `None` without `--check`.
     pub(super) difference: Option<f64>,
 }
 
-/// Totals over all devices besides the CPU.
+/// Totals over all devices other than the CPU.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DeviceFacts {
-    /// Their descriptions according to their drivers.
+    /// The drivers' descriptions of the devices in use.
     pub(super) descriptions: Vec<String>,
-    /// Their names.
+    /// Names of the devices in use.
     pub(super) names: Vec<String>,
     /// Devices that were available and unused.
     pub(super) empty: Vec<String>,
-    /// Memory budget of all of them together, including the drivers' reserve, whether used or not;
-    /// `None` without a limit.
+    /// Sum of the memory budgets of all available devices, including the drivers' reserve; `None`
+    /// without a limit.
     pub(super) budget: Option<Bytes>,
-    /// The budget of each, as text.
+    /// The budget of each device, as text.
     pub(super) budgets: Option<String>,
     /// Peak memory per device, including the driver's reserve.
     pub(super) used: Vec<Bytes>,
     /// Layers on devices, whole or split.
     pub(super) n_layers: usize,
-    /// Expected share of the active neurons that are on devices.
+    /// Expected fraction of the active neurons that are on devices.
     pub(super) hot_fraction: Option<f64>,
-    /// The device requested by its number.
+    /// The `--main-gpu` index, or 0.
     pub(super) main: usize,
     /// Whether keys and values stay on the CPU.
     pub(super) cache_on_cpu: bool,
@@ -93,11 +93,11 @@ impl DeviceFacts {
             layers.chain([placement.embed, placement.head]).any(|home| home == number)
         };
         let all = engine.devices().iter().enumerate().skip(1);
-        let (there, empty): (Vec<_>, Vec<_>) = all.partition(|(number, _)| used(*number));
+        let (in_use, empty): (Vec<_>, Vec<_>) = all.partition(|(number, _)| used(*number));
         let reserve = |number: usize| machine.others[number - 1].reserve();
-        let taken = there.iter().map(|(number, device)| device.ledger().peak() + reserve(*number));
+        let taken = in_use.iter().map(|(number, device)| device.ledger().peak() + reserve(*number));
         let taken = taken.collect();
-        let devices: Vec<_> = there.into_iter().map(|(_, device)| device).collect();
+        let devices: Vec<_> = in_use.into_iter().map(|(_, device)| device).collect();
         let name = |device: &Device| device.info().name.clone();
         let n_layers = engine.placement().layers.iter().filter(|layer| layer.home != CPU).count();
         Self {
@@ -121,7 +121,7 @@ impl Facts {
         [&["CPU".to_owned()][..], &self.devices.names[..]].concat().join(",")
     }
 
-    /// Memory per device; `ram` is the CPU's.
+    /// Memory per device; `ram` is the CPU's memory.
     pub(super) fn device_bytes(&self, ram: Bytes) -> Vec<(&str, Bytes)> {
         let others = self.devices.names.iter().map(String::as_str).zip(self.devices.used.clone());
         [("CPU", ram)].into_iter().chain(others).collect()
@@ -135,7 +135,7 @@ impl Facts {
         }
     }
 
-    /// The APIs that reach them; `cpu` without other devices.
+    /// Names of the backends in use, such as `cuda`; `cpu` if no other device is used.
     pub(super) fn backend_api(&self) -> String {
         let mut backends: Vec<&str> =
             self.devices.names.iter().map(|name| crate::devices::backend_of(name)).collect();
@@ -143,7 +143,7 @@ impl Facts {
         if backends.is_empty() { "cpu".to_owned() } else { backends.join(",") }
     }
 
-    /// Facts from the engine and the options; the measured ones are still missing.
+    /// Facts from the engine and the options; the caller fills in the measured fields.
     pub(super) fn new(
         engine: &Engine,
         machine: &Machine,
@@ -194,7 +194,7 @@ impl Facts {
     }
 }
 
-/// Format, bytes and values of every tensor whose type has a size.
+/// Format, size in bytes and number of values of every tensor in a known format.
 fn tensors(model: &Model) -> impl Iterator<Item = (&'static str, u64, u64)> {
     model.file.tensors().iter().filter_map(|tensor| {
         let block = tensor.ty.block()?;
@@ -203,7 +203,7 @@ fn tensors(model: &Model) -> impl Iterator<Item = (&'static str, u64, u64)> {
     })
 }
 
-/// Such as `llama 1.10B Q4_0`: the format that most bytes have.
+/// Architecture, number of parameters and most common format, such as `llama 1.1B Q4_0`.
 fn model_type(model: &Model, synthetic: bool) -> String {
     let mut by_format = BTreeMap::new();
     let mut n_params = 0;
@@ -213,11 +213,11 @@ fn model_type(model: &Model, synthetic: bool) -> String {
     }
     let format = by_format.iter().max_by_key(|(_, bytes)| **bytes).map_or("?", |(name, _)| name);
     let label = if synthetic { " synthetic" } else { "" };
-    format!("{} {} {format}{label}", model.spec.name, short(n_params))
+    format!("{} {} {format}{label}", model.spec.name, short_count(n_params))
 }
 
-/// `7B`, `1.1B`, `15M`, `260K`.
-fn short(n: u64) -> String {
+/// A number of parameters as `6.7B`, `15M` or `260K`.
+fn short_count(n: u64) -> String {
     let (value, unit) = match n {
         0..1_000_000 => (n as f64 / 1e3, "K"),
         1_000_000..1_000_000_000 => (n as f64 / 1e6, "M"),
@@ -235,11 +235,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_as_people_say_them() {
-        assert_eq!(short(6_738_415_616), "6.7B");
-        assert_eq!(short(1_000_000_000), "1B");
-        assert_eq!(short(69_000_000_000), "69B");
-        assert_eq!(short(15_200_000), "15M");
-        assert_eq!(short(260_000), "260K");
+    fn parameter_counts_are_abbreviated() {
+        assert_eq!(short_count(6_738_415_616), "6.7B");
+        assert_eq!(short_count(1_000_000_000), "1B");
+        assert_eq!(short_count(69_000_000_000), "69B");
+        assert_eq!(short_count(15_200_000), "15M");
+        assert_eq!(short_count(260_000), "260K");
     }
 }

@@ -1,5 +1,5 @@
-//! The table for people: llama-bench's columns, parameters that differ from the default, and our
-//! columns.
+//! The Markdown table: llama-bench's columns, a column for each parameter that differs from its
+//! default, and Thermocline's own columns.
 
 use super::row::Row;
 use crate::cli::args::BenchSetup;
@@ -8,7 +8,7 @@ use hal::format::Format;
 use runtime::{DeviceOptions, Sparsity};
 use std::num::NonZeroU32;
 
-/// A column.
+/// A column: title, width in characters, alignment and cell text.
 #[derive(Clone, Copy, Debug)]
 struct Column {
     title: &'static str,
@@ -30,15 +30,16 @@ const fn right(title: &'static str, width: usize, value: fn(&Row<'_>) -> String)
 }
 
 impl Columns {
-    /// Parameters get a column if they differ from the default or take several values.
+    /// A parameter gets a column if it differs from its default or takes several values.
     pub(super) fn new(setup: &BenchSetup<'_>) -> Columns {
         let args = setup.args;
         fn is_default<T: PartialEq>(values: &[T], default: &T) -> bool {
             values.iter().all(|value| value == default)
         }
         let size = |n: u32| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
-        let devices = |place: &DeviceOptions| place.named.is_some() || !place.budgets.is_empty();
-        let devices = setup.places.len() > 1 || setup.places.iter().any(devices);
+        let devices =
+            |options: &DeviceOptions| options.named.is_some() || !options.budgets.is_empty();
+        let devices = setup.device_options.len() > 1 || setup.device_options.iter().any(devices);
         let mut columns = vec![
             left("model", 30, |row| row.facts.model_type.clone()),
             right("size", 10, |row| {
@@ -103,9 +104,9 @@ impl Columns {
         Columns(columns)
     }
 
-    /// Titles and the line below.
+    /// The title row and the rule below it.
     pub(super) fn header(&self) -> String {
-        let titles = line(self.0.iter().map(|c| padded(c, c.title)));
+        let titles = line(self.0.iter().map(|c| pad_cell(c, c.title)));
         let rule = |c: &Column| {
             let dashes = "-".repeat(c.width - usize::from(!c.align_left));
             if c.align_left { dashes } else { dashes + ":" }
@@ -113,9 +114,9 @@ impl Columns {
         titles + &line(self.0.iter().map(rule))
     }
 
-    /// One test.
+    /// The table row of one test.
     pub(super) fn row(&self, row: &Row<'_>) -> String {
-        line(self.0.iter().map(|c| padded(c, &(c.value)(row))))
+        line(self.0.iter().map(|c| pad_cell(c, &(c.value)(row))))
     }
 }
 
@@ -154,7 +155,7 @@ fn line(cells: impl Iterator<Item = String>) -> String {
     line + "\n"
 }
 
-fn padded(column: &Column, text: &str) -> String {
+fn pad_cell(column: &Column, text: &str) -> String {
     let width = column.width;
     if column.align_left { format!("{text:<width$}") } else { format!("{text:>width$}") }
 }

@@ -16,7 +16,7 @@ use crate::cli::parse::values;
 use crate::cli::terminal::Terminal;
 use crate::devices;
 use crate::engine::{Engine, EngineOptions};
-use compare::{Checked, Comparison};
+use compare::{CheckedDevices, Comparison};
 use facts::Facts;
 use hal::format::Format;
 use hal::{Bytes, KvCache};
@@ -27,15 +27,15 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Two measurements of the bandwidth that differ by more than this mean that the machine is busy.
-const STEADY: f64 = 0.05;
+/// Relative change of the measured bandwidth above which the machine counts as busy.
+const MAX_DRIFT: f64 = 0.05;
 
 /// Measures speed and reports each test as it ends.
 ///
 /// # Errors
 /// A model that cannot be loaded or does not fit; Ctrl-C; standard output cannot be written.
 pub(crate) fn run(setup: &BenchSetup<'_>, terminal: &Terminal) -> Result<(), Failure> {
-    compare::check_places(setup, terminal)?;
+    compare::check_devices(setup, terminal)?;
     let trace = Trace::open(setup.args.trace.as_deref())?;
     let mut bench = Bench {
         trace: &trace,
@@ -50,9 +50,9 @@ pub(crate) fn run(setup: &BenchSetup<'_>, terminal: &Terminal) -> Result<(), Fai
     };
     let done = setup.subjects.iter().try_for_each(|subject| bench.subject(subject));
     if done.is_ok() {
-        bench.probe_again();
+        bench.measure_bandwidth_again();
     }
-    // The report is a complete document however the run ended.
+    // End the report even after an error, so that JSON stays well-formed.
     let finished = bench.report.finish().and(done);
     let finished = finished.and_then(|()| bench.comparison.finish(terminal));
     let traced = trace.finish(terminal);
@@ -74,7 +74,7 @@ fn tests(args: &BenchArgs) -> Vec<Test> {
                 n_seq: n_seq as usize,
             };
             match n_gen {
-                // A prompt alone fills its steps, so several sequences do not matter.
+                // Prefill of one sequence already fills the batches; more sequences change nothing.
                 0 => tests.push(test(1)),
                 _ => tests.extend(values(&args.parallel).into_iter().map(|n| test(n.get()))),
             }
@@ -83,11 +83,11 @@ fn tests(args: &BenchArgs) -> Vec<Test> {
     tests
 }
 
-/// One combination of the options that an engine is loaded with.
+/// One combination of the options with which an engine is loaded.
 #[derive(Clone, Copy, Debug)]
 struct Combination {
-    /// Index of the devices.
-    place: usize,
+    /// Index into [`BenchSetup::device_options`].
+    device_index: usize,
     threads: Threads,
     n_batch: NonZeroU32,
     n_ubatch: NonZeroU32,
@@ -102,9 +102,9 @@ fn combinations(setup: &BenchSetup<'_>) -> Vec<Combination> {
         for n_ubatch in values(&args.ubatch_size) {
             for &type_k in &args.cache_type_k {
                 for &type_v in &args.cache_type_v {
-                    for place in 0..setup.places.len() {
+                    for device_index in 0..setup.device_options.len() {
                         let with = |threads| Combination {
-                            place,
+                            device_index,
                             threads,
                             n_batch,
                             n_ubatch,
@@ -122,10 +122,11 @@ fn combinations(setup: &BenchSetup<'_>) -> Vec<Combination> {
 
 impl Combination {
     fn run_options(self, setup: &BenchSetup<'_>) -> Options {
-        let devices = setup.places[self.place].clone();
+        let devices = setup.device_options[self.device_index].clone();
         Options {
             n_ctx: None,
             n_ubatch: self.n_ubatch.min(self.n_batch),
+            n_parallel: NonZeroU32::MIN,
             threads: self.threads,
             threads_batch: self.threads,
             kv_formats: KvCache { k: self.type_k, v: self.type_v },
@@ -154,7 +155,7 @@ impl Bench<'_> {
             Subject::File(path) => Some(path),
             Subject::Synthetic(Synthetic { spec, write: Some(path) }) => {
                 let made = spec.write(path, &mut |_, _| {});
-                made.map_err(|e| cannot_make(&e))?;
+                made.map_err(|e| creation_failed(&e))?;
                 self.terminal.note(&format!("{spec} was written to '{}'", path.display()));
                 Some(path)
             }
@@ -162,8 +163,8 @@ impl Bench<'_> {
                 if self.tests.is_empty() {
                     return Ok(());
                 }
-                runtime::check_room(spec.size().map_err(|e| cannot_make(&e))?)?;
-                let file = spec.build(&mut |_, _| {}).map_err(|e| cannot_make(&e))?;
+                runtime::check_total_memory(spec.size().map_err(|e| creation_failed(&e))?)?;
+                let file = spec.build(&mut |_, _| {}).map_err(|e| creation_failed(&e))?;
                 return self.model(&Opened::from_file(file, &self.setup.computation)?);
             }
         };
@@ -203,11 +204,13 @@ impl Bench<'_> {
             (most(|test| test.n_seq), most(Test::n_ctx), most(Test::n_text));
         let n_ctx = most(Test::n_tokens);
         let n_ctx = u32::try_from(n_ctx).ok().and_then(NonZeroU32::new).ok_or_else(|| {
-            Failure::usage(format!("a test of {n_ctx} tokens is longer than any context"))
+            Failure::usage(format!(
+                "a test of {n_ctx} tokens is longer than any context; reduce -p, -n, -d or -np"
+            ))
         })?;
         let wanted = Some(ContextSize::Tokens(n_ctx));
         let n_ctx = runtime.fixed_context(wanted, &opened.model).max(n_total);
-        if self.comparison.is_the_same(machine, combination, self.terminal) {
+        if self.comparison.was_measured(machine, combination, self.terminal) {
             return Ok(());
         }
         let n_threads = machine.n_threads;
@@ -224,15 +227,16 @@ impl Bench<'_> {
         let facts = Facts::new(&engine, machine, self.setup, combination);
         let mut facts = Facts { n_threads, bandwidth, load, ..facts };
         let n_vocab = opened.model.n_vocab();
-        let text = text
-            .first(n_ctx.max(n_text), n_vocab)
-            .ok_or_else(|| Failure::usage("the prompt has no tokens of this model's vocabulary"))?;
+        let text = text.first(n_ctx.max(n_text), n_vocab).ok_or_else(|| {
+            Failure::usage("the prompt text contains no token of this model's vocabulary")
+                .help("pass another text with --prompt-file")
+        })?;
         let label = self.comparison.label(&facts);
-        self.comparison.names(&facts);
+        self.comparison.add_title(&facts);
         if self.setup.args.check {
             let flag = self.interrupt.flag();
-            let logits = bench::logits(&mut engine, self.compared(&text), flag)?;
-            let checked = Checked {
+            let logits = bench::logits(&mut engine, self.check_text(&text), flag)?;
+            let checked = CheckedDevices {
                 combination,
                 label: label.clone(),
                 devices: facts.devices.names.clone(),
@@ -278,20 +282,20 @@ impl Bench<'_> {
         self.report.row(&row)
     }
 
-    /// The text that `--check` feeds to every engine: as long as the longest step of any engine,
-    /// so that the same positions are compared.
-    fn compared<'t>(&self, text: &'t [u32]) -> &'t [u32] {
+    /// The text that `--check` feeds to every engine. It fills the largest micro-batch of any
+    /// engine, so that all engines compute the same positions.
+    fn check_text<'t>(&self, text: &'t [u32]) -> &'t [u32] {
         let steps = combinations(self.setup).into_iter();
         let longest = steps.map(|one| one.n_ubatch.min(one.n_batch).get() as usize).max();
         &text[..longest.unwrap_or(0).max(bench::AGAIN).min(text.len())]
     }
 
     fn n_tests(&self) -> usize {
-        let n_synthetic = combinations(self.setup).len() * self.setup.subjects.len();
-        n_synthetic * self.tests.len()
+        let n_engines = combinations(self.setup).len() * self.setup.subjects.len();
+        n_engines * self.tests.len()
     }
 
-    /// Waits between tests; Ctrl-C ends it.
+    /// Waits between tests. Ctrl-C ends the wait with an error.
     fn pause(&self, delay: Duration) -> Result<(), Failure> {
         const STEP: Duration = Duration::from_millis(50);
         let begin = Instant::now();
@@ -304,20 +308,22 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Measures the bandwidth again: rates measured on a busy machine mean little.
-    fn probe_again(&self) {
+    /// Measures the bandwidth again and warns if it changed: a busy machine gives unreliable rates.
+    fn measure_bandwidth_again(&self) {
         for (&n_threads, before) in &self.bandwidths {
             let free = devices::cpu(Some(1)).memory().ok().and_then(|memory| memory.free);
             let after = bench::read_bandwidth(n_threads, bench::probe_size(free));
             let (Some(before), Some(after)) = (before, after) else {
-                self.terminal.note("memory bandwidth could not be measured");
+                self.terminal.note("the memory bandwidth could not be measured");
                 continue;
             };
             let probed = format!(
                 "{n_threads} threads read {before:.1} GB/s before the tests and {after:.1} GB/s after"
             );
-            if (after / before - 1.0).abs() > STEADY {
-                self.terminal.note(&format!("{probed}: the machine is not steady"))
+            if (after / before - 1.0).abs() > MAX_DRIFT {
+                self.terminal.note(&format!(
+                    "{probed}: the machine is busy, so the rates are unreliable; stop other programs and run it again"
+                ))
             } else {
                 self.terminal.detail(&probed)
             }
@@ -331,6 +337,6 @@ fn ram_used(engine: &Engine) -> Bytes {
     crate::engine::host_bytes(model, devices, engine.options(), engine.placement()).all.total()
 }
 
-fn cannot_make(error: &crate::synthetic::Error) -> Failure {
-    Failure::new(Exit::Failed, "cannot make the synthetic model").caused_by(error)
+fn creation_failed(error: &crate::synthetic::Error) -> Failure {
+    Failure::new(Exit::Failed, "cannot create the synthetic model").caused_by(error)
 }

@@ -1,9 +1,9 @@
-//! The comparison as a plot: a panel for each test with a bar for each configuration, then the
-//! time to the first token, the waiting times and the memory by device.
+//! The plot of a comparison: one panel per test with a bar per configuration, then panels for the
+//! time to the first token, the waiting times and the memory by device. Lengths are in SVG units.
 
 use super::facts::Facts;
 use super::row::Row;
-use crate::cli::svg::{Picture, TEXT, TITLE, color, fitted, width_of};
+use crate::cli::svg::{Picture, TEXT, TITLE, color, shorten_to_width, width_of};
 
 const WIDE: f64 = 420.0;
 /// Maximum width of labels and values beside the bars.
@@ -11,13 +11,13 @@ const BESIDE: f64 = 480.0;
 const SPACE: f64 = 8.0;
 const ROW: f64 = 16.0;
 const GAP: f64 = 5.0;
-/// Space around a panel.
+/// Height above the bars of a panel, for its title.
 const HEAD: f64 = 34.0;
-/// Title and legend.
+/// Height of the title and the legend.
 const TOP: f64 = 56.0;
 const GRAY: &str = "#b8b8b8";
 
-/// One bar, made of several segments.
+/// One bar: its label, its segments (length, colour) and the value as text.
 #[derive(Clone, Debug)]
 struct Bar {
     label: String,
@@ -34,7 +34,7 @@ struct Panel {
 /// The data of the plot.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plot {
-    /// Devices besides the CPU by name, in the order of their colours.
+    /// Names of the devices other than the CPU, in the order of their colours.
     devices: Vec<String>,
     tests: Vec<Panel>,
     first: Vec<Bar>,
@@ -65,7 +65,7 @@ impl Plot {
             self.tests.len() - 1
         });
         let (mean, deviation) = row.rate();
-        // With several devices, the first one.
+        // A test on several devices has the colour of the first device.
         let device = row.facts.devices.names.first().map_or(0, |name| self.number(name));
         let value = format!("{mean:.2} ± {deviation:.2}");
         self.tests[at].bars.push(bar(label, vec![(mean, color(device))], value));
@@ -101,7 +101,8 @@ impl Plot {
             |title: &str, bars: &[Bar]| Panel { title: title.to_owned(), bars: bars.to_vec() };
         let mut panels = self.tests.clone();
         panels.push(panel("time to the first token", &self.first));
-        panels.push(panel("share of the time spent waiting for the other side", &self.waits));
+        panels
+            .push(panel("share of the time that CPU and devices wait for each other", &self.waits));
         panels.push(panel("memory by device", &self.memory));
         panels.retain(|panel| !panel.bars.is_empty());
         let high = |panel: &Panel| HEAD + panel.bars.len() as f64 * (ROW + GAP);
@@ -113,7 +114,7 @@ impl Plot {
         let left = widest(|bar| &bar.label) + 2.0 * SPACE;
         let width = left + WIDE + widest(|bar| &bar.value) + 2.0 * SPACE;
         let mut out = Picture::new(width, height);
-        let title = fitted(title, TITLE, width - 24.0);
+        let title = shorten_to_width(title, TITLE, width - 24.0);
         out.text((12.0, 26.0), &format!("font-size=\"{TITLE}\""), &title);
         self.legend(&mut out);
         let mut y = TOP;
@@ -130,7 +131,7 @@ impl Plot {
         let names = ["CPU"].into_iter().chain(self.devices.iter().map(String::as_str));
         for (number, name) in names.enumerate() {
             out.bar((x, 40.0, 12.0, 10.0), color(number));
-            let name = fitted(name, TEXT, 160.0);
+            let name = shorten_to_width(name, TEXT, 160.0);
             out.text((x + 17.0, 49.0), "", &name);
             x += 17.0 + width_of(&name, TEXT) + 2.0 * SPACE;
         }
@@ -143,7 +144,7 @@ fn draw(out: &mut Picture, panel: &Panel, left: f64, top: f64) {
     let most = panel.bars.iter().map(length).fold(f64::MIN_POSITIVE, f64::max);
     for (i, bar) in panel.bars.iter().enumerate() {
         let y = top + HEAD + i as f64 * (ROW + GAP);
-        let label = fitted(&bar.label, TEXT, BESIDE);
+        let label = shorten_to_width(&bar.label, TEXT, BESIDE);
         out.text((left - SPACE, y + ROW - 4.0), "text-anchor=\"end\"", &label);
         out.bar((left, y, 1.0, ROW), GRAY);
         let mut x = left;
@@ -152,7 +153,7 @@ fn draw(out: &mut Picture, panel: &Panel, left: f64, top: f64) {
             out.bar((x, y, width, ROW), color);
             x += width;
         }
-        let value = fitted(&bar.value, TEXT, BESIDE);
+        let value = shorten_to_width(&bar.value, TEXT, BESIDE);
         out.text((x + SPACE, y + ROW - 4.0), "fill=\"#555\"", &value);
     }
 }

@@ -1,4 +1,4 @@
-//! llama-bench's five formats, one row at a time.
+//! Prints the results in llama-bench's five formats, one row at a time.
 
 use super::markdown::Columns;
 use super::row::{BUILD, Row, Value};
@@ -7,7 +7,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output::Output;
 use std::io::Write;
 
-/// Rows on standard output and, if requested, on standard error.
+/// Prints rows on standard output and, if requested, on standard error.
 #[derive(Debug)]
 pub(super) struct Report {
     stdout: Printer,
@@ -25,21 +25,21 @@ impl Report {
         }
     }
 
-    /// Adds a test.
+    /// Prints the row of one test.
     ///
     /// # Errors
     /// Standard output cannot be written.
     pub(super) fn row(&mut self, row: &Row<'_>) -> Result<(), Failure> {
         let text = self.stdout.row(row);
         if let Some(printer) = &mut self.stderr {
-            // A closed standard error leaves no way to report it.
+            // If standard error is closed, the failure cannot be reported anywhere.
             let _ = std::io::stderr().write_all(printer.row(row).as_bytes());
         }
         self.output.write(text)?;
         self.output.flush()
     }
 
-    /// Ends the document.
+    /// Prints the end of the document.
     ///
     /// # Errors
     /// Standard output cannot be written.
@@ -52,7 +52,7 @@ impl Report {
     }
 }
 
-/// One document. Nothing is printed before the first row.
+/// The text of one document in one format. The header is printed with the first row.
 #[derive(Debug)]
 struct Printer {
     format: OutputFormat,
@@ -79,7 +79,7 @@ impl Printer {
             }
             OutputFormat::Json => {
                 let object = serde_json::to_string_pretty(&object(row, &fields));
-                let object = object.expect("names are text").replace('\n', "\n  ");
+                let object = object.expect("keys are strings").replace('\n', "\n  ");
                 let before = if first { "[\n" } else { ",\n" };
                 format!("{before}  {object}")
             }
@@ -108,7 +108,7 @@ impl Printer {
 /// The table's name in current versions of llama-bench.
 const TABLE: &str = "llama_bench";
 
-/// All fields, then the samples.
+/// A JSON object with all fields, then the time and rate of each repetition.
 fn object(row: &Row<'_>, fields: &[(&'static str, Value)]) -> serde_json::Value {
     let mut object: serde_json::Map<_, _> =
         fields.iter().map(|(name, value)| ((*name).to_owned(), json(value))).collect();
@@ -126,7 +126,7 @@ fn json(value: &Value) -> serde_json::Value {
     }
 }
 
-/// The bare value; `None` if it is absent.
+/// The value as unquoted text; `None` if the value is absent.
 fn plain(value: &Value) -> Option<String> {
     match value {
         Value::Text(text) => text.clone(),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_has_its_own_form() {
+    fn absent_values_are_empty_or_null() {
         let values = [Value::Int(None), Value::Real(None), Value::Real(Some(f64::NAN))];
         for value in values {
             let found = (csv(&value), sql(&value), json(&value));

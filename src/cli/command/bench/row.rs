@@ -1,7 +1,7 @@
-//! A test and its result as named values: llama-bench's columns in its order, then ours.
+//! A test and its result as named values: llama-bench's columns in its order, then our own.
 
 use super::facts::Facts;
-use crate::bench::{Measured, Test, mean, standard_deviation};
+use crate::bench::{Measurement, Test, mean, standard_deviation};
 use crate::cli::args::mask;
 use crate::engine::UnionStats;
 use hal::Bytes;
@@ -21,10 +21,10 @@ pub(super) enum Value {
 pub(super) struct Row<'a> {
     pub(super) facts: &'a Facts,
     pub(super) test: Test,
-    pub(super) measured: Measured,
-    /// When it started.
+    pub(super) measured: Measurement,
+    /// When the test started.
     pub(super) time: SystemTime,
-    /// The CPU's memory for the model: allocations, and what is read in place from the file.
+    /// The CPU's memory for the model: allocations, and mapped weights that are read.
     pub(super) ram_used: Bytes,
 }
 
@@ -52,34 +52,34 @@ impl Row<'_> {
         self.rate().0 / self.test.n_seq.max(1) as f64
     }
 
-    /// Bytes read per token; only where tokens are decoded one by one, so that no read serves
-    /// several tokens.
+    /// Bytes read per token. `None` if a test computes several tokens in one step, because they
+    /// share reads.
     pub(super) fn bytes_per_token(&self) -> Option<f64> {
-        let Measured { neurons, .. } = &self.measured;
+        let Measurement { neurons, .. } = &self.measured;
         let gates = neurons.gates / neurons.neurons.max(1.0);
         let density = self.measured.density().unwrap_or(0.0);
         (self.test.n_prompt == 0 && self.test.n_seq == 1)
             .then(|| self.facts.traffic.bytes_per_token(density, gates, self.test))
     }
 
-    /// These bytes as a share of the measured bandwidth.
+    /// Bytes read per second as a fraction of the measured memory bandwidth.
     pub(super) fn bandwidth_share(&self) -> Option<f64> {
         Some(self.bytes_per_token()? * self.rate().0 / (self.facts.bandwidth? * 1e9))
     }
 
-    /// Union counts: neurons that the tokens of a step needed together, and rows computed for all
-    /// of them.
+    /// Union counts: neurons that at least one token of a step needed, and rows computed for all
+    /// tokens.
     pub(super) fn union(&self) -> UnionStats {
         self.measured.neurons.union
     }
 
-    /// Share of the active neurons that were not on the CPU, if any neurons are elsewhere.
+    /// Fraction of the active neurons that were not on the CPU; `None` if no layer is on a device.
     pub(super) fn off_cpu(&self) -> Option<f64> {
-        let Measured { neurons, .. } = &self.measured;
+        let Measurement { neurons, .. } = &self.measured;
         (self.facts.devices.n_layers > 0).then(|| neurons.off_cpu / neurons.active.max(1.0))
     }
 
-    /// Mean nanoseconds to the first token: those of the prompt.
+    /// Mean time to the first token in nanoseconds, that is of prefill; `None` without a prompt.
     pub(super) fn ttft(&self) -> Option<u64> {
         let prompts: Vec<f64> =
             self.measured.prompts.iter().map(|time| time.as_nanos() as f64).collect();
@@ -90,12 +90,12 @@ impl Row<'_> {
     pub(super) fn fields(&self) -> Vec<(&'static str, Value)> {
         let mut fields = self.configuration();
         fields.extend(self.result());
-        fields.extend(self.ours());
+        fields.extend(self.own_columns());
         fields
     }
 
-    /// llama-bench's columns of the configuration. `none` for settings that have no equivalent
-    /// here.
+    /// llama-bench's columns of the configuration. Settings without an equivalent here are `none`,
+    /// 0 or false.
     fn configuration(&self) -> Vec<(&'static str, Value)> {
         let facts = self.facts;
         vec![
@@ -157,7 +157,7 @@ impl Row<'_> {
         bytes.map(|(name, bytes)| format!("{name}={}", bytes.0)).collect::<Vec<_>>().join(",")
     }
 
-    fn ours(&self) -> Vec<(&'static str, Value)> {
+    fn own_columns(&self) -> Vec<(&'static str, Value)> {
         let facts = self.facts;
         let waits = self.measured.neurons.waits.shares();
         vec![
@@ -194,7 +194,7 @@ impl Row<'_> {
     }
 }
 
-/// In place of llama-bench's commit.
+/// Name and version of this program, printed instead of llama-bench's commit.
 pub(super) const BUILD: &str = concat!(env!("CARGO_PKG_NAME"), "-", env!("CARGO_PKG_VERSION"));
 
 fn text(text: &str) -> Value {
@@ -209,7 +209,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// `2026-03-01T12:34:56Z`.
+/// The time in UTC, such as `2026-03-01T12:34:56Z`.
 fn iso_8601(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (mut days, clock) = (seconds / 86_400, seconds % 86_400);
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates() {
+    fn dates_follow_iso_8601() {
         let at = |seconds| iso_8601(UNIX_EPOCH + Duration::from_secs(seconds));
         assert_eq!(at(0), "1970-01-01T00:00:00Z");
         assert_eq!(at(951_782_399), "2000-02-28T23:59:59Z");

@@ -1,14 +1,15 @@
 //! Chooses the template of a conversation.
 
 use crate::chat::{Dialogue, Template, Templates, builtin, builtin_names};
-use crate::cli::args::{ConversationArgs, TemplateChoice};
+use crate::cli::args::{TemplateArgs, TemplateChoice};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::terminal::Terminal;
 use crate::gguf;
 use crate::tokenizer::Tokenizer;
 use runtime::dialogue::with_special_tokens;
 
-const ANOTHER: &str = "--chat-template NAME or --chat-template-file FILE selects another";
+const SELECT_ANOTHER: &str =
+    "--chat-template NAME or --chat-template-file FILE selects another template";
 
 /// The template chosen by the user, or else that of the model file.
 ///
@@ -16,21 +17,23 @@ const ANOTHER: &str = "--chat-template NAME or --chat-template-file FILE selects
 /// [`Exit::BadModel`] for a broken template in the file, [`Exit::Usage`] for a broken one from the
 /// user.
 pub(crate) fn dialogue(
-    args: &ConversationArgs,
+    args: &TemplateArgs,
     file: &gguf::File,
     tokenizer: &Tokenizer,
     terminal: &Terminal,
 ) -> Result<Dialogue, Failure> {
     let bad_file = |e: gguf::Error| {
-        Failure::new(Exit::BadModel, "cannot read the chat template").caused_by(&e).help(ANOTHER)
+        Failure::new(Exit::BadModel, "cannot read the chat template")
+            .caused_by(&e)
+            .help(SELECT_ANOTHER)
     };
     let chosen = match &args.chat_template {
-        Some(TemplateChoice::Source(source)) => compiled(source, Exit::Usage)?,
+        Some(TemplateChoice::Source(source)) => compile_template(source, Exit::Usage)?,
         Some(TemplateChoice::Named(name)) => {
             match (Templates::named_in(file.metadata(), name), builtin(name)) {
-                (Ok(Some(source)), _) => compiled(source, Exit::BadModel)?,
-                // A broken template in the file does not matter here.
-                (_, Some(source)) => compiled(source, Exit::Usage)?,
+                (Ok(Some(source)), _) => compile_template(source, Exit::BadModel)?,
+                // The name is a built-in layout, so a broken template in the file does not matter.
+                (_, Some(source)) => compile_template(source, Exit::Usage)?,
                 (Err(e), None) => return Err(bad_file(e)),
                 (Ok(None), None) => return Err(unknown(name, file)),
             }
@@ -38,7 +41,7 @@ pub(crate) fn dialogue(
         None => {
             let templates = Templates::from_metadata(file.metadata()).map_err(bad_file)?;
             match templates.default_source() {
-                Some(source) => compiled(source, Exit::BadModel)?,
+                Some(source) => compile_template(source, Exit::BadModel)?,
                 None => {
                     terminal.note(
                         "the model has no chat template, so turns are written as plain text (User: ... Assistant: ...); --chat-template selects one",
@@ -53,10 +56,10 @@ pub(crate) fn dialogue(
     Ok(dialogue)
 }
 
-fn compiled(source: &str, exit: Exit) -> Result<Dialogue, Failure> {
+fn compile_template(source: &str, exit: Exit) -> Result<Dialogue, Failure> {
     let template = Template::compile(source).map_err(|e| {
         let failure = Failure::new(exit, "cannot use the chat template").caused_by(&e);
-        if exit == Exit::BadModel { failure.help(ANOTHER) } else { failure }
+        if exit == Exit::BadModel { failure.help(SELECT_ANOTHER) } else { failure }
     })?;
     Ok(Dialogue::with_template(template))
 }

@@ -1,4 +1,4 @@
-//! The user's input: with a line editor on a terminal, otherwise line by line.
+//! Reads the user's messages: with a line editor on a terminal, otherwise line by line.
 
 use crate::cli::args::ConversationArgs;
 use crate::cli::failure::{Exit, Failure};
@@ -11,15 +11,15 @@ use std::io::{BufRead, IsTerminal};
 use std::path::PathBuf;
 
 /// Maximum number of history entries.
-const HISTORY: usize = 1000;
-/// A longer line is most likely the wrong file.
-const LONGEST: usize = 16 << 20;
+const MAX_HISTORY: usize = 1000;
+/// Maximum bytes of a line. A longer line is most likely from a wrong file.
+const MAX_LINE: usize = 16 << 20;
 
 /// The source of messages.
 #[derive(Debug)]
 pub(crate) struct Input {
     source: Source,
-    /// Whether a line continues on the next one unless it ends in a backslash.
+    /// Whether a message continues on the next line unless the line ends in a backslash.
     multiline: bool,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Input {
 enum Source {
     /// A terminal, with a prompt.
     Editor(Box<Editor<(), FileHistory>>, Option<PathBuf>),
-    /// A pipe, a file, or a terminal whose output is redirected: no prompt, only answers.
+    /// Plain lines from a pipe, a file, or a terminal with redirected output; no prompt is shown.
     Lines,
 }
 
@@ -36,17 +36,17 @@ enum Source {
 pub(crate) enum InputLine {
     /// A message or a command.
     Text(String),
-    /// Ctrl-C at the prompt, or since the last answer.
+    /// Ctrl-C, pressed at the prompt or since the last answer.
     Interrupted,
     /// Ctrl-D, or the end of the input.
     End,
 }
 
 impl Input {
-    /// An editor if input and output are both terminals.
+    /// Opens a line editor if input and output are both terminals, else reads plain lines.
     pub(crate) fn open(args: &ConversationArgs, terminal: &Terminal) -> Input {
-        let person = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-        let source = match person.then(|| editor(args.history_file(), terminal)).flatten() {
+        let interactive = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+        let source = match interactive.then(|| editor(args.history_file(), terminal)).flatten() {
             Some((editor, history)) => Source::Editor(Box::new(editor), history),
             None => Source::Lines,
         };
@@ -54,7 +54,7 @@ impl Input {
     }
 
     /// Whether the input is interactive.
-    pub(crate) fn is_person(&self) -> bool {
+    pub(crate) fn is_interactive(&self) -> bool {
         matches!(self.source, Source::Editor(..))
     }
 
@@ -68,11 +68,11 @@ impl Input {
             let first = text.is_empty();
             let line = match self.line(first, interrupt)? {
                 InputLine::Text(line) => line,
-                // An unfinished line counts, since a file may lack the final line end.
+                // A last line without a line end is a message too.
                 InputLine::End if !first => return Ok(InputLine::Text(text)),
                 other @ (InputLine::End | InputLine::Interrupted) => return Ok(other),
             };
-            // A command is a single line in multi-line mode too.
+            // A command such as /help ends with its line, even in multi-line mode.
             let command = first && line.starts_with('/') && !line.ends_with('\\');
             let (line, slash) = match line.strip_suffix('\\') {
                 Some(line) => (line, true),
@@ -126,13 +126,13 @@ fn editor(
     history: Option<PathBuf>,
     terminal: &Terminal,
 ) -> Option<(Editor<(), FileHistory>, Option<PathBuf>)> {
-    let config = Config::builder().max_history_size(HISTORY).ok()?.build();
+    let config = Config::builder().max_history_size(MAX_HISTORY).ok()?.build();
     let mut editor = Editor::with_config(config).ok()?;
     let history = history.filter(|path| {
         let made = path.parent().is_some_and(|folder| std::fs::create_dir_all(folder).is_ok());
         if !made {
             terminal.detail(&format!(
-                "the input history is not kept: no folder for {}",
+                "the input history is not saved: cannot create the folder of {}",
                 path.display()
             ));
         }
@@ -162,8 +162,11 @@ fn plain_line() -> Result<InputLine, Failure> {
         if end.is_some() {
             break;
         }
-        if line.len() > LONGEST {
-            return Err(Failure::new(Exit::Failed, "a line on standard input is too long"));
+        if line.len() > MAX_LINE {
+            return Err(Failure::new(
+                Exit::Failed,
+                "a line on standard input is longer than 16 MiB",
+            ));
         }
     }
     if line.is_empty() {
@@ -190,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ctrl_c_between_two_lines_is_heard_before_the_next_is_read() {
+    fn ctrl_c_between_two_lines_is_reported_before_the_next_line() {
         let mut input = Input { source: Source::Lines, multiline: false };
         let interrupt = Interrupt::unhandled();
         interrupt.press();

@@ -1,6 +1,6 @@
 //! `thermocline chat`, and the code that `run --chat` shares with it.
 
-mod dialogue;
+pub(super) mod dialogue;
 mod input;
 mod run_or_chat;
 mod settings;
@@ -19,12 +19,12 @@ pub(crate) use run_or_chat::run_or_chat;
 use slash::EnteredLine;
 use turn::{Chat, TurnEnd};
 
-/// A conversation with a model: with a prompt on a terminal, otherwise one message per line of
+/// Holds a conversation: with a line editor on a terminal, otherwise with one message per line of
 /// standard input.
 ///
 /// # Errors
-/// A model that cannot be loaded, a template that cannot be used; without a terminal, errors that
-/// end a turn.
+/// A model that cannot be loaded or a template that cannot be used; without a terminal, also any
+/// error that ends a turn.
 pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), Failure> {
     if args.conversation.conversation == Some(false) {
         let help = "use `chat` without -no-cnv for a conversation, or `run` to continue raw text";
@@ -32,38 +32,38 @@ pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), Failure> {
             Failure::usage("`chat` starts a conversation, but -no-cnv disables it").help(help)
         );
     }
-    // Before our own Ctrl-C handler, which must be installed last.
+    // The line editor installs a Ctrl-C handler too; ours must be installed last.
     let mut input = Input::open(&args.conversation, terminal);
     let interrupt = Interrupt::install()?;
     let trace = Trace::open(args.trace.as_deref())?;
     let learning = args.auto_profile.then_some(&interrupt);
-    let mut ready = run::ready(&args.model, learning, terminal)?;
+    let mut ready = run::load_model(&args.model, learning, terminal)?;
     if interrupt.is_set() {
         return Err(Failure::interrupted());
     }
     trace.watch(&mut ready.engine, "chat");
     let mut chat = Chat::new(args, ready, terminal)?;
-    if input.is_person() {
+    if input.is_interactive() {
         terminal.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D exits");
     }
-    let ended = talk(&mut chat, &mut input, &interrupt, args);
-    chat.close(&interrupt);
+    let ended = converse(&mut chat, &mut input, &interrupt, args);
+    let saved = chat.close(&interrupt);
     let written = trace.finish(terminal);
-    ended.and(written)
+    ended.and(saved).and(written)
 }
 
-/// `run --chat`: one question, one answer.
+/// `run --chat`: answers one message.
 ///
 /// # Errors
-/// A missing question; as [`run`].
-pub(super) fn once(args: &RunArgs, terminal: &Terminal) -> Result<(), Failure> {
+/// A missing message; otherwise as [`run`].
+pub(super) fn answer_one_message(args: &RunArgs, terminal: &Terminal) -> Result<(), Failure> {
     let Some(text) = args.prompt.as_deref().filter(|text| !text.trim().is_empty()) else {
         return Err(Failure::usage("--chat needs a message").help("pass it with -p or -f"));
     };
     let interrupt = Interrupt::install()?;
     let trace = Trace::open(args.trace.as_deref())?;
     let learning = args.auto_profile.then_some(&interrupt);
-    let mut ready = run::ready(&args.model, learning, terminal)?;
+    let mut ready = run::load_model(&args.model, learning, terminal)?;
     trace.watch(&mut ready.engine, "chat");
     let load = ready.load;
     let mut chat = Chat::new(args, ready, terminal)?;
@@ -71,38 +71,38 @@ pub(super) fn once(args: &RunArgs, terminal: &Terminal) -> Result<(), Failure> {
     if args.perf || args.json {
         chat.report(Some(load));
     }
-    chat.close(&interrupt);
+    let saved = chat.close(&interrupt);
     let written = trace.finish(terminal);
     match answered? {
         TurnEnd::Interrupted => Err(Failure::interrupted()),
-        TurnEnd::Whole | TurnEnd::Closed => written,
+        TurnEnd::Complete | TurnEnd::Closed => saved.and(written),
     }
 }
 
-fn talk(
+fn converse(
     chat: &mut Chat<'_>,
     input: &mut Input,
     interrupt: &Interrupt,
     args: &RunArgs,
 ) -> Result<(), Failure> {
-    let person = input.is_person();
+    let interactive = input.is_interactive();
     let mut first = args.prompt.clone();
-    // With -p and without a terminal, only one answer is expected.
-    let once = args.conversation.single_turn || first.is_some() && !person;
+    // With -p and without a terminal, the command exits after one answer.
+    let once = args.conversation.single_turn || first.is_some() && !interactive;
     loop {
         let line = match first.take() {
             Some(text) if text.trim().is_empty() => EnteredLine::Empty,
             Some(text) => {
-                if person {
-                    chat.terminal.tell(&format!("> {text}"));
+                if interactive {
+                    chat.terminal.print_unlabelled(&format!("> {text}"));
                 }
                 EnteredLine::Message(text)
             }
             None => match input.next(interrupt)? {
                 InputLine::Text(text) => slash::read(&text),
-                InputLine::Interrupted if !person => return Err(Failure::interrupted()),
+                InputLine::Interrupted if !interactive => return Err(Failure::interrupted()),
                 InputLine::Interrupted => {
-                    chat.terminal.tell("Ctrl-D or /exit exits");
+                    chat.terminal.print_unlabelled("Ctrl-D or /exit exits");
                     continue;
                 }
                 InputLine::End => return Ok(()),
@@ -125,14 +125,14 @@ fn talk(
         };
         match answered {
             Ok(TurnEnd::Closed) => return Ok(()),
-            Ok(TurnEnd::Interrupted) if !person || once => return Err(Failure::interrupted()),
-            Ok(TurnEnd::Interrupted | TurnEnd::Whole) => {
+            Ok(TurnEnd::Interrupted) if !interactive || once => return Err(Failure::interrupted()),
+            Ok(TurnEnd::Interrupted | TurnEnd::Complete) => {
                 if args.json || args.perf && chat.terminal.verbose > 0 {
                     chat.report(None);
                 }
             }
             // An interactive user may continue after an error in one turn.
-            Err(failure) if person && failure.exit.keeps_conversation() => {
+            Err(failure) if interactive && failure.exit.keeps_conversation() => {
                 chat.terminal.report(&failure);
             }
             Err(failure) => return Err(failure),
@@ -153,23 +153,23 @@ fn command(chat: &mut Chat<'_>, line: &EnteredLine) {
         | EnteredLine::Empty => {}
         EnteredLine::Clear => {
             chat.clear();
-            terminal.tell("the conversation was cleared");
+            terminal.print_unlabelled("the conversation was cleared");
         }
         EnteredLine::System(Some(text)) => {
             chat.conversation.system = Some(text.clone());
-            terminal.tell("the system message was set");
+            terminal.print_unlabelled("the system message was set");
         }
         EnteredLine::System(None) => match &chat.conversation.system {
-            Some(text) => terminal.tell(text),
-            None => terminal.tell("there is no system message"),
+            Some(text) => terminal.print_unlabelled(text),
+            None => terminal.print_unlabelled("there is no system message"),
         },
-        EnteredLine::Set(None) => terminal.tell(&chat.settings().shown()),
+        EnteredLine::Set(None) => terminal.print_unlabelled(&chat.settings().settings_line()),
         EnteredLine::Set(Some((key, value))) => match chat.set(key, value) {
             Ok(()) => {}
-            Err(why) => terminal.tell(&why),
+            Err(why) => terminal.print_unlabelled(&why),
         },
-        EnteredLine::Stats => chat.stats().iter().for_each(|line| terminal.tell(line)),
-        EnteredLine::Help => slash::help().iter().for_each(|line| terminal.tell(line)),
-        EnteredLine::Wrong(why) => terminal.tell(why),
+        EnteredLine::Stats => chat.stats().iter().for_each(|line| terminal.print_unlabelled(line)),
+        EnteredLine::Help => slash::help().iter().for_each(|line| terminal.print_unlabelled(line)),
+        EnteredLine::Wrong(why) => terminal.print_unlabelled(why),
     }
 }

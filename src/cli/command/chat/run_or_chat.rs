@@ -1,4 +1,4 @@
-//! Decides between `run` and `chat`, and which flags about conversations apply.
+//! Chooses between `run` and `chat`, and checks the flags that only apply to conversations.
 
 use std::io::IsTerminal;
 
@@ -10,12 +10,12 @@ use crate::cli::args::{Command, ReasoningWhen, RunArgs};
 use crate::cli::failure::Failure;
 use crate::cli::terminal::Terminal;
 
-/// The command to run. If it is not `named`: a conversation on a terminal with a model that has a
-/// chat template, and wherever `-cnv` asks for one. `given` are the words of the command line and
-/// of the environment, `command` what they were parsed as.
+/// Returns the command to run. If the user named no command (`named` is false), a terminal and a
+/// model with a chat template select `chat`; `-cnv` selects it in any case. `command` holds the
+/// parsed flags, `given` whether each came from the command line or the environment.
 ///
 /// # Errors
-/// Flags that contradict each other; flags about a conversation without a conversation.
+/// Flags that contradict each other; conversation flags when `run` continues raw text.
 pub(crate) fn run_or_chat(
     mut command: Command,
     named: bool,
@@ -32,7 +32,7 @@ pub(crate) fn run_or_chat(
         return Ok(command);
     };
     let asked = args.conversation.conversation;
-    if asked.unwrap_or_else(|| !named && !args.conversation.chat && suits(args)) {
+    if asked.unwrap_or_else(|| !named && !args.conversation.chat && suits_chat(args)) {
         return Ok(Command::Chat(args.clone()));
     }
     if !args.conversation.chat {
@@ -41,26 +41,24 @@ pub(crate) fn run_or_chat(
     Ok(command)
 }
 
-/// Whether the terminal is interactive and the model has a template. The loader reports a model
-/// that cannot be read.
-fn suits(args: &RunArgs) -> bool {
-    let person = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let given =
-        args.conversation.chat_template.is_some() || args.conversation.chat_template_file.is_some();
+/// Whether the terminal is interactive and the model has a chat template. A model that cannot be
+/// read counts as having none; the loader reports the error later.
+fn suits_chat(args: &RunArgs) -> bool {
+    let interactive = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let given = args.conversation.template.is_chosen();
     let in_file = || {
         let file = runtime::file(args.model.model.as_deref()).ok()?;
         let templates = Templates::from_metadata(file.metadata()).ok()?;
         templates.default_source().map(drop)
     };
-    person && (given || in_file().is_some())
+    interactive && (given || in_file().is_some())
 }
 
-/// # Errors
-/// Flags that contradict each other.
+/// Rejects flags that contradict each other.
 fn check(args: &RunArgs) -> Result<(), Failure> {
-    let talk = &args.conversation;
-    if talk.chat && talk.conversation.is_some() {
-        let flag = if talk.conversation == Some(true) {
+    let conversation = &args.conversation;
+    if conversation.chat && conversation.conversation.is_some() {
+        let flag = if conversation.conversation == Some(true) {
             "-cnv starts a conversation"
         } else {
             "-no-cnv continues raw text"
@@ -68,87 +66,91 @@ fn check(args: &RunArgs) -> Result<(), Failure> {
         let message = format!("--chat answers one message, but {flag}");
         return Err(Failure::usage(message).help("remove one of the two"));
     }
-    if talk.reasoning == ReasoningWhen::On && talk.reasoning_budget == 0 {
+    if conversation.template.reasoning == ReasoningWhen::On
+        && conversation.template.reasoning_budget == 0
+    {
         let message = "--reasoning on enables reasoning, but --reasoning-budget 0 disables it";
         return Err(Failure::usage(message).help("remove one of the two"));
     }
     Ok(())
 }
 
-/// The sources of the values of `run` and `chat`.
+/// Whether each value of `run` or `chat` came from the command line or the environment.
 struct ValueSources<'a>(&'a ArgMatches);
 
 impl ValueSources<'_> {
-    fn on_the_line(&self, id: &str) -> bool {
+    fn set_on_command_line(&self, id: &str) -> bool {
         self.0.value_source(id) == Some(ValueSource::CommandLine)
     }
 
-    fn by_environment(&self, id: &str) -> bool {
+    fn set_in_environment(&self, id: &str) -> bool {
         self.0.value_source(id) == Some(ValueSource::EnvVariable)
     }
 
     /// Whether the command line sets `id`, and `other` is only set by the environment or earlier
     /// on the command line.
-    fn beats(&self, id: &str, other: &str) -> bool {
-        let before = || self.on_the_line(other) && self.0.index_of(other) < self.0.index_of(id);
-        self.on_the_line(id) && (self.by_environment(other) || before())
+    fn overrides(&self, id: &str, other: &str) -> bool {
+        let before =
+            || self.set_on_command_line(other) && self.0.index_of(other) < self.0.index_of(id);
+        self.set_on_command_line(id) && (self.set_in_environment(other) || before())
     }
 
-    /// The command line overrides the environment, also where the two use different flags for one
-    /// setting.
+    /// Drops values of the environment if the command line sets the same property with another
+    /// flag.
     fn drop_overridden(&self, args: &mut RunArgs, named: bool) {
-        let talk = &mut args.conversation;
-        // clap's overrides do not work here: a value from the environment would conflict with one
-        // on the command line.
-        if self.beats("chat_template", "chat_template_file") {
-            talk.chat_template_file = None;
+        let conversation = &mut args.conversation;
+        // clap's `overrides_with` does not work for these flags: a value from the environment would
+        // conflict with a value on the command line.
+        if self.overrides("chat_template", "chat_template_file") {
+            conversation.template.chat_template_file = None;
         }
-        if self.beats("chat_template_file", "chat_template") {
-            talk.chat_template = None;
+        if self.overrides("chat_template_file", "chat_template") {
+            conversation.template.chat_template = None;
         }
-        if self.on_the_line("reasoning") && self.by_environment("reasoning_budget") {
-            talk.reasoning_budget = -1;
+        if self.set_on_command_line("reasoning") && self.set_in_environment("reasoning_budget") {
+            conversation.template.reasoning_budget = -1;
         }
-        let budget = self.on_the_line("reasoning_budget") && talk.reasoning_budget == 0;
-        if budget && self.by_environment("reasoning") {
-            talk.reasoning = ReasoningWhen::Auto;
+        let budget = self.set_on_command_line("reasoning_budget")
+            && conversation.template.reasoning_budget == 0;
+        if budget && self.set_in_environment("reasoning") {
+            conversation.template.reasoning = ReasoningWhen::Auto;
         }
-        if self.on_the_line("conversation") && self.by_environment("chat") {
-            talk.chat = false;
+        if self.set_on_command_line("conversation") && self.set_in_environment("chat") {
+            conversation.chat = false;
         }
         // The environment decides only if no command is named; --chat counts as a named command.
-        let named = named || self.on_the_line("chat");
-        if named && self.by_environment("conversation") {
-            talk.conversation = None;
+        let named = named || self.set_on_command_line("chat");
+        if named && self.set_in_environment("conversation") {
+            conversation.conversation = None;
         }
     }
 
     /// Rejects flags that only apply to conversations.
     ///
     /// # Errors
-    /// Such a flag on the command line. In the environment it is only noted, since it may be meant
-    /// for other runs.
+    /// Such a flag on the command line. In the environment, the flag may be meant for other runs,
+    /// so it only causes a note.
     fn check_raw(&self, args: &RunArgs, terminal: &Terminal) -> Result<(), Failure> {
-        let talk = &args.conversation;
+        let conversation = &args.conversation;
         let flags = [
-            ("system_prompt", talk.system_prompt.is_some()),
-            ("system_prompt_file", talk.system_prompt_file.is_some()),
-            ("chat_template", talk.chat_template.is_some()),
-            ("chat_template_file", talk.chat_template_file.is_some()),
-            ("chat_template_kwargs", talk.chat_template_kwargs.is_some()),
-            ("reasoning", talk.reasoning != ReasoningWhen::Auto),
-            ("reasoning_budget", talk.reasoning_budget == 0),
-            ("single_turn", talk.single_turn),
+            ("system_prompt", conversation.system_prompt.is_some()),
+            ("system_prompt_file", conversation.system_prompt_file.is_some()),
+            ("chat_template", conversation.template.chat_template.is_some()),
+            ("chat_template_file", conversation.template.chat_template_file.is_some()),
+            ("chat_template_kwargs", conversation.template.chat_template_kwargs.is_some()),
+            ("reasoning", conversation.template.reasoning != ReasoningWhen::Auto),
+            ("reasoning_budget", conversation.template.reasoning_budget == 0),
+            ("single_turn", conversation.single_turn),
         ];
         for (id, _) in flags.into_iter().filter(|(_, counts)| *counts) {
             let flag = format!("--{}", id.replace('_', "-"));
-            if self.on_the_line(id) {
+            if self.set_on_command_line(id) {
                 let message =
                     format!("{flag} applies to conversations, but this run continues raw text");
                 let help = "--chat formats the prompt as a message and answers it, -cnv starts a conversation";
                 return Err(Failure::usage(message).help(help));
             }
-            if self.by_environment(id) {
+            if self.set_in_environment(id) {
                 terminal.note(&format!(
                     "{flag}, set by the environment, only applies to conversations; this run continues raw text"
                 ));

@@ -16,14 +16,14 @@ type Set = fn(&mut Settings, &str) -> Option<()>;
 
 /// Name, getter, setter.
 const ALL: [(&str, Get, Set); 10] = [
-    ("temp", |s| s.sampler.temp.to_string(), |s, v| put(&mut s.sampler.temp, v)),
-    ("top-k", |s| s.sampler.top_k.to_string(), |s, v| put(&mut s.sampler.top_k, v)),
-    ("top-p", |s| s.sampler.top_p.to_string(), |s, v| put(&mut s.sampler.top_p, v)),
-    ("min-p", |s| s.sampler.min_p.to_string(), |s, v| put(&mut s.sampler.min_p, v)),
+    ("temp", |s| s.sampler.temp.to_string(), |s, v| parse_into(&mut s.sampler.temp, v)),
+    ("top-k", |s| s.sampler.top_k.to_string(), |s, v| parse_into(&mut s.sampler.top_k, v)),
+    ("top-p", |s| s.sampler.top_p.to_string(), |s, v| parse_into(&mut s.sampler.top_p, v)),
+    ("min-p", |s| s.sampler.min_p.to_string(), |s, v| parse_into(&mut s.sampler.min_p, v)),
     (
         "repeat-penalty",
         |s| s.sampler.repeat_penalty.to_string(),
-        |s, v| put(&mut s.sampler.repeat_penalty, v),
+        |s, v| parse_into(&mut s.sampler.repeat_penalty, v),
     ),
     (
         "repeat-last-n",
@@ -36,12 +36,12 @@ const ALL: [(&str, Get, Set); 10] = [
     (
         "presence-penalty",
         |s| s.sampler.presence_penalty.to_string(),
-        |s, v| put(&mut s.sampler.presence_penalty, v),
+        |s, v| parse_into(&mut s.sampler.presence_penalty, v),
     ),
     (
         "frequency-penalty",
         |s| s.sampler.frequency_penalty.to_string(),
-        |s, v| put(&mut s.sampler.frequency_penalty, v),
+        |s, v| parse_into(&mut s.sampler.frequency_penalty, v),
     ),
     (
         "seed",
@@ -61,12 +61,12 @@ const ALL: [(&str, Get, Set); 10] = [
     ),
 ];
 
-fn put<T: std::str::FromStr>(place: &mut T, value: &str) -> Option<()> {
+fn parse_into<T: std::str::FromStr>(place: &mut T, value: &str) -> Option<()> {
     *place = value.parse().ok()?;
     Some(())
 }
 
-/// Parses a value of which -1 means none, random, or all.
+/// Parses a number. -1 becomes the inner `None`: no limit, a random seed, or all tokens.
 fn minus_1<T: std::str::FromStr>(value: &str) -> Option<Option<T>> {
     match value {
         "-1" => Some(None),
@@ -78,24 +78,24 @@ fn or_minus_1<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-1".to_owned(), |value| value.to_string())
 }
 
-/// The keys.
+/// The names of the settings.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     ALL.iter().map(|(name, ..)| *name)
 }
 
 impl Settings {
     /// Every key with its value, on one line.
-    pub(crate) fn shown(&self) -> String {
+    pub(crate) fn settings_line(&self) -> String {
         let pairs: Vec<_> =
             ALL.iter().map(|(name, get, _)| format!("{name} {}", get(self))).collect();
         pairs.join(", ")
     }
 
-    /// The settings with one changed; keys may be written with `_` too. The sampler checks the
-    /// range of a number.
+    /// Returns a copy with one setting changed; `_` in a key counts as `-`. The sampler checks the
+    /// range of a number later.
     ///
     /// # Errors
-    /// The message for an unknown key or an invalid value.
+    /// A message for the user about an unknown key or an invalid value.
     pub(crate) fn with(&self, key: &str, value: &str) -> Result<Settings, String> {
         let name = key.trim_start_matches('-').replace('_', "-");
         let name = if name == "temperature" { "temp" } else { &name };
@@ -123,17 +123,21 @@ mod tests {
     fn each_key_can_be_set_and_is_shown() {
         for name in names() {
             let set = settings().with(name, "3").unwrap();
-            assert!(set.shown().contains(&format!("{name} 3")), "{name}: {}", set.shown());
+            assert!(
+                set.settings_line().contains(&format!("{name} 3")),
+                "{name}: {}",
+                set.settings_line()
+            );
         }
         let flag = settings().with("--top_k", "7").unwrap();
         assert_eq!(flag.sampler.top_k, 7);
         assert_eq!(settings().with("temperature", "0").unwrap().sampler.temp, 0.0);
         assert_eq!(settings().with("seed", "-1").unwrap().sampler.seed, None);
-        assert!(settings().shown().contains("seed -1"));
+        assert!(settings().settings_line().contains("seed -1"));
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn unknown_keys_and_invalid_values_are_reported() {
         assert!(settings().with("mirostat", "2").unwrap_err().contains("'mirostat'"));
         assert_eq!(settings().with("temp", "warm").unwrap_err(), "invalid value 'warm' for temp");
         assert!(settings().with("top-k", "-1").is_err());

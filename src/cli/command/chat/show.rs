@@ -7,9 +7,9 @@ use crate::cli::terminal::{REASONING, Terminal};
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 
-/// Prints an answer and keeps it. The answer goes to standard output. On a terminal its reasoning
-/// goes there too, dimmed or between marks; otherwise it goes to standard error, so that a pipe
-/// gets answers alone, or nowhere with `--log-disable`.
+/// Prints an answer and collects its text. The answer goes to standard output. On a terminal, so
+/// does the reasoning, dimmed or under a heading. In a pipe, the reasoning goes to standard error,
+/// so that the pipe gets answers alone; `--log-disable` drops it.
 #[derive(Debug)]
 pub(crate) struct AnswerOutput {
     reasoning: Option<Reasoning>,
@@ -19,24 +19,24 @@ pub(crate) struct AnswerOutput {
 #[derive(Debug)]
 struct Screen {
     output: Output,
-    /// Standard output is a terminal.
-    person: bool,
+    /// Whether standard output is a terminal.
+    to_terminal: bool,
     color: bool,
     quiet: bool,
-    /// The last part that was printed.
+    /// The section that was printed last: reasoning or answer.
     last: Option<Part>,
     answer: String,
     failed: Option<Failure>,
 }
 
 impl AnswerOutput {
-    /// For the text after `prompt`. If reasoning is not separated, all of it is the answer.
+    /// Output for the text after `prompt`. Unless `splits_reasoning`, all text is the answer.
     pub(crate) fn new(prompt: &str, splits_reasoning: bool, terminal: &Terminal) -> AnswerOutput {
         AnswerOutput {
             reasoning: splits_reasoning.then(|| Reasoning::after(prompt)),
             screen: Screen {
                 output: Output::stdout(),
-                person: io::stdout().is_terminal(),
+                to_terminal: io::stdout().is_terminal(),
                 color: terminal.color_stdout(),
                 quiet: terminal.is_quiet(),
                 last: None,
@@ -61,7 +61,7 @@ impl AnswerOutput {
     }
 
     /// Ends the text and its line, and returns the answer without its reasoning. `after` is
-    /// printed but belongs to neither.
+    /// printed, but not added to the answer.
     ///
     /// # Errors
     /// Standard output cannot be written.
@@ -78,7 +78,7 @@ impl Screen {
         if text.is_empty() || self.failed.is_some() {
             return;
         }
-        // Leading spaces are dropped: plain-text turns have one before the answer.
+        // Plain-text turns have a space before the answer; drop leading spaces.
         let begins = part == Part::Answer && self.answer.is_empty();
         let text = if begins { text.trim_start() } else { text };
         if text.is_empty() {
@@ -87,11 +87,11 @@ impl Screen {
         if part == Part::Answer {
             self.answer.push_str(text);
         }
-        let written = match (part, self.person) {
+        let written = match (part, self.to_terminal) {
             (Part::Answer, _) => self.answer(text),
-            (Part::Reasoning, true) => self.thought(text),
+            (Part::Reasoning, true) => self.write_reasoning(text),
             (Part::Reasoning, false) => {
-                self.aside(text);
+                self.write_stderr(text);
                 Ok(())
             }
         };
@@ -101,12 +101,12 @@ impl Screen {
 
     fn answer(&mut self, text: &str) -> Result<(), Failure> {
         if self.last == Some(Part::Reasoning) {
-            self.thought_ends()?;
+            self.end_reasoning()?;
         }
         self.output.write(text)
     }
 
-    fn thought(&mut self, text: &str) -> Result<(), Failure> {
+    fn write_reasoning(&mut self, text: &str) -> Result<(), Failure> {
         if self.color {
             self.output.write(format!("{REASONING}{text}{REASONING:#}"))
         } else if self.last == Some(Part::Reasoning) {
@@ -116,21 +116,21 @@ impl Screen {
         }
     }
 
-    fn thought_ends(&mut self) -> Result<(), Failure> {
-        match (self.person, self.color) {
+    fn end_reasoning(&mut self) -> Result<(), Failure> {
+        match (self.to_terminal, self.color) {
             (true, true) => self.output.write("\n\n"),
             (true, false) => self.output.write("\n[answer]\n"),
             (false, _) => {
-                self.aside("\n");
+                self.write_stderr("\n");
                 Ok(())
             }
         }
     }
 
     /// Prints reasoning when standard output is not a terminal.
-    fn aside(&self, text: &str) {
+    fn write_stderr(&self, text: &str) {
         if !self.quiet {
-            // A closed standard error leaves no way to report it.
+            // If standard error is closed, the failure cannot be reported anywhere.
             let _ = write!(io::stderr(), "{text}");
         }
     }
@@ -139,13 +139,13 @@ impl Screen {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
         }
-        if self.last == Some(Part::Reasoning) && !self.person {
-            self.aside("\n");
+        if self.last == Some(Part::Reasoning) && !self.to_terminal {
+            self.write_stderr("\n");
         }
         self.output.write(after)?;
         let open = match self.last {
             _ if !after.is_empty() => !after.ends_with('\n'),
-            Some(Part::Reasoning) => self.person,
+            Some(Part::Reasoning) => self.to_terminal,
             Some(Part::Answer) | None => !self.answer.ends_with('\n'),
         };
         if open {

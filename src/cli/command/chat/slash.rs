@@ -7,9 +7,9 @@ use super::settings;
 pub(crate) enum EnteredLine {
     /// A message to the model.
     Message(String),
-    /// Nothing.
+    /// An empty line.
     Empty,
-    /// Clear the turns.
+    /// Remove all turns from the conversation.
     Clear,
     /// Answer the last message again.
     Regenerate,
@@ -23,7 +23,7 @@ pub(crate) enum EnteredLine {
     Exit,
     /// List the commands.
     Help,
-    /// An invalid command, with the message for it.
+    /// An invalid command, with a message for the user.
     Wrong(String),
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn read(text: &str) -> EnteredLine {
 }
 
 fn set(rest: &str) -> EnteredLine {
-    // ollama's form has another word in between.
+    // ollama's form is `/set parameter KEY VALUE`.
     let rest = rest.strip_prefix("parameter ").unwrap_or(rest).trim();
     match rest.split_once(char::is_whitespace) {
         _ if rest.is_empty() => EnteredLine::Set(None),
@@ -73,7 +73,7 @@ pub(crate) fn help() -> Vec<String> {
         "/set [KEY VALUE]  change a sampling parameter, or show them",
         "/stats            show token counts and speeds",
         "/exit             exit (also Ctrl-D)",
-        "Ctrl-C stops an answer. End a line with \\ to continue it on the next one.",
+        "Ctrl-C stops an answer. End a line with \\ to continue on the next line.",
     ]
     .map(str::to_owned)
     .into();
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines() {
+    fn entered_lines_are_classified() {
         for (text, line) in [
             ("Hello", EnteredLine::Message("Hello".into())),
             (" /clear", EnteredLine::Message(" /clear".into())),

@@ -6,7 +6,9 @@ use super::show::AnswerOutput;
 use crate::chat::{Conversation, Dialogue, Prompt};
 use crate::cli::args::RunArgs;
 use crate::cli::command::auto_profile::{self, FinishedRun};
+use crate::cli::command::prompt_cache;
 use crate::cli::command::run::{self, LoadedModel};
+use crate::cli::command::structured::Structured;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
@@ -15,9 +17,10 @@ use crate::generate::{self, Ended, Generator, Report};
 use crate::sample::Sampler;
 use crate::tokenizer::Tokenizer;
 use runtime::dialogue::{Ends, ends, ids, marks, n_instructions};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// A conversation and everything it uses.
+/// A conversation with the engine, tokenizer, sampler and settings that it uses.
 #[derive(Debug)]
 pub(super) struct Chat<'a> {
     /// The messages so far.
@@ -27,9 +30,10 @@ pub(super) struct Chat<'a> {
     args: &'a RunArgs,
     dialogue: Dialogue,
     ends: Ends,
-    /// Control tokens that are printed nevertheless, so that reasoning can be separated.
+    /// Control tokens printed as text, because they mark where reasoning begins and ends.
     marks: Vec<u32>,
-    tokenizer: Tokenizer,
+    tokenizer: Arc<Tokenizer>,
+    structured: Option<Structured>,
     engine: Engine,
     sequence: Sequence,
     sampler: Sampler,
@@ -37,16 +41,16 @@ pub(super) struct Chat<'a> {
     n_ctx: usize,
     last: Option<Report>,
     merging_was_noted: bool,
-    /// Time of all answers.
+    /// Total time of prefill and decode of all answers.
     took: Duration,
 }
 
 /// How a turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TurnEnd {
-    /// By itself.
-    Whole,
-    /// By Ctrl-C.
+    /// The answer is complete.
+    Complete,
+    /// Ctrl-C stopped the answer.
     Interrupted,
     /// The reader of the output has closed it.
     Closed,
@@ -66,17 +70,19 @@ impl<'a> Chat<'a> {
         ready: LoadedModel,
         terminal: &'a Terminal,
     ) -> Result<Chat<'a>, Failure> {
-        let LoadedModel { model, tokenizer, n_ctx, engine, load: _ } = ready;
-        let dialogue = dialogue::dialogue(&args.conversation, &model.file, &tokenizer, terminal)?;
+        let LoadedModel { model, tokenizer, n_ctx, mut engine, load: _ } = ready;
+        let dialogue =
+            dialogue::dialogue(&args.conversation.template, &model.file, &tokenizer, terminal)?;
         let ends = ends(&dialogue, &tokenizer);
         let sampler = args.sampling.config();
         Ok(Chat {
             conversation: Conversation::new(args.conversation.system_prompt.clone()),
             marks: marks(&ends, &tokenizer),
+            structured: Structured::new(&args.constraint, &tokenizer, &ends.tokens)?,
             ends,
             sampler: run::sampler(&sampler, args.sampling.ignore_eos, &tokenizer)?,
             settings: Settings { sampler, n_predict: args.predict.tokens() },
-            sequence: engine.open(),
+            sequence: prompt_cache::load(args, &mut engine, terminal)?,
             last: None,
             merging_was_noted: false,
             took: Duration::ZERO,
@@ -89,16 +95,23 @@ impl<'a> Chat<'a> {
         })
     }
 
-    /// Releases the sequence's memory, and collects an activation profile from it.
-    pub(super) fn close(mut self, interrupt: &Interrupt) {
+    /// Saves the sequence for `--prompt-cache`, releases its memory, and collects an activation
+    /// profile from it.
+    ///
+    /// # Errors
+    /// A prompt cache that cannot be written.
+    pub(super) fn close(mut self, interrupt: &Interrupt) -> Result<(), Failure> {
         let tokens = self.sequence.tokens().to_vec();
+        let n_prompt = self.last.map_or(0, |report| report.n_prompt);
+        let saved = prompt_cache::save(self.args, &mut self.engine, &mut self.sequence, n_prompt);
         self.engine.close(self.sequence);
         if self.args.auto_profile {
             let used = FinishedRun { tokens: &tokens, took: self.took };
             let computation = &self.args.model.placement.computation();
             let (engine, flag) = (&mut self.engine, interrupt.flag());
-            auto_profile::after(&used, engine, computation, flag, self.terminal);
+            auto_profile::profile_run(&used, engine, computation, flag, self.terminal);
         }
+        saved
     }
 
     pub(super) fn settings(&self) -> &Settings {
@@ -117,13 +130,14 @@ impl<'a> Chat<'a> {
         Ok(())
     }
 
-    /// Clears the turns. The cache is kept: the next prompt may begin with the same tokens.
+    /// Removes all turns. The KV cache stays, because the next prompt may begin with the same
+    /// tokens.
     pub(super) fn clear(&mut self) {
         self.conversation.clear();
         self.last = None;
     }
 
-    /// Generates and prints an answer. A turn without an answer leaves the conversation as it was.
+    /// Generates and prints an answer. If no answer is generated, the message is removed again.
     ///
     /// # Errors
     /// A template that rejects the conversation, a conversation that does not fit, errors of the
@@ -138,15 +152,15 @@ impl<'a> Chat<'a> {
         self.answer(before, interrupt)
     }
 
-    /// Answers the last question again.
+    /// Answers the last message again.
     ///
     /// # Errors
     /// As [`Chat::message`].
     pub(super) fn regenerate(&mut self, interrupt: &Interrupt) -> Result<TurnEnd, Failure> {
         let before = self.conversation.clone();
-        if !self.conversation.take_answer_back() {
-            self.terminal.tell("there is no answer yet");
-            return Ok(TurnEnd::Whole);
+        if !self.conversation.remove_last_answer() {
+            self.terminal.print_unlabelled("there is no answer yet");
+            return Ok(TurnEnd::Complete);
         }
         self.answer(before, interrupt)
     }
@@ -155,7 +169,8 @@ impl<'a> Chat<'a> {
         match self.try_answer(interrupt) {
             Ok((TurnEnd::Interrupted, answer)) if answer.trim().is_empty() => {
                 self.conversation = before;
-                self.terminal.tell("stopped before the answer began; the message was removed");
+                self.terminal
+                    .print_unlabelled("stopped before the answer began; the message was removed");
                 Ok(TurnEnd::Interrupted)
             }
             Ok((answered, answer)) => {
@@ -175,7 +190,9 @@ impl<'a> Chat<'a> {
             run::list_prompt(&ids, &self.tokenizer, self.terminal)?;
         }
         let options = self.generation(&ids);
-        let splits = self.args.conversation.splits_reasoning();
+        let structured = self.structured.as_ref();
+        let constraint = structured.map(|structured| structured.answer(&prompt)).transpose()?;
+        let splits = self.args.conversation.template.splits_reasoning();
         let mut shown = AnswerOutput::new(&prompt, splits, self.terminal);
         let generator = Generator {
             engine: &mut self.engine,
@@ -184,21 +201,24 @@ impl<'a> Chat<'a> {
             settings: &options,
             interrupt: interrupt.flag(),
         };
-        let report = generator.resume(&mut self.sequence, &ids, &mut |piece| shown.piece(piece));
+        let emit = &mut |piece: &str| shown.piece(piece);
+        let report = generator.resume_with(&mut self.sequence, &ids, constraint, emit);
         let end = report.as_ref().ok().map(|report| {
-            // Printed if requested, but kept out of the history: the template would write it
-            // twice.
+            // The EOS token is printed if requested, but not added to the history: the template
+            // would write it twice.
             run::end_of(report, self.args.special, &self.tokenizer)
         });
         let answer = shown.end(&end.unwrap_or_default())?;
         let report = report?;
         self.last = Some(report);
         self.took += report.prompt + report.generated;
-        self.tell_of_room(&report);
+        self.note_full_context(&report);
         let answered = match report.ended {
             Ended::Interrupted => TurnEnd::Interrupted,
             Ended::Closed => TurnEnd::Closed,
-            Ended::EndOfText | Ended::Length | Ended::Stop | Ended::ContextFull => TurnEnd::Whole,
+            Ended::EndOfText | Ended::Length | Ended::Stop | Ended::ContextFull => {
+                TurnEnd::Complete
+            }
         };
         Ok((answered, answer))
     }
@@ -207,7 +227,7 @@ impl<'a> Chat<'a> {
     fn generation(&self, ids: &[u32]) -> generate::Settings {
         let settings = run::settings(self.args, ids.len());
         let n_instructions = if settings.context_shift {
-            // The system message is always kept: without it the model would change its role.
+            // Always keep the system message, because the model would lose its instructions.
             let Chat { dialogue, conversation, tokenizer, .. } = self;
             n_instructions(dialogue, conversation, ids, tokenizer)
         } else {
@@ -223,8 +243,8 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// Reports that the context was too small for an answer.
-    fn tell_of_room(&self, report: &Report) {
+    /// Prints a note if the answer filled the context.
+    fn note_full_context(&self, report: &Report) {
         let full = format!("the context of {} tokens", self.n_ctx);
         if report.n_shifts > 0 {
             self.terminal.note(&format!(
@@ -244,9 +264,9 @@ impl<'a> Chat<'a> {
     }
 
     /// The conversation as text and tokens. With `--context-shift`, the oldest turns are dropped
-    /// until it fits.
+    /// until the conversation fits into the context.
     fn prompt(&mut self) -> Result<(String, Vec<u32>), Failure> {
-        let mut n_forgotten = 0;
+        let mut n_dropped = 0;
         loop {
             let prompt = write(&self.dialogue, &self.conversation)?;
             if prompt.system_was_merged && !self.merging_was_noted {
@@ -259,34 +279,33 @@ impl<'a> Chat<'a> {
                 Failure::new(Exit::Failed, "cannot tokenize the conversation").caused_by(&e)
             })?;
             if !ids.is_empty() && ids.len() < self.n_ctx {
-                if n_forgotten > 0 {
+                if n_dropped > 0 {
                     self.terminal.note(&format!(
-                        "the context of {} tokens was full: the oldest {n_forgotten} turns were dropped",
+                        "the context of {} tokens was full: the oldest {n_dropped} turns were dropped",
                         self.n_ctx
                     ));
                 }
                 return Ok((prompt.text, ids));
             }
-            if !self.args.context_shift || !self.conversation.forget_oldest() {
+            if !self.args.context_shift || !self.conversation.remove_oldest_turn() {
                 return Err(self.too_long(ids.len()));
             }
-            n_forgotten += 1;
+            n_dropped += 1;
         }
     }
 
     fn too_long(&self, n: usize) -> Failure {
         let n_ctx = self.n_ctx;
         if n == 0 {
-            return Failure::new(
-                Exit::Failed,
-                "the template produces no text for this conversation",
-            );
+            let message = "the template produces no text for this conversation";
+            return Failure::new(Exit::Failed, message)
+                .help("--chat-template selects another template");
         }
         let message = format!(
             "the conversation takes {n} of the context's {n_ctx} tokens, which leaves no room for an answer"
         );
         Failure::new(Exit::Failed, message).help(
-            "/clear starts a new conversation; a larger -c makes room, --context-shift drops the oldest turns",
+            "/clear starts a new conversation, -c sets a larger context, --context-shift drops the oldest turns",
         )
     }
 

@@ -1,4 +1,4 @@
-//! The report for programs.
+//! The report as JSON.
 
 use super::{Facts, StoredProfile};
 use crate::embedded;
@@ -6,7 +6,7 @@ use crate::gguf::{Array, TensorInfo, Value};
 use crate::tokenizer::Tokenizer;
 use serde_json::{Map, Value as Json, json};
 
-/// Arrays up to this length are given in full.
+/// Arrays up to this length are printed in full.
 const FULL_ARRAY: usize = 64;
 
 /// The whole report as one object.
@@ -87,9 +87,9 @@ fn tensor(tensor: &TensorInfo) -> Json {
     })
 }
 
-/// A number that JSON can hold exactly, else its nearest.
+/// A JSON number: exact up to `u64::MAX`, above it the nearest `f64`.
 fn whole(n: u128) -> Json {
-    #[allow(clippy::cast_precision_loss)] // the text says nearest
+    #[allow(clippy::cast_precision_loss)] // above u64::MAX, the nearest f64 is enough
     u64::try_from(n).map_or_else(|_| json!(n as f64), |n| json!(n))
 }
 
@@ -111,7 +111,7 @@ fn value(value: &Value) -> Json {
     }
 }
 
-/// A short array as it is, a long one as its type, length and beginning.
+/// A short array in full, a long array as its type, length and first 8 elements.
 fn array(array: &Array) -> Json {
     if array.len() <= FULL_ARRAY {
         return Json::Array(first(array, FULL_ARRAY));

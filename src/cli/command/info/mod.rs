@@ -8,7 +8,7 @@ use crate::cli::failure::Failure;
 use crate::cli::folders::cache_folder;
 use crate::cli::output::Output;
 use crate::gguf::{File, TensorInfo, Value};
-use crate::learned::{Learned, Section};
+use crate::learned::{Section, SideFile};
 use crate::model::{Model, ModelOptions};
 use crate::profile::Profile;
 use crate::tokenizer::{Tokenizer, Vocab};
@@ -31,16 +31,16 @@ pub(crate) fn run(path: Option<&Path>, as_json: bool) -> Result<(), Failure> {
     out.flush()
 }
 
-/// The contents of both forms of the report.
+/// The facts that the report prints, as text or as JSON.
 struct Facts<'a> {
     file: &'a File,
     /// Whether the model is built in: the report then ends with the model's notices.
     is_built_in: bool,
     architecture: Option<String>,
     n_params: u128,
-    /// Name of a type, how many tensors have it, their bytes.
+    /// For each tensor type, the number of tensors and their total bytes.
     types: BTreeMap<&'static str, (usize, u128)>,
-    /// Facts under `<architecture>.`, in the order of [`FACTS`].
+    /// Metadata values under `<architecture>.`, in the order of [`FACTS`].
     hyper: Vec<(&'static str, &'a Value)>,
     /// `None` without a vocabulary; `Err` says why it cannot be used.
     tokenizer: Option<Result<Tokenizer, String>>,
@@ -56,11 +56,11 @@ struct StoredProfile {
     file: String,
 }
 
-/// The profile of the model at `path`, if the model is one that runs and has a profile.
+/// The profile of the model at `path`; `None` if the model is unsupported or has no profile.
 fn profile(path: Option<&Path>) -> Option<Result<StoredProfile, String>> {
     let folder = cache_folder(None).map(|folder| folder.path);
     let file = runtime::file(path).ok()?;
-    let learned = match Learned::find(&file, folder.as_deref(), Section::Profile) {
+    let learned = match SideFile::find(&file, folder.as_deref(), Section::Profile) {
         Ok(found) => found?,
         Err(refused) => return Some(Err(refused.to_string())),
     };
@@ -70,7 +70,7 @@ fn profile(path: Option<&Path>) -> Option<Result<StoredProfile, String>> {
     read.transpose().map(|read| read.map(known))
 }
 
-/// Keys below the architecture's name, and their labels.
+/// Labels in the report, and the metadata keys after the architecture's name.
 const FACTS: [(&str, &str); 8] = [
     ("context", "context_length"),
     ("layers", "block_count"),
@@ -119,7 +119,7 @@ impl<'a> Facts<'a> {
         value.ok().flatten().unwrap_or(0.0)
     }
 
-    /// Tokens with a role: role, id and text.
+    /// Special tokens, each with its role, id and text.
     fn special_tokens(tokenizer: &Tokenizer) -> Vec<(&'static str, u32, String)> {
         let ids = tokenizer.special();
         let roles = [

@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report as text.
 
 use super::Facts;
 use crate::cli::terminal::printable;
@@ -56,9 +56,9 @@ fn general(facts: &Facts<'_>, out: &mut String) {
     if !facts.predictor.is_empty() {
         let layers = facts.predictor.len() / 2;
         let least = facts.predictor_threshold();
-        let use_it = "used by default; --sparsity exact does without";
+        let use_it = "used by default; --sparsity exact ignores it";
         let what =
-            format!("of active neurons, in {layers} layers, score at least {least} ({use_it})");
+            format!("in {layers} layers; a score of at least {least} counts as active ({use_it})");
         fact(out, "predictor", what);
     }
 }
@@ -99,7 +99,7 @@ fn tokenizer(facts: &Facts<'_>, out: &mut String) {
                 fact(out, &format!("  {role}"), format!("{id} '{text}'"));
             }
             let ends: Vec<_> = tokenizer.eog().iter().map(u32::to_string).collect();
-            fact(out, "  ends an answer", ends.join(", "));
+            fact(out, "  end of generation", ends.join(", "));
             for warning in tokenizer.warnings() {
                 fact(out, "  note", warning);
             }
@@ -146,7 +146,7 @@ fn tensors(facts: &Facts<'_>, out: &mut String) {
     }
 }
 
-/// A value in a few words, on one line.
+/// A value on one line, shortened to [`SHOWN_CHARS`] characters.
 fn short(value: &Value) -> String {
     let text = match value.as_array() {
         Some(array) => elements(array),
@@ -191,12 +191,12 @@ fn first_elements(array: &Array, n: usize) -> Vec<String> {
     }
 }
 
-/// `1.25 GiB`.
+/// A size in bytes, such as `1.25 GiB`.
 fn bytes(n: u128) -> String {
     scaled(n, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
 }
 
-/// `6.74 B`, as llama-bench writes it.
+/// A number of parameters in llama-bench's form, such as `6.74 B`.
 fn parameters(n: u128) -> String {
     scaled(n, 1000.0, &["", "K", "M", "B", "T", "P", "E"]).trim_end().to_owned()
 }
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_counts() {
+    fn sizes_and_counts_are_formatted() {
         assert_eq!(bytes(0), "0 B");
         assert_eq!(bytes(1536), "1.50 KiB");
         assert_eq!(bytes(7 << 30), "7.00 GiB");
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_cannot_steer_the_terminal() {
+    fn control_characters_are_not_printed() {
         let shown = short(&Value::from("\u{1b}]0;title\u{7}\n"));
         assert!(!shown.chars().any(char::is_control), "{shown}");
     }

@@ -1,4 +1,4 @@
-//! Memory that each device would use, and why some of a budget stays unused.
+//! Memory that each device would use, and why part of a budget stays unused.
 
 use super::Report;
 use crate::engine::HostBytes;
@@ -7,15 +7,15 @@ use crate::placement::{
 };
 use hal::Bytes;
 
-/// Itemised bytes.
+/// Planned memory in bytes, itemised.
 #[derive(Debug)]
 pub(super) struct ItemizedMemory {
     /// Per device.
     pub(super) devices: Vec<DeviceBytes>,
     /// Layers in order.
     pub(super) layers: Vec<LayerBytes>,
-    /// Per device, the fewest bytes that more of the model would take; `None` if no more can be
-    /// placed there.
+    /// Per device, the bytes of the smallest addition (a group of neurons, a layer, the embedding
+    /// or the head); `None` if nothing can be added.
     next: Vec<Option<Bytes>>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct LayerBytes {
     pub(super) cache: Bytes,
     /// Neurons on the home device.
     pub(super) neurons: Bytes,
-    /// Neurons on the CPU, if it is not the home.
+    /// Neurons on the CPU, if the home is another device.
     pub(super) neurons_on_cpu: Bytes,
 }
 
@@ -56,8 +56,8 @@ impl ItemizedMemory {
     }
 }
 
-/// The fewest bytes that another group of neurons, another layer, the embedding or the head would
-/// take on `device`.
+/// The bytes of the smallest addition to `device`: a group of neurons, a layer, the embedding or
+/// the head.
 fn next(task: &Task, forecast: &Forecast, device: DeviceIndex) -> Option<Bytes> {
     let facts = &task.devices[device];
     let placement = &forecast.placement;
@@ -84,9 +84,9 @@ impl Report {
         self.held.devices[device].total() + self.devices[device].reserve
     }
 
-    /// The unused part of a device's budget, and why; `None` without a budget, or if nothing is on
-    /// the device.
-    pub(super) fn unused(&self, device: DeviceIndex) -> Option<(Bytes, String)> {
+    /// The unused bytes of a device's budget, and why they stay unused; `None` without a budget, or
+    /// if nothing is on the device.
+    pub(super) fn unused_budget(&self, device: DeviceIndex) -> Option<(Bytes, String)> {
         let left = self.devices[device].budget? - self.used(device);
         if left == Bytes(0) || self.held.devices[device].total() == Bytes(0) {
             return None;
@@ -98,7 +98,7 @@ impl Report {
                 None if self.held.devices[CPU].total() == Bytes(0) => {
                     "all of the model is on devices".to_owned()
                 }
-                None => "nothing more of the model can be placed there".to_owned(),
+                None => "nothing more of the model can be placed on it".to_owned(),
                 Some(_) if whole_layers.is_some() => {
                     "-ngl is reached, or no further layer fits".to_owned()
                 }
@@ -106,9 +106,11 @@ impl Report {
                     "--disable-gpu-index keeps the neurons on the CPU".to_owned()
                 }
                 Some(next) if next > left => {
-                    format!("the next part of the model would take {next}")
+                    format!("the smallest addition would take {next}")
                 }
-                Some(_) => "more of the model there would make decode or prefill slower".to_owned(),
+                Some(_) => {
+                    "placing more of the model on it would slow down decode or prefill".to_owned()
+                }
             },
         ))
     }

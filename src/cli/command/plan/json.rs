@@ -1,10 +1,10 @@
-//! The plan for programs. Bytes are bytes, times are seconds.
+//! The plan as JSON. Sizes are in bytes, times in seconds.
 
 use super::Report;
 use crate::placement::{CPU, Forecast, Neurons, exchange};
 use serde_json::{Value, json};
 
-/// One object.
+/// The plan as one object.
 pub(super) fn report(report: &Report) -> Value {
     let forecast = &report.forecast;
     json!({
@@ -38,12 +38,12 @@ pub(super) fn report(report: &Report) -> Value {
             "every_tokens": exchange::EVERY,
         })),
         "prompt": super::prompts::value(report),
-        "why": report.why(),
+        "why": report.limit_reasons(),
         "notes": report.notes,
     })
 }
 
-/// `device_bytes` are the budgets that it needs, including the drivers' reserves.
+/// An alternative plan. `device_bytes` is the budget it needs, with the drivers' reserves.
 fn alternative(report: &Report, forecast: &Forecast) -> Value {
     let bytes = report.budget_of(forecast).0;
     json!({ "tokens_per_second": forecast.rate(), "device_bytes": bytes })
@@ -52,7 +52,7 @@ fn alternative(report: &Report, forecast: &Forecast) -> Value {
 fn devices(report: &Report) -> Vec<Value> {
     let each = report.devices.iter().enumerate().map(|(number, device)| {
         let (speed, bytes) = (&device.speed, &report.held.devices[number]);
-        let unused = report.unused(number);
+        let unused = report.unused_budget(number);
         json!({
             "name": device.name,
             "description": device.description,
@@ -63,8 +63,8 @@ fn devices(report: &Report) -> Vec<Value> {
             "prompt_bytes_per_second": speed.prompt,
             "upload_bytes_per_second": speed.upload,
             "budget": device.budget.map(|budget| budget.0),
-            // The sum of the following items. On the CPU this includes what is read in place from
-            // the file.
+            // The sum of the following items. On the CPU, this includes mapped weights that are
+            // read.
             "used": report.used(number).0,
             "attention": bytes.frames.0,
             "cache": bytes.cache.0,

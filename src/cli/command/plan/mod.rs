@@ -1,5 +1,5 @@
-//! `thermocline plan`: where a model would be placed, the memory this takes, how fast it would be,
-//! and why. Nothing is loaded; `run`, `bench` and all other commands use the same plan.
+//! `thermocline plan`: prints where a model would be placed, the memory this takes, how fast the
+//! model would run, and why. Nothing is loaded. All other commands use the same plan.
 
 mod held;
 mod json;
@@ -11,7 +11,7 @@ use crate::cli::args::PlanArgs;
 use crate::cli::failure::Failure;
 use crate::cli::output::{Output, write_file};
 use crate::cli::terminal::Terminal;
-use crate::engine::{EngineOptions, ExchangeNeeds, Placing};
+use crate::engine::{EngineOptions, ExchangeNeeds, PlannerInputs};
 use crate::model::Model;
 use crate::placement::{
     Forecast, LayerPlacement, PlanConstraints, Speed, exchange, plan, plan_for_tokens,
@@ -53,15 +53,15 @@ struct Report {
     n_ctx: usize,
     /// Tokens in the context assumed for the estimated time.
     n_past: usize,
-    /// Share of the neurons that a token uses; `None` if it uses all.
+    /// Fraction of the neurons that a token activates; `None` if every neuron is computed.
     density: Option<f64>,
     devices: Vec<Device>,
     forecast: Forecast,
-    /// Itemised memory.
+    /// Itemised memory of the plan.
     held: ItemizedMemory,
     /// Alternative: whole layers only, with the same budgets.
     whole_layers: Forecast,
-    /// Alternative: the fastest decode with the same budgets, whatever the prefill speed.
+    /// Alternative: the fastest decode with the same budgets, even if prefill is slower.
     for_tokens: Forecast,
     /// Alternative: the CPU alone.
     cpu_alone: Forecast,
@@ -70,7 +70,7 @@ struct Report {
     constraints: PlanConstraints,
     /// Whether some device supports split layers.
     can_split: bool,
-    /// Requirements of exchanging neurons; `None` where no layer does.
+    /// Memory needed to swap neurons at run time; `None` if no layer swaps neurons.
     exchange: Option<ExchangeNeeds>,
     /// Facts that decide whether weights on the CPU are streamed during prefill.
     streams: prompts::Streams,
@@ -84,9 +84,9 @@ struct Device {
     speed: Speed,
     /// `None` for the CPU and without a limit.
     budget: Option<Bytes>,
-    /// The driver's reserve within the budget.
+    /// The driver's reserve in bytes, at most the budget.
     reserve: Bytes,
-    /// The driver's reserve with a large enough budget.
+    /// The driver's reserve in bytes, whatever the budget.
     driver: Bytes,
 }
 
@@ -133,7 +133,7 @@ impl Report {
         }
         let exchange =
             crate::engine::exchange_needs(&model, &machine.devices(), &settings, &forecast);
-        notes.extend(exchange.map(follows));
+        notes.extend(exchange.map(exchange_note));
         let placement = &forecast.placement;
         let host = crate::engine::host_bytes(&model, &machine.devices(), &settings, placement);
         Ok(Report {
@@ -150,7 +150,7 @@ impl Report {
             can_split: machine
                 .others
                 .iter()
-                .any(|other| other.device.info().hand_off && other.is_apart()),
+                .any(|other| other.device.info().hand_off && other.has_own_memory()),
             forecast,
             streams: prompts::Streams::new(
                 &task,
@@ -168,29 +168,27 @@ impl Report {
         self.devices.get(number).map_or("", |device| &device.name)
     }
 
-    /// The budgets that `forecast` needs on all devices together, including the reserves of the
-    /// drivers in use.
+    /// Bytes that `forecast` needs on all devices together, including the reserves of the drivers
+    /// in use.
     fn budget_of(&self, forecast: &Forecast) -> Bytes {
         let all = self.devices.iter().zip(&forecast.devices);
         let used = all.map(|(device, bytes)| (device.driver, bytes.total()));
         used.filter(|(_, here)| *here > Bytes(0)).map(|(driver, here)| driver + here).sum()
     }
 
-    /// Sentences about the limits of the speed.
-    fn why(&self) -> Vec<String> {
+    /// Sentences that say what limits the speed.
+    fn limit_reasons(&self) -> Vec<String> {
         let rate = |forecast: &Forecast| format!("{} tokens/s", shown_rate(forecast.rate(), 1));
         let Forecast { seconds, parts, placement, .. } = &self.forecast;
         let mut why = Vec::new();
         if self.devices.len() == 1 {
-            why.push(
-                "there is no device besides the CPU: its memory bandwidth is the limit".into(),
-            );
+            why.push("the CPU is the only device: its memory bandwidth is the limit".into());
             return why;
         }
         let share = |part: f64| 100.0 * part / seconds;
         let more_helps = self.all_fits.seconds < 0.999 * seconds;
         let of_cpu = if more_helps {
-            "more device memory would take work from it"
+            "with more memory, devices would take over some of its work"
         } else {
             "its memory bandwidth is the limit"
         };
@@ -200,10 +198,10 @@ impl Report {
             ("hand-offs", parts.hand_offs, "fewer split layers would not be faster"),
         ];
         if let Some((name, part, so)) = parts.iter().max_by(|a, b| a.1.total_cmp(&b.1)) {
-            why.push(format!("{:.0} % of a token's time is {name}: {so}", share(*part)));
+            why.push(format!("{:.0} % of a token's time goes to {name}: {so}", share(*part)));
         }
         let n_split = placement.n_split();
-        let slower = match prompts::paid(self) {
+        let slower = match prompts::decode_cost(self) {
             Some(_) => "have slower decode or prefill, or not fit",
             None => "be slower, or not fit",
         };
@@ -214,9 +212,7 @@ impl Report {
             0 if self.constraints.cache_on_cpu => {
                 "no layer is split: the KV caches are on the CPU".to_owned()
             }
-            0 if !self.can_split => {
-                "no layer is split: no device here supports split layers".to_owned()
-            }
+            0 if !self.can_split => "no layer is split: no device supports split layers".to_owned(),
             0 => format!("no layer is split: any number of split layers would {slower}"),
             n => format!("{n} layers are split: other numbers would {slower}"),
         };
@@ -227,8 +223,8 @@ impl Report {
         ));
         if more_helps {
             why.push(format!(
-                "with {} of device memory it would be {}",
-                shown_whole(self.budget_of(&self.all_fits)),
+                "with {} of device memory, decode would reach {}",
+                rounded_up(self.budget_of(&self.all_fits)),
                 rate(&self.all_fits)
             ));
         }
@@ -236,16 +232,16 @@ impl Report {
     }
 }
 
-/// A rate with `decimals` decimals, or with as many more as two significant digits of a small one
-/// take.
+/// A rate with `decimals` decimals. A small rate gets more decimals, so that two significant digits
+/// are shown.
 fn shown_rate(rate: f64, decimals: usize) -> String {
     let wanted = if rate > 0.0 { (1.0 - rate.log10().floor()).clamp(0.0, 9.0) as usize } else { 0 };
     format!("{rate:.*}", decimals.max(wanted))
 }
 
-/// Rounded up to two decimals of the printed unit: passing the printed number as a budget is
-/// enough.
-fn shown_whole(bytes: Bytes) -> Bytes {
+/// Rounds up to two decimals of the printed unit, so that the printed number is a sufficient
+/// budget.
+fn rounded_up(bytes: Bytes) -> Bytes {
     let units = std::iter::successors(Some(1u64), |unit| unit.checked_mul(1024));
     let unit = units.take_while(|unit| *unit <= bytes.0).last().unwrap_or(1);
     let hundredths = (u128::from(bytes.0) * 100).div_ceil(u128::from(unit));
@@ -260,18 +256,18 @@ fn unused_density(args: &PlanArgs, skips: bool, is_profiled: bool) -> Option<Str
         return Some("--density has no effect: every neuron is computed".to_owned());
     }
     is_profiled.then(|| {
-        "--density has no effect: the profile says how often each neuron is used".to_owned()
+        "--density has no effect: the profile states how often each neuron fires".to_owned()
     })
 }
 
-/// The effect of adapting the hot set.
-fn follows(needs: ExchangeNeeds) -> String {
+/// The note on adapting the hot set.
+fn exchange_note(needs: ExchangeNeeds) -> String {
     let ExchangeNeeds { n_layers, most, host, counters } = needs;
     match most {
         0 => "the hot set is not adapted: moving neurons to the device costs more than it gains"
             .to_owned(),
         most => format!(
-            "the hot set of {n_layers} layers adapts to the text: up to {most} neurons are swapped every {} tokens; it takes {counters} for counters on each device and {host} of the model in host memory (--no-adapt disables it)",
+            "the hot set of {n_layers} layers adapts to the text: up to {most} neurons are swapped every {} tokens; this takes {counters} on each device for counters and {host} of host memory for weights (--no-adapt disables it)",
             exchange::EVERY
         ),
     }
@@ -286,16 +282,19 @@ fn notes(
     let mut notes = Vec::new();
     if skips && settings.placing.uses.is_none() {
         notes.push(format!(
-            "a token is assumed to use {:.0} % of the neurons (--density sets it)",
+            "a token is assumed to activate {:.0} % of the neurons (--density changes this)",
             100.0 * settings.placing.density
         ));
         if forecast.placement.n_split() > 0 {
             notes.push(Notice::NoProfile.to_string());
         }
     }
-    let unified = machine.others.iter().filter(|other| !other.is_apart());
+    let unified = machine.others.iter().filter(|other| !other.has_own_memory());
     notes.extend(unified.map(|other| {
-        format!("{} shares its memory with the CPU: no layer is split there", other.candidate.name)
+        format!(
+            "{} shares memory with the CPU, so no layer is split between them",
+            other.candidate.name
+        )
     }));
     let constraints = settings.placing.constraints;
     notes.extend(machine.others.iter().enumerate().filter_map(|(i, other)| {
@@ -304,10 +303,13 @@ fn notes(
         let why = other.why_empty(forecast.least[i + 1], constraints).filter(|_| is_empty)?;
         Some(format!("no layer is placed on {}: {why}", other.candidate.name))
     }));
-    notes.extend(machine.cannot(forecast, constraints));
-    let guesses = machine.guesses();
-    if !machine.others.is_empty() && !guesses.is_empty() {
-        notes.push(format!("assumed, because --assume does not set it: {}", guesses.join("; ")));
+    notes.extend(machine.unmet_options(forecast, constraints));
+    let assumed_defaults = machine.assumed_defaults();
+    if !machine.others.is_empty() && !assumed_defaults.is_empty() {
+        notes.push(format!(
+            "assumed, because --assume does not set it: {}",
+            assumed_defaults.join("; ")
+        ));
     }
     if constraints.cache_on_cpu {
         notes.push("--no-kv-offload: attention runs where its KV cache is, so layers stay on the CPU and only the head can be on a device".to_owned());
@@ -315,15 +317,15 @@ fn notes(
     notes
 }
 
-/// Share of the neurons that a token uses.
-fn density(placing: &Placing) -> f64 {
+/// Fraction of the neurons that a token activates.
+fn density(placing: &PlannerInputs) -> f64 {
     let Some(uses) = &placing.uses else { return placing.density };
     let (sum, n) = uses.iter().flatten().fold((0.0, 0), |(sum, n), p| (sum + f64::from(*p), n + 1));
     sum / f64::from(n.max(1))
 }
 
 /// The devices, the CPU first.
-fn devices(machine: &Machine, placing: &Placing) -> Vec<Device> {
+fn devices(machine: &Machine, placing: &PlannerInputs) -> Vec<Device> {
     let cpu = Device {
         name: machine.cpu.info().name.clone(),
         description: machine.cpu.info().description.clone(),
@@ -356,8 +358,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_enough() {
-        let shown = |bytes| shown_whole(Bytes(bytes));
+    fn a_printed_size_is_a_sufficient_budget() {
+        let shown = |bytes| rounded_up(Bytes(bytes));
         assert_eq!([shown(0), shown(7), shown(1 << 20)], [Bytes(0), Bytes(7), Bytes(1 << 20)]);
         for bytes in [(1 << 20) + 1, 79_306_752, (3 << 30) + 12_345_678] {
             let found = shown(bytes);

@@ -5,12 +5,12 @@ use super::{Report, shown_rate};
 use crate::placement::{CPU, Forecast, StreamFacts, Task};
 use serde_json::{Value, json};
 
-/// Facts that decide this besides the forecast.
+/// Facts, in addition to the forecast, that decide whether weights are streamed.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
-    /// Memory for streaming per device; `None` where nothing can be streamed.
+    /// Per device, the memory for streaming; `None` if nothing can be streamed to the device.
     facts: Vec<Option<StreamFacts>>,
-    /// Why models like this are never streamed.
+    /// Why this model's weights are never streamed; `None` if they can be streamed.
     never: Option<&'static str>,
     /// Whether layers on the CPU can be streamed.
     from_cpu: bool,
@@ -18,7 +18,8 @@ pub(super) struct Streams {
 
 impl Streams {
     pub(super) fn new(task: &Task, predicts: bool, experts: bool) -> Streams {
-        let never = (predicts && experts).then_some("predictors over experts need the hand-off");
+        let never = (predicts && experts)
+            .then_some("the predictor of an MoE model needs the hand-off to the CPU");
         let mut reads = task.layers.iter().filter_map(|layer| layer.reads.streams);
         let from_cpu = reads.any(|reads| reads.carried.is_some());
         Streams {
@@ -30,22 +31,22 @@ impl Streams {
 }
 
 /// Why layers on the CPU are not streamed.
-const STAYS: &str = "weights on the CPU are not streamed during prefill: its layers have a predictor or a bias on down";
+const NOT_STREAMED: &str = "weights on the CPU are not streamed during prefill: these layers have a predictor or a bias on the down projection";
 
 /// Prefill rate of a forecast in tokens per second, as text.
 fn rate(forecast: &Forecast) -> String {
     forecast.prompt_rate().map_or_else(|| "?".to_owned(), |rate| shown_rate(rate, 0))
 }
 
-/// Relative increase in the time of a token that was accepted for faster prefill, if it is
-/// noticeable.
-pub(super) fn paid(report: &Report) -> Option<f64> {
+/// Relative increase in the decode time per token that the planner accepted for faster prefill;
+/// `None` below 0.1 %.
+pub(super) fn decode_cost(report: &Report) -> Option<f64> {
     let Report { forecast, for_tokens, .. } = report;
     let more = forecast.seconds / for_tokens.seconds - 1.0;
     Some(more).filter(|more| *more >= 0.001 && forecast.prompt < for_tokens.prompt)
 }
 
-/// Sentences; none if everything is on the CPU.
+/// Sentences about prefill for the report; empty if the CPU is the only device.
 pub(super) fn lines(report: &Report) -> Vec<String> {
     let forecast = &report.forecast;
     let mut lines = Vec::new();
@@ -54,14 +55,14 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
     }
     if forecast.prompt.is_some() {
         lines.push(format!(
-            "prompts of {} tokens: about {} tokens/s; whole layers only {}, the CPU alone {}",
+            "prefill of {} tokens: about {} tokens/s; whole layers only {}, the CPU alone {}",
             forecast.n_prompt,
             rate(forecast),
             rate(&report.whole_layers),
             rate(&report.cpu_alone)
         ));
     }
-    if let Some(more) = paid(report) {
+    if let Some(more) = decode_cost(report) {
         lines.push(format!(
             "decode is {:.1} % slower than possible, for faster prefill: the fastest decode, {} tokens/s, would have prefill at about {} tokens/s",
             100.0 * more,
@@ -76,9 +77,9 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
         let used = ends.contains(&device) || layers.iter().any(|layer| layer.home == device);
         let on_cpu = used && layers.iter().any(|layer| layer.home == CPU);
         if split || (on_cpu && report.streams.from_cpu) {
-            lines.push(format!("prompts: {}", line(report, device)));
+            lines.push(format!("prefill: {}", line(report, device)));
         } else if on_cpu {
-            lines.push(format!("prompts: {STAYS}"));
+            lines.push(format!("prefill: {NOT_STREAMED}"));
         }
     }
     lines
@@ -113,13 +114,13 @@ fn line(report: &Report, device: usize) -> String {
             )
         }
         (None, None, Some(facts)) => format!(
-            "weights on the CPU are not streamed during prefill: streaming to {name} would not be faster, or {} of slots would cost more than they gain ({speeds})",
+            "weights on the CPU are not streamed during prefill: streaming to {name} would not be faster, or the {} for its slots are better used for resident neurons ({speeds})",
             facts.bytes
         ),
     }
 }
 
-/// The report as JSON.
+/// The prefill section of the JSON report.
 pub(super) fn value(report: &Report) -> Value {
     let forecast = &report.forecast;
     let streams = report.streams.facts.iter().enumerate().skip(1).map(|(device, facts)| {
@@ -135,7 +136,7 @@ pub(super) fn value(report: &Report) -> Value {
         "tokens_per_second": forecast.prompt_rate(),
         "whole_layers_tokens_per_second": report.whole_layers.prompt_rate(),
         "cpu_alone_tokens_per_second": report.cpu_alone.prompt_rate(),
-        "token_seconds_paid": paid(report).map(|_| forecast.seconds - report.for_tokens.seconds),
+        "token_seconds_paid": decode_cost(report).map(|_| forecast.seconds - report.for_tokens.seconds),
         "fastest_tokens_tokens_per_second": report.for_tokens.prompt_rate(),
         "streams": streams.collect::<Vec<_>>(),
         "lines": lines(report),

@@ -1,14 +1,14 @@
-//! The plan as a plot: a row for each layer, with attention and neurons as bars on their devices,
-//! and the time of each side next to it.
+//! The plan as a plot: a row for each layer, with bars for attention and neurons in the colours of
+//! their devices, and bars for the times of the device and the CPU. Lengths are in SVG units.
 
 use super::{Report, shown_rate};
-use crate::cli::svg::{CPU_COLOR, Picture, TEXT, TITLE, color, fitted, width_of};
+use crate::cli::svg::{CPU_COLOR, Picture, TEXT, TITLE, color, shorten_to_width, width_of};
 use crate::placement::CPU;
 
 const ROW: f64 = 14.0;
 const GAP: f64 = 3.0;
 const LEFT: f64 = 48.0;
-/// Widths of attention, of the neurons, and of the times.
+/// Widths of the columns for attention, neurons and times.
 const ATTENTION: f64 = 70.0;
 const NEURONS: f64 = 420.0;
 const TIMES: f64 = 200.0;
@@ -27,7 +27,7 @@ pub(super) fn picture(report: &Report) -> String {
     let facts =
         format!(": {} tokens/s expected, context {}", shown_rate(forecast.rate(), 1), report.n_ctx);
     let left = width - 24.0 - width_of(&facts, TITLE);
-    let title = fitted(short(report.model.file.name()), TITLE, left) + &facts;
+    let title = shorten_to_width(short(report.model.file.name()), TITLE, left) + &facts;
     out.text((12.0, 24.0), &format!("font-size=\"{TITLE}\""), &title);
     legend(report, width, &mut out);
     for (x, name) in [
@@ -49,7 +49,7 @@ pub(super) fn picture(report: &Report) -> String {
         let absent = NEURONS * layer.n_ff as f64 / n_ff - here;
         out.bar((neurons + here, y, absent, ROW), CPU_COLOR);
         if placed.is_split() {
-            let share = format!("{:.0} % of the use", 100.0 * layer.off_cpu);
+            let share = format!("{:.0} % of activations", 100.0 * layer.off_cpu);
             out.text((neurons + 4.0, y + ROW - 4.0), "font-size=\"9\"", &share);
         }
         let scale = |seconds: f64| TIMES * seconds / slowest;
@@ -76,11 +76,11 @@ fn legend(report: &Report, width: f64, out: &mut Picture) {
         };
         let facts = format!(": {used}, {:.1} GB/s", device.speed.dense / 1e9);
         let left = width - 42.0 - width_of(&facts, TEXT);
-        out.text((30.0, y + 9.0), "", &(fitted(&device.name, TEXT, left) + &facts));
+        out.text((30.0, y + 9.0), "", &(shorten_to_width(&device.name, TEXT, left) + &facts));
     }
 }
 
-/// The last part of a path.
+/// The last component of a path.
 fn short(name: &str) -> &str {
     name.rsplit(['/', '\\']).next().unwrap_or(name)
 }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_shown_by_their_last_part() {
+    fn paths_are_shortened_to_their_last_component() {
         assert_eq!([short("/a/b.gguf"), short("b.gguf")], ["b.gguf"; 2]);
     }
 }

@@ -1,4 +1,4 @@
-//! The plan for people.
+//! The plan as text.
 
 use super::held::LayerBytes;
 use super::{Report, shown_rate};
@@ -8,7 +8,7 @@ use crate::placement::{CPU, LayerForecast, LayerPlacement};
 use hal::Bytes;
 use std::fmt::Write;
 
-/// Devices, layers, speed, reasons.
+/// The whole report: devices, layers, speed, reasons and notes.
 pub(super) fn report(report: &Report) -> String {
     let mut out = String::new();
     let model = &report.model;
@@ -36,12 +36,12 @@ pub(super) fn report(report: &Report) -> String {
     );
     if report.devices.len() > 1 {
         let share = 100.0 * forecast.off_cpu;
-        let _ = writeln!(out, "{share:.0} % of the neurons that a token uses are on devices");
+        let _ = writeln!(out, "{share:.0} % of the neurons that a token activates are on devices");
     }
     for line in super::prompts::lines(report) {
         let _ = writeln!(out, "{}", printable(&line));
     }
-    for reason in report.why() {
+    for reason in report.limit_reasons() {
         let _ = writeln!(out, "why: {reason}");
     }
     for note in &report.notes {
@@ -50,7 +50,7 @@ pub(super) fn report(report: &Report) -> String {
     out
 }
 
-/// Neurons of a layer, or of the smallest and the largest.
+/// Number of neurons per layer, as a range if layers differ.
 fn neurons(model: &Model) -> String {
     let least = model.layers.iter().map(LayerWeights::n_ff).min().unwrap_or(0);
     match (least, model.max_n_ff()) {
@@ -59,7 +59,7 @@ fn neurons(model: &Model) -> String {
     }
 }
 
-/// Formats rows of cells as columns; the first column is for names.
+/// Prints rows of cells as aligned columns. Only the first column is left-aligned.
 fn table(rows: &[Vec<String>], out: &mut String) {
     let n = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -120,7 +120,7 @@ fn devices(report: &Report, out: &mut String) {
     }
     table(&rows, out);
     for (number, device) in report.devices.iter().enumerate() {
-        if let Some((left, why)) = report.unused(number) {
+        if let Some((left, why)) = report.unused_budget(number) {
             let name = printable(&device.name);
             let _ = writeln!(out, "{left} of the budget of {name} are unused: {why}\n");
         }
@@ -128,7 +128,7 @@ fn devices(report: &Report, out: &mut String) {
 }
 
 /// A layer: its placement, forecast and memory.
-type Placed<'a> = (&'a LayerPlacement, (&'a LayerForecast, &'a LayerBytes));
+type LayerRow<'a> = (&'a LayerPlacement, (&'a LayerForecast, &'a LayerBytes));
 
 /// Layers with the same placement share a row.
 fn layers(report: &Report, out: &mut String) {
@@ -146,7 +146,7 @@ fn layers(report: &Report, out: &mut String) {
     let forecast = &report.forecast;
     let facts = forecast.layers.iter().zip(&report.held.layers);
     let placed: Vec<_> = forecast.placement.layers.iter().zip(facts).collect();
-    let alike = |a: &Placed<'_>, b: &Placed<'_>| {
+    let alike = |a: &LayerRow<'_>, b: &LayerRow<'_>| {
         let ((a_place, (a, a_bytes)), (b_place, (b, b_bytes))) = (a, b);
         (a_place.home, a.n_home, a_bytes) == (b_place.home, b.n_home, b_bytes)
             && (a.n_ff, a_place.is_split()) == (b.n_ff, b_place.is_split())

@@ -1,4 +1,4 @@
-//! Import of PowerInfer's predictors.
+//! Imports PowerInfer's predictors.
 
 use std::path::Path;
 
@@ -6,14 +6,15 @@ use super::TrainingJob;
 use crate::cli::failure::{Exit, Failure};
 use crate::convert;
 use crate::model::Predictor;
-use crate::predictor::{self, Maker};
+use crate::predictor::{self, PredictorRun};
 use crate::tokenizer::Tokenizer;
 
 /// Tokens on which a quantised predictor is evaluated.
 const TOKENS: usize = 4096;
 
 impl TrainingJob<'_> {
-    /// Reads the folder, quantises where that costs nothing, and saves.
+    /// Imports PowerInfer's predictor from `folder`. With a text, quantises the predictor if it
+    /// still finds as many active neurons.
     pub(super) fn import(
         &self,
         folder: &Path,
@@ -21,7 +22,7 @@ impl TrainingJob<'_> {
         tokenizer: &Tokenizer,
     ) -> Result<(), Failure> {
         if !self.model.is_exactly_sparse() {
-            let message = "predictors are for models whose activation has exact zeros";
+            let message = "cannot import a predictor: the model's activation has no exact zeros";
             return Err(Failure::new(Exit::BadModel, message));
         }
         let found = convert::predictors(folder, self.model.hyper.n_embd, &self.model.neurons())?;
@@ -40,7 +41,7 @@ impl TrainingJob<'_> {
                 }
             }
         }
-        let mut maker = Maker::new(self.model, out, "imported", self.args.restart)?;
+        let mut maker = PredictorRun::new(self.model, out, "imported", self.args.restart)?;
         maker.import(layers, threshold)?;
         Ok(())
     }

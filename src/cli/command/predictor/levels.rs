@@ -1,5 +1,5 @@
-//! The errors of `balanced` and `fast`: the largest at which the model keeps their quality,
-//! measured on held-out text.
+//! Finds the errors that `balanced` and `fast` stand for: the largest errors at which the model
+//! keeps the required quality on held-out text.
 
 use std::sync::Arc;
 
@@ -10,27 +10,28 @@ use crate::engine::{Engine, EngineOptions, Sparsity};
 use crate::evaluate::{self, Chunks, Comparison};
 use crate::predictor::{Chooser, ERRORS, Layers, Levels, Quality};
 
-/// Share of the allowed loss that is used: text that the model knows less well costs more.
-const OF_DIVERGENCE: f64 = 0.6;
-const OF_OTHER_TOPS: f64 = 0.5;
+/// Fraction of the allowed divergence that may be used, because unfamiliar text loses more quality.
+const DIVERGENCE_MARGIN: f64 = 0.6;
+/// Fraction of the allowed changes of the top token that may be used.
+const TOP_TOKEN_MARGIN: f64 = 0.5;
 
-/// Memory for the logits of the dense run. If they need more, the dense run is repeated for each
-/// comparison.
-const MOST_KEPT: usize = 1 << 30;
+/// Maximum bytes of logits kept from the dense run. If the logits need more, the dense run is
+/// repeated for each comparison.
+const MAX_LOGIT_BYTES: usize = 1 << 30;
 
 /// Number of errors to choose from.
 const STEPS: usize = 32;
 
-/// Error `i` of [`STEPS`]: from the first to the last of [`ERRORS`], each larger by the same factor.
+/// Candidate error `i` of [`STEPS`]: a geometric series from the first to the last of [`ERRORS`].
 fn error(i: usize) -> f32 {
     let [first, last] = [ERRORS[0], ERRORS[ERRORS.len() - 1]];
     let share = i as f32 / (STEPS - 1) as f32;
-    // Rounded to three digits.
+    // Round to four decimals.
     let error = first * (last / first).powf(share);
     (error * 1e4).round() / 1e4
 }
 
-/// The dense run that others are compared with.
+/// The dense run, with which sparse runs are compared.
 struct Reference<'a> {
     dense: &'a mut Engine,
     /// Logits of the dense run, if they fit in memory.
@@ -38,7 +39,7 @@ struct Reference<'a> {
 }
 
 impl TrainingJob<'_> {
-    /// Compares with the dense run at some errors.
+    /// Finds the errors of both levels by binary search, comparing sparse runs with the dense run.
     pub(super) fn levels(
         &self,
         dense: &mut Engine,
@@ -48,12 +49,12 @@ impl TrainingJob<'_> {
         let bar = self.bar("measuring", 2 * STEPS.ilog2() as usize);
         let rows = chunks.n_chunks() * chunks.n_scored();
         let size = rows * dense.model().n_vocab() * size_of::<f32>();
-        let logits = if size <= MOST_KEPT {
+        let logits = if size <= MAX_LOGIT_BYTES {
             Some(evaluate::logits(dense, chunks, self.interrupt.flag())?)
         } else {
             let size = hal::Bytes(size as u64);
             self.terminal.detail(&format!(
-                "the dense run's logits would take {size}: repeating it for each comparison"
+                "the dense run's logits would take {size}: repeating the dense run for each comparison"
             ));
             None
         };
@@ -74,7 +75,7 @@ impl TrainingJob<'_> {
                     )?),
                 };
                 bar.inc(1);
-                if keeps(&comparison, quality) { low = middle + 1 } else { high = middle }
+                if has_quality(&comparison, quality) { low = middle + 1 } else { high = middle }
             }
             Ok::<Option<f32>, Failure>(low.checked_sub(1).map(error))
         };
@@ -94,7 +95,7 @@ impl TrainingJob<'_> {
         let options = EngineOptions {
             sparsity: Sparsity::Within(error),
             chooser: Some(Arc::new(chooser)),
-            // If memory was too short once, it is again.
+            // If memory was too small to repack for the dense engine, it still is.
             repack: dense.options().repack,
             ..self.settings(chunks.n_ctx())
         };
@@ -103,8 +104,8 @@ impl TrainingJob<'_> {
         let flag = self.interrupt.flag();
         let quiet = &mut |_: usize, _: &Comparison| {};
         let comparison = match logits {
-            Some(logits) => evaluate::against_logits(&mut engine, logits, chunks, flag)?,
-            None => evaluate::against_engine(&mut engine, dense, chunks, flag, quiet)?.0,
+            Some(logits) => evaluate::compare_with_logits(&mut engine, logits, chunks, flag)?,
+            None => evaluate::compare_with_engine(&mut engine, dense, chunks, flag, quiet)?.0,
         };
         self.terminal.detail(&format!(
             "at an error of {error}: divergence {:.5}, same top token {:.2} %",
@@ -115,9 +116,9 @@ impl TrainingJob<'_> {
     }
 }
 
-fn keeps(found: &Comparison, quality: Quality) -> bool {
-    found.divergence.value() <= OF_DIVERGENCE * quality.divergence
-        && 1.0 - found.same_top() <= OF_OTHER_TOPS * (1.0 - quality.same_top)
+fn has_quality(found: &Comparison, quality: Quality) -> bool {
+    found.divergence.value() <= DIVERGENCE_MARGIN * quality.divergence
+        && 1.0 - found.same_top() <= TOP_TOKEN_MARGIN * (1.0 - quality.same_top)
 }
 
 #[cfg(test)]
@@ -125,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_rise_from_end_to_end() {
+    fn candidate_errors_ascend() {
         assert_eq!((error(0), error(STEPS - 1)), (ERRORS[0], ERRORS[ERRORS.len() - 1]));
         assert!((1..STEPS).all(|i| error(i) > error(i - 1)));
     }

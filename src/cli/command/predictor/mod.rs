@@ -12,10 +12,13 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
 use crate::cli::terminal::Terminal;
-use crate::engine::{Engine, EngineOptions, Observed, Sparsity};
+use crate::engine::{Engine, EngineOptions, ObservedBlock, Sparsity};
 use crate::learned;
 use crate::model::Model;
-use crate::predictor::{self, Block, Maker, PredictorKind as Kind, Seen, Settings, Stage, Texts};
+use crate::predictor::{
+    self, Block, Observations, PredictorKind as Kind, PredictorRun, Settings, SplitObservations,
+    Stage,
+};
 use crate::tokenizer::Tokenizer;
 use hal::format::Format;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -25,15 +28,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use text::Windows;
 
-/// Memory for the recorded activations of the layers that are trained in one pass over the text.
-const MOST_SEEN: usize = 2 << 30;
-/// Tokens for thresholds and for signs: they are only a few numbers per neuron.
-const FOR_THRESHOLDS: usize = 8192;
+/// Maximum bytes of activations recorded in one pass over the text; limits the layers per pass.
+const MAX_RECORDED: usize = 2 << 30;
+/// Maximum tokens for computing thresholds, and for the bias and thresholds of a sign predictor:
+/// both have few parameters per neuron to fit.
+const THRESHOLD_TOKENS: usize = 8192;
 
-/// Trains, saves layer by layer, and prints the result.
+/// Trains a predictor or thresholds, saves layer by layer, and prints the result.
 ///
 /// # Errors
-/// Errors of loading, training and saving; models for which nothing can be trained.
+/// Errors of loading, training and saving; a model for which [`check`] fails.
 pub(crate) fn run(args: &PredictorArgs, terminal: &Terminal) -> Result<(), Failure> {
     let training = &args.training;
     let text = training.text()?;
@@ -45,7 +49,7 @@ pub(crate) fn run(args: &PredictorArgs, terminal: &Terminal) -> Result<(), Failu
     let model = &opened.model;
     let text = SourceText { text: text.as_deref(), why: "" };
     let out = make(training, text, &opened, runtime, &interrupt, terminal)?;
-    let found = learned::Learned::open(&out, &model.file).map_err(predictor::Error::from)?;
+    let found = learned::SideFile::open(&out, &model.file).map_err(predictor::Error::from)?;
     let chooser = predictor::read(&found, model)?;
     let mut output = Output::stdout();
     output.write(report::text(model, chooser.as_ref(), training.error))?;
@@ -63,7 +67,7 @@ pub(crate) fn run(args: &PredictorArgs, terminal: &Terminal) -> Result<(), Failu
     output.flush()
 }
 
-/// Trains what is missing for `opened`; returns the file that holds it.
+/// Trains the missing layers for `opened`, and returns the path of the file with the result.
 ///
 /// # Errors
 /// As [`run`].
@@ -87,7 +91,7 @@ pub(super) fn make(
     Ok(out)
 }
 
-/// Rejects models for which nothing can be trained.
+/// Rejects models for which no predictor and no thresholds can be trained.
 ///
 /// # Errors
 /// [`Exit::BadModel`].
@@ -107,17 +111,17 @@ pub(super) fn check(model: &Model, kind: Kind) -> Result<(), Failure> {
     };
     if model.is_exactly_sparse() && !model.hyper.n_embd.is_multiple_of(step) {
         return refused(&format!(
-            "its width of {} is not a multiple of {step}",
+            "its embedding size of {} is not a multiple of {step}",
             model.hyper.n_embd
         ));
     }
     if kind == Kind::Signs && !model.is_exactly_sparse() {
-        return refused("signs need an activation with exact zeros");
+        return refused("--kind sign needs an activation with exact zeros");
     }
     Ok(())
 }
 
-/// The output file: the user's, or the best place.
+/// The output file: the path given with `--out`, else the default.
 fn place(args: &TrainingArgs, model: &Model, runtime: &Runtime) -> Result<PathBuf, Failure> {
     if let Some(out) = &args.outfile {
         learned::check_place(out).map_err(predictor::Error::from)?;
@@ -127,7 +131,7 @@ fn place(args: &TrainingArgs, model: &Model, runtime: &Runtime) -> Result<PathBu
     Ok(learned::place(&model.file, folder).map_err(predictor::Error::from)?)
 }
 
-/// A training job.
+/// The inputs of one training run.
 struct TrainingJob<'a> {
     args: &'a TrainingArgs,
     text: SourceText<'a>,
@@ -138,23 +142,23 @@ struct TrainingJob<'a> {
 }
 
 impl TrainingJob<'_> {
-    /// A text, of which at most `most` tokens are used.
+    /// The first `most` tokens of `text`, cut into windows.
     fn windows(&self, text: &str, tokenizer: &Tokenizer, most: usize) -> Result<Windows, Failure> {
         Windows::new(text, tokenizer, self.model.hyper.n_ctx_train, most)
     }
 
-    /// Trains a predictor or thresholds, or the layers that are missing.
+    /// Trains a predictor or thresholds. An earlier unfinished run is resumed.
     fn make(&self, out: &Path, tokenizer: &Tokenizer) -> Result<(), Failure> {
         let signs = self.args.kind == Kind::Signs;
         let most = if self.model.is_exactly_sparse() && !signs {
             self.args.tokens
         } else {
-            self.args.tokens.min(FOR_THRESHOLDS)
+            self.args.tokens.min(THRESHOLD_TOKENS)
         };
         let text = self.text.text.unwrap_or(profile::TEXT);
         let windows = self.windows(text, tokenizer, most)?;
         let Settings { kind, target, n_steps, rank, max_size } = self.args.settings();
-        // Without a limit, the recipe is that of versions without one, so that their runs resume.
+        // Without --max-size, the recipe equals that of older versions, so that their runs resume.
         let limit = max_size.map_or(String::new(), |most| format!(", at most {most}"));
         let recipe = format!(
             "{}{kind:?}, target {target}, {n_steps} steps, rank {rank:?}{limit}, {} tokens of {}",
@@ -162,7 +166,7 @@ impl TrainingJob<'_> {
             windows.n_tokens(),
             windows.sum()
         );
-        let maker = Maker::new(self.model, out, &recipe, self.args.restart)?;
+        let maker = PredictorRun::new(self.model, out, &recipe, self.args.restart)?;
         if maker.is_finished() {
             self.terminal
                 .note("nothing to do: a run with the same settings and text is already complete");
@@ -171,27 +175,27 @@ impl TrainingJob<'_> {
         if let Some(last) = maker.layers().len().checked_sub(1) {
             self.terminal.note(&format!("resuming after layer {last} of an earlier run"));
         }
-        self.learn_all(&windows, maker)
+        self.train_all(&windows, maker)
     }
 
-    /// Trains the missing layers, as many in one pass as memory allows.
-    fn learn_all(&self, windows: &Windows, mut maker: Maker<'_>) -> Result<(), Failure> {
+    /// Trains the missing layers, as many per pass over the text as memory allows.
+    fn train_all(&self, windows: &Windows, mut maker: PredictorRun<'_>) -> Result<(), Failure> {
         let mut engine = self.dense(windows.n_ctx())?;
         let hyper = &self.model.hyper;
         let density = if self.model.is_exactly_sparse() { 0.2 } else { 1.0 };
         let parts = (self.model.max_n_ff() as f64 * density) as usize
             * size_of::<predictor::Contribution>();
         let each = windows.n_tokens() * (hyper.n_embd * size_of::<f32>() + parts);
-        let at_once = (MOST_SEEN / each.max(1)).max(1);
+        let at_once = (MAX_RECORDED / each.max(1)).max(1);
         while maker.layers().len() < hyper.n_layer {
             let first = maker.layers().len();
             let layers = first..hyper.n_layer.min(first + at_once);
             let seen = self.read(&mut engine, windows, layers.clone(), |o| o.x)?;
             for (layer, [seen, held]) in layers.zip(seen) {
-                self.learn(layer, Texts { seen: &seen, held: &held }, &mut maker)?;
+                self.train(layer, SplitObservations { seen: &seen, held: &held }, &mut maker)?;
             }
         }
-        let levels = self.levels(&mut engine, &windows.held()?, maker.layers())?;
+        let levels = self.levels(&mut engine, &windows.held_out_windows()?, maker.layers())?;
         maker.finish(levels)?;
         Ok(())
     }
@@ -214,17 +218,18 @@ impl TrainingJob<'_> {
         engine: &mut Engine,
         windows: &Windows,
         layers: Range<usize>,
-        input: for<'a> fn(&Observed<'a>) -> &'a [f32],
-    ) -> Result<Vec<[Seen; 2]>, Failure> {
+        input: for<'a> fn(&ObservedBlock<'a>) -> &'a [f32],
+    ) -> Result<Vec<[Observations; 2]>, Failure> {
         let (model, n_ff) = (self.model, self.model.neurons());
-        let seen =
-            |i: usize| Seen::new(model.ffn_kind, model.activation, model.hyper.n_embd, n_ff[i]);
-        let mut all: Vec<[Seen; 2]> = layers.clone().map(|i| [seen(i), seen(i)]).collect();
+        let seen = |i: usize| {
+            Observations::new(model.ffn_kind, model.activation, model.hyper.n_embd, n_ff[i])
+        };
+        let mut all: Vec<[Observations; 2]> = layers.clone().map(|i| [seen(i), seen(i)]).collect();
         let bar = self.bar(&format!("reading, {} layers", layers.len()), windows.len());
         for (i, window) in windows.iter().enumerate() {
             let mut sequence = engine.open();
             let held = usize::from(windows.is_held(i));
-            let each = &mut |layer: usize, o: &Observed<'_>| {
+            let each = &mut |layer: usize, o: &ObservedBlock<'_>| {
                 if layers.contains(&layer) {
                     all[layer - layers.start][held].push(input(o), o.gate, o.up);
                 }
@@ -238,7 +243,7 @@ impl TrainingJob<'_> {
         Ok(all)
     }
 
-    /// The feed-forward block of a layer; [`check`] has refused models in which one has none.
+    /// The feed-forward block of a layer. [`check`] has rejected models with a layer without one.
     fn block(&self, layer: usize) -> Result<Block, Failure> {
         let missing = || {
             let text = format!("layer {layer} has no feed-forward block");
@@ -247,7 +252,12 @@ impl TrainingJob<'_> {
         Ok(Block::of(self.model.layers[layer].ffn.as_ref().ok_or_else(missing)?)?)
     }
 
-    fn learn(&self, layer: usize, texts: Texts<'_>, maker: &mut Maker<'_>) -> Result<(), Failure> {
+    fn train(
+        &self,
+        layer: usize,
+        texts: SplitObservations<'_>,
+        maker: &mut PredictorRun<'_>,
+    ) -> Result<(), Failure> {
         let block = self.block(layer)?;
         let settings = &self.args.settings();
         let bar =

@@ -1,9 +1,9 @@
-//! The result of a run, as a table.
+//! The result of a training run, as a table.
 
 use crate::model::{Ffn, Model};
 use crate::predictor::{self, Chooser, Layers, Levels};
 
-/// A table of the layers, at the error for which they were made or the next larger one that is kept.
+/// A table of the layers, at the smallest recorded error that is not below `target`.
 pub(super) fn text(model: &Model, chooser: Option<&Chooser>, target: f32) -> String {
     let at = predictor::ERRORS.iter().position(|error| *error >= target);
     let at = at.unwrap_or(predictor::ERRORS.len() - 1);
@@ -11,7 +11,7 @@ pub(super) fn text(model: &Model, chooser: Option<&Chooser>, target: f32) -> Str
     match chooser.map(|chooser| &chooser.layers) {
         None => {}
         Some(Layers::Predictors(layers)) => {
-            text += "layer  rank  type         bytes  of ffn  trained  listed  recall  weighted  at error\n";
+            text += "layer  rank  type         bytes  of FFN  trained  chosen  recall  weighted     error\n";
             for (i, layer) in layers.iter().enumerate() {
                 let verdict = &layer.curve.verdicts[at];
                 let types = match &layer.fc1 {
@@ -49,10 +49,10 @@ pub(super) fn text(model: &Model, chooser: Option<&Chooser>, target: f32) -> Str
                     size(&layer.fc1) + size(&layer.fc2),
                 );
             }
-            text += &format!("wanted from a score of {threshold} on\n");
+            text += &format!("a neuron counts as active if its score is at least {threshold}\n");
         }
         Some(Layers::Thresholds(layers)) => {
-            text += "layer  kept at error\n";
+            text += "layer  chosen   error\n";
             for (i, layer) in layers.iter().enumerate() {
                 let verdict = &layer.curve.verdicts[at];
                 text +=
@@ -63,9 +63,9 @@ pub(super) fn text(model: &Model, chooser: Option<&Chooser>, target: f32) -> Str
     if let Some(Levels { balanced, fast }) = chooser.and_then(|chooser| chooser.levels) {
         for (word, error) in [("balanced", balanced), ("fast", fast)] {
             text += &match error {
-                Some(error) => format!("{word} is an error of {error}\n"),
+                Some(error) => format!("{word} means a relative error of {error}\n"),
                 None => format!(
-                    "{word} is not reached: an error of {} costs more quality than it allows\n",
+                    "{word} is not available: even a relative error of {} loses more quality than it allows\n",
                     predictor::ERRORS[0]
                 ),
             };

@@ -1,4 +1,4 @@
-//! A text cut into windows, some of which are held out.
+//! The training text, cut into windows. Some windows are held out to measure the result.
 
 use crate::cli::failure::{Exit, Failure};
 use crate::evaluate::Chunks;
@@ -9,11 +9,11 @@ use crate::tokenizer::Tokenizer;
 /// Tokens of a window.
 pub(super) const WINDOW: usize = 512;
 /// One in this number of windows is held out.
-const HELD_OF: usize = 8;
+const HELD_OUT_EVERY: usize = 8;
 /// Maximum number of tokens that are held out.
-const MOST_HELD: usize = 4096;
-/// Fewest tokens to train on.
-const FEWEST: usize = 1024;
+const MAX_HELD_OUT: usize = 4096;
+/// Minimum number of tokens to train on.
+const MIN_TOKENS: usize = 1024;
 
 /// The tokens of a text, cut into independent windows.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// At most `most` tokens of `text`, for a model with a context of `n_ctx_train`.
+    /// The first `most` tokens of `text`, for a model trained with a context of `n_ctx_train`.
     pub(super) fn new(
         text: &str,
         tokenizer: &Tokenizer,
@@ -35,13 +35,13 @@ impl Windows {
             .encode(text, false, false)
             .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the text").caused_by(&e))?;
         let found = tokens.len();
-        if found < FEWEST {
-            return Err(Error::TooShort { found, needed: FEWEST }.into());
+        if found < MIN_TOKENS {
+            return Err(Error::TooShort { found, needed: MIN_TOKENS }.into());
         }
-        tokens.truncate(most.max(FEWEST));
+        tokens.truncate(most.max(MIN_TOKENS));
         let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-        // A short text needs shorter windows, so that some are for training and some for measuring.
-        let n_ctx = WINDOW.min(n_ctx_train.max(2)).min(tokens.len() / HELD_OF);
+        // Shorten the windows of a short text, so that both training and measuring get some.
+        let n_ctx = WINDOW.min(n_ctx_train.max(2)).min(tokens.len() / HELD_OUT_EVERY);
         Ok(Windows { tokens, n_ctx, bos })
     }
 
@@ -50,7 +50,7 @@ impl Windows {
         self.n_ctx
     }
 
-    /// Tokens of all windows.
+    /// Tokens of all windows, without BOS.
     pub(super) fn n_tokens(&self) -> usize {
         self.tokens.len()
     }
@@ -75,18 +75,18 @@ impl Windows {
     }
 
     /// The held-out windows, for measuring.
-    pub(super) fn held(&self) -> Result<Chunks, Failure> {
+    pub(super) fn held_out_windows(&self) -> Result<Chunks, Failure> {
         let held = self.iter().enumerate().filter(|(i, _)| self.is_held(*i));
         let tokens: Vec<u32> = held.flat_map(|(_, window)| window).collect();
         Ok(Chunks::new(tokens, self.n_ctx, self.bos, None)?)
     }
 
-    /// Whether window `i` is held out: every eighth complete one up to a limit, and at least two,
-    /// since a comparison needs two.
+    /// Whether window `i` is held out. Every eighth complete window is, up to [`MAX_HELD_OUT`]
+    /// tokens, but at least two windows, because a comparison needs two.
     pub(super) fn is_held(&self, i: usize) -> bool {
         let n_whole = self.tokens.len() / self.step();
-        let most = (MOST_HELD / self.n_ctx).max(2);
-        let every = (n_whole / most).max(HELD_OF).min((n_whole / 2).max(1));
+        let most = (MAX_HELD_OUT / self.n_ctx).max(2);
+        let every = (n_whole / most).max(HELD_OUT_EVERY).min((n_whole / 2).max(1));
         i < n_whole && i % every == every - 1 && i / every < most
     }
 }
@@ -96,16 +96,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_measured_on_was_never_learnt_from() {
+    fn enough_windows_are_held_out() {
         for (n, n_ctx, bos) in
             [(1024, 128, None), (6692, 512, Some(1)), (65_536, 512, None), (70_001, 333, Some(1))]
         {
             let tokens: Vec<u32> = (0..n).map(|i| 2 + i as u32).collect();
             let windows = Windows { tokens, n_ctx, bos };
             let held = (0..windows.len()).filter(|i| windows.is_held(*i)).count();
-            assert!(held >= 2 && held * n_ctx <= MOST_HELD.max(2 * n_ctx), "{n}: {held}");
+            assert!(held >= 2 && held * n_ctx <= MAX_HELD_OUT.max(2 * n_ctx), "{n}: {held}");
             assert!(2 * held <= windows.len(), "{n}: most is for training");
-            assert!(windows.held().is_ok(), "{n}");
+            assert!(windows.held_out_windows().is_ok(), "{n}");
         }
     }
 }

@@ -9,7 +9,7 @@ pub(super) type Id = u32;
 
 #[derive(Clone, Debug)]
 enum Node {
-    /// A value that tensors do not use: none, bools, floats.
+    /// A value that no tensor uses: None, bool, float, bytes.
     Other,
     Mark,
     Int(i64),
@@ -40,7 +40,7 @@ impl<'a> Machine<'a> {
         Machine { bytes, at: 0, nodes: Vec::new(), stack: Vec::new(), memo: HashMap::new() }
     }
 
-    /// Executes one opcode; returns the result after the last.
+    /// Executes one opcode. The last opcode returns the node of the result.
     pub(super) fn step(&mut self) -> Result<Option<Id>, Problem> {
         match self.byte()? {
             b'\x80' => self.protocol()?,
@@ -63,7 +63,7 @@ impl<'a> Machine<'a> {
             }
             opcode @ b'\x85'..=b'\x87' => self.tuple(usize::from(opcode - b'\x84'))?,
             b'J' => {
-                let value = i64::from(self.little(4)? as u32 as i32);
+                let value = i64::from(self.read_little_endian(4)? as u32 as i32);
                 self.push(Node::Int(value))?;
             }
             b'K' => self.int(1)?,
@@ -133,7 +133,7 @@ impl<'a> Machine<'a> {
         Ok(taken)
     }
 
-    fn little(&mut self, n: usize) -> Result<u64, Problem> {
+    fn read_little_endian(&mut self, n: usize) -> Result<u64, Problem> {
         Ok(self.take(n)?.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte)))
     }
 
@@ -182,7 +182,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The values above the last mark.
+    /// Pops the last mark and the values above it, and returns these values.
     fn pop_mark(&mut self, name: &'static str) -> Result<Vec<Id>, Problem> {
         let is_mark = |&id: &Id| matches!(self.node(id), Node::Mark);
         let at = self
@@ -203,11 +203,11 @@ impl<'a> Machine<'a> {
     }
 
     fn int(&mut self, n: usize) -> Result<(), Problem> {
-        let value = self.little(n)? as i64;
+        let value = self.read_little_endian(n)? as i64;
         self.push(Node::Int(value))
     }
 
-    /// A signed integer of up to 8 bytes.
+    /// Pushes a signed integer; one of more than 8 bytes becomes [`Node::Other`].
     fn long(&mut self) -> Result<(), Problem> {
         let n = usize::from(self.byte()?);
         let bytes = self.take(n)?;
@@ -221,7 +221,7 @@ impl<'a> Machine<'a> {
     }
 
     fn length(&mut self, n: usize) -> Result<usize, Problem> {
-        usize::try_from(self.little(n)?).map_err(|_| Problem::Truncated)
+        usize::try_from(self.read_little_endian(n)?).map_err(|_| Problem::Truncated)
     }
 
     fn text(&mut self, n: usize) -> Result<(), Problem> {
@@ -237,14 +237,14 @@ impl<'a> Machine<'a> {
     }
 
     fn put(&mut self, n: usize) -> Result<(), Problem> {
-        let at = self.little(n)?;
+        let at = self.read_little_endian(n)?;
         let top = self.top("PUT")?;
         self.memo.insert(at, top);
         Ok(())
     }
 
     fn get(&mut self, n: usize) -> Result<(), Problem> {
-        let at = self.little(n)?;
+        let at = self.read_little_endian(n)?;
         let id = self.memo.get(&at).copied();
         self.stack.push(
             id.ok_or(Problem::Stack { name: "GET", expected: "memo entry with this index" })?,
@@ -282,7 +282,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// A persistent id: `("storage", class, key, device, values)`.
+    /// Replaces a persistent id, `("storage", class, key, device, values)`, by its storage.
     fn storage(&mut self) -> Result<(), Problem> {
         let wrong =
             Problem::Arguments { what: "a storage", expected: "its class, key, device and size" };
@@ -329,7 +329,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// `(storage, offset, shape, strides, ...)`.
+    /// The tensor with the constructor arguments `(storage, offset, shape, strides, ...)`.
     fn view(&self, arguments: &[Id]) -> Result<View, Problem> {
         let expected = "a storage, an offset, a shape and one stride per axis";
         let wrong = Problem::Arguments { what: "a tensor", expected };
@@ -350,8 +350,8 @@ impl<'a> Machine<'a> {
         Ok(View { name: String::new(), class, key, n_stored, offset, shape, strides })
     }
 
-    /// The tuple of integers at `id`. It is copied for each tensor that shares it, so its length
-    /// is limited.
+    /// The tuple of non-negative integers at `id`; `None` if the node is anything else. It is
+    /// copied for each tensor that shares it, so its length is limited.
     fn numbers(&self, id: Id) -> Result<Option<Vec<u64>>, Problem> {
         let Node::Tuple(items) = self.node(id) else { return Ok(None) };
         if items.len() > MAX_AXES {
@@ -362,11 +362,11 @@ impl<'a> Machine<'a> {
         Ok(items.iter().map(number).collect())
     }
 
-    /// The tensors of the dictionary at `top` with their names.
+    /// The named tensors of the dictionary at `top`, or of its `state_dict`.
     pub(super) fn tensors(&self, top: Id) -> Result<Vec<View>, Problem> {
         let mut pairs = match self.node(top).clone() {
             Node::Dict(pairs) => pairs,
-            // A tensor that was saved alone has no name.
+            // A file of a single tensor has no name for it.
             Node::Tensor(view) => return Ok(vec![View { name: String::new(), ..view }]),
             Node::Other
             | Node::Mark
@@ -397,7 +397,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Names are copied for each tensor, so their length is limited.
+/// Returns an error for a long name: names are copied for each tensor.
 fn check_name(name: &str) -> Result<(), Problem> {
     match name.len() {
         0..=MAX_NAME => Ok(()),

@@ -1,11 +1,11 @@
 //! Reads the pickle of a PyTorch checkpoint without executing it: a stack machine over an arena,
 //! with the few opcodes and the few names that a dictionary of tensors needs.
 //!
-//! A pickle is a program. It becomes dangerous by names (`os.system`) and calls: each name outside
-//! of [`GLOBALS`] is rejected immediately, each opcode outside of the list too, and a call does
-//! one of three known things. Values are node indices, so neither nesting nor sharing can exhaust
-//! stack or memory: every opcode adds at most one node, a pickle has no more opcodes than bytes,
-//! and the values copied between nodes are short.
+//! A pickle is a program that can import any function (`os.system`) and call it. The reader rejects
+//! every name outside of [`GLOBALS`] and every opcode that it does not list, and a call can only
+//! make a dictionary, a tensor or a parameter. Values are node indices, so neither nesting nor
+//! sharing can exhaust stack or memory: every opcode adds at most one node, a pickle has no more
+//! opcodes than bytes, and the values copied between nodes are short.
 //!
 //! Source: the opcode table in Python's `pickletools`; the tuple of a storage as `torch.save`
 //! writes it.
@@ -32,7 +32,7 @@ pub enum Problem {
     /// An opcode that a dictionary of tensors does not need.
     #[error("the opcode {name} is not allowed in a checkpoint")]
     Opcode {
-        /// Its name.
+        /// Name of the opcode.
         name: String,
     },
     /// A name that a dictionary of tensors does not need.
@@ -65,21 +65,21 @@ pub enum Problem {
     Arguments {
         /// The object.
         what: &'static str,
-        /// Its expected fields.
+        /// The expected fields of the object.
         expected: &'static str,
     },
     /// A tensor with too many axes.
     #[error("a tensor has {found} axes, expected at most {MAX_AXES}")]
     Axes {
-        /// Its axes.
+        /// Number of axes of the tensor.
         found: usize,
     },
     /// A name that is too long.
     #[error("the name `{start}...` has {found} bytes, expected at most {MAX_NAME}")]
     Name {
-        /// Its beginning.
+        /// The first 40 characters of the name.
         start: String,
-        /// Its length.
+        /// Length of the name in bytes.
         found: usize,
     },
     /// A tensor that occurs twice.
@@ -96,7 +96,7 @@ pub enum Problem {
     NoDictionary,
 }
 
-/// The meaning of a name in a pickle.
+/// The object that an allowed name in a pickle stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Global {
     Dict,
@@ -124,7 +124,7 @@ const GLOBALS: &[(&str, Global)] = &[
     ("torch.BoolStorage", Global::Storage("BoolStorage")),
 ];
 
-/// Known opcodes that are rejected, for the message.
+/// Names of the opcodes that are rejected, for error messages.
 const REFUSED: &[(u8, &str)] = &[
     (b'2', "DUP"),
     (b'F', "FLOAT"),

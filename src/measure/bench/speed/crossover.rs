@@ -1,4 +1,4 @@
-//! Measures the crossover from lists of rows to all rows, for several tokens.
+//! Measures, for several tokens, the list length from which computing all rows is faster.
 //!
 //! Three runs over one matrix, each for all tokens: all rows without a list, a list of all rows,
 //! and a list of every second row. The time of a list is assumed to be linear in its length; the
@@ -9,16 +9,16 @@ use hal::{Bytes, Device, Queue, Result, RowSet, Rows, Tensor};
 
 use super::{LEAST, Probe, Shape};
 
-/// Larger than the caches, with room for several matrices.
+/// Bytes of weights: larger than the caches, and enough for several matrices.
 const SIZE: Bytes = Bytes(128 << 20);
-/// A crossover that no list reaches.
+/// A crossover above 1, which no list reaches: lists are never slower.
 const NEVER: f64 = 2.0;
-/// All rows must be faster than lists by this factor: less is within the noise of the probe, and
-/// the choice would change from run to run.
+/// Computing all rows must be faster than a list by this factor. A smaller gain is within the noise
+/// of the probe, and the choice would change from run to run.
 const LEAST_GAIN: f64 = 1.05;
 
-/// For each number of tokens (2 to 16), the share of the dense work from which `device` computes
-/// all rows of `shape` faster than lists; above 1 if lists are never slower.
+/// For each number of tokens (2 to 16), the fraction of listed rows from which `device` computes
+/// all rows of `shape` faster than the list; above 1 if lists are never slower.
 ///
 /// Takes at most a quarter of the `free` memory, if that is known.
 ///
@@ -63,7 +63,8 @@ struct Tokens<'a> {
     x: Tensor,
     y: Tensor,
     active: Tensor,
-    /// So negative that every neuron is skipped after its gate: only gate is measured.
+    /// Biases so negative that every neuron is skipped after its gate, so that only the gate is
+    /// measured.
     bias: Tensor,
 }
 
@@ -96,7 +97,7 @@ impl Tokens<'_> {
         Ok(set)
     }
 
-    /// Seconds of gate's products over all matrices of the probe.
+    /// Seconds of the gate products with all matrices of the probe.
     fn time(&self, queue: &mut Queue, set: &RowSet<Tensor>, dense_from: f32) -> Result<f64> {
         let n_ff = self.probe.n_ff;
         let rows = |layer: &Tensor, i: usize| layer.rows(i % 3 * n_ff..(i % 3 + 1) * n_ff);
@@ -110,7 +111,7 @@ impl Tokens<'_> {
                 bias_up: None,
                 bias_down: None,
                 threshold: None,
-                group_weight: None,
+                expert_weights: None,
                 rows: Rows::Active(set.clone()),
                 x: self.x.clone(),
                 y: self.y.clone(),
@@ -121,7 +122,7 @@ impl Tokens<'_> {
                 activation: Activation::Relu,
                 skip: Skip::NotPositive,
                 orientation: Down::ByNeuron,
-                groups: None,
+                experts: None,
                 dense_from,
                 accumulate: false,
             };
@@ -138,7 +139,7 @@ mod tests {
     use hal::format::Format;
 
     #[test]
-    fn lists_are_left_where_their_line_meets_the_time_of_all_rows() {
+    fn the_crossover_is_where_both_times_are_equal() {
         let dense = |seconds: f64| seconds / LEAST_GAIN;
         assert!((crossover(2.0, 1.0, dense(1.5)) - 0.75).abs() < 1e-9);
         assert!((crossover(2.0, 1.0, dense(0.5)) - 0.25).abs() < 1e-9);
@@ -152,7 +153,7 @@ mod tests {
         let cpu = runtime::devices::cpu(Some(1));
         for format in [Format::F16, Format::Q4_0, Format::Q6_K] {
             let size = Bytes(4 << 20);
-            let shape = Shape { n_embd: 512, n_ff: 700, size, ..Shape::usual(format) };
+            let shape = Shape { n_embd: 512, n_ff: 700, size, ..Shape::of_7b_model(format) };
             let shares = dense_from(&cpu, &shape, [2, 5, 16], None).unwrap();
             assert!(shares.iter().all(|share| (0.0..=NEVER).contains(share)), "{shares:?}");
         }

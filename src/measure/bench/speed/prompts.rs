@@ -1,5 +1,5 @@
-//! Prefill speeds of a device: feed-forward blocks for large batches, and streaming of weights to
-//! it.
+//! Measures the prefill speeds of a device: feed-forward blocks for large batches, and uploads of
+//! weights.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,17 +12,17 @@ use hal::{
 
 use super::{EVERY, PASSES, Probe};
 
-/// Tokens of the first and of the largest step tried, and rows of the first.
+/// Tokens of the first and of the largest step that is tried, and rows of the first step.
 const TOKENS: [usize; 2] = [64, 512];
 const ROWS: usize = 256;
 /// A step that takes this many seconds is long enough to measure.
 const LONG: f64 = 0.01;
-/// Bytes streamed at once.
+/// Bytes uploaded at once.
 const PIECE: usize = 8 << 20;
 
 impl Probe {
-    /// Bytes of neurons times tokens, per second: tries steps of more rows and then of more tokens
-    /// until one takes long enough.
+    /// Bytes of neurons times tokens, per second. Tries steps with more and more rows, then with
+    /// more tokens, until one takes long enough.
     pub(super) fn prompt(&self, queue: &mut Queue) -> Result<f64> {
         let (mut n_tokens, mut n_rows) = (TOKENS[0], ROWS.min(self.n_ff));
         loop {
@@ -41,8 +41,8 @@ impl Probe {
     }
 
     /// Seconds of a block of `n_rows` neurons for `n_tokens` tokens. If neurons are skipped, a
-    /// token uses every eighth. If they are listed, each is active for every eighth token, a
-    /// different one for each.
+    /// token uses every eighth neuron. If they are listed, neuron `n` is active for the tokens `t`
+    /// with `t % 8 == n % 8`.
     fn block(&self, queue: &mut Queue, n_tokens: usize, n_rows: usize) -> Result<f64> {
         let (layer, n_ff, n_embd) = (&self.layers[0], self.n_ff, self.shape.n_embd);
         let floats = |rows, cols| self.device.alloc_f32("probe", rows, cols);
@@ -51,7 +51,7 @@ impl Probe {
         let y = floats(n_tokens, n_embd)?;
         let active = floats(1, n_tokens)?;
         queue.write(&active, bytemuck::cast_slice(&vec![0f32; n_tokens]))?;
-        // Listed neurons are active.
+        // Listed neurons are active without a bias.
         let bias = if self.shape.skips && !self.shape.listed {
             let offset = |n: usize| if n.is_multiple_of(EVERY) { 1e9f32 } else { -1e9 };
             let bias = floats(1, n_rows)?;
@@ -61,8 +61,8 @@ impl Probe {
         } else {
             None
         };
-        // A model without exact zeros has down in the file's layout, which prefill multiplies much
-        // faster.
+        // A model without exact zeros keeps down in the file's layout, which is much faster in
+        // prefill.
         let across = !self.shape.skips && n_rows.is_multiple_of(self.shape.format.block_values());
         let down = if across {
             let rows = self.source(n_embd, n_rows)?;
@@ -78,8 +78,8 @@ impl Probe {
             bias_up: None,
             bias_down: None,
             threshold: None,
-            group_weight: None,
-            rows: self.wanted(queue, n_tokens, n_rows)?,
+            expert_weights: None,
+            rows: self.row_selection(queue, n_tokens, n_rows)?,
             x,
             y,
             active,
@@ -89,7 +89,7 @@ impl Probe {
             activation: if self.shape.skips { Activation::Relu } else { Activation::Silu },
             skip: if self.shape.skips { Skip::NotPositive } else { Skip::Never },
             orientation: if across { Down::AcrossNeurons } else { Down::ByNeuron },
-            groups: None,
+            experts: None,
             dense_from: NEVER_DENSE,
             accumulate: false,
         };
@@ -97,7 +97,12 @@ impl Probe {
     }
 
     /// All rows, or a list of them.
-    fn wanted(&self, queue: &mut Queue, n_tokens: usize, n_rows: usize) -> Result<Rows<Tensor>> {
+    fn row_selection(
+        &self,
+        queue: &mut Queue,
+        n_tokens: usize,
+        n_rows: usize,
+    ) -> Result<Rows<Tensor>> {
         if !self.shape.listed {
             return Ok(Rows::All);
         }
@@ -122,15 +127,15 @@ impl Probe {
         HostRows::new(Source::Owned(Arc::new(vec![0x3c_u8; len])), n_rows, n_cols, format)
     }
 
-    /// Bytes of neurons per second uploaded to the device: every other row of gate and up, and the
-    /// same number of neurons of down in the layout of such a model. 0 if packs cannot be
-    /// rewritten.
+    /// Bytes of neurons uploaded to the device per second: every other row of gate and up, and as
+    /// many neurons of down, in the layout that the device uses for such a model. 0 if the device
+    /// cannot replace packed weights.
     pub(super) fn upload(&self, queue: &mut Queue) -> Result<f64> {
         if self.device.info().kind == DeviceKind::Cpu {
             return Ok(0.0);
         }
         let (row, n_embd, format) = (self.shape.row(), self.shape.n_embd, self.shape.format);
-        // Whole blocks of any format.
+        // A multiple of 256 values is a whole number of blocks in any format.
         let n = (PIECE / 3 / row).min(self.n_ff) / 256 * 256;
         let n = n.max(256);
         let (rows, down) = (self.source(2 * n, n_embd)?, self.source(n_embd, 2 * n)?);

@@ -23,22 +23,22 @@ const DAYS: [&str; 7] =
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Clock {
     year: i64,
-    /// From 0.
+    /// Month, from 0.
     month: usize,
-    /// From 1.
+    /// Day of the month, from 1.
     day: u32,
-    /// From 0, Sunday.
+    /// Day of the week; 0 is Sunday.
     weekday: usize,
     /// Days since the first of January.
     day_of_year: u32,
-    /// Since midnight.
+    /// Seconds since midnight.
     second: u32,
 }
 
 impl Clock {
     pub(super) fn new(now: SystemTime) -> Clock {
         let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        // Limits the year, so that the sums below stay small.
+        // Limit the year, so that the sums below cannot overflow.
         let days = i64::try_from(seconds / 86_400).unwrap_or(0).min(3_000_000);
         let (year, month, day) = date(days);
         Clock {
@@ -52,7 +52,7 @@ impl Clock {
     }
 
     /// The time in the format of C's `strftime`; unknown specifiers are copied.
-    pub(super) fn formatted(&self, form: &str) -> String {
+    pub(super) fn strftime(&self, form: &str) -> String {
         let mut out = String::with_capacity(form.len() + 16);
         let mut rest = form.chars();
         while let Some(c) = rest.next() {
@@ -102,10 +102,10 @@ impl Clock {
             'M' => format!("{minute:02}"),
             'S' => format!("{:02}", second % 60),
             'p' => (if hour < 12 { "AM" } else { "PM" }).to_owned(),
-            'F' => self.formatted("%Y-%m-%d"),
-            'T' => self.formatted("%H:%M:%S"),
-            'D' => self.formatted("%m/%d/%y"),
-            'R' => self.formatted("%H:%M"),
+            'F' => self.strftime("%Y-%m-%d"),
+            'T' => self.strftime("%H:%M:%S"),
+            'D' => self.strftime("%m/%d/%y"),
+            'R' => self.strftime("%H:%M"),
             'n' => "\n".to_owned(),
             't' => "\t".to_owned(),
             '%' => "%".to_owned(),
@@ -116,7 +116,7 @@ impl Clock {
 
 /// Year, month from 0 and day from 1 of a number of days since the beginning of 1970.
 fn date(days: i64) -> (i64, usize, u32) {
-    // At most the year sought, and at most one less.
+    // Start with a lower bound of the year.
     let mut year = 1970 + days / 366;
     while days_before(year + 1, 0, 1) <= days {
         year += 1;
@@ -126,7 +126,7 @@ fn date(days: i64) -> (i64, usize, u32) {
     (year, month, u32::try_from(day).unwrap_or(1))
 }
 
-/// Days from the beginning of 1970 to a date.
+/// Days from the beginning of 1970 to a date; `month` counts from 0, `day` from 1.
 fn days_before(year: i64, month: usize, day: i64) -> i64 {
     let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     let lengths = [31, 28 + i64::from(leap), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
@@ -141,7 +141,7 @@ mod tests {
     use std::time::Duration;
 
     fn at(seconds: u64, form: &str) -> String {
-        Clock::new(UNIX_EPOCH + Duration::from_secs(seconds)).formatted(form)
+        Clock::new(UNIX_EPOCH + Duration::from_secs(seconds)).strftime(form)
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_stays() {
+    fn unknown_specifiers_stay() {
         assert_eq!(at(0, "%% %Q %-Q %"), "% %Q %-Q %");
         assert_eq!(at(0, "%-H %e é"), "0  1 é");
     }

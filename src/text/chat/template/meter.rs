@@ -1,10 +1,10 @@
-//! Limits on a template's cost, so that a hostile one ends in an error instead of a hang or
+//! Limits the cost of a template, so that a hostile template ends in an error instead of a hang or
 //! exhausted memory.
 //!
-//! minijinja counts instructions, but one instruction can double a string. So the compiled
-//! instructions are rewritten: values that are looked up, computed or stored pass through a filter
-//! that counts their size, and text is written by a formatter that counts too. Exponential growth
-//! then exhausts the budget quickly.
+//! minijinja counts instructions, but one instruction can double a string. So this module rewrites
+//! the compiled instructions: values that are looked up, computed or stored pass through a filter
+//! that counts their size, and the formatter counts the text it writes. Exponential growth then
+//! exhausts the budget quickly.
 
 use std::time::Instant;
 
@@ -13,22 +13,22 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-/// Bytes and items that a template may use in addition to a multiple of the conversation's size.
+/// Budget in bytes and items, in addition to [`TIMES`] the size of the conversation.
 const ALLOWANCE: u64 = 48 << 20;
 /// How often a template may process the whole conversation.
 const TIMES: u64 = 64;
-/// Cost of a value besides its text.
+/// Cost in bytes of a value in addition to its text.
 const ITEM: usize = 24;
-/// Deepest nesting of a stored value.
-const DEEPEST: usize = 100;
+/// Maximum nesting of a stored value.
+const MAX_DEPTH: usize = 100;
 
-/// Names that templates cannot contain.
+/// Names of filters. Templates cannot contain names with this control character.
 const COUNT: &str = "\u{1}count";
 const STORE: &str = "\u{1}store";
 const LIST: &str = "\u{1}list";
 pub(super) const SLICE: &str = "\u{1}slice";
-/// Returns its value. A product of two constants would be computed during compilation, uncounted;
-/// this filter between them prevents that.
+/// A filter that returns its value. minijinja's compiler would compute a product of two constants
+/// without counting it; this filter on the first factor prevents that.
 const KEPT: &str = "_kept";
 pub(super) const CONCAT: &str = "\u{1}concat";
 pub(super) const REMAINDER: &str = "\u{1}remainder";
@@ -37,13 +37,13 @@ pub(super) const REMAINDER: &str = "\u{1}remainder";
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Meter {
     left: u64,
-    /// The deadline: results after it are not used, so nothing is counted after it.
+    /// After the deadline, counting fails with [`TooSlow`].
     deadline: Instant,
 }
 
 /// Marks an error as caused by an exhausted budget.
 #[derive(Debug, thiserror::Error)]
-#[error("too much text or too many values")]
+#[error("the template produces too much text or too many values")]
 pub(super) struct TooMuch;
 
 pub(super) fn too_much() -> Error {
@@ -59,12 +59,12 @@ fn too_slow() -> Error {
     Error::new(ErrorKind::InvalidOperation, TooSlow.to_string()).with_source(TooSlow)
 }
 
-/// The number of instructions for a conversation of `n_messages`.
+/// Maximum number of instructions for a conversation of `n_messages`.
 pub(super) fn fuel(n_messages: usize) -> u64 {
     1_000_000 + 4_000 * n_messages as u64
 }
 
-/// Adds the filters, with a budget for a conversation of `size` bytes and time until `deadline`.
+/// Adds the filters, with a budget for a conversation of `size` bytes until `deadline`.
 pub(super) fn install(env: &mut Environment<'_>, size: usize, deadline: Instant) {
     let full = Meter { left: ALLOWANCE + TIMES * size as u64, deadline };
     env.add_filter(COUNT, move |state: &mut State<'_, '_>, value: Value| -> Result<Value, Error> {
@@ -75,8 +75,8 @@ pub(super) fn install(env: &mut Environment<'_>, size: usize, deadline: Instant)
         state.get_or_insert_extension(full).spend(cost)?;
         Ok(value)
     });
-    // minijinja's concatenation of two lists iterates over both each time, recursively for nested
-    // ones, and does not know its length.
+    // minijinja concatenates lists lazily: every use iterates over both lists again, recursively
+    // for nested concatenations, and the length is unknown. So copy the items into a list.
     env.add_filter(LIST, move |state: &mut State<'_, '_>, value: Value| -> Result<Value, Error> {
         if value.kind() != ValueKind::Iterable {
             return Ok(value);
@@ -91,7 +91,7 @@ pub(super) fn install(env: &mut Environment<'_>, size: usize, deadline: Instant)
     });
     env.add_filter(KEPT, |value: Value| value);
     env.add_filter(STORE, move |state: &mut State<'_, '_>, value: Value| -> Result<Value, Error> {
-        weigh(&value, 0, state.get_or_insert_extension(full))?;
+        count(&value, 0, state.get_or_insert_extension(full))?;
         Ok(value)
     });
 }
@@ -101,7 +101,7 @@ pub(super) fn install(env: &mut Environment<'_>, size: usize, deadline: Instant)
 /// # Errors
 /// If the budget or the time is exhausted.
 pub(super) fn spend(state: &mut State<'_, '_>, cost: usize) -> Result<(), Error> {
-    // The meter exists, because a program begins with it.
+    // The meter exists, because every program begins by installing it.
     state.get_extension_mut::<Meter>().map_or_else(|| Err(too_much()), |meter| meter.spend(cost))
 }
 
@@ -118,10 +118,10 @@ impl Meter {
     }
 }
 
-/// Counts a value with its content. A namespace in a namespace could contain itself, and no real
-/// template needs one.
-fn weigh(value: &Value, depth: usize, meter: &mut Meter) -> Result<(), Error> {
-    if depth > DEEPEST {
+/// Counts a value and everything in it. A nested namespace is an error, because it could contain
+/// itself and no real template needs one.
+fn count(value: &Value, depth: usize, meter: &mut Meter) -> Result<(), Error> {
+    if depth > MAX_DEPTH {
         return Err(too_much());
     }
     if let Some(text) = value.as_str() {
@@ -138,21 +138,21 @@ fn weigh(value: &Value, depth: usize, meter: &mut Meter) -> Result<(), Error> {
             "a namespace cannot be nested in a value",
         ));
     }
-    // A one-shot iterator is left to its consumer.
+    // Counting would use up a one-shot iterator, so leave it to its consumer.
     if kind == ValueKind::Iterable && value.len().is_none() {
         return Ok(());
     }
     for item in value.try_iter()?.checked() {
         let item = item?;
-        weigh(&item, depth + 1, meter)?;
+        count(&item, depth + 1, meter)?;
         if kind == ValueKind::Map {
-            weigh(&value.get_item(&item)?, depth + 1, meter)?;
+            count(&value.get_item(&item)?, depth + 1, meter)?;
         }
     }
     Ok(())
 }
 
-/// minijinja does not export the type.
+/// Whether a value is a namespace, by the name of its type, which minijinja does not export.
 fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
 }
@@ -161,7 +161,10 @@ fn is_namespace(value: &Value) -> bool {
 ///
 /// # Errors
 /// Invalid tokens.
-pub(super) fn unfolded(source: &str, syntax: SyntaxConfig) -> Result<String, Error> {
+pub(super) fn prevent_constant_folding(
+    source: &str,
+    syntax: SyntaxConfig,
+) -> Result<String, Error> {
     let mut out = String::with_capacity(source.len());
     let mut done = 0;
     let mut opens = true;
@@ -178,16 +181,16 @@ pub(super) fn unfolded(source: &str, syntax: SyntaxConfig) -> Result<String, Err
             out.push(' ');
             done = at;
         }
-        // At the start of an expression, `*` is not a product.
+        // After `(` or `,`, `*` is not a product.
         opens = matches!(token, Token::ParenOpen | Token::Comma);
     }
     out.push_str(source.get(done..).unwrap_or_default());
     Ok(out)
 }
 
-/// The same program with its values counted. Jump targets are adjusted.
-pub(super) fn metered<'s>(old: &Instructions<'s>) -> Instructions<'s> {
-    let all: Vec<_> = (0..).map_while(|i| old.get(i).map(expanded)).collect();
+/// The same program with instructions that count its values. Jump targets are adjusted.
+pub(super) fn meter_instructions<'s>(old: &Instructions<'s>) -> Instructions<'s> {
+    let all: Vec<_> = (0..).map_while(|i| old.get(i).map(meter_instruction)).collect();
     // The first counted value installs the meter, with the conversation's budget.
     let begin = [Instruction::LoadConst(Value::from(0)), filter(COUNT, 1), Instruction::DiscardTop];
     let mut moved = Vec::with_capacity(all.len() + 1);
@@ -227,7 +230,7 @@ fn target<'a>(instruction: &'a mut Instruction<'_>) -> Option<&'a mut u32> {
 }
 
 /// One instruction with the counting instructions before and after it.
-fn expanded<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
+fn meter_instruction<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
     use Instruction as I;
     let count = || filter(COUNT, 1);
     let this = instruction.clone();
@@ -250,7 +253,8 @@ fn expanded<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> {
         return vec![filter(STORE, 1), this];
     }
     if let I::SetAttr(_) = instruction {
-        // The namespace is above the value on the stack. Storing a value in a namespace nests it.
+        // The namespace is above the value on the stack. Storing a value in a namespace nests it,
+        // so count the value as an item of a list.
         return vec![
             I::Swap,
             I::BuildList(Some(1)),

@@ -8,7 +8,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use super::meter::{self, CONCAT, REMAINDER, SLICE};
 use super::values;
 
-/// Installs all of them.
+/// Installs the methods, filters, tests and functions.
 pub(super) fn install(env: &mut Environment<'_>) {
     env.set_unknown_method_callback(method);
     env.set_formatter(|out, state, value| match value.as_str() {
@@ -48,35 +48,35 @@ pub(super) fn install(env: &mut Environment<'_>) {
     );
     env.add_filter("indent", indent);
     env.add_filter("format", |text: String, args: Rest<Value>| {
-        formatted(minijinja::formatting::FormatStyle::Printf, &text, &args)
+        bounded_format(minijinja::formatting::FormatStyle::Printf, &text, &args)
     });
     env.add_filter("default", default);
     env.add_filter("d", default);
     env.add_filter(
         "batch",
         |state: &mut State<'_, '_>, values: Value, n: usize, fill: Option<Value>| {
-            minijinja::filters::batch(state, values, few(n)?, fill)
+            minijinja::filters::batch(state, values, check_length(n)?, fill)
         },
     );
     env.add_filter(
         "slice",
         |state: &mut State<'_, '_>, values: Value, n: usize, fill: Option<Value>| {
-            minijinja::filters::slice(state, values, few(n)?, fill)
+            minijinja::filters::slice(state, values, check_length(n)?, fill)
         },
     );
     env.add_function("cycler", |items: Rest<Value>| minijinja_contrib::globals::cycler(items.0));
     env.add_function("joiner", minijinja_contrib::globals::joiner);
 }
 
-fn wrong(message: impl Into<String>) -> Error {
+fn invalid_operation(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
-fn few(n: usize) -> Result<usize, Error> {
+fn check_length(n: usize) -> Result<usize, Error> {
     if n > 10_000 { Err(meter::too_much()) } else { Ok(n) }
 }
 
-/// Both arguments may be named.
+/// Jinja's `default` filter; both arguments may be named.
 fn default(
     value: Value,
     other: Option<Value>,
@@ -90,7 +90,7 @@ fn default(
     Ok(if taken { other.unwrap_or_else(|| Value::from("")) } else { value })
 }
 
-/// `%`: Python's remainder, or its string formatting.
+/// Python's `%` operator: the remainder of numbers, or string formatting.
 fn remainder(left: Value, right: Value) -> Result<Value, Error> {
     if let Some(text) = left.as_str() {
         let args = if right.is_tuple() {
@@ -99,9 +99,15 @@ fn remainder(left: Value, right: Value) -> Result<Value, Error> {
             vec![right]
         };
         let style = minijinja::formatting::FormatStyle::Printf;
-        return formatted(style, text, &args).map(Value::from);
+        return bounded_format(style, text, &args).map(Value::from);
     }
-    let refused = || wrong(format!("no remainder of {} by {}", left.kind(), right.kind()));
+    let refused = || {
+        invalid_operation(format!(
+            "cannot compute the remainder of {} by {}",
+            left.kind(),
+            right.kind()
+        ))
+    };
     if left.is_integer() && right.is_integer() {
         let (a, b) = (i128::try_from(left.clone())?, i128::try_from(right.clone())?);
         let rest = a.checked_rem(b).ok_or_else(refused)?;
@@ -129,25 +135,25 @@ fn slice(value: Value, start: Value, stop: Value, step: Value) -> Result<Value, 
     let number = |value: &Value| match value.as_i64() {
         Some(n) => Ok(Some(n)),
         None if value.is_none() => Ok(None),
-        None => Err(wrong(format!("{} cannot be used in a slice", value.kind()))),
+        None => Err(invalid_operation(format!("{} cannot be used in a slice", value.kind()))),
     };
     let (start, stop, step) = (number(&start)?, number(&stop)?, number(&step)?.unwrap_or(1));
     if step == 0 {
-        return Err(wrong("a slice cannot have steps of 0"));
+        return Err(invalid_operation("the step of a slice cannot be 0"));
     }
     if let Some(text) = value.as_str() {
         let chars: Vec<char> = text.chars().collect();
-        let taken = places(chars.len(), start, stop, step).map(|i| chars[i]);
+        let taken = indices(chars.len(), start, stop, step).map(|i| chars[i]);
         return Ok(Value::from(taken.collect::<String>()));
     }
     if value.is_undefined() {
-        return Err(wrong("an undefined value cannot be sliced"));
+        return Err(invalid_operation("an undefined value cannot be sliced"));
     }
     if !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) {
         return Ok(Value::UNDEFINED);
     }
     let items = value.try_iter()?.checked().collect::<Result<Vec<_>, _>>()?;
-    let taken = places(items.len(), start, stop, step).map(|i| items[i].clone());
+    let taken = indices(items.len(), start, stop, step).map(|i| items[i].clone());
     Ok(if value.is_tuple() {
         Value::from(Tuple::from(taken.collect::<Vec<_>>()))
     } else {
@@ -155,15 +161,15 @@ fn slice(value: Value, start: Value, stop: Value, step: Value) -> Result<Value, 
     })
 }
 
-/// The indices that a slice selects from `len`, all of them below it.
-fn places(
+/// The indices that a slice selects from `len` items, all below `len`.
+fn indices(
     len: usize,
     start: Option<i64>,
     stop: Option<i64>,
     step: i64,
 ) -> impl Iterator<Item = usize> {
     let len = i64::try_from(len).unwrap_or(i64::MAX);
-    // Bounds of a slice: one before the first index for a negative step.
+    // The range of `start` and `stop`. With a negative step, `stop` may be -1, before index 0.
     let (least, most) = if step > 0 { (0, len) } else { (-1, len - 1) };
     let place = |n: i64| if n < 0 { n.saturating_add(len) } else { n }.clamp(least, most);
     let (first, end) = if step > 0 {
@@ -178,7 +184,7 @@ fn places(
 }
 
 /// minijinja's formatting, without huge widths that would exhaust memory.
-fn formatted(
+fn bounded_format(
     style: minijinja::formatting::FormatStyle,
     text: &str,
     args: &[Value],
@@ -259,7 +265,7 @@ fn indent(
     let n_lines = text.matches('\n').count() + 1;
     meter::spend(state, text.len().saturating_add(n_lines.saturating_mul(indent.len())))?;
     let mut out = String::with_capacity(text.len());
-    // A trailing line break does not begin a line.
+    // Do not indent the empty line after a trailing line break.
     for (i, line) in text.split('\n').enumerate() {
         if i > 0 {
             out.push('\n');
@@ -293,7 +299,7 @@ fn method(
             Value::from(join(state, values, Some(value.clone()), options)?)
         }
         "format" => {
-            Value::from(formatted(minijinja::formatting::FormatStyle::StrFormat, text, args)?)
+            Value::from(bounded_format(minijinja::formatting::FormatStyle::StrFormat, text, args)?)
         }
         "removeprefix" => {
             let (part,): (&str,) = from_args(args)?;
@@ -324,7 +330,7 @@ fn method(
                 args,
             )?;
             match found.as_i64() {
-                Some(-1) => return Err(wrong("substring not found")),
+                Some(-1) => return Err(invalid_operation("substring not found")),
                 _ => found,
             }
         }
@@ -334,7 +340,7 @@ fn method(
 
 fn parts(found: Option<[&str; 3]>, whole: [&str; 3], at: &str) -> Result<Value, Error> {
     if at.is_empty() {
-        return Err(wrong("empty separator"));
+        return Err(invalid_operation("empty separator"));
     }
     Ok(Value::from(Tuple::from(found.unwrap_or(whole).map(Value::from))))
 }
@@ -343,7 +349,7 @@ fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
     let (at, most): (Option<&str>, Option<i64>) = from_args(args)?;
     let most = most.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX).saturating_add(1);
     let mut parts: Vec<Value> = match at {
-        Some("") => return Err(wrong("empty separator")),
+        Some("") => return Err(invalid_operation("empty separator")),
         Some(at) => text.rsplitn(most, at).map(Value::from).collect(),
         None => {
             let mut parts = Vec::new();
@@ -384,8 +390,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_are_pythons() {
-        let taken = |len, start, stop, step| places(len, start, stop, step).collect::<Vec<_>>();
+    fn slices_match_python() {
+        let taken = |len, start, stop, step| indices(len, start, stop, step).collect::<Vec<_>>();
         assert_eq!(taken(4, None, None, 1), [0, 1, 2, 3]);
         assert_eq!(taken(4, None, None, -1), [3, 2, 1, 0]);
         assert_eq!(taken(0, None, None, -1), [0; 0]);

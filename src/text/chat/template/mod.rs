@@ -1,8 +1,9 @@
 //! Chat templates: Jinja as in Python's `transformers`, with limits.
 //!
-//! Here: compiling, rendering, errors with the template's line. `values.rs` formats values as
-//! Python does, `methods.rs` has Python's methods, `meter.rs` the limits, `clock.rs` the date.
-//! Templates are untrusted: one that would run forever or exhaust memory ends in an error.
+//! This file compiles and renders templates, and reports errors with the template's line.
+//! `values.rs` formats values as Python does, `methods.rs` has Python's methods, `meter.rs` the
+//! limits, `clock.rs` the date. Templates are untrusted: a template that would run forever or
+//! exhaust memory ends in an error.
 
 mod clock;
 mod meter;
@@ -24,37 +25,39 @@ use serde_json::{Map, json};
 use super::Message;
 use clock::Clock;
 
-/// Maximum size of a template in bytes; real templates have up to tens of thousands.
+/// Maximum size of a template in bytes. Real templates have up to tens of thousands of bytes.
 pub const MAX_TEMPLATE: usize = 1 << 18;
-/// Time limit of one rendering, enforced by the meter. The other limits are reached first, except
-/// on a very busy machine.
+/// Time limit of one rendering, enforced by the meter. Most hostile templates reach another limit
+/// first.
 const DEADLINE: Duration = Duration::from_millis(900);
-/// Time after the deadline to reach the next counted step. A longer step of minijinja is not
-/// waited for.
+/// Extra time after the deadline to reach the next counted step. The caller does not wait for a
+/// longer step of minijinja.
 const GRACE: Duration = Duration::from_millis(100);
-/// Stack size for nested values and expressions; only the used part takes memory.
+/// Stack size in bytes, for nested values and expressions. Unused pages take no memory.
 const STACK: usize = 64 << 20;
 
 /// A template that was checked to compile.
 #[derive(Clone, Debug)]
 pub struct Template {
     source: Arc<str>,
+    /// The source that is compiled: without marks for training, and with its constants unfolded.
+    compiled: Arc<str>,
 }
 
-/// Input of a template.
+/// The variables of a rendering.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     /// The conversation.
     pub messages: &'a [Message],
     /// Descriptions of tools; `None` becomes Python's `None`.
     pub tools: Option<&'a serde_json::Value>,
-    /// Texts to answer from; `None` becomes Python's `None`.
+    /// Documents for the answer; `None` becomes Python's `None`.
     pub documents: Option<&'a serde_json::Value>,
     /// Whether to end with the beginning of the assistant's message.
     pub add_generation_prompt: bool,
-    /// Text of the begin-of-text token.
+    /// Text of the BOS token.
     pub bos_token: &'a str,
-    /// Text of the end-of-text token.
+    /// Text of the EOS token.
     pub eos_token: &'a str,
     /// Further variables.
     pub variables: &'a Map<String, serde_json::Value>,
@@ -62,28 +65,28 @@ pub struct Input<'a> {
     pub now: SystemTime,
 }
 
-/// An error in a template, or in a conversation for it.
+/// An error of a template, or of a conversation that the template rejects.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
     /// The template exceeds the length limit.
     #[error("the template has {bytes} bytes, expected at most {limit}")]
     TooLong {
-        /// Its length.
+        /// Size of the template in bytes.
         bytes: usize,
-        /// The limit.
+        /// The limit in bytes.
         limit: usize,
     },
     /// The template is not valid Jinja.
-    #[error("line {line}: {what}")]
+    #[error("{}{what}", prefix(*line))]
     Syntax {
         /// Line of the template, from 1.
         line: usize,
-        /// The error.
+        /// Description of the error.
         what: String,
     },
     /// The template rejected the conversation.
-    #[error("line {line}: {message}")]
+    #[error("{}{message}", prefix(*line))]
     Raised {
         /// Line of the template, from 1.
         line: usize,
@@ -91,31 +94,36 @@ pub enum TemplateError {
         message: String,
     },
     /// The template failed at run time.
-    #[error("line {line}: {what}")]
+    #[error("{}{what}", prefix(*line))]
     Failed {
         /// Line of the template, from 1; 0 if unknown.
         line: usize,
-        /// The error.
+        /// Description of the error.
         what: String,
     },
     /// The template creates more text or values than a conversation of this size can need.
-    #[error("line {line}: too much text or too many values")]
+    #[error("{}the template produces too much text or too many values", prefix(*line))]
     TooMuch {
         /// Line of the template, from 1; 0 if unknown.
         line: usize,
     },
     /// The template takes more steps than a conversation of this size can need.
-    #[error("line {line}: the template does not terminate")]
+    #[error("{}the template does not terminate", prefix(*line))]
     Endless {
         /// Line of the template, from 1; 0 if unknown.
         line: usize,
     },
     /// The template exceeds the time limit.
-    #[error("line {line}: the template takes too long")]
+    #[error("{}the template takes too long", prefix(*line))]
     TooSlow {
         /// The line that ran at the time, from 1; 0 if unknown.
         line: usize,
     },
+}
+
+/// The start of a message: the line of the template, unless it is 0 for unknown.
+fn prefix(line: usize) -> String {
+    if line == 0 { String::new() } else { format!("line {line}: ") }
 }
 
 /// Marks an error that the template raised itself.
@@ -132,18 +140,26 @@ impl Template {
         if source.len() > MAX_TEMPLATE {
             return Err(TemplateError::TooLong { bytes: source.len(), limit: MAX_TEMPLATE });
         }
+        let given = Arc::from(source);
         let source = without_generation(source);
-        aside(move |_| {
-            let source = meter::unfolded(&source, syntax()?).map_err(|e| typed(&e))?;
-            compiled(&source)?;
-            Ok(Template { source: source.into() })
+        on_thread(move |_| {
+            let source = meter::prevent_constant_folding(&source, syntax()?)
+                .map_err(|e| to_template_error(&e))?;
+            compile_program(&source)?;
+            Ok(Template { source: given, compiled: source.into() })
         })
+    }
+
+    /// Its source, as it was given.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Formats a conversation.
     ///
     /// # Errors
-    /// Errors that the template raises, causes, or that exceed its limits, with its line.
+    /// An error that the template raises or causes, or an exceeded limit, with the template's line.
     pub fn render(&self, input: &Input<'_>) -> Result<String, TemplateError> {
         let mut context = json!({
             "messages": input.messages,
@@ -156,36 +172,44 @@ impl Template {
         if let Some(context) = context.as_object_mut() {
             context.extend(input.variables.clone());
         }
-        let source = Arc::clone(&self.source);
+        let source = Arc::clone(&self.compiled);
         let clock = Clock::new(input.now);
         let n_messages = input.messages.len();
-        aside(move |deadline| rendered(&source, &context, n_messages, clock, deadline))
+        on_thread(move |deadline| render_program(&source, &context, n_messages, clock, deadline))
     }
 }
 
-/// Runs `work` on a thread with its own stack and passes it the deadline. If it has not ended
-/// shortly after that, this returns an error, and the thread ends at its next counted step.
-fn aside<T: Send + 'static>(
+/// A date (UTC) in the form of `strftime`.
+pub(super) fn date(now: SystemTime, form: &str) -> String {
+    Clock::new(now).strftime(form)
+}
+
+/// Calls `work` with its deadline on a thread with a large stack. If `work` does not end within
+/// [`GRACE`] after the deadline, returns an error; the thread then ends at its next counted step.
+fn on_thread<T: Send + 'static>(
     work: impl FnOnce(Instant) -> Result<T, TemplateError> + Send + 'static,
 ) -> Result<T, TemplateError> {
-    let (tell, hear) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let deadline = Instant::now() + DEADLINE;
     let started =
         thread::Builder::new().name("template".into()).stack_size(STACK).spawn(move || {
-            let _ = tell.send(work(deadline));
+            let _ = sender.send(work(deadline));
         });
     let failed = |what: &str| TemplateError::Failed { line: 0, what: what.into() };
     if started.is_err() {
-        return Err(failed("no thread for the template"));
+        return Err(failed("cannot start a thread to evaluate the template"));
     }
-    match hear.recv_timeout(DEADLINE + GRACE) {
+    match receiver.recv_timeout(DEADLINE + GRACE) {
         Ok(done) => done,
         Err(mpsc::RecvTimeoutError::Timeout) => Err(TemplateError::TooSlow { line: 0 }),
-        Err(mpsc::RecvTimeoutError::Disconnected) => Err(failed("the template could not be run")),
+        Err(mpsc::RecvTimeoutError::Disconnected) => {
+            Err(failed("the thread that evaluates the template panicked"))
+        }
     }
 }
 
-/// `{% generation %}` marks the assistant's text, for training; the text inside is kept.
+/// Replaces `{% generation %}`, which marks the assistant's text for training, by a block that is
+/// always rendered.
 fn without_generation(source: &str) -> String {
     let tag = |name| Regex::new(&format!(r"\{{%([-+]?)\s*{name}\s*([-+]?)%\}}")).ok();
     match (tag("generation"), tag("endgeneration")) {
@@ -201,31 +225,32 @@ type Program<'s> = (Instructions<'s>, BTreeMap<&'s str, Instructions<'s>>);
 
 fn syntax() -> Result<SyntaxConfig, TemplateError> {
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    syntax.map_err(|e| typed(&e))
+    syntax.map_err(|e| to_template_error(&e))
 }
 
-fn compiled(source: &str) -> Result<Program<'_>, TemplateError> {
-    let parsed = machinery::parse(source, "chat", syntax()?).map_err(|e| typed(&e))?;
+fn compile_program(source: &str) -> Result<Program<'_>, TemplateError> {
+    let parsed = machinery::parse(source, "chat", syntax()?).map_err(|e| to_template_error(&e))?;
     let mut code = CodeGenerator::new("chat", source);
     code.compile_stmt(&parsed);
     let (instructions, blocks) = code.finish();
-    let blocks = blocks.iter().map(|(name, block)| (*name, meter::metered(block))).collect();
-    Ok((meter::metered(&instructions), blocks))
+    let blocks =
+        blocks.iter().map(|(name, block)| (*name, meter::meter_instructions(block))).collect();
+    Ok((meter::meter_instructions(&instructions), blocks))
 }
 
-fn rendered(
+fn render_program(
     source: &str,
     context: &serde_json::Value,
     n_messages: usize,
     clock: Clock,
     deadline: Instant,
 ) -> Result<String, TemplateError> {
-    let (instructions, blocks) = compiled(source)?;
+    let (instructions, blocks) = compile_program(source)?;
     let mut env = Environment::new();
     env.set_fuel(Some(meter::fuel(n_messages)));
     methods::install(&mut env);
     meter::install(&mut env, size(context), deadline);
-    env.add_function("strftime_now", move |form: String| clock.formatted(&form));
+    env.add_function("strftime_now", move |form: String| clock.strftime(&form));
     env.add_function("raise_exception", |message: Value| -> Result<Value, minijinja::Error> {
         let message = message.to_string();
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.clone())
@@ -237,7 +262,7 @@ fn rendered(
     let ended =
         machinery::eval(&env, &instructions, root, &blocks, &mut out, AutoEscape::None).map(drop);
     drop(out);
-    ended.map_err(|e| typed(&e))?;
+    ended.map_err(|e| to_template_error(&e))?;
     Ok(text)
 }
 
@@ -271,7 +296,7 @@ fn size(value: &serde_json::Value) -> usize {
 }
 
 /// Converts minijinja's error to ours.
-fn typed(error: &minijinja::Error) -> TemplateError {
+fn to_template_error(error: &minijinja::Error) -> TemplateError {
     let line = error.line().unwrap_or(0);
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(cause) = source {
@@ -305,12 +330,12 @@ mod tests {
     use std::time::UNIX_EPOCH;
 
     fn within(time: Duration, source: &str) -> Result<String, TemplateError> {
-        rendered(source, &json!({}), 1, Clock::new(UNIX_EPOCH), Instant::now() + time)
+        render_program(source, &json!({}), 1, Clock::new(UNIX_EPOCH), Instant::now() + time)
     }
 
     #[test]
     fn a_rendering_ends_by_itself_at_its_deadline() {
-        // Within the limits of text and steps, so that only the time limit can end them.
+        // These templates stay within the limits of text and steps: only the time limit ends them.
         for source in [
             "\n{% for i in range(9) %}{{ i }}{% endfor %}",
             "\n{{ [1, 2] | join }}",
@@ -323,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_ends_what_has_begun() {
+    fn a_deadline_ends_a_running_loop() {
         let long = "{% for i in range(100000) %}{% set x = i ~ 'a' * 300 %}{% endfor %}";
         let ended = within(Duration::from_millis(2), long).unwrap_err();
         assert!(matches!(ended, TemplateError::TooSlow { .. }), "{ended:?}");

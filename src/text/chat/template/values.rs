@@ -5,13 +5,13 @@ use minijinja::{Error, ErrorKind, State, Value};
 
 use super::meter;
 
-/// Deepest nesting that is formatted.
-const DEEPEST: usize = 200;
+/// Maximum nesting of a formatted value.
+const MAX_DEPTH: usize = 200;
 
 /// Python's `str`.
 ///
 /// # Errors
-/// An exhausted budget.
+/// The budget or the time is exhausted.
 pub(super) fn text(value: &Value, state: &mut State<'_, '_>) -> Result<String, Error> {
     if let Some(text) = value.as_str() {
         meter::spend(state, text.len())?;
@@ -30,7 +30,7 @@ fn repr(
     out: &mut String,
     state: &mut State<'_, '_>,
 ) -> Result<(), Error> {
-    if depth > DEEPEST {
+    if depth > MAX_DEPTH {
         return Err(meter::too_much());
     }
     meter::spend(state, 8)?;
@@ -69,8 +69,8 @@ fn repr(
     Ok(())
 }
 
-/// Python's `repr` of a string: single quotes, unless it contains single quotes and no double
-/// ones.
+/// Python's `repr` of a string: in single quotes, unless the string contains single quotes and no
+/// double quotes.
 fn quoted(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -91,8 +91,8 @@ fn quoted(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// Python's `repr` of a float: the shortest digits that read back exactly, with an exponent below
-/// -4 and from 16 on.
+/// Python's `repr` of a float: the shortest digits that read back exactly, in scientific notation
+/// if the exponent is below -4 or at least 16.
 pub(super) fn float(number: f64) -> String {
     if number.is_nan() {
         return "nan".into();
@@ -114,7 +114,7 @@ pub(super) fn float(number: f64) -> String {
 /// `tojson` with the arguments of `transformers`.
 ///
 /// # Errors
-/// Values that JSON cannot represent, and an exhausted budget.
+/// A value that JSON cannot represent, or an exhausted budget or time.
 pub(super) fn to_json(
     state: &mut State<'_, '_>,
     value: &Value,
@@ -150,8 +150,10 @@ pub(super) fn to_json(
 fn part(pair: &Value, index: usize) -> Result<String, Error> {
     let part = pair.get_item_by_index(index)?;
     let text = part.as_str().filter(|text| text.len() <= 64);
-    text.map(str::to_owned)
-        .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "separators are two short strings"))
+    text.map(str::to_owned).ok_or_else(|| {
+        let detail = "tojson: separators must be two strings of at most 64 bytes";
+        Error::new(ErrorKind::InvalidOperation, detail)
+    })
 }
 
 struct Json {
@@ -170,7 +172,7 @@ impl Json {
         depth: usize,
         state: &mut State<'_, '_>,
     ) -> Result<(), Error> {
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             return Err(meter::too_much());
         }
         meter::spend(state, 8 + depth * self.indent.as_ref().map_or(0, String::len))?;
@@ -282,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_are_pythons() {
+    fn floats_match_python() {
         for (number, text) in [
             (1.0, "1.0"),
             (-0.0, "-0.0"),
@@ -299,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_are_pythons() {
+    fn quotes_match_python() {
         for (given, expected) in [
             ("a", "'a'"),
             ("it's", "\"it's\""),

@@ -1,10 +1,10 @@
-//! Pre-tokenizers: how text is split into words before byte-level BPE, by the value of
-//! `tokenizer.ggml.pre`, and llama.cpp's other defaults for that name.
+//! Pre-tokenizers split text into words before byte-level BPE. `tokenizer.ggml.pre` names the
+//! pre-tokenizer; some of llama.cpp's defaults depend on this name too.
 //!
-//! A pre-tokenizer is a list of cuts (`split.rs`). Each splits the words of the previous cut into
-//! matches of a pattern (`patterns.rs`) and the text between matches.
+//! A pre-tokenizer is a list of cuts (`split.rs`). Each cut splits the words of the previous cut
+//! into matches of a pattern (`patterns.rs`) and the text between matches.
 //!
-//! Source: llama.cpp, `llama-vocab.cpp` and `unicode.cpp`, and the tokenizers of the models named.
+//! Source: llama.cpp, `llama-vocab.cpp` and `unicode.cpp`, and the tokenizers of the named models.
 
 mod patterns;
 mod split;
@@ -15,7 +15,7 @@ use split::Cut::{self, Plain, Runs, Thousands, Threes, Words};
 
 pub(super) use split::Splitter;
 
-/// Which words that equal a token are not merged from their bytes.
+/// The words that become one token without merging if the vocabulary has a token for the word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whole {
     None,
@@ -23,18 +23,18 @@ pub(super) enum Whole {
     Newlines,
 }
 
-/// When a begin token is prepended.
+/// Whether a BOS token is prepended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Begin {
-    /// If the file says so.
+    /// Only if the file says so.
     Asked,
     /// Unless the file says otherwise.
     Default,
-    /// Always, whatever the file says.
+    /// Always, even if the file says otherwise.
     Always,
 }
 
-/// One pre-tokenizer.
+/// One pre-tokenizer, with all its names.
 #[derive(Debug)]
 pub(super) struct Pre {
     names: &'static [&'static str],
@@ -51,7 +51,7 @@ const fn pre(names: &'static [&'static str], cuts: &'static [Cut]) -> Pre {
 const DIGITS_GPT2: &[Cut] = &[Plain(DIGIT), Words(GPT2)];
 
 static TABLE: &[Pre] = &[
-    // For files without a name.
+    // For files that do not name a pre-tokenizer.
     pre(
         &["default"],
         &[Plain(r"[\p{P}\$\+<=>\^\~\|]+"), Words(GPT2), Plain(r"\p{N}+"), Plain("[0-9][0-9][0-9]")],
@@ -194,7 +194,7 @@ static TABLE: &[Pre] = &[
     Pre { spelling: Spelling::Marks, ..pre(&["sarvam-moe"], &[Plain(LINES)]) },
 ];
 
-/// The pre-tokenizer with this name.
+/// The pre-tokenizer called `name`.
 ///
 /// # Errors
 /// `UnknownPre`, with the supported names.
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_takes_more_than_its_length_asks() {
+    fn splitting_takes_linear_time() {
         let texts = ["a", " ", "\n", " \n", "1", "'", "中", "\u{300}", "~", "a ", " \t1", "²3"];
         for pre in TABLE {
             let splitter = Splitter::new(pre);
@@ -233,7 +233,7 @@ mod tests {
                 let text = text.repeat((1 << 18) / text.len());
                 let start = std::time::Instant::now();
                 assert!(!splitter.split(&text).is_empty());
-                // Unoptimised code on a shared machine; quadratic code would take minutes.
+                // 5 s allow for unoptimised code on a shared machine; quadratic code takes minutes.
                 let took = start.elapsed();
                 assert!(
                     took.as_secs() < 5,
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_stands_twice() {
+    fn names_are_unique() {
         let mut names: Vec<_> = TABLE.iter().flat_map(|pre| pre.names).collect();
         let all = names.len();
         names.sort();
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_space_of_a_run_goes_with_the_word_after_it() {
+    fn the_last_space_of_a_run_belongs_to_the_next_word() {
         assert_eq!(words("gpt-2", "a   b  "), ["a", "  ", " b", "  "]);
         assert_eq!(words("gpt-2", "a\n\nb\tc"), ["a", "\n", "\n", "b", "\t", "c"]);
         assert_eq!(words("llama-bpe", "a \n\n  b\t1"), ["a", " \n\n", " ", " b", "\t", "1"]);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn jais_cuts_white_space_into_powers_of_two() {
+    fn jais_splits_white_space_into_powers_of_two() {
         assert_eq!(
             words("jais-2", &format!("a{}b", " ".repeat(8))),
             ["a", "    ", "  ", " ", " b"]
@@ -275,11 +275,11 @@ mod tests {
     }
 
     #[test]
-    fn digits_go_in_threes_from_the_right() {
+    fn digits_are_grouped_in_threes_from_the_right() {
         assert_eq!(words("superbpe", "a 12345 b"), ["a ", "12", "345", " b"]);
         assert_eq!(words("superbpe", "²345²6"), ["²", "345²6"]);
         assert_eq!(words("afmoe", "ab1234567"), ["ab", "1", "234", "567"]);
-        // A character before a run goes with its first group: neither space ends its word here.
+        // `Threes` keeps the spaces and the first group together; `Words` then separates them.
         assert_eq!(words("tiny_aya", "a  12"), ["a", " ", " ", "12"]);
     }
 
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_refused_with_the_known_ones() {
+    fn an_unknown_name_is_an_error_that_lists_the_known_names() {
         let said = find("klingon").expect_err("unknown").to_string();
         assert!(said.contains("klingon") && said.contains("llama-bpe") && said.contains("qwen2"));
     }

@@ -1,5 +1,6 @@
-//! The patterns of llama.cpp: case is distinguished in ASCII only. White space that llama.cpp's
-//! ranges would include counts as white space first. The parts that `Cut` appends are omitted.
+//! llama.cpp's patterns. Only ASCII letters have case. White space in llama.cpp's ranges is
+//! excluded, because llama.cpp matches it as white space first. The alternatives that `Cut` appends
+//! are omitted.
 
 macro_rules! short {
     () => {
@@ -53,7 +54,7 @@ pub(super) const GRANITE_97M: &str = concat!(
     short!(),
     r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+"
 );
-/// Refers to classes of upper and lower case, which llama.cpp treats as letters.
+/// The original pattern has classes of upper and lower case; llama.cpp treats both as letters.
 pub(super) const TINY_AYA: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
     short!(),
@@ -83,9 +84,9 @@ pub(super) const NEWLINE: &str = r"[\r\n]";
 pub(super) const LINES: &str = r"[^\n]+|[\n]+";
 pub(super) const HAN_KANA: &str = r"[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+";
 pub(super) const HAN_HANGUL: &str = r"[[\u{800}-\u{9FA5}\u{AC00}-\u{D7FF}]--\s]+";
-/// The third range begins as in llama.cpp, far before the ideographs that it is meant for.
+/// The third range begins as in llama.cpp, far before the compatibility ideographs at U+F900.
 pub(super) const AFMOE_SCRIPTS: &str = r"[\u{4E00}-\u{9FFF}\u{3400}-\u{4DBF}\u{8C48}-\u{FAFF}\u{3040}-\u{309F}\u{30A0}-\u{30FF}\u{FF65}-\u{FF9F}\u{2F00}-\u{2FDF}\u{E40}-\u{E7F}\u{E80}-\u{EFF}\u{1780}-\u{17FF}\u{1000}-\u{109F}\u{AA60}-\u{AA7F}\u{A9E0}-\u{A9FF}\u{1100}-\u{11FF}]+";
-/// The ideographic space is not included in the full-width punctuation either.
+/// ASCII and full-width punctuation, without the ideographic space.
 pub(super) const PUNCTUATION: &str =
     r"\s?[!-/:-\~\u{FF01}-\u{FF0F}\u{FF1A}-\u{FF5E}\u{2018}-\u{201F}\u{3001}\u{3002}]+";
 /// Letters with case, in the Unicode version of DeepSeek's tokenizer.

@@ -1,5 +1,5 @@
-//! Splits text into words in linear time: the `regex` crate runs the patterns, and code here
-//! replaces their look-ahead (`\s+(?!\S)`, groups of digits counted from the right).
+//! Splits text into words in linear time. The `regex` crate runs the patterns; this module
+//! implements their look-ahead (`\s+(?!\S)`, groups of digits counted from the right).
 
 use std::ops::Range;
 
@@ -7,23 +7,23 @@ use regex::{Match, Regex};
 
 use super::Pre;
 
-/// A step of the splitting.
+/// One step of splitting text into words.
 #[derive(Debug)]
 pub(super) enum Cut {
-    /// Into matches and the text between them.
+    /// Splits into matches of the pattern and the text between matches.
     Plain(&'static str),
-    /// The same with `|\s+(?!\S)|\s+` after the pattern: white space without another match is one
-    /// word, except that its last character is left to the following word, if there is one.
+    /// As `Plain`, with `|\s+(?!\S)|\s+` after the pattern: a run of other white space is one word,
+    /// but its last character is left to the next word, if any.
     Words(&'static str),
-    /// The same with `|\s{512}(?!\S)|\s{256}(?!\S)|...|\s{4}(?!\S)|\s{1,2}(?!\S)|\s`.
+    /// As `Plain`, with `|\s{512}(?!\S)|\s{256}(?!\S)|...|\s{4}(?!\S)|\s{1,2}(?!\S)|\s`.
     Runs(&'static str),
-    /// Runs of `\p{N}` into threes from the right; text before a run goes with its first group.
+    /// Groups runs of `\p{N}` in threes from the right. Text before a run joins its first group.
     Threes,
-    /// Before each three ASCII digits counted from the right: `(?=(\d{3})+(?!\d))`.
+    /// Splits before each three ASCII digits counted from the right: `(?=(\d{3})+(?!\d))`.
     Thousands,
 }
 
-/// A pre-tokenizer, compiled.
+/// A compiled pre-tokenizer.
 #[derive(Debug)]
 pub(in crate::tokenizer) struct Splitter {
     steps: Vec<Step>,
@@ -33,7 +33,7 @@ pub(in crate::tokenizer) struct Splitter {
 struct Step {
     how: &'static Cut,
     regex: Regex,
-    /// Whether white space up to a line's end is a match of its own.
+    /// Whether the pattern matches white space up to a line end as a word.
     lines: bool,
 }
 
@@ -42,7 +42,7 @@ impl Splitter {
         Splitter { steps: pre.cuts.iter().map(Step::new).collect() }
     }
 
-    /// Words of `text`: ranges of bytes that cover it without overlap, none empty.
+    /// The words of `text`: non-empty byte ranges that cover the text without overlap.
     pub(in crate::tokenizer) fn split(&self, text: &str) -> Vec<Range<usize>> {
         let whole = 0..text.len();
         let mut words = vec![whole];
@@ -70,7 +70,7 @@ impl Step {
             Cut::Threes => r"\p{N}+".into(),
             Cut::Thousands => "[0-9]{3,}".into(),
         };
-        let regex = Regex::new(&pattern).expect("a test compiles the table");
+        let regex = Regex::new(&pattern).expect("a test compiles every pattern");
         Step { how, regex, lines: pattern.contains(r"\s*[\r\n]") }
     }
 
@@ -89,10 +89,10 @@ impl Step {
                 while let Some(found) = self.regex.find_at(text, at) {
                     word(at..found.start());
                     at = found.start();
-                    let stop = if !self.is_spare(found.as_str()) {
+                    let stop = if !self.is_appended_match(found.as_str()) {
                         found.end()
                     } else if matches!(self.how, Cut::Runs(_)) {
-                        at = in_pieces(text, found, &mut word);
+                        at = split_run(text, found, &mut word);
                         at
                     } else {
                         all_but_the_last(text, found)
@@ -127,9 +127,9 @@ impl Step {
         word(at..text.len());
     }
 
-    /// Whether a match is white space that only the end of the pattern matched: `\s*[\r\n]+`, if
-    /// present in the pattern, goes first and ends a line.
-    fn is_spare(&self, found: &str) -> bool {
+    /// Whether a match is white space that only the appended `\s+` matched. If the pattern contains
+    /// `\s*[\r\n]+`, that alternative matches white space up to a line end first.
+    fn is_appended_match(&self, found: &str) -> bool {
         found.chars().all(char::is_whitespace) && !(self.lines && found.ends_with(['\r', '\n']))
     }
 }
@@ -140,9 +140,9 @@ fn all_but_the_last(text: &str, run: Match<'_>) -> usize {
     if run.end() == text.len() || run.len() == last { run.end() } else { run.end() - last }
 }
 
-/// Splits a run of white space into powers of two, as `Cut::Runs` does without the pattern before
-/// it, and returns the end of the last one.
-fn in_pieces(text: &str, run: Match<'_>, word: &mut impl FnMut(Range<usize>)) -> usize {
+/// Splits a run of white space into words whose lengths are powers of two, as the alternatives of
+/// `Cut::Runs` do, and returns the end of the last word.
+fn split_run(text: &str, run: Match<'_>, word: &mut impl FnMut(Range<usize>)) -> usize {
     let mut at = run.start();
     let mut left = run.as_str().chars().count();
     let follows = usize::from(run.end() < text.len());

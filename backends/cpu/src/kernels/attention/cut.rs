@@ -1,5 +1,5 @@
-//! How attention is split: blocks of heads, tiles of tokens, spans of positions, and the scratch
-//! memory of a worker.
+//! How attention is split into blocks of heads, tiles of tokens and spans of positions; and a
+//! worker's scratch memory.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use hal::op;
 use hal::{BatchShape, KV_BLOCK, Operand, Tensor};
 
 use super::super::Context;
-use crate::buffer::{Reads, Scratch, Span};
+use crate::buffer::{ReadView, Scratch, Span};
 use crate::simd::{CacheKernels, HeadRows, PAD};
 
 /// Positions per span.
@@ -17,19 +17,19 @@ pub(super) const SPAN: usize = 256;
 pub(super) const HEADS: usize = 8;
 /// Maximum number of queries of a tile of several tokens.
 pub(super) const QUERIES: usize = 32;
-/// Up to this number of tokens, programs split the spans over chunks.
+/// Programs of at most this number of tokens compute each span in a separate chunk.
 pub(super) const FEW_TOKENS: usize = 4;
-/// Bytes of a cache row that one chunk of such a program reads, if the row is that long: adjacent
-/// reads are faster.
+/// Bytes of a cache row that one chunk of such a program reads (at most the whole row), because
+/// reading adjacent heads together is faster.
 pub(super) const TOGETHER: usize = 2048;
-/// From this number of queries on, a span's keys and values are converted to F32 once instead of
-/// by each group of queries.
+/// With at least this number of queries, a span's keys and values are converted to F32 once instead
+/// of once per group of queries.
 pub(super) const WIDENED: usize = 9;
 /// Queries that share one read of the values.
 pub(super) const GROUP: usize = 4;
-/// Positions whose keys or values stay in the L1 cache for all queries.
+/// Number of positions per pass, so that their keys or values stay in the L1 cache for all queries.
 pub(super) const NEAR: usize = 16;
-/// The rows of a converted span.
+/// Row indices of a converted span: 0, 1, 2 and so on.
 pub(super) const IN_ORDER: [u32; SPAN] = {
     let mut ids = [0; SPAN];
     let mut i = 0;
@@ -48,16 +48,16 @@ pub(super) struct Cut {
     pub(super) n_shared: usize,
     /// Blocks per key head.
     pub(super) per_group: usize,
-    /// Blocks of a token.
+    /// Blocks per token.
     pub(super) n_blocks: usize,
-    /// Tokens of a tile.
+    /// Tokens per tile.
     pub(super) tile: usize,
     /// Blocks per chunk.
     pub(super) together: usize,
-    /// Values of a head of queries and keys, and their padded number.
+    /// Size of a query or key head, and the same size padded to [`PAD`].
     pub(super) d_head: usize,
     pub(super) width: usize,
-    /// Values of a head of values, and their padded number.
+    /// Size of a value head, and the same size padded to [`PAD`].
     pub(super) d_value: usize,
     pub(super) value_width: usize,
     /// Maximum number of spans of a token.
@@ -89,7 +89,7 @@ impl Cut {
         }
     }
 
-    pub(super) fn hands_out_spans(&self) -> bool {
+    pub(super) fn splits_spans(&self) -> bool {
         self.n_tokens <= FEW_TOKENS
     }
 
@@ -106,16 +106,16 @@ impl Cut {
         self.tile * self.n_shared.min(HEADS)
     }
 
-    /// Number of chunks that the blocks form.
-    pub(super) fn pieces(&self) -> usize {
+    /// Number of groups of `together` blocks; a chunk computes one such group.
+    pub(super) fn n_block_groups(&self) -> usize {
         self.n_blocks.div_ceil(self.together)
     }
 }
 
 /// Workspace of the op.
 pub(in super::super) struct Spans {
-    /// Partial results of spans, a row per token, span and block: largest scores, sums, weighted
-    /// values.
+    /// Partial results, one row per token, block and span: the queries' largest scores and sums of
+    /// weights, then their weighted values.
     pub(super) parts: Span<f32>,
     /// Per worker: queries, scores, their maxima and sums, weighted values, and a span of keys or
     /// values as F32.
@@ -130,7 +130,7 @@ impl Spans {
     ) -> Spans {
         let cut = Cut::new(op);
         let parts =
-            if cut.hands_out_spans() { cut.n_tokens * cut.n_blocks * cut.max_spans } else { 0 };
+            if cut.splits_spans() { cut.n_tokens * cut.n_blocks * cut.max_spans } else { 0 };
         let n = cut.queries() * cut.together;
         let widest = cut.width.max(cut.value_width);
         let widened = if cut.queries() >= WIDENED { SPAN * widest } else { 0 };
@@ -142,10 +142,10 @@ impl Spans {
     }
 }
 
-/// One half of the cache: keys or values.
+/// The keys or the values of the KV cache.
 #[derive(Debug)]
-pub(super) struct Half {
-    pub(super) rows: Reads<u8>,
+pub(super) struct KeysOrValues {
+    pub(super) rows: ReadView<u8>,
     /// Bytes of a head.
     pub(super) len: usize,
     pub(super) d_head: usize,
@@ -153,12 +153,12 @@ pub(super) struct Half {
     pub(super) is_f32: bool,
 }
 
-impl Half {
-    pub(super) fn new(tensor: &Tensor, d_head: usize, context: &Context<'_>) -> Half {
+impl KeysOrValues {
+    pub(super) fn new(tensor: &Tensor, d_head: usize, context: &Context<'_>) -> KeysOrValues {
         let format = tensor.desc().format;
-        Half {
+        KeysOrValues {
             rows: context.bind.read(tensor),
-            len: format.row_bytes(d_head).expect("checked: heads are whole blocks"),
+            len: format.row_bytes(d_head).expect("hal checks that heads are whole blocks"),
             d_head,
             kernels: context.simd.cache(format),
             is_f32: format == Format::F32,
@@ -183,8 +183,8 @@ impl Half {
     }
 }
 
-/// Tokens of one sequence with some blocks of heads. Its queries are ordered by block, then by
-/// token.
+/// Some tokens of one sequence and some blocks of heads. The tile's queries are ordered by block,
+/// then by token.
 #[derive(Clone, Debug)]
 pub(super) struct Tile {
     pub(super) tokens: Range<usize>,
@@ -201,21 +201,21 @@ pub(super) struct Work<'a> {
     pub(super) widened: &'a mut [f32],
 }
 
-/// Keys or values of consecutive positions of a span.
+/// Consecutive positions of a span.
 #[derive(Clone, Copy)]
 pub(super) struct Positions<'a> {
     /// The first position, relative to the start of the span.
     pub(super) first: usize,
-    /// Their cache rows.
+    /// The cache rows of the positions.
     pub(super) ids: &'a [u32],
-    /// Number of queries that use them, by block.
+    /// Number of queries per block that read the positions.
     pub(super) n_queries: usize,
 }
 
 impl<'a> Positions<'a> {
-    /// Splits into ranges small enough to stay in the L1 cache: positions, their rows, and the
-    /// rows after them.
-    pub(super) fn pieces(self) -> impl Iterator<Item = (Range<usize>, &'a [u32], &'a [u32])> {
+    /// Splits the positions into ranges that stay in the L1 cache. An item is a range, its cache
+    /// rows, and the rows after the range (to prefetch).
+    pub(super) fn l1_ranges(self) -> impl Iterator<Item = (Range<usize>, &'a [u32], &'a [u32])> {
         let end = self.first + self.ids.len();
         (self.first / NEAR..end.div_ceil(NEAR)).map(move |i| {
             let at = self.first.max(i * NEAR)..end.min((i + 1) * NEAR);

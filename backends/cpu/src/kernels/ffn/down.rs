@@ -1,20 +1,20 @@
-//! Down matrices with one row per neuron: weighted sums of a few of their rows.
+//! Down matrices with one row per neuron: weighted sums of the active neurons' rows.
 
 use hal::format::TransposedLayout;
 use hal::{Operand, Tensor};
 
 use super::is_transposed;
-use crate::buffer::Reads;
+use crate::buffer::ReadView;
 use crate::kernels::Context;
 use crate::simd::{SumRowsFn, TransposedFn};
 
 /// A down matrix with one row per neuron.
 #[derive(Debug)]
 pub(super) enum ByNeuron {
-    /// Stored in this orientation.
-    Rows { rows: Reads<u8>, sum: SumRowsFn },
-    /// Transposed from a file's matrix.
-    Transposed { layout: TransposedLayout, bytes: Reads<u8>, first: u32, sum: TransposedFn },
+    /// The file stores one row per neuron.
+    Rows { rows: ReadView<u8>, sum: SumRowsFn },
+    /// The matrix of the file, transposed at import.
+    Transposed { layout: TransposedLayout, bytes: ReadView<u8>, first: u32, sum: TransposedFn },
 }
 
 impl ByNeuron {
@@ -29,7 +29,7 @@ impl ByNeuron {
         }
     }
 
-    /// `y += sum of h * row` over `values`, pairs of row and `h`.
+    /// Adds the sum of `h * row` to `y`; `values` are pairs of a row id and `h`.
     pub(super) fn add(&self, values: &[(u32, f32)], y: &mut [f32]) {
         match self {
             ByNeuron::Rows { rows, sum } => sum(rows.matrix(), values, y),
@@ -37,8 +37,7 @@ impl ByNeuron {
                 sum(layout, bytes.all(), values, y);
             }
             ByNeuron::Transposed { layout, bytes, first, sum } => {
-                // For a view that does not begin at the first slot: shifts the ids, a few at a
-                // time.
+                // The view does not begin at the first slot, so the ids are shifted, 64 at a time.
                 for values in values.chunks(64) {
                     let mut shifted = [(0, 0.0); 64];
                     for (to, &(id, h)) in shifted.iter_mut().zip(values) {

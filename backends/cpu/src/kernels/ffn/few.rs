@@ -1,36 +1,36 @@
-//! Decode and small batches: slices of a group's rows for the tokens that use it (gate, test, up,
-//! and, if down has one row per neuron, its rows added to the slice's own sum), then the sums in
-//! the order of the slices.
+//! Decode and small batches. A chunk computes one slice of an expert's rows for the tokens that use
+//! the expert: gate, the activity test, then up. If down has one row per neuron, the chunk also
+//! sums the active neurons' rows of down. A last step adds the slices' sums in order.
 //!
-//! Slices depend on sizes alone, so that neither a list's length nor other tokens change a token's
-//! sum.
+//! Slices depend only on the sizes of the matrices, so that neither the length of a row list nor
+//! the other tokens change a token's result.
 
 use std::ops::Range;
 
 use hal::format::Q8_BLOCK;
 use hal::op::{Skip, UnionCounts};
 
+use super::super::nth_range;
 use super::super::operand::Weight;
-use super::super::piece;
 use super::cut::{SLICE, TILE};
-use super::groups::GroupChunk;
-use super::list::wants;
-use super::wanted::{Inputs, Projection, Wanted};
+use super::experts::ExpertChunk;
+use super::list::membership_bit;
+use super::needed_rows::{Inputs, NeededRows, Projection};
 use super::{Output, SparseFfn};
 use crate::simd::RowIds;
 
-/// Counts of a slice, in the order of [`UnionCounts`].
+/// Number of counts per slice; they are in the order of [`UnionCounts`].
 pub(super) const N_COUNTS: usize = UnionCounts::N;
 /// Columns per chunk when sums are merged.
 const COLS: usize = 512;
 
 /// Active neurons per token: `(row, h)`.
-struct Carried<const N: usize> {
+struct ActiveRows<const N: usize> {
     values: [[(u32, f32); SLICE]; N],
     len: [usize; N],
 }
 
-/// The tokens whose bits are set, ascending.
+/// Indices of the set bits, ascending.
 fn tokens_of(mut bits: u16) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let token = (bits != 0).then(|| bits.trailing_zeros() as usize);
@@ -40,10 +40,10 @@ fn tokens_of(mut bits: u16) -> impl Iterator<Item = usize> {
 }
 
 impl SparseFfn {
-    /// Chunks of a step except the first step.
+    /// Number of chunks of a step other than the first.
     pub(super) fn few_chunks(&self, step: usize, tokens: &Range<usize>) -> usize {
         match (step, &self.output) {
-            (1, _) => self.groups.n_chunks(),
+            (1, _) => self.experts.n_chunks(),
             (2, _) => 0,
             (_, Output::ByNeuron { .. }) => tokens.len() * self.cut.n_out.div_ceil(COLS),
             (_, Output::Across { rows, .. }) => self.cut.n_out.div_ceil(*rows),
@@ -54,10 +54,10 @@ impl SparseFfn {
         if step > 1 {
             return self.few_finish(tokens, chunk);
         }
-        let whole = self.groups.chunk(chunk);
-        let rows = piece(whole.index, self.cut.slice, whole.rows.len());
+        let whole = self.experts.chunk(chunk);
+        let rows = nth_range(whole.index, self.cut.slice, whole.rows.len());
         let rows = whole.rows.start + rows.start..whole.rows.start + rows.end;
-        let part = GroupChunk { rows, ..whole };
+        let part = ExpertChunk { rows, ..whole };
         match part.slots.len() {
             1 => self.slice::<1>(&part, tokens),
             2..=4 => self.slice::<4>(&part, tokens),
@@ -66,18 +66,19 @@ impl SparseFfn {
     }
 
     /// The rows of a slice that any token needs.
-    fn wanted(&self, part: &GroupChunk<'_>, tile: &Range<usize>) -> Wanted {
-        let mut wanted = Wanted::none(self.list.is_none());
+    fn needed_rows(&self, part: &ExpertChunk<'_>, tile: &Range<usize>) -> NeededRows {
+        let mut wanted = NeededRows::none(self.list.is_none());
         match &self.list {
             None => {
                 let all = (1u32 << part.slots.len()).wrapping_sub(1) as u16;
                 part.rows.clone().for_each(|id| wanted.push(id as u32, all));
             }
             Some(list) => {
-                let slice = self.groups.slice(part.group, part.index);
+                let slice = self.experts.slice(part.expert, part.index);
                 list.for_rows(slice, &part.rows, &mut |id, members| {
                     let tokens = part.slots.iter().map(|&slot| tile.start + slot as usize);
-                    let bits = tokens.zip(0..).map(|(t, i)| (wants(members, t) as u16) << i);
+                    let bits =
+                        tokens.zip(0..).map(|(t, i)| (membership_bit(members, t) as u16) << i);
                     let own = bits.fold(0, |own, bit| own | bit);
                     if own != 0 {
                         wanted.push(id, own);
@@ -92,7 +93,7 @@ impl SparseFfn {
     fn inputs<const N: usize>(
         &self,
         weight: &Weight,
-        part: &GroupChunk<'_>,
+        part: &ExpertChunk<'_>,
         tile: &Range<usize>,
     ) -> Inputs<'_, N> {
         let last = part.slots.len() - 1;
@@ -103,12 +104,13 @@ impl SparseFfn {
         Inputs { xs, n: part.slots.len() }
     }
 
-    /// Gate, test and up of a slice, for up to `N` tokens.
-    fn values<const N: usize>(&self, part: &GroupChunk<'_>, tile: &Range<usize>) -> Carried<N> {
-        let wanted = self.wanted(part, tile);
+    /// Computes gate, the activity test and up of a slice for up to `N` tokens; returns the values
+    /// of the active neurons.
+    fn values<const N: usize>(&self, part: &ExpertChunk<'_>, tile: &Range<usize>) -> ActiveRows<N> {
+        let wanted = self.needed_rows(part, tile);
         let n = part.slots.len();
-        let mut carried = Carried { values: [[(0, 0.0); SLICE]; N], len: [0; N] };
-        let mut kept = Wanted::none(false);
+        let mut active_rows = ActiveRows { values: [[(0, 0.0); SLICE]; N], len: [0; N] };
+        let mut kept = NeededRows::none(false);
         let mut tests = [[0.0f32; N]; SLICE];
         let up = Projection { weight: &self.up, bias: self.bias_up.as_ref() };
         let first = match &self.gate {
@@ -118,60 +120,66 @@ impl SparseFfn {
         let inputs = self.inputs(first.weight, part, tile);
         let dense_from = self.dense_from;
         let mut dense = u32::from(first.is_dense(&wanted, &part.rows, &inputs, dense_from));
-        first.for_wanted(&wanted, &part.rows, &inputs, dense_from, |i, products: &[f32; N]| {
-            let (id, mut passing) = (wanted.ids[i], 0);
-            for token in tokens_of(wanted.tokens[i]) {
-                passing |= u16::from(self.passes(id, products[token])) << token;
-            }
-            if passing != 0 {
-                tests[kept.len] = *products;
-                kept.push(id, passing);
-            }
-        });
+        first.for_needed_rows(
+            &wanted,
+            &part.rows,
+            &inputs,
+            dense_from,
+            |i, products: &[f32; N]| {
+                let (id, mut passing) = (wanted.ids[i], 0);
+                for token in tokens_of(wanted.tokens[i]) {
+                    passing |= u16::from(self.passes(id, products[token])) << token;
+                }
+                if passing != 0 {
+                    tests[kept.len] = *products;
+                    kept.push(id, passing);
+                }
+            },
+        );
         kept.is_run = wanted.is_run && kept.len == wanted.len;
-        // Active neurons, compacted.
+        // Test values and ups of the active neurons, compacted.
         let mut pairs = [[[0.0f32; SLICE]; 2]; N];
-        let mut carry = |i: usize, up: &[f32; N]| {
+        let mut push_active = |i: usize, up: &[f32; N]| {
             for token in tokens_of(kept.tokens[i]) {
-                let at = carried.len[token];
-                carried.values[token][at].0 = kept.ids[i];
+                let at = active_rows.len[token];
+                active_rows.values[token][at].0 = kept.ids[i];
                 (pairs[token][0][at], pairs[token][1][at]) = (tests[i][token], up[token]);
-                carried.len[token] += 1;
+                active_rows.len[token] += 1;
             }
         };
         match self.gate {
             Some(_) => {
                 let inputs = self.inputs(up.weight, part, tile);
                 dense += u32::from(up.is_dense(&kept, &part.rows, &inputs, dense_from));
-                up.for_wanted(&kept, &part.rows, &inputs, dense_from, carry);
+                up.for_needed_rows(&kept, &part.rows, &inputs, dense_from, push_active);
             }
-            None => (0..kept.len).for_each(|i| carry(i, &[0.0; N])),
+            None => (0..kept.len).for_each(|i| push_active(i, &[0.0; N])),
         }
         if N > 1 {
             let (n_rows, n_matrices) = (part.rows.len() as u32, 1 + u32::from(self.gate.is_some()));
-            let slice = self.groups.slice(part.group, part.index);
+            let slice = self.experts.slice(part.expert, part.index);
             let counts = [n_rows, kept.len as u32, n_matrices * n_rows, dense * n_rows];
             let at = slice * N_COUNTS..(slice + 1) * N_COUNTS;
             self.slice_counts.part(0, at).copy_from_slice(&counts);
         }
         for (token, [tests, ups]) in pairs.iter_mut().enumerate().take(n) {
-            let n = carried.len[token];
+            let n = active_rows.len[token];
             self.neurons.values(&mut tests[..n], &mut ups[..n]);
-            let weight = self.groups.weight(part.group, tile.start + part.slots[token] as usize);
-            for ((_, value), h) in carried.values[token][..n].iter_mut().zip(tests) {
+            let weight = self.experts.weight(part.expert, tile.start + part.slots[token] as usize);
+            for ((_, value), h) in active_rows.values[token][..n].iter_mut().zip(tests) {
                 *value = *h * weight;
             }
         }
-        carried
+        active_rows
     }
 
-    fn slice<const N: usize>(&self, part: &GroupChunk<'_>, tile: &Range<usize>) {
-        let carried = self.values::<N>(part, tile);
+    fn slice<const N: usize>(&self, part: &ExpertChunk<'_>, tile: &Range<usize>) {
+        let active_rows = self.values::<N>(part, tile);
         for (token, pair) in part.pairs.clone().enumerate() {
-            let values = &carried.values[token][..carried.len[token]];
-            self.carried.part(pair, part.index..part.index + 1)[0] = values.len() as u32;
+            let values = &active_rows.values[token][..active_rows.len[token]];
+            self.n_active.part(pair, part.index..part.index + 1)[0] = values.len() as u32;
             if let Some(hits) = &self.hits {
-                // A row is in exactly one slice, and a slice is one chunk, so that no other chunk
+                // Each row is in exactly one slice, and each slice in one chunk, so no other chunk
                 // writes these entries.
                 let hits = hits.part(0, part.rows.clone());
                 values.iter().for_each(|(id, _)| hits[*id as usize - part.rows.start] += 1.0);
@@ -189,8 +197,8 @@ impl SparseFfn {
                         placed[id as usize - part.rows.start] = value;
                     }
                     let (first, placed) = (part.index * self.cut.slice, &placed[..part.rows.len()]);
-                    if acts.rounds() {
-                        acts.round_part(placed, pair, first / Q8_BLOCK);
+                    if acts.quantizes() {
+                        acts.quantize_part(placed, pair, first / Q8_BLOCK);
                     } else {
                         h.part(pair, first..first + placed.len()).copy_from_slice(placed);
                     }
@@ -199,16 +207,16 @@ impl SparseFfn {
         }
     }
 
-    /// Sums and biases for some columns of y.
+    /// Writes some columns of y: the slices' sums, and the biases.
     fn few_finish(&self, tokens: &Range<usize>, chunk: usize) {
         match &self.output {
             Output::ByNeuron { partial, .. } => {
                 let n_pieces = self.cut.n_out.div_ceil(COLS);
                 let slot = chunk / n_pieces;
-                let cols = piece(chunk % n_pieces, COLS, self.cut.n_out);
-                let y = self.begin(tokens.start + slot, slot, &cols);
-                for pair in self.groups.of_token(slot) {
-                    let slices = self.carried_of(pair);
+                let cols = nth_range(chunk % n_pieces, COLS, self.cut.n_out);
+                let y = self.init_output(tokens.start + slot, slot, &cols);
+                for pair in self.experts.pairs_of_token(slot) {
+                    let slices = self.n_active_of(pair);
                     for (slice, _) in slices.iter().enumerate().filter(|(_, n)| **n > 0) {
                         let part = partial.reads_row(pair * self.cut.group_slices + slice);
                         y.iter_mut().zip(&part[cols.clone()]).for_each(|(y, v)| *y += v);
@@ -216,11 +224,11 @@ impl SparseFfn {
                 }
             }
             Output::Across { rows, .. } => {
-                self.few_product(tokens, &piece(chunk, *rows, self.cut.n_out));
+                self.few_product(tokens, &nth_range(chunk, *rows, self.cut.n_out));
             }
         }
         if let (Some(union), 0) = (&self.union, chunk) {
-            // Whole numbers first: F32 drops small summands of a large sum.
+            // The counts are added as integers first: a large F32 sum would lose small summands.
             let mut counts = [0u32; N_COUNTS];
             for slice in self.slice_counts.reads_row(0).chunks_exact(N_COUNTS) {
                 counts.iter_mut().zip(slice).for_each(|(sum, n)| *sum += *n);
@@ -230,33 +238,34 @@ impl SparseFfn {
         if chunk == 0 {
             let active = self.active.part(0, tokens.clone());
             for (slot, active) in active.iter_mut().enumerate() {
-                let pairs = self.groups.of_token(slot);
-                *active +=
-                    pairs.map(|pair| self.carried_of(pair).iter().sum::<u32>()).sum::<u32>() as f32;
+                let pairs = self.experts.pairs_of_token(slot);
+                *active += pairs.map(|pair| self.n_active_of(pair).iter().sum::<u32>()).sum::<u32>()
+                    as f32;
             }
         }
     }
 
     /// Number of active neurons in each slice of a pair.
-    fn carried_of(&self, pair: usize) -> &[u32] {
-        let group = self.groups.group(pair);
-        let n_slices = self.groups.slice(group + 1, 0) - self.groups.slice(group, 0);
-        &self.carried.reads_row(pair)[..n_slices]
+    fn n_active_of(&self, pair: usize) -> &[u32] {
+        let expert = self.experts.expert(pair);
+        let n_slices = self.experts.slice(expert + 1, 0) - self.experts.slice(expert, 0);
+        &self.n_active.reads_row(pair)[..n_slices]
     }
 
-    /// Some rows of a down matrix with one row per output times the neurons' values, group by
-    /// group.
+    /// Multiplies rows `cols` of a down matrix with one row per output by the neurons' values and
+    /// adds the products to y, expert by expert.
     fn few_product(&self, tokens: &Range<usize>, cols: &Range<usize>) {
         let Output::Across { down, acts, .. } = &self.output else { return };
         for slot in 0..tokens.len() {
-            self.begin(tokens.start + slot, slot, cols);
+            self.init_output(tokens.start + slot, slot, cols);
         }
-        for part in self.groups.runs(0..self.groups.n_pairs()).filter(|part| !part.rows.is_empty())
+        for part in
+            self.experts.expert_runs(0..self.experts.n_pairs()).filter(|part| !part.rows.is_empty())
         {
             let first = self.matrix_of(&part) + cols.start;
             for (four, slots) in part.pairs.clone().step_by(4).zip(part.slots.chunks(4)) {
                 let pairs = four..four + slots.len();
-                let xs = acts.four(down.activation, pairs.clone(), pairs.start);
+                let xs = acts.four_rows(down.activation, pairs.clone(), pairs.start);
                 let mut ys = slots
                     .iter()
                     .map(|&slot| self.y.part(tokens.start + slot as usize, cols.clone()));
@@ -269,11 +278,11 @@ impl SparseFfn {
         }
     }
 
-    /// Whether a neuron is active by its test value.
+    /// Whether neuron `id` with test value `test` is active.
     #[inline]
     pub(super) fn passes(&self, id: u32, test: f32) -> bool {
-        // Written so that NaN passes.
-        let below = |limit: f32| self.neurons.activated(test).abs() < limit;
+        // The comparisons are negated, so that NaN counts as active.
+        let below = |limit: f32| self.neurons.activate(test).abs() < limit;
         !match self.skip {
             Skip::Never | Skip::GaussianCut(_) => false,
             Skip::NotPositive => test <= 0.0,

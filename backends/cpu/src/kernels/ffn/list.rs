@@ -1,28 +1,28 @@
-//! The rows that a step needs: lists with membership bits.
+//! Row lists: the rows that a step needs, with one membership bit per token.
 
 use std::ops::Range;
 
 use hal::{RowSet, Tensor};
 
-use crate::buffer::{Reads, Writes};
+use crate::buffer::{ReadView, WriteView};
 use crate::kernels::Context;
 
-/// Marks a list whose rows are not grouped by slice.
+/// First entry of `starts` for a list whose rows are not in slice order.
 const UNORDERED: u32 = u32::MAX;
 
 /// A row set on this device.
 #[derive(Debug)]
 pub(super) struct List {
-    ids: Reads<u32>,
-    count: Reads<u32>,
-    members: Reads<u32>,
-    /// Start of each slice in the list; the first is [`UNORDERED`] if slots were refilled out of
-    /// order.
-    starts: Writes<u32>,
+    ids: ReadView<u32>,
+    count: ReadView<u32>,
+    members: ReadView<u32>,
+    /// Start of each slice in the list. The first entry is [`UNORDERED`] if rows are not in slice
+    /// order, which happens after slots were refilled.
+    starts: WriteView<u32>,
 }
 
 impl List {
-    pub(super) fn new(set: &RowSet<Tensor>, starts: Writes<u32>, context: &Context<'_>) -> List {
+    pub(super) fn new(set: &RowSet<Tensor>, starts: WriteView<u32>, context: &Context<'_>) -> List {
         List {
             ids: context.bind.read(&set.ids),
             count: context.bind.read(&set.count),
@@ -36,7 +36,7 @@ impl List {
         &ids[..ids.len().min(self.count.all()[0] as usize)]
     }
 
-    /// Records where the slices with these first rows begin.
+    /// Finds where each slice begins in the list; `first_rows` are the first rows of the slices.
     pub(super) fn index(&self, first_rows: &[u32]) {
         let (ids, starts) = (self.ids(), self.starts.row(0));
         let mut slice = 0;
@@ -53,8 +53,8 @@ impl List {
         starts[slice..].fill(ids.len() as u32);
     }
 
-    /// Calls `f` with each listed row of `rows`, a range within one slice, and the membership bits
-    /// of its tokens.
+    /// Calls `f(id, members)` for each listed row in `rows`, a range within one slice; `members`
+    /// are the row's membership bits.
     pub(super) fn for_rows(
         &self,
         slice: usize,
@@ -78,6 +78,6 @@ impl List {
 }
 
 /// Token `t`'s membership bit of a row.
-pub(super) fn wants(members: &[u32], t: usize) -> u32 {
+pub(super) fn membership_bit(members: &[u32], t: usize) -> u32 {
     members[t / 32] >> (t % 32) & 1
 }

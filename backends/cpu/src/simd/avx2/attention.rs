@@ -1,4 +1,4 @@
-//! Attention over the cache.
+//! Attention over the KV cache.
 
 use super::vector::*;
 

@@ -8,7 +8,7 @@ use super::super::ActView;
 use super::super::rows::Row;
 use super::super::tile::{for_tiles, q3_scales, six_bits};
 use super::vector::{load_bytes, load_quarter, look_up, one_scale, store_ps};
-use super::{Products, Sixteens, totals, vector};
+use super::{Products, SubBlockProducts, totals, vector};
 
 /// The scales and minimums of one Q4_K or Q5_K block, multiplied by `d` and `dmin`.
 #[inline]
@@ -57,13 +57,13 @@ pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
         let mins = Some([first.1, second.1]);
         let mut products = Products::new([first.0, second.0], mins, x);
         for half in 0..2 {
-            // Bit 0 of each byte belongs to the next group.
-            let mut fifths = load_bytes(tile, 176 * half + 16);
+            // Bit 0 of each byte is the high bit of a code of the next group.
+            let mut high_bits = load_bytes(tile, 176 * half + 16);
             for i in 0..4 {
                 for (k, low) in nibbles(tile, 176 * half + 48 + 32 * i).into_iter().enumerate() {
-                    let fifth = _mm256_and_si256(fifths, _mm256_set1_epi8(1));
-                    let codes = _mm256_or_si256(low, _mm256_slli_epi16::<4>(fifth));
-                    fifths = _mm256_srli_epi16::<1>(fifths);
+                    let high_bit = _mm256_and_si256(high_bits, _mm256_set1_epi8(1));
+                    let codes = _mm256_or_si256(low, _mm256_slli_epi16::<4>(high_bit));
+                    high_bits = _mm256_srli_epi16::<1>(high_bits);
                     products.add(8 * half + 2 * i + k, codes, x);
                 }
             }
@@ -94,7 +94,7 @@ pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
         for half in 0..2 {
             let block = &tile[210 * half..][..210];
             let scales = sixteen_scales(&block[192..208], one_scale(&block[208..]));
-            let mut products = Sixteens::new(half, &scales, x);
+            let mut products = SubBlockProducts::new(half, &scales, x);
             for (i, codes) in six_bit_codes(block).into_iter().enumerate() {
                 products.add_signed(i, codes, x);
             }
@@ -104,7 +104,7 @@ pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     totals(acc)
 }
 
-/// The bit pairs of 64 bytes, those of the first 32 first.
+/// The bit pairs of 64 bytes, first of bytes 0 to 31.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn bit_pairs(bytes: &[u8]) -> [__m256i; 8] {
@@ -126,14 +126,14 @@ pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     for_tiles::<{ 2 * 84 }, N>(row, x, |tile, x| {
         for half in 0..2 {
             let block = &tile[84 * half..][..84];
-            // Each byte has a scale in its low and a minimum in its high nibble.
+            // The low nibble of each byte is a scale, the high nibble a minimum.
             let both = vector::load_half(block, 0);
             let low = _mm_and_si128(both, _mm_set1_epi8(15));
             let high = _mm_and_si128(_mm_srli_epi16::<4>(both), _mm_set1_epi8(15));
             let [low, high] = [low, high].map(|v| vector::bytes_of(v));
             let scales = sixteen_scales(&low, one_scale(&block[80..]));
             let mins = sixteen_scales(&high, one_scale(&block[82..]));
-            let mut products = Sixteens::new(half, &scales, x);
+            let mut products = SubBlockProducts::new(half, &scales, x);
             for (i, codes) in bit_pairs(&block[16..80]).into_iter().enumerate() {
                 products.add(i, codes, &mins, x);
             }
@@ -152,16 +152,17 @@ pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
             let block = &tile[110 * half..][..110];
             let scales = q3_scales(&block[96..108]);
             let scales = sixteen_scales(bytemuck::cast_slice(&scales), one_scale(&block[108..]));
-            let mut products = Sixteens::new(half, &scales, x);
-            // Bit 2 of each byte belongs to the next 32 values: bit i of the file's byte.
-            let thirds = load_bytes(block, 0);
-            let mut low = _mm256_slli_epi16::<2>(thirds);
-            let mut high = _mm256_srli_epi16::<2>(thirds);
+            let mut products = SubBlockProducts::new(half, &scales, x);
+            // The high bits of the codes are shifted so that bit 2 of each byte belongs to the next
+            // 32 codes; in the file, bit i belongs to the codes from 32 * i on.
+            let high_bits = load_bytes(block, 0);
+            let mut low = _mm256_slli_epi16::<2>(high_bits);
+            let mut high = _mm256_srli_epi16::<2>(high_bits);
             for (i, pairs) in bit_pairs(&block[32..96]).into_iter().enumerate() {
-                let thirds = if i < 4 { &mut low } else { &mut high };
-                let third = _mm256_and_si256(*thirds, _mm256_set1_epi8(4));
-                *thirds = _mm256_srli_epi16::<1>(*thirds);
-                let codes = _mm256_or_si256(pairs, third);
+                let high_bits = if i < 4 { &mut low } else { &mut high };
+                let high_bit = _mm256_and_si256(*high_bits, _mm256_set1_epi8(4));
+                *high_bits = _mm256_srli_epi16::<1>(*high_bits);
+                let codes = _mm256_or_si256(pairs, high_bit);
                 products.add_signed(i, _mm256_sub_epi8(codes, _mm256_set1_epi8(4)), x);
             }
             products.add_to(&mut acc);
@@ -200,7 +201,7 @@ pub(super) fn iq4_xs<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32;
     totals(acc)
 }
 
-/// The signed codes of a Q6_K block, 32 in a register.
+/// The signed codes of a Q6_K block, 32 per register.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn six_bit_codes(block: &[u8]) -> [__m256i; 8] {

@@ -8,27 +8,27 @@ use super::super::ActView;
 use super::super::rows::Row;
 use super::super::tile::for_tiles;
 use super::vector::{load_bytes, look_up, nibbles};
-use super::{Products, scales_apart, totals};
+use super::{Products, strided_scales, totals};
 
-/// The codes of a block whose fifth bits begin at `at`, followed by its nibbles.
+/// The 5-bit codes of a block: the high bits begin at `at`, and the nibbles follow them.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn five_bits(tile: &[u8], at: usize) -> __m256i {
-    let fifths = i32::from_le_bytes([tile[at], tile[at + 1], tile[at + 2], tile[at + 3]]);
-    // Each byte of fifth bits is broadcast to eight bytes.
+    let high_bits = i32::from_le_bytes([tile[at], tile[at + 1], tile[at + 2], tile[at + 3]]);
+    // Each byte of high bits is broadcast to eight bytes.
     let each =
         _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0);
-    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(fifths), each);
+    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(high_bits), each);
     let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
     let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
-    let fifth = _mm256_and_si256(set, _mm256_set1_epi8(16));
-    _mm256_or_si256(nibbles(tile, at + 4), fifth)
+    let high_bit = _mm256_and_si256(set, _mm256_set1_epi8(16));
+    _mm256_or_si256(nibbles(tile, at + 4), high_bit)
 }
 
-/// The scales of 16 blocks of MXFP4: [`super::super::tile::e8m0_normal`].
+/// The scales of 16 MXFP4 blocks, as in [`super::super::tile::e8m0_normal`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn exponents_apart(tile: &[u8]) -> [__m256; 2] {
+fn mxfp4_scales(tile: &[u8]) -> [__m256; 2] {
     let byte = |i: usize| tile[17 * i] as i8;
     let eight = |i: usize| {
         let (a, b, c, d) = (byte(i), byte(i + 1), byte(i + 2), byte(i + 3));
@@ -40,13 +40,14 @@ fn exponents_apart(tile: &[u8]) -> [__m256; 2] {
     [eight(0), eight(8)]
 }
 
-/// The scales and the minimums of 16 blocks of `STRIDE` bytes that begin with `d` and `m`.
+/// The scales and the negated minimums of 16 blocks of `STRIDE` bytes, which begin with `d` and
+/// `m`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn scales_and_mins<const STRIDE: usize>(tile: &[u8]) -> ([__m256; 2], [__m256; 2]) {
-    let mins = scales_apart::<STRIDE>(&tile[2..]);
+    let mins = strided_scales::<STRIDE>(&tile[2..]);
     let negated = mins.map(|m| _mm256_sub_ps(_mm256_setzero_ps(), m));
-    (scales_apart::<STRIDE>(tile), negated)
+    (strided_scales::<STRIDE>(tile), negated)
 }
 
 #[inline]
@@ -54,7 +55,7 @@ fn scales_and_mins<const STRIDE: usize>(tile: &[u8]) -> ([__m256; 2], [__m256; 2
 pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
-        let mut products = Products::new(scales_apart::<18>(tile), None, x);
+        let mut products = Products::new(strided_scales::<18>(tile), None, x);
         for i in 0..16 {
             let codes = _mm256_sub_epi8(nibbles(tile, 18 * i + 2), _mm256_set1_epi8(8));
             products.add_signed(i, codes, x);
@@ -84,7 +85,7 @@ pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 34 }, N>(row, x, |tile, x| {
-        let mut products = Products::new(scales_apart::<34>(tile), None, x);
+        let mut products = Products::new(strided_scales::<34>(tile), None, x);
         for i in 0..16 {
             products.add_signed(i, load_bytes(tile, 34 * i + 2), x);
         }
@@ -98,7 +99,7 @@ pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 22 }, N>(row, x, |tile, x| {
-        let mut products = Products::new(scales_apart::<22>(tile), None, x);
+        let mut products = Products::new(strided_scales::<22>(tile), None, x);
         for i in 0..16 {
             let codes = _mm256_sub_epi8(five_bits(tile, 22 * i + 2), _mm256_set1_epi8(16));
             products.add_signed(i, codes, x);
@@ -128,7 +129,7 @@ pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
-        let mut products = Products::new(scales_apart::<18>(tile), None, x);
+        let mut products = Products::new(strided_scales::<18>(tile), None, x);
         for i in 0..16 {
             products.add_signed(i, look_up(&IQ4_CODES, nibbles(tile, 18 * i + 2)), x);
         }
@@ -142,7 +143,7 @@ pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32;
 pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 17 }, N>(row, x, |tile, x| {
-        let mut products = Products::new(exponents_apart(tile), None, x);
+        let mut products = Products::new(mxfp4_scales(tile), None, x);
         for i in 0..16 {
             products.add_signed(i, look_up(&E2M1_CODES, nibbles(tile, 17 * i + 1)), x);
         }

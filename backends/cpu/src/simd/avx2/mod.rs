@@ -1,10 +1,11 @@
 //! AVX2 with FMA and F16C: a block of 32 codes is one register.
 //!
-//! `vpmaddubsw` needs one unsigned operand: unsigned codes are used directly, signed ones move
-//! their sign to the activations. Two products of at most 128 * 127 fit in 16 bits.
+//! `vpmaddubsw` needs one unsigned operand. Unsigned codes are used directly. The magnitudes of
+//! signed codes are multiplied by activations that carry the codes' signs. The sum of two products
+//! of at most 128 * 127 fits in 16 bits.
 //!
-//! Every function here requires the features that [`detected`] checks; `TABLE` is returned only
-//! after that.
+//! Every function in this module requires the CPU features that [`is_supported`] checks;
+//! `Kernels::select` returns `TABLE` only after this check.
 
 mod activation;
 mod apart;
@@ -35,11 +36,11 @@ pub(super) const TABLE: Table = Table {
     transposed: transposed::transposed,
     panel: Panel { fill: panel::FILL, times: panel::TIMES },
     quantize: |x, q, d, sum| {
-        // SAFETY: `Kernels::select` returns this table only if `detected` holds.
+        // SAFETY: `Kernels::select` returns this table only if `is_supported` holds.
         unsafe { quantize::quantize(x, q, d, sum) }
     },
     sum_squares: |x| {
-        // SAFETY: the same.
+        // SAFETY: as above.
         unsafe { plain::sum_squares(x) }
     },
     attention: &attention::ATTENTION,
@@ -48,8 +49,8 @@ pub(super) const TABLE: Table = Table {
     recurrent: &recurrent::RECURRENT,
 };
 
-/// Whether this processor has the features.
-pub(super) fn detected() -> bool {
+/// Whether this processor has the instructions that this level uses.
+pub(super) fn is_supported() -> bool {
     is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
         && is_x86_feature_detected!("f16c")
@@ -106,16 +107,16 @@ fn totals<const N: usize>(acc: [__m256; N]) -> [f32; N] {
     out
 }
 
-/// The products of one tile: the blocks' scales times the activations' scales, and sums whose
-/// lanes are not tied to a block.
+/// The products of one tile: `weights` are the blocks' scales times the activations' scales, and
+/// the lanes of `sums` are not tied to a block.
 struct Products<const N: usize> {
     weights: [[f32; 16]; N],
     sums: [__m256; N],
 }
 
 impl<const N: usize> Products<N> {
-    /// Starts with the sums subtracted by the minimums: `scales` and `mins` of 16 blocks of 32
-    /// values.
+    /// Starts a tile of 16 blocks of 32 values with these scales. The sums start with the negated
+    /// contribution of `mins`.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn new(scales: [__m256; 2], mins: Option<[__m256; 2]>, x: &[Q8Tile<'_>; N]) -> Self {
@@ -142,7 +143,7 @@ impl<const N: usize> Products<N> {
             let pairs =
                 _mm256_maddubs_epi16(codes, load_bytes(bytemuck::cast_slice(x.q), 32 * block));
             let weight = _mm256_set1_ps(self.weights[t][block]);
-            self.sums[t] = _mm256_fmadd_ps(quads(pairs), weight, self.sums[t]);
+            self.sums[t] = _mm256_fmadd_ps(sum_pairs(pairs), weight, self.sums[t]);
         }
     }
 
@@ -157,8 +158,8 @@ impl<const N: usize> Products<N> {
         }
     }
 
-    /// Adds the tile to the row's sums. A tile has separate sums so that tiles can overlap in the
-    /// pipeline.
+    /// Adds the tile's sums to the row's sums. Separate sums per tile let tiles overlap in the
+    /// CPU's pipeline.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn add_to(self, acc: &mut [__m256; N]) {
@@ -168,21 +169,22 @@ impl<const N: usize> Products<N> {
     }
 }
 
-/// The products of a block of 256 values, half `half` of a tile, with a scale per 16 values.
-struct Sixteens<const N: usize> {
+/// The products of a block of 256 values with one scale per 16 values. The block is half `half` of
+/// a tile.
+struct SubBlockProducts<const N: usize> {
     half: usize,
     scales: [f32; 16],
     sums: [__m256; N],
 }
 
-impl<const N: usize> Sixteens<N> {
+impl<const N: usize> SubBlockProducts<N> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn new(half: usize, scales: &[f32; 16], _: &[Q8Tile<'_>; N]) -> Self {
         Self { half, scales: *scales, sums: [_mm256_setzero_ps(); N] }
     }
 
-    /// 32 activations and their scale.
+    /// The `i`-th 32 activations of the block, and their scale.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn activations(&self, i: usize, x: &Q8Tile<'_>) -> (__m256i, __m256) {
@@ -194,7 +196,7 @@ impl<const N: usize> Sixteens<N> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn add_signed(&mut self, i: usize, codes: __m256i, x: &[Q8Tile<'_>; N]) {
-        let scale = two(&self.scales, i);
+        let scale = repeat_pair(&self.scales, i);
         for (t, x) in x.iter().enumerate() {
             let (q, d) = self.activations(i, x);
             let weight = _mm256_mul_ps(scale, d);
@@ -206,11 +208,11 @@ impl<const N: usize> Sixteens<N> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn add(&mut self, i: usize, codes: __m256i, mins: &[f32; 16], x: &[Q8Tile<'_>; N]) {
-        let (scale, min) = (two(&self.scales, i), two(mins, i));
+        let (scale, min) = (repeat_pair(&self.scales, i), repeat_pair(mins, i));
         for (t, x) in x.iter().enumerate() {
             let (q, d) = self.activations(i, x);
-            let dot = quads(_mm256_maddubs_epi16(codes, q));
-            let total = quads(_mm256_maddubs_epi16(_mm256_set1_epi8(1), q));
+            let dot = sum_pairs(_mm256_maddubs_epi16(codes, q));
+            let total = sum_pairs(_mm256_maddubs_epi16(_mm256_set1_epi8(1), q));
             let value = _mm256_fnmadd_ps(min, total, _mm256_mul_ps(scale, dot));
             self.sums[t] = _mm256_fmadd_ps(value, d, self.sums[t]);
         }
@@ -234,18 +236,18 @@ impl<const N: usize> Sixteens<N> {
     }
 }
 
-/// Values `2 * i` and `2 * i + 1`, in four lanes each: the products of 16 values are in four
+/// Values `2 * i` and `2 * i + 1` in four lanes each, because the products of 16 values are in four
 /// lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn two(values: &[f32; 16], i: usize) -> __m256 {
+fn repeat_pair(values: &[f32; 16], i: usize) -> __m256 {
     _mm256_set_m128(_mm_set1_ps(values[2 * i + 1]), _mm_set1_ps(values[2 * i]))
 }
 
-/// Pairwise sums of 16-bit sums, as floats.
+/// Sums of adjacent 16-bit values, as floats.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn quads(pairs: __m256i) -> __m256 {
+fn sum_pairs(pairs: __m256i) -> __m256 {
     _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }
 
@@ -253,13 +255,14 @@ fn quads(pairs: __m256i) -> __m256 {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn signed_products(codes: __m256i, q: __m256i) -> __m256 {
-    quads(_mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(q, codes)))
+    sum_pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(q, codes)))
 }
 
-/// 16 f16 scales of consecutive blocks, the first at the beginning of `tile`, `STRIDE` bytes apart.
+/// 16 f16 scales of consecutive blocks of `STRIDE` bytes; the first scale is at the beginning of
+/// `tile`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn scales_apart<const STRIDE: usize>(tile: &[u8]) -> [__m256; 2] {
+fn strided_scales<const STRIDE: usize>(tile: &[u8]) -> [__m256; 2] {
     let word = |i: usize| i16::from_le_bytes([tile[STRIDE * i], tile[STRIDE * i + 1]]);
     let eight = |i: usize| {
         _mm256_cvtph_ps(_mm_set_epi16(

@@ -1,7 +1,7 @@
-//! Panels times tokens: 32 rows are four registers, taken two at a time.
+//! Products of panels with tokens: 32 rows fill four registers, of which a pass uses two.
 //!
-//! Codes are signed here: `vpmaddubsw` multiplies their magnitudes with activations that carry the
-//! codes' signs, so that two products of at most 128 * 127 fit in 16 bits.
+//! Codes are signed: `vpmaddubsw` multiplies their magnitudes by activations that carry the codes'
+//! signs, so that the sum of two products of at most 128 * 127 fits in 16 bits.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -13,13 +13,14 @@ use super::super::panel::{
     sums_of_16,
 };
 use super::super::panel_parts::panel_parts;
-use super::super::tile::padded;
+use super::super::tile::pad_with_zeros;
 use super::vector::*;
 
 panel_kernels!("avx2,fma,f16c");
 panel_parts!("avx2,fma,f16c");
 
-/// The products of 16 rows' first `n_groups` groups with some tokens, whose codes are at `q`.
+/// The products of the first `n_groups` groups of 16 rows with `TOKENS` tokens; `q` points to the
+/// tokens' codes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn group<const GROUP: usize, const MIN: bool>(
@@ -37,7 +38,8 @@ unsafe fn group<const GROUP: usize, const MIN: bool>(
                 .map(|codes| _mm256_xor_si256(_mm256_castps_si256(codes), _mm256_set1_epi8(-128)));
             let sizes = codes.map(|codes| _mm256_abs_epi8(codes));
             for (dots, q) in dots.iter_mut().zip(q) {
-                // SAFETY: inside the group's values; the caller provides `n_groups` groups.
+                // SAFETY: the address is inside the token's codes, because the caller provides
+                // `n_groups` groups.
                 let q = _mm256_set1_epi32(unsafe { q.add(i).read_unaligned() });
                 for half in 0..2 {
                     let q = _mm256_sign_epi8(q, codes[half]);
@@ -77,7 +79,7 @@ fn transpose(words: &Rows<LANES>, at: usize, panel: &mut [u32], first: usize) {
         s[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
         s[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
     }
-    // r[4i + c]: in each half, column c of it for rows 4i..4i + 4.
+    // r[4i + c] has, in each 128-bit half, column c of this half for rows 4i..4i + 4.
     for i in 0..2 {
         let (a, b) = (4 * i, 4 * i + 2);
         r[a] = _mm256_unpacklo_epi64(s[a], s[b]);

@@ -12,13 +12,13 @@ pub(super) fn quantize(x: &[f32], q: &mut [i8], d: &mut [f32], sum: &mut [i32]) 
     for_q8_blocks(x, q, d, sum, |x, q| block(x, q));
 }
 
-/// One block: writes its `q`, returns `d` and the sum.
+/// Quantises one block into `q`; returns the scale `d` and the sum of `q`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn block(x: &[f32; Q8_BLOCK], q: &mut [i8; Q8_BLOCK]) -> (f32, i32) {
     let x = [load_ps(x, 0), load_ps(x, 8), load_ps(x, 16), load_ps(x, 24)];
     let magnitude = |v| _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(i32::MAX));
-    // As bit patterns, magnitudes sort like the floats, with infinity and NaN on top.
+    // The bit patterns of magnitudes sort like the floats, with infinity and NaN above all numbers.
     let low = _mm256_max_epu32(magnitude(x[0]), magnitude(x[1]));
     let most = _mm256_max_epu32(low, _mm256_max_epu32(magnitude(x[2]), magnitude(x[3])));
     let most = _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256::<1>(most));
@@ -31,14 +31,15 @@ fn block(x: &[f32; Q8_BLOCK], q: &mut [i8; Q8_BLOCK]) -> (f32, i32) {
         return (if amax.is_finite() { 0.0 } else { f32::NAN }, 0);
     }
     let inverse = _mm256_set1_ps(127.0 / amax);
-    // The conversion rounds to nearest, ties to even; 127 is exceeded only by rounding error.
+    // The conversion rounds to nearest, ties to even. Only a rounding error can make a value larger
+    // than 127, so the result fits in a byte.
     let round = |v| _mm256_cvtps_epi32(_mm256_mul_ps(v, inverse));
     let [a, b, c, d_] = [round(x[0]), round(x[1]), round(x[2]), round(x[3])];
     // Packing works within halves of a register; the permutation restores the order.
     let bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d_));
     let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     let bytes = _mm256_permutevar8x32_epi32(bytes, order);
-    // SAFETY: both are 32 bytes in which every pattern is valid.
+    // SAFETY: both types have 32 bytes, and every bit pattern is valid.
     *q = unsafe { std::mem::transmute::<__m256i, [i8; Q8_BLOCK]>(bytes) };
     let sum = _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d_));
     let sum = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));

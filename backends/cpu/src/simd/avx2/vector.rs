@@ -1,11 +1,12 @@
-//! Operations used by the kernels that are written once for all levels: registers of 8 floats.
+//! Vector operations for the kernels that are written once for all SIMD levels; a register has 8
+//! floats.
 
 use std::arch::x86_64::*;
 
 pub(super) type V = __m256;
 pub(super) const LANES: usize = 8;
 
-macro_rules! vocabulary {
+macro_rules! vector_ops {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty $body:block)+) => {
         $(
             $(#[$doc])*
@@ -16,7 +17,7 @@ macro_rules! vocabulary {
     };
 }
 
-vocabulary! {
+vector_ops! {
     fn zero() -> V { _mm256_setzero_ps() }
     fn splat(v: f32) -> V { _mm256_set1_ps(v) }
     fn add(a: V, b: V) -> V { _mm256_add_ps(a, b) }
@@ -30,7 +31,7 @@ vocabulary! {
     fn div(a: V, b: V) -> V { _mm256_div_ps(a, b) }
     /// The smaller of both; b if either is NaN.
     fn min(a: V, b: V) -> V { _mm256_min_ps(a, b) }
-    /// a where x is below 0, else b.
+    /// In each lane: a if x is below 0, else b.
     fn where_negative(x: V, a: V, b: V) -> V {
         _mm256_blendv_ps(b, a, _mm256_cmp_ps::<_CMP_LT_OQ>(x, zero()))
     }
@@ -54,7 +55,7 @@ vocabulary! {
         let first = _mm256_permute2f128_ps::<0x20>(low, high);
         add(first, _mm256_permute2f128_ps::<0x31>(low, high))
     }
-    /// The sum of the lanes: halves, then quarters, then pairs.
+    /// The sum of the lanes, in a fixed order: halves, then quarters, then pairs.
     fn total(v: V) -> f32 {
         let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
         let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
@@ -80,7 +81,7 @@ vocabulary! {
         unsafe { _mm_loadl_epi64(part.as_ptr().cast()) }
     }
     fn bytes_of(v: __m128i) -> [u8; 16] {
-        // SAFETY: both are 16 bytes in which every pattern is valid.
+        // SAFETY: both types have 16 bytes, and every bit pattern is valid.
         unsafe { std::mem::transmute(v) }
     }
     fn load_ps(from: &[f32], at: usize) -> V {
@@ -114,12 +115,12 @@ vocabulary! {
     /// Rounds to the nearest f16, ties to even.
     fn narrow_f16(v: V) -> [half::f16; LANES] {
         let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v);
-        // SAFETY: both are 16 bytes in which every pattern is valid.
+        // SAFETY: both types have 16 bytes, and every bit pattern is valid.
         unsafe { std::mem::transmute(halves) }
     }
 }
 
-/// The low nibbles of 16 bytes, then the high ones.
+/// The low nibbles of 16 bytes, then the high nibbles.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn nibbles(bytes: &[u8], at: usize) -> __m256i {
@@ -136,7 +137,7 @@ pub(super) fn look_up(table: &[i8; 16], nibbles: __m256i) -> __m256i {
     _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles)
 }
 
-/// The entries of `table` for the nibbles of 16 bytes: the low ones, then the high ones.
+/// The entries of `table` for the low nibbles of 16 bytes, then for the high nibbles.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
@@ -145,8 +146,8 @@ pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
     unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), found) }
 }
 
-/// Adds `h * (nibble - offset)` for rows of 16 bytes, each of which holds the low nibbles for two
-/// sums and the high ones for the next two.
+/// Adds `h * (nibble - offset)` to the sums. Each 16 bytes of the row have the low nibbles for two
+/// sums and the high nibbles for the next two sums.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn add_nibbles<const R: usize>(h: V, row: &[u8], offset: i8, sums: &mut [V; R]) {

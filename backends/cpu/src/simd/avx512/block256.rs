@@ -7,7 +7,7 @@ use super::super::rows::Row;
 use super::super::tile::{for_tiles, q3_scales, six_bits};
 use super::block32::{IQ4_SHIFTED, low_and_high};
 use super::vector::{load_bytes, load_half, load_quarter, look_up, one_scale};
-use super::{Products, Sixteens, times_d, totals};
+use super::{Products, SubBlockProducts, times_d, totals};
 
 /// The scales and minimums of the 16 groups of a tile of two Q4_K or Q5_K blocks, multiplied by
 /// `d` and `dmin`.
@@ -19,7 +19,7 @@ fn scales_and_mins(first: &[u8], second: &[u8]) -> (__m512, __m512) {
     let widen = |low: u64, high: u64| {
         _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_set_epi64x(high as i64, low as i64)))
     };
-    // Four f16: d and dmin of the first block, then of the second.
+    // Four f16 values: d and dmin of the first block, then of the second.
     let pair = |block: &[u8]| u32::from_le_bytes([block[0], block[1], block[2], block[3]]) as i32;
     let factors = _mm_cvtph_ps(_mm_set_epi32(0, 0, pair(second), pair(first)));
     let factors = _mm512_castps128_ps512(factors);
@@ -30,7 +30,7 @@ fn scales_and_mins(first: &[u8], second: &[u8]) -> (__m512, __m512) {
     (_mm512_mul_ps(d, widen(scales_0, scales_1)), _mm512_mul_ps(dmin, widen(mins_0, mins_1)))
 }
 
-/// The 64 nibbles of 32 bytes: the low ones, then the high ones.
+/// The 64 nibbles of 32 bytes: low nibbles, then high nibbles.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn nibbles(bytes: &[u8], at: usize) -> __m512i {
@@ -63,12 +63,12 @@ pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
         let mut products = Products::with_mins(scales, mins, x);
         for i in 0..8 {
             let block = 176 * (i / 4);
-            let fifths = _mm512_broadcast_i64x4(load_half(tile, block + 16));
+            let high_bits = _mm512_broadcast_i64x4(load_half(tile, block + 16));
             // Bit 2i for the first 32 values, bit 2i + 1 for the others.
             let bit = _mm256_set1_epi8(1 << (2 * (i % 4)));
             let bits =
                 _mm512_inserti64x4::<1>(_mm512_castsi256_si512(bit), _mm256_add_epi8(bit, bit));
-            let set = _mm512_test_epi8_mask(fifths, bits);
+            let set = _mm512_test_epi8_mask(high_bits, bits);
             let codes = nibbles(tile, block + 48 + 32 * (i % 4));
             products.add(i, _mm512_mask_add_epi8(codes, set, codes, _mm512_set1_epi8(16)), x);
         }
@@ -77,13 +77,14 @@ pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     totals(acc)
 }
 
-/// 64 unsigned codes of a Q6_K block: quarter i of its values.
+/// The 64 unsigned codes of quarter `i` of a Q6_K block.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn six_bit_codes(block: &[u8], i: usize) -> __m512i {
     let low = load_bytes(block, 64 * (i / 2));
     let pairs = _mm512_broadcast_i64x4(load_half(block, 128 + 32 * (i / 2)));
-    // Moves the two upper bits of each code to bits 4 and 5; the first half takes pair 0 or 2.
+    // Moves the two upper bits of each code to bits 4 and 5: pair 0 or 2 for the first 32 codes,
+    // pair 1 or 3 for the others.
     let (low, pairs) = if i.is_multiple_of(2) {
         (low, _mm512_sllv_epi64(pairs, _mm512_set_epi64(2, 2, 2, 2, 4, 4, 4, 4)))
     } else {
@@ -110,7 +111,7 @@ pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
         for half in 0..2 {
             let block = &tile[210 * half..][..210];
             let scales = sixteen_scales(load_quarter(block, 192), &block[208..]);
-            let mut products = Sixteens::with(half, scales, x);
+            let mut products = SubBlockProducts::with(half, scales, x);
             for i in 0..4 {
                 products.add::<32>(i, six_bit_codes(block, i), x);
             }
@@ -141,12 +142,12 @@ pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     for_tiles::<{ 2 * 84 }, N>(row, x, |tile, x| {
         for half in 0..2 {
             let block = &tile[84 * half..][..84];
-            // Each byte has a scale in its low and a minimum in its high nibble.
+            // The low nibble of each byte is a scale, the high nibble a minimum.
             let (both, nibble) = (load_quarter(block, 0), _mm_set1_epi8(15));
             let scales = sixteen_scales(_mm_and_si128(both, nibble), &block[80..]);
             let high = _mm_and_si128(_mm_srli_epi16::<4>(both), nibble);
             let mins = times_d(half, sixteen_scales(high, &block[82..]), x);
-            let mut products = Sixteens::with(half, scales, x);
+            let mut products = SubBlockProducts::with(half, scales, x);
             for i in 0..4 {
                 products.add_with_mins(i, bit_pairs(block, 16, i), &mins, x);
             }
@@ -165,14 +166,15 @@ pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
             let block = &tile[110 * half..][..110];
             let scales = q3_scales(&block[96..108]);
             let scales = load_quarter(bytemuck::cast_slice(&scales), 0);
-            let mut products = Sixteens::with(half, sixteen_scales(scales, &block[108..]), x);
-            let thirds = _mm512_broadcast_i64x4(load_half(block, 0));
+            let mut products =
+                SubBlockProducts::with(half, sixteen_scales(scales, &block[108..]), x);
+            let high_bits = _mm512_broadcast_i64x4(load_half(block, 0));
             for i in 0..4 {
                 // Bit 2i for the first 32 values, bit 2i + 1 for the others.
                 let bit = _mm256_set1_epi8(1 << (2 * i));
                 let bits =
                     _mm512_inserti64x4::<1>(_mm512_castsi256_si512(bit), _mm256_add_epi8(bit, bit));
-                let set = _mm512_test_epi8_mask(thirds, bits);
+                let set = _mm512_test_epi8_mask(high_bits, bits);
                 let codes = bit_pairs(block, 32, i);
                 let codes = _mm512_mask_add_epi8(codes, set, codes, _mm512_set1_epi8(4));
                 products.add::<4>(i, codes, x);

@@ -1,8 +1,8 @@
 //! Dot products of the formats with blocks of 32 values.
 //!
-//! The nibbles of four blocks fill a register, 16 bytes each; their low and high halves are
-//! multiplied with the halves of the activations, so that a block's products end up in four lanes.
-//! About 62 vector instructions for the 288 bytes of a tile of Q4_0.
+//! The nibbles of four blocks, 16 bytes each, fill a register. The low nibbles are multiplied by
+//! the first halves of the activations and the high nibbles by the second halves, so that a block's
+//! products are in four lanes. A Q4_0 tile of 288 bytes takes about 62 vector instructions.
 
 use std::arch::x86_64::*;
 
@@ -12,11 +12,11 @@ use super::super::ActView;
 use super::super::rows::Row;
 use super::super::tile::for_tiles;
 use super::vector::{load_bytes, load_half, load_quarter, look_up};
-use super::{Products, four_lanes_each, scales_apart, totals};
+use super::{Products, four_lanes_each, strided_scales, totals};
 
-/// The codes of IQ4_NL and IQ4_XS, shifted up by 128.
+/// The codes of IQ4_NL and IQ4_XS plus 128, so that they are unsigned.
 pub(super) const IQ4_SHIFTED: [u8; 16] = shifted(IQ4_CODES, 128);
-/// The codes of MXFP4, shifted up by 12.
+/// The codes of MXFP4 plus 12, so that they are unsigned.
 const E2M1_SHIFTED: [u8; 16] = shifted(E2M1_CODES, 12);
 
 const fn shifted(codes: [i8; 16], shift: u8) -> [u8; 16] {
@@ -28,12 +28,13 @@ const fn shifted(codes: [i8; 16], shift: u8) -> [u8; 16] {
     out
 }
 
-/// The codes of four blocks of `STRIDE` bytes whose nibbles begin at `at`: the low nibbles, then
-/// the high ones.
+/// The codes of four blocks of `STRIDE` bytes whose nibbles begin at `at`: low nibbles, then high
+/// nibbles.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn nibbles<const STRIDE: usize>(tile: &[u8], at: usize) -> [__m512i; 2] {
-    // Three blocks lie within 64 bytes, at even offsets.
+    // The nibbles of three blocks lie within 64 bytes, at even offsets, so one permutation collects
+    // them.
     let pick: [u16; 32] = const {
         let mut pick = [0; 32];
         let mut i = 0;
@@ -48,7 +49,7 @@ fn nibbles<const STRIDE: usize>(tile: &[u8], at: usize) -> [__m512i; 2] {
     low_and_high(_mm512_inserti32x4::<3>(three, load_quarter(tile, at + 3 * STRIDE)))
 }
 
-/// The low nibbles of 64 bytes, then the high ones.
+/// The low nibbles of 64 bytes, then the high nibbles.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn low_and_high(pairs: __m512i) -> [__m512i; 2] {
@@ -59,49 +60,49 @@ pub(super) fn low_and_high(pairs: __m512i) -> [__m512i; 2] {
 /// The 4 bytes at `at` of each of 16 blocks of `STRIDE` bytes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn words_apart<const STRIDE: usize>(tile: &[u8], at: usize) -> __m512i {
+fn strided_words<const STRIDE: usize>(tile: &[u8], at: usize) -> __m512i {
     let blocks = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     let places = _mm512_mullo_epi32(blocks, _mm512_set1_epi32(STRIDE as i32));
     let first = &tile[at..][..15 * STRIDE + 4];
-    // SAFETY: `first` ends with the last of the words.
+    // SAFETY: `first` contains all 16 words.
     unsafe { _mm512_i32gather_epi32::<1>(places, first.as_ptr().cast()) }
 }
 
-/// The f16 in the lower halves of 16 words.
+/// The f16 values in the lower halves of 16 words, as floats.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn low_halves(words: __m512i) -> __m512 {
     _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words))
 }
 
-/// The codes of blocks `4 * quad` to `4 * quad + 3` of `STRIDE` bytes whose nibbles begin at `at`,
-/// and `fifths`, the fifth bits of all blocks.
+/// The 5-bit codes of blocks `4 * quad` to `4 * quad + 3`. The nibbles of each block of `STRIDE`
+/// bytes begin at `at`; `high_bits` has the high bits of all 16 blocks.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn five_bits<const STRIDE: usize>(
     tile: &[u8],
     at: usize,
     quad: usize,
-    fifths: __m512i,
+    high_bits: __m512i,
 ) -> [__m512i; 2] {
     let [low, high] = nibbles::<STRIDE>(tile, 4 * STRIDE * quad + at);
-    let fifths = _mm512_permutexvar_epi32(four_lanes_each(quad), fifths);
-    // Each byte of fifth bits is broadcast to eight bytes: bytes 0 and 1, then bytes 2 and 3.
+    let high_bits = _mm512_permutexvar_epi32(four_lanes_each(quad), high_bits);
+    // Each byte of high bits is broadcast to eight bytes: bytes 0 and 1, then bytes 2 and 3.
     let first = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0101_0101_0101_0101, 0));
     let second = _mm512_add_epi8(first, _mm512_set1_epi8(2));
     let bit = _mm512_set1_epi64(0x8040_2010_0804_0201_u64 as i64);
     let with = |codes: __m512i, each: __m512i| {
-        let set = _mm512_test_epi8_mask(_mm512_shuffle_epi8(fifths, each), bit);
+        let set = _mm512_test_epi8_mask(_mm512_shuffle_epi8(high_bits, each), bit);
         _mm512_mask_add_epi8(codes, set, codes, _mm512_set1_epi8(16))
     };
     [with(low, first), with(high, second)]
 }
 
-/// The scales of 16 blocks of MXFP4: [`super::super::tile::e8m0_normal`].
+/// The scales of 16 MXFP4 blocks, as in [`super::super::tile::e8m0_normal`].
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn exponents_apart(tile: &[u8]) -> __m512 {
-    let exponents = _mm512_and_si512(words_apart::<17>(tile, 0), _mm512_set1_epi32(255));
+fn mxfp4_scales(tile: &[u8]) -> __m512 {
+    let exponents = _mm512_and_si512(strided_words::<17>(tile, 0), _mm512_set1_epi32(255));
     let one = _mm512_set1_epi32(1);
     let less = _mm512_sub_epi32(_mm512_max_epi32(exponents, one), one);
     _mm512_castsi512_ps(_mm512_slli_epi32::<23>(less))
@@ -112,7 +113,7 @@ fn exponents_apart(tile: &[u8]) -> __m512 {
 pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
-        let scales = scales_apart::<18>(tile);
+        let scales = strided_scales::<18>(tile);
         let mins = _mm512_mul_ps(scales, _mm512_set1_ps(8.0));
         let mut products = Products::with_mins(scales, mins, x);
         for i in 0..4 {
@@ -128,8 +129,8 @@ pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 20 }, N>(row, x, |tile, x| {
-        let scales = scales_apart::<20>(tile);
-        let mins = _mm512_sub_ps(_mm512_setzero_ps(), scales_apart::<20>(&tile[2..]));
+        let scales = strided_scales::<20>(tile);
+        let mins = _mm512_sub_ps(_mm512_setzero_ps(), strided_scales::<20>(&tile[2..]));
         let mut products = Products::with_mins(scales, mins, x);
         for i in 0..4 {
             products.add_halves(i, nibbles::<20>(tile, 80 * i + 4), x);
@@ -144,7 +145,7 @@ pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 34 }, N>(row, x, |tile, x| {
-        let scales = scales_apart::<34>(tile);
+        let scales = strided_scales::<34>(tile);
         let mut products = Products::new(scales, x);
         for i in 0..8 {
             let first = _mm512_castsi256_si512(load_half(tile, 68 * i + 2));
@@ -161,12 +162,12 @@ pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 22 }, N>(row, x, |tile, x| {
-        let scales = low_halves(words_apart::<22>(tile, 0));
-        let fifths = words_apart::<22>(tile, 2);
+        let scales = low_halves(strided_words::<22>(tile, 0));
+        let high_bits = strided_words::<22>(tile, 2);
         let mins = _mm512_mul_ps(scales, _mm512_set1_ps(16.0));
         let mut products = Products::with_mins(scales, mins, x);
         for i in 0..4 {
-            products.add_halves(i, five_bits::<22>(tile, 6, i, fifths), x);
+            products.add_halves(i, five_bits::<22>(tile, 6, i, high_bits), x);
         }
         products.add_to(&mut acc);
     });
@@ -178,13 +179,13 @@ pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 24 }, N>(row, x, |tile, x| {
-        // Each word has a scale and the minimum that is added.
-        let (words, fifths) = (words_apart::<24>(tile, 0), words_apart::<24>(tile, 4));
+        // The low half of each word is the scale, the high half the minimum, which is added.
+        let (words, high_bits) = (strided_words::<24>(tile, 0), strided_words::<24>(tile, 4));
         let (scales, added) = (low_halves(words), low_halves(_mm512_srli_epi32::<16>(words)));
         let mins = _mm512_sub_ps(_mm512_setzero_ps(), added);
         let mut products = Products::with_mins(scales, mins, x);
         for i in 0..4 {
-            products.add_halves(i, five_bits::<24>(tile, 8, i, fifths), x);
+            products.add_halves(i, five_bits::<24>(tile, 8, i, high_bits), x);
         }
         products.add_to(&mut acc);
     });
@@ -196,7 +197,7 @@ pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
-        let mut products = Products::new(scales_apart::<18>(tile), x);
+        let mut products = Products::new(strided_scales::<18>(tile), x);
         for i in 0..4 {
             let [low, high] = nibbles::<18>(tile, 72 * i + 2);
             let codes = [look_up(IQ4_SHIFTED, low), look_up(IQ4_SHIFTED, high)];
@@ -212,7 +213,7 @@ pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32;
 pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 17 }, N>(row, x, |tile, x| {
-        let mut products = Products::new(exponents_apart(tile), x);
+        let mut products = Products::new(mxfp4_scales(tile), x);
         for i in 0..4 {
             let block = |k: usize| load_quarter(tile, 17 * (4 * i + k) + 1);
             let pairs = _mm512_castsi128_si512(block(0));
@@ -227,8 +228,8 @@ pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; 
     totals(acc)
 }
 
-/// Four blocks of 128 values. The sign bits are masks that select bytes of 2 or 0; 1 is then
-/// subtracted.
+/// A tile is four blocks of 128 values. Each bit selects a code of 2 or 0; the minimums subtract 1,
+/// so that values are 1 or -1.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn q1_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {

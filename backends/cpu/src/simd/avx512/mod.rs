@@ -1,11 +1,11 @@
-//! AVX-512 with VNNI: one `vpdpbusd` multiplies 64 codes with 64 activations.
+//! AVX-512 with VNNI: one `vpdpbusd` multiplies 64 codes by 64 activations.
 //!
-//! Its codes are unsigned. Formats with signed codes shift them up and subtract the shift again:
-//! Q4_0 through the minimum, as formats with minimums do, the wider ones by a second product,
-//! exactly.
+//! `vpdpbusd` takes unsigned codes. The kernels therefore add a constant to signed codes and
+//! subtract its contribution again: for Q4_0 and Q5_0 as a minimum, for other formats exactly, by a
+//! second integer product.
 //!
-//! Every function here requires the features that [`detected`] checks; `TABLE` is returned only
-//! after that.
+//! Every function in this module requires the CPU features that [`is_supported`] checks;
+//! `Kernels::select` returns `TABLE` only after this check.
 
 mod activation;
 mod apart;
@@ -36,11 +36,11 @@ pub(super) const TABLE: Table = Table {
     transposed: transposed::transposed,
     panel: Panel { fill: panel::FILL, times: panel::TIMES },
     quantize: |x, q, d, sum| {
-        // SAFETY: `Kernels::select` returns this table only if `detected` holds.
+        // SAFETY: `Kernels::select` returns this table only if `is_supported` holds.
         unsafe { quantize::quantize(x, q, d, sum) }
     },
     sum_squares: |x| {
-        // SAFETY: the same.
+        // SAFETY: as above.
         unsafe { plain::sum_squares(x) }
     },
     attention: &attention::ATTENTION,
@@ -49,13 +49,13 @@ pub(super) const TABLE: Table = Table {
     recurrent: &recurrent::RECURRENT,
 };
 
-/// Whether this processor has the features.
-pub(super) fn detected() -> bool {
+/// Whether this processor has the instructions that this level uses.
+pub(super) fn is_supported() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512vnni")
-        && super::avx2::detected()
+        && super::avx2::is_supported()
 }
 
 fn dot(format: Format) -> Dot {
@@ -106,7 +106,7 @@ struct Products<const N: usize> {
 }
 
 impl<const N: usize> Products<N> {
-    /// Starts with the `scales` of 16 blocks of 32 values.
+    /// Starts a tile of 16 blocks of 32 values with these scales.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn new(scales: __m512, x: &[Q8Tile<'_>; N]) -> Self {
@@ -117,7 +117,7 @@ impl<const N: usize> Products<N> {
         Self { weights, sums: [zero(); N] }
     }
 
-    /// Starts with the sums subtracted by the minimums of the blocks.
+    /// [`Self::new`] with sums that start with the negated contribution of the blocks' minimums.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn with_mins(scales: __m512, mins: __m512, x: &[Q8Tile<'_>; N]) -> Self {
@@ -152,7 +152,7 @@ impl<const N: usize> Products<N> {
         }
     }
 
-    /// The same with codes that were shifted up by `SHIFT` (as a byte).
+    /// [`Self::add_halves`] for codes to which `SHIFT` (modulo 256) was added.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn add_shifted_halves<const SHIFT: i8>(
@@ -179,7 +179,7 @@ impl<const N: usize> Products<N> {
         self.sums[t] = fmadd(dot, weights, self.sums[t]);
     }
 
-    /// Adds the products of two blocks with signed codes, which are shifted up by 128.
+    /// Adds the products of two blocks with signed codes, to which the function adds 128.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn add_signed(&mut self, pair: usize, codes: __m512i, x: &[Q8Tile<'_>; N]) {
@@ -192,15 +192,15 @@ impl<const N: usize> Products<N> {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn add_dot(&mut self, pair: usize, t: usize, dot: __m512) {
-        // Eight lanes for the first block, eight for the second.
+        // Eight lanes have the weight of the first block, eight of the second.
         let second = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
         let spread = _mm512_add_epi32(second, _mm512_set1_epi32(2 * pair as i32));
         let weights = _mm512_permutexvar_ps(spread, self.weights[t]);
         self.sums[t] = fmadd(dot, weights, self.sums[t]);
     }
 
-    /// Adds the tile to the row's sums. A tile has separate sums so that tiles can overlap in the
-    /// pipeline.
+    /// Adds the tile's sums to the row's sums. Separate sums per tile let tiles overlap in the
+    /// CPU's pipeline.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn add_to(self, acc: &mut [__m512; N]) {
@@ -210,7 +210,7 @@ impl<const N: usize> Products<N> {
     }
 }
 
-/// Numbers `4 * quad` to `4 * quad + 3`, four lanes each.
+/// Lane indices `4 * quad` to `4 * quad + 3`, each in four lanes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn four_lanes_each(quad: usize) -> __m512i {
@@ -218,7 +218,7 @@ fn four_lanes_each(quad: usize) -> __m512i {
     _mm512_add_epi32(four, _mm512_set1_epi32(4 * quad as i32))
 }
 
-/// The first and the second halves of the activations of four blocks.
+/// The first halves of the activations of four blocks, then the second halves.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn load_halves(x: &Q8Tile<'_>, quad: usize) -> [__m512i; 2] {
@@ -226,15 +226,16 @@ fn load_halves(x: &Q8Tile<'_>, quad: usize) -> [__m512i; 2] {
     [_mm512_shuffle_i64x2::<0b10_00_10_00>(a, b), _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b)]
 }
 
-/// The products of a block of 256 values, half `half` of a tile, with a scale per 16 values.
-struct Sixteens<const N: usize> {
+/// The products of a block of 256 values with one scale per 16 values. The block is half `half` of
+/// a tile.
+struct SubBlockProducts<const N: usize> {
     half: usize,
-    /// The scales times those of the activations.
+    /// The scales of the weights times the scales of the activations.
     weights: [__m512; N],
     sums: [__m512; N],
 }
 
-impl<const N: usize> Sixteens<N> {
+impl<const N: usize> SubBlockProducts<N> {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn new(half: usize, scales: &[f32; 16], x: &[Q8Tile<'_>; N]) -> Self {
@@ -247,8 +248,8 @@ impl<const N: usize> Sixteens<N> {
         Self { half, weights: times_d(half, scales, x), sums: [zero(); N] }
     }
 
-    /// Adds the products of quarter `i` of the values, whose codes are shifted up by `SHIFT` (as a
-    /// byte). The shift is subtracted in integers.
+    /// Adds the products of quarter `i` of the values, to whose codes `SHIFT` (modulo 256) was
+    /// added. The contribution of `SHIFT` is subtracted as an integer.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn add<const SHIFT: i8>(&mut self, i: usize, codes: __m512i, x: &[Q8Tile<'_>; N]) {
@@ -259,7 +260,8 @@ impl<const N: usize> Sixteens<N> {
         }
     }
 
-    /// The same with unsigned codes and minimums, multiplied by the scales of the activations.
+    /// [`Self::add`] for unsigned codes and minimums; `mins` are multiplied by the scales of the
+    /// activations.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn add_with_mins(&mut self, i: usize, codes: __m512i, mins: &[__m512; N], x: &[Q8Tile<'_>; N]) {
@@ -293,7 +295,7 @@ impl<const N: usize> Sixteens<N> {
     }
 }
 
-/// Factors of each 16 values of a half tile times the scales of the activations.
+/// Multiplies the factors of each 16 values of half a tile by the scales of the activations.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn times_d<const N: usize>(half: usize, factors: __m512, x: &[Q8Tile<'_>; N]) -> [__m512; N] {
@@ -306,15 +308,14 @@ fn times_d<const N: usize>(half: usize, factors: __m512, x: &[Q8Tile<'_>; N]) ->
     out
 }
 
-/// 64 activations: of blocks `2 * pair` and `2 * pair + 1`.
+/// The 64 activations of blocks `2 * pair` and `2 * pair + 1`.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn load_codes(x: &Q8Tile<'_>, pair: usize) -> __m512i {
     load_bytes(bytemuck::cast_slice(x.q), 64 * pair)
 }
 
-/// Sums of four products each of activations with codes that were shifted up by `SHIFT` (as a
-/// byte).
+/// Sums of four products of activations with codes to which `SHIFT` (modulo 256) was added.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn shifted_dot<const SHIFT: i8>(codes: __m512i, q: __m512i) -> __m512 {
@@ -335,12 +336,12 @@ fn totals<const N: usize>(acc: [__m512; N]) -> [f32; N] {
     out
 }
 
-/// 16 f16 scales of consecutive blocks, the first at the beginning of `tile`, `STRIDE` bytes apart.
+/// 16 f16 scales of consecutive blocks of `STRIDE` bytes; the first scale is at the beginning of
+/// `tile`.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn scales_apart<const STRIDE: usize>(tile: &[u8]) -> __m512 {
-    // Each permutation picks all scales that begin within 64 bytes and moves them to their index
-    // among the 16.
+fn strided_scales<const STRIDE: usize>(tile: &[u8]) -> __m512 {
+    // Each permutation picks the scales that begin within 64 bytes and moves them to their lanes.
     let at_once = const { if STRIDE <= 20 { 4 } else { 2 } };
     let pick: [u16; 32] = const {
         let mut pick = [0; 32];

@@ -1,10 +1,10 @@
-//! Panels times tokens: 32 rows are two registers; a dword of activations is broadcast to all
-//! lanes.
+//! Products of panels with tokens: 32 rows fill two registers, and a dword of activations is
+//! broadcast to all lanes.
 //!
-//! For a token and a block of 32 values that is 16 `vpdpbusd`, and 6 instructions for the scales
-//! (8 with minimums), all of them on the two ports that execute `vpdpbusd`: at most 16 of 22 are
-//! products, 73 % of the peak (128 products per cycle and core), or 67 % with minimums. There are
-//! half as many loads, on other ports.
+//! A token and a block of 32 values need 16 `vpdpbusd`, and 6 instructions for the scales (8 with
+//! minimums). All of them run on the two ports that execute `vpdpbusd`, so at most 16 of 22
+//! instructions are products: 73 % of the peak of 128 products per cycle and core (67 % with
+//! minimums). Half as many loads run on other ports.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -14,14 +14,14 @@ use hal::format::Format;
 use super::super::panel::{
     Factors, FillFn, MINS, PANEL_ROWS, PanelFn, Rows, SCALES, TokenRows, fill_panel, panel_kernels,
 };
-use super::super::tile::padded;
+use super::super::tile::pad_with_zeros;
 use super::vector::*;
 
 panel_kernels!("avx512bw,avx512vl,avx512vnni");
 
-/// Tokens at a time: their integer sums fill half of the registers.
+/// Tokens per pass: their integer sums fill half of the registers.
 const TOKENS: usize = 6;
-/// Tokens at a time for plain formats.
+/// Tokens per pass for formats without blocks.
 const PLAIN_TOKENS: usize = 8;
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -40,7 +40,7 @@ fn quantised<const GROUP: usize, const MIN: bool>(
             factors.set::<GROUP, MIN>(x, t, k, |q, sums| sums_of_16(q, sums));
         }
         let q = tokens.map(|t| q[t * x.n_cols..][k.clone()].as_ptr().cast::<i32>());
-        // SAFETY: each of `q` has `k.len()` bytes, a whole number of blocks whose length `check`
+        // SAFETY: each entry of `q` points to `k.len()` bytes, a whole number of blocks, as `check`
         // verified.
         let out = unsafe { group::<GROUP, MIN>(panel, &q, &factors, k.len() / GROUP) };
         for (sums, out) in sums[first..].iter_mut().zip(out) {
@@ -52,7 +52,8 @@ fn quantised<const GROUP: usize, const MIN: bool>(
     }
 }
 
-/// The products of a panel's first `n_groups` groups with some tokens, whose codes are at `q`.
+/// The products of the first `n_groups` groups of a panel with `TOKENS` tokens; `q` points to the
+/// tokens' codes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 unsafe fn group<const GROUP: usize, const MIN: bool>(
@@ -72,7 +73,8 @@ unsafe fn group<const GROUP: usize, const MIN: bool>(
             let codes = [load_ps(codes, PANEL_ROWS * i), load_ps(codes, PANEL_ROWS * i + LANES)];
             let codes = codes.map(|codes| _mm512_castps_si512(codes));
             for (dots, q) in dots.iter_mut().zip(q) {
-                // SAFETY: inside the group's values; the caller provides `n_groups` groups.
+                // SAFETY: the address is inside the token's codes, because the caller provides
+                // `n_groups` groups.
                 let q = _mm512_set1_epi32(unsafe { q.add(g * GROUP / 4 + i).read_unaligned() });
                 for (dot, codes) in dots.iter_mut().zip(codes) {
                     *dot = _mm512_dpbusd_epi32(*dot, codes, q);
@@ -116,7 +118,7 @@ fn sums_of_16(q: &[i8], sums: &mut [i32; 32]) {
     }
 }
 
-/// Plain values: one multiplication and addition each; the limit is 32 per cycle.
+/// Products for formats without blocks: one fused multiply-add per value, at most 32 per cycle.
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn plain(panel: &[f32], k: &Range<usize>, x: &TokenRows<'_>, sums: &mut [[f32; PANEL_ROWS]]) {
     let n = sums.len();
@@ -128,7 +130,7 @@ fn plain(panel: &[f32], k: &Range<usize>, x: &TokenRows<'_>, sums: &mut [[f32; P
         for (i, weights) in panel.as_chunks::<PANEL_ROWS>().0[..k.len()].iter().enumerate() {
             let weights = [load_ps(weights, 0), load_ps(weights, LANES)];
             for (out, x) in out.iter_mut().zip(x) {
-                // SAFETY: each of `x` has `k.len()` values.
+                // SAFETY: each slice of `x` has `k.len()` values.
                 let x = splat(unsafe { *x.get_unchecked(i) });
                 for (out, weights) in out.iter_mut().zip(weights) {
                     *out = fmadd(weights, x, *out);
@@ -157,7 +159,7 @@ fn transpose(words: &Rows<LANES>, at: usize, panel: &mut [u32], first: usize) {
         s[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
         s[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
     }
-    // r[4i + c]: in each quarter, column c of it for rows 4i..4i + 4.
+    // r[4i + c] has, in each 128-bit quarter, column c of this quarter for rows 4i..4i + 4.
     for i in 0..4 {
         let (a, b) = (4 * i, 4 * i + 2);
         r[a] = _mm512_unpacklo_epi64(s[a], s[b]);
@@ -166,7 +168,7 @@ fn transpose(words: &Rows<LANES>, at: usize, panel: &mut [u32], first: usize) {
         r[a + 3] = _mm512_unpackhi_epi64(s[a + 1], s[b + 1]);
     }
     for c in 0..4 {
-        // Quarters 0 and 2, and 1 and 3, of rows 0..8, then of rows 8..16.
+        // Quarters 0 and 2 (even), and 1 and 3 (odd), of rows 0..8, then of rows 8..16.
         let even = _mm512_shuffle_i32x4::<0b1000_1000>(r[c], r[4 + c]);
         let odd = _mm512_shuffle_i32x4::<0b1101_1101>(r[c], r[4 + c]);
         let even_8 = _mm512_shuffle_i32x4::<0b1000_1000>(r[8 + c], r[12 + c]);

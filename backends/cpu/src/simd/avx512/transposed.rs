@@ -1,3 +1,3 @@
-//! Weighted sums of transposed (row per neuron) rows.
+//! Weighted sums of rows of transposed matrices (one row per neuron).
 
 super::super::transposed::transposed_kernels!("avx512bw,avx512vl,avx512vnni");

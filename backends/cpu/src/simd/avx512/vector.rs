@@ -1,11 +1,12 @@
-//! Operations used by the kernels that are written once for all levels: registers of 16 floats.
+//! Vector operations for the kernels that are written once for all SIMD levels; a register has 16
+//! floats.
 
 use std::arch::x86_64::*;
 
 pub(super) type V = __m512;
 pub(super) const LANES: usize = 16;
 
-macro_rules! vocabulary {
+macro_rules! vector_ops {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty $body:block)+) => {
         $(
             $(#[$doc])*
@@ -16,7 +17,7 @@ macro_rules! vocabulary {
     };
 }
 
-vocabulary! {
+vector_ops! {
     fn zero() -> V { _mm512_setzero_ps() }
     fn splat(v: f32) -> V { _mm512_set1_ps(v) }
     fn add(a: V, b: V) -> V { _mm512_add_ps(a, b) }
@@ -30,7 +31,7 @@ vocabulary! {
     fn div(a: V, b: V) -> V { _mm512_div_ps(a, b) }
     /// The smaller of both; b if either is NaN.
     fn min(a: V, b: V) -> V { _mm512_min_ps(a, b) }
-    /// a where x is below 0, else b.
+    /// In each lane: a if x is below 0, else b.
     fn where_negative(x: V, a: V, b: V) -> V {
         _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, zero()), b, a)
     }
@@ -47,7 +48,7 @@ vocabulary! {
         let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
         add(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
     }
-    /// Sums of the quarters of `a` and of `b`, in pairs.
+    /// Pairwise sums of the quarters of `a`, then of `b`.
     fn halves(a: V, b: V) -> V {
         let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
         add(even, _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b))
@@ -110,7 +111,7 @@ vocabulary! {
     /// Rounds to the nearest f16, ties to even.
     fn narrow_f16(v: V) -> [half::f16; LANES] {
         let halves = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v);
-        // SAFETY: both are 32 bytes in which every pattern is valid.
+        // SAFETY: both types have 32 bytes, and every bit pattern is valid.
         unsafe { std::mem::transmute(halves) }
     }
 }
@@ -123,7 +124,7 @@ pub(super) fn look_up(table: [u8; 16], nibbles: __m512i) -> __m512i {
     _mm512_shuffle_epi8(table, nibbles)
 }
 
-/// The entries of `table` for the nibbles of 16 bytes: the low ones, then the high ones.
+/// The entries of `table` for the low nibbles of 16 bytes, then for the high nibbles.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
@@ -137,11 +138,11 @@ pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
     unsafe { _mm256_storeu_si256(codes.as_mut_ptr().cast(), found) }
 }
 
-/// Adds `h * (nibble - offset)` for rows of 16 bytes, each of which holds the low nibbles for one
-/// sum and the high ones for the next.
+/// Adds `h * (nibble - offset)` to the sums. Each 16 bytes of the row have the low nibbles for one
+/// sum and the high nibbles for the next sum.
 ///
-/// A nibble selects its product from a register with all 16, so it is neither masked nor
-/// converted.
+/// One register has the products of all 16 codes. A nibble selects its product from this register,
+/// so nibbles are neither masked nor converted.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn add_nibbles<const R: usize>(h: V, row: &[u8], offset: i8, sums: &mut [V; R]) {

@@ -8,7 +8,7 @@ use super::super::ActView;
 use super::super::rows::Row;
 use super::super::tile::{Q8Tile, for_tiles, q3_scales, six_bits};
 use super::vector::{V, load_bytes, look_up, mul, nibbles, one_scale, store_ps, widen_i8};
-use super::{Products, Sixteens, totals};
+use super::{Products, SubBlockProducts, totals};
 
 /// The scales and the minimums of one Q4_K or Q5_K block, multiplied by `d` and `dmin`.
 #[inline]
@@ -20,7 +20,7 @@ fn scales_and_mins(block: &[u8]) -> [V; 2] {
     [mul(one_scale(block), widen(scales)), mul(one_scale(&block[2..]), widen(mins))]
 }
 
-/// Starts the products of a tile of two such blocks.
+/// Starts the products of a tile of two Q4_K or Q5_K blocks.
 #[inline]
 #[target_feature(enable = "neon")]
 fn two_blocks<const N: usize>(first: &[u8], second: &[u8], x: &[Q8Tile<'_>; N]) -> Products<N> {
@@ -29,8 +29,8 @@ fn two_blocks<const N: usize>(first: &[u8], second: &[u8], x: &[Q8Tile<'_>; N]) 
     Products::new([a[0], a[1], b[0], b[1]], Some(mins), x)
 }
 
-/// The codes of four blocks of 32 from 64 bytes: the low and the high nibbles of 32 bytes form one
-/// each.
+/// The codes of four blocks of 32 values from 64 bytes. The low nibbles of 32 bytes form one block,
+/// the high nibbles the next.
 #[inline]
 #[target_feature(enable = "neon")]
 fn four_blocks(bytes: &[u8], at: usize) -> [[int8x16_t; 2]; 4] {
@@ -61,14 +61,14 @@ pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
         let mut products = two_blocks(tile, &tile[176..], x);
         for i in 0..4 {
             let block = 176 * (i / 2);
-            let fifths = [16, 32].map(|at| load_bytes(tile, block + at));
+            let high_bits = [16, 32].map(|at| load_bytes(tile, block + at));
             let mut codes = four_blocks(tile, block + 48 + 64 * (i % 2));
             for (g, codes) in codes.iter_mut().enumerate() {
-                // Bit g of each byte belongs to group g of the block.
+                // Bit g of each byte is the high bit of a code of group g of the block.
                 let bit = vdupq_n_u8(1 << (4 * (i % 2) + g));
-                for (codes, fifths) in codes.iter_mut().zip(fifths) {
-                    let fifth = vandq_u8(vtstq_u8(fifths, bit), vdupq_n_u8(16));
-                    *codes = vorrq_s8(*codes, vreinterpretq_s8_u8(fifth));
+                for (codes, high_bits) in codes.iter_mut().zip(high_bits) {
+                    let high_bit = vandq_u8(vtstq_u8(high_bits, bit), vdupq_n_u8(16));
+                    *codes = vorrq_s8(*codes, vreinterpretq_s8_u8(high_bit));
                 }
             }
             products.add::<false>(4 * i, codes, x);
@@ -96,7 +96,7 @@ pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     for_tiles::<{ 2 * 210 }, N>(row, x, |tile, x| {
         for (half, block) in tile.as_chunks::<210>().0.iter().enumerate() {
             let scales = sixteen_scales(&block[192..208], &block[208..]);
-            let mut products = Sixteens::new(half, &scales, x);
+            let mut products = SubBlockProducts::new(half, &scales, x);
             for part in 0..2 {
                 products.add(part, six_bit_codes(block, part), x);
             }
@@ -127,15 +127,15 @@ pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 2 * 84 }, N>(row, x, |tile, x| {
         for (half, block) in tile.as_chunks::<84>().0.iter().enumerate() {
-            // Each byte has a scale in its low and a minimum in its high nibble.
+            // The low nibble of each byte is a scale, the high nibble a minimum.
             let [low, high] =
                 [0, 4].map(|shift| std::array::from_fn::<u8, 16, _>(|i| block[i] >> shift & 15));
             let scales = sixteen_scales(&low, &block[80..]);
             let mins = sixteen_scales(&high, &block[82..]);
-            let mut products = Sixteens::new(half, &scales, x);
+            let mut products = SubBlockProducts::new(half, &scales, x);
             for part in 0..2 {
                 products.add(part, bit_pairs(block, 16 + 32 * part), x);
-                products.take_off(part, &mins, x);
+                products.subtract_mins(part, &mins, x);
             }
             products.add_to(&mut acc);
         }
@@ -151,14 +151,14 @@ pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
         for (half, block) in tile.as_chunks::<110>().0.iter().enumerate() {
             let scales = q3_scales(&block[96..108]);
             let scales = sixteen_scales(bytemuck::cast_slice(&scales), &block[108..]);
-            let mut products = Sixteens::new(half, &scales, x);
+            let mut products = SubBlockProducts::new(half, &scales, x);
             for part in 0..2 {
                 let mut codes = bit_pairs(block, 32 + 32 * part);
                 for (i, codes) in codes.iter_mut().enumerate() {
-                    // Bit g of each byte belongs to the values from 32 * g on.
+                    // Bit g of each byte is the high bit of a code of the 32 values from 32 * g on.
                     let bit = vdupq_n_u8(1 << (4 * part + i / 2));
                     let set = vtstq_u8(load_bytes(block, 16 * (i % 2)), bit);
-                    // Subtracts 4 where the third bit is not set.
+                    // Subtracts 4 where the high bit is not set.
                     let less = vbicq_u8(vdupq_n_u8(4), set);
                     *codes = vsubq_s8(*codes, vreinterpretq_s8_u8(less));
                 }
@@ -199,7 +199,7 @@ pub(super) fn iq4_xs<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32;
     totals(acc)
 }
 
-/// The signed codes of one half of a Q6_K block, 16 in a register.
+/// The signed codes of one half of a Q6_K block, 16 per register.
 #[inline]
 #[target_feature(enable = "neon")]
 fn six_bit_codes(block: &[u8], half: usize) -> [int8x16_t; 8] {

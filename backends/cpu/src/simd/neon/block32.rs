@@ -8,9 +8,9 @@ use super::super::ActView;
 use super::super::rows::Row;
 use super::super::tile::{e8m0_normal, for_tiles};
 use super::vector::{load_bytes, load_ps, look_up, nibbles};
-use super::{Products, scales_apart, totals};
+use super::{Products, strided_scales, totals};
 
-/// The results of `codes` for the four blocks from `first` on.
+/// Returns `codes` of the four blocks from `first` on.
 #[inline(always)]
 fn four<T>(first: usize, codes: impl Fn(usize) -> T) -> [T; 4] {
     std::array::from_fn(|i| codes(first + i))
@@ -21,7 +21,7 @@ fn four<T>(first: usize, codes: impl Fn(usize) -> T) -> [T; 4] {
 pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
-        let mut products = Products::new(scales_apart::<18>(tile), None, x);
+        let mut products = Products::new(strided_scales::<18>(tile), None, x);
         for first in (0..16).step_by(4) {
             let codes = four(first, |i| {
                 nibbles(tile, 18 * i + 2).map(|codes| vsubq_s8(codes, vdupq_n_s8(8)))
@@ -38,8 +38,8 @@ pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 16 * 20 }, N>(row, x, |tile, x| {
-        let mins = scales_apart::<20>(&tile[2..]).map(|min| vnegq_f32(min));
-        let mut products = Products::new(scales_apart::<20>(tile), Some(mins), x);
+        let mins = strided_scales::<20>(&tile[2..]).map(|min| vnegq_f32(min));
+        let mut products = Products::new(strided_scales::<20>(tile), Some(mins), x);
         for first in (0..16).step_by(4) {
             products.add::<false>(first, four(first, |i| nibbles(tile, 20 * i + 4)), x);
         }
@@ -53,7 +53,7 @@ pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 16 * 34 }, N>(row, x, |tile, x| {
-        let mut products = Products::new(scales_apart::<34>(tile), None, x);
+        let mut products = Products::new(strided_scales::<34>(tile), None, x);
         for first in (0..16).step_by(4) {
             let codes = four(first, |i| {
                 [2, 18].map(|at| vreinterpretq_s8_u8(load_bytes(tile, 34 * i + at)))
@@ -65,7 +65,7 @@ pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
     totals(acc)
 }
 
-/// The codes of a block whose fifth bits begin at `at`, followed by its nibbles.
+/// The 5-bit codes of a block: the high bits begin at `at`, and the nibbles follow them.
 #[inline]
 #[target_feature(enable = "neon")]
 fn five_bits(tile: &[u8], at: usize) -> [int8x16_t; 2] {
@@ -84,7 +84,7 @@ fn five_bits(tile: &[u8], at: usize) -> [int8x16_t; 2] {
 pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 16 * 22 }, N>(row, x, |tile, x| {
-        let mut products = Products::new(scales_apart::<22>(tile), None, x);
+        let mut products = Products::new(strided_scales::<22>(tile), None, x);
         for first in (0..16).step_by(4) {
             let codes = four(first, |i| {
                 five_bits(tile, 22 * i + 2).map(|codes| vsubq_s8(codes, vdupq_n_s8(16)))
@@ -101,8 +101,8 @@ pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 16 * 24 }, N>(row, x, |tile, x| {
-        let mins = scales_apart::<24>(&tile[2..]).map(|min| vnegq_f32(min));
-        let mut products = Products::new(scales_apart::<24>(tile), Some(mins), x);
+        let mins = strided_scales::<24>(&tile[2..]).map(|min| vnegq_f32(min));
+        let mut products = Products::new(strided_scales::<24>(tile), Some(mins), x);
         for first in (0..16).step_by(4) {
             products.add::<false>(first, four(first, |i| five_bits(tile, 24 * i + 4)), x);
         }
@@ -116,7 +116,7 @@ pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
-        let mut products = Products::new(scales_apart::<18>(tile), None, x);
+        let mut products = Products::new(strided_scales::<18>(tile), None, x);
         for first in (0..16).step_by(4) {
             let codes = four(first, |i| look_up(&IQ4_CODES, tile, 18 * i + 2));
             products.add::<true>(first, codes, x);

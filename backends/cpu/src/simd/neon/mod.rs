@@ -1,10 +1,11 @@
-//! NEON, which every AArch64 processor supported by Rust's standard library has.
+//! NEON, which every AArch64 processor that Rust's standard library supports has.
 //!
-//! Codes are multiplied to 16 bits and summed up in 32. `sdot` would do both at once; its
-//! intrinsics are not stable in Rust (`stdarch_neon_dotprod`, rust-lang/rust#117224).
+//! Products of codes have 16 bits and are summed in 32 bits. `sdot` would do both in one
+//! instruction, but its intrinsics are not stable in Rust (`stdarch_neon_dotprod`,
+//! rust-lang/rust#117224).
 //!
-//! Every function here requires the features that [`detected`] checks; `TABLE` is returned only
-//! after that.
+//! Every function in this module requires the CPU features that [`is_supported`] checks;
+//! `Kernels::select` returns `TABLE` only after this check.
 
 mod activation;
 mod apart;
@@ -36,11 +37,11 @@ pub(super) const TABLE: Table = Table {
     transposed: transposed::transposed,
     panel: Panel { fill: panel::FILL, times: panel::TIMES },
     quantize: |x, q, d, sum| {
-        // SAFETY: `Kernels::select` returns this table only if `detected` holds.
+        // SAFETY: `Kernels::select` returns this table only if `is_supported` holds.
         unsafe { quantize::quantize(x, q, d, sum) }
     },
     sum_squares: |x| {
-        // SAFETY: the same.
+        // SAFETY: as above.
         unsafe { plain::sum_squares(x) }
     },
     attention: &attention::ATTENTION,
@@ -49,8 +50,8 @@ pub(super) const TABLE: Table = Table {
     recurrent: &recurrent::RECURRENT,
 };
 
-/// Whether this processor has the features.
-pub(super) fn detected() -> bool {
+/// Whether this processor has the instructions that this level uses.
+pub(super) fn is_supported() -> bool {
     is_aarch64_feature_detected!("neon")
 }
 
@@ -101,16 +102,16 @@ fn totals<const N: usize>(acc: [float32x4_t; N]) -> [f32; N] {
     acc.map(|acc| vaddvq_f32(acc))
 }
 
-/// The products of one tile: the blocks' scales times the activations' scales, and sums, in which
-/// lane i belongs to blocks i, i + 4, i + 8 and i + 12.
+/// The products of one tile: `weights` are the blocks' scales times the activations' scales. Lane i
+/// of `sums` belongs to blocks i, i + 4, i + 8 and i + 12.
 struct Products<const N: usize> {
     weights: [[float32x4_t; 4]; N],
     sums: [float32x4_t; N],
 }
 
 impl<const N: usize> Products<N> {
-    /// Starts with the sums subtracted by the minimums: `scales` and `mins` of 16 blocks of 32
-    /// values.
+    /// Starts a tile of 16 blocks of 32 values with these scales. The sums start with the negated
+    /// contribution of `mins`.
     #[inline]
     #[target_feature(enable = "neon")]
     fn new(scales: [float32x4_t; 4], mins: Option<[float32x4_t; 4]>, x: &[Q8Tile<'_>; N]) -> Self {
@@ -148,7 +149,7 @@ impl<const N: usize> Products<N> {
                 if WIDE {
                     vpadalq_s16(vpaddlq_s16(pairs_of(low, q[0])), pairs_of(high, q[1]))
                 } else {
-                    // Four products of at most 64 * 127 fit in 16 bits, too.
+                    // The sum of four products of at most 64 * 127 also fits in 16 bits.
                     let sums = vmlal_s8(pairs_of(low, q[0]), vget_low_s8(high), vget_low_s8(q[1]));
                     vpaddlq_s16(vmlal_high_s8(sums, high, q[1]))
                 }
@@ -158,8 +159,8 @@ impl<const N: usize> Products<N> {
         }
     }
 
-    /// Adds the tile to the row's sums. A tile has separate sums so that tiles can overlap in the
-    /// pipeline.
+    /// Adds the tile's sums to the row's sums. Separate sums per tile let tiles overlap in the
+    /// CPU's pipeline.
     #[inline]
     #[target_feature(enable = "neon")]
     fn add_to(self, acc: &mut [float32x4_t; N]) {
@@ -169,21 +170,22 @@ impl<const N: usize> Products<N> {
     }
 }
 
-/// The products of a block of 256 values, half `half` of a tile, with a scale per 16 values.
-struct Sixteens<const N: usize> {
+/// The products of a block of 256 values with one scale per 16 values. The block is half `half` of
+/// a tile.
+struct SubBlockProducts<const N: usize> {
     half: usize,
     scales: [f32; 16],
     sums: [float32x4_t; N],
 }
 
-impl<const N: usize> Sixteens<N> {
+impl<const N: usize> SubBlockProducts<N> {
     #[inline]
     #[target_feature(enable = "neon")]
     fn new(half: usize, scales: &[f32; 16], _: &[Q8Tile<'_>; N]) -> Self {
         Self { half, scales: *scales, sums: [vdupq_n_f32(0.0); N] }
     }
 
-    /// Adds the integer sums of each 16 values of one half of the block, times `factors`.
+    /// Adds the integer sums of each 16 values of one half of the block, multiplied by `factors`.
     #[inline]
     #[target_feature(enable = "neon")]
     fn add_sums(
@@ -219,7 +221,7 @@ impl<const N: usize> Sixteens<N> {
     /// Subtracts the minimums of one half of the block.
     #[inline]
     #[target_feature(enable = "neon")]
-    fn take_off(&mut self, part: usize, mins: &[f32; 16], x: &[Q8Tile<'_>; N]) {
+    fn subtract_mins(&mut self, part: usize, mins: &[f32; 16], x: &[Q8Tile<'_>; N]) {
         let mins = mins.map(|min| -min);
         self.add_sums(part, &mins, x, |_, q| vpaddlq_s16(vpaddlq_s8(q)));
     }
@@ -243,14 +245,15 @@ impl<const N: usize> Sixteens<N> {
     }
 }
 
-/// 16 codes of the activations.
+/// 16 quantised activations, from index `at` on.
 #[inline]
 #[target_feature(enable = "neon")]
 fn load_codes(x: &Q8Tile<'_>, at: usize) -> int8x16_t {
     vreinterpretq_s8_u8(load_bytes(bytemuck::cast_slice(x.q), at))
 }
 
-/// Sums of two products of codes with activations: two of at most 128 * 127 fit in 16 bits.
+/// Sums of two products of codes with activations. A sum of two products of at most 128 * 127 fits
+/// in 16 bits.
 #[inline]
 #[target_feature(enable = "neon")]
 fn pairs_of(codes: int8x16_t, q: int8x16_t) -> int16x8_t {
@@ -265,10 +268,11 @@ fn block_sums(dots: [int32x4_t; 4]) -> float32x4_t {
     vcvtq_f32_s32(vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d)))
 }
 
-/// 16 f16 scales of consecutive blocks, the first at the beginning of `tile`, `STRIDE` bytes apart.
+/// 16 f16 scales of consecutive blocks of `STRIDE` bytes; the first scale is at the beginning of
+/// `tile`.
 #[inline]
 #[target_feature(enable = "neon")]
-fn scales_apart<const STRIDE: usize>(tile: &[u8]) -> [float32x4_t; 4] {
+fn strided_scales<const STRIDE: usize>(tile: &[u8]) -> [float32x4_t; 4] {
     let eight = |first: usize| {
         let words: [u16; 8] = std::array::from_fn(|i| {
             let at = STRIDE * (first + i);

@@ -1,5 +1,5 @@
-//! Panels times tokens: 32 rows are eight registers; the products of quantised rows use two at a
-//! time.
+//! Products of panels with tokens: 32 rows fill eight registers, of which a pass over quantised
+//! rows uses two.
 
 use std::arch::aarch64::*;
 use std::ops::Range;
@@ -11,13 +11,14 @@ use super::super::panel::{
     sums_of_16,
 };
 use super::super::panel_parts::panel_parts;
-use super::super::tile::padded;
+use super::super::tile::pad_with_zeros;
 use super::vector::*;
 
 panel_kernels!("neon");
 panel_parts!("neon");
 
-/// The products of 16 rows' first `n_groups` groups with some tokens, whose codes are at `q`.
+/// The products of the first `n_groups` groups of 16 rows with `TOKENS` tokens; `q` points to the
+/// tokens' codes.
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn group<const GROUP: usize, const MIN: bool>(
@@ -55,20 +56,20 @@ unsafe fn dots<const GROUP: usize>(
     q: &[*const i32; TOKENS],
     g: usize,
 ) -> [V; TOKENS] {
-    // Two lanes per row.
+    // The sums have two lanes per row.
     let mut sums = [[vdupq_n_s32(0); 4]; TOKENS];
     for i in (g * GROUP / 4..(g + 1) * GROUP / 4).step_by(2) {
         let [first, second] = [i, i + 1].map(|i| {
             let codes = load_ps(panel, PANEL_ROWS * i);
-            // A panel's codes are shifted up by 128.
+            // The panel's codes have 128 added, which the XOR removes.
             codes.map(|v| veorq_s8(vreinterpretq_s8_f32(v), vdupq_n_s8(-128)))
         });
         for (sums, q) in sums.iter_mut().zip(q) {
-            // SAFETY: inside the group, whose values the caller provides.
+            // SAFETY: the address is inside the group, whose values the caller provides.
             let [a, b] = [i, i + 1].map(|i| unsafe { q.add(i).read_unaligned() });
             let [a, b] = [a, b].map(|q| vreinterpretq_s8_s32(vdupq_n_s32(q)));
             for (half, (first, second)) in first.into_iter().zip(second).enumerate() {
-                // Two products of at most 128 * 127 fit in 16 bits.
+                // The sum of two products of at most 128 * 127 fits in 16 bits.
                 let low = vmull_s8(vget_low_s8(first), vget_low_s8(a));
                 let low = vmlal_s8(low, vget_low_s8(second), vget_low_s8(b));
                 let high = vmlal_high_s8(vmull_high_s8(first, a), second, b);

@@ -1,3 +1,3 @@
-//! Formats without blocks, and vectors.
+//! Kernels of formats without blocks, and of vectors of floats.
 
 super::super::plain::plain_kernels!("neon");

@@ -12,12 +12,12 @@ pub(super) fn quantize(x: &[f32], q: &mut [i8], d: &mut [f32], sum: &mut [i32]) 
     for_q8_blocks(x, q, d, sum, |x, q| block(x, q));
 }
 
-/// One block: writes its `q`, returns `d` and the sum.
+/// Quantises one block into `q`; returns the scale `d` and the sum of `q`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn block(x: &[f32; Q8_BLOCK], q: &mut [i8; Q8_BLOCK]) -> (f32, i32) {
     let x = [0, 8, 16, 24].map(|at| load_ps(x, at));
-    // As bit patterns, magnitudes sort like the floats, with infinity and NaN on top.
+    // The bit patterns of magnitudes sort like the floats, with infinity and NaN above all numbers.
     let most = x
         .as_flattened()
         .iter()
@@ -31,7 +31,8 @@ fn block(x: &[f32; Q8_BLOCK], q: &mut [i8; Q8_BLOCK]) -> (f32, i32) {
     let inverse = 127.0 / amax;
     let mut sum = vdupq_n_s32(0);
     for (x, q) in x.iter().zip(q.as_chunks_mut::<8>().0) {
-        // The conversion rounds to nearest, ties to even; 127 is exceeded only by rounding error.
+        // The conversion rounds to nearest, ties to even. Only a rounding error can make a value
+        // larger than 127, so the result fits in a byte.
         let codes = x.map(|v| vcvtnq_s32_f32(vmulq_n_f32(v, inverse)));
         sum = vaddq_s32(sum, vaddq_s32(codes[0], codes[1]));
         let bytes = vmovn_s16(vmovn_high_s32(vmovn_s32(codes[0]), codes[1]));

@@ -1,8 +1,8 @@
-//! Operations used by the kernels that are written once for all levels: two registers of 4 floats
-//! at a time.
+//! Vector operations for the kernels that are written once for all SIMD levels; a vector is two
+//! registers of 4 floats.
 //!
-//! NEON has twice as many registers as AVX2, of half the size. In pairs they fill the tiles of the
-//! shared kernels in the same way, and each row of a tile is loaded for 8 values.
+//! NEON has twice as many registers as AVX2, of half the size. Pairs of registers therefore fit the
+//! same tiles as AVX2 registers.
 
 use std::arch::aarch64::*;
 
@@ -11,23 +11,23 @@ use half::f16;
 pub(super) type V = [float32x4_t; 2];
 pub(super) const LANES: usize = 8;
 
-macro_rules! vocabulary {
+macro_rules! vector_ops {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty $body:block)+) => {
         $(
             $(#[$doc])*
-            // Inlined, because a function call would pass a pair of registers through memory.
+            // Always inlined, because a call would pass a pair of registers through memory.
             #[inline(always)]
-            #[allow(unused_unsafe, reason = "some bodies need no unsafe, some have their own blocks")]
+            #[allow(unused_unsafe, reason = "some bodies are safe or have their own unsafe blocks")]
             pub(super) fn $name($($arg: $type),*) -> $result {
-                // SAFETY: only kernels of this level call it, and `Kernels::select` returns those
-                // only if NEON was detected.
+                // SAFETY: only kernels of this level call these functions, and `Kernels::select`
+                // returns this level only if NEON was detected.
                 unsafe { $body }
             }
         )+
     };
 }
 
-vocabulary! {
+vector_ops! {
     fn zero() -> V { splat(0.0) }
     fn splat(v: f32) -> V { [vdupq_n_f32(v); 2] }
     fn add(a: V, b: V) -> V { [vaddq_f32(a[0], b[0]), vaddq_f32(a[1], b[1])] }
@@ -48,7 +48,7 @@ vocabulary! {
         let smaller = |i: usize| vbslq_f32(vcltq_f32(a[i], b[i]), a[i], b[i]);
         [smaller(0), smaller(1)]
     }
-    /// a where x is below 0, else b.
+    /// In each lane: a if x is below 0, else b.
     fn where_negative(x: V, a: V, b: V) -> V {
         [vbslq_f32(vcltzq_f32(x[0]), a[0], b[0]), vbslq_f32(vcltzq_f32(x[1]), a[1], b[1])]
     }
@@ -67,7 +67,7 @@ vocabulary! {
             vpaddq_f32(vpaddq_f32(e, f), vpaddq_f32(g, h)),
         ]
     }
-    /// The sum of the lanes: the registers, then neighbours, then pairs.
+    /// The sum of the lanes, in a fixed order: the two registers, then neighbours, then pairs.
     fn total(v: V) -> f32 { vaddvq_f32(vaddq_f32(v[0], v[1])) }
 
     /// 16 bytes at `at`.
@@ -90,27 +90,27 @@ vocabulary! {
         }
     }
 
-    /// Four f16 as floats.
+    /// Converts four f16 values to floats.
     ///
-    /// In integers: `vcvt_f32_f16`, one instruction, is stable only from Rust 1.94, newer than
-    /// this workspace requires.
+    /// Uses integer operations: `vcvt_f32_f16` needs Rust 1.94, which is newer than this workspace
+    /// requires.
     fn widen_four(halves: uint16x4_t) -> float32x4_t {
-        // The sign stays at the top, and the five exponent bits become the low bits of eight, too
-        // small by 112.
+        // The sign stays in the top bit. The five exponent bits become the low bits of an 8-bit
+        // exponent, which is too small by 112.
         let high = vreinterpretq_s32_u32(vshll_n_u16::<16>(halves));
         let placed = vandq_s32(vshrq_n_s32::<3>(high), vdupq_n_s32(0x8fff_e000_u32 as i32));
         let scale = vdupq_n_f32(f32::from_bits((127 + 112) << 23));
         let value = vmulq_f32(vreinterpretq_f32_s32(placed), scale);
-        // The largest exponent means infinity or NaN, not 2^16 and more.
+        // The largest f16 exponent means infinity or NaN, not values of 2^16 and more.
         let special = vcageq_f32(value, vdupq_n_f32(65536.0));
         let exponent = vandq_u32(special, vdupq_n_u32(f32::INFINITY.to_bits()));
         vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(value), exponent))
     }
-    /// Eight f16 as floats.
+    /// Converts eight f16 values to floats.
     fn widen_eight(halves: uint16x8_t) -> V {
         [widen_four(vget_low_u16(halves)), widen_four(vget_high_u16(halves))]
     }
-    /// Eight signed bytes as floats.
+    /// Converts eight signed bytes to floats.
     fn widen_bytes(bytes: int8x8_t) -> V {
         let wide = vmovl_s8(bytes);
         [
@@ -171,7 +171,7 @@ pub(super) fn look_up(table: &[i8; 16], pairs: &[u8], at: usize) -> [int8x16_t; 
     nibbles(pairs, at).map(|nibbles| vqtbl1q_s8(table, vreinterpretq_u8_s8(nibbles)))
 }
 
-/// As [`look_up`], into 32 bytes.
+/// [`look_up`] with the result in 32 bytes of `codes`.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
@@ -181,8 +181,8 @@ pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
     }
 }
 
-/// Adds `h * (nibble - offset)` for rows of 16 bytes, each of which holds the low nibbles for two
-/// sums and the high ones for the next two.
+/// Adds `h * (nibble - offset)` to the sums. Each 16 bytes of the row have the low nibbles for two
+/// sums and the high nibbles for the next two sums.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn add_nibbles<const R: usize>(h: V, row: &[u8], offset: i8, sums: &mut [V; R]) {

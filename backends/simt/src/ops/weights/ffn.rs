@@ -1,50 +1,51 @@
-//! Feed-forward blocks: in decode gate first, then only the active neurons; in prefill by tiles.
+//! Feed-forward blocks. In decode the gate comes first, then up and down for the active neurons
+//! only; in prefill, tiles compute all neurons.
 
 use hal::format::Format;
-use hal::op::{Activation, FfnKind, Groups, Skip, SparseFfn};
+use hal::op::{Activation, ExpertRanges, FfnKind, Skip, SparseFfn};
 use hal::{Operand, Plan, Result, Rows, Tensor, TensorDesc};
 use layout::stride;
 
 use super::FEW;
-use super::down::{DownRooms, SecondHalf, group_weight, tokens};
-use super::experts::{self, ExpertRooms};
-use super::ffn_many::{ManyRooms, lower_many};
+use super::down::{DownScratch, SecondHalf, expert_weights, tokens};
+use super::experts::{self, ExpertScratch};
+use super::ffn_many::{ManyScratch, lower_many};
 use super::matmul::{Clear, quantize};
 use super::operand::{Weight, refusal, takes_q8};
-use super::scratch::{Room, Scratch};
+use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
 use crate::driver::Arg;
 use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Words before the values of neurons, for the counts of active ones.
+/// Number of words before the neuron values: a counter of active neurons for each token.
 const N_COUNTS: usize = 64;
 /// Marks the value of a skipped neuron (`kernels-cuda/lib/ffn.cuh`).
 const DROPPED: u32 = 0x8000_0000;
-/// Maximum number of groups: a block holds a list of the used ones.
-const MAX_GROUPS: usize = 1024;
+/// Maximum number of experts, since a block keeps a list of the used experts.
+const MAX_EXPERTS: usize = 1024;
 /// Threads per block of `ffn_few`, blocks per multiprocessor (as many as the kernel's registers
-/// allow), and neurons that a group of lanes tests at once.
+/// allow), and neurons that a set of lanes tests at once.
 const BLOCK: u32 = 128;
 const PER_UNIT: u32 = 4;
 const NEURONS: usize = 2;
 
-/// The algorithms for a block.
+/// How a feed-forward block is computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FfnAlgorithm {
     /// Gate first, then only the active neurons, up to 16 tokens at a time.
     Few,
-    /// Products with all rows first; then the inactive neurons are dropped.
+    /// First the products with all rows of gate and up, then inactive neurons are dropped.
     Many,
-    /// As `Many`, each expert with the tokens that use it.
+    /// As `ManyTokens`, but each expert processes only the tokens that are routed to it.
     Experts,
 }
 
 impl FfnAlgorithm {
     fn of(op: &SparseFfn<TensorDesc>) -> FfnAlgorithm {
         let (cut, many) = (matches!(op.skip, Skip::GaussianCut(_)), op.x.n_rows > FEW);
-        match op.groups {
+        match op.experts {
             _ if cut => FfnAlgorithm::Many,
             None if many => FfnAlgorithm::Many,
             Some(_) if many && matches!(op.rows, Rows::All) => FfnAlgorithm::Experts,
@@ -55,16 +56,16 @@ impl FfnAlgorithm {
 
 pub(crate) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
     let mut scratch = Scratch::default();
-    let way = FfnAlgorithm::of(op);
-    match (way, &op.groups) {
-        (FfnAlgorithm::Experts, Some(groups)) => {
-            ExpertRooms::new(op, groups, &mut scratch);
+    let algorithm = FfnAlgorithm::of(op);
+    match (algorithm, &op.experts) {
+        (FfnAlgorithm::Experts, Some(experts)) => {
+            ExpertScratch::new(op, experts, &mut scratch);
         }
         (FfnAlgorithm::Many | FfnAlgorithm::Experts, _) => {
-            ManyRooms::new(op, facts, &mut scratch);
+            ManyScratch::new(op, facts, &mut scratch);
         }
         (FfnAlgorithm::Few, _) => {
-            FewRooms::new(op, facts, &mut scratch);
+            FewScratch::new(op, facts, &mut scratch);
         }
     }
     let mut refused = refusal("up", &op.up);
@@ -74,15 +75,16 @@ pub(crate) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
     if stride(&op.down).is_none() {
         refused = refused.or(Some(format!("operand down has no device layout: {}", op.down)));
     }
-    let n_group = op.groups.as_ref().map_or(0, Groups::n_group);
-    if n_group > MAX_GROUPS {
-        refused = refused.or(Some(format!("{n_group} groups, at most {MAX_GROUPS} are supported")));
+    let n_expert = op.experts.as_ref().map_or(0, ExpertRanges::n_expert);
+    if n_expert > MAX_EXPERTS {
+        refused =
+            refused.or(Some(format!("{n_expert} experts; at most {MAX_EXPERTS} are supported")));
     }
     if let Some(reason) = refused {
         return Plan::No(reason);
     }
-    let slow = (way == FfnAlgorithm::Few && op.x.n_rows > FEW)
-        .then(|| "row lists with experts run 16 tokens at a time on graphics devices".to_owned());
+    let slow = (algorithm == FfnAlgorithm::Few && op.x.n_rows > FEW)
+        .then(|| "experts with row lists process only 16 tokens at a time on GPUs".to_owned());
     Plan::Yes { workspace: hal::Bytes(scratch.bytes), slow }
 }
 
@@ -90,32 +92,32 @@ pub(crate) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>) -> Resul
     let hal::Op::SparseFfn(desc) = hal::Op::from(op.clone()).to_desc() else {
         unreachable!("`to_desc` keeps the op's variant")
     };
-    let starts = match &op.groups {
-        Some(groups) => out.constants(&groups.starts)?,
+    let starts = match &op.experts {
+        Some(experts) => out.constants(&experts.starts)?,
         None => Span::NONE,
     };
-    match (FfnAlgorithm::of(&desc), &op.groups) {
-        (FfnAlgorithm::Experts, Some(groups)) => {
-            let rooms = ExpertRooms::new(&desc, groups, &mut Scratch::default());
-            return experts::lower_experts(op, groups, &rooms, starts, out);
+    match (FfnAlgorithm::of(&desc), &op.experts) {
+        (FfnAlgorithm::Experts, Some(experts)) => {
+            let ranges = ExpertScratch::new(&desc, experts, &mut Scratch::default());
+            return experts::lower_experts(op, experts, &ranges, starts, out);
         }
         (FfnAlgorithm::Many | FfnAlgorithm::Experts, _) => {
-            let rooms = ManyRooms::new(&desc, out.facts(), &mut Scratch::default());
-            return lower_many(op, &rooms, starts, out);
+            let ranges = ManyScratch::new(&desc, out.facts(), &mut Scratch::default());
+            return lower_many(op, &ranges, starts, out);
         }
         (FfnAlgorithm::Few, _) => {}
     }
-    let rooms = FewRooms::new(&desc, out.facts(), &mut Scratch::default());
+    let ranges = FewScratch::new(&desc, out.facts(), &mut Scratch::default());
     let n_tokens = desc.x.n_rows;
     for first_token in (0..n_tokens).step_by(FEW) {
         let n_tokens = FEW.min(n_tokens - first_token);
-        Few { op, rooms: &rooms, starts, first_token, n_tokens }.lower(out)?;
+        FewTokens { op, ranges: &ranges, starts, first_token, n_tokens }.lower(out)?;
     }
     Ok(())
 }
 
-/// The preparation that a decode block needs: where its x goes in Q8 blocks, and which words are
-/// initialised.
+/// The preparation of a decode block that an earlier kernel can do: the destination of x in Q8
+/// blocks, and the words to initialise.
 pub(crate) fn before_ffn(
     op: &SparseFfn<Tensor>,
     out: &Lowering<'_>,
@@ -127,15 +129,15 @@ pub(crate) fn before_ffn(
     if FfnAlgorithm::of(&desc) != FfnAlgorithm::Few || n_tokens > FEW {
         return Ok((None, None));
     }
-    let rooms = FewRooms::new(&desc, out.facts(), &mut Scratch::default());
-    let few = Few { op, rooms: &rooms, starts: Span::NONE, first_token: 0, n_tokens };
-    let rounded = rounds_x(desc.gate.map(|gate| gate.format), desc.up.format);
-    let q8 = if rounded { Some(rooms.q8.span(out)?) } else { None };
-    Ok((q8, Some(few.clear(rooms.h.span(out)?))))
+    let ranges = FewScratch::new(&desc, out.facts(), &mut Scratch::default());
+    let few = FewTokens { op, ranges: &ranges, starts: Span::NONE, first_token: 0, n_tokens };
+    let quantized = quantizes_x(desc.gate.map(|gate| gate.format), desc.up.format);
+    let q8 = if quantized { Some(ranges.q8.span(out)?) } else { None };
+    Ok((q8, Some(few.clear(ranges.h.span(out)?))))
 }
 
-/// FFN kind, activation, skip rule, the activation's factor, the skip threshold, the activation's
-/// limit: in the order of the kernels' parameters.
+/// Parameters in the kernels' order: FFN kind, activation, skip rule, factor of the activation,
+/// skip threshold, limit of the activation.
 pub(super) fn rule(op: &SparseFfn<Tensor>) -> [Arg; 6] {
     let kind = match op.kind {
         FfnKind::Plain => 0,
@@ -156,84 +158,91 @@ pub(super) fn rule(op: &SparseFfn<Tensor>) -> [Arg; 6] {
         Skip::BelowPerRow => 2,
         Skip::GaussianCut(_) => 3,
     };
-    // A parameter for skip rules with a single threshold; no rule of `hal` needs it.
+    // The kernels can skip neurons below a single threshold, but no skip rule of `hal` does that.
     let limit = 0.0;
     let floats = [alpha, limit, cap].map(Arg::F32);
     [Arg::U32(kind), Arg::U32(activation), Arg::U32(skip), floats[0], floats[1], floats[2]]
 }
 
 /// Whether x is needed in Q8 blocks.
-pub(super) fn rounds_x(gate: Option<Format>, up: Format) -> bool {
+pub(super) fn quantizes_x(gate: Option<Format>, up: Format) -> bool {
     takes_q8(up) || gate.is_some_and(takes_q8)
 }
 
 /// Scratch memory of a decode step.
-struct FewRooms {
-    /// x in Q8 blocks, if gate or up takes it.
-    q8: Room,
-    /// Counts, then the values of neurons.
-    h: Room,
-    down: DownRooms,
+struct FewScratch {
+    /// x in Q8 blocks, if gate or up reads that format.
+    q8: ScratchRange,
+    /// Counts of active neurons, then the neuron values.
+    h: ScratchRange,
+    down: DownScratch,
 }
 
-impl FewRooms {
-    fn new(op: &SparseFfn<TensorDesc>, facts: &Facts, scratch: &mut Scratch) -> FewRooms {
+impl FewScratch {
+    fn new(op: &SparseFfn<TensorDesc>, facts: &Facts, scratch: &mut Scratch) -> FewScratch {
         let n_tokens = op.x.n_rows.min(FEW);
-        let rounded = rounds_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
-        let q8 = scratch.q8(if rounded { n_tokens * op.x.n_cols } else { 0 });
+        let quantized = quantizes_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
+        let q8 = scratch.q8(if quantized { n_tokens * op.x.n_cols } else { 0 });
         let h = scratch.words(N_COUNTS + n_tokens * op.up.n_rows);
-        FewRooms { q8, h, down: DownRooms::new(op, n_tokens, facts, scratch) }
+        FewScratch { q8, h, down: DownScratch::new(op, n_tokens, facts, scratch) }
     }
 }
 
 /// Up to 16 tokens of an op.
-struct Few<'a> {
+struct FewTokens<'a> {
     op: &'a SparseFfn<Tensor>,
-    rooms: &'a FewRooms,
+    ranges: &'a FewScratch,
     starts: Span,
     first_token: usize,
     n_tokens: usize,
 }
 
-/// The work of one `ffn_few` launch: test values, or the values computed from them, or both.
+/// The matrices of one `ffn_few` launch: `test` decides which neurons are active, and `up` is read
+/// for the active neurons only.
 struct Stage<'a> {
     test: Option<&'a Weight>,
     up: Option<&'a Weight>,
 }
 
-impl Few<'_> {
+impl FewTokens<'_> {
     fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
         let op = self.op;
         let (up, x_desc) = (op.up.desc(), op.x.desc());
         let n_h = self.n_tokens * up.n_rows;
-        let room = self.rooms.h.span(out)?;
-        let clear = self.clear(room);
-        let counts = room.part(0, 4 * N_COUNTS as u64);
-        let h = room.part(4 * N_COUNTS as u64, 4 * n_h as u64);
+        let range = self.ranges.h.span(out)?;
+        let clear = self.clear(range);
+        let counts = range.part(0, 4 * N_COUNTS as u64);
+        let h = range.part(4 * N_COUNTS as u64, 4 * n_h as u64);
         let x = tokens(&op.x, self.first_token, self.n_tokens)?;
-        let q8 = self.rooms.q8.span(out)?;
-        let rounded = rounds_x(op.gate.as_ref().map(|gate| gate.desc().format), up.format);
-        let is_rounded = !rounded || out.rounded(x) == Some(q8);
-        let is_cleared = out.ahead().cleared.take() == Some(clear.span);
-        if !(is_rounded && is_cleared) {
-            let n_values = if is_rounded { 0 } else { self.n_tokens * x_desc.n_cols };
-            quantize(x, n_values, q8, (!is_cleared).then_some(clear), out);
+        let q8 = self.ranges.q8.span(out)?;
+        let quantized = quantizes_x(op.gate.as_ref().map(|gate| gate.desc().format), up.format);
+        let is_quantized = !quantized || out.quantized(x) == Some(q8);
+        let is_initialised = out.earlier().initialised.take() == Some(clear.span);
+        if !(is_quantized && is_initialised) {
+            let n_values = if is_quantized { 0 } else { self.n_tokens * x_desc.n_cols };
+            quantize(x, n_values, q8, (!is_initialised).then_some(clear), out);
         }
-        self.hidden([x, q8], h, counts, out)?;
-        let (rooms, first_token, n_tokens) = (self.rooms.down, self.first_token, self.n_tokens);
-        SecondHalf { op, rooms, first_token, n_tokens, h, counts, starts: self.starts }.lower(out)
+        self.lower_hidden([x, q8], h, counts, out)?;
+        let (ranges, first_token, n_tokens) = (self.ranges.down, self.first_token, self.n_tokens);
+        SecondHalf { op, ranges, first_token, n_tokens, h, counts, starts: self.starts }.lower(out)
     }
 
-    /// Initial contents of counts and values. If only some rows are processed, the others are
-    /// marked as skipped.
-    fn clear(&self, room: Span) -> Clear {
-        let some = self.op.groups.is_some() || matches!(self.op.rows, Rows::Active(_));
+    /// Initial contents of counts and neuron values. If only some rows are processed, the other
+    /// neurons are marked as skipped.
+    fn clear(&self, range: Span) -> Clear {
+        let some = self.op.experts.is_some() || matches!(self.op.rows, Rows::Active(_));
         let n_h = if some { self.n_tokens * self.op.up.desc().n_rows } else { 0 };
-        Clear { span: room, n: N_COUNTS + n_h, n_zero: N_COUNTS, word: DROPPED }
+        Clear { span: range, n: N_COUNTS + n_h, n_zero: N_COUNTS, word: DROPPED }
     }
 
-    /// The values of all active neurons; `x` is given in F32 and in Q8 blocks.
-    fn hidden(&self, x: [Span; 2], h: Span, counts: Span, out: &mut Lowering<'_>) -> Result<()> {
+    /// Computes the values of all active neurons; `x` is given in F32 and in Q8 blocks.
+    fn lower_hidden(
+        &self,
+        x: [Span; 2],
+        h: Span,
+        counts: Span,
+        out: &mut Lowering<'_>,
+    ) -> Result<()> {
         let up = Weight::new(&self.op.up)?;
         let gate = self.op.gate.as_ref().map(Weight::new).transpose()?;
         let stages = match &gate {
@@ -262,13 +271,13 @@ impl Few<'_> {
         let matrix = |weight: Option<&Weight>| ptr(weight.map_or(Span::NONE, |w| w.span));
         let bias_test = if op.gate.is_some() { &op.bias_gate } else { &op.bias_up };
         let (list, list_size, listed) = self.list()?;
-        let n_group = op.groups.as_ref().map_or(0, Groups::n_group);
-        let (most_rows, most) = match (&op.groups, listed) {
+        let n_expert = op.experts.as_ref().map_or(0, ExpertRanges::n_expert);
+        let (most_rows, most) = match (&op.experts, listed) {
             (_, Some(capacity)) => (0, capacity),
             (None, None) => (0, weight.desc.n_rows),
-            (Some(groups), None) => {
-                let most_rows = groups.rows().map(|rows| rows.len()).max().unwrap_or(0);
-                (most_rows, most_rows * n_group.min(self.n_tokens * groups.n_used))
+            (Some(experts), None) => {
+                let most_rows = experts.rows().map(|rows| rows.len()).max().unwrap_or(0);
+                (most_rows, most_rows * n_expert.min(self.n_tokens * experts.n_used))
             }
         };
         let mut args = vec![
@@ -276,13 +285,13 @@ impl Few<'_> {
             matrix(stage.up),
             ptr(weight.tables(out)),
             ptr(if takes_q8(format) { q8 } else { x }),
-            ptr(out.maybe(bias_test.as_ref())?),
-            ptr(out.maybe(op.bias_up.as_ref())?),
+            ptr(out.plain_or_null(bias_test.as_ref())?),
+            ptr(out.plain_or_null(op.bias_up.as_ref())?),
         ];
         args.extend(list.map(ptr));
         args.extend([
-            ptr(out.maybe(op.threshold.as_ref())?),
-            ptr(group_weight(op, self.first_token, self.n_tokens)?),
+            ptr(out.plain_or_null(op.threshold.as_ref())?),
+            ptr(expert_weights(op, self.first_token, self.n_tokens)?),
             ptr(self.starts),
             ptr(h),
             ptr(counts),
@@ -293,7 +302,7 @@ impl Few<'_> {
             word(lanes),
         ]);
         args.extend(list_size.map(word));
-        args.extend([word(n_group), word(most_rows)]);
+        args.extend([word(n_expert), word(most_rows)]);
         args.extend(rule(op));
         let per_block = NEURONS * (BLOCK as usize / lanes);
         let blocks = out.facts().persistent(most.div_ceil(per_block), PER_UNIT);
@@ -302,12 +311,12 @@ impl Few<'_> {
         Ok(())
     }
 
-    /// A list's ids, count and membership bits; its capacity, words of bits and the bit of the
-    /// first token; and the capacity again if there is a list.
+    /// The row list's ids, count and membership bits; its capacity, membership words per row and
+    /// the bit of the first token; then the capacity, or `None` without a list.
     fn list(&self) -> Result<([Span; 3], [usize; 3], Option<usize>)> {
         let Rows::Active(set) = &self.op.rows else { return Ok(([Span::NONE; 3], [0; 3], None)) };
         let all = plain(&set.members)?;
-        // The word with the first token's bit.
+        // `members` begins at the word with the first token's bit.
         let skipped = (4 * (self.first_token / 32) as u64).min(all.size);
         let members = all.part(skipped, all.size - skipped);
         let capacity = set.ids.desc().n_cols;

@@ -11,15 +11,15 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Threads per block of `matmul_few`, and rows that a group of lanes processes at once.
+/// Threads per block of `matmul_few`, and rows that a set of lanes processes at once.
 const FEW_BLOCK: u32 = 128;
 const FEW_ROWS: usize = 2;
-/// Rows and tokens per tile of `matmul_many`; rows per tile of `matmul_some`, for grids that would
-/// be too small.
+/// Rows and tokens per tile of `matmul_many`.
 const TILE_ROWS: usize = 128;
 const TILE_TOKENS: usize = 64;
+/// Rows per tile of `matmul_some`, which is used if larger tiles would not fill the device.
 const SMALL_TILE_ROWS: usize = 32;
-/// The latter for float weights.
+/// Rows per tile of `matmul_some` with float weights.
 const SMALL_FLOAT_TILE_ROWS: usize = 64;
 
 pub(crate) fn plan_matmul(op: &MatMul<TensorDesc>, _facts: &Facts) -> Plan {
@@ -41,10 +41,11 @@ pub(crate) fn products_workspace(w: &TensorDesc, n_tokens: usize) -> u64 {
 pub(crate) fn lower_matmul(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let (desc, mut x) = (op.x.desc(), plain(&op.x)?);
     if takes_q8(op.w.desc().format) {
-        x = rounded(x, desc.n_rows * desc.n_cols, out)?;
+        x = quantized(x, desc.n_rows * desc.n_cols, out)?;
     }
-    let (weight, bias, y) = (&Weight::new(&op.w)?, out.maybe(op.bias.as_ref())?, plain(&op.y)?);
-    Product { weight, x, n_tokens: desc.n_rows, bias, relu: false, groups: None, y }.lower(out);
+    let (weight, bias, y) =
+        (&Weight::new(&op.w)?, out.plain_or_null(op.bias.as_ref())?, plain(&op.y)?);
+    Product { weight, x, n_tokens: desc.n_rows, bias, relu: false, experts: None, y }.lower(out);
     Ok(())
 }
 
@@ -61,30 +62,33 @@ pub(crate) fn products(
 ) -> Result<()> {
     let n_values = n_tokens * w.desc().n_cols;
     if takes_q8(w.desc().format) {
-        let q = Scratch::behind(scratch).q8(n_values).span(out)?;
+        let q = Scratch::starting_at(scratch).q8(n_values).span(out)?;
         quantize(x, n_values, q, None, out);
         x = q;
     }
     let weight = Weight::new(w)?;
-    let bias = out.maybe(bias)?;
-    Product { weight: &weight, x, n_tokens, bias, relu: false, groups: None, y }.lower(out);
+    let bias = out.plain_or_null(bias)?;
+    Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y }.lower(out);
     Ok(())
 }
 
-/// Values in Q8 blocks: where they were quantised before, or at the beginning of the workspace.
-/// For `MatMul` alone, which uses nothing else of the workspace.
-fn rounded(x: Span, n_values: usize, out: &mut Lowering<'_>) -> Result<Span> {
-    if let Some(q) = out.rounded(x) {
+/// Location of `x` in Q8 blocks: where an earlier launch put them, or else the beginning of the
+/// workspace. Only for `MatMul`, which uses the workspace for nothing else.
+fn quantized(x: Span, n_values: usize, out: &mut Lowering<'_>) -> Result<Span> {
+    if let Some(q) = out.quantized(x) {
         return Ok(q);
     }
     let q = Scratch::default().q8(n_values).span(out)?;
     quantize(x, n_values, q, None, out);
-    out.ahead().rounded = Some((x, q));
+    out.earlier().quantized = Some((x, q));
     Ok(q)
 }
 
-/// Where a product expects its x in Q8 blocks; `None` if it takes F32.
-pub(crate) fn rounded_for_matmul(op: &MatMul<Tensor>, out: &Lowering<'_>) -> Result<Option<Span>> {
+/// Where a product expects its x in Q8 blocks; `None` if the product reads F32.
+pub(crate) fn quantized_for_matmul(
+    op: &MatMul<Tensor>,
+    out: &Lowering<'_>,
+) -> Result<Option<Span>> {
     let desc = op.x.desc();
     if takes_q8(op.w.desc().format) {
         Scratch::default().q8(desc.n_rows * desc.n_cols).span(out).map(Some)
@@ -94,24 +98,24 @@ pub(crate) fn rounded_for_matmul(op: &MatMul<Tensor>, out: &Lowering<'_>) -> Res
 }
 
 /// Maximum number of matrices of `matmul_three`.
-const BESIDE: usize = 3;
+const MAX_PRODUCTS_TOGETHER: usize = 3;
 
-/// Products of one token with up to three matrices of one format: one launch.
-pub(crate) fn lower_beside(all: &[&MatMul<Tensor>], out: &mut Lowering<'_>) -> Result<()> {
+/// Lowers products of one token with up to three matrices of one format to one launch.
+pub(crate) fn lower_together(all: &[&MatMul<Tensor>], out: &mut Lowering<'_>) -> Result<()> {
     let Some(first) = all.first() else { return Ok(()) };
     let mut x = plain(&first.x)?;
     if takes_q8(first.w.desc().format) {
-        x = rounded(x, first.w.desc().n_cols, out)?;
+        x = quantized(x, first.w.desc().n_cols, out)?;
     }
     let weight = Weight::new(&first.w)?;
     let (desc, lanes) = (weight.desc, weight.lanes());
     let per_block = FEW_ROWS * (FEW_BLOCK as usize / lanes);
-    let none = [ptr(Span::NONE); BESIDE];
+    let none = [ptr(Span::NONE); MAX_PRODUCTS_TOGETHER];
     let [mut weights, mut biases, mut results] = [none; 3];
-    let [mut n_rows, mut n_blocks] = [[0; BESIDE]; 2];
+    let [mut n_rows, mut n_blocks] = [[0; MAX_PRODUCTS_TOGETHER]; 2];
     for (i, op) in all.iter().enumerate() {
         weights[i] = ptr(Weight::new(&op.w)?.span);
-        biases[i] = ptr(out.maybe(op.bias.as_ref())?);
+        biases[i] = ptr(out.plain_or_null(op.bias.as_ref())?);
         results[i] = ptr(plain(&op.y)?);
         n_rows[i] = op.w.desc().n_rows;
         n_blocks[i] = n_rows[i].div_ceil(per_block);
@@ -159,43 +163,44 @@ pub(super) fn quantize(
     out.launch(Unit::plain("quantize"), "quantize", grid, BLOCK, &args);
 }
 
-/// Restricts a product to the groups (experts) of each token: a pair is a token and a group that it
+/// Restricts a product to the experts of each token. A pair is a token and an expert that the token
 /// uses.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct GroupTokens {
-    /// Start of the pairs of each group, then the token of each pair in its lower 16 bits.
+pub(super) struct ExpertTokens {
+    /// Index of each expert's first pair, then one word per pair with the token in the lower 16
+    /// bits.
     pub(super) pairs: Span,
-    /// Begin and end of the rows of each group.
+    /// Begin and end of the rows of each expert.
     pub(super) rows: Span,
-    pub(super) n_group: usize,
-    /// Maximum number of rows of a group; y has as many columns.
+    pub(super) n_expert: usize,
+    /// Maximum number of rows of an expert; y has as many columns.
     pub(super) most_rows: usize,
     /// Whether x has a row per pair; otherwise one per token.
     pub(super) x_by_pair: bool,
 }
 
-/// `y[t, i] = weight[i] . x[t] + bias[i]`; with groups, `y` has a row per pair, with a
-/// column for each row of the pair's group.
+/// `y[t, i] = weight[i] . x[t] + bias[i]`; with experts, `y` has a row per pair, with a column for
+/// each row of the pair's expert.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Product<'a> {
     pub(super) weight: &'a Weight,
-    /// In the format that the weight takes.
+    /// Activations, in the format that the weight's kernel reads.
     pub(super) x: Span,
     pub(super) n_tokens: usize,
     /// Null without bias.
     pub(super) bias: Span,
     /// Applies ReLU to the results.
     pub(super) relu: bool,
-    pub(super) groups: Option<GroupTokens>,
+    pub(super) experts: Option<ExpertTokens>,
     pub(super) y: Span,
 }
 
 impl Product<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) {
-        match (self.n_tokens, self.groups) {
+        match (self.n_tokens, self.experts) {
             (0, _) => {}
             (1..=FEW, None) => self.few(out),
-            (_, groups) => self.many(groups, out),
+            (_, experts) => self.lower_many_tokens(experts, out),
         }
     }
 
@@ -226,37 +231,37 @@ impl Product<'_> {
         out.launch(Unit::weight("matmul_few", desc.format), kernel, grid, FEW_BLOCK, &args);
     }
 
-    fn many(&self, groups: Option<GroupTokens>, out: &mut Lowering<'_>) {
+    fn lower_many_tokens(&self, experts: Option<ExpertTokens>, out: &mut Lowering<'_>) {
         let desc = &self.weight.desc;
         let none = Span::NONE;
-        let all = GroupTokens {
+        let all = ExpertTokens {
             pairs: none,
             rows: none,
-            n_group: 0,
+            n_expert: 0,
             most_rows: desc.n_rows,
             x_by_pair: false,
         };
-        let groups = groups.unwrap_or(all);
+        let experts = experts.unwrap_or(all);
         let args = [
             ptr(self.weight.span),
             ptr(self.weight.tables(out)),
             ptr(self.x),
             ptr(self.bias),
-            ptr(groups.pairs),
-            ptr(groups.rows),
+            ptr(experts.pairs),
+            ptr(experts.rows),
             ptr(self.y),
-            word(groups.most_rows),
+            word(experts.most_rows),
             word(desc.n_rows),
             word(self.weight.row_words),
             word(desc.n_cols),
             word(self.n_tokens),
             word(usize::from(self.relu)),
-            word(groups.n_group),
-            word(usize::from(groups.x_by_pair)),
+            word(experts.n_expert),
+            word(usize::from(experts.x_by_pair)),
         ];
-        let n_rows = desc.n_rows.min(groups.most_rows);
-        let n_columns = self.n_tokens.div_ceil(TILE_TOKENS) * groups.n_group.max(1);
-        // Both kernels add up every output in the same order.
+        let n_rows = desc.n_rows.min(experts.most_rows);
+        let n_columns = self.n_tokens.div_ceil(TILE_TOKENS) * experts.n_expert.max(1);
+        // Both kernels add up an output in the same order, so the choice does not change results.
         let large = n_rows.div_ceil(TILE_ROWS) * n_columns >= out.facts().n_units as usize;
         let (kernel, tile) = match (large, takes_q8(desc.format)) {
             (true, _) => ("matmul_many", TILE_ROWS),
@@ -264,7 +269,7 @@ impl Product<'_> {
             (false, false) => ("matmul_some", SMALL_FLOAT_TILE_ROWS),
         };
         let grid =
-            [n_rows.div_ceil(tile), self.n_tokens.div_ceil(TILE_TOKENS), groups.n_group.max(1)];
+            [n_rows.div_ceil(tile), self.n_tokens.div_ceil(TILE_TOKENS), experts.n_expert.max(1)];
         let facts = out.facts();
         let matrix = if takes_q8(desc.format) { facts.mma } else { facts.mma_floats };
         let file = if matrix { "matmul_many" } else { "matmul_plain" };

@@ -12,8 +12,8 @@ mod scratch;
 
 pub(crate) use ffn::{before_ffn, lower_ffn, plan_ffn};
 pub(crate) use matmul::{
-    Clear, lower_beside, lower_matmul, plan_matmul, products, products_workspace, refuse_products,
-    rounded_for_matmul,
+    Clear, lower_matmul, lower_together, plan_matmul, products, products_workspace,
+    quantized_for_matmul, refuse_products,
 };
 pub(crate) use operand::takes_q8;
 pub(crate) use predict::{lower_predict, plan_predict};
@@ -21,14 +21,14 @@ pub(crate) use rows::{lower_add_positions, lower_get_rows, plan_add_positions, p
 
 use hal::{Bytes, Plan};
 
-/// Maximum number of tokens whose products go row by row: up to this number, a token's bits do not
-/// depend on its neighbours.
+/// Maximum number of tokens for the row-by-row kernels. Up to this number, a token's result does
+/// not depend on the other tokens, bit for bit.
 const FEW: usize = 16;
 
 /// Default number of threads per block.
 const BLOCK: u32 = 256;
 
-/// `Yes` with this workspace, unless there is a refusal.
+/// `No` with the refusal, or else `Yes` with this workspace in bytes.
 fn plan_of(refusal: Option<String>, workspace: u64) -> Plan {
     match refusal {
         Some(reason) => Plan::No(reason),

@@ -15,17 +15,18 @@ pub(super) struct Weight {
     pub(super) desc: TensorDesc,
     /// Words from one row to the next.
     pub(super) row_words: usize,
-    /// All of its rows.
+    /// Device memory of the rows.
     pub(super) span: Span,
-    /// Index of the first row in its memory: slots of side tables count from there.
+    /// Index of the first row in the whole weight; tables of a transposed weight count rows from
+    /// the start of the whole weight.
     pub(super) first_row: usize,
-    /// All of the memory, and its shape.
+    /// Device memory and shape of the whole weight, of which this may be a view.
     memory: Span,
     whole: TensorDesc,
 }
 
-/// Location of the group numbers, scales and minimums of a transposed weight, and the words of a
-/// row of scales. Null for others.
+/// Location of the group numbers, scales and minimums of a transposed weight, and words per row of
+/// scales. Null if the weight is not transposed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TransposedTables {
     pub(super) groups: Span,
@@ -39,7 +40,7 @@ impl Weight {
     /// [`hal::Error::Driver`] for a tensor that was not imported as a weight.
     pub(super) fn new(tensor: &Tensor) -> Result<Weight> {
         let (raw, desc) = (raw(tensor)?, tensor.desc());
-        // Blocks that were not imported have the host's layout.
+        // Quantised weights that were not imported still have the host's layout.
         let packed = raw.layout == RowLayout::Packed || desc.format.quants().is_none();
         let words = if packed { stride(&desc) } else { None };
         let Some(row_words) = words else {
@@ -70,7 +71,7 @@ impl Weight {
         })
     }
 
-    /// The code tables of its format, if it has any.
+    /// The code tables of the weight's format; null if the format has none.
     pub(super) fn tables(&self, out: &Lowering<'_>) -> Span {
         if needs_tables(self.desc.format) && !has_tables(&self.desc) {
             out.tables()
@@ -79,8 +80,9 @@ impl Weight {
         }
     }
 
-    /// Lanes that share a row: at least four loop iterations of the kernel for each, if the row is
-    /// long enough. Depends on the columns alone, since sums are added up by lane.
+    /// Lanes that share a row. If the row is long enough, each lane runs at least four iterations
+    /// of the kernel's loop. The number depends on the columns alone, since it sets the order of
+    /// sums.
     pub(super) fn lanes(&self) -> usize {
         let units = match self.desc.format.quants() {
             Some(_) => self.desc.n_cols / 32,

@@ -32,9 +32,9 @@ pub(crate) fn lower_add_positions(op: &AddPositions<Tensor>, out: &mut Lowering<
     lower(&op.table, &op.batch, &op.x, &selection, out)
 }
 
-/// Selection of the rows, and their use.
+/// The rows that the tokens select, and whether they are written or added.
 struct RowSelection {
-    /// Section of the batch with a number per token.
+    /// Index of the batch section that holds a row number per token.
     section: usize,
     offset: usize,
     /// Scale factor if rows are written; `None` if they are added.

@@ -1,13 +1,13 @@
-//! The second half of a feed-forward block: the down projection, in partial sums that are added in
-//! order.
+//! The second half of a feed-forward block: the down projection, as partial sums that a second
+//! shader adds in order.
 
-use hal::op::{Down, Groups, SparseFfn};
+use hal::op::{Down, ExpertRanges, SparseFfn};
 use hal::{Operand, Result, Tensor, TensorDesc};
 
 use super::FEW;
-use super::matmul::{GroupTokens, Product, dots, few, quantize};
+use super::matmul::{ExpertTokens, Product, dots, few, quantize};
 use super::operand::{Use, Weight, include, lanes, part_rows, takes_q8};
-use super::scratch::{Room, Scratch};
+use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;
 use crate::lowering::Lowering;
@@ -15,13 +15,13 @@ use crate::shader::Source;
 
 /// Maximum number of slices of rows with separate sums.
 const MAX_SLICES: usize = 64;
-/// Rows of a slice are a multiple of this.
+/// The rows of a slice are a multiple of this number.
 const SLICE_STEP: usize = 64;
-/// Columns and tokens of a tile of `down_many`.
+/// Columns, and tokens, per tile of `down_many`.
 const TILE: usize = 64;
 
-/// Rows of a slice: in decode they depend on the matrix alone; in prefill all slices together fill
-/// the device.
+/// Rows per slice. In decode the number depends on the matrix alone. In prefill it is chosen so
+/// that all tiles of up to 8 slices fill the device.
 pub(super) fn slice(n_rows: usize, n_out: usize, n_tokens: usize, facts: &Facts) -> usize {
     let n_slices = match n_tokens {
         0..=FEW => MAX_SLICES,
@@ -35,54 +35,54 @@ pub(super) fn slice(n_rows: usize, n_out: usize, n_tokens: usize, facts: &Facts)
 
 /// Scratch memory of the second half.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct DownRooms {
-    /// Values of neurons in Q8 blocks, if down takes them so.
-    q8: Room,
-    partial: Room,
+pub(super) struct DownScratch {
+    /// Neuron values in Q8 blocks, if the down projection reads them in that format.
+    q8: ScratchRange,
+    partial: ScratchRange,
     n_slices: usize,
     slice: usize,
 }
 
-impl DownRooms {
-    /// For `n_tokens` at a time.
+impl DownScratch {
+    /// Scratch memory for `n_tokens` at a time.
     pub(super) fn new(
         op: &SparseFfn<TensorDesc>,
         n_tokens: usize,
         facts: &Facts,
         scratch: &mut Scratch,
-    ) -> DownRooms {
+    ) -> DownScratch {
         let (n_rows, n_out) = (op.up.n_rows, op.y.n_cols);
         let slice = slice(n_rows, n_out, n_tokens, facts);
         let across = op.orientation == Down::AcrossNeurons;
-        let n_slices = match (across, &op.groups) {
+        let n_slices = match (across, &op.experts) {
             (false, _) => n_rows.div_ceil(slice),
             (true, None) => 1,
             (true, Some(_)) => op.down.n_rows.div_ceil(part_rows(&op.down, 1, facts).max(1)),
         };
-        let rounded = across && takes_q8(op.down.format);
-        let q8 = scratch.q8(if rounded { n_tokens * n_rows } else { 0 });
-        DownRooms { q8, partial: scratch.words(n_slices * n_tokens * n_out), n_slices, slice }
+        let quantized = across && takes_q8(op.down.format);
+        let q8 = scratch.q8(if quantized { n_tokens * n_rows } else { 0 });
+        DownScratch { q8, partial: scratch.words(n_slices * n_tokens * n_out), n_slices, slice }
     }
 }
 
 /// The down projection for some tokens of an op whose neuron values are already computed.
 pub(super) struct SecondHalf<'a> {
     pub(super) op: &'a SparseFfn<Tensor>,
-    pub(super) rooms: DownRooms,
+    pub(super) ranges: DownScratch,
     pub(super) first_token: usize,
     pub(super) n_tokens: usize,
-    /// `[n_tokens, n_rows]`
+    /// Neuron values, `[n_tokens, n_rows]`.
     pub(super) h: Span,
-    /// `[n_tokens]`, number of active neurons.
+    /// Number of active neurons per token, `[n_tokens]`.
     pub(super) counts: Span,
 }
 
 impl SecondHalf<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
-        match (self.op.orientation, &self.op.groups) {
+        match (self.op.orientation, &self.op.experts) {
             (Down::ByNeuron, _) => self.by_neuron(out)?,
-            (Down::AcrossNeurons, None) => self.across(out)?,
-            (Down::AcrossNeurons, Some(groups)) => self.across_groups(groups, out)?,
+            (Down::AcrossNeurons, None) => self.lower_across(out)?,
+            (Down::AcrossNeurons, Some(experts)) => self.across_experts(experts, out)?,
         }
         if let Some(hits) = &self.op.hits {
             self.count(&plain(hits)?, out)?;
@@ -90,7 +90,7 @@ impl SecondHalf<'_> {
         self.reduce(out)
     }
 
-    /// Counts the active rows.
+    /// Adds to `hits` the number of tokens for which each row was active.
     fn count(&self, hits: &Span, out: &mut Lowering<'_>) -> Result<()> {
         let flat = out.facts().tuning.flat as usize;
         let source = Source::new("ffn_count").set("FLAT", flat);
@@ -101,21 +101,21 @@ impl SecondHalf<'_> {
     }
 
     fn by_neuron(&self, out: &mut Lowering<'_>) -> Result<()> {
-        let weight = Weight::new(&self.op.down, self.rooms.slice, out)?;
+        let weight = Weight::new(&self.op.down, self.ranges.slice, out)?;
         if self.n_tokens > FEW {
             return DownMany {
                 weight: &weight,
                 n_out: self.op.y.desc().n_cols,
                 n_tokens: self.n_tokens,
                 h: self.h.clone(),
-                slice: self.rooms.slice,
-                groups: None,
-                partial: self.rooms.partial.span(out)?,
+                slice: self.ranges.slice,
+                experts: None,
+                partial: self.ranges.partial.span(out)?,
             }
             .lower(out);
         }
         let (n_out, row) = (self.op.y.desc().n_cols, out.facts().tuning.row as usize);
-        let (side, places) = weight.side(out)?;
+        let (tables, table_offsets) = weight.transposed_tables(out)?;
         let source = few(Source::new("down_few"), self.n_tokens, row);
         let source = include(source, "down", &weight.desc, Use::Fours)?;
         let at_once = if self.n_tokens == 1 { 1 } else { 4 };
@@ -128,49 +128,49 @@ impl SecondHalf<'_> {
                 weight.row_words,
                 n_out,
                 self.n_tokens,
-                self.rooms.slice,
+                self.ranges.slice,
             ];
             let mut numbers: Vec<u32> = numbers.iter().map(|&n| n as u32).collect();
-            numbers.extend(places);
-            let slices = part.n.div_ceil(self.rooms.slice);
+            numbers.extend(table_offsets);
+            let slices = part.n.div_ceil(self.ranges.slice);
             let grid = [n_out.div_ceil(4 * row), slices, self.n_tokens.div_ceil(at_once)];
             let spans = [
                 part.span.clone(),
                 weight.tables(out)?,
-                side.clone(),
+                tables.clone(),
                 self.h.clone(),
-                self.rooms.partial.span(out)?,
+                self.ranges.partial.span(out)?,
             ];
             out.dispatch(&source, &spans, &numbers, grid.map(|n| n as u32))?;
         }
         Ok(())
     }
 
-    /// The values in the format that down takes.
-    fn values(&self, out: &mut Lowering<'_>) -> Result<Span> {
+    /// The neuron values in the format that the down projection reads.
+    fn lower_values(&self, out: &mut Lowering<'_>) -> Result<Span> {
         if !takes_q8(self.op.down.desc().format) {
             return Ok(self.h.clone());
         }
-        let q = self.rooms.q8.span(out)?;
+        let q = self.ranges.q8.span(out)?;
         quantize(&self.h, self.n_tokens * self.op.up.desc().n_rows, &q, None, out)?;
         Ok(q)
     }
 
-    fn across(&self, out: &mut Lowering<'_>) -> Result<()> {
-        let x = self.values(out)?;
+    fn lower_across(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let x = self.lower_values(out)?;
         let weight = Weight::new(&self.op.down, 1, out)?;
-        let y = self.rooms.partial.span(out)?;
+        let y = self.ranges.partial.span(out)?;
         let n_tokens = self.n_tokens;
-        Product { weight: &weight, x, n_tokens, bias: None, relu: false, groups: None, y }
+        Product { weight: &weight, x, n_tokens, bias: None, relu: false, experts: None, y }
             .lower(out)
     }
 
-    /// One matrix for each group that has rows; matrices of unused groups are not read.
-    fn across_groups(&self, groups: &Groups, out: &mut Lowering<'_>) -> Result<()> {
-        let x = self.values(out)?;
+    /// One matrix for each expert that has rows; matrices of unused experts are not read.
+    fn across_experts(&self, experts: &ExpertRanges, out: &mut Lowering<'_>) -> Result<()> {
+        let x = self.lower_values(out)?;
         let weight = Weight::new(&self.op.down, 1, out)?;
         let (desc, n_out) = (weight.desc, self.op.y.desc().n_cols);
-        let filled = groups.rows().enumerate().filter(|(_, rows)| !rows.is_empty());
+        let filled = experts.rows().enumerate().filter(|(_, rows)| !rows.is_empty());
         let filled: Vec<u32> = filled.map(|(g, _)| g as u32).collect();
         let filled_span = out.constants(&filled)?;
         let row = out.facts().tuning.row as usize;
@@ -186,7 +186,7 @@ impl SecondHalf<'_> {
                 self.op.up.desc().n_rows,
                 n_out,
                 filled.len(),
-                groups.n_group(),
+                experts.n_expert(),
                 self.n_tokens,
                 lanes,
                 i,
@@ -195,9 +195,9 @@ impl SecondHalf<'_> {
                 part.span.clone(),
                 weight.tables(out)?,
                 x.clone(),
-                self.group_weight(out)?,
+                self.expert_weights(out)?,
                 filled_span.clone(),
-                self.rooms.partial.span(out)?,
+                self.ranges.partial.span(out)?,
             ];
             let grid = out.facts().grid(n_out.div_ceil(row / lanes));
             out.dispatch(&source, &spans, &numbers.map(|n| n as u32), grid)?;
@@ -212,15 +212,15 @@ impl SecondHalf<'_> {
         let numbers = [
             n_out,
             self.n_tokens,
-            self.rooms.n_slices,
-            op.groups.as_ref().map_or(0, Groups::n_group),
+            self.ranges.n_slices,
+            op.experts.as_ref().map_or(0, ExpertRanges::n_expert),
             usize::from(op.bias_down.is_some()),
             usize::from(op.accumulate),
         ];
         let spans = [
-            self.rooms.partial.span(out)?,
-            out.maybe(op.bias_down.as_ref())?,
-            self.group_weight(out)?,
+            self.ranges.partial.span(out)?,
+            out.plain_or_nothing(op.bias_down.as_ref())?,
+            self.expert_weights(out)?,
             self.counts.clone(),
             tokens(&op.y, self.first_token, self.n_tokens)?,
             plain(&op.active)?.part(4 * self.first_token as u64, 4 * self.n_tokens as u64),
@@ -229,40 +229,40 @@ impl SecondHalf<'_> {
         out.dispatch(&source, &spans, &numbers.map(|n| n as u32), grid)
     }
 
-    fn group_weight(&self, out: &Lowering<'_>) -> Result<Span> {
-        group_weight(self.op, self.first_token, self.n_tokens, out)
+    fn expert_weights(&self, out: &Lowering<'_>) -> Result<Span> {
+        expert_weights(self.op, self.first_token, self.n_tokens, out)
     }
 }
 
-/// Values of neurons times rows of down, by tiles: in slices of all rows, or with groups in one
-/// slice per group.
+/// The tiled product of neuron values and rows of the down projection. Without experts, the rows
+/// are cut into slices; with experts, each expert is one slice.
 pub(super) struct DownMany<'a> {
     pub(super) weight: &'a Weight,
     pub(super) n_out: usize,
     pub(super) n_tokens: usize,
-    /// A row per token, or per pair.
+    /// Neuron values: a row per token, or with experts a row per (token, expert) pair.
     pub(super) h: Span,
     pub(super) slice: usize,
-    /// With the largest number of pairs.
-    pub(super) groups: Option<(GroupTokens, usize)>,
+    /// The experts, and the maximum number of pairs.
+    pub(super) experts: Option<(ExpertTokens, usize)>,
     pub(super) partial: Span,
 }
 
 impl DownMany<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
         let weight = self.weight;
-        let (side, places) = weight.side(out)?;
-        let which = if self.groups.is_some() { "lib/down_groups" } else { "lib/down_every" };
+        let (tables, table_offsets) = weight.transposed_tables(out)?;
+        let which = if self.experts.is_some() { "lib/down_groups" } else { "lib/down_every" };
         let source = Source::new("down_many").include("which", which);
         let source = include(source, "down", &weight.desc, Use::Fours)?;
         let none = out.nothing();
         for (i, part) in weight.parts.iter().enumerate() {
-            let (pairs, rows, n_group, h_cols, n_pairs) = match &self.groups {
+            let (pairs, rows, n_expert, h_cols, n_pairs) = match &self.experts {
                 None => (&none, &none, 0, weight.desc.n_rows, 0),
-                Some((g, n)) => (&g.pairs, &g.rows, g.n_group, g.most_rows, *n),
+                Some((g, n)) => (&g.pairs, &g.rows, g.n_expert, g.most_rows, *n),
             };
-            // Index of the first sums: of this part, or of its first slice.
-            let first = if n_group > 0 { i } else { part.first / self.slice };
+            // Index of the first partial sums that this part writes.
+            let first = if n_expert > 0 { i } else { part.first / self.slice };
             let numbers = [
                 h_cols,
                 part.first,
@@ -275,14 +275,14 @@ impl DownMany<'_> {
                 first,
             ];
             let mut numbers: Vec<u32> = numbers.iter().map(|&n| n as u32).collect();
-            numbers.extend(places);
-            numbers.extend([n_group as u32, n_pairs as u32]);
-            let slices = if n_group > 0 { n_group } else { part.n.div_ceil(self.slice) };
+            numbers.extend(table_offsets);
+            numbers.extend([n_expert as u32, n_pairs as u32]);
+            let slices = if n_expert > 0 { n_expert } else { part.n.div_ceil(self.slice) };
             let grid = [self.n_out.div_ceil(TILE), self.n_tokens.div_ceil(TILE), slices];
             let spans = [
                 part.span.clone(),
                 weight.tables(out)?,
-                side.clone(),
+                tables.clone(),
                 self.h.clone(),
                 pairs.clone(),
                 rows.clone(),
@@ -294,19 +294,19 @@ impl DownMany<'_> {
     }
 }
 
-/// Rows of a plain operand.
+/// Rows `first..first + n` of a plain operand.
 pub(super) fn tokens(tensor: &Tensor, first: usize, n: usize) -> Result<Span> {
     plain(&tensor.rows(first..first + n))
 }
 
-/// The router's weight of each group for some tokens; nothing without groups.
-pub(super) fn group_weight(
+/// The router's weight of each expert for some tokens; a dummy buffer without experts.
+pub(super) fn expert_weights(
     op: &SparseFfn<Tensor>,
     first_token: usize,
     n_tokens: usize,
     out: &Lowering<'_>,
 ) -> Result<Span> {
-    match &op.group_weight {
+    match &op.expert_weights {
         Some(weight) => tokens(weight, first_token, n_tokens),
         None => Ok(out.nothing()),
     }

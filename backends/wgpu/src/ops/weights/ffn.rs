@@ -1,44 +1,45 @@
-//! Feed-forward blocks: in decode gate first, then only the active neurons; in prefill by tiles.
+//! Feed-forward blocks. In decode the gate comes first, then up and down for the active neurons
+//! only; in prefill, tiles compute all neurons.
 
 use hal::format::Format;
-use hal::op::{Activation, Down, FfnKind, Groups, Skip, SparseFfn};
+use hal::op::{Activation, Down, ExpertRanges, FfnKind, Skip, SparseFfn};
 use hal::{Operand, Plan, Result, Rows, Tensor, TensorDesc};
 
-use super::down::{DownRooms, SecondHalf, group_weight, slice, tokens};
-use super::experts::{self, ExpertRooms};
-use super::ffn_many::{ManyRooms, lower_many, stretch};
+use super::down::{DownScratch, SecondHalf, expert_weights, slice, tokens};
+use super::experts::{self, ExpertScratch};
+use super::ffn_many::{ManyScratch, chunk_tokens, lower_many};
 use super::matmul::{Clear, dots, few, quantize};
 use super::operand::{Weight, include, lanes, refusal, takes_q8};
-use super::scratch::{Room, Scratch};
+use super::scratch::{Scratch, ScratchRange};
 use super::{FEW, plan_of};
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Words before the values of neurons, for the counts of active ones.
+/// Number of words before the neuron values: a counter of active neurons for each token.
 pub(super) const N_COUNTS: usize = 64;
 /// Marks the value of a skipped neuron (`shaders/lib/wanted.wgsl`).
 const DROPPED: u32 = 0x8000_0000;
 
-/// The algorithms for a block.
+/// How a feed-forward block is computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FfnAlgorithm {
     /// Gate first, then only the active neurons, up to 16 tokens at a time.
     Few,
-    /// Products with all rows first; then the inactive neurons are dropped.
+    /// First the products with all rows of gate and up, then inactive neurons are dropped.
     Many,
-    /// As `Many`, each expert with the tokens that use it.
+    /// As `ManyTokens`, but each expert processes only the tokens that are routed to it.
     Experts,
 }
 
 impl FfnAlgorithm {
     fn of(op: &SparseFfn<TensorDesc>) -> FfnAlgorithm {
         let (cut, many) = (matches!(op.skip, Skip::GaussianCut(_)), op.x.n_rows > FEW);
-        match op.groups {
+        match op.experts {
             _ if cut => FfnAlgorithm::Many,
             None if many => FfnAlgorithm::Many,
-            Some(_) if many && experts::suits(op) => FfnAlgorithm::Experts,
+            Some(_) if many && experts::supports_op(op) => FfnAlgorithm::Experts,
             None | Some(_) => FfnAlgorithm::Few,
         }
     }
@@ -46,23 +47,23 @@ impl FfnAlgorithm {
 
 pub(in super::super) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
     let mut scratch = Scratch::default();
-    let way = FfnAlgorithm::of(op);
-    match (way, &op.groups) {
-        (FfnAlgorithm::Experts, Some(groups)) => {
-            ExpertRooms::new(op, groups, facts, &mut scratch);
+    let algorithm = FfnAlgorithm::of(op);
+    match (algorithm, &op.experts) {
+        (FfnAlgorithm::Experts, Some(experts)) => {
+            ExpertScratch::new(op, experts, facts, &mut scratch);
         }
         (FfnAlgorithm::Many | FfnAlgorithm::Experts, _) => {
-            ManyRooms::new(op, facts, &mut scratch);
+            ManyScratch::new(op, facts, &mut scratch);
         }
         (FfnAlgorithm::Few, _) => {
-            FewRooms::new(op, facts, &mut scratch);
+            FewScratch::new(op, facts, &mut scratch);
         }
     }
-    let step = match (way, op.orientation) {
+    let step = match (algorithm, op.orientation) {
         (_, Down::AcrossNeurons) | (FfnAlgorithm::Experts, _) => 1,
         (FfnAlgorithm::Few, Down::ByNeuron) => slice(op.up.n_rows, op.y.n_cols, 1, facts),
         (FfnAlgorithm::Many, Down::ByNeuron) => {
-            slice(op.up.n_rows, op.y.n_cols, stretch(op), facts)
+            slice(op.up.n_rows, op.y.n_cols, chunk_tokens(op), facts)
         }
     };
     let mut refused = refusal("up", &op.up, 1, facts);
@@ -70,36 +71,43 @@ pub(in super::super) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> P
         refused = refused.or_else(|| refusal("gate", gate, 1, facts));
     }
     refused = refused.or_else(|| refusal("down", &op.down, step, facts));
-    refused = refused.or_else(|| facts.unbindable("x", &op.x));
-    refused = refused.or_else(|| facts.unbindable("y", &op.y));
+    refused = refused.or_else(|| facts.binding_refusal("x", &op.x));
+    refused = refused.or_else(|| facts.binding_refusal("y", &op.y));
     refused = refused.or_else(|| scratch.refusal(facts));
-    let slow = (way == FfnAlgorithm::Few && op.x.n_rows > FEW)
-        .then_some("row lists with experts run 16 tokens at a time on graphics devices");
+    let slow = (algorithm == FfnAlgorithm::Few && op.x.n_rows > FEW)
+        .then_some("experts with row lists process only 16 tokens at a time on GPUs");
     plan_of(refused, scratch.bytes, slow)
 }
 
 pub(in super::super) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let desc = op_desc(op);
-    let starts = match &op.groups {
-        Some(groups) => out.constants(&groups.starts)?,
+    let starts = match &op.experts {
+        Some(experts) => out.constants(&experts.starts)?,
         None => out.nothing(),
     };
-    match (FfnAlgorithm::of(&desc), &op.groups) {
-        (FfnAlgorithm::Experts, Some(groups)) => {
-            let rooms = ExpertRooms::new(&desc, groups, out.facts(), &mut Scratch::default());
-            return experts::lower_experts(op, groups, &rooms, &starts, out);
+    match (FfnAlgorithm::of(&desc), &op.experts) {
+        (FfnAlgorithm::Experts, Some(experts)) => {
+            let ranges = ExpertScratch::new(&desc, experts, out.facts(), &mut Scratch::default());
+            return experts::lower_experts(op, experts, &ranges, &starts, out);
         }
         (FfnAlgorithm::Many | FfnAlgorithm::Experts, _) => {
-            let rooms = ManyRooms::new(&desc, out.facts(), &mut Scratch::default());
-            return lower_many(op, &rooms, &starts, out);
+            let ranges = ManyScratch::new(&desc, out.facts(), &mut Scratch::default());
+            return lower_many(op, &ranges, &starts, out);
         }
         (FfnAlgorithm::Few, _) => {}
     }
-    let rooms = FewRooms::new(&desc, out.facts(), &mut Scratch::default());
+    let ranges = FewScratch::new(&desc, out.facts(), &mut Scratch::default());
     let n_tokens = desc.x.n_rows;
     for first_token in (0..n_tokens).step_by(FEW) {
         let n = FEW.min(n_tokens - first_token);
-        let few = Few { op, desc: &desc, rooms: &rooms, starts: &starts, first_token, n_tokens: n };
+        let few = FewTokens {
+            op,
+            desc: &desc,
+            ranges: &ranges,
+            starts: &starts,
+            first_token,
+            n_tokens: n,
+        };
         few.lower(out)?;
     }
     Ok(())
@@ -133,8 +141,7 @@ pub(super) fn activation_numbers(activation: Activation) -> (u32, f32, f32) {
     }
 }
 
-/// The shaders have a threshold parameter for skip rules with a single threshold; no rule of `hal`
-/// needs it.
+/// The shaders can skip neurons below a single threshold, but no skip rule of `hal` does that.
 pub(super) const UNUSED_LIMIT: f32 = 0.0;
 
 /// Number of a skip rule in the shaders.
@@ -148,71 +155,72 @@ pub(super) fn skip_number(skip: Skip) -> u32 {
 }
 
 /// Scratch memory of a decode step.
-struct FewRooms {
-    /// x in Q8 blocks, if gate or up takes it.
-    q8: Room,
-    /// Counts, then the values of neurons.
-    h: Room,
-    down: DownRooms,
+struct FewScratch {
+    /// x in Q8 blocks, if gate or up reads that format.
+    q8: ScratchRange,
+    /// Counts of active neurons, then the neuron values.
+    h: ScratchRange,
+    down: DownScratch,
 }
 
-impl FewRooms {
-    fn new(op: &SparseFfn<TensorDesc>, facts: &Facts, scratch: &mut Scratch) -> FewRooms {
+impl FewScratch {
+    fn new(op: &SparseFfn<TensorDesc>, facts: &Facts, scratch: &mut Scratch) -> FewScratch {
         let n_tokens = op.x.n_rows.min(FEW);
-        let rounded = rounds_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
-        let q8 = scratch.q8(if rounded { n_tokens * op.x.n_cols } else { 0 });
+        let quantized = quantizes_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
+        let q8 = scratch.q8(if quantized { n_tokens * op.x.n_cols } else { 0 });
         let h = scratch.words(N_COUNTS + n_tokens * op.up.n_rows);
-        FewRooms { q8, h, down: DownRooms::new(op, n_tokens, facts, scratch) }
+        FewScratch { q8, h, down: DownScratch::new(op, n_tokens, facts, scratch) }
     }
 }
 
 /// Whether x is needed in Q8 blocks.
-pub(super) fn rounds_x(gate: Option<Format>, up: Format) -> bool {
+pub(super) fn quantizes_x(gate: Option<Format>, up: Format) -> bool {
     takes_q8(up) || gate.is_some_and(takes_q8)
 }
 
 /// Up to 16 tokens of an op.
-struct Few<'a> {
+struct FewTokens<'a> {
     op: &'a SparseFfn<Tensor>,
     desc: &'a SparseFfn<TensorDesc>,
-    rooms: &'a FewRooms,
+    ranges: &'a FewScratch,
     starts: &'a Span,
     first_token: usize,
     n_tokens: usize,
 }
 
-impl Few<'_> {
-    /// Whether the op takes a list of rows, which may have capacity 0.
+impl FewTokens<'_> {
+    /// Whether the op reads a row list, even one of capacity 0.
     fn is_listed(&self) -> bool {
         matches!(self.op.rows, Rows::Active(_))
     }
 
     fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
         let n_h = self.n_tokens * self.desc.up.n_rows;
-        let room = self.rooms.h.span(out)?;
-        let counts = room.part(0, 4 * N_COUNTS as u64);
-        let h = room.part(4 * N_COUNTS as u64, 4 * n_h as u64);
+        let range = self.ranges.h.span(out)?;
+        let counts = range.part(0, 4 * N_COUNTS as u64);
+        let h = range.part(4 * N_COUNTS as u64, 4 * n_h as u64);
         let x = tokens(&self.op.x, self.first_token, self.n_tokens)?;
-        let q8 = self.rooms.q8.span(out)?;
+        let q8 = self.ranges.q8.span(out)?;
         let listed = self.is_listed();
         let clear = Clear {
-            span: room.part(0, 4 * (N_COUNTS + n_h) as u64),
+            span: range.part(0, 4 * (N_COUNTS + n_h) as u64),
             n: if listed { N_COUNTS + n_h } else { N_COUNTS },
             n_zero: N_COUNTS,
             word: DROPPED,
         };
-        let rounded = rounds_x(self.op.gate.as_ref().map(|g| g.desc().format), self.desc.up.format);
-        let n_values = if rounded { self.n_tokens * self.desc.x.n_cols } else { 0 };
-        let target = if rounded { q8.clone() } else { counts.clone() };
+        let quantized =
+            quantizes_x(self.op.gate.as_ref().map(|g| g.desc().format), self.desc.up.format);
+        let n_values = if quantized { self.n_tokens * self.desc.x.n_cols } else { 0 };
+        let target = if quantized { q8.clone() } else { counts.clone() };
         quantize(&x, n_values, &target, Some(clear), out)?;
-        self.hidden(&x, &q8, &h, &counts, out)?;
-        let (op, rooms) = (self.op, self.rooms.down);
+        self.lower_hidden(&x, &q8, &h, &counts, out)?;
+        let (op, ranges) = (self.op, self.ranges.down);
         let (first_token, n_tokens) = (self.first_token, self.n_tokens);
-        SecondHalf { op, rooms, first_token, n_tokens, h, counts }.lower(out)
+        SecondHalf { op, ranges, first_token, n_tokens, h, counts }.lower(out)
     }
 
-    /// The values of all active neurons.
-    fn hidden(
+    /// Computes the values of all active neurons.
+    fn lower_hidden(
         &self,
         x: &Span,
         q8: &Span,
@@ -225,7 +233,7 @@ impl Few<'_> {
         let gate = op.gate.as_ref().map(|gate| Weight::new(gate, 1, out)).transpose()?;
         let test = gate.as_ref().unwrap_or(&up);
         let row = out.facts().tuning.row as usize;
-        let lanes = lanes(&test.desc, out.facts()).max(lanes_of(&up, out));
+        let lanes = lanes(&test.desc, out.facts()).max(shared_lanes(&up, out));
         let mut source = few(Source::new("ffn_few"), self.n_tokens, row);
         source = include(source, "gate", &test.desc, dots(self.n_tokens))?;
         source = include(source, "up", &up.desc, dots(self.n_tokens))?;
@@ -234,7 +242,7 @@ impl Few<'_> {
             none if none.buffer == out.nothing().buffer => up.tables(out)?,
             some => some,
         };
-        for part in aligned(test, &up) {
+        for part in align_parts(test, &up) {
             let (gate_span, up_span, first, n) = part;
             let set = self.list(out)?;
             let bias_test = if gate.is_some() { &op.bias_gate } else { &op.bias_up };
@@ -247,10 +255,10 @@ impl Few<'_> {
                 set.ids,
                 set.count,
                 set.members,
-                out.maybe(bias_test.as_ref())?,
-                out.maybe(op.bias_up.as_ref())?,
-                out.maybe(op.threshold.as_ref())?,
-                group_weight(op, self.first_token, self.n_tokens, out)?,
+                out.plain_or_nothing(bias_test.as_ref())?,
+                out.plain_or_nothing(op.bias_up.as_ref())?,
+                out.plain_or_nothing(op.threshold.as_ref())?,
+                expert_weights(op, self.first_token, self.n_tokens, out)?,
                 self.starts.clone(),
                 h.clone(),
                 counts.clone(),
@@ -284,7 +292,7 @@ impl Few<'_> {
             of.lanes as u32 | bit << 16,
             capacity,
             words,
-            op.groups.as_ref().map_or(0, Groups::n_group) as u32,
+            op.experts.as_ref().map_or(0, ExpertRanges::n_expert) as u32,
             has | kind_number(op.kind) << 4,
             activation,
             skip,
@@ -296,7 +304,7 @@ impl Few<'_> {
         ]
     }
 
-    /// The list, with its capacity, its words of bits and the bit of the first token.
+    /// The row list, with its capacity, membership words per row and the bit of the first token.
     fn list(&self, out: &Lowering<'_>) -> Result<ListSpans> {
         let none = out.nothing();
         let Rows::Active(set) = &self.op.rows else {
@@ -304,7 +312,7 @@ impl Few<'_> {
             return Ok(ListSpans { ids, count, members: none, size: [0; 3] });
         };
         let all = plain(&set.members)?;
-        // The word with the first token's bit.
+        // `members` begins at the word with the first token's bit.
         let skipped = 4 * (self.first_token / 32) as u64;
         let members = all.part(skipped, all.size.saturating_sub(skipped));
         let words = set.members.desc().n_cols as u32;
@@ -329,12 +337,13 @@ struct NumbersOf<'a> {
     set: &'a [u32; 3],
 }
 
-fn lanes_of(weight: &Weight, out: &Lowering<'_>) -> usize {
+fn shared_lanes(weight: &Weight, out: &Lowering<'_>) -> usize {
     lanes(&weight.desc, out.facts())
 }
 
-/// Splits gate and up at the same rows: at the binding boundaries of both.
-fn aligned(gate: &Weight, up: &Weight) -> Vec<(Span, Span, usize, usize)> {
+/// Splits gate and up at the same rows, so that each range lies in one binding of both. Returns the
+/// two spans, the first row and the number of rows of each range.
+fn align_parts(gate: &Weight, up: &Weight) -> Vec<(Span, Span, usize, usize)> {
     let mut cuts: Vec<usize> = gate.parts.iter().chain(&up.parts).map(|part| part.first).collect();
     cuts.push(up.desc.n_rows);
     cuts.sort_unstable();

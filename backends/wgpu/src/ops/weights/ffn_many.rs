@@ -1,85 +1,85 @@
-//! Feed-forward blocks by products with all rows: in prefill, and for a cut that depends on all
-//! test values of a token.
+//! Feed-forward blocks that multiply with all rows: in prefill, and for a skip threshold that
+//! depends on all test values of a token.
 
-use hal::op::{Groups, Skip, SparseFfn};
+use hal::op::{ExpertRanges, Skip, SparseFfn};
 use hal::{Operand, Result, Rows, Tensor, TensorDesc};
 
-use super::down::{DownRooms, SecondHalf, group_weight, tokens};
-use super::ffn::{UNUSED_LIMIT, activation_numbers, kind_number, rounds_x, skip_number};
+use super::down::{DownScratch, SecondHalf, expert_weights, tokens};
+use super::ffn::{UNUSED_LIMIT, activation_numbers, kind_number, quantizes_x, skip_number};
 use super::matmul::{Clear, Product, quantize};
 use super::operand::{Weight, takes_q8};
-use super::scratch::{Room, Scratch};
+use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Tokens processed at once: they bound the intermediate results between the two halves.
-const STRETCH: usize = 256;
+/// Maximum number of tokens processed at once, which bounds the scratch memory for neuron values.
+const CHUNK_TOKENS: usize = 256;
 /// Rows per invocation of `ffn_hidden`.
 const ROWS_EACH: usize = 4;
 
 /// How many tokens of an op are processed at once.
-pub(super) fn stretch(op: &SparseFfn<TensorDesc>) -> usize {
-    op.x.n_rows.min(STRETCH)
+pub(super) fn chunk_tokens(op: &SparseFfn<TensorDesc>) -> usize {
+    op.x.n_rows.min(CHUNK_TOKENS)
 }
 
 /// Scratch memory for a chunk of tokens.
-pub(super) struct ManyRooms {
-    q8: Room,
-    /// The list's membership bits, by row.
-    mask: Room,
-    counts: Room,
-    cuts: Room,
-    tests: Room,
-    ups: Room,
-    down: DownRooms,
+pub(super) struct ManyScratch {
+    q8: ScratchRange,
+    /// The row list's membership bits, indexed by row.
+    mask: ScratchRange,
+    counts: ScratchRange,
+    cuts: ScratchRange,
+    tests: ScratchRange,
+    ups: ScratchRange,
+    down: DownScratch,
 }
 
-impl ManyRooms {
+impl ManyScratch {
     pub(super) fn new(
         op: &SparseFfn<TensorDesc>,
         facts: &Facts,
         scratch: &mut Scratch,
-    ) -> ManyRooms {
-        let (n, n_rows) = (stretch(op), op.up.n_rows);
-        let rounded = rounds_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
+    ) -> ManyScratch {
+        let (n, n_rows) = (chunk_tokens(op), op.up.n_rows);
+        let quantized = quantizes_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
         let words = match &op.rows {
             Rows::All => 0,
             Rows::Active(set) => set.members.n_cols,
         };
-        ManyRooms {
-            q8: scratch.q8(if rounded { n * op.x.n_cols } else { 0 }),
+        ManyScratch {
+            q8: scratch.q8(if quantized { n * op.x.n_cols } else { 0 }),
             mask: scratch.words(n_rows * words),
             counts: scratch.words(n),
             cuts: scratch.words(n),
             tests: scratch.words(n * n_rows),
             ups: scratch.words(if op.gate.is_some() { n * n_rows } else { 0 }),
-            down: DownRooms::new(op, n, facts, scratch),
+            down: DownScratch::new(op, n, facts, scratch),
         }
     }
 }
 
 pub(super) fn lower_many(
     op: &SparseFfn<Tensor>,
-    rooms: &ManyRooms,
+    ranges: &ManyScratch,
     starts: &Span,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let n_tokens = op.x.desc().n_rows;
-    mask(op, rooms, out)?;
-    for first_token in (0..n_tokens).step_by(STRETCH) {
-        let n_tokens = STRETCH.min(n_tokens - first_token);
-        Many { op, rooms, starts, first_token, n_tokens }.lower(out)?;
+    mask(op, ranges, out)?;
+    for first_token in (0..n_tokens).step_by(CHUNK_TOKENS) {
+        let n_tokens = CHUNK_TOKENS.min(n_tokens - first_token);
+        ManyTokens { op, ranges, starts, first_token, n_tokens }.lower(out)?;
     }
     Ok(())
 }
 
-/// Scatters a list's membership bits to their rows.
-fn mask(op: &SparseFfn<Tensor>, rooms: &ManyRooms, out: &mut Lowering<'_>) -> Result<()> {
+/// Scatters the row list's membership bits to their rows.
+fn mask(op: &SparseFfn<Tensor>, ranges: &ManyScratch, out: &mut Lowering<'_>) -> Result<()> {
     let Rows::Active(set) = &op.rows else { return Ok(()) };
     let (n_rows, words) = (op.up.desc().n_rows, set.members.desc().n_cols);
-    let (mask, capacity) = (rooms.mask.span(out)?, set.ids.desc().n_cols);
+    let (mask, capacity) = (ranges.mask.span(out)?, set.ids.desc().n_cols);
     let n = n_rows * words;
     let clear = Clear { span: mask.clone(), n, n_zero: n, word: 0 };
     quantize(&plain(&op.x)?, 0, &mask, Some(clear), out)?;
@@ -91,31 +91,31 @@ fn mask(op: &SparseFfn<Tensor>, rooms: &ManyRooms, out: &mut Lowering<'_>) -> Re
     out.dispatch(&source, &spans, &numbers, grid)
 }
 
-struct Many<'a> {
+struct ManyTokens<'a> {
     op: &'a SparseFfn<Tensor>,
-    rooms: &'a ManyRooms,
+    ranges: &'a ManyScratch,
     starts: &'a Span,
     first_token: usize,
     n_tokens: usize,
 }
 
-impl Many<'_> {
+impl ManyTokens<'_> {
     fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
         let (op, n_tokens) = (self.op, self.n_tokens);
         let x = tokens(&op.x, self.first_token, n_tokens)?;
         let gate_format = op.gate.as_ref().map(|gate| gate.desc().format);
-        let rounded = rounds_x(gate_format, op.up.desc().format);
-        let counts = self.rooms.counts.span(out)?.part(0, 4 * n_tokens as u64);
-        let q8 = if rounded { self.rooms.q8.span(out)? } else { counts.clone() };
-        let n_values = if rounded { n_tokens * x_cols(op) } else { 0 };
+        let quantized = quantizes_x(gate_format, op.up.desc().format);
+        let counts = self.ranges.counts.span(out)?.part(0, 4 * n_tokens as u64);
+        let q8 = if quantized { self.ranges.q8.span(out)? } else { counts.clone() };
+        let n_values = if quantized { n_tokens * x_cols(op) } else { 0 };
         let clear = Clear { span: counts.clone(), n: n_tokens, n_zero: n_tokens, word: 0 };
         quantize(&x, n_values, &q8, Some(clear), out)?;
 
-        let tests = self.rooms.tests.span(out)?;
+        let tests = self.ranges.tests.span(out)?;
         let ups = match &op.gate {
             Some(gate) => {
                 self.product(gate, &op.bias_gate, [&x, &q8], &tests, out)?;
-                let ups = self.rooms.ups.span(out)?;
+                let ups = self.ranges.ups.span(out)?;
                 self.product(&op.up, &op.bias_up, [&x, &q8], &ups, out)?;
                 ups
             }
@@ -125,11 +125,11 @@ impl Many<'_> {
             }
         };
         if let Skip::GaussianCut(factor) = op.skip {
-            self.cut(factor, &tests, out)?;
+            self.lower_cut_off(factor, &tests, out)?;
         }
-        self.hidden(&tests, &ups, &counts, out)?;
-        let (rooms, first_token) = (self.rooms.down, self.first_token);
-        SecondHalf { op, rooms, first_token, n_tokens, h: tests, counts }.lower(out)
+        self.lower_hidden(&tests, &ups, &counts, out)?;
+        let (ranges, first_token) = (self.ranges.down, self.first_token);
+        SecondHalf { op, ranges, first_token, n_tokens, h: tests, counts }.lower(out)
     }
 
     /// Products with all rows of a weight; `x` is given in F32 and in Q8 blocks.
@@ -145,27 +145,27 @@ impl Many<'_> {
         let x = if takes_q8(weight.desc.format) { q8 } else { x }.clone();
         let bias = bias.as_ref().map(plain).transpose()?;
         let (n_tokens, y) = (self.n_tokens, y.clone());
-        Product { weight: &weight, x, n_tokens, bias, relu: false, groups: None, y }.lower(out)
+        Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y }.lower(out)
     }
 
-    fn cut(&self, factor: f32, tests: &Span, out: &mut Lowering<'_>) -> Result<()> {
+    fn lower_cut_off(&self, factor: f32, tests: &Span, out: &mut Lowering<'_>) -> Result<()> {
         let source = Source::new("ffn_cut").set("FLAT", out.facts().tuning.flat);
         let spans = [
             tests.clone(),
-            group_weight(self.op, 0, self.op.x.desc().n_rows, out)?,
+            expert_weights(self.op, 0, self.op.x.desc().n_rows, out)?,
             self.starts.clone(),
-            self.rooms.cuts.span(out)?,
+            self.ranges.cuts.span(out)?,
         ];
         let n_rows = self.op.up.desc().n_rows as u32;
-        let numbers = [n_rows, self.first_token as u32, self.n_group(), factor.to_bits()];
+        let numbers = [n_rows, self.first_token as u32, self.n_expert(), factor.to_bits()];
         out.dispatch(&source, &spans, &numbers, [self.n_tokens as u32, 1, 1])
     }
 
-    fn n_group(&self) -> u32 {
-        self.op.groups.as_ref().map_or(0, Groups::n_group) as u32
+    fn n_expert(&self) -> u32 {
+        self.op.experts.as_ref().map_or(0, ExpertRanges::n_expert) as u32
     }
 
-    fn hidden(
+    fn lower_hidden(
         &self,
         tests: &Span,
         ups: &Span,
@@ -185,18 +185,18 @@ impl Many<'_> {
         let spans = [
             tests.clone(),
             ups.clone(),
-            self.rooms.mask.span(out)?,
-            out.maybe(op.threshold.as_ref())?,
-            group_weight(op, 0, op.x.desc().n_rows, out)?,
+            self.ranges.mask.span(out)?,
+            out.plain_or_nothing(op.threshold.as_ref())?,
+            expert_weights(op, 0, op.x.desc().n_rows, out)?,
             self.starts.clone(),
-            self.rooms.cuts.span(out)?,
+            self.ranges.cuts.span(out)?,
             counts.clone(),
         ];
         let numbers = [
             n_rows as u32,
             words,
             self.first_token as u32,
-            self.n_group(),
+            self.n_expert(),
             u32::from(op.threshold.is_some()),
             kind_number(op.kind),
             activation,

@@ -11,13 +11,13 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Rows and tokens of a tile of `matmul_many`.
+/// Rows, and tokens, per tile of `matmul_many`.
 const TILE: usize = 64;
 
 pub(in super::super) fn plan_matmul(op: &MatMul<TensorDesc>, facts: &Facts) -> Plan {
     let refused = refuse_products(&op.w, op.x.n_rows, facts)
-        .or_else(|| facts.unbindable("x", &op.x))
-        .or_else(|| facts.unbindable("y", &op.y));
+        .or_else(|| facts.binding_refusal("x", &op.x))
+        .or_else(|| facts.binding_refusal("y", &op.y));
     plan_of(refused, products_workspace(&op.w, op.x.n_rows), None)
 }
 
@@ -61,13 +61,13 @@ pub(in super::super) fn products(
     let n_values = n_tokens * w.desc().n_cols;
     let mut x = x.clone();
     if takes_q8(w.desc().format) {
-        let q = Scratch::behind(scratch).q8(n_values).span(out)?;
+        let q = Scratch::starting_at(scratch).q8(n_values).span(out)?;
         quantize(&x, n_values, &q, None, out)?;
         x = q;
     }
     let weight = Weight::new(w, 1, out)?;
     let bias = bias.map(plain).transpose()?;
-    Product { weight: &weight, x, n_tokens, bias, relu: false, groups: None, y }.lower(out)
+    Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y }.lower(out)
 }
 
 /// Words that the quantisation dispatch also sets: `n` of them, the first `n_zero` to 0 and the
@@ -96,47 +96,47 @@ pub(super) fn quantize(
     out.dispatch(&Source::new("quantize"), &spans, &numbers, grid)
 }
 
-/// Restricts a product to the groups (experts) of each token: a pair is a token and a group that it
+/// Restricts a product to the experts of each token. A pair is a token and an expert that the token
 /// uses (`shaders/experts_pairs.wgsl`).
 #[derive(Clone)]
-pub(super) struct GroupTokens {
+pub(super) struct ExpertTokens {
     pub(super) pairs: Span,
-    /// Begin and end of the rows of each group.
+    /// Begin and end of the rows of each expert.
     pub(super) rows: Span,
-    pub(super) n_group: usize,
-    /// Maximum number of rows of a group; y has as many columns.
+    pub(super) n_expert: usize,
+    /// Maximum number of rows of an expert; y has as many columns.
     pub(super) most_rows: usize,
     /// Whether x has a row per pair; otherwise one per token.
     pub(super) x_by_pair: bool,
 }
 
-/// `y[t, i] = weight[i] . x[t] + bias[i]`; with groups, `y` has a row per pair, with a
-/// column for each row of the pair's group.
+/// `y[t, i] = weight[i] . x[t] + bias[i]`; with experts, `y` has a row per pair, with a column for
+/// each row of the pair's expert.
 pub(super) struct Product<'a> {
     pub(super) weight: &'a Weight,
-    /// In the format that the weight takes.
+    /// Activations, in the format that the weight's shader reads.
     pub(super) x: Span,
     pub(super) n_tokens: usize,
     pub(super) bias: Option<Span>,
     /// Applies ReLU to the results.
     pub(super) relu: bool,
-    pub(super) groups: Option<GroupTokens>,
+    pub(super) experts: Option<ExpertTokens>,
     pub(super) y: Span,
 }
 
 impl Product<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
-        match (self.n_tokens, &self.groups) {
+        match (self.n_tokens, &self.experts) {
             (0, _) => Ok(()),
             (1..=FEW, None) => self.few(out),
             (_, None) => {
                 let (none, most_rows) = (out.nothing(), self.weight.desc.n_rows);
                 let (pairs, rows) = (none.clone(), none);
                 let x_by_pair = false;
-                let all = GroupTokens { pairs, rows, n_group: 0, most_rows, x_by_pair };
-                self.many(&all, "lib/every_token", out)
+                let all = ExpertTokens { pairs, rows, n_expert: 0, most_rows, x_by_pair };
+                self.lower_many_tokens(&all, "lib/every_token", out)
             }
-            (_, Some(groups)) => self.many(groups, "lib/group_tokens", out),
+            (_, Some(experts)) => self.lower_many_tokens(experts, "lib/group_tokens", out),
         }
     }
 
@@ -167,9 +167,9 @@ impl Product<'_> {
         Ok(())
     }
 
-    fn many(
+    fn lower_many_tokens(
         &self,
-        groups: &GroupTokens,
+        experts: &ExpertTokens,
         which: &'static str,
         out: &mut Lowering<'_>,
     ) -> Result<()> {
@@ -177,17 +177,17 @@ impl Product<'_> {
         let name = if takes_q8(desc.format) { "matmul_many" } else { "matmul_many_float" };
         let source = Source::new(name).include("which", which);
         let source = include(source, "weight", desc, Use::Tile)?;
-        // An output matrix (all of the vocabulary) with hundreds of tokens is too much for one
-        // dispatch. Groups are small.
+        // The product of the output matrix (one row per vocabulary entry) and hundreds of tokens
+        // would exceed the time limit of a dispatch. Experts are small enough.
         let one = (self.n_tokens * desc.n_cols * TILE).max(1) as u64;
-        let most = match groups.n_group {
+        let most = match experts.n_expert {
             0 => TILE.saturating_mul((out.facts().most_work / one).max(1) as usize),
             _ => desc.n_rows,
         };
         let row = 4 * self.weight.row_words as u64;
-        for part in self.weight.parts.iter().flat_map(|part| part.pieces(most, row)) {
+        for part in self.weight.parts.iter().flat_map(|part| part.split(most, row)) {
             let numbers = [
-                groups.most_rows,
+                experts.most_rows,
                 part.first,
                 part.n,
                 self.weight.row_words,
@@ -195,19 +195,19 @@ impl Product<'_> {
                 self.n_tokens,
                 usize::from(self.bias.is_some()),
                 usize::from(self.relu),
-                groups.n_group,
-                usize::from(groups.x_by_pair),
+                experts.n_expert,
+                usize::from(experts.x_by_pair),
             ];
-            let n_rows = part.n.min(groups.most_rows);
+            let n_rows = part.n.min(experts.most_rows);
             let tiles =
-                [n_rows.div_ceil(TILE), self.n_tokens.div_ceil(TILE), groups.n_group.max(1)];
+                [n_rows.div_ceil(TILE), self.n_tokens.div_ceil(TILE), experts.n_expert.max(1)];
             let spans = [
                 part.span.clone(),
                 self.weight.tables(out)?,
                 self.x.clone(),
                 self.bias.clone().unwrap_or_else(|| out.nothing()),
-                groups.pairs.clone(),
-                groups.rows.clone(),
+                experts.pairs.clone(),
+                experts.rows.clone(),
                 self.y.clone(),
             ];
             let grid = tiles.map(|n| n as u32);
@@ -217,13 +217,13 @@ impl Product<'_> {
     }
 }
 
-/// Includes of a decode shader whose workgroups have `row` invocations.
+/// Adds the includes of a decode shader whose workgroups have `row` invocations.
 pub(super) fn few(source: Source, n_tokens: usize, row: usize) -> Source {
     let tokens = if n_tokens == 1 { "lib/tokens_one" } else { "lib/tokens_four" };
     source.include("tokens", tokens).set("ROW", row)
 }
 
-/// The dot product code for this number of tokens.
+/// The dot products that a decode shader computes for this number of tokens.
 pub(super) fn dots(n_tokens: usize) -> Use {
     if n_tokens == 1 { Use::DotsOne } else { Use::DotsFour }
 }

@@ -20,11 +20,11 @@ pub(super) use rows::{lower_add_positions, lower_get_rows, plan_add_positions, p
 
 use hal::Plan;
 
-/// Maximum number of tokens whose products go row by row: up to this number, a token's bits do not
-/// depend on its neighbours.
+/// Maximum number of tokens for the row-by-row shaders. Up to this number, a token's result does
+/// not depend on the other tokens, bit for bit.
 const FEW: usize = 16;
 
-/// `Yes` with this workspace, unless there is a refusal.
+/// `No` with the refusal, or else `Yes` with this workspace in bytes.
 fn plan_of(refusal: Option<String>, workspace: u64, slow: Option<&str>) -> Plan {
     match refusal {
         Some(reason) => Plan::No(reason),

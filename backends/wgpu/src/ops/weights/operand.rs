@@ -1,5 +1,5 @@
-//! A weight as shaders see it: the files that read its format, and ranges of its rows that fit one
-//! binding.
+//! A weight as shaders see it: the shader files that read its format, and ranges of rows that fit
+//! one binding.
 
 use hal::format::{Activation, Code, Format};
 use hal::pack::transposed;
@@ -12,26 +12,26 @@ use crate::lowering::Lowering;
 use crate::shader::Source;
 use layout::{has_tables, needs_tables, stride};
 
-/// Some rows of a weight that fit one binding.
+/// A range of rows of a weight that fits one binding.
 #[derive(Clone, Debug)]
 pub(super) struct BoundRows {
     pub(super) span: Span,
-    /// Index of the first in the operand.
+    /// Index of the first row in the operand.
     pub(super) first: usize,
     /// Number of rows.
     pub(super) n: usize,
 }
 
-/// How a shader uses a weight; together with the weight's format it selects the code to include.
+/// How a shader uses a weight. The use and the weight's format select the code to include.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
     /// Dot products with one token.
     DotsOne,
     /// Dot products with four tokens at a time.
     DotsFour,
-    /// Codes and scales of blocks (values of a float format) for many rows at once.
+    /// Codes and scales of blocks (or values of a float format), for tiles of many rows.
     Tile,
-    /// Four values at a time.
+    /// Four dequantised values at a time.
     Fours,
 }
 
@@ -68,7 +68,7 @@ fn format_file(format: Format) -> Option<&'static str> {
 }
 
 /// Whether the codes of a block are looked up four at a time.
-fn by_four(format: Format) -> bool {
+fn reads_four(format: Format) -> bool {
     needs_tables(format) || format == Format::MXFP4
 }
 
@@ -77,7 +77,8 @@ pub(super) fn takes_q8(format: Format) -> bool {
     format.activation() == Activation::Q8
 }
 
-/// Includes the shader code that reads weights of `desc`; its functions begin with `name`.
+/// Includes the shader code that reads a weight like `desc`. The names of its functions begin with
+/// `name`.
 pub(super) fn include(
     source: Source,
     name: &'static str,
@@ -129,7 +130,7 @@ pub(super) fn include(
         source = source.include(name, "formats/iq4");
     }
     source = source.include(name, file);
-    if by_four(desc.format) && how != Use::Fours {
+    if reads_four(desc.format) && how != Use::Fours {
         source = source.include(name, "formats/by_four");
     }
     Ok(match how {
@@ -140,7 +141,7 @@ pub(super) fn include(
     })
 }
 
-/// Rows of one part, a multiple of `step`; 0 if `step` rows do not fit a binding.
+/// Maximum number of rows per binding, a multiple of `step`; 0 if `step` rows do not fit.
 pub(super) fn part_rows(desc: &TensorDesc, step: usize, facts: &Facts) -> usize {
     let row = 4 * stride(desc).unwrap_or(usize::MAX / 4).max(1) as u64;
     (facts.max_binding() / row) as usize / step * step
@@ -153,14 +154,14 @@ pub(super) fn refusal(name: &str, desc: &TensorDesc, step: usize, facts: &Facts)
     };
     if part_rows(desc, step, facts) == 0 {
         let limit = hal::Bytes(facts.max_binding());
-        return Some(format!("{step} rows of operand {name} do not fit the binding limit {limit}"));
+        return Some(format!("an op binds at most {limit}, less than {step} rows of {name}"));
     }
     if has_tables(desc) {
-        let side = transposed(desc).map_or(u64::MAX, |l| (l.n_bytes - l.groups_at) as u64);
-        if side > facts.max_binding() {
-            let (side, limit) = (hal::Bytes(side), hal::Bytes(facts.max_binding()));
+        let size = transposed(desc).map_or(u64::MAX, |l| (l.n_bytes - l.groups_at) as u64);
+        if size > facts.max_binding() {
+            let (size, limit) = (hal::Bytes(size), hal::Bytes(facts.max_binding()));
             return Some(format!(
-                "the scales of operand {name} take {side}, but an op binds at most {limit}"
+                "the scales of operand {name} take {size}, but an op binds at most {limit}"
             ));
         }
     }
@@ -168,8 +169,8 @@ pub(super) fn refusal(name: &str, desc: &TensorDesc, step: usize, facts: &Facts)
 }
 
 impl BoundRows {
-    /// Ranges of at most `most` rows, each `row` bytes long.
-    pub(super) fn pieces(&self, most: usize, row: u64) -> impl Iterator<Item = BoundRows> {
+    /// Splits the range into ranges of at most `most` rows; a row has `row` bytes.
+    pub(super) fn split(&self, most: usize, row: u64) -> impl Iterator<Item = BoundRows> {
         (0..self.n).step_by(most.max(1)).map(move |at| {
             let n = most.min(self.n - at);
             let span = self.span.part(row * at as u64, row * n as u64);
@@ -183,17 +184,17 @@ pub(super) struct Weight {
     pub(super) desc: TensorDesc,
     pub(super) row_words: usize,
     pub(super) parts: Vec<BoundRows>,
-    /// The first row in its buffer.
+    /// Index of the first row in its buffer.
     pub(super) first_row: usize,
     buffer: wgpu::Buffer,
     whole: TensorDesc,
 }
 
 impl Weight {
-    /// Parts begin at multiples of `step` rows.
+    /// `parts` begin at multiples of `step` rows.
     pub(super) fn new(tensor: &Tensor, step: usize, out: &Lowering<'_>) -> Result<Weight> {
         let (raw, desc) = (raw(tensor)?, tensor.desc());
-        // Blocks that were not imported have the host's layout.
+        // Quantised weights that were not imported still have the host's layout.
         let packed = raw.layout == RowLayout::Packed || desc.format.quants().is_none();
         let words = if packed { stride(&desc) } else { None };
         let Some(row_words) = words else {
@@ -219,9 +220,9 @@ impl Weight {
         })
     }
 
-    /// Group numbers, scales and minimums of a transposed weight, with their offsets: groups,
-    /// scales, minimums, and the words of a row of them. Empty for other weights.
-    pub(super) fn side(&self, out: &Lowering<'_>) -> Result<(Span, [u32; 4])> {
+    /// The group numbers, scales and minimums of a transposed weight; then their three word offsets
+    /// in the span, and words per row of scales. A dummy buffer if the weight is not transposed.
+    pub(super) fn transposed_tables(&self, out: &Lowering<'_>) -> Result<(Span, [u32; 4])> {
         if !has_tables(&self.desc) {
             return Ok((out.nothing(), [0; 4]));
         }
@@ -232,13 +233,13 @@ impl Weight {
             size: (layout.n_bytes - layout.groups_at) as u64,
         };
         let at = |byte: usize| ((byte - layout.groups_at) / 4) as u32;
-        // Without minimums nothing is read from their offset.
-        let places =
+        // If the format has no minimums, shaders do not use their offset.
+        let offsets =
             [0, at(layout.scales_at), at(layout.mins_at), layout.table_row_bytes as u32 / 4];
-        Ok((span, places))
+        Ok((span, offsets))
     }
 
-    /// The code tables of its format, if it has any.
+    /// The code tables of the weight's format; a dummy buffer if the format has none.
     pub(super) fn tables(&self, out: &Lowering<'_>) -> Result<Span> {
         if needs_tables(self.desc.format) && !has_tables(&self.desc) {
             out.tables()
@@ -248,7 +249,7 @@ impl Weight {
     }
 }
 
-/// Lanes that share a row.
+/// Invocations that share a row: each sums at least four units of the row if that is long enough.
 pub(super) fn lanes(desc: &TensorDesc, facts: &Facts) -> usize {
     let units = match desc.format.quants() {
         Some(_) => desc.n_cols / 32,

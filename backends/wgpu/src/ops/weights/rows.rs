@@ -14,12 +14,14 @@ use crate::shader::Source;
 const HEADER: usize = 4;
 
 pub(in super::super) fn plan_get_rows(op: &GetRows<TensorDesc>, facts: &Facts) -> Plan {
-    let refused = refusal("table", &op.table, 1, facts).or_else(|| facts.unbindable("y", &op.y));
+    let refused =
+        refusal("table", &op.table, 1, facts).or_else(|| facts.binding_refusal("y", &op.y));
     plan_of(refused, 0, None)
 }
 
 pub(in super::super) fn plan_add_positions(op: &AddPositions<TensorDesc>, facts: &Facts) -> Plan {
-    let refused = refusal("table", &op.table, 1, facts).or_else(|| facts.unbindable("x", &op.x));
+    let refused =
+        refusal("table", &op.table, 1, facts).or_else(|| facts.binding_refusal("x", &op.x));
     plan_of(refused, 0, None)
 }
 
@@ -36,9 +38,9 @@ pub(in super::super) fn lower_add_positions(
     lower(&op.table, &op.batch, &op.x, &selection, out)
 }
 
-/// Selection of the rows, and their use.
+/// The rows that the tokens select, and whether they are written or added.
 struct RowSelection {
-    /// Section of the batch with a number per token.
+    /// Index of the batch section that holds a row number per token.
     section: usize,
     offset: usize,
     /// Scale factor if rows are written; `None` if they are added.

@@ -6,17 +6,17 @@ use crate::buffer::Span;
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 
-/// Ranges begin at multiples of this, the strictest alignment of any driver.
+/// Ranges begin at multiples of this many bytes, the strictest alignment of any driver.
 const STEP: u64 = 256;
 
 /// A range of the workspace, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Room {
+pub(super) struct ScratchRange {
     offset: u64,
     size: u64,
 }
 
-impl Room {
+impl ScratchRange {
     pub(super) fn span(self, out: &Lowering<'_>) -> Result<Span> {
         if self.size == 0 {
             return Ok(out.nothing());
@@ -25,7 +25,7 @@ impl Room {
     }
 }
 
-/// The layout so far.
+/// Reserves ranges of the workspace one after the other; `bytes` are reserved so far.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     pub(super) bytes: u64,
@@ -33,29 +33,29 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// The layout from byte `bytes` on, a multiple of 256.
-    pub(super) fn behind(bytes: u64) -> Scratch {
+    /// Reserves ranges from byte `bytes` on, a multiple of 256.
+    pub(super) fn starting_at(bytes: u64) -> Scratch {
         Scratch { bytes, largest: 0 }
     }
 
     /// Reserves `n` words.
-    pub(super) fn words(&mut self, n: usize) -> Room {
-        let room = Room { offset: self.bytes, size: 4 * n as u64 };
-        self.bytes += room.size.next_multiple_of(STEP);
-        self.largest = self.largest.max(room.size);
-        room
+    pub(super) fn words(&mut self, n: usize) -> ScratchRange {
+        let range = ScratchRange { offset: self.bytes, size: 4 * n as u64 };
+        self.bytes += range.size.next_multiple_of(STEP);
+        self.largest = self.largest.max(range.size);
+        range
     }
 
     /// Reserves `n_values` values in Q8 blocks.
-    pub(super) fn q8(&mut self, n_values: usize) -> Room {
+    pub(super) fn q8(&mut self, n_values: usize) -> ScratchRange {
         self.words(n_values / 32 * 12)
     }
 
-    /// Why a range cannot be bound; `None` if all can.
+    /// Why a range cannot be bound; `None` if all ranges can.
     pub(super) fn refusal(&self, facts: &Facts) -> Option<String> {
         let limit = hal::Bytes(facts.max_binding());
         let largest = hal::Bytes(self.largest);
         (largest > limit)
-            .then(|| format!("its scratch takes {largest}, but an op binds at most {limit}"))
+            .then(|| format!("it needs {largest} of scratch memory; an op binds at most {limit}"))
     }
 }

@@ -60,8 +60,8 @@ fn check_format(format: Format, sizes: [u32; 2]) {
     }
 }
 
-/// All formats in the largest workgroups; in others one with codes and one without, since the
-/// workgroup size and the format are in different files.
+/// Checks all formats with the largest workgroups. Other workgroup sizes need only one quantised
+/// format and one float format, since formats and workgroup sizes are in different shader files.
 #[test]
 fn shaders_of_every_format_translate() {
     let largest = sizes().into_iter().max();

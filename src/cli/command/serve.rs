@@ -1,0 +1,135 @@
+//! `thermocline serve`.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use super::chat::dialogue::dialogue;
+use crate::cli::args::ServeArgs;
+use crate::cli::failure::{Exit, Failure};
+use crate::cli::interrupt::Interrupt;
+use crate::cli::terminal::{Terminal, printable};
+use crate::engine::EngineOptions;
+use runtime::{Opened, Runtime};
+use scheduler::SchedulerOptions;
+use serve::{Handle, LogSink, Served, Server};
+
+/// Time between two looks at the signals.
+const LOOK: Duration = Duration::from_millis(50);
+/// Time for idle sequences to be written to the disk cache at the end.
+const SPILL: Duration = Duration::from_secs(10);
+
+/// Listens, loads the model, and serves until SIGTERM or Ctrl-C.
+///
+/// # Errors
+/// An address that cannot be used, a model that cannot be loaded.
+pub(crate) fn run(args: &ServeArgs, terminal: &Terminal) -> Result<(), Failure> {
+    let interrupt = Interrupt::install_with_termination()?;
+    let server = Server::bind(args.config(sink(terminal)))?;
+    let urls = server.urls().join(", ");
+    if server.is_public() && args.api_key.is_empty() {
+        terminal.note(
+            "other machines can connect and no API key is set: anyone on the network can use this server; set --api-key, or --host 127.0.0.1",
+        );
+    }
+    terminal.note(&format!("listening on {urls}; loading the model"));
+    let handle = server.handle();
+    let serving = thread::Builder::new().name("serve".to_owned()).spawn(move || server.run());
+    let serving = serving.map_err(|e| {
+        Failure::new(Exit::Failed, "cannot start a thread for the server").caused_by(&e)
+    })?;
+    // Nothing has to end while the model is loaded: a signal then exits at once.
+    let served = {
+        let loading = Loading::watch(&interrupt);
+        let served = load(args, terminal);
+        loading.done();
+        served
+    };
+    let served = match served {
+        Ok(served) => Arc::new(served),
+        Err(failure) => {
+            handle.failed(&failure.message);
+            handle.stop();
+            drop(serving.join());
+            return Err(failure);
+        }
+    };
+    handle.ready(Arc::clone(&served));
+    terminal.note(&format!("ready on {urls}; Ctrl-C stops"));
+    while !interrupt.is_set() && !serving.is_finished() {
+        thread::sleep(LOOK);
+    }
+    stop(&handle, &served, terminal);
+    match serving.join() {
+        Ok(done) => Ok(done?),
+        Err(_) => Err(Failure::new(Exit::Failed, "the server failed; please report it")),
+    }
+}
+
+/// Lets open requests end, then the scheduler.
+fn stop(handle: &Handle, served: &Served, terminal: &Terminal) {
+    terminal.note("stopping: open requests may end; a second signal exits at once");
+    handle.stop();
+    served.stop(SPILL);
+}
+
+/// Opens and loads the model, and starts the scheduler.
+fn load(args: &ServeArgs, terminal: &Terminal) -> Result<Served, Failure> {
+    let runtime = Runtime::new(args.options(), terminal.observer())?;
+    let Opened { model, tokenizer } = runtime.open(args.model.model.as_deref())?;
+    let dialogue = dialogue(&args.template, &model.file, &tokenizer, terminal)?;
+    let placing = runtime.placing(&model);
+    let n_ctx = runtime.context(&model, &placing);
+    let settings = EngineOptions { placing, ..runtime.settings(n_ctx) };
+    let engine = runtime.load(&model, settings)?;
+    let notes = terminal.clone();
+    let options = SchedulerOptions {
+        max_queued: args.max_queued as usize,
+        cache_reuse: args.cache_prompt,
+        slot_folder: args.slot_save_path.clone(),
+        disk_cache: args.disk_cache()?,
+        observer: Arc::new(move |notice| notes.note(&notice.to_string())),
+        ..SchedulerOptions::default()
+    };
+    let defaults = args.defaults();
+    Served::start(engine, Arc::new(tokenizer), dialogue, defaults, options)
+        .map_err(|e| Failure::chain(Exit::Failed, &e))
+}
+
+/// The log: lines on standard error, unless only errors are shown.
+fn sink(terminal: &Terminal) -> LogSink {
+    let quiet = terminal.is_quiet();
+    Arc::new(move |line: &str| {
+        if !quiet {
+            // A closed standard error leaves no way to report it.
+            let _ = writeln!(io::stderr(), "{}", printable(line));
+        }
+    })
+}
+
+/// Ends the process at a signal while the model is loaded.
+struct Loading(Arc<AtomicBool>);
+
+impl Loading {
+    fn watch(interrupt: &Interrupt) -> Loading {
+        let done = Arc::new(AtomicBool::new(false));
+        let (interrupt, ended) = (interrupt.clone(), Arc::clone(&done));
+        let watch = move || {
+            while !ended.load(Ordering::Acquire) {
+                if interrupt.is_set() {
+                    std::process::exit(0);
+                }
+                thread::sleep(LOOK);
+            }
+        };
+        // Without the thread, a second signal still exits.
+        drop(thread::Builder::new().name("signals".to_owned()).spawn(watch));
+        Loading(done)
+    }
+
+    fn done(self) {
+        self.0.store(true, Ordering::Release);
+    }
+}

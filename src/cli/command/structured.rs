@@ -1,0 +1,56 @@
+//! The constraint of `run` and `chat` on their output.
+
+use std::sync::Arc;
+
+use crate::cli::args::ConstraintArgs;
+use crate::cli::failure::Failure;
+use crate::sample::Constraint;
+use crate::tokenizer::Tokenizer;
+use constrain::{Grammar, Limits, Vocabulary};
+
+/// A grammar for the texts of a model.
+#[derive(Debug)]
+pub(super) struct Structured {
+    vocabulary: Vocabulary,
+    grammar: Grammar,
+}
+
+impl Structured {
+    /// What the flags ask for. `ends`: tokens that end a text besides the tokenizer's own.
+    ///
+    /// # Errors
+    /// A vocabulary or grammar that is not supported.
+    pub(super) fn new(
+        args: &ConstraintArgs,
+        tokenizer: &Arc<Tokenizer>,
+        ends: &[u32],
+    ) -> Result<Option<Structured>, Failure> {
+        let Some(grammar) = args.grammar()? else { return Ok(None) };
+        let vocabulary = Vocabulary::new(tokenizer).map_err(failure)?.with_ends(ends);
+        let structured = Structured { vocabulary, grammar };
+        // An invalid grammar is reported before the prompt is computed.
+        structured.text()?;
+        Ok(Some(structured))
+    }
+
+    /// The constraint of one text.
+    ///
+    /// # Errors
+    /// A grammar that is not supported.
+    pub(super) fn text(&self) -> Result<Box<dyn Constraint>, Failure> {
+        self.vocabulary.compile(&self.grammar, &Limits::default()).map_err(failure)
+    }
+
+    /// The constraint of the answer that follows `prompt`; reasoning before it is free.
+    ///
+    /// # Errors
+    /// A grammar that is not supported.
+    pub(super) fn answer(&self, prompt: &str) -> Result<Box<dyn Constraint>, Failure> {
+        Ok(self.vocabulary.after_reasoning(prompt, self.text()?))
+    }
+}
+
+fn failure(error: constrain::Error) -> Failure {
+    Failure::usage(error.to_string())
+        .help("docs/structured.md lists the keywords of JSON schemas and the syntax of grammars")
+}

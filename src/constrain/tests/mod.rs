@@ -1,0 +1,128 @@
+//! Constraints on the built-in vocabulary: texts are sampled at random, and finished ones must be
+//! valid.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod calls;
+mod gbnf;
+mod hostile;
+mod schemas;
+mod triggers;
+mod validate;
+
+use std::sync::{Arc, LazyLock};
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use text::sample::Constraint;
+use text::tokenizer::{TokenType, Tokenizer, Vocab};
+
+use crate::{Error, Grammar, Limits, Vocabulary};
+
+/// The built-in model's vocabulary, with some tokens renamed to control tokens.
+static VOCABULARY: LazyLock<Vocabulary> = LazyLock::new(|| vocabulary(&[]));
+
+/// The built-in vocabulary, in which ids from 300 on are these control tokens.
+fn vocabulary(control: &[&str]) -> Vocabulary {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/tinystories-relu-f16.gguf");
+    let file = gguf::File::open(path.as_ref()).unwrap();
+    let mut vocab = Vocab::from_metadata(file.metadata()).unwrap();
+    for (id, name) in (300..).zip(control) {
+        vocab.tokens[id] = name.as_bytes().to_vec();
+        vocab.types[id] = TokenType::Control;
+    }
+    Vocabulary::new(&Arc::new(Tokenizer::new(vocab).unwrap())).unwrap()
+}
+
+fn compile(grammar: &Grammar) -> Result<Box<dyn Constraint>, Error> {
+    VOCABULARY.compile(grammar, &Limits::default())
+}
+
+/// The text of tokens that are drawn at random from the allowed ones. Tokens are drawn until
+/// `n_free`; from then on the text is closed: the end, or one of the shortest ways on. `None` if
+/// the text has no end after `n_free + 400` tokens.
+fn drawn(
+    vocabulary: &Vocabulary,
+    mut constraint: Box<dyn Constraint>,
+    seed: u64,
+    n_free: usize,
+) -> Option<String> {
+    let tokenizer = vocabulary.tokenizer();
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut bytes = Vec::new();
+    let n_vocab = u32::try_from(tokenizer.n_vocab()).unwrap();
+    for n in 0..n_free + 400 {
+        if constraint.is_finished() {
+            return Some(String::from_utf8(bytes).unwrap());
+        }
+        let mask = constraint.allowed().unwrap();
+        let allowed: Vec<u32> = (0..n_vocab).filter(|id| mask.contains(*id)).collect();
+        let closing = allowed.iter().copied().filter(|id| {
+            let piece = tokenizer.piece(*id, true).unwrap();
+            piece.len() == 1 && b"\"}])0123456789".contains(&piece[0])
+        });
+        let closing: Vec<u32> = closing.collect();
+        let end = allowed.iter().copied().find(|id| tokenizer.is_eog(*id));
+        let among = |ids: &[u32], rng: &mut ChaCha8Rng| ids[rng.next_u32() as usize % ids.len()];
+        let token = match end {
+            Some(end) if n >= n_free => end,
+            _ if n >= n_free && !closing.is_empty() && rng.next_u32() % 4 > 0 => {
+                among(&closing, &mut rng)
+            }
+            _ => among(&allowed, &mut rng),
+        };
+        constraint.accept(token).unwrap();
+        if !tokenizer.is_eog(token) {
+            bytes.extend_from_slice(tokenizer.piece(token, true).unwrap());
+        }
+    }
+    None
+}
+
+/// Whether the constraint accepts `text`, token by token, and may end there.
+fn accepts(vocabulary: &Vocabulary, mut constraint: Box<dyn Constraint>, text: &str) -> bool {
+    let tokenizer = vocabulary.tokenizer();
+    let ids = bytewise(tokenizer, text);
+    for id in ids {
+        if constraint.is_finished() || !constraint.allowed().unwrap().contains(id) {
+            return false;
+        }
+        constraint.accept(id).unwrap();
+    }
+    constraint.is_finished()
+        || tokenizer.eog().iter().any(|id| constraint.allowed().unwrap().contains(*id))
+}
+
+/// A text as control tokens where it has their names, and the tokens of its single bytes elsewhere.
+fn bytewise(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    let ids = || (0u32..).take(tokenizer.n_vocab());
+    let control: Vec<(u32, &[u8])> = ids()
+        .filter(|id| matches!(tokenizer.kind(*id), Ok(TokenType::Control)))
+        .map(|id| (id, tokenizer.piece(id, true).unwrap()))
+        .collect();
+    let mut rest = text.as_bytes();
+    let mut tokens = Vec::new();
+    while let Some(byte) = rest.first() {
+        match control.iter().find(|(_, name)| rest.starts_with(name)) {
+            Some((id, name)) => {
+                tokens.push(*id);
+                rest = &rest[name.len()..];
+            }
+            None => {
+                let single = ids().find(|id| tokenizer.piece(*id, false).unwrap() == [*byte]);
+                tokens.push(single.unwrap());
+                rest = &rest[1..];
+            }
+        }
+    }
+    tokens
+}
+
+#[track_caller]
+fn check(grammar: &Grammar, good: &[&str], bad: &[&str]) {
+    for (texts, expected) in [(good, true), (bad, false)] {
+        for text in texts {
+            let constraint = compile(grammar).unwrap();
+            assert_eq!(accepts(&VOCABULARY, constraint, text), expected, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Observations of one layer while a text runs through the dense model.
+
+use hal::op::{Activation, FfnKind};
+
+use super::matrix::DenseMatrix;
+
+/// A neuron's contribution to one token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Contribution {
+    /// The neuron.
+    pub neuron: u32,
+    /// Factor on the neuron's row of down; never 0.
+    pub h: f32,
+    /// Magnitude of the activated gate value, or of the activated up value in a block without gate.
+    pub act: f32,
+}
+
+/// Tokens at one feed-forward block: inputs and contributing neurons.
+#[derive(Clone, Debug)]
+pub struct Observations {
+    kind: FfnKind,
+    activation: Activation,
+    n_ff: usize,
+    /// `[n_tokens, n_embd]`
+    pub(super) x: DenseMatrix,
+    /// Index in `parts` of each token's first contribution, and finally the length of `parts`.
+    starts: Vec<usize>,
+    parts: Vec<Contribution>,
+}
+
+impl Observations {
+    /// An empty list of observations of a block with `n_embd` inputs and `n_ff` neurons.
+    #[must_use]
+    pub fn new(kind: FfnKind, activation: Activation, n_embd: usize, n_ff: usize) -> Observations {
+        let x = DenseMatrix::new(0, n_embd);
+        Observations { kind, activation, n_ff, x, starts: vec![0], parts: Vec::new() }
+    }
+
+    /// Appends tokens: the predictor's input `x` `[n, n_embd]`, and the products of `gate` (if
+    /// there is one) and `up` `[n, n_ff]`, biases included.
+    ///
+    /// # Panics
+    /// If the lengths do not match.
+    pub fn push(&mut self, x: &[f32], gate: Option<&[f32]>, up: &[f32]) {
+        self.x.push(x);
+        assert_eq!(up.len(), (self.x.n_rows - self.n_tokens()) * self.n_ff, "a row per token");
+        assert_eq!(gate.is_some(), self.kind != FfnKind::Plain, "a gate where the block has one");
+        for (t, up) in up.chunks_exact(self.n_ff).enumerate() {
+            let gate = gate.map(|gate| &gate[t * self.n_ff..][..self.n_ff]);
+            for (n, &up) in up.iter().enumerate() {
+                let test = activate(self.activation, gate.map_or(up, |gate| gate[n]));
+                let h = match self.kind {
+                    FfnKind::Plain => test,
+                    FfnKind::Gated => gated(self.activation, test, up),
+                    FfnKind::GatedBoth => test * activate(self.activation, up),
+                };
+                if h != 0.0 {
+                    self.parts.push(Contribution { neuron: n as u32, h, act: test.abs() });
+                }
+            }
+            self.starts.push(self.parts.len());
+        }
+    }
+
+    /// Number of tokens.
+    #[must_use]
+    pub fn n_tokens(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// Neurons of the block.
+    #[must_use]
+    pub fn n_ff(&self) -> usize {
+        self.n_ff
+    }
+
+    /// Width of the inputs.
+    #[must_use]
+    pub fn n_embd(&self) -> usize {
+        self.x.n_cols
+    }
+
+    /// The contributions to token `t`, ascending by neuron.
+    #[must_use]
+    pub fn parts(&self, t: usize) -> &[Contribution] {
+        &self.parts[self.starts[t]..self.starts[t + 1]]
+    }
+
+    /// Mean fraction of contributing neurons, 0 to 1.
+    #[must_use]
+    pub fn density(&self) -> f64 {
+        self.parts.len() as f64 / (self.n_tokens() * self.n_ff).max(1) as f64
+    }
+
+    /// The sum over tokens of each neuron's squared `h`, `[n_ff]`.
+    pub(super) fn energies(&self) -> Vec<f64> {
+        let mut sums = vec![0.0; self.n_ff];
+        for part in &self.parts {
+            sums[part.neuron as usize] += f64::from(part.h) * f64::from(part.h);
+        }
+        sums
+    }
+}
+
+/// The activation function, computed in double precision.
+fn activate(activation: Activation, v: f32) -> f32 {
+    let x = f64::from(v);
+    let value = match activation {
+        Activation::Relu => x.max(0.0),
+        Activation::Relu2 => x.max(0.0) * x.max(0.0),
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Gelu => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+            0.5 * x * (1.0 + inner.tanh())
+        }
+        Activation::GeluErf => 0.5 * x * libm::erfc(-x / std::f64::consts::SQRT_2),
+        Activation::SwigluOai { alpha, limit } => {
+            let x = x.min(f64::from(limit));
+            x / (1.0 + (-f64::from(alpha) * x).exp())
+        }
+    };
+    value as f32
+}
+
+/// The product of the activated gate and `up`.
+fn gated(activation: Activation, test: f32, up: f32) -> f32 {
+    match activation {
+        Activation::SwigluOai { limit, .. } => test * (up.clamp(-limit, limit) + 1.0),
+        Activation::Relu
+        | Activation::Relu2
+        | Activation::Silu
+        | Activation::Gelu
+        | Activation::GeluErf => test * up,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_contributing_neurons_are_stored() {
+        let mut seen = Observations::new(FfnKind::Gated, Activation::Relu, 2, 3);
+        seen.push(&[1.0, 2.0], Some(&[1.0, -1.0, 2.0]), &[3.0, 5.0, -0.5]);
+        seen.push(&[0.0, 0.5], Some(&[-1.0, -1.0, -2.0]), &[3.0, 5.0, -0.5]);
+        let part = |neuron, h, act| Contribution { neuron, h, act };
+        assert_eq!(seen.parts(0), [part(0, 3.0, 1.0), part(2, -1.0, 2.0)]);
+        assert_eq!((seen.parts(1), seen.n_tokens(), seen.density()), (&[][..], 2, 2.0 / 6.0));
+        assert_eq!(seen.energies(), [9.0, 0.0, 1.0]);
+        let mut both = Observations::new(FfnKind::GatedBoth, Activation::Relu, 1, 2);
+        both.push(&[1.0], Some(&[2.0, 2.0]), &[3.0, -3.0]);
+        assert_eq!(both.parts(0), [part(0, 6.0, 2.0)]);
+        let mut silu = Observations::new(FfnKind::Plain, Activation::Silu, 1, 1);
+        silu.push(&[1.0], None, &[-1.0]);
+        assert!((silu.parts(0)[0].h + 0.268_941_42).abs() < 1e-6);
+        assert!((silu.parts(0)[0].act - 0.268_941_42).abs() < 1e-6);
+    }
+}

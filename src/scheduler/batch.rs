@@ -1,0 +1,222 @@
+//! A step: one token of every generation that decodes, then a piece of one prompt.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use engine::{Feed, Want};
+
+use crate::choice::{Choice, Outcome};
+use crate::request::{Ended, Error, Event};
+use crate::worker::{Running, Worker};
+
+/// Up to this number of tokens in a device step, a sequence has the bits that it has alone
+/// ([`engine::Engine::step`]).
+const MOST_EXACT: usize = 16;
+
+impl Worker<'_> {
+    /// Computes one token of every generation that decodes and a piece of one prompt.
+    pub(crate) fn step(&mut self) {
+        self.n_steps += 1;
+        self.drop_lost();
+        self.plan();
+        self.make_room();
+        let decodes = |running: &Running<'_>| running.end == running.choice.tokens.len();
+        let planned = self.running.iter().enumerate().filter(|(_, running)| running.n_take() > 0);
+        let (decoding, prefilling): (Vec<_>, Vec<_>) = planned.partition(|(_, r)| decodes(r));
+        let prefilling: Vec<usize> = prefilling.into_iter().map(|(index, _)| index).collect();
+        let decoding: Vec<(usize, usize)> =
+            decoding.into_iter().map(|(index, running)| (index, running.n_take())).collect();
+        let since = Instant::now();
+        if !decoding.is_empty() {
+            self.decode(&decoding);
+            self.counters.n_steps += 1;
+            self.counters.n_busy_slots += decoding.len() as u64;
+            self.counters.generated_time += since.elapsed();
+        }
+        let since = Instant::now();
+        for index in prefilling {
+            self.compute(&[index]);
+            self.counters.prompt_time += since.elapsed();
+        }
+        self.settle();
+    }
+
+    /// After the loss of a device, sequences have lost their cache: their tokens are prefilled
+    /// again.
+    fn drop_lost(&mut self) {
+        for running in &mut self.running {
+            let n = self.engine.n_cached(&running.sequence);
+            if n < running.n_fed() {
+                self.engine.truncate(&mut running.sequence, n);
+            }
+        }
+        let engine = &self.engine;
+        self.idle.drop_if(|sequence| engine.n_cached(sequence) == 0);
+    }
+
+    /// Decides how many tokens each running generation has after this step: those that decode one
+    /// more, and the one whose prompt waited longest a piece more.
+    fn plan(&mut self) {
+        for running in &mut self.running {
+            running.start = running.n_fed();
+            running.end = running.start + usize::from(running.n_rest() == 1);
+        }
+        let n_decoding = self.running.iter().filter(|running| running.n_take() > 0).count();
+        let prefills = self.running.iter_mut().filter(|running| running.n_take() == 0);
+        let next = prefills.min_by_key(|running| (running.latest_piece, running.choice.order()));
+        let Some(next) = next else { return };
+        next.latest_piece = self.n_steps;
+        let (n_rest, n_prefill) = (next.n_rest(), next.choice.n_prefill);
+        // A recurrent model stops before the last token for a checkpoint.
+        let together = n_rest + n_decoding <= MOST_EXACT && !self.engine.is_recurrent();
+        next.end += if together {
+            n_rest
+        } else if next.start < n_prefill {
+            (n_prefill - next.start).min(self.piece)
+        } else {
+            (n_rest - 1).min(MOST_EXACT)
+        };
+    }
+
+    /// Computes the planned tokens of generations that have no others left, given by index and
+    /// number of tokens, in device steps of up to [`MOST_EXACT`] tokens.
+    fn decode(&mut self, decoding: &[(usize, usize)]) {
+        let mut group: Vec<usize> = Vec::with_capacity(MOST_EXACT);
+        let mut n_tokens = 0;
+        for &(index, n) in decoding {
+            if n_tokens + n > MOST_EXACT {
+                self.compute(&group);
+                group.clear();
+                n_tokens = 0;
+            }
+            group.push(index);
+            n_tokens += n;
+        }
+        self.compute(&group);
+    }
+
+    /// Computes the planned tokens of some generations, given by index. After an error each is
+    /// tried alone, so that none fails because of another.
+    fn compute(&mut self, group: &[usize]) {
+        let Err(error) = self.feed(group) else { return };
+        let error = Arc::new(error);
+        for &index in group {
+            let again = if group.len() == 1 {
+                Err(Arc::clone(&error))
+            } else {
+                self.feed(&[index]).map_err(Arc::new)
+            };
+            if let Err(error) = again {
+                let outcome = Outcome::Failed(Error::Engine(error));
+                self.running[index].choice.writer.outcome = Some(outcome);
+            }
+        }
+    }
+
+    /// Feeds the planned tokens of some generations, as far as they are not in the sequence yet.
+    fn feed(&mut self, group: &[usize]) -> Result<(), engine::Error> {
+        let mut feeds = Vec::with_capacity(group.len());
+        let mut writers = Vec::with_capacity(group.len());
+        for (index, running) in self.running.iter_mut().enumerate() {
+            let (n_fed, end) = (running.n_fed(), running.end);
+            if !group.contains(&index) || n_fed >= end {
+                continue;
+            }
+            let Running { sequence, choice, .. } = running;
+            let Choice { tokens, writer, .. } = choice;
+            let tokens: &[u32] = tokens;
+            let want = match (writer.wants_prompt_logprobs(), end == tokens.len()) {
+                (true, _) => Want::All,
+                (false, true) => Want::Last,
+                (false, false) => Want::None,
+            };
+            feeds.push(Feed { sequence, tokens: &tokens[n_fed..end], want });
+            writers.push((tokens, writer));
+        }
+        let each = &mut |feed: usize, position: usize, logits: &[f32]| {
+            let (tokens, writer) = &mut writers[feed];
+            match tokens.get(position + 1) {
+                Some(&next) => writer.take_prompt_logits(logits, next),
+                None => writer.take_logits(logits),
+            }
+        };
+        self.engine.step(&mut feeds, &AtomicBool::new(false), each)
+    }
+
+    /// After the computation: counts tokens, starts further choices, and ends generations.
+    fn settle(&mut self) {
+        let mut index = 0;
+        while index < self.running.len() {
+            if self.running[index].n_fed() > self.running[index].start {
+                self.progress(index);
+            }
+            let choice = &mut self.running[index].choice;
+            self.counters.generated_tokens += choice.take_uncounted();
+            match self.running[index].choice.writer.outcome.take() {
+                None => index += 1,
+                Some(Outcome::Failed(error)) => self.fail(index, error),
+                Some(Outcome::Ended(end)) => {
+                    let running = self.running.remove(index);
+                    self.finish(running, end);
+                }
+                Some(Outcome::Sampled(token)) => {
+                    self.running[index].choice.tokens.push(token);
+                    if self.running[index].choice.tokens.len() <= self.engine.max_tokens() {
+                        index += 1;
+                    } else {
+                        index += usize::from(self.shift(index));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Shifts the context of a generation that fills it, or ends it. Returns whether it continues.
+    fn shift(&mut self, index: usize) -> bool {
+        let Running { sequence, choice, .. } = &mut self.running[index];
+        let Some(keep) = choice.shift() else {
+            let running = self.running.remove(index);
+            self.finish(running, Ended::ContextFull.into());
+            return false;
+        };
+        let n = self.engine.truncate(sequence, keep);
+        self.engine.truncate(sequence, n);
+        true
+    }
+
+    /// Counts and reports the tokens that a generation computed, makes checkpoints, and lets the
+    /// other choices of its request start.
+    fn progress(&mut self, index: usize) {
+        let n_fed = self.running[index].n_fed();
+        let Running { choice, start, .. } = &mut self.running[index];
+        let (n_prompt, cached, n_prefill) = (choice.n_prompt, choice.n_cached, choice.n_prefill);
+        let crossed = *start / self.options.checkpoint_every.max(1);
+        let crosses = n_fed / self.options.checkpoint_every.max(1) > crossed;
+        let prefills = *start < n_prefill;
+        let again = choice.n_computed.min(n_fed) - choice.n_computed.min(*start);
+        self.counters.recomputed_tokens += again as u64;
+        if n_fed > choice.n_computed {
+            let new = n_fed.min(n_prompt) - choice.n_computed.min(n_prompt);
+            self.counters.prompt_tokens += new as u64;
+            choice.n_computed = n_fed;
+            if new > 0 {
+                let done = n_fed.min(n_prompt);
+                choice.send(Event::Prefill { done, total: n_prompt, cached });
+            }
+        }
+        if n_fed >= n_prefill && !choice.siblings.is_empty() {
+            let siblings = choice.take_siblings();
+            let order = choice.order();
+            let at = self.waiting.partition_point(|waiting| waiting.order() < order);
+            self.waiting.splice(at..at, siblings);
+        }
+        let free = self.engine.n_free_checkpoints() > 0;
+        if prefills && (n_fed == n_prefill || crosses && free) && choice.reuses {
+            let placeholder = self.engine.open();
+            let mut sequence = std::mem::replace(&mut self.running[index].sequence, placeholder);
+            self.checkpoint(&mut sequence);
+            self.running[index].sequence = sequence;
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Files that only their owner may read: saved sequences contain what users wrote.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// Makes a folder and its parents, for this user alone; an existing one stays as it is.
+pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)
+}
+
+/// Ends the names of files that are being written.
+pub(crate) const UNFINISHED: &str = ".unfinished";
+
+/// Writes a file that only this user may read, such as the bytes of [`engine::Engine::save`]. It
+/// gets a temporary name in the same folder and is then renamed, so that a reader never sees a part
+/// of it.
+///
+/// # Errors
+/// Those of the system.
+pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}{UNFINISHED}", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let written = write_new(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // The first error is the one to report.
+        drop(fs::remove_file(&temporary));
+    }
+    written
+}
+
+fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        // Left by an interrupted process with the same number.
+        Ok(()) | Err(_) => {}
+    }
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file: File = options.open(path)?;
+    file.write_all(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_private_and_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("a/b");
+        make_folder(&inner).unwrap();
+        let path = inner.join("file");
+        write_private(&path, b"first").unwrap();
+        write_private(&path, b"second").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"second");
+        assert_eq!(fs::read_dir(&inner).unwrap().count(), 1);
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+            assert_eq!((mode(&path), mode(&inner)), (0o600, 0o700));
+        }
+        assert!(write_private(&folder.path().join("gone/file"), b"x").is_err());
+    }
+}

@@ -1,0 +1,259 @@
+//! The disk cache: sequences that no longer fit into the KV cache, one file each, in the format of
+//! [`Engine::save`].
+//!
+//! The index is the files themselves: their names say that they are ours, their heads which model
+//! and which tokens they hold. They are read when the cache is opened.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use engine::{Engine, SAVED_HEAD};
+use gguf::Hash;
+use hal::Bytes;
+
+use crate::files;
+use crate::options::{Notice, Observer};
+use crate::prefix::common;
+use crate::writer::{FileWriter, Written};
+
+const PREFIX: &str = "sequence-";
+const EXTENSION: &str = ".kv";
+
+/// A file of the cache.
+#[derive(Debug)]
+struct Spilled {
+    path: PathBuf,
+    /// The cached tokens.
+    tokens: Vec<u32>,
+    size: u64,
+    used: SystemTime,
+    /// Whether it is on the disk already.
+    written: bool,
+}
+
+/// All files of one model in a folder.
+#[derive(Debug)]
+pub(crate) struct DiskCache {
+    folder: PathBuf,
+    most: u64,
+    files: Vec<Spilled>,
+    writer: FileWriter,
+    /// Reasons why files were not written, to be reported.
+    refused: Vec<String>,
+}
+
+impl DiskCache {
+    /// Opens a folder, which is created if necessary. Files of other models are left alone; those
+    /// that are not ours, too, with a notice.
+    pub(crate) fn open(
+        folder: &Path,
+        most: Bytes,
+        engine: &Engine,
+        observer: &Observer,
+    ) -> io::Result<DiskCache> {
+        files::make_folder(folder)?;
+        let mut found = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            match parse(&path, engine) {
+                Ok(Some(spilled)) => found.push(spilled),
+                Ok(None) => {}
+                Err(reason) => observer(&Notice::FileSkipped { file: path, reason }),
+            }
+        }
+        let mut cache = DiskCache {
+            folder: folder.to_owned(),
+            most: most.0,
+            files: found,
+            writer: FileWriter::start()?,
+            refused: Vec::new(),
+        };
+        cache.shrink(0);
+        Ok(cache)
+    }
+
+    pub(crate) fn n_files(&self) -> usize {
+        self.files.len()
+    }
+
+    pub(crate) fn total(&self) -> Bytes {
+        Bytes(self.files.iter().map(|file| file.size).sum())
+    }
+
+    /// Cached tokens of a file.
+    pub(crate) fn n_tokens(&self, file: usize) -> usize {
+        self.files[file].tokens.len()
+    }
+
+    /// The file with the most leading tokens of `tokens`, and their number. The state of a
+    /// recurrent model is that after all tokens of a file.
+    pub(crate) fn best(&self, tokens: &[u32], recurrent: bool) -> Option<(usize, usize)> {
+        let files = self.files.iter().enumerate();
+        let usable = files.map(|(index, file)| {
+            let n = common(&file.tokens, tokens);
+            (index, if recurrent && n < file.tokens.len() { 0 } else { n })
+        });
+        usable.filter(|(_, n)| *n > 0).max_by_key(|(_, n)| *n)
+    }
+
+    /// Whether a file offers all that a sequence with these tokens would.
+    pub(crate) fn has(&self, tokens: &[u32], recurrent: bool) -> bool {
+        self.files.iter().any(|file| {
+            let same = !recurrent || file.tokens.len() == tokens.len();
+            same && file.tokens.starts_with(tokens)
+        })
+    }
+
+    /// The bytes of a file, which counts as used now.
+    pub(crate) fn read(&mut self, file: usize) -> io::Result<Vec<u8>> {
+        self.wait_for(&self.files[file].path.clone())?;
+        let spilled = &mut self.files[file];
+        spilled.used = SystemTime::now();
+        let mut file = File::open(&spilled.path)?;
+        let mut bytes = Vec::with_capacity(usize::try_from(spilled.size).unwrap_or(0));
+        file.by_ref().take(spilled.size).read_to_end(&mut bytes)?;
+        // For the order of a later run; a read-only folder stays usable.
+        drop(file.set_modified(spilled.used));
+        Ok(bytes)
+    }
+
+    /// Writes a sequence with these cached tokens, soon. The least recently used files give way,
+    /// and so do those that the new one replaces.
+    pub(crate) fn store(
+        &mut self,
+        tokens: &[u32],
+        bytes: Vec<u8>,
+        recurrent: bool,
+    ) -> io::Result<()> {
+        let size = bytes.len() as u64;
+        if size > self.most {
+            let (size, most) = (Bytes(size), Bytes(self.most));
+            let text = format!("it has {size}, the disk cache holds {most}");
+            return Err(io::Error::new(io::ErrorKind::StorageFull, text));
+        }
+        let mut index = 0;
+        while index < self.files.len() {
+            if !recurrent && tokens.starts_with(&self.files[index].tokens) {
+                self.remove(index);
+            } else {
+                index += 1;
+            }
+        }
+        self.shrink(size);
+        let path = self.folder.join(name_of(&bytes));
+        self.writer.write(&path, bytes)?;
+        let (used, written) = (SystemTime::now(), false);
+        self.files.retain(|file| file.path != path);
+        self.files.push(Spilled { path, tokens: tokens.to_vec(), size, used, written });
+        Ok(())
+    }
+
+    /// Reasons why files were not written since the last call.
+    pub(crate) fn take_refused(&mut self) -> Vec<String> {
+        while let Some(written) = self.writer.try_next() {
+            self.note(written);
+        }
+        std::mem::take(&mut self.refused)
+    }
+
+    fn note(&mut self, (path, result): Written) {
+        match result {
+            Ok(()) => {
+                let file = self.files.iter_mut().find(|file| file.path == path);
+                file.into_iter().for_each(|file| file.written = true);
+            }
+            Err(reason) => {
+                self.files.retain(|file| file.path != path);
+                self.refused.push(reason.to_string());
+            }
+        }
+    }
+
+    /// Waits until a file is on the disk.
+    fn wait_for(&mut self, path: &Path) -> io::Result<()> {
+        loop {
+            match self.files.iter().find(|file| file.path == path) {
+                Some(file) if file.written => return Ok(()),
+                Some(_) => {
+                    let written = self.writer.next()?;
+                    self.note(written);
+                }
+                None => return Err(io::ErrorKind::NotFound.into()),
+            }
+        }
+    }
+
+    /// Deletes least recently used files until `more` bytes fit.
+    fn shrink(&mut self, more: u64) {
+        while self.total().0 + more > self.most {
+            let files = self.files.iter().enumerate();
+            let Some((oldest, _)) = files.min_by_key(|(_, file)| file.used) else { return };
+            self.remove(oldest);
+        }
+    }
+
+    /// Deletes a file, and returns its path.
+    pub(crate) fn remove(&mut self, file: usize) -> PathBuf {
+        let path = self.files[file].path.clone();
+        // If it could not be written, nothing has to be deleted.
+        drop(self.wait_for(&path));
+        self.forget(&path);
+        path
+    }
+
+    /// Deletes a file that cannot be used, by its path.
+    pub(crate) fn forget(&mut self, path: &Path) {
+        self.files.retain(|file| file.path != path);
+        // Another process may have deleted it.
+        drop(fs::remove_file(path));
+    }
+
+    /// The path of a file.
+    pub(crate) fn path(&self, file: usize) -> &Path {
+        &self.files[file].path
+    }
+}
+
+/// A name for the model and the tokens: the head holds the model's fingerprint, the tokens follow.
+fn name_of(bytes: &[u8]) -> String {
+    let n_tokens = bytes.get(16..20).and_then(|word| word.first_chunk().copied());
+    let n_tokens = n_tokens.map_or(0, |word| u32::from_le_bytes(word) as usize);
+    let mut hash = Hash::default();
+    hash.add(&bytes[..bytes.len().min(SAVED_HEAD + 4 * n_tokens)]);
+    format!("{PREFIX}{:016x}{EXTENSION}", hash.finish())
+}
+
+/// Reads the head of a file. `None` for one of another model, and for files that are being
+/// written.
+fn parse(path: &Path, engine: &Engine) -> Result<Option<Spilled>, String> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    if name.ends_with(files::UNFINISHED) {
+        return Ok(None);
+    }
+    let hash = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(EXTENSION));
+    if hash.is_none_or(|hash| hash.len() != 16 || !hash.bytes().all(|b| b.is_ascii_hexdigit())) {
+        return Err("not a file of the disk cache".to_owned());
+    }
+    let read = |error: io::Error| error.to_string();
+    let mut file = File::open(path).map_err(read)?;
+    let metadata = file.metadata().map_err(read)?;
+    let mut head = [0; SAVED_HEAD];
+    file.read_exact(&mut head).map_err(read)?;
+    let head = match engine.saved_head(&head) {
+        Ok(head) => head,
+        Err(engine::Error::NotRestored(engine::NotRestored::Fingerprint)) => return Ok(None),
+        Err(error) => return Err(error.to_string()),
+    };
+    if head.n_cached > head.n_tokens || head.n_tokens > engine.max_tokens() {
+        return Err(format!("{} tokens", head.n_tokens));
+    }
+    let mut bytes = vec![0; 4 * head.n_cached];
+    file.read_exact(&mut bytes).map_err(read)?;
+    let (words, _) = bytes.as_chunks::<4>();
+    let tokens = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+    let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+    let (path, size) = (path.to_owned(), metadata.len());
+    Ok(Some(Spilled { path, tokens, size, used, written: true }))
+}

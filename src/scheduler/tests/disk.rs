@@ -1,0 +1,124 @@
+//! The disk cache.
+
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hal::Bytes;
+
+use super::{request, run, scheduler, tokens};
+use crate::{Notice, SchedulerOptions};
+
+fn options(folder: &Path, most: u64) -> SchedulerOptions {
+    let disk_cache = Some((folder.to_owned(), Bytes(most)));
+    SchedulerOptions { disk_cache, ..SchedulerOptions::default() }
+}
+
+fn files(folder: &Path) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> = entries.collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn evicted_sequences_come_back_from_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let scheduler = scheduler(256, 1, options(folder.path(), 1 << 30));
+    let texts: Vec<Vec<u32>> = (0..4).map(|i| tokens(100, i + 1)).collect();
+    let first: Vec<_> = texts.iter().map(|text| run(&scheduler, request(text, 4))).collect();
+    assert!(first.iter().all(|answer| answer.report().n_cached == 0));
+    let counters = scheduler.status().counters;
+    assert_eq!((counters.n_spilled, counters.n_restored), (counters.n_evicted, 0));
+    assert!(counters.n_spilled >= 2, "{counters:?}");
+    for (text, first) in texts.iter().zip(&first) {
+        let again = run(&scheduler, request(text, 4));
+        assert_eq!((again.report().n_cached, &again.tokens), (99, &first.tokens));
+    }
+    let counters = scheduler.status().counters;
+    assert_eq!(counters.prompt_tokens, 400 + 4);
+    assert!(counters.n_restored >= 3 && counters.disk_tokens == counters.n_restored * 99);
+}
+
+#[test]
+fn a_conversation_goes_on_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut conversation = tokens(150, 1);
+    let mut n_new = 150;
+    for _ in 0..3 {
+        let scheduler = scheduler(512, 2, options(folder.path(), 1 << 30));
+        let answer = run(&scheduler, request(&conversation, 8));
+        assert_eq!(scheduler.status().counters.prompt_tokens, n_new);
+        conversation.extend(&answer.tokens);
+        conversation.extend(tokens(20, 9));
+        n_new = 1 + 20;
+        scheduler.shutdown(Duration::ZERO);
+        assert_eq!(files(folder.path()).len(), 1, "a longer sequence replaces its beginning");
+    }
+}
+
+#[test]
+fn damaged_and_foreign_files_cost_a_notice() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = tokens(100, 1);
+    let first = {
+        let scheduler = scheduler(256, 1, options(folder.path(), 1 << 30));
+        run(&scheduler, request(&text, 4))
+    };
+    let [saved] = &files(folder.path())[..] else { panic!("one file") };
+    let mut bytes = fs::read(saved).unwrap();
+    let at = bytes.len() / 2;
+    bytes[at] ^= 1;
+    fs::write(saved, &bytes).unwrap();
+    let foreign = folder.path().join("notes.txt");
+    fs::write(&foreign, "mine").unwrap();
+    let short = folder.path().join("sequence-0123456789abcdef.kv");
+    fs::write(&short, "short").unwrap();
+    let seen: Arc<Mutex<Vec<Notice>>> = Arc::default();
+    let observer = {
+        let seen = Arc::clone(&seen);
+        Arc::new(move |notice: &Notice| seen.lock().unwrap().push(notice.clone()))
+    };
+    let options = SchedulerOptions { observer, ..options(folder.path(), 1 << 30) };
+    let scheduler = scheduler(256, 1, options);
+    let again = run(&scheduler, request(&text, 4));
+    assert_eq!((again.report().n_cached, again.tokens), (0, first.tokens));
+    let mut seen = seen.lock().unwrap().clone();
+    let deleted = |notice: &Notice| {
+        matches!(notice, Notice::FileDeleted { file, reason }
+            if file == saved && reason.contains("checksum"))
+    };
+    assert!(seen.iter().any(deleted), "{seen:?}");
+    seen.retain(|notice| matches!(notice, Notice::FileSkipped { .. }));
+    assert_eq!(seen.len(), 2, "{seen:?}");
+    assert!(foreign.exists() && short.exists() && !saved.exists());
+}
+
+#[test]
+fn the_size_of_the_folder_is_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let one = {
+        let scheduler = scheduler(256, 1, options(folder.path(), 1 << 30));
+        run(&scheduler, request(&tokens(100, 1), 4));
+        scheduler.shutdown(Duration::ZERO);
+        fs::metadata(&files(folder.path())[0]).unwrap().len()
+    };
+    let scheduler = scheduler(256, 1, options(folder.path(), 3 * one));
+    for i in 2..8 {
+        run(&scheduler, request(&tokens(100, i), 4));
+    }
+    scheduler.shutdown(Duration::ZERO);
+    let total: u64 = files(folder.path()).iter().map(|f| fs::metadata(f).unwrap().len()).sum();
+    let status = scheduler.status();
+    assert!(total <= 3 * one && status.disk_bytes == total, "{total} of {one}: {status:?}");
+    assert!(status.counters.n_spilled > 3);
+    #[cfg(unix)]
+    for file in files(folder.path()) {
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    let tiny = super::scheduler(256, 1, options(folder.path(), 10));
+    assert_eq!(tiny.status().n_disk_files, 0);
+    assert_eq!(run(&tiny, request(&tokens(100, 7), 4)).report().n_cached, 0);
+}

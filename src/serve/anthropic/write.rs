@@ -1,0 +1,233 @@
+//! Anthropic's answers: a message of blocks, whole or as events.
+
+use scheduler::Ended;
+use serde_json::{Value, json};
+
+use crate::error::{ApiError, Result};
+use crate::reply::{Call, Parts, Piece, Reply};
+use crate::stream::{Events, Left};
+use crate::work::{Outcome, Update, Work};
+
+/// An answer.
+#[derive(Debug)]
+pub(super) struct Answer {
+    id: String,
+    model: String,
+    n_prompt: usize,
+    /// The client's own stop strings, which the answer names.
+    stops: Vec<String>,
+    has_calls: bool,
+    /// Blocks of a stream that have begun, and the content of the last one.
+    n_blocks: usize,
+    open: Option<BlockContent>,
+}
+
+/// What a block consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BlockContent {
+    Text,
+    Thinking,
+    /// The call of this number.
+    Call(usize),
+}
+
+impl Answer {
+    pub(super) fn new(id: String, model: String, n_prompt: usize, stops: Vec<String>) -> Answer {
+        Answer { id, model, n_prompt, stops, has_calls: false, n_blocks: 0, open: None }
+    }
+
+    fn message(&self, content: Value, outcome: Option<&Outcome>, n_cached: usize) -> Value {
+        let (reason, stop) = outcome.map_or((None, None), |outcome| self.stop(outcome));
+        json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "usage": {
+                "input_tokens": self.n_prompt - n_cached,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": n_cached,
+                "output_tokens": outcome.map_or(0, |outcome| outcome.n_generated),
+            },
+        })
+    }
+
+    /// `stop_reason` and `stop_sequence`.
+    fn stop(&self, outcome: &Outcome) -> (Option<&'static str>, Option<String>) {
+        let stop = outcome.stopped_by.clone().filter(|stop| self.stops.contains(stop));
+        let reason = match outcome.ended {
+            Ended::Length | Ended::Deadline => "max_tokens",
+            Ended::ContextFull => "model_context_window_exceeded",
+            Ended::Stop if stop.is_some() => "stop_sequence",
+            _ if self.has_calls => "tool_use",
+            Ended::Stop
+            | Ended::EndOfText
+            | Ended::Complete
+            | Ended::Cancelled
+            | Ended::Shutdown => "end_turn",
+        };
+        (Some(reason), stop)
+    }
+
+    /// The whole answer.
+    ///
+    /// # Errors
+    /// Errors that end the generation.
+    pub(super) async fn whole(mut self, mut work: Work, mut reply: Reply) -> Result<Value> {
+        let mut parts = Parts::default();
+        while let Some((_, update)) = work.next().await {
+            match update {
+                Update::Token(token) => parts.add(&reply.push(&token.text)),
+                Update::Done(outcome) => {
+                    parts.add(&reply.finish());
+                    self.has_calls = !parts.calls.is_empty();
+                    return Ok(self.message(content(&parts), Some(&outcome), outcome.n_cached));
+                }
+                Update::Failed(error) => return Err(error),
+                Update::Started { .. } | Update::Prefill(_) | Update::Prompt(_) => {}
+            }
+        }
+        Err(ApiError::server("the generation ended without a result"))
+    }
+
+    /// The answer as events.
+    pub(super) async fn stream(
+        mut self,
+        events: Events,
+        mut work: Work,
+        mut reply: Reply,
+    ) -> std::result::Result<(), Left> {
+        while let Some((_, update)) = events.wait(work.next()).await? {
+            match update {
+                Update::Started { n_cached } => {
+                    let message = self.message(json!([]), None, n_cached);
+                    send(&events, "message_start", json!({ "message": message })).await?;
+                }
+                Update::Token(token) => {
+                    for piece in reply.push(&token.text) {
+                        self.piece(&events, piece).await?;
+                    }
+                }
+                Update::Done(outcome) => {
+                    for piece in reply.finish() {
+                        self.piece(&events, piece).await?;
+                    }
+                    return self.finish(&events, &outcome).await;
+                }
+                Update::Failed(error) => {
+                    return events.named("error", &error.anthropic()).await;
+                }
+                Update::Prefill(_) | Update::Prompt(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a piece, in a new block if it belongs to another one than the piece before.
+    async fn piece(&mut self, events: &Events, piece: Piece) -> std::result::Result<(), Left> {
+        let delta = match piece {
+            Piece::Answer(text) => {
+                self.open(events, BlockContent::Text, text_block("")).await?;
+                json!({ "type": "text_delta", "text": text })
+            }
+            Piece::Reasoning(text) => {
+                self.open(events, BlockContent::Thinking, thinking_block("")).await?;
+                json!({ "type": "thinking_delta", "thinking": text })
+            }
+            Piece::Call { index, id, name } => {
+                self.has_calls = true;
+                let block = json!({ "type": "tool_use", "id": id, "name": name, "input": {} });
+                return self.open(events, BlockContent::Call(index), block).await;
+            }
+            Piece::Arguments { fragment, .. } => {
+                json!({ "type": "input_json_delta", "partial_json": fragment })
+            }
+        };
+        let index = self.n_blocks.saturating_sub(1);
+        send(events, "content_block_delta", json!({ "index": index, "delta": delta })).await
+    }
+
+    /// Begins a block of this content, unless it is open.
+    async fn open(
+        &mut self,
+        events: &Events,
+        content: BlockContent,
+        block: Value,
+    ) -> std::result::Result<(), Left> {
+        if self.open == Some(content) {
+            return Ok(());
+        }
+        self.close(events).await?;
+        let start = json!({ "index": self.n_blocks, "content_block": block });
+        self.open = Some(content);
+        self.n_blocks += 1;
+        send(events, "content_block_start", start).await
+    }
+
+    /// Ends the open block.
+    async fn close(&mut self, events: &Events) -> std::result::Result<(), Left> {
+        if self.open.take().is_none() {
+            return Ok(());
+        }
+        let index = self.n_blocks.saturating_sub(1);
+        send(events, "content_block_stop", json!({ "index": index })).await
+    }
+
+    async fn finish(
+        &mut self,
+        events: &Events,
+        outcome: &Outcome,
+    ) -> std::result::Result<(), Left> {
+        if self.n_blocks == 0 {
+            self.open(events, BlockContent::Text, text_block("")).await?;
+        }
+        self.close(events).await?;
+        let message = self.message(Value::Null, Some(outcome), outcome.n_cached);
+        let delta = json!({
+            "delta": {
+                "stop_reason": message["stop_reason"],
+                "stop_sequence": message["stop_sequence"],
+            },
+            "usage": message["usage"],
+        });
+        send(events, "message_delta", delta).await?;
+        send(events, "message_stop", json!({})).await
+    }
+}
+
+/// The blocks of a whole answer, at least one.
+fn content(parts: &Parts) -> Value {
+    let Parts { answer, reasoning, calls } = parts;
+    let mut blocks = Vec::new();
+    if !reasoning.is_empty() {
+        blocks.push(thinking_block(reasoning));
+    }
+    if !answer.is_empty() || calls.is_empty() {
+        blocks.push(text_block(answer));
+    }
+    blocks.extend(calls.iter().map(|Call { id, name, arguments }| {
+        let input: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
+        json!({ "type": "tool_use", "id": id, "name": name, "input": input })
+    }));
+    blocks.into()
+}
+
+fn text_block(text: &str) -> Value {
+    json!({ "type": "text", "text": text })
+}
+
+/// Signatures prove to Anthropic that reasoning is unchanged; there are none here.
+fn thinking_block(text: &str) -> Value {
+    json!({ "type": "thinking", "thinking": text, "signature": "" })
+}
+
+async fn send(events: &Events, name: &str, data: Value) -> std::result::Result<(), Left> {
+    let mut event = json!({ "type": name });
+    if let (Some(event), Value::Object(data)) = (event.as_object_mut(), data) {
+        event.extend(data);
+    }
+    events.named(name, &event).await
+}

@@ -1,0 +1,207 @@
+//! Settings of the server, as data.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use scheduler::Pooling;
+use text::sample::SamplerConfig;
+
+/// Receives one line of the log, without a line break.
+pub type LogSink = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Where the server listens, who may use it, and its limits.
+#[derive(Clone)]
+pub struct Config {
+    /// Where it listens.
+    pub address: Address,
+    /// Certificate and key for TLS; `None` for plain HTTP.
+    pub tls: Option<TlsFiles>,
+    /// Accepted API keys; empty accepts every request.
+    pub keys: Vec<String>,
+    /// Pages of other origins that may use the server from a browser.
+    pub cors: Cors,
+    /// Names of the model in answers and in `/v1/models`; the first one is its id. Empty for the
+    /// name of the file.
+    pub aliases: Vec<String>,
+    /// Limits.
+    pub limits: Limits,
+    /// Optional endpoints.
+    pub endpoints: Endpoints,
+    /// How requests are logged.
+    pub log: LogOptions,
+}
+
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Keys are not shown.
+        let Config { address, limits, endpoints, .. } = self;
+        let mut out = f.debug_struct("Config");
+        out.field("address", address).field("limits", limits).field("endpoints", endpoints);
+        out.finish_non_exhaustive()
+    }
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            address: Address::Tcp { host: "127.0.0.1".to_owned(), port: 8080 },
+            tls: None,
+            keys: Vec::new(),
+            cors: Cors::Off,
+            aliases: Vec::new(),
+            limits: Limits::default(),
+            endpoints: Endpoints::default(),
+            log: LogOptions { format: LogFormat::Text, verbose: false, sink: Arc::new(|_| {}) },
+        }
+    }
+}
+
+/// An address to listen on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A TCP port; port 0 takes a free one.
+    Tcp {
+        /// A host name or an IP address.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// A UNIX socket at this path. A socket without a listener is replaced.
+    Unix(PathBuf),
+}
+
+/// PEM files for TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate, with the chain after it.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// Which origins a browser may send requests from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cors {
+    /// Only the server's own page.
+    Off,
+    /// Pages of this machine: `localhost`, `127.0.0.1` and `[::1]` on any port.
+    Localhost,
+    /// Any page.
+    Any,
+    /// These origins, such as `https://example.org`.
+    Origins(Vec<String>),
+}
+
+/// Limits of the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Largest body of a request in bytes.
+    pub body: usize,
+    /// Time for the body to arrive, and for an answer to be complete.
+    pub time: Duration,
+    /// Maximum number of tokens of one answer; `None`: limited only by the context.
+    pub n_predict: Option<usize>,
+    /// Maximum number of choices of one request.
+    pub n_choices: usize,
+    /// Maximum number of open connections.
+    pub connections: usize,
+    /// Time for open requests to end when the server stops.
+    pub grace: Duration,
+    /// Time without an event after which a stream sends a comment, so that proxies keep it open.
+    pub keep_alive: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            body: 16 << 20,
+            time: Duration::from_secs(600),
+            n_predict: None,
+            n_choices: 128,
+            connections: 512,
+            grace: Duration::from_secs(10),
+            keep_alive: Duration::from_secs(15),
+        }
+    }
+}
+
+/// Endpoints that can be turned on and off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoints {
+    /// `GET /metrics`.
+    pub metrics: bool,
+    /// `GET /slots`.
+    pub slots: bool,
+    /// `POST /props`.
+    pub props: bool,
+    /// The page at `/`.
+    pub page: bool,
+}
+
+impl Default for Endpoints {
+    fn default() -> Endpoints {
+        Endpoints { metrics: false, slots: true, props: false, page: true }
+    }
+}
+
+/// How requests are logged.
+#[derive(Clone)]
+pub struct LogOptions {
+    /// Text or JSON.
+    pub format: LogFormat,
+    /// Also log unknown fields of requests, by name.
+    pub verbose: bool,
+    /// Receives the lines.
+    pub sink: LogSink,
+}
+
+impl std::fmt::Debug for LogOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let LogOptions { format, verbose, .. } = self;
+        let mut out = f.debug_struct("LogOptions");
+        out.field("format", format).field("verbose", verbose).finish_non_exhaustive()
+    }
+}
+
+/// Format of a line of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Words.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// What requests get that do not say otherwise.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Defaults {
+    /// The sampler.
+    pub sampler: SamplerConfig,
+    /// Maximum number of generated tokens; `None`: limited only by the context.
+    pub n_predict: Option<usize>,
+    /// Continue after tokens that end a text.
+    pub ignore_eos: bool,
+    /// Stop strings, in addition to those of a request.
+    pub stops: Vec<String>,
+    /// Show special tokens.
+    pub special: bool,
+    /// Separate reasoning from the answer.
+    pub splits_reasoning: bool,
+    /// How embeddings are pooled; `None` for the model's own way.
+    pub pooling: Option<Pooling>,
+}
+
+impl Default for Defaults {
+    fn default() -> Defaults {
+        Defaults {
+            sampler: SamplerConfig::default(),
+            n_predict: None,
+            ignore_eos: false,
+            stops: Vec::new(),
+            special: false,
+            splits_reasoning: true,
+            pooling: None,
+        }
+    }
+}

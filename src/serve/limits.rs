@@ -1,0 +1,80 @@
+//! Bodies of requests: their type, size and time; work that takes long goes to other threads.
+
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::{HeaderMap, header};
+use http_body::Body as _;
+use http_body_util::LengthLimitError;
+
+use crate::error::{ApiError, Result};
+use crate::fields::Fields;
+use crate::state::App;
+
+/// The fields of a request's JSON body.
+///
+/// # Errors
+/// 415 for another type, 413 for a body that is too large, 408 for one that is too slow, 400 for
+/// invalid JSON.
+pub(crate) async fn fields(app: &App, request: Request) -> Result<Fields> {
+    check_type(request.headers())?;
+    let body = body(app, request.into_body()).await?;
+    blocking(move || Fields::parse(&body)).await
+}
+
+/// As [`fields`], where the body may be empty.
+///
+/// # Errors
+/// As [`fields`].
+pub(crate) async fn optional_fields(app: &App, request: Request) -> Result<Fields> {
+    if request.body().is_end_stream() { Ok(Fields::default()) } else { fields(app, request).await }
+}
+
+/// JSON, no type at all, or the type that curl sends with `-d` unless another one is set.
+fn check_type(headers: &HeaderMap) -> Result<()> {
+    let Some(found) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
+    let found = String::from_utf8_lossy(found.as_bytes());
+    let essence = found.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let of_curl = essence == "application/x-www-form-urlencoded";
+    let is_json = essence == "application/json" || essence.ends_with("+json") || of_curl;
+    if is_json { Ok(()) } else { Err(ApiError::not_json(&essence)) }
+}
+
+async fn body(app: &App, body: Body) -> Result<Bytes> {
+    let limits = &app.config.limits;
+    let too_large = || ApiError::too_large(limits.body);
+    let announced = body.size_hint().lower();
+    if announced > limits.body as u64 {
+        return Err(too_large());
+    }
+    let read = axum::body::to_bytes(body, limits.body);
+    match tokio::time::timeout(limits.time, read).await {
+        Err(_) => Err(ApiError::slow_body(limits.time.as_secs())),
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(error)) if is_limit(&error) => Err(too_large()),
+        Ok(Err(_)) => Err(ApiError::invalid("the body of the request is incomplete or malformed")),
+    }
+}
+
+/// Whether a body could not be read because of its size; else the client has cut it short, or its
+/// chunks are invalid.
+fn is_limit(error: &axum::Error) -> bool {
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        if error.is::<LengthLimitError>() {
+            return true;
+        }
+        source = error.source();
+    }
+    false
+}
+
+/// Runs `work` on a thread that may be busy for long, such as for templates and tokenizing.
+///
+/// # Errors
+/// Those of `work`; 500 if it panics.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(ApiError::server("an internal error; please report it").final_()))
+}

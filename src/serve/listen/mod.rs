@@ -1,0 +1,185 @@
+//! Listening, serving connections, and stopping.
+
+mod tcp;
+mod tls;
+#[cfg(unix)]
+mod unix;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tower::ServiceExt;
+
+use crate::config::{Address, Config};
+pub(crate) use tls::Tls;
+
+/// Time for the head of a request, and for a TLS handshake.
+const HEAD: Duration = Duration::from_secs(30);
+/// Pause after the system refuses a connection, for example for lack of file handles.
+const REFUSED: Duration = Duration::from_millis(50);
+
+/// A listening socket, or several for a host with several addresses.
+pub(crate) enum Listener {
+    Tcp(Vec<std::net::TcpListener>),
+    #[cfg(unix)]
+    Unix(unix::Bound),
+}
+
+impl Listener {
+    /// Starts to listen.
+    ///
+    /// # Errors
+    /// The system's: a port in use, a name without an address.
+    pub(crate) fn bind(address: &Address) -> io::Result<Listener> {
+        match address {
+            Address::Tcp { host, port } => tcp::bind(host, *port).map(Listener::Tcp),
+            #[cfg(unix)]
+            Address::Unix(path) => unix::Bound::bind(path).map(Listener::Unix),
+            #[cfg(not(unix))]
+            Address::Unix(_) => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "UNIX sockets are not supported on this system",
+            )),
+        }
+    }
+
+    /// Where it listens, as URLs.
+    pub(crate) fn urls(&self, tls: bool) -> Vec<String> {
+        let scheme = if tls { "https" } else { "http" };
+        match self {
+            Listener::Tcp(all) => {
+                let addresses = all.iter().filter_map(|listener| listener.local_addr().ok());
+                addresses.map(|address| format!("{scheme}://{address}")).collect()
+            }
+            #[cfg(unix)]
+            Listener::Unix(bound) => vec![format!("unix:{}", bound.path().display())],
+        }
+    }
+
+    /// Whether other machines can connect.
+    pub(crate) fn is_public(&self) -> bool {
+        match self {
+            Listener::Tcp(all) => all.iter().any(|listener| {
+                listener.local_addr().is_ok_and(|address| !address.ip().is_loopback())
+            }),
+            #[cfg(unix)]
+            Listener::Unix(_) => false,
+        }
+    }
+}
+
+/// Serves connections until `stop` becomes true; then lets open requests end for the grace.
+///
+/// # Errors
+/// The system's, for sockets that cannot be used.
+pub(crate) async fn serve(
+    listener: Listener,
+    tls: Option<Tls>,
+    router: Router,
+    config: &Config,
+    stop: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let limits = &config.limits;
+    let server = Server {
+        router,
+        tls,
+        stop,
+        open: Arc::new(Semaphore::new(limits.connections)),
+        connections: JoinSet::new(),
+    };
+    match listener {
+        Listener::Tcp(all) => tcp::serve(all, server, limits.grace).await,
+        #[cfg(unix)]
+        Listener::Unix(bound) => bound.serve(server, limits.grace).await,
+    }
+}
+
+/// The open connections.
+pub(crate) struct Server {
+    router: Router,
+    tls: Option<Tls>,
+    stop: watch::Receiver<bool>,
+    open: Arc<Semaphore>,
+    connections: JoinSet<()>,
+}
+
+impl Server {
+    /// Accepts connections by `accept` until the server stops. At the limit of open connections,
+    /// further ones wait.
+    async fn accept_all<S>(&mut self, mut accept: impl AsyncFnMut() -> io::Result<S>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let mut stop = self.stop.clone();
+        loop {
+            let next = async {
+                let permit = Arc::clone(&self.open).acquire_owned().await;
+                (permit, accept().await)
+            };
+            let (permit, stream) = tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => return,
+                next = next => next,
+            };
+            while self.connections.try_join_next().is_some() {}
+            match stream {
+                Ok(stream) => {
+                    let (tls, router) = (self.tls.clone(), self.router.clone());
+                    let stop = self.stop.clone();
+                    self.connections.spawn(async move {
+                        let _permit = permit;
+                        match tls {
+                            None => connection(stream, router, stop).await,
+                            Some(tls) => {
+                                let handshake = tokio::time::timeout(HEAD, tls.accept(stream));
+                                if let Ok(Ok(stream)) = handshake.await {
+                                    connection(stream, router, stop).await;
+                                }
+                            }
+                        }
+                    });
+                }
+                Err(_) => tokio::time::sleep(REFUSED).await,
+            }
+        }
+    }
+
+    /// Waits for open connections; ends them after the grace.
+    async fn finish(mut self, grace: Duration) {
+        let all = async { while self.connections.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(grace, all).await;
+        self.connections.shutdown().await;
+    }
+}
+
+/// Serves the requests of one connection.
+async fn connection<S>(stream: S, router: Router, mut stop: watch::Receiver<bool>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let router = router.clone();
+        async move { router.oneshot(request.map(Body::new)).await }
+    });
+    let mut http = http1::Builder::new();
+    // As llama-server writes them: some of its clients look names up case-sensitively.
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD).title_case_headers(true);
+    let connection = http.serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    tokio::select! {
+        // Errors are those of the client or of its network.
+        _ = connection.as_mut() => return,
+        _ = stop.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
+    }
+    let _ = connection.await;
+}

@@ -1,0 +1,111 @@
+//! `/infill`: fills a gap between two texts, for models with tokens for that.
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde_json::Value;
+
+use super::completion;
+use crate::error::{ApiError, Result};
+use crate::fields::Fields;
+use crate::limits;
+use crate::served::Served;
+use crate::state::App;
+
+/// Bytes of the texts around a gap, and of the files before it.
+const MOST_BYTES: usize = 8 << 20;
+
+/// A gap and its surroundings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gap {
+    pub(crate) prefix: String,
+    pub(crate) suffix: String,
+    /// The beginning of the text in the gap.
+    pub(crate) middle: String,
+    /// Names and texts of other files.
+    pub(crate) files: Vec<(String, String)>,
+}
+
+impl Gap {
+    fn read(fields: &mut Fields) -> Result<Gap> {
+        let prefix = fields.string("input_prefix")?;
+        let suffix = fields.string("input_suffix")?;
+        let missing = |name: &str| ApiError::field(name, "is missing");
+        let prefix = prefix.ok_or_else(|| missing("input_prefix"))?;
+        let suffix = suffix.ok_or_else(|| missing("input_suffix"))?;
+        let middle = fields.string("prompt")?.unwrap_or_default();
+        let mut files = Vec::new();
+        for (i, file) in fields.list("input_extra")?.into_iter().flatten().enumerate() {
+            let name = file.get("filename").map_or(Some("tmp"), Value::as_str);
+            let text = file.get("text").and_then(Value::as_str);
+            let (Some(name), Some(text)) = (name, text) else {
+                let at = format!("input_extra[{i}]");
+                return Err(ApiError::field(&at, "needs `text` and `filename` as strings"));
+            };
+            files.push((name.to_owned(), text.to_owned()));
+        }
+        Ok(Gap { prefix, suffix, middle, files })
+    }
+
+    /// The prompt: other files, prefix, suffix, and the beginning of the text in the gap, after
+    /// the tokens for each, as llama-server builds it.
+    ///
+    /// # Errors
+    /// 501 for a model without these tokens.
+    pub(crate) fn prompt(&self, served: &Served) -> Result<Vec<u32>> {
+        let tokenizer = &served.tokenizer;
+        let special = *tokenizer.special();
+        let (Some(pre), Some(suf), Some(mid)) = (special.fim_pre, special.fim_suf, special.fim_mid)
+        else {
+            let message = "this model cannot fill gaps: its vocabulary has no tokens for prefix, suffix and middle";
+            return Err(ApiError::not_supported(message));
+        };
+        let bytes = self.files.iter().map(|(name, text)| name.len() + text.len()).sum::<usize>();
+        if bytes + self.prefix.len() + self.suffix.len() > MOST_BYTES {
+            return Err(ApiError::invalid(format!("the texts have more than {MOST_BYTES} bytes")));
+        }
+        let encode = |text: &str| {
+            let ids = tokenizer.encode(text, false, false);
+            ids.map_err(|e| ApiError::invalid(format!("the texts cannot be tokenized: {e}")))
+        };
+        let mut ids = Vec::new();
+        ids.extend(tokenizer.bos().filter(|_| tokenizer.adds_bos()));
+        match special.fim_rep {
+            Some(repository) if special.fim_sep.is_some() => {
+                ids.push(repository);
+                ids.extend(encode("myproject\n")?);
+            }
+            _ => {}
+        }
+        for (name, text) in &self.files {
+            match special.fim_sep {
+                Some(separator) => {
+                    ids.push(separator);
+                    ids.extend(encode(&format!("{name}\n"))?);
+                }
+                None => ids.extend(encode("\n\n--- snippet ---\n\n")?),
+            }
+            ids.extend(encode(text)?);
+        }
+        if let Some(separator) = special.fim_sep {
+            ids.push(separator);
+            ids.extend(encode("filename\n")?);
+        }
+        for (token, text) in [(pre, &self.prefix), (suf, &self.suffix), (mid, &self.middle)] {
+            ids.push(token);
+            ids.extend(encode(text)?);
+        }
+        Ok(ids)
+    }
+}
+
+/// Fills a gap.
+pub(crate) async fn fill(State(app): State<App>, request: Request) -> Result<Response> {
+    let mut fields = limits::fields(&app, request).await?;
+    let served = app.served()?;
+    let gap = Gap::read(&mut fields)?;
+    let prompt = {
+        let served = served.clone();
+        limits::blocking(move || gap.prompt(&served)).await?
+    };
+    completion::respond(app, served, fields, Some(prompt)).await
+}

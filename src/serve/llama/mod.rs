@@ -1,0 +1,105 @@
+//! llama-server's endpoints.
+
+pub(crate) mod completion;
+pub(crate) mod infill;
+pub(crate) mod props;
+pub(crate) mod slots;
+pub(crate) mod tokenize;
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use scheduler::{SlotPhase, Status};
+use serde_json::json;
+
+use crate::error::{ApiError, Result};
+use crate::json;
+use crate::metrics::{head, label, one};
+use crate::state::App;
+
+/// `GET /health`: 200 once the model is loaded, 503 before.
+pub(crate) async fn health(State(app): State<App>) -> Result<Response> {
+    if !app.served()?.status().healthy {
+        return Err(ApiError::server("the scheduler has failed; restart the server").final_());
+    }
+    Ok(json::answer(&json!({ "status": "ok" })))
+}
+
+/// `GET /metrics`: Prometheus' text format, with llama-server's names behind our prefix.
+pub(crate) async fn metrics(State(app): State<App>) -> Result<Response> {
+    if !app.config.endpoints.metrics {
+        let message = "this server has no metrics; start it with --metrics";
+        return Err(ApiError::not_supported(message));
+    }
+    let status = app.served()?.status();
+    let mut text = String::new();
+    counters(&status, &mut text);
+    memory(&status, &mut text);
+    app.metrics.write(&mut text);
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    let started = HeaderName::from_static("process-start-time-unix");
+    Ok(([(header::CONTENT_TYPE, kind), (started, app.started.into())], text).into_response())
+}
+
+fn rate(n: u64, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { n as f64 / time.as_secs_f64() }
+}
+
+fn counters(status: &Status, out: &mut String) {
+    let all = &status.counters;
+    let busy = status.slots.iter().filter(|slot| slot.phase != SlotPhase::Idle).count();
+    let per_step =
+        if all.n_steps == 0 { 0.0 } else { all.n_busy_slots as f64 / all.n_steps as f64 };
+    #[rustfmt::skip]
+    let values = [
+        ("prompt_tokens_total", "counter", "Prompt tokens that were computed.", all.prompt_tokens as f64),
+        ("prompt_tokens_cached_total", "counter", "Prompt tokens that were cached.", all.cached_tokens as f64),
+        ("prompt_tokens_disk_total", "counter", "Cached prompt tokens that came from the disk cache.", all.disk_tokens as f64),
+        ("prompt_seconds_total", "counter", "Time of prefill.", all.prompt_time.as_secs_f64()),
+        ("tokens_predicted_total", "counter", "Generated tokens.", all.generated_tokens as f64),
+        ("tokens_predicted_seconds_total", "counter", "Time of decode.", all.generated_time.as_secs_f64()),
+        ("tokens_recomputed_total", "counter", "Tokens computed again after a pause or a lost device.", all.recomputed_tokens as f64),
+        ("n_decode_total", "counter", "Decode steps.", all.n_steps as f64),
+        ("requests_total", "counter", "Requests that were accepted.", all.n_requests as f64),
+        ("requests_failed_total", "counter", "Generations that an error ended.", all.n_failed as f64),
+        ("generations_paused_total", "counter", "Generations paused for lack of KV blocks.", all.n_paused as f64),
+        ("sequences_evicted_total", "counter", "Idle sequences evicted from the KV cache.", all.n_evicted as f64),
+        ("sequences_spilled_total", "counter", "Sequences written to the disk cache.", all.n_spilled as f64),
+        ("sequences_restored_total", "counter", "Sequences read from the disk cache.", all.n_restored as f64),
+        ("neurons_total", "counter", "Neurons of all layers and tokens.", all.neurons.neurons),
+        ("neurons_active_total", "counter", "Neurons that were active.", all.neurons.active),
+        ("neurons_active_off_cpu_total", "counter", "Active neurons that were not on the CPU.", all.neurons.off_cpu),
+        ("prompt_tokens_seconds", "gauge", "Prompt tokens per second of prefill.", rate(all.prompt_tokens, all.prompt_time)),
+        ("predicted_tokens_seconds", "gauge", "Generated tokens per second of decode.", rate(all.generated_tokens, all.generated_time)),
+        ("requests_processing", "gauge", "Generations that run.", busy as f64),
+        ("requests_deferred", "gauge", "Requests that wait.", (status.n_queued + status.n_paused) as f64),
+        ("n_busy_slots_per_decode", "gauge", "Generations per decode step.", per_step),
+        ("kv_cache_usage_ratio", "gauge", "Share of the KV blocks in use.", status.n_blocks_used as f64 / status.n_blocks.max(1) as f64),
+        ("kv_cache_blocks", "gauge", "KV blocks.", status.n_blocks as f64),
+        ("kv_cache_blocks_used", "gauge", "KV blocks in use, by running and idle sequences.", status.n_blocks_used as f64),
+        ("sequences_idle", "gauge", "Idle sequences in the KV cache.", status.n_idle as f64),
+        ("disk_cache_bytes", "gauge", "Size of the disk cache.", status.disk_bytes as f64),
+    ];
+    for (name, kind, help, value) in values {
+        one(out, name, kind, help, value);
+    }
+}
+
+fn memory(status: &Status, out: &mut String) {
+    head(out, "device_memory_used_bytes", "gauge", "Memory allocated on a device.");
+    for device in &status.devices {
+        let (name, used) = (label(&device.name), device.used);
+        let _ = writeln!(out, "thermocline:device_memory_used_bytes{{device=\"{name}\"}} {used}");
+    }
+    head(out, "device_memory_budget_bytes", "gauge", "Memory budget of a device.");
+    for device in &status.devices {
+        if let Some(budget) = device.budget {
+            let name = label(&device.name);
+            let metric = "thermocline:device_memory_budget_bytes";
+            let _ = writeln!(out, "{metric}{{device=\"{name}\"}} {budget}");
+        }
+    }
+}

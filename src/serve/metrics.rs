@@ -1,0 +1,183 @@
+//! Counters and histograms of HTTP, in Prometheus' text format. The counters of generations are
+//! the scheduler's.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Upper bounds of the buckets for the time of a request, in seconds.
+const REQUEST: [f64; 12] = [0.001, 0.005, 0.02, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
+/// The same for the time to the first token.
+const FIRST: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
+/// The same for the time between two tokens.
+const BETWEEN: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0];
+
+/// How often a value fell below each bound.
+#[derive(Clone, Debug)]
+struct Histogram {
+    bounds: &'static [f64],
+    /// One per bound, and one for everything above.
+    counts: Vec<u64>,
+    sum: f64,
+}
+
+impl Histogram {
+    fn new(bounds: &'static [f64]) -> Histogram {
+        Histogram { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
+    }
+
+    fn add(&mut self, value: f64) {
+        let bucket = self.bounds.partition_point(|bound| *bound < value);
+        self.counts[bucket] += 1;
+        self.sum += value;
+    }
+
+    /// `labels` without braces, possibly empty.
+    fn write(&self, name: &str, labels: &str, out: &mut String) {
+        let comma = if labels.is_empty() { "" } else { "," };
+        let mut total = 0;
+        for (i, count) in self.counts.iter().enumerate() {
+            total += count;
+            let bound = self.bounds.get(i).map_or("+Inf".to_owned(), f64::to_string);
+            let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {total}");
+        }
+        let braces = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+        let _ = writeln!(out, "{name}_sum{braces} {}", self.sum);
+        let _ = writeln!(out, "{name}_count{braces} {total}");
+    }
+}
+
+/// A route pattern, a method and a status.
+type Answered = (String, String, u16);
+
+#[derive(Debug)]
+struct Counts {
+    requests: BTreeMap<Answered, u64>,
+    durations: BTreeMap<String, Histogram>,
+    first_token: Histogram,
+    between_tokens: Histogram,
+}
+
+/// What happened on the HTTP side.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    in_flight: AtomicI64,
+    counts: Mutex<Counts>,
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics {
+            in_flight: AtomicI64::new(0),
+            counts: Mutex::new(Counts {
+                requests: BTreeMap::new(),
+                durations: BTreeMap::new(),
+                first_token: Histogram::new(&FIRST),
+                between_tokens: Histogram::new(&BETWEEN),
+            }),
+        }
+    }
+}
+
+impl Metrics {
+    fn with(&self, change: impl FnOnce(&mut Counts)) {
+        change(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// A request has arrived.
+    pub(crate) fn begin(&self) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A response has been sent, or its client has left.
+    pub(crate) fn end(&self) {
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A request was answered. `route` is its pattern, never the path itself.
+    pub(crate) fn answered(&self, route: &str, method: &str, status: u16, time: Duration) {
+        self.with(|counts| {
+            let key = (route.to_owned(), method.to_owned(), status);
+            *counts.requests.entry(key).or_default() += 1;
+            let durations = counts.durations.entry(route.to_owned());
+            durations.or_insert_with(|| Histogram::new(&REQUEST)).add(time.as_secs_f64());
+        });
+    }
+
+    /// The first token of a generation came after this time.
+    pub(crate) fn first_token(&self, time: Duration) {
+        self.with(|counts| counts.first_token.add(time.as_secs_f64()));
+    }
+
+    /// A token came this time after the one before.
+    pub(crate) fn between_tokens(&self, time: Duration) {
+        self.with(|counts| counts.between_tokens.add(time.as_secs_f64()));
+    }
+
+    /// The HTTP part of `/metrics`.
+    pub(crate) fn write(&self, out: &mut String) {
+        head(out, "http_requests_total", "counter", "Requests by route, method and status.");
+        self.with(|counts| {
+            for ((route, method, status), n) in &counts.requests {
+                let labels = format!("route=\"{route}\",method=\"{method}\",status=\"{status}\"");
+                let _ = writeln!(out, "thermocline:http_requests_total{{{labels}}} {n}");
+            }
+            let name = "http_request_duration_seconds";
+            head(out, name, "histogram", "Time from the request to the end of its headers.");
+            for (route, durations) in &counts.durations {
+                durations.write(&format!("thermocline:{name}"), &format!("route=\"{route}\""), out);
+            }
+            let name = "time_to_first_token_seconds";
+            head(out, name, "histogram", "Time from the request to its first token.");
+            counts.first_token.write(&format!("thermocline:{name}"), "", out);
+            let name = "inter_token_latency_seconds";
+            head(out, name, "histogram", "Time between two tokens of an answer.");
+            counts.between_tokens.write(&format!("thermocline:{name}"), "", out);
+        });
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        one(out, "http_requests_in_flight", "gauge", "Requests being served.", in_flight as f64);
+    }
+}
+
+/// The two lines before a metric.
+pub(crate) fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+    let _ = writeln!(out, "# HELP thermocline:{name} {help}");
+    let _ = writeln!(out, "# TYPE thermocline:{name} {kind}");
+}
+
+/// A metric of one value.
+pub(crate) fn one(out: &mut String, name: &str, kind: &str, help: &str, value: f64) {
+    head(out, name, kind, help);
+    let _ = writeln!(out, "thermocline:{name} {value}");
+}
+
+/// A value of a label, with Prometheus' escapes.
+pub(crate) fn label(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_add_up() {
+        let metrics = Metrics::default();
+        for millis in [1, 3, 3000, 900_000] {
+            metrics.answered("/x", "GET", 200, Duration::from_millis(millis));
+        }
+        metrics.first_token(Duration::from_millis(7));
+        let mut text = String::new();
+        metrics.write(&mut text);
+        let has = |line: &str| assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        has("thermocline:http_requests_total{route=\"/x\",method=\"GET\",status=\"200\"} 4");
+        has("thermocline:http_request_duration_seconds_bucket{route=\"/x\",le=\"0.001\"} 1");
+        has("thermocline:http_request_duration_seconds_bucket{route=\"/x\",le=\"600\"} 3");
+        has("thermocline:http_request_duration_seconds_bucket{route=\"/x\",le=\"+Inf\"} 4");
+        has("thermocline:time_to_first_token_seconds_bucket{le=\"0.01\"} 1");
+        has("thermocline:time_to_first_token_seconds_count 1");
+        has("# TYPE thermocline:http_requests_in_flight gauge");
+    }
+}

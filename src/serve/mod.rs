@@ -1,0 +1,173 @@
+//! An HTTP server for one loaded model, with the interfaces of OpenAI, Anthropic and llama-server.
+//!
+//! [`Server::bind`] listens at once; until [`Handle::ready`] hands over a model, requests are
+//! answered by 503. Generations run in the `scheduler`, which batches them.
+//!
+//! Here: HTTP, requests and answers. Not here: computing (`scheduler`, `engine`), flags and
+//! printing (the command).
+//!
+//! The modules: `listen` (sockets, TLS), `router` (routes, keys, log), `fields` and `params` (what
+//! a request may say), `work` (its generations), `openai`, `anthropic`, `llama` (the interfaces),
+//! `thermocline` and `page` (the live view).
+
+mod anthropic;
+mod auth;
+mod clock;
+mod config;
+mod cors;
+mod error;
+mod fields;
+mod json;
+mod limits;
+mod listen;
+mod llama;
+mod log;
+mod messages;
+mod metrics;
+mod openai;
+mod openapi;
+mod page;
+mod params;
+mod prompts;
+mod reply;
+mod router;
+mod served;
+mod state;
+mod stream;
+mod structure;
+mod thermocline;
+mod tools;
+mod work;
+
+use std::io;
+use std::sync::Arc;
+
+pub use config::{
+    Address, Config, Cors, Defaults, Endpoints, Limits, LogFormat, LogOptions, LogSink, TlsFiles,
+};
+pub use served::Served;
+
+use listen::{Listener, Tls};
+use state::{App, State};
+
+/// Why a server cannot start or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The address cannot be used.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// The system's error.
+        #[source]
+        reason: io::Error,
+    },
+    /// A certificate or a key cannot be used.
+    #[error("cannot use '{file}' for TLS: {reason}")]
+    Tls {
+        /// The file.
+        file: String,
+        /// The problem.
+        reason: String,
+    },
+    /// Threads or sockets cannot be used.
+    #[error("cannot serve")]
+    Serve(#[source] io::Error),
+}
+
+/// A server that listens but does not answer yet: [`Server::run`] does.
+pub struct Server {
+    app: App,
+    listener: Listener,
+    tls: Option<Tls>,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("urls", &self.urls()).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Reads the certificate, if there is one, and listens.
+    ///
+    /// # Errors
+    /// [`Error::Listen`], [`Error::Tls`].
+    pub fn bind(config: Config) -> Result<Server, Error> {
+        let tls = config.tls.as_ref().map(Tls::load).transpose()?;
+        let listener = Listener::bind(&config.address).map_err(|reason| Error::Listen {
+            address: match &config.address {
+                Address::Tcp { host, port } => format!("{host}:{port}"),
+                Address::Unix(path) => path.display().to_string(),
+            },
+            reason,
+        })?;
+        Ok(Server { app: Arc::new(State::new(config)), listener, tls })
+    }
+
+    /// Where it listens: `http://127.0.0.1:8080`, `unix:/run/thermocline.sock`.
+    #[must_use]
+    pub fn urls(&self) -> Vec<String> {
+        self.listener.urls(self.tls.is_some())
+    }
+
+    /// Whether other machines can connect.
+    #[must_use]
+    pub fn is_public(&self) -> bool {
+        self.listener.is_public()
+    }
+
+    /// A handle to hand over the model and to stop.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        Handle { app: Arc::clone(&self.app) }
+    }
+
+    /// Answers requests until [`Handle::stop`]. Open requests then have [`Limits::grace`] to end.
+    ///
+    /// # Errors
+    /// [`Error::Serve`].
+    pub fn run(self) -> Result<(), Error> {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        // Requests take little time beside the model, which has its own threads.
+        let runtime = runtime.worker_threads(2).thread_name("http").enable_all().build();
+        let runtime = runtime.map_err(Error::Serve)?;
+        let Server { app, listener, tls } = self;
+        let router = router::router(Arc::clone(&app));
+        let serve = listen::serve(listener, tls, router, &app.config, app.stop.subscribe());
+        let done = runtime.block_on(serve).map_err(Error::Serve);
+        // A blocked thread, such as one that renders a template, is not waited for.
+        runtime.shutdown_background();
+        done
+    }
+}
+
+/// Controls a server from other threads.
+#[derive(Clone)]
+pub struct Handle {
+    app: App,
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handle").finish_non_exhaustive()
+    }
+}
+
+impl Handle {
+    /// Requests are answered by this model from now on.
+    pub fn ready(&self, served: Arc<Served>) {
+        self.app.ready(served);
+    }
+
+    /// The model cannot be loaded: requests get this reason.
+    pub fn failed(&self, reason: &str) {
+        self.app.failed(reason);
+    }
+
+    /// Stops: no further connections are accepted, open requests have [`Limits::grace`] to end.
+    pub fn stop(&self) {
+        self.app.stop.send_replace(true);
+    }
+}

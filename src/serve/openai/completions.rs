@@ -1,0 +1,298 @@
+//! `/v1/completions`.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use scheduler::TokenLogprobs;
+use serde_json::{Value, json};
+
+use super::logprobs::TextLogprobs;
+use super::{Head, Usage};
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, is_empty};
+use crate::llama::infill;
+use crate::params::{MOST_PROBS, Params};
+use crate::served::Served;
+use crate::state::App;
+use crate::stream::{self, Events, Left};
+use crate::work::{Outcome, Task, Update, Work};
+use crate::{json, limits, log, prompts};
+
+/// What a request wants besides the shared parameters.
+struct Wish {
+    params: Params,
+    prompts: Vec<Vec<u32>>,
+    echo: bool,
+    logprobs: bool,
+    /// Choices to return of each prompt, out of `params.n`.
+    n_best: usize,
+}
+
+/// Continues one or more texts.
+pub(crate) async fn complete(State(app): State<App>, request: Request) -> Result<Response> {
+    let fields = limits::fields(&app, request).await?;
+    let served = app.served()?;
+    let (wish, tasks) = {
+        let (app, served) = (app.clone(), served.clone());
+        limits::blocking(move || prepare(fields, &app, &served)).await?
+    };
+    let head = Head::new("cmpl-", &app, &served);
+    let work = Work::submit(&app, &served, &wish.params, tasks)?;
+    let n = wish.prompts.len() * wish.params.n;
+    let mut choices: Vec<Choice> = Vec::with_capacity(n);
+    for index in 0..n {
+        let prompt = &wish.prompts[index / wish.params.n];
+        choices.push(Choice::new(wish.echo.then_some(prompt.as_slice()), &wish, &served));
+    }
+    if wish.params.stream {
+        let keep_alive = wish.params.keep_alive;
+        let text = Streamed { head, wish, served, usage: Usage::default() };
+        return Ok(stream::response(keep_alive, |events| text.write(events, work, choices)));
+    }
+    Ok(json::answer(&whole(&head, &wish, work, choices, &served).await?))
+}
+
+fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<(Wish, Vec<Task>)> {
+    let prompt = fields.take("prompt");
+    let suffix = fields.take("suffix").filter(|suffix| !is_empty(suffix));
+    let prompts = match suffix {
+        None => prompts::read(prompt, served)?.ids,
+        Some(suffix) => match (prompt, suffix) {
+            (Some(Value::String(prefix)), Value::String(suffix)) => {
+                let gap = infill::Gap { prefix, suffix, ..infill::Gap::default() };
+                vec![gap.prompt(served).map_err(|error| error.of("suffix"))?]
+            }
+            _ => return Err(ApiError::field("suffix", "needs a string, and `prompt` as a string")),
+        },
+    };
+    let echo = fields.bool("echo")?.unwrap_or(false);
+    let logprobs = number_of_logprobs(&mut fields)?;
+    let best_of = fields.count("best_of", app.config.limits.n_choices)?;
+    let mut params = Params::read(&mut fields, served, &app.config.limits)?;
+    log::unknown_fields(&app.config.log, "completions", &fields.unknown());
+    let n_best = params.n;
+    if let Some(best_of) = best_of.filter(|best_of| *best_of != params.n) {
+        if best_of < params.n {
+            return Err(ApiError::field("best_of", "must be at least `n`"));
+        }
+        if params.stream {
+            return Err(ApiError::field("best_of", "cannot be streamed"));
+        }
+        params.n = best_of;
+    }
+    // To choose among candidates, their log-probabilities are needed too.
+    let needed = logprobs.or((params.n > n_best).then_some(0));
+    let task = |prompt: &Vec<u32>| -> Result<Task> {
+        Ok(Task {
+            prompt: prompt.clone(),
+            n_logprobs: needed,
+            prompt_logprobs: echo && logprobs.is_some(),
+            constraints: served.constraints(params.structure.as_ref(), params.n, None)?,
+            ..Task::default()
+        })
+    };
+    let tasks = prompts.iter().map(task).collect::<Result<_>>()?;
+    Ok((Wish { params, prompts, echo, logprobs: logprobs.is_some(), n_best }, tasks))
+}
+
+/// OpenAI's `logprobs` is a number here; llama-server's `n_probs` is the same.
+fn number_of_logprobs(fields: &mut Fields) -> Result<Option<usize>> {
+    let n_probs = fields.count("n_probs", MOST_PROBS)?.filter(|n| *n > 0);
+    match fields.take("logprobs") {
+        None | Some(Value::Bool(false)) => Ok(n_probs),
+        Some(Value::Bool(true)) => Ok(Some(n_probs.unwrap_or(1))),
+        Some(number) => {
+            let mut number = Fields::of([("logprobs".to_owned(), number)].into_iter().collect());
+            number.count("logprobs", MOST_PROBS)
+        }
+    }
+}
+
+/// One choice of an answer.
+#[derive(Debug)]
+struct Choice {
+    text: String,
+    logprobs: TextLogprobs,
+    /// The prompt's tokens that wait for their log-probabilities.
+    echoed: Vec<u32>,
+    outcome: Option<Outcome>,
+}
+
+impl Choice {
+    /// With the prompt as the beginning of the text, if it is echoed.
+    fn new(echo: Option<&[u32]>, wish: &Wish, served: &Served) -> Choice {
+        let echoed = echo.unwrap_or_default();
+        let bytes: Vec<u8> = shown(echoed, served).collect();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let echoed = if wish.logprobs { echoed.to_vec() } else { Vec::new() };
+        Choice { text, logprobs: TextLogprobs::default(), echoed, outcome: None }
+    }
+
+    /// The prompt's log-probabilities.
+    fn prompt(&mut self, all: &[Option<TokenLogprobs>], served: &Served) {
+        for (id, logprobs) in std::mem::take(&mut self.echoed).iter().zip(all) {
+            self.logprobs.push(served.bytes(*id), logprobs.as_ref(), served);
+        }
+    }
+
+    fn json(&self, index: usize, with_logprobs: bool) -> Value {
+        json!({
+            "index": index,
+            "text": self.text,
+            "finish_reason": self.outcome.as_ref().map(Outcome::finish_reason),
+            "logprobs": with_logprobs.then(|| self.logprobs.json()),
+        })
+    }
+}
+
+/// The bytes of a prompt as it was given: without the start token.
+fn shown<'a>(ids: &'a [u32], served: &'a Served) -> impl Iterator<Item = u8> + 'a {
+    let added = served.tokenizer.bos().filter(|_| served.tokenizer.adds_bos());
+    let skip = usize::from(added.is_some() && ids.first().copied() == added);
+    let bytes = ids[skip..].iter().flat_map(|id| served.bytes(*id)).copied();
+    // The space that some vocabularies put before a text.
+    let mut first = served.tokenizer.has_space_prefix();
+    bytes.filter(move |byte| !std::mem::take(&mut first) || *byte != b' ')
+}
+
+/// The choices of the same prompt, whose log-probabilities come with the first of them.
+fn group(index: usize, n: usize) -> std::ops::Range<usize> {
+    let first = index / n * n;
+    first..first + n
+}
+
+async fn whole(
+    head: &Head,
+    wish: &Wish,
+    mut work: Work,
+    mut choices: Vec<Choice>,
+    served: &Served,
+) -> Result<Value> {
+    let (mut usage, mut timings) = (Usage::default(), None);
+    while let Some((index, update)) = work.next().await {
+        let group = group(index, wish.params.n);
+        let choice = &mut choices[index];
+        match update {
+            Update::Prompt(all) => {
+                choices[group].iter_mut().for_each(|choice| choice.prompt(&all, served));
+            }
+            Update::Token(token) => {
+                choice.text += &token.text;
+                if token.logprobs.is_some() {
+                    choice.logprobs.push(&token.bytes, token.logprobs.as_ref(), served);
+                }
+            }
+            Update::Done(outcome) => {
+                usage.add(&outcome, index % wish.params.n == 0);
+                timings.get_or_insert(outcome.timings);
+                choice.outcome = Some(outcome);
+            }
+            Update::Failed(error) => return Err(error),
+            Update::Started { .. } | Update::Prefill(_) => {}
+        }
+    }
+    let mut body = Vec::new();
+    for group in choices.chunks_mut(wish.params.n) {
+        if wish.n_best < group.len() {
+            group.sort_by(|a, b| b.logprobs.mean().total_cmp(&a.logprobs.mean()));
+        }
+        for choice in &group[..wish.n_best] {
+            body.push(choice.json(body.len(), wish.logprobs));
+        }
+    }
+    let mut body = head.object("text_completion", body);
+    body["usage"] = usage.json();
+    body["timings"] = timings.unwrap_or_default().json();
+    Ok(body)
+}
+
+/// An answer as a stream of chunks.
+struct Streamed {
+    head: Head,
+    wish: Wish,
+    served: Arc<Served>,
+    usage: Usage,
+}
+
+impl Streamed {
+    async fn write(
+        mut self,
+        events: Events,
+        mut work: Work,
+        mut choices: Vec<Choice>,
+    ) -> std::result::Result<(), Left> {
+        let mut last = Value::Null;
+        while let Some((index, update)) = events.wait(work.next()).await? {
+            let choice = &mut choices[index];
+            match update {
+                Update::Prompt(all) => {
+                    for index in group(index, self.wish.params.n) {
+                        let choice = &mut choices[index];
+                        choice.prompt(&all, &self.served);
+                        let text = std::mem::take(&mut choice.text);
+                        let logprobs = choice.logprobs.take();
+                        events.data(&self.chunk(index, &text, logprobs, None)).await?;
+                    }
+                }
+                Update::Token(token) => {
+                    if token.logprobs.is_some() {
+                        let logprobs = token.logprobs.as_ref();
+                        choice.logprobs.push(&token.bytes, logprobs, &self.served);
+                    }
+                    let logprobs = choice.logprobs.take();
+                    // The first one has the echoed prompt before it.
+                    let text = std::mem::take(&mut choice.text) + &token.text;
+                    if text.is_empty() && logprobs.is_none() {
+                        continue;
+                    }
+                    let mut chunk = self.chunk(index, &text, logprobs, None);
+                    if self.wish.params.timings_per_token {
+                        chunk["timings"] = work.timings(index).json();
+                    }
+                    events.data(&chunk).await?;
+                }
+                Update::Prefill(progress) if self.wish.params.return_progress => {
+                    let mut chunk = self.chunk(index, "", None, None);
+                    chunk["prompt_progress"] = progress.json();
+                    events.data(&chunk).await?;
+                }
+                Update::Started { .. } | Update::Prefill(_) => {}
+                Update::Done(outcome) => {
+                    self.usage.add(&outcome, index % self.wish.params.n == 0);
+                    let text = std::mem::take(&mut choice.text);
+                    let finish = Some(outcome.finish_reason());
+                    let mut chunk = self.chunk(index, &text, None, finish);
+                    last = outcome.timings.json();
+                    chunk["timings"] = last.clone();
+                    events.data(&chunk).await?;
+                }
+                Update::Failed(error) => return events.error(&error).await,
+            }
+        }
+        if self.wish.params.include_usage {
+            let mut chunk = self.head.object("text_completion", Vec::new());
+            chunk["usage"] = self.usage.json();
+            chunk["timings"] = last;
+            events.data(&chunk).await?;
+        }
+        events.done().await
+    }
+
+    fn chunk(
+        &self,
+        index: usize,
+        text: &str,
+        logprobs: Option<Value>,
+        finish: Option<&str>,
+    ) -> Value {
+        let choice = json!({
+            "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish,
+        });
+        let mut chunk = self.head.object("text_completion", vec![choice]);
+        if self.wish.params.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+}

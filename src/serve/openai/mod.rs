@@ -1,0 +1,87 @@
+//! OpenAI's endpoints.
+
+pub(crate) mod chat;
+pub(crate) mod completions;
+pub(crate) mod embeddings;
+pub(crate) mod logprobs;
+pub(crate) mod models;
+pub(crate) mod responses;
+mod responses_stream;
+
+use serde_json::{Value, json};
+
+use crate::clock::{id, unix_seconds};
+use crate::served::Served;
+use crate::state::App;
+use crate::work::Outcome;
+
+/// What every object of an answer repeats.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    id: String,
+    created: u64,
+    model: String,
+}
+
+impl Head {
+    pub(crate) fn new(prefix: &str, app: &App, served: &Served) -> Head {
+        let model = app.model_id(served).to_owned();
+        Head { id: id(prefix), created: unix_seconds(), model }
+    }
+
+    /// An object of this type with choices.
+    pub(crate) fn object(&self, object: &str, choices: Vec<Value>) -> Value {
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": fingerprint(),
+            "choices": choices,
+        })
+    }
+}
+
+/// The build: `b` and the version, as llama-server has `b` and a build number.
+pub(crate) fn fingerprint() -> &'static str {
+    concat!("b", env!("CARGO_PKG_VERSION"), "-thermocline")
+}
+
+/// Tokens of all choices; a prompt that several choices share counts once.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Usage {
+    prompt: usize,
+    cached: usize,
+    completion: usize,
+}
+
+impl Usage {
+    /// Adds choice number `index` among `n` of the same prompt.
+    pub(crate) fn add(&mut self, outcome: &Outcome, is_first: bool) {
+        if is_first {
+            self.prompt += outcome.n_prompt;
+            self.cached += outcome.n_cached;
+        }
+        self.completion += outcome.n_generated;
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": { "cached_tokens": self.cached },
+        })
+    }
+
+    /// The same by the names of the Responses API.
+    pub(crate) fn responses(&self) -> Value {
+        json!({
+            "input_tokens": self.prompt,
+            "input_tokens_details": { "cached_tokens": self.cached },
+            "output_tokens": self.completion,
+            "output_tokens_details": { "reasoning_tokens": 0 },
+            "total_tokens": self.prompt + self.completion,
+        })
+    }
+}

@@ -1,0 +1,44 @@
+//! `/v1/models`.
+
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::error::{ApiError, Result};
+use crate::json;
+use crate::state::App;
+
+/// The models: there is one.
+pub(crate) async fn list(State(app): State<App>) -> Result<Response> {
+    let model = model(&app)?;
+    let details = json!({
+        "name": model["id"], "model": model["id"], "type": "model",
+        "capabilities": ["completion"],
+    });
+    Ok(json::answer(&json!({ "object": "list", "data": [model], "models": [details] })))
+}
+
+/// The model with this id.
+pub(crate) async fn one(State(app): State<App>, Path(id): Path<String>) -> Result<Response> {
+    let model = model(&app)?;
+    let names = model["aliases"].as_array().into_iter().flatten();
+    let is_known = model["id"] == *id || names.into_iter().any(|name| *name == *id);
+    if is_known {
+        Ok(json::answer(&model).into_response())
+    } else {
+        Err(ApiError::not_found(format!("the model '{id}' does not exist; /v1/models lists it")))
+    }
+}
+
+fn model(app: &App) -> Result<Value> {
+    let served = app.served()?;
+    Ok(json!({
+        "id": app.model_id(&served),
+        "aliases": app.config.aliases,
+        "tags": [],
+        "object": "model",
+        "created": served.facts.created,
+        "owned_by": "thermocline",
+        "meta": served.facts.meta,
+    }))
+}

@@ -1,0 +1,302 @@
+//! `/v1/responses`, without stored state: every request brings its whole conversation.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+use text::chat::Message;
+
+use super::Usage;
+use super::responses_stream::Streamed;
+use crate::clock::{id, unix_seconds};
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, is_empty};
+use crate::messages::{self, Talk};
+use crate::params::Params;
+use crate::reply::{self, Call, Parts, Reply, Turn};
+use crate::served::Served;
+use crate::state::App;
+use crate::stream;
+use crate::tools::Tools;
+use crate::work::{Outcome, Update, Work};
+use crate::{json, limits, log};
+
+/// Answers an input.
+pub(crate) async fn respond(State(app): State<App>, request: Request) -> Result<Response> {
+    let fields = limits::fields(&app, request).await?;
+    let served = app.served()?;
+    let (turn, echoed) = {
+        let (app, served) = (app.clone(), served.clone());
+        limits::blocking(move || prepare(fields, &app, &served)).await?
+    };
+    let reply = turn.replies().pop();
+    let Turn { params, task, .. } = turn;
+    let Some(reply) = reply else { return Err(ApiError::server("no reply")) };
+    let work = Work::submit(&app, &served, &params, vec![task])?;
+    let object = ResponseObject {
+        id: id("resp_"),
+        item: id("msg_"),
+        created: unix_seconds(),
+        model: app.model_id(&served).to_owned(),
+        echoed,
+        parts: Parts::default(),
+    };
+    if params.stream {
+        let keep_alive = params.keep_alive;
+        let streamed = Streamed::new(object, params);
+        return Ok(stream::response(keep_alive, |events| streamed.write(events, work, reply)));
+    }
+    whole(object, work, reply).await
+}
+
+fn prepare(
+    mut fields: Fields,
+    app: &App,
+    served: &Arc<Served>,
+) -> Result<(Turn, Map<String, Value>)> {
+    fields.refuse("previous_response_id", "answers are not stored", is_empty)?;
+    fields.refuse("conversation", "conversations are not stored", is_empty)?;
+    fields.refuse("background", "answers are not stored", is_empty)?;
+    fields.refuse("prompt", "prompts are not stored", is_empty)?;
+    fields.refuse("include", "there is nothing more to include", is_empty)?;
+    fields.refuse("max_tool_calls", "calls are not counted", is_empty)?;
+    let disabled = |value: &Value| value.as_str() == Some("disabled");
+    fields.refuse("truncation", "a prompt that is too long is an error", disabled)?;
+    let tools = Tools::responses(&mut fields, served.calls)?;
+    let mut echoed = Map::new();
+    for name in ["temperature", "top_p", "metadata"] {
+        echoed.extend(fields.take(name).map(|value| (name.to_owned(), value)));
+    }
+    let instructions = fields.string("instructions")?;
+    let input = fields.take("input").ok_or_else(|| ApiError::field("input", "is missing"))?;
+    let mut list = conversation(input)?;
+    if let Some(text) = &instructions {
+        list.insert(0, Message::new("system", text));
+    }
+    let mut variables = fields.object("chat_template_kwargs")?.unwrap_or_default();
+    if let Some(effort) = fields.object("reasoning")?.and_then(|mut all| all.shift_remove("effort"))
+        && !effort.is_null()
+    {
+        if effort == "none" {
+            variables.entry("enable_thinking").or_insert(false.into());
+        }
+        variables.entry("reasoning_effort").or_insert(effort);
+    }
+    if let Some(text) = fields.object("text")? {
+        let mut text = Fields::of(text);
+        // The same as `response_format` of chat completions, one level less deep.
+        if let Some(mut format) = text.object("format")? {
+            if format.get("type").and_then(Value::as_str) == Some("json_schema") {
+                let schema = format.shift_remove("schema");
+                format.insert("json_schema".to_owned(), json!({ "schema": schema }));
+            }
+            fields.merge([("response_format".to_owned(), format.into())].into_iter().collect());
+        }
+        let medium = |value: &Value| value.as_str() == Some("medium");
+        text.refuse("verbosity", "ask for a short answer in a message instead", medium)?;
+    }
+    let mut again = echoed.clone();
+    let limit = fields.integer("max_output_tokens", [1, i64::MAX])?;
+    again.extend(limit.map(|limit| ("max_tokens".to_owned(), limit.into())));
+    fields.merge(again);
+    let splits = reply::splits(&mut fields, served)?;
+    let params = Params::read(&mut fields, served, &app.config.limits)?;
+    log::unknown_fields(&app.config.log, "responses", &fields.unknown());
+    echoed.insert("instructions".to_owned(), instructions.into());
+    let talk =
+        Talk { messages: list, tools, variables, add_generation_prompt: true, ..Talk::default() };
+    let params = Params { n: 1, ..params };
+    Ok((Turn::new(&talk, params, splits, None, served)?, echoed))
+}
+
+/// The messages of `input`: a text, or a list of messages.
+fn conversation(input: Value) -> Result<Vec<Message>> {
+    let items = match input {
+        Value::String(text) => return Ok(vec![Message::new("user", &text)]),
+        Value::Array(items) if !items.is_empty() => items,
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+            return Err(ApiError::field("input", "must be a string or a list of messages"));
+        }
+    };
+    let mut list = Vec::new();
+    for (i, item) in items.into_iter().enumerate() {
+        let at = format!("input[{i}]");
+        let Value::Object(mut item) = item else {
+            return Err(ApiError::field(&at, "must be an object"));
+        };
+        match item.get("type").and_then(Value::as_str) {
+            None | Some("message") => {}
+            // Reasoning is not sent back to the model.
+            Some("reasoning") => continue,
+            Some("function_call") => {
+                call_item(&item, &at, &mut list)?;
+                continue;
+            }
+            Some("function_call_output") => {
+                list.push(output_item(item, &at)?);
+                continue;
+            }
+            Some(other) => {
+                let problem = format!("has the unsupported type \"{other}\"");
+                return Err(ApiError::field(&at, problem));
+            }
+        }
+        let role = item.shift_remove("role");
+        let role = role.as_ref().and_then(Value::as_str);
+        let Some(role @ ("system" | "developer" | "user" | "assistant")) = role else {
+            return Err(ApiError::field(&at, "needs a role: system, user or assistant"));
+        };
+        let role = if role == "developer" { "system" } else { role };
+        let content = item.shift_remove("content").unwrap_or_default();
+        let content = messages::text(content, &format!("{at}.content"))?;
+        list.push(Message::new(role, &content));
+    }
+    Ok(list)
+}
+
+/// A call of an earlier answer: calls in turn belong to one message.
+fn call_item(item: &Map<String, Value>, at: &str, list: &mut Vec<Message>) -> Result<()> {
+    let text = |name: &str| {
+        let text = item.get(name).and_then(Value::as_str);
+        text.ok_or_else(|| ApiError::field(at, format!("needs `{name}` as a string")))
+    };
+    let arguments = text("arguments")?;
+    let arguments = serde_json::from_str::<Value>(arguments).unwrap_or_else(|_| arguments.into());
+    let call = json!({
+        "id": text("call_id")?, "type": "function",
+        "function": { "name": text("name")?, "arguments": arguments },
+    });
+    let is_open = |last: &&mut Message| last.more.contains_key("tool_calls");
+    if let Some(last) = list.last_mut().filter(is_open)
+        && let Some(calls) = last.more.get_mut("tool_calls").and_then(Value::as_array_mut)
+    {
+        calls.push(call);
+        return Ok(());
+    }
+    let mut message = Message::new("assistant", "");
+    message.more.insert("tool_calls".to_owned(), json!([call]));
+    list.push(message);
+    Ok(())
+}
+
+/// The result of a call.
+fn output_item(mut item: Map<String, Value>, at: &str) -> Result<Message> {
+    let id = item.shift_remove("call_id").filter(Value::is_string);
+    let id = id.ok_or_else(|| ApiError::field(at, "needs `call_id` as a string"))?;
+    let output = item.shift_remove("output").unwrap_or_default();
+    let mut message = Message::new("tool", &messages::text(output, &format!("{at}.output"))?);
+    message.more.insert("tool_call_id".to_owned(), id);
+    Ok(message)
+}
+
+/// The answer so far.
+pub(super) struct ResponseObject {
+    id: String,
+    item: String,
+    created: u64,
+    model: String,
+    /// Members of the request that the answer repeats.
+    echoed: Map<String, Value>,
+    pub(super) parts: Parts,
+}
+
+impl ResponseObject {
+    pub(super) fn json(&self, status: &str, outcome: Option<&Outcome>) -> Value {
+        let mut object = json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": null,
+            "incomplete_details": null,
+            "instructions": null,
+            "model": self.model,
+            "output": [],
+            "parallel_tool_calls": true,
+            "tool_choice": "auto",
+            "tools": [],
+            "metadata": {},
+            "store": false,
+            "usage": null,
+        });
+        if let (Some(object), echoed) = (object.as_object_mut(), &self.echoed) {
+            object.extend(echoed.clone());
+        }
+        let Some(outcome) = outcome else { return object };
+        let mut usage = Usage::default();
+        usage.add(outcome, true);
+        object["usage"] = usage.responses();
+        if outcome.is_cut() {
+            object["incomplete_details"] = json!({ "reason": "max_output_tokens" });
+        }
+        let mut output = Vec::new();
+        let Parts { answer, reasoning, calls } = &self.parts;
+        if !reasoning.is_empty() {
+            output.push(self.reasoning_item());
+        }
+        if !answer.is_empty() || calls.is_empty() {
+            output.push(self.item(status));
+        }
+        output.extend((0..calls.len()).map(|i| self.call_item(i, "completed")));
+        object["output"] = output.into();
+        object
+    }
+
+    pub(super) fn reasoning_item(&self) -> Value {
+        json!({
+            "id": format!("rs_{}", &self.item[4..]),
+            "type": "reasoning",
+            "summary": [],
+            "content": [{ "type": "reasoning_text", "text": self.parts.reasoning }],
+        })
+    }
+
+    pub(super) fn call_item(&self, index: usize, status: &str) -> Value {
+        let Call { id, name, arguments } = self.parts.calls.get(index).cloned().unwrap_or_default();
+        json!({
+            "id": format!("fc_{}_{index}", &self.item[4..]),
+            "type": "function_call",
+            "call_id": id,
+            "name": name,
+            "arguments": arguments,
+            "status": status,
+        })
+    }
+
+    pub(super) fn item(&self, status: &str) -> Value {
+        json!({
+            "id": self.item,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": [self.part()],
+        })
+    }
+
+    pub(super) fn part(&self) -> Value {
+        json!({ "type": "output_text", "text": self.parts.answer, "annotations": [], "logprobs": [] })
+    }
+}
+
+/// Status of an answer and name of its last event.
+pub(super) fn status(outcome: &Outcome) -> &'static str {
+    if outcome.is_cut() { "incomplete" } else { "completed" }
+}
+
+async fn whole(mut object: ResponseObject, mut work: Work, mut reply: Reply) -> Result<Response> {
+    while let Some((_, update)) = work.next().await {
+        match update {
+            Update::Token(token) => object.parts.add(&reply.push(&token.text)),
+            Update::Done(outcome) => {
+                object.parts.add(&reply.finish());
+                let mut body = object.json(status(&outcome), Some(&outcome));
+                body["timings"] = outcome.timings.json();
+                return Ok(json::answer(&body));
+            }
+            Update::Failed(error) => return Err(error),
+            Update::Started { .. } | Update::Prefill(_) | Update::Prompt(_) => {}
+        }
+    }
+    Err(ApiError::server("the generation ended without a result"))
+}

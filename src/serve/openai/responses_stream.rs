@@ -1,0 +1,203 @@
+//! `/v1/responses` as events: each item of the output is opened, filled and closed.
+
+use serde_json::{Value, json};
+
+use super::responses::{ResponseObject, status};
+use crate::params::Params;
+use crate::reply::{Piece, Reply};
+use crate::stream::{Events, Left};
+use crate::work::{Outcome, Timings, Update, Work};
+
+/// An answer as a stream of events.
+pub(super) struct Streamed {
+    pub(super) object: ResponseObject,
+    pub(super) params: Params,
+    /// Number of the next event.
+    number: u64,
+    /// Items of the output that have begun, and the last one if it is open.
+    n_items: usize,
+    open: Option<OpenItem>,
+}
+
+/// The item that pieces are added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OpenItem {
+    Reasoning,
+    Message,
+    /// The call of this number.
+    Call(usize),
+}
+
+impl Streamed {
+    pub(super) fn new(object: ResponseObject, params: Params) -> Streamed {
+        Streamed { object, params, number: 0, n_items: 0, open: None }
+    }
+
+    pub(super) async fn write(
+        mut self,
+        events: Events,
+        mut work: Work,
+        mut reply: Reply,
+    ) -> Result<(), Left> {
+        for name in ["response.created", "response.in_progress"] {
+            let response = self.object.json("in_progress", None);
+            self.send(&events, name, json!({ "response": response })).await?;
+        }
+        while let Some((_, update)) = events.wait(work.next()).await? {
+            match update {
+                Update::Token(token) => {
+                    for piece in reply.push(&token.text) {
+                        self.piece(&events, piece, work.timings(0)).await?;
+                    }
+                }
+                Update::Prefill(progress) if self.params.return_progress => {
+                    let response = self.object.json("in_progress", None);
+                    let data = json!({ "response": response, "prompt_progress": progress.json() });
+                    self.send(&events, "response.in_progress", data).await?;
+                }
+                Update::Done(outcome) => {
+                    for piece in reply.finish() {
+                        self.piece(&events, piece, outcome.timings).await?;
+                    }
+                    return self.finish(&events, &outcome).await;
+                }
+                Update::Failed(error) => {
+                    let data = json!({
+                        "code": error.kind, "message": error.message, "param": error.param,
+                    });
+                    return self.send(&events, "error", data).await;
+                }
+                Update::Started { .. } | Update::Prefill(_) | Update::Prompt(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    async fn piece(&mut self, events: &Events, piece: Piece, timings: Timings) -> Result<(), Left> {
+        let item = match &piece {
+            Piece::Answer(_) => OpenItem::Message,
+            Piece::Reasoning(_) => OpenItem::Reasoning,
+            Piece::Call { index, .. } | Piece::Arguments { index, .. } => OpenItem::Call(*index),
+        };
+        let begins = matches!(piece, Piece::Call { .. });
+        if begins {
+            // An item of a call has its name from the start.
+            self.object.parts.add(std::slice::from_ref(&piece));
+        }
+        self.open(events, item).await?;
+        if begins {
+            return Ok(());
+        }
+        self.object.parts.add(std::slice::from_ref(&piece));
+        let (name, text) = match piece {
+            Piece::Answer(text) => ("response.output_text.delta", text),
+            Piece::Reasoning(text) => ("response.reasoning_text.delta", text),
+            Piece::Arguments { fragment, .. } => {
+                ("response.function_call_arguments.delta", fragment)
+            }
+            Piece::Call { .. } => return Ok(()),
+        };
+        let mut data = self.at(item);
+        data["delta"] = text.into();
+        match item {
+            OpenItem::Message => data["logprobs"] = json!([]),
+            OpenItem::Reasoning | OpenItem::Call(_) => {}
+        }
+        if self.params.timings_per_token {
+            data["timings"] = timings.json();
+        }
+        self.send(events, name, data).await
+    }
+
+    /// The open item as it is now.
+    fn item(&self, item: OpenItem, status: &str) -> Value {
+        match item {
+            OpenItem::Reasoning => self.object.reasoning_item(),
+            OpenItem::Message => self.object.item(status),
+            OpenItem::Call(index) => self.object.call_item(index, status),
+        }
+    }
+
+    /// Where an event of the open item belongs.
+    fn at(&self, item: OpenItem) -> Value {
+        let id = self.item(item, "in_progress")["id"].clone();
+        let index = self.n_items.saturating_sub(1);
+        match item {
+            OpenItem::Call(_) => json!({ "item_id": id, "output_index": index }),
+            OpenItem::Message | OpenItem::Reasoning => {
+                json!({ "item_id": id, "output_index": index, "content_index": 0 })
+            }
+        }
+    }
+
+    /// Opens an item, unless it is open.
+    async fn open(&mut self, events: &Events, item: OpenItem) -> Result<(), Left> {
+        if self.open == Some(item) {
+            return Ok(());
+        }
+        self.close(events, "completed").await?;
+        self.open = Some(item);
+        self.n_items += 1;
+        let mut object = self.item(item, "in_progress");
+        if item == OpenItem::Message {
+            object["content"] = json!([]);
+        }
+        let data = json!({ "output_index": self.n_items - 1, "item": object });
+        self.send(events, "response.output_item.added", data).await?;
+        if item != OpenItem::Message {
+            return Ok(());
+        }
+        let mut data = self.at(item);
+        data["part"] = self.object.part();
+        self.send(events, "response.content_part.added", data).await
+    }
+
+    /// Closes the open item.
+    async fn close(&mut self, events: &Events, status: &str) -> Result<(), Left> {
+        let Some(item) = self.open.take() else { return Ok(()) };
+        let at = self.at(item);
+        let object = self.item(item, status);
+        match item {
+            OpenItem::Reasoning => {}
+            OpenItem::Message => {
+                let mut text = at.clone();
+                text["text"] = self.object.parts.answer.as_str().into();
+                text["logprobs"] = json!([]);
+                self.send(events, "response.output_text.done", text).await?;
+                let mut part = at;
+                part["part"] = self.object.part();
+                self.send(events, "response.content_part.done", part).await?;
+            }
+            OpenItem::Call(_) => {
+                let mut done = at;
+                done["name"] = object["name"].clone();
+                done["arguments"] = object["arguments"].clone();
+                self.send(events, "response.function_call_arguments.done", done).await?;
+            }
+        }
+        let data = json!({ "output_index": self.n_items - 1, "item": object });
+        self.send(events, "response.output_item.done", data).await
+    }
+
+    async fn finish(&mut self, events: &Events, outcome: &Outcome) -> Result<(), Left> {
+        // An answer has a message, also an empty one, unless it calls tools.
+        if self.object.parts.calls.is_empty() {
+            self.open(events, OpenItem::Message).await?;
+        }
+        self.close(events, status(outcome)).await?;
+        let response = self.object.json(status(outcome), Some(outcome));
+        let data = json!({ "response": response, "timings": outcome.timings.json() });
+        // llama-server ends every stream by this event, also at a limit; `status` has the
+        // difference.
+        self.send(events, "response.completed", data).await
+    }
+
+    async fn send(&mut self, events: &Events, name: &str, data: Value) -> Result<(), Left> {
+        let mut event = json!({ "type": name, "sequence_number": self.number });
+        if let (Some(event), Value::Object(data)) = (event.as_object_mut(), data) {
+            event.extend(data);
+        }
+        self.number += 1;
+        events.named(name, &event).await
+    }
+}

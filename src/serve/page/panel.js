@@ -1,0 +1,262 @@
+// The thermocline: what the engine does with its neurons, live. Values that the server does not report
+// are shown as not known.
+
+import { events, getJson } from "./api.js";
+import { byId, bytes, el, number, percent } from "./dom.js";
+import { deviceColor, drawPicture, layerAt, layerText } from "./picture.js";
+import { showPlan } from "./plan.js";
+
+/** Time until the next attempt after an error, in milliseconds. */
+const RETRY = 3000;
+/** Time after the last event at which rates are shown as zero, in milliseconds. */
+const IDLE = 1500;
+/** Share of its earlier value that the trail of a layer keeps per event. */
+const TRAIL = 0.85;
+
+/** Fields of an event that come from the neuron counters. */
+const COUNTED = [
+  "density", "active", "active_off_cpu", "cpu_waited", "devices_waited", "layer_density", "layer_off_cpu", "fired",
+];
+
+/** Parts of a device's memory, as the planner counts them. */
+const PARTS = [
+  ["neurons", "neurons"],
+  ["frames", "attention and norms"],
+  ["cache", "KV cache and state"],
+  ["ends", "embedding and head"],
+  ["scratch", "scratch"],
+  ["hand_offs", "hand-offs"],
+];
+
+const state = { facts: null, event: null, trail: [], selected: null, connection: null, timer: 0, idle: 0 };
+
+/** Connects while the panel is open. */
+export function runPanel(open) {
+  state.connection?.abort();
+  clearTimeout(state.timer);
+  clearTimeout(state.idle);
+  state.connection = null;
+  if (open) connect();
+}
+
+/** Draws again, after a new theme; with `reconnect` after a new key. */
+export function redrawPanel(reconnect) {
+  if (byId("panel").hidden) return;
+  if (reconnect) runPanel(true);
+  else if (state.facts) showFacts();
+}
+
+export function setUpPanel() {
+  const canvas = byId("picture");
+  canvas.addEventListener("pointermove", (event) => {
+    const layer = layerAt(canvas, event.offsetY, state.facts);
+    if (layer !== null && layer !== state.selected) select(layer);
+  });
+  canvas.addEventListener("keydown", (event) => {
+    const last = (state.facts?.layers.length ?? 0) - 1;
+    const at = state.selected ?? -1;
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: last }[event.key];
+    if (to === undefined || last < 0) return;
+    event.preventDefault();
+    select(Math.min(Math.max(to, 0), last));
+  });
+  new ResizeObserver(() => draw()).observe(byId("picture-wrap"));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redrawPanel(false));
+  byId("panel").querySelector("details").addEventListener("toggle", showTable);
+}
+
+function select(layer) {
+  state.selected = layer;
+  byId("picture-layer").textContent = layerText(state.facts, state.event, layer);
+  draw();
+}
+
+async function connect() {
+  const controller = new AbortController();
+  state.connection = controller;
+  const { signal } = controller;
+  try {
+    state.facts = await getJson("thermocline", signal);
+    state.trail = state.facts.layers.map(() => 0);
+    showFacts();
+    await events("thermocline/events", { signal }, take);
+  } catch (error) {
+    if (signal.aborted) return;
+    const missing = error.status === 404 || error.status === 501;
+    byId("panel-state").textContent = missing ? "This server does not report its activity." : error.message;
+    if (missing || error.status === 401) return;
+  }
+  if (!signal.aborted) state.timer = setTimeout(connect, RETRY);
+}
+
+/** Shows what changed since the event before. */
+function take(event) {
+  // Counters are read now and then: an event without them keeps the values before.
+  const kept = event.neurons > 0 ? [] : COUNTED.map((name) => [name, state.event?.[name] ?? null]);
+  state.event = { ...event, ...Object.fromEntries(kept) };
+  const shares = event.layer_density ?? [];
+  state.trail = state.trail.map((before, i) => Math.max(shares[i] ?? 0, before * TRAIL));
+  if (Number.isFinite(event.density)) state.facts.density = event.density;
+  // Events come while something runs; a rate without new ones is over.
+  clearTimeout(state.idle);
+  if (event.running === 0) state.idle = setTimeout(rest, IDLE);
+  showCaption();
+  showGauges();
+  showDevices();
+  byId("picture").setAttribute("aria-label", pictureLabel());
+  draw();
+}
+
+/** Shows that nothing runs; the picture keeps the last token. */
+function rest() {
+  state.event = { ...state.event, tokens_per_second: 0, prompt_tokens_per_second: 0 };
+  showGauges();
+}
+
+function showFacts() {
+  const { facts } = state;
+  byId("panel-state").textContent = stateText(facts);
+  showCaption();
+  byId("picture").setAttribute("aria-label", pictureLabel());
+  showGauges();
+  showLegend();
+  showDevices();
+  showPlan(byId("plan"), facts);
+  showTable();
+  draw();
+}
+
+function onlyCpu(facts) {
+  return facts.devices.length < 2;
+}
+
+function stateText(facts) {
+  const skipping = facts.is_sparse
+    ? facts.predicts
+      ? "A predictor chooses the neurons that are computed."
+      : "Neurons that do not fire are skipped."
+    : "This model uses all neurons for every token.";
+  const where = onlyCpu(facts)
+    ? "Only the CPU computes, so all neurons are resident there."
+    : `The CPU and ${facts.devices.length - 1} other ${facts.devices.length > 2 ? "devices" : "device"} compute.`;
+  return `${facts.model}: ${facts.layers.length} layers. ${where} ${skipping}`;
+}
+
+function captionText({ facts, event }) {
+  const sorted = facts.layers.some((layer) => layer.use)
+    ? "A row is a layer, its neurons from hot (left) to cold (right); hot ones are drawn stronger."
+    : "A row is a layer and its width all its neurons; without a profile, hot and cold are not known.";
+  if (!facts.is_sparse) return `${sorted} All neurons fire for every token.`;
+  if (event && !event.layer_density && !event.fired) return `${sorted} The server reports activity for all layers together.`;
+  return `${sorted} The bar in a row is the share that fired just now, with its trail.`;
+}
+
+function showCaption() {
+  const text = captionText(state);
+  const caption = byId("picture-caption");
+  if (caption.textContent !== text) caption.textContent = text;
+}
+
+function pictureLabel() {
+  const { facts } = state;
+  const density = percent(facts.density);
+  return `Layers with their neurons by device. Density ${density}. Arrow keys read the layers one by one.`;
+}
+
+function draw() {
+  if (state.facts && !byId("panel").hidden) drawPicture(byId("picture"), state);
+}
+
+function showGauges() {
+  const { facts, event } = state;
+  const gauges = [
+    ["Density", percent(event?.density ?? facts.density), "active neurons of all"],
+    ["Decode", rate(event?.tokens_per_second), "tokens/s, all streams"],
+    ["Prefill", rate(event?.prompt_tokens_per_second), "tokens/s"],
+    ["KV blocks", event?.blocks ? `${event.blocks_used} of ${event.blocks}` : "not known", "in use"],
+    ["Requests", event ? `${event.running} + ${event.queued}` : "not known", "running + queued"],
+  ];
+  if (!onlyCpu(facts)) {
+    const off = event && event.active > 0 ? event.active_off_cpu / event.active : null;
+    gauges.push(["Off the CPU", percent(off), "of active neurons"]);
+  }
+  // Devices wait for each other within split layers.
+  if (facts.layers.some((layer) => layer.neurons.filter((count) => count > 0).length > 1)) {
+    gauges.push(
+      ["CPU waited", percent(event?.cpu_waited), "for hand-offs"],
+      ["Devices waited", percent(event?.devices_waited), "for hand-offs"]);
+    if (Number.isFinite(event?.exchanged)) gauges.push(["Exchanged", number(event.exchanged), "neurons since load"]);
+  }
+  const list = byId("gauges");
+  if (list.childElementCount !== gauges.length) {
+    list.replaceChildren(...gauges.map(([name, , unit]) => el("div", {},
+      el("dt", { textContent: name }), el("dd", { className: "value" }), el("dd", { className: "unit", textContent: unit }))));
+  }
+  gauges.forEach(([, value], i) => {
+    list.children[i].querySelector(".value").textContent = value;
+  });
+}
+
+function rate(value) {
+  return Number.isFinite(value) ? (value === 0 ? "0" : number(value)) : "not known";
+}
+
+function showLegend() {
+  const { facts } = state;
+  const entries = facts.devices.map((device, i) => [deviceColor(i), `resident on ${device.name}`]);
+  if (facts.is_sparse) entries.push(["var(--fired)", "fired"]);
+  if (facts.layers.some((layer) => layer.use)) entries.push(["var(--line)", "left of the line: 80 % of activations"]);
+  byId("legend").replaceChildren(...entries.map(([color, text]) => {
+    const swatch = el("span", { className: "swatch", "aria-hidden": "true" });
+    swatch.style.background = color;
+    return el("li", {}, swatch, text);
+  }));
+}
+
+/** A bar per device: its memory in use, by part where the planner knows. */
+function showDevices() {
+  const { facts, event } = state;
+  const shown = JSON.stringify([facts.devices, event?.devices]);
+  if (byId("devices").dataset.shown === shown) return;
+  byId("devices").dataset.shown = shown;
+  const nodes = facts.devices.map((device, i) => {
+    const used = event?.devices?.[i] ?? device.used_bytes;
+    const limit = device.budget_bytes ?? Math.max(used, device.peak_bytes);
+    const bar = el("div", { className: "memory", "aria-hidden": "true" });
+    const parts = device.parts ? PARTS.filter(([name]) => device.parts[name] > 0) : [];
+    const known = parts.reduce((sum, [name]) => sum + device.parts[name], 0);
+    const all = Math.max(limit, known, 1);
+    parts.forEach(([name, label], at) => bar.append(memoryPart(device.parts[name] / all, label, i, at)));
+    if (parts.length === 0) bar.append(memoryPart(used / all, "in use", i, 0));
+    const budget = device.budget_bytes === null ? "no limit"
+      : `budget ${bytes(device.budget_bytes)} without the driver's own memory`;
+    const details = parts.map(([name, label]) => `${label} ${bytes(device.parts[name])}`).join(", ");
+    return el("div", { className: "device" },
+      el("p", {}, el("strong", { textContent: device.name }), ` ${bytes(used)} in use, ${budget}`),
+      bar,
+      details ? el("p", { className: "hint", textContent: details }) : null);
+  });
+  byId("devices").replaceChildren(...nodes);
+}
+
+function memoryPart(share, title, device, at) {
+  const part = el("span", { title });
+  part.style.width = `${Math.min(share, 1) * 100}%`;
+  part.style.background = deviceColor(device);
+  part.style.opacity = String(1 - 0.13 * at);
+  return part;
+}
+
+/** The numbers behind the picture. */
+function showTable() {
+  const { facts, event } = state;
+  if (!facts || !byId("panel").querySelector("details").open) return;
+  const header = ["Layer", "Home", ...facts.devices.map((device) => `Neurons on ${device.name}`), "Density"];
+  const cell = (tag, text) => el(tag, { textContent: text, ...(tag === "th" ? { scope: "col" } : {}) });
+  const rows = facts.layers.map((layer, i) => {
+    const values = [i, facts.devices[layer.home]?.name ?? layer.home, ...layer.neurons, percent(event?.layer_density?.[i])];
+    return el("tr", {}, ...values.map((value) => cell("td", String(value))));
+  });
+  byId("layer-table").replaceChildren(el("table", {},
+    el("thead", {}, el("tr", {}, ...header.map((text) => cell("th", text)))), el("tbody", {}, ...rows)));
+}

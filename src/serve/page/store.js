@@ -1,0 +1,104 @@
+// Conversations in IndexedDB, settings in localStorage. Where the browser refuses either (private
+// windows, full disks), the page works on without it and says so.
+
+const DATABASE = "thermocline";
+const STORE = "conversations";
+const SETTINGS = "thermocline-settings";
+const KEY = "thermocline-api-key";
+
+let database = null;
+
+function opened() {
+  return new Promise((resolve, reject) => {
+    const request = indexedDB.open(DATABASE, 1);
+    request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+    request.onblocked = () => reject(new Error("another tab holds an older database"));
+  });
+}
+
+function finished(transaction) {
+  return new Promise((resolve, reject) => {
+    transaction.oncomplete = () => resolve();
+    transaction.onabort = () => reject(transaction.error);
+    transaction.onerror = () => reject(transaction.error);
+  });
+}
+
+/** Opens the database and returns all conversations. */
+export async function openStore() {
+  database = await opened();
+  // A later version of the page in another tab may upgrade it.
+  database.onversionchange = () => {
+    database.close();
+    database = null;
+  };
+  const request = database.transaction(STORE).objectStore(STORE).getAll();
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+/** What to tell the user when a conversation could not be kept. */
+export function storeError(error) {
+  if (error?.name === "QuotaExceededError") {
+    return "The browser's storage is full. Export and delete old conversations to keep new ones.";
+  }
+  return "The browser does not store conversations here. Export this one to keep it.";
+}
+
+async function write(change) {
+  if (!database) throw new Error("no database");
+  const transaction = database.transaction(STORE, "readwrite");
+  change(transaction.objectStore(STORE));
+  await finished(transaction);
+}
+
+export function keep(conversation) {
+  return write((store) => store.put(conversation));
+}
+
+export function forget(id) {
+  return write((store) => store.delete(id));
+}
+
+export function forgetAll() {
+  return write((store) => store.clear());
+}
+
+export function loadSettings() {
+  try {
+    const found = JSON.parse(localStorage.getItem(SETTINGS) ?? "{}");
+    return found && typeof found === "object" ? found : {};
+  } catch {
+    return {};
+  }
+}
+
+export function keepSettings(settings) {
+  try {
+    localStorage.setItem(SETTINGS, JSON.stringify(settings));
+  } catch {
+    // Settings then last until the page is closed.
+  }
+}
+
+/** The API key lives as long as the tab. */
+export function loadKey() {
+  try {
+    return sessionStorage.getItem(KEY) ?? "";
+  } catch {
+    return "";
+  }
+}
+
+export function keepKey(key) {
+  try {
+    if (key) sessionStorage.setItem(KEY, key);
+    else sessionStorage.removeItem(KEY);
+  } catch {
+    // The key then lasts until the page is closed.
+  }
+}

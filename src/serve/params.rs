@@ -1,0 +1,418 @@
+//! Fields that all generating endpoints share: sampling, length, stop strings, and llama.cpp's
+//! extensions. A field acts, has its neutral value, or is refused by name.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use text::sample::{self, SamplerConfig, Stage};
+use text::tokenizer::Tokenizer;
+
+use crate::config::Limits;
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, integer, is_empty};
+use crate::served::Served;
+use crate::structure::{self, Structure};
+
+/// Maximum number of stop strings of a request, and their bytes in all.
+const MOST_STOPS: usize = 128;
+const STOP_BYTES: usize = 1 << 16;
+/// Maximum number of entries of `logit_bias`.
+const MOST_BIASES: usize = 1 << 16;
+/// Maximum number of tokens per position whose log-probabilities are returned.
+pub(crate) const MOST_PROBS: usize = 1000;
+
+const NO_SAMPLER: &str = "this sampler is not built yet, and the text would differ without it";
+
+/// Settings of one request.
+#[derive(Clone, Debug)]
+pub(crate) struct Params {
+    pub(crate) sampler: SamplerConfig,
+    /// Maximum number of tokens to generate; `None`: limited only by the context.
+    pub(crate) n_predict: Option<usize>,
+    pub(crate) stops: Vec<String>,
+    pub(crate) ignore_eos: bool,
+    /// Choices per prompt.
+    pub(crate) n: usize,
+    /// Reuse a cached prefix of the prompt.
+    pub(crate) cache_prompt: bool,
+    /// The slot to use, if the client asks for one.
+    pub(crate) slot: Option<usize>,
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
+    pub(crate) timings_per_token: bool,
+    pub(crate) return_progress: bool,
+    /// llama.cpp's debug output in the answer.
+    pub(crate) verbose: bool,
+    pub(crate) keep_alive: Option<Duration>,
+    /// What an answer must look like.
+    pub(crate) structure: Option<Structure>,
+}
+
+impl Params {
+    /// Reads the shared fields.
+    ///
+    /// # Errors
+    /// 400 for the first field that is invalid or cannot act.
+    pub(crate) fn read(fields: &mut Fields, served: &Served, limits: &Limits) -> Result<Params> {
+        refuse_unbuilt(fields)?;
+        let structure = structure::read(fields)?;
+        let defaults = &served.defaults;
+        let options = fields.object("stream_options")?.unwrap_or_default();
+        let include_usage = Fields::of(options).bool("include_usage")?.unwrap_or(false);
+        let stream = fields.bool("stream")?.unwrap_or(false);
+        let n = fields.integer("n", [1, count(limits.n_choices)])?;
+        let n_cmpl = fields.integer("n_cmpl", [1, count(limits.n_choices)])?;
+        let slot = fields.integer("id_slot", [-1, count(served.n_slots()) - 1])?;
+        let ignore_eos = fields.bool("ignore_eos")?.unwrap_or(defaults.ignore_eos);
+        let ping = fields.integer("sse_ping_interval", [-1, 3600])?;
+        let keep_alive = match ping {
+            None => Some(limits.keep_alive),
+            Some(seconds) => u64::try_from(seconds).ok().map(Duration::from_secs),
+        };
+        let mut stops = stops(fields)?;
+        stops.extend(defaults.stops.iter().cloned());
+        // Without a context shift, which servers do not do by default, both have no effect.
+        fields.integer("n_keep", [-1, i64::MAX])?;
+        fields.integer("n_discard", [0, i64::MAX])?;
+        // They identify the caller, or steer the accounting of a provider.
+        fields.ignore(&["user", "safety_identifier", "metadata", "prompt_cache_key", "model"]);
+        Ok(Params {
+            sampler: sampler(fields, &defaults.sampler, served.tokenizer.as_ref())?,
+            n_predict: length(fields, defaults.n_predict, limits.n_predict)?,
+            stops,
+            ignore_eos,
+            n: n.or(n_cmpl).and_then(|n| usize::try_from(n).ok()).unwrap_or(1),
+            cache_prompt: fields.bool("cache_prompt")?.unwrap_or(true),
+            slot: slot.and_then(|id| usize::try_from(id).ok()),
+            stream,
+            include_usage,
+            timings_per_token: fields.bool("timings_per_token")?.unwrap_or(false),
+            return_progress: fields.bool("return_progress")?.unwrap_or(false),
+            verbose: fields.bool("verbose")?.unwrap_or(false),
+            keep_alive: keep_alive.filter(|time| !time.is_zero()),
+            structure,
+        })
+    }
+
+    /// The settings as llama-server reports them in `generation_settings`.
+    pub(crate) fn report(&self, n_probs: usize, tokenizer: &Tokenizer) -> Value {
+        let mut all = sampler_json(&self.sampler);
+        let n_predict = self.n_predict.map_or(json!(-1), Into::into);
+        let eog = tokenizer.eog().iter().filter(|_| self.ignore_eos);
+        // A null stands for minus infinity.
+        let banned = eog.map(|id| json!({ "bias": null, "token": id }));
+        let biases = self.sampler.logit_bias.iter();
+        let biases = biases.map(|(id, bias)| json!({ "bias": finite(*bias), "token": id }));
+        let biases: Vec<Value> = biases.chain(banned).collect();
+        all.extend(object(json!({
+            "n_predict": n_predict,
+            "max_tokens": n_predict,
+            "stop": self.stops,
+            "ignore_eos": self.ignore_eos,
+            "stream": self.stream,
+            "n_probs": n_probs,
+            "logit_bias": biases,
+            "n_keep": 0,
+            "n_discard": 0,
+            "grammar": "",
+            "timings_per_token": self.timings_per_token,
+        })));
+        Value::Object(all)
+    }
+}
+
+/// The sampler's settings by llama-server's names, with those that are off.
+pub(crate) fn sampler_json(config: &SamplerConfig) -> Map<String, Value> {
+    let window = i64::try_from(config.repeat_last_n).unwrap_or(-1);
+    let chain: Vec<&str> = config.chain.iter().map(|stage| stage.name()).collect();
+    object(json!({
+        "seed": config.seed.unwrap_or(u32::MAX),
+        "temperature": config.temp,
+        "dynatemp_range": 0.0,
+        "dynatemp_exponent": 1.0,
+        "top_k": config.top_k,
+        "top_p": config.top_p,
+        "min_p": config.min_p,
+        "top_n_sigma": -1.0,
+        "xtc_probability": 0.0,
+        "xtc_threshold": 0.1,
+        "typical_p": 1.0,
+        "repeat_last_n": window,
+        "repeat_penalty": config.repeat_penalty,
+        "presence_penalty": config.presence_penalty,
+        "frequency_penalty": config.frequency_penalty,
+        "dry_multiplier": 0.0,
+        "dry_base": 1.75,
+        "dry_allowed_length": 2,
+        "dry_penalty_last_n": -1,
+        "mirostat": 0,
+        "mirostat_tau": 5.0,
+        "mirostat_eta": 0.1,
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.9,
+        "min_keep": config.min_keep,
+        "samplers": chain,
+    }))
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    if let Value::Object(map) = value { map } else { Map::new() }
+}
+
+/// JSON has no infinity.
+fn finite(number: f32) -> Option<f32> {
+    Some(number).filter(|number| number.is_finite())
+}
+
+fn count(n: usize) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+/// Refuses fields that would change the answer and cannot act.
+fn refuse_unbuilt(fields: &mut Fields) -> Result<()> {
+    let number = |value: &Value| value.as_f64();
+    let at_least_1 = |value: &Value| number(value).is_some_and(|n| n >= 1.0);
+    let at_most_0 = |value: &Value| number(value).is_some_and(|n| n <= 0.0);
+    let below_0 = |value: &Value| number(value).is_some_and(|n| n < 0.0);
+    fields.refuse("typical_p", NO_SAMPLER, at_least_1)?;
+    fields.refuse("tfs_z", NO_SAMPLER, at_least_1)?;
+    fields.refuse("top_n_sigma", NO_SAMPLER, at_most_0)?;
+    fields.refuse("xtc_probability", NO_SAMPLER, at_most_0)?;
+    fields.refuse("adaptive_target", NO_SAMPLER, below_0)?;
+    for name in ["dry_multiplier", "mirostat", "dynatemp_range"] {
+        fields.refuse(name, NO_SAMPLER, is_empty)?;
+    }
+    // They tune samplers that are off.
+    fields.ignore(&[
+        "xtc_threshold",
+        "dry_base",
+        "dry_allowed_length",
+        "dry_penalty_last_n",
+        "dry_sequence_breakers",
+        "mirostat_tau",
+        "mirostat_eta",
+        "dynatemp_exponent",
+        "adaptive_decay",
+    ]);
+    fields.refuse("lora", "adapters are not loaded", is_empty)?;
+    fields.refuse("n_indent", "a minimum indentation is not built", is_empty)?;
+    fields.refuse("n_cache_reuse", "only prefixes are reused, not parts", is_empty)?;
+    for name in ["t_max_predict_ms", "t_max_prompt_ms"] {
+        fields.refuse(name, "limit the tokens with `n_predict` instead", at_most_0)?;
+    }
+    let sampled = "log-probabilities are those of the model, before sampling";
+    fields.refuse("post_sampling_probs", sampled, is_empty)?;
+    fields.refuse("store", "answers are not stored", is_empty)?;
+    fields.refuse("audio", "this model writes text", is_empty)?;
+    fields.refuse("prediction", "predicted outputs are not used", is_empty)?;
+    fields.refuse("web_search_options", "this server does not search", is_empty)?;
+    let tier = |value: &Value| matches!(value.as_str(), Some("auto" | "default"));
+    fields.refuse("service_tier", "there is one tier", tier)?;
+    let text = |value: &Value| *value == json!(["text"]);
+    fields.refuse("modalities", "this model writes text", text)?;
+    let medium = |value: &Value| value.as_str() == Some("medium");
+    fields.refuse("verbosity", "ask for a short answer in a message instead", medium)
+}
+
+/// The most tokens to generate: the newest of OpenAI's names wins. A negative number sets no limit.
+fn length(
+    fields: &mut Fields,
+    default: Option<usize>,
+    limit: Option<usize>,
+) -> Result<Option<usize>> {
+    let mut wanted = None;
+    for name in ["n_predict", "max_tokens", "max_completion_tokens"] {
+        wanted = fields.integer(name, [-2, i64::MAX])?.or(wanted);
+    }
+    let wanted = match wanted {
+        None => default,
+        Some(n) => usize::try_from(n).ok(),
+    };
+    Ok(match (wanted, limit) {
+        (Some(wanted), Some(limit)) => Some(wanted.min(limit)),
+        (wanted, limit) => wanted.or(limit),
+    })
+}
+
+fn stops(fields: &mut Fields) -> Result<Vec<String>> {
+    let stops = fields.strings("stop")?.unwrap_or_default();
+    let bytes: usize = stops.iter().map(String::len).sum();
+    if stops.len() > MOST_STOPS || bytes > STOP_BYTES {
+        let problem = format!(
+            "has {} strings of {bytes} bytes, expected at most {MOST_STOPS} of {STOP_BYTES}",
+            stops.len()
+        );
+        return Err(ApiError::field("stop", problem));
+    }
+    Ok(stops.into_iter().filter(|stop| !stop.is_empty()).collect())
+}
+
+fn sampler(
+    fields: &mut Fields,
+    default: &SamplerConfig,
+    tokenizer: &Tokenizer,
+) -> Result<SamplerConfig> {
+    const ANY: [f32; 2] = [f32::MIN, f32::MAX];
+    let mut config = default.clone();
+    for (name, slot, range) in [
+        ("temperature", &mut config.temp, ANY),
+        ("top_p", &mut config.top_p, ANY),
+        ("min_p", &mut config.min_p, ANY),
+        ("repeat_penalty", &mut config.repeat_penalty, [f32::MIN_POSITIVE, f32::MAX]),
+        ("presence_penalty", &mut config.presence_penalty, ANY),
+        ("frequency_penalty", &mut config.frequency_penalty, ANY),
+    ] {
+        *slot = fields.number(name, range)?.unwrap_or(*slot);
+    }
+    // vLLM's name of the same.
+    if let Some(penalty) = fields.number("repetition_penalty", [f32::MIN_POSITIVE, f32::MAX])? {
+        config.repeat_penalty = penalty;
+    }
+    if let Some(k) = fields.integer("top_k", [i64::MIN, i64::MAX])? {
+        config.top_k = usize::try_from(k).unwrap_or(0);
+    }
+    for name in ["penalty_last_n", "repeat_last_n"] {
+        if let Some(n) = fields.integer(name, [-1, i64::MAX])? {
+            config.repeat_last_n = usize::try_from(n).unwrap_or(usize::MAX);
+        }
+    }
+    config.min_keep = fields.count("min_keep", usize::MAX)?.unwrap_or(config.min_keep);
+    if let Some(seed) = fields.integer("seed", [i64::MIN, i64::MAX])? {
+        config.seed = self::seed(seed);
+    }
+    if let Some(chain) = fields.take("samplers") {
+        config.chain = self::chain(&chain)?;
+    }
+    if let Some(biases) = fields.take("logit_bias") {
+        config.logit_bias = self::biases(&biases, tokenizer)?;
+    }
+    Ok(config)
+}
+
+/// Folds OpenAI's 64-bit seed to 32 bits. `None` (a random seed) for a negative one, and for a
+/// result of 0xffffffff, llama.cpp's random seed.
+fn seed(seed: i64) -> Option<u32> {
+    let seed = u64::try_from(seed).ok()?;
+    let [a, b, c, d, e, f, g, h] = seed.to_le_bytes();
+    let folded = u32::from_le_bytes([a, b, c, d]) ^ u32::from_le_bytes([e, f, g, h]);
+    Some(folded).filter(|seed| *seed != u32::MAX)
+}
+
+/// Names in a list, or letters in a text, as llama-server takes them.
+fn chain(value: &Value) -> Result<Vec<Stage>> {
+    let wrong = |error: sample::Error| ApiError::field("samplers", format!("is invalid: {error}"));
+    if let Some(letters) = value.as_str() {
+        return Stage::parse_letters(letters).map_err(wrong);
+    }
+    let names = value.as_array().map(|names| names.iter().map(Value::as_str));
+    let names: Option<Option<Vec<&str>>> = names.map(Iterator::collect);
+    match names.flatten() {
+        Some(names) => Stage::parse_names(&names.join(";")).map_err(wrong),
+        None => Err(ApiError::field("samplers", "must be a list of names or a text of letters")),
+    }
+}
+
+/// `{"15043": 1.0}`, `[[15043, 1.0], [" the", false]]`: a text stands for each of its tokens, and
+/// false bans a token.
+fn biases(value: &Value, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>> {
+    let field = |problem: &str| ApiError::field("logit_bias", problem);
+    let shape = "must be an object of token ids, or a list of [token, bias]";
+    let mut biases = Vec::new();
+    let mut add = |token: &Value, bias: &Value| -> Result<()> {
+        #[allow(clippy::cast_possible_truncation)] // logits are in single precision
+        let bias = match bias.as_f64() {
+            Some(bias) => bias as f32,
+            None if *bias == Value::Bool(false) => f32::NEG_INFINITY,
+            None => return Err(field(shape)),
+        };
+        if let Some(text) = token.as_str() {
+            let ids = tokenizer.encode(text, false, true);
+            let ids = ids.map_err(|e| field(&format!("cannot be tokenized: {e}")))?;
+            biases.extend(ids.into_iter().map(|id| (id, bias)));
+        } else {
+            let id = integer(token).and_then(|id| u32::try_from(id).ok());
+            let id = id.filter(|id| (*id as usize) < tokenizer.n_vocab());
+            let outside = || field("names a token outside of the vocabulary");
+            biases.push((id.ok_or_else(outside)?, bias));
+        }
+        if biases.len() > MOST_BIASES { Err(field("has too many entries")) } else { Ok(()) }
+    };
+    if let Some(map) = value.as_object() {
+        map.iter().try_for_each(|(key, bias)| add(&named(key), bias))?;
+        return Ok(biases);
+    }
+    for item in value.as_array().ok_or_else(|| field(shape))? {
+        let Some([token, bias]) = item.as_array().map(Vec::as_slice) else {
+            return Err(field(shape));
+        };
+        add(token, bias)?;
+    }
+    Ok(biases)
+}
+
+/// A key of an object: a token id, or a text.
+fn named(key: &str) -> Value {
+    key.parse::<u32>().map_or_else(|_| key.into(), Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_are_folded_and_negative_ones_are_random() {
+        assert_eq!(seed(42), Some(42));
+        assert_eq!(seed(-1), None);
+        assert_eq!(seed(i64::from(u32::MAX)), None);
+        assert_eq!(seed(1 << 32), Some(1));
+    }
+
+    #[test]
+    fn samplers_come_by_name_or_letter() {
+        let stages = [Stage::TopK, Stage::Temperature];
+        assert_eq!(chain(&json!(["top_k", "temperature"])), Ok(stages.to_vec()));
+        assert_eq!(chain(&json!("kt")), Ok(stages.to_vec()));
+        for wrong in [json!(["nope"]), json!([1]), json!(3)] {
+            assert_eq!(chain(&wrong).unwrap_err().param.as_deref(), Some("samplers"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn unbuilt_fields_are_refused_unless_neutral() {
+        let refused = |text: &str| {
+            let mut fields = Fields::parse(text.as_bytes()).unwrap();
+            refuse_unbuilt(&mut fields).err()
+        };
+        for neutral in [
+            r#"{"typical_p": 1, "xtc_probability": 0, "mirostat": 0, "dry_multiplier": 0.0}"#,
+            r#"{"lora": [], "service_tier": "auto", "modalities": ["text"]}"#,
+            r#"{"adaptive_target": -1, "store": false}"#,
+        ] {
+            assert_eq!(refused(neutral), None, "{neutral}");
+        }
+        for (name, value) in [
+            ("typical_p", "0.5"),
+            ("mirostat", "2"),
+            ("lora", r#"[{"id": 0}]"#),
+            ("post_sampling_probs", "true"),
+            ("top_n_sigma", "\"x\""),
+        ] {
+            let error = refused(&format!("{{\"{name}\": {value}}}")).unwrap();
+            assert_eq!(error.param.as_deref(), Some(name));
+            assert_eq!(error.status, 400);
+        }
+    }
+
+    #[test]
+    fn the_newest_name_of_a_length_wins() {
+        let read = |text: &str, limit| {
+            length(&mut Fields::parse(text.as_bytes()).unwrap(), Some(7), limit).unwrap()
+        };
+        assert_eq!(read("{}", None), Some(7));
+        assert_eq!(read(r#"{"max_tokens": 3, "n_predict": 9}"#, None), Some(3));
+        assert_eq!(read(r#"{"max_tokens": 3, "max_completion_tokens": 5}"#, None), Some(5));
+        assert_eq!(read(r#"{"max_tokens": -1}"#, None), None);
+        assert_eq!(read(r#"{"max_tokens": 90}"#, Some(20)), Some(20));
+        assert_eq!(read(r#"{"max_tokens": -1}"#, Some(20)), Some(20));
+    }
+}

@@ -1,0 +1,240 @@
+//! Routes, and what happens to every request around its handler: id, log, metrics, keys, CORS.
+
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+
+use crate::clock::id;
+use crate::error::ApiError;
+use crate::log::{self, Access};
+use crate::state::App;
+use crate::{anthropic, cors, llama, openai, openapi, page, thermocline};
+
+/// One endpoint, for the router's users: `/openapi.json` and the tests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Route {
+    pub(crate) method: &'static str,
+    /// With parameters as `{id}`.
+    pub(crate) path: &'static str,
+    /// Needs no API key.
+    pub(crate) public: bool,
+    pub(crate) summary: &'static str,
+}
+
+const fn route(
+    method: &'static str,
+    path: &'static str,
+    public: bool,
+    summary: &'static str,
+) -> Route {
+    Route { method, path, public, summary }
+}
+
+/// All endpoints.
+#[rustfmt::skip]
+pub(crate) const ROUTES: &[Route] = &[
+    route("get", "/", true, "The chat page"),
+    route("get", "/page/{*file}", true, "Files of the chat page"),
+    route("get", "/health", true, "Whether the model is loaded"),
+    route("get", "/v1/health", true, "Whether the model is loaded"),
+    route("get", "/models", true, "The model that is served"),
+    route("get", "/v1/models", true, "The model that is served"),
+    route("get", "/v1/models/{*id}", true, "The model with this id"),
+    route("post", "/v1/chat/completions", false, "Answer a conversation (OpenAI)"),
+    route("post", "/chat/completions", false, "Answer a conversation (OpenAI)"),
+    route("post", "/v1/chat/completions/input_tokens", false, "Count the tokens of a conversation"),
+    route("post", "/chat/completions/input_tokens", false, "Count the tokens of a conversation"),
+    route("post", "/v1/completions", false, "Continue a text (OpenAI)"),
+    route("post", "/v1/responses", false, "Answer an input, without stored state (OpenAI)"),
+    route("post", "/responses", false, "Answer an input, without stored state (OpenAI)"),
+    route("post", "/v1/embeddings", false, "Embeddings of texts (OpenAI)"),
+    route("post", "/embeddings", false, "Embeddings of texts (llama-server)"),
+    route("post", "/embedding", false, "Embeddings of texts (llama-server)"),
+    route("post", "/rerank", false, "Ranking, for models with a head for it"),
+    route("post", "/v1/rerank", false, "Ranking, for models with a head for it"),
+    route("post", "/reranking", false, "Ranking, for models with a head for it"),
+    route("post", "/v1/reranking", false, "Ranking, for models with a head for it"),
+    route("post", "/v1/messages", false, "Answer a conversation (Anthropic)"),
+    route("post", "/v1/messages/count_tokens", false, "Count the tokens of a conversation (Anthropic)"),
+    route("post", "/completion", false, "Continue a text (llama-server)"),
+    route("post", "/completions", false, "Continue a text (llama-server)"),
+    route("post", "/infill", false, "Fill a gap in code (llama-server)"),
+    route("post", "/tokenize", false, "Tokens of a text"),
+    route("post", "/detokenize", false, "Text of tokens"),
+    route("post", "/apply-template", false, "A conversation as the chat template formats it"),
+    route("get", "/props", false, "Properties of the server"),
+    route("post", "/props", false, "Change properties of the server"),
+    route("get", "/slots", false, "State of the slots"),
+    route("post", "/slots/{id}", false, "Save, restore or erase a slot"),
+    route("get", "/metrics", false, "Metrics for Prometheus"),
+    route("get", "/thermocline", false, "Layers, devices and plan"),
+    route("get", "/thermocline/events", false, "Activity per step, as events"),
+    route("get", "/openapi.json", true, "This description"),
+];
+
+/// The service for all requests.
+pub(crate) fn router(app: App) -> Router {
+    let router = Router::new()
+        .route("/", get(page::index))
+        .route("/page/{*file}", get(page::file))
+        .route("/health", get(llama::health))
+        .route("/v1/health", get(llama::health))
+        .route("/models", get(openai::models::list))
+        .route("/v1/models", get(openai::models::list))
+        .route("/v1/models/{*id}", get(openai::models::one))
+        .route("/v1/chat/completions", post(openai::chat::complete))
+        .route("/chat/completions", post(openai::chat::complete))
+        .route("/v1/chat/completions/input_tokens", post(openai::chat::count))
+        .route("/chat/completions/input_tokens", post(openai::chat::count))
+        .route("/v1/completions", post(openai::completions::complete))
+        .route("/v1/responses", post(openai::responses::respond))
+        .route("/responses", post(openai::responses::respond))
+        .route("/v1/messages", post(anthropic::message))
+        .route("/v1/messages/count_tokens", post(anthropic::count))
+        .route("/completion", post(llama::completion::complete))
+        .route("/completions", post(llama::completion::complete))
+        .route("/infill", post(llama::infill::fill))
+        .route("/tokenize", post(llama::tokenize::tokenize))
+        .route("/detokenize", post(llama::tokenize::detokenize))
+        .route("/apply-template", post(llama::tokenize::apply_template))
+        .route("/props", get(llama::props::show).post(llama::props::change))
+        .route("/slots", get(llama::slots::list))
+        .route("/slots/{id}", post(llama::slots::act))
+        .route("/metrics", get(llama::metrics))
+        .route("/thermocline", get(thermocline::show))
+        .route("/thermocline/events", get(thermocline::events))
+        .route("/openapi.json", get(openapi::show));
+    let router = ["/v1/embeddings", "/embeddings", "/embedding"]
+        .iter()
+        .fold(router, |router, path| router.route(path, post(openai::embeddings::embed)));
+    let router = ["/rerank", "/v1/rerank", "/reranking", "/v1/reranking"]
+        .iter()
+        .fold(router, |router, path| router.route(path, post(openai::embeddings::rerank)));
+    router
+        .fallback(async || ApiError::not_found("no such path; /openapi.json lists all"))
+        .method_not_allowed_fallback(async || ApiError::method())
+        .layer(middleware::from_fn_with_state(app.clone(), around))
+        .with_state(app)
+}
+
+/// Everything around a handler.
+async fn around(State(app): State<App>, request: Request, next: Next) -> Response {
+    let start = Instant::now();
+    let in_flight = InFlight::begin(&app);
+    let request_id = request_id(request.headers());
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let route = request.extensions().get::<MatchedPath>();
+    let route = route.map_or("unmatched", MatchedPath::as_str).to_owned();
+    let origin = cors::allowed(&app.config.cors, request.headers());
+    let headers = request.headers().clone();
+    let preflight = cors::is_preflight(&method, &headers);
+    let mut response = if preflight {
+        StatusCode::OK.into_response()
+    } else if app.keys.is_empty()
+        && method == Method::POST
+        && !cors::trusts(&app.config.cors, &headers)
+    {
+        let message =
+            "requests of web pages from other origins are refused; --cors-origins allows them";
+        ApiError::forbidden(message).into_response()
+    } else if is_public(&method, &route) || app.keys.admit(&headers) {
+        next.run(request).await
+    } else {
+        ApiError::unauthorized().into_response()
+    };
+    if path.starts_with("/v1/messages")
+        && let Some(error) = response.extensions_mut().remove::<ApiError>()
+    {
+        let mut body = error.anthropic();
+        body["request_id"] = request_id.clone().into();
+        response = error.response(&body);
+    }
+    if let Some(origin) = origin {
+        cors::allow(origin, response.headers_mut());
+        if preflight {
+            cors::answer_preflight(&headers, response.headers_mut());
+        }
+    }
+    if let Ok(value) = HeaderValue::from_str(&request_id) {
+        response.headers_mut().insert("x-request-id", value.clone());
+        response.headers_mut().insert("request-id", value);
+    }
+    let (status, time) = (response.status().as_u16(), start.elapsed());
+    let access = Access { id: &request_id, method: method.as_str(), path: &path, status, time };
+    log::access(&app.config.log, &access);
+    let method = if is_known(&method) { method.as_str() } else { "other" };
+    app.metrics.answered(&route, method, status, time);
+    drop(in_flight);
+    response
+}
+
+/// Counts a request as long as its handler runs, also if the client leaves.
+struct InFlight(App);
+
+impl InFlight {
+    fn begin(app: &App) -> InFlight {
+        app.metrics.begin();
+        InFlight(app.clone())
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.metrics.end();
+    }
+}
+
+/// Whether the route needs no key.
+fn is_public(method: &Method, route: &str) -> bool {
+    let method = if method == Method::HEAD { &Method::GET } else { method };
+    let same =
+        |known: &&Route| known.path == route && known.method.eq_ignore_ascii_case(method.as_str());
+    ROUTES.iter().find(same).is_some_and(|route| route.public)
+}
+
+/// Methods of the standard, so that a client cannot add labels to the metrics.
+fn is_known(method: &Method) -> bool {
+    let known = [Method::GET, Method::POST, Method::OPTIONS, Method::HEAD];
+    known.contains(method) || [Method::PUT, Method::DELETE, Method::PATCH].contains(method)
+}
+
+/// The client's id of the request if it is short and plain, else a new one.
+fn request_id(headers: &HeaderMap) -> String {
+    let given = headers.get("x-request-id").and_then(|value| value.to_str().ok());
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let given = given.filter(|text| (1..=64).contains(&text.len()) && text.chars().all(plain));
+    given.map_or_else(|| id("req_"), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clients_id_is_kept_if_it_is_plain() {
+        let with = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("x-request-id", value.parse().unwrap());
+            request_id(&headers)
+        };
+        assert_eq!(with("abc-1"), "abc-1");
+        assert!(with("a b").starts_with("req_"));
+        assert!(with(&"x".repeat(65)).starts_with("req_"));
+    }
+
+    #[test]
+    fn routes_are_listed_once_and_few_are_public() {
+        for (i, route) in ROUTES.iter().enumerate() {
+            let twice = |other: &&Route| other.path == route.path && other.method == route.method;
+            assert_eq!(ROUTES.iter().filter(twice).count(), 1, "{i}: {}", route.path);
+        }
+        assert!(is_public(&Method::GET, "/health") && is_public(&Method::HEAD, "/"));
+        assert!(!is_public(&Method::POST, "/v1/chat/completions"));
+        assert!(!is_public(&Method::GET, "/metrics") && !is_public(&Method::GET, "unmatched"));
+    }
+}

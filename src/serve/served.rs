@@ -1,0 +1,232 @@
+//! The model that is served: scheduler, tokenizer, chat template, facts.
+
+use std::sync::{Arc, OnceLock};
+
+use constrain::Vocabulary;
+use engine::Engine;
+use hal::Device;
+use runtime::dialogue::{self, Ends};
+use scheduler::{Pooling, Scheduler, SchedulerOptions, Status};
+use serde_json::{Value, json};
+use text::chat::{CallFormat, Dialogue, Prompt, Turns};
+use text::sample::Constraint;
+use text::tokenizer::Tokenizer;
+
+use crate::clock::unix_seconds;
+use crate::config::Defaults;
+use crate::error::{ApiError, Result};
+use crate::openai::embeddings::pooling;
+use crate::structure::Structure;
+use crate::thermocline;
+
+/// Id of the built-in model.
+const BUILT_IN: &str = "built-in-stories";
+
+/// A loaded model with everything that requests need.
+#[derive(Debug)]
+pub struct Served {
+    pub(crate) scheduler: Scheduler,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) dialogue: Dialogue,
+    /// Tokens and texts that end an answer besides the model's own.
+    pub(crate) ends: Ends,
+    /// Control tokens that belong to the text, because they separate reasoning.
+    pub(crate) marks: Vec<u32>,
+    /// How the model writes tool calls.
+    pub(crate) calls: CallFormat,
+    /// Built at the first request with a constraint.
+    vocabulary: OnceLock<std::result::Result<Vocabulary, constrain::Error>>,
+    pub(crate) defaults: Defaults,
+    pub(crate) facts: Facts,
+    n_slots: usize,
+}
+
+/// What does not change while a model is served.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    /// The name of the file without its folder, or of the built-in model.
+    pub(crate) name: String,
+    /// The path of the file; empty for the built-in model.
+    pub(crate) path: String,
+    /// Seconds since 1970 when it was loaded.
+    pub(crate) created: u64,
+    /// llama-server's `meta`.
+    pub(crate) meta: Value,
+    /// Maximum number of tokens of one sequence.
+    pub(crate) n_ctx: usize,
+    /// Width of embeddings.
+    pub(crate) n_embd: usize,
+    /// How the model's embeddings are pooled.
+    pub(crate) pooling: Pooling,
+    /// Layers, devices and plan, for `/thermocline`.
+    pub(crate) layers: Value,
+    pub(crate) devices: Vec<Device>,
+}
+
+impl Served {
+    /// Starts a scheduler for a loaded model. `dialogue` formats conversations.
+    ///
+    /// # Errors
+    /// Errors of the scheduler: folders that cannot be used.
+    pub fn start(
+        engine: Engine,
+        tokenizer: Arc<Tokenizer>,
+        dialogue: Dialogue,
+        defaults: Defaults,
+        options: SchedulerOptions,
+    ) -> std::result::Result<Served, scheduler::StartError> {
+        let facts = Facts::of(&engine, &tokenizer);
+        let ends = dialogue::ends(&dialogue, &tokenizer);
+        let marks = dialogue::marks(&ends, &tokenizer);
+        let scheduler = Scheduler::start(engine, Arc::clone(&tokenizer), options)?;
+        let n_slots = scheduler.status().slots.len();
+        let calls = CallFormat::detect(dialogue.source().unwrap_or_default());
+        let vocabulary = OnceLock::new();
+        Ok(Served {
+            scheduler,
+            tokenizer,
+            dialogue,
+            ends,
+            marks,
+            calls,
+            vocabulary,
+            defaults,
+            facts,
+            n_slots,
+        })
+    }
+
+    /// Ends all generations and the scheduler's thread, after at most `grace`.
+    pub fn stop(&self, grace: std::time::Duration) {
+        self.scheduler.shutdown(grace);
+    }
+
+    /// Generations that run at once.
+    pub(crate) fn n_slots(&self) -> usize {
+        self.n_slots
+    }
+
+    /// The scheduler's state.
+    pub(crate) fn status(&self) -> Status {
+        self.scheduler.status()
+    }
+
+    /// Tokens of a text at the start of a sequence, with the start token that the vocabulary asks
+    /// for. Never empty unless the vocabulary has no start token.
+    ///
+    /// # Errors
+    /// 400 for a text that cannot be tokenized.
+    pub(crate) fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let ids = self.tokenizer.encode(text, true, true);
+        let mut ids = ids.map_err(|e| ApiError::field("prompt", format!("cannot be used: {e}")))?;
+        if ids.is_empty() {
+            ids.extend(self.tokenizer.bos());
+        }
+        Ok(ids)
+    }
+
+    /// A conversation as the template formats it.
+    ///
+    /// # Errors
+    /// 400 if the template rejects the conversation.
+    pub(crate) fn format(&self, turns: &Turns<'_>) -> Result<Prompt> {
+        self.dialogue.format(turns).map_err(|e| {
+            ApiError::invalid(format!("the chat template rejects this conversation: {e}"))
+                .of("messages")
+        })
+    }
+
+    /// The tokens of a formatted conversation.
+    ///
+    /// # Errors
+    /// 400 for a text that cannot be tokenized.
+    pub(crate) fn conversation_ids(&self, text: &str) -> Result<Vec<u32>> {
+        let ids = dialogue::ids(text, &self.tokenizer);
+        ids.map_err(|e| ApiError::field("messages", format!("cannot be used: {e}")))
+    }
+
+    /// A constraint for each of `n` choices. With `after`, the prompt, reasoning before the answer
+    /// stays free.
+    ///
+    /// # Errors
+    /// 400 for a grammar that is invalid or too complex; 501 for a vocabulary without constraints.
+    pub(crate) fn constraints(
+        &self,
+        structure: Option<&Structure>,
+        n: usize,
+        after: Option<&str>,
+    ) -> Result<Vec<Box<dyn Constraint>>> {
+        let Some(Structure { grammar, field }) = structure else { return Ok(Vec::new()) };
+        let vocabulary = self.vocabulary.get_or_init(|| {
+            Vocabulary::new(&self.tokenizer).map(|all| all.with_ends(&self.ends.tokens))
+        });
+        let vocabulary = vocabulary.as_ref().map_err(|e| ApiError::not_supported(e.to_string()))?;
+        let limits = constrain::Limits::default();
+        let compile = |_| {
+            let constraint = vocabulary.compile(grammar, &limits);
+            let constraint =
+                constraint.map_err(|e| ApiError::field(field, format!("is invalid: {e}")))?;
+            Ok(match after {
+                Some(prompt) => vocabulary.after_reasoning(prompt, constraint),
+                None => constraint,
+            })
+        };
+        (0..n).map(compile).collect()
+    }
+
+    /// The text of tokens, with the names of control tokens.
+    pub(crate) fn text(&self, ids: &[u32]) -> String {
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| self.bytes(*id)).copied().collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The bytes of a token, its name for a control token.
+    pub(crate) fn bytes(&self, id: u32) -> &[u8] {
+        self.tokenizer.piece(id, true).unwrap_or_default()
+    }
+}
+
+impl Facts {
+    fn of(engine: &Engine, tokenizer: &Tokenizer) -> Facts {
+        let model = engine.model();
+        let (file, hyper) = (&model.file, &model.hyper);
+        let metadata = file.metadata();
+        let path = file.paths().first().map(|path| path.display().to_string()).unwrap_or_default();
+        let name = file.paths().first().and_then(|path| path.file_name());
+        let name = name.map_or(BUILT_IN.to_owned(), |name| name.to_string_lossy().into_owned());
+        let n_params: u64 = file.tensors().iter().map(|tensor| tensor.n_elements()).sum();
+        Facts {
+            name,
+            path,
+            created: unix_seconds(),
+            meta: json!({
+                "vocab_type": vocab_type(metadata.str("tokenizer.ggml.model").ok().flatten()),
+                "n_vocab": tokenizer.n_vocab(),
+                "n_ctx": engine.max_tokens(),
+                "n_ctx_train": hyper.n_ctx_train,
+                "n_embd": hyper.n_embd,
+                "n_layer": hyper.n_layer,
+                "n_params": n_params,
+                "size": file.size_bytes(),
+                "family": model.spec.name,
+            }),
+            n_ctx: engine.max_tokens(),
+            n_embd: hyper.n_embd,
+            pooling: pooling(
+                metadata.u32(&format!("{}.pooling_type", model.spec.name)).ok().flatten(),
+            ),
+            layers: thermocline::layers(engine),
+            devices: engine.devices().to_vec(),
+        }
+    }
+}
+
+/// llama.cpp's numbers of vocabulary types.
+fn vocab_type(model: Option<&str>) -> u32 {
+    match model {
+        Some("llama") => 1,
+        Some("gpt2" | "gemma4") => 2,
+        Some("t5") => 4,
+        _ => 0,
+    }
+}

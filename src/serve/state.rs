@@ -1,0 +1,81 @@
+//! What all requests share.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use tokio::sync::watch;
+
+use crate::auth::Keys;
+use crate::config::Config;
+use crate::error::{ApiError, Result};
+use crate::metrics::Metrics;
+use crate::served::Served;
+
+/// The shared state of a server; clones are cheap and the same.
+pub(crate) type App = Arc<State>;
+
+/// Settings, counters, and the model once it is loaded.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) config: Config,
+    pub(crate) keys: Keys,
+    pub(crate) metrics: Metrics,
+    /// Seconds since 1970 when the server started.
+    pub(crate) started: u64,
+    /// Becomes true when the server stops.
+    pub(crate) stop: watch::Sender<bool>,
+    served: RwLock<Phase>,
+}
+
+/// Whether the model is loaded.
+#[derive(Debug)]
+enum Phase {
+    Loading,
+    Ready(Arc<Served>),
+    Failed(String),
+}
+
+impl State {
+    pub(crate) fn new(config: Config) -> State {
+        State {
+            keys: Keys::new(config.keys.clone()),
+            config,
+            metrics: Metrics::default(),
+            started: crate::clock::unix_seconds(),
+            stop: watch::Sender::new(false),
+            served: RwLock::new(Phase::Loading),
+        }
+    }
+
+    /// The model.
+    ///
+    /// # Errors
+    /// 503 while it is loaded; 500 if that failed.
+    pub(crate) fn served(&self) -> Result<Arc<Served>> {
+        match &*self.served.read().unwrap_or_else(PoisonError::into_inner) {
+            Phase::Ready(served) => Ok(Arc::clone(served)),
+            Phase::Loading => Err(ApiError::loading()),
+            Phase::Failed(reason) => {
+                Err(ApiError::server(format!("the model cannot be loaded: {reason}")).final_())
+            }
+        }
+    }
+
+    fn set(&self, phase: Phase) {
+        *self.served.write().unwrap_or_else(PoisonError::into_inner) = phase;
+    }
+
+    /// Requests are served from now on.
+    pub(crate) fn ready(&self, served: Arc<Served>) {
+        self.set(Phase::Ready(served));
+    }
+
+    /// Loading ended with this error.
+    pub(crate) fn failed(&self, reason: &str) {
+        self.set(Phase::Failed(reason.to_owned()));
+    }
+
+    /// The id of the model: the first alias, else the name of its file.
+    pub(crate) fn model_id<'a>(&'a self, served: &'a Served) -> &'a str {
+        self.config.aliases.first().map_or(&served.facts.name, |alias| alias)
+    }
+}

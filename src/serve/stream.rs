@@ -1,0 +1,114 @@
+//! Server-sent events.
+//!
+//! A stream is written by its own task into a small channel that the connection reads. When the
+//! client leaves, the connection drops the channel; the writer sees that at once, ends, and drops
+//! its generation, which frees the work.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use http_body::Frame;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use crate::error::ApiError;
+
+/// Events that may wait for a slow client.
+const QUEUED: usize = 64;
+
+/// The client has left.
+#[derive(Debug)]
+pub(crate) struct Left;
+
+/// Writes the events of one stream.
+#[derive(Clone, Debug)]
+pub(crate) struct Events {
+    sender: mpsc::Sender<Bytes>,
+    keep_alive: Option<Duration>,
+}
+
+impl Events {
+    /// Sends `data: {value}`.
+    pub(crate) async fn data(&self, value: &Value) -> Result<(), Left> {
+        self.raw(format!("data: {value}\n\n")).await
+    }
+
+    /// Sends `event: {name}` with its data.
+    pub(crate) async fn named(&self, name: &str, value: &Value) -> Result<(), Left> {
+        self.raw(format!("event: {name}\ndata: {value}\n\n")).await
+    }
+
+    /// Sends `data: [DONE]`, which ends OpenAI's streams.
+    pub(crate) async fn done(&self) -> Result<(), Left> {
+        self.raw("data: [DONE]\n\n".to_owned()).await
+    }
+
+    /// Sends an error in the middle of a stream; the official clients raise it.
+    pub(crate) async fn error(&self, error: &ApiError) -> Result<(), Left> {
+        self.data(&error.openai()).await
+    }
+
+    async fn raw(&self, text: String) -> Result<(), Left> {
+        self.sender.send(text.into()).await.map_err(|_| Left)
+    }
+
+    /// Waits for `next`; sends comments while it takes long, and ends when the client leaves.
+    pub(crate) async fn wait<T>(&self, next: impl Future<Output = T>) -> Result<T, Left> {
+        let mut next = std::pin::pin!(next);
+        loop {
+            let silence = async {
+                match self.keep_alive {
+                    Some(time) => tokio::time::sleep(time).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = self.sender.closed() => return Err(Left),
+                value = &mut next => return Ok(value),
+                () = silence => self.raw(": keep-alive\n\n".to_owned()).await?,
+            }
+        }
+    }
+}
+
+/// The response whose events `write` sends. `keep_alive` is the silence after which a comment is
+/// sent; `None` sends none.
+pub(crate) fn response<W>(keep_alive: Option<Duration>, write: impl FnOnce(Events) -> W) -> Response
+where
+    W: Future<Output = Result<(), Left>> + Send + 'static,
+{
+    let (sender, receiver) = mpsc::channel(QUEUED);
+    let write = write(Events { sender, keep_alive });
+    tokio::spawn(async move {
+        // A client that left needs no answer.
+        let _ = write.await;
+    });
+    let mut response = Response::new(Body::new(Channel(receiver)));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Nginx passes events on at once.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// A body whose bytes come from a channel.
+struct Channel(mpsc::Receiver<Bytes>);
+
+impl http_body::Body for Channel {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        self.0.poll_recv(context).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}

@@ -1,0 +1,283 @@
+//! What only this engine can show: which neurons live where, and how many are active.
+
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::response::Response;
+use engine::{Engine, LayerActivity, StepStats};
+use hal::{Bytes, DeviceKind};
+use model::Mixer;
+use placement::{CPU, DeviceBytes, Forecast, LayerPlacement, Neurons, Task};
+use scheduler::{SlotPhase, Status};
+use serde_json::{Value, json};
+
+use crate::error::Result;
+use crate::state::App;
+use crate::stream::{self, Events, Left};
+use crate::{json, served::Served};
+
+/// Time between two events: ten per second at most.
+const BETWEEN: Duration = Duration::from_millis(100);
+/// Stretches that the neurons of a layer are summed up in, from the most to the least used.
+const STRETCHES: usize = 32;
+/// Budgets that are planned for.
+const BUDGETS: u64 = 9;
+
+/// `GET /thermocline`: layers with their neurons by device, memory by device, plan.
+pub(crate) async fn show(State(app): State<App>) -> Result<Response> {
+    let served = app.served()?;
+    let status = served.status();
+    let mut body = json!({ "model": app.model_id(&served), "devices": devices(&served) });
+    if let (Some(body), Some(facts)) = (body.as_object_mut(), served.facts.layers.as_object()) {
+        body.extend(facts.clone());
+    }
+    body["density"] = density(&status.counters.neurons).into();
+    Ok(json::answer(&body))
+}
+
+fn density(neurons: &StepStats) -> Option<f64> {
+    (neurons.neurons > 0.0).then(|| neurons.active / neurons.neurons)
+}
+
+/// Memory of each device, as its ledger has it now.
+fn devices(served: &Served) -> Vec<Value> {
+    let each = served.facts.devices.iter().enumerate().map(|(i, device)| {
+        let info = device.info();
+        let ledger = device.ledger();
+        let budget = Some(ledger.budget().0).filter(|bytes| *bytes != u64::MAX);
+        let kind = match info.kind {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Integrated => "integrated",
+            DeviceKind::Discrete | DeviceKind::Simulated => "gpu",
+        };
+        json!({
+            "index": i,
+            "name": info.name,
+            "kind": kind,
+            "parts": served.facts.layers["device_parts"][i],
+            "used_bytes": ledger.used().0,
+            "peak_bytes": ledger.peak().0,
+            "budget_bytes": budget,
+        })
+    });
+    each.collect()
+}
+
+/// The part that is fixed when the model is loaded. Neurons that are exchanged later keep their
+/// numbers per device.
+pub(crate) fn layers(engine: &Engine) -> Value {
+    let model = engine.model();
+    let placement = engine.placement();
+    let uses = engine.options().placing.uses.as_ref();
+    let layers = placement.layers.iter().zip(&model.layers).enumerate();
+    let layers = layers.map(|(i, (placed, weights))| {
+        let n_ff = weights.n_ff();
+        let mixer = match &weights.frame.mixer {
+            Mixer::None => "none",
+            Mixer::Attention(_) => "attention",
+            Mixer::ShortConv(_) => "short_conv",
+            Mixer::GatedDelta(_) => "delta_rule",
+            Mixer::Mamba2(_) => "mamba2",
+        };
+        json!({
+            "index": i,
+            "home": placed.home,
+            "mixer": mixer,
+            "n_neurons": n_ff,
+            "n_experts": weights.experts().map(|experts| experts.n),
+            "n_experts_used": weights.experts().map(|experts| experts.n_used),
+            "neurons": shares(placed, n_ff, engine.devices().len()),
+            "use": uses.and_then(|uses| uses.get(i)).map(|uses| stretches(uses)),
+        })
+    });
+    let parts =
+        |forecast: &Forecast| -> Vec<Value> { forecast.devices.iter().map(parts).collect() };
+    json!({
+        "layers": layers.collect::<Vec<Value>>(),
+        "embedding": placement.embed,
+        "head": placement.head,
+        "is_sparse": engine.is_sparse(),
+        "predicts": engine.predicts(),
+        "plan": engine.forecast().map(plan),
+        "plans": plans(engine),
+        "device_parts": engine.forecast().map(parts),
+    })
+}
+
+/// Bytes on a device by use; null on the CPU, whose sizes are not planned.
+fn parts(bytes: &DeviceBytes) -> Value {
+    let DeviceBytes { scratch, frames, cache, neurons, hand_offs, ends, embed: _ } = *bytes;
+    if bytes.total() == Bytes(0) {
+        return Value::Null;
+    }
+    json!({
+        "scratch": scratch.0, "frames": frames.0, "cache": cache.0, "neurons": neurons.0,
+        "hand_offs": hand_offs.0, "ends": ends.0,
+    })
+}
+
+/// How often neurons are used: sorted from the most used, as means of equal stretches.
+fn stretches(uses: &[f32]) -> Vec<f32> {
+    let mut sorted = uses.to_vec();
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    let bounds = |i: usize| i * sorted.len() / STRETCHES;
+    let mean = |i: usize| {
+        let stretch = &sorted[bounds(i)..bounds(i + 1)];
+        if stretch.is_empty() { 0.0 } else { stretch.iter().sum::<f32>() / stretch.len() as f32 }
+    };
+    (0..STRETCHES).map(mean).collect()
+}
+
+/// The plan for other budgets of the devices, from none to all that the model needs; null with the
+/// CPU alone.
+fn plans(engine: &Engine) -> Value {
+    let devices = engine.devices();
+    let [_, others @ ..] = devices else { return Value::Null };
+    if others.is_empty() {
+        return Value::Null;
+    }
+    let task = engine::task(engine.model(), devices, engine.options());
+    let all = with_budget(&task, Bytes::MAX);
+    let most = all.devices.iter().map(|bytes| bytes.total().0).max().unwrap_or(0);
+    let budgets = (0..BUDGETS).map(|i| Bytes(most / (BUDGETS - 1) * i));
+    let budgets = budgets.map(|budget| {
+        let forecast = with_budget(&task, budget);
+        let layers = || forecast.placement.layers.iter();
+        let prompt = forecast.prompt.filter(|seconds| *seconds > 0.0);
+        json!({
+            "budget_bytes": budget.0,
+            "tokens_per_second": forecast.rate(),
+            "prompt_tokens_per_second": prompt.map(|seconds| forecast.n_prompt as f64 / seconds),
+            "layers_on_devices": layers().filter(|l| l.home != CPU && !l.is_split()).count(),
+            "layers_split": layers().filter(|layer| layer.is_split()).count(),
+            "used_neurons_off_cpu": forecast.off_cpu,
+        })
+    });
+    let current: u64 = others.iter().map(|device| device.ledger().budget().0).max().unwrap_or(0);
+    let name = match others {
+        [device] => device.info().name.clone(),
+        _ => "all devices".to_owned(),
+    };
+    json!({
+        "device": name,
+        "assumed": false,
+        "current_bytes": Some(current).filter(|bytes| *bytes != u64::MAX),
+        "budgets": budgets.collect::<Vec<Value>>(),
+    })
+}
+
+fn with_budget(task: &Task, budget: Bytes) -> Forecast {
+    let mut task = task.clone();
+    task.devices.iter_mut().for_each(|device| device.budget = budget);
+    placement::plan(&task)
+}
+
+/// Number of the layer's neurons on each device.
+fn shares(placed: &LayerPlacement, n_ff: usize, n_devices: usize) -> Vec<usize> {
+    let mut counts = vec![0; n_devices];
+    for share in &placed.shares {
+        counts[share.device] += match &share.neurons {
+            Neurons::All => n_ff,
+            Neurons::List(list) => list.len(),
+        };
+    }
+    counts
+}
+
+/// The planner's estimate for the budgets in use.
+fn plan(forecast: &Forecast) -> Value {
+    let on_devices = forecast.placement.layers.iter().filter(|layer| layer.home != CPU).count();
+    json!({
+        "tokens_per_second": forecast.rate(),
+        "seconds": forecast.seconds,
+        "seconds_cpu": forecast.parts.cpu,
+        "seconds_devices": forecast.parts.devices,
+        "seconds_hand_offs": forecast.parts.hand_offs,
+        "layers_on_devices": on_devices,
+        "used_neurons_off_cpu": forecast.off_cpu,
+        "device_bytes": forecast.devices.iter().map(|bytes| bytes.total().0).collect::<Vec<u64>>(),
+    })
+}
+
+/// `GET /thermocline/events`: what changed since the event before, while anything runs.
+pub(crate) async fn events(State(app): State<App>) -> Result<Response> {
+    let served = app.served()?;
+    let keep_alive = Some(app.config.limits.keep_alive);
+    Ok(stream::response(keep_alive, move |events| async move {
+        let mut before = (served.status(), Instant::now());
+        events.data(&event(&before.0, &before.0, Duration::ZERO)).await?;
+        // An open page must not keep a stopping server waiting.
+        let mut stop = app.stop.subscribe();
+        loop {
+            let now = tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => return Ok(()),
+                now = wait_for_change(&events, &served, &before.0) => now?,
+            };
+            let at = Instant::now();
+            events.data(&event(&before.0, &now, at - before.1)).await?;
+            before = (now, at);
+        }
+    }))
+}
+
+async fn wait_for_change(
+    events: &Events,
+    served: &Served,
+    before: &Status,
+) -> std::result::Result<Status, Left> {
+    let changed = async {
+        loop {
+            tokio::time::sleep(BETWEEN).await;
+            let now = served.status();
+            let busy = |status: &Status| {
+                status.slots.iter().filter(|slot| slot.phase != SlotPhase::Idle).count()
+            };
+            if now.counters != before.counters || busy(&now) != busy(before) {
+                return now;
+            }
+        }
+    };
+    events.wait(changed).await
+}
+
+fn event(before: &Status, now: &Status, time: Duration) -> Value {
+    let (was, is) = (&before.counters, &now.counters);
+    let rate = |n: u64| if time.is_zero() { 0.0 } else { n as f64 / time.as_secs_f64() };
+    let neurons = is.neurons - was.neurons;
+    let waits = neurons.waits.shares();
+    let busy = now.slots.iter().filter(|slot| slot.phase != SlotPhase::Idle).count();
+    json!({
+        "seconds": time.as_secs_f64(),
+        "steps": is.n_steps - was.n_steps,
+        "prompt_tokens": is.prompt_tokens - was.prompt_tokens,
+        "generated_tokens": is.generated_tokens - was.generated_tokens,
+        "tokens_per_second": rate(is.generated_tokens - was.generated_tokens),
+        "prompt_tokens_per_second": rate(is.prompt_tokens - was.prompt_tokens),
+        "density": density(&neurons),
+        "active": neurons.active,
+        "active_off_cpu": neurons.off_cpu,
+        "neurons": neurons.neurons,
+        "cpu_waited": waits.map(|[cpu, _]| cpu),
+        "devices_waited": waits.map(|[_, devices]| devices),
+        "running": busy,
+        "queued": now.n_queued,
+        "blocks_used": now.n_blocks_used,
+        "blocks": now.n_blocks,
+        "devices": now.devices.iter().map(|device| device.used).collect::<Vec<u64>>(),
+        "layer_density": by_layer(before, now, |layer| [layer.active, layer.neurons]),
+        "layer_off_cpu": by_layer(before, now, |layer| [layer.off_cpu, layer.active]),
+    })
+}
+
+/// The quotient of two counts for each layer since the event before; null if no counter was read.
+fn by_layer(before: &Status, now: &Status, counts: fn(&LayerActivity) -> [f64; 2]) -> Value {
+    if before.layers == now.layers {
+        return Value::Null;
+    }
+    let layers = now.layers.iter().zip(&before.layers).map(|(is, was)| {
+        let ([part, all], [part_was, all_was]) = (counts(is), counts(was));
+        (all > all_was).then(|| (part - part_was) / (all - all_was))
+    });
+    layers.collect::<Vec<Option<f64>>>().into()
+}

@@ -1,0 +1,132 @@
+//! `/v1/completions`.
+
+use serde_json::{Value, json};
+
+use super::shared;
+
+const PATH: &str = "/v1/completions";
+
+fn ask(more: Value) -> Value {
+    let mut body = json!({ "prompt": "Once upon a time", "max_tokens": 6 });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn text(answer: &Value) -> &str {
+    answer["choices"][0]["text"].as_str().unwrap()
+}
+
+#[test]
+fn a_text_is_continued_whole_and_streamed() {
+    let answer = shared().post(PATH, &ask(json!({}))).json();
+    assert_eq!(answer["object"], "text_completion");
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    assert_eq!(answer["choices"][0]["logprobs"], Value::Null);
+    assert_eq!(answer["usage"]["completion_tokens"], 6);
+    let wish = json!({ "stream": true, "stream_options": { "include_usage": true } });
+    let events = shared().post(PATH, &ask(wish)).events();
+    let streamed: String = events
+        .iter()
+        .map(|event| event["choices"][0]["text"].as_str().unwrap_or_default())
+        .collect();
+    assert_eq!(streamed, text(&answer));
+    assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], 6);
+}
+
+#[test]
+fn a_prompt_may_be_tokens_or_several() {
+    let tokens = shared()
+        .post("/tokenize", &json!({ "content": "Once upon a time", "add_special": true }))
+        .json()["tokens"]
+        .clone();
+    let expected = shared().post(PATH, &ask(json!({}))).json();
+    let by_tokens = shared().post(PATH, &ask(json!({ "prompt": tokens }))).json();
+    assert_eq!(text(&by_tokens), text(&expected));
+    for prompts in [json!(["Once upon a time", "The dog"]), json!([tokens, tokens])] {
+        let answer = shared().post(PATH, &ask(json!({ "prompt": prompts, "n": 2 }))).json();
+        let choices = answer["choices"].as_array().unwrap();
+        assert_eq!(choices.len(), 4);
+        assert!(choices.iter().enumerate().all(|(i, choice)| choice["index"] == i));
+        assert_eq!(text(&answer), text(&expected));
+        assert_eq!(answer["usage"]["completion_tokens"], 24);
+    }
+}
+
+#[test]
+fn echo_repeats_the_prompt_with_its_log_probabilities() {
+    let plain = shared().post(PATH, &ask(json!({ "echo": true }))).json();
+    assert!(text(&plain).starts_with("Once upon a time"), "{}", text(&plain));
+    // What lm-evaluation-harness sends.
+    let wish = json!({ "echo": true, "logprobs": 2, "max_tokens": 0, "temperature": 0 });
+    let answer = shared().post(PATH, &ask(wish)).json();
+    assert_eq!(text(&answer), "Once upon a time");
+    let logprobs = &answer["choices"][0]["logprobs"];
+    let of = |name: &str| logprobs[name].as_array().unwrap();
+    let n = answer["usage"]["prompt_tokens"].as_u64().unwrap() as usize;
+    for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        assert_eq!(of(name).len(), n, "{name}");
+    }
+    assert_eq!(of("token_logprobs")[0], Value::Null);
+    assert!(of("token_logprobs")[1..].iter().all(|p| p.as_f64().unwrap() < 0.0));
+    assert_eq!(of("top_logprobs")[1].as_object().unwrap().len(), 2);
+    let wish = json!({ "echo": true, "logprobs": 1, "n": 2 });
+    let answer = shared().post(PATH, &ask(wish.clone())).json();
+    for choice in answer["choices"].as_array().unwrap() {
+        assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), n + 6);
+    }
+    let mut stream = wish;
+    stream["stream"] = true.into();
+    let events = shared().post(PATH, &ask(stream)).events();
+    let first: Vec<&Value> =
+        events.iter().filter(|event| event["choices"][0]["index"] == 1).collect();
+    assert_eq!(first[0]["choices"][0]["text"], "Once upon a time");
+    assert_eq!(first[0]["choices"][0]["logprobs"]["tokens"].as_array().unwrap().len(), n);
+}
+
+#[test]
+fn log_probabilities_are_listed_per_token() {
+    let answer = shared().post(PATH, &ask(json!({ "logprobs": 3 }))).json();
+    let logprobs = &answer["choices"][0]["logprobs"];
+    assert_eq!(logprobs["tokens"].as_array().unwrap().len(), 6);
+    assert_eq!(logprobs["text_offset"][0], 0);
+    let sum = logprobs["tokens"].as_array().unwrap().iter();
+    let sum: String = sum.map(|token| token.as_str().unwrap()).collect();
+    assert_eq!(sum, text(&answer));
+}
+
+#[test]
+fn the_best_of_several_is_returned() {
+    let wish = json!({ "best_of": 4, "temperature": 1.2, "seed": 3, "logprobs": 0 });
+    let best = shared().post(PATH, &ask(wish)).json();
+    assert_eq!(best["choices"].as_array().unwrap().len(), 1);
+    assert_eq!(best["usage"]["completion_tokens"], 24);
+    let mean = |choice: &Value| {
+        let all = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+        all.iter().map(|p| p.as_f64().unwrap()).sum::<f64>() / all.len() as f64
+    };
+    let wish = json!({ "n": 4, "temperature": 1.2, "seed": 3, "logprobs": 0 });
+    let all = shared().post(PATH, &ask(wish)).json();
+    let most = all["choices"].as_array().unwrap().iter().map(mean).fold(f64::MIN, f64::max);
+    assert!((mean(&best["choices"][0]) - most).abs() < 1e-6);
+    for bad in [json!({ "best_of": 1, "n": 2 }), json!({ "best_of": 2, "stream": true })] {
+        assert_eq!(shared().post(PATH, &ask(bad)).error(400)["param"], "best_of");
+    }
+}
+
+#[test]
+fn a_suffix_needs_a_model_that_fills_gaps() {
+    let error = shared().post(PATH, &ask(json!({ "suffix": "The end." }))).error(501);
+    assert_eq!(
+        (&error["type"], &error["param"]),
+        (&json!("not_supported_error"), &json!("suffix"))
+    );
+    assert_eq!(shared().post(PATH, &ask(json!({ "suffix": "" }))).status, 200);
+}
+
+#[test]
+fn bad_prompts_are_refused() {
+    for prompt in [json!(null), json!({}), json!(5), json!([true]), json!([999_999]), json!([-1])] {
+        let error = shared().post(PATH, &ask(json!({ "prompt": prompt }))).error(400);
+        assert_eq!(error["param"], "prompt", "{error}");
+    }
+}

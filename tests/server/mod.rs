@@ -1,0 +1,100 @@
+//! The server over real sockets, with the built-in model.
+
+mod anthropic;
+mod chat;
+mod client;
+mod completions;
+mod http;
+mod listen;
+mod llama;
+mod malformed;
+mod responses;
+mod structured;
+
+use std::num::NonZeroU32;
+use std::sync::{Arc, LazyLock};
+use std::thread::JoinHandle;
+
+use ::serve::{Address, Config, Defaults, Endpoints, Handle, Limits, Served, Server};
+use runtime::{Computation, ContextSize, DeviceOptions, Dialogue, Model, Options, SamplerConfig};
+use scheduler::SchedulerOptions;
+use text::chat::{Template, builtin};
+
+use client::Client;
+
+/// A server that stops when it is dropped.
+struct TestServer {
+    handle: Handle,
+    served: Option<Arc<Served>>,
+    thread: Option<JoinHandle<Result<(), ::serve::Error>>>,
+    client: Client,
+}
+
+impl TestServer {
+    /// Listens on a free port, without a model.
+    fn loading(config: Config) -> TestServer {
+        let address = match config.address {
+            Address::Tcp { .. } => Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 },
+            other => other,
+        };
+        let server = Server::bind(Config { address, ..config }).unwrap();
+        let client = Client::new(&server.urls()[0]);
+        let handle = server.handle();
+        let thread = Some(std::thread::spawn(move || server.run()));
+        TestServer { handle, served: None, thread, client }
+    }
+
+    /// With the built-in model, greedy by default.
+    fn start(config: Config, options: SchedulerOptions) -> TestServer {
+        let mut server = TestServer::loading(config);
+        let devices = DeviceOptions { backend: Some("cpu"), ..DeviceOptions::default() };
+        let model = Model::built_in(&Options {
+            n_parallel: NonZeroU32::new(4).unwrap(),
+            // Beyond the training of the built-in model, so that four endless answers fit.
+            n_ctx: NonZeroU32::new(8192).map(ContextSize::Tokens),
+            computation: Computation { devices, ..Computation::default() },
+            ..Options::default()
+        });
+        let (engine, tokenizer) = model.unwrap().into_parts();
+        let template = Template::compile(builtin("chatml").unwrap()).unwrap();
+        let dialogue = Dialogue::with_template(template);
+        let dialogue = runtime::dialogue::with_special_tokens(dialogue, &tokenizer);
+        let sampler = SamplerConfig { temp: 0.0, ..SamplerConfig::default() };
+        let defaults = Defaults { sampler, ..Defaults::default() };
+        let tokenizer = Arc::new(tokenizer);
+        let served = Served::start(engine, tokenizer, dialogue, defaults, options).unwrap();
+        let served = Arc::new(served);
+        server.handle.ready(Arc::clone(&served));
+        server.served = Some(served);
+        server
+    }
+
+    /// Ends it and returns whether it ended without an error.
+    fn stop(&mut self) -> bool {
+        self.handle.stop();
+        if let Some(served) = &self.served {
+            served.stop(std::time::Duration::from_secs(5));
+        }
+        self.thread.take().is_some_and(|thread| thread.join().unwrap().is_ok())
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// All endpoints on.
+fn config() -> Config {
+    let endpoints = Endpoints { metrics: true, props: true, ..Endpoints::default() };
+    let limits = Limits { body: 1 << 20, ..Limits::default() };
+    Config { endpoints, limits, ..Config::default() }
+}
+
+/// A server that the tests without special settings share.
+fn shared() -> &'static Client {
+    static SERVER: LazyLock<TestServer> =
+        LazyLock::new(|| TestServer::start(config(), SchedulerOptions::default()));
+    &SERVER.client
+}
