@@ -13,7 +13,7 @@ use thermocline::tokenizer::{Tokenizer, Vocab};
 
 /// Bytes of each text.
 const SIZE: usize = 1 << 20;
-/// Number of runs, of which the fastest counts.
+/// Number of runs; the fastest is reported.
 const RUNS: usize = 3;
 
 const PROSE: &str = "Once upon a time, there was a little girl named Lily. She didn't like the 12,345 \

@@ -1,4 +1,5 @@
-"""Shared by all fixtures of tests/families: the vocabulary in the model file, and the files of token ids and logits."""
+"""Shared by all fixtures of tests/families: the vocabulary in the model file, the files of token ids and logits, gzip."""
+import gzip
 import json
 from pathlib import Path
 
@@ -34,9 +35,30 @@ def run_of(n_ctx, ids, logits):
     return {"n_ctx": n_ctx, "ids": ids, "logits": logits}
 
 
+def rounded(values):
+    """`values` as F32 with 18 significant bits, for smaller files; the error is a hundredth of what the tests allow."""
+    bits = np.ascontiguousarray(values, dtype="<f4").view("<u4").astype(np.uint64)
+    return ((bits + 32) >> 6 << 6).astype("<u4").view("<f4")
+
+
 def write_runs(path, runs, **facts):
     """Token ids and facts at `path`, the logits of all runs one after the other in NAME.logits (F32, little-endian)."""
-    np.concatenate([np.array(run["logits"], dtype="<f4") for run in runs]).tofile(path.with_suffix(".logits"))
+    np.concatenate([rounded(run["logits"]) for run in runs]).tofile(path.with_suffix(".logits"))
     runs = [{"n_ctx": run["n_ctx"], "ids": run["ids"]} for run in runs]
     text = json.dumps({**facts, "runs": runs}, separators=(",", ":"))
     path.write_text(text + "\n")
+    for file in [path.with_suffix(".gguf"), path.with_suffix(".logits")]:
+        pack(file)
+
+
+def pack(path):
+    """Replaces a file by the compressed file that the repository stores, `path` with `.gz` appended."""
+    path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
+    path.unlink()
+
+
+def unpack(path, folder):
+    """Writes the content of a compressed file to `folder`, and returns the new path."""
+    to = Path(folder) / path.name.removesuffix(".gz")
+    to.write_bytes(gzip.decompress(path.read_bytes()))
+    return to

@@ -12,7 +12,7 @@ import sys
 # Flags without an effect here, with the number of their values: models come from LLAMA_SERVER_MODELS, all sequences share
 # one KV cache, embeddings need no flag, and cached prefixes have no memory of their own.
 DROPPED = {
-    "--hf-repo": 1, "--hf-file": 1, "--model-url": 1, "--tags": 1, "--cache-ram": 1, "--kv-unified": 0, "--embedding": 0,
+    "--hf-repo": 1, "--hf-file": 1, "--model-url": 1, "--cache-ram": 1, "--kv-unified": 0, "--embedding": 0,
     "--no-cache-idle-slots": 0, "--backend_sampling": 0,
 }
 # llama-server's default, which the tests rely on; here, web pages of other origins are refused.

@@ -19,7 +19,7 @@ NO_ROUTER = "several models behind one server are not supported"
 COUNTS = "the token counts of stories260K: model not at hand"
 BIG = "the text of a large model: model not at hand"
 
-# File, or file::test, or file::test[case]: the reason. The longest match counts.
+# Reasons by file, file::test or file::test[case]; the longest match applies.
 NOT_APPLICABLE = {
     "test_vision_api": NO_IMAGES,
     "test_mcp_servers": NO_TOOLS,
@@ -29,7 +29,7 @@ NOT_APPLICABLE = {
     "test_stream": NO_ROUTER,
     "test_speculative": "draft models are not supported",
     "test_lora": "LoRA adapters are not supported",
-    "test_rerank": "models with a head for ranking are not supported",
+    "test_rerank": "jina-reranker: BERT is not supported",
     "test_sleep": "unloading an idle model is not supported",
     "test_compat_gcp": "Google's /predict is not supported",
     "test_kv_keep_only_active": "reads the debug log of llama.cpp's cache in host memory",
@@ -54,8 +54,8 @@ NOT_APPLICABLE = {
     "test_compat_anthropic::test_anthropic_vision_base64_with_multimodal_model": NO_IMAGES,
 }
 
-# Tests that run without their expectations about a model: parameters that match anything, and whether all regular
-# expressions for a text do.
+# Tests that run without the checks that depend on the model: the parameters that then match any
+# value; `text` stands for all regular expressions that a text must match.
 IN_PART = {
     "test_chat_completion::test_chat_completion": ("re_content", "n_prompt"),
     "test_chat_completion::test_chat_completion_stream": ("re_content", "n_prompt"),
@@ -71,7 +71,7 @@ IN_PART = {
     "test_infill::test_infill_with_input_extra": ("text",),
 }
 
-# Tests whose answers are longer than what the built-in model writes before it ends a text: its end token is ignored.
+# Tests that need longer answers than the built-in model gives; its end token is ignored.
 ENDLESS = {
     "test_chat_completion::test_chat_completion",
     "test_chat_completion::test_chat_completion_stream",

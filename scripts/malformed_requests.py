@@ -70,7 +70,7 @@ class Malformed:
     kind: str
     data: bytes
     statuses: tuple
-    # Pieces are sent with a pause in seconds between them.
+    # Pause between two pieces, in seconds.
     pause: float = 0.0
     size: int = 0
     # Close the sending side after the data.
@@ -193,7 +193,7 @@ class Generator:
     def make_large_body(self):
         body = b'{"prompt":"' + b"a" * MAX_BODY + b'"}'
         if self.random.random() < 0.5:
-            # Announced alone: the answer must not wait for the body.
+            # Sends only the header: the server must answer without waiting for the body.
             data = head("POST", COMPLETION, content_length=self.random.choice([MAX_BODY + 1, 1 << 40, (1 << 63) - 1])) + b"\r\n{"
             return self.malformed("body too large", data, 413)
         pieces = [body[i : i + 65536] for i in range(0, len(body), 65536)]

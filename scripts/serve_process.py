@@ -48,7 +48,7 @@ class ServeProcess:
         if address is None:
             raise SystemExit(f"the server did not start (exit code {self.process.wait()}):\n{''.join(self.log)}")
         self.host, self.port = address[1], int(address[2])
-        # The log must be read, or the server would wait for it.
+        # Reads the log; otherwise the server would block once the pipe is full.
         threading.Thread(target=self._read_log, daemon=True).start()
 
     def _read_log(self):

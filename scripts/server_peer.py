@@ -11,7 +11,7 @@ import venv
 from pathlib import Path
 
 PACKAGE = "llama-cpp-python"
-# Seconds in which a model must be loaded.
+# Time limit for loading a model, in seconds.
 LOAD = 300
 
 
@@ -32,7 +32,8 @@ def python_with(folder, packages):
 def download_source(folder, python, needed=("",)):
     """llama.cpp's source, or the folders of it that are needed, from the newest llama-cpp-python on PyPI."""
     command = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", PACKAGE, "--dest", folder / "sdist", PACKAGE]
-    # Fails after the download where pip cannot run the package's build tool.
+    # The exit code is ignored: pip fails after the download if it cannot run the package's build
+    # tool.
     subprocess.run(command, check=False)
     archives = sorted((folder / "sdist").glob("*.tar.gz"))
     if not archives:

@@ -49,7 +49,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Decodes a token of each sequence and returns the number of allocations.
-fn decode(engine: &mut Engine, sequences: &mut [Sequence], token: u32) -> usize {
+fn decode(engine: &mut Engine, sequences: &mut [Sequence], token: u32, watch: bool) -> usize {
     let tokens = [token];
     let mut sum = 0.0;
     // The caller owns the list of feeds. This one is on the stack, so it allocates nothing.
@@ -57,14 +57,14 @@ fn decode(engine: &mut Engine, sequences: &mut [Sequence], token: u32) -> usize 
         [one] => {
             let mut feeds = [Feed { sequence: one, tokens: &tokens, want: Want::Last }];
             let before = ALLOCATIONS.load(Ordering::SeqCst);
-            step(engine, &mut feeds, &mut sum);
+            step(engine, &mut feeds, &mut sum, watch);
             before
         }
         [a, b, c] => {
             let mut feeds =
                 [a, b, c].map(|sequence| Feed { sequence, tokens: &tokens, want: Want::Last });
             let before = ALLOCATIONS.load(Ordering::SeqCst);
-            step(engine, &mut feeds, &mut sum);
+            step(engine, &mut feeds, &mut sum, watch);
             before
         }
         _ => panic!("one or three sequences"),
@@ -74,9 +74,14 @@ fn decode(engine: &mut Engine, sequences: &mut [Sequence], token: u32) -> usize 
     after - before
 }
 
-fn step(engine: &mut Engine, feeds: &mut [Feed<'_>], sum: &mut f32) {
+fn step(engine: &mut Engine, feeds: &mut [Feed<'_>], sum: &mut f32, watch: bool) {
     let each = &mut |_: usize, _: usize, logits: &[f32]| *sum += logits[0];
-    engine.step(feeds, &AtomicBool::new(false), each).unwrap();
+    let go_on = AtomicBool::new(false);
+    if watch {
+        engine.step_watched(feeds, &go_on, each).unwrap();
+    } else {
+        engine.step(feeds, &go_on, each).unwrap();
+    }
 }
 
 #[test]
@@ -100,13 +105,23 @@ fn a_decoded_token_allocates_nothing_on_the_cpu() {
             // Buffers grow to their final sizes with the first tokens; a worker allocates when its
             // thread starts.
             for token in 0..4 {
-                decode(&mut engine, &mut sequences, token);
+                decode(&mut engine, &mut sequences, token, false);
                 std::thread::sleep(Duration::from_millis(100));
             }
             // These tokens cross the borders of KV cache blocks.
             let counts: Vec<usize> =
-                (4..80).map(|token| decode(&mut engine, &mut sequences, token)).collect();
+                (4..80).map(|token| decode(&mut engine, &mut sequences, token, false)).collect();
             assert_eq!(counts, [0; 76], "{activation}, rank {rank}, {n} sequences");
+            // The first watched step records programs.
+            let watched = decode(&mut engine, &mut sequences, 4, true);
+            assert!(watched > 0, "{activation}, rank {rank}, {n} sequences");
+            let counts: Vec<usize> =
+                (4..24).map(|token| decode(&mut engine, &mut sequences, token, true)).collect();
+            assert_eq!(counts, [0; 20], "watched: {activation}, rank {rank}, {n} sequences");
+            engine.stop_watching();
+            let counts: Vec<usize> =
+                (4..24).map(|token| decode(&mut engine, &mut sequences, token, false)).collect();
+            assert_eq!(counts, [0; 20], "after the watch: {activation}, rank {rank}");
             assert!(engine.take_stats().unwrap().active > 0.0);
         }
     }

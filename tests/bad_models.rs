@@ -40,7 +40,7 @@ fn check_output(path: &Path, output: &Output, code: i32, says: &[&str]) {
     assert!(text.bytes().all(|b| b == b'\n' || !b.is_ascii_control()), "{text:?}");
 }
 
-/// The keys and tensors of a small valid model, of which each test changes one.
+/// The keys and tensors of a small valid model. Each test changes one of them.
 #[derive(Clone)]
 struct Model {
     container: Container,

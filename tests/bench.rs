@@ -4,6 +4,8 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
+use crate::support::packed::families;
+
 /// A synthetic model that is small enough to be made and run quickly.
 const SHAPE: &str = "64x2x128x4/2:Q8_0";
 
@@ -155,8 +157,9 @@ fn recurrent_models_are_measured() {
     {
         let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
         command.env_clear().env("THERMOCLINE_ARG_BACKEND", "cpu");
-        let model = format!("{}/tests/families/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
-        command.args(["bench", "-m", &model, "-t", "1", "-p", "0", "-n", "8", "-r", "1"]);
+        let model = families().join(format!("{name}.gguf"));
+        command.arg("bench").arg("-m").arg(model);
+        command.args(["-t", "1", "-p", "0", "-n", "8", "-r", "1"]);
         let output = command.args(["-o", "json"]).stdin(Stdio::null()).output().unwrap();
         let rows: Vec<Value> = serde_json::from_str(&stdout(&output)).unwrap();
         let [row] = &rows[..] else { panic!("{name}: {rows:?}") };

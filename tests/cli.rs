@@ -196,6 +196,16 @@ fn a_file_of_another_format_exits_with_3() {
 }
 
 #[test]
+fn reranking_needs_a_ranking_model() {
+    for flag in [&["--reranking"][..], &["--rerank"], &["--pooling", "rank"]] {
+        let output = thermocline(&[&["serve", "--port", "0"], flag].concat());
+        check_failure(&output, 3, "this model has no head for ranking");
+    }
+    let both = thermocline(&["serve", "--reranking", "--pooling", "last"]);
+    check_failure(&both, 2, "--pooling");
+}
+
+#[test]
 fn colour_follows_the_rules() {
     let escape = "\u{1b}[";
     let args = ["info", "-m", "gone.gguf"];

@@ -11,6 +11,7 @@ use thermocline::tokenizer::{Tokenizer, Vocab};
 use thermocline::{devices, embedded};
 
 use crate::support::largest_difference;
+use crate::support::packed::unpack;
 
 fn reference(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets/reference").join(name)
@@ -58,7 +59,7 @@ impl Subject {
 
 /// The floats of a little-endian F32 `.npy` file.
 fn npy(name: &str) -> Vec<f32> {
-    let bytes = std::fs::read(reference(name)).unwrap();
+    let bytes = unpack(&reference(name));
     assert_eq!(&bytes[..6], b"\x93NUMPY");
     let header = u16::from_le_bytes([bytes[8], bytes[9]]) as usize;
     let text = std::str::from_utf8(&bytes[10..10 + header]).unwrap();
@@ -69,7 +70,7 @@ fn npy(name: &str) -> Vec<f32> {
 
 #[test]
 fn logits_match_pytorch() {
-    let expected = npy("logits.npy");
+    let expected = npy("logits.npy.gz");
     let prompts = json("reference.json")["logits"]["input_ids"].clone();
     for sparsity in [Sparsity::Exact, Sparsity::Off] {
         let mut subject = Subject::new(sparsity);
@@ -90,7 +91,8 @@ fn logits_match_pytorch() {
 fn greedy_texts_match_pytorch() {
     let mut subject = Subject::new(Sparsity::Exact);
     let mut compared = 0;
-    for case in json("greedy.json").as_array().unwrap() {
+    let greedy: Value = serde_json::from_slice(&unpack(&reference("greedy.json.gz"))).unwrap();
+    for case in greedy.as_array().unwrap() {
         let prompt = case["prompt"].as_str().unwrap();
         let prompt_ids = subject.tokenizer.encode(prompt, true, false).unwrap();
         assert_eq!(prompt_ids, ids(&case["prompt_ids"]), "{prompt}");

@@ -121,7 +121,7 @@ fn generation_can_be_interrupted_at_any_step() {
 }
 
 /// Generates the token `id` three times after a prompt.
-fn always(
+fn repeat_token(
     engine: &mut Engine,
     tokenizer: &Tokenizer,
     id: u32,
@@ -174,7 +174,7 @@ fn listed_control_tokens_are_written_and_end_tokens_are_not() {
         (options(&[], &[], true), three, None),
         (options(&[MARK], &[MARK], true), "", Some(MARK)),
     ] {
-        let (text, report) = always(&mut engine, &tokenizer, MARK, options.clone());
+        let (text, report) = repeat_token(&mut engine, &tokenizer, MARK, options.clone());
         assert_eq!((text.as_str(), report.end), (expected, end), "{options:?}");
         assert_eq!(report.ended == Ended::EndOfText, end.is_some());
     }

@@ -198,7 +198,8 @@ fn prefill_is_at_least_as_fast_as_with_whole_layers() {
     assert!(paid > 0, "in some plan decode is slower for faster prefill");
 }
 
-/// A card's speed and bus are set by the user or assumed, which is reported.
+/// The speed of a card and of its bus is set by the user; otherwise it is assumed, and a note
+/// reports the assumption.
 #[test]
 fn prefill_speeds_are_given_or_assumed() {
     let plan = |card: &str| -> Value {

@@ -1,4 +1,4 @@
-//! `--prompt-cache`: a second run does not compute what the first one did.
+//! `--prompt-cache`: a second run does not recompute the prompt tokens of the first run.
 
 use std::process::{Command, Stdio};
 
@@ -26,7 +26,7 @@ fn a_second_run_computes_what_is_new() {
     let (first, n) = run("One day, a little girl", &["--prompt-cache", path]);
     assert!(n > 4);
     assert_eq!(run("One day, a little girl", &["--prompt-cache", path]), (first.clone(), 1));
-    // With its answer, and unchanged by a run that only reads.
+    // `--prompt-cache-all` also stores the answer; `--prompt-cache-ro` leaves the file unchanged.
     let all = ["--prompt-cache", path, "--prompt-cache-all"];
     assert_eq!(run("One day, a little girl", &all), (first.clone(), 1));
     let before = std::fs::read(path).unwrap();

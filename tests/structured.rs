@@ -69,7 +69,7 @@ fn the_built_in_model_follows_a_grammar() {
     let words = text.trim_end().strip_suffix('.').and_then(|text| text.split_once(", ")).unwrap();
     assert!(["yes", "no"].contains(&words.0), "{text}");
     assert!(words.1.len() == 3 && words.1.chars().all(|c| "abc".contains(c)), "{text}");
-    // The last flag counts, and a file is read.
+    // The last of several constraints applies; here it names a grammar file.
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "root ::= \"from a file\"\n").unwrap();
     let path = file.path().to_str().unwrap();
@@ -84,7 +84,7 @@ fn bad_grammars_are_named() {
     for (args, says) in [
         (["-j", "{"], "--json-schema is not JSON"),
         (["-j", r#"{"not": {}}"#], "the keyword 'not' is not supported"),
-        (["-j", "[1]"], "it must be an object"),
+        (["-j", "[1]"], "the schema must be an object"),
         (["--grammar", "root ::= \"a\"\nb ::= c"], "at line 2: undefined rule 'c'"),
     ] {
         let output = thermocline(&[&["run", "-p", "x", "-n", "4"][..], &args].concat());

@@ -28,7 +28,7 @@ const FOLDERS: [(&str, &str); 5] = [
 #[allow(clippy::disallowed_methods, reason = "cargo passes the output folder this way")]
 fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
-    let root = fs::canonicalize(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))?;
+    let root = fs::canonicalize(PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join("../.."))?;
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/stored.rs");
     println!("cargo::rerun-if-env-changed={CODE}");

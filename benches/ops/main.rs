@@ -76,7 +76,7 @@ impl Shape {
     }
 
     /// Scales `n` by the size of a matrix relative to [`SHAPE`].
-    fn of(self, n: usize) -> usize {
+    fn scale(self, n: usize) -> usize {
         (n as f64 * (self.n_embd * self.n_ff) as f64 / (SHAPE.n_embd * SHAPE.n_ff) as f64) as usize
     }
 }
@@ -101,7 +101,7 @@ fn main() -> Result<()> {
         match named {
             None => Ok(read_bandwidth(n_threads, probe_size(free))
                 .ok_or("not enough memory to measure the read bandwidth")?),
-            Some(_) => adding(&device, by),
+            Some(_) => add_bandwidth(&device, by),
         }
     };
     let is_value = |a: &&String| [named, json, shape].contains(&Some(*a));
@@ -150,8 +150,8 @@ fn open(name: &str) -> Result<Device> {
 }
 
 /// Memory bandwidth in GB/s of an addition of long rows, which reads two rows and writes one.
-fn adding(device: &Device, by: Shape) -> Result<f64> {
-    let n_rows = (by.of(N_ADDED) / by.n_embd).max(1);
+fn add_bandwidth(device: &Device, by: Shape) -> Result<f64> {
+    let n_rows = (by.scale(N_ADDED) / by.n_embd).max(1);
     let [a, x] = ["a", "x"].map(|label| device.alloc_f32(label, n_rows, by.n_embd));
     let mut recorder = device.record("adding");
     recorder.push(Add { a: a?, x: x? })?;
@@ -189,7 +189,7 @@ impl Weights {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         let Shape { n_embd, n_ff } = by;
         let matrix = format.row_bytes(n_embd).ok_or("rows must be whole blocks")? * n_ff;
-        let layers = (0..by.of(WEIGHTS).div_ceil(3 * matrix)).map(|_| {
+        let layers = (0..by.scale(WEIGHTS).div_ceil(3 * matrix)).map(|_| {
             let firing: Vec<f32> = (0..n_ff).map(|_| rng.random_range(0.0..1.0)).collect();
             let gate = halves(format, n_embd, firing.iter().map(|&u| (u, 1.0)))?;
             let fc2 = halves(format, by.rank(), firing.iter().map(|&u| (u, -1.0)))?;

@@ -5,8 +5,10 @@
 
 mod made;
 
+use std::io::Read;
 use std::sync::LazyLock;
 
+use flate2::read::GzDecoder;
 use libfuzzer_sys::fuzz_target;
 use thermocline::gguf::{Container, File, TensorType, Writer};
 use thermocline::learned::{self, Section, SectionContents, SideFile};
@@ -16,9 +18,9 @@ use thermocline::profile::{self, Profile};
 
 /// A model with exact zeros (ReLU), a model with experts, and a model with neither.
 const MODELS: [&[u8]; 3] = [
-    include_bytes!("../../tests/families/llama-relu.gguf"),
-    include_bytes!("../../tests/families/qwen2moe.gguf"),
-    include_bytes!("../../tests/families/qwen2.gguf"),
+    include_bytes!("../../tests/families/llama-relu.gguf.gz"),
+    include_bytes!("../../tests/families/qwen2moe.gguf.gz"),
+    include_bytes!("../../tests/families/qwen2.gguf.gz"),
 ];
 
 struct Corpus {
@@ -29,7 +31,9 @@ struct Corpus {
 
 static CORPUS: LazyLock<Corpus> = LazyLock::new(|| {
     let open = |bytes: &&[u8]| {
-        let file = File::from_vec(bytes.to_vec(), "model").expect("the model is a GGUF file");
+        let mut unpacked = Vec::new();
+        GzDecoder::new(*bytes).read_to_end(&mut unpacked).expect("the model is compressed by gzip");
+        let file = File::from_vec(unpacked, "model").expect("the model is a GGUF file");
         Model::from_file(file, &ModelOptions::default()).expect("the model is supported")
     };
     let models: Vec<Model> = MODELS.iter().map(open).collect();

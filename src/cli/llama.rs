@@ -96,7 +96,8 @@ pub(super) fn from_environment(seen: &mut Vec<GivenFlag>, env: impl Fn(&str) -> 
     }
 }
 
-/// Rejects flags that would change the text, and prints a note per explanation of the others.
+/// Rejects flags that would change the text. Prints one note for all flags with the same
+/// explanation.
 ///
 /// # Errors
 /// The first flag that would change the text.

@@ -50,7 +50,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Why no command ran to its end.
+/// Why no command was run, or why it failed.
 enum DispatchError {
     /// Help, version, or an error that clap found.
     ByClap(clap::Error),
@@ -197,7 +197,7 @@ mod tests {
                     "version",
                 ];
                 let env = arg.get_env().and_then(|e| e.to_str());
-                // llama-server's name of the key's variable has no `ARG`.
+                // llama-server's variable for the API key has no `ARG` in its name.
                 let is_twin =
                     |e: &str| e.starts_with("THERMOCLINE_ARG_") || e == "THERMOCLINE_API_KEY";
                 let named = env.is_some_and(is_twin);

@@ -1,4 +1,4 @@
-//! Standard output: the result and nothing else.
+//! Standard output, which carries only the result.
 
 use super::failure::{Exit, Failure};
 use crate::gguf::PartFile;

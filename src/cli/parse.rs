@@ -22,7 +22,7 @@ pub(crate) fn budget(text: &str) -> Result<Budget, String> {
     }
     if value < 0.0 {
         return Err(format!(
-            "'{text}' is negative; of negative numbers only -1 is allowed, for the free memory minus a margin"
+            "'{text}' is negative; the only negative value allowed is -1, which means the free memory minus a margin"
         ));
     }
     if unit == "%" && value > 100.0 {
@@ -274,7 +274,7 @@ pub(crate) fn logit_bias(text: &str) -> Result<(u32, f32), String> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cpus(pub(crate) Vec<usize>);
 
-/// Limit of CPU numbers, higher than any machine has CPUs.
+/// Limit of CPU numbers, far above the number of CPUs of any machine.
 const MAX_CPUS: usize = 8192;
 
 /// Parses llama.cpp's CPU mask: hexadecimal, the last digit for CPUs 0 to 3.
@@ -367,11 +367,9 @@ mod tests {
         {
             assert!(budget(wrong).is_err(), "{wrong}");
         }
-        for (wrong, why) in [
-            ("-2", "of negative numbers only -1 is allowed"),
-            ("200%", "0% to 100%"),
-            ("x", "8GiB"),
-        ] {
+        for (wrong, why) in
+            [("-2", "the only negative value allowed is -1"), ("200%", "0% to 100%"), ("x", "8GiB")]
+        {
             assert!(budget(wrong).unwrap_err().contains(why), "{wrong}");
         }
     }

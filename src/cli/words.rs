@@ -2,9 +2,9 @@
 //!
 //! clap cannot parse llama.cpp's flags: short names have several letters (`-ngl`), a flag takes the
 //! next word as its value even if that begins with `-` (`-p -ngl`, `-n -1`), every switch has a
-//! `--no-` form, and the command `run` may be omitted. So the words are scanned once, with clap's
-//! list of arguments as the table: each flag becomes `--long` or `--long=value`, which is
-//! unambiguous for clap. Flags that exist only in llama.cpp are collected for [`super::llama`].
+//! `--no-` form, and the command `run` may be omitted. This module therefore scans the words once,
+//! with clap's list of arguments as the table. Each flag becomes `--long` or `--long=value`, which
+//! is unambiguous for clap. Flags that exist only in llama.cpp are collected for [`super::llama`].
 
 use super::failure::Failure;
 use super::llama::{self, Arity, GivenFlag, LlamaFlag};
@@ -153,7 +153,7 @@ fn split_command(cli: &Command, mut words: Vec<OsString>) -> LeadingWords {
     LeadingWords::Unnamed(words)
 }
 
-/// The flags of `commands`, and llama.cpp's other flags if `llama`.
+/// The flags of `commands` and, if `llama` is set, llama.cpp's other flags.
 struct Table<'a> {
     commands: Vec<&'a Command>,
     llama: bool,

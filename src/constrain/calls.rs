@@ -1,4 +1,4 @@
-//! Grammars of tool calls: the format of a model around the JSON schemas of the tools.
+//! Grammars of tool calls: a model's call format, with the JSON schemas of the tools as arguments.
 
 use std::fmt::Write;
 
@@ -10,13 +10,13 @@ use text::tokenizer::{TokenType, Tokenizer};
 use crate::vocabulary::{checked_schema, keyword, quoted, too_complex};
 use crate::{Error, Grammar, Limits, TriggeredConstraint, Triggers, Vocabulary};
 
-/// White space within the JSON of a call.
+/// White space allowed within the JSON of a call.
 const SPACE: &str = r"[ \t\n]{0,8}";
 
-/// Which calls a text must have.
+/// The tool calls that an answer must contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// Any text; from the mark of a call on, calls alone.
+    /// Any text. After the marker that opens a call, only calls are allowed.
     Auto,
     /// At least one call, of any tool.
     Required,
@@ -24,7 +24,7 @@ pub enum ToolChoice {
     Named(String),
 }
 
-/// Calls of tools, in the format of a model.
+/// Tool calls in a model's format.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolCalls {
     /// The model's format.
@@ -37,7 +37,7 @@ pub struct ToolCalls {
     pub parallel: bool,
 }
 
-/// The constraint of calls.
+/// Compiles the grammar of the calls to a constraint.
 ///
 /// # Errors
 /// [`Error::Tool`] with the tool whose schema is not supported, [`Error::NoTool`],
@@ -52,13 +52,15 @@ pub(crate) fn compile(
         ToolChoice::Named(name) => {
             let found: Vec<_> = wanted.tools.iter().filter(|tool| tool.name == *name).collect();
             if found.is_empty() {
-                return Err(Error::NoTool { reason: format!("there is no tool '{name}'") });
+                return Err(Error::NoTool { reason: format!("no tool has the name '{name}'") });
             }
             found
         }
     };
     if tools.is_empty() {
-        return Err(Error::NoTool { reason: "there are no tools to call".into() });
+        return Err(Error::NoTool {
+            reason: "a tool call is required, but no tools are given".into(),
+        });
     }
     if tools.len() > limits.n_rules / 4 {
         let (found, limit) = (tools.len(), limits.n_rules / 4);
@@ -74,15 +76,22 @@ pub(crate) fn compile(
         return Err(Error::TooLarge { what: "list of tools", found, limit, unit: "bytes" });
     }
     let compiled = vocabulary.compile_lark(lark, limits);
-    let calls = compiled.map_err(|reason| blamed(vocabulary, &tools, &reason, limits))?;
+    let calls =
+        compiled.map_err(|reason| find_failing_tool(vocabulary, &tools, &reason, limits))?;
     if !auto {
         return Ok(Box::new(calls));
     }
     Ok(Box::new(TriggeredConstraint::new(vocabulary, &triggers(wanted.format), Box::new(calls))))
 }
 
-/// The tool whose schema causes an error, found by compiling each schema alone.
-fn blamed(vocabulary: &Vocabulary, tools: &[&Tool], reason: &str, limits: &Limits) -> Error {
+/// The error with the name of the tool whose schema causes it. Compiles each schema alone to find
+/// the tool.
+fn find_failing_tool(
+    vocabulary: &Vocabulary,
+    tools: &[&Tool],
+    reason: &str,
+    limits: &Limits,
+) -> Error {
     for tool in tools {
         let grammar = Grammar::JsonSchema(parameters(tool));
         if let Err(source) = vocabulary.compile(&grammar, limits) {
@@ -106,7 +115,8 @@ fn parameters(tool: &Tool) -> Value {
     schema
 }
 
-/// What opens calls in free text. The grammar of [`Writer::start`] continues after it.
+/// The markers that open a call in free text. The grammar of [`Writer::start`] continues after the
+/// marker.
 fn triggers(format: CallFormat) -> Triggers {
     let anywhere: &[&str] = match format {
         CallFormat::Hermes | CallFormat::QwenXml => &["<tool_call>"],
@@ -132,7 +142,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// The start rule. `opened`: the text of [`triggers`] came before.
+    /// The start rule. `opened` says whether the text already contains a marker of [`triggers`].
     fn start(
         &mut self,
         wanted: &ToolCalls,
@@ -147,11 +157,11 @@ impl Writer<'_> {
         let _ = writeln!(self.lark, "call: {}", calls.join(" | "));
         let many = wanted.parallel;
         let open =
-            |writer: &Self, mark: &str| if opened { String::new() } else { writer.mark(mark) };
+            |writer: &Self, mark: &str| if opened { String::new() } else { writer.marker(mark) };
         Ok(match format {
             CallFormat::Hermes | CallFormat::QwenXml => {
-                let (first, next) = (open(self, "<tool_call>"), self.mark("<tool_call>"));
-                let (space, close) = (self.text(SPACE), self.mark("</tool_call>"));
+                let (first, next) = (open(self, "<tool_call>"), self.marker("<tool_call>"));
+                let (space, close) = (self.add_terminal(SPACE), self.marker("</tool_call>"));
                 let body = format!("{space} call {space} {close}");
                 let more = format!("({space} {next} {body})*");
                 format!("{first} {body} {}", if many { &more } else { "" })
@@ -160,66 +170,66 @@ impl Writer<'_> {
                 let first = self.envelope_open("name", opened);
                 let more = format!(
                     "({} {} call)*",
-                    self.text(r"[ \n]?;[ \n]?"),
+                    self.add_terminal(r"[ \n]?;[ \n]?"),
                     self.envelope_open("name", false)
                 );
                 format!("{first} call {}", if many { &more } else { "" })
             }
             CallFormat::Mistral => {
-                let (first, space) = (open(self, "[TOOL_CALLS]"), self.text(SPACE));
-                let more = format!("({} call)*", self.text(r",[ \t\n]{0,8}"));
+                let (first, space) = (open(self, "[TOOL_CALLS]"), self.add_terminal(SPACE));
+                let more = format!("({} call)*", self.add_terminal(r",[ \t\n]{0,8}"));
                 let more = if many { &more } else { "" };
                 format!("{first} {space} \"[\" {space} call {more} {space} \"]\"")
             }
             CallFormat::MistralArgs => {
-                let (first, next) = (open(self, "[TOOL_CALLS]"), self.mark("[TOOL_CALLS]"));
+                let (first, next) = (open(self, "[TOOL_CALLS]"), self.marker("[TOOL_CALLS]"));
                 let more = format!("({next} call)*");
                 format!("{first} call {}", if many { &more } else { "" })
             }
-            // One call per message: the end of the message ends the text.
+            // gpt-oss makes one call per message, and the end of the message ends the text.
             CallFormat::Harmony if opened => "call".into(),
             CallFormat::Harmony => self.harmony(),
             CallFormat::DeepSeek | CallFormat::DeepSeekPlain => {
                 let (first, begin) =
-                    (open(self, "<｜tool▁calls▁begin｜>"), self.mark("<｜tool▁call▁begin｜>"));
+                    (open(self, "<｜tool▁calls▁begin｜>"), self.marker("<｜tool▁call▁begin｜>"));
                 let (end, close) =
-                    (self.mark("<｜tool▁call▁end｜>"), self.mark("<｜tool▁calls▁end｜>"));
+                    (self.marker("<｜tool▁call▁end｜>"), self.marker("<｜tool▁calls▁end｜>"));
                 let one = format!("{begin} call {end}");
-                let more = format!("({} {one})*", self.text(r"\n?"));
+                let more = format!("({} {one})*", self.add_terminal(r"\n?"));
                 format!("{first} {one} {} {close}", if many { &more } else { "" })
             }
             CallFormat::Gemma => {
                 let first = open(self, "```tool_code");
-                let (begin, end) = (self.text(r"[ \t]{0,2}\n"), self.text("\n```"));
+                let (begin, end) = (self.add_terminal(r"[ \t]{0,2}\n"), self.add_terminal("\n```"));
                 let more = format!("({begin} \"```tool_code\" {begin} call {end})*");
                 format!("{first} {begin} call {end} {}", if many { &more } else { "" })
             }
             CallFormat::Generic => {
                 let open = self.envelope_open("tool_calls", opened);
-                let begin = self.text(&format!(r"{SPACE}:{SPACE}\[{SPACE}"));
-                let more = format!("({} call)*", self.text(&format!(r"{SPACE},{SPACE}")));
-                let end = self.text(&format!(r"{SPACE}\]{SPACE}\}}"));
+                let begin = self.add_terminal(&format!(r"{SPACE}:{SPACE}\[{SPACE}"));
+                let more = format!("({} call)*", self.add_terminal(&format!(r"{SPACE},{SPACE}")));
+                let end = self.add_terminal(&format!(r"{SPACE}\]{SPACE}\}}"));
                 format!("{open} {begin} call {} {end}", if many { &more } else { "" })
             }
         })
     }
 
-    /// `{"KEY"`, unless it came before.
+    /// `{"KEY"`; empty if `opened` is set, because the text then already contains it.
     fn envelope_open(&mut self, key: &str, opened: bool) -> String {
-        if opened { String::new() } else { self.text(&format!(r#"\{{{SPACE}"{key}""#)) }
+        if opened { String::new() } else { self.add_terminal(&format!(r#"\{{{SPACE}"{key}""#)) }
     }
 
-    /// gpt-oss: reasoning in its channel, then a call.
+    /// A gpt-oss message: optional reasoning in the analysis channel, then a call.
     fn harmony(&mut self) -> String {
         let [start, channel, message, end] =
-            ["<|start|>", "<|channel|>", "<|message|>", "<|end|>"].map(|mark| self.mark(mark));
-        let thought = self.text(r"([^<]|<[^|])*");
+            ["<|start|>", "<|channel|>", "<|message|>", "<|end|>"].map(|mark| self.marker(mark));
+        let thought = self.add_terminal(r"([^<]|<[^|])*");
         let reasoning =
             format!("({channel} \"analysis\" {message} {thought} {end} {start} \"assistant\")?");
         format!("{reasoning} {channel} \"commentary to=functions.\" call")
     }
 
-    /// A call of one tool, between the marks.
+    /// A call of one tool, without the markers around it.
     fn call(&mut self, format: CallFormat, index: usize, tool: &Tool) -> Result<String, Error> {
         let name = checked_name(&tool.name)?;
         let wrapped = |source| Error::Tool { name: name.to_owned(), source: Box::new(source) };
@@ -234,30 +244,30 @@ impl Writer<'_> {
                 self.envelope(name, "arguments", &args, true)
             }
             CallFormat::Llama3 => self.envelope(name, "parameters", &args, false),
-            CallFormat::MistralArgs => format!("{} {} {args}", quoted(name), self.mark("[ARGS]")),
+            CallFormat::MistralArgs => format!("{} {} {args}", quoted(name), self.marker("[ARGS]")),
             CallFormat::Harmony => {
                 let [constrain, message] =
-                    ["<|constrain|>", "<|message|>"].map(|mark| self.mark(mark));
+                    ["<|constrain|>", "<|message|>"].map(|mark| self.marker(mark));
                 format!("{} ({constrain} \"json\")? {message} {args}", quoted(&format!("{name} ")))
             }
             CallFormat::DeepSeek => {
-                let sep = self.mark("<｜tool▁sep｜>");
+                let sep = self.marker("<｜tool▁sep｜>");
                 let before = quoted(&format!("{name}\n```json\n"));
                 format!("\"function\" {sep} {before} {args} \"\\n```\"")
             }
             CallFormat::DeepSeekPlain => {
-                format!("{} {} {args}", quoted(name), self.mark("<｜tool▁sep｜>"))
+                format!("{} {} {args}", quoted(name), self.marker("<｜tool▁sep｜>"))
             }
             CallFormat::QwenXml => String::new(),
         })
     }
 
-    /// `{"name": "NAME", "KEY": args}`; without `{"name"` if not `whole`.
+    /// `{"name": "NAME", "KEY": args}`; without `{"name"` unless `whole` is set.
     fn envelope(&mut self, name: &str, key: &str, args: &str, whole: bool) -> String {
         let open = if whole { format!(r#"\{{{SPACE}"name""#) } else { String::new() };
         let name = name.replace('.', r"\.").replace('-', r"\-");
         let head = format!(r#"{open}{SPACE}:{SPACE}"{name}"{SPACE},{SPACE}"{key}"{SPACE}:{SPACE}"#);
-        let (head, tail) = (self.text(&head), self.text(&format!(r"{SPACE}\}}")));
+        let (head, tail) = (self.add_terminal(&head), self.add_terminal(&format!(r"{SPACE}\}}")));
         format!("{head} {args} {tail}")
     }
 
@@ -268,7 +278,8 @@ impl Writer<'_> {
             schema.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
         let none = serde_json::Map::new();
         let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&none);
-        // References are resolved within each parameter.
+        // The schema of a parameter is compiled alone, so it needs the definitions that it refers
+        // to.
         let definitions = ["$defs", "definitions"].map(|key| (key, schema.get(key)));
         let mut body = quoted(&format!("<function={}>\n", tool.name));
         for (number, (key, schema)) in properties.iter().enumerate() {
@@ -286,7 +297,7 @@ impl Writer<'_> {
                         choices.iter().filter_map(Value::as_str).map(quoted).collect();
                     if texts.is_empty() {
                         return Err(Error::Schema {
-                            reason: "the keyword 'enum' has no text".into(),
+                            reason: "the keyword 'enum' of a string has no strings".into(),
                         });
                     }
                     format!("{rule}: ({}) \"\\n</parameter>\\n\"", texts.join(" | "))
@@ -314,15 +325,15 @@ impl Writer<'_> {
     }
 
     /// A terminal for a regular expression without `/`.
-    fn text(&mut self, regex: &str) -> String {
+    fn add_terminal(&mut self, regex: &str) -> String {
         let name = format!("X{}", self.n_texts);
         self.n_texts += 1;
         let _ = writeln!(self.lark, "{name}: /{}/", regex.replace('\n', "\\n"));
         name
     }
 
-    /// A mark: its token if it is a control token, otherwise its text.
-    fn mark(&self, text: &str) -> String {
+    /// A marker: its token if the vocabulary has a control token for it, otherwise its text.
+    fn marker(&self, text: &str) -> String {
         let is_control = |id: &u32| matches!(self.tokenizer.kind(*id), Ok(TokenType::Control));
         match self.tokenizer.id_of(text).filter(is_control) {
             Some(id) => format!("<[{id}]>"),
@@ -331,7 +342,7 @@ impl Writer<'_> {
     }
 }
 
-/// A name that every format can hold.
+/// The name, if every call format can express it.
 fn checked_name(name: &str) -> Result<&str, Error> {
     let is_word = |c: char| c.is_ascii_alphanumeric() || "_-.:".contains(c);
     if name.is_empty() || name.len() > 128 || !name.chars().all(is_word) {

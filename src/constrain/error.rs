@@ -1,6 +1,6 @@
 //! Errors of grammars.
 
-/// A grammar cannot be used.
+/// Why a grammar cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The tokens do not fit into a trie.
@@ -9,22 +9,22 @@ pub enum Error {
         /// The limit that the vocabulary exceeds.
         reason: String,
     },
-    /// The text of a grammar or schema is too long or nested too deeply.
+    /// A grammar or schema that is too long or nested too deeply.
     #[error("the {what} has {found} {unit}; the limit is {limit}")]
     TooLarge {
-        /// What it is: `JSON schema`, `GBNF grammar`.
+        /// Kind of the text: `JSON schema` or `GBNF grammar`.
         what: &'static str,
         /// Size of it.
         found: usize,
         /// The limit.
         limit: usize,
-        /// Unit of both.
+        /// Unit of `found` and `limit`.
         unit: &'static str,
     },
     /// A JSON schema that is invalid, or has a keyword that is not supported.
     #[error("unsupported JSON schema: {reason}")]
     Schema {
-        /// The keyword or the place, and the cause.
+        /// The keyword or its position, and the cause.
         reason: String,
     },
     /// An invalid GBNF grammar.
@@ -47,13 +47,13 @@ pub enum Error {
         /// The cause.
         reason: String,
     },
-    /// A grammar that is valid, but beyond the limits on work or memory.
+    /// A valid grammar that exceeds the limits on compile time or memory.
     #[error("the grammar is too complex: {reason}")]
     TooComplex {
         /// The limit.
         reason: String,
     },
-    /// The parameters of a tool.
+    /// The parameter schema of a tool is invalid or not supported.
     #[error("the parameters of tool '{name}': {source}")]
     Tool {
         /// Name of the tool.
@@ -61,19 +61,19 @@ pub enum Error {
         /// The cause.
         source: Box<Error>,
     },
-    /// A name of a tool that its call format cannot express.
+    /// The call format cannot express the name of a tool.
     #[error("invalid tool name {name:?}: use 1 to 128 letters, digits, '_', '-', '.' and ':'")]
     ToolName {
         /// The name.
         name: String,
     },
-    /// A choice of tools without a tool.
+    /// Tool calls are requested, but no tool matches.
     #[error("{reason}")]
     NoTool {
         /// The missing tool.
         reason: String,
     },
-    /// A choice without alternatives.
+    /// A choice with an empty list of texts.
     #[error("a choice needs at least one text")]
     NoChoice,
 }

@@ -1,4 +1,4 @@
-//! Free text up to a mark, from which on a constraint applies.
+//! Free text up to a marker, after which a constraint applies.
 
 use std::fmt;
 
@@ -6,41 +6,40 @@ use text::sample::{Constraint, ConstraintError, TokenMask};
 
 use crate::Vocabulary;
 
-/// Texts that end the free text.
+/// Markers that end the free text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Triggers {
-    /// Marks anywhere in the text.
+    /// Markers that may occur anywhere in the text.
     pub anywhere: Vec<String>,
-    /// Marks at the start of the text, after white space.
+    /// Markers that count only at the start of the text, after optional white space.
     pub leading: Vec<String>,
-    /// Whether the text may end without a mark.
+    /// Whether the text may end without a marker.
     pub may_end: bool,
 }
 
-/// Any text until a mark appears; the constraint applies from there on. A token that runs past the
-/// end of a mark is not allowed, so that the constraint begins at a token.
+/// Allows any text until a marker appears, and then applies the constraint. A token that extends
+/// past the end of a marker is not allowed, because the constraint must begin at a token boundary.
 pub struct TriggeredConstraint {
     vocabulary: Vocabulary,
     may_end: bool,
-    marks: Vec<Mark>,
-    /// The end of the free text, at most as long as the longest mark.
+    markers: Vec<Marker>,
+    /// The end of the free text, at most as long as the longest marker.
     tail: Vec<u8>,
-    /// The free text from its first character that is not white space, while leading marks are
-    /// possible.
+    /// The free text without leading white space; `None` once no leading marker can match it.
     lead: Option<Vec<u8>>,
     inner: Box<dyn Constraint>,
     triggered: bool,
-    /// The text ended without a mark.
+    /// Whether the text ended without a marker.
     ended: bool,
     mask: Option<TokenMask>,
 }
 
-/// A mark, and the tokens that contain its end and more.
-struct Mark {
+/// A marker, and the tokens that extend past its end.
+struct Marker {
     text: Vec<u8>,
     leading: bool,
-    /// For each number of bytes of the mark that came before: the tokens that complete it and
-    /// continue.
+    /// `beyond[n]` has the tokens that complete the marker after its first `n` bytes and then
+    /// continue with other text.
     beyond: Vec<Vec<u32>>,
 }
 
@@ -52,20 +51,20 @@ impl fmt::Debug for TriggeredConstraint {
 }
 
 impl TriggeredConstraint {
-    /// Applies `inner` to the text after the first mark.
+    /// Applies `inner` to the text after the first marker.
     #[must_use]
     pub fn new(
         vocabulary: &Vocabulary,
         triggers: &Triggers,
         inner: Box<dyn Constraint>,
     ) -> TriggeredConstraint {
-        let mark = |text: &String, leading| Mark::new(text.as_bytes(), leading, vocabulary);
-        let anywhere = triggers.anywhere.iter().map(|text| mark(text, false));
-        let leading = triggers.leading.iter().map(|text| mark(text, true));
+        let marker = |text: &String, leading| Marker::new(text.as_bytes(), leading, vocabulary);
+        let anywhere = triggers.anywhere.iter().map(|text| marker(text, false));
+        let leading = triggers.leading.iter().map(|text| marker(text, true));
         TriggeredConstraint {
             vocabulary: vocabulary.clone(),
             may_end: triggers.may_end,
-            marks: anywhere.chain(leading).collect(),
+            markers: anywhere.chain(leading).collect(),
             tail: Vec::new(),
             lead: Some(Vec::new()),
             inner,
@@ -75,7 +74,7 @@ impl TriggeredConstraint {
         }
     }
 
-    fn free(&self) -> TokenMask {
+    fn free_mask(&self) -> TokenMask {
         let n_vocab = self.vocabulary.tokenizer().n_vocab();
         let mut mask = TokenMask::all(n_vocab);
         if self.ended || !self.may_end {
@@ -87,12 +86,12 @@ impl TriggeredConstraint {
             }
             ends.iter().for_each(|id| mask.remove(*id));
         }
-        for mark in &self.marks {
-            for (n, beyond) in mark.beyond.iter().enumerate() {
-                let begun = if mark.leading {
-                    self.lead.as_ref().is_some_and(|lead| lead[..] == mark.text[..n])
+        for marker in &self.markers {
+            for (n, beyond) in marker.beyond.iter().enumerate() {
+                let begun = if marker.leading {
+                    self.lead.as_ref().is_some_and(|lead| lead[..] == marker.text[..n])
                 } else {
-                    self.tail.ends_with(&mark.text[..n])
+                    self.tail.ends_with(&marker.text[..n])
                 };
                 if begun {
                     beyond.iter().for_each(|id| mask.remove(*id));
@@ -102,7 +101,7 @@ impl TriggeredConstraint {
         mask
     }
 
-    fn take(&mut self, token: u32) {
+    fn append(&mut self, token: u32) {
         let tokenizer = self.vocabulary.tokenizer();
         let bytes = tokenizer.piece(token, true).unwrap_or_default();
         self.tail.extend_from_slice(bytes);
@@ -111,28 +110,28 @@ impl TriggeredConstraint {
             let n_space = lead.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
             lead.drain(..n_space);
         }
-        let ends = |mark: &Mark| {
-            if mark.leading {
-                self.lead.as_ref() == Some(&mark.text)
+        let ends = |marker: &Marker| {
+            if marker.leading {
+                self.lead.as_ref() == Some(&marker.text)
             } else {
-                self.tail.ends_with(&mark.text)
+                self.tail.ends_with(&marker.text)
             }
         };
-        self.triggered = self.marks.iter().any(ends);
+        self.triggered = self.markers.iter().any(ends);
         let may_lead = |lead: &Vec<u8>| {
-            self.marks.iter().any(|mark| mark.leading && mark.text.starts_with(lead))
+            self.markers.iter().any(|marker| marker.leading && marker.text.starts_with(lead))
         };
         if !self.lead.as_ref().is_some_and(may_lead) {
             self.lead = None;
         }
-        let longest = self.marks.iter().map(|mark| mark.text.len()).max().unwrap_or(0);
+        let longest = self.markers.iter().map(|marker| marker.text.len()).max().unwrap_or(0);
         let extra = self.tail.len().saturating_sub(longest);
         self.tail.drain(..extra);
     }
 }
 
-impl Mark {
-    fn new(text: &[u8], leading: bool, vocabulary: &Vocabulary) -> Mark {
+impl Marker {
+    fn new(text: &[u8], leading: bool, vocabulary: &Vocabulary) -> Marker {
         let tokenizer = vocabulary.tokenizer();
         let mut beyond = vec![Vec::new(); text.len()];
         for id in (0u32..).take(tokenizer.n_vocab()) {
@@ -143,7 +142,7 @@ impl Mark {
                     tokens.push(id);
                 }
             }
-            // A mark within the token, after other text.
+            // The token may also contain the whole marker, with text before and after it.
             let n = text.len();
             let inside = |at: usize| {
                 let before = &bytes[..at];
@@ -154,7 +153,7 @@ impl Mark {
                 beyond[0].push(id);
             }
         }
-        Mark { text: text.to_vec(), leading, beyond }
+        Marker { text: text.to_vec(), leading, beyond }
     }
 }
 
@@ -165,7 +164,7 @@ impl Constraint for TriggeredConstraint {
         }
         let mask = match self.mask.take() {
             Some(mask) => mask,
-            None => self.free(),
+            None => self.free_mask(),
         };
         Ok(self.mask.insert(mask))
     }
@@ -180,7 +179,7 @@ impl Constraint for TriggeredConstraint {
         self.mask = None;
         self.ended |= self.vocabulary.all_ends().contains(&token);
         if !self.ended {
-            self.take(token);
+            self.append(token);
         }
         Ok(())
     }

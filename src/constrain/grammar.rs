@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::ToolCalls;
 
-/// What a text must look like.
+/// A constraint on the form of a text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Grammar {
     /// Any JSON object.
@@ -19,30 +19,33 @@ pub enum Grammar {
     Lark(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// Calls of tools in the format of a model.
+    /// Tool calls in a model's format.
     ToolCalls(ToolCalls),
 }
 
-/// Limits on the work and memory of one grammar.
+/// Limits on the compile time and memory of one grammar.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of a grammar or schema as text.
+    /// Maximum size of a grammar or schema as text, in bytes.
     pub n_bytes: usize,
-    /// Levels of brackets in a grammar, of values in a schema.
+    /// Maximum nesting depth: of brackets in a grammar, of values in a schema.
     pub n_nested: usize,
-    /// Properties of one object of a schema. The work to compile them grows with their square.
+    /// Maximum number of properties of one object of a schema. Compile time grows with the square
+    /// of this number.
     pub n_properties: usize,
-    /// Rules or terminals of a grammar.
+    /// Maximum number of rules or terminals of a grammar.
     pub n_rules: usize,
-    /// Symbols in the rules of the compiled grammar.
+    /// Maximum number of symbols in the rules of the compiled grammar.
     pub n_symbols: usize,
-    /// Nodes of regular expressions that compiling may create; about 50 000 take a millisecond.
+    /// Maximum number of regex nodes that compilation may create; 50 000 take about a millisecond.
     pub compile_fuel: u64,
-    /// Nodes of regular expressions that one mask may create; about 14 000 take a millisecond.
+    /// Maximum number of regex nodes that computing one mask may create; 14 000 take about a
+    /// millisecond.
     pub mask_fuel: u64,
-    /// Parser items that one mask may create; about 20 000 take a millisecond.
+    /// Maximum number of parser items that computing one mask may create; 20 000 take about a
+    /// millisecond.
     pub mask_items: usize,
-    /// States of the lexer, each of 1 to 2 kB.
+    /// Maximum number of lexer states, each of 1 to 2 kB.
     pub n_lexer_states: usize,
 }
 

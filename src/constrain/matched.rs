@@ -9,31 +9,33 @@ use text::sample::{Constraint, ConstraintError, TokenMask};
 
 use crate::Vocabulary;
 
-/// A grammar and the position of one text in it.
-pub(crate) struct Matched {
+/// A compiled grammar and the parser's state for one text.
+pub(crate) struct GrammarConstraint {
     matcher: Matcher,
-    /// The tokens that may come next, if they were computed since the last token.
+    /// The tokens that may come next; `None` until they are computed for the current position.
     mask: Option<TokenMask>,
     n_vocab: usize,
-    /// The tokenizer's tokens that end a text.
+    /// The tokenizer's end-of-generation tokens.
     eog: Vec<u32>,
     /// Other tokens that end a text.
     ends: Arc<[u32]>,
     finished: bool,
 }
 
-impl fmt::Debug for Matched {
+impl fmt::Debug for GrammarConstraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Matched").field("finished", &self.finished).finish_non_exhaustive()
+        f.debug_struct("GrammarConstraint")
+            .field("finished", &self.finished)
+            .finish_non_exhaustive()
     }
 }
 
-impl Matched {
-    pub(crate) fn new(vocabulary: &Vocabulary, matcher: Matcher) -> Matched {
+impl GrammarConstraint {
+    pub(crate) fn new(vocabulary: &Vocabulary, matcher: Matcher) -> GrammarConstraint {
         let tokenizer = vocabulary.tokenizer();
         let (eog, ends) = (tokenizer.eog().to_vec(), Arc::clone(vocabulary.ends()));
         let finished = matcher.is_stopped();
-        Matched { matcher, mask: None, n_vocab: tokenizer.n_vocab(), eog, ends, finished }
+        GrammarConstraint { matcher, mask: None, n_vocab: tokenizer.n_vocab(), eog, ends, finished }
     }
 
     fn compute(&mut self) -> Result<TokenMask, ConstraintError> {
@@ -52,7 +54,7 @@ impl Matched {
         }
         if mask.is_empty() {
             let reason = if self.finished {
-                "the text is complete, and the vocabulary has no token that ends it"
+                "the text is complete, but the vocabulary has no end-of-generation token"
             } else {
                 "no token of the vocabulary continues the text"
             };
@@ -87,7 +89,7 @@ fn first_line(message: &str) -> String {
     message.lines().next().unwrap_or_default().to_owned()
 }
 
-impl Constraint for Matched {
+impl Constraint for GrammarConstraint {
     fn allowed(&mut self) -> Result<&TokenMask, ConstraintError> {
         let mask = match self.mask.take() {
             Some(mask) => mask,

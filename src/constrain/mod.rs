@@ -1,11 +1,10 @@
-//! Structured output: which tokens may come next so that the text follows a JSON schema, a grammar
-//! or the call format of tools.
+//! Structured output: restricts the next token, so that the text follows a JSON schema, a grammar
+//! or a format of tool calls.
 //!
 //! A [`Vocabulary`] is built once per tokenizer. [`Vocabulary::compile`] turns a [`Grammar`] into a
 //! [`Constraint`](text::sample::Constraint) for one text. The crate `llguidance` parses the text
-//! and computes the sets of tokens; GBNF is converted here (`gbnf/`), and the grammars of tool
-//! calls are written here (`calls.rs`). Not here: sampling, and parsing of finished calls
-//! (`text::chat`).
+//! and computes the allowed tokens. This crate converts GBNF (`gbnf/`) and generates the grammars
+//! of tool calls (`calls.rs`). The crate `text` samples tokens and parses finished calls.
 
 mod calls;
 mod error;

@@ -15,9 +15,9 @@ const ASSISTANT: &str = "<|start|>assistant";
 const MOST_SPACE: usize = 4;
 
 impl Vocabulary {
-    /// Applies a constraint to the answer that follows `prompt`, and leaves the reasoning before it
-    /// free: reasoning that the prompt has opened, and reasoning that the model opens with a token
-    /// of its vocabulary.
+    /// Applies a constraint to the answer that follows `prompt`, but not to the reasoning before
+    /// the answer. The prompt may have opened the reasoning, or the model opens it with a token of
+    /// its vocabulary.
     #[must_use]
     pub fn after_reasoning(&self, prompt: &str, inner: Box<dyn Constraint>) -> Box<dyn Constraint> {
         let prompt = prompt.trim_end();
@@ -35,7 +35,13 @@ impl Vocabulary {
             return inner;
         }
         let vocabulary = self.clone();
-        Box::new(MayReason { vocabulary, opens, inner: Some(inner), begun: None, mask: None })
+        Box::new(OptionalReasoning {
+            vocabulary,
+            opens,
+            inner: Some(inner),
+            begun: None,
+            mask: None,
+        })
     }
 
     fn free_until(&self, mark: &str, inner: Box<dyn Constraint>) -> Box<dyn Constraint> {
@@ -43,7 +49,7 @@ impl Vocabulary {
         Box::new(TriggeredConstraint::new(self, &triggers, inner))
     }
 
-    /// Allows a little white space before the text of `inner`.
+    /// Allows up to [`MOST_SPACE`] tokens of white space before the text of `inner`.
     fn after_space(&self, inner: Box<dyn Constraint>) -> Box<dyn Constraint> {
         let tokenizer = self.tokenizer();
         let mut space = TokenMask::none(tokenizer.n_vocab());
@@ -57,29 +63,29 @@ impl Vocabulary {
     }
 }
 
-/// The first token may open reasoning.
-struct MayReason {
+/// A constraint whose first token may open reasoning.
+struct OptionalReasoning {
     vocabulary: Vocabulary,
-    /// Opening tokens with the marks that close them.
+    /// Tokens that open reasoning, each with the marker that closes it.
     opens: Vec<(u32, &'static str)>,
-    /// Before the first token.
+    /// The constraint on the answer, until the first token is accepted.
     inner: Option<Box<dyn Constraint>>,
-    /// After the first token.
+    /// The constraint on all tokens after the first.
     begun: Option<Box<dyn Constraint>>,
     mask: Option<TokenMask>,
 }
 
-impl fmt::Debug for MayReason {
+impl fmt::Debug for OptionalReasoning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MayReason").field("opens", &self.opens).finish_non_exhaustive()
+        f.debug_struct("OptionalReasoning").field("opens", &self.opens).finish_non_exhaustive()
     }
 }
 
 fn unusable() -> ConstraintError {
-    ConstraintError { reason: "the constraint failed before".into() }
+    ConstraintError { reason: "the constraint has already failed".into() }
 }
 
-impl Constraint for MayReason {
+impl Constraint for OptionalReasoning {
     fn allowed(&mut self) -> Result<&TokenMask, ConstraintError> {
         if let Some(begun) = &mut self.begun {
             return begun.allowed();
@@ -113,11 +119,11 @@ impl Constraint for MayReason {
     }
 }
 
-/// White space before a constrained text.
+/// Allows white space before a constrained text.
 #[derive(Debug)]
 struct AfterSpace {
     space: TokenMask,
-    /// Tokens of white space that may still come.
+    /// Number of white-space tokens that may still follow.
     left: usize,
     inner: Box<dyn Constraint>,
     mask: Option<TokenMask>,

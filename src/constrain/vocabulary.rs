@@ -11,30 +11,30 @@ use serde_json::{Value, json};
 use text::sample::Constraint;
 use text::tokenizer::{TokenType, Tokenizer};
 
-use crate::matched::Matched;
+use crate::matched::GrammarConstraint;
 use crate::{Error, Grammar, Limits, calls, gbnf};
 
-/// The longest token that a trie holds; longer ones are never allowed.
+/// Maximum length of a token in the trie, in bytes. Longer tokens are never allowed.
 const LONGEST_TOKEN: usize = 1000;
-/// Bytes of all tokens: the trie's offsets have 22 bits.
+/// Maximum number of bytes of all tokens: offsets in the trie have 22 bits.
 const MOST_BYTES: usize = (1 << 22) - 2;
-/// Stack of the thread that compiles: rules that refer to each other are compiled recursively, and
-/// [`Limits::n_rules`] limits how deeply.
+/// Stack size of the compiler's thread, in bytes. Rules that refer to each other are compiled
+/// recursively, up to a depth of [`Limits::n_rules`].
 const STACK: usize = 256 << 20;
 
-/// White space between the tokens of JSON, as llama.cpp allows it: enough to indent, and bounded, so
-/// that a model cannot continue with white space forever.
+/// White space between JSON tokens, as in llama.cpp: enough for indentation, but bounded, so that a
+/// model cannot generate white space forever.
 const JSON_SPACE: &str = r" |\n{1,2}[ \t]{0,20}";
 
-/// The largest common multiple of the digits of all `multipleOf`: a regular expression for it has
-/// as many states.
+/// The largest supported common multiple of the digits of all `multipleOf` keywords. The number of
+/// states of its regular expression is proportional to the multiple.
 const MOST_MULTIPLE: u64 = 10_000;
 
 /// A tokenizer's vocabulary, prepared for constraints. Cheap to clone.
 #[derive(Clone)]
 pub struct Vocabulary {
     shared: Arc<Shared>,
-    /// Tokens that end a text besides the tokenizer's own.
+    /// Tokens that end a text, in addition to the end-of-generation tokens.
     ends: Arc<[u32]>,
 }
 
@@ -51,18 +51,19 @@ impl fmt::Debug for Vocabulary {
 }
 
 impl Vocabulary {
-    /// Builds the trie: about 0.2 seconds for 150 000 tokens. Control tokens are not text: only
-    /// grammars that name them allow them.
+    /// Builds the trie, which takes about 0.2 seconds for 150 000 tokens. Control tokens are not
+    /// text: a grammar allows one only if it names the token.
     ///
     /// # Errors
     /// [`Error::Vocabulary`] for more than 4 MB of tokens.
     pub fn new(tokenizer: &Arc<Tokenizer>) -> Result<Vocabulary, Error> {
         let n_vocab = tokenizer.n_vocab();
-        let words: Vec<Vec<u8>> = (0u32..).take(n_vocab).map(|id| word(tokenizer, id)).collect();
+        let words: Vec<Vec<u8>> =
+            (0u32..).take(n_vocab).map(|id| token_bytes(tokenizer, id)).collect();
         let n_bytes: usize = words.iter().map(Vec::len).sum();
         if n_bytes > MOST_BYTES || n_vocab >= 1 << 24 {
             let reason =
-                format!("{n_vocab} tokens with {n_bytes} bytes, the limit is {MOST_BYTES}");
+                format!("its {n_vocab} tokens have {n_bytes} bytes; the limit is {MOST_BYTES}");
             return Err(Error::Vocabulary { reason });
         }
         let eog = tokenizer.eog();
@@ -82,7 +83,8 @@ impl Vocabulary {
         Ok(Vocabulary { shared, ends: Arc::new([]) })
     }
 
-    /// The same vocabulary with further tokens that end a text, such as a template's end of a turn.
+    /// The same vocabulary with additional tokens that end a text, such as a template's end of a
+    /// turn.
     #[must_use]
     pub fn with_ends(&self, ends: &[u32]) -> Vocabulary {
         let own = self.tokenizer().eog();
@@ -96,7 +98,7 @@ impl Vocabulary {
         &self.shared.tokenizer
     }
 
-    /// Tokens that end a text besides the tokenizer's own.
+    /// Tokens that end a text, in addition to the end-of-generation tokens.
     pub(crate) fn ends(&self) -> &Arc<[u32]> {
         &self.ends
     }
@@ -106,8 +108,8 @@ impl Vocabulary {
         [self.tokenizer().eog(), &self.ends].concat()
     }
 
-    /// The constraint of one text. Compiling takes about a millisecond for a usual schema; the
-    /// limits bound it for any other.
+    /// Compiles a grammar to a constraint for one text. This takes about a millisecond for most
+    /// schemas, and the limits bound it for all others.
     ///
     /// # Errors
     /// [`Error`], with the keyword of a schema or the line of a grammar.
@@ -135,18 +137,27 @@ impl Vocabulary {
             Grammar::Choice(texts) => TopLevelGrammar::from_lark(choice(texts, limits)?),
             Grammar::ToolCalls(wanted) => return calls::compile(self, wanted, limits),
         };
-        let matcher = self.matcher(top, limits).map_err(|reason| named(grammar, reason))?;
-        Ok(Box::new(Matched::new(self, matcher)))
+        let matcher =
+            self.compile_matcher(top, limits).map_err(|reason| to_error(grammar, reason))?;
+        Ok(Box::new(GrammarConstraint::new(self, matcher)))
     }
 
-    /// The constraint of a grammar that was written by this crate.
-    pub(crate) fn compile_lark(&self, lark: String, limits: &Limits) -> Result<Matched, String> {
-        let matcher = self.matcher(TopLevelGrammar::from_lark(lark), limits)?;
-        Ok(Matched::new(self, matcher))
+    /// Compiles a Lark grammar that this crate wrote.
+    pub(crate) fn compile_lark(
+        &self,
+        lark: String,
+        limits: &Limits,
+    ) -> Result<GrammarConstraint, String> {
+        let matcher = self.compile_matcher(TopLevelGrammar::from_lark(lark), limits)?;
+        Ok(GrammarConstraint::new(self, matcher))
     }
 
     /// Compiles on a thread with a large stack.
-    fn matcher(&self, grammar: TopLevelGrammar, limits: &Limits) -> Result<Matcher, String> {
+    fn compile_matcher(
+        &self,
+        grammar: TopLevelGrammar,
+        limits: &Limits,
+    ) -> Result<Matcher, String> {
         let limits = ParserLimits {
             initial_lexer_fuel: limits.compile_fuel,
             step_lexer_fuel: limits.mask_fuel,
@@ -174,7 +185,7 @@ impl Vocabulary {
 }
 
 /// The bytes of a token for the trie; empty for a token that no grammar may allow.
-fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
+fn token_bytes(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     let bytes = tokenizer.piece(id, true).unwrap_or_default();
     if bytes.len() > LONGEST_TOKEN {
         return Vec::new();
@@ -187,32 +198,32 @@ fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     }
 }
 
-/// An error of the compiler as the error of this grammar.
-fn named(grammar: &Grammar, reason: String) -> Error {
+/// Converts an error of the compiler to the variant for this kind of grammar.
+fn to_error(grammar: &Grammar, reason: String) -> Error {
     if let Some(reason) = too_complex(&reason) {
         return Error::TooComplex { reason };
     }
     match grammar {
         Grammar::JsonObject | Grammar::JsonSchema(_) => Error::Schema { reason: keyword(&reason) },
-        Grammar::Regex(_) => Error::Regex { reason: without_place(&reason).to_owned() },
+        Grammar::Regex(_) => Error::Regex { reason: strip_position(&reason).to_owned() },
         Grammar::Lark(_) => Error::Lark { reason },
         Grammar::Gbnf(_) | Grammar::Choice(_) | Grammar::ToolCalls(_) => {
-            Error::TooComplex { reason: without_place(&reason).to_owned() }
+            Error::TooComplex { reason: strip_position(&reason).to_owned() }
         }
     }
 }
 
-/// The reason, if the compiler gave up because of a limit.
+/// The message about an exceeded limit; `None` if the compiler failed for another reason.
 pub(crate) fn too_complex(reason: &str) -> Option<String> {
     let limits =
         ["too large", "fuel", "too many", "too complex", "size limit", "too deep", "limit"];
-    let reason = without_place(reason);
+    let reason = strip_position(reason);
     limits.iter().any(|limit| reason.contains(limit)).then(|| reason.to_owned())
 }
 
-/// The compiler's message about a schema, in words that name the keyword.
+/// Rewords the compiler's message about a schema, so that it names the JSON keyword.
 pub(crate) fn keyword(reason: &str) -> String {
-    let reason = without_place(reason);
+    let reason = strip_position(reason);
     let reason = reason.strip_prefix("failed to compile JSON schema: ").unwrap_or(reason);
     if let Some(keys) = reason.strip_prefix("Unimplemented keys: ") {
         let keys = keys.trim_matches(['[', ']']).replace('"', "'");
@@ -229,17 +240,17 @@ pub(crate) fn keyword(reason: &str) -> String {
     reason.to_owned()
 }
 
-/// Without the place in a grammar that the user has not written: `at 1(2): `.
-fn without_place(reason: &str) -> &str {
+/// The message without its position (`at 1(2): `), which refers to a generated grammar.
+fn strip_position(reason: &str) -> &str {
     let Some((place, rest)) = reason.split_once(": ") else { return reason };
     let is_place = |c: char| c.is_ascii_digit() || "at ()".contains(c);
     if place.chars().all(is_place) { rest } else { reason }
 }
 
-/// A panic of the compiler on a value that it does not expect becomes an error here.
+/// The compiler's message for the user. The compiler reports its own panics as errors, too.
 fn compiler_message(message: &str) -> String {
     if message.starts_with("panic") {
-        return "the grammar compiler failed on a value in it".into();
+        return "the grammar compiler failed on one of the values".into();
     }
     match message.lines().find_map(|line| line.trim().strip_prefix("error: ")) {
         Some(cause) => format!("{} {cause}", first_line(message)),
@@ -247,7 +258,7 @@ fn compiler_message(message: &str) -> String {
     }
 }
 
-/// Messages continue with the parser's state or the source, and may quote a whole grammar.
+/// The first line of a message. Later lines have the parser's state or quote the whole grammar.
 fn first_line(message: &str) -> String {
     message.lines().next().unwrap_or_default().chars().take(300).collect()
 }
@@ -260,7 +271,7 @@ fn check_size(what: &'static str, text: &str, limits: &Limits) -> Result<(), Err
     Ok(())
 }
 
-/// A schema for the compiler, which takes its options from the schema itself.
+/// Checks a schema against the limits, and adds the compiler's options, which are part of a schema.
 pub(crate) fn checked_schema(schema: &Value, limits: &Limits) -> Result<Value, Error> {
     let what = "JSON schema";
     let depth = depth(schema, limits.n_nested + 1);
@@ -268,13 +279,19 @@ pub(crate) fn checked_schema(schema: &Value, limits: &Limits) -> Result<Value, E
         return Err(Error::TooLarge { what, found: depth, limit: limits.n_nested, unit: "levels" });
     }
     check_size(what, &schema.to_string(), limits)?;
-    if multiples(schema, 1).is_none_or(|multiple| multiple > MOST_MULTIPLE) {
+    if lcm_of_multiples(schema, 1).is_none_or(|multiple| multiple > MOST_MULTIPLE) {
         let reason = format!(
-            "the keyword 'multipleOf' is supported for numbers with a common multiple of digits up to {MOST_MULTIPLE}"
+            "the keyword 'multipleOf' is supported only if the least common multiple of all its digits is at most {MOST_MULTIPLE}"
         );
         return Err(Error::Schema { reason });
     }
-    let widest = widest(schema);
+    if let Some((keyword, bound, other)) = clashing_bounds(schema) {
+        let reason = format!(
+            "the keyword '{keyword}' with the whole number {bound} is not supported together with the bound {other}, which has the same integer part"
+        );
+        return Err(Error::Schema { reason });
+    }
+    let widest = max_properties(schema);
     if widest > limits.n_properties {
         let (found, limit) = (widest, limits.n_properties);
         return Err(Error::TooLarge { what, found, limit, unit: "properties in one object" });
@@ -283,10 +300,10 @@ pub(crate) fn checked_schema(schema: &Value, limits: &Limits) -> Result<Value, E
         Value::Object(keys) => keys.clone(),
         Value::Bool(true) => serde_json::Map::new(),
         Value::Bool(false) => {
-            return Err(Error::Schema { reason: "false allows no value".into() });
+            return Err(Error::Schema { reason: "the schema `false` allows no value".into() });
         }
         Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-            return Err(Error::Schema { reason: "it must be an object".into() });
+            return Err(Error::Schema { reason: "the schema must be an object".into() });
         }
     };
     if schema.contains_key("x-guidance") {
@@ -300,27 +317,27 @@ fn json_grammar(schema: &Value, limits: &Limits) -> Result<TopLevelGrammar, Erro
     checked_schema(schema, limits).map(TopLevelGrammar::from_json_schema)
 }
 
-/// The largest number of keys in an object, or of names in `required`, of a value whose depth is
-/// limited.
-fn widest(value: &Value) -> usize {
+/// The largest number of keys of an object, or of names in `required`. The caller must have limited
+/// the depth of `value`.
+fn max_properties(value: &Value) -> usize {
     match value {
-        Value::Array(items) => items.iter().map(widest).max().unwrap_or(0),
+        Value::Array(items) => items.iter().map(max_properties).max().unwrap_or(0),
         Value::Object(keys) => {
             let required = keys.get("required").and_then(Value::as_array).map_or(0, Vec::len);
-            let inner = keys.values().map(widest).max().unwrap_or(0);
+            let inner = keys.values().map(max_properties).max().unwrap_or(0);
             keys.len().max(required).max(inner)
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
     }
 }
 
-/// The least common multiple of `so_far` and the digits of all `multipleOf` in a value whose depth is
-/// limited; `None` if it is too large.
-fn multiples(value: &Value, so_far: u64) -> Option<u64> {
+/// The least common multiple of `so_far` and the digits of all `multipleOf` keywords; `None` if it
+/// is too large. The caller must have limited the depth of `value`.
+fn lcm_of_multiples(value: &Value, so_far: u64) -> Option<u64> {
     match value {
-        Value::Array(items) => items.iter().try_fold(so_far, |n, item| multiples(item, n)),
+        Value::Array(items) => items.iter().try_fold(so_far, |n, item| lcm_of_multiples(item, n)),
         Value::Object(keys) => keys.iter().try_fold(so_far, |n, (key, value)| {
-            let Value::Number(number) = value else { return multiples(value, n) };
+            let Value::Number(number) = value else { return lcm_of_multiples(value, n) };
             if key != "multipleOf" {
                 return Some(n);
             }
@@ -333,11 +350,47 @@ fn multiples(value: &Value, so_far: u64) -> Option<u64> {
     }
 }
 
+/// Finds an exclusive bound that is a whole number and an opposite bound with the same integer
+/// part. For such a pair, llguidance 1.9 wrongly allows the exclusive bound itself. Bounds anywhere
+/// in the schema are compared, because `allOf`, `anyOf` and references can combine them. The caller
+/// must have limited the depth of `schema`.
+fn clashing_bounds(schema: &Value) -> Option<(&'static str, f64, f64)> {
+    const OPPOSITE: [(&str, [&str; 2]); 2] = [
+        ("exclusiveMinimum", ["maximum", "exclusiveMaximum"]),
+        ("exclusiveMaximum", ["minimum", "exclusiveMinimum"]),
+    ];
+    OPPOSITE.into_iter().find_map(|(keyword, others)| {
+        let mut bounds = Vec::new();
+        numbers_of(schema, &[keyword], &mut bounds);
+        let mut opposite = Vec::new();
+        numbers_of(schema, &others, &mut opposite);
+        let whole = bounds.into_iter().filter(|bound| bound.fract() == 0.0);
+        let mut pairs = whole.flat_map(|bound| opposite.iter().map(move |other| (bound, *other)));
+        let clash = pairs.find(|(bound, other)| bound.trunc() == other.trunc() && bound != other);
+        clash.map(|(bound, other)| (keyword, bound, other))
+    })
+}
+
+/// Adds the numeric values of these keywords, at any depth. The caller must have limited the depth
+/// of `value`.
+fn numbers_of(value: &Value, keywords: &[&str], found: &mut Vec<f64>) {
+    match value {
+        Value::Array(items) => items.iter().for_each(|item| numbers_of(item, keywords, found)),
+        Value::Object(keys) => {
+            for (key, value) in keys {
+                found.extend(value.as_f64().filter(|_| keywords.contains(&key.as_str())));
+                numbers_of(value, keywords, found);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
 fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Levels of a value, at most `most`. Without recursion beyond that.
+/// Nesting depth of a value, at most `most`; the recursion stops at that depth.
 fn depth(value: &Value, most: usize) -> usize {
     let inner: &mut dyn Iterator<Item = &Value> = match value {
         Value::Array(items) => &mut items.iter(),
@@ -350,10 +403,10 @@ fn depth(value: &Value, most: usize) -> usize {
     }
 }
 
-/// The compiler follows brackets and rules recursively: both are limited before.
+/// Limits the nesting of brackets and the number of rules, because the compiler recurses over both.
 fn check_lark(text: &str, limits: &Limits) -> Result<(), Error> {
     let what = "Lark grammar";
-    // Brackets in strings count too: the check is about the worst case.
+    // Brackets in strings are counted too, so the depth may be overestimated.
     let (mut open, mut deepest) = (0usize, 0);
     for c in text.chars() {
         match c {
@@ -388,7 +441,7 @@ fn choice(texts: &[String], limits: &Limits) -> Result<String, Error> {
     Ok(lark)
 }
 
-/// A text as a string of Lark.
+/// The text as a Lark string literal.
 pub(crate) fn quoted(text: &str) -> String {
     let json = Value::String(text.to_owned()).to_string();
     // Lark's strings exclude DEL, which JSON does not escape.

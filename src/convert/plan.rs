@@ -19,8 +19,8 @@ const PREFIXES: &[&str] = &[
     "model.",
     "transformer.",
 ];
-/// Tensors that are not converted: those of vision encoders (prefixes), and tables that readers
-/// compute themselves (suffixes).
+/// Tensors that are not converted: vision encoders (prefixes), and tables that readers compute
+/// themselves (suffixes).
 const DROPPED_PREFIXES: &[&str] = &[
     "vision_tower.",
     "multi_modal_projector.",
@@ -32,10 +32,10 @@ const DROPPED_SUFFIXES: &[&str] = &["rotary_emb.inv_freq", ".masked_bias", ".att
 /// Matrices by expert number; 0 in tensors without experts.
 type Pieces = BTreeMap<usize, SourceMatrices>;
 
-/// The tensors of a file, and notes about omitted ones.
+/// The tensors of a file, and notes about omitted tensors.
 pub(super) type PlannedTensors = (Vec<Output>, Vec<String>);
 
-/// Options that affect the tensors.
+/// Everything that determines the tensors of the output file: model family, source and options.
 pub(super) struct Plan<'a> {
     pub(super) family: &'static Family,
     pub(super) build: &'a Build<'a>,
@@ -214,7 +214,8 @@ impl Plan<'_> {
     }
 }
 
-/// Order in the file: embeddings, layers by number, the rest.
+/// Order in the file: tensors outside of the layers (embeddings, RoPE factors), layers by number,
+/// output tensors.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     group: u8,
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn embeddings_come_first_and_the_output_last() {
+    fn layers_come_after_the_embeddings_and_before_the_output() {
         let mut names =
             ["output.weight", "blk.10.x", "rope_freqs.weight", "blk.2.x", "token_embd.weight"];
         names.sort_by_key(|name| Key::new(name));

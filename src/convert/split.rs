@@ -10,7 +10,7 @@ use super::write::{self, Progress};
 use super::{Error, Summary};
 use gguf::{File, TensorInfo, Value, Writer};
 
-/// Maximum number of parts: file names have five digits for it, and `split.count` 16 bits.
+/// Maximum number of parts: file names have five digits, and `split.count` has 16 bits.
 const MAX_PARTS: usize = 65_535;
 
 /// Size limit of a part.

@@ -19,6 +19,7 @@
 //! - `step`: replays all programs of a step, and reads its counters
 //! - `adapt`: exchanges neurons between devices as the text changes
 //! - `observe`: steps that pass the values of every feed-forward block to a callback
+//! - `fired`: which neurons fired in a step, for a picture of them
 //! - `sequence`: tokens, cache blocks and state rows of sequences, and which tokens the next step
 //!   takes
 //! - `run`: the engine, which ties the other modules together
@@ -26,6 +27,7 @@
 mod adapt;
 pub mod converted;
 mod error;
+mod fired;
 mod load;
 mod observe;
 mod ops;
@@ -42,6 +44,7 @@ pub mod trace;
 
 pub use adapt::ExchangeStats;
 pub use error::{Error, NotRestored, Result};
+pub use fired::FiredNeurons;
 pub use load::to_convert;
 pub use observe::ObservedBlock;
 pub use ops::mixer::state_bytes;

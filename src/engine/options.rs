@@ -14,15 +14,15 @@ use placement::{CPU, DeviceIndex, PlanConstraints, Speed};
 /// Which neurons are skipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sparsity {
-    /// Neurons that the file's predictor rejects, and those of [`Sparsity::Exact`]. The predictor
-    /// changes the text, as the authors of the model intended. Without a predictor in the file, as
-    /// [`Sparsity::Exact`].
+    /// Neurons that the file's predictor rejects, and the neurons of [`Sparsity::Exact`]. The
+    /// predictor changes the text, as the authors of the model intended. Without a predictor in the
+    /// file, as [`Sparsity::Exact`].
     Predicted,
     /// Neurons that contribute exactly zero. Needs a ReLU-like activation; with others, no neuron
     /// is skipped.
     Exact,
     /// Neurons that [`EngineOptions::chooser`] rejects for this relative error of a block's output,
-    /// and those of [`Sparsity::Exact`]. Without a chooser, as [`Sparsity::Exact`].
+    /// and the neurons of [`Sparsity::Exact`]. Without a chooser, as [`Sparsity::Exact`].
     Within(f32),
     /// No neurons: all arithmetic is dense, for comparison.
     Off,

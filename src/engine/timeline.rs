@@ -13,11 +13,11 @@ use placement::{CPU, DeviceIndex};
 
 use crate::error::Result;
 
-/// Number of first steps that are timed without a tracer, so that a short generation has wait times
-/// too.
+/// Number of steps at the beginning that are timed without a tracer, so that a short generation has
+/// wait times too.
 const N_FIRST: usize = 8;
-/// After the first steps, one step of this many is timed. Some devices split the work of a timed
-/// step into several submissions, which takes longer.
+/// Distance between timed steps after the first ones. Most steps are not timed, because some
+/// devices split the work of a timed step into several submissions, which takes longer.
 const INTERVAL: usize = 64;
 
 /// A kind of work in a step.
@@ -122,8 +122,8 @@ pub(crate) struct Timeline {
 }
 
 impl Timeline {
-    /// Starts a step. It is timed if `traced`, or if its layers are `split` and a timed step is
-    /// due.
+    /// Starts a step. It is timed if `traced` is set, or if its layers are `split` and a timed step
+    /// is due.
     pub(crate) fn begin(&mut self, traced: bool, split: bool) {
         let due = self.n_split < N_FIRST || self.n_split.is_multiple_of(INTERVAL);
         self.on = traced || split && due;
@@ -177,7 +177,7 @@ impl Timeline {
         self.events.sort_by_key(|event| (event.device, event.begin, event.end));
         let mut before: Option<(DeviceIndex, Instant)> = None;
         for event in &mut self.events {
-            // The clock of a device is aligned with that of the host again for each run, which may
+            // The clock of a device is aligned with the host's clock again for each run, which may
             // shift events slightly.
             if let Some((_, end)) = before.filter(|(device, _)| *device == event.device) {
                 event.begin = event.begin.max(end);

@@ -63,7 +63,7 @@ pub enum Problem {
     /// An empty file.
     #[error("the file is empty (0 bytes), expected a GGUF file")]
     Empty,
-    /// The first four bytes are not those of a container.
+    /// The first four bytes are not the magic of a container.
     #[error("this is not a GGUF file: expected the magic `GGUF` or `PWRI`, found {found}")]
     Magic {
         /// Description of the actual content.

@@ -167,7 +167,7 @@ impl File {
         self.parts.iter().map(|part| part.len() as u64).sum()
     }
 
-    /// Metadata; for a split model, that of the first part.
+    /// Metadata; for a split model, the metadata of the first part.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }

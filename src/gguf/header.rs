@@ -183,7 +183,7 @@ impl<'a> Cursor<'a> {
             let (place, found) = (self.place.clone(), left_in_file as u64);
             return Err(Problem::Count { place, count, expected, found });
         }
-        Ok(count as usize) // not above `remaining`
+        Ok(count as usize) // at most `remaining`
     }
 
     fn string(&mut self) -> Result<&'a [u8], Problem> {

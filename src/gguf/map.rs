@@ -1,9 +1,9 @@
 //! The unsafe calls of this module: mapping a file into memory, and dropping its pages.
 //!
 //! Weights are read from the mapping itself, token after token, so the page size affects speed
-//! (docs/measurements/llama-cpp.md). On Linux the pages are those of the page cache: huge pages are
-//! requested, so that later reads from disk use them. Data that is already cached keeps its small
-//! pages.
+//! (docs/measurements/llama-cpp.md). On Linux, the mapping uses the pages of the page cache. Huge
+//! pages are requested, so that later reads from disk use them. Data that is already cached keeps
+//! its small pages.
 #![allow(unsafe_code)] // a mapping cannot be made in safe Rust: another process may change the file
 
 use std::ops::Range;

@@ -33,7 +33,7 @@ impl Split {
     }
 }
 
-/// The paths of all `count` parts, of which `path` is one.
+/// The paths of all `count` parts, including `path`.
 pub(super) fn paths(path: &Path, count: u64) -> Result<impl Iterator<Item = PathBuf>, Problem> {
     if count > MAX_PARTS {
         return Err(Problem::Split {

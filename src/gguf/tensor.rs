@@ -124,7 +124,7 @@ pub(super) fn place(
                 found: file_len,
             });
         }
-        tensor.offset = start as u64; // not above `end`, which is not above a u64
+        tensor.offset = start as u64; // at most `end`, which fits in a u64
     }
     let mut by_offset: Vec<&TensorInfo> = tensors.iter().filter(|t| t.n_bytes > 0).collect();
     by_offset.sort_unstable_by_key(|tensor| tensor.offset);

@@ -32,7 +32,8 @@ pub struct Frame<T = HostRows> {
     /// `[1, n_expert]`, F32: factors on the weights of the selected experts; `None` without such
     /// factors.
     pub expert_scale: Option<T>,
-    /// The shared expert, or the dense block beside experts; `None` if the layer has neither.
+    /// The shared expert, or the dense block in parallel with the experts; `None` if the layer has
+    /// neither.
     pub shared: Option<SharedExpert<T>>,
     /// Norm of the feed-forward block's output; `None` without such a norm.
     pub post_ffn_norm: Option<Affine<T>>,

@@ -339,7 +339,8 @@ impl LayerReader<'_> {
         })
     }
 
-    /// Reads the shared expert, or the dense block beside experts; `None` if the layer has neither.
+    /// Reads the shared expert, or the dense block in parallel with the experts; `None` if the
+    /// layer has neither.
     fn shared(&self) -> Result<Option<SharedExpert>, Error> {
         let n_embd = self.n_embd();
         let has_norms = self.layers.spec.dense_beside_experts;

@@ -252,7 +252,7 @@ impl AttentionSizes {
 }
 
 impl GatedDeltaSizes {
-    /// Total width of the query heads, which equals that of the key heads.
+    /// Total width of the query heads, and also of the key heads.
     #[must_use]
     pub fn n_k(&self) -> usize {
         self.n_head_k * self.d_k
@@ -266,7 +266,7 @@ impl GatedDeltaSizes {
 }
 
 impl Mamba2Sizes {
-    /// Total width of `b`, which equals that of `c`.
+    /// Total width of `b`, and also of `c`.
     #[must_use]
     pub fn n_b(&self) -> usize {
         self.n_group * self.d_state

@@ -11,6 +11,7 @@ mod layer;
 mod layers;
 mod mixer;
 mod per_layer;
+mod rank;
 mod reader;
 mod rope;
 mod spec;
@@ -28,6 +29,7 @@ pub use mixer::{
     ShortConv,
 };
 pub use per_layer::{PerLayer, PerLayerEmbedding};
+pub use rank::RankHead;
 pub use rope::RopeTable;
 pub use spec::{
     ArchSpec, BlockKind, GlobalLayers, KvKind, Positions, PredictorInput, RouterInput, Routing,

@@ -168,6 +168,9 @@ pub struct ArchSpec {
     pub output_norm: &'static str,
     /// Whether layers with experts also have a dense block, with norms of its own.
     pub dense_beside_experts: bool,
+    /// Whether a ranking model's score is the softmax of its outputs; otherwise it is the first
+    /// output.
+    pub rank_softmax: bool,
     /// How experts are selected, in files with experts.
     pub routing: Routing,
 }

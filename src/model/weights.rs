@@ -9,14 +9,15 @@ use super::hyper::Keys;
 use super::layers::Layers;
 use super::reader::Reader;
 use super::{
-    Affine, ArchSpec, Error, Experts, Ffn, Hyper, LayerWeights, PerLayerEmbedding, Positions, arch,
+    Affine, ArchSpec, Error, Experts, Ffn, Hyper, LayerWeights, PerLayerEmbedding, Positions,
+    RankHead, arch,
 };
 
 /// User options for a model.
 #[derive(Clone, Debug, Default)]
 pub struct ModelOptions {
-    /// Value of `--ffn-activation`, which replaces the activation in the file; `None` for that of
-    /// the file or, if it names none, of the architecture.
+    /// Value of `--ffn-activation`, which replaces the file's activation. `None` keeps the file's
+    /// activation or, if the file names none, uses the architecture's default.
     pub activation: Option<String>,
 }
 
@@ -62,6 +63,8 @@ pub struct Model {
     pub output_norm: Affine,
     /// `[n_vocab, n_embd]`; the embedding table if the two are tied.
     pub output: HostRows,
+    /// Scores documents; `None` in models that only generate text.
+    pub rank: Option<RankHead>,
     /// Layers in order.
     pub layers: Vec<LayerWeights>,
     /// Number of layers with a predictor in the file, of any format.
@@ -95,6 +98,7 @@ impl Model {
         let output_norm = reader.scaled_norm(spec.output_norm, hyper.n_embd, factor)?;
         let positions = positions(&reader, spec, &hyper)?;
         let per_layer = PerLayerEmbedding::read(&reader, &keys, &hyper, n_vocab)?;
+        let rank = RankHead::read(&reader, &keys, spec, &hyper)?;
         let layers = Layers::new(&reader, &keys, spec, &hyper, ffn_kind)?.read()?;
         let n_predictors = reader.finish(&hyper)?;
         Ok(Model {
@@ -106,6 +110,7 @@ impl Model {
             per_layer,
             output_norm,
             output,
+            rank,
             layers,
             n_predictors,
             predictor_threshold,

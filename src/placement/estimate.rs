@@ -55,7 +55,7 @@ impl Task {
         Choice { embed: CPU, head: CPU, layers: self.layers.iter().map(spot).collect() }
     }
 
-    /// Seconds to compute `n` neurons of a layer on `device`, of which a token uses `used`.
+    /// Seconds to compute `n` neurons of a layer on `device`, if a token uses `used` of them.
     fn neurons(&self, device: DeviceIndex, layer: usize, n: usize, used: f64) -> f64 {
         let (speed, reads) = (&self.devices[device].speed, &self.layers[layer].reads);
         n as f64 * reads.tested / speed.dense + used * reads.used / speed.sparse

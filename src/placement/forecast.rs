@@ -165,7 +165,7 @@ impl Forecast {
             parts,
             layers,
             devices,
-            least: (0..task.devices.len()).map(|device| least(task, device)).collect(),
+            least: (0..task.devices.len()).map(|device| min_layer_bytes(task, device)).collect(),
             refused: task.devices.iter().map(|facts| facts.refused.clone()).collect(),
             off_cpu: share(off_cpu, used),
             n_prompt,
@@ -223,7 +223,7 @@ impl Forecast {
 /// The fewest bytes with which `device` can hold one layer, whole or split, within the user's
 /// options. Layers that must have one home count as one layer. `None` if the device can hold no
 /// layer.
-fn least(task: &Task, device: DeviceIndex) -> Option<Bytes> {
+fn min_layer_bytes(task: &Task, device: DeviceIndex) -> Option<Bytes> {
     let (facts, constraints) = (&task.devices[device], &task.constraints);
     let layer = |sizes: &LayerSizes| {
         let whole = sizes.whole.filter(|_| !constraints.neurons_on_cpu);

@@ -39,7 +39,7 @@ pub(super) struct Costs<'a> {
 }
 
 impl<'a> Costs<'a> {
-    /// Costs of decode alone.
+    /// Costs of decode only.
     pub(super) fn of_tokens(task: &'a Task) -> Costs<'a> {
         Costs { task, n_prompt: None, streams: vec![false; task.devices.len()] }
     }
@@ -86,7 +86,7 @@ impl<'a> Costs<'a> {
     }
 }
 
-/// Candidates none of which dominates another, in ascending order of decode time and so in
+/// Candidates that do not dominate each other, in ascending order of decode time and therefore in
 /// descending order of prefill time.
 #[derive(Clone, Debug)]
 pub(super) struct ParetoFront<T>(Vec<(Cost, T)>);

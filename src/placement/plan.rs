@@ -5,8 +5,8 @@
 //! A larger budget never makes both decode and prefill slower: if decode becomes slower than with a
 //! smaller budget, prefill becomes faster. The reason: the placement for the smaller budget, or one
 //! that dominates it, is still a candidate (`search.rs`). It is rejected only if its prefill is
-//! slower than allowed, and so slower than that of the chosen placement. If prefill is not
-//! considered, decode never becomes slower.
+//! slower than allowed, and therefore slower than the prefill of the chosen placement. If prefill
+//! is not considered, decode never becomes slower.
 
 use super::DeviceIndex;
 use super::estimate::Choice;

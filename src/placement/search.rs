@@ -43,12 +43,12 @@ pub(super) struct Search<'a> {
 pub(super) struct Candidate {
     embed: DeviceIndex,
     head: DeviceIndex,
-    runs: Vec<Run>,
+    runs: Vec<LayerRun>,
 }
 
-/// Layers on a device, with `room` bytes of memory for them.
+/// Consecutive layers on a device, with `room` bytes of memory for them.
 #[derive(Clone, Debug)]
-struct Run {
+struct LayerRun {
     device: DeviceIndex,
     layers: Range<usize>,
     room: Bytes,
@@ -57,7 +57,7 @@ struct Run {
 
 /// State of the search after placing the first layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Stop {
+struct SearchState {
     /// Device of the last run of layers.
     run: DeviceIndex,
     /// Device of the residual: the device of the run, or the CPU if the last layer of the run is on
@@ -68,7 +68,7 @@ struct Stop {
 }
 
 /// The best candidates for each state of the search.
-type FrontByStop = HashMap<Stop, ParetoFront<Vec<Run>>>;
+type FrontByState = HashMap<SearchState, ParetoFront<Vec<LayerRun>>>;
 
 impl<'a> Search<'a> {
     pub(super) fn new(costs: &'a Costs<'a>) -> Search<'a> {
@@ -136,10 +136,10 @@ impl<'a> Search<'a> {
     ) {
         let n_layer = self.task.layers.len();
         let Some(rooms) = self.memory_left(embed, head) else { return };
-        let mut fronts = FrontByStop::new();
+        let mut fronts = FrontByState::new();
         let mut start = |end: usize, at: DeviceIndex, cost: Cost| {
             fronts
-                .entry(Stop { run: CPU, at, end })
+                .entry(SearchState { run: CPU, at, end })
                 .or_default()
                 .insert_unless_dominated(cost, Vec::new);
         };
@@ -158,7 +158,7 @@ impl<'a> Search<'a> {
         }
         // Keeps complete candidates, in which all layers are placed. The head is on the CPU, on the
         // device of the last run, or on any device if all layers are on the CPU.
-        let ends = fronts.into_iter().filter(|(Stop { run, end, .. }, _)| {
+        let ends = fronts.into_iter().filter(|(SearchState { run, end, .. }, _)| {
             let is_head = head == CPU || *run == head || (*run == CPU && embed == CPU);
             let whole_cpu = *run != CPU || firsts.contains(&n_layer);
             *end == n_layer && is_head && whole_cpu
@@ -203,7 +203,7 @@ impl<'a> Search<'a> {
     /// Extends the candidates that end on earlier devices by runs of layers on `device`.
     fn extend(
         &mut self,
-        fronts: &mut FrontByStop,
+        fronts: &mut FrontByState,
         device: DeviceIndex,
         rooms: &[Bytes],
         firsts: &RangeInclusive<usize>,
@@ -222,7 +222,7 @@ impl<'a> Search<'a> {
                 if elsewhere || (run == CPU && !firsts.contains(&from)) {
                     continue;
                 }
-                let Some(before) = fronts.get(&Stop { run, at, end: from }).cloned() else {
+                let Some(before) = fronts.get(&SearchState { run, at, end: from }).cloned() else {
                     continue;
                 };
                 let entry = self.costs.residual_move_time(at, device);
@@ -231,10 +231,11 @@ impl<'a> Search<'a> {
                         continue;
                     }
                     for filled in self.fill(device, &(from..end), room).iter() {
-                        let stop = Stop { run: device, at: filled.end, end };
+                        let stop = SearchState { run: device, at: filled.end, end };
                         let front = fronts.entry(stop).or_default();
                         for (cost, runs) in before.iter() {
-                            let run = || Run { device, layers: from..end, room, filled: *filled };
+                            let run =
+                                || LayerRun { device, layers: from..end, room, filled: *filled };
                             let with = || runs.iter().cloned().chain([run()]).collect();
                             front.insert_unless_dominated(*cost + entry + filled.cost, with);
                         }
@@ -254,7 +255,7 @@ impl<'a> Search<'a> {
     pub(super) fn choice(&self, candidate: &Candidate) -> Choice {
         let mut choice =
             Choice { embed: candidate.embed, head: candidate.head, ..self.task.on_cpu() };
-        for Run { device, layers, room, filled } in &candidate.runs {
+        for LayerRun { device, layers, room, filled } in &candidate.runs {
             let spots = self.fillers[device - CPU - 1].place(layers, *room, filled);
             choice.layers.splice(layers.clone(), spots);
         }

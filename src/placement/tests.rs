@@ -204,8 +204,8 @@ fn not_slower(a: f64, b: f64) -> bool {
     a <= b * (1.0 + 1e-9)
 }
 
-/// Decode seconds of a plain split by layers: the last layers that fit are whole on the first
-/// device, with the head if it fits too.
+/// Decode seconds of a plain split by layers, as with `-ngl`: the last layers that fit are whole on
+/// the first device after the CPU, with the head if it fits too.
 fn plain_split_seconds(task: &Task) -> f64 {
     let device = &task.devices[1];
     let (mut left, mut choice) = (device.budget, task.on_cpu());

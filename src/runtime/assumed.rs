@@ -1,4 +1,5 @@
-//! Speeds of assumed devices: the user's values, and those of a mid-range card for the rest.
+//! Speeds of assumed devices: the user's values, and defaults of a mid-range card for values that
+//! the user does not set.
 
 use measure::bench::Shape;
 use placement::Speed;

@@ -64,8 +64,9 @@ pub fn marks(ends: &Ends, tokenizer: &Tokenizer) -> Vec<u32> {
     ids.filter(|id| hidden(id) && !ending(id)).collect()
 }
 
-/// Control tokens that mark tool calls in this format. They must be in the text, so that calls can
-/// be separated. Tokens that end a text are not among them: a call is complete without.
+/// Control tokens that mark tool calls in this format. They must be kept in the text, so that calls
+/// can be parsed. End-of-generation tokens are not included, because a call is complete without
+/// them.
 #[must_use]
 pub fn call_marks(format: CallFormat, tokenizer: &Tokenizer) -> Vec<u32> {
     let ids = format.marks().into_iter().filter_map(|mark| tokenizer.id_of(mark));
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_written_unless_they_end_the_answer() {
+    fn markers_are_written_unless_they_end_the_answer() {
         let marks = |changes: &[(&str, TokenType)]| {
             super::marks(&Ends { tokens: vec![301], stops: vec![] }, &tokenizer(changes))
         };

@@ -99,7 +99,7 @@ impl Accelerator {
 }
 
 impl Machine {
-    /// The CPU alone.
+    /// Only the CPU, without other devices.
     #[must_use]
     pub fn cpu(options: &Options, observer: &SharedObserver) -> Machine {
         let receiver = Arc::clone(observer);
@@ -444,8 +444,8 @@ pub(crate) fn known_uses(
     }
 }
 
-/// The shape with which devices are measured for a model: that of its feed-forward blocks, in the
-/// format of most of their bytes.
+/// The shape with which devices are measured for a model: its feed-forward blocks, in the format
+/// that most of their bytes have.
 fn shape(model: &Model, computation: &Computation) -> Shape {
     let mut sizes: BTreeMap<&'static str, (u64, Format)> = BTreeMap::new();
     for (_, ffn) in model.blocks() {

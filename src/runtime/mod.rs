@@ -40,6 +40,7 @@ mod memory;
 mod notice;
 mod open;
 mod options;
+mod rank;
 mod repack;
 mod runtime;
 mod side_file;
@@ -59,6 +60,7 @@ pub use open::{Opened, file, tokenizer};
 pub use options::{
     Budget, CacheFolder, Computation, ContextSize, DeviceOptions, Options, Processor, Sparsity,
 };
+pub use rank::RankPrompt;
 pub use runtime::{Runtime, check_total_memory, forecast, load_quietly};
 pub use side_file::has_predictor;
 pub use text::chat::{Conversation, Dialogue};

@@ -74,7 +74,7 @@ pub enum Notice {
         /// Settings that expect a device ([`crate::DeviceOptions::expected_by`]).
         expected_by: Vec<&'static str>,
     },
-    /// A task runs on the CPU alone, although settings expect a device.
+    /// A task uses only the CPU, although settings expect a device.
     CpuOnly {
         /// Subject and verb of the sentence, such as `calibration runs`.
         what: String,

@@ -75,9 +75,9 @@ pub struct Computation {
     /// Folder for repacked weights, measured speeds, compiled kernels and side files; `None`
     /// writes nothing to disk.
     pub cache: Option<CacheFolder>,
-    /// The feed-forward activation, which replaces that of the file: `relu`, `silu`, `gelu`,
-    /// `gelu_erf`, `relu2` or `drelu`; `None` for that of the file or, if it names none, of the
-    /// architecture.
+    /// The feed-forward activation, which replaces the file's: `relu`, `silu`, `gelu`, `gelu_erf`,
+    /// `relu2` or `drelu`. `None` keeps the file's activation or, if the file names none, uses the
+    /// architecture's default.
     pub activation: Option<String>,
     /// Which neurons are skipped.
     pub sparsity: Sparsity,
@@ -128,7 +128,7 @@ pub struct CacheFolder {
 pub enum Sparsity {
     /// Neurons that the file's predictor selects, if it has one; else [`Sparsity::Exact`].
     Predicted,
-    /// Neurons that can contribute; the result equals that of [`Sparsity::Off`].
+    /// Neurons that can contribute. The result is the same as with [`Sparsity::Off`].
     Exact,
     /// Neurons that the side file's predictor or thresholds select, with hardly any change of the
     /// output.

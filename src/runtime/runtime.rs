@@ -52,7 +52,7 @@ impl Runtime {
         Ok(Runtime { options, machine, observer })
     }
 
-    /// The CPU alone, whatever the device options.
+    /// Only the CPU, whatever the device options.
     #[must_use]
     pub fn cpu(options: Options, observer: SharedObserver) -> Runtime {
         let machine = Machine::cpu(&options, &observer);
@@ -131,9 +131,9 @@ impl Runtime {
         machine::known_uses(model, &self.options.computation, self.observer.as_ref())
     }
 
-    /// The context size in tokens: that of the options; else the model's own, at most 4096. With
-    /// devices, that grows to the trained size, its half, its quarter and so on, the largest that
-    /// keeps 95 % of the decode speed and all layers on devices.
+    /// The context size in tokens: the one in the options, else the model's own, at most 4096. With
+    /// devices, a larger context is chosen: the trained size, half of it, a quarter and so on,
+    /// whichever is the largest that keeps 95 % of the decode speed and all layers on devices.
     #[must_use]
     pub fn context(&self, model: &Model, placing: &PlannerInputs) -> usize {
         let usual = self.fixed_context(self.options.n_ctx, model);
@@ -200,8 +200,9 @@ impl Runtime {
             n_ctx,
             n_ubatch: (n_ubatch.get() as usize).min(n_ctx.max(1)),
             n_seq,
-            // For recurrent layers: keeps the state after the prompt, to which the next turn of a
-            // conversation returns; with several sequences also that of an idle conversation.
+            // Recurrent layers need a checkpoint after the prompt, to which the next turn of a
+            // conversation returns. With several sequences, each may also have one for an idle
+            // conversation.
             n_checkpoint: if n_seq == 1 { 1 } else { 2 * n_seq },
             kv_formats: *kv_formats,
             sparsity: match computation.sparsity {

@@ -1,5 +1,5 @@
-//! Speeds are measured once and cached in the user's cache folder. So plans, and with them the last
-//! bits of a result, do not change between starts.
+//! Speeds are measured once and cached in the user's cache folder. This way plans, and with them
+//! the last bits of results, do not change between starts.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

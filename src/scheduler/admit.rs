@@ -1,4 +1,5 @@
-//! Which waiting generation starts, in which slot, and from which cached tokens.
+//! Admission: chooses the waiting generations that start, their slots, and the cached tokens that
+//! they reuse.
 
 use std::time::Instant;
 
@@ -11,12 +12,12 @@ use crate::prefix::common;
 use crate::request::Event;
 use crate::worker::{Running, Worker};
 
-/// Tokens that a generation of unknown length is expected to have.
+/// Expected number of generated tokens of a generation without a limit.
 const EXPECTED: usize = 64;
-/// A file of the disk cache is read only if it saves at least this number of tokens.
+/// Minimum number of tokens that a file of the disk cache must save to be read.
 const WORTH_READING: usize = KV_BLOCK;
 
-/// Where the first tokens of a sequence come from.
+/// The sequence whose cached tokens a new sequence reuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     /// Nothing is cached.
@@ -29,14 +30,14 @@ enum Source {
 
 /// Why a waiting choice cannot start now.
 enum Refusal {
-    /// Another one may start in its place.
+    /// This choice must wait, but later choices may start before it.
     Skip,
-    /// Later ones wait too.
+    /// The KV cache is full, so later choices must wait too.
     Full,
 }
 
 impl<'t> Worker<'t> {
-    /// Starts waiting choices while there are free slots and room, in order of arrival.
+    /// Starts waiting choices in order of arrival, while slots and KV blocks are free.
     pub(crate) fn admit(&mut self) {
         let mut index = 0;
         while self.running.len() < self.n_admissible() && index < self.waiting.len() {
@@ -51,7 +52,7 @@ impl<'t> Worker<'t> {
         }
     }
 
-    /// The source for a choice that may start now, and the number of its tokens.
+    /// The source for a choice that may start now, and the number of tokens that it can reuse.
     fn check(&self, choice: &Choice<'_>) -> Result<(Source, usize), Refusal> {
         let is_taken = |slot: usize| self.running.iter().any(|running| running.slot == slot);
         if choice.slot.is_some_and(is_taken) {
@@ -61,7 +62,8 @@ impl<'t> Worker<'t> {
         if self.running.is_empty() {
             return Ok((source, n));
         }
-        // A prompt in progress will soon have a longer prefix; the start token alone is none.
+        // Wait for a running prefill that will soon have cached a longer common prefix, of at least
+        // one block.
         let soon = self.running.iter().filter(|running| running.n_fed() < running.choice.n_prefill);
         let every =
             if self.engine.is_recurrent() { self.options.checkpoint_every.max(1) } else { 1 };
@@ -77,8 +79,8 @@ impl<'t> Worker<'t> {
         if self.fits(choice, source, n) { Ok((source, n)) } else { Err(Refusal::Full) }
     }
 
-    /// The sequence with the most tokens that `choice` can reuse. The last token is always
-    /// computed: the next one is sampled from its logits.
+    /// The sequence with the most tokens that `choice` can reuse. The last token of the prompt is
+    /// never reused, because its logits are needed to sample the next token.
     fn source(&self, choice: &Choice<'_>) -> (Source, usize) {
         let mut best = (Source::None, 0);
         if choice.writer.wants_prompt_logprobs() {
@@ -91,7 +93,7 @@ impl<'t> Worker<'t> {
         };
         let idle = self.idle.iter().enumerate().filter(|_| choice.reuses);
         let idle = idle.map(|(i, entry)| (Source::Idle(i), reusable(&entry.sequence)));
-        // Choices of a request share its prompt in any case.
+        // Choices of one request always share its prompt.
         let may = |number: u64| choice.reuses || number == choice.number;
         let running = self.running.iter().enumerate().filter(|(_, r)| may(r.choice.number));
         let running = running.map(|(i, r)| (Source::Running(i), reusable(&r.sequence)));
@@ -111,8 +113,8 @@ impl<'t> Worker<'t> {
         }
     }
 
-    /// Whether the pool has the blocks for all running generations and this one up to their
-    /// expected lengths, once all idle sequences are evicted.
+    /// Whether the KV blocks suffice for all running generations and this one at their expected
+    /// lengths, if all idle sequences are evicted.
     fn fits(&self, choice: &Choice<'_>, source: Source, n: usize) -> bool {
         let running = self.running.iter();
         let held = running.map(|running| (&running.sequence, running.n_fed()));
@@ -127,8 +129,8 @@ impl<'t> Worker<'t> {
         n_held + growth.sum::<usize>() + own <= self.engine.n_blocks()
     }
 
-    /// The length for which a generation has blocks set aside: what it may generate, but no more
-    /// than its share of the context.
+    /// The length for which blocks are reserved for a generation: the tokens so far, plus the
+    /// tokens that it may still generate, up to its share of the context.
     fn expected(&self, choice: &Choice<'_>) -> usize {
         let share = (self.engine.n_ctx() / self.n_parallel).max(EXPECTED);
         let more = choice.n_left().map_or(EXPECTED, |left| left.min(share));
@@ -140,7 +142,7 @@ impl<'t> Worker<'t> {
         let (sequence, from_disk) = self.sequence_for(&choice, source, n);
         let n_fed = sequence.tokens().len();
         self.idle.release_slot(Some(slot));
-        self.leaves_queue(&choice);
+        self.leaves_queue(&choice, true);
         if choice.n_computed == 0 {
             choice.n_cached = n_fed;
             choice.n_computed = n_fed;
@@ -162,7 +164,7 @@ impl<'t> Worker<'t> {
         });
     }
 
-    /// The requested slot; or that of the sequence that is reused; or the slot that was free for
+    /// The requested slot, else the slot of the reused sequence, else the slot that has been free
     /// longest.
     fn slot_for(&self, choice: &Choice<'_>, source: Source) -> usize {
         let is_free = |slot: &usize| self.running.iter().all(|running| running.slot != *slot);
@@ -192,7 +194,7 @@ impl<'t> Worker<'t> {
             Source::Running(index) => self.engine.fork(&self.running[index].sequence),
         };
         let mut sequence = sequence;
-        // A fork may hold more than the caller wants, or less after a failed copy of its state.
+        // A fork may hold more than `n` tokens, or fewer if its state could not be copied.
         let n = self.engine.truncate(&mut sequence, n);
         self.engine.truncate(&mut sequence, n);
         (sequence, false)
@@ -211,10 +213,10 @@ impl<'t> Worker<'t> {
                 return None;
             }
             let n_blocks = self.disk.as_ref()?.n_tokens(file).div_ceil(KV_BLOCK);
-            if !self.free_blocks_but(n_blocks) {
+            if !self.evict_for_blocks(n_blocks) {
                 return None;
             }
-            // Evictions may have moved files.
+            // Evictions may have changed the indices of the files, so search again.
             let disk = self.disk.as_mut()?;
             let (file, _) = disk.best(tokens, recurrent)?;
             let path = disk.path(file).to_owned();
@@ -230,7 +232,8 @@ impl<'t> Worker<'t> {
                     return Some(sequence);
                 }
                 Err(reason) => {
-                    // Its number may have changed: a file before it may not have been written.
+                    // Use the path, because the index may have changed if another file could not be
+                    // written.
                     disk.forget(&path);
                     (self.options.observer)(&Notice::FileDeleted { file: path, reason });
                 }
@@ -238,8 +241,9 @@ impl<'t> Worker<'t> {
         }
     }
 
-    /// Frees blocks by evicting idle sequences, if that can be enough.
-    fn free_blocks_but(&mut self, n: usize) -> bool {
+    /// Evicts idle sequences until `n` blocks are free. Evicts none if the running sequences leave
+    /// fewer than `n` blocks.
+    fn evict_for_blocks(&mut self, n: usize) -> bool {
         let running = self.running.iter().map(|running| (&running.sequence, running.n_fed()));
         let held = self.engine.n_distinct_blocks(running, &mut self.seen);
         n + held <= self.engine.n_blocks() && self.free_blocks(n)

@@ -1,4 +1,4 @@
-//! A step: one token of every generation that decodes, then a piece of one prompt.
+//! A scheduler step: one token for each generation in decode, then a chunk of one prompt.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -10,12 +10,12 @@ use crate::choice::{Choice, Outcome};
 use crate::request::{Ended, Error, Event};
 use crate::worker::{Running, Worker};
 
-/// Up to this number of tokens in a device step, a sequence has the bits that it has alone
-/// ([`engine::Engine::step`]).
+/// Maximum number of tokens of a device step in which the logits of a sequence have the same bits
+/// as if the sequence ran alone ([`engine::Engine::step`]).
 const MOST_EXACT: usize = 16;
 
 impl Worker<'_> {
-    /// Computes one token of every generation that decodes and a piece of one prompt.
+    /// Computes one token for each generation in decode, then a chunk of one prompt.
     pub(crate) fn step(&mut self) {
         self.n_steps += 1;
         self.drop_lost();
@@ -27,22 +27,35 @@ impl Worker<'_> {
         let prefilling: Vec<usize> = prefilling.into_iter().map(|(index, _)| index).collect();
         let decoding: Vec<(usize, usize)> =
             decoding.into_iter().map(|(index, running)| (index, running.n_take())).collect();
-        let since = Instant::now();
         if !decoding.is_empty() {
+            // Short prompts and the last tokens of long ones are computed with those that decode;
+            // the time is shared by tokens.
+            let n_tokens: usize = decoding.iter().map(|(_, n)| n).sum();
+            let prompt = decoding.iter().map(|(index, _)| self.running[*index].n_take_of_prompt());
+            let prompt = prompt.sum::<usize>() as f64 / n_tokens as f64;
+            // Steps that also compute tokens of a prompt are not watched.
+            self.watch.step = decoding.iter().all(|(_, n)| *n == 1) && self.watches();
+            let since = Instant::now();
             self.decode(&decoding);
+            let time = since.elapsed();
+            if self.watch.step {
+                self.publish_fired();
+            }
+            let prompt_time = time.mul_f64(prompt.min(1.0));
             self.counters.n_steps += 1;
             self.counters.n_busy_slots += decoding.len() as u64;
-            self.counters.generated_time += since.elapsed();
+            self.counters.prompt_time += prompt_time;
+            self.counters.generated_time += time.saturating_sub(prompt_time);
         }
-        let since = Instant::now();
         for index in prefilling {
+            let since = Instant::now();
             self.compute(&[index]);
             self.counters.prompt_time += since.elapsed();
         }
         self.settle();
     }
 
-    /// After the loss of a device, sequences have lost their cache: their tokens are prefilled
+    /// Truncates sequences whose cache was lost with a device, so that their tokens are prefilled
     /// again.
     fn drop_lost(&mut self) {
         for running in &mut self.running {
@@ -55,8 +68,8 @@ impl Worker<'_> {
         self.idle.drop_if(|sequence| engine.n_cached(sequence) == 0);
     }
 
-    /// Decides how many tokens each running generation has after this step: those that decode one
-    /// more, and the one whose prompt waited longest a piece more.
+    /// Plans how many tokens each running generation computes in this step: one for each generation
+    /// in decode, and a chunk for the prompt that has waited longest.
     fn plan(&mut self) {
         for running in &mut self.running {
             running.start = running.n_fed();
@@ -68,7 +81,7 @@ impl Worker<'_> {
         let Some(next) = next else { return };
         next.latest_piece = self.n_steps;
         let (n_rest, n_prefill) = (next.n_rest(), next.choice.n_prefill);
-        // A recurrent model stops before the last token for a checkpoint.
+        // With recurrent layers, prefill stops before the last token to make a checkpoint there.
         let together = n_rest + n_decoding <= MOST_EXACT && !self.engine.is_recurrent();
         next.end += if together {
             n_rest
@@ -79,8 +92,8 @@ impl Worker<'_> {
         };
     }
 
-    /// Computes the planned tokens of generations that have no others left, given by index and
-    /// number of tokens, in device steps of up to [`MOST_EXACT`] tokens.
+    /// Computes the planned tokens of generations in decode, in device steps of up to
+    /// [`MOST_EXACT`] tokens. `decoding` has the index of each generation and its number of tokens.
     fn decode(&mut self, decoding: &[(usize, usize)]) {
         let mut group: Vec<usize> = Vec::with_capacity(MOST_EXACT);
         let mut n_tokens = 0;
@@ -96,8 +109,8 @@ impl Worker<'_> {
         self.compute(&group);
     }
 
-    /// Computes the planned tokens of some generations, given by index. After an error each is
-    /// tried alone, so that none fails because of another.
+    /// Computes the planned tokens of the generations with these indices. After an error, retries
+    /// each generation alone, so that an error in one does not fail the others.
     fn compute(&mut self, group: &[usize]) {
         let Err(error) = self.feed(group) else { return };
         let error = Arc::new(error);
@@ -114,7 +127,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Feeds the planned tokens of some generations, as far as they are not in the sequence yet.
+    /// Feeds the planned tokens that are not in the sequences yet.
     fn feed(&mut self, group: &[usize]) -> Result<(), engine::Error> {
         let mut feeds = Vec::with_capacity(group.len());
         let mut writers = Vec::with_capacity(group.len());
@@ -141,10 +154,16 @@ impl Worker<'_> {
                 None => writer.take_logits(logits),
             }
         };
-        self.engine.step(&mut feeds, &AtomicBool::new(false), each)
+        let go_on = AtomicBool::new(false);
+        if self.watch.step {
+            self.engine.step_watched(&mut feeds, &go_on, each)
+        } else {
+            self.engine.step(&mut feeds, &go_on, each)
+        }
     }
 
-    /// After the computation: counts tokens, starts further choices, and ends generations.
+    /// Processes the results of a step: counts tokens, queues the other choices of a request, and
+    /// ends generations.
     fn settle(&mut self) {
         let mut index = 0;
         while index < self.running.len() {
@@ -172,7 +191,8 @@ impl Worker<'_> {
         }
     }
 
-    /// Shifts the context of a generation that fills it, or ends it. Returns whether it continues.
+    /// Shifts the context of a generation that fills it, or ends the generation. Returns whether
+    /// the generation continues.
     fn shift(&mut self, index: usize) -> bool {
         let Running { sequence, choice, .. } = &mut self.running[index];
         let Some(keep) = choice.shift() else {
@@ -185,8 +205,8 @@ impl Worker<'_> {
         true
     }
 
-    /// Counts and reports the tokens that a generation computed, makes checkpoints, and lets the
-    /// other choices of its request start.
+    /// Counts and reports the tokens that a generation computed, makes checkpoints, and queues the
+    /// other choices of its request once the prompt is computed.
     fn progress(&mut self, index: usize) {
         let n_fed = self.running[index].n_fed();
         let Running { choice, start, .. } = &mut self.running[index];
@@ -196,6 +216,7 @@ impl Worker<'_> {
         let prefills = *start < n_prefill;
         let again = choice.n_computed.min(n_fed) - choice.n_computed.min(*start);
         self.counters.recomputed_tokens += again as u64;
+        self.counters.n_tokens_max = self.counters.n_tokens_max.max(n_fed as u64);
         if n_fed > choice.n_computed {
             let new = n_fed.min(n_prompt) - choice.n_computed.min(n_prompt);
             self.counters.prompt_tokens += new as u64;

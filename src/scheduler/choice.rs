@@ -1,4 +1,4 @@
-//! A generation: one choice of a request, from logits to events.
+//! One choice of a request: samples tokens from logits and reports them as events.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use runtime::Settings;
 use text::sample::{Constraint, Sampler, StopStrings};
 use text::tokenizer::{Detokenizer, Start, Tokenizer};
 
-use crate::logprobs::logprobs;
+use crate::logprobs::{after_sampling, logprobs};
 use crate::queue::{Caller, Job};
 use crate::request::{Ended, Error, Event, Report, Times, TokenEvent, TokenLogprobs};
 
-/// Result of the logits after the last token.
+/// Result of sampling from the logits after the last token.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// The next token.
@@ -37,7 +37,7 @@ impl From<Ended> for End {
     }
 }
 
-/// Turns logits into tokens, tokens into text, and reports both.
+/// Samples tokens from logits, detokenizes them, and sends both to the caller.
 #[derive(Debug)]
 pub(crate) struct Writer<'t> {
     tokenizer: &'t Tokenizer,
@@ -47,6 +47,8 @@ pub(crate) struct Writer<'t> {
     constraint: Option<Box<dyn Constraint>>,
     settings: Arc<Settings>,
     n_logprobs: Option<usize>,
+    post_sampling: bool,
+    max_time: Option<Duration>,
     /// Of the prompt's tokens, as far as they are computed; `None` if not requested.
     prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
     caller: Arc<Caller>,
@@ -54,12 +56,12 @@ pub(crate) struct Writer<'t> {
     n_generated: usize,
     /// When the first token was sampled.
     first: Option<Instant>,
-    /// Set by [`Writer::take_logits`].
+    /// Result of the latest step, set by [`Writer::take_logits`].
     pub(crate) outcome: Option<Outcome>,
 }
 
 impl Writer<'_> {
-    /// Takes the logits after the last token: samples the next one and reports it.
+    /// Samples the next token from the logits after the last token, and reports it.
     pub(crate) fn take_logits(&mut self, logits: &[f32]) {
         if let Some(all) = self.prompt_logprobs.take() {
             self.send(Event::PromptLogprobs(all));
@@ -68,7 +70,7 @@ impl Writer<'_> {
         self.outcome = Some(outcome);
     }
 
-    /// Takes the logits before `token` of the prompt.
+    /// Records the log-probability of `token`, the prompt token that follows these logits.
     pub(crate) fn take_prompt_logits(&mut self, logits: &[f32], token: u32) {
         let n = self.n_logprobs.unwrap_or(0);
         if let Some(all) = &mut self.prompt_logprobs {
@@ -76,7 +78,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The prompt is computed again from its start.
+    /// Discards the log-probabilities of the prompt, which will be computed again from its start.
     pub(crate) fn restart(&mut self) {
         if let Some(all) = &mut self.prompt_logprobs {
             all.truncate(1);
@@ -100,7 +102,7 @@ impl Writer<'_> {
             constraint.accept(token)?;
         }
         self.n_generated += 1;
-        self.first.get_or_insert_with(Instant::now);
+        let first = *self.first.get_or_insert_with(Instant::now);
         let ends = self.tokenizer.is_eog(token) || self.settings.ends.contains(&token);
         if self.settings.end_of_text && ends {
             let end = End { ended: Ended::EndOfText, stopped_by: None, token: Some(token) };
@@ -108,11 +110,19 @@ impl Writer<'_> {
         }
         let full = is_full(self.n_generated);
         let pushed = self.stops.push(self.detokenizer.push(token)?);
+        let is_late = self.max_time.is_some_and(|most| first.elapsed() > most);
+        let ends_line = is_late && pushed.text.contains('\n');
         self.send(Event::Token(TokenEvent {
             id: Some(token),
             text: pushed.text,
             bytes: self.tokenizer.piece(token, true)?.to_vec(),
-            logprobs: self.n_logprobs.map(|n| logprobs(logits, token, n)),
+            logprobs: self.n_logprobs.map(|n| {
+                if self.post_sampling {
+                    after_sampling(&self.sampler, token, n)
+                } else {
+                    logprobs(logits, token, n)
+                }
+            }),
         }));
         let complete = self.constraint.as_ref().is_some_and(|constraint| constraint.is_finished());
         Ok(match pushed.stopped_by {
@@ -122,11 +132,13 @@ impl Writer<'_> {
             }
             None if complete => Outcome::Ended(Ended::Complete.into()),
             None if full => Outcome::Ended(Ended::Length.into()),
+            None if ends_line => Outcome::Ended(Ended::TimeLimit.into()),
             None => Outcome::Sampled(token),
         })
     }
 
-    /// The text held back, at the end of the generation; also whether a stop string ends it.
+    /// The text that is still held back at the end of the generation, and the stop string that it
+    /// contains, if any.
     fn rest(&mut self) -> (String, Option<String>) {
         let pushed = self.stops.push(&self.detokenizer.finish());
         match pushed.stopped_by {
@@ -140,7 +152,7 @@ impl Writer<'_> {
     }
 }
 
-/// A choice that starts when the prompt of the first one is computed.
+/// A choice that waits until the first choice of its request has computed their common prompt.
 #[derive(Debug)]
 pub(crate) struct Sibling {
     index: usize,
@@ -148,7 +160,8 @@ pub(crate) struct Sibling {
     constraint: Option<Box<dyn Constraint>>,
 }
 
-/// One choice of a request, with its tokens; its sequence is elsewhere.
+/// One choice of a request, with its tokens. While it runs, [`Running`](crate::worker::Running)
+/// holds its sequence.
 #[derive(Debug)]
 pub(crate) struct Choice<'t> {
     /// Number of the request: its order of arrival.
@@ -157,30 +170,31 @@ pub(crate) struct Choice<'t> {
     /// The prompt and the generated tokens.
     pub(crate) tokens: Vec<u32>,
     pub(crate) n_prompt: usize,
-    /// Tokens that are computed in whole pieces: the prompt without its last token. Later ones are
-    /// computed as in decode, also when they are computed again.
+    /// Number of tokens that are prefilled in whole chunks: the prompt without its last token.
+    /// Later tokens are always computed as in decode, even when they are computed again after a
+    /// pause.
     pub(crate) n_prefill: usize,
     /// Tokens that were computed at least once.
     pub(crate) n_computed: usize,
-    /// Tokens of the prompt that were cached when it started.
+    /// Tokens of the prompt that were cached when the choice started.
     pub(crate) n_cached: usize,
     pub(crate) siblings: Vec<Sibling>,
     pub(crate) writer: Writer<'t>,
-    /// Whether cached tokens are reused, and its own are kept.
+    /// Whether the choice reuses cached tokens and leaves its own in the cache.
     pub(crate) reuses: bool,
     pub(crate) slot: Option<usize>,
     pub(crate) deadline: Option<Instant>,
     submitted: Instant,
-    /// When it started to run for the first time.
+    /// When the choice first started to run.
     pub(crate) started: Option<Instant>,
-    /// Generated tokens that are in the totals.
+    /// Generated tokens that [`Choice::take_uncounted`] has already returned.
     n_counted: usize,
     n_shifts: usize,
     pub(crate) n_paused: usize,
 }
 
 impl<'t> Choice<'t> {
-    /// The first choice of a request, which holds the others.
+    /// The first choice of a request, which holds the other choices as siblings.
     pub(crate) fn of(job: Job, tokenizer: &'t Tokenizer, reuses: bool) -> Choice<'t> {
         let settings = Arc::new(job.settings);
         let mut constraints = job.constraints.into_iter();
@@ -208,6 +222,8 @@ impl<'t> Choice<'t> {
                 constraint,
                 settings,
                 n_logprobs: job.n_logprobs,
+                post_sampling: job.post_sampling,
+                max_time: job.max_time,
                 prompt_logprobs: job.prompt_logprobs.then(|| vec![None]),
                 caller: job.caller,
                 choice: index,
@@ -226,7 +242,7 @@ impl<'t> Choice<'t> {
         }
     }
 
-    /// The other choices, whose prompt is computed now.
+    /// Removes and returns the other choices of the request. Call it once the prompt is computed.
     pub(crate) fn take_siblings(&mut self) -> Vec<Choice<'t>> {
         let siblings = std::mem::take(&mut self.siblings);
         let started = self.started;
@@ -247,6 +263,8 @@ impl<'t> Choice<'t> {
                 constraint,
                 settings: Arc::clone(&self.writer.settings),
                 n_logprobs: self.writer.n_logprobs,
+                post_sampling: self.writer.post_sampling,
+                max_time: self.writer.max_time,
                 prompt_logprobs: None,
                 caller: Arc::clone(&self.writer.caller),
                 choice: index,
@@ -266,12 +284,12 @@ impl<'t> Choice<'t> {
         all.collect()
     }
 
-    /// Order of arrival, and of choices within a request.
+    /// Sort key: order of arrival of the request, then index of the choice.
     pub(crate) fn order(&self) -> (u64, usize) {
         (self.number, self.index)
     }
 
-    /// Whether its request waits in the queue: it has not run yet.
+    /// Whether the choice has never run, so that its request counts as queued.
     pub(crate) fn is_queued(&self) -> bool {
         self.started.is_none()
     }
@@ -291,14 +309,15 @@ impl<'t> Choice<'t> {
         self.writer.n_generated
     }
 
-    /// Tokens that it may still generate; `None` for no limit.
+    /// Number of tokens that may still be generated; `None` for no limit.
     pub(crate) fn n_left(&self) -> Option<usize> {
         let most = self.writer.settings.n_predict;
         most.map(|most| most.saturating_sub(self.writer.n_generated))
     }
 
-    /// Drops half of the tokens that may be dropped, if the settings allow it. Returns the number
-    /// of tokens at the start that stay in place; `None` if the text has to end.
+    /// Context shift: drops the older half of the tokens after the first `n_keep`. Returns the
+    /// number of tokens at the start that stay; `None` if the settings forbid a shift or no token
+    /// can be dropped.
     pub(crate) fn shift(&mut self) -> Option<usize> {
         let n = self.tokens.len() - 1;
         let keep = self.writer.settings.n_keep.min(n);
@@ -316,7 +335,7 @@ impl<'t> Choice<'t> {
         self.writer.send(event);
     }
 
-    /// Reports the end, also that of choices that never started.
+    /// Reports the end of this choice and of its siblings that never started.
     pub(crate) fn finish(mut self, end: End) {
         let mut end = end;
         if end.ended != Ended::Stop {
@@ -362,7 +381,7 @@ impl<'t> Choice<'t> {
         }
     }
 
-    /// Reports an error, also for choices that never started.
+    /// Reports an error for this choice and for its siblings that never started.
     pub(crate) fn fail(self, error: &Error) {
         for sibling in &self.siblings {
             self.writer.caller.send(sibling.index, Event::Failed(error.clone()));

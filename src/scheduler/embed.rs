@@ -1,7 +1,8 @@
-//! Embeddings: texts as vectors, computed between the steps of generations.
+//! Embeddings and ranking scores of texts, computed between the steps of generations.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use engine::Sequence;
 
@@ -17,6 +18,10 @@ pub enum Pooling {
     First,
     /// The state of the last token.
     Last,
+    /// The outputs of the model's ranking head instead of a hidden state; the first is the score.
+    Rank,
+    /// None: the states of all tokens, one after the other.
+    None,
 }
 
 /// Receives an embedding on the scheduler's thread; it must not block.
@@ -37,13 +42,13 @@ impl std::fmt::Debug for EmbedJob {
     }
 }
 
-/// The texts that wait, and the one in progress.
+/// The queue of texts to embed. The first one may be in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Embedding {
     pub(crate) jobs: VecDeque<EmbedJob>,
-    /// Of the first job.
+    /// The sequence of the first job; `None` if it has not begun.
     sequence: Option<Sequence>,
-    /// Sums over its tokens so far, or the one state that counts.
+    /// Sum of the hidden states of the first job so far; for `First` and `Last`, the single state.
     pooled: Vec<f64>,
 }
 
@@ -52,13 +57,13 @@ impl Embedding {
         self.jobs.is_empty()
     }
 
-    /// Drops the sequence of the text in progress, which begins again later. Returns whether there
-    /// was one.
-    pub(crate) fn give_way(&mut self) -> bool {
+    /// Drops the sequence of the text in progress, which starts again later. Returns `false` if no
+    /// text was in progress.
+    pub(crate) fn restart_later(&mut self) -> bool {
         self.sequence.take().is_some()
     }
 
-    /// Passes an error to all that wait.
+    /// Fails all queued texts with this error.
     pub(crate) fn fail(&mut self, error: &Error) {
         self.sequence = None;
         for job in self.jobs.drain(..) {
@@ -68,15 +73,17 @@ impl Embedding {
 }
 
 impl Worker<'_> {
-    /// Computes a piece of the first text. Returns whether it could.
+    /// Computes a chunk of the first text. Returns `false` if no text is queued or memory is short.
     pub(crate) fn embed(&mut self) -> bool {
         let Some(EmbedJob { tokens, pooling, .. }) = self.embedding.jobs.front() else {
             return false;
         };
-        let (pooling, n) = (*pooling, tokens.len());
+        let (wanted, n) = (*pooling, tokens.len());
+        let head = self.engine.model().rank.as_ref().filter(|_| wanted == Pooling::Rank);
+        let is_mean = head.map_or(wanted == Pooling::Mean, |head| head.is_mean());
         let sequence = self.embedding.sequence.take();
         let mut sequence = sequence.unwrap_or_else(|| self.engine.open());
-        // A lost device takes the cache of the sequence with it: begin again.
+        // If the cache of the sequence was lost with a device, start again.
         if self.engine.n_cached(&sequence) < sequence.tokens().len() {
             sequence = self.engine.open();
         }
@@ -92,34 +99,53 @@ impl Worker<'_> {
             pooled.clear();
         }
         let each = &mut |position: usize, state: &[f32]| {
+            if wanted == Pooling::None {
+                return pooled.extend(state.iter().map(|value| f64::from(*value)));
+            }
             pooled.resize(state.len(), 0.0);
-            let counts = match pooling {
-                Pooling::Mean => true,
-                Pooling::First => position == 0,
-                Pooling::Last => position + 1 == n,
-            };
-            if counts {
+            let selected = if wanted == Pooling::First { 0 } else { n - 1 };
+            if is_mean || position == selected {
                 pooled.iter_mut().zip(state).for_each(|(sum, value)| *sum += f64::from(*value));
             }
         };
         let go_on = AtomicBool::new(false);
+        let since = Instant::now();
         let computed = self.engine.hidden_states(&mut sequence, &tokens[start..end], &go_on, each);
-        self.counters.prompt_tokens += (end - start) as u64;
+        let counters = &mut self.counters;
+        counters.prompt_tokens += (end - start) as u64;
+        counters.prompt_time += since.elapsed();
+        (counters.n_steps, counters.n_busy_slots) =
+            (counters.n_steps + 1, counters.n_busy_slots + 1);
+        counters.n_tokens_max = counters.n_tokens_max.max(end as u64);
         if computed.is_ok() && end < n {
             self.embedding.sequence = Some(sequence);
             return true;
         }
-        let divisor = if pooling == Pooling::Mean { n as f64 } else { 1.0 };
-        let vector = pooled.iter().map(|sum| (sum / divisor) as f32).collect();
-        let result = computed.map(|()| vector).map_err(|error| Error::Engine(error.into()));
+        let divisor = if is_mean { n as f64 } else { 1.0 };
+        let mut vector: Vec<f32> = pooled.iter().map(|sum| (sum / divisor) as f32).collect();
+        let head = self.engine.model().rank.as_ref().filter(|_| wanted == Pooling::Rank);
+        if wanted == Pooling::None {
+            // Larger than a vector: not kept for the next text.
+            *pooled = Vec::new();
+        }
+        let result = computed.and_then(|()| {
+            if let Some(head) = head {
+                vector = head.outputs(&vector);
+            }
+            let is_finite = vector.iter().all(|value| value.is_finite());
+            is_finite.then_some(vector).ok_or(engine::Error::NotANumber { token: n - 1 })
+        });
+        let result = result.map_err(|error| Error::Engine(error.into()));
+        // Whoever sees the result sees its effect in the status.
+        self.publish();
         if let Some(job) = self.embedding.jobs.pop_front() {
             (job.sink)(result);
         }
         true
     }
 
-    /// Whether the blocks for `end` tokens are free, or become free by evictions, and with
-    /// recurrent layers a state row too.
+    /// Whether the KV blocks for `end` tokens are free, after evictions if necessary, and with
+    /// recurrent layers also a state row.
     fn has_room_for(&mut self, sequence: &Sequence, end: usize) -> bool {
         let n_seq = self.engine.options().n_seq;
         if self.engine.is_recurrent() && self.running.len() >= n_seq {
@@ -129,7 +155,8 @@ impl Worker<'_> {
         self.free_blocks(missing)
     }
 
-    /// Slots for generations: with recurrent layers a waiting text needs the last state row.
+    /// Number of slots for generations. With recurrent layers, the last state row may be reserved
+    /// for a text to embed.
     pub(crate) fn n_admissible(&self) -> usize {
         let full = self.n_parallel == self.engine.options().n_seq;
         let reserved = self.engine.is_recurrent() && full && !self.embedding.is_empty();

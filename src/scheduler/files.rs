@@ -1,10 +1,11 @@
-//! Files that only their owner may read: saved sequences contain what users wrote.
+//! Writes files that only their owner may read, because saved sequences contain users' texts.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Makes a folder and its parents, for this user alone; an existing one stays as it is.
+/// Creates a folder and its parents, accessible only to this user. An existing folder is not
+/// changed.
 pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true);
@@ -13,22 +14,22 @@ pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
     builder.create(folder)
 }
 
-/// Ends the names of files that are being written.
+/// Suffix of files that are still being written.
 pub(crate) const UNFINISHED: &str = ".unfinished";
 
-/// Writes a file that only this user may read, such as the bytes of [`engine::Engine::save`]. It
-/// gets a temporary name in the same folder and is then renamed, so that a reader never sees a part
-/// of it.
+/// Writes a file that only this user may read, such as the bytes of [`engine::Engine::save`]. The
+/// file is written under a temporary name in the same folder and then renamed, so that a reader
+/// never sees an incomplete file.
 ///
 /// # Errors
-/// Those of the system.
+/// The system's I/O error.
 pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}{UNFINISHED}", std::process::id()));
     let temporary = path.with_file_name(name);
     let written = write_new(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
-        // The first error is the one to report.
+        // Report the first error and ignore errors of the cleanup.
         drop(fs::remove_file(&temporary));
     }
     written
@@ -37,7 +38,7 @@ pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        // Left by an interrupted process with the same number.
+        // The file may be a leftover of an interrupted process with the same process id.
         Ok(()) | Err(_) => {}
     }
     let mut options = OpenOptions::new();
@@ -53,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_private_and_whole() {
+    fn files_are_private_and_complete() {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("a/b");
         make_folder(&inner).unwrap();

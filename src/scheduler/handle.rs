@@ -38,20 +38,23 @@ pub enum StartError {
     Thread(#[source] io::Error),
 }
 
-/// Why there is no embedding.
+/// Why a text has no embedding.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EmbedError {
-    /// The text is refused.
+    /// The text was refused.
     #[error(transparent)]
     Refused(#[from] SubmitError),
+    /// [`Pooling::Rank`] with a model that has no head for it.
+    #[error("the model has no head for ranking")]
+    NoHead,
     /// It could not be computed.
     #[error(transparent)]
     Failed(Error),
 }
 
-/// A handle of a scheduler; clones refer to the same one. When the last one is dropped, running
-/// generations end ([`crate::Ended::Shutdown`]).
+/// A handle of a scheduler. Clones refer to the same scheduler. When the last handle is dropped,
+/// running generations end ([`crate::Ended::Shutdown`]).
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     shared: Arc<Shared>,
@@ -68,7 +71,7 @@ struct Owner {
 impl Owner {
     fn stop(&self, grace: Duration) {
         let deadline = Instant::now().checked_add(grace);
-        // A grace beyond what the clock can express: a year.
+        // If `grace` overflows the clock, wait a year instead.
         let deadline = deadline.unwrap_or_else(|| Instant::now() + Duration::from_secs(31_536_000));
         {
             let mut inbox = self.shared.inbox();
@@ -76,9 +79,10 @@ impl Owner {
         }
         self.shared.wake();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // A sink may hold the last handle, and is dropped on the thread itself.
+        // If a sink held the last handle, this runs on the scheduler's thread, which cannot join
+        // itself.
         if let Some(thread) = thread.filter(|it| it.thread().id() != thread::current().id()) {
-            // A panic of the thread was reported through the status.
+            // The status has already reported a panic of the thread.
             drop(thread.join());
         }
     }
@@ -100,7 +104,8 @@ impl Scheduler {
         Scheduler::start(engine, Arc::new(tokenizer), options)
     }
 
-    /// Starts a scheduler for an engine, whose `n_seq` limits how many generations run at once.
+    /// Starts a scheduler for an engine. The engine's `n_seq` limits how many generations run at
+    /// once.
     ///
     /// # Errors
     /// [`StartError`].
@@ -115,6 +120,7 @@ impl Scheduler {
             max_queued: options.max_queued,
             n_ctx_sequence: engine.max_tokens(),
             n_vocab: tokenizer.n_vocab(),
+            ranks: engine.model().rank.is_some(),
         };
         let setup = Setup::new(engine, options, limits.n_parallel)?;
         let shared = Arc::new(Shared::new(limits, tokenizer, setup.status()));
@@ -159,8 +165,9 @@ impl Scheduler {
         if inbox.stop.is_some() {
             return Err(SubmitError::ShuttingDown);
         }
-        if inbox.n_queued >= limits.max_queued {
-            return Err(SubmitError::QueueFull { n_queued: inbox.n_queued });
+        let n_waiting = inbox.n_queued.saturating_sub(inbox.n_free);
+        if inbox.n_queued >= limits.max_queued.saturating_add(inbox.n_free) {
+            return Err(SubmitError::QueueFull { n_queued: n_waiting });
         }
         inbox.n_queued += 1;
         inbox.latest += 1;
@@ -172,11 +179,13 @@ impl Scheduler {
             prompt: request.prompt,
             settings: request.settings,
             n_logprobs: request.n_logprobs,
+            post_sampling: request.post_sampling,
             prompt_logprobs: request.prompt_logprobs,
             constraints: request.constraints,
             cache_prompt: request.cache_prompt,
             slot: request.slot,
             deadline: request.deadline,
+            max_time: request.max_time,
             submitted: Instant::now(),
         });
         drop(inbox);
@@ -195,6 +204,13 @@ impl Scheduler {
         status
     }
 
+    /// Records which neurons fire, in [`Status::fired`], until the returned value is dropped.
+    #[must_use]
+    pub fn watch(&self) -> Watcher {
+        self.shared.watch(true);
+        Watcher { shared: Arc::clone(&self.shared) }
+    }
+
     /// The tokenizer of the model.
     #[must_use]
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
@@ -207,8 +223,8 @@ impl Scheduler {
         self.shared.limits.n_ctx_sequence
     }
 
-    /// Saves the sequence of a slot that is idle, in the file `name` in
-    /// [`SchedulerOptions::slot_folder`]. Blocks until it is written.
+    /// Saves the sequence of an idle slot to the file `name` in [`SchedulerOptions::slot_folder`].
+    /// Blocks until the file is written.
     ///
     /// # Errors
     /// [`SlotError`].
@@ -233,7 +249,8 @@ impl Scheduler {
     }
 
     /// The embedding of a text, `[n_embd]` values that are not normalised: the pooled final hidden
-    /// states of its tokens. Waits for it; see [`Scheduler::embed_to`].
+    /// states of its tokens; `[n_tokens, n_embd]` with [`Pooling::None`], the outputs of the head
+    /// with [`Pooling::Rank`]. Waits for it; see [`Scheduler::embed_to`].
     ///
     /// # Errors
     /// [`EmbedError`].
@@ -245,11 +262,11 @@ impl Scheduler {
         result.map_err(EmbedError::Failed)
     }
 
-    /// As [`Scheduler::embed`], with the result for `sink`. Texts are embedded one after the other,
-    /// in pieces between the steps of generations.
+    /// As [`Scheduler::embed`], but passes the result to `sink`. Texts are embedded one after the
+    /// other, in chunks between the steps of generations.
     ///
     /// # Errors
-    /// [`EmbedError::Refused`].
+    /// [`EmbedError::Refused`], [`EmbedError::NoHead`].
     pub fn embed_to(
         &self,
         tokens: Vec<u32>,
@@ -259,6 +276,9 @@ impl Scheduler {
         let limits = &self.shared.limits;
         let (n_prompt, n_ctx) = (tokens.len(), limits.n_ctx_sequence);
         let n_vocab = limits.n_vocab;
+        if pooling == Pooling::Rank && !limits.ranks {
+            return Err(EmbedError::NoHead);
+        }
         if n_prompt == 0 {
             return Err(SubmitError::Empty.into());
         }
@@ -302,15 +322,15 @@ impl Scheduler {
         answer.recv().unwrap_or(Err(SlotError::Stopped))
     }
 
-    /// Stops: refuses new requests, fails those that have not started, lets the running ones
-    /// continue for up to `grace` and then ends them, writes idle sequences to the disk cache, and
-    /// returns when the thread has ended.
+    /// Shuts down and waits for the thread to end. New requests are refused, and requests that have
+    /// not started fail. Running generations may continue for up to `grace`. Then idle sequences
+    /// are written to the disk cache.
     pub fn shutdown(&self, grace: Duration) {
         self.owner.stop(grace);
     }
 }
 
-/// Checks everything but the queue.
+/// Checks everything about a request except whether the queue is full.
 fn check(request: &Request, limits: &Limits) -> Result<(), SubmitError> {
     let (n_prompt, n_ctx, n_vocab) = (request.prompt.len(), limits.n_ctx_sequence, limits.n_vocab);
     if n_prompt == 0 {
@@ -333,7 +353,7 @@ fn check(request: &Request, limits: &Limits) -> Result<(), SubmitError> {
     }
 }
 
-/// A sampler per choice, which has accepted the prompt.
+/// One sampler per choice, each with the prompt in its history.
 fn samplers(request: &Request, n_vocab: usize) -> Result<Vec<Sampler>, SubmitError> {
     let mut all = Vec::with_capacity(request.n_choices);
     let mut seed = request.sampler.seed;
@@ -348,6 +368,19 @@ fn samplers(request: &Request, n_vocab: usize) -> Result<Vec<Sampler>, SubmitErr
     Ok(all)
 }
 
+/// While it exists, decode steps record which neurons fire. Dropping the last one ends that and
+/// releases its memory.
+#[derive(Debug)]
+pub struct Watcher {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.shared.watch(false);
+    }
+}
+
 /// Identifies a submitted request. Dropping it cancels the request, unless it has ended.
 #[derive(Debug)]
 pub struct Ticket {
@@ -357,7 +390,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Number of the request, as in [`crate::SlotStatus::task`].
+    /// Id of the request, as in [`crate::SlotStatus::task`].
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number

@@ -1,5 +1,7 @@
 //! Log-probabilities of tokens.
 
+use text::sample::Sampler;
+
 use crate::request::TokenLogprobs;
 
 /// Log-probability of `token` and of the `n` most likely tokens: the log-softmax of `logits`.
@@ -14,13 +16,23 @@ pub(crate) fn logprobs(logits: &[f32], token: u32, n: usize) -> TokenLogprobs {
     for (id, &logit) in (0u32..).zip(logits) {
         let enters = top.len() < n || top.last().is_some_and(|(_, last)| logit > *last);
         if n > 0 && enters {
-            // Of equal ones, the lower id is first.
+            // Of equal logits, the token with the lower id comes first.
             let at = top.partition_point(|(_, other)| *other >= logit);
             top.insert(at, (id, logit));
             top.truncate(n);
         }
     }
     top.iter_mut().for_each(|(_, logit)| *logit = of(*logit));
+    TokenLogprobs { chosen, top }
+}
+
+/// Log-probability of `token` and of the `n` most likely tokens, in the distribution that `token`
+/// was drawn from.
+pub(crate) fn after_sampling(sampler: &Sampler, token: u32, n: usize) -> TokenLogprobs {
+    let mut top = sampler.logprobs();
+    let chosen = top.iter().find(|(id, _)| *id == token);
+    let chosen = chosen.map_or(f32::NEG_INFINITY, |(_, logprob)| *logprob);
+    top.truncate(n);
     TokenLogprobs { chosen, top }
 }
 

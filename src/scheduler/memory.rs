@@ -1,4 +1,4 @@
-//! KV blocks and state rows: which sequences keep them, which lose them.
+//! Decides which sequences keep their KV blocks and state rows.
 
 use engine::{Engine, Sequence};
 
@@ -7,7 +7,7 @@ use crate::prefix::common;
 use crate::spill::DiskCache;
 use crate::worker::Worker;
 
-/// Whether everything that `old` offers for reuse is also in `new`.
+/// Whether `new` has all reusable tokens of `old`, so that `old` can be dropped.
 fn replaces(engine: &Engine, new: &Sequence, old: &Sequence) -> bool {
     let n = old.tokens().len();
     n <= new.tokens().len()
@@ -16,7 +16,7 @@ fn replaces(engine: &Engine, new: &Sequence, old: &Sequence) -> bool {
 }
 
 impl Worker<'_> {
-    /// Keeps a sequence in the KV cache until its blocks are needed; `slot` ran it.
+    /// Keeps a finished sequence, which ran in `slot`, in the KV cache until its blocks are needed.
     pub(crate) fn keep(&mut self, mut sequence: Sequence, slot: Option<usize>) {
         let n = self.engine.n_cached(&sequence);
         self.engine.truncate(&mut sequence, n);
@@ -34,21 +34,22 @@ impl Worker<'_> {
         self.idle.add(sequence, slot);
     }
 
-    /// With recurrent layers: copies the state after the last token, so that later prompts can
-    /// continue there. Idle sequences give way.
+    /// With recurrent layers: copies the state after the last token to a checkpoint, so that later
+    /// prompts can continue there. Evicts idle sequences if no checkpoint row is free.
     pub(crate) fn checkpoint(&mut self, sequence: &mut Sequence) {
         if !self.engine.is_recurrent() {
             return;
         }
         while self.engine.n_free_checkpoints() == 0 && self.evict() {}
         if let Err(error) = self.engine.checkpoint(sequence) {
-            // The sequence continues without; the next step meets the device.
+            // The sequence continues without a checkpoint. If the device is lost, the next step
+            // reports it.
             (self.options.observer)(&Notice::StepFailed { reason: error.to_string() });
         }
     }
 
-    /// Evicts the least recently used idle sequence, to disk if there is a disk cache. Returns
-    /// whether there was one.
+    /// Evicts the least recently used idle sequence, to the disk cache if there is one. Returns
+    /// `false` if no sequence was idle.
     pub(crate) fn evict(&mut self) -> bool {
         let Some(sequence) = self.idle.take_oldest() else { return false };
         self.counters.n_evicted += 1;
@@ -56,7 +57,7 @@ impl Worker<'_> {
         true
     }
 
-    /// Writes a sequence to the disk cache, unless it is there.
+    /// Writes a sequence to the disk cache, unless the cache already has its tokens.
     pub(crate) fn spill(&mut self, sequence: &Sequence) {
         let n_cached = self.engine.n_cached(sequence);
         let recurrent = self.engine.is_recurrent();
@@ -83,14 +84,14 @@ impl Worker<'_> {
         }
     }
 
-    /// At the end: idle sequences go to disk.
+    /// Writes all idle sequences to the disk cache, at shutdown.
     pub(crate) fn spill_all(&mut self) {
         while let Some(sequence) = self.idle.take_oldest() {
             self.spill(&sequence);
         }
     }
 
-    /// Evicts idle sequences until `n` blocks are free. Returns whether they are.
+    /// Evicts idle sequences until `n` blocks are free. Returns whether `n` blocks are free.
     pub(crate) fn free_blocks(&mut self, n: usize) -> bool {
         while self.engine.n_free_blocks() < n {
             if !self.evict() {
@@ -100,8 +101,9 @@ impl Worker<'_> {
         true
     }
 
-    /// Makes room for the planned step: evicts idle sequences, then the text that is embedded, then
-    /// pauses the youngest generations. The oldest one always fits alone.
+    /// Frees the KV blocks that the planned step needs: evicts idle sequences, then restarts the
+    /// embedding in progress, then pauses the youngest generations. The oldest generation always
+    /// fits alone.
     pub(crate) fn make_room(&mut self) {
         loop {
             let missing = |worker: &Worker<'_>| -> usize {
@@ -114,7 +116,7 @@ impl Worker<'_> {
             if missing(self) <= self.engine.n_free_blocks() {
                 return;
             }
-            if self.embedding.give_way() {
+            if self.embedding.restart_later() {
                 continue;
             }
             if self.running.len() <= 1 {
@@ -124,7 +126,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Takes the blocks of the youngest generation; it waits until there is room again.
+    /// Pauses the youngest generation: releases its blocks and returns it to the waiting list.
     fn pause_youngest(&mut self) {
         let order = |index: &usize| self.running[*index].choice.order();
         let Some(index) = (0..self.running.len()).max_by_key(order) else { return };

@@ -1,10 +1,10 @@
-//! Many generations at once on one loaded model: continuous batching, and a cache of prefixes.
+//! Runs many generations at once on one loaded model, with continuous batching and prefix caching.
 //!
-//! A [`Scheduler`] owns the engine on a thread of its own. Each of its steps takes one token of
-//! every generation that decodes and then one piece of prefill, so that a running stream never
-//! waits longer than one such step. [`Scheduler::submit`] returns a [`Generation`], whose events
-//! arrive through a channel; [`Scheduler::submit_to`] passes them to a callback instead, for a
-//! program with an async runtime.
+//! A [`Scheduler`] runs the engine on its own thread. Each step computes one token for each
+//! generation in decode, and then one chunk of prefill, so a running stream never waits longer than
+//! one such step. [`Scheduler::submit`] returns a [`Generation`], whose events arrive through a
+//! channel. [`Scheduler::submit_to`] passes them to a callback instead, for programs with an async
+//! runtime.
 //!
 //! ```
 //! use std::num::NonZeroU32;
@@ -30,24 +30,25 @@
 //! ```
 //!
 //! # Memory
-//! All sequences share the KV cache of the engine: `n_ctx` tokens in all, in blocks. A sequence may
-//! have up to `n_ctx` tokens. A generation starts when its prompt and its expected output fit
-//! beside those that run. When blocks run out nevertheless, idle sequences are evicted, and then
-//! the youngest generation is paused: its tokens are computed again when there is room.
+//! All sequences share the engine's KV cache of `n_ctx` tokens, in blocks. One sequence may use up
+//! to `n_ctx` tokens. A generation starts when its prompt and its expected output fit next to the
+//! running generations. If blocks still run out, idle sequences are evicted, and then the youngest
+//! generation is paused. Its tokens are computed again when blocks are free.
 //!
 //! # Prefixes
-//! A sequence stays in the KV cache after its generation, until its blocks are needed. A new prompt
-//! forks the sequence, running or idle, with which it shares the longest prefix: it shares those
-//! blocks, and only the other tokens are computed. With recurrent layers only prefixes that end at
-//! a checkpoint are reused: before the last token of a prompt, at the end of a generation, and
-//! every [`SchedulerOptions::checkpoint_every`] tokens of a long prompt. Evicted sequences go to
-//! [`SchedulerOptions::disk_cache`], where also a later run finds them.
+//! After its generation, a sequence stays in the KV cache until its blocks are needed. A new prompt
+//! forks the sequence, running or idle, with the longest common prefix. The fork shares the blocks
+//! of that prefix, and only the other tokens are computed. With recurrent layers, only prefixes
+//! that end at a checkpoint are reused. Checkpoints are made before the last token of a prompt, at
+//! the end of a generation, and every [`SchedulerOptions::checkpoint_every`] tokens of a long
+//! prompt. Evicted sequences are written to [`SchedulerOptions::disk_cache`], where a later run
+//! finds them too.
 //!
 //! # Same text
-//! Tokens of a prompt are computed in pieces that depend on the prompt alone, and the last one as
-//! in decode. Decode steps have at most 16 tokens. So the text of a generation does not depend on
-//! the generations beside it, except where it reuses their tokens: these may have been computed in
-//! other pieces, with other rounding.
+//! The chunks in which a prompt is computed depend only on the prompt, and its last token is
+//! computed as in decode. Decode steps have at most 16 tokens. The text of a generation therefore
+//! does not depend on concurrent generations, unless it reuses their tokens, which may have been
+//! computed in other chunks with different rounding.
 
 mod admit;
 mod batch;
@@ -71,7 +72,7 @@ mod writer;
 
 pub use embed::{EmbeddingSink, Pooling};
 pub use files::write_private;
-pub use handle::{EmbedError, Generation, Scheduler, StartError, Ticket};
+pub use handle::{EmbedError, Generation, Scheduler, StartError, Ticket, Watcher};
 pub use options::{Notice, Observer, SchedulerOptions};
 pub use request::{
     Ended, Error, Event, MOST_CHOICES, Report, Request, Sink, SubmitError, Times, TokenEvent,

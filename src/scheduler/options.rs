@@ -5,28 +5,28 @@ use std::sync::Arc;
 
 use hal::Bytes;
 
-/// Callback for notices, called on the scheduler's thread.
+/// Callback for notices. It runs on the scheduler's thread.
 pub type Observer = Arc<dyn Fn(&Notice) + Send + Sync>;
 
 /// Options of a scheduler.
 ///
-/// The context is shared: all sequences together, running and idle, have the `n_ctx` tokens of the
-/// engine, and each one may use up to `n_ctx` (or up to the model's learned positions).
+/// All sequences, running and idle, share the engine's context of `n_ctx` tokens. Each one may use
+/// up to `n_ctx` tokens, or as many as the model has learned positions.
 #[derive(Clone)]
 pub struct SchedulerOptions {
-    /// Generations that run at once; `None` for the `n_seq` of the engine, which is also the
-    /// maximum. Others wait.
+    /// Maximum number of generations that run at once; others wait. `None` for the engine's
+    /// `n_seq`, which is also the upper limit.
     pub n_parallel: Option<usize>,
-    /// Maximum number of requests that wait; further ones are refused with
+    /// Maximum number of waiting requests. Further requests are refused with
     /// [`SubmitError::QueueFull`](crate::SubmitError::QueueFull).
     pub max_queued: usize,
     /// Tokens of prefill between two decode steps; `None` for 128 if the CPU computes the model,
     /// and for the engine's micro-batch if other devices do. The last bits of logits depend on it.
     pub prefill_piece: Option<usize>,
-    /// With recurrent layers: tokens of a long prompt between two checkpoints, while rows for them
-    /// are free.
+    /// With recurrent layers: number of tokens between two checkpoints of a long prompt.
+    /// Checkpoints are made only while checkpoint rows are free.
     pub checkpoint_every: usize,
-    /// Whether the cached tokens of other generations are reused.
+    /// Whether generations reuse the cached tokens of other generations.
     pub cache_reuse: bool,
     /// Folder of [`Scheduler::save_slot`](crate::Scheduler::save_slot) and
     /// [`Scheduler::restore_slot`](crate::Scheduler::restore_slot); `None` turns them off.
@@ -67,7 +67,7 @@ impl Default for SchedulerOptions {
     }
 }
 
-/// An event that is not the result of a call.
+/// A message that is not the result of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notice {
@@ -90,12 +90,12 @@ pub enum Notice {
         /// The problem.
         reason: String,
     },
-    /// A step failed, and with it some generations.
+    /// A step failed, which may have ended some generations.
     StepFailed {
         /// The problem.
         reason: String,
     },
-    /// The scheduler's thread panicked: all generations failed, and none is accepted any more.
+    /// The scheduler's thread panicked. All generations failed, and new requests are refused.
     Panicked,
 }
 
@@ -112,9 +112,9 @@ impl std::fmt::Display for Notice {
                 write!(f, "cannot write a sequence to the disk cache: {reason}")
             }
             Notice::StepFailed { reason } => write!(f, "a step failed: {reason}"),
-            Notice::Panicked => {
-                f.write_str("the scheduler failed and accepts no requests any more; restart it")
-            }
+            Notice::Panicked => f.write_str(
+                "the scheduler failed and refuses further requests; restart the program",
+            ),
         }
     }
 }

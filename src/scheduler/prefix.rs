@@ -1,15 +1,15 @@
-//! Idle sequences that stay in the KV cache, least recently used first out.
+//! Idle sequences that stay in the KV cache, evicted in least recently used order.
 
 use engine::Sequence;
 
 /// Maximum number of idle sequences: each reserves host memory for the tokens of a whole context.
 const MOST_IDLE: usize = 64;
 
-/// A sequence without a generation.
+/// An idle sequence in the KV cache.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) sequence: Sequence,
-    /// The slot whose generation it was, unless the slot has another sequence since.
+    /// The slot that ran the sequence; `None` if that slot has a newer sequence.
     pub(crate) slot: Option<usize>,
     used: u64,
 }
@@ -21,7 +21,7 @@ pub(crate) struct Idle {
     clock: u64,
 }
 
-/// Number of leading tokens that both have.
+/// Length of the longest common prefix.
 pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
@@ -53,12 +53,12 @@ impl Idle {
         self.entries.remove(index)
     }
 
-    /// Drops the entries that `unwanted` names.
+    /// Drops the entries for which `unwanted` returns `true`.
     pub(crate) fn drop_if(&mut self, mut unwanted: impl FnMut(&Sequence) -> bool) {
         self.entries.retain(|entry| !unwanted(&entry.sequence));
     }
 
-    /// Adds a sequence, the latest one of `slot`.
+    /// Adds a sequence as the latest one of `slot`.
     pub(crate) fn add(&mut self, sequence: Sequence, slot: Option<usize>) {
         self.release_slot(slot);
         self.clock += 1;
@@ -72,25 +72,25 @@ impl Idle {
         self.touch(index);
     }
 
-    /// The sequence of this slot belongs to no slot from now on.
+    /// Detaches the sequence of this slot from the slot.
     pub(crate) fn release_slot(&mut self, slot: Option<usize>) {
         for entry in self.entries.iter_mut().filter(|entry| slot.is_some() && entry.slot == slot) {
             entry.slot = None;
         }
     }
 
-    /// The sequence of a slot.
+    /// The latest sequence of a slot.
     pub(crate) fn of_slot(&self, slot: usize) -> Option<&Sequence> {
         self.entries.iter().find(|entry| entry.slot == Some(slot)).map(|entry| &entry.sequence)
     }
 
-    /// Takes the sequence of a slot.
+    /// Removes and returns the sequence of a slot.
     pub(crate) fn take_of_slot(&mut self, slot: usize) -> Option<Sequence> {
         let index = self.entries.iter().position(|entry| entry.slot == Some(slot))?;
         Some(self.take(index).sequence)
     }
 
-    /// Takes the least recently used sequence.
+    /// Removes and returns the least recently used sequence.
     pub(crate) fn take_oldest(&mut self) -> Option<Sequence> {
         let entries = self.entries.iter().enumerate();
         let (index, _) = entries.min_by_key(|(_, entry)| entry.used)?;

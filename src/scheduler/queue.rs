@@ -1,9 +1,9 @@
-//! What the handles of a scheduler and its thread share: waiting requests, commands, the status.
+//! State shared by the scheduler's handles and its thread: waiting requests, commands, the status.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use runtime::Settings;
 use text::sample::{Constraint, Sampler};
@@ -14,8 +14,8 @@ use crate::request::{Event, Sink, Update};
 use crate::slots::{SlotError, SlotFile};
 use crate::status::Status;
 
-/// Receives the events of a request. Only the scheduler's thread and the queue hold it: when it is
-/// dropped, the receiver sees the end.
+/// The sink for the events of a request. Only the scheduler's thread and the queue hold references
+/// to it, so the sink is dropped after the last event.
 pub(crate) struct Caller {
     sink: Mutex<Sink>,
     cancelled: Arc<AtomicBool>,
@@ -51,21 +51,23 @@ pub(crate) struct Job {
     /// Order of arrival, from 1.
     pub(crate) number: u64,
     pub(crate) prompt: Vec<u32>,
-    /// One per choice; each has accepted the prompt.
+    /// One per choice, each with the prompt in its history.
     pub(crate) samplers: Vec<Sampler>,
     pub(crate) settings: Settings,
     pub(crate) n_logprobs: Option<usize>,
+    pub(crate) post_sampling: bool,
     pub(crate) prompt_logprobs: bool,
     /// Empty, or one per choice.
     pub(crate) constraints: Vec<Box<dyn Constraint>>,
     pub(crate) cache_prompt: bool,
     pub(crate) slot: Option<usize>,
     pub(crate) deadline: Option<Instant>,
+    pub(crate) max_time: Option<Duration>,
     pub(crate) caller: Arc<Caller>,
     pub(crate) submitted: Instant,
 }
 
-/// A call that the thread answers between two steps.
+/// A slot action that the thread executes between two steps.
 #[derive(Debug)]
 pub(crate) struct Command {
     pub(crate) slot: usize,
@@ -76,34 +78,38 @@ pub(crate) struct Command {
 /// An action on a slot.
 #[derive(Debug)]
 pub(crate) enum SlotAction {
-    /// Save its sequence in the named file.
+    /// Save the slot's sequence to this file.
     Save(String),
-    /// Replace its sequence by that of the named file.
+    /// Replace the slot's sequence by the one in this file.
     Restore(String),
-    /// Drop its sequence.
+    /// Drop the slot's sequence.
     Erase,
 }
 
-/// Input of the thread.
+/// Input of the scheduler's thread.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     pub(crate) jobs: VecDeque<Job>,
     pub(crate) commands: VecDeque<Command>,
-    /// Texts to embed that the thread has not taken.
+    /// Texts to embed that the thread has not received yet.
     pub(crate) embeds: VecDeque<EmbedJob>,
-    /// Texts to embed that are not done.
+    /// Number of texts to embed that are not finished, including those that the thread holds.
     pub(crate) n_embeds: usize,
-    /// Requests that have not started: those in `jobs`, and those that the thread holds.
+    /// Number of requests that have not started: those in `jobs` and those that the thread holds.
     pub(crate) n_queued: usize,
-    /// Number of the latest request.
+    /// Slots without a generation, which take the first of these requests: they do not count as
+    /// waiting.
+    pub(crate) n_free: usize,
+    /// Id of the latest request.
     pub(crate) latest: u64,
-    /// Running generations may continue until then; nothing is accepted any more.
+    /// Deadline of the shutdown, up to which running generations may continue. Once set, new
+    /// requests are refused.
     pub(crate) stop: Option<Instant>,
-    /// The thread has ended after a panic.
+    /// Whether the thread ended with a panic.
     pub(crate) failed: bool,
 }
 
-/// Sizes against which requests are checked.
+/// Limits that requests are checked against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) n_parallel: usize,
@@ -111,26 +117,46 @@ pub(crate) struct Limits {
     /// Maximum number of tokens of a sequence.
     pub(crate) n_ctx_sequence: usize,
     pub(crate) n_vocab: usize,
+    /// Whether the model has a head for ranking.
+    pub(crate) ranks: bool,
 }
 
-/// State that handles and thread share.
+/// State shared by the handles and the thread.
 #[derive(Debug)]
 pub(crate) struct Shared {
     inbox: Mutex<Inbox>,
     wake: Condvar,
     status: Mutex<Status>,
+    /// Handles that watch which neurons fire.
+    n_watchers: AtomicUsize,
     pub(crate) limits: Limits,
     pub(crate) tokenizer: Arc<Tokenizer>,
 }
 
 impl Shared {
     pub(crate) fn new(limits: Limits, tokenizer: Arc<Tokenizer>, status: Status) -> Shared {
-        let (inbox, wake) = (Mutex::default(), Condvar::new());
-        Shared { inbox, wake, status: Mutex::new(status), limits, tokenizer }
+        let inbox = Inbox { n_free: limits.n_parallel, ..Inbox::default() };
+        let (inbox, wake) = (Mutex::new(inbox), Condvar::new());
+        let (status, n_watchers) = (Mutex::new(status), AtomicUsize::new(0));
+        Shared { inbox, wake, status, n_watchers, limits, tokenizer }
+    }
+
+    /// Counts a watcher in or out.
+    pub(crate) fn watch(&self, on: bool) {
+        if on {
+            self.n_watchers.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.n_watchers.fetch_sub(1, Ordering::Relaxed);
+            self.wake();
+        }
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.n_watchers.load(Ordering::Relaxed) > 0
     }
 
     pub(crate) fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        // Every change leaves it consistent.
+        // The inbox is consistent after every single change, so a poisoned lock can be ignored.
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -139,12 +165,13 @@ impl Shared {
     }
 
     pub(crate) fn wake(&self) {
-        // Under the lock, so that the thread is not between its check and its wait.
+        // Notify under the lock, because the thread would miss a notification between its check and
+        // its wait.
         let _inbox = self.inbox();
         self.wake.notify_all();
     }
 
-    /// Waits for a job, a text, a command or the stop.
+    /// Waits for a job, a text to embed, a command or a shutdown.
     pub(crate) fn wait(&self) {
         let inbox = self.inbox();
         let is_empty =

@@ -12,25 +12,31 @@ use text::sample::Constraint;
 pub struct Request {
     /// Tokens to continue.
     pub prompt: Vec<u32>,
-    /// How tokens are sampled. Choice `i` has the seed plus `i`.
+    /// Sampling parameters. Choice `i` uses the seed plus `i`.
     pub sampler: SamplerConfig,
     /// Stop conditions and output settings.
     pub settings: Settings,
-    /// Independent continuations of the prompt; the prompt is computed once.
+    /// Number of independent continuations of the prompt, which is computed only once.
     pub n_choices: usize,
-    /// Report the log-probability of each token, and of this number of most likely ones.
+    /// Report the log-probability of each token, and of this number of most likely tokens.
     pub n_logprobs: Option<usize>,
+    /// Report those of the distribution that the token was drawn from, after all stages of the
+    /// sampler, instead of the model's.
+    pub post_sampling: bool,
     /// Report the log-probabilities of the prompt's tokens ([`Event::PromptLogprobs`]). All of the
     /// prompt is then computed.
     pub prompt_logprobs: bool,
     /// Restrict the output: empty, or one constraint per choice.
     pub constraints: Vec<Box<dyn Constraint>>,
-    /// Reuse cached tokens for the prompt, and keep the result for later prompts.
+    /// Reuse cached tokens for the prompt, and keep the sequence in the cache for later prompts.
     pub cache_prompt: bool,
-    /// Run in this slot; `None` for any.
+    /// The slot to run in; `None` for any slot.
     pub slot: Option<usize>,
-    /// End then, also while waiting ([`Ended::Deadline`]).
+    /// Time at which the request ends, even if it is still waiting ([`Ended::Deadline`]).
     pub deadline: Option<Instant>,
+    /// End at the first line end that is generated later than this after the first token
+    /// ([`Ended::TimeLimit`]).
+    pub max_time: Option<Duration>,
 }
 
 impl Default for Request {
@@ -41,11 +47,13 @@ impl Default for Request {
             settings: Settings::default(),
             n_choices: 1,
             n_logprobs: None,
+            post_sampling: false,
             prompt_logprobs: false,
             constraints: Vec::new(),
             cache_prompt: true,
             slot: None,
             deadline: None,
+            max_time: None,
         }
     }
 }
@@ -54,8 +62,8 @@ impl Default for Request {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
-    /// Too many requests wait already.
-    #[error("{n_queued} requests are waiting, which is the maximum")]
+    /// The queue is full.
+    #[error("the queue is full: {n_queued} requests are waiting")]
     QueueFull {
         /// Waiting requests.
         n_queued: usize,
@@ -91,7 +99,7 @@ pub enum SubmitError {
         n_constraints: usize,
     },
     /// The slot does not exist.
-    #[error("no slot {slot}: there are {n_slots}")]
+    #[error("slot {slot} does not exist; the number of slots is {n_slots}")]
     NoSuchSlot {
         /// The requested slot, from 0.
         slot: usize,
@@ -118,56 +126,57 @@ pub struct Update {
     pub event: Event,
 }
 
-/// An event of a generation. [`Event::Finished`] or [`Event::Failed`] is the last.
+/// An event of a generation. The last event is [`Event::Finished`] or [`Event::Failed`].
 #[derive(Debug)]
 pub enum Event {
-    /// It runs; before, it waited.
+    /// The generation has left the queue and started.
     Started {
-        /// The slot it runs in.
+        /// The slot of the generation.
         slot: usize,
         /// Tokens of the prompt that are not computed, because they are cached.
         n_cached: usize,
     },
-    /// Progress of the prompt.
+    /// Progress of prefill.
     Prefill {
         /// Tokens computed or cached so far.
         done: usize,
         /// Tokens of the prompt.
         total: usize,
-        /// The number that was cached.
+        /// Number of tokens that were cached.
         cached: usize,
     },
-    /// Log-probabilities of the prompt's tokens, the first of which has none. Only on request.
+    /// Log-probabilities of the prompt's tokens, if requested. The first token has none.
     PromptLogprobs(Vec<Option<TokenLogprobs>>),
     /// A generated token, or text that was held back until the end.
     Token(TokenEvent),
     /// The end.
     Finished(Report),
-    /// An error ended it.
+    /// An error ended the generation.
     Failed(Error),
 }
 
 /// A generated token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenEvent {
-    /// Its id; `None` for text that was held back until the end, because a stop string could have
-    /// begun in it.
+    /// Id of the token; `None` for text that was held back until the end, because it could have
+    /// begun a stop string.
     pub id: Option<u32>,
-    /// Text that is final: may be empty, or of several tokens.
+    /// The text that became final with this token. May be empty, or the text of several tokens.
     pub text: String,
-    /// The token's own bytes, which may be incomplete characters; its name for a control token.
+    /// The token's own bytes, which may be incomplete characters; for a control token, its name.
     pub bytes: Vec<u8>,
     /// Log-probabilities, if requested.
     pub logprobs: Option<TokenLogprobs>,
 }
 
 /// Natural logarithms of probabilities: the log-softmax of the raw logits over the vocabulary,
-/// before penalties, temperature and constraints.
+/// before penalties, temperature and constraints; or, for [`Request::post_sampling`], those of the
+/// distribution that the token was drawn from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {
-    /// Of the chosen token.
+    /// Log-probability of the sampled token.
     pub chosen: f32,
-    /// The most likely tokens, best first.
+    /// The most likely tokens, best first; after sampling only those that could be drawn.
     pub top: Vec<(u32, f32)>,
 }
 
@@ -182,6 +191,8 @@ pub enum Ended {
     Complete,
     /// `n_predict` tokens were generated.
     Length,
+    /// A line ended after [`Request::max_time`] had passed.
+    TimeLimit,
     /// The context is full.
     ContextFull,
     /// The deadline passed.
@@ -195,21 +206,21 @@ pub enum Ended {
 /// Statistics of a generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// Why it ended.
+    /// Why the generation ended.
     pub ended: Ended,
     /// The stop string, for [`Ended::Stop`].
     pub stopped_by: Option<String>,
-    /// The token that ended the text and is not part of it, for [`Ended::EndOfText`].
+    /// The end-of-generation token, which is not part of the text, for [`Ended::EndOfText`].
     pub end: Option<u32>,
     /// Tokens of the prompt.
     pub n_prompt: usize,
-    /// Number of these that were cached, so that they were not computed.
+    /// Number of prompt tokens that were cached and therefore not computed.
     pub n_cached: usize,
-    /// Tokens generated, including one that ended the text.
+    /// Tokens generated, including the token that ended the text.
     pub n_generated: usize,
     /// Number of context shifts.
     pub n_shifts: usize,
-    /// Number of times it was paused, because other generations needed its KV blocks.
+    /// Number of times the generation was paused because other generations needed its KV blocks.
     pub n_paused: usize,
     /// Seed of the sampler.
     pub seed: u32,
@@ -220,11 +231,11 @@ pub struct Report {
 /// Durations of a generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// From its submission to its start.
+    /// From the submission of the request to the start of the generation.
     pub queued: Duration,
-    /// From its start to its first token.
+    /// From the start to the first token.
     pub prompt: Duration,
-    /// From its first token to its end.
+    /// From the first token to the end.
     pub generated: Duration,
 }
 
@@ -238,7 +249,7 @@ pub enum Error {
     /// An error of the sampler.
     #[error(transparent)]
     Sample(#[from] text::sample::Error),
-    /// A constraint on the output.
+    /// An error of the constraint on the output.
     #[error(transparent)]
     Constraint(#[from] text::sample::ConstraintError),
     /// An error of the tokenizer.
@@ -258,6 +269,6 @@ impl From<text::tokenizer::Error> for Error {
     }
 }
 
-/// Receives the events of a request, on the scheduler's thread; it must not block. `Break` cancels
-/// the request.
+/// Callback for the events of a request. It runs on the scheduler's thread and must not block.
+/// Returning `Break` cancels the request.
 pub type Sink = Box<dyn FnMut(Update) -> ControlFlow<()> + Send>;

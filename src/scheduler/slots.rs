@@ -18,7 +18,7 @@ pub struct SlotFile {
     pub n_tokens: usize,
     /// Size of the file; 0 for an erased slot.
     pub n_bytes: u64,
-    /// How long it took.
+    /// Duration of the action.
     pub time: Duration,
 }
 
@@ -27,27 +27,27 @@ pub struct SlotFile {
 #[non_exhaustive]
 pub enum SlotError {
     /// The slot does not exist.
-    #[error("no slot {slot}: there are {n_slots}")]
+    #[error("slot {slot} does not exist; the number of slots is {n_slots}")]
     NoSuchSlot {
         /// The requested slot, from 0.
         slot: usize,
         /// Number of slots.
         n_slots: usize,
     },
-    /// A generation runs in it.
+    /// A generation is running in the slot.
     #[error("slot {slot} is in use")]
     Busy {
         /// The slot.
         slot: usize,
     },
-    /// It has no sequence.
+    /// The slot has no sequence.
     #[error("slot {slot} has no cached tokens")]
     Empty {
         /// The slot.
         slot: usize,
     },
-    /// There is no folder for slot files ([`crate::SchedulerOptions::slot_folder`]).
-    #[error("there is no folder for slot files")]
+    /// No folder for slot files is set ([`crate::SchedulerOptions::slot_folder`]).
+    #[error("no folder for slot files is set")]
     NoFolder,
     /// A name that is not a plain file name.
     #[error("'{name}' is not a plain file name")]
@@ -63,13 +63,13 @@ pub enum SlotError {
         /// The system's error.
         reason: io::Error,
     },
-    /// No room in the KV cache beside the running generations.
-    #[error("{n_tokens} tokens do not fit beside the running generations")]
+    /// The running generations leave too little room in the KV cache.
+    #[error("{n_tokens} tokens do not fit in the KV cache next to the running generations")]
     NoRoom {
         /// Tokens of the sequence.
         n_tokens: usize,
     },
-    /// An error of the engine; for a file that is not a saved sequence of this model, too.
+    /// An error of the engine, or a file that is not a saved sequence of this model.
     #[error(transparent)]
     Engine(#[from] engine::Error),
     /// The scheduler is shutting down or has failed.
@@ -144,7 +144,7 @@ impl Worker<'_> {
         let sequence = self.engine.restore(&bytes)?;
         let n_cached = self.engine.n_cached(&sequence);
         if n_cached == 0 && n_tokens > 0 {
-            // All state rows are those of running generations.
+            // Running generations use all state rows.
             return Err(SlotError::NoRoom { n_tokens });
         }
         self.keep(sequence, Some(slot));

@@ -1,8 +1,8 @@
 //! The disk cache: sequences that no longer fit into the KV cache, one file each, in the format of
 //! [`Engine::save`].
 //!
-//! The index is the files themselves: their names say that they are ours, their heads which model
-//! and which tokens they hold. They are read when the cache is opened.
+//! No index file exists. When the cache is opened, the name of each file shows that it belongs to
+//! the cache, and its header contains the model's fingerprint and the tokens.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -29,24 +29,24 @@ struct Spilled {
     tokens: Vec<u32>,
     size: u64,
     used: SystemTime,
-    /// Whether it is on the disk already.
+    /// Whether the file is completely written.
     written: bool,
 }
 
-/// All files of one model in a folder.
+/// The files of one model in the folder of the disk cache.
 #[derive(Debug)]
 pub(crate) struct DiskCache {
     folder: PathBuf,
     most: u64,
     files: Vec<Spilled>,
     writer: FileWriter,
-    /// Reasons why files were not written, to be reported.
+    /// Errors of files that could not be written, not yet reported.
     refused: Vec<String>,
 }
 
 impl DiskCache {
-    /// Opens a folder, which is created if necessary. Files of other models are left alone; those
-    /// that are not ours, too, with a notice.
+    /// Opens the folder, and creates it if necessary. Files of other models are ignored. Files that
+    /// do not belong to the cache are ignored with a notice.
     pub(crate) fn open(
         folder: &Path,
         most: Bytes,
@@ -82,13 +82,13 @@ impl DiskCache {
         Bytes(self.files.iter().map(|file| file.size).sum())
     }
 
-    /// Cached tokens of a file.
+    /// Number of cached tokens in a file.
     pub(crate) fn n_tokens(&self, file: usize) -> usize {
         self.files[file].tokens.len()
     }
 
-    /// The file with the most leading tokens of `tokens`, and their number. The state of a
-    /// recurrent model is that after all tokens of a file.
+    /// The file with the longest common prefix with `tokens`, and the length of that prefix. A
+    /// recurrent model can use only whole files, because a file has the state after its last token.
     pub(crate) fn best(&self, tokens: &[u32], recurrent: bool) -> Option<(usize, usize)> {
         let files = self.files.iter().enumerate();
         let usable = files.map(|(index, file)| {
@@ -98,7 +98,7 @@ impl DiskCache {
         usable.filter(|(_, n)| *n > 0).max_by_key(|(_, n)| *n)
     }
 
-    /// Whether a file offers all that a sequence with these tokens would.
+    /// Whether a file already has the reusable tokens of a sequence with these tokens.
     pub(crate) fn has(&self, tokens: &[u32], recurrent: bool) -> bool {
         self.files.iter().any(|file| {
             let same = !recurrent || file.tokens.len() == tokens.len();
@@ -106,7 +106,7 @@ impl DiskCache {
         })
     }
 
-    /// The bytes of a file, which counts as used now.
+    /// The bytes of a file. Marks the file as used now.
     pub(crate) fn read(&mut self, file: usize) -> io::Result<Vec<u8>> {
         self.wait_for(&self.files[file].path.clone())?;
         let spilled = &mut self.files[file];
@@ -114,13 +114,14 @@ impl DiskCache {
         let mut file = File::open(&spilled.path)?;
         let mut bytes = Vec::with_capacity(usize::try_from(spilled.size).unwrap_or(0));
         file.by_ref().take(spilled.size).read_to_end(&mut bytes)?;
-        // For the order of a later run; a read-only folder stays usable.
+        // A later run evicts files by this time. A failure is ignored, so that a read-only folder
+        // can be used.
         drop(file.set_modified(spilled.used));
         Ok(bytes)
     }
 
-    /// Writes a sequence with these cached tokens, soon. The least recently used files give way,
-    /// and so do those that the new one replaces.
+    /// Queues a sequence with these cached tokens for writing. Deletes files that the new one
+    /// replaces, and the least recently used files if the cache is full.
     pub(crate) fn store(
         &mut self,
         tokens: &[u32],
@@ -130,7 +131,7 @@ impl DiskCache {
         let size = bytes.len() as u64;
         if size > self.most {
             let (size, most) = (Bytes(size), Bytes(self.most));
-            let text = format!("it has {size}, the disk cache holds {most}");
+            let text = format!("the sequence has {size}, but the disk cache holds only {most}");
             return Err(io::Error::new(io::ErrorKind::StorageFull, text));
         }
         let mut index = 0;
@@ -150,7 +151,7 @@ impl DiskCache {
         Ok(())
     }
 
-    /// Reasons why files were not written since the last call.
+    /// Errors of files that could not be written since the last call.
     pub(crate) fn take_refused(&mut self) -> Vec<String> {
         while let Some(written) = self.writer.try_next() {
             self.note(written);
@@ -185,7 +186,7 @@ impl DiskCache {
         }
     }
 
-    /// Deletes least recently used files until `more` bytes fit.
+    /// Deletes the least recently used files until `more` bytes fit.
     fn shrink(&mut self, more: u64) {
         while self.total().0 + more > self.most {
             let files = self.files.iter().enumerate();
@@ -197,7 +198,7 @@ impl DiskCache {
     /// Deletes a file, and returns its path.
     pub(crate) fn remove(&mut self, file: usize) -> PathBuf {
         let path = self.files[file].path.clone();
-        // If it could not be written, nothing has to be deleted.
+        // If the file could not be written, it does not have to be deleted.
         drop(self.wait_for(&path));
         self.forget(&path);
         path
@@ -216,7 +217,7 @@ impl DiskCache {
     }
 }
 
-/// A name for the model and the tokens: the head holds the model's fingerprint, the tokens follow.
+/// The file name: a hash of the header, which has the model's fingerprint, and of the tokens.
 fn name_of(bytes: &[u8]) -> String {
     let n_tokens = bytes.get(16..20).and_then(|word| word.first_chunk().copied());
     let n_tokens = n_tokens.map_or(0, |word| u32::from_le_bytes(word) as usize);
@@ -225,8 +226,8 @@ fn name_of(bytes: &[u8]) -> String {
     format!("{PREFIX}{:016x}{EXTENSION}", hash.finish())
 }
 
-/// Reads the head of a file. `None` for one of another model, and for files that are being
-/// written.
+/// Reads the header and the tokens of a file. `None` for a file of another model and for a file
+/// that is still being written.
 fn parse(path: &Path, engine: &Engine) -> Result<Option<Spilled>, String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     if name.ends_with(files::UNFINISHED) {
@@ -247,7 +248,7 @@ fn parse(path: &Path, engine: &Engine) -> Result<Option<Spilled>, String> {
         Err(error) => return Err(error.to_string()),
     };
     if head.n_cached > head.n_tokens || head.n_tokens > engine.max_tokens() {
-        return Err(format!("{} tokens", head.n_tokens));
+        return Err(format!("invalid token count {}", head.n_tokens));
     }
     let mut bytes = vec![0; 4 * head.n_cached];
     file.read_exact(&mut bytes).map_err(read)?;

@@ -1,23 +1,24 @@
-//! The state of a scheduler, for people and monitoring.
+//! The state of a scheduler, for monitoring.
 
 use std::time::Duration;
 
-use engine::{LayerActivity, StepStats};
+use engine::{FiredNeurons, LayerActivity, StepStats};
 
 /// State of a scheduler after its latest step.
 #[derive(Clone, Debug)]
 pub struct Status {
-    /// Whether it accepts requests; false after a panic of its thread.
+    /// Whether the scheduler works; false after a panic of its thread.
     pub healthy: bool,
-    /// Whether it is shutting down.
+    /// Whether the scheduler is shutting down.
     pub shutting_down: bool,
-    /// Generations that can run at once, each in a slot.
+    /// The slots. Each can run one generation at a time.
     pub slots: Vec<SlotStatus>,
-    /// Requests that wait to run for the first time.
+    /// Number of requests that have not started yet.
     pub n_queued: usize,
-    /// Generations that wait for KV blocks after they ran, and choices that wait for their prompt.
+    /// Number of paused generations, which wait for KV blocks, and of choices whose prompt was
+    /// computed by the first choice.
     pub n_paused: usize,
-    /// Idle sequences in the KV cache.
+    /// Number of idle sequences in the KV cache.
     pub n_idle: usize,
     /// Tokens of context, over all sequences.
     pub n_ctx: usize,
@@ -29,12 +30,15 @@ pub struct Status {
     pub n_blocks_used: usize,
     /// Sequences in the disk cache.
     pub n_disk_files: usize,
-    /// Their size in bytes.
+    /// Size of the disk cache in bytes.
     pub disk_bytes: u64,
     /// Totals since the start.
     pub counters: Counters,
-    /// Activity of each layer since the model was opened, read now and then.
+    /// Activity of each layer since the model was opened, updated periodically.
     pub layers: Vec<LayerActivity>,
+    /// The neurons that fired in a decode step a moment ago; without layers if nothing is watched
+    /// ([`Scheduler::watch`](crate::Scheduler::watch)).
+    pub fired: FiredNeurons,
     /// Memory of the devices, the CPU first.
     pub devices: Vec<DeviceStatus>,
 }
@@ -53,17 +57,17 @@ pub struct DeviceStatus {
 /// State of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotStatus {
-    /// Number of the slot, from 0.
+    /// Index of the slot.
     pub id: usize,
-    /// What its generation does.
+    /// Phase of the slot's generation.
     pub phase: SlotPhase,
-    /// Number of its latest request, from 1; 0 before the first.
+    /// Id of the slot's latest request, from 1; 0 before the first request.
     pub task: u64,
     /// Tokens of the prompt.
     pub n_prompt: usize,
-    /// Number of these that were cached.
+    /// Number of prompt tokens that were cached.
     pub n_cached: usize,
-    /// Tokens of the sequence that are computed.
+    /// Computed tokens of the sequence.
     pub n_tokens: usize,
     /// Tokens generated.
     pub n_generated: usize,
@@ -71,14 +75,14 @@ pub struct SlotStatus {
     pub n_left: Option<usize>,
 }
 
-/// What the generation of a slot does.
+/// The phase of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotPhase {
     /// The slot is free; its sequence may be cached.
     Idle,
-    /// The prompt is computed.
+    /// The prompt is being computed.
     Prefill,
-    /// Tokens are generated.
+    /// Tokens are being generated.
     Decode,
 }
 
@@ -89,34 +93,36 @@ pub struct Counters {
     pub prompt_tokens: u64,
     /// Tokens of prompts that were cached.
     pub cached_tokens: u64,
-    /// The number of these that came from the disk cache.
+    /// Number of cached tokens that came from the disk cache.
     pub disk_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
     /// Tokens computed again after a pause, a context shift or a lost device.
     pub recomputed_tokens: u64,
-    /// Time of prefill steps.
+    /// Time of prefill steps, of embeddings, and of the prompt's share of decode steps.
     pub prompt_time: Duration,
-    /// Time of decode steps.
+    /// Time of decode steps without that share.
     pub generated_time: Duration,
-    /// Decode steps.
+    /// Decode steps, and pieces of texts that are embedded.
     pub n_steps: u64,
-    /// Sum over the decode steps of the generations in each.
+    /// Sum over these steps of the generations or texts in each.
     pub n_busy_slots: u64,
+    /// Tokens of the longest sequence so far.
+    pub n_tokens_max: u64,
     /// Requests accepted.
     pub n_requests: u64,
-    /// Generations that ended, errors excluded.
+    /// Generations that ended without an error.
     pub n_finished: u64,
-    /// Generations that an error ended.
+    /// Generations that ended with an error.
     pub n_failed: u64,
-    /// Times that a generation was paused.
+    /// Number of times that a generation was paused.
     pub n_paused: u64,
     /// Idle sequences evicted from the KV cache.
     pub n_evicted: u64,
     /// Sequences written to the disk cache.
     pub n_spilled: u64,
-    /// Sequences restored from it.
+    /// Sequences restored from the disk cache.
     pub n_restored: u64,
-    /// Neuron statistics, read now and then.
+    /// Neuron statistics, updated periodically.
     pub neurons: StepStats,
 }

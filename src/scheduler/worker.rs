@@ -1,10 +1,10 @@
-//! The thread of a scheduler: takes requests, runs steps, ends generations.
+//! The scheduler's thread: receives requests, runs steps, and ends generations.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::{Engine, Sequence};
+use engine::{Engine, FiredNeurons, Sequence};
 use hal::Bytes;
 
 use crate::choice::{Choice, End};
@@ -17,14 +17,17 @@ use crate::request::{Ended, Error};
 use crate::spill::DiskCache;
 use crate::status::{Counters, DeviceStatus, SlotPhase, SlotStatus, Status};
 
-/// Steps between two readings of the neuron counters.
+/// Number of steps between two readings of the neuron counters.
 const STEPS_PER_READING: u64 = 64;
-/// Time after which slower steps read them too, so that a picture of them moves.
+/// Maximum time between two readings of the neuron counters, so that the live view is updated even
+/// if steps are slow.
 const READING_PERIOD: Duration = Duration::from_millis(200);
+/// Time between two steps that record the neurons that fire.
+const WATCH_PERIOD: Duration = Duration::from_millis(40);
 /// Tokens of prefill between two decode steps on a CPU.
 const PIECE_ON_CPU: usize = 128;
 
-/// Everything that the thread starts with.
+/// The inputs of the thread.
 #[derive(Debug)]
 pub(crate) struct Setup {
     engine: Engine,
@@ -85,6 +88,7 @@ impl Setup {
             n_disk_files: self.disk.as_ref().map_or(0, DiskCache::n_files),
             disk_bytes: self.disk.as_ref().map_or(0, |disk| disk.total().0),
             counters: Counters::default(),
+            fired: FiredNeurons::default(),
             devices: devices.collect(),
         }
     }
@@ -96,23 +100,29 @@ pub(crate) struct Running<'t> {
     pub(crate) slot: usize,
     pub(crate) sequence: Sequence,
     pub(crate) choice: Choice<'t>,
-    /// Number of the latest step that computed a piece of its prompt.
+    /// Number of the latest step that computed a chunk of this prompt.
     pub(crate) latest_piece: u64,
-    /// Tokens in the sequence before the step.
+    /// Number of tokens in the sequence before the step.
     pub(crate) start: usize,
-    /// Tokens in the sequence after the step, as planned.
+    /// Planned number of tokens in the sequence after the step.
     pub(crate) end: usize,
 }
 
 impl Running<'_> {
-    /// Tokens that are in the sequence.
+    /// Number of tokens in the sequence.
     pub(crate) fn n_fed(&self) -> usize {
         self.sequence.tokens().len()
     }
 
-    /// Tokens that the step computes, as planned.
+    /// Planned number of tokens that the step still has to compute.
     pub(crate) fn n_take(&self) -> usize {
         self.end.saturating_sub(self.n_fed())
+    }
+
+    /// The number of these that belong to the prompt.
+    pub(crate) fn n_take_of_prompt(&self) -> usize {
+        let n_prompt = self.choice.n_prompt;
+        self.end.min(n_prompt).saturating_sub(self.n_fed())
     }
 
     /// Tokens that are not computed yet; the logits after the last one give the next token.
@@ -130,23 +140,34 @@ pub(crate) struct Worker<'t> {
     pub(crate) piece: usize,
     pub(crate) options: SchedulerOptions,
     pub(crate) running: Vec<Running<'t>>,
-    /// Requests that have not started, paused choices, and choices whose prompt was computed by
-    /// the first one, in order of arrival.
+    /// Requests that have not started, paused choices, and choices whose prompt the first choice
+    /// has computed, in order of arrival.
     pub(crate) waiting: Vec<Choice<'t>>,
     pub(crate) idle: Idle,
     pub(crate) disk: Option<DiskCache>,
     pub(crate) counters: Counters,
     pub(crate) embedding: Embedding,
-    /// Steps so far, of both kinds.
+    /// Number of steps so far, prefill and decode.
     pub(crate) n_steps: u64,
-    /// Per slot: number of the latest request, and of the step in which it started or ended.
+    /// For each slot, the number of its latest request, and the number of the step in which that
+    /// request started or ended.
     pub(crate) slots: Vec<(u64, u64)>,
-    /// Reused memory of [`Engine::n_distinct_blocks`].
+    /// Scratch memory of [`Engine::n_distinct_blocks`].
     pub(crate) seen: Vec<bool>,
-    /// Whether statistics changed since the neuron counters were read.
+    /// Number of steps since the neuron counters were read.
     unread: u64,
-    /// When the neuron counters were read.
+    /// When the neuron counters were last read.
     read_at: Instant,
+    pub(crate) watch: Watch,
+}
+
+/// Which steps record the neurons that fire.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    /// Whether the current step does.
+    pub(crate) step: bool,
+    /// When the latest of them ended; `None` if the engine has no memory for it.
+    pub(crate) at: Option<Instant>,
 }
 
 /// Runs the scheduler until it is stopped. A panic fails all generations and all later calls.
@@ -173,12 +194,13 @@ pub(crate) fn run(shared: &Arc<Shared>, setup: Setup) {
         seen: Vec::new(),
         unread: 0,
         read_at: Instant::now(),
+        watch: Watch::default(),
     };
     let ended = catch_unwind(AssertUnwindSafe(|| worker.run()));
     let (jobs, commands) = {
         let mut inbox = shared.inbox();
         inbox.failed = ended.is_err();
-        // Handles return errors from now on.
+        // Once `stop` is set, handles refuse all calls.
         inbox.stop.get_or_insert_with(Instant::now);
         worker.embedding.jobs.extend(inbox.embeds.drain(..));
         (std::mem::take(&mut inbox.jobs), std::mem::take(&mut inbox.commands))
@@ -189,7 +211,7 @@ pub(crate) fn run(shared: &Arc<Shared>, setup: Setup) {
     let running = worker.running.drain(..).map(|running| running.choice);
     let queued = jobs.into_iter().map(|job| Choice::of(job, &shared.tokenizer, false));
     for choice in running.chain(worker.waiting.drain(..)).chain(queued) {
-        // The panic may be that of a sink.
+        // A sink may have caused the panic, and may panic again.
         drop(catch_unwind(AssertUnwindSafe(|| choice.fail(&error))));
     }
     if ended.is_err() {
@@ -209,6 +231,7 @@ impl<'t> Worker<'t> {
                     self.end_all(Ended::Shutdown);
                 }
             }
+            self.end_watch();
             self.end_cancelled();
             self.admit();
             let embedded = self.embed();
@@ -233,7 +256,7 @@ impl<'t> Worker<'t> {
         }
     }
 
-    /// Takes the jobs and commands that arrived.
+    /// Takes the jobs and texts that have arrived, and returns the commands.
     fn take_input(&mut self) -> Vec<Command> {
         let shared = self.shared;
         let mut inbox = shared.inbox();
@@ -253,12 +276,20 @@ impl<'t> Worker<'t> {
         drop(reply.send(self.act(slot, action)));
     }
 
-    /// A request has left the queue.
-    pub(crate) fn leaves_queue(&self, choice: &Choice<'_>) {
+    /// A request has left the queue; if it `starts`, a slot is taken at the same moment.
+    pub(crate) fn leaves_queue(&self, choice: &Choice<'_>, starts: bool) {
+        let mut inbox = self.shared.inbox();
         if choice.is_queued() {
-            let mut inbox = self.shared.inbox();
             inbox.n_queued = inbox.n_queued.saturating_sub(1);
         }
+        inbox.n_free = self.n_free().saturating_sub(usize::from(starts));
+    }
+
+    /// Slots that queued requests may take: paused choices, and those of requests that run, come
+    /// first.
+    fn n_free(&self) -> usize {
+        let paused = self.waiting.iter().filter(|choice| !choice.is_queued()).count();
+        self.n_parallel.saturating_sub(self.running.len() + paused)
     }
 
     /// Fails the requests that have not started, because the scheduler stops.
@@ -268,7 +299,7 @@ impl<'t> Worker<'t> {
         let (queued, paused) = waiting.into_iter().partition(Choice::is_queued);
         self.waiting = paused;
         for choice in Vec::from_iter::<Vec<Choice<'_>>>(queued) {
-            self.leaves_queue(&choice);
+            self.leaves_queue(&choice, false);
             choice.fail(&Error::ShuttingDown);
         }
     }
@@ -282,7 +313,7 @@ impl<'t> Worker<'t> {
         }
     }
 
-    /// Ends what its receiver gave up, and what is too late.
+    /// Ends cancelled generations and those whose deadline has passed.
     fn end_cancelled(&mut self) {
         let now = Instant::now();
         let ended = |choice: &Choice<'_>| {
@@ -305,7 +336,7 @@ impl<'t> Worker<'t> {
     }
 
     fn finish_waiting(&mut self, choice: Choice<'_>, how: Ended) {
-        self.leaves_queue(&choice);
+        self.leaves_queue(&choice, false);
         self.counters.n_finished += 1;
         self.publish();
         choice.finish(how.into());
@@ -319,12 +350,13 @@ impl<'t> Worker<'t> {
         if choice.reuses {
             self.keep(sequence, Some(slot));
         }
-        // Whoever sees the end sees its effect in the status.
+        // Update the status first, so that a caller who receives the end also sees it in the
+        // status.
         self.publish();
         choice.finish(end);
     }
 
-    /// Ends a generation by an error. Its sequence is dropped.
+    /// Ends a generation with an error, and drops its sequence.
     pub(crate) fn fail(&mut self, index: usize, error: Error) {
         let running = self.running.remove(index);
         self.counters.n_failed += 1;
@@ -346,15 +378,39 @@ impl<'t> Worker<'t> {
                 status.layers.clear();
                 status.layers.extend_from_slice(self.engine.layer_activity());
             }
-            // The next step meets the same error.
+            // The next step reports the same error to the generations.
             Err(error) => {
                 (self.options.observer)(&Notice::StepFailed { reason: error.to_string() });
             }
         }
     }
 
+    /// Whether a decode step records the neurons that fire: while handles watch, those steps that
+    /// begin at least [`WATCH_PERIOD`] after the latest.
+    pub(crate) fn watches(&self) -> bool {
+        let late = self.watch.at.is_none_or(|at| at.elapsed() >= WATCH_PERIOD);
+        late && self.shared.is_watched()
+    }
+
+    /// After a step that recorded the neurons that fired.
+    pub(crate) fn publish_fired(&mut self) {
+        self.watch = Watch { step: false, at: Some(Instant::now()) };
+        self.shared.status().fired.clone_from(self.engine.fired());
+    }
+
+    /// Releases the engine's memory for watched steps after the last watcher has left.
+    fn end_watch(&mut self) {
+        if self.watch.at.is_some() && !self.shared.is_watched() {
+            self.watch = Watch::default();
+            self.engine.stop_watching();
+            self.shared.status().fired.clone_from(self.engine.fired());
+        }
+    }
+
     /// Updates the status that handles read.
-    fn publish(&mut self) {
+    pub(crate) fn publish(&mut self) {
+        let n_free = self.n_free();
+        self.shared.inbox().n_free = n_free;
         let mut status = self.shared.status();
         status.n_paused = self.waiting.iter().filter(|choice| !choice.is_queued()).count();
         status.n_idle = self.idle.len();

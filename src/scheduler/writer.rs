@@ -1,4 +1,4 @@
-//! Writes files on a thread of its own, so that no step waits for the disk.
+//! Writes files on a separate thread, so that steps do not wait for the disk.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use crate::files;
 
 /// A file and its contents.
 type Job = (PathBuf, Vec<u8>);
-/// A file that was written, or the reason why it was not.
+/// A file, and whether writing it succeeded.
 pub(crate) type Written = (PathBuf, io::Result<()>);
 
-/// The thread, which writes files in order. Dropping this waits until all are written.
+/// The thread that writes files, in order. Dropping the writer waits until all files are written.
 #[derive(Debug)]
 pub(crate) struct FileWriter {
     jobs: Option<SyncSender<Job>>,
@@ -31,7 +31,8 @@ fn write_all(jobs: &Receiver<Job>, written: &Sender<Written>) {
 
 impl FileWriter {
     pub(crate) fn start() -> io::Result<FileWriter> {
-        // One file is written and one waits: more would take memory without end.
+        // Queue at most one file while another is written, because an unbounded queue would use
+        // unbounded memory.
         let (jobs, to_write) = sync_channel(1);
         let (done, written) = channel();
         let named = thread::Builder::new().name("disk-cache".to_owned());
@@ -39,18 +40,18 @@ impl FileWriter {
         Ok(FileWriter { jobs: Some(jobs), written, thread: Some(thread) })
     }
 
-    /// Writes a file soon; waits while two others are not written yet.
+    /// Queues a file for writing. Blocks while one file is being written and another is queued.
     pub(crate) fn write(&self, path: &Path, bytes: Vec<u8>) -> io::Result<()> {
         let sent = self.jobs.as_ref().map(|jobs| jobs.send((path.to_owned(), bytes)));
         sent.and_then(Result::ok).ok_or_else(ended)
     }
 
-    /// A file that was written since the last call.
+    /// The next finished file; `None` if no further file is finished.
     pub(crate) fn try_next(&self) -> Option<Written> {
         self.written.try_recv().ok()
     }
 
-    /// Waits for the next file that is written.
+    /// Waits for the next finished file.
     pub(crate) fn next(&self) -> io::Result<Written> {
         self.written.recv().map_err(|_| ended())
     }
@@ -64,7 +65,7 @@ impl Drop for FileWriter {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there only loses files of a cache.
+            // A panic of the thread only loses cache files.
             drop(thread.join());
         }
     }

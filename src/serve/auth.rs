@@ -14,18 +14,18 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Empty keys are dropped.
+    /// Accepts these keys, except empty ones.
     pub(crate) fn new(keys: Vec<String>) -> Keys {
         Keys(keys.into_iter().filter(|key| !key.is_empty()).collect())
     }
 
-    /// Whether every request is served.
+    /// Whether no keys are set, so that every request is served.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether a request with these headers may be served. The time of a comparison depends on
-    /// the length of the given key alone.
+    /// Whether a request with these headers may be served. The time of the comparison depends only
+    /// on the length of the given key.
     pub(crate) fn admit(&self, headers: &HeaderMap) -> bool {
         if self.0.is_empty() {
             return true;
@@ -37,8 +37,8 @@ impl Keys {
     }
 }
 
-/// The key of a request: `Authorization: Bearer KEY` as OpenAI's clients send it, or
-/// `x-api-key: KEY` as Anthropic's do.
+/// The key in the headers: `Authorization: Bearer KEY` as sent by OpenAI's clients, or `x-api-key:
+/// KEY` as sent by Anthropic's.
 fn given(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
         let (scheme, key) = value.as_bytes().split_at_checked(7)?;

@@ -1,4 +1,4 @@
-//! Times and ids of answers.
+//! Timestamps and ids for responses.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// The time in UTC as RFC 3339 writes it, to the millisecond.
+/// The time in UTC in the format of RFC 3339, with milliseconds.
 pub(crate) fn timestamp(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
@@ -17,8 +17,8 @@ pub(crate) fn timestamp(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
-/// Year, month and day of a day since 1970. Source: Howard Hinnant, "chrono-Compatible Low-Level
-/// Date Algorithms", `civil_from_days`.
+/// Converts days since 1970-01-01 to year, month and day. Source: Howard Hinnant,
+/// "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.
 fn civil(days: u64) -> [u64; 3] {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

@@ -13,17 +13,19 @@ pub type LogSink = Arc<dyn Fn(&str) + Send + Sync>;
 /// Where the server listens, who may use it, and its limits.
 #[derive(Clone)]
 pub struct Config {
-    /// Where it listens.
+    /// The address that the server listens on.
     pub address: Address,
     /// Certificate and key for TLS; `None` for plain HTTP.
     pub tls: Option<TlsFiles>,
     /// Accepted API keys; empty accepts every request.
     pub keys: Vec<String>,
-    /// Pages of other origins that may use the server from a browser.
+    /// Other origins whose web pages may use the server.
     pub cors: Cors,
-    /// Names of the model in answers and in `/v1/models`; the first one is its id. Empty for the
-    /// name of the file.
+    /// Names of the model in responses and in `/v1/models`. The first one is its id. If empty, the
+    /// file's name is used.
     pub aliases: Vec<String>,
+    /// Tags of the model in `/v1/models`.
+    pub tags: Vec<String>,
     /// Limits.
     pub limits: Limits,
     /// Optional endpoints.
@@ -34,7 +36,7 @@ pub struct Config {
 
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Keys are not shown.
+        // Never print API keys.
         let Config { address, limits, endpoints, .. } = self;
         let mut out = f.debug_struct("Config");
         out.field("address", address).field("limits", limits).field("endpoints", endpoints);
@@ -50,6 +52,7 @@ impl Default for Config {
             keys: Vec::new(),
             cors: Cors::Off,
             aliases: Vec::new(),
+            tags: Vec::new(),
             limits: Limits::default(),
             endpoints: Endpoints::default(),
             log: LogOptions { format: LogFormat::Text, verbose: false, sink: Arc::new(|_| {}) },
@@ -80,12 +83,12 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// Which origins a browser may send requests from.
+/// The origins whose web pages may send requests (CORS).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cors {
     /// Only the server's own page.
     Off,
-    /// Pages of this machine: `localhost`, `127.0.0.1` and `[::1]` on any port.
+    /// Pages served by this machine: `localhost`, `127.0.0.1` and `[::1]` on any port.
     Localhost,
     /// Any page.
     Any,
@@ -96,9 +99,9 @@ pub enum Cors {
 /// Limits of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Largest body of a request in bytes.
+    /// Maximum size of a request body, in bytes.
     pub body: usize,
-    /// Time for the body to arrive, and for an answer to be complete.
+    /// Time limit for receiving the body, and for completing the response.
     pub time: Duration,
     /// Maximum number of tokens of one answer; `None`: limited only by the context.
     pub n_predict: Option<usize>,
@@ -106,9 +109,10 @@ pub struct Limits {
     pub n_choices: usize,
     /// Maximum number of open connections.
     pub connections: usize,
-    /// Time for open requests to end when the server stops.
+    /// Time that open requests get to finish when the server stops.
     pub grace: Duration,
-    /// Time without an event after which a stream sends a comment, so that proxies keep it open.
+    /// Time without an event after which a stream sends a comment, so that proxies keep the
+    /// connection open.
     pub keep_alive: Duration,
 }
 
@@ -173,14 +177,14 @@ pub enum LogFormat {
     Json,
 }
 
-/// What requests get that do not say otherwise.
+/// Settings of requests that do not set their own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Defaults {
     /// The sampler.
     pub sampler: SamplerConfig,
     /// Maximum number of generated tokens; `None`: limited only by the context.
     pub n_predict: Option<usize>,
-    /// Continue after tokens that end a text.
+    /// Continue after end-of-generation tokens.
     pub ignore_eos: bool,
     /// Stop strings, in addition to those of a request.
     pub stops: Vec<String>,
@@ -188,7 +192,7 @@ pub struct Defaults {
     pub special: bool,
     /// Separate reasoning from the answer.
     pub splits_reasoning: bool,
-    /// How embeddings are pooled; `None` for the model's own way.
+    /// How embeddings are pooled; `None` for the model's default.
     pub pooling: Option<Pooling>,
 }
 

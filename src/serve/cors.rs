@@ -1,4 +1,4 @@
-//! Cross-origin requests of browsers.
+//! Cross-origin requests from browsers.
 
 use std::net::IpAddr;
 
@@ -19,10 +19,9 @@ pub(crate) fn allowed(cors: &Cors, headers: &HeaderMap) -> Option<HeaderValue> {
     allows.then(|| origin.clone())
 }
 
-/// Whether a server without keys serves a request with these headers that a web page may have sent:
-/// browsers name the page's origin. The server's own page is served under `localhost` or an IP
-/// address; under another name it may be a foreign page whose name was made to lead here (DNS
-/// rebinding).
+/// Whether a server without API keys serves a request with these headers. Browsers send the origin
+/// of the page. The server's own page must come from `localhost` or an IP address, because any
+/// other name could belong to a malicious page and resolve to this machine (DNS rebinding).
 pub(crate) fn trusts(cors: &Cors, headers: &HeaderMap) -> bool {
     let Some(origin) = headers.get(header::ORIGIN) else { return true };
     if allowed(cors, headers).is_some() {
@@ -39,7 +38,7 @@ pub(crate) fn trusts(cors: &Cors, headers: &HeaderMap) -> bool {
     })
 }
 
-/// Whether an origin is a page of this machine.
+/// Whether this machine serves the pages of `origin`.
 fn is_local(origin: &str) -> bool {
     let host = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
     host.is_some_and(|host| {
@@ -50,12 +49,12 @@ fn is_local(origin: &str) -> bool {
     })
 }
 
-/// Whether a browser asks which requests it may send.
+/// Whether the request is a CORS preflight request.
 pub(crate) fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
     method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// Adds the headers that allow `origin` to read an answer.
+/// Adds the headers that allow pages of `origin` to read the response.
 pub(crate) fn allow(origin: HeaderValue, headers: &mut HeaderMap) {
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
@@ -64,10 +63,11 @@ pub(crate) fn allow(origin: HeaderValue, headers: &mut HeaderMap) {
     headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
 }
 
-/// Adds the answer to a preflight request. With credentials, browsers do not take `*` for the
-/// header `authorization`, so the requested names are repeated.
+/// Adds the response headers of a preflight request. With credentials, browsers do not accept `*`
+/// for the `authorization` header, so the requested header names are echoed.
 pub(crate) fn answer_preflight(request: &HeaderMap, headers: &mut HeaderMap) {
-    let methods = HeaderValue::from_static("GET, POST, OPTIONS");
+    // DELETE as in llama-server; the router answers it with 405.
+    let methods = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
     if let Some(names) = request.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
         headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());

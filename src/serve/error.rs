@@ -1,4 +1,4 @@
-//! Errors of requests, as the clients of OpenAI, Anthropic and llama-server read them.
+//! Errors of requests, in the formats of OpenAI, Anthropic and llama-server.
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -8,14 +8,14 @@ use serde_json::{Map, Value, json};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
-    /// llama-server's name of the error's type.
+    /// The error type under llama-server's name.
     pub(crate) kind: &'static str,
     pub(crate) message: String,
     /// The field of the request that is at fault.
     pub(crate) param: Option<String>,
     /// Seconds after which the client may try again.
     pub(crate) retry_after: Option<u32>,
-    /// False where a retry fails in the same way.
+    /// False if a retry would fail in the same way.
     pub(crate) can_retry: bool,
     /// Further members of the error object, such as the number of prompt tokens.
     pub(crate) more: Box<Map<String, Value>>,
@@ -47,7 +47,7 @@ impl ApiError {
         ApiError::invalid(format!("`{name}` {problem}")).of(name)
     }
 
-    /// 400: the field `name` has a value that this server cannot act on yet.
+    /// 400: the field `name` has a value that this server does not support yet.
     pub(crate) fn unsupported_field(name: &str, reason: &str) -> ApiError {
         ApiError::invalid(format!("`{name}` is not supported: {reason}")).of(name)
     }
@@ -65,7 +65,7 @@ impl ApiError {
         error
     }
 
-    /// 401: no key, or a wrong one.
+    /// 401: the API key is missing or wrong.
     pub(crate) fn unauthorized() -> ApiError {
         let message = "invalid or missing API key; send `Authorization: Bearer KEY`";
         ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
@@ -76,12 +76,12 @@ impl ApiError {
         ApiError::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
-    /// 404: no such path, model or file.
+    /// 404: the path, model or file does not exist.
     pub(crate) fn not_found(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message)
     }
 
-    /// 405: the path exists, with another method.
+    /// 405: the path does not support this method.
     pub(crate) fn method() -> ApiError {
         let message = "this path does not accept this method";
         ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
@@ -99,7 +99,7 @@ impl ApiError {
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     }
 
-    /// 415: the body is not JSON by its own declaration.
+    /// 415: the content type of the body is not JSON.
     pub(crate) fn not_json(found: &str) -> ApiError {
         let message = format!("expected content-type application/json, found {found}");
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
@@ -124,16 +124,16 @@ impl ApiError {
 
     /// 501: the model or the server lacks what the endpoint needs.
     pub(crate) fn not_supported(message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message).final_()
+        ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message).no_retry()
     }
 
-    /// 503: not now.
+    /// 503: temporarily unavailable.
     pub(crate) fn unavailable(message: impl Into<String>) -> ApiError {
         let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message);
         ApiError { retry_after: Some(1), ..error }
     }
 
-    /// 503 while the model is loaded.
+    /// 503: the model is still loading.
     pub(crate) fn loading() -> ApiError {
         ApiError::unavailable("Loading model")
     }
@@ -142,21 +142,21 @@ impl ApiError {
     pub(crate) fn timeout(seconds: u64) -> ApiError {
         let message = format!("the request took longer than the limit of {seconds} s (--timeout)");
         let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message);
-        error.final_()
+        error.no_retry()
     }
 
-    /// Names the field at fault.
+    /// Adds the name of the field at fault.
     pub(crate) fn of(mut self, name: &str) -> ApiError {
         self.param = Some(name.to_owned());
         self
     }
 
-    /// A retry would fail in the same way.
-    pub(crate) fn final_(self) -> ApiError {
+    /// Marks the error as final: a retry would fail in the same way.
+    pub(crate) fn no_retry(self) -> ApiError {
         ApiError { can_retry: false, retry_after: None, ..self }
     }
 
-    /// The error object of OpenAI and llama-server, without the outer object.
+    /// The error object of OpenAI and llama-server, without the enclosing object.
     pub(crate) fn object(&self) -> Value {
         let mut error = json!({
             "message": self.message,
@@ -170,12 +170,12 @@ impl ApiError {
         error
     }
 
-    /// The whole body of OpenAI and llama-server.
+    /// The response body in the format of OpenAI and llama-server.
     pub(crate) fn openai(&self) -> Value {
         json!({ "error": self.object() })
     }
 
-    /// The whole body of Anthropic.
+    /// The response body in Anthropic's format.
     pub(crate) fn anthropic(&self) -> Value {
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
@@ -208,8 +208,8 @@ impl ApiError {
 }
 
 impl IntoResponse for ApiError {
-    /// With OpenAI's body. The error itself stays with the response, so that the outer layer can
-    /// write it as Anthropic does.
+    /// Responds with OpenAI's body. The error itself is attached to the response, so that the
+    /// middleware can convert it to Anthropic's format.
     fn into_response(self) -> Response {
         let mut response = self.response(&self.openai());
         response.extensions_mut().insert(self);

@@ -1,15 +1,16 @@
-//! The fields of a request: each is taken by name and checked; what is left is unknown.
+//! The fields of a request. Each field is removed by name and checked; remaining fields are
+//! unknown.
 
 use serde_json::{Map, Value};
 
 use crate::error::{ApiError, Result};
 
-/// The members of a request's JSON object that were not read yet. A null counts as absent.
+/// The members of a request's JSON object that have not been read yet. A null counts as absent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fields(Map<String, Value>);
 
 impl Fields {
-    /// From a body.
+    /// Parses a request body.
     ///
     /// # Errors
     /// 400 for anything but a JSON object.
@@ -26,17 +27,17 @@ impl Fields {
         }
     }
 
-    /// From an object inside a request.
+    /// The fields of an object inside a request.
     pub(crate) fn of(map: Map<String, Value>) -> Fields {
         Fields(map)
     }
 
-    /// Adds members, which replace those of the same names.
+    /// Adds members; existing members of the same name are replaced.
     pub(crate) fn merge(&mut self, more: Map<String, Value>) {
         self.0.extend(more);
     }
 
-    /// The value of a field, of any type.
+    /// Removes a field and returns its value, of any type.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.0.shift_remove(name).filter(|value| !value.is_null())
     }
@@ -46,12 +47,12 @@ impl Fields {
         self.0.get(name).is_some_and(|value| !value.is_null())
     }
 
-    /// Names that were not read.
+    /// Names of the fields that were not read.
     pub(crate) fn unknown(&self) -> Vec<&str> {
         self.0.keys().map(String::as_str).collect()
     }
 
-    /// true or false.
+    /// Removes a Boolean field.
     ///
     /// # Errors
     /// 400 for another type.
@@ -63,10 +64,10 @@ impl Fields {
         }
     }
 
-    /// A finite number in `range`, as single precision.
+    /// Removes a field with a finite number in `range`, converted to single precision.
     ///
     /// # Errors
-    /// 400 for another type or a value outside.
+    /// 400 for another type or a value out of range.
     pub(crate) fn number(&mut self, name: &str, range: [f32; 2]) -> Result<Option<f32>> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let [least, most] = range;
@@ -86,10 +87,10 @@ impl Fields {
         }
     }
 
-    /// An integer in `least..=most`. `2.0` is an integer too.
+    /// Removes a field with an integer in `least..=most`. `2.0` counts as an integer.
     ///
     /// # Errors
-    /// 400 for another type or a value outside.
+    /// 400 for another type or a value out of range.
     pub(crate) fn integer(&mut self, name: &str, range: [i64; 2]) -> Result<Option<i64>> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let [least, most] = range;
@@ -107,7 +108,7 @@ impl Fields {
         }
     }
 
-    /// A count, from 0 to `most`.
+    /// Removes a field with a count from 0 to `most`.
     ///
     /// # Errors
     /// As [`Fields::integer`].
@@ -117,7 +118,7 @@ impl Fields {
         Ok(n.and_then(|n| usize::try_from(n).ok()))
     }
 
-    /// A text.
+    /// Removes a field with a string.
     ///
     /// # Errors
     /// 400 for another type.
@@ -129,7 +130,7 @@ impl Fields {
         }
     }
 
-    /// A text or a list of texts.
+    /// Removes a field with a string or a list of strings.
     ///
     /// # Errors
     /// 400 for another type.
@@ -146,7 +147,7 @@ impl Fields {
         }
     }
 
-    /// An object.
+    /// Removes a field with an object.
     ///
     /// # Errors
     /// 400 for another type.
@@ -158,7 +159,7 @@ impl Fields {
         }
     }
 
-    /// A list.
+    /// Removes a field with a list.
     ///
     /// # Errors
     /// 400 for another type.
@@ -170,14 +171,14 @@ impl Fields {
         }
     }
 
-    /// Reads fields that have no effect on an answer, whatever their value.
+    /// Removes fields that have no effect on the response, whatever their value.
     pub(crate) fn ignore(&mut self, names: &[&str]) {
         for name in names {
             self.take(name);
         }
     }
 
-    /// Rejects a field that is present with a value other than `neutral` ones.
+    /// Rejects a field if it is present and `neutral` returns `false` for its value.
     ///
     /// # Errors
     /// 400 that names the field and the reason.
@@ -201,7 +202,7 @@ pub(crate) fn integer(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| value.as_f64().and_then(whole))
 }
 
-/// Whether a value asks for nothing: false, 0, an empty text or list.
+/// Whether a value has no effect: false, 0, an empty string or list.
 pub(crate) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,

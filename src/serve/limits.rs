@@ -1,4 +1,4 @@
-//! Bodies of requests: their type, size and time; work that takes long goes to other threads.
+//! Reads request bodies, with limits on type, size and time, and moves long work to other threads.
 
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
@@ -21,7 +21,7 @@ pub(crate) async fn fields(app: &App, request: Request) -> Result<Fields> {
     blocking(move || Fields::parse(&body)).await
 }
 
-/// As [`fields`], where the body may be empty.
+/// As [`fields`], but the body may be empty.
 ///
 /// # Errors
 /// As [`fields`].
@@ -29,7 +29,7 @@ pub(crate) async fn optional_fields(app: &App, request: Request) -> Result<Field
     if request.body().is_end_stream() { Ok(Fields::default()) } else { fields(app, request).await }
 }
 
-/// JSON, no type at all, or the type that curl sends with `-d` unless another one is set.
+/// Accepts JSON, a missing content type, and the default content type of `curl -d`.
 fn check_type(headers: &HeaderMap) -> Result<()> {
     let Some(found) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
     let found = String::from_utf8_lossy(found.as_bytes());
@@ -55,8 +55,8 @@ async fn body(app: &App, body: Body) -> Result<Bytes> {
     }
 }
 
-/// Whether a body could not be read because of its size; else the client has cut it short, or its
-/// chunks are invalid.
+/// Whether the body exceeded the size limit. Otherwise the client closed the connection early, or
+/// the chunks of the body are invalid.
 fn is_limit(error: &axum::Error) -> bool {
     let mut source = std::error::Error::source(error);
     while let Some(error) = source {
@@ -68,13 +68,13 @@ fn is_limit(error: &axum::Error) -> bool {
     false
 }
 
-/// Runs `work` on a thread that may be busy for long, such as for templates and tokenizing.
+/// Runs `work` on a thread for blocking tasks, such as rendering a template or tokenizing.
 ///
 /// # Errors
-/// Those of `work`; 500 if it panics.
+/// Errors of `work`; 500 if it panics.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(ApiError::server("an internal error; please report it").final_()))
+    done.unwrap_or_else(|_| Err(ApiError::server("an internal error; please report it").no_retry()))
 }

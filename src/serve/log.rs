@@ -8,15 +8,15 @@ use serde_json::json;
 use crate::clock::timestamp;
 use crate::config::{LogFormat, LogOptions};
 
-/// A request that was answered.
+/// An answered request.
 #[derive(Debug)]
 pub(crate) struct Access<'a> {
     pub(crate) id: &'a str,
     pub(crate) method: &'a str,
-    /// Without its query.
+    /// The path, without the query.
     pub(crate) path: &'a str,
     pub(crate) status: u16,
-    /// Until the headers were sent; a stream goes on after that.
+    /// Time until the response headers were sent. A stream continues after that.
     pub(crate) time: Duration,
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn unknown_fields(log: &LogOptions, route: &str, names: &[&str]) {
     (log.sink)(&line);
 }
 
-/// A text of the client without control characters, so that it cannot forge lines.
+/// The client's text without control characters, so that it cannot forge log lines.
 fn plain(text: &str) -> String {
     let safe = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
     text.chars().take(256).map(safe).collect()

@@ -1,4 +1,4 @@
-//! Messages of a request become messages for the chat template.
+//! Converts the messages of a request to messages for the chat template.
 
 use serde_json::{Map, Value, json};
 use text::chat::{CallFormat, Message, Turns};
@@ -14,26 +14,28 @@ const FIELD: &str = "messages";
 
 /// A conversation that is ready for the template.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Talk {
+pub(crate) struct ChatRequest {
     pub(crate) messages: Vec<Message>,
     pub(crate) tools: Option<Tools>,
     pub(crate) documents: Option<Value>,
     pub(crate) variables: Map<String, Value>,
-    /// Whether to begin the assistant's message.
+    /// Whether the prompt ends with the beginning of the assistant's message.
     pub(crate) add_generation_prompt: bool,
-    /// The beginning of the answer, which the model continues.
+    /// Beginning of the answer, which the model continues.
     pub(crate) prefill: Option<String>,
 }
 
-impl Talk {
-    /// Reads OpenAI's `messages` and the fields about the template.
+impl ChatRequest {
+    /// Reads OpenAI's `messages` and the fields for the template.
     ///
     /// # Errors
-    /// 400 for an invalid message, a content that this model cannot read, or a field that cannot
-    /// act.
-    pub(crate) fn read(fields: &mut Fields, format: CallFormat) -> Result<Talk> {
+    /// 400 for an invalid message, content that this model cannot read, or an unsupported field.
+    pub(crate) fn read(fields: &mut Fields, format: CallFormat) -> Result<ChatRequest> {
         let tools = Tools::openai(fields, format)?;
         let list = fields.list(FIELD)?.ok_or_else(|| ApiError::field(FIELD, "is missing"))?;
+        // llama-server joins the parts of a continued message by a blank line.
+        let last = list.last().and_then(|last| last.get("content")).filter(|c| c.is_array());
+        let continued = last.map(|parts| joined(parts, FIELD, "\n\n"));
         let messages = messages(list)?;
         let mut variables = fields.object("chat_template_kwargs")?.unwrap_or_default();
         if let Some(effort) = fields.string("reasoning_effort")? {
@@ -50,7 +52,7 @@ impl Talk {
         }
         let documents = fields.list("documents")?.map(Value::Array);
         let begins = begins.unwrap_or(true);
-        let mut talk = Talk {
+        let mut talk = ChatRequest {
             messages,
             tools,
             documents,
@@ -61,6 +63,9 @@ impl Talk {
         if continues == Some(true) || continues.is_none() && begins {
             talk.take_prefill()?;
         }
+        if let (Some(prefill), Some(continued)) = (&mut talk.prefill, continued) {
+            *prefill = continued?;
+        }
         if continues == Some(true) && talk.prefill.is_none() {
             let problem = "needs an assistant message at the end";
             return Err(ApiError::field("continue_final_message", problem));
@@ -68,10 +73,10 @@ impl Talk {
         Ok(talk)
     }
 
-    /// An assistant message at the end is the beginning of the answer.
+    /// Treats an assistant message at the end as the beginning of the answer.
     ///
     /// # Errors
-    /// 400 for two of them.
+    /// 400 for two assistant messages at the end.
     pub(crate) fn take_prefill(&mut self) -> Result<()> {
         let is_text = |message: &mut Message| {
             message.role == "assistant" && !message.more.contains_key("tool_calls")
@@ -85,7 +90,7 @@ impl Talk {
         Ok(())
     }
 
-    /// The prompt as text, the beginning of the answer included.
+    /// The prompt as text, including the beginning of the answer.
     ///
     /// # Errors
     /// 400 if the template rejects the conversation.
@@ -94,7 +99,8 @@ impl Talk {
         let messages = self.adapted(source);
         let text = match served.format(&self.turns(&messages)) {
             Ok(prompt) => prompt.text,
-            // Some templates expect a text beside the calls.
+            // Some templates fail if a message with tool calls has no text, so retry with an empty
+            // text.
             Err(error) => match without_nulls(&messages) {
                 Some(messages) => served.format(&self.turns(&messages))?.text,
                 None => return Err(error),
@@ -113,8 +119,9 @@ impl Talk {
         }
     }
 
-    /// The messages for a template that may not know tools: then the system message describes them,
-    /// and calls are texts, both in the generic format of [`CallFormat::Generic`].
+    /// The messages for the template `source`. If the template does not support tools, the system
+    /// message describes them. If it does not support tool calls, these become text in the format
+    /// of [`CallFormat::Generic`].
     fn adapted(&self, source: &str) -> Vec<Message> {
         let mut messages = self.messages.clone();
         if !source.contains("tool_calls") {
@@ -144,7 +151,7 @@ impl Talk {
     }
 }
 
-/// The messages with empty texts instead of nulls; `None` without nulls.
+/// The messages with empty strings as content instead of null; `None` if no content is null.
 fn without_nulls(messages: &[Message]) -> Option<Vec<Message>> {
     let mut messages = messages.to_vec();
     let nulls: Vec<&mut Message> = messages.iter_mut().filter(|m| m.content.is_null()).collect();
@@ -172,7 +179,7 @@ fn message(value: Value, at: &str) -> Result<Message> {
     let Some(role) = role.as_ref().and_then(Value::as_str).filter(|role| !role.is_empty()) else {
         return Err(ApiError::field(&format!("{at}.role"), "must be a string"));
     };
-    // OpenAI's newer name.
+    // OpenAI's newer name of the system role.
     let role = if role == "developer" { "system" } else { role };
     let content = more.shift_remove("content").unwrap_or_default();
     let content = if role == "assistant" && content.is_null() {
@@ -187,7 +194,8 @@ fn message(value: Value, at: &str) -> Result<Message> {
     Ok(Message { role: role.to_owned(), content, more })
 }
 
-/// Templates take the arguments of calls as values; OpenAI sends them as text.
+/// Parses the arguments of tool calls: OpenAI's clients send them as strings, but templates expect
+/// JSON values.
 fn parse_arguments(calls: &mut Value) {
     for call in calls.as_array_mut().into_iter().flatten() {
         let Some(arguments) = call.pointer_mut("/function/arguments") else { continue };
@@ -198,21 +206,25 @@ fn parse_arguments(calls: &mut Value) {
     }
 }
 
-/// The text of a content: a string, or parts of text, joined by line breaks as llama-server does.
+/// The text of a message's content: a string, or text parts joined by line breaks, as in
+/// llama-server.
 ///
 /// # Errors
-/// 400 for another type; by name for images, audio and files.
+/// 400 for another type. For images, audio and files, the error names the type.
 pub(crate) fn text(content: Value, at: &str) -> Result<String> {
     match content {
         Value::String(text) => Ok(text),
-        Value::Array(parts) => {
-            let texts = parts.iter().map(|part| text_part(part, at));
-            Ok(texts.collect::<Result<Vec<&str>>>()?.join("\n"))
-        }
+        Value::Array(_) => joined(&content, at, "\n"),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
             Err(ApiError::field(at, "must be a string or a list of parts"))
         }
     }
+}
+
+/// The texts of a list of parts.
+fn joined(parts: &Value, at: &str, between: &str) -> Result<String> {
+    let texts = parts.as_array().into_iter().flatten().map(|part| text_part(part, at));
+    Ok(texts.collect::<Result<Vec<&str>>>()?.join(between))
 }
 
 fn text_part<'a>(part: &'a Value, at: &str) -> Result<&'a str> {
@@ -241,13 +253,13 @@ fn text_part<'a>(part: &'a Value, at: &str) -> Result<&'a str> {
 mod tests {
     use super::*;
 
-    fn read(value: Value) -> Result<Talk> {
+    fn read(value: Value) -> Result<ChatRequest> {
         let mut fields = Fields::parse(value.to_string().as_bytes()).unwrap();
-        Talk::read(&mut fields, CallFormat::Hermes)
+        ChatRequest::read(&mut fields, CallFormat::Hermes)
     }
 
     #[test]
-    fn contents_are_texts_or_parts_of_text() {
+    fn content_is_a_string_or_text_parts() {
         let talk = read(json!({ "messages": [
             { "role": "developer", "content": "Be brief." },
             { "role": "user", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] },
@@ -286,6 +298,10 @@ mod tests {
         let talk = read(json!({ "messages": [user, answer] })).unwrap();
         assert_eq!((talk.prefill.as_deref(), talk.messages.len()), (Some("Wh"), 1));
         assert!(read(json!({ "messages": [user, answer, answer] })).is_err());
+        let part = |text: &str| json!({ "type": "text", "text": text });
+        let parts = json!({ "role": "assistant", "content": [part("Wh"), part("ill")] });
+        let talk = read(json!({ "messages": [user, parts] })).unwrap();
+        assert_eq!(talk.prefill.as_deref(), Some("Wh\n\nill"));
         let both = json!({ "messages": [user, answer], "continue_final_message": true,
             "add_generation_prompt": true });
         assert!(read(both).is_err());

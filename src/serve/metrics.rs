@@ -1,5 +1,4 @@
-//! Counters and histograms of HTTP, in Prometheus' text format. The counters of generations are
-//! the scheduler's.
+//! HTTP counters and histograms, in Prometheus' text format. The scheduler counts generations.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,16 +8,16 @@ use std::time::Duration;
 
 /// Upper bounds of the buckets for the time of a request, in seconds.
 const REQUEST: [f64; 12] = [0.001, 0.005, 0.02, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
-/// The same for the time to the first token.
+/// Upper bounds of the buckets for the time to the first token, in seconds.
 const FIRST: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
-/// The same for the time between two tokens.
+/// Upper bounds of the buckets for the time between two tokens, in seconds.
 const BETWEEN: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0];
 
-/// How often a value fell below each bound.
+/// A histogram: the number of values in each bucket.
 #[derive(Clone, Debug)]
 struct Histogram {
     bounds: &'static [f64],
-    /// One per bound, and one for everything above.
+    /// One count per bucket; the last bucket is for values above all bounds.
     counts: Vec<u64>,
     sum: f64,
 }
@@ -34,7 +33,7 @@ impl Histogram {
         self.sum += value;
     }
 
-    /// `labels` without braces, possibly empty.
+    /// Writes the metric. `labels` has no braces and may be empty.
     fn write(&self, name: &str, labels: &str, out: &mut String) {
         let comma = if labels.is_empty() { "" } else { "," };
         let mut total = 0;
@@ -49,7 +48,7 @@ impl Histogram {
     }
 }
 
-/// A route pattern, a method and a status.
+/// Key of a counter: route pattern, method and status.
 type Answered = (String, String, u16);
 
 #[derive(Debug)]
@@ -60,7 +59,7 @@ struct Counts {
     between_tokens: Histogram,
 }
 
-/// What happened on the HTTP side.
+/// All HTTP metrics.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     in_flight: AtomicI64,
@@ -86,17 +85,17 @@ impl Metrics {
         change(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// A request has arrived.
+    /// Counts a request that has arrived.
     pub(crate) fn begin(&self) {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A response has been sent, or its client has left.
+    /// Counts the end of a request: its response was sent, or the client has disconnected.
     pub(crate) fn end(&self) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A request was answered. `route` is its pattern, never the path itself.
+    /// Counts an answered request. `route` is the route pattern, never the path of the request.
     pub(crate) fn answered(&self, route: &str, method: &str, status: u16, time: Duration) {
         self.with(|counts| {
             let key = (route.to_owned(), method.to_owned(), status);
@@ -106,12 +105,12 @@ impl Metrics {
         });
     }
 
-    /// The first token of a generation came after this time.
+    /// Records the time to the first token of a generation.
     pub(crate) fn first_token(&self, time: Duration) {
         self.with(|counts| counts.first_token.add(time.as_secs_f64()));
     }
 
-    /// A token came this time after the one before.
+    /// Records the time between two tokens.
     pub(crate) fn between_tokens(&self, time: Duration) {
         self.with(|counts| counts.between_tokens.add(time.as_secs_f64()));
     }
@@ -141,19 +140,19 @@ impl Metrics {
     }
 }
 
-/// The two lines before a metric.
+/// Writes the `HELP` and `TYPE` lines of a metric.
 pub(crate) fn head(out: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(out, "# HELP thermocline:{name} {help}");
     let _ = writeln!(out, "# TYPE thermocline:{name} {kind}");
 }
 
-/// A metric of one value.
+/// Writes a metric with one value.
 pub(crate) fn one(out: &mut String, name: &str, kind: &str, help: &str, value: f64) {
     head(out, name, kind, help);
     let _ = writeln!(out, "thermocline:{name} {value}");
 }
 
-/// A value of a label, with Prometheus' escapes.
+/// Escapes the value of a label.
 pub(crate) fn label(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -3,8 +3,8 @@
 //! [`Server::bind`] listens at once; until [`Handle::ready`] hands over a model, requests are
 //! answered by 503. Generations run in the `scheduler`, which batches them.
 //!
-//! Here: HTTP, requests and answers. Not here: computing (`scheduler`, `engine`), flags and
-//! printing (the command).
+//! This crate handles HTTP, requests and responses. The crates `scheduler` and `engine` compute;
+//! the command line parses flags and prints.
 //!
 //! The modules: `listen` (sockets, TLS), `router` (routes, keys, log), `fields` and `params` (what
 //! a request may say), `work` (its generations), `openai`, `anthropic`, `llama` (the interfaces),
@@ -76,7 +76,7 @@ pub enum Error {
     Serve(#[source] io::Error),
 }
 
-/// A server that listens but does not answer yet: [`Server::run`] does.
+/// A server that listens. It answers requests once [`Server::run`] is called.
 pub struct Server {
     app: App,
     listener: Listener,
@@ -106,7 +106,7 @@ impl Server {
         Ok(Server { app: Arc::new(State::new(config)), listener, tls })
     }
 
-    /// Where it listens: `http://127.0.0.1:8080`, `unix:/run/thermocline.sock`.
+    /// The URLs of the server, such as `http://127.0.0.1:8080` or `unix:/run/thermocline.sock`.
     #[must_use]
     pub fn urls(&self) -> Vec<String> {
         self.listener.urls(self.tls.is_some())
@@ -118,26 +118,26 @@ impl Server {
         self.listener.is_public()
     }
 
-    /// A handle to hand over the model and to stop.
+    /// A handle to pass the model to the server and to stop it.
     #[must_use]
     pub fn handle(&self) -> Handle {
         Handle { app: Arc::clone(&self.app) }
     }
 
-    /// Answers requests until [`Handle::stop`]. Open requests then have [`Limits::grace`] to end.
+    /// Answers requests until [`Handle::stop`]. Open requests then get [`Limits::grace`] to finish.
     ///
     /// # Errors
     /// [`Error::Serve`].
     pub fn run(self) -> Result<(), Error> {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        // Requests take little time beside the model, which has its own threads.
+        // Two threads are enough, because the model runs on its own threads.
         let runtime = runtime.worker_threads(2).thread_name("http").enable_all().build();
         let runtime = runtime.map_err(Error::Serve)?;
         let Server { app, listener, tls } = self;
         let router = router::router(Arc::clone(&app));
         let serve = listen::serve(listener, tls, router, &app.config, app.stop.subscribe());
         let done = runtime.block_on(serve).map_err(Error::Serve);
-        // A blocked thread, such as one that renders a template, is not waited for.
+        // Do not wait for blocked threads, such as one that renders a template.
         runtime.shutdown_background();
         done
     }
@@ -156,17 +156,18 @@ impl std::fmt::Debug for Handle {
 }
 
 impl Handle {
-    /// Requests are answered by this model from now on.
+    /// Passes the loaded model to the server, which then answers requests.
     pub fn ready(&self, served: Arc<Served>) {
         self.app.ready(served);
     }
 
-    /// The model cannot be loaded: requests get this reason.
+    /// Reports that the model cannot be loaded. Requests fail with this reason.
     pub fn failed(&self, reason: &str) {
         self.app.failed(reason);
     }
 
-    /// Stops: no further connections are accepted, open requests have [`Limits::grace`] to end.
+    /// Stops the server: it accepts no further connections, and open requests get [`Limits::grace`]
+    /// to finish.
     pub fn stop(&self) {
         self.app.stop.send_replace(true);
     }

@@ -1,4 +1,4 @@
-//! `/openapi.json`: a description made from the list of routes.
+//! `/openapi.json`: an OpenAPI description, generated from the list of routes.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -9,13 +9,13 @@ use crate::json;
 use crate::router::ROUTES;
 use crate::state::App;
 
-/// The description.
+/// `GET /openapi.json`.
 pub(crate) async fn show(State(app): State<App>) -> Result<Response> {
     let locked = !app.config.keys.is_empty();
     Ok(json::answer(&document(locked)))
 }
 
-/// The description as OpenAPI 3.1; `locked` if keys are needed.
+/// The OpenAPI 3.1 document. `locked` says whether requests need an API key.
 pub(crate) fn document(locked: bool) -> Value {
     let mut paths = Map::new();
     for route in ROUTES {
@@ -101,7 +101,17 @@ fn body(path: &str) -> Value {
         }
         "embeddings" => vec![("input", json!({ "type": ["string", "array"] }))],
         "rerank" | "reranking" => {
-            vec![("query", text), ("documents", json!({ "type": "array" }))]
+            let documents = json!({ "type": "array", "maxItems": 1024 });
+            return json!({
+                "type": "object",
+                "properties": {
+                    "query": text, "documents": documents, "texts": documents,
+                    "top_n": { "type": "integer", "minimum": 1 },
+                    "return_documents": { "type": "boolean" }, "return_text": { "type": "boolean" },
+                },
+                "required": ["query"],
+                "oneOf": [{ "required": ["documents"] }, { "required": ["texts"] }],
+            });
         }
         _ => Vec::new(),
     };
@@ -128,5 +138,7 @@ mod tests {
         let chat = &document["paths"]["/v1/chat/completions"]["post"];
         let schema = &chat["requestBody"]["content"]["application/json"]["schema"];
         assert_eq!(schema["required"], json!(["messages"]));
+        let rank = &document["paths"]["/rerank"]["post"]["requestBody"]["content"];
+        assert!(rank["application/json"]["schema"]["properties"]["top_n"].is_object());
     }
 }

@@ -1,5 +1,5 @@
-//! Fields that all generating endpoints share: sampling, length, stop strings, and llama.cpp's
-//! extensions. A field acts, has its neutral value, or is refused by name.
+//! Fields shared by all endpoints that generate text: sampling, length, stop strings, and
+//! llama.cpp's extensions. An unsupported field is rejected by name unless its value has no effect.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::fields::{Fields, integer, is_empty};
 use crate::served::Served;
 use crate::structure::{self, Structure};
 
-/// Maximum number of stop strings of a request, and their bytes in all.
+/// Maximum number of stop strings of a request, and their maximum total size in bytes.
 const MOST_STOPS: usize = 128;
 const STOP_BYTES: usize = 1 << 16;
 /// Maximum number of entries of `logit_bias`.
@@ -21,7 +21,8 @@ const MOST_BIASES: usize = 1 << 16;
 /// Maximum number of tokens per position whose log-probabilities are returned.
 pub(crate) const MOST_PROBS: usize = 1000;
 
-const NO_SAMPLER: &str = "this sampler is not built yet, and the text would differ without it";
+const NO_SAMPLER: &str =
+    "this sampler is not implemented yet, and the text would differ without it";
 
 /// Settings of one request.
 #[derive(Clone, Debug)]
@@ -35,15 +36,17 @@ pub(crate) struct Params {
     pub(crate) n: usize,
     /// Reuse a cached prefix of the prompt.
     pub(crate) cache_prompt: bool,
-    /// The slot to use, if the client asks for one.
+    /// The slot that the client requests, if any.
     pub(crate) slot: Option<usize>,
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) timings_per_token: bool,
     pub(crate) return_progress: bool,
-    /// llama.cpp's debug output in the answer.
+    /// Whether to include llama.cpp's debug output in the response.
     pub(crate) verbose: bool,
     pub(crate) keep_alive: Option<Duration>,
+    /// The answer ends at the first line end that comes later than this after its first token.
+    pub(crate) max_time: Option<Duration>,
     /// What an answer must look like.
     pub(crate) structure: Option<Structure>,
 }
@@ -52,9 +55,9 @@ impl Params {
     /// Reads the shared fields.
     ///
     /// # Errors
-    /// 400 for the first field that is invalid or cannot act.
+    /// 400 for the first field that is invalid or not supported.
     pub(crate) fn read(fields: &mut Fields, served: &Served, limits: &Limits) -> Result<Params> {
-        refuse_unbuilt(fields)?;
+        refuse_unsupported(fields)?;
         let structure = structure::read(fields)?;
         let defaults = &served.defaults;
         let options = fields.object("stream_options")?.unwrap_or_default();
@@ -71,10 +74,10 @@ impl Params {
         };
         let mut stops = stops(fields)?;
         stops.extend(defaults.stops.iter().cloned());
-        // Without a context shift, which servers do not do by default, both have no effect.
+        // These fields only affect a context shift, which this server does not do.
         fields.integer("n_keep", [-1, i64::MAX])?;
         fields.integer("n_discard", [0, i64::MAX])?;
-        // They identify the caller, or steer the accounting of a provider.
+        // These fields identify the caller or control a provider's billing.
         fields.ignore(&["user", "safety_identifier", "metadata", "prompt_cache_key", "model"]);
         Ok(Params {
             sampler: sampler(fields, &defaults.sampler, served.tokenizer.as_ref())?,
@@ -90,6 +93,7 @@ impl Params {
             return_progress: fields.bool("return_progress")?.unwrap_or(false),
             verbose: fields.bool("verbose")?.unwrap_or(false),
             keep_alive: keep_alive.filter(|time| !time.is_zero()),
+            max_time: milliseconds(fields, "t_max_predict_ms")?,
             structure,
         })
     }
@@ -99,7 +103,7 @@ impl Params {
         let mut all = sampler_json(&self.sampler);
         let n_predict = self.n_predict.map_or(json!(-1), Into::into);
         let eog = tokenizer.eog().iter().filter(|_| self.ignore_eos);
-        // A null stands for minus infinity.
+        // JSON has no minus infinity, so a banned token has a null bias.
         let banned = eog.map(|id| json!({ "bias": null, "token": id }));
         let biases = self.sampler.logit_bias.iter();
         let biases = biases.map(|(id, bias)| json!({ "bias": finite(*bias), "token": id }));
@@ -116,12 +120,13 @@ impl Params {
             "n_discard": 0,
             "grammar": "",
             "timings_per_token": self.timings_per_token,
+            "t_max_predict_ms": self.max_time.map_or(0, |time| time.as_millis()),
         })));
         Value::Object(all)
     }
 }
 
-/// The sampler's settings by llama-server's names, with those that are off.
+/// The sampler's settings under llama-server's names, including samplers that are off.
 pub(crate) fn sampler_json(config: &SamplerConfig) -> Map<String, Value> {
     let window = i64::try_from(config.repeat_last_n).unwrap_or(-1);
     let chain: Vec<&str> = config.chain.iter().map(|stage| stage.name()).collect();
@@ -168,8 +173,8 @@ fn count(n: usize) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// Refuses fields that would change the answer and cannot act.
-fn refuse_unbuilt(fields: &mut Fields) -> Result<()> {
+/// Rejects unsupported fields that would change the answer.
+fn refuse_unsupported(fields: &mut Fields) -> Result<()> {
     let number = |value: &Value| value.as_f64();
     let at_least_1 = |value: &Value| number(value).is_some_and(|n| n >= 1.0);
     let at_most_0 = |value: &Value| number(value).is_some_and(|n| n <= 0.0);
@@ -182,7 +187,7 @@ fn refuse_unbuilt(fields: &mut Fields) -> Result<()> {
     for name in ["dry_multiplier", "mirostat", "dynatemp_range"] {
         fields.refuse(name, NO_SAMPLER, is_empty)?;
     }
-    // They tune samplers that are off.
+    // These parameters only tune unsupported samplers, which are off.
     fields.ignore(&[
         "xtc_threshold",
         "dry_base",
@@ -195,23 +200,28 @@ fn refuse_unbuilt(fields: &mut Fields) -> Result<()> {
         "adaptive_decay",
     ]);
     fields.refuse("lora", "adapters are not loaded", is_empty)?;
-    fields.refuse("n_indent", "a minimum indentation is not built", is_empty)?;
+    fields.refuse("n_indent", "a minimum indentation is not implemented", is_empty)?;
     fields.refuse("n_cache_reuse", "only prefixes are reused, not parts", is_empty)?;
-    for name in ["t_max_predict_ms", "t_max_prompt_ms"] {
-        fields.refuse(name, "limit the tokens with `n_predict` instead", at_most_0)?;
-    }
-    let sampled = "log-probabilities are those of the model, before sampling";
+    fields.refuse("t_max_prompt_ms", "a prompt is always computed whole", at_most_0)?;
+    let sampled = "only /completion and /infill report probabilities after sampling";
     fields.refuse("post_sampling_probs", sampled, is_empty)?;
     fields.refuse("store", "answers are not stored", is_empty)?;
     fields.refuse("audio", "this model writes text", is_empty)?;
     fields.refuse("prediction", "predicted outputs are not used", is_empty)?;
     fields.refuse("web_search_options", "this server does not search", is_empty)?;
     let tier = |value: &Value| matches!(value.as_str(), Some("auto" | "default"));
-    fields.refuse("service_tier", "there is one tier", tier)?;
+    fields.refuse("service_tier", "this server has only one tier", tier)?;
     let text = |value: &Value| *value == json!(["text"]);
     fields.refuse("modalities", "this model writes text", text)?;
     let medium = |value: &Value| value.as_str() == Some("medium");
     fields.refuse("verbosity", "ask for a short answer in a message instead", medium)
+}
+
+/// A duration in milliseconds; 0 and negative numbers set none.
+fn milliseconds(fields: &mut Fields, name: &str) -> Result<Option<Duration>> {
+    let most = fields.integer(name, [i64::MIN, i64::MAX])?;
+    let most = most.and_then(|most| u64::try_from(most).ok()).filter(|most| *most > 0);
+    Ok(most.map(Duration::from_millis))
 }
 
 /// The most tokens to generate: the newest of OpenAI's names wins. A negative number sets no limit.
@@ -264,7 +274,7 @@ fn sampler(
     ] {
         *slot = fields.number(name, range)?.unwrap_or(*slot);
     }
-    // vLLM's name of the same.
+    // vLLM's name of the repeat penalty.
     if let Some(penalty) = fields.number("repetition_penalty", [f32::MIN_POSITIVE, f32::MAX])? {
         config.repeat_penalty = penalty;
     }
@@ -289,8 +299,8 @@ fn sampler(
     Ok(config)
 }
 
-/// Folds OpenAI's 64-bit seed to 32 bits. `None` (a random seed) for a negative one, and for a
-/// result of 0xffffffff, llama.cpp's random seed.
+/// Folds OpenAI's 64-bit seed to 32 bits. `None` (a random seed) for a negative seed, and if the
+/// result is 0xffffffff, which means a random seed in llama.cpp.
 fn seed(seed: i64) -> Option<u32> {
     let seed = u64::try_from(seed).ok()?;
     let [a, b, c, d, e, f, g, h] = seed.to_le_bytes();
@@ -298,7 +308,7 @@ fn seed(seed: i64) -> Option<u32> {
     Some(folded).filter(|seed| *seed != u32::MAX)
 }
 
-/// Names in a list, or letters in a text, as llama-server takes them.
+/// Parses the sampler chain: a list of names, or a string of letters, as in llama-server.
 fn chain(value: &Value) -> Result<Vec<Stage>> {
     let wrong = |error: sample::Error| ApiError::field("samplers", format!("is invalid: {error}"));
     if let Some(letters) = value.as_str() {
@@ -312,8 +322,8 @@ fn chain(value: &Value) -> Result<Vec<Stage>> {
     }
 }
 
-/// `{"15043": 1.0}`, `[[15043, 1.0], [" the", false]]`: a text stands for each of its tokens, and
-/// false bans a token.
+/// Parses `{"15043": 1.0}` or `[[15043, 1.0], [" the", false]]`. A text stands for all of its
+/// tokens, and false bans a token.
 fn biases(value: &Value, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>> {
     let field = |problem: &str| ApiError::field("logit_bias", problem);
     let shape = "must be an object of token ids, or a list of [token, bias]";
@@ -350,7 +360,7 @@ fn biases(value: &Value, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>> {
     Ok(biases)
 }
 
-/// A key of an object: a token id, or a text.
+/// Converts a key of an object: to a token id if it is a number, otherwise to a text.
 fn named(key: &str) -> Value {
     key.parse::<u32>().map_or_else(|_| key.into(), Into::into)
 }
@@ -378,10 +388,10 @@ mod tests {
     }
 
     #[test]
-    fn unbuilt_fields_are_refused_unless_neutral() {
+    fn unsupported_fields_are_refused_unless_neutral() {
         let refused = |text: &str| {
             let mut fields = Fields::parse(text.as_bytes()).unwrap();
-            refuse_unbuilt(&mut fields).err()
+            refuse_unsupported(&mut fields).err()
         };
         for neutral in [
             r#"{"typical_p": 1, "xtc_probability": 0, "mirostat": 0, "dry_multiplier": 0.0}"#,

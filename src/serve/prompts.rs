@@ -1,4 +1,4 @@
-//! Prompts of the completion endpoints: a text, tokens, both mixed, or several of them.
+//! Prompts of the completion endpoints: text, tokens, a mix of both, or a list of prompts.
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ const FIELD: &str = "prompt";
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Prompts {
     pub(crate) ids: Vec<Vec<u32>>,
-    /// Whether the request has a list of prompts, so that llama-server answers with a list.
+    /// Whether the request has a list of prompts; llama-server then answers with a list.
     pub(crate) is_list: bool,
 }
 
@@ -30,7 +30,7 @@ pub(crate) fn read(value: Option<Value>, served: &Served) -> Result<Prompts> {
     if items.is_empty() {
         return Ok(one(served.encode("")?));
     }
-    // A list with numbers is one prompt; texts alone are several.
+    // A list with numbers is one prompt. A list of texts alone is several prompts.
     if items.iter().any(Value::is_number) {
         return Ok(one(mixed(items, served)?));
     }
@@ -61,7 +61,7 @@ fn single(value: &Value, served: &Served) -> Result<Vec<u32>> {
     }
 }
 
-/// The text of one part of a content.
+/// The text of one content part.
 fn part(value: &Value) -> Result<&str> {
     if value["type"] != "text" {
         let problem = format!("has a part of type {}, expected \"text\"", value["type"]);
@@ -70,7 +70,7 @@ fn part(value: &Value) -> Result<&str> {
     value["text"].as_str().ok_or_else(shape)
 }
 
-/// Tokens and texts in one prompt. A text at the start gets the start token; others do not.
+/// Tokenizes a prompt of tokens and texts. Only a text at the start gets a BOS token.
 fn mixed(items: &[Value], served: &Served) -> Result<Vec<u32>> {
     let mut ids = Vec::new();
     for (i, item) in items.iter().enumerate() {

@@ -1,11 +1,12 @@
-//! Answers in a conversation: the prompt of a conversation, and reasoning apart from the answer.
+//! Formats the prompt of a conversation, and splits generated text into reasoning, answer and tool
+//! calls.
 
 use runtime::dialogue;
 use text::chat::{CallDelta, CallParser, Delivery, Reasoning, ReplyPart};
 
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
-use crate::messages::Talk;
+use crate::messages::ChatRequest;
 use crate::params::Params;
 use crate::served::Served;
 use crate::tools::Tools;
@@ -28,7 +29,7 @@ impl Turn {
     /// # Errors
     /// 400 if the template rejects it.
     pub(crate) fn new(
-        talk: &Talk,
+        talk: &ChatRequest,
         params: Params,
         splits: bool,
         n_logprobs: Option<usize>,
@@ -62,11 +63,11 @@ impl Turn {
         Ok(Turn { params, text, task, splits, tools })
     }
 
-    /// A reader for each choice.
+    /// A [`Reply`] for each choice.
     pub(crate) fn replies(&self) -> Vec<Reply> {
         let calls = |tools: &Tools| {
             let parser = CallParser::new(tools.format, &tools.list, rand::random());
-            // Arguments that a grammar keeps valid can be passed on as they arrive.
+            // A grammar keeps the arguments valid, so they can be sent before the call is complete.
             parser.with_delivery(Delivery::Incremental)
         };
         let reply = |_| Reply {
@@ -98,7 +99,7 @@ pub(crate) fn splits(fields: &mut Fields, served: &Served) -> Result<bool> {
 pub(crate) enum Piece {
     /// Text of the answer.
     Answer(String),
-    /// Text of the reasoning before it.
+    /// Text of the reasoning before the answer.
     Reasoning(String),
     /// A tool call begins.
     Call { index: usize, id: String, name: String },
@@ -106,16 +107,16 @@ pub(crate) enum Piece {
     Arguments { index: usize, fragment: String },
 }
 
-/// A tool call, as far as it has arrived.
+/// A tool call, complete or still arriving.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Call {
     pub(crate) id: String,
     pub(crate) name: String,
-    /// A JSON object as text.
+    /// The arguments: a JSON object as text.
     pub(crate) arguments: String,
 }
 
-/// The parts of an answer, as far as they have arrived.
+/// An answer, complete or still arriving, by part.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Parts {
     pub(crate) answer: String,
@@ -144,7 +145,7 @@ impl Parts {
     }
 }
 
-/// Reads the text of one choice.
+/// Splits the text of one choice into pieces.
 #[derive(Debug)]
 pub(crate) struct Reply {
     splitter: Option<Reasoning>,
@@ -152,7 +153,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// The pieces that are decided after this text.
+    /// Adds text and returns the pieces that are now certain.
     pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
         let Reply { splitter, calls } = self;
         let mut pieces = Vec::new();
@@ -165,7 +166,7 @@ impl Reply {
         pieces
     }
 
-    /// The pieces that were held back, at the end.
+    /// Returns the pieces that were held back, at the end of the text.
     pub(crate) fn finish(&mut self) -> Vec<Piece> {
         let Reply { splitter, calls } = self;
         let mut pieces = Vec::new();

@@ -1,4 +1,4 @@
-//! Routes, and what happens to every request around its handler: id, log, metrics, keys, CORS.
+//! Routes, and the middleware of all requests: id, log, metrics, API keys, CORS.
 
 use std::time::Instant;
 
@@ -15,13 +15,13 @@ use crate::log::{self, Access};
 use crate::state::App;
 use crate::{anthropic, cors, llama, openai, openapi, page, thermocline};
 
-/// One endpoint, for the router's users: `/openapi.json` and the tests.
+/// One endpoint, as listed for `/openapi.json` and the tests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route {
     pub(crate) method: &'static str,
-    /// With parameters as `{id}`.
+    /// The path, with parameters in braces: `{id}`.
     pub(crate) path: &'static str,
-    /// Needs no API key.
+    /// Whether the endpoint needs no API key.
     pub(crate) public: bool,
     pub(crate) summary: &'static str,
 }
@@ -49,24 +49,24 @@ pub(crate) const ROUTES: &[Route] = &[
     route("post", "/chat/completions", false, "Answer a conversation (OpenAI)"),
     route("post", "/v1/chat/completions/input_tokens", false, "Count the tokens of a conversation"),
     route("post", "/chat/completions/input_tokens", false, "Count the tokens of a conversation"),
-    route("post", "/v1/completions", false, "Continue a text (OpenAI)"),
+    route("post", "/v1/completions", false, "Complete a prompt (OpenAI)"),
     route("post", "/v1/responses", false, "Answer an input, without stored state (OpenAI)"),
     route("post", "/responses", false, "Answer an input, without stored state (OpenAI)"),
     route("post", "/v1/embeddings", false, "Embeddings of texts (OpenAI)"),
     route("post", "/embeddings", false, "Embeddings of texts (llama-server)"),
     route("post", "/embedding", false, "Embeddings of texts (llama-server)"),
-    route("post", "/rerank", false, "Ranking, for models with a head for it"),
-    route("post", "/v1/rerank", false, "Ranking, for models with a head for it"),
-    route("post", "/reranking", false, "Ranking, for models with a head for it"),
-    route("post", "/v1/reranking", false, "Ranking, for models with a head for it"),
+    route("post", "/rerank", false, "Rerank documents by relevance to a query, with a reranker model"),
+    route("post", "/v1/rerank", false, "Rerank documents by relevance to a query, with a reranker model"),
+    route("post", "/reranking", false, "Rerank documents by relevance to a query, with a reranker model"),
+    route("post", "/v1/reranking", false, "Rerank documents by relevance to a query, with a reranker model"),
     route("post", "/v1/messages", false, "Answer a conversation (Anthropic)"),
     route("post", "/v1/messages/count_tokens", false, "Count the tokens of a conversation (Anthropic)"),
-    route("post", "/completion", false, "Continue a text (llama-server)"),
-    route("post", "/completions", false, "Continue a text (llama-server)"),
+    route("post", "/completion", false, "Complete a prompt (llama-server)"),
+    route("post", "/completions", false, "Complete a prompt (llama-server)"),
     route("post", "/infill", false, "Fill a gap in code (llama-server)"),
-    route("post", "/tokenize", false, "Tokens of a text"),
-    route("post", "/detokenize", false, "Text of tokens"),
-    route("post", "/apply-template", false, "A conversation as the chat template formats it"),
+    route("post", "/tokenize", false, "Tokenize a text"),
+    route("post", "/detokenize", false, "Detokenize tokens"),
+    route("post", "/apply-template", false, "Format a conversation with the chat template"),
     route("get", "/props", false, "Properties of the server"),
     route("post", "/props", false, "Change properties of the server"),
     route("get", "/slots", false, "State of the slots"),
@@ -114,7 +114,7 @@ pub(crate) fn router(app: App) -> Router {
         .fold(router, |router, path| router.route(path, post(openai::embeddings::embed)));
     let router = ["/rerank", "/v1/rerank", "/reranking", "/v1/reranking"]
         .iter()
-        .fold(router, |router, path| router.route(path, post(openai::embeddings::rerank)));
+        .fold(router, |router, path| router.route(path, post(openai::rerank::rerank)));
     router
         .fallback(async || ApiError::not_found("no such path; /openapi.json lists all"))
         .method_not_allowed_fallback(async || ApiError::method())
@@ -122,7 +122,7 @@ pub(crate) fn router(app: App) -> Router {
         .with_state(app)
 }
 
-/// Everything around a handler.
+/// The middleware around every handler.
 async fn around(State(app): State<App>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let in_flight = InFlight::begin(&app);
@@ -173,7 +173,7 @@ async fn around(State(app): State<App>, request: Request, next: Next) -> Respons
     response
 }
 
-/// Counts a request as long as its handler runs, also if the client leaves.
+/// Counts a request as in flight while its handler runs, even if the client disconnects.
 struct InFlight(App);
 
 impl InFlight {
@@ -197,13 +197,14 @@ fn is_public(method: &Method, route: &str) -> bool {
     ROUTES.iter().find(same).is_some_and(|route| route.public)
 }
 
-/// Methods of the standard, so that a client cannot add labels to the metrics.
+/// Whether the method is a standard one. Others are not used as labels, so that clients cannot
+/// create new metrics.
 fn is_known(method: &Method) -> bool {
     let known = [Method::GET, Method::POST, Method::OPTIONS, Method::HEAD];
     known.contains(method) || [Method::PUT, Method::DELETE, Method::PATCH].contains(method)
 }
 
-/// The client's id of the request if it is short and plain, else a new one.
+/// The request id sent by the client if it is short and has only plain characters, else a new id.
 fn request_id(headers: &HeaderMap) -> String {
     let given = headers.get("x-request-id").and_then(|value| value.to_str().ok());
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);

@@ -4,7 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use constrain::Vocabulary;
 use engine::Engine;
-use hal::Device;
+use hal::{Bytes, Device};
+use runtime::RankPrompt;
 use runtime::dialogue::{self, Ends};
 use scheduler::{Pooling, Scheduler, SchedulerOptions, Status};
 use serde_json::{Value, json};
@@ -16,23 +17,25 @@ use crate::clock::unix_seconds;
 use crate::config::Defaults;
 use crate::error::{ApiError, Result};
 use crate::openai::embeddings::pooling;
+
 use crate::structure::Structure;
 use crate::thermocline;
 
 /// Id of the built-in model.
 const BUILT_IN: &str = "built-in-stories";
 
-/// A loaded model with everything that requests need.
+/// A loaded model and everything else that requests need.
 #[derive(Debug)]
 pub struct Served {
     pub(crate) scheduler: Scheduler,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) dialogue: Dialogue,
-    /// Tokens and texts that end an answer besides the model's own.
+    /// Tokens and strings that end an answer, in addition to the tokenizer's end-of-generation
+    /// tokens.
     pub(crate) ends: Ends,
-    /// Control tokens that belong to the text, because they separate reasoning.
+    /// Control tokens that are kept in the text, because they mark the reasoning.
     pub(crate) marks: Vec<u32>,
-    /// How the model writes tool calls.
+    /// The model's format of tool calls.
     pub(crate) calls: CallFormat,
     /// Built at the first request with a constraint.
     vocabulary: OnceLock<std::result::Result<Vocabulary, constrain::Error>>,
@@ -41,14 +44,14 @@ pub struct Served {
     n_slots: usize,
 }
 
-/// What does not change while a model is served.
+/// Facts about the model that do not change while it is served.
 #[derive(Debug)]
 pub(crate) struct Facts {
     /// The name of the file without its folder, or of the built-in model.
     pub(crate) name: String,
     /// The path of the file; empty for the built-in model.
     pub(crate) path: String,
-    /// Seconds since 1970 when it was loaded.
+    /// When the model was loaded, in seconds since 1970.
     pub(crate) created: u64,
     /// llama-server's `meta`.
     pub(crate) meta: Value,
@@ -58,13 +61,18 @@ pub(crate) struct Facts {
     pub(crate) n_embd: usize,
     /// How the model's embeddings are pooled.
     pub(crate) pooling: Pooling,
+    /// How queries and documents are read; `None` in models without a head for ranking.
+    pub(crate) rank_prompt: Option<RankPrompt>,
     /// Layers, devices and plan, for `/thermocline`.
     pub(crate) layers: Value,
     pub(crate) devices: Vec<Device>,
+    /// Memory of the driver of each device.
+    reserves: Vec<Bytes>,
 }
 
 impl Served {
-    /// Starts a scheduler for a loaded model. `dialogue` formats conversations.
+    /// Starts a scheduler for a loaded model. `dialogue` formats conversations; `reserves` is the
+    /// memory of each device's driver in bytes, empty if it is not known.
     ///
     /// # Errors
     /// Errors of the scheduler: folders that cannot be used.
@@ -74,8 +82,9 @@ impl Served {
         dialogue: Dialogue,
         defaults: Defaults,
         options: SchedulerOptions,
+        reserves: &[Bytes],
     ) -> std::result::Result<Served, scheduler::StartError> {
-        let facts = Facts::of(&engine, &tokenizer);
+        let facts = Facts::of(&engine, &tokenizer, reserves);
         let ends = dialogue::ends(&dialogue, &tokenizer);
         let marks = dialogue::marks(&ends, &tokenizer);
         let scheduler = Scheduler::start(engine, Arc::clone(&tokenizer), options)?;
@@ -101,6 +110,11 @@ impl Served {
         self.scheduler.shutdown(grace);
     }
 
+    /// How embeddings are pooled.
+    pub(crate) fn pooling(&self) -> Pooling {
+        self.defaults.pooling.unwrap_or(self.facts.pooling)
+    }
+
     /// Generations that run at once.
     pub(crate) fn n_slots(&self) -> usize {
         self.n_slots
@@ -111,8 +125,8 @@ impl Served {
         self.scheduler.status()
     }
 
-    /// Tokens of a text at the start of a sequence, with the start token that the vocabulary asks
-    /// for. Never empty unless the vocabulary has no start token.
+    /// The tokens of a text at the start of a sequence, with a BOS token if the vocabulary requires
+    /// one. Empty only if the vocabulary has no BOS token.
     ///
     /// # Errors
     /// 400 for a text that cannot be tokenized.
@@ -145,11 +159,12 @@ impl Served {
         ids.map_err(|e| ApiError::field("messages", format!("cannot be used: {e}")))
     }
 
-    /// A constraint for each of `n` choices. With `after`, the prompt, reasoning before the answer
-    /// stays free.
+    /// A constraint for each of `n` choices. If `after` has the prompt, the constraint does not
+    /// apply to the reasoning before the answer.
     ///
     /// # Errors
-    /// 400 for a grammar that is invalid or too complex; 501 for a vocabulary without constraints.
+    /// 400 for a grammar that is invalid or too complex; 501 for a vocabulary that does not support
+    /// constraints.
     pub(crate) fn constraints(
         &self,
         structure: Option<&Structure>,
@@ -180,14 +195,19 @@ impl Served {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The bytes of a token, its name for a control token.
+    /// The bytes of a token; for a control token, its name.
     pub(crate) fn bytes(&self, id: u32) -> &[u8] {
         self.tokenizer.piece(id, true).unwrap_or_default()
     }
 }
 
 impl Facts {
-    fn of(engine: &Engine, tokenizer: &Tokenizer) -> Facts {
+    /// Memory of the driver of a device, in bytes.
+    pub(crate) fn reserve(&self, device: usize) -> Bytes {
+        self.reserves.get(device).copied().unwrap_or_default()
+    }
+
+    fn of(engine: &Engine, tokenizer: &Tokenizer, reserves: &[Bytes]) -> Facts {
         let model = engine.model();
         let (file, hyper) = (&model.file, &model.hyper);
         let metadata = file.metadata();
@@ -214,9 +234,12 @@ impl Facts {
             n_embd: hyper.n_embd,
             pooling: pooling(
                 metadata.u32(&format!("{}.pooling_type", model.spec.name)).ok().flatten(),
+                model.rank.is_some(),
             ),
-            layers: thermocline::layers(engine),
+            rank_prompt: model.rank.as_ref().map(|_| RankPrompt::of(metadata, tokenizer)),
+            layers: thermocline::layers(engine, reserves),
             devices: engine.devices().to_vec(),
+            reserves: reserves.to_vec(),
         }
     }
 }

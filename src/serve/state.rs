@@ -1,4 +1,4 @@
-//! What all requests share.
+//! State shared by all requests.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -10,7 +10,7 @@ use crate::error::{ApiError, Result};
 use crate::metrics::Metrics;
 use crate::served::Served;
 
-/// The shared state of a server; clones are cheap and the same.
+/// The shared state of a server. Clones are cheap and share the state.
 pub(crate) type App = Arc<State>;
 
 /// Settings, counters, and the model once it is loaded.
@@ -19,7 +19,7 @@ pub(crate) struct State {
     pub(crate) config: Config,
     pub(crate) keys: Keys,
     pub(crate) metrics: Metrics,
-    /// Seconds since 1970 when the server started.
+    /// When the server started, in seconds since 1970.
     pub(crate) started: u64,
     /// Becomes true when the server stops.
     pub(crate) stop: watch::Sender<bool>,
@@ -49,13 +49,13 @@ impl State {
     /// The model.
     ///
     /// # Errors
-    /// 503 while it is loaded; 500 if that failed.
+    /// 503 while the model loads; 500 if loading failed.
     pub(crate) fn served(&self) -> Result<Arc<Served>> {
         match &*self.served.read().unwrap_or_else(PoisonError::into_inner) {
             Phase::Ready(served) => Ok(Arc::clone(served)),
             Phase::Loading => Err(ApiError::loading()),
             Phase::Failed(reason) => {
-                Err(ApiError::server(format!("the model cannot be loaded: {reason}")).final_())
+                Err(ApiError::server(format!("the model cannot be loaded: {reason}")).no_retry())
             }
         }
     }
@@ -64,12 +64,12 @@ impl State {
         *self.served.write().unwrap_or_else(PoisonError::into_inner) = phase;
     }
 
-    /// Requests are served from now on.
+    /// Sets the loaded model.
     pub(crate) fn ready(&self, served: Arc<Served>) {
         self.set(Phase::Ready(served));
     }
 
-    /// Loading ended with this error.
+    /// Records that loading the model failed with this error.
     pub(crate) fn failed(&self, reason: &str) {
         self.set(Phase::Failed(reason.to_owned()));
     }

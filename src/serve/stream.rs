@@ -1,8 +1,8 @@
 //! Server-sent events.
 //!
-//! A stream is written by its own task into a small channel that the connection reads. When the
-//! client leaves, the connection drops the channel; the writer sees that at once, ends, and drops
-//! its generation, which frees the work.
+//! Each stream has a task that writes into a small channel, from which the connection reads. When
+//! the client disconnects, the connection drops the channel. The task then ends and drops its
+//! generation, which cancels it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,12 +18,12 @@ use tokio::sync::mpsc;
 
 use crate::error::ApiError;
 
-/// Events that may wait for a slow client.
+/// Maximum number of events that are buffered for a slow client.
 const QUEUED: usize = 64;
 
-/// The client has left.
+/// The client has disconnected.
 #[derive(Debug)]
-pub(crate) struct Left;
+pub(crate) struct Disconnected;
 
 /// Writes the events of one stream.
 #[derive(Clone, Debug)]
@@ -34,31 +34,31 @@ pub(crate) struct Events {
 
 impl Events {
     /// Sends `data: {value}`.
-    pub(crate) async fn data(&self, value: &Value) -> Result<(), Left> {
+    pub(crate) async fn data(&self, value: &Value) -> Result<(), Disconnected> {
         self.raw(format!("data: {value}\n\n")).await
     }
 
-    /// Sends `event: {name}` with its data.
-    pub(crate) async fn named(&self, name: &str, value: &Value) -> Result<(), Left> {
+    /// Sends `event: {name}` and its data.
+    pub(crate) async fn named(&self, name: &str, value: &Value) -> Result<(), Disconnected> {
         self.raw(format!("event: {name}\ndata: {value}\n\n")).await
     }
 
     /// Sends `data: [DONE]`, which ends OpenAI's streams.
-    pub(crate) async fn done(&self) -> Result<(), Left> {
+    pub(crate) async fn done(&self) -> Result<(), Disconnected> {
         self.raw("data: [DONE]\n\n".to_owned()).await
     }
 
-    /// Sends an error in the middle of a stream; the official clients raise it.
-    pub(crate) async fn error(&self, error: &ApiError) -> Result<(), Left> {
+    /// Sends an error in the middle of a stream. The official clients raise it as an exception.
+    pub(crate) async fn error(&self, error: &ApiError) -> Result<(), Disconnected> {
         self.data(&error.openai()).await
     }
 
-    async fn raw(&self, text: String) -> Result<(), Left> {
-        self.sender.send(text.into()).await.map_err(|_| Left)
+    async fn raw(&self, text: String) -> Result<(), Disconnected> {
+        self.sender.send(text.into()).await.map_err(|_| Disconnected)
     }
 
-    /// Waits for `next`; sends comments while it takes long, and ends when the client leaves.
-    pub(crate) async fn wait<T>(&self, next: impl Future<Output = T>) -> Result<T, Left> {
+    /// Waits for `next`, and sends comments while waiting. Fails if the client disconnects.
+    pub(crate) async fn wait<T>(&self, next: impl Future<Output = T>) -> Result<T, Disconnected> {
         let mut next = std::pin::pin!(next);
         loop {
             let silence = async {
@@ -69,7 +69,7 @@ impl Events {
             };
             tokio::select! {
                 biased;
-                () = self.sender.closed() => return Err(Left),
+                () = self.sender.closed() => return Err(Disconnected),
                 value = &mut next => return Ok(value),
                 () = silence => self.raw(": keep-alive\n\n".to_owned()).await?,
             }
@@ -77,23 +77,23 @@ impl Events {
     }
 }
 
-/// The response whose events `write` sends. `keep_alive` is the silence after which a comment is
-/// sent; `None` sends none.
+/// A response whose events `write` sends. `keep_alive` is the time without events after which a
+/// comment is sent; `None` for no comments.
 pub(crate) fn response<W>(keep_alive: Option<Duration>, write: impl FnOnce(Events) -> W) -> Response
 where
-    W: Future<Output = Result<(), Left>> + Send + 'static,
+    W: Future<Output = Result<(), Disconnected>> + Send + 'static,
 {
     let (sender, receiver) = mpsc::channel(QUEUED);
     let write = write(Events { sender, keep_alive });
     tokio::spawn(async move {
-        // A client that left needs no answer.
+        // An error only means that the client has disconnected.
         let _ = write.await;
     });
     let mut response = Response::new(Body::new(Channel(receiver)));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Nginx passes events on at once.
+    // Makes nginx forward events without buffering.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }

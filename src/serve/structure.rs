@@ -1,4 +1,5 @@
-//! Constrained output: JSON, JSON schemas, regular expressions and grammars of a request.
+//! Reads the constraint on the output of a request: JSON, a JSON schema, a regular expression or a
+//! grammar.
 
 use constrain::Grammar;
 use serde_json::Value;
@@ -6,21 +7,21 @@ use serde_json::Value;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, is_empty};
 
-/// What an answer must look like, and the field that asks for it.
+/// A constraint on the answer, and the field of the request that sets it.
 #[derive(Clone, Debug)]
 pub(crate) struct Structure {
     pub(crate) grammar: Grammar,
     pub(crate) field: &'static str,
 }
 
-/// Makes a grammar of its text.
+/// Converts the text of a field to a grammar.
 type FromText = fn(String) -> Grammar;
 
 /// Reads OpenAI's `response_format`, llama-server's `grammar` and `json_schema`, and vLLM's
 /// `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar`.
 ///
 /// # Errors
-/// 400 for an invalid value, or for two of them.
+/// 400 for an invalid value, or if two of these fields are set.
 pub(crate) fn read(fields: &mut Fields) -> Result<Option<Structure>> {
     let mut found: Option<Structure> = None;
     let mut add = |field: &'static str, grammar: Option<Grammar>| match (grammar, &found) {
@@ -49,8 +50,8 @@ pub(crate) fn read(fields: &mut Fields) -> Result<Option<Structure>> {
     }
     let choice = fields.strings("guided_choice")?.filter(|texts| !texts.is_empty());
     add("guided_choice", choice.map(Grammar::Choice))?;
-    fields.refuse("grammar_lazy", "a grammar holds from the start of an answer", is_empty)?;
-    fields.refuse("grammar_triggers", "a grammar holds from the start of an answer", is_empty)?;
+    fields.refuse("grammar_lazy", "a grammar applies from the start of an answer", is_empty)?;
+    fields.refuse("grammar_triggers", "a grammar applies from the start of an answer", is_empty)?;
     Ok(found)
 }
 
@@ -74,7 +75,7 @@ fn response_format(fields: &mut Fields) -> Result<Option<Grammar>> {
     }
 }
 
-/// A schema as an object, true, false, or as text.
+/// Reads a schema: an object, true, false, or JSON in a string.
 fn schema(field: &str, value: Value) -> Result<Grammar> {
     let wrong = |e| ApiError::field(field, format!("has a schema that is not JSON: {e}"));
     let value = match value.as_str() {

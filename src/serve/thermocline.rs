@@ -1,11 +1,11 @@
-//! What only this engine can show: which neurons live where, and how many are active.
+//! Thermocline's own endpoints: the placement of neurons, and how many are active.
 
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::response::Response;
-use engine::{Engine, LayerActivity, StepStats};
-use hal::{Bytes, DeviceKind};
+use engine::{Engine, FiredNeurons, LayerActivity, StepStats};
+use hal::{Bytes, Device, DeviceKind};
 use model::Mixer;
 use placement::{CPU, DeviceBytes, Forecast, LayerPlacement, Neurons, Task};
 use scheduler::{SlotPhase, Status};
@@ -13,17 +13,18 @@ use serde_json::{Value, json};
 
 use crate::error::Result;
 use crate::state::App;
-use crate::stream::{self, Events, Left};
+use crate::stream::{self, Disconnected, Events};
 use crate::{json, served::Served};
 
-/// Time between two events: ten per second at most.
+/// Minimum time between two events.
 const BETWEEN: Duration = Duration::from_millis(100);
-/// Stretches that the neurons of a layer are summed up in, from the most to the least used.
+/// Number of groups in which a layer's neurons are summarised, sorted from the most to the least
+/// used.
 const STRETCHES: usize = 32;
-/// Budgets that are planned for.
+/// Number of memory budgets for which alternative plans are computed.
 const BUDGETS: u64 = 9;
 
-/// `GET /thermocline`: layers with their neurons by device, memory by device, plan.
+/// `GET /thermocline`: neurons of each layer by device, memory by device, and the plan.
 pub(crate) async fn show(State(app): State<App>) -> Result<Response> {
     let served = app.served()?;
     let status = served.status();
@@ -39,7 +40,8 @@ fn density(neurons: &StepStats) -> Option<f64> {
     (neurons.neurons > 0.0).then(|| neurons.active / neurons.neurons)
 }
 
-/// Memory of each device, as its ledger has it now.
+/// Memory of each device: what its ledger has in use now, without the driver's own; and the budget,
+/// which includes the driver's estimated memory, as in `plan`.
 fn devices(served: &Served) -> Vec<Value> {
     let each = served.facts.devices.iter().enumerate().map(|(i, device)| {
         let info = device.info();
@@ -57,15 +59,16 @@ fn devices(served: &Served) -> Vec<Value> {
             "parts": served.facts.layers["device_parts"][i],
             "used_bytes": ledger.used().0,
             "peak_bytes": ledger.peak().0,
-            "budget_bytes": budget,
+            "budget_bytes": budget.map(|budget| budget + served.facts.reserve(i).0),
+            "driver_bytes": served.facts.reserve(i).0,
         })
     });
     each.collect()
 }
 
 /// The part that is fixed when the model is loaded. Neurons that are exchanged later keep their
-/// numbers per device.
-pub(crate) fn layers(engine: &Engine) -> Value {
+/// numbers per device. `reserves` is the memory of each device's driver.
+pub(crate) fn layers(engine: &Engine, reserves: &[Bytes]) -> Value {
     let model = engine.model();
     let placement = engine.placement();
     let uses = engine.options().placing.uses.as_ref();
@@ -99,12 +102,12 @@ pub(crate) fn layers(engine: &Engine) -> Value {
         "is_sparse": engine.is_sparse(),
         "predicts": engine.predicts(),
         "plan": engine.forecast().map(plan),
-        "plans": plans(engine),
+        "plans": plans(engine, reserves),
         "device_parts": engine.forecast().map(parts),
     })
 }
 
-/// Bytes on a device by use; null on the CPU, whose sizes are not planned.
+/// Bytes on a device by purpose; null for the CPU, whose sizes are not planned.
 fn parts(bytes: &DeviceBytes) -> Value {
     let DeviceBytes { scratch, frames, cache, neurons, hand_offs, ends, embed: _ } = *bytes;
     if bytes.total() == Bytes(0) {
@@ -116,7 +119,7 @@ fn parts(bytes: &DeviceBytes) -> Value {
     })
 }
 
-/// How often neurons are used: sorted from the most used, as means of equal stretches.
+/// How often neurons are used: sorted by use, the mean of each of [`STRETCHES`] equal groups.
 fn stretches(uses: &[f32]) -> Vec<f32> {
     let mut sorted = uses.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
@@ -129,19 +132,21 @@ fn stretches(uses: &[f32]) -> Vec<f32> {
 }
 
 /// The plan for other budgets of the devices, from none to all that the model needs; null with the
-/// CPU alone.
-fn plans(engine: &Engine) -> Value {
+/// CPU alone. Budgets include the memory of the drivers.
+fn plans(engine: &Engine, reserves: &[Bytes]) -> Value {
     let devices = engine.devices();
     let [_, others @ ..] = devices else { return Value::Null };
     if others.is_empty() {
         return Value::Null;
     }
     let task = engine::task(engine.model(), devices, engine.options());
-    let all = with_budget(&task, Bytes::MAX);
-    let most = all.devices.iter().map(|bytes| bytes.total().0).max().unwrap_or(0);
-    let budgets = (0..BUDGETS).map(|i| Bytes(most / (BUDGETS - 1) * i));
+    let reserve = |device: usize| reserves.get(device).copied().unwrap_or_default();
+    let all = with_budgets(&task, |_| Bytes::MAX);
+    let needed = (1..).zip(&all.devices[1..]).map(|(i, bytes)| (bytes.total() + reserve(i)).0);
+    let most = needed.max().unwrap_or(0);
+    let budgets = (0..BUDGETS).map(|i| Bytes(most * i / (BUDGETS - 1)));
     let budgets = budgets.map(|budget| {
-        let forecast = with_budget(&task, budget);
+        let forecast = with_budgets(&task, |i| Bytes(budget.0.saturating_sub(reserve(i).0)));
         let layers = || forecast.placement.layers.iter();
         let prompt = forecast.prompt.filter(|seconds| *seconds > 0.0);
         json!({
@@ -153,7 +158,9 @@ fn plans(engine: &Engine) -> Value {
             "used_neurons_off_cpu": forecast.off_cpu,
         })
     });
-    let current: u64 = others.iter().map(|device| device.ledger().budget().0).max().unwrap_or(0);
+    let budget =
+        |(i, device): (usize, &Device)| device.ledger().budget().0.saturating_add(reserve(i).0);
+    let current: u64 = (1..).zip(others).map(budget).max().unwrap_or(0);
     let name = match others {
         [device] => device.info().name.clone(),
         _ => "all devices".to_owned(),
@@ -166,13 +173,14 @@ fn plans(engine: &Engine) -> Value {
     })
 }
 
-fn with_budget(task: &Task, budget: Bytes) -> Forecast {
+/// The plan with `budget` for each device, given by index.
+fn with_budgets(task: &Task, budget: impl Fn(usize) -> Bytes) -> Forecast {
     let mut task = task.clone();
-    task.devices.iter_mut().for_each(|device| device.budget = budget);
+    task.devices.iter_mut().enumerate().for_each(|(i, device)| device.budget = budget(i));
     placement::plan(&task)
 }
 
-/// Number of the layer's neurons on each device.
+/// Number of a layer's neurons on each device.
 fn shares(placed: &LayerPlacement, n_ff: usize, n_devices: usize) -> Vec<usize> {
     let mut counts = vec![0; n_devices];
     for share in &placed.shares {
@@ -199,14 +207,15 @@ fn plan(forecast: &Forecast) -> Value {
     })
 }
 
-/// `GET /thermocline/events`: what changed since the event before, while anything runs.
+/// `GET /thermocline/events`: changes since the previous event, while the scheduler is busy.
 pub(crate) async fn events(State(app): State<App>) -> Result<Response> {
     let served = app.served()?;
     let keep_alive = Some(app.config.limits.keep_alive);
     Ok(stream::response(keep_alive, move |events| async move {
+        let _watcher = served.scheduler.watch();
         let mut before = (served.status(), Instant::now());
         events.data(&event(&before.0, &before.0, Duration::ZERO)).await?;
-        // An open page must not keep a stopping server waiting.
+        // End the stream at shutdown, because an open page would otherwise delay it.
         let mut stop = app.stop.subscribe();
         loop {
             let now = tokio::select! {
@@ -225,7 +234,7 @@ async fn wait_for_change(
     events: &Events,
     served: &Served,
     before: &Status,
-) -> std::result::Result<Status, Left> {
+) -> std::result::Result<Status, Disconnected> {
     let changed = async {
         loop {
             tokio::time::sleep(BETWEEN).await;
@@ -267,7 +276,20 @@ fn event(before: &Status, now: &Status, time: Duration) -> Value {
         "devices": now.devices.iter().map(|device| device.used).collect::<Vec<u64>>(),
         "layer_density": by_layer(before, now, |layer| [layer.active, layer.neurons]),
         "layer_off_cpu": by_layer(before, now, |layer| [layer.off_cpu, layer.active]),
+        "fired": (now.fired.n_steps != before.fired.n_steps).then(|| fired(&now.fired)),
+        "fired_refused": now.fired.refused,
     })
+}
+
+/// The neurons that fired in a step: for each layer a hexadecimal digit per cell; null for a layer
+/// without neurons.
+fn fired(fired: &FiredNeurons) -> Value {
+    let digit = |value: &u8| char::from_digit(u32::from(*value), 16).unwrap_or('f');
+    let row = |cells: &Vec<u8>| -> Option<String> {
+        (!cells.is_empty()).then(|| cells.iter().map(digit).collect())
+    };
+    let layers: Vec<Option<String>> = fired.layers.iter().map(row).collect();
+    json!({ "tokens": fired.n_tokens, "layers": layers })
 }
 
 /// The quotient of two counts for each layer since the event before; null if no counter was read.

@@ -1,4 +1,4 @@
-//! Tools of a request: their description for the template, and which calls are allowed.
+//! The tools of a request: their description for the template, and the constraint on calls.
 
 use constrain::{Grammar, ToolCalls, ToolChoice};
 use serde_json::{Map, Value, json};
@@ -15,7 +15,7 @@ const MOST_TOOLS: usize = 512;
 #[derive(Clone, Debug)]
 pub(crate) struct Tools {
     pub(crate) list: Vec<Tool>,
-    /// As templates take them: OpenAI's form.
+    /// The tools in OpenAI's format, which templates expect.
     pub(crate) described: Value,
     pub(crate) format: CallFormat,
     choice: ToolChoice,
@@ -23,7 +23,8 @@ pub(crate) struct Tools {
 }
 
 impl Tools {
-    /// From OpenAI's chat completions: `tools`, `tool_choice`, `parallel_tool_calls`.
+    /// Reads the fields of OpenAI's chat completions: `tools`, `tool_choice`,
+    /// `parallel_tool_calls`.
     ///
     /// # Errors
     /// 400 for an invalid tool or choice.
@@ -51,10 +52,10 @@ impl Tools {
         Tools::new(functions, "parameters", openai_choice(choice, named)?, parallel, format)
     }
 
-    /// From OpenAI's responses, whose functions are one level less deep.
+    /// Reads the fields of OpenAI's Responses API, whose functions have one level of nesting less.
     ///
     /// # Errors
-    /// 400 for an invalid tool or choice, and for tools that a provider runs.
+    /// 400 for an invalid tool or choice, and for tools that a provider would run.
     pub(crate) fn responses(fields: &mut Fields, format: CallFormat) -> Result<Option<Tools>> {
         let list = fields.list("tools")?.unwrap_or_default();
         let functions = list.into_iter().enumerate().map(|(i, tool)| {
@@ -77,10 +78,10 @@ impl Tools {
         Tools::new(functions, "parameters", openai_choice(choice, named)?, parallel, format)
     }
 
-    /// From Anthropic's messages.
+    /// Reads the fields of Anthropic's messages API.
     ///
     /// # Errors
-    /// 400 for an invalid tool or choice, and for tools that a provider runs.
+    /// 400 for an invalid tool or choice, and for tools that a provider would run.
     pub(crate) fn anthropic(fields: &mut Fields, format: CallFormat) -> Result<Option<Tools>> {
         let list = fields.list("tools")?.unwrap_or_default();
         let functions = list.into_iter().enumerate().map(|(i, tool)| {
@@ -112,7 +113,7 @@ impl Tools {
         Tools::new(functions, "input_schema", choice, parallel, format)
     }
 
-    /// `None` without tools, or without a choice.
+    /// The tools and the choice; `None` if there are no tools, or if no calls are allowed.
     fn new(
         functions: Vec<(String, Map<String, Value>)>,
         schema: &str,
@@ -164,13 +165,14 @@ impl Tools {
         Ok(Some(Tools { list, described: described.into(), format, choice, parallel }))
     }
 
-    /// Whether the constraint on calls must leave reasoning before them free. Where calls are
-    /// optional it does so by itself, and the format of gpt-oss includes its reasoning.
+    /// Whether the constraint on calls must be delayed until after the reasoning. This is not
+    /// necessary if calls are optional, or in the format of gpt-oss, whose grammar includes the
+    /// reasoning.
     pub(crate) fn follow_reasoning(&self) -> bool {
         self.choice != ToolChoice::Auto && self.format != CallFormat::Harmony
     }
 
-    /// What an answer must look like.
+    /// The constraint on the answer.
     pub(crate) fn structure(&self) -> Structure {
         let calls = ToolCalls {
             format: self.format,
@@ -195,7 +197,7 @@ fn openai_choice(
         (Some("required" | "any"), _) => Ok(Some(ToolChoice::Required)),
         (None, Some(name)) => Ok(Some(ToolChoice::Named(name.to_owned()))),
         _ => {
-            let problem = "must be auto, none, required, or a function by its name";
+            let problem = "must be auto, none or required, or name a function";
             Err(ApiError::field("tool_choice", problem))
         }
     }

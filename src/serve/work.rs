@@ -1,5 +1,5 @@
-//! One request's generations: submitted to the scheduler, and their events received without
-//! blocking. Dropping [`Work`] cancels what still runs.
+//! The generations of one request: submits them to the scheduler and receives their events without
+//! blocking. Dropping [`Work`] cancels running generations.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -15,25 +15,27 @@ use crate::params::Params;
 use crate::served::Served;
 use crate::state::App;
 
-/// A prompt to continue, with what its endpoint adds to the shared parameters.
+/// A prompt to continue, with settings of the endpoint in addition to the shared parameters.
 #[derive(Debug, Default)]
 pub(crate) struct Task {
     pub(crate) prompt: Vec<u32>,
-    /// Stop strings besides those of the request.
+    /// Stop strings, in addition to those of the request.
     pub(crate) stops: Vec<String>,
-    /// End tokens besides the vocabulary's.
+    /// Tokens that end the text, in addition to the vocabulary's end-of-generation tokens.
     pub(crate) ends: Vec<u32>,
-    /// Control tokens that belong to the text.
+    /// Control tokens that are kept in the text.
     pub(crate) written: Vec<u32>,
-    /// Most likely tokens to report per token, if log-probabilities are needed.
+    /// Number of most likely tokens to report per token; `None` without log-probabilities.
     pub(crate) n_logprobs: Option<usize>,
+    /// Report those of the distribution that a token was drawn from.
+    pub(crate) post_sampling: bool,
     /// Also report those of the prompt.
     pub(crate) prompt_logprobs: bool,
-    /// Restrict the output: empty, or one per choice.
+    /// Constraints on the output: empty, or one per choice.
     pub(crate) constraints: Vec<Box<dyn Constraint>>,
 }
 
-/// What happened to one choice. Choices of several prompts are numbered on.
+/// An event of one choice. Choices are numbered consecutively over all prompts.
 #[derive(Debug)]
 pub(crate) enum Update {
     Started { n_cached: usize },
@@ -44,7 +46,7 @@ pub(crate) enum Update {
     Failed(ApiError),
 }
 
-/// Progress of a prompt.
+/// Progress of prefill.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Progress {
     total: usize,
@@ -60,7 +62,7 @@ impl Progress {
         json!({ "total": total, "cache": cached, "processed": done, "time_ms": time.as_millis() })
     }
 
-    /// Timings of the tokens computed so far. Before the first of them no time counts.
+    /// Timings of the prompt tokens computed so far.
     pub(crate) fn timings(&self) -> Timings {
         let n_prompt = self.done.saturating_sub(self.cached);
         let prompt = if n_prompt == 0 { Duration::ZERO } else { self.time };
@@ -100,9 +102,16 @@ impl Outcome {
         }
     }
 
-    /// Whether a limit ended it, not the text itself.
+    /// Whether a limit ended the text.
     pub(crate) fn is_cut(&self) -> bool {
-        matches!(self.ended, Ended::Length | Ended::ContextFull | Ended::Deadline)
+        match self.ended {
+            Ended::Length | Ended::TimeLimit | Ended::ContextFull | Ended::Deadline => true,
+            Ended::EndOfText
+            | Ended::Stop
+            | Ended::Complete
+            | Ended::Cancelled
+            | Ended::Shutdown => false,
+        }
     }
 
     /// OpenAI's `finish_reason`, without tool calls.
@@ -122,7 +131,7 @@ pub(crate) struct Timings {
 }
 
 impl Timings {
-    /// llama.cpp's `timings`. The first token comes from the prompt, so that rates are of the
+    /// llama.cpp's `timings`. Prefill yields the first token, so the decode rate counts only the
     /// tokens after it.
     pub(crate) fn json(&self) -> Value {
         let [prompt, generated] =
@@ -144,18 +153,17 @@ impl Timings {
     }
 }
 
-/// Generations that run for one request.
+/// The generations of one request.
 pub(crate) struct Work {
     receiver: mpsc::UnboundedReceiver<(usize, Update)>,
-    /// Dropping them cancels.
+    /// Dropping the tickets cancels the generations.
     _tickets: Vec<Ticket>,
     n_open: usize,
     clocks: Vec<Clock>,
     app: App,
 }
 
-/// When the choice was submitted, when its prompt and its first token were there, and its latest
-/// token.
+/// Times and token counts of a choice.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
     submitted: Instant,
@@ -168,7 +176,7 @@ struct Clock {
 }
 
 impl Work {
-    /// Submits the tasks: `params.n` choices of each.
+    /// Submits the tasks, each with `params.n` choices.
     ///
     /// # Errors
     /// 400 for an invalid request, such as an empty or too long prompt; 429 if the queue is full;
@@ -220,14 +228,14 @@ impl Work {
         Ok(Work { receiver, _tickets: tickets, n_open, clocks, app: app.clone() })
     }
 
-    /// The next event of any choice; `None` after all have ended.
+    /// The next event of any choice; `None` once all choices have ended.
     pub(crate) async fn next(&mut self) -> Option<(usize, Update)> {
         if self.n_open == 0 {
             return None;
         }
         let Some((choice, update)) = self.receiver.recv().await else {
             self.n_open = 0;
-            let error = ApiError::server("the scheduler has ended").final_();
+            let error = ApiError::server("the scheduler has ended").no_retry();
             return Some((0, Update::Failed(error)));
         };
         self.note(choice, &update);
@@ -271,7 +279,7 @@ impl Work {
 
 fn translate(event: Event, total: usize, started: Instant, limit: Duration) -> Update {
     match event {
-        // The first progress of a prompt: nothing is computed yet.
+        // The first progress report of a prompt, before anything is computed.
         Event::Started { n_cached: cached, .. } => {
             Update::Prefill(Progress { total, cached, done: cached, time: Duration::ZERO })
         }
@@ -287,6 +295,7 @@ fn translate(event: Event, total: usize, started: Instant, limit: Duration) -> U
             | Ended::Stop
             | Ended::Complete
             | Ended::Length
+            | Ended::TimeLimit
             | Ended::ContextFull
             | Ended::Cancelled => Update::Done(Outcome::of(report)),
         },
@@ -316,15 +325,17 @@ fn request(served: &Served, params: &Params, task: Task, deadline: Instant) -> R
         },
         n_choices: params.n,
         n_logprobs: task.n_logprobs,
+        post_sampling: task.post_sampling,
         prompt_logprobs: task.prompt_logprobs,
         constraints: task.constraints,
         cache_prompt: params.cache_prompt,
         slot: params.slot,
         deadline: Some(deadline),
+        max_time: params.max_time,
     }
 }
 
-/// Why the scheduler refused a request.
+/// The HTTP error for a request that the scheduler refused.
 pub(crate) fn refused(error: SubmitError) -> ApiError {
     match error {
         SubmitError::QueueFull { n_queued } => ApiError::queue_full(n_queued),
@@ -336,16 +347,16 @@ pub(crate) fn refused(error: SubmitError) -> ApiError {
         }
         SubmitError::ShuttingDown => ApiError::unavailable("the server is shutting down"),
         SubmitError::Unhealthy => {
-            ApiError::server("the scheduler has failed; restart the server").final_()
+            ApiError::server("the scheduler has failed; restart the server").no_retry()
         }
-        // New kinds of refusals are about the request too.
+        // The enum is non-exhaustive; treat new variants as errors of the request.
         SubmitError::BadSampler(_) | SubmitError::BadChoices { .. } | _ => {
             ApiError::invalid(error.to_string())
         }
     }
 }
 
-/// Why the scheduler ended a generation.
+/// The HTTP error for a generation that failed.
 pub(crate) fn failed(error: &scheduler::Error) -> ApiError {
     match error {
         scheduler::Error::ShuttingDown => ApiError::unavailable("the server is shutting down"),
@@ -354,6 +365,6 @@ pub(crate) fn failed(error: &scheduler::Error) -> ApiError {
         | scheduler::Error::Sample(_)
         | scheduler::Error::Tokenizer(_)
         | scheduler::Error::Panicked
-        | _ => ApiError::server(format!("the generation failed: {error}")).final_(),
+        | _ => ApiError::server(format!("the generation failed: {error}")).no_retry(),
     }
 }

@@ -1,4 +1,4 @@
-//! Conversations with a closed standard input or a pipe.
+//! Conversations whose standard input is closed or a pipe.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Output, Stdio};
@@ -13,7 +13,7 @@ pub(super) fn thermocline(args: &[&str], input: Option<&str>) -> Output {
     with_env(args, input, &[])
 }
 
-/// As [`thermocline`], with these variables in the environment.
+/// Like [`thermocline`], with these variables in the environment.
 pub(super) fn with_env(args: &[&str], input: Option<&str>, env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
     command.env_clear().env("THERMOCLINE_ARG_BACKEND", "cpu").envs(env.iter().copied());
@@ -112,6 +112,63 @@ fn commands_are_answered_on_standard_error() {
     ] {
         assert!(told.contains(says), "{says:?} is not in {told}");
     }
+}
+
+/// The reports of the answers, one per turn.
+fn reports(output: &Output) -> Vec<serde_json::Value> {
+    let notes = stderr(output);
+    let lines = notes.lines().filter(|line| line.starts_with('{'));
+    lines.map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn a_loaded_conversation_computes_only_new_tokens() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a talk");
+    let name = file.to_str().unwrap();
+    let args = ["--chat-template", "chatml", "--json", "-sys", "Be brief."];
+    let whole = chat(&args, Some("One day\nThe dog\nAnd then?\n"));
+    check_done(&whole);
+    let whole_reports = reports(&whole);
+
+    let first = chat(&args, Some(&format!("One day\nThe dog\n/save {name}\n")));
+    check_done(&first);
+    assert!(stderr(&first).contains("saved "), "{}", stderr(&first));
+    // Another system message, which the file replaces, and a turn, which it removes.
+    let other = ["--chat-template", "chatml", "--json", "-sys", "Be a cat."];
+    let second = chat(&other, Some(&format!("A bird\n/load {name}\nAnd then?\n")));
+    check_done(&second);
+    assert!(stderr(&second).contains("2 questions"), "{}", stderr(&second));
+    let second_reports = reports(&second);
+    let count = |report: &serde_json::Value, key: &str| report[key].as_u64().unwrap();
+    let (expected, got) = (&whole_reports[2], &second_reports[1]);
+    for key in ["prompt_tokens", "prompt_tokens_reused"] {
+        assert_eq!(count(got, key), count(expected, key), "{key}");
+    }
+    let reused = count(got, "prompt_tokens_reused");
+    let before = count(&whole_reports[1], "prompt_tokens");
+    assert!(reused >= before, "{reused} tokens are reused, and the saved prompt has {before}");
+    assert!(stdout(&second).ends_with(stdout(&whole).strip_prefix(&stdout(&first)).unwrap()));
+
+    // The file of the tokens is a prompt cache. Without the messages it is one for a conversation
+    // that begins in the same way.
+    std::fs::remove_file(folder.path().join("a talk.json")).unwrap();
+    let third = chat(&args, Some(&format!("/load {name}\nOne day\n")));
+    check_done(&third);
+    assert!(stderr(&third).contains("the messages stay"), "{}", stderr(&third));
+    let third = &reports(&third)[0];
+    assert_eq!(count(third, "prompt_tokens_reused") + 1, count(third, "prompt_tokens"));
+
+    for (write, says) in [(None, "cannot read"), (Some("something else"), "cannot use")] {
+        std::fs::remove_file(&file).ok();
+        write.iter().for_each(|text| std::fs::write(&file, text).unwrap());
+        let failed = chat(&args, Some(&format!("/load {name}\nnever read\n")));
+        assert_eq!(failed.status.code(), Some(1));
+        assert!(stderr(&failed).contains(says), "{}", stderr(&failed));
+    }
+    let failed = chat(&args, Some(&format!("/save {}\n", folder.path().display())));
+    assert_eq!(failed.status.code(), Some(1));
+    assert!(stderr(&failed).contains("cannot write"), "{}", stderr(&failed));
 }
 
 #[test]

@@ -74,7 +74,7 @@ fn the_command_line_overrides_the_environment() {
         let alone = chat(&[&["-p", "A cat"][..], more].concat(), None);
         assert_eq!(stdout(&output), stdout(&alone), "{more:?} and {env:?}");
     }
-    // Of two flags on the command line, the last one wins.
+    // If two flags on the command line contradict each other, the last one wins.
     let last =
         chat(&["-p", "A cat", "--chat-template-file", "gone", "--chat-template", "chatml"], None);
     let alone = chat(&["-p", "A cat", "--chat-template", "chatml"], None);

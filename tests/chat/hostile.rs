@@ -41,7 +41,7 @@ enum StopReason {
 }
 
 /// How a template ended, and after how long.
-fn ended(source: &str) -> (Option<StopReason>, Duration, String) {
+fn render_timed(source: &str) -> (Option<StopReason>, Duration, String) {
     let start = Instant::now();
     let (by, what) = match render(source) {
         Ok(text) => (None, format!("{} bytes", text.len())),
@@ -70,8 +70,8 @@ fn check_refused(source: &str, by: StopReason) {
     let busy = |(found, took, _): &(Option<StopReason>, Duration, String)| {
         *found == Some(StopReason::Deadline) || *took >= SOON
     };
-    let tries = (1..TRIES).map(|_| ended(source)).find(|end| !busy(end));
-    let (found, took, what) = tries.unwrap_or_else(|| ended(source));
+    let tries = (1..TRIES).map(|_| render_timed(source)).find(|end| !busy(end));
+    let (found, took, what) = tries.unwrap_or_else(|| render_timed(source));
     assert_eq!(found, Some(by), "{shown}: {what}");
     assert!(took < SOON, "{shown}: {took:?}");
 }

@@ -58,7 +58,7 @@ def test_chat_stream_equals_the_whole(client):
 
 
 def test_stream_helper_checks_each_chunk(client):
-    # The helper takes an answer that a limit ended for an error, so a stop string ends it.
+    # The helper treats an answer that the token limit ended as an error, so a stop string ends it.
     word = ask(client, max_tokens=40).choices[0].message.content.split()[3]
     wish = {"model": "any", "messages": MESSAGES, "max_tokens": 40, "temperature": 0, "stop": word}
     with client.chat.completions.stream(**wish, stream_options={"include_usage": True}) as stream:

@@ -15,7 +15,7 @@ MESSAGES = [{"role": "user", "content": "How many cats, and of which color?"}]
 
 
 class Cats(pydantic.BaseModel):
-    # Otherwise a small model goes on with properties of its own.
+    # Without this, a small model adds properties of its own.
     model_config = pydantic.ConfigDict(extra="forbid")
     count: int = pydantic.Field(ge=0, le=99)
     color: Literal["red", "green"]

@@ -39,7 +39,7 @@ fn refused(weights: &[Weight], more: &Value) -> String {
     convert(scratch.path(), weights, more).map(drop).expect_err("refused").to_string()
 }
 
-/// Yarn's magnitude by the formula of `transformers`.
+/// YaRN's attention factor (mscale), computed as in `transformers`.
 fn magnitude(factor: f32, mscale: f32) -> f32 {
     0.1 * mscale * factor.ln() + 1.0
 }

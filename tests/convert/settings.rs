@@ -11,8 +11,8 @@ use thermocline::convert::{Error, classes};
 
 use super::{conversion, make, never_stop};
 
-/// The error of a conversion with this `config.json`.
-fn with(config: &str) -> Result<(), Error> {
+/// Converts a checkpoint with this `config.json`.
+fn convert_with(config: &str) -> Result<(), Error> {
     let scratch = tempfile::tempdir().unwrap();
     let folder = make::folder(
         scratch.path(),
@@ -27,7 +27,7 @@ fn with(config: &str) -> Result<(), Error> {
 fn changed(key: &str, value: Value) -> String {
     let mut config = make::config();
     config[key] = value;
-    with(&config.to_string()).expect_err("refused").to_string()
+    convert_with(&config.to_string()).expect_err("refused").to_string()
 }
 
 #[test]
@@ -47,15 +47,15 @@ fn errors_name_the_invalid_key() {
     assert!(changed("rope_scaling", json!({"rope_type": "linear"})).contains("factor"));
     assert!(changed("rope_scaling", json!({"rope_type": "spiral"})).contains("spiral"));
     assert!(changed("head_dim", json!(3)).contains("whole heads of 3"));
-    assert!(with("{").unwrap_err().to_string().contains("not valid JSON"));
-    assert!(with(&"[".repeat(100_000)).unwrap_err().to_string().contains("not valid JSON"));
+    assert!(convert_with("{").unwrap_err().to_string().contains("not valid JSON"));
+    assert!(convert_with(&"[".repeat(100_000)).unwrap_err().to_string().contains("not valid JSON"));
 }
 
 #[test]
 fn an_unknown_architecture_is_named_with_the_list() {
     let mut config = make::config();
     config["architectures"] = json!(["MambaForCausalLM"]);
-    let error = with(&config.to_string()).unwrap_err();
+    let error = convert_with(&config.to_string()).unwrap_err();
     let Error::Architecture { found, known, .. } = &error else { panic!("{error}") };
     assert_eq!((found.as_str(), known), ("MambaForCausalLM", &classes()));
     assert!(classes().len() > 20);
@@ -91,7 +91,7 @@ fn invalid_configs_never_panic() {
             };
             config[key] = odd[rng.random_range(0..odd.len())].clone();
         }
-        let _ = with(&config.to_string());
+        let _ = convert_with(&config.to_string());
     }
 }
 
@@ -154,8 +154,14 @@ fn tokenizers_are_refused_with_a_reason() {
     };
     assert!(refused("{}").contains("model.merges is missing"));
     assert!(refused(r#"{"model": {"type": "WordPiece"}}"#).contains("WordPiece"));
-    assert!(refused(&bpe(r#""vocab": {"a": 99999999999}, "merges": []"#)).contains("invalid id"));
-    assert!(refused(&bpe(r#""vocab": {"a": -1}, "merges": []"#)).contains("invalid id"));
+    assert!(
+        refused(&bpe(r#""vocab": {"a": 99999999999}, "merges": []"#))
+            .contains("the id of a token is negative")
+    );
+    assert!(
+        refused(&bpe(r#""vocab": {"a": -1}, "merges": []"#))
+            .contains("the id of a token is negative")
+    );
     assert!(refused(&bpe(r#""vocab": {"a": 0}, "merges": ["ab"]"#)).contains("merge"));
     assert!(refused(&bpe(r#""vocab": {"a": 0}, "merges": [["a", "b", "c"]]"#)).contains("merge"));
     let other = r#"{"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "xyz"}}, "model": {"vocab": {"a": 0}, "merges": []}}"#;

@@ -44,7 +44,7 @@ impl TestFolder {
     }
 
     /// Runs the model in the file with `cache` as the repack cache.
-    fn with(&self, cache: &Path, more: &[&str]) -> (String, String) {
+    fn run_with_cache(&self, cache: &Path, more: &[&str]) -> (String, String) {
         let model = self.folder.path().join("story.gguf");
         let args = ["-m", model.to_str().unwrap(), "--repack-cache", cache.to_str().unwrap()];
         self.run(&[&args, more].concat())
@@ -59,22 +59,22 @@ impl TestFolder {
 #[test]
 fn the_first_run_writes_the_cache_and_later_runs_read_it() {
     let place = TestFolder::new();
-    let (expected, notes) = place.with(Path::new("off"), &[]);
+    let (expected, notes) = place.run_with_cache(Path::new("off"), &[]);
     assert_eq!(notes, "");
-    let (text, notes) = place.with(&place.cache(), &[]);
+    let (text, notes) = place.run_with_cache(&place.cache(), &[]);
     assert_eq!(text, expected);
     let [file] = &place.files()[..] else { panic!("{:?}", place.files()) };
     assert!(notes.starts_with("note: writing repacked weights, "), "{notes}");
     assert!(notes.contains(&format!("to {}; --repack-cache off disables it", file.display())));
-    assert_eq!(place.with(&place.cache(), &[]), (expected.clone(), String::new()));
+    assert_eq!(place.run_with_cache(&place.cache(), &[]), (expected.clone(), String::new()));
     // A damaged file is reported once and written again.
     let len = fs::metadata(file).unwrap().len();
     fs::OpenOptions::new().write(true).open(file).unwrap().set_len(len / 2).unwrap();
-    let (text, notes) = place.with(&place.cache(), &[]);
+    let (text, notes) = place.run_with_cache(&place.cache(), &[]);
     assert_eq!(text, expected);
     assert!(notes.contains("are written again: the file is damaged"), "{notes}");
     assert_eq!(fs::metadata(file).unwrap().len(), len);
-    assert_eq!(place.with(&place.cache(), &[]), (expected, String::new()));
+    assert_eq!(place.run_with_cache(&place.cache(), &[]), (expected, String::new()));
 }
 
 #[test]
@@ -84,9 +84,9 @@ fn no_cache_file_for_small_models_or_if_disabled() {
     place.run(&["--repack-cache", cache.to_str().unwrap()]);
     let model = place.folder.path().join("story.gguf");
     place.run(&["-m", model.to_str().unwrap()]);
-    place.with(Path::new("off"), &[]);
-    place.with(&cache, &["--no-mmap"]);
-    let (_, notes) = place.with(&cache, &["-nr"]);
+    place.run_with_cache(Path::new("off"), &[]);
+    place.run_with_cache(&cache, &["--no-mmap"]);
+    let (_, notes) = place.run_with_cache(&cache, &["-nr"]);
     assert!(notes.contains("--no-repack: skipping a neuron saves only"), "{notes}");
     let left: Vec<_> = fs::read_dir(place.folder.path()).unwrap().collect();
     assert_eq!(left.len(), 1, "only the model: {left:?}");
@@ -95,9 +95,9 @@ fn no_cache_file_for_small_models_or_if_disabled() {
 #[test]
 fn an_unusable_cache_folder_is_noted_and_the_model_runs() {
     let place = TestFolder::new();
-    let (expected, _) = place.with(Path::new("off"), &[]);
+    let (expected, _) = place.run_with_cache(Path::new("off"), &[]);
     let taken = place.folder.path().join("story.gguf/below");
-    let (text, notes) = place.with(&taken, &[]);
+    let (text, notes) = place.run_with_cache(&taken, &[]);
     assert_eq!(text, expected);
     assert_eq!(
         notes
@@ -113,7 +113,7 @@ fn an_unusable_cache_folder_is_noted_and_the_model_runs() {
 #[cfg(unix)]
 fn a_full_disk_is_noted_once_and_leaves_no_file() {
     let place = TestFolder::new();
-    let (expected, _) = place.with(Path::new("off"), &[]);
+    let (expected, _) = place.run_with_cache(Path::new("off"), &[]);
     let model = place.folder.path().join("story.gguf");
     let mut command = Command::new("sh");
     let limited = "trap '' XFSZ; ulimit -f 64; exec \"$0\" \"$@\"";
@@ -142,7 +142,7 @@ fn concurrent_first_runs_write_one_file() {
     let texts: Vec<_> = outputs.map(|output| (output.status.code(), output.stdout)).collect();
     assert!(texts.iter().all(|text| *text == texts[0] && text.0 == Some(0)), "{texts:?}");
     assert_eq!(place.files().len(), 1);
-    assert_eq!(place.with(&cache, &[]).1, "");
+    assert_eq!(place.run_with_cache(&cache, &[]).1, "");
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn the_folder_is_listed_and_cleared() {
         String::from_utf8(output.stdout).unwrap()
     };
     assert!(command("list").contains("in 0 files"));
-    place.with(&cache, &[]);
+    place.run_with_cache(&cache, &[]);
     fs::write(cache.join("99-0.x.thermocline.part"), [0; 100]).unwrap();
     fs::write(cache.join("somebody's.gguf"), [0; 100]).unwrap();
     let list = command("list");

@@ -45,7 +45,7 @@ fn logits(model: &Arc<Model>, options: EngineOptions) -> (Vec<f32>, Bytes) {
     (all, engine.devices()[0].ledger().used())
 }
 
-/// A model in a folder, with its repacked weights beside it.
+/// A model in a folder, and the repacked weights in the same folder.
 struct Fixture {
     _folder: tempfile::TempDir,
     source: PathBuf,

@@ -82,8 +82,8 @@ fn generation_continues_after_the_loss_of_a_fake() {
     let (expected, _) = story(&["--backend", "cpu"], &[]);
     let mut in_the_middle = 0;
     // The probe that chooses between graphs and single launches takes more than ten thousand
-    // launches, a text a few hundred. A delay per submission makes graphs the preferred form on any
-    // machine.
+    // launches; generating a text takes a few hundred. Because of the delay per submission, the
+    // probe prefers graphs on any machine.
     for launches in [40, 12_900, 13_050, 13_250, 13_450] {
         let settings = format!("delay_us=50 lost_after={launches} lost_code=700");
         let env = [(Vendor::Cuda.variable(), settings.as_str())];

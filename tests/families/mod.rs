@@ -23,6 +23,7 @@ mod shared_kv;
 use crate::placement_is_invisible::{
     Logits, cpu_device, difference, ignore_notices, logits_of, random_placement, sim_device, unit,
 };
+use crate::support::packed::families;
 use crate::support::within;
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -47,8 +48,8 @@ struct Run {
     logits: Logits,
 }
 
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families")
+fn folder() -> &'static Path {
+    families()
 }
 
 fn fixtures() -> Vec<Fixture> {
@@ -220,7 +221,7 @@ fn every_family_has_a_fixture() {
 
 #[test]
 fn the_documentation_lists_the_families() {
-    let page = fs::read_to_string(folder().join("../../docs/models.md")).unwrap();
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/models.md")).unwrap();
     let table = arch::table();
     assert!(page.contains(&table), "docs/models.md does not have this table:\n{table}");
     let mut models: Vec<&str> = arch::ALL.iter().map(|spec| spec.models).collect();

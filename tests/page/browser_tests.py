@@ -72,7 +72,7 @@ class Visit:
         assert not foreign, foreign
 
 
-# Any server: the text of answers is not known.
+# Tests for any server, whose answers are not known in advance.
 
 
 def types_streams_and_reloads(visit):
@@ -157,9 +157,20 @@ def manages_conversations(visit):
     page.set_input_files("#import-file", str(exported))
     visit.wait("document.querySelectorAll('.conversation').length === 3")
     page.set_input_files("#import-file", str(CORPUS / "broken.md"))
-    assert "not JSON" in page.inner_text("#error-text")
+    assert "heading" in page.inner_text("#error-text")
+    page.set_input_files("#import-file", {"name": "x.json", "mimeType": "application/json", "buffer": b"# x"})
+    visit.wait("document.querySelector('#error-text').textContent.includes('not JSON')")
+    page.click(".conversation >> nth=0")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export as Markdown").click()
+    markdown = Path(download.value.path()).read_bytes()
+    before = visit.bodies()
+    page.set_input_files("#import-file", {"name": "talk.md", "mimeType": "text/markdown", "buffer": markdown})
+    visit.wait("document.querySelectorAll('.conversation').length === 4")
+    page.click(".conversation >> nth=0")
+    assert visit.bodies() == before and len(before) > 1
     page.reload()
-    visit.wait("document.querySelectorAll('.conversation').length === 3")
+    visit.wait("document.querySelectorAll('.conversation').length === 4")
     visit.no_errors()
 
 
@@ -228,6 +239,11 @@ def keyboard_and_panel(visit):
     page.focus("#picture")
     page.keyboard.press("End")
     assert "Layer" in page.inner_text("#picture-layer")
+    visit.ask("Once")
+    visit.wait("document.querySelector('#picture').getAttribute('aria-label').includes('fired for the token just written')")
+    page.focus("#picture")
+    page.keyboard.press("Home")
+    assert "fired for the token just written" in page.inner_text("#picture-layer")
     page.click("#panel summary")
     visit.wait("document.querySelector('#layer-table tbody tr')")
     rows = page.locator("#layer-table tbody tr").count()
@@ -254,7 +270,7 @@ def policy_is_strict(visit):
     assert visit.page.evaluate("window.inlined") is None
 
 
-# The mock server: its answers are known.
+# Tests for the mock server, whose answers are known.
 
 
 def reasons_and_fails(visit):

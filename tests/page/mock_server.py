@@ -64,6 +64,16 @@ def thermocline(cpu_only):
     }
 
 
+def fired(n):
+    """The neurons that fired: often the hot ones, which come first."""
+    def cell(layer, i):
+        value = (i * 7919 + layer * 104729 + n * 1299709) % 1000 / 1000
+        chance = 0.9 * 0.97**i
+        return min(15, int(15 * chance * (0.5 + value))) if value < chance else 0
+
+    return {"tokens": 1, "layers": ["".join(f"{cell(layer, i):x}" for i in range(128)) for layer in range(N_LAYER)]}
+
+
 def event(n, cpu_only):
     """One event of `GET /thermocline/events`."""
     density = [0.04 + 0.1 * ((i * 7 + n * 3) % 11) / 11 for i in range(N_LAYER)]
@@ -75,6 +85,7 @@ def event(n, cpu_only):
         "running": 1, "queued": 0, "blocks_used": 40 + n % 5, "blocks": 128,
         "devices": [9 << 30] if cpu_only else [9 << 30, 6 << 30], "layer_density": density,
         "layer_off_cpu": None if cpu_only else [0.8] * N_LAYER, "exchanged": None if cpu_only else 512,
+        "fired": fired(n), "fired_refused": None,
     }
 
 

@@ -4,6 +4,8 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { ACCENTS, ALPHABETS, FENCES, LETTERS, OPERATORS } from "../../src/serve/page/symbols.js";
+import { cellValues, firedSummary, firedText, leavesOut } from "../../src/serve/page/cells.js";
+import { fromMarkdown, toMarkdown } from "../../src/serve/page/transcript.js";
 import * as tree from "../../src/serve/page/tree.js";
 
 function talk() {
@@ -77,4 +79,58 @@ test("symbols are single characters", () => {
     for (const [name, symbol] of symbols) assert.equal(Array.from(symbol ?? "").length, 1, name);
   }
   for (const [name, starts] of ALPHABETS) assert.equal(starts.length, 3, name);
+});
+
+test("cells say which neurons and experts fired", () => {
+  const layers = [{ n_neurons: 64, n_experts: null, use: [1, 0] }, { n_neurons: 64, n_experts: 8 }, { n_neurons: 0 }];
+  const facts = { is_sparse: true, layers };
+  const fired = { tokens: 1, layers: ["f0810003", "0f000f00", null] };
+  assert.deepEqual(cellValues(fired, 1).filter((value) => value > 0), [1, 1]);
+  assert.equal(cellValues(fired, 0)[2], 8 / 15);
+  for (const broken of [null, { layers: [] }, { layers: [7] }, { layers: ["xyz"] }]) assert.equal(cellValues(broken, 0), null);
+  assert.equal(cellValues(fired, 2), null);
+  const hot = "4 of 8 groups of neurons fired for the token just written: 1 of the 2 hottest, 1 of the 2 coldest";
+  assert.equal(firedText(facts, fired, 0), hot);
+  assert.equal(firedText(facts, { ...fired, tokens: 3 }, 1), "2 of 8 experts fired for the 3 tokens just written");
+  assert.equal(firedSummary(facts, fired), "6 of 16 groups fired for the token just written.");
+  assert.equal(firedSummary(facts, null), "");
+  assert.ok(leavesOut({ ...facts, is_sparse: false }), "a token uses some experts");
+  assert.ok(!leavesOut({ is_sparse: false, layers: [layers[0]] }));
+});
+
+/** Everything of a conversation that Markdown has. */
+function shown(conversation) {
+  const messages = tree.path(conversation).map(({ role, content, attachments }) => [role, content, attachments ?? []]);
+  return { system: conversation.system, title: tree.titleOf(conversation), named: conversation.title, messages };
+}
+
+test("what was exported as Markdown comes back the same", () => {
+  const odd = ["", "\n", "a\n\n", "\n\n  a", "## User", "x\n\\## User\n## Assistant\n\\\\## System\ny", "# a\n## b",
+    "```\n## User\n```", "File `a`:\n```\nno end", "line\r\nline", "\u2028 \u0000 <b>", " ## User", "## User "];
+  const files = [{ name: "a`b.md", text: "```\n## User\n````\n" }, { name: "", text: "" }, { name: "c", text: "File `d`:\n```\n" }];
+  for (const [i, text] of odd.entries()) {
+    for (const system of ["", "Be brief.\n## User\n"]) {
+      for (const attachments of [[], files, [files[i % 3]]]) {
+        const conversation = tree.newConversation(system);
+        if (i % 2) conversation.title = "# A title";
+        for (const [role, content] of [["user", text], ["assistant", odd[(i + 3) % odd.length]], ["assistant", text], ["user", ""]]) {
+          const fields = role === "user" ? { role, content, attachments } : { role, content };
+          tree.addMessage(conversation, tree.lastId(conversation), fields);
+        }
+        const markdown = toMarkdown(conversation);
+        assert.deepEqual(shown(fromMarkdown(markdown)), shown(conversation), markdown);
+        assert.equal(toMarkdown(fromMarkdown(markdown)), markdown);
+      }
+    }
+  }
+});
+
+test("other Markdown is refused with the reason", () => {
+  assert.throws(() => fromMarkdown(""), /no headings/);
+  assert.throws(() => fromMarkdown("# A\n\n## System\n\nx\n"), /no headings/);
+  assert.throws(() => fromMarkdown("# A\n\nwords\n\n## User\n\nx\n"), /line 3 is not below a heading/);
+  assert.throws(() => fromMarkdown("## User\n\nx\n\n## System\n\ny\n"), /not the first heading/);
+  const windows = fromMarkdown("# A\r\n\r\n## User\r\n\r\nx\r\ny\r\n");
+  assert.deepEqual(shown(windows).messages, [["user", "x\ny", []]]);
+  assert.deepEqual(shown(fromMarkdown("## User\nx\n## Assistant\ny")).messages, [["user", "x", []], ["assistant", "y", []]]);
 });

@@ -1,7 +1,5 @@
 //! The hot set adapts to the sequence without changing the output.
 
-use std::path::Path;
-
 use thermocline::engine::{ObservedBlock, exchange_needs};
 use thermocline::gguf::File;
 use thermocline::model::ModelOptions;
@@ -10,6 +8,7 @@ use thermocline::synthetic::Spec;
 
 use super::budgets::greedy;
 use super::*;
+use crate::support::packed::families;
 
 /// A model with two topics: the first half of a layer's neurons fires for one topic, the second
 /// half for the other.
@@ -288,8 +287,7 @@ pub(super) fn generated(spec: &str) -> Arc<Model> {
 
 /// A model of `tests/families`.
 fn fixture(name: &str) -> Arc<Model> {
-    let path = format!("{}/tests/families/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
-    let file = File::open(Path::new(&path)).unwrap();
+    let file = File::open(&families().join(format!("{name}.gguf"))).unwrap();
     Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap())
 }
 
@@ -358,8 +356,8 @@ fn experts_of_realistic_size_are_exchanged() {
     let half = Bytes(all.0 / 2);
     let (by_bytes, _) = most(12e9, half);
     assert!(by_bytes.is_some_and(|most| most >= width), "{by_bytes:?}");
-    // With an unknown upload speed, an expert is assumed to take as long as all its rows one by
-    // one.
+    // If the upload speed is unknown, uploading an expert is assumed to take as long as uploading
+    // its rows one by one.
     assert_eq!(most(0.0, half).0, Some(0));
 }
 

@@ -5,6 +5,7 @@
 
 mod adapt;
 mod budgets;
+mod fired;
 pub(crate) mod graphics;
 mod hand_off;
 mod loss;

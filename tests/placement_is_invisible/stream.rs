@@ -42,7 +42,7 @@ pub(crate) fn split(model: &Model, nth: Option<usize>) -> Placement {
     Placement { embed: 1, head: 1, layers: vec![layer; model.hyper.n_layer] }
 }
 
-/// Checks a prompt of 70 tokens, of which 64 are one step.
+/// Checks a prompt of 70 tokens; 64 of them are one step.
 fn check(tiny: &Tiny) {
     let model = tiny.model();
     let text = text(&model, 70);

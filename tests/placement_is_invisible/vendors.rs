@@ -97,6 +97,22 @@ fn a_rocm_fake_streams_chosen_neurons() {
     check_streamed_chosen_neurons(Vendor::Hip, "hip");
 }
 
+/// Watches neurons and experts fire, with and without an exchange of neurons.
+#[test]
+fn fired_neurons_on_fakes() {
+    for (vendor, backend) in [(Vendor::Cuda, "cuda"), (Vendor::Hip, "hip")] {
+        let Some((_, backends)) = fake(vendor, backend, 0..1) else { continue };
+        within(Duration::from_secs(500), move || {
+            let experts = super::adapt::generated("64x2x64x4/2*8/2:F16:silu");
+            for (model, adapt) in
+                [(Tiny::default().model(), false), (experts.clone(), false), (experts, true)]
+            {
+                super::fired::check_on(Some(&backends[0]), &model, adapt, &TEXT);
+            }
+        });
+    }
+}
+
 /// Exchanges single neurons, and whole experts.
 fn check_hot_set(vendor: Vendor, backend: &str) {
     use super::adapt::{exchanges, generated, two_topics};
@@ -119,7 +135,7 @@ fn the_hot_set_follows_on_a_rocm_fake() {
 }
 
 /// The last device, whose memory no other test uses.
-fn last(vendor: Vendor, backend: &str) -> Option<(&'static Fake, Arc<dyn Backend>)> {
+fn last_device(vendor: Vendor, backend: &str) -> Option<(&'static Fake, Arc<dyn Backend>)> {
     let (fake, backends) = fake(vendor, backend, 2..3)?;
     Some((fake, backends.into_iter().next_back()?))
 }
@@ -142,7 +158,7 @@ fn planned(backend: &Arc<dyn Backend>, budget: Bytes) -> (Vec<u32>, Engine, Devi
 /// Tries budgets from 0 to the whole model, and then memory that the driver reports as free but
 /// does not allocate.
 fn check_budgets(vendor: Vendor, backend: &str) {
-    let Some((fake, backend)) = last(vendor, backend) else { return };
+    let Some((fake, backend)) = last_device(vendor, backend) else { return };
     within(Duration::from_secs(500), move || {
         let expected = words(&[], None)[..].to_vec();
         let same = |words: &[u32], why: &str| assert_eq!(words, &expected[..words.len()], "{why}");

@@ -26,7 +26,7 @@ fn values(n: usize, seed: u32) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// A folder of predictors, of which only the first selects neurons.
+/// A folder of predictors. Only the first predictor selects neurons.
 fn folder(at: &Path) -> [Vec<f32>; 2] {
     fs::create_dir(at).unwrap();
     let (fc1, fc2) = (values(RANK * N_EMBD, 1), values(N_FF * RANK, 2));

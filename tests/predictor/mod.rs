@@ -18,6 +18,7 @@ use thermocline::predictor::{Chooser, Layers, PredictorRun, read};
 use thermocline::{devices, embedded};
 
 use crate::placement_is_invisible::{sim_device, stream::split};
+use crate::support::packed::unpack;
 
 /// Runs the command with its own folder for side files.
 fn thermocline(folder: &Path, args: &[&str]) -> Output {
@@ -37,7 +38,7 @@ fn text() -> String {
 }
 
 /// A short run of `predictor` on the built-in model.
-fn learn(folder: &Path, out: &Path, more: &[&str]) -> Output {
+fn train_predictor(folder: &Path, out: &Path, more: &[&str]) -> Output {
     let (text, out) = (text(), out.to_string_lossy());
     let args = ["predictor", "-f", &text, "--out", &out, "--tokens", "4096", "-t", "2"];
     let args: Vec<&str> = args.iter().chain(more).copied().collect();
@@ -93,8 +94,8 @@ fn logits(engine: &mut Engine, tokens: &[u32]) -> (Vec<f32>, StepStats) {
 
 /// Tokens of a story.
 fn story() -> Vec<u32> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets/reference/greedy.json");
-    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets/reference/greedy.json.gz");
+    let json: serde_json::Value = serde_json::from_slice(&unpack(&path)).unwrap();
     fn longest(value: &serde_json::Value) -> Vec<u32> {
         match value {
             serde_json::Value::Array(values) if values.iter().all(serde_json::Value::is_u64) => {
@@ -129,7 +130,7 @@ fn cosine_distance(a: &[f32], b: &[f32]) -> f64 {
 fn a_trained_predictor_saves_gates_within_its_error() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("learned.gguf");
-    let table = stdout(&learn(folder.path(), &out, &["--rank", "64", "--train", "40"]));
+    let table = stdout(&train_predictor(folder.path(), &out, &["--rank", "64", "--train", "40"]));
     assert_eq!(table.lines().count(), 7, "{table}");
     let model = model(None);
     let chooser = chooser(&out, &model);
@@ -171,7 +172,7 @@ fn a_trained_predictor_saves_gates_within_its_error() {
 fn sign_predictors_need_no_factors_or_training() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("learned.gguf");
-    let table = stdout(&learn(folder.path(), &out, &["--kind", "sign"]));
+    let table = stdout(&train_predictor(folder.path(), &out, &["--kind", "sign"]));
     assert!(table.contains("Q1_0") && table.lines().count() == 7, "{table}");
     let model = model(None);
     let chooser = chooser(&out, &model);
@@ -187,7 +188,8 @@ fn sign_predictors_need_no_factors_or_training() {
     assert!(some.gates < 0.6 * all.gates, "{} of {}", some.gates, all.gates);
     check_streamed(&model, &chooser, &tokens);
     // For an activation without exact zeros, signs cannot predict active neurons.
-    let refused = learn(folder.path(), &out, &["--kind", "sign", "--ffn-activation", "silu"]);
+    let refused =
+        train_predictor(folder.path(), &out, &["--kind", "sign", "--ffn-activation", "silu"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("exact zeros"), "{said}");
 }
@@ -197,7 +199,7 @@ fn thresholds_skip_neurons_of_a_silu_model() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("learned.gguf");
     let silu = ["--ffn-activation", "silu"];
-    let table = stdout(&learn(folder.path(), &out, &silu));
+    let table = stdout(&train_predictor(folder.path(), &out, &silu));
     assert_eq!(table.lines().count(), 7, "{table}");
     let model = model(Some("silu"));
     let chooser = chooser(&out, &model);
@@ -272,7 +274,7 @@ fn a_resumed_training_run_gives_the_same_bytes() {
     let [whole, half] =
         ["whole", "half"].map(|name| folder.path().join(name).with_extension("gguf"));
     let short = ["--rank", "32", "--train", "0"];
-    stdout(&learn(folder.path(), &whole, &short));
+    stdout(&train_predictor(folder.path(), &whole, &short));
     let model = model(None);
     let learned = SideFile::open(&whole, &model.file).unwrap();
     let recipe = learned.text(Section::Predictor, "recipe").unwrap().to_owned();
@@ -282,12 +284,12 @@ fn a_resumed_training_run_gives_the_same_bytes() {
     layers[..2].iter().for_each(|layer| maker.predictor(layer.clone()).unwrap());
     let refused = read(&SideFile::open(&half, &model.file).unwrap(), &model);
     assert!(refused.unwrap_err().to_string().contains("has only 2 of 4 layers"));
-    let again = learn(folder.path(), &half, &short);
+    let again = train_predictor(folder.path(), &half, &short);
     assert!(String::from_utf8_lossy(&again.stderr).contains("resuming after layer 1"));
     stdout(&again);
     assert_eq!(std::fs::read(&whole).unwrap(), std::fs::read(&half).unwrap());
     // With the same settings nothing is left to do. Other settings are rejected, or start again.
-    let done = learn(folder.path(), &half, &short);
+    let done = train_predictor(folder.path(), &half, &short);
     assert!(String::from_utf8_lossy(&done.stderr).contains("is already complete"));
     let refused =
         PredictorRun::new(&model, &half, "another recipe", false).unwrap_err().to_string();
@@ -347,7 +349,7 @@ fn sparsity_levels_without_a_predictor_are_errors() {
 fn the_size_of_a_predictor_is_limited() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("small.gguf");
-    stdout(&learn(folder.path(), &out, &["--train", "0", "--max-size", "4%"]));
+    stdout(&train_predictor(folder.path(), &out, &["--train", "0", "--max-size", "4%"]));
     let model = model(None);
     let Layers::Predictors(layers) = chooser(&out, &model).layers else { panic!("a predictor") };
     for (layer, of) in layers.iter().zip(&model.layers) {
@@ -357,7 +359,7 @@ fn the_size_of_a_predictor_is_limited() {
         assert!(share <= 0.04 && layer.fc1.is_some(), "{share}");
     }
     let none = folder.path().join("none.gguf");
-    let refused = learn(folder.path(), &none, &["--train", "0", "--max-size", "0.1%"]);
+    let refused = train_predictor(folder.path(), &none, &["--train", "0", "--max-size", "0.1%"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains("more than the limit of 0.1 %") && said.contains("--max-size"), "{said}");

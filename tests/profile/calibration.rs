@@ -17,6 +17,7 @@ use thermocline::profile::{Gatherer, Profile, Text, calibrate, finish};
 use thermocline::tokenizer::{Tokenizer, Vocab};
 
 use crate::placement_is_invisible::{cpu_device, ignore_notices};
+use crate::support::packed::families;
 use crate::support::{Tiny, within};
 
 const LIMIT: Duration = Duration::from_secs(240);
@@ -150,9 +151,8 @@ fn an_interrupted_run_gives_the_same_file() {
 #[test]
 fn every_family_has_a_profile() {
     within(LIMIT, || {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families");
         let mut n_experts = 0;
-        for entry in fs::read_dir(folder).unwrap() {
+        for entry in fs::read_dir(families()).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_none_or(|end| end != "gguf") {
                 continue;

@@ -2,7 +2,6 @@
 //! change the output.
 
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -20,6 +19,7 @@ use thermocline::placement::Placement;
 use crate::placement_is_invisible::{
     cpu_device, ignore_notices, random_placement, sim_device, unit,
 };
+use crate::support::packed::families;
 use crate::support::{Tiny, largest_difference, within};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -125,9 +125,8 @@ fn observed_active_neurons_match_the_counters() {
 #[test]
 fn observed_activations_match_the_weights_of_every_family() {
     within(LIMIT, || {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families");
         let mut n = 0;
-        for entry in fs::read_dir(folder).unwrap() {
+        for entry in fs::read_dir(families()).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_none_or(|end| end != "gguf") {
                 continue;

@@ -3,7 +3,6 @@
 //! its own.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -20,6 +19,7 @@ use thermocline::placement::Placement;
 
 use super::{feed, load, options};
 use crate::placement_is_invisible::{cpu_device, difference, random_placement, sim_device, unit};
+use crate::support::packed::families;
 use crate::support::{Tiny, within};
 
 const N: usize = 4;
@@ -227,8 +227,7 @@ fn lists_and_all_rows_have_the_bits_of_single_sequences() {
 const RECURRENT: [&str; 5] = ["lfm2", "qwen35", "mamba2", "granitehybrid-moe", "nemotron_h"];
 
 fn family(name: &str) -> Arc<Model> {
-    let path = format!("{}/tests/families/{name}.gguf", env!("CARGO_MANIFEST_DIR"));
-    let file = File::open(Path::new(&path)).unwrap();
+    let file = File::open(&families().join(format!("{name}.gguf"))).unwrap();
     Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap())
 }
 

@@ -126,6 +126,17 @@ fn log_probabilities_cover_the_answer() {
     let events = shared().post(PATH, &ask(stream)).events();
     let with = |event: &&Value| event["choices"][0]["logprobs"]["content"].is_array();
     assert_eq!(events.iter().filter(with).count(), 8);
+    // Text that is held back until the end has them too.
+    let stream = json!({ "logprobs": true, "stream": true, "stop": format!("{text}#") });
+    let events = shared().post(PATH, &ask(stream)).events();
+    let chunks: Vec<&Value> = events
+        .iter()
+        .map(|event| &event["choices"][0])
+        .filter(|choice| choice["delta"]["content"].is_string())
+        .collect();
+    assert_eq!(chunks.len(), 1);
+    assert_eq!(chunks[0]["delta"]["content"], text);
+    assert_eq!(chunks[0]["logprobs"]["content"].as_array().unwrap().len(), 8);
 }
 
 #[test]

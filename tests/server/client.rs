@@ -71,8 +71,8 @@ impl Client {
         &self.address
     }
 
-    /// With another header for every request.
-    pub(super) fn with(&self, name: &str, value: &str) -> Client {
+    /// The same client with one more header in every request.
+    pub(super) fn with_header(&self, name: &str, value: &str) -> Client {
         let mut client = self.clone();
         client.headers.push((name.to_owned(), value.to_owned()));
         client
@@ -106,7 +106,8 @@ impl Client {
             head += &format!("content-length: {}\r\n", body.len());
         }
         stream.write_all((head + "\r\n").as_bytes()).unwrap();
-        // A server that refuses a body may close before it is sent.
+        // A server that rejects a body may close the connection before the client has sent all of
+        // it.
         let _ = stream.write_all(body.unwrap_or_default());
         stream
     }

@@ -56,7 +56,7 @@ fn a_prompt_may_be_tokens_or_several() {
 fn echo_repeats_the_prompt_with_its_log_probabilities() {
     let plain = shared().post(PATH, &ask(json!({ "echo": true }))).json();
     assert!(text(&plain).starts_with("Once upon a time"), "{}", text(&plain));
-    // What lm-evaluation-harness sends.
+    // A request as lm-evaluation-harness sends it.
     let wish = json!({ "echo": true, "logprobs": 2, "max_tokens": 0, "temperature": 0 });
     let answer = shared().post(PATH, &ask(wish)).json();
     assert_eq!(text(&answer), "Once upon a time");
@@ -81,6 +81,22 @@ fn echo_repeats_the_prompt_with_its_log_probabilities() {
         events.iter().filter(|event| event["choices"][0]["index"] == 1).collect();
     assert_eq!(first[0]["choices"][0]["text"], "Once upon a time");
     assert_eq!(first[0]["choices"][0]["logprobs"]["tokens"].as_array().unwrap().len(), n);
+}
+
+#[test]
+fn text_that_was_held_back_has_its_log_probabilities() {
+    let answer = shared().post(PATH, &ask(json!({ "logprobs": 1 }))).json();
+    let stop = format!("{}#", text(&answer));
+    let wish = json!({ "logprobs": 1, "stream": true, "stop": stop });
+    let events = shared().post(PATH, &ask(wish)).events();
+    let chunks: Vec<&Value> = events
+        .iter()
+        .map(|event| &event["choices"][0])
+        .filter(|choice| choice["text"] != "")
+        .collect();
+    assert_eq!(chunks.len(), 1);
+    assert_eq!(chunks[0]["text"], text(&answer));
+    assert_eq!(chunks[0]["logprobs"], answer["choices"][0]["logprobs"]);
 }
 
 #[test]

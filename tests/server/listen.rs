@@ -17,8 +17,21 @@ use super::{TestServer, config};
 
 /// A certificate for `localhost` that is valid for a hundred years, made by
 /// `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 36500`.
-const CERTIFICATE: &str = "tests/server/localhost-cert.pem";
-const KEY: &str = "tests/server/localhost-key.pem";
+pub(super) const CERTIFICATE: &str = "tests/server/localhost-cert.pem";
+pub(super) const KEY: &str = "tests/server/localhost-key.pem";
+
+/// A connection by TLS that trusts the certificate alone.
+pub(super) fn tls_session(address: &str) -> StreamOwned<ClientConnection, TcpStream> {
+    let mut roots = RootCertStore::empty();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(CERTIFICATE);
+    roots.add(CertificateDer::from_pem_file(path).unwrap()).unwrap();
+    let client = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let client = client.with_safe_default_protocol_versions().unwrap();
+    let client = client.with_root_certificates(roots).with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let session = ClientConnection::new(Arc::new(client), name).unwrap();
+    StreamOwned::new(session, TcpStream::connect(address).unwrap())
+}
 
 fn tls(certificate: &str, key: &str) -> Config {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -29,16 +42,7 @@ fn tls(certificate: &str, key: &str) -> Config {
 #[test]
 fn tls_answers_clients_that_trust_the_certificate() {
     let server = TestServer::loading(tls(CERTIFICATE, KEY));
-    let mut roots = RootCertStore::empty();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(CERTIFICATE);
-    roots.add(CertificateDer::from_pem_file(path).unwrap()).unwrap();
-    let client = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
-    let client = client.with_safe_default_protocol_versions().unwrap();
-    let client = client.with_root_certificates(roots).with_no_client_auth();
-    let name = ServerName::try_from("localhost").unwrap();
-    let session = ClientConnection::new(Arc::new(client), name).unwrap();
-    let stream = TcpStream::connect(&server.client.address).unwrap();
-    let answer = exchange(StreamOwned::new(session, stream), "/openapi.json");
+    let answer = exchange(tls_session(&server.client.address), "/openapi.json");
     assert_eq!(answer.json()["openapi"], json!("3.1.0"));
     // A client without TLS gets no answer, and the server stays up.
     let mut plain = server.client.open("GET", "/health", None);

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{TestServer, config, shared};
+use ::serve::{Config, Limits};
 use scheduler::SchedulerOptions;
 
 fn ask(more: Value) -> Value {
@@ -56,6 +57,56 @@ fn probabilities_and_chosen_fields() {
 }
 
 #[test]
+fn probabilities_after_sampling_are_those_of_the_draw() {
+    let more = json!({
+        "n_probs": 3, "post_sampling_probs": true, "temperature": 1.0, "top_k": 5, "top_p": 1.0,
+        "min_p": 0.0, "seed": 7,
+    });
+    let answer = shared().post("/completion", &ask(more.clone())).json();
+    assert_eq!(answer["generation_settings"]["post_sampling_probs"], true);
+    let all = answer["completion_probabilities"].as_array().unwrap();
+    assert_eq!(all.len(), 6);
+    let prob = |token: &Value| token["prob"].as_f64().unwrap();
+    for token in all {
+        let top = token["top_probs"].as_array().unwrap();
+        assert_eq!(top.len(), 3);
+        assert!(token["logprob"].is_null() && prob(token) > 0.0);
+        let sum: f64 = top.iter().map(prob).sum();
+        assert!(sum > 0.6 && sum < 1.0 + 1e-5, "the best three of five: {sum}");
+    }
+    // With one candidate left, it is certain.
+    let mut greedy = more;
+    greedy["top_k"] = 1.into();
+    let answer = shared().post("/completion", &ask(greedy)).json();
+    for token in answer["completion_probabilities"].as_array().unwrap() {
+        assert_eq!((prob(token), token["top_probs"].as_array().unwrap().len()), (1.0, 1));
+    }
+    let chat =
+        json!({ "messages": [{ "role": "user", "content": "x" }], "post_sampling_probs": true });
+    assert_eq!(
+        shared().post("/v1/chat/completions", &chat).error(400)["param"],
+        "post_sampling_probs"
+    );
+}
+
+#[test]
+fn a_time_limit_ends_the_answer_at_a_line_end() {
+    let lines = json!({ "guided_regex": "(a\n)*b", "t_max_predict_ms": 1, "n_predict": 2000, "logit_bias": [["b", false]] });
+    let answer = shared().post("/completion", &ask(lines.clone())).json();
+    assert_eq!(answer["stop_type"], "limit");
+    assert!(answer["tokens_predicted"].as_u64().unwrap() < 2000, "{answer}");
+    assert!(answer["content"].as_str().unwrap().ends_with('\n'), "{answer}");
+    // Without a line end, it does not act.
+    let mut line = lines;
+    line["guided_regex"] = "a*b".into();
+    line["n_predict"] = 40.into();
+    let answer = shared().post("/completion", &ask(line)).json();
+    assert_eq!(answer["tokens_predicted"], 40);
+    let wrong = json!({ "t_max_predict_ms": "soon" });
+    assert_eq!(shared().post("/completion", &ask(wrong)).error(400)["param"], "t_max_predict_ms");
+}
+
+#[test]
 fn a_bias_bans_words_in_both_forms() {
     let text = |bias: Value| {
         let answer = shared().post("/completion", &ask(json!({ "logit_bias": bias }))).json();
@@ -87,21 +138,24 @@ fn tokens_and_text_convert_both_ways() {
 
 #[test]
 fn properties_and_slots_are_shown() {
-    let props = shared().get("/props").json();
+    // Other tests occupy the slots of the shared server.
+    let server = TestServer::start(config(), SchedulerOptions::default());
+    let client = &server.client;
+    let props = client.get("/props").json();
     assert_eq!(props["total_slots"], 4);
     assert_eq!(props["default_generation_settings"]["params"]["temperature"], 0.0);
     assert!(props["default_generation_settings"]["n_ctx"].is_u64());
-    assert_eq!(shared().post("/props", &json!({})).json()["success"], true);
-    assert_eq!(shared().post("/props", &json!({ "x": 1 })).error(400)["param"], "x");
-    let slots = shared().get("/slots").json();
+    assert_eq!(client.post("/props", &json!({})).json()["success"], true);
+    assert_eq!(client.post("/props", &json!({ "x": 1 })).error(400)["param"], "x");
+    let slots = client.get("/slots").json();
     assert_eq!(slots.as_array().unwrap().len(), 4);
     assert_eq!(slots[3]["id"], 3);
     assert!(slots[0]["is_processing"].is_boolean());
     assert!(slots[0]["next_token"][0]["n_remain"].is_i64());
-    assert_eq!(shared().get("/slots?fail_on_no_slot=1").status, 200);
-    shared().post("/slots/0?action=save", &json!({ "filename": "a" })).error(501);
-    shared().post("/slots/0?action=fly", &json!({})).error(400);
-    shared().post("/slots/x?action=erase", &json!({})).error(400);
+    assert_eq!(client.get("/slots?fail_on_no_slot=1").status, 200);
+    client.post("/slots/0?action=save", &json!({ "filename": "a" })).error(501);
+    client.post("/slots/0?action=fly", &json!({})).error(400);
+    client.post("/slots/x?action=erase", &json!({})).error(400);
 }
 
 #[test]
@@ -173,8 +227,34 @@ fn metrics_are_valid_prometheus_text() {
     assert!(value("thermocline:time_to_first_token_seconds_count") >= 1.0);
 }
 
+#[test]
+fn embeddings_count_as_prompts_and_steps() {
+    let server = TestServer::start(config(), SchedulerOptions::default());
+    let texts = json!({ "input": ["hello world", "goodbye world"] });
+    let used = server.client.post("/v1/embeddings", &texts).json();
+    let answer = server.client.get("/metrics");
+    let value = |name: &str| {
+        let line = answer.text().lines().find(|line| line.split(' ').next() == Some(name));
+        line.unwrap_or_else(|| panic!("{name}")).rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()
+    };
+    let n_tokens = used["usage"]["prompt_tokens"].as_f64().unwrap();
+    assert_eq!(value("thermocline:prompt_tokens_total"), n_tokens);
+    assert_eq!(value("thermocline:n_decode_total"), 2.0);
+    assert!(value("thermocline:prompt_seconds_total") > 0.0);
+    assert!(value("thermocline:n_tokens_max") >= n_tokens / 2.0);
+    assert_eq!(value("thermocline:tokens_predicted_total"), 0.0);
+}
+
 fn norm(vector: &Value) -> f64 {
     vector.as_array().unwrap().iter().map(|x| x.as_f64().unwrap().powi(2)).sum::<f64>().sqrt()
+}
+
+#[test]
+fn embeddings_that_take_too_long_end() {
+    let limits = Limits { time: std::time::Duration::from_millis(300), ..Limits::default() };
+    let server = TestServer::start(Config { limits, ..config() }, SchedulerOptions::default());
+    let texts = vec!["some words ".repeat(100); 256];
+    server.client.post("/v1/embeddings", &json!({ "input": texts })).error(503);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::shared;
 
-/// Valid requests, as a start.
+/// Valid requests, which the test damages.
 fn seeds() -> Vec<(&'static str, Value)> {
     let user = json!({ "role": "user", "content": "Hi" });
     vec![
@@ -44,7 +44,7 @@ fn seeds() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Replaces one value somewhere in `value` by something odd.
+/// Replaces a random value inside `value` by an unusual value.
 fn mutate(value: &mut Value, random: &mut ChaCha12Rng) {
     let deeper = random.random_bool(0.7);
     match value {
@@ -121,7 +121,7 @@ fn a_thousand_malformed_requests_are_never_500() {
         for _ in 0..random.random_range(1..4) {
             mutate(&mut body, &mut random);
         }
-        // An answer stays short, whatever the limit has become.
+        // Keeps the answer short, whatever `mutate` has made of the limit.
         if let Some(map) = body.as_object_mut() {
             for name in ["max_tokens", "n_predict", "max_output_tokens", "n", "best_of"] {
                 if map

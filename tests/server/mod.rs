@@ -5,20 +5,28 @@ mod chat;
 mod client;
 mod completions;
 mod http;
+mod infill;
 mod listen;
+mod live_view;
 mod llama;
 mod malformed;
+mod process;
+mod rerank;
 mod responses;
 mod structured;
 
 use std::num::NonZeroU32;
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::thread::JoinHandle;
 
 use ::serve::{Address, Config, Defaults, Endpoints, Handle, Limits, Served, Server};
+use hal::Bytes;
 use runtime::{Computation, ContextSize, DeviceOptions, Dialogue, Model, Options, SamplerConfig};
 use scheduler::SchedulerOptions;
 use text::chat::{Template, builtin};
+use text::tokenizer::Tokenizer;
+use thermocline::engine::Engine;
 
 use client::Client;
 
@@ -31,7 +39,7 @@ struct TestServer {
 }
 
 impl TestServer {
-    /// Listens on a free port, without a model.
+    /// Starts a server without a model on a free port.
     fn loading(config: Config) -> TestServer {
         let address = match config.address {
             Address::Tcp { .. } => Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 },
@@ -44,32 +52,57 @@ impl TestServer {
         TestServer { handle, served: None, thread, client }
     }
 
-    /// With the built-in model, greedy by default.
+    /// Starts a server with the built-in model; sampling is greedy by default.
     fn start(config: Config, options: SchedulerOptions) -> TestServer {
-        let mut server = TestServer::loading(config);
+        TestServer::with_model(config, options, None)
+    }
+
+    /// As [`TestServer::start`], with the model in `path` and a KV cache in F32.
+    fn with_model(config: Config, options: SchedulerOptions, path: Option<&Path>) -> TestServer {
         let devices = DeviceOptions { backend: Some("cpu"), ..DeviceOptions::default() };
-        let model = Model::built_in(&Options {
+        let model_options = Options {
             n_parallel: NonZeroU32::new(4).unwrap(),
-            // Beyond the training of the built-in model, so that four endless answers fit.
+            // Longer than the training context of the built-in model, so that four endless answers
+            // fit.
             n_ctx: NonZeroU32::new(8192).map(ContextSize::Tokens),
             computation: Computation { devices, ..Computation::default() },
             ..Options::default()
-        });
+        };
+        let model = match path {
+            None => Model::built_in(&model_options),
+            Some(path) => {
+                let kv_formats = hal::KvCache::both(hal::format::Format::F32);
+                Model::open(path, &Options { kv_formats, ..model_options })
+            }
+        };
         let (engine, tokenizer) = model.unwrap().into_parts();
+        TestServer::of(engine, tokenizer, config, options, &[])
+    }
+
+    /// With a loaded model; `reserves` is the memory of the drivers of its devices.
+    fn of(
+        engine: Engine,
+        tokenizer: Tokenizer,
+        config: Config,
+        options: SchedulerOptions,
+        reserves: &[Bytes],
+    ) -> TestServer {
+        let mut server = TestServer::loading(config);
         let template = Template::compile(builtin("chatml").unwrap()).unwrap();
         let dialogue = Dialogue::with_template(template);
         let dialogue = runtime::dialogue::with_special_tokens(dialogue, &tokenizer);
         let sampler = SamplerConfig { temp: 0.0, ..SamplerConfig::default() };
         let defaults = Defaults { sampler, ..Defaults::default() };
         let tokenizer = Arc::new(tokenizer);
-        let served = Served::start(engine, tokenizer, dialogue, defaults, options).unwrap();
+        let served =
+            Served::start(engine, tokenizer, dialogue, defaults, options, reserves).unwrap();
         let served = Arc::new(served);
         server.handle.ready(Arc::clone(&served));
         server.served = Some(served);
         server
     }
 
-    /// Ends it and returns whether it ended without an error.
+    /// Stops the server and returns whether it ended without an error.
     fn stop(&mut self) -> bool {
         self.handle.stop();
         if let Some(served) = &self.served {
@@ -85,7 +118,7 @@ impl Drop for TestServer {
     }
 }
 
-/// All endpoints on.
+/// A configuration with all endpoints enabled.
 fn config() -> Config {
     let endpoints = Endpoints { metrics: true, props: true, ..Endpoints::default() };
     let limits = Limits { body: 1 << 20, ..Limits::default() };

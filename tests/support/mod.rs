@@ -1,4 +1,6 @@
-//! Helpers that several tests share: tiny models from a seed, a watchdog.
+//! Helpers that several tests share: tiny models from a seed, compressed test data, a watchdog.
+
+pub(crate) mod packed;
 
 use std::sync::Arc;
 use std::sync::mpsc;

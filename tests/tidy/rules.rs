@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::bytes::{files_are_small, scripts_have_one_habit};
+use super::bytes::{files_are_small, script_names_are_uniform};
 use super::documents::{documents, paths_exist};
 use super::lists::{
     BACKENDS, DEVICE_NAMES, HAL_NEEDS, HOUSE, LARGE, LONG, MAX_LINES, OWNED, PURE, UNSAFE,
@@ -27,7 +27,7 @@ pub(crate) const RULES: &[Rule] = &[
     file_length,
     ops_have_one_name,
     formats_have_one_name,
-    kernels_stand_once,
+    kernel_sources_are_shared,
     unsafe_is_listed,
     nothing_unfinished,
     nothing_of_the_workshop,
@@ -35,7 +35,7 @@ pub(crate) const RULES: &[Rule] = &[
     paths_exist,
     tests_are_run,
     files_are_small,
-    scripts_have_one_habit,
+    script_names_are_uniform,
     plain_words,
 ];
 
@@ -119,8 +119,8 @@ fn backends_named_once(tree: &Tree) -> Vec<String> {
                 ));
             }
         }
-        // The names of features are in literals, which are blanked in `shipped`, so any `feature`
-        // counts.
+        // The names of features are in literals, which are blanked in `shipped`, so any use of
+        // `feature` is reported.
         let asking = lines_with(file.shipped(), "feature").filter(|(_, text)| text.contains("cfg"));
         for (line, _) in asking {
             faults.push(at(file, line, "only src/runtime/devices.rs asks for features"));
@@ -328,7 +328,7 @@ const VENDORS_WORDS: &[&str] =
     &["__CUDA", "__HIP", "__AMD", "__shfl", "__syncthreads", "threadIdx", "blockIdx", "atomicAdd"];
 
 /// CUDA and HIP share the kernel sources, and `kernels-cuda/VARIANTS` lists files that exist.
-fn kernels_stand_once(tree: &Tree) -> Vec<String> {
+fn kernel_sources_are_shared(tree: &Tree) -> Vec<String> {
     let mut faults = Vec::new();
     let variants = "kernels-cuda/VARIANTS";
     let listed: BTreeSet<&str> = (tree.text(variants).lines())

@@ -47,7 +47,8 @@ fn gemma_4_merges_characters_within_lines() {
     let tokenizer = Tokenizer::new(gemma4()).expect("good");
     let encode = |text| tokenizer.encode(text, true, true).expect("encodable");
     assert_eq!(encode("ab ab"), [2, 6, 7]);
-    // Newlines that are tokens are not merged: no merge makes 9, so none makes 10.
+    // A run of newlines that is a token, such as token 9, is not split. In longer runs, tokens 8
+    // and 9 could merge to token 10, but no merge makes token 9.
     assert_eq!(encode("a\n\nb\n\n\n\n"), [2, 4, 9, 5, 8, 8, 8, 8]);
     assert_eq!(encode("<|turn>中 "), [2, 14, 11, 12, 13, 3]);
     assert_eq!(text_of(&tokenizer, &encode("ab  a中\n")[1..], Start::OfText), "ab  a中\n");
@@ -108,7 +109,7 @@ fn unigram_chooses_the_most_probable_pieces() {
     let tokenizer = Tokenizer::new(t5()).expect("good");
     let encode = |text| tokenizer.encode(text, false, true).expect("encodable");
     assert_eq!(encode("ab"), [6]);
-    // ▁a b has a score of -6.5, ▁ ab of -6.
+    // The pieces of `▁a b` have a score of -6.5, those of `▁ ab` a score of -6, which is better.
     assert_eq!(encode(" ab"), [3, 6]);
     assert_eq!(encode("ＡＢ\u{3000}Ａﬁ"), [6, 7, 8]);
     // Consecutive unknown characters are one token, and do not end the text.

@@ -14,8 +14,8 @@
 //! without delays; it computes the expected values with the f64 sums of `cpu::reference`.
 //! `tests/by_hand.rs` compares the oracle with values computed by hand.
 //!
-//! Absent on purpose: timings, tolerances that a backend could set, cases that depend on a
-//! backend's internals.
+//! The suite deliberately has no timings, no tolerances that a backend could set, and no cases that
+//! depend on a backend's internals.
 
 mod cases;
 mod compare;
@@ -124,7 +124,7 @@ fn expected(case: &Case) -> Arc<OnceLock<Expected>> {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let cell = Arc::clone(known.entry(case.name.clone()).or_default());
     drop(known);
-    // Of tests that need it at the same time, one computes and the others wait.
+    // If several tests need the outputs at the same time, one computes them and the others wait.
     cell.get_or_init(|| case.run(&oracle()));
     cell
 }
@@ -150,6 +150,31 @@ pub enum Outcome {
 #[must_use]
 pub fn cases() -> Vec<Case> {
     cases::all()
+}
+
+/// The cases whose names contain one of `parts`.
+#[must_use]
+pub fn matching(parts: &[&str]) -> Vec<Case> {
+    let mut cases = cases();
+    cases.retain(|case| parts.iter().any(|part| case.name.contains(part)));
+    cases
+}
+
+/// Formats whose feed-forward blocks [`without_long_prompts`] runs with 515 tokens: one format for
+/// each block size (no blocks, 32 values, 256 values).
+const LONG: [&str; 3] = ["SparseFfn/F16/", "SparseFfn/Q4_0/", "SparseFfn/Q6_K/"];
+
+/// The cases without feed-forward blocks of 515 tokens in every format, which take a quarter of the
+/// time of all cases on a software device. A prompt of 515 tokens tests the second chunk, which
+/// does not depend on the format; cases with fewer tokens test the first chunk.
+#[must_use]
+pub fn without_long_prompts() -> Vec<Case> {
+    let mut cases = cases();
+    cases.retain(|case| {
+        let long = case.name.starts_with("SparseFfn/") && case.name.ends_with("/t515");
+        !long || LONG.iter().any(|format| case.name.starts_with(format))
+    });
+    cases
 }
 
 /// Runs one case on `device`, twice, and on the oracle.
@@ -230,8 +255,8 @@ impl fmt::Display for Report {
 /// Runs every case whose name contains `part`; an empty `part` matches all cases.
 #[must_use]
 pub fn run_matching(device: &Device, part: &str) -> Report {
-    let cases = cases().into_iter().filter(|case| case.name.contains(part));
-    let outcomes = cases.map(|case| (case.name.clone(), run_case(&case, device))).collect();
+    let cases = matching(&[part]);
+    let outcomes = cases.iter().map(|case| (case.name.clone(), run_case(case, device))).collect();
     Report { device: device.info().name.clone(), outcomes }
 }
 
@@ -241,15 +266,13 @@ pub fn run_all(device: &Device) -> Report {
     run_matching(device, "")
 }
 
-/// Runs the cases whose names contain one of `parts` in parallel on several devices: each device
-/// takes the next open case. An empty string matches all cases.
+/// Runs cases in parallel on several devices: each device takes the next case that has not started.
 ///
 /// # Panics
 /// If `devices` is empty.
 #[must_use]
-pub fn run_in_parallel(devices: &[Device], parts: &[&str]) -> Report {
-    let (mut cases, next) = (cases(), AtomicUsize::new(0));
-    cases.retain(|case| parts.iter().any(|part| case.name.contains(part)));
+pub fn run_in_parallel(devices: &[Device], cases: &[Case]) -> Report {
+    let next = AtomicUsize::new(0);
     let work = |device: &Device| {
         let mut done = Vec::new();
         loop {
@@ -270,7 +293,7 @@ pub fn run_in_parallel(devices: &[Device], parts: &[&str]) -> Report {
 /// The complete conformance test of a backend.
 ///
 /// # Panics
-/// With the report, if a case failed.
+/// Panics with the report if a case failed.
 pub fn check(device: &Device) {
     let report = run_all(device);
     assert_eq!(report.n_failed(), 0, "\n{report}");
@@ -284,7 +307,7 @@ mod tests {
 
     /// A report of every case, on two devices in parallel.
     fn report(open: impl Fn() -> Device) -> Report {
-        run_in_parallel(&[open(), open()], &[""])
+        run_in_parallel(&[open(), open()], &cases())
     }
 
     #[test]

@@ -234,7 +234,7 @@ impl<T: AnyBitPattern> ReadView<T> {
     pub(crate) fn rows(&self, rows: Range<usize>) -> &[T] {
         assert!(rows.start <= rows.end && rows.end <= self.n_rows, "rows outside the view");
         assert!(self.stride == self.n_cols || rows.len() < 2, "rows are not adjacent");
-        // SAFETY: rows inside the view, alive, initialised, not written in this phase (rules 2, 3).
+        // SAFETY: the rows are in the view, alive, initialised and not written now (rules 2 and 3).
         unsafe {
             std::slice::from_raw_parts(
                 self.start.add(rows.start * self.stride),
@@ -279,7 +279,7 @@ impl<T: AnyBitPattern> WriteView<T> {
     pub(crate) fn part(&self, row: usize, cols: Range<usize>) -> &mut [T] {
         let inside = row < self.n_rows && cols.start <= cols.end && cols.end <= self.n_cols;
         assert!(inside, "columns outside the view");
-        // SAFETY: a range inside the view, alive, initialised, used by no other chunk (rule 3).
+        // SAFETY: the range is in the view, alive, initialised; only this chunk uses it (rule 3).
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.start.add(row * self.n_cols + cols.start),
@@ -296,7 +296,7 @@ impl<T: AnyBitPattern> WriteView<T> {
     /// Several rows, for reading in a phase that does not write them.
     pub(crate) fn reads_rows(&self, rows: Range<usize>) -> &[T] {
         assert!(rows.start <= rows.end && rows.end <= self.n_rows, "rows outside the view");
-        // SAFETY: rows inside the view, alive, initialised, not written in this phase (rule 3).
+        // SAFETY: the rows are in the view, alive, initialised and not written now (rule 3).
         unsafe {
             std::slice::from_raw_parts(
                 self.start.add(rows.start * self.n_cols),
@@ -366,7 +366,7 @@ impl<'a> Binder<'a> {
         assert!(desc.layout == Layout::Rows, "{desc} is not row-major");
         let inside = at + row <= stride && first + desc.n_rows * stride <= buffer.len;
         assert!(inside, "{desc} does not fit its buffer");
-        // SAFETY: inside the buffer, as just checked.
+        // SAFETY: the address is inside the buffer, as just checked.
         (unsafe { buffer.start.as_ptr().add(first + at) }, row, stride)
     }
 
@@ -421,7 +421,7 @@ impl<'a> Binder<'a> {
         let start = match self.workspace.map(Self::buffer) {
             Some(buffer) => {
                 assert!(span.at + bytes <= buffer.len, "the workspace is smaller than planned");
-                // SAFETY: inside the buffer, as just checked; its start is aligned to ALIGN.
+                // SAFETY: the span is in the buffer, as just checked, and starts aligned to ALIGN.
                 unsafe { buffer.start.as_ptr().add(span.at) }.cast::<T>()
             }
             None => {
@@ -445,8 +445,8 @@ impl<'a> LockedMemory<'a> {
     /// The bytes of a view of whole rows.
     pub(crate) fn bytes<'b>(&'b self, tensor: &'b Tensor) -> &'b [u8] {
         let (start, row) = Binder::locate(tensor);
-        // SAFETY: inside the buffer, which the tensor keeps alive; the lock is held, and no
-        // mutable slice exists.
+        // SAFETY: the range is inside the buffer, which the tensor keeps alive; the lock is held,
+        // and no mutable slice exists.
         unsafe { std::slice::from_raw_parts(start, tensor.desc().n_rows * row) }
     }
 
@@ -474,7 +474,7 @@ impl<'a> LockedMemory<'a> {
         );
         let (from, row) = Binder::locate(src);
         let to = self.bytes_mut(dst);
-        // SAFETY: both have this length, as just checked, and do not overlap.
+        // SAFETY: both slices have this length, as just checked, and do not overlap.
         unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr(), src.desc().n_rows * row) }
     }
 }

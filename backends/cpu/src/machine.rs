@@ -72,7 +72,7 @@ mod tests {
             ("sys/fs/cgroup/app/memory.stat", "anon 5\ninactive_file 102400\n"),
         ];
         assert_eq!(report(&v2), (Some(500), Some(300)));
-        // The kernel throttles at `memory.high`, below `memory.max`, so the lower limit counts.
+        // The kernel throttles at `memory.high`, below `memory.max`, so the lower limit applies.
         let high = ("sys/fs/cgroup/app/memory.high", "409600\n");
         assert_eq!(report(&[&v2[..], &[high]].concat()), (Some(400), Some(200)));
         // cgroup v1 in a container: the path is a path on the host; the files are at the mount

@@ -315,7 +315,8 @@ impl PoolState {
     /// node's ticket.
     fn take_chunks(&self, node: usize, worker: usize, seen: Ticket) {
         let n = seen.portion(self.n_active.load(Ordering::Relaxed));
-        // The phase may have changed since `seen` was read, so only the returned value counts.
+        // The phase may have changed since `seen` was read, so the code uses only the returned
+        // value.
         let claimed = Ticket(self.tickets[node].0.fetch_add(n as u64, Ordering::AcqRel));
         if !claimed.has_work() {
             return;

@@ -200,7 +200,8 @@ fn only_active_threads_work() {
         let (done, times) = (AtomicUsize::new(0), Mutex::new([(0usize, None::<usize>); 6]));
         let job = OnePhase(200, |chunk: usize, worker: usize| {
             let (n, last) = &mut times.lock().unwrap()[worker];
-            // Adjacent chunks count once, because a thread takes several chunks at once.
+            // A run of adjacent chunks is counted once, because a thread takes several chunks at a
+            // time.
             *n += usize::from(last.replace(chunk).is_none_or(|last| last + 1 != chunk));
             done.fetch_add(1, Ordering::SeqCst);
         });

@@ -1,4 +1,4 @@
-//! Results do not depend, to the bit, on the number of threads or on the other tokens of a batch.
+//! Results are bit-identical for any number of threads and any other tokens in the batch.
 
 use hal::format::Format;
 use hal::op::{

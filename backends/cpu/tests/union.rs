@@ -31,7 +31,7 @@ enum Lists {
     None,
     /// Each row with this probability.
     Random(f32),
-    /// As `Random`, but not in ascending order.
+    /// Like `Random`, but not in ascending order.
     Shuffled(f32),
     /// The rows of the experts that a token uses, out of five experts.
     Experts,

@@ -61,7 +61,8 @@ pub(crate) const EMBEDDED: Archive<'static> = Archive {
 
 impl<'a> Archive<'a> {
     /// The PTX of a unit, with a final NUL, as the driver requires. `target` is the device's
-    /// compute capability (75 for 7.5); of the unit's targets, the latest up to this is used.
+    /// compute capability (75 for 7.5). Of the unit's targets up to `target`, the function selects
+    /// the highest.
     ///
     /// # Errors
     /// A unit that does not exist for this target, or a damaged archive or manifest.

@@ -87,7 +87,7 @@ impl Library {
     /// The newest CUDA version that the driver supports, 12040 for 12.4.
     pub(crate) fn version(&self) -> Result<c_int, LibraryError> {
         let mut version = 0;
-        // SAFETY: written during the call only.
+        // SAFETY: the driver writes the value, and only before it returns.
         let code = unsafe { (self.version.call)(&raw mut version) };
         self.check(&self.version, code).map(|()| version)
     }
@@ -95,7 +95,7 @@ impl Library {
     /// Number of devices.
     pub(crate) fn count(&self) -> Result<c_int, LibraryError> {
         let mut count = 0;
-        // SAFETY: written during the call only.
+        // SAFETY: the driver writes the value, and only before it returns.
         let code = unsafe { (self.count.call)(&raw mut count) };
         self.check(&self.count, code).map(|()| count)
     }
@@ -103,7 +103,7 @@ impl Library {
     /// The handle of a device.
     pub(crate) fn device(&self, ordinal: c_int) -> Result<c_int, LibraryError> {
         let mut device = 0;
-        // SAFETY: written during the call only.
+        // SAFETY: the driver writes the value, and only before it returns.
         let code = unsafe { (self.device.call)(&raw mut device, ordinal) };
         self.check(&self.device, code).map(|()| device)
     }
@@ -120,7 +120,7 @@ impl Library {
 
     fn device_text(&self, call: &Function<Text>, device: c_int) -> Result<String, LibraryError> {
         let mut text: [c_char; 256] = [0; 256];
-        // SAFETY: it writes less than the given size, during the call only.
+        // SAFETY: the call writes less than the given size, and only before it returns.
         let code = unsafe { (call.call)(text.as_mut_ptr(), 255, device) };
         self.check(call, code)?;
         // SAFETY: the last byte is zero whatever the call has written before it.
@@ -135,7 +135,7 @@ impl Library {
         device: c_int,
     ) -> Result<c_int, LibraryError> {
         let mut value = 0;
-        // SAFETY: written during the call only.
+        // SAFETY: the driver writes the value, and only before it returns.
         let code = unsafe { (self.attribute.call)(&raw mut value, which as c_int, device) };
         self.check(&self.attribute, code).map(|()| value)
     }
@@ -143,7 +143,7 @@ impl Library {
     /// Physical memory of a device, in bytes.
     pub(crate) fn total(&self, device: c_int) -> Result<u64, LibraryError> {
         let mut bytes = 0;
-        // SAFETY: written during the call only.
+        // SAFETY: the driver writes the value, and only before it returns.
         let code = unsafe { (self.total.call)(&raw mut bytes, device) };
         self.check(&self.total, code).map(|()| bytes as u64)
     }
@@ -152,7 +152,7 @@ impl Library {
     /// the name of the call, its code, and the context; the caller calls [`Library::release`] once.
     pub(crate) fn retain(&self, device: c_int) -> (&'static str, c_int, Raw) {
         let mut context = ptr::null_mut();
-        // SAFETY: written during the call only.
+        // SAFETY: the driver writes the value, and only before it returns.
         let code = unsafe { (self.retain.call)(&raw mut context, device) };
         (self.retain.name, code, context)
     }
@@ -170,9 +170,9 @@ impl Library {
             .into_iter()
             .filter_map(|about| {
                 let mut text = ptr::null();
-                // SAFETY: it is set to a text that is never freed, or to null.
+                // SAFETY: the call sets `text` to null or to a string that is never freed.
                 let known = unsafe { (about.call)(code, &raw mut text) } == 0 && !text.is_null();
-                // SAFETY: as above; it ends in NUL.
+                // SAFETY: as above; the string ends in NUL.
                 known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
             })
             .collect();

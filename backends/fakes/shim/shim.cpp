@@ -504,7 +504,7 @@ __attribute__((optimize("O3"))) void mma_s8(int d[4], const unsigned a[4], const
     }
 }
 
-/// A matrix product of floats, of which only the upper 10 mantissa bits are used.
+/// A matrix product of floats that uses only the upper 10 mantissa bits.
 __attribute__((optimize("O3"))) void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2], int line) {
     Block& bl = here();
     Wave& w = bl.waves[bl.thread / bl.wave];

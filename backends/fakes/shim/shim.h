@@ -4,7 +4,7 @@
 //
 // The shim detects:
 // - a barrier that not all threads of a block reach, or that they reach at different lines;
-// - a wave operation that not all its lanes reach, or that they reach at different lines;
+// - a wave operation that not all of its lanes reach, or that they reach at different lines;
 // - writes past the end of shared memory;
 // - a stack overflow.
 // It makes these errors likely to show:

@@ -8,6 +8,8 @@ use hal::op::Add;
 use hal::{Backend, Bytes, Device, DeviceId, Error, Program, Queue, Tensor, TensorDesc};
 use simt::Options;
 
+use conformance::Case;
+
 use crate::Fake;
 
 /// Number of devices of a fake.
@@ -22,11 +24,11 @@ const BUDGET: Bytes = Bytes(1 << 30);
 
 /// Defines the tests that both vendors share, which call the functions of this module. `fake`
 /// returns the process's fake driver, `devices` lists its devices, `open` opens a device by its
-/// index. Device names are `name` with a number, and descriptions contain `described`. Of the
-/// conformance suite, the cases run whose names contain one of `parts`.
+/// index. Device names are `name` with a number, and descriptions contain `described`. `cases` are
+/// the cases of the conformance suite that run.
 #[macro_export]
 macro_rules! vendor_tests {
-    ($fake:path, $devices:path, $open:path, $name:literal, $described:literal, $parts:expr) => {
+    ($fake:path, $devices:path, $open:path, $name:literal, $described:literal, $cases:expr) => {
         #[test]
         fn devices_of_the_fake_are_named_and_described() {
             let Some(_fake) = $fake() else { return };
@@ -42,7 +44,7 @@ macro_rules! vendor_tests {
         #[test]
         fn the_fake_conforms() {
             if let Some(fake) = $fake() {
-                $crate::suite::conforms(&$open, $crate::suite::SECOND, fake, $parts);
+                $crate::suite::conforms(&$open, $crate::suite::SECOND, fake, &$cases);
             }
         }
 
@@ -109,7 +111,7 @@ fn read(queue: &mut Queue, tensor: &Tensor, n: usize) -> Vec<f32> {
 }
 
 /// A program that does `x += a`, `times` times.
-fn adding(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Program {
+fn add_repeatedly(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Program {
     let mut recorder = device.record("adding");
     for _ in 0..times {
         recorder.push(Add { a: a.clone(), x: x.clone() }).expect("the op is valid");
@@ -121,11 +123,11 @@ fn adding(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Program {
 /// device `second`, with programs as graphs and hand-offs by flags in memory.
 ///
 /// # Panics
-/// With the report, if a case fails.
-pub fn conforms(open: Open<'_>, second: usize, fake: &Fake, parts: &[&str]) {
+/// Panics with the report if a case fails.
+pub fn conforms(open: Open<'_>, second: usize, fake: &Fake, cases: &[Case]) {
     let options = Options { graphs: Some(true), flags: Some(true), ..Options::default() };
     let devices = [0, second].map(|number| device(open, number, options));
-    let report = conformance::run_in_parallel(&devices, parts);
+    let report = conformance::run_in_parallel(&devices, cases);
     assert_eq!(report.n_failed(), 0, "\n{report}");
     assert!(fake.count(0, "graphs") > 0, "programs run as graphs");
 }
@@ -134,7 +136,7 @@ pub fn conforms(open: Open<'_>, second: usize, fake: &Fake, parts: &[&str]) {
 /// hand-offs.
 ///
 /// # Panics
-/// With the report, if a case fails.
+/// Panics with the report if a case fails.
 pub fn conforms_without_graphs(open: Open<'_>, fake: &Fake) {
     let options = Options { graphs: Some(false), flags: Some(false), ..Options::default() };
     let device = device(open, 1, options);
@@ -235,7 +237,7 @@ pub fn is_lost(open: Open<'_>, fake: &Fake) {
         let device = device(open, 3, Options::default());
         let mut queue = device.queue("lost").expect("a queue can be opened");
         let (a, x) = (row(&device, &mut queue, &[1.0; 8]), row(&device, &mut queue, &[2.0; 8]));
-        let program = adding(&device, &a, &x, 3);
+        let program = add_repeatedly(&device, &a, &x, 3);
         queue.replay(&program).and_then(|run| run.wait()).expect("the device works");
         fake.set(&format!("3:lost_after=1 3:lost_code={code}"));
         let first = queue.replay(&program).and_then(|run| run.wait()).expect_err("it is lost");
@@ -264,7 +266,7 @@ pub fn refuses_a_call(open: Open<'_>, fake: &Fake) {
     let device = device(open, 4, options);
     let mut queue = device.queue("refused").expect("a queue can be opened");
     let (a, x) = (row(&device, &mut queue, &[1.0; 8]), row(&device, &mut queue, &[2.0; 8]));
-    let program = adding(&device, &a, &x, 3);
+    let program = add_repeatedly(&device, &a, &x, 3);
     fake.set("4:refuse_after=1 4:refuse_code=701");
     let refused = queue.replay(&program).and_then(|run| run.wait()).expect_err("a call is refused");
     assert!(matches!(refused, Error::Driver { code: 701, .. }), "{refused}");
@@ -291,7 +293,7 @@ pub fn threads_share_a_device(open: Open<'_>, fake: &Fake) {
                     let start = (100 * thread + round) as f32;
                     let a = row(&device, &mut queue, &[1.0; 100]);
                     let x = row(&device, &mut queue, &[start; 100]);
-                    let program = adding(&device, &a, &x, 5);
+                    let program = add_repeatedly(&device, &a, &x, 5);
                     queue.replay(&program).and_then(|run| run.wait()).expect("the run starts");
                     assert_eq!(read(&mut queue, &x, 100), vec![start + 5.0; 100]);
                 }
@@ -319,7 +321,7 @@ pub fn threads_load_kernels_in_parallel(open: Open<'_>) {
                     let a = row(device, &mut queue, &[1.0; 100]);
                     let x = row(device, &mut queue, &[start; 100]);
                     together.wait();
-                    let program = adding(device, &a, &x, 5);
+                    let program = add_repeatedly(device, &a, &x, 5);
                     queue.replay(&program).and_then(|run| run.wait()).expect("the run starts");
                     assert_eq!(read(&mut queue, &x, 100), vec![start + 5.0; 100]);
                 });
@@ -343,7 +345,7 @@ pub fn two_devices_work_in_parallel(open: Open<'_>, fake: &Fake) {
                     let start = (100 * number + 10 * thread) as f32;
                     let a = row(device, &mut queue, &[1.0; 1000]);
                     let x = row(device, &mut queue, &[start; 1000]);
-                    let program = adding(device, &a, &x, 5);
+                    let program = add_repeatedly(device, &a, &x, 5);
                     for _ in 0..20 {
                         queue.replay(&program).and_then(|run| run.wait()).expect("the run starts");
                     }

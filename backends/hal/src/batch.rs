@@ -250,7 +250,7 @@ impl<'a> BatchView<'a> {
     }
 }
 
-/// The paged KV cache of one layer, or a property, such as the format, of its keys and values.
+/// The keys and values of one layer's paged KV cache, or a property of each, such as their formats.
 ///
 /// As tensors, `k` and `v` are `[n_blocks * KV_BLOCK, n_head_kv * d_head]` in one of
 /// [`crate::op::KV_FORMATS`]. Their formats and `d_head` may differ.

@@ -5,8 +5,8 @@
 //! the memory budget once. Read [`op`] first: it lists every op that the engine uses. [`null`] is
 //! the template for a new backend.
 //!
-//! Absent on purpose: strides and byte offsets (a view is a range of rows), a graph, lazy
-//! evaluation, I/O, global variables, and any dependency on a GPU library.
+//! The contract deliberately has no strides or byte offsets (a view is a range of rows), no graph,
+//! no lazy evaluation, no I/O, no global variables, and no dependency on a GPU library.
 
 mod backend;
 mod batch;

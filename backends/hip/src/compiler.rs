@@ -72,7 +72,7 @@ impl Compiler {
     /// The compiler's version.
     pub(crate) fn version(&self) -> String {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: both are written during the call only.
+        // SAFETY: the call writes both values, and only before it returns.
         let code = unsafe { (self.version.call)(&raw mut major, &raw mut minor) };
         if code == 0 { format!("{major}.{minor}") } else { "unknown".to_owned() }
     }
@@ -102,7 +102,7 @@ impl Compiler {
             0 => Ok(()),
             _ => Err(error(call, code, self.text(code))),
         };
-        // SAFETY: texts end in NUL and live during the call; there are no headers.
+        // SAFETY: the strings end in NUL and live during the call; there are no headers.
         let made = unsafe {
             let raw = &raw mut program.raw;
             (self.create.call)(raw, code.as_ptr(), unit.as_ptr(), 0, ptr::null(), ptr::null())
@@ -129,7 +129,7 @@ impl Compiler {
         get: Function<Get>,
     ) -> std::result::Result<Vec<u8>, (&'static str, c_int)> {
         let mut length = 0;
-        // SAFETY: a live program; the size is written during the call only.
+        // SAFETY: the program is live; the call writes the size, and only before it returns.
         let code = unsafe { (size.call)(program.raw, &raw mut length) };
         if code != 0 {
             return Err((size.name, code));
@@ -147,12 +147,12 @@ impl Compiler {
     }
 
     fn text(&self, code: c_int) -> String {
-        // SAFETY: it returns a text that is never freed, or null.
+        // SAFETY: the call returns null or a string that is never freed.
         let text = unsafe { (self.text.call)(code) };
         if text.is_null() {
             return format!("unknown code {code}");
         }
-        // SAFETY: as above; it ends in NUL.
+        // SAFETY: as above; the string ends in NUL.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 }
@@ -166,7 +166,7 @@ struct Program {
 impl Drop for Program {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: it was created, and no other reference is left.
+            // SAFETY: the program was created, and no other reference to it is left.
             let _ = unsafe { (self.destroy.call)(&raw mut self.raw) };
         }
     }

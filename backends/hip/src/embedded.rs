@@ -10,7 +10,7 @@ pub(crate) struct EmbeddedUnit {
     /// Architecture, without the card's settings: `gfx90a`.
     pub(crate) arch: &'static str,
     pub(crate) unit: &'static str,
-    /// Its code, deflated.
+    /// The unit's code, compressed with deflate.
     pub(crate) packed: &'static [u8],
 }
 

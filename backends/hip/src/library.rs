@@ -125,7 +125,7 @@ impl Library {
     /// The version of HIP, 50221153 for 5.2.
     pub(crate) fn runtime(&self) -> Result<c_int, LibraryError> {
         let mut version = 0;
-        // SAFETY: written during the call only.
+        // SAFETY: the driver writes the value, and only before it returns.
         let code = unsafe { (self.runtime.call)(&raw mut version) };
         self.check(&self.runtime, code).map(|()| version)
     }
@@ -133,7 +133,7 @@ impl Library {
     /// Number of devices.
     pub(crate) fn count(&self) -> Result<c_int, LibraryError> {
         let mut count = 0;
-        // SAFETY: written during the call only.
+        // SAFETY: the driver writes the value, and only before it returns.
         let code = unsafe { (self.count.call)(&raw mut count) };
         self.check_any(&self.count, code).map(|()| count)
     }
@@ -150,7 +150,7 @@ impl Library {
 
     fn device_text(&self, call: &Function<Text>, device: c_int) -> Result<String, LibraryError> {
         let mut text: [c_char; 256] = [0; 256];
-        // SAFETY: it writes less than the given size, during the call only.
+        // SAFETY: the call writes less than the given size, and only before it returns.
         let code = unsafe { (call.call)(text.as_mut_ptr(), 255, device) };
         self.check(call, code)?;
         // SAFETY: the last byte is zero whatever the call has written before it.
@@ -177,7 +177,7 @@ impl Library {
         device: c_int,
     ) -> Result<c_int, LibraryError> {
         let mut value = 0;
-        // SAFETY: written during the call only.
+        // SAFETY: the driver writes the value, and only before it returns.
         let code = unsafe { (self.attribute.call)(&raw mut value, which as c_int, device) };
         self.check(&self.attribute, code).map(|()| value)
     }
@@ -185,7 +185,7 @@ impl Library {
     /// Physical memory of a device, in bytes.
     pub(crate) fn total(&self, device: c_int) -> Result<u64, LibraryError> {
         let mut bytes = 0;
-        // SAFETY: written during the call only.
+        // SAFETY: the driver writes the value, and only before it returns.
         let code = unsafe { (self.total.call)(&raw mut bytes, device) };
         self.check(&self.total, code).map(|()| bytes as u64)
     }
@@ -195,9 +195,9 @@ impl Library {
         let parts: Vec<String> = [&self.error_name, &self.error_text]
             .into_iter()
             .filter_map(|about| {
-                // SAFETY: it returns a text that is never freed, or null.
+                // SAFETY: the call returns null or a string that is never freed.
                 let text = unsafe { (about.call)(code) };
-                // SAFETY: as above; it ends in NUL.
+                // SAFETY: as above; the string ends in NUL.
                 (!text.is_null())
                     .then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
             })

@@ -14,7 +14,7 @@ const STAMP_FILE: &str = "SOURCES";
 pub(crate) struct StoredUnit {
     pub(crate) arch: String,
     pub(crate) unit: String,
-    /// Its code, deflated.
+    /// Path of the unit's code, compressed with deflate.
     pub(crate) path: PathBuf,
 }
 

@@ -49,7 +49,7 @@ impl Vendor for Hip {
     const LOG: Option<[c_int; 2]> = None;
 
     fn enter(&self) -> c_int {
-        // SAFETY: a device index.
+        // SAFETY: the argument is the index of an existing device.
         unsafe { (self.library.set_device.call)(self.device) }
     }
 

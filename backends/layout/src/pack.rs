@@ -57,7 +57,7 @@ pub fn pack(
 /// [`pack`] into `out` in one step.
 ///
 /// # Errors
-/// As [`pack`], and [`Error::Shape`] if `out` does not have the length of the pack.
+/// The errors of [`pack`], and [`Error::Shape`] if `out` does not have the length of the pack.
 pub fn pack_into(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
     let packed = pack.packed()?;
     if imported_size(&packed) != Some(out.len() as u64) {
@@ -155,7 +155,7 @@ fn write_row(format: Format, row: &[u8], out: &mut [u8]) {
 /// The bytes of consecutive rows for [`refill`].
 ///
 /// # Errors
-/// As [`pack`].
+/// See [`pack`].
 pub fn pack_rows(pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {
     let packed = pack.packed()?;
     if has_tables(&packed) {

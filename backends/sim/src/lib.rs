@@ -5,8 +5,8 @@
 //! devices). Each queue has one thread with one inbox. A caller that waits for the device waits on
 //! a channel whose sender the queue's thread owns, so that no wait outlives the thread.
 //!
-//! Absent on purpose: `unsafe`, the CPU backend's memory, timeouts (a hang ends by
-//! [`SimBackend::resume`], a cancel or a loss, never by the clock).
+//! The crate deliberately does not use `unsafe`, the CPU backend's memory, or timeouts (a hang ends
+//! by [`SimBackend::resume`], a cancel or a loss, never by the clock).
 
 mod backend;
 mod memory;

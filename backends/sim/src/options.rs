@@ -63,7 +63,7 @@ pub struct Failures {
     /// cancelled.
     pub hang_after: Option<u64>,
     /// The allocation with this number runs out of memory, once. The next allocation is number 1;
-    /// tensors, packs, staging and mailboxes count.
+    /// tensors, packs, staging and mailboxes all increase the number.
     pub out_of_memory_at: Option<u64>,
     /// Starting a program fails with a driver error after this many more programs, once.
     pub replay_error_after: Option<u64>,

@@ -27,7 +27,7 @@ pub struct Counters {
 
 /// Kind of a work item: an op of this name, or a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum WorkItem {
     Op(&'static str),
     Copy,
 }
@@ -47,7 +47,7 @@ struct State {
     fail: Failures,
     /// Number of times that the device was resumed. A hang ends when this number changes.
     resumed: u64,
-    /// Numbers and inboxes of the open queues; a message wakes a queue's thread.
+    /// Id and channel sender of each open queue; a message wakes the queue's thread.
     queues: Vec<(u64, Sender<Message>)>,
     n_queues: u64,
 }
@@ -130,11 +130,11 @@ impl DeviceState {
         self.state().fail.next_replay()
     }
 
-    pub(crate) fn started(&self, work: Work) {
+    pub(crate) fn started(&self, work: WorkItem) {
         let counters = &mut self.state().counters;
         match work {
-            Work::Op(_) => counters.ops += 1,
-            Work::Copy => counters.copies += 1,
+            WorkItem::Op(_) => counters.ops += 1,
+            WorkItem::Copy => counters.copies += 1,
         }
     }
 
@@ -169,7 +169,7 @@ impl DeviceState {
         counters.held = counters.held - bytes;
     }
 
-    /// Registers a queue and returns its number.
+    /// Registers a queue and returns its id.
     pub(crate) fn enter(&self, inbox: &Sender<Message>) -> Result<u64> {
         let mut state = self.state();
         if let Some(error) = &state.lost {

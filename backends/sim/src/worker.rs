@@ -21,7 +21,7 @@ use crate::backend::SimProgram;
 use crate::memory::{SimMemory, buffer, span};
 use crate::options::Fault;
 use crate::queue;
-use crate::shared::{DeviceState, Work};
+use crate::shared::{DeviceState, WorkItem};
 
 /// Messages to a queue's thread.
 #[derive(Debug)]
@@ -66,11 +66,11 @@ pub(crate) struct Worker {
     shared: Arc<DeviceState>,
     inbox: Receiver<Message>,
     pending: VecDeque<Command>,
-    /// Number of the running program.
+    /// Id of the running program.
     running: Option<u64>,
-    /// Number of the first program that has not ended.
+    /// Id of the first program that has not ended.
     next_run: u64,
-    /// Numbers of the programs that were cancelled before they ended.
+    /// Ids of the programs that were cancelled before they ended.
     cancelled: HashSet<u64>,
     /// Answers for the running program, by mailbox.
     answers: HashMap<usize, Box<[f32]>>,
@@ -195,7 +195,7 @@ impl Worker {
         // operating system counts towards the next op.
         let mut begin = Instant::now();
         for (i, op) in program.ops.iter().enumerate() {
-            self.work(Work::Op(op.name()), |worker| match op.hand_off() {
+            self.work(WorkItem::Op(op.name()), |worker| match op.hand_off() {
                 Some(HandOff::Post(op)) => {
                     // Sending fails if the host dropped the run. The host then also sent a cancel,
                     // which the next wait receives.
@@ -219,15 +219,15 @@ impl Worker {
     }
 
     fn copy(&mut self, copy: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.work(Work::Copy, |_| copy())
+        self.work(WorkItem::Copy, |_| copy())
     }
 
     /// Runs one work item after its delay, with any injected failure. A panic loses the device.
-    fn work(&mut self, kind: Work, work: impl FnOnce(&mut Worker) -> Result<()>) -> Result<()> {
+    fn work(&mut self, kind: WorkItem, work: impl FnOnce(&mut Worker) -> Result<()>) -> Result<()> {
         let until = Instant::now() + self.delay();
         let unless_copy = |waited: Result<()>| match waited {
             // A closing queue cuts the delays of its copies short but completes the copies.
-            Err(Error::Cancelled) if kind == Work::Copy => Ok(()),
+            Err(Error::Cancelled) if kind == WorkItem::Copy => Ok(()),
             waited => waited,
         };
         unless_copy(self.wait(Some(until), |_| false))?;
@@ -254,8 +254,8 @@ impl Worker {
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
             let text = text.unwrap_or("no message");
             let item = match kind {
-                Work::Op(name) => name,
-                Work::Copy => "a copy",
+                WorkItem::Op(name) => name,
+                WorkItem::Copy => "a copy",
             };
             Err(self.shared.mark_lost(&format!("the queue's thread panicked in {item}: {text}")))
         })

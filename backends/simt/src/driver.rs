@@ -239,7 +239,8 @@ pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
     /// Launches a graph.
     ///
     /// # Safety
-    /// As [`Driver::launch`] for all recorded work; the graph is not running already.
+    /// The conditions of [`Driver::launch`] hold for all recorded work, and the graph is not
+    /// running.
     ///
     /// # Errors
     /// See [`Driver`].

@@ -2,8 +2,8 @@
 //! lowering of every op to kernel launches.
 //!
 //! A backend is this crate with a [`Driver`], which only wraps the vendor's calls. The kernels in
-//! `kernels-cuda/` are written once; the macros and functions in which the vendors differ are in
-//! `dialect.h`, of which CUDA, HIP and the tests have one each.
+//! `kernels-cuda/` are written once. Macros and functions that differ between vendors are in
+//! `dialect.h`; CUDA, HIP and the tests each have their own version of this file.
 //!
 //! An op is lowered to launches once, when its program is compiled; a program is captured as a
 //! graph if that is faster. Kernels read data that changes from step to step from the

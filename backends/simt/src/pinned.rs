@@ -64,8 +64,8 @@ impl<D: Driver> Pinned<D> {
     /// Word number `at`, which host and device may access concurrently.
     pub(crate) fn word(&self, at: usize) -> &AtomicU32 {
         assert!(4 * at + 4 <= self.len, "word {at} of {} bytes", self.len);
-        // SAFETY: inside the block, which is aligned to words and lives as long as `self`; while
-        // these words may change, they are accessed through atomics only.
+        // SAFETY: the word is inside the block, which is aligned to words and lives as long as
+        // `self`; while these words may change, they are accessed through atomics only.
         unsafe { AtomicU32::from_ptr(self.block.host.add(4 * at).cast()) }
     }
 
@@ -77,7 +77,8 @@ impl<D: Driver> Pinned<D> {
             "{at} + {n} of {} bytes",
             self.len
         );
-        // SAFETY: inside the block, which is aligned to words; any bits are a `T`.
+        // SAFETY: the values are inside the block, which is aligned to words; any bits are a valid
+        // `T`.
         unsafe { std::slice::from_raw_parts(self.block.host.add(4 * at).cast(), n) }
     }
 
@@ -85,8 +86,8 @@ impl<D: Driver> Pinned<D> {
     /// caller sets afterwards.
     pub(crate) fn put(&self, at: usize, values: &[f32]) {
         assert!(4 * (at + values.len()) <= self.len, "{at} + {} values", values.len());
-        // SAFETY: inside the block; the hand-off protocol excludes all other accesses until the
-        // flag is set.
+        // SAFETY: the values are inside the block; the hand-off protocol excludes all other
+        // accesses until the flag is set.
         unsafe {
             let to: *mut f32 = self.block.host.add(4 * at).cast();
             to.copy_from_nonoverlapping(values.as_ptr(), values.len());

@@ -17,7 +17,7 @@ use crate::units::Unit;
 
 /// Launches per measurement, about as many as a few layers have.
 const LAUNCHES: usize = 64;
-/// Measurements of each alternative; the fastest counts.
+/// Number of measurements of each alternative; the fastest is used.
 const TRIES: usize = 3;
 /// Launches in the graph whose results are checked.
 const CHECKED_LAUNCHES: usize = 512;

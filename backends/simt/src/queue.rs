@@ -37,7 +37,7 @@ pub(crate) struct Core<D: Driver> {
 #[derive(Debug)]
 struct State<D: Driver> {
     /// Work that is not submitted yet, in order.
-    pending: VecDeque<Work<D>>,
+    pending: VecDeque<WorkItem<D>>,
     /// Submitted work, with its resources.
     in_flight: VecDeque<InFlight<D>>,
     /// Reusable pinned blocks of finished refills.
@@ -46,7 +46,7 @@ struct State<D: Driver> {
 
 /// An item of work.
 #[derive(Debug)]
-enum Work<D: Driver> {
+enum WorkItem<D: Driver> {
     Run(Arc<Progress<D>>),
     Copy { kind: CopyKind, bytes: Box<dyn RawStaging>, tensor: Tensor, done: Arc<CopyState<D>> },
     Refill { pack: Tensor, slots: Range<usize>, bytes: Vec<u8> },
@@ -82,7 +82,7 @@ struct FinishedCopy<D: Driver> {
 
 impl<D: Driver> Core<D> {
     /// Adds work, then submits all work that can run.
-    fn push(&self, work: Work<D>) -> Result<()> {
+    fn push(&self, work: WorkItem<D>) -> Result<()> {
         // Uploads must have arrived before a program reads or a copy overwrites them.
         self.card.wait_for_uploads()?;
         let mut state = lock(&self.state);
@@ -100,19 +100,21 @@ impl<D: Driver> Core<D> {
         let mut submitted = false;
         while let Some(work) = state.pending.pop_front() {
             match work {
-                Work::Run(run) => {
+                WorkItem::Run(run) => {
                     if !run.submit(&self.stream, || self.card.begin_step())? {
-                        state.pending.push_front(Work::Run(run));
+                        state.pending.push_front(WorkItem::Run(run));
                         break;
                     }
                     state.in_flight.push_back(InFlight::Run(run));
                 }
-                Work::Copy { kind, bytes, tensor, done } => {
+                WorkItem::Copy { kind, bytes, tensor, done } => {
                     let copied = self.copy(kind, bytes, tensor);
                     *lock(&done.0) = Some(copied);
                 }
-                Work::Refill { pack, slots, bytes } => self.refill(state, pack, slots, &bytes)?,
-                Work::CopyRows { src, dst } => {
+                WorkItem::Refill { pack, slots, bytes } => {
+                    self.refill(state, pack, slots, &bytes)?;
+                }
+                WorkItem::CopyRows { src, dst } => {
                     copies::copy_rows(&self.stream, &src, &dst)?;
                     let (done, _tensors) = (self.stream.mark(false)?, vec![src, dst]);
                     state.in_flight.push_back(InFlight::Copy { done, block: None, _tensors });
@@ -240,7 +242,7 @@ impl<D: Driver> SimtQueue<D> {
         let program =
             program.ok_or_else(|| driver("replay", "the program belongs to another backend"))?;
         let progress = Arc::new(Progress::new(&program.0, timer));
-        self.core.push(Work::Run(Arc::clone(&progress)))?;
+        self.core.push(WorkItem::Run(Arc::clone(&progress)))?;
         Ok(Box::new(SimtRun::new(&self.core, progress)))
     }
 
@@ -252,7 +254,7 @@ impl<D: Driver> SimtQueue<D> {
     ) -> Result<Box<dyn RawTransfer>> {
         let done = Arc::new(CopyState(Mutex::new(None)));
         let (tensor, state) = (tensor.clone(), Arc::clone(&done));
-        self.core.push(Work::Copy { kind, bytes, tensor, done: state })?;
+        self.core.push(WorkItem::Copy { kind, bytes, tensor, done: state })?;
         Ok(Box::new(SimtTransfer { core: Arc::clone(&self.core), done }))
     }
 }
@@ -279,7 +281,7 @@ impl<D: Driver> BackendQueue for SimtQueue<D> {
     }
 
     fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
-        self.core.push(Work::Refill { pack: pack.clone(), slots, bytes: bytes.to_vec() })
+        self.core.push(WorkItem::Refill { pack: pack.clone(), slots, bytes: bytes.to_vec() })
     }
 
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
@@ -287,7 +289,7 @@ impl<D: Driver> BackendQueue for SimtQueue<D> {
     }
 
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
-        self.core.push(Work::CopyRows { src: src.clone(), dst: dst.clone() })
+        self.core.push(WorkItem::CopyRows { src: src.clone(), dst: dst.clone() })
     }
 
     fn finish(&mut self) -> Result<()> {

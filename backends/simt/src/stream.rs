@@ -96,7 +96,7 @@ impl<D: Driver> Stream<D> {
         }
         let len = from.size as usize;
         let to = offset_in(to, 0, len)?;
-        // SAFETY: both are ranges of live tensors, which their command holds.
+        // SAFETY: both spans belong to live tensors, which the command holds.
         unsafe { self.driver.copy(&self.raw, to, from.at, len) }
     }
 
@@ -105,7 +105,7 @@ impl<D: Driver> Stream<D> {
         if to.size == 0 {
             return Ok(());
         }
-        // SAFETY: a range of live memory that its command holds.
+        // SAFETY: the span is live memory, which the command holds.
         unsafe { self.driver.fill(&self.raw, to.at, word, (to.size / 4) as usize) }
     }
 

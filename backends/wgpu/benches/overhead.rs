@@ -35,7 +35,7 @@ fn micros(time: Duration) -> f64 {
     1e6 * time.as_secs_f64()
 }
 
-fn adding(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Result<Program> {
+fn add_repeatedly(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Result<Program> {
     let mut recorder = device.record("adding");
     for _ in 0..times {
         recorder.push(Add { a: a.clone(), x: x.clone() })?;
@@ -83,7 +83,7 @@ fn main() -> Result<()> {
     queue.write(&a, &[0; 4 * N])?;
     queue.write(&x, &[0; 4 * N])?;
     let timed = |queue: &mut Queue, program: &Program| median(|| queue.replay(program)?.wait());
-    let (few, many) = (adding(&device, &a, &x, 1)?, adding(&device, &a, &x, 257)?);
+    let (few, many) = (add_repeatedly(&device, &a, &x, 1)?, add_repeatedly(&device, &a, &x, 257)?);
     let (few, many) = (timed(&mut queue, &few)?, timed(&mut queue, &many)?);
     println!("a submission of one dispatch, including the wait: {:.1} us", micros(few));
     println!("each additional dispatch of {N} additions: {:.2} us", micros(many - few) / 256.0);

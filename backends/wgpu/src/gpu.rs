@@ -20,7 +20,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 pub struct Counts {
     /// Submissions, including those of copies and pending writes.
     pub submissions: u64,
-    /// Dispatches of programs; those of copies do not count.
+    /// Dispatches of programs, without those of copies.
     pub dispatches: u64,
 }
 

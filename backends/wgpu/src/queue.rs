@@ -32,12 +32,12 @@ pub(crate) struct Core {
 #[derive(Debug, Default)]
 struct State {
     /// Work that is not submitted yet, in order.
-    pending: VecDeque<Work>,
+    pending: VecDeque<WorkItem>,
 }
 
 /// An item of work.
 #[derive(Debug)]
-enum Work {
+enum WorkItem {
     Run(Arc<Progress>),
     Upload { bytes: Box<dyn RawStaging>, dst: Tensor, done: Arc<CopyState> },
     Download { src: Tensor, bytes: Box<dyn RawStaging>, done: Arc<CopyState> },
@@ -80,7 +80,7 @@ impl Core {
     }
 
     /// Adds work, then submits all work that can run.
-    fn push(&self, work: Work) -> Result<()> {
+    fn push(&self, work: WorkItem) -> Result<()> {
         self.gpu.health.check()?;
         let mut state = self.lock();
         state.pending.push_back(work);
@@ -96,29 +96,31 @@ impl Core {
         let gpu = &*self.gpu;
         while let Some(work) = state.pending.pop_front() {
             match work {
-                Work::Run(run) => {
+                WorkItem::Run(run) => {
                     if !run.submit(gpu)? {
-                        state.pending.push_front(Work::Run(run));
+                        state.pending.push_front(WorkItem::Run(run));
                         return Ok(());
                     }
                 }
-                Work::Upload { bytes, dst, done } => {
+                WorkItem::Upload { bytes, dst, done } => {
                     let copied = copies::upload(gpu, bytes.bytes(), &dst);
                     let copied = copied.map(|()| FinishedCopy { staging: bytes, reading: None });
                     *done.lock() = Some(copied);
                 }
-                Work::Download { src, bytes, done } => {
+                WorkItem::Download { src, bytes, done } => {
                     let reading = copies::download(gpu, &src, &*bytes);
                     let copied = reading.map(|r| FinishedCopy { staging: bytes, reading: Some(r) });
                     *done.lock() = Some(copied);
                 }
-                Work::Refill { pack, slots, bytes } => layout::refill(gpu, &pack, slots, &bytes)?,
-                Work::Repack { bytes, dst, done } => {
+                WorkItem::Refill { pack, slots, bytes } => {
+                    layout::refill(gpu, &pack, slots, &bytes)?;
+                }
+                WorkItem::Repack { bytes, dst, done } => {
                     let copied = layout::repack(gpu, &dst, bytes.bytes());
                     let copied = copied.map(|()| FinishedCopy { staging: bytes, reading: None });
                     *done.lock() = Some(copied);
                 }
-                Work::CopyRows { src, dst } => copies::copy_rows(gpu, &src, &dst)?,
+                WorkItem::CopyRows { src, dst } => copies::copy_rows(gpu, &src, &dst)?,
             }
             self.changed.notify_all();
         }
@@ -166,11 +168,11 @@ impl WgpuQueue {
         let program =
             program.ok_or_else(|| driver("replay", "the program belongs to another backend"))?;
         let progress = Arc::new(Progress::new(&program.0, timer));
-        self.core.push(Work::Run(Arc::clone(&progress)))?;
+        self.core.push(WorkItem::Run(Arc::clone(&progress)))?;
         Ok(Box::new(WgpuRun::new(&self.core, progress)))
     }
 
-    fn copy(&self, work: impl FnOnce(Arc<CopyState>) -> Work) -> Result<Box<dyn RawTransfer>> {
+    fn copy(&self, work: impl FnOnce(Arc<CopyState>) -> WorkItem) -> Result<Box<dyn RawTransfer>> {
         let done = Arc::new(CopyState::default());
         self.core.push(work(Arc::clone(&done)))?;
         Ok(Box::new(WgpuTransfer { core: Arc::clone(&self.core), done }))
@@ -193,25 +195,25 @@ impl BackendQueue for WgpuQueue {
 
     fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
         let dst = dst.clone();
-        self.copy(|done| Work::Upload { bytes: src, dst, done })
+        self.copy(|done| WorkItem::Upload { bytes: src, dst, done })
     }
 
     fn download(&mut self, src: &Tensor, dst: Box<dyn RawStaging>) -> Result<Box<dyn RawTransfer>> {
         let src = src.clone();
-        self.copy(|done| Work::Download { src, bytes: dst, done })
+        self.copy(|done| WorkItem::Download { src, bytes: dst, done })
     }
 
     fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
-        self.core.push(Work::Refill { pack: pack.clone(), slots, bytes: bytes.to_vec() })
+        self.core.push(WorkItem::Refill { pack: pack.clone(), slots, bytes: bytes.to_vec() })
     }
 
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
         let dst = dst.clone();
-        self.copy(|done| Work::Repack { bytes: src, dst, done })
+        self.copy(|done| WorkItem::Repack { bytes: src, dst, done })
     }
 
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
-        self.core.push(Work::CopyRows { src: src.clone(), dst: dst.clone() })
+        self.core.push(WorkItem::CopyRows { src: src.clone(), dst: dst.clone() })
     }
 
     fn finish(&mut self) -> Result<()> {

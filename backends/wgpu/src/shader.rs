@@ -34,7 +34,7 @@ impl Source {
     }
 
     /// Sets a file of `shaders/` for `{{include name}}`. Several files are concatenated; a repeated
-    /// file counts once.
+    /// file is included once.
     #[must_use]
     pub(crate) fn include(mut self, name: &'static str, file: &'static str) -> Source {
         if !self.includes.contains(&(name, file)) {

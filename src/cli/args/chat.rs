@@ -54,7 +54,8 @@ pub(crate) struct ConversationArgs {
 pub(crate) struct TemplateArgs {
     /// The chat template: a known name such as chatml, or Jinja text
     ///
-    /// A name refers to a template of the model file first, then to the built-in layouts.
+    /// A name refers to a template of the model file first, then to the built-in layouts. A text
+    /// with spaces or tags is a template.
     #[arg(long, value_name = "NAME|JINJA", env = "THERMOCLINE_ARG_CHAT_TEMPLATE")]
     #[arg(value_parser = template)]
     pub(crate) chat_template: Option<TemplateChoice>,
@@ -114,7 +115,9 @@ pub(crate) enum TemplateChoice {
 }
 
 fn template(text: &str) -> Result<TemplateChoice, Infallible> {
-    let is_source = text.contains("{{") || text.contains("{%");
+    // Names have no spaces: other text is a template, even one without tags.
+    let is_source =
+        text.contains("{{") || text.contains("{%") || text.contains(char::is_whitespace);
     let choice = if is_source { TemplateChoice::Source } else { TemplateChoice::Named };
     Ok(choice(text.to_owned()))
 }
@@ -143,8 +146,7 @@ fn variables(text: &str) -> Result<Variables, Failure> {
 }
 
 impl ConversationArgs {
-    /// Replaces file flags by the contents of the files, and escape sequences in the system message
-    /// by the characters they stand for.
+    /// Reads the files that flags name, and replaces escape sequences in the system message.
     ///
     /// # Errors
     /// A file that cannot be read; escapes that produce invalid UTF-8.
@@ -159,7 +161,7 @@ impl ConversationArgs {
         Ok(self)
     }
 
-    /// Path of the input history; `None` keeps none.
+    /// Path of the input history; `None` if no history is kept.
     pub(crate) fn history_file(&self) -> Option<PathBuf> {
         if self.history { folders::chat_history() } else { None }
     }
@@ -223,7 +225,9 @@ mod tests {
         let choice =
             |text: &str| resolved(&["--chat-template", text]).unwrap().template.chat_template;
         assert_eq!(choice("chatml"), Some(TemplateChoice::Named("chatml".into())));
-        assert_eq!(choice("{{ x }}"), Some(TemplateChoice::Source("{{ x }}".into())));
+        for source in ["{{ x }}", "A text without tags."] {
+            assert_eq!(choice(source), Some(TemplateChoice::Source(source.into())));
+        }
         assert_eq!(resolved(&[]).unwrap().template.chat_template, None);
         let gone = resolved(&["--chat-template-file", "gone.jinja"]).unwrap_err();
         assert!(gone.message.contains("gone.jinja"));

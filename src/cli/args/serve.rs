@@ -45,6 +45,11 @@ pub(crate) struct ServeArgs {
     )]
     #[arg(aliases = ["n-predict"], value_parser = clap::value_parser!(i32).range(-2..).map(run::length))]
     pub(crate) predict: Length,
+    /// Tags of the model in /v1/models, separated by commas
+    ///
+    /// They inform clients and have no effect on requests.
+    #[arg(long, value_name = "TAGS", env = "THERMOCLINE_ARG_TAGS", value_delimiter = ',')]
+    pub(crate) tags: Vec<String>,
     /// API keys, separated by commas; without one, every request is served
     #[arg(long, value_name = "KEY", env = "THERMOCLINE_API_KEY")]
     #[arg(value_delimiter = ',')]
@@ -97,9 +102,14 @@ pub(crate) struct ServeArgs {
     /// How embeddings are pooled; default: as the model file says, else mean
     #[arg(long, value_name = "HOW", env = "THERMOCLINE_ARG_POOLING", value_parser = one_of(&POOLINGS))]
     pub(crate) pooling: Option<Pooling>,
-    /// Serve embeddings, which this server always does
+    /// No effect: embeddings are always served
     #[arg(long, alias = "embedding", env = "THERMOCLINE_ARG_EMBEDDINGS", value_parser = boolish())]
     pub(crate) embeddings: bool,
+    /// Require a model that ranks documents, and serve no embeddings
+    ///
+    /// /rerank needs no flag with such a model.
+    #[arg(long, alias = "rerank", env = "THERMOCLINE_ARG_RERANKING", value_parser = boolish())]
+    pub(crate) reranking: bool,
     /// Serve /metrics for Prometheus (--no-metrics)
     #[arg(
         long,
@@ -154,10 +164,12 @@ static LOG_FORMATS: [Choice<LogFormat>; 2] = [
     choice("json", "One JSON object per line", LogFormat::Json),
 ];
 
-static POOLINGS: [Choice<Pooling>; 3] = [
+static POOLINGS: [Choice<Pooling>; 5] = [
     choice("mean", "The mean over all tokens", Pooling::Mean),
     choice("cls", "The first token", Pooling::First),
     choice("last", "The last token", Pooling::Last),
+    choice("rank", "The score of a ranking model (--reranking)", Pooling::Rank),
+    choice("none", "A vector for each token, for /embedding", Pooling::None),
 ];
 
 /// The engine keeps one row of recurrent state per sequence.
@@ -192,6 +204,11 @@ impl ServeArgs {
     /// A file that cannot be read.
     pub(crate) fn resolve(mut self) -> Result<Self, Failure> {
         self.template = self.template.resolve()?;
+        if self.reranking && self.pooling.replace(Pooling::Rank).is_some_and(|p| p != Pooling::Rank)
+        {
+            return Err(Failure::usage("--reranking needs --pooling rank")
+                .help("remove one of the two flags"));
+        }
         if let Some(path) = self.api_key_file.take() {
             let keys = std::fs::read_to_string(&path).map_err(|e| {
                 let message = format!("cannot read the API keys in '{}'", path.display());
@@ -228,6 +245,7 @@ impl ServeArgs {
             keys: self.api_key.clone(),
             cors: self.cors_origins.clone(),
             aliases: self.alias.clone(),
+            tags: self.tags.clone(),
             limits: Limits {
                 body: usize::try_from(self.max_body.0).unwrap_or(usize::MAX),
                 time: Duration::from_secs(u64::from(self.timeout)),
@@ -247,7 +265,7 @@ impl ServeArgs {
         }
     }
 
-    /// What requests get that do not say otherwise.
+    /// The default settings of requests.
     pub(crate) fn defaults(&self) -> Defaults {
         Defaults {
             sampler: self.sampling.config(),

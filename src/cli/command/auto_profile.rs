@@ -52,7 +52,7 @@ pub(super) fn profile_run(
     let Some(path) = learned::places(&model.file, Some(folder)).pop() else { return };
     let found = match SideFile::find(&model.file, Some(folder), Section::Profile) {
         Ok(None) => None,
-        // `run` and `chat` never change a profile beside the model, only the one in the cache.
+        // `run` and `chat` never change a profile next to the model, only the one in the cache.
         Ok(Some(learned)) if Path::new(learned.name()) != path => return,
         Ok(Some(learned)) => match Profile::read(&learned, &model) {
             Ok(found) => found,

@@ -14,8 +14,8 @@ use crate::profile::Profile;
 use runtime::{Opened, Runtime, Sparsity, has_predictor};
 use std::path::Path;
 
-/// Number of tokens of the text: enough to compute thresholds, or the biases of a sign predictor
-/// within seconds.
+/// Number of tokens of the text that are used: enough to compute thresholds or the biases of a sign
+/// predictor, within seconds.
 const TOKENS: usize = 8192;
 /// Target for the relative error of a block's output; the default of `predictor --target`.
 const TARGET: f32 = 0.05;
@@ -24,7 +24,7 @@ const TARGET: f32 = 0.05;
 /// predictor, the code that opens the predictor later reports the error.
 ///
 /// # Errors
-/// Errors of reading, training and saving; Ctrl-C, after which the same command resumes.
+/// Errors of reading, training and saving; Ctrl-C. The same command then resumes the training.
 pub(super) fn train_missing(
     opened: &Opened,
     runtime: &Runtime,
@@ -39,7 +39,7 @@ pub(super) fn train_missing(
     let kind = [Kind::Signs, Kind::Factors].into_iter();
     let kind = kind.into_iter().find(|kind| predictor::check(model, *kind).is_ok());
     let folder = computation.folder();
-    // Save to the user's cache: only `profile` and `predictor` write files beside the model.
+    // Save to the user's cache: only `profile` and `predictor` write files next to the model.
     let out = folder.and_then(|folder| learned::places(&model.file, Some(folder)).pop());
     let (Some(kind), Some(out)) = (kind, out) else { return Ok(()) };
     // A damaged file counts as trained; the code that opens it reports the damage.

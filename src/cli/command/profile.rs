@@ -34,7 +34,7 @@ pub(super) struct SourceText<'a> {
 /// Creates or completes the profile, and prints a report.
 ///
 /// # Errors
-/// Errors of loading, observing and writing; Ctrl-C, after which the same command resumes.
+/// Errors of loading, observing and writing; Ctrl-C. The same command then resumes the profile.
 pub(crate) fn run(args: &ProfileArgs, terminal: &Terminal) -> Result<(), Failure> {
     let text = args.source.text()?;
     let interrupt = Interrupt::install_with_termination()?;

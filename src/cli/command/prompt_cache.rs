@@ -1,7 +1,7 @@
 //! `--prompt-cache`: the computed tokens of a run in a file, for the next run.
 
 use std::fs;
-use std::io;
+use std::path::Path;
 
 use crate::cli::args::RunArgs;
 use crate::cli::failure::{Exit, Failure};
@@ -17,27 +17,40 @@ pub(super) fn load(
     engine: &mut Engine,
     terminal: &Terminal,
 ) -> Result<Sequence, Failure> {
-    let Some(path) = &args.prompt_cache else { return Ok(engine.open()) };
-    let name = path.display();
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(engine.open()),
-        Err(error) => {
-            let message = format!("cannot read the prompt cache '{name}'");
-            return Err(Failure::new(Exit::Failed, message).caused_by(&error));
-        }
+    let Some(path) = args.prompt_cache.as_deref().filter(|path| exists(path)) else {
+        return Ok(engine.open());
     };
-    match engine.restore(&bytes) {
-        Ok(sequence) => {
-            terminal.note(&format!("{} tokens in the prompt cache", sequence.tokens().len()));
-            Ok(sequence)
-        }
-        Err(error) => {
-            let message = format!("cannot use the prompt cache '{name}'");
-            let help = "delete the file, or name another one with --prompt-cache";
-            Err(Failure::new(Exit::Failed, message).caused_by(&error).help(help))
-        }
-    }
+    let help = "delete the file, or name another one with --prompt-cache";
+    let sequence = restore(path, &read(path)?, engine).map_err(|failure| failure.help(help))?;
+    terminal.note(&format!("{} tokens in the prompt cache", sequence.tokens().len()));
+    Ok(sequence)
+}
+
+/// Whether the file exists; true if the system does not say.
+fn exists(path: &Path) -> bool {
+    path.try_exists().unwrap_or(true)
+}
+
+/// The bytes of a prompt cache.
+///
+/// # Errors
+/// A file that cannot be read.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    fs::read(path).map_err(|error| {
+        let message = format!("cannot read the prompt cache '{}'", path.display());
+        Failure::new(Exit::Failed, message).caused_by(&error)
+    })
+}
+
+/// The sequence in the bytes of a prompt cache.
+///
+/// # Errors
+/// Bytes that are not a saved sequence of this model.
+pub(super) fn restore(path: &Path, bytes: &[u8], engine: &mut Engine) -> Result<Sequence, Failure> {
+    engine.restore(bytes).map_err(|error| {
+        let message = format!("cannot use the prompt cache '{}'", path.display());
+        Failure::new(Exit::Failed, message).caused_by(&error)
+    })
 }
 
 /// Writes the sequence to the file of `--prompt-cache`: its first `n_prompt` tokens, or all of them
@@ -57,6 +70,14 @@ pub(super) fn save(
     if !args.prompt_cache_all {
         engine.truncate(sequence, n_prompt);
     }
+    write(path, engine, sequence)
+}
+
+/// Writes a sequence to a file that only its owner can read.
+///
+/// # Errors
+/// Device errors; a file that cannot be written.
+pub(super) fn write(path: &Path, engine: &mut Engine, sequence: &Sequence) -> Result<(), Failure> {
     let bytes = engine.save(sequence)?;
     scheduler::write_private(path, &bytes).map_err(|error| {
         let message = format!("cannot write the prompt cache '{}'", path.display());

@@ -136,7 +136,7 @@ fn continue_prompt(args: &RunArgs, trace: &Trace, terminal: &Terminal) -> Result
     }
 }
 
-/// The text of the token that ended a generation; empty unless `special`.
+/// The text of the token that ended a generation; empty unless `special` is set.
 pub(super) fn end_of(report: &Report, special: bool, tokenizer: &Tokenizer) -> String {
     let end = report.end.filter(|_| special).and_then(|id| tokenizer.piece(id, true).ok());
     String::from_utf8_lossy(end.unwrap_or_default()).into_owned()

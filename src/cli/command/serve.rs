@@ -12,13 +12,14 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::{Terminal, printable};
 use crate::engine::EngineOptions;
+use hal::Bytes;
 use runtime::{Opened, Runtime};
-use scheduler::SchedulerOptions;
+use scheduler::{Pooling, SchedulerOptions};
 use serve::{Handle, LogSink, Served, Server};
 
-/// Time between two looks at the signals.
+/// Interval between two checks for a signal.
 const LOOK: Duration = Duration::from_millis(50);
-/// Time for idle sequences to be written to the disk cache at the end.
+/// Maximum time for writing idle sequences to the disk cache at shutdown.
 const SPILL: Duration = Duration::from_secs(10);
 
 /// Listens, loads the model, and serves until SIGTERM or Ctrl-C.
@@ -40,7 +41,7 @@ pub(crate) fn run(args: &ServeArgs, terminal: &Terminal) -> Result<(), Failure> 
     let serving = serving.map_err(|e| {
         Failure::new(Exit::Failed, "cannot start a thread for the server").caused_by(&e)
     })?;
-    // Nothing has to end while the model is loaded: a signal then exits at once.
+    // While the model loads, there are no requests to finish, so a signal exits at once.
     let served = {
         let loading = Loading::watch(&interrupt);
         let served = load(args, terminal);
@@ -68,9 +69,9 @@ pub(crate) fn run(args: &ServeArgs, terminal: &Terminal) -> Result<(), Failure> 
     }
 }
 
-/// Lets open requests end, then the scheduler.
+/// Shuts down: open requests may finish, then the scheduler stops.
 fn stop(handle: &Handle, served: &Served, terminal: &Terminal) {
-    terminal.note("stopping: open requests may end; a second signal exits at once");
+    terminal.note("stopping: open requests may finish; a second signal exits at once");
     handle.stop();
     served.stop(SPILL);
 }
@@ -79,6 +80,11 @@ fn stop(handle: &Handle, served: &Served, terminal: &Terminal) {
 fn load(args: &ServeArgs, terminal: &Terminal) -> Result<Served, Failure> {
     let runtime = Runtime::new(args.options(), terminal.observer())?;
     let Opened { model, tokenizer } = runtime.open(args.model.model.as_deref())?;
+    let defaults = args.defaults();
+    if defaults.pooling == Some(Pooling::Rank) && model.rank.is_none() {
+        return Err(Failure::new(Exit::BadModel, "this model has no head for ranking")
+            .help("--reranking needs a ranking model, such as Qwen3-Reranker"));
+    }
     let dialogue = dialogue(&args.template, &model.file, &tokenizer, terminal)?;
     let placing = runtime.placing(&model);
     let n_ctx = runtime.context(&model, &placing);
@@ -93,23 +99,24 @@ fn load(args: &ServeArgs, terminal: &Terminal) -> Result<Served, Failure> {
         observer: Arc::new(move |notice| notes.note(&notice.to_string())),
         ..SchedulerOptions::default()
     };
-    let defaults = args.defaults();
-    Served::start(engine, Arc::new(tokenizer), dialogue, defaults, options)
+    let others = runtime.machine().others.iter().map(|other| other.reserve());
+    let reserves: Vec<Bytes> = [Bytes(0)].into_iter().chain(others).collect();
+    Served::start(engine, Arc::new(tokenizer), dialogue, defaults, options, &reserves)
         .map_err(|e| Failure::chain(Exit::Failed, &e))
 }
 
-/// The log: lines on standard error, unless only errors are shown.
+/// Writes log lines to standard error; with `--log-disable`, drops them.
 fn sink(terminal: &Terminal) -> LogSink {
     let quiet = terminal.is_quiet();
     Arc::new(move |line: &str| {
         if !quiet {
-            // A closed standard error leaves no way to report it.
+            // If standard error is closed, the failure cannot be reported anywhere.
             let _ = writeln!(io::stderr(), "{}", printable(line));
         }
     })
 }
 
-/// Ends the process at a signal while the model is loaded.
+/// Exits the process on a signal while the model loads.
 struct Loading(Arc<AtomicBool>);
 
 impl Loading {
@@ -124,7 +131,7 @@ impl Loading {
                 thread::sleep(LOOK);
             }
         };
-        // Without the thread, a second signal still exits.
+        // If the thread cannot be spawned, a second signal still exits.
         drop(thread::Builder::new().name("signals".to_owned()).spawn(watch));
         Loading(done)
     }

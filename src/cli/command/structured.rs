@@ -1,4 +1,4 @@
-//! The constraint of `run` and `chat` on their output.
+//! Constrains the output of `run` and `chat` to a schema or grammar.
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ pub(super) struct Structured {
 }
 
 impl Structured {
-    /// What the flags ask for. `ends`: tokens that end a text besides the tokenizer's own.
+    /// The grammar that the flags select. `ends` are tokens that end a text, in addition to the
+    /// tokenizer's end-of-generation tokens.
     ///
     /// # Errors
     /// A vocabulary or grammar that is not supported.
@@ -28,12 +29,12 @@ impl Structured {
         let Some(grammar) = args.grammar()? else { return Ok(None) };
         let vocabulary = Vocabulary::new(tokenizer).map_err(failure)?.with_ends(ends);
         let structured = Structured { vocabulary, grammar };
-        // An invalid grammar is reported before the prompt is computed.
+        // Report an invalid grammar before the prompt is computed.
         structured.text()?;
         Ok(Some(structured))
     }
 
-    /// The constraint of one text.
+    /// A constraint for one generated text.
     ///
     /// # Errors
     /// A grammar that is not supported.
@@ -41,7 +42,8 @@ impl Structured {
         self.vocabulary.compile(&self.grammar, &Limits::default()).map_err(failure)
     }
 
-    /// The constraint of the answer that follows `prompt`; reasoning before it is free.
+    /// A constraint for the answer that follows `prompt`. It does not apply to the reasoning before
+    /// the answer.
     ///
     /// # Errors
     /// A grammar that is not supported.

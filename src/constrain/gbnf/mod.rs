@@ -1,10 +1,10 @@
 //! GBNF, the grammar format of llama.cpp, converted to Lark.
 //!
-//! GBNF describes a text character by character. Lark separates a lexer, which is fast and takes
-//! the longest match, from a parser. So all parts of a grammar that a regular expression can
-//! describe, that is, rules that do not refer to themselves, become terminals as large as possible;
-//! the parser sees only recursive rules. Where a terminal stands before a recursive rule that could
-//! begin with the same characters, the terminal takes them, unlike in llama.cpp.
+//! GBNF describes a text character by character. Lark separates a parser from a lexer, which is
+//! fast and takes the longest match. Rules that a regular expression can describe (rules that do
+//! not refer to themselves) therefore become terminals, as large as possible, and the parser sees
+//! only recursive rules. If a terminal comes before a recursive rule that could begin with the same
+//! characters, the terminal takes these characters, unlike in llama.cpp.
 
 mod parse;
 mod write;
@@ -13,7 +13,7 @@ use text::tokenizer::Tokenizer;
 
 use crate::{Error, Limits};
 
-/// A grammar: rule 0 to n, some of them only referred to.
+/// The rules of a grammar. A rule that is used but not defined yet has no `expr`.
 #[derive(Debug)]
 struct Rules {
     rules: Vec<Rule>,
@@ -24,7 +24,7 @@ struct Rules {
 #[derive(Debug)]
 struct Rule {
     name: String,
-    /// Line of its first use.
+    /// Line of the first use of the rule.
     line: usize,
     expr: Option<Expr>,
 }
@@ -32,14 +32,14 @@ struct Rule {
 #[derive(Clone, Debug, PartialEq)]
 enum Expr {
     Literal(String),
-    /// One character of these ranges, or any other one.
+    /// One character in these ranges; if `negated`, one character outside of them.
     Class {
         negated: bool,
         ranges: Vec<(char, char)>,
     },
     /// Any character.
     Any,
-    /// One of these tokens of the vocabulary, or any other one.
+    /// One of these tokens; if `negated`, any other token of the vocabulary.
     Token {
         negated: bool,
         ids: Vec<u32>,
@@ -47,11 +47,11 @@ enum Expr {
     Rule(usize),
     Sequence(Vec<Expr>),
     Alternatives(Vec<Expr>),
-    /// At least, and at most if there is a limit.
+    /// The expression, and how often it is repeated: minimum and maximum; `None` for no maximum.
     Repeat(Box<Expr>, u32, Option<u32>),
 }
 
-/// The grammar in Lark.
+/// Converts the grammar to Lark.
 ///
 /// # Errors
 /// [`Error::Gbnf`] with the line, [`Error::TooLarge`].

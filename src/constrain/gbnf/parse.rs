@@ -75,7 +75,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Skips spaces and comments, and line breaks if `lines`.
+    /// Skips spaces and comments; with `lines`, also line breaks.
     fn space(&mut self, lines: bool) {
         while let Some(c) = self.peek() {
             match c {
@@ -104,7 +104,7 @@ impl Parser<'_> {
         Ok(self.chars[start..self.at].iter().collect())
     }
 
-    /// Index of the rule with this name, which may be defined later.
+    /// Index of the rule with this name. The rule may be defined later in the text.
     fn index(&mut self, name: String) -> Result<usize, Error> {
         if let Some(index) = self.names.get(&name) {
             return Ok(*index);
@@ -206,7 +206,7 @@ impl Parser<'_> {
         Ok(inner)
     }
 
-    /// `?`, `*`, `+`, `{m}`, `{m,}`, `{m,n}` after an element, also several of them.
+    /// The repetitions after an element: any number of `?`, `*`, `+`, `{m}`, `{m,}` and `{m,n}`.
     fn repeated(&mut self, mut element: Expr) -> Result<Expr, Error> {
         for _ in 0..self.limits.n_nested {
             let before = (self.at, self.line);
@@ -346,7 +346,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `<text>` or `<[id]>`, also with `!` before it for any other token.
+    /// `<text>` or `<[id]>`; with `!` before it, any other token.
     fn token(&mut self) -> Result<Expr, Error> {
         let negated = self.take("!");
         if !self.take("<") {
@@ -366,7 +366,8 @@ impl Parser<'_> {
             None => self.tokenizer.id_of(&format!("<{name}>")),
         };
         match id.filter(|id| (*id as usize) < self.tokenizer.n_vocab()) {
-            // A token that ends the text is not part of it.
+            // End-of-generation tokens are not part of the text, so a negated token must exclude
+            // them.
             Some(id) if negated => {
                 let ids = [&[id], self.tokenizer.eog()].concat();
                 Ok(Expr::Token { negated, ids })

@@ -1,4 +1,4 @@
-//! Writes rules as Lark: regular expressions as terminals, the others as rules.
+//! Writes rules in Lark: regular expressions become terminals, other rules stay rules.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use crate::Error;
 use crate::vocabulary::quoted;
 
 pub(super) fn write(rules: &Rules) -> Result<String, Error> {
-    let mut writer = Writer { regular: regular(rules), lark: String::new(), n_terminals: 0 };
+    let mut writer = Writer { regular: regular_rules(rules), lark: String::new(), n_terminals: 0 };
     let _ = writeln!(writer.lark, "start: {}", writer.name(rules.root));
     for (index, rule) in rules.rules.iter().enumerate() {
         let Some(expr) = &rule.expr else { continue };
@@ -17,9 +17,9 @@ pub(super) fn write(rules: &Rules) -> Result<String, Error> {
     Ok(writer.lark)
 }
 
-/// For each rule, whether it is a regular expression: it refers to regular rules only, and to no
-/// token.
-fn regular(rules: &Rules) -> Vec<bool> {
+/// For each rule, whether it is a regular expression: it refers only to rules that are regular
+/// expressions, and to no tokens.
+fn regular_rules(rules: &Rules) -> Vec<bool> {
     let n = rules.rules.len();
     let mut n_open = vec![0usize; n];
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); n];
@@ -34,7 +34,7 @@ fn regular(rules: &Rules) -> Vec<bool> {
                 None => tokens += 1,
             });
         });
-        // Never reaches zero.
+        // A rule with tokens is never regular: its count does not reach zero.
         n_open[index] += tokens;
     }
     let mut regular = vec![false; n];
@@ -93,7 +93,7 @@ impl Writer {
             Expr::Sequence(all) => joined(all.iter().map(|expr| self.terminal(expr)), " "),
             Expr::Alternatives(all) => joined(all.iter().map(|expr| self.terminal(expr)), " | "),
             Expr::Repeat(expr, least, most) => repeat(&self.terminal(expr), *least, *most),
-            // Not regular: written by `expr`.
+            // Not a regular expression, so `expr` writes it.
             Expr::Token { .. } => String::new(),
         }
     }
@@ -140,12 +140,12 @@ impl Writer {
                 let inner = self.expr(expr);
                 repeat(&inner, *least, *most)
             }
-            // Regular: written above.
+            // Regular expressions were written above.
             Expr::Literal(_) | Expr::Class { .. } | Expr::Any => String::new(),
         }
     }
 
-    /// A terminal of its own for consecutive regular expressions.
+    /// Writes one terminal for consecutive regular expressions, and returns its name.
     fn regular_run(&mut self, run: &[Expr]) -> String {
         match run {
             [only] if is_empty(only) => return r#""""#.into(),
@@ -160,7 +160,7 @@ impl Writer {
     }
 }
 
-/// Whether it matches the empty text alone.
+/// Whether the expression matches only the empty text.
 fn is_empty(expr: &Expr) -> bool {
     match expr {
         Expr::Literal(text) => text.is_empty(),
@@ -185,7 +185,7 @@ fn repeat(inner: &str, least: u32, most: Option<u32>) -> String {
     }
 }
 
-/// A class as a regular expression, with every character as its code.
+/// A character class as a regular expression, with every character written as its code point.
 fn class(negated: bool, ranges: &[(char, char)]) -> String {
     let mut class = String::from(if negated { "/[^" } else { "/[" });
     for (first, last) in ranges {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use text::chat::{CallDelta, CallFormat, CallParser, Reasoning, ReplyPart, Tool};
 
 use super::validate::is_valid;
-use super::{VOCABULARY, drawn, vocabulary};
+use super::{VOCABULARY, random_text, vocabulary};
 use crate::{Grammar, Limits, ToolCalls, ToolChoice, Vocabulary};
 
 fn tools() -> Vec<Tool> {
@@ -69,8 +69,9 @@ fn wanted(format: CallFormat, choice: ToolChoice, parallel: bool) -> Grammar {
     Grammar::ToolCalls(ToolCalls { format, tools: tools(), choice, parallel })
 }
 
-/// Draws texts and checks all calls; returns their names, and the largest number of calls in a text.
-fn checked(
+/// Generates random texts and checks all calls in them. Returns the names of the called tools, and
+/// the largest number of calls in a text.
+fn check_random_texts(
     vocabulary: &Vocabulary,
     format: CallFormat,
     choice: &ToolChoice,
@@ -83,7 +84,7 @@ fn checked(
         let constraint = vocabulary
             .compile(&grammar, &Limits::default())
             .unwrap_or_else(|e| panic!("{format:?}: {e}"));
-        let Some(text) = drawn(vocabulary, constraint, seed, if parallel { 120 } else { 60 })
+        let Some(text) = random_text(vocabulary, constraint, seed, if parallel { 120 } else { 60 })
         else {
             continue;
         };
@@ -102,10 +103,11 @@ fn checked(
 fn every_allowed_text_is_a_call() {
     for format in CallFormat::ALL {
         for vocabulary in [VOCABULARY.clone(), vocabulary(&marks(format))] {
-            let (names, most) = checked(&vocabulary, format, &ToolChoice::Required, false, 8);
+            let (names, most) =
+                check_random_texts(&vocabulary, format, &ToolChoice::Required, false, 8);
             assert!(!names.is_empty() && most == 1, "{format:?}: {names:?}, {most}");
             let named = ToolChoice::Named("log.note-1".into());
-            let (names, _) = checked(&vocabulary, format, &named, true, 4);
+            let (names, _) = check_random_texts(&vocabulary, format, &named, true, 4);
             assert_eq!(names.into_iter().collect::<Vec<_>>(), ["log.note-1"], "{format:?}");
         }
     }
@@ -162,13 +164,13 @@ fn two_calls(format: CallFormat) -> String {
 }
 
 #[test]
-fn free_text_is_free_until_a_call() {
+fn text_is_unconstrained_until_a_call() {
     for format in CallFormat::ALL {
         let grammar = wanted(format, ToolChoice::Auto, true);
         let compile = || VOCABULARY.compile(&grammar, &Limits::default()).unwrap();
         let accepts = |text: &str| {
             let mut constraint = compile();
-            for id in super::bytewise(VOCABULARY.tokenizer(), text) {
+            for id in super::tokenize_bytewise(VOCABULARY.tokenizer(), text) {
                 if constraint.is_finished() || !constraint.allowed().unwrap().contains(id) {
                     return false;
                 }

@@ -1,4 +1,5 @@
-//! Grammars that ask for unbounded work end in an error or in bounded work, and never in a panic.
+//! Grammars that would take unbounded time fail with an error or finish in bounded time. None of
+//! them panics.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +9,8 @@ use text::chat::{CallFormat, Tool};
 use super::{VOCABULARY, compile};
 use crate::{Grammar, ToolCalls, ToolChoice};
 
-/// Compiles and takes some masks, within a time that no usual grammar needs.
-fn bounded(name: &str, grammar: &Grammar) -> Result<(), String> {
+/// Compiles the grammar and computes some masks, and checks that this takes a bounded time.
+fn compile_bounded(name: &str, grammar: &Grammar) -> Result<(), String> {
     let start = Instant::now();
     let result = compile(grammar).map_err(|e| e.to_string()).and_then(|mut constraint| {
         for n in 0..20u32 {
@@ -101,7 +102,7 @@ fn schemas() {
         ),
     ];
     for (name, schema) in cases {
-        let result = bounded(name, &Grammar::JsonSchema(schema));
+        let result = compile_bounded(name, &Grammar::JsonSchema(schema));
         let refused = ["multiple of a large number", "coprime multiples"].contains(&name);
         assert!(!refused || result.is_err(), "{name}");
         if ["deep", "too wide", "wrong types", "pattern with lookahead"].contains(&name) {
@@ -124,7 +125,7 @@ fn regular_expressions() {
         ("slashes", "a/b\\/c/".to_owned()),
         ("line breaks", "a\nb".to_owned()),
     ] {
-        let result = bounded(name, &Grammar::Regex(regex));
+        let result = compile_bounded(name, &Grammar::Regex(regex));
         if name.starts_with("deep") || name == "unclosed" {
             assert!(result.is_err(), "{name}");
         }
@@ -168,7 +169,7 @@ fn gbnf() {
         ("ambiguous", "root ::= a a a a a a\na ::= \"x\"* a? \"x\"*".to_owned()),
         ("zero repetitions", "root ::= \"a\"{0} \"b\"{0,0}".to_owned()),
     ] {
-        let result = bounded(name, &Grammar::Gbnf(text));
+        let result = compile_bounded(name, &Grammar::Gbnf(text));
         if ["deep", "too many rules", "many operators"].contains(&name) {
             assert!(result.is_err(), "{name}");
         }
@@ -198,7 +199,7 @@ fn lark() {
         ("empty", String::new()),
         ("no rule", "A: \"a\"".to_owned()),
     ] {
-        let result = bounded(name, &Grammar::Lark(text));
+        let result = compile_bounded(name, &Grammar::Lark(text));
         if name.starts_with("deep") || ["empty", "no rule", "an unclosed schema"].contains(&name) {
             assert!(result.is_err(), "{name}");
         }
@@ -231,7 +232,7 @@ fn tools() {
             json!({"type": "object", "properties": {"a": {"type": "string"}}}),
         )
     });
-    bounded("many tools", &wanted(many.collect())).unwrap();
+    compile_bounded("many tools", &wanted(many.collect())).unwrap();
     let too_many = (0..4_000).map(|n| tool(&format!("tool_{n}"), Value::Null));
     assert!(compile(&wanted(too_many.collect())).is_err());
     assert!(compile(&wanted(Vec::new())).is_err());

@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use text::sample::Constraint;
+use text::sample::{Constraint, ConstraintError};
 use text::tokenizer::{TokenType, Tokenizer, Vocab};
 
 use crate::{Error, Grammar, Limits, Vocabulary};
@@ -37,24 +37,24 @@ fn compile(grammar: &Grammar) -> Result<Box<dyn Constraint>, Error> {
     VOCABULARY.compile(grammar, &Limits::default())
 }
 
-/// The text of tokens that are drawn at random from the allowed ones. Tokens are drawn until
-/// `n_free`; from then on the text is closed: the end, or one of the shortest ways on. `None` if
-/// the text has no end after `n_free + 400` tokens.
-fn drawn(
+/// Generates a text from random allowed tokens. After `n_free` tokens, prefers tokens that end the
+/// text or close a value. `None` if the text has not ended after `n_free + 400` tokens; an error if
+/// a token needs more work than the limits allow.
+fn try_random_text(
     vocabulary: &Vocabulary,
     mut constraint: Box<dyn Constraint>,
     seed: u64,
     n_free: usize,
-) -> Option<String> {
+) -> Result<Option<String>, ConstraintError> {
     let tokenizer = vocabulary.tokenizer();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut bytes = Vec::new();
     let n_vocab = u32::try_from(tokenizer.n_vocab()).unwrap();
     for n in 0..n_free + 400 {
         if constraint.is_finished() {
-            return Some(String::from_utf8(bytes).unwrap());
+            return Ok(Some(String::from_utf8(bytes).unwrap()));
         }
-        let mask = constraint.allowed().unwrap();
+        let mask = constraint.allowed()?;
         let allowed: Vec<u32> = (0..n_vocab).filter(|id| mask.contains(*id)).collect();
         let closing = allowed.iter().copied().filter(|id| {
             let piece = tokenizer.piece(*id, true).unwrap();
@@ -70,18 +70,28 @@ fn drawn(
             }
             _ => among(&allowed, &mut rng),
         };
-        constraint.accept(token).unwrap();
+        constraint.accept(token)?;
         if !tokenizer.is_eog(token) {
             bytes.extend_from_slice(tokenizer.piece(token, true).unwrap());
         }
     }
-    None
+    Ok(None)
+}
+
+/// As [`try_random_text`], for a constraint that must not fail.
+fn random_text(
+    vocabulary: &Vocabulary,
+    constraint: Box<dyn Constraint>,
+    seed: u64,
+    n_free: usize,
+) -> Option<String> {
+    try_random_text(vocabulary, constraint, seed, n_free).unwrap()
 }
 
 /// Whether the constraint accepts `text`, token by token, and may end there.
 fn accepts(vocabulary: &Vocabulary, mut constraint: Box<dyn Constraint>, text: &str) -> bool {
     let tokenizer = vocabulary.tokenizer();
-    let ids = bytewise(tokenizer, text);
+    let ids = tokenize_bytewise(tokenizer, text);
     for id in ids {
         if constraint.is_finished() || !constraint.allowed().unwrap().contains(id) {
             return false;
@@ -92,8 +102,9 @@ fn accepts(vocabulary: &Vocabulary, mut constraint: Box<dyn Constraint>, text: &
         || tokenizer.eog().iter().any(|id| constraint.allowed().unwrap().contains(*id))
 }
 
-/// A text as control tokens where it has their names, and the tokens of its single bytes elsewhere.
-fn bytewise(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+/// Tokenizes a text: names of control tokens become these tokens, all other text becomes byte
+/// tokens.
+fn tokenize_bytewise(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     let ids = || (0u32..).take(tokenizer.n_vocab());
     let control: Vec<(u32, &[u8])> = ids()
         .filter(|id| matches!(tokenizer.kind(*id), Ok(TokenType::Control)))

@@ -2,17 +2,17 @@
 
 use text::sample::Constraint;
 
-use super::{bytewise, vocabulary};
+use super::{tokenize_bytewise, vocabulary};
 use crate::{Grammar, Limits, TriggeredConstraint, Triggers, Vocabulary};
 
 fn digits(vocabulary: &Vocabulary) -> Box<dyn Constraint> {
     vocabulary.compile(&Grammar::Regex("[0-9]{2}".into()), &Limits::default()).unwrap()
 }
 
-/// Whether all bytes are allowed one after the other, and then the end.
+/// Whether the constraint accepts `text` byte by byte and may end after it.
 fn accepts(vocabulary: &Vocabulary, mut constraint: Box<dyn Constraint>, text: &str) -> bool {
     let tokenizer = vocabulary.tokenizer();
-    let ids = bytewise(tokenizer, text);
+    let ids = tokenize_bytewise(tokenizer, text);
     for id in ids {
         if constraint.is_finished() || !constraint.allowed().unwrap().contains(id) {
             return false;
@@ -24,7 +24,7 @@ fn accepts(vocabulary: &Vocabulary, mut constraint: Box<dyn Constraint>, text: &
 }
 
 #[test]
-fn the_constraint_begins_at_the_mark() {
+fn the_constraint_begins_after_the_marker() {
     let vocabulary = vocabulary(&[]);
     let triggers =
         Triggers { anywhere: vec!["<n>".into()], leading: vec!["#".into()], may_end: true };
@@ -42,10 +42,11 @@ fn the_constraint_begins_at_the_mark() {
 }
 
 #[test]
-fn a_token_does_not_run_past_the_mark() {
+fn a_token_does_not_extend_past_the_marker() {
     let vocabulary = vocabulary(&[]);
     let tokenizer = vocabulary.tokenizer();
-    // A word of the vocabulary, cut: its beginning is the mark.
+    // Uses the beginning of a word of the vocabulary as the marker, so that one token extends past
+    // it.
     let word = (0u32..).take(tokenizer.n_vocab()).find(|id| {
         let piece = tokenizer.piece(*id, false).unwrap();
         piece.len() >= 4 && piece.iter().all(u8::is_ascii_lowercase)
@@ -55,7 +56,7 @@ fn a_token_does_not_run_past_the_mark() {
     for (mark, before) in [(&text[..3], ""), (&text[1..3], &text[..0])] {
         let triggers = Triggers { anywhere: vec![mark.into()], leading: vec![], may_end: true };
         let mut constraint = TriggeredConstraint::new(&vocabulary, &triggers, digits(&vocabulary));
-        for id in bytewise(tokenizer, before) {
+        for id in tokenize_bytewise(tokenizer, before) {
             constraint.accept(id).unwrap();
         }
         assert!(!constraint.allowed().unwrap().contains(word), "{mark} in {text}");

@@ -105,7 +105,7 @@ fn has_type(kind: &Value, value: &Value) -> bool {
     }
 }
 
-/// Equal, where 1 equals 1.0.
+/// Whether two values are equal; 1 equals 1.0.
 fn equal(a: &Value, b: &Value) -> bool {
     match (a.as_f64(), b.as_f64()) {
         (Some(a), Some(b)) => a == b,

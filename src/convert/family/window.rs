@@ -19,8 +19,8 @@ pub(super) fn set(build: &mut Build<'_>, usual: impl Fn(usize) -> bool) -> Resul
     set_layers(build, layers, usual)
 }
 
-/// As [`set`]; `layers` says whether each layer has a window; `None` if `config.json` does not list
-/// this.
+/// As [`set`]. `layers` says for each layer whether it has a window; `None` if `config.json` has no
+/// such list.
 pub(super) fn set_layers(
     build: &mut Build<'_>,
     layers: Option<Vec<bool>>,

@@ -114,7 +114,7 @@ impl Quantization {
     }
 }
 
-/// Copies all keys except those in `but` and those of a split model.
+/// Copies all keys except the keys in `but` and the keys of a split model.
 pub(super) fn copy_keys(
     metadata: &Metadata,
     but: &[&str],

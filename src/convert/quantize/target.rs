@@ -6,7 +6,7 @@ use hal::format::Format;
 
 use crate::Error;
 
-/// A mix of types: the base type of most tensors, and the extra precision of sensitive ones.
+/// A mix of types: the base type of most tensors, and the extra precision of sensitive tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     name: &'static str,

@@ -66,8 +66,8 @@ fn tensor(view: pickle::View, bytes: &Bytes, member: &Range<usize>) -> Result<Te
     Ok(Tensor { name, encoding, shape, bytes, transposed })
 }
 
-/// Strides of a tensor in row-major order, in values. Overflow saturates, and no tensor has such
-/// strides.
+/// Strides of a tensor in row-major order, in values. They saturate on overflow and then differ
+/// from the strides of every real tensor.
 fn strides_of(shape: &[u64]) -> Vec<u64> {
     let mut strides = vec![1u64; shape.len()];
     for axis in (1..shape.len()).rev() {

@@ -56,7 +56,7 @@ pub enum Problem {
     /// Overlapping members.
     #[error("member `{member}` overlaps another member")]
     Overlap {
-        /// The later one.
+        /// The later of the two members.
         member: String,
     },
     /// A required member is missing.

@@ -53,7 +53,7 @@ fn bpe(json: &Json, model: &Json, pre_name: Option<&str>) -> Result<Vocab, Error
     };
     let mut vocab = Vocab { model: name, pre, ..Vocab::default() };
     place(&mut vocab, ids.iter().map(|(text, id)| (text.as_str(), id.as_u64())))
-        .ok_or_else(|| wrong("a token has an invalid id"))?;
+        .ok_or_else(|| wrong("the id of a token is negative, not an integer, or too large"))?;
     if is_llama {
         scores(&mut vocab, &merges);
         vocab.space_prefix = Some(prepends_space(json)?);
@@ -171,7 +171,7 @@ pub(super) fn read_pair(folder: &Path, pre: Option<&str>) -> Result<Vocab, Error
     let wrong =
         |what: &str| Error::Tokenizer { file: ids.file().to_owned(), what: what.to_owned() };
     place(&mut vocab, ids.entries().map(|(text, id)| (text, id.as_u64())))
-        .ok_or_else(|| wrong("a token has an invalid id"))?;
+        .ok_or_else(|| wrong("the id of a token is negative, not an integer, or too large"))?;
     let path = folder.join("merges.txt");
     let text = text_limited(&path, MAX_MERGES)?;
     let is_merge = |line: &&str| !line.starts_with("#version") && !line.is_empty();

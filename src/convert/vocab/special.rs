@@ -109,7 +109,7 @@ fn adds_bos_eos(
     ))
 }
 
-/// The keys of the default chat template and of named ones.
+/// The keys of the default chat template and of named templates.
 pub(super) fn templates(
     folder: &Path,
     settings: Option<&Json>,

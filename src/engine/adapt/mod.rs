@@ -7,7 +7,7 @@
 //! neuron, from host memory. This happens between two steps, so no program reads a half-filled slot
 //! and no spare slot is needed. Packs, programs and shapes stay as they are. Experts with a ReLU
 //! swap neurons within each expert. Other experts swap as a whole, and are renumbered: the rows of
-//! the router are swapped too, so that number g stands for another expert from then on.
+//! the router are swapped too, so that expert number `g` then refers to another expert.
 
 mod refill;
 

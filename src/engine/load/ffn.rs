@@ -32,8 +32,8 @@ impl FfnTensors {
 }
 
 impl Loader<'_> {
-    /// Loads a share onto `device`. `bias_down` says whether this share adds the bias of down, as
-    /// one share per layer does.
+    /// Loads a share onto `device`. `bias_down` says whether this share adds the bias of down; one
+    /// share per layer does.
     pub(crate) fn share(
         &self,
         device: &Device,

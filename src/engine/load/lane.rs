@@ -1,7 +1,7 @@
 //! The engine's data on one device except its weights: queue, batch, scratch and counters.
 
 use hal::op::{MAX_COUNTED_TOKENS, UnionCounts};
-use hal::{Batch, Device, Operand, Queue, Tensor};
+use hal::{Batch, Device, Operand, Queue, Tensor, TensorDesc};
 
 use super::lists::Lists;
 use crate::error::Result;
@@ -19,10 +19,19 @@ pub(crate) struct Lane {
     pub(crate) active: Vec<Tensor>,
     /// Lists of active rows; present if predictors choose neurons.
     pub(crate) lists: Option<Lists>,
-    /// Counters of active rows, `[n_layer, max n_ff]`; present if neurons are exchanged.
-    hits: Option<Tensor>,
+    /// Counters of active rows; present if neurons are exchanged, or while they are watched.
+    hits: Option<RowCounters>,
     /// Union counts, `[n_layer, UnionCounts::N]`; present with several sequences.
     union: Option<Tensor>,
+}
+
+/// Counters of active rows.
+#[derive(Debug)]
+struct RowCounters {
+    /// `[n_layer, max n_ff]`.
+    tensor: Tensor,
+    /// The bytes of a cleared row.
+    zeros: Vec<u8>,
 }
 
 /// Scratch of the output head, `[max_out, ...]`.
@@ -49,31 +58,47 @@ impl Lane {
         queue.reserve(4 * shape.batch.n_words())?;
         let lists = shape.lists.as_ref();
         let lists = lists.map(|lists| Lists::new(device, &mut queue, lists, rungs)).transpose()?;
-        let hits = shape.hits.map(|hits| device.alloc("hits", hits)).transpose()?;
-        if let Some(desc) = shape.hits {
-            queue.reserve(4 * desc.n_cols)?;
-        }
         let union = shape.union.map(|union| device.alloc("union", union)).transpose()?;
         if let (Some(desc), Some(union)) = (&shape.union, &union) {
             queue.reserve(union_bytes(desc))?;
             queue.write(union, &vec![0; union_bytes(desc)])?;
         }
-        Ok(Lane {
+        let mut lane = Lane {
             batch: device.batch(shape.batch)?,
             device: device.clone(),
             queue,
             scratch,
             active,
             lists,
-            hits,
+            hits: None,
             union,
-        })
+        };
+        shape.hits.map_or(Ok(()), |hits| lane.make_hits(hits))?;
+        Ok(lane)
+    }
+
+    /// Whether there are row counters.
+    pub(crate) fn has_hits(&self) -> bool {
+        self.hits.is_some()
+    }
+
+    /// Allocates row counters, `[n_layer, max n_ff]`. Their contents are undefined.
+    pub(crate) fn make_hits(&mut self, desc: TensorDesc) -> Result<()> {
+        let tensor = self.device.alloc("hits", desc)?;
+        self.queue.reserve(4 * desc.n_cols)?;
+        self.hits = Some(RowCounters { tensor, zeros: vec![0; 4 * desc.n_cols] });
+        Ok(())
+    }
+
+    /// Releases the row counters.
+    pub(crate) fn drop_hits(&mut self) {
+        self.hits = None;
     }
 
     /// The row counters of a layer for a program of `n_tokens`, if rows are counted.
     pub(crate) fn hits(&self, layer: usize, n_tokens: usize) -> Option<Tensor> {
         let hits = self.hits.as_ref().filter(|_| n_tokens <= MAX_COUNTED_TOKENS);
-        hits.map(|hits| hits.rows(layer..layer + 1))
+        hits.map(|hits| hits.tensor.rows(layer..layer + 1))
     }
 
     /// Union counts of a layer for a program of `n_tokens`, if they are counted.
@@ -97,16 +122,21 @@ impl Lane {
 
     /// Reads the row counters of a layer into `out` and clears them.
     pub(crate) fn take_hits(&mut self, layer: usize, out: &mut Vec<f32>) -> Result<()> {
+        self.read_hits(layer, out)?;
+        self.clear_hits(layer)
+    }
+
+    /// Reads the row counters of a layer into `out`.
+    pub(crate) fn read_hits(&mut self, layer: usize, out: &mut Vec<f32>) -> Result<()> {
         let Some(hits) = self.hits(layer, 1) else { return Ok(()) };
         out.resize(hits.desc().n_cols, 0.0);
-        self.queue.read_f32(&hits, out)?;
-        self.clear_hits(layer)
+        Ok(self.queue.read_f32(&hits, out)?)
     }
 
     /// Clears the row counters of a layer.
     pub(crate) fn clear_hits(&mut self, layer: usize) -> Result<()> {
-        let Some(hits) = self.hits(layer, 1) else { return Ok(()) };
-        Ok(self.queue.write(&hits, &vec![0; 4 * hits.desc().n_cols])?)
+        let Some(RowCounters { tensor, zeros }) = &self.hits else { return Ok(()) };
+        Ok(self.queue.write(&tensor.rows(layer..layer + 1), zeros)?)
     }
 
     pub(crate) fn head_scratch(&mut self, shape: &ScratchShape) -> Result<HeadScratch> {

@@ -1,4 +1,5 @@
-//! Loads a model onto devices by a placement: imports weights, allocates scratch and caches.
+//! Loads a model onto devices according to a placement: imports weights, allocates scratch and
+//! caches.
 //!
 //! Programs are recorded later, in `record/`.
 

@@ -46,7 +46,7 @@ pub struct ObservedBlock<'a> {
     /// `[n_tokens, n_ff]`: output of the up projection with bias.
     pub up: &'a [f32],
     /// `[n_tokens, n_expert]`: the weight of each expert for each token; 0 for an unused expert,
-    /// whose `gate` and `up` are computed all the same. `None` in dense blocks.
+    /// whose `gate` and `up` are still computed. `None` in dense blocks.
     pub weights: Option<&'a [f32]>,
 }
 
@@ -146,7 +146,8 @@ struct ProgramRecorder<'a> {
     rung: usize,
     /// Number of tokens of a step, padding included.
     n: usize,
-    /// Buffers made so far. Shares of the same size on one device use the same buffers in turn.
+    /// Buffers allocated so far. Shares of the same size on one device use the same buffers one
+    /// after the other.
     products: Vec<(DeviceIndex, Products)>,
 }
 

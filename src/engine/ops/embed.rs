@@ -1,5 +1,5 @@
-//! The embedding of the tokens of a step, as ops. Over tensors the ops are recorded; over shapes a
-//! device is asked whether it supports them.
+//! The embedding of the tokens of a step, as ops. With tensors as operands, the ops are recorded;
+//! with tensor shapes, they only serve to ask a device whether it supports them.
 
 use hal::op::{Add, AddPositions, GetRows, Norm, Op};
 use hal::{Batch, HostRows, Operand};

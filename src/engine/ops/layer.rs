@@ -53,7 +53,7 @@ pub(crate) fn residual_norm<T: Operand>(model: &Model, x: &T, by: &Affine<T>, y:
     Norm { eps: model.hyper.residual_eps(), ..norm(model, x, by, y) }.into()
 }
 
-/// `y = norm(x)`, applied separately to every group of as many values as the norm has weights.
+/// `y = norm(x)`, applied separately to every group of values as long as the norm's weight.
 fn norm<T: Operand>(model: &Model, x: &T, norm: &Affine<T>, y: &T) -> Norm<T> {
     Norm {
         x: x.clone(),
@@ -164,7 +164,7 @@ impl<T: Operand> LayerOps<'_, T> {
         ops
     }
 
-    /// Sums the normed outputs of the experts and of the dense block beside them into `y`.
+    /// Sums the normed outputs of the experts and of the parallel dense block into `y`.
     fn join_dense(&self, ops: &mut Vec<Op<T>>) {
         let s = self.scratch;
         let shared = self.frame.shared.as_ref();
@@ -249,8 +249,8 @@ impl<T: Operand> LayerOps<'_, T> {
         }
     }
 
-    /// Computes the shared expert into `y`, or adds it to `y` if `accumulate`. A shared expert with
-    /// norms of its own is computed into `Role::DenseOutput`.
+    /// Computes the shared expert into `y`, or adds it to `y` if `accumulate` is set. A shared
+    /// expert with norms of its own is computed into `Role::DenseOutput`.
     fn shared(&self, ops: &mut Vec<Op<T>>, shared: &SharedExpert<T>, accumulate: bool) {
         let s = self.scratch;
         let n_embd = self.model.hyper.n_embd;
@@ -303,7 +303,7 @@ impl<T: Operand> LayerOps<'_, T> {
         ops.push(self.mode.op(&share, Rows::All, place).into());
     }
 
-    /// Computes the block from the normed `h` into `y`, or adds it to `y` if `accumulate`.
+    /// Computes the block from the normed `h` into `y`, or adds it to `y` if `accumulate` is set.
     fn neurons(&self, ops: &mut Vec<Op<T>>, accumulate: bool) {
         let s = self.scratch;
         let (mut rows, mut absent) = (Rows::All, None);

@@ -26,7 +26,7 @@ pub(crate) enum Memory<T> {
 }
 
 impl<T> Memory<T> {
-    /// The KV cache that the layer attends to: its own or that of an earlier layer; `None` in
+    /// The KV cache that the layer attends to: its own cache or an earlier layer's; `None` in
     /// layers without attention.
     pub(crate) fn kv(&self) -> Option<&KvCache<T>> {
         match self {
@@ -51,7 +51,7 @@ impl<T> Memory<T> {
         }
     }
 
-    /// The tensors to allocate for the layer. An earlier layer's cache is not among them.
+    /// The tensors to allocate for the layer. An earlier layer's cache is not included.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &T> {
         self.own_kv().into_iter().flat_map(|cache| [&cache.k, &cache.v]).chain(self.states())
     }

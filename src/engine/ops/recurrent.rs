@@ -120,7 +120,7 @@ impl<T: Operand> LayerOps<'_, T> {
             ops.push(ShortConvOp { bias: filter.bias.clone(), ..conv }.into());
         }
         ops.push(matmul(&by.dt, &s.h, &dt));
-        // The scan's output reuses the scratch of `x`; the gate reuses that of `x_conv`.
+        // The scan's output reuses the scratch of `x`; the gate reuses the scratch of `x_conv`.
         let (y, free) = (x, x_conv.clone());
         let scan = SsmScan {
             x: x_conv,

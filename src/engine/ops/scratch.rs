@@ -41,7 +41,7 @@ pub(crate) enum Role {
     Key,
     /// Keys or `b` after their convolution.
     KeyConv,
-    /// The columns of keys that RoPE is applied to, one for all heads (MLA).
+    /// The columns of keys that RoPE is applied to, shared by all heads (MLA).
     KeyRope,
     /// Values; the input of a Mamba-2 block's heads.
     Value,
@@ -69,9 +69,9 @@ pub(crate) enum Role {
     LayerGate,
     /// Normed input of a router.
     RouterInput,
-    /// Input of a dense block beside experts.
+    /// Input of a dense block in parallel with experts.
     DenseInput,
-    /// Output of a dense block beside experts.
+    /// Output of a dense block in parallel with experts.
     DenseOutput,
 }
 

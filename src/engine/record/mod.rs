@@ -158,6 +158,19 @@ impl<'a> Recording<'a> {
         placement: &Placement,
         streamed: &[StreamedLayers],
     ) -> Result<Programs> {
+        let layers = self.layer_programs(placement, streamed)?;
+        Ok(Programs { head: self.head()?, ..layers })
+    }
+
+    /// Records the programs of a step without its head.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub(crate) fn layer_programs(
+        &self,
+        placement: &Placement,
+        streamed: &[StreamedLayers],
+    ) -> Result<Programs> {
         let segments = self.segments(placement, streamed)?;
         let mut remotes = Vec::new();
         for (index, layer) in self.loaded.layers.iter().enumerate() {
@@ -165,7 +178,7 @@ impl<'a> Recording<'a> {
             let ladders = layer.remotes.iter().map(|remote| self.remote(index, remote, listed));
             remotes.push(ladders.collect::<Result<_>>()?);
         }
-        Ok(Programs { segments, remotes, head: self.head()? })
+        Ok(Programs { segments, remotes, head: Ladder::default() })
     }
 
     /// Records from the largest rung down, so that the largest workspace is allocated first and
@@ -190,7 +203,8 @@ impl<'a> Recording<'a> {
 
     /// Records the programs over a chunk in the slots of `share`, for the rungs that stream. A
     /// program computes the contribution of the chunk to the output of the block, and writes it to
-    /// y or, if `adds`, adds it to y. With a predictor, only the selected neurons are computed.
+    /// y or, if `adds` is set, adds it to y. With a predictor, only the selected neurons are
+    /// computed.
     pub(crate) fn chunk(
         &self,
         lane: &Lane,

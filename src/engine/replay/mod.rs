@@ -96,8 +96,8 @@ impl StepState<'_> {
         Ok(())
     }
 
-    /// Copies the output of a block from one device to another; if `joins`, adds it to the output
-    /// on the latter.
+    /// Copies the output of a block from device `from` to device `to`; if `joins` is set, adds it
+    /// to the output on `to`.
     pub(crate) fn copy_block_output(&mut self, from: usize, to: usize, joins: bool) -> Result<()> {
         let StepState { lanes, arena, rung, .. } = self;
         let since = arena.timeline.now();

@@ -139,8 +139,9 @@ impl Engine {
                 max_out: self.options.max_out(),
                 max_seqs: self.options.n_seq,
                 // Programs count the neurons of padded tokens too, which would distort the exchange
-                // of neurons.
-                unpadded: self.ready.as_ref().is_some_and(|ready| ready.adapt.is_some()),
+                // of neurons and what a watched step shows.
+                unpadded: self.watching
+                    || self.ready.as_ref().is_some_and(|ready| ready.adapt.is_some()),
             };
             schedule(feeds, &limits, &mut self.arena.takes);
             self.retry_after_losses(&mut |engine| engine.device_step(feeds, interrupt, each))?;
@@ -187,7 +188,11 @@ impl Engine {
     ) -> Result<()> {
         for (index, feed) in feeds.iter_mut().enumerate() {
             if self.arena.takes[index] > 0 {
-                self.catch_up(feed.sequence, interrupt)?;
+                // Tokens that are computed again are not watched.
+                let watching = std::mem::take(&mut self.watching);
+                let caught_up = self.catch_up(feed.sequence, interrupt);
+                self.watching = watching;
+                caught_up?;
             }
         }
         self.arena.clear_facts(self.options.n_seq);
@@ -333,7 +338,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::feed`], and [`hal::Error::DeviceLost`]: the next call continues without the
     /// device and passes the blocks of the interrupted chunk again. A caller that accumulates
-    /// values must do so per call, and discard those of a failed call.
+    /// values must do so per call, and discard the values of a failed call.
     pub fn observe(
         &mut self,
         sequence: &mut Sequence,

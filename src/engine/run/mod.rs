@@ -7,6 +7,7 @@ mod ready;
 mod room;
 mod save;
 mod steps;
+mod watch;
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use placement::{CPU, Forecast, Placement};
 
 use crate::adapt::ExchangeStats;
 use crate::error::{Error, Result};
+use crate::fired::FiredNeurons;
 use crate::ops::ffn::FfnMode;
 use crate::options::EngineOptions;
 use crate::replay::arena::{StepArena, StepSizes};
@@ -41,7 +43,7 @@ pub struct Engine {
     mode: FfnMode,
     /// The latest placement, kept while nothing is loaded.
     placement: Placement,
-    /// As returned by [`Engine::forecast`].
+    /// The forecast of the latest placement, as returned by [`Engine::forecast`].
     forecast: Option<Forecast>,
     /// `None` between the loss of a device and the next step.
     ready: Option<ReadyEngine>,
@@ -51,6 +53,9 @@ pub struct Engine {
     /// The value of `totals` at the last [`Engine::take_stats`].
     taken: StepStats,
     tracer: Option<Tracer>,
+    /// Whether the current step is watched.
+    watching: bool,
+    fired: FiredNeurons,
     /// Cache blocks and state rows of `ready`. Blocks of an older pool are no longer valid.
     pool: Arc<Pool>,
     notice: Notice,
@@ -63,8 +68,8 @@ impl fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Loads `model` onto `devices`, the first of which is the CPU; their names must be unique.
-    /// Places the model by `placement` or, without one, plans a placement within the budgets of the
+    /// Loads `model` onto `devices`. The first device is the CPU, and names must be unique. Places
+    /// the model by `placement` or, without one, plans a placement within the budgets of the
     /// devices. `progress` gets the bytes of weights loaded so far and the total.
     ///
     /// # Errors
@@ -111,6 +116,8 @@ impl Engine {
             totals: StepStats::default(),
             taken: StepStats::default(),
             tracer: None,
+            watching: false,
+            fired: FiredNeurons::default(),
             placement: Placement::all_on(CPU, model.hyper.n_layer),
             forecast: None,
             ready: None,

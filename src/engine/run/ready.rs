@@ -3,6 +3,7 @@
 
 use placement::{Forecast, LayerPlacement, Placement};
 
+use super::watch::Watching;
 use crate::adapt::NeuronExchange;
 use crate::error::Result;
 use crate::load::{LoadedModel, Loader};
@@ -20,6 +21,8 @@ pub(super) struct ReadyEngine {
     pub(super) observers: Option<Observers>,
     /// Exchanges neurons between devices; `None` if that is off.
     pub(super) adapt: Option<NeuronExchange>,
+    /// Counts which neurons fire; `None` until the first watched step.
+    pub(super) watching: Option<Watching>,
 }
 
 /// The tensors of the loaded model; [`hal::Error::Cancelled`] if none is loaded.
@@ -58,7 +61,7 @@ impl ReadyEngine {
         let stepper = Stepper::new(loaded, programs, streams, rungs.len());
         slow.splice(0..0, stepper.slow_ops());
         slow.extend(refused);
-        Ok((ReadyEngine { stepper, observers: None, adapt }, slow))
+        Ok((ReadyEngine { stepper, observers: None, adapt, watching: None }, slow))
     }
 
     /// Exchanges neurons where the gain is clear, and returns the layers whose placement changed.
@@ -79,6 +82,9 @@ impl ReadyEngine {
             }
             let streams = self.stepper.streams.iter_mut().flatten();
             streams.for_each(|stream| stream.place(now.layer, &now.placed, sizing.model));
+            if let Some(Watching::Rows(watch)) = &mut self.watching {
+                watch.exchanged(now.layer);
+            }
             changed.push((now.layer, now.placed));
         }
         Ok(changed)

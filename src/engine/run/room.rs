@@ -1,5 +1,5 @@
-//! Occupancy of the KV cache and of the recurrent states: for a caller that decides which
-//! sequences run, which wait and which are dropped.
+//! Occupancy of the KV cache and of the recurrent states, for a scheduler that decides which
+//! sequences run, wait or are dropped.
 
 use hal::KV_BLOCK;
 
@@ -39,17 +39,17 @@ impl Engine {
         if sequence.cached.is_of(&self.pool) { sequence.cached.n() } else { 0 }
     }
 
-    /// Of the first `n` tokens of `sequence`, those that a fork would still have cached after
-    /// [`Engine::truncate`] to them: all cached ones, but with recurrent layers only those up to a
-    /// checkpoint or up to the current state.
+    /// Number of cached tokens that a fork would have after [`Engine::truncate`] to the first `n`
+    /// tokens of `sequence`. With recurrent layers, only tokens up to a checkpoint or up to the
+    /// current state count.
     #[must_use]
     pub fn n_reusable(&self, sequence: &Sequence, n: usize) -> usize {
         if sequence.cached.is_of(&self.pool) { sequence.cached.n_reusable(n) } else { 0 }
     }
 
-    /// KV blocks that a step needs to take from the free ones to extend `sequence` to `end` tokens:
-    /// new ones, and copies of shared ones that it writes to. [`Engine::step`] refuses a step whose
-    /// feeds together need more than are free.
+    /// Number of free KV blocks that a step needs to extend `sequence` to `end` tokens: new blocks,
+    /// and copies of shared blocks that it writes to. [`Engine::step`] fails if its feeds together
+    /// need more blocks than are free.
     #[must_use]
     pub fn n_missing_blocks(&self, sequence: &Sequence, end: usize) -> usize {
         if sequence.cached.is_of(&self.pool) {
@@ -59,8 +59,8 @@ impl Engine {
         }
     }
 
-    /// KV blocks that hold the first tokens of these sequences, the given number of each. Shared
-    /// blocks count once. `seen` is reused memory.
+    /// Number of KV blocks that hold the given number of first tokens of each sequence. Shared
+    /// blocks count once. `seen` is scratch memory.
     #[must_use]
     pub fn n_distinct_blocks<'a>(
         &self,
@@ -76,9 +76,9 @@ impl Engine {
         seen.iter().filter(|seen| **seen).count()
     }
 
-    /// Gives the state row of a sequence back that will not be fed for a while. Its cache is then
-    /// that of its newest checkpoint, and the tokens after it are forgotten. Without recurrent
-    /// layers a sequence has no such row, and this changes nothing. Returns how many tokens remain.
+    /// Releases the state row of a sequence that will not be fed for a while. The sequence is
+    /// rolled back to its newest checkpoint, and later tokens are forgotten. Does nothing without
+    /// recurrent layers. Returns the number of remaining tokens.
     pub fn park(&mut self, sequence: &mut Sequence) -> usize {
         if !self.pool.is_recurrent() {
             return self.n_cached(sequence);

@@ -19,18 +19,18 @@ use gguf::Hash;
 /// The last byte is the version of the format.
 const MAGIC: &[u8; 8] = b"TCLNSEQ\x01";
 
-/// Length in bytes of the beginning of a saved sequence: magic, fingerprint, two counts. Its tokens
+/// Size in bytes of the header of a saved sequence: magic, fingerprint, two counts. The tokens
 /// follow, four bytes each, little-endian.
 pub const SAVED_HEAD: usize = 24;
 
 const HEADER: usize = SAVED_HEAD;
 
-/// The counts at the beginning of a saved sequence; not yet checked against its length.
+/// The counts in the header of a saved sequence, not yet checked against its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedHead {
     /// Tokens of the sequence.
     pub n_tokens: usize,
-    /// The number of these whose cached data follows.
+    /// Number of tokens whose cached data follows.
     pub n_cached: usize,
 }
 
@@ -122,8 +122,8 @@ impl Engine {
         Ok(sequence)
     }
 
-    /// Parses the beginning of saved bytes, to learn which tokens follow without reading all of
-    /// it. `head` are the first [`SAVED_HEAD`] bytes.
+    /// Parses the header of a saved sequence without reading the rest. `head` has the first
+    /// [`SAVED_HEAD`] bytes.
     ///
     /// # Errors
     /// [`Error::NotRestored`] for bytes of another format or another model.

@@ -18,9 +18,11 @@ use crate::timeline::Tracer;
 impl Engine {
     /// Runs a device step over `self.arena.facts`; the logits are in `self.arena.logits`.
     pub(super) fn run(&mut self, interrupt: &AtomicBool) -> Result<()> {
+        let n_tokens = self.arena.facts.tokens.len();
+        let watched = self.begin_watched(n_tokens)?;
         let Engine { ready, arena, tracer, .. } = self;
         let stepper = &mut ready.as_mut().ok_or(hal::Error::Cancelled)?.stepper;
-        let (n_tokens, split) = (arena.facts.tokens.len(), stepper.is_split());
+        let split = stepper.is_split();
         arena.timeline.begin(tracer.is_some(), split);
         let mut stats = stepper.step(arena, interrupt)?;
         let lanes = stepper.loaded.lanes.iter().enumerate();
@@ -30,6 +32,9 @@ impl Engine {
         let others = split.then_some(&mut others as &mut dyn Iterator<Item = _>);
         stats.waits += arena.timeline.end(n_tokens, others, tracer.as_mut());
         self.add_stats(&stats, n_tokens <= MAX_COUNTED_TOKENS);
+        if watched {
+            self.end_watched(n_tokens)?;
+        }
         self.adapt(n_tokens)
     }
 
@@ -54,8 +59,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Adds the statistics of steps to the totals; those of `small` steps (with counted rows) also
-    /// to the statistics of the hot set.
+    /// Adds the statistics of steps to the totals. Statistics of `small` steps, whose rows are
+    /// counted, are also added to the statistics of the hot set.
     fn add_stats(&mut self, stats: &StepStats, small: bool) {
         self.totals += *stats;
         let adapt = self.ready.as_mut().and_then(|ready| ready.adapt.as_mut());
@@ -100,8 +105,8 @@ impl Engine {
         &self.arena.activity
     }
 
-    /// Passes every completed step from now on to `tracer`. While a tracer is set, all steps are
-    /// timed, which takes a little longer.
+    /// Passes every further completed step to `tracer`. While a tracer is set, all steps are timed,
+    /// which takes a little longer.
     pub fn set_tracer(&mut self, tracer: Option<Tracer>) {
         self.tracer = tracer;
     }

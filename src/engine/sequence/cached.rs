@@ -27,7 +27,7 @@ pub(crate) struct SequenceCache {
     slot: Option<u32>,
     /// Checkpoints, ascending in `n` and never beyond the valid tokens.
     checkpoints: Vec<Checkpoint>,
-    /// Number of the checkpoint to copy into the slot before the next step; `None` if the slot is
+    /// Index of the checkpoint to copy into the slot before the next step; `None` if the slot is
     /// current.
     restore: Option<u32>,
 }
@@ -135,7 +135,7 @@ impl SequenceCache {
         restored.or(self.slot.map(|slot| slot as usize)).filter(|_| self.n > 0)
     }
 
-    /// The rows `(from, to)` to copy before the slot is used; `None` if no checkpoint has to be
+    /// The rows `(from, to)` to copy before the slot is used; `None` if no checkpoint must be
     /// restored.
     pub(crate) fn to_restore(&self) -> Option<(usize, usize)> {
         Some((self.pool.checkpoint_row(self.restore?), self.slot? as usize))
@@ -206,9 +206,8 @@ impl SequenceCache {
         })
     }
 
-    /// Of the first `n` tokens, those that a fork would still have cached after it forgets the
-    /// others: all valid ones, but with recurrent layers only those up to a checkpoint or up to
-    /// the current state.
+    /// Number of valid tokens that a fork would have after truncation to the first `n` tokens. With
+    /// recurrent layers, only tokens up to a checkpoint or up to the current state count.
     pub(crate) fn n_reusable(&self, n: usize) -> usize {
         if !self.pool.is_recurrent() {
             return n.min(self.n);
@@ -218,7 +217,7 @@ impl SequenceCache {
         ends.filter(|end| *end <= n).max().unwrap_or(0)
     }
 
-    /// Gives the state slot back. The state is then that of the newest checkpoint.
+    /// Releases the state slot and rolls back to the newest checkpoint.
     pub(crate) fn release_slot(&mut self) {
         if let Some(slot) = self.slot.take() {
             self.roll_back(self.n);

@@ -1,5 +1,5 @@
-//! Why a device cannot hold or compute a layer, the embedding or the head, in the words of the
-//! device.
+//! Why a device cannot hold or compute a layer, the embedding or the head, with the device's own
+//! reason.
 
 use hal::op::MAX_COUNTED_TOKENS;
 use hal::{DeviceKind, OpDesc, Plan as Answer};

@@ -71,7 +71,7 @@ impl ChunkSize {
     }
 }
 
-/// The operand that a tensor of a chunk is.
+/// The role of a tensor in a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChunkTensor {
     Gate,

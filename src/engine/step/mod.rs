@@ -22,6 +22,11 @@ use counters::DeferredCounters;
 pub(crate) struct Stepper {
     pub(crate) loaded: LoadedModel,
     programs: Programs,
+    /// Programs without a head that also count active rows, for steps of up to
+    /// [`hal::op::MAX_COUNTED_TOKENS`] tokens; `None` if no step is watched, or if `programs` count.
+    pub(crate) counting: Option<Programs>,
+    /// Whether the next step counts active rows.
+    pub(crate) counts_rows: bool,
     /// For each device, the stream of absent weights to it during prefill; `None` if nothing is
     /// streamed to it.
     pub(crate) streams: Vec<Option<Stream>>,
@@ -37,7 +42,14 @@ impl Stepper {
         streams: Vec<Option<Stream>>,
         n_rungs: usize,
     ) -> Stepper {
-        Stepper { loaded, programs, streams, deferred: vec![DeferredCounters::default(); n_rungs] }
+        let deferred = vec![DeferredCounters::default(); n_rungs];
+        Stepper { loaded, programs, counting: None, counts_rows: false, streams, deferred }
+    }
+
+    /// Whether a step of `n_tokens` streams weights to a device, whose active rows are not counted.
+    pub(crate) fn streams_weights(&self, n_tokens: usize) -> bool {
+        let mut legs = self.programs.segments.iter().flat_map(|segment| &segment.legs);
+        legs.any(|(size, _)| *size == n_tokens)
     }
 
     /// Device of the embedding and of the first layers.
@@ -106,10 +118,11 @@ impl Stepper {
         let n = arena.facts.tokens.len();
         let Stepper { loaded: LoadedModel { lanes, layers, head, .. }, programs, streams, .. } =
             self;
-        let mut step =
-            StepState { lanes, layers, remotes: &programs.remotes, arena, interrupt, n, rung };
-        let mut at = programs.segments[0].device;
-        for segment in &programs.segments {
+        let of_layers = self.counting.as_ref().filter(|_| self.counts_rows).unwrap_or(programs);
+        let remotes = &of_layers.remotes[..];
+        let mut step = StepState { lanes, layers, remotes, arena, interrupt, n, rung };
+        let mut at = of_layers.segments[0].device;
+        for segment in &of_layers.segments {
             let device = segment.device;
             step.copy_residual(at, device)?;
             step.copy_per_layer_embeddings(at, device)?;

@@ -81,9 +81,9 @@ struct DistinctChunks {
 }
 
 impl StreamSetup<'_> {
-    /// The stream to `device` for layers whose home it is and, if `takes_cpu`, for layers on the
-    /// CPU, in steps of at least `from` tokens. `None` if no layer can be streamed, or if no step
-    /// has `from` tokens.
+    /// The stream to `device` for layers whose home it is and, if `takes_cpu` is set, for layers on
+    /// the CPU, in steps of at least `from` tokens. `None` if no layer can be streamed, or if no
+    /// step has `from` tokens.
     ///
     /// # Errors
     /// Device errors, such as too little memory for the slots.

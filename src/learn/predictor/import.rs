@@ -26,9 +26,10 @@ fn judged(
     threshold: f32,
 ) -> Result<Evaluation> {
     let mut hidden =
-        seen.x.activations(layer.fc1.desc().format).times(&DenseMatrix::of(&layer.fc1)?);
+        seen.x.activations(layer.fc1.desc().format).times(&DenseMatrix::dequantize(&layer.fc1)?);
     hidden.values.iter_mut().for_each(|v| *v = v.max(0.0));
-    let scores = hidden.activations(layer.fc2.desc().format).times(&DenseMatrix::of(&layer.fc2)?);
+    let scores =
+        hidden.activations(layer.fc2.desc().format).times(&DenseMatrix::dequantize(&layer.fc2)?);
     Ok(judge.by_scores(&scores, threshold))
 }
 
@@ -56,8 +57,9 @@ pub fn requantised(
         if !fewer(&layer.fc1) || !fewer(&layer.fc2) {
             continue;
         }
-        let smaller =
-            |rows: &HostRows| Ok::<_, super::Error>(DenseMatrix::of(rows)?.quantized(format));
+        let smaller = |rows: &HostRows| {
+            Ok::<_, super::Error>(DenseMatrix::dequantize(rows)?.quantized(format))
+        };
         let candidate = Predictor { fc1: smaller(&layer.fc1)?, fc2: smaller(&layer.fc2)? };
         let after = judged(&candidate, &judge, seen, threshold)?;
         let found = after.weighted_recall >= before.weighted_recall - MAX_RECALL_LOSS;

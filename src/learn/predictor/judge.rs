@@ -11,11 +11,11 @@ use super::observations::{Contribution, Observations};
 
 /// Tokens that are evaluated together.
 const TOKENS: usize = 64;
-/// If more than one contribution in this many is skipped, a matrix product is faster than separate
-/// rows.
+/// If more than `1 / MANY` of the contributions are skipped, a matrix product is faster than
+/// separate rows.
 const MANY: usize = 16;
 /// Number of intervals in the first search for a threshold. A second search divides the interval
-/// that contains the result into as many.
+/// that contains the result into this number of intervals.
 const LINES: usize = 64;
 
 /// A layer's tokens, and their products with its down matrix.
@@ -202,7 +202,8 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// For each target error, the largest threshold on `scores` that was found to be within it.
+    /// For each target error, the largest threshold on `scores` that was found to stay within the
+    /// target.
     #[must_use]
     pub(super) fn thresholds(&self, scores: &DenseMatrix, targets: &[f32]) -> Vec<f32> {
         let highest = scores.values.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -96,11 +96,11 @@ impl Block {
     /// [`Error::Read`].
     pub fn of(ffn: &Ffn) -> Result<Block> {
         let test = ffn.gate.as_ref().unwrap_or(&ffn.up);
-        let down = DenseMatrix::of(&ffn.down.w)?;
+        let down = DenseMatrix::dequantize(&ffn.down.w)?;
         let size = |rows: &HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
         Ok(Block {
-            test: DenseMatrix::of(&test.w)?,
-            bias: test.bias.as_ref().map(DenseMatrix::of).transpose()?,
+            test: DenseMatrix::dequantize(&test.w)?,
+            bias: test.bias.as_ref().map(DenseMatrix::dequantize).transpose()?,
             down: if ffn.down_by_neuron { down } else { down.transposed() },
             row_bytes: test.w.row_bytes(),
             n_bytes: ffn.matrices().map(|(_, rows)| size(rows)).sum(),
@@ -143,14 +143,14 @@ impl Formats {
 struct Candidate {
     formats: Formats,
     start: TrainedFactors,
-    /// Bytes read per token: those of the predictor and of the listed rows of gate.
+    /// Bytes read per token: the predictor and the listed rows of gate.
     cost: f64,
 }
 
 /// Scores as computed by the engine, without bias: both matrices and their inputs quantised.
 fn scores(factors: &Factors, formats: Formats, x: &DenseMatrix) -> Result<DenseMatrix> {
-    let fc1 = DenseMatrix::of(&factors.fc1.quantized(formats.0))?;
-    let fc2 = DenseMatrix::of(&factors.fc2.quantized(formats.1))?;
+    let fc1 = DenseMatrix::dequantize(&factors.fc1.quantized(formats.0))?;
+    let fc2 = DenseMatrix::dequantize(&factors.fc2.quantized(formats.1))?;
     let hidden = x.activations(formats.0).times(&fc1);
     Ok(hidden.activations(formats.1).times(&fc2))
 }
@@ -324,7 +324,7 @@ impl<'a> PredictorBuilder<'a> {
     /// The predictor from the gate's signs.
     fn signs(&self) -> Result<LayerPredictor> {
         let scores = |x: &DenseMatrix, w: &DenseMatrix| {
-            let w = DenseMatrix::of(&w.quantized(Format::Q1_0))?;
+            let w = DenseMatrix::dequantize(&w.quantized(Format::Q1_0))?;
             Ok::<_, Error>(x.activations(Format::Q1_0).times(&w))
         };
         let spread = ScoreDistribution::new(&self.tests, &scores(&self.sample, &self.block.test)?);

@@ -29,7 +29,7 @@ impl DenseMatrix {
     ///
     /// # Errors
     /// [`Error::Read`] if they cannot be read.
-    pub(super) fn of(rows: &HostRows) -> Result<DenseMatrix> {
+    pub(super) fn dequantize(rows: &HostRows) -> Result<DenseMatrix> {
         let desc = rows.desc();
         let mut dense = DenseMatrix::new(desc.n_rows, desc.n_cols);
         for (row, to) in dense.values.chunks_exact_mut(desc.n_cols.max(1)).enumerate() {
@@ -153,6 +153,6 @@ mod tests {
         for (a, b) in x.values.iter().zip(&rounded.values) {
             assert!((a - b).abs() <= 31.0 * 0.37 / 254.0 + 1e-6);
         }
-        assert_eq!(DenseMatrix::of(&x.quantized(Format::F32)).unwrap(), x);
+        assert_eq!(DenseMatrix::dequantize(&x.quantized(Format::F32)).unwrap(), x);
     }
 }

@@ -135,8 +135,8 @@ struct Forward {
 impl Forward {
     fn of(trained: &TrainedFactors, formats: Formats, batch: &Batch) -> Result<Forward> {
         let TrainedFactors { factors, bias } = trained;
-        let fc1 = DenseMatrix::of(&factors.fc1.quantized(formats.0))?;
-        let fc2 = DenseMatrix::of(&factors.fc2.quantized(formats.1))?;
+        let fc1 = DenseMatrix::dequantize(&factors.fc1.quantized(formats.0))?;
+        let fc2 = DenseMatrix::dequantize(&factors.fc2.quantized(formats.1))?;
         let hidden = product(batch.x.view(), fc1.view().transpose());
         let mut listed = product(hidden.view(), fc2.view().transpose());
         listed.values.par_chunks_mut(bias.len().max(1)).for_each(|row| {

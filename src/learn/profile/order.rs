@@ -1,8 +1,8 @@
 //! Orders neurons so that those that fire together are adjacent.
 //!
 //! Neurons are sorted by heat (how often they fire) and divided into bands, so that hot neurons
-//! stay together. A band starts with its hottest neuron. Each following neuron is the one whose set
-//! of sampled tokens is most similar to the set of the previous neuron (intersection over union).
+//! stay together. A band starts with its hottest neuron. The next neuron is always the one with the
+//! set of sampled tokens most similar to the set of the previous neuron (intersection over union).
 //! Neurons that fired for no sampled token come last, by heat.
 
 use std::cmp::Reverse;

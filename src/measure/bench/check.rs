@@ -87,12 +87,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn differences_are_scaled_by_the_deviation() {
+    fn differences_are_relative_to_the_rms() {
         let (a, b) = ([3.0, -4.0, 0.0, 1.0], [3.0, -4.0, 0.0, 1.0]);
         let same = Difference { largest: 0.0, n: 2, n_same: 2 };
         assert_eq!(difference(&a, &b, 2), same);
         let found = difference(&a, &[3.0, -3.5, 2.0, 1.0], 2);
-        // The spread of the first position is 5 / sqrt(2), that of the second 1 / sqrt(2).
+        // The spread of the first position is 5 / sqrt(2), the spread of the second 1 / sqrt(2).
         assert_eq!((found.n, found.n_same), (2, 1));
         assert!((found.largest - 2.0 * 2f64.sqrt()).abs() < 1e-12, "{found:?}");
         assert_eq!(difference(&a, &a[..2], 2).largest, f64::INFINITY);

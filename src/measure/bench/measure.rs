@@ -122,7 +122,7 @@ pub fn measure(
     let (prompt, rest) = text.split_at(test.n_prompt);
     let mut run =
         Run { sequences: vec![engine.open()], engine, n_batch: settings.n_batch.max(1), interrupt };
-    let (runs, prompts) = run.all(test, [depth, prompt, rest], settings)?;
+    let (runs, prompts) = run.time_repetitions(test, [depth, prompt, rest], settings)?;
     let neurons = engine.take_stats()?;
     Ok(Measurement { runs, prompts, neurons })
 }
@@ -135,7 +135,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn all(
+    fn time_repetitions(
         &mut self,
         test: Test,
         [depth, prompt, rest]: [&[u32]; 3],

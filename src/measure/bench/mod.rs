@@ -1,9 +1,9 @@
 //! Measures how fast a model runs on real text, and how close that is to the memory bandwidth.
 //!
 //! [`measure`] times one [`Test`] on a loaded engine. [`Traffic`] computes the bytes read per
-//! generated token, and [`read_bandwidth`] what this machine can read, so that a rate can be judged
-//! without another engine. [`difference`] compares the logits of two runs of a model. The command
-//! line parses options, loads the model and formats the output.
+//! generated token, and [`read_bandwidth`] measures the memory bandwidth, so that a rate can be
+//! judged without another engine. [`difference`] compares the logits of two runs of a model. The
+//! command line parses options, loads the model and formats the output.
 
 mod bandwidth;
 mod check;

@@ -30,7 +30,7 @@ const SIZE_OF_CPU: Bytes = Bytes(1 << 30);
 const LEAST: Bytes = Bytes(4 << 20);
 /// One neuron in this many is active.
 const EVERY: usize = 8;
-/// Number of passes, of which the fastest counts, because disturbances only add time. After
+/// Number of passes. The fastest pass is used, because disturbances only add time. After
 /// [`ENOUGH`], two passes are sufficient.
 const PASSES: usize = 5;
 const ENOUGH: Duration = Duration::from_millis(400);

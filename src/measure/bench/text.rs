@@ -1,4 +1,4 @@
-//! The text that a model reads during a test. Active neurons depend on the text, so it has to be
+//! The text that a model reads during a test. Active neurons depend on the text, so it must be
 //! natural language.
 
 use text::tokenizer::{Error, Tokenizer};

@@ -115,7 +115,7 @@ impl Traffic {
 
 impl SkippingFfn {
     /// A block with the matrices `up` (`None` if it is read whole, in a block without gate) and
-    /// `down` as in the file: `[n_embd, n_ff]`, or one row per neuron if `by_neuron`.
+    /// `down` as in the file: `[n_embd, n_ff]`, or one row per neuron if `by_neuron` is set.
     #[must_use]
     pub fn new(up: Option<TensorDesc>, down: TensorDesc, by_neuron: bool) -> SkippingFfn {
         let up = up.map_or(0.0, bytes);

@@ -15,8 +15,8 @@ const MOST: f64 = 0.95;
 const LEAST: f64 = 0.02;
 /// Features per row of gate; a power of four makes the predictor's weights exact in few bits.
 const FAN: usize = 16;
-/// Standard deviation of the noise in a row of gate, which the predictor does not know; that of the
-/// whole row is 1.
+/// Standard deviation of the noise in a row of gate, which the predictor does not know. The whole
+/// row has the standard deviation 1.
 const NOISE: f32 = 0.1;
 /// Bias of the predictor towards firing, in standard deviations.
 const MARGIN: f32 = 0.15;

@@ -1,6 +1,6 @@
 //! Gemma 4: sliding-window and global layers have different head sizes, the last layers share an
-//! earlier layer's KV cache, tokens have per-layer embeddings, and experts run beside a dense
-//! block.
+//! earlier layer's KV cache, tokens have per-layer embeddings, and experts run in parallel with a
+//! dense block.
 
 use hal::op::Scoring;
 

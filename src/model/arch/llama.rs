@@ -41,6 +41,7 @@ pub(super) const LLAMA: ArchSpec = ArchSpec {
     ffn_norm: "ffn_norm",
     output_norm: "output_norm",
     dense_beside_experts: false,
+    rank_softmax: false,
     routing: Routing { input: RouterInput::Ffn, scoring: Scoring::Softmax, renormalise: true },
 };
 

@@ -22,7 +22,11 @@ pub(super) const QWEN2MOE: ArchSpec = ArchSpec {
 };
 
 pub(super) const QWEN3: ArchSpec =
-    ArchSpec { name: "qwen3", models: "Qwen 3", qk_norm: true, ..QWEN2 };
+    ArchSpec { name: "qwen3", models: "Qwen 3", qk_norm: true, rank_softmax: true, ..QWEN2 };
 
-pub(super) const QWEN3MOE: ArchSpec =
-    ArchSpec { name: "qwen3moe", models: "Qwen 3 with experts (30B-A3B, 235B-A22B)", ..QWEN3 };
+pub(super) const QWEN3MOE: ArchSpec = ArchSpec {
+    name: "qwen3moe",
+    models: "Qwen 3 with experts (30B-A3B, 235B-A22B)",
+    rank_softmax: false,
+    ..QWEN3
+};

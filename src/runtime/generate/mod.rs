@@ -50,7 +50,7 @@ impl Default for Settings {
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The model ended its text, or a constraint allows no more.
+    /// The model ended its text, or a constraint allows no more tokens.
     EndOfText,
     /// `n_predict` tokens were generated.
     Length,
@@ -82,7 +82,7 @@ pub struct Report {
     /// Time of the steps after the prompt, context shifts included.
     pub generated: Duration,
     /// Steps after the prompt: one fewer than the generated tokens, since prefill yields the first;
-    /// after an interrupt, as many.
+    /// after an interrupt, the two are equal.
     pub n_steps: usize,
     /// Neuron statistics of the steps after the prompt.
     pub neurons: StepStats,
@@ -158,10 +158,10 @@ impl<'a> Generator<'a> {
         self.resume_with(sequence, prompt, None, emit)
     }
 
-    /// As [`Generator::resume`], within a constraint if there is one.
+    /// As [`Generator::resume`], but limits the tokens by `constraint`, if given.
     ///
     /// # Errors
-    /// [`Error`]. An interrupt is an end, not an error.
+    /// [`Error`]. After an interrupt, the report says [`Ended::Interrupted`] instead.
     pub fn resume_with(
         self,
         sequence: &'a mut Sequence,
@@ -245,7 +245,7 @@ impl std::fmt::Debug for Tokens<'_> {
 }
 
 impl Tokens<'_> {
-    /// Limits the tokens from here on. The text ends where the constraint allows no more.
+    /// Limits all further tokens. The text ends when the constraint allows no more tokens.
     pub fn constrain(&mut self, constraint: Box<dyn Constraint>) {
         self.run.constraint = Some(constraint);
     }

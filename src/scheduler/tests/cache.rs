@@ -9,7 +9,7 @@ fn a_prompt_is_computed_once() {
     let prompt = tokens(80, 1);
     let first = run(&scheduler, request(&prompt, 10));
     assert_eq!(first.report().n_cached, 0);
-    // The last token is always computed.
+    // The last token of a prompt is always computed.
     let second = run(&scheduler, request(&prompt, 10));
     assert_eq!((second.report().n_cached, &second.tokens), (79, &first.tokens));
     let counters = scheduler.status().counters;
@@ -21,7 +21,7 @@ fn a_prompt_is_computed_once() {
 }
 
 #[test]
-fn the_next_turn_of_a_conversation_computes_what_is_new() {
+fn the_next_turn_computes_only_new_tokens() {
     let scheduler = scheduler(512, 2, SchedulerOptions::default());
     let mut conversation = tokens(30, 1);
     let mut computed = 0;
@@ -41,7 +41,7 @@ fn the_next_turn_of_a_conversation_computes_what_is_new() {
 }
 
 #[test]
-fn a_changed_header_costs_what_follows_it() {
+fn tokens_after_a_change_are_computed_again() {
     let scheduler = scheduler(1024, 2, SchedulerOptions::default());
     let original = tokens(100, 1);
     run(&scheduler, request(&original, 4));
@@ -50,7 +50,7 @@ fn a_changed_header_costs_what_follows_it() {
         changed[at] += 1;
         let answer = run(&scheduler, request(&changed, 4));
         assert_eq!(answer.report().n_cached, at, "changed at {at}");
-        // The original is still there.
+        // The original sequence is still cached.
         let again = run(&scheduler, request(&original, 4));
         assert_eq!(again.report().n_cached, 99);
     }
@@ -73,7 +73,7 @@ fn a_prompt_waits_for_the_same_prefix_in_progress() {
 
 #[test]
 fn the_least_recently_used_sequence_is_evicted() {
-    // Eight blocks; each text takes three.
+    // The cache has eight blocks, and each sequence takes three.
     let scheduler = scheduler(256, 1, SchedulerOptions::default());
     let texts: Vec<Vec<u32>> = (0..3).map(|i| tokens(85, i + 1)).collect();
     let cached = |i: usize| run(&scheduler, request(&texts[i], 4)).report().n_cached;
@@ -106,7 +106,7 @@ fn slots_are_saved_restored_and_erased() {
     assert_eq!(scheduler.erase_slot(1).unwrap().n_tokens, 64);
     assert!(matches!(scheduler.erase_slot(1), Err(SlotError::Empty { slot: 1 })));
     assert_eq!(run(&scheduler, request(&prompt, 5)).report().n_cached, 0);
-    // Another run of the program.
+    // A second scheduler stands for another run of the program.
     let other = super::scheduler(512, 2, options);
     assert_eq!(other.restore_slot(0, "one").unwrap().n_tokens, 64);
     let got = run(&other, request(&prompt, 5));

@@ -23,7 +23,7 @@ fn files(folder: &Path) -> Vec<std::path::PathBuf> {
 }
 
 #[test]
-fn evicted_sequences_come_back_from_disk() {
+fn evicted_sequences_are_restored_from_disk() {
     let folder = tempfile::tempdir().unwrap();
     let scheduler = scheduler(256, 1, options(folder.path(), 1 << 30));
     let texts: Vec<Vec<u32>> = (0..4).map(|i| tokens(100, i + 1)).collect();
@@ -42,7 +42,7 @@ fn evicted_sequences_come_back_from_disk() {
 }
 
 #[test]
-fn a_conversation_goes_on_after_a_restart() {
+fn a_conversation_continues_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let mut conversation = tokens(150, 1);
     let mut n_new = 150;
@@ -59,7 +59,7 @@ fn a_conversation_goes_on_after_a_restart() {
 }
 
 #[test]
-fn damaged_and_foreign_files_cost_a_notice() {
+fn damaged_and_foreign_files_cause_a_notice() {
     let folder = tempfile::tempdir().unwrap();
     let text = tokens(100, 1);
     let first = {

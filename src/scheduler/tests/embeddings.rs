@@ -1,4 +1,4 @@
-//! Embeddings beside generations.
+//! Embeddings while generations run.
 
 use std::sync::atomic::AtomicBool;
 
@@ -38,6 +38,7 @@ fn vectors_are_pooled_hidden_states() {
         .map(|i| states.iter().map(|state| state[i]).sum::<f32>() / 45.0)
         .collect();
     close(&embed(Pooling::Mean), &mean);
+    close(&embed(Pooling::None), &states.concat());
     // A generation beside them is the same.
     let expected = run(&scheduler, request(&tokens(9, 2), 60));
     assert_eq!(answer(&long).tokens, expected.tokens);

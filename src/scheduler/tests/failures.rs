@@ -1,6 +1,5 @@
 //! A device that fails.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use engine::{Engine, EngineOptions};
@@ -9,14 +8,12 @@ use placement::Placement;
 use runtime::devices;
 use sim::{SimBackend, SimOptions};
 
-use super::{answer, request, run, tokenizer_of, wait_until};
+use super::{answer, family_model, request, run, tokenizer_of, wait_until};
 use crate::{Ended, Scheduler, SchedulerOptions, SlotPhase};
 
 /// A small model on a simulated device.
 fn simulated() -> (Scheduler, Arc<SimBackend>) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/families/llama-relu.gguf");
-    let file = runtime::file(Some(&path)).unwrap();
-    let model = model::Model::from_file(file, &model::ModelOptions::default()).unwrap();
+    let model = family_model("llama-relu.gguf");
     let backend = SimBackend::new(SimOptions::default());
     let device = Device::new(Arc::clone(&backend) as Arc<dyn Backend>, DeviceId(1), Bytes::MAX);
     let options = EngineOptions { n_ctx: 512, n_ubatch: 16, n_seq: 3, ..Default::default() };
@@ -50,7 +47,7 @@ fn generations_outlive_a_lost_device() {
         let answer = answer(generation);
         assert_eq!((answer.ended(), answer.tokens.len()), (Ended::Length, 90));
     }
-    // The idle sequences were on the lost device.
+    // The idle sequences were lost with the device.
     let again = run(&scheduler, request(&prompt(40, 9), 5));
     assert_eq!(again.report().n_cached, 0);
     assert_eq!(scheduler.status().counters.n_failed, 0);
@@ -68,7 +65,7 @@ fn an_error_fails_the_generation_and_not_the_scheduler() {
     fail_once();
     assert!(answer(&alone).failed.is_some());
     assert_eq!(scheduler.status().counters.n_failed, 1);
-    // Of several in a step, each is tried again alone.
+    // If a step with several generations fails, each generation is retried alone.
     let two: Vec<_> =
         (0..2).map(|_| scheduler.submit(request(&prompt(10, 1), 60)).unwrap()).collect();
     wait_until(&scheduler, "decoding together", |status| {

@@ -16,7 +16,7 @@ fn a_dropped_generation_frees_its_slot() {
         status.slots[0].phase == SlotPhase::Idle && status.counters.n_finished == 1
     });
     assert!(status.counters.generated_tokens < 1900);
-    // Also one that waits.
+    // Dropping a waiting generation removes its request from the queue.
     let _running = scheduler.submit(request(&tokens(20, 2), 1900)).unwrap();
     let waiting = scheduler.submit(request(&tokens(20, 3), 5)).unwrap();
     wait_until(&scheduler, "queued", |status| status.n_queued == 1);
@@ -42,8 +42,38 @@ fn a_full_queue_refuses() {
 }
 
 #[test]
+fn free_slots_take_a_burst_that_is_larger_than_the_queue() {
+    let options = SchedulerOptions { max_queued: 1, ..SchedulerOptions::default() };
+    let scheduler = scheduler(2048, 4, options);
+    for _ in 0..3 {
+        // Faster than the thread can take them.
+        let burst: Vec<_> =
+            (0..5).map(|i| scheduler.submit(request(&tokens(20, i), 40)).unwrap()).collect();
+        let full = scheduler.submit(request(&tokens(20, 9), 3)).unwrap_err();
+        assert_eq!(full, SubmitError::QueueFull { n_queued: 1 });
+        for generation in &burst {
+            assert_eq!(answer(generation).ended(), Ended::Length);
+        }
+    }
+}
+
+#[test]
+fn the_time_of_a_short_prompt_counts_as_prefill() {
+    let scheduler = scheduler(512, 1, SchedulerOptions::default());
+    run(&scheduler, request(&tokens(9, 1), 1));
+    let counters = scheduler.status().counters;
+    assert_eq!(counters.prompt_tokens, 9);
+    assert!(counters.prompt_time > Duration::ZERO, "{counters:?}");
+    assert_eq!(counters.generated_time, Duration::ZERO, "the token came from the prompt");
+    run(&scheduler, request(&tokens(70, 2), 6));
+    let counters = scheduler.status().counters;
+    assert!(counters.generated_time > Duration::ZERO);
+    assert_eq!(counters.n_tokens_max, 75, "the last token is not computed");
+}
+
+#[test]
 fn the_youngest_is_paused_when_blocks_run_out() {
-    // 16 blocks; four texts of 210 tokens need 28.
+    // The cache has 16 blocks; four sequences of 210 tokens need 28.
     let small = scheduler(512, 4, SchedulerOptions::default());
     let large = scheduler(4 * 512, 1, SchedulerOptions::default());
     let prompts: Vec<Vec<u32>> = (0..4).map(|i| tokens(10 + i, i + 1)).collect();
@@ -65,7 +95,7 @@ fn the_youngest_is_paused_when_blocks_run_out() {
 }
 
 #[test]
-fn a_request_larger_than_the_rest_waits_its_turn() {
+fn a_request_larger_than_the_free_blocks_waits() {
     let scheduler = scheduler(256, 2, SchedulerOptions::default());
     let first = scheduler.submit(request(&tokens(150, 1), 60)).unwrap();
     let second = scheduler.submit(request(&tokens(150, 2), 60)).unwrap();
@@ -78,7 +108,7 @@ fn a_request_larger_than_the_rest_waits_its_turn() {
 }
 
 #[test]
-fn a_deadline_ends_a_generation_also_while_it_waits() {
+fn a_deadline_also_ends_a_waiting_generation() {
     let scheduler = scheduler(4096, 1, SchedulerOptions::default());
     let late = |ms| Some(Instant::now() + Duration::from_millis(ms));
     let running = Request { deadline: late(150), ..request(&tokens(5, 1), 4000) };
@@ -104,7 +134,7 @@ fn shutting_down_lets_running_generations_end() {
     let other = super::scheduler(4096, 1, SchedulerOptions::default());
     let cut = other.submit(request(&tokens(5, 1), 4000)).unwrap();
     wait_until(&other, "running", |status| status.slots[0].phase == SlotPhase::Decode);
-    // The last handle.
+    // Dropping the last handle stops the scheduler.
     drop(other);
     let cut = answer(&cut);
     assert!(cut.ended() == Ended::Shutdown && cut.tokens.len() < 4000);

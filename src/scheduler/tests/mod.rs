@@ -8,7 +8,10 @@ mod limits;
 mod random;
 mod recurrent;
 mod texts;
+mod watch;
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,10 +22,10 @@ use text::tokenizer::Tokenizer;
 
 use crate::{Ended, Event, Generation, Report, Request, Scheduler, SchedulerOptions, Status};
 
-/// Longer than any test needs.
+/// Timeout of a test, longer than any test needs.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The built-in model with room for `n_ctx` tokens of `n_seq` sequences.
+/// The built-in model with a context of `n_ctx` tokens for `n_seq` sequences.
 fn built_in(n_ctx: usize, n_seq: usize) -> (Engine, Arc<Tokenizer>) {
     let file = embedded::file().unwrap();
     let opened = Opened::from_file(file, &Computation::default()).unwrap();
@@ -36,7 +39,7 @@ fn scheduler(n_ctx: usize, n_seq: usize, options: SchedulerOptions) -> Scheduler
     Scheduler::start(engine, tokenizer, options).unwrap()
 }
 
-/// Random tokens that name no special ones.
+/// Random tokens, none of them a special token.
 fn tokens(n: usize, seed: usize) -> Vec<u32> {
     (0..n).map(|i| 300 + ((i * i * 7 + 31 * seed + i * seed) % 1500) as u32).collect()
 }
@@ -102,7 +105,7 @@ fn run(scheduler: &Scheduler, request: Request) -> Answer {
     answer(&scheduler.submit(request).unwrap())
 }
 
-/// Waits until the status has the property.
+/// Waits until `holds` returns `true` for the status.
 #[track_caller]
 fn wait_until(scheduler: &Scheduler, what: &str, holds: impl Fn(&Status) -> bool) -> Status {
     let deadline = Instant::now() + LIMIT;
@@ -116,19 +119,25 @@ fn wait_until(scheduler: &Scheduler, what: &str, holds: impl Fn(&Status) -> bool
     }
 }
 
-/// A model of `tests/families/`, and a tokenizer with as many tokens.
+/// A model of `tests/families/`, and a tokenizer whose vocabulary has the same size.
 fn family(name: &str, options: EngineOptions) -> (Engine, Arc<Tokenizer>) {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = root.join("../../tests/families").join(name);
-    let file = runtime::file(Some(&path)).unwrap();
-    let model = model::Model::from_file(file, &model::ModelOptions::default()).unwrap();
-    let model = Arc::new(model);
+    let model = Arc::new(family_model(name));
     let tokenizer = tokenizer_of(&model);
     let engine = runtime::load_quietly(&model, options, devices::cpu(Some(1))).unwrap();
     (engine, tokenizer)
 }
 
-/// A tokenizer with as many tokens as the model.
+/// A model of `tests/families/`, whose files are compressed with gzip.
+fn family_model(name: &str) -> model::Model {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = root.join("../../tests/families").join(format!("{name}.gz"));
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(File::open(path).unwrap()).read_to_end(&mut bytes).unwrap();
+    let file = gguf::File::from_vec(bytes, name).unwrap();
+    model::Model::from_file(file, &model::ModelOptions::default()).unwrap()
+}
+
+/// A tokenizer whose vocabulary has the same size as the model's.
 fn tokenizer_of(model: &model::Model) -> Arc<Tokenizer> {
     let tokens = (0..model.n_vocab()).map(|id| format!("<{id}>").into_bytes()).collect();
     let vocab = text::tokenizer::Vocab {

@@ -1,5 +1,5 @@
-//! Random schedules: requests with common beginnings, cancelled and not, in a small KV cache with
-//! a disk cache. Every text is that of a single run, and nothing is left behind.
+//! Random schedules: requests with common prefixes, some of them cancelled, with a small KV cache
+//! and a disk cache. Every text must equal that of a run alone, and no blocks may leak.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use super::{answers, request, run, scheduler, tokens, wait_until};
 use crate::{Ended, Generation, SchedulerOptions};
 
-/// A prompt of up to three parts, each one of a few, so that beginnings repeat.
+/// A prompt of up to three parts from a small set, so that many prompts have common prefixes.
 fn prompt(rng: &mut ChaCha8Rng) -> Vec<u32> {
     let mut prompt = Vec::new();
     for part in 0..rng.random_range(1..=3) {
@@ -58,7 +58,7 @@ fn random_schedules_give_the_texts_of_single_runs() {
         });
         assert!(n_ended > 3 && status.counters.n_failed == 0, "{n_ended}: {status:?}");
         assert!(status.counters.cached_tokens > 0);
-        // Nothing holds blocks but idle sequences: erasing those by long prompts works.
+        // Only idle sequences hold blocks now, so a long prompt can evict them.
         assert_eq!(run(&scheduler, request(&tokens(310, 99), 9)).ended(), Ended::Length);
     }
 }

@@ -6,7 +6,7 @@ use hal::Bytes;
 use super::{Answer, family, request, run};
 use crate::{Request, Scheduler, SchedulerOptions};
 
-/// A schedule of a recurrent model, and one with the same model that reuses nothing.
+/// A scheduler with a recurrent model, and a scheduler with the same model that reuses no tokens.
 fn both(name: &str, n_checkpoint: usize, options: SchedulerOptions) -> [Scheduler; 2] {
     let engine_options =
         EngineOptions { n_ctx: 256, n_ubatch: 16, n_seq: 2, n_checkpoint, ..Default::default() };
@@ -19,12 +19,13 @@ fn both(name: &str, n_checkpoint: usize, options: SchedulerOptions) -> [Schedule
     [start(options), start(alone)]
 }
 
-/// Tokens of a small vocabulary.
+/// Random tokens of a small vocabulary.
 fn small(n: usize, seed: usize) -> Vec<u32> {
     (0..n).map(|i| 3 + ((i * i + 7 * seed + i * seed) % 70) as u32).collect()
 }
 
-/// Runs on both; the text must be the same. Returns the tokens that were cached.
+/// Runs the prompt on both schedulers and checks that the texts are equal. Returns the number of
+/// cached tokens.
 fn cached(schedulers: &[Scheduler; 2], prompt: &[u32], n: usize) -> (usize, Answer) {
     let [got, expected] = schedulers.each_ref().map(|s| run(s, request(prompt, n)));
     assert_eq!(got.tokens, expected.tokens);
@@ -39,19 +40,20 @@ fn prompts_continue_at_checkpoints() {
         let prompt = small(40, 1);
         let (n, first) = cached(&schedulers, &prompt, 6);
         assert_eq!(n, 0, "{name}");
-        // Before the last token of the prompt.
+        // A checkpoint was made before the last token of the prompt.
         assert_eq!(cached(&schedulers, &prompt, 6).0, 39, "{name}");
-        // The next turn: at the end of the answer, whose last token was not computed.
+        // The next turn reuses the checkpoint at the end of the answer, whose last token was not
+        // computed.
         let turn = [&prompt[..], &first.tokens, &small(9, 2)].concat();
         assert_eq!(cached(&schedulers, &turn, 4).0, 45, "{name}");
-        // A prompt that differs within the first one has no checkpoint.
+        // A prompt that differs before the first checkpoint can reuse nothing.
         let changed = [&prompt[..20], &small(9, 3)].concat();
         assert_eq!(cached(&schedulers, &changed, 4).0, 0, "{name}");
     }
 }
 
 #[test]
-fn long_prompts_have_checkpoints_on_their_way() {
+fn long_prompts_have_intermediate_checkpoints() {
     let options = SchedulerOptions {
         checkpoint_every: 32,
         prefill_piece: Some(16),
@@ -65,14 +67,14 @@ fn long_prompts_have_checkpoints_on_their_way() {
 }
 
 #[test]
-fn idle_states_give_way_when_rows_run_out() {
+fn idle_states_are_evicted_when_rows_run_out() {
     let schedulers = both("qwen35.gguf", 2, SchedulerOptions::default());
     for i in 0..6 {
         let prompt = small(20 + i, i + 1);
         assert_eq!(cached(&schedulers, &prompt, 3).0, 0);
         assert_eq!(cached(&schedulers, &prompt, 3).0, 19 + i, "the latest one is kept");
     }
-    // Both slots are free again after all these.
+    // Both slots are free again.
     let all: Vec<_> =
         (0..4).map(|i| schedulers[0].submit(request(&small(20, i + 9), 30)).unwrap()).collect();
     for (i, generation) in all.iter().enumerate() {
@@ -93,7 +95,7 @@ fn choices_start_from_the_state_after_the_prompt() {
 }
 
 #[test]
-fn a_state_comes_back_from_disk() {
+fn a_recurrent_state_is_restored_from_disk() {
     let folder = tempfile::tempdir().unwrap();
     let disk_cache = Some((folder.path().to_owned(), Bytes(1 << 30)));
     let options = SchedulerOptions { disk_cache, ..SchedulerOptions::default() };

@@ -1,4 +1,4 @@
-//! The text of a generation is that of a single run.
+//! The text of a generation equals that of a run alone.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use text::sample::{Constraint, ConstraintError, TokenMask};
 use super::{answers, built_in, greedy, request, run, scheduler, tokens};
 use crate::{Ended, Event, Request, Scheduler, SchedulerOptions, SubmitError};
 
-/// Requests of many lengths and samplers.
+/// Requests with different lengths and sampling parameters.
 fn varied(i: usize) -> Request {
     let prompt = tokens([3, 16, 17, 40, 75, 9, 33, 20][i % 8] + i / 8, i);
     let temp = [0.0, 0.8, 1.3][i % 3];
@@ -18,7 +18,7 @@ fn varied(i: usize) -> Request {
 }
 
 #[test]
-fn eight_at_once_have_the_texts_of_single_runs() {
+fn eight_concurrent_generations_match_single_runs() {
     let alone = scheduler(128, 1, SchedulerOptions::default());
     let together = scheduler(8 * 128, 4, SchedulerOptions::default());
     let submitted: Vec<_> = (0..8).map(|i| together.submit(varied(i)).unwrap()).collect();
@@ -35,7 +35,7 @@ fn eight_at_once_have_the_texts_of_single_runs() {
 }
 
 #[test]
-fn the_text_is_that_of_the_library() {
+fn the_text_equals_that_of_the_library() {
     let (engine, tokenizer) = built_in(128, 1);
     let mut model = Model::new(engine, Arc::try_unwrap(tokenizer).unwrap());
     let prompt = model.encode("Once upon a time there was a").unwrap();
@@ -56,7 +56,7 @@ fn choices_share_the_prompt_and_have_seeds_of_their_own() {
     let prompt = tokens(50, 1);
     let sampler = |seed| SamplerConfig { temp: 1.5, seed: Some(seed), ..SamplerConfig::default() };
     let one = |seed| Request { sampler: sampler(seed), ..request(&prompt, 12) };
-    // Two slots for three choices.
+    // Run three choices in two slots.
     let several = scheduler(512, 2, SchedulerOptions::default());
     let generation = several.submit(Request { n_choices: 3, ..one(7) }).unwrap();
     let got = answers(&generation, 3);
@@ -69,7 +69,7 @@ fn choices_share_the_prompt_and_have_seeds_of_their_own() {
         assert_eq!(got.report().seed, 7 + i as u32);
     }
     assert_ne!(got[0].tokens, got[1].tokens);
-    // Also without a cache.
+    // The result is the same without prompt caching.
     let several = scheduler(512, 3, SchedulerOptions::default());
     let uncached = Request { n_choices: 3, cache_prompt: false, ..one(7) };
     let again = answers(&several.submit(uncached).unwrap(), 3);
@@ -92,7 +92,7 @@ fn stop_strings_end_the_text_wherever_tokens_are_cut() {
         assert_eq!((got.text.as_str(), got.ended()), (before, Ended::Stop), "{stop:?}");
         assert_eq!(got.report().stopped_by.as_deref(), Some(stop.as_str()));
     }
-    // A beginning of a stop string at the end of the text is text.
+    // The beginning of a stop string at the end of the text belongs to the text.
     let mut almost = request(&prompt, 30);
     let last = whole.text.chars().last().unwrap();
     almost.settings.stops = vec![format!("{last}\u{1}")];
@@ -118,7 +118,7 @@ fn logprobs_are_those_of_the_raw_logits() {
     let of_prompt = of_prompt.unwrap();
     assert_eq!((of_prompt.len(), of_prompt[0].is_none(), of_tokens.len()), (40, true, 5));
     for (id, logprobs) in &of_tokens {
-        // Greedy: the chosen token is the first of the most likely ones.
+        // With greedy sampling, the chosen token is the most likely one.
         assert_eq!((logprobs.top.len(), logprobs.top[0]), (3, (*id, logprobs.chosen)));
         assert!(logprobs.top.windows(2).all(|two| two[0].1 >= two[1].1));
     }
@@ -139,7 +139,7 @@ fn logprobs_are_those_of_the_raw_logits() {
     }
 }
 
-/// Allows one text, token by token.
+/// A constraint that allows exactly one text.
 #[derive(Debug)]
 struct Only {
     text: Vec<u32>,
@@ -167,7 +167,7 @@ impl Constraint for Only {
 }
 
 #[test]
-fn a_constraint_decides_and_ends_the_text() {
+fn a_constraint_limits_tokens_and_ends_the_text() {
     let scheduler = scheduler(256, 2, SchedulerOptions::default());
     let n_vocab = scheduler.tokenizer().n_vocab();
     let only = |text: &[u32]| -> Box<dyn Constraint> {
@@ -186,7 +186,7 @@ fn a_constraint_decides_and_ends_the_text() {
 }
 
 #[test]
-fn a_sink_receives_what_a_generation_does() {
+fn a_sink_receives_the_events_of_a_generation() {
     let scheduler = scheduler(256, 1, SchedulerOptions::default());
     let expected = run(&scheduler, request(&tokens(9, 2), 8));
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -207,7 +207,7 @@ fn a_sink_receives_what_a_generation_does() {
     let report = done.recv_timeout(super::LIMIT).unwrap();
     assert_eq!(*seen.lock().unwrap(), expected.tokens);
     assert_eq!((report.n_cached, ticket.number()), (8, 2));
-    // One that has enough after three tokens.
+    // This sink cancels the request after three tokens.
     let (sender, done) = std::sync::mpsc::channel();
     let mut n = 0;
     let sink = move |update: crate::Update| match update.event {

@@ -1,11 +1,11 @@
-//! Anthropic's requests become conversations for the chat template.
+//! Converts Anthropic's requests to conversations for the chat template.
 
 use serde_json::{Map, Value, json};
 use text::chat::{CallFormat, Message};
 
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, is_empty};
-use crate::messages::{self, Talk};
+use crate::messages::{self, ChatRequest};
 use crate::params::Params;
 use crate::served::Served;
 use crate::state::App;
@@ -14,8 +14,8 @@ use crate::tools::Tools;
 /// Reads messages, system prompt and thinking.
 ///
 /// # Errors
-/// 400 for an invalid message, or a content that this model cannot read.
-pub(crate) fn conversation(fields: &mut Fields, format: CallFormat) -> Result<Talk> {
+/// 400 for an invalid message, or content that this model cannot read.
+pub(crate) fn conversation(fields: &mut Fields, format: CallFormat) -> Result<ChatRequest> {
     let tools = Tools::anthropic(fields, format)?;
     let mut list = Vec::new();
     if let Some(system) = fields.take("system") {
@@ -36,27 +36,32 @@ pub(crate) fn conversation(fields: &mut Fields, format: CallFormat) -> Result<Ta
             Some("disabled") => false,
             _ => return Err(ApiError::field("thinking.type", "must be enabled or disabled")),
         };
-        // The model's template turns reasoning on and off; a number of tokens is a wish that
-        // models do not know.
+        // The template turns reasoning on or off. Models do not support a token budget for
+        // reasoning.
         thinking.ignore(&["budget_tokens", "display"]);
         variables.insert("enable_thinking".to_owned(), on.into());
     }
-    let mut talk =
-        Talk { messages: list, tools, variables, add_generation_prompt: true, ..Talk::default() };
+    let mut talk = ChatRequest {
+        messages: list,
+        tools,
+        variables,
+        add_generation_prompt: true,
+        ..ChatRequest::default()
+    };
     talk.take_prefill()?;
     Ok(talk)
 }
 
-/// The shared parameters, and the names that were not read.
+/// The shared parameters, and the names of unknown fields.
 pub(crate) struct Read {
     pub(crate) shared: Params,
     pub(crate) unknown: Vec<String>,
 }
 
-/// Reads the shared parameters from the rest of the fields.
+/// Reads the shared parameters from the remaining fields.
 ///
 /// # Errors
-/// 400 for an invalid field or one that cannot act.
+/// 400 for an invalid or unsupported field.
 pub(crate) fn params(
     mut fields: Fields,
     app: &App,
@@ -64,12 +69,12 @@ pub(crate) fn params(
     stops: &[String],
 ) -> Result<Read> {
     let tier = |value: &Value| matches!(value.as_str(), Some("auto" | "standard_only"));
-    fields.refuse("service_tier", "there is one tier", tier)?;
+    fields.refuse("service_tier", "this server has only one tier", tier)?;
     for name in ["container", "mcp_servers", "context_management", "output_config", "output_format"]
     {
-        fields.refuse(name, "this server does not have it", is_empty)?;
+        fields.refuse(name, "this server does not implement it", is_empty)?;
     }
-    // A hint for the provider's cache, as in the blocks; prefixes are always cached here.
+    // A hint for the provider's prompt cache. This server always caches prefixes.
     fields.ignore(&["cache_control"]);
     if !stops.is_empty() {
         fields.merge([("stop".to_owned(), json!(stops))].into_iter().collect());
@@ -81,7 +86,7 @@ pub(crate) fn params(
     Ok(Read { shared, unknown })
 }
 
-/// One message may become several: results of tools are messages of their own.
+/// Converts a message. It may become several, because each tool result is a separate message.
 fn message(value: Value, at: &str, list: &mut Vec<Message>) -> Result<()> {
     let role = value.get("role").and_then(Value::as_str);
     let Some(role @ ("user" | "assistant" | "system")) = role else {
@@ -101,7 +106,7 @@ fn message(value: Value, at: &str, list: &mut Vec<Message>) -> Result<()> {
     Ok(())
 }
 
-/// A message that blocks are added to.
+/// A message to which content blocks are added.
 struct Open<'a> {
     role: &'a str,
     texts: Vec<String>,
@@ -139,7 +144,7 @@ impl Open<'_> {
                 message.more.insert("tool_call_id".to_owned(), id.into());
                 list.push(message);
             }
-            // Images and documents, by name.
+            // Other blocks, such as images and documents: the error names the type.
             _ => self.texts.push(messages::text(Value::Array(vec![block]), at)?),
         }
         Ok(())
@@ -159,13 +164,13 @@ impl Open<'_> {
 mod tests {
     use super::*;
 
-    fn read(value: Value) -> Result<Talk> {
+    fn read(value: Value) -> Result<ChatRequest> {
         let mut fields = Fields::parse(value.to_string().as_bytes()).unwrap();
         conversation(&mut fields, CallFormat::Hermes)
     }
 
     #[test]
-    fn results_of_tools_become_messages_of_their_own() {
+    fn tool_results_become_separate_messages() {
         let talk = read(json!({
             "system": [{ "type": "text", "text": "Be brief." }],
             "messages": [

@@ -1,11 +1,11 @@
-//! Anthropic's answers: a message of blocks, whole or as events.
+//! Writes Anthropic's answers: a message of content blocks, whole or as a stream of events.
 
 use scheduler::Ended;
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, Result};
 use crate::reply::{Call, Parts, Piece, Reply};
-use crate::stream::{Events, Left};
+use crate::stream::{Disconnected, Events};
 use crate::work::{Outcome, Update, Work};
 
 /// An answer.
@@ -14,20 +14,20 @@ pub(super) struct Answer {
     id: String,
     model: String,
     n_prompt: usize,
-    /// The client's own stop strings, which the answer names.
+    /// The client's stop strings. Only these are reported in `stop_sequence`.
     stops: Vec<String>,
     has_calls: bool,
-    /// Blocks of a stream that have begun, and the content of the last one.
+    /// Number of blocks of the stream that have begun.
     n_blocks: usize,
     open: Option<BlockContent>,
 }
 
-/// What a block consists of.
+/// The content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BlockContent {
     Text,
     Thinking,
-    /// The call of this number.
+    /// The tool call with this index.
     Call(usize),
 }
 
@@ -59,7 +59,7 @@ impl Answer {
     fn stop(&self, outcome: &Outcome) -> (Option<&'static str>, Option<String>) {
         let stop = outcome.stopped_by.clone().filter(|stop| self.stops.contains(stop));
         let reason = match outcome.ended {
-            Ended::Length | Ended::Deadline => "max_tokens",
+            Ended::Length | Ended::TimeLimit | Ended::Deadline => "max_tokens",
             Ended::ContextFull => "model_context_window_exceeded",
             Ended::Stop if stop.is_some() => "stop_sequence",
             _ if self.has_calls => "tool_use",
@@ -72,7 +72,7 @@ impl Answer {
         (Some(reason), stop)
     }
 
-    /// The whole answer.
+    /// The complete answer.
     ///
     /// # Errors
     /// Errors that end the generation.
@@ -99,7 +99,7 @@ impl Answer {
         events: Events,
         mut work: Work,
         mut reply: Reply,
-    ) -> std::result::Result<(), Left> {
+    ) -> std::result::Result<(), Disconnected> {
         while let Some((_, update)) = events.wait(work.next()).await? {
             match update {
                 Update::Started { n_cached } => {
@@ -126,8 +126,12 @@ impl Answer {
         Ok(())
     }
 
-    /// Sends a piece, in a new block if it belongs to another one than the piece before.
-    async fn piece(&mut self, events: &Events, piece: Piece) -> std::result::Result<(), Left> {
+    /// Sends a piece. Begins a new block if the open block has another kind of content.
+    async fn piece(
+        &mut self,
+        events: &Events,
+        piece: Piece,
+    ) -> std::result::Result<(), Disconnected> {
         let delta = match piece {
             Piece::Answer(text) => {
                 self.open(events, BlockContent::Text, text_block("")).await?;
@@ -150,13 +154,13 @@ impl Answer {
         send(events, "content_block_delta", json!({ "index": index, "delta": delta })).await
     }
 
-    /// Begins a block of this content, unless it is open.
+    /// Begins a block with this content, unless such a block is open.
     async fn open(
         &mut self,
         events: &Events,
         content: BlockContent,
         block: Value,
-    ) -> std::result::Result<(), Left> {
+    ) -> std::result::Result<(), Disconnected> {
         if self.open == Some(content) {
             return Ok(());
         }
@@ -168,7 +172,7 @@ impl Answer {
     }
 
     /// Ends the open block.
-    async fn close(&mut self, events: &Events) -> std::result::Result<(), Left> {
+    async fn close(&mut self, events: &Events) -> std::result::Result<(), Disconnected> {
         if self.open.take().is_none() {
             return Ok(());
         }
@@ -180,7 +184,7 @@ impl Answer {
         &mut self,
         events: &Events,
         outcome: &Outcome,
-    ) -> std::result::Result<(), Left> {
+    ) -> std::result::Result<(), Disconnected> {
         if self.n_blocks == 0 {
             self.open(events, BlockContent::Text, text_block("")).await?;
         }
@@ -198,7 +202,7 @@ impl Answer {
     }
 }
 
-/// The blocks of a whole answer, at least one.
+/// The content blocks of a complete answer, at least one.
 fn content(parts: &Parts) -> Value {
     let Parts { answer, reasoning, calls } = parts;
     let mut blocks = Vec::new();
@@ -219,12 +223,13 @@ fn text_block(text: &str) -> Value {
     json!({ "type": "text", "text": text })
 }
 
-/// Signatures prove to Anthropic that reasoning is unchanged; there are none here.
+/// Anthropic uses signatures to verify that reasoning is unchanged. This server has none, so the
+/// field is empty.
 fn thinking_block(text: &str) -> Value {
     json!({ "type": "thinking", "thinking": text, "signature": "" })
 }
 
-async fn send(events: &Events, name: &str, data: Value) -> std::result::Result<(), Left> {
+async fn send(events: &Events, name: &str, data: Value) -> std::result::Result<(), Disconnected> {
     let mut event = json!({ "type": name });
     if let (Some(event), Value::Object(data)) = (event.as_object_mut(), data) {
         event.extend(data);

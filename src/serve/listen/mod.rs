@@ -1,4 +1,4 @@
-//! Listening, serving connections, and stopping.
+//! Listens, serves connections, and shuts down.
 
 mod tcp;
 mod tls;
@@ -23,9 +23,9 @@ use tower::ServiceExt;
 use crate::config::{Address, Config};
 pub(crate) use tls::Tls;
 
-/// Time for the head of a request, and for a TLS handshake.
+/// Time limit for receiving a request's headers, and for a TLS handshake.
 const HEAD: Duration = Duration::from_secs(30);
-/// Pause after the system refuses a connection, for example for lack of file handles.
+/// Pause after accepting a connection failed, for example because no file handles are left.
 const REFUSED: Duration = Duration::from_millis(50);
 
 /// A listening socket, or several for a host with several addresses.
@@ -39,7 +39,7 @@ impl Listener {
     /// Starts to listen.
     ///
     /// # Errors
-    /// The system's: a port in use, a name without an address.
+    /// The system's error, such as a port in use or a name without an address.
     pub(crate) fn bind(address: &Address) -> io::Result<Listener> {
         match address {
             Address::Tcp { host, port } => tcp::bind(host, *port).map(Listener::Tcp),
@@ -53,7 +53,7 @@ impl Listener {
         }
     }
 
-    /// Where it listens, as URLs.
+    /// The URLs of the listening sockets.
     pub(crate) fn urls(&self, tls: bool) -> Vec<String> {
         let scheme = if tls { "https" } else { "http" };
         match self {
@@ -78,10 +78,10 @@ impl Listener {
     }
 }
 
-/// Serves connections until `stop` becomes true; then lets open requests end for the grace.
+/// Serves connections until `stop` becomes true. Open requests then get the grace period to finish.
 ///
 /// # Errors
-/// The system's, for sockets that cannot be used.
+/// The system's error for a socket that cannot be used.
 pub(crate) async fn serve(
     listener: Listener,
     tls: Option<Tls>,
@@ -114,8 +114,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Accepts connections by `accept` until the server stops. At the limit of open connections,
-    /// further ones wait.
+    /// Accepts connections with `accept` until the server stops. At the limit of open connections,
+    /// further connections wait.
     async fn accept_all<S>(&mut self, mut accept: impl AsyncFnMut() -> io::Result<S>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -154,7 +154,7 @@ impl Server {
         }
     }
 
-    /// Waits for open connections; ends them after the grace.
+    /// Waits for open connections to finish, and closes the remaining ones after the grace period.
     async fn finish(mut self, grace: Duration) {
         let all = async { while self.connections.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(grace, all).await;
@@ -172,12 +172,13 @@ where
         async move { router.oneshot(request.map(Body::new)).await }
     });
     let mut http = http1::Builder::new();
-    // As llama-server writes them: some of its clients look names up case-sensitively.
+    // Write header names in title case like llama-server, because some clients compare them
+    // case-sensitively.
     http.timer(TokioTimer::new()).header_read_timeout(HEAD).title_case_headers(true);
     let connection = http.serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
-        // Errors are those of the client or of its network.
+        // Ignore the error: the client or its network caused it.
         _ = connection.as_mut() => return,
         _ = stop.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
     }

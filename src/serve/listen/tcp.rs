@@ -12,7 +12,8 @@ pub(super) fn bind(hosts: &str, port: u16) -> io::Result<Vec<TcpListener>> {
     for host in hosts.split(',').map(str::trim).filter(|host| !host.is_empty()) {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let addresses: Vec<_> = (host, port).to_socket_addrs()?.collect();
-        // A name such as `localhost` has several addresses; one of them is enough.
+        // A name such as `localhost` may have several addresses. Listening on one of them is
+        // enough.
         let listener = TcpListener::bind(addresses.as_slice())?;
         listener.set_nonblocking(true)?;
         all.push(listener);
@@ -48,7 +49,7 @@ pub(super) async fn serve(
     let accept = async || {
         let stream = receiver.recv().await;
         let stream = stream.unwrap_or_else(|| Err(io::ErrorKind::BrokenPipe.into()))?;
-        // Events are small and must not wait for each other.
+        // Disable Nagle's algorithm, which would delay small events.
         stream.set_nodelay(true)?;
         Ok(stream)
     };

@@ -1,4 +1,4 @@
-//! TLS by rustls, with ring's cryptography.
+//! TLS with rustls and ring.
 
 use std::io;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ impl Tls {
     /// Reads certificate and key.
     ///
     /// # Errors
-    /// [`Error::Tls`] with the file.
+    /// [`Error::Tls`] with the name of the file.
     pub(crate) fn load(files: &TlsFiles) -> Result<Tls, Error> {
         let TlsFiles { certificate, key } = files;
         let bad = |file: &std::path::Path, reason: String| Error::Tls {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::Server;
 
-/// A bound socket, whose file is removed at the end.
+/// A bound socket. Dropping it removes the socket's file.
 #[derive(Debug)]
 pub(crate) struct Bound {
     listener: Option<UnixListener>,
@@ -44,7 +44,7 @@ impl Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        // Nothing can be done about a file that somebody else removed.
+        // Ignore the error: another process may have removed the file.
         let _ = fs::remove_file(&self.path);
     }
 }

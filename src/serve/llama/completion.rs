@@ -1,10 +1,10 @@
-//! `/completion`: llama-server's own form of a text completion.
+//! `/completion`: llama-server's native completion endpoint.
 
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use scheduler::Ended;
+use scheduler::{Ended, TokenEvent};
 use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, Result};
@@ -14,17 +14,19 @@ use crate::params::{MOST_PROBS, Params};
 use crate::prompts::{self, Prompts};
 use crate::served::Served;
 use crate::state::App;
-use crate::stream::{self, Events, Left};
+use crate::stream::{self, Disconnected, Events};
 use crate::work::{Outcome, Task, Update, Work};
 use crate::{json, limits, log};
 
-/// What a request wants besides the shared parameters.
-struct Wish {
+/// The parsed request: the shared parameters, and the fields of this endpoint.
+struct ParsedRequest {
     params: Params,
     prompts: Prompts,
     n_probs: usize,
+    /// Probabilities are those of the distribution that a token was drawn from.
+    post_sampling: bool,
     return_tokens: bool,
-    /// Members to return; empty for all.
+    /// Members of the response to return; empty for all.
     response_fields: Vec<String>,
     model: String,
 }
@@ -36,7 +38,7 @@ pub(crate) async fn complete(State(app): State<App>, request: Request) -> Result
     respond(app, served, fields, None).await
 }
 
-/// Answers with these fields; `prompt` replaces theirs.
+/// Answers a request with these fields. If `prompt` is given, it replaces the `prompt` field.
 ///
 /// # Errors
 /// 400 for an invalid field.
@@ -46,18 +48,18 @@ pub(crate) async fn respond(
     fields: Fields,
     prompt: Option<Vec<u32>>,
 ) -> Result<Response> {
-    let (wish, tasks) = {
+    let (parsed, tasks) = {
         let (app, served) = (app.clone(), served.clone());
         limits::blocking(move || prepare(fields, prompt, &app, &served)).await?
     };
-    let choices = vec![Choice::default(); tasks.len() * wish.params.n];
-    let work = Work::submit(&app, &served, &wish.params, tasks)?;
-    if wish.params.stream {
-        let keep_alive = wish.params.keep_alive;
-        let text = Completion { wish, served };
+    let choices = vec![Choice::default(); tasks.len() * parsed.params.n];
+    let work = Work::submit(&app, &served, &parsed.params, tasks)?;
+    if parsed.params.stream {
+        let keep_alive = parsed.params.keep_alive;
+        let text = Completion { parsed, served };
         return Ok(stream::response(keep_alive, |events| text.stream(events, work, choices)));
     }
-    let completion = Completion { wish, served };
+    let completion = Completion { parsed, served };
     Ok(json::answer(&completion.whole(work, choices).await?))
 }
 
@@ -66,7 +68,7 @@ fn prepare(
     prompt: Option<Vec<u32>>,
     app: &App,
     served: &Served,
-) -> Result<(Wish, Vec<Task>)> {
+) -> Result<(ParsedRequest, Vec<Task>)> {
     let given = fields.take("prompt");
     let prompts = match prompt {
         Some(ids) => Prompts { ids: vec![ids], is_list: false },
@@ -74,32 +76,34 @@ fn prepare(
     };
     let n_probs = fields.count("n_probs", MOST_PROBS)?;
     let logprobs = fields.count("logprobs", MOST_PROBS)?;
-    let wish = Wish {
+    let parsed = ParsedRequest {
         prompts,
         n_probs: n_probs.or(logprobs).unwrap_or(0),
+        post_sampling: fields.bool("post_sampling_probs")?.unwrap_or(false),
         return_tokens: fields.bool("return_tokens")?.unwrap_or(false),
         response_fields: fields.strings("response_fields")?.unwrap_or_default(),
         params: Params::read(&mut fields, served, &app.config.limits)?,
         model: app.model_id(served).to_owned(),
     };
     log::unknown_fields(&app.config.log, "completion", &fields.unknown());
-    if wish.params.stream && wish.prompts.is_list && wish.prompts.ids.len() > 1 {
+    if parsed.params.stream && parsed.prompts.is_list && parsed.prompts.ids.len() > 1 {
         return Err(ApiError::field("stream", "takes one prompt"));
     }
-    let Params { n, structure, .. } = &wish.params;
+    let Params { n, structure, .. } = &parsed.params;
     let task = |prompt: &Vec<u32>| -> Result<Task> {
         Ok(Task {
             prompt: prompt.clone(),
-            n_logprobs: (wish.n_probs > 0).then_some(wish.n_probs),
+            n_logprobs: (parsed.n_probs > 0).then_some(parsed.n_probs),
+            post_sampling: parsed.post_sampling,
             constraints: served.constraints(structure.as_ref(), *n, None)?,
             ..Task::default()
         })
     };
-    let tasks = wish.prompts.ids.iter().map(task).collect::<Result<_>>()?;
-    Ok((wish, tasks))
+    let tasks = parsed.prompts.ids.iter().map(task).collect::<Result<_>>()?;
+    Ok((parsed, tasks))
 }
 
-/// One choice of an answer.
+/// One choice of a response.
 #[derive(Clone, Debug, Default)]
 struct Choice {
     content: String,
@@ -109,7 +113,7 @@ struct Choice {
 }
 
 struct Completion {
-    wish: Wish,
+    parsed: ParsedRequest,
     served: Arc<Served>,
 }
 
@@ -122,7 +126,7 @@ impl Completion {
                 Update::Token(token) => {
                     choice.content += &token.text;
                     choice.tokens.extend(token.id);
-                    choice.probabilities.extend(logprobs::llama(&token, &self.served));
+                    choice.probabilities.extend(self.probability(&token));
                 }
                 Update::Done(outcome) => {
                     choice.has_new_line = choice.content.contains('\n');
@@ -132,7 +136,7 @@ impl Completion {
                 Update::Started { .. } | Update::Prefill(_) | Update::Prompt(_) => {}
             }
         }
-        let is_list = self.wish.prompts.is_list || bodies.len() > 1;
+        let is_list = self.parsed.prompts.is_list || bodies.len() > 1;
         Ok(if is_list { bodies.into() } else { bodies.pop().unwrap_or_default() })
     }
 
@@ -141,7 +145,7 @@ impl Completion {
         events: Events,
         mut work: Work,
         mut choices: Vec<Choice>,
-    ) -> std::result::Result<(), Left> {
+    ) -> std::result::Result<(), Disconnected> {
         while let Some((index, update)) = events.wait(work.next()).await? {
             let choice = &mut choices[index];
             match update {
@@ -149,15 +153,15 @@ impl Completion {
                     choice.has_new_line |= token.text.contains('\n');
                     choice.content += &token.text;
                     choice.tokens.extend(token.id);
-                    choice.probabilities.extend(logprobs::llama(&token, &self.served));
+                    choice.probabilities.extend(self.probability(&token));
                     if !token.text.is_empty() {
                         events.data(&self.part(index, choice, &work)).await?;
                     }
                 }
-                Update::Prefill(progress) if self.wish.params.return_progress => {
+                Update::Prefill(progress) if self.parsed.params.return_progress => {
                     let mut part = self.part(index, choice, &work);
                     part["prompt_progress"] = progress.json();
-                    if self.wish.params.timings_per_token {
+                    if self.parsed.params.timings_per_token {
                         part["timings"] = progress.timings().json();
                     }
                     events.data(&part).await?;
@@ -172,6 +176,15 @@ impl Completion {
         Ok(())
     }
 
+    /// The element of `completion_probabilities` for a token, if they are requested.
+    fn probability(&self, token: &TokenEvent) -> Option<Value> {
+        if self.parsed.post_sampling {
+            logprobs::llama_after_sampling(token, &self.served)
+        } else {
+            logprobs::llama(token, &self.served)
+        }
+    }
+
     /// A part of a stream: what has come since the part before.
     fn part(&self, index: usize, choice: &mut Choice, work: &Work) -> Value {
         let taken = std::mem::take(choice);
@@ -179,36 +192,37 @@ impl Completion {
         let mut part = json!({
             "index": index, "content": taken.content, "tokens": taken.tokens, "stop": false,
         });
-        if self.wish.n_probs > 0 {
+        if self.parsed.n_probs > 0 {
             part["completion_probabilities"] = taken.probabilities.into();
         }
-        if self.wish.params.timings_per_token {
+        if self.parsed.params.timings_per_token {
             part["timings"] = work.timings(index).json();
         }
         part
     }
 
-    /// The whole answer, or the last part of a stream.
+    /// The complete response, or the last chunk of a stream.
     fn last(&self, index: usize, choice: &Choice, outcome: &Outcome, whole: bool) -> Value {
-        let Completion { wish, served } = self;
-        let ids = &wish.prompts.ids[index / wish.params.n];
-        let mut settings = wish.params.report(wish.n_probs, &served.tokenizer);
+        let Completion { parsed, served } = self;
+        let ids = &parsed.prompts.ids[index / parsed.params.n];
+        let mut settings = parsed.params.report(parsed.n_probs, &served.tokenizer);
         settings["seed"] = outcome.seed.into();
         settings["n_ctx"] = served.facts.n_ctx.into();
-        let all_tokens = whole && wish.return_tokens;
+        settings["post_sampling_probs"] = parsed.post_sampling.into();
+        let all_tokens = whole && parsed.return_tokens;
         let stop_type = match outcome.ended {
             Ended::EndOfText | Ended::Complete => "eos",
             Ended::Stop => "word",
-            Ended::Length | Ended::ContextFull | Ended::Deadline => "limit",
+            Ended::Length | Ended::TimeLimit | Ended::ContextFull | Ended::Deadline => "limit",
             Ended::Cancelled | Ended::Shutdown => "none",
         };
         let mut body = json!({
             "index": index,
             "content": if whole { choice.content.as_str() } else { "" },
             "tokens": if all_tokens { choice.tokens.as_slice() } else { &[] },
-            "id_slot": wish.params.slot,
+            "id_slot": parsed.params.slot,
             "stop": true,
-            "model": wish.model,
+            "model": parsed.model,
             "tokens_predicted": outcome.n_generated,
             "tokens_evaluated": outcome.n_prompt,
             "generation_settings": settings,
@@ -220,14 +234,15 @@ impl Completion {
             "tokens_cached": outcome.n_prompt + outcome.n_generated.saturating_sub(1),
             "timings": outcome.timings.json(),
         });
-        if wish.n_probs > 0 && !choice.probabilities.is_empty() {
+        if parsed.n_probs > 0 && !choice.probabilities.is_empty() {
             body["completion_probabilities"] = choice.probabilities.clone().into();
         }
-        if wish.response_fields.is_empty() { body } else { only(&body, &wish.response_fields) }
+        if parsed.response_fields.is_empty() { body } else { only(&body, &parsed.response_fields) }
     }
 }
 
-/// These members of `body`; `a/b` is the member `b` of `a`, under that name.
+/// The members of `body` with these names. `a/b` is the member `b` of `a`, and is returned as
+/// `a/b`.
 fn only(body: &Value, names: &[String]) -> Value {
     let member = |name: &String| {
         let value = body.pointer(&format!("/{name}"))?;

@@ -1,4 +1,4 @@
-//! `/infill`: fills a gap between two texts, for models with tokens for that.
+//! `/infill`: fills a gap between two texts, for models with fill-in-the-middle tokens.
 
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -11,15 +11,15 @@ use crate::limits;
 use crate::served::Served;
 use crate::state::App;
 
-/// Bytes of the texts around a gap, and of the files before it.
+/// Maximum size of the texts around a gap and of the other files together, in bytes.
 const MOST_BYTES: usize = 8 << 20;
 
-/// A gap and its surroundings.
+/// A gap and the texts around it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gap {
     pub(crate) prefix: String,
     pub(crate) suffix: String,
-    /// The beginning of the text in the gap.
+    /// Beginning of the text in the gap, which the model continues.
     pub(crate) middle: String,
     /// Names and texts of other files.
     pub(crate) files: Vec<(String, String)>,
@@ -46,8 +46,9 @@ impl Gap {
         Ok(Gap { prefix, suffix, middle, files })
     }
 
-    /// The prompt: other files, prefix, suffix, and the beginning of the text in the gap, after
-    /// the tokens for each, as llama-server builds it.
+    /// The prompt: other files, start token, prefix and the beginning of the text in the gap, and
+    /// suffix, after the tokens for each, as llama-server builds it; the answer follows the token
+    /// for the gap.
     ///
     /// # Errors
     /// 501 for a model without these tokens.
@@ -63,12 +64,12 @@ impl Gap {
         if bytes + self.prefix.len() + self.suffix.len() > MOST_BYTES {
             return Err(ApiError::invalid(format!("the texts have more than {MOST_BYTES} bytes")));
         }
-        let encode = |text: &str| {
-            let ids = tokenizer.encode(text, false, false);
+        let tokens = |text: &str, special: bool| {
+            let ids = tokenizer.encode(text, false, special);
             ids.map_err(|e| ApiError::invalid(format!("the texts cannot be tokenized: {e}")))
         };
+        let encode = |text: &str| tokens(text, false);
         let mut ids = Vec::new();
-        ids.extend(tokenizer.bos().filter(|_| tokenizer.adds_bos()));
         match special.fim_rep {
             Some(repository) if special.fim_sep.is_some() => {
                 ids.push(repository);
@@ -90,10 +91,13 @@ impl Gap {
             ids.push(separator);
             ids.extend(encode("filename\n")?);
         }
-        for (token, text) in [(pre, &self.prefix), (suf, &self.suffix), (mid, &self.middle)] {
-            ids.push(token);
-            ids.extend(encode(text)?);
-        }
+        ids.extend(tokenizer.bos().filter(|_| tokenizer.adds_bos()));
+        ids.push(pre);
+        ids.extend(encode(&self.prefix)?);
+        ids.extend(tokens(&self.middle, true)?);
+        ids.push(suf);
+        ids.extend(encode(&self.suffix)?);
+        ids.push(mid);
         Ok(ids)
     }
 }

@@ -20,15 +20,15 @@ use crate::json;
 use crate::metrics::{head, label, one};
 use crate::state::App;
 
-/// `GET /health`: 200 once the model is loaded, 503 before.
+/// `GET /health`: 503 until the model is loaded, then 200.
 pub(crate) async fn health(State(app): State<App>) -> Result<Response> {
     if !app.served()?.status().healthy {
-        return Err(ApiError::server("the scheduler has failed; restart the server").final_());
+        return Err(ApiError::server("the scheduler has failed; restart the server").no_retry());
     }
     Ok(json::answer(&json!({ "status": "ok" })))
 }
 
-/// `GET /metrics`: Prometheus' text format, with llama-server's names behind our prefix.
+/// `GET /metrics`: Prometheus' text format, with llama-server's metric names after our prefix.
 pub(crate) async fn metrics(State(app): State<App>) -> Result<Response> {
     if !app.config.endpoints.metrics {
         let message = "this server has no metrics; start it with --metrics";
@@ -58,13 +58,14 @@ fn counters(status: &Status, out: &mut String) {
         ("prompt_tokens_total", "counter", "Prompt tokens that were computed.", all.prompt_tokens as f64),
         ("prompt_tokens_cached_total", "counter", "Prompt tokens that were cached.", all.cached_tokens as f64),
         ("prompt_tokens_disk_total", "counter", "Cached prompt tokens that came from the disk cache.", all.disk_tokens as f64),
-        ("prompt_seconds_total", "counter", "Time of prefill.", all.prompt_time.as_secs_f64()),
+        ("prompt_seconds_total", "counter", "Time of prefill and of embeddings.", all.prompt_time.as_secs_f64()),
         ("tokens_predicted_total", "counter", "Generated tokens.", all.generated_tokens as f64),
         ("tokens_predicted_seconds_total", "counter", "Time of decode.", all.generated_time.as_secs_f64()),
         ("tokens_recomputed_total", "counter", "Tokens computed again after a pause or a lost device.", all.recomputed_tokens as f64),
-        ("n_decode_total", "counter", "Decode steps.", all.n_steps as f64),
+        ("n_decode_total", "counter", "Decode steps, and pieces of texts that are embedded.", all.n_steps as f64),
+        ("n_tokens_max", "counter", "Tokens of the longest sequence so far.", all.n_tokens_max as f64),
         ("requests_total", "counter", "Requests that were accepted.", all.n_requests as f64),
-        ("requests_failed_total", "counter", "Generations that an error ended.", all.n_failed as f64),
+        ("requests_failed_total", "counter", "Generations that failed.", all.n_failed as f64),
         ("generations_paused_total", "counter", "Generations paused for lack of KV blocks.", all.n_paused as f64),
         ("sequences_evicted_total", "counter", "Idle sequences evicted from the KV cache.", all.n_evicted as f64),
         ("sequences_spilled_total", "counter", "Sequences written to the disk cache.", all.n_spilled as f64),
@@ -74,8 +75,8 @@ fn counters(status: &Status, out: &mut String) {
         ("neurons_active_off_cpu_total", "counter", "Active neurons that were not on the CPU.", all.neurons.off_cpu),
         ("prompt_tokens_seconds", "gauge", "Prompt tokens per second of prefill.", rate(all.prompt_tokens, all.prompt_time)),
         ("predicted_tokens_seconds", "gauge", "Generated tokens per second of decode.", rate(all.generated_tokens, all.generated_time)),
-        ("requests_processing", "gauge", "Generations that run.", busy as f64),
-        ("requests_deferred", "gauge", "Requests that wait.", (status.n_queued + status.n_paused) as f64),
+        ("requests_processing", "gauge", "Running generations.", busy as f64),
+        ("requests_deferred", "gauge", "Waiting requests.", (status.n_queued + status.n_paused) as f64),
         ("n_busy_slots_per_decode", "gauge", "Generations per decode step.", per_step),
         ("kv_cache_usage_ratio", "gauge", "Share of the KV blocks in use.", status.n_blocks_used as f64 / status.n_blocks.max(1) as f64),
         ("kv_cache_blocks", "gauge", "KV blocks.", status.n_blocks as f64),

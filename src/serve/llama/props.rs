@@ -10,7 +10,7 @@ use crate::params::sampler_json;
 use crate::state::App;
 use crate::{json, limits};
 
-/// What requests get by default, and facts about the model.
+/// The default settings of requests, and facts about the model.
 pub(crate) async fn show(State(app): State<App>) -> Result<Response> {
     let served = app.served()?;
     let mut params = sampler_json(&served.defaults.sampler);
@@ -48,7 +48,7 @@ pub(crate) async fn show(State(app): State<App>) -> Result<Response> {
     })))
 }
 
-/// No property can be changed yet; llama-server has none either.
+/// No property can be changed yet, as in llama-server.
 pub(crate) async fn change(State(app): State<App>, request: Request) -> Result<Response> {
     if !app.config.endpoints.props {
         let message = "this server does not change its properties; start it with --props";

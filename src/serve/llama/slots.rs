@@ -9,7 +9,7 @@ use crate::error::{ApiError, Result};
 use crate::state::App;
 use crate::{json, limits};
 
-/// The state of each slot. Without prompts and answers.
+/// The state of each slot, without its prompt and answer.
 pub(crate) async fn list(State(app): State<App>, request: Request) -> Result<Response> {
     if !app.config.endpoints.slots {
         let message = "this server does not show its slots; start it without --no-slots";
@@ -24,7 +24,7 @@ pub(crate) async fn list(State(app): State<App>, request: Request) -> Result<Res
         return Err(ApiError::unavailable("no slot is available"));
     }
     let slot = |slot: &SlotStatus| {
-        // An idle slot keeps nothing of its last request; -1 stands for no limit.
+        // An idle slot reports no values of its last request. -1 means no limit.
         let busy = !is_idle(slot);
         let n_decoded = if busy { slot.n_generated } else { 0 };
         let n_remain = slot.n_left.filter(|_| busy).map_or(json!(-1), Into::into);
@@ -101,11 +101,11 @@ fn failed(error: &SlotError) -> ApiError {
         SlotError::NoSuchSlot { .. } => ApiError::field("id", format!("is invalid: {error}")),
         SlotError::BadName { .. } => ApiError::field("filename", format!("is invalid: {error}")),
         SlotError::File { reason, .. } if reason.kind() == std::io::ErrorKind::NotFound => {
-            ApiError::not_found("there is no such file of a slot").of("filename")
+            ApiError::not_found("this slot file does not exist").of("filename")
         }
         SlotError::Busy { .. } => ApiError::unavailable(error.to_string()),
         SlotError::NoRoom { .. } | SlotError::Stopped => ApiError::unavailable(error.to_string()),
-        // A file that is damaged or of another model.
+        // The file is damaged or belongs to another model.
         SlotError::Engine(_) => ApiError::field("filename", format!("cannot be used: {error}")),
         SlotError::Empty { .. } | SlotError::File { .. } | _ => {
             ApiError::invalid(error.to_string())

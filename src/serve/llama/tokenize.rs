@@ -7,7 +7,7 @@ use text::tokenizer::{Detokenizer, Start};
 
 use crate::error::{ApiError, Result};
 use crate::fields::integer;
-use crate::messages::Talk;
+use crate::messages::ChatRequest;
 use crate::state::App;
 use crate::{json, limits};
 
@@ -28,7 +28,7 @@ pub(crate) async fn tokenize(State(app): State<App>, request: Request) -> Result
         let ids = match content {
             None => Vec::new(),
             Some(Value::String(text)) => encode(&text, add_special)?,
-            // Texts and tokens mixed, as prompts may be.
+            // A mix of texts and tokens, as in prompts.
             Some(Value::Array(items)) => {
                 let mut ids = Vec::new();
                 for (i, item) in items.iter().enumerate() {
@@ -61,7 +61,7 @@ pub(crate) async fn detokenize(State(app): State<App>, request: Request) -> Resu
     let served = app.served()?;
     let work = move || {
         let tokens = fields.list("tokens")?.unwrap_or_default();
-        // Names of special tokens are part of the text, as in llama-server.
+        // Output the names of special tokens, as llama-server does.
         let mut detokenizer = Detokenizer::new(&served.tokenizer, Start::Continuation, true);
         let mut text = String::new();
         for item in &tokens {
@@ -86,9 +86,9 @@ pub(crate) async fn apply_template(State(app): State<App>, request: Request) -> 
     let mut fields = limits::fields(&app, request).await?;
     let served = app.served()?;
     let work = move || {
-        let talk = Talk::read(&mut fields, served.calls)?;
+        let talk = ChatRequest::read(&mut fields, served.calls)?;
         let text = talk.format(&served)?;
-        // Without the start token that tokenizing the prompt adds.
+        // Remove the BOS token, because tokenizing the prompt adds it.
         let start = served.tokenizer.bos().filter(|_| served.tokenizer.adds_bos());
         let start = start.and_then(|id| std::str::from_utf8(served.bytes(id)).ok());
         let prompt = start.and_then(|start| text.strip_prefix(start)).unwrap_or(&text);

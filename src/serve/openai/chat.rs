@@ -10,15 +10,15 @@ use crate::fields::Fields;
 use crate::json;
 use crate::limits;
 use crate::log;
-use crate::messages::Talk;
+use crate::messages::ChatRequest;
 use crate::params::{MOST_PROBS, Params};
 use crate::reply::{self, Call, Parts, Piece, Reply, Turn};
 use crate::served::Served;
 use crate::state::App;
-use crate::stream::{self, Events, Left};
+use crate::stream::{self, Disconnected, Events};
 use crate::work::{Outcome, Update, Work};
 
-/// Maximum number of tokens per position that OpenAI allows.
+/// OpenAI's limit on `top_logprobs`.
 const MOST_TOP: i64 = 20;
 
 /// Answers a conversation.
@@ -34,10 +34,11 @@ pub(crate) async fn complete(State(app): State<App>, request: Request) -> Result
     let Turn { params, task, .. } = turn;
     let shows_prompt = params.verbose || app.config.log.verbose;
     let prompt = shows_prompt.then(|| served.text(&task.prompt));
+    let logprobs = task.n_logprobs.is_some();
     let work = Work::submit(&app, &served, &params, vec![task])?;
     if params.stream {
         let keep_alive = params.keep_alive;
-        let chat = Streamed { head, params, served, usage: Usage::default() };
+        let chat = Streamed { head, params, logprobs, served, usage: Usage::default() };
         return Ok(stream::response(keep_alive, |events| chat.write(events, work, replies)));
     }
     let mut body = whole(&head, work, replies, &served).await?;
@@ -53,7 +54,7 @@ pub(crate) async fn count(State(app): State<App>, request: Request) -> Result<Re
     let mut fields = limits::fields(&app, request).await?;
     let served = app.served()?;
     let count = move || {
-        let text = Talk::read(&mut fields, served.calls)?.format(&served)?;
+        let text = ChatRequest::read(&mut fields, served.calls)?.format(&served)?;
         Ok(served.conversation_ids(&text)?.len())
     };
     let n = limits::blocking(count).await?;
@@ -61,7 +62,7 @@ pub(crate) async fn count(State(app): State<App>, request: Request) -> Result<Re
 }
 
 fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<Turn> {
-    let talk = Talk::read(&mut fields, served.calls)?;
+    let talk = ChatRequest::read(&mut fields, served.calls)?;
     let wants = fields.bool("logprobs")?.unwrap_or(false);
     let top = fields.integer("top_logprobs", [0, MOST_TOP])?;
     if top.is_some() && !wants {
@@ -76,7 +77,7 @@ fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<Turn> {
     Turn::new(&talk, params, splits, n_logprobs, served)
 }
 
-/// One choice of an answer.
+/// One choice of a response.
 #[derive(Clone, Debug, Default)]
 struct Choice {
     parts: Parts,
@@ -106,18 +107,18 @@ impl Choice {
     }
 }
 
-/// A call in a whole answer.
+/// A tool call in a complete response.
 fn call(call: &Call) -> Value {
     let Call { id, name, arguments } = call;
     json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
 }
 
-/// `finish_reason`, also for an answer that calls tools.
+/// `finish_reason`, which is `tool_calls` for an answer with tool calls.
 fn finish_reason(outcome: &Outcome, has_calls: bool) -> &'static str {
     if has_calls && !outcome.is_cut() { "tool_calls" } else { outcome.finish_reason() }
 }
 
-/// The whole answer.
+/// The complete response.
 ///
 /// # Errors
 /// Errors that end a generation.
@@ -153,12 +154,22 @@ async fn whole(
     Ok(body)
 }
 
-/// An answer as a stream of chunks.
+/// A response as a stream of chunks.
 struct Streamed {
     head: Head,
     params: Params,
+    /// Whether log-probabilities are requested.
+    logprobs: bool,
     served: std::sync::Arc<Served>,
     usage: Usage,
+}
+
+/// The state of one choice of a stream.
+struct Stream {
+    reply: Reply,
+    /// Log-probabilities of tokens whose text is held back.
+    logprobs: Vec<Value>,
+    has_calls: bool,
 }
 
 impl Streamed {
@@ -166,21 +177,22 @@ impl Streamed {
         mut self,
         events: Events,
         mut work: Work,
-        mut replies: Vec<Reply>,
-    ) -> std::result::Result<(), Left> {
-        for index in 0..replies.len() {
+        replies: Vec<Reply>,
+    ) -> std::result::Result<(), Disconnected> {
+        let stream = |reply| Stream { reply, logprobs: Vec::new(), has_calls: false };
+        let mut streams: Vec<Stream> = replies.into_iter().map(stream).collect();
+        for index in 0..streams.len() {
             let delta = json!({ "role": "assistant", "content": null });
             events.data(&self.chunk(index, delta, None)).await?;
         }
         let mut last = None;
-        let mut has_calls = vec![false; replies.len()];
         while let Some((index, update)) = events.wait(work.next()).await? {
             match update {
                 Update::Token(token) => {
-                    let pieces = replies[index].push(&token.text);
-                    has_calls[index] |= pieces.iter().any(is_call);
-                    let logprobs = logprobs::chat(&token, &self.served);
-                    self.pieces(&events, &work, index, pieces, logprobs).await?;
+                    let stream = &mut streams[index];
+                    stream.logprobs.extend(logprobs::chat(&token, &self.served));
+                    let pieces = stream.reply.push(&token.text);
+                    self.pieces(&events, &work, index, pieces, stream).await?;
                 }
                 Update::Prefill(progress) if self.params.return_progress => {
                     let mut chunk = self.chunk(index, json!({}), None);
@@ -188,12 +200,17 @@ impl Streamed {
                     events.data(&chunk).await?;
                 }
                 Update::Done(outcome) => {
-                    let pieces = replies[index].finish();
-                    has_calls[index] |= pieces.iter().any(is_call);
-                    self.pieces(&events, &work, index, pieces, None).await?;
+                    let stream = &mut streams[index];
+                    let pieces = stream.reply.finish();
+                    self.pieces(&events, &work, index, pieces, stream).await?;
                     self.usage.add(&outcome, index == 0);
-                    let finish = Some(finish_reason(&outcome, has_calls[index]));
+                    let finish = Some(finish_reason(&outcome, stream.has_calls));
                     let mut chunk = self.chunk(index, json!({}), finish);
+                    // Those of tokens without text, such as the part of a stop string.
+                    if !stream.logprobs.is_empty() {
+                        let rest = std::mem::take(&mut stream.logprobs);
+                        chunk["choices"][0]["logprobs"] = json!({ "content": rest });
+                    }
                     chunk["timings"] = outcome.timings.json();
                     last = Some(chunk["timings"].clone());
                     events.data(&chunk).await?;
@@ -211,23 +228,22 @@ impl Streamed {
         events.done().await
     }
 
-    /// A chunk for each piece; the log-probabilities go with the first.
+    /// A chunk for each piece. The first has the log-probabilities of all tokens since the chunk
+    /// before; each of the others has an empty list.
     async fn pieces(
         &self,
         events: &Events,
         work: &Work,
         index: usize,
         pieces: Vec<Piece>,
-        mut logprobs: Option<Value>,
-    ) -> std::result::Result<(), Left> {
-        let mut deltas: Vec<Value> = pieces.into_iter().map(delta).collect();
-        if deltas.is_empty() && logprobs.is_some() {
-            deltas.push(json!({ "content": "" }));
-        }
-        for delta in deltas {
-            let mut chunk = self.chunk(index, delta, None);
-            if let Some(logprobs) = logprobs.take() {
-                chunk["choices"][0]["logprobs"] = json!({ "content": [logprobs] });
+        stream: &mut Stream,
+    ) -> std::result::Result<(), Disconnected> {
+        stream.has_calls |= pieces.iter().any(is_call);
+        for piece in pieces {
+            let mut chunk = self.chunk(index, delta(piece), None);
+            if self.logprobs {
+                let logprobs = std::mem::take(&mut stream.logprobs);
+                chunk["choices"][0]["logprobs"] = json!({ "content": logprobs });
             }
             if self.params.timings_per_token {
                 chunk["timings"] = work.timings(index).json();

@@ -15,17 +15,17 @@ use crate::llama::infill;
 use crate::params::{MOST_PROBS, Params};
 use crate::served::Served;
 use crate::state::App;
-use crate::stream::{self, Events, Left};
+use crate::stream::{self, Disconnected, Events};
 use crate::work::{Outcome, Task, Update, Work};
 use crate::{json, limits, log, prompts};
 
-/// What a request wants besides the shared parameters.
-struct Wish {
+/// The parsed request: the shared parameters, and the fields of this endpoint.
+struct ParsedRequest {
     params: Params,
     prompts: Vec<Vec<u32>>,
     echo: bool,
     logprobs: bool,
-    /// Choices to return of each prompt, out of `params.n`.
+    /// Number of choices to return for each prompt, out of `params.n` candidates.
     n_best: usize,
 }
 
@@ -33,27 +33,27 @@ struct Wish {
 pub(crate) async fn complete(State(app): State<App>, request: Request) -> Result<Response> {
     let fields = limits::fields(&app, request).await?;
     let served = app.served()?;
-    let (wish, tasks) = {
+    let (parsed, tasks) = {
         let (app, served) = (app.clone(), served.clone());
         limits::blocking(move || prepare(fields, &app, &served)).await?
     };
     let head = Head::new("cmpl-", &app, &served);
-    let work = Work::submit(&app, &served, &wish.params, tasks)?;
-    let n = wish.prompts.len() * wish.params.n;
+    let work = Work::submit(&app, &served, &parsed.params, tasks)?;
+    let n = parsed.prompts.len() * parsed.params.n;
     let mut choices: Vec<Choice> = Vec::with_capacity(n);
     for index in 0..n {
-        let prompt = &wish.prompts[index / wish.params.n];
-        choices.push(Choice::new(wish.echo.then_some(prompt.as_slice()), &wish, &served));
+        let prompt = &parsed.prompts[index / parsed.params.n];
+        choices.push(Choice::new(parsed.echo.then_some(prompt.as_slice()), &parsed, &served));
     }
-    if wish.params.stream {
-        let keep_alive = wish.params.keep_alive;
-        let text = Streamed { head, wish, served, usage: Usage::default() };
+    if parsed.params.stream {
+        let keep_alive = parsed.params.keep_alive;
+        let text = Streamed { head, parsed, served, usage: Usage::default() };
         return Ok(stream::response(keep_alive, |events| text.write(events, work, choices)));
     }
-    Ok(json::answer(&whole(&head, &wish, work, choices, &served).await?))
+    Ok(json::answer(&whole(&head, &parsed, work, choices, &served).await?))
 }
 
-fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<(Wish, Vec<Task>)> {
+fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<(ParsedRequest, Vec<Task>)> {
     let prompt = fields.take("prompt");
     let suffix = fields.take("suffix").filter(|suffix| !is_empty(suffix));
     let prompts = match suffix {
@@ -81,7 +81,7 @@ fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<(Wish, Vec<
         }
         params.n = best_of;
     }
-    // To choose among candidates, their log-probabilities are needed too.
+    // The best candidates are chosen by their log-probabilities.
     let needed = logprobs.or((params.n > n_best).then_some(0));
     let task = |prompt: &Vec<u32>| -> Result<Task> {
         Ok(Task {
@@ -93,10 +93,10 @@ fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<(Wish, Vec<
         })
     };
     let tasks = prompts.iter().map(task).collect::<Result<_>>()?;
-    Ok((Wish { params, prompts, echo, logprobs: logprobs.is_some(), n_best }, tasks))
+    Ok((ParsedRequest { params, prompts, echo, logprobs: logprobs.is_some(), n_best }, tasks))
 }
 
-/// OpenAI's `logprobs` is a number here; llama-server's `n_probs` is the same.
+/// Reads OpenAI's `logprobs`, which is a number in this endpoint, or llama-server's `n_probs`.
 fn number_of_logprobs(fields: &mut Fields) -> Result<Option<usize>> {
     let n_probs = fields.count("n_probs", MOST_PROBS)?.filter(|n| *n > 0);
     match fields.take("logprobs") {
@@ -109,27 +109,27 @@ fn number_of_logprobs(fields: &mut Fields) -> Result<Option<usize>> {
     }
 }
 
-/// One choice of an answer.
+/// One choice of a response.
 #[derive(Debug)]
 struct Choice {
     text: String,
     logprobs: TextLogprobs,
-    /// The prompt's tokens that wait for their log-probabilities.
+    /// The tokens of the echoed prompt, until their log-probabilities arrive.
     echoed: Vec<u32>,
     outcome: Option<Outcome>,
 }
 
 impl Choice {
-    /// With the prompt as the beginning of the text, if it is echoed.
-    fn new(echo: Option<&[u32]>, wish: &Wish, served: &Served) -> Choice {
+    /// An empty choice; if `echo` is given, its text begins with the prompt.
+    fn new(echo: Option<&[u32]>, parsed: &ParsedRequest, served: &Served) -> Choice {
         let echoed = echo.unwrap_or_default();
         let bytes: Vec<u8> = shown(echoed, served).collect();
         let text = String::from_utf8_lossy(&bytes).into_owned();
-        let echoed = if wish.logprobs { echoed.to_vec() } else { Vec::new() };
+        let echoed = if parsed.logprobs { echoed.to_vec() } else { Vec::new() };
         Choice { text, logprobs: TextLogprobs::default(), echoed, outcome: None }
     }
 
-    /// The prompt's log-probabilities.
+    /// Adds the prompt's log-probabilities.
     fn prompt(&mut self, all: &[Option<TokenLogprobs>], served: &Served) {
         for (id, logprobs) in std::mem::take(&mut self.echoed).iter().zip(all) {
             self.logprobs.push(served.bytes(*id), logprobs.as_ref(), served);
@@ -146,17 +146,18 @@ impl Choice {
     }
 }
 
-/// The bytes of a prompt as it was given: without the start token.
+/// The bytes of the prompt's tokens as the client sent it: without the BOS token.
 fn shown<'a>(ids: &'a [u32], served: &'a Served) -> impl Iterator<Item = u8> + 'a {
     let added = served.tokenizer.bos().filter(|_| served.tokenizer.adds_bos());
     let skip = usize::from(added.is_some() && ids.first().copied() == added);
     let bytes = ids[skip..].iter().flat_map(|id| served.bytes(*id)).copied();
-    // The space that some vocabularies put before a text.
+    // Also remove the space that some vocabularies prepend to a text.
     let mut first = served.tokenizer.has_space_prefix();
     bytes.filter(move |byte| !std::mem::take(&mut first) || *byte != b' ')
 }
 
-/// The choices of the same prompt, whose log-probabilities come with the first of them.
+/// The indices of all choices with the same prompt. The log-probabilities of the prompt arrive with
+/// the first of them.
 fn group(index: usize, n: usize) -> std::ops::Range<usize> {
     let first = index / n * n;
     first..first + n
@@ -164,14 +165,14 @@ fn group(index: usize, n: usize) -> std::ops::Range<usize> {
 
 async fn whole(
     head: &Head,
-    wish: &Wish,
+    parsed: &ParsedRequest,
     mut work: Work,
     mut choices: Vec<Choice>,
     served: &Served,
 ) -> Result<Value> {
     let (mut usage, mut timings) = (Usage::default(), None);
     while let Some((index, update)) = work.next().await {
-        let group = group(index, wish.params.n);
+        let group = group(index, parsed.params.n);
         let choice = &mut choices[index];
         match update {
             Update::Prompt(all) => {
@@ -184,7 +185,7 @@ async fn whole(
                 }
             }
             Update::Done(outcome) => {
-                usage.add(&outcome, index % wish.params.n == 0);
+                usage.add(&outcome, index % parsed.params.n == 0);
                 timings.get_or_insert(outcome.timings);
                 choice.outcome = Some(outcome);
             }
@@ -193,12 +194,12 @@ async fn whole(
         }
     }
     let mut body = Vec::new();
-    for group in choices.chunks_mut(wish.params.n) {
-        if wish.n_best < group.len() {
+    for group in choices.chunks_mut(parsed.params.n) {
+        if parsed.n_best < group.len() {
             group.sort_by(|a, b| b.logprobs.mean().total_cmp(&a.logprobs.mean()));
         }
-        for choice in &group[..wish.n_best] {
-            body.push(choice.json(body.len(), wish.logprobs));
+        for choice in &group[..parsed.n_best] {
+            body.push(choice.json(body.len(), parsed.logprobs));
         }
     }
     let mut body = head.object("text_completion", body);
@@ -207,10 +208,10 @@ async fn whole(
     Ok(body)
 }
 
-/// An answer as a stream of chunks.
+/// A response as a stream of chunks.
 struct Streamed {
     head: Head,
-    wish: Wish,
+    parsed: ParsedRequest,
     served: Arc<Served>,
     usage: Usage,
 }
@@ -221,17 +222,17 @@ impl Streamed {
         events: Events,
         mut work: Work,
         mut choices: Vec<Choice>,
-    ) -> std::result::Result<(), Left> {
+    ) -> std::result::Result<(), Disconnected> {
         let mut last = Value::Null;
         while let Some((index, update)) = events.wait(work.next()).await? {
             let choice = &mut choices[index];
             match update {
                 Update::Prompt(all) => {
-                    for index in group(index, self.wish.params.n) {
+                    for index in group(index, self.parsed.params.n) {
                         let choice = &mut choices[index];
                         choice.prompt(&all, &self.served);
                         let text = std::mem::take(&mut choice.text);
-                        let logprobs = choice.logprobs.take();
+                        let logprobs = Some(choice.logprobs.take());
                         events.data(&self.chunk(index, &text, logprobs, None)).await?;
                     }
                 }
@@ -240,29 +241,33 @@ impl Streamed {
                         let logprobs = token.logprobs.as_ref();
                         choice.logprobs.push(&token.bytes, logprobs, &self.served);
                     }
-                    let logprobs = choice.logprobs.take();
-                    // The first one has the echoed prompt before it.
+                    // The first one has the echoed prompt before it. Log-probabilities wait for the
+                    // text of their tokens.
                     let text = std::mem::take(&mut choice.text) + &token.text;
-                    if text.is_empty() && logprobs.is_none() {
+                    if text.is_empty() {
                         continue;
                     }
+                    let logprobs = self.parsed.logprobs.then(|| choice.logprobs.take());
                     let mut chunk = self.chunk(index, &text, logprobs, None);
-                    if self.wish.params.timings_per_token {
+                    if self.parsed.params.timings_per_token {
                         chunk["timings"] = work.timings(index).json();
                     }
                     events.data(&chunk).await?;
                 }
-                Update::Prefill(progress) if self.wish.params.return_progress => {
+                Update::Prefill(progress) if self.parsed.params.return_progress => {
                     let mut chunk = self.chunk(index, "", None, None);
                     chunk["prompt_progress"] = progress.json();
                     events.data(&chunk).await?;
                 }
                 Update::Started { .. } | Update::Prefill(_) => {}
                 Update::Done(outcome) => {
-                    self.usage.add(&outcome, index % self.wish.params.n == 0);
+                    self.usage.add(&outcome, index % self.parsed.params.n == 0);
                     let text = std::mem::take(&mut choice.text);
                     let finish = Some(outcome.finish_reason());
-                    let mut chunk = self.chunk(index, &text, None, finish);
+                    // Those of tokens without text, such as the part of a stop string.
+                    let has_rest = self.parsed.logprobs && !choice.logprobs.is_empty();
+                    let rest = has_rest.then(|| choice.logprobs.take());
+                    let mut chunk = self.chunk(index, &text, rest, finish);
                     last = outcome.timings.json();
                     chunk["timings"] = last.clone();
                     events.data(&chunk).await?;
@@ -270,7 +275,7 @@ impl Streamed {
                 Update::Failed(error) => return events.error(&error).await,
             }
         }
-        if self.wish.params.include_usage {
+        if self.parsed.params.include_usage {
             let mut chunk = self.head.object("text_completion", Vec::new());
             chunk["usage"] = self.usage.json();
             chunk["timings"] = last;
@@ -290,7 +295,7 @@ impl Streamed {
             "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish,
         });
         let mut chunk = self.head.object("text_completion", vec![choice]);
-        if self.wish.params.include_usage {
+        if self.parsed.params.include_usage {
             chunk["usage"] = Value::Null;
         }
         chunk

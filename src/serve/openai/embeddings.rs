@@ -1,5 +1,4 @@
-//! Embeddings, in the forms of OpenAI and llama-server. Ranking needs a model with a head for it;
-//! those are not supported yet.
+//! Embeddings, in the forms of OpenAI and llama-server.
 
 use axum::extract::{Request, State};
 use axum::http::Uri;
@@ -14,31 +13,58 @@ use crate::served::Served;
 use crate::state::App;
 use crate::{json, limits, log, prompts, work};
 
+/// Maximum number of values of an answer with a vector for each token.
+const MOST_VALUES: usize = 1 << 23;
+
 /// What a request wants.
-struct Wish {
+struct ParsedRequest {
     texts: Vec<Vec<u32>>,
     base64: bool,
 }
 
-/// `POST /v1/embeddings` in OpenAI's form, `/embedding` and `/embeddings` in llama-server's.
+/// `POST /v1/embeddings` in OpenAI's format, `/embedding` and `/embeddings` in llama-server's.
 pub(crate) async fn embed(State(app): State<App>, uri: Uri, request: Request) -> Result<Response> {
     let fields = limits::fields(&app, request).await?;
     let served = app.served()?;
-    let wish = {
+    let pooling = served.pooling();
+    if pooling == Pooling::Rank {
+        let message = "this model ranks documents (/rerank); for embeddings, start the server with --pooling last";
+        return Err(ApiError::not_supported(message));
+    }
+    let parsed = {
         let (app, served) = (app.clone(), served.clone());
         limits::blocking(move || prepare(fields, &app, &served)).await?
     };
-    let n_tokens: usize = wish.texts.iter().map(Vec::len).sum();
-    let mut vectors = Vec::with_capacity(wish.texts.len());
-    // One after the other, as they are computed: what a client that left has not asked for yet is
-    // not computed.
-    for tokens in wish.texts {
-        vectors.push(one(&served, tokens).await?);
-    }
     let is_llama = uri.path() != "/v1/embeddings";
+    let is_per_token = pooling == Pooling::None;
+    let n_tokens: usize = parsed.texts.iter().map(Vec::len).sum();
+    if is_per_token && !is_llama {
+        let message = "this server was started with --pooling none: use /embedding, which answers with a vector for each token";
+        return Err(ApiError::invalid(message));
+    }
+    let n_values = n_tokens.saturating_mul(served.facts.n_embd);
+    if is_per_token && n_values > MOST_VALUES {
+        let problem = format!(
+            "has {n_tokens} tokens with {n_values} values in all, expected at most {MOST_VALUES}"
+        );
+        return Err(ApiError::field("input", problem));
+    }
+    let mut vectors = Vec::with_capacity(parsed.texts.len());
+    let limit = app.config.limits.time;
+    let all = async {
+        // Submit one text at a time, so that the remaining texts are not computed if the client
+        // disconnects.
+        for tokens in parsed.texts {
+            let vector = pooled(&served, tokens, pooling).await?;
+            vectors.push(if is_per_token { vector } else { normalised(vector) });
+        }
+        Ok(())
+    };
+    let in_time = tokio::time::timeout(limit, all).await;
+    in_time.unwrap_or_else(|_| Err(ApiError::timeout(limit.as_secs())))?;
     let data = vectors.iter().enumerate().map(|(index, vector)| {
-        let embedding = match (is_llama, wish.base64) {
-            (true, _) => json!([vector]),
+        let embedding = match (is_llama, parsed.base64) {
+            (true, _) => vector.chunks(served.facts.n_embd.max(1)).collect(),
             (false, true) => base64(vector).into(),
             (false, false) => json!(vector),
         };
@@ -57,7 +83,7 @@ pub(crate) async fn embed(State(app): State<App>, uri: Uri, request: Request) ->
     }))
 }
 
-fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<Wish> {
+fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<ParsedRequest> {
     let input = fields.take("input").or_else(|| fields.take("content"));
     let input = input.ok_or_else(|| ApiError::field("input", "is missing"))?;
     let base64 = match fields.string("encoding_format")?.as_deref() {
@@ -70,33 +96,55 @@ fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<Wish> {
     };
     let width = |value: &Value| value.as_u64() == Some(served.facts.n_embd as u64);
     fields.refuse("dimensions", "vectors have the width of the model", width)?;
-    let euclidean = |value: &Value| value.as_i64() == Some(2);
-    fields.refuse("embd_normalize", "vectors have the Euclidean norm 1", euclidean)?;
+    // llama-server's numbers: 2 is the Euclidean norm, a negative one none.
+    let (is_pooled, norm) = match served.pooling() {
+        Pooling::None => (false, "vectors of tokens are not normalised"),
+        Pooling::Mean | Pooling::First | Pooling::Last | Pooling::Rank => {
+            (true, "vectors have the Euclidean norm 1")
+        }
+    };
+    let same = |value: &Value| match value.as_i64() {
+        Some(kind) if is_pooled => kind == 2,
+        Some(kind) => kind < 0,
+        None => false,
+    };
+    fields.refuse("embd_normalize", norm, same)?;
     fields.ignore(&["model", "user"]);
     log::unknown_fields(&app.config.log, "embeddings", &fields.unknown());
     if input.as_array().is_some_and(Vec::is_empty) {
         return Err(ApiError::field("input", "is empty"));
     }
     let texts = prompts::read(Some(input), served).map_err(|error| error.of("input"))?.ids;
-    Ok(Wish { texts, base64 })
+    Ok(ParsedRequest { texts, base64 })
 }
 
-/// The normalised embedding of a text.
-async fn one(served: &Served, tokens: Vec<u32>) -> Result<Vec<f32>> {
+/// What a text's hidden states give with `pooling`.
+///
+/// # Errors
+/// 400 for a text that is too long or has no tokens; 429 if the queue is full; 503 while the server
+/// shuts down; 500 if the engine fails.
+pub(super) async fn pooled(
+    served: &Served,
+    tokens: Vec<u32>,
+    pooling: Pooling,
+) -> Result<Vec<f32>> {
     let (sender, receiver) = oneshot::channel();
-    // A receiver that is gone belongs to a client that has left.
+    // Sending fails if the client has disconnected.
     let sink = Box::new(move |result| drop(sender.send(result)));
-    let pooling = served.defaults.pooling.unwrap_or(served.facts.pooling);
     served.scheduler.embed_to(tokens, pooling, sink).map_err(failed)?;
     let vector =
-        receiver.await.map_err(|_| ApiError::server("the scheduler has ended").final_())?;
-    let mut vector = vector.map_err(|error| failed(EmbedError::Failed(error)))?;
+        receiver.await.map_err(|_| ApiError::server("the scheduler has ended").no_retry())?;
+    vector.map_err(|error| failed(EmbedError::Failed(error)))
+}
+
+/// The vector with the Euclidean norm 1.
+fn normalised(mut vector: Vec<f32>) -> Vec<f32> {
     let norm = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
     if norm > 0.0 {
         #[allow(clippy::cast_possible_truncation)] // embeddings are in single precision
         vector.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
     }
-    Ok(vector)
+    vector
 }
 
 fn failed(error: EmbedError) -> ApiError {
@@ -106,11 +154,11 @@ fn failed(error: EmbedError) -> ApiError {
             if error.param.as_deref() == Some("prompt") { error.of("input") } else { error }
         }
         EmbedError::Failed(error) => work::failed(&error),
-        error => ApiError::server(error.to_string()).final_(),
+        error @ (EmbedError::NoHead | _) => ApiError::not_supported(error.to_string()),
     }
 }
 
-/// Little-endian single precision in base64 (RFC 4648), which OpenAI's Python client asks for.
+/// The vector as little-endian F32 in base64 (RFC 4648), which OpenAI's Python client requests.
 fn base64(vector: &[f32]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -127,28 +175,16 @@ fn base64(vector: &[f32]) -> String {
     text
 }
 
-/// The pooling that a model file asks for; the mean of all tokens if it does not.
-pub(crate) fn pooling(kind: Option<u32>) -> Pooling {
+/// The pooling that a model file asks for; the mean of all tokens if it does not. `ranks`: the model
+/// has a head for ranking.
+pub(crate) fn pooling(kind: Option<u32>, ranks: bool) -> Pooling {
     match kind {
-        // llama.cpp's numbers.
+        // llama.cpp's numbers of the pooling types.
         Some(2) => Pooling::First,
         Some(3) => Pooling::Last,
+        Some(4) if ranks => Pooling::Rank,
         _ => Pooling::Mean,
     }
-}
-
-/// `POST /rerank`: 501, after the request is checked.
-pub(crate) async fn rerank(State(app): State<App>, request: Request) -> Result<Response> {
-    let mut fields = limits::fields(&app, request).await?;
-    app.served()?;
-    if fields.string("query")?.is_none() {
-        return Err(ApiError::field("query", "is missing"));
-    }
-    if !["documents", "texts"].iter().any(|name| fields.has(name)) {
-        return Err(ApiError::field("documents", "is missing"));
-    }
-    let message = "this model generates text: ranking needs a reranking model, and those are not supported yet";
-    Err(ApiError::not_supported(message))
 }
 
 #[cfg(test)]

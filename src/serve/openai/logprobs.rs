@@ -1,16 +1,16 @@
-//! Log-probabilities in the forms of both of OpenAI's endpoints and of llama-server.
+//! Log-probabilities in the formats of OpenAI's two completion endpoints and of llama-server.
 
 use scheduler::{TokenEvent, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
 use crate::served::Served;
 
-/// JSON has no infinity: what is impossible has OpenAI's lowest value.
+/// Replaces minus infinity, which JSON cannot represent, by OpenAI's lowest value.
 fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() { logprob } else { -9999.0 }
 }
 
-/// A token as text: incomplete characters are replaced.
+/// The text of a token, with U+FFFD for incomplete characters.
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -38,6 +38,19 @@ pub(crate) fn llama(token: &TokenEvent, served: &Served) -> Option<Value> {
     Some(object)
 }
 
+/// As [`llama`], with probabilities instead of their logarithms.
+pub(crate) fn llama_after_sampling(token: &TokenEvent, served: &Served) -> Option<Value> {
+    let logprobs = token.logprobs.as_ref()?;
+    let with_id = |id: u32, bytes: &[u8], logprob: f32| {
+        let probability = f64::from(logprob).exp();
+        json!({ "id": id, "token": text(bytes), "bytes": bytes, "prob": probability })
+    };
+    let mut object = with_id(token.id?, &token.bytes, logprobs.chosen);
+    let top = logprobs.top.iter().map(|(id, p)| with_id(*id, served.bytes(*id), *p));
+    object["top_probs"] = top.collect();
+    Some(object)
+}
+
 /// The `logprobs` of a text completion: four lists with an entry per token.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TextLogprobs {
@@ -50,7 +63,7 @@ pub(crate) struct TextLogprobs {
 }
 
 impl TextLogprobs {
-    /// Adds a token; the first one of a prompt has no log-probability.
+    /// Adds a token. The first token of a prompt has no log-probability.
     pub(crate) fn push(&mut self, bytes: &[u8], logprobs: Option<&TokenLogprobs>, served: &Served) {
         let token = text(bytes);
         self.text_offset.push(self.offset);
@@ -72,11 +85,16 @@ impl TextLogprobs {
     }
 
     /// Removes and returns what was added since the last call, with offsets that go on.
-    pub(crate) fn take(&mut self) -> Option<Value> {
+    pub(crate) fn take(&mut self) -> Value {
         let offset = self.offset;
         let taken = std::mem::take(self);
         self.offset = offset;
-        (!taken.tokens.is_empty()).then(|| taken.json())
+        taken.json()
+    }
+
+    /// Whether nothing was added since the last [`TextLogprobs::take`].
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
     }
 
     pub(crate) fn json(&self) -> Value {

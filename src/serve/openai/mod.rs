@@ -5,6 +5,7 @@ pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod logprobs;
 pub(crate) mod models;
+pub(crate) mod rerank;
 pub(crate) mod responses;
 mod responses_stream;
 
@@ -15,7 +16,7 @@ use crate::served::Served;
 use crate::state::App;
 use crate::work::Outcome;
 
-/// What every object of an answer repeats.
+/// The members that every object of a response has.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     id: String,
@@ -42,12 +43,12 @@ impl Head {
     }
 }
 
-/// The build: `b` and the version, as llama-server has `b` and a build number.
+/// The system fingerprint: `b` and the version, like llama-server's `b` and build number.
 pub(crate) fn fingerprint() -> &'static str {
     concat!("b", env!("CARGO_PKG_VERSION"), "-thermocline")
 }
 
-/// Tokens of all choices; a prompt that several choices share counts once.
+/// Token counts of all choices. A prompt that several choices share counts once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
     prompt: usize,
@@ -56,7 +57,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// Adds choice number `index` among `n` of the same prompt.
+    /// Adds the tokens of a choice. The prompt's tokens are added only if `is_first` is set.
     pub(crate) fn add(&mut self, outcome: &Outcome, is_first: bool) {
         if is_first {
             self.prompt += outcome.n_prompt;
@@ -74,7 +75,7 @@ impl Usage {
         })
     }
 
-    /// The same by the names of the Responses API.
+    /// The token counts under the names of the Responses API.
     pub(crate) fn responses(&self) -> Value {
         json!({
             "input_tokens": self.prompt,

@@ -8,7 +8,7 @@ use crate::error::{ApiError, Result};
 use crate::json;
 use crate::state::App;
 
-/// The models: there is one.
+/// The list of models: the served one.
 pub(crate) async fn list(State(app): State<App>) -> Result<Response> {
     let model = model(&app)?;
     let details = json!({
@@ -35,7 +35,7 @@ fn model(app: &App) -> Result<Value> {
     Ok(json!({
         "id": app.model_id(&served),
         "aliases": app.config.aliases,
-        "tags": [],
+        "tags": app.config.tags,
         "object": "model",
         "created": served.facts.created,
         "owned_by": "thermocline",

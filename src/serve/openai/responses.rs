@@ -1,4 +1,4 @@
-//! `/v1/responses`, without stored state: every request brings its whole conversation.
+//! `/v1/responses` without stored state: every request must contain the whole conversation.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::responses_stream::Streamed;
 use crate::clock::{id, unix_seconds};
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, is_empty};
-use crate::messages::{self, Talk};
+use crate::messages::{self, ChatRequest};
 use crate::params::Params;
 use crate::reply::{self, Call, Parts, Reply, Turn};
 use crate::served::Served;
@@ -22,7 +22,7 @@ use crate::tools::Tools;
 use crate::work::{Outcome, Update, Work};
 use crate::{json, limits, log};
 
-/// Answers an input.
+/// Answers the input.
 pub(crate) async fn respond(State(app): State<App>, request: Request) -> Result<Response> {
     let fields = limits::fields(&app, request).await?;
     let served = app.served()?;
@@ -60,6 +60,7 @@ fn prepare(
     fields.refuse("background", "answers are not stored", is_empty)?;
     fields.refuse("prompt", "prompts are not stored", is_empty)?;
     fields.refuse("include", "there is nothing more to include", is_empty)?;
+    fields.refuse("top_logprobs", "answers of this endpoint have none", is_empty)?;
     fields.refuse("max_tool_calls", "calls are not counted", is_empty)?;
     let disabled = |value: &Value| value.as_str() == Some("disabled");
     fields.refuse("truncation", "a prompt that is too long is an error", disabled)?;
@@ -85,7 +86,8 @@ fn prepare(
     }
     if let Some(text) = fields.object("text")? {
         let mut text = Fields::of(text);
-        // The same as `response_format` of chat completions, one level less deep.
+        // `text.format` is the `response_format` of chat completions with one level of nesting
+        // less.
         if let Some(mut format) = text.object("format")? {
             if format.get("type").and_then(Value::as_str) == Some("json_schema") {
                 let schema = format.shift_remove("schema");
@@ -104,8 +106,13 @@ fn prepare(
     let params = Params::read(&mut fields, served, &app.config.limits)?;
     log::unknown_fields(&app.config.log, "responses", &fields.unknown());
     echoed.insert("instructions".to_owned(), instructions.into());
-    let talk =
-        Talk { messages: list, tools, variables, add_generation_prompt: true, ..Talk::default() };
+    let talk = ChatRequest {
+        messages: list,
+        tools,
+        variables,
+        add_generation_prompt: true,
+        ..ChatRequest::default()
+    };
     let params = Params { n: 1, ..params };
     Ok((Turn::new(&talk, params, splits, None, served)?, echoed))
 }
@@ -127,7 +134,7 @@ fn conversation(input: Value) -> Result<Vec<Message>> {
         };
         match item.get("type").and_then(Value::as_str) {
             None | Some("message") => {}
-            // Reasoning is not sent back to the model.
+            // Reasoning of earlier answers is not sent back to the model.
             Some("reasoning") => continue,
             Some("function_call") => {
                 call_item(&item, &at, &mut list)?;
@@ -155,7 +162,7 @@ fn conversation(input: Value) -> Result<Vec<Message>> {
     Ok(list)
 }
 
-/// A call of an earlier answer: calls in turn belong to one message.
+/// Converts a tool call of an earlier answer. Consecutive calls belong to one message.
 fn call_item(item: &Map<String, Value>, at: &str, list: &mut Vec<Message>) -> Result<()> {
     let text = |name: &str| {
         let text = item.get(name).and_then(Value::as_str);
@@ -180,7 +187,7 @@ fn call_item(item: &Map<String, Value>, at: &str, list: &mut Vec<Message>) -> Re
     Ok(())
 }
 
-/// The result of a call.
+/// Converts the result of a tool call.
 fn output_item(mut item: Map<String, Value>, at: &str) -> Result<Message> {
     let id = item.shift_remove("call_id").filter(Value::is_string);
     let id = id.ok_or_else(|| ApiError::field(at, "needs `call_id` as a string"))?;
@@ -190,13 +197,13 @@ fn output_item(mut item: Map<String, Value>, at: &str) -> Result<Message> {
     Ok(message)
 }
 
-/// The answer so far.
+/// The response so far.
 pub(super) struct ResponseObject {
     id: String,
     item: String,
     created: u64,
     model: String,
-    /// Members of the request that the answer repeats.
+    /// Members of the request that the response repeats.
     echoed: Map<String, Value>,
     pub(super) parts: Parts,
 }
@@ -279,7 +286,7 @@ impl ResponseObject {
     }
 }
 
-/// Status of an answer and name of its last event.
+/// The `status` of a response.
 pub(super) fn status(outcome: &Outcome) -> &'static str {
     if outcome.is_cut() { "incomplete" } else { "completed" }
 }

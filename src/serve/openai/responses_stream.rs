@@ -1,30 +1,30 @@
-//! `/v1/responses` as events: each item of the output is opened, filled and closed.
+//! Streams `/v1/responses` as events that open, fill and close each output item.
 
 use serde_json::{Value, json};
 
 use super::responses::{ResponseObject, status};
 use crate::params::Params;
 use crate::reply::{Piece, Reply};
-use crate::stream::{Events, Left};
+use crate::stream::{Disconnected, Events};
 use crate::work::{Outcome, Timings, Update, Work};
 
-/// An answer as a stream of events.
+/// A response as a stream of events.
 pub(super) struct Streamed {
     pub(super) object: ResponseObject,
     pub(super) params: Params,
     /// Number of the next event.
     number: u64,
-    /// Items of the output that have begun, and the last one if it is open.
+    /// Number of output items that have begun.
     n_items: usize,
     open: Option<OpenItem>,
 }
 
-/// The item that pieces are added to.
+/// The output item that pieces are added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OpenItem {
     Reasoning,
     Message,
-    /// The call of this number.
+    /// The tool call with this index.
     Call(usize),
 }
 
@@ -38,7 +38,7 @@ impl Streamed {
         events: Events,
         mut work: Work,
         mut reply: Reply,
-    ) -> Result<(), Left> {
+    ) -> Result<(), Disconnected> {
         for name in ["response.created", "response.in_progress"] {
             let response = self.object.json("in_progress", None);
             self.send(&events, name, json!({ "response": response })).await?;
@@ -73,7 +73,12 @@ impl Streamed {
         Ok(())
     }
 
-    async fn piece(&mut self, events: &Events, piece: Piece, timings: Timings) -> Result<(), Left> {
+    async fn piece(
+        &mut self,
+        events: &Events,
+        piece: Piece,
+        timings: Timings,
+    ) -> Result<(), Disconnected> {
         let item = match &piece {
             Piece::Answer(_) => OpenItem::Message,
             Piece::Reasoning(_) => OpenItem::Reasoning,
@@ -81,7 +86,7 @@ impl Streamed {
         };
         let begins = matches!(piece, Piece::Call { .. });
         if begins {
-            // An item of a call has its name from the start.
+            // The event that opens a call has the name of the tool, so add the piece first.
             self.object.parts.add(std::slice::from_ref(&piece));
         }
         self.open(events, item).await?;
@@ -109,7 +114,7 @@ impl Streamed {
         self.send(events, name, data).await
     }
 
-    /// The open item as it is now.
+    /// The open item with its content so far.
     fn item(&self, item: OpenItem, status: &str) -> Value {
         match item {
             OpenItem::Reasoning => self.object.reasoning_item(),
@@ -118,7 +123,7 @@ impl Streamed {
         }
     }
 
-    /// Where an event of the open item belongs.
+    /// The members that identify the open item in an event.
     fn at(&self, item: OpenItem) -> Value {
         let id = self.item(item, "in_progress")["id"].clone();
         let index = self.n_items.saturating_sub(1);
@@ -130,8 +135,8 @@ impl Streamed {
         }
     }
 
-    /// Opens an item, unless it is open.
-    async fn open(&mut self, events: &Events, item: OpenItem) -> Result<(), Left> {
+    /// Opens an item, unless it is already open.
+    async fn open(&mut self, events: &Events, item: OpenItem) -> Result<(), Disconnected> {
         if self.open == Some(item) {
             return Ok(());
         }
@@ -153,7 +158,7 @@ impl Streamed {
     }
 
     /// Closes the open item.
-    async fn close(&mut self, events: &Events, status: &str) -> Result<(), Left> {
+    async fn close(&mut self, events: &Events, status: &str) -> Result<(), Disconnected> {
         let Some(item) = self.open.take() else { return Ok(()) };
         let at = self.at(item);
         let object = self.item(item, status);
@@ -179,20 +184,20 @@ impl Streamed {
         self.send(events, "response.output_item.done", data).await
     }
 
-    async fn finish(&mut self, events: &Events, outcome: &Outcome) -> Result<(), Left> {
-        // An answer has a message, also an empty one, unless it calls tools.
+    async fn finish(&mut self, events: &Events, outcome: &Outcome) -> Result<(), Disconnected> {
+        // A response without tool calls always has a message, which may be empty.
         if self.object.parts.calls.is_empty() {
             self.open(events, OpenItem::Message).await?;
         }
         self.close(events, status(outcome)).await?;
         let response = self.object.json(status(outcome), Some(outcome));
         let data = json!({ "response": response, "timings": outcome.timings.json() });
-        // llama-server ends every stream by this event, also at a limit; `status` has the
-        // difference.
+        // As in llama-server, every stream ends with this event, even at a token limit; `status`
+        // tells the cases apart.
         self.send(events, "response.completed", data).await
     }
 
-    async fn send(&mut self, events: &Events, name: &str, data: Value) -> Result<(), Left> {
+    async fn send(&mut self, events: &Events, name: &str, data: Value) -> Result<(), Disconnected> {
         let mut event = json!({ "type": name, "sequence_number": self.number });
         if let (Some(event), Value::Object(data)) = (event.as_object_mut(), data) {
             event.extend(data);

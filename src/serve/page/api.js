@@ -34,7 +34,7 @@ async function errorText(response) {
   try {
     message = (await response.json())?.error?.message ?? "";
   } catch {
-    // The status says enough.
+    // Without a readable body, the HTTP status is the message.
   }
   if (response.status === 401) return "The server wants an API key. Enter it in the settings.";
   if (response.status === 503 && !message) return "The model is still loading.";
@@ -92,14 +92,14 @@ export function chat(body, signal, take) {
   });
 }
 
-/** The models: `id`, and `nCtx`, the tokens of context, if the server says. */
+/** The models: `id`, and the context size `nCtx` if the server reports it. */
 export async function models() {
   const list = await getJson("v1/models");
   if (!Array.isArray(list.data)) return [];
   return list.data.map((model) => ({ id: String(model.id), nCtx: model.meta?.n_ctx ?? null }));
 }
 
-/** The server's sampling parameters where a request has none; empty if it does not say. */
+/** The server's default sampling parameters; empty if it does not report them. */
 export async function defaults() {
   try {
     return (await getJson("props")).default_generation_settings?.params ?? {};

@@ -15,7 +15,7 @@ import { setUpView, showMessages, toEnd, updateMessage } from "./view.js";
 /** Time between two attempts to reach a server that is loading, in milliseconds. */
 const RETRY = 2000;
 
-/** Tokens of context by model, where known. */
+/** Context size in tokens by model, if known. */
 let contexts = new Map();
 let conversations = [];
 let current = newConversation(setting("system"));
@@ -162,7 +162,7 @@ function setUpComposer() {
   const input = byId("input");
   input.addEventListener("input", fitInput);
   input.addEventListener("keydown", (event) => {
-    // A key that ends the composition of a character is not a command.
+    // Ignore the key that ends the composition of a character (IME).
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       send();
@@ -253,7 +253,7 @@ async function start() {
     showError(storeError(error));
   }
   const latest = conversations.toSorted((a, b) => b.updated - a.updated)[0];
-  // A reload continues where it was; `?new` starts with an empty conversation.
+  // A reload shows the same conversation again; `?new` starts with an empty one.
   if (latest && !location.search.includes("new")) current = latest;
   show();
   if (matchMedia("(pointer: fine)").matches) byId("input").focus();

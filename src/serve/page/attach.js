@@ -8,7 +8,7 @@ const MOST_FILES = 20;
 
 let files = [];
 
-/** Takes the attached files away for a message. */
+/** Removes and returns the attached files, for a message. */
 export function takeAttachments() {
   const taken = files;
   files = [];

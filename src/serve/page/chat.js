@@ -19,7 +19,7 @@ export function isRunning(message) {
   return false;
 }
 
-/** Stops the answer of a conversation; what is written stays. */
+/** Stops the answer of a conversation. The text so far stays. */
 export function stop(conversation) {
   running.get(conversation.id)?.controller.abort();
 }
@@ -30,7 +30,7 @@ export function stopAll() {
 
 /**
  * Answers `question` with a new message below it. `report.changed(message)` is called at most once per
- * frame, `report.save()` now and then, `report.ended(message)` at the end.
+ * frame, `report.save()` periodically, `report.ended(message)` at the end.
  */
 export async function answer(conversation, question, { model, parameters }, report) {
   const message = addMessage(conversation, question.id, {

@@ -44,7 +44,7 @@ const ICONS = {
   download: "M8 2v8M4.5 7L8 10.5 11.5 7M3 13.5h10",
 };
 
-/** An icon that assistive technology skips; its button has a label. */
+/** An icon, hidden from assistive technology because its button has a label. */
 export function icon(name) {
   const path = svg("path", { d: ICONS[name] });
   return svg("svg", { class: "icon", viewBox: "0 0 16 16", "aria-hidden": "true" }, path);
@@ -78,7 +78,7 @@ export function hideError() {
   byId("error").hidden = true;
 }
 
-/** Copies a text, on pages without the clipboard API through a selection. */
+/** Copies a text. Without the clipboard API, copies it from a selection. */
 export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -93,7 +93,7 @@ export async function copyText(text) {
   }
 }
 
-/** Offers `text` as a file. */
+/** Offers `text` as a download. */
 export function saveFile(name, type, text) {
   const url = URL.createObjectURL(new Blob([text], { type }));
   const link = el("a", { href: url, download: name });

@@ -1,4 +1,4 @@
-// The two sides of the page: beside the messages on wide windows, over them on narrow ones.
+// The two side panels: next to the messages in wide windows, over them in narrow windows.
 
 import { byId } from "./dom.js";
 import { runPanel } from "./panel.js";
@@ -38,7 +38,7 @@ export function setUpDrawers() {
     panel(false);
     byId("toggle-panel").focus();
   });
-  // On a phone, choosing a conversation shows it.
+  // On a phone, close the list when a conversation is chosen.
   byId("sidebar").addEventListener("click", (event) => {
     if (narrow.matches && event.target.closest(".conversation, #new-chat")) showSidebar(false);
   });

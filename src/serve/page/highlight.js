@@ -1,9 +1,9 @@
-// Light highlighting of code: comments, strings, numbers, keywords. One scanner for all languages;
-// they differ in their comments and quotes.
+// Simple syntax highlighting: comments, strings, numbers, keywords. All languages share one scanner
+// and differ only in comments and quotes.
 
 import { el } from "./dom.js";
 
-/** Longer code is shown without colours, in characters. */
+/** Maximum length of highlighted code, in characters. */
 const MOST_CODE = 60_000;
 
 const KEYWORDS = new Set((
@@ -35,7 +35,7 @@ const NUMBER = String.raw`\b(?:0[xX][\da-fA-F_]+|0[bB][01_]+|\d[\d_]*(?:\.\d[\d_
 const WORD = String.raw`[A-Za-z_]\w*`;
 const DOUBLE = String.raw`"(?:[^"\\\n]|\\[^])*"?`;
 const SINGLE = String.raw`'(?:[^'\\\n]|\\[^])*'?`;
-// A lifetime of Rust or an apostrophe is not a string.
+// A Rust lifetime or an apostrophe does not begin a string.
 const CHAR = String.raw`'(?:[^'\\\n]|\\[^'\n]{1,10})'`;
 const BACKTICK = "`(?:[^`\\\\]|\\\\[^])*`?";
 

@@ -8,7 +8,7 @@ import { el } from "./dom.js";
 import { mathNode } from "./math.js";
 
 const MOST_DEPTH = 12;
-/** Candidates for the end of an emphasis that are tried. */
+/** Maximum number of candidates that are tried for the end of an emphasis. */
 const MOST_TRIES = 40;
 /** Longest link text or address, and longest formula within a line, in characters. */
 const MOST_LINK = 1000;
@@ -18,7 +18,7 @@ const PUNCTUATION = /[!-/:-@[-`{-~]/;
 const WORD = /[\p{L}\p{N}]/u;
 const BARE_URL = /https?:\/\/[^\s<>"'`]+/y;
 
-/** The address if it may be followed: absolute, and of the web or mail. */
+/** The address if links may lead to it: absolute, with http, https or mailto. */
 export function safeUrl(address) {
   let url;
   try {
@@ -29,7 +29,7 @@ export function safeUrl(address) {
   return PROTOCOLS.includes(url.protocol) ? url.href : null;
 }
 
-/** A link that tells the other page nothing about this one. */
+/** A link that sends no referrer and gives the other page no access to this one. */
 function link(address, title, children) {
   const href = safeUrl(address);
   if (href === null) return null;
@@ -50,7 +50,7 @@ class Scanner {
     /** Plain text since the last node. */
     this.plain = "";
     this.nodes = [];
-    /** Delimiters that do not occur any more. */
+    /** Delimiters that do not occur in the rest of the text. */
     this.absent = new Set();
   }
 
@@ -222,7 +222,7 @@ class Scanner {
     const split = inside.search(/\s["'(]/);
     const title = split < 0 ? "" : inside.slice(split + 2, -1);
     const address = (split < 0 ? inside : inside.slice(0, split)).replace(/^<|>$/g, "");
-    // Checked first: a refused link is scanned again as text, and nested ones would double the work.
+    // Check this first: a rejected link is scanned again as text, and nested links would double the work.
     if (safeUrl(address) === null) return null;
     const label = this.text.slice(begin, middle);
     const children = image ? [`Image: ${label || address}`] : inline(label, this.depth + 1);

@@ -6,9 +6,9 @@ import { highlight } from "./highlight.js";
 import { inline } from "./inline.js";
 import { mathNode } from "./math.js";
 
-/** Deeper quotes and lists are shown as plain text. */
+/** Maximum nesting of quotes and lists. Deeper ones are shown as plain text. */
 const MOST_DEPTH = 10;
-/** Longer texts are shown as plain text, in characters. */
+/** Maximum length of a text in characters. Longer texts are shown as plain text. */
 const MOST_TEXT = 400_000;
 const MOST_COLUMNS = 64;
 
@@ -236,7 +236,7 @@ function build(block, depth) {
   }
 }
 
-/** Headings of a message are below those of the page. */
+/** Headings of a message have lower levels than the headings of the page. */
 function heading(line) {
   const level = HEADING.exec(line)[1].length;
   let text = line.trim().slice(level).trim();

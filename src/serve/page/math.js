@@ -85,7 +85,7 @@ class Parser {
     return nodes.length === 1 ? nodes[0] : mml("mrow", {}, ...nodes);
   }
 
-  /** The text of a group, as it is. */
+  /** The text of a group, unchanged. */
   rawGroup() {
     this.expect("{");
     let text = "";

@@ -10,7 +10,7 @@ use crate::error::{ApiError, Result};
 use crate::state::App;
 use files::FILES;
 
-/// Nothing from elsewhere, nothing inline, no frames around it.
+/// The page loads nothing from other hosts, has no inline scripts, and cannot be framed.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
      font-src 'none'; connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
 

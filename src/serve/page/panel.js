@@ -1,7 +1,8 @@
-// The thermocline: what the engine does with its neurons, live. Values that the server does not report
+// The live view of the engine's neurons. Values that the server does not report
 // are shown as not known.
 
 import { events, getJson } from "./api.js";
+import { cellValues, firedSummary, leavesOut } from "./cells.js";
 import { byId, bytes, el, number, percent } from "./dom.js";
 import { deviceColor, drawPicture, layerAt, layerText } from "./picture.js";
 import { showPlan } from "./plan.js";
@@ -10,15 +11,15 @@ import { showPlan } from "./plan.js";
 const RETRY = 3000;
 /** Time after the last event at which rates are shown as zero, in milliseconds. */
 const IDLE = 1500;
-/** Share of its earlier value that the trail of a layer keeps per event. */
+/** Decay of a layer's trail: the fraction of its value that is kept per event. */
 const TRAIL = 0.85;
 
 /** Fields of an event that come from the neuron counters. */
 const COUNTED = [
-  "density", "active", "active_off_cpu", "cpu_waited", "devices_waited", "layer_density", "layer_off_cpu", "fired",
+  "density", "active", "active_off_cpu", "cpu_waited", "devices_waited", "layer_density", "layer_off_cpu",
 ];
 
-/** Parts of a device's memory, as the planner counts them. */
+/** Purposes of a device's memory, as itemised by the planner. */
 const PARTS = [
   ["neurons", "neurons"],
   ["frames", "attention and norms"],
@@ -39,7 +40,7 @@ export function runPanel(open) {
   if (open) connect();
 }
 
-/** Draws again, after a new theme; with `reconnect` after a new key. */
+/** Redraws the panel, for example after a theme change. With `reconnect`, reconnects with a new API key. */
 export function redrawPanel(reconnect) {
   if (byId("panel").hidden) return;
   if (reconnect) runPanel(true);
@@ -89,25 +90,28 @@ async function connect() {
   if (!signal.aborted) state.timer = setTimeout(connect, RETRY);
 }
 
-/** Shows what changed since the event before. */
+/** Shows the changes since the previous event. */
 function take(event) {
-  // Counters are read now and then: an event without them keeps the values before.
+  // Counters are read periodically. An event without counters keeps the previous values.
   const kept = event.neurons > 0 ? [] : COUNTED.map((name) => [name, state.event?.[name] ?? null]);
-  state.event = { ...event, ...Object.fromEntries(kept) };
+  // The neurons of the last token stay in the picture until the next one.
+  const fired = event.fired ?? state.event?.fired ?? null;
+  state.event = { ...event, ...Object.fromEntries(kept), fired };
   const shares = event.layer_density ?? [];
   state.trail = state.trail.map((before, i) => Math.max(shares[i] ?? 0, before * TRAIL));
   if (Number.isFinite(event.density)) state.facts.density = event.density;
-  // Events come while something runs; a rate without new ones is over.
+  // Events are sent only while something runs, so without new events the rates are zero.
   clearTimeout(state.idle);
   if (event.running === 0) state.idle = setTimeout(rest, IDLE);
   showCaption();
   showGauges();
   showDevices();
   byId("picture").setAttribute("aria-label", pictureLabel());
+  showTable();
   draw();
 }
 
-/** Shows that nothing runs; the picture keeps the last token. */
+/** Shows that nothing runs. The picture keeps the state of the last token. */
 function rest() {
   state.event = { ...state.event, tokens_per_second: 0, prompt_tokens_per_second: 0 };
   showGauges();
@@ -146,9 +150,14 @@ function captionText({ facts, event }) {
   const sorted = facts.layers.some((layer) => layer.use)
     ? "A row is a layer, its neurons from hot (left) to cold (right); hot ones are drawn stronger."
     : "A row is a layer and its width all its neurons; without a profile, hot and cold are not known.";
-  if (!facts.is_sparse) return `${sorted} All neurons fire for every token.`;
-  if (event && !event.layer_density && !event.fired) return `${sorted} The server reports activity for all layers together.`;
-  return `${sorted} The bar in a row is the share that fired just now, with its trail.`;
+  if (!leavesOut(facts)) return `${sorted} All neurons fire for every token.`;
+  if (event?.fired_refused) {
+    return `${sorted} The bar in a row is the share that fired just now, with its trail. `
+      + `The server cannot tell which neurons fired: ${event.fired_refused}.`;
+  }
+  if (!event?.fired) return `${sorted} The next token that the model writes marks the neurons that fire for it.`;
+  const cell = facts.layers.some((layer) => layer.n_experts) ? "experts" : "groups of neurons";
+  return `${sorted} The marks are the ${cell} that fired for the token just written: the stronger a mark, the more of it fired.`;
 }
 
 function showCaption() {
@@ -158,9 +167,10 @@ function showCaption() {
 }
 
 function pictureLabel() {
-  const { facts } = state;
+  const { facts, event } = state;
   const density = percent(facts.density);
-  return `Layers with their neurons by device. Density ${density}. Arrow keys read the layers one by one.`;
+  const fired = leavesOut(facts) ? firedSummary(facts, event?.fired) : "";
+  return `Layers with their neurons by device. Density ${density}. ${fired} Arrow keys read the layers one by one.`;
 }
 
 function draw() {
@@ -180,7 +190,7 @@ function showGauges() {
     const off = event && event.active > 0 ? event.active_off_cpu / event.active : null;
     gauges.push(["Off the CPU", percent(off), "of active neurons"]);
   }
-  // Devices wait for each other within split layers.
+  // Devices wait for each other only in split layers.
   if (facts.layers.some((layer) => layer.neurons.filter((count) => count > 0).length > 1)) {
     gauges.push(
       ["CPU waited", percent(event?.cpu_waited), "for hand-offs"],
@@ -204,7 +214,7 @@ function rate(value) {
 function showLegend() {
   const { facts } = state;
   const entries = facts.devices.map((device, i) => [deviceColor(i), `resident on ${device.name}`]);
-  if (facts.is_sparse) entries.push(["var(--fired)", "fired"]);
+  if (leavesOut(facts)) entries.push(["var(--fired)", "fired for the token just written"]);
   if (facts.layers.some((layer) => layer.use)) entries.push(["var(--line)", "left of the line: 80 % of activations"]);
   byId("legend").replaceChildren(...entries.map(([color, text]) => {
     const swatch = el("span", { className: "swatch", "aria-hidden": "true" });
@@ -224,12 +234,12 @@ function showDevices() {
     const limit = device.budget_bytes ?? Math.max(used, device.peak_bytes);
     const bar = el("div", { className: "memory", "aria-hidden": "true" });
     const parts = device.parts ? PARTS.filter(([name]) => device.parts[name] > 0) : [];
-    const known = parts.reduce((sum, [name]) => sum + device.parts[name], 0);
+    const known = parts.reduce((sum, [name]) => sum + device.parts[name], device.driver_bytes ?? 0);
     const all = Math.max(limit, known, 1);
     parts.forEach(([name, label], at) => bar.append(memoryPart(device.parts[name] / all, label, i, at)));
     if (parts.length === 0) bar.append(memoryPart(used / all, "in use", i, 0));
     const budget = device.budget_bytes === null ? "no limit"
-      : `budget ${bytes(device.budget_bytes)} without the driver's own memory`;
+      : `budget ${bytes(device.budget_bytes)}, of which the driver has about ${bytes(device.driver_bytes ?? 0)}`;
     const details = parts.map(([name, label]) => `${label} ${bytes(device.parts[name])}`).join(", ");
     return el("div", { className: "device" },
       el("p", {}, el("strong", { textContent: device.name }), ` ${bytes(used)} in use, ${budget}`),
@@ -247,14 +257,20 @@ function memoryPart(share, title, device, at) {
   return part;
 }
 
+/** How many of a layer's cells fired. */
+function firedCells(layer) {
+  const values = cellValues(state.event?.fired, layer);
+  return values ? `${values.filter((value) => value > 0).length} of ${values.length}` : "not known";
+}
+
 /** The numbers behind the picture. */
 function showTable() {
   const { facts, event } = state;
   if (!facts || !byId("panel").querySelector("details").open) return;
-  const header = ["Layer", "Home", ...facts.devices.map((device) => `Neurons on ${device.name}`), "Density"];
+  const header = ["Layer", "Home", ...facts.devices.map((device) => `Neurons on ${device.name}`), "Density", "Fired"];
   const cell = (tag, text) => el(tag, { textContent: text, ...(tag === "th" ? { scope: "col" } : {}) });
   const rows = facts.layers.map((layer, i) => {
-    const values = [i, facts.devices[layer.home]?.name ?? layer.home, ...layer.neurons, percent(event?.layer_density?.[i])];
+    const values = [i, facts.devices[layer.home]?.name ?? layer.home, ...layer.neurons, percent(event?.layer_density?.[i]), firedCells(i)];
     return el("tr", {}, ...values.map((value) => cell("td", String(value))));
   });
   byId("layer-table").replaceChildren(el("table", {},

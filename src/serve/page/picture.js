@@ -1,17 +1,16 @@
 // The picture of all layers. A row is a layer, its width all neurons of the layer: hot ones left, cold
 // ones right, coloured by the device where they are resident.
 
+import { cellValues, drawCells, firedText, leavesOut } from "./cells.js";
 import { percent } from "./dom.js";
 
-/** Cells of a row, as many as the stretches of a profile. */
-const CELLS = 32;
 /** Share of all activations left of the line. */
 const LINE_SHARE = 0.8;
 const GUTTER = 30;
 const NUMBERS = 50;
 const MOST_ROW = 22;
 const LEAST_ROW = 7;
-/** Height that the rows share, in pixels, if they are not at a limit. */
+/** Total height of all rows in pixels, unless a row reaches its minimum or maximum height. */
 const HEIGHT = 460;
 
 /** The colour of a device, as a CSS variable. */
@@ -30,7 +29,7 @@ export function layerAt(canvas, y, facts) {
   return layer >= 0 && layer < facts.layers.length ? layer : null;
 }
 
-/** What the picture shows about one layer. */
+/** The data that the picture shows for one layer. */
 export function layerText(facts, event, index) {
   const layer = facts.layers[index];
   const experts = layer.n_experts ? layer.n_neurons / layer.n_experts : null;
@@ -50,6 +49,8 @@ export function layerText(facts, event, index) {
   if (Number.isFinite(density)) parts.push(`${percent(density)} active`);
   const off = event?.layer_off_cpu?.[index];
   if (Number.isFinite(off) && facts.devices.length > 1) parts.push(`${percent(off)} of them off the CPU`);
+  const fired = leavesOut(facts) ? firedText(facts, event?.fired, index) : "";
+  if (fired) parts.push(fired);
   return parts.join(" \u00b7 ");
 }
 
@@ -95,7 +96,9 @@ export function drawPicture(canvas, { facts, event, trail, selected }) {
   for (const [i, layer] of facts.layers.entries()) {
     const y = i * row;
     drawResidents(space, layer, y);
-    drawActive(space, i, y, event, trail[i] ?? 0);
+    const cells = leavesOut(facts) ? cellValues(event?.fired, i) : null;
+    if (cells) drawCells(space, cells, y);
+    else drawActive(space, i, y, event, trail[i] ?? 0);
     drawLabels(space, i, y, event, i === selected);
     const at = layer.use ? linePosition(layer.use) : null;
     if (at !== null) line.push([space.left + at * space.width, y + row / 2]);
@@ -127,31 +130,21 @@ function drawByUse(context, use, [from, to], x, y, height) {
     const end = Math.min(to, (i + 1) / use.length);
     if (end <= begin) continue;
     context.globalAlpha = 0.16 + 0.84 * Math.sqrt(Math.min(1, value));
-    // Whole pixels, so that neighbours leave no seam.
+    // Round to whole pixels, so that no gaps appear between neighbours.
     const left = Math.round(x(begin));
     context.fillRect(left, y, Math.round(x(end)) - left, height);
   }
 }
 
-/** The share that fired: by stretch if the server reports it, else as a bar over the row. */
+/** The share that fired, where the server does not report which neurons did. */
 function drawActive({ context, color, left, width, row }, index, y, event, trail) {
   context.fillStyle = color("--fired");
-  const fired = event?.fired?.[index];
-  if (fired) {
-    const cell = width / CELLS;
-    for (let i = 0; i < CELLS; i += 1) {
-      context.globalAlpha = (fired.charCodeAt(i) - 48) / 9;
-      context.fillRect(left + i * cell, y + row / 4, cell - 0.5, row / 2 - 1);
-    }
-  } else {
-    const height = Math.max(2, Math.round(row / 3));
-    const top = y + Math.floor((row - 1 - height) / 2);
-    context.globalAlpha = 0.35;
-    context.fillRect(left, top, Math.min(1, trail) * width, height);
-    context.globalAlpha = 1;
-    context.fillRect(left, top, Math.min(1, event?.layer_density?.[index] ?? 0) * width, height);
-  }
+  const height = Math.max(2, Math.round(row / 3));
+  const top = y + Math.floor((row - 1 - height) / 2);
+  context.globalAlpha = 0.35;
+  context.fillRect(left, top, Math.min(1, trail) * width, height);
   context.globalAlpha = 1;
+  context.fillRect(left, top, Math.min(1, event?.layer_density?.[index] ?? 0) * width, height);
 }
 
 function drawLabels({ context, color, left, width, row }, index, y, event, selected) {

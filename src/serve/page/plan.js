@@ -6,7 +6,7 @@ function perSecond(value) {
   return Number.isFinite(value) ? `${number(value)} tokens/s` : "not known";
 }
 
-/** Rows of a small table of names and values. */
+/** Rows of a table with names and values. */
 function rows(pairs) {
   return el("dl", { className: "pairs" }, ...pairs.flatMap(([name, value]) => [
     el("dt", { textContent: name }), el("dd", { textContent: value }),
@@ -106,11 +106,9 @@ export function showPlan(target, facts) {
   if (facts.plan) nodes.push(currentPlan(facts.plan, facts));
   if (facts.plans?.budgets?.length > 1) nodes.push(slider(facts.plans, facts));
   else if (facts.devices.length < 2) {
-    nodes.push(el("p", {
-      className: "hint",
-      textContent: "Only the CPU computes here: there is no device memory to plan. "
-        + "On another machine, `thermocline plan --assume` estimates the speed with a device.",
-    }));
+    nodes.push(el("p", { className: "hint" },
+      "Only the CPU computes here: there is no device memory to plan. ",
+      el("code", { textContent: "thermocline plan --assume" }), " estimates the speed with a device."));
   } else nodes.push(el("p", { className: "hint", textContent: "The server sent no estimates for other budgets." }));
   target.replaceChildren(...nodes);
 }

@@ -1,11 +1,11 @@
-// Settings: sampling parameters, system prompt, API key, theme. Empty fields leave the choice to the
-// server.
+// Settings: sampling parameters, system prompt, API key, theme. Empty fields use the server's
+// defaults.
 
 import { setKey } from "./api.js";
 import { byId, el, number } from "./dom.js";
 import { keepKey, keepSettings, loadKey, loadSettings } from "./store.js";
 
-// Name in the request, label, range, step, and what it does.
+// Name in the request, label, range, step and description.
 const NUMBERS = [
   ["temperature", "Temperature", 0, 5, 0.05, "0 always takes the likeliest token"],
   ["top_k", "Top k", 0, 1000, 1, "samples among the k likeliest tokens; 0 is off"],
@@ -48,7 +48,7 @@ export function parameters() {
   return chosen;
 }
 
-/** `\n` and `\t` as people write them in a field. */
+/** Replaces the escapes `\n` and `\t` that users type in a field. */
 function unescape(text) {
   return text.replaceAll("\\n", "\n").replaceAll("\\t", "\t");
 }
@@ -90,7 +90,7 @@ function numberField([name, label, min, max, step, hint]) {
 /** Shows the server's parameters in empty fields. */
 export function showDefaults(params) {
   for (const [name] of NUMBERS) {
-    // The seed without a choice differs from request to request.
+    // Without a fixed seed, the server uses a new random seed for each request.
     const value = name === "seed" ? null : params[name];
     const shown = typeof value === "number" && Number.isFinite(value) && value >= 0;
     byId(`set-${name}`).placeholder = shown ? `${number(value)} (server)` : "server's";

@@ -1,7 +1,8 @@
 // The list of conversations: open, search, rename, delete, import, export.
 
 import { byId, el, saveFile, say, showError } from "./dom.js";
-import { fromJson, searchText, titleOf, toJson, toMarkdown } from "./tree.js";
+import { fromMarkdown, toMarkdown } from "./transcript.js";
+import { fromJson, searchText, titleOf, toJson } from "./tree.js";
 
 const MOST_IMPORT = 64 << 20;
 
@@ -33,9 +34,10 @@ export function setUpSidebar(handlers) {
 async function importFile(file) {
   try {
     if (file.size > MOST_IMPORT) throw new Error("the file is larger than 64 MiB");
-    const conversations = fromJson(await file.text());
+    const text = await file.text();
+    const conversations = /\.(md|markdown)$/i.test(file.name) ? [fromMarkdown(text)] : fromJson(text);
     await actions.add(conversations);
-    say(`${conversations.length} conversations imported`);
+    say(conversations.length === 1 ? "1 conversation imported" : `${conversations.length} conversations imported`);
   } catch (error) {
     showError(`Cannot import ${file.name}: ${error.message}.`);
   }

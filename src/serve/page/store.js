@@ -41,7 +41,7 @@ export async function openStore() {
   });
 }
 
-/** What to tell the user when a conversation could not be kept. */
+/** The message for the user if a conversation could not be saved. */
 export function storeError(error) {
   if (error?.name === "QuotaExceededError") {
     return "The browser's storage is full. Export and delete old conversations to keep new ones.";
@@ -85,7 +85,7 @@ export function keepSettings(settings) {
   }
 }
 
-/** The API key lives as long as the tab. */
+/** The API key is kept until the tab is closed. */
 export function loadKey() {
   try {
     return sessionStorage.getItem(KEY) ?? "";

@@ -53,7 +53,7 @@ function childOf(conversation, id) {
   return child === undefined ? null : conversation.messages[child];
 }
 
-/** The id below which the next message goes. */
+/** The id of the parent of the next message. */
 export function lastId(conversation) {
   const shown = path(conversation);
   return shown.length > 0 ? shown[shown.length - 1].id : ROOT;
@@ -76,7 +76,7 @@ export function place(conversation, message) {
   return { index: children.indexOf(message.id), count: children.length };
 }
 
-/** Shows the sibling that is `by` places further. */
+/** Shows the sibling `by` positions further. */
 export function turn(conversation, message, by) {
   const { children } = conversation.messages[message.parent];
   const index = children.indexOf(message.id) + by;
@@ -121,22 +121,11 @@ function longestRun(text) {
   return longest;
 }
 
-/** The messages of a request that `message` ends. */
+/** The messages of a request whose last message is `message`. */
 export function requestMessages(conversation, message) {
   const messages = upTo(conversation, message).map((m) => ({ role: m.role, content: requestText(m) }));
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
   return messages;
-}
-
-/** The shown branch as Markdown. */
-export function toMarkdown(conversation) {
-  const parts = [`# ${titleOf(conversation)}\n`];
-  if (conversation.system.trim()) parts.push(`## System\n\n${conversation.system}\n`);
-  for (const message of path(conversation)) {
-    const name = message.role === "user" ? "User" : "Assistant";
-    parts.push(`## ${name}\n\n${requestText(message)}\n`);
-  }
-  return parts.join("\n");
 }
 
 /** All texts of a conversation in lower case, for the search. */
@@ -154,7 +143,7 @@ export function fromJson(text) {
   try {
     data = JSON.parse(text);
   } catch {
-    throw new Error("the file is not JSON; export conversations as JSON to import them");
+    throw new Error("the file is not JSON");
   }
   const list = data?.format === "thermocline-conversations" ? data.conversations : null;
   if (!Array.isArray(list)) throw new Error("the file has no Thermocline conversations");

@@ -77,7 +77,7 @@ function fill(node, conversation, message) {
   note.textContent = noteOf(message, running);
   note.hidden = note.textContent === "";
   note.classList.toggle("bad", Boolean(message.error));
-  // The buttons keep the focus unless their state changes.
+  // Rebuild the buttons only if their state changes, so that they keep the focus.
   const state = JSON.stringify([running, actions.isBusy(), place(conversation, message)]);
   const tools = node.querySelector(".tools");
   if (tools.dataset.state !== state) {
@@ -90,7 +90,7 @@ function fillReasoning(node, message, running) {
   const details = node.querySelector(".reasoning");
   if (!message.reasoning) return;
   if (details.hidden) details.open = running;
-  // Reasoning is folded when the answer begins, once.
+  // Fold the reasoning once, when the answer begins.
   if (message.content && running && !details.dataset.folded) {
     details.dataset.folded = "yes";
     details.open = false;
@@ -143,7 +143,7 @@ function buttons(node, conversation, message) {
   return made;
 }
 
-/** Shows another version and keeps the focus on its buttons. */
+/** Shows another version of a message and keeps the focus on its buttons. */
 function turned(message, by) {
   const position = [...byId("log").children].findIndex((node) => node.id === `m-${message.id}`);
   actions.turn(message, by);

@@ -1,4 +1,4 @@
-//! Built-in templates by llama.cpp's names, for models whose file has none.
+//! Built-in templates under llama.cpp's names, for models whose file has none.
 //!
 //! Each template was written for this list from the documented format of its models; a file's own
 //! template takes precedence.

@@ -123,6 +123,9 @@ impl Dialogue {
         variables.insert("enable_thinking".to_owned(), true.into());
         variables.insert("date_string".to_owned(), template::date(now, "%d %b %Y").into());
         variables.insert("datetime".to_owned(), template::date(now, "%b %d %Y").into());
+        // The tools as text, which firefunction's template appends to its system message.
+        let functions = turns.tools.map_or(Ok(String::new()), serde_json::to_string_pretty);
+        variables.insert("functions".to_owned(), functions.unwrap_or_default().into());
         variables.extend(self.variables.clone());
         variables.extend(turns.variables.clone());
         template.render(&Input {
@@ -230,6 +233,23 @@ mod tests {
         dialogue.variables.insert("enable_thinking".to_owned(), false.into());
         dialogue.variables.insert("datetime".to_owned(), "now".into());
         assert_eq!(dialogue.prompt(&talk()).unwrap().text, "False 11 3");
+    }
+
+    #[test]
+    fn functions_are_the_tools_as_text() {
+        let dialogue = Dialogue::with_template(Template::compile("<{{ functions }}>").unwrap());
+        assert_eq!(dialogue.prompt(&talk()).unwrap().text, "<>");
+        let tools = serde_json::json!([{ "name": "f" }]);
+        let variables = Map::new();
+        let turns = Turns {
+            messages: &talk().messages(),
+            tools: Some(&tools),
+            documents: None,
+            add_generation_prompt: true,
+            variables: &variables,
+        };
+        let text = dialogue.format(&turns).unwrap().text;
+        assert_eq!(text, "<[\n  {\n    \"name\": \"f\"\n  }\n]>");
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// A message of text alone.
+    /// A message with only text.
     #[must_use]
     pub fn new(role: &str, content: &str) -> Message {
         Message { role: role.into(), content: content.into(), more: Map::new() }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn other_fields_are_serialised_beside_the_text() {
+    fn other_fields_are_serialised_with_the_text() {
         let mut message = Message::new("tool", "12");
         message.more.insert("name".into(), "add".into());
         let json = serde_json::to_string(&message).unwrap();

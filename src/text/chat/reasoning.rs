@@ -9,7 +9,7 @@ pub enum ReplyPart {
     Answer,
 }
 
-/// Opening and closing marks of reasoning in current models.
+/// Opening and closing markers of reasoning in current models.
 const MARKS: [(&str, &str); 7] = [
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
@@ -24,9 +24,9 @@ const MARKS: [(&str, &str); 7] = [
 const HEADERS: [&str; 3] =
     ["<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>"];
 
-/// Separates reasoning from the answer. Marks are recognised only where an answer may begin, not
+/// Separates reasoning from the answer. Markers are recognised only where an answer may begin, not
 /// within an answer, so that an answer about `<think>` stays unchanged. Text that may be the
-/// beginning of a mark is held back until the next piece decides.
+/// beginning of a marker is held back until the next piece decides.
 #[derive(Clone, Debug)]
 pub struct Reasoning {
     state: State,
@@ -35,10 +35,10 @@ pub struct Reasoning {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Before the answer: at most white space has arrived. It is dropped if `after`, that is, if
-    /// reasoning or a header came before.
+    /// Before the answer: at most white space has arrived. The white space is dropped if `after` is
+    /// set, that is, if reasoning or a header came before it.
     Start { after: bool },
-    /// Within reasoning, up to the mark `close`. `begun` is set once non-space text has arrived.
+    /// Within reasoning, up to the marker `close`. `begun` is set once non-space text has arrived.
     Thinking { close: &'static str, begun: bool },
     /// Within the answer.
     Answering,
@@ -61,17 +61,17 @@ impl Reasoning {
         Reasoning { state, held: String::new() }
     }
 
-    /// All marks that open or close reasoning.
+    /// All markers that open or close reasoning.
     pub fn marks() -> impl Iterator<Item = &'static str> {
         MARKS.iter().flat_map(|(open, close)| [*open, *close])
     }
 
-    /// All opening marks with the marks that close them.
+    /// All opening markers, each with the marker that closes it.
     pub fn pairs() -> impl Iterator<Item = (&'static str, &'static str)> {
         MARKS.into_iter()
     }
 
-    /// The opening mark for `close`; `None` if `close` is not a known mark.
+    /// The opening marker for `close`; `None` if `close` is not a known marker.
     #[must_use]
     pub fn opening(close: &str) -> Option<&'static str> {
         MARKS.iter().find(|(_, known)| *known == close).map(|(open, _)| *open)

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_is_found_beside_broken_templates() {
+    fn a_template_is_found_despite_broken_templates() {
         let mut writer = Writer::new(Container::Gguf);
         for (key, value) in [
             (DEFAULT, text(b"\xff")),

@@ -159,6 +159,20 @@ impl Candidates {
         last
     }
 
+    /// The candidates that [`Candidates::draw`] may take, with the natural logarithm of the
+    /// probability of each, best first.
+    pub(super) fn logprobs(&self) -> Vec<(u32, f32)> {
+        let max = self.max_logit();
+        let mut list: Vec<Candidate> =
+            self.list.iter().filter(|c| weight(c.logit, max) > 0.0).copied().collect();
+        list.sort_unstable_by(best_first);
+        let total: f64 = list.iter().map(|c| weight(c.logit, max)).sum();
+        let log_sum = f64::from(max) + total.ln();
+        #[allow(clippy::cast_possible_truncation)] // reported in single precision
+        let of = |logit: f32| (f64::from(logit) - log_sum) as f32;
+        list.iter().map(|c| (c.id, of(c.logit))).collect()
+    }
+
     fn max_logit(&self) -> f32 {
         let logits = self.list.iter().map(|c| c.logit);
         logits.fold(f32::NEG_INFINITY, f32::max)

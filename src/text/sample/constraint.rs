@@ -11,20 +11,20 @@ pub struct TokenMask {
 }
 
 impl TokenMask {
-    /// No token of a vocabulary of `n_vocab` tokens.
+    /// The empty set, for a vocabulary of `n_vocab` tokens.
     #[must_use]
     pub fn none(n_vocab: usize) -> TokenMask {
         TokenMask { words: vec![0; n_vocab.div_ceil(32)], n_vocab }
     }
 
-    /// All tokens of a vocabulary of `n_vocab` tokens.
+    /// The set of all tokens of a vocabulary of `n_vocab` tokens.
     #[must_use]
     pub fn all(n_vocab: usize) -> TokenMask {
         TokenMask::from_words(&vec![u32::MAX; n_vocab.div_ceil(32)], n_vocab)
     }
 
-    /// From words of 32 tokens, lowest bit first. Missing words are empty; bits past the vocabulary
-    /// are ignored.
+    /// A set from words of 32 bits each, lowest bit first. Missing words count as zero, and bits
+    /// past the vocabulary are ignored.
     #[must_use]
     pub fn from_words(words: &[u32], n_vocab: usize) -> TokenMask {
         let mut mask = TokenMask::none(n_vocab);
@@ -36,7 +36,7 @@ impl TokenMask {
         mask
     }
 
-    /// Adds a token; one outside of the vocabulary is ignored.
+    /// Adds a token. Ids outside of the vocabulary are ignored.
     pub fn insert(&mut self, token: u32) {
         if (token as usize) < self.n_vocab {
             self.words[token as usize / 32] |= 1 << (token % 32);
@@ -76,24 +76,24 @@ impl TokenMask {
     }
 }
 
-/// A constraint cannot continue.
+/// Why a constraint cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the constraint on the output failed: {reason}")]
 pub struct ConstraintError {
-    /// The constraint's own description of the cause.
+    /// Description of the cause.
     pub reason: String,
 }
 
-/// Restricts which token may come next. Each generated text has its own.
+/// Restricts which token may come next. Each generated text has its own constraint.
 pub trait Constraint: fmt::Debug + Send {
-    /// The tokens that may come next, tokens that end the text included where it may end. Never
-    /// empty.
+    /// The tokens that may come next. If the text may end here, this includes end-of-generation
+    /// tokens. Never empty.
     ///
     /// # Errors
-    /// [`ConstraintError`], for example beyond a limit on the work of a grammar.
+    /// [`ConstraintError`], for example if a grammar exceeds its limits.
     fn allowed(&mut self) -> Result<&TokenMask, ConstraintError>;
 
-    /// Takes the next token, which [`Constraint::allowed`] contained.
+    /// Accepts the next token, which must be in [`Constraint::allowed`].
     ///
     /// # Errors
     /// [`ConstraintError`] for a token that is not allowed.

@@ -73,7 +73,7 @@ impl Sampler {
         self.sample_from(logits, None)
     }
 
-    /// As [`Sampler::sample`], from the tokens of `allowed` alone if there is such a set. Other
+    /// As [`Sampler::sample`], but chooses only among the tokens in `allowed`, if given. Other
     /// tokens are dropped before the first stage.
     ///
     /// # Errors
@@ -105,6 +105,12 @@ impl Sampler {
         #[allow(clippy::cast_precision_loss)] // an f64 holds 53 bits exactly
         let u = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         self.candidates.draw(u).ok_or(Error::AllBanned)
+    }
+
+    /// The distribution from which the latest token was drawn: the tokens that all stages kept,
+    /// best first, each with the natural logarithm of its probability.
+    pub fn logprobs(&self) -> Vec<(u32, f32)> {
+        self.candidates.logprobs()
     }
 
     fn apply(&mut self, stage: Stage) {
@@ -202,6 +208,24 @@ mod tests {
             let share = f64::from(*count) / 20_000.0;
             assert!((share - f64::from(p)).abs() < 0.015, "{counts:?}");
         }
+    }
+
+    #[test]
+    fn the_distribution_of_a_draw_is_that_after_the_stages() {
+        let logits = [0.5f32, 0.05, 0.3, 0.15].map(f32::ln);
+        let config = SamplerConfig { top_k: 3, top_p: 1.0, min_p: 0.0, temp: 1.0, ..seeded(3) };
+        let mut s = sampler(config, 4);
+        let token = s.sample(&logits).unwrap();
+        let all = s.logprobs();
+        let ids: Vec<u32> = all.iter().map(|(id, _)| *id).collect();
+        assert_eq!(ids, [0, 2, 3]);
+        assert!(ids.contains(&token));
+        for ((_, logprob), p) in all.iter().zip([0.5, 0.3, 0.15]) {
+            assert!((logprob.exp() - p / 0.95).abs() < 1e-6, "{all:?}");
+        }
+        let mut greedy = sampler(SamplerConfig { temp: 0.0, ..seeded(3) }, 4);
+        greedy.sample(&logits).unwrap();
+        assert_eq!(greedy.logprobs(), [(0, 0.0)]);
     }
 
     #[test]

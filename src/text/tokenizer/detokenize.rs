@@ -7,8 +7,8 @@ use super::{Error, Tokenizer};
 /// Where the text begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// At the beginning of an encoded text: the one space that `encode` prepends (for `llama`
-    /// vocabularies only) is removed again, also after a leading BOS token.
+    /// At the beginning of an encoded text. The space that `encode` prepends (only for `llama`
+    /// vocabularies) is removed again, also after a leading BOS token.
     OfText,
     /// After a prompt: a leading space belongs to the text.
     Continuation,

@@ -168,7 +168,7 @@ impl Tokenizer {
     }
 
     /// The bytes of a token, which may be incomplete characters. Control and unknown tokens have
-    /// bytes only if `special`.
+    /// bytes only if `special` is set.
     ///
     /// # Errors
     /// [`Error::NoSuchId`].

@@ -10,7 +10,7 @@ use super::{Error, TokenType, Vocab};
 
 /// Maximum length of a token in bytes, which bounds the time per position.
 const MAX_TOKEN_BYTES: usize = 1024;
-/// The score of an unknown character is this much lower than that of the worst token.
+/// Score of an unknown character, relative to the score of the worst token: lower by this amount.
 const UNKNOWN_PENALTY: f32 = 10.0;
 /// Maximum factor by which normalisation may lengthen a text. Unicode's longest decomposition
 /// turns 3 bytes into 33.

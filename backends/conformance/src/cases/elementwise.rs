@@ -139,7 +139,7 @@ fn mul(
 
 fn norm(rig: &mut Rig, kind: NormKind, size: [usize; 3], affine: bool) -> Result<()> {
     let [n_tokens, n_cols, width] = size;
-    // One token has values so small that eps matters, another has a mean far from 0.
+    // One token has values so small that eps affects the result, another a mean far from 0.
     let mut values = rig.rng.floats(n_tokens * n_cols);
     values[..n_cols].iter_mut().for_each(|v| *v *= 3e-3);
     if n_tokens > 1 {

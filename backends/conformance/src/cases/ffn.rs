@@ -21,7 +21,7 @@ pub(super) enum DownLayout {
     Stored,
     /// Transposed on import.
     Transposed,
-    /// One row per output, as in ordinary files.
+    /// One row per output, the usual layout of GGUF files.
     Across,
 }
 
@@ -291,7 +291,7 @@ pub(super) fn finish(rig: &mut Rig, op: SparseFfn<Tensor>) -> Result<()> {
 #[derive(Clone, Copy, PartialEq)]
 enum TokenRows {
     Dense,
-    /// The batch's row list, of which the token needs only some rows.
+    /// The batch's row list; the token needs only some of its rows.
     SameList,
     /// A list of only the rows that the token needs, as in a separate step.
     OwnList,

@@ -47,11 +47,11 @@ pub(super) fn cases() -> Vec<Case> {
 #[derive(Clone, Copy)]
 struct Sizes {
     n_tokens: usize,
-    /// Maximum tokens of the program.
+    /// Maximum number of tokens of the program.
     max_tokens: usize,
-    /// Maximum tokens of the row list.
+    /// Maximum number of tokens of the row list.
     list: usize,
-    /// Maximum tokens of the mailbox.
+    /// Maximum number of tokens of the mailbox.
     mailbox: usize,
     n_layers: usize,
     n_weights: usize,

@@ -24,7 +24,7 @@ pub(super) fn cases() -> Vec<Case> {
             let body = move |rig: &mut Rig| run_plain(rig, format, [33, WIDEST], n_tokens, false);
             cases.push(Case::new(format!("MatMul/{format}/33x{WIDEST}/t{n_tokens}"), body));
         }
-        // More tokens than one tile has, and columns with a remainder.
+        // More tokens than fit in one tile, and different numbers of blocks per row.
         for (n_tokens, blocks) in [(33, 3), (100, 5), (515, 3)] {
             let cols = blocks * format.block_values().max(128);
             let body = move |rig: &mut Rig| run_plain(rig, format, [45, cols], n_tokens, true);

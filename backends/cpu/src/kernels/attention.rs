@@ -25,7 +25,7 @@ mod cut;
 
 pub(super) use cut::Spans;
 use cut::{
-    Cut, GROUP, IN_ORDER, KeysOrValues, NEAR, Positions, QUERIES, SPAN, Tile, WIDENED, Work,
+    Cut, GROUP, IN_ORDER, KeysOrValues, NEAR, Positions, QUERIES, SPAN, Tile, TileScratch, WIDENED,
 };
 
 /// V rows of a span, and the kernel for their weighted sum.
@@ -104,7 +104,7 @@ impl Attention {
     }
 
     /// A worker's scratch memory, filled with the tile's queries: scaled, and padded with zeros.
-    fn work(&self, tile: &Tile, worker: usize) -> Work<'_> {
+    fn tile_scratch(&self, tile: &Tile, worker: usize) -> TileScratch<'_> {
         let [q, scores, softmax, sums, widened] = self.tiles.each_ref().map(|of| of.row(worker));
         let (d_head, width) = (self.cut.d_head, self.cut.width);
         for block in tile.blocks.clone() {
@@ -119,12 +119,12 @@ impl Attention {
                 }
             }
         }
-        Work { q, scores, softmax, sums, widened }
+        TileScratch { q, scores, softmax, sums, widened }
     }
 
     /// Computes the softmax and the weighted values of one span for the tile's tokens that attend
     /// to any of its positions; returns these tokens.
-    fn span(&self, tile: &Tile, span: usize, work: &mut Work<'_>) -> Range<usize> {
+    fn span(&self, tile: &Tile, span: usize, work: &mut TileScratch<'_>) -> Range<usize> {
         let first = span * SPAN;
         let seen = |t: usize| {
             let seen = self.visible_positions(t);
@@ -193,7 +193,7 @@ impl Attention {
         tile: &Tile,
         tokens: &Range<usize>,
         positions: Positions<'_>,
-        work: &mut Work<'_>,
+        work: &mut TileScratch<'_>,
     ) {
         let width = self.cut.width;
         if let Some(keys) = self.widen_rows(&self.k, tile, positions, work.widened) {
@@ -220,7 +220,7 @@ impl Attention {
         tokens: &Range<usize>,
         positions: Positions<'_>,
         seen: &dyn Fn(usize) -> Range<usize>,
-        work: &mut Work<'_>,
+        work: &mut TileScratch<'_>,
     ) {
         let width = self.cut.value_width;
         for block in tile.blocks.clone() {
@@ -270,7 +270,7 @@ impl Attention {
         group: Range<usize>,
         part: &dyn Fn(usize) -> Range<usize>,
         weighing: &WeightedRows<'_>,
-        work: &mut Work<'_>,
+        work: &mut TileScratch<'_>,
     ) {
         let WeightedRows { first, values, kernel } = *weighing;
         let width = self.cut.value_width;
@@ -335,7 +335,7 @@ impl Attention {
     /// Computes one span of one token for some blocks. Each block's partial result goes to its own
     /// row of `parts`; `first` is the row of the first block.
     fn compute_span(&self, tile: &Tile, span: usize, worker: usize, first: usize) {
-        let mut work = self.work(tile, worker);
+        let mut work = self.tile_scratch(tile, worker);
         self.span(tile, span, &mut work);
         for (i, block) in tile.blocks.clone().enumerate() {
             let rows = self.queries(tile, block, &tile.tokens);
@@ -369,7 +369,7 @@ impl Attention {
     fn compute_tile(&self, tile: &Tile, worker: usize) {
         let (block, width) = (tile.blocks.start, self.cut.value_width);
         let heads = self.cut.heads(block).1;
-        let mut work = self.work(tile, worker);
+        let mut work = self.tile_scratch(tile, worker);
         let mut states = [[f32::NEG_INFINITY, 0.0]; QUERIES];
         for t in tile.tokens.clone() {
             heads.clone().for_each(|head| self.y(t, head).fill(0.0));

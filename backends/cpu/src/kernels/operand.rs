@@ -149,8 +149,8 @@ pub(super) struct Q8Span {
 }
 
 impl Q8Span {
-    /// Takes memory for `n_rows` rows of `n_cols` values; `None` if no format of `formats` takes Q8
-    /// activations.
+    /// Reserves memory for `n_rows` rows of `n_cols` values; `None` if no format of `formats` takes
+    /// Q8 activations.
     pub(super) fn new(
         formats: &[Option<Format>],
         n_rows: usize,

@@ -62,8 +62,8 @@ pub(super) struct PanelSpans {
 }
 
 impl PanelSpans {
-    /// Takes memory for `n_sums` simultaneous products with up to `n_tokens` tokens; no memory for
-    /// small batches.
+    /// Reserves memory for `n_sums` simultaneous products with up to `n_tokens` tokens; small
+    /// batches need no memory.
     pub(super) fn new(
         n_tokens: usize,
         n_sums: usize,

@@ -51,7 +51,7 @@ impl Sequences {
         tokens.filter(move |(_, (s, _))| **s as usize == seq).map(|(t, (_, pos))| (t, *pos == 0))
     }
 
-    /// As [`Self::tokens`]; `None` if the sequence has no token in the step, so its state stays
+    /// Like [`Self::tokens`]; `None` if the sequence has no token in the step, so its state stays
     /// untouched.
     fn tokens_if_any(&self, seq: usize) -> Option<impl Iterator<Item = (usize, bool)>> {
         let mut tokens = self.tokens(seq).peekable();

@@ -6,7 +6,8 @@
 //! exactly, so they differ only in the order of f32 sums. The order depends only on lengths, never
 //! on addresses or threads.
 //!
-//! This module has no threads, no tensors and no choices by size: the caller splits the work.
+//! The caller splits the work: this module does not use threads or tensors, and does not choose
+//! kernels by size.
 #![allow(unsafe_code, reason = "SIMD intrinsics and unaligned loads")]
 
 mod activation;

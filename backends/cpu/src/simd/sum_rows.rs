@@ -214,7 +214,7 @@ macro_rules! sum_rows_kernels {
         small_blocks!(q4_1, 20, add_q4_1);
         small_blocks!(q8_0, 34, add_q8_0);
 
-        /// As `small_blocks`, for a format with blocks of 256 values, which `$unpack` unpacks.
+        /// Like `small_blocks`, for a format with blocks of 256 values, which `$unpack` unpacks.
         macro_rules! large_blocks {
             ($name:ident, $size:literal, $unpack:ident) => {
                 #[target_feature(enable = $features)]

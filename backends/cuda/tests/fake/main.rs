@@ -8,7 +8,23 @@ use hal::Backend;
 use simt::Options;
 use thermocline_cuda::{devices, open_with};
 
-vendor_tests!(fake, devices, open, "CUDA", "compute capability", &[""]);
+vendor_tests!(
+    fake,
+    devices,
+    open,
+    "CUDA",
+    "compute capability",
+    conformance::without_long_prompts()
+);
+
+/// `scripts/check_fakes` runs it.
+#[test]
+#[ignore = "takes a minute, most of it for cases that are alike"]
+fn the_fake_conforms_in_every_case() {
+    if let Some(fake) = fake() {
+        suite::conforms(&open, suite::SECOND, fake, &conformance::cases());
+    }
+}
 
 /// The fake driver of this process; prints the reason and returns `None` if it cannot be compiled.
 fn fake() -> Option<&'static Fake> {

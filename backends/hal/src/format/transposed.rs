@@ -148,7 +148,7 @@ impl TransposedLayout {
     /// the bytes that belong to no part.
     ///
     /// # Errors
-    /// As [`TransposedLayout::pack`].
+    /// See [`TransposedLayout::pack`].
     pub fn parts<'a>(
         &self,
         source: &'a [u8],
@@ -163,7 +163,7 @@ impl TransposedLayout {
     /// only the blocks that contain the neuron.
     ///
     /// # Errors
-    /// As [`TransposedLayout::pack`].
+    /// See [`TransposedLayout::pack`].
     pub fn pack_one(&self, source: &[u8], neuron: u32) -> Result<(Vec<u8>, u32), TransposedError> {
         let expected = self.source_row_bytes() * self.n_out;
         if source.len() != expected {

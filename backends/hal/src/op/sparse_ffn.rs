@@ -73,7 +73,7 @@ pub enum Down {
     /// One row per neuron, `[n_rows, n_out]`, as stored in the file or transposed on import. `h`
     /// stays F32, and rows of skipped neurons are not read.
     ByNeuron,
-    /// One row per output, `[n_out, n_rows]`, as in ordinary files. The whole matrix is read, and
+    /// One row per output, `[n_out, n_rows]`, the usual layout of GGUF files. The whole matrix is read, and
     /// `h` is rounded like the activations of [`super::MatMul`]. In a MoE block, the matrices of
     /// all experts that have rows are stacked; these experts have the same number of rows.
     AcrossNeurons,

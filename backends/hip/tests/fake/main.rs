@@ -24,14 +24,14 @@ const PARTS: &[&str] = &[
     "SparseFfn/Q6_K",
 ];
 
-vendor_tests!(fake, devices, open, "HIP", "gfx1030", PARTS);
+vendor_tests!(fake, devices, open, "HIP", "gfx1030", conformance::matching(PARTS));
 
 /// `scripts/check_fakes` runs it.
 #[test]
 #[ignore = "takes a minute; the other tests run the same kernels in other combinations"]
 fn the_fake_conforms_in_every_case() {
     if let Some(fake) = fake() {
-        suite::conforms(&open, suite::SECOND, fake, &[""]);
+        suite::conforms(&open, suite::SECOND, fake, &conformance::cases());
     }
 }
 

@@ -13,7 +13,7 @@ fn the_device_conforms() {
     let options = SimOptions { memory, delay, ..SimOptions::default() };
     let sims = [(); 2].map(|()| SimBackend::new(options.clone()));
     let device = |sim: &Arc<SimBackend>| Device::new(Arc::clone(sim) as _, DeviceId(0), memory);
-    let report = conformance::run_in_parallel(&sims.each_ref().map(device), &[""]);
+    let report = conformance::run_in_parallel(&sims.each_ref().map(device), &conformance::cases());
     assert_eq!((report.n_failed(), report.n_skipped()), (0, 0), "\n{report}");
     for sim in sims {
         assert_eq!(sim.counters().held, Bytes(0), "no memory is left allocated");

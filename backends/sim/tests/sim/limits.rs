@@ -41,7 +41,7 @@ fn planning_rejects_an_op_by_name() {
 
 #[test]
 fn programs_share_one_workspace() {
-    let mut rig = Rig::with(SimOptions { workspace: Bytes(1000), ..SimOptions::default() });
+    let mut rig = Rig::with_options(SimOptions { workspace: Bytes(1000), ..SimOptions::default() });
     let (a, x) = (rig.full(1.0), rig.full(0.0));
     let before = rig.device.ledger().used();
     let programs = [rig.add(&a, &x), rig.add(&a, &x)];

@@ -62,10 +62,10 @@ impl Rig {
     /// A device with random delays.
     pub(crate) fn new(seed: u64) -> Rig {
         let delay = Duration::ZERO..Duration::from_micros(200);
-        Rig::with(SimOptions { seed, delay, ..SimOptions::default() })
+        Rig::with_options(SimOptions { seed, delay, ..SimOptions::default() })
     }
 
-    pub(crate) fn with(options: SimOptions) -> Rig {
+    pub(crate) fn with_options(options: SimOptions) -> Rig {
         let sim = SimBackend::new(options);
         let device = Device::new(Arc::clone(&sim) as _, DeviceId(0), Bytes::MAX);
         let queue = device.queue("test").unwrap();

@@ -24,7 +24,7 @@ impl<V: Vendor> SharedHandle<V> {
     ///
     /// # Errors
     /// [`hal::Error::DeviceLost`], [`hal::Error::Driver`].
-    pub(super) fn ready(&self) -> hal::Result<&Calls> {
+    pub(super) fn make_current(&self) -> hal::Result<&Calls> {
         self.health.check()?;
         self.check(V::ENTER, self.vendor.enter())?;
         Ok(&self.calls)
@@ -62,7 +62,7 @@ impl<V: Vendor> SharedHandle<V> {
     /// Free and total memory if the driver reports it.
     pub(super) fn memory(&self) -> Result<(usize, usize), c_int> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both are written during the call only.
+        // SAFETY: the driver writes both values, and only before it returns.
         match unsafe { (self.calls.memory.call)(&raw mut free, &raw mut total) } {
             0 => Ok((free, total)),
             code => Err(code),
@@ -92,9 +92,9 @@ impl<V: Vendor> fmt::Debug for Handle<V> {
 
 impl<V: Vendor> Drop for Handle<V> {
     fn drop(&mut self) {
-        if self.shared.ready().is_ok() {
-            // SAFETY: `end` is the matching destructor, and no other reference is left. The
-            // returned code is ignored: the next call reports a lost device.
+        if self.shared.make_current().is_ok() {
+            // SAFETY: `end` is the matching destructor, and no other reference to the object is
+            // left. The returned code is ignored: the next call reports a lost device.
             let _ = unsafe { (self.end.call)(self.raw) };
         }
     }
@@ -126,7 +126,7 @@ pub struct Module<V: Vendor> {
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel(pub(super) Raw);
 
-// SAFETY: an opaque handle, which any thread may pass to the driver.
+// SAFETY: the handle is opaque, and any thread may pass it to the driver.
 unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}

@@ -75,7 +75,7 @@ impl<V: Vendor> Native<V> {
     }
 
     fn graphs(&self) -> Result<&GraphCalls> {
-        let calls = self.shared.ready()?;
+        let calls = self.shared.make_current()?;
         calls.graphs.as_ref().ok_or_else(|| driver("graph", "this driver does not support graphs"))
     }
 
@@ -100,7 +100,7 @@ impl<V: Vendor> Driver for Native<V> {
     }
 
     fn memory(&self) -> Result<MemoryReport> {
-        let calls = self.shared.ready()?;
+        let calls = self.shared.make_current()?;
         match self.shared.memory() {
             Ok((free, total)) => {
                 let [free, total] = [free, total].map(|n| Some(Bytes(n as u64)));
@@ -114,10 +114,10 @@ impl<V: Vendor> Driver for Native<V> {
     }
 
     fn alloc(&self, label: &str, len: u64) -> Result<DevicePtr> {
-        let calls = self.shared.ready()?;
+        let calls = self.shared.make_current()?;
         let mut at = 0;
         let size = usize::try_from(len).unwrap_or(usize::MAX);
-        // SAFETY: `at` is written during the call only.
+        // SAFETY: the driver writes `at`, and only before it returns.
         let code = unsafe { (calls.alloc.call)(&raw mut at, size) };
         if Outcome::of(code) == Outcome::OutOfMemory {
             return Err(self.shared.out_of_memory(label, len));
@@ -126,17 +126,17 @@ impl<V: Vendor> Driver for Native<V> {
     }
 
     fn free(&self, at: DevicePtr) {
-        if let Ok(calls) = self.shared.ready() {
-            // SAFETY: it is memory of this device (the owner frees it once), and both drivers wait
+        if let Ok(calls) = self.shared.make_current() {
+            // SAFETY: `at` is memory of this device, which its owner frees once; both drivers wait
             // for earlier work. The next call reports a lost device.
             let _ = unsafe { (calls.free.call)(at) };
         }
     }
 
     fn alloc_host(&self, label: &str, len: usize) -> Result<HostBlock> {
-        let calls = self.shared.ready()?;
+        let calls = self.shared.make_current()?;
         let mut at: Raw = ptr::null_mut();
-        // SAFETY: `at` is written during the call only.
+        // SAFETY: the driver writes `at`, and only before it returns.
         let code = unsafe { (calls.alloc_host.call)(&raw mut at, len, V::HOST_FLAGS) };
         if Outcome::of(code) == Outcome::OutOfMemory {
             // Pinnable host memory has run out; the driver does not report how much is left.
@@ -146,61 +146,61 @@ impl<V: Vendor> Driver for Native<V> {
         }
         self.check(&calls.alloc_host, code)?;
         let mut device = 0;
-        // SAFETY: `at` is the block just made, mapped as its flags say.
+        // SAFETY: `at` is the block just allocated, which is mapped because of its flags.
         let code = unsafe { (calls.device_pointer.call)(&raw mut device, at, 0) };
         if let Err(error) = self.check(&calls.device_pointer, code) {
-            // SAFETY: no one else has the address yet.
+            // SAFETY: no other code has the address yet.
             let _ = unsafe { (calls.free_host.call)(at) };
             return Err(error);
         }
-        // SAFETY: `len` bytes that no one else has access to yet.
+        // SAFETY: the block has `len` bytes, and no other code has its address yet.
         unsafe { ptr::write_bytes(at.cast::<u8>(), 0, len) };
         Ok(HostBlock { host: at.cast(), device, len })
     }
 
     fn free_host(&self, block: HostBlock) {
-        if let Ok(calls) = self.shared.ready() {
-            // SAFETY: it came from `alloc_host`, and its owner frees it once.
+        if let Ok(calls) = self.shared.make_current() {
+            // SAFETY: the block came from `alloc_host`, and its owner frees it once.
             let _ = unsafe { (calls.free_host.call)(block.host.cast()) };
         }
     }
 
     fn stream(&self) -> Result<Stream<V>> {
-        let calls = self.shared.ready()?;
+        let calls = self.shared.make_current()?;
         let mut raw = ptr::null_mut();
-        // SAFETY: `raw` is written during the call only.
+        // SAFETY: the driver writes `raw`, and only before it returns.
         let code = unsafe { (calls.stream.call)(&raw mut raw, NON_BLOCKING) };
         self.check(&calls.stream, code)?;
         Ok(Stream(self.take(raw, calls.destroy_stream)))
     }
 
     fn finish(&self, stream: &Stream<V>) -> Result<()> {
-        let calls = self.shared.ready()?;
-        // SAFETY: a live stream.
+        let calls = self.shared.make_current()?;
+        // SAFETY: the stream is live.
         let code = unsafe { (calls.finish.call)(stream.0.raw) };
         self.check(&calls.finish, code)
     }
 
     fn event(&self, timed: bool) -> Result<Event<V>> {
-        let calls = self.shared.ready()?;
+        let calls = self.shared.make_current()?;
         let mut raw = ptr::null_mut();
         let flags = if timed { 0 } else { NO_TIME };
-        // SAFETY: `raw` is written during the call only.
+        // SAFETY: the driver writes `raw`, and only before it returns.
         let code = unsafe { (calls.event.call)(&raw mut raw, flags) };
         self.check(&calls.event, code)?;
         Ok(Event(self.take(raw, calls.destroy_event)))
     }
 
     fn record(&self, event: &Event<V>, stream: &Stream<V>) -> Result<()> {
-        let calls = self.shared.ready()?;
-        // SAFETY: both live.
+        let calls = self.shared.make_current()?;
+        // SAFETY: the event and the stream are live.
         let code = unsafe { (calls.record.call)(event.0.raw, stream.0.raw) };
         self.check(&calls.record, code)
     }
 
     fn has_happened(&self, event: &Event<V>) -> Result<bool> {
-        let calls = self.shared.ready()?;
-        // SAFETY: a live event.
+        let calls = self.shared.make_current()?;
+        // SAFETY: the event is live.
         let code = unsafe { (calls.query.call)(event.0.raw) };
         if Outcome::of(code) == Outcome::Pending {
             return Ok(false);
@@ -209,16 +209,16 @@ impl<V: Vendor> Driver for Native<V> {
     }
 
     fn wait(&self, event: &Event<V>) -> Result<()> {
-        let calls = self.shared.ready()?;
-        // SAFETY: a live event.
+        let calls = self.shared.make_current()?;
+        // SAFETY: the event is live.
         let code = unsafe { (calls.wait.call)(event.0.raw) };
         self.check(&calls.wait, code)
     }
 
     fn seconds(&self, from: &Event<V>, to: &Event<V>) -> Result<f64> {
-        let calls = self.shared.ready()?;
+        let calls = self.shared.make_current()?;
         let mut milliseconds = 0.0f32;
-        // SAFETY: both live, and the number is written during the call only.
+        // SAFETY: both events are live; the driver writes the number, and only before it returns.
         let code = unsafe { (calls.elapsed.call)(&raw mut milliseconds, from.0.raw, to.0.raw) };
         self.check(&calls.elapsed, code)?;
         Ok(f64::from(milliseconds) / 1e3)
@@ -231,8 +231,8 @@ impl<V: Vendor> Driver for Native<V> {
         src: *const u8,
         len: usize,
     ) -> Result<()> {
-        let calls = self.shared.ready()?;
-        // SAFETY: guaranteed by the caller.
+        let calls = self.shared.make_current()?;
+        // SAFETY: the caller guarantees the conditions.
         let code = unsafe { (calls.copy_in.call)(dst, src.cast(), len, stream.0.raw) };
         self.check(&calls.copy_in, code)
     }
@@ -244,8 +244,8 @@ impl<V: Vendor> Driver for Native<V> {
         src: DevicePtr,
         len: usize,
     ) -> Result<()> {
-        let calls = self.shared.ready()?;
-        // SAFETY: guaranteed by the caller.
+        let calls = self.shared.make_current()?;
+        // SAFETY: the caller guarantees the conditions.
         let code = unsafe { (calls.copy_out.call)(dst.cast(), src, len, stream.0.raw) };
         self.check(&calls.copy_out, code)
     }
@@ -257,8 +257,8 @@ impl<V: Vendor> Driver for Native<V> {
         src: DevicePtr,
         len: usize,
     ) -> Result<()> {
-        let calls = self.shared.ready()?;
-        // SAFETY: guaranteed by the caller.
+        let calls = self.shared.make_current()?;
+        // SAFETY: the caller guarantees the conditions.
         let code = unsafe { (calls.copy.call)(dst, src, len, stream.0.raw) };
         self.check(&calls.copy, code)
     }
@@ -270,15 +270,15 @@ impl<V: Vendor> Driver for Native<V> {
         word: u32,
         n_words: usize,
     ) -> Result<()> {
-        let calls = self.shared.ready()?;
-        // SAFETY: guaranteed by the caller.
+        let calls = self.shared.make_current()?;
+        // SAFETY: the caller guarantees the conditions.
         let code = unsafe { (calls.fill.call)(dst, word, n_words, stream.0.raw) };
         self.check(&calls.fill, code)
     }
 
     fn module(&self, unit: &str) -> Result<Module<V>> {
         let image = self.shared.vendor.image(unit)?;
-        let calls = self.shared.ready()?;
+        let calls = self.shared.make_current()?;
         let mut log = vec![0u8; LOG_BYTES];
         let mut options = V::LOG.unwrap_or_default();
         // The second option's value is a number, not a pointer.
@@ -286,8 +286,8 @@ impl<V: Vendor> Driver for Native<V> {
             [log.as_mut_ptr().cast(), ptr::without_provenance_mut::<c_void>(LOG_BYTES)];
         let n_options = if V::LOG.is_some() { 2 } else { 0 };
         let mut raw = ptr::null_mut();
-        // SAFETY: the image is complete, as the vendor's crate made it, and lives during the call,
-        // as do the options.
+        // SAFETY: the vendor's crate made a complete image; the image and the options live during
+        // the call.
         let code = unsafe {
             let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
             (calls.load.call)(&raw mut raw, image.as_ptr().cast(), n_options, options, values)
@@ -297,11 +297,11 @@ impl<V: Vendor> Driver for Native<V> {
     }
 
     fn function(&self, module: &Module<V>, name: &str) -> Result<Kernel> {
-        let calls = self.shared.ready()?;
+        let calls = self.shared.make_current()?;
         let text =
             CString::new(name).map_err(|_| driver(calls.function.name, "a name with NUL"))?;
         let mut raw = ptr::null_mut();
-        // SAFETY: the module lives, and the name ends in NUL.
+        // SAFETY: the module is live, and the name ends in NUL.
         let code = unsafe { (calls.function.call)(&raw mut raw, module.raw.raw, text.as_ptr()) };
         let named = |error| with_log(error, name, &[]);
         self.check(&calls.function, code).map_err(named).map(|()| Kernel(raw))
@@ -314,7 +314,7 @@ impl<V: Vendor> Driver for Native<V> {
         geometry: Geometry,
         args: &[Arg],
     ) -> Result<()> {
-        let calls = self.shared.ready()?;
+        let calls = self.shared.make_current()?;
         let mut pointers: [Raw; MAX_ARGS] = [ptr::null_mut(); MAX_ARGS];
         if args.len() > MAX_ARGS {
             return Err(driver(calls.launch.name, format!("{} arguments", args.len())));
@@ -323,8 +323,8 @@ impl<V: Vendor> Driver for Native<V> {
             *pointer = arg_pointer(arg);
         }
         let Geometry { grid: [x, y, z], block, shared } = geometry;
-        // SAFETY: one pointer per argument, to values of the types that the caller guarantees; the
-        // driver copies them before it returns.
+        // SAFETY: there is one pointer per argument, to a value of the type that the caller
+        // guarantees; the driver copies the values before it returns.
         let code = unsafe {
             let (to, stream) = (pointers.as_mut_ptr(), stream.0.raw);
             let none = ptr::null_mut();
@@ -335,7 +335,7 @@ impl<V: Vendor> Driver for Native<V> {
 
     fn begin_capture(&self, stream: &Stream<V>) -> Result<()> {
         let calls = self.graphs()?;
-        // SAFETY: a live stream.
+        // SAFETY: the stream is live.
         let code = unsafe { (calls.begin_capture.call)(stream.0.raw, RELAXED) };
         self.check(&calls.begin_capture, code)
     }
@@ -343,12 +343,12 @@ impl<V: Vendor> Driver for Native<V> {
     fn end_capture(&self, stream: &Stream<V>) -> Result<Graph<V>> {
         let calls = self.graphs()?;
         let mut graph = ptr::null_mut();
-        // SAFETY: a live stream, and a pointer that is written during the call only.
+        // SAFETY: the stream is live; the driver writes the handle, and only before it returns.
         let code = unsafe { (calls.end_capture.call)(stream.0.raw, &raw mut graph) };
         self.check(&calls.end_capture, code)?;
         let recorded = self.take(graph, calls.destroy_graph);
         let mut ready = ptr::null_mut();
-        // SAFETY: the graph was made by the call above.
+        // SAFETY: the call above made the graph.
         let code = unsafe { (calls.instantiate.call)(&raw mut ready, recorded.raw, 0) };
         self.check(&calls.instantiate, code)?;
         Ok(Graph { ready: self.take(ready, calls.destroy_ready), _recorded: recorded })
@@ -356,7 +356,7 @@ impl<V: Vendor> Driver for Native<V> {
 
     unsafe fn launch_graph(&self, stream: &Stream<V>, graph: &Graph<V>) -> Result<()> {
         let calls = self.graphs()?;
-        // SAFETY: both live; the caller guarantees the rest.
+        // SAFETY: the graph and the stream are live; the caller guarantees the rest.
         let code = unsafe { (calls.launch_graph.call)(graph.ready.raw, stream.0.raw) };
         self.check(&calls.launch_graph, code)
     }

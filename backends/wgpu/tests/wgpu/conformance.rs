@@ -1,6 +1,6 @@
 //! The conformance suite, for all ops that have shaders.
 
-use hal::{Bytes, Device, DeviceId};
+use hal::{Bytes, Device, DeviceId, DeviceKind};
 use thermocline_wgpu::{Options, Tuning};
 
 use crate::support::{BUDGET, device, open};
@@ -8,9 +8,19 @@ use crate::support::{BUDGET, device, open};
 #[test]
 fn the_device_conforms() {
     let Some(device) = device() else { return };
-    let report = conformance::run_all(&device);
+    let software = device.info().kind == DeviceKind::Simulated;
+    let cases = if software { conformance::without_long_prompts() } else { conformance::cases() };
+    let report = conformance::run_in_parallel(&[device], &cases);
     eprintln!("{report}");
     assert_eq!(report.n_failed(), 0, "\n{report}");
+}
+
+/// `scripts/check_fakes` runs it.
+#[test]
+#[ignore = "takes minutes on a software driver, most of them for cases that are alike"]
+fn the_device_conforms_in_every_case() {
+    let Some(device) = device() else { return };
+    conformance::check(&device);
 }
 
 /// Tests the shaders without subgroups, on a device that has subgroups.

@@ -6,7 +6,7 @@ use hal::format::Format;
 use hal::{Backend, Bytes, Device, DeviceId, Error, TensorDesc};
 use thermocline_wgpu::{Options, adapters};
 
-use crate::support::{BUDGET, adding, device, open, read, row};
+use crate::support::{BUDGET, add_repeatedly, device, open, read, row};
 
 #[test]
 fn device_names_are_distinct() {
@@ -75,7 +75,7 @@ fn every_call_on_a_lost_device_is_an_error() {
     let device = Device::new(Arc::clone(&backend) as _, DeviceId(2), BUDGET);
     let mut queue = device.queue("lost").expect("a queue");
     let (a, x) = (row(&device, &mut queue, &[1.0; 8]), row(&device, &mut queue, &[2.0; 8]));
-    let program = adding(&device, &a, &x, 1);
+    let program = add_repeatedly(&device, &a, &x, 1);
     let run = queue.replay(&program).expect("a run");
     backend.mark_lost("pulled out");
     let lost = |error: Error| matches!(error, Error::DeviceLost { .. });
@@ -97,7 +97,7 @@ fn compiled_shaders_are_cached_if_the_driver_exports_them() {
         let device = Device::new(open(&options)?, DeviceId(4), BUDGET);
         let mut queue = device.queue("kept").expect("a queue");
         let (a, x) = (row(&device, &mut queue, &[1.0; 8]), row(&device, &mut queue, &[2.0; 8]));
-        queue.replay(&adding(&device, &a, &x, 3)).expect("a run").wait().expect("its end");
+        queue.replay(&add_repeatedly(&device, &a, &x, 3)).expect("a run").wait().expect("its end");
         assert_eq!(read(&mut queue, &x, 8), [5.0; 8]);
         Some(())
     };

@@ -10,7 +10,7 @@ use hal::{
 };
 use thermocline_wgpu::Options;
 
-use crate::support::{BUDGET, adding, device, open, read, row};
+use crate::support::{BUDGET, add_repeatedly, device, open, read, row};
 
 const N: usize = 8;
 /// How long the host waits before it answers in the timing test.
@@ -64,7 +64,7 @@ fn a_hand_off_takes_two_submissions() {
     let (a, x) = (row(&device, &mut queue, &[1.0; N]), row(&device, &mut queue, &[0.0; N]));
     for n_layers in [1, 2, 5] {
         let split = hand_offs(&device, &mut queue, &a, &x, n_layers);
-        let whole = adding(&device, &a, &x, 2 * n_layers);
+        let whole = add_repeatedly(&device, &a, &x, 2 * n_layers);
         queue.finish().expect("the end");
         let before = backend.counts();
         let mut run = queue.replay(&split).expect("a run");
@@ -89,7 +89,7 @@ fn work_after_an_open_hand_off_waits() {
     let (a, x) = (row(&device, &mut queue, &[1.0; N]), row(&device, &mut queue, &[0.0; N]));
     let kept = row(&device, &mut queue, &[0.0; N]);
     let split = hand_off(&device, &mut queue, &a, &x);
-    let plain = adding(&device, &a, &x, 1);
+    let plain = add_repeatedly(&device, &a, &x, 1);
     let mut first = queue.replay(&split).expect("a run");
     let second = queue.replay(&plain).expect("a run");
     queue.copy_rows(&x, &kept).expect("a copy");

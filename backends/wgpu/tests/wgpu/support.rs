@@ -50,7 +50,7 @@ pub(crate) fn read(queue: &mut Queue, tensor: &Tensor, n: usize) -> Vec<f32> {
 }
 
 /// A program that computes `x += a` `times` times.
-pub(crate) fn adding(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Program {
+pub(crate) fn add_repeatedly(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Program {
     let mut recorder = device.record("adding");
     for _ in 0..times {
         recorder.push(Add { a: a.clone(), x: x.clone() }).expect("an op");

@@ -66,7 +66,7 @@ pub(super) struct DeviceFacts {
     pub(super) descriptions: Vec<String>,
     /// Names of the devices in use.
     pub(super) names: Vec<String>,
-    /// Devices that were available and unused.
+    /// Devices that were available but hold no part of the model.
     pub(super) empty: Vec<String>,
     /// Sum of the memory budgets of all available devices, including the drivers' reserve; `None`
     /// without a limit.

@@ -11,7 +11,7 @@ use runtime::dialogue::with_special_tokens;
 const SELECT_ANOTHER: &str =
     "--chat-template NAME or --chat-template-file FILE selects another template";
 
-/// The template chosen by the user, or else that of the model file.
+/// The template chosen by the user, or else the model file's template.
 ///
 /// # Errors
 /// [`Exit::BadModel`] for a broken template in the file, [`Exit::Usage`] for a broken one from the
@@ -70,6 +70,8 @@ fn unknown(name: &str, file: &gguf::File) -> Failure {
     for name in builtin_names() {
         known.push(name);
     }
-    Failure::usage(format!("unknown chat template '{name}'"))
-        .help(format!("known names: {}; a template text contains {{{{ or {{%", known.join(", ")))
+    Failure::usage(format!("unknown chat template '{name}'")).help(format!(
+        "known names: {}; a template text contains {{{{, {{% or a space",
+        known.join(", ")
+    ))
 }

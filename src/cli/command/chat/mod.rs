@@ -3,6 +3,7 @@
 pub(super) mod dialogue;
 mod input;
 mod run_or_chat;
+mod saved;
 mod settings;
 mod show;
 mod slash;
@@ -75,7 +76,7 @@ pub(super) fn answer_one_message(args: &RunArgs, terminal: &Terminal) -> Result<
     let written = trace.finish(terminal);
     match answered? {
         TurnEnd::Interrupted => Err(Failure::interrupted()),
-        TurnEnd::Complete | TurnEnd::Closed => saved.and(written),
+        TurnEnd::Complete | TurnEnd::Closed | TurnEnd::Command => saved.and(written),
     }
 }
 
@@ -109,6 +110,8 @@ fn converse(
             },
         };
         let answered = match &line {
+            EnteredLine::Save(path) => saved::save(chat, path).map(|()| TurnEnd::Command),
+            EnteredLine::Load(path) => saved::load(chat, path).map(|()| TurnEnd::Command),
             EnteredLine::Exit => return Ok(()),
             EnteredLine::Message(text) => chat.message(text, interrupt),
             EnteredLine::Regenerate => chat.regenerate(interrupt),
@@ -125,6 +128,7 @@ fn converse(
         };
         match answered {
             Ok(TurnEnd::Closed) => return Ok(()),
+            Ok(TurnEnd::Command) => continue,
             Ok(TurnEnd::Interrupted) if !interactive || once => return Err(Failure::interrupted()),
             Ok(TurnEnd::Interrupted | TurnEnd::Complete) => {
                 if args.json || args.perf && chat.terminal.verbose > 0 {
@@ -149,6 +153,8 @@ fn command(chat: &mut Chat<'_>, line: &EnteredLine) {
     match line {
         EnteredLine::Message(_)
         | EnteredLine::Regenerate
+        | EnteredLine::Save(_)
+        | EnteredLine::Load(_)
         | EnteredLine::Exit
         | EnteredLine::Empty => {}
         EnteredLine::Clear => {

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 
 /// Prints an answer and collects its text. The answer goes to standard output. On a terminal, so
 /// does the reasoning, dimmed or under a heading. In a pipe, the reasoning goes to standard error,
-/// so that the pipe gets answers alone; `--log-disable` drops it.
+/// so that the pipe gets only answers; `--log-disable` drops it.
 #[derive(Debug)]
 pub(crate) struct AnswerOutput {
     reasoning: Option<Reasoning>,
@@ -30,7 +30,8 @@ struct Screen {
 }
 
 impl AnswerOutput {
-    /// Output for the text after `prompt`. Unless `splits_reasoning`, all text is the answer.
+    /// Output for the text after `prompt`. Without `splits_reasoning`, all text is part of the
+    /// answer.
     pub(crate) fn new(prompt: &str, splits_reasoning: bool, terminal: &Terminal) -> AnswerOutput {
         AnswerOutput {
             reasoning: splits_reasoning.then(|| Reasoning::after(prompt)),

@@ -1,5 +1,7 @@
 //! Commands in a conversation: lines that begin with `/`.
 
+use std::path::PathBuf;
+
 use super::settings;
 
 /// The meaning of an entered line.
@@ -17,6 +19,10 @@ pub(crate) enum EnteredLine {
     System(Option<String>),
     /// Change a setting; without a key, show all.
     Set(Option<(String, String)>),
+    /// Save the conversation in a file.
+    Save(PathBuf),
+    /// Replace the conversation by a saved one.
+    Load(PathBuf),
     /// Show counts and speeds.
     Stats,
     /// Exit.
@@ -49,8 +55,21 @@ pub(crate) fn read(text: &str) -> EnteredLine {
         "exit" | "quit" | "bye" => alone(EnteredLine::Exit),
         "help" | "?" => alone(EnteredLine::Help),
         "system" => EnteredLine::System(given),
+        "save" => with_file(word, given, EnteredLine::Save),
+        "load" => with_file(word, given, EnteredLine::Load),
         "set" => set(rest),
         _ => EnteredLine::Wrong(format!("unknown command /{word}; /help lists all")),
+    }
+}
+
+fn with_file(
+    word: &str,
+    given: Option<String>,
+    line: impl FnOnce(PathBuf) -> EnteredLine,
+) -> EnteredLine {
+    match given {
+        Some(path) => line(path.into()),
+        None => EnteredLine::Wrong(format!("/{word} needs a file")),
     }
 }
 
@@ -71,6 +90,8 @@ pub(crate) fn help() -> Vec<String> {
         "/regen            answer the last message again",
         "/system [TEXT]    set the system message, or show it",
         "/set [KEY VALUE]  change a sampling parameter, or show them",
+        "/save FILE        save the conversation and its prompt cache",
+        "/load FILE        continue a saved conversation",
         "/stats            show token counts and speeds",
         "/exit             exit (also Ctrl-D)",
         "Ctrl-C stops an answer. End a line with \\ to continue on the next line.",
@@ -98,13 +119,15 @@ mod tests {
             ("/set", EnteredLine::Set(None)),
             ("/set temp 0.5", EnteredLine::Set(Some(("temp".into(), "0.5".into())))),
             ("/set parameter temp 0.5", EnteredLine::Set(Some(("temp".into(), "0.5".into())))),
+            ("/save a b.bin ", EnteredLine::Save("a b.bin".into())),
+            ("/load talk", EnteredLine::Load("talk".into())),
             ("/?", EnteredLine::Help),
             ("/bye", EnteredLine::Exit),
             ("/stats", EnteredLine::Stats),
         ] {
             assert_eq!(read(text), line, "{text:?}");
         }
-        for wrong in ["/", "/clea", "/clear now", "/set temp", "/CLEAR", "//"] {
+        for wrong in ["/", "/clea", "/clear now", "/set temp", "/save", "/load ", "/CLEAR", "//"] {
             assert!(matches!(read(wrong), EnteredLine::Wrong(_)), "{wrong:?}");
         }
     }

@@ -34,8 +34,8 @@ pub(super) struct Chat<'a> {
     marks: Vec<u32>,
     tokenizer: Arc<Tokenizer>,
     structured: Option<Structured>,
-    engine: Engine,
-    sequence: Sequence,
+    pub(super) engine: Engine,
+    pub(super) sequence: Sequence,
     sampler: Sampler,
     settings: Settings,
     n_ctx: usize,
@@ -54,6 +54,8 @@ pub(super) enum TurnEnd {
     Interrupted,
     /// The reader of the output has closed it.
     Closed,
+    /// It was a command without an answer.
+    Command,
 }
 
 fn write(dialogue: &Dialogue, conversation: &Conversation) -> Result<Prompt, Failure> {
@@ -134,6 +136,12 @@ impl<'a> Chat<'a> {
     /// tokens.
     pub(super) fn clear(&mut self) {
         self.conversation.clear();
+        self.last = None;
+    }
+
+    /// Replaces all messages.
+    pub(super) fn replace(&mut self, conversation: Conversation) {
+        self.conversation = conversation;
         self.last = None;
     }
 

@@ -47,7 +47,7 @@ pub(crate) fn run(args: &PlanArgs, terminal: &Terminal) -> Result<(), Failure> {
     out.flush()
 }
 
-/// All contents of a plan's report.
+/// The contents of a plan's report.
 struct Report {
     model: Arc<Model>,
     n_ctx: usize,
@@ -63,7 +63,7 @@ struct Report {
     whole_layers: Forecast,
     /// Alternative: the fastest decode with the same budgets, even if prefill is slower.
     for_tokens: Forecast,
-    /// Alternative: the CPU alone.
+    /// Alternative: only the CPU.
     cpu_alone: Forecast,
     /// Alternative: enough device memory for the whole model.
     all_fits: Forecast,

@@ -108,7 +108,7 @@ impl TrainingJob<'_> {
             None => evaluate::compare_with_engine(&mut engine, dense, chunks, flag, quiet)?.0,
         };
         self.terminal.detail(&format!(
-            "at an error of {error}: divergence {:.5}, same top token {:.2} %",
+            "allowed output error {error}: KL divergence {:.5}, same top token {:.2} %",
             comparison.divergence.value(),
             100.0 * comparison.same_top()
         ));

@@ -158,7 +158,8 @@ impl TrainingJob<'_> {
         let text = self.text.text.unwrap_or(profile::TEXT);
         let windows = self.windows(text, tokenizer, most)?;
         let Settings { kind, target, n_steps, rank, max_size } = self.args.settings();
-        // Without --max-size, the recipe equals that of older versions, so that their runs resume.
+        // Without --max-size, the recipe is the same as in older versions, so that their runs can
+        // be resumed.
         let limit = max_size.map_or(String::new(), |most| format!(", at most {most}"));
         let recipe = format!(
             "{}{kind:?}, target {target}, {n_steps} steps, rank {rank:?}{limit}, {} tokens of {}",

@@ -8,7 +8,7 @@ use crate::tokenizer::Tokenizer;
 
 /// Tokens of a window.
 pub(super) const WINDOW: usize = 512;
-/// One in this number of windows is held out.
+/// Distance between held-out windows, in windows.
 const HELD_OUT_EVERY: usize = 8;
 /// Maximum number of tokens that are held out.
 const MAX_HELD_OUT: usize = 4096;

@@ -366,7 +366,7 @@ impl<'a> Machine<'a> {
     pub(super) fn tensors(&self, top: Id) -> Result<Vec<View>, Problem> {
         let mut pairs = match self.node(top).clone() {
             Node::Dict(pairs) => pairs,
-            // A file of a single tensor has no name for it.
+            // In a file with a single tensor, the tensor has no name.
             Node::Tensor(view) => return Ok(vec![View { name: String::new(), ..view }]),
             Node::Other
             | Node::Mark

@@ -1,4 +1,5 @@
-//! The text of a call after its mark: what all formats share.
+//! Parses the text of a call after its opening marker. This module has the parts that all formats
+//! share.
 
 use serde_json::Value;
 
@@ -11,34 +12,34 @@ use super::named::Named;
 use super::python::CodeBlock;
 use super::xml::Xml;
 
-/// What a body found.
+/// An event of the parser of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// A call of this tool.
+    /// A call of this tool begins.
     Begin(String),
-    /// The next characters of its arguments, which are JSON.
+    /// The next characters of the call's JSON arguments.
     Arguments(String),
     /// The call is complete.
     End,
-    /// This mark opens another call.
+    /// This marker opens another call.
     Next(&'static str),
 }
 
-/// The result of one character.
+/// The result of parsing one character.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// The body continues.
     More,
-    /// The last call is complete. `rest` is not part of it.
+    /// The last call is complete.
     Done {
-        /// Text after it.
+        /// Text after the call.
         rest: String,
     },
-    /// This is not a call. The character was not consumed.
+    /// The text is not a call. The character was not consumed.
     Failed,
 }
 
-/// Collects events, and knows which tools exist.
+/// Collects the events of a parser. It has the list of tools to check names.
 #[derive(Debug)]
 pub(super) struct Sink<'a> {
     pub(super) events: Vec<Event>,
@@ -50,14 +51,14 @@ impl<'a> Sink<'a> {
         Sink { events: Vec::new(), tools }
     }
 
-    /// Whether there is a tool of this name; any, if no tools are known.
+    /// Whether a tool has this name. Without a list of tools, every name is valid.
     pub(super) fn knows(&self, name: &str) -> bool {
         !name.is_empty()
             && (self.tools.is_empty() || self.tools.iter().any(|tool| tool.name == name))
     }
 
-    /// An argument that was written without quotes: a string where the schema allows one,
-    /// otherwise the JSON that it is.
+    /// Converts an argument without quotes: to a string if the schema allows one, otherwise by
+    /// parsing it as JSON.
     pub(super) fn argument(&self, tool: &str, key: &str, text: &str) -> Value {
         let tool = self.tools.iter().find(|known| known.name == tool);
         let schema = tool.and_then(|tool| tool.parameters.get("properties")?.get(key));
@@ -73,16 +74,16 @@ impl<'a> Sink<'a> {
         serde_json::from_str(text.trim()).unwrap_or_else(|_| text.into())
     }
 
-    /// A complete call.
+    /// Adds the events of a complete call.
     pub(super) fn call(&mut self, name: String, arguments: String) {
         self.events.extend([Event::Begin(name), Event::Arguments(arguments), Event::End]);
     }
 }
 
-/// What follows a mark after a call.
+/// What follows a marker after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
-    /// More marks.
+    /// More markers.
     Marks,
     /// The next call.
     Call,
@@ -90,14 +91,14 @@ pub(super) enum After {
     Content,
 }
 
-/// Marks that may follow the arguments. White space before them is not content.
+/// Markers that may follow the arguments. White space before them is not part of the content.
 #[derive(Debug)]
 pub(super) struct Tail {
     marks: &'static [(&'static str, After)],
     text: String,
 }
 
-/// What the tail decided.
+/// The result of parsing one character of the tail.
 #[derive(Debug)]
 pub(super) enum TailStep {
     More,
@@ -133,10 +134,10 @@ impl Tail {
     }
 }
 
-/// The body of a call, or of several.
+/// The body of one or several calls.
 #[derive(Debug)]
 pub(super) enum Body {
-    /// The first character decides.
+    /// The first character after this marker decides the format.
     Undecided(&'static str),
     Envelope(Envelope),
     Named(Named),
@@ -145,7 +146,7 @@ pub(super) enum Body {
 }
 
 impl Body {
-    /// After `mark`. A mark that is the call's own beginning is taken again as its text.
+    /// The body after the marker `mark`. `{` and `<function=` are also part of the call itself.
     pub(super) fn after(mark: &'static str) -> Body {
         match mark {
             "{" => {
@@ -189,7 +190,7 @@ impl Body {
         }
     }
 
-    /// Ends the output: the text after the last call if that is complete, otherwise `None`.
+    /// Ends the text. Returns the text after the last call; `None` if the call is incomplete.
     pub(super) fn finish(&mut self) -> Option<String> {
         match self {
             Body::Undecided(_) | Body::Code(_) => None,

@@ -1,4 +1,4 @@
-//! Calls as JSON objects: `{"name": .., "arguments": {..}}`, alone, within marks, or in a list.
+//! Calls as JSON objects: `{"name": .., "arguments": {..}}`, alone, between markers, or in a list.
 
 use serde_json::{Map, Value};
 
@@ -8,7 +8,8 @@ use super::json::{JsonScan, State};
 
 /// Keys of the arguments.
 const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
-/// First keys of a call without a mark before it. Another key shows that the object is an answer.
+/// Possible first keys of a call that has no marker. An object with another first key is ordinary
+/// content.
 const FIRST_KEYS: [&str; 8] =
     ["name", "type", "function", "id", "tool_call", "tool_calls", "arguments", "parameters"];
 
@@ -16,26 +17,26 @@ const FIRST_KEYS: [&str; 8] =
 #[derive(Debug)]
 pub(super) struct Envelope {
     object: Object,
-    around: Around,
-    /// After the object.
+    enclosure: Enclosure,
+    /// The parser of the text after the object; `None` within the object.
     tail: Option<Tail>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Around {
-    /// `<tool_call>` and its end.
+enum Enclosure {
+    /// `<tool_call>` and `</tool_call>`.
     Marks,
     /// `[` and `]`.
     List,
     Nothing,
 }
 
-/// The object, as far as it has arrived.
+/// The JSON object, complete or still arriving.
 #[derive(Debug)]
 struct Object {
     scan: JsonScan,
     text: String,
-    /// Start of the key or value at the first level that is being read.
+    /// Start of the current top-level key or value in `text`.
     start: usize,
     key: String,
     name: Option<String>,
@@ -44,7 +45,7 @@ struct Object {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arguments {
-    /// They have not begun, or they are not where they can be passed on as they arrive.
+    /// The arguments have not begun, or cannot be passed on before the call is complete.
     Missing,
     Begun,
     Complete,
@@ -52,27 +53,27 @@ enum Arguments {
 
 impl Envelope {
     pub(super) fn marked() -> Envelope {
-        Envelope::new(Around::Marks)
+        Envelope::new(Enclosure::Marks)
     }
 
     /// After `[`.
     pub(super) fn list() -> Envelope {
-        Envelope::new(Around::List)
+        Envelope::new(Enclosure::List)
     }
 
     pub(super) fn bare() -> Envelope {
-        Envelope::new(Around::Nothing)
+        Envelope::new(Enclosure::Nothing)
     }
 
-    fn new(around: Around) -> Envelope {
-        Envelope { object: Object::new(), around, tail: None }
+    fn new(enclosure: Enclosure) -> Envelope {
+        Envelope { object: Object::new(), enclosure, tail: None }
     }
 
     fn marks(&self) -> &'static [(&'static str, After)] {
-        match self.around {
-            Around::Marks => &[(TOOL_CALL_END, After::Content)],
-            Around::List => &[(",", After::Call), ("]", After::Content)],
-            Around::Nothing => &[],
+        match self.enclosure {
+            Enclosure::Marks => &[(TOOL_CALL_END, After::Content)],
+            Enclosure::List => &[(",", After::Call), ("]", After::Content)],
+            Enclosure::Nothing => &[],
         }
     }
 
@@ -88,7 +89,7 @@ impl Envelope {
                 TailStep::Done { rest } => Step::Done { rest },
             };
         }
-        let is_bare = self.around == Around::Nothing;
+        let is_bare = self.enclosure == Enclosure::Nothing;
         if self.object.step(c, is_bare, sink).is_none() {
             return Step::Failed;
         }
@@ -118,7 +119,7 @@ impl Object {
         }
     }
 
-    /// Takes the next character; `None` if this is not a call.
+    /// Parses the next character; `None` if the text is not a call.
     fn step(&mut self, c: char, is_bare: bool, sink: &mut Sink<'_>) -> Option<()> {
         if self.text.is_empty() {
             if c.is_whitespace() {
@@ -177,7 +178,7 @@ impl Object {
         Some(())
     }
 
-    /// Whether the arguments begin with this bracket.
+    /// Whether this character begins the arguments.
     fn begins(&self, c: char) -> bool {
         c == '{'
             && self.name.is_some()
@@ -186,7 +187,8 @@ impl Object {
     }
 }
 
-/// Name and arguments of the calls in a complete value. `strict`: arguments must be there.
+/// Names and arguments of the calls in a complete JSON value. With `strict`, a call must have
+/// arguments.
 pub(super) fn calls(value: &Value, strict: bool) -> Option<Vec<(String, String)>> {
     if let Value::Array(items) = value {
         let all: Option<Vec<_>> = items.iter().map(|item| calls(item, strict)).collect();
@@ -207,7 +209,7 @@ pub(super) fn calls(value: &Value, strict: bool) -> Option<Vec<(String, String)>
     Some(vec![(name.to_owned(), arguments(object, strict)?)])
 }
 
-/// The arguments as JSON. Some models write them as a string of JSON.
+/// The arguments as JSON text. Some models write them as a string that contains JSON.
 fn arguments(object: &Map<String, Value>, strict: bool) -> Option<String> {
     match ARGUMENTS.iter().find_map(|key| object.get(*key)) {
         Some(arguments @ Value::Object(_)) => Some(arguments.to_string()),

@@ -1,4 +1,4 @@
-//! Formats of tool calls, and how templates show which one a model was trained on.
+//! Formats of tool calls, and their detection from chat templates.
 
 /// The format in which a model writes tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,7 +21,8 @@ pub enum CallFormat {
     DeepSeekPlain,
     /// Gemma: a `tool_code` block with a JSON object, or a call in Python.
     Gemma,
-    /// Any other model: `{"tool_calls": [{"name": .., "arguments": {..}}]}`, or one such call.
+    /// Any other model: `{"tool_calls": [{"name": .., "arguments": {..}}]}`, or a single object
+    /// with name and arguments.
     Generic,
 }
 
@@ -44,7 +45,7 @@ pub(super) const CALL_END: &str = "<｜tool▁call▁end｜>";
 pub(super) const CALL_SEP: &str = "<｜tool▁sep｜>";
 pub(super) const TOOL_CODE: &str = "```tool_code";
 
-/// Marks of gpt-oss between messages of one answer.
+/// Markers of gpt-oss between the messages of one answer.
 const HARMONY_HEADERS: [&str; 4] = [
     "<|start|>assistant",
     "<|end|>",
@@ -52,14 +53,14 @@ const HARMONY_HEADERS: [&str; 4] = [
     "<|channel|>commentary<|message|>",
 ];
 
-/// What a mark in the content means.
+/// The meaning of a marker in content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
-    /// A call begins with it, anywhere in the text.
+    /// Begins a call, anywhere in the text.
     Call(&'static str),
-    /// A call begins with it at the start of the answer or after another call.
+    /// Begins a call at the start of the answer or after another call.
     Leading(&'static str),
-    /// It belongs to the format, not to the content.
+    /// Part of the format, not of the content.
     Header(&'static str),
 }
 
@@ -86,8 +87,8 @@ impl CallFormat {
         CallFormat::Generic,
     ];
 
-    /// The format whose marks are in the source of a chat template; [`CallFormat::Generic`] if
-    /// there are none.
+    /// The format whose markers occur in the source of a chat template; [`CallFormat::Generic`] if
+    /// none do.
     #[must_use]
     pub fn detect(template: &str) -> CallFormat {
         let has = |mark: &str| template.contains(mark);
@@ -110,8 +111,8 @@ impl CallFormat {
         }
     }
 
-    /// Texts that the parser must see. Where one is a control token of the vocabulary, that token
-    /// must be written although control tokens usually are not.
+    /// Markers that the parser needs. If a marker is a control token of the vocabulary, the
+    /// detokenizer must output it.
     #[must_use]
     pub fn marks(self) -> Vec<&'static str> {
         match self {
@@ -128,7 +129,7 @@ impl CallFormat {
         }
     }
 
-    /// Marks that the parser looks for in content.
+    /// Markers that the parser searches for in content.
     pub(super) fn content_marks(self) -> Vec<Mark> {
         match self {
             CallFormat::Hermes | CallFormat::QwenXml => {

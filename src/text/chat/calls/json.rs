@@ -1,12 +1,12 @@
 //! Checks JSON character by character.
 
-/// The deepest nesting; `serde_json` has the same limit.
+/// Maximum nesting depth, the same as in `serde_json`.
 const DEEPEST: usize = 127;
 
-/// The position in one JSON object or array.
+/// The parser's position in one JSON object or array.
 #[derive(Clone, Debug)]
 pub(super) struct JsonScan {
-    /// Open brackets: true for objects.
+    /// The open brackets; `true` for an object.
     open: Vec<bool>,
     state: State,
 }
@@ -25,21 +25,21 @@ pub(super) enum State {
     Colon,
     /// After a value.
     After,
-    /// Within a string. `key`: it is a key.
+    /// Within a string; `key` says whether the string is a key.
     String { key: bool },
     /// After a backslash.
     Escape { key: bool },
-    /// Within `\uXXXX`, with this number of digits to come.
+    /// Within `\uXXXX`, with this number of digits left.
     Unicode { key: bool, left: u8 },
     /// Within a number.
     Number(Number),
-    /// Within `true`, `false` or `null`, with this rest to come.
+    /// Within `true`, `false` or `null`, with these characters left.
     Word(&'static str),
     /// After the last bracket.
     Done,
 }
 
-/// The position in a number.
+/// The parser's position in a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Number {
     Minus,
@@ -57,7 +57,7 @@ pub(super) enum Number {
 pub(super) struct NotJson;
 
 impl JsonScan {
-    /// Before an object or array.
+    /// A scan at the start of an object or array.
     pub(super) fn new() -> JsonScan {
         JsonScan { open: Vec::new(), state: State::Value }
     }
@@ -75,10 +75,10 @@ impl JsonScan {
         self.state == State::Done
     }
 
-    /// Takes the next character.
+    /// Scans the next character.
     ///
     /// # Errors
-    /// No JSON text continues like this.
+    /// [`NotJson`] if no JSON text can continue with `c`.
     pub(super) fn step(&mut self, c: char) -> Result<(), NotJson> {
         let space = matches!(c, ' ' | '\t' | '\n' | '\r');
         self.state = match self.state {
@@ -139,7 +139,8 @@ impl JsonScan {
                 self.open.push(c == '{');
                 if c == '{' { State::FirstKey } else { State::FirstItem }
             }
-            // Only brackets show where they end.
+            // At the top level, only objects and arrays are allowed, because their end can be
+            // recognised.
             _ if self.open.is_empty() => return Err(NotJson),
             '"' => State::String { key: false },
             't' => State::Word("rue"),
@@ -209,14 +210,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Whether it is one whole object or array.
+    /// Whether `text` is one complete object or array.
     fn accepts(text: &str) -> bool {
         let mut scan = JsonScan::new();
         text.chars().all(|c| scan.step(c).is_ok()) && scan.is_done()
     }
 
     #[test]
-    fn json_is_told_from_other_text() {
+    fn json_is_distinguished_from_other_text() {
         for text in [
             "{}",
             "[]",
@@ -252,7 +253,7 @@ mod tests {
         #[test]
         fn it_agrees_with_serde(text in r#"[\[{]([\]\[{}:, \"\\u0e1.+-]|true|nul|"a"){0,12}[\]}]"#) {
             let parsed = serde_json::from_str::<serde_json::Value>(&text);
-            // serde also rejects surrogates alone and numbers out of range.
+            // Only `serde_json` also rejects unpaired surrogates and numbers out of range.
             if parsed.is_ok() {
                 prop_assert!(accepts(&text), "{}", text);
             } else if accepts(&text) {

@@ -1,10 +1,10 @@
 //! Tool calls in a model's output: the formats of the families, and a parser for text that arrives
 //! in pieces.
 //!
-//! [`CallFormat::detect`] finds the format that a chat template writes, [`CallParser`] separates
-//! content from calls. Formats: `format.rs`; bodies of calls: `envelope.rs` (name and arguments in
-//! one JSON object), `named.rs` (a name, then the arguments), `xml.rs`, `python.rs`. Not here: the
-//! constraint that makes a model follow a format.
+//! [`CallFormat::detect`] finds the format of a chat template, and [`CallParser`] separates content
+//! from calls. `format.rs` lists the formats. The bodies of calls are parsed by `envelope.rs` (name
+//! and arguments in one JSON object), `named.rs` (a name, then the arguments), `xml.rs` and
+//! `python.rs`. The crate `constrain` has the constraints that make a model follow a format.
 
 mod body;
 mod envelope;
@@ -25,6 +25,6 @@ pub use parser::{CallDelta, CallParser, Delivery};
 pub struct Tool {
     /// Its name.
     pub name: String,
-    /// JSON schema of its arguments; null for any object.
+    /// JSON schema of the arguments; null for any object.
     pub parameters: serde_json::Value,
 }

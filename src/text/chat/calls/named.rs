@@ -1,13 +1,13 @@
-//! Calls whose name stands before the arguments: Mistral, gpt-oss, DeepSeek.
+//! Calls in which the name comes before the arguments: Mistral, gpt-oss, DeepSeek.
 
 use super::body::{After, Event, Sink, Step, Tail, TailStep};
 use super::format::{ARGS, CALL, CALL_BEGIN, CALL_END, CALL_ID, CALL_SEP, CALLS_END, MESSAGE};
 use super::json::JsonScan;
 
-/// The longest text before the arguments, in bytes.
+/// Maximum length of the text before the arguments, in bytes.
 const LONGEST_HEAD: usize = 512;
 
-/// A head with the name, the arguments, then marks.
+/// Parses a header with the name, then the arguments, then closing markers.
 #[derive(Debug)]
 pub(super) struct Named {
     layout: Layout,
@@ -23,7 +23,7 @@ enum Layout {
 
 #[derive(Debug)]
 enum Stage {
-    /// Before a mark that must follow, with the text of it so far.
+    /// Within a required marker; holds the text of the marker so far.
     Opening(String),
     Head(String),
     Arguments(JsonScan),
@@ -39,7 +39,8 @@ impl Named {
         Named { layout: Layout::Harmony, stage: Stage::Head(String::new()) }
     }
 
-    /// `outer`: after the mark of all calls, so that the mark of the first call follows.
+    /// `outer` says whether the marker before all calls was found, so that the marker of the first
+    /// call must follow.
     pub(super) fn deepseek(outer: bool) -> Named {
         let stage = if outer { Stage::Opening } else { Stage::Head };
         Named { layout: Layout::DeepSeek, stage: stage(String::new()) }
@@ -121,7 +122,7 @@ impl Named {
     }
 }
 
-/// Whether the arguments may begin after this head.
+/// Whether the header is complete, so that the arguments may begin.
 fn has_ended(layout: Layout, head: &str) -> bool {
     match layout {
         Layout::Mistral => head.trim_end().ends_with(ARGS),
@@ -130,7 +131,7 @@ fn has_ended(layout: Layout, head: &str) -> bool {
     }
 }
 
-/// The name in a head.
+/// The name of the tool in a header.
 fn name(layout: Layout, head: &str) -> Option<String> {
     let name = match layout {
         Layout::Mistral => {
@@ -141,7 +142,7 @@ fn name(layout: Layout, head: &str) -> Option<String> {
             let end = head.find(|c: char| c.is_whitespace() || c == '<')?;
             &head[..end]
         }
-        // `function<sep>NAME` and a fence, or `NAME<sep>`.
+        // `function<sep>NAME` and a code fence, or `NAME<sep>`.
         Layout::DeepSeek => {
             let (left, right) = head.split_once(CALL_SEP)?;
             match right.trim().strip_suffix("```json") {

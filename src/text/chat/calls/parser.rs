@@ -1,4 +1,4 @@
-//! Separates calls from content in a text that arrives in pieces.
+//! Separates tool calls from content in streamed text.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -7,50 +7,52 @@ use super::body::{Body, Event, Sink, Step};
 use super::format::Mark;
 use super::{CallFormat, Tool};
 
-/// The next part of a message with calls.
+/// The next part of a message that may have tool calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CallDelta {
     /// Text outside of calls.
     Content(String),
     /// A call begins.
     Begin {
-        /// Number of the call in the message, from 0.
+        /// Index of the call in the message, from 0.
         index: usize,
         /// A random id: `call_` and 24 letters and digits, or 9 for Mistral.
         id: String,
         /// The tool.
         name: String,
     },
-    /// The next part of a call's arguments, a JSON object in all.
+    /// The next part of a call's arguments, which together are a JSON object.
     Arguments {
-        /// Number of the call.
+        /// Index of the call.
         index: usize,
         /// Text to append.
         fragment: String,
     },
     /// A call is complete.
     End {
-        /// Number of the call.
+        /// Index of the call.
         index: usize,
     },
 }
 
-/// When arguments are passed on.
+/// When the arguments of a call are passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Delivery {
-    /// When the call is complete and valid. Anything else is content, unchanged.
+    /// Once the call is complete and valid. Any other text is passed on unchanged as content.
     #[default]
     Complete,
-    /// As they arrive: for output that a constraint keeps valid. If the arguments are not JSON
-    /// after all, the call ends there, and the rest is content.
+    /// As they arrive, for output that a constraint keeps valid. If the arguments turn out to be
+    /// invalid JSON, the call ends there, and the rest is content.
     Incremental,
 }
 
-/// The longest text after a mark that is searched for another mark when it is not a call.
+/// If the text after a marker is not a call, it is searched for another marker, but only up to this
+/// length in bytes.
 const LOOK_BACK: usize = 64;
 
-/// Separates calls from content. Marks that may be incomplete are held back, so the pieces in
-/// which the text arrives do not matter. White space next to a call belongs to the format.
+/// Separates calls from content. Text that may be the beginning of a marker is held back, so the
+/// result does not depend on how the text is split into pieces. White space next to a call is not
+/// part of the content.
 #[derive(Debug)]
 pub struct CallParser {
     format: CallFormat,
@@ -58,28 +60,29 @@ pub struct CallParser {
     delivery: Delivery,
     rng: ChaCha12Rng,
     marks: Vec<Mark>,
-    /// Content that may be the beginning of a mark.
+    /// Text that may be the beginning of a marker.
     held: String,
-    /// Only white space, or a call, came before.
+    /// Whether the text so far, or since the last call, is only white space.
     leading: bool,
-    /// Whether a call came last.
+    /// Whether the last thing parsed was a call.
     after_call: bool,
     body: Option<Body>,
-    /// The text of the current call, for the case that it is not one.
+    /// The text of the current call, which becomes content if it is not a valid call.
     raw: String,
-    /// Bytes of `raw` up to the end of the mark.
+    /// Length of the marker in `raw`, in bytes.
     n_mark: usize,
-    /// Deltas of the current call that are not passed on yet.
+    /// Deltas of the current call that have not been passed on yet.
     pending: Vec<CallDelta>,
-    /// Calls that have begun.
+    /// Number of calls that have begun.
     n_calls: usize,
-    /// The call whose beginning was passed on, and its end was not.
+    /// The call whose beginning was passed on, but not its end.
     open: Option<usize>,
     out: Vec<CallDelta>,
 }
 
 impl CallParser {
-    /// A parser for calls of these tools; of any tool if there are none. `seed` determines the ids.
+    /// A parser for calls of these tools, or of any tool if the list is empty. `seed` determines
+    /// the ids of calls.
     #[must_use]
     pub fn new(format: CallFormat, tools: &[Tool], seed: u64) -> CallParser {
         CallParser {
@@ -113,7 +116,7 @@ impl CallParser {
         self.n_calls
     }
 
-    /// Adds the next piece and returns what is decided.
+    /// Adds the next piece and returns the deltas that are now certain.
     pub fn push(&mut self, piece: &str) -> Vec<CallDelta> {
         for c in piece.chars() {
             self.character(c);
@@ -121,7 +124,7 @@ impl CallParser {
         self.deltas()
     }
 
-    /// Ends the text. A call without its end is content, unless its arguments are complete.
+    /// Ends the text. An unfinished call becomes content, unless its arguments are complete.
     pub fn finish(mut self) -> Vec<CallDelta> {
         if let Some(mut body) = self.body.take() {
             match body.finish() {
@@ -142,7 +145,7 @@ impl CallParser {
         self.deltas()
     }
 
-    /// The decided deltas, with neighbours of a kind joined.
+    /// The deltas that are certain, with adjacent deltas of the same kind merged.
     fn deltas(&mut self) -> Vec<CallDelta> {
         let mut joined: Vec<CallDelta> = Vec::new();
         for delta in self.out.drain(..) {
@@ -176,7 +179,8 @@ impl CallParser {
         }
     }
 
-    /// Takes a character of a call. Returns the characters that belong to what follows, last first.
+    /// Parses a character of a call. Returns the characters that are not part of the call, in
+    /// reverse order.
     fn in_call(&mut self, c: char) -> Vec<char> {
         let Some(mut body) = self.body.take() else { return vec![c] };
         let mut sink = Sink::new(&self.tools);
@@ -243,14 +247,14 @@ impl CallParser {
         self.n_mark = 0;
     }
 
-    /// The body is complete.
+    /// Ends a complete call.
     fn complete(&mut self) {
         self.flush();
         (self.leading, self.after_call) = (true, true);
     }
 
-    /// The text since the last complete call is content after all. Returns the end of it in which
-    /// another mark may begin.
+    /// Turns the text since the last complete call into content. Returns the end of that text, in
+    /// which another marker may begin.
     fn fail(&mut self) -> String {
         let begun = |delta: &CallDelta| matches!(delta, CallDelta::Begin { .. });
         self.n_calls -= self.pending.iter().filter(|delta| begun(delta)).count();
@@ -292,7 +296,7 @@ impl CallParser {
         }
     }
 
-    /// The held text without the white space, or the separator of calls, before it.
+    /// The held text without leading white space and without the separator of calls.
     fn lead(&self) -> &str {
         let text = self.held.trim_start();
         match text.strip_prefix(';') {
@@ -301,12 +305,13 @@ impl CallParser {
         }
     }
 
-    /// Whether this is what Llama 3 writes between calls.
+    /// Whether the text is Llama 3's separator between calls.
     fn is_separator(&self, text: &str) -> bool {
         self.after_call && text.trim() == ";"
     }
 
-    /// Passes on what cannot be the beginning of a mark. White space before a possible mark stays.
+    /// Passes on held text that cannot be the beginning of a marker. White space before a possible
+    /// marker stays held.
     fn pass_on(&mut self) {
         let begins = |at: usize| {
             let rest = &self.held[at..];

@@ -6,10 +6,10 @@ use super::body::{Sink, Step};
 use super::envelope;
 
 const FENCE: &str = "```";
-/// The deepest nesting of literals.
+/// Maximum nesting depth of literals.
 const DEEPEST: usize = 32;
 
-/// The text of a block so far.
+/// Parses a code block; holds its text so far.
 #[derive(Debug, Default)]
 pub(super) struct CodeBlock {
     text: String,
@@ -26,7 +26,7 @@ impl CodeBlock {
         };
         let known = calls.filter(|calls| calls.iter().all(|(name, _)| sink.knows(name)));
         let Some(calls) = known else {
-            // The last character is not part of the failed text.
+            // A failed step must not consume the character.
             self.text.pop();
             return Step::Failed;
         };
@@ -35,7 +35,7 @@ impl CodeBlock {
     }
 }
 
-/// Reads calls with keyword arguments and literal values.
+/// Parses Python calls with keyword arguments and literal values.
 struct Python<'a> {
     rest: &'a str,
     depth: usize,
@@ -46,7 +46,7 @@ impl<'a> Python<'a> {
         Python { rest: code, depth: 0 }
     }
 
-    /// `f(a=1)`, `print(f(a=1))`, several of them on lines or in a list.
+    /// Parses `f(a=1)` or `print(f(a=1))`, or several of these on separate lines or in a list.
     fn calls(mut self) -> Option<Vec<(String, String)>> {
         let in_list = self.take("[");
         let mut calls = Vec::new();
@@ -217,7 +217,7 @@ mod tests {
             "a": "it's\n", "b": [1, -2.5, null], "c": {"x": true}, "d": [1], "e": 0.5,
         });
         let code = r#"f(a='it\'s\n', b=[1, -2.5, None], c={"x": True}, d=(1,), e=.5)"#;
-        // `.5` is not a number of Python that models write.
+        // `.5` is valid Python, but not supported because models do not write it.
         assert_eq!(calls(code), None);
         let code = code.replace("=.5", "=0.5");
         assert_eq!(calls(&code), Some(vec![("f".into(), json)]));

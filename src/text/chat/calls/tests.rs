@@ -1,4 +1,4 @@
-//! Each format, whole and in pieces, and text that only looks like a call.
+//! Tests each format with whole and split texts, and with text that only looks like a call.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -20,13 +20,13 @@ fn tools() -> Vec<Tool> {
         .into()
 }
 
-/// Content, and calls as name and arguments.
+/// A parsed message: content, and calls as name and arguments.
 #[derive(Debug, Default, PartialEq)]
 struct Message {
     content: String,
     calls: Vec<(String, String)>,
     ids: Vec<String>,
-    /// Whether every call that began has ended, in order.
+    /// Number of calls that have ended.
     ended: usize,
 }
 
@@ -66,7 +66,8 @@ fn parsed<'a>(
     joined(deltas)
 }
 
-/// Parses `text` whole, and cut at every place, with both deliveries.
+/// Parses `text` whole and split at every character, with both kinds of delivery. All results must
+/// be equal.
 #[track_caller]
 fn every_way(format: CallFormat, text: &str) -> Message {
     let whole = parsed(format, Delivery::Complete, [text]);
@@ -83,7 +84,7 @@ fn every_way(format: CallFormat, text: &str) -> Message {
     whole
 }
 
-/// The text has this content and these calls.
+/// Checks that `text` is parsed as this content and these calls.
 #[track_caller]
 fn check(format: CallFormat, text: &str, content: &str, calls: &[(&str, Value)]) {
     let message = every_way(format, text);
@@ -172,7 +173,7 @@ fn mistral() {
 fn harmony() {
     let call = r#"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome", "days": 2}<|call|>"#;
     check(CallFormat::Harmony, call, "", &[rome()]);
-    // The recipient may stand in the header of the role.
+    // The recipient may also be in the header of the role.
     let role = "<|start|>assistant to=functions.time.now<|channel|>commentary json<|message|>{}";
     check(CallFormat::Harmony, role, "", &[now()]);
     let preamble =
@@ -259,7 +260,7 @@ fn arguments_arrive_as_they_are_written() {
         matches!(&deltas[..], [CallDelta::Begin { .. }, CallDelta::Arguments { fragment, .. }] if fragment == r#"{"city": "#)
     );
     assert_eq!(parser.push("1"), [CallDelta::Arguments { index: 0, fragment: "1".into() }]);
-    // Not JSON after all: the call ends, and nothing is lost.
+    // The arguments turn out to be invalid JSON: the call ends, and no text is lost.
     let rest = parser.push("x}");
     let content = CallDelta::Content("x}".into());
     assert_eq!(rest, [CallDelta::End { index: 0 }, content]);

@@ -8,7 +8,7 @@ use super::format::{FUNCTION, TOOL_CALL_END};
 const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
 const FUNCTION_END: &str = "</function>";
-/// The longest name of a function or parameter, in bytes.
+/// Maximum length of the name of a function or parameter, in bytes.
 const LONGEST_NAME: usize = 256;
 
 /// One call.
@@ -16,13 +16,13 @@ const LONGEST_NAME: usize = 256;
 pub(super) struct Xml {
     stage: Stage,
     name: String,
-    /// Parameters so far.
+    /// Number of parameters so far.
     n_parameters: usize,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// Before `<function=`.
+    /// Within `<function=`; holds the text so far.
     Opening(String),
     Name(String),
     /// Between parameters.
@@ -40,7 +40,7 @@ impl Xml {
         Xml { stage: Stage::Opening(String::new()), name: String::new(), n_parameters: 0 }
     }
 
-    /// After `<function=`.
+    /// A parser for the text after `<function=`.
     pub(super) fn after_function() -> Xml {
         Xml { stage: Stage::Name(String::new()), ..Xml::new() }
     }
@@ -89,7 +89,7 @@ impl Xml {
                 text.push(c);
                 if let Some(value) = text.strip_suffix(PARAMETER_END) {
                     let comma = if self.n_parameters > 0 { ", " } else { "" };
-                    let value = sink.argument(&self.name, key, unframed(value));
+                    let value = sink.argument(&self.name, key, strip_line_breaks(value));
                     let member = format!("{comma}{}: {value}", Value::from(key.as_str()));
                     sink.events.push(Event::Arguments(member));
                     self.n_parameters += 1;
@@ -100,7 +100,7 @@ impl Xml {
                 TailStep::More | TailStep::NextCall { .. } => {}
                 TailStep::Done { rest } => return Step::Done { rest },
             },
-            // A name that ends is above.
+            // A complete name is handled above, so this name is too long or invalid.
             Stage::Name(_) => return Step::Failed,
         }
         Step::More
@@ -118,8 +118,8 @@ impl Xml {
     }
 }
 
-/// A value stands on lines of its own: one line break before and after it is not part of it.
-fn unframed(value: &str) -> &str {
+/// Removes one line break before and after a value, because models write values on separate lines.
+fn strip_line_breaks(value: &str) -> &str {
     let value = value.strip_prefix('\n').unwrap_or(value);
     value.strip_suffix('\n').unwrap_or(value)
 }

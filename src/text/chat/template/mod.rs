@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rendering_ends_by_itself_at_its_deadline() {
+    fn rendering_stops_at_its_deadline() {
         // These templates stay within the limits of text and steps: only the time limit ends them.
         for source in [
             "\n{% for i in range(9) %}{{ i }}{% endfor %}",

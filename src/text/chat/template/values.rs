@@ -39,7 +39,7 @@ fn repr(
         meter::spend(state, 2 * text.len())?;
         quoted(text, out);
     } else if kind == ValueKind::Number && !value.is_integer() {
-        out.push_str(&float(f64::try_from(value.clone())?));
+        out.push_str(&float_repr(f64::try_from(value.clone())?));
     } else if kind == ValueKind::Map {
         out.push('{');
         for (i, key) in value.try_iter()?.checked().enumerate() {
@@ -93,7 +93,7 @@ fn quoted(text: &str, out: &mut String) {
 
 /// Python's `repr` of a float: the shortest digits that read back exactly, in scientific notation
 /// if the exponent is below -4 or at least 16.
-pub(super) fn float(number: f64) -> String {
+pub(super) fn float_repr(number: f64) -> String {
     if number.is_nan() {
         return "nan".into();
     }
@@ -191,7 +191,7 @@ impl Json {
             self.out.push_str(&match number {
                 n if n.is_nan() => "NaN".to_owned(),
                 n if n.is_infinite() => (if n > 0.0 { "Infinity" } else { "-Infinity" }).to_owned(),
-                n => float(n),
+                n => float_repr(n),
             });
         } else if kind == ValueKind::Map {
             self.map(value, depth, state)?;
@@ -296,7 +296,7 @@ mod tests {
             (1e100, "1e+100"),
             (f64::NEG_INFINITY, "-inf"),
         ] {
-            assert_eq!(float(number), text);
+            assert_eq!(float_repr(number), text);
         }
     }
 

@@ -192,7 +192,7 @@ pub(super) struct Tile {
 }
 
 /// A worker's scratch memory for a tile.
-pub(super) struct Work<'a> {
+pub(super) struct TileScratch<'a> {
     pub(super) q: &'a mut [f32],
     pub(super) scores: &'a mut [f32],
     /// Largest score and sum of weights of each query.

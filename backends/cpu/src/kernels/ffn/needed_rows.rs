@@ -2,7 +2,7 @@
 //! by the tokens that need it (lists), or all rows of the slice by all tokens (dense). The measured
 //! speeds decide.
 //!
-//! Both ways give the same bits, because a product depends only on its row and its token. Lists
+//! Both methods give the same bits, because a product depends only on its row and its token. Lists
 //! need less arithmetic; the dense pass needs no call per row and reads memory in order.
 
 use std::ops::Range;

@@ -111,7 +111,7 @@ pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
         for half in 0..2 {
             let block = &tile[210 * half..][..210];
             let scales = sixteen_scales(load_quarter(block, 192), &block[208..]);
-            let mut products = SubBlockProducts::with(half, scales, x);
+            let mut products = SubBlockProducts::with_scales(half, scales, x);
             for i in 0..4 {
                 products.add::<32>(i, six_bit_codes(block, i), x);
             }
@@ -147,7 +147,7 @@ pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
             let scales = sixteen_scales(_mm_and_si128(both, nibble), &block[80..]);
             let high = _mm_and_si128(_mm_srli_epi16::<4>(both), nibble);
             let mins = times_d(half, sixteen_scales(high, &block[82..]), x);
-            let mut products = SubBlockProducts::with(half, scales, x);
+            let mut products = SubBlockProducts::with_scales(half, scales, x);
             for i in 0..4 {
                 products.add_with_mins(i, bit_pairs(block, 16, i), &mins, x);
             }
@@ -167,7 +167,7 @@ pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
             let scales = q3_scales(&block[96..108]);
             let scales = load_quarter(bytemuck::cast_slice(&scales), 0);
             let mut products =
-                SubBlockProducts::with(half, sixteen_scales(scales, &block[108..]), x);
+                SubBlockProducts::with_scales(half, sixteen_scales(scales, &block[108..]), x);
             let high_bits = _mm512_broadcast_i64x4(load_half(block, 0));
             for i in 0..4 {
                 // Bit 2i for the first 32 values, bit 2i + 1 for the others.

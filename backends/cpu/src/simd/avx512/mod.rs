@@ -139,8 +139,8 @@ impl<const N: usize> Products<N> {
         }
     }
 
-    /// Adds the products of blocks `4 * quad` to `4 * quad + 3`; `codes` are the two halves of
-    /// their unsigned codes.
+    /// Adds the products of blocks `4 * quad` to `4 * quad + 3`. `codes[0]` has the unsigned codes
+    /// of the first half of each block, `codes[1]` those of the second half.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn add_halves(&mut self, quad: usize, codes: [__m512i; 2], x: &[Q8Tile<'_>; N]) {
@@ -239,12 +239,12 @@ impl<const N: usize> SubBlockProducts<N> {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn new(half: usize, scales: &[f32; 16], x: &[Q8Tile<'_>; N]) -> Self {
-        Self::with(half, load_ps(scales, 0), x)
+        Self::with_scales(half, load_ps(scales, 0), x)
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    fn with(half: usize, scales: __m512, x: &[Q8Tile<'_>; N]) -> Self {
+    fn with_scales(half: usize, scales: __m512, x: &[Q8Tile<'_>; N]) -> Self {
         Self { half, weights: times_d(half, scales, x), sums: [zero(); N] }
     }
 

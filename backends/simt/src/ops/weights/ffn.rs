@@ -23,7 +23,7 @@ use crate::units::Unit;
 const N_COUNTS: usize = 64;
 /// Marks the value of a skipped neuron (`kernels-cuda/lib/ffn.cuh`).
 const DROPPED: u32 = 0x8000_0000;
-/// Maximum number of experts, since a block keeps a list of the used experts.
+/// Maximum number of experts: a thread block lists the used experts in shared memory of fixed size.
 const MAX_EXPERTS: usize = 1024;
 /// Threads per block of `ffn_few`, blocks per multiprocessor (as many as the kernel's registers
 /// allow), and neurons that a set of lanes tests at once.
@@ -38,12 +38,12 @@ enum FfnAlgorithm {
     Few,
     /// First the products with all rows of gate and up, then inactive neurons are dropped.
     Many,
-    /// As `ManyTokens`, but each expert processes only the tokens that are routed to it.
+    /// Like [`Self::Many`], but each expert processes only the tokens that are routed to it.
     Experts,
 }
 
 impl FfnAlgorithm {
-    fn of(op: &SparseFfn<TensorDesc>) -> FfnAlgorithm {
+    fn select(op: &SparseFfn<TensorDesc>) -> FfnAlgorithm {
         let (cut, many) = (matches!(op.skip, Skip::GaussianCut(_)), op.x.n_rows > FEW);
         match op.experts {
             _ if cut => FfnAlgorithm::Many,
@@ -56,7 +56,7 @@ impl FfnAlgorithm {
 
 pub(crate) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
     let mut scratch = Scratch::default();
-    let algorithm = FfnAlgorithm::of(op);
+    let algorithm = FfnAlgorithm::select(op);
     match (algorithm, &op.experts) {
         (FfnAlgorithm::Experts, Some(experts)) => {
             ExpertScratch::new(op, experts, &mut scratch);
@@ -96,7 +96,7 @@ pub(crate) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>) -> Resul
         Some(experts) => out.constants(&experts.starts)?,
         None => Span::NONE,
     };
-    match (FfnAlgorithm::of(&desc), &op.experts) {
+    match (FfnAlgorithm::select(&desc), &op.experts) {
         (FfnAlgorithm::Experts, Some(experts)) => {
             let ranges = ExpertScratch::new(&desc, experts, &mut Scratch::default());
             return experts::lower_experts(op, experts, &ranges, starts, out);
@@ -126,7 +126,7 @@ pub(crate) fn before_ffn(
         unreachable!("`to_desc` keeps the op's variant")
     };
     let n_tokens = desc.x.n_rows;
-    if FfnAlgorithm::of(&desc) != FfnAlgorithm::Few || n_tokens > FEW {
+    if FfnAlgorithm::select(&desc) != FfnAlgorithm::Few || n_tokens > FEW {
         return Ok((None, None));
     }
     let ranges = FewScratch::new(&desc, out.facts(), &mut Scratch::default());

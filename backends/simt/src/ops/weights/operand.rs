@@ -20,7 +20,7 @@ pub(super) struct Weight {
     /// Index of the first row in the whole weight; tables of a transposed weight count rows from
     /// the start of the whole weight.
     pub(super) first_row: usize,
-    /// Device memory and shape of the whole weight, of which this may be a view.
+    /// Device memory and shape of the whole weight; this may be a view of it.
     memory: Span,
     whole: TensorDesc,
 }

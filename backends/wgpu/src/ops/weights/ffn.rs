@@ -29,12 +29,12 @@ enum FfnAlgorithm {
     Few,
     /// First the products with all rows of gate and up, then inactive neurons are dropped.
     Many,
-    /// As `ManyTokens`, but each expert processes only the tokens that are routed to it.
+    /// Like [`Self::Many`], but each expert processes only the tokens that are routed to it.
     Experts,
 }
 
 impl FfnAlgorithm {
-    fn of(op: &SparseFfn<TensorDesc>) -> FfnAlgorithm {
+    fn select(op: &SparseFfn<TensorDesc>) -> FfnAlgorithm {
         let (cut, many) = (matches!(op.skip, Skip::GaussianCut(_)), op.x.n_rows > FEW);
         match op.experts {
             _ if cut => FfnAlgorithm::Many,
@@ -47,7 +47,7 @@ impl FfnAlgorithm {
 
 pub(in super::super) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
     let mut scratch = Scratch::default();
-    let algorithm = FfnAlgorithm::of(op);
+    let algorithm = FfnAlgorithm::select(op);
     match (algorithm, &op.experts) {
         (FfnAlgorithm::Experts, Some(experts)) => {
             ExpertScratch::new(op, experts, facts, &mut scratch);
@@ -85,7 +85,7 @@ pub(in super::super) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>
         Some(experts) => out.constants(&experts.starts)?,
         None => out.nothing(),
     };
-    match (FfnAlgorithm::of(&desc), &op.experts) {
+    match (FfnAlgorithm::select(&desc), &op.experts) {
         (FfnAlgorithm::Experts, Some(experts)) => {
             let ranges = ExpertScratch::new(&desc, experts, out.facts(), &mut Scratch::default());
             return experts::lower_experts(op, experts, &ranges, &starts, out);

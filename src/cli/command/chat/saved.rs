@@ -1,0 +1,122 @@
+//! `/save` and `/load`: the computed tokens of a conversation in a file of `--prompt-cache`, and its
+//! messages as JSON in a file beside it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::turn::Chat;
+use crate::chat::Conversation;
+use crate::cli::command::prompt_cache;
+use crate::cli::failure::{Exit, Failure};
+
+/// The file with the messages of a conversation whose computed tokens are in `path`.
+fn messages_file(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".json");
+    name.into()
+}
+
+/// Saves the sequence in `path` as a prompt cache, and the messages in [`messages_file`].
+///
+/// # Errors
+/// Files that cannot be written, device errors.
+pub(super) fn save(chat: &mut Chat<'_>, path: &Path) -> Result<(), Failure> {
+    prompt_cache::write(path, &mut chat.engine, &chat.sequence)?;
+    let beside = messages_file(path);
+    let body = json!({ "messages": chat.conversation.messages() });
+    scheduler::write_private(&beside, body.to_string().as_bytes()).map_err(|error| {
+        let message = format!("cannot write the messages to '{}'", beside.display());
+        Failure::new(Exit::Failed, message).caused_by(&error)
+    })?;
+    let n_tokens = chat.sequence.tokens().len();
+    chat.terminal.print_unlabelled(&format!("saved {n_tokens} tokens in {}", path.display()));
+    Ok(())
+}
+
+/// Replaces the conversation with the saved one. If the messages file is missing, the messages stay,
+/// and the cached tokens are reused for a conversation with the same prefix.
+///
+/// # Errors
+/// Files that cannot be read, or that are not a conversation of this model. A failure to read the
+/// files changes nothing; after other failures, the next answer computes all tokens.
+pub(super) fn load(chat: &mut Chat<'_>, path: &Path) -> Result<(), Failure> {
+    let bytes = prompt_cache::read(path)?;
+    let beside = messages_file(path);
+    let conversation = match fs::read_to_string(&beside) {
+        Ok(text) => Some(conversation(&text).map_err(|why| {
+            let message =
+                format!("'{}' does not have the messages of a conversation", beside.display());
+            Failure::new(Exit::Failed, message).caused_by(&io::Error::other(why))
+        })?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => {
+            let message = format!("cannot read the messages in '{}'", beside.display());
+            return Err(Failure::new(Exit::Failed, message).caused_by(&error));
+        }
+    };
+    // Its blocks and its row of state are needed.
+    chat.sequence = chat.engine.open();
+    chat.sequence = prompt_cache::restore(path, &bytes, &mut chat.engine)?;
+    let n_tokens = chat.sequence.tokens().len();
+    let loaded = format!("loaded {n_tokens} tokens from {}", path.display());
+    match conversation {
+        Some(conversation) => {
+            chat.replace(conversation);
+            let n_questions = chat.conversation.n_questions();
+            chat.terminal.print_unlabelled(&format!("{loaded}; {n_questions} questions"));
+        }
+        None => chat.terminal.print_unlabelled(&format!(
+            "{loaded}; the messages stay, because there is no {}",
+            beside.display()
+        )),
+    }
+    Ok(())
+}
+
+/// The conversation of a messages file.
+fn conversation(text: &str) -> Result<Conversation, String> {
+    let body: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let messages = body["messages"].as_array().ok_or("it has no list `messages`")?;
+    let mut conversation = Conversation::new(None);
+    for (i, message) in messages.iter().enumerate() {
+        let role = message["role"].as_str().unwrap_or_default();
+        let content = message["content"].as_str();
+        let content = content.ok_or_else(|| format!("message {i} has no text `content`"))?;
+        match role {
+            "system" if i == 0 => conversation.system = Some(content.to_owned()),
+            "user" => conversation.ask(content),
+            "assistant" => conversation.answer(content),
+            _ => return Err(format!("message {i} has the role '{role}'")),
+        }
+    }
+    Ok(conversation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_files_are_checked() {
+        let text =
+            r#"{"messages":[{"role":"system","content":"a"},{"role":"user","content":"b"}]}"#;
+        let read = conversation(text).unwrap();
+        assert_eq!((read.system.as_deref(), read.n_questions()), (Some("a"), 1));
+        for (text, why) in [
+            ("{", "EOF"),
+            ("[]", "no list"),
+            (r#"{"messages":[{"role":"user"}]}"#, "message 0 has no text"),
+            (r#"{"messages":[{"role":"tool","content":""}]}"#, "the role 'tool'"),
+            (
+                r#"{"messages":[{"role":"user","content":""},{"role":"system","content":""}]}"#,
+                "message 1 has the role 'system'",
+            ),
+        ] {
+            let error = conversation(text).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Filling gaps: the built-in model with a vocabulary that has the tokens for it.
+
+use std::sync::atomic::AtomicBool;
+
+use hal::{Bytes, Device};
+use runtime::{devices, embedded};
+use scheduler::SchedulerOptions;
+use serde_json::{Value, json};
+use text::tokenizer::{SpecialIds, Tokenizer, Vocab};
+use thermocline::engine::{Engine, EngineOptions, Feed, Want};
+use thermocline::model::{Model, ModelOptions};
+
+use super::{TestServer, config};
+
+const PRE: u32 = 301;
+const SUF: u32 = 302;
+const MID: u32 = 303;
+const REP: u32 = 304;
+const SEP: u32 = 305;
+
+fn parts(has_files: bool) -> (Engine, Tokenizer) {
+    let file = embedded::file().unwrap();
+    let mut vocab = Vocab::from_metadata(file.metadata()).unwrap();
+    vocab.ids = SpecialIds {
+        fim_pre: Some(PRE),
+        fim_suf: Some(SUF),
+        fim_mid: Some(MID),
+        fim_rep: has_files.then_some(REP),
+        fim_sep: has_files.then_some(SEP),
+        ..vocab.ids
+    };
+    let tokenizer = Tokenizer::new(vocab).unwrap();
+    let model = Model::from_file(file, &ModelOptions::default()).unwrap();
+    let options = EngineOptions { n_ctx: 1024, n_seq: 2, ..EngineOptions::default() };
+    let cpu: Device = devices::cpu(Some(1));
+    (runtime::load_quietly(&model.into(), options, cpu).unwrap(), tokenizer)
+}
+
+fn server(has_files: bool) -> TestServer {
+    let (engine, tokenizer) = parts(has_files);
+    let reserves: &[Bytes] = &[];
+    TestServer::of(engine, tokenizer, config(), SchedulerOptions::default(), reserves)
+}
+
+fn ask() -> Value {
+    json!({
+        "input_extra": [{ "filename": "a.h", "text": "int a;" }, { "text": "int b;" }],
+        "input_prefix": "int main() {", "input_suffix": "}", "prompt": "  return",
+        "n_predict": 5, "return_tokens": true,
+    })
+}
+
+/// Greedy continuation of `prompt` by the engine alone.
+fn continuation(prompt: &[u32], n: usize) -> Vec<u32> {
+    let (mut engine, _) = parts(false);
+    let mut sequence = engine.open();
+    let (mut tokens, mut answer) = (prompt.to_vec(), Vec::new());
+    while answer.len() < n {
+        let mut best = 0;
+        let each = &mut |_: usize, _: usize, logits: &[f32]| {
+            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            best = logits.iter().position(|logit| *logit == largest).unwrap();
+        };
+        let feed = Feed { sequence: &mut sequence, tokens: &tokens, want: Want::Last };
+        engine.step(&mut [feed], &AtomicBool::new(false), each).unwrap();
+        tokens = vec![best as u32];
+        answer.push(best as u32);
+    }
+    answer
+}
+
+/// Sends the request and checks that `prompt` was computed.
+fn check(server: &TestServer, prompt: &[u32]) {
+    let answer = server.client.post("/infill", &ask()).json();
+    assert_eq!(answer["tokens_evaluated"], prompt.len(), "{answer}");
+    let expected = server.client.post("/detokenize", &json!({ "tokens": prompt })).json();
+    assert_eq!(answer["prompt"], expected["content"].as_str().unwrap(), "{answer}");
+    assert_eq!(answer["tokens"], json!(continuation(prompt, 5)));
+}
+
+#[test]
+fn a_gap_is_written_in_llama_servers_order() {
+    let server = server(true);
+    let tokenizer = &parts(true).1;
+    let of = |text: &str| tokenizer.encode(text, false, false).unwrap();
+    let prompt = [
+        &[REP][..],
+        &of("myproject\n"),
+        &[SEP],
+        &of("a.h\n"),
+        &of("int a;"),
+        &[SEP],
+        &of("tmp\n"),
+        &of("int b;"),
+        &[SEP],
+        &of("filename\n"),
+        &[tokenizer.bos().unwrap(), PRE],
+        &of("int main() {"),
+        &of("  return"),
+        &[SUF],
+        &of("}"),
+        &[MID],
+    ];
+    check(&server, &prompt.concat());
+    // The same tokens serve OpenAI's `suffix`.
+    let suffix = json!({ "prompt": "int main() {", "suffix": "}", "max_tokens": 3 });
+    assert_eq!(server.client.post("/v1/completions", &suffix).status, 200);
+}
+
+#[test]
+fn without_tokens_for_files_they_are_snippets() {
+    let server = server(false);
+    let tokenizer = &parts(false).1;
+    let of = |text: &str| tokenizer.encode(text, false, false).unwrap();
+    let snippet = of("\n\n--- snippet ---\n\n");
+    let prompt = [
+        &snippet[..],
+        &of("int a;"),
+        &snippet,
+        &of("int b;"),
+        &[tokenizer.bos().unwrap(), PRE],
+        &of("int main() {"),
+        &of("  return"),
+        &[SUF],
+        &of("}"),
+        &[MID],
+    ];
+    check(&server, &prompt.concat());
+}

@@ -1,0 +1,49 @@
+//! Test data that the repository stores compressed by gzip.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use flate2::read::GzDecoder;
+
+/// The decompressed content of the file `packed`.
+pub(crate) fn unpack(packed: &Path) -> Vec<u8> {
+    let file = fs::File::open(packed).unwrap_or_else(|e| panic!("{}: {e}", packed.display()));
+    let mut bytes = Vec::new();
+    GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+/// A folder below `target/` with the models, token ids and logits of `tests/families/`, unpacked
+/// once per process. Other processes may unpack the same files at the same time.
+pub(crate) fn families() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families");
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("families");
+        fs::create_dir_all(&folder).unwrap();
+        let names = fs::read_dir(&packed).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut known = Vec::new();
+        for name in names.map(|name| name.into_string().unwrap()) {
+            if name.ends_with(".rs") {
+                continue;
+            }
+            let from = packed.join(&name);
+            let bytes = if name.ends_with(".gz") { unpack(&from) } else { fs::read(from).unwrap() };
+            let name = name.trim_end_matches(".gz").to_owned();
+            let part = folder.join(format!("{name}.{}.part", std::process::id()));
+            fs::write(&part, bytes).unwrap();
+            fs::rename(part, folder.join(&name)).unwrap();
+            known.push(name);
+        }
+        // Models of an earlier state of the repository must not be tested.
+        for entry in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap()) {
+            let name = entry.file_name().into_string().unwrap();
+            if !known.contains(&name) && !name.ends_with(".part") {
+                fs::remove_file(entry.path()).unwrap();
+            }
+        }
+        folder
+    })
+}
