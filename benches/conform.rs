@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let at = arguments.iter().position(|argument| argument == "--device");
     let name = at.and_then(|at| arguments.get(at + 1)).ok_or("name a device with --device NAME")?;
-    let part = arguments.iter().find(|a| !a.starts_with('-') && *a != name);
+    let filter = arguments.iter().find(|a| !a.starts_with('-') && *a != name);
     let (found, missing) = candidates(None);
     let candidate = found.iter().find(|candidate| candidate.name == *name);
     let candidate = candidate.ok_or_else(|| {
@@ -29,11 +29,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     let device = Device::new(candidate.open()?, DeviceId(1), Bytes::MAX);
     let begin = Instant::now();
-    let report = conformance::run_matching(&device, part.map_or("", String::as_str));
+    let report = conformance::run_matching(&device, filter.map_or("", String::as_str));
     let cases = |wanted: fn(&Outcome) -> Option<&String>| -> Vec<_> {
         let outcomes = report.outcomes.iter();
-        let some = outcomes.filter_map(|(name, outcome)| Some((name, wanted(outcome)?)));
-        some.map(|(name, why)| json!({ "case": name, "why": why })).collect()
+        let matching = outcomes.filter_map(|(name, outcome)| Some((name, wanted(outcome)?)));
+        matching.map(|(name, why)| json!({ "case": name, "why": why })).collect()
     };
     let result = json!({
         "device": name,
@@ -45,7 +45,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     println!("{result:#}");
     match report.n_failed() {
-        0 if report.outcomes.is_empty() => Err(format!("no case has {part:?} in its name").into()),
+        0 if report.outcomes.is_empty() => {
+            Err(format!("no case has {filter:?} in its name").into())
+        }
         0 => Ok(()),
         n => Err(format!("{name}: {n} cases failed").into()),
     }

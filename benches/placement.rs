@@ -206,8 +206,8 @@ impl Subject {
         let test = Test { n_prompt: 0, n_gen, n_depth: (self.options.n_ctx - n_gen) / 2, n_seq: 1 };
         let repetitions = self.options.repetitions;
         let settings = Settings { n_batch: 32, repetitions, warmup: repetitions > 1 };
-        let go_on = AtomicBool::new(false);
-        let measured = measure(&mut engine, &self.text, test, settings, &go_on)?;
+        let interrupt = AtomicBool::new(false);
+        let measured = measure(&mut engine, &self.text, test, settings, &interrupt)?;
         let fastest = measured.runs.iter().min().ok_or("no run")?;
         let rate = n_gen as f64 / fastest.as_secs_f64();
         let estimate = self.estimate(budget, &placement)?.rate();
@@ -258,17 +258,17 @@ fn profile(model: &Arc<Model>, cpu: Device, tokens: &[u32], n: usize) -> Result<
     let quiet = Arc::new(|_: &str| {});
     let mut engine = Engine::load(Arc::clone(model), vec![cpu], options, None, quiet, &|_, _| {})?;
     let mut profile = text.start(model);
-    let (mut gatherer, go_on) = (Gatherer::new(model)?, AtomicBool::new(false));
-    calibrate(&mut engine, &text, &mut profile, &mut gatherer, &go_on, &mut |_| {})?;
+    let (mut gatherer, interrupt) = (Gatherer::new(model)?, AtomicBool::new(false));
+    calibrate(&mut engine, &text, &mut profile, &mut gatherer, &interrupt, &mut |_| {})?;
     Ok(profile)
 }
 
 /// The share of a text's active neurons that `placement` has on devices other than the CPU.
 fn counted(placement: &Placement, text: &Profile) -> f64 {
-    let (mut off_cpu, mut all) = (0, 0);
+    let (mut off_cpu, mut total) = (0, 0);
     for (placed, layer) in placement.layers.iter().zip(text.layers()) {
         let fires = layer.active_counts();
-        all += fires.iter().sum::<u64>();
+        total += fires.iter().sum::<u64>();
         let sum = |range: Range<usize>| fires[range].iter().sum::<u64>();
         for share in placed.shares.iter().filter(|share| share.device != 0) {
             off_cpu += match &share.neurons {
@@ -277,5 +277,5 @@ fn counted(placement: &Placement, text: &Profile) -> f64 {
             };
         }
     }
-    off_cpu as f64 / all.max(1) as f64
+    off_cpu as f64 / total.max(1) as f64
 }

@@ -1,6 +1,6 @@
 // y[t] = sum, over the experts g that token t uses, of down_g . h[t, rows of g]. A down matrix has
 // one row per output, and the matrices of all experts that have rows are stacked. For decode: a fixed
-// number of lanes per output; a set of lanes computes two outputs at once.
+// number of lanes together compute two outputs at once.
 
 #include "dialect.h"
 #include "lib/dots.cuh"
@@ -24,7 +24,7 @@ struct AcrossStep {
 
 // Adds up a lane's units of two outputs of one token, over all matrices. It does not stop between
 // matrices, so that the loads of the next matrix overlap with the sums of the last. The order of
-// additions is the same as for one matrix after the other.
+// additions is that of one matrix after the other.
 static DEVICE void across_one_token(float (&sums)[2][1], const AcrossStep& p, const unsigned (&outputs)[2], unsigned lane,
                                     unsigned lanes) {
     constexpr unsigned U = 4;
@@ -99,7 +99,6 @@ static DEVICE void across_few_tokens(const unsigned* weight, const unsigned* tab
     }
 }
 
-// For one token.
 KERNEL(across_one)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* group_weight,
                    const unsigned* filled, float* y, unsigned row_words, unsigned n_cols, unsigned n_out,
                    unsigned n_filled, unsigned n_group, unsigned, unsigned lanes) {

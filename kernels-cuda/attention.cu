@@ -8,7 +8,7 @@
 using namespace attention;
 
 static constexpr unsigned THREADS = 128;
-// Positions that lanes process at once, limited by registers.
+// Positions that a set of lanes processes at once, limited by registers.
 template <unsigned HEADS> static constexpr unsigned AT_ONCE_OF = HEADS < 8 ? 4 : 2;
 
 typedef cache::K_FORMAT Keys;
@@ -16,7 +16,7 @@ typedef cache::V_FORMAT Values;
 
 // The current chunk of the cache.
 struct Chunk {
-    // Positions that the token attends to, and the start of the chunk.
+    // Begin and end of the positions that the token attends to, and the start of the chunk.
     unsigned first, end, start;
     // Rows of the cache of the chunk's two halves.
     unsigned rows[2];
@@ -32,8 +32,8 @@ struct Chunk {
     DEVICE size_t row(unsigned i) const { return (i < 32 ? rows[0] : rows[1]) + i % 32; }
 };
 
-// Adds up N sums over `lanes` neighbours; each neighbour ends with N / lanes (at least one) of the
-// sums, from the returned index on. `o` is 1 at first.
+// Adds up N sums over `lanes` neighbours. Each gets N / lanes of the sums (at least one), from the
+// returned index on. Callers pass 1 for `o`.
 template <unsigned N> DEVICE unsigned share_sums(float* v, unsigned lanes, unsigned o) {
     if constexpr (N > 1) {
         if (o >= lanes) return 0;
@@ -111,8 +111,8 @@ DEVICE void score_chunk(const Chunk& chunk, const float4* queries, const unsigne
     }
 }
 
-// Converts scores to softmax weights, a head per warp: largest, total and the factor for earlier
-// sums.
+// Converts scores to softmax weights, a head per warp. Updates the largest score and the total, and
+// sets the factor that rescales earlier sums.
 template <unsigned HEADS>
 DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* factor, float softcap) {
 #pragma unroll 1
@@ -278,7 +278,6 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     }
 }
 
-// Parameters of all kernels.
 #define PARAMETERS \
     const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* all_parts, unsigned max_tokens, \
     unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv, unsigned d_head, \

@@ -1,6 +1,6 @@
 // Attention in prefill: a block processes rows (tokens times the heads that share keys and values)
-// and loops over the positions that any of them attends to. Products of 64 rows and 64 positions
-// at a time, with online softmax. Source: Flash attention (Dao et al.).
+// and loops over the positions that any of them attends to, 64 rows and 64 positions at a time, with
+// an online softmax. Source: Flash attention (Dao et al.).
 #include "lib/attention.cuh"
 
 using namespace attention;
@@ -13,14 +13,13 @@ static constexpr unsigned SIDE = 16, OWN = 4;
 // which avoids bank conflicts.
 static constexpr unsigned DEPTH = 32, DEPTH_STRIDE = DEPTH + 4;
 static constexpr unsigned WEIGHT_STRIDE = CHUNK + SIDE;
-// Floats of values in shared memory at once.
+// Number of floats of values in shared memory.
 static constexpr unsigned HELD = 4096;
 static constexpr unsigned NO_SEQUENCE = 0xffffffffu;
 
 typedef cache::K_FORMAT Keys;
 typedef cache::V_FORMAT Values;
 
-// The rows of the block.
 struct Rows {
     // Token, its sequence (NO_SEQUENCE for none), and the positions that it attends to.
     unsigned token[ROWS], seq[ROWS], first[ROWS], end[ROWS];
@@ -263,7 +262,6 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     }
 }
 
-// Parameters of all kernels.
 #define PARAMETERS \
     const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* sinks, float* all_parts, \
     float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, \

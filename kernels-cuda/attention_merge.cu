@@ -14,7 +14,7 @@ KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsign
     const Batch facts{batch, max_tokens};
     const unsigned head = block_index().x, t = block_index().y;
     if (t >= real_tokens(batch, n_rows)) return;
-    // Spans with at least one chunk are consecutive, and continue at span 0 after the last.
+    // Spans with at least one chunk are consecutive and wrap around to span 0.
     const unsigned pos = facts.pos(t), first = first_seen(pos, window) / CHUNK;
     const unsigned n_chunks = pos / CHUNK + 1 - first, n = n_chunks < n_spans ? n_chunks : n_spans;
     const size_t at = size_t(t) * n_head + head;
@@ -53,7 +53,7 @@ KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsign
         }
         barrier();
         if (q != nullptr) {
-            // If `q` is given, heads are whole blocks.
+            // If `q` is given, heads consist of whole blocks.
             const unsigned i = 4 * thread();
             const bool inside = i < n_cols && first_col + i < d_value;
             const float* from = shared + (inside ? i : 0);

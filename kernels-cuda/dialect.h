@@ -107,7 +107,7 @@ DEVICE unsigned short float_to_half(float v) {
 /// Correctly rounded division.
 DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
 
-// Loads data that this launch reads once, without evicting other data from the caches.
+// Loads data that this launch reads once, without allocating a line of the L1 cache.
 DEVICE unsigned load_stream(const unsigned* at) {
     unsigned v;
     asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(at));
@@ -145,7 +145,7 @@ DEVICE unsigned load_system(const volatile unsigned* at) {
     asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
     return v;
 }
-/// Two words, aligned to 8 bytes, in one read; each word is as recent as in a read of one word.
+/// Reads two words, aligned to 8 bytes, at once; each is as recent as if read alone.
 DEVICE uint2 load_system(const volatile uint2* at) {
     unsigned long long v;
     asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
@@ -154,7 +154,7 @@ DEVICE uint2 load_system(const volatile uint2* at) {
 DEVICE void store_system(volatile unsigned* at, unsigned v) {
     asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
 }
-/// A monotonic clock with a resolution of up to some microseconds.
+/// A monotonic clock; its resolution is some microseconds or finer.
 DEVICE unsigned long long nanoseconds() {
     unsigned long long v;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v)::"memory");
@@ -172,8 +172,8 @@ DEVICE void pause() { __nanosleep(100); }
 //   a[2]: A[g    ][4 t + i + 16]                                  d[2]: D[g + 8][2 t    ]
 //   a[3]: A[g + 8][4 t + i + 16]                                  d[3]: D[g + 8][2 t + 1]
 //
-// Source: PTX ISA, "Matrix Fragments for mma.m16n8k32". Before sm_80 it is four of m8n8k16, whose
-// fragments are quarters of these; the bits are the same, since these are integers.
+// Source: PTX ISA, "Matrix Fragments for mma.m16n8k32". Before sm_80, four m8n8k16
+// instructions compute the same integers; their fragments are quarters of these.
 DEVICE void mma_s8_half(int d[4], const unsigned a[2], unsigned b) {
     for (int i = 0; i < 2; i++) {
         asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"

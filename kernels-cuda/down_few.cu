@@ -2,8 +2,8 @@
 // processes a slice of rows and 512 columns: 64 threads process a quarter of the slice, with 8 columns
 // per thread. The active rows of a quarter are listed first, in ascending order, so that no other row
 // is read. Slices, quarters and runs of rows with the same scales depend on the matrix alone, so a
-// token's result does not depend on the other tokens, bit for bit. With experts, the used experts are
-// split into slices, one after the other.
+// token's result does not depend on the other tokens, bit for bit. With experts, each used expert is
+// split into slices.
 
 #include "dialect.h"
 #include "lib/columns.cuh"
@@ -93,10 +93,9 @@ static DEVICE void down_add_runs(typename TransposedColumns<F>::Sums (&sums)[TOK
     }
 }
 
-// How rows are split into slices.
 struct DownSlices {
     unsigned n_rows, slice;
-    // Number of experts, and slices per expert; 0 without experts.
+    // Numbers of experts and of slices per expert; 0 without experts.
     unsigned n_group, each;
     const float* group_weight;
     const unsigned* starts;

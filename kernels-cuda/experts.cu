@@ -10,7 +10,7 @@
 //
 // `pairs` receives the index of each expert's first pair, and the end of the last expert's pairs; `of_pairs`
 // one word per pair, with the token in the lower half and the expert in the upper half; `of_tokens` the pairs
-// of each token, all bits set if missing. `flags` is scratch: a word per token and expert.
+// of each token, all bits set if missing. `flags` is scratch memory: a word per token and expert.
 KERNEL(experts_pairs)(const float* group_weight, const unsigned* starts, unsigned* pairs, unsigned* of_pairs,
                       unsigned* of_tokens, unsigned* flags, unsigned* counts, unsigned n_group, unsigned n_tokens,
                       unsigned n_used) {

@@ -3,7 +3,7 @@
 #include "dialect.h"
 #include "lib/ffn.cuh"
 
-// Scatters the membership bits of a row list to their rows. The mask was set to 0 before.
+// Scatters the membership bits of a row list to their rows. An earlier launch set the mask to 0.
 KERNEL(ffn_mask)(const unsigned* ids, const unsigned* count, const unsigned* members, unsigned* mask, unsigned capacity,
                  unsigned words, unsigned n_rows) {
     const unsigned i = block_index().x * block_size().x + thread();
@@ -29,8 +29,8 @@ static DEVICE float block_total(float mine) {
     return sum;
 }
 
-// mean + factor * deviation of the test values of each token, over the rows of the experts that it
-// uses. One block of 256 threads per token.
+// mean + factor * standard deviation of the test values of each token, over the rows of the experts
+// that it uses. One block of 256 threads per token.
 KERNEL(ffn_cut)(const float* tests, const float* group_weight, const unsigned* starts, float* cuts, unsigned n_rows,
                 unsigned n_group, float factor) {
     const unsigned token = block_index().x, t = thread();

@@ -1,6 +1,6 @@
 // Computes neuron values in decode: gate first, up only for active neurons. The neurons are all rows,
 // the rows of a list, or the rows of the used experts. At least 4 lanes together compute two neurons
-// at a time.
+// at once.
 //
 // If gate and up have different formats, two launches do this: the first writes test values (`up` is
 // null), and the second turns them into neuron values (`test` is null).
@@ -31,7 +31,6 @@ struct FfnMatrix {
     const float* bias;
 };
 
-// The kernel's inputs.
 struct FfnStep {
     FfnMatrix test, up;
     const unsigned* tables;
@@ -116,7 +115,7 @@ static DEVICE FfnNeuron neuron_of(const FfnStep& p, const unsigned* used, unsign
     return at;
 }
 
-// Whether any of T tokens matches; each lane holds one token, and T neighbours hold them all.
+// Whether `mine` is true for any of T tokens; T neighbouring lanes have a token each.
 template <unsigned T>
 static DEVICE bool of_any_token(bool mine) {
     unsigned some = mine ? 1 : 0;
@@ -133,7 +132,7 @@ static DEVICE float pick(const float (&values)[T], unsigned j) {
     return value;
 }
 
-// Computes a neuron, with factor `by`, for T tokens from its test values: reads its row of up only if
+// Computes a neuron, with factor `by`, for T tokens from its test values. Reads its row of up only if
 // it is active for one of the tokens.
 template <unsigned T>
 static DEVICE void finish_neuron(const FfnStep& p, unsigned row, unsigned my_token, float by, float test,
@@ -175,9 +174,9 @@ static DEVICE void ffn_few_tokens(const FfnStep& p) {
             });
     }
     barrier();
-    // If no neuron is skipped, reads a row of both matrices at once; also if the list is so short that
-    // every neuron has its own lanes: most listed neurons are active, and waiting costs more than
-    // reading. Otherwise tests two neurons at once. The choice does not change the result.
+    // Reads the rows of both matrices at once if no neuron is skipped, or if the list is so short that
+    // every neuron has its own lanes: most listed neurons are active, and waiting for the test costs
+    // more than reading. Otherwise tests two neurons at once. The choice does not change the result.
     const bool is_short = p.ids != nullptr && n <= block_size().x / p.lanes * grid_size().x;
     const bool together = (p.rule.skip == 0 || is_short) && p.test.at != nullptr && p.up.at != nullptr;
     const unsigned each = together ? 1 : 2;
@@ -216,8 +215,8 @@ static DEVICE void ffn_few_tokens(const FfnStep& p) {
     if (t < p.n_tokens && carried[t] != 0) atomic_add(p.counts + t, carried[t]);
 }
 
-// For one token, a compile-time constant, which saves registers. Missing biases, thresholds, lists and
-// experts are null.
+// The number of tokens is a compile-time constant, which saves registers. Missing biases, thresholds,
+// lists and experts are null.
 KERNEL_OF(128, BLOCKS, ffn_one)
 (const unsigned* test, const unsigned* up, const unsigned* tables, const unsigned* x, const float* bias_test,
  const float* bias_up, const unsigned* ids, const unsigned* count, const unsigned* members, const float* threshold,

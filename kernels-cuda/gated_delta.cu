@@ -1,5 +1,5 @@
 // The gated delta rule. A block holds some columns of one head's state of a sequence in registers,
-// from the first token to the last: 32 columns in parallel, the rows of each shared by 8 threads.
+// from the first token to the last: 32 columns in parallel, with 8 threads per column.
 #include "lib/batch.cuh"
 #include "lib/gate.cuh"
 

@@ -1,5 +1,5 @@
-// y[t, i] = weight[i] . x[t] + bias[i], for decode (GEMV): a fixed number of lanes per row; a set of
-// lanes computes two rows at once.
+// y[t, i] = weight[i] . x[t] + bias[i], for decode (GEMV): a fixed number of lanes together
+// compute two rows at once.
 #include "dialect.h"
 #include "lib/dots.cuh"
 
@@ -43,7 +43,6 @@ DEVICE void matmul_few_tokens(unsigned block, unsigned n_blocks, const unsigned*
     }
 }
 
-// For one token.
 KERNEL(matmul_one)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
                    unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned lanes, unsigned relu) {
     matmul_few_tokens<2, 1>(block_index().x, grid_size().x, weight, tables, x, bias, y, n_rows, row_words, n_cols, 1, lanes, relu);
@@ -77,7 +76,7 @@ KERNEL(matmul_three)(const unsigned* weight_a, const unsigned* weight_b, const u
 }
 EXPORT(matmul_three)
 
-// For up to 4 tokens, and for up to 8 tokens at a time, whose weights are unpacked once.
+// For 4, and for 8 tokens at a time: weights are unpacked once for all of them.
 KERNEL(matmul_four)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
                     unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes,
                     unsigned relu) {

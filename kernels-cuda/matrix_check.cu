@@ -1,4 +1,4 @@
-// Products of one MMA fragment. When a device is opened, the host compares them with its own results
+// Products of one MMA fragment, which the host compares with its own when it opens a device
 // (`backends/simt/src/self_check.rs`). All warps compute the same products.
 #include "dialect.h"
 #include "lib/split.cuh"

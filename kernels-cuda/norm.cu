@@ -10,8 +10,8 @@ DEVICE float norm_factor(float squares, unsigned width, unsigned kind, float eps
     return kind == 2 ? 1.0f / fmaxf(sqrtf(squares), eps) : 1.0f / sqrtf(squares / float(width) + eps);
 }
 
-// Normalises the run of `width` values at x; the caller is thread t of n. A thread keeps HELD values
-// in registers and rereads the others.
+// Normalises the run of `width` values at x. The caller is thread t of n; it holds HELD values in
+// registers and rereads the others.
 template <bool BLOCK, unsigned HELD>
 DEVICE void norm_run(const float* x, const float* weight, const float* bias, float* y, unsigned width, unsigned kind, float eps,
     unsigned t, unsigned n) {

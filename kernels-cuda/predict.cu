@@ -1,8 +1,8 @@
-// Turns scores of neurons into two lists of active neurons. Each block first counts the active
-// neurons among its 256; a second launch writes them after those of earlier blocks.
+// Lists the active neurons by their scores: resident ones in one list, absent ones in another. Each
+// block first counts those among its 256 neurons; a second launch writes them after those of earlier
+// blocks.
 #include "dialect.h"
 
-// Neurons per block.
 constexpr unsigned PREDICT_BLOCK = 256;
 constexpr unsigned PREDICT_WORDS = PREDICT_BLOCK / 32;
 
@@ -59,7 +59,7 @@ KERNEL(predict_list)(const float* scores, const unsigned* slots, const unsigned*
     barrier();
     unsigned mine = 0;
     for (unsigned i = thread(); i < 2 * block_index().x; i += PREDICT_BLOCK) mine += counts[i];
-    // A block has an even number of threads, so a thread adds up only counts of one list.
+    // Blocks have an even number of threads, so a thread adds up counts of one list only.
     if (mine != 0) atomic_add(&before[thread() & 1], mine);
     unsigned slot;
     bool wanted;

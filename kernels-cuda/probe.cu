@@ -1,4 +1,4 @@
-// Kernels for the measurements when a device is opened (`backends/simt/src/probe.rs`).
+// Kernels that measure a device when it is opened (`backends/simt/src/probe.rs`).
 #include "dialect.h"
 
 // The smallest possible launch.
@@ -22,8 +22,8 @@ KERNEL(probe_echo)(unsigned* words, unsigned limit_ms) {
 }
 EXPORT(probe_echo)
 
-// Updates a sum with a word. After a chain of launches, the sum shows whether each ran once, in
-// order, and with the current word.
+// Updates a sum with a word. After a chain of launches, the sum shows whether each launch ran once,
+// in order, and with the current word.
 KERNEL(probe_count)(unsigned* sum, const unsigned* word) {
     if (thread() == 0) { *sum = 3u * *sum + *word; }
 }

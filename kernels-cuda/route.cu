@@ -30,7 +30,7 @@ KERNEL(route)(const float* scores, float* weights, unsigned n_group, unsigned n_
     best = max_block(best);
     float all = 0.0f, chosen = 0.0f;
     for (unsigned g = thread(); g < n_group; g += n) {
-        // The rank of an expert; of two equal scores, that of the lower id ranks first.
+        // The rank of an expert; of equal scores, the lower id ranks first.
         const unsigned mine = order_of(own[g]);
         unsigned place = 0;
         for (unsigned other = 0; other < n_group; other++) {

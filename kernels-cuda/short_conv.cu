@@ -1,7 +1,7 @@
 // A short causal convolution per channel. A thread processes a channel of a sequence, in token order.
 #include "lib/batch.cuh"
 
-// For a kernel size of up to TAPS; if it is smaller, the first factors are 0.
+// For kernel sizes up to TAPS; with a smaller size, the first factors are 0.
 template <unsigned TAPS>
 DEVICE void short_conv_of(const float* x, const float* weight, const float* bias, const unsigned* batch, float* state, float* y,
     unsigned max_tokens, unsigned n_rows, unsigned n, unsigned taps, unsigned silu) {

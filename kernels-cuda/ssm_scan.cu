@@ -15,7 +15,7 @@ KERNEL(ssm_scan)(const float* x, const float* dt, const float* dt_bias, const fl
     if (seq >= facts.seqs()) return;
     const unsigned near = thread() % lanes;
     const unsigned wanted = block_index().x * (block_size().x / lanes) + thread() / lanes;
-    // Keeps warps whole: a thread without a channel repeats the last one and writes nothing.
+    // Keeps warps whole: threads without a channel repeat the last one and write nothing.
     const bool inside = wanted < n;
     const unsigned channel = inside ? wanted : n - 1;
     const unsigned h = channel / d_head;

@@ -3,7 +3,7 @@
 #include "lib/batch.cuh"
 #include "lib/wide.cuh"
 
-// Stores one half of the cache (keys or values); the caller is storing thread `at`.
+// Stores keys or values; the caller is storing thread `at`.
 template <class C>
 DEVICE void store_half(const float* x, const unsigned* batch, unsigned* cached, unsigned max_tokens, unsigned n_rows,
     unsigned n_cols, unsigned row_words, unsigned cache_rows, size_t at) {

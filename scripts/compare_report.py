@@ -22,23 +22,23 @@ def processor():
 
 def machine(args):
     try:
-        load = f"; load {os.getloadavg()[0]:.1f} at the end, which is of these runs too"
+        load = f"; load {os.getloadavg()[0]:.1f} at the end, including these runs"
     except OSError:
         load = ""
     return f"{processor()}, {max(args.threads)} of {os.cpu_count()} CPUs{load}"
 
 
 def commit():
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True,
+    result = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True,
                           cwd=Path(__file__).parent)
-    return done.stdout.strip() or "no commit"
+    return result.stdout.strip() or "no commit"
 
 
 def compared(found):
     activation = found["info"]["model"].get("activation", "silu")
     if found["same"]:
         return "both compute every neuron of the same file, unless the density says otherwise"
-    return (f"ours as the file means it ({activation}; the density says how much of it), llama.cpp's dense run with SiLU;\n"
+    return (f"ours with the file's activation ({activation}; see the density), llama.cpp's dense run with SiLU;\n"
             "          perplexity against our own dense run of the file as it is, since llama.cpp computes another model")
 
 
@@ -75,7 +75,7 @@ def bound(found):
     """The time to read a token's bytes at the bandwidth measured in the same run, and the ratio of both engines to it."""
     rounds = [(mine, theirs) for mine, theirs in found["tests"]["tg"] if mine["read_bandwidth_gb_s"]]
     if not rounds:
-        return "The read bandwidth could not be measured: no bound."
+        return "There is no bound, because the read bandwidth could not be measured."
     dense = found["dense"]["bytes_per_token"]
     bandwidths = [mine["read_bandwidth_gb_s"] for mine, _ in rounds]
     least = [1e-6 * mine["bytes_per_token"] / mine["read_bandwidth_gb_s"] for mine, _ in rounds]
@@ -83,10 +83,10 @@ def bound(found):
     away = median(1e3 / mine["rate"] / ms for (mine, _), ms in zip(rounds, least))
     peer_away = median(1e3 / theirs["rate"] / ms for (_, theirs), ms in zip(rounds, least_dense))
     share = median(1e-9 * dense * theirs["rate"] / mine["read_bandwidth_gb_s"] for mine, theirs in rounds)
-    return (f"Decoding: {median(bandwidths):.1f} GB/s read beside these runs ({min(bandwidths):.1f} to {max(bandwidths):.1f}). "
-            f"The bound is {median(least):.2f} ms\na token, ours takes {away:.2f} times that (median of the rounds); "
-            f"llama.cpp's, for the {dense / 1e6:.0f} MB of a dense token, is\n{median(least_dense):.2f} ms, "
-            f"it takes {peer_away:.2f} times that (a share of {share:.2f}).")
+    return (f"Decode: {median(bandwidths):.1f} GB/s read in these runs ({min(bandwidths):.1f} to {max(bandwidths):.1f}). "
+            f"Our bound is {median(least):.2f} ms per\ntoken; ours takes {away:.2f} times that (median of rounds). "
+            f"llama.cpp reads {dense / 1e6:.0f} MB per token: its bound is\n{median(least_dense):.2f} ms, "
+            f"and it takes {peer_away:.2f} times as long ({share:.2f} of the bandwidth).")
 
 
 def facts(found, about):

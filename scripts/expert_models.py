@@ -19,7 +19,7 @@ class SmallThinkerConfig(dict):
         return self[name]
 
 
-def turned(x, base):
+def apply_rope(x, base):
     """Applies RoPE to pairs of halves: x is [heads, tokens, n], the token is its position."""
     n = x.shape[-1]
     freqs = base ** (-torch.arange(0, n, 2).double() / n)
@@ -45,7 +45,7 @@ class SmallThinkerLayer(nn.Module):
         super().__init__()
         self.config, self.self_attn, self.block_sparse_moe = c, nn.Module(), nn.Module()
         self.window = c.sliding_window_size if c.sliding_window_layout[number] else None
-        self.turns = bool(c.rope_layout[number])
+        self.has_rope = bool(c.rope_layout[number])
         n_q, n_kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
         for part, n in [("q_proj", n_q), ("k_proj", n_kv), ("v_proj", n_kv)]:
             setattr(self.self_attn, part, nn.Linear(c.hidden_size, n, bias=False))
@@ -60,8 +60,8 @@ class SmallThinkerLayer(nn.Module):
         a, c, n = self.self_attn, self.config, x.shape[0]
         heads = lambda y: y.view(n, -1, c.head_dim).transpose(0, 1)
         q, k, v = heads(a.q_proj(x)), heads(a.k_proj(x)), heads(a.v_proj(x))
-        if self.turns:
-            q, k = turned(q, c.rope_theta), turned(k, c.rope_theta)
+        if self.has_rope:
+            q, k = apply_rope(q, c.rope_theta), apply_rope(k, c.rope_theta)
         groups = c.num_attention_heads // c.num_key_value_heads
         k, v = (y.repeat_interleave(groups, 0) for y in (k, v))
         distance = torch.arange(n)[:, None] - torch.arange(n)

@@ -10,7 +10,7 @@ from torch import nn
 
 VOCAB = 99
 WIDTH, NEURONS, LAYERS = 48, 64, 3
-RANK, LEAST = 7, 0.05
+RANK, MIN_SCORE = 7, 0.05
 
 
 class Case:
@@ -84,7 +84,7 @@ class RmsNorm(nn.Module):
         return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
 
 
-def turned(x, base):
+def apply_rope(x, base):
     """Applies RoPE to adjacent pairs: x is [heads, tokens, n], the token is its position."""
     n = x.shape[-1]
     freqs = base ** (-torch.arange(0, n, 2).double() / n)
@@ -99,13 +99,13 @@ class PlmLayer(nn.Module):
         super().__init__()
         linear = lambda n_in, n_out: nn.Linear(n_in, n_out, bias=False)
         self.config, self.self_attn, self.mlp = c, nn.Module(), nn.Module()
-        self.d_still, self.d_turning, self.d_value = c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim
-        d_head, n_head = self.d_still + self.d_turning, c.num_attention_heads
+        self.d_nope, self.d_rope, self.d_value = c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim
+        d_head, n_head = self.d_nope + self.d_rope, c.num_attention_heads
         a = self.self_attn
         a.q_proj = linear(c.hidden_size, n_head * d_head)
-        a.kv_a_proj_with_mqa = linear(c.hidden_size, c.kv_lora_rank + self.d_turning)
+        a.kv_a_proj_with_mqa = linear(c.hidden_size, c.kv_lora_rank + self.d_rope)
         a.kv_a_layernorm = RmsNorm(c.kv_lora_rank, c.rms_norm_eps)
-        a.kv_b_proj = linear(c.kv_lora_rank, n_head * (self.d_still + self.d_value))
+        a.kv_b_proj = linear(c.kv_lora_rank, n_head * (self.d_nope + self.d_value))
         a.o_proj = linear(n_head * self.d_value, c.hidden_size)
         self.mlp.up_proj = linear(c.hidden_size, c.intermediate_size)
         self.mlp.down_proj = linear(c.intermediate_size, c.hidden_size)
@@ -116,13 +116,13 @@ class PlmLayer(nn.Module):
         a, c, n = self.self_attn, self.config, x.shape[0]
         heads = lambda y: y.view(n, c.num_attention_heads, -1).transpose(0, 1)
         q = heads(a.q_proj(x))
-        latent, turning = a.kv_a_proj_with_mqa(x).split([c.kv_lora_rank, self.d_turning], -1)
+        latent, k_rope = a.kv_a_proj_with_mqa(x).split([c.kv_lora_rank, self.d_rope], -1)
         kv = heads(a.kv_b_proj(a.kv_a_layernorm(latent)))
-        key, value = kv.split([self.d_still, self.d_value], -1)
-        turn = lambda y: turned(y, c.rope_theta)
-        q = torch.cat([q[..., : self.d_still], turn(q[..., self.d_still :])], -1)
-        turning = turn(turning[None]).expand(c.num_attention_heads, -1, -1)
-        scores = q @ torch.cat([key, turning], -1).transpose(1, 2) * q.shape[-1] ** -0.5
+        key, value = kv.split([self.d_nope, self.d_value], -1)
+        rope = lambda y: apply_rope(y, c.rope_theta)
+        q = torch.cat([q[..., : self.d_nope], rope(q[..., self.d_nope :])], -1)
+        k_rope = rope(k_rope[None]).expand(c.num_attention_heads, -1, -1)
+        scores = q @ torch.cat([key, k_rope], -1).transpose(1, 2) * q.shape[-1] ** -0.5
         hidden = torch.ones(n, n).triu(1).bool()
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         return a.o_proj((weights @ value).transpose(0, 1).flatten(1))
@@ -166,7 +166,7 @@ def plm(seed):
 def predict(model, layers, seed):
     """Gives every layer a predictor. `layers` lists (module whose input it reads, function that masks the neurons).
 
-    Returns [(fc1, fc2)]. Neurons whose score is below LEAST are masked.
+    Returns [(fc1, fc2)]. Neurons whose score is below MIN_SCORE are masked.
     """
     g = torch.Generator().manual_seed(seed)
     parts = []
@@ -175,8 +175,8 @@ def predict(model, layers, seed):
         fc2 = torch.randn(NEURONS, RANK, generator=g).mul(0.7).half().float()
         seen = {}
         norm.register_forward_pre_hook(lambda _, args, s=seen: s.update(p=args[0]))
-        wants = lambda s=seen, a=fc1, b=fc2: (torch.relu(s["p"] @ a.T) @ b.T >= LEAST).float()
-        mask(wants)
+        mask_of = lambda s=seen, a=fc1, b=fc2: (torch.relu(s["p"] @ a.T) @ b.T >= MIN_SCORE).float()
+        mask(mask_of)
         parts.append((fc1, fc2))
     return parts
 
@@ -184,11 +184,11 @@ def predict(model, layers, seed):
 def masked_gated(mlp, both):
     """Masks a gated block with ReLU on the gate, or on gate and up if `both`."""
 
-    def put(wants):
+    def put(mask_of):
         def forward(x):
             up = mlp.up_proj(x)
             h = torch.relu(mlp.gate_proj(x)) * (torch.relu(up) if both else up)
-            return mlp.down_proj(h * wants().view(h.shape))
+            return mlp.down_proj(h * mask_of().view(h.shape))
 
         mlp.forward = forward
 
@@ -199,14 +199,14 @@ def masked_act(owner, name):
     """Masks the activation module `owner.name`, which then returns 0 for skipped neurons."""
 
     class Masked(nn.Module):
-        def __init__(self, wants):
+        def __init__(self, mask_of):
             super().__init__()
-            self.wants = wants
+            self.mask_of = mask_of
 
         def forward(self, x):
-            return torch.relu(x) * self.wants().view(x.shape)
+            return torch.relu(x) * self.mask_of().view(x.shape)
 
-    return lambda wants: setattr(owner, name, Masked(wants))
+    return lambda mask_of: setattr(owner, name, Masked(mask_of))
 
 
 # --- all cases -------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def phi3(seed):
 
 
 def sparse(name, model, seed):
-    """The same model with a predictor, for PowerInfer's container."""
+    """Adds a predictor to each layer, for PowerInfer's container; returns the predictors."""
     if name == "opt":
         places = [(layer.final_layer_norm, masked_act(layer, "activation_fn")) for layer in model.model.decoder.layers]
     elif name.startswith("falcon"):
@@ -275,7 +275,7 @@ def sparse(name, model, seed):
 
 
 def cases():
-    """All fixtures, one after the other."""
+    """Yields every fixture."""
     yield Case("llama-relu", llama_relu(1), activation="relu")
     yield Case("bamboo", bamboo(2))
     yield Case("falcon-7b", falcon(3, new=False))

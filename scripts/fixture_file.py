@@ -25,7 +25,7 @@ def write_vocabulary(writer):
     writer.add_add_bos_token(False)
 
 
-def neighbours(w, n_head):
+def interleave_halves(w, n_head):
     """Reorders the rows of a RoPE matrix from pairs of halves to adjacent pairs."""
     return w.reshape(n_head, 2, -1, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
 
@@ -42,7 +42,8 @@ def rounded(values):
 
 
 def write_runs(path, runs, **facts):
-    """Token ids and facts at `path`, the logits of all runs one after the other in NAME.logits (F32, little-endian)."""
+    """Writes token ids and facts to `path` and the logits of all runs to NAME.logits (F32, little-endian); compresses the
+    logits and the model file."""
     np.concatenate([rounded(run["logits"]) for run in runs]).tofile(path.with_suffix(".logits"))
     runs = [{"n_ctx": run["n_ctx"], "ids": run["ids"]} for run in runs]
     text = json.dumps({**facts, "runs": runs}, separators=(",", ":"))

@@ -22,7 +22,7 @@ target triple = "amdgcn-amd-amdhsa"
 
 
 def weight_formats():
-    """Formats that weights are stored in, as the contract's table has them."""
+    """Formats that weights are stored in, from the table in backends/hal."""
     table = (ROOT / "backends/hal/src/format/mod.rs").read_text().split("formats! {")[1].split("\n}")[0]
     return [name.lower() for name in re.findall(r"^\s*(\w+)\s*=> \w+,.*Some\(", table, re.M)]
 
@@ -35,10 +35,10 @@ def files():
     """The variants that each kernel file is compiled in; `plain` for a file that VARIANTS does not list."""
     lines = [line.split() for line in (KERNELS / "VARIANTS").read_text().splitlines()]
     listed = {words[0]: words[1] for words in lines if words and not words[0].startswith("#")}
-    there = {path.stem for path in KERNELS.glob("*.cu")}
-    if missing := sorted(set(listed) - there):
+    existing = {path.stem for path in KERNELS.glob("*.cu")}
+    if missing := sorted(set(listed) - existing):
         sys.exit(f"kernels-cuda/VARIANTS lists files that do not exist: {missing}")
-    return {name: listed.get(name, "plain") for name in there}
+    return {name: listed.get(name, "plain") for name in existing}
 
 
 def units(weights=None, caches=None):
@@ -114,7 +114,7 @@ def for_hip(file, names, arch, out):
     command += [flag for flag in flags if flag and not flag.startswith("#")]
     command += ["-I.", f"-I{KERNELS}", *names, "--rocm-path=/usr", f"--rocm-device-lib-path={LIBRARIES}", "-", "-o", out]
     # The compiler reads the source from standard input, so that quoted includes are searched in the
-# working folder, OVERRIDES, first: HIP's dialect.h replaces CUDA's.
+    # working folder, OVERRIDES, first: HIP's dialect.h replaces CUDA's.
     return command, source
 
 
@@ -126,13 +126,13 @@ def fnv(data, sum=0xcbf29ce484222325):
 
 
 def stamp(texts):
-    """FNV-1a over names and contents, each behind its length (8 bytes, little-endian)."""
+    """FNV-1a over names and contents, each after its length (8 bytes, little-endian)."""
     parts = (part for name, text in texts for part in (name.encode(), text))
     return fnv(b"".join(len(part).to_bytes(8, "little") + part for part in parts))
 
 
 def hip_stamp():
-    """A hash of all sources compiled for AMD, as backends/hip/src/stored.rs counts it."""
+    """A hash of all sources compiled for AMD, as backends/hip/src/stored.rs computes it."""
     files = {}
     for folder, prefix in [(KERNELS, ""), (KERNELS / "cache", "cache/"), (KERNELS / "lib", "lib/"),
                            (KERNELS / "formats", "formats/"), (OVERRIDES, "")]:

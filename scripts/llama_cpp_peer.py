@@ -1,4 +1,4 @@
-"""llama.cpp, measured: the process that scripts/compare_llama_cpp starts with the Python that has llama-cpp-python.
+"""Measures llama.cpp. scripts/compare_llama_cpp starts this program with the Python that has llama-cpp-python.
 
     PYTHON llama_cpp_peer.py about
     PYTHON llama_cpp_peer.py speed MODEL N_PROMPT N_GEN THREADS_GEN,THREADS_PROMPT ...
@@ -16,7 +16,7 @@ import numpy as np
 
 
 def about():
-    """Version, and what this build uses of the processor."""
+    """Version, and the CPU features that this build uses."""
     words = llama_cpp.llama_print_system_info().decode().replace("CPU :", "").split("|")
     return {
         "version": llama_cpp.__version__,

@@ -1,4 +1,4 @@
-"""A virtual environment with llama-cpp-python, built for this processor: made if it is missing, or again on request."""
+"""A virtual environment with llama-cpp-python, built for this processor if missing or on request."""
 import os
 import platform
 import shutil
@@ -23,8 +23,8 @@ def python_of(folder):
 
 
 def has_package(folder):
-    done = subprocess.run([python_of(folder), "-c", "import llama_cpp, numpy"], capture_output=True)
-    return done.returncode == 0
+    result = subprocess.run([python_of(folder), "-c", "import llama_cpp, numpy"], capture_output=True)
+    return result.returncode == 0
 
 
 def build_environment(amx):
@@ -44,13 +44,13 @@ def install(folder, amx=True):
         venv.create(folder, with_pip=True)
     command = [python_of(folder), "-m", "pip", "install", "--upgrade", "--force-reinstall", "--no-cache-dir",
                "--no-binary", PACKAGE, PACKAGE]
-    done = subprocess.run(command, env=build_environment(amx), stdout=sys.stderr)
-    if done.returncode != 0:
-        raise SystemExit(f"pip could not build {PACKAGE} (exit {done.returncode}); it needs a C++ compiler and CMake")
+    result = subprocess.run(command, env=build_environment(amx), stdout=sys.stderr)
+    if result.returncode != 0:
+        raise SystemExit(f"pip could not build {PACKAGE} (exit {result.returncode}); it needs a C++ compiler and CMake")
 
 
 def ensure(folder, rebuild):
-    """The Python that has llama.cpp, and whether this call built it."""
+    """Builds llama.cpp if missing or on `rebuild`; returns its Python, and whether it was built."""
     if rebuild and folder.exists():
         if not (folder / "pyvenv.cfg").exists():
             raise SystemExit(f"{folder} is not a virtual environment: it is left unchanged")

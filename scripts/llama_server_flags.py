@@ -1,4 +1,4 @@
-"""llama-server's command line for `thermocline serve`: what scripts/check_llama_server gives llama.cpp's tests as the server.
+"""Runs `thermocline serve` with llama-server's flags. scripts/check_llama_server gives llama.cpp's tests this program.
 
 Flags that `serve` refuses because they have no equivalent here are dropped. Where a default differs, llama-server's is set.
 
@@ -20,7 +20,7 @@ DEFAULTS = {"--cors-origins": "*"}
 
 
 def translate(flags, models):
-    """The flags of `serve`. `models` has the file for names of models, and under "" that for all other names."""
+    """The flags of `serve`. `models` maps model names to files, and "" to the file for all other names."""
     kept, repository, file, at = [], None, None, 0
     while at < len(flags):
         flag = flags[at]

@@ -2,7 +2,7 @@
 
 Environment: LLAMA_SERVER_RESULTS is the file for the results.
 
-llama.cpp's tests expect the texts and token counts of models that are not at hand; the built-in model stands in for them.
+llama.cpp's tests expect the texts and token counts of models that are not available; the built-in model replaces them.
 A test that states such an expectation among others runs without it ("in part"); one that has little else does not apply.
 """
 
@@ -16,8 +16,8 @@ import pytest
 NO_IMAGES = "images and audio are not supported"
 NO_TOOLS = "llama-server's own tools, MCP servers and proxy for its page are not supported"
 NO_ROUTER = "several models behind one server are not supported"
-COUNTS = "the token counts of stories260K: model not at hand"
-BIG = "the text of a large model: model not at hand"
+COUNTS = "the token counts of stories260K: no such model"
+BIG = "the text of a large model: no such model"
 
 # Reasons by file, file::test or file::test[case]; the longest match applies.
 NOT_APPLICABLE = {
@@ -33,7 +33,7 @@ NOT_APPLICABLE = {
     "test_sleep": "unloading an idle model is not supported",
     "test_compat_gcp": "Google's /predict is not supported",
     "test_kv_keep_only_active": "reads the debug log of llama.cpp's cache in host memory",
-    "test_basic::test_load_split_model": "the text of stories15M: model not at hand",
+    "test_basic::test_load_split_model": "the text of stories15M: no such model",
     "test_ctx_shift::test_ctx_shift_enabled": "context shift is not supported",
     "test_ctx_shift::test_ctx_shift_disabled_short_prompt[-1-248-True]": COUNTS,
     "test_ctx_shift::test_ctx_shift_disabled_long_prompt": COUNTS,
@@ -45,8 +45,8 @@ NOT_APPLICABLE = {
     "test_slot_save::test_slot_save_restore": COUNTS,
     "test_slot_save::test_slot_erase": COUNTS,
     "test_slot_save::test_slot_restore_legacy_token_list": "rewrites llama.cpp's own file of a slot",
-    "test_embedding::test_embedding_usage_multiple": "the token counts of bge-small: model not at hand",
-    "test_embedding::test_embedding_pooling_none": "the token counts of bge-small: model not at hand",
+    "test_embedding::test_embedding_usage_multiple": "the token counts of bge-small: no such model",
+    "test_embedding::test_embedding_pooling_none": "the token counts of bge-small: no such model",
     "test_security::test_access_static_assets_without_api_key": "the file names of llama.cpp's page",
     "test_security::test_cors_origins_defaults_to_localhost_with_tools_enabled": NO_TOOLS,
     "test_security::test_cors_proxy_only_forwards_explicit_proxy_headers": NO_TOOLS,
@@ -122,8 +122,7 @@ def pytest_collection_modifyitems(items):
 
 
 def as_llama_cpp(metrics):
-    """Metrics with llama-server's prefix, without the lines of histograms, which it has none of: the tests' parser takes them
-    for metrics without a type."""
+    """Metrics with llama-server's prefix, without histograms, which the tests' parser misreads."""
     text = metrics.replace("thermocline:", "llamacpp:")
     histograms = tuple(line.split()[2] for line in text.splitlines() if re.match("# TYPE .* histogram", line))
     lines = [line for line in text.splitlines() if not (histograms and line.startswith(histograms))]
@@ -132,7 +131,7 @@ def as_llama_cpp(metrics):
 
 @pytest.fixture(autouse=True)
 def adapt_module(request, monkeypatch):
-    """The names of metrics, and the expectations about texts and their length."""
+    """Adapts the metrics' names, and relaxes expectations about texts and their length."""
     module = request.module
     if "text" in IN_PART.get(names(request.node)[1], ()):
         monkeypatch.setattr(module, "match_regex", lambda regex, text: isinstance(text, str))

@@ -65,7 +65,7 @@ WRONG = {
 
 @dataclass
 class Malformed:
-    """One request: what is sent, and which statuses may answer. Status 0 is a connection that the server closes."""
+    """One request, and the accepted statuses. Status 0 means that the server closes the connection."""
 
     kind: str
     data: bytes
@@ -104,14 +104,14 @@ def encoded(value):
 
 
 class Generator:
-    """Repeats for the same seed."""
+    """Makes the same requests for the same seed."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
         self.kinds = [name for name in dir(self) if name.startswith("make_")]
 
     def all(self, n):
-        """`n` requests of all kinds. Types and JSON have more cases than the others."""
+        """`n` requests of all kinds. Wrong types and broken JSON are more frequent."""
         weights = [6 if name in ("make_wrong_type", "make_cut_json", "make_mutated_json") else 1 for name in self.kinds]
         names = self.kinds + self.random.choices(self.kinds, weights, k=n - len(self.kinds))
         self.random.shuffle(names)
@@ -268,7 +268,7 @@ class Generator:
 
 
 def slow_requests(n, seconds):
-    """Bodies and heads that arrive more slowly than the server's limit of `seconds`."""
+    """Requests whose bodies take longer than the server's limit of `seconds`: the part sent at once, and the slow rest."""
     requests = []
     for i in range(n):
         path = list(VALID)[i % len(VALID)]

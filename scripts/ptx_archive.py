@@ -48,7 +48,7 @@ def code(text):
 
 
 def source_hash(file):
-    """Of a kernel file and everything it includes: names and code, sorted by name."""
+    """The hash of a kernel file and everything it includes: names and code, sorted by name."""
     texts, todo = {}, [f"{file}.cu"]
     while todo:
         name = todo.pop()

@@ -14,7 +14,7 @@ DEFAULT_PROGRAM = ROOT / "target" / "release" / "thermocline"
 
 
 class Events:
-    """The server-sent events of one answer. Closing it early leaves the server in the middle of the answer."""
+    """The server-sent events of one answer. Closing it early disconnects in the middle of the answer."""
 
     def __init__(self, connection, response):
         self.connection, self.response = connection, response
@@ -73,7 +73,7 @@ class ServeProcess:
         return self.process.wait(timeout=seconds)
 
     def send(self, method, path, body=None, headers=None, timeout=120):
-        """An answer's status and JSON (or text)."""
+        """Sends a request; returns the answer's status and JSON (or text)."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         data = None if body is None else json.dumps(body)
         connection.request(method, path, data, {"content-type": "application/json", **(headers or {})})
@@ -107,11 +107,11 @@ class ServeProcess:
         return float(found[1])
 
     def n_busy(self):
-        """Slots that compute."""
+        """Number of slots that process a request."""
         return sum(slot["is_processing"] for slot in self.get("/slots"))
 
     def anonymous_bytes(self):
-        """Resident memory without mapped files, where the system tells (Linux)."""
+        """Resident memory without mapped files (Linux only)."""
         return self._status("RssAnon") << 10
 
     def n_threads(self):

@@ -30,14 +30,14 @@ def python_with(folder, packages):
 
 
 def download_source(folder, python, needed=("",)):
-    """llama.cpp's source, or the folders of it that are needed, from the newest llama-cpp-python on PyPI."""
+    """Downloads llama.cpp's source, or only the folders needed, from the newest llama-cpp-python on PyPI."""
     command = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", PACKAGE, "--dest", folder / "sdist", PACKAGE]
     # The exit code is ignored: pip fails after the download if it cannot run the package's build
     # tool.
     subprocess.run(command, check=False)
     archives = sorted((folder / "sdist").glob("*.tar.gz"))
     if not archives:
-        sys.exit(f"cannot download the source of {PACKAGE}")
+        sys.exit(f"cannot download the source of {PACKAGE} from PyPI")
     source = folder / "source"
     with tarfile.open(archives[-1]) as archive:
         inside = f"{archive.getnames()[0].split('/')[0]}/vendor/llama.cpp/"
@@ -79,7 +79,7 @@ class LlamaServer:
         while not self._is_ready():
             if self.process.poll() is not None or time.monotonic() > end:
                 self.stop()
-                raise SystemExit(f"{program} did not start")
+                raise SystemExit(f"{program} ended, or did not answer /health within {LOAD} s")
             time.sleep(0.2)
 
     def _is_ready(self):

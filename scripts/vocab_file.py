@@ -32,12 +32,12 @@ class VocabFile:
             return at + 8 + struct.unpack_from("<Q", data, at)[0]
         if kind != ARRAY:
             return at + SIZES[kind]
-        of, n = struct.unpack_from("<IQ", data, at)
+        item, n = struct.unpack_from("<IQ", data, at)
         at += 12
-        if of in SIZES:
-            return at + n * SIZES[of]
+        if item in SIZES:
+            return at + n * SIZES[item]
         for _ in range(n):
-            at = cls._skip(data, at, of)
+            at = cls._skip(data, at, item)
         return at
 
     def strings(self, key):
@@ -87,8 +87,8 @@ def byte_alphabet():
     return [chr(b if b in plain else next(rest)) for b in range(256)]
 
 
-def of_pairs(base):
-    """`base` with a token for every byte and every pair of bytes: ids show nearly every cut."""
+def add_byte_pairs(base):
+    """`base` with a token for every byte and every pair of bytes, so that ids show nearly every split."""
     letters = byte_alphabet()
     pairs = [(a, b) for a in letters for b in letters]
     tokens = letters + [a + b for a, b in pairs]

@@ -20,7 +20,7 @@ struct Params {
     first: u32,
     n: u32,
     row_words: u32,
-    // Numbers of columns of a matrix, columns of all matrices, outputs, matrices and experts.
+    // Numbers of columns of a matrix and of all matrices, of outputs, matrices and experts.
     n_cols: u32,
     n_rows: u32,
     n_out: u32,
@@ -28,7 +28,7 @@ struct Params {
     n_group: u32,
     n_tokens: u32,
     lanes: u32,
-    // Index of these partial sums.
+    // Index of the partial sums: that of the binding.
     part: u32,
 }
 var<immediate> p: Params;

@@ -21,7 +21,7 @@ struct Params {
     n_rows: u32,
     n_head: u32,
     n_head_kv: u32,
-    // Number of tiles of {{HEADS}} heads among the heads that share a key head.
+    // Number of tiles of {{HEADS}} heads for the heads that share a key head.
     n_tiles: u32,
     d_head: u32,
     d_value: u32,
@@ -65,7 +65,7 @@ fn main(
     let g = (at / (p.n_spans * p.n_tiles)) % p.n_head_kv;
     let t = at / (p.n_spans * p.n_tiles * p.n_head_kv);
     if (lane == 0u) {
-        // Sequence, and begin and end of the positions; 0 for padding and for spans without positions.
+        // Sequence, and begin and end of the positions; no positions for padding.
         var found = vec4<u32>(0u, 0u, 0u, 0u);
         if (t < min(batch[p.at_batch], p.n_rows)) {
             let pos = batch[p.at_batch + 4u + 2u * p.max_tokens + t];

@@ -1,5 +1,5 @@
-// mean + factor * deviation of the test values of each token, over the rows of the experts that the
-// token uses. One workgroup per token.
+// mean + factor * standard deviation of the test values of each token, over the rows of the experts
+// that the token uses. One workgroup per token.
 
 @group(0) @binding(0) var<storage, read> tests: array<f32>;
 @group(0) @binding(1) var<storage, read> group_weight: array<f32>;

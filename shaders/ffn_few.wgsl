@@ -1,5 +1,5 @@
-// Computes neuron values in decode: gate first, up only for active neurons. A neuron has a fixed
-// number of lanes. The neurons are all rows, or the rows of a list whose length is in a buffer.
+// Computes neuron values in decode: gate first, up only for active neurons, with a fixed
+// number of lanes per neuron. The neurons are all rows, or the rows of a list.
 
 @group(0) @binding(0) var<storage, read> gate_data: {{gate_type}};
 @group(0) @binding(1) var<storage, read> up_data: {{up_type}};
@@ -51,7 +51,7 @@ struct Params {
     activation: u32,
     skip: u32,
     alpha: f32,
-    // Skip threshold, and the limit of the activation.
+    // Threshold of ops without thresholds per row, and the cap of the activation.
     limit: f32,
     cap: f32,
     gate_words: u32,

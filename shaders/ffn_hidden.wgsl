@@ -21,8 +21,8 @@ struct Params {
     at_cuts: u32,
     at_counts: u32,
     n_rows: u32,
-    // Membership words per row, 0 if all rows count for all tokens; index in the step of the first
-    // token.
+    // Membership words per row, 0 if all rows count for all tokens; index of the first token in the
+    // step.
     words: u32,
     first_token: u32,
     n_group: u32,

@@ -1,4 +1,4 @@
-// Scatters the membership bits of a row list to their rows. The mask was set to 0 before.
+// Scatters the membership bits of a row list to their rows. An earlier dispatch set the mask to 0.
 
 @group(0) @binding(0) var<storage, read> ids: array<u32>;
 @group(0) @binding(1) var<storage, read> count: array<u32>;

@@ -1,4 +1,4 @@
-// Counts, for each run of {{FLAT}} neurons, the neurons that belong to each of the two lists.
+// For each run of {{FLAT}} neurons, counts the active ones that are resident and those that are absent.
 
 @group(0) @binding(0) var<storage, read> scores: array<f32>;
 @group(0) @binding(1) var<storage, read> slots: array<u32>;

@@ -1,4 +1,4 @@
-// Writes the active neurons to two lists, in ascending order, with a membership bit per token. Each
+// Lists the active resident and absent neurons, in ascending order, with a membership bit per token. Each
 // workgroup first adds up the counts of the earlier workgroups.
 
 @group(0) @binding(0) var<storage, read> scores: array<f32>;

@@ -19,8 +19,8 @@ var<immediate> p: Params;
 var<workgroup> largest: array<u32, 64>;
 var<workgroup> sums: array<i32, 64>;
 
-// a / b for positive numbers, rounded to nearest: a driver's division may be less exact, which
-// would change a code. 0 if the quotient is subnormal.
+// a / b for positive numbers, rounded to nearest; 0 if the quotient is subnormal. A driver's division
+// may be less exact, which would change codes.
 fn divided(a: f32, b: f32) -> f32 {
     let bits_a = bitcast<u32>(a);
     let bits_b = bitcast<u32>(b);

@@ -25,7 +25,7 @@ fn order(x: f32) -> u32 {
     return select(bits | 0x80000000u, ~bits, (bits >> 31u) == 1u);
 }
 
-// The rank of an expert; of two equal scores, that of the lower id ranks first.
+// The rank of an expert; of equal scores, the lower id ranks first.
 fn place(from_score: u32, g: u32) -> u32 {
     let mine = order(scores[from_score + g]);
     var n = 0u;

@@ -1,4 +1,4 @@
-// Writes keys or values of the real tokens to their cache rows; an invocation writes some whole
+// Writes keys or values of the real tokens to their cache rows; an invocation writes whole
 // words.
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;

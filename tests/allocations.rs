@@ -16,7 +16,7 @@ use std::time::Duration;
 use cpu::{CpuBackend, CpuOptions};
 use hal::format::Format;
 use hal::{Bytes, Device, DeviceId};
-use thermocline::engine::{Engine, EngineOptions, Feed, Sequence, Want};
+use thermocline::engine::{Engine, EngineOptions, Feed, LogitsRequest, Sequence};
 
 use support::Tiny;
 
@@ -55,14 +55,17 @@ fn decode(engine: &mut Engine, sequences: &mut [Sequence], token: u32, watch: bo
     // The caller owns the list of feeds. This one is on the stack, so it allocates nothing.
     let before = match sequences {
         [one] => {
-            let mut feeds = [Feed { sequence: one, tokens: &tokens, want: Want::Last }];
+            let mut feeds = [Feed { sequence: one, tokens: &tokens, want: LogitsRequest::Last }];
             let before = ALLOCATIONS.load(Ordering::SeqCst);
             step(engine, &mut feeds, &mut sum, watch);
             before
         }
         [a, b, c] => {
-            let mut feeds =
-                [a, b, c].map(|sequence| Feed { sequence, tokens: &tokens, want: Want::Last });
+            let mut feeds = [a, b, c].map(|sequence| Feed {
+                sequence,
+                tokens: &tokens,
+                want: LogitsRequest::Last,
+            });
             let before = ALLOCATIONS.load(Ordering::SeqCst);
             step(engine, &mut feeds, &mut sum, watch);
             before
@@ -75,12 +78,12 @@ fn decode(engine: &mut Engine, sequences: &mut [Sequence], token: u32, watch: bo
 }
 
 fn step(engine: &mut Engine, feeds: &mut [Feed<'_>], sum: &mut f32, watch: bool) {
-    let each = &mut |_: usize, _: usize, logits: &[f32]| *sum += logits[0];
-    let go_on = AtomicBool::new(false);
+    let sink = &mut |_: usize, _: usize, logits: &[f32]| *sum += logits[0];
+    let interrupt = AtomicBool::new(false);
     if watch {
-        engine.step_watched(feeds, &go_on, each).unwrap();
+        engine.step_watched(feeds, &interrupt, sink).unwrap();
     } else {
-        engine.step(feeds, &go_on, each).unwrap();
+        engine.step(feeds, &interrupt, sink).unwrap();
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use thermocline::gguf::{Array, Container, TensorType, Value, Writer};
 
 /// Even on a busy machine, errors in a header are reported within this time.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Runs the command with `args` after `-m path`.
 fn run(path: &Path, args: &[&str]) -> Output {
@@ -18,7 +18,7 @@ fn run(path: &Path, args: &[&str]) -> Output {
     command.stdin(Stdio::null()).args(["run", "-m"]).arg(path);
     let begin = Instant::now();
     let output = command.args(["-p", "the", "-n", "2"]).args(args).output().unwrap();
-    assert!(begin.elapsed() < PATIENCE, "{path:?} took {:?}", begin.elapsed());
+    assert!(begin.elapsed() < TIMEOUT, "{path:?} took {:?}", begin.elapsed());
     output
 }
 
@@ -192,7 +192,7 @@ fn the_unchanged_model_runs() {
 fn other_files_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    check(folder.path(), 3, &["is a directory", "it contains none"]);
+    check(folder.path(), 3, &["is a directory", "it contains no GGUF file"]);
     let made = |name: &str, bytes: &[u8]| -> PathBuf {
         std::fs::write(at(name), bytes).unwrap();
         at(name)
@@ -397,23 +397,23 @@ fn missing_and_misshapen_tensors_are_rejected() {
 
 #[test]
 fn missing_and_misshapen_predictors_are_rejected() {
-    let with = |fc1: &[u64], fc2: &[u64]| {
+    let model = |fc1: &[u64], fc2: &[u64]| {
         let maker = Model::new().tensor("blk.1.fc1.weight", fc1, TensorType::F32);
         maker.tensor("blk.1.fc2.weight", fc2, TensorType::F32)
     };
-    with(&[64, 8], &[8, 96]).ends(0, &["chooses neurons in 1 layers"]);
-    with(&[64, 8], &[8, 96]).without("blk.1.fc2.weight").fails(&["`blk.1.fc2.weight` is missing"]);
-    with(&[64, 8], &[8, 96]).without("blk.1.fc1.weight").fails(&["`blk.1.fc1.weight` is missing"]);
-    with(&[63, 8], &[8, 96]).fails(&["blk.1.fc1.weight", "[63, 8], expected [64, 8]"]);
-    with(&[64, 8], &[9, 96]).fails(&["blk.1.fc2.weight", "[9, 96], expected [8, 96]"]);
-    with(&[64, 8], &[8, 95]).fails(&["blk.1.fc2.weight", "[8, 95], expected [8, 96]"]);
-    with(&[64, 0], &[0, 96]).fails(&["blk.1.fc1.weight", "[64, 0]"]);
-    with(&[64], &[8, 96]).fails(&["blk.1.fc1.weight", "[64]"]);
+    model(&[64, 8], &[8, 96]).ends(0, &["chooses neurons in 1 layers"]);
+    model(&[64, 8], &[8, 96]).without("blk.1.fc2.weight").fails(&["`blk.1.fc2.weight` is missing"]);
+    model(&[64, 8], &[8, 96]).without("blk.1.fc1.weight").fails(&["`blk.1.fc1.weight` is missing"]);
+    model(&[63, 8], &[8, 96]).fails(&["blk.1.fc1.weight", "[63, 8], expected [64, 8]"]);
+    model(&[64, 8], &[9, 96]).fails(&["blk.1.fc2.weight", "[9, 96], expected [8, 96]"]);
+    model(&[64, 8], &[8, 95]).fails(&["blk.1.fc2.weight", "[8, 95], expected [8, 96]"]);
+    model(&[64, 0], &[0, 96]).fails(&["blk.1.fc1.weight", "[64, 0]"]);
+    model(&[64], &[8, 96]).fails(&["blk.1.fc1.weight", "[64]"]);
     // NaN scores count as active, so the output is still right.
-    with(&[64, 8], &[8, 96]).values("blk.1.fc2.weight", f32::NAN).ends(0, &[]);
-    let threshold = with(&[64, 8], &[8, 96]).key("powerinfer.sparse_threshold", "high");
+    model(&[64, 8], &[8, 96]).values("blk.1.fc2.weight", f32::NAN).ends(0, &[]);
+    let threshold = model(&[64, 8], &[8, 96]).key("powerinfer.sparse_threshold", "high");
     threshold.fails(&["powerinfer.sparse_threshold"]);
-    let none = with(&[64, 8], &[8, 96]).key("powerinfer.sparse_threshold", f32::NAN);
+    let none = model(&[64, 8], &[8, 96]).key("powerinfer.sparse_threshold", f32::NAN);
     none.fails(&["powerinfer.sparse_threshold", "NaN"]);
 }
 

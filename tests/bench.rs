@@ -67,7 +67,6 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The cells of a line of a Markdown table.
 fn cells(line: &str) -> Vec<&str> {
     line.trim_matches('|').split('|').map(str::trim).collect()
 }
@@ -167,9 +166,9 @@ fn recurrent_models_are_measured() {
         assert_eq!(density.is_some_and(|density| density > 0.0), has_neurons, "{name}: {row}");
         let [bytes, size] = ["bytes_per_token", "model_size"].map(|key| row[key].as_f64().unwrap());
         assert!(bytes > 0.5 * size && bytes < 3.0 * size, "{name}: {bytes} of {size}");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!said.contains("plain loops on one thread"), "{name}: {said}");
-        assert_eq!(said.contains("no neurons to skip"), !has_neurons, "{name}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!stderr.contains("plain loops on one thread"), "{name}: {stderr}");
+        assert_eq!(stderr.contains("no neurons to skip"), !has_neurons, "{name}: {stderr}");
     }
 }
 
@@ -353,14 +352,14 @@ fn backends_and_budgets_are_compared() {
     assert_eq!(stderr.matches("is the same at 41 of 41 positions").count(), 2, "{stderr}");
     let rows: Vec<Value> =
         stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let of = |name: &str| rows.iter().map(|row| row[name].clone()).collect::<Vec<_>>();
+    let column = |name: &str| rows.iter().map(|row| row[name].clone()).collect::<Vec<_>>();
     let both = format!("CPU,{device}");
-    assert_eq!(of("backends"), ["CPU", "CPU", &both, &both, &both, &both]);
+    assert_eq!(column("backends"), ["CPU", "CPU", &both, &both, &both, &both]);
     let gib = |n: u64| Value::from(n << 30);
-    let budgets = of("vram_budget_bytes");
+    let budgets = column("vram_budget_bytes");
     assert_eq!(budgets[..2], [Value::Null, Value::Null]);
     assert_eq!(budgets[2..], [gib(1), gib(1), gib(2), gib(2)]);
-    for (row, bytes) in rows.iter().zip(of("device_bytes")) {
+    for (row, bytes) in rows.iter().zip(column("device_bytes")) {
         let on_device = row["backends"] != "CPU";
         assert_eq!(bytes.as_str().unwrap().contains(&format!("{device}=")), on_device);
         assert_eq!(row["backend_api"], if on_device { "wgpu" } else { "cpu" });

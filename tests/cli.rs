@@ -122,11 +122,11 @@ fn unsupported_flags_that_change_the_text_are_rejected() {
 
 #[test]
 fn placement_hints_are_noted_in_one_line_and_neutral_flags_are_not() {
-    let gone = "no-such-file.gguf";
+    let missing = "no-such-file.gguf";
     if has_device() {
         return;
     }
-    let output = thermocline(&["-m", gone, "-ngl", "99", "-sm", "layer", "-fa", "--no-warmup"]);
+    let output = thermocline(&["-m", missing, "-ngl", "99", "-sm", "layer", "-fa", "--no-warmup"]);
     let text = stderr(&output);
     let notes: Vec<_> = text.lines().filter(|l| l.starts_with("note:")).collect();
     assert!(
@@ -136,9 +136,9 @@ fn placement_hints_are_noted_in_one_line_and_neutral_flags_are_not() {
     assert!(notes[1].starts_with("note: --n-gpu-layers has no effect: "), "{text}");
     assert_eq!(notes.len(), 2);
     let quiet =
-        ["-m", gone, "-ngl", "0", "--mirostat", "0", "--typical", "1.0", "-no-cnv", "-fa", "on"];
+        ["-m", missing, "-ngl", "0", "--mirostat", "0", "--typical", "1.0", "-no-cnv", "-fa", "on"];
     assert!(!stderr(&thermocline(&quiet)).contains("note:"));
-    let silenced = ["-m", gone, "-ngl", "99", "--log-disable"];
+    let silenced = ["-m", missing, "-ngl", "99", "--log-disable"];
     assert!(!stderr(&thermocline(&silenced)).contains("note:"));
 }
 

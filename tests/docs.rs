@@ -20,7 +20,6 @@ const FIXTURES: &str = "model.gguf and instruct.gguf: the built-in model; text.t
 /// Flags of other programs that the pages name.
 const FOREIGN_FLAGS: &[&str] = &["--release", "--workspace", "--no-default-features"];
 
-/// A fenced block.
 #[derive(Debug)]
 struct Block {
     page: String,
@@ -182,7 +181,6 @@ fn links_resolve_and_the_index_is_complete() {
     }
 }
 
-/// Long flags in `text`.
 fn flags(text: &str) -> BTreeSet<String> {
     let part = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     let mut found = BTreeSet::new();
@@ -239,7 +237,6 @@ case \"$1 $2\" in
 esac
 ";
 
-    /// A folder with the files of [`FIXTURES`].
     fn folder(at: &Path) -> PathBuf {
         let folder = at.join("work");
         fs::create_dir(&folder).unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use serde_json::Value;
-use thermocline::engine::{Engine, EngineOptions, Sparsity, StepStats, Want};
+use thermocline::engine::{Engine, EngineOptions, LogitsRequest, Sparsity, StepStats};
 use thermocline::model::{Model, ModelOptions};
 use thermocline::tokenizer::{Tokenizer, Vocab};
 use thermocline::{devices, embedded};
@@ -47,11 +47,12 @@ impl Subject {
         Subject { engine, tokenizer }
     }
 
-    /// Calls `each` with the logits after every token of `ids`, in a new sequence.
-    fn logits(&mut self, ids: &[u32], each: &mut dyn FnMut(usize, &[f32])) -> StepStats {
+    /// Calls `sink` with the logits after every token of `ids`, in a new sequence.
+    fn logits(&mut self, ids: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> StepStats {
         let mut sequence = self.engine.open();
-        let go_on = AtomicBool::new(false);
-        let stats = self.engine.feed(&mut sequence, ids, Want::All, &go_on, each).unwrap();
+        let interrupt = AtomicBool::new(false);
+        let stats =
+            self.engine.feed(&mut sequence, ids, LogitsRequest::All, &interrupt, sink).unwrap();
         self.engine.close(sequence);
         stats
     }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use proptest::prelude::*;
-use thermocline::engine::{Engine, EngineOptions, Error as EngineError, Sparsity, StepStats, Want};
+use thermocline::engine::{
+    Engine, EngineOptions, Error as EngineError, LogitsRequest, Sparsity, StepStats,
+};
 use thermocline::evaluate::{
     self, Chunks, Comparison, Error, LogitsReader, LogitsWriter, Perplexity,
 };
@@ -17,7 +19,7 @@ use thermocline::{devices, embedded};
 use crate::support::Tiny;
 
 const N_CTX: usize = 16;
-static GO_ON: AtomicBool = AtomicBool::new(false);
+static INTERRUPT: AtomicBool = AtomicBool::new(false);
 
 fn engine(model: &Arc<Model>, n_ctx: usize, sparsity: Sparsity) -> Engine {
     let options = EngineOptions { n_ctx, n_ubatch: n_ctx, sparsity, ..EngineOptions::default() };
@@ -34,15 +36,14 @@ fn chunks(bos: Option<u32>) -> Chunks {
 }
 
 fn measure(engine: &mut Engine, chunks: &Chunks) -> (Perplexity, StepStats) {
-    evaluate::perplexity(engine, chunks, None, &GO_ON, &mut |_, _| {}).unwrap()
+    evaluate::perplexity(engine, chunks, None, &INTERRUPT, &mut |_, _| {}).unwrap()
 }
 
-/// Logits of all tokens, in order.
 fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
     let mut sequence = engine.open();
     let mut rows = Vec::new();
-    let each = &mut |_: usize, row: &[f32]| rows.push(row.to_vec());
-    engine.feed(&mut sequence, tokens, Want::All, &GO_ON, each).unwrap();
+    let sink = &mut |_: usize, row: &[f32]| rows.push(row.to_vec());
+    engine.feed(&mut sequence, tokens, LogitsRequest::All, &INTERRUPT, sink).unwrap();
     engine.close(sequence);
     rows
 }
@@ -69,12 +70,12 @@ fn perplexity_matches_a_plain_sum() {
     let variance = sums.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / sums.len() as f64;
     let error = mean.exp() * (variance / (sums.len() - 1) as f64).sqrt();
 
-    let mut heard = Vec::new();
+    let mut calls = Vec::new();
     let chunks = chunks(Some(1));
-    let hear = &mut |done, so_far: &Perplexity| heard.push((done, so_far.surprise.n()));
+    let progress = &mut |done, so_far: &Perplexity| calls.push((done, so_far.surprise.n()));
     let (perplexity, stats) =
-        evaluate::perplexity(&mut engine, &chunks, None, &GO_ON, hear).unwrap();
-    assert_eq!(heard, [(1, 7), (2, 14), (3, 21)]);
+        evaluate::perplexity(&mut engine, &chunks, None, &INTERRUPT, progress).unwrap();
+    assert_eq!(calls, [(1, 7), (2, 14), (3, 21)]);
     assert!((perplexity.value() / mean.exp() - 1.0).abs() < 1e-4, "{perplexity:?} {mean}");
     assert!((perplexity.error() / error - 1.0).abs() < 1e-3);
     let neurons = (3 * (N_CTX - 1) * 3 * 96) as f64;
@@ -88,8 +89,8 @@ fn sparse_and_dense_runs_agree() {
     let mut sparse = engine(&model, N_CTX, Sparsity::Exact);
     let mut dense = engine(&model, N_CTX, Sparsity::Off);
     let compare = |engine: &mut Engine, reference: &mut Engine| -> Comparison {
-        let none = &mut |_: usize, _: &Comparison| {};
-        evaluate::compare_with_engine(engine, reference, &chunks(None), &GO_ON, none).unwrap().0
+        let sink = &mut |_: usize, _: &Comparison| {};
+        evaluate::compare_with_engine(engine, reference, &chunks(None), &INTERRUPT, sink).unwrap().0
     };
     let comparison = compare(&mut sparse, &mut dense);
     assert_eq!(comparison.divergence.n(), 21);
@@ -106,13 +107,12 @@ fn sparse_and_dense_runs_agree() {
     assert!(comparison.same_top() < 0.5);
 }
 
-/// Writes the probabilities of the tiny model.
 fn write(engine: &mut Engine, path: &Path) -> Perplexity {
     let chunks = chunks(Some(1));
     let mut writer = LogitsWriter::create(path, &chunks, 80).unwrap();
-    let none = &mut |_: usize, _: &Perplexity| {};
+    let sink = &mut |_: usize, _: &Perplexity| {};
     let (perplexity, _) =
-        evaluate::perplexity(engine, &chunks, Some(&mut writer), &GO_ON, none).unwrap();
+        evaluate::perplexity(engine, &chunks, Some(&mut writer), &INTERRUPT, sink).unwrap();
     assert!(!path.exists(), "the file has no name before it is complete");
     writer.finish().unwrap();
     perplexity
@@ -120,8 +120,9 @@ fn write(engine: &mut Engine, path: &Path) -> Perplexity {
 
 fn compare_with(path: &Path, engine: &mut Engine) -> Result<Comparison, Error> {
     let mut reader = LogitsReader::open(path, 80, Some(1), None)?;
-    let none = &mut |_: usize, _: &Comparison| {};
-    evaluate::compare_with_file(engine, &mut reader, &GO_ON, none).map(|(comparison, _)| comparison)
+    let sink = &mut |_: usize, _: &Comparison| {};
+    evaluate::compare_with_file(engine, &mut reader, &INTERRUPT, sink)
+        .map(|(comparison, _)| comparison)
 }
 
 #[test]
@@ -152,8 +153,8 @@ fn an_interrupt_ends_the_evaluation_and_leaves_no_file() {
     let chunks = chunks(None);
     let mut writer = LogitsWriter::create(&path, &chunks, 80).unwrap();
     let stop = AtomicBool::new(true);
-    let none = &mut |_: usize, _: &Perplexity| {};
-    let ended = evaluate::perplexity(&mut engine, &chunks, Some(&mut writer), &stop, none);
+    let sink = &mut |_: usize, _: &Perplexity| {};
+    let ended = evaluate::perplexity(&mut engine, &chunks, Some(&mut writer), &stop, sink);
     assert!(matches!(ended, Err(Error::Engine(EngineError::Interrupted))));
     drop(writer);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -169,26 +170,26 @@ fn damaged_files_are_refused() {
     write(&mut engine, &path);
     let whole = std::fs::read(&path).unwrap();
     let rows = 20 + 4 * 3 * 16;
-    let mut refused = |change: &dyn Fn(&mut Vec<u8>), says: &str| {
+    let mut check = |change: &dyn Fn(&mut Vec<u8>), says: &str| {
         let mut bytes = whole.clone();
         change(&mut bytes);
         std::fs::write(&path, bytes).unwrap();
         let error = compare_with(&path, &mut engine).unwrap_err().to_string();
         assert!(error.contains(says) && error.contains("base.kld"), "{error}");
     };
-    refused(&|b| b.truncate(0), "magic");
-    refused(&|b| b[0] = b'G', "magic `_logits_`, found `Glogits_`");
-    refused(&|b| b.truncate(19), "the length is 19");
-    refused(&|b| b.truncate(rows + 1), "the length with 3 chunks of 16 tokens");
-    refused(&|b| b.push(0), "expected 3740 bytes");
-    refused(&|b| b[8..12].copy_from_slice(&2u32.to_le_bytes()), "the context size is 2");
-    refused(&|b| b[8..12].fill(255), "the length");
-    refused(&|b| b[12..16].fill(255), "probabilities of 4294967295 tokens");
-    refused(&|b| b[16..20].fill(0), "the number of chunks is 0");
-    refused(&|b| b[16..20].fill(255), "the length");
-    refused(&|b| b[24..28].copy_from_slice(&80u32.to_le_bytes()), "token 1 is 80");
-    refused(&|b| b[rows..rows + 4].fill(255), "row 0 is a scale of NaN");
-    refused(&|b| b[rows + 4..rows + 8].copy_from_slice(&9f32.to_le_bytes()), "log probabilities");
+    check(&|b| b.truncate(0), "magic");
+    check(&|b| b[0] = b'G', "magic `_logits_`, found `Glogits_`");
+    check(&|b| b.truncate(19), "the length is 19");
+    check(&|b| b.truncate(rows + 1), "the length with 3 chunks of 16 tokens");
+    check(&|b| b.push(0), "expected 3740 bytes");
+    check(&|b| b[8..12].copy_from_slice(&2u32.to_le_bytes()), "the context size is 2");
+    check(&|b| b[8..12].fill(255), "the length");
+    check(&|b| b[12..16].fill(255), "probabilities of 4294967295 tokens");
+    check(&|b| b[16..20].fill(0), "the number of chunks is 0");
+    check(&|b| b[16..20].fill(255), "the length");
+    check(&|b| b[24..28].copy_from_slice(&80u32.to_le_bytes()), "token 1 is 80");
+    check(&|b| b[rows..rows + 4].fill(255), "row 0 is a scale of NaN");
+    check(&|b| b[rows + 4..rows + 8].copy_from_slice(&9f32.to_le_bytes()), "log probabilities");
     assert!(matches!(compare_with(folder.path(), &mut engine), Err(Error::Open { .. })));
     let missing = folder.path().join("missing");
     assert!(matches!(compare_with(&missing, &mut engine), Err(Error::Open { .. })));
@@ -230,9 +231,9 @@ fn perplexity_of_the_built_in_model_matches_its_reference() {
     let tokens = tokenizer.encode(&read("eval.txt"), false, false).unwrap();
     for window in tokens.chunks(511) {
         let mut sequence = engine.open();
-        let each = &mut |pos: usize, row: &[f32]| total.add(row, window[pos]);
+        let sink = &mut |pos: usize, row: &[f32]| total.add(row, window[pos]);
         let read = [&[1], &window[..window.len() - 1]].concat();
-        engine.feed(&mut sequence, &read, Want::All, &GO_ON, each).unwrap();
+        engine.feed(&mut sequence, &read, LogitsRequest::All, &INTERRUPT, sink).unwrap();
         engine.close(sequence);
     }
     let expected = &expected["perplexity"];

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use thermocline::engine::{Engine, EngineOptions, Sequence};
-use thermocline::generate::{Emit, Ended, Generator, Report, Settings};
+use thermocline::generate::{Emit, EndReason, Generator, Report, Settings};
 use thermocline::model::{Model, ModelOptions};
 use thermocline::sample::{Sampler, SamplerConfig};
 use thermocline::tokenizer::{TokenType, Tokenizer, Vocab};
 use thermocline::{devices, embedded};
 
-/// Continues `prompt` in a sequence of its own.
+/// Continues `prompt` in a new sequence.
 fn generate(generator: Generator<'_>, prompt: &[u32], emit: &mut Emit<'_>) -> Report {
     let mut sequence = generator.engine.open();
     generator.resume(&mut sequence, prompt, emit).unwrap()
@@ -19,7 +19,7 @@ fn generate(generator: Generator<'_>, prompt: &[u32], emit: &mut Emit<'_>) -> Re
 
 /// Interrupts a generation after `n` pieces of text; returns how it ended and the number of context
 /// shifts.
-fn interrupted_after(engine: &mut Engine, tokenizer: &Tokenizer, n: usize) -> (Ended, usize) {
+fn interrupted_after(engine: &mut Engine, tokenizer: &Tokenizer, n: usize) -> (EndReason, usize) {
     let options = Settings {
         n_predict: Some(60),
         context_shift: true,
@@ -46,7 +46,6 @@ fn built_in(n_ctx: usize) -> (Engine, Tokenizer) {
     built_in_with(n_ctx, |_| {})
 }
 
-/// The built-in model with a vocabulary changed by `changes`.
 fn built_in_with(n_ctx: usize, changes: impl Fn(&mut Vocab)) -> (Engine, Tokenizer) {
     let file = embedded::file().unwrap();
     let mut vocab = Vocab::from_metadata(file.metadata()).unwrap();
@@ -113,10 +112,10 @@ fn generation_can_be_interrupted_at_any_step() {
     // Interrupts each step until the context has been full once, including the context shift.
     for n in 0..24 {
         let (ended, _) = interrupted_after(&mut engine, &tokenizer, n);
-        assert_eq!(ended, Ended::Interrupted, "after {n}");
+        assert_eq!(ended, EndReason::Interrupted, "after {n}");
     }
     let (ended, n_shifts) = interrupted_after(&mut engine, &tokenizer, 1000);
-    assert_eq!(ended, Ended::Length);
+    assert_eq!(ended, EndReason::Length);
     assert!(n_shifts > 1, "{n_shifts} shifts");
 }
 
@@ -176,6 +175,6 @@ fn listed_control_tokens_are_written_and_end_tokens_are_not() {
     ] {
         let (text, report) = repeat_token(&mut engine, &tokenizer, MARK, options.clone());
         assert_eq!((text.as_str(), report.end), (expected, end), "{options:?}");
-        assert_eq!(report.ended == Ended::EndOfText, end.is_some());
+        assert_eq!(report.ended == EndReason::EndOfText, end.is_some());
     }
 }

@@ -89,19 +89,19 @@ fn more_memory_is_used_and_is_never_slower() {
 #[test]
 fn the_reported_sufficient_budget_is_sufficient() {
     for more in [&["-ub", "4"][..], &["-ub", "64"]] {
-        let of = |budget: &str| plan(1 << 30, &[&["--vram-budget", budget], more].concat());
-        let little = of("70MiB");
+        let within = |budget: &str| plan(1 << 30, &[&["--vram-budget", budget], more].concat());
+        let little = within("70MiB");
         let rate = |value: &Value| value["tokens_per_second"].as_f64().unwrap();
         let all = &little["alternatives"]["no_limit"];
         assert!(rate(all) > rate(&little));
-        let enough = of(&format!("{}B", number(&all["device_bytes"])));
+        let enough = within(&format!("{}B", number(&all["device_bytes"])));
         assert!((rate(&enough) / rate(all) - 1.0).abs() < 1e-9, "{enough}");
         let card = &enough["devices"][1];
         assert_eq!(card["used"], card["budget"]);
         let why = little["why"].to_string();
-        let said = why.split_once(" of device memory").unwrap().0;
-        let said = said.rsplit_once("with ").unwrap().1;
-        assert!((rate(&of(said)) / rate(all) - 1.0).abs() < 1e-9, "{said}");
+        let size = why.split_once(" of device memory").unwrap().0;
+        let size = size.rsplit_once("with ").unwrap().1;
+        assert!((rate(&within(size)) / rate(all) - 1.0).abs() < 1e-9, "{size}");
     }
 }
 
@@ -184,10 +184,10 @@ fn prefill_is_at_least_as_fast_as_with_whole_layers() {
         let (prompt, others) = (&plan["prompt"], &plan["alternatives"]);
         let rate = |value: &Value, key: &str| value[key].as_f64().unwrap();
         let [mine, whole, fastest] = ["", "whole_layers_", "fastest_tokens_"]
-            .map(|of| rate(prompt, &format!("{of}tokens_per_second")));
+            .map(|name| rate(prompt, &format!("{name}tokens_per_second")));
         assert!(mine >= whole * (1.0 - 1e-9), "{budget}: {prompt}");
         let [whole, most] =
-            ["whole_layers", "fastest_tokens"].map(|of| rate(&others[of], "tokens_per_second"));
+            ["whole_layers", "fastest_tokens"].map(|name| rate(&others[name], "tokens_per_second"));
         let tokens = rate(&plan, "tokens_per_second");
         assert!(tokens >= whole * (1.0 - 1e-9) && tokens <= most * (1.0 + 1e-9), "{budget}");
         let says = prompt["lines"].to_string().contains("slower than possible, for faster prefill");
@@ -209,11 +209,11 @@ fn prefill_speeds_are_given_or_assumed() {
         serde_json::from_slice(&output.stdout).unwrap()
     };
     let speed = |plan: &Value, key: &str| plan["devices"][1][key].as_f64().unwrap();
-    let told = plan("card,memory=1GiB,tflops=40,upload=12GB/s");
+    let card = plan("card,memory=1GiB,tflops=40,upload=12GB/s");
     // The built-in model has two bytes per weight.
-    assert!((speed(&told, "prompt_bytes_per_second") / 40e12 - 1.0).abs() < 1e-9);
-    assert!((speed(&told, "upload_bytes_per_second") / 12e9 - 1.0).abs() < 1e-9);
-    assert!(!told["notes"].to_string().contains("tflops"), "{}", told["notes"]);
+    assert!((speed(&card, "prompt_bytes_per_second") / 40e12 - 1.0).abs() < 1e-9);
+    assert!((speed(&card, "upload_bytes_per_second") / 12e9 - 1.0).abs() < 1e-9);
+    assert!(!card["notes"].to_string().contains("tflops"), "{}", card["notes"]);
     let guessed = plan("card,memory=1GiB");
     assert!(speed(&guessed, "prompt_bytes_per_second") > 0.0);
     let notes = guessed["notes"].to_string();
@@ -292,7 +292,7 @@ fn invalid_plan_arguments_are_rejected() {
     failure(&["--density", "0"], 2, "not a fraction");
     failure(&["--assume", "a,memory=1GiB", "--main-gpu", "7"], 5, "no device number 7");
     failure(&["--assume", "a,memory=1GiB", "--device", "a,A"], 2, "twice");
-    failure(&["--assume", "cpu,memory=1GiB"], 2, "cpu may occur once");
+    failure(&["--assume", "cpu,memory=1GiB"], 2, "cpu may be given only once");
     failure(
         &["--assume", "a,memory=1GiB", "--vram-budget", "1,2"],
         2,
@@ -328,8 +328,8 @@ fn devices_and_doctor_report() {
     for missing in report["missing"].as_array().unwrap() {
         assert!(!missing["hint"].as_str().unwrap().is_empty());
     }
-    let told = thermocline(&["doctor", "-t", "1"]);
-    assert!(String::from_utf8_lossy(&told.stdout).contains("GB/s"));
+    let report = thermocline(&["doctor", "-t", "1"]);
+    assert!(String::from_utf8_lossy(&report.stdout).contains("GB/s"));
 }
 
 /// Hides all Vulkan drivers from the loader.
@@ -338,8 +338,8 @@ fn devices_and_doctor_report() {
 fn without_a_driver_run_uses_the_cpu_and_notes_why() {
     let run = |more: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
-        let none = "/nonexistent";
-        command.env_clear().env("VK_DRIVER_FILES", none).env("VK_ICD_FILENAMES", none);
+        let missing = "/nonexistent";
+        command.env_clear().env("VK_DRIVER_FILES", missing).env("VK_ICD_FILENAMES", missing);
         command.args(["run", "-p", "Once upon", "-n", "4", "--temp", "0"]).args(more);
         let output = command.stdin(Stdio::null()).output().unwrap();
         let [text, notes] = [output.stdout, output.stderr]

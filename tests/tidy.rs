@@ -156,10 +156,7 @@ fn ops_and_formats_have_one_name() {
     expect_fault(&[formats], "`Q4_0` has no backends/hal/src/format/q4_0.rs");
     expect_fault(&[formats], "`Q4_0` has no kernels-cuda/formats/q4_0.cuh");
     expect_fault(&[formats], "format `Q4_0` is in only one");
-    expect_fault(
-        &[formats, ("backends/cpu/src/simd/avx2/mod.rs", "")],
-        "`Format::Q4_0` has no kernel",
-    );
+    expect_fault(&[formats, ("backends/simd/src/avx2/mod.rs", "")], "`Format::Q4_0` has no kernel");
     expect_fault(
         &[formats, ("docs/formats.md", "| Q4_0 | yes |\n| Q3_K | no |")],
         "format `Q3_K` is in only",

@@ -44,7 +44,7 @@ fn model() -> Option<Tokenizer> {
 
 /// All tokenizers except Falcon's, which has no tokens for control characters and drops them, as in
 /// llama.cpp.
-static SOME: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
+static TOKENIZERS: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
     let whole = VOCABULARIES.into_iter().filter(|name| *name != "falcon");
     whole.filter_map(tokenizer).chain(model()).collect()
 });
@@ -165,7 +165,7 @@ fn detokenising_restores_the_text() {
                 let ids = tokenizer.encode(text, special, false).expect("encodable");
                 // The BOS token, if any, is printed too.
                 let ids = &ids[usize::from(special && tokenizer.adds_bos())..];
-                assert_eq!(text_of(&tokenizer, ids, Start::OfText), text, "{name}");
+                assert_eq!(text_of(&tokenizer, ids, Start::BeginningOfText), text, "{name}");
             }
         }
     }
@@ -179,12 +179,11 @@ fn a_continuation_keeps_its_leading_space() {
     let ids = model.encode("Hello world", true, true).expect("encodable");
     assert_eq!(ids, [1, 15043, 3186]);
     assert_eq!(text_of(&model, &ids[2..], Start::Continuation), " world");
-    assert_eq!(text_of(&model, &ids[2..], Start::OfText), "world");
-    let mut whole = Detokenizer::new(&model, Start::OfText, false);
+    assert_eq!(text_of(&model, &ids[2..], Start::BeginningOfText), "world");
+    let mut whole = Detokenizer::new(&model, Start::BeginningOfText, false);
     assert_eq!(parts(&mut whole, &ids), ["", "Hello", " world"]);
 }
 
-/// The text of each id.
 fn parts(detokenizer: &mut Detokenizer<'_>, ids: &[u32]) -> Vec<String> {
     ids.iter().map(|&id| detokenizer.push(id).expect("exists").to_owned()).collect()
 }
@@ -212,7 +211,7 @@ fn ids_outside_the_vocabulary_are_errors() {
     for id in [8, u32::MAX] {
         assert!(matches!(tokenizer.piece(id, true), Err(Error::NoSuchId { n_vocab: 8, .. })));
         assert!(!tokenizer.is_eog(id));
-        let mut detokenizer = Detokenizer::new(&tokenizer, Start::OfText, true);
+        let mut detokenizer = Detokenizer::new(&tokenizer, Start::BeginningOfText, true);
         assert!(matches!(detokenizer.push(id), Err(Error::NoSuchId { .. })));
     }
 }
@@ -225,18 +224,18 @@ proptest! {
         // `llama` vocabularies write a space as U+2581, so the character itself is decoded as a
         // space.
         let text = text.replace('\u{2581}', "");
-        for tokenizer in SOME.iter() {
+        for tokenizer in TOKENIZERS.iter() {
             let ids = tokenizer.encode(&text, false, special).expect("encodable");
             if special && ids.iter().any(|&id| tokenizer.kind(id).expect("exists") == TokenType::Control) {
                 continue;
             }
-            prop_assert_eq!(text_of(tokenizer, &ids, Start::OfText), text.as_str());
+            prop_assert_eq!(text_of(tokenizer, &ids, Start::BeginningOfText), text.as_str());
         }
     }
 
     #[test]
     fn any_ids_come_out_as_whole_characters(seeds in prop::collection::vec(any::<u32>(), 0..40)) {
-        for tokenizer in SOME.iter() {
+        for tokenizer in TOKENIZERS.iter() {
             let n = tokenizer.n_vocab() as u32;
             // Half of the ids come from the front, where `llama` vocabularies have their byte
             // tokens.

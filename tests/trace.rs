@@ -12,7 +12,7 @@ use hal::{Bytes, Device};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
-use thermocline::engine::{Engine, EngineOptions, StepStats, Want};
+use thermocline::engine::{Engine, EngineOptions, LogitsRequest, StepStats};
 use thermocline::model::Model;
 use thermocline::placement::{LayerPlacement, Neurons, Placement, Share};
 use thermocline::trace::TraceFile;
@@ -34,8 +34,8 @@ fn load(model: &Arc<Model>, devices: Vec<Device>, placement: Placement) -> Engin
 fn feed(engine: &mut Engine, pieces: &[usize], path: Option<&Path>) -> (Vec<f32>, StepStats) {
     let file = path.map(|path| {
         let mut file = TraceFile::create(path).unwrap();
-        let told = engine.devices().iter().map(|device| device.info());
-        let devices: Vec<_> = told.map(|i| (i.name.clone(), i.description.clone())).collect();
+        let infos = engine.devices().iter().map(|device| device.info());
+        let devices: Vec<_> = infos.map(|i| (i.name.clone(), i.description.clone())).collect();
         file.engine("a \"test\"", &devices);
         let file = Arc::new(Mutex::new(file));
         let to = Arc::clone(&file);
@@ -49,9 +49,9 @@ fn feed(engine: &mut Engine, pieces: &[usize], path: Option<&Path>) -> (Vec<f32>
             break;
         }
         let (now, after) = rest.split_at(piece.min(rest.len()));
-        let go_on = AtomicBool::new(false);
-        let each = &mut |_: usize, row: &[f32]| logits.extend_from_slice(row);
-        stats += engine.feed(&mut sequence, now, Want::All, &go_on, each).unwrap();
+        let interrupt = AtomicBool::new(false);
+        let sink = &mut |_: usize, row: &[f32]| logits.extend_from_slice(row);
+        stats += engine.feed(&mut sequence, now, LogitsRequest::All, &interrupt, sink).unwrap();
         rest = after;
     }
     engine.close(sequence);
@@ -212,11 +212,11 @@ fn run_writes_a_trace() {
         command.args(args).output().unwrap()
     };
     let output = run("trace.json");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.contains(" steps are in the trace"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && stderr.contains(" steps are in the trace"), "{stderr}");
     let (rows, events) = read(&folder.path().join("trace.json"));
     // The steps are the prompt and every generated token except the last.
-    assert!(events.iter().map(|event| event.step).max().unwrap() >= 3, "{said}");
+    assert!(events.iter().map(|event| event.step).max().unwrap() >= 3, "{stderr}");
     assert_eq!(rows.len(), 1);
     let names = ["embedding", "layer 0 attention", "layer 0 neurons", "head", "copy"];
     assert!(names.iter().all(|name| events.iter().any(|e| e.name == *name)), "{events:?}");

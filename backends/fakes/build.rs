@@ -315,7 +315,6 @@ fn variants(folder: &Path, kind: &str) -> Result<Vec<Vec<(&'static str, String)>
             all.extend(["transposed_nibbles", "transposed_bytes"].map(str::to_owned));
             all.iter().map(format).collect()
         }
-        "half" => caches()?.iter().map(format).collect(),
         "cache" => {
             let caches = caches()?;
             let pair =

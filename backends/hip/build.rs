@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(out.join("sources.rs"), table)?;
     let folder = std::env::var_os(CODE).filter(|folder| !folder.is_empty());
     let embedded = match folder {
-        // A relative path starts at the root of the repository.
+        // A relative path begins at the root of the repository.
         Some(folder) => embedded(&root.join(folder), &root, sources)?,
         None => "&[]".to_owned(),
     };
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Kernel files by name.
+/// The kernel files, by name.
 fn sources(root: &Path) -> Result<Vec<(String, PathBuf)>, Box<dyn Error>> {
     let mut sources: Vec<(String, PathBuf)> = Vec::new();
     for (folder, prefix) in FOLDERS {
@@ -94,7 +94,7 @@ fn embedded(
         let path = path.to_str().ok_or("a path that is not valid Unicode")?;
         writeln!(
             table,
-            "    Embedded {{ arch: {arch:?}, unit: {unit:?}, packed: include_bytes!({path:?}) }},"
+            "    EmbeddedUnit {{ arch: {arch:?}, unit: {unit:?}, packed: include_bytes!({path:?}) }},"
         )?;
     }
     table.push(']');

@@ -1,4 +1,4 @@
-//! Embeds every shader of `shaders/` by its path without ending.
+//! Embeds every shader of `shaders/`; its path without extension is its name.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Adds the shaders of a folder and of its subfolders; names begin with `prefix`.
+/// Adds the shaders of a folder and its subfolders; their names begin with `prefix`.
 fn find(
     folder: &Path,
     prefix: &str,

@@ -14,8 +14,8 @@ const N_DISTINCT: usize = 16;
 
 /// Gate, up and down: columns of one matrix on devices that support columns, otherwise three
 /// matrices.
-pub(crate) fn bundle(device: &Device, by: Shape, parts: [&HostRows; 3]) -> Result<[Tensor; 3]> {
-    let Shape { n_embd, n_ff } = by;
+pub(crate) fn bundle(device: &Device, shape: Shape, parts: [&HostRows; 3]) -> Result<[Tensor; 3]> {
+    let Shape { n_embd, n_ff } = shape;
     if !device.supports_column_views() {
         let whole = |rows: &HostRows| device.import("part", &PackDesc::whole(rows.desc()), rows);
         let [gate, up, down] = parts.map(whole);
@@ -49,8 +49,8 @@ pub(crate) fn halves(
 ) -> Result<HostRows> {
     if !format.quantizes() {
         let n_rows = values.count();
-        let some = conformance::random_weights(format, N_DISTINCT * n_cols, 1);
-        return rows(some.repeat(n_rows / N_DISTINCT), n_rows, n_cols, format);
+        let distinct = conformance::random_weights(format, N_DISTINCT * n_cols, 1);
+        return rows(distinct.repeat(n_rows / N_DISTINCT), n_rows, n_cols, format);
     }
     let block = |value: f32| {
         let mut bytes = vec![0; format.block_bytes()];
@@ -75,8 +75,8 @@ pub(crate) fn random(
     rng: &mut ChaCha8Rng,
 ) -> Result<Vec<u8>> {
     if !format.quantizes() {
-        let some = conformance::random_weights(format, N_DISTINCT * n_cols, rng.random());
-        return Ok(some.repeat(n_rows / N_DISTINCT));
+        let distinct = conformance::random_weights(format, N_DISTINCT * n_cols, rng.random());
+        return Ok(distinct.repeat(n_rows / N_DISTINCT));
     }
     let values: Vec<f32> =
         (0..N_DISTINCT * n_cols).map(|_| rng.random_range(-0.02..0.02)).collect();

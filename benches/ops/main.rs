@@ -66,7 +66,7 @@ impl Shape {
         let (n_embd, n_ff) = text.split_once('x')?;
         let shape = Shape { n_embd: n_embd.parse().ok()?, n_ff: n_ff.parse().ok()? };
         // Rows, and half rows of `n_embd` values, must be whole blocks in every format.
-        let whole = |n: usize, by: usize| n > 0 && n.is_multiple_of(by);
+        let whole = |n: usize, block: usize| n > 0 && n.is_multiple_of(block);
         (whole(shape.n_embd, 512) && whole(shape.n_ff, 256)).then_some(shape)
     }
 
@@ -91,20 +91,20 @@ fn main() -> Result<()> {
         let at = arguments.iter().position(|argument| argument == flag)?;
         arguments.get(at + 1)
     };
-    let (named, json, shape) = (value("--device"), value("--json"), value("--shape"));
+    let (named, json, shape_arg) = (value("--device"), value("--json"), value("--shape"));
     let device = named.map_or_else(|| Ok(cpu(None)), |name| open(name))?;
     let wrong = || "--shape needs N_EMBDxN_FF, multiples of 512 and of 256, such as 4096x11008";
-    let by = shape.map_or(Ok(SHAPE), |text| Shape::parse(text).ok_or_else(wrong))?;
+    let shape = shape_arg.map_or(Ok(SHAPE), |text| Shape::parse(text).ok_or_else(wrong))?;
     let n_threads = cpu_threads(None);
     let free = device.memory()?.free;
     let probe = || -> Result<f64> {
         match named {
             None => Ok(read_bandwidth(n_threads, probe_size(free))
                 .ok_or("not enough memory to measure the read bandwidth")?),
-            Some(_) => add_bandwidth(&device, by),
+            Some(_) => add_bandwidth(&device, shape),
         }
     };
-    let is_value = |a: &&String| [named, json, shape].contains(&Some(*a));
+    let is_value = |a: &&String| [named, json, shape_arg].contains(&Some(*a));
     let formats = arguments.iter().filter(|a| !a.starts_with('-') && !is_value(a));
     let formats = weights(&formats.collect::<Vec<_>>())?;
     println!("{}", device.info().description);
@@ -113,14 +113,14 @@ fn main() -> Result<()> {
     );
     let (mut decode_lines, mut prefill_lines) = (Vec::new(), Vec::new());
     for format in formats {
-        let weights = Weights::new(&device, by, format)?;
+        let weights = Weights::new(&device, shape, format)?;
         decode_lines.extend(weights.measure(&device, &probe)?);
         prefill_lines.extend(weights.measure_prefill(&device)?);
     }
     println!("\n| {N_PREFILL} tokens | format | ms | G products/s |\n|---|---|---:|---:|");
     prefill_lines.iter().for_each(PrefillLine::print);
     if let Some(path) = json {
-        let shape = json!({ "n_embd": by.n_embd, "n_ff": by.n_ff, "n_prompt": N_PREFILL });
+        let shape = json!({ "n_embd": shape.n_embd, "n_ff": shape.n_ff, "n_prompt": N_PREFILL });
         std::fs::write(path, table::json(device.info(), shape, &decode_lines, &prefill_lines))?;
     }
     Ok(())
@@ -139,7 +139,6 @@ fn weights(names: &[&String]) -> Result<Vec<Format>> {
     Ok(all().filter(|format| names.is_empty() || wanted(format)).collect())
 }
 
-/// Opens the device with this name.
 fn open(name: &str) -> Result<Device> {
     let (found, missing) = candidates(None);
     let candidate = found.iter().find(|candidate| candidate.name == name);
@@ -150,9 +149,9 @@ fn open(name: &str) -> Result<Device> {
 }
 
 /// Memory bandwidth in GB/s of an addition of long rows, which reads two rows and writes one.
-fn add_bandwidth(device: &Device, by: Shape) -> Result<f64> {
-    let n_rows = (by.scale(N_ADDED) / by.n_embd).max(1);
-    let [a, x] = ["a", "x"].map(|label| device.alloc_f32(label, n_rows, by.n_embd));
+fn add_bandwidth(device: &Device, shape: Shape) -> Result<f64> {
+    let n_rows = (shape.scale(N_ADDED) / shape.n_embd).max(1);
+    let [a, x] = ["a", "x"].map(|label| device.alloc_f32(label, n_rows, shape.n_embd));
     let mut recorder = device.record("adding");
     recorder.push(Add { a: a?, x: x? })?;
     let (program, mut queue) = (recorder.finish()?, device.queue("adding")?);
@@ -162,12 +161,12 @@ fn add_bandwidth(device: &Device, by: Shape) -> Result<f64> {
         queue.replay(&program)?.wait()?;
         best = best.min(begin.elapsed().as_secs_f64());
     }
-    Ok((3 * 4 * n_rows * by.n_embd) as f64 / best / 1e9)
+    Ok((3 * 4 * n_rows * shape.n_embd) as f64 / best / 1e9)
 }
 
 /// The feed-forward weights of several layers.
 struct Weights {
-    by: Shape,
+    shape: Shape,
     format: Format,
     layers: Vec<Layer>,
 }
@@ -185,16 +184,16 @@ struct Layer {
 }
 
 impl Weights {
-    fn new(device: &Device, by: Shape, format: Format) -> Result<Weights> {
+    fn new(device: &Device, shape: Shape, format: Format) -> Result<Weights> {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
-        let Shape { n_embd, n_ff } = by;
+        let Shape { n_embd, n_ff } = shape;
         let matrix = format.row_bytes(n_embd).ok_or("rows must be whole blocks")? * n_ff;
-        let layers = (0..by.scale(WEIGHTS).div_ceil(3 * matrix)).map(|_| {
+        let layers = (0..shape.scale(WEIGHTS).div_ceil(3 * matrix)).map(|_| {
             let firing: Vec<f32> = (0..n_ff).map(|_| rng.random_range(0.0..1.0)).collect();
             let gate = halves(format, n_embd, firing.iter().map(|&u| (u, 1.0)))?;
-            let fc2 = halves(format, by.rank(), firing.iter().map(|&u| (u, -1.0)))?;
-            let hidden = |i| if i < by.rank() / 2 { (1.0, 0.0) } else { (0.0, 1.0) };
-            let fc1 = halves(format, n_embd, (0..by.rank()).map(hidden))?;
+            let fc2 = halves(format, shape.rank(), firing.iter().map(|&u| (u, -1.0)))?;
+            let hidden = |i| if i < shape.rank() / 2 { (1.0, 0.0) } else { (0.0, 1.0) };
+            let fc1 = halves(format, n_embd, (0..shape.rank()).map(hidden))?;
             let down_rows = rows(random(format, n_ff, n_embd, &mut rng)?, n_ff, n_embd, format)?;
             let up = rows(random(format, n_ff, n_embd, &mut rng)?, n_ff, n_embd, format)?;
             let down = rows(random(format, n_embd, n_ff, &mut rng)?, n_embd, n_ff, format)?;
@@ -207,12 +206,12 @@ impl Weights {
                 up: whole("up", &up)?,
                 down: whole("down", &down)?,
                 down_by_neuron: device.import("down by neuron", &transposed, &down)?,
-                bundle: bundle(device, by, [&gate, &up, &down_rows])?,
+                bundle: bundle(device, shape, [&gate, &up, &down_rows])?,
                 fc1: whole("fc1", &fc1)?,
                 fc2: whole("fc2", &fc2)?,
             })
         });
-        Ok(Weights { by, format, layers: layers.collect::<Result<_>>()? })
+        Ok(Weights { shape, format, layers: layers.collect::<Result<_>>()? })
     }
 
     /// Lines of the decode table. The memory bandwidth is measured before and after each line,
@@ -238,7 +237,7 @@ impl Weights {
                 before = after;
                 Ok(())
             };
-        let mut bench = Bench::new(device, self.by, 1)?;
+        let mut bench = Bench::new(device, self.shape, 1)?;
         let program = bench.program(device, &self.layers, BenchedOp::MatMul)?;
         line("MatMul", None, bench.time(&program, 1.0)? / self.n_layer(), gate)?;
         let program = bench.program(device, &self.layers, BenchedOp::Dense)?;
@@ -257,10 +256,10 @@ impl Weights {
             let density = bench.density(&program, self.layers.len())?;
             line("SparseFfn", Some(density), time, gate + skipping.bytes(density))?;
         }
-        let predictor = bytes(&layer.fc1) + bytes(&layer.fc2) + (4 * self.by.n_ff) as f64;
+        let predictor = bytes(&layer.fc1) + bytes(&layer.fc2) + (4 * self.shape.n_ff) as f64;
         let skipping = SkippingFfn::new(Some(desc(&layer.up)), desc(&layer.bundle[2]), true);
         let alone = bench.program(device, &self.layers, BenchedOp::Predict)?;
-        let both = bench.program(device, &self.layers, BenchedOp::Predicted)?;
+        let both = bench.program(device, &self.layers, BenchedOp::PredictFfn)?;
         for wanted in DENSITIES {
             let first = bench.time(&alone, wanted)? / self.n_layer();
             let all = bench.time(&both, wanted)? / self.n_layer();
@@ -275,8 +274,8 @@ impl Weights {
 
     /// Lines of the prefill table: one layer, whose weights are reused by every token.
     fn measure_prefill(&self, device: &Device) -> Result<Vec<PrefillLine>> {
-        let mut bench = Bench::new(device, self.by, N_PREFILL)?;
-        let matrix = (self.by.n_embd * self.by.n_ff * N_PREFILL) as f64;
+        let mut bench = Bench::new(device, self.shape, N_PREFILL)?;
+        let matrix = (self.shape.n_embd * self.shape.n_ff * N_PREFILL) as f64;
         let ops = [
             ("MatMul", BenchedOp::MatMul, 1.0, matrix),
             ("SparseFfn, dense", BenchedOp::Dense, 1.0, 3.0 * matrix),
@@ -305,12 +304,12 @@ enum BenchedOp {
     Dense,
     Sparse,
     Predict,
-    Predicted,
+    PredictFfn,
 }
 
 /// Tensors of the programs, except weights.
 struct Bench {
-    by: Shape,
+    shape: Shape,
     n_tokens: usize,
     queue: Queue,
     x: Tensor,
@@ -324,13 +323,13 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(device: &Device, by: Shape, n_tokens: usize) -> Result<Bench> {
-        let Shape { n_embd, n_ff } = by;
+    fn new(device: &Device, shape: Shape, n_tokens: usize) -> Result<Bench> {
+        let Shape { n_embd, n_ff } = shape;
         let mut queue = device.queue("bench")?;
         let slots = device.alloc("slots", TensorDesc::new(1, n_ff, Format::U32))?;
         queue.write(&slots, bytemuck::cast_slice(&(0..n_ff as u32).collect::<Vec<_>>()))?;
         Ok(Bench {
-            by,
+            shape,
             n_tokens,
             queue,
             x: device.alloc_f32("x", n_tokens, n_embd)?,
@@ -346,7 +345,7 @@ impl Bench {
     fn program(&self, device: &Device, layers: &[Layer], kind: BenchedOp) -> Result<Program> {
         let mut recorder = device.record("ops");
         for layer in layers {
-            if let BenchedOp::Predict | BenchedOp::Predicted = kind {
+            if let BenchedOp::Predict | BenchedOp::PredictFfn = kind {
                 recorder.push(Predict {
                     x: self.p.clone(),
                     fc1: Some(layer.fc1.clone()),
@@ -362,7 +361,7 @@ impl Bench {
             let (mut gate, mut up) = (&layer.gate, &layer.up);
             let (down, skip, orientation) = match kind {
                 BenchedOp::Predict => continue,
-                BenchedOp::Predicted => {
+                BenchedOp::PredictFfn => {
                     let down;
                     [gate, up, down] = layer.bundle.each_ref();
                     (down, Skip::NotPositive, Down::ByNeuron)
@@ -386,7 +385,7 @@ impl Bench {
                 experts: None,
                 expert_weights: None,
                 rows: match kind {
-                    BenchedOp::Predicted => Rows::Active(self.list.clone()),
+                    BenchedOp::PredictFfn => Rows::Active(self.list.clone()),
                     BenchedOp::MatMul
                     | BenchedOp::Dense
                     | BenchedOp::Sparse
@@ -410,7 +409,7 @@ impl Bench {
 
     /// Median seconds of a replay in which the share `density` of the neurons is active.
     fn time(&mut self, program: &Program, density: f32) -> Result<f64> {
-        let (first, second) = (self.by.n_embd / 2, self.by.n_embd - self.by.n_embd / 2);
+        let (first, second) = (self.shape.n_embd / 2, self.shape.n_embd - self.shape.n_embd / 2);
         let cut = density - 1.0;
         let x = [vec![1.0; first], vec![cut; second]].concat().repeat(self.n_tokens);
         self.queue.write(&self.x, bytemuck::cast_slice(&x))?;
@@ -433,6 +432,6 @@ impl Bench {
         self.queue.write(&self.active, bytemuck::cast_slice(&active))?;
         self.queue.replay(program)?.wait()?;
         self.queue.read_f32(&self.active, &mut active)?;
-        Ok(f64::from(active[0]) / (n_layer * self.by.n_ff) as f64)
+        Ok(f64::from(active[0]) / (n_layer * self.shape.n_ff) as f64)
     }
 }

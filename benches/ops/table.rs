@@ -4,7 +4,6 @@ use hal::DeviceInfo;
 use hal::format::Format;
 use serde_json::{Value, json};
 
-/// A line of the decode table.
 pub(crate) struct DecodeLine {
     pub(crate) op: &'static str,
     pub(crate) format: Format,
@@ -31,7 +30,6 @@ impl DecodeLine {
     }
 }
 
-/// A line of the prefill table.
 pub(crate) struct PrefillLine {
     pub(crate) op: &'static str,
     pub(crate) format: Format,
@@ -61,12 +59,12 @@ pub(crate) fn json(
 ) -> String {
     let decode_lines: Vec<_> = decode_lines.iter().map(DecodeLine::json).collect();
     let prefill_lines: Vec<_> = prefill_lines.iter().map(PrefillLine::json).collect();
-    let all = json!({
+    let results = json!({
         "device": device.name,
         "description": device.description,
         "shape": shape,
         "one_token": decode_lines,
         "prompt": prefill_lines,
     });
-    format!("{all:#}\n")
+    format!("{results:#}\n")
 }

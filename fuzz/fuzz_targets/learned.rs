@@ -58,7 +58,7 @@ fn profile_of(model: &Model) -> SectionContents {
     let (hyper, mut contents) = (&model.hyper, SectionContents::default());
     contents.set("version", 1u64);
     contents.set("source", "none");
-    contents.set("neurons", model.neurons_by());
+    contents.set("neurons", model.ffn_function());
     for (name, value) in [("tokens", 64u64), ("wanted", 64), ("stride", 8)] {
         contents.set(name, value);
     }
@@ -81,7 +81,7 @@ fn profile_of(model: &Model) -> SectionContents {
 
 fn common(contents: &mut SectionContents, model: &Model) {
     contents.set("version", 1u64);
-    contents.set("neurons", model.neurons_by());
+    contents.set("neurons", model.ffn_function());
     contents.set("recipe", "none");
     contents.f32s("levels", &[2], &[0.05, 0.1]);
 }
@@ -185,7 +185,7 @@ fn read(learned: &SideFile, model: &Model) -> usize {
         );
         let _ = (
             profile.activation_share(&chosen),
-            profile.carried_by_hottest(5),
+            profile.hottest_share(5),
             profile::svg(&profile, "fuzz"),
         );
         n += 1;

@@ -18,7 +18,7 @@ struct q3_k : Quantised<q3_k> {
     static DEVICE Codes unpack(const Raw& raw, unsigned, const unsigned*) {
         return joined_bits(pairs_of(raw.pairs), raw.bits, 2);
     }
-    // The scale of 16 values, i of 16.
+    // Scale i of 16, for 16 values.
     static DEVICE float scale(const Raw& raw, unsigned i) {
         const unsigned low = byte_of((i & 4) ? raw.scales[1] : raw.scales[0], i) >> (4 * (i >> 3));
         const unsigned upper = byte_of(raw.scales[2], i) >> (2 * (i >> 2));

@@ -47,7 +47,7 @@ DEVICE void store_piece(float* to, const float* own) {
     store4(to + 4, make_float4(own[4], own[5], own[6], own[7]));
 }
 
-/// Applies the soft cap, which is not 0, to a score. The platforms' own hyperbolic tangent is slower,
+/// Applies a soft cap other than 0 to a score. The platforms' own hyperbolic tangent is slower,
 /// because it is also exact near 0.
 DEVICE float capped(float score, float softcap) {
     const float e = expf(-2.0f * fabsf(score / softcap));

@@ -1,5 +1,6 @@
 #pragma once
-// The batch (`hal::BatchShape`): the step's tokens, their positions, and their cache rows.
+// The batch (`hal::BatchShape`): the step's tokens with sequence, position and cache row, its
+// outputs, and the block tables.
 #include "dialect.h"
 
 struct Batch {

@@ -29,7 +29,7 @@ DEVICE unsigned load_one(const unsigned* at) { return load_stream(at); }
 DEVICE uint2 load_two(const unsigned* at) { return load_stream(reinterpret_cast<const uint2*>(at)); }
 DEVICE uint4 load_four(const unsigned* at) { return load_stream(reinterpret_cast<const uint4*>(at)); }
 
-// Elements of planes: the word that contains half, short or byte i of a plane that begins at `at`.
+// Elements of planes: the word that contains the short (16 bits) or byte i of a plane at `at`.
 DEVICE unsigned word_of_short(const unsigned* at, unsigned i) { return load_one(at + (i >> 1)); }
 DEVICE unsigned word_of_byte(const unsigned* at, unsigned i) { return load_one(at + (i >> 2)); }
 DEVICE unsigned short_of(unsigned word, unsigned i) { return (word >> (16 * (i & 1))) & 0xffffu; }
@@ -87,7 +87,7 @@ DEVICE unsigned with_signs(unsigned values, unsigned bits) {
     return (values ^ (negative * 255u)) + negative;
 }
 
-// Seven sign bits, and an eighth that makes the number of set bits even.
+// Adds an eighth sign bit to seven, so that the number of set bits is even.
 DEVICE unsigned even(unsigned seven) { return seven | ((popc(seven) & 1) << 7); }
 
 // Codes of IQ1 in units of 1/8, with the delta of 1/8 added to or subtracted from each.

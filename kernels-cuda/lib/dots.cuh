@@ -1,15 +1,15 @@
 // Products of rows of a weight with a few tokens, by lanes that share the rows.
 //
 // A lane processes every `lanes`-th unit of a row: a block of 32 values, or 16 bytes of floats.
-// `lanes` depends on the columns alone (`Weight::lanes`), and a lane adds its units in order. So the
-// bits of a product do not depend on the rows and tokens that are processed together.
+// `lanes` depends on the columns alone (`Weight::lanes`), and a lane adds its units in order, so
+// the bits of a product do not depend on the rows and tokens that are processed together.
 #pragma once
 #include "formats/format.cuh"
 
 // Activations of the tokens, in Q8 blocks or floats, as words.
 struct Rows {
     const unsigned* at;
-    // Words from one token to the next; a multiple of 4 if the columns are.
+    // Words from one token to the next; a multiple of 4 if the number of columns is.
     unsigned words;
     // Number of tokens; missing tokens repeat the last one.
     unsigned n;
@@ -95,7 +95,7 @@ struct UnitsOf<W, true> {
 template <class W>
 using Units = typename UnitsOf<W, W::FLOAT>::Type;
 
-// Whether rows are whole units.
+// Whether rows consist of whole units.
 template <class W>
 DEVICE bool has_whole_units(unsigned n_cols) {
     if constexpr (W::FLOAT) return n_cols % W::PER == 0;

@@ -13,12 +13,12 @@ template <bool SHORT>
 DEVICE Split split(float v) {
     if constexpr (SHORT) return {bits(v), 0};
     const unsigned upper = bits(v) & 0xffffe000u;
-    // The difference is exact; adding half of its last kept bit rounds it.
+    // The difference is exact; adding half of its last remaining bit rounds it.
     return {upper, (bits(v - from_bits(upper)) + 0x1000u) & 0xffffe000u};
 }
 
 #if HAS_MMA_FLOATS
-// d (16 x 8) += a (16 x 8) * b (8 x 8), in the layout of mma_tf32; products of lower halves first.
+// d (16 x 8) += a (16 x 8) * b (8 x 8), in the layout of mma_tf32; products with a lower half come first.
 template <bool SHORT>
 DEVICE void mma_split(float d[4], const Split (&a)[4], const Split (&b)[2]) {
     const unsigned upper[4] = {a[0].upper, a[1].upper, a[2].upper, a[3].upper};

@@ -7,8 +7,7 @@
 #pragma once
 #include "lib/tile.cuh"
 
-// Layout of shared memory: N rows of the weight, and the tokens, N_BLOCKS blocks of columns at a
-// time.
+// Layout of shared memory: N rows of the weight and the tokens, N_BLOCKS blocks of columns at once.
 template <class W, unsigned N, unsigned N_BLOCKS>
 struct BlockStages {
     static constexpr unsigned ROWS = N, TOKENS = TILE_TOKENS, K = N_BLOCKS;
@@ -116,8 +115,8 @@ struct BlockStages {
         }
     }
 
-    // `acc` plus the products of a block, from the sums of both halves, or from the whole sum in
-    // the first.
+    // `acc` plus the products of a block, from the sums of both halves; with one scale per block,
+    // `first` is the whole sum.
     static DEVICE float scaled(float acc, float first, float second, const float* row, const float* token) {
         float product;
         if constexpr (HALVES == 1) {

@@ -1,6 +1,6 @@
 // Code shared by down_many.cu and down_plain.cu: a block of 256 threads computes a tile of 128 columns
 // and 64 tokens, 16 rows at a time. With experts, it reads the rows of an expert for the tokens that use
-// the expert (`experts.cu`).
+// it (`experts.cu`).
 #pragma once
 #include "formats/format.cuh"
 

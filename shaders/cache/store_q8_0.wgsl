@@ -1,4 +1,4 @@
-// Stores two blocks of 34 bytes, which are 17 words together. The last block of a row may be alone.
+// Stores two blocks of 34 bytes, which are 17 words together. The last block of a row may be stored alone.
 
 // x / 127 rounded to nearest, even if the driver's division is inexact: 127 q is 128 q - q, and
 // both differences are exact.

@@ -41,7 +41,7 @@ fn with_signs(values: u32, bits: u32) -> u32 {
     return (values ^ (negative * 255u)) + negative;
 }
 
-// Seven sign bits, and an eighth that makes the number of set bits even.
+// Adds an eighth sign bit to seven, so that the number of set bits is even.
 fn even(seven: u32) -> u32 { return seven | ((countOneBits(seven) & 1u) << 7u); }
 
 // Codes of IQ1 in units of 1/8, with the delta of 1/8 added to or subtracted from each.

@@ -1,4 +1,4 @@
-// The sums of this lane's units of a row's products with four tokens; missing tokens repeat the last.
+// This lane's share of a row's products with four tokens; missing tokens repeat the last.
 fn {{self}}_dots(row: u32, n_cols: u32, lane: u32, lanes: u32, x_first: u32, x_cols: u32, token: u32, n_tokens: u32) -> Sums {
     let tokens = min(vec4<u32>(token) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(n_tokens - 1u));
     let first = vec4<u32>(x_first) + tokens * x_cols;

@@ -1,4 +1,4 @@
-// Codes of IQ4: a nibble is a table index; the table's entries are for two nibbles at once.
+// Codes of IQ4: a nibble is a table index; a table entry has the codes of two nibbles.
 const {{self}}_OFFSET: i32 = 0;
 fn {{self}}_looked_up(word: u32, by: u32) -> u32 {
     let a = (tables[8448u + (word & 0xffu)] >> by) & 0xffu;

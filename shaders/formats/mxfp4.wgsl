@@ -1,7 +1,7 @@
 // MXFP4: nibbles, each an E2M1 float (sign, two bits of exponent, one of mantissa); an exponent per
 // 32 values.
 const {{self}}_OFFSET: i32 = 0;
-// Four E2M1 nibbles, doubled, one in each byte.
+// The values of four E2M1 nibbles, doubled, one per byte.
 fn {{self}}_e2m1(n: u32) -> u32 {
     let low = (n >> 1u) & 0x01010101u;
     let high = (n >> 2u) & 0x01010101u;

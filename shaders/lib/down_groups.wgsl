@@ -1,4 +1,4 @@
-// The bound rows of an expert, for the tokens that use the expert (`experts_pairs.wgsl`).
+// The bound rows of an expert, for the tokens that use it (`experts_pairs.wgsl`).
 fn slice_of(z: u32) -> vec2<u32> {
     let begin = max(group_rows[p.at_group_rows + 2u * z], p.first);
     return vec2<u32>(begin, min(group_rows[p.at_group_rows + 2u * z + 1u], p.first + p.n));

@@ -1,5 +1,4 @@
-// The sums of `row_sum.wgsl`, with subgroups of {{NEAR}} instead of workgroup memory; all lanes add
-// in the same order.
+// The sums of `row_sum.wgsl`, with subgroups of {{NEAR}}; all lanes add in the same order.
 var<workgroup> parts: array<Sums, {{ROW}}>;
 
 fn row_sum(mine: Sums, t: u32, lanes: u32) -> Sums {

@@ -1,4 +1,4 @@
-// A whole workgroup finds the tokens of one sequence. The shader binds `batch`, and its parameters include at_batch,
+// Finds the tokens of one sequence with a whole workgroup. The shader binds `batch`; its parameters include at_batch,
 // max_tokens and n_rows.
 var<workgroup> first_token: atomic<u32>;
 var<workgroup> last_token: atomic<u32>;

@@ -161,7 +161,7 @@ impl From<predictor::Error> for Failure {
             E::OtherRecipe { .. } => failure.help(
                 "the same text and settings resume that run, --restart replaces its file, --out writes another file",
             ),
-            E::Overtaken { .. } => failure.help("run the command again after the other process has ended"),
+            E::NewerResult { .. } => failure.help("run the command again after the other process has ended"),
             E::Singular { .. } => failure.help("pass a longer, more varied text with -f"),
             E::Read { .. } | E::Save(_) => failure,
         }
@@ -256,8 +256,8 @@ impl From<learned::SideFileError> for Failure {
 impl From<learned::SaveError> for Failure {
     fn from(error: learned::SaveError) -> Self {
         match error {
-            learned::SaveError::Taken(refused) => refused.into(),
-            learned::SaveError::Nowhere
+            learned::SaveError::OtherFile(refused) => refused.into(),
+            learned::SaveError::NoFolder
             | learned::SaveError::Folder { .. }
             | learned::SaveError::Lock { .. }
             | learned::SaveError::File(_) => {

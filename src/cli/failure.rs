@@ -46,7 +46,6 @@ impl Exit {
 /// The error that a command returns. A failure with an empty message prints nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// The exit code.
     pub(crate) exit: Exit,
     /// The `error:` line.
     pub(crate) message: String,

@@ -38,8 +38,9 @@ fn user_state(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     user_folder(env, "XDG_STATE_HOME", ".local/state", "Library/Application Support")
 }
 
-/// On Linux, the folder in the variable `xdg`, or else `in_home` below the home folder; on macOS,
-/// `on_macos` below the home folder. Relative paths in the environment are ignored.
+/// On Windows, `LOCALAPPDATA`; on macOS, `on_macos` below the home folder; elsewhere, the folder in
+/// the variable `xdg`, or else `in_home` below the home folder. Relative paths in the environment
+/// are ignored.
 fn user_folder(
     env: impl Fn(&str) -> Option<OsString>,
     xdg: &str,

@@ -41,19 +41,18 @@ impl Interrupt {
         Ok(Self(flag))
     }
 
-    /// Acknowledges the request: the next Ctrl-C counts as the first press again.
+    /// Resets the flag, so that the next Ctrl-C counts as a first press.
     pub(crate) fn clear(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
 
-    /// Makes the first Ctrl-C end the process, until [`Interrupt::clear`]. Used while waiting for
-    /// input, which cannot poll the flag. False if an earlier Ctrl-C is not acknowledged yet.
+    /// Makes the next Ctrl-C end the process, until [`Interrupt::clear`]. Used while waiting for
+    /// input, which cannot poll the flag. Returns false if the flag was already set.
     #[must_use]
     pub(crate) fn arm(&self) -> bool {
         !self.0.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether Ctrl-C was pressed.
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -71,7 +70,7 @@ impl Interrupt {
         Self(Arc::new(AtomicBool::new(false)))
     }
 
-    /// The effect of a signal.
+    /// Sets the flag as a signal does.
     pub(crate) fn press(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -1,9 +1,9 @@
 //! Flags of llama.cpp and PowerInfer without an equivalent here.
 //!
-//! Users paste command lines of llama.cpp. A flag that does not affect the text is accepted
-//! silently. A placement flag is accepted with a note. A flag that would change the text is
-//! rejected, because silently different text is worse than an error. The flags are listed in
-//! [`super::llama_flags`].
+//! Users paste command lines of llama.cpp. A flag with nothing to change here is accepted silently.
+//! A flag whose effect is missing, such as placement, is accepted with a note. A flag that would
+//! change the text is rejected, because silently different text is worse than an error. The flags
+//! are listed in [`super::llama_flags`].
 
 use super::failure::Failure;
 use super::llama_flags::KNOWN;
@@ -24,7 +24,6 @@ pub(super) enum Arity {
     Maybe,
 }
 
-/// How a flag is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Treatment {
     /// Accepted; it has no effect here.
@@ -61,7 +60,7 @@ pub(super) struct LlamaFlag {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct GivenFlag {
     pub(super) known: &'static LlamaFlag,
-    /// The name used on the command line.
+    /// The flag or environment variable, as written.
     pub(super) flag: String,
     pub(super) value: Option<String>,
 }

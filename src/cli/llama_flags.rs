@@ -103,7 +103,7 @@ pub(super) static KNOWN: [LlamaFlag; 109] = [
     flag(&["-hft", "--hf-token"], One, Silent),
     flag(&["-a", "--alias"], One, Silent).env("ALIAS"),
     flag(&["--ppl-output-type"], One, Silent),
-    // Would change the text.
+    // Rejected.
     flag(&["-mu", "--model-url"], One, Refused(NO_DOWNLOAD)).env("MODEL_URL"),
     flag(&["-hf", "-hfr", "--hf-repo"], One, Refused(NO_DOWNLOAD)).env("HF_REPO"),
     flag(&["-hff", "--hf-file"], One, Refused(NO_DOWNLOAD)).env("HF_FILE"),

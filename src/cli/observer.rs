@@ -11,7 +11,7 @@ use super::terminal::Terminal;
 /// Minimum size for a progress bar. Smaller models load too fast to read one.
 const BAR_FROM: Bytes = Bytes(256 << 20);
 
-/// A progress bar over `size` bytes; hidden if standard error is not a terminal or `size` is below
+/// A progress bar over `size` bytes; hidden if the terminal shows no progress or `size` is below
 /// [`BAR_FROM`].
 pub(crate) fn bar(what: &'static str, size: Bytes, terminal: &Terminal) -> ProgressBar {
     if !terminal.shows_progress() || size < BAR_FROM {
@@ -24,14 +24,12 @@ pub(crate) fn bar(what: &'static str, size: Bytes, terminal: &Terminal) -> Progr
     }
 }
 
-/// Prints what the runtime reports.
 struct Printer {
     terminal: Terminal,
     bar: Mutex<Option<(Task, ProgressBar)>>,
 }
 
 impl Terminal {
-    /// Prints what the runtime reports.
     pub(crate) fn observer(&self) -> SharedObserver {
         Arc::new(Printer { terminal: self.clone(), bar: Mutex::new(None) })
     }

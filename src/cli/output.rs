@@ -5,9 +5,9 @@ use crate::gguf::PartFile;
 use std::io::{self, StdoutLock, Write};
 use std::path::Path;
 
-/// Writes an additional file next to the result, such as a picture. A regular file is written under
-/// a temporary name and renamed, so that it is complete or absent; anything else, such as a pipe,
-/// is written directly.
+/// Writes a file in addition to the result, such as a plot. A regular file is written under a
+/// temporary name and renamed, so that no partial file remains; anything else, such as a pipe, is
+/// written directly.
 ///
 /// # Errors
 /// [`Exit::Failed`]; the message names the path.
@@ -41,7 +41,6 @@ impl Output {
         written.map_err(|e| Failure::stdout(&e))
     }
 
-    /// Writes text and a line end.
     pub(crate) fn line(&mut self, text: &str) -> Result<(), Failure> {
         self.write(text)?;
         self.write("\n")

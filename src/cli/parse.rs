@@ -86,7 +86,7 @@ pub(crate) fn sparsity(text: &str) -> Result<Sparsity, String> {
     })
 }
 
-/// Parses a relative error in the range for which thresholds are trained.
+/// Parses a relative error in the range of [`ERRORS`].
 pub(crate) fn error_share(text: &str) -> Result<f32, String> {
     let [least, most] = [ERRORS[0], ERRORS[ERRORS.len() - 1]];
     match text.parse::<f32>() {

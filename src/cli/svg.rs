@@ -23,7 +23,6 @@ pub(crate) const TITLE: f64 = 15.0;
 pub(crate) struct Picture(String);
 
 impl Picture {
-    /// An empty plot.
     pub(crate) fn new(width: f64, height: f64) -> Picture {
         Picture(format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" font-size=\"{TEXT}\" fill=\"#222\">\n\
@@ -47,7 +46,6 @@ impl Picture {
         let _ = writeln!(self.0, "<text x=\"{x:.1}\" y=\"{y:.1}\" {attributes}>{text}</text>");
     }
 
-    /// The complete SVG document.
     pub(crate) fn finish(self) -> String {
         self.0 + "</svg>\n"
     }

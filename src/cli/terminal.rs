@@ -44,7 +44,6 @@ impl Terminal {
         self.color_stdout
     }
 
-    /// Whether progress bars are shown.
     pub(crate) fn shows_progress(&self) -> bool {
         !self.quiet && io::stderr().is_terminal()
     }
@@ -54,7 +53,6 @@ impl Terminal {
         Self { quiet: true, ..self.clone() }
     }
 
-    /// Whether only errors are printed.
     pub(crate) fn is_quiet(&self) -> bool {
         self.quiet
     }

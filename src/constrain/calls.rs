@@ -8,7 +8,7 @@ use text::sample::Constraint;
 use text::tokenizer::{TokenType, Tokenizer};
 
 use crate::vocabulary::{checked_schema, keyword, quoted, too_complex};
-use crate::{Error, Grammar, Limits, TriggeredConstraint, Triggers, Vocabulary};
+use crate::{Error, Grammar, Limits, TriggeredConstraint, Triggers, Vocabulary, patterns};
 
 /// White space allowed within the JSON of a call.
 const SPACE: &str = r"[ \t\n]{0,8}";
@@ -41,7 +41,7 @@ pub struct ToolCalls {
 ///
 /// # Errors
 /// [`Error::Tool`] with the tool whose schema is not supported, [`Error::NoTool`],
-/// [`Error::ToolName`].
+/// [`Error::ToolName`], [`Error::TooLarge`], [`Error::TooComplex`].
 pub(crate) fn compile(
     vocabulary: &Vocabulary,
     wanted: &ToolCalls,
@@ -78,6 +78,10 @@ pub(crate) fn compile(
     let compiled = vocabulary.compile_lark(lark, limits);
     let calls =
         compiled.map_err(|reason| find_failing_tool(vocabulary, &tools, &reason, limits))?;
+    for tool in &tools {
+        patterns::check(vocabulary, &tool.parameters, limits)
+            .map_err(|source| Error::Tool { name: tool.name.clone(), source: Box::new(source) })?;
+    }
     if !auto {
         return Ok(Box::new(calls));
     }
@@ -113,6 +117,39 @@ fn parameters(tool: &Tool) -> Value {
         keys.insert("type".into(), "object".into());
     }
     schema
+}
+
+/// The terminal of a string that is written without quotes, with the length and pattern of its
+/// schema. A `format` is an annotation, as in drafts 2019-09 and later.
+fn plain_text(schema: &Value) -> Result<String, Error> {
+    let bound = |key| schema.get(key).and_then(Value::as_u64);
+    let (least, most) = (bound("minLength"), bound("maxLength"));
+    let most = most.map_or(String::new(), |most| most.to_string());
+    let length = match (least, most.as_str()) {
+        (None, "") => "*".to_owned(),
+        (least, most) => format!("{{{},{most}}}", least.unwrap_or(0)),
+    };
+    let length = format!("/(?s:.){length}/");
+    let Some(pattern) = schema.get("pattern").and_then(Value::as_str) else { return Ok(length) };
+    let (mut inner, mut before, mut after) = (pattern, "(?s:.*)", "(?s:.*)");
+    if let Some(rest) = inner.strip_prefix('^') {
+        (inner, before) = (rest, "");
+    }
+    if let Some(rest) = inner.strip_suffix('$').filter(|rest| !rest.ends_with('\\')) {
+        (inner, after) = (rest, "");
+    }
+    let is_anchored = inner.len() < pattern.len();
+    if inner.contains('$')
+        || inner.replace("[^", "").contains('^')
+        || is_anchored && inner.contains('|')
+    {
+        let reason = format!(
+            "the keyword 'pattern' with the value '{pattern}' is not supported in this format of tool calls: only one '^' at its start and one '$' at its end are, and with them no '|'"
+        );
+        return Err(Error::Schema { reason });
+    }
+    let inner = inner.replace('/', r"\/").replace('\n', r"\n");
+    Ok(format!("{length} & /{before}({inner}){after}/"))
 }
 
 /// The markers that open a call in free text. The grammar of [`Writer::start`] continues after the
@@ -303,7 +340,9 @@ impl Writer<'_> {
                     format!("{rule}: ({}) \"\\n</parameter>\\n\"", texts.join(" | "))
                 }
                 (Some("string"), None) => {
-                    format!("{rule}[suffix=\"\\n</parameter>\\n\"]: /(?s:.)*/")
+                    let text = plain_text(schema)?;
+                    let name = format!("V{index}X{number}");
+                    format!("{rule}[suffix=\"\\n</parameter>\\n\"]: {name}\n{name}: {text}")
                 }
                 _ => {
                     let mut schema = schema.as_object().cloned().unwrap_or_default();

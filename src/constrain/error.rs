@@ -14,7 +14,7 @@ pub enum Error {
     TooLarge {
         /// Kind of the text: `JSON schema` or `GBNF grammar`.
         what: &'static str,
-        /// Size of it.
+        /// Size of the text.
         found: usize,
         /// The limit.
         limit: usize,
@@ -35,13 +35,13 @@ pub enum Error {
         /// The cause.
         reason: String,
     },
-    /// An invalid or too complex Lark grammar.
+    /// An invalid Lark grammar.
     #[error("invalid Lark grammar: {reason}")]
     Lark {
         /// Line, column and cause.
         reason: String,
     },
-    /// An invalid or too complex regular expression.
+    /// An invalid regular expression.
     #[error("invalid regular expression: {reason}")]
     Regex {
         /// The cause.

@@ -11,7 +11,7 @@ use crate::Vocabulary;
 pub struct Triggers {
     /// Markers that may occur anywhere in the text.
     pub anywhere: Vec<String>,
-    /// Markers that count only at the start of the text, after optional white space.
+    /// Markers recognised only at the start of the text, after optional white space.
     pub leading: Vec<String>,
     /// Whether the text may end without a marker.
     pub may_end: bool,

@@ -12,6 +12,7 @@ mod free;
 mod gbnf;
 mod grammar;
 mod matched;
+mod patterns;
 mod reasoning;
 mod vocabulary;
 

@@ -12,7 +12,7 @@ const FINAL: &str = "<|channel|>final<|message|>";
 /// The end of gpt-oss's prompts.
 const ASSISTANT: &str = "<|start|>assistant";
 /// Maximum number of tokens of white space between the reasoning and the answer.
-const MOST_SPACE: usize = 4;
+const MAX_SPACE: usize = 4;
 
 impl Vocabulary {
     /// Applies a constraint to the answer that follows `prompt`, but not to the reasoning before
@@ -49,7 +49,7 @@ impl Vocabulary {
         Box::new(TriggeredConstraint::new(self, &triggers, inner))
     }
 
-    /// Allows up to [`MOST_SPACE`] tokens of white space before the text of `inner`.
+    /// Allows up to [`MAX_SPACE`] tokens of white space before the text of `inner`.
     fn after_space(&self, inner: Box<dyn Constraint>) -> Box<dyn Constraint> {
         let tokenizer = self.tokenizer();
         let mut space = TokenMask::none(tokenizer.n_vocab());
@@ -59,7 +59,7 @@ impl Vocabulary {
                 space.insert(id);
             }
         }
-        Box::new(AfterSpace { space, left: MOST_SPACE, inner, mask: None })
+        Box::new(AfterSpace { space, left: MAX_SPACE, inner, mask: None })
     }
 }
 

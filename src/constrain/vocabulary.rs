@@ -12,7 +12,7 @@ use text::sample::Constraint;
 use text::tokenizer::{TokenType, Tokenizer};
 
 use crate::matched::GrammarConstraint;
-use crate::{Error, Grammar, Limits, calls, gbnf};
+use crate::{Error, Grammar, Limits, calls, gbnf, patterns};
 
 /// Maximum length of a token in the trie, in bytes. Longer tokens are never allowed.
 const LONGEST_TOKEN: usize = 1000;
@@ -26,8 +26,8 @@ const STACK: usize = 256 << 20;
 /// model cannot generate white space forever.
 const JSON_SPACE: &str = r" |\n{1,2}[ \t]{0,20}";
 
-/// The largest supported common multiple of the digits of all `multipleOf` keywords. The number of
-/// states of its regular expression is proportional to the multiple.
+/// Limit on the least common multiple of all `multipleOf` values, without their decimal points.
+/// The number of states of the regular expression is proportional to this multiple.
 const MOST_MULTIPLE: u64 = 10_000;
 
 /// A tokenizer's vocabulary, prepared for constraints. Cheap to clone.
@@ -139,6 +139,9 @@ impl Vocabulary {
         };
         let matcher =
             self.compile_matcher(top, limits).map_err(|reason| to_error(grammar, reason))?;
+        if let Grammar::JsonSchema(schema) = grammar {
+            patterns::check(self, schema, limits)?;
+        }
         Ok(Box::new(GrammarConstraint::new(self, matcher)))
     }
 
@@ -153,7 +156,7 @@ impl Vocabulary {
     }
 
     /// Compiles on a thread with a large stack.
-    fn compile_matcher(
+    pub(crate) fn compile_matcher(
         &self,
         grammar: TopLevelGrammar,
         limits: &Limits,
@@ -259,7 +262,7 @@ fn compiler_message(message: &str) -> String {
 }
 
 /// The first line of a message. Later lines have the parser's state or quote the whole grammar.
-fn first_line(message: &str) -> String {
+pub(crate) fn first_line(message: &str) -> String {
     message.lines().next().unwrap_or_default().chars().take(300).collect()
 }
 
@@ -281,7 +284,7 @@ pub(crate) fn checked_schema(schema: &Value, limits: &Limits) -> Result<Value, E
     check_size(what, &schema.to_string(), limits)?;
     if lcm_of_multiples(schema, 1).is_none_or(|multiple| multiple > MOST_MULTIPLE) {
         let reason = format!(
-            "the keyword 'multipleOf' is supported only if the least common multiple of all its digits is at most {MOST_MULTIPLE}"
+            "the keyword 'multipleOf' is supported only if the least common multiple of all its values, without decimal points, is at most {MOST_MULTIPLE}"
         );
         return Err(Error::Schema { reason });
     }
@@ -331,8 +334,8 @@ fn max_properties(value: &Value) -> usize {
     }
 }
 
-/// The least common multiple of `so_far` and the digits of all `multipleOf` keywords; `None` if it
-/// is too large. The caller must have limited the depth of `value`.
+/// The least common multiple of `so_far` and all `multipleOf` values without their decimal points;
+/// `None` if it is too large. The caller must have limited the depth of `value`.
 fn lcm_of_multiples(value: &Value, so_far: u64) -> Option<u64> {
     match value {
         Value::Array(items) => items.iter().try_fold(so_far, |n, item| lcm_of_multiples(item, n)),

@@ -11,8 +11,8 @@ use super::plan::Plan;
 /// Falcon's second norm before attention, which only its larger models have.
 const OPTIONAL: &str = "blk.*.attn_norm_2";
 
-/// Returns an error if a tensor is missing or has another shape than in the other layers: in every
-/// supported family all layers have the same tensors with the same shapes.
+/// Checks the tensors, their shapes, and the numbers of layers and experts: in every supported
+/// family all layers have the same tensors with the same shapes.
 pub(super) fn check(plan: &Plan<'_>, outputs: &[Output]) -> Result<(), Error> {
     let shapes: HashMap<&str, &[u64]> =
         outputs.iter().map(|output| (output.name.as_str(), output.shape.as_slice())).collect();
@@ -57,8 +57,8 @@ fn required_tensors(plan: &Plan<'_>) -> Result<Vec<String>, Error> {
         {
             continue;
         }
-        let by_neuron = plan.down_by_neuron && rule.to.ends_with(".ffn_down");
-        let end = if by_neuron { "_t.weight" } else { ".weight" };
+        let transposed = plan.transpose_down && rule.to.ends_with(".ffn_down");
+        let end = if transposed { "_t.weight" } else { ".weight" };
         needed.push(format!("{}{end}", rule.to.replace('*', "0")));
     }
     Ok(needed)

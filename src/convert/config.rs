@@ -19,7 +19,6 @@ pub(super) struct Json {
 }
 
 impl Json {
-    /// Reads the file at `path`.
     pub(super) fn open(path: &Path) -> Result<Json, Error> {
         let file = path.display().to_string();
         let text = read_limited(path, MAX_BYTES)?;

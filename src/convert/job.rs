@@ -29,7 +29,7 @@ pub struct Conversion {
     pub container: Option<Container>,
     /// The name of the pre-tokenizer; `None` identifies it by the steps in `tokenizer.json`.
     pub pre: Option<String>,
-    /// The model's name; by default the last component of `_name_or_path` in the settings,
+    /// The model's name; by default the last component of `_name_or_path` in `config.json`,
     /// otherwise the folder's name.
     pub name: Option<String>,
     /// Overwrite an existing file.
@@ -76,7 +76,7 @@ impl Conversion {
             family,
             build: &build,
             out_type: self.out_type_in(container),
-            down_by_neuron: self.predictor.is_some(),
+            transpose_down: self.predictor.is_some(),
         };
         let mut outputs = extra;
         let (planned, lost) = plan.outputs(&checkpoint)?;
@@ -98,14 +98,14 @@ impl Conversion {
             .iter()
             .find(|output| output.name == "token_embd.weight")
             .map_or(0, Output::n_rows);
-        let wanted = vocab::VocabInputs {
+        let vocab_inputs = vocab::VocabInputs {
             folder: &self.folder,
             config: &config,
             n_vocab,
             pre: self.pre.as_deref(),
             space_prefix: family.space_prefix,
         };
-        let (vocab_keys, vocab_notes) = vocab::keys(&wanted)?;
+        let (vocab_keys, vocab_notes) = vocab::keys(&vocab_inputs)?;
         notes.extend(vocab_notes);
         let mut writer = Writer::new(container);
         self.set_general(&config, family.arch, &outputs, &mut writer)?;
@@ -143,18 +143,18 @@ impl Conversion {
     }
 
     fn check_power_infer(&self, family: &family::Family, extra: &[Output]) -> Result<(), Error> {
-        let refused = |what: &str| Err(Error::PowerInfer { what: what.to_owned() });
+        let unsupported = |what: &str| Err(Error::PowerInfer { what: what.to_owned() });
         if self.predictor.is_none() {
-            return refused("a model without a predictor for each layer");
+            return unsupported("a model without a predictor for each layer");
         }
         if !family.power_infer {
-            return refused(&format!("models of the architecture `{}`", family.arch));
+            return unsupported(&format!("models of the architecture `{}`", family.arch));
         }
         if !extra.is_empty() {
-            return refused("RoPE scaling by a table of factors");
+            return unsupported("RoPE scaling by a table of factors");
         }
         if matches!(self.out_type, OutType::Bf16 | OutType::Q8_0) {
-            return refused(
+            return unsupported(
                 "sparse weights of this type; use f16 or f32, which `quantize` converts to Q4_0",
             );
         }
@@ -195,7 +195,7 @@ fn file_type(ty: TensorType) -> u32 {
         .map_or(0, |(_, number)| *number)
 }
 
-/// Sets the activation if the architecture's default differs.
+/// Sets the activation if the architecture's default differs. Returns a note for the user.
 fn activation(
     config: &Json,
     family: &family::Family,

@@ -45,6 +45,6 @@ pub enum OutType {
     Bf16,
     /// 8 bits per value, and one scale per 32 values.
     Q8_0,
-    /// BF16 if the checkpoint has it, otherwise F16.
+    /// BF16 for weights that are BF16 in the checkpoint, otherwise F16.
     Auto,
 }

@@ -8,7 +8,6 @@ use super::Error;
 use super::source::{Encoding, Tensor};
 use gguf::{Bytes, TensorType};
 
-/// A tensor to be written.
 #[derive(Debug)]
 pub(super) struct Output {
     pub(super) name: String,
@@ -103,7 +102,6 @@ pub(super) struct SourceMatrices {
     plus: f32,
 }
 
-/// Transformation of a tensor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
     pub(super) map: RowMap,
@@ -218,7 +216,6 @@ impl SourceMatrices {
         self.encoding
     }
 
-    /// Number of output rows.
     fn n_rows(&self) -> usize {
         if self.is_vector { self.n_outer } else { self.n_outer * self.n_out }
     }
@@ -271,7 +268,7 @@ impl SourceMatrices {
         }
     }
 
-    /// The values from index `first` on.
+    /// Fills `out` with the source's values from index `first` on.
     fn decode(&self, first: usize, out: &mut [f32]) {
         match self.encoding {
             Encoding::Plain(format) => {
@@ -304,17 +301,14 @@ impl SourceMatrices {
 }
 
 impl Output {
-    /// Values in a row.
     pub(super) fn row_len(&self) -> usize {
         self.shape[0] as usize
     }
 
-    /// Rows of the tensor.
     pub(super) fn n_rows(&self) -> usize {
         self.shape[1..].iter().product::<u64>() as usize
     }
 
-    /// Bytes of a row.
     pub(super) fn row_bytes(&self) -> usize {
         let block = self.ty.block().expect("an output has a type of known size");
         (self.shape[0] / block.values * block.bytes) as usize
@@ -332,14 +326,14 @@ impl Output {
                 self.encode(&all[rows.start * len..rows.end * len], bytes);
             }
             Content::Rows(pieces) => {
-                let each = pieces[0].n_rows();
+                let height = pieces[0].n_rows();
                 let mut first = rows.start;
                 let mut rest = bytes;
                 while first < rows.end {
-                    let piece = &pieces[first / each];
-                    let n = (each - first % each).min(rows.end - first);
+                    let piece = &pieces[first / height];
+                    let n = (height - first % height).min(rows.end - first);
                     let (now, later) = rest.split_at_mut(n * row_bytes);
-                    self.fill_from(piece, first % each..first % each + n, values, now);
+                    self.fill_from(piece, first % height..first % height + n, values, now);
                     (first, rest) = (first + n, later);
                 }
             }

@@ -41,11 +41,11 @@ pub(super) struct Plan<'a> {
     pub(super) build: &'a Build<'a>,
     pub(super) out_type: OutType,
     /// Down matrices are written transposed, with one row per neuron.
-    pub(super) down_by_neuron: bool,
+    pub(super) transpose_down: bool,
 }
 
 impl Plan<'_> {
-    /// The tensors of the file, in the order of use.
+    /// The tensors of the file, in the order of use, and notes.
     pub(super) fn outputs(&self, checkpoint: &Checkpoint) -> Result<PlannedTensors, Error> {
         let mut stacked: BTreeMap<Key, (Pieces, bool)> = BTreeMap::new();
         let mut outputs: BTreeMap<Key, Output> = BTreeMap::new();
@@ -86,7 +86,8 @@ impl Plan<'_> {
         Ok((outputs, notes))
     }
 
-    /// Whether the output matrix `head` is dropped because it is tied to the embedding.
+    /// Whether the output matrix `head` is dropped because it is tied to the embedding. Adds a
+    /// note if they differ.
     fn is_tied(
         &self,
         head: &Tensor,
@@ -137,7 +138,7 @@ impl Plan<'_> {
             }
             let layer = numbers.first().map(usize::to_string).unwrap_or_default();
             let mut to = rule.to.replace('*', &layer);
-            if self.down_by_neuron && to.ends_with(".ffn_down") {
+            if self.transpose_down && to.ends_with(".ffn_down") {
                 to.push_str("_t");
             }
             targets.push((format!("{to}.{ending}"), numbers.get(1).copied(), rule.how));
@@ -151,7 +152,7 @@ impl Plan<'_> {
     fn change(&self, how: Transform, name: &str) -> Result<Change, Error> {
         let is_vector = name.ends_with(".bias");
         let plain = Change { map: RowMap::Same, is_vector, transpose: false, plus: 0.0 };
-        let half = || RowMap::Every { first: 0 };
+        let even = || RowMap::Every { first: 0 };
         let d_head = || Ok::<_, Error>(self.build.d_head()? as usize);
         Ok(match how {
             Transform::Same if name.ends_with(".ffn_down_t.weight") => {
@@ -174,9 +175,9 @@ impl Plan<'_> {
             }
             Transform::FirstHalf => Change { map: RowMap::Half { second: false }, ..plain },
             Transform::SecondHalf => Change { map: RowMap::Half { second: true }, ..plain },
-            Transform::Even => Change { map: half(), ..plain },
+            Transform::Even => Change { map: even(), ..plain },
             Transform::Odd => Change { map: RowMap::Every { first: 1 }, ..plain },
-            Transform::EvenColumns => Change { map: half(), transpose: true, ..plain },
+            Transform::EvenColumns => Change { map: even(), transpose: true, ..plain },
             Transform::OddColumns => {
                 Change { map: RowMap::Every { first: 1 }, transpose: true, ..plain }
             }
@@ -209,7 +210,7 @@ impl Plan<'_> {
                 found: shape,
             });
         }
-        let ty = self.out_type.of(name, &shape, first.encoding());
+        let ty = self.out_type.tensor_type(name, &shape, first.encoding());
         Ok(Output { name: name.to_owned(), shape, ty, content: Content::Rows(pieces) })
     }
 }
@@ -247,7 +248,8 @@ fn matches(pattern: &str, name: &str) -> Option<Vec<usize>> {
     }
 }
 
-/// MXFP4 experts: codes `[experts, rows, blocks, 16]` and scales `[experts, rows, blocks]`.
+/// The output of MXFP4 experts with codes `[experts, rows, blocks, 16]` and scales `[experts,
+/// rows, blocks]`.
 fn mxfp4(
     tensor: &Tensor,
     checkpoint: &Checkpoint,
@@ -297,8 +299,8 @@ fn mxfp4(
 }
 
 impl OutType {
-    /// The type of a tensor: vectors and small sensitive matrices stay F32.
-    pub(super) fn of(self, name: &str, shape: &[u64], source: Encoding) -> TensorType {
+    /// F32 for vectors and small sensitive matrices, F16 if rows do not fit the type.
+    pub(super) fn tensor_type(self, name: &str, shape: &[u64], source: Encoding) -> TensorType {
         let sensitive = [
             "_norm.weight",
             "ffn_gate_inp.weight",
@@ -311,7 +313,7 @@ impl OutType {
         {
             return TensorType::F32;
         }
-        let wanted = match self {
+        let format = match self {
             OutType::F32 => Format::F32,
             OutType::F16 => Format::F16,
             OutType::Bf16 => Format::BF16,
@@ -319,8 +321,8 @@ impl OutType {
             OutType::Auto if source == Encoding::Plain(Format::BF16) => Format::BF16,
             OutType::Auto => Format::F16,
         };
-        let fits = shape[0].is_multiple_of(wanted.block_values() as u64);
-        if fits { wanted.into() } else { TensorType::F16 }
+        let fits = shape[0].is_multiple_of(format.block_values() as u64);
+        if fits { format.into() } else { TensorType::F16 }
     }
 
     /// Notes about tensors whose rows do not fit the type.

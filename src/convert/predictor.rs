@@ -60,7 +60,7 @@ pub(super) fn add(
                 });
             }
             rank = Some(shape[1]);
-            let ty = out_type.of(&name, &shape, piece.encoding());
+            let ty = out_type.tensor_type(&name, &shape, piece.encoding());
             outputs.push(Output { name, shape, ty, content: Content::Rows(vec![piece]) });
         }
     }

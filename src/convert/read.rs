@@ -13,18 +13,18 @@ use super::Error;
 /// opened), a file longer than `limit`, an I/O error.
 pub(super) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let file = || path.display().to_string();
-    let refused = |action| move |reason| Error::Io { file: file(), action, reason };
-    if !fs::metadata(path).map_err(refused("open"))?.is_file() {
+    let io_error = |action| move |reason| Error::Io { file: file(), action, reason };
+    if !fs::metadata(path).map_err(io_error("open"))?.is_file() {
         return Err(Error::NotAFile { file: file() });
     }
-    let source = File::open(path).map_err(refused("open"))?;
-    let found = source.metadata().map_err(refused("open"))?.len();
+    let source = File::open(path).map_err(io_error("open"))?;
+    let found = source.metadata().map_err(io_error("open"))?.len();
     if found > limit {
         return Err(Error::TooLarge { file: file(), found, limit });
     }
     // Some system files report length 0 and never end.
     let mut bytes = Vec::new();
-    source.take(limit + 1).read_to_end(&mut bytes).map_err(refused("read"))?;
+    source.take(limit + 1).read_to_end(&mut bytes).map_err(io_error("read"))?;
     match bytes.len() as u64 {
         found if found > limit => Err(Error::TooLarge { file: file(), found, limit }),
         _ => Ok(bytes),

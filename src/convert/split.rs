@@ -62,8 +62,8 @@ pub fn split(
         writer.set("split.count", Value::U16(count as u16))?;
         writer.set("split.tensors.count", Value::I32(file.tensors().len() as i32))?;
         let outputs = copies(&file, group)?;
-        let of_all = |done: u64, _: u64| progress(before + done, total);
-        let part = write::complete(writer, &outputs, &path(number), &of_all)?;
+        let total_progress = |done: u64, _: u64| progress(before + done, total);
+        let part = write::complete(writer, &outputs, &path(number), &total_progress)?;
         before += group.iter().map(|tensor| tensor.n_bytes()).sum::<u64>();
         size += part.size()?;
         parts.push(part);
@@ -91,8 +91,8 @@ pub fn merge(
     write::check_target(output, &inputs, force)?;
     let mut writer = Writer::new(file.container());
     copy_keys(file.metadata(), &[], &mut writer)?;
-    let all: Vec<&TensorInfo> = file.tensors().iter().collect();
-    let outputs = copies(&file, &all)?;
+    let tensors: Vec<&TensorInfo> = file.tensors().iter().collect();
+    let outputs = copies(&file, &tensors)?;
     let size = write::write(writer, &outputs, output, progress)?;
     Ok(Summary { n_tensors: outputs.len(), size, notes: Vec::new() })
 }
@@ -110,15 +110,15 @@ fn copies(file: &File, tensors: &[&TensorInfo]) -> Result<Vec<Output>, Error> {
     tensors.iter().map(copy).collect()
 }
 
-/// Divides the tensors into consecutive groups, each within the limit.
+/// Divides the tensors into consecutive groups within the limit, or of one larger tensor.
 fn groups(tensors: &[TensorInfo], limit: Limit) -> Vec<Vec<&TensorInfo>> {
     let mut groups: Vec<Vec<&TensorInfo>> = vec![Vec::new()];
     let mut bytes = 0u64;
     for tensor in tensors {
         let last = groups.last().map_or(0, Vec::len);
         let is_full = match limit {
-            Limit::Bytes(most) => bytes.saturating_add(tensor.n_bytes()) > most,
-            Limit::Tensors(most) => last >= most.max(1),
+            Limit::Bytes(max) => bytes.saturating_add(tensor.n_bytes()) > max,
+            Limit::Tensors(max) => last >= max.max(1),
         };
         if is_full && last > 0 {
             groups.push(Vec::new());

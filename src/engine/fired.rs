@@ -2,9 +2,9 @@
 //! row of cells per layer.
 //!
 //! If neurons are exchanged, the ordinary programs count active rows, and the counters are read
-//! before and after the step. Otherwise the first watched step records programs that count and books
-//! their memory in the ledgers of the devices; ordinary steps are not affected. A step that counts
-//! has the bits of one that does not.
+//! before and after the step. Otherwise the first watched step records programs that count and
+//! reserves their memory in the ledgers of the devices; ordinary steps are not affected. A step
+//! that counts has the same results, to the bit.
 
 use hal::TensorDesc;
 use hal::format::Format;
@@ -36,7 +36,7 @@ pub struct FiredNeurons {
     /// neighbouring neurons or for an expert, and its value is the share of its neurons that fired,
     /// averaged over the tokens, in steps of 1 / [`FiredNeurons::MOST`], rounded up.
     ///
-    /// The order is that of the placement: first the neurons on other devices than the CPU, device
+    /// The order is that of the placement: first the neurons on devices other than the CPU, device
     /// by device, and on each device from the most to the least used if a profile is known. Neurons
     /// of a shared expert have no cell.
     pub layers: Vec<Vec<u8>>,
@@ -49,25 +49,23 @@ impl FiredNeurons {
     pub const MOST: u8 = 15;
 }
 
-/// The cells of a layer.
 #[derive(Debug)]
 struct LayerCells {
     /// The cell of each neuron, in the file's order.
-    of: Vec<u16>,
+    cell_of: Vec<u16>,
     /// Number of neurons of each cell.
     sizes: Vec<u32>,
-    /// For each cell, the sum over the counted tokens of its neurons that fired.
+    /// For each cell, the number of its neurons that fired, summed over the counted tokens.
     sums: Vec<u64>,
-    /// Every neuron fires for every token, so nothing is counted.
+    /// Whether every neuron fires for every token; nothing is counted then.
     always: bool,
     /// Whether neurons were exchanged since they were ordered.
     stale: bool,
 }
 
 impl LayerCells {
-    /// The cells of layer `index`.
     fn new(sizing: &Sizing<'_>, index: usize, placed: &LayerPlacement) -> LayerCells {
-        let BlockSizes { n_ff, n_expert, .. } = BlockSizes::of(&sizing.model.layers[index]);
+        let BlockSizes { n_ff, n_expert, .. } = BlockSizes::new(&sizing.model.layers[index]);
         let predictor = sizing.mode.predictor(sizing.model, sizing.options, index);
         let always = !sizing.mode.is_sparse() && predictor.is_none() && n_expert == 0;
         let uses = sizing.options.placing.uses.as_ref().and_then(|uses| uses.get(index));
@@ -93,7 +91,7 @@ impl LayerCells {
         units.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)).then(a.2.cmp(&b.2)));
         let n_cells = n_units.min(if n_expert > 0 { EXPERT_CELLS } else { NEURON_CELLS });
         let mut cells = LayerCells {
-            of: vec![0; n_ff],
+            cell_of: vec![0; n_ff],
             sizes: vec![0; n_cells],
             sums: vec![0; n_cells],
             always,
@@ -101,13 +99,13 @@ impl LayerCells {
         };
         for (position, (_, _, unit)) in units.into_iter().enumerate() {
             let cell = position * n_cells / n_units;
-            cells.of[unit * n_unit..(unit + 1) * n_unit].fill(cell as u16);
+            cells.cell_of[unit * n_unit..(unit + 1) * n_unit].fill(cell as u16);
             cells.sizes[cell] += n_unit as u32;
         }
         cells
     }
 
-    /// The values of the cells after steps of `n_tokens` in all.
+    /// The values of the cells after steps of `n_tokens` tokens in total.
     fn values(&self, n_tokens: usize, out: &mut Vec<u8>) {
         out.clear();
         let most = u64::from(FiredNeurons::MOST);
@@ -134,7 +132,7 @@ fn each_row(neurons: &Neurons, n_ff: usize, mut each: impl FnMut(usize, usize)) 
 pub(crate) struct RowWatch {
     layers: Vec<LayerCells>,
     /// Whether the counters and the programs that count were made for this watch.
-    own: bool,
+    owns_programs: bool,
     /// The counters before the step, per device and layer, if the counters are those of the
     /// exchange of neurons.
     before: Vec<Vec<Vec<f32>>>,
@@ -159,17 +157,18 @@ impl RowWatch {
         let layers: Vec<LayerCells> =
             layers.map(|(i, placed)| LayerCells::new(sizing, i, placed)).collect();
         let counted = stepper.loaded.lanes.iter().flatten().any(Lane::has_hits);
-        let own = !counted && layers.iter().any(|cells| !cells.always && !cells.of.is_empty());
+        let owns_programs =
+            !counted && layers.iter().any(|cells| !cells.always && !cells.cell_of.is_empty());
         let n_cols = sizing.model.max_n_ff();
         let n_before = if counted { layers.len() } else { 0 };
         let watch = RowWatch {
             before: stepper.loaded.lanes.iter().map(|_| vec![Vec::new(); n_before]).collect(),
             layers,
-            own,
+            owns_programs,
             counts: Vec::with_capacity(n_cols),
             n_tokens: 0,
         };
-        if own {
+        if owns_programs {
             let recorded = record_counting(sizing, stepper, placement, rungs);
             recorded.inspect_err(|_| watch.release(stepper))?;
         }
@@ -178,22 +177,19 @@ impl RowWatch {
 
     /// Releases the programs and counters of this watch.
     pub(crate) fn release(&self, stepper: &mut Stepper) {
-        if self.own {
+        if self.owns_programs {
             stepper.counting = None;
             stepper.loaded.lanes.iter_mut().flatten().for_each(Lane::drop_hits);
         }
     }
 
-    /// Forgets earlier steps.
+    /// Clears the counts of earlier steps.
     pub(crate) fn begin(&mut self) {
         self.n_tokens = 0;
         self.layers.iter_mut().for_each(|cells| cells.sums.fill(0));
     }
 
-    /// Before a device step that counts: clears the counters, or notes their values.
-    ///
-    /// # Errors
-    /// Device errors.
+    /// Called before a device step that counts. Clears the counters, or stores their values.
     pub(crate) fn before_step(&mut self, lanes: &mut [Option<Lane>]) -> Result<()> {
         for (device, lane) in lanes.iter_mut().enumerate() {
             let Some(lane) = lane.as_mut().filter(|lane| lane.has_hits()) else { continue };
@@ -207,10 +203,7 @@ impl RowWatch {
         Ok(())
     }
 
-    /// After a device step of `n_tokens` that counted: adds up the neurons that fired.
-    ///
-    /// # Errors
-    /// Device errors.
+    /// Called after a device step of `n_tokens` that counted. Adds up the neurons that fired.
     pub(crate) fn after_step(
         &mut self,
         lanes: &mut [Option<Lane>],
@@ -219,7 +212,7 @@ impl RowWatch {
     ) -> Result<()> {
         let RowWatch { layers, before, counts, .. } = self;
         for (index, (cells, placed)) in layers.iter_mut().zip(&placement.layers).enumerate() {
-            let n_ff = cells.of.len();
+            let n_ff = cells.cell_of.len();
             for share in &placed.shares {
                 if cells.always || share.neurons.len(n_ff) == 0 {
                     continue;
@@ -228,7 +221,7 @@ impl RowWatch {
                 let before = before[share.device].get(index).map_or(&[][..], |before| before);
                 each_row(&share.neurons, n_ff, |row, neuron| {
                     let count = counts[row] - before.get(row).copied().unwrap_or(0.0);
-                    cells.sums[usize::from(cells.of[neuron])] += count as u64;
+                    cells.sums[usize::from(cells.cell_of[neuron])] += count as u64;
                 });
             }
         }
@@ -236,16 +229,15 @@ impl RowWatch {
         Ok(())
     }
 
-    /// Notes that neurons of a layer were exchanged.
-    pub(crate) fn exchanged(&mut self, layer: usize) {
+    pub(crate) fn mark_exchanged(&mut self, layer: usize) {
         if let Some(cells) = self.layers.get_mut(layer) {
             cells.stale = true;
         }
     }
 
-    /// Before the first device step of a watched step: orders the neurons of exchanged layers by the
-    /// placement again.
-    pub(crate) fn order(&mut self, sizing: &Sizing<'_>, placement: &Placement) {
+    /// Called before the first device step of a watched step. Orders the neurons of exchanged
+    /// layers by the placement again.
+    pub(crate) fn reorder(&mut self, sizing: &Sizing<'_>, placement: &Placement) {
         if self.n_tokens > 0 {
             return;
         }

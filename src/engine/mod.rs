@@ -19,7 +19,7 @@
 //! - `step`: replays all programs of a step, and reads its counters
 //! - `adapt`: exchanges neurons between devices as the text changes
 //! - `observe`: steps that pass the values of every feed-forward block to a callback
-//! - `fired`: which neurons fired in a step, for a picture of them
+//! - `fired`: which neurons fired in a step, for display
 //! - `sequence`: tokens, cache blocks and state rows of sequences, and which tokens the next step
 //!   takes
 //! - `run`: the engine, which ties the other modules together
@@ -45,14 +45,14 @@ pub mod trace;
 pub use adapt::ExchangeStats;
 pub use error::{Error, NotRestored, Result};
 pub use fired::FiredNeurons;
-pub use load::to_convert;
+pub use load::to_repack;
 pub use observe::ObservedBlock;
 pub use ops::mixer::state_bytes;
 pub use ops::scratch::scratch_width;
 pub use options::{DenseFrom, EngineOptions, PlannerInputs, Sparsity, Streaming};
 pub use replay::arena::LayerActivity;
 pub use run::{Engine, Notice, SAVED_HEAD, SavedHead};
-pub use sequence::{EachLogits, Feed, Sequence, Want};
+pub use sequence::{EachLogits, Feed, LogitsRequest, Sequence};
 pub use size::cost::{assumed_past, forecast, task};
 pub use size::exchange::{ExchangeNeeds, exchange_needs};
 pub use size::host::{HostBytes, HostLayer, host_bytes};

@@ -14,9 +14,9 @@ use placement::{CPU, DeviceIndex, PlanConstraints, Speed};
 /// Which neurons are skipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sparsity {
-    /// Neurons that the file's predictor rejects, and the neurons of [`Sparsity::Exact`]. The
-    /// predictor changes the text, as the authors of the model intended. Without a predictor in the
-    /// file, as [`Sparsity::Exact`].
+    /// Neurons that the file's predictor, or an imported one in its place, rejects, and the neurons
+    /// of [`Sparsity::Exact`]. The predictor changes the text, as its authors intended. Without a
+    /// predictor, as [`Sparsity::Exact`].
     Predicted,
     /// Neurons that contribute exactly zero. Needs a ReLU-like activation; with others, no neuron
     /// is skipped.
@@ -61,13 +61,15 @@ pub struct EngineOptions {
     pub kv_formats: KvCache<Format>,
     /// Which neurons are skipped.
     pub sparsity: Sparsity,
-    /// Minimum score of a neuron that a predictor selects; `None` for the file's threshold.
+    /// Minimum score of a neuron that the file's or an imported predictor selects; `None` for the
+    /// predictor's own threshold.
     pub sparse_threshold: Option<f32>,
     /// The trained predictor or thresholds of the side file, for [`Sparsity::Within`]; or a
     /// predictor that replaces the file's for [`Sparsity::Predicted`]; `None` for neither.
     pub chooser: Option<Arc<Chooser>>,
-    /// Whether weights may be repacked. Otherwise they are used in the file's layout: this needs
-    /// no memory beyond the file's, but all of down is read even where neurons are skipped.
+    /// Whether weights may be repacked. Otherwise they are used in the file's layout: this needs no
+    /// memory beyond the file's, but all of down is read even where neurons are skipped, unless the
+    /// file has one row of down per neuron.
     pub repack: bool,
     /// The opened repack file, whose packs are used in place; `None` without one.
     pub converted: Option<Arc<RepackFile>>,
@@ -88,7 +90,7 @@ pub struct EngineOptions {
 pub struct DenseFrom(pub [f32; DenseFrom::TOKENS.len()]);
 
 impl DenseFrom {
-    /// Token counts of the measured steps; other steps use the crossover of the next larger count.
+    /// Token counts of the measured steps; a count in between uses the next larger one's crossover.
     pub const TOKENS: [usize; 4] = [2, 4, 8, 16];
 
     /// Always computes lists of rows; the default until a crossover is measured.
@@ -178,7 +180,7 @@ impl EngineOptions {
         let blocks = || model.blocks().map(|(_, ffn)| ffn);
         // The chooser's entries are indexed by layer.
         let known = |n: usize| model.blocks().filter(move |(index, _)| *index < n);
-        match (self.sparsity, self.learned_layers()) {
+        match (self.sparsity, self.chooser_layers()) {
             (Sparsity::Predicted, Some(Layers::Imported { layers, .. })) => {
                 known(layers.len()).filter(|(_, ffn)| by_neuron(ffn)).count()
             }
@@ -195,13 +197,13 @@ impl EngineOptions {
     /// Whether neurons are skipped by thresholds on their activation.
     #[must_use]
     pub fn has_thresholds(&self) -> bool {
-        let layers = self.learned_layers();
+        let layers = self.chooser_layers();
         matches!((self.sparsity, layers), (Sparsity::Within(_), Some(Layers::Thresholds(_))))
     }
 
     /// The trained or imported predictors or the thresholds per layer; `None` without
     /// [`EngineOptions::chooser`].
-    pub(crate) fn learned_layers(&self) -> Option<&Layers> {
+    pub(crate) fn chooser_layers(&self) -> Option<&Layers> {
         self.chooser.as_ref().map(|chooser| &chooser.layers)
     }
 

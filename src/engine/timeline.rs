@@ -84,8 +84,7 @@ pub struct Event {
     pub device: DeviceIndex,
     /// The work.
     pub work: Work,
-    /// The last work of the span, if a device cannot time the works separately; otherwise equal to
-    /// `work`.
+    /// The last work of the span, if the device timed several together; otherwise equal to `work`.
     pub last: Work,
     /// Start of the span.
     pub begin: Instant,
@@ -114,7 +113,7 @@ pub type Tracer = Box<dyn FnMut(&StepTrace<'_>) + Send>;
 /// Records the events of a step.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
-    on: bool,
+    timed: bool,
     /// Number of steps with split layers so far.
     n_split: usize,
     began: Option<Instant>,
@@ -126,7 +125,7 @@ impl Timeline {
     /// is due.
     pub(crate) fn begin(&mut self, traced: bool, split: bool) {
         let due = self.n_split < N_FIRST || self.n_split.is_multiple_of(INTERVAL);
-        self.on = traced || split && due;
+        self.timed = traced || split && due;
         self.n_split += usize::from(split);
         self.events.clear();
         self.began = self.now();
@@ -134,31 +133,31 @@ impl Timeline {
 
     /// Stops recording until the next step.
     pub(crate) fn stop(&mut self) {
-        self.on = false;
+        self.timed = false;
     }
 
     /// Starts a program on a queue, timed if the step is timed.
     pub(crate) fn replay(&self, queue: &mut Queue, program: &Program) -> Result<Run> {
-        Ok(if self.on { queue.replay_timed(program)? } else { queue.replay(program)? })
+        Ok(if self.timed { queue.replay_timed(program)? } else { queue.replay(program)? })
     }
 
     /// The current time, if the step is timed.
     pub(crate) fn now(&self) -> Option<Instant> {
-        self.on.then(Instant::now)
+        self.timed.then(Instant::now)
     }
 
     /// Records `work` of the host from `since` until now.
-    pub(crate) fn host(&mut self, work: Work, since: Option<Instant>) {
-        if let Some(begin) = since.filter(|_| self.on) {
+    pub(crate) fn record_host(&mut self, work: Work, since: Option<Instant>) {
+        if let Some(begin) = since.filter(|_| self.timed) {
             let (device, last, end, clock) = (CPU, work, Instant::now(), Clock::Host);
             self.events.push(Event { device, work, last, begin, end, clock });
         }
     }
 
-    /// Waits for the end of a run on `device`, whose timed spans did `works`, and records when they
-    /// ran.
+    /// Waits for the end of a run on `device`, and records when its parts ran. `works` has the work
+    /// of each part.
     pub(crate) fn wait(&mut self, device: DeviceIndex, works: &[Work], run: Run) -> Result<()> {
-        if !self.on {
+        if !self.timed {
             return Ok(run.wait()?);
         }
         let Times { clock, parts } = run.times()?;
@@ -172,7 +171,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Sorts the events by device and time.
+    /// Sorts the events by device and time, and removes overlaps.
     fn sort(&mut self) {
         self.events.sort_by_key(|event| (event.device, event.begin, event.end));
         let mut before: Option<(DeviceIndex, Instant)> = None;
@@ -197,7 +196,7 @@ impl Timeline {
         tracer: Option<&mut Tracer>,
     ) -> Waits {
         let mut waits = Waits::default();
-        let Some(begin) = self.began.filter(|_| self.on) else { return waits };
+        let Some(begin) = self.began.filter(|_| self.timed) else { return waits };
         let end = Instant::now();
         self.sort();
         let all = end.duration_since(begin);

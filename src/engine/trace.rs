@@ -21,7 +21,7 @@ use gguf::PartFile;
 #[derive(Debug)]
 pub struct TraceFile {
     /// `None` once it is finished.
-    out: Option<Out>,
+    out: Option<Output>,
     /// The origin of all times.
     origin: Instant,
     n_events: usize,
@@ -40,7 +40,7 @@ impl TraceFile {
     /// # Errors
     /// The file cannot be created or written.
     pub fn create(path: &Path) -> io::Result<TraceFile> {
-        let mut out = Out::create(path)?;
+        let mut out = Output::create(path)?;
         out.write_all(b"{\"traceEvents\": [")?;
         Ok(TraceFile {
             out: Some(out),
@@ -140,41 +140,41 @@ impl TraceFile {
 /// The output: a temporary file until the trace is complete, or the target itself if it is not a
 /// regular file, such as a pipe.
 #[derive(Debug)]
-enum Out {
+enum Output {
     Part(PartFile),
     Stream(BufWriter<File>),
 }
 
-impl Out {
-    fn create(path: &Path) -> io::Result<Out> {
+impl Output {
+    fn create(path: &Path) -> io::Result<Output> {
         if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
-            return Ok(Out::Stream(BufWriter::new(File::options().write(true).open(path)?)));
+            return Ok(Output::Stream(BufWriter::new(File::options().write(true).open(path)?)));
         }
         // Resolves a symbolic link, so that the link stays and its target is written.
         let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        PartFile::create(&target).map(Out::Part).map_err(io::Error::other)
+        PartFile::create(&target).map(Output::Part).map_err(io::Error::other)
     }
 
     fn commit(self) -> io::Result<()> {
         match self {
-            Out::Part(part) => part.commit().map_err(io::Error::other),
-            Out::Stream(mut stream) => stream.flush(),
+            Output::Part(part) => part.commit().map_err(io::Error::other),
+            Output::Stream(mut stream) => stream.flush(),
         }
     }
 }
 
-impl Write for Out {
+impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Out::Part(part) => part.write(bytes),
-            Out::Stream(stream) => stream.write(bytes),
+            Output::Part(part) => part.write(bytes),
+            Output::Stream(stream) => stream.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Out::Part(part) => part.flush(),
-            Out::Stream(stream) => stream.flush(),
+            Output::Part(part) => part.flush(),
+            Output::Stream(stream) => stream.flush(),
         }
     }
 }
@@ -185,7 +185,7 @@ fn describe(clock: Clock) -> &'static str {
         Clock::Device => {
             "the device's timestamps, aligned with the host's clock at each run; the error is less than the time of a hand-off"
         }
-        Clock::Noticed => {
+        Clock::Observed => {
             "the host's clock, from the submission to when the host noticed the end, since the device has no timestamps; spans look longer than they are"
         }
     }

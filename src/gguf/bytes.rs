@@ -30,7 +30,6 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// All of `backing`.
     pub(super) fn all(backing: Backing) -> Bytes {
         let range = 0..backing.len();
         Bytes { backing: Arc::new(backing), range }

@@ -51,9 +51,9 @@ impl<W: Write> Write for ChunkedWriter<W> {
             self.inner.write_all(&bytes[..whole])?;
             return Ok(whole);
         }
-        let taken = bytes.len().min(self.until_aligned - self.buffer.len());
-        self.buffer.extend_from_slice(&bytes[..taken]);
-        Ok(taken)
+        let n_bytes = bytes.len().min(self.until_aligned - self.buffer.len());
+        self.buffer.extend_from_slice(&bytes[..n_bytes]);
+        Ok(n_bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {

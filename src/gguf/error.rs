@@ -121,7 +121,7 @@ pub enum Problem {
         place: String,
         /// Length in the file.
         found: u64,
-        /// Longest accepted.
+        /// Maximum length in bytes.
         limit: u64,
     },
     /// A key or tensor name that is not UTF-8.
@@ -159,7 +159,7 @@ pub enum Problem {
     Depth {
         /// The key.
         place: String,
-        /// Deepest accepted.
+        /// Maximum depth.
         limit: usize,
     },
     /// A key has a value of the wrong type or range.
@@ -272,7 +272,7 @@ pub enum Problem {
     },
     /// A part of a split model is missing.
     #[error(
-        "the file is missing: part {number} of {count} of a split model, expected in the same folder as the others"
+        "part {number} of {count} of this split model is missing; put all parts into one folder"
     )]
     MissingPart {
         /// Number of the part, from 1.
@@ -305,7 +305,7 @@ pub enum Problem {
         tensor: String,
         /// Bytes by shape and type.
         expected: u64,
-        /// Bytes given.
+        /// Bytes written.
         found: u64,
     },
 }

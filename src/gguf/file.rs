@@ -61,7 +61,7 @@ impl File {
     /// Any [`Problem`] that does not concern writing.
     pub fn open(path: &Path) -> Result<File, Error> {
         let given = FilePart::open(path)?;
-        let Some(split) = Split::of(&given.header.metadata)? else {
+        let Some(split) = Split::read(&given.header.metadata)? else {
             return File::join(vec![given], vec![path.to_owned()], None);
         };
         let paths: Vec<PathBuf> =
@@ -98,7 +98,7 @@ impl File {
 
     fn from_backing(backing: Backing, name: &str) -> Result<File, Error> {
         let part = FilePart::new(name, backing)?;
-        if let Some(split) = Split::of(&part.header.metadata)? {
+        if let Some(split) = Split::read(&part.header.metadata)? {
             let problem = Problem::Split {
                 what: "key `split.count`",
                 expected: "1 for a model in memory".to_owned(),
@@ -119,8 +119,8 @@ impl File {
         let mut tensors = Vec::new();
         let mut first = None;
         for (number, part) in parts.into_iter().enumerate() {
-            let Header { container, version, metadata, tensors: of_part } = part.header;
-            tensors.extend(of_part.into_iter().map(|mut tensor| {
+            let Header { container, version, metadata, tensors: part_tensors } = part.header;
+            tensors.extend(part_tensors.into_iter().map(|mut tensor| {
                 tensor.part = number;
                 tensor
             }));
@@ -152,7 +152,7 @@ impl File {
         &self.paths
     }
 
-    /// Which container this is.
+    /// The container format.
     pub fn container(&self) -> Container {
         self.container
     }
@@ -232,8 +232,8 @@ impl File {
     /// The bytes before the first tensor, for each part.
     pub fn headers(&self) -> impl Iterator<Item = &[u8]> {
         self.parts.iter().enumerate().map(|(number, bytes)| {
-            let of_part = self.tensors.iter().filter(|tensor| tensor.part == number);
-            let end = of_part.map(|tensor| tensor.range().start).min();
+            let part_tensors = self.tensors.iter().filter(|tensor| tensor.part == number);
+            let end = part_tensors.map(|tensor| tensor.range().start).min();
             &bytes[..end.unwrap_or(bytes.len())]
         })
     }
@@ -269,14 +269,19 @@ impl From<Vec<u8>> for Bytes {
 }
 
 /// Returns an error if `part` has another container, number or number of parts than expected.
-fn check_part(part: &FilePart, number: usize, whole: Split, of: Container) -> Result<(), Error> {
+fn check_part(
+    part: &FilePart,
+    number: usize,
+    whole: Split,
+    container: Container,
+) -> Result<(), Error> {
     let wrong = |what, expected: String, found: String| {
         Err(Error::new(&part.name, Problem::Split { what, expected, found }))
     };
-    if part.header.container != of {
-        return wrong("container", of.to_string(), part.header.container.to_string());
+    if part.header.container != container {
+        return wrong("container", container.to_string(), part.header.container.to_string());
     }
-    let split = Split::of(&part.header.metadata)?;
+    let split = Split::read(&part.header.metadata)?;
     let (found, count) = split.map_or((0, 1), |split| (split.number, split.count));
     if count != whole.count {
         return wrong("key `split.count`", whole.count.to_string(), count.to_string());
@@ -290,8 +295,8 @@ fn check_part(part: &FilePart, number: usize, whole: Split, of: Container) -> Re
 /// Maps a regular file, and returns a specific error for anything else. A pipe is not opened,
 /// because opening it would block.
 fn open_backing(path: &Path) -> Result<Backing, Problem> {
-    let refused = |action| move |reason| Problem::Io { action, reason };
-    let kind = fs::metadata(path).map_err(refused("open"))?;
+    let io_error = |action| move |reason| Problem::Io { action, reason };
+    let kind = fs::metadata(path).map_err(io_error("open"))?;
     if kind.is_dir() {
         return Err(Problem::Directory { hint: hint_for_directory(path) });
     }
@@ -301,8 +306,8 @@ fn open_backing(path: &Path) -> Result<Backing, Problem> {
     if kind.len() == 0 {
         return Err(Problem::Empty);
     }
-    let file = fs::File::open(path).map_err(refused("open"))?;
-    Ok(Backing::Mapped(map(&file).map_err(refused("map"))?))
+    let file = fs::File::open(path).map_err(io_error("open"))?;
+    Ok(Backing::Mapped(map(&file).map_err(io_error("map"))?))
 }
 
 /// The part of an error message that suggests a file in the directory at `path`.
@@ -320,8 +325,8 @@ fn hint_for_directory(path: &Path) -> String {
             "; it looks like a Hugging Face model folder, which `thermocline convert` converts to a GGUF file"
                 .to_owned()
         }
-        [] => "; it contains none".to_owned(),
+        [] => "; it contains no GGUF file".to_owned(),
         [model] => format!("; it contains {model}"),
-        [first, .., last] => format!("; it contains {} of them, {first} to {last}", models.len()),
+        [first, .., last] => format!("; it contains {} files, {first} to {last}", models.len()),
     }
 }

@@ -20,10 +20,10 @@ pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 /// Key that sets another alignment.
 pub(super) const ALIGNMENT_KEY: &str = "general.alignment";
 /// Minimum bytes of a metadata entry: a key's length, its value's type and the smallest value.
-const LEAST_ENTRY: usize = 8 + 4 + 1;
+const MIN_ENTRY: usize = 8 + 4 + 1;
 /// Minimum bytes of a tensor entry: a name's length, the number of dimensions, one dimension, type
 /// and offset.
-const LEAST_TENSOR: usize = 8 + 4 + 8 + 4 + 8;
+const MIN_TENSOR: usize = 8 + 4 + 8 + 4 + 8;
 
 /// The content of a file before the tensor data.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Header {
         if bytes.is_empty() {
             return Err(Problem::Empty);
         }
-        let Some(container) = Container::of(bytes) else {
+        let Some(container) = Container::detect(bytes) else {
             return Err(Problem::Magic { found: magic::describe(bytes) });
         };
         let mut cursor = Cursor::new(bytes);
@@ -51,8 +51,8 @@ impl Header {
         if !(2..=3).contains(&version) {
             return Err(Problem::Version { found: version });
         }
-        let n_tensors = cursor.count("the tensor table", LEAST_TENSOR)?;
-        let n_entries = cursor.count("the metadata", LEAST_ENTRY)?;
+        let n_tensors = cursor.count("the tensor table", MIN_TENSOR)?;
+        let n_entries = cursor.count("the metadata", MIN_ENTRY)?;
         let metadata = Metadata::new(Arc::clone(name), read_entries(&mut cursor, n_entries)?)?;
         let mut tensors = read_tensors(&mut cursor, n_tensors, container)?;
         let alignment = alignment(&metadata)?;
@@ -70,7 +70,6 @@ fn alignment(metadata: &Metadata) -> Result<u64, Problem> {
     }
 }
 
-/// Checks a value of [`ALIGNMENT_KEY`].
 pub(super) fn check_alignment(value: &Value) -> Result<u64, Problem> {
     let Some(found) = value.as_integer().and_then(|number| u64::try_from(number).ok()) else {
         return Err(Problem::Key {
@@ -152,9 +151,9 @@ impl<'a> Cursor<'a> {
             let (place, found) = (self.place.clone(), self.file_len as u64);
             return Err(Problem::Truncated { place, expected, found });
         }
-        let taken = &self.bytes[self.at..self.at + n as usize];
+        let bytes = &self.bytes[self.at..self.at + n as usize];
         self.at += n as usize;
-        Ok(taken)
+        Ok(bytes)
     }
 
     fn u32(&mut self) -> Result<u32, Problem> {
@@ -165,16 +164,16 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.take(8)?.try_into().expect("the slice has 8 bytes")))
     }
 
-    /// Reads a number of items of at least `least` bytes each, and checks that the file has that
-    /// many bytes left.
-    fn count(&mut self, place: &str, least: usize) -> Result<usize, Problem> {
+    /// Reads a number of items of at least `min_bytes` each, and checks that the file has enough
+    /// bytes left for them.
+    fn count(&mut self, place: &str, min_bytes: usize) -> Result<usize, Problem> {
         self.place = place.to_owned();
-        self.elements(least)
+        self.elements(min_bytes)
     }
 
-    fn elements(&mut self, least: usize) -> Result<usize, Problem> {
+    fn elements(&mut self, min_bytes: usize) -> Result<usize, Problem> {
         let count = self.u64()?;
-        let expected = u128::from(count) * least as u128;
+        let expected = u128::from(count) * min_bytes as u128;
         if expected > self.remaining() as u128 {
             let left_in_file = self.file_len - self.at;
             if expected <= left_in_file as u128 {

@@ -22,7 +22,7 @@ impl Container {
     }
 
     /// The container whose magic begins `bytes`; `None` for any other file.
-    pub(super) fn of(bytes: &[u8]) -> Option<Container> {
+    pub(super) fn detect(bytes: &[u8]) -> Option<Container> {
         [Container::Gguf, Container::PowerInfer]
             .into_iter()
             .find(|container| bytes.starts_with(&container.magic()))

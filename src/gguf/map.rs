@@ -1,4 +1,4 @@
-//! The unsafe calls of this module: mapping a file into memory, and dropping its pages.
+//! The unsafe calls of this crate: mapping a file into memory, and dropping its pages.
 //!
 //! Weights are read from the mapping itself, token after token, so the page size affects speed
 //! (docs/measurements/llama-cpp.md). On Linux, the mapping uses the pages of the page cache. Huge
@@ -30,8 +30,8 @@ pub(super) fn release(map: &memmap2::Mmap, range: Range<usize>) {
     #[cfg(unix)]
     {
         // SAFETY: the mapping is shared with the file and never written, so that a dropped page
-        // comes back with the file's bytes, even during a read. `advise_range` checks that the
-        // range is inside the mapping.
+        // comes back with the file's bytes, even during a read. The range is that of a slice
+        // of the mapping (`Bytes::release`).
         let _ = unsafe {
             map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
         };

@@ -92,7 +92,7 @@ impl Metadata {
     /// [`Problem::Key`] if the value is not a bool.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
         self.get_typed(key, "a bool", |value| {
-            if let Value::Bool(truth) = value { Some(*truth) } else { None }
+            if let Value::Bool(flag) = value { Some(*flag) } else { None }
         })
     }
 
@@ -150,11 +150,7 @@ impl Metadata {
     /// [`Problem::Key`] if the value is not an array of bools.
     pub fn bool_array(&self, key: &str) -> Result<Option<&[bool]>, Error> {
         self.get_typed(key, "an array of bools", |value| {
-            if let Value::Array(Array::Bool(truths)) = value {
-                Some(truths.as_slice())
-            } else {
-                None
-            }
+            if let Value::Array(Array::Bool(bools)) = value { Some(bools.as_slice()) } else { None }
         })
     }
 

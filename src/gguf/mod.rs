@@ -2,12 +2,11 @@
 //!
 //! This crate reads ([`File`]) and writes ([`Writer`]) GGUF v2 and v3, split files, and
 //! PowerInfer's `PWRI` variant of the same layout. It leaves the meaning of keys and tensors to
-//! `model` and `tokenizer`, arithmetic on tensor values to `hal::format`, and devices to the
-//! backends.
+//! `model` and `text`, arithmetic on tensor values to `hal::format`, and devices to the backends.
 //!
 //! All input is treated as hostile. [`File::open`] checks once that each count, length and offset
-//! lies inside the file; after that, no function of this module can fail on the file's contents
-//! except for a tensor whose type has no known size.
+//! lies inside the file. Later errors concern only values of an unexpected type, and tensors whose
+//! type has no known size.
 //!
 //! ```
 //! use thermocline_gguf::{Container, File, TensorType, Value, Writer};

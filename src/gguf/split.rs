@@ -23,7 +23,7 @@ pub(super) struct Split {
 
 impl Split {
     /// Reads the `split.*` keys; `None` for a file that is not split.
-    pub(super) fn of(metadata: &Metadata) -> Result<Option<Split>, Error> {
+    pub(super) fn read(metadata: &Metadata) -> Result<Option<Split>, Error> {
         let count = metadata.u64("split.count")?.unwrap_or(1);
         if count <= 1 {
             return Ok(None);

@@ -50,11 +50,11 @@ impl Strings {
 
 impl<S: AsRef<[u8]>> FromIterator<S> for Strings {
     fn from_iter<I: IntoIterator<Item = S>>(strings: I) -> Strings {
-        let mut all = Strings::default();
+        let mut list = Strings::default();
         for string in strings {
-            all.push(string.as_ref());
+            list.push(string.as_ref());
         }
-        all
+        list
     }
 }
 
@@ -63,7 +63,6 @@ const BOOL: u32 = 7;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
-/// The type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ValueKind {
     Number(Number),
@@ -111,7 +110,6 @@ macro_rules! numbers {
                 }
             }
 
-            /// Size of one number.
             fn bytes(self) -> usize {
                 match self {
                     $(Number::$int => size_of::<$int_rust>(),)*
@@ -204,7 +202,7 @@ macro_rules! numbers {
                 match self {
                     $(Value::$int(number) => out.extend(number.to_le_bytes()),)*
                     $(Value::$float(number) => out.extend(number.to_le_bytes()),)*
-                    Value::Bool(truth) => out.push(u8::from(*truth)),
+                    Value::Bool(flag) => out.push(u8::from(*flag)),
                     Value::String(text) => encode_string(text, out),
                     Value::Array(array) => array.encode(out),
                 }
@@ -245,8 +243,8 @@ macro_rules! numbers {
                 }
             }
 
-            /// The elements as integers of another width; `Err` holds the first that does not fit.
-            /// `None` if they are not of an integer type.
+            /// The elements as integers of another width; `Err` is the first element that does not
+            /// fit. `None` if they are not of an integer type.
             pub(super) fn integers<T: TryFrom<i128>>(&self) -> Option<Result<Vec<T>, i128>> {
                 fn convert_all<S: Copy + Into<i128>, T: TryFrom<i128>>(values: &[S]) -> Result<Vec<T>, i128> {
                     values.iter().map(|&v| T::try_from(v.into()).map_err(|_| v.into())).collect()
@@ -265,7 +263,7 @@ macro_rules! numbers {
                 match self {
                     $(Array::$int(values) => values.iter().for_each(|v| out.extend(v.to_le_bytes())),)*
                     $(Array::$float(values) => values.iter().for_each(|v| out.extend(v.to_le_bytes())),)*
-                    Array::Bool(values) => out.extend(values.iter().map(|&truth| u8::from(truth))),
+                    Array::Bool(values) => out.extend(values.iter().map(|&flag| u8::from(flag))),
                     Array::String(strings) => strings.iter().for_each(|s| encode_string(s, out)),
                     Array::Array(arrays) => arrays.iter().for_each(|array| array.encode(out)),
                 }
@@ -349,8 +347,8 @@ pub(super) fn encode_string(text: &[u8], out: &mut Vec<u8>) {
 }
 
 impl From<bool> for Value {
-    fn from(truth: bool) -> Value {
-        Value::Bool(truth)
+    fn from(flag: bool) -> Value {
+        Value::Bool(flag)
     }
 }
 
@@ -386,7 +384,7 @@ impl fmt::Display for Value {
             Value::I64(number) => number.fmt(f),
             Value::F32(number) => number.fmt(f),
             Value::F64(number) => number.fmt(f),
-            Value::Bool(truth) => truth.fmt(f),
+            Value::Bool(flag) => flag.fmt(f),
             Value::String(text) => String::from_utf8_lossy(text).fmt(f),
             Value::Array(array) => write!(f, "an array of {} {}", array.len(), array.type_name()),
         }

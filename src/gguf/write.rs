@@ -330,9 +330,9 @@ impl PartFile {
     /// # Errors
     /// I/O errors.
     pub fn create(target: &Path) -> Result<PartFile, Problem> {
-        let refused = |reason| Problem::Io { action: "create", reason };
+        let io_error = |reason| Problem::Io { action: "create", reason };
         let Some(name) = target.file_name() else {
-            return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, "no file name")));
+            return Err(io_error(io::Error::new(io::ErrorKind::InvalidInput, "no file name")));
         };
         let mut attempt = 0;
         loop {
@@ -349,7 +349,7 @@ impl PartFile {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists && attempt < MAX_ATTEMPTS => {
                     attempt += 1;
                 }
-                Err(reason) => return Err(refused(reason)),
+                Err(reason) => return Err(io_error(reason)),
             }
         }
     }
@@ -364,9 +364,9 @@ impl PartFile {
 
     /// Makes the bytes durable.
     fn complete(mut self) -> Result<CompleteFile, Problem> {
-        let refused = |reason| Problem::Io { action: "write", reason };
-        self.file.flush().map_err(refused)?;
-        self.file.get_ref().sync_all().map_err(refused)?;
+        let io_error = |reason| Problem::Io { action: "write", reason };
+        self.file.flush().map_err(io_error)?;
+        self.file.get_ref().sync_all().map_err(io_error)?;
         Ok(self.place)
     }
 }
@@ -396,16 +396,16 @@ impl CompleteFile {
     /// # Errors
     /// The I/O error.
     pub fn size(&self) -> Result<u64, Error> {
-        let refused = |reason| {
+        let io_error = |reason| {
             let problem = Problem::Io { action: "open", reason };
             Error::new(&self.target.display().to_string(), problem)
         };
-        Ok(fs::metadata(&self.temporary).map_err(refused)?.len())
+        Ok(fs::metadata(&self.temporary).map_err(io_error)?.len())
     }
 
     fn rename(mut self) -> Result<(), Problem> {
-        let refused = |reason| Problem::Io { action: "rename the finished file", reason };
-        fs::rename(&self.temporary, &self.target).map_err(refused)?;
+        let io_error = |reason| Problem::Io { action: "rename the finished file", reason };
+        fs::rename(&self.temporary, &self.target).map_err(io_error)?;
         mem::take(&mut self.temporary);
         Ok(())
     }

@@ -107,7 +107,7 @@ pub struct Curve {
     /// `[ERRORS.len()]`, never decreasing.
     pub thresholds: Vec<f32>,
     /// `[ERRORS.len()]`: the evaluation of each threshold.
-    pub verdicts: Vec<Evaluation>,
+    pub evaluations: Vec<Evaluation>,
 }
 
 impl Layers {

@@ -48,8 +48,8 @@ pub(super) struct Ropes {
 }
 
 impl HeadSizes {
-    /// Reads head sizes from the keys with this `suffix`. A size without a key comes from
-    /// `default`.
+    /// Reads the keys with this `suffix`. A missing size comes from `default`, or, without a
+    /// suffix, from `attention.key_length` if the file has it.
     fn read(
         keys: &Keys<'_>,
         suffix: &str,
@@ -161,7 +161,6 @@ impl Heads {
         self.window.filter(|_| self.windowed[index])
     }
 
-    /// Sizes of attention in layer `index`.
     pub(super) fn sizes(&self, index: usize) -> AttentionSizes {
         let window = self.window(index);
         let HeadSizes { d_head, d_value, n_rot } = match window {
@@ -210,7 +209,6 @@ impl Heads {
 /// Key for the number of layers at the end that share an earlier layer's KV cache.
 const SHARED_KV: &str = "attention.shared_kv_layers";
 
-/// Number of leading layers with a KV cache of their own.
 fn n_own_kv(keys: &Keys<'_>, n_layer: usize) -> Result<usize, Error> {
     let n_shared = keys.metadata.u32(&keys.name(SHARED_KV))?.unwrap_or(0) as usize;
     match n_layer.checked_sub(n_shared) {

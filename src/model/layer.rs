@@ -258,7 +258,7 @@ impl Ffn {
 
     /// Number of neurons of one expert, or of a dense block.
     #[must_use]
-    pub fn n_each(&self) -> usize {
+    pub fn n_per_expert(&self) -> usize {
         self.n_ff() / self.n_expert().unwrap_or(1).max(1)
     }
 
@@ -268,7 +268,7 @@ impl Ffn {
         self.experts.as_ref().map_or(1.0, |experts| experts.n_used as f64 / experts.n as f64)
     }
 
-    /// The matrices: gate if there is one, up, down.
+    /// The matrices: gate (if the block has one), up, down.
     pub fn matrices(&self) -> impl Iterator<Item = (FfnMatrix, &HostRows)> {
         let gate = self.gate.iter().map(|gate| (FfnMatrix::Gate, &gate.w));
         gate.chain([(FfnMatrix::Up, &self.up.w), (FfnMatrix::Down, &self.down.w)])

@@ -25,7 +25,7 @@ pub(super) struct Layers<'a> {
     ffn_kind: FfnKind,
     heads: Heads,
     ropes: Ropes,
-    /// Number of neurons of each layer; empty in a model with experts.
+    /// Number of neurons of each layer; empty in models with experts or without neurons.
     n_ff: Vec<usize>,
     experts: Option<Experts>,
 }
@@ -69,7 +69,7 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// Reads one layer. A family reads its mixer with it ([`ArchSpec::mixer`]).
+/// Reads one layer. [`ArchSpec::mixer`] reads the mixer with it.
 pub struct LayerReader<'a> {
     layers: &'a Layers<'a>,
     index: usize,
@@ -83,7 +83,6 @@ impl std::fmt::Debug for LayerReader<'_> {
 
 /// Methods for the families' [`ArchSpec::mixer`] functions.
 impl LayerReader<'_> {
-    /// Index of the layer.
     pub(super) fn index(&self) -> usize {
         self.index
     }
@@ -93,7 +92,6 @@ impl LayerReader<'_> {
         self.layers.hyper.n_embd
     }
 
-    /// The keys of the file.
     pub(super) fn keys(&self) -> &Keys<'_> {
         self.layers.keys
     }
@@ -103,7 +101,6 @@ impl LayerReader<'_> {
         self.layers.hyper.n_layer + self.layers.hyper.n_nextn
     }
 
-    /// Sizes of the layer's attention.
     pub(super) fn sizes(&self) -> AttentionSizes {
         self.layers.heads.sizes(self.index)
     }
@@ -121,38 +118,37 @@ impl LayerReader<'_> {
         self.layers.reader.affine(&self.tensor(part), rows, cols)
     }
 
-    /// As [`LayerReader::affine`], but only the rows in `some`.
+    /// As [`LayerReader::affine`], but only the rows in `range`.
     pub(super) fn affine_rows(
         &self,
         part: &str,
         rows: usize,
         cols: usize,
-        some: Range<usize>,
+        range: Range<usize>,
     ) -> Result<Affine, Error> {
-        self.layers.reader.affine_rows(&self.tensor(part), rows, cols, some)
+        self.layers.reader.affine_rows(&self.tensor(part), rows, cols, range)
     }
 
-    /// Reads the rows in `some` of a tensor of shape `[rows, cols]`, as F32.
+    /// Reads the rows in `range` of a tensor of shape `[rows, cols]`, as F32.
     pub(super) fn f32_rows(
         &self,
         tensor: &str,
         rows: usize,
         cols: usize,
-        some: Range<usize>,
+        range: Range<usize>,
     ) -> Result<HostRows, Error> {
-        self.layers.reader.f32_rows(&self.tensor(tensor), rows, cols, some)
+        self.layers.reader.f32_rows(&self.tensor(tensor), rows, cols, range)
     }
 
-    /// Reads the rows in `some` of `part.weight`, of shape `[rows, cols]`, and of `part.bias` if
-    /// the file has it, as F32.
+    /// As [`LayerReader::affine_rows`], as F32.
     pub(super) fn f32_affine_rows(
         &self,
         part: &str,
         rows: usize,
         cols: usize,
-        some: Range<usize>,
+        range: Range<usize>,
     ) -> Result<Affine, Error> {
-        self.layers.reader.f32_affine_rows(&self.tensor(part), rows, cols, some)
+        self.layers.reader.f32_affine_rows(&self.tensor(part), rows, cols, range)
     }
 
     /// Reads a tensor of shape `[rows, cols]` as one row of F32.
@@ -230,8 +226,8 @@ impl LayerReader<'_> {
         }
     }
 
-    /// The query weights of a layer that shares another layer's KV cache. Its own K and V weights,
-    /// if the file has them, are not used.
+    /// Reads the query weights of a layer that uses another layer's KV cache. The layer's own K and
+    /// V weights, if the file has them, are not used.
     fn shared_kv(&self, sizes: &AttentionSizes) -> Result<Affine, Error> {
         for part in ["attn_k.weight", "attn_k_norm.weight", "attn_v.weight"] {
             self.layers.reader.skip(&self.tensor(part));
@@ -251,8 +247,8 @@ impl LayerReader<'_> {
         let joined = self.has("attn_qkv.weight");
         let one = |part: &str, first: usize, rows: usize| {
             if joined {
-                let (all, some) = (n_q + n_k + n_v, first..first + rows);
-                self.affine_rows("attn_qkv", all, self.n_embd(), some)
+                let (all, range) = (n_q + n_k + n_v, first..first + rows);
+                self.affine_rows("attn_qkv", all, self.n_embd(), range)
             } else {
                 self.affine(part, rows, self.n_embd())
             }
@@ -268,7 +264,7 @@ impl LayerReader<'_> {
         let AttentionSizes { n_head, n_rot, d_head, d_value, .. } = *sizes;
         let d_latent = self.layers.heads.d_latent;
         let all = d_latent + n_rot;
-        let kv_a = |some| self.affine_rows("attn_kv_a_mqa", all, self.n_embd(), some);
+        let kv_a = |range| self.affine_rows("attn_kv_a_mqa", all, self.n_embd(), range);
         let expanded = n_head * (d_head - n_rot + d_value);
         Ok(Kv::Latent(Latent {
             kv_a_proj: kv_a(0..d_latent)?,
@@ -469,8 +465,8 @@ impl LayerReader<'_> {
         let Layers { reader, hyper, .. } = *self.layers;
         let [fc1, fc2] = ["fc1", "fc2"].map(|part| self.tensor(&format!("{part}.weight")));
         let found = [&fc1, &fc2].map(|name| reader.has(name));
-        let built = [&fc1, &fc2].map(|name| reader.has_built(name));
-        if found == [false; 2] || found != built {
+        let supported = [&fc1, &fc2].map(|name| reader.has_supported(name));
+        if found == [false; 2] || found != supported {
             return Ok(None);
         }
         // If only the second matrix exists, the first is reported as missing below.

@@ -283,7 +283,7 @@ impl<T> Mixer<T> {
         }
     }
 
-    /// The earlier layer whose KV cache this one uses; `None` for a mixer with its own cache or
+    /// The earlier layer whose KV cache this layer uses; `None` for a mixer with its own cache or
     /// state.
     #[must_use]
     pub fn kv_source(&self) -> Option<usize> {
@@ -293,8 +293,8 @@ impl<T> Mixer<T> {
         }
     }
 
-    /// Whether later layers can share its KV cache. A latent vector's expanded keys cannot be
-    /// shared.
+    /// Whether later layers can share this layer's KV cache. Keys expanded from a latent vector
+    /// cannot be shared.
     #[must_use]
     pub fn has_kv(&self) -> bool {
         self.attention().is_some_and(|by| matches!(by.kv, Kv::Direct { .. }))

@@ -6,7 +6,7 @@ pub mod chooser;
 mod error;
 mod heads;
 mod hyper;
-mod joined;
+mod join;
 mod layer;
 mod layers;
 mod mixer;
@@ -19,7 +19,7 @@ mod weights;
 
 pub use error::Error;
 pub use hyper::{Experts, Hyper, Scales};
-pub use joined::{bundle, stacked_to_columns};
+pub use join::{bundle, stacked_to_columns};
 pub use layer::{
     Affine, Ffn, FfnMatrix, Frame, LayerWeights, MapOperand, Predictor, SharedExpert, SharedNorms,
 };

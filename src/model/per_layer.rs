@@ -62,9 +62,10 @@ impl PerLayerEmbedding {
 
 const WIDTH: &str = "embedding_length_per_layer_input";
 
-/// Number of values per token and layer; 0 without per-layer embeddings. Some files state the 0.
+/// Number of values per token and layer; 0 without per-layer embeddings.
 pub(super) fn width(keys: &Keys<'_>) -> Result<usize, Error> {
     match keys.metadata.u32(&keys.name(WIDTH)) {
+        // Some files state 0 when there are no per-layer embeddings.
         Ok(Some(0)) => Ok(0),
         _ => Ok(keys.count(WIDTH)?.unwrap_or(0)),
     }

@@ -6,21 +6,21 @@ use super::hyper::Keys;
 use super::reader::Reader;
 use super::{ArchSpec, Error, Hyper};
 
-/// llama.cpp's number of mean pooling.
+/// llama.cpp's `LLAMA_POOLING_TYPE_MEAN`.
 const MEAN: u32 = 1;
 
 /// Layers after the output norm of a ranking model, with the tensors `cls` and `cls.output`. The
 /// formula is that of `build_pooling` in llama.cpp's `src/llama-graph.cpp`. Computed on the host.
 #[derive(Clone, Debug)]
 pub struct RankHead {
-    /// `[n_embd, n_embd]`, or `[n_outputs, n_embd]` without `output`: followed by tanh.
+    /// `[n_embd, n_embd]`, or `[n_outputs, n_embd]` without `output`; followed by tanh.
     dense: Option<Linear>,
     /// `[n_outputs, n_embd]`.
     output: Option<Linear>,
     /// Whether the input is the mean over all tokens; otherwise it is the last token's state.
     is_mean: bool,
     softmax: bool,
-    /// Factor on the input: the output norm divides by the logit scale.
+    /// Factor on the input, to undo the output norm's division by the logit scale.
     scale: f32,
 }
 
@@ -54,7 +54,7 @@ impl Linear {
 
 impl RankHead {
     /// Reads the head; `None` if the file has none. `classifier.output_labels` names the outputs;
-    /// without labels there is one.
+    /// without labels there is one output.
     pub(super) fn read(
         reader: &Reader<'_>,
         keys: &Keys<'_>,
@@ -90,8 +90,8 @@ impl RankHead {
     }
 
     /// The outputs for a final hidden state of `n_embd` values, after the output norm. The first
-    /// output is the score. In Qwen 3 it is the probability of "yes", with the other output for
-    /// "no"; in other families it has no fixed range.
+    /// output is the score. In Qwen 3 the outputs are the probabilities of "yes" and "no"; in other
+    /// families they have no fixed range.
     #[must_use]
     pub fn outputs(&self, hidden: &[f32]) -> Vec<f32> {
         let mut values: Vec<f32> = hidden.iter().map(|x| x * self.scale).collect();

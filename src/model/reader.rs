@@ -11,7 +11,7 @@ use hal::{HostRows, Source};
 
 use gguf::{File, TensorInfo, TensorType};
 
-use super::{Affine, Error, Hyper, joined};
+use super::{Affine, Error, Hyper, join};
 
 pub(super) struct Reader<'a> {
     file: &'a File,
@@ -41,7 +41,6 @@ fn shape_text(n: usize, rows: usize, cols: usize) -> String {
     }
 }
 
-/// The name of a tensor type, for errors.
 fn type_text(ty: TensorType) -> String {
     if let TensorType::Unknown(id) = ty {
         return format!("of the unknown type {id}{}", TensorType::history(id));
@@ -75,7 +74,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Whether the tensor exists in a supported format.
-    pub(super) fn has_built(&self, tensor: &str) -> bool {
+    pub(super) fn has_supported(&self, tensor: &str) -> bool {
         self.file.tensor(tensor).is_some_and(|info| weight_format(info).is_some())
     }
 
@@ -161,16 +160,16 @@ impl<'a> Reader<'a> {
         HostRows::new(Source::Mapped(Arc::new(bytes)), part.len(), cols, format).map_err(shape)
     }
 
-    /// The rows in `some` of a matrix, dequantised to F32.
+    /// The rows in `range` of a matrix, dequantised to F32.
     pub(super) fn f32_rows(
         &self,
         tensor: &str,
         rows: usize,
         cols: usize,
-        some: Range<usize>,
+        range: Range<usize>,
     ) -> Result<HostRows, Error> {
         let values = self.floats(tensor, rows, cols)?;
-        Ok(f32_matrix(some.len(), &values[some.start * cols..some.end * cols]))
+        Ok(f32_matrix(range.len(), &values[range.start * cols..range.end * cols]))
     }
 
     /// A matrix as one row, dequantised to F32.
@@ -183,18 +182,18 @@ impl<'a> Reader<'a> {
         Ok(f32_matrix(1, &self.floats(tensor, rows, cols)?))
     }
 
-    /// As [`Reader::affine`], but only the rows in `some`, as F32.
+    /// As [`Reader::affine`], but only the rows in `range`, as F32.
     pub(super) fn f32_affine_rows(
         &self,
         part: &str,
         rows: usize,
         cols: usize,
-        some: Range<usize>,
+        range: Range<usize>,
     ) -> Result<Affine, Error> {
         let bias = self.optional_floats(&format!("{part}.bias"), rows)?;
         Ok(Affine {
-            w: self.f32_rows(&format!("{part}.weight"), rows, cols, some.clone())?,
-            bias: bias.map(|values| f32_matrix(1, &values[some])),
+            w: self.f32_rows(&format!("{part}.weight"), rows, cols, range.clone())?,
+            bias: bias.map(|values| f32_matrix(1, &values[range])),
         })
     }
 
@@ -229,22 +228,22 @@ impl<'a> Reader<'a> {
         self.affine_rows(part, rows, cols, 0..rows)
     }
 
-    /// As [`Reader::affine`], but only the rows in `some`.
+    /// As [`Reader::affine`], but only the rows in `range`.
     pub(super) fn affine_rows(
         &self,
         part: &str,
         rows: usize,
         cols: usize,
-        some: Range<usize>,
+        range: Range<usize>,
     ) -> Result<Affine, Error> {
         let bias = self.optional_floats(&format!("{part}.bias"), rows)?;
         Ok(Affine {
             w: self.rows_of(
                 &format!("{part}.weight"),
                 MatrixStack { n: 1, rows, cols },
-                some.clone(),
+                range.clone(),
             )?,
-            bias: bias.map(|values| f32_matrix(1, &values[some])),
+            bias: bias.map(|values| f32_matrix(1, &values[range])),
         })
     }
 
@@ -263,7 +262,7 @@ impl<'a> Reader<'a> {
             self.rows_of(tensor, both, first..first + n_ff)
         };
         let parts: Vec<HostRows> = (0..n).map(rows).collect::<Result<_, _>>()?;
-        let w = joined::stack(parts).map_err(|error| Error::Shape {
+        let w = join::stack(parts).map_err(|error| Error::Shape {
             file: self.name(),
             tensor: tensor.to_owned(),
             expected: shape_text(n, 2 * n_ff, cols),
@@ -296,7 +295,7 @@ impl<'a> Reader<'a> {
                     found: parts[other].desc().format.to_string(),
                 });
             }
-            let w = joined::stack(parts);
+            let w = join::stack(parts);
             let w = w.map_err(|error| Error::Shape {
                 file: self.name(),
                 tensor: each(0),
@@ -340,8 +339,7 @@ impl<'a> Reader<'a> {
         self.used.borrow_mut().insert(tensor.to_owned());
     }
 
-    /// Checks that every tensor was read, except for predictors, and returns the number of
-    /// predictors.
+    /// Checks that no tensor is unknown, and returns the number of layers with a predictor.
     pub(super) fn finish(&self, hyper: &Hyper) -> Result<usize, Error> {
         let &Hyper { n_layer, n_nextn, .. } = hyper;
         let used = self.used.borrow();

@@ -245,7 +245,7 @@ mod tests {
     }
 
     /// The table of a file with scaling of type `kind` by a factor of 4, and one more key.
-    fn with(kind: &str, key: &str, number: f32) -> Result<RopeTable, Error> {
+    fn table(kind: &str, key: &str, number: f32) -> Result<RopeTable, Error> {
         let mut writer = Writer::new(Container::Gguf);
         writer.set("a.rope.scaling.type", kind).unwrap();
         writer.set("a.rope.scaling.factor", 4.0_f32).unwrap();
@@ -258,19 +258,19 @@ mod tests {
     #[test]
     fn unsupported_yarn_factors_are_rejected() {
         let usual = [("yarn", 1.0), ("linear", 0.0), ("yarn", -1.0), ("linear", -1.0)];
-        for (kind, share) in usual {
-            let same = with(kind, "yarn_attn_factor", 1.0).unwrap();
-            assert_eq!(with(kind, "yarn_ext_factor", share).unwrap(), same);
+        for (kind, factor) in usual {
+            let same = table(kind, "yarn_attn_factor", 1.0).unwrap();
+            assert_eq!(table(kind, "yarn_ext_factor", factor).unwrap(), same);
         }
-        for (kind, share) in [("yarn", 0.0), ("yarn", 0.5), ("linear", 1.0), ("yarn", f32::NAN)] {
-            let error = with(kind, "yarn_ext_factor", share).unwrap_err().to_string();
+        for (kind, factor) in [("yarn", 0.0), ("yarn", 0.5), ("linear", 1.0), ("yarn", f32::NAN)] {
+            let error = table(kind, "yarn_ext_factor", factor).unwrap_err().to_string();
             assert!(error.contains("a.rope.scaling.yarn_ext_factor"), "{error}");
         }
-        let error = with("yarn", "yarn_attn_factor", 1.2).unwrap_err().to_string();
+        let error = table("yarn", "yarn_attn_factor", 1.2).unwrap_err().to_string();
         assert!(error.contains("a.rope.scaling.yarn_attn_factor"), "{error}");
         // Supported keys change the table.
         for key in ["yarn_beta_fast", "yarn_beta_slow", "attn_factor"] {
-            let (one, other) = (with("yarn", key, 1.5).unwrap(), with("yarn", key, 4.0).unwrap());
+            let (one, other) = (table("yarn", key, 1.5).unwrap(), table("yarn", key, 4.0).unwrap());
             assert_ne!(one, other, "{key}");
         }
     }

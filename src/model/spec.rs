@@ -129,7 +129,7 @@ pub struct ArchSpec {
     pub positions: Positions,
     /// Default sliding window; `None` for global attention.
     pub window: Option<usize>,
-    /// Global-attention layers; `None` if all layers use the window.
+    /// Default global-attention layers; `None` if all layers use the window.
     pub global_layers: Option<GlobalLayers>,
     /// Whether RoPE is also applied in global-attention layers; otherwise these layers encode no
     /// positions.
@@ -168,8 +168,7 @@ pub struct ArchSpec {
     pub output_norm: &'static str,
     /// Whether layers with experts also have a dense block, with norms of its own.
     pub dense_beside_experts: bool,
-    /// Whether a ranking model's score is the softmax of its outputs; otherwise it is the first
-    /// output.
+    /// Whether softmax is applied to a ranking model's outputs; the first output is the score.
     pub rank_softmax: bool,
     /// How experts are selected, in files with experts.
     pub routing: Routing,

@@ -63,7 +63,7 @@ pub struct Model {
     pub output_norm: Affine,
     /// `[n_vocab, n_embd]`; the embedding table if the two are tied.
     pub output: HostRows,
-    /// Scores documents; `None` in models that only generate text.
+    /// The head of a ranking model; `None` in models without one.
     pub rank: Option<RankHead>,
     /// Layers in order.
     pub layers: Vec<LayerWeights>,
@@ -160,7 +160,7 @@ impl Model {
     /// Kind and activation of the feed-forward blocks, as text. The text is equal for models whose
     /// neurons compute the same function.
     #[must_use]
-    pub fn neurons_by(&self) -> String {
+    pub fn ffn_function(&self) -> String {
         format!("{:?} {:?}", self.ffn_kind, self.activation)
     }
 
@@ -171,7 +171,6 @@ impl Model {
     }
 }
 
-/// The family named in a file.
 fn family(file: &File) -> Result<&'static ArchSpec, Error> {
     let name = file.name().to_owned();
     let arch = file.metadata().str("general.architecture")?.ok_or_else(|| Error::MissingKey {
@@ -198,7 +197,7 @@ fn readable(file: &File) -> String {
     )
 }
 
-/// The activation: the user's choice, else the file's key, else the container's default.
+/// The activation: the user's choice, else the file's, else the family's for this container.
 fn activation(
     keys: &Keys<'_>,
     spec: &ArchSpec,

@@ -3,7 +3,7 @@
 //! A layer takes `(frame + cache) / dense + max(home neurons, CPU neurons) + hand-off` seconds; its
 //! neurons take `tested / dense + used / sparse`. A whole layer has no hand-off, and only its home
 //! computes neurons. The time of the head, of the ops, and of moving the residual between devices
-//! is added. All bandwidths and times are measured.
+//! is added. All bandwidths and times are measured or assumed.
 
 use super::facts::{LayerFacts, Task};
 use super::{CPU, DeviceIndex};
@@ -56,12 +56,12 @@ impl Task {
     }
 
     /// Seconds to compute `n` neurons of a layer on `device`, if a token uses `used` of them.
-    fn neurons(&self, device: DeviceIndex, layer: usize, n: usize, used: f64) -> f64 {
+    fn neuron_time(&self, device: DeviceIndex, layer: usize, n: usize, used: f64) -> f64 {
         let (speed, reads) = (&self.devices[device].speed, &self.layers[layer].reads);
         n as f64 * reads.tested / speed.dense + used * reads.used / speed.sparse
     }
 
-    /// Seconds of one layer at `spot`.
+    /// Seconds of one layer placed as in `spot`.
     pub(super) fn layer_time(&self, layer: usize, spot: LayerSplit) -> LayerTime {
         let (speed, facts) = (&self.devices[spot.home].speed, &self.layers[layer]);
         let cut = &facts.cut;
@@ -71,9 +71,9 @@ impl Task {
         let reads = &facts.reads;
         LayerTime {
             frame: (reads.frame + reads.cache) / speed.dense + reads.n_ops as f64 * speed.op,
-            home: self.neurons(spot.home, layer, n_home, used),
+            home: self.neuron_time(spot.home, layer, n_home, used),
             cpu: if split {
-                self.neurons(CPU, layer, cut.n_ff - n_home, facts.n_used() - used)
+                self.neuron_time(CPU, layer, cut.n_ff - n_home, facts.n_used() - used)
             } else {
                 0.0
             },
@@ -81,7 +81,6 @@ impl Task {
         }
     }
 
-    /// Seconds of the head.
     pub(super) fn head_time(&self, device: DeviceIndex) -> f64 {
         let speed = &self.devices[device].speed;
         self.head / speed.dense + HEAD_OPS as f64 * speed.op

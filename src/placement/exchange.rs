@@ -1,13 +1,14 @@
-//! Decides which neurons swap devices when the text uses other neurons than expected. The decisions
-//! depend only on decayed counts, never on a clock, so the same text gives the same swaps.
+//! Decides which neurons swap devices when the text uses different neurons than expected. The
+//! decisions depend only on decayed counts, never on a clock, so the same text gives the same
+//! swaps.
 
 use std::ops::AddAssign;
 
 /// Number of tokens between two decisions.
-pub const EVERY: usize = 32;
+pub const DECISION_INTERVAL: usize = 32;
 /// Factor on every count at each decision. With it, the counts represent about the last 300 tokens.
 const DECAY: f32 = 0.9;
-/// Weight of the expected shares of tokens, in counted tokens.
+/// Number of counted tokens that the expected shares stand for.
 const PRIOR_TOKENS: f32 = 64.0;
 /// Minimum gain of a swap ([`Swap::gain`]): above the statistical noise of a few hundred tokens.
 const MIN_GAIN: f64 = 0.1;
@@ -35,8 +36,9 @@ impl Bounds {
     pub fn new(saved: f64, cost: f64, token: Option<f64>) -> Bounds {
         let pays = cost / (saved * PAYBACK_TOKENS);
         let min_gain = (saved > 0.0 && pays < 1.0).then_some(pays.max(MIN_GAIN));
-        let time =
-            token.map_or(f64::INFINITY, |token| MAX_TIME_SHARE * EVERY as f64 * token / cost);
+        let time = token.map_or(f64::INFINITY, |token| {
+            MAX_TIME_SHARE * DECISION_INTERVAL as f64 * token / cost
+        });
         // Always allows one swap, because a decision without any swap would be useless.
         let max_swaps = if time < MAX_SWAPS as f64 { (time as usize).max(1) } else { MAX_SWAPS };
         Bounds { min_gain, max_swaps }
@@ -63,7 +65,7 @@ impl Heat {
         }
     }
 
-    fn unit(&self, neurons: &[u32]) -> f32 {
+    fn mean_count(&self, neurons: &[u32]) -> f32 {
         let sum: f32 = neurons.iter().filter_map(|&n| self.counts.get(n as usize)).sum();
         sum / neurons.len().max(1) as f32
     }
@@ -130,7 +132,7 @@ pub fn swaps(
     // Pairs the least used units on the device with the most used units on the CPU. Ties are
     // ordered by index, so that the result is deterministic.
     let ranked = |side: &[u32], sign: f32| {
-        let shares = side.chunks(unit).map(|neurons| heat.unit(neurons) / weight.0);
+        let shares = side.chunks(unit).map(|neurons| heat.mean_count(neurons) / weight.0);
         let mut all: Vec<(f32, usize)> = shares.zip(0..).collect();
         let order = |a: &(f32, usize), b: &(f32, usize)| {
             (sign * a.0).total_cmp(&(sign * b.0)).then(a.1.cmp(&b.1))
@@ -152,17 +154,17 @@ pub fn swaps(
     pairs.map(swap).take_while(|swap| f64::from(swap.gain) >= min_gain).collect()
 }
 
-/// As [`swaps`], but single neurons swap places and only within their expert, so that each expert
-/// keeps its number of neurons on the device. Experts have `n_each` neurons, which are adjacent in
-/// both lists.
+/// As [`swaps`], but single neurons swap places, and only within their expert, so that each expert
+/// keeps its number of neurons on the device. Experts have `n_per_expert` neurons, which are
+/// adjacent in both lists.
 #[must_use]
-pub fn swaps_within(
+pub fn swaps_within_experts(
     counted: LayerHeat<'_>,
     sides: [&[u32]; 2],
-    n_each: usize,
+    n_per_expert: usize,
     bounds: &Bounds,
 ) -> Vec<Swap> {
-    let expert = |neuron: u32| neuron as usize / n_each.max(1);
+    let expert = |neuron: u32| neuron as usize / n_per_expert.max(1);
     let runs = sides.map(|side| {
         let mut end = 0;
         let runs = side.chunk_by(|&a, &b| expert(a) == expert(b)).map(|run| {
@@ -184,7 +186,7 @@ pub fn swaps_within(
 
 /// The `max_swaps` best swaps of all layers, sorted by layer.
 #[must_use]
-pub fn best(mut all: Vec<Swap>, max_swaps: usize) -> Vec<Swap> {
+pub fn best_swaps(mut all: Vec<Swap>, max_swaps: usize) -> Vec<Swap> {
     let place = |swap: &Swap| (swap.layer, swap.hot);
     all.sort_by(|a, b| b.gain.total_cmp(&a.gain).then(place(a).cmp(&place(b))));
     all.truncate(max_swaps);
@@ -236,7 +238,7 @@ mod tests {
         let heat = heat(&[0.9, 0.1, 0.8, 0.2, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9]);
         let at = LayerHeat { layer: 0, heat: &heat, weight: CountedTokens::default() };
         let sides: [&[u32]; 2] = [&[1, 0, 4], &[5, 7, 2, 3, 8, 9]];
-        let all = swaps_within(at, sides, 4, &EAGER);
+        let all = swaps_within_experts(at, sides, 4, &EAGER);
         let places: Vec<_> = all.iter().map(|swap| (swap.hot, swap.cold)).collect();
         assert_eq!(places, [(0, 2), (2, 0)]);
     }
@@ -246,9 +248,9 @@ mod tests {
         let mut heat = heat(&[0.5, 0.5]);
         let mut weight = CountedTokens::default();
         for _ in 0..40 {
-            heat.add(1, EVERY as f32);
+            heat.add(1, DECISION_INTERVAL as f32);
             heat.add(7, 1.0);
-            weight += EVERY;
+            weight += DECISION_INTERVAL;
             weight.decay(std::iter::once(&mut heat));
         }
         let all = swaps(LayerHeat { layer: 0, heat: &heat, weight }, [&[0], &[1]], 1, &EAGER);
@@ -259,7 +261,7 @@ mod tests {
     fn the_best_swaps_of_all_layers_are_selected() {
         let swap = |layer, hot, gain| Swap { layer, hot, cold: 0, gain };
         let all = vec![swap(1, 4, 0.3), swap(0, 2, 0.2), swap(0, 1, 0.3), swap(2, 0, 0.9)];
-        assert_eq!(best(all, 3), [swap(0, 1, 0.3), swap(1, 4, 0.3), swap(2, 0, 0.9)]);
+        assert_eq!(best_swaps(all, 3), [swap(0, 1, 0.3), swap(1, 4, 0.3), swap(2, 0, 0.9)]);
     }
 
     #[test]

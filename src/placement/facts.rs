@@ -10,7 +10,7 @@ use hal::Bytes;
 /// than 2 % of a layer.
 const MAX_GROUPS: usize = 64;
 
-/// Measured speeds of a device.
+/// Speeds of a device, measured or assumed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Speed {
     /// Bytes per second for weights read sequentially.
@@ -167,7 +167,7 @@ impl LayerFacts {
     }
 
     /// The neurons of the first `k` groups, ascending.
-    pub(super) fn first(&self, k: usize) -> Vec<u32> {
+    pub(super) fn first_groups(&self, k: usize) -> Vec<u32> {
         let cut = &self.cut;
         let n_units = cut.neurons(k).div_ceil(cut.unit);
         let mut firsts = self.order[..n_units.min(self.order.len())].to_vec();
@@ -251,7 +251,7 @@ pub struct Task {
     pub devices: Vec<DeviceFacts>,
     /// Bytes of the head that are read per token.
     pub head: f64,
-    /// Token counts of prefill steps, ascending.
+    /// Token counts for which programs are recorded, ascending.
     pub rungs: Vec<usize>,
     /// User options.
     pub constraints: PlanConstraints,
@@ -259,7 +259,7 @@ pub struct Task {
 
 impl Task {
     /// The layers that must have the same home as `layer`, including `layer`.
-    pub(super) fn group(&self, layer: usize) -> Range<usize> {
+    pub(super) fn home_group(&self, layer: usize) -> Range<usize> {
         let shares_home =
             |layer: usize| self.layers.get(layer).is_some_and(|facts| facts.shares_home);
         let first = (0..=layer).rev().find(|&layer| !shares_home(layer)).unwrap_or(0);
@@ -299,9 +299,9 @@ mod tests {
         let uses = [0.1, 0.1, 0.9, 0.7, f32::NAN, -1.0, 0.5, 0.5, 2.0, 0.0];
         let layer = LayerFacts::new(READS, Uses::Each(&uses), &cut);
         assert_eq!(*layer.order, [2, 6, 8, 0, 4]);
-        assert_eq!(layer.first(1), [2, 3, 6, 7]);
-        assert_eq!(layer.first(3), (0..10).collect::<Vec<u32>>());
-        assert!(layer.first(0).is_empty());
+        assert_eq!(layer.first_groups(1), [2, 3, 6, 7]);
+        assert_eq!(layer.first_groups(3), (0..10).collect::<Vec<u32>>());
+        assert!(layer.first_groups(0).is_empty());
         assert!((layer.mass[1] - 2.6).abs() < 1e-6 && (layer.n_used() - 3.8).abs() < 1e-6);
         assert!(layer.mean.windows(2).all(|pair| pair[0] >= pair[1]));
     }

@@ -31,9 +31,9 @@ pub(super) struct RunFiller<'a> {
     /// Whether a layer may be whole on this device.
     may_be_whole: Vec<bool>,
     /// For each layer, the number of groups up to which both decode and prefill become faster.
-    both: Caps,
-    /// Stages from `both` to the optimum for decode (index 0) and for prefill (index 1).
-    further: [Vec<Caps>; 2],
+    both_faster: Caps,
+    /// Stages from `both_faster` to the optimum for decode (index 0) and for prefill (index 1).
+    further_stages: [Vec<Caps>; 2],
     /// Layers sorted by the use of their less used half of neurons, highest first: a layer with
     /// evenly used neurons loses least by being whole. Layers that must have one home are adjacent.
     flattest: Vec<usize>,
@@ -92,12 +92,12 @@ impl<'a> RunFiller<'a> {
         let best = |seconds| (0..n_layer).map(|layer| best(layer, seconds)).collect::<Caps>();
         let tokens = best(|cost| cost.token);
         let prompts = costs.n_prompt.map_or_else(|| tokens.clone(), |_| best(|cost| cost.prompt));
-        let both: Caps = tokens.iter().zip(&prompts).map(|(a, b)| *a.min(b)).collect();
+        let both_faster: Caps = tokens.iter().zip(&prompts).map(|(a, b)| *a.min(b)).collect();
         let tail = |layer: usize| {
             let facts = &task.layers[layer];
             facts.n_used() - facts.mass[n_groups(layer) / 2]
         };
-        let groups: Vec<Range<usize>> = (0..n_layer).map(|layer| task.group(layer)).collect();
+        let groups: Vec<Range<usize>> = (0..n_layer).map(|layer| task.home_group(layer)).collect();
         let tails = groups.iter().map(|group| {
             let sum: f64 = group.clone().map(tail).sum();
             sum / group.len() as f64
@@ -119,8 +119,8 @@ impl<'a> RunFiller<'a> {
             on_cpu: (0..n_layer).map(on_cpu).collect(),
             on_device,
             may_be_whole: sizes.iter().enumerate().map(whole).collect(),
-            further: [stages(&both, &tokens), stages(&both, &prompts)],
-            both,
+            further_stages: [stages(&both_faster, &tokens), stages(&both_faster, &prompts)],
+            both_faster,
             flattest,
             steps: steps(task, device),
         }
@@ -149,7 +149,7 @@ impl<'a> RunFiller<'a> {
                 true
             };
             offer(SplitLayers::Split);
-            for (towards, stages) in self.further.iter().enumerate() {
+            for (towards, stages) in self.further_stages.iter().enumerate() {
                 // If a stage does not fit, no later stage fits.
                 let _ = (0..stages.len()).all(|stage| offer(SplitLayers::Stage(towards, stage)));
             }
@@ -158,7 +158,7 @@ impl<'a> RunFiller<'a> {
         on_device.into_iter().chain(ends_on_cpu).map(|(_, filled)| filled).collect()
     }
 
-    /// The spot of each layer, for a result of [`RunFiller::fill`].
+    /// The split of each layer, for a result of [`RunFiller::fill`].
     pub(super) fn place(
         &self,
         range: &Range<usize>,
@@ -187,8 +187,8 @@ impl<'a> RunFiller<'a> {
         let (device, task) = (self.device, self.costs.task);
         let facts = &task.devices[device];
         let caps = match others {
-            SplitLayers::Split => Some(&self.both),
-            SplitLayers::Stage(towards, stage) => Some(&self.further[towards][stage]),
+            SplitLayers::Split => Some(&self.both_faster),
+            SplitLayers::Stage(towards, stage) => Some(&self.further_stages[towards][stage]),
             SplitLayers::OnCpu => None,
         };
         let cap = |layer: usize| caps.and_then(|caps| caps[layer]);
@@ -225,9 +225,9 @@ impl<'a> RunFiller<'a> {
         if others == SplitLayers::Split {
             let split = range.clone().zip(&spots).filter(|(_, spot)| spot.groups == 0);
             let split: Vec<(usize, usize)> =
-                split.filter_map(|(layer, _)| Some((layer, self.both[layer]?))).collect();
-            // Stops at the first group that does not fit: with smaller groups after it, more memory
-            // would sometimes make a placement slower.
+                split.filter_map(|(layer, _)| Some((layer, self.both_faster[layer]?))).collect();
+            // Stops at the first group that does not fit. If smaller groups after it were added, a
+            // larger budget could give a slower placement.
             let fits = |step: &Vec<u16>| {
                 let bytes = split.iter().map(|&(layer, cap)| {
                     let shares = &facts.layers[layer].shares;

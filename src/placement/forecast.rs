@@ -46,7 +46,7 @@ pub struct LayerForecast {
     pub n_ff: usize,
     /// Number of neurons on the home device.
     pub n_home: usize,
-    /// Share of the neurons used by a token that are on other devices than the CPU.
+    /// Share of the neurons used by a token that are on devices other than the CPU.
     pub off_cpu: f64,
     /// Estimated time of the layer.
     pub time: LayerTime,
@@ -82,7 +82,7 @@ pub struct Forecast {
     /// For each device, messages about layers, embedding or head that it cannot run, with the
     /// reasons.
     pub refused: Vec<Vec<String>>,
-    /// Share of the neurons used by a token that are on other devices than the CPU.
+    /// Share of the neurons used by a token that are on devices other than the CPU.
     pub off_cpu: f64,
     /// Tokens of the prompt that `prompt` is estimated for: the largest prefill step.
     pub n_prompt: usize,
@@ -169,7 +169,7 @@ impl Forecast {
             refused: task.devices.iter().map(|facts| facts.refused.clone()).collect(),
             off_cpu: share(off_cpu, used),
             n_prompt,
-            prompt: task.prompt(choice, n_prompt, &stream_from),
+            prompt: task.prompt_time(choice, n_prompt, &stream_from),
             stream_from,
         }
     }
@@ -191,7 +191,7 @@ impl Forecast {
                 None => &[],
             };
             let groups = list.len().div_ceil(facts.cut.group);
-            (facts.first(groups) == list).then_some(LayerSplit { home, groups })
+            (facts.first_groups(groups) == list).then_some(LayerSplit { home, groups })
         };
         let layers: Option<Vec<LayerSplit>> =
             placement.layers.iter().enumerate().map(spot).collect();
@@ -237,7 +237,7 @@ fn min_layer_bytes(task: &Task, device: DeviceIndex) -> Option<Bytes> {
     };
     let group = |first: usize| {
         let mut sum = (Bytes(0), Bytes(0));
-        for sizes in facts.layers.get(task.group(first))? {
+        for sizes in facts.layers.get(task.home_group(first))? {
             let (bytes, shared) = layer(sizes)?;
             sum = (sum.0 + bytes, sum.1.max(shared));
         }
@@ -248,8 +248,8 @@ fn min_layer_bytes(task: &Task, device: DeviceIndex) -> Option<Bytes> {
     least.filter(|_| device != CPU && !constraints.cache_on_cpu)
 }
 
-fn share(part: f64, of: f64) -> f64 {
-    if of > 0.0 { part / of } else { 0.0 }
+fn share(part: f64, total: f64) -> f64 {
+    if total > 0.0 { part / total } else { 0.0 }
 }
 
 fn placement(task: &Task, layer: usize, home: DeviceIndex, groups: usize) -> LayerPlacement {
@@ -261,7 +261,7 @@ fn placement(task: &Task, layer: usize, home: DeviceIndex, groups: usize) -> Lay
     if n_here == 0 {
         return LayerPlacement { home, shares: vec![Share { device: CPU, neurons: Neurons::All }] };
     }
-    let hot = facts.first(groups);
+    let hot = facts.first_groups(groups);
     let mut is_hot = vec![false; cut.n_ff];
     hot.iter().for_each(|&neuron| is_hot[neuron as usize] = true);
     let cold: Vec<u32> = (0..).zip(&is_hot).filter(|(_, hot)| !**hot).map(|(n, _)| n).collect();

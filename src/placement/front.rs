@@ -40,7 +40,7 @@ pub(super) struct Costs<'a> {
 
 impl<'a> Costs<'a> {
     /// Costs of decode only.
-    pub(super) fn of_tokens(task: &'a Task) -> Costs<'a> {
+    pub(super) fn of_decode(task: &'a Task) -> Costs<'a> {
         Costs { task, n_prompt: None, streams: vec![false; task.devices.len()] }
     }
 
@@ -51,21 +51,20 @@ impl<'a> Costs<'a> {
         let known = task.devices.iter().all(|device| device.speed.prompt > 0.0);
         let count = known && task.constraints.whole_layers.is_none();
         let streams = (0..task.devices.len()).map(|device| streams.contains(&device)).collect();
-        Costs { n_prompt: count.then(|| task.n_prompt()), streams, ..Costs::of_tokens(task) }
+        Costs { n_prompt: count.then(|| task.n_prompt()), streams, ..Costs::of_decode(task) }
     }
 
     fn cost(&self, token: f64, prompt: impl FnOnce(usize) -> f64) -> Cost {
         Cost { token, prompt: self.n_prompt.map_or(0.0, prompt) }
     }
 
-    /// Cost of one layer at `spot`.
+    /// Cost of one layer placed as in `spot`.
     pub(super) fn layer(&self, layer: usize, spot: LayerSplit) -> Cost {
         let to = stream_target(&self.streams, spot.home);
-        let prompt = |n| self.task.prompt_layer(layer, spot, n, to);
+        let prompt = |n| self.task.prompt_layer_time(layer, spot, n, to);
         self.cost(self.task.layer_time(layer, spot).total(), prompt)
     }
 
-    /// Cost of the head.
     pub(super) fn head(&self, device: DeviceIndex) -> Cost {
         let seconds = self.task.head_time(device);
         self.cost(seconds, |_| seconds)
@@ -77,8 +76,7 @@ impl<'a> Costs<'a> {
         self.cost(seconds, |_| seconds)
     }
 
-    /// Cost of a whole placement.
-    pub(super) fn of(&self, choice: &Choice) -> Cost {
+    pub(super) fn placement(&self, choice: &Choice) -> Cost {
         let layers = choice.layers.iter().enumerate();
         let layers = layers.fold(Cost::default(), |sum, (i, spot)| sum + self.layer(i, *spot));
         let residual_moves = self.task.residual_moves(choice);
@@ -155,7 +153,7 @@ mod tests {
             for (cost, i) in front.iter() {
                 prop_assert_eq!(&costs[*i], cost);
                 let first = costs.iter().position(|other| dominates(other, cost));
-                prop_assert_eq!(first, Some(*i), "of equals the first is kept");
+                prop_assert_eq!(first, Some(*i), "the first of equal candidates is kept");
             }
             prop_assert!(costs.iter().all(|cost| front.iter().any(|(kept, _)| dominates(kept, cost))));
             let least = costs.iter().filter(|cost| cost.prompt <= bound.into()).map(|cost| cost.token as u8).min();

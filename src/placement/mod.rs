@@ -19,7 +19,7 @@ pub use facts::{
     StreamReads, Task, Uses,
 };
 pub use forecast::{DeviceBytes, Forecast, LayerForecast, TimeParts};
-pub use plan::{plan, plan_for_tokens, plan_whole_layers};
+pub use plan::{plan, plan_for_decode, plan_whole_layers};
 
 use std::sync::Arc;
 
@@ -76,7 +76,7 @@ impl LayerPlacement {
         LayerPlacement { home: device, shares: vec![Share { device, neurons: Neurons::All }] }
     }
 
-    /// Whether some neurons are on another device than the home.
+    /// Whether some neurons are on a device other than the home.
     #[must_use]
     pub fn is_split(&self) -> bool {
         self.shares.iter().any(|share| share.device != self.home)
@@ -183,7 +183,7 @@ impl Placement {
         Ok(())
     }
 
-    /// Number of layers with neurons on other devices than their home.
+    /// Number of layers with neurons on devices other than their home.
     #[must_use]
     pub fn n_split(&self) -> usize {
         self.layers.iter().filter(|layer| layer.is_split()).count()

@@ -20,12 +20,12 @@ use super::search::{Candidate, Search, devices};
 pub fn plan(task: &Task) -> Forecast {
     let costs = Costs::new(task, &[]);
     if costs.n_prompt.is_none() {
-        let plain = plan_for_tokens(task);
+        let plain = plan_for_decode(task);
         return plan_with_streaming(task, &plain).unwrap_or(plain);
     }
     let whole = plan_whole_layers(task);
     let mut search = Search::new(&costs);
-    let candidates = search.all();
+    let candidates = search.candidates();
     // The candidates include all placements with whole layers only, so one is within the bound.
     let Some((cost, best)) = whole.prompt.and_then(|bound| candidates.within(bound)) else {
         return whole;
@@ -38,21 +38,21 @@ pub fn plan(task: &Task) -> Forecast {
 /// The placement with the fastest decode, whatever its prefill time. It shows how much decode time
 /// the prefill constraint costs.
 #[must_use]
-pub fn plan_for_tokens(task: &Task) -> Forecast {
+pub fn plan_for_decode(task: &Task) -> Forecast {
     forecast_without_streaming(task, &fastest(task))
 }
 
 fn fastest(task: &Task) -> Choice {
-    let costs = Costs::of_tokens(task);
+    let costs = Costs::of_decode(task);
     let mut search = Search::new(&costs);
     let n_layer = task.layers.len();
     let candidates = match task.constraints.whole_layers {
-        None => search.all(),
+        None => search.candidates(),
         // Tries the requested number of layers, then fewer until they fit, down to none: then only
         // the head moves, if it was requested.
         Some(wanted) => {
             let firsts = n_layer.saturating_sub(wanted)..=n_layer;
-            let mut tried = firsts.map(|first| search.from(first, wanted > n_layer));
+            let mut tried = firsts.map(|first| search.candidates_from(first, wanted > n_layer));
             tried.find(|candidates| candidates.fastest().is_some()).unwrap_or_default()
         }
     };
@@ -69,40 +69,40 @@ pub fn plan_whole_layers(task: &Task) -> Forecast {
         device.stream = None;
         device.layers.iter_mut().for_each(|layer| layer.shares = [].into());
     }
-    plan_for_tokens(&task)
+    plan_for_decode(&task)
 }
 
 /// The best placement with slots for streaming the CPU's neurons to devices in prefill. `None`
 /// unless it saves more prefill time than the slots' memory costs in decode time, decode takes no
-/// longer than `slowest`, and no candidate without slots (`candidates`) is as good. `without` is
-/// the cost of the best of `candidates`.
+/// longer than `slowest`, and no candidate without slots (`candidates`) is as good. `baseline`
+/// is the cost of the best of `candidates`.
 fn plan_streaming(
     task: &Task,
     candidates: &ParetoFront<Candidate>,
-    without: Cost,
+    baseline: Cost,
     slowest: f64,
 ) -> Option<Forecast> {
     let n = task.n_prompt() as f64;
     let text = |cost: Cost| cost.prompt + n * cost.token;
     let pays = |cost: Cost| {
-        let faster = cost.prompt <= without.prompt && text(cost) < text(without);
+        let faster = cost.prompt <= baseline.prompt && text(cost) < text(baseline);
         let dominated =
             || candidates.within(cost.prompt).is_some_and(|(other, _)| other.token <= cost.token);
         faster && cost.token <= slowest && !dominated()
     };
     let mut targets: Vec<DeviceIndex> = devices(task).filter(|&d| task.may_stream(d)).collect();
     while !targets.is_empty() {
-        let with = task.with_slots(&targets);
-        let costs = Costs::new(&with, &targets);
+        let task = task.with_slots(&targets);
+        let costs = Costs::new(&task, &targets);
         let mut search = Search::new(&costs);
-        let streamed = search.all();
+        let streamed = search.candidates();
         let (_, best) = streamed.iter().find(|(cost, _)| pays(*cost))?;
         let choice = search.choice(best);
-        let from = with.stream_from(&choice, &targets);
+        let from = task.stream_from(&choice, &targets);
         let n_before = targets.len();
         targets.retain(|&device| from[device].is_some());
         if targets.len() == n_before {
-            return Some(Forecast::new(&with, &choice, from));
+            return Some(Forecast::new(&task, &choice, from));
         }
     }
     None
@@ -113,11 +113,11 @@ fn plan_streaming(
 fn plan_with_streaming(task: &Task, plain: &Forecast) -> Option<Forecast> {
     task.constraints.whole_layers?;
     let streamed = |device: DeviceIndex| {
-        let with = task.with_slots(&[device]);
-        let choice = fastest(&with);
-        let from = with.stream_from(&choice, &[device]);
+        let task = task.with_slots(&[device]);
+        let choice = fastest(&task);
+        let from = task.stream_from(&choice, &[device]);
         let streams = from[device].is_some();
-        Some(Forecast::new(&with, &choice, from)).filter(|_| streams)
+        Some(Forecast::new(&task, &choice, from)).filter(|_| streams)
     };
     let all = devices(task).filter(|&device| task.may_stream(device)).filter_map(streamed);
     let mut same = all.filter(|forecast| forecast.placement == plain.placement);

@@ -39,10 +39,10 @@ impl Task {
         task
     }
 
-    /// Seconds of `n` tokens in one layer at `spot`, whose absent neurons are streamed or computed
-    /// by the CPU. `via` is the device that they are streamed to: the home or, for a layer on the
-    /// CPU, the device that computes all of its neurons.
-    pub(super) fn prompt_layer(
+    /// Prefill seconds of `n` tokens in one layer placed as in `spot`. Its absent neurons are
+    /// streamed to the device `via`: the home or, for a layer on the CPU, the device that computes
+    /// all of its neurons. Without `via`, the CPU computes them.
+    pub(super) fn prompt_layer_time(
         &self,
         layer: usize,
         spot: LayerSplit,
@@ -51,7 +51,7 @@ impl Task {
     ) -> f64 {
         let (speed, cpu) = (&self.devices[spot.home].speed, &self.devices[CPU].speed);
         let reads = &self.layers[layer].reads;
-        let streamed = via.and_then(|to| self.streamed(layer, spot, n, to));
+        let streamed = via.and_then(|to| self.stream_time(layer, spot, n, to));
         let cut = self.cut(layer);
         let n_home = cut.neurons(spot.groups);
         let absent = (cut.n_ff - n_home) as f64;
@@ -74,7 +74,13 @@ impl Task {
 
     /// Seconds to stream the neurons of a layer that are not on device `to` to that device, and to
     /// compute them for `n` tokens; `None` if they are not streamed.
-    fn streamed(&self, layer: usize, spot: LayerSplit, n: usize, to: DeviceIndex) -> Option<f64> {
+    fn stream_time(
+        &self,
+        layer: usize,
+        spot: LayerSplit,
+        n: usize,
+        to: DeviceIndex,
+    ) -> Option<f64> {
         let (facts, reads) = (&self.devices[to], self.layers[layer].reads.streams?);
         let (stream, speed) = (facts.stream?, &facts.speed);
         let cut = self.cut(layer);
@@ -98,7 +104,12 @@ impl Task {
     }
 
     /// Seconds of a prompt of `n` tokens; `None` if a required speed is unknown.
-    pub(super) fn prompt(&self, choice: &Choice, n: usize, from: &[Option<usize>]) -> Option<f64> {
+    pub(super) fn prompt_time(
+        &self,
+        choice: &Choice,
+        n: usize,
+        from: &[Option<usize>],
+    ) -> Option<f64> {
         let split = |(i, spot): (usize, &LayerSplit)| spot.groups < self.cut(i).n_groups();
         let homes = choice.layers.iter().map(|spot| spot.home);
         let others = choice.layers.iter().enumerate().any(split).then_some(CPU);
@@ -108,8 +119,9 @@ impl Task {
         let layers = choice.layers.iter().enumerate();
         let streams: Vec<bool> =
             from.iter().map(|from| from.is_some_and(|from| n >= from)).collect();
-        let layers = layers
-            .map(|(i, spot)| self.prompt_layer(i, *spot, n, stream_target(&streams, spot.home)));
+        let layers = layers.map(|(i, spot)| {
+            self.prompt_layer_time(i, *spot, n, stream_target(&streams, spot.home))
+        });
         Some(layers.sum::<f64>() + self.head_time(choice.head) + self.residual_moves(choice))
     }
 
@@ -134,7 +146,7 @@ impl Task {
             let seconds = |n: usize, streamed: bool| -> f64 {
                 let layers = layers.iter().filter(|(_, spot)| through(*spot).is_some());
                 let to = |spot| through(spot).filter(|_| streamed);
-                layers.map(|(i, spot)| self.prompt_layer(*i, *spot, n, to(*spot))).sum()
+                layers.map(|(i, spot)| self.prompt_layer_time(*i, *spot, n, to(*spot))).sum()
             };
             let long = self.rungs.iter().rev().take_while(|n| **n > MAX_COUNTED_TOKENS);
             long.copied().take_while(|&n| seconds(n, true) < seconds(n, false)).last()

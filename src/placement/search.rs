@@ -78,7 +78,7 @@ impl<'a> Search<'a> {
             0 | 1 => 1,
             _ => n_layer.div_ceil(BORDERS).max(1),
         };
-        let borders = (0..n_layer).step_by(step).map(|layer| task.group(layer).start);
+        let borders = (0..n_layer).step_by(step).map(|layer| task.home_group(layer).start);
         let mut borders: Vec<usize> = borders.chain([n_layer]).collect();
         borders.dedup();
         let fillers = devices(task).map(|device| RunFiller::new(costs, device)).collect();
@@ -86,9 +86,9 @@ impl<'a> Search<'a> {
     }
 
     /// The best candidates, including the placement with everything on the CPU.
-    pub(super) fn all(&mut self) -> ParetoFront<Candidate> {
+    pub(super) fn candidates(&mut self) -> ParetoFront<Candidate> {
         let mut front = ParetoFront::default();
-        let cost = self.costs.of(&self.task.on_cpu());
+        let cost = self.costs.placement(&self.task.on_cpu());
         front.insert_unless_dominated(cost, || Candidate {
             embed: CPU,
             head: CPU,
@@ -96,7 +96,7 @@ impl<'a> Search<'a> {
         });
         for head in CPU..self.task.devices.len() {
             for embed in CPU..self.task.devices.len() {
-                self.with_ends(embed, head, &(0..=self.task.layers.len()), &mut front);
+                self.add_candidates(embed, head, &(0..=self.task.layers.len()), &mut front);
             }
         }
         front
@@ -105,7 +105,11 @@ impl<'a> Search<'a> {
     /// The best candidates with exactly the layers from `first` to the last on devices; also the
     /// head, if `with_head` is set and it fits. Empty if the layers do not fit, or if `first` must
     /// have the home of the layer before it.
-    pub(super) fn from(&mut self, first: usize, with_head: bool) -> ParetoFront<Candidate> {
+    pub(super) fn candidates_from(
+        &mut self,
+        first: usize,
+        with_head: bool,
+    ) -> ParetoFront<Candidate> {
         if !self.task.may_cut(first) {
             return ParetoFront::default();
         }
@@ -116,7 +120,7 @@ impl<'a> Search<'a> {
         let mut front = ParetoFront::default();
         for head in devices(self.task).rev().filter(|_| with_head).chain([CPU]) {
             for embed in CPU..self.task.devices.len() {
-                self.with_ends(embed, head, &(first..=first), &mut front);
+                self.add_candidates(embed, head, &(first..=first), &mut front);
             }
             if front.fastest().is_some() {
                 break;
@@ -126,8 +130,8 @@ impl<'a> Search<'a> {
     }
 
     /// Adds to `front` the best candidates with the embedding on `embed` and the head on `head`.
-    /// The first layer on another device than the CPU must be in `firsts`.
-    fn with_ends(
+    /// The first layer on a device other than the CPU must be in `firsts`.
+    fn add_candidates(
         &mut self,
         embed: DeviceIndex,
         head: DeviceIndex,
@@ -236,8 +240,8 @@ impl<'a> Search<'a> {
                         for (cost, runs) in before.iter() {
                             let run =
                                 || LayerRun { device, layers: from..end, room, filled: *filled };
-                            let with = || runs.iter().cloned().chain([run()]).collect();
-                            front.insert_unless_dominated(*cost + entry + filled.cost, with);
+                            let extended = || runs.iter().cloned().chain([run()]).collect();
+                            front.insert_unless_dominated(*cost + entry + filled.cost, extended);
                         }
                     }
                 }
@@ -251,7 +255,6 @@ impl<'a> Search<'a> {
         Rc::clone(self.filled.entry(key).or_insert_with(|| filler.fill(layers, room).into()))
     }
 
-    /// The placement of this candidate.
     pub(super) fn choice(&self, candidate: &Candidate) -> Choice {
         let mut choice =
             Choice { embed: candidate.embed, head: candidate.head, ..self.task.on_cpu() };

@@ -173,7 +173,7 @@ impl Recipe {
     }
 
     /// A budget larger than the whole model, in bytes.
-    fn all(&self) -> u64 {
+    fn ample_budget(&self) -> u64 {
         let per_layer = self.sizes[..2].iter().sum::<u64>() + self.sizes[3] + 3 * 4096;
         let neurons = self.n_ff as u64 * self.sizes[2];
         2 * (self.n_layer as u64 * (per_layer + neurons + 5000) + 2 * self.ends + 20_000)
@@ -242,7 +242,7 @@ proptest! {
     fn every_plan_is_complete_within_its_budget_and_deterministic(
         recipe in recipes(), shares in prop::array::uniform2(0.0..1.0f64),
     ) {
-        let budgets = shares.map(|share| (share * recipe.all() as f64) as u64);
+        let budgets = shares.map(|share| (share * recipe.ample_budget() as f64) as u64);
         let task = recipe.task(&budgets);
         prop_assert_eq!(check(&task), check(&task));
     }
@@ -253,9 +253,9 @@ proptest! {
     ) {
         let constraints = PlanConstraints { whole_layers: None, ..recipe.constraints };
         let recipe = Recipe { constraints, ..recipe };
-        // The budgets are far apart in some cases and close together in others. Half of `all` is
-        // still more than the total size.
-        let (all, span) = (0.5 * recipe.all() as f64, 10f64.powf(span));
+        // The budgets are far apart in some cases and close together in others. Half of
+        // `ample_budget` is still more than the total size.
+        let (all, span) = (0.5 * recipe.ample_budget() as f64, 10f64.powf(span));
         let share = |step| first * (1.0 - span) + span * step as f64 / n_steps as f64;
         let budgets = (0..=n_steps).map(|step| (all * share(step)) as u64);
         let plans: Vec<_> = budgets.map(|b| check(&recipe.task(&[b, b / 2]))).collect();
@@ -276,14 +276,14 @@ proptest! {
     ) {
         let constraints = PlanConstraints { whole_layers: None, ..recipe.constraints };
         let recipe = Recipe { constraints, ..recipe };
-        let task = recipe.task(&shares.map(|share| (share * recipe.all() as f64) as u64));
+        let task = recipe.task(&shares.map(|share| (share * recipe.ample_budget() as f64) as u64));
         let (plan, whole) = (check(&task), plan_whole_layers(&task));
         prop_assert!(not_slower(plan.seconds, whole.seconds));
         prop_assert_eq!(plan.prompt.is_some(), recipe.prompts.is_some());
         if let (Some(prompt), Some(whole)) = (plan.prompt, whole.prompt) {
             prop_assert!(not_slower(prompt, whole), "prompts: {prompt} and {whole}");
         }
-        let tokens = plan_for_tokens(&task);
+        let tokens = plan_for_decode(&task);
         prop_assert!(not_slower(tokens.seconds, plan.seconds));
         if recipe.constraints == PlanConstraints::default() {
             prop_assert!(not_slower(plan.seconds, task.seconds(&task.on_cpu())));
@@ -301,7 +301,7 @@ proptest! {
     ) {
         let prompts = recipe.prompts.or(Some(8.0));
         let recipe = Recipe { prompts, constraints: PlanConstraints::default(), streams: Some(slots), ..recipe };
-        let budget = (share * recipe.all() as f64) as u64;
+        let budget = (share * recipe.ample_budget() as f64) as u64;
         let task = recipe.task(&[budget, budget / 2]);
         let with = check(&task);
         let without = plan(&Recipe { streams: None, ..recipe.clone() }.task(&[budget, budget / 2]));
@@ -314,7 +314,7 @@ proptest! {
 }
 
 /// A case that the property test found. One layer fits whole and leaves no memory for half of the
-/// other one. The planner once charged layers on the CPU at the end of a run for moving the
+/// other. The planner once charged layers on the CPU at the end of a run for moving the
 /// residual back.
 #[test]
 fn a_whole_layer_is_not_given_up_for_two_split_ones() {
@@ -329,7 +329,7 @@ fn a_whole_layer_is_not_given_up_for_two_split_ones() {
         ..usual()
     };
     for share in 0..100u64 {
-        let task = one.task(&[share * one.all() / 100]);
+        let task = one.task(&[share * one.ample_budget() / 100]);
         assert!(not_slower(check(&task).seconds, plan_whole_layers(&task).seconds), "{share} %");
     }
 }
@@ -357,9 +357,9 @@ fn usual() -> Recipe {
 
 /// Placing the head on the device pays off in decode but not in prefill.
 #[test]
-fn decode_pays_for_prefill_as_fast_as_with_whole_layers() {
+fn prefill_as_fast_as_with_whole_layers_costs_decode_time() {
     let task = Recipe { prompts: Some(8.0), ..usual() }.task(&[600_000]);
-    let (plan, tokens, whole) = (check(&task), plan_for_tokens(&task), plan_whole_layers(&task));
+    let (plan, tokens, whole) = (check(&task), plan_for_decode(&task), plan_whole_layers(&task));
     let prompts = [&tokens, &whole, &plan].map(|forecast| forecast.prompt.unwrap());
     assert!(prompts.is_sorted_by(|a, b| a > b), "{prompts:?}");
     let seconds = [&tokens, &plan, &whole].map(|forecast| forecast.seconds);
@@ -472,7 +472,7 @@ fn requested_layers_are_placed_even_on_a_slow_device() {
     for n in 0..=13 {
         let constraints = PlanConstraints { whole_layers: Some(n), ..PlanConstraints::default() };
         let recipe = Recipe { devices: vec![(0.1, 0.5)], constraints, ..usual() };
-        let forecast = check(&recipe.task(&[recipe.all()]));
+        let forecast = check(&recipe.task(&[recipe.ample_budget()]));
         let layers = forecast.placement.layers.iter().enumerate();
         let on_device: Vec<usize> = layers.filter(|(_, l)| l.home != CPU).map(|(i, _)| i).collect();
         assert_eq!(on_device, (12 - n.min(12)..12).collect::<Vec<_>>(), "-ngl {n}");

@@ -9,11 +9,12 @@ use crate::options::{Budget, DeviceOptions};
 
 type Result<T> = std::result::Result<T, DeviceError>;
 
-/// Device memory left free without a user budget: for the desktop and other programs.
+/// Device memory that [`Budget::Auto`] leaves free for the desktop and other programs.
 const MARGIN: Bytes = Bytes(512 << 20);
 
-/// The budget of a device: `given`, but at most the device's memory; without it, the free memory
-/// minus [`MARGIN`], or no limit if the driver reports no sizes.
+/// The budget of a device: `given`, but at most the device's memory. By default and for
+/// [`Budget::Auto`]: the free memory (the total, if the driver does not report what is free) minus
+/// [`MARGIN`], or no limit if the driver reports neither.
 pub(crate) fn budget(
     given: Option<&Budget>,
     memory: MemoryReport,
@@ -54,7 +55,7 @@ pub(crate) fn choose(
 ) -> Result<Vec<Candidate>> {
     let missing_backend = |backend: Option<&str>| {
         let backend = wanted.backend.or(backend);
-        // The last entry is the backend that supports most devices.
+        // The last entry is the backend that supports the most devices.
         let concerned = missing.iter().find(|missing| backend == Some(missing.backend));
         concerned.or(missing.last()).cloned().map(Box::new)
     };
@@ -101,7 +102,7 @@ pub(crate) fn choose(
 /// The notice that no device was found; `None` if this build supports no devices other than the
 /// CPU.
 pub(crate) fn no_device(wanted: &DeviceOptions, missing: &[MissingBackend]) -> Option<Notice> {
-    // The last entry is the backend that supports most devices, so its hint helps most.
+    // The last entry is the backend that supports the most devices, so its hint helps most.
     let reason = missing.iter().rfind(|m| m.is_built).map(|m| m.reason.clone())?;
     Some(Notice::NoDevice { reason, expected_by: wanted.expected_by.clone() })
 }
@@ -113,7 +114,7 @@ pub(crate) fn device_full(name: &str, memory: MemoryReport) -> DeviceFull {
     DeviceFull { device: name.to_owned(), known, margin: MARGIN }
 }
 
-pub(crate) fn check_number(wanted: &DeviceOptions, n_devices: usize) -> Result<()> {
+pub(crate) fn check_budget_count(wanted: &DeviceOptions, n_devices: usize) -> Result<()> {
     let n_budgets = wanted.budgets.len();
     if n_budgets > 1 && n_devices > 0 && n_budgets != n_devices {
         return Err(DeviceError::Budgets { n_budgets, n_devices });

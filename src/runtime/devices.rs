@@ -35,7 +35,6 @@ pub fn cpu_threads(threads: Option<usize>) -> usize {
     CpuOptions { threads, ..CpuOptions::default() }.n_threads()
 }
 
-/// Opens a device.
 type Open = Arc<dyn Fn() -> hal::Result<Arc<dyn Backend>> + Send + Sync>;
 
 /// A usable device other than the CPU.
@@ -98,16 +97,16 @@ fn device_description(open: &Open) -> String {
 /// descriptors, page tables. No API reports this memory on all platforms.
 pub const DRIVER_RESERVE: Bytes = Bytes(64 << 20);
 
-/// A backend without a usable device, and a hint for the user.
+/// A backend without a usable device, or a rejected device, and a hint for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingBackend {
     /// One of [`BACKENDS`].
     pub backend: &'static str,
     /// Whether this program includes the backend, so that only a driver or a device is missing.
     pub is_built: bool,
-    /// The missing library, driver or build feature.
+    /// The missing library, driver or build feature, or why the device is rejected.
     pub reason: String,
-    /// How to install it, for the user.
+    /// What the user can install or do.
     pub hint: String,
 }
 
@@ -126,9 +125,9 @@ pub fn backend_of(device: &str) -> &'static str {
     }
 }
 
-/// Every device other than the CPU, best first, and the backends without a usable device. Detection
-/// takes time, so a command calls this once. Kernels that drivers compile are cached in `folder`,
-/// if the driver allows it. Add a new backend here.
+/// Every device other than the CPU, wgpu's last, and the backends without a usable device.
+/// Detection takes time, so a command calls this once. Kernels that drivers compile are cached in
+/// `folder`, if the driver allows it. Add a new backend here.
 #[must_use]
 pub fn candidates(folder: Option<&Path>) -> (Vec<Candidate>, Vec<MissingBackend>) {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
@@ -136,9 +135,9 @@ pub fn candidates(folder: Option<&Path>) -> (Vec<Candidate>, Vec<MissingBackend>
     find_hip_cards(folder, &mut found, &mut missing);
     let cards = found.len();
     for adapter in wgpu_backend::adapters() {
-        let same = found[..cards].iter().find(|card| card.is(&adapter));
+        let same = found[..cards].iter().find(|card| card.matches(&adapter));
         let same_as = same.map(|card: &Card| card.candidate.name.clone());
-        let mut card = find_wgpu_adapters(adapter, folder);
+        let mut card = wgpu_card(adapter, folder);
         card.candidate.same_as = same_as;
         found.push(card);
     }
@@ -157,7 +156,7 @@ struct Card {
 impl Card {
     /// Whether this is the card of `adapter`. If one of the drivers does not report the PCI slot,
     /// any card of the same vendor counts as the same card.
-    fn is(&self, adapter: &wgpu_backend::Adapter) -> bool {
+    fn matches(&self, adapter: &wgpu_backend::Adapter) -> bool {
         let slots = [self.slot.clone(), simt::slot(adapter.slot())];
         if slots.iter().any(|slot| slot.is_empty()) {
             self.vendor == adapter.vendor()
@@ -189,7 +188,7 @@ fn find_cuda_cards(found: &mut Vec<Card>, missing: &mut Vec<MissingBackend>) {
         Arc::new(move || cuda::open(&device).map(|backend| backend as Arc<dyn Backend>))
     };
     match cuda::devices() {
-        Ok(devices) => of_vendor("cuda", NVIDIA, devices, &open, found, missing),
+        Ok(devices) => add_vendor_cards("cuda", NVIDIA, devices, &open, found, missing),
         Err(why) => missing.push(missing_library("cuda", &why)),
     }
 }
@@ -210,7 +209,7 @@ fn find_hip_cards(folder: Option<&Path>, found: &mut Vec<Card>, missing: &mut Ve
         })
     };
     match hip::devices() {
-        Ok(devices) => of_vendor("hip", AMD, devices, &open, found, missing),
+        Ok(devices) => add_vendor_cards("hip", AMD, devices, &open, found, missing),
         Err(why) => missing.push(missing_library("hip", &why)),
     }
 }
@@ -224,7 +223,7 @@ fn find_hip_cards(
     missing.push(missing_at_build("hip"));
 }
 
-/// ROCm exists only for Linux on x86-64.
+/// The HIP backend supports only Linux on x86-64.
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 fn find_hip_cards(
     _folder: Option<&Path>,
@@ -233,18 +232,18 @@ fn find_hip_cards(
 ) {
 }
 
-/// PCI vendor ids.
+/// PCI vendor id.
 #[cfg(feature = "cuda")]
 const NVIDIA: u32 = 0x10de;
 #[cfg(all(feature = "hip", target_os = "linux", target_arch = "x86_64"))]
 const AMD: u32 = 0x1002;
 
-/// Adds a vendor's usable devices to `found`, and those that its backend refuses to `missing`.
+/// Adds a vendor's usable devices to `found`, and devices that its backend rejects to `missing`.
 #[cfg_attr(
     not(any(feature = "cuda", feature = "hip")),
     allow(dead_code, reason = "only vendors' backends use it")
 )]
-fn of_vendor(
+fn add_vendor_cards(
     backend: &'static str,
     vendor: u32,
     devices: Vec<simt::FoundDevice>,
@@ -300,7 +299,7 @@ fn missing_wgpu(found: &[Candidate]) -> Option<MissingBackend> {
 }
 
 /// The card of a device that Vulkan, Metal or DX12 reports.
-fn find_wgpu_adapters(adapter: wgpu_backend::Adapter, folder: Option<&Path>) -> Card {
+fn wgpu_card(adapter: wgpu_backend::Adapter, folder: Option<&Path>) -> Card {
     let pipelines = folder.map(Path::to_owned);
     let options = wgpu_backend::Options { pipelines, ..wgpu_backend::Options::default() };
     let (slot, vendor) = (simt::slot(adapter.slot()), adapter.vendor());
@@ -328,12 +327,10 @@ const DRIVERS: &str = if cfg!(target_os = "linux") {
     "the vendor's graphics driver, with Vulkan or DirectX 12"
 };
 
-/// Help text: the requirements of CUDA.
 const CUDA_DRIVER: &str = if cfg!(target_os = "linux") {
     "an NVIDIA card needs NVIDIA's driver, 525 or newer, which includes libcuda.so.1: nvidia-driver (Debian), ubuntu-drivers install (Ubuntu), akmod-nvidia and xorg-x11-drv-nvidia-cuda (Fedora, RPM Fusion), nvidia-utils (Arch); start a container with --gpus all; `nvidia-smi` lists the devices that the driver finds; the CUDA toolkit is not needed"
 } else {
     "an NVIDIA card needs NVIDIA's driver, 525 or newer; the CUDA toolkit is not needed"
 };
 
-/// Help text: the requirements of HIP.
 const ROCM: &str = "an AMD card needs ROCm, 5 to 7, with libamdhip64 and libhiprtc: rocm-hip-runtime (AMD's packages), rocm-hip (Fedora), hip-runtime-amd (Arch); the user must be in the groups render and video, and a container needs /dev/kfd and /dev/dri; `rocminfo` lists the devices that ROCm finds; without ROCm, the card is used through Vulkan";

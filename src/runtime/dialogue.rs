@@ -22,11 +22,12 @@ fn name(tokenizer: &Tokenizer, id: Option<u32>) -> String {
 pub struct Ends {
     /// Tokens, such as `<|im_end|>`.
     pub tokens: Vec<u32>,
-    /// Stop strings, if the vocabulary has no token for the end of a turn.
+    /// Stop strings of the dialogue; also the end of a turn, if the vocabulary has no token for it.
     pub stops: Vec<String>,
 }
 
-/// Finds the token or string that the template prints after an answer.
+/// Finds the token or string that the template prints after an answer; adds the dialogue's own stop
+/// strings.
 #[must_use]
 pub fn ends(dialogue: &Dialogue, tokenizer: &Tokenizer) -> Ends {
     let mut ends = Ends { tokens: Vec::new(), stops: dialogue.stops() };
@@ -125,13 +126,13 @@ mod tests {
         Tokenizer::new(vocab).unwrap()
     }
 
-    fn written(source: &str) -> Dialogue {
+    fn dialogue(source: &str) -> Dialogue {
         Dialogue::with_template(Template::compile(source).unwrap())
     }
 
     #[test]
     fn an_end_of_turn_of_any_token_type_ends_the_answer() {
-        let dialogue = written("{% for m in messages %}{{ m.content }}<|stop|>\n{% endfor %}");
+        let dialogue = dialogue("{% for m in messages %}{{ m.content }}<|stop|>\n{% endfor %}");
         for kind in [TokenType::Control, TokenType::UserDefined, TokenType::Unknown] {
             let ends = ends(&dialogue, &tokenizer(&[("<|stop|>", kind)]));
             assert_eq!(ends, Ends { tokens: vec![300], stops: vec![] }, "{kind:?}");
@@ -142,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_token_that_closes_reasoning_does_not_end_the_answer() {
-        let dialogue = written("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}");
+        let dialogue = dialogue("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}");
         let channels = ["<|end|>", "<|channel|>", "<|message|>", "<|return|>", "<|call|>"];
         let channels = channels.map(|name| (name, TokenType::Control));
         assert_eq!(ends(&dialogue, &tokenizer(&channels)), Ends::default());
@@ -169,7 +170,7 @@ mod tests {
         talk.answer("A cat.");
         talk.ask("And I?");
         for name in ["chatml", "llama2", "gemma"] {
-            let dialogue = written(builtin(name).unwrap());
+            let dialogue = dialogue(builtin(name).unwrap());
             let text = dialogue.prompt(&talk).unwrap().text;
             let ids = ids(&text, &tokenizer).unwrap();
             let n = n_instructions(&dialogue, &talk, &ids, &tokenizer);

@@ -7,7 +7,7 @@ pub const NAME: &str = "the built-in story model";
 /// Licences and origins of the model.
 pub const NOTICES: &str = include_str!("../../assets/NOTICES.md");
 
-/// Aligns the file's bytes to 64, because tensors in a memory-mapped file are aligned too.
+/// Aligns the file to 64 bytes, because tensors in a memory-mapped file are aligned too.
 #[repr(C, align(64))]
 struct AlignedBytes<T: ?Sized>(T);
 

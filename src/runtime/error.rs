@@ -11,7 +11,7 @@ use crate::devices::MissingBackend;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file does not exist, or is not a GGUF file.
+    /// The file cannot be opened, or is not a valid GGUF file.
     #[error("cannot load the model")]
     File(#[source] gguf::Error),
     /// The file cannot be read into memory.
@@ -135,7 +135,7 @@ pub enum DeviceError {
     /// The device number is too large.
     #[error("no device number {n}: devices are counted from 0, and {n_devices} can be used")]
     Number {
-        /// The number, from 0.
+        /// The requested number, from 0.
         n: usize,
         /// Number of available devices.
         n_devices: usize,

@@ -13,8 +13,8 @@ use measure::bench::Shape;
 use model::Model;
 use placement::{CPU, Forecast, PlanConstraints, Speed};
 
-use crate::assumed::{AssumedDevice, AssumedSpeed};
-use crate::choice::{budget, check_number, choose, device_full, no_device};
+use crate::assumed_device::{AssumedDevice, AssumedSpeed};
+use crate::choice::{budget, check_budget_count, choose, device_full, no_device};
 use crate::devices::{self, Candidate};
 use crate::error::DeviceError;
 use crate::notice::{Notice, Observer, PlacementReport, SharedObserver};
@@ -23,7 +23,8 @@ use crate::speeds::Speeds;
 
 type Result<T> = std::result::Result<T, DeviceError>;
 
-/// Speed of a device whose measurement failed: so slow that no plan uses the device.
+/// Speed of a device whose measurement failed: so slow that a plan uses the device only for layers
+/// that the user requests.
 const UNUSABLE: Speed = Speed {
     dense: 1.0,
     sparse: 1.0,
@@ -33,6 +34,7 @@ const UNUSABLE: Speed = Speed {
     prompt: 1.0,
     upload: 0.0,
 };
+
 /// The CPU and the other devices, as the user requested.
 #[derive(Clone, Debug)]
 pub struct Machine {
@@ -76,8 +78,8 @@ impl Accelerator {
         self.device.info().kind != DeviceKind::Integrated
     }
 
-    /// Why no layer is placed on this device. `least` is the memory that one layer needs at least.
-    /// `None` if the user's options explain it.
+    /// Why no layer is placed on this device. `least` is the least memory that a layer needs;
+    /// `None` if the device can run no layer. Returns `None` if the user's options explain it.
     #[must_use]
     pub fn why_empty(&self, least: Option<Bytes>, constraints: PlanConstraints) -> Option<String> {
         let (left, reserve) = (self.device.ledger().budget(), self.candidate.reserve);
@@ -131,7 +133,7 @@ impl Machine {
         {
             observer.notice(&notice);
         }
-        if wanted.without_layers {
+        if wanted.layers_ignored {
             observer.notice(&Notice::WholeLayersIgnored);
         }
         let mut opened = Vec::new();
@@ -147,7 +149,7 @@ impl Machine {
                 }
             }
         }
-        check_number(wanted, opened.len())?;
+        check_budget_count(wanted, opened.len())?;
         for (candidate, backend) in opened {
             machine.add(candidate, backend, wanted, observer)?;
         }
@@ -171,7 +173,7 @@ impl Machine {
         for given in assumed {
             if given.name.as_deref().is_some_and(|name| name.eq_ignore_ascii_case("cpu")) {
                 if given.memory.is_some() || machine.cpu_assumed.is_some() {
-                    let what = "cpu may occur once, and without a memory size";
+                    let what = "cpu may be given only once, and without a memory size";
                     return Err(refused(what.to_owned()));
                 }
                 machine.cpu_assumed = Some(AssumedSpeed::of_cpu(given));
@@ -196,11 +198,11 @@ impl Machine {
         // Assumed devices match any backend.
         let any = DeviceOptions { backend: None, ..wanted.clone() };
         let found = named.iter().map(|(candidate, _)| candidate.clone()).collect();
-        if wanted.without_layers {
+        if wanted.layers_ignored {
             observer.notice(&Notice::WholeLayersIgnored);
         }
         let chosen = choose(&any, found, &[])?;
-        check_number(wanted, chosen.len())?;
+        check_budget_count(wanted, chosen.len())?;
         for candidate in chosen {
             let speed = named.iter().find(|(c, _)| c.name == candidate.name).map(|(_, s)| *s);
             let opened = candidate.open();
@@ -277,7 +279,7 @@ impl Machine {
         }
     }
 
-    /// Sends the placement to `observer` as notices.
+    /// Sends notices about the placement to `observer`.
     pub(crate) fn report(
         &self,
         forecast: &Forecast,
@@ -372,7 +374,7 @@ impl Machine {
         for (number, (backend, assumed, most)) in [cpu].into_iter().chain(others).enumerate() {
             let threads = if number == 0 { self.n_threads } else { 0 };
             let speed = match assumed {
-                Some(assumed) => Ok(assumed.with(shape)),
+                Some(assumed) => Ok(assumed.for_shape(shape)),
                 None => kept.speed(backend, threads, shape, most),
             };
             speeds.push(speed.unwrap_or_else(|error| {
@@ -385,9 +387,9 @@ impl Machine {
         speeds
     }
 
-    /// The measured crossovers from which computing all rows of `model` on the CPU is faster than
-    /// computing a list of rows; [`DenseFrom::NEVER`] if the model has no feed-forward blocks, or
-    /// if the CPU is assumed or cannot be measured.
+    /// The measured shares of active rows from which the CPU computes all rows of `model` faster
+    /// than a list of rows; [`DenseFrom::NEVER`] if the model has no feed-forward blocks, or if the
+    /// CPU is assumed or cannot be measured.
     pub(crate) fn dense_from(
         &self,
         model: &Model,
@@ -445,7 +447,7 @@ pub(crate) fn known_uses(
 }
 
 /// The shape with which devices are measured for a model: its feed-forward blocks, in the format
-/// that most of their bytes have.
+/// with the most bytes.
 fn shape(model: &Model, computation: &Computation) -> Shape {
     let mut sizes: BTreeMap<&'static str, (u64, Format)> = BTreeMap::new();
     for (_, ffn) in model.blocks() {

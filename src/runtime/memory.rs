@@ -1,6 +1,6 @@
 //! Checks whether a model fits into the machine, before it is loaded.
 
-use engine::{EngineOptions, converted, scratch_width, state_bytes, to_convert};
+use engine::{EngineOptions, converted, scratch_width, state_bytes, to_repack};
 use hal::format::Format;
 use hal::{Bytes, Device, MemoryReport};
 use model::{AttentionSizes, Ffn, Model};
@@ -28,9 +28,9 @@ pub struct MemoryNeed {
 impl MemoryNeed {
     /// The memory that `model` needs with these settings, if everything is on the CPU.
     #[must_use]
-    pub fn of(model: &Model, options: &EngineOptions, cpu: &Device) -> MemoryNeed {
+    pub fn new(model: &Model, options: &EngineOptions, cpu: &Device) -> MemoryNeed {
         let hyper = &model.hyper;
-        let weights = to_convert(model, options, cpu);
+        let weights = to_repack(model, options, cpu);
         let copies = converted::size(&weights);
         let mut replaced: Bytes = weights.iter().map(converted::Weight::source_size).sum();
         // An unused predictor is not read.
@@ -51,7 +51,7 @@ impl MemoryNeed {
         let state: Bytes = model.layers.iter().map(state_bytes).sum();
         let state = product(&[state.0 as usize, options.n_seq + options.n_checkpoint]);
         let floats = |n: &[usize]| product(&[&[4], n].concat());
-        // Of the experts, count only those that a token uses.
+        // Counts only the experts that a token uses.
         let n_ff = |ffn: &Ffn| match &ffn.experts {
             Some(experts) => experts.n + experts.n_used * experts.n_ff,
             None => ffn.n_ff(),
@@ -76,10 +76,10 @@ impl MemoryNeed {
     pub fn without_devices(self, forecast: &Forecast, machine: &Machine) -> MemoryNeed {
         let others = machine.others.iter().zip(&forecast.devices[1..]);
         let apart = others.filter(|(other, _)| other.has_own_memory()).map(|(_, bytes)| *bytes);
-        self.without(&apart.collect::<Vec<_>>())
+        self.minus(&apart.collect::<Vec<_>>())
     }
 
-    fn without(self, all: &[DeviceBytes]) -> MemoryNeed {
+    fn minus(self, all: &[DeviceBytes]) -> MemoryNeed {
         let cache: Bytes = all.iter().map(|bytes| bytes.cache).sum();
         let weights: Bytes =
             all.iter().map(|bytes| bytes.frames + bytes.neurons + bytes.ends).sum();
@@ -121,7 +121,6 @@ impl MemoryNeed {
         Ok(())
     }
 
-    /// The need itemised, as text.
     fn items(&self, n_ctx: usize) -> String {
         let copies = match self.copies {
             Bytes(0) => String::new(),
@@ -185,9 +184,9 @@ mod tests {
             cache: Bytes(cache * GIB),
             ..DeviceBytes::default()
         };
-        assert_eq!(need.without(&[]).total(), need.total());
-        assert_eq!(need.without(&[on(2, 1), on(3, 0)]).total(), Bytes(3 * GIB + 7));
-        assert_eq!(need.without(&[on(7, 1)]).total(), Bytes(GIB + 7), "no repacked copies");
+        assert_eq!(need.minus(&[]).total(), need.total());
+        assert_eq!(need.minus(&[on(2, 1), on(3, 0)]).total(), Bytes(3 * GIB + 7));
+        assert_eq!(need.minus(&[on(7, 1)]).total(), Bytes(GIB + 7), "no repacked copies");
     }
 
     #[test]
@@ -196,7 +195,7 @@ mod tests {
         let model = Model::from_file(file, &model::ModelOptions::default()).unwrap();
         let cpu = crate::devices::cpu(Some(1));
         let options = EngineOptions { n_ctx: u32::MAX as usize, ..EngineOptions::default() };
-        let need = MemoryNeed::of(&model, &options, &cpu);
+        let need = MemoryNeed::new(&model, &options, &cpu);
         assert!(need.cache > Bytes(GIB) && need.copies > Bytes(0));
         assert_eq!(product(&[usize::MAX, usize::MAX]), Bytes::MAX);
     }

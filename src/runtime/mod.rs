@@ -1,6 +1,6 @@
 //! Opens a model on this machine and runs it: the entry point for other programs.
 //!
-//! Three lines run a model:
+//! This runs the built-in model:
 //!
 //! ```
 //! use thermocline_runtime::{Model, Options, SamplerConfig, Settings};
@@ -27,14 +27,14 @@
 //! plan, [`Runtime::load`] returns the [`engine::Engine`], and [`generate`] turns a prompt into
 //! text.
 
-mod assumed;
+mod assumed_device;
 mod choice;
 pub mod devices;
 pub mod dialogue;
 pub mod embedded;
 mod error;
 pub mod generate;
-mod loaded;
+mod loaded_model;
 mod machine;
 mod memory;
 mod notice;
@@ -46,10 +46,10 @@ mod runtime;
 mod side_file;
 mod speeds;
 
-pub use assumed::AssumedDevice;
+pub use assumed_device::AssumedDevice;
 pub use error::{DeviceError, Error, Result};
-pub use generate::{Ended, Report, Settings, Token, Tokens};
-pub use loaded::{Model, Sequence};
+pub use generate::{EndReason, Report, Settings, Token, Tokens};
+pub use loaded_model::{Model, Sequence};
 pub use machine::{Accelerator, Machine};
 pub use memory::MemoryNeed;
 pub use notice::{

@@ -106,7 +106,7 @@ pub enum Notice {
     },
     /// A device without usable memory.
     DeviceFull(DeviceFull),
-    /// Measuring a device failed, so the plan avoids it.
+    /// The speed of a device cannot be measured.
     NotMeasured {
         /// Name of the device.
         device: String,
@@ -168,7 +168,7 @@ pub struct DeviceFull {
 pub struct PlacementReport {
     /// Name of the device.
     pub device: String,
-    /// Number of layers with attention on the device.
+    /// Number of layers whose home is the device.
     pub n_here: usize,
     /// Number of layers among [`PlacementReport::n_here`] whose neurons are split with the CPU.
     pub n_split: usize,
@@ -187,7 +187,7 @@ pub struct PlacementReport {
 pub enum SparsityNotice {
     /// Skipping is turned off.
     Off,
-    /// Neurons with a gate of zero are skipped; the result does not change.
+    /// Neurons whose activation is zero are skipped; the result does not change.
     Exact {
         /// Name of the activation.
         activation: &'static str,
@@ -208,12 +208,12 @@ pub enum SparsityNotice {
         /// Relative error of a block's output.
         error: f32,
     },
-    /// Thresholds of the side file drop neurons.
+    /// Neurons below the thresholds of the side file are skipped.
     Thresholds {
         /// Relative error of a block's output.
         error: f32,
     },
-    /// An imported predictor, or the one in the model file, chooses neurons.
+    /// An imported predictor, or the model file's predictor, chooses neurons.
     Predictor {
         /// Whether the predictor was imported into the side file.
         is_imported: bool,
@@ -224,20 +224,21 @@ pub enum SparsityNotice {
     },
     /// A threshold was set, but it has no effect.
     ThresholdIgnored {
-        /// Whether another predictor is used; otherwise none is.
+        /// Whether the trained predictor or the thresholds of the side file are used; otherwise no
+        /// predictor is.
         other_predictor: bool,
     },
     /// Predictors of the file are not used, because they need a repacked `ffn_down`.
     NeedRepacking {
-        /// Number of predictors.
+        /// Number of unused predictors.
         n: usize,
     },
     /// Predictors of the file are not used, because their format is not supported.
     PredictorFormat {
-        /// Number of predictors.
+        /// Number of unused predictors.
         n: usize,
         /// Number of predictors in the file.
-        of: usize,
+        n_in_file: usize,
     },
 }
 
@@ -253,7 +254,7 @@ pub enum RepackNotice {
     TooLarge {
         /// Bytes of the copy.
         size: Bytes,
-        /// Bytes of everything else that the run needs.
+        /// Bytes of KV cache, recurrent states and scratch.
         rest: Bytes,
         /// Free memory.
         free: Bytes,
@@ -293,12 +294,11 @@ impl Notice {
     }
 }
 
-/// The names as text: `-a and -b`.
-fn list(names: &[&str]) -> String {
+fn join_names(names: &[&str]) -> String {
     names.join(" and ")
 }
 
-fn has(names: &[&str]) -> &'static str {
+fn has_or_have(names: &[&str]) -> &'static str {
     if names.len() == 1 { "has" } else { "have" }
 }
 
@@ -310,7 +310,7 @@ impl fmt::Display for Notice {
             }
             Notice::NotPlaced(what) => f.write_str(what),
             Notice::SplitFileIsMapped => {
-                f.write_str("a split model is mapped into memory, not read")
+                f.write_str("a model in several files is always memory-mapped")
             }
             Notice::Context { n_ctx, n_ctx_train, shorter } => {
                 write!(f, "the context is {n_ctx} tokens; the model was trained with {n_ctx_train}")?;
@@ -326,13 +326,13 @@ impl fmt::Display for Notice {
                 names => write!(
                     f,
                     "{} {} no effect: {reason}, so everything runs on the CPU",
-                    list(names),
-                    has(names)
+                    join_names(names),
+                    has_or_have(names)
                 ),
             },
             Notice::CpuOnly { what, expected_by } => {
-                let flags = list(expected_by);
-                write!(f, "{flags} {} no effect: {what} on the CPU", has(expected_by))
+                let flags = join_names(expected_by);
+                write!(f, "{flags} {} no effect: {what} on the CPU", has_or_have(expected_by))
             }
             Notice::WholeLayersIgnored => f.write_str(
                 "the number of layers has no effect: the neurons of all layers stay on the CPU",
@@ -348,7 +348,7 @@ impl fmt::Display for Notice {
             Notice::DeviceFull(full) => fmt::Display::fmt(full, f),
             Notice::NotMeasured { device, reason } => write!(
                 f,
-                "the speed of {device} cannot be measured, so no layer is placed on it: {reason}"
+                "the speed of {device} cannot be measured, so plans do not rely on it: {reason}"
             ),
             Notice::SpeedsNotKept { path, reason } => {
                 write!(f, "measured speeds are not saved in {}: {reason}", path.display())
@@ -424,7 +424,7 @@ impl fmt::Display for SparsityNotice {
                 )
             }
             SparsityNotice::ThresholdIgnored { other_predictor: true } => f.write_str(
-                "the score threshold has no effect: it applies only to the predictor in the model file",
+                "the score threshold has no effect: it applies only to an imported predictor or the model file's own",
             ),
             SparsityNotice::ThresholdIgnored { other_predictor: false } => {
                 f.write_str("the score threshold has no effect: no predictor is used")
@@ -433,9 +433,9 @@ impl fmt::Display for SparsityNotice {
                 f,
                 "{n} of the file's predictors are not used: they need a repacked ffn_down; their layers skip neurons by the gate alone, which is exact"
             ),
-            SparsityNotice::PredictorFormat { n, of } => write!(
+            SparsityNotice::PredictorFormat { n, n_in_file } => write!(
                 f,
-                "{n} of the file's {of} predictors are in an unsupported format: their layers skip neurons by the gate alone, which is exact"
+                "{n} of the file's {n_in_file} predictors are in an unsupported format: their layers skip neurons by the gate alone, which is exact"
             ),
         }
     }

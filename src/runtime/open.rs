@@ -62,7 +62,7 @@ impl Opened {
 /// Opens the file; without a path, the built-in model.
 ///
 /// # Errors
-/// [`Error::File`], which names the file and the problem.
+/// [`Error::File`], whose source names the file and the problem.
 pub fn file(path: Option<&Path>) -> Result<gguf::File> {
     path.map_or_else(embedded::file, gguf::File::open).map_err(Error::File)
 }

@@ -14,7 +14,7 @@ use crate::devices::{CpuOptions, Numa, Priority};
 pub struct Options {
     /// Context in tokens; `None` for the default.
     pub n_ctx: Option<ContextSize>,
-    /// Micro-batch: the tokens of a prompt that are computed in one step.
+    /// Micro-batch: the maximum number of tokens of one step.
     pub n_ubatch: NonZeroU32,
     /// Sequences that decode at once; they share the context.
     pub n_parallel: NonZeroU32,
@@ -81,7 +81,8 @@ pub struct Computation {
     pub activation: Option<String>,
     /// Which neurons are skipped.
     pub sparsity: Sparsity,
-    /// Minimum score of the predictor in the file; `None` for the file's threshold.
+    /// Minimum score of a neuron that an imported predictor or the file's own selects; `None` for
+    /// the predictor's own value.
     pub sparse_threshold: Option<f32>,
     /// Which devices are used, and what is placed on them.
     pub devices: DeviceOptions,
@@ -126,7 +127,8 @@ pub struct CacheFolder {
 /// Which neurons are computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sparsity {
-    /// Neurons that the file's predictor selects, if it has one; else [`Sparsity::Exact`].
+    /// Neurons that an imported predictor or the file's own selects; without either, as
+    /// [`Sparsity::Exact`].
     Predicted,
     /// Neurons that can contribute. The result is the same as with [`Sparsity::Off`].
     Exact,
@@ -156,12 +158,12 @@ pub enum Budget {
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceOptions {
     /// Only devices of this backend, one of [`crate::devices::BACKENDS`]; `Some("cpu")` uses only
-    /// the CPU, `None` devices of all backends.
+    /// the CPU, `None` uses all backends.
     pub backend: Option<&'static str>,
-    /// Devices by name; `None` for every hardware device.
+    /// Devices by name; `None` for every hardware device, each once.
     pub named: Option<Vec<String>>,
     /// Index of the only device to use, among those that `backend` and `named` select; `None` uses
-    /// all of these.
+    /// all of them.
     pub main: Option<usize>,
     /// One budget per device, or one for all devices; empty for [`Budget::Auto`].
     pub budgets: Vec<Budget>,
@@ -175,7 +177,7 @@ pub struct DeviceOptions {
     pub expected_by: Vec<&'static str>,
     /// Whether a request for whole layers was dropped, because their neurons have to stay on the
     /// CPU.
-    pub without_layers: bool,
+    pub layers_ignored: bool,
 }
 
 impl Default for DeviceOptions {
@@ -189,7 +191,7 @@ impl Default for DeviceOptions {
             adapt: true,
             remeasure: false,
             expected_by: Vec::new(),
-            without_layers: false,
+            layers_ignored: false,
         }
     }
 }
@@ -216,7 +218,7 @@ impl Default for Processor {
 }
 
 impl Processor {
-    /// Options of the CPU backend, without numbers of threads and without notices.
+    /// Options of the CPU backend, without thread counts and notices.
     #[must_use]
     pub fn options(&self) -> CpuOptions {
         CpuOptions {

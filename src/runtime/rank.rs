@@ -7,14 +7,14 @@ use text::tokenizer::{Error, Tokenizer};
 /// How a ranking model reads a query and a document.
 #[derive(Clone, Debug)]
 pub struct RankPrompt {
-    /// A text with `{query}` and `{document}`; `None` for both one after the other.
+    /// A text with `{query}` and `{document}`; `None` if special tokens separate the two.
     template: Option<String>,
-    /// The separator between query and document, without a template.
+    /// The token between query and document, if there is no template.
     separator: Option<u32>,
 }
 
 impl RankPrompt {
-    /// From the keys of a model file. A template that is not a text counts as absent.
+    /// Reads the keys of a model file. A template that is not a string counts as absent.
     #[must_use]
     pub fn of(metadata: &Metadata, tokenizer: &Tokenizer) -> RankPrompt {
         let template = metadata.str("tokenizer.chat_template.rerank").ok().flatten();
@@ -25,7 +25,7 @@ impl RankPrompt {
         }
     }
 
-    /// The tokens of a query and a document: those of llama-server.
+    /// The tokens of a query and a document, the same as in llama-server.
     ///
     /// # Errors
     /// A text that is too long.
@@ -36,7 +36,7 @@ impl RankPrompt {
         tokenizer: &Tokenizer,
     ) -> Result<Vec<u32>, Error> {
         if let Some(template) = &self.template {
-            // What the texts contain is not replaced.
+            // Placeholders in the query or the document are not replaced.
             let parts = template.split("{query}").map(|part| part.replace("{document}", document));
             return tokenizer.encode(&parts.collect::<Vec<_>>().join(query), false, true);
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use engine::converted::{self, RepackFile, StaleFile, Weight};
-use engine::{EngineOptions, to_convert};
+use engine::{EngineOptions, to_repack};
 use hal::{Bytes, Device};
 use model::Model;
 
@@ -21,10 +21,10 @@ pub(crate) fn prepare(
     cpu: &Device,
     observer: &dyn Observer,
 ) -> EngineOptions {
-    let weights = to_convert(model, &options, cpu);
+    let weights = to_repack(model, &options, cpu);
     if weights.is_empty() {
         let wants = EngineOptions { repack: true, ..options.clone() };
-        let wanted = if options.repack { Vec::new() } else { to_convert(model, &wants, cpu) };
+        let wanted = if options.repack { Vec::new() } else { to_repack(model, &wants, cpu) };
         if !wanted.is_empty() {
             let cost = cost_without_repacking(&wanted);
             observer.notice(&Notice::Repack(RepackNotice::Off { cost }));
@@ -42,7 +42,7 @@ pub(crate) fn prepare(
     if options.converted.is_some() {
         return options;
     }
-    let rest = MemoryNeed::of(model, &options, cpu).without_weights();
+    let rest = MemoryNeed::new(model, &options, cpu).without_weights();
     let free = cpu.memory().ok().and_then(|memory| memory.free);
     match copy_too_large(size, rest, free, cost_without_repacking(&weights)) {
         None => options,

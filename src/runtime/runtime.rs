@@ -9,7 +9,7 @@ use hal::{Bytes, Device};
 use model::Model;
 use placement::{CPU, Forecast, Speed};
 
-use crate::assumed::AssumedDevice;
+use crate::assumed_device::AssumedDevice;
 use crate::machine::{self, Machine};
 use crate::memory::MemoryNeed;
 use crate::notice::{Notice, Observer, SharedObserver, SilentObserver, SparsityNotice, Task};
@@ -17,7 +17,7 @@ use crate::open::Opened;
 use crate::options::{ContextSize, Options, Sparsity};
 use crate::{Error, Result, repack, side_file};
 
-/// Default context in tokens: the model's own, but at most this, to limit the KV cache.
+/// Limit of the default context in tokens, because the KV cache grows with the context.
 const DEFAULT_CONTEXT: usize = 4096;
 /// A larger context is chosen if it keeps at least this fraction of the speed.
 const MIN_SPEED: f64 = 0.95;
@@ -101,7 +101,7 @@ impl Runtime {
         &self.observer
     }
 
-    /// Opens the model file, or the built-in model without a path. Nothing is loaded.
+    /// Opens the model file, or the built-in model without a path, as [`Opened::open`] does.
     ///
     /// # Errors
     /// A file that is not a model or that cannot be held in memory.
@@ -131,7 +131,7 @@ impl Runtime {
         machine::known_uses(model, &self.options.computation, self.observer.as_ref())
     }
 
-    /// The context size in tokens: the one in the options, else the model's own, at most 4096. With
+    /// The context size in tokens: the options' size, else the trained size, at most 4096. With
     /// devices, a larger context is chosen: the trained size, half of it, a quarter and so on,
     /// whichever is the largest that keeps 95 % of the decode speed and all layers on devices.
     #[must_use]
@@ -240,7 +240,7 @@ impl Runtime {
     /// Host memory that `model` needs with the placement of `forecast`.
     #[must_use]
     pub fn need(&self, model: &Model, settings: &EngineOptions, forecast: &Forecast) -> MemoryNeed {
-        MemoryNeed::of(model, settings, &self.machine.cpu).without_devices(forecast, &self.machine)
+        MemoryNeed::new(model, settings, &self.machine.cpu).without_devices(forecast, &self.machine)
     }
 
     /// Loads `model`: repacks weights or takes them from the cache, and rejects a model that
@@ -267,7 +267,7 @@ impl Runtime {
             repack::prepare(model, settings, &self.options.computation, cpu, observer)
         };
         report_sparsity(model, &settings, observer);
-        let need = MemoryNeed::of(model, &settings, cpu);
+        let need = MemoryNeed::new(model, &settings, cpu);
         // `without_devices` keeps integrated devices in the need, because they use host memory.
         let need =
             planned.as_ref().map_or(need, |forecast| need.without_devices(forecast, &self.machine));
@@ -347,7 +347,7 @@ fn report_sparsity(model: &Model, options: &EngineOptions, observer: &dyn Observ
     match (options.sparsity, model.is_exactly_sparse()) {
         (engine::Sparsity::Off, _) => tell(SparsityNotice::Off),
         (engine::Sparsity::Within(error), _) => {
-            side_file::skips(model, options, error).into_iter().for_each(tell);
+            side_file::sparsity_notice(model, options, error).into_iter().for_each(tell);
         }
         (engine::Sparsity::Exact | engine::Sparsity::Predicted, true) => {
             tell(SparsityNotice::Exact { activation });
@@ -359,7 +359,7 @@ fn report_sparsity(model: &Model, options: &EngineOptions, observer: &dyn Observ
     if options.sparsity != engine::Sparsity::Predicted {
         return;
     }
-    let built = model.blocks().filter(|(_, ffn)| ffn.predictor.is_some()).count();
+    let supported = model.blocks().filter(|(_, ffn)| ffn.predictor.is_some()).count();
     let n_layers = options.n_predicting(model);
     if n_layers > 0 {
         let imported = side_file::imported_threshold(options);
@@ -373,9 +373,9 @@ fn report_sparsity(model: &Model, options: &EngineOptions, observer: &dyn Observ
     if n_layers < repacked {
         tell(SparsityNotice::NeedRepacking { n: repacked - n_layers });
     }
-    if built < model.n_predictors {
-        let (n, of) = (model.n_predictors - built, model.n_predictors);
-        tell(SparsityNotice::PredictorFormat { n, of });
+    if supported < model.n_predictors {
+        let (n, n_in_file) = (model.n_predictors - supported, model.n_predictors);
+        tell(SparsityNotice::PredictorFormat { n, n_in_file });
     }
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn add(
 /// Whether the model has a complete predictor or complete thresholds.
 ///
 /// # Errors
-/// A damaged or unsuitable side file, or one that is unfinished unless its training began at the
+/// A damaged or unsuitable side file; or an unfinished predictor, unless its training began at the
 /// model's first use.
 pub fn has_predictor(model: &Model, computation: &Computation) -> predictor::Result<bool> {
     let Some(learned) = find(model, computation)? else { return Ok(false) };
@@ -96,7 +96,11 @@ fn imported(
 
 /// The notice about the side file's predictor or thresholds, for a relative `error` of a block's
 /// output. `None` if the engine uses neither, or an imported predictor.
-pub(crate) fn skips(model: &Model, options: &EngineOptions, error: f32) -> Option<SparsityNotice> {
+pub(crate) fn sparsity_notice(
+    model: &Model,
+    options: &EngineOptions,
+    error: f32,
+) -> Option<SparsityNotice> {
     match &options.chooser.as_ref()?.layers {
         Layers::Predictors(_) => Some(SparsityNotice::TrainedPredictor {
             n_layers: options.n_predicting(model),

@@ -1,4 +1,4 @@
-//! Speeds are measured once and cached in the user's cache folder. This way plans, and with them
+//! Measures speeds once and caches them in the user's cache folder, so that plans, and with them
 //! the last bits of results, do not change between starts.
 
 use std::path::{Path, PathBuf};
@@ -37,9 +37,6 @@ impl Speeds {
 
     /// The speed of a device with weights of `shape`, cached or measured. `threads` is 0 for
     /// devices without threads. Measuring allocates less than `most` bytes.
-    ///
-    /// # Errors
-    /// The device's error.
     pub(crate) fn speed(
         &mut self,
         backend: &Arc<dyn Backend>,
@@ -71,11 +68,7 @@ impl Speeds {
         Ok(Speed { dense, sparse, hand_off, op, refill, prompt, upload })
     }
 
-    /// Measured or cached crossovers for the CPU with `threads` threads and weights of
-    /// `shape`.
-    ///
-    /// # Errors
-    /// The device's error.
+    /// Measured or cached crossovers for the CPU with `threads` threads and weights of `shape`.
     pub(crate) fn dense_from(
         &mut self,
         backend: &Arc<dyn Backend>,

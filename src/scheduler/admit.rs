@@ -200,7 +200,8 @@ impl<'t> Worker<'t> {
         (sequence, false)
     }
 
-    /// A sequence from the disk cache, if it has clearly more than the `n` tokens in memory.
+    /// A sequence from the disk cache, if it saves [`WORTH_READING`] more tokens than the `n` in
+    /// memory.
     fn restored(&mut self, choice: &Choice<'_>, n: usize) -> Option<Sequence> {
         if !choice.reuses || choice.writer.wants_prompt_logprobs() {
             return None;
@@ -241,8 +242,8 @@ impl<'t> Worker<'t> {
         }
     }
 
-    /// Evicts idle sequences until `n` blocks are free. Evicts none if the running sequences leave
-    /// fewer than `n` blocks.
+    /// Evicts idle sequences until `n` blocks are free, or none if the running sequences leave
+    /// fewer than `n` blocks. Returns whether `n` blocks are free.
     fn evict_for_blocks(&mut self, n: usize) -> bool {
         let running = self.running.iter().map(|running| (&running.sequence, running.n_fed()));
         let held = self.engine.n_distinct_blocks(running, &mut self.seen);

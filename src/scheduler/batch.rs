@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use engine::{Feed, Want};
+use engine::{Feed, LogitsRequest};
 
 use crate::choice::{Choice, Outcome};
-use crate::request::{Ended, Error, Event};
+use crate::request::{EndReason, Error, Event};
 use crate::worker::{Running, Worker};
 
 /// Maximum number of tokens of a device step in which the logits of a sequence have the same bits
 /// as if the sequence ran alone ([`engine::Engine::step`]).
-const MOST_EXACT: usize = 16;
+const MAX_EXACT_BATCH: usize = 16;
 
 impl Worker<'_> {
     /// Computes one token for each generation in decode, then a chunk of one prompt.
@@ -28,8 +28,8 @@ impl Worker<'_> {
         let decoding: Vec<(usize, usize)> =
             decoding.into_iter().map(|(index, running)| (index, running.n_take())).collect();
         if !decoding.is_empty() {
-            // Short prompts and the last tokens of long ones are computed with those that decode;
-            // the time is shared by tokens.
+            // These steps may also have prompt tokens: short prompts and the ends of long ones.
+            // Split the time between prefill and decode by number of tokens.
             let n_tokens: usize = decoding.iter().map(|(_, n)| n).sum();
             let prompt = decoding.iter().map(|(index, _)| self.running[*index].n_take_of_prompt());
             let prompt = prompt.sum::<usize>() as f64 / n_tokens as f64;
@@ -55,8 +55,8 @@ impl Worker<'_> {
         self.settle();
     }
 
-    /// Truncates sequences whose cache was lost with a device, so that their tokens are prefilled
-    /// again.
+    /// Truncates running sequences whose cache was lost with a device, so that their tokens are
+    /// computed again, and drops idle ones.
     fn drop_lost(&mut self) {
         for running in &mut self.running {
             let n = self.engine.n_cached(&running.sequence);
@@ -82,23 +82,23 @@ impl Worker<'_> {
         next.latest_piece = self.n_steps;
         let (n_rest, n_prefill) = (next.n_rest(), next.choice.n_prefill);
         // With recurrent layers, prefill stops before the last token to make a checkpoint there.
-        let together = n_rest + n_decoding <= MOST_EXACT && !self.engine.is_recurrent();
+        let together = n_rest + n_decoding <= MAX_EXACT_BATCH && !self.engine.is_recurrent();
         next.end += if together {
             n_rest
         } else if next.start < n_prefill {
             (n_prefill - next.start).min(self.piece)
         } else {
-            (n_rest - 1).min(MOST_EXACT)
+            (n_rest - 1).min(MAX_EXACT_BATCH)
         };
     }
 
     /// Computes the planned tokens of generations in decode, in device steps of up to
-    /// [`MOST_EXACT`] tokens. `decoding` has the index of each generation and its number of tokens.
+    /// [`MAX_EXACT_BATCH`] tokens. `decoding` has pairs of generation index and token count.
     fn decode(&mut self, decoding: &[(usize, usize)]) {
-        let mut group: Vec<usize> = Vec::with_capacity(MOST_EXACT);
+        let mut group: Vec<usize> = Vec::with_capacity(MAX_EXACT_BATCH);
         let mut n_tokens = 0;
         for &(index, n) in decoding {
-            if n_tokens + n > MOST_EXACT {
+            if n_tokens + n > MAX_EXACT_BATCH {
                 self.compute(&group);
                 group.clear();
                 n_tokens = 0;
@@ -140,9 +140,9 @@ impl Worker<'_> {
             let Choice { tokens, writer, .. } = choice;
             let tokens: &[u32] = tokens;
             let want = match (writer.wants_prompt_logprobs(), end == tokens.len()) {
-                (true, _) => Want::All,
-                (false, true) => Want::Last,
-                (false, false) => Want::None,
+                (true, _) => LogitsRequest::All,
+                (false, true) => LogitsRequest::Last,
+                (false, false) => LogitsRequest::None,
             };
             feeds.push(Feed { sequence, tokens: &tokens[n_fed..end], want });
             writers.push((tokens, writer));
@@ -175,7 +175,7 @@ impl Worker<'_> {
             match self.running[index].choice.writer.outcome.take() {
                 None => index += 1,
                 Some(Outcome::Failed(error)) => self.fail(index, error),
-                Some(Outcome::Ended(end)) => {
+                Some(Outcome::EndReason(end)) => {
                     let running = self.running.remove(index);
                     self.finish(running, end);
                 }
@@ -197,7 +197,7 @@ impl Worker<'_> {
         let Running { sequence, choice, .. } = &mut self.running[index];
         let Some(keep) = choice.shift() else {
             let running = self.running.remove(index);
-            self.finish(running, Ended::ContextFull.into());
+            self.finish(running, EndReason::ContextFull.into());
             return false;
         };
         let n = self.engine.truncate(sequence, keep);

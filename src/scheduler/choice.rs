@@ -9,7 +9,7 @@ use text::tokenizer::{Detokenizer, Start, Tokenizer};
 
 use crate::logprobs::{after_sampling, logprobs};
 use crate::queue::{Caller, Job};
-use crate::request::{Ended, Error, Event, Report, Times, TokenEvent, TokenLogprobs};
+use crate::request::{EndReason, Error, Event, Report, Times, TokenEvent, TokenLogprobs};
 
 /// Result of sampling from the logits after the last token.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(crate) enum Outcome {
     /// The next token.
     Sampled(u32),
     /// The text is complete.
-    Ended(End),
+    EndReason(End),
     /// An error of the sampler, the constraint or the tokenizer.
     Failed(Error),
 }
@@ -25,14 +25,14 @@ pub(crate) enum Outcome {
 /// How a text ended.
 #[derive(Clone, Debug)]
 pub(crate) struct End {
-    pub(crate) ended: Ended,
+    pub(crate) ended: EndReason,
     pub(crate) stopped_by: Option<String>,
     /// The token that ended the text.
     pub(crate) token: Option<u32>,
 }
 
-impl From<Ended> for End {
-    fn from(ended: Ended) -> End {
+impl From<EndReason> for End {
+    fn from(ended: EndReason) -> End {
         End { ended, stopped_by: None, token: None }
     }
 }
@@ -49,7 +49,7 @@ pub(crate) struct Writer<'t> {
     n_logprobs: Option<usize>,
     post_sampling: bool,
     max_time: Option<Duration>,
-    /// Of the prompt's tokens, as far as they are computed; `None` if not requested.
+    /// For the prompt tokens computed so far; `None` if not requested.
     prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
     caller: Arc<Caller>,
     choice: usize,
@@ -92,7 +92,7 @@ impl Writer<'_> {
     fn sample(&mut self, logits: &[f32]) -> Result<Outcome, Error> {
         let is_full = |n: usize| self.settings.n_predict.is_some_and(|most| n >= most);
         if is_full(self.n_generated) {
-            return Ok(Outcome::Ended(Ended::Length.into()));
+            return Ok(Outcome::EndReason(EndReason::Length.into()));
         }
         let allowed =
             self.constraint.as_mut().map(|constraint| constraint.allowed()).transpose()?;
@@ -105,8 +105,8 @@ impl Writer<'_> {
         let first = *self.first.get_or_insert_with(Instant::now);
         let ends = self.tokenizer.is_eog(token) || self.settings.ends.contains(&token);
         if self.settings.end_of_text && ends {
-            let end = End { ended: Ended::EndOfText, stopped_by: None, token: Some(token) };
-            return Ok(Outcome::Ended(end));
+            let end = End { ended: EndReason::EndOfText, stopped_by: None, token: Some(token) };
+            return Ok(Outcome::EndReason(end));
         }
         let full = is_full(self.n_generated);
         let pushed = self.stops.push(self.detokenizer.push(token)?);
@@ -127,12 +127,12 @@ impl Writer<'_> {
         let complete = self.constraint.as_ref().is_some_and(|constraint| constraint.is_finished());
         Ok(match pushed.stopped_by {
             Some(stop) => {
-                let end = End { ended: Ended::Stop, stopped_by: Some(stop), token: None };
-                Outcome::Ended(end)
+                let end = End { ended: EndReason::Stop, stopped_by: Some(stop), token: None };
+                Outcome::EndReason(end)
             }
-            None if complete => Outcome::Ended(Ended::Complete.into()),
-            None if full => Outcome::Ended(Ended::Length.into()),
-            None if ends_line => Outcome::Ended(Ended::TimeLimit.into()),
+            None if complete => Outcome::EndReason(EndReason::Complete.into()),
+            None if full => Outcome::EndReason(EndReason::Length.into()),
+            None if ends_line => Outcome::EndReason(EndReason::TimeLimit.into()),
             None => Outcome::Sampled(token),
         })
     }
@@ -195,7 +195,7 @@ pub(crate) struct Choice<'t> {
 
 impl<'t> Choice<'t> {
     /// The first choice of a request, which holds the other choices as siblings.
-    pub(crate) fn of(job: Job, tokenizer: &'t Tokenizer, reuses: bool) -> Choice<'t> {
+    pub(crate) fn from_job(job: Job, tokenizer: &'t Tokenizer, reuses: bool) -> Choice<'t> {
         let settings = Arc::new(job.settings);
         let mut constraints = job.constraints.into_iter();
         let mut siblings: Vec<Sibling> = (0..)
@@ -289,7 +289,7 @@ impl<'t> Choice<'t> {
         (self.number, self.index)
     }
 
-    /// Whether the choice has never run, so that its request counts as queued.
+    /// Whether the choice has never run, so that its request is still queued.
     pub(crate) fn is_queued(&self) -> bool {
         self.started.is_none()
     }
@@ -298,7 +298,7 @@ impl<'t> Choice<'t> {
         self.writer.caller.is_cancelled()
     }
 
-    /// Tokens generated since the last call.
+    /// Number of tokens generated since the last call.
     pub(crate) fn take_uncounted(&mut self) -> u64 {
         let new = self.writer.n_generated - self.n_counted;
         self.n_counted = self.writer.n_generated;
@@ -338,10 +338,10 @@ impl<'t> Choice<'t> {
     /// Reports the end of this choice and of its siblings that never started.
     pub(crate) fn finish(mut self, end: End) {
         let mut end = end;
-        if end.ended != Ended::Stop {
+        if end.ended != EndReason::Stop {
             let (text, stopped_by) = self.writer.rest();
             if let Some(stop) = stopped_by {
-                end = End { ended: Ended::Stop, stopped_by: Some(stop), token: None };
+                end = End { ended: EndReason::Stop, stopped_by: Some(stop), token: None };
             }
             if !text.is_empty() {
                 let (id, bytes, logprobs) = (None, Vec::new(), None);

@@ -125,7 +125,7 @@ impl Worker<'_> {
         let mut vector: Vec<f32> = pooled.iter().map(|sum| (sum / divisor) as f32).collect();
         let head = self.engine.model().rank.as_ref().filter(|_| wanted == Pooling::Rank);
         if wanted == Pooling::None {
-            // Larger than a vector: not kept for the next text.
+            // The states of all tokens take much memory; free them.
             *pooled = Vec::new();
         }
         let result = computed.and_then(|()| {
@@ -136,7 +136,7 @@ impl Worker<'_> {
             is_finite.then_some(vector).ok_or(engine::Error::NotANumber { token: n - 1 })
         });
         let result = result.map_err(|error| Error::Engine(error.into()));
-        // Whoever sees the result sees its effect in the status.
+        // Publish first, so that a caller with the result reads an updated status.
         self.publish();
         if let Some(job) = self.embedding.jobs.pop_front() {
             (job.sink)(result);

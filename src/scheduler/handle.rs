@@ -15,7 +15,7 @@ use text::tokenizer::Tokenizer;
 use crate::embed::{EmbedJob, EmbeddingSink, Pooling};
 use crate::options::SchedulerOptions;
 use crate::queue::{Caller, Command, Job, Limits, Shared, SlotAction};
-use crate::request::{Error, MOST_CHOICES, Request, Sink, SubmitError, Update};
+use crate::request::{Error, MAX_CHOICES, Request, Sink, SubmitError, Update};
 use crate::slots::{SlotError, SlotFile};
 use crate::status::Status;
 use crate::worker::{self, Setup};
@@ -38,7 +38,7 @@ pub enum StartError {
     Thread(#[source] io::Error),
 }
 
-/// Why a text has no embedding.
+/// Why a text was not embedded.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EmbedError {
@@ -48,13 +48,13 @@ pub enum EmbedError {
     /// [`Pooling::Rank`] with a model that has no head for it.
     #[error("the model has no head for ranking")]
     NoHead,
-    /// It could not be computed.
+    /// The computation failed.
     #[error(transparent)]
     Failed(Error),
 }
 
 /// A handle of a scheduler. Clones refer to the same scheduler. When the last handle is dropped,
-/// running generations end ([`crate::Ended::Shutdown`]).
+/// running generations end ([`crate::EndReason::Shutdown`]).
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     shared: Arc<Shared>,
@@ -250,7 +250,7 @@ impl Scheduler {
 
     /// The embedding of a text, `[n_embd]` values that are not normalised: the pooled final hidden
     /// states of its tokens; `[n_tokens, n_embd]` with [`Pooling::None`], the outputs of the head
-    /// with [`Pooling::Rank`]. Waits for it; see [`Scheduler::embed_to`].
+    /// with [`Pooling::Rank`]. Blocks until it is computed.
     ///
     /// # Errors
     /// [`EmbedError`].
@@ -344,7 +344,7 @@ fn check(request: &Request, limits: &Limits) -> Result<(), SubmitError> {
     }
     let (n_choices, n_constraints) = (request.n_choices, request.constraints.len());
     let fits = n_constraints == 0 || n_constraints == n_choices;
-    if n_choices == 0 || n_choices > MOST_CHOICES || !fits {
+    if n_choices == 0 || n_choices > MAX_CHOICES || !fits {
         return Err(SubmitError::BadChoices { n_choices, n_constraints });
     }
     match request.slot.filter(|slot| *slot >= limits.n_parallel) {
@@ -368,8 +368,8 @@ fn samplers(request: &Request, n_vocab: usize) -> Result<Vec<Sampler>, SubmitErr
     Ok(all)
 }
 
-/// While it exists, decode steps record which neurons fire. Dropping the last one ends that and
-/// releases its memory.
+/// While a watcher exists, decode steps record which neurons fire. Dropping the last watcher stops
+/// the recording and frees its memory.
 #[derive(Debug)]
 pub struct Watcher {
     shared: Arc<Shared>,

@@ -78,7 +78,7 @@ impl Worker<'_> {
     }
 
     fn report_unwritten(&mut self) {
-        let refused = self.disk.as_mut().map(DiskCache::take_refused);
+        let refused = self.disk.as_mut().map(DiskCache::take_write_errors);
         for reason in refused.unwrap_or_default() {
             (self.options.observer)(&Notice::NotSpilled { reason });
         }

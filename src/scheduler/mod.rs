@@ -75,7 +75,7 @@ pub use files::write_private;
 pub use handle::{EmbedError, Generation, Scheduler, StartError, Ticket, Watcher};
 pub use options::{Notice, Observer, SchedulerOptions};
 pub use request::{
-    Ended, Error, Event, MOST_CHOICES, Report, Request, Sink, SubmitError, Times, TokenEvent,
+    EndReason, Error, Event, MAX_CHOICES, Report, Request, Sink, SubmitError, Times, TokenEvent,
     TokenLogprobs, Update,
 };
 pub use slots::{SlotError, SlotFile};

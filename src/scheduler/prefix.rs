@@ -3,7 +3,7 @@
 use engine::Sequence;
 
 /// Maximum number of idle sequences: each reserves host memory for the tokens of a whole context.
-const MOST_IDLE: usize = 64;
+const MAX_IDLE: usize = 64;
 
 /// An idle sequence in the KV cache.
 #[derive(Debug)]
@@ -14,9 +14,8 @@ pub(crate) struct Entry {
     used: u64,
 }
 
-/// All idle sequences.
 #[derive(Debug, Default)]
-pub(crate) struct Idle {
+pub(crate) struct IdleSequences {
     entries: Vec<Entry>,
     clock: u64,
 }
@@ -26,13 +25,13 @@ pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-impl Idle {
+impl IdleSequences {
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.entries.len() >= MOST_IDLE
+        self.entries.len() >= MAX_IDLE
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {

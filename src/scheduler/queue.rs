@@ -32,7 +32,7 @@ impl Caller {
         Caller { sink: Mutex::new(sink), cancelled }
     }
 
-    /// Passes an event on; if the sink refuses it, the request is cancelled.
+    /// Passes an event to the sink; if the sink returns `Break`, the request is cancelled.
     pub(crate) fn send(&self, choice: usize, event: Event) {
         let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         if sink(Update { choice, event }).is_break() {
@@ -97,8 +97,8 @@ pub(crate) struct Inbox {
     pub(crate) n_embeds: usize,
     /// Number of requests that have not started: those in `jobs` and those that the thread holds.
     pub(crate) n_queued: usize,
-    /// Slots without a generation, which take the first of these requests: they do not count as
-    /// waiting.
+    /// Number of free slots. That many queued requests are about to start, so they do not count
+    /// as waiting.
     pub(crate) n_free: usize,
     /// Id of the latest request.
     pub(crate) latest: u64,
@@ -127,7 +127,7 @@ pub(crate) struct Shared {
     inbox: Mutex<Inbox>,
     wake: Condvar,
     status: Mutex<Status>,
-    /// Handles that watch which neurons fire.
+    /// Number of handles that watch which neurons fire.
     n_watchers: AtomicUsize,
     pub(crate) limits: Limits,
     pub(crate) tokenizer: Arc<Tokenizer>,
@@ -141,7 +141,7 @@ impl Shared {
         Shared { inbox, wake, status, n_watchers, limits, tokenizer }
     }
 
-    /// Counts a watcher in or out.
+    /// Adds or removes a watcher.
     pub(crate) fn watch(&self, on: bool) {
         if on {
             self.n_watchers.fetch_add(1, Ordering::Relaxed);

@@ -20,8 +20,7 @@ pub struct Request {
     pub n_choices: usize,
     /// Report the log-probability of each token, and of this number of most likely tokens.
     pub n_logprobs: Option<usize>,
-    /// Report those of the distribution that the token was drawn from, after all stages of the
-    /// sampler, instead of the model's.
+    /// Report log-probabilities of the distribution after all samplers instead of the model's.
     pub post_sampling: bool,
     /// Report the log-probabilities of the prompt's tokens ([`Event::PromptLogprobs`]). All of the
     /// prompt is then computed.
@@ -32,10 +31,10 @@ pub struct Request {
     pub cache_prompt: bool,
     /// The slot to run in; `None` for any slot.
     pub slot: Option<usize>,
-    /// Time at which the request ends, even if it is still waiting ([`Ended::Deadline`]).
+    /// Time at which the request ends, even if it is still waiting ([`EndReason::Deadline`]).
     pub deadline: Option<Instant>,
     /// End at the first line end that is generated later than this after the first token
-    /// ([`Ended::TimeLimit`]).
+    /// ([`EndReason::TimeLimit`]).
     pub max_time: Option<Duration>,
 }
 
@@ -90,8 +89,8 @@ pub enum SubmitError {
     /// Invalid sampling options.
     #[error(transparent)]
     BadSampler(#[from] text::sample::Error),
-    /// No choices, more than [`MOST_CHOICES`], or constraints for another number of choices.
-    #[error("{n_choices} choices with {n_constraints} constraints")]
+    /// No choices, more than [`MAX_CHOICES`], or constraints for another number of choices.
+    #[error("{n_choices} choices with {n_constraints} constraints; use 1 to 128 choices")]
     BadChoices {
         /// Requested choices.
         n_choices: usize,
@@ -115,7 +114,7 @@ pub enum SubmitError {
 }
 
 /// Maximum number of choices of a request.
-pub const MOST_CHOICES: usize = 128;
+pub const MAX_CHOICES: usize = 128;
 
 /// An event of one choice of a request.
 #[derive(Debug)]
@@ -182,7 +181,7 @@ pub struct TokenLogprobs {
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum EndReason {
     /// The model ended its text.
     EndOfText,
     /// A stop string was generated.
@@ -207,10 +206,10 @@ pub enum Ended {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// Why the generation ended.
-    pub ended: Ended,
-    /// The stop string, for [`Ended::Stop`].
+    pub ended: EndReason,
+    /// The stop string, for [`EndReason::Stop`].
     pub stopped_by: Option<String>,
-    /// The end-of-generation token, which is not part of the text, for [`Ended::EndOfText`].
+    /// The end-of-generation token, which is not part of the text, for [`EndReason::EndOfText`].
     pub end: Option<u32>,
     /// Tokens of the prompt.
     pub n_prompt: usize,

@@ -77,7 +77,7 @@ pub enum SlotError {
     Stopped,
 }
 
-/// The path of a slot file: `name` has no separators and does not start with a dot.
+/// The path of a slot file. `name` must be a plain file name.
 fn path_of(folder: Option<&Path>, name: &str) -> Result<PathBuf, SlotError> {
     let folder = folder.ok_or(SlotError::NoFolder)?;
     let mut components = Path::new(name).components();

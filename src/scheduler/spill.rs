@@ -1,8 +1,8 @@
 //! The disk cache: sequences that no longer fit into the KV cache, one file each, in the format of
 //! [`Engine::save`].
 //!
-//! No index file exists. When the cache is opened, the name of each file shows that it belongs to
-//! the cache, and its header contains the model's fingerprint and the tokens.
+//! There is no index file. The name of a file shows that it belongs to the cache, and its contents
+//! begin with the model's fingerprint and the tokens.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -21,9 +21,8 @@ use crate::writer::{FileWriter, Written};
 const PREFIX: &str = "sequence-";
 const EXTENSION: &str = ".kv";
 
-/// A file of the cache.
 #[derive(Debug)]
-struct Spilled {
+struct SpilledFile {
     path: PathBuf,
     /// The cached tokens.
     tokens: Vec<u32>,
@@ -37,11 +36,11 @@ struct Spilled {
 #[derive(Debug)]
 pub(crate) struct DiskCache {
     folder: PathBuf,
-    most: u64,
-    files: Vec<Spilled>,
+    max_bytes: u64,
+    files: Vec<SpilledFile>,
     writer: FileWriter,
-    /// Errors of files that could not be written, not yet reported.
-    refused: Vec<String>,
+    /// Errors of writing files, not yet reported.
+    write_errors: Vec<String>,
 }
 
 impl DiskCache {
@@ -49,7 +48,7 @@ impl DiskCache {
     /// do not belong to the cache are ignored with a notice.
     pub(crate) fn open(
         folder: &Path,
-        most: Bytes,
+        limit: Bytes,
         engine: &Engine,
         observer: &Observer,
     ) -> io::Result<DiskCache> {
@@ -65,10 +64,10 @@ impl DiskCache {
         }
         let mut cache = DiskCache {
             folder: folder.to_owned(),
-            most: most.0,
+            max_bytes: limit.0,
             files: found,
             writer: FileWriter::start()?,
-            refused: Vec::new(),
+            write_errors: Vec::new(),
         };
         cache.shrink(0);
         Ok(cache)
@@ -129,9 +128,9 @@ impl DiskCache {
         recurrent: bool,
     ) -> io::Result<()> {
         let size = bytes.len() as u64;
-        if size > self.most {
-            let (size, most) = (Bytes(size), Bytes(self.most));
-            let text = format!("the sequence has {size}, but the disk cache holds only {most}");
+        if size > self.max_bytes {
+            let (size, limit) = (Bytes(size), Bytes(self.max_bytes));
+            let text = format!("the sequence has {size}, but the disk cache holds only {limit}");
             return Err(io::Error::new(io::ErrorKind::StorageFull, text));
         }
         let mut index = 0;
@@ -147,19 +146,19 @@ impl DiskCache {
         self.writer.write(&path, bytes)?;
         let (used, written) = (SystemTime::now(), false);
         self.files.retain(|file| file.path != path);
-        self.files.push(Spilled { path, tokens: tokens.to_vec(), size, used, written });
+        self.files.push(SpilledFile { path, tokens: tokens.to_vec(), size, used, written });
         Ok(())
     }
 
-    /// Errors of files that could not be written since the last call.
-    pub(crate) fn take_refused(&mut self) -> Vec<String> {
+    /// Errors of writing files since the last call.
+    pub(crate) fn take_write_errors(&mut self) -> Vec<String> {
         while let Some(written) = self.writer.try_next() {
-            self.note(written);
+            self.record_written(written);
         }
-        std::mem::take(&mut self.refused)
+        std::mem::take(&mut self.write_errors)
     }
 
-    fn note(&mut self, (path, result): Written) {
+    fn record_written(&mut self, (path, result): Written) {
         match result {
             Ok(()) => {
                 let file = self.files.iter_mut().find(|file| file.path == path);
@@ -167,7 +166,7 @@ impl DiskCache {
             }
             Err(reason) => {
                 self.files.retain(|file| file.path != path);
-                self.refused.push(reason.to_string());
+                self.write_errors.push(reason.to_string());
             }
         }
     }
@@ -179,7 +178,7 @@ impl DiskCache {
                 Some(file) if file.written => return Ok(()),
                 Some(_) => {
                     let written = self.writer.next()?;
-                    self.note(written);
+                    self.record_written(written);
                 }
                 None => return Err(io::ErrorKind::NotFound.into()),
             }
@@ -188,7 +187,7 @@ impl DiskCache {
 
     /// Deletes the least recently used files until `more` bytes fit.
     fn shrink(&mut self, more: u64) {
-        while self.total().0 + more > self.most {
+        while self.total().0 + more > self.max_bytes {
             let files = self.files.iter().enumerate();
             let Some((oldest, _)) = files.min_by_key(|(_, file)| file.used) else { return };
             self.remove(oldest);
@@ -198,20 +197,19 @@ impl DiskCache {
     /// Deletes a file, and returns its path.
     pub(crate) fn remove(&mut self, file: usize) -> PathBuf {
         let path = self.files[file].path.clone();
-        // If the file could not be written, it does not have to be deleted.
+        // An error means that the file was not written.
         drop(self.wait_for(&path));
         self.forget(&path);
         path
     }
 
-    /// Deletes a file that cannot be used, by its path.
+    /// Removes a file from the list, and deletes it.
     pub(crate) fn forget(&mut self, path: &Path) {
         self.files.retain(|file| file.path != path);
         // Another process may have deleted it.
         drop(fs::remove_file(path));
     }
 
-    /// The path of a file.
     pub(crate) fn path(&self, file: usize) -> &Path {
         &self.files[file].path
     }
@@ -228,7 +226,7 @@ fn name_of(bytes: &[u8]) -> String {
 
 /// Reads the header and the tokens of a file. `None` for a file of another model and for a file
 /// that is still being written.
-fn parse(path: &Path, engine: &Engine) -> Result<Option<Spilled>, String> {
+fn parse(path: &Path, engine: &Engine) -> Result<Option<SpilledFile>, String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     if name.ends_with(files::UNFINISHED) {
         return Ok(None);
@@ -237,11 +235,11 @@ fn parse(path: &Path, engine: &Engine) -> Result<Option<Spilled>, String> {
     if hash.is_none_or(|hash| hash.len() != 16 || !hash.bytes().all(|b| b.is_ascii_hexdigit())) {
         return Err("not a file of the disk cache".to_owned());
     }
-    let read = |error: io::Error| error.to_string();
-    let mut file = File::open(path).map_err(read)?;
-    let metadata = file.metadata().map_err(read)?;
+    let describe = |error: io::Error| error.to_string();
+    let mut file = File::open(path).map_err(describe)?;
+    let metadata = file.metadata().map_err(describe)?;
     let mut head = [0; SAVED_HEAD];
-    file.read_exact(&mut head).map_err(read)?;
+    file.read_exact(&mut head).map_err(describe)?;
     let head = match engine.saved_head(&head) {
         Ok(head) => head,
         Err(engine::Error::NotRestored(engine::NotRestored::Fingerprint)) => return Ok(None),
@@ -251,10 +249,10 @@ fn parse(path: &Path, engine: &Engine) -> Result<Option<Spilled>, String> {
         return Err(format!("invalid token count {}", head.n_tokens));
     }
     let mut bytes = vec![0; 4 * head.n_cached];
-    file.read_exact(&mut bytes).map_err(read)?;
+    file.read_exact(&mut bytes).map_err(describe)?;
     let (words, _) = bytes.as_chunks::<4>();
     let tokens = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
     let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
     let (path, size) = (path.to_owned(), metadata.len());
-    Ok(Some(Spilled { path, tokens, size, used, written: true }))
+    Ok(Some(SpilledFile { path, tokens, size, used, written: true }))
 }

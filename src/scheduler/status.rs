@@ -20,15 +20,15 @@ pub struct Status {
     pub n_paused: usize,
     /// Number of idle sequences in the KV cache.
     pub n_idle: usize,
-    /// Tokens of context, over all sequences.
+    /// Context size in tokens, over all sequences.
     pub n_ctx: usize,
     /// Maximum number of tokens of one sequence.
     pub n_ctx_sequence: usize,
-    /// KV blocks.
+    /// Number of KV blocks.
     pub n_blocks: usize,
     /// KV blocks held by running and idle sequences.
     pub n_blocks_used: usize,
-    /// Sequences in the disk cache.
+    /// Number of sequences in the disk cache.
     pub n_disk_files: usize,
     /// Size of the disk cache in bytes.
     pub disk_bytes: u64,
@@ -36,7 +36,7 @@ pub struct Status {
     pub counters: Counters,
     /// Activity of each layer since the model was opened, updated periodically.
     pub layers: Vec<LayerActivity>,
-    /// The neurons that fired in a decode step a moment ago; without layers if nothing is watched
+    /// The neurons that fired in a recent decode step; without layers if no client watches
     /// ([`Scheduler::watch`](crate::Scheduler::watch)).
     pub fired: FiredNeurons,
     /// Memory of the devices, the CPU first.
@@ -46,7 +46,7 @@ pub struct Status {
 /// Memory of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceStatus {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Bytes allocated.
     pub used: u64,
@@ -89,11 +89,11 @@ pub enum SlotPhase {
 /// Totals since the start of a scheduler.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
-    /// Tokens of prompts that were computed.
+    /// Prompt tokens computed.
     pub prompt_tokens: u64,
-    /// Tokens of prompts that were cached.
+    /// Prompt tokens reused from a cache.
     pub cached_tokens: u64,
-    /// Number of cached tokens that came from the disk cache.
+    /// Number of `cached_tokens` that came from the disk cache.
     pub disk_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
@@ -101,11 +101,11 @@ pub struct Counters {
     pub recomputed_tokens: u64,
     /// Time of prefill steps, of embeddings, and of the prompt's share of decode steps.
     pub prompt_time: Duration,
-    /// Time of decode steps without that share.
+    /// Time of decode steps without the prompt's share.
     pub generated_time: Duration,
-    /// Decode steps, and pieces of texts that are embedded.
+    /// Number of decode steps, and of steps that compute embeddings.
     pub n_steps: u64,
-    /// Sum over these steps of the generations or texts in each.
+    /// Sum over `n_steps` of the generations or texts in each step.
     pub n_busy_slots: u64,
     /// Tokens of the longest sequence so far.
     pub n_tokens_max: u64,

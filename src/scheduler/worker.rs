@@ -11,9 +11,9 @@ use crate::choice::{Choice, End};
 use crate::embed::Embedding;
 use crate::handle::StartError;
 use crate::options::{Notice, Observer, SchedulerOptions};
-use crate::prefix::Idle;
+use crate::prefix::IdleSequences;
 use crate::queue::{Command, Shared};
-use crate::request::{Ended, Error};
+use crate::request::{EndReason, Error};
 use crate::spill::DiskCache;
 use crate::status::{Counters, DeviceStatus, SlotPhase, SlotStatus, Status};
 
@@ -27,7 +27,6 @@ const WATCH_PERIOD: Duration = Duration::from_millis(40);
 /// Tokens of prefill between two decode steps on a CPU.
 const PIECE_ON_CPU: usize = 128;
 
-/// The inputs of the thread.
 #[derive(Debug)]
 pub(crate) struct Setup {
     engine: Engine,
@@ -42,16 +41,16 @@ impl Setup {
         options: SchedulerOptions,
         n_parallel: usize,
     ) -> Result<Setup, StartError> {
-        let refused = |folder: &std::path::Path| {
+        let folder_error = |folder: &std::path::Path| {
             let folder = folder.display().to_string();
             move |reason| StartError::Folder { folder, reason }
         };
         if let Some(folder) = &options.slot_folder {
-            crate::files::make_folder(folder).map_err(refused(folder))?;
+            crate::files::make_folder(folder).map_err(folder_error(folder))?;
         }
         let disk = options.disk_cache.as_ref().map(|(folder, most)| {
             let opened = DiskCache::open(folder, *most, &engine, &options.observer);
-            opened.map_err(refused(folder))
+            opened.map_err(folder_error(folder))
         });
         Ok(Setup { disk: disk.transpose()?, engine, options, n_parallel })
     }
@@ -100,7 +99,7 @@ pub(crate) struct Running<'t> {
     pub(crate) slot: usize,
     pub(crate) sequence: Sequence,
     pub(crate) choice: Choice<'t>,
-    /// Number of the latest step that computed a chunk of this prompt.
+    /// Number of the latest step that computed a piece of this prompt.
     pub(crate) latest_piece: u64,
     /// Number of tokens in the sequence before the step.
     pub(crate) start: usize,
@@ -109,7 +108,6 @@ pub(crate) struct Running<'t> {
 }
 
 impl Running<'_> {
-    /// Number of tokens in the sequence.
     pub(crate) fn n_fed(&self) -> usize {
         self.sequence.tokens().len()
     }
@@ -119,7 +117,7 @@ impl Running<'_> {
         self.end.saturating_sub(self.n_fed())
     }
 
-    /// The number of these that belong to the prompt.
+    /// Number of prompt tokens that the step still has to compute.
     pub(crate) fn n_take_of_prompt(&self) -> usize {
         let n_prompt = self.choice.n_prompt;
         self.end.min(n_prompt).saturating_sub(self.n_fed())
@@ -131,7 +129,6 @@ impl Running<'_> {
     }
 }
 
-/// State of the thread.
 #[derive(Debug)]
 pub(crate) struct Worker<'t> {
     pub(crate) shared: &'t Shared,
@@ -143,11 +140,11 @@ pub(crate) struct Worker<'t> {
     /// Requests that have not started, paused choices, and choices whose prompt the first choice
     /// has computed, in order of arrival.
     pub(crate) waiting: Vec<Choice<'t>>,
-    pub(crate) idle: Idle,
+    pub(crate) idle: IdleSequences,
     pub(crate) disk: Option<DiskCache>,
     pub(crate) counters: Counters,
     pub(crate) embedding: Embedding,
-    /// Number of steps so far, prefill and decode.
+    /// Number of prefill and decode steps so far.
     pub(crate) n_steps: u64,
     /// For each slot, the number of its latest request, and the number of the step in which that
     /// request started or ended.
@@ -164,9 +161,9 @@ pub(crate) struct Worker<'t> {
 /// Which steps record the neurons that fire.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
-    /// Whether the current step does.
+    /// Whether the current step records them.
     pub(crate) step: bool,
-    /// When the latest of them ended; `None` if the engine has no memory for it.
+    /// When the latest such step ended; `None` if none has since watching began.
     pub(crate) at: Option<Instant>,
 }
 
@@ -175,17 +172,17 @@ pub(crate) fn run(shared: &Arc<Shared>, setup: Setup) {
     let Setup { engine, options, n_parallel, disk } = setup;
     let on_cpu = engine.devices().len() == 1;
     let n_ubatch = engine.options().n_ubatch;
-    let usual = if on_cpu { n_ubatch.min(PIECE_ON_CPU) } else { n_ubatch };
+    let default_piece = if on_cpu { n_ubatch.min(PIECE_ON_CPU) } else { n_ubatch };
     let observer: Observer = Arc::clone(&options.observer);
     let mut worker = Worker {
         shared,
         engine,
         n_parallel,
-        piece: options.prefill_piece.unwrap_or(usual).max(1),
+        piece: options.prefill_piece.unwrap_or(default_piece).max(1),
         options,
         running: Vec::new(),
         waiting: Vec::new(),
-        idle: Idle::default(),
+        idle: IdleSequences::default(),
         disk,
         counters: Counters::default(),
         embedding: Embedding::default(),
@@ -209,7 +206,7 @@ pub(crate) fn run(shared: &Arc<Shared>, setup: Setup) {
     let error = if ended.is_err() { Error::Panicked } else { Error::ShuttingDown };
     drop(catch_unwind(AssertUnwindSafe(|| worker.embedding.fail(&error))));
     let running = worker.running.drain(..).map(|running| running.choice);
-    let queued = jobs.into_iter().map(|job| Choice::of(job, &shared.tokenizer, false));
+    let queued = jobs.into_iter().map(|job| Choice::from_job(job, &shared.tokenizer, false));
     for choice in running.chain(worker.waiting.drain(..)).chain(queued) {
         // A sink may have caused the panic, and may panic again.
         drop(catch_unwind(AssertUnwindSafe(|| choice.fail(&error))));
@@ -223,12 +220,12 @@ impl<'t> Worker<'t> {
     fn run(&mut self) {
         loop {
             let commands = self.take_input();
-            commands.into_iter().for_each(|command| self.obey(command));
+            commands.into_iter().for_each(|command| self.run_command(command));
             let stop = self.shared.inbox().stop;
             if let Some(deadline) = stop {
                 self.refuse_queued();
                 if Instant::now() >= deadline {
-                    self.end_all(Ended::Shutdown);
+                    self.end_all(EndReason::Shutdown);
                 }
             }
             self.end_watch();
@@ -256,13 +253,13 @@ impl<'t> Worker<'t> {
         }
     }
 
-    /// Takes the jobs and texts that have arrived, and returns the commands.
+    /// Takes jobs, texts to embed and commands from the inbox; returns the commands.
     fn take_input(&mut self) -> Vec<Command> {
         let shared = self.shared;
         let mut inbox = shared.inbox();
         for job in inbox.jobs.drain(..) {
             self.counters.n_requests += 1;
-            let choice = Choice::of(job, &shared.tokenizer, self.options.cache_reuse);
+            let choice = Choice::from_job(job, &shared.tokenizer, self.options.cache_reuse);
             self.waiting.push(choice);
         }
         self.embedding.jobs.extend(inbox.embeds.drain(..));
@@ -270,13 +267,13 @@ impl<'t> Worker<'t> {
         inbox.commands.drain(..).collect()
     }
 
-    fn obey(&mut self, command: Command) {
+    fn run_command(&mut self, command: Command) {
         let Command { slot, action, reply } = command;
         // The caller may have given up.
         drop(reply.send(self.act(slot, action)));
     }
 
-    /// A request has left the queue; if it `starts`, a slot is taken at the same moment.
+    /// Updates the queue's counts after a request left it. If it `starts`, it takes a slot.
     pub(crate) fn leaves_queue(&self, choice: &Choice<'_>, starts: bool) {
         let mut inbox = self.shared.inbox();
         if choice.is_queued() {
@@ -285,8 +282,8 @@ impl<'t> Worker<'t> {
         inbox.n_free = self.n_free().saturating_sub(usize::from(starts));
     }
 
-    /// Slots that queued requests may take: paused choices, and those of requests that run, come
-    /// first.
+    /// Number of slots for queued requests. Paused choices, and waiting choices of running
+    /// requests, take precedence.
     fn n_free(&self) -> usize {
         let paused = self.waiting.iter().filter(|choice| !choice.is_queued()).count();
         self.n_parallel.saturating_sub(self.running.len() + paused)
@@ -304,7 +301,7 @@ impl<'t> Worker<'t> {
         }
     }
 
-    fn end_all(&mut self, ended: Ended) {
+    fn end_all(&mut self, ended: EndReason) {
         while let Some(running) = self.running.pop() {
             self.finish(running, ended.into());
         }
@@ -318,8 +315,8 @@ impl<'t> Worker<'t> {
         let now = Instant::now();
         let ended = |choice: &Choice<'_>| {
             let late = choice.deadline.is_some_and(|deadline| now >= deadline);
-            let late = late.then_some(Ended::Deadline);
-            if choice.is_cancelled() { Some(Ended::Cancelled) } else { late }
+            let late = late.then_some(EndReason::Deadline);
+            if choice.is_cancelled() { Some(EndReason::Cancelled) } else { late }
         };
         while let Some((index, how)) =
             self.running.iter().enumerate().find_map(|(i, r)| Some((i, ended(&r.choice)?)))
@@ -335,14 +332,14 @@ impl<'t> Worker<'t> {
         }
     }
 
-    fn finish_waiting(&mut self, choice: Choice<'_>, how: Ended) {
+    fn finish_waiting(&mut self, choice: Choice<'_>, how: EndReason) {
         self.leaves_queue(&choice, false);
         self.counters.n_finished += 1;
         self.publish();
         choice.finish(how.into());
     }
 
-    /// Ends a generation and keeps its sequence in the cache.
+    /// Ends a generation. Keeps its sequence in the cache if later requests may reuse it.
     pub(crate) fn finish(&mut self, running: Running<'t>, end: End) {
         let Running { slot, sequence, choice, .. } = running;
         self.counters.n_finished += 1;
@@ -350,8 +347,7 @@ impl<'t> Worker<'t> {
         if choice.reuses {
             self.keep(sequence, Some(slot));
         }
-        // Update the status first, so that a caller who receives the end also sees it in the
-        // status.
+        // Update the status first, so that a caller who receives the end also sees it there.
         self.publish();
         choice.finish(end);
     }
@@ -385,14 +381,14 @@ impl<'t> Worker<'t> {
         }
     }
 
-    /// Whether a decode step records the neurons that fire: while handles watch, those steps that
-    /// begin at least [`WATCH_PERIOD`] after the latest.
+    /// Whether a decode step records the neurons that fire: if a handle watches, and the latest
+    /// recording ended at least [`WATCH_PERIOD`] ago.
     pub(crate) fn watches(&self) -> bool {
-        let late = self.watch.at.is_none_or(|at| at.elapsed() >= WATCH_PERIOD);
-        late && self.shared.is_watched()
+        let is_due = self.watch.at.is_none_or(|at| at.elapsed() >= WATCH_PERIOD);
+        is_due && self.shared.is_watched()
     }
 
-    /// After a step that recorded the neurons that fired.
+    /// Publishes the neurons that a watched step recorded.
     pub(crate) fn publish_fired(&mut self) {
         self.watch = Watch { step: false, at: Some(Instant::now()) };
         self.shared.status().fired.clone_from(self.engine.fired());
@@ -419,8 +415,8 @@ impl<'t> Worker<'t> {
             (status.n_disk_files, status.disk_bytes) = (disk.n_files(), disk.total().0);
         }
         status.counters = self.counters;
-        for (device, of) in status.devices.iter_mut().zip(self.engine.devices()) {
-            device.used = of.ledger().used().0;
+        for (shown, device) in status.devices.iter_mut().zip(self.engine.devices()) {
+            shown.used = device.ledger().used().0;
         }
         for slot in &mut status.slots {
             slot.task = self.slots[slot.id].0;

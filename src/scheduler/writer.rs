@@ -31,19 +31,18 @@ fn write_all(jobs: &Receiver<Job>, written: &Sender<Written>) {
 
 impl FileWriter {
     pub(crate) fn start() -> io::Result<FileWriter> {
-        // Queue at most one file while another is written, because an unbounded queue would use
-        // unbounded memory.
+        // Queue at most one file, because each holds a whole sequence in memory.
         let (jobs, to_write) = sync_channel(1);
-        let (done, written) = channel();
-        let named = thread::Builder::new().name("disk-cache".to_owned());
-        let thread = named.spawn(move || write_all(&to_write, &done))?;
+        let (results, written) = channel();
+        let builder = thread::Builder::new().name("disk-cache".to_owned());
+        let thread = builder.spawn(move || write_all(&to_write, &results))?;
         Ok(FileWriter { jobs: Some(jobs), written, thread: Some(thread) })
     }
 
     /// Queues a file for writing. Blocks while one file is being written and another is queued.
     pub(crate) fn write(&self, path: &Path, bytes: Vec<u8>) -> io::Result<()> {
         let sent = self.jobs.as_ref().map(|jobs| jobs.send((path.to_owned(), bytes)));
-        sent.and_then(Result::ok).ok_or_else(ended)
+        sent.and_then(Result::ok).ok_or_else(thread_ended)
     }
 
     /// The next finished file; `None` if no further file is finished.
@@ -53,11 +52,11 @@ impl FileWriter {
 
     /// Waits for the next finished file.
     pub(crate) fn next(&self) -> io::Result<Written> {
-        self.written.recv().map_err(|_| ended())
+        self.written.recv().map_err(|_| thread_ended())
     }
 }
 
-fn ended() -> io::Error {
+fn thread_ended() -> io::Error {
     io::Error::other("the thread that writes the disk cache has ended")
 }
 

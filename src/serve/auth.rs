@@ -3,7 +3,6 @@
 use axum::http::{HeaderMap, header};
 use subtle::{Choice, ConstantTimeEq};
 
-/// The accepted keys.
 #[derive(Clone, Default)]
 pub(crate) struct Keys(Vec<String>);
 
@@ -14,7 +13,6 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Accepts these keys, except empty ones.
     pub(crate) fn new(keys: Vec<String>) -> Keys {
         Keys(keys.into_iter().filter(|key| !key.is_empty()).collect())
     }
@@ -30,16 +28,16 @@ impl Keys {
         if self.0.is_empty() {
             return true;
         }
-        let Some(given) = given(headers) else { return false };
+        let Some(given) = given_key(headers) else { return false };
         let equal = |key: &String| key.as_bytes().ct_eq(given);
-        let any = self.0.iter().map(equal).fold(Choice::from(0), |any, one| any | one);
-        any.into()
+        let is_known = self.0.iter().map(equal).fold(Choice::from(0), |found, same| found | same);
+        is_known.into()
     }
 }
 
 /// The key in the headers: `Authorization: Bearer KEY` as sent by OpenAI's clients, or `x-api-key:
 /// KEY` as sent by Anthropic's.
-fn given(headers: &HeaderMap) -> Option<&[u8]> {
+fn given_key(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
         let (scheme, key) = value.as_bytes().split_at_checked(7)?;
         scheme.eq_ignore_ascii_case(b"bearer ").then_some(key.trim_ascii())

@@ -2,7 +2,6 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Seconds since 1970.
 pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
@@ -11,7 +10,7 @@ pub(crate) fn unix_seconds() -> u64 {
 pub(crate) fn timestamp(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    let [year, month, day] = civil(days);
+    let [year, month, day] = civil_from_days(days);
     let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     let millis = since.subsec_millis();
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
@@ -19,7 +18,7 @@ pub(crate) fn timestamp(time: SystemTime) -> String {
 
 /// Converts days since 1970-01-01 to year, month and day. Source: Howard Hinnant,
 /// "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.
-fn civil(days: u64) -> [u64; 3] {
+fn civil_from_days(days: u64) -> [u64; 3] {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era =

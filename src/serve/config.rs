@@ -26,7 +26,7 @@ pub struct Config {
     pub aliases: Vec<String>,
     /// Tags of the model in `/v1/models`.
     pub tags: Vec<String>,
-    /// Limits.
+    /// Limits on requests and connections.
     pub limits: Limits,
     /// Optional endpoints.
     pub endpoints: Endpoints,
@@ -65,7 +65,7 @@ impl Default for Config {
 pub enum Address {
     /// A TCP port; port 0 takes a free one.
     Tcp {
-        /// A host name or an IP address.
+        /// Host names or IP addresses, separated by commas.
         host: String,
         /// The port.
         port: u16,
@@ -171,13 +171,13 @@ impl std::fmt::Debug for LogOptions {
 /// Format of a line of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Words.
+    /// Plain text.
     Text,
     /// One JSON object per line.
     Json,
 }
 
-/// Settings of requests that do not set their own.
+/// Values of settings that a request does not set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Defaults {
     /// The sampler.

@@ -38,7 +38,7 @@ pub(crate) fn trusts(cors: &Cors, headers: &HeaderMap) -> bool {
     })
 }
 
-/// Whether this machine serves the pages of `origin`.
+/// Whether the host of `origin` is `localhost`, `127.0.0.1` or `[::1]`.
 fn is_local(origin: &str) -> bool {
     let host = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
     host.is_some_and(|host| {
@@ -49,7 +49,6 @@ fn is_local(origin: &str) -> bool {
     })
 }
 
-/// Whether the request is a CORS preflight request.
 pub(crate) fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
     method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }

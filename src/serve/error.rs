@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
-    /// The error type under llama-server's name.
+    /// llama-server's name of the error type.
     pub(crate) kind: &'static str,
     pub(crate) message: String,
     /// The field of the request that is at fault.
@@ -18,10 +18,9 @@ pub(crate) struct ApiError {
     /// False if a retry would fail in the same way.
     pub(crate) can_retry: bool,
     /// Further members of the error object, such as the number of prompt tokens.
-    pub(crate) more: Box<Map<String, Value>>,
+    pub(crate) details: Box<Map<String, Value>>,
 }
 
-/// Result of a request.
 pub(crate) type Result<T> = std::result::Result<T, ApiError>;
 
 impl ApiError {
@@ -33,7 +32,7 @@ impl ApiError {
             param: None,
             retry_after: None,
             can_retry: true,
-            more: Box::default(),
+            details: Box::default(),
         }
     }
 
@@ -44,12 +43,12 @@ impl ApiError {
 
     /// 400: the field `name` is invalid.
     pub(crate) fn field(name: &str, problem: impl std::fmt::Display) -> ApiError {
-        ApiError::invalid(format!("`{name}` {problem}")).of(name)
+        ApiError::invalid(format!("`{name}` {problem}")).with_param(name)
     }
 
     /// 400: the field `name` has a value that this server does not support yet.
     pub(crate) fn unsupported_field(name: &str, reason: &str) -> ApiError {
-        ApiError::invalid(format!("`{name}` is not supported: {reason}")).of(name)
+        ApiError::invalid(format!("`{name}` is not supported: {reason}")).with_param(name)
     }
 
     /// 400: the prompt does not fit.
@@ -60,8 +59,8 @@ impl ApiError {
         );
         let mut error =
             ApiError::new(StatusCode::BAD_REQUEST, "exceed_context_size_error", message);
-        error.more.insert("n_prompt_tokens".to_owned(), n_prompt.into());
-        error.more.insert("n_ctx".to_owned(), n_ctx.into());
+        error.details.insert("n_prompt_tokens".to_owned(), n_prompt.into());
+        error.details.insert("n_ctx".to_owned(), n_ctx.into());
         error
     }
 
@@ -82,24 +81,22 @@ impl ApiError {
     }
 
     /// 405: the path does not support this method.
-    pub(crate) fn method() -> ApiError {
-        let message = "this path does not accept this method";
+    pub(crate) fn method_not_allowed() -> ApiError {
+        let message = "this path does not accept this method; /openapi.json lists its methods";
         ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
     }
 
-    /// 408: the body did not arrive in time.
     pub(crate) fn slow_body(seconds: u64) -> ApiError {
-        let message = format!("the body of the request did not arrive within {seconds} s");
+        let message =
+            format!("the body of the request did not arrive within {seconds} s (--timeout)");
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
     }
 
-    /// 413: the body is too large.
     pub(crate) fn too_large(limit: usize) -> ApiError {
-        let message = format!("the body of the request is larger than {limit} bytes");
+        let message = format!("the body of the request is larger than {limit} bytes (--max-body)");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     }
 
-    /// 415: the content type of the body is not JSON.
     pub(crate) fn not_json(found: &str) -> ApiError {
         let message = format!("expected content-type application/json, found {found}");
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
@@ -110,9 +107,9 @@ impl ApiError {
         ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_request_error", message)
     }
 
-    /// 429: the queue is full.
     pub(crate) fn queue_full(n_waiting: usize) -> ApiError {
-        let message = format!("the queue is full: {n_waiting} requests are waiting; try again");
+        let message =
+            format!("the queue is full: {n_waiting} requests are waiting; try again later");
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
         ApiError { retry_after: Some(1), ..error }
     }
@@ -122,7 +119,7 @@ impl ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// 501: the model or the server lacks what the endpoint needs.
+    /// 501: the model or the server does not support the endpoint.
     pub(crate) fn not_supported(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message).no_retry()
     }
@@ -133,7 +130,6 @@ impl ApiError {
         ApiError { retry_after: Some(1), ..error }
     }
 
-    /// 503: the model is still loading.
     pub(crate) fn loading() -> ApiError {
         ApiError::unavailable("Loading model")
     }
@@ -145,8 +141,7 @@ impl ApiError {
         error.no_retry()
     }
 
-    /// Adds the name of the field at fault.
-    pub(crate) fn of(mut self, name: &str) -> ApiError {
+    pub(crate) fn with_param(mut self, name: &str) -> ApiError {
         self.param = Some(name.to_owned());
         self
     }
@@ -165,7 +160,7 @@ impl ApiError {
             "param": self.param,
         });
         if let Some(object) = error.as_object_mut() {
-            object.extend((*self.more).clone());
+            object.extend((*self.details).clone());
         }
         error
     }
@@ -175,7 +170,6 @@ impl ApiError {
         json!({ "error": self.object() })
     }
 
-    /// The response body in Anthropic's format.
     pub(crate) fn anthropic(&self) -> Value {
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
@@ -190,7 +184,6 @@ impl ApiError {
         json!({ "type": "error", "error": { "type": kind, "message": self.message } })
     }
 
-    /// The response with this body.
     pub(crate) fn response(&self, body: &Value) -> Response {
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

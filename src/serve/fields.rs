@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 use crate::error::{ApiError, Result};
 
 /// The members of a request's JSON object that have not been read yet. A null counts as absent.
+/// A typed getter removes its field, and fails with 400 for another type or a value out of range.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fields(Map<String, Value>);
 
@@ -28,7 +29,7 @@ impl Fields {
     }
 
     /// The fields of an object inside a request.
-    pub(crate) fn of(map: Map<String, Value>) -> Fields {
+    pub(crate) fn from_map(map: Map<String, Value>) -> Fields {
         Fields(map)
     }
 
@@ -42,7 +43,6 @@ impl Fields {
         self.0.shift_remove(name).filter(|value| !value.is_null())
     }
 
-    /// Whether a field is present.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|value| !value.is_null())
     }
@@ -52,10 +52,6 @@ impl Fields {
         self.0.keys().map(String::as_str).collect()
     }
 
-    /// Removes a Boolean field.
-    ///
-    /// # Errors
-    /// 400 for another type.
     pub(crate) fn bool(&mut self, name: &str) -> Result<Option<bool>> {
         match self.take(name) {
             None => Ok(None),
@@ -65,9 +61,6 @@ impl Fields {
     }
 
     /// Removes a field with a finite number in `range`, converted to single precision.
-    ///
-    /// # Errors
-    /// 400 for another type or a value out of range.
     pub(crate) fn number(&mut self, name: &str, range: [f32; 2]) -> Result<Option<f32>> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let [least, most] = range;
@@ -87,10 +80,7 @@ impl Fields {
         }
     }
 
-    /// Removes a field with an integer in `least..=most`. `2.0` counts as an integer.
-    ///
-    /// # Errors
-    /// 400 for another type or a value out of range.
+    /// Removes a field with an integer in `range`, bounds included. `2.0` counts as an integer.
     pub(crate) fn integer(&mut self, name: &str, range: [i64; 2]) -> Result<Option<i64>> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let [least, most] = range;
@@ -109,19 +99,12 @@ impl Fields {
     }
 
     /// Removes a field with a count from 0 to `most`.
-    ///
-    /// # Errors
-    /// As [`Fields::integer`].
     pub(crate) fn count(&mut self, name: &str, most: usize) -> Result<Option<usize>> {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         let n = self.integer(name, [0, most])?;
         Ok(n.and_then(|n| usize::try_from(n).ok()))
     }
 
-    /// Removes a field with a string.
-    ///
-    /// # Errors
-    /// 400 for another type.
     pub(crate) fn string(&mut self, name: &str) -> Result<Option<String>> {
         match self.take(name) {
             None => Ok(None),
@@ -131,9 +114,6 @@ impl Fields {
     }
 
     /// Removes a field with a string or a list of strings.
-    ///
-    /// # Errors
-    /// 400 for another type.
     pub(crate) fn strings(&mut self, name: &str) -> Result<Option<Vec<String>>> {
         match self.take(name) {
             None => Ok(None),
@@ -147,10 +127,6 @@ impl Fields {
         }
     }
 
-    /// Removes a field with an object.
-    ///
-    /// # Errors
-    /// 400 for another type.
     pub(crate) fn object(&mut self, name: &str) -> Result<Option<Map<String, Value>>> {
         match self.take(name) {
             None => Ok(None),
@@ -159,10 +135,6 @@ impl Fields {
         }
     }
 
-    /// Removes a field with a list.
-    ///
-    /// # Errors
-    /// 400 for another type.
     pub(crate) fn list(&mut self, name: &str) -> Result<Option<Vec<Value>>> {
         match self.take(name) {
             None => Ok(None),
@@ -178,7 +150,7 @@ impl Fields {
         }
     }
 
-    /// Rejects a field if it is present and `neutral` returns `false` for its value.
+    /// Rejects a field if it is present and `is_neutral` is false for its value.
     ///
     /// # Errors
     /// 400 that names the field and the reason.
@@ -202,7 +174,7 @@ pub(crate) fn integer(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| value.as_f64().and_then(whole))
 }
 
-/// Whether a value has no effect: false, 0, an empty string or list.
+/// Whether a value has no effect: null, false, 0, an empty string, list or object.
 pub(crate) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -224,25 +196,26 @@ mod tests {
 
     #[test]
     fn types_are_checked_by_name() {
-        let mut all = fields(r#"{"a": true, "b": 1.5, "c": 2.0, "d": "x", "e": ["y"], "f": null}"#);
-        assert_eq!(all.bool("a"), Ok(Some(true)));
-        assert_eq!(all.number("b", [0.0, 2.0]), Ok(Some(1.5)));
-        assert_eq!(all.integer("c", [0, 9]), Ok(Some(2)));
-        assert_eq!(all.strings("d"), Ok(Some(vec!["x".to_owned()])));
-        assert_eq!(all.strings("e"), Ok(Some(vec!["y".to_owned()])));
-        assert_eq!(all.bool("f"), Ok(None));
-        assert_eq!(all.unknown(), Vec::<&str>::new());
+        let mut fields =
+            fields(r#"{"a": true, "b": 1.5, "c": 2.0, "d": "x", "e": ["y"], "f": null}"#);
+        assert_eq!(fields.bool("a"), Ok(Some(true)));
+        assert_eq!(fields.number("b", [0.0, 2.0]), Ok(Some(1.5)));
+        assert_eq!(fields.integer("c", [0, 9]), Ok(Some(2)));
+        assert_eq!(fields.strings("d"), Ok(Some(vec!["x".to_owned()])));
+        assert_eq!(fields.strings("e"), Ok(Some(vec!["y".to_owned()])));
+        assert_eq!(fields.bool("f"), Ok(None));
+        assert_eq!(fields.unknown(), Vec::<&str>::new());
     }
 
     #[test]
     fn errors_name_the_field_and_the_limits() {
         let message = |error: ApiError| error.message;
-        let mut all = fields(r#"{"a": 1, "b": 3, "c": 1.5, "d": [1]}"#);
-        assert_eq!(message(all.bool("a").unwrap_err()), "`a` must be true or false");
-        let outside = all.number("b", [0.0, 2.0]).unwrap_err();
+        let mut fields = fields(r#"{"a": 1, "b": 3, "c": 1.5, "d": [1]}"#);
+        assert_eq!(message(fields.bool("a").unwrap_err()), "`a` must be true or false");
+        let outside = fields.number("b", [0.0, 2.0]).unwrap_err();
         assert_eq!(message(outside), "`b` is 3, expected from 0 to 2");
-        assert_eq!(message(all.integer("c", [0, 9]).unwrap_err()), "`c` must be an integer");
-        assert!(message(all.strings("d").unwrap_err()).contains("list of strings"));
+        assert_eq!(message(fields.integer("c", [0, 9]).unwrap_err()), "`c` must be an integer");
+        assert!(message(fields.strings("d").unwrap_err()).contains("list of strings"));
     }
 
     #[test]
@@ -254,10 +227,10 @@ mod tests {
 
     #[test]
     fn neutral_values_pass() {
-        let mut all = fields(r#"{"lora": [], "mirostat": 0, "n_indent": 4}"#);
-        assert!(all.refuse("lora", "no adapters", is_empty).is_ok());
-        assert!(all.refuse("mirostat", "no such sampler", is_empty).is_ok());
-        let refused = all.refuse("n_indent", "not built", is_empty).unwrap_err();
+        let mut fields = fields(r#"{"lora": [], "mirostat": 0, "n_indent": 4}"#);
+        assert!(fields.refuse("lora", "no adapters", is_empty).is_ok());
+        assert!(fields.refuse("mirostat", "no such sampler", is_empty).is_ok());
+        let refused = fields.refuse("n_indent", "not built", is_empty).unwrap_err();
         assert_eq!(refused.param.as_deref(), Some("n_indent"));
     }
 }

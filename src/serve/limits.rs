@@ -1,4 +1,4 @@
-//! Reads request bodies, with limits on type, size and time, and moves long work to other threads.
+//! Reads request bodies, checks their type, size and time, and runs long tasks on other threads.
 
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
@@ -22,9 +22,6 @@ pub(crate) async fn fields(app: &App, request: Request) -> Result<Fields> {
 }
 
 /// As [`fields`], but the body may be empty.
-///
-/// # Errors
-/// As [`fields`].
 pub(crate) async fn optional_fields(app: &App, request: Request) -> Result<Fields> {
     if request.body().is_end_stream() { Ok(Fields::default()) } else { fields(app, request).await }
 }
@@ -34,8 +31,8 @@ fn check_type(headers: &HeaderMap) -> Result<()> {
     let Some(found) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
     let found = String::from_utf8_lossy(found.as_bytes());
     let essence = found.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    let of_curl = essence == "application/x-www-form-urlencoded";
-    let is_json = essence == "application/json" || essence.ends_with("+json") || of_curl;
+    let is_curl_default = essence == "application/x-www-form-urlencoded";
+    let is_json = essence == "application/json" || essence.ends_with("+json") || is_curl_default;
     if is_json { Ok(()) } else { Err(ApiError::not_json(&essence)) }
 }
 
@@ -68,13 +65,14 @@ fn is_limit(error: &axum::Error) -> bool {
     false
 }
 
-/// Runs `work` on a thread for blocking tasks, such as rendering a template or tokenizing.
+/// Runs `task` on a thread for blocking tasks, such as rendering a template or tokenizing.
 ///
 /// # Errors
-/// Errors of `work`; 500 if it panics.
+/// Errors of `task`; 500 if it panics.
 pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
+    task: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(ApiError::server("an internal error; please report it").no_retry()))
+    let result = tokio::task::spawn_blocking(task).await;
+    result
+        .unwrap_or_else(|_| Err(ApiError::server("an internal error; please report it").no_retry()))
 }

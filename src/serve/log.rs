@@ -16,11 +16,10 @@ pub(crate) struct Access<'a> {
     /// The path, without the query.
     pub(crate) path: &'a str,
     pub(crate) status: u16,
-    /// Time until the response headers were sent. A stream continues after that.
+    /// Time until the response began. A stream continues after that.
     pub(crate) time: Duration,
 }
 
-/// Logs a request.
 pub(crate) fn access(log: &LogOptions, access: &Access<'_>) {
     let Access { id, method, path, status, time } = access;
     let at = timestamp(SystemTime::now());
@@ -49,7 +48,8 @@ pub(crate) fn unknown_fields(log: &LogOptions, route: &str, names: &[&str]) {
     (log.sink)(&line);
 }
 
-/// The client's text without control characters, so that it cannot forge log lines.
+/// At most 256 characters of a client's text, without control characters, so that it cannot forge
+/// log lines.
 fn plain(text: &str) -> String {
     let safe = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
     text.chars().take(256).map(safe).collect()

@@ -5,11 +5,10 @@ use text::chat::{CallFormat, Message, Turns};
 
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
-use crate::served::Served;
+use crate::served::ServedModel;
 use crate::tools::Tools;
 
-/// Maximum number of messages of a conversation.
-const MOST_MESSAGES: usize = 1 << 14;
+const MAX_MESSAGES: usize = 1 << 14;
 const FIELD: &str = "messages";
 
 /// A conversation that is ready for the template.
@@ -33,9 +32,9 @@ impl ChatRequest {
     pub(crate) fn read(fields: &mut Fields, format: CallFormat) -> Result<ChatRequest> {
         let tools = Tools::openai(fields, format)?;
         let list = fields.list(FIELD)?.ok_or_else(|| ApiError::field(FIELD, "is missing"))?;
-        // llama-server joins the parts of a continued message by a blank line.
+        // llama-server joins the parts of a continued message with a blank line.
         let last = list.last().and_then(|last| last.get("content")).filter(|c| c.is_array());
-        let continued = last.map(|parts| joined(parts, FIELD, "\n\n"));
+        let continued = last.map(|parts| join(parts, FIELD, "\n\n"));
         let messages = messages(list)?;
         let mut variables = fields.object("chat_template_kwargs")?.unwrap_or_default();
         if let Some(effort) = fields.string("reasoning_effort")? {
@@ -52,7 +51,7 @@ impl ChatRequest {
         }
         let documents = fields.list("documents")?.map(Value::Array);
         let begins = begins.unwrap_or(true);
-        let mut talk = ChatRequest {
+        let mut chat = ChatRequest {
             messages,
             tools,
             documents,
@@ -61,16 +60,16 @@ impl ChatRequest {
             prefill: None,
         };
         if continues == Some(true) || continues.is_none() && begins {
-            talk.take_prefill()?;
+            chat.take_prefill()?;
         }
-        if let (Some(prefill), Some(continued)) = (&mut talk.prefill, continued) {
+        if let (Some(prefill), Some(continued)) = (&mut chat.prefill, continued) {
             *prefill = continued?;
         }
-        if continues == Some(true) && talk.prefill.is_none() {
+        if continues == Some(true) && chat.prefill.is_none() {
             let problem = "needs an assistant message at the end";
             return Err(ApiError::field("continue_final_message", problem));
         }
-        Ok(talk)
+        Ok(chat)
     }
 
     /// Treats an assistant message at the end as the beginning of the answer.
@@ -94,9 +93,9 @@ impl ChatRequest {
     ///
     /// # Errors
     /// 400 if the template rejects the conversation.
-    pub(crate) fn format(&self, served: &Served) -> Result<String> {
+    pub(crate) fn format(&self, served: &ServedModel) -> Result<String> {
         let source = served.dialogue.source().unwrap_or_default();
-        let messages = self.adapted(source);
+        let messages = self.adapt(source);
         let text = match served.format(&self.turns(&messages)) {
             Ok(prompt) => prompt.text,
             // Some templates fail if a message with tool calls has no text, so retry with an empty
@@ -112,7 +111,7 @@ impl ChatRequest {
     fn turns<'a>(&'a self, messages: &'a [Message]) -> Turns<'a> {
         Turns {
             messages,
-            tools: self.tools.as_ref().map(|tools| &tools.described),
+            tools: self.tools.as_ref().map(|tools| &tools.descriptions),
             documents: self.documents.as_ref(),
             add_generation_prompt: self.add_generation_prompt,
             variables: &self.variables,
@@ -122,7 +121,7 @@ impl ChatRequest {
     /// The messages for the template `source`. If the template does not support tools, the system
     /// message describes them. If it does not support tool calls, these become text in the format
     /// of [`CallFormat::Generic`].
-    fn adapted(&self, source: &str) -> Vec<Message> {
+    fn adapt(&self, source: &str) -> Vec<Message> {
         let mut messages = self.messages.clone();
         if !source.contains("tool_calls") {
             for message in &mut messages {
@@ -139,7 +138,7 @@ impl ChatRequest {
         let Some(tools) = self.tools.as_ref().filter(|_| !source.contains("tools")) else {
             return messages;
         };
-        let mut text = format!("You can call these tools:\n{}", tools.described);
+        let mut text = format!("You can call these tools:\n{}", tools.descriptions);
         if tools.format == CallFormat::Generic {
             text += "\nTo call tools, answer with JSON alone: {\"tool_calls\": [{\"name\": NAME, \"arguments\": {...}}]}";
         }
@@ -163,8 +162,8 @@ fn without_nulls(messages: &[Message]) -> Option<Vec<Message>> {
 }
 
 fn messages(list: Vec<Value>) -> Result<Vec<Message>> {
-    if list.is_empty() || list.len() > MOST_MESSAGES {
-        let problem = format!("has {} entries, expected 1 to {MOST_MESSAGES}", list.len());
+    if list.is_empty() || list.len() > MAX_MESSAGES {
+        let problem = format!("has {} entries, expected 1 to {MAX_MESSAGES}", list.len());
         return Err(ApiError::field(FIELD, problem));
     }
     let each = list.into_iter().enumerate();
@@ -214,17 +213,16 @@ fn parse_arguments(calls: &mut Value) {
 pub(crate) fn text(content: Value, at: &str) -> Result<String> {
     match content {
         Value::String(text) => Ok(text),
-        Value::Array(_) => joined(&content, at, "\n"),
+        Value::Array(_) => join(&content, at, "\n"),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
             Err(ApiError::field(at, "must be a string or a list of parts"))
         }
     }
 }
 
-/// The texts of a list of parts.
-fn joined(parts: &Value, at: &str, between: &str) -> Result<String> {
+fn join(parts: &Value, at: &str, separator: &str) -> Result<String> {
     let texts = parts.as_array().into_iter().flatten().map(|part| text_part(part, at));
-    Ok(texts.collect::<Result<Vec<&str>>>()?.join(between))
+    Ok(texts.collect::<Result<Vec<&str>>>()?.join(separator))
 }
 
 fn text_part<'a>(part: &'a Value, at: &str) -> Result<&'a str> {
@@ -260,14 +258,14 @@ mod tests {
 
     #[test]
     fn content_is_a_string_or_text_parts() {
-        let talk = read(json!({ "messages": [
+        let chat = read(json!({ "messages": [
             { "role": "developer", "content": "Be brief." },
             { "role": "user", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] },
         ] }));
-        let talk = talk.unwrap();
-        assert_eq!(talk.messages[0], Message::new("system", "Be brief."));
-        assert_eq!(talk.messages[1], Message::new("user", "a\nb"));
-        assert!(talk.add_generation_prompt && talk.prefill.is_none());
+        let chat = chat.unwrap();
+        assert_eq!(chat.messages[0], Message::new("system", "Be brief."));
+        assert_eq!(chat.messages[1], Message::new("user", "a\nb"));
+        assert!(chat.add_generation_prompt && chat.prefill.is_none());
     }
 
     #[test]
@@ -295,13 +293,13 @@ mod tests {
     fn an_assistant_message_at_the_end_is_continued() {
         let user = json!({ "role": "user", "content": "x" });
         let answer = json!({ "role": "assistant", "content": "Wh" });
-        let talk = read(json!({ "messages": [user, answer] })).unwrap();
-        assert_eq!((talk.prefill.as_deref(), talk.messages.len()), (Some("Wh"), 1));
+        let chat = read(json!({ "messages": [user, answer] })).unwrap();
+        assert_eq!((chat.prefill.as_deref(), chat.messages.len()), (Some("Wh"), 1));
         assert!(read(json!({ "messages": [user, answer, answer] })).is_err());
         let part = |text: &str| json!({ "type": "text", "text": text });
         let parts = json!({ "role": "assistant", "content": [part("Wh"), part("ill")] });
-        let talk = read(json!({ "messages": [user, parts] })).unwrap();
-        assert_eq!(talk.prefill.as_deref(), Some("Wh\n\nill"));
+        let chat = read(json!({ "messages": [user, parts] })).unwrap();
+        assert_eq!(chat.prefill.as_deref(), Some("Wh\n\nill"));
         let both = json!({ "messages": [user, answer], "continue_final_message": true,
             "add_generation_prompt": true });
         assert!(read(both).is_err());
@@ -313,14 +311,14 @@ mod tests {
     fn arguments_of_calls_become_values() {
         let call = json!({ "id": "1", "type": "function",
             "function": { "name": "f", "arguments": "{\"a\": 1}" } });
-        let talk = read(json!({ "messages": [
+        let chat = read(json!({ "messages": [
             { "role": "user", "content": "x" },
             { "role": "assistant", "content": null, "tool_calls": [call] },
             { "role": "tool", "tool_call_id": "1", "content": "2" },
         ] }));
-        let talk = talk.unwrap();
-        assert_eq!(talk.messages[1].more["tool_calls"][0]["function"]["arguments"]["a"], 1);
-        assert_eq!(talk.messages[2].more["tool_call_id"], "1");
+        let chat = chat.unwrap();
+        assert_eq!(chat.messages[1].more["tool_calls"][0]["function"]["arguments"]["a"], 1);
+        assert_eq!(chat.messages[2].more["tool_call_id"], "1");
     }
 
     #[test]
@@ -328,19 +326,19 @@ mod tests {
         let tool = json!({ "type": "function", "function": { "name": "add" } });
         let call = json!({ "id": "1", "type": "function",
             "function": { "name": "add", "arguments": "{\"a\": 1}" } });
-        let talk = read(json!({ "tools": [tool], "messages": [
+        let chat = read(json!({ "tools": [tool], "messages": [
             { "role": "user", "content": "x" },
             { "role": "assistant", "content": null, "tool_calls": [call] },
             { "role": "tool", "tool_call_id": "1", "content": "2" },
         ] }));
-        let talk = talk.unwrap();
-        let plain = talk.adapted("{{ messages }}");
+        let chat = chat.unwrap();
+        let plain = chat.adapt("{{ messages }}");
         assert_eq!(plain[0].role, "system");
         assert!(plain[0].text().contains("\"name\":\"add\""), "{}", plain[0].text());
         let text = r#"{"tool_calls":[{"name":"add","arguments":{"a":1}}]}"#;
         assert_eq!((plain[2].text(), plain[2].more.contains_key("tool_calls")), (text, false));
-        assert_eq!(talk.adapted("tools tool_calls"), talk.messages);
-        assert_eq!(without_nulls(&talk.messages).unwrap()[1].text(), "");
+        assert_eq!(chat.adapt("tools tool_calls"), chat.messages);
+        assert_eq!(without_nulls(&chat.messages).unwrap()[1].text(), "");
         assert_eq!(without_nulls(&plain), None);
     }
 
@@ -348,16 +346,16 @@ mod tests {
     fn tools_are_described_and_checked() {
         let user = json!({ "role": "user", "content": "x" });
         let tool = json!({ "type": "function", "function": { "name": "f" } });
-        let with = |tools: Value, choice: Value| {
+        let read_tools = |tools: Value, choice: Value| {
             read(json!({ "messages": [user], "tools": tools, "tool_choice": choice }))
         };
-        let talk = with(json!([tool]), json!("auto")).unwrap();
-        let described = talk.tools.unwrap().described;
-        assert_eq!(described[0]["function"]["parameters"]["type"], "object");
-        assert!(with(json!([tool]), json!("none")).unwrap().tools.is_none());
-        assert!(with(json!([]), json!("auto")).unwrap().tools.is_none());
+        let chat = read_tools(json!([tool]), json!("auto")).unwrap();
+        let descriptions = chat.tools.unwrap().descriptions;
+        assert_eq!(descriptions[0]["function"]["parameters"]["type"], "object");
+        assert!(read_tools(json!([tool]), json!("none")).unwrap().tools.is_none());
+        assert!(read_tools(json!([]), json!("auto")).unwrap().tools.is_none());
         let named = json!({ "type": "function", "function": { "name": "f" } });
-        assert!(with(json!([tool]), named).unwrap().tools.is_some());
+        assert!(read_tools(json!([tool]), named).unwrap().tools.is_some());
         for (tools, choice, param) in [
             (json!([{ "type": "web_search" }]), json!(null), "tools[0]"),
             (json!([{ "type": "function", "function": {} }]), json!(null), "tools[0]"),
@@ -365,7 +363,7 @@ mod tests {
             (json!([tool]), json!("maybe"), "tool_choice"),
             (json!([tool]), json!({ "function": { "name": "g" } }), "tool_choice"),
         ] {
-            assert_eq!(with(tools, choice).unwrap_err().param.as_deref(), Some(param));
+            assert_eq!(read_tools(tools, choice).unwrap_err().param.as_deref(), Some(param));
         }
     }
 }

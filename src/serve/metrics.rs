@@ -6,12 +6,15 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Upper bounds of the buckets for the time of a request, in seconds.
-const REQUEST: [f64; 12] = [0.001, 0.005, 0.02, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
-/// Upper bounds of the buckets for the time to the first token, in seconds.
-const FIRST: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
-/// Upper bounds of the buckets for the time between two tokens, in seconds.
-const BETWEEN: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0];
+/// Bucket bounds of the time of a request, in seconds.
+const REQUEST_BOUNDS: [f64; 12] =
+    [0.001, 0.005, 0.02, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
+/// Bucket bounds of the time to the first token, in seconds.
+const FIRST_TOKEN_BOUNDS: [f64; 12] =
+    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
+/// Bucket bounds of the time between two tokens, in seconds.
+const TOKEN_GAP_BOUNDS: [f64; 12] =
+    [0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0];
 
 /// A histogram: the number of values in each bucket.
 #[derive(Clone, Debug)]
@@ -49,17 +52,16 @@ impl Histogram {
 }
 
 /// Key of a counter: route pattern, method and status.
-type Answered = (String, String, u16);
+type RequestKey = (String, String, u16);
 
 #[derive(Debug)]
 struct Counts {
-    requests: BTreeMap<Answered, u64>,
+    requests: BTreeMap<RequestKey, u64>,
     durations: BTreeMap<String, Histogram>,
     first_token: Histogram,
     between_tokens: Histogram,
 }
 
-/// All HTTP metrics.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     in_flight: AtomicI64,
@@ -73,19 +75,18 @@ impl Default for Metrics {
             counts: Mutex::new(Counts {
                 requests: BTreeMap::new(),
                 durations: BTreeMap::new(),
-                first_token: Histogram::new(&FIRST),
-                between_tokens: Histogram::new(&BETWEEN),
+                first_token: Histogram::new(&FIRST_TOKEN_BOUNDS),
+                between_tokens: Histogram::new(&TOKEN_GAP_BOUNDS),
             }),
         }
     }
 }
 
 impl Metrics {
-    fn with(&self, change: impl FnOnce(&mut Counts)) {
+    fn update(&self, change: impl FnOnce(&mut Counts)) {
         change(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Counts a request that has arrived.
     pub(crate) fn begin(&self) {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
     }
@@ -96,64 +97,71 @@ impl Metrics {
     }
 
     /// Counts an answered request. `route` is the route pattern, never the path of the request.
-    pub(crate) fn answered(&self, route: &str, method: &str, status: u16, time: Duration) {
-        self.with(|counts| {
+    pub(crate) fn record_request(&self, route: &str, method: &str, status: u16, time: Duration) {
+        self.update(|counts| {
             let key = (route.to_owned(), method.to_owned(), status);
             *counts.requests.entry(key).or_default() += 1;
             let durations = counts.durations.entry(route.to_owned());
-            durations.or_insert_with(|| Histogram::new(&REQUEST)).add(time.as_secs_f64());
+            durations.or_insert_with(|| Histogram::new(&REQUEST_BOUNDS)).add(time.as_secs_f64());
         });
     }
 
-    /// Records the time to the first token of a generation.
     pub(crate) fn first_token(&self, time: Duration) {
-        self.with(|counts| counts.first_token.add(time.as_secs_f64()));
+        self.update(|counts| counts.first_token.add(time.as_secs_f64()));
     }
 
-    /// Records the time between two tokens.
     pub(crate) fn between_tokens(&self, time: Duration) {
-        self.with(|counts| counts.between_tokens.add(time.as_secs_f64()));
+        self.update(|counts| counts.between_tokens.add(time.as_secs_f64()));
     }
 
     /// The HTTP part of `/metrics`.
     pub(crate) fn write(&self, out: &mut String) {
-        head(out, "http_requests_total", "counter", "Requests by route, method and status.");
-        self.with(|counts| {
+        write_header(
+            out,
+            "http_requests_total",
+            "counter",
+            "Requests by route, method and status.",
+        );
+        self.update(|counts| {
             for ((route, method, status), n) in &counts.requests {
                 let labels = format!("route=\"{route}\",method=\"{method}\",status=\"{status}\"");
                 let _ = writeln!(out, "thermocline:http_requests_total{{{labels}}} {n}");
             }
             let name = "http_request_duration_seconds";
-            head(out, name, "histogram", "Time from the request to the end of its headers.");
+            write_header(out, name, "histogram", "Time from the request to its response headers.");
             for (route, durations) in &counts.durations {
                 durations.write(&format!("thermocline:{name}"), &format!("route=\"{route}\""), out);
             }
             let name = "time_to_first_token_seconds";
-            head(out, name, "histogram", "Time from the request to its first token.");
+            write_header(out, name, "histogram", "Time from the request to its first token.");
             counts.first_token.write(&format!("thermocline:{name}"), "", out);
             let name = "inter_token_latency_seconds";
-            head(out, name, "histogram", "Time between two tokens of an answer.");
+            write_header(out, name, "histogram", "Time between two tokens of an answer.");
             counts.between_tokens.write(&format!("thermocline:{name}"), "", out);
         });
         let in_flight = self.in_flight.load(Ordering::Relaxed);
-        one(out, "http_requests_in_flight", "gauge", "Requests being served.", in_flight as f64);
+        write_metric(
+            out,
+            "http_requests_in_flight",
+            "gauge",
+            "Requests being served.",
+            in_flight as f64,
+        );
     }
 }
 
 /// Writes the `HELP` and `TYPE` lines of a metric.
-pub(crate) fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+pub(crate) fn write_header(out: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(out, "# HELP thermocline:{name} {help}");
     let _ = writeln!(out, "# TYPE thermocline:{name} {kind}");
 }
 
-/// Writes a metric with one value.
-pub(crate) fn one(out: &mut String, name: &str, kind: &str, help: &str, value: f64) {
-    head(out, name, kind, help);
+pub(crate) fn write_metric(out: &mut String, name: &str, kind: &str, help: &str, value: f64) {
+    write_header(out, name, kind, help);
     let _ = writeln!(out, "thermocline:{name} {value}");
 }
 
-/// Escapes the value of a label.
-pub(crate) fn label(text: &str) -> String {
+pub(crate) fn escape_label(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
@@ -165,7 +173,7 @@ mod tests {
     fn buckets_add_up() {
         let metrics = Metrics::default();
         for millis in [1, 3, 3000, 900_000] {
-            metrics.answered("/x", "GET", 200, Duration::from_millis(millis));
+            metrics.record_request("/x", "GET", 200, Duration::from_millis(millis));
         }
         metrics.first_token(Duration::from_millis(7));
         let mut text = String::new();

@@ -1,14 +1,14 @@
 //! An HTTP server for one loaded model, with the interfaces of OpenAI, Anthropic and llama-server.
 //!
 //! [`Server::bind`] listens at once; until [`Handle::ready`] hands over a model, requests are
-//! answered by 503. Generations run in the `scheduler`, which batches them.
+//! answered with 503. Generations run in the `scheduler`, which batches them.
 //!
 //! This crate handles HTTP, requests and responses. The crates `scheduler` and `engine` compute;
 //! the command line parses flags and prints.
 //!
-//! The modules: `listen` (sockets, TLS), `router` (routes, keys, log), `fields` and `params` (what
-//! a request may say), `work` (its generations), `openai`, `anthropic`, `llama` (the interfaces),
-//! `thermocline` and `page` (the live view).
+//! The modules: `listen` (sockets, TLS), `router` (routes, keys, log), `fields` and `params`
+//! (fields of requests), `job` (generations of a request), `openai`, `anthropic`, `llama` (the
+//! interfaces), `thermocline` and `page` (the live view).
 
 mod anthropic;
 mod auth;
@@ -17,6 +17,7 @@ mod config;
 mod cors;
 mod error;
 mod fields;
+mod job;
 mod json;
 mod limits;
 mod listen;
@@ -37,7 +38,6 @@ mod stream;
 mod structure;
 mod thermocline;
 mod tools;
-mod work;
 
 use std::io;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ use std::sync::Arc;
 pub use config::{
     Address, Config, Cors, Defaults, Endpoints, Limits, LogFormat, LogOptions, LogSink, TlsFiles,
 };
-pub use served::Served;
+pub use served::ServedModel;
 
 use listen::{Listener, Tls};
 use state::{App, State};
@@ -71,8 +71,8 @@ pub enum Error {
         /// The problem.
         reason: String,
     },
-    /// Threads or sockets cannot be used.
-    #[error("cannot serve")]
+    /// Threads or sockets cannot be created.
+    #[error("cannot create the server's threads or sockets")]
     Serve(#[source] io::Error),
 }
 
@@ -136,10 +136,10 @@ impl Server {
         let Server { app, listener, tls } = self;
         let router = router::router(Arc::clone(&app));
         let serve = listen::serve(listener, tls, router, &app.config, app.stop.subscribe());
-        let done = runtime.block_on(serve).map_err(Error::Serve);
+        let result = runtime.block_on(serve).map_err(Error::Serve);
         // Do not wait for blocked threads, such as one that renders a template.
         runtime.shutdown_background();
-        done
+        result
     }
 }
 
@@ -157,7 +157,7 @@ impl std::fmt::Debug for Handle {
 
 impl Handle {
     /// Passes the loaded model to the server, which then answers requests.
-    pub fn ready(&self, served: Arc<Served>) {
+    pub fn ready(&self, served: Arc<ServedModel>) {
         self.app.ready(served);
     }
 

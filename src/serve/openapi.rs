@@ -9,7 +9,6 @@ use crate::json;
 use crate::router::ROUTES;
 use crate::state::App;
 
-/// `GET /openapi.json`.
 pub(crate) async fn show(State(app): State<App>) -> Result<Response> {
     let locked = !app.config.keys.is_empty();
     Ok(json::answer(&document(locked)))
@@ -75,7 +74,6 @@ pub(crate) fn document(locked: bool) -> Value {
     })
 }
 
-/// The name of the parameter in a path.
 fn parameter(path: &str) -> Option<&str> {
     let (_, rest) = path.split_once('{')?;
     rest.split_once('}').map(|(name, _)| name)

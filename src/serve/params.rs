@@ -10,19 +10,18 @@ use text::tokenizer::Tokenizer;
 use crate::config::Limits;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, integer, is_empty};
-use crate::served::Served;
+use crate::served::ServedModel;
 use crate::structure::{self, Structure};
 
 /// Maximum number of stop strings of a request, and their maximum total size in bytes.
-const MOST_STOPS: usize = 128;
-const STOP_BYTES: usize = 1 << 16;
+const MAX_STOPS: usize = 128;
+const MAX_STOP_BYTES: usize = 1 << 16;
 /// Maximum number of entries of `logit_bias`.
-const MOST_BIASES: usize = 1 << 16;
+const MAX_BIASES: usize = 1 << 16;
 /// Maximum number of tokens per position whose log-probabilities are returned.
-pub(crate) const MOST_PROBS: usize = 1000;
+pub(crate) const MAX_PROBS: usize = 1000;
 
-const NO_SAMPLER: &str =
-    "this sampler is not implemented yet, and the text would differ without it";
+const NO_SAMPLER: &str = "this sampler is not implemented; omit the field or turn the sampler off";
 
 /// Settings of one request.
 #[derive(Clone, Debug)]
@@ -45,9 +44,9 @@ pub(crate) struct Params {
     /// Whether to include llama.cpp's debug output in the response.
     pub(crate) verbose: bool,
     pub(crate) keep_alive: Option<Duration>,
-    /// The answer ends at the first line end that comes later than this after its first token.
+    /// Time after the first token from which the answer ends at the next line end.
     pub(crate) max_time: Option<Duration>,
-    /// What an answer must look like.
+    /// Schema or grammar of the answer.
     pub(crate) structure: Option<Structure>,
 }
 
@@ -56,12 +55,16 @@ impl Params {
     ///
     /// # Errors
     /// 400 for the first field that is invalid or not supported.
-    pub(crate) fn read(fields: &mut Fields, served: &Served, limits: &Limits) -> Result<Params> {
+    pub(crate) fn read(
+        fields: &mut Fields,
+        served: &ServedModel,
+        limits: &Limits,
+    ) -> Result<Params> {
         refuse_unsupported(fields)?;
         let structure = structure::read(fields)?;
         let defaults = &served.defaults;
         let options = fields.object("stream_options")?.unwrap_or_default();
-        let include_usage = Fields::of(options).bool("include_usage")?.unwrap_or(false);
+        let include_usage = Fields::from_map(options).bool("include_usage")?.unwrap_or(false);
         let stream = fields.bool("stream")?.unwrap_or(false);
         let n = fields.integer("n", [1, count(limits.n_choices)])?;
         let n_cmpl = fields.integer("n_cmpl", [1, count(limits.n_choices)])?;
@@ -74,10 +77,10 @@ impl Params {
         };
         let mut stops = stops(fields)?;
         stops.extend(defaults.stops.iter().cloned());
-        // These fields only affect a context shift, which this server does not do.
+        // These fields only affect a context shift, which this server never performs.
         fields.integer("n_keep", [-1, i64::MAX])?;
         fields.integer("n_discard", [0, i64::MAX])?;
-        // These fields identify the caller or control a provider's billing.
+        // These fields name the caller or the model, or are hints for a prompt cache.
         fields.ignore(&["user", "safety_identifier", "metadata", "prompt_cache_key", "model"]);
         Ok(Params {
             sampler: sampler(fields, &defaults.sampler, served.tokenizer.as_ref())?,
@@ -100,7 +103,7 @@ impl Params {
 
     /// The settings as llama-server reports them in `generation_settings`.
     pub(crate) fn report(&self, n_probs: usize, tokenizer: &Tokenizer) -> Value {
-        let mut all = sampler_json(&self.sampler);
+        let mut settings = sampler_json(&self.sampler);
         let n_predict = self.n_predict.map_or(json!(-1), Into::into);
         let eog = tokenizer.eog().iter().filter(|_| self.ignore_eos);
         // JSON has no minus infinity, so a banned token has a null bias.
@@ -108,7 +111,7 @@ impl Params {
         let biases = self.sampler.logit_bias.iter();
         let biases = biases.map(|(id, bias)| json!({ "bias": finite(*bias), "token": id }));
         let biases: Vec<Value> = biases.chain(banned).collect();
-        all.extend(object(json!({
+        settings.extend(object(json!({
             "n_predict": n_predict,
             "max_tokens": n_predict,
             "stop": self.stops,
@@ -122,7 +125,7 @@ impl Params {
             "timings_per_token": self.timings_per_token,
             "t_max_predict_ms": self.max_time.map_or(0, |time| time.as_millis()),
         })));
-        Value::Object(all)
+        Value::Object(settings)
     }
 }
 
@@ -164,7 +167,7 @@ fn object(value: Value) -> Map<String, Value> {
     if let Value::Object(map) = value { map } else { Map::new() }
 }
 
-/// JSON has no infinity.
+/// `None` for infinity and NaN, which JSON lacks.
 fn finite(number: f32) -> Option<f32> {
     Some(number).filter(|number| number.is_finite())
 }
@@ -199,57 +202,58 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<()> {
         "dynatemp_exponent",
         "adaptive_decay",
     ]);
-    fields.refuse("lora", "adapters are not loaded", is_empty)?;
+    fields.refuse("lora", "LoRA adapters are not implemented", is_empty)?;
     fields.refuse("n_indent", "a minimum indentation is not implemented", is_empty)?;
-    fields.refuse("n_cache_reuse", "only prefixes are reused, not parts", is_empty)?;
-    fields.refuse("t_max_prompt_ms", "a prompt is always computed whole", at_most_0)?;
+    fields.refuse("n_cache_reuse", "only a prefix of the prompt is reused", is_empty)?;
+    fields.refuse("t_max_prompt_ms", "prefill has no time limit", at_most_0)?;
     let sampled = "only /completion and /infill report probabilities after sampling";
     fields.refuse("post_sampling_probs", sampled, is_empty)?;
     fields.refuse("store", "answers are not stored", is_empty)?;
-    fields.refuse("audio", "this model writes text", is_empty)?;
-    fields.refuse("prediction", "predicted outputs are not used", is_empty)?;
+    fields.refuse("audio", "only text is generated", is_empty)?;
+    fields.refuse("prediction", "predicted outputs are not implemented", is_empty)?;
     fields.refuse("web_search_options", "this server does not search", is_empty)?;
     let tier = |value: &Value| matches!(value.as_str(), Some("auto" | "default"));
     fields.refuse("service_tier", "this server has only one tier", tier)?;
     let text = |value: &Value| *value == json!(["text"]);
-    fields.refuse("modalities", "this model writes text", text)?;
+    fields.refuse("modalities", "only text is generated", text)?;
     let medium = |value: &Value| value.as_str() == Some("medium");
     fields.refuse("verbosity", "ask for a short answer in a message instead", medium)
 }
 
-/// A duration in milliseconds; 0 and negative numbers set none.
+/// A duration in milliseconds; `None` for 0 and negative numbers.
 fn milliseconds(fields: &mut Fields, name: &str) -> Result<Option<Duration>> {
     let most = fields.integer(name, [i64::MIN, i64::MAX])?;
     let most = most.and_then(|most| u64::try_from(most).ok()).filter(|most| *most > 0);
     Ok(most.map(Duration::from_millis))
 }
 
-/// The most tokens to generate: the newest of OpenAI's names wins. A negative number sets no limit.
+/// Maximum number of tokens to generate, at most `limit`. The newest of the field names wins, and
+/// a negative number means `limit`.
 fn length(
     fields: &mut Fields,
     default: Option<usize>,
     limit: Option<usize>,
 ) -> Result<Option<usize>> {
-    let mut wanted = None;
+    let mut requested = None;
     for name in ["n_predict", "max_tokens", "max_completion_tokens"] {
-        wanted = fields.integer(name, [-2, i64::MAX])?.or(wanted);
+        requested = fields.integer(name, [-2, i64::MAX])?.or(requested);
     }
-    let wanted = match wanted {
+    let requested = match requested {
         None => default,
         Some(n) => usize::try_from(n).ok(),
     };
-    Ok(match (wanted, limit) {
-        (Some(wanted), Some(limit)) => Some(wanted.min(limit)),
-        (wanted, limit) => wanted.or(limit),
+    Ok(match (requested, limit) {
+        (Some(requested), Some(limit)) => Some(requested.min(limit)),
+        (requested, limit) => requested.or(limit),
     })
 }
 
 fn stops(fields: &mut Fields) -> Result<Vec<String>> {
     let stops = fields.strings("stop")?.unwrap_or_default();
     let bytes: usize = stops.iter().map(String::len).sum();
-    if stops.len() > MOST_STOPS || bytes > STOP_BYTES {
+    if stops.len() > MAX_STOPS || bytes > MAX_STOP_BYTES {
         let problem = format!(
-            "has {} strings of {bytes} bytes, expected at most {MOST_STOPS} of {STOP_BYTES}",
+            "has {} strings of {bytes} bytes, expected at most {MAX_STOPS} of {MAX_STOP_BYTES} bytes in all",
             stops.len()
         );
         return Err(ApiError::field("stop", problem));
@@ -318,12 +322,12 @@ fn chain(value: &Value) -> Result<Vec<Stage>> {
     let names: Option<Option<Vec<&str>>> = names.map(Iterator::collect);
     match names.flatten() {
         Some(names) => Stage::parse_names(&names.join(";")).map_err(wrong),
-        None => Err(ApiError::field("samplers", "must be a list of names or a text of letters")),
+        None => Err(ApiError::field("samplers", "must be a list of names or a string of letters")),
     }
 }
 
-/// Parses `{"15043": 1.0}` or `[[15043, 1.0], [" the", false]]`. A text stands for all of its
-/// tokens, and false bans a token.
+/// Parses `{"15043": 1.0}` or `[[15043, 1.0], [" the", false]]`. A bias of a text applies to each
+/// of its tokens, and false bans a token.
 fn biases(value: &Value, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>> {
     let field = |problem: &str| ApiError::field("logit_bias", problem);
     let shape = "must be an object of token ids, or a list of [token, bias]";
@@ -342,13 +346,17 @@ fn biases(value: &Value, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>> {
         } else {
             let id = integer(token).and_then(|id| u32::try_from(id).ok());
             let id = id.filter(|id| (*id as usize) < tokenizer.n_vocab());
-            let outside = || field("names a token outside of the vocabulary");
+            let outside = || field(&format!("has the token {token}, not in the vocabulary"));
             biases.push((id.ok_or_else(outside)?, bias));
         }
-        if biases.len() > MOST_BIASES { Err(field("has too many entries")) } else { Ok(()) }
+        if biases.len() > MAX_BIASES {
+            Err(field(&format!("has more than {MAX_BIASES} entries")))
+        } else {
+            Ok(())
+        }
     };
     if let Some(map) = value.as_object() {
-        map.iter().try_for_each(|(key, bias)| add(&named(key), bias))?;
+        map.iter().try_for_each(|(key, bias)| add(&token_or_text(key), bias))?;
         return Ok(biases);
     }
     for item in value.as_array().ok_or_else(|| field(shape))? {
@@ -360,8 +368,8 @@ fn biases(value: &Value, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>> {
     Ok(biases)
 }
 
-/// Converts a key of an object: to a token id if it is a number, otherwise to a text.
-fn named(key: &str) -> Value {
+/// Converts a key of `logit_bias` to a token id if it is a number, otherwise to a text.
+fn token_or_text(key: &str) -> Value {
     key.parse::<u32>().map_or_else(|_| key.into(), Into::into)
 }
 

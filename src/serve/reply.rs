@@ -6,11 +6,11 @@ use text::chat::{CallDelta, CallParser, Delivery, Reasoning, ReplyPart};
 
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
+use crate::job::Task;
 use crate::messages::ChatRequest;
 use crate::params::Params;
-use crate::served::Served;
+use crate::served::ServedModel;
 use crate::tools::Tools;
-use crate::work::Task;
 
 /// A conversation that is ready to be answered.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct Turn {
     /// The prompt as text.
     pub(crate) text: String,
     pub(crate) task: Task,
-    splits: bool,
+    splits_reasoning: bool,
     tools: Option<Tools>,
 }
 
@@ -27,19 +27,19 @@ impl Turn {
     /// Formats and tokenizes a conversation.
     ///
     /// # Errors
-    /// 400 if the template rejects it.
+    /// 400 for an invalid conversation or constraint.
     pub(crate) fn new(
-        talk: &ChatRequest,
+        chat: &ChatRequest,
         params: Params,
-        splits: bool,
+        splits_reasoning: bool,
         n_logprobs: Option<usize>,
-        served: &Served,
+        served: &ServedModel,
     ) -> Result<Turn> {
-        let text = talk.format(served)?;
-        let tools = talk.tools.clone();
-        let mut written = if splits { served.marks.clone() } else { Vec::new() };
+        let text = chat.format(served)?;
+        let tools = chat.tools.clone();
+        let mut written_tokens = if splits_reasoning { served.marks.clone() } else { Vec::new() };
         if tools.is_some() {
-            written.extend(dialogue::call_marks(served.calls, &served.tokenizer));
+            written_tokens.extend(dialogue::call_marks(served.call_format, &served.tokenizer));
         }
         let structure = match (&tools, &params.structure) {
             (Some(_), Some(structure)) => {
@@ -49,29 +49,28 @@ impl Turn {
             (Some(tools), None) => Some(tools.structure()),
             (None, structure) => structure.clone(),
         };
-        let is_after = tools.as_ref().is_none_or(Tools::follow_reasoning);
-        let after = (splits && is_after).then_some(text.as_str());
+        let is_delayed = tools.as_ref().is_none_or(Tools::starts_after_reasoning);
+        let after = (splits_reasoning && is_delayed).then_some(text.as_str());
         let task = Task {
             prompt: served.conversation_ids(&text)?,
             stops: served.ends.stops.clone(),
-            ends: served.ends.tokens.clone(),
-            written,
+            end_tokens: served.ends.tokens.clone(),
+            written_tokens,
             n_logprobs,
             constraints: served.constraints(structure.as_ref(), params.n, after)?,
             ..Task::default()
         };
-        Ok(Turn { params, text, task, splits, tools })
+        Ok(Turn { params, text, task, splits_reasoning, tools })
     }
 
-    /// A [`Reply`] for each choice.
-    pub(crate) fn replies(&self) -> Vec<Reply> {
+    pub(crate) fn replies(&self) -> Vec<ReplyParser> {
         let calls = |tools: &Tools| {
             let parser = CallParser::new(tools.format, &tools.list, rand::random());
             // A grammar keeps the arguments valid, so they can be sent before the call is complete.
             parser.with_delivery(Delivery::Incremental)
         };
-        let reply = |_| Reply {
-            splitter: self.splits.then(|| Reasoning::after(&self.text)),
+        let reply = |_| ReplyParser {
+            splitter: self.splits_reasoning.then(|| Reasoning::after(&self.text)),
             calls: self.tools.as_ref().map(calls),
         };
         (0..self.params.n).map(reply).collect()
@@ -82,7 +81,7 @@ impl Turn {
 ///
 /// # Errors
 /// 400 for an unknown name.
-pub(crate) fn splits(fields: &mut Fields, served: &Served) -> Result<bool> {
+pub(crate) fn splits_reasoning(fields: &mut Fields, served: &ServedModel) -> Result<bool> {
     match fields.string("reasoning_format")?.as_deref() {
         None => Ok(served.defaults.splits_reasoning),
         Some("none") => Ok(false),
@@ -96,7 +95,7 @@ pub(crate) fn splits(fields: &mut Fields, served: &Served) -> Result<bool> {
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Piece {
+pub(crate) enum ReplyPiece {
     /// Text of the answer.
     Answer(String),
     /// Text of the reasoning before the answer.
@@ -116,26 +115,25 @@ pub(crate) struct Call {
     pub(crate) arguments: String,
 }
 
-/// An answer, complete or still arriving, by part.
+/// The parts of an answer, complete or still arriving.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Parts {
+pub(crate) struct Content {
     pub(crate) answer: String,
     pub(crate) reasoning: String,
     pub(crate) calls: Vec<Call>,
 }
 
-impl Parts {
-    /// Adds pieces.
-    pub(crate) fn add(&mut self, pieces: &[Piece]) {
+impl Content {
+    pub(crate) fn add(&mut self, pieces: &[ReplyPiece]) {
         for piece in pieces {
             match piece {
-                Piece::Answer(text) => self.answer += text,
-                Piece::Reasoning(text) => self.reasoning += text,
-                Piece::Call { id, name, .. } => {
+                ReplyPiece::Answer(text) => self.answer += text,
+                ReplyPiece::Reasoning(text) => self.reasoning += text,
+                ReplyPiece::Call { id, name, .. } => {
                     let arguments = String::new();
                     self.calls.push(Call { id: id.clone(), name: name.clone(), arguments });
                 }
-                Piece::Arguments { index, fragment } => {
+                ReplyPiece::Arguments { index, fragment } => {
                     if let Some(call) = self.calls.get_mut(*index) {
                         call.arguments += fragment;
                     }
@@ -147,15 +145,15 @@ impl Parts {
 
 /// Splits the text of one choice into pieces.
 #[derive(Debug)]
-pub(crate) struct Reply {
+pub(crate) struct ReplyParser {
     splitter: Option<Reasoning>,
     calls: Option<CallParser>,
 }
 
-impl Reply {
+impl ReplyParser {
     /// Adds text and returns the pieces that are now certain.
-    pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
-        let Reply { splitter, calls } = self;
+    pub(crate) fn push(&mut self, text: &str) -> Vec<ReplyPiece> {
+        let ReplyParser { splitter, calls } = self;
         let mut pieces = Vec::new();
         match splitter {
             Some(splitter) => {
@@ -166,9 +164,9 @@ impl Reply {
         pieces
     }
 
-    /// Returns the pieces that were held back, at the end of the text.
-    pub(crate) fn finish(&mut self) -> Vec<Piece> {
-        let Reply { splitter, calls } = self;
+    /// Ends the text and returns the pieces that were held back.
+    pub(crate) fn finish(&mut self) -> Vec<ReplyPiece> {
+        let ReplyParser { splitter, calls } = self;
         let mut pieces = Vec::new();
         if let Some(splitter) = splitter.take() {
             splitter.finish(&mut |part, text| add(&mut pieces, calls, part, text));
@@ -180,28 +178,28 @@ impl Reply {
     }
 }
 
-fn add(pieces: &mut Vec<Piece>, calls: &mut Option<CallParser>, part: ReplyPart, text: &str) {
+fn add(pieces: &mut Vec<ReplyPiece>, calls: &mut Option<CallParser>, part: ReplyPart, text: &str) {
     match (part, calls) {
         _ if text.is_empty() => {}
         (ReplyPart::Reasoning, _) => match pieces.last_mut() {
-            Some(Piece::Reasoning(last)) => last.push_str(text),
-            _ => pieces.push(Piece::Reasoning(text.to_owned())),
+            Some(ReplyPiece::Reasoning(last)) => last.push_str(text),
+            _ => pieces.push(ReplyPiece::Reasoning(text.to_owned())),
         },
         (ReplyPart::Answer, Some(calls)) => {
             pieces.extend(calls.push(text).into_iter().filter_map(piece));
         }
         (ReplyPart::Answer, None) => match pieces.last_mut() {
-            Some(Piece::Answer(last)) => last.push_str(text),
-            _ => pieces.push(Piece::Answer(text.to_owned())),
+            Some(ReplyPiece::Answer(last)) => last.push_str(text),
+            _ => pieces.push(ReplyPiece::Answer(text.to_owned())),
         },
     }
 }
 
-fn piece(delta: CallDelta) -> Option<Piece> {
+fn piece(delta: CallDelta) -> Option<ReplyPiece> {
     match delta {
-        CallDelta::Content(text) => Some(Piece::Answer(text)),
-        CallDelta::Begin { index, id, name } => Some(Piece::Call { index, id, name }),
-        CallDelta::Arguments { index, fragment } => Some(Piece::Arguments { index, fragment }),
+        CallDelta::Content(text) => Some(ReplyPiece::Answer(text)),
+        CallDelta::Begin { index, id, name } => Some(ReplyPiece::Call { index, id, name }),
+        CallDelta::Arguments { index, fragment } => Some(ReplyPiece::Arguments { index, fragment }),
         CallDelta::End { .. } => None,
     }
 }

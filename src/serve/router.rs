@@ -15,7 +15,7 @@ use crate::log::{self, Access};
 use crate::state::App;
 use crate::{anthropic, cors, llama, openai, openapi, page, thermocline};
 
-/// One endpoint, as listed for `/openapi.json` and the tests.
+/// An endpoint of `/openapi.json`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route {
     pub(crate) method: &'static str,
@@ -35,7 +35,6 @@ const fn route(
     Route { method, path, public, summary }
 }
 
-/// All endpoints.
 #[rustfmt::skip]
 pub(crate) const ROUTES: &[Route] = &[
     route("get", "/", true, "The chat page"),
@@ -77,7 +76,6 @@ pub(crate) const ROUTES: &[Route] = &[
     route("get", "/openapi.json", true, "This description"),
 ];
 
-/// The service for all requests.
 pub(crate) fn router(app: App) -> Router {
     let router = Router::new()
         .route("/", get(page::index))
@@ -86,7 +84,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/v1/health", get(llama::health))
         .route("/models", get(openai::models::list))
         .route("/v1/models", get(openai::models::list))
-        .route("/v1/models/{*id}", get(openai::models::one))
+        .route("/v1/models/{*id}", get(openai::models::retrieve))
         .route("/v1/chat/completions", post(openai::chat::complete))
         .route("/chat/completions", post(openai::chat::complete))
         .route("/v1/chat/completions/input_tokens", post(openai::chat::count))
@@ -104,7 +102,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/apply-template", post(llama::tokenize::apply_template))
         .route("/props", get(llama::props::show).post(llama::props::change))
         .route("/slots", get(llama::slots::list))
-        .route("/slots/{id}", post(llama::slots::act))
+        .route("/slots/{id}", post(llama::slots::run_action))
         .route("/metrics", get(llama::metrics))
         .route("/thermocline", get(thermocline::show))
         .route("/thermocline/events", get(thermocline::events))
@@ -116,14 +114,13 @@ pub(crate) fn router(app: App) -> Router {
         .iter()
         .fold(router, |router, path| router.route(path, post(openai::rerank::rerank)));
     router
-        .fallback(async || ApiError::not_found("no such path; /openapi.json lists all"))
-        .method_not_allowed_fallback(async || ApiError::method())
-        .layer(middleware::from_fn_with_state(app.clone(), around))
+        .fallback(async || ApiError::not_found("no such path; /openapi.json lists all paths"))
+        .method_not_allowed_fallback(async || ApiError::method_not_allowed())
+        .layer(middleware::from_fn_with_state(app.clone(), handle_request))
         .with_state(app)
 }
 
-/// The middleware around every handler.
-async fn around(State(app): State<App>, request: Request, next: Next) -> Response {
+async fn handle_request(State(app): State<App>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let in_flight = InFlight::begin(&app);
     let request_id = request_id(request.headers());
@@ -168,7 +165,7 @@ async fn around(State(app): State<App>, request: Request, next: Next) -> Respons
     let access = Access { id: &request_id, method: method.as_str(), path: &path, status, time };
     log::access(&app.config.log, &access);
     let method = if is_known(&method) { method.as_str() } else { "other" };
-    app.metrics.answered(&route, method, status, time);
+    app.metrics.record_request(&route, method, status, time);
     drop(in_flight);
     response
 }
@@ -189,7 +186,6 @@ impl Drop for InFlight {
     }
 }
 
-/// Whether the route needs no key.
 fn is_public(method: &Method, route: &str) -> bool {
     let method = if method == Method::HEAD { &Method::GET } else { method };
     let same =
@@ -218,14 +214,14 @@ mod tests {
 
     #[test]
     fn a_clients_id_is_kept_if_it_is_plain() {
-        let with = |value: &str| {
+        let id_for = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert("x-request-id", value.parse().unwrap());
             request_id(&headers)
         };
-        assert_eq!(with("abc-1"), "abc-1");
-        assert!(with("a b").starts_with("req_"));
-        assert!(with(&"x".repeat(65)).starts_with("req_"));
+        assert_eq!(id_for("abc-1"), "abc-1");
+        assert!(id_for("a b").starts_with("req_"));
+        assert!(id_for(&"x".repeat(65)).starts_with("req_"));
     }
 
     #[test]

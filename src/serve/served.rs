@@ -1,4 +1,4 @@
-//! The model that is served: scheduler, tokenizer, chat template, facts.
+//! The served model: scheduler, tokenizer, chat template, facts.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,7 +17,6 @@ use crate::clock::unix_seconds;
 use crate::config::Defaults;
 use crate::error::{ApiError, Result};
 use crate::openai::embeddings::pooling;
-
 use crate::structure::Structure;
 use crate::thermocline;
 
@@ -26,7 +25,7 @@ const BUILT_IN: &str = "built-in-stories";
 
 /// A loaded model and everything else that requests need.
 #[derive(Debug)]
-pub struct Served {
+pub struct ServedModel {
     pub(crate) scheduler: Scheduler,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) dialogue: Dialogue,
@@ -35,8 +34,7 @@ pub struct Served {
     pub(crate) ends: Ends,
     /// Control tokens that are kept in the text, because they mark the reasoning.
     pub(crate) marks: Vec<u32>,
-    /// The model's format of tool calls.
-    pub(crate) calls: CallFormat,
+    pub(crate) call_format: CallFormat,
     /// Built at the first request with a constraint.
     vocabulary: OnceLock<std::result::Result<Vocabulary, constrain::Error>>,
     pub(crate) defaults: Defaults,
@@ -57,25 +55,24 @@ pub(crate) struct Facts {
     pub(crate) meta: Value,
     /// Maximum number of tokens of one sequence.
     pub(crate) n_ctx: usize,
-    /// Width of embeddings.
     pub(crate) n_embd: usize,
     /// How the model's embeddings are pooled.
     pub(crate) pooling: Pooling,
-    /// How queries and documents are read; `None` in models without a head for ranking.
+    /// Formats a query and a document; `None` for models without a ranking head.
     pub(crate) rank_prompt: Option<RankPrompt>,
-    /// Layers, devices and plan, for `/thermocline`.
+    /// Layers and plan, for `/thermocline`.
     pub(crate) layers: Value,
     pub(crate) devices: Vec<Device>,
-    /// Memory of the driver of each device.
+    /// Memory that the driver of each device uses.
     reserves: Vec<Bytes>,
 }
 
-impl Served {
+impl ServedModel {
     /// Starts a scheduler for a loaded model. `dialogue` formats conversations; `reserves` is the
-    /// memory of each device's driver in bytes, empty if it is not known.
+    /// memory of each device's driver, empty if it is not known.
     ///
     /// # Errors
-    /// Errors of the scheduler: folders that cannot be used.
+    /// Folders that cannot be used, or a thread that cannot start.
     pub fn start(
         engine: Engine,
         tokenizer: Arc<Tokenizer>,
@@ -83,21 +80,21 @@ impl Served {
         defaults: Defaults,
         options: SchedulerOptions,
         reserves: &[Bytes],
-    ) -> std::result::Result<Served, scheduler::StartError> {
-        let facts = Facts::of(&engine, &tokenizer, reserves);
+    ) -> std::result::Result<ServedModel, scheduler::StartError> {
+        let facts = Facts::from_engine(&engine, &tokenizer, reserves);
         let ends = dialogue::ends(&dialogue, &tokenizer);
         let marks = dialogue::marks(&ends, &tokenizer);
         let scheduler = Scheduler::start(engine, Arc::clone(&tokenizer), options)?;
         let n_slots = scheduler.status().slots.len();
-        let calls = CallFormat::detect(dialogue.source().unwrap_or_default());
+        let call_format = CallFormat::detect(dialogue.source().unwrap_or_default());
         let vocabulary = OnceLock::new();
-        Ok(Served {
+        Ok(ServedModel {
             scheduler,
             tokenizer,
             dialogue,
             ends,
             marks,
-            calls,
+            call_format,
             vocabulary,
             defaults,
             facts,
@@ -110,17 +107,15 @@ impl Served {
         self.scheduler.shutdown(grace);
     }
 
-    /// How embeddings are pooled.
     pub(crate) fn pooling(&self) -> Pooling {
         self.defaults.pooling.unwrap_or(self.facts.pooling)
     }
 
-    /// Generations that run at once.
+    /// Number of generations that run at once.
     pub(crate) fn n_slots(&self) -> usize {
         self.n_slots
     }
 
-    /// The scheduler's state.
     pub(crate) fn status(&self) -> Status {
         self.scheduler.status()
     }
@@ -132,7 +127,8 @@ impl Served {
     /// 400 for a text that cannot be tokenized.
     pub(crate) fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let ids = self.tokenizer.encode(text, true, true);
-        let mut ids = ids.map_err(|e| ApiError::field("prompt", format!("cannot be used: {e}")))?;
+        let mut ids =
+            ids.map_err(|e| ApiError::field("prompt", format!("cannot be tokenized: {e}")))?;
         if ids.is_empty() {
             ids.extend(self.tokenizer.bos());
         }
@@ -146,7 +142,7 @@ impl Served {
     pub(crate) fn format(&self, turns: &Turns<'_>) -> Result<Prompt> {
         self.dialogue.format(turns).map_err(|e| {
             ApiError::invalid(format!("the chat template rejects this conversation: {e}"))
-                .of("messages")
+                .with_param("messages")
         })
     }
 
@@ -156,11 +152,11 @@ impl Served {
     /// 400 for a text that cannot be tokenized.
     pub(crate) fn conversation_ids(&self, text: &str) -> Result<Vec<u32>> {
         let ids = dialogue::ids(text, &self.tokenizer);
-        ids.map_err(|e| ApiError::field("messages", format!("cannot be used: {e}")))
+        ids.map_err(|e| ApiError::field("messages", format!("cannot be tokenized: {e}")))
     }
 
-    /// A constraint for each of `n` choices. If `after` has the prompt, the constraint does not
-    /// apply to the reasoning before the answer.
+    /// A constraint for each of `n` choices. If `after` is set (to the prompt), the constraint does
+    /// not apply to the reasoning before the answer.
     ///
     /// # Errors
     /// 400 for a grammar that is invalid or too complex; 501 for a vocabulary that does not support
@@ -173,7 +169,7 @@ impl Served {
     ) -> Result<Vec<Box<dyn Constraint>>> {
         let Some(Structure { grammar, field }) = structure else { return Ok(Vec::new()) };
         let vocabulary = self.vocabulary.get_or_init(|| {
-            Vocabulary::new(&self.tokenizer).map(|all| all.with_ends(&self.ends.tokens))
+            Vocabulary::new(&self.tokenizer).map(|tokens| tokens.with_ends(&self.ends.tokens))
         });
         let vocabulary = vocabulary.as_ref().map_err(|e| ApiError::not_supported(e.to_string()))?;
         let limits = constrain::Limits::default();
@@ -202,12 +198,11 @@ impl Served {
 }
 
 impl Facts {
-    /// Memory of the driver of a device, in bytes.
     pub(crate) fn reserve(&self, device: usize) -> Bytes {
         self.reserves.get(device).copied().unwrap_or_default()
     }
 
-    fn of(engine: &Engine, tokenizer: &Tokenizer, reserves: &[Bytes]) -> Facts {
+    fn from_engine(engine: &Engine, tokenizer: &Tokenizer, reserves: &[Bytes]) -> Facts {
         let model = engine.model();
         let (file, hyper) = (&model.file, &model.hyper);
         let metadata = file.metadata();
@@ -244,7 +239,7 @@ impl Facts {
     }
 }
 
-/// llama.cpp's numbers of vocabulary types.
+/// llama.cpp's number of a vocabulary type.
 fn vocab_type(model: Option<&str>) -> u32 {
     match model {
         Some("llama") => 1,

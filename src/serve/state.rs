@@ -8,7 +8,7 @@ use crate::auth::Keys;
 use crate::config::Config;
 use crate::error::{ApiError, Result};
 use crate::metrics::Metrics;
-use crate::served::Served;
+use crate::served::ServedModel;
 
 /// The shared state of a server. Clones are cheap and share the state.
 pub(crate) type App = Arc<State>;
@@ -23,14 +23,14 @@ pub(crate) struct State {
     pub(crate) started: u64,
     /// Becomes true when the server stops.
     pub(crate) stop: watch::Sender<bool>,
-    served: RwLock<Phase>,
+    phase: RwLock<Phase>,
 }
 
 /// Whether the model is loaded.
 #[derive(Debug)]
 enum Phase {
     Loading,
-    Ready(Arc<Served>),
+    Ready(Arc<ServedModel>),
     Failed(String),
 }
 
@@ -42,16 +42,16 @@ impl State {
             metrics: Metrics::default(),
             started: crate::clock::unix_seconds(),
             stop: watch::Sender::new(false),
-            served: RwLock::new(Phase::Loading),
+            phase: RwLock::new(Phase::Loading),
         }
     }
 
-    /// The model.
+    /// The loaded model.
     ///
     /// # Errors
     /// 503 while the model loads; 500 if loading failed.
-    pub(crate) fn served(&self) -> Result<Arc<Served>> {
-        match &*self.served.read().unwrap_or_else(PoisonError::into_inner) {
+    pub(crate) fn served(&self) -> Result<Arc<ServedModel>> {
+        match &*self.phase.read().unwrap_or_else(PoisonError::into_inner) {
             Phase::Ready(served) => Ok(Arc::clone(served)),
             Phase::Loading => Err(ApiError::loading()),
             Phase::Failed(reason) => {
@@ -61,11 +61,10 @@ impl State {
     }
 
     fn set(&self, phase: Phase) {
-        *self.served.write().unwrap_or_else(PoisonError::into_inner) = phase;
+        *self.phase.write().unwrap_or_else(PoisonError::into_inner) = phase;
     }
 
-    /// Sets the loaded model.
-    pub(crate) fn ready(&self, served: Arc<Served>) {
+    pub(crate) fn ready(&self, served: Arc<ServedModel>) {
         self.set(Phase::Ready(served));
     }
 
@@ -75,7 +74,7 @@ impl State {
     }
 
     /// The id of the model: the first alias, else the name of its file.
-    pub(crate) fn model_id<'a>(&'a self, served: &'a Served) -> &'a str {
+    pub(crate) fn model_id<'a>(&'a self, served: &'a ServedModel) -> &'a str {
         self.config.aliases.first().map_or(&served.facts.name, |alias| alias)
     }
 }

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use crate::error::ApiError;
 
 /// Maximum number of events that are buffered for a slow client.
-const QUEUED: usize = 64;
+const MAX_BUFFERED: usize = 64;
 
 /// The client has disconnected.
 #[derive(Debug)]
@@ -34,23 +34,23 @@ pub(crate) struct Events {
 
 impl Events {
     /// Sends `data: {value}`.
-    pub(crate) async fn data(&self, value: &Value) -> Result<(), Disconnected> {
+    pub(crate) async fn send(&self, value: &Value) -> Result<(), Disconnected> {
         self.raw(format!("data: {value}\n\n")).await
     }
 
     /// Sends `event: {name}` and its data.
-    pub(crate) async fn named(&self, name: &str, value: &Value) -> Result<(), Disconnected> {
+    pub(crate) async fn send_named(&self, name: &str, value: &Value) -> Result<(), Disconnected> {
         self.raw(format!("event: {name}\ndata: {value}\n\n")).await
     }
 
     /// Sends `data: [DONE]`, which ends OpenAI's streams.
-    pub(crate) async fn done(&self) -> Result<(), Disconnected> {
+    pub(crate) async fn send_done(&self) -> Result<(), Disconnected> {
         self.raw("data: [DONE]\n\n".to_owned()).await
     }
 
     /// Sends an error in the middle of a stream. The official clients raise it as an exception.
-    pub(crate) async fn error(&self, error: &ApiError) -> Result<(), Disconnected> {
-        self.data(&error.openai()).await
+    pub(crate) async fn send_error(&self, error: &ApiError) -> Result<(), Disconnected> {
+        self.send(&error.openai()).await
     }
 
     async fn raw(&self, text: String) -> Result<(), Disconnected> {
@@ -83,7 +83,7 @@ pub(crate) fn response<W>(keep_alive: Option<Duration>, write: impl FnOnce(Event
 where
     W: Future<Output = Result<(), Disconnected>> + Send + 'static,
 {
-    let (sender, receiver) = mpsc::channel(QUEUED);
+    let (sender, receiver) = mpsc::channel(MAX_BUFFERED);
     let write = write(Events { sender, keep_alive });
     tokio::spawn(async move {
         // An error only means that the client has disconnected.
@@ -98,7 +98,6 @@ where
     response
 }
 
-/// A body whose bytes come from a channel.
 struct Channel(mpsc::Receiver<Bytes>);
 
 impl http_body::Body for Channel {

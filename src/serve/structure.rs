@@ -14,7 +14,6 @@ pub(crate) struct Structure {
     pub(crate) field: &'static str,
 }
 
-/// Converts the text of a field to a grammar.
 type FromText = fn(String) -> Grammar;
 
 /// Reads OpenAI's `response_format`, llama-server's `grammar` and `json_schema`, and vLLM's
@@ -103,22 +102,22 @@ mod tests {
     fn each_form_is_read() {
         let schema = json!({ "type": "object" });
         let of = |format: Value| read(json!({ "response_format": format }));
-        let wanted = Ok(Some(Grammar::JsonSchema(schema.clone())));
+        let expected = Ok(Some(Grammar::JsonSchema(schema.clone())));
         assert_eq!(of(json!({ "type": "text" })), Ok(None));
         assert_eq!(of(json!({ "type": "json_object" })), Ok(Some(Grammar::JsonObject)));
-        assert_eq!(of(json!({ "type": "json_object", "schema": schema })), wanted);
+        assert_eq!(of(json!({ "type": "json_object", "schema": schema })), expected);
         let nested =
             json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
-        assert_eq!(of(nested), wanted);
-        assert_eq!(read(json!({ "json_schema": schema })), wanted);
-        assert_eq!(read(json!({ "guided_json": schema.to_string() })), wanted);
+        assert_eq!(of(nested), expected);
+        assert_eq!(read(json!({ "json_schema": schema })), expected);
+        assert_eq!(read(json!({ "guided_json": schema.to_string() })), expected);
         let gbnf = Grammar::Gbnf("root ::= \"a\"".to_owned());
         assert_eq!(read(json!({ "grammar": "root ::= \"a\"" })), Ok(Some(gbnf)));
         assert_eq!(read(json!({ "grammar": "" })), Ok(None));
     }
 
     #[test]
-    fn wrong_forms_are_named() {
+    fn invalid_forms_name_the_field() {
         for (value, param) in [
             (json!({ "response_format": { "type": "sound" } }), "response_format"),
             (json!({ "response_format": { "type": "json_schema" } }), "response_format"),

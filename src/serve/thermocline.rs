@@ -14,15 +14,14 @@ use serde_json::{Value, json};
 use crate::error::Result;
 use crate::state::App;
 use crate::stream::{self, Disconnected, Events};
-use crate::{json, served::Served};
+use crate::{json, served::ServedModel};
 
 /// Minimum time between two events.
-const BETWEEN: Duration = Duration::from_millis(100);
-/// Number of groups in which a layer's neurons are summarised, sorted from the most to the least
-/// used.
-const STRETCHES: usize = 32;
+const EVENT_PERIOD: Duration = Duration::from_millis(100);
+/// Number of groups that summarise the use of a layer's neurons.
+const N_GROUPS: usize = 32;
 /// Number of memory budgets for which alternative plans are computed.
-const BUDGETS: u64 = 9;
+const N_BUDGETS: u64 = 9;
 
 /// `GET /thermocline`: neurons of each layer by device, memory by device, and the plan.
 pub(crate) async fn show(State(app): State<App>) -> Result<Response> {
@@ -40,10 +39,10 @@ fn density(neurons: &StepStats) -> Option<f64> {
     (neurons.neurons > 0.0).then(|| neurons.active / neurons.neurons)
 }
 
-/// Memory of each device: what its ledger has in use now, without the driver's own; and the budget,
-/// which includes the driver's estimated memory, as in `plan`.
-fn devices(served: &Served) -> Vec<Value> {
-    let each = served.facts.devices.iter().enumerate().map(|(i, device)| {
+/// Memory of each device: the bytes in use in its ledger, without the driver's memory, and the
+/// budget, which includes an estimate of the driver's memory, as in `plan`.
+fn devices(served: &ServedModel) -> Vec<Value> {
+    let devices = served.facts.devices.iter().enumerate().map(|(i, device)| {
         let info = device.info();
         let ledger = device.ledger();
         let budget = Some(ledger.budget().0).filter(|bytes| *bytes != u64::MAX);
@@ -63,11 +62,11 @@ fn devices(served: &Served) -> Vec<Value> {
             "driver_bytes": served.facts.reserve(i).0,
         })
     });
-    each.collect()
+    devices.collect()
 }
 
-/// The part that is fixed when the model is loaded. Neurons that are exchanged later keep their
-/// numbers per device. `reserves` is the memory of each device's driver.
+/// The facts that are fixed when the model is loaded. Swaps of neurons do not change how many are
+/// on each device. `reserves` is the memory of each device's driver.
 pub(crate) fn layers(engine: &Engine, reserves: &[Bytes]) -> Value {
     let model = engine.model();
     let placement = engine.placement();
@@ -90,11 +89,11 @@ pub(crate) fn layers(engine: &Engine, reserves: &[Bytes]) -> Value {
             "n_experts": weights.experts().map(|experts| experts.n),
             "n_experts_used": weights.experts().map(|experts| experts.n_used),
             "neurons": shares(placed, n_ff, engine.devices().len()),
-            "use": uses.and_then(|uses| uses.get(i)).map(|uses| stretches(uses)),
+            "use": uses.and_then(|uses| uses.get(i)).map(|uses| group_means(uses)),
         })
     });
     let parts =
-        |forecast: &Forecast| -> Vec<Value> { forecast.devices.iter().map(parts).collect() };
+        |forecast: &Forecast| -> Vec<Value> { forecast.devices.iter().map(memory_parts).collect() };
     json!({
         "layers": layers.collect::<Vec<Value>>(),
         "embedding": placement.embed,
@@ -108,7 +107,7 @@ pub(crate) fn layers(engine: &Engine, reserves: &[Bytes]) -> Value {
 }
 
 /// Bytes on a device by purpose; null for the CPU, whose sizes are not planned.
-fn parts(bytes: &DeviceBytes) -> Value {
+fn memory_parts(bytes: &DeviceBytes) -> Value {
     let DeviceBytes { scratch, frames, cache, neurons, hand_offs, ends, embed: _ } = *bytes;
     if bytes.total() == Bytes(0) {
         return Value::Null;
@@ -119,16 +118,16 @@ fn parts(bytes: &DeviceBytes) -> Value {
     })
 }
 
-/// How often neurons are used: sorted by use, the mean of each of [`STRETCHES`] equal groups.
-fn stretches(uses: &[f32]) -> Vec<f32> {
+/// Mean use of each of [`N_GROUPS`] equal groups of neurons, from the most to the least used.
+fn group_means(uses: &[f32]) -> Vec<f32> {
     let mut sorted = uses.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
-    let bounds = |i: usize| i * sorted.len() / STRETCHES;
+    let bounds = |i: usize| i * sorted.len() / N_GROUPS;
     let mean = |i: usize| {
         let stretch = &sorted[bounds(i)..bounds(i + 1)];
         if stretch.is_empty() { 0.0 } else { stretch.iter().sum::<f32>() / stretch.len() as f32 }
     };
-    (0..STRETCHES).map(mean).collect()
+    (0..N_GROUPS).map(mean).collect()
 }
 
 /// The plan for other budgets of the devices, from none to all that the model needs; null with the
@@ -141,10 +140,11 @@ fn plans(engine: &Engine, reserves: &[Bytes]) -> Value {
     }
     let task = engine::task(engine.model(), devices, engine.options());
     let reserve = |device: usize| reserves.get(device).copied().unwrap_or_default();
-    let all = with_budgets(&task, |_| Bytes::MAX);
-    let needed = (1..).zip(&all.devices[1..]).map(|(i, bytes)| (bytes.total() + reserve(i)).0);
-    let most = needed.max().unwrap_or(0);
-    let budgets = (0..BUDGETS).map(|i| Bytes(most * i / (BUDGETS - 1)));
+    let unlimited = with_budgets(&task, |_| Bytes::MAX);
+    let needed =
+        (1..).zip(&unlimited.devices[1..]).map(|(i, bytes)| (bytes.total() + reserve(i)).0);
+    let largest = needed.max().unwrap_or(0);
+    let budgets = (0..N_BUDGETS).map(|i| Bytes(largest * i / (N_BUDGETS - 1)));
     let budgets = budgets.map(|budget| {
         let forecast = with_budgets(&task, |i| Bytes(budget.0.saturating_sub(reserve(i).0)));
         let layers = || forecast.placement.layers.iter();
@@ -173,7 +173,7 @@ fn plans(engine: &Engine, reserves: &[Bytes]) -> Value {
     })
 }
 
-/// The plan with `budget` for each device, given by index.
+/// The plan if `budget` gives the budget of each device by index.
 fn with_budgets(task: &Task, budget: impl Fn(usize) -> Bytes) -> Forecast {
     let mut task = task.clone();
     task.devices.iter_mut().enumerate().for_each(|(i, device)| device.budget = budget(i));
@@ -214,7 +214,7 @@ pub(crate) async fn events(State(app): State<App>) -> Result<Response> {
     Ok(stream::response(keep_alive, move |events| async move {
         let _watcher = served.scheduler.watch();
         let mut before = (served.status(), Instant::now());
-        events.data(&event(&before.0, &before.0, Duration::ZERO)).await?;
+        events.send(&event(&before.0, &before.0, Duration::ZERO)).await?;
         // End the stream at shutdown, because an open page would otherwise delay it.
         let mut stop = app.stop.subscribe();
         loop {
@@ -224,7 +224,7 @@ pub(crate) async fn events(State(app): State<App>) -> Result<Response> {
                 now = wait_for_change(&events, &served, &before.0) => now?,
             };
             let at = Instant::now();
-            events.data(&event(&before.0, &now, at - before.1)).await?;
+            events.send(&event(&before.0, &now, at - before.1)).await?;
             before = (now, at);
         }
     }))
@@ -232,12 +232,12 @@ pub(crate) async fn events(State(app): State<App>) -> Result<Response> {
 
 async fn wait_for_change(
     events: &Events,
-    served: &Served,
+    served: &ServedModel,
     before: &Status,
 ) -> std::result::Result<Status, Disconnected> {
     let changed = async {
         loop {
-            tokio::time::sleep(BETWEEN).await;
+            tokio::time::sleep(EVENT_PERIOD).await;
             let now = served.status();
             let busy = |status: &Status| {
                 status.slots.iter().filter(|slot| slot.phase != SlotPhase::Idle).count()
@@ -251,18 +251,18 @@ async fn wait_for_change(
 }
 
 fn event(before: &Status, now: &Status, time: Duration) -> Value {
-    let (was, is) = (&before.counters, &now.counters);
+    let (old, new) = (&before.counters, &now.counters);
     let rate = |n: u64| if time.is_zero() { 0.0 } else { n as f64 / time.as_secs_f64() };
-    let neurons = is.neurons - was.neurons;
+    let neurons = new.neurons - old.neurons;
     let waits = neurons.waits.shares();
     let busy = now.slots.iter().filter(|slot| slot.phase != SlotPhase::Idle).count();
     json!({
         "seconds": time.as_secs_f64(),
-        "steps": is.n_steps - was.n_steps,
-        "prompt_tokens": is.prompt_tokens - was.prompt_tokens,
-        "generated_tokens": is.generated_tokens - was.generated_tokens,
-        "tokens_per_second": rate(is.generated_tokens - was.generated_tokens),
-        "prompt_tokens_per_second": rate(is.prompt_tokens - was.prompt_tokens),
+        "steps": new.n_steps - old.n_steps,
+        "prompt_tokens": new.prompt_tokens - old.prompt_tokens,
+        "generated_tokens": new.generated_tokens - old.generated_tokens,
+        "tokens_per_second": rate(new.generated_tokens - old.generated_tokens),
+        "prompt_tokens_per_second": rate(new.prompt_tokens - old.prompt_tokens),
         "density": density(&neurons),
         "active": neurons.active,
         "active_off_cpu": neurons.off_cpu,
@@ -292,14 +292,14 @@ fn fired(fired: &FiredNeurons) -> Value {
     json!({ "tokens": fired.n_tokens, "layers": layers })
 }
 
-/// The quotient of two counts for each layer since the event before; null if no counter was read.
+/// For each layer, the ratio of two counts since the last event; null if the counters were not read.
 fn by_layer(before: &Status, now: &Status, counts: fn(&LayerActivity) -> [f64; 2]) -> Value {
     if before.layers == now.layers {
         return Value::Null;
     }
-    let layers = now.layers.iter().zip(&before.layers).map(|(is, was)| {
-        let ([part, all], [part_was, all_was]) = (counts(is), counts(was));
-        (all > all_was).then(|| (part - part_was) / (all - all_was))
+    let layers = now.layers.iter().zip(&before.layers).map(|(new, old)| {
+        let ([part, total], [old_part, old_total]) = (counts(new), counts(old));
+        (total > old_total).then(|| (part - old_part) / (total - old_total))
     });
     layers.collect::<Vec<Option<f64>>>().into()
 }

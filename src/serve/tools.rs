@@ -8,15 +8,14 @@ use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::structure::Structure;
 
-/// Maximum number of tools of a request.
-const MOST_TOOLS: usize = 512;
+const MAX_TOOLS: usize = 512;
 
 /// Tools that a model may call.
 #[derive(Clone, Debug)]
 pub(crate) struct Tools {
     pub(crate) list: Vec<Tool>,
     /// The tools in OpenAI's format, which templates expect.
-    pub(crate) described: Value,
+    pub(crate) descriptions: Value,
     pub(crate) format: CallFormat,
     choice: ToolChoice,
     parallel: bool,
@@ -27,7 +26,7 @@ impl Tools {
     /// `parallel_tool_calls`.
     ///
     /// # Errors
-    /// 400 for an invalid tool or choice.
+    /// 400 for an invalid tool or choice, also in the functions below.
     pub(crate) fn openai(fields: &mut Fields, format: CallFormat) -> Result<Option<Tools>> {
         let list = fields.list("tools")?.unwrap_or_default();
         let functions = list.into_iter().enumerate().map(|(i, tool)| {
@@ -52,10 +51,7 @@ impl Tools {
         Tools::new(functions, "parameters", openai_choice(choice, named)?, parallel, format)
     }
 
-    /// Reads the fields of OpenAI's Responses API, whose functions have one level of nesting less.
-    ///
-    /// # Errors
-    /// 400 for an invalid tool or choice, and for tools that a provider would run.
+    /// Reads the fields of OpenAI's Responses API, where a tool is itself the function.
     pub(crate) fn responses(fields: &mut Fields, format: CallFormat) -> Result<Option<Tools>> {
         let list = fields.list("tools")?.unwrap_or_default();
         let functions = list.into_iter().enumerate().map(|(i, tool)| {
@@ -79,9 +75,6 @@ impl Tools {
     }
 
     /// Reads the fields of Anthropic's messages API.
-    ///
-    /// # Errors
-    /// 400 for an invalid tool or choice, and for tools that a provider would run.
     pub(crate) fn anthropic(fields: &mut Fields, format: CallFormat) -> Result<Option<Tools>> {
         let list = fields.list("tools")?.unwrap_or_default();
         let functions = list.into_iter().enumerate().map(|(i, tool)| {
@@ -97,7 +90,7 @@ impl Tools {
             }
         });
         let functions = functions.collect::<Result<Vec<_>>>()?;
-        let mut choice = Fields::of(fields.object("tool_choice")?.unwrap_or_default());
+        let mut choice = Fields::from_map(fields.object("tool_choice")?.unwrap_or_default());
         let parallel = !choice.bool("disable_parallel_tool_use")?.unwrap_or(false);
         let name = choice.string("name")?;
         let choice = match (choice.string("type")?.as_deref(), name) {
@@ -121,16 +114,16 @@ impl Tools {
         parallel: bool,
         format: CallFormat,
     ) -> Result<Option<Tools>> {
-        if functions.len() > MOST_TOOLS {
-            let problem = format!("has {} tools, expected at most {MOST_TOOLS}", functions.len());
+        if functions.len() > MAX_TOOLS {
+            let problem = format!("has {} tools, expected at most {MAX_TOOLS}", functions.len());
             return Err(ApiError::field("tools", problem));
         }
         let mut list = Vec::new();
-        let mut described = Vec::new();
+        let mut descriptions = Vec::new();
         for (at, mut function) in functions {
             let name = function.get("name").and_then(Value::as_str).map(str::to_owned);
             let Some(name) = name.filter(|name| !name.is_empty()) else {
-                return Err(ApiError::field(&at, "needs a name"));
+                return Err(ApiError::field(&at, "needs a `name`"));
             };
             let parameters = function.shift_remove(schema).unwrap_or_default();
             if !(parameters.is_null() || parameters.is_object()) {
@@ -141,7 +134,7 @@ impl Tools {
             } else {
                 parameters.clone()
             };
-            described.push(json!({ "type": "function", "function": {
+            descriptions.push(json!({ "type": "function", "function": {
                 "name": name,
                 "description": function.get("description").cloned().unwrap_or_else(|| "".into()),
                 "parameters": shown,
@@ -162,17 +155,16 @@ impl Tools {
         {
             return Err(ApiError::field("tool_choice", format!("names the unknown tool '{name}'")));
         }
-        Ok(Some(Tools { list, described: described.into(), format, choice, parallel }))
+        Ok(Some(Tools { list, descriptions: descriptions.into(), format, choice, parallel }))
     }
 
     /// Whether the constraint on calls must be delayed until after the reasoning. This is not
     /// necessary if calls are optional, or in the format of gpt-oss, whose grammar includes the
     /// reasoning.
-    pub(crate) fn follow_reasoning(&self) -> bool {
+    pub(crate) fn starts_after_reasoning(&self) -> bool {
         self.choice != ToolChoice::Auto && self.format != CallFormat::Harmony
     }
 
-    /// The constraint on the answer.
     pub(crate) fn structure(&self) -> Structure {
         let calls = ToolCalls {
             format: self.format,

@@ -13,7 +13,6 @@ pub(super) fn thermocline(args: &[&str], input: Option<&str>) -> Output {
     with_env(args, input, &[])
 }
 
-/// Like [`thermocline`], with these variables in the environment.
 pub(super) fn with_env(args: &[&str], input: Option<&str>, env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
     command.env_clear().env("THERMOCLINE_ARG_BACKEND", "cpu").envs(env.iter().copied());
@@ -99,7 +98,7 @@ fn commands_are_answered_on_standard_error() {
     let output = chat(&[], Some(input));
     check_done(&output);
     assert_eq!(stdout(&output), "");
-    let told = stderr(&output);
+    let text = stderr(&output);
     for says in [
         "/regen            answer",
         "unknown command /nonsense",
@@ -110,7 +109,7 @@ fn commands_are_answered_on_standard_error() {
         "context 0 of",
         "the conversation was cleared",
     ] {
-        assert!(told.contains(says), "{says:?} is not in {told}");
+        assert!(text.contains(says), "{says:?} is not in {text}");
     }
 }
 
@@ -216,9 +215,9 @@ fn errors_have_a_message_and_an_exit_code() {
     ];
     for (args, code, says) in cases {
         let output = thermocline(args, None);
-        let told = stderr(&output);
-        assert_eq!(output.status.code(), Some(code), "{args:?}: {told}");
-        assert!(told.contains(says), "{says:?} is not in {told}");
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
+        assert!(text.contains(says), "{says:?} is not in {text}");
         assert_eq!(stdout(&output), "");
     }
 }
@@ -241,11 +240,11 @@ fn reasoning_is_kept_out_of_standard_output() {
     let output = chat(&["-p", "A cat", "--chat-template", template], None);
     check_done(&output);
     assert_eq!(stdout(&output).trim(), "");
-    let told = stderr(&output);
+    let notes = stderr(&output);
     let whole =
         chat(&["-p", "A cat", "--chat-template", template, "--reasoning-format", "none"], None);
     let text = stdout(&whole);
-    assert!(text.trim().len() > 10 && told.contains(text.trim()), "{text:?} is not in {told:?}");
+    assert!(text.trim().len() > 10 && notes.contains(text.trim()), "{text:?} is not in {notes:?}");
     let quiet = chat(&["-p", "A cat", "--chat-template", template, "--log-disable"], None);
     assert_eq!(stderr(&quiet), "");
 }
@@ -297,8 +296,8 @@ fn the_end_of_turn_token_is_shown_but_not_in_the_next_prompt() {
     check_done(&special);
     assert_eq!((stdout(&special).as_str(), stdout(&plain).as_str()), ("</s>\n</s>\n", "\n\n"));
     let prompts = |output: &Output| {
-        let told = stderr(output);
-        let tokens = told.lines().filter(|line| line.contains("-> '")).map(str::to_owned);
+        let text = stderr(output);
+        let tokens = text.lines().filter(|line| line.contains("-> '")).map(str::to_owned);
         tokens.collect::<Vec<_>>()
     };
     assert_eq!(prompts(&special), prompts(&plain), "the second turn has the same prompt");
@@ -340,7 +339,7 @@ fn a_shift_within_an_answer_keeps_the_system_message() {
         let output = thermocline(&[&args[..], &talk, &shift].concat(), None);
         check_done(&output);
         assert!(!stderr(&output).contains("\"context_shifts\":0"), "{}", stderr(&output));
-        assert!(stderr(&output).contains("the oldest text was dropped"), "{}", stderr(&output));
+        assert!(stderr(&output).contains("the oldest tokens were dropped"), "{}", stderr(&output));
         stdout(&output)
     };
     // `--keep` has no effect as long as it covers less than the system message.

@@ -5,10 +5,10 @@ use super::command::{chat, check_done, stderr, stdout, thermocline, with_env};
 #[track_caller]
 fn check_usage(args: &[&str], says: &[&str]) {
     let output = thermocline(args, None);
-    let told = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{args:?}: {told}");
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {text}");
     for part in says.iter().chain(&["help: "]) {
-        assert!(told.contains(part), "{part:?} is not in {told}");
+        assert!(text.contains(part), "{part:?} is not in {text}");
     }
     assert_eq!(stdout(&output), "", "{args:?}");
 }
@@ -46,8 +46,8 @@ fn conversation_flags_in_the_environment_only_give_a_note() {
     let args = ["run", "-p", "A cat", "-n", "4", "--temp", "0"];
     let noted = with_env(&args, None, &env);
     check_done(&noted);
-    let told = stderr(&noted);
-    assert!(told.contains("note: --chat-template, set by the environment,"), "{told}");
+    let text = stderr(&noted);
+    assert!(text.contains("note: --chat-template, set by the environment,"), "{text}");
     assert_eq!(stdout(&noted), stdout(&thermocline(&args, None)));
 }
 

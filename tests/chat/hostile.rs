@@ -25,55 +25,55 @@ fn render_for(source: &str, messages: &[Message]) -> Result<String, TemplateErro
 
 /// Twice the deadline of 900 ms and its grace period of 100 ms, because a template is compiled and
 /// then rendered, and a reserve.
-const SOON: Duration = Duration::from_millis(2500);
+const LIMIT: Duration = Duration::from_millis(2500);
 
 /// The limit that ended a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StopReason {
     /// The limit on output.
-    Amount,
+    Output,
     /// The limit on steps.
     Steps,
     /// An error of the template: syntax, depth, numbers.
-    Mistake,
+    Invalid,
     /// The deadline. A template that one of the counters can end must not reach it.
     Deadline,
 }
 
-/// How a template ended, and after how long.
+/// What ended a template, the time in it, and its error or the size of its text.
 fn render_timed(source: &str) -> (Option<StopReason>, Duration, String) {
     let start = Instant::now();
-    let (by, what) = match render(source) {
+    let (reason, what) = match render(source) {
         Ok(text) => (None, format!("{} bytes", text.len())),
         Err(error) => {
-            let by = if matches!(error, TemplateError::TooMuch { .. }) {
-                StopReason::Amount
+            let reason = if matches!(error, TemplateError::TooMuch { .. }) {
+                StopReason::Output
             } else if matches!(error, TemplateError::Endless { .. }) {
                 StopReason::Steps
             } else if matches!(error, TemplateError::TooSlow { .. }) {
                 StopReason::Deadline
             } else {
-                StopReason::Mistake
+                StopReason::Invalid
             };
-            (Some(by), error.to_string())
+            (Some(reason), error.to_string())
         }
     };
-    (by, start.elapsed(), what)
+    (reason, start.elapsed(), what)
 }
 
 /// Number of attempts per template, because on a busy machine the deadline may end any template.
 const TRIES: usize = 5;
 
 #[track_caller]
-fn check_refused(source: &str, by: StopReason) {
+fn check_refused(source: &str, reason: StopReason) {
     let shown: String = source.chars().take(80).collect();
     let busy = |(found, took, _): &(Option<StopReason>, Duration, String)| {
-        *found == Some(StopReason::Deadline) || *took >= SOON
+        *found == Some(StopReason::Deadline) || *took >= LIMIT
     };
     let tries = (1..TRIES).map(|_| render_timed(source)).find(|end| !busy(end));
     let (found, took, what) = tries.unwrap_or_else(|| render_timed(source));
-    assert_eq!(found, Some(by), "{shown}: {what}");
-    assert!(took < SOON, "{shown}: {took:?}");
+    assert_eq!(found, Some(reason), "{shown}: {what}");
+    assert!(took < LIMIT, "{shown}: {took:?}");
 }
 
 #[test]
@@ -86,13 +86,13 @@ fn endless_templates_are_stopped() {
         "{% for i in range(10**9) %}x{% endfor %}",
         "{% for x in [1] recursive %}{{ loop([x]) }}{% endfor %}",
     ] {
-        check_refused(source, StopReason::Mistake);
+        check_refused(source, StopReason::Invalid);
     }
     for source in [
         "{% for i in range(100000) %}{% set x = range(100000) | list %}{% endfor %}",
         "{% set x = 'a' * 1000000 %}{% for i in range(90000) %}{% set y = x | length %}{% endfor %}",
     ] {
-        check_refused(source, StopReason::Amount);
+        check_refused(source, StopReason::Output);
     }
 }
 
@@ -127,10 +127,10 @@ fn growing_values_are_stopped() {
             "a".repeat(5000)
         ),
     ] {
-        check_refused(&source, StopReason::Amount);
+        check_refused(&source, StopReason::Output);
     }
     for source in ["{{ 'a' * 10**9 }}", "{{ ([1] * 10**9) | join }}"] {
-        check_refused(source, StopReason::Mistake);
+        check_refused(source, StopReason::Invalid);
     }
 }
 
@@ -142,36 +142,36 @@ fn deep_nesting_does_not_overflow_the_stack() {
         {
             check_refused(
                 &format!("{{{{ {}{inner}{} }}}}", open.repeat(n), close.repeat(n)),
-                StopReason::Mistake,
+                StopReason::Invalid,
             );
         }
         let blocks = format!("{}{}", "{% if 1 %}".repeat(n), "{% endif %}".repeat(n));
-        check_refused(&blocks, StopReason::Mistake);
+        check_refused(&blocks, StopReason::Invalid);
         // These are valid, so they may succeed or fail, but must end soon.
         for source in
             [format!("{{{{ {}1 }}}}", "not ".repeat(n)), format!("{{{{ {}1 }}}}", "-".repeat(n))]
         {
             let start = Instant::now();
             let _ = render(&source);
-            assert!(start.elapsed() < SOON);
+            assert!(start.elapsed() < LIMIT);
         }
     }
     let nested = "{% set ns = namespace(x=1) %}{% for i in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}";
-    check_refused(nested, StopReason::Amount);
-    check_refused("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}", StopReason::Mistake);
+    check_refused(nested, StopReason::Output);
+    check_refused("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}", StopReason::Invalid);
     check_refused(
         "{% set a = namespace() %}{% set b = namespace(x=a) %}{% set a.x = [b] %}{{ a == b }}",
-        StopReason::Mistake,
+        StopReason::Invalid,
     );
 }
 
 #[test]
 fn invalid_arithmetic_is_an_error() {
     for source in ["{{ range(0, 10, 0) | list }}", "{{ 1 / 0 }}", "{{ 1 % 0 }}", "{{ 10 ** 40 }}"] {
-        check_refused(source, StopReason::Mistake);
+        check_refused(source, StopReason::Invalid);
     }
     for source in ["{{ '%.999999999f' | format(1.5) }}", "{{ '%*d' | format(999999999, 1) }}"] {
-        check_refused(source, StopReason::Amount);
+        check_refused(source, StopReason::Output);
     }
     assert_eq!(render("{{ [1, 2, 3][::-9223372036854775808] }}{{ [][::-1] }}").unwrap(), "[3][]");
     assert_eq!(render("{{ 1 if nothing is undefined }}{{ nothing }}").unwrap(), "1");

@@ -103,17 +103,17 @@ fn template_features_match_python() {
 
 #[test]
 fn an_error_has_the_templates_line() {
-    let refused = |source: &str| render(source, &[], &Map::new(), 0).unwrap_err();
-    let raised = refused("a\n{% if true %}\n{{ raise_exception('no ' ~ 'way') }}{% endif %}");
+    let error_of = |source: &str| render(source, &[], &Map::new(), 0).unwrap_err();
+    let raised = error_of("a\n{% if true %}\n{{ raise_exception('no ' ~ 'way') }}{% endif %}");
     assert_eq!(raised, TemplateError::Raised { line: 3, message: "no way".into() });
     assert_eq!(raised.to_string(), "line 3: no way");
     let in_macro =
-        refused("{% macro f() %}\n{{ raise_exception('x') }}{% endmacro %}\n\n{{ f() }}");
+        error_of("{% macro f() %}\n{{ raise_exception('x') }}{% endmacro %}\n\n{{ f() }}");
     assert!(matches!(in_macro, TemplateError::Raised { .. }), "{in_macro:?}");
     for (source, line) in [("\n\n{% if %}", 3), ("{{ 'open", 1), ("x\n{% endif %}", 2)] {
-        let error = refused(source);
+        let error = error_of(source);
         assert!(matches!(error, TemplateError::Syntax { line: l, .. } if l == line), "{error:?}");
     }
-    let undefined = refused("\n{{ nothing.more }}");
+    let undefined = error_of("\n{{ nothing.more }}");
     assert!(matches!(undefined, TemplateError::Failed { line: 2, .. }), "{undefined:?}");
 }

@@ -10,7 +10,7 @@ use thermocline::gguf::Value;
 use super::built_in_with;
 
 /// Even a busy machine answers within this time.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A separate tmux server, which ends with the test.
 struct Terminal {
@@ -51,7 +51,7 @@ impl Terminal {
     fn wait_for(&self, what: &str, seen: impl Fn(&str) -> bool) {
         let start = Instant::now();
         while !seen(&self.screen()) {
-            assert!(start.elapsed() < PATIENCE, "no {what} in:\n{}", self.screen());
+            assert!(start.elapsed() < TIMEOUT, "no {what} in:\n{}", self.screen());
             sleep(Duration::from_millis(100));
         }
     }

@@ -66,8 +66,8 @@ test("embeddings are decoded", async () => {
 
 test("an aborted stream frees its slot", async () => {
   const controller = new AbortController();
-  const wish = { stream: true, max_tokens: 100000, ignore_eos: true, temperature: 1 };
-  const stream = await ask(wish, { signal: controller.signal });
+  const params = { stream: true, max_tokens: 100000, ignore_eos: true, temperature: 1 };
+  const stream = await ask(params, { signal: controller.signal });
   for await (const _ of stream) {
     controller.abort();
     break;

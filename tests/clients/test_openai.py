@@ -18,8 +18,8 @@ def client():
 
 
 def ask(client, **more):
-    wish = {"model": "any", "messages": MESSAGES, "max_tokens": 8, "temperature": 0} | more
-    return client.chat.completions.create(**wish)
+    fields = {"model": "any", "messages": MESSAGES, "max_tokens": 8, "temperature": 0} | more
+    return client.chat.completions.create(**fields)
 
 
 def test_models(client):
@@ -60,12 +60,12 @@ def test_chat_stream_equals_the_whole(client):
 def test_stream_helper_checks_each_chunk(client):
     # The helper treats an answer that the token limit ended as an error, so a stop string ends it.
     word = ask(client, max_tokens=40).choices[0].message.content.split()[3]
-    wish = {"model": "any", "messages": MESSAGES, "max_tokens": 40, "temperature": 0, "stop": word}
-    with client.chat.completions.stream(**wish, stream_options={"include_usage": True}) as stream:
+    fields = {"model": "any", "messages": MESSAGES, "max_tokens": 40, "temperature": 0, "stop": word}
+    with client.chat.completions.stream(**fields, stream_options={"include_usage": True}) as stream:
         for _ in stream:
             pass
         final = stream.get_final_completion()
-    assert final.choices[0].message.content == ask(client, **wish).choices[0].message.content
+    assert final.choices[0].message.content == ask(client, **fields).choices[0].message.content
     assert final.usage.completion_tokens > 0
 
 
@@ -126,7 +126,7 @@ def test_responses(client):
 
 def test_embeddings_in_both_encodings(client):
     texts = ["A cat.", "The king has a ship."]
-    # Without a format, this client asks for base64 and decodes it.
+    # By default, this client requests base64 and decodes it.
     coded = client.embeddings.create(model="any", input=texts)
     plain = client.embeddings.create(model="any", input=texts, encoding_format="float")
     assert [item.index for item in coded.data] == [0, 1]
@@ -153,7 +153,7 @@ def test_bad_field(client):
     assert refused.value.type == "exceed_context_size_error"
 
 
-def slots_at_work():
+def busy_slots():
     slots = httpx.get(f"{URL}/slots", headers={"authorization": f"Bearer {KEY}"}).json()
     return sum(slot["is_processing"] for slot in slots)
 
@@ -166,9 +166,9 @@ def test_abort_in_mid_stream_frees_the_slot(client):
             break
     stream.close()
     deadline = time.monotonic() + 10
-    while slots_at_work() and time.monotonic() < deadline:
+    while busy_slots() and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert slots_at_work() == 0
+    assert busy_slots() == 0
 
 
 def test_reasoning_and_unknown_fields(client):
@@ -183,12 +183,12 @@ async def test_many_at_once():
 
     client = openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
 
-    async def one(topic):
+    async def ask_about(topic):
         messages = [{"role": "user", "content": f"Tell me of a {topic}."}]
         answer = await client.chat.completions.create(model="any", messages=messages, max_tokens=8, temperature=0)
         return answer.choices[0].message.content
 
     topics = ["cat", "dog", "bird", "fish", "tree", "moon", "ship", "king"]
-    together = await asyncio.gather(*[one(topic) for topic in topics])
-    alone = [await one(topic) for topic in topics]
+    together = await asyncio.gather(*[ask_about(topic) for topic in topics])
+    alone = [await ask_about(topic) for topic in topics]
     assert together == alone

@@ -34,9 +34,9 @@ def client():
 
 
 def ask(client, **more):
-    # The most likely tokens: the model was not trained on JSON, and random ones are mostly white space.
-    wish = {"model": "any", "messages": MESSAGES, "max_tokens": 350, "temperature": 0} | more
-    return client.chat.completions.create(**wish)
+    # Greedy sampling: the model was not trained on JSON, and sampled tokens are mostly white space.
+    fields = {"model": "any", "messages": MESSAGES, "max_tokens": 350, "temperature": 0} | more
+    return client.chat.completions.create(**fields)
 
 
 def test_parse_gives_a_typed_answer(client):
@@ -58,22 +58,22 @@ def test_responses_parse(client):
 
 
 def test_bad_schema(client):
-    wish = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "hiccup"}}}
+    fields = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "hiccup"}}}
     with pytest.raises(openai.BadRequestError):
-        ask(client, response_format=wish)
+        ask(client, response_format=fields)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_required_call(client, stream):
-    wish = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
     if stream:
         settings = {"model": "any", "messages": MESSAGES, "max_tokens": 350, "temperature": 0}
-        with client.chat.completions.stream(**settings, **wish) as events:
+        with client.chat.completions.stream(**settings, **fields) as events:
             for _ in events:
                 pass
             choice = events.get_final_completion().choices[0]
     else:
-        choice = ask(client, **wish).choices[0]
+        choice = ask(client, **fields).choices[0]
     assert choice.finish_reason == "tool_calls" and len(choice.message.tool_calls) == 1
     call = choice.message.tool_calls[0]
     assert call.function.name in ["count_cats", "count_dogs"]
@@ -81,7 +81,7 @@ def test_required_call(client, stream):
 
 
 def test_parallel_calls(client):
-    # A grammar allows several calls; how many there are is the model's choice, and a limit may cut the last one.
+    # The grammar allows several calls. The model chooses their number, and the limit may cut the last one.
     choice = ask(client, tools=TOOLS, tool_choice="required", parallel_tool_calls=True).choices[0]
     calls = choice.message.tool_calls or []
     if choice.finish_reason == "tool_calls":
@@ -104,7 +104,7 @@ def test_a_conversation_with_a_tool(client):
 
 def test_anthropic_tool_use():
     client = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0)
-    wish = {
+    fields = {
         "model": "any",
         "max_tokens": 350,
         "extra_body": {"temperature": 0},
@@ -112,9 +112,9 @@ def test_anthropic_tool_use():
         "tools": [{"name": "count_cats", "input_schema": Cats.model_json_schema()}],
         "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
     }
-    answer = client.messages.create(**wish)
+    answer = client.messages.create(**fields)
     assert answer.stop_reason == "tool_use"
     Cats.model_validate(answer.content[0].input)
-    with client.messages.stream(**wish) as stream:
+    with client.messages.stream(**fields) as stream:
         final = stream.get_final_message()
     Cats.model_validate(final.content[0].input)

@@ -86,8 +86,8 @@ fn parts_are_replaced_once_all_are_complete() {
     let changed: [(&str, &[u64]); 3] = [("a", &[128]), ("b", &[128]), ("c", &[128])];
     file_of(&input, &changed);
     // `stop` is called before and after each tensor, so its fifth call is in the last file.
-    let asked = AtomicU64::new(0);
-    let stop = |_: u64, _: u64| match asked.fetch_add(1, Ordering::Relaxed) {
+    let n_calls = AtomicU64::new(0);
+    let stop = |_: u64, _: u64| match n_calls.fetch_add(1, Ordering::Relaxed) {
         0..4 => ControlFlow::Continue(()),
         _ => ControlFlow::Break(()),
     };

@@ -7,8 +7,7 @@ use thermocline::convert::tensors;
 
 use super::make;
 
-/// The error message for a file.
-fn refused(name: &str, bytes: Vec<u8>) -> String {
+fn error_of(name: &str, bytes: Vec<u8>) -> String {
     tensors(name, bytes).expect_err("refused").to_string()
 }
 
@@ -51,19 +50,18 @@ fn invalid_safetensors_are_rejected() {
         ("[".repeat(10_000), "cannot be read"),
     ];
     for (header, expected) in cases {
-        let error = refused("x.safetensors", make::safetensors_of(&header, &[0; 4]));
+        let error = error_of("x.safetensors", make::safetensors_of(&header, &[0; 4]));
         assert!(error.contains(expected), "{error} should say {expected}");
     }
     for length in [9u64, 100_000_001, u64::MAX] {
         let mut file = length.to_le_bytes().to_vec();
         file.extend(b"{}");
-        let error = refused("x.safetensors", file);
+        let error = error_of("x.safetensors", file);
         assert!(error.contains("header"), "{error}");
     }
-    assert!(refused("x.safetensors", vec![1, 2, 3]).contains("header"));
+    assert!(error_of("x.safetensors", vec![1, 2, 3]).contains("header"));
 }
 
-/// A checkpoint that contains only this pickle.
 fn with_pickle(pickle: &[u8]) -> Vec<u8> {
     make::zip(&[("a/data.pkl".to_owned(), pickle.to_vec())])
 }
@@ -89,7 +87,7 @@ fn pickles_execute_no_code() {
         (b"\x80\x02X\xff\xff\xff\x7fab", "ends inside an opcode"),
     ];
     for (pickle, expected) in cases {
-        let error = refused("x.bin", with_pickle(pickle));
+        let error = error_of("x.bin", with_pickle(pickle));
         assert!(error.contains(expected), "{error} should say {expected}");
     }
     // A dictionary of numbers is allowed, but it has no tensors.
@@ -102,17 +100,17 @@ fn nested_and_shared_pickle_values_stay_cheap() {
     deep.extend(b"]".repeat(1 << 20));
     deep.extend(b"a".repeat((1 << 20) - 1));
     deep.push(b'.');
-    assert!(refused("x.bin", with_pickle(&deep)).contains("neither a dictionary"));
+    assert!(error_of("x.bin", with_pickle(&deep)).contains("neither a dictionary"));
     // Each tuple contains the previous tuple twice. Expanded, the last one would have 2^100000
     // values.
     let mut bomb = b"\x80\x02)q\0".to_vec();
     bomb.extend(b"h\0\x86q\0h\0".repeat(100_000));
     bomb.push(b'.');
-    assert!(refused("x.bin", with_pickle(&bomb)).contains("neither a dictionary"));
+    assert!(error_of("x.bin", with_pickle(&bomb)).contains("neither a dictionary"));
     let mut tuples = b"\x80\x02)".to_vec();
     tuples.extend(b"\x85".repeat(1 << 20));
     tuples.extend(b".");
-    assert!(refused("x.bin", with_pickle(&tuples)).contains("neither a dictionary"));
+    assert!(error_of("x.bin", with_pickle(&tuples)).contains("neither a dictionary"));
 }
 
 /// Names and shapes are copied for each tensor that shares them, so their length is limited.
@@ -121,17 +119,17 @@ fn names_and_shapes_are_limited_and_names_are_unique() {
     let weight = |name: &str, shape: &[u64]| vec![(name.to_owned(), shape.to_vec(), vec![0.0])];
     let file = |weights: &[make::Weight]| make::torch(weights, &[]);
     assert_eq!(tensors("x.bin", file(&weight(&"n".repeat(1024), &[1]))).unwrap().len(), 1);
-    let error = refused("x.bin", file(&weight(&"n".repeat(1025), &[1])));
+    let error = error_of("x.bin", file(&weight(&"n".repeat(1025), &[1])));
     assert!(error.contains("1025 bytes"), "{error}");
-    let error = refused("x.bin", file(&weight("w", &[1; 9])));
+    let error = error_of("x.bin", file(&weight("w", &[1; 9])));
     assert!(error.contains("9 axes"), "{error}");
     let twice = [weight("w", &[1]), weight("w", &[1])].concat();
-    assert!(refused("x.bin", file(&twice)).contains("tensor `w` occurs twice"));
+    assert!(error_of("x.bin", file(&twice)).contains("tensor `w` occurs twice"));
     // A storage with its class, a key of 1025 bytes, its device and its size.
     let mut key = b"\x80\x02(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\x04\0\0".to_vec();
     key.extend([b'k'; 1025]);
     key.extend(b"X\x03\0\0\0cpuK\x01tQ.");
-    assert!(refused("x.bin", with_pickle(&key)).contains("1025 bytes"));
+    assert!(error_of("x.bin", with_pickle(&key)).contains("1025 bytes"));
 }
 
 #[test]
@@ -145,14 +143,14 @@ fn tensors_stay_inside_their_storage() {
         ])
     };
     assert_eq!(tensors("x.bin", members(&pickle, 24)).unwrap(), [("w".to_owned(), vec![2, 3])]);
-    assert!(refused("x.bin", members(&pickle, 23)).contains("storage of 23 bytes"));
-    assert!(refused("x.bin", with_pickle(&pickle)).contains("no member `a/data/0`"));
+    assert!(error_of("x.bin", members(&pickle, 23)).contains("storage of 23 bytes"));
+    assert!(error_of("x.bin", with_pickle(&pickle)).contains("no member `a/data/0`"));
     // A stride of zero would repeat one row.
     let stretched: Vec<u8> = pickle.clone();
     let at = stretched.windows(10).position(|w| w == b"J\x03\0\0\0J\x01\0\0\0").unwrap();
     let mut stretched = stretched;
     stretched[at + 1] = 0;
-    assert!(refused("x.bin", members(&stretched, 24)).contains("strides"));
+    assert!(error_of("x.bin", members(&stretched, 24)).contains("strides"));
 }
 
 #[test]
@@ -166,15 +164,15 @@ fn damaged_archives_are_rejected() {
     let changed = |at: usize, value: u8| {
         let mut file = whole.clone();
         file[entry + at] = value;
-        refused("x.bin", file)
+        error_of("x.bin", file)
     };
     assert!(changed(10, 8).contains("compressed"));
     assert!(changed(8, 1).contains("encrypted"));
     assert!(changed(24, 0xff).contains("compressed"));
     let twice = [("a/data.pkl".to_owned(), vec![b'.']), ("a/data.pkl".to_owned(), vec![b'.'])];
-    assert!(refused("x.bin", make::zip(&twice)).contains("occurs twice"));
+    assert!(error_of("x.bin", make::zip(&twice)).contains("occurs twice"));
     assert!(
-        refused("x.bin", b"\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20".to_vec())
+        error_of("x.bin", b"\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20".to_vec())
             .contains("not a zip archive")
     );
 }

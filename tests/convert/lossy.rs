@@ -34,7 +34,7 @@ fn convert_as(
     Ok((File::open(&output).unwrap(), summary))
 }
 
-fn refused(weights: &[Weight], more: &Value) -> String {
+fn error_of(weights: &[Weight], more: &Value) -> String {
     let scratch = tempfile::tempdir().unwrap();
     convert(scratch.path(), weights, more).map(drop).expect_err("refused").to_string()
 }
@@ -85,7 +85,7 @@ fn yarn_magnitudes_match_transformers() {
         let mut scaling = scaling;
         scaling["rope_type"] = json!("yarn");
         assert!(
-            refused(&make::weights(), &json!({"rope_scaling": scaling})).contains("rope_scaling.")
+            error_of(&make::weights(), &json!({"rope_scaling": scaling})).contains("rope_scaling.")
         );
     }
 }
@@ -107,20 +107,19 @@ fn a_checkpoint_with_missing_tensors_is_refused() {
         ("layers.1.", "blk.1."),
     ];
     for (part, expected) in holes {
-        let error = refused(&without(part), &two);
+        let error = error_of(&without(part), &two);
         assert!(error.contains(expected) && error.contains("missing"), "{error}");
     }
-    assert!(refused(&make::layers(2), &json!({})).contains("num_hidden_layers"));
+    assert!(error_of(&make::layers(2), &json!({})).contains("num_hidden_layers"));
     let untied = json!({"tie_word_embeddings": false});
-    assert!(refused(&make::weights(), &untied).contains("output.weight"));
+    assert!(error_of(&make::weights(), &untied).contains("output.weight"));
     let mut narrow = make::layers(2);
     let up = narrow.iter_mut().find(|(name, ..)| name.contains("layers.1.mlp.up_proj")).unwrap();
     (up.1, up.2) = (vec![make::N_FF - 1, make::N_EMBD], vec![0.0; 88]);
-    let error = refused(&narrow, &two);
+    let error = error_of(&narrow, &two);
     assert!(error.contains("blk.1.ffn_up.weight") && error.contains("[11, 8]"), "{error}");
 }
 
-/// A mixtral of one layer with `n` experts.
 fn mixtral(n: usize, n_router: u64) -> Vec<Weight> {
     let mut weights = make::weights();
     weights.retain(|(name, ..)| !name.contains(".mlp."));
@@ -145,9 +144,9 @@ fn the_number_of_experts_must_match_the_config() {
     let scratch = tempfile::tempdir().unwrap();
     let (file, _) = convert(scratch.path(), &mixtral(4, 4), &config).unwrap();
     assert_eq!(file.tensor("blk.0.ffn_up_exps.weight").unwrap().shape, [8, 12, 4]);
-    let error = refused(&mixtral(3, 4), &config);
+    let error = error_of(&mixtral(3, 4), &config);
     assert!(error.contains("_exps.weight") && error.contains("4 experts"), "{error}");
-    let error = refused(&mixtral(4, 5), &config);
+    let error = error_of(&mixtral(4, 5), &config);
     assert!(error.contains("ffn_gate_inp") && error.contains("4 experts"), "{error}");
 }
 
@@ -168,7 +167,7 @@ fn gelu_variants_are_distinguished() {
         assert_eq!(found, Some(expected), "{named}");
     }
     for named in ["gelu_10", "quick_gelu", "gelu_unheard_of"] {
-        assert!(refused(&make::weights(), &json!({"hidden_act": named})).contains(named));
+        assert!(error_of(&make::weights(), &json!({"hidden_act": named})).contains(named));
     }
     // Gemma was trained with the tanh approximation, although its first `config.json` named `gelu`.
     for (named, expected) in [("gelu", None), ("gelu_pytorch_tanh", None), ("silu", Some("silu"))] {
@@ -245,8 +244,9 @@ fn biases_of_predictors_are_noted() {
         part("fc2.bias", &[make::N_FF]),
     ];
     fs::write(predictor.join("model_0.pt"), make::torch(&parts, &[])).unwrap();
-    let with = |job| Conversion { predictor: Some(predictor.clone()), ..job };
-    let (file, summary) = convert_as(scratch.path(), &make::weights(), &json!({}), &with).unwrap();
+    let with_predictor = |job| Conversion { predictor: Some(predictor.clone()), ..job };
+    let (file, summary) =
+        convert_as(scratch.path(), &make::weights(), &json!({}), &with_predictor).unwrap();
     assert_eq!(file.container(), Container::PowerInfer);
     let [note] = &summary.notes[..] else { panic!("{:?}", summary.notes) };
     assert!(note.contains("2 tensors of the predictors (`fc1.bias`, `fc2.bias`)"), "{note}");

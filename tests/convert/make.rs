@@ -76,7 +76,6 @@ pub(super) fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// A safetensors file of a header and data.
 pub(super) fn safetensors_of(header: &str, data: &[u8]) -> Vec<u8> {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend(header.as_bytes());
@@ -138,7 +137,6 @@ pub(super) fn pickle(weights: &[Weight], by_columns: &[&str]) -> Vec<u8> {
     out
 }
 
-/// A zip archive of uncompressed members.
 pub(crate) fn zip(members: &[(String, Vec<u8>)]) -> Vec<u8> {
     let (mut out, mut directory) = (Vec::new(), Vec::new());
     for (name, data) in members {
@@ -173,7 +171,6 @@ pub(crate) fn zip(members: &[(String, Vec<u8>)]) -> Vec<u8> {
     out
 }
 
-/// A checkpoint as `torch.save` makes it.
 pub(crate) fn torch(weights: &[Weight], by_columns: &[&str]) -> Vec<u8> {
     let mut members = vec![("archive/data.pkl".to_owned(), pickle(weights, by_columns))];
     for (key, (name, shape, values)) in weights.iter().enumerate() {
@@ -187,7 +184,7 @@ pub(crate) fn torch(weights: &[Weight], by_columns: &[&str]) -> Vec<u8> {
     zip(&members)
 }
 
-/// A folder with settings, a tokenizer and the file `name`.
+/// Writes a folder with `config.json`, `tokenizer.json`, and `weights` as the file `name`.
 pub(crate) fn folder(at: &Path, config: &Value, name: &str, weights: &[u8]) -> PathBuf {
     let folder = at.join("hf");
     let _ = fs::remove_dir_all(&folder);

@@ -156,8 +156,8 @@ fn existing_files_are_kept_and_incomplete_files_are_removed() {
     fs::write(&output, "kept").unwrap();
     let job = Conversion { force: false, ..conversion(folder, output.clone()) };
     assert!(matches!(job.run(&never_stop), Err(Error::Exists { .. })));
-    let asked = AtomicU64::new(0);
-    let stop = |_: u64, _: u64| match asked.fetch_add(1, Ordering::Relaxed) {
+    let n_calls = AtomicU64::new(0);
+    let stop = |_: u64, _: u64| match n_calls.fetch_add(1, Ordering::Relaxed) {
         0..5 => ControlFlow::Continue(()),
         _ => ControlFlow::Break(()),
     };
@@ -290,8 +290,8 @@ fn merged_parts_equal_the_original_file() {
         ));
     }
     let prefix = scratch.path().join("stopped");
-    let asked = AtomicU64::new(0);
-    let stop = |_: u64, _: u64| match asked.fetch_add(1, Ordering::Relaxed) {
+    let n_calls = AtomicU64::new(0);
+    let stop = |_: u64, _: u64| match n_calls.fetch_add(1, Ordering::Relaxed) {
         0..20 => ControlFlow::Continue(()),
         _ => ControlFlow::Break(()),
     };

@@ -11,7 +11,6 @@ use thermocline::convert::{Error, classes};
 
 use super::{conversion, make, never_stop};
 
-/// Converts a checkpoint with this `config.json`.
 fn convert_with(config: &str) -> Result<(), Error> {
     let scratch = tempfile::tempdir().unwrap();
     let folder = make::folder(
@@ -101,7 +100,7 @@ fn invalid_configs_never_panic() {
 fn only_regular_files_of_a_stated_size_are_read() {
     let scratch = tempfile::tempdir().unwrap();
     let bytes = make::safetensors(&make::weights());
-    let with = |name: &str, put: &dyn Fn(&Path)| {
+    let error_with = |name: &str, put: &dyn Fn(&Path)| {
         let folder = make::folder(scratch.path(), &make::config(), "model.safetensors", &bytes);
         if name == "merges.txt" || name == "vocab.json" {
             fs::remove_file(folder.join("tokenizer.json")).unwrap();
@@ -114,15 +113,16 @@ fn only_regular_files_of_a_stated_size_are_read() {
     };
     for name in ["config.json", "tokenizer.json", "merges.txt", "chat_template.jinja"] {
         let device = |path: &Path| std::os::unix::fs::symlink("/dev/zero", path).unwrap();
-        let error = with(name, &device);
+        let error = error_with(name, &device);
         assert!(error.contains(name) && error.contains("not a regular file"), "{error}");
-        let error = with(name, &|path| fs::create_dir(path).unwrap());
+        let error = error_with(name, &|path| fs::create_dir(path).unwrap());
         assert!(error.contains("not a regular file"), "{error}");
         // The sparse file of 1 TiB must not be read.
-        let error = with(name, &|path| fs::File::create(path).unwrap().set_len(1 << 40).unwrap());
+        let error =
+            error_with(name, &|path| fs::File::create(path).unwrap().set_len(1 << 40).unwrap());
         assert!(error.contains("has 1099511627776 bytes, expected at most"), "{error}");
     }
-    let binary = with("merges.txt", &|path| fs::write(path, [0xff, 0xfe]).unwrap());
+    let binary = error_with("merges.txt", &|path| fs::write(path, [0xff, 0xfe]).unwrap());
     assert!(binary.contains("merges.txt") && binary.contains("utf-8"), "{binary}");
 }
 
@@ -140,7 +140,7 @@ fn an_embedding_for_more_tokens_than_any_vocabulary_is_refused() {
 
 #[test]
 fn tokenizers_are_refused_with_a_reason() {
-    let refused = |tokenizer: &str| {
+    let error_of = |tokenizer: &str| {
         let scratch = tempfile::tempdir().unwrap();
         let bytes = make::safetensors(&make::weights());
         let folder = make::folder(scratch.path(), &make::config(), "model.safetensors", &bytes);
@@ -152,21 +152,21 @@ fn tokenizers_are_refused_with_a_reason() {
             r#"{{"pre_tokenizer": {{"type": "ByteLevel"}}, "model": {{"type": "BPE", {model}}}}}"#
         )
     };
-    assert!(refused("{}").contains("model.merges is missing"));
-    assert!(refused(r#"{"model": {"type": "WordPiece"}}"#).contains("WordPiece"));
+    assert!(error_of("{}").contains("model.merges is missing"));
+    assert!(error_of(r#"{"model": {"type": "WordPiece"}}"#).contains("WordPiece"));
     assert!(
-        refused(&bpe(r#""vocab": {"a": 99999999999}, "merges": []"#))
+        error_of(&bpe(r#""vocab": {"a": 99999999999}, "merges": []"#))
             .contains("the id of a token is negative")
     );
     assert!(
-        refused(&bpe(r#""vocab": {"a": -1}, "merges": []"#))
+        error_of(&bpe(r#""vocab": {"a": -1}, "merges": []"#))
             .contains("the id of a token is negative")
     );
-    assert!(refused(&bpe(r#""vocab": {"a": 0}, "merges": ["ab"]"#)).contains("merge"));
-    assert!(refused(&bpe(r#""vocab": {"a": 0}, "merges": [["a", "b", "c"]]"#)).contains("merge"));
+    assert!(error_of(&bpe(r#""vocab": {"a": 0}, "merges": ["ab"]"#)).contains("merge"));
+    assert!(error_of(&bpe(r#""vocab": {"a": 0}, "merges": [["a", "b", "c"]]"#)).contains("merge"));
     let other = r#"{"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "xyz"}}, "model": {"vocab": {"a": 0}, "merges": []}}"#;
-    assert!(refused(other).contains("xyz"));
+    assert!(error_of(other).contains("xyz"));
     let added = r#"{"added_tokens": [{"id": 77777777, "content": "x"}], "pre_tokenizer": {"type": "ByteLevel"},
         "model": {"vocab": {"a": 0}, "merges": []}}"#;
-    assert!(refused(added).contains("added token"));
+    assert!(error_of(added).contains("added token"));
 }

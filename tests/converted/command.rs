@@ -6,7 +6,6 @@ use std::process::{Child, Command, Stdio};
 
 use thermocline::embedded;
 
-/// Arguments of a short run.
 const RUN: [&str; 12] =
     ["run", "-p", "Once", "-n", "6", "--temp", "0", "-t", "1", "-c", "64", "--no-perf"];
 
@@ -124,10 +123,9 @@ fn a_full_disk_is_noted_once_and_leaves_no_file() {
     let notes = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{notes}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
-    let said = |what: &str| notes.matches(what).count();
-    let said =
-        [said("weights are not kept on disk: "), said("cannot write: "), notes.lines().count()];
-    assert_eq!(said, [1, 1, 2], "{notes}");
+    let n = |what: &str| notes.matches(what).count();
+    let counts = [n("weights are not kept on disk: "), n("cannot write: "), notes.lines().count()];
+    assert_eq!(counts, [1, 1, 2], "{notes}");
     assert_eq!(place.files(), Vec::<PathBuf>::new());
 }
 

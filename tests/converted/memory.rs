@@ -8,7 +8,7 @@ use std::{env, fs};
 use hal::format::Format;
 use thermocline::converted::{self, RepackFile};
 use thermocline::devices;
-use thermocline::engine::to_convert;
+use thermocline::engine::to_repack;
 
 use super::{logits, model_at, options};
 use crate::support::Tiny;
@@ -31,7 +31,7 @@ fn load_in_a_child_process() {
     let Some(folder) = env::var_os(FOLDER).map(std::path::PathBuf::from) else { return };
     let model = model_at(&folder.join("model.gguf"));
     let cpu = devices::cpu(Some(2));
-    let weights = to_convert(&model, &options(), &cpu);
+    let weights = to_repack(&model, &options(), &cpu);
     let before = status("VmRSS:");
     let mut options = options();
     if folder.join("kept").exists() {

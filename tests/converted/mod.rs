@@ -13,7 +13,7 @@ use hal::format::Format;
 use hal::{Bytes, Device, StoredPack};
 use thermocline::converted::{self, RepackFile, StaleFile, Weight};
 use thermocline::devices;
-use thermocline::engine::{Engine, EngineOptions, Sparsity, Want, to_convert};
+use thermocline::engine::{Engine, EngineOptions, LogitsRequest, Sparsity, to_repack};
 use thermocline::gguf::File;
 use thermocline::model::{Model, ModelOptions};
 
@@ -40,8 +40,8 @@ fn logits(model: &Arc<Model>, options: EngineOptions) -> (Vec<f32>, Bytes) {
     let tokens: Vec<u32> = (0..20).map(|i| (i * i + 3) % 80).collect();
     let mut sequence = engine.open();
     let mut all = Vec::new();
-    let each = &mut |_: usize, row: &[f32]| all.extend_from_slice(row);
-    engine.feed(&mut sequence, &tokens, Want::All, &AtomicBool::new(false), each).unwrap();
+    let sink = &mut |_: usize, row: &[f32]| all.extend_from_slice(row);
+    engine.feed(&mut sequence, &tokens, LogitsRequest::All, &AtomicBool::new(false), sink).unwrap();
     (all, engine.devices()[0].ledger().used())
 }
 
@@ -60,14 +60,14 @@ impl Fixture {
         fs::write(&source, tiny(1).bytes()).unwrap();
         let cpu = devices::cpu(Some(3));
         let (model, cache) = (model_at(&source), folder.path().join("a/cache"));
-        let weights = to_convert(&model, &options(), &cpu);
+        let weights = to_repack(&model, &options(), &cpu);
         let target = converted::path(&cache, &model.file, &weights).unwrap();
         converted::write(&target, &model.file, &weights, &cpu, &|_, _| {}).unwrap();
         Fixture { _folder: folder, source, target, cpu }
     }
 
     fn weights(&self, model: &Model) -> Vec<Weight> {
-        to_convert(model, &options(), &self.cpu)
+        to_repack(model, &options(), &self.cpu)
     }
 
     fn open(&self) -> Result<Arc<RepackFile>, StaleFile> {
@@ -97,7 +97,7 @@ fn logits_without_repacking_are_equal_within_rounding() {
         let (expected, with) = logits(&model, options());
         let (found, without) = logits(&model, EngineOptions { repack: false, ..options() });
         let cpu = devices::cpu(Some(1));
-        assert!(to_convert(&model, &EngineOptions { repack: false, ..options() }, &cpu).is_empty());
+        assert!(to_repack(&model, &EngineOptions { repack: false, ..options() }, &cpu).is_empty());
         assert!(without < with);
         let largest = expected.iter().fold(0f32, |max, v| max.max(v.abs()));
         for (found, expected) in found.iter().zip(&expected) {
@@ -207,7 +207,7 @@ fn without_a_transposed_down_the_predictor_is_not_used() {
     for format in [Format::F16, Format::Q4_0, Format::Q8_0] {
         for pwri in [false, true] {
             let model = Tiny { format, pwri, rank: 32, ..tiny(3) }.model();
-            let converted = to_convert(&model, &options(), &devices::cpu(Some(1)));
+            let converted = to_repack(&model, &options(), &devices::cpu(Some(1)));
             let ends = |part| move |weight: &&Weight| weight.label.ends_with(part);
             let [bundles, downs] =
                 ["ffn_bundle", "ffn_down"].map(|part| converted.iter().filter(ends(part)).count());
@@ -250,7 +250,7 @@ fn each_layout_has_its_own_file() {
 #[test]
 fn a_model_in_memory_has_no_file() {
     let model = tiny(1).model();
-    let weights = to_convert(&model, &options(), &devices::cpu(Some(1)));
+    let weights = to_repack(&model, &options(), &devices::cpu(Some(1)));
     assert_eq!(weights.len(), 3);
     assert_eq!(converted::path(Path::new("/nowhere"), &model.file, &weights), None);
 }

@@ -146,9 +146,9 @@ fn backends_are_compared_on_their_own_devices() {
     let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let devices: Vec<_> = rows.as_array().unwrap().iter().map(|row| &row["devices"]).collect();
     assert_eq!(devices, ["none", "CUDA0", "HIP0"], "{rows:#}");
-    let refused = bench(&["--backend", "cpu,cuda"]);
-    let notes = text(&refused.stderr);
-    assert!(refused.status.code() == Some(5) && notes.contains("no device 'HIP0'"), "{notes}");
+    let output = bench(&["--backend", "cpu,cuda"]);
+    let notes = text(&output.stderr);
+    assert!(output.status.code() == Some(5) && notes.contains("no device 'HIP0'"), "{notes}");
 }
 
 /// The first versions of ROCm 5 lack calls for graphs, so work is submitted launch by launch.

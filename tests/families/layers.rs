@@ -26,7 +26,6 @@ fn nmse(expected: &Logits, got: &Logits) -> f64 {
     error / all
 }
 
-/// The fixtures with recurrent layers.
 fn recurrent() -> Vec<Fixture> {
     let is_recurrent =
         |fixture: &Fixture| fixture.model.layers.iter().any(|layer| state_bytes(layer) > Bytes(0));
@@ -159,8 +158,8 @@ fn layers_of_different_sizes_are_placed_within_budgets() {
         let models = uneven().map(|tiny| tiny.model());
         let fixtures = mixed().into_iter().map(|fixture| fixture.model);
         for model in models.into_iter().chain(fixtures) {
-            let mut alone = engine_of(&model, vec![cpu_device(2)], None);
-            let expected = logits_of(&mut alone, &IDS, &[7]);
+            let mut cpu = engine_of(&model, vec![cpu_device(2)], None);
+            let expected = logits_of(&mut cpu, &IDS, &[7]);
             let all = {
                 let sim = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1).1;
                 let engine = engine_of(&model, vec![cpu_device(2), sim.clone()], None);

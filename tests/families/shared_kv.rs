@@ -31,10 +31,10 @@ fn a_shared_cache_is_allocated_and_saved_once() {
         Engine::load(model, devices, options, None, ignore_notices(), &|_, _| {}).unwrap();
     let mut saved = |n: usize| {
         let mut sequence = engine.open();
-        let go_on = std::sync::atomic::AtomicBool::new(false);
+        let interrupt = std::sync::atomic::AtomicBool::new(false);
         let ids = &fixture.runs[0].ids[..n];
-        let want = thermocline::engine::Want::Last;
-        engine.feed(&mut sequence, ids, want, &go_on, &mut |_, _| {}).unwrap();
+        let want = thermocline::engine::LogitsRequest::Last;
+        engine.feed(&mut sequence, ids, want, &interrupt, &mut |_, _| {}).unwrap();
         engine.save(&sequence).unwrap().len() as u64
     };
     // A saved token has its id and a row of each cache.
@@ -58,10 +58,10 @@ fn a_layer_and_its_kv_cache_must_share_a_device() {
 
 #[test]
 fn hostile_keys_of_gemma4_are_refused() {
-    let of = |name: &str, key: &str, value: u32, says: &str| {
+    let reject = |name: &str, key: &str, value: u32, says: &str| {
         ChangedModel::of(name).key(&format!("gemma4.{key}"), value).fails(says);
     };
-    let shared = |key: &str, value: u32, says: &str| of("gemma4-shared", key, value, says);
+    let shared = |key: &str, value: u32, says: &str| reject("gemma4-shared", key, value, says);
     shared("attention.shared_kv_layers", 6, "fewer than the 6 layers");
     shared("attention.shared_kv_layers", u32::MAX, "fewer than the 6 layers");
     shared("attention.shared_kv_layers", 5, "an earlier layer whose KV cache layer 1 can share");
@@ -81,14 +81,14 @@ fn hostile_keys_of_gemma4_are_refused() {
         .without("blk.0.attn_k_norm.weight")
         .fails("blk.0.attn_k_norm");
     let width = "embedding_length_per_layer_input";
-    of("gemma4-shared", width, 17, "per_layer_proj_norm");
-    of("gemma4-shared", width, 0, "per_layer");
-    of("gemma4-shared", width, u32::MAX, "expected 1 to 16777216");
+    reject("gemma4-shared", width, 17, "per_layer_proj_norm");
+    reject("gemma4-shared", width, 0, "per_layer");
+    reject("gemma4-shared", width, u32::MAX, "expected 1 to 16777216");
     ChangedModel::of("gemma4-shared").without("blk.2.proj.weight").fails("blk.2.proj.weight");
     for part in ["ffn_gate_inp.scale", "post_ffw_norm_1.weight", "ffn_up.weight"] {
         let name = format!("blk.1.{part}");
         ChangedModel::of("gemma4-moe").without(&name).fails(&name);
     }
-    of("gemma4-moe", "expert_count", 3, "blk.0.ffn_gate_inp.weight");
-    of("gemma4-moe", "expert_feed_forward_length", 8, "blk.0.ffn_");
+    reject("gemma4-moe", "expert_count", 3, "blk.0.ffn_gate_inp.weight");
+    reject("gemma4-moe", "expert_feed_forward_length", 8, "blk.0.ffn_");
 }

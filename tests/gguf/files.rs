@@ -5,7 +5,6 @@ use std::{fs, path::Path};
 use super::{contents, fill, small, small_bytes};
 use thermocline::gguf::{Container, File, TensorType, Writer};
 
-/// The message of the error on opening `path`.
 fn refusal(path: &Path) -> String {
     let message = File::open(path).unwrap_err().to_string();
     let name = path.file_name().unwrap().to_str().unwrap();
@@ -69,7 +68,7 @@ fn errors_describe_unreadable_paths() {
     check(&refusal(&path.join("absent.gguf")), "cannot open: ");
     let message = refusal(path);
     assert!(
-        message.ends_with("is a directory, expected a GGUF file; it contains none"),
+        message.ends_with("is a directory, expected a GGUF file; it contains no GGUF file"),
         "{message}"
     );
     fs::write(path.join("config.json"), "{}").unwrap();
@@ -77,7 +76,7 @@ fn errors_describe_unreadable_paths() {
     fs::write(path.join("b.gguf"), "").unwrap();
     check(&refusal(path), "; it contains b.gguf");
     fs::write(path.join("a.gguf"), "").unwrap();
-    check(&refusal(path), "; it contains 2 of them, a.gguf to b.gguf");
+    check(&refusal(path), "; it contains 2 files, a.gguf to b.gguf");
     check(&refusal(&path.join("a.gguf")), "is empty (0 bytes)");
 }
 
@@ -134,7 +133,7 @@ fn parts_that_do_not_fit_are_named() {
         message
     };
     write_part(&part(1), 0, 2, 2, "a");
-    check(&broken(2), "is missing: part 2 of 2 of a split model");
+    check(&broken(2), "part 2 of 2 of this split model is missing");
     fs::write(part(2), "GGUF").unwrap();
     check(&broken(2), "truncated inside the version: expected at least 8 bytes, found 4");
     fs::write(part(2), small_bytes(Container::Gguf)).unwrap();

@@ -78,13 +78,13 @@ fn other_files_are_recognised() {
 
 #[test]
 fn other_versions_are_refused() {
-    let with = |version: u32| Raw(b"GGUF".to_vec()).u32(version).u64(0).u64(0);
-    check(with(1), "has GGUF version 1, expected 2 or 3; version 1 is from 2023");
-    check(with(0), "has GGUF version 0");
-    check(with(4), "has GGUF version 4, expected 2 or 3");
-    check(with(3_u32.swap_bytes()), "is a big-endian GGUF file");
+    let header = |version: u32| Raw(b"GGUF".to_vec()).u32(version).u64(0).u64(0);
+    check(header(1), "has GGUF version 1, expected 2 or 3; version 1 is from 2023");
+    check(header(0), "has GGUF version 0");
+    check(header(4), "has GGUF version 4, expected 2 or 3");
+    check(header(3_u32.swap_bytes()), "is a big-endian GGUF file");
     for version in [2, 3] {
-        assert_eq!(File::from_vec(with(version).0, "good").unwrap().version(), version);
+        assert_eq!(File::from_vec(header(version).0, "good").unwrap().version(), version);
     }
 }
 
@@ -111,25 +111,25 @@ fn counts_are_checked_against_the_file_size() {
 
 #[test]
 fn bad_metadata_is_named() {
-    let one = || Raw::new(0, 1);
+    let raw = || Raw::new(0, 1);
     check(
-        one().u64(1 << 20).bytes(&[0; 9]),
+        raw().u64(1 << 20).bytes(&[0; 9]),
         "key number 0 has a name of 1048576 bytes, expected at most 65535",
     );
     check(
-        one().u64(60).bytes(&[b'k'; 9]),
+        raw().u64(60).bytes(&[b'k'; 9]),
         "truncated inside key number 0: expected at least 92 bytes, found 41",
     );
-    check(one().text(b"\xff\xfe").u32(0).u32(0), "key number 0 has a name that is not UTF-8");
-    check(one().key("odd", 13).u64(0), "key `odd` has the value type 13, expected 0 to 12");
-    check(one().key("odd", 9).u32(99).u64(0), "key `odd` has the value type 99");
-    check(one().key("flag", 7).bytes(&[2]), "key `flag` has the bool 2, expected 0 or 1");
-    check(one().key("flags", 9).u32(7).u64(2).bytes(&[1, 3]), "bool 3");
+    check(raw().text(b"\xff\xfe").u32(0).u32(0), "key number 0 has a name that is not UTF-8");
+    check(raw().key("odd", 13).u64(0), "key `odd` has the value type 13, expected 0 to 12");
+    check(raw().key("odd", 9).u32(99).u64(0), "key `odd` has the value type 99");
+    check(raw().key("flag", 7).bytes(&[2]), "key `flag` has the bool 2, expected 0 or 1");
+    check(raw().key("flags", 9).u32(7).u64(2).bytes(&[1, 3]), "bool 3");
     check(
-        one().key("name", 8).u64(u64::MAX),
+        raw().key("name", 8).u64(u64::MAX),
         "truncated inside key `name`: expected at least 18446744073709551615 bytes, found 48",
     );
-    check(one().key("number", 10).u32(1), "truncated inside key `number`");
+    check(raw().key("number", 10).u32(1), "truncated inside key `number`");
     let twice = Raw::new(0, 2).key("same", 4).u32(1).key("same", 4).u32(2);
     check(twice, "key `same` occurs twice in the metadata");
     check(nested(5), "key `deep` nests arrays deeper than 4 levels");
@@ -155,34 +155,37 @@ fn bad_alignment_is_named() {
 
 #[test]
 fn bad_tensors_are_named() {
-    let one = || Raw::new(1, 0);
-    let with = |shape: &[u64], ty| one().tensor("t", shape, ty, 0).data(64);
-    check(with(&[1; 5], 0), "tensor `t` has 5 dimensions, expected 1 to 4");
-    check(with(&[], 0).bytes(&[0; 64]), "tensor `t` has 0 dimensions");
-    check(one().text(b"t").u32(u32::MAX).bytes(&[1; 99]), "4294967295 dimensions");
-    check(with(&[u64::MAX, 2], 0), "tensor `t` of shape [18446744073709551615, 2] has more values");
-    check(with(&[1 << 62, 1], 0), "64 bits can count");
-    check(with(&[0, 1 << 40, 1 << 40], 0), "64 bits can count");
+    let raw = || Raw::new(1, 0);
+    let tensor = |shape: &[u64], ty| raw().tensor("t", shape, ty, 0).data(64);
+    check(tensor(&[1; 5], 0), "tensor `t` has 5 dimensions, expected 1 to 4");
+    check(tensor(&[], 0).bytes(&[0; 64]), "tensor `t` has 0 dimensions");
+    check(raw().text(b"t").u32(u32::MAX).bytes(&[1; 99]), "4294967295 dimensions");
     check(
-        with(&[33], 2),
+        tensor(&[u64::MAX, 2], 0),
+        "tensor `t` of shape [18446744073709551615, 2] has more values",
+    );
+    check(tensor(&[1 << 62, 1], 0), "64 bits can count");
+    check(tensor(&[0, 1 << 40, 1 << 40], 0), "64 bits can count");
+    check(
+        tensor(&[33], 2),
         "tensor `t` has rows of 33 values, expected a multiple of 32 for type Q4_0",
     );
-    check(with(&[32], 12), "expected a multiple of 256 for type Q4_K");
+    check(tensor(&[32], 12), "expected a multiple of 256 for type Q4_K");
     check(
-        with(&[17], 0),
+        tensor(&[17], 0),
         "tensor `t` ends beyond the file: expected at least 132 bytes, found 128",
     );
-    check(one().tensor("t", &[1], 0, 64).data(64), "expected at least 132 bytes, found 128");
+    check(raw().tensor("t", &[1], 0, 64).data(64), "expected at least 132 bytes, found 128");
     check(
-        one().tensor("t", &[1], 0, u64::MAX - 31).data(64),
+        raw().tensor("t", &[1], 0, u64::MAX - 31).data(64),
         "18446744073709551652 bytes, found 128",
     );
     check(
-        one().tensor("t", &[1], 0, 8).data(64),
+        raw().tensor("t", &[1], 0, 8).data(64),
         "tensor `t` starts at data offset 8, expected a multiple of the alignment 32",
     );
-    check(one().u64(1 << 40).bytes(&[0; 64]), "tensor number 0 has a name of 1099511627776 bytes");
-    check(one().text(b"\xc0").bytes(&[0; 64]), "tensor number 0 has a name that is not UTF-8");
+    check(raw().u64(1 << 40).bytes(&[0; 64]), "tensor number 0 has a name of 1099511627776 bytes");
+    check(raw().text(b"\xc0").bytes(&[0; 64]), "tensor number 0 has a name that is not UTF-8");
     let two = |second: &str, offset| {
         Raw::new(2, 0).tensor("a", &[9], 0, 0).tensor(second, &[1], 0, offset)
     };

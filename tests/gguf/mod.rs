@@ -39,12 +39,10 @@ fn fill<S: std::io::Write>(data: &mut DataWriter<S>) {
     }
 }
 
-/// The bytes that `fill` writes.
 fn contents(name: &str, len: u64) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31) ^ name.as_bytes()[0]).collect()
 }
 
-/// The small container, complete.
 fn small_bytes(container: Container) -> Vec<u8> {
     let mut data = small(container).in_memory().unwrap();
     fill(&mut data);

@@ -102,7 +102,7 @@ impl Damage {
     }
 }
 
-/// Stores no seeds of failing cases, because each failure gets a test of its own.
+/// Stores no seeds of failing cases, because each failure gets its own test.
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }

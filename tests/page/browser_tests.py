@@ -1,4 +1,4 @@
-"""What a person does on the page, in headless Chromium. Each test gets a fresh `Visit`."""
+"""Tests of the page in headless Chromium. Each test gets a new `Visit`."""
 
 import json
 from pathlib import Path
@@ -40,17 +40,17 @@ class Visit:
         self.page.fill("#input", text)
         self.page.press("#input", "Enter")
         if wait:
-            self.settled()
+            self.wait_for_answer()
 
     def wait(self, expression):
-        """Waits until `expression` holds. Playwright's own way needs `eval`, which the page's policy forbids."""
+        """Waits until `expression` holds. Playwright's `wait_for_function` needs `eval`, which the page's policy forbids."""
         for _ in range(QUICK // 50):
             if self.page.evaluate(f"Boolean({expression})"):
                 return
             self.page.wait_for_timeout(50)
         raise AssertionError(f"did not become true: {expression}")
 
-    def settled(self):
+    def wait_for_answer(self):
         self.page.wait_for_selector("#send:visible", timeout=ANSWER)
 
     def bodies(self):
@@ -65,8 +65,8 @@ class Visit:
         at = at % articles.count()
         articles.nth(at).get_by_role("button", name=label).click()
 
-    def no_errors(self, but=()):
-        bad = [error for error in self.errors if not any(part in error for part in but)]
+    def no_errors(self, allowed=()):
+        bad = [error for error in self.errors if not any(part in error for part in allowed)]
         assert not bad, bad
         foreign = [url for url in self.urls if not url.startswith((self.address, "blob:", "data:"))]
         assert not foreign, foreign
@@ -85,11 +85,11 @@ def types_streams_and_reloads(visit):
     visit.no_errors()
 
 
-def stops(visit):
+def stops_an_answer(visit):
     visit.ask("count", wait=False)
     visit.wait("document.querySelector('#log article:last-child .body').textContent.length > 3")
     visit.page.keyboard.press("Escape")
-    visit.settled()
+    visit.wait_for_answer()
     text = visit.bodies()[-1]
     visit.page.wait_for_timeout(300)
     assert visit.bodies()[-1] == text
@@ -104,7 +104,7 @@ def stops(visit):
 def regenerates_and_turns_versions(visit):
     visit.ask("Hello")
     visit.tool("Regenerate answer")
-    visit.settled()
+    visit.wait_for_answer()
     assert visit.last(".count").inner_text() == "2/2"
     visit.tool("Previous version")
     assert visit.last(".count").inner_text() == "1/2"
@@ -113,14 +113,14 @@ def regenerates_and_turns_versions(visit):
     visit.no_errors()
 
 
-def edits(visit):
+def edits_messages(visit):
     visit.ask("First words")
     visit.ask("Second words")
     visit.tool("Edit message", 0)
     area = visit.page.locator("#log textarea.edit")
     area.fill("Other words")
     area.press("Enter")
-    visit.settled()
+    visit.wait_for_answer()
     assert [visit.bodies()[0], len(visit.bodies())] == ["Other words", 2]
     visit.tool("Previous version", 0)
     assert [visit.bodies()[0], len(visit.bodies())] == ["First words", 4]
@@ -252,7 +252,7 @@ def keyboard_and_panel(visit):
 
 
 def policy_is_strict(visit):
-    """Every file forbids inline code, frames and other servers."""
+    """The policy of every file forbids inline code, frames and other servers."""
     wanted = {
         "default-src": "'none'", "script-src": "'self'", "style-src": "'self'", "connect-src": "'self'",
         "font-src": "'none'", "base-uri": "'none'", "form-action": "'none'", "frame-ancestors": "'none'",
@@ -273,7 +273,7 @@ def policy_is_strict(visit):
 # Tests for the mock server, whose answers are known.
 
 
-def reasons_and_fails(visit):
+def shows_reasoning_and_errors(visit):
     visit.ask("think")
     assert visit.bodies()[-1] == "The answer is 42."
     details = visit.last(".reasoning")
@@ -362,7 +362,7 @@ def huge_nesting_is_quick(visit):
 
 
 def streaming_equals_whole(visit):
-    """The blocks that a stream leaves are those of the whole text."""
+    """Rendering a growing text gives the same blocks as rendering it once."""
     for file in sorted(CORPUS.glob("*.md")):
         same = visit.page.evaluate(
             """async (text) => {
@@ -415,7 +415,7 @@ def answers_go_on_in_other_conversations(visit):
     before = len(visit.bodies()[-1])
     visit.wait(f"document.querySelector('#log article:last-child .body').textContent.length > {before}")
     page.click("#stop")
-    visit.settled()
+    visit.wait_for_answer()
     visit.no_errors()
 
 
@@ -429,23 +429,23 @@ def key_is_asked_for(browser, mock):
         visit.page.press("#set-key", "Tab")
         visit.page.keyboard.press("Escape")
         visit.tool("Regenerate answer")
-        visit.settled()
+        visit.wait_for_answer()
         assert visit.bodies()[-1] == "You said: Hello"
         assert visit.page.evaluate("JSON.stringify(localStorage)").find("right") < 0
         visit.page.reload()
         visit.page.wait_for_selector("#log article")
         visit.ask("More")
         assert visit.bodies()[-1] == "You said: More"
-        visit.no_errors(but=["401"])
+        visit.no_errors(allowed=["401"])
     server.shutdown()
 
 
 ANY_SERVER = [
-    types_streams_and_reloads, stops, regenerates_and_turns_versions, edits, manages_conversations, attaches_files,
-    sends_parameters, keyboard_and_panel, policy_is_strict,
+    types_streams_and_reloads, stops_an_answer, regenerates_and_turns_versions, edits_messages,
+    manages_conversations, attaches_files, sends_parameters, keyboard_and_panel, policy_is_strict,
 ]
 MOCK_ONLY = [
-    reasons_and_fails, answers_go_on_in_other_conversations, a_full_browser_is_reported, works_without_storage,
+    shows_reasoning_and_errors, answers_go_on_in_other_conversations, a_full_browser_is_reported, works_without_storage,
     renders_markdown, hostile_text_only_shows, huge_nesting_is_quick, streaming_equals_whole,
 ]
 LOOKS = [
@@ -467,7 +467,7 @@ def serious_findings(page, axe):
 
 
 def looks(browser, address, axe, folder, text):
-    """Screens in every look: screenshots, accessibility, nothing wider than the window."""
+    """Accessibility and width problems of all screens, colour schemes and sizes. Takes screenshots."""
     problems = []
     for name, options in LOOKS:
         with Visit(browser, address, **options) as visit:

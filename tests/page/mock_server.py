@@ -1,4 +1,4 @@
-"""A small server that speaks the part of the API that the page uses, for scripts/check_page.
+"""A mock of the API that the page uses, for scripts/check_page.
 
 The last user message chooses the answer: `count` streams slowly, `think` reasons first, `fail` ends
 with an error in mid-stream, `show NAME` sends a file of the corpus, other texts are repeated.
@@ -28,7 +28,7 @@ N_FF = 11008
 
 
 def thermocline(cpu_only):
-    """`GET /thermocline`."""
+    """The answer to `GET /thermocline`."""
     device = {"index": 1, "name": "CUDA0", "kind": "gpu", "used_bytes": 6 << 30, "peak_bytes": 6 << 30}
     parts = {"scratch": 200 << 20, "frames": 1100 << 20, "cache": 512 << 20}
     parts |= {"neurons": 4 << 30, "hand_offs": 1 << 20, "ends": 240 << 20}
@@ -65,7 +65,7 @@ def thermocline(cpu_only):
 
 
 def fired(n):
-    """The neurons that fired: often the hot ones, which come first."""
+    """The neurons that fired. Hot neurons come first and fire more often."""
     def cell(layer, i):
         value = (i * 7919 + layer * 104729 + n * 1299709) % 1000 / 1000
         chance = 0.9 * 0.97**i
@@ -90,30 +90,29 @@ def event(n, cpu_only):
 
 
 def pieces(text):
-    """A text cut into tokens of up to four characters."""
     return [text[i : i + 4] for i in range(0, len(text), 4)]
 
 
-def plan_answer(asked):
+def plan_answer(prompt):
     """Delay per token, reasoning, answer, and whether an error ends it."""
-    if asked.startswith("count"):
+    if prompt.startswith("count"):
         return 0.03, "", " ".join(str(i) for i in range(1, 400)), False
-    if asked.startswith("think"):
+    if prompt.startswith("think"):
         return 0.005, "First the **units**, then the sum.", "The answer is 42.", False
-    if asked.startswith("fail"):
+    if prompt.startswith("fail"):
         return 0.005, "", "This answer ends", True
-    if asked.startswith("show "):
-        return 0.0, "", (HERE / "corpus" / Path(asked[5:].strip()).name).read_text(encoding="utf-8"), False
-    return 0.002, "", f"You said: {asked}", False
+    if prompt.startswith("show "):
+        return 0.0, "", (HERE / "corpus" / Path(prompt[5:].strip()).name).read_text(encoding="utf-8"), False
+    return 0.002, "", f"You said: {prompt}", False
 
 
 class Handler(BaseHTTPRequestHandler):
-    """All endpoints. The server holds what the tests want to know."""
+    """All endpoints. The server object has the options and records the requests."""
 
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_):
-        """Quiet."""
+        """Logs nothing."""
 
     def send(self, status, kind, body, extra=()):
         self.send_response(status)

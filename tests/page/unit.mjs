@@ -4,11 +4,11 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { ACCENTS, ALPHABETS, FENCES, LETTERS, OPERATORS } from "../../src/serve/page/symbols.js";
-import { cellValues, firedSummary, firedText, leavesOut } from "../../src/serve/page/cells.js";
+import { cellValues, firedSummary, firedText, skipsNeurons } from "../../src/serve/page/cells.js";
 import { fromMarkdown, toMarkdown } from "../../src/serve/page/transcript.js";
 import * as tree from "../../src/serve/page/tree.js";
 
-function talk() {
+function sample() {
   const conversation = tree.newConversation("be brief");
   const question = tree.addMessage(conversation, tree.lastId(conversation), { role: "user", content: "a" });
   const reply = tree.addMessage(conversation, question.id, { role: "assistant", content: "b" });
@@ -18,26 +18,26 @@ function talk() {
 const texts = (conversation) => tree.path(conversation).map((message) => message.content).join(" ");
 
 test("an edited message makes a branch, and both stay", () => {
-  const { conversation, question } = talk();
+  const { conversation, question } = sample();
   const edited = tree.addMessage(conversation, question.parent, { role: "user", content: "c" });
   tree.addMessage(conversation, edited.id, { role: "assistant", content: "d" });
   assert.equal(texts(conversation), "c d");
   assert.deepEqual(tree.place(conversation, edited), { index: 1, count: 2 });
-  tree.turn(conversation, edited, -1);
+  tree.showSibling(conversation, edited, -1);
   assert.equal(texts(conversation), "a b");
-  tree.turn(conversation, question, -1);
+  tree.showSibling(conversation, question, -1);
   assert.equal(texts(conversation), "a b", "there is no version before the first");
 });
 
-test("a deleted message takes those below it along", () => {
-  const { conversation, question } = talk();
+test("deleting a message deletes its replies", () => {
+  const { conversation, question } = sample();
   tree.removeMessage(conversation, question);
   assert.equal(tree.path(conversation).length, 0);
   assert.equal(Object.keys(conversation.messages).length, 1);
 });
 
 test("a request has the system prompt, attachments, and ends with the question", () => {
-  const { conversation, reply } = talk();
+  const { conversation, reply } = sample();
   const attachments = [{ name: "a.md", text: "```\nx\n```" }];
   const next = tree.addMessage(conversation, reply.id, { role: "user", content: "e", attachments });
   const messages = tree.requestMessages(conversation, next);
@@ -46,10 +46,10 @@ test("a request has the system prompt, attachments, and ends with the question",
   assert.ok(messages[3].content.endsWith("e"));
 });
 
-test("what was exported comes back the same, with new ids", () => {
-  const { conversation, question } = talk();
+test("an export is imported with new ids", () => {
+  const { conversation, question } = sample();
   const edited = tree.addMessage(conversation, question.parent, { role: "user", content: "c" });
-  tree.turn(conversation, edited, -1);
+  tree.showSibling(conversation, edited, -1);
   const [copy] = tree.fromJson(tree.toJson([conversation]));
   assert.notEqual(copy.id, conversation.id);
   assert.equal(texts(copy), "a b");
@@ -94,17 +94,17 @@ test("cells say which neurons and experts fired", () => {
   assert.equal(firedText(facts, { ...fired, tokens: 3 }, 1), "2 of 8 experts fired for the 3 tokens just written");
   assert.equal(firedSummary(facts, fired), "6 of 16 groups fired for the token just written.");
   assert.equal(firedSummary(facts, null), "");
-  assert.ok(leavesOut({ ...facts, is_sparse: false }), "a token uses some experts");
-  assert.ok(!leavesOut({ is_sparse: false, layers: [layers[0]] }));
+  assert.ok(skipsNeurons({ ...facts, is_sparse: false }), "a token uses some experts");
+  assert.ok(!skipsNeurons({ is_sparse: false, layers: [layers[0]] }));
 });
 
-/** Everything of a conversation that Markdown has. */
+/** The parts of a conversation that Markdown stores. */
 function shown(conversation) {
   const messages = tree.path(conversation).map(({ role, content, attachments }) => [role, content, attachments ?? []]);
   return { system: conversation.system, title: tree.titleOf(conversation), named: conversation.title, messages };
 }
 
-test("what was exported as Markdown comes back the same", () => {
+test("a Markdown export is imported unchanged", () => {
   const odd = ["", "\n", "a\n\n", "\n\n  a", "## User", "x\n\\## User\n## Assistant\n\\\\## System\ny", "# a\n## b",
     "```\n## User\n```", "File `a`:\n```\nno end", "line\r\nline", "\u2028 \u0000 <b>", " ## User", "## User "];
   const files = [{ name: "a`b.md", text: "```\n## User\n````\n" }, { name: "", text: "" }, { name: "c", text: "File `d`:\n```\n" }];

@@ -35,13 +35,12 @@ fn tokens_of(model: &Model, positive: bool) -> Vec<u32> {
     (0..).zip(marks).filter(|(_, mark)| *mark == positive).map(|(id, _)| id).collect()
 }
 
-/// `n` tokens of a topic.
 pub(super) fn topic(model: &Model, positive: bool, n: usize) -> Vec<u32> {
     let ids = tokens_of(model, positive);
     (0..n).map(|i| ids[i * 7 % ids.len()]).collect()
 }
 
-/// In each layer the first `n` of `of` neurons are on device 1, the others on the CPU.
+/// In each layer the first `n` neurons are on device 1, the others on the CPU.
 fn first_on_device(model: &Model, n: usize) -> Placement {
     let n_ff = model.max_n_ff() as u32;
     let share = |device, neurons| Share { device, neurons: Neurons::List(neurons) };
@@ -66,11 +65,12 @@ struct TextRun {
 
 fn text_run(engine: &mut Engine, text: &[u32]) -> TextRun {
     let mut sequence = engine.open();
-    let go_on = AtomicBool::new(false);
+    let interrupt = AtomicBool::new(false);
     let (mut logits, mut shares) = (Vec::new(), Vec::new());
     for &token in text {
-        let each = &mut |_: usize, row: &[f32]| logits.push(row.to_vec());
-        let stats = engine.feed(&mut sequence, &[token], Want::Last, &go_on, each).unwrap();
+        let sink = &mut |_: usize, row: &[f32]| logits.push(row.to_vec());
+        let stats =
+            engine.feed(&mut sequence, &[token], LogitsRequest::Last, &interrupt, sink).unwrap();
         shares.push(stats.off_cpu / stats.active.max(1.0));
     }
     engine.close(sequence);
@@ -138,7 +138,7 @@ fn two_hundred_greedy_tokens_match_the_cpu() {
         let transposed = Tiny { n_ff: 128, format: Format::F32, ..tiny.clone() };
         for tiny in [tiny, listed, transposed] {
             let model = tiny.model();
-            let alone = &mut load_with(&model, vec![cpu_device(2)], fixed_options(), None);
+            let cpu = &mut load_with(&model, vec![cpu_device(2)], fixed_options(), None);
             for positive in [true, false] {
                 let first = tokens_of(&model, positive)[3];
                 let devices = vec![cpu_device(2), sim(1, 10).1];
@@ -147,7 +147,7 @@ fn two_hundred_greedy_tokens_match_the_cpu() {
                 // This sequence uses the neurons on the CPU, so that some are exchanged before the
                 // comparison.
                 text_run(&mut engine, &topic(&model, false, 40));
-                assert_eq!(greedy(&mut engine, first, 200), greedy(alone, first, 200), "{tiny:?}");
+                assert_eq!(greedy(&mut engine, first, 200), greedy(cpu, first, 200), "{tiny:?}");
                 assert!(engine.exchange_stats().is_some_and(|done| done.neurons > 0), "{tiny:?}");
             }
         }
@@ -164,12 +164,12 @@ fn exchanges_preserve_every_layout() {
                 let tiny = Tiny { format, pwri, ..two_topics() };
                 let model = tiny.model();
                 let text = drifting_text(&model);
-                let mut alone = load_with(&model, vec![cpu_device(2)], fixed_options(), None);
+                let mut cpu = load_with(&model, vec![cpu_device(2)], fixed_options(), None);
                 let devices = vec![cpu_device(2), sim(3, 0).1];
                 let mut engine =
                     load_with(&model, devices, exchanging_options(), Some(half_placement(&model)));
                 let moved = text_run(&mut engine, &text);
-                let difference = difference(&text_run(&mut alone, &text).logits, &moved.logits);
+                let difference = difference(&text_run(&mut cpu, &text).logits, &moved.logits);
                 assert!(difference <= bound(format), "{format} {pwri}: {difference}");
                 assert!(mean(&moved.shares[160..]) > 0.9, "{format} {pwri}");
             }
@@ -218,14 +218,16 @@ fn a_device_may_be_lost_in_the_middle_of_an_exchange() {
             let mut engine =
                 load_with(&model, devices, exchanging_options(), Some(half_placement(&model)));
             let mut sequence = engine.open();
-            let go_on = AtomicBool::new(false);
+            let interrupt = AtomicBool::new(false);
             let mut got = Vec::new();
             for (i, &token) in text.iter().enumerate() {
                 if i == 31 {
                     sim.lose_after(after);
                 }
-                let each = &mut |_: usize, row: &[f32]| got.push(row.to_vec());
-                engine.feed(&mut sequence, &[token], Want::Last, &go_on, each).unwrap();
+                let sink = &mut |_: usize, row: &[f32]| got.push(row.to_vec());
+                engine
+                    .feed(&mut sequence, &[token], LogitsRequest::Last, &interrupt, sink)
+                    .unwrap();
                 if i == 31 && engine.placement().layers.iter().all(|layer| layer.home == 0) {
                     lost += 1;
                 }
@@ -247,13 +249,13 @@ fn observers_see_original_neuron_ids_after_exchanges() {
             let look = |engine: &mut Engine| {
                 let mut seen: Vec<f32> = Vec::new();
                 let mut sequence = engine.open();
-                let go_on = AtomicBool::new(false);
-                let each = &mut |_: usize, observed: &ObservedBlock<'_>| {
+                let interrupt = AtomicBool::new(false);
+                let sink = &mut |_: usize, observed: &ObservedBlock<'_>| {
                     seen.extend(observed.gate.unwrap());
                     seen.extend(observed.up);
                     seen.extend(observed.weights.unwrap_or_default());
                 };
-                engine.observe(&mut sequence, &TEXT, &go_on, each).unwrap();
+                engine.observe(&mut sequence, &TEXT, &interrupt, sink).unwrap();
                 engine.close(sequence);
                 seen
             };
@@ -285,7 +287,6 @@ pub(super) fn generated(spec: &str) -> Arc<Model> {
     Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap())
 }
 
-/// A model of `tests/families`.
 fn fixture(name: &str) -> Arc<Model> {
     let file = File::open(&families().join(format!("{name}.gguf"))).unwrap();
     Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap())
@@ -302,8 +303,8 @@ fn experts_are_exchanged_whole() {
             let format = model.blocks().next().unwrap().1.up.w.desc().format;
             // Almost always the same token, so that the same experts are used again and again.
             let text: Vec<u32> = (0..200).map(|i| if i % 9 == 0 { 7 } else { 21 }).collect();
-            let mut alone = load_with(&model, vec![cpu_device(2)], fixed_options(), None);
-            let expected = text_run(&mut alone, &text);
+            let mut cpu = load_with(&model, vec![cpu_device(2)], fixed_options(), None);
+            let expected = text_run(&mut cpu, &text);
             let by = |options: EngineOptions| {
                 let (sim, device) = sim(2, 10);
                 let devices = vec![cpu_device(2), device];
@@ -361,7 +362,6 @@ fn experts_of_realistic_size_are_exchanged() {
     assert_eq!(most(0.0, half).0, Some(0));
 }
 
-/// If neurons are skipped, they are exchanged within each expert.
 #[test]
 fn neurons_are_exchanged_within_their_experts() {
     within(LIMIT, || {
@@ -372,8 +372,8 @@ fn neurons_are_exchanged_within_their_experts() {
         ] {
             let model = generated(spec);
             let text: Vec<u32> = (0..200).map(|i| if i % 9 == 0 { 7 } else { 21 }).collect();
-            let mut alone = load_with(&model, vec![cpu_device(2)], fixed_options(), None);
-            let expected = text_run(&mut alone, &text);
+            let mut cpu = load_with(&model, vec![cpu_device(2)], fixed_options(), None);
+            let expected = text_run(&mut cpu, &text);
             let devices = vec![cpu_device(2), sim(2, 10).1];
             let placement = super::stream::split(&model, Some(2));
             let mut engine = load_with(&model, devices, exchanging_options(), Some(placement));
@@ -453,8 +453,8 @@ pub(super) fn exchanges(backend: &Arc<dyn Backend>, models: &[(Arc<Model>, Forma
             load_with(model, devices, exchanging_options(), Some(half_placement(model)));
         let moved = text_run(&mut engine, &text);
         assert!(engine.exchange_stats().is_some_and(|done| done.neurons > 0));
-        let mut alone = load_with(model, vec![cpu_device(2)], fixed_options(), None);
-        let difference = difference(&text_run(&mut alone, &text).logits, &moved.logits);
+        let mut cpu = load_with(model, vec![cpu_device(2)], fixed_options(), None);
+        let difference = difference(&text_run(&mut cpu, &text).logits, &moved.logits);
         assert!(difference <= bound(*format), "{format}: {difference}");
     }
 }

@@ -44,14 +44,14 @@ fn a_failed_allocation_shrinks_the_share() {
         for nth in [1, 5, 12, 20, 40] {
             let (sim, device) = sim_device(1, Bytes(1 << 20), Duration::ZERO..Duration::ZERO, nth);
             sim.out_of_memory_at(nth);
-            let told = Arc::new(AtomicBool::new(false));
-            let flag = Arc::clone(&told);
+            let failed = Arc::new(AtomicBool::new(false));
+            let flag = Arc::clone(&failed);
             let notice: Notice = Arc::new(move |_: &str| flag.store(true, Ordering::Relaxed));
             let devices = vec![cpu_device(2), device];
             let mut engine =
                 Engine::load(Arc::clone(&model), devices, options(), None, notice, &|_, _| {})
                     .unwrap();
-            assert!(told.load(Ordering::Relaxed), "allocation {nth}");
+            assert!(failed.load(Ordering::Relaxed), "allocation {nth}");
             assert!(difference(&expected, &logits(&mut engine, &[23])) <= bound(Format::F16));
         }
     });
@@ -166,13 +166,13 @@ pub(super) fn greedy(engine: &mut Engine, start: u32, n: usize) -> Vec<u32> {
     let mut ids = vec![start];
     for _ in 0..n {
         let mut next = 0;
-        let go_on = AtomicBool::new(false);
+        let interrupt = AtomicBool::new(false);
         let last = [ids[ids.len() - 1]];
-        let each = &mut |_: usize, row: &[f32]| {
+        let sink = &mut |_: usize, row: &[f32]| {
             let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
             next = best.map_or(0, |(id, _)| id as u32);
         };
-        engine.feed(&mut sequence, &last, Want::All, &go_on, each).unwrap();
+        engine.feed(&mut sequence, &last, LogitsRequest::All, &interrupt, sink).unwrap();
         ids.push(next);
     }
     engine.close(sequence);

@@ -6,8 +6,8 @@ use thermocline::engine::{Error, Feed, FiredNeurons, ObservedBlock};
 use super::adapt::{generated, half_placement, topic, two_topics};
 use super::*;
 
-/// For each layer of one token: for each neuron 1.0 if it fires, 0.0 if not, and `None` where the
-/// sign of the gate is a matter of rounding.
+/// For each layer of one token: whether each neuron fires; `None` if rounding decides the sign of
+/// the gate.
 type Reference = Vec<Vec<Option<bool>>>;
 
 /// The neurons that fire for each token of `text`, from the gates and router weights that an
@@ -16,30 +16,35 @@ fn reference(model: &Arc<Model>, text: &[u32]) -> Vec<Reference> {
     let options = EngineOptions { n_ctx: 256, ..options() };
     let mut engine = load_with(model, vec![cpu_device(2)], options, None);
     let mut sequence = engine.open();
-    let go_on = AtomicBool::new(false);
+    let interrupt = AtomicBool::new(false);
     let relu = model.is_exactly_sparse();
     let mut all = Vec::new();
     for &token in text {
         let mut layers = vec![Vec::new(); model.hyper.n_layer];
-        let each = &mut |layer: usize, block: &ObservedBlock<'_>| {
+        let sink = &mut |layer: usize, block: &ObservedBlock<'_>| {
             let gates = block.gate.unwrap();
             let most = gates.iter().fold(0.0f32, |most, v| most.max(v.abs()));
-            let n_each = gates.len() / block.weights.map_or(1, <[f32]>::len);
+            let n_per_expert = gates.len() / block.weights.map_or(1, <[f32]>::len);
             let fires = gates.iter().enumerate().map(|(i, &gate)| {
-                let used = block.weights.is_none_or(|weights| weights[i / n_each] != 0.0);
+                let used = block.weights.is_none_or(|weights| weights[i / n_per_expert] != 0.0);
                 let near = relu && gate.abs() < 5e-3 * most;
                 (!near || !used).then_some(used && (gate > 0.0 || !relu))
             });
             layers[layer] = fires.collect();
         };
-        engine.observe(&mut sequence, &[token], &go_on, each).unwrap();
+        engine.observe(&mut sequence, &[token], &interrupt, sink).unwrap();
         all.push(layers);
     }
     all
 }
 
 /// The neurons of a layer in the order of its cells: those on other devices first, then by use.
-fn order(placed: &LayerPlacement, n_ff: usize, n_each: usize, uses: Option<&[f32]>) -> Vec<usize> {
+fn order(
+    placed: &LayerPlacement,
+    n_ff: usize,
+    n_per_expert: usize,
+    uses: Option<&[f32]>,
+) -> Vec<usize> {
     let mut device = vec![usize::MAX; n_ff];
     for share in &placed.shares {
         let rank = if share.device == 0 { usize::MAX } else { share.device };
@@ -48,13 +53,13 @@ fn order(placed: &LayerPlacement, n_ff: usize, n_each: usize, uses: Option<&[f32
             Neurons::List(list) => list.iter().for_each(|&n| device[n as usize] = rank),
         }
     }
-    let mut units: Vec<usize> = (0..n_ff / n_each).collect();
+    let mut units: Vec<usize> = (0..n_ff / n_per_expert).collect();
     units.sort_by(|&a, &b| {
-        let of_use = |unit: usize| uses.map_or(0.0, |uses| uses[unit * n_each]);
-        let placed = device[a * n_each].cmp(&device[b * n_each]);
+        let of_use = |unit: usize| uses.map_or(0.0, |uses| uses[unit * n_per_expert]);
+        let placed = device[a * n_per_expert].cmp(&device[b * n_per_expert]);
         placed.then(of_use(b).total_cmp(&of_use(a)))
     });
-    units.into_iter().flat_map(|unit| unit * n_each..(unit + 1) * n_each).collect()
+    units.into_iter().flat_map(|unit| unit * n_per_expert..(unit + 1) * n_per_expert).collect()
 }
 
 /// Checks the cells of a step whose tokens fire as in `expected`; `orders` has the neurons of each
@@ -95,10 +100,10 @@ fn step(
     let mut feeds: Vec<Feed<'_>> = sequences
         .iter_mut()
         .zip(ids.chunks(1))
-        .map(|(sequence, tokens)| Feed { sequence, tokens, want: Want::Last })
+        .map(|(sequence, tokens)| Feed { sequence, tokens, want: LogitsRequest::Last })
         .collect();
-    let each = &mut |index: usize, _: usize, row: &[f32]| logits[index] = row.to_vec();
-    engine.step_watched(&mut feeds, &AtomicBool::new(false), each).unwrap();
+    let sink = &mut |index: usize, _: usize, row: &[f32]| logits[index] = row.to_vec();
+    engine.step_watched(&mut feeds, &AtomicBool::new(false), sink).unwrap();
     logits
 }
 
@@ -107,8 +112,8 @@ fn orders(engine: &Engine, uses: Option<&[f32]>) -> Vec<Vec<usize>> {
     let layers = engine.placement().layers.iter().zip(&model.layers);
     layers
         .map(|(placed, layer)| {
-            let n_each = layer.experts().map_or(1, |experts| layer.n_ff() / experts.n);
-            order(placed, layer.n_ff(), n_each, uses)
+            let n_per_expert = layer.experts().map_or(1, |experts| layer.n_ff() / experts.n);
+            order(placed, layer.n_ff(), n_per_expert, uses)
         })
         .collect()
 }
@@ -249,8 +254,8 @@ fn cells_add_up_the_sequences_of_a_step() {
         let expected: Vec<_> = texts.iter().map(|text| reference(&model, text)).collect();
         let options = EngineOptions { n_seq: 3, ..options() };
         let mut engine = load_with(&model, vec![cpu_device(2)], options, None);
-        let mut alone = load(&model, vec![cpu_device(2)], None);
-        let plain: Vec<_> = texts.iter().map(|text| logits_of(&mut alone, text, &[1])).collect();
+        let mut cpu = load(&model, vec![cpu_device(2)], None);
+        let plain: Vec<_> = texts.iter().map(|text| logits_of(&mut cpu, text, &[1])).collect();
         let mut sequences = [engine.open(), engine.open(), engine.open()];
         for i in 0..8 {
             let ids = texts.map(|text| text[i]);
@@ -325,7 +330,7 @@ fn an_interrupted_step_fails_as_without_a_watch() {
         let model = Tiny::default().model();
         let mut engine = load(&model, vec![cpu_device(1)], None);
         let mut sequence = engine.open();
-        let mut feeds = [Feed { sequence: &mut sequence, tokens: &[3], want: Want::Last }];
+        let mut feeds = [Feed { sequence: &mut sequence, tokens: &[3], want: LogitsRequest::Last }];
         let stopped = engine.step_watched(&mut feeds, &AtomicBool::new(true), &mut |_, _, _| {});
         assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
     });

@@ -69,8 +69,10 @@ fn per_token(backend: &Arc<WgpuBackend>, model: &Arc<Model>, placement: Placemen
     let mut sequence = engine.open();
     let step = |token: u32| {
         let before = backend.counts();
-        let go_on = AtomicBool::new(false);
-        engine.feed(&mut sequence, &[token], Want::Last, &go_on, &mut |_, _| {}).unwrap();
+        let interrupt = AtomicBool::new(false);
+        engine
+            .feed(&mut sequence, &[token], LogitsRequest::Last, &interrupt, &mut |_, _| {})
+            .unwrap();
         let after = backend.counts();
         [after.submissions - before.submissions, after.dispatches - before.dispatches]
     };
@@ -92,14 +94,14 @@ fn the_dispatches_per_layer_are_pinned() {
     let backend = adapter.open(&wgpu_backend::Options::default()).unwrap();
     for (spec, whole, split) in [(":Q4_0:silu", 23, 24), (":Q4_0:relu", 22, 23)] {
         let models = [2, 5].map(|n| generated(&format!("128x{n}x256x4/2{spec}")));
-        let each = |place: &dyn Fn(&Model) -> Placement| {
+        let count = |place: &dyn Fn(&Model) -> Placement| {
             let [two, five] = [0, 1].map(|i| per_token(&backend, &models[i], place(&models[i])));
             eprintln!("{spec}: {two:?}, {five:?}");
             [0, 1].map(|i| (five[i] - two[i]) as f64 / 3.0)
         };
-        let all = each(&|model| Placement::all_on(1, model.hyper.n_layer));
+        let all = count(&|model| Placement::all_on(1, model.hyper.n_layer));
         assert_eq!(all, [0.0, f64::from(whole)], "whole layers, {spec}");
-        let dealt = each(&half_placement);
+        let dealt = count(&half_placement);
         assert_eq!(dealt, [2.0, f64::from(split)], "split layers, {spec}");
     }
 }

@@ -27,15 +27,19 @@ fn an_interrupt_leaves_the_sequence_unchanged() {
         let mut sequence = engine.open();
         for (i, &token) in TEXT.iter().enumerate() {
             let stop = AtomicBool::new(true);
-            let stopped = engine.feed(&mut sequence, &[token], Want::Last, &stop, &mut |_, _| {});
+            let stopped =
+                engine.feed(&mut sequence, &[token], LogitsRequest::Last, &stop, &mut |_, _| {});
             assert!(matches!(stopped, Err(thermocline::engine::Error::Interrupted)), "{stopped:?}");
             assert_eq!(sequence.tokens(), &TEXT[..i]);
-            let go_on = AtomicBool::new(false);
+            let interrupt = AtomicBool::new(false);
             let mut row = Vec::new();
-            let each = &mut |_: usize, logits: &[f32]| row = logits.to_vec();
-            engine.feed(&mut sequence, &[token], Want::Last, &go_on, each).unwrap();
-            let one = |row: &Vec<f32>| vec![row.clone()];
-            assert!(difference(&one(&expected[i]), &one(&row)) <= bound(Format::F16), "token {i}");
+            let sink = &mut |_: usize, logits: &[f32]| row = logits.to_vec();
+            engine.feed(&mut sequence, &[token], LogitsRequest::Last, &interrupt, sink).unwrap();
+            let rows = |row: &Vec<f32>| vec![row.clone()];
+            assert!(
+                difference(&rows(&expected[i]), &rows(&row)) <= bound(Format::F16),
+                "token {i}"
+            );
         }
     });
 }
@@ -62,7 +66,7 @@ fn a_host_failure_in_a_hand_off_leaves_no_device_waiting() {
             let devices = vec![host, a, b];
             let mut engine = load(&model, devices, Some(placement));
             let mut sequence = engine.open();
-            let go_on = AtomicBool::new(false);
+            let interrupt = AtomicBool::new(false);
             // In a step, the CPU replays the embedding, then its share of each layer.
             for (i, &token) in TEXT[..12].iter().enumerate() {
                 cpu.change_failures(|fail| {
@@ -74,7 +78,13 @@ fn a_host_failure_in_a_hand_off_leaves_no_device_waiting() {
                     *after = Some(i as u64 % 4);
                 });
                 let failed = catch_unwind(AssertUnwindSafe(|| {
-                    engine.feed(&mut sequence, &[token], Want::Last, &go_on, &mut |_, _| {})
+                    engine.feed(
+                        &mut sequence,
+                        &[token],
+                        LogitsRequest::Last,
+                        &interrupt,
+                        &mut |_, _| {},
+                    )
                 }));
                 match (by_panic, failed) {
                     (true, Err(_)) => {}
@@ -83,8 +93,10 @@ fn a_host_failure_in_a_hand_off_leaves_no_device_waiting() {
                 }
                 assert_eq!(sequence.tokens(), &TEXT[..i]);
                 let mut row = vec![Vec::new()];
-                let each = &mut |_: usize, logits: &[f32]| row[0] = logits.to_vec();
-                engine.feed(&mut sequence, &[token], Want::Last, &go_on, each).unwrap();
+                let sink = &mut |_: usize, logits: &[f32]| row[0] = logits.to_vec();
+                engine
+                    .feed(&mut sequence, &[token], LogitsRequest::Last, &interrupt, sink)
+                    .unwrap();
                 let expected = vec![expected[i].clone()];
                 assert!(difference(&expected, &row) <= bound(Format::F16), "token {i}");
             }
@@ -107,21 +119,21 @@ fn a_panic_of_an_observer_leaves_the_sequence_unchanged() {
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[1]);
         let mut engine = shared(&model);
         let (mut sequence, mut other) = (engine.open(), engine.open());
-        let go_on = AtomicBool::new(false);
+        let interrupt = AtomicBool::new(false);
         for (i, &token) in TEXT[..6].iter().enumerate() {
             let panicked = catch_unwind(AssertUnwindSafe(|| {
-                let each = &mut |_: usize, _: &ObservedBlock<'_>| {
+                let sink = &mut |_: usize, _: &ObservedBlock<'_>| {
                     std::panic::resume_unwind(Box::new("planted"));
                 };
-                engine.observe(&mut sequence, &[token], &go_on, each)
+                engine.observe(&mut sequence, &[token], &interrupt, sink)
             }));
             assert!(panicked.is_err());
             assert_eq!(sequence.tokens(), &TEXT[..i]);
             // Two sequences, which must not share blocks of the KV cache.
             for sequence in [&mut sequence, &mut other] {
                 let mut row = vec![Vec::new()];
-                let each = &mut |_: usize, logits: &[f32]| row[0] = logits.to_vec();
-                engine.feed(sequence, &[token], Want::Last, &go_on, each).unwrap();
+                let sink = &mut |_: usize, logits: &[f32]| row[0] = logits.to_vec();
+                engine.feed(sequence, &[token], LogitsRequest::Last, &interrupt, sink).unwrap();
                 assert!(difference(&vec![expected[i].clone()], &row) <= bound(Format::F16));
             }
         }
@@ -135,18 +147,18 @@ fn a_panic_of_the_logits_callback_leaves_the_sequence_unchanged() {
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[1]);
         let mut engine = shared(&model);
         let mut sequence = engine.open();
-        let go_on = AtomicBool::new(false);
+        let interrupt = AtomicBool::new(false);
         for (i, &token) in TEXT.iter().enumerate() {
             let panicked = catch_unwind(AssertUnwindSafe(|| {
-                let each =
+                let sink =
                     &mut |_: usize, _: &[f32]| std::panic::resume_unwind(Box::new("planted"));
-                engine.feed(&mut sequence, &[token], Want::Last, &go_on, each)
+                engine.feed(&mut sequence, &[token], LogitsRequest::Last, &interrupt, sink)
             }));
             assert!(panicked.is_err());
             assert_eq!(sequence.tokens(), &TEXT[..i]);
             let mut row = vec![Vec::new()];
-            let each = &mut |_: usize, logits: &[f32]| row[0] = logits.to_vec();
-            engine.feed(&mut sequence, &[token], Want::Last, &go_on, each).unwrap();
+            let sink = &mut |_: usize, logits: &[f32]| row[0] = logits.to_vec();
+            engine.feed(&mut sequence, &[token], LogitsRequest::Last, &interrupt, sink).unwrap();
             assert!(difference(&vec![expected[i].clone()], &row) <= bound(Format::F16));
         }
     });

@@ -76,9 +76,9 @@ fn a_second_loss_may_occur_during_recovery() {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
         for after in (0..160).step_by(13) {
-            let none = Duration::ZERO..Duration::ZERO;
-            let (first, a) = sim_device(1, Bytes::MAX, none.clone(), 1);
-            let (second, b) = sim_device(2, Bytes::MAX, none, 2);
+            let no_delay = Duration::ZERO..Duration::ZERO;
+            let (first, a) = sim_device(1, Bytes::MAX, no_delay.clone(), 1);
+            let (second, b) = sim_device(2, Bytes::MAX, no_delay, 2);
             let mut engine = load(&model, vec![cpu_device(2), a, b], Some(Placement::all_on(1, 3)));
             first.lose_after(70);
             // The second device has no work before the first is lost, so its own loss comes during
@@ -95,12 +95,12 @@ fn a_second_loss_may_occur_during_recovery() {
 fn sequences_from_before_a_loss_do_not_affect_others() {
     within(LIMIT, || {
         let model = Tiny::default().model();
-        let go_on = AtomicBool::new(false);
+        let interrupt = AtomicBool::new(false);
         let fill = |engine: &mut Engine, sequence: &mut thermocline::engine::Sequence, n: usize| {
             let text = TEXT.iter().copied().cycle().take(n).collect::<Vec<_>>();
             let mut row = Vec::new();
-            let each = &mut |_: usize, logits: &[f32]| row = logits.to_vec();
-            engine.feed(sequence, &text, Want::Last, &go_on, each).map(|_| vec![row])
+            let sink = &mut |_: usize, logits: &[f32]| row = logits.to_vec();
+            engine.feed(sequence, &text, LogitsRequest::Last, &interrupt, sink).map(|_| vec![row])
         };
         let mut plain = load(&model, vec![cpu_device(2)], None);
         let mut sequence = plain.open();
@@ -141,9 +141,9 @@ fn a_device_lost_while_loading_is_dropped() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
-        let none = Duration::ZERO..Duration::ZERO;
-        let (first, a) = sim_device(1, Bytes::MAX, none.clone(), 1);
-        let (_, b) = sim_device(2, Bytes::MAX, none, 2);
+        let no_delay = Duration::ZERO..Duration::ZERO;
+        let (first, a) = sim_device(1, Bytes::MAX, no_delay.clone(), 1);
+        let (_, b) = sim_device(2, Bytes::MAX, no_delay, 2);
         first.lose_now();
         let mut engine = load(&model, vec![cpu_device(2), a, b], None);
         assert!(engine.placement().layers.iter().all(|layer| layer.home == 2));

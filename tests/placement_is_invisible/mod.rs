@@ -28,7 +28,7 @@ use hal::{Backend, Bytes, Device, DeviceId};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use sim::{SimBackend, SimOptions};
-use thermocline::engine::{Engine, EngineOptions, Notice, PlannerInputs, Want};
+use thermocline::engine::{Engine, EngineOptions, LogitsRequest, Notice, PlannerInputs};
 use thermocline::model::Model;
 use thermocline::placement::{LayerPlacement, Neurons, Placement, Share};
 
@@ -93,9 +93,9 @@ pub(crate) fn logits_of(engine: &mut Engine, ids: &[u32], pieces: &[usize]) -> L
     let mut sizes = pieces.iter().cycle();
     while !rest.is_empty() {
         let (piece, after) = rest.split_at((*sizes.next().unwrap()).min(rest.len()));
-        let go_on = AtomicBool::new(false);
-        let each = &mut |_: usize, row: &[f32]| all.push(row.to_vec());
-        engine.feed(&mut sequence, piece, Want::All, &go_on, each).unwrap();
+        let interrupt = AtomicBool::new(false);
+        let sink = &mut |_: usize, row: &[f32]| all.push(row.to_vec());
+        engine.feed(&mut sequence, piece, LogitsRequest::All, &interrupt, sink).unwrap();
         rest = after;
     }
     engine.close(sequence);

@@ -90,14 +90,14 @@ fn budgets_hold_with_a_predictor_too() {
     within(LIMIT, || {
         let model = marked_model(7, Format::Q8_0).model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[23]);
-        let none = Duration::ZERO..Duration::ZERO;
-        let (_, roomy) = sim_device(1, Bytes::MAX, none.clone(), 1);
+        let no_delay = Duration::ZERO..Duration::ZERO;
+        let (_, roomy) = sim_device(1, Bytes::MAX, no_delay.clone(), 1);
         drop(load(&model, vec![cpu_device(2), roomy.clone()], None));
         let all = roomy.ledger().peak().0;
         let mut split = 0;
         for step in 0..=16 {
             let budget = Bytes(all * step / 16);
-            let (sim, device) = sim_device(1, budget, none.clone(), step);
+            let (sim, device) = sim_device(1, budget, no_delay.clone(), step);
             let mut engine = load(&model, vec![cpu_device(2), device.clone()], None);
             let difference = difference(&expected, &logits(&mut engine, &[7]));
             assert!(difference <= bound(Format::Q8_0), "budget {budget}: {difference}");
@@ -131,10 +131,12 @@ fn the_threshold_selects_all_to_no_neurons() {
         let file = logits(&mut engine_with(&model, Sparsity::Predicted, None), &[23]);
         assert_eq!(file, logits(&mut engine_with(&model, Sparsity::Predicted, Some(0.0)), &[23]));
         assert!(difference(&exact, &file) > 10.0 * BOUND, "a random predictor drops neurons");
-        let mut none = engine_with(&model, Sparsity::Predicted, Some(f32::INFINITY));
-        let mut sequence = none.open();
-        let go_on = AtomicBool::new(false);
-        let stats = none.feed(&mut sequence, &TEXT, Want::Last, &go_on, &mut |_, _| {}).unwrap();
+        let mut strict = engine_with(&model, Sparsity::Predicted, Some(f32::INFINITY));
+        let mut sequence = strict.open();
+        let interrupt = AtomicBool::new(false);
+        let stats = strict
+            .feed(&mut sequence, &TEXT, LogitsRequest::Last, &interrupt, &mut |_, _| {})
+            .unwrap();
         assert_eq!((stats.active, stats.gates), (0.0, 0.0));
         assert!(stats.neurons > 0.0);
     });

@@ -10,16 +10,16 @@ fn notices_and_engine(sim: Arc<SimBackend>) -> (Vec<String>, Engine) {
     let model = Tiny { format: Format::Q8_0, ..Tiny::default() }.model();
     let sim = Device::new(sim as Arc<dyn Backend>, DeviceId(1), Bytes::MAX);
     let devices = vec![cpu_device(2), sim];
-    let mut told = forecast(&model, &devices, &super::options()).refused;
-    assert!(told[0].is_empty(), "the CPU supports every op");
-    (told.remove(1), load(&model, devices, None))
+    let mut notices = forecast(&model, &devices, &super::options()).refused;
+    assert!(notices[0].is_empty(), "the CPU supports every op");
+    (notices.remove(1), load(&model, devices, None))
 }
 
 #[test]
 fn no_notice_if_the_device_takes_every_layer() {
     within(LIMIT, || {
-        let (told, engine) = notices_and_engine(SimBackend::new(SimOptions::default()));
-        assert_eq!(told, [""; 0]);
+        let (notices, engine) = notices_and_engine(SimBackend::new(SimOptions::default()));
+        assert_eq!(notices, [""; 0]);
         assert!(engine.placement().layers.iter().all(|layer| layer.home == 1));
     });
 }
@@ -41,11 +41,11 @@ fn notices_name_the_refused_op() {
         ] {
             let sim = SimBackend::new(SimOptions::default());
             sim.refuse(op);
-            let (told, engine) = notices_and_engine(sim);
-            assert!(told.iter().any(|said| said.starts_with(what)), "{op}: {told:?}");
+            let (notices, engine) = notices_and_engine(sim);
+            assert!(notices.iter().any(|notice| notice.starts_with(what)), "{op}: {notices:?}");
             let placement = engine.placement();
             let here = placement.layers.iter().any(|layer| layer.home == 1 && !layer.is_split());
-            assert_eq!(here, !told.iter().any(|said| said.contains("whole")), "{op}");
+            assert_eq!(here, !notices.iter().any(|notice| notice.contains("whole")), "{op}");
             assert!(op != "GetRows" || placement.embed == 0);
             assert!(op != "Gather" || placement.head == 0);
         }
@@ -56,9 +56,13 @@ fn notices_name_the_refused_op() {
 fn notices_give_the_size_of_too_large_operands() {
     within(LIMIT, || {
         let options = SimOptions { max_binding: Bytes(6000), ..SimOptions::default() };
-        let (told, engine) = notices_and_engine(SimBackend::new(options));
-        let said = told.iter().find(|said| said.contains("whole")).expect("layers do not fit");
-        assert!(said.contains("takes") && said.contains("an op binds at most 5.86 KiB"), "{said}");
+        let (notices, engine) = notices_and_engine(SimBackend::new(options));
+        let notice =
+            notices.iter().find(|notice| notice.contains("whole")).expect("layers do not fit");
+        assert!(
+            notice.contains("takes") && notice.contains("an op binds at most 5.86 KiB"),
+            "{notice}"
+        );
         assert!(engine.placement().layers.iter().all(|layer| layer.home == 0 || layer.is_split()));
     });
 }

@@ -14,7 +14,7 @@ const OTHER: usize = 5120;
 const RUN: usize = 512;
 const STEPS: u64 = 24;
 /// Largest allowed difference of planned and counted fractions.
-const POINTS: f64 = 0.03;
+const MAX_ERROR: f64 = 0.03;
 
 /// Splits the model's evaluation text into a text to profile and a text to count.
 fn texts(model: &Model) -> [Text; 2] {
@@ -36,8 +36,8 @@ fn profile(model: &Arc<Model>, text: &Text) -> Profile {
         Engine::load(model_of_engine, devices, options, None, ignore_notices(), &|_, _| {})
             .unwrap();
     let mut profile = text.start(model);
-    let (mut gatherer, go_on) = (Gatherer::new(model).unwrap(), AtomicBool::new(false));
-    calibrate(&mut engine, text, &mut profile, &mut gatherer, &go_on, &mut |_| {}).unwrap();
+    let (mut gatherer, interrupt) = (Gatherer::new(model).unwrap(), AtomicBool::new(false));
+    calibrate(&mut engine, text, &mut profile, &mut gatherer, &interrupt, &mut |_| {}).unwrap();
     profile
 }
 
@@ -82,7 +82,7 @@ fn check(device: &dyn Fn(Bytes) -> Device, run_every: u64) {
             "{budget}: planned {:.3}, counted {share:.3}; without a profile {:.3}, {plain:.3}",
             by_profile.off_cpu, by_nothing.off_cpu
         );
-        assert!((share - by_profile.off_cpu).abs() <= POINTS, "{budget}");
+        assert!((share - by_profile.off_cpu).abs() <= MAX_ERROR, "{budget}");
         assert!(share >= plain, "{budget}");
         // The budget fits some, but not all neurons.
         if by_profile.off_cpu > 0.0 && by_nothing.off_cpu < 1.0 {
@@ -96,10 +96,11 @@ fn check(device: &dyn Fn(Bytes) -> Device, run_every: u64) {
                     .unwrap();
             assert_eq!(engine.placement(), &by_profile.placement);
             let mut sequence = engine.open();
-            let go_on = AtomicBool::new(false);
+            let interrupt = AtomicBool::new(false);
             let ids = other.windows().next().unwrap();
-            let stats =
-                engine.feed(&mut sequence, ids, Want::Last, &go_on, &mut |_, _| {}).unwrap();
+            let stats = engine
+                .feed(&mut sequence, ids, LogitsRequest::Last, &interrupt, &mut |_, _| {})
+                .unwrap();
             engine.close(sequence);
             let layers = engine.layer_activity();
             let sum = |part: fn(&LayerActivity) -> f64| layers.iter().map(part).sum::<f64>();
@@ -112,7 +113,7 @@ fn check(device: &dyn Fn(Bytes) -> Device, run_every: u64) {
             let ledger = engine.devices()[1].ledger();
             assert!(ledger.peak() <= budget, "{} of {budget}", ledger.peak());
             let measured = stats.off_cpu / stats.active;
-            assert!((measured - by_profile.off_cpu).abs() <= POINTS, "{budget}: {measured}");
+            assert!((measured - by_profile.off_cpu).abs() <= MAX_ERROR, "{budget}: {measured}");
             ran += 1;
         }
     }

@@ -96,9 +96,9 @@ fn random_placements_with_streaming_give_the_same_logits() {
                 Tiny { seed, activation, n_layer: 5, format: Format::F16, ..Tiny::default() };
             let model = tiny.model();
             let text = text(&model, 70);
-            let alone = vec![cpu_device(2)];
+            let cpu = vec![cpu_device(2)];
             let expected =
-                logits_of(&mut load_with(&model, alone, hand_off_options(), None), &text, &[70]);
+                logits_of(&mut load_with(&model, cpu, hand_off_options(), None), &text, &[70]);
             for round in 0..4 {
                 let mut rng = ChaCha8Rng::seed_from_u64(100 * seed + round);
                 let mut placement = random_placement(&mut rng, &model, 3, unit(&model));
@@ -134,17 +134,19 @@ fn streamed_neurons_count_for_the_device() {
             let run = |devices, options, placement| {
                 let mut engine = load_with(&model, devices, options, placement);
                 let mut sequence = engine.open();
-                let go_on = AtomicBool::new(false);
-                engine.feed(&mut sequence, &text, Want::Last, &go_on, &mut |_, _| {}).unwrap()
+                let interrupt = AtomicBool::new(false);
+                engine
+                    .feed(&mut sequence, &text, LogitsRequest::Last, &interrupt, &mut |_, _| {})
+                    .unwrap()
             };
-            let alone = run(vec![cpu_device(2)], hand_off_options(), None);
+            let cpu = run(vec![cpu_device(2)], hand_off_options(), None);
             let placed = || Some(split(&model, Some(3)));
             let handed = run(vec![cpu_device(2), sim(1, 0).1], hand_off_options(), placed());
             assert!(handed.off_cpu > 0.0 && handed.off_cpu < handed.active);
             let streamed = run(vec![cpu_device(2), sim(1, 0).1], streaming_options(1), placed());
-            assert!((streamed.active / alone.active - 1.0).abs() < 2e-3, "{streamed:?} {alone:?}");
+            assert!((streamed.active / cpu.active - 1.0).abs() < 2e-3, "{streamed:?} {cpu:?}");
             assert_eq!(streamed.off_cpu, streamed.active);
-            assert_eq!(streamed.neurons, alone.neurons);
+            assert_eq!(streamed.neurons, cpu.neurons);
         }
     });
 }
@@ -167,12 +169,12 @@ fn a_trace_shows_streamed_chunks() {
         let steps = steps.lock().unwrap();
         let [(64, streamed), (4, handed)] = &steps[..] else { panic!("{} steps", steps.len()) };
         for layer in 0..model.hyper.n_layer {
-            let of = |events: &[thermocline::engine::Event], device, work| {
+            let count = |events: &[thermocline::engine::Event], device, work| {
                 events.iter().filter(|e| e.device == device && e.work == work).count()
             };
-            assert!(of(streamed, 1, Work::Neurons(layer)) > 2, "resident and streamed neurons");
-            assert_eq!(of(streamed, 0, Work::Neurons(layer)), 0);
-            assert_eq!(of(handed, 0, Work::Neurons(layer)), 1);
+            assert!(count(streamed, 1, Work::Neurons(layer)) > 2, "resident and streamed neurons");
+            assert_eq!(count(streamed, 0, Work::Neurons(layer)), 0);
+            assert_eq!(count(handed, 0, Work::Neurons(layer)), 1);
         }
         let copies = streamed.iter().filter(|e| e.device == 0 && e.work == Work::Copy).count();
         assert!(copies > 2 * model.hyper.n_layer, "{copies}");
@@ -201,12 +203,15 @@ fn chunks_follow_the_hot_set() {
         for format in [Format::F16, Format::Q8_0] {
             let model = Tiny { format, ..two_topics() }.model();
             let options = EngineOptions { n_ctx: 256, adapt: true, ..streaming_options(1) };
-            let alone = EngineOptions { n_ctx: 256, ..hand_off_options() };
+            let cpu_options = EngineOptions { n_ctx: 256, ..hand_off_options() };
             let text = topic(&model, false, 230);
             // Token by token first, so that neurons are counted, then as a prompt.
             let pieces: Vec<usize> = [vec![1; 128], vec![64, 1, 1, 36]].concat();
-            let expected =
-                logits_of(&mut load_with(&model, vec![cpu_device(2)], alone, None), &text, &pieces);
+            let expected = logits_of(
+                &mut load_with(&model, vec![cpu_device(2)], cpu_options, None),
+                &text,
+                &pieces,
+            );
             let devices = vec![cpu_device(2), sim(2, 0).1];
             let mut engine = load_with(&model, devices, options, Some(half_placement(&model)));
             let got = logits_of(&mut engine, &text, &pieces);
@@ -271,7 +276,7 @@ fn an_interrupted_stream_restarts() {
                 flag.store(true, Ordering::Relaxed);
             });
             let mut sequence = engine.open();
-            let fed = engine.feed(&mut sequence, &text, Want::Last, &stop, &mut |_, _| {});
+            let fed = engine.feed(&mut sequence, &text, LogitsRequest::Last, &stop, &mut |_, _| {});
             n_interrupted += usize::from(matches!(fed, Err(Error::Interrupted)));
             stopper.join().unwrap();
             engine.close(sequence);
@@ -299,10 +304,10 @@ fn budgets_include_the_slots() {
         for step in 0..=24 {
             let budget = Bytes(all * step / 24);
             let (sim, device) = sim_device(1, budget, Duration::ZERO..Duration::ZERO, step);
-            let told = Arc::new(Mutex::new(Vec::new()));
-            let heard = Arc::clone(&told);
+            let notices = Arc::new(Mutex::new(Vec::new()));
+            let sink = Arc::clone(&notices);
             let notice: Notice =
-                Arc::new(move |text: &str| heard.lock().unwrap().push(text.to_owned()));
+                Arc::new(move |text: &str| sink.lock().unwrap().push(text.to_owned()));
             let devices = vec![cpu_device(2), device.clone()];
             let model = Arc::clone(&model);
             let mut engine =
@@ -314,7 +319,7 @@ fn budgets_include_the_slots() {
             assert!(device.ledger().peak() <= budget, "{} of {budget}", device.ledger().peak());
             assert!(sim.counters().peak <= budget, "physical peak over {budget}");
             assert_eq!(sim.counters().held, held, "nothing is allocated for a prompt");
-            assert!(told.lock().unwrap().is_empty(), "{told:?}: the planned memory fits");
+            assert!(notices.lock().unwrap().is_empty(), "{notices:?}: the planned memory fits");
             n_split += usize::from(engine.placement().n_split() > 0);
         }
         assert!(n_split > 2, "{n_split}");
@@ -380,24 +385,24 @@ fn without_memory_for_slots_prefill_uses_hand_offs() {
         let (_, roomy) = sim(1, 0);
         let placement = split(&model, Some(2));
         let load = |device, options| {
-            let told = Arc::new(Mutex::new(Vec::new()));
-            let heard = Arc::clone(&told);
+            let notices = Arc::new(Mutex::new(Vec::new()));
+            let sink = Arc::clone(&notices);
             let notice: Notice =
-                Arc::new(move |text: &str| heard.lock().unwrap().push(text.to_owned()));
+                Arc::new(move |text: &str| sink.lock().unwrap().push(text.to_owned()));
             let (model, placement) = (Arc::clone(&model), Some(placement.clone()));
             let devices = vec![cpu_device(2), device];
-            (Engine::load(model, devices, options, placement, notice, &|_, _| {}).unwrap(), told)
+            (Engine::load(model, devices, options, placement, notice, &|_, _| {}).unwrap(), notices)
         };
         let (mut engine, _) = load(roomy.clone(), hand_off_options());
         let expected = logits_of(&mut engine, &text, &[70]);
         let needed = roomy.ledger().peak();
         let (_, tight) = sim_device(1, needed, Duration::ZERO..Duration::ZERO, 1);
-        let (mut engine, told) = load(tight, streaming_options(1));
+        let (mut engine, notices) = load(tight, streaming_options(1));
         assert_eq!(logits_of(&mut engine, &text, &[70]), expected);
-        let told = told.lock().unwrap();
+        let notices = notices.lock().unwrap();
         assert!(
-            told.len() == 1 && told[0].contains("weights on the CPU are not streamed"),
-            "{told:?}"
+            notices.len() == 1 && notices[0].contains("weights on the CPU are not streamed"),
+            "{notices:?}"
         );
     });
 }

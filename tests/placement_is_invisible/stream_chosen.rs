@@ -18,8 +18,8 @@ fn sim(seed: u64) -> Device {
 /// Logits and statistics of one prompt.
 fn prompt(engine: &mut Engine, text: &[u32]) -> (Logits, StepStats) {
     let mut sequence = engine.open();
-    let (mut logits, go_on) = (Vec::new(), AtomicBool::new(false));
-    let stats = engine.feed(&mut sequence, text, Want::All, &go_on, &mut |_, row| {
+    let (mut logits, interrupt) = (Vec::new(), AtomicBool::new(false));
+    let stats = engine.feed(&mut sequence, text, LogitsRequest::All, &interrupt, &mut |_, row| {
         logits.push(row.to_vec());
     });
     engine.close(sequence);
@@ -30,8 +30,8 @@ fn prompt(engine: &mut Engine, text: &[u32]) -> (Logits, StepStats) {
 /// neurons resident, and with chunks of each of the sizes `pieces`.
 fn check(model: &Arc<Model>, pieces: &[u64], bound: f32) {
     let text = text(model, 64);
-    let alone = load_with(model, vec![cpu_device(2)], hand_off_options(), None);
-    let (expected, all) = prompt(&mut { alone }, &text);
+    let cpu = load_with(model, vec![cpu_device(2)], hand_off_options(), None);
+    let (expected, all) = prompt(&mut { cpu }, &text);
     for (round, nth) in [Some(2), Some(3), None].into_iter().enumerate() {
         for &piece in pieces {
             let run = |options| {
@@ -84,8 +84,8 @@ fn neurons_of_layers_on_the_cpu_are_streamed() {
             (listed.model(), listed.format, false),
         ] {
             let text = text(&model, 64);
-            let mut alone = load_with(&model, vec![cpu_device(2)], hand_off_options(), None);
-            let (expected, all) = prompt(&mut alone, &text);
+            let mut cpu = load_with(&model, vec![cpu_device(2)], hand_off_options(), None);
+            let (expected, all) = prompt(&mut cpu, &text);
             for (embed, head, split_one) in [(0, 1, false), (1, 0, true), (0, 1, true)] {
                 let mut placement = split(&model, Some(3));
                 (placement.embed, placement.head) = (embed, head);
@@ -124,9 +124,9 @@ fn exchanged_experts_are_streamed_in_chunks() {
 /// Feeds single tokens first, so that neurons are counted and exchanged, then a prompt.
 fn after_exchanges(model: &Arc<Model>, text: &[u32], bound: f32) -> ExchangeStats {
     let pieces: Vec<usize> = [vec![1; 128], vec![64, 1, 1, 36]].concat();
-    let alone = EngineOptions { n_ctx: 256, ..hand_off_options() };
-    let mut alone = load_with(model, vec![cpu_device(2)], alone, None);
-    let expected = logits_of(&mut alone, text, &pieces);
+    let options = EngineOptions { n_ctx: 256, ..hand_off_options() };
+    let mut cpu = load_with(model, vec![cpu_device(2)], options, None);
+    let expected = logits_of(&mut cpu, text, &pieces);
     let adapting = EngineOptions { n_ctx: 256, adapt: true, ..streaming_options(1) };
     let mut engine =
         load_with(model, vec![cpu_device(2), sim(2)], adapting, Some(half_placement(model)));
@@ -191,16 +191,16 @@ fn budgets_include_the_slots_for_chosen_neurons() {
             (generated("64x2x96x4/2*6/2:Q4_0:relu"), Format::Q4_0),
         ] {
             let text = text(&model, 64);
-            let mut alone = load_with(&model, vec![cpu_device(2)], hand_off_options(), None);
-            let expected = prompt(&mut alone, &text).0;
+            let mut cpu = load_with(&model, vec![cpu_device(2)], hand_off_options(), None);
+            let expected = prompt(&mut cpu, &text).0;
             let roomy = sim(1);
             drop(load_with(&model, vec![cpu_device(2), roomy.clone()], streaming_options(1), None));
             let all = roomy.ledger().peak().0 + 100_000;
             let mut n_split = 0;
             for step in 0..=12 {
                 let budget = Bytes(all * step / 12);
-                let none = Duration::ZERO..Duration::ZERO;
-                let (sim, device) = sim_device(1, budget, none, step);
+                let no_delay = Duration::ZERO..Duration::ZERO;
+                let (sim, device) = sim_device(1, budget, no_delay, step);
                 let devices = vec![cpu_device(2), device.clone()];
                 let mut engine = load_with(&model, devices, streaming_options(1), None);
                 let held = sim.counters().held;

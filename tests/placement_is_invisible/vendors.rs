@@ -144,15 +144,15 @@ fn last_device(vendor: Vendor, backend: &str) -> Option<(&'static Fake, Arc<dyn 
 /// messages.
 fn planned(backend: &Arc<dyn Backend>, budget: Bytes) -> (Vec<u32>, Engine, Device, Vec<String>) {
     let device = Device::new(Arc::clone(backend), DeviceId(1), budget);
-    let told = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let to = Arc::clone(&told);
+    let notices = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let to = Arc::clone(&notices);
     let notice: Notice = Arc::new(move |text: &str| to.lock().unwrap().push(text.to_owned()));
     let options = EngineOptions { n_ctx: 64, n_ubatch: 4, ..EngineOptions::default() };
     let devices = vec![cpu_device(2), device.clone()];
     let mut engine = Engine::load(built_in(), devices, options, None, notice, &|_, _| {}).unwrap();
     let words = greedy(&mut engine, 1, 12);
-    let told = told.lock().unwrap().clone();
-    (words, engine, device, told)
+    let notices = notices.lock().unwrap().clone();
+    (words, engine, device, notices)
 }
 
 /// Tries budgets from 0 to the whole model, and then memory that the driver reports as free but
@@ -181,9 +181,12 @@ fn check_budgets(vendor: Vendor, backend: &str) {
         let used = fake.count(2, "used");
         for part in [1, 4, 7] {
             fake.set(&format!("2:hidden={}", (4 << 30) - used - all * part / 8));
-            let (words, _, _, told) = planned(&backend, Bytes::MAX);
+            let (words, _, _, notices) = planned(&backend, Bytes::MAX);
             same(&words, &format!("{part} of 8 parts"));
-            assert!(told.iter().any(|text| text.contains("continuing with")), "{part}: {told:?}");
+            assert!(
+                notices.iter().any(|text| text.contains("continuing with")),
+                "{part}: {notices:?}"
+            );
         }
         fake.set("2:hidden=0");
     });

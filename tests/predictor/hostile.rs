@@ -46,7 +46,7 @@ impl Sections {
         let mut contents = SectionContents::default();
         contents.set("version", self.version);
         contents.set("recipe", "none");
-        contents.set("neurons", model.neurons_by());
+        contents.set("neurons", model.ffn_function());
         contents.f32s("levels", &[2], &self.levels);
         for i in 0..self.layers {
             for (name, shape) in [("fc1", self.fc1), ("fc2", self.fc2)] {
@@ -81,7 +81,7 @@ impl Sections {
 }
 
 #[track_caller]
-fn refused(parts: &Sections, says: &str) {
+fn check(parts: &Sections, says: &str) {
     let error = parts.read().map(|_| ()).unwrap_err();
     assert!(error.contains(says), "{says:?} is not in {error:?}");
 }
@@ -89,33 +89,30 @@ fn refused(parts: &Sections, says: &str) {
 #[test]
 fn mismatched_predictor_sections_are_refused() {
     assert!(matches!(Sections::default().read(), Ok(Some(chooser)) if chooser.layers.len() == 4));
-    refused(&Sections { version: 9, ..Sections::default() }, "version");
-    refused(&Sections { fc1: [128, 32], ..Sections::default() }, "blk.0.fc1");
-    refused(&Sections { fc1: [256, 64], ..Sections::default() }, "blk.0.fc");
-    refused(&Sections { fc2: [32, 1279], ..Sections::default() }, "blk.0.fc2");
-    refused(&Sections { fc2: [64, 1280], ..Sections::default() }, "blk.0.fc");
-    refused(&Sections { fc1: [256, 0], fc2: [0, 1280], ..Sections::default() }, "blk.0.fc");
+    check(&Sections { version: 9, ..Sections::default() }, "version");
+    check(&Sections { fc1: [128, 32], ..Sections::default() }, "blk.0.fc1");
+    check(&Sections { fc1: [256, 64], ..Sections::default() }, "blk.0.fc");
+    check(&Sections { fc2: [32, 1279], ..Sections::default() }, "blk.0.fc2");
+    check(&Sections { fc2: [64, 1280], ..Sections::default() }, "blk.0.fc");
+    check(&Sections { fc1: [256, 0], fc2: [0, 1280], ..Sections::default() }, "blk.0.fc");
     // Without `fc1`, `fc2` must be as wide as the inputs.
-    let one = |fc2| Sections { fc1: [0, 0], fc2, ..Sections::default() };
-    assert!(one([N_EMBD as u64, N_FF as u64]).read().is_ok());
-    refused(&one([32, N_FF as u64]), "blk.0.fc2");
-    refused(&one([N_EMBD as u64, 1279]), "blk.0.fc2");
-    refused(&one([0, 0]), "blk.0.fc2");
-    refused(&Sections { ty: TensorType::I32, ..Sections::default() }, "blk.0.fc1");
-    refused(&Sections { ty: TensorType::F64, ..Sections::default() }, "blk.0.fc1");
-    refused(&Sections { bias: vec![0.0; 5], ..Sections::default() }, "blk.0.bias");
-    refused(&Sections { bias: vec![f32::NAN; N_FF], ..Sections::default() }, "NaN");
-    refused(&Sections { levels: [0.1, 0.05], ..Sections::default() }, "in ascending order");
-    refused(&Sections { levels: [f32::NAN, 0.05], ..Sections::default() }, "levels");
-    refused(&Sections { layers: 3, ..Sections::default() }, "has only 3 of 4 layers");
-    refused(&Sections { layers: 0, ..Sections::default() }, "has only 0 of 4 layers");
+    let signs = |fc2| Sections { fc1: [0, 0], fc2, ..Sections::default() };
+    assert!(signs([N_EMBD as u64, N_FF as u64]).read().is_ok());
+    check(&signs([32, N_FF as u64]), "blk.0.fc2");
+    check(&signs([N_EMBD as u64, 1279]), "blk.0.fc2");
+    check(&signs([0, 0]), "blk.0.fc2");
+    check(&Sections { ty: TensorType::I32, ..Sections::default() }, "blk.0.fc1");
+    check(&Sections { ty: TensorType::F64, ..Sections::default() }, "blk.0.fc1");
+    check(&Sections { bias: vec![0.0; 5], ..Sections::default() }, "blk.0.bias");
+    check(&Sections { bias: vec![f32::NAN; N_FF], ..Sections::default() }, "NaN");
+    check(&Sections { levels: [0.1, 0.05], ..Sections::default() }, "in ascending order");
+    check(&Sections { levels: [f32::NAN, 0.05], ..Sections::default() }, "levels");
+    check(&Sections { layers: 3, ..Sections::default() }, "has only 3 of 4 layers");
+    check(&Sections { layers: 0, ..Sections::default() }, "has only 0 of 4 layers");
     let falling = (0..5 * ERRORS.len()).map(|i| -(i as f32)).collect();
-    refused(&Sections { curve: falling, ..Sections::default() }, "ascending thresholds");
-    refused(
-        &Sections { curve: vec![f32::INFINITY; 5 * ERRORS.len()], ..Sections::default() },
-        "inf",
-    );
-    refused(&Sections { curve: vec![0.0; 4 * ERRORS.len()], ..Sections::default() }, "blk.0.curve");
+    check(&Sections { curve: falling, ..Sections::default() }, "ascending thresholds");
+    check(&Sections { curve: vec![f32::INFINITY; 5 * ERRORS.len()], ..Sections::default() }, "inf");
+    check(&Sections { curve: vec![0.0; 4 * ERRORS.len()], ..Sections::default() }, "blk.0.curve");
 }
 
 #[test]
@@ -127,7 +124,7 @@ fn invalid_thresholds_are_refused() {
         let mut contents = SectionContents::default();
         contents.set("version", 1u64);
         contents.set("recipe", "none");
-        contents.set("neurons", silu.neurons_by());
+        contents.set("neurons", silu.ffn_function());
         contents.f32s("levels", &[2], &[0.05, 0.1]);
         for i in 0..4 {
             contents.f32s(&format!("blk.{i}.weights"), &[N_FF as u64], &[weight; N_FF]);

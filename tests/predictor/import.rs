@@ -14,7 +14,7 @@ use crate::convert::make;
 const N_EMBD: usize = 256;
 const N_FF: usize = 1280;
 const RANK: usize = 32;
-const LEAST: f32 = 0.5;
+const THRESHOLD: f32 = 0.5;
 
 /// Pseudo-random values that are exact in F16.
 fn values(n: usize, seed: u32) -> Vec<f32> {
@@ -41,7 +41,7 @@ fn folder(at: &Path) -> [Vec<f32>; 2] {
         ];
         fs::write(at.join(format!("model_{layer}.pt")), make::torch(&parts, &[])).unwrap();
     }
-    fs::write(at.join("config.json"), format!(r#"{{"sparse_threshold": {LEAST}}}"#)).unwrap();
+    fs::write(at.join("config.json"), format!(r#"{{"sparse_threshold": {THRESHOLD}}}"#)).unwrap();
     [fc1, fc2]
 }
 
@@ -52,7 +52,7 @@ fn n_selected(p: &[f32], [fc1, fc2]: &[Vec<f32>; 2]) -> usize {
     };
     let hidden = fc1.chunks_exact(N_EMBD).map(|row| dot(row, p).max(0.0) as f32);
     let hidden: Vec<f32> = hidden.collect();
-    fc2.chunks_exact(RANK).filter(|row| dot(row, &hidden) >= f64::from(LEAST)).count()
+    fc2.chunks_exact(RANK).filter(|row| dot(row, &hidden) >= f64::from(THRESHOLD)).count()
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn imported_predictors_match_powerinfers_formula() {
     let model = model(None);
     let chosen = chooser(&out, &model);
     assert!(
-        matches!(&chosen.layers, Layers::Imported { layers, threshold } if layers.len() == 4 && *threshold == LEAST)
+        matches!(&chosen.layers, Layers::Imported { layers, threshold } if layers.len() == 4 && *threshold == THRESHOLD)
     );
     let token = [300u32];
     // The input of the first layer's predictor is the same in every run.
@@ -109,8 +109,8 @@ fn imports_choose_the_bits_and_mismatches_are_errors() {
     assert!(bytes(&layers[0].fc2) < 2 * N_FF * RANK, "{}", layers[0].fc2.desc());
     let balanced = ["-p", "Once", "-n", "2", "--sparsity", "balanced", "-t", "1"];
     stdout(&thermocline(scratch.path(), &["predictor", "--import", &pt_name]));
-    let refused = thermocline(scratch.path(), &balanced);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("was imported"));
+    let output = thermocline(scratch.path(), &balanced);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("was imported"));
     let predicted = ["-p", "Once", "-n", "2", "-t", "1"];
     let used = thermocline(scratch.path(), &predicted);
     assert!(String::from_utf8_lossy(&used.stderr).contains("an imported predictor chooses"));

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use hal::Bytes;
-use thermocline::engine::{Engine, EngineOptions, Sparsity, StepStats, Streaming, Want};
+use thermocline::engine::{Engine, EngineOptions, LogitsRequest, Sparsity, StepStats, Streaming};
 use thermocline::learned::{Section, SideFile};
 use thermocline::model::{Model, ModelOptions};
 use thermocline::placement::Placement;
@@ -85,14 +85,13 @@ fn engine(
 fn logits(engine: &mut Engine, tokens: &[u32]) -> (Vec<f32>, StepStats) {
     let mut sequence = engine.open();
     let mut all = Vec::new();
-    let go_on = AtomicBool::new(false);
+    let interrupt = AtomicBool::new(false);
     let keep = &mut |_: usize, row: &[f32]| all.extend_from_slice(row);
-    let stats = engine.feed(&mut sequence, tokens, Want::All, &go_on, keep).unwrap();
+    let stats = engine.feed(&mut sequence, tokens, LogitsRequest::All, &interrupt, keep).unwrap();
     engine.close(sequence);
     (all, stats)
 }
 
-/// Tokens of a story.
 fn story() -> Vec<u32> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets/reference/greedy.json.gz");
     let json: serde_json::Value = serde_json::from_slice(&unpack(&path)).unwrap();
@@ -188,10 +187,10 @@ fn sign_predictors_need_no_factors_or_training() {
     assert!(some.gates < 0.6 * all.gates, "{} of {}", some.gates, all.gates);
     check_streamed(&model, &chooser, &tokens);
     // For an activation without exact zeros, signs cannot predict active neurons.
-    let refused =
+    let output =
         train_predictor(folder.path(), &out, &["--kind", "sign", "--ffn-activation", "silu"]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("exact zeros"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && stderr.contains("exact zeros"), "{stderr}");
 }
 
 #[test]
@@ -243,8 +242,8 @@ fn check_streamed(model: &Arc<Model>, chooser: &Chooser, tokens: &[u32]) {
             ..EngineOptions::default()
         };
         let mut all = vec![devices::cpu(Some(2))];
-        let none = Duration::ZERO..Duration::ZERO;
-        all.extend(placement.is_some().then(|| sim_device(1, Bytes::MAX, none, 1).1));
+        let no_delay = Duration::ZERO..Duration::ZERO;
+        all.extend(placement.is_some().then(|| sim_device(1, Bytes::MAX, no_delay, 1).1));
         let (model, quiet) = (Arc::clone(model), Arc::new(|_: &str| {}));
         let mut engine = Engine::load(model, all, options, placement, quiet, &|_, _| {}).unwrap();
         logits(&mut engine, &long)
@@ -263,9 +262,9 @@ fn models_with_experts_are_refused_with_the_reason() {
     let spec = "128x2x256x4/2*4/2:F16:silu";
     let made = ["bench", "--synthetic", spec, "--write", &file, "-p", "0", "-n", "1", "-r", "1"];
     stdout(&thermocline(folder.path(), &made));
-    let refused = thermocline(folder.path(), &["predictor", "-m", &file]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("models with experts"), "{said}");
+    let output = thermocline(folder.path(), &["predictor", "-m", &file]);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && stderr.contains("models with experts"), "{stderr}");
 }
 
 #[test]
@@ -282,8 +281,8 @@ fn a_resumed_training_run_gives_the_same_bytes() {
     // The state after a run that was ended after two layers.
     let mut maker = PredictorRun::new(&model, &half, &recipe, false).unwrap();
     layers[..2].iter().for_each(|layer| maker.predictor(layer.clone()).unwrap());
-    let refused = read(&SideFile::open(&half, &model.file).unwrap(), &model);
-    assert!(refused.unwrap_err().to_string().contains("has only 2 of 4 layers"));
+    let result = read(&SideFile::open(&half, &model.file).unwrap(), &model);
+    assert!(result.unwrap_err().to_string().contains("has only 2 of 4 layers"));
     let again = train_predictor(folder.path(), &half, &short);
     assert!(String::from_utf8_lossy(&again.stderr).contains("resuming after layer 1"));
     stdout(&again);
@@ -291,9 +290,8 @@ fn a_resumed_training_run_gives_the_same_bytes() {
     // With the same settings nothing is left to do. Other settings are rejected, or start again.
     let done = train_predictor(folder.path(), &half, &short);
     assert!(String::from_utf8_lossy(&done.stderr).contains("is already complete"));
-    let refused =
-        PredictorRun::new(&model, &half, "another recipe", false).unwrap_err().to_string();
-    assert!(refused.contains("another recipe"), "{refused}");
+    let error = PredictorRun::new(&model, &half, "another recipe", false).unwrap_err().to_string();
+    assert!(error.contains("another recipe"), "{error}");
     assert!(PredictorRun::new(&model, &half, "another recipe", true).unwrap().layers().is_empty());
     assert_eq!(PredictorRun::new(&model, &half, &recipe, false).unwrap().layers().len(), 4);
 }
@@ -358,12 +356,15 @@ fn the_size_of_a_predictor_is_limited() {
         let share = layer.bytes().0 as f64 / all;
         assert!(share <= 0.04 && layer.fc1.is_some(), "{share}");
     }
-    let none = folder.path().join("none.gguf");
-    let refused = train_predictor(folder.path(), &none, &["--train", "0", "--max-size", "0.1%"]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert_eq!(refused.status.code(), Some(1), "{said}");
-    assert!(said.contains("more than the limit of 0.1 %") && said.contains("--max-size"), "{said}");
-    assert!(!none.exists());
+    let path = folder.path().join("none.gguf");
+    let output = train_predictor(folder.path(), &path, &["--train", "0", "--max-size", "0.1%"]);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(
+        stderr.contains("more than the limit of 0.1 %") && stderr.contains("--max-size"),
+        "{stderr}"
+    );
+    assert!(!path.exists());
 }
 
 #[test]
@@ -375,10 +376,11 @@ fn the_first_use_trains_and_a_command_replaces_the_result() {
     };
     let first = run();
     let written = stdout(&first);
-    let said = String::from_utf8_lossy(&first.stderr).into_owned();
+    let stderr = String::from_utf8_lossy(&first.stderr).into_owned();
     assert!(
-        said.contains("no predictor for this model yet") && said.contains("a trained predictor"),
-        "{said}"
+        stderr.contains("no predictor for this model yet")
+            && stderr.contains("a trained predictor"),
+        "{stderr}"
     );
     let kept = || {
         let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
@@ -406,6 +408,6 @@ fn the_first_use_trains_and_a_command_replaces_the_result() {
     assert!(layers.iter().all(|layer| layer.fc1.is_some()));
     stdout(&thermocline(folder.path(), &["profile", "--tokens", "1024"]));
     assert!(source(&kept()).starts_with("text "));
-    let refused = thermocline(folder.path(), &["predictor", "--kind", "sign"]);
-    assert_eq!(refused.status.code(), Some(1), "only --restart replaces a result");
+    let output = thermocline(folder.path(), &["predictor", "--kind", "sign"]);
+    assert_eq!(output.status.code(), Some(1), "only --restart replaces a result");
 }

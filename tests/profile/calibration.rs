@@ -37,13 +37,12 @@ fn ids(model: &Model, n: usize) -> Vec<u32> {
     (0..n).map(|i| (i * i * 11 + 5 * i + 2) as u32 % model.n_vocab() as u32).collect()
 }
 
-/// A complete profile of `model` on `text`.
 pub(super) fn collect_profile(model: &Arc<Model>, text: &Text) -> Profile {
     let mut engine = load(model, text.n_ctx(), vec![cpu_device(2)]);
     let mut gatherer = Gatherer::new(model).unwrap();
     let mut profile = text.start(model);
-    let go_on = AtomicBool::new(false);
-    calibrate(&mut engine, text, &mut profile, &mut gatherer, &go_on, &mut |_| {}).unwrap();
+    let interrupt = AtomicBool::new(false);
+    calibrate(&mut engine, text, &mut profile, &mut gatherer, &interrupt, &mut |_| {}).unwrap();
     finish(model, &mut profile);
     profile
 }
@@ -63,7 +62,7 @@ fn counts_of_the_built_in_model_match_pytorch() {
         let mut engine = load(&model, 512, vec![cpu_device(2)]);
         let mut gatherer = Gatherer::new(&model).unwrap();
         let mut profile = Profile::new(&model, "stories", 11443);
-        let (go_on, mut active) = (AtomicBool::new(false), 0.0);
+        let (interrupt, mut active) = (AtomicBool::new(false), 0.0);
         for story in text.split("\n\n").map(str::trim).filter(|story| !story.is_empty()) {
             let mut ids = tokenizer.encode(story, true, false).unwrap();
             ids.truncate(512);
@@ -71,7 +70,7 @@ fn counts_of_the_built_in_model_match_pytorch() {
             let look = &mut |layer, observed: &thermocline::engine::ObservedBlock<'_>| {
                 gatherer.see(&profile, layer, observed);
             };
-            active += engine.observe(&mut sequence, &ids, &go_on, look).unwrap().active;
+            active += engine.observe(&mut sequence, &ids, &interrupt, look).unwrap().active;
             engine.close(sequence);
             gatherer.commit(&mut profile);
         }

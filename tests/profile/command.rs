@@ -63,9 +63,9 @@ fn a_profile_is_stored_beside_the_model_and_collected_once() {
     let mut other = embedded::BYTES.to_vec();
     *other.last_mut().unwrap() ^= 1;
     fs::write(place.path("m/story.gguf"), other).unwrap();
-    let refused = place.run(&take);
-    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert_eq!(refused.status.code(), Some(1), "{text}");
+    let output = place.run(&take);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("made for another model") && text.contains("--restart"), "{text}");
     assert_eq!(fs::read(&file).unwrap(), first);
     let (info, _) = place.done(&["info", "-m", "m/story.gguf"]);

@@ -60,23 +60,23 @@ fn powerinfers_counts_are_read_in_layer_order() {
     let read = SideFile::open(&path, &model.file).unwrap();
     assert_eq!(Profile::read(&read, &model).unwrap().unwrap(), profile);
 
-    let refused = || import(folder.path(), &model).unwrap_err().to_string();
+    let error = || import(folder.path(), &model).unwrap_err().to_string();
     counts(folder.path(), 3, &[1, 2, 3]);
-    assert!(refused().contains("has 3 numbers, expected 5"), "{}", refused());
+    assert!(error().contains("has 3 numbers, expected 5"), "{}", error());
     counts(folder.path(), 3, &[1, 2, 3, 4, -5]);
-    assert!(refused().contains("has the value -5"), "{}", refused());
+    assert!(error().contains("has the value -5"), "{}", error());
     let nan: Vec<u8> = [f32::NAN; 5].iter().flat_map(|n| n.to_le_bytes()).collect();
     fs::write(folder.path().join("activation_3.pt"), torch("FloatStorage", 5, nan)).unwrap();
-    assert!(refused().contains("has the value NaN"), "{}", refused());
+    assert!(error().contains("has the value NaN"), "{}", error());
     fs::write(folder.path().join("activation_3.pt"), b"PK").unwrap();
-    assert!(refused().contains("activation_3.pt"), "{}", refused());
+    assert!(error().contains("activation_3.pt"), "{}", error());
     fs::remove_file(folder.path().join("activation_3.pt")).unwrap();
-    assert!(refused().contains("activation_3.pt"), "{}", refused());
+    assert!(error().contains("activation_3.pt"), "{}", error());
     (0..12).for_each(|layer| counts(folder.path(), layer, &[0; 5]));
-    assert!(refused().contains("all counts are 0"), "{}", refused());
+    assert!(error().contains("all counts are 0"), "{}", error());
 }
 
-/// A list as PowerInfer writes it.
+/// PowerInfer's file of the neurons on the GPU, those with mark 1.
 fn index(n_layer: u32, marks: &[&[i32]]) -> Vec<u8> {
     let mut writer = Writer::new(Container::PowerInfer);
     writer.set("general.architecture", "generic.gpu_index").unwrap();
@@ -131,8 +131,8 @@ fn a_mismatched_or_invalid_profile_is_refused() {
     // The profile has this model's fingerprint, but the sizes of another model.
     let other = Tiny { n_layer: 2, n_ff: 64, ..Tiny::default() }.model();
     learned::save(&path, &other.file, Section::Profile, &contents, false).unwrap();
-    let refused = Profile::read(&SideFile::open(&path, &other.file).unwrap(), &other).unwrap_err();
-    assert!(refused.to_string().contains("expected [64]"), "{refused}");
+    let error = Profile::read(&SideFile::open(&path, &other.file).unwrap(), &other).unwrap_err();
+    assert!(error.to_string().contains("expected [64]"), "{error}");
     assert!(SideFile::open(&path, &model.file).is_err());
     let lies = |name: &str, value: u64| {
         let mut contents = collect_profile(&model, &text).contents(&model);

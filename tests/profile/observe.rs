@@ -11,7 +11,9 @@ use hal::{Bytes, Device, HostRows, KvCache};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use thermocline::embedded;
-use thermocline::engine::{Engine, EngineOptions, Error, Sequence, Sparsity, StepStats, Want};
+use thermocline::engine::{
+    Engine, EngineOptions, Error, LogitsRequest, Sequence, Sparsity, StepStats,
+};
 use thermocline::gguf::File;
 use thermocline::model::{Affine, Model, ModelOptions};
 use thermocline::placement::Placement;
@@ -116,8 +118,9 @@ fn observed_active_neurons_match_the_counters() {
         assert_eq!(fired as f64, stats.active);
         engine.close(sequence);
         let mut other = engine.open();
-        let go_on = AtomicBool::new(false);
-        let fed = engine.feed(&mut other, &ids, Want::Last, &go_on, &mut |_, _| {}).unwrap();
+        let interrupt = AtomicBool::new(false);
+        let fed =
+            engine.feed(&mut other, &ids, LogitsRequest::Last, &interrupt, &mut |_, _| {}).unwrap();
         assert!((fed.active - stats.active).abs() < 1e-3 * stats.active, "{fed:?} {stats:?}");
     });
 }
@@ -209,7 +212,7 @@ fn observing_changes_no_logits() {
     within(LIMIT, || {
         let model = Tiny { n_layer: 2, ..Tiny::default() }.model();
         let ids = ids(&model, 50);
-        let go_on = AtomicBool::new(false);
+        let interrupt = AtomicBool::new(false);
         let run = |look: bool| {
             let mut engine = load(&model, vec![cpu_device(2)], None);
             let mut sequence = engine.open();
@@ -218,8 +221,8 @@ fn observing_changes_no_logits() {
                 engine.truncate(&mut sequence, 0);
             }
             let mut logits = Vec::new();
-            let each = &mut |_: usize, row: &[f32]| logits.push(row.to_vec());
-            engine.feed(&mut sequence, &ids, Want::All, &go_on, each).unwrap();
+            let sink = &mut |_: usize, row: &[f32]| logits.push(row.to_vec());
+            engine.feed(&mut sequence, &ids, LogitsRequest::All, &interrupt, sink).unwrap();
             logits
         };
         assert_eq!(run(false), run(true));
@@ -228,8 +231,8 @@ fn observing_changes_no_logits() {
         let mut sequence = engine.open();
         observe(&mut engine, &mut sequence, &ids[..49]);
         let mut last = Vec::new();
-        let each = &mut |_: usize, row: &[f32]| last = row.to_vec();
-        engine.feed(&mut sequence, &ids[49..], Want::Last, &go_on, each).unwrap();
+        let sink = &mut |_: usize, row: &[f32]| last = row.to_vec();
+        engine.feed(&mut sequence, &ids[49..], LogitsRequest::Last, &interrupt, sink).unwrap();
         assert!(difference(&run(false)[49], &last) < 2e-3);
     });
 }

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use hal::Bytes;
 use hal::format::Format;
-use thermocline::engine::{Engine, EngineOptions, Error, Feed, NotRestored, Sequence, Want};
+use thermocline::engine::{
+    Engine, EngineOptions, Error, Feed, LogitsRequest, NotRestored, Sequence,
+};
 use thermocline::model::Model;
 use thermocline::placement::Placement;
 
@@ -35,8 +37,10 @@ pub(super) fn load(
 
 /// Feeds one sequence; returns the logits of every token.
 pub(super) fn feed(engine: &mut Engine, sequence: &mut Sequence, ids: &[u32]) -> Vec<Vec<f32>> {
-    let (mut all, go_on) = (Vec::new(), AtomicBool::new(false));
-    engine.feed(sequence, ids, Want::All, &go_on, &mut |_, row| all.push(row.to_vec())).unwrap();
+    let (mut all, interrupt) = (Vec::new(), AtomicBool::new(false));
+    engine
+        .feed(sequence, ids, LogitsRequest::All, &interrupt, &mut |_, row| all.push(row.to_vec()))
+        .unwrap();
     all
 }
 
@@ -59,14 +63,14 @@ fn a_batched_step_has_the_bits_of_single_sequences() {
             let mut feeds: Vec<_> = sequences
                 .iter_mut()
                 .zip(&texts)
-                .map(|(sequence, tokens)| Feed { sequence, tokens, want: Want::All })
+                .map(|(sequence, tokens)| Feed { sequence, tokens, want: LogitsRequest::All })
                 .collect();
             let mut got = vec![Vec::new(); texts.len()];
-            let each = &mut |index: usize, position: usize, row: &[f32]| {
+            let sink = &mut |index: usize, position: usize, row: &[f32]| {
                 assert_eq!(got[index].len(), position);
                 got[index].push(row.to_vec());
             };
-            engine.step(&mut feeds, &AtomicBool::new(false), each).unwrap();
+            engine.step(&mut feeds, &AtomicBool::new(false), sink).unwrap();
             assert!(feeds.iter().all(|feed| feed.tokens.is_empty()));
             assert_eq!(got, expected, "{activation}");
             for (sequence, text) in sequences.iter().zip(&texts) {
@@ -101,8 +105,8 @@ fn forks_share_the_cache_until_they_write() {
         }
         // No block is left for a third sequence until one of the two is dropped.
         let mut third = engine.open();
-        let go_on = AtomicBool::new(false);
-        let full = engine.feed(&mut third, &[1], Want::Last, &go_on, &mut |_, _| {});
+        let interrupt = AtomicBool::new(false);
+        let full = engine.feed(&mut third, &[1], LogitsRequest::Last, &interrupt, &mut |_, _| {});
         assert!(matches!(full, Err(Error::ContextFull { .. })), "{full:?}");
         drop(fork);
         assert_eq!(feed(&mut engine, &mut third, &[1]).len(), 1);
@@ -136,8 +140,8 @@ fn saved_sequences_continue_on_another_device() {
             assert!(difference <= 2e-3, "{difference}");
             let wider = EngineOptions { kv_formats: hal::KvCache::both(Format::F32), ..options };
             let mut wider = load(&model, vec![cpu_device(1)], wider, None);
-            let refused = wider.restore(&saved).unwrap_err();
-            assert!(matches!(refused, Error::NotRestored(NotRestored::Fingerprint)), "{refused}");
+            let error = wider.restore(&saved).unwrap_err();
+            assert!(matches!(error, Error::NotRestored(NotRestored::Fingerprint)), "{error}");
         }
     });
 }
@@ -191,11 +195,11 @@ fn an_interrupted_step_leaves_all_sequences_unchanged() {
         let mut step = |engine: &mut Engine, stop: bool| {
             let mut rows = Vec::new();
             let mut feeds = [
-                Feed { sequence: &mut a, tokens: &[4], want: Want::Last },
-                Feed { sequence: &mut b, tokens: &[5, 6], want: Want::Last },
+                Feed { sequence: &mut a, tokens: &[4], want: LogitsRequest::Last },
+                Feed { sequence: &mut b, tokens: &[5, 6], want: LogitsRequest::Last },
             ];
-            let each = &mut |index: usize, _: usize, row: &[f32]| rows.push((index, row.to_vec()));
-            let ran = engine.step(&mut feeds, &AtomicBool::new(stop), each).map(|_| ());
+            let sink = &mut |index: usize, _: usize, row: &[f32]| rows.push((index, row.to_vec()));
+            let ran = engine.step(&mut feeds, &AtomicBool::new(stop), sink).map(|_| ());
             let lens = feeds.map(|feed| feed.sequence.tokens().len());
             (ran, rows, lens)
         };

@@ -12,7 +12,9 @@ use hal::{Backend, Bytes, Device, DeviceId, KvCache};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use sim::SimBackend;
-use thermocline::engine::{DenseFrom, Engine, EngineOptions, Feed, Sequence, Streaming, Want};
+use thermocline::engine::{
+    DenseFrom, Engine, EngineOptions, Feed, LogitsRequest, Sequence, Streaming,
+};
 use thermocline::gguf::File;
 use thermocline::model::{Model, ModelOptions};
 use thermocline::placement::Placement;
@@ -24,7 +26,7 @@ use crate::support::{Tiny, within};
 
 const N: usize = 4;
 /// Maximum number of tokens of a sequence: a little more than two cache blocks.
-const MOST: usize = 70;
+const MAX_TOKENS: usize = 70;
 
 /// Caches logits by the preceding tokens, computed by an engine with one sequence.
 struct SingleSequence {
@@ -38,7 +40,6 @@ impl SingleSequence {
         SingleSequence { sequence: engine.open(), engine, known: HashMap::new() }
     }
 
-    /// The logits after the last of `tokens`.
     fn logits(&mut self, tokens: &[u32]) -> &Vec<f32> {
         if !self.known.contains_key(tokens) {
             let held = self.sequence.tokens().iter().zip(tokens);
@@ -57,7 +58,6 @@ impl SingleSequence {
 struct Schedule<'a> {
     engine: Engine,
     sequences: Vec<Sequence>,
-    /// The expected tokens.
     tokens: Vec<Vec<u32>>,
     alone: &'a mut SingleSequence,
     rng: ChaCha8Rng,
@@ -72,9 +72,10 @@ impl Schedule<'_> {
         for i in 0..N {
             // Most steps are decode.
             let most = if rng.random_bool(0.7) { 2 } else { 20 };
-            let n = rng.random_range(0..most).min(MOST - self.tokens[i].len());
+            let n = rng.random_range(0..most).min(MAX_TOKENS - self.tokens[i].len());
             let more: Vec<u32> = (0..n).map(|_| rng.random_range(0..8)).collect();
-            let want = [Want::Last, Want::All, Want::None][rng.random_range(0..3)];
+            let want = [LogitsRequest::Last, LogitsRequest::All, LogitsRequest::None]
+                [rng.random_range(0..3)];
             work.push((more, want));
         }
         let mut got: Vec<(usize, usize, Vec<f32>)> = Vec::new();
@@ -82,16 +83,16 @@ impl Schedule<'_> {
         let mut feeds: Vec<_> = sequences
             .map(|(sequence, (tokens, want))| Feed { sequence, tokens, want: *want })
             .collect();
-        let each =
+        let sink =
             &mut |i: usize, position: usize, row: &[f32]| got.push((i, position, row.to_vec()));
-        self.engine.step(&mut feeds, &AtomicBool::new(false), each).unwrap();
+        self.engine.step(&mut feeds, &AtomicBool::new(false), sink).unwrap();
         let mut n_expected = 0;
         for (i, (more, want)) in work.iter().enumerate() {
             self.tokens[i].extend(more);
             n_expected += match want {
-                Want::None => 0,
-                Want::Last => more.len().min(1),
-                Want::All => more.len(),
+                LogitsRequest::None => 0,
+                LogitsRequest::Last => more.len().min(1),
+                LogitsRequest::All => more.len(),
             };
         }
         assert_eq!(got.len(), n_expected);
@@ -207,7 +208,7 @@ fn lists_and_all_rows_have_the_bits_of_single_sequences() {
                     let mut feeds: Vec<Feed<'_>> = Vec::new();
                     let tokens = [[token], [token + 1], [7 - token], [3]];
                     for (sequence, tokens) in sequences.iter_mut().zip(&tokens) {
-                        feeds.push(Feed { sequence, tokens, want: Want::None });
+                        feeds.push(Feed { sequence, tokens, want: LogitsRequest::None });
                     }
                     engine.step(&mut feeds, &AtomicBool::new(false), &mut |_, _, _| {}).unwrap();
                 }

@@ -54,8 +54,8 @@ fn the_stop_sequence_is_named() {
     let answer = shared().post(PATH, &ask(json!({ "max_tokens": 40 }))).json();
     let text = answer["content"][0]["text"].as_str().unwrap();
     let word = text.split_whitespace().nth(3).unwrap();
-    let wish = json!({ "max_tokens": 40, "stop_sequences": [word] });
-    let answer = shared().post(PATH, &ask(wish)).json();
+    let fields = json!({ "max_tokens": 40, "stop_sequences": [word] });
+    let answer = shared().post(PATH, &ask(fields)).json();
     assert_eq!(answer["stop_reason"], "stop_sequence");
     assert_eq!(answer["stop_sequence"], word);
 }

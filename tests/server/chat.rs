@@ -55,8 +55,8 @@ fn the_alias_without_a_version_is_the_same() {
 #[test]
 fn a_stream_has_the_same_text_and_the_official_shape() {
     let whole = shared().post(PATH, &ask(json!({}))).json();
-    let wish = json!({ "stream": true, "stream_options": { "include_usage": true } });
-    let answer = shared().post(PATH, &ask(wish));
+    let fields = json!({ "stream": true, "stream_options": { "include_usage": true } });
+    let answer = shared().post(PATH, &ask(fields));
     assert!(answer.text().ends_with("data: [DONE]\n\n"));
     let events = answer.events();
     assert_eq!(events[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": null }));
@@ -80,9 +80,9 @@ fn a_stream_has_the_same_text_and_the_official_shape() {
 }
 
 #[test]
-fn choices_have_seeds_of_their_own() {
-    let wish = json!({ "n": 3, "temperature": 1.5, "seed": 5, "max_tokens": 12, "top_k": 0 });
-    let answer = shared().post(PATH, &ask(wish.clone())).json();
+fn choices_have_different_seeds() {
+    let fields = json!({ "n": 3, "temperature": 1.5, "seed": 5, "max_tokens": 12, "top_k": 0 });
+    let answer = shared().post(PATH, &ask(fields.clone())).json();
     let texts = |answer: &Value| -> Vec<String> {
         let choices = answer["choices"].as_array().unwrap().iter().enumerate();
         let text = |(i, choice): (usize, &Value)| {
@@ -94,21 +94,21 @@ fn choices_have_seeds_of_their_own() {
     let three = texts(&answer);
     assert_eq!(three.len(), 3);
     assert!(three[0] != three[1] && three[1] != three[2], "{three:?}");
-    assert_eq!(three, texts(&shared().post(PATH, &ask(wish)).json()), "the same seed");
+    assert_eq!(three, texts(&shared().post(PATH, &ask(fields)).json()), "the same seed");
     assert_eq!(answer["usage"]["completion_tokens"], 36);
     let stream = json!({ "n": 2, "stream": true });
     let events = shared().post(PATH, &ask(stream)).events();
     for index in 0..2 {
-        let of = |event: &&Value| event["choices"][0]["index"] == index;
-        let last = events.iter().rfind(of).unwrap();
+        let has_index = |event: &&Value| event["choices"][0]["index"] == index;
+        let last = events.iter().rfind(has_index).unwrap();
         assert_eq!(last["choices"][0]["finish_reason"], "length");
     }
 }
 
 #[test]
 fn log_probabilities_cover_the_answer() {
-    let wish = json!({ "logprobs": true, "top_logprobs": 4 });
-    let answer = shared().post(PATH, &ask(wish)).json();
+    let fields = json!({ "logprobs": true, "top_logprobs": 4 });
+    let answer = shared().post(PATH, &ask(fields)).json();
     let content = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
     assert_eq!(content.len(), 8);
     let mut bytes = Vec::new();
@@ -124,9 +124,9 @@ fn log_probabilities_cover_the_answer() {
     assert_eq!(String::from_utf8(bytes).unwrap(), text);
     let stream = json!({ "logprobs": true, "stream": true });
     let events = shared().post(PATH, &ask(stream)).events();
-    let with = |event: &&Value| event["choices"][0]["logprobs"]["content"].is_array();
-    assert_eq!(events.iter().filter(with).count(), 8);
-    // Text that is held back until the end has them too.
+    let has_list = |event: &&Value| event["choices"][0]["logprobs"]["content"].is_array();
+    assert_eq!(events.iter().filter(has_list).count(), 8);
+    // Text that is held back until the end also has log-probabilities.
     let stream = json!({ "logprobs": true, "stream": true, "stop": format!("{text}#") });
     let events = shared().post(PATH, &ask(stream)).events();
     let chunks: Vec<&Value> = events
@@ -146,8 +146,8 @@ fn a_stop_string_is_not_shown() {
     let word = text.split_whitespace().nth(3).unwrap();
     let (before, _) = text.split_once(word).unwrap();
     for stop in [json!(word), json!(["no such text", word])] {
-        let wish = json!({ "stop": stop, "max_tokens": 40 });
-        let answer = shared().post(PATH, &ask(wish)).json();
+        let fields = json!({ "stop": stop, "max_tokens": 40 });
+        let answer = shared().post(PATH, &ask(fields)).json();
         assert_eq!(answer["choices"][0]["finish_reason"], "stop");
         assert_eq!(answer["choices"][0]["message"]["content"], before);
     }
@@ -175,17 +175,17 @@ fn the_beginning_of_an_answer_is_continued() {
     let body = json!({ "messages": [user, { "role": "assistant", "content": "Once" }] });
     let prompt = shared().post("/apply-template", &body).json()["prompt"].clone();
     assert!(prompt.as_str().unwrap().ends_with("<|im_start|>assistant\nOnce"), "{prompt}");
-    let wish = json!({ "messages": body["messages"], "verbose": true });
-    let answer = shared().post(PATH, &ask(wish)).json();
-    // The text of the tokens, with the start token and the space before a text.
+    let fields = json!({ "messages": body["messages"], "verbose": true });
+    let answer = shared().post(PATH, &ask(fields)).json();
+    // The tokens as text: with BOS, and the space that the vocabulary prepends.
     let tokens = format!("<s> {}", prompt.as_str().unwrap());
     assert_eq!(answer["__verbose"]["prompt"], tokens);
 }
 
 #[test]
-fn llama_servers_extensions_act() {
-    let wish = json!({ "stream": true, "timings_per_token": true, "return_progress": true });
-    let events = shared().post(PATH, &ask(wish)).events();
+fn llama_servers_extensions_work() {
+    let fields = json!({ "stream": true, "timings_per_token": true, "return_progress": true });
+    let events = shared().post(PATH, &ask(fields)).events();
     let token = |event: &&Value| event["choices"][0]["delta"]["content"].is_string();
     assert!(events.iter().filter(token).all(|event| event["timings"]["predicted_n"].is_u64()));
     let progress: Vec<&Value> =
@@ -225,8 +225,8 @@ fn errors_name_the_field() {
 #[test]
 fn a_prompt_beyond_the_context_is_refused_with_its_size() {
     let long = "a story of a cat and a dog ".repeat(3000);
-    let wish = json!({ "messages": [{ "role": "user", "content": long }], "stream": true });
-    let error = shared().post(PATH, &ask(wish)).error(400);
+    let fields = json!({ "messages": [{ "role": "user", "content": long }], "stream": true });
+    let error = shared().post(PATH, &ask(fields)).error(400);
     assert_eq!(error["type"], "exceed_context_size_error");
     assert!(error["n_prompt_tokens"].as_u64().unwrap() > error["n_ctx"].as_u64().unwrap());
 }

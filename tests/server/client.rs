@@ -6,14 +6,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Sends requests to one server.
 #[derive(Clone, Debug)]
 pub(super) struct Client {
     pub(super) address: String,
     headers: Vec<(String, String)>,
 }
 
-/// A response.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) status: u16,
@@ -66,7 +64,6 @@ impl Client {
         Client { address, headers: Vec::new() }
     }
 
-    /// Host and port of the server.
     pub(super) fn address(&self) -> &str {
         &self.address
     }
@@ -121,7 +118,6 @@ pub(super) fn exchange(mut stream: impl Read + Write, path: &str) -> Answer {
     read(&mut BufReader::new(stream))
 }
 
-/// Reads a response.
 fn read(stream: &mut impl BufRead) -> Answer {
     let mut line = String::new();
     stream.read_line(&mut line).unwrap();

@@ -1,4 +1,4 @@
-//! Keys, origins, limits, errors, clients that leave, stopping.
+//! Keys, origins, limits, errors, clients that disconnect, shutdown.
 
 use std::io::Read;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ fn start(config: Config) -> TestServer {
 }
 
 #[test]
-fn health_models_and_the_page_are_there() {
+fn health_models_and_the_page_are_served() {
     for path in ["/health", "/v1/health"] {
         assert_eq!(shared().get(path).json(), json!({ "status": "ok" }));
     }
@@ -155,7 +155,7 @@ fn requests_wait_for_the_model_with_503() {
     assert!(error["message"].as_str().unwrap().contains("no memory"));
 }
 
-/// Numbers of busy slots and of waiting requests.
+/// Number of busy slots, and of waiting requests.
 fn load(client: &Client) -> (usize, f64) {
     let slots = client.get("/slots").json();
     let busy =
@@ -170,12 +170,12 @@ fn load(client: &Client) -> (usize, f64) {
 fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
+        assert!(Instant::now() < deadline, "timeout: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Tokens of [`endless`]: four such answers fit into the context.
+/// Number of tokens of an [`endless`] answer; four such answers fit into the context.
 const ENDLESS: usize = 1800;
 
 /// A request that runs for seconds unless the client disconnects.
@@ -188,16 +188,16 @@ fn endless(stream: bool) -> Vec<u8> {
 }
 
 #[test]
-fn a_client_that_leaves_frees_its_slot_and_a_full_queue_is_429() {
+fn a_disconnect_frees_its_slot_and_a_full_queue_is_429() {
     let options = SchedulerOptions { max_queued: 2, ..SchedulerOptions::default() };
     let server = TestServer::start(config(), options);
     let client = &server.client;
     for stream in [true, false] {
-        // One after the other: a request counts as waiting until the next step.
+        // Send one after the other, because a request counts as waiting until the next step.
         let mut open = Vec::new();
         for n in 1..=4 {
             open.push(client.open("POST", "/completion", Some(&endless(stream))));
-            wait_for("one more slot works", || load(client).0 == n);
+            wait_for("one more slot is busy", || load(client).0 == n);
         }
         for n in 1..=2 {
             open.push(client.open("POST", "/completion", Some(&endless(stream))));
@@ -218,7 +218,7 @@ fn a_client_that_leaves_frees_its_slot_and_a_full_queue_is_429() {
     let mut tokens =
         tokens.filter_map(|line| line.strip_prefix("thermocline:tokens_predicted_total "));
     let tokens: usize = tokens.next_back().unwrap().parse().unwrap();
-    assert!(tokens < 4 * ENDLESS, "{tokens} tokens were generated for clients that had left");
+    assert!(tokens < 4 * ENDLESS, "{tokens} tokens were generated after disconnects");
     assert_eq!(client.post("/completion", &json!({ "prompt": "x", "n_predict": 1 })).status, 200);
 }
 
@@ -245,7 +245,7 @@ fn tokens_are_limited() {
 }
 
 #[test]
-fn silence_is_filled_with_comments() {
+fn idle_streams_get_comments() {
     let limits = Limits { keep_alive: Duration::from_millis(20), ..config().limits };
     let server = start(Config { limits, ..config() });
     let mut stream = server.client.open("GET", "/thermocline/events", None);
@@ -320,7 +320,7 @@ fn the_log_has_no_queries_keys_or_prompts() {
 }
 
 #[test]
-fn stopping_lets_open_requests_end() {
+fn stopping_lets_open_requests_finish() {
     let limits = Limits { grace: Duration::from_secs(20), ..config().limits };
     let mut server = start(Config { limits, ..config() });
     let client = server.client.clone();
@@ -329,23 +329,23 @@ fn stopping_lets_open_requests_end() {
         let client = client.clone();
         std::thread::spawn(move || client.post("/completion", &body).events())
     };
-    wait_for("it works", || load(&client).0 == 1);
+    wait_for("a slot is busy", || load(&client).0 == 1);
     let _view = client.open("GET", "/thermocline/events", None);
     let start = Instant::now();
     assert!(server.stop());
-    assert!(start.elapsed() < Duration::from_secs(15), "an open page does not delay it");
+    assert!(start.elapsed() < Duration::from_secs(15), "an open page does not delay the stop");
     let events = open.join().unwrap();
     assert_eq!(events.last().unwrap()["tokens_predicted"], 60);
-    assert!(std::net::TcpStream::connect(&client.address).is_err(), "it does not listen any more");
+    assert!(std::net::TcpStream::connect(&client.address).is_err(), "the port is closed");
 }
 
 #[test]
-fn stopping_ends_requests_after_the_grace() {
+fn stopping_ends_requests_after_the_grace_period() {
     let limits = Limits { grace: Duration::from_millis(200), ..config().limits };
     let mut server = start(Config { limits, ..config() });
     let client = server.client.clone();
     let mut open = client.open("POST", "/completion", Some(&endless(true)));
-    wait_for("it works", || load(&client).0 == 1);
+    wait_for("a slot is busy", || load(&client).0 == 1);
     let start = Instant::now();
     assert!(server.stop());
     assert!(start.elapsed() < Duration::from_secs(15));

@@ -1,4 +1,4 @@
-//! Filling gaps: the built-in model with a vocabulary that has the tokens for it.
+//! `/infill`, with the built-in model and added fill-in-the-middle tokens.
 
 use std::sync::atomic::AtomicBool;
 
@@ -7,7 +7,7 @@ use runtime::{devices, embedded};
 use scheduler::SchedulerOptions;
 use serde_json::{Value, json};
 use text::tokenizer::{SpecialIds, Tokenizer, Vocab};
-use thermocline::engine::{Engine, EngineOptions, Feed, Want};
+use thermocline::engine::{Engine, EngineOptions, Feed, LogitsRequest};
 use thermocline::model::{Model, ModelOptions};
 
 use super::{TestServer, config};
@@ -18,7 +18,7 @@ const MID: u32 = 303;
 const REP: u32 = 304;
 const SEP: u32 = 305;
 
-fn parts(has_files: bool) -> (Engine, Tokenizer) {
+fn model_with_fim(has_files: bool) -> (Engine, Tokenizer) {
     let file = embedded::file().unwrap();
     let mut vocab = Vocab::from_metadata(file.metadata()).unwrap();
     vocab.ids = SpecialIds {
@@ -37,9 +37,9 @@ fn parts(has_files: bool) -> (Engine, Tokenizer) {
 }
 
 fn server(has_files: bool) -> TestServer {
-    let (engine, tokenizer) = parts(has_files);
+    let (engine, tokenizer) = model_with_fim(has_files);
     let reserves: &[Bytes] = &[];
-    TestServer::of(engine, tokenizer, config(), SchedulerOptions::default(), reserves)
+    TestServer::from_engine(engine, tokenizer, config(), SchedulerOptions::default(), reserves)
 }
 
 fn ask() -> Value {
@@ -52,24 +52,24 @@ fn ask() -> Value {
 
 /// Greedy continuation of `prompt` by the engine alone.
 fn continuation(prompt: &[u32], n: usize) -> Vec<u32> {
-    let (mut engine, _) = parts(false);
+    let (mut engine, _) = model_with_fim(false);
     let mut sequence = engine.open();
     let (mut tokens, mut answer) = (prompt.to_vec(), Vec::new());
     while answer.len() < n {
         let mut best = 0;
-        let each = &mut |_: usize, _: usize, logits: &[f32]| {
+        let sink = &mut |_: usize, _: usize, logits: &[f32]| {
             let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             best = logits.iter().position(|logit| *logit == largest).unwrap();
         };
-        let feed = Feed { sequence: &mut sequence, tokens: &tokens, want: Want::Last };
-        engine.step(&mut [feed], &AtomicBool::new(false), each).unwrap();
+        let feed = Feed { sequence: &mut sequence, tokens: &tokens, want: LogitsRequest::Last };
+        engine.step(&mut [feed], &AtomicBool::new(false), sink).unwrap();
         tokens = vec![best as u32];
         answer.push(best as u32);
     }
     answer
 }
 
-/// Sends the request and checks that `prompt` was computed.
+/// Sends the request and checks that its prompt is `prompt`.
 fn check(server: &TestServer, prompt: &[u32]) {
     let answer = server.client.post("/infill", &ask()).json();
     assert_eq!(answer["tokens_evaluated"], prompt.len(), "{answer}");
@@ -79,30 +79,30 @@ fn check(server: &TestServer, prompt: &[u32]) {
 }
 
 #[test]
-fn a_gap_is_written_in_llama_servers_order() {
+fn the_prompt_has_llama_servers_order() {
     let server = server(true);
-    let tokenizer = &parts(true).1;
-    let of = |text: &str| tokenizer.encode(text, false, false).unwrap();
+    let tokenizer = &model_with_fim(true).1;
+    let ids = |text: &str| tokenizer.encode(text, false, false).unwrap();
     let prompt = [
         &[REP][..],
-        &of("myproject\n"),
+        &ids("myproject\n"),
         &[SEP],
-        &of("a.h\n"),
-        &of("int a;"),
+        &ids("a.h\n"),
+        &ids("int a;"),
         &[SEP],
-        &of("tmp\n"),
-        &of("int b;"),
+        &ids("tmp\n"),
+        &ids("int b;"),
         &[SEP],
-        &of("filename\n"),
+        &ids("filename\n"),
         &[tokenizer.bos().unwrap(), PRE],
-        &of("int main() {"),
-        &of("  return"),
+        &ids("int main() {"),
+        &ids("  return"),
         &[SUF],
-        &of("}"),
+        &ids("}"),
         &[MID],
     ];
     check(&server, &prompt.concat());
-    // The same tokens serve OpenAI's `suffix`.
+    // OpenAI's `suffix` uses the same tokens.
     let suffix = json!({ "prompt": "int main() {", "suffix": "}", "max_tokens": 3 });
     assert_eq!(server.client.post("/v1/completions", &suffix).status, 200);
 }
@@ -110,19 +110,19 @@ fn a_gap_is_written_in_llama_servers_order() {
 #[test]
 fn without_tokens_for_files_they_are_snippets() {
     let server = server(false);
-    let tokenizer = &parts(false).1;
-    let of = |text: &str| tokenizer.encode(text, false, false).unwrap();
-    let snippet = of("\n\n--- snippet ---\n\n");
+    let tokenizer = &model_with_fim(false).1;
+    let ids = |text: &str| tokenizer.encode(text, false, false).unwrap();
+    let snippet = ids("\n\n--- snippet ---\n\n");
     let prompt = [
         &snippet[..],
-        &of("int a;"),
+        &ids("int a;"),
         &snippet,
-        &of("int b;"),
+        &ids("int b;"),
         &[tokenizer.bos().unwrap(), PRE],
-        &of("int main() {"),
-        &of("  return"),
+        &ids("int main() {"),
+        &ids("  return"),
         &[SUF],
-        &of("}"),
+        &ids("}"),
         &[MID],
     ];
     check(&server, &prompt.concat());

@@ -20,7 +20,7 @@ use super::{TestServer, config};
 pub(super) const CERTIFICATE: &str = "tests/server/localhost-cert.pem";
 pub(super) const KEY: &str = "tests/server/localhost-key.pem";
 
-/// A connection by TLS that trusts the certificate alone.
+/// A TLS connection that trusts only the certificate.
 pub(super) fn tls_session(address: &str) -> StreamOwned<ClientConnection, TcpStream> {
     let mut roots = RootCertStore::empty();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(CERTIFICATE);
@@ -44,7 +44,7 @@ fn tls_answers_clients_that_trust_the_certificate() {
     let server = TestServer::loading(tls(CERTIFICATE, KEY));
     let answer = exchange(tls_session(&server.client.address), "/openapi.json");
     assert_eq!(answer.json()["openapi"], json!("3.1.0"));
-    // A client without TLS gets no answer, and the server stays up.
+    // A client without TLS gets no response.
     let mut plain = server.client.open("GET", "/health", None);
     let mut bytes = Vec::new();
     let _ = plain.read_to_end(&mut bytes);
@@ -66,14 +66,14 @@ fn a_unix_socket_is_served_and_removed() {
     use std::os::unix::net::{UnixListener, UnixStream};
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("serve.sock");
-    // A socket that an earlier process left behind.
+    // Simulate a socket that an earlier process left behind.
     drop(UnixListener::bind(&path).unwrap());
     let address = Address::Unix(path.clone());
     let mut server = TestServer::loading(Config { address, ..config() });
     let answer = exchange(UnixStream::connect(&path).unwrap(), "/health");
     assert_eq!(answer.error(503)["type"], "unavailable_error");
     let second = Server::bind(Config { address: Address::Unix(path.clone()), ..config() });
-    assert!(second.is_err(), "it is in use");
+    assert!(second.is_err(), "the socket is in use");
     assert!(server.stop());
     assert!(!path.exists());
 }

@@ -21,13 +21,14 @@ fn budgets_include_the_memory_of_the_driver() {
     let vocab = Vocab::from_metadata(file.metadata()).unwrap();
     let model = Model::from_file(file, &ModelOptions::default()).unwrap();
     let (_, device) = sim_device(1, Bytes(BUDGET), Duration::ZERO..Duration::from_micros(1), 1);
-    let all = vec![devices::cpu(Some(1)), device];
+    let both = vec![devices::cpu(Some(1)), device];
     let options = EngineOptions { n_ctx: 256, ..EngineOptions::default() };
-    let engine = Engine::load(model.into(), all, options, None, ignore_notices(), &|_, _| {});
+    let engine = Engine::load(model.into(), both, options, None, ignore_notices(), &|_, _| {});
     let reserves = [Bytes(0), Bytes(RESERVE)];
     let tokenizer = Tokenizer::new(vocab).unwrap();
     let scheduler = SchedulerOptions::default();
-    let server = TestServer::of(engine.unwrap(), tokenizer, config(), scheduler, &reserves);
+    let server =
+        TestServer::from_engine(engine.unwrap(), tokenizer, config(), scheduler, &reserves);
     let view = server.client.get("/thermocline").json();
     assert_eq!(view["devices"][1]["budget_bytes"], BUDGET + RESERVE);
     assert_eq!(view["devices"][1]["driver_bytes"], RESERVE);

@@ -42,7 +42,7 @@ fn prompts_may_be_lists_and_mixed() {
 }
 
 #[test]
-fn probabilities_and_chosen_fields() {
+fn probabilities_and_selected_fields() {
     let answer = shared().post("/completion", &ask(json!({ "n_probs": 5 }))).json();
     let all = answer["completion_probabilities"].as_array().unwrap();
     assert_eq!(all.len(), 6);
@@ -74,7 +74,7 @@ fn probabilities_after_sampling_are_those_of_the_draw() {
         let sum: f64 = top.iter().map(prob).sum();
         assert!(sum > 0.6 && sum < 1.0 + 1e-5, "the best three of five: {sum}");
     }
-    // With one candidate left, it is certain.
+    // A single candidate has a probability of 1.
     let mut greedy = more;
     greedy["top_k"] = 1.into();
     let answer = shared().post("/completion", &ask(greedy)).json();
@@ -96,7 +96,7 @@ fn a_time_limit_ends_the_answer_at_a_line_end() {
     assert_eq!(answer["stop_type"], "limit");
     assert!(answer["tokens_predicted"].as_u64().unwrap() < 2000, "{answer}");
     assert!(answer["content"].as_str().unwrap().ends_with('\n'), "{answer}");
-    // Without a line end, it does not act.
+    // The limit ends an answer only at a line end.
     let mut line = lines;
     line["guided_regex"] = "a*b".into();
     line["n_predict"] = 40.into();
@@ -192,7 +192,7 @@ fn slots_are_saved_restored_and_erased() {
 }
 
 #[test]
-fn infill_needs_its_tokens() {
+fn infill_needs_fim_tokens() {
     let gap = json!({ "input_prefix": "a", "input_suffix": "b" });
     assert_eq!(shared().post("/infill", &gap).error(501)["type"], "not_supported_error");
     shared().post("/infill", &json!({ "input_prefix": "a" })).error(400);
@@ -213,8 +213,8 @@ fn metrics_are_valid_prometheus_text() {
             let (name, value) = line.rsplit_once(' ').unwrap();
             assert!(value.parse::<f64>().is_ok(), "{line}");
             let name = name.split('{').next().unwrap();
-            let of = |known: &String| name.strip_prefix(known.as_str()).is_some();
-            assert!(typed.iter().any(of), "{line} has no type");
+            let is_prefix = |known: &String| name.strip_prefix(known.as_str()).is_some();
+            assert!(typed.iter().any(is_prefix), "{line} has no type");
         }
     }
     let value = |name: &str| {
@@ -250,7 +250,7 @@ fn norm(vector: &Value) -> f64 {
 }
 
 #[test]
-fn embeddings_that_take_too_long_end() {
+fn embeddings_that_take_too_long_get_503() {
     let limits = Limits { time: std::time::Duration::from_millis(300), ..Limits::default() };
     let server = TestServer::start(Config { limits, ..config() }, SchedulerOptions::default());
     let texts = vec!["some words ".repeat(100); 256];

@@ -1,4 +1,4 @@
-//! Malformed requests get an error of the client, never 500, and leave nothing behind.
+//! Randomly damaged requests never get status 500.
 
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -62,11 +62,11 @@ fn mutate(value: &mut Value, random: &mut ChaCha12Rng) {
         | Value::Number(_)
         | Value::String(_)
         | Value::Array(_)
-        | Value::Object(_) => *value = odd(random),
+        | Value::Object(_) => *value = unusual(random),
     }
 }
 
-fn odd(random: &mut ChaCha12Rng) -> Value {
+fn unusual(random: &mut ChaCha12Rng) -> Value {
     let deep = (0..60).fold(json!(1), |inner, _| json!([inner]));
     let all = [
         json!(null),
@@ -121,7 +121,7 @@ fn a_thousand_malformed_requests_are_never_500() {
         for _ in 0..random.random_range(1..4) {
             mutate(&mut body, &mut random);
         }
-        // Keeps the answer short, whatever `mutate` has made of the limit.
+        // Limit the length, because `mutate` may have changed the limit.
         if let Some(map) = body.as_object_mut() {
             for name in ["max_tokens", "n_predict", "max_output_tokens", "n", "best_of"] {
                 if map

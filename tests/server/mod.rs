@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::thread::JoinHandle;
 
-use ::serve::{Address, Config, Defaults, Endpoints, Handle, Limits, Served, Server};
+use ::serve::{Address, Config, Defaults, Endpoints, Handle, Limits, ServedModel, Server};
 use hal::Bytes;
 use runtime::{Computation, ContextSize, DeviceOptions, Dialogue, Model, Options, SamplerConfig};
 use scheduler::SchedulerOptions;
@@ -33,7 +33,7 @@ use client::Client;
 /// A server that stops when it is dropped.
 struct TestServer {
     handle: Handle,
-    served: Option<Arc<Served>>,
+    served: Option<Arc<ServedModel>>,
     thread: Option<JoinHandle<Result<(), ::serve::Error>>>,
     client: Client,
 }
@@ -62,8 +62,7 @@ impl TestServer {
         let devices = DeviceOptions { backend: Some("cpu"), ..DeviceOptions::default() };
         let model_options = Options {
             n_parallel: NonZeroU32::new(4).unwrap(),
-            // Longer than the training context of the built-in model, so that four endless answers
-            // fit.
+            // More than the built-in model's training context, so that four long answers fit.
             n_ctx: NonZeroU32::new(8192).map(ContextSize::Tokens),
             computation: Computation { devices, ..Computation::default() },
             ..Options::default()
@@ -76,11 +75,11 @@ impl TestServer {
             }
         };
         let (engine, tokenizer) = model.unwrap().into_parts();
-        TestServer::of(engine, tokenizer, config, options, &[])
+        TestServer::from_engine(engine, tokenizer, config, options, &[])
     }
 
-    /// With a loaded model; `reserves` is the memory of the drivers of its devices.
-    fn of(
+    /// Serves a loaded model; `reserves` is the memory of its devices' drivers.
+    fn from_engine(
         engine: Engine,
         tokenizer: Tokenizer,
         config: Config,
@@ -95,7 +94,7 @@ impl TestServer {
         let defaults = Defaults { sampler, ..Defaults::default() };
         let tokenizer = Arc::new(tokenizer);
         let served =
-            Served::start(engine, tokenizer, dialogue, defaults, options, reserves).unwrap();
+            ServedModel::start(engine, tokenizer, dialogue, defaults, options, reserves).unwrap();
         let served = Arc::new(served);
         server.handle.ready(Arc::clone(&served));
         server.served = Some(served);

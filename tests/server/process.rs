@@ -13,19 +13,19 @@ use serde_json::json;
 use super::client::{Client, exchange};
 use super::listen::{CERTIFICATE, KEY, tls_session};
 
-/// Longer than any step here takes.
+/// Time limit for the server to exit.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// `thermocline serve` with the built-in model; killed when it is dropped.
 struct Process {
     child: Child,
     errors: BufReader<ChildStderr>,
-    /// The first URL that it listens on.
+    /// The first URL of the server.
     url: String,
 }
 
 impl Process {
-    /// Starts it and waits until it is ready.
+    /// Waits until the server is ready.
     fn start(args: &[&str]) -> Process {
         let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
         command.env_clear().args(["serve", "--backend", "cpu", "--port", "0"]).args(args);
@@ -56,14 +56,14 @@ impl Process {
         assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
     }
 
-    /// Its exit code.
+    /// Waits for the exit and returns its code.
     fn wait(&mut self) -> Option<i32> {
         let since = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
             }
-            assert!(since.elapsed() < LIMIT, "it does not end");
+            assert!(since.elapsed() < LIMIT, "the server did not exit within {LIMIT:?}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -84,7 +84,7 @@ fn story(n: usize) -> Vec<u8> {
 }
 
 #[test]
-fn https_is_served_until_a_termination() {
+fn https_is_served_until_sigterm() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let file = |name: &str| root.join(name).display().to_string();
     let (certificate, key) = (file(CERTIFICATE), file(KEY));
@@ -98,7 +98,7 @@ fn https_is_served_until_a_termination() {
 }
 
 #[test]
-fn a_termination_lets_streams_end() {
+fn sigterm_lets_streams_finish() {
     let mut process = Process::start(&[]);
     let client = Client::new(&process.url);
     let mut stream = client.open("POST", "/completion", Some(&story(300)));
@@ -113,7 +113,7 @@ fn a_termination_lets_streams_end() {
 }
 
 #[test]
-fn a_second_signal_ends_at_once() {
+fn a_second_signal_exits_at_once() {
     for second in ["-TERM", "-INT"] {
         let mut process = Process::start(&["-c", "8192"]);
         let client = Client::new(&process.url);
@@ -124,7 +124,7 @@ fn a_second_signal_ends_at_once() {
         let since = Instant::now();
         process.signal(second);
         assert_eq!(process.wait(), Some(130));
-        assert!(since.elapsed() < Duration::from_secs(5), "the grace is 10 seconds");
+        assert!(since.elapsed() < Duration::from_secs(5), "the grace period is 10 s");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ranking, compared with llama.cpp (`scripts/make_rank_fixture`).
+//! Reranking, compared with llama.cpp (`scripts/make_rank_fixture`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,19 +10,25 @@ use serde_json::{Value, json};
 use super::*;
 use crate::support::packed::families;
 
-/// Largest allowed difference of two scores. Sums in another order differ by up to 2e-7.
-const BOUND: f64 = 1e-5;
+/// Maximum difference of two scores. Sums in another order differ by up to 2e-7.
+const TOLERANCE: f64 = 1e-5;
 
 /// A tensor to add: its name, its shape in ggml order, and its bytes.
-struct Added {
+struct NewTensor {
     name: &'static str,
     shape: Vec<u64>,
     ty: TensorType,
     bytes: Vec<u8>,
 }
 
-/// A fixture of `tests/families` with other tensors and keys. `without` is left out.
-fn changed(from: &str, to: &Path, without: &str, keys: &[(&str, GgufValue)], added: &[Added]) {
+/// Copies a fixture of `tests/families` without one tensor, and with more keys and tensors.
+fn write_changed(
+    from: &str,
+    to: &Path,
+    without: &str,
+    keys: &[(&str, GgufValue)],
+    added: &[NewTensor],
+) {
     let file = File::open(&families().join(from)).unwrap();
     let mut writer = Writer::new(Container::Gguf);
     for (key, value) in file.metadata().iter() {
@@ -35,14 +41,14 @@ fn changed(from: &str, to: &Path, without: &str, keys: &[(&str, GgufValue)], add
     for info in &kept {
         writer.declare(&info.name, &info.shape, info.ty).unwrap();
     }
-    for Added { name, shape, ty, .. } in added {
+    for NewTensor { name, shape, ty, .. } in added {
         writer.declare(name, shape, *ty).unwrap();
     }
     let mut data = writer.in_memory().unwrap();
     for info in kept {
         data.write(&info.name, file.slice(info).unwrap().as_ref()).unwrap();
     }
-    for Added { name, bytes, .. } in added {
+    for NewTensor { name, bytes, .. } in added {
         data.write(name, bytes).unwrap();
     }
     fs::write(to, data.finish().unwrap()).unwrap();
@@ -72,7 +78,7 @@ fn reranker() -> PathBuf {
     // The vocabulary begins with the printable characters.
     let ids = labels.iter().map(|label| usize::from(label.as_bytes()[0] - b'!'));
     let bytes = ids.flat_map(|id| rows.as_ref()[id * row..(id + 1) * row].to_vec()).collect();
-    let head = Added {
+    let head = NewTensor {
         name: "cls.output.weight",
         shape: vec![output.shape[0], labels.len() as u64],
         ty: output.ty,
@@ -83,7 +89,7 @@ fn reranker() -> PathBuf {
         ("qwen3.classifier.output_labels", strings(&labels)),
         ("tokenizer.chat_template.rerank", fixture["template"].as_str().unwrap().into()),
     ];
-    changed("qwen3.gguf", &path, "output.weight", &keys, &[head]);
+    write_changed("qwen3.gguf", &path, "output.weight", &keys, &[head]);
     path
 }
 
@@ -94,8 +100,7 @@ fn scheduler(path: &Path) -> Scheduler {
     Scheduler::start(engine, Arc::new(tokenizer), SchedulerOptions::default()).unwrap()
 }
 
-/// A server that the tests of this file share.
-fn ranking() -> &'static TestServer {
+fn shared_reranker() -> &'static TestServer {
     static SERVER: LazyLock<TestServer> = LazyLock::new(|| {
         TestServer::with_model(config(), SchedulerOptions::default(), Some(&reranker()))
     });
@@ -112,7 +117,7 @@ fn scores_are_those_of_llama_cpp() {
     for request in fixture["requests"].as_array().unwrap() {
         let scores = numbers(&request["scores"]);
         let body = json!({ "query": request["query"], "documents": request["documents"] });
-        let answer = ranking().client.post("/v1/rerank", &body);
+        let answer = shared_reranker().client.post("/v1/rerank", &body);
         assert_eq!(answer.status, 200, "{}", answer.text());
         let answer = answer.json();
         assert_eq!(
@@ -127,7 +132,7 @@ fn scores_are_those_of_llama_cpp() {
         for result in results {
             let score = result["relevance_score"].as_f64().unwrap();
             let expected = scores[result["index"].as_u64().unwrap() as usize];
-            assert!((score - expected).abs() < BOUND, "{score} instead of {expected}");
+            assert!((score - expected).abs() < TOLERANCE, "{score} instead of {expected}");
             assert!(score <= before && result["document"].is_null());
             before = score;
         }
@@ -135,29 +140,30 @@ fn scores_are_those_of_llama_cpp() {
 }
 
 #[test]
-fn both_forms_of_requests_have_their_answers() {
-    let client = &ranking().client;
+fn jina_and_tei_requests_are_answered() {
+    let client = &shared_reranker().client;
     let texts = ["hi", "It is a bear.", "Paris, a city in France"];
-    let with = |more: Value| {
+    let request = |more: Value| {
         let mut body = json!({ "query": "What is a panda?" });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body
     };
-    let tei = client.post("/rerank", &with(json!({ "texts": texts, "return_text": true }))).json();
+    let tei =
+        client.post("/rerank", &request(json!({ "texts": texts, "return_text": true }))).json();
     let items = tei.as_array().unwrap();
     assert_eq!(items.len(), 3);
     assert!(items.iter().all(|i| i["text"] == texts[i["index"].as_u64().unwrap() as usize]));
-    let plain = client.post("/reranking", &with(json!({ "texts": texts, "top_n": 99 }))).json();
+    let plain = client.post("/reranking", &request(json!({ "texts": texts, "top_n": 99 }))).json();
     assert!(plain[0]["text"].is_null() && plain[0]["score"] == tei[0]["score"]);
     let documents = json!([{ "text": texts[0] }, texts[1], texts[2]]);
-    let some = json!({ "documents": documents, "top_n": 2, "return_documents": true });
-    let some = client.post("/v1/reranking", &with(some)).json();
-    let results = some["results"].as_array().unwrap();
+    let jina = json!({ "documents": documents, "top_n": 2, "return_documents": true });
+    let jina = client.post("/v1/reranking", &request(jina)).json();
+    let results = jina["results"].as_array().unwrap();
     assert_eq!(results.len(), 2);
     assert_eq!(results[0]["document"]["text"], items[0]["text"]);
     assert_eq!(results[0]["relevance_score"], items[0]["score"]);
-    let one = |more: Value| {
-        with(json!({ "documents": ["y"] })).as_object().map(|body| {
+    let single = |more: Value| {
+        request(json!({ "documents": ["y"] })).as_object().map(|body| {
             let mut body = body.clone();
             body.extend(more.as_object().unwrap().clone());
             Value::Object(body)
@@ -178,13 +184,13 @@ fn both_forms_of_requests_have_their_answers() {
         (json!({ "raw_scores": true }), "raw_scores"),
         (json!({ "truncate": true }), "truncate"),
     ] {
-        assert_eq!(client.post("/rerank", &one(more).unwrap()).error(400)["param"], param);
+        assert_eq!(client.post("/rerank", &single(more).unwrap()).error(400)["param"], param);
     }
 }
 
 #[test]
-fn a_ranking_model_counts_its_tokens_and_still_writes() {
-    // A server of its own: others add to the counter.
+fn a_ranking_model_counts_its_tokens_and_generates() {
+    // A separate server, because other tests add to the counter.
     let server = TestServer::with_model(config(), SchedulerOptions::default(), Some(&reranker()));
     let client = &server.client;
     let answer = client.post("/rerank", &json!({ "query": "a", "documents": ["b", "c"] })).json();
@@ -207,9 +213,9 @@ fn a_request_that_takes_too_long_ends() {
     server.client.post("/rerank", &json!({ "query": "a", "documents": documents })).error(503);
 }
 
-/// A head of two layers in a family without softmax, whose output norm is divided by a scale.
+/// In a family without softmax, whose final norm is divided by the logit scale.
 #[test]
-fn a_head_with_two_layers_is_tanh_between_products() {
+fn a_two_layer_head_applies_tanh_between_its_layers() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("two-layers.gguf");
     let granite = File::open(&families().join("granite.gguf")).unwrap();
     let scale = granite.metadata().f32("granite.logit_scale").unwrap().unwrap();
@@ -218,7 +224,7 @@ fn a_head_with_two_layers_is_tanh_between_products() {
     let values = |n: usize, by: f32| (0..n).map(|i| ((i * 7 + 3) % 11) as f32 * by - 0.4).collect();
     let dense: Vec<f32> = values(n * n, 0.08);
     let [dense_bias, output]: [Vec<f32>; 2] = [values(n, 0.05), values(n, 0.09)];
-    let added = |name, shape: &[usize], values: &[f32]| Added {
+    let added = |name, shape: &[usize], values: &[f32]| NewTensor {
         name,
         shape: shape.iter().map(|n| *n as u64).collect(),
         ty: hal::format::Format::F32.into(),
@@ -230,7 +236,7 @@ fn a_head_with_two_layers_is_tanh_between_products() {
         added("cls.output.weight", &[n], &output),
         added("cls.output.bias", &[1], &[0.25]),
     ];
-    changed("granite.gguf", &path, "", &[], &all);
+    write_changed("granite.gguf", &path, "", &[], &all);
     let server = TestServer::with_model(config(), SchedulerOptions::default(), Some(&path));
     let scheduler = scheduler(&path);
     let ids: Vec<u32> = (5..25).collect();
@@ -241,7 +247,7 @@ fn a_head_with_two_layers_is_tanh_between_products() {
     let got = scheduler.embed(ids, Pooling::Rank).unwrap();
     assert_eq!(got.len(), 1);
     assert!((got[0] - expected).abs() < 1e-4, "{} instead of {expected}", got[0]);
-    // Without a template, query and document follow each other.
+    // Without a template, query and document are concatenated.
     let answer = server.client.post("/rerank", &json!({ "query": "a", "documents": ["b"] })).json();
     let ids = server.client.post("/tokenize", &json!({ "content": "ab" })).json()["tokens"].clone();
     let ids: Vec<u32> = numbers(&ids).into_iter().map(|id| id as u32).collect();
@@ -254,9 +260,9 @@ fn a_head_with_two_layers_is_tanh_between_products() {
 fn a_wrong_head_is_refused() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("wrong-head.gguf");
     let ty = hal::format::Format::F32.into();
-    let head = Added { name: "cls.output.weight", shape: vec![48, 3], ty, bytes: vec![0; 576] };
+    let head = NewTensor { name: "cls.output.weight", shape: vec![48, 3], ty, bytes: vec![0; 576] };
     let labels = [("qwen3.classifier.output_labels", strings(&["yes", "no"]))];
-    changed("qwen3.gguf", &path, "", &labels, &[head]);
+    write_changed("qwen3.gguf", &path, "", &labels, &[head]);
     let error = Model::open(&path, &Options::default()).unwrap_err();
     let error = std::error::Error::source(&error).map_or(error.to_string(), |e| e.to_string());
     assert!(error.contains("cls.output.weight") && error.contains("[48, 2]"), "{error}");

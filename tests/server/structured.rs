@@ -39,8 +39,8 @@ const CHAT: &str = "/v1/chat/completions";
 fn a_schema_holds_for_each_choice() {
     let format =
         json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema() } });
-    let wish = json!({ "response_format": format, "n": 3 });
-    let answer = shared().post(CHAT, &ask(wish)).json();
+    let fields = json!({ "response_format": format, "n": 3 });
+    let answer = shared().post(CHAT, &ask(fields)).json();
     for choice in answer["choices"].as_array().unwrap() {
         assert_eq!(choice["finish_reason"], "stop");
         check(choice["message"]["content"].as_str().unwrap());
@@ -58,7 +58,7 @@ fn a_schema_holds_for_each_choice() {
 }
 
 #[test]
-fn grammars_hold() {
+fn grammars_constrain_the_answer() {
     let text = |more: Value| {
         let answer = shared().post(CHAT, &ask(more)).json();
         answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
@@ -88,8 +88,9 @@ fn tools() -> Value {
 
 #[test]
 fn a_required_call_is_valid_whole_and_streamed() {
-    let wish = json!({ "tools": tools(), "tool_choice": "required", "parallel_tool_calls": false });
-    let answer = shared().post(CHAT, &ask(wish.clone())).json();
+    let fields =
+        json!({ "tools": tools(), "tool_choice": "required", "parallel_tool_calls": false });
+    let answer = shared().post(CHAT, &ask(fields.clone())).json();
     let choice = &answer["choices"][0];
     assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
     assert_eq!(choice["message"]["content"], Value::Null);
@@ -98,7 +99,7 @@ fn a_required_call_is_valid_whole_and_streamed() {
     let function = &calls[0]["function"];
     assert!(["count_cats", "count_dogs"].contains(&function["name"].as_str().unwrap()));
     check(function["arguments"].as_str().unwrap());
-    let mut stream = wish;
+    let mut stream = fields;
     stream["stream"] = true.into();
     let events = shared().post(CHAT, &ask(stream)).events();
     let (mut name, mut arguments) = (String::new(), String::new());
@@ -120,8 +121,8 @@ fn a_required_call_is_valid_whole_and_streamed() {
 #[test]
 fn a_named_tool_is_called_and_its_result_is_read() {
     let named = json!({ "type": "function", "function": { "name": "count_dogs" } });
-    let wish = json!({ "tools": tools(), "tool_choice": named, "parallel_tool_calls": false });
-    let message = shared().post(CHAT, &ask(wish)).json()["choices"][0]["message"].clone();
+    let fields = json!({ "tools": tools(), "tool_choice": named, "parallel_tool_calls": false });
+    let message = shared().post(CHAT, &ask(fields)).json()["choices"][0]["message"].clone();
     assert_eq!(message["tool_calls"][0]["function"]["name"], "count_dogs");
     let result = json!({
         "role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "7",

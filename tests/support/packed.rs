@@ -7,7 +7,6 @@ use std::sync::OnceLock;
 
 use flate2::read::GzDecoder;
 
-/// The decompressed content of the file `packed`.
 pub(crate) fn unpack(packed: &Path) -> Vec<u8> {
     let file = fs::File::open(packed).unwrap_or_else(|e| panic!("{}: {e}", packed.display()));
     let mut bytes = Vec::new();

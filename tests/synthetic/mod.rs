@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use hal::format::Format;
 use proptest::prelude::*;
 use thermocline::devices;
-use thermocline::engine::{Engine, EngineOptions, Sparsity, Want};
+use thermocline::engine::{Engine, EngineOptions, LogitsRequest, Sparsity};
 use thermocline::gguf::{Container, File};
 use thermocline::model::{Model, ModelOptions};
 use thermocline::synthetic::{Error, Rope, Shape, Spec};
@@ -218,7 +218,7 @@ fn any_text_tokenises() {
     let tokenizer = tokenizer(&build(&small(Format::Q4_0, true)));
     let check = |text: &str| {
         let ids = tokenizer.encode(text, true, false).unwrap();
-        let mut detokenizer = Detokenizer::new(&tokenizer, Start::OfText, false);
+        let mut detokenizer = Detokenizer::new(&tokenizer, Start::BeginningOfText, false);
         let mut again = String::new();
         for &id in &ids {
             again += detokenizer.push(id).unwrap();
@@ -254,7 +254,6 @@ fn the_active_fraction_matches_the_density() {
     }
 }
 
-/// Perplexity of `ids`, from the logits after each id.
 fn perplexity(ids: &[u32], logits: &[Vec<f32>]) -> f64 {
     let nll = |(row, next): (&Vec<f32>, &u32)| {
         let most = row.iter().copied().fold(f32::MIN, f32::max);
@@ -292,10 +291,10 @@ fn predicted_texts_match_powerinfers_formula() {
         let mut engine =
             Engine::load(model, vec![device], options, None, quiet, &|_, _| {}).unwrap();
         assert_eq!(engine.predicts(), sparsity == Sparsity::Predicted);
-        let (mut sequence, go_on) = (engine.open(), AtomicBool::new(false));
+        let (mut sequence, interrupt) = (engine.open(), AtomicBool::new(false));
         let mut got = Vec::new();
-        let each = &mut |_: usize, row: &[f32]| got.push(row.to_vec());
-        engine.feed(&mut sequence, &ids, Want::All, &go_on, each).unwrap();
+        let sink = &mut |_: usize, row: &[f32]| got.push(row.to_vec());
+        engine.feed(&mut sequence, &ids, LogitsRequest::All, &interrupt, sink).unwrap();
         let (expected, got) = (perplexity(&ids, &expected), perplexity(&ids, &got));
         println!("{sparsity:?} {sparse_threshold:?}: perplexity {got}, in plain loops {expected}");
         assert!((got / expected - 1.0).abs() < 1e-4, "{sparsity:?}: {got} for {expected}");
@@ -327,15 +326,16 @@ fn greedy(spec: &Spec, n: usize) -> (Vec<u32>, f64) {
     let (device, quiet) = (devices::cpu(Some(2)), Arc::new(|_: &str| {}));
     let mut engine = Engine::load(model, vec![device], options, None, quiet, &|_, _| {}).unwrap();
     let mut sequence = engine.open();
-    let go_on = AtomicBool::new(false);
+    let interrupt = AtomicBool::new(false);
     let (mut new, mut active, mut neurons) = (Vec::new(), 0.0, 0.0);
     for _ in 0..n {
         let mut best = 0;
-        let each = &mut |_: usize, logits: &[f32]| {
+        let sink = &mut |_: usize, logits: &[f32]| {
             let largest = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
             best = largest.unwrap().0 as u32;
         };
-        let stats = engine.feed(&mut sequence, &tokens, Want::Last, &go_on, each).unwrap();
+        let stats =
+            engine.feed(&mut sequence, &tokens, LogitsRequest::Last, &interrupt, sink).unwrap();
         (active, neurons) = (active + stats.active, neurons + stats.neurons);
         tokens = vec![best];
         new.push(best);

@@ -2,7 +2,7 @@
 
 /// The crates of `src/`, which no backend may depend on. The compiler checks the dependencies among
 /// them.
-pub(crate) const HOUSE: &[&str] = &[
+pub(crate) const SRC_CRATES: &[&str] = &[
     "thermocline",
     "gguf",
     "text",
@@ -43,7 +43,8 @@ pub(crate) const DEVICE_NAMES: &[&str] = &[
     "Backend", "BackendQueue", "Device", "DeviceId", "Mailbox", "Program", "Queue", "Recorder", "Run", "Tensor",
 ];
 
-pub(crate) const BACKENDS: &[&str] = &["cpu", "sim", "simt", "cuda", "hip", "wgpu", "conformance"];
+pub(crate) const BACKENDS: &[&str] =
+    &["cpu", "simd", "sim", "simt", "cuda", "hip", "wgpu", "conformance"];
 
 /// Allowed dependencies of `hal`.
 pub(crate) const HAL_NEEDS: &[&str] = &["bytemuck", "half", "thiserror"];
@@ -63,7 +64,7 @@ pub(crate) const LARGE: &[(&str, &str)] = &[
 /// Files that may contain `unsafe`, with the reason.
 pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("src/gguf/map.rs", "maps a file and releases its pages"),
-    ("backends/cpu/src/simd/", "vector instructions"),
+    ("backends/simd/src/", "vector instructions"),
     ("backends/cpu/src/buffer.rs", "tensor memory shared by threads"),
     ("backends/cpu/src/thread_pool.rs", "workers borrow a job"),
     ("backends/cpu/src/program.rs", "creates the tensor views of a program"),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::bytes::{files_are_small, script_names_are_uniform};
 use super::documents::{documents, paths_exist};
 use super::lists::{
-    BACKENDS, DEVICE_NAMES, HAL_NEEDS, HOUSE, LARGE, LONG, MAX_LINES, OWNED, PURE, UNSAFE,
+    BACKENDS, DEVICE_NAMES, HAL_NEEDS, LARGE, LONG, MAX_LINES, OWNED, PURE, SRC_CRATES, UNSAFE,
 };
 use super::module_order::{engine_imports_go_down, engine_sizes_allocate_nothing};
 use super::tree::{Source, Tree};
@@ -14,15 +14,14 @@ use super::words::plain_words;
 /// Returns the faults that a rule finds, one line each.
 pub(crate) type Rule = fn(&Tree) -> Vec<String>;
 
-/// All rules.
 pub(crate) const RULES: &[Rule] = &[
-    devices_stay_out,
+    pure_code_uses_no_device,
     engine_imports_go_down,
     engine_sizes_allocate_nothing,
     dependencies_have_one_owner,
     backends_named_once,
-    backends_see_no_model,
-    words_in_words_out,
+    backends_use_no_src_crate,
+    only_commands_do_io,
     no_globals,
     file_length,
     ops_have_one_name,
@@ -30,7 +29,7 @@ pub(crate) const RULES: &[Rule] = &[
     kernel_sources_are_shared,
     unsafe_is_listed,
     nothing_unfinished,
-    nothing_of_the_workshop,
+    no_developer_names,
     documents,
     paths_exist,
     tests_are_run,
@@ -58,7 +57,7 @@ fn lines_with<'a>(code: &'a str, what: &'a str) -> impl Iterator<Item = (usize, 
     })
 }
 
-fn devices_stay_out(tree: &Tree) -> Vec<String> {
+fn pure_code_uses_no_device(tree: &Tree) -> Vec<String> {
     let mut faults = Vec::new();
     let pure = |f: &&Source| PURE.iter().any(|folder| f.path.starts_with(folder));
     for file in tree.rust().filter(pure) {
@@ -129,7 +128,7 @@ fn backends_named_once(tree: &Tree) -> Vec<String> {
     faults
 }
 
-fn backends_see_no_model(tree: &Tree) -> Vec<String> {
+fn backends_use_no_src_crate(tree: &Tree) -> Vec<String> {
     let mut faults = Vec::new();
     for file in tree.below("backends/").filter(|f| f.is_rust()) {
         for (line, name) in file.names() {
@@ -144,7 +143,7 @@ fn backends_see_no_model(tree: &Tree) -> Vec<String> {
     }
     for file in tree.below("backends/").filter(|f| f.path.ends_with("Cargo.toml")) {
         for (line, section, name) in dependencies(file) {
-            if HOUSE.contains(&name) {
+            if SRC_CRATES.contains(&name) {
                 faults.push(at(file, line, "a backend depends on the engine: reverse this"));
             }
             let hal = file.path == "backends/hal/Cargo.toml" && section == "[dependencies]";
@@ -156,7 +155,7 @@ fn backends_see_no_model(tree: &Tree) -> Vec<String> {
     faults
 }
 
-fn words_in_words_out(tree: &Tree) -> Vec<String> {
+fn only_commands_do_io(tree: &Tree) -> Vec<String> {
     let mut faults = Vec::new();
     // Exceptions: the program sets a variable for its drivers when it starts, and cargo passes
     // settings to build scripts in variables.
@@ -286,7 +285,7 @@ fn formats_have_one_name(tree: &Tree) -> Vec<String> {
         faults
             .push(format!("{FORMATS}: no `formats!` table, or tests/tidy/rules.rs cannot read it"));
     }
-    let simd = "backends/cpu/src/simd/";
+    let simd = "backends/simd/src/";
     let folder = |f: &Source| {
         let rest = f.path.strip_prefix(simd)?;
         rest.split_once('/').map(|(level, _)| format!("{simd}{level}/"))
@@ -376,8 +375,7 @@ fn unsafe_is_listed(tree: &Tree) -> Vec<String> {
     faults
 }
 
-/// Whether `unsafe` only declares an unsafe function. Only a call of that function needs a
-/// justification.
+/// Whether `unsafe` is part of a function's declaration or type. Only calls need a justification.
 fn is_type(code: &str) -> bool {
     code.contains("unsafe fn") || (code.contains("unsafe extern") && code.contains("fn("))
 }
@@ -410,17 +408,17 @@ fn nothing_unfinished(tree: &Tree) -> Vec<String> {
 }
 
 /// Names from a developer's machine. `concat!` keeps them out of this file.
-const WORKSHOP: &[&str] = &[
+const DEVELOPER_NAMES: &[&str] = &[
     concat!("/wo", "rk/"),
     concat!("/.lib", "rary"),
     concat!("/tmp/", "COMMON"),
     concat!("/ro", "ot/"),
 ];
 
-fn nothing_of_the_workshop(tree: &Tree) -> Vec<String> {
+fn no_developer_names(tree: &Tree) -> Vec<String> {
     let mut faults = Vec::new();
     for file in &tree.files {
-        for word in WORKSHOP {
+        for word in DEVELOPER_NAMES {
             for (i, _) in file.text.lines().enumerate().filter(|(_, line)| line.contains(word)) {
                 faults.push(at(
                     file,

@@ -21,7 +21,6 @@ const TOP: &[&str] = &[
     "tests",
 ];
 
-/// One file.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     /// Path from the repository's root, with `/` as separator.
@@ -60,7 +59,6 @@ impl Source {
             || name.ends_with("_tests.rs")
     }
 
-    /// All code.
     pub(crate) fn code(&self) -> &str {
         &self.code
     }
@@ -181,7 +179,6 @@ fn string_end(bytes: &[u8], start: usize) -> usize {
 }
 
 impl Tree {
-    /// A tree of made-up files.
     pub(crate) fn of(files: &[(&str, &str)]) -> Tree {
         let mut tree = Tree::default();
         for (path, text) in files {
@@ -192,7 +189,6 @@ impl Tree {
         tree
     }
 
-    /// The repository.
     pub(crate) fn read(root: &Path) -> Tree {
         let mut tree = Tree::default();
         tree.walk(root, "");
@@ -233,12 +229,10 @@ impl Tree {
         self.files.iter().filter(|f| f.is_rust())
     }
 
-    /// Files below a folder.
     pub(crate) fn below<'a>(&'a self, folder: &'a str) -> impl Iterator<Item = &'a Source> {
         self.files.iter().filter(move |f| f.path.starts_with(folder))
     }
 
-    /// Whether a file or folder exists.
     pub(crate) fn has(&self, path: &str) -> bool {
         let path = path.trim_end_matches('/');
         let folder = format!("{path}/");

@@ -77,7 +77,7 @@ const MANY_TOKENS: &[&str] =
 
 /// Whether the rule applies to a file: documents, sources and scripts, but not licences, recorded
 /// texts and data by other authors.
-fn counts(path: &str) -> bool {
+fn applies_to(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let kinds = [".md", ".rs", ".wgsl", ".cu", ".cuh", ".h", ".cpp", ".py", ".toml"];
     let script = (path.starts_with("scripts/") || path.starts_with(".ci/")) && !name.contains('.');
@@ -147,5 +147,5 @@ fn faults_of(file: &Source) -> Vec<String> {
 
 /// Reports denied phrases in all text that people read.
 pub(crate) fn plain_words(tree: &Tree) -> Vec<String> {
-    tree.files.iter().filter(|file| counts(&file.path)).flat_map(faults_of).collect()
+    tree.files.iter().filter(|file| applies_to(&file.path)).flat_map(faults_of).collect()
 }

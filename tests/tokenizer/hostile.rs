@@ -100,7 +100,7 @@ proptest! {
         };
         // A table of replacements is only checked when it is used: it may be rejected here.
         if let Ok(ids) = tokenizer.encode(&text, special, special) {
-            let mut detokenizer = Detokenizer::new(&tokenizer, Start::OfText, special);
+            let mut detokenizer = Detokenizer::new(&tokenizer, Start::BeginningOfText, special);
             for id in ids {
                 detokenizer.push(id).expect("ids from the tokenizer");
             }

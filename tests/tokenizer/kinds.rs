@@ -51,7 +51,7 @@ fn gemma_4_merges_characters_within_lines() {
     // and 9 could merge to token 10, but no merge makes token 9.
     assert_eq!(encode("a\n\nb\n\n\n\n"), [2, 4, 9, 5, 8, 8, 8, 8]);
     assert_eq!(encode("<|turn>中 "), [2, 14, 11, 12, 13, 3]);
-    assert_eq!(text_of(&tokenizer, &encode("ab  a中\n")[1..], Start::OfText), "ab  a中\n");
+    assert_eq!(text_of(&tokenizer, &encode("ab  a中\n")[1..], Start::BeginningOfText), "ab  a中\n");
     let mut stream = Detokenizer::new(&tokenizer, Start::Continuation, false);
     assert_eq!(parts(&mut stream, &[7, 11, 12, 13, 4, 11]), [" ab", "", "", "中", "a", ""]);
     assert_eq!(stream.finish(), "\u{fffd}");
@@ -61,10 +61,10 @@ fn gemma_4_merges_characters_within_lines() {
 fn gemma_4_always_adds_bos() {
     let tokenizer = Tokenizer::new(Vocab { add_bos: Some(false), ..gemma4() }).expect("good");
     assert!(tokenizer.adds_bos());
-    assert_eq!(tokenizer.warnings(), [Warning::BeginAdded { pre: "gemma4".into() }]);
+    assert_eq!(tokenizer.warnings(), [Warning::BosAdded { pre: "gemma4".into() }]);
     let ids = SpecialIds::default();
-    let said = Tokenizer::new(Vocab { ids, ..gemma4() }).expect_err("no BOS token").to_string();
-    assert!(said.contains("tokenizer.ggml.bos_token_id"), "{said}");
+    let error = Tokenizer::new(Vocab { ids, ..gemma4() }).expect_err("no BOS token").to_string();
+    assert!(error.contains("tokenizer.ggml.bos_token_id"), "{error}");
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn user_defined_tokens_come_before_merges_the_longest_first() {
     };
     assert_eq!(ids(&gemma, "a axxxxx", false), [4, 5, 8, 7]);
     assert_eq!(ids(&gemma, "<turn> a", true), [9, 5]);
-    assert_eq!(text_of(&gemma, &[5, 8, 4], Start::OfText), " axxxa");
+    assert_eq!(text_of(&gemma, &[5, 8, 4], Start::BeginningOfText), " axxxa");
     // With a prefix, a space goes before each section of text.
     let prefixed = Tokenizer::new(Vocab { add_space_prefix: None, ..vocab.clone() }).expect("good");
     assert_eq!(ids(&prefixed, "axxa", false), [5, 7, 5]);
@@ -149,11 +149,11 @@ fn long_words_take_linear_time() {
 
 #[test]
 fn an_invalid_charsmap_is_an_error() {
-    let with = |charsmap: Vec<u8>| Tokenizer::new(Vocab { charsmap, ..t5() });
+    let build = |charsmap: Vec<u8>| Tokenizer::new(Vocab { charsmap, ..t5() });
     for blob in
         [vec![1], vec![0, 0, 0, 0], vec![255, 255, 255, 255, 0], vec![4, 0, 0, 0, 0, 0, 0, 0]]
     {
-        assert!(matches!(with(blob), Err(Error::BadCharsmap { .. })));
+        assert!(matches!(build(blob), Err(Error::BadCharsmap { .. })));
     }
     let good = charsmap(&[("a", "b")]);
     let size = good.len();
@@ -166,9 +166,9 @@ fn an_invalid_charsmap_is_an_error() {
     let mut lost = good;
     lost[4..8].copy_from_slice(&(0x1F_FFFFu32 << 10).to_le_bytes());
     for blob in [endless, beyond, lost] {
-        let tokenizer = with(blob).expect("not looked into yet");
-        let refused = tokenizer.encode("a", false, false).expect_err("a bad table");
-        assert!(matches!(refused, Error::BadCharsmap { bytes } if bytes == size), "{refused}");
+        let tokenizer = build(blob).expect("not looked into yet");
+        let error = tokenizer.encode("a", false, false).expect_err("a bad table");
+        assert!(matches!(error, Error::BadCharsmap { bytes } if bytes == size), "{error}");
     }
     let long = Vocab { tokens: tokens(&["a", &"b".repeat(2000)]), ..Vocab::default() };
     let long = Vocab { model: "t5".into(), ids: SpecialIds { unk: Some(0), ..long.ids }, ..long };
@@ -180,6 +180,6 @@ fn an_expanding_charsmap_is_stopped() {
     let much = "x".repeat(100_000);
     let vocab = Vocab { charsmap: charsmap(&[("a", &much)]), ..t5() };
     let tokenizer = Tokenizer::new(vocab).expect("good");
-    let refused = tokenizer.encode(&"a".repeat(1000), false, false).expect_err("too much");
-    assert!(matches!(refused, Error::TooLong { .. }), "{refused}");
+    let error = tokenizer.encode(&"a".repeat(1000), false, false).expect_err("too much");
+    assert!(matches!(error, Error::TooLong { .. }), "{error}");
 }

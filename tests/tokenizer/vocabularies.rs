@@ -13,7 +13,6 @@ pub(super) fn tiny() -> Vocab {
     }
 }
 
-/// A `gpt2` vocabulary of six tokens.
 fn tiny_gpt2() -> Vocab {
     let tokens = ["a", "b", "ab", "Ġ", "Ġab", "<|endoftext|>"];
     Vocab {
@@ -39,8 +38,8 @@ fn a_bad_vocabulary_is_refused_by_key() {
         (refusal(tiny(), |v| v.scores = vec![0.0; 7]), "tokenizer.ggml.scores has 7 entries for 8"),
         (refusal(tiny(), |v| v.types = vec![TokenType::Normal; 9]), "tokenizer.ggml.token_type"),
         (refusal(tiny(), |v| v.scores = vec![f32::NAN; 8]), "tokenizer.ggml.scores"),
-        (refusal(tiny(), |v| v.tokens[7] = b"ab".to_vec()), "`ab` twice, as 6 and 7"),
-        (refusal(tiny(), |v| v.types = vec![TokenType::Byte; 8]), "token_type marks 0 as a byte"),
+        (refusal(tiny(), |v| v.tokens[7] = b"ab".to_vec()), "`ab` twice, as tokens 6 and 7"),
+        (refusal(tiny(), |v| v.types = vec![TokenType::Byte; 8]), "marks token 0 as a byte"),
         (refusal(tiny_gpt2(), |v| v.pre = Some("klingon".into())), "supported: default, llama-bpe"),
         (refusal(tiny_gpt2(), |v| v.merges.clear()), "tokenizer.ggml.merges is missing"),
         (refusal(tiny_gpt2(), |v| v.merges[1] = b"a c".to_vec()), "tokenizer.ggml.merges: entry 1"),
@@ -49,8 +48,8 @@ fn a_bad_vocabulary_is_refused_by_key() {
         (refusal(tiny_gpt2(), |v| v.merges[1].clear()), "entry 1"),
         (refusal(tiny_gpt2(), |v| v.add_bos = Some(true)), "tokenizer.ggml.add_bos_token is true"),
     ];
-    for (said, expected) in cases {
-        assert!(said.contains(expected), "{said}");
+    for (error, expected) in cases {
+        assert!(error.contains(expected), "{error}");
     }
 }
 
@@ -90,8 +89,8 @@ fn metadata_of_the_wrong_type_is_refused_by_key() {
         ("tokenizer.ggml.padding_token_id", Some(Value::from("none"))),
     ];
     for (key, value) in bad {
-        let said = read(&[(key, value)]).expect_err("a bad value").to_string();
-        assert!(said.contains(key), "{said}");
+        let error = read(&[(key, value)]).expect_err("a bad value").to_string();
+        assert!(error.contains(key), "{error}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! The conformance suite of all backends. Each case runs on the device and on [`oracle`], through
 //! the public API of `hal` alone, and compares the outputs.
 //!
-//! A backend's `tests/conformance.rs` is
+//! A backend's `tests/conformance.rs` contains
 //!
 //! ```no_run
 //! # use thermocline_conformance as conformance;
@@ -120,10 +120,10 @@ type Expected = Result<Vec<Output>, Outcome>;
 /// The outputs of a case on the oracle, which are computed once per process: a case with the same
 /// name has the same data.
 fn expected(case: &Case) -> Arc<OnceLock<Expected>> {
-    static KNOWN: Mutex<BTreeMap<String, Arc<OnceLock<Expected>>>> = Mutex::new(BTreeMap::new());
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let cell = Arc::clone(known.entry(case.name.clone()).or_default());
-    drop(known);
+    static CACHE: Mutex<BTreeMap<String, Arc<OnceLock<Expected>>>> = Mutex::new(BTreeMap::new());
+    let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+    let cell = Arc::clone(cache.entry(case.name.clone()).or_default());
+    drop(cache);
     // If several tests need the outputs at the same time, one computes them and the others wait.
     cell.get_or_init(|| case.run(&oracle()));
     cell
@@ -162,22 +162,22 @@ pub fn matching(parts: &[&str]) -> Vec<Case> {
 
 /// Formats whose feed-forward blocks [`without_long_prompts`] runs with 515 tokens: one format for
 /// each block size (no blocks, 32 values, 256 values).
-const LONG: [&str; 3] = ["SparseFfn/F16/", "SparseFfn/Q4_0/", "SparseFfn/Q6_K/"];
+const LONG_FORMATS: [&str; 3] = ["SparseFfn/F16/", "SparseFfn/Q4_0/", "SparseFfn/Q6_K/"];
 
-/// The cases without feed-forward blocks of 515 tokens in every format, which take a quarter of the
-/// time of all cases on a software device. A prompt of 515 tokens tests the second chunk, which
-/// does not depend on the format; cases with fewer tokens test the first chunk.
+/// All cases, except that only the formats of `LONG_FORMATS` run feed-forward blocks with 515
+/// tokens. In every format, these blocks take a quarter of the suite's time on a software device.
+/// They test the second chunk of a prompt, which does not depend on the format.
 #[must_use]
 pub fn without_long_prompts() -> Vec<Case> {
     let mut cases = cases();
     cases.retain(|case| {
         let long = case.name.starts_with("SparseFfn/") && case.name.ends_with("/t515");
-        !long || LONG.iter().any(|format| case.name.starts_with(format))
+        !long || LONG_FORMATS.iter().any(|format| case.name.starts_with(format))
     });
     cases
 }
 
-/// Runs one case on `device`, twice, and on the oracle.
+/// Runs one case twice on `device`, and compares the outputs with each other and the oracle's.
 #[must_use]
 pub fn run_case(case: &Case, device: &Device) -> Outcome {
     let fail = |text: String| {
@@ -273,20 +273,22 @@ pub fn run_all(device: &Device) -> Report {
 #[must_use]
 pub fn run_in_parallel(devices: &[Device], cases: &[Case]) -> Report {
     let next = AtomicUsize::new(0);
-    let work = |device: &Device| {
-        let mut done = Vec::new();
+    let run_cases = |device: &Device| {
+        let mut finished = Vec::new();
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
-            let Some(case) = cases.get(number) else { return done };
-            done.push((number, run_case(case, device)));
+            let Some(case) = cases.get(number) else { return finished };
+            finished.push((number, run_case(case, device)));
         }
     };
-    let mut done: Vec<(usize, Outcome)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = devices.iter().map(|device| scope.spawn(|| work(device))).collect();
+    let mut finished: Vec<(usize, Outcome)> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            devices.iter().map(|device| scope.spawn(|| run_cases(device))).collect();
         threads.into_iter().flat_map(|thread| thread.join().expect("cases catch panics")).collect()
     });
-    done.sort_by_key(|(number, _)| *number);
-    let outcomes = done.into_iter().map(|(number, outcome)| (cases[number].name.clone(), outcome));
+    finished.sort_by_key(|(number, _)| *number);
+    let outcomes =
+        finished.into_iter().map(|(number, outcome)| (cases[number].name.clone(), outcome));
     Report { device: devices[0].info().name.clone(), outcomes: outcomes.collect() }
 }
 

@@ -80,7 +80,6 @@ impl Rig {
         self.tensor(n_rows, n_cols, &values)
     }
 
-    /// A U32 tensor.
     pub(crate) fn words(&mut self, n_rows: usize, n_cols: usize, words: &[u32]) -> Result<Tensor> {
         let tensor = self.device.alloc("words", TensorDesc::new(n_rows, n_cols, Format::U32))?;
         self.queue.write(&tensor, &u32_bytes(words))?;
@@ -108,7 +107,6 @@ impl Rig {
         Ok(view)
     }
 
-    /// A random matrix on the host.
     pub(crate) fn matrix(
         &mut self,
         n_rows: usize,
@@ -148,7 +146,6 @@ impl Rig {
         recorder.finish()
     }
 
-    /// Records the ops as a program and runs it.
     pub(crate) fn run(&mut self, ops: impl IntoIterator<Item = Op>) -> Result<()> {
         let program = self.program(ops)?;
         self.queue.replay(&program)?.wait()
@@ -247,7 +244,6 @@ impl Rig {
         Ok(())
     }
 
-    /// A batch with these contents on the device.
     pub(crate) fn batch(
         &mut self,
         shape: BatchShape,

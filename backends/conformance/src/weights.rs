@@ -14,10 +14,9 @@ pub(crate) fn weight_formats() -> impl Iterator<Item = Format> {
     Format::ALL.iter().copied().filter(|format| format.is_weight())
 }
 
-/// Bytes of a random matrix.
 pub(crate) fn random_bytes(rng: &mut Rng, n_rows: usize, n_cols: usize, format: Format) -> Vec<u8> {
     let n_blocks = n_rows * n_cols / format.block_values();
-    match pool().get(&format) {
+    match block_pool().get(&format) {
         Some(blocks) => {
             (0..n_blocks).flat_map(|_| &blocks[rng.below(blocks.len())]).copied().collect()
         }
@@ -32,9 +31,9 @@ pub(crate) fn random_bytes(rng: &mut Rng, n_rows: usize, n_cols: usize, format: 
 
 /// Precomputed blocks of every quantised format. The first block is all zeros; the others differ in
 /// magnitude and offset.
-fn pool() -> &'static HashMap<Format, Vec<Vec<u8>>> {
-    static POOL: OnceLock<HashMap<Format, Vec<Vec<u8>>>> = OnceLock::new();
-    POOL.get_or_init(|| {
+fn block_pool() -> &'static HashMap<Format, Vec<Vec<u8>>> {
+    static BLOCKS: OnceLock<HashMap<Format, Vec<Vec<u8>>>> = OnceLock::new();
+    BLOCKS.get_or_init(|| {
         let quantised = weight_formats().filter(|format| format.quants().is_some());
         quantised.map(|format| (format, blocks(format))).collect()
     })
@@ -64,7 +63,7 @@ fn quantised_block(rng: &mut Rng, format: Format, zeros: bool) -> Vec<u8> {
 }
 
 /// Draws random bytes until their values have about the magnitude of [`quantised_block`]'s values.
-/// All patterns of codes and scales of the format are equally likely.
+/// All bit patterns with such values are equally likely.
 fn random_block(rng: &mut Rng, format: Format) -> Vec<u8> {
     let mut values = vec![0.0; format.block_values()];
     loop {
@@ -99,7 +98,6 @@ pub(crate) enum Origin {
     Paged,
 }
 
-/// A matrix on the host.
 pub(crate) fn host_rows(
     bytes: Vec<u8>,
     n_rows: usize,
@@ -112,19 +110,19 @@ pub(crate) fn host_rows(
         Origin::Mapped => Source::Mapped(Arc::new(bytes)),
         Origin::Paged => {
             let row_bytes = format.row_bytes(n_cols).unwrap_or_default();
-            Source::Paged(Arc::new(Store { bytes, row_bytes }))
+            Source::Paged(Arc::new(PagedRows { bytes, row_bytes }))
         }
     };
     HostRows::new(source, n_rows, n_cols, format)
 }
 
 #[derive(Debug)]
-struct Store {
+struct PagedRows {
     bytes: Vec<u8>,
     row_bytes: usize,
 }
 
-impl RowStore for Store {
+impl RowStore for PagedRows {
     fn read(&self, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
         out.copy_from_slice(&self.bytes[rows.start * self.row_bytes..rows.end * self.row_bytes]);
         Ok(())

@@ -244,7 +244,7 @@ fn main() -> Result<()> {
     queue.write(&model.batch.words, bytemuck::cast_slice(&words))?;
     for parts in ["attention", "ffn", "all"] {
         let program = model.record(parts)?;
-        // All layers read the same input, so that about 10 % of each layer's neurons are active.
+        // All layers read the same input, so about 10 % of each layer's neurons are active.
         let blocks = random_weights(3, n_tokens, 32 * N_EMBD);
         let blocks = blocks.chunks_exact(FORMAT.block_bytes());
         let x: Vec<f32> = blocks.map(|b| f32::from(b[2]) - f32::from(b[9])).collect();

@@ -57,7 +57,7 @@ impl Step {
     }
 
     /// A tensor of fixed values between `-scale / 2` and `scale / 2`.
-    fn filled(&self, n_rows: usize, n_cols: usize, scale: f32) -> Result<Tensor> {
+    fn fill(&self, n_rows: usize, n_cols: usize, scale: f32) -> Result<Tensor> {
         let tensor = self.device.alloc_f32("values", n_rows, n_cols)?;
         let value = |i: usize| scale * ((i * 7919 % 1000) as f32 / 1000.0 - 0.5);
         let values: Vec<f32> = (0..n_rows * n_cols).map(value).collect();
@@ -66,7 +66,7 @@ impl Step {
     }
 
     fn values(&self, n_cols: usize) -> Result<Tensor> {
-        self.filled(self.n_tokens, n_cols, 0.2)
+        self.fill(self.n_tokens, n_cols, 0.2)
     }
 
     fn gated_delta(&self) -> Result<Op> {
@@ -76,10 +76,10 @@ impl Step {
             v: self.values(N_HEAD_V * D_HEAD)?,
             decay: self.values(N_HEAD_V)?,
             beta: self.values(N_HEAD_V)?,
-            dt_bias: self.filled(1, N_HEAD_V, 1.0)?,
-            a: self.filled(1, N_HEAD_V, 0.0)?,
+            dt_bias: self.fill(1, N_HEAD_V, 1.0)?,
+            a: self.fill(1, N_HEAD_V, 0.0)?,
             batch: self.batch.clone(),
-            state: self.filled(1, N_HEAD_V * D_HEAD * D_HEAD, 1.0)?,
+            state: self.fill(1, N_HEAD_V * D_HEAD * D_HEAD, 1.0)?,
             y: self.values(N_HEAD_V * D_HEAD)?,
             n_head_k: N_HEAD_K,
             n_head_v: N_HEAD_V,
@@ -93,13 +93,13 @@ impl Step {
         Ok(SsmScan {
             x: self.values(SCAN_HEADS * SCAN_D_HEAD)?,
             dt: self.values(SCAN_HEADS)?,
-            dt_bias: self.filled(1, SCAN_HEADS, 1.0)?,
-            a: self.filled(1, SCAN_HEADS, 0.0)?,
+            dt_bias: self.fill(1, SCAN_HEADS, 1.0)?,
+            a: self.fill(1, SCAN_HEADS, 0.0)?,
             b: self.values(SCAN_GROUPS * SCAN_STATE)?,
             c: self.values(SCAN_GROUPS * SCAN_STATE)?,
-            d: self.filled(1, SCAN_HEADS, 1.0)?,
+            d: self.fill(1, SCAN_HEADS, 1.0)?,
             batch: self.batch.clone(),
-            state: self.filled(1, SCAN_HEADS * SCAN_D_HEAD * SCAN_STATE, 1.0)?,
+            state: self.fill(1, SCAN_HEADS * SCAN_D_HEAD * SCAN_STATE, 1.0)?,
             y: self.values(SCAN_HEADS * SCAN_D_HEAD)?,
             n_group: SCAN_GROUPS,
         }
@@ -109,10 +109,10 @@ impl Step {
     fn short_conv(&self) -> Result<Op> {
         Ok(ShortConv {
             x: self.values(N_CHANNEL)?,
-            weight: self.filled(N_CHANNEL, KERNEL_SIZE, 1.0)?,
+            weight: self.fill(N_CHANNEL, KERNEL_SIZE, 1.0)?,
             bias: None,
             batch: self.batch.clone(),
-            state: self.filled(1, (KERNEL_SIZE - 1) * N_CHANNEL, 1.0)?,
+            state: self.fill(1, (KERNEL_SIZE - 1) * N_CHANNEL, 1.0)?,
             y: self.values(N_CHANNEL)?,
             silu: true,
         }

@@ -17,7 +17,6 @@ mod system {
         Some(sched_getcpu())
     }
 
-    /// Binds the calling thread to `cpus`.
     pub(crate) fn bind(cpus: &[usize]) -> io::Result<PreviousAffinity> {
         let before = sched_getaffinity(None)?;
         let mut set = CpuSet::new();
@@ -78,9 +77,8 @@ pub(crate) use system::{bind, current_cpu, lock_limit, set_niceness};
 pub(crate) struct BoundThread(Option<system::PreviousAffinity>);
 
 impl BoundThread {
-    /// Binds the calling thread to `cpus`. Does nothing if `cpus` is empty or the system cannot
-    /// bind threads.
-    pub(crate) fn to(cpus: &[usize]) -> BoundThread {
+    /// Does nothing if `cpus` is empty or the system cannot bind threads.
+    pub(crate) fn new(cpus: &[usize]) -> BoundThread {
         BoundThread(if cpus.is_empty() { None } else { bind(cpus).ok() })
     }
 }
@@ -95,25 +93,25 @@ impl Drop for BoundThread {
 #[allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 mod tests {
     use super::*;
-    use crate::files::{cpu_list, text};
+    use crate::files::{cpu_list, read_text};
 
     fn allowed_cpus() -> Vec<usize> {
-        let status = text(std::path::Path::new("/proc/thread-self/status")).unwrap();
+        let status = read_text(std::path::Path::new("/proc/thread-self/status")).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
         cpu_list(line.unwrap()).unwrap()
     }
 
     #[test]
-    fn dropping_a_bound_restores_the_affinity() {
+    fn dropping_a_bound_thread_restores_the_affinity() {
         let before = allowed_cpus();
         for &cpu in &before {
-            let bound = BoundThread::to(&[cpu]);
+            let bound = BoundThread::new(&[cpu]);
             assert_eq!((allowed_cpus(), current_cpu()), (vec![cpu], Some(cpu)));
             drop(bound);
             assert_eq!(allowed_cpus(), before);
         }
-        drop(BoundThread::to(&[]));
-        drop(BoundThread::to(&[usize::MAX]));
+        drop(BoundThread::new(&[]));
+        drop(BoundThread::new(&[usize::MAX]));
         assert_eq!(allowed_cpus(), before);
     }
 }

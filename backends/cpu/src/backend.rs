@@ -17,11 +17,11 @@ use crate::buffer::{ALIGN, HostBuffer};
 use crate::options::{CpuOptions, Notice, Priority};
 use crate::program::CpuProgram;
 use crate::queue::CpuQueue;
-use crate::seats::{CpuBinding, ThreadPlan};
-use crate::simd::Kernels;
+use crate::thread_plan::{CpuBinding, ThreadPlan};
 use crate::thread_pool::{IdleTimes, ThreadPool};
 use crate::topology::Topology;
 use crate::{affinity, kernels, machine};
+use simd::Kernels;
 
 /// The CPU as a device: tensors in host memory, programs run by a thread pool.
 ///
@@ -34,7 +34,7 @@ pub struct CpuBackend {
     /// CPUs of each NUMA node over which weights are spread; empty if the operating system places
     /// the weights.
     nodes: Vec<Vec<usize>>,
-    /// Whether new tensor memory is locked; cleared after the first failure.
+    /// Whether to `mlock` new tensor memory; cleared after the first failure.
     lock: AtomicBool,
     notice: Notice,
     shared: Arc<DeviceState>,
@@ -49,12 +49,11 @@ pub(crate) struct DeviceState {
 }
 
 impl DeviceState {
-    /// Number of threads for a program of one token, or of several tokens if `many`.
     pub(crate) fn n_active(&self, many: bool) -> usize {
         self.active[usize::from(many)]
     }
 
-    /// Locks tensor memory: only the holder of this guard may access it.
+    /// Locks the device: only the holder of the guard may access tensor memory.
     pub(crate) fn lock(&self) -> MutexGuard<'_, ThreadPool> {
         // Each parallel region catches its own panics, so the pool stays usable after a poisoned
         // lock.
@@ -85,7 +84,7 @@ impl CpuBackend {
                 "cannot change the thread priority: {error}; threads keep their priority"
             ));
         }
-        let idle_times = options.poll.map_or_else(IdleTimes::default, IdleTimes::percent);
+        let idle_times = options.poll.map_or_else(IdleTimes::default, IdleTimes::from_percent);
         let pool = ThreadPool::new(&plan.bindings, idle_times);
         let (n_threads, kernels) = (pool.n_threads(), Kernels::best());
         let active = plan.active.map(|n| n.min(n_threads));
@@ -103,14 +102,14 @@ impl CpuBackend {
         Arc::new(CpuBackend { info, kernels, n_threads, nodes, lock, notice, shared })
     }
 
-    /// Threads of the pool.
+    /// Number of threads of the pool.
     #[must_use]
     pub fn n_threads(&self) -> usize {
         self.n_threads
     }
 
-    /// Locks `buffer` if the user requested locked memory, so that the system cannot page it out.
-    fn locked(&self, mut buffer: HostBuffer) -> Box<HostBuffer> {
+    /// Locks `buffer` if the user requested locked memory, so the system cannot page it out.
+    fn lock_buffer(&self, mut buffer: HostBuffer) -> Box<HostBuffer> {
         if self.lock.load(Ordering::Relaxed)
             && let Err(error) = buffer.lock()
             && self.lock.swap(false, Ordering::Relaxed)
@@ -140,7 +139,7 @@ fn check_bindings(bindings: &mut [CpuBinding], notice: &Notice) {
         if binding.cpus.is_empty() {
             Ok(())
         } else {
-            // A separate thread tests the binding, so that the caller's affinity stays unchanged.
+            // A separate thread tests the binding, so the caller's affinity stays unchanged.
             thread::scope(|scope| match scope.spawn(|| affinity::bind(&binding.cpus)).join() {
                 Ok(bound) => bound.map(drop),
                 Err(_) => Err(io::ErrorKind::Other.into()),
@@ -199,7 +198,7 @@ impl Backend for CpuBackend {
     }
 
     fn alloc(&self, label: &str, desc: &TensorDesc) -> Result<Box<dyn RawBuffer>> {
-        Ok(self.locked(self.allocate(label, plain_size(desc))?))
+        Ok(self.lock_buffer(self.allocate(label, plain_size(desc))?))
     }
 
     fn pack_size(&self, pack: &PackDesc, mapped: bool) -> Bytes {
@@ -219,12 +218,12 @@ impl Backend for CpuBackend {
         if let Some(bytes) = packed_in_place(pack, source) {
             let mut buffer = HostBuffer::from_shared(bytes);
             buffer.place(&self.nodes);
-            return Ok(self.locked(buffer));
+            return Ok(self.lock_buffer(buffer));
         }
         let mut buffer = self.allocate(label, plain_size(&pack.packed()?))?;
         buffer.place(&self.nodes);
         pack_plain(pack, source, buffer.bytes_mut(), self.n_threads)?;
-        Ok(self.locked(buffer))
+        Ok(self.lock_buffer(buffer))
     }
 
     fn supports_column_views(&self) -> bool {
@@ -253,7 +252,7 @@ impl Backend for CpuBackend {
         }
         let mut buffer = HostBuffer::from_shared(bytes);
         buffer.place(&self.nodes);
-        Ok(self.locked(buffer))
+        Ok(self.lock_buffer(buffer))
     }
 
     fn pack_rows(&self, pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {
@@ -289,14 +288,14 @@ impl Backend for CpuBackend {
 /// Refuses ops that write to source bytes used in place, for example a mapped file.
 fn check_writable(device: &str, ops: &[Op]) -> Result<()> {
     for op in ops {
-        let mut kept = None;
+        let mut read_only = None;
         op.visit(&mut |operand, how, tensor| {
             let writable = tensor.raw::<HostBuffer>().is_some_and(HostBuffer::is_writable);
             if how.writes() && !writable {
-                kept = Some(operand);
+                read_only = Some(operand);
             }
         });
-        if let Some(operand) = kept {
+        if let Some(operand) = read_only {
             let reason = format!("operand {operand} is read-only: its memory belongs to a file");
             return Err(Error::Unsupported { op: op.name(), device: device.to_owned(), reason });
         }

@@ -50,7 +50,7 @@ fn memory_is_locked_or_the_failure_is_reported() {
         collect_notices(CpuOptions { threads: Some(1), lock: true, ..Default::default() });
     let device = Device::new(CpuBackend::new(options), DeviceId(0), Bytes::MAX);
     let locked = || {
-        let status = crate::files::text(std::path::Path::new("/proc/self/status"))?;
+        let status = crate::files::read_text(std::path::Path::new("/proc/self/status"))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"))?;
         line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
     };

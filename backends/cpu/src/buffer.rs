@@ -20,10 +20,10 @@ use bytemuck::AnyBitPattern;
 use hal::format::TransposedLayout;
 use hal::{Layout, Operand, RawBuffer, SharedBytes, Tensor};
 
-use crate::pages::{LARGE, Pages, first_bytes, on_nodes};
+use crate::pages::{LARGE, Pages, for_each_node, page_offsets};
 use crate::reference::Memory;
-use crate::simd::Matrix;
 use crate::thread_pool::ThreadPool;
+use simd::Matrix;
 
 /// Alignment of allocated tensor memory in bytes: a cache line, and the widest SIMD vector.
 pub(crate) const ALIGN: usize = 64;
@@ -98,16 +98,15 @@ impl HostBuffer {
         HostBuffer { start, len, owner: Owner::Source { _bytes: source }, locked: false }
     }
 
-    /// Spreads pages that were not accessed yet over NUMA nodes, each given as its CPUs: a thread
-    /// on each node touches one range. For a mapped file this reads the pages that are not in
-    /// memory.
+    /// Spreads untouched pages over NUMA nodes, each given as its CPUs: a thread on each node
+    /// touches one range. For a mapped file this reads the pages that are not in memory.
     pub(crate) fn place(&mut self, nodes: &[Vec<usize>]) {
         if nodes.is_empty() || self.len < LARGE {
             return;
         }
         let (start, own) = (SharedBuffer(self.start), self.is_writable());
-        on_nodes(self.len, nodes, |range| {
-            for at in first_bytes(range) {
+        for_each_node(self.len, nodes, |range| {
+            for at in page_offsets(range) {
                 // SAFETY: the byte is inside the buffer. No other thread accesses this byte: the
                 // buffer is borrowed exclusively and the nodes' ranges are disjoint. Allocated
                 // memory is rewritten with the value just read; file memory is only read.
@@ -122,7 +121,7 @@ impl HostBuffer {
         });
     }
 
-    /// Locks the memory, so that the system cannot page it out.
+    /// Locks the memory, so the system cannot page it out.
     ///
     /// # Errors
     /// The error of `mlock`.
@@ -208,13 +207,13 @@ unsafe impl<T: Send> Sync for WriteView<T> {}
 
 impl<T> fmt::Debug for ReadView<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Reads[{}, {}]", self.n_rows, self.n_cols)
+        write!(f, "ReadView[{}, {}]", self.n_rows, self.n_cols)
     }
 }
 
 impl<T> fmt::Debug for WriteView<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Writes[{}, {}]", self.n_rows, self.n_cols)
+        write!(f, "WriteView[{}, {}]", self.n_rows, self.n_cols)
     }
 }
 
@@ -243,7 +242,7 @@ impl<T: AnyBitPattern> ReadView<T> {
         }
     }
 
-    pub(crate) fn all(&self) -> &[T] {
+    pub(crate) fn as_slice(&self) -> &[T] {
         self.rows(0..self.n_rows)
     }
 }
@@ -272,11 +271,11 @@ impl<T: AnyBitPattern> WriteView<T> {
     }
 
     pub(crate) fn row(&self, row: usize) -> &mut [T] {
-        self.part(row, 0..self.n_cols)
+        self.columns(row, 0..self.n_cols)
     }
 
     #[allow(clippy::mut_from_ref, reason = "accesses are disjoint: see the head of this file")]
-    pub(crate) fn part(&self, row: usize, cols: Range<usize>) -> &mut [T] {
+    pub(crate) fn columns(&self, row: usize, cols: Range<usize>) -> &mut [T] {
         let inside = row < self.n_rows && cols.start <= cols.end && cols.end <= self.n_cols;
         assert!(inside, "columns outside the view");
         // SAFETY: the range is in the view, alive, initialised; only this chunk uses it (rule 3).
@@ -288,13 +287,12 @@ impl<T: AnyBitPattern> WriteView<T> {
         }
     }
 
-    /// One row, for reading in a phase that does not write it.
-    pub(crate) fn reads_row(&self, row: usize) -> &[T] {
-        self.reads_rows(row..row + 1)
+    pub(crate) fn read_row(&self, row: usize) -> &[T] {
+        self.read_rows(row..row + 1)
     }
 
-    /// Several rows, for reading in a phase that does not write them.
-    pub(crate) fn reads_rows(&self, rows: Range<usize>) -> &[T] {
+    /// Rows to read in a phase that does not write them.
+    pub(crate) fn read_rows(&self, rows: Range<usize>) -> &[T] {
         assert!(rows.start <= rows.end && rows.end <= self.n_rows, "rows outside the view");
         // SAFETY: the rows are in the view, alive, initialised and not written now (rule 3).
         unsafe {
@@ -305,8 +303,8 @@ impl<T: AnyBitPattern> WriteView<T> {
         }
     }
 
-    /// A read-only view of all rows, for phases that do not write them.
-    pub(crate) fn reads(&self) -> ReadView<T> {
+    /// All rows, for phases that only read them.
+    pub(crate) fn read_view(&self) -> ReadView<T> {
         let WriteView { start, n_rows, n_cols } = *self;
         ReadView { start, n_rows, n_cols, stride: n_cols }
     }
@@ -318,7 +316,7 @@ pub(crate) struct Span<T> {
     at: usize,
     n_rows: usize,
     n_cols: usize,
-    of: PhantomData<T>,
+    marker: PhantomData<T>,
 }
 
 /// Assigns the workspace of one op; planning and compiling both use this type.
@@ -333,7 +331,7 @@ impl Scratch {
         let at = self.bytes.next_multiple_of(ALIGN);
         self.bytes =
             at.saturating_add(n_rows.saturating_mul(n_cols).saturating_mul(size_of::<T>()));
-        Span { at, n_rows, n_cols, of: PhantomData }
+        Span { at, n_rows, n_cols, marker: PhantomData }
     }
 }
 
@@ -377,7 +375,7 @@ impl<'a> Binder<'a> {
         (start, row)
     }
 
-    /// A view for reading a tensor's values (`T` is the type of its format), or bytes (`u8`).
+    /// A view for reading a tensor's values (`T` matches its format) or bytes (`u8`).
     pub(crate) fn read<T: AnyBitPattern>(&self, tensor: &Tensor) -> ReadView<T> {
         let (start, row, stride) = Self::locate_rows(tensor);
         let start = start.cast_const().cast::<T>();
@@ -414,7 +412,6 @@ impl<'a> Binder<'a> {
         (layout, bytes, tensor.first_row())
     }
 
-    /// A range of the workspace.
     pub(crate) fn scratch<T: AnyBitPattern>(&self, span: &Span<T>) -> WriteView<T> {
         let (n_rows, n_cols) = (span.n_rows, span.n_cols);
         let bytes = n_rows * n_cols * size_of::<T>();
@@ -450,7 +447,6 @@ impl<'a> LockedMemory<'a> {
         unsafe { std::slice::from_raw_parts(start, tensor.desc().n_rows * row) }
     }
 
-    /// The bytes of a view of whole rows, writable.
     pub(crate) fn bytes_mut<'b>(&'b mut self, tensor: &'b Tensor) -> &'b mut [u8] {
         let (start, row) = Binder::locate(tensor);
         assert!(Binder::buffer(tensor).is_writable(), "memory used in place is read-only");

@@ -3,7 +3,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::files::{number, text};
+use crate::files::{read_number, read_text};
 
 /// Memory that the control groups allow this process, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,28 +16,28 @@ pub(crate) struct MemoryLimit {
 }
 
 /// Number of whole CPUs that the smallest CPU quota allows, at least one; `None` without a quota.
-pub(crate) fn cpus(root: &Path) -> Option<usize> {
+pub(crate) fn cpu_limit(root: &Path) -> Option<usize> {
     let quota = |folder: PathBuf| {
-        let v2 = text(&folder.join("cpu.max"));
+        let v2 = read_text(&folder.join("cpu.max"));
         let v2 = v2.as_deref().and_then(|text| text.trim().split_once(' '));
         let (quota, period) = match v2 {
             Some((quota, period)) => (quota.parse().ok()?, period.trim().parse().ok()?),
             None => {
-                let read = |name| number(&folder.join(name));
+                let read = |name| read_number(&folder.join(name));
                 (read("cpu.cfs_quota_us")?, read("cpu.cfs_period_us")?)
             }
         };
         let cpus: u64 = u64::checked_div(quota, period)?;
         Some(usize::try_from(cpus).unwrap_or(usize::MAX).max(1))
     };
-    folders(root, "cpu").into_iter().filter_map(quota).min()
+    group_folders(root, "cpu").into_iter().filter_map(quota).min()
 }
 
 /// Memory limits of this process's groups; `None` without a limit.
-pub(crate) fn memory(root: &Path) -> Option<MemoryLimit> {
+pub(crate) fn memory_limit(root: &Path) -> Option<MemoryLimit> {
     let mut tightest: Option<MemoryLimit> = None;
-    for folder in folders(root, "memory") {
-        let read = |name| number(&folder.join(name));
+    for folder in group_folders(root, "memory") {
+        let read = |name| read_number(&folder.join(name));
         let limits = ["memory.max", "memory.high", "memory.limit_in_bytes"];
         let Some(limit) = limits.into_iter().filter_map(read).min() else { continue };
         let used = read("memory.current").or_else(|| read("memory.usage_in_bytes")).unwrap_or(0);
@@ -50,9 +50,9 @@ pub(crate) fn memory(root: &Path) -> Option<MemoryLimit> {
     tightest
 }
 
-/// Bytes of cached file pages that were not used recently, so that the kernel can drop them.
+/// Bytes of cached file pages that were not used recently, so the kernel can drop them.
 fn reclaimable_cache(folder: &Path) -> Option<u64> {
-    let stat = text(&folder.join("memory.stat"))?;
+    let stat = read_text(&folder.join("memory.stat"))?;
     let value = |name: &str| {
         let line = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
         line.trim().parse().ok()
@@ -61,9 +61,9 @@ fn reclaimable_cache(folder: &Path) -> Option<u64> {
 }
 
 /// Directories of this process's groups, up to the root group, that may have files of `controller`.
-fn folders(root: &Path, controller: &str) -> Vec<PathBuf> {
+fn group_folders(root: &Path, controller: &str) -> Vec<PathBuf> {
     let mut folders = Vec::new();
-    let groups = text(&root.join("proc/self/cgroup")).unwrap_or_default();
+    let groups = read_text(&root.join("proc/self/cgroup")).unwrap_or_default();
     for line in groups.lines() {
         let mut parts = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };

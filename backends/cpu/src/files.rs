@@ -10,15 +10,15 @@ const MAX_BYTES: u64 = 1 << 20;
 pub(crate) const MAX_CPUS: usize = 8192;
 
 /// The text of a file, up to [`MAX_BYTES`]; `None` if the file cannot be read.
-pub(crate) fn text(path: &Path) -> Option<String> {
+pub(crate) fn read_text(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
     File::open(path).ok()?.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// The number in a file; `None` if the file cannot be read or is not a number.
-pub(crate) fn number(path: &Path) -> Option<u64> {
-    text(path)?.trim().parse().ok()
+pub(crate) fn read_number(path: &Path) -> Option<u64> {
+    read_text(path)?.trim().parse().ok()
 }
 
 /// Parses a list of CPUs in the kernel's notation, such as `0-3,8,10-11`; `None` if any item is

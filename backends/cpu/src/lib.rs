@@ -12,8 +12,7 @@ mod pages;
 mod program;
 mod queue;
 pub mod reference;
-mod seats;
-pub mod simd;
+mod thread_plan;
 mod thread_pool;
 mod topology;
 

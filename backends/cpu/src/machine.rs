@@ -5,7 +5,7 @@ use std::path::Path;
 use hal::{Bytes, MemoryReport};
 
 use crate::cgroup;
-use crate::files::text;
+use crate::files::read_text;
 
 /// Total and free memory that this process may use, within its container's limits. Unknown outside
 /// Linux.
@@ -14,16 +14,17 @@ pub(crate) fn memory() -> MemoryReport {
 }
 
 fn memory_below(root: &Path) -> MemoryReport {
-    let text = text(&root.join("proc/meminfo")).unwrap_or_default();
-    let (mut total, mut free) = (field(&text, "MemTotal:"), field(&text, "MemAvailable:"));
-    if let Some(limit) = cgroup::memory(root) {
+    let text = read_text(&root.join("proc/meminfo")).unwrap_or_default();
+    let (mut total, mut free) =
+        (meminfo_field(&text, "MemTotal:"), meminfo_field(&text, "MemAvailable:"));
+    if let Some(limit) = cgroup::memory_limit(root) {
         let within = |of: Option<Bytes>, limit| of.map(|bytes| bytes.min(Bytes(limit)));
         (total, free) = (within(total, limit.total), within(free, limit.free));
     }
     MemoryReport { total, free }
 }
 
-fn field(text: &str, name: &str) -> Option<Bytes> {
+fn meminfo_field(text: &str, name: &str) -> Option<Bytes> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(Bytes(kibibytes.checked_mul(1024)?))
@@ -31,7 +32,7 @@ fn field(text: &str, name: &str) -> Option<Bytes> {
 
 /// The processor's name; `None` if `/proc/cpuinfo` does not report it.
 pub(crate) fn processor() -> Option<String> {
-    let text = text(Path::new("/proc/cpuinfo"))?;
+    let text = read_text(Path::new("/proc/cpuinfo"))?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
@@ -44,10 +45,10 @@ mod tests {
     #[test]
     fn meminfo_fields_are_read() {
         let text = "MemTotal:       24000 kB\nMemFree:  5 kB\nMemAvailable:   7 kB\nOdd: 3\n";
-        assert_eq!(field(text, "MemTotal:"), Some(Bytes(24000 * 1024)));
-        assert_eq!(field(text, "MemAvailable:"), Some(Bytes(7 * 1024)));
-        assert_eq!(field(text, "Odd:"), None);
-        assert_eq!(field("", "MemTotal:"), None);
+        assert_eq!(meminfo_field(text, "MemTotal:"), Some(Bytes(24000 * 1024)));
+        assert_eq!(meminfo_field(text, "MemAvailable:"), Some(Bytes(7 * 1024)));
+        assert_eq!(meminfo_field(text, "Odd:"), None);
+        assert_eq!(meminfo_field("", "MemTotal:"), None);
     }
 
     fn report(files: &[(&str, &str)]) -> (Option<u64>, Option<u64>) {

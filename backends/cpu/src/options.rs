@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::seats::ThreadPlan;
+use crate::thread_plan::ThreadPlan;
 use crate::topology::Topology;
 
 /// User options of the CPU backend.
@@ -27,7 +27,7 @@ pub struct CpuOptions {
     /// How long an idle thread polls before it parks, in percent of the maximum of 160
     /// microseconds: 0 parks immediately; `None` means 50.
     pub poll: Option<u8>,
-    /// Locks tensor memory, so that the system cannot page it out.
+    /// Locks tensor memory, so the system cannot page it out.
     pub lock: bool,
     /// Receives a message for each request that the system refuses.
     pub notice: Notice,
@@ -56,7 +56,7 @@ pub enum Priority {
     Medium,
     /// Above [`Priority::Medium`]; the system may refuse this.
     High,
-    /// The highest without a real-time scheduling class.
+    /// The highest priority outside the real-time scheduling classes.
     Realtime,
 }
 

@@ -9,7 +9,7 @@ use std::thread;
 use memmap2::MmapMut;
 
 use crate::affinity::BoundThread;
-use crate::thread_pool::share;
+use crate::thread_pool::node_range;
 
 /// Minimum bytes of an allocation that gets its own memory mapping.
 pub(crate) const LARGE: usize = 4 << 20;
@@ -41,23 +41,22 @@ impl Pages {
         Ok(Pages { map, shift })
     }
 
-    /// The first byte.
     pub(crate) fn start(&mut self) -> NonNull<u8> {
         NonNull::from(&mut self.map[self.shift..]).cast()
     }
 }
 
 /// Calls `touch` for each node's range of `0..len` on a thread bound to the node's CPUs: the system
-/// places a page on the node of the thread that first touches the page. The ranges are proportional
-/// to the nodes' ranges of chunks ([`share`]).
-pub(crate) fn on_nodes(len: usize, nodes: &[Vec<usize>], touch: impl Fn(Range<usize>) + Sync) {
+/// places a page on the node of the thread that first touches the page. [`node_range`] splits the
+/// pages as it splits chunks.
+pub(crate) fn for_each_node(len: usize, nodes: &[Vec<usize>], touch: impl Fn(Range<usize>) + Sync) {
     let n_pages = len.div_ceil(PAGE);
     let touch = &touch;
     thread::scope(|scope| {
         for (node, cpus) in nodes.iter().enumerate() {
             scope.spawn(move || {
-                let _bound = BoundThread::to(cpus);
-                let pages = share(n_pages, node, nodes.len());
+                let _bound = BoundThread::new(cpus);
+                let pages = node_range(n_pages, node, nodes.len());
                 touch((pages.start * PAGE).min(len)..(pages.end * PAGE).min(len));
             });
         }
@@ -65,7 +64,7 @@ pub(crate) fn on_nodes(len: usize, nodes: &[Vec<usize>], touch: impl Fn(Range<us
 }
 
 /// Offset of the first byte of each page of `range`.
-pub(crate) fn first_bytes(range: Range<usize>) -> impl Iterator<Item = usize> {
+pub(crate) fn page_offsets(range: Range<usize>) -> impl Iterator<Item = usize> {
     range.step_by(PAGE)
 }
 
@@ -91,7 +90,8 @@ mod tests {
     fn each_byte_is_touched_by_one_node() {
         for (len, n_nodes) in [(0, 2), (1, 3), (PAGE * 7 + 5, 2), (PAGE * 2, 4), (PAGE * 9, 1)] {
             let seen = Mutex::new(Vec::new());
-            on_nodes(len, &vec![Vec::new(); n_nodes], |range| seen.lock().unwrap().push(range));
+            let nodes = vec![Vec::new(); n_nodes];
+            for_each_node(len, &nodes, |range| seen.lock().unwrap().push(range));
             let mut seen = seen.into_inner().unwrap();
             seen.sort_by_key(|range| (range.start, range.end));
             assert_eq!(seen.len(), n_nodes);
@@ -100,6 +100,6 @@ mod tests {
                 (0..len).collect::<Vec<_>>()
             );
         }
-        assert_eq!(first_bytes(0..PAGE * 2 + 1).collect::<Vec<_>>(), [0, PAGE, PAGE * 2]);
+        assert_eq!(page_offsets(0..PAGE * 2 + 1).collect::<Vec<_>>(), [0, PAGE, PAGE * 2]);
     }
 }

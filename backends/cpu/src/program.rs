@@ -6,8 +6,8 @@ use hal::{Op, Operand, RawProgram, Tensor};
 
 use crate::buffer::Binder;
 use crate::kernels::{self, Context, Kernel};
-use crate::simd::Kernels;
 use crate::thread_pool::Job;
+use simd::Kernels;
 
 #[derive(Debug)]
 pub(crate) struct CpuProgram {
@@ -15,7 +15,7 @@ pub(crate) struct CpuProgram {
     kernels: Vec<Box<dyn Kernel>>,
     /// For each phase of the program: the index of the kernel, and the kernel's phase.
     phases: Vec<(u32, u32)>,
-    of_many_tokens: bool,
+    has_many_tokens: bool,
     /// Keeps the memory of the kernels' views alive.
     _tensors: Vec<Tensor>,
 }
@@ -46,15 +46,15 @@ impl CpuProgram {
             .flat_map(|(kernel, k)| (0..kernel.n_phases() as u32).map(move |phase| (k, phase)));
         let phases = phases.collect();
         let many = |op: &Op| matches!(op, Op::MatMul(op) if op.x.desc().n_rows > 1);
-        let of_many_tokens = ops.iter().any(many);
+        let has_many_tokens = ops.iter().any(many);
         let label = label.to_owned();
-        CpuProgram { label, kernels, phases, of_many_tokens, _tensors: tensors }
+        CpuProgram { label, kernels, phases, has_many_tokens, _tensors: tensors }
     }
 
     /// Whether a matrix product of the program has more than one row of inputs, as programs for
     /// several tokens do.
-    pub(crate) fn of_many_tokens(&self) -> bool {
-        self.of_many_tokens
+    pub(crate) fn has_many_tokens(&self) -> bool {
+        self.has_many_tokens
     }
 
     pub(crate) fn label(&self) -> &str {

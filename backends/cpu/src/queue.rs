@@ -29,7 +29,7 @@ impl CpuQueue {
 
     /// Runs `job`: all phases of `program`, or some of them.
     fn run(&self, program: &CpuProgram, job: &dyn Job) -> Result<()> {
-        let n_active = self.shared.n_active(program.of_many_tokens());
+        let n_active = self.shared.n_active(program.has_many_tokens());
         self.shared.lock().run(job, n_active).map_err(|panic| Error::Driver {
             call: "cpu worker".to_owned(),
             code: 0,
@@ -37,7 +37,7 @@ impl CpuQueue {
         })
     }
 
-    fn writable(&self, op: &'static str, tensor: &Tensor) -> Result<()> {
+    fn check_writable(&self, op: &'static str, tensor: &Tensor) -> Result<()> {
         if tensor.raw::<HostBuffer>().is_some_and(HostBuffer::is_writable) {
             Ok(())
         } else {
@@ -60,8 +60,8 @@ impl BackendQueue for CpuQueue {
         Ok(Box::new(FinishedRun))
     }
 
-    /// Runs the parts between `cuts` one at a time, so that all threads finish a part before the
-    /// next part begins.
+    /// Runs the parts between `cuts` one at a time, so all threads finish a part before the next
+    /// part begins.
     fn replay_timed(
         &mut self,
         program: &Arc<dyn RawProgram>,
@@ -83,7 +83,7 @@ impl BackendQueue for CpuQueue {
     }
 
     fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
-        self.writable("upload", dst)?;
+        self.check_writable("upload", dst)?;
         let mut pool = self.shared.lock();
         LockedMemory::new(&mut pool).bytes_mut(dst)[..src.bytes().len()]
             .copy_from_slice(src.bytes());
@@ -102,7 +102,7 @@ impl BackendQueue for CpuQueue {
     }
 
     fn write_directly(&mut self, dst: &Tensor, bytes: &[u8]) -> Option<Result<()>> {
-        Some(self.writable("write", dst).map(|()| {
+        Some(self.check_writable("write", dst).map(|()| {
             let mut pool = self.shared.lock();
             LockedMemory::new(&mut pool).bytes_mut(dst)[..bytes.len()].copy_from_slice(bytes);
         }))
@@ -115,21 +115,21 @@ impl BackendQueue for CpuQueue {
     }
 
     fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
-        self.writable("refill", pack)?;
+        self.check_writable("refill", pack)?;
         let mut pool = self.shared.lock();
         let mut memory = LockedMemory::new(&mut pool);
         refill_plain(&pack.whole(), memory.whole_mut(pack), pack.buffer_rows(slots), bytes)
     }
 
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
-        self.writable("repack", dst)?;
+        self.check_writable("repack", dst)?;
         let mut pool = self.shared.lock();
         LockedMemory::new(&mut pool).whole_mut(dst).copy_from_slice(src.bytes());
         Ok(Box::new(FinishedCopy(src)))
     }
 
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
-        self.writable("copy_rows", dst)?;
+        self.check_writable("copy_rows", dst)?;
         let mut pool = self.shared.lock();
         LockedMemory::new(&mut pool).copy(src, dst);
         Ok(())

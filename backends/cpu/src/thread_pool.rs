@@ -5,12 +5,12 @@
 //! phase, the end of the node's range of chunks, and the node's next chunk. An idle worker takes
 //! the next chunks of its own node, then of other nodes. The worker that finishes the last chunk of
 //! a phase opens the next phase. Workers take several chunks at a time while many are left
-//! (`Ticket::portion`). A worker that the system preempts between two chunks does not delay the
+//! (`Ticket::claim_size`). A worker that the system preempts between two chunks does not delay the
 //! others. A phase of one chunk runs on the thread that opens the phase.
 //!
 //! A node's chunks are a range of chunk numbers that depends only on the numbers of chunks and
-//! nodes ([`share`]). Weights are placed on the nodes by the same rule. A worker may take chunks of
-//! another node, because results do not depend on the thread.
+//! nodes ([`node_range`]). Weights are placed on the nodes by the same rule. A worker may take
+//! chunks of another node, because results do not depend on the thread.
 //!
 //! Idle workers spin for a few microseconds, then yield, then park: when another program uses the
 //! core, longer spinning costs far more than waking up.
@@ -25,7 +25,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::affinity::BoundThread;
-use crate::seats::CpuBinding;
+use crate::thread_plan::CpuBinding;
 
 /// Spin and park times of an idle thread.
 #[derive(Clone, Copy, Debug)]
@@ -33,23 +33,23 @@ pub(crate) struct IdleTimes {
     /// Idle time after which the thread yields instead of spinning.
     spin: Duration,
     /// Idle time after which the thread parks.
-    sleep: Duration,
+    park: Duration,
 }
 
 impl IdleTimes {
-    /// Idle times for `poll` percent of the maximum: 0 parks immediately, 50 is the default.
-    pub(crate) fn percent(poll: u8) -> IdleTimes {
+    /// Idle times for `poll` percent of the maximum.
+    pub(crate) fn from_percent(poll: u8) -> IdleTimes {
         let poll = u64::from(poll.min(100));
         IdleTimes {
             spin: Duration::from_nanos(100 * poll),
-            sleep: Duration::from_nanos(1600 * poll),
+            park: Duration::from_nanos(1600 * poll),
         }
     }
 }
 
 impl Default for IdleTimes {
     fn default() -> IdleTimes {
-        IdleTimes::percent(50)
+        IdleTimes::from_percent(50)
     }
 }
 
@@ -64,13 +64,13 @@ pub(crate) trait Job: Sync {
     fn run(&self, phase: usize, chunk: usize, worker: usize);
 }
 
-/// A chunk panicked with this message.
+/// The message of a chunk that panicked.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct WorkerPanic(pub(crate) String);
 
 const BITS: u32 = 21;
 const MASK: u64 = (1 << BITS) - 1;
-const IDLE: usize = (1 << (64 - 2 * BITS)) - 1;
+const NO_PHASE: usize = (1 << (64 - 2 * BITS)) - 1;
 
 /// Maximum number of chunks of a phase.
 pub(crate) const MAX_CHUNKS: usize = 1 << 20;
@@ -79,7 +79,7 @@ pub(crate) const MAX_THREADS: usize = 4096;
 
 /// The range of a phase's `n` chunks that belongs to node `node` of `n_nodes`. The first node's
 /// range is empty only if `n` is 0.
-pub(crate) fn share(n: usize, node: usize, n_nodes: usize) -> Range<usize> {
+pub(crate) fn node_range(n: usize, node: usize, n_nodes: usize) -> Range<usize> {
     let first = |node: usize| (n * node).div_ceil(n_nodes);
     first(node)..first(node + 1)
 }
@@ -89,7 +89,7 @@ pub(crate) fn share(n: usize, node: usize, n_nodes: usize) -> Range<usize> {
 struct Ticket(u64);
 
 impl Ticket {
-    const END: Ticket = Ticket::new(IDLE, 0..0);
+    const END: Ticket = Ticket::new(NO_PHASE, 0..0);
 
     const fn new(phase: usize, share: Range<usize>) -> Ticket {
         Ticket((phase as u64) << (2 * BITS) | (share.end as u64) << BITS | share.start as u64)
@@ -111,12 +111,12 @@ impl Ticket {
         self.next() < self.end()
     }
 
-    /// Number of chunks to take at once: many while many are left, so that a thread reads long
-    /// consecutive ranges of memory; single chunks at the end, so that all threads finish at about
-    /// the same time.
+    /// Number of chunks to take at once: many while many are left, so a thread reads long
+    /// consecutive ranges of memory; single chunks at the end, so all threads finish at about the
+    /// same time.
     ///
     /// Source: guided self-scheduling (Polychronopoulos and Kuck, 1987).
-    fn portion(self, n_workers: usize) -> usize {
+    fn claim_size(self, n_workers: usize) -> usize {
         (self.end().saturating_sub(self.next()) / (2 * n_workers)).max(1)
     }
 }
@@ -134,7 +134,7 @@ struct Parking {
 }
 
 struct PoolState {
-    /// One ticket per node. The first ticket also marks the end of a region.
+    /// One ticket per node. The first ticket also marks the end of a region (a call of `run`).
     tickets: Box<[CacheAligned<AtomicU64>]>,
     /// With several nodes: the phase whose tickets are all published.
     open: AtomicUsize,
@@ -176,7 +176,7 @@ impl ThreadPool {
         let ticket = |_| CacheAligned(AtomicU64::new(Ticket::END.0));
         let shared = Arc::new(PoolState {
             tickets: (0..n_nodes).map(ticket).collect(),
-            open: AtomicUsize::new(IDLE),
+            open: AtomicUsize::new(NO_PHASE),
             left: CacheAligned::default(),
             n_active: AtomicUsize::new(bindings.len()),
             job: AtomicPtr::new(null_mut()),
@@ -192,8 +192,8 @@ impl ThreadPool {
         let start = |(worker, binding): (usize, &CpuBinding)| {
             let (shared, binding) = (Arc::clone(&shared), binding.clone());
             let body = move || {
-                let _bound = BoundThread::to(&binding.cpus);
-                shared.serve(worker, binding.node);
+                let _bound = BoundThread::new(&binding.cpus);
+                shared.run_worker(worker, binding.node);
             };
             thread::Builder::new().name(format!("cpu worker {worker}")).spawn(body).ok()
         };
@@ -211,18 +211,18 @@ impl ThreadPool {
     /// further chunk is started.
     pub(crate) fn run(&mut self, job: &dyn Job, n_active: usize) -> Result<(), WorkerPanic> {
         let shared = &*self.shared;
-        // The calling thread is bound only during the region, so that threads that it starts later
-        // do not inherit the binding.
-        let _bound = BoundThread::to(&self.binding.cpus);
+        // The calling thread is bound only during the region, so threads that it starts later do
+        // not inherit the binding.
+        let _bound = BoundThread::new(&self.binding.cpus);
         shared.failed.store(false, Ordering::Relaxed);
         shared.set_active(n_active.clamp(1, self.n_threads()));
         // Only a thread that has claimed a chunk dereferences the pointer, and this function
         // returns after all chunks are done.
         let lent = (&raw const job).cast_mut().cast::<&'static dyn Job>();
         shared.job.store(lent, Ordering::Release);
-        shared.open(job, 0, 0);
+        shared.open_phase(job, 0, 0);
         loop {
-            shared.work(0, self.binding.node);
+            shared.run_chunks(0, self.binding.node);
             if shared.has_ended() {
                 break;
             }
@@ -249,29 +249,28 @@ impl Drop for ThreadPool {
 }
 
 impl PoolState {
-    fn load(&self, node: usize) -> Ticket {
+    fn ticket(&self, node: usize) -> Ticket {
         Ticket(self.tickets[node].0.load(Ordering::SeqCst))
     }
 
     fn has_work(&self) -> bool {
-        (0..self.tickets.len()).any(|node| self.load(node).has_work())
+        (0..self.tickets.len()).any(|node| self.ticket(node).has_work())
     }
 
     fn has_ended(&self) -> bool {
-        self.load(0).phase() == IDLE
+        self.ticket(0).phase() == NO_PHASE
     }
 
     /// Sets the number of active threads; called between regions.
     fn set_active(&self, n_active: usize) {
         if self.n_active.swap(n_active, Ordering::SeqCst) != n_active {
-            // Wakes parked workers, so that inactive workers move to `spare`: an inactive worker
-            // must not consume a wake-up for an active worker.
+            // Wakes parked workers, so inactive workers move to `spare`: an inactive worker must
+            // not consume a wake-up for an active worker.
             self.wake_all();
         }
     }
 
-    /// Main loop of a worker thread.
-    fn serve(&self, worker: usize, node: usize) {
+    fn run_worker(&self, worker: usize, node: usize) {
         let stop = || self.stop.load(Ordering::SeqCst);
         let spare = || worker >= self.n_active.load(Ordering::SeqCst);
         while !stop() {
@@ -281,23 +280,23 @@ impl PoolState {
                 drop(asleep.unwrap_or_else(PoisonError::into_inner));
                 continue;
             }
-            self.work(worker, node);
+            self.run_chunks(worker, node);
             self.wait(&self.workers, &|| self.has_work() || spare() || stop());
         }
     }
 
     /// Takes chunks while any are left: first of node `home`, then of the other nodes.
-    fn work(&self, worker: usize, home: usize) {
+    fn run_chunks(&self, worker: usize, home: usize) {
         let n_nodes = self.tickets.len();
         let active = || worker < self.n_active.load(Ordering::Relaxed);
         'phase: loop {
-            // `open` is read before the home ticket, so that this thread helps other nodes only
-            // after its own node's ticket was published.
+            // `open` is read before the home ticket, so this thread helps other nodes only after
+            // its own node's ticket was published.
             let open = self.open.load(Ordering::Acquire);
             for step in 0..n_nodes {
                 let node = (home + step) % n_nodes;
                 while active() {
-                    let seen = self.load(node);
+                    let seen = self.ticket(node);
                     if !seen.has_work() || step > 0 && seen.phase() != open {
                         break;
                     }
@@ -314,7 +313,7 @@ impl PoolState {
     /// Takes some consecutive chunks of `node`, if any are left; `seen` is an earlier value of the
     /// node's ticket.
     fn take_chunks(&self, node: usize, worker: usize, seen: Ticket) {
-        let n = seen.portion(self.n_active.load(Ordering::Relaxed));
+        let n = seen.claim_size(self.n_active.load(Ordering::Relaxed));
         // The phase may have changed since `seen` was read, so the code uses only the returned
         // value.
         let claimed = Ticket(self.tickets[node].0.fetch_add(n as u64, Ordering::AcqRel));
@@ -329,22 +328,22 @@ impl PoolState {
         let n = chunks.len();
         chunks.for_each(|chunk| self.run_chunk(job, claimed.phase(), chunk, worker));
         if self.left.0.fetch_sub(n, Ordering::AcqRel) == n {
-            self.open(job, claimed.phase() + 1, worker);
+            self.open_phase(job, claimed.phase() + 1, worker);
         }
     }
 
     /// Opens the next phase with several chunks, from `phase` on. Runs phases of one chunk on this
     /// thread. Ends the region after the last phase. Only the thread that finished the previous
     /// phase calls this.
-    fn open(&self, job: &dyn Job, mut phase: usize, worker: usize) {
+    fn open_phase(&self, job: &dyn Job, mut phase: usize, worker: usize) {
         loop {
             let chunks = if self.failed.load(Ordering::Acquire) {
                 None
             } else {
-                self.catch_panic(|| limited(job, phase)).flatten()
+                self.catch_panic(|| checked_chunks(job, phase)).flatten()
             };
             match chunks {
-                None => return self.end(),
+                None => return self.end_region(),
                 Some(0) => {}
                 Some(1) => self.run_chunk(job, phase, 0, worker),
                 Some(chunks) => {
@@ -376,15 +375,15 @@ impl PoolState {
         }
     }
 
-    /// Publishes a phase. Returns true if all chunks are already complete, so that this thread must
-    /// open the next phase.
+    /// Publishes a phase. Returns true if all chunks are already complete, so this thread must open
+    /// the next phase.
     fn publish(&self, phase: usize, chunks: usize) -> bool {
         let n_nodes = self.tickets.len();
         // With several tickets, this thread holds the phase open until all tickets are published.
         let hold = usize::from(n_nodes > 1);
         self.left.0.store(chunks + hold, Ordering::Release);
         for (node, ticket) in self.tickets.iter().enumerate() {
-            let ours = Ticket::new(phase, share(chunks, node, n_nodes));
+            let ours = Ticket::new(phase, node_range(chunks, node, n_nodes));
             // Sequentially consistent, like the counter and the check of a parking thread: either
             // this thread sees the parked thread, or the parking thread sees the ticket.
             ticket.0.store(ours.0, Ordering::SeqCst);
@@ -397,9 +396,8 @@ impl PoolState {
         hold > 0 && self.left.0.fetch_sub(hold, Ordering::AcqRel) == hold
     }
 
-    /// Ends the region.
-    fn end(&self) {
-        self.open.store(IDLE, Ordering::Release);
+    fn end_region(&self) {
+        self.open.store(NO_PHASE, Ordering::Release);
         self.tickets[0].0.store(Ticket::END.0, Ordering::SeqCst);
         self.wake_caller();
     }
@@ -440,8 +438,8 @@ impl PoolState {
                 std::hint::spin_loop();
             }
             let waited = start.elapsed();
-            if waited >= self.idle_times.sleep {
-                return self.sleep(parking, ready);
+            if waited >= self.idle_times.park {
+                return self.park(parking, ready);
             }
             if waited >= self.idle_times.spin {
                 thread::yield_now();
@@ -449,7 +447,7 @@ impl PoolState {
         }
     }
 
-    fn sleep(&self, parking: &Parking, ready: &dyn Fn() -> bool) {
+    fn park(&self, parking: &Parking, ready: &dyn Fn() -> bool) {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         parking.sleepers.fetch_add(1, Ordering::SeqCst);
         while !ready() {
@@ -461,9 +459,12 @@ impl PoolState {
 }
 
 /// Number of chunks of a phase. Panics if the ticket cannot represent the number.
-fn limited(job: &dyn Job, phase: usize) -> Option<usize> {
+fn checked_chunks(job: &dyn Job, phase: usize) -> Option<usize> {
     let chunks = job.chunks(phase)?;
-    assert!(chunks < MAX_CHUNKS && phase < IDLE, "phase {phase} has {chunks} chunks");
+    assert!(
+        chunks < MAX_CHUNKS && phase < NO_PHASE,
+        "phase {phase} with {chunks} chunks exceeds the limits"
+    );
     Some(chunks)
 }
 

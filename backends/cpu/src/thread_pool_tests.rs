@@ -13,34 +13,34 @@ fn pool(n_threads: usize) -> ThreadPool {
 }
 
 /// A job that counts the runs of each chunk and checks that the previous phase is complete.
-struct Count {
+struct CountJob {
     sizes: Vec<usize>,
     seen: Vec<Vec<AtomicU32>>,
     early: AtomicUsize,
     panic_at: Option<(usize, usize)>,
 }
 
-impl Count {
-    fn new(sizes: &[usize]) -> Count {
+impl CountJob {
+    fn new(sizes: &[usize]) -> CountJob {
         let seen = sizes.iter().map(|&n| (0..n).map(|_| AtomicU32::new(0)).collect()).collect();
-        Count { sizes: sizes.to_vec(), seen, early: AtomicUsize::new(0), panic_at: None }
+        CountJob { sizes: sizes.to_vec(), seen, early: AtomicUsize::new(0), panic_at: None }
     }
 
     fn check(&self, times: u32) {
-        assert_eq!(self.early.load(Ordering::SeqCst), 0, "a phase began before the last one ended");
+        assert_eq!(self.early.load(Ordering::SeqCst), 0, "a phase began too early");
         for phase in &self.seen {
             assert!(phase.iter().all(|n| n.load(Ordering::SeqCst) == times));
         }
     }
 }
 
-impl Job for Count {
+impl Job for CountJob {
     fn chunks(&self, phase: usize) -> Option<usize> {
         self.sizes.get(phase).copied()
     }
 
     fn run(&self, phase: usize, chunk: usize, _worker: usize) {
-        assert!(self.panic_at != Some((phase, chunk)), "planted");
+        assert!(self.panic_at != Some((phase, chunk)), "injected panic");
         if phase > 0 {
             let mine = self.seen[phase][chunk].load(Ordering::SeqCst);
             let behind = self.seen[phase - 1].iter().any(|n| n.load(Ordering::SeqCst) <= mine);
@@ -55,7 +55,7 @@ fn every_chunk_runs_once_and_in_phase_order() {
     for threads in [1, 2, 3, 16] {
         let mut pool = pool(threads);
         assert_eq!(pool.n_threads(), threads);
-        let job = Count::new(&[1, 7, 0, 1, 64, 2, 3, 1, 100, 0]);
+        let job = CountJob::new(&[1, 7, 0, 1, 64, 2, 3, 1, 100, 0]);
         for round in 1..=200 {
             assert_eq!(pool.run(&job, usize::MAX), Ok(()));
             assert_eq!(job.early.load(Ordering::SeqCst), 0, "round {round}");
@@ -68,7 +68,7 @@ fn every_chunk_runs_once_and_in_phase_order() {
 fn a_job_without_chunks_ends() {
     let mut pool = pool(2);
     for sizes in [&[][..], &[0], &[0, 1, 0]] {
-        let job = Count::new(sizes);
+        let job = CountJob::new(sizes);
         assert_eq!(pool.run(&job, usize::MAX), Ok(()));
         job.check(1);
     }
@@ -77,25 +77,28 @@ fn a_job_without_chunks_ends() {
 #[test]
 fn sleeping_workers_are_woken() {
     let mut pool = pool(4);
-    let job = Count::new(&[8, 8]);
+    let job = CountJob::new(&[8, 8]);
     for _ in 0..5 {
-        thread::sleep(IdleTimes::default().sleep * 3);
+        thread::sleep(IdleTimes::default().park * 3);
         assert_eq!(pool.run(&job, usize::MAX), Ok(()));
     }
     job.check(5);
 }
 
 #[test]
-fn a_panic_ends_the_region_and_the_next_one_works() {
+fn a_pool_runs_jobs_after_a_panic() {
     for threads in [1, 2, 16] {
         let mut pool = pool(threads);
         for panic_at in [(0, 0), (1, 5), (2, 0)] {
-            let mut job = Count::new(&[3, 9, 1, 5]);
+            let mut job = CountJob::new(&[3, 9, 1, 5]);
             job.panic_at = Some(panic_at);
-            assert_eq!(pool.run(&job, usize::MAX), Err(WorkerPanic("planted".to_owned())));
+            assert_eq!(pool.run(&job, usize::MAX), Err(WorkerPanic("injected panic".to_owned())));
             let after = &job.seen[3];
-            assert!(after.iter().all(|n| n.load(Ordering::SeqCst) == 0), "work after a panic");
-            let job = Count::new(&[3, 9, 1, 5]);
+            assert!(
+                after.iter().all(|n| n.load(Ordering::SeqCst) == 0),
+                "a chunk ran after a panic"
+            );
+            let job = CountJob::new(&[3, 9, 1, 5]);
             assert_eq!(pool.run(&job, usize::MAX), Ok(()));
             job.check(1);
         }
@@ -103,27 +106,27 @@ fn a_panic_ends_the_region_and_the_next_one_works() {
 }
 
 #[test]
-fn too_many_chunks_end_the_region_too() {
+fn too_many_chunks_are_an_error() {
     for threads in [1, 2] {
-        struct Endless;
-        impl Job for Endless {
+        struct TooManyChunks;
+        impl Job for TooManyChunks {
             fn chunks(&self, phase: usize) -> Option<usize> {
                 Some(if phase == 0 { 2 } else { MAX_CHUNKS })
             }
             fn run(&self, _phase: usize, _chunk: usize, _worker: usize) {}
         }
-        assert!(pool(threads).run(&Endless, usize::MAX).is_err());
+        assert!(pool(threads).run(&TooManyChunks, usize::MAX).is_err());
     }
 }
 
 #[test]
-fn shares_cover_all_chunks_once_and_the_first_has_some() {
+fn node_ranges_cover_each_chunk_once() {
     for n in 0..200 {
         for n_nodes in 1..9 {
-            let shares = (0..n_nodes).flat_map(|node| share(n, node, n_nodes));
-            assert_eq!(shares.collect::<Vec<_>>(), (0..n).collect::<Vec<_>>());
-            assert_eq!(share(n, 0, n_nodes).is_empty(), n == 0);
-            let sizes = (0..n_nodes).map(|node| share(n, node, n_nodes).len());
+            let ranges = (0..n_nodes).flat_map(|node| node_range(n, node, n_nodes));
+            assert_eq!(ranges.collect::<Vec<_>>(), (0..n).collect::<Vec<_>>());
+            assert_eq!(node_range(n, 0, n_nodes).is_empty(), n == 0);
+            let sizes = (0..n_nodes).map(|node| node_range(n, node, n_nodes).len());
             assert!(sizes.clone().max() <= sizes.min().map(|least| least + 1));
         }
     }
@@ -145,7 +148,7 @@ impl<F: Fn(usize, usize) + Sync> Job for OnePhase<F> {
 fn wait_until(ready: impl Fn() -> bool) {
     let begin = Instant::now();
     while !ready() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "waited for too long");
+        assert!(begin.elapsed() < Duration::from_secs(60), "timeout after 60 s");
         thread::yield_now();
     }
 }
@@ -157,11 +160,11 @@ fn free_threads_prefer_their_node() {
         for _ in 0..50 {
             // Once all workers are parked, no worker still takes chunks of the last region.
             wait_until(|| pool.shared.workers.sleepers.load(Ordering::SeqCst) == n_threads - 1);
-            // Each thread waits in its chunk until all threads have one, so that no thread can help
+            // Each thread waits in its chunk until all threads have one, so no thread can help
             // another node.
             let begun = AtomicUsize::new(0);
             let job = OnePhase(n_threads, |chunk, worker: usize| {
-                assert!(share(n_threads, worker % n_nodes, n_nodes).contains(&chunk));
+                assert!(node_range(n_threads, worker % n_nodes, n_nodes).contains(&chunk));
                 begun.fetch_add(1, Ordering::SeqCst);
                 wait_until(|| begun.load(Ordering::SeqCst) == n_threads);
             });
@@ -171,14 +174,15 @@ fn free_threads_prefer_their_node() {
 }
 
 #[test]
-fn a_node_without_free_threads_is_helped() {
+fn free_threads_help_other_nodes() {
     for n_nodes in 2..5 {
         let mut pool = ThreadPool::new(&bindings(n_nodes, n_nodes), IdleTimes::default());
         for _ in 0..20 {
             let (done, caller) = (AtomicUsize::new(0), AtomicUsize::new(0));
             // All threads except the caller hold their first chunks until all other chunks are
             // done.
-            let held = (n_nodes - 1) * Ticket::new(0, share(64, 0, n_nodes)).portion(n_nodes);
+            let held =
+                (n_nodes - 1) * Ticket::new(0, node_range(64, 0, n_nodes)).claim_size(n_nodes);
             let job = OnePhase(64, |_, worker| {
                 if worker > 0 {
                     wait_until(|| done.load(Ordering::SeqCst) + held >= 64);
@@ -213,47 +217,47 @@ fn only_active_threads_work() {
     }
 }
 
-/// Maximum number of chunks of a phase of [`Sums`].
-const MOST: usize = 64;
+/// Maximum number of chunks of a phase of [`SumJob`].
+const MAX_SUMS: usize = 64;
 
 /// A job whose result depends on every chunk of every phase: each chunk reads all results of the
 /// previous phase.
-struct Sums<'a> {
+struct SumJob<'a> {
     values: &'a [f32],
     sizes: &'a [usize],
     /// Results of the even and of the odd phases.
-    partial: [[AtomicU32; MOST]; 2],
+    partial: [[AtomicU32; MAX_SUMS]; 2],
     slow: usize,
     panic_at: Option<(usize, usize)>,
 }
 
-impl<'a> Sums<'a> {
-    fn new(values: &'a [f32], sizes: &'a [usize], slow: usize) -> Sums<'a> {
+impl<'a> SumJob<'a> {
+    fn new(values: &'a [f32], sizes: &'a [usize], slow: usize) -> SumJob<'a> {
         let partial = || std::array::from_fn(|_| AtomicU32::new(0));
-        Sums { values, sizes, partial: [partial(), partial()], slow, panic_at: None }
+        SumJob { values, sizes, partial: [partial(), partial()], slow, panic_at: None }
     }
 
-    fn all_of(&self, phase: usize) -> f32 {
+    fn phase_sum(&self, phase: usize) -> f32 {
         let cells = &self.partial[phase % 2][..self.sizes[phase]];
         cells.iter().map(|cell| f32::from_bits(cell.load(Ordering::Relaxed))).sum()
     }
 
     fn total(&self) -> u32 {
-        self.all_of(self.sizes.len() - 1).to_bits()
+        self.phase_sum(self.sizes.len() - 1).to_bits()
     }
 }
 
-impl Job for Sums<'_> {
+impl Job for SumJob<'_> {
     fn chunks(&self, phase: usize) -> Option<usize> {
         self.sizes.get(phase).copied()
     }
 
     fn run(&self, phase: usize, chunk: usize, worker: usize) {
-        assert!(self.panic_at != Some((phase, chunk)), "planted");
+        assert!(self.panic_at != Some((phase, chunk)), "injected panic");
         if worker == self.slow {
             thread::sleep(Duration::from_micros(200));
         }
-        let before = phase.checked_sub(1).map_or(0.0, |phase| self.all_of(phase));
+        let before = phase.checked_sub(1).map_or(0.0, |phase| self.phase_sum(phase));
         let own = self.values.iter().skip(chunk).step_by(7).fold(before, |sum, v| sum * 0.75 + v);
         self.partial[phase % 2][chunk].store(own.to_bits(), Ordering::Relaxed);
     }
@@ -262,28 +266,29 @@ impl Job for Sums<'_> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Any pool size, any job, slow workers and panics in between give the same bits as one thread.
+    /// Any pool, any job, slow workers and earlier panics give the same bits as one thread.
     #[test]
     fn any_pool_gives_the_bits_of_one_thread(
         values in prop::collection::vec(-1.0f32..1.0, 100..300),
-        sizes in prop::collection::vec(0usize..MOST, 1..12),
+        sizes in prop::collection::vec(0usize..MAX_SUMS, 1..12),
         n_threads in 1usize..17,
         n_nodes in 1usize..5,
         slow in 0usize..32,
         poll in prop::sample::select(vec![0u8, 1, 50, 100]),
         active in prop::collection::vec(1usize..17, 1..6),
-        bad in (0usize..12, 0usize..MOST),
+        bad in (0usize..12, 0usize..MAX_SUMS),
     ) {
-        let job = Sums::new(&values, &sizes, usize::MAX);
+        let job = SumJob::new(&values, &sizes, usize::MAX);
         prop_assert_eq!(pool(1).run(&job, 1), Ok(()));
         let expected = job.total();
         let n_nodes = n_nodes.min(n_threads);
-        let mut pool = ThreadPool::new(&bindings(n_threads, n_nodes), IdleTimes::percent(poll));
+        let bindings = bindings(n_threads, n_nodes);
+        let mut pool = ThreadPool::new(&bindings, IdleTimes::from_percent(poll));
         for n_active in active {
-            let job = Sums::new(&values, &sizes, slow);
+            let job = SumJob::new(&values, &sizes, slow);
             prop_assert_eq!(pool.run(&job, n_active), Ok(()));
             prop_assert_eq!(job.total(), expected);
-            let mut job = Sums::new(&values, &sizes, slow);
+            let mut job = SumJob::new(&values, &sizes, slow);
             job.panic_at = Some(bad);
             let exists = sizes.get(bad.0).is_some_and(|&n| bad.1 < n);
             let outcome = pool.run(&job, n_active);

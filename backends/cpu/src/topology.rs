@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 
 use crate::cgroup;
-use crate::files::{MAX_CPUS, cpu_list, number, text};
+use crate::files::{MAX_CPUS, cpu_list, read_number, read_text};
 
 /// One hardware thread that this process may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,6 @@ pub(crate) struct Cpu {
     pub(crate) core: usize,
     /// Index among the core's allowed hardware threads.
     pub(crate) thread: usize,
-    /// The NUMA node.
     pub(crate) node: usize,
     /// Whether the CPU belongs to a performance core; true if all cores are of one class.
     pub(crate) fast: bool,
@@ -34,7 +33,6 @@ pub(crate) struct Topology {
 }
 
 impl Topology {
-    /// The topology of this machine.
     pub(crate) fn of_this_machine() -> Topology {
         Topology::read(Path::new("/")).unwrap_or_else(|| {
             // `available_parallelism` respects affinity and quotas if the system has them.
@@ -52,12 +50,12 @@ impl Topology {
     /// this process may use. Entries that cannot be parsed count as missing.
     pub(crate) fn read(root: &Path) -> Option<Topology> {
         let system = root.join("sys/devices/system");
-        let list = |path: &Path| cpu_list(&text(path)?);
+        let list = |path: &Path| cpu_list(&read_text(path)?);
         let mut ids = list(&system.join("cpu/online"))?;
         if let Some(allowed) = allowed_cpus(root) {
             ids.retain(|id| allowed.binary_search(id).is_ok());
         }
-        let nodes = nodes(&system.join("node"));
+        let nodes = numa_nodes(&system.join("node"));
         let fast = fast_cores(root, &ids);
         let mut seen = HashMap::new();
         let cpu = |id| {
@@ -71,7 +69,7 @@ impl Topology {
             Cpu { id, core, thread, node, fast: fast.contains(&id) }
         };
         let cpus: Vec<Cpu> = ids.iter().copied().map(cpu).collect();
-        (!cpus.is_empty()).then(|| Topology { cpus, quota: cgroup::cpus(root) })
+        (!cpus.is_empty()).then(|| Topology { cpus, quota: cgroup::cpu_limit(root) })
     }
 
     /// Default number of threads on `cpus`: one per physical core, only performance cores if `cpus`
@@ -90,17 +88,17 @@ impl Topology {
 
 /// The CPUs that affinity and cpuset allow.
 fn allowed_cpus(root: &Path) -> Option<Vec<usize>> {
-    let status = text(&root.join("proc/self/status"))?;
+    let status = read_text(&root.join("proc/self/status"))?;
     cpu_list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)
 }
 
 /// The NUMA node of each CPU.
-fn nodes(folder: &Path) -> HashMap<usize, usize> {
+fn numa_nodes(folder: &Path) -> HashMap<usize, usize> {
     let mut nodes = HashMap::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let number = name.to_str().and_then(|name| name.strip_prefix("node")?.parse().ok());
-        let cpus = text(&entry.path().join("cpulist")).and_then(|list| cpu_list(&list));
+        let cpus = read_text(&entry.path().join("cpulist")).and_then(|list| cpu_list(&list));
         if let (Some(number), Some(cpus)) = (number, cpus) {
             nodes.extend(cpus.into_iter().map(|cpu| (cpu, number)));
         }
@@ -111,9 +109,10 @@ fn nodes(folder: &Path) -> HashMap<usize, usize> {
 /// The performance cores among `ids`; all of `ids` if the machine has only one class of cores, or
 /// if `ids` has only slow cores.
 fn fast_cores(root: &Path, ids: &[usize]) -> Vec<usize> {
-    let hybrid = text(&root.join("sys/devices/cpu_core/cpus")).and_then(|list| cpu_list(&list));
+    let hybrid =
+        read_text(&root.join("sys/devices/cpu_core/cpus")).and_then(|list| cpu_list(&list));
     let capacity = |id: usize| {
-        number(&root.join(format!("sys/devices/system/cpu/cpu{id}/cpu_capacity"))).unwrap_or(0)
+        read_number(&root.join(format!("sys/devices/system/cpu/cpu{id}/cpu_capacity"))).unwrap_or(0)
     };
     let fast: Vec<usize> = match hybrid {
         Some(fast) => ids.iter().copied().filter(|id| fast.contains(id)).collect(),

@@ -68,7 +68,7 @@ fn two_sockets() {
 }
 
 #[test]
-fn affinity_and_cpuset_count() {
+fn affinity_and_cpuset_limit_the_cpus() {
     let machine = Machine::two_sockets();
     machine.write("proc/self/status", "Name:\tx\nCpus_allowed_list:\t16-19,24\n");
     let topology = machine.topology();
@@ -79,7 +79,7 @@ fn affinity_and_cpuset_count() {
 }
 
 #[test]
-fn a_quota_bounds_the_threads() {
+fn a_quota_limits_the_threads() {
     let quotas =
         [("150000 100000\n", 1), ("50000 100000", 1), ("450000 100000", 4), ("max 100000", 16)];
     for (text, threads) in quotas {

@@ -88,20 +88,20 @@ impl Block {
         match lists {
             Lists::None => {}
             Lists::Random(share) | Lists::Shuffled(share) => {
-                let mut wanted: Vec<(u32, u32)> = Vec::new();
+                let mut listed: Vec<(u32, u32)> = Vec::new();
                 for row in 0..N_FF as u32 {
                     let draw = |bits, t| bits | u32::from(numbers.next() < share) << t;
                     let bits = (0..n).fold(0, draw);
-                    wanted.extend((bits != 0).then_some((row, bits)));
+                    listed.extend((bits != 0).then_some((row, bits)));
                 }
                 if matches!(lists, Lists::Shuffled(_)) {
-                    wanted.sort_by_key(|(row, _)| row.wrapping_mul(2_654_435_761));
+                    listed.sort_by_key(|(row, _)| row.wrapping_mul(2_654_435_761));
                 }
                 let set = self.device.row_set(N_FF, n)?;
-                let count = wanted.len() as u32;
+                let count = listed.len() as u32;
                 // Entries beyond `count` are invalid and must not be read.
-                wanted.resize(N_FF, (u32::MAX, u32::MAX));
-                let (ids, members): (Vec<u32>, Vec<u32>) = wanted.into_iter().unzip();
+                listed.resize(N_FF, (u32::MAX, u32::MAX));
+                let (ids, members): (Vec<u32>, Vec<u32>) = listed.into_iter().unzip();
                 queue.write(&set.ids, bytemuck::cast_slice(&ids))?;
                 queue.write(&set.members, bytemuck::cast_slice(&members))?;
                 queue.write(&set.count, bytemuck::bytes_of(&count))?;
@@ -162,13 +162,13 @@ fn single_rows_and_all_rows_give_the_same_bits() -> Result<()> {
         for n in [2, 3, 5, 8, 13, 16] {
             for lists in shares.into_iter().chain([Shuffled(0.6), None, Lists::Experts]) {
                 for skip in [Skip::NotPositive, Skip::Never] {
-                    let what = format!("{format} {n} tokens {lists:?} {skip:?}");
+                    let case = format!("{format} {n} tokens {lists:?} {skip:?}");
                     let (expected, by_list) = block.run(n, lists, skip, NEVER_DENSE)?;
-                    assert_eq!(by_list.dense, 0.0, "{what}");
+                    assert_eq!(by_list.dense, 0.0, "{case}");
                     for from in [0.0, 0.5, 1.0] {
                         let (bits, counts) = block.run(n, lists, skip, from)?;
-                        assert!(bits == expected, "{what} from {from}");
-                        assert_eq!(counts.active, by_list.active, "{what} from {from}");
+                        assert!(bits == expected, "{case} from {from}");
+                        assert_eq!(counts.active, by_list.active, "{case} from {from}");
                     }
                 }
             }

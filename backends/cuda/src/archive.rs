@@ -2,33 +2,32 @@
 //!
 //! `scripts/make_ptx` writes both. The archive has one zstd frame per kernel file, with its units
 //! in sequence. When a device loads a unit, the unit is decompressed from the start of its frame.
-//! It is not cached, since a model needs a few units of each file, and each only once. Archive and
-//! manifest are checked like any other input: damage is an error.
+//! Units are not cached, since a model needs each only once. A damaged archive or manifest is an
+//! error.
 
 use std::io::{self, Read as _};
 
 use ruzstd::decoding::StreamingDecoder;
 use thiserror::Error;
 
-/// Size limit of a unit, in bytes; the largest existing unit has 0.5 MB.
+/// Size limit of a unit, in bytes; the largest unit is 0.5 MB.
 const MAX_UNIT: usize = 16 << 20;
 
-/// Errors of reading a unit.
 #[derive(Debug, Error)]
 pub(crate) enum ArchiveError {
     #[error("this build has no PTX for compute capability {}.{} or lower", target / 10, target % 10)]
     Missing { target: u32 },
     #[error("line {line} of the PTX manifest is invalid: this build is broken")]
     Manifest { line: usize },
-    #[error("the PTX archive has fewer than the {end} bytes that its manifest lists")]
+    #[error("the PTX archive ends before byte {end}: this build is broken")]
     Short { end: usize },
     #[error("the PTX archive is damaged: {0}")]
     Frame(String),
-    #[error("the PTX archive is damaged: hash {found:016x} instead of {wanted:016x}")]
-    Hash { found: u64, wanted: u64 },
+    #[error("the PTX archive is damaged: hash {found:016x} instead of {expected:016x}")]
+    Hash { found: u64, expected: u64 },
 }
 
-/// A unit and its location in the archive.
+/// A unit in the manifest, and its location in the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry<'a> {
     unit: &'a str,
@@ -65,7 +64,7 @@ impl<'a> Archive<'a> {
     /// the highest.
     ///
     /// # Errors
-    /// A unit that does not exist for this target, or a damaged archive or manifest.
+    /// No unit for this target, or a damaged archive or manifest.
     pub(crate) fn ptx(&self, unit: &str, target: u32) -> Result<Vec<u8>, ArchiveError> {
         let mut best: Option<Entry<'a>> = None;
         for entry in self.entries() {
@@ -93,7 +92,7 @@ impl<'a> Archive<'a> {
                     (frame, start) = (next, 0);
                     None
                 }),
-                ["unit", ..] => unit(&words, frame, start).map(|entry| {
+                ["unit", ..] => parse_unit(&words, frame, start).map(|entry| {
                     start = entry.start + entry.size;
                     Some(entry)
                 }),
@@ -120,7 +119,7 @@ impl<'a> Archive<'a> {
         decoder.read_exact(&mut text).map_err(|error| damaged(&error))?;
         let found = fnv(&text);
         if found != entry.hash {
-            return Err(ArchiveError::Hash { found, wanted: entry.hash });
+            return Err(ArchiveError::Hash { found, expected: entry.hash });
         }
         text.push(0);
         Ok(text)
@@ -133,7 +132,7 @@ fn next_frame(frame: (usize, usize), size: &str) -> Option<(usize, usize)> {
 }
 
 /// Parses the words of a `unit` line: name, target, bytes, and two hashes.
-fn unit<'a>(words: &[&'a str], frame: (usize, usize), start: usize) -> Option<Entry<'a>> {
+fn parse_unit<'a>(words: &[&'a str], frame: (usize, usize), start: usize) -> Option<Entry<'a>> {
     let [_, unit, target, size, source, hash] = *words else { return None };
     let size = size.parse().ok().filter(|size| *size <= MAX_UNIT)?;
     start.checked_add(size)?;

@@ -13,7 +13,7 @@ use crate::vendor::Cuda;
 
 /// The oldest CUDA version whose driver can load the kernels: 12.0.
 const MIN_VERSION: c_int = 12000;
-/// The oldest architecture that the kernels run on.
+/// The oldest compute capability that the kernels run on.
 const MIN_CAPABILITY: (c_int, c_int) = (7, 5);
 
 /// All devices that the driver lists, in the order of their PCI slots, including unusable devices.
@@ -109,8 +109,8 @@ fn describe(library: &Library, ordinal: c_int) -> Result<FoundDevice, LibraryErr
     let (major, minor) = capability(library, device)?;
     let name = library.name(device)?;
     let refusal = ((major, minor) < MIN_CAPABILITY).then(|| {
-        let (needed, and) = MIN_CAPABILITY;
-        format!("compute capability {major}.{minor} is too old; {needed}.{and} (Turing) or newer is required")
+        let (min_major, min_minor) = MIN_CAPABILITY;
+        format!("compute capability {major}.{minor} is too old; {min_major}.{min_minor} (Turing) or newer is required")
     });
     Ok(FoundDevice {
         name: String::new(),

@@ -2,7 +2,7 @@
 //!
 //! Kernels are embedded as PTX, which the driver compiles, so the CUDA toolkit is not needed.
 //! Types and constants come from `cudarc`. This crate loads the driver itself, because `cudarc`
-//! would prefer the toolkit's stub library to the driver. It also calls the driver itself, because
+//! would prefer the toolkit's stub library to the driver, and it calls the driver itself, because
 //! `cudarc`'s functions panic on a missing symbol and return Rust enums, which have undefined
 //! behaviour for codes of a newer driver.
 

@@ -11,11 +11,11 @@ use simt::native::{Calls, Function, GraphCalls, Raw};
 use simt::{LibraryError, Outcome};
 
 /// Reads an attribute of a device: destination, attribute, device.
-type Attribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
+type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
 /// Reads text about a device: destination, its size, device.
-type Text = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
+type GetText = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
 /// Reads the name or the description of an error code.
-type About = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
+type GetErrorText = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
 /// The initialised driver.
 #[derive(Clone, Debug)]
@@ -23,15 +23,15 @@ pub(crate) struct Library {
     count: Function<unsafe extern "C" fn(*mut c_int) -> c_int>,
     version: Function<unsafe extern "C" fn(*mut c_int) -> c_int>,
     device: Function<unsafe extern "C" fn(*mut c_int, c_int) -> c_int>,
-    name: Function<Text>,
-    slot: Function<Text>,
-    attribute: Function<Attribute>,
+    name: Function<GetText>,
+    slot: Function<GetText>,
+    attribute: Function<GetAttribute>,
     total: Function<unsafe extern "C" fn(*mut usize, c_int) -> c_int>,
     retain: Function<unsafe extern "C" fn(*mut Raw, c_int) -> c_int>,
     release: Function<unsafe extern "C" fn(c_int) -> c_int>,
     pub(crate) set_current: Function<unsafe extern "C" fn(Raw) -> c_int>,
-    error_name: Function<About>,
-    error_text: Function<About>,
+    error_name: Function<GetErrorText>,
+    error_text: Function<GetErrorText>,
     pub(crate) calls: Calls,
 }
 
@@ -40,7 +40,6 @@ pub(crate) struct Library {
 const NAMES: [&str; 2] =
     if cfg!(windows) { ["nvcuda.dll", "nvcuda"] } else { ["libcuda.so.1", "libcuda.so"] };
 
-/// Looks up a function of the library by name.
 fn find<F: Copy>(file: &'static File, name: &'static str) -> Result<Function<F>, LibraryError> {
     // SAFETY: the library is never unloaded; `F` is the type in `cuda.h`, with handles as pointers
     // and enums as integers, which have the same ABI.
@@ -92,7 +91,6 @@ impl Library {
         self.check(&self.version, code).map(|()| version)
     }
 
-    /// Number of devices.
     pub(crate) fn count(&self) -> Result<c_int, LibraryError> {
         let mut count = 0;
         // SAFETY: the driver writes the value, and only before it returns.
@@ -100,7 +98,6 @@ impl Library {
         self.check(&self.count, code).map(|()| count)
     }
 
-    /// The handle of a device.
     pub(crate) fn device(&self, ordinal: c_int) -> Result<c_int, LibraryError> {
         let mut device = 0;
         // SAFETY: the driver writes the value, and only before it returns.
@@ -108,17 +105,15 @@ impl Library {
         self.check(&self.device, code).map(|()| device)
     }
 
-    /// The driver's name of a device.
     pub(crate) fn name(&self, device: c_int) -> Result<String, LibraryError> {
         self.device_text(&self.name, device)
     }
 
-    /// A device's PCI slot.
     pub(crate) fn slot(&self, device: c_int) -> Result<String, LibraryError> {
         self.device_text(&self.slot, device)
     }
 
-    fn device_text(&self, call: &Function<Text>, device: c_int) -> Result<String, LibraryError> {
+    fn device_text(&self, call: &Function<GetText>, device: c_int) -> Result<String, LibraryError> {
         let mut text: [c_char; 256] = [0; 256];
         // SAFETY: the call writes less than the given size, and only before it returns.
         let code = unsafe { (call.call)(text.as_mut_ptr(), 255, device) };
@@ -128,7 +123,6 @@ impl Library {
         Ok(text.to_string_lossy().trim().to_owned())
     }
 
-    /// An attribute of a device.
     pub(crate) fn attribute(
         &self,
         which: sys::CUdevice_attribute,
@@ -157,14 +151,13 @@ impl Library {
         (self.retain.name, code, context)
     }
 
-    /// Releases the primary context.
     pub(crate) fn release(&self, device: c_int) {
         // SAFETY: the caller guarantees that all objects in the context are destroyed; other
         // libraries of the process have their own references.
         let _ = unsafe { (self.release.call)(device) };
     }
 
-    /// Name and meaning of a code.
+    /// Name and description of an error code.
     pub(crate) fn text(&self, code: c_int) -> String {
         let parts: Vec<String> = [&self.error_name, &self.error_text]
             .into_iter()
@@ -187,7 +180,7 @@ impl Library {
     }
 }
 
-/// The functions that HIP has under other names.
+/// The functions that HIP has too, under other names.
 fn calls(file: &'static File) -> Result<Calls, LibraryError> {
     Ok(Calls {
         memory: find(file, "cuMemGetInfo_v2")?,
@@ -217,14 +210,14 @@ fn calls(file: &'static File) -> Result<Calls, LibraryError> {
     })
 }
 
-/// The graph API; without all of it, kernels are launched separately.
+/// The graph API. If a function is missing, kernels are launched separately.
 fn graphs(file: &'static File) -> Result<GraphCalls, LibraryError> {
     Ok(GraphCalls {
         begin_capture: find(file, "cuStreamBeginCapture_v2")?,
         end_capture: find(file, "cuStreamEndCapture")?,
         instantiate: find(file, "cuGraphInstantiateWithFlags")?,
         destroy_graph: find(file, "cuGraphDestroy")?,
-        destroy_ready: find(file, "cuGraphExecDestroy")?,
+        destroy_instance: find(file, "cuGraphExecDestroy")?,
         launch_graph: find(file, "cuGraphLaunch")?,
     })
 }

@@ -18,7 +18,7 @@ pub struct Cuda {
     pub(crate) library: Library,
     pub(crate) device: c_int,
     pub(crate) context: Raw,
-    /// Its architecture: 75 for compute capability 7.5.
+    /// Its compute capability, 75 for 7.5.
     pub(crate) target: u32,
 }
 

@@ -374,7 +374,7 @@ int put_text(char* to, int len, const std::string& text) {
 CALL(cuDeviceGetCount, hipGetDeviceCount)(int* n) {
     STARTED;
     *n = int(fake::world().library.devices);
-    return *n == 0 ? NONE_LEFT : int(fake::SUCCESS);
+    return *n == 0 ? NO_DEVICES : int(fake::SUCCESS);
 }
 CALL(cuDeviceGet, hipDeviceGet)(int* out, int ordinal) {
     DEVICE_OF(device, ordinal);

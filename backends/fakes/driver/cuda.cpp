@@ -8,7 +8,7 @@
 #define BEGIN \
     STARTED;  \
     if (const int code = fake::ready()) return code
-#define NONE_LEFT int(fake::SUCCESS)
+#define NO_DEVICES int(fake::SUCCESS)
 
 #include <atomic>
 
@@ -17,8 +17,8 @@ static std::atomic<bool> is_started{false};
 #include "calls.h"
 
 fake::World& fake::world() {
-    static World* all = new World("CUDA", "THERMOCLINE_FAKE_CUDA", 48 * 1024, 12040);
-    return *all;
+    static World* world = new World("CUDA", "THERMOCLINE_FAKE_CUDA", 48 * 1024, 12040);
+    return *world;
 }
 
 EXPORTED int cuInit(unsigned flags) {

@@ -74,7 +74,6 @@ struct Settings {
 
 /// Settings of the library, which tests change.
 struct Library {
-    /// Number of devices.
     uint64_t devices = 1;
     uint64_t version = 0;
     /// Code that initialisation returns.
@@ -99,7 +98,6 @@ struct Device {
     int lost = SUCCESS;
     std::set<std::shared_ptr<Stream>> streams;
     std::shared_ptr<Stream> default_stream;
-    /// Counters for tests.
     uint64_t n_launches = 0, n_refusals = 0, n_graphs = 0, n_copies = 0, bytes_in = 0, bytes_out = 0;
     uint64_t most_used = 0;
 
@@ -120,7 +118,7 @@ struct World {
 
     World(const char* vendor, const char* variable, size_t max_shared, uint64_t version);
     /// Sets `key=value` and `N:key=value` (device N only), separated by blanks; false if a key is
-    /// unknown.
+    /// unknown or a value is invalid.
     bool configure(const char* text);
     bool set(Device* device, const std::string& key, const std::string& value);
     uint64_t count(int device, const std::string& what);
@@ -176,11 +174,9 @@ struct Stream {
 
 /// Adds work to the stream's capture, or to its queue if it is not capturing.
 int enqueue(Stream& stream, std::function<int(Device&)> run);
-/// Waits for all work of a device.
 void finish_all(Device& device);
 
-/// One recording of an event.
-struct Moment {
+struct Recording {
     std::mutex mutex;
     std::condition_variable happened;
     bool is_done = false;
@@ -191,7 +187,7 @@ struct Event {
     Device& device;
     bool is_timed;
     bool is_captured = false;
-    std::shared_ptr<Moment> moment;
+    std::shared_ptr<Recording> recording;
 };
 int record(Event& event, Stream& stream);
 int query(Event& event);
@@ -202,7 +198,7 @@ int wait_in(Stream& stream, Event& event);
 struct Module {
     Device& device;
     std::string unit;
-    /// Guards `functions`, because several threads may call.
+    /// Guards `functions`.
     std::mutex mutex;
     std::map<std::string, std::unique_ptr<struct Function>> functions;
 };

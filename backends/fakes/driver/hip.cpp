@@ -7,7 +7,7 @@
 #define BEGIN \
     STARTED;  \
     if (const int code = fake::ready()) return code
-#define NONE_LEFT int(fake::NO_DEVICE)
+#define NO_DEVICES int(fake::NO_DEVICE)
 
 #include "fake.h"
 
@@ -23,8 +23,8 @@ static int start() {
 #include "calls.h"
 
 fake::World& fake::world() {
-    static World* all = new World("HIP", "THERMOCLINE_FAKE_HIP", 64 * 1024, 60032830);
-    return *all;
+    static World* world = new World("HIP", "THERMOCLINE_FAKE_HIP", 64 * 1024, 60032830);
+    return *world;
 }
 
 EXPORTED int hipInit(unsigned flags) {

@@ -28,8 +28,8 @@ struct Memory {
     std::deque<std::pair<void*, size_t>> resting;
 };
 Memory& memory() {
-    static Memory* all = new Memory;
-    return *all;
+    static Memory* memory = new Memory;
+    return *memory;
 }
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -90,36 +90,36 @@ int allocate(Device& device, Kind kind, size_t len, uintptr_t* at) {
 }
 
 int free_memory(Kind kind, uintptr_t at) {
-    Allocation gone;
+    Allocation freed;
     {
         std::lock_guard<std::mutex> lock(memory().mutex);
         auto found = memory().live.find(at);
         if (found == memory().live.end() || found->second.kind != kind) return INVALID_VALUE;
-        gone = found->second;
+        freed = found->second;
     }
     // Drivers wait for the device before they free memory.
-    finish_all(*gone.device);
+    finish_all(*freed.device);
     const size_t page = size_t(sysconf(_SC_PAGESIZE));
-    const uintptr_t first = reinterpret_cast<uintptr_t>(gone.mapped) + page;
-    const uintptr_t end = gone.at + round_up(gone.len, 4);
-    const bool intact = is_poison(first, gone.at - first) && is_poison(end, gone.at + round_up(gone.len, 256) - end);
+    const uintptr_t first = reinterpret_cast<uintptr_t>(freed.mapped) + page;
+    const uintptr_t end = freed.at + round_up(freed.len, 4);
+    const bool intact = is_poison(first, freed.at - first) && is_poison(end, freed.at + round_up(freed.len, 256) - end);
     {
         std::lock_guard<std::mutex> lock(memory().mutex);
         memory().live.erase(at);
-        mprotect(gone.mapped, gone.mapped_len, PROT_NONE);
-        madvise(gone.mapped, gone.mapped_len, MADV_DONTNEED);
-        memory().resting.emplace_back(gone.mapped, gone.mapped_len);
+        mprotect(freed.mapped, freed.mapped_len, PROT_NONE);
+        madvise(freed.mapped, freed.mapped_len, MADV_DONTNEED);
+        memory().resting.emplace_back(freed.mapped, freed.mapped_len);
         if (memory().resting.size() > N_RESTING) {
             munmap(memory().resting.front().first, memory().resting.front().second);
             memory().resting.pop_front();
         }
     }
-    if (gone.kind == Kind::Device) {
-        std::lock_guard<std::mutex> lock(gone.device->mutex);
-        gone.device->used -= round_up(gone.len, 512);
+    if (freed.kind == Kind::Device) {
+        std::lock_guard<std::mutex> lock(freed.device->mutex);
+        freed.device->used -= round_up(freed.len, 512);
     }
     if (!intact) {
-        gone.device->lose(ILLEGAL_ADDRESS, "a write outside of an allocation of " + std::to_string(gone.len) + " bytes");
+        freed.device->lose(ILLEGAL_ADDRESS, "a write outside of an allocation of " + std::to_string(freed.len) + " bytes");
         return ILLEGAL_ADDRESS;
     }
     return SUCCESS;

@@ -137,50 +137,50 @@ void finish_all(Device& device) {
 int record(Event& event, Stream& stream) {
     if (&event.device != &stream.device) return INVALID_HANDLE;
     event.is_captured = stream.is_capturing;
-    auto moment = std::make_shared<Moment>();
-    event.moment = moment;
-    return enqueue(stream, [moment](Device&) {
-        std::lock_guard<std::mutex> lock(moment->mutex);
-        moment->is_done = true;
-        moment->at = shim::nanoseconds();
-        moment->happened.notify_all();
+    auto recording = std::make_shared<Recording>();
+    event.recording = recording;
+    return enqueue(stream, [recording](Device&) {
+        std::lock_guard<std::mutex> lock(recording->mutex);
+        recording->is_done = true;
+        recording->at = shim::nanoseconds();
+        recording->happened.notify_all();
         return SUCCESS;
     });
 }
 
 int query(Event& event) {
     if (event.is_captured) return CAPTURED_EVENT;
-    if (!event.moment) return SUCCESS;
-    std::lock_guard<std::mutex> lock(event.moment->mutex);
-    return event.moment->is_done ? SUCCESS : NOT_READY;
+    if (!event.recording) return SUCCESS;
+    std::lock_guard<std::mutex> lock(event.recording->mutex);
+    return event.recording->is_done ? SUCCESS : NOT_READY;
 }
 
 int wait(Event& event) {
     if (event.is_captured) return CAPTURED_EVENT;
-    if (!event.moment) return SUCCESS;
-    auto moment = event.moment;
-    std::unique_lock<std::mutex> lock(moment->mutex);
-    moment->happened.wait(lock, [&] { return moment->is_done; });
+    if (!event.recording) return SUCCESS;
+    auto recording = event.recording;
+    std::unique_lock<std::mutex> lock(recording->mutex);
+    recording->happened.wait(lock, [&] { return recording->is_done; });
     return SUCCESS;
 }
 
 int elapsed(float* milliseconds, Event& from, Event& to) {
-    if (!from.is_timed || !to.is_timed || !from.moment || !to.moment) return INVALID_HANDLE;
+    if (!from.is_timed || !to.is_timed || !from.recording || !to.recording) return INVALID_HANDLE;
     for (Event* event : {&from, &to}) {
         if (const int code = query(*event)) return code;
     }
-    *milliseconds = float(double(int64_t(to.moment->at - from.moment->at)) / 1e6);
+    *milliseconds = float(double(int64_t(to.recording->at - from.recording->at)) / 1e6);
     return SUCCESS;
 }
 
 int wait_in(Stream& stream, Event& event) {
     // Captures across several streams are not modelled.
     if (stream.is_capturing || event.is_captured) return CAPTURE_UNSUPPORTED;
-    if (!event.moment) return SUCCESS;
-    auto moment = event.moment;
-    return enqueue(stream, [moment](Device&) {
-        std::unique_lock<std::mutex> lock(moment->mutex);
-        moment->happened.wait(lock, [&] { return moment->is_done; });
+    if (!event.recording) return SUCCESS;
+    auto recording = event.recording;
+    return enqueue(stream, [recording](Device&) {
+        std::unique_lock<std::mutex> lock(recording->mutex);
+        recording->happened.wait(lock, [&] { return recording->is_done; });
         return SUCCESS;
     });
 }

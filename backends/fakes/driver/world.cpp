@@ -171,8 +171,8 @@ struct Handles {
     std::set<std::pair<Type, void*>> live;
 };
 Handles& handles() {
-    static Handles* all = new Handles;
-    return *all;
+    static Handles* handles = new Handles;
+    return *handles;
 }
 
 } // namespace
@@ -204,7 +204,7 @@ uint64_t n_handles(Type type) {
 
 extern "C" {
 
-/// For tests: applies settings (`World::configure`); 0 if all keys are known.
+/// For tests: applies settings (`World::configure`); 0 if all keys and values are valid.
 __attribute__((visibility("default"))) int fake_configure(const char* text) {
     return fake::world().configure(text) ? 0 : 1;
 }

@@ -1,4 +1,4 @@
-// Kernels with one fault each, which the tests of the shim expect it to detect.
+// Kernels with one fault each, for the tests of the shim.
 #include "dialect.h"
 
 KERNEL(barrier_in_a_branch)(unsigned* x) {

@@ -1,4 +1,4 @@
-// Tests every function of the dialect against its documentation in kernels-cuda/dialect.h.
+// Kernels that test functions of the dialect, which kernels-cuda/dialect.h documents.
 #include "dialect.h"
 
 // For each thread 8 words: lane, three shuffles, a ballot (two words), any, and the block's sum of

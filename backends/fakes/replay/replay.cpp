@@ -88,7 +88,7 @@ bool run(const char* path) {
 
 } // namespace
 
-/// Reads the paths of recorded launches from standard input, one per line.
+/// Replays the launches whose paths are on standard input, one per line.
 int main() {
     bool fine = true;
     char path[4096];

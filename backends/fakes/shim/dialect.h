@@ -1,4 +1,4 @@
-// All dialects have the same include guard, so that only the first included dialect is used.
+// All dialects have this include guard, so that only the first included one is used.
 #ifndef DIALECT
 #define DIALECT
 

@@ -14,7 +14,6 @@
 #include <string.h>
 #include <time.h>
 
-
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #else
@@ -109,16 +108,16 @@ struct Block : View {
 
 /// The block, with its fibres, that a thread owns. When the thread ends, another thread may reuse
 /// the block.
-struct Own {
+struct OwnedBlock {
     Block* block = nullptr;
-    ~Own();
+    ~OwnedBlock();
     void take();
 };
 pthread_mutex_t idle_mutex = PTHREAD_MUTEX_INITIALIZER;
 Block* idle = nullptr;
-thread_local Own own;
+thread_local OwnedBlock own;
 
-Own::~Own() {
+OwnedBlock::~OwnedBlock() {
     view = nullptr;
     if (block == nullptr) return;
     pthread_mutex_lock(&idle_mutex);
@@ -127,7 +126,7 @@ Own::~Own() {
     pthread_mutex_unlock(&idle_mutex);
 }
 
-void Own::take() {
+void OwnedBlock::take() {
     pthread_mutex_lock(&idle_mutex);
     block = idle;
     if (block != nullptr) idle = block->next_idle;
@@ -137,7 +136,7 @@ void Own::take() {
     view = block;
 }
 
-Block& here() { return *static_cast<Block*>(view); }
+Block& running_block() { return *static_cast<Block*>(view); }
 
 Block::Block() {
     const size_t len = Fibre::SIZE * MAX_THREADS;
@@ -275,7 +274,7 @@ void Block::work() {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
 #endif
-    Block& b = here();
+    Block& b = running_block();
     for (;;) {
         const unsigned self = b.thread;
         b.states[self] = Ready;
@@ -340,7 +339,7 @@ void Block::start() {
     va_end(args);
 }
 
-/// Checks the guard bytes after each array at the end of a block.
+/// Checks the guard bytes after each shared array; called when a block has ended.
 void Block::check_memory() {
 #if !defined(__SANITIZE_ADDRESS__)
     if (!is_filled(memory + dynamic_len, GUARD)) report("a write past the end of dynamic shared memory");
@@ -454,7 +453,7 @@ const Kernel* find(const char* unit, const char* name) {
 }
 
 void barrier(int line) {
-    Block& b = here();
+    Block& b = running_block();
     if (b.n_at_barrier > 0 && b.barrier_line != line) {
         b.stop("divergence: threads wait at barriers of lines %d and %d", b.barrier_line, line);
     }
@@ -466,7 +465,7 @@ void barrier(int line) {
 }
 
 uint32_t exchange(uint32_t v, unsigned from, int line) {
-    Block& b = here();
+    Block& b = running_block();
     Wave& w = b.waves[b.thread / b.wave];
     uint32_t* values = w.values[w.set];
     values[b.thread & (b.wave - 1)] = v;
@@ -475,7 +474,7 @@ uint32_t exchange(uint32_t v, unsigned from, int line) {
 }
 
 uint64_t ballot(bool p, int line) {
-    Block& b = here();
+    Block& b = running_block();
     Wave& w = b.waves[b.thread / b.wave];
     uint32_t* values = w.values[w.set];
     values[b.thread & (b.wave - 1)] = p;
@@ -487,7 +486,7 @@ uint64_t ballot(bool p, int line) {
 
 /// A matrix product of bytes, with the element layout that kernels-cuda/dialect.h documents.
 __attribute__((optimize("O3"))) void mma_s8(int d[4], const unsigned a[4], const unsigned b[2], int line) {
-    Block& bl = here();
+    Block& bl = running_block();
     Wave& w = bl.waves[bl.thread / bl.wave];
     const unsigned lane = bl.thread & (bl.wave - 1), g = lane % 32 / 4, t = lane % 4;
     int8_t(*lines)[32] = w.lines[w.set][lane / 32];
@@ -506,7 +505,7 @@ __attribute__((optimize("O3"))) void mma_s8(int d[4], const unsigned a[4], const
 
 /// A matrix product of floats that uses only the upper 10 mantissa bits.
 __attribute__((optimize("O3"))) void mma_tf32(float d[4], const unsigned a[4], const unsigned b[2], int line) {
-    Block& bl = here();
+    Block& bl = running_block();
     Wave& w = bl.waves[bl.thread / bl.wave];
     const unsigned lane = bl.thread & (bl.wave - 1), g = lane % 32 / 4, t = lane % 4;
     float(*lines)[8] = w.floats[w.set][lane / 32];
@@ -528,7 +527,7 @@ __attribute__((optimize("O3"))) void mma_tf32(float d[4], const unsigned a[4], c
 }
 
 void* shared(const void* key, size_t len, size_t align) {
-    Block& b = here();
+    Block& b = running_block();
     for (unsigned i = 0; i < b.n_arrays; i++) {
         if (b.arrays[i].key == key) return b.arrays[i].at;
     }
@@ -549,7 +548,7 @@ void* shared(const void* key, size_t len, size_t align) {
 }
 
 void pause() {
-    Block& b = here();
+    Block& b = running_block();
     if (++b.n_spins % 64 == 0) sched_yield();
     b.yield();
 }

@@ -42,7 +42,6 @@ void* shared(const void* key, size_t len, size_t align);
 void pause();
 uint64_t nanoseconds();
 
-/// A kernel of a unit.
 struct Kernel {
     const char* unit;
     const char* name;
@@ -83,7 +82,6 @@ struct Export {
 
 /// The kernel of this unit and name, or null.
 const Kernel* find(const char* unit, const char* name);
-/// All kernels, as a linked list.
 const Kernel* kernels();
 
 struct Launch {

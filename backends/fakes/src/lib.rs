@@ -60,7 +60,7 @@ pub fn folder() -> &'static Path {
 /// Why this build has no usable fakes; `None` if it has.
 #[must_use]
 pub fn missing() -> Option<&'static str> {
-    let missing = env!("FAKES_MISSING");
+    let reason = env!("FAKES_MISSING");
     #[cfg(target_arch = "x86_64")]
     if env!("FAKES_LEVEL") == "x86-64-v3" {
         let can_run = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
@@ -68,7 +68,7 @@ pub fn missing() -> Option<&'static str> {
             return Some("the fakes need AVX2 and FMA; rebuild them on this machine");
         }
     }
-    Some(missing).filter(|missing| !missing.is_empty())
+    Some(reason).filter(|reason| !reason.is_empty())
 }
 
 type Configure = unsafe extern "C" fn(*const c_char) -> c_int;
@@ -95,8 +95,8 @@ impl Fake {
     /// # Errors
     /// The reason why this build has no fakes ([`missing`]).
     pub fn load(vendor: Vendor) -> Result<Fake, String> {
-        if let Some(missing) = missing() {
-            return Err(missing.to_owned());
+        if let Some(reason) = missing() {
+            return Err(reason.to_owned());
         }
         let path = vendor.library();
         let fail = |error: libloading::Error| format!("{}: {error}", path.display());

@@ -15,10 +15,10 @@ use crate::Fake;
 /// Number of devices of a fake.
 pub const DEVICES: usize = 10;
 /// Index of the device that runs the conformance suite together with device 0.
-pub const SECOND: usize = 9;
+pub const SECOND_DEVICE: usize = 9;
 /// Index of the device that tests configure to have wrong matrix instructions, incomplete graphs
 /// and blocking graphs.
-pub const WRONG: usize = 8;
+pub const FAULTY_DEVICE: usize = 8;
 /// Memory budget of a test: 1 GiB.
 const BUDGET: Bytes = Bytes(1 << 30);
 
@@ -44,7 +44,7 @@ macro_rules! vendor_tests {
         #[test]
         fn the_fake_conforms() {
             if let Some(fake) = $fake() {
-                $crate::suite::conforms(&$open, $crate::suite::SECOND, fake, &$cases);
+                $crate::suite::conforms(&$open, $crate::suite::SECOND_DEVICE, fake, &$cases);
             }
         }
 
@@ -119,8 +119,8 @@ fn add_repeatedly(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Prog
     recorder.finish().expect("the program compiles")
 }
 
-/// Runs the cases of the conformance suite whose names contain one of `parts` on device 0 and
-/// device `second`, with programs as graphs and hand-offs by flags in memory.
+/// Runs `cases` on device 0 and device `second`, with programs as graphs and hand-offs by flags in
+/// memory.
 ///
 /// # Panics
 /// Panics with the report if a case fails.
@@ -156,11 +156,11 @@ pub fn conforms_without_graphs(open: Open<'_>, fake: &Fake) {
 /// # Panics
 /// On failure.
 pub fn avoids_wrong_matrix_units(open: Open<'_>, fake: &Fake) {
-    let right = open(WRONG, Options::default()).expect("the fake opens");
+    let right = open(FAULTY_DEVICE, Options::default()).expect("the fake opens");
     assert!(!right.info().description.contains("matrix units"), "{:?}", right.info());
     drop(right);
-    fake.set(&format!("{WRONG}:wrong_matrix=1"));
-    let device = device(open, WRONG, Options::default());
+    fake.set(&format!("{FAULTY_DEVICE}:wrong_matrix=1"));
+    let device = device(open, FAULTY_DEVICE, Options::default());
     let description = &device.info().description;
     assert!(description.contains("its matrix units are not used"), "{description}");
     for part in ["MatMul/Q4_0", "MatMul/F16", "SparseFfn/F32"] {
@@ -168,7 +168,7 @@ pub fn avoids_wrong_matrix_units(open: Open<'_>, fake: &Fake) {
         assert_eq!(report.n_failed(), 0, "\n{report}");
         assert!(report.passed().count() > 0, "{part}");
     }
-    fake.set(&format!("{WRONG}:reset=1"));
+    fake.set(&format!("{FAULTY_DEVICE}:reset=1"));
 }
 
 /// The backend does not use graphs that do not run as captured. If graph launches block the calling
@@ -179,25 +179,25 @@ pub fn avoids_wrong_matrix_units(open: Open<'_>, fake: &Fake) {
 /// On failure.
 pub fn avoids_bad_graphs(open: Open<'_>, fake: &Fake) {
     let waiting = Options { graphs: Some(true), ..Options::default() };
-    let says = |options, says: &str| {
-        let device = device(open, WRONG, options);
-        let found = device.info().description.contains(says);
+    let reports = |options, remark: &str| {
+        let device = device(open, FAULTY_DEVICE, options);
+        let found = device.info().description.contains(remark);
         let report = conformance::run_matching(&device, "HandOff");
         assert_eq!(report.n_failed(), 0, "\n{report}");
         found
     };
     // On a busy machine the backend may measure a false delay, so this tries three times.
-    assert!((0..3).any(|_| !says(waiting, "so submissions end at hand-offs")));
-    fake.set(&format!("{WRONG}:blocking_graphs=1"));
-    assert!(says(
+    assert!((0..3).any(|_| !reports(waiting, "so submissions end at hand-offs")));
+    fake.set(&format!("{FAULTY_DEVICE}:blocking_graphs=1"));
+    assert!(reports(
         waiting,
         "starting a graph waits for its kernels, so submissions end at hand-offs"
     ));
-    fake.set(&format!("{WRONG}:reset=1"));
-    assert!((0..3).any(|_| !says(Options::default(), "its graphs")));
-    fake.set(&format!("{WRONG}:short_graphs=1"));
-    assert!(says(Options::default(), "its graphs do not run as captured"));
-    fake.set(&format!("{WRONG}:reset=1"));
+    fake.set(&format!("{FAULTY_DEVICE}:reset=1"));
+    assert!((0..3).any(|_| !reports(Options::default(), "its graphs")));
+    fake.set(&format!("{FAULTY_DEVICE}:short_graphs=1"));
+    assert!(reports(Options::default(), "its graphs do not run as captured"));
+    fake.set(&format!("{FAULTY_DEVICE}:reset=1"));
 }
 
 /// An allocation that does not fit fails with the free size, and smaller allocations still work.
@@ -240,16 +240,17 @@ pub fn is_lost(open: Open<'_>, fake: &Fake) {
         let program = add_repeatedly(&device, &a, &x, 3);
         queue.replay(&program).and_then(|run| run.wait()).expect("the device works");
         fake.set(&format!("3:lost_after=1 3:lost_code={code}"));
-        let first = queue.replay(&program).and_then(|run| run.wait()).expect_err("it is lost");
+        let first =
+            queue.replay(&program).and_then(|run| run.wait()).expect_err("a lost device fails");
         assert!(
             matches!(&first, Error::DeviceLost { device, .. } if device.ends_with('3')),
             "{first}"
         );
         let same = |error: Error| assert_eq!(error, first);
-        same(queue.replay(&program).map(drop).expect_err("a replay"));
-        same(queue.finish().expect_err("the end of the run"));
+        same(queue.replay(&program).map(drop).expect_err("a lost device fails"));
+        same(queue.finish().expect_err("a lost device fails"));
         same(queue.write(&x, &[0; 32]).expect_err("a lost device fails"));
-        same(device.alloc_f32("late", 1, 8).map(drop).expect_err("memory"));
+        same(device.alloc_f32("late", 1, 8).map(drop).expect_err("a lost device fails"));
         same(device.queue("late").map(drop).expect_err("a lost device fails"));
         same(device.memory().expect_err("a lost device fails"));
         drop((queue, program, a, x, device));
@@ -294,7 +295,7 @@ pub fn threads_share_a_device(open: Open<'_>, fake: &Fake) {
                     let a = row(&device, &mut queue, &[1.0; 100]);
                     let x = row(&device, &mut queue, &[start; 100]);
                     let program = add_repeatedly(&device, &a, &x, 5);
-                    queue.replay(&program).and_then(|run| run.wait()).expect("the run starts");
+                    queue.replay(&program).and_then(|run| run.wait()).expect("the run ends");
                     assert_eq!(read(&mut queue, &x, 100), vec![start + 5.0; 100]);
                 }
             };
@@ -322,7 +323,7 @@ pub fn threads_load_kernels_in_parallel(open: Open<'_>) {
                     let x = row(device, &mut queue, &[start; 100]);
                     together.wait();
                     let program = add_repeatedly(device, &a, &x, 5);
-                    queue.replay(&program).and_then(|run| run.wait()).expect("the run starts");
+                    queue.replay(&program).and_then(|run| run.wait()).expect("the run ends");
                     assert_eq!(read(&mut queue, &x, 100), vec![start + 5.0; 100]);
                 });
             }
@@ -347,7 +348,7 @@ pub fn two_devices_work_in_parallel(open: Open<'_>, fake: &Fake) {
                     let x = row(device, &mut queue, &[start; 1000]);
                     let program = add_repeatedly(device, &a, &x, 5);
                     for _ in 0..20 {
-                        queue.replay(&program).and_then(|run| run.wait()).expect("the run starts");
+                        queue.replay(&program).and_then(|run| run.wait()).expect("the run ends");
                     }
                     assert_eq!(read(&mut queue, &x, 1000), vec![start + 100.0; 1000]);
                 });

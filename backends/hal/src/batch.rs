@@ -184,7 +184,7 @@ impl<'a> BatchView<'a> {
     /// If there are fewer words than `shape` needs.
     #[must_use]
     pub fn new(words: &'a [u32], shape: BatchShape) -> BatchView<'a> {
-        assert!(words.len() >= shape.n_words(), "fewer batch words than the shape needs");
+        assert!(words.len() >= shape.n_words(), "{} words for {shape:?}", words.len());
         BatchView { words, shape }
     }
 
@@ -235,7 +235,7 @@ impl<'a> BatchView<'a> {
         self.section(3)
     }
 
-    /// Index in the step of each token whose logits are computed.
+    /// Index in the step of each token whose logits are computed; [`BatchView::n_out`] are valid.
     #[must_use]
     pub fn outputs(&self) -> &'a [u32] {
         self.section(4)
@@ -263,12 +263,12 @@ pub struct KvCache<T> {
 }
 
 impl<T> KvCache<T> {
-    /// The same `half` for keys and for values.
-    pub fn both(half: T) -> KvCache<T>
+    /// Keys and values with the same property.
+    pub fn both(property: T) -> KvCache<T>
     where
         T: Clone,
     {
-        KvCache { k: half.clone(), v: half }
+        KvCache { k: property.clone(), v: property }
     }
 
     /// The same cache with operands of another type.

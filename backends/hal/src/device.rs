@@ -40,7 +40,7 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// Whether both were allocated together, so that only one of them may hold data at a time.
+    /// Whether both were allocated together. Then only one of them may hold data at a time.
     pub(crate) fn shares_memory_with(&self, other: &Mailbox) -> bool {
         Arc::ptr_eq(&self.held, &other.held)
     }
@@ -123,7 +123,7 @@ impl Device {
         Ok(self.tensor(raw, held, desc))
     }
 
-    /// Shorthand for an F32 tensor.
+    /// [`Device::alloc`] for an F32 tensor.
     ///
     /// # Errors
     /// See [`Device::alloc`].

@@ -41,14 +41,14 @@ pub enum Error {
         /// The value that the op got.
         got: String,
     },
-    /// The device cannot run this op with these formats and sizes.
+    /// The device cannot run this op or call with these formats and sizes.
     #[error("{device} cannot run {op}: {reason}")]
     Unsupported {
-        /// Op name.
+        /// Op or call name.
         op: &'static str,
         /// Device name.
         device: String,
-        /// The reason from [`crate::Plan::No`].
+        /// The reason, for an op that of [`crate::Plan::No`].
         reason: String,
     },
     /// An op would read rows that it also writes.

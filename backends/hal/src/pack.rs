@@ -28,8 +28,8 @@ pub fn plain_size(desc: &TensorDesc) -> Option<usize> {
 /// Change the version whenever the bytes change; a test pins the bytes.
 pub const PLAIN_LAYOUT: &str = "plain/1";
 
-/// Writes the plain layout of `pack` from `source` to `out`, which has [`plain_size`] bytes, on up
-/// to `n_threads` threads. All of `out` is written.
+/// Writes the plain layout of `pack` from `source` to all of `out`, which has [`plain_size`] bytes.
+/// Transposing uses up to `n_threads` threads.
 ///
 /// # Errors
 /// [`Error::Shape`] if the pack does not fit, or errors of a paged source.
@@ -92,13 +92,13 @@ fn neurons(pack: &PackDesc) -> Cow<'_, [u32]> {
 /// [`Error::Shape`] if the length or an index is wrong.
 pub fn check_plain(pack: &PackDesc, bytes: &[u8]) -> Result<()> {
     let packed = pack.packed()?;
-    let good = if pack.transpose {
+    let valid = if pack.transpose {
         transposed(&packed)?.holds(&neurons(pack), bytes)
     } else {
         plain_size(&packed) == Some(bytes.len())
     };
     let wrong = || format!("{} bytes, or has an index out of range", bytes.len());
-    if good { Ok(()) } else { Err(Error::shape("adopt", "bytes", packed, wrong())) }
+    if valid { Ok(()) } else { Err(Error::shape("adopt", "bytes", packed, wrong())) }
 }
 
 /// Packs all `parts` on `n_threads` threads. The result does not depend on which thread packs which
@@ -107,16 +107,16 @@ fn pack_parts(parts: Vec<TransposedPart<'_>>, n_threads: usize) {
     let n_threads = n_threads.clamp(1, parts.len().max(1));
     let queue = Mutex::new(parts.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = || {
+    let pack_all = || {
         while let Some(part) = next() {
             part.pack();
         }
     };
     std::thread::scope(|scope| {
         for _ in 1..n_threads {
-            scope.spawn(work);
+            scope.spawn(pack_all);
         }
-        work();
+        pack_all();
     });
 }
 
@@ -126,8 +126,9 @@ fn pack_parts(parts: Vec<TransposedPart<'_>>, n_threads: usize) {
 /// # Errors
 /// See [`pack_plain`].
 pub fn pack_rows_plain(pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {
-    let some = PackDesc { select: Select::Rows(rows.clone().collect()), spare: 0, ..pack.clone() };
-    let packed = some.packed()?;
+    let selected =
+        PackDesc { select: Select::Rows(rows.clone().collect()), spare: 0, ..pack.clone() };
+    let packed = selected.packed()?;
     if pack.transpose {
         let (layout, from) = (transposed(&packed)?, source.rows(0..pack.source.n_rows)?);
         let mut bytes = Vec::with_capacity(rows.len() * (layout.row_bytes + 4));
@@ -139,7 +140,7 @@ pub fn pack_rows_plain(pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> 
         return Ok(bytes);
     }
     let mut bytes = vec![0; plain_size(&packed).unwrap_or_default()];
-    pack_plain(&some, source, &mut bytes, 1)?;
+    pack_plain(&selected, source, &mut bytes, 1)?;
     Ok(bytes)
 }
 
@@ -160,7 +161,7 @@ pub fn slot_plain(desc: &TensorDesc, pack: &[u8], slot: usize) -> Result<Vec<u8>
 /// Writes bytes from [`pack_rows_plain`] to `slots` of a pack of shape `desc`.
 ///
 /// # Errors
-/// [`Error::Shape`] if the length of `bytes` does not match the number of slots.
+/// [`Error::Shape`] if the pack lacks a slot, or `bytes` does not match the number of slots.
 pub fn refill_plain(
     desc: &TensorDesc,
     pack: &mut [u8],

@@ -29,7 +29,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Reasons why ops of this program run slowly, one sentence per op.
+    /// Reasons why ops of this program run slowly, one sentence per slow op.
     #[must_use]
     pub fn slow(&self) -> &[String] {
         &self.slow
@@ -107,7 +107,7 @@ impl Recorder {
     /// Checks that a post fits its mailbox, and that the program posts to each mailbox once and
     /// then merges it once.
     fn check_hand_off(&self, op: &Op) -> Result<()> {
-        let (name, mailbox, of, rows, weights) = match op.hand_off() {
+        let (name, mailbox, desc, rows, weights) = match op.hand_off() {
             Some(HandOff::Post(op)) => {
                 let rows = op.rows.as_ref().map_or(0, |set| set.ids.desc.n_cols);
                 let weights = op.weights.as_ref().map_or(0, |weights| weights.desc.n_cols);
@@ -136,9 +136,9 @@ impl Recorder {
             return Err(Error::shape(name, "mailbox", expected, "posted to too early"));
         }
         let floats = if name == "Post" { shape.n_in } else { shape.n_out };
-        let fits = of.n_rows <= shape.max_tokens && of.n_cols == floats;
+        let fits = desc.n_rows <= shape.max_tokens && desc.n_cols == floats;
         if !fits || rows > shape.max_rows || (name == "Post" && weights != shape.n_weights) {
-            let got = format!("{of} with {rows} rows and {weights} weights");
+            let got = format!("{desc} with {rows} rows and {weights} weights");
             return Err(Error::shape(name, "mailbox", format!("{shape:?}"), got));
         }
         Ok(())

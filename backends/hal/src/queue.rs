@@ -182,8 +182,8 @@ impl Queue {
         self.raw.refill(pack, slots, bytes)
     }
 
-    /// Overwrites a whole pack with bytes from [`Device::pack_into`], which hold the same number
-    /// of other neurons.
+    /// Overwrites a whole pack with bytes from [`Device::pack_into`] that hold the same number of
+    /// neurons.
     ///
     /// # Errors
     /// [`Error::Shape`] for bytes of another length than [`Device::packed_len`] or a view of a
@@ -198,7 +198,7 @@ impl Queue {
         let (expected, len) = (self.device.packed_len(&dst.desc), src.bytes().len());
         if expected != Some(len) {
             let expected =
-                expected.map_or("those of a replaceable pack".to_owned(), |n| format!("{n} bytes"));
+                expected.map_or("bytes of a replaceable pack".to_owned(), |n| format!("{n} bytes"));
             return Err(Error::shape("repack", "bytes", expected, len));
         }
         let Staging { raw, device, held } = src;
@@ -208,8 +208,8 @@ impl Queue {
     /// Copies a tensor to another of the same shape: KV blocks, and snapshots of recurrent state.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the shapes differ, [`Error::Aliasing`] if they overlap,
-    /// [`Error::ForeignBuffer`].
+    /// [`Error::Shape`] if the shapes differ or the tensors are transposed, [`Error::Aliasing`] if
+    /// they overlap, [`Error::ForeignBuffer`], errors of the backend.
     pub fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
         if src.device() != self.device.id() || dst.device() != self.device.id() {
             return Err(self.foreign_device_error("copy_rows", "tensor"));
@@ -338,8 +338,7 @@ impl Transfer {
 impl Drop for Transfer {
     fn drop(&mut self) {
         if let Some(raw) = self.raw.take() {
-            // The staging memory must outlive the copy. After an error the device no longer uses
-            // it.
+            // The staging memory must outlive the copy. A failed copy does not use it.
             let _ = raw.wait();
         }
     }

@@ -31,7 +31,7 @@ impl<T> RowSet<T> {
 /// The rows that an op computes.
 #[derive(Clone, Debug)]
 pub enum Rows<T> {
-    /// Every row of the tensors, for every token: a dense layer.
+    /// Every row of the tensors, for every token.
     All,
     /// The rows of a set.
     Active(RowSet<T>),

@@ -106,7 +106,7 @@ impl HostRows {
     /// # Panics
     /// If the range is outside the matrix.
     pub fn rows(&self, rows: Range<usize>) -> Result<Cow<'_, [u8]>> {
-        assert!(rows.end <= self.n_rows, "rows outside the matrix");
+        assert!(rows.end <= self.n_rows, "rows {rows:?} exceed {}", self.n_rows);
         let row = self.row_bytes();
         match &self.source {
             Source::Mapped(b) | Source::Owned(b) => {

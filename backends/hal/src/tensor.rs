@@ -89,7 +89,11 @@ impl Tensor {
     /// If the range is not inside the tensor. Only the engine makes views, from sizes it checked.
     #[must_use]
     pub fn rows(&self, rows: Range<usize>) -> Tensor {
-        assert!(rows.start <= rows.end && rows.end <= self.desc.n_rows, "view outside the tensor");
+        assert!(
+            rows.start <= rows.end && rows.end <= self.desc.n_rows,
+            "rows {rows:?} exceed {}",
+            self.desc
+        );
         let desc = TensorDesc { n_rows: rows.len(), ..self.desc };
         let first_row = self.first_row + rows.start;
         Tensor { buffer: Arc::clone(&self.buffer), first_row, first_col: self.first_col, desc }
@@ -108,7 +112,8 @@ impl Tensor {
         let whole = cols.start.is_multiple_of(block) && cols.end.is_multiple_of(block);
         assert!(
             inside && whole && self.desc.layout == Layout::Rows,
-            "columns outside the tensor or not whole blocks"
+            "columns {cols:?} of {} are outside or not whole blocks",
+            self.desc
         );
         let desc = TensorDesc { n_cols: cols.len(), ..self.desc };
         let (first_row, first_col) = (self.first_row, self.first_col + cols.start);

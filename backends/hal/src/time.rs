@@ -8,12 +8,12 @@ use std::time::Instant;
 pub enum Clock {
     /// The host's clock, read on the threads that do the work.
     Host,
-    /// The device's clock, converted to host time from what the host observed of the run. The
-    /// error is less than the duration of a hand-off.
+    /// The device's clock, converted to host time with the times at which the host submitted work
+    /// and saw its end. The error is less than the duration of a hand-off.
     Device,
     /// The host's clock, from the submission until the host noticed the end. Parts appear longer
     /// than they were.
-    Noticed,
+    Observed,
 }
 
 /// When consecutive parts of a program ran.

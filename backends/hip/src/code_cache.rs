@@ -27,7 +27,7 @@ impl CachedCode {
         CachedCode { path: folder.join(format!("{unit}-{key:016x}.hip")), key }
     }
 
-    /// The cached code, if the file is intact.
+    /// The cached code, if an intact file with this key exists.
     pub(crate) fn read(&self) -> Option<Vec<u8>> {
         let mut bytes = fs::read(&self.path).ok()?;
         let head = bytes.get(..24)?;

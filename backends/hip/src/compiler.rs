@@ -14,7 +14,7 @@ use simt::native::{Function, Raw};
 use crate::sources::Source;
 
 /// Creates a program: program, source, name, number of headers, their contents, their names.
-type Create = unsafe extern "C" fn(
+type CreateProgram = unsafe extern "C" fn(
     *mut Raw,
     *const c_char,
     *const c_char,
@@ -23,28 +23,28 @@ type Create = unsafe extern "C" fn(
     *const *const c_char,
 ) -> c_int;
 /// Reads a size: program, destination.
-type Size = unsafe extern "C" fn(Raw, *mut usize) -> c_int;
+type GetSize = unsafe extern "C" fn(Raw, *mut usize) -> c_int;
 /// Reads bytes: program, destination.
-type Get = unsafe extern "C" fn(Raw, *mut c_char) -> c_int;
+type GetBytes = unsafe extern "C" fn(Raw, *mut c_char) -> c_int;
 
-/// The compiler. A lock makes all devices compile one kernel after the other, since not all
-/// versions of the compiler are thread-safe.
+/// The compiler. A lock makes its users compile one kernel after the other, since not all versions
+/// of the compiler are thread-safe.
 #[derive(Debug)]
 pub(crate) struct Compiler {
     version: Function<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>,
-    create: Function<Create>,
+    create: Function<CreateProgram>,
     compile: Function<unsafe extern "C" fn(Raw, c_int, *const *const c_char) -> c_int>,
-    log_size: Function<Size>,
-    log: Function<Get>,
-    code_size: Function<Size>,
-    code: Function<Get>,
+    log_size: Function<GetSize>,
+    log: Function<GetBytes>,
+    code_size: Function<GetSize>,
+    code: Function<GetBytes>,
     destroy: Function<unsafe extern "C" fn(*mut Raw) -> c_int>,
     text: Function<unsafe extern "C" fn(c_int) -> *const c_char>,
     lock: Arc<Mutex<()>>,
 }
 
 impl Compiler {
-    /// Looks up the compiler in a library that is never unloaded; all devices share `lock`.
+    /// Looks up the compiler in a library that is never unloaded.
     ///
     /// # Errors
     /// [`LibraryError::Function`].
@@ -69,7 +69,6 @@ impl Compiler {
         }
     }
 
-    /// The compiler's version.
     pub(crate) fn version(&self) -> String {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the call writes both values, and only before it returns.
@@ -77,8 +76,6 @@ impl Compiler {
         if code == 0 { format!("{major}.{minor}") } else { "unknown".to_owned() }
     }
 
-    /// Compiles a unit.
-    ///
     /// # Errors
     /// [`Error::Driver`] with the compiler's log.
     pub(crate) fn compile(&self, source: &Source, options: &[String]) -> Result<Vec<u8>> {
@@ -88,8 +85,9 @@ impl Compiler {
             message,
         };
         let text = |text: &str| {
-            CString::new(text)
-                .map_err(|_| error("hiprtcCreateProgram", 0, "a NUL in a text".to_owned()))
+            CString::new(text).map_err(|_| {
+                error("hiprtcCreateProgram", 0, "the text contains a NUL byte".to_owned())
+            })
         };
         let (unit, code) = (text(&source.unit)?, text(&source.text)?);
         let options: Vec<CString> =
@@ -98,7 +96,7 @@ impl Compiler {
         // The lock protects no data, so a panic in an earlier compilation does not matter.
         let _guard = self.lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut program = Program { raw: ptr::null_mut(), destroy: self.destroy };
-        let done = |call: &str, code: c_int| match code {
+        let check = |call: &str, code: c_int| match code {
             0 => Ok(()),
             _ => Err(error(call, code, self.text(code))),
         };
@@ -107,7 +105,7 @@ impl Compiler {
             let raw = &raw mut program.raw;
             (self.create.call)(raw, code.as_ptr(), unit.as_ptr(), 0, ptr::null(), ptr::null())
         };
-        done(self.create.name, made)?;
+        check(self.create.name, made)?;
         // SAFETY: the number of options is correct, and they live during the call.
         let compiled =
             unsafe { (self.compile.call)(program.raw, options.len() as c_int, options.as_ptr()) };
@@ -125,8 +123,8 @@ impl Compiler {
     fn bytes(
         &self,
         program: &Program,
-        size: Function<Size>,
-        get: Function<Get>,
+        size: Function<GetSize>,
+        get: Function<GetBytes>,
     ) -> std::result::Result<Vec<u8>, (&'static str, c_int)> {
         let mut length = 0;
         // SAFETY: the program is live; the call writes the size, and only before it returns.

@@ -9,7 +9,7 @@ use hip_sys::hiprt::hipDeviceAttribute_t as Attribute;
 use simt::native::Native;
 use simt::{Facts, FoundDevice, LibraryError, Options, SimtBackend, in_order, slot};
 
-use crate::embedded::{EMBEDDED, EmbeddedUnit, has, strip_target_features};
+use crate::embedded::{EMBEDDED, EmbeddedUnit, has_arch, strip_target_features};
 use crate::library::Library;
 use crate::vendor::Hip;
 
@@ -34,7 +34,7 @@ pub fn devices() -> Result<Vec<FoundDevice>, LibraryError> {
     // Without the compiler a device is usable only if its kernels are embedded.
     if let Err(missing) = library.compiler() {
         for device in &mut found {
-            let ready = has(EMBEDDED, &library.arch(device.ordinal)?);
+            let ready = has_arch(EMBEDDED, &library.arch(device.ordinal)?);
             device.refusal = (!ready).then(|| missing.to_string());
         }
         if found.iter().all(|device| device.refusal.is_some()) {
@@ -44,7 +44,7 @@ pub fn devices() -> Result<Vec<FoundDevice>, LibraryError> {
     Ok(in_order("HIP", found))
 }
 
-/// Opens a device. Compiled kernels are cached in `folder`.
+/// Opens a device, with a cache of compiled kernels in `folder`.
 ///
 /// # Errors
 /// See [`open_with`].
@@ -68,7 +68,7 @@ pub fn open_with(
     open_from(found, folder, options, EMBEDDED)
 }
 
-/// [`open_with`] with these embedded kernels.
+/// [`open_with`], with `embedded` as the embedded kernels.
 pub(crate) fn open_from(
     found: &FoundDevice,
     folder: Option<&Path>,
@@ -81,18 +81,18 @@ pub(crate) fn open_from(
     }
     let library = open_library()?;
     let (arch, can_compile) = (library.arch(found.ordinal)?, library.compiler().is_ok());
-    match open_one(library, found, folder, options, embedded) {
-        // An old version of ROCm may be unable to load code from a newer compiler.
-        Err(hal::Error::Driver { .. }) if can_compile && has(embedded, &arch) => {
+    match try_open(library, found, folder, options, embedded) {
+        // Old versions of ROCm may fail to load code from a newer compiler.
+        Err(hal::Error::Driver { .. }) if can_compile && has_arch(embedded, &arch) => {
             let description = format!("{}; {NOT_LOADED}", found.description);
             let found = FoundDevice { description, ..found.clone() };
-            open_one(open_library()?, &found, folder, options, &[])
+            try_open(open_library()?, &found, folder, options, &[])
         }
         opened => opened,
     }
 }
 
-fn open_one(
+fn try_open(
     library: Library,
     found: &FoundDevice,
     folder: Option<&Path>,
@@ -107,7 +107,7 @@ fn open_one(
     // This query needs ROCm 5.4 or newer.
     let clock = library.attribute(Attribute::hipDeviceAttributeWallClockRate, device).ok();
     let clock = clock.filter(|khz| *khz > 0);
-    let version = library.runtime()?;
+    let version = library.runtime_version()?;
     let vendor = Hip { library, device, arch, compiler, embedded, version, clock, folder };
     SimtBackend::open_with(Native::new(vendor, calls, facts), options)
 }
@@ -115,7 +115,7 @@ fn open_one(
 /// Loads ROCm and checks its version.
 fn open_library() -> Result<Library, LibraryError> {
     let library = Library::open()?;
-    match library.runtime()? {
+    match library.runtime_version()? {
         version if version < MIN_VERSION => Err(LibraryError::Version {
             found: format!("HIP {}.{}", version / 10_000_000, version / 100_000 % 100),
             needed: "ROCm 5.0",
@@ -127,7 +127,7 @@ fn open_library() -> Result<Library, LibraryError> {
 fn describe(library: &Library, ordinal: c_int) -> Result<FoundDevice, LibraryError> {
     let memory = Bytes(library.total(ordinal)?);
     let (name, arch) = (library.name(ordinal)?, library.arch(ordinal)?);
-    // The rest of the name lists settings of the card.
+    // The rest of the name lists target features.
     let arch = strip_target_features(&arch);
     Ok(FoundDevice {
         name: String::new(),

@@ -7,7 +7,7 @@ use flate2::read::DeflateDecoder;
 /// A unit of kernels for an architecture.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EmbeddedUnit {
-    /// Architecture, without the card's settings: `gfx90a`.
+    /// Architecture without target features: `gfx90a`.
     pub(crate) arch: &'static str,
     pub(crate) unit: &'static str,
     /// The unit's code, compressed with deflate.
@@ -26,20 +26,21 @@ impl EmbeddedUnit {
     }
 }
 
-/// The architecture in the name that a driver reports, without the settings of the card.
+/// The architecture that a driver reports, without target features such as `:xnack-`.
 pub(crate) fn strip_target_features(arch: &str) -> &str {
     arch.split(':').next().unwrap_or_default()
 }
 
-/// Whether there are kernels for an architecture.
-pub(crate) fn has(all: &[EmbeddedUnit], arch: &str) -> bool {
-    all.iter().any(|one| one.arch == strip_target_features(arch))
+/// Whether kernels for an architecture are embedded.
+pub(crate) fn has_arch(units: &[EmbeddedUnit], arch: &str) -> bool {
+    units.iter().any(|entry| entry.arch == strip_target_features(arch))
 }
 
 /// Code of a unit, if it is present and intact.
-pub(crate) fn code(all: &[EmbeddedUnit], arch: &str, unit: &str) -> Option<Vec<u8>> {
-    let one = all.iter().find(|one| one.unit == unit && one.arch == strip_target_features(arch))?;
-    one.code().ok().filter(|code| !code.is_empty())
+pub(crate) fn find_code(units: &[EmbeddedUnit], arch: &str, unit: &str) -> Option<Vec<u8>> {
+    let arch = strip_target_features(arch);
+    let entry = units.iter().find(|entry| entry.unit == unit && entry.arch == arch)?;
+    entry.code().ok().filter(|code| !code.is_empty())
 }
 
 #[cfg(test)]
@@ -49,23 +50,24 @@ mod tests {
     #[test]
     fn target_features_are_stripped_from_the_arch() {
         assert_eq!(strip_target_features("gfx90a:sramecc+:xnack-"), "gfx90a");
-        // A stored block of one byte.
+        // Deflate data: a stored block of one byte.
         let packed = &[1, 1, 0, 254, 255, 7];
-        let all = [EmbeddedUnit { arch: "gfx90a", unit: "add", packed }];
-        assert!(has(&all, "gfx90a:xnack-") && !has(&all, "gfx90") && !has(&all, ""));
-        assert_eq!(code(&all, "gfx90a:xnack+", "add"), Some(vec![7]));
-        assert_eq!(code(&all, "gfx90a", "norm"), None);
+        let units = [EmbeddedUnit { arch: "gfx90a", unit: "add", packed }];
+        assert!(has_arch(&units, "gfx90a:xnack-"));
+        assert!(!has_arch(&units, "gfx90") && !has_arch(&units, ""));
+        assert_eq!(find_code(&units, "gfx90a:xnack+", "add"), Some(vec![7]));
+        assert_eq!(find_code(&units, "gfx90a", "norm"), None);
         for packed in [&[0xff][..], &packed[..5], &[]] {
-            let broken = [EmbeddedUnit { packed, ..all[0] }];
-            assert_eq!(code(&broken, "gfx90a", "add"), None, "{packed:?}");
+            let broken = [EmbeddedUnit { packed, ..units[0] }];
+            assert_eq!(find_code(&broken, "gfx90a", "add"), None, "{packed:?}");
         }
     }
 
     #[test]
     fn embedded_kernels_are_elf_files() {
-        for one in EMBEDDED {
-            let code = one.code().unwrap();
-            assert!(code.starts_with(b"\x7fELF"), "{} for {}", one.unit, one.arch);
+        for entry in EMBEDDED {
+            let code = entry.code().unwrap();
+            assert!(code.starts_with(b"\x7fELF"), "{} for {}", entry.unit, entry.arch);
         }
     }
 }

@@ -14,7 +14,7 @@ use simt::{LibraryError, Outcome};
 use crate::compiler::Compiler;
 
 /// Reads text about a device: destination, its size, device.
-type Text = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
+type GetText = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
 /// Returns the name or the description of an error code.
 type GetErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 /// Reads the properties of a device.
@@ -36,16 +36,16 @@ struct Properties([u8; 8 << 10]);
 const ARCH_BEFORE_6: usize = offset_of!(hiprt::hipDeviceProp_t, gcnArchName);
 const ARCH: usize = 1160;
 
-/// The initialised HIP.
+/// The initialised HIP library.
 #[derive(Clone, Debug)]
 pub(crate) struct Library {
     file: &'static File,
     /// Version suffix of the library's name.
-    version: &'static str,
+    suffix: &'static str,
     count: Function<unsafe extern "C" fn(*mut c_int) -> c_int>,
-    runtime: Function<unsafe extern "C" fn(*mut c_int) -> c_int>,
-    name: Function<Text>,
-    slot: Function<Text>,
+    runtime_version: Function<unsafe extern "C" fn(*mut c_int) -> c_int>,
+    name: Function<GetText>,
+    slot: Function<GetText>,
     attribute: Function<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int>,
     total: Function<unsafe extern "C" fn(*mut usize, c_int) -> c_int>,
     properties: (Function<GetProperties>, usize),
@@ -53,11 +53,10 @@ pub(crate) struct Library {
     error_name: Function<GetErrorString>,
     error_text: Function<GetErrorString>,
     pub(crate) calls: Calls,
-    /// Lock of the compiler, shared by all devices.
-    compiling: Arc<Mutex<()>>,
+    compiler_lock: Arc<Mutex<()>>,
 }
 
-/// Loads the newest of the libraries of this name.
+/// Loads the newest version in the first folder that has one; returns it with the version's suffix.
 fn open(name: &str, versions: &[&'static str]) -> Option<(&'static File, &'static str)> {
     let candidates = FOLDERS.iter().flat_map(|folder| versions.iter().map(move |v| (folder, v)));
     candidates.into_iter().find_map(|(folder, version)| {
@@ -76,7 +75,7 @@ impl Library {
     /// [`LibraryError`] with the cause.
     pub(crate) fn open() -> Result<Library, LibraryError> {
         let missing = LibraryError::Library { name: "libamdhip64.so" };
-        let (file, version) = open("libamdhip64", &VERSIONS).ok_or(missing)?;
+        let (file, suffix) = open("libamdhip64", &VERSIONS).ok_or(missing)?;
         let init: Function<unsafe extern "C" fn(c_uint) -> c_int> = find(file, "hipInit")?;
         let properties = match find(file, "hipGetDevicePropertiesR0600") {
             Ok(query) => (query, ARCH),
@@ -84,9 +83,9 @@ impl Library {
         };
         let library = Library {
             file,
-            version,
+            suffix,
             count: find(file, "hipGetDeviceCount")?,
-            runtime: find(file, "hipRuntimeGetVersion")?,
+            runtime_version: find(file, "hipRuntimeGetVersion")?,
             name: find(file, "hipDeviceGetName")?,
             slot: find(file, "hipDeviceGetPCIBusId")?,
             attribute: find(file, "hipDeviceGetAttribute")?,
@@ -96,21 +95,22 @@ impl Library {
             error_name: find(file, "hipGetErrorName")?,
             error_text: find(file, "hipGetErrorString")?,
             calls: calls(file)?,
-            compiling: Arc::default(),
+            compiler_lock: Arc::default(),
         };
         // SAFETY: the flags must be 0.
         let code = unsafe { (init.call)(0) };
-        library.check_any(&init, code)?;
+        library.check_devices(&init, code)?;
         Ok(library)
     }
 
-    /// The compiler of the same ROCm: a separate library, or in old versions part of this library.
+    /// The compiler: of the same ROCm, as a separate library or in old versions part of this library;
+    /// otherwise the newest one found.
     ///
     /// # Errors
-    /// [`LibraryError::Library`].
+    /// [`LibraryError::Library`], [`LibraryError::Function`].
     pub(crate) fn compiler(&self) -> Result<Compiler, LibraryError> {
-        let find = |file| Compiler::find(file, &self.compiling);
-        let same = open("libhiprtc", &[self.version]).map(|(file, _)| find(file));
+        let find = |file| Compiler::find(file, &self.compiler_lock);
+        let same = open("libhiprtc", &[self.suffix]).map(|(file, _)| find(file));
         if let Some(Ok(compiler)) = same {
             return Ok(compiler);
         }
@@ -123,32 +123,29 @@ impl Library {
     }
 
     /// The version of HIP, 50221153 for 5.2.
-    pub(crate) fn runtime(&self) -> Result<c_int, LibraryError> {
+    pub(crate) fn runtime_version(&self) -> Result<c_int, LibraryError> {
         let mut version = 0;
         // SAFETY: the driver writes the value, and only before it returns.
-        let code = unsafe { (self.runtime.call)(&raw mut version) };
-        self.check(&self.runtime, code).map(|()| version)
+        let code = unsafe { (self.runtime_version.call)(&raw mut version) };
+        self.check(&self.runtime_version, code).map(|()| version)
     }
 
-    /// Number of devices.
     pub(crate) fn count(&self) -> Result<c_int, LibraryError> {
         let mut count = 0;
         // SAFETY: the driver writes the value, and only before it returns.
         let code = unsafe { (self.count.call)(&raw mut count) };
-        self.check_any(&self.count, code).map(|()| count)
+        self.check_devices(&self.count, code).map(|()| count)
     }
 
-    /// HIP's name of a device.
     pub(crate) fn name(&self, device: c_int) -> Result<String, LibraryError> {
         self.device_text(&self.name, device)
     }
 
-    /// A device's PCI slot.
     pub(crate) fn slot(&self, device: c_int) -> Result<String, LibraryError> {
         self.device_text(&self.slot, device)
     }
 
-    fn device_text(&self, call: &Function<Text>, device: c_int) -> Result<String, LibraryError> {
+    fn device_text(&self, call: &Function<GetText>, device: c_int) -> Result<String, LibraryError> {
         let mut text: [c_char; 256] = [0; 256];
         // SAFETY: the call writes less than the given size, and only before it returns.
         let code = unsafe { (call.call)(text.as_mut_ptr(), 255, device) };
@@ -170,7 +167,6 @@ impl Library {
         Ok(String::from_utf8_lossy(&name[..end]).trim().to_owned())
     }
 
-    /// An attribute of a device.
     pub(crate) fn attribute(
         &self,
         which: hiprt::hipDeviceAttribute_t,
@@ -190,7 +186,7 @@ impl Library {
         self.check(&self.total, code).map(|()| bytes as u64)
     }
 
-    /// Name and meaning of a code.
+    /// Name and description of an error code.
     pub(crate) fn text(&self, code: c_int) -> String {
         let parts: Vec<String> = [&self.error_name, &self.error_text]
             .into_iter()
@@ -213,7 +209,7 @@ impl Library {
     }
 
     /// [`Library::check`] for calls that fail if the machine has no device.
-    fn check_any<F>(&self, call: &Function<F>, code: c_int) -> Result<(), LibraryError> {
+    fn check_devices<F>(&self, call: &Function<F>, code: c_int) -> Result<(), LibraryError> {
         use hiprt::hipError_t::{hipErrorInvalidDevice, hipErrorNoDevice};
         match code {
             code if code == hipErrorNoDevice as c_int => Err(LibraryError::Device),
@@ -223,14 +219,13 @@ impl Library {
     }
 }
 
-/// Looks up a function of the library by name.
 fn find<F: Copy>(file: &'static File, name: &'static str) -> Result<Function<F>, LibraryError> {
     // SAFETY: the library is never unloaded; `F` is the type in HIP's headers of versions 5 to 7,
     // with handles as pointers and enums as integers, which have the same ABI.
     unsafe { Function::find(file, name) }
 }
 
-/// The functions that CUDA has under other names.
+/// The functions that CUDA has too, under other names.
 fn calls(file: &'static File) -> Result<Calls, LibraryError> {
     Ok(Calls {
         memory: find(file, "hipMemGetInfo")?,
@@ -260,7 +255,7 @@ fn calls(file: &'static File) -> Result<Calls, LibraryError> {
     })
 }
 
-/// The graph API, which the first versions of ROCm 5 lack in part; kernels are then launched
+/// The graph API, which is incomplete in the first versions of ROCm 5; kernels are then launched
 /// separately.
 fn graphs(file: &'static File) -> Result<GraphCalls, LibraryError> {
     Ok(GraphCalls {
@@ -268,7 +263,7 @@ fn graphs(file: &'static File) -> Result<GraphCalls, LibraryError> {
         end_capture: find(file, "hipStreamEndCapture")?,
         instantiate: find(file, "hipGraphInstantiateWithFlags")?,
         destroy_graph: find(file, "hipGraphDestroy")?,
-        destroy_ready: find(file, "hipGraphExecDestroy")?,
+        destroy_instance: find(file, "hipGraphExecDestroy")?,
         launch_graph: find(file, "hipGraphLaunch")?,
     })
 }
@@ -278,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn properties_are_those_of_rocm_5() {
+    fn arch_offsets_match_rocm_5_and_fit_the_buffer() {
         assert_eq!(ARCH_BEFORE_6, 396);
         assert!(
             ARCH_BEFORE_6 + 256 <= size_of::<Properties>() && ARCH + 256 <= size_of::<Properties>()

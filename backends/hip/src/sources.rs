@@ -1,5 +1,5 @@
-//! The sources of the kernels. Each source is expanded together with its includes, so that the
-//! compiler needs no include path.
+//! The sources of the kernels. Includes are expanded here, so that the compiler needs no include
+//! path.
 
 use hal::{Error, Result};
 use simt::units::source;
@@ -9,20 +9,19 @@ const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"))
 /// The kernel files with variants.
 const VARIANTS: &str = include_str!("../../../kernels-cuda/VARIANTS");
 
-/// Input of a compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     pub(crate) unit: String,
     pub(crate) text: String,
     /// Compiler options for the variant: `-DFORMAT=q4_0`.
-    pub(crate) names: Vec<String>,
+    pub(crate) options: Vec<String>,
 }
 
-/// The source of a unit.
+/// The source of a unit, with its includes expanded.
 ///
 /// # Errors
 /// [`Error::Driver`] if the unit does not exist.
-pub(crate) fn of(unit: &str) -> Result<Source> {
+pub(crate) fn expand(unit: &str) -> Result<Source> {
     let missing = |what: &str| Error::Driver {
         call: format!("compile {unit}"),
         code: 0,
@@ -32,8 +31,8 @@ pub(crate) fn of(unit: &str) -> Result<Source> {
     let mut text = String::new();
     include(FILES, &format!("{file}.cu"), &mut text, &mut Vec::new())
         .map_err(|name| missing(&name))?;
-    let names = names.iter().map(|(name, value)| format!("-D{name}={value}")).collect();
-    Ok(Source { unit: unit.to_owned(), text, names })
+    let options = names.iter().map(|(name, value)| format!("-D{name}={value}")).collect();
+    Ok(Source { unit: unit.to_owned(), text, options })
 }
 
 /// Appends a file to `text`, with its includes expanded; each file is appended only once.
@@ -41,29 +40,28 @@ fn include<'a>(
     files: &'a [(&'a str, &'a str)],
     name: &str,
     text: &mut String,
-    done: &mut Vec<&'a str>,
+    included: &mut Vec<&'a str>,
 ) -> std::result::Result<(), String> {
     let folder_of_file = name.rsplit_once('/').map_or("", |(folder, _)| folder);
     let Some((name, source)) = files.iter().find(|(other, _)| *other == name) else {
         return Err(name.to_owned());
     };
-    if done.contains(name) {
+    if included.contains(name) {
         return Ok(());
     }
-    done.push(name);
+    included.push(name);
     for line in source.lines() {
-        let wanted = line.trim_start().strip_prefix("#include \"");
-        match wanted.and_then(|rest| rest.split_once('"')) {
-            Some((wanted, _)) => {
-                let in_same_folder =
-                    format!("{folder_of_file}/{}", wanted.trim_start_matches("./"));
-                let up = wanted.trim_start_matches("../");
+        let quoted = line.trim_start().strip_prefix("#include \"");
+        match quoted.and_then(|rest| rest.split_once('"')) {
+            Some((path, _)) => {
+                let in_same_folder = format!("{folder_of_file}/{}", path.trim_start_matches("./"));
+                let from_root = path.trim_start_matches("../");
                 let known = |name: &str| files.iter().any(|(other, _)| *other == name);
                 include(
                     files,
-                    if known(&in_same_folder) { &in_same_folder } else { up },
+                    if known(&in_same_folder) { &in_same_folder } else { from_root },
                     text,
-                    done,
+                    included,
                 )?;
             }
             None if line.trim() == "#pragma once" => {}

@@ -1,10 +1,9 @@
-//! Reads a folder of kernels that `scripts/make_hip_code` has precompiled. The build script, that
-//! script and tests use this module.
+//! Reads a folder of kernels that `scripts/make_hip_code` has precompiled. The build script and
+//! tests use this module.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Extension of a kernel file.
 const EXTENSION: &str = ".deflated";
 /// The file with the stamp of the sources that a folder's kernels were made from.
 const STAMP_FILE: &str = "SOURCES";
@@ -18,12 +17,12 @@ pub(crate) struct StoredUnit {
     pub(crate) path: PathBuf,
 }
 
-/// 64-bit FNV-1a over the names and contents of sources in order, as `scripts/kernel_units.py`
-/// computes it.
+/// 64-bit FNV-1a over the names, lengths and contents of sources in order, as
+/// `scripts/kernel_units.py` computes it.
 pub(crate) fn stamp<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> u64 {
     let add = |sum: u64, bytes: &[u8]| {
-        let one = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
-        bytes.iter().fold(sum, one)
+        let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        bytes.iter().fold(sum, step)
     };
     files.into_iter().fold(0xcbf2_9ce4_8422_2325, |sum, (name, text)| {
         let sum = add(sum, &(name.len() as u64).to_le_bytes());
@@ -49,19 +48,19 @@ pub(crate) fn stored(folder: &Path, stamp: u64) -> Result<Vec<StoredUnit>, Strin
         Ok(names)
     };
     let mut found = Vec::new();
-    for (arch, of_arch) in list(folder)? {
-        if !of_arch.is_dir() {
+    for (arch, arch_folder) in list(folder)? {
+        if !arch_folder.is_dir() {
             continue;
         }
-        let sources = fs::read_to_string(of_arch.join(STAMP_FILE)).unwrap_or_default();
+        let sources = fs::read_to_string(arch_folder.join(STAMP_FILE)).unwrap_or_default();
         if sources.trim() != format!("{stamp:016x}") {
             return Err(format!(
                 "{} has kernels made from other sources: run `scripts/make_hip_code {} {arch}` to rebuild them",
-                of_arch.display(),
+                arch_folder.display(),
                 folder.display(),
             ));
         }
-        for (name, path) in list(&of_arch)? {
+        for (name, path) in list(&arch_folder)? {
             if let Some(unit) = name.strip_suffix(EXTENSION) {
                 found.push(StoredUnit { arch: arch.clone(), unit: unit.to_owned(), path });
             }
@@ -80,15 +79,16 @@ mod tests {
 
     #[test]
     fn a_stamp_depends_on_where_names_and_texts_end() {
-        let of = |files: &[(&str, &str)]| stamp(files.iter().map(|(n, t)| (*n, t.as_bytes())));
-        let all = [
-            of(&[]),
-            of(&[("a", "b")]),
-            of(&[("ab", "")]),
-            of(&[("a", ""), ("b", "")]),
-            of(&[("b", ""), ("a", "")]),
+        let stamp_of =
+            |files: &[(&str, &str)]| stamp(files.iter().map(|(n, t)| (*n, t.as_bytes())));
+        let stamps = [
+            stamp_of(&[]),
+            stamp_of(&[("a", "b")]),
+            stamp_of(&[("ab", "")]),
+            stamp_of(&[("a", ""), ("b", "")]),
+            stamp_of(&[("b", ""), ("a", "")]),
         ];
-        assert!(all.iter().enumerate().all(|(i, stamp)| !all[..i].contains(stamp)));
+        assert!(stamps.iter().enumerate().all(|(i, stamp)| !stamps[..i].contains(stamp)));
     }
 
     #[test]
@@ -99,7 +99,7 @@ mod tests {
         let arch = folder.path().join("gfx1100");
         fs::create_dir(&arch).unwrap();
         fs::write(arch.join("add.deflated"), "code").unwrap();
-        fs::write(folder.path().join("note"), "of somebody").unwrap();
+        fs::write(folder.path().join("note"), "unrelated").unwrap();
         for stale in [None, Some(""), Some("0000000000000008")] {
             if let Some(text) = stale {
                 fs::write(arch.join("SOURCES"), text).unwrap();

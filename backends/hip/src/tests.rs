@@ -20,11 +20,11 @@ static FAKE_LOCK: Mutex<()> = Mutex::new(());
 /// The table that `build.rs` would generate. Compiled code for the fake is text.
 fn embedded(arch: &'static str, units: &[&'static str]) -> &'static [EmbeddedUnit] {
     let text = |unit: &str| format!("// unit {unit}\nFAKE code for {arch}\n\0");
-    let one = |unit: &&'static str| EmbeddedUnit { arch, unit, packed: packed(&text(unit)) };
-    units.iter().map(one).collect::<Vec<_>>().leak()
+    let entry = |unit: &&'static str| EmbeddedUnit { arch, unit, packed: deflate(&text(unit)) };
+    units.iter().map(entry).collect::<Vec<_>>().leak()
 }
 
-fn packed(text: &str) -> &'static [u8] {
+fn deflate(text: &str) -> &'static [u8] {
     let mut packed = DeflateEncoder::new(Vec::new(), Compression::fast());
     packed.write_all(text.as_bytes()).unwrap();
     packed.finish().unwrap().leak()
@@ -53,7 +53,7 @@ fn add_on_fake(embedded: &'static [EmbeddedUnit]) -> hal::Result<f32> {
 }
 
 #[test]
-fn embedded_kernels_come_before_the_compiler_of_the_fake() {
+fn the_fake_loads_embedded_kernels_instead_of_compiling() {
     let _guard = FAKE_LOCK.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let fake = match Fake::load(Vendor::Hip) {
         Ok(fake) => fake,
@@ -61,7 +61,7 @@ fn embedded_kernels_come_before_the_compiler_of_the_fake() {
     };
     fake.set("devices=1 arch=gfx1100 refuse_compiling=1");
     assert_eq!(add_on_fake(embedded("gfx1100", &UNITS)), Ok(3.0));
-    let refused = |all| matches!(add_on_fake(all), Err(Error::Driver { call, .. }) if call.contains("hiprtcCompileProgram"));
+    let refused = |units| matches!(add_on_fake(units), Err(Error::Driver { call, .. }) if call.contains("hiprtcCompileProgram"));
     assert!(refused(&[]), "nothing is embedded");
     assert!(refused(embedded("gfx1100", &UNITS[1..])), "a unit is missing");
     assert!(refused(embedded("gfx1030", &UNITS)), "another architecture");
@@ -70,7 +70,7 @@ fn embedded_kernels_come_before_the_compiler_of_the_fake() {
     fake.set("refuse_compiling=0");
     assert_eq!(add_on_fake(&[]), Ok(3.0));
     // Embedded code that the driver rejects is compiled instead.
-    let wrong = EmbeddedUnit { packed: packed("no code\0"), ..embedded("gfx90a", &UNITS)[2] };
+    let wrong = EmbeddedUnit { packed: deflate("no code\0"), ..embedded("gfx90a", &UNITS)[2] };
     assert_eq!(add_on_fake(vec![wrong].leak()), Ok(3.0));
     let opened = |embedded| {
         let backend = open_from(&devices().unwrap()[0], None, Options::default(), embedded);

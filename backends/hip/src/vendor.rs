@@ -29,7 +29,7 @@ pub struct Hip {
     pub(crate) library: Library,
     pub(crate) device: c_int,
     pub(crate) arch: String,
-    /// The compiler; if it is missing, `embedded` has all needed kernels.
+    /// The compiler, or why it is missing; `embedded` then has all needed kernels.
     pub(crate) compiler: std::result::Result<Compiler, LibraryError>,
     /// Precompiled kernels, for some architectures.
     pub(crate) embedded: &'static [EmbeddedUnit],
@@ -58,7 +58,7 @@ impl Vendor for Hip {
     }
 
     fn image(&self, unit: &str) -> Result<Cow<'static, [u8]>> {
-        let source = sources::of(unit)?;
+        let source = sources::expand(unit)?;
         if let Some(code) = self.embedded(&source) {
             return Ok(Cow::Owned(code));
         }
@@ -71,7 +71,7 @@ impl Hip {
     fn embedded(&self, source: &Source) -> Option<Vec<u8>> {
         let same_clock =
             self.clock.is_none_or(|khz| khz == DEFAULT_CLOCK_KHZ) || !reads_clock(source);
-        let code = embedded::code(self.embedded, &self.arch, &source.unit);
+        let code = embedded::find_code(self.embedded, &self.arch, &source.unit);
         code.filter(|_| same_clock)
     }
 
@@ -83,7 +83,7 @@ impl Hip {
         if let Some(khz) = self.clock {
             options.push(format!("-DWALL_CLOCK_KHZ={khz}"));
         }
-        options.extend_from_slice(&source.names);
+        options.extend_from_slice(&source.options);
         let cached = self.folder.as_ref().map(|folder| {
             let version = format!("{} {}", self.version, compiler.version());
             let options = options.join(" ");
@@ -117,15 +117,15 @@ mod tests {
 
     #[test]
     fn the_compiler_flags_limit_the_block_size() {
-        let most = format!("--gpu-max-threads-per-block={}", simt::MAX_THREADS);
-        assert!(flags().any(|flag| flag == most));
+        let limit = format!("--gpu-max-threads-per-block={}", simt::MAX_THREADS);
+        assert!(flags().any(|flag| flag == limit));
         assert!(flags().all(|flag| flag.starts_with('-') && !flag.contains(' ')));
     }
 
     #[test]
     fn waiting_units_read_the_clock() {
         for (unit, reads) in [("merge", true), ("probe", true), ("add", false), ("post", false)] {
-            assert_eq!(reads_clock(&sources::of(unit).unwrap()), reads, "{unit}");
+            assert_eq!(reads_clock(&sources::expand(unit).unwrap()), reads, "{unit}");
         }
     }
 }

@@ -4,7 +4,7 @@
 //! A quantised row has the bits of the file's row, regrouped into planes (`planes.rs`), and padding
 //! at its end. A lane reads the codes of 32 values with one or two loads of 16 bytes, and their
 //! scales with one more load. Quantised rows begin at multiples of 16 bytes and are independent, so
-//! that one write refills a slot, and a matrix larger than a GPU binding can be split between rows.
+//! one write refills a slot, and a matrix larger than a GPU binding can be split between rows.
 //! Floats keep the file's layout, with each row padded to whole words.
 //!
 //! A transposed quantised down matrix has the layout of [`hal::format::TransposedLayout`], which
@@ -27,24 +27,23 @@ use hal::{Layout, PackDesc, TensorDesc};
 pub use pack::{BufferWrites, pack, pack_into, pack_rows, refill};
 pub use tables::{needs_tables, tables};
 
-/// A quantised row is a multiple of this number of 32-bit words, which a lane reads with one load.
-const ROW_WORDS: usize = 4;
+/// Quantised rows are padded to a multiple of this number of 32-bit words, one load of 16 bytes.
+const ROW_ALIGN_WORDS: usize = 4;
 
-/// Words from one row of a weight to the next; `None` if a row is not whole blocks or its size
-/// overflows.
+/// Words from one row of a weight to the next; `None` if a row has incomplete blocks or its
+/// size overflows.
 #[must_use]
 pub fn row_words(format: Format, n_cols: usize) -> Option<usize> {
     let bytes = format.row_bytes(n_cols)?;
     Some(match format.quants() {
-        Some(_) => planes::row_bytes(format, n_cols).div_ceil(4).next_multiple_of(ROW_WORDS),
+        Some(_) => planes::row_bytes(format, n_cols).div_ceil(4).next_multiple_of(ROW_ALIGN_WORDS),
         None => bytes.div_ceil(4),
     })
 }
 
-/// Whether a tensor is a transposed quantised matrix: a row of codes per neuron, and scales in
-/// tables.
+/// Whether a tensor is a transposed quantised matrix: a row of codes per neuron, scales in tables.
 #[must_use]
-pub fn has_tables(desc: &TensorDesc) -> bool {
+pub fn is_transposed_quantised(desc: &TensorDesc) -> bool {
     matches!(desc.layout, Layout::Transposed { .. }) && desc.format.quants().is_some()
 }
 
@@ -52,7 +51,7 @@ pub fn has_tables(desc: &TensorDesc) -> bool {
 /// overflows.
 #[must_use]
 pub fn stride(desc: &TensorDesc) -> Option<usize> {
-    if has_tables(desc) {
+    if is_transposed_quantised(desc) {
         transposed(desc).ok().map(|layout| layout.row_bytes / 4)
     } else {
         row_words(desc.format, desc.n_cols)
@@ -63,7 +62,7 @@ pub fn stride(desc: &TensorDesc) -> Option<usize> {
 /// overflows.
 #[must_use]
 pub fn imported_size(desc: &TensorDesc) -> Option<u64> {
-    if has_tables(desc) {
+    if is_transposed_quantised(desc) {
         return Some(plain_size(desc)? as u64);
     }
     // A transposed float matrix must be valid too, although its rows are stored as plain rows.

@@ -102,17 +102,18 @@ fn plane_sources(format: Format) -> (&'static [PlaneSource], i8) {
 /// Bytes of a row without the padding at its end. Each plane ends with a whole word.
 pub(super) fn row_bytes(format: Format, n_cols: usize) -> usize {
     let n_values = format.block_values();
-    let plane = |part: &PlaneSource| (n_cols / n_values * part.bytes(n_values)).next_multiple_of(4);
+    let plane =
+        |source: &PlaneSource| (n_cols / n_values * source.bytes(n_values)).next_multiple_of(4);
     plane_sources(format).0.iter().map(plane).sum()
 }
 
 /// Regroups the file's row `row` of a quantised format into `out`; unused bytes of `out` become
 /// zero.
 pub(super) fn write_row(format: Format, row: &[u8], out: &mut [u8]) {
-    let (parts, offset) = plane_sources(format);
+    let (sources, offset) = plane_sources(format);
     let (n_values, n_bytes) = (format.block_values(), format.block_bytes());
     let n_blocks = row.len() / n_bytes;
-    let recoded = parts.iter().any(|part| !matches!(part, Bytes(..)));
+    let recoded = sources.iter().any(|source| !matches!(source, Bytes(..)));
     let (mut unpacked, mut codes) = (UnpackedBlock::default(), [0; 256]);
     out.fill(0);
     for (b, block) in row.chunks_exact(n_bytes).enumerate() {
@@ -123,9 +124,9 @@ pub(super) fn write_row(format: Format, row: &[u8], out: &mut [u8]) {
             }
         }
         let mut at = 0;
-        for part in parts {
-            let len = part.bytes(n_values);
-            part.write(block, &codes, &mut out[at + b * len..][..len]);
+        for source in sources {
+            let len = source.bytes(n_values);
+            source.write(block, &codes, &mut out[at + b * len..][..len]);
             at += (n_blocks * len).next_multiple_of(4);
         }
     }

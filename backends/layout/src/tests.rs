@@ -26,7 +26,7 @@ fn rows_are_no_larger_than_in_the_file() {
     }
 }
 
-/// A pack of some rows with spare slots has the bytes of the separately packed rows, then zeros.
+/// A pack of some rows with spare slots begins with the bytes of the separately packed rows.
 #[test]
 fn a_pack_equals_its_rows_packed_separately() {
     for format in weights() {
@@ -59,9 +59,8 @@ fn a_pack_equals_its_rows_packed_separately() {
     }
 }
 
-/// `refill` refuses bytes of a wrong length and slots outside the pack.
 #[test]
-fn refills_are_checked() {
+fn refill_rejects_wrong_lengths_and_slots() {
     let desc = TensorDesc::new(5, 64, Format::Q4_0);
     let row = 4 * row_words(Format::Q4_0, 64).expect("whole blocks");
     assert!(pack::refill(&desc, 0..1, &vec![0; row - 1]).is_err());

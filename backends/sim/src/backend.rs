@@ -11,7 +11,7 @@ use hal::{
 };
 
 use crate::Counters;
-use crate::memory::{SimBuffer, buffer, rounded};
+use crate::memory::{SimBuffer, allocation_size, buffer};
 use crate::options::{Failures, SimOptions};
 use crate::queue::SimQueue;
 use crate::shared::DeviceState;
@@ -55,20 +55,20 @@ impl SimBackend {
         self.shared.mark_lost("lost on request");
     }
 
-    /// Loses the device after `n_ops` more work items (ops or copies).
-    pub fn lose_after(&self, n_ops: u64) {
-        self.change_failures(|fail| fail.lose_after = Some(n_ops));
+    /// Loses the device after `n_items` more work items (ops or copies).
+    pub fn lose_after(&self, n_items: u64) {
+        self.change_failures(|fail| fail.lose_after = Some(n_items));
     }
 
-    /// Makes the device's thread panic after `n_ops` more work items, which loses the device.
-    pub fn panic_after(&self, n_ops: u64) {
-        self.change_failures(|fail| fail.panic_after = Some(n_ops));
+    /// Makes the device's thread panic after `n_items` more work items, which loses the device.
+    pub fn panic_after(&self, n_items: u64) {
+        self.change_failures(|fail| fail.panic_after = Some(n_items));
     }
 
-    /// Makes the device hang after `n_ops` more work items, until [`SimBackend::resume`] is called,
-    /// the run is cancelled, or the device is lost.
-    pub fn hang_after(&self, n_ops: u64) {
-        self.change_failures(|fail| fail.hang_after = Some(n_ops));
+    /// Makes the device hang after `n_items` more work items, until [`SimBackend::resume`] is
+    /// called, the run is cancelled, or the device is lost.
+    pub fn hang_after(&self, n_items: u64) {
+        self.change_failures(|fail| fail.hang_after = Some(n_items));
     }
 
     /// Ends the current hang and removes a pending one.
@@ -99,7 +99,7 @@ impl Backend for SimBackend {
     }
 
     fn plan(&self, op: &OpDesc) -> Plan {
-        if self.shared.check_refused(op.name()) {
+        if self.shared.is_refused(op.name()) {
             return Plan::No("refused by the test".to_owned());
         }
         let limit = self.shared.options.max_binding;
@@ -119,7 +119,7 @@ impl Backend for SimBackend {
     }
 
     fn alloc_size(&self, desc: &TensorDesc) -> Bytes {
-        pack::plain_size(desc).map_or(Bytes::MAX, rounded)
+        pack::plain_size(desc).map_or(Bytes::MAX, allocation_size)
     }
 
     fn alloc(&self, label: &str, desc: &TensorDesc) -> Result<Box<dyn RawBuffer>> {
@@ -177,12 +177,13 @@ impl Backend for SimBackend {
         let len = workspace.map_or(0, |tensor| buffer(tensor).read(<[u8]>::len));
         assert!(
             ops.is_empty() || len as u64 >= self.shared.options.workspace.0,
-            "program {label} got a workspace of {len} bytes, less than its plan needs"
+            "program {label} got a workspace of {len} bytes, its plan needs {}",
+            self.shared.options.workspace
         );
         let mailboxes = mailboxes.iter().map(|mailbox| {
             let any: &dyn Any = &**mailbox;
             let mailbox: &SimMailbox =
-                any.downcast_ref().expect("hal refuses mailboxes of another backend");
+                any.downcast_ref().expect("hal rejects mailboxes of another backend");
             mailbox.shape
         });
         let ops = if self.shared.options.computes { ops } else { &[] };

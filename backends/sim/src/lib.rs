@@ -1,9 +1,9 @@
 //! A simulated device for tests: separate memory, an asynchronous in-order queue with random
 //! delays, small limits, and injected failures. Its arithmetic is [`cpu::reference`].
 //!
-//! It produces conditions that a machine with one driver cannot (overlap, budgets, loss, two
-//! devices). Each queue has one thread with one inbox. A caller that waits for the device waits on
-//! a channel whose sender the queue's thread owns, so that no wait outlives the thread.
+//! It produces conditions that a real device rarely shows (overlap, full memory, loss). Each queue
+//! has one thread with one inbox. A caller that waits for the device waits on a channel whose
+//! sender the queue's thread owns, so that no wait outlives the thread.
 //!
 //! The crate deliberately does not use `unsafe`, the CPU backend's memory, or timeouts (a hang ends
 //! by [`SimBackend::resume`], a cancel or a loss, never by the clock).

@@ -19,7 +19,7 @@ pub(crate) struct SimBuffer {
     /// refill a slot of a pack while another queue reads other slots.
     words: Mutex<Arc<Vec<u64>>>,
     len: usize,
-    held: Bytes,
+    size: Bytes,
     shared: Arc<DeviceState>,
 }
 
@@ -28,10 +28,10 @@ impl RawBuffer for SimBuffer {}
 impl SimBuffer {
     /// `len` poisoned bytes.
     pub(crate) fn new(shared: &Arc<DeviceState>, label: &str, len: usize) -> Result<SimBuffer> {
-        let held = rounded(len);
-        shared.allocate(label, held)?;
+        let size = allocation_size(len);
+        shared.allocate(label, size)?;
         let words = Mutex::new(Arc::new(vec![POISON; len.div_ceil(8)]));
-        Ok(SimBuffer { words, len, held, shared: Arc::clone(shared) })
+        Ok(SimBuffer { words, len, size, shared: Arc::clone(shared) })
     }
 
     pub(crate) fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> R {
@@ -49,19 +49,17 @@ impl SimBuffer {
 
 impl Drop for SimBuffer {
     fn drop(&mut self) {
-        self.shared.free(self.held);
+        self.shared.free(self.size);
     }
 }
 
-/// Physical memory that an allocation of `len` bytes uses.
-pub(crate) fn rounded(len: usize) -> Bytes {
+pub(crate) fn allocation_size(len: usize) -> Bytes {
     let granule = crate::SimOptions::GRANULE.0;
     Bytes((len as u64).div_ceil(granule).saturating_mul(granule))
 }
 
-/// The buffer of a tensor.
 pub(crate) fn buffer(tensor: &Tensor) -> &SimBuffer {
-    tensor.raw().expect("hal refuses tensors of another backend")
+    tensor.raw().expect("hal rejects tensors of another backend")
 }
 
 /// The byte range of a plain tensor's rows in its buffer.

@@ -36,13 +36,13 @@ pub(crate) struct SimQueue {
 impl SimQueue {
     pub(crate) fn new(shared: &Arc<DeviceState>, label: &str) -> Result<SimQueue> {
         let (inbox, messages) = channel();
-        let number = shared.enter(&inbox)?;
+        let number = shared.add_queue(&inbox)?;
         let worker = Worker::new(Arc::clone(shared), messages, number);
         let spawned = thread::Builder::new()
             .name(format!("{} {label}", shared.info.name))
             .spawn(move || worker.run());
         let thread = spawned.map_err(|error| {
-            shared.leave(number);
+            shared.remove_queue(number);
             Error::Driver {
                 call: "spawn".to_owned(),
                 code: i64::from(error.raw_os_error().unwrap_or_default()),
@@ -75,12 +75,12 @@ impl SimQueue {
         }
         let any: &dyn Any = &**program;
         let program: &SimProgram =
-            any.downcast_ref().expect("hal refuses programs of another backend");
+            any.downcast_ref().expect("hal rejects programs of another backend");
         let (sender, events) = channel();
         let id = self.n_runs;
         self.n_runs += 1;
         self.send(Command::Replay { id, program: program.clone(), cuts, events: sender })?;
-        self.shared.submitted();
+        self.shared.count_submission();
         Ok(Box::new(SimRun {
             shared: Arc::clone(&self.shared),
             inbox: self.inbox.clone(),
@@ -155,7 +155,7 @@ impl Drop for SimQueue {
         // The thread cancels running and queued programs and completes copies. Sending fails only
         // if the thread has already ended.
         let _ = self.inbox.send(Message::Close);
-        self.shared.leave(self.number);
+        self.shared.remove_queue(self.number);
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             self.shared.mark_lost("the queue's thread panicked");
         }
@@ -206,7 +206,7 @@ impl SimRun {
         None
     }
 
-    /// The result of the program, once it is known.
+    /// The error of a lost device, or the program's result (`Ok` while it is unknown).
     fn end(&self) -> Result<()> {
         self.shared.check()?;
         self.ended.clone().unwrap_or(Ok(()))

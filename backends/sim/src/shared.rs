@@ -13,7 +13,7 @@ use crate::worker::Message;
 pub struct Counters {
     /// Ops that were started, in all programs.
     pub ops: u64,
-    /// Uploads, downloads, refills and row copies that were started.
+    /// Uploads, downloads, refills, repacks and row copies that were started.
     pub copies: u64,
     /// Programs that were submitted to a queue.
     pub submissions: u64,
@@ -101,7 +101,7 @@ impl DeviceState {
         change(&mut self.state().fail);
     }
 
-    pub(crate) fn check_refused(&self, op: &str) -> bool {
+    pub(crate) fn is_refused(&self, op: &str) -> bool {
         self.state().fail.refuse.contains(&op)
     }
 
@@ -113,7 +113,6 @@ impl DeviceState {
         state.wake();
     }
 
-    /// Number of times that the device was resumed.
     pub(crate) fn n_resumed(&self) -> u64 {
         self.state().resumed
     }
@@ -130,7 +129,7 @@ impl DeviceState {
         self.state().fail.next_replay()
     }
 
-    pub(crate) fn started(&self, work: WorkItem) {
+    pub(crate) fn count_start(&self, work: WorkItem) {
         let counters = &mut self.state().counters;
         match work {
             WorkItem::Op(_) => counters.ops += 1,
@@ -138,11 +137,12 @@ impl DeviceState {
         }
     }
 
-    pub(crate) fn submitted(&self) {
+    pub(crate) fn count_submission(&self) {
         self.state().counters.submissions += 1;
     }
 
-    /// Allocates `bytes` of physical memory.
+    /// Counts an allocation of `bytes`. Fails if they exceed the free memory, or on an injected
+    /// failure.
     pub(crate) fn allocate(&self, label: &str, bytes: Bytes) -> Result<()> {
         let mut state = self.state();
         if let Some(error) = &state.lost {
@@ -169,8 +169,8 @@ impl DeviceState {
         counters.held = counters.held - bytes;
     }
 
-    /// Registers a queue and returns its id.
-    pub(crate) fn enter(&self, inbox: &Sender<Message>) -> Result<u64> {
+    /// Returns the id of the new queue.
+    pub(crate) fn add_queue(&self, inbox: &Sender<Message>) -> Result<u64> {
         let mut state = self.state();
         if let Some(error) = &state.lost {
             return Err(error.clone());
@@ -181,7 +181,7 @@ impl DeviceState {
         Ok(number)
     }
 
-    pub(crate) fn leave(&self, queue: u64) {
+    pub(crate) fn remove_queue(&self, queue: u64) {
         self.state().queues.retain(|(number, _)| *number != queue);
     }
 }

@@ -195,7 +195,7 @@ impl Worker {
         // operating system counts towards the next op.
         let mut begin = Instant::now();
         for (i, op) in program.ops.iter().enumerate() {
-            self.work(WorkItem::Op(op.name()), |worker| match op.hand_off() {
+            self.run_item(WorkItem::Op(op.name()), |worker| match op.hand_off() {
                 Some(HandOff::Post(op)) => {
                     // Sending fails if the host dropped the run. The host then also sent a cancel,
                     // which the next wait receives.
@@ -211,7 +211,7 @@ impl Worker {
             let end = posted.unwrap_or_else(Instant::now);
             if let Some(watch) = watch.as_deref_mut() {
                 let answered = self.answered.filter(|_| matches!(op, Op::Merge(_)));
-                watch.ran(i, answered.unwrap_or(begin), end);
+                watch.record(i, answered.unwrap_or(begin), end);
             }
             begin = end;
         }
@@ -219,11 +219,15 @@ impl Worker {
     }
 
     fn copy(&mut self, copy: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.work(WorkItem::Copy, |_| copy())
+        self.run_item(WorkItem::Copy, |_| copy())
     }
 
     /// Runs one work item after its delay, with any injected failure. A panic loses the device.
-    fn work(&mut self, kind: WorkItem, work: impl FnOnce(&mut Worker) -> Result<()>) -> Result<()> {
+    fn run_item(
+        &mut self,
+        kind: WorkItem,
+        work: impl FnOnce(&mut Worker) -> Result<()>,
+    ) -> Result<()> {
         let until = Instant::now() + self.delay();
         let unless_copy = |waited: Result<()>| match waited {
             // A closing queue cuts the delays of its copies short but completes the copies.
@@ -241,15 +245,15 @@ impl Worker {
             }
             Some(Fault::Panic) | None => {}
         }
-        self.shared.started(kind);
-        let done = catch_unwind(AssertUnwindSafe(|| {
+        self.shared.count_start(kind);
+        let result = catch_unwind(AssertUnwindSafe(|| {
             if fault == Some(Fault::Panic) {
                 // Not `panic!`: its message on stderr would look like a failed test.
                 resume_unwind(Box::new("injected panic".to_owned()));
             }
             work(self)
         }));
-        done.unwrap_or_else(|panic| {
+        result.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
             let text = text.unwrap_or("no message");
@@ -261,7 +265,6 @@ impl Worker {
         })
     }
 
-    /// A random delay from the range of the options.
     fn delay(&mut self) -> Duration {
         // splitmix64
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -329,7 +332,7 @@ impl Worker {
         self.answered = Some(Instant::now());
         let answer = self.answers.remove(&op.mailbox).expect("the worker waited for this answer");
         let n = n_tokens(&op.batch) * op.y.desc().n_cols;
-        assert_eq!(answer.len(), n, "the answer has another number of tokens than the step");
+        assert_eq!(answer.len(), n, "floats in the answer");
         let span = span(&op.y);
         buffer(&op.y).write(|bytes| {
             let y: &mut [f32] = bytemuck::cast_slice_mut(&mut bytes[span]);
@@ -352,8 +355,7 @@ impl Stopwatch {
         Stopwatch { cuts, times: Vec::new() }
     }
 
-    /// Records op number `i`.
-    fn ran(&mut self, i: usize, begin: Instant, end: Instant) {
+    fn record(&mut self, i: usize, begin: Instant, end: Instant) {
         let part = self.cuts.partition_point(|cut| *cut <= i);
         match self.times.last_mut().filter(|time| time.parts.start == part) {
             Some(time) => time.end = end,

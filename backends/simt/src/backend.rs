@@ -9,10 +9,10 @@ use hal::{
     PackDesc, Plan, RawBuffer, RawMailbox, RawProgram, RawStaging, Result, Tensor, TensorDesc,
 };
 
-use crate::buffer::{Memory, RowLayout, SimtBuffer, Span, rounded, stored_size};
+use crate::buffer::{Memory, RowLayout, SimtBuffer, Span, allocation_size, stored_size};
 use crate::card::Card;
 use crate::driver::Driver;
-use crate::error::driver;
+use crate::error::failure;
 use crate::mailbox::{BlockLayout, SimtMailbox};
 use crate::ops;
 use crate::pinned::Pinned;
@@ -64,7 +64,7 @@ impl<D: Driver> SimtBackend<D> {
         self.card.submission
     }
 
-    fn memory_of(&self, label: &str, len: u64, layout: RowLayout) -> Result<SimtBuffer> {
+    fn new_buffer(&self, label: &str, len: u64, layout: RowLayout) -> Result<SimtBuffer> {
         let memory = Memory::new(&self.card.driver, label, len)?;
         let span: Span = memory.span();
         Ok(SimtBuffer { span, layout, _memory: Box::new(memory) })
@@ -79,16 +79,16 @@ impl<D: Driver> Backend for SimtBackend<D> {
     fn feature_notes(&self) -> Vec<String> {
         let SubmissionMode { graphs, flags, launch, in_graph, echo, .. } = self.card.submission;
         let us = |time: Duration| format!("{:.1} us", time.as_secs_f64() * 1e6);
-        let one = us(launch);
+        let separate = us(launch);
         let launches = match in_graph.filter(|_| graphs) {
             Some(graph) => {
                 format!(
-                    "steps run as graphs: {} per launch in a graph, {one} separately",
+                    "steps run as graphs: {} per launch in a graph, {separate} separately",
                     us(graph)
                 )
             }
             None if graphs => "steps run as graphs".to_owned(),
-            None => format!("kernels are launched separately: {one} each"),
+            None => format!("kernels are launched separately: {separate} each"),
         };
         let waits = match echo.filter(|_| flags) {
             Some(echo) => {
@@ -116,15 +116,15 @@ impl<D: Driver> Backend for SimtBackend<D> {
     }
 
     fn alloc_size(&self, desc: &TensorDesc) -> Bytes {
-        stored_size(desc).map_or(Bytes::MAX, rounded)
+        stored_size(desc).map_or(Bytes::MAX, allocation_size)
     }
 
     fn alloc(&self, label: &str, desc: &TensorDesc) -> Result<Box<dyn RawBuffer>> {
-        Ok(Box::new(self.memory_of(label, self.alloc_size(desc).0, RowLayout::Plain)?))
+        Ok(Box::new(self.new_buffer(label, self.alloc_size(desc).0, RowLayout::Plain)?))
     }
 
     fn pack_size(&self, pack: &PackDesc, _mapped: bool) -> Bytes {
-        layout::pack_size(pack).map_or(Bytes::MAX, rounded)
+        layout::pack_size(pack).map_or(Bytes::MAX, allocation_size)
     }
 
     fn import(
@@ -137,12 +137,12 @@ impl<D: Driver> Backend for SimtBackend<D> {
             None => RowLayout::Plain,
             Some(_) => RowLayout::Packed,
         };
-        let buffer = self.memory_of(label, self.pack_size(pack, false).0, layout)?;
+        let buffer = self.new_buffer(label, self.pack_size(pack, false).0, layout)?;
         let sink = &mut |at, bytes: &[u8]| self.card.upload(buffer.span, at, bytes);
         match layout::pack(pack, source, sink) {
             Ok(()) => Ok(Box::new(buffer)),
             Err(error) => {
-                // Copies in flight write to memory that is freed on return.
+                // Copies in flight write to the buffer, which is freed on return.
                 self.card.wait_for_uploads()?;
                 Err(error)
             }
@@ -167,7 +167,8 @@ impl<D: Driver> Backend for SimtBackend<D> {
 
     fn mailbox(&self, shape: MailboxShape) -> Result<Arc<dyn RawMailbox>> {
         let one = SimtMailbox::allocate(&self.card.driver, shape, 1)?.pop();
-        one.map(|one| Arc::new(one) as Arc<dyn RawMailbox>).ok_or_else(|| driver("mailbox", "none"))
+        one.map(|one| Arc::new(one) as Arc<dyn RawMailbox>)
+            .ok_or_else(|| failure("mailbox", "no mailbox was allocated"))
     }
 
     fn mailboxes(&self, shape: MailboxShape, n: usize) -> Result<Vec<Arc<dyn RawMailbox>>> {

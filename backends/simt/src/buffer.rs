@@ -7,10 +7,10 @@ use hal::pack::plain_size;
 use hal::{Bytes, Layout, Operand, RawBuffer, Result, Tensor, TensorDesc};
 
 use crate::driver::{DevicePtr, Driver};
-use crate::error::driver;
+use crate::error::failure;
 
 /// Allocation sizes are multiples of this many bytes, to which the drivers align allocations.
-const STEP: u64 = 256;
+const ALIGN: u64 = 256;
 
 /// Layout of the rows in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,6 @@ pub(crate) enum RowLayout {
     Packed,
 }
 
-/// Device memory that is freed when dropped.
 pub(crate) struct Memory<D: Driver> {
     driver: Arc<D>,
     pub(crate) at: DevicePtr,
@@ -59,13 +58,13 @@ pub(crate) struct SimtBuffer {
     pub(crate) span: Span,
     pub(crate) layout: RowLayout,
     /// Frees the memory when dropped; the trait object hides the driver's type.
-    pub(crate) _memory: Box<dyn Keep>,
+    pub(crate) _memory: Box<dyn HeldMemory>,
 }
 
 /// A value that a buffer holds only so that it is not dropped.
-pub(crate) trait Keep: fmt::Debug + Send + Sync {}
+pub(crate) trait HeldMemory: fmt::Debug + Send + Sync {}
 
-impl<T: fmt::Debug + Send + Sync> Keep for T {}
+impl<T: fmt::Debug + Send + Sync> HeldMemory for T {}
 
 impl RawBuffer for SimtBuffer {}
 
@@ -82,7 +81,7 @@ impl Span {
 
     /// A subrange, from byte `offset` on.
     pub(crate) fn part(self, offset: u64, size: u64) -> Span {
-        debug_assert!(offset + size <= self.size, "{offset} + {size} of {}", self.size);
+        debug_assert!(offset + size <= self.size, "{size} bytes at {offset} exceed {}", self.size);
         Span { at: self.at + offset, size }
     }
 
@@ -92,9 +91,8 @@ impl Span {
     }
 }
 
-/// `bytes` rounded up to a valid allocation size.
-pub(crate) fn rounded(bytes: u64) -> Bytes {
-    Bytes(bytes.max(1).div_ceil(STEP).saturating_mul(STEP))
+pub(crate) fn allocation_size(bytes: u64) -> Bytes {
+    Bytes(bytes.max(1).div_ceil(ALIGN).saturating_mul(ALIGN))
 }
 
 /// Bytes of a plain row on the device; `None` if the row is not a whole number of blocks or its
@@ -118,7 +116,7 @@ pub(crate) fn stored_size(desc: &TensorDesc) -> Option<u64> {
 /// # Errors
 /// [`hal::Error::Driver`] for another backend's tensor, which `hal` rejects earlier.
 pub(crate) fn raw(tensor: &Tensor) -> Result<&SimtBuffer> {
-    tensor.raw().ok_or_else(|| driver("bind", "the tensor belongs to another backend"))
+    tensor.raw().ok_or_else(|| failure("bind", "the tensor belongs to another backend"))
 }
 
 /// Location of the rows of a plain view.
@@ -129,7 +127,9 @@ pub(crate) fn plain(tensor: &Tensor) -> Result<Span> {
     let (raw, desc) = (raw(tensor)?, tensor.desc());
     let stride = match (raw.layout, plain_stride(&desc)) {
         (RowLayout::Plain, Some(stride)) => stride,
-        _ => return Err(driver("bind", format!("{desc} is packed, but the op needs plain rows"))),
+        _ => {
+            return Err(failure("bind", format!("{desc} is packed, but the op needs plain rows")));
+        }
     };
     Ok(raw.span.part(stride * tensor.first_row() as u64, stride * desc.n_rows as u64))
 }

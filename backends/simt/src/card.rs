@@ -21,7 +21,6 @@ const UPLOAD_BYTES: usize = 8 << 20;
 /// Maximum number of threads that load kernels in parallel.
 const MAX_LOAD_THREADS: usize = 8;
 
-/// A device with its kernels.
 #[derive(Debug)]
 pub(crate) struct Card<D: Driver> {
     pub(crate) driver: Arc<D>,
@@ -75,9 +74,9 @@ impl<D: Driver> Kernels<D> {
             return load_units();
         }
         std::thread::scope(|scope| {
-            let all: Vec<_> =
+            let threads: Vec<_> =
                 (0..n_threads.min(missing.len())).map(|_| scope.spawn(load_units)).collect();
-            all.into_iter().try_for_each(|thread| match thread.join() {
+            threads.into_iter().try_for_each(|thread| match thread.join() {
                 Ok(result) => result,
                 Err(panic) => std::panic::resume_unwind(panic),
             })
@@ -135,7 +134,6 @@ impl<D: Driver> Card<D> {
         Ok(card)
     }
 
-    /// Loads all of these units.
     pub(crate) fn load(&self, units: &BTreeSet<Unit>) -> Result<()> {
         self.kernels.load(units)
     }

@@ -4,7 +4,7 @@ use hal::{Operand, RawStaging, Result, Tensor};
 
 use crate::buffer::{Span, plain, plain_stride};
 use crate::driver::Driver;
-use crate::error::driver;
+use crate::error::failure;
 use crate::pinned::Pinned;
 use crate::stream::Stream;
 
@@ -22,7 +22,7 @@ impl Rows {
         let desc = tensor.desc();
         let host_bytes = desc.format.row_bytes(desc.n_cols);
         let (Some(host_bytes), Some(device_bytes)) = (host_bytes, plain_stride(&desc)) else {
-            return Err(driver("copy", format!("{desc} has rows that are not whole blocks")));
+            return Err(failure("copy", format!("{desc} has rows that are not whole blocks")));
         };
         Ok(Rows { span: plain(tensor)?, host_bytes, device_bytes: device_bytes as usize })
     }
@@ -57,7 +57,6 @@ pub(crate) fn download<D: Driver>(
     copies.try_for_each(|(at, offset, n)| stream.copy_out(to, at, from.span, offset, n))
 }
 
-/// Copies rows to another tensor of the same shape.
 pub(crate) fn copy_rows<D: Driver>(stream: &Stream<D>, src: &Tensor, dst: &Tensor) -> Result<()> {
     stream.copy(plain(dst)?, plain(src)?)
 }

@@ -66,9 +66,9 @@ mod tests {
             refusal: None,
             ordinal,
         };
-        let three = vec![found(0, "0000:81:00.0"), found(1, "0000:01:00.0"), found(2, "")];
+        let devices = vec![found(0, "0000:81:00.0"), found(1, "0000:01:00.0"), found(2, "")];
         let named: Vec<_> =
-            in_order("CUDA", three).into_iter().map(|f| (f.name, f.ordinal)).collect();
+            in_order("CUDA", devices).into_iter().map(|f| (f.name, f.ordinal)).collect();
         let want = [("CUDA0", 2), ("CUDA1", 1), ("CUDA2", 0)];
         assert_eq!(named, want.map(|(name, ordinal)| (name.to_owned(), ordinal)));
     }

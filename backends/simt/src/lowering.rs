@@ -4,14 +4,13 @@ use hal::{Result, Tensor};
 
 use crate::buffer::{Span, plain};
 use crate::driver::{Arg, Geometry};
-use crate::error::driver;
+use crate::error::failure;
 use crate::facts::Facts;
 use crate::units::Unit;
 
 /// Maximum number of threads per block, as declared to the compilers.
 pub const MAX_THREADS: u32 = 256;
 
-/// One kernel launch.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
     pub(crate) unit: Unit,
@@ -27,7 +26,6 @@ pub(crate) struct Lowering<'a> {
     facts: &'a Facts,
     tables: Span,
     workspace: Option<&'a Tensor>,
-    /// Allocates constants.
     constants: &'a mut dyn ConstantStore,
     launches: Vec<Launch>,
     earlier: EarlierResults,
@@ -60,7 +58,6 @@ impl<'a> Lowering<'a> {
         Lowering { facts, tables, workspace, constants, launches, earlier }
     }
 
-    /// Facts about the device.
     pub(crate) fn facts(&self) -> &'a Facts {
         self.facts
     }
@@ -87,11 +84,10 @@ impl<'a> Lowering<'a> {
         let whole = self.workspace.map(plain).transpose()?;
         match whole {
             Some(whole) if offset + size <= whole.size => Ok(whole.part(offset, size)),
-            _ => Err(driver("compile", "the workspace is smaller than planned")),
+            _ => Err(failure("compile", "the workspace is smaller than planned")),
         }
     }
 
-    /// Results of earlier launches.
     pub(crate) fn earlier(&mut self) -> &mut EarlierResults {
         &mut self.earlier
     }
@@ -130,8 +126,8 @@ impl<'a> Lowering<'a> {
         shared: u32,
         args: &[Arg],
     ) {
-        debug_assert!(block.is_multiple_of(64), "{kernel}: a block of {block}");
-        debug_assert!(block <= MAX_THREADS, "{kernel}: a block of {block}");
+        debug_assert!(block.is_multiple_of(64), "{kernel}: {block} threads per block");
+        debug_assert!(block <= MAX_THREADS, "{kernel}: {block} threads per block");
         if grid.contains(&0) {
             return;
         }
@@ -141,12 +137,10 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// A pointer argument.
 pub(crate) fn ptr(span: Span) -> Arg {
     Arg::Ptr(span.at)
 }
 
-/// A 32-bit integer argument.
 pub(crate) fn word(n: usize) -> Arg {
     Arg::U32(u32::try_from(n).expect("sizes are checked when an op is planned"))
 }

@@ -18,13 +18,13 @@ use hal::{HostRowSet, MailboxShape, RawMailbox, Result};
 use crate::buffer::Span;
 use crate::card::lock;
 use crate::driver::Driver;
-use crate::error::driver;
+use crate::error::failure;
 use crate::pinned::Pinned;
 
 /// Header words of a post, and of an answer.
-const HEAD: usize = 4;
+const HEADER_WORDS: usize = 4;
 /// Posts, answers and all their sections begin at multiples of this many words.
-const STEP: usize = 16;
+const ALIGN: usize = 16;
 
 /// One of the mailboxes in a pinned block.
 #[derive(Debug)]
@@ -66,14 +66,14 @@ pub(crate) const LIST_LENGTH: usize = 2;
 
 /// Words of a mailbox that it does not share: the headers of post and answer, on separate cache
 /// lines.
-const OWN_WORDS: usize = 2 * STEP;
+const OWN_WORDS: usize = 2 * ALIGN;
 
 impl BlockLayout {
     /// For `n` mailboxes.
     pub(crate) fn new(shape: &MailboxShape, n: usize) -> BlockLayout {
         let MailboxShape { max_tokens, n_in, n_weights, max_rows, n_out } = *shape;
-        let after = |at: usize, n: usize| (at + n).next_multiple_of(STEP);
-        let head = after(0, HEAD);
+        let after = |at: usize, n: usize| (at + n).next_multiple_of(ALIGN);
+        let head = after(0, HEADER_WORDS);
         let x = n * OWN_WORDS;
         let weights = after(x, max_tokens * n_in);
         let ids = after(weights, max_tokens * n_weights);
@@ -104,7 +104,7 @@ pub(crate) fn mailbox<D: Driver>(
 ) -> Result<Arc<SimtMailbox<D>>> {
     let any = mailboxes.get(index).map(|mailbox| Arc::clone(mailbox) as Arc<dyn Any + Send + Sync>);
     let mailbox = any.and_then(|any| any.downcast().ok());
-    mailbox.ok_or_else(|| driver("compile", "the mailbox belongs to another backend"))
+    mailbox.ok_or_else(|| failure("compile", "the mailbox belongs to another backend"))
 }
 
 impl<D: Driver> SimtMailbox<D> {
@@ -125,14 +125,14 @@ impl<D: Driver> SimtMailbox<D> {
         }));
         let layout = BlockLayout::new(&shape, n);
         let block = Arc::new(Pinned::new(driver, "mailbox", 4 * layout.len)?);
-        let one = |base: usize| SimtMailbox {
+        let mailbox = |base: usize| SimtMailbox {
             shape,
             block: Arc::clone(&block),
             base,
             offsets: layout.offsets.relative_to(base),
             rows: Arc::clone(&rows),
         };
-        Ok((0..n).map(|number| one(number * OWN_WORDS)).collect())
+        Ok((0..n).map(|number| mailbox(number * OWN_WORDS)).collect())
     }
 
     /// Membership words per row, with one bit per token.
@@ -155,7 +155,6 @@ impl<D: Driver> SimtMailbox<D> {
         self.flag(1).load(Ordering::Acquire) == step
     }
 
-    /// Tokens of the current post.
     pub(crate) fn n_tokens(&self) -> usize {
         (self.flag(0).load(Ordering::Relaxed) as usize).min(self.shape.max_tokens)
     }
@@ -165,21 +164,20 @@ impl<D: Driver> SimtMailbox<D> {
         self.block.words(self.base + at, n)
     }
 
-    /// Reads the post's row list, which has `held` membership words per row, into `rows`.
-    pub(crate) fn read_rows(&self, held: usize, n_tokens: usize, rows: &mut HostRowSet) {
+    /// Reads the post's row list, which has `row_words` membership words per row, into `rows`.
+    pub(crate) fn read_rows(&self, row_words: usize, n_tokens: usize, rows: &mut HostRowSet) {
         let count =
             (self.flag(LIST_LENGTH).load(Ordering::Relaxed) as usize).min(self.shape.max_rows);
         rows.words = n_tokens.div_ceil(32);
         rows.ids.clear();
         rows.ids.extend_from_slice(self.block.words(self.base + self.offsets.ids, count));
         rows.members.clear();
-        let members: &[u32] = self.block.words(self.base + self.offsets.members, count * held);
-        for row in members.chunks_exact(held.max(1)) {
+        let members: &[u32] = self.block.words(self.base + self.offsets.members, count * row_words);
+        for row in members.chunks_exact(row_words.max(1)) {
             rows.members.extend_from_slice(&row[..rows.words]);
         }
     }
 
-    /// Answers the post of a step.
     pub(crate) fn answer(&self, step: u32, y: &[f32]) {
         let n = y.len().min(self.shape.max_tokens * self.shape.n_out);
         self.block.put(self.base + self.offsets.answer, &y[..n]);
@@ -196,12 +194,10 @@ impl<D: Driver> SimtMailbox<D> {
         self.flag(self.offsets.head + 2).load(Ordering::Acquire) == step
     }
 
-    /// Takes the reusable row list.
     pub(crate) fn take_rows(&self) -> HostRowSet {
         std::mem::take(&mut lock(&self.rows))
     }
 
-    /// Gives the reusable row list back.
     pub(crate) fn return_rows(&self, rows: HostRowSet) {
         *lock(&self.rows) = rows;
     }
@@ -220,12 +216,12 @@ mod tests {
             let (base, offsets) =
                 (number * OWN_WORDS, three.offsets.relative_to(number * OWN_WORDS));
             assert!(
-                HEAD <= offsets.head
-                    && offsets.head + HEAD <= OWN_WORDS
+                HEADER_WORDS <= offsets.head
+                    && offsets.head + HEADER_WORDS <= OWN_WORDS
                     && base + OWN_WORDS <= three.offsets.x
             );
             let shared = [offsets.x, offsets.weights, offsets.ids, offsets.members, offsets.answer];
-            assert!(shared.is_sorted() && shared.iter().all(|at| at.is_multiple_of(STEP)));
+            assert!(shared.is_sorted() && shared.iter().all(|at| at.is_multiple_of(ALIGN)));
             assert_eq!(base + offsets.x, three.offsets.x);
             assert!(base + offsets.answer + 33 * 7 <= three.len);
         }

@@ -41,20 +41,17 @@ pub enum LibraryError {
 }
 
 impl From<LibraryError> for hal::Error {
-    /// Converts to an error of opening a device.
-    fn from(missing: LibraryError) -> hal::Error {
-        match missing {
+    fn from(error: LibraryError) -> hal::Error {
+        match error {
             LibraryError::Driver { call, code, text } => {
                 hal::Error::Driver { call: call.to_owned(), code: i64::from(code), message: text }
             }
             LibraryError::Library { .. }
             | LibraryError::Function { .. }
             | LibraryError::Version { .. }
-            | LibraryError::Device => hal::Error::Driver {
-                call: "open".to_owned(),
-                code: 0,
-                message: missing.to_string(),
-            },
+            | LibraryError::Device => {
+                hal::Error::Driver { call: "open".to_owned(), code: 0, message: error.to_string() }
+            }
         }
     }
 }

@@ -39,11 +39,10 @@ impl<D: Driver> Pinned<D> {
     pub(crate) fn new(driver: &Arc<D>, label: &str, len: usize) -> Result<Pinned<D>> {
         let block = driver.alloc_host(label, len.max(16))?;
         let aligned = !block.host.is_null() && (block.host as usize).is_multiple_of(16);
-        assert!(block.len >= len && aligned, "{block:?} for {len} bytes");
+        assert!(block.len >= len && aligned, "the driver gave {block:?} for {len} bytes");
         Ok(Pinned { driver: Arc::clone(driver), block, len })
     }
 
-    /// Address on the device.
     pub(crate) fn device(&self) -> DevicePtr {
         self.block.device
     }
@@ -63,7 +62,7 @@ impl<D: Driver> Pinned<D> {
 
     /// Word number `at`, which host and device may access concurrently.
     pub(crate) fn word(&self, at: usize) -> &AtomicU32 {
-        assert!(4 * at + 4 <= self.len, "word {at} of {} bytes", self.len);
+        assert!(4 * at + 4 <= self.len, "word {at} exceeds {} bytes", self.len);
         // SAFETY: the word is inside the block, which is aligned to words and lives as long as
         // `self`; while these words may change, they are accessed through atomics only.
         unsafe { AtomicU32::from_ptr(self.block.host.add(4 * at).cast()) }
@@ -74,7 +73,7 @@ impl<D: Driver> Pinned<D> {
     pub(crate) fn words<T: bytemuck::Pod>(&self, at: usize, n: usize) -> &[T] {
         assert!(
             size_of::<T>() == 4 && 4 * (at + n) <= self.len,
-            "{at} + {n} of {} bytes",
+            "{n} words at {at} exceed {} bytes",
             self.len
         );
         // SAFETY: the values are inside the block, which is aligned to words; any bits are a valid
@@ -85,7 +84,12 @@ impl<D: Driver> Pinned<D> {
     /// Writes values from word `at` on. The device reads them only after it sees a flag, which the
     /// caller sets afterwards.
     pub(crate) fn put(&self, at: usize, values: &[f32]) {
-        assert!(4 * (at + values.len()) <= self.len, "{at} + {} values", values.len());
+        assert!(
+            4 * (at + values.len()) <= self.len,
+            "{} words at {at} exceed {} bytes",
+            values.len(),
+            self.len
+        );
         // SAFETY: the values are inside the block; the hand-off protocol excludes all other
         // accesses until the flag is set.
         unsafe {

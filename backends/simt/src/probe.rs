@@ -23,7 +23,7 @@ const TRIES: usize = 3;
 const CHECKED_LAUNCHES: usize = 512;
 /// Launches in a graph of about the length of the longest step's graph.
 const MAX_LAUNCHES: usize = 4096;
-/// How often the checked graph is launched.
+/// Launches of the checked graph.
 const ROUNDS: u32 = 8;
 /// Time limit for the device to see the host's flag, and for the host to see the reply.
 const ECHO_LIMIT: Duration = Duration::from_millis(500);
@@ -41,7 +41,7 @@ const LAUNCH_BLOCKS: &str =
 pub struct Options {
     /// Whether programs run as graphs.
     pub graphs: Option<bool>,
-    /// Whether hand-offs use flags in shared memory, inside one submission.
+    /// Whether hand-offs use flags in pinned memory, inside one submission.
     pub flags: Option<bool>,
     /// How long the device waits for an answer.
     pub wait_limit: Option<Duration>,
@@ -77,7 +77,7 @@ impl SubmissionMode {
     ) -> Result<SubmissionMode> {
         let stream = Stream::new(driver)?;
         let unit = Unit::plain("probe");
-        let ready = |kernel: &str, args: Vec<Arg>| -> Result<LoadedLaunch<D>> {
+        let load = |kernel: &str, args: Vec<Arg>| -> Result<LoadedLaunch<D>> {
             let function = kernels.function(&unit, kernel)?;
             Ok(LoadedLaunch {
                 function,
@@ -85,27 +85,30 @@ impl SubmissionMode {
                 args,
             })
         };
-        let nothing = ready("probe_nothing", vec![Arg::Ptr(0)])?;
-        let all = || (0..LAUNCHES).try_for_each(|_| stream.launch(&nothing));
-        let launch = fastest(&stream, &all)?;
+        let nothing = load("probe_nothing", vec![Arg::Ptr(0)])?;
+        let launch_all = || (0..LAUNCHES).try_for_each(|_| stream.launch(&nothing));
+        let launch = fastest(&stream, &launch_all)?;
         // A driver that fails to capture this work counts as one without graphs.
-        let graph = stream.capture(all).ok();
+        let graph = stream.capture(launch_all).ok();
         let graph = graph.map(|graph| fastest(&stream, &|| stream.launch_graph(&graph)));
         let in_graph = graph.and_then(Result::ok);
         let mut block = Pinned::new(driver, "probe", 64)?;
         let memory = Memory::new(driver, "probe", 64)?;
         let [sum, word] = [memory.span().part(0, 4), memory.span().part(4, 4)];
-        let count = ready("probe_count", vec![Arg::Ptr(sum.at), Arg::Ptr(word.at)])?;
+        let count = load("probe_count", vec![Arg::Ptr(sum.at), Arg::Ptr(word.at)])?;
         let as_captured = if options.graphs.is_none() && in_graph.is_some() {
             runs_as_captured(&stream, &count, [sum, word], &mut block).unwrap_or(false)
         } else {
             true
         };
         let limit = Arg::U32(ECHO_LIMIT.as_millis() as u32);
-        let echo_of = ready("probe_echo", vec![Arg::Ptr(block.device()), limit])?;
+        let echo_launch = load("probe_echo", vec![Arg::Ptr(block.device()), limit])?;
         // A watchdog would kill a kernel that waits.
-        let echo =
-            if driver.facts().watchdog { None } else { fastest_echo(&stream, &block, &echo_of)? };
+        let echo = if driver.facts().watchdog {
+            None
+        } else {
+            fastest_echo(&stream, &block, &echo_launch)?
+        };
         let graphs = in_graph.is_some_and(|graph| graph < launch) && as_captured;
         let graphs = options.graphs.unwrap_or(graphs);
         let mut remark = (!as_captured).then_some(GRAPHS_DIFFER);
@@ -117,7 +120,7 @@ impl SubmissionMode {
                 false
             }
             None => {
-                let launch_returns = launch_returns(&stream, &block, [&echo_of, &nothing])?;
+                let launch_returns = launch_returns(&stream, &block, [&echo_launch, &nothing])?;
                 remark = remark.or((!launch_returns).then_some(LAUNCH_BLOCKS));
                 launch_returns
             }
@@ -134,7 +137,7 @@ impl SubmissionMode {
     }
 }
 
-/// The shortest time, of [`TRIES`] tries after a warm-up, until all work of `submit` is done.
+/// The shortest time, of a warm-up and [`TRIES`] tries, until all work of `submit` is done.
 fn fastest<D: Driver>(stream: &Stream<D>, submit: &dyn Fn() -> Result<()>) -> Result<Duration> {
     let mut fastest = Duration::MAX;
     for _ in 0..=TRIES {
@@ -176,8 +179,8 @@ fn runs_as_captured<D: Driver>(
     }))
 }
 
-/// Whether the launch of a graph as long as a step's returns while the graph's first kernel waits.
-/// Otherwise the launch would block the thread that has to answer.
+/// Whether launching a graph as long as a step returns while the graph's first kernel still waits.
+/// Otherwise the launch blocks the thread that has to answer.
 fn launch_returns<D: Driver>(
     stream: &Stream<D>,
     block: &Pinned<D>,
@@ -206,14 +209,14 @@ fn launch_returns<D: Driver>(
 fn fastest_echo<D: Driver>(
     stream: &Stream<D>,
     block: &Pinned<D>,
-    ready: &LoadedLaunch<D>,
+    kernel: &LoadedLaunch<D>,
 ) -> Result<Option<Duration>> {
     let (request, reply) = (block.word(0), block.word(1));
     let mut fastest = Duration::MAX;
     for _ in 0..=TRIES {
         request.store(0, Ordering::Release);
         reply.store(0, Ordering::Release);
-        stream.launch(ready)?;
+        stream.launch(kernel)?;
         // Gives the kernel time to start.
         std::thread::sleep(Duration::from_micros(200));
         let began = Instant::now();

@@ -38,7 +38,6 @@ pub(crate) struct LoadedLaunch<D: Driver> {
     pub(crate) args: Vec<Arg>,
 }
 
-/// A compiled program.
 #[derive(Debug)]
 pub(crate) struct SimtProgram<D: Driver>(pub(crate) Arc<ProgramCore<D>>);
 
@@ -73,17 +72,15 @@ pub(crate) struct Segment<D: Driver> {
     pub(crate) graph: Option<D::Graph>,
 }
 
-/// A launch in a program.
 #[derive(Debug)]
 pub(crate) struct ProgramLaunch<D: Driver> {
     /// Index of its op.
     pub(crate) op: usize,
     /// Whether the kernel only waits for an answer.
     pub(crate) waits: bool,
-    pub(crate) ready: LoadedLaunch<D>,
+    pub(crate) loaded: LoadedLaunch<D>,
 }
 
-/// A post of a program.
 #[derive(Debug)]
 pub(crate) struct ProgramPost<D: Driver> {
     pub(crate) index: usize,
@@ -121,11 +118,10 @@ impl<D: Driver> Segment<D> {
         Segment { merge, launches: Vec::new(), graph: None }
     }
 
-    /// Submits all launches to a stream.
     pub(crate) fn submit(&self, stream: &Stream<D>) -> Result<()> {
         match &self.graph {
             Some(graph) => stream.launch_graph(graph),
-            None => self.launches.iter().try_for_each(|step| stream.launch(&step.ready)),
+            None => self.launches.iter().try_for_each(|launch| stream.launch(&launch.loaded)),
         }
     }
 }
@@ -157,27 +153,27 @@ impl<D: Driver> SimtProgram<D> {
         let wait_limit = flags.then_some(card.submission.wait_limit.as_millis() as usize);
         let facts = &card.checked.facts;
         let mut lowering = Lowering::new(facts, card.tables.span(), workspace, &mut constants);
-        let mut compiled =
+        let mut builder =
             ProgramBuilder { segments: vec![Segment::new(None)], posts: vec![], merges: vec![] };
         let (mut number, mut launches) = (0, Vec::new());
         while let Some(op) = ops.get(number) {
             if let Op::Post(op) = op {
-                post(op, mailboxes, step, &mut compiled, &mut lowering)?;
+                post(op, mailboxes, step, &mut builder, &mut lowering)?;
             }
             if let Op::Merge(op) = op {
-                merge(op, mailboxes, step, wait_limit, &mut compiled, &mut lowering)?;
+                merge(op, mailboxes, step, wait_limit, &mut builder, &mut lowering)?;
             }
             let n = ops::lower_first(&ops[number..], &mut lowering)?;
-            let segment = compiled.segments.len() - 1;
+            let segment = builder.segments.len() - 1;
             launches.extend(lowering.take().into_iter().map(|launch| (segment, number, launch)));
             number += n;
         }
         card.load(&launches.iter().map(|(_, _, launch)| launch.unit.clone()).collect())?;
         for (segment, number, launch) in launches {
-            compiled.segments[segment].launches.push(ready(card, number, launch)?);
+            builder.segments[segment].launches.push(load(card, number, launch)?);
         }
         card.wait_for_uploads()?;
-        let ProgramBuilder { mut segments, posts, merges } = compiled;
+        let ProgramBuilder { mut segments, posts, merges } = builder;
         // A prefill step would gain nothing, since it spends its time in kernels, and its graph
         // would take memory.
         if card.submission.graphs && ops.iter().all(is_small) {
@@ -200,13 +196,13 @@ impl<D: Driver> SimtProgram<D> {
     }
 }
 
-fn ready<D: Driver>(card: &Card<D>, op: usize, launch: Launch) -> Result<ProgramLaunch<D>> {
+fn load<D: Driver>(card: &Card<D>, op: usize, launch: Launch) -> Result<ProgramLaunch<D>> {
     let Launch { unit, kernel, geometry, args } = launch;
     let function = card.function(&unit, kernel)?;
     Ok(ProgramLaunch {
         op,
         waits: kernel == WAIT,
-        ready: LoadedLaunch { function, geometry, args },
+        loaded: LoadedLaunch { function, geometry, args },
     })
 }
 
@@ -224,24 +220,24 @@ fn post<D: Driver>(
     op: &Post<Tensor>,
     mailboxes: &[Arc<dyn RawMailbox>],
     step: Span,
-    compiled: &mut ProgramBuilder<D>,
+    builder: &mut ProgramBuilder<D>,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let mailbox = mailbox::<D>(mailboxes, op.mailbox)?;
     let (x, offsets) = (op.x.desc(), mailbox.offsets);
     let mut row_words = None;
     let [mut ids, mut count, mut members] = [Span::NONE; 3];
-    let (mut capacity, mut held) = (0, 0);
+    let (mut capacity, mut set_words) = (0, 0);
     if let Some(set) = &op.rows {
         (ids, count, members) = (plain(&set.ids)?, plain(&set.count)?, plain(&set.members)?);
         let desc = set.members.desc();
-        (capacity, held) = (desc.n_rows.min(mailbox.shape.max_rows), desc.n_cols);
-        row_words = Some(held.min(mailbox.words()));
+        (capacity, set_words) = (desc.n_rows.min(mailbox.shape.max_rows), desc.n_cols);
+        row_words = Some(set_words.min(mailbox.words()));
     }
     let n_weights = op.weights.as_ref().map_or(0, |weights| weights.desc().n_cols);
-    let sent = row_words.unwrap_or(0);
-    let n_words = x.n_rows * (x.n_cols + n_weights) + capacity * (1 + sent);
-    let arrived = step.part(4 * (STEP_WORDS + compiled.posts.len()) as u64, 4);
+    let posted_words = row_words.unwrap_or(0);
+    let n_words = x.n_rows * (x.n_cols + n_weights) + capacity * (1 + posted_words);
+    let arrived = step.part(4 * (STEP_WORDS + builder.posts.len()) as u64, 4);
     let args = [
         ptr(plain(&op.batch.words)?),
         ptr(plain(&op.x)?),
@@ -253,8 +249,8 @@ fn post<D: Driver>(
         ptr(count),
         ptr(members),
         word(capacity),
-        word(held),
-        word(sent),
+        word(set_words),
+        word(posted_words),
         ptr(mailbox.span(0)),
         word(LIST_LENGTH),
         word(offsets.x),
@@ -265,13 +261,13 @@ fn post<D: Driver>(
         ptr(arrived),
     ];
     out.launch(Unit::plain("post"), "post", [n_copy_blocks(n_words), 1, 1], BLOCK as u32, &args);
-    compiled.posts.push(ProgramPost {
+    builder.posts.push(ProgramPost {
         index: op.mailbox,
         mailbox,
         n_rows: x.n_rows,
         row_words,
-        segment: compiled.segments.len() - 1,
-        n_merged: compiled.merges.len(),
+        segment: builder.segments.len() - 1,
+        n_merged: builder.merges.len(),
     });
     Ok(())
 }
@@ -282,7 +278,7 @@ fn merge<D: Driver>(
     mailboxes: &[Arc<dyn RawMailbox>],
     step: Span,
     wait_limit: Option<usize>,
-    compiled: &mut ProgramBuilder<D>,
+    builder: &mut ProgramBuilder<D>,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let mailbox = mailbox::<D>(mailboxes, op.mailbox)?;
@@ -293,7 +289,7 @@ fn merge<D: Driver>(
             let args = [ptr(head), ptr(step), ptr(timed_out), word(limit)];
             out.launch(unit.clone(), WAIT, [1; 3], 64, &args);
         }
-        None => compiled.segments.push(Segment::new(Some(op.mailbox))),
+        None => builder.segments.push(Segment::new(Some(op.mailbox))),
     }
     let args = [
         ptr(mailbox.span(mailbox.offsets.answer)),
@@ -305,6 +301,6 @@ fn merge<D: Driver>(
     ];
     let grid = [(y.n_rows * y.n_cols).div_ceil(4 * BLOCK), 1, 1];
     out.launch(unit, "merge_add", grid, BLOCK as u32, &args);
-    compiled.merges.push((op.mailbox, mailbox));
+    builder.merges.push((op.mailbox, mailbox));
     Ok(())
 }

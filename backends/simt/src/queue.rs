@@ -12,7 +12,7 @@ use crate::buffer::{Span, raw};
 use crate::card::{Card, lock};
 use crate::copies::{self, Rows};
 use crate::driver::Driver;
-use crate::error::driver;
+use crate::error::failure;
 use crate::pinned::Pinned;
 use crate::program::SimtProgram;
 use crate::run::{Progress, SimtRun};
@@ -27,7 +27,7 @@ const MAX_IDLE_BYTES: usize = 4 << 20;
 
 /// A queue and its pending work; shared with its runs and transfers.
 #[derive(Debug)]
-pub(crate) struct Core<D: Driver> {
+pub(crate) struct QueueCore<D: Driver> {
     pub(crate) card: Arc<Card<D>>,
     stream: Stream<D>,
     state: Mutex<State<D>>,
@@ -44,11 +44,10 @@ struct State<D: Driver> {
     idle: Vec<Pinned<D>>,
 }
 
-/// An item of work.
 #[derive(Debug)]
 enum WorkItem<D: Driver> {
     Run(Arc<Progress<D>>),
-    Copy { kind: CopyKind, bytes: Box<dyn RawStaging>, tensor: Tensor, done: Arc<CopyState<D>> },
+    Copy { kind: CopyKind, bytes: Box<dyn RawStaging>, tensor: Tensor, result: Arc<CopyResult<D>> },
     Refill { pack: Tensor, slots: Range<usize>, bytes: Vec<u8> },
     CopyRows { src: Tensor, dst: Tensor },
 }
@@ -71,7 +70,7 @@ enum InFlight<D: Driver> {
 
 /// Result of a copy; `None` until the copy is submitted.
 #[derive(Debug)]
-struct CopyState<D: Driver>(Mutex<Option<Result<FinishedCopy<D>>>>);
+struct CopyResult<D: Driver>(Mutex<Option<Result<FinishedCopy<D>>>>);
 
 #[derive(Debug)]
 struct FinishedCopy<D: Driver> {
@@ -80,7 +79,7 @@ struct FinishedCopy<D: Driver> {
     _tensor: Tensor,
 }
 
-impl<D: Driver> Core<D> {
+impl<D: Driver> QueueCore<D> {
     /// Adds work, then submits all work that can run.
     fn push(&self, work: WorkItem<D>) -> Result<()> {
         // Uploads must have arrived before a program reads or a copy overwrites them.
@@ -107,9 +106,9 @@ impl<D: Driver> Core<D> {
                     }
                     state.in_flight.push_back(InFlight::Run(run));
                 }
-                WorkItem::Copy { kind, bytes, tensor, done } => {
+                WorkItem::Copy { kind, bytes, tensor, result } => {
                     let copied = self.copy(kind, bytes, tensor);
-                    *lock(&done.0) = Some(copied);
+                    *lock(&result.0) = Some(copied);
                 }
                 WorkItem::Refill { pack, slots, bytes } => {
                     self.refill(state, pack, slots, &bytes)?;
@@ -128,7 +127,6 @@ impl<D: Driver> Core<D> {
         Ok(())
     }
 
-    /// Releases the resources of finished work.
     fn release_finished(&self, state: &mut State<D>) {
         let driver = &*self.card.driver;
         while let Some(first) = state.in_flight.front() {
@@ -156,7 +154,7 @@ impl<D: Driver> Core<D> {
     ) -> Result<FinishedCopy<D>> {
         let any: &mut dyn Any = &mut *staging;
         let Some(pinned) = any.downcast_mut::<Pinned<D>>() else {
-            return Err(driver("copy", "the staging block belongs to another backend"));
+            return Err(failure("copy", "the staging block belongs to another backend"));
         };
         match kind {
             CopyKind::Upload => copies::upload(&self.stream, pinned, &Rows::of(&tensor)?)?,
@@ -207,7 +205,7 @@ impl<D: Driver> Core<D> {
     }
 }
 
-impl<D: Driver> Drop for Core<D> {
+impl<D: Driver> Drop for QueueCore<D> {
     fn drop(&mut self) {
         // Every run holds this queue, so all runs have ended or were cancelled. Their resources are
         // freed next, so the device must be done with them; a lost device no longer uses them.
@@ -218,7 +216,7 @@ impl<D: Driver> Drop for Core<D> {
 /// [`BackendQueue`] on one stream.
 #[derive(Debug)]
 pub(crate) struct SimtQueue<D: Driver> {
-    core: Arc<Core<D>>,
+    core: Arc<QueueCore<D>>,
 }
 
 impl<D: Driver> SimtQueue<D> {
@@ -228,7 +226,7 @@ impl<D: Driver> SimtQueue<D> {
         let stream = Stream::new(&card.driver)?;
         let (pending, in_flight, idle) = (VecDeque::new(), VecDeque::new(), Vec::new());
         let state = Mutex::new(State { pending, in_flight, idle });
-        let core = Core { card: Arc::clone(card), stream, state, changed: Condvar::new() };
+        let core = QueueCore { card: Arc::clone(card), stream, state, changed: Condvar::new() };
         Ok(SimtQueue { core: Arc::new(core) })
     }
 
@@ -240,7 +238,7 @@ impl<D: Driver> SimtQueue<D> {
         let any: &dyn Any = &**program;
         let program = any.downcast_ref::<SimtProgram<D>>();
         let program =
-            program.ok_or_else(|| driver("replay", "the program belongs to another backend"))?;
+            program.ok_or_else(|| failure("replay", "the program belongs to another backend"))?;
         let progress = Arc::new(Progress::new(&program.0, timer));
         self.core.push(WorkItem::Run(Arc::clone(&progress)))?;
         Ok(Box::new(SimtRun::new(&self.core, progress)))
@@ -252,10 +250,10 @@ impl<D: Driver> SimtQueue<D> {
         bytes: Box<dyn RawStaging>,
         tensor: &Tensor,
     ) -> Result<Box<dyn RawTransfer>> {
-        let done = Arc::new(CopyState(Mutex::new(None)));
-        let (tensor, state) = (tensor.clone(), Arc::clone(&done));
-        self.core.push(WorkItem::Copy { kind, bytes, tensor, done: state })?;
-        Ok(Box::new(SimtTransfer { core: Arc::clone(&self.core), done }))
+        let result = Arc::new(CopyResult(Mutex::new(None)));
+        let (tensor, shared) = (tensor.clone(), Arc::clone(&result));
+        self.core.push(WorkItem::Copy { kind, bytes, tensor, result: shared })?;
+        Ok(Box::new(SimtTransfer { core: Arc::clone(&self.core), result }))
     }
 }
 
@@ -302,8 +300,8 @@ impl<D: Driver> BackendQueue for SimtQueue<D> {
 /// A copy in flight.
 #[derive(Debug)]
 struct SimtTransfer<D: Driver> {
-    core: Arc<Core<D>>,
-    done: Arc<CopyState<D>>,
+    core: Arc<QueueCore<D>>,
+    result: Arc<CopyResult<D>>,
 }
 
 impl<D: Driver> RawTransfer for SimtTransfer<D> {
@@ -311,7 +309,7 @@ impl<D: Driver> RawTransfer for SimtTransfer<D> {
         if self.core.advance().is_err() {
             return true;
         }
-        match &*lock(&self.done.0) {
+        match &*lock(&self.result.0) {
             None => false,
             Some(Err(_)) => true,
             Some(Ok(copied)) => self.core.card.driver.has_happened(&copied.done).unwrap_or(true),
@@ -319,7 +317,7 @@ impl<D: Driver> RawTransfer for SimtTransfer<D> {
     }
 
     fn wait(self: Box<Self>) -> Result<Box<dyn RawStaging>> {
-        let copied = self.core.wait_until(|_| lock(&self.done.0).take().transpose())?;
+        let copied = self.core.wait_until(|_| lock(&self.result.0).take().transpose())?;
         self.core.card.driver.wait(&copied.done)?;
         Ok(copied.staging)
     }

@@ -8,9 +8,9 @@ use hal::{Error, HostRowSet, PostedData, RawRun, Result, Times};
 
 use crate::card::lock;
 use crate::driver::Driver;
-use crate::error::driver;
+use crate::error::failure;
 use crate::program::{ProgramCore, ProgramPost};
-use crate::queue::Core;
+use crate::queue::QueueCore;
 use crate::stream::Stream;
 use crate::timer::{SubmittedPart, Timer};
 
@@ -85,7 +85,7 @@ impl<D: Driver> Progress<D> {
             if segment.merge.is_some_and(|merge| !state.answered.contains(&merge)) {
                 return Ok(false);
             }
-            // Created before the submission: if this failed after it, nothing would end the
+            // Created before the submission: if this call failed later, nothing would end the
             // device's waits.
             let event = Arc::new(stream.event()?);
             let whole = match &mut state.timer {
@@ -130,12 +130,12 @@ impl<D: Driver> Progress<D> {
         let next_post = program.posts.get(state.n_handed_out);
         let n_merged = next_post.map_or(program.merges.len(), |post| post.n_merged);
         // A post that was handed out and skipped can no longer be answered.
-        let open = |(merge, _): &(usize, _)| !state.answered.contains(merge);
-        if program.merges[..n_merged].iter().any(open) {
+        let is_unanswered = |(merge, _): &(usize, _)| !state.answered.contains(merge);
+        if program.merges[..n_merged].iter().any(is_unanswered) {
             return Err(Error::Cancelled);
         }
         Ok(match next_post {
-            // A step that has not begun has number 0, and so may the flag of a new mailbox.
+            // Before a step begins its number is 0, like the flag of a new mailbox.
             Some(post) if state.step > 0 && post.mailbox.is_posted(state.step) => {
                 RunStatus::Post(state.step, state.n_handed_out)
             }
@@ -164,7 +164,7 @@ impl<D: Driver> Progress<D> {
     fn check_expired(&self) -> Result<()> {
         let step = self.lock().step;
         if self.program.merges.iter().any(|(_, mailbox)| mailbox.has_expired(step)) {
-            Err(driver("merge", "timeout: the device waited too long for the CPU's answer"))
+            Err(failure("merge", "timeout: the device waited too long for the CPU's answer"))
         } else {
             Ok(())
         }
@@ -174,7 +174,7 @@ impl<D: Driver> Progress<D> {
 /// The caller's handle of a run, to answer its posts and to wait for its end.
 #[derive(Debug)]
 pub(crate) struct SimtRun<D: Driver> {
-    core: Arc<Core<D>>,
+    core: Arc<QueueCore<D>>,
     progress: Arc<Progress<D>>,
     /// Index of the current post, and its row list.
     rows: Option<(usize, HostRowSet)>,
@@ -217,12 +217,12 @@ impl Backoff {
 }
 
 impl<D: Driver> SimtRun<D> {
-    pub(crate) fn new(core: &Arc<Core<D>>, progress: Arc<Progress<D>>) -> SimtRun<D> {
+    pub(crate) fn new(core: &Arc<QueueCore<D>>, progress: Arc<Progress<D>>) -> SimtRun<D> {
         SimtRun { core: Arc::clone(core), progress, rows: None }
     }
 
     /// Gives the row list of the last post back to its mailbox.
-    fn close(&mut self) {
+    fn return_rows(&mut self) {
         if let Some((post, rows)) = self.rows.take() {
             self.progress.program.posts[post].mailbox.return_rows(rows);
         }
@@ -230,7 +230,7 @@ impl<D: Driver> SimtRun<D> {
 
     /// Waits for the next post or the end.
     fn next(&self) -> Result<Option<(u32, usize)>> {
-        let (core, driver_) = (&*self.core, &*self.core.card.driver);
+        let (core, driver) = (&*self.core, &*self.core.card.driver);
         let (mut backoff, mut query_driver) = (Backoff::new(), false);
         loop {
             if query_driver {
@@ -243,7 +243,7 @@ impl<D: Driver> SimtRun<D> {
             };
             // No segment or post is left, so the driver can wait.
             if let Some(last) = last_event.as_ref().filter(|_| self.progress.is_over()) {
-                driver_.wait(last)?;
+                driver.wait(last)?;
                 self.progress.check_expired()?;
                 return Ok(None);
             }
@@ -252,13 +252,13 @@ impl<D: Driver> SimtRun<D> {
                 continue;
             }
             let Some(last) = last_event else { continue };
-            if !driver_.has_happened(&last)? || self.progress.is_over() {
+            if !driver.has_happened(&last)? || self.progress.is_over() {
                 continue;
             }
             // The device writes a post before the event of its segment, so the post is missing.
             if self.progress.is_late() {
                 self.progress.check_expired()?;
-                return Err(driver("post", "the device ended a segment without writing its post"));
+                return Err(failure("post", "the device ended a segment without writing its post"));
             }
         }
     }
@@ -266,15 +266,15 @@ impl<D: Driver> SimtRun<D> {
 
 impl<D: Driver> RawRun for SimtRun<D> {
     fn next_post(&mut self) -> Result<Option<PostedData<'_>>> {
-        self.close();
+        self.return_rows();
         let Some((_, number)) = self.next()? else { return Ok(None) };
         self.progress.lock().n_handed_out += 1;
         let post: &ProgramPost<D> = &self.progress.program.posts[number];
         let (mailbox, offsets) = (&post.mailbox, post.mailbox.offsets);
         let n_tokens = mailbox.n_tokens().min(post.n_rows);
-        if let Some(held) = post.row_words {
+        if let Some(row_words) = post.row_words {
             let mut rows = mailbox.take_rows();
-            mailbox.read_rows(held, n_tokens, &mut rows);
+            mailbox.read_rows(row_words, n_tokens, &mut rows);
             self.rows = Some((number, rows));
         }
         let shape = mailbox.shape;
@@ -288,10 +288,12 @@ impl<D: Driver> RawRun for SimtRun<D> {
     }
 
     fn answer(&mut self, mailbox: usize, y: &[f32]) -> Result<()> {
-        self.close();
+        self.return_rows();
         let mut state = self.progress.lock();
-        if let Some((_, of)) = self.progress.program.merges.iter().find(|(i, _)| *i == mailbox) {
-            of.answer(state.step, y);
+        if let Some((_, answered)) =
+            self.progress.program.merges.iter().find(|(i, _)| *i == mailbox)
+        {
+            answered.answer(state.step, y);
         }
         state.answered.push(mailbox);
         drop(state);
@@ -299,7 +301,7 @@ impl<D: Driver> RawRun for SimtRun<D> {
     }
 
     fn wait(&mut self) -> Result<()> {
-        self.close();
+        self.return_rows();
         match self.next()? {
             Some(_) => {
                 self.cancel();
@@ -315,7 +317,7 @@ impl<D: Driver> RawRun for SimtRun<D> {
     }
 
     fn cancel(&mut self) {
-        self.close();
+        self.return_rows();
         let mut state = self.progress.lock();
         state.cancelled = true;
         if state.step > 0 && self.progress.program.flags {

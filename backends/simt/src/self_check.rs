@@ -27,7 +27,7 @@ const PARTS: usize = 3;
 /// the device reports.
 const COLUMNS: usize = SIDE * WORDS;
 const SUMS: usize = 2 * COLUMNS;
-const SEEN: usize = SUMS + PARTS * SIDE * SIDE;
+const N_COLUMNS: usize = SUMS + PARTS * SIDE * SIDE;
 /// Allowed error of a float product, relative to the sum of the magnitudes: F32 rounding stays
 /// below it, and products of truncated floats exceed it.
 const TOLERANCE: f64 = 1e-5;
@@ -84,21 +84,21 @@ fn run_check<D: Driver>(
     kernels: &Kernels<D>,
     kernel: &str,
 ) -> Result<CheckResult> {
-    let mut block = Pinned::new(driver, "self check", 4 * (SEEN + 1))?;
+    let mut block = Pinned::new(driver, "self check", 4 * (N_COLUMNS + 1))?;
     let floats = kernel == "check_floats";
     let operands = operands(floats);
     block.bytes_mut().fill(0xa5);
     block.bytes_mut()[..4 * SUMS].copy_from_slice(bytemuck::cast_slice(&operands));
     let at = |word: usize| Arg::Ptr(block.device() + 4 * word as u64);
-    let ready = LoadedLaunch {
+    let launch = LoadedLaunch {
         function: kernels.function(&Unit::plain("matrix_check"), kernel)?,
         geometry: Geometry { grid: [1; 3], block: 64, shared: 0 },
-        args: vec![at(0), at(COLUMNS), at(SUMS), at(SEEN)],
+        args: vec![at(0), at(COLUMNS), at(SUMS), at(N_COLUMNS)],
     };
     let stream = Stream::new(driver)?;
-    stream.launch(&ready)?;
+    stream.launch(&launch)?;
     stream.finish()?;
-    let n_columns = block.words::<u32>(SEEN, 1)[0] as usize;
+    let n_columns = block.words::<u32>(N_COLUMNS, 1)[0] as usize;
     let sums = block.words::<u32>(SUMS, PARTS * SIDE * SIDE);
     Ok(match (n_columns, floats) {
         (0, _) => CheckResult::Absent,
@@ -130,23 +130,23 @@ fn operands(floats: bool) -> Vec<u32> {
 /// Number of wrong sums of int8 products.
 fn wrong_bytes(operands: &[u32], sums: &[u32], n_columns: usize) -> usize {
     let bytes: &[i8] = bytemuck::cast_slice(operands);
-    let of = |first: usize, number: usize| &bytes[4 * (first + WORDS * number)..][..4 * WORDS];
+    let vector = |first: usize, number: usize| &bytes[4 * (first + WORDS * number)..][..4 * WORDS];
     let dot = |a: &[i8], b: &[i8]| -> i32 {
         a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
     };
     let mut n_wrong = 0;
     for (row, column) in (0..SIDE).flat_map(|row| (0..n_columns).map(move |column| (row, column))) {
-        let (a, b) = (of(0, row), of(COLUMNS, column));
-        let wanted = [dot(a, b), dot(&a[..16], &b[..16]), dot(&a[16..], &b[16..])];
+        let (a, b) = (vector(0, row), vector(COLUMNS, column));
+        let expected = [dot(a, b), dot(&a[..16], &b[..16]), dot(&a[16..], &b[16..])];
         let got = |part: usize| sums[SIDE * (SIDE * part + row) + column] as i32;
-        n_wrong += (0..PARTS).filter(|&part| got(part) != wanted[part]).count();
+        n_wrong += (0..PARTS).filter(|&part| got(part) != expected[part]).count();
     }
     n_wrong
 }
 
 /// Number of wrong sums of float products.
 fn wrong_floats(operands: &[u32], sums: &[u32]) -> usize {
-    let of = |first: usize, number: usize| {
+    let vector = |first: usize, number: usize| {
         operands[first + WORDS * number..][..WORDS]
             .iter()
             .map(|word| f64::from(f32::from_bits(*word)))
@@ -155,11 +155,11 @@ fn wrong_floats(operands: &[u32], sums: &[u32]) -> usize {
     for (row, column) in
         (0..SIDE).flat_map(|row| (0..FLOAT_COLUMNS).map(move |column| (row, column)))
     {
-        let products = || of(0, row).zip(of(COLUMNS, column)).map(|(a, b)| a * b);
-        let (wanted, size): (f64, f64) = (products().sum(), products().map(f64::abs).sum());
+        let products = || vector(0, row).zip(vector(COLUMNS, column)).map(|(a, b)| a * b);
+        let (expected, size): (f64, f64) = (products().sum(), products().map(f64::abs).sum());
         let got = f64::from(f32::from_bits(sums[FLOAT_COLUMNS * row + column]));
-        // Written so that NaN counts as wrong.
-        let near = (got - wanted).abs() <= TOLERANCE * size;
+        // With this comparison NaN counts as wrong.
+        let near = (got - expected).abs() <= TOLERANCE * size;
         n_wrong += usize::from(!near);
     }
     n_wrong
@@ -173,17 +173,18 @@ mod tests {
     fn truncated_floats_are_detected() {
         let operands = operands(true);
         let sums = |cut: u32| -> Vec<u32> {
-            let of = |word: u32| f32::from_bits(word & cut);
-            let each =
+            let truncate = |word: u32| f32::from_bits(word & cut);
+            let pairs =
                 (0..SIDE).flat_map(|row| (0..FLOAT_COLUMNS).map(move |column| (row, column)));
             let sum = |(row, column): (usize, usize)| -> f32 {
                 (0..WORDS)
                     .map(|k| {
-                        of(operands[WORDS * row + k]) * of(operands[COLUMNS + WORDS * column + k])
+                        truncate(operands[WORDS * row + k])
+                            * truncate(operands[COLUMNS + WORDS * column + k])
                     })
                     .sum()
             };
-            each.map(|at| sum(at).to_bits()).collect()
+            pairs.map(|at| sum(at).to_bits()).collect()
         };
         assert_eq!(wrong_floats(&operands, &sums(u32::MAX)), 0);
         assert!(wrong_floats(&operands, &sums(0xffff_e000)) > 100);

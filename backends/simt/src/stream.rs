@@ -11,7 +11,7 @@ use hal::Result;
 
 use crate::buffer::Span;
 use crate::driver::{DevicePtr, Driver};
-use crate::error::driver;
+use crate::error::failure;
 use crate::pinned::Pinned;
 use crate::program::LoadedLaunch;
 
@@ -60,9 +60,9 @@ impl<D: Driver> Stream<D> {
         if len == 0 {
             return Ok(());
         }
-        let (to, inside) = (offset_in(to, offset, len)?, hal_len(from) >= at + len);
+        let (to, inside) = (offset_in(to, offset, len)?, from.len() >= at + len);
         if !inside {
-            return Err(driver("copy in", format!("{at} + {len} bytes of {from:?}")));
+            return Err(failure("copy in", format!("{len} bytes at {at} exceed {from:?}")));
         }
         // SAFETY: both ranges were checked; the owner of the work keeps both until a later event
         // has happened.
@@ -81,9 +81,9 @@ impl<D: Driver> Stream<D> {
         if len == 0 {
             return Ok(());
         }
-        let (from, inside) = (offset_in(from, offset, len)?, hal_len(to) >= at + len);
+        let (from, inside) = (offset_in(from, offset, len)?, to.len() >= at + len);
         if !inside {
-            return Err(driver("copy out", format!("{at} + {len} bytes of {to:?}")));
+            return Err(failure("copy out", format!("{len} bytes at {at} exceed {to:?}")));
         }
         // SAFETY: as in `copy_in`; the memory belongs to the transfer alone until then.
         unsafe { self.driver.copy_out(&self.raw, to.as_mut_ptr().add(at), from, len) }
@@ -109,12 +109,11 @@ impl<D: Driver> Stream<D> {
         unsafe { self.driver.fill(&self.raw, to.at, word, (to.size / 4) as usize) }
     }
 
-    /// Launches one kernel.
-    pub(crate) fn launch(&self, ready: &LoadedLaunch<D>) -> Result<()> {
+    pub(crate) fn launch(&self, loaded: &LoadedLaunch<D>) -> Result<()> {
         // SAFETY: lowering passes the arguments that the kernel declares (the conformance suite
         // launches every kernel); the program holds the module and the tensors, and its run holds
         // the program.
-        unsafe { self.driver.launch(&self.raw, ready.function, ready.geometry, &ready.args) }
+        unsafe { self.driver.launch(&self.raw, loaded.function, loaded.geometry, &loaded.args) }
     }
 
     /// Captures, as a graph, the work that `submit` submits.
@@ -126,7 +125,6 @@ impl<D: Driver> Stream<D> {
         graph
     }
 
-    /// Launches a graph.
     pub(crate) fn launch_graph(&self, graph: &D::Graph) -> Result<()> {
         // SAFETY: as in `launch`; runs of a program follow each other on one stream.
         unsafe { self.driver.launch_graph(&self.raw, graph) }
@@ -137,10 +135,9 @@ fn offset_in(span: Span, offset: u64, len: usize) -> Result<DevicePtr> {
     if offset.checked_add(len as u64).is_some_and(|end| end <= span.size) {
         Ok(span.at + offset)
     } else {
-        Err(driver("copy", format!("{offset} + {len} of {} bytes", span.size)))
+        Err(failure(
+            "copy",
+            format!("{len} bytes at {offset} exceed a span of {} bytes", span.size),
+        ))
     }
-}
-
-fn hal_len<D: Driver>(pinned: &Pinned<D>) -> usize {
-    hal::RawStaging::bytes(pinned).len()
 }

@@ -9,7 +9,6 @@ use crate::driver::Driver;
 use crate::program::{ProgramLaunch, Segment};
 use crate::stream::Stream;
 
-/// Measures when the parts of one run begin and end.
 #[derive(Debug)]
 pub(crate) struct Timer<D: Driver> {
     cuts: Box<[usize]>,
@@ -48,7 +47,6 @@ impl<D: Driver> Timer<D> {
         }
     }
 
-    /// The part that an op belongs to.
     fn part(&self, op: usize) -> usize {
         self.cuts.partition_point(|cut| *cut <= op)
     }
@@ -61,9 +59,10 @@ impl<D: Driver> Timer<D> {
         stream: &Stream<D>,
         n_answered: usize,
     ) -> Result<SubmittedPart> {
-        let open =
-            |timer: &Timer<D>, step: &ProgramLaunch<D>| step.waits && timer.n_waits >= n_answered;
-        if segment.launches.get(self.n_submitted).is_some_and(|step| open(self, step)) {
+        let is_blocked = |timer: &Timer<D>, launch: &ProgramLaunch<D>| {
+            launch.waits && timer.n_waits >= n_answered
+        };
+        if segment.launches.get(self.n_submitted).is_some_and(|launch| is_blocked(self, launch)) {
             return Ok(SubmittedPart::Nothing);
         }
         let now = Instant::now();
@@ -72,22 +71,22 @@ impl<D: Driver> Timer<D> {
         }
         self.last = Some((now, self.marks.len()));
         while let rest @ [first, ..] = &segment.launches[self.n_submitted..] {
-            if open(self, first) {
+            if is_blocked(self, first) {
                 return Ok(SubmittedPart::Partly);
             }
             if first.waits {
                 // Waits are not timed: a part that starts with a wait begins when the answer
                 // arrives.
-                stream.launch(&first.ready)?;
+                stream.launch(&first.loaded)?;
                 self.n_submitted += 1;
                 self.n_waits += 1;
                 continue;
             }
             let part = self.part(first.op);
-            let same = |step: &&ProgramLaunch<D>| !step.waits && self.part(step.op) == part;
+            let same = |launch: &&ProgramLaunch<D>| !launch.waits && self.part(launch.op) == part;
             let n = rest.iter().take_while(same).count();
             let begin = stream.mark(true)?;
-            rest[..n].iter().try_for_each(|step| stream.launch(&step.ready))?;
+            rest[..n].iter().try_for_each(|launch| stream.launch(&launch.loaded))?;
             let end = stream.mark(true)?;
             self.marks.push((part, begin, end));
             self.n_submitted += n;
@@ -118,7 +117,8 @@ impl<D: Driver> Timer<D> {
 }
 
 /// Converts the device's seconds to the host's clock. No launch ran before its submission or after
-/// the host saw the end, which bounds the offset of the clocks; takes the middle of the range.
+/// the host saw the end, which bounds the offset of the clocks. The result uses the middle of the
+/// bounds.
 fn to_host_clock(
     submitted: Instant,
     last: Instant,
@@ -127,12 +127,12 @@ fn to_host_clock(
     spans: &[(usize, f64, f64)],
 ) -> Vec<PartTime> {
     let host = |at: Instant| at.duration_since(submitted).as_secs_f64();
-    let mut least: f64 = 0.0;
+    let mut min_offset: f64 = 0.0;
     if let Some((_, begin, _)) = spans.get(before) {
-        least = least.max(host(last) - begin);
+        min_offset = min_offset.max(host(last) - begin);
     }
-    let most = spans.last().map_or(least, |(_, _, end)| host(seen) - end);
-    let offset = least.midpoint(most.max(least));
+    let max_offset = spans.last().map_or(min_offset, |(_, _, end)| host(seen) - end);
+    let offset = min_offset.midpoint(max_offset.max(min_offset));
     let mut after = submitted;
     let mut at = |seconds: f64| {
         let passed = Duration::try_from_secs_f64((seconds + offset).max(0.0)).unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use hal::TensorDesc;
 use hal::format::{Code, Format};
-use layout::has_tables;
+use layout::is_transposed_quantised;
 
 /// A file of `kernels-cuda/` in one variant: `add`, `matmul_few.q4_0`, `attention.f16_q8_0`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,7 +25,7 @@ impl Unit {
     /// transposed.
     #[must_use]
     pub fn down(file: &str, desc: &TensorDesc) -> Unit {
-        let quants = desc.format.quants().filter(|_| has_tables(desc));
+        let quants = desc.format.quants().filter(|_| is_transposed_quantised(desc));
         match quants.map(|quants| quants.code) {
             None => Unit::weight(file, desc.format),
             Some(Code::Nibble { .. }) => Unit(format!("{file}.transposed_nibbles")),
@@ -64,7 +64,7 @@ pub fn source<'a>(list: &'a str, unit: &'a str) -> Option<(&'a str, Vec<(&'stati
     let kind = lines.find(|(name, _)| *name == file).map_or("plain", |(_, kind)| kind.trim());
     let names = match kind {
         "plain" if variant.is_empty() => Vec::new(),
-        "weight" | "down" | "half" if !variant.is_empty() => vec![("FORMAT", variant)],
+        "weight" | "down" if !variant.is_empty() => vec![("FORMAT", variant)],
         "cache" => {
             let halves = |k: &&'static str| Some((*k, variant.strip_prefix(k)?.strip_prefix('_')?));
             let mut pairs = CACHE.iter().filter_map(halves).filter(|(_, v)| CACHE.contains(v));

@@ -1,5 +1,5 @@
-//! Measures the driver's overhead: of a dispatch, a submission with a wait, a hand-off, and a copy
-//! to the host.
+//! Measures the driver's overhead per dispatch, per submission with a wait, per hand-off, and per
+//! copy to the host.
 //!
 //! `cargo bench -p thermocline-wgpu -- [device number]`
 #![allow(clippy::print_stdout, reason = "a bench prints")]
@@ -18,7 +18,7 @@ const N: usize = 4096;
 
 const ROUNDS: usize = 40;
 
-/// Median of some timings.
+/// Median time of [`ROUNDS`] runs, after a warm-up run.
 fn median(mut run: impl FnMut() -> Result<()>) -> Result<Duration> {
     run()?;
     let mut times = Vec::new();
@@ -36,14 +36,14 @@ fn micros(time: Duration) -> f64 {
 }
 
 fn add_repeatedly(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Result<Program> {
-    let mut recorder = device.record("adding");
+    let mut recorder = device.record("add");
     for _ in 0..times {
         recorder.push(Add { a: a.clone(), x: x.clone() })?;
     }
     recorder.finish()
 }
 
-/// `n` hand-offs, one after the other, without work between them.
+/// A program of `n` consecutive hand-offs without work between them.
 fn hand_offs(device: &Device, queue: &mut Queue, x: &Tensor, n: usize) -> Result<Program> {
     let shape = BatchShape { max_tokens: 1, max_seqs: 1, max_blocks: 1 };
     let batch = device.batch(shape)?;
@@ -73,7 +73,7 @@ fn main() -> Result<()> {
     let chosen = std::env::args().skip(1).find_map(|word| word.parse::<usize>().ok()).unwrap_or(0);
     let found = adapters();
     let Some(adapter) = found.get(chosen) else {
-        println!("device number {chosen} does not exist; this machine has {}", found.len());
+        println!("no device {chosen}: this machine has {} device(s)", found.len());
         return Ok(());
     };
     println!("{}: {}", adapter.name(), adapter.description());
@@ -88,7 +88,7 @@ fn main() -> Result<()> {
     println!("a submission of one dispatch, including the wait: {:.1} us", micros(few));
     println!("each additional dispatch of {N} additions: {:.2} us", micros(many - few) / 256.0);
     let answer = vec![0.0; N];
-    let mut served = |n: usize| -> Result<Duration> {
+    let mut time_hand_offs = |n: usize| -> Result<Duration> {
         let program = hand_offs(&device, &mut queue, &x, n)?;
         median(|| {
             let mut run = queue.replay(&program)?;
@@ -98,7 +98,7 @@ fn main() -> Result<()> {
             run.wait()
         })
     };
-    let (few, many) = (served(1)?, served(33)?);
+    let (few, many) = (time_hand_offs(1)?, time_hand_offs(33)?);
     println!("a hand-off of {N} floats and an answer: {:.1} us", micros(many - few) / 32.0);
     let mut out = vec![0.0; N];
     let read = median(|| queue.read_f32(&x, &mut out))?;

@@ -14,14 +14,14 @@ use hal::{
 };
 use thermocline_wgpu::{Options, adapters};
 
-/// FFN block of a 7B model.
+/// Sizes of the FFN block of a 7B model.
 const N_EMBD: usize = 4096;
 const N_FF: usize = 14336;
-/// The row list has one of this many neurons.
+/// The row list has every `ONE_IN`-th neuron.
 const ONE_IN: usize = 10;
 const ROUNDS: usize = 15;
 
-/// Median of some timings, in seconds.
+/// Median time of [`ROUNDS`] runs in seconds, after a warm-up run.
 fn median(queue: &mut Queue, program: &Program) -> Result<f64> {
     queue.replay(program)?.wait()?;
     let mut times = Vec::new();
@@ -48,7 +48,7 @@ fn values(device: &Device, queue: &mut Queue, n_rows: usize, n_cols: usize) -> R
     Ok(tensor)
 }
 
-fn list(device: &Device, queue: &mut Queue) -> Result<Rows<Tensor>> {
+fn row_list(device: &Device, queue: &mut Queue) -> Result<Rows<Tensor>> {
     let ids: Vec<u32> = (0..N_FF as u32).step_by(ONE_IN).collect();
     let set = device.row_set(N_FF, 1)?;
     queue.write(&set.ids, bytemuck::cast_slice(&ids))?;
@@ -63,7 +63,7 @@ fn program(device: &Device, op: impl Into<hal::Op>) -> Result<Program> {
     recorder.finish()
 }
 
-fn one_format(device: &Device, queue: &mut Queue, format: Format) -> Result<()> {
+fn bench_format(device: &Device, queue: &mut Queue, format: Format) -> Result<()> {
     let gate = matrix(device, N_FF, N_EMBD, format)?;
     let up = matrix(device, N_FF, N_EMBD, format)?;
     let down = matrix(device, N_FF, N_EMBD, format)?;
@@ -81,9 +81,9 @@ fn one_format(device: &Device, queue: &mut Queue, format: Format) -> Result<()> 
         }
         let mut variants = vec![("dense", Rows::All, 3.0)];
         if n_tokens == 1 {
-            variants.push(("listed", list(device, queue)?, 3.0 / ONE_IN as f64));
+            variants.push(("listed", row_list(device, queue)?, 3.0 / ONE_IN as f64));
         }
-        for (name, rows, share) in variants {
+        for (name, rows, n_matrices) in variants {
             let op = SparseFfn {
                 gate: Some(gate.clone()),
                 up: up.clone(),
@@ -111,7 +111,7 @@ fn one_format(device: &Device, queue: &mut Queue, format: Format) -> Result<()> 
             let time = median(queue, &ffn)?;
             print!("{format:8} SparseFfn {name} t{n_tokens}: {:.2} ms", 1e3 * time);
             match n_tokens {
-                1 => println!(", {:.2} GB/s", share * bytes as f64 / time / 1e9),
+                1 => println!(", {:.2} GB/s", n_matrices * bytes as f64 / time / 1e9),
                 n => println!(", {:.0} tokens/s", n as f64 / time),
             }
         }
@@ -128,7 +128,7 @@ fn main() -> Result<()> {
     }
     let found = adapters();
     let Some(adapter) = found.get(chosen) else {
-        println!("device number {chosen} does not exist; this machine has {}", found.len());
+        println!("no device {chosen}: this machine has {} device(s)", found.len());
         return Ok(());
     };
     println!("{}: {}", adapter.name(), adapter.description());
@@ -136,7 +136,7 @@ fn main() -> Result<()> {
     let device = Device::new(adapter.open(&Options::default())?, DeviceId(0), Bytes(4 << 30));
     let mut queue = device.queue("bench")?;
     for format in formats {
-        one_format(&device, &mut queue, format)?;
+        bench_format(&device, &mut queue, format)?;
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use crate::native::PipelineCacheFile;
 use crate::probe;
 use crate::work::MAX_WORK;
 
-/// Graphics APIs, the preferred one first.
+/// Graphics APIs in order of preference, with the prefix of device names.
 const APIS: [(wgpu::Backend, &str); 3] = [
     (wgpu::Backend::Metal, "Metal"),
     (wgpu::Backend::Vulkan, "Vulkan"),
@@ -31,14 +31,14 @@ pub struct Adapter {
 /// Options for opening a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Maximum number of bytes that an op binds at once, if the device allows more.
+    /// Maximum number of bytes per binding, if below the device's limit.
     pub max_binding: Option<Bytes>,
     /// The folder for the cache of compiled shaders; `None` disables the cache. Only some drivers
     /// export compiled shaders.
     pub pipelines: Option<PathBuf>,
-    /// Sums through workgroup memory even if the device has subgroups.
+    /// Computes sums in workgroup memory even if the device has subgroups.
     pub no_subgroups: bool,
-    /// Maximum number of multiplications per submission of several tokens; `None` for the default
+    /// Maximum number of multiplications per submission with several tokens; `None` for the default
     /// of 2^34. Slow devices need a lower limit.
     pub max_work: Option<u64>,
     /// Tuning constants; `None` for those of the device's class.
@@ -51,7 +51,7 @@ pub struct Options {
 pub fn adapters() -> Vec<Adapter> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
         backends: wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12,
-        // No validation layers, and no checks of indirect dispatches, which are not used.
+        // No validation layers, and no checks of indirect dispatches: this crate does not use them.
         flags: wgpu::InstanceFlags::empty(),
         ..wgpu::InstanceDescriptor::new_without_display_handle()
     });
@@ -63,14 +63,14 @@ pub fn adapters() -> Vec<Adapter> {
         .collect();
     let api = |info: &wgpu::AdapterInfo| APIS.iter().position(|(api, _)| *api == info.backend);
     found.sort_by_key(|(_, info)| (rank(info.device_type), api(info)));
-    let mut kept: Vec<(wgpu::Adapter, wgpu::AdapterInfo)> = Vec::new();
+    let mut distinct: Vec<(wgpu::Adapter, wgpu::AdapterInfo)> = Vec::new();
     for (adapter, info) in found {
-        if !kept.iter().any(|(_, other)| same_hardware(other, &info)) {
-            kept.push((adapter, info));
+        if !distinct.iter().any(|(_, other)| same_hardware(other, &info)) {
+            distinct.push((adapter, info));
         }
     }
     let mut numbers = [0; APIS.len()];
-    let named = kept.into_iter().filter_map(|(adapter, info)| {
+    let named = distinct.into_iter().filter_map(|(adapter, info)| {
         let at = api(&info)?;
         let name = format!("{}{}", APIS[at].1, numbers[at]);
         numbers[at] += 1;
@@ -94,18 +94,18 @@ fn rank(kind: wgpu::DeviceType) -> u32 {
 /// reports the PCI slot of the first card twice.
 fn same_hardware(a: &wgpu::AdapterInfo, b: &wgpu::AdapterInfo) -> bool {
     let same_slot = !a.device_pci_bus_id.is_empty() && a.device_pci_bus_id == b.device_pci_bus_id;
-    let same_kind = (a.vendor, a.device) == (b.vendor, b.device);
+    let same_model = (a.vendor, a.device) == (b.vendor, b.device);
     match (a.backend, b.backend) {
         (wgpu::Backend::Dx12, wgpu::Backend::Dx12) => false,
-        (one, other) => same_slot || (same_kind && one != other),
+        (api, other_api) => same_slot || (same_model && api != other_api),
     }
 }
 
 /// Limits a binding to 2 GiB: Metal passes the length of a binding to shaders as 32 bits, and
 /// truncates larger lengths.
 fn limit_bindings(mut limits: wgpu::Limits) -> wgpu::Limits {
-    let most = &mut limits.max_storage_buffer_binding_size;
-    *most = (*most).min(i32::MAX as u64);
+    let limit = &mut limits.max_storage_buffer_binding_size;
+    *limit = (*limit).min(i32::MAX as u64);
     limits
 }
 
@@ -116,7 +116,7 @@ impl Adapter {
         &self.name
     }
 
-    /// The name that the driver reports, and the driver.
+    /// The names of the device and of its driver, and details of the driver.
     #[must_use]
     pub fn description(&self) -> String {
         let parts = [&self.info.name, &self.info.driver, &self.info.driver_info];
@@ -155,7 +155,9 @@ impl Adapter {
         );
         let reason = match () {
             () if !has.contains(wgpu::Features::IMMEDIATES) => Some("the device has no immediates"),
-            () if limits.max_immediate_size < IMMEDIATES => Some("too few bytes of immediates"),
+            () if limits.max_immediate_size < IMMEDIATES => {
+                Some("fewer than 128 bytes of immediates")
+            }
             () if n_buffers < 16 => Some("fewer than 16 storage buffers per shader"),
             () if n_invocations < 256 => Some("fewer than 256 invocations per workgroup"),
             () => None,
@@ -169,8 +171,8 @@ impl Adapter {
             *limit = most.min(*limit);
         }
         let mut features = wgpu::Features::IMMEDIATES;
-        let kept = options.pipelines.is_some() && has.contains(wgpu::Features::PIPELINE_CACHE);
-        features.set(wgpu::Features::PIPELINE_CACHE, kept);
+        let use_cache = options.pipelines.is_some() && has.contains(wgpu::Features::PIPELINE_CACHE);
+        features.set(wgpu::Features::PIPELINE_CACHE, use_cache);
         let subgroups = has.contains(wgpu::Features::SUBGROUP) && !options.no_subgroups;
         features.set(wgpu::Features::SUBGROUP, subgroups);
         features |= has & wgpu::Features::TIMESTAMP_QUERY;
@@ -187,8 +189,8 @@ impl Adapter {
         health.watch(&device);
         let default_tuning = || Tuning::of(self.info.vendor, self.is_software());
         let tuning = options.tuning.unwrap_or_else(default_tuning);
-        let most_work = options.max_work.unwrap_or(MAX_WORK);
-        let facts = Facts { limits, tuning, subgroup_size: None, most_work };
+        let max_work = options.max_work.unwrap_or(MAX_WORK);
+        let facts = Facts { limits, tuning, subgroup_size: None, max_work };
         let info = DeviceInfo {
             name: self.name.clone(),
             description: self.description(),
@@ -196,14 +198,14 @@ impl Adapter {
             max_binding: Bytes(facts.limits.max_buffer_size),
             hand_off: true,
         };
-        let folder = options.pipelines.as_ref().filter(|_| kept);
+        let folder = options.pipelines.as_ref().filter(|_| use_cache);
         let pipelines =
             folder.and_then(|folder| PipelineCacheFile::open(&device, &self.info, folder));
         let mut gpu = Gpu::new(device, queue, facts, health, pipelines)?;
         if subgroups {
             gpu.facts.subgroup_size = match probe::subgroup_size(&gpu, self.info.subgroup_min_size)
             {
-                // If the driver rejects the probe, sums do not use subgroups.
+                // If the driver rejects the probe, sums use workgroup memory.
                 Err(Error::Driver { .. }) => None,
                 answer => answer?,
             };
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_cards_are_two_and_one_card_of_two_drivers_is_one() {
+    fn only_entries_of_the_same_card_are_the_same_hardware() {
         use wgpu::Backend::{Dx12, Vulkan};
         let same = |a: &wgpu::AdapterInfo, b: &wgpu::AdapterInfo| {
             assert_eq!(same_hardware(a, b), same_hardware(b, a));

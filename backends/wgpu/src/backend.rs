@@ -53,13 +53,13 @@ impl Backend for WgpuBackend {
         let facts = &self.gpu.facts;
         let has = |feature| self.gpu.device.features().contains(feature);
         let subgroups = match facts.subgroup_size {
-            Some(subgroups) => format!("sums use subgroups of {subgroups}"),
-            None => "sums use workgroup memory, since subgroups are not usable".to_owned(),
+            Some(size) => format!("sums use subgroups of {size} invocations"),
+            None => "sums use workgroup memory, since subgroups cannot be used".to_owned(),
         };
         let clock = if has(wgpu::Features::TIMESTAMP_QUERY) {
-            "timestamps measure when work ran"
+            "timestamps measure when the device worked"
         } else {
-            "no timestamps: a trace shows when the host saw the end of work"
+            "no timestamps: a trace shows when the host saw work end"
         };
         let (most, buffer) = (facts.max_binding(), facts.limits.max_buffer_size);
         let limits = format!(
@@ -76,7 +76,7 @@ impl Backend for WgpuBackend {
     }
 
     fn overhead_bytes(&self) -> Bytes {
-        Bytes(self.gpu.nothing.size() + self.gpu.tables.size())
+        Bytes(self.gpu.dummy.size() + self.gpu.tables.size())
     }
 
     fn plan(&self, op: &OpDesc) -> Plan {

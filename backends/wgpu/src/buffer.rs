@@ -5,11 +5,10 @@ use hal::{Bytes, Layout, Operand, RawBuffer, Result, Tensor, TensorDesc};
 
 use crate::error::driver;
 
-/// Buffer sizes are multiples of this many bytes, a multiple of every driver's alignment of buffers
-/// and bindings.
-const STEP: u64 = 256;
+/// Buffer sizes are multiples of this many bytes, itself a multiple of every driver's alignment of
+/// buffers and bindings.
+const ALIGN: u64 = 256;
 
-/// Layout of the rows in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowLayout {
     /// The host's format, with each row padded to whole 32-bit words.
@@ -18,7 +17,7 @@ pub(crate) enum RowLayout {
     Packed,
 }
 
-/// Device memory of one tensor.
+/// Device memory of a tensor.
 #[derive(Debug)]
 pub(crate) struct WgpuBuffer {
     pub(crate) buffer: wgpu::Buffer,
@@ -36,7 +35,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// A subrange, from byte `offset` on.
+    /// The subrange of `size` bytes from byte `offset` on.
     pub(crate) fn part(&self, offset: u64, size: u64) -> Span {
         Span { buffer: self.buffer.clone(), offset: self.offset + offset, size }
     }
@@ -44,7 +43,7 @@ impl Span {
 
 /// `bytes` rounded up to a valid buffer size.
 pub(crate) fn rounded(bytes: u64) -> Bytes {
-    Bytes(bytes.max(1).div_ceil(STEP).saturating_mul(STEP))
+    Bytes(bytes.max(1).div_ceil(ALIGN).saturating_mul(ALIGN))
 }
 
 /// Bytes of a plain row on the device; `None` if the row is not a whole number of blocks or its
@@ -74,7 +73,7 @@ pub(crate) fn raw(tensor: &Tensor) -> Result<&WgpuBuffer> {
 /// Location of the rows of a plain view.
 ///
 /// # Errors
-/// [`hal::Error::Driver`] for a tensor that is packed.
+/// [`hal::Error::Driver`] for a packed tensor.
 pub(crate) fn plain(tensor: &Tensor) -> Result<Span> {
     let (raw, desc) = (raw(tensor)?, tensor.desc());
     let stride = match (raw.layout, plain_stride(&desc)) {

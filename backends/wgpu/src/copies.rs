@@ -37,19 +37,19 @@ impl RawStaging for WgpuStaging {
 }
 
 /// A plain view, with the bytes of a row on the host and on the device.
-struct Rows {
+struct RowView {
     span: Span,
     host: usize,
     device: usize,
 }
 
-fn rows(tensor: &Tensor) -> Result<Rows> {
+fn row_view(tensor: &Tensor) -> Result<RowView> {
     let desc = tensor.desc();
     let host = desc.format.row_bytes(desc.n_cols);
     let (Some(host), Some(device)) = (host, plain_stride(&desc)) else {
         return Err(driver("copy", format!("{desc} has rows that are not whole blocks")));
     };
-    Ok(Rows { span: plain(tensor)?, host, device: device as usize })
+    Ok(RowView { span: plain(tensor)?, host, device: device as usize })
 }
 
 /// Pads host rows of `host` bytes to `device` bytes; an incomplete last row keeps its length.
@@ -70,7 +70,7 @@ pub(crate) fn pad_rows(bytes: &[u8], host: usize, device: usize) -> Cow<'_, [u8]
 /// Writes to the first bytes of a plain view, after the previous submission and before the next
 /// one.
 pub(crate) fn upload(gpu: &Gpu, bytes: &[u8], dst: &Tensor) -> Result<()> {
-    let rows = rows(dst)?;
+    let rows = row_view(dst)?;
     let bytes = pad_rows(bytes, rows.host, rows.device);
     write(gpu, &rows.span, 0, &bytes)
 }
@@ -90,11 +90,10 @@ pub(crate) fn write(gpu: &Gpu, span: &Span, at: u64, bytes: &[u8]) -> Result<()>
     let mask = (1u32 << (8 * rest.len())) - 1;
     let last = span.part(at + whole.len() as u64, 4);
     let numbers = [mask, u32::from_le_bytes(word)];
-    run_one(gpu, &Source::new("patch_word"), &[last], &numbers, [1, 1, 1])
+    dispatch(gpu, &Source::new("patch_word"), &[last], &numbers, [1, 1, 1])
 }
 
-/// Encodes and submits a single dispatch.
-fn run_one(
+fn dispatch(
     gpu: &Gpu,
     source: &Source,
     spans: &[Span],
@@ -121,7 +120,7 @@ pub(crate) fn copy_rows(gpu: &Gpu, src: &Tensor, dst: &Tensor) -> Result<()> {
         gpu.submit(Some(encoder.finish()));
         return Ok(());
     }
-    // A buffer cannot be copied to itself, so a shader copies ranges that fit one binding.
+    // wgpu cannot copy a buffer to itself, so a shader copies ranges that fit one binding.
     let flat = gpu.facts.tuning.flat;
     let source = Source::new("copy_words").set("FLAT", flat);
     let piece = gpu.facts.max_binding();
@@ -129,7 +128,7 @@ pub(crate) fn copy_rows(gpu: &Gpu, src: &Tensor, dst: &Tensor) -> Result<()> {
         let size = piece.min(from.size - at);
         let words = size / 4;
         let grid = gpu.facts.grid((words as usize).div_ceil(flat as usize));
-        run_one(gpu, &source, &[from.part(at, size), to.part(at, size)], &[words as u32], grid)?;
+        dispatch(gpu, &source, &[from.part(at, size), to.part(at, size)], &[words as u32], grid)?;
     }
     Ok(())
 }
@@ -141,13 +140,14 @@ pub(crate) struct Readback {
     submission: wgpu::SubmissionIndex,
     mapped: Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
     len: usize,
+    /// Bytes of a row on the host and on the device.
     host: usize,
     device: usize,
 }
 
-/// Starts a copy of the first bytes of a plain view, as many as `staging` holds.
+/// Starts a copy of the first bytes of a plain view, enough to fill `staging`.
 pub(crate) fn download(gpu: &Gpu, src: &Tensor, staging: &dyn RawStaging) -> Result<Readback> {
-    let rows = rows(src)?;
+    let rows = row_view(src)?;
     let len = staging.bytes().len();
     let on_device = if rows.host == rows.device || rows.host == 0 {
         len
@@ -156,11 +156,11 @@ pub(crate) fn download(gpu: &Gpu, src: &Tensor, staging: &dyn RawStaging) -> Res
     };
     let size = (on_device.max(1).div_ceil(4) * 4) as u64;
     let any: &dyn std::any::Any = staging;
-    let own = any.downcast_ref::<WgpuStaging>().map(|staging| &staging.readback);
-    let buffer = match own {
+    let staging_buffer = any.downcast_ref::<WgpuStaging>().map(|staging| &staging.readback);
+    let buffer = match staging_buffer {
         Some(readback) if readback.size() >= size => readback.clone(),
         // The device's padded rows need a larger buffer than `staging` has.
-        _ => gpu.readback("wide staging", size)?,
+        _ => gpu.readback("padded staging", size)?,
     };
     let mut encoder = gpu.encoder("download");
     let span = &rows.span;
@@ -172,27 +172,25 @@ pub(crate) fn download(gpu: &Gpu, src: &Tensor, staging: &dyn RawStaging) -> Res
     Ok(Readback { buffer, submission, mapped, len, host, device })
 }
 
-/// Requests that a buffer is mapped for reading.
 pub(crate) fn request_mapping(
     buffer: &wgpu::Buffer,
 ) -> Receiver<std::result::Result<(), wgpu::BufferAsyncError>> {
-    let (done, mapped) = channel();
+    let (sender, mapped) = channel();
     buffer.map_async(wgpu::MapMode::Read, .., move |result| {
-        // The receiver no longer exists if the readback was dropped.
-        let _ = done.send(result);
+        // Sending fails if the readback was dropped with its receiver.
+        let _ = sender.send(result);
     });
     mapped
 }
 
-/// Waits for a mapping requested by [`request_mapping`].
 pub(crate) fn wait_for_mapping(
     gpu: &Gpu,
     buffer: &wgpu::Buffer,
     submission: &wgpu::SubmissionIndex,
-    done: &Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
+    mapped: &Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
 ) -> Result<wgpu::BufferView> {
     gpu.wait(submission)?;
-    let outcome = done.recv().map_err(|_| driver("map", "the device dropped the request"))?;
+    let outcome = mapped.recv().map_err(|_| driver("map", "the device dropped the request"))?;
     outcome.map_err(|error| driver("map", one_line(&error)))?;
     buffer.get_mapped_range(..).map_err(|error| driver("map", one_line(&error)))
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use hal::{Bytes, Error, Result};
 
-/// Whether the device still works. The first error outside an error scope marks it as lost: a
+/// Records the loss of a device. The first error outside an error scope counts as a loss: a
 /// submission with an error did not run, so later results would be wrong.
 #[derive(Debug)]
 pub(crate) struct Health {
@@ -19,9 +19,9 @@ impl Health {
         Arc::new(Health { device: device.to_owned(), lost: OnceLock::new() })
     }
 
-    /// Marks the device as lost; the first reason is kept.
+    /// Marks the device as lost, unless it is already.
     pub(crate) fn mark_lost(&self, reason: impl Into<String>) {
-        // Later errors follow from the first.
+        // Only the first reason is stored: later errors follow from it.
         let _ = self.lost.set(reason.into());
     }
 
@@ -51,7 +51,7 @@ impl Health {
         })
     }
 
-    /// Registers for a device's error callbacks.
+    /// Registers callbacks for the device's loss and errors.
     pub(crate) fn watch(self: &Arc<Health>, device: &wgpu::Device) {
         let health = Arc::clone(self);
         device.set_device_lost_callback(move |reason, message| {
@@ -71,7 +71,6 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
     one_line(&text.unwrap_or("the driver panicked"))
 }
 
-/// A driver's error on one line.
 pub(crate) fn one_line(error: &dyn std::fmt::Display) -> String {
     let text = error.to_string();
     let words: Vec<&str> = text.split_whitespace().collect();
@@ -83,8 +82,8 @@ pub(crate) fn driver(call: impl Into<String>, message: impl Into<String>) -> Err
     Error::Driver { call: call.into(), code: 0, message: message.into() }
 }
 
-/// Runs `make`, which creates something on the device, and returns its failure as an error.
-pub(crate) fn created<T>(
+/// Runs `make`, which creates an object on the device, and returns errors of the driver.
+pub(crate) fn try_create<T>(
     device: &wgpu::Device,
     health: &Health,
     label: &str,

@@ -5,23 +5,21 @@ use hal::{Bytes, TensorDesc};
 use crate::buffer::{rounded, stored_size};
 use layout::imported_size;
 
-/// Bytes of immediates (push constants) per dispatch; every driver supports at least this many.
+/// Bytes of immediates (push constants) per dispatch. Devices that support fewer are refused.
 pub(crate) const IMMEDIATES: u32 = 128;
 
-/// Constant facts about an open device. 16-bit floats in shaders are not among them, because no
-/// shader needs them: every device unpacks 16-bit weights and caches with one instruction, and sums
-/// have 32 bits for precision.
+/// Constant facts about an open device. Support of 16-bit floats is not among them: every device
+/// unpacks 16-bit weights and caches with one instruction, and sums are F32 for precision.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// The limits that the device was opened with.
     pub(crate) limits: wgpu::Limits,
-    /// Tuning constants of the device's class.
     pub(crate) tuning: Tuning,
     /// Subgroup size for sums ([`crate::probe`]); `None` if sums use workgroup memory.
     pub(crate) subgroup_size: Option<u32>,
-    /// Maximum number of multiplications of a submission, and of a dispatch of a matrix product
-    /// without experts, with more than one token ([`crate::work`]).
-    pub(crate) most_work: u64,
+    /// With more than one token, the maximum number of multiplications of a submission, and of a
+    /// dispatch of a matrix product without experts ([`crate::work`]).
+    pub(crate) max_work: u64,
 }
 
 /// Tuning constants of a class of devices. They affect only speed and the order of sums.
@@ -38,22 +36,22 @@ pub struct Tuning {
 /// For software drivers: few workgroups, since the driver runs them in a loop.
 const SOFTWARE: Tuning = Tuning { flat: 64, row: 64, fill: 16 };
 /// Tuning constants by PCI vendor id.
-const MAKERS: [(u32, Tuning); 4] = [
+const VENDORS: [(u32, Tuning); 4] = [
     (0x10de, Tuning { flat: 256, row: 128, fill: 1024 }), // NVIDIA
     (0x1002, Tuning { flat: 256, row: 128, fill: 512 }),  // AMD
     (0x8086, Tuning { flat: 128, row: 64, fill: 256 }),   // Intel
     (0x106b, Tuning { flat: 256, row: 128, fill: 256 }),  // Apple
 ];
-const OTHERS: Tuning = Tuning { flat: 128, row: 64, fill: 256 };
+const OTHER_VENDORS: Tuning = Tuning { flat: 128, row: 64, fill: 256 };
 
 impl Tuning {
-    /// The constants for a vendor's PCI number.
+    /// The constants for a PCI vendor id.
     pub(crate) fn of(vendor: u32, software: bool) -> Tuning {
-        let maker = MAKERS.iter().find(|(number, _)| *number == vendor);
-        match maker {
+        let found = VENDORS.iter().find(|(id, _)| *id == vendor);
+        match found {
             _ if software => SOFTWARE,
             Some((_, tuning)) => *tuning,
-            None => OTHERS,
+            None => OTHER_VENDORS,
         }
     }
 
@@ -63,7 +61,7 @@ impl Tuning {
     #[must_use]
     pub fn classes() -> Vec<Tuning> {
         let mut classes = vec![SOFTWARE];
-        for tuning in MAKERS.iter().map(|(_, tuning)| *tuning).chain([OTHERS]) {
+        for tuning in VENDORS.iter().map(|(_, tuning)| *tuning).chain([OTHER_VENDORS]) {
             if !classes.contains(&tuning) {
                 classes.push(tuning);
             }
@@ -84,8 +82,8 @@ impl Facts {
             .then(|| format!("operand {operand} needs {size}, but a buffer holds at most {limit}"))
     }
 
-    /// Why one binding cannot cover a whole tensor; `None` if it can. For operands that are not
-    /// split by rows.
+    /// Why one binding cannot cover a whole tensor; `None` if it can. Only for operands that are
+    /// not split by rows.
     pub(crate) fn binding_refusal(&self, operand: &str, desc: &TensorDesc) -> Option<String> {
         let size = stored_size(desc).unwrap_or(Bytes::MAX);
         // A view may begin at an offset that is not aligned for a binding.
@@ -129,7 +127,7 @@ mod tests {
                 limits: wgpu::Limits { max_buffer_size: most, ..wgpu::Limits::default() },
                 tuning: Tuning::of(0, true),
                 subgroup_size: None,
-                most_work: u64::MAX,
+                max_work: u64::MAX,
             };
             assert_eq!(facts(size).too_large("w", &desc), None, "{format}");
             assert!(facts(size - 1).too_large("w", &desc).is_some(), "{format}");

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use hal::{Bytes, Result};
 
-use crate::error::{Health, created, driver, one_line};
+use crate::error::{Health, driver, one_line, try_create};
 use crate::facts::{Facts, IMMEDIATES};
 use crate::native::PipelineCacheFile;
 use crate::shader::Source;
 
-/// How long a wait blocks in the driver before it checks for a lost device; the wait then goes on.
+/// How long a wait blocks in the driver between checks for a lost device.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Work submitted to a device since it was opened.
+/// Counts of work submitted to a device since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Submissions, including those of copies and pending writes.
@@ -24,7 +24,6 @@ pub struct Counts {
     pub dispatches: u64,
 }
 
-/// A device with its pipelines.
 #[derive(Debug)]
 pub(crate) struct Gpu {
     pub(crate) device: wgpu::Device,
@@ -32,17 +31,16 @@ pub(crate) struct Gpu {
     pub(crate) facts: Facts,
     pub(crate) health: Arc<Health>,
     /// A buffer that is bound in place of a missing operand.
-    pub(crate) nothing: wgpu::Buffer,
+    pub(crate) dummy: wgpu::Buffer,
     /// Code tables of the formats ([`layout::tables`]).
     pub(crate) tables: wgpu::Buffer,
     pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
-    /// Cache file of compiled shaders, to which new shaders are added.
+    /// Cache file of compiled shaders.
     pipeline_cache: Option<PipelineCacheFile>,
     submissions: AtomicU64,
     dispatches: AtomicU64,
 }
 
-/// A compiled shader.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     pub(crate) pipeline: wgpu::ComputePipeline,
@@ -57,7 +55,7 @@ impl Gpu {
         health: Arc<Health>,
         pipeline_cache: Option<PipelineCacheFile>,
     ) -> Result<Gpu> {
-        let nothing = storage(&device, &health, "nothing", 256)?;
+        let dummy = storage(&device, &health, "dummy", 256)?;
         let words = layout::tables();
         let tables = storage(&device, &health, "tables", 4 * words.len() as u64)?;
         queue.write_buffer(&tables, 0, bytemuck::cast_slice(&words));
@@ -68,7 +66,7 @@ impl Gpu {
             queue,
             facts,
             health,
-            nothing,
+            dummy,
             tables,
             pipelines,
             pipeline_cache,
@@ -94,11 +92,11 @@ impl Gpu {
         buffer(&self.device, &self.health, label, size, usage)
     }
 
-    /// Allocates memory for resolved timestamps.
+    /// Allocates device memory to which timestamps are resolved.
     ///
     /// # Errors
     /// [`hal::Error::OutOfMemory`], a lost device.
-    pub(crate) fn resolved(&self, label: &str, size: u64) -> Result<wgpu::Buffer> {
+    pub(crate) fn query_resolve(&self, label: &str, size: u64) -> Result<wgpu::Buffer> {
         let usage = wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC;
         buffer(&self.device, &self.health, label, size, usage)
     }
@@ -118,7 +116,7 @@ impl Gpu {
         let writable = source.bindings().into_iter().map(|writable| writable || shared);
         let entries: Vec<_> = writable.enumerate().map(|(i, w)| layout_entry(i, w)).collect();
         let make = || self.make_pipeline(source.name(), &text, &entries);
-        let made = created(&self.device, &self.health, source.name(), Bytes(0), make)?;
+        let made = try_create(&self.device, &self.health, source.name(), Bytes(0), make)?;
         let pipeline = Arc::new(made);
         pipelines.insert(text, Arc::clone(&pipeline));
         Ok(pipeline)
@@ -134,7 +132,7 @@ impl Gpu {
         let layout = self
             .device
             .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label, entries });
-        let whole = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+        let pipeline_layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
             label,
             bind_group_layouts: &[Some(&layout)],
             immediate_size: IMMEDIATES,
@@ -145,7 +143,7 @@ impl Gpu {
         });
         let pipeline = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label,
-            layout: Some(&whole),
+            layout: Some(&pipeline_layout),
             module: &module,
             entry_point: Some("main"),
             compilation_options: wgpu::PipelineCompilationOptions {
@@ -186,25 +184,23 @@ impl Gpu {
             Ok(_) => Ok(true),
             Err(wgpu::PollError::Timeout) => Ok(false),
             Err(error) => {
-                // A lost device does not know the submission, which it rejected.
+                // A lost device rejected the submission, so the poll fails.
                 self.health.check()?;
                 Err(driver("poll", one_line(&error)))
             }
         }
     }
 
-    /// Submits one encoder's commands and the pending writes.
+    /// Submits pending writes, then the commands of an encoder if given.
     pub(crate) fn submit(&self, commands: Option<wgpu::CommandBuffer>) -> wgpu::SubmissionIndex {
         self.submissions.fetch_add(1, Ordering::Relaxed);
         self.queue.submit(commands)
     }
 
-    /// Adds to the number of dispatches of programs.
-    pub(crate) fn count(&self, dispatches: usize) {
+    pub(crate) fn add_dispatches(&self, dispatches: usize) {
         self.dispatches.fetch_add(dispatches as u64, Ordering::Relaxed);
     }
 
-    /// The counts since the device was opened.
     pub(crate) fn counts(&self) -> Counts {
         let [submissions, dispatches] =
             [&self.submissions, &self.dispatches].map(|count| count.load(Ordering::Relaxed));
@@ -246,7 +242,7 @@ fn buffer(
         let message = format!("needs {}, but a buffer holds at most {limit}", Bytes(size));
         return Err(driver(format!("creating {label}"), message));
     }
-    let label_of =
+    let descriptor =
         wgpu::BufferDescriptor { label: Some(label), size, usage, mapped_at_creation: false };
-    created(device, health, label, Bytes(size), || device.create_buffer(&label_of))
+    try_create(device, health, label, Bytes(size), || device.create_buffer(&descriptor))
 }

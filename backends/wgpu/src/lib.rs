@@ -3,7 +3,7 @@
 //! An op is lowered once, when its program is compiled, to a few dispatches: a shader from
 //! `shaders/`, the buffers bound to it and a block of numbers. A replay only encodes and submits
 //! the dispatches. Shaders read data that changes from step to step from the [`hal::Batch`] on the
-//! device. So a grid has the size that the largest step needs, and surplus workgroups return early.
+//! device. A grid therefore has the size of the largest step, and surplus workgroups return early.
 //!
 //! By design, the crate does not use OpenGL (many of its drivers compute in software but do not
 //! report that), does not allocate per token, and does not add numbers in an order that can change.

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use hal::{Result, Tensor};
 
 use crate::buffer::{Span, plain};
-use crate::error::{created, driver};
+use crate::error::{driver, try_create};
 use crate::facts::{Facts, IMMEDIATES};
 use crate::gpu::{Gpu, Pipeline};
 use crate::shader::Source;
 
-/// One dispatch, ready to be encoded.
 #[derive(Debug)]
 pub(crate) struct Dispatch {
     pipeline: Arc<Pipeline>,
@@ -43,7 +42,6 @@ impl<'a> Lowering<'a> {
         Lowering { gpu, workspace, dispatches: Vec::new() }
     }
 
-    /// Limits, features and tuning constants of the device.
     pub(crate) fn facts(&self) -> &'a Facts {
         &self.gpu.facts
     }
@@ -53,12 +51,11 @@ impl<'a> Lowering<'a> {
         std::mem::take(&mut self.dispatches)
     }
 
-    /// The span to bind in place of a missing operand.
-    pub(crate) fn nothing(&self) -> Span {
-        Span { buffer: self.gpu.nothing.clone(), offset: 0, size: 16 }
+    /// The dummy buffer that is bound in place of a missing operand.
+    pub(crate) fn dummy(&self) -> Span {
+        Span { buffer: self.gpu.dummy.clone(), offset: 0, size: 16 }
     }
 
-    /// Code tables of the formats.
     pub(crate) fn tables(&self) -> Result<Span> {
         let buffer = self.gpu.tables.clone();
         let size = buffer.size();
@@ -66,12 +63,12 @@ impl<'a> Lowering<'a> {
     }
 
     /// The span of an optional plain operand; a dummy buffer if the operand is missing.
-    pub(crate) fn plain_or_nothing(&self, tensor: Option<&Tensor>) -> Result<Span> {
-        tensor.map_or_else(|| Ok(self.nothing()), plain)
+    pub(crate) fn plain_or_dummy(&self, tensor: Option<&Tensor>) -> Result<Span> {
+        tensor.map_or_else(|| Ok(self.dummy()), plain)
     }
 
-    /// Bytes `offset..offset + size` of the workspace that the op's plan requested, both multiples
-    /// of 4. The contents are undefined, since all ops use the same workspace.
+    /// Bytes `offset..offset + size` of the workspace that the op's plan requested; both are
+    /// multiples of 4. The contents are undefined, since all ops use the same workspace.
     pub(crate) fn workspace(&self, offset: u64, size: u64) -> Result<Span> {
         let whole = self.workspace.map(plain).transpose()?;
         match whole {
@@ -80,7 +77,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Copies constant words that the op reads to the device.
+    /// Copies constant words for the op to the device.
     pub(crate) fn constants(&self, words: &[u32]) -> Result<Span> {
         let size = (words.len().max(4) * 4) as u64;
         let buffer = self.gpu.storage("constants", size)?;
@@ -119,27 +116,27 @@ pub(crate) fn prepare(
     grid: [u32; 3],
 ) -> Result<Dispatch> {
     let writable = source.bindings();
-    let wrong = |what: String| driver(format!("binding {}", source.name()), what);
+    let error = |message: String| driver(format!("binding {}", source.name()), message);
     if writable.len() != spans.len() {
-        return Err(wrong(format!("{} operands for {} bindings", spans.len(), writable.len())));
+        return Err(error(format!("{} operands for {} bindings", spans.len(), writable.len())));
     }
-    let both = |written: &Span| {
+    let is_read = |written: &Span| {
         let reads = spans.iter().zip(&writable).filter(|(_, written)| !**written);
         reads.into_iter().any(|(read, _)| read.buffer == written.buffer)
     };
-    let shared = spans.iter().zip(&writable).any(|(span, &written)| written && both(span));
+    let shared = spans.iter().zip(&writable).any(|(span, &written)| written && is_read(span));
     let pipeline = gpu.pipeline(source, shared)?;
     let align = u64::from(gpu.facts.limits.min_storage_buffer_offset_alignment);
-    let mut all = Vec::with_capacity(spans.len() + numbers.len());
+    let mut immediates = Vec::with_capacity(spans.len() + numbers.len());
     let mut entries = Vec::with_capacity(spans.len());
     for (i, span) in spans.iter().enumerate() {
         let start = span.offset / align * align;
         let size = (span.offset - start + span.size).max(4);
         if size > gpu.facts.limits.max_storage_buffer_binding_size {
             let limit = gpu.facts.limits.max_storage_buffer_binding_size;
-            return Err(wrong(format!("binding {i} has {size} bytes, at most {limit} fit")));
+            return Err(error(format!("binding {i} needs {size} bytes; the limit is {limit}")));
         }
-        all.push(((span.offset - start) / 4) as u32);
+        immediates.push(((span.offset - start) / 4) as u32);
         let bound = wgpu::BufferBinding {
             buffer: &span.buffer,
             offset: start,
@@ -148,16 +145,20 @@ pub(crate) fn prepare(
         let resource = wgpu::BindingResource::Buffer(bound);
         entries.push(wgpu::BindGroupEntry { binding: i as u32, resource });
     }
-    all.extend_from_slice(numbers);
-    if 4 * all.len() > IMMEDIATES as usize {
-        return Err(wrong(format!("{} numbers, at most {} fit", all.len(), IMMEDIATES / 4)));
+    immediates.extend_from_slice(numbers);
+    if 4 * immediates.len() > IMMEDIATES as usize {
+        return Err(error(format!(
+            "{} words of immediates; the limit is {}",
+            immediates.len(),
+            IMMEDIATES / 4
+        )));
     }
-    let group = created(&gpu.device, &gpu.health, source.name(), hal::Bytes(0), || {
+    let group = try_create(&gpu.device, &gpu.health, source.name(), hal::Bytes(0), || {
         gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
             label: Some(source.name()),
             layout: &pipeline.layout,
             entries: &entries,
         })
     })?;
-    Ok(Dispatch { pipeline, group, numbers: bytemuck::cast_slice(&all).to_vec(), grid })
+    Ok(Dispatch { pipeline, group, numbers: bytemuck::cast_slice(&immediates).to_vec(), grid })
 }

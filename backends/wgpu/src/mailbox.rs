@@ -1,5 +1,5 @@
-//! Mailboxes of hand-offs: a buffer that the device copies a post to and the host maps, and a
-//! buffer for the answer.
+//! Mailboxes of hand-offs: a buffer to which the device copies a post and which the host maps, and
+//! a buffer for the answer.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,7 +8,7 @@ use hal::{HostRowSet, MailboxShape, RawMailbox, Result};
 use crate::buffer::Span;
 use crate::gpu::Gpu;
 
-/// A mailbox. Clones refer to the same mailbox.
+/// Clones refer to the same mailbox.
 #[derive(Clone, Debug)]
 pub(crate) struct WgpuMailbox {
     pub(crate) shape: MailboxShape,
@@ -64,13 +64,12 @@ impl WgpuMailbox {
         PostOffsets { n_tokens: 0, count: 4, x, weights, ids, members }
     }
 
-    /// The buffer for the answer.
     pub(crate) fn answer(&self) -> Span {
         Span { buffer: self.answer.clone(), offset: 0, size: self.answer.size() }
     }
 
     /// Writes an answer, which arrives before the next submission runs.
-    pub(crate) fn put(&self, gpu: &Gpu, y: &[f32]) {
+    pub(crate) fn write_answer(&self, gpu: &Gpu, y: &[f32]) {
         if !y.is_empty() {
             gpu.queue.write_buffer(&self.answer, 0, bytemuck::cast_slice(y));
         }

@@ -10,8 +10,8 @@ use hal::MemoryReport;
 /// First bytes of a file of compiled shaders.
 const MAGIC: &[u8; 8] = b"TCWGPU01";
 
-/// Total and free memory of a device's largest heap. Unknown without Vulkan, and free memory also
-/// without the extension `VK_EXT_memory_budget`.
+/// Total and free memory of a device's largest device-local heap. Both are unknown without Vulkan; free
+/// memory is also unknown without Vulkan 1.1 and the extension `VK_EXT_memory_budget`.
 pub(crate) fn memory(device: &wgpu::Device) -> MemoryReport {
     vulkan_memory(device).unwrap_or_default()
 }
@@ -49,7 +49,8 @@ fn vulkan_memory(_device: &wgpu::Device) -> Option<MemoryReport> {
     None
 }
 
-/// A cache file of compiled shaders, one per device model, written when the device is closed.
+/// A cache file of compiled shaders, one per device model, written when the device is closed
+/// if its contents changed.
 #[derive(Debug)]
 pub(crate) struct PipelineCacheFile {
     cache: wgpu::PipelineCache,
@@ -67,9 +68,9 @@ impl PipelineCacheFile {
         folder: &Path,
     ) -> Option<PipelineCacheFile> {
         let path = folder.join(wgpu::util::pipeline_cache_key(info)?);
-        let saved = fs::read(&path).ok().and_then(|file| Some(checked(&file)?.to_vec()));
+        let saved = fs::read(&path).ok().and_then(|file| Some(cache_data(&file)?.to_vec()));
         let descriptor = wgpu::PipelineCacheDescriptor {
-            label: Some("kept pipelines"),
+            label: Some("pipeline cache"),
             data: saved.as_deref(),
             fallback: true,
         };
@@ -92,10 +93,10 @@ impl PipelineCacheFile {
             fs::create_dir_all(folder)?;
         }
         let temporary = self.path.with_extension(format!("{}.tmp", std::process::id()));
-        let file = [&MAGIC[..], &sum(&data).to_le_bytes(), &data].concat();
+        let file = [&MAGIC[..], &checksum(&data).to_le_bytes(), &data].concat();
         let written = fs::write(&temporary, file).and_then(|()| fs::rename(&temporary, &self.path));
         if written.is_err() {
-            // Removing fails only if the temporary file was never created.
+            // An error here is ignored: the first error is returned.
             let _ = fs::remove_file(&temporary);
         }
         written
@@ -110,14 +111,14 @@ impl Drop for PipelineCacheFile {
 }
 
 /// The cache's bytes in a file, if the checksum matches.
-fn checked(file: &[u8]) -> Option<&[u8]> {
+fn cache_data(file: &[u8]) -> Option<&[u8]> {
     let (magic, rest) = file.split_first_chunk::<8>()?;
     let (expected, data) = rest.split_first_chunk::<8>()?;
-    (magic == MAGIC && u64::from_le_bytes(*expected) == sum(data)).then_some(data)
+    (magic == MAGIC && u64::from_le_bytes(*expected) == checksum(data)).then_some(data)
 }
 
-/// Checksum over every byte and its position (64-bit FNV-1a).
-fn sum(bytes: &[u8]) -> u64 {
+/// 64-bit FNV-1a.
+fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| {
         (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })
@@ -130,13 +131,13 @@ mod tests {
     #[test]
     fn a_damaged_cache_file_is_rejected() {
         let data = b"compiled";
-        let file = [&MAGIC[..], &sum(data).to_le_bytes(), data].concat();
-        assert_eq!(checked(&file), Some(&data[..]));
+        let file = [&MAGIC[..], &checksum(data).to_le_bytes(), data].concat();
+        assert_eq!(cache_data(&file), Some(&data[..]));
         for i in 0..file.len() {
             let mut damaged = file.clone();
             damaged[i] ^= 1;
-            assert_eq!(checked(&damaged), None, "byte {i}");
-            assert_eq!(checked(&file[..i]), None, "{i} bytes");
+            assert_eq!(cache_data(&damaged), None, "byte {i}");
+            assert_eq!(cache_data(&file[..i]), None, "{i} bytes");
         }
     }
 }

@@ -36,8 +36,8 @@ pub(crate) fn subgroup_size(gpu: &Gpu, smallest: u32) -> Result<Option<u32>> {
     }
     encoder.copy_buffer_to_buffer(&y, 0, &back, 0, bytes);
     let submission = gpu.submit(Some(encoder.finish()));
-    let seen = request_mapping(&back);
-    let view = wait_for_mapping(gpu, &back, &submission, &seen)?;
+    let mapped = request_mapping(&back);
+    let view = wait_for_mapping(gpu, &back, &submission, &mapped)?;
     let in_order = view.chunks_exact(4).all(|word| word == 1u32.to_le_bytes());
     Ok(in_order.then_some(size))
 }

@@ -1,5 +1,4 @@
-//! Programs: the dispatches of a step, split at hand-offs and where the work limit of a submission
-//! is reached.
+//! Programs: the dispatches of a step, split into submissions at hand-offs and by the work limit.
 
 use std::any::Any;
 use std::ops::Range;
@@ -15,7 +14,6 @@ use crate::ops::{self, PostCopies};
 use crate::timer::Timer;
 use crate::work::{Meter, work};
 
-/// A compiled program.
 #[derive(Clone, Debug)]
 pub(crate) struct WgpuProgram(pub(crate) Arc<ProgramCore>);
 
@@ -44,8 +42,8 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Records that op number `op`, or part of it, is in this segment.
-    fn runs(&mut self, op: usize) {
+    /// Records that the op with index `op`, or part of it, is in this segment.
+    fn add_op(&mut self, op: usize) {
         let start = if self.ops.is_empty() { op } else { self.ops.start };
         self.ops = start..op + 1;
     }
@@ -61,7 +59,7 @@ impl Segment {
         timer: Option<&mut Timer>,
     ) -> wgpu::CommandBuffer {
         let mut encoder = gpu.encoder(label);
-        gpu.count(self.dispatches.len());
+        gpu.add_dispatches(self.dispatches.len());
         if let Some(timer) = timer {
             self.encode_parts(&mut encoder, timer);
         } else if !self.dispatches.is_empty() {
@@ -92,7 +90,6 @@ impl Segment {
     }
 }
 
-/// The mailbox at `index`.
 fn mailbox(mailboxes: &[Arc<dyn RawMailbox>], index: usize) -> Result<&WgpuMailbox> {
     let mailbox = mailboxes.get(index).and_then(|mailbox| {
         let any: &dyn Any = &**mailbox;
@@ -112,8 +109,8 @@ impl WgpuProgram {
         let mut segments = Vec::new();
         let mut segment = Segment::default();
         let mut lowering = Lowering::new(gpu, workspace);
-        let mut meter = Meter::new(gpu.facts.most_work);
-        for (number, op) in ops.iter().enumerate() {
+        let mut meter = Meter::new(gpu.facts.max_work);
+        for (op_index, op) in ops.iter().enumerate() {
             if let Op::Merge(op) = op {
                 if !segment.is_empty() {
                     segments.push(std::mem::take(&mut segment));
@@ -129,12 +126,12 @@ impl WgpuProgram {
                 if meter.ends_before(i, work) {
                     segments.push(std::mem::take(&mut segment));
                 }
-                segment.runs(number);
-                segment.dispatches.push((number, dispatch));
+                segment.add_op(op_index);
+                segment.dispatches.push((op_index, dispatch));
             }
             if let Op::Post(op) = op {
                 meter.reset();
-                segment.runs(number);
+                segment.add_op(op_index);
                 segment.post = Some(PostCopies::new(op, mailbox(mailboxes, op.mailbox)?)?);
                 segments.push(std::mem::take(&mut segment));
             }

@@ -14,19 +14,19 @@ use crate::gpu::Gpu;
 use crate::layout;
 use crate::program::WgpuProgram;
 use crate::run::{Progress, WgpuRun};
-use crate::timer::{Stamps, Timer};
+use crate::timer::{Timer, Timestamps};
 
-/// How long a wait for another thread sleeps before it checks for a lost device.
+/// How long a wait for another thread sleeps between checks for a lost device.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A queue and its pending work; shared with its runs and transfers.
 #[derive(Debug)]
-pub(crate) struct Core {
+pub(crate) struct QueueCore {
     pub(crate) gpu: Arc<Gpu>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Timestamp memory for later runs.
-    stamps: Mutex<Vec<Stamps>>,
+    /// Timestamp memory that no run uses.
+    stamps: Mutex<Vec<Timestamps>>,
 }
 
 #[derive(Debug, Default)]
@@ -35,47 +35,47 @@ struct State {
     pending: VecDeque<WorkItem>,
 }
 
-/// An item of work.
 #[derive(Debug)]
 enum WorkItem {
     Run(Arc<Progress>),
-    Upload { bytes: Box<dyn RawStaging>, dst: Tensor, done: Arc<CopyState> },
-    Download { src: Tensor, bytes: Box<dyn RawStaging>, done: Arc<CopyState> },
+    Upload { bytes: Box<dyn RawStaging>, dst: Tensor, result: Arc<CopyState> },
+    Download { src: Tensor, bytes: Box<dyn RawStaging>, result: Arc<CopyState> },
     Refill { pack: Tensor, slots: Range<usize>, bytes: Vec<u8> },
-    Repack { bytes: Box<dyn RawStaging>, dst: Tensor, done: Arc<CopyState> },
+    Repack { bytes: Box<dyn RawStaging>, dst: Tensor, result: Arc<CopyState> },
     CopyRows { src: Tensor, dst: Tensor },
 }
 
 /// Result of a copy; `None` until the copy is submitted.
 #[derive(Debug, Default)]
-struct CopyState(Mutex<Option<Result<FinishedCopy>>>);
+struct CopyState(Mutex<Option<Result<SubmittedCopy>>>);
 
 #[derive(Debug)]
-struct FinishedCopy {
+struct SubmittedCopy {
     staging: Box<dyn RawStaging>,
-    /// A copy to the host that is still in flight.
+    /// The copy to the host, which may be in flight.
     reading: Option<Readback>,
 }
 
 impl CopyState {
-    fn lock(&self) -> MutexGuard<'_, Option<Result<FinishedCopy>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Result<SubmittedCopy>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Core {
+impl QueueCore {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps the timestamp memory of a finished run for later runs.
-    pub(crate) fn return_stamps(&self, stamps: Option<Stamps>) {
+    pub(crate) fn return_stamps(&self, stamps: Option<Timestamps>) {
         self.stamps.lock().unwrap_or_else(PoisonError::into_inner).extend(stamps);
     }
 
     fn timer(&self, cuts: &[usize]) -> Result<Timer> {
-        let kept = self.stamps.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let stamps = kept.map_or_else(|| Stamps::new(&self.gpu), |kept| Ok(Some(kept)))?;
+        let unused = self.stamps.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let stamps =
+            unused.map_or_else(|| Timestamps::new(&self.gpu), |stamps| Ok(Some(stamps)))?;
         Ok(Timer::new(cuts, stamps))
     }
 
@@ -102,23 +102,24 @@ impl Core {
                         return Ok(());
                     }
                 }
-                WorkItem::Upload { bytes, dst, done } => {
+                WorkItem::Upload { bytes, dst, result } => {
                     let copied = copies::upload(gpu, bytes.bytes(), &dst);
-                    let copied = copied.map(|()| FinishedCopy { staging: bytes, reading: None });
-                    *done.lock() = Some(copied);
+                    let copied = copied.map(|()| SubmittedCopy { staging: bytes, reading: None });
+                    *result.lock() = Some(copied);
                 }
-                WorkItem::Download { src, bytes, done } => {
+                WorkItem::Download { src, bytes, result } => {
                     let reading = copies::download(gpu, &src, &*bytes);
-                    let copied = reading.map(|r| FinishedCopy { staging: bytes, reading: Some(r) });
-                    *done.lock() = Some(copied);
+                    let copied =
+                        reading.map(|r| SubmittedCopy { staging: bytes, reading: Some(r) });
+                    *result.lock() = Some(copied);
                 }
                 WorkItem::Refill { pack, slots, bytes } => {
                     layout::refill(gpu, &pack, slots, &bytes)?;
                 }
-                WorkItem::Repack { bytes, dst, done } => {
+                WorkItem::Repack { bytes, dst, result } => {
                     let copied = layout::repack(gpu, &dst, bytes.bytes());
-                    let copied = copied.map(|()| FinishedCopy { staging: bytes, reading: None });
-                    *done.lock() = Some(copied);
+                    let copied = copied.map(|()| SubmittedCopy { staging: bytes, reading: None });
+                    *result.lock() = Some(copied);
                 }
                 WorkItem::CopyRows { src, dst } => copies::copy_rows(gpu, &src, &dst)?,
             }
@@ -127,8 +128,7 @@ impl Core {
         Ok(())
     }
 
-    /// Submits work and calls `ready`, with whether all work is submitted, until `ready` returns a
-    /// value.
+    /// Submits work until `ready`, called with whether all work is submitted, returns a value.
     pub(crate) fn wait_until<T>(
         &self,
         mut ready: impl FnMut(bool) -> Result<Option<T>>,
@@ -146,16 +146,15 @@ impl Core {
     }
 }
 
-/// [`BackendQueue`] on the device's queue.
 #[derive(Debug)]
 pub(crate) struct WgpuQueue {
-    core: Arc<Core>,
+    core: Arc<QueueCore>,
 }
 
 impl WgpuQueue {
     pub(crate) fn new(gpu: &Arc<Gpu>) -> WgpuQueue {
         let (state, changed, stamps) = (Mutex::default(), Condvar::new(), Mutex::default());
-        WgpuQueue { core: Arc::new(Core { gpu: Arc::clone(gpu), state, changed, stamps }) }
+        WgpuQueue { core: Arc::new(QueueCore { gpu: Arc::clone(gpu), state, changed, stamps }) }
     }
 
     fn start(
@@ -173,9 +172,9 @@ impl WgpuQueue {
     }
 
     fn copy(&self, work: impl FnOnce(Arc<CopyState>) -> WorkItem) -> Result<Box<dyn RawTransfer>> {
-        let done = Arc::new(CopyState::default());
-        self.core.push(work(Arc::clone(&done)))?;
-        Ok(Box::new(WgpuTransfer { core: Arc::clone(&self.core), done }))
+        let result = Arc::new(CopyState::default());
+        self.core.push(work(Arc::clone(&result)))?;
+        Ok(Box::new(WgpuTransfer { core: Arc::clone(&self.core), result }))
     }
 }
 
@@ -195,12 +194,12 @@ impl BackendQueue for WgpuQueue {
 
     fn upload(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
         let dst = dst.clone();
-        self.copy(|done| WorkItem::Upload { bytes: src, dst, done })
+        self.copy(|result| WorkItem::Upload { bytes: src, dst, result })
     }
 
     fn download(&mut self, src: &Tensor, dst: Box<dyn RawStaging>) -> Result<Box<dyn RawTransfer>> {
         let src = src.clone();
-        self.copy(|done| WorkItem::Download { src, bytes: dst, done })
+        self.copy(|result| WorkItem::Download { src, bytes: dst, result })
     }
 
     fn refill(&mut self, pack: &Tensor, slots: Range<usize>, bytes: &[u8]) -> Result<()> {
@@ -209,7 +208,7 @@ impl BackendQueue for WgpuQueue {
 
     fn repack(&mut self, src: Box<dyn RawStaging>, dst: &Tensor) -> Result<Box<dyn RawTransfer>> {
         let dst = dst.clone();
-        self.copy(|done| WorkItem::Repack { bytes: src, dst, done })
+        self.copy(|result| WorkItem::Repack { bytes: src, dst, result })
     }
 
     fn copy_rows(&mut self, src: &Tensor, dst: &Tensor) -> Result<()> {
@@ -223,11 +222,10 @@ impl BackendQueue for WgpuQueue {
     }
 }
 
-/// A copy in flight.
 #[derive(Debug)]
 struct WgpuTransfer {
-    core: Arc<Core>,
-    done: Arc<CopyState>,
+    core: Arc<QueueCore>,
+    result: Arc<CopyState>,
 }
 
 impl RawTransfer for WgpuTransfer {
@@ -236,7 +234,7 @@ impl RawTransfer for WgpuTransfer {
         if gpu.health.check().is_err() || self.core.advance().is_err() {
             return true;
         }
-        match &*self.done.lock() {
+        match &*self.result.lock() {
             None => false,
             Some(Err(_)) => true,
             Some(Ok(copied)) => copied.reading.as_ref().is_none_or(|r| r.is_done(gpu)),
@@ -244,8 +242,8 @@ impl RawTransfer for WgpuTransfer {
     }
 
     fn wait(self: Box<Self>) -> Result<Box<dyn RawStaging>> {
-        let copied = self.core.wait_until(|_| self.done.lock().take().transpose())?;
-        let FinishedCopy { mut staging, reading } = copied;
+        let copied = self.core.wait_until(|_| self.result.lock().take().transpose())?;
+        let SubmittedCopy { mut staging, reading } = copied;
         if let Some(reading) = reading {
             reading.finish(&self.core.gpu, staging.bytes_mut())?;
         }

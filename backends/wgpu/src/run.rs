@@ -1,5 +1,4 @@
-//! A running program: segments are submitted as answers arrive, and posts are mapped and handed to
-//! the host.
+//! A running program: submits segments as answers arrive, maps posts and hands them to the host.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::Receiver;
@@ -12,7 +11,7 @@ use crate::copies::{request_mapping, wait_for_mapping};
 use crate::error::driver;
 use crate::gpu::Gpu;
 use crate::program::{ProgramCore, Segment};
-use crate::queue::Core;
+use crate::queue::QueueCore;
 use crate::timer::Timer;
 
 /// Progress of a run: the queue submits its segments, and its owner answers its posts.
@@ -34,7 +33,6 @@ struct State {
     answered: Vec<usize>,
     /// Posts that were submitted and not yet handed to the host.
     posts: VecDeque<SentPost>,
-    /// The last submission.
     last: Option<wgpu::SubmissionIndex>,
     cancelled: bool,
 }
@@ -112,10 +110,10 @@ impl Progress {
     }
 }
 
-/// The caller's handle of a run, to answer its posts and to wait for its end.
+/// The caller's handle to a run.
 #[derive(Debug)]
 pub(crate) struct WgpuRun {
-    core: Arc<Core>,
+    core: Arc<QueueCore>,
     progress: Arc<Progress>,
     open: Option<OpenPost>,
 }
@@ -127,21 +125,20 @@ struct OpenPost {
     readable: Option<ReadablePost>,
 }
 
-/// A post in mapped memory.
 #[derive(Debug)]
 struct ReadablePost {
     view: wgpu::BufferView,
     rows: Option<HostRowSet>,
 }
 
-/// The next event for `next_post`.
-enum Next {
+/// The next post, or the end of the run with its last submission.
+enum NextEvent {
     Post(SentPost),
     End(Option<wgpu::SubmissionIndex>),
 }
 
 impl WgpuRun {
-    pub(crate) fn new(core: &Arc<Core>, progress: Arc<Progress>) -> WgpuRun {
+    pub(crate) fn new(core: &Arc<QueueCore>, progress: Arc<Progress>) -> WgpuRun {
         WgpuRun { core: Arc::clone(core), progress, open: None }
     }
 
@@ -163,30 +160,29 @@ impl WgpuRun {
         }
     }
 
-    /// Waits for the next post or the end.
-    fn next(&self) -> Result<Next> {
+    fn next(&self) -> Result<NextEvent> {
         self.core.wait_until(|_| {
             let mut state = self.progress.lock();
             if state.cancelled {
                 return Err(Error::Cancelled);
             }
             if let Some(sent) = state.posts.pop_front() {
-                return Ok(Some(Next::Post(sent)));
+                return Ok(Some(NextEvent::Post(sent)));
             }
             let segments = &self.progress.program.segments;
             let Some(segment) = segments.get(state.next) else {
-                return Ok(Some(Next::End(state.last.clone())));
+                return Ok(Some(NextEvent::End(state.last.clone())));
             };
-            // The post before this merge was handed out and skipped, so it will not be answered.
+            // The caller skipped the post before this merge, so no answer will arrive.
             let waits = segment.merge.as_ref().is_some_and(|(m, _)| !state.answered.contains(m));
             if waits && state.last.is_some() { Err(Error::Cancelled) } else { Ok(None) }
         })
     }
 
-    /// Reads the row list of a post, which has `held` membership words per row.
+    /// Reads the row list of a post, which has `n_words` membership words per row.
     fn read_rows(
         post: &crate::ops::PostCopies,
-        held: usize,
+        n_words: usize,
         bytes: &[u8],
         n_tokens: usize,
     ) -> Result<HostRowSet> {
@@ -200,8 +196,8 @@ impl WgpuRun {
         rows.members.clear();
         let ids: &[u32] = cast(&bytes[offsets.ids as usize..][..4 * count])?;
         rows.ids.extend_from_slice(ids);
-        let members: &[u32] = cast(&bytes[offsets.members as usize..][..4 * count * held])?;
-        for row in members.chunks_exact(held.max(1)) {
+        let members: &[u32] = cast(&bytes[offsets.members as usize..][..4 * count * n_words])?;
+        for row in members.chunks_exact(n_words.max(1)) {
             rows.members.extend_from_slice(&row[..rows.words]);
         }
         Ok(rows)
@@ -212,7 +208,7 @@ fn bytes_to_word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Mapped memory as numbers.
+/// Reinterprets mapped memory.
 fn cast<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> Result<&[T]> {
     bytemuck::try_cast_slice(bytes).map_err(|error| driver("map", error.to_string()))
 }
@@ -221,8 +217,8 @@ impl RawRun for WgpuRun {
     fn next_post(&mut self) -> Result<Option<PostedData<'_>>> {
         self.close();
         let sent = match self.next()? {
-            Next::Post(sent) => sent,
-            Next::End(last) => {
+            NextEvent::Post(sent) => sent,
+            NextEvent::End(last) => {
                 last.map_or(Ok(()), |last| self.core.gpu.wait(&last))?;
                 return Ok(None);
             }
@@ -235,7 +231,7 @@ impl RawRun for WgpuRun {
         let out = &post.mailbox.out;
         let view = wait_for_mapping(gpu, out, &sent.submission, &sent.mapped)?;
         let n_tokens = (bytes_to_word(&view, 0) as usize).min(post.n_rows);
-        let rows = post.row_words.map(|held| WgpuRun::read_rows(post, held, &view, n_tokens));
+        let rows = post.row_words.map(|n_words| WgpuRun::read_rows(post, n_words, &view, n_tokens));
         let rows = rows.transpose()?;
         let (mailbox, shape, offsets) = (post.index, post.mailbox.shape, post.mailbox.offsets());
         let open = self.open.insert(OpenPost { segment: sent.segment, readable: None });
@@ -254,8 +250,8 @@ impl RawRun for WgpuRun {
         self.close();
         self.core.gpu.health.check()?;
         let merges = self.progress.program.segments.iter().filter_map(|s| s.merge.as_ref());
-        if let Some((_, parts)) = merges.into_iter().find(|(index, _)| *index == mailbox) {
-            parts.put(&self.core.gpu, y);
+        if let Some((_, target)) = merges.into_iter().find(|(index, _)| *index == mailbox) {
+            target.write_answer(&self.core.gpu, y);
         }
         self.progress.lock().answered.push(mailbox);
         self.core.advance()
@@ -264,12 +260,12 @@ impl RawRun for WgpuRun {
     fn wait(&mut self) -> Result<()> {
         self.close();
         match self.next()? {
-            Next::Post(sent) => {
+            NextEvent::Post(sent) => {
                 self.open = Some(OpenPost { segment: sent.segment, readable: None });
                 self.cancel();
                 Err(Error::Cancelled)
             }
-            Next::End(last) => last.map_or(Ok(()), |last| self.core.gpu.wait(&last)),
+            NextEvent::End(last) => last.map_or(Ok(()), |last| self.core.gpu.wait(&last)),
         }
     }
 

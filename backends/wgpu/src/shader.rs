@@ -9,7 +9,7 @@
 
 use std::fmt::Display;
 
-/// Every file of `shaders/`, by its path without ending.
+/// Every file of `shaders/`, by its path without extension.
 const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/shaders.rs"));
 
 /// A shader file, and the values and includes that replace its placeholders.
@@ -55,7 +55,6 @@ impl Source {
         }
     }
 
-    /// The file's name, for messages.
     pub(crate) fn name(&self) -> &'static str {
         self.name
     }

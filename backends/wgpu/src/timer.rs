@@ -1,5 +1,5 @@
-//! Records when each part of a run begins and ends: by the device's timestamps, or, without them,
-//! by the time at which the host sees the end of a segment.
+//! Records when each part of a run begins and ends: by the device's timestamps if it has them,
+//! otherwise by when the host sees the end of a segment.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -16,18 +16,18 @@ const TIMESTAMP_BYTES: u64 = MAX_TIMESTAMPS as u64 * wgpu::QUERY_SIZE as u64;
 
 /// Memory for the timestamps of one run, reused by later runs.
 #[derive(Debug)]
-pub(crate) struct Stamps {
+pub(crate) struct Timestamps {
     set: wgpu::QuerySet,
     resolved: wgpu::Buffer,
     readback: wgpu::Buffer,
 }
 
-impl Stamps {
+impl Timestamps {
     /// Allocates the memory; `None` if the device has no timestamps.
     ///
     /// # Errors
     /// [`hal::Error::OutOfMemory`], a lost device.
-    pub(crate) fn new(gpu: &Gpu) -> Result<Option<Stamps>> {
+    pub(crate) fn new(gpu: &Gpu) -> Result<Option<Timestamps>> {
         if !gpu.device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
             return Ok(None);
         }
@@ -36,17 +36,17 @@ impl Stamps {
             ty: wgpu::QueryType::Timestamp,
             count: MAX_TIMESTAMPS,
         });
-        let resolved = gpu.resolved("times", TIMESTAMP_BYTES)?;
-        Ok(Some(Stamps { set, resolved, readback: gpu.readback("times", TIMESTAMP_BYTES)? }))
+        let resolved = gpu.query_resolve("times", TIMESTAMP_BYTES)?;
+        Ok(Some(Timestamps { set, resolved, readback: gpu.readback("times", TIMESTAMP_BYTES)? }))
     }
 }
 
-/// Data of a submitted segment.
 #[derive(Debug)]
 struct SubmittedSegment {
     parts: Range<usize>,
     /// Indices of the segment's passes with timestamps.
     passes: Range<usize>,
+    /// When the segment was submitted.
     at: Instant,
     /// When the host saw the end of the segment.
     seen: Arc<OnceLock<Instant>>,
@@ -56,14 +56,14 @@ struct SubmittedSegment {
 #[derive(Debug)]
 pub(crate) struct Timer {
     cuts: Box<[usize]>,
-    stamps: Option<Stamps>,
+    stamps: Option<Timestamps>,
     /// The part of each pass with timestamps.
     passes: Vec<usize>,
     segments: Vec<SubmittedSegment>,
 }
 
 impl Timer {
-    pub(crate) fn new(cuts: &[usize], stamps: Option<Stamps>) -> Timer {
+    pub(crate) fn new(cuts: &[usize], stamps: Option<Timestamps>) -> Timer {
         Timer { cuts: cuts.into(), stamps, passes: Vec::new(), segments: Vec::new() }
     }
 
@@ -72,7 +72,6 @@ impl Timer {
         self.cuts.partition_point(|cut| *cut <= op)
     }
 
-    /// Number of passes with timestamps so far.
     pub(crate) fn n_passes(&self) -> usize {
         self.passes.len()
     }
@@ -96,10 +95,10 @@ impl Timer {
     /// Records the submission of a segment that runs `ops` and whose first timed pass is `first`.
     pub(crate) fn submitted(&mut self, gpu: &Gpu, ops: Range<usize>, first: usize, at: Instant) {
         let seen = Arc::new(OnceLock::new());
-        let to = Arc::clone(&seen);
+        let recorded = Arc::clone(&seen);
         gpu.queue.on_submitted_work_done(move || {
             // The callback runs once.
-            let _ = to.set(Instant::now());
+            let _ = recorded.set(Instant::now());
         });
         let parts =
             if ops.is_empty() { 0..0 } else { self.part(ops.start)..self.part(ops.end - 1) + 1 };
@@ -110,7 +109,7 @@ impl Timer {
     ///
     /// # Errors
     /// A lost device, [`hal::Error::Driver`].
-    pub(crate) fn times(&mut self, gpu: &Gpu) -> Result<(Times, Option<Stamps>)> {
+    pub(crate) fn times(&mut self, gpu: &Gpu) -> Result<(Times, Option<Timestamps>)> {
         let Some(stamps) = self.stamps.take() else {
             return Ok((self.observed_times(), None));
         };
@@ -140,8 +139,8 @@ impl Timer {
     }
 
     /// Converts the device's seconds, which have an arbitrary origin, to the host's clock. No
-    /// segment ran before its submission or after the host saw its end, which bounds the offset of
-    /// the clocks; takes the middle of that range.
+    /// segment ran before its submission or after the host saw its end, which bounds the offset
+    /// between the clocks; this function uses the middle of that range.
     fn to_host_clock(&self, passes: &[[f64; 2]]) -> Vec<PartTime> {
         let Some(base) = self.segments.first().map(|segment| segment.at) else {
             return Vec::new();
@@ -195,7 +194,7 @@ impl Timer {
                 Some(_) | None => times.push(PartTime { parts, begin, end }),
             }
         }
-        Times { clock: Clock::Noticed, parts: times }
+        Times { clock: Clock::Observed, parts: times }
     }
 }
 
@@ -239,7 +238,7 @@ mod tests {
             .collect();
         assert_eq!(found, [(0..1, 2.0, 3.0), (1..2, 3.0, 5.0), (2..3, 11.0, 14.0)]);
         let noticed = timer.observed_times();
-        assert_eq!(noticed.clock, Clock::Noticed);
+        assert_eq!(noticed.clock, Clock::Observed);
         assert_eq!(noticed.parts[0].parts, 0..2);
         assert_eq!(noticed.parts[1].begin, second);
     }

@@ -4,12 +4,12 @@ use hal::OpDesc;
 
 /// Maximum number of multiplications per submission with more than one token. Windows resets a GPU
 /// whose submission takes longer than two seconds, and slow GPUs do about 20 billion
-/// multiplications per second. On a GPU that is a hundred times as fast, such a submission takes 9
-/// ms, which is still much longer than the host's overhead.
+/// multiplications per second. On a GPU that is 100 times as fast, such a submission takes 9 ms,
+/// which is still much longer than the host's overhead.
 pub(crate) const MAX_WORK: u64 = 1 << 34;
 
-/// Upper bound of the multiplications of an op. It is zero for a single token, so that consecutive
-/// layers are one submission: their time is that of reading the weights.
+/// Upper bound of the multiplications of an op. It is 0 for a single token, whose time is that of
+/// reading the weights, so that all layers are one submission.
 pub(crate) fn work(op: &OpDesc) -> u64 {
     let work = op.work();
     if work.n_tokens > 1 { work.per_token.saturating_mul(work.n_tokens as u64) } else { 0 }
@@ -18,26 +18,26 @@ pub(crate) fn work(op: &OpDesc) -> u64 {
 /// Adds up work and finds the dispatches before which a submission ends.
 #[derive(Debug)]
 pub(crate) struct Meter {
-    most: u64,
-    so_far: u64,
+    limit: u64,
+    used: u64,
 }
 
 impl Meter {
-    pub(crate) fn new(most: u64) -> Meter {
-        Meter { most, so_far: 0 }
+    pub(crate) fn new(limit: u64) -> Meter {
+        Meter { limit, used: 0 }
     }
 
     /// Restarts the count, when a submission ends for another reason.
     pub(crate) fn reset(&mut self) {
-        self.so_far = 0;
+        self.used = 0;
     }
 
     /// Whether a submission ends before dispatch `i` of an op with this work. If an op exceeds the
     /// limit, each of its dispatches is a submission.
     pub(crate) fn ends_before(&mut self, i: usize, work: u64) -> bool {
-        let here = if work > self.most || i == 0 { work.min(self.most) } else { 0 };
-        let ends = self.so_far > 0 && here > self.most - self.so_far;
-        self.so_far = if ends { here } else { self.so_far + here };
+        let added = if work > self.limit || i == 0 { work.min(self.limit) } else { 0 };
+        let ends = self.used > 0 && added > self.limit - self.used;
+        self.used = if ends { added } else { self.used + added };
         ends
     }
 }
@@ -60,8 +60,8 @@ mod tests {
     }
 
     /// First dispatch of each submission, for ops given as their work and number of dispatches.
-    fn submission_starts(most: u64, ops: &[(u64, usize)]) -> Vec<usize> {
-        let mut meter = Meter::new(most);
+    fn submission_starts(limit: u64, ops: &[(u64, usize)]) -> Vec<usize> {
+        let mut meter = Meter::new(limit);
         let dispatches = ops.iter().flat_map(|&(work, n)| (0..n).map(move |i| (i, work)));
         let ends = dispatches.map(|(i, work)| meter.ends_before(i, work)).enumerate();
         ends.filter_map(|(at, ends)| ends.then_some(at)).collect()

@@ -285,7 +285,7 @@ fn sizes(flag: &'static str) -> impl Fn(&str) -> Result<List<NonZeroU32>, Failur
     }
 }
 
-/// Maximum number of sequences. Every step passes one entry per sequence to the backends.
+/// Maximum value of `-np`.
 const MAX_PARALLEL: u32 = 256;
 
 fn sequences(text: &str) -> Result<List<NonZeroU32>, Failure> {

@@ -18,9 +18,9 @@ pub(crate) struct ConversationArgs {
     /// With `run`: format the prompt as a user message, answer it and exit
     #[arg(long, env = "THERMOCLINE_ARG_CHAT", value_parser = boolish())]
     pub(crate) chat: bool,
-    /// Start a conversation when no command is given (-cnv, -no-cnv)
+    /// Start a conversation (-cnv) or continue raw text (-no-cnv)
     ///
-    /// By default, a conversation starts on a terminal if the model has a chat template.
+    /// Default without a command: a conversation on a terminal if there is a chat template.
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_CONVERSATION")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
@@ -54,8 +54,8 @@ pub(crate) struct ConversationArgs {
 pub(crate) struct TemplateArgs {
     /// The chat template: a known name such as chatml, or Jinja text
     ///
-    /// A name refers to a template of the model file first, then to the built-in layouts. A text
-    /// with spaces or tags is a template.
+    /// A name selects a template of the model file, or else a built-in template. A text with spaces
+    /// or tags is a template.
     #[arg(long, value_name = "NAME|JINJA", env = "THERMOCLINE_ARG_CHAT_TEMPLATE")]
     #[arg(value_parser = template)]
     pub(crate) chat_template: Option<TemplateChoice>,
@@ -108,7 +108,7 @@ pub(crate) enum ReasoningWhen {
 /// A chat template that the user chose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TemplateChoice {
-    /// The model file's template of this name, else the built-in layout of this name.
+    /// The model file's template of this name, else the built-in template.
     Named(String),
     /// Jinja text.
     Source(String),
@@ -168,7 +168,7 @@ impl ConversationArgs {
 }
 
 impl TemplateArgs {
-    /// Replaces the file flag by the file's text.
+    /// Replaces the file flag with the file's text.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -184,7 +184,7 @@ impl TemplateArgs {
         self.chat_template.is_some() || self.chat_template_file.is_some()
     }
 
-    /// The template's variables. --chat-template-kwargs overrides --reasoning.
+    /// The template's variables. --chat-template-kwargs overrides the reasoning flags.
     pub(crate) fn variables(&self) -> Variables {
         let thinks = match self.reasoning {
             _ if self.reasoning_budget == 0 => Some(false),

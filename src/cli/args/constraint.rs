@@ -7,7 +7,7 @@ use constrain::Grammar;
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// llama.cpp's flags about structured output. The last one on the command line counts.
+/// llama.cpp's flags about structured output. The last one given overrides the others.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Structured output")]
 pub(crate) struct ConstraintArgs {
@@ -30,7 +30,7 @@ pub(crate) struct ConstraintArgs {
 }
 
 impl ConstraintArgs {
-    /// Replaces file flags by the files' texts.
+    /// Replaces file flags with the files' texts.
     ///
     /// # Errors
     /// A file that cannot be read.

@@ -60,7 +60,6 @@ static CONTAINERS: [Choice<Container>; 2] = [
 ];
 
 impl ConvertArgs {
-    /// The conversion that these flags describe.
     pub(crate) fn job(&self) -> Conversion {
         Conversion {
             folder: self.model_folder.clone(),
@@ -112,7 +111,6 @@ pub(crate) struct QuantizeArgs {
 }
 
 impl QuantizeArgs {
-    /// The quantisation that these flags describe.
     pub(crate) fn job(&self) -> Quantization {
         Quantization {
             input: self.input.clone(),
@@ -172,7 +170,6 @@ pub(crate) struct SplitArgs {
 const MAX_TENSORS: usize = 128;
 
 impl SplitArgs {
-    /// The limit on the tensors of each file.
     pub(crate) fn limit(&self) -> Limit {
         self.split_max_size.or(self.split_max_tensors).unwrap_or(Limit::Tensors(MAX_TENSORS))
     }

@@ -25,7 +25,7 @@ pub(crate) struct DeviceArgs {
     /// Use only this device, counted from 0 (-mg)
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_MAIN_GPU")]
     pub(crate) main_gpu: Option<usize>,
-    /// Hard limit of device memory: 8GiB, 8192MiB, 80%, or a number of GiB
+    /// Hard limit on device memory: 8GiB, 8192MiB, 80%, or a number of GiB
     ///
     /// The limit includes the driver's own memory; -1 is the free memory minus a margin. One value
     /// applies to each device; colons separate one value per device: 2:4. `bench` runs each
@@ -73,7 +73,7 @@ static BACKENDS: [Choice<BackendChoice>; 5] = [
 ];
 
 impl DeviceArgs {
-    /// The device options of a single run. The last --backend value counts.
+    /// The device options of a single run. The last --backend value applies.
     pub(crate) fn options(&self) -> DeviceOptions {
         let wanted_layers = match self.n_gpu_layers {
             Some(Layers::Whole(n)) => Some(n),
@@ -110,7 +110,7 @@ impl DeviceArgs {
             adapt: !self.no_adapt,
             remeasure: self.reset_gpu_index,
             expected_by: expected_by.map(|(flag, _)| flag).collect(),
-            without_layers: wanted_layers != whole_layers,
+            layers_ignored: wanted_layers != whole_layers,
         }
     }
 

@@ -4,8 +4,8 @@
 //!
 //! Names, values and defaults are llama.cpp's where llama.cpp has them. [`super::words`] expands
 //! short flags of several letters (`-ngl`) before clap sees them; [`super::llama`] handles
-//! llama.cpp flags without an equivalent here. Every flag except input text also has an environment
-//! variable: llama.cpp's name with `THERMOCLINE_` instead of `LLAMA_`.
+//! llama.cpp flags without an equivalent here. Most flags also have an environment variable, named
+//! as in llama.cpp, with `THERMOCLINE_` instead of `LLAMA_`.
 
 mod bench;
 mod chat;
@@ -36,7 +36,7 @@ pub(crate) use predictor::{PredictorArgs, TrainingArgs};
 pub(crate) use processor::{ProcessorArgs, mask};
 pub(crate) use profile::{ProfileArgs, ProfileSourceArgs};
 pub(crate) use reports::{CacheAction, CacheArgs, CompletionsArgs, InfoArgs, TokenizeArgs};
-pub(crate) use run::{Keep, Length, RunArgs};
+pub(crate) use run::{KeptTokens, Length, RunArgs};
 pub(crate) use sampling::SamplingArgs;
 pub(crate) use serve::ServeArgs;
 
@@ -72,8 +72,8 @@ pub(crate) enum Command {
     Chat(Box<RunArgs>),
     /// Serve a model over HTTP to clients of OpenAI, Anthropic and llama-server
     ///
-    /// It listens at once; requests are answered by 503 until the model is loaded. docs/server.md
-    /// lists endpoints and fields.
+    /// The server listens at once, and answers 503 until the model is loaded. docs/server.md lists
+    /// endpoints and fields.
     Serve(Box<ServeArgs>),
     /// Show what a model file contains, without running it
     Info(InfoArgs),
@@ -82,7 +82,7 @@ pub(crate) enum Command {
     /// Lists are `4,8`, `1-8`, `1-9+2` or `1-8*2`; a flag may be repeated. Every combination is
     /// measured, including --backend and --vram-budget. device_bytes is the memory per device,
     /// itemised as in `plan`: on the CPU the allocations and the mapped weights that are read, on
-    /// other devices the peak of the ledger and the driver's reserve.
+    /// other devices the peak of all allocations and the driver's reserve.
     Bench(Box<BenchArgs>),
     /// Show where a model would be placed and how fast it would run, without loading it
     Plan(Box<PlanArgs>),
@@ -92,7 +92,7 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Measure quality: perplexity, and divergence of the sparse run from the dense one
     ///
-    /// As in llama-perplexity, the second half of each chunk of the context size is evaluated.
+    /// As in llama-perplexity, the second half of each context-sized chunk is evaluated.
     Perplexity(Box<PerplexityArgs>),
     /// Train a predictor of skippable neurons, for --sparsity balanced and fast
     ///

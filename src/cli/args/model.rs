@@ -19,7 +19,7 @@ use std::path::PathBuf;
 pub(crate) struct ModelArgs {
     /// GGUF file; default: the built-in story model
     ///
-    /// Of a split model, give the first file.
+    /// For a split model, give the first file.
     #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// Context size in tokens

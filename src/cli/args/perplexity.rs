@@ -7,8 +7,8 @@ use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
-/// Measure quality on a text. As in llama-perplexity, the second half of each chunk of the context
-/// size is evaluated.
+/// Measure quality on a text. As in llama-perplexity, the second half of each context-sized chunk
+/// is evaluated.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Measurement")]
 pub(crate) struct PerplexityArgs {

@@ -97,7 +97,6 @@ impl TrainingArgs {
         self.file.as_deref().map(read_file).transpose()
     }
 
-    /// The training settings.
     pub(crate) fn settings(&self) -> Settings {
         Settings {
             kind: self.kind,

@@ -43,7 +43,6 @@ static NUMA: [Choice<Numa>; 3] = [
     choice("numactl", "As configured by numactl", Numa::Numactl),
 ];
 
-/// Maps llama.cpp's priority numbers.
 fn priority(n: i8) -> Priority {
     match n {
         ..=-1 => Priority::Low,
@@ -63,7 +62,7 @@ impl ProcessorArgs {
         cpus.sort_unstable();
         cpus.dedup();
         Processor {
-            // An empty mask selects nothing, as in llama.cpp.
+            // An empty mask sets no affinity, as in llama.cpp.
             cpus: (!cpus.is_empty()).then_some(cpus),
             strict: self.cpu_strict,
             priority: self.prio,
@@ -88,7 +87,7 @@ mod tests {
     use crate::cli::parse::{cpu_mask, cpu_range};
 
     #[test]
-    fn mask_and_range_add_up() {
+    fn mask_and_range_are_combined() {
         let args = ProcessorArgs {
             cpu_mask: cpu_mask("0x11").ok(),
             cpu_range: cpu_range("3-5").ok(),

@@ -23,7 +23,7 @@ pub(crate) struct InfoArgs {
 /// Show the token ids of a text, like llama-tokenize.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TokenizeArgs {
-    /// GGUF file, a vocabulary is enough; default: the built-in story model
+    /// GGUF file (a vocabulary is enough); default: the built-in story model
     #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// The text to tokenize

@@ -48,7 +48,7 @@ pub(crate) struct RunArgs {
     /// Stop before this text; may be repeated
     #[arg(short, long, value_name = "TEXT", env = "THERMOCLINE_ARG_STOP", visible_alias = "stop")]
     pub(crate) reverse_prompt: Vec<String>,
-    /// When the context is full, drop the older half of the text and continue
+    /// When the context is full, drop the older half of the tokens and continue
     #[arg(
         long,
         value_name = "on|off",
@@ -60,14 +60,14 @@ pub(crate) struct RunArgs {
     pub(crate) context_shift: bool,
     /// Number of prompt tokens that a context shift keeps; -1 keeps all
     ///
-    /// In a conversation, everything before the first message is always kept.
+    /// In a conversation, everything before the first user message is always kept.
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_KEEP", default_value = "0")]
     #[arg(value_parser = clap::value_parser!(i32).range(-1..).map(keep))]
-    pub(crate) keep: Keep,
+    pub(crate) keep: KeptTokens,
     /// Reuse the computed prompt in this file, and update it
     ///
-    /// A run that begins with the same tokens does not compute them again. The file belongs to the
-    /// model.
+    /// A run that begins with the same tokens does not compute them again. The file is valid only
+    /// for the same model.
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_PROMPT_CACHE")]
     pub(crate) prompt_cache: Option<PathBuf>,
     /// Also keep generated tokens in the file of --prompt-cache
@@ -108,9 +108,8 @@ pub(crate) struct RunArgs {
     pub(crate) trace: Option<PathBuf>,
     /// Collect profiles and train predictors automatically (--no-auto-profile)
     ///
-    /// For a model without a profile, a short profile is collected after the text, in at most one
-    /// second. If --sparsity needs a predictor or thresholds that do not exist yet, they are
-    /// trained first.
+    /// Until the model has a profile, each run ends by collecting a part of it, for at most a
+    /// second. Before a run, missing predictors or thresholds that --sparsity needs are trained.
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_AUTO_PROFILE", default_value = "on")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
@@ -158,21 +157,21 @@ impl Length {
 
 /// `--keep`: the tokens that a context shift keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Keep {
+pub(crate) enum KeptTokens {
     /// The whole prompt.
     Prompt,
     /// This number of tokens from the start of the prompt.
     Tokens(u32),
 }
 
-fn keep(n: i32) -> Keep {
-    u32::try_from(n).map_or(Keep::Prompt, Keep::Tokens)
+fn keep(n: i32) -> KeptTokens {
+    u32::try_from(n).map_or(KeptTokens::Prompt, KeptTokens::Tokens)
 }
 
 impl RunArgs {
     /// Reads the files that flags name and replaces escapes. Afterwards `prompt`, `reverse_prompt`,
-    /// `system_prompt` and `chat_template` hold the final texts. Call it once: escapes would be
-    /// replaced twice.
+    /// `system_prompt` and `chat_template` hold the final texts. Call it once: a second call would
+    /// replace escapes again.
     ///
     /// # Errors
     /// A file that cannot be read; escapes that produce invalid UTF-8.

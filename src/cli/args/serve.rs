@@ -60,7 +60,7 @@ pub(crate) struct ServeArgs {
     /// Web pages that may use the server: off, localhost, *, or origins
     ///
     /// Origins such as https://example.org are separated by commas. The server's own page needs
-    /// nothing.
+    /// no entry.
     #[arg(long, value_name = "ORIGINS", env = "THERMOCLINE_ARG_CORS_ORIGINS")]
     #[arg(default_value = "off", value_parser = cors)]
     pub(crate) cors_origins: Cors,
@@ -102,7 +102,7 @@ pub(crate) struct ServeArgs {
     /// How embeddings are pooled; default: as the model file says, else mean
     #[arg(long, value_name = "HOW", env = "THERMOCLINE_ARG_POOLING", value_parser = one_of(&POOLINGS))]
     pub(crate) pooling: Option<Pooling>,
-    /// No effect: embeddings are always served
+    /// No effect: embeddings are served by default
     #[arg(long, alias = "embedding", env = "THERMOCLINE_ARG_EMBEDDINGS", value_parser = boolish())]
     pub(crate) embeddings: bool,
     /// Require a model that ranks documents, and serve no embeddings
@@ -160,7 +160,7 @@ pub(crate) struct ServeArgs {
 }
 
 static LOG_FORMATS: [Choice<LogFormat>; 2] = [
-    choice("text", "Words", LogFormat::Text),
+    choice("text", "Text", LogFormat::Text),
     choice("json", "One JSON object per line", LogFormat::Json),
 ];
 
@@ -172,7 +172,7 @@ static POOLINGS: [Choice<Pooling>; 5] = [
     choice("none", "A vector for each token, for /embedding", Pooling::None),
 ];
 
-/// The engine keeps one row of recurrent state per sequence.
+/// At most 256, because the engine keeps a state slot for each sequence.
 fn parallel() -> impl TypedValueParser<Value = NonZeroU32> {
     let count = clap::value_parser!(u32).range(1..=256);
     count.map(|n| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN))
@@ -198,16 +198,16 @@ fn cors(text: &str) -> Result<Cors, Failure> {
 }
 
 impl ServeArgs {
-    /// Reads the files that flags name.
+    /// Reads the files that flags name, and sets the pooling of `--reranking`.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// A file that cannot be read or has no API key; another `--pooling` with `--reranking`.
     pub(crate) fn resolve(mut self) -> Result<Self, Failure> {
         self.template = self.template.resolve()?;
         if self.reranking && self.pooling.replace(Pooling::Rank).is_some_and(|p| p != Pooling::Rank)
         {
             return Err(Failure::usage("--reranking needs --pooling rank")
-                .help("remove one of the two flags"));
+                .help("remove --reranking or --pooling"));
         }
         if let Some(path) = self.api_key_file.take() {
             let keys = std::fs::read_to_string(&path).map_err(|e| {
@@ -225,7 +225,6 @@ impl ServeArgs {
         Ok(self)
     }
 
-    /// The options of the runtime.
     pub(crate) fn options(&self) -> Options {
         Options { n_parallel: self.parallel, ..self.model.options() }
     }
@@ -305,7 +304,7 @@ mod tests {
     fn parsed(line: &[&str]) -> Result<ServeArgs, clap::Error> {
         let words = [&["thermocline", "serve"][..], line].concat();
         let Command::Serve(args) = Cli::try_parse_from(words)?.command else {
-            panic!("serve was parsed");
+            panic!("the parsed command is not serve");
         };
         Ok(*args)
     }
@@ -323,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn origins_are_off_unless_set() {
+    fn cors_is_off_by_default() {
         let cors = |line: &[&str]| config(line).cors;
         assert_eq!(cors(&[]), Cors::Off);
         assert_eq!(cors(&["--cors-origins", "localhost"]), Cors::Localhost);

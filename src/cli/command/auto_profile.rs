@@ -14,7 +14,7 @@ use runtime::Computation;
 /// The source recorded in an automatic profile.
 pub(in crate::cli) const SOURCE: &str = "use";
 /// Tokens of a complete automatic profile.
-const WANTED: u64 = 2048;
+const TARGET_TOKENS: u64 = 2048;
 /// Fewer tokens than this are not worth a file.
 const MIN_TOKENS: usize = 32;
 /// Tokens profiled between two checks of the clock.
@@ -24,16 +24,13 @@ const MIN_TIME: Duration = Duration::from_millis(100);
 /// Maximum time that profiling may take.
 const MAX_TIME: Duration = Duration::from_secs(1);
 
-/// A finished run.
 pub(super) struct FinishedRun<'a> {
-    /// The tokens of the run.
     pub(super) tokens: &'a [u32],
-    /// The duration of the run.
     pub(super) took: Duration,
 }
 
-/// Profiles some tokens of a run if the model can skip neurons and lacks a profile. Failures are
-/// printed with `-v` and have no other effect.
+/// Profiles some tokens of a run if firing counts are useful for the model and its profile is
+/// missing or unfinished. Failures are only printed.
 pub(super) fn profile_run(
     used: &FinishedRun<'_>,
     engine: &mut Engine,
@@ -42,7 +39,7 @@ pub(super) fn profile_run(
     terminal: &Terminal,
 ) {
     let Some(folder) = computation.folder() else { return };
-    let n = affordable_tokens(used.tokens.len(), used.took).min(WANTED as usize);
+    let n = affordable_tokens(used.tokens.len(), used.took).min(TARGET_TOKENS as usize);
     let model = engine.shared_model();
     // Thresholds alone give no useful firing counts; exact zeros and routed experts do.
     let counts = engine.is_sparse() && model.is_exactly_sparse() || model.experts().is_some();
@@ -64,7 +61,7 @@ pub(super) fn profile_run(
     let mut profile = match found {
         Some(profile) if profile.source() != SOURCE || profile.is_finished() => return,
         Some(profile) => profile,
-        None => Profile::counts(&model, SOURCE, WANTED),
+        None => Profile::counts(&model, SOURCE, TARGET_TOKENS),
     };
     let mut gatherer = Gatherer::counting(&model);
     let mut sequence = engine.open();
@@ -97,7 +94,7 @@ pub(super) fn profile_run(
         Err(error) => terminal.detail(&format!("the profile was not saved: {error}")),
         Ok(false) => terminal.detail("another process saved a profile in the meantime; keeping that one"),
         Ok(true) if is_new => terminal.note(&format!(
-            "collecting an activation profile ({WANTED} tokens in all) in {}; disable with --no-auto-profile; `thermocline profile` makes a full one",
+            "collecting an activation profile ({TARGET_TOKENS} tokens in all) in {}; disable with --no-auto-profile; `thermocline profile` makes a full one",
             path.display()
         )),
         Ok(true) => {

@@ -15,7 +15,7 @@ use std::path::Path;
 /// Converts a Hugging Face folder to a GGUF file.
 ///
 /// # Errors
-/// An invalid folder; no output file is left behind.
+/// An invalid folder, an output file that exists; no partial output file is left behind.
 pub(crate) fn convert(args: &ConvertArgs, terminal: &Terminal) -> Result<(), Failure> {
     let job = args.job();
     let summary = with_bar("converting", terminal, |progress| job.run(progress))?;
@@ -25,7 +25,7 @@ pub(crate) fn convert(args: &ConvertArgs, terminal: &Terminal) -> Result<(), Fai
 /// Copies a model file with its weights quantised to another type.
 ///
 /// # Errors
-/// An unsupported type, a file that cannot be read; no output file is left behind.
+/// An unsupported type, a file that cannot be read; no partial output file is left behind.
 pub(crate) fn quantize(args: &QuantizeArgs, terminal: &Terminal) -> Result<(), Failure> {
     let job = args.job();
     let summary = with_bar("quantising", terminal, |progress| job.run(progress))?;
@@ -127,7 +127,6 @@ fn is_os_error(error: &Error) -> bool {
     matches!(error, Error::Io { .. }) || problem(error).is_some_and(of_output)
 }
 
-/// The `help:` line.
 fn help(error: &Error) -> Option<String> {
     if let Error::Architecture { known, .. } = error {
         return Some(format!("supported architectures: {}", known.join(", ")));

@@ -7,7 +7,7 @@ use crate::devices::{self, Candidate};
 use hal::{Bytes, MemoryReport};
 use serde_json::json;
 
-/// Prints the names of the usable devices, in llama.cpp's form.
+/// Prints the name and description of each device, in llama.cpp's form.
 ///
 /// # Errors
 /// Standard output cannot be written.

@@ -14,10 +14,9 @@ use serde_json::{Value, json};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-/// The format in which devices are measured: the smallest that all backends support.
+/// The format of the weights with which devices are measured; all backends support it.
 const FORMAT: Format = Format::Q4_0;
 
-/// One device and its measurements.
 struct DeviceReport {
     name: String,
     description: String,
@@ -26,7 +25,7 @@ struct DeviceReport {
     read: Option<f64>,
     speed: Result<Speed, String>,
     /// Features of the device that its backend uses.
-    ways: Vec<String>,
+    features: Vec<String>,
     remarks: Vec<String>,
 }
 
@@ -50,7 +49,7 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
                 memory: MemoryReport::default(),
                 read: None,
                 speed: Err(format!("the device cannot be opened: {error}")),
-                ways: Vec::new(),
+                features: Vec::new(),
                 remarks: Vec::new(),
             },
         });
@@ -128,7 +127,7 @@ fn device(name: &str, description: &str, backend: &Arc<dyn Backend>) -> DeviceRe
         memory,
         read: None,
         speed,
-        ways: backend.feature_notes(),
+        features: backend.feature_notes(),
         remarks,
     }
 }
@@ -169,7 +168,7 @@ impl DeviceReport {
             }
             Err(why) => lines.push(format!("  not measured: {why}")),
         }
-        lines.extend(self.ways.iter().chain(&self.remarks).map(|line| format!("  {line}")));
+        lines.extend(self.features.iter().chain(&self.remarks).map(|line| format!("  {line}")));
         lines.iter().map(|line| printable(line) + "\n").collect()
     }
 
@@ -188,7 +187,7 @@ impl DeviceReport {
             "refill_seconds": speed.map(|speed| speed.refill),
             "prompt_bytes_per_second": speed.map(|speed| speed.prompt),
             "upload_bytes_per_second": speed.map(|speed| speed.upload),
-            "ways": self.ways,
+            "ways": self.features,
             "error": self.speed.as_ref().err(),
             "remarks": self.remarks,
         })

@@ -14,14 +14,16 @@ use crate::profile::Profile;
 use runtime::{Opened, Runtime, Sparsity, has_predictor};
 use std::path::Path;
 
-/// Number of tokens of the text that are used: enough to compute thresholds or the biases of a sign
+/// Number of tokens taken from the text: enough to compute thresholds or the biases of a sign
 /// predictor, within seconds.
 const TOKENS: usize = 8192;
-/// Target for the relative error of a block's output; the default of `predictor --target`.
+/// Target for the relative error of a feed-forward block's output, the default of
+/// `predictor --target`.
 const TARGET: f32 = 0.05;
 
-/// Trains the missing predictor or thresholds, once per model. If the model does not support any
-/// predictor, the code that opens the predictor later reports the error.
+/// Trains the missing predictor or thresholds, once per model; collects a missing profile first. If
+/// the model does not support any predictor, the code that opens the predictor later reports the
+/// error.
 ///
 /// # Errors
 /// Errors of reading, training and saving; Ctrl-C. The same command then resumes the training.

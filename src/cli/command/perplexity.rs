@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Default chunk size in tokens, as in llama-perplexity.
 const DEFAULT_CONTEXT: usize = 512;
 
-/// Measures quality on a text and prints the result.
+/// Measures perplexity on a text, and if requested the divergence from a reference; prints both.
 ///
 /// # Errors
 /// Errors of loading and measuring; a text that is too short; standard output cannot be written.

@@ -31,7 +31,7 @@ pub(super) struct SourceText<'a> {
     pub(super) why: &'a str,
 }
 
-/// Creates or completes the profile, and prints a report.
+/// Creates, completes or imports the profile, prints a report and, if requested, writes a plot.
 ///
 /// # Errors
 /// Errors of loading, observing and writing; Ctrl-C. The same command then resumes the profile.
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &ProfileArgs, terminal: &Terminal) -> Result<(), Failure
     out.flush()
 }
 
-/// Creates or completes the profile of `opened`, and saves it.
+/// Creates, completes or imports the profile of `opened`, and saves it.
 ///
 /// # Errors
 /// As [`run`].
@@ -69,7 +69,7 @@ pub(super) fn make<'a>(
     interrupt: &Interrupt,
     terminal: &'a Terminal,
 ) -> Result<(ProfileJob<'a>, Profile), Failure> {
-    let place = place(args, opened, runtime)?;
+    let place = output_path(args, opened, runtime)?;
     let job = ProfileJob { args, text, terminal, opened, place };
     let found = job.existing_profile()?;
     let profile = match &args.import {
@@ -90,9 +90,13 @@ pub(super) fn is_automatic(profile: &Profile) -> bool {
 }
 
 /// The file of the profile, existing or new.
-fn place(args: &ProfileSourceArgs, opened: &Opened, runtime: &Runtime) -> Result<PathBuf, Failure> {
+fn output_path(
+    args: &ProfileSourceArgs,
+    opened: &Opened,
+    runtime: &Runtime,
+) -> Result<PathBuf, Failure> {
     if let Some(path) = &args.out {
-        learned::check_place(path)?;
+        learned::check_writable(path)?;
         return Ok(path.clone());
     }
     let folder = runtime.options().computation.folder();
@@ -249,7 +253,7 @@ impl ProfileJob<'_> {
                 "PowerInfer's list: {} neurons account for {:.2} % of the activations; the same number of hottest neurons for {:.2} %\n",
                 index.n_neurons(),
                 100.0 * profile.activation_share(&index.layers),
-                100.0 * profile.carried_by_hottest(index.n_neurons()),
+                100.0 * profile.hottest_share(index.n_neurons()),
             );
         }
         out + &format!("Stored in:         {}\n", self.place.display())
@@ -271,7 +275,7 @@ impl ProfileJob<'_> {
                 "neurons": index.n_neurons(),
                 "vram_capacity": index.vram_capacity,
                 "carried": profile.activation_share(&index.layers),
-                "carried_by_hottest": profile.carried_by_hottest(index.n_neurons()),
+                "carried_by_hottest": profile.hottest_share(index.n_neurons()),
             })),
         })
     }

@@ -54,7 +54,7 @@ pub(super) fn restore(path: &Path, bytes: &[u8], engine: &mut Engine) -> Result<
 }
 
 /// Writes the sequence to the file of `--prompt-cache`: its first `n_prompt` tokens, or all of them
-/// with `--prompt-cache-all`.
+/// with `--prompt-cache-all`. Does nothing with `--prompt-cache-ro`.
 ///
 /// # Errors
 /// Device errors; a file that cannot be written.

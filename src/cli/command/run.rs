@@ -10,13 +10,13 @@ use super::first_use;
 use super::prompt_cache;
 use super::structured::Structured;
 use super::trace::Trace;
-use crate::cli::args::{Keep, Length, ModelArgs, RunArgs};
+use crate::cli::args::{KeptTokens, Length, ModelArgs, RunArgs};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
 use crate::cli::terminal::{PROMPT, Terminal};
 use crate::engine::{Engine, EngineOptions};
-use crate::generate::{Ended, Generator, Report, Settings};
+use crate::generate::{EndReason, Generator, Report, Settings};
 use crate::model::Model;
 use crate::sample::{Sampler, SamplerConfig};
 use crate::tokenizer::Tokenizer;
@@ -25,15 +25,12 @@ use runtime::{Opened, Runtime};
 /// Prompt of the built-in story model if the user gives none.
 const STORY: &str = "Once upon a time";
 
-/// A loaded model.
 #[derive(Debug)]
 pub(super) struct LoadedModel {
     pub(super) model: Arc<Model>,
     pub(super) tokenizer: Arc<Tokenizer>,
-    /// The context size in tokens.
     pub(super) n_ctx: usize,
     pub(super) engine: Engine,
-    /// The time that loading took.
     pub(super) load: Duration,
 }
 
@@ -62,7 +59,7 @@ pub(super) fn load_model(
     Ok(LoadedModel { model, tokenizer, n_ctx, engine, load: start.elapsed() })
 }
 
-/// Continues a prompt.
+/// Continues a prompt; with `--chat`, answers it as a message.
 ///
 /// # Errors
 /// The model cannot be loaded, the prompt does not fit, or Ctrl-C.
@@ -108,11 +105,11 @@ fn continue_prompt(args: &RunArgs, trace: &Trace, terminal: &Terminal) -> Result
     let report = generator.resume_with(&mut sequence, &prompt, constraint, emit)?;
     let _ = shown.piece(&end_of(&report, args.special, &tokenizer));
     shown.end()?;
-    if report.ended == Ended::ContextFull {
+    if report.ended == EndReason::ContextFull {
         let help = if args.context_shift {
             "a smaller --keep lets --context-shift continue"
         } else {
-            "--context-shift drops the oldest text and continues"
+            "--context-shift drops the oldest tokens and continues"
         };
         terminal
             .note(&format!("the context of {n_ctx} tokens is full; -c sets a larger one, {help}"));
@@ -129,10 +126,12 @@ fn continue_prompt(args: &RunArgs, trace: &Trace, terminal: &Terminal) -> Result
         auto_profile::profile_run(&used, &mut engine, computation, interrupt.flag(), terminal);
     }
     match report.ended {
-        Ended::Interrupted => Err(Failure::interrupted()),
-        Ended::EndOfText | Ended::Length | Ended::Stop | Ended::ContextFull | Ended::Closed => {
-            Ok(())
-        }
+        EndReason::Interrupted => Err(Failure::interrupted()),
+        EndReason::EndOfText
+        | EndReason::Length
+        | EndReason::Stop
+        | EndReason::ContextFull
+        | EndReason::Closed => Ok(()),
     }
 }
 
@@ -206,9 +205,9 @@ pub(super) fn settings(args: &RunArgs, n_prompt: usize) -> Settings {
         n_predict: args.predict.tokens(),
         context_shift: args.context_shift && args.predict != Length::FillContext,
         n_keep: match args.keep {
-            Keep::Prompt => n_prompt,
+            KeptTokens::Prompt => n_prompt,
             // Always keep the BOS token, because models produce nonsense without it.
-            Keep::Tokens(n) => (n as usize).clamp(1, n_prompt),
+            KeptTokens::Tokens(n) => (n as usize).clamp(1, n_prompt),
         },
         stops: args.reverse_prompt.clone(),
         end_of_text: !args.sampling.ignore_eos,
@@ -256,7 +255,7 @@ impl TextOutput {
         }
     }
 
-    /// Ends the line on a terminal. A file gets the text unchanged.
+    /// Ends an open line on a terminal; files and pipes get the text unchanged.
     fn end(&mut self) -> Result<(), Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);

@@ -15,12 +15,12 @@ use crate::engine::EngineOptions;
 use hal::Bytes;
 use runtime::{Opened, Runtime};
 use scheduler::{Pooling, SchedulerOptions};
-use serve::{Handle, LogSink, Served, Server};
+use serve::{Handle, LogSink, ServedModel, Server};
 
 /// Interval between two checks for a signal.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum time for writing idle sequences to the disk cache at shutdown.
-const SPILL: Duration = Duration::from_secs(10);
+const MAX_SPILL_TIME: Duration = Duration::from_secs(10);
 
 /// Listens, loads the model, and serves until SIGTERM or Ctrl-C.
 ///
@@ -43,9 +43,9 @@ pub(crate) fn run(args: &ServeArgs, terminal: &Terminal) -> Result<(), Failure> 
     })?;
     // While the model loads, there are no requests to finish, so a signal exits at once.
     let served = {
-        let loading = Loading::watch(&interrupt);
+        let loading = ExitOnSignal::watch(&interrupt);
         let served = load(args, terminal);
-        loading.done();
+        loading.stop();
         served
     };
     let served = match served {
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &ServeArgs, terminal: &Terminal) -> Result<(), Failure> 
     handle.ready(Arc::clone(&served));
     terminal.note(&format!("ready on {urls}; Ctrl-C stops"));
     while !interrupt.is_set() && !serving.is_finished() {
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
     stop(&handle, &served, terminal);
     match serving.join() {
@@ -70,14 +70,14 @@ pub(crate) fn run(args: &ServeArgs, terminal: &Terminal) -> Result<(), Failure> 
 }
 
 /// Shuts down: open requests may finish, then the scheduler stops.
-fn stop(handle: &Handle, served: &Served, terminal: &Terminal) {
+fn stop(handle: &Handle, served: &ServedModel, terminal: &Terminal) {
     terminal.note("stopping: open requests may finish; a second signal exits at once");
     handle.stop();
-    served.stop(SPILL);
+    served.stop(MAX_SPILL_TIME);
 }
 
 /// Opens and loads the model, and starts the scheduler.
-fn load(args: &ServeArgs, terminal: &Terminal) -> Result<Served, Failure> {
+fn load(args: &ServeArgs, terminal: &Terminal) -> Result<ServedModel, Failure> {
     let runtime = Runtime::new(args.options(), terminal.observer())?;
     let Opened { model, tokenizer } = runtime.open(args.model.model.as_deref())?;
     let defaults = args.defaults();
@@ -101,7 +101,7 @@ fn load(args: &ServeArgs, terminal: &Terminal) -> Result<Served, Failure> {
     };
     let others = runtime.machine().others.iter().map(|other| other.reserve());
     let reserves: Vec<Bytes> = [Bytes(0)].into_iter().chain(others).collect();
-    Served::start(engine, Arc::new(tokenizer), dialogue, defaults, options, &reserves)
+    ServedModel::start(engine, Arc::new(tokenizer), dialogue, defaults, options, &reserves)
         .map_err(|e| Failure::chain(Exit::Failed, &e))
 }
 
@@ -117,10 +117,10 @@ fn sink(terminal: &Terminal) -> LogSink {
 }
 
 /// Exits the process on a signal while the model loads.
-struct Loading(Arc<AtomicBool>);
+struct ExitOnSignal(Arc<AtomicBool>);
 
-impl Loading {
-    fn watch(interrupt: &Interrupt) -> Loading {
+impl ExitOnSignal {
+    fn watch(interrupt: &Interrupt) -> ExitOnSignal {
         let done = Arc::new(AtomicBool::new(false));
         let (interrupt, ended) = (interrupt.clone(), Arc::clone(&done));
         let watch = move || {
@@ -128,15 +128,15 @@ impl Loading {
                 if interrupt.is_set() {
                     std::process::exit(0);
                 }
-                thread::sleep(LOOK);
+                thread::sleep(POLL_INTERVAL);
             }
         };
         // If the thread cannot be spawned, a second signal still exits.
         drop(thread::Builder::new().name("signals".to_owned()).spawn(watch));
-        Loading(done)
+        ExitOnSignal(done)
     }
 
-    fn done(self) {
+    fn stop(self) {
         self.0.store(true, Ordering::Release);
     }
 }

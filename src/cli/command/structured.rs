@@ -8,7 +8,7 @@ use crate::sample::Constraint;
 use crate::tokenizer::Tokenizer;
 use constrain::{Grammar, Limits, Vocabulary};
 
-/// A grammar for the texts of a model.
+/// A grammar, and the vocabulary for which it is compiled.
 #[derive(Debug)]
 pub(super) struct Structured {
     vocabulary: Vocabulary,

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct Trace(Option<(PathBuf, Arc<Mutex<TraceFile>>)>);
 
 impl Trace {
-    /// Creates the file; without `path`, nothing is recorded.
+    /// Starts a trace that [`Trace::finish`] completes; without `path`, nothing is recorded.
     ///
     /// # Errors
     /// The file cannot be written. Call this before loading a model, so that the error comes early.

@@ -8,7 +8,7 @@ use super::{Expr, Rule, Rules};
 use crate::{Error, Limits};
 
 /// The largest number in `{m,n}`; llama.cpp has the same limit.
-const MOST_REPEATED: u32 = 2000;
+const MAX_REPEATED: u32 = 2000;
 
 pub(super) fn parse(text: &str, tokenizer: &Tokenizer, limits: &Limits) -> Result<Rules, Error> {
     let chars = text.chars().collect();
@@ -34,7 +34,7 @@ struct Parser<'a> {
     line: usize,
     rules: Vec<Rule>,
     names: HashMap<String, usize>,
-    /// Open parentheses.
+    /// Number of open parentheses.
     depth: usize,
     tokenizer: &'a Tokenizer,
     limits: &'a Limits,
@@ -262,8 +262,8 @@ impl Parser<'_> {
         }
         let digits: String = self.chars[start..self.at].iter().collect();
         match digits.parse() {
-            Ok(n) if n <= MOST_REPEATED => Ok(n),
-            _ => self.error(format!("{digits} repetitions, the limit is {MOST_REPEATED}")),
+            Ok(n) if n <= MAX_REPEATED => Ok(n),
+            _ => self.error(format!("{digits} repetitions, the limit is {MAX_REPEATED}")),
         }
     }
 

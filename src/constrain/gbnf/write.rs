@@ -145,7 +145,7 @@ impl Writer {
         }
     }
 
-    /// Writes one terminal for consecutive regular expressions, and returns its name.
+    /// A symbol for consecutive regular expressions: `""`, a rule's name, or a new terminal.
     fn regular_run(&mut self, run: &[Expr]) -> String {
         match run {
             [only] if is_empty(only) => return r#""""#.into(),

@@ -7,7 +7,7 @@ use text::chat::{CallDelta, CallFormat, CallParser, Reasoning, ReplyPart, Tool};
 
 use super::validate::is_valid;
 use super::{VOCABULARY, random_text, vocabulary};
-use crate::{Grammar, Limits, ToolCalls, ToolChoice, Vocabulary};
+use crate::{Error, Grammar, Limits, ToolCalls, ToolChoice, Vocabulary};
 
 fn tools() -> Vec<Tool> {
     vec![
@@ -57,8 +57,8 @@ fn calls(format: CallFormat, text: &str) -> Option<Vec<(String, Value)>> {
     calls.into_iter().map(|(name, text)| Some((name, serde_json::from_str(&text).ok()?))).collect()
 }
 
-/// The marks as control tokens; gpt-oss also has the tokens by which `<|end|>` is known not to end
-/// its text.
+/// The format's markers. gpt-oss also needs `<|call|>` and `<|return|>`: with them in the
+/// vocabulary, `<|end|>` does not end the text.
 fn marks(format: CallFormat) -> Vec<&'static str> {
     let is_harmony = format == CallFormat::Harmony;
     let more: &[&str] = if is_harmony { &["<|call|>", "<|return|>"] } else { &[] };
@@ -114,7 +114,7 @@ fn every_allowed_text_is_a_call() {
 }
 
 #[test]
-fn parallel_calls_are_allowed_if_wanted() {
+fn parallel_calls_must_be_enabled() {
     for format in CallFormat::ALL.into_iter().filter(|format| *format != CallFormat::Harmony) {
         let text = two_calls(format);
         let accepts = |parallel| {
@@ -199,5 +199,45 @@ fn text_is_unconstrained_until_a_call() {
                 "{format:?}"
             );
         }
+    }
+}
+
+/// The values of string parameters in XML have no quotes, but obey their schemas.
+#[test]
+fn strings_in_xml_obey_their_schema() {
+    let call = |schema: Value, text: &str| {
+        let parameters = json!({"type": "object", "properties": {"a": schema}, "required": ["a"]});
+        let tool = Tool { name: "f".into(), parameters };
+        let grammar = Grammar::ToolCalls(ToolCalls {
+            format: CallFormat::QwenXml,
+            tools: vec![tool],
+            choice: ToolChoice::Required,
+            parallel: false,
+        });
+        let constraint = VOCABULARY.compile(&grammar, &Limits::default())?;
+        let text = format!(
+            "<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
+        );
+        Ok::<bool, Error>(super::accepts(&VOCABULARY, constraint, &text))
+    };
+    let word = json!({"type": "string", "minLength": 2, "maxLength": 4});
+    let path = json!({"type": "string", "pattern": "^[a-z/]+$", "maxLength": 9});
+    let inside = json!({"type": "string", "pattern": "b[^a]"});
+    for (schema, text, expected) in [
+        (&word, "ab", true),
+        (&word, "abcd", true),
+        (&word, "a", false),
+        (&word, "abcde", false),
+        (&path, "a/b", true),
+        (&path, "A", false),
+        (&path, "a/b/c/d/e/f", false),
+        (&inside, "xx\nbc<", true),
+        (&inside, "ba", false),
+    ] {
+        assert_eq!(call(schema.clone(), text).unwrap(), expected, "{schema}: {text}");
+    }
+    for pattern in ["^a|b$", "a^b", "(^a)"] {
+        let refused = call(json!({"type": "string", "pattern": pattern}), "a").unwrap_err();
+        assert!(refused.to_string().contains(pattern), "{refused}");
     }
 }

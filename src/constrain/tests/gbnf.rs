@@ -37,7 +37,7 @@ ws ::= | " " | "\n" [ \t]{0,20}
 "#;
 
 #[test]
-fn the_syntax() {
+fn documented_syntax_is_accepted() {
     check(
         &gbnf("root ::= \"a\" b? # comment\nb ::= [x-z]+ | \"\\x41\\u00e9\\n\""),
         &["a", "axyz", "aAé\n"],
@@ -56,7 +56,7 @@ fn the_syntax() {
 }
 
 #[test]
-fn recursion() {
+fn recursive_rules_match() {
     check(&gbnf("root ::= \"(\" root \")\" | \"x\""), &["x", "((x))"], &["(x", "()"]);
     let sum = "root ::= term ([-+] term)*\nterm ::= num | \"(\" root \")\"\nnum ::= [0-9]+";
     check(&gbnf(sum), &["1", "12+(3-4)", "((7))"], &["1+", "(1", "1)"]);
@@ -77,7 +77,7 @@ castle ::= "O-O" "-O"?
 "#;
 
 #[test]
-fn moves_of_chess() {
+fn chess_moves_match() {
     check(
         &gbnf(CHESS),
         &["1. e4 e5\n2. Nf3 Nc6\n", "1. d4 d5\n2. O-O-O exd8=Q+\n"],
@@ -102,7 +102,7 @@ fn random_texts_of_the_json_grammar_are_json() {
 }
 
 #[test]
-fn tokens_of_the_vocabulary() {
+fn grammars_may_name_tokens() {
     let vocabulary = super::vocabulary(&["<think>", "</think>"]);
     let limits = crate::Limits::default();
     let grammar = gbnf("root ::= <think> !</think>* </think> [a-z]+ | <[301]>");

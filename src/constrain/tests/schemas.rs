@@ -3,10 +3,11 @@
 use std::time::Instant;
 
 use serde_json::{Value, json};
+use text::chat::{CallFormat, Tool};
 
 use super::validate::is_valid;
 use super::{VOCABULARY, check, compile, random_text, try_random_text};
-use crate::{Error, Grammar};
+use crate::{Error, Grammar, ToolCalls, ToolChoice};
 
 fn person() -> Value {
     json!({
@@ -87,11 +88,11 @@ fn random_texts_are_valid() {
         n_without += usize::from(!any);
     }
     assert!(n_finished >= 120, "{n_finished}");
-    assert!(n_without <= 3, "{n_without} schemas without a text that came to an end");
+    assert!(n_without <= 3, "{n_without} schemas without a finished text");
 }
 
 #[test]
-fn other_texts_are_not_accepted() {
+fn invalid_texts_are_rejected() {
     let good = [r#"{"name": "Ada", "age": 36}"#, "{\"name\":\"\",\n  \"age\":0}"];
     let bad = [
         r#"{"name": "Ada"}"#,
@@ -149,6 +150,33 @@ fn unsupported_keywords_are_named() {
     }
 }
 
+/// Patterns whose automaton is too large are refused when the schema is compiled, not in the middle
+/// of a text.
+#[test]
+fn patterns_that_exceed_the_limits_are_refused() {
+    let words = r"^$|(^(?:\S+\s+){0,99}\S+$)";
+    let long = json!({"type": "string", "pattern": words, "minLength": 1, "maxLength": 5000});
+    let schemas = [
+        json!({"type": "object", "properties": {"a": long}}),
+        json!({"$defs": {"a": long}, "type": "array", "items": {"$ref": "#/$defs/a"}}),
+    ];
+    for schema in schemas {
+        let refused = compile(&Grammar::JsonSchema(schema.clone())).map(|_| ()).unwrap_err();
+        assert!(matches!(refused, Error::Schema { .. }), "{refused}");
+        let says = refused.to_string();
+        assert!(says.contains("'pattern'") && says.contains(words), "{says}");
+        let tool = Tool { name: "f".into(), parameters: schema };
+        let wanted = ToolCalls {
+            format: CallFormat::Hermes,
+            tools: vec![tool],
+            choice: ToolChoice::Auto,
+            parallel: true,
+        };
+        let refused = compile(&Grammar::ToolCalls(wanted)).map(|_| ()).unwrap_err();
+        assert!(matches!(refused, Error::Tool { .. }), "{refused}");
+    }
+}
+
 #[test]
 fn tokens_that_are_not_allowed_are_refused() {
     let mut constraint = compile(&Grammar::Regex("a".into())).unwrap();
@@ -163,7 +191,7 @@ fn tokens_that_are_not_allowed_are_refused() {
 }
 
 #[test]
-fn further_ends_are_allowed_where_the_text_may_end() {
+fn other_end_tokens_are_allowed_at_the_end() {
     let vocabulary = VOCABULARY.with_ends(&[400]);
     let grammar = Grammar::Regex("a+".into());
     let mut constraint = vocabulary.compile(&grammar, &crate::Limits::default()).unwrap();
@@ -231,7 +259,7 @@ fn instances_of_a_file() {
     }
 }
 
-/// Times of the masks along one text, in nanoseconds.
+/// Time to compute each mask of a random text, in nanoseconds.
 fn mask_times_of(grammar: &Grammar) -> Vec<u64> {
     let mut constraint = compile(grammar).unwrap();
     let n_vocab = u32::try_from(VOCABULARY.tokenizer().n_vocab()).unwrap();

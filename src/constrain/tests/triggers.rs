@@ -1,4 +1,4 @@
-//! Constraints that begin at a mark or after reasoning.
+//! Constraints that begin at a marker or after reasoning.
 
 use text::sample::Constraint;
 
@@ -84,7 +84,7 @@ fn reasoning_is_free() {
 }
 
 #[test]
-fn channels_of_gpt_oss() {
+fn gpt_oss_answers_are_constrained() {
     let vocabulary = vocabulary(&[
         "<|channel|>",
         "<|message|>",

@@ -14,7 +14,6 @@ pub(crate) struct Build<'a> {
     pub(crate) arch: &'static str,
     pub(crate) keys: Vec<(String, Value)>,
     pub(crate) extra: Vec<Output>,
-    /// Notes to print for the user.
     pub(crate) notes: Vec<String>,
 }
 
@@ -41,7 +40,6 @@ impl<'a> Build<'a> {
         self.keys.iter().any(|(set, _)| *set == format!("{}.{key}", self.arch))
     }
 
-    /// Adds an F32 vector.
     pub(super) fn tensor(&mut self, name: &str, values: Vec<f32>) {
         let shape = vec![values.len() as u64];
         let content = Content::Values(values);
@@ -90,7 +88,6 @@ impl<'a> Build<'a> {
         self.config.count(WIDTH, "the embedding size")
     }
 
-    /// Values per head.
     pub(crate) fn d_head(&self) -> Result<u32, Error> {
         match self.config.get(&["head_dim"]) {
             Some(_) => self.config.count(&["head_dim"], "the head size"),
@@ -151,10 +148,10 @@ impl<'a> Build<'a> {
 
     /// Sets the number of experts and the number of experts used per token.
     pub(super) fn experts(&mut self) -> Result<(), Error> {
-        let all = &["num_local_experts", "num_experts", "moe_num_primary_experts"];
+        let total = &["num_local_experts", "num_experts", "moe_num_primary_experts"];
         let used =
             &["num_experts_per_tok", "num_experts_per_token", "moe_num_active_primary_experts"];
-        let n = self.config.count(all, "the number of experts")?;
+        let n = self.config.count(total, "the number of experts")?;
         let n_used = self.config.count(used, "the number of experts per token")?;
         self.set("expert_count", n);
         self.set("expert_used_count", n_used);

@@ -137,22 +137,22 @@ mod tests {
     #[test]
     fn layer_types_select_the_layers_with_a_window() {
         let (s, f) = ("sliding_attention", "full_attention");
-        let with = |class: &str, kinds: [&str; 4], window: Setting| {
+        let keys_with = |class: &str, kinds: [&str; 4], window: Setting| {
             keys_of(class, &json!({"layer_types": kinds, "sliding_window": window})).unwrap()
         };
         for class in ["Gemma2ForCausalLM", "GptOssForCausalLM"] {
             assert_eq!(
-                windowed_layers(&with(class, [s, f, s, f], json!(8))),
+                windowed_layers(&keys_with(class, [s, f, s, f], json!(8))),
                 None,
                 "the default of the family"
             );
-            let other = with(class, [s, s, f, f], json!(8));
+            let other = keys_with(class, [s, s, f, f], json!(8));
             assert_eq!(windowed_layers(&other), Some(vec![true, true, false, false]));
             assert_eq!(u32_of(&other, "attention.sliding_window"), Some(8));
-            let none = with(class, [f; 4], json!(8));
+            let none = keys_with(class, [f; 4], json!(8));
             assert_eq!(u32_of(&none, "attention.sliding_window"), Some(0));
         }
-        let gemma3 = |kinds| with("Gemma3ForCausalLM", kinds, json!(8));
+        let gemma3 = |kinds| keys_with("Gemma3ForCausalLM", kinds, json!(8));
         let pattern = |keys: &Keys| u32_of(keys, "attention.sliding_window_pattern");
         assert_eq!(pattern(&gemma3([s, f, s, f])), Some(2));
         assert_eq!(windowed_layers(&gemma3([s, f, f, s])), Some(vec![true, false, false, true]));
@@ -165,10 +165,10 @@ mod tests {
                 .contains("sliding_window_pattern")
         );
         assert_eq!(
-            windowed_layers(&with("MistralForCausalLM", [s, f, s, s], json!(8))),
+            windowed_layers(&keys_with("MistralForCausalLM", [s, f, s, s], json!(8))),
             Some(vec![true, false, true, true])
         );
-        let full = with("MistralForCausalLM", [f; 4], Setting::Null);
+        let full = keys_with("MistralForCausalLM", [f; 4], Setting::Null);
         assert_eq!(u32_of(&full, "attention.sliding_window"), None);
         for kinds in
             [json!([s, f]), json!([s, f, s, "chunked_attention"]), json!([s, f, s, 1]), json!(s)]
@@ -202,26 +202,27 @@ mod tests {
 
     #[test]
     fn smallthinker_applies_rope_in_layers_with_a_window() {
-        let of = |windows: Setting, with_rope: Setting| {
+        let keys = |windows: Setting, with_rope: Setting| {
             keys_of(
                 "SmallThinkerForCausalLM",
                 &json!({"sliding_window_layout": windows, "rope_layout": with_rope, "sliding_window_size": 8}),
             )
         };
-        let usual = of(json!([0, 1, 1, 1]), json!([0, 1, 1, 1])).unwrap();
+        let usual = keys(json!([0, 1, 1, 1]), json!([0, 1, 1, 1])).unwrap();
         assert_eq!(
             (windowed_layers(&usual), u32_of(&usual, "attention.sliding_window")),
             (None, Some(8))
         );
-        let other = of(json!([1, 1, 0, 1]), json!([1, 1, 0, 1])).unwrap();
+        let other = keys(json!([1, 1, 0, 1]), json!([1, 1, 0, 1])).unwrap();
         assert_eq!(windowed_layers(&other), Some(vec![true, true, false, true]));
-        let none = of(json!([0, 0, 0, 0]), json!([1, 1, 1, 1])).unwrap();
+        let none = keys(json!([0, 0, 0, 0]), json!([1, 1, 1, 1])).unwrap();
         assert_eq!(u32_of(&none, "attention.sliding_window"), None);
         for (windows, with_rope) in [([0, 1, 1, 1], [1, 1, 1, 1]), ([0, 0, 0, 0], [0, 1, 1, 1])] {
-            let error = of(json!(windows), json!(with_rope)).map(|(keys, _)| keys).unwrap_err();
+            let error = keys(json!(windows), json!(with_rope)).map(|(keys, _)| keys).unwrap_err();
             assert!(error.to_string().contains("rope_layout"), "{error}");
         }
-        let error = of(json!([0, 2, 1, 1]), json!([0, 1, 1, 1])).map(|(keys, _)| keys).unwrap_err();
+        let error =
+            keys(json!([0, 2, 1, 1]), json!([0, 1, 1, 1])).map(|(keys, _)| keys).unwrap_err();
         assert!(error.to_string().contains("sliding_window_layout"), "{error}");
     }
 
@@ -229,9 +230,9 @@ mod tests {
     fn gemma_3_has_default_heads() {
         let bare = json!({"num_attention_heads": "gone", "num_key_value_heads": "gone"});
         let keys = keys_of("Gemma3ForConditionalGeneration", &bare).unwrap();
-        let of = |key: &str| u32_of(&keys, key).unwrap();
-        assert_eq!((of("attention.head_count"), of("attention.head_count_kv")), (8, 4));
-        assert_eq!((of("attention.key_length"), of("attention.value_length")), (256, 256));
+        let value = |key: &str| u32_of(&keys, key).unwrap();
+        assert_eq!((value("attention.head_count"), value("attention.head_count_kv")), (8, 4));
+        assert_eq!((value("attention.key_length"), value("attention.value_length")), (256, 256));
         assert!(refused_config("LlamaForCausalLM", &bare).contains("num_attention_heads"));
     }
 }

@@ -60,7 +60,7 @@ pub(super) fn set(build: &mut Build<'_>, n_rot: u32) -> Result<(), Error> {
             build.tensor("rope_freqs.weight", factors);
             Ok(())
         }
-        "longrope" | "su" => long(build, &scaling, n_rot),
+        "longrope" | "su" => longrope(build, &scaling, n_rot),
         "dynamic" => {
             build.notes.push("GGUF has no key for dynamic RoPE scaling: the converted model does not scale positions beyond its trained context".to_owned());
             Ok(())
@@ -99,7 +99,7 @@ fn yarn(build: &mut Build<'_>, scaling: &Json) -> Result<(), Error> {
     }
     // Readers of the file already multiply by the default magnitude for this factor, so the key
     // holds only the ratio.
-    let attention = magnitude(build, scaling, factor)? / usual_magnitude(factor, 1.0);
+    let attention = magnitude(build, scaling, factor)? / yarn_mscale(factor, 1.0);
     if (attention - 1.0).abs() > 1e-6 {
         build.set("rope.scaling.attn_factor", attention);
     }
@@ -133,8 +133,8 @@ fn magnitude(build: &mut Build<'_>, scaling: &Json, factor: f32) -> Result<f32, 
     }
     let magnitude = match (stated, one, all) {
         (Some(stated), ..) => stated,
-        (None, Some(one), Some(all)) => usual_magnitude(factor, one) / usual_magnitude(factor, all),
-        (None, ..) => usual_magnitude(factor, 1.0),
+        (None, Some(one), Some(all)) => yarn_mscale(factor, one) / yarn_mscale(factor, all),
+        (None, ..) => yarn_mscale(factor, 1.0),
     };
     let names = [("mscale", one), ("mscale_all_dim", all)];
     for (name, _) in names.iter().filter(|(_, number)| number.is_some()) {
@@ -154,8 +154,8 @@ fn magnitude(build: &mut Build<'_>, scaling: &Json, factor: f32) -> Result<f32, 
     }
 }
 
-/// YaRN's magnitude for positions scaled by `factor`, which is at least 1.
-fn usual_magnitude(factor: f32, mscale: f32) -> f32 {
+/// `yarn_get_mscale` of `transformers`, for a `factor` of at least 1.
+fn yarn_mscale(factor: f32, mscale: f32) -> f32 {
     0.1 * mscale * factor.ln() + 1.0
 }
 
@@ -173,8 +173,8 @@ fn llama3(config: &Json, scaling: &Json, base: f64, n_rot: u32) -> Result<Vec<f3
     let original = scaling.u32(ORIGINAL)?.or(config.u32(ORIGINAL)?).unwrap_or(8192);
     let factor_of = |pair: u32| {
         let freq = base.powf(-2.0 * f64::from(pair) / f64::from(n_rot));
-        let turns = f64::from(original) * freq / TAU;
-        let fast = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+        let rotations = f64::from(original) * freq / TAU;
+        let fast = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
         let fast = if fast.is_nan() { 1.0 } else { fast };
         (1.0 / ((1.0 - fast) / factor + fast)) as f32
     };
@@ -182,7 +182,7 @@ fn llama3(config: &Json, scaling: &Json, base: f64, n_rot: u32) -> Result<Vec<f3
 }
 
 /// LongRoPE: adds one table of factors for short and one for long contexts, and sets the magnitude.
-fn long(build: &mut Build<'_>, scaling: &Json, n_rot: u32) -> Result<(), Error> {
+fn longrope(build: &mut Build<'_>, scaling: &Json, n_rot: u32) -> Result<(), Error> {
     for (key, tensor) in
         [("long_factor", "rope_factors_long.weight"), ("short_factor", "rope_factors_short.weight")]
     {
@@ -218,7 +218,7 @@ mod tests {
         let config = Json::open(&path).unwrap();
         let factors = llama3(&config, &config, 500_000.0, 128).unwrap();
         assert_eq!((factors[0], factors[63]), (1.0, 8.0));
-        // Pair 30: wave length 2 pi 500000^(60/128) = 2956 positions, between 2048 and 8192.
+        // Pair 30: wavelength 2 pi 500000^(60/128) = 2948 positions, between 2048 and 8192.
         let smooth = (8192.0 / 2948.3 - 1.0) / 3.0f64;
         assert!(
             (f64::from(factors[30]) - 1.0 / ((1.0 - smooth) / 8.0 + smooth)).abs() < 0.01,

@@ -15,12 +15,11 @@ pub(crate) struct Rule {
     pub(crate) how: Transform,
 }
 
-/// Transformation of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transform {
     /// Unchanged.
     Same,
-    /// Dropped.
+    /// The tensor is not converted.
     Drop,
     /// An output matrix that is dropped, unless it differs from the embedding and `config.json`
     /// says that it is not tied to the embedding.
@@ -28,7 +27,7 @@ pub(crate) enum Transform {
     /// Rows of query or key heads are reordered so that RoPE pairs are adjacent.
     RopeQuery,
     RopeKey,
-    /// Norm weights that the checkpoint stores minus one.
+    /// Adds 1: the checkpoint stores these norm weights minus one.
     PlusOne,
     /// Falcon's fused queries, keys and values.
     FalconQkv,

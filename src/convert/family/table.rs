@@ -5,7 +5,6 @@ use super::rules::*;
 use super::{Family, rope, window};
 use crate::Error;
 
-/// All supported families.
 pub(super) const ALL: &[Family] = &[
     Family {
         classes: &[
@@ -223,7 +222,7 @@ fn opt(build: &mut Build<'_>) -> Result<(), Error> {
     }
     build.sizes()?;
     build.feed_forward()?;
-    // `config.json` of the published models does not state it; 1e-5 is PyTorch's default.
+    // `config.json` of the published models has no epsilon; 1e-5 is PyTorch's default.
     build.set("attention.layer_norm_epsilon", config.f32(super::keys::EPS)?.unwrap_or(1e-5));
     Ok(())
 }
@@ -297,7 +296,8 @@ fn qwen(build: &mut Build<'_>) -> Result<(), Error> {
     build.rope(build.d_head()?)
 }
 
-/// Sets the window of the layers from `max_window_layers` on, if `use_sliding_window` is true.
+/// If `use_sliding_window` is true, sets the layers with a window: those in `layer_types`, or
+/// from `max_window_layers` on.
 fn qwen_window(build: &mut Build<'_>) -> Result<(), Error> {
     let config = build.config;
     let listed = window::layer_types(build)?;

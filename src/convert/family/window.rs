@@ -13,10 +13,10 @@ const WINDOW: &[&str] = &["sliding_window", "sliding_window_size"];
 const PATTERN: &str = "attention.sliding_window_pattern";
 
 /// Sets the window size if `config.json` has one, and the list of layers with a window if it
-/// differs from the architecture's default, which is `usual(i)` for layer `i`.
-pub(super) fn set(build: &mut Build<'_>, usual: impl Fn(usize) -> bool) -> Result<(), Error> {
+/// differs from the architecture's default, which is `default(i)` for layer `i`.
+pub(super) fn set(build: &mut Build<'_>, default: impl Fn(usize) -> bool) -> Result<(), Error> {
     let layers = layer_types(build)?;
-    set_layers(build, layers, usual)
+    set_layers(build, layers, default)
 }
 
 /// As [`set`]. `layers` says for each layer whether it has a window; `None` if `config.json` has no
@@ -24,19 +24,19 @@ pub(super) fn set(build: &mut Build<'_>, usual: impl Fn(usize) -> bool) -> Resul
 pub(super) fn set_layers(
     build: &mut Build<'_>,
     layers: Option<Vec<bool>>,
-    usual: impl Fn(usize) -> bool,
+    default: impl Fn(usize) -> bool,
 ) -> Result<(), Error> {
     let window = build.config.u32(WINDOW)?;
-    let has_some = layers.as_ref().is_some_and(|layers| layers.contains(&true));
+    let has_any = layers.as_ref().is_some_and(|layers| layers.contains(&true));
     match (window, layers) {
-        (None | Some(0), _) if has_some => {
+        (None | Some(0), _) if has_any => {
             Err(build.config.missing(WINDOW[0], "the size of the sliding window in tokens"))
         }
         (None, _) => Ok(()),
         (Some(window), Some(layers)) => {
             // 0 means no window.
-            build.set("attention.sliding_window", if has_some { window } else { 0 });
-            if has_some && layers.iter().enumerate().any(|(i, &has)| has != usual(i)) {
+            build.set("attention.sliding_window", if has_any { window } else { 0 });
+            if has_any && layers.iter().enumerate().any(|(i, &has)| has != default(i)) {
                 build.set(PATTERN, Value::Array(Array::Bool(layers)));
             }
             Ok(())
@@ -48,9 +48,9 @@ pub(super) fn set_layers(
     }
 }
 
-/// As [`set`], for families in which every n-th layer has global attention; n is `usual` if
+/// As [`set`], for families in which every n-th layer has global attention; n is `default` if
 /// `config.json` states none.
-pub(super) fn set_period(build: &mut Build<'_>, usual: u32) -> Result<(), Error> {
+pub(super) fn set_period(build: &mut Build<'_>, default: u32) -> Result<(), Error> {
     const PERIOD: &[&str] = &["sliding_window_pattern"];
     let layers = layer_types(build)?;
     let first = layers.as_ref().and_then(|layers| layers.iter().position(|has| !has));
@@ -64,7 +64,7 @@ pub(super) fn set_period(build: &mut Build<'_>, usual: u32) -> Result<(), Error>
             )?),
             None => None,
         };
-    let run = period.unwrap_or(usual) as usize;
+    let run = period.unwrap_or(default) as usize;
     set_layers(build, layers, |i| (i + 1) % run != 0)?;
     if let Some(period) = period.filter(|_| !build.has(PATTERN)) {
         build.set(PATTERN, period);
@@ -74,7 +74,7 @@ pub(super) fn set_period(build: &mut Build<'_>, usual: u32) -> Result<(), Error>
 
 /// For each layer, whether `layer_types` gives it a window; `None` without that setting.
 pub(super) fn layer_types(build: &Build<'_>) -> Result<Option<Vec<bool>>, Error> {
-    of_layers(build, "layer_types", "full_attention or sliding_attention", |kind| {
+    per_layer(build, "layer_types", "full_attention or sliding_attention", |kind| {
         match kind.as_str() {
             Some("full_attention") => Some(false),
             Some("sliding_attention") => Some(true),
@@ -85,7 +85,7 @@ pub(super) fn layer_types(build: &Build<'_>) -> Result<Option<Vec<bool>>, Error>
 
 /// For each layer, whether the list `key` has a 1; `None` without that setting.
 pub(super) fn layout(build: &Build<'_>, key: &str) -> Result<Option<Vec<bool>>, Error> {
-    of_layers(build, key, "0 or 1", |flag| match flag.as_u64() {
+    per_layer(build, key, "0 or 1", |flag| match flag.as_u64() {
         Some(flag @ 0..=1) => Some(flag == 1),
         Some(_) | None => flag.as_bool(),
     })
@@ -93,7 +93,7 @@ pub(super) fn layout(build: &Build<'_>, key: &str) -> Result<Option<Vec<bool>>, 
 
 /// The list `key`, with one entry per layer, converted by `read`; `None` if `config.json` does not
 /// have it.
-fn of_layers(
+fn per_layer(
     build: &Build<'_>,
     key: &str,
     expected: &str,
@@ -105,9 +105,9 @@ fn of_layers(
         let expected = format!("an entry for each of the {n_layer} layers");
         return Err(build.config.wrong_value(key, &expected, format!("a list of {}", list.len())));
     }
-    let each = |entry: &Setting| {
+    let convert = |entry: &Setting| {
         let expected = || format!("{expected} for each layer");
         read(entry).ok_or_else(|| build.config.wrong_value(key, &expected(), entry))
     };
-    list.iter().map(each).collect::<Result<_, _>>().map(Some)
+    list.iter().map(convert).collect::<Result<_, _>>().map(Some)
 }

@@ -13,7 +13,7 @@ use hal::format::Format;
 const SENSITIVE: [&str; 3] =
     ["ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight"];
 
-/// Inputs of the choices.
+/// The options, and the properties of the model, that determine the types.
 pub(super) struct Mix<'a> {
     job: &'a Quantization,
     is_falcon: bool,
@@ -64,8 +64,10 @@ impl<'a> Mix<'a> {
         let (name, base) = (tensor.name.as_str(), self.job.target.format());
         let is_embedding = name == "token_embd.weight";
         let is_output = name == "output.weight" || (is_embedding && self.is_tied);
-        let asked = [(is_output, self.job.output_type), (is_embedding, self.job.embedding_type)];
-        if let Some(format) = asked.iter().find_map(|(applies, format)| format.filter(|_| *applies))
+        let overrides =
+            [(is_output, self.job.output_type), (is_embedding, self.job.embedding_type)];
+        if let Some(format) =
+            overrides.iter().find_map(|(applies, format)| format.filter(|_| *applies))
         {
             return format;
         }
@@ -82,12 +84,12 @@ impl<'a> Mix<'a> {
             return if is_stack { base } else { Format::Q8_0 };
         }
         match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
-            Some((layer, part)) => self.of_layer(layer.parse().unwrap_or(0), part, base),
+            Some((layer, part)) => self.layer_format(layer.parse().unwrap_or(0), part, base),
             None => base,
         }
     }
 
-    fn of_layer(&self, layer: u64, part: &str, base: Format) -> Format {
+    fn layer_format(&self, layer: u64, part: &str, base: Format) -> Format {
         let n = self.n_layer;
         let extra = self.job.target.extra;
         let gets_more = layer < n / 8 || layer >= 7 * n / 8 || layer.wrapping_sub(n / 8) % 3 == 2;
@@ -126,7 +128,7 @@ impl<'a> Mix<'a> {
     }
 }
 
-/// `wanted`, or the next type whose blocks fit rows of `n_cols` values.
+/// `wanted`, or the first alternative whose blocks fit rows of `n_cols` values, or F16.
 fn fitting_format(n_cols: u64, wanted: Format) -> Format {
     let fits = |format: Format| n_cols.is_multiple_of(format.block_values() as u64);
     let smaller = [

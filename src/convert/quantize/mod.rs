@@ -114,14 +114,15 @@ impl Quantization {
     }
 }
 
-/// Copies all keys except the keys in `but` and the keys of a split model.
+/// Copies all keys except those in `skip` and those of a split model.
 pub(super) fn copy_keys(
     metadata: &Metadata,
-    but: &[&str],
+    skip: &[&str],
     writer: &mut Writer,
 ) -> Result<(), Error> {
-    let kept = metadata.iter().filter(|(key, _)| !but.contains(key) && !SPLIT_KEYS.contains(key));
-    for (key, value) in kept {
+    let copied =
+        metadata.iter().filter(|(key, _)| !skip.contains(key) && !SPLIT_KEYS.contains(key));
+    for (key, value) in copied {
         writer.set(key, value.clone())?;
     }
     Ok(())

@@ -83,7 +83,7 @@ impl Target {
 impl FromStr for Target {
     type Err = Error;
 
-    /// Ignores case.
+    /// Parses a name or an alias, ignoring case.
     fn from_str(name: &str) -> Result<Target, Error> {
         let alias = ALIASES.iter().find(|(alias, _)| alias.eq_ignore_ascii_case(name));
         let wanted = alias.map_or(name, |(_, meant)| meant);

@@ -16,7 +16,7 @@ pub(crate) struct Checkpoint {
 }
 
 /// For each type of checkpoint: the file that lists its shards, and prefix and suffix of its files.
-const KINDS: [(&str, &str, &str); 2] = [
+const LAYOUTS: [(&str, &str, &str); 2] = [
     ("model.safetensors.index.json", "model", ".safetensors"),
     ("pytorch_model.bin.index.json", "pytorch_model", ".bin"),
 ];
@@ -27,7 +27,7 @@ impl Checkpoint {
     /// # Errors
     /// No checkpoint, a missing shard, errors in a file.
     pub(crate) fn open(folder: &Path) -> Result<Checkpoint, Error> {
-        for (index, start, end) in KINDS {
+        for (index, start, end) in LAYOUTS {
             let mut files = match indexed(&folder.join(index))? {
                 Some(files) => files,
                 None => matching(folder, start, end)?,
@@ -44,21 +44,20 @@ impl Checkpoint {
     }
 
     fn read(files: &BTreeSet<PathBuf>) -> Result<Checkpoint, Error> {
-        let mut all = BTreeMap::new();
+        let mut tensors = BTreeMap::new();
         for path in files {
             for tensor in read(path)? {
                 let name = tensor.name.clone();
-                if all.insert(name.clone(), tensor).is_some() {
+                if tensors.insert(name.clone(), tensor).is_some() {
                     let file = path.display().to_string();
                     return Err(Error::DuplicateTensor { file, tensor: name });
                 }
             }
         }
-        Ok(Checkpoint { tensors: all })
+        Ok(Checkpoint { tensors })
     }
 }
 
-/// The tensors of the file at `path`.
 fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
     parse(path, &Bytes::open(path)?)
 }
@@ -96,10 +95,11 @@ fn indexed(path: &Path) -> Result<Option<BTreeSet<PathBuf>>, Error> {
 
 /// The files of `folder` with this prefix and suffix.
 fn matching(folder: &Path, start: &str, end: &str) -> Result<BTreeSet<PathBuf>, Error> {
-    let refused = |reason| Error::Io { file: folder.display().to_string(), action: "list", reason };
+    let io_error =
+        |reason| Error::Io { file: folder.display().to_string(), action: "list", reason };
     let mut files = BTreeSet::new();
-    for entry in fs::read_dir(folder).map_err(refused)? {
-        let path = entry.map_err(refused)?.path();
+    for entry in fs::read_dir(folder).map_err(io_error)? {
+        let path = entry.map_err(io_error)?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if name.starts_with(start) && name.ends_with(end) {
             files.insert(path);

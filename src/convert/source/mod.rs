@@ -21,7 +21,6 @@ use hal::format::Format;
 use super::Error;
 use gguf::Bytes;
 
-/// Maximum number of axes of a tensor.
 const MAX_AXES: usize = 8;
 
 /// Format of a tensor's numbers.
@@ -38,7 +37,6 @@ pub(super) enum Encoding {
 }
 
 impl Encoding {
-    /// The name in messages.
     pub(super) fn name(self) -> &'static str {
         match self {
             Encoding::Plain(format) => format.name(),
@@ -51,7 +49,7 @@ impl Encoding {
 
 /// The number types of checkpoints: name in a safetensors header, storage class in a pickle,
 /// encoding, bytes per value.
-const KINDS: &[(&str, &str, Encoding, u64)] = &[
+const DTYPES: &[(&str, &str, Encoding, u64)] = &[
     ("F32", "FloatStorage", Encoding::Plain(Format::F32), 4),
     ("F16", "HalfStorage", Encoding::Plain(Format::F16), 2),
     ("BF16", "BFloat16Storage", Encoding::Plain(Format::BF16), 2),
@@ -70,7 +68,6 @@ const KINDS: &[(&str, &str, Encoding, u64)] = &[
     ("F8_E8M0", "", Encoding::Other("F8_E8M0"), 1),
 ];
 
-/// One tensor of a checkpoint.
 #[derive(Clone, Debug)]
 pub(super) struct Tensor {
     pub(super) name: String,
@@ -93,7 +90,7 @@ pub fn tensors(file: &str, bytes: Vec<u8>) -> Result<Vec<(String, Vec<u64>)>, Er
     Ok(found.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect())
 }
 
-/// Bytes of a tensor of `shape` with `each` bytes per value; `None` on overflow.
-fn n_bytes(shape: &[u64], each: u64) -> Option<u64> {
-    shape.iter().try_fold(each, |product, &n| product.checked_mul(n))
+/// Bytes of a tensor of `shape` with `unit` bytes per value; `None` on overflow.
+fn n_bytes(shape: &[u64], unit: u64) -> Option<u64> {
+    shape.iter().try_fold(unit, |product, &n| product.checked_mul(n))
 }

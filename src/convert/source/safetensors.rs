@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use super::{Encoding, KINDS, MAX_AXES, Tensor, n_bytes};
+use super::{DTYPES, Encoding, MAX_AXES, Tensor, n_bytes};
 use gguf::Bytes;
 
 /// Longest header in bytes, as limited by the format.
@@ -31,7 +31,7 @@ pub enum Problem {
         /// The length in the file.
         found: u64,
     },
-    /// A header that is not valid JSON of this form.
+    /// A header that is not a JSON object of tensors.
     #[error("its header cannot be read: {reason}")]
     Header {
         /// The error and its position.
@@ -138,7 +138,6 @@ impl<'de> Deserialize<'de> for Entries {
     }
 }
 
-/// The tensors in a file's `bytes`.
 pub(crate) fn read(bytes: &Bytes) -> Result<Vec<Tensor>, Problem> {
     let found = bytes.len() as u64;
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
@@ -159,7 +158,7 @@ pub(crate) fn read(bytes: &Bytes) -> Result<Vec<Tensor>, Problem> {
     let mut tensors = Vec::new();
     let mut ranges: Vec<(Range<u64>, usize)> = Vec::new();
     let kinds: HashMap<_, _> =
-        KINDS.iter().map(|(name, _, kind, each)| (*name, (*kind, *each))).collect();
+        DTYPES.iter().map(|(name, _, kind, unit)| (*name, (*kind, *unit))).collect();
     for (name, entry) in entries {
         let range = check(&name, &entry, &kinds, data.len() as u64)?;
         if !seen.insert(name.clone()) {
@@ -197,14 +196,14 @@ fn check(
     data: u64,
 ) -> Result<Range<u64>, Problem> {
     let tensor = name.to_owned();
-    let Some(&(_, each)) = kinds.get(entry.dtype.as_str()) else {
+    let Some(&(_, unit)) = kinds.get(entry.dtype.as_str()) else {
         return Err(Problem::Kind { tensor, found: entry.dtype.clone() });
     };
     if entry.shape.len() > MAX_AXES {
         return Err(Problem::Axes { tensor, found: entry.shape.len() });
     }
     let [start, end] = entry.data_offsets;
-    let expected = n_bytes(&entry.shape, each);
+    let expected = n_bytes(&entry.shape, unit);
     if expected.is_none() || end.checked_sub(start) != expected {
         return Err(Problem::Size { tensor, start, end, expected });
     }

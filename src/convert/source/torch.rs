@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use super::{KINDS, Tensor, n_bytes, pickle, zip};
+use super::{DTYPES, Tensor, n_bytes, pickle, zip};
 use crate::Error;
 use gguf::Bytes;
 
@@ -40,8 +40,8 @@ pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<Tensor>, Error> {
 /// Converts a view to a tensor. Returns an error if its bytes lie outside of the archive member at
 /// the byte range `member`.
 fn tensor(view: pickle::View, bytes: &Bytes, member: &Range<usize>) -> Result<Tensor, Error> {
-    let kind = KINDS.iter().find(|(_, class, ..)| *class == view.class);
-    let &(_, _, encoding, each) =
+    let kind = DTYPES.iter().find(|(_, class, ..)| *class == view.class);
+    let &(_, _, encoding, unit) =
         kind.expect("the pickle reader accepts only storage classes of the table");
     let pickle::View { name, shape, strides, offset, n_stored, .. } = view;
     let wrong =
@@ -55,12 +55,12 @@ fn tensor(view: pickle::View, bytes: &Bytes, member: &Range<usize>) -> Result<Te
     if transposed && !(shape.len() == 2 && is_dense(&[1, shape[0]])) {
         return Err(wrong(format!("strides {rows_first:?}, found {strides:?}")));
     }
-    let n = n_bytes(&shape, each);
-    let start = offset.checked_mul(each);
+    let n = n_bytes(&shape, unit);
+    let start = offset.checked_mul(unit);
     let end = start.zip(n).and_then(|(start, n)| start.checked_add(n));
-    let stored = n_stored.checked_mul(each).map_or(0, |n| n.min(member.len() as u64));
+    let stored = n_stored.checked_mul(unit).map_or(0, |n| n.min(member.len() as u64));
     let (Some(start), Some(end)) = (start, end.filter(|&end| end <= stored)) else {
-        return Err(wrong(format!("a range within a storage of {stored} bytes")));
+        return Err(wrong(format!("values within its storage of {stored} bytes")));
     };
     let bytes = bytes.slice(member.start + start as usize..member.start + end as usize);
     Ok(Tensor { name, encoding, shape, bytes, transposed })

@@ -14,8 +14,9 @@ pub fn vector(path: &Path, bytes: &Bytes) -> Result<Vec<f64>, Error> {
     let name = || path.display().to_string();
     let tensors = torch::read(path, bytes)?;
     let [tensor] = &tensors[..] else {
-        let what = format!("the one list of numbers in {} ({} tensors)", name(), tensors.len());
-        return Err(Error::MissingTensor { tensor: what });
+        let reason = format!("the file has {} tensors, expected 1", tensors.len());
+        let reason = std::io::Error::other(reason);
+        return Err(Error::Io { file: name(), action: "read", reason });
     };
     if tensor.shape.len() != 1 {
         let (expected, found) = ("one axis".to_owned(), tensor.shape.clone());

@@ -56,9 +56,9 @@ fn put(
     if id >= vocab.tokens.len() {
         vocab.grow(id + 1);
     }
-    let kept = [kind::UNKNOWN, kind::CONTROL, kind::BYTE];
+    let own_types = [kind::UNKNOWN, kind::CONTROL, kind::BYTE];
     // SentencePiece stores the correct types of its own tokens.
-    if kept.contains(&vocab.types[id]) && vocab.tokens[id] == text {
+    if own_types.contains(&vocab.types[id]) && vocab.tokens[id] == text {
         return Ok(());
     }
     let looks_special = |open, close| text.starts_with(open) && text.ends_with(close);

@@ -13,7 +13,6 @@ use crate::read::text_limited;
 /// Largest accepted `merges.txt`, in bytes: ten times the largest known one.
 const MAX_MERGES: u64 = 64 << 20;
 
-/// Reads a `tokenizer.json`.
 pub(super) fn read(json: &Json, pre: Option<&str>) -> Result<Vocab, Error> {
     let wrong =
         |what: &str| Error::Tokenizer { file: json.file().to_owned(), what: what.to_owned() };
@@ -77,7 +76,7 @@ fn merge(value: &Value) -> Option<(String, String)> {
     Some((left.as_str()?.to_owned(), right.as_str()?.to_owned()))
 }
 
-/// Stores tokens at their ids.
+/// Stores tokens at their ids; `None` for an invalid id.
 fn place<'a>(
     vocab: &mut Vocab,
     tokens: impl Iterator<Item = (&'a str, Option<u64>)>,
@@ -92,8 +91,8 @@ fn place<'a>(
     Some(())
 }
 
-/// Sets scores that give the same order of merges as the list: the earlier the merge of a token,
-/// the higher its score.
+/// Sets the type of byte tokens, and scores that give the same order of merges as the list: the
+/// earlier the merge of a token, the higher its score.
 fn scores(vocab: &mut Vocab, merges: &[(String, String)]) {
     let ids: HashMap<&str, usize> =
         vocab.tokens.iter().enumerate().map(|(id, text)| (text.as_str(), id)).collect();
@@ -136,7 +135,10 @@ fn unigram(json: &Json, model: &Json) -> Result<Vocab, Error> {
         .list("vocab")?
         .ok_or_else(|| model.missing("model.vocab", "tokens with their scores"))?;
     if list.len() > MAX_TOKENS {
-        return Err(wrong("the vocabulary has more tokens than are supported"));
+        let n = list.len();
+        return Err(wrong(&format!(
+            "the vocabulary has {n} tokens, expected at most {MAX_TOKENS}"
+        )));
     }
     let mut vocab = Vocab { model: "t5", pre: "default".to_owned(), ..Vocab::default() };
     vocab.grow(list.len());

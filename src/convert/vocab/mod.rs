@@ -31,7 +31,6 @@ const ADDED_SCORE: f32 = -1000.0;
 /// Maximum number of tokens: four times the largest known vocabulary.
 const MAX_TOKENS: usize = 1 << 20;
 
-/// A vocabulary to be written.
 #[derive(Debug, Default)]
 struct Vocab {
     /// `llama`, `gpt2` or `t5`.
@@ -47,7 +46,6 @@ struct Vocab {
     /// SentencePiece's normalisation table, in its stored form.
     charsmap: Vec<u8>,
     unk: Option<u32>,
-    /// Notes for the user.
     notes: Vec<String>,
 }
 
@@ -72,7 +70,6 @@ impl Vocab {
     }
 }
 
-/// Inputs of a conversion of a vocabulary.
 pub(super) struct VocabInputs<'a> {
     pub(super) folder: &'a Path,
     pub(super) config: &'a Json,
@@ -84,33 +81,32 @@ pub(super) struct VocabInputs<'a> {
     pub(super) space_prefix: Option<bool>,
 }
 
-/// Keys of a file with their values.
 type Keys = Vec<(String, Value)>;
 
 /// The `tokenizer.*` keys, and notes for the user.
-pub(super) fn keys(wanted: &VocabInputs<'_>) -> Result<(Keys, Vec<String>), Error> {
-    if wanted.n_vocab > MAX_TOKENS {
-        let file = wanted.config.file().to_owned();
+pub(super) fn keys(inputs: &VocabInputs<'_>) -> Result<(Keys, Vec<String>), Error> {
+    if inputs.n_vocab > MAX_TOKENS {
+        let file = inputs.config.file().to_owned();
         let what = format!(
             "the embedding has rows for {} tokens, expected at most {MAX_TOKENS}",
-            wanted.n_vocab
+            inputs.n_vocab
         );
         return Err(Error::Tokenizer { file, what });
     }
     let mut notes = Vec::new();
-    let json = Json::open_if_present(&wanted.folder.join("tokenizer.json"))?;
-    let settings = Json::open_if_present(&wanted.folder.join("tokenizer_config.json"))?;
-    let mut vocab = read(wanted, json.as_ref())?;
+    let json = Json::open_if_present(&inputs.folder.join("tokenizer.json"))?;
+    let settings = Json::open_if_present(&inputs.folder.join("tokenizer_config.json"))?;
+    let mut vocab = read(inputs, json.as_ref())?;
     notes.append(&mut vocab.notes);
-    if let Some(pre) = wanted.pre.filter(|pre| *pre != vocab.pre) {
+    if let Some(pre) = inputs.pre.filter(|pre| *pre != vocab.pre) {
         notes.push(format!(
             "--pre {pre} is ignored: a `{}` tokenizer needs no pre-tokenizer",
             vocab.model
         ));
     }
-    added::add(wanted.folder, json.as_ref(), settings.as_ref(), &mut vocab)?;
-    if vocab.tokens.len() > wanted.n_vocab {
-        let (n, n_vocab) = (vocab.tokens.len(), wanted.n_vocab);
+    added::add(inputs.folder, json.as_ref(), settings.as_ref(), &mut vocab)?;
+    if vocab.tokens.len() > inputs.n_vocab {
+        let (n, n_vocab) = (vocab.tokens.len(), inputs.n_vocab);
         notes.push(format!(
             "the tokenizer has {n} tokens, but the model has {n_vocab}: dropping the last tokens"
         ));
@@ -118,21 +114,21 @@ pub(super) fn keys(wanted: &VocabInputs<'_>) -> Result<(Keys, Vec<String>), Erro
         vocab.types.truncate(n_vocab);
         vocab.scores.truncate(n_vocab);
     }
-    vocab.grow(wanted.n_vocab);
-    vocab.space_prefix = wanted.space_prefix.or(match &settings {
+    vocab.grow(inputs.n_vocab);
+    vocab.space_prefix = inputs.space_prefix.or(match &settings {
         Some(settings) if vocab.model == "llama" => {
             settings.bool(&["add_prefix_space"])?.or(vocab.space_prefix)
         }
         Some(_) | None => vocab.space_prefix,
     });
     let mut keys = into_keys(&vocab);
-    keys.extend(special::keys(wanted, &vocab, json.as_ref(), settings.as_ref())?);
-    keys.extend(special::templates(wanted.folder, settings.as_ref())?);
+    keys.extend(special::keys(inputs, &vocab, json.as_ref(), settings.as_ref())?);
+    keys.extend(special::templates(inputs.folder, settings.as_ref())?);
     Ok((keys, notes))
 }
 
-fn read(wanted: &VocabInputs<'_>, json: Option<&Json>) -> Result<Vocab, Error> {
-    let model = wanted.folder.join("tokenizer.model");
+fn read(inputs: &VocabInputs<'_>, json: Option<&Json>) -> Result<Vocab, Error> {
+    let model = inputs.folder.join("tokenizer.model");
     if model.is_file() {
         match (sentencepiece::read(&model), json) {
             (Ok(vocab), _) => return Ok(vocab),
@@ -143,10 +139,12 @@ fn read(wanted: &VocabInputs<'_>, json: Option<&Json>) -> Result<Vocab, Error> {
         }
     }
     match json {
-        Some(json) => json::read(json, wanted.pre),
-        None if wanted.folder.join("vocab.json").is_file() => json::read_pair(wanted.folder, wanted.pre),
+        Some(json) => json::read(json, inputs.pre),
+        None if inputs.folder.join("vocab.json").is_file() => {
+            json::read_pair(inputs.folder, inputs.pre)
+        }
         None => Err(Error::Tokenizer {
-            file: wanted.folder.display().to_string(),
+            file: inputs.folder.display().to_string(),
             what: "the folder contains no tokenizer, expected tokenizer.model, tokenizer.json or vocab.json with merges.txt".to_owned(),
         }),
     }

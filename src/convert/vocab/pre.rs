@@ -1,8 +1,8 @@
 //! Finds the name of a pre-tokenizer from the steps in `tokenizer.json`.
 //!
 //! A GGUF file stores the name of a pre-tokenizer, `tokenizer.json` its steps. Only the steps
-//! identify it, so that the old tokenizer of a newly trained model is recognised. Pre-tokenizers
-//! with the same steps share one name.
+//! identify it, so a known tokenizer is recognised in a new model. Pre-tokenizers with the same
+//! steps share one name.
 //!
 //! Source: `tokenizer.json` of the models with these names; names as in llama.cpp.
 
@@ -48,7 +48,7 @@ pub(super) fn name(json: &Json, whole_words: bool) -> Result<&'static str, Error
     let mut steps = Vec::new();
     flatten(&Value::Object(root.clone()), 0, &mut steps);
     let known = NAMES.iter().find(|(_, known)| steps.iter().eq(known.iter()));
-    match known.map(|(name, _)| *name).or_else(|| by_mark(&steps)) {
+    match known.map(|(name, _)| *name).or_else(|| by_substring(&steps)) {
         // The same pattern has another name if words that equal tokens are not merged.
         Some("smaug-bpe") if whole_words => Ok("llama-bpe"),
         Some(name) => Ok(name),
@@ -58,7 +58,7 @@ pub(super) fn name(json: &Json, whole_words: bool) -> Result<&'static str, Error
 
 /// Identifies pre-tokenizers with long lists of characters by a unique substring of their steps;
 /// `None` if no substring matches.
-fn by_mark(steps: &[String]) -> Option<&'static str> {
+fn by_substring(steps: &[String]) -> Option<&'static str> {
     let has = |mark: &str| steps.iter().any(|step| step.contains(mark));
     let is_last = |name: &str| steps.last().is_some_and(|step| step == name);
     if steps.first().is_some_and(|step| step == r"[\r\n]") && is_last(DIGIT) {
@@ -79,8 +79,8 @@ fn by_mark(steps: &[String]) -> Option<&'static str> {
     None
 }
 
-/// Appends the steps of `value` in order, each as its pattern or as one of the words above. Nesting
-/// deeper than in real files is ignored.
+/// Appends the steps of `value` in order, each as its pattern or as one of the constants above. A
+/// `Sequence` nested deeper than 8 levels counts as an unknown step.
 fn flatten(value: &Value, depth: usize, steps: &mut Vec<String>) {
     let text = |key: &str| value.get(key).and_then(Value::as_str);
     let is = |key: &str, default: bool| value.get(key).and_then(Value::as_bool).unwrap_or(default);

@@ -19,14 +19,12 @@ enum Field<'a> {
     Float(f32),
 }
 
-/// Reads the vocabulary at `path`.
 pub(super) fn read(path: &Path) -> Result<Vocab, Error> {
     let file = path.display().to_string();
     let bytes = read_limited(path, MAX_BYTES)?;
     parse(&bytes).map_err(|what| Error::Tokenizer { file, what: what.to_owned() })
 }
 
-/// Reads the message `bytes`.
 fn parse(bytes: &[u8]) -> Result<Vocab, &'static str> {
     let mut vocab = Vocab { model: "llama", pre: "default".to_owned(), ..Vocab::default() };
     // The model type comes after the pieces; the default is unigram.
@@ -36,7 +34,7 @@ fn parse(bytes: &[u8]) -> Result<Vocab, &'static str> {
             (1, Field::Bytes(piece)) => {
                 let (text, score, kind) = piece_of(piece)?;
                 if vocab.tokens.len() >= MAX_TOKENS {
-                    return Err("the vocabulary has more tokens than are supported");
+                    return Err("the vocabulary has more than 1048576 tokens");
                 }
                 vocab.tokens.push(text);
                 vocab.scores.push(score);
@@ -103,10 +101,10 @@ fn piece_of(bytes: &[u8]) -> Result<(String, f32, i32), &'static str> {
     Ok((text, score, kind))
 }
 
-/// Calls `each` with every field of a message.
+/// Calls `on_field` with every field of a message.
 fn fields<'a>(
     mut bytes: &'a [u8],
-    mut each: impl FnMut(u64, Field<'a>) -> Result<(), &'static str>,
+    mut on_field: impl FnMut(u64, Field<'a>) -> Result<(), &'static str>,
 ) -> Result<(), &'static str> {
     const TRUNCATED: &str = "this is not a SentencePiece model: it ends inside a field";
     while !bytes.is_empty() {
@@ -130,7 +128,7 @@ fn fields<'a>(
                 return Err("this is not a SentencePiece model: it has a field of an unknown type");
             }
         };
-        each(tag >> 3, field)?;
+        on_field(tag >> 3, field)?;
     }
     Ok(())
 }

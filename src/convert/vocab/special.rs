@@ -26,14 +26,14 @@ const MAX_TEMPLATE: u64 = 1 << 20;
 
 /// Ids of special tokens, and whether BOS and EOS are added to a text.
 pub(super) fn keys(
-    wanted: &VocabInputs<'_>,
+    inputs: &VocabInputs<'_>,
     vocab: &Vocab,
     json: Option<&Json>,
     settings: Option<&Json>,
 ) -> Result<Vec<(String, Value)>, Error> {
     let ids: HashMap<&str, usize> =
         vocab.tokens.iter().enumerate().map(|(id, text)| (text.as_str(), id)).collect();
-    let generation = Json::open_if_present(&wanted.folder.join("generation_config.json"))?;
+    let generation = Json::open_if_present(&inputs.folder.join("generation_config.json"))?;
     let mut keys = Vec::new();
     let mut texts = HashMap::new();
     for &(role, key) in ROLES {
@@ -41,7 +41,7 @@ pub(super) fn keys(
             .and_then(|settings| token_text(settings, role))
             .and_then(|text| ids.get(text.as_str()).copied());
         let numbered = || {
-            let sources = [Some(wanted.config), generation.as_ref()];
+            let sources = [Some(inputs.config), generation.as_ref()];
             sources.into_iter().flatten().find_map(|source| token_id(source, role))
         };
         let own = || vocab.unk.filter(|_| role == "unk").map(|id| id as usize);
@@ -54,8 +54,8 @@ pub(super) fn keys(
     let adds = json.map(|json| adds_bos_eos(json, &texts)).transpose()?.unwrap_or_default();
     for (role, implied) in [("bos", adds.0), ("eos", adds.1)] {
         let key = format!("add_{role}_token");
-        let said = settings.map(|settings| settings.bool(&[&key])).transpose()?.flatten();
-        if let Some(add) = said.or(implied) {
+        let stated = settings.map(|settings| settings.bool(&[&key])).transpose()?.flatten();
+        if let Some(add) = stated.or(implied) {
             keys.push((format!("tokenizer.ggml.{key}"), add.into()));
         }
     }

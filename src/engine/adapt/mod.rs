@@ -2,12 +2,13 @@
 //! neurons on a device that are rarely active.
 //!
 //! Programs of up to 16 tokens count active rows, on the device and on the CPU. Every
-//! [`exchange::EVERY`] tokens the counts are read, and neurons are swapped where the gain is clear:
-//! a slot of the device's pack and a slot of the CPU's pack are each filled with the other's
-//! neuron, from host memory. This happens between two steps, so no program reads a half-filled slot
-//! and no spare slot is needed. Packs, programs and shapes stay as they are. Experts with a ReLU
-//! swap neurons within each expert. Other experts swap as a whole, and are renumbered: the rows of
-//! the router are swapped too, so that expert number `g` then refers to another expert.
+//! [`exchange::DECISION_INTERVAL`] tokens the counts are read, and neurons are swapped where the
+//! gain is clear: a slot of the device's pack and a slot of the CPU's pack are each filled with the
+//! other's neuron, from host memory. This happens between two steps, so no program reads a
+//! half-filled slot and no spare slot is needed. Packs, programs and shapes stay as they are.
+//! Experts with a ReLU swap neurons within each expert. Other experts swap as a whole, and are
+//! renumbered: the rows of the router are swapped too, so that expert number `g` then refers to
+//! another expert.
 
 mod refill;
 
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 use hal::Operand;
 
-use placement::exchange::{self, Bounds, CountedTokens, EVERY, Heat, LayerHeat};
+use placement::exchange::{self, Bounds, CountedTokens, DECISION_INTERVAL, Heat, LayerHeat};
 use placement::{CPU, LayerPlacement, Neurons, Placement};
 
 use crate::error::Result;
@@ -23,16 +24,16 @@ use crate::load::{Layer, LoadedModel, lane_mut};
 use crate::size::Sizing;
 use crate::size::exchange::{ExchangeUnit, neurons_by_side, transposed_size};
 use crate::step::StepStats;
-use refill::{ByNeuron, exchange_in};
+use refill::{TransposedDown, swap_neurons};
 
 /// Effect of the exchange of neurons since the model was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ExchangeStats {
     /// Number of neurons moved to a device.
     pub neurons: u64,
-    /// Share of active neurons that were on other devices than the CPU, before the first decision.
+    /// Share of active neurons that were on devices other than the CPU, before the first decision.
     pub first: f64,
-    /// Share of active neurons that were on other devices than the CPU, between the last two
+    /// Share of active neurons that were on devices other than the CPU, between the last two
     /// decisions.
     pub last: f64,
 }
@@ -48,13 +49,13 @@ struct LayerExchange {
     numbers: Option<ExpertNumbers>,
     /// The transposed down matrix in host memory; present if filling slots from the file would take
     /// too long.
-    down: Option<ByNeuron>,
+    down: Option<TransposedDown>,
 }
 
 /// Expert numbers of a layer that exchanges whole experts.
 #[derive(Debug)]
 struct ExpertNumbers {
-    /// For the home device and for the CPU: the expert number of each unit of slots at load.
+    /// For the home device and for the CPU: the expert number of each unit of slots, as loaded.
     units: [Vec<usize>; 2],
     /// The expert in the file that each expert number now stands for.
     experts: Vec<u32>,
@@ -66,10 +67,10 @@ pub(crate) struct NeuronExchange {
     layers: Vec<LayerExchange>,
     weight: CountedTokens,
     /// Number of tokens since the last decision.
-    since: usize,
+    n_tokens: usize,
     /// Statistics of the steps since the last decision.
-    seen: StepStats,
-    done: Option<ExchangeStats>,
+    stats: StepStats,
+    effect: Option<ExchangeStats>,
     neurons: u64,
     /// Buffer for the counts of one layer on one side.
     counts: Vec<f32>,
@@ -78,7 +79,7 @@ pub(crate) struct NeuronExchange {
 impl NeuronExchange {
     /// Adds the statistics of steps of up to [`hal::op::MAX_COUNTED_TOKENS`] tokens.
     pub(crate) fn add_stats(&mut self, stats: &StepStats) {
-        self.seen += *stats;
+        self.stats += *stats;
     }
 
     /// Counts the tokens of a step of up to [`hal::op::MAX_COUNTED_TOKENS`] tokens; returns whether
@@ -87,22 +88,22 @@ impl NeuronExchange {
         if n_tokens > hal::op::MAX_COUNTED_TOKENS {
             return false;
         }
-        self.since += n_tokens;
+        self.n_tokens += n_tokens;
         self.weight += n_tokens;
-        self.since >= EVERY
+        self.n_tokens >= DECISION_INTERVAL
     }
 
     /// Ends an interval between decisions: records the share of active neurons off the CPU, and
     /// resets the number of tokens and the statistics.
     fn end_interval(&mut self) {
-        let share = self.seen.off_cpu / self.seen.active.max(1.0);
-        let done = self.done.get_or_insert(ExchangeStats { neurons: 0, first: share, last: share });
-        done.last = share;
-        (self.since, self.seen) = (0, StepStats::default());
+        let share = self.stats.off_cpu / self.stats.active.max(1.0);
+        let start = ExchangeStats { neurons: 0, first: share, last: share };
+        self.effect.get_or_insert(start).last = share;
+        (self.n_tokens, self.stats) = (0, StepStats::default());
     }
 
     pub(crate) fn exchange_stats(&self) -> Option<ExchangeStats> {
-        self.done.map(|done| ExchangeStats { neurons: self.neurons, ..done })
+        self.effect.map(|effect| ExchangeStats { neurons: self.neurons, ..effect })
     }
 
     /// The file's expert for each expert number of `layer`, if whole experts are exchanged.
@@ -114,7 +115,7 @@ impl NeuronExchange {
 
 impl NeuronExchange {
     /// Sets up the exchange of neurons. `None` if it is off or would gain nothing; an error message
-    /// if it cannot be set up. `seconds` is the estimated time of a token, if there is an estimate.
+    /// if it cannot be set up. `seconds` is the estimated time of a token; `None` if unknown.
     pub(crate) fn new(
         sizing: &Sizing<'_>,
         layers: &[Layer],
@@ -142,9 +143,9 @@ impl NeuronExchange {
         Ok((!layers.is_empty()).then(|| NeuronExchange {
             layers,
             weight: CountedTokens::default(),
-            since: 0,
-            seen: StepStats::default(),
-            done: None,
+            n_tokens: 0,
+            stats: StepStats::default(),
+            effect: None,
             neurons: 0,
             counts: Vec::new(),
         }))
@@ -162,7 +163,7 @@ impl LayerExchange {
     ) -> Option<hal::Result<LayerExchange>> {
         let ffn = sizing.model.layers[index].ffn.as_ref()?;
         let lists = neurons_by_side(placed)?;
-        let unit = sizing.mode.exchanges(ffn)?;
+        let unit = sizing.mode.exchange_unit(ffn)?;
         // The `bias_down` of an expert moves with its number. This works only on the home device:
         // the CPU reads `bias_down` from the file.
         let added_here = layer.own.as_ref().is_some_and(|own| own.bias_down.is_some());
@@ -184,7 +185,7 @@ impl LayerExchange {
         let packs = sizing.mode.packs(&sizing.devices[CPU], ffn, &Neurons::All);
         let down = packs.iter().find(|packed| transposed_size(packed).is_some());
         let down = down.map(|packed| {
-            let down = ByNeuron::new(packed, &sizing.devices[CPU]);
+            let down = TransposedDown::new(packed, &sizing.devices[CPU]);
             sizing.model.file.release_rows(&packed.rows);
             down
         });
@@ -203,16 +204,12 @@ impl LayerExchange {
 pub(crate) struct ExchangedLayer {
     pub(crate) layer: usize,
     pub(crate) placed: LayerPlacement,
-    /// The expert in the file that each expert number now stands for; `None` if single neurons are
-    /// exchanged.
+    /// As [`ExpertNumbers::experts`]; `None` if single neurons are exchanged.
     pub(crate) experts: Option<Vec<u32>>,
 }
 
 impl NeuronExchange {
     /// Reserves the staging memory of exchanges, so that an exchange cannot run out of memory.
-    ///
-    /// # Errors
-    /// Device errors.
     pub(crate) fn reserve(
         sizing: &Sizing<'_>,
         loaded: &mut LoadedModel,
@@ -235,9 +232,6 @@ impl NeuronExchange {
 
     /// Reads the counts, and exchanges neurons where the gain is clear. Returns the layers whose
     /// placement changed. After an error, the contents of the slots are unknown.
-    ///
-    /// # Errors
-    /// Device errors.
     pub(crate) fn exchange(
         &mut self,
         sizing: &Sizing<'_>,
@@ -259,7 +253,7 @@ impl NeuronExchange {
             let heat = LayerHeat { layer: at.layer, heat: &at.heat, weight: self.weight };
             all.extend(match at.unit {
                 ExchangeUnit::WithinExperts(n) => {
-                    exchange::swaps_within(heat, lists, n, &at.bounds)
+                    exchange::swaps_within_experts(heat, lists, n, &at.bounds)
                 }
                 unit @ (ExchangeUnit::Neurons | ExchangeUnit::Experts(_)) => {
                     exchange::swaps(heat, lists, unit.len(), &at.bounds)
@@ -268,13 +262,13 @@ impl NeuronExchange {
             most = most.min(at.bounds.max_swaps);
         }
         self.weight.decay(self.layers.iter_mut().map(|at| &mut at.heat));
-        let chosen = exchange::best(all, most);
+        let chosen = exchange::best_swaps(all, most);
         let mut changed = Vec::new();
         for swaps in chosen.chunk_by(|a, b| a.layer == b.layer) {
             let Some(at) = self.layers.iter_mut().find(|at| at.layer == swaps[0].layer) else {
                 continue;
             };
-            let placed = exchange_in(sizing, at, loaded, &placement.layers[at.layer], swaps)?;
+            let placed = swap_neurons(sizing, at, loaded, &placement.layers[at.layer], swaps)?;
             self.neurons += (swaps.len() * at.unit.len()) as u64;
             let experts = at.numbers.as_ref().map(|numbers| numbers.experts.clone());
             changed.push(ExchangedLayer { layer: at.layer, placed, experts });

@@ -16,13 +16,13 @@ use crate::load::lane::Lane;
 use crate::load::{Layer, LoadedModel, lane_mut};
 use crate::ops::ffn::{PackedFfn, PackedMatrix, select_values};
 use crate::size::Sizing;
-use crate::size::exchange::{ExchangeUnit, at_once, neurons_by_side};
+use crate::size::exchange::{ExchangeUnit, neurons_by_side, rows_per_write};
 
-/// Exchanges neurons of one layer according to `swaps`.
+/// Exchanges neurons of one layer according to `swaps`, and returns its new placement.
 ///
 /// # Errors
 /// Device errors, after which the contents of the slots are unknown.
-pub(super) fn exchange_in(
+pub(super) fn swap_neurons(
     sizing: &Sizing<'_>,
     at: &mut LayerExchange,
     loaded: &mut LoadedModel,
@@ -32,8 +32,8 @@ pub(super) fn exchange_in(
     let Some(lists) = neurons_by_side(placed) else { return Ok(placed.clone()) };
     let mut lists = lists.map(|list| list.to_vec());
     let unit = at.unit.len();
-    // Adjacent neurons go to adjacent slots: rows of a transposed matrix are written faster next to
-    // rows of the same group.
+    // Adjacent neurons go to adjacent slots: a row of a transposed matrix is written faster next to
+    // rows that share its scales.
     let [mut hot, mut cold]: [Vec<usize>; 2] =
         [swaps.iter().map(|s| s.hot).collect(), swaps.iter().map(|s| s.cold).collect()];
     hot.sort_unstable_by_key(|&slot| lists[0][slot * unit]);
@@ -65,7 +65,7 @@ pub(super) fn exchange_in(
     let placed = LayerPlacement { home: placed.home, shares: shares.collect() };
     let home = lane_mut(lanes, placed.home);
     if let Some(predictor) = &layer.predictor {
-        predictor.place(&mut home.queue, &placed)?;
+        predictor.write_slots(&mut home.queue, &placed)?;
     }
     if let Some(ExpertNumbers { units: numbers, experts }) = &mut at.numbers {
         let mut moved = Vec::new();
@@ -124,25 +124,25 @@ fn write_values(queue: &mut Queue, to: &Tensor, from: &HostRows, list: &[u32]) -
 /// A whole down matrix in host memory, transposed to one row per neuron. Gathering a column from
 /// the blocks of the file would take longer than the exchange saves.
 #[derive(Debug)]
-pub(crate) struct ByNeuron {
+pub(crate) struct TransposedDown {
     desc: TensorDesc,
     bytes: Vec<u8>,
     _booked: Reservation,
 }
 
-impl ByNeuron {
+impl TransposedDown {
     /// Transposes the matrix. Its bytes count as allocated on `cpu`.
     ///
     /// # Errors
     /// Read errors of a paged source; [`hal::Error::OutOfMemory`].
-    pub(crate) fn new(packed: &PackedFfn, cpu: &Device) -> hal::Result<ByNeuron> {
+    pub(crate) fn new(packed: &PackedFfn, cpu: &Device) -> hal::Result<TransposedDown> {
         let desc = packed.pack.packed()?;
         let len = plain_size(&desc).unwrap_or_default();
         let booked = cpu.ledger().reserve("transposed down", Bytes(len as u64))?;
         let mut bytes = vec![0; len];
         let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
         pack_plain(&packed.pack, &packed.rows, &mut bytes, n_threads)?;
-        Ok(ByNeuron { desc, bytes, _booked: booked })
+        Ok(TransposedDown { desc, bytes, _booked: booked })
     }
 
     fn row(&self, neuron: usize) -> hal::Result<Vec<u8>> {
@@ -155,14 +155,12 @@ struct Refill<'a> {
     sizing: &'a Sizing<'a>,
     layer: usize,
     share: &'a FfnTensors,
-    /// The transposed down matrix, if there is one.
-    down: Option<&'a ByNeuron>,
+    down: Option<&'a TransposedDown>,
     /// The neuron of each slot.
     list: &'a [u32],
 }
 
 impl Refill<'_> {
-    /// Fills the slots of `units`.
     fn fill(&self, lane: &mut Lane, unit: ExchangeUnit, units: &[usize]) -> Result<()> {
         let ffn = self.sizing.block(self.layer);
         let mut tensors = self.share.gate.iter().chain([&self.share.up, &self.share.down]);
@@ -196,7 +194,7 @@ impl Refill<'_> {
         let n_expert = self.sizing.block(self.layer).n_expert().unwrap_or(1);
         let across = packed.matrix == PackedMatrix::One(FfnMatrix::Down)
             && matches!(unit, ExchangeUnit::Experts(_));
-        let at_once = at_once(packed.rows.row_bytes());
+        let rows_per_write = rows_per_write(packed.rows.row_bytes());
         units.iter().flat_map(move |&u| {
             let first = self.list[u * n_unit] as usize;
             let (n, slot, row) = if across {
@@ -205,8 +203,8 @@ impl Refill<'_> {
             } else {
                 (n_unit, u * n_unit, first)
             };
-            (0..n).step_by(at_once).map(move |k| {
-                let end = (k + at_once).min(n);
+            (0..n).step_by(rows_per_write).map(move |k| {
+                let end = (k + rows_per_write).min(n);
                 (slot + k..slot + end, (row + k) as u32..(row + end) as u32)
             })
         })

@@ -43,7 +43,7 @@ impl Entry {
 /// # Errors
 /// The system's error.
 pub fn list(folder: &Path) -> io::Result<Vec<Entry>> {
-    let paths = names(folder, &[SUFFIX])?;
+    let paths = find_files(folder, &[SUFFIX])?;
     let entry = |path: PathBuf| {
         let size = Bytes(fs::metadata(&path).map_or(0, |file| file.len()));
         let file = File::open(&path).ok();
@@ -61,7 +61,7 @@ pub fn list(folder: &Path) -> io::Result<Vec<Entry>> {
 /// The system's error; files before the failing one are already removed.
 pub fn clear(folder: &Path) -> io::Result<Bytes> {
     let mut freed = Bytes(0);
-    for path in names(folder, &[SUFFIX, UNFINISHED])? {
+    for path in find_files(folder, &[SUFFIX, UNFINISHED])? {
         let size = fs::metadata(&path).map(|file| Bytes(file.len()));
         match size.and_then(|size| fs::remove_file(&path).map(|()| size)) {
             Ok(size) => freed += size,
@@ -75,7 +75,7 @@ pub fn clear(folder: &Path) -> io::Result<Bytes> {
 
 /// Removes unfinished files that count as [`ABANDONED`], left by killed processes.
 pub(super) fn drop_leftovers(folder: &Path) {
-    for path in names(folder, &[UNFINISHED]).unwrap_or_default() {
+    for path in find_files(folder, &[UNFINISHED]).unwrap_or_default() {
         let age = fs::metadata(&path).and_then(|file| file.modified()).map(|time| time.elapsed());
         if matches!(age, Ok(Ok(age)) if age > ABANDONED) {
             // A leftover only costs disk space, so a failure is ignored.
@@ -84,7 +84,7 @@ pub(super) fn drop_leftovers(folder: &Path) {
     }
 }
 
-fn names(folder: &Path, ends: &[&str]) -> io::Result<Vec<PathBuf>> {
+fn find_files(folder: &Path, ends: &[&str]) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

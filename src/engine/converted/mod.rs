@@ -162,8 +162,8 @@ impl RepackFile {
     /// The bytes of the pack labelled `label`; `None` if the file has no such pack in this layout.
     #[must_use]
     pub fn find(&self, label: &str, pack: &PackDesc, stored: StoredPack) -> Option<SharedBytes> {
-        let same = |(name, of, how): &&(String, PackDesc, StoredPack)| {
-            name == label && of == pack && *how == stored
+        let same = |(name, desc, layout): &&(String, PackDesc, StoredPack)| {
+            name == label && desc == pack && *layout == stored
         };
         self.weights.iter().find(same)?;
         let bytes = self.file.slice(self.file.tensor(label)?).ok()?;

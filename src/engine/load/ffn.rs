@@ -60,7 +60,7 @@ impl Loader<'_> {
         }
         let down = matrices.pop().expect("the last matrix is down");
         let up = matrices.pop().expect("up precedes down");
-        let offset = |part: &str, bias: Option<HostRows>| {
+        let import = |part: &str, bias: Option<HostRows>| {
             bias.map(|bias| self.vector(device, &label(part), &bias)).transpose()
         };
         let of = |part: &Affine| part.bias.as_ref().map(|bias| select_values(bias, neurons));
@@ -68,10 +68,10 @@ impl Loader<'_> {
             gate: matrices.pop(),
             up,
             down,
-            bias_gate: offset("ffn_gate.bias", ffn.gate.as_ref().and_then(of))?,
-            bias_up: offset("ffn_up.bias", of(&ffn.up))?,
-            bias_down: offset("ffn_down.bias", ffn.down.bias.clone().filter(|_| bias_down))?,
-            threshold: offset("ffn_threshold", thresholds(sizing.options, layer, neurons))?,
+            bias_gate: import("ffn_gate.bias", ffn.gate.as_ref().and_then(of))?,
+            bias_up: import("ffn_up.bias", of(&ffn.up))?,
+            bias_down: import("ffn_down.bias", ffn.down.bias.clone().filter(|_| bias_down))?,
+            threshold: import("ffn_threshold", thresholds(sizing.options, layer, neurons))?,
             experts: mode.expert_ranges(ffn, |n| match neurons {
                 Neurons::All => n,
                 Neurons::List(list) => list.partition_point(|&neuron| (neuron as usize) < n),

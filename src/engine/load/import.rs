@@ -37,16 +37,21 @@ impl Loader<'_> {
         Ok(tensor)
     }
 
-    /// [`Loader::import`] of all rows of a matrix, as stored.
-    pub(crate) fn whole(&self, device: &Device, label: &str, rows: &HostRows) -> Result<Tensor> {
+    /// As [`Loader::import`], for a whole matrix, not transposed.
+    pub(crate) fn import_whole(
+        &self,
+        device: &Device,
+        label: &str,
+        rows: &HostRows,
+    ) -> Result<Tensor> {
         self.import(device, label, &PackDesc::whole(rows.desc()), rows)
     }
 
     /// Loads a per-neuron vector. On the CPU it is copied, not used in place, if neurons are
     /// exchanged: an exchange writes to it.
     pub(crate) fn vector(&self, device: &Device, label: &str, rows: &HostRows) -> Result<Tensor> {
-        if device.info().kind != DeviceKind::Cpu || !self.sizing.counts() {
-            return self.whole(device, label, rows);
+        if device.info().kind != DeviceKind::Cpu || !self.sizing.counts_rows() {
+            return self.import_whole(device, label, rows);
         }
         let tensor = device.alloc(label, rows.desc())?;
         device.queue("import")?.write(&tensor, &rows.rows(0..1)?)?;
@@ -56,7 +61,7 @@ impl Loader<'_> {
 
 /// The weights that belong in the repack cache of `device`, if the whole model is on that device.
 #[must_use]
-pub fn to_convert(model: &Model, options: &EngineOptions, device: &Device) -> Vec<Weight> {
+pub fn to_repack(model: &Model, options: &EngineOptions, device: &Device) -> Vec<Weight> {
     let mode = FfnMode::new(model, options);
     let mut weights = Vec::new();
     let mut add = |label: String, pack: PackDesc, source: &HostRows| {

@@ -3,7 +3,7 @@
 use hal::op::{MAX_COUNTED_TOKENS, UnionCounts};
 use hal::{Batch, Device, Operand, Queue, Tensor, TensorDesc};
 
-use super::lists::Lists;
+use super::lists::RowLists;
 use crate::error::Result;
 use crate::ops::scratch::Scratch;
 use crate::size::scratch::{ScratchShape, counts_union, n_counters, union_bytes};
@@ -15,10 +15,10 @@ pub(crate) struct Lane {
     pub(crate) queue: Queue,
     pub(crate) batch: Batch<Tensor>,
     pub(crate) scratch: Scratch<Tensor>,
-    /// Counters of active neurons for each rung of the ladder, `[n_counters, n_tokens]`.
+    /// Counters of active neurons for each recorded token count, `[n_counters, n_tokens]`.
     pub(crate) active: Vec<Tensor>,
     /// Lists of active rows; present if predictors choose neurons.
-    pub(crate) lists: Option<Lists>,
+    pub(crate) lists: Option<RowLists>,
     /// Counters of active rows; present if neurons are exchanged, or while they are watched.
     hits: Option<RowCounters>,
     /// Union counts, `[n_layer, UnionCounts::N]`; present with several sequences.
@@ -57,7 +57,8 @@ impl Lane {
         }
         queue.reserve(4 * shape.batch.n_words())?;
         let lists = shape.lists.as_ref();
-        let lists = lists.map(|lists| Lists::new(device, &mut queue, lists, rungs)).transpose()?;
+        let lists =
+            lists.map(|lists| RowLists::new(device, &mut queue, lists, rungs)).transpose()?;
         let union = shape.union.map(|union| device.alloc("union", union)).transpose()?;
         if let (Some(desc), Some(union)) = (&shape.union, &union) {
             queue.reserve(union_bytes(desc))?;
@@ -77,7 +78,6 @@ impl Lane {
         Ok(lane)
     }
 
-    /// Whether there are row counters.
     pub(crate) fn has_hits(&self) -> bool {
         self.hits.is_some()
     }
@@ -90,7 +90,6 @@ impl Lane {
         Ok(())
     }
 
-    /// Releases the row counters.
     pub(crate) fn drop_hits(&mut self) {
         self.hits = None;
     }
@@ -126,14 +125,12 @@ impl Lane {
         self.clear_hits(layer)
     }
 
-    /// Reads the row counters of a layer into `out`.
     pub(crate) fn read_hits(&mut self, layer: usize, out: &mut Vec<f32>) -> Result<()> {
         let Some(hits) = self.hits(layer, 1) else { return Ok(()) };
         out.resize(hits.desc().n_cols, 0.0);
         Ok(self.queue.read_f32(&hits, out)?)
     }
 
-    /// Clears the row counters of a layer.
     pub(crate) fn clear_hits(&mut self, layer: usize) -> Result<()> {
         let Some(RowCounters { tensor, zeros }) = &self.hits else { return Ok(()) };
         Ok(self.queue.write(&tensor.rows(layer..layer + 1), zeros)?)

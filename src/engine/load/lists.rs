@@ -9,7 +9,7 @@ use hal::{Device, HostRows, Operand, PackDesc, Queue, RowSet, Slot, Source, Tens
 use placement::{LayerPlacement, Neurons};
 
 use crate::error::Result;
-use crate::ops::predict::{Predictor, PredictorData, vector, words};
+use crate::ops::predict::{Predictor, PredictorData, u32_desc, vector};
 use crate::size::lists::ListShape;
 
 impl Predictor<Tensor> {
@@ -39,7 +39,7 @@ impl Predictor<Tensor> {
 
 impl Predictor<Tensor> {
     /// Writes the slots of the neurons to the device after an exchange.
-    pub(crate) fn place(&self, queue: &mut Queue, placed: &LayerPlacement) -> Result<()> {
+    pub(crate) fn write_slots(&self, queue: &mut Queue, placed: &LayerPlacement) -> Result<()> {
         let slots = slots(placed, self.slots.desc().n_cols);
         Ok(queue.write(&self.slots, &slots.rows(0..1)?)?)
     }
@@ -76,33 +76,33 @@ fn slots(placed: &LayerPlacement, n_ff: usize) -> HostRows {
 
 /// The lists of one device, which every layer reuses.
 #[derive(Debug)]
-pub(crate) struct Lists {
+pub(crate) struct RowLists {
     /// Resident rows. Each layer has its own count, `[n_layer, 1]`.
-    resident: List,
+    resident: RowList,
     /// Rows on other devices; `None` if there are no other devices.
-    absent: Option<List>,
+    absent: Option<RowList>,
 }
 
 #[derive(Debug)]
-struct List {
+struct RowList {
     ids: Tensor,
     counts: Tensor,
-    /// Membership bits, one tensor for each rung of the ladder.
+    /// Membership bits, one tensor for each recorded token count.
     members: Vec<Tensor>,
 }
 
-impl List {
-    fn new(device: &Device, n_ff: usize, n_counts: usize, rungs: &[usize]) -> Result<List> {
+impl RowList {
+    fn new(device: &Device, n_ff: usize, n_counts: usize, rungs: &[usize]) -> Result<RowList> {
         let mut members: Vec<Tensor> = Vec::new();
         for n_words in ListShape::member_words(rungs) {
             match members.last() {
                 Some(last) if last.desc().n_cols == n_words => members.push(last.clone()),
-                _ => members.push(device.alloc("members", words(n_ff, n_words))?),
+                _ => members.push(device.alloc("members", u32_desc(n_ff, n_words))?),
             }
         }
-        Ok(List {
-            ids: device.alloc("ids", words(1, n_ff))?,
-            counts: device.alloc("counts", words(n_counts, 1))?,
+        Ok(RowList {
+            ids: device.alloc("ids", u32_desc(1, n_ff))?,
+            counts: device.alloc("counts", u32_desc(n_counts, 1))?,
             members,
         })
     }
@@ -116,26 +116,27 @@ impl List {
     }
 }
 
-impl Lists {
+impl RowLists {
     pub(crate) fn new(
         device: &Device,
         queue: &mut Queue,
         shape: &ListShape,
         rungs: &[usize],
-    ) -> Result<Lists> {
+    ) -> Result<RowLists> {
         for len in shape.staging(rungs) {
             queue.reserve(len)?;
         }
-        let absent = shape.shared.then(|| List::new(device, shape.n_ff, 1, rungs)).transpose()?;
-        Ok(Lists { resident: List::new(device, shape.n_ff, shape.n_layer, rungs)?, absent })
+        let absent =
+            shape.shared.then(|| RowList::new(device, shape.n_ff, 1, rungs)).transpose()?;
+        Ok(RowLists { resident: RowList::new(device, shape.n_ff, shape.n_layer, rungs)?, absent })
     }
 
-    /// The resident rows of `layer` that a step of the `rung` selects.
+    /// The resident rows of `layer` that a step selects; `rung` is the index of its token count.
     pub(crate) fn resident(&self, layer: usize, rung: usize) -> RowSet<Tensor> {
         self.resident.set(layer, rung)
     }
 
-    /// The rows on other devices that a step of the `rung` selects; `None` without other devices.
+    /// The rows on other devices that a step selects; `None` without other devices.
     pub(crate) fn absent(&self, rung: usize) -> Option<RowSet<Tensor>> {
         self.absent.as_ref().map(|list| list.set(0, rung))
     }
@@ -151,7 +152,7 @@ impl Lists {
 #[derive(Debug)]
 pub(crate) struct ChunkLists {
     slots: Tensor,
-    list: List,
+    list: RowList,
 }
 
 impl ChunkLists {
@@ -161,15 +162,14 @@ impl ChunkLists {
         let bytes: Vec<u8> = bytemuck::cast_slice(&order).to_vec();
         let rows = HostRows::new(Source::Owned(Arc::new(bytes)), 1, n, Format::U32)?;
         let slots = device.import("streamed slots", &PackDesc::whole(rows.desc()), &rows)?;
-        Ok(ChunkLists { slots, list: List::new(device, n, 1, rungs)? })
+        Ok(ChunkLists { slots, list: RowList::new(device, n, 1, rungs)? })
     }
 
-    /// The slots of the neurons of a chunk.
     pub(crate) fn slots(&self) -> Tensor {
         self.slots.clone()
     }
 
-    /// The neurons of a chunk that a step of the `rung` selects.
+    /// The neurons of a chunk that a step selects; `rung` is the index of its token count.
     pub(crate) fn set(&self, rung: usize) -> RowSet<Tensor> {
         self.list.set(0, rung)
     }

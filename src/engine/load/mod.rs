@@ -8,7 +8,7 @@ mod import;
 pub(crate) mod lane;
 pub(crate) mod lists;
 
-pub use import::to_convert;
+pub use import::to_repack;
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ use crate::ops::embed::Embedding;
 use crate::ops::mixer::{self, Memory};
 use crate::ops::predict::{Predictor, vector};
 use crate::size::scratch::ScratchShape;
-use crate::size::{Sizing, uses};
+use crate::size::{Sizing, is_used};
 use ffn::FfnTensors;
 use lane::{HeadScratch, Lane};
 
@@ -77,9 +77,6 @@ impl LoadedModel {
     }
 
     /// Clears the counters of active rows.
-    ///
-    /// # Errors
-    /// Device errors.
     pub(crate) fn clear_hits(&mut self) -> Result<()> {
         for lane in self.lanes.iter_mut().flatten() {
             (0..self.layers.len()).try_for_each(|layer| lane.clear_hits(layer))?;
@@ -93,7 +90,6 @@ pub(crate) fn lane(lanes: &[Option<Lane>], device: DeviceIndex) -> &Lane {
     lanes[device].as_ref().expect("a used device has a lane")
 }
 
-/// As [`lane`], mutable.
 pub(crate) fn lane_mut(lanes: &mut [Option<Lane>], device: DeviceIndex) -> &mut Lane {
     lanes[device].as_mut().expect("a used device has a lane")
 }
@@ -117,7 +113,7 @@ impl Loader<'_> {
         let rungs = sizing.options.ladder();
         let mut lanes = Vec::new();
         for (index, device) in sizing.devices.iter().enumerate() {
-            let used = uses(placement, index);
+            let used = is_used(placement, index);
             let lane = used.then(|| Lane::new(device, &shape, &rungs)).transpose()?;
             if lane.is_some() && index != CPU {
                 device.reserve_workspace(sizing.workspace(index))?;
@@ -140,7 +136,7 @@ impl Loader<'_> {
         Ok(LoadedModel { lanes, layers, embed, head })
     }
 
-    /// For each home device, a mailbox for each layer that is split there.
+    /// For each device, a mailbox for each split layer whose home it is.
     fn mailboxes(&self, placement: &Placement) -> Result<Vec<Vec<Mailbox>>> {
         let sizing = &self.sizing;
         let mut all = Vec::new();
@@ -153,7 +149,7 @@ impl Loader<'_> {
         Ok(all)
     }
 
-    /// Loads the layer that follows those `before` it.
+    /// Loads the next layer; `before` has the layers before it.
     fn layer(
         &self,
         placed: &LayerPlacement,
@@ -166,7 +162,7 @@ impl Loader<'_> {
         let device = &devices[placed.home];
         let import = |part: &str, rows: &hal::HostRows| {
             let label = format!("blk.{index}.{part}");
-            self.whole(device, &label, rows)
+            self.import_whole(device, &label, rows)
         };
         let n_ff = weights.n_ff();
         let is_empty = |share: &Share| share.neurons.len(n_ff) == 0;
@@ -236,7 +232,7 @@ impl Loader<'_> {
     }
 
     fn embedding(&self, device: &Device) -> Result<Embedding<Tensor>> {
-        Embedding::of(self.sizing.model, &mut |label, rows| self.whole(device, label, rows))
+        Embedding::new(self.sizing.model, &mut |label, rows| self.import_whole(device, label, rows))
     }
 
     fn head(
@@ -248,7 +244,7 @@ impl Loader<'_> {
     ) -> Result<Head> {
         let Sizing { model, devices, .. } = self.sizing;
         let device = &devices[placement.head];
-        let import = |label: &str, rows: &hal::HostRows| self.whole(device, label, rows);
+        let import = |label: &str, rows: &hal::HostRows| self.import_whole(device, label, rows);
         let tied = model.file.tensor("output.weight").is_none();
         let output = if tied && placement.head == placement.embed {
             embed.clone()

@@ -2,8 +2,8 @@
 //! programs over the loaded weights. Ordinary programs are not affected.
 //!
 //! Most engines never observe, so memory for it is not reserved at load. The first observed step
-//! makes the programs and books their memory in the ledgers of the devices. If a device lacks the
-//! memory, that call fails and the engine still works as before.
+//! makes the programs and reserves their memory in the ledgers of the devices. If a device lacks
+//! the memory, that call fails and the engine still works as before.
 
 mod value;
 
@@ -45,8 +45,9 @@ pub struct ObservedBlock<'a> {
     pub gate: Option<&'a [f32]>,
     /// `[n_tokens, n_ff]`: output of the up projection with bias.
     pub up: &'a [f32],
-    /// `[n_tokens, n_expert]`: the weight of each expert for each token; 0 for an unused expert,
-    /// whose `gate` and `up` are still computed. `None` in dense blocks.
+    /// `[n_tokens, n_expert]`: the router's weight of each expert for each token; 0 for an expert
+    /// that the token does not use, whose `gate` and `up` are still computed. `None` in dense
+    /// blocks.
     pub weights: Option<&'a [f32]>,
 }
 
@@ -56,7 +57,7 @@ impl fmt::Debug for ObservedBlock<'_> {
     }
 }
 
-/// Index of the rung of the ladder that observed steps use: the largest of up to 64 tokens.
+/// Index of the token count whose programs observed steps use: the largest up to [`MAX_TOKENS`].
 pub(crate) fn rung(rungs: &[usize]) -> usize {
     rungs.iter().rposition(|&n| n <= MAX_TOKENS).unwrap_or(0)
 }
@@ -69,7 +70,7 @@ pub(crate) struct Observers {
     n: usize,
     embed: Program,
     layers: Vec<LayerPrograms>,
-    host: Host,
+    host: HostBuffers,
 }
 
 #[derive(Debug)]
@@ -80,7 +81,7 @@ struct LayerPrograms {
     shares: Vec<ShareProgram>,
     /// The block and the ops after it; `None` if there are none.
     after: Option<Program>,
-    /// The file's expert for each column of the weights, if whole experts were exchanged.
+    /// The file's expert for each column of the router's weights, if whole experts were exchanged.
     experts: Option<Vec<u32>>,
 }
 
@@ -102,7 +103,7 @@ struct Products {
 
 /// Host buffers for the observed values, `[n, ...]` each.
 #[derive(Debug, Default)]
-struct Host {
+struct HostBuffers {
     residual: Vec<f32>,
     x: Vec<f32>,
     weights: Vec<f32>,
@@ -135,7 +136,7 @@ impl Observers {
             let experts = experts(index).map(<[u32]>::to_vec);
             layers.push(LayerPrograms { experts, ..layer_recorder.layer(index, placed)? });
         }
-        Ok(Observers { rung, n, embed, layers, host: Host::default() })
+        Ok(Observers { rung, n, embed, layers, host: HostBuffers::default() })
     }
 }
 
@@ -144,7 +145,6 @@ struct ProgramRecorder<'a> {
     recording: &'a Recording<'a>,
     loaded: &'a LoadedModel,
     rung: usize,
-    /// Number of tokens of a step, padding included.
     n: usize,
     /// Buffers allocated so far. Shares of the same size on one device use the same buffers one
     /// after the other.
@@ -197,8 +197,6 @@ impl ProgramRecorder<'_> {
         Ok(shares)
     }
 
-    /// Buffers for the products of a share; shares of the same size on one device use the same
-    /// buffers.
     fn products(&mut self, on: &Lane, device: DeviceIndex, ffn: &FfnTensors) -> Result<Products> {
         let (n, n_rows) = (self.n, ffn.up.desc().n_rows);
         let fits = |(on, products): &&(DeviceIndex, Products)| {
@@ -284,7 +282,6 @@ impl Observers {
     }
 }
 
-/// A layer being observed.
 #[derive(Clone, Copy)]
 struct ObservedLayer<'a> {
     layer: &'a LayerPrograms,
@@ -292,7 +289,7 @@ struct ObservedLayer<'a> {
     n_embd: usize,
 }
 
-impl Host {
+impl HostBuffers {
     /// Reads the input of a block from its home device, and computes gate and up on every device
     /// that has neurons of the block.
     fn read_layer(

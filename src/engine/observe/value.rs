@@ -7,8 +7,8 @@ use model::Model;
 use super::ObservedBlock;
 
 impl ObservedBlock<'_> {
-    /// Writes the neurons' values to `out`, `[n_tokens, n_ff]`: the factors of down's rows, with
-    /// the experts' weights applied. Accurate to about six digits.
+    /// Writes the neurons' values to `out`, `[n_tokens, n_ff]`: the factors of down's rows,
+    /// multiplied by the router's weights. Accurate to about six digits.
     pub fn values(&self, model: &Model, out: &mut Vec<f32>) {
         let (kind, activation) = (model.ffn_kind, model.activation);
         let tests = self.gate.unwrap_or(self.up);
@@ -18,8 +18,8 @@ impl ObservedBlock<'_> {
         let Some(weights) = self.weights.filter(|weights| !weights.is_empty()) else { return };
         // Every expert has the same number of neurons; for each token, the values are ordered by
         // expert.
-        let n_each = (self.up.len() / weights.len()).max(1);
-        for (values, &weight) in out.chunks_exact_mut(n_each).zip(weights) {
+        let n_per_expert = (self.up.len() / weights.len()).max(1);
+        for (values, &weight) in out.chunks_exact_mut(n_per_expert).zip(weights) {
             if weight == 0.0 {
                 values.fill(0.0)
             } else {

@@ -21,10 +21,7 @@ pub(crate) struct Embedding<T> {
 
 impl<T> Embedding<T> {
     /// The embedding of `model`. `f` makes an operand from the name and the rows of each table.
-    ///
-    /// # Errors
-    /// The first error of `f`.
-    pub(crate) fn of<E>(
+    pub(crate) fn new<E>(
         model: &Model,
         f: &mut dyn FnMut(&'static str, &HostRows) -> Result<T, E>,
     ) -> Result<Embedding<T>, E> {

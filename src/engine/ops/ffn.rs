@@ -24,7 +24,7 @@ pub(crate) struct FfnMode {
     threshold: f32,
     predicts: bool,
     /// Whether the predictors come from the side file, which has one for every block.
-    learned: bool,
+    from_side_file: bool,
     repack: bool,
     dense_from: DenseFrom,
 }
@@ -44,13 +44,12 @@ impl FfnMode {
             sparse: exact || cut,
             threshold: options.sparse_threshold.unwrap_or(model.predictor_threshold),
             predicts: options.predicts(model),
-            learned: options.learned_layers().is_some(),
+            from_side_file: options.chooser_layers().is_some(),
             repack: options.repack,
             dense_from: options.dense_from,
         }
     }
 
-    /// Whether neurons are skipped at all.
     pub(crate) fn is_sparse(self) -> bool {
         self.sparse
     }
@@ -71,9 +70,9 @@ impl FfnMode {
         if !self.lists(ffn) {
             return None;
         }
-        match (options.sparsity, options.learned_layers()) {
+        match (options.sparsity, options.chooser_layers()) {
             (Sparsity::Within(target), Some(Layers::Predictors(layers))) => {
-                layers.get(layer).map(|learned| PredictorData::learned(learned, target))
+                layers.get(layer).map(|predictor| PredictorData::trained(predictor, target))
             }
             (Sparsity::Predicted, Some(Layers::Imported { layers, threshold })) => {
                 let threshold = options.sparse_threshold.unwrap_or(*threshold);
@@ -116,15 +115,14 @@ impl FfnMode {
 
     /// Whether a predictor lists the block's neurons.
     fn lists(self, ffn: &Ffn) -> bool {
-        let known = self.learned || ffn.predictor.is_some();
+        let known = self.from_side_file || ffn.predictor.is_some();
         self.predicts && known && self.orientation(ffn) == Down::ByNeuron
     }
 
     /// Number of matrices that are bundled on `device`; 0 for none. If a predictor lists neurons, a
-    /// bundle stores the rows of a neuron together, so that the device reads them at once instead
-    /// of at three places. Rows can be bundled only if they have one format, and down only if the
-    /// file has one row per neuron.
-    fn bundled(self, device: &Device, ffn: &Ffn) -> usize {
+    /// bundle stores the rows of a neuron together, so that the device reads them at once. Rows can
+    /// be bundled only if they have one format, and down only if the file has one row per neuron.
+    fn n_bundled(self, device: &Device, ffn: &Ffn) -> usize {
         let wanted = self.repack && device.supports_column_views() && ffn.experts.is_none();
         if !wanted || !self.lists(ffn) {
             return 0;
@@ -187,7 +185,7 @@ impl FfnMode {
                 }
             })
             .collect();
-        let n = self.bundled(device, ffn);
+        let n = self.n_bundled(device, ffn);
         if n > 0 {
             let rest = packs.split_off(n);
             let cols = packs.iter().map(|part| part.rows.desc().n_cols).collect();
@@ -208,8 +206,8 @@ impl FfnMode {
         n_below: impl Fn(usize) -> usize,
     ) -> Option<ExpertRanges> {
         let experts = ffn.experts.as_ref()?;
-        let n_each = ffn.n_each();
-        let starts = (0..=experts.n).map(|expert| n_below(expert * n_each) as u32).collect();
+        let n_per_expert = ffn.n_per_expert();
+        let starts = (0..=experts.n).map(|expert| n_below(expert * n_per_expert) as u32).collect();
         Some(ExpertRanges { starts, n_used: experts.n_used })
     }
 
@@ -305,7 +303,6 @@ impl FfnMode {
 /// The matrix or matrices of a share in one pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PackedMatrix {
-    /// A single matrix.
     One(FfnMatrix),
     /// Several matrices, concatenated by columns.
     Bundle,
@@ -351,7 +348,7 @@ pub(crate) fn thresholds(
     neurons: &Neurons,
 ) -> Option<HostRows> {
     let (Sparsity::Within(target), Some(Layers::Thresholds(layers))) =
-        (options.sparsity, options.learned_layers())
+        (options.sparsity, options.chooser_layers())
     else {
         return None;
     };
@@ -362,7 +359,7 @@ pub(crate) fn thresholds(
 /// Operands of the op of a share, except its weights.
 pub(crate) struct FfnOperands<T> {
     pub(crate) x: T,
-    /// Weight of each expert for each token; `None` in dense blocks.
+    /// The router's weight of each expert for each token; `None` in dense blocks.
     pub(crate) weights: Option<T>,
     pub(crate) y: T,
     pub(crate) active: T,

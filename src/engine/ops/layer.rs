@@ -1,5 +1,5 @@
-//! A layer as ops. Over tensors the ops are recorded; over shapes a device is asked whether it
-//! supports them.
+//! A layer as ops: over tensors to record the ops, over shapes to ask a device whether it supports
+//! them.
 
 use hal::op::{
     Add, CopyHeads, Down, ExpertRanges, GateActivation, HeadColumns, MatMul, Merge, Mul, Norm, Op,
@@ -20,7 +20,6 @@ use super::scratch::{Role, Scratch};
 pub(crate) struct LayerOps<'a, T> {
     pub(crate) model: &'a Model,
     pub(crate) mode: FfnMode,
-    /// The layer's index.
     pub(crate) index: usize,
     /// The layer in the file.
     pub(crate) facts: &'a LayerWeights,
@@ -53,7 +52,8 @@ pub(crate) fn residual_norm<T: Operand>(model: &Model, x: &T, by: &Affine<T>, y:
     Norm { eps: model.hyper.residual_eps(), ..norm(model, x, by, y) }.into()
 }
 
-/// `y = norm(x)`, applied separately to every group of values as long as the norm's weight.
+/// `y = norm(x)`. Each part of a row with the length of the norm's weight, such as a head, is
+/// normed separately.
 fn norm<T: Operand>(model: &Model, x: &T, norm: &Affine<T>, y: &T) -> Norm<T> {
     Norm {
         x: x.clone(),
@@ -103,13 +103,13 @@ pub(crate) fn matmul<T: Operand>(by: &Affine<T>, x: &T, y: &T) -> Op<T> {
 
 impl<T: Operand> LayerOps<'_, T> {
     /// All ops of the layer, in order.
-    pub(crate) fn list(self) -> Vec<Op<T>> {
+    pub(crate) fn all_ops(self) -> Vec<Op<T>> {
         let mut ops = self.before_neurons();
         ops.extend(self.ops_after_attention());
         ops
     }
 
-    /// The ops up to the feed-forward block's input in `h` and, with experts, their weights.
+    /// The ops up to the feed-forward block's input in `h` and, with experts, the router's weights.
     pub(crate) fn before_neurons(&self) -> Vec<Op<T>> {
         let (s, frame) = (self.scratch, self.frame);
         let mut ops = Vec::new();
@@ -210,7 +210,7 @@ impl<T: Operand> LayerOps<'_, T> {
         norm(self.model, x, by, y).into()
     }
 
-    /// Adds the output `y` of half a layer to the residual, after its post-norm if it has one.
+    /// Adds `y`, the output of the mixer or the block, to the residual, after its post-norm if any.
     fn add(&self, ops: &mut Vec<Op<T>>, post_norm: Option<&Affine<T>>) {
         let s = self.scratch;
         let a = match post_norm {
@@ -307,7 +307,7 @@ impl<T: Operand> LayerOps<'_, T> {
     fn neurons(&self, ops: &mut Vec<Op<T>>, accumulate: bool) {
         let s = self.scratch;
         let (mut rows, mut absent) = (Rows::All, None);
-        // If the absent neurons are streamed, each chunk makes its own list.
+        // If the absent neurons are streamed, the predictor runs for each chunk instead.
         let wanted = self.own.is_some() || self.mailbox.is_some();
         if let (Some(predictor), Some(resident), true) = (self.predictor, &self.resident, wanted) {
             absent = self.absent.clone();

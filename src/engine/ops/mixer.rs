@@ -57,7 +57,7 @@ impl<T> Memory<T> {
     }
 
     /// The tensors that a step reads, including an earlier layer's cache.
-    pub(crate) fn read(&self) -> impl Iterator<Item = &T> {
+    pub(crate) fn read_tensors(&self) -> impl Iterator<Item = &T> {
         self.kv().into_iter().flat_map(|cache| [&cache.k, &cache.v]).chain(self.states())
     }
 }
@@ -229,8 +229,8 @@ impl<T: Operand> LayerOps<'_, T> {
         ops.push(matmul(&by.o, mixed, &s.y));
     }
 
-    /// Computes keys (before RoPE) and values from the normed `h`; `None` if the layer shares an
-    /// earlier KV cache.
+    /// Computes keys (before RoPE) and values from the normed `h`; `None` if the layer uses an
+    /// earlier layer's KV cache.
     fn keys_and_values(&self, ops: &mut Vec<Op<T>>, by: &Attention<T>) -> Option<(&T, &T)> {
         let (s, sizes) = (self.scratch, &by.sizes);
         let own = || (s.at(Role::Key, sizes.n_k()), s.at(Role::Value, sizes.n_v()));
@@ -351,7 +351,7 @@ impl<T: Operand> LayerOps<'_, T> {
         let (k, v) = (s.at(Role::Key, sizes.n_k()), s.at(Role::Value, sizes.n_v()));
         let AttentionSizes { n_head, n_rot, d_head, d_value, .. } = *sizes;
         let n_unrotated = d_head - n_rot;
-        let n_each = n_unrotated + d_value;
+        let n_per_expert = n_unrotated + d_value;
         ops.push(matmul(&by.kv_a_proj, &s.h, latent));
         ops.push(self.norm(latent, &by.kv_a_norm, normed));
         ops.push(matmul(&by.k_rope, &s.h, k_rope));
@@ -362,8 +362,8 @@ impl<T: Operand> LayerOps<'_, T> {
             ops.push(CopyHeads { x, y, n_head, width, from, to }.into());
         };
         let to_key = |first| columns(first, d_head);
-        copy(expanded, columns(0, n_each), k, to_key(0), n_unrotated);
+        copy(expanded, columns(0, n_per_expert), k, to_key(0), n_unrotated);
         copy(k_rope, columns(0, 0), k, to_key(n_unrotated), n_rot);
-        copy(expanded, columns(n_unrotated, n_each), v, columns(0, d_value), d_value);
+        copy(expanded, columns(n_unrotated, n_per_expert), v, columns(0, d_value), d_value);
     }
 }

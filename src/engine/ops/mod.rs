@@ -1,5 +1,5 @@
-//! A layer as ops, generic over the operand. Over tensors the ops are recorded; over shapes a
-//! device is asked whether it supports them.
+//! A layer as ops, generic over the operand: over tensors to record the ops, over shapes to ask a
+//! device whether it supports them.
 //!
 //! Tensors are allocated in `load/`, programs are recorded in `record/`.
 

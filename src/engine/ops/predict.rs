@@ -9,23 +9,23 @@ use hal::{HostRows, Operand, RowSet, Source, TensorDesc};
 use model::chooser::LayerPredictor;
 
 /// The shape of a U32 tensor of row numbers, counts or membership bits.
-pub(crate) fn words(n_rows: usize, n_cols: usize) -> TensorDesc {
+pub(crate) fn u32_desc(n_rows: usize, n_cols: usize) -> TensorDesc {
     TensorDesc::new(n_rows, n_cols, Format::U32)
 }
 
 /// The shapes of a list of up to `capacity` rows for `n_tokens`.
 pub(crate) fn list_desc(capacity: usize, n_tokens: usize) -> RowSet<TensorDesc> {
     RowSet {
-        ids: words(1, capacity),
-        count: words(1, 1),
-        members: words(capacity, n_tokens.div_ceil(32)),
+        ids: u32_desc(1, capacity),
+        count: u32_desc(1, 1),
+        members: u32_desc(capacity, n_tokens.div_ceil(32)),
     }
 }
 
 /// Input of a predictor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
-    /// The input that the family of the file defines.
+    /// The input that the model's architecture defines.
     OfFile,
     /// The block's normed input.
     Normed,
@@ -52,7 +52,7 @@ impl<'a> PredictorData<'a> {
     }
 
     /// A trained predictor, for a relative error of `target` in the block's output.
-    pub(crate) fn learned(layer: &'a LayerPredictor, target: f32) -> PredictorData<'a> {
+    pub(crate) fn trained(layer: &'a LayerPredictor, target: f32) -> PredictorData<'a> {
         let threshold = layer.threshold(target);
         let LayerPredictor { fc1, fc2, bias, .. } = layer;
         let (hidden, input) = (Hidden::Linear, Input::Normed);
@@ -80,7 +80,7 @@ impl Predictor<TensorDesc> {
         let PredictorData { fc1, fc2, bias, threshold, hidden, input } = data;
         let (fc1, fc2) = (fc1.map(HostRows::desc), fc2.desc());
         let bias = bias.map(|_| TensorDesc::new(1, fc2.n_rows, Format::F32));
-        Predictor { fc1, fc2, bias, slots: words(1, fc2.n_rows), threshold, hidden, input }
+        Predictor { fc1, fc2, bias, slots: u32_desc(1, fc2.n_rows), threshold, hidden, input }
     }
 }
 

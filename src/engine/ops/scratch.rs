@@ -18,12 +18,12 @@ pub(crate) struct Scratch<T> {
     pub(crate) y: T,
     /// Input of a share, handed off by the home device of the layer.
     pub(crate) handed: T,
-    /// Weight of each expert, computed on a layer's home; present if there are experts.
+    /// The router's weights, computed on a layer's home; present if there are experts.
     pub(crate) weights: Option<T>,
     /// Weight of the shared expert for each token; present if there are experts.
     pub(crate) shared_weight: Option<T>,
     /// Other scratch tensors by role and number of columns. Layers of the same sizes share them.
-    mixers: Vec<(Role, usize, T)>,
+    by_role: Vec<(Role, usize, T)>,
 }
 
 /// The role of a scratch tensor in layers.
@@ -108,13 +108,13 @@ impl Scratch<TensorDesc> {
     pub(crate) fn shapes(model: &Model, n_tokens: usize) -> Scratch<TensorDesc> {
         let f32 = |cols| TensorDesc::new(n_tokens, cols, Format::F32);
         let (n_embd, n_expert) = (model.hyper.n_embd, model.max_experts());
-        let mut mixers: Vec<(Role, usize, TensorDesc)> = Vec::new();
+        let mut by_role: Vec<(Role, usize, TensorDesc)> = Vec::new();
         let of_layers = model.layers.iter().flat_map(|layer| {
             scratch_of(&shapes(layer)).into_iter().chain(layer::scratch_of(model, layer))
         });
         for (role, cols) in of_layers {
-            if !mixers.iter().any(|known| (known.0, known.1) == (role, cols)) {
-                mixers.push((role, cols, f32(cols)));
+            if !by_role.iter().any(|known| (known.0, known.1) == (role, cols)) {
+                by_role.push((role, cols, f32(cols)));
             }
         }
         Scratch {
@@ -124,20 +124,20 @@ impl Scratch<TensorDesc> {
             handed: f32(n_embd),
             weights: (n_expert > 0).then(|| f32(n_expert)),
             shared_weight: (n_expert > 0).then(|| f32(1)),
-            mixers,
+            by_role,
         }
     }
 }
 
 /// Maps a scratch tensor, given its label, to another kind of operand.
-type Alloc<'a, T, U, E> = dyn FnMut(&'static str, &T) -> std::result::Result<U, E> + 'a;
+type MapScratch<'a, T, U, E> = dyn FnMut(&'static str, &T) -> std::result::Result<U, E> + 'a;
 
 impl<T> Scratch<T> {
     pub(crate) fn try_map<U, E>(
         &self,
-        f: &mut Alloc<'_, T, U, E>,
+        f: &mut MapScratch<'_, T, U, E>,
     ) -> std::result::Result<Scratch<U>, E> {
-        let maybe = |label, part: &Option<T>, f: &mut Alloc<'_, T, U, E>| {
+        let maybe = |label, part: &Option<T>, f: &mut MapScratch<'_, T, U, E>| {
             part.as_ref().map(|part| f(label, part)).transpose()
         };
         Ok(Scratch {
@@ -147,8 +147,8 @@ impl<T> Scratch<T> {
             handed: f("handed", &self.handed)?,
             weights: maybe("weights", &self.weights, f)?,
             shared_weight: maybe("shared_weight", &self.shared_weight, f)?,
-            mixers: self
-                .mixers
+            by_role: self
+                .by_role
                 .iter()
                 .map(|(role, cols, tensor)| Ok((*role, *cols, f(role.label(), tensor)?)))
                 .collect::<std::result::Result<_, E>>()?,
@@ -158,11 +158,10 @@ impl<T> Scratch<T> {
     /// The tensor of `cols` columns that layers use for `role`. [`scratch_of`] and
     /// [`layer::scratch_of`] list all of these tensors.
     pub(crate) fn at(&self, role: Role, cols: usize) -> &T {
-        let found = self.mixers.iter().find(|known| (known.0, known.1) == (role, cols));
-        found.map(|(_, _, tensor)| tensor).expect("scratch was made for all layers")
+        let found = self.by_role.iter().find(|known| (known.0, known.1) == (role, cols));
+        found.map(|(_, _, tensor)| tensor).expect("scratch is allocated for all layers")
     }
 
-    /// Applies `f` to every tensor.
     pub(crate) fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> Scratch<U> {
         let mapped: std::result::Result<_, Infallible> =
             self.try_map(&mut |_, tensor| Ok(f(tensor)));

@@ -49,7 +49,7 @@ pub(crate) struct Segment {
     /// The work of each timed span of the programs.
     pub(crate) works: Vec<Work>,
     pub(crate) programs: Ladder,
-    /// For each rung that streams, its token count and its legs, which replace its program.
+    /// For each token count at which weights are streamed: the legs that replace the program.
     pub(crate) legs: Vec<(usize, Vec<Leg>)>,
     /// The device that weights are streamed to between legs.
     pub(crate) via: DeviceIndex,
@@ -71,14 +71,14 @@ pub(crate) struct Leg {
 #[derive(Debug)]
 pub(crate) struct Programs {
     pub(crate) segments: Vec<Segment>,
-    /// Per layer, one ladder for each of its remotes.
+    /// Per layer, the programs of each of its remotes.
     pub(crate) remotes: Vec<Vec<Ladder>>,
     /// One program per number of outputs.
     pub(crate) head: Ladder,
 }
 
 impl Programs {
-    /// The ladders of all programs except the legs.
+    /// All programs except the legs.
     pub(crate) fn ladders(&self) -> impl Iterator<Item = &Ladder> {
         let segments = self.segments.iter().map(|segment| &segment.programs);
         segments.chain([&self.head]).chain(self.remotes.iter().flatten())
@@ -103,9 +103,9 @@ pub(crate) enum StreamedNeurons {
 #[derive(Debug)]
 pub(crate) struct StreamedLayers {
     pub(crate) device: DeviceIndex,
-    /// The smallest rung of the ladder that is cut into legs.
+    /// The smallest recorded token count whose segments are cut into legs.
     pub(crate) from: usize,
-    /// Layers in order; `None` for those that are not streamed.
+    /// Layers in order; `None` for a layer that is not streamed.
     pub(crate) layers: Vec<Option<StreamedNeurons>>,
 }
 
@@ -144,15 +144,11 @@ impl<'a> Recording<'a> {
         Recording { model, mode, options, rungs, loaded }
     }
 
-    /// Number of neurons of a layer.
     pub(crate) fn n_ff(&self, layer: usize) -> usize {
         self.model.layers[layer].n_ff()
     }
 
     /// Records all programs of a step. Segments are cut into legs at the layers in `streamed`.
-    ///
-    /// # Errors
-    /// Device errors.
     pub(crate) fn programs(
         &self,
         placement: &Placement,
@@ -163,9 +159,6 @@ impl<'a> Recording<'a> {
     }
 
     /// Records the programs of a step without its head.
-    ///
-    /// # Errors
-    /// Device errors.
     pub(crate) fn layer_programs(
         &self,
         placement: &Placement,
@@ -181,8 +174,8 @@ impl<'a> Recording<'a> {
         Ok(Programs { segments, remotes, head: Ladder::default() })
     }
 
-    /// Records from the largest rung down, so that the largest workspace is allocated first and
-    /// shared.
+    /// Records a program for each token count, the largest first, so that the largest workspace is
+    /// allocated first and shared.
     fn ladder(
         &self,
         rungs: &[usize],
@@ -196,15 +189,15 @@ impl<'a> Recording<'a> {
         Ok(ladder)
     }
 
-    /// The rungs for steps of at least `from` tokens.
+    /// The recorded token counts of at least `from`.
     pub(crate) fn rungs_from(&self, from: usize) -> &[usize] {
         &self.rungs[self.rungs.partition_point(|&n| n < from)..]
     }
 
-    /// Records the programs over a chunk in the slots of `share`, for the rungs that stream. A
-    /// program computes the contribution of the chunk to the output of the block, and writes it to
-    /// y or, if `adds` is set, adds it to y. With a predictor, only the selected neurons are
-    /// computed.
+    /// Records the programs over a chunk in the slots of `share`, for token counts of at least
+    /// `from`. A program computes the contribution of the chunk to the output of the block, and
+    /// writes it to y or, if `adds` is set, adds it to y. With a predictor, only the selected
+    /// neurons are computed.
     pub(crate) fn chunk(
         &self,
         lane: &Lane,
@@ -285,7 +278,7 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// Records the programs of a share on another device than the home: from its input `handed` to
+    /// Records the programs of a share on a device other than the home: from its input `handed` to
     /// its output `y`.
     fn remote(&self, layer: usize, remote: &RemoteShare, listed: bool) -> Result<Ladder> {
         let lane = self.loaded.lane(remote.device);
@@ -304,7 +297,7 @@ impl<'a> Recording<'a> {
         })
     }
 
-    /// Records the head (gather, norm, logits) as a ladder over the number of outputs.
+    /// Records the head (gather, norm, logits) for several numbers of outputs.
     fn head(&self) -> Result<Ladder> {
         let head = &self.loaded.head;
         let lane = self.loaded.lane(head.device);

@@ -21,14 +21,14 @@ struct LayerRun {
 }
 
 /// A program being recorded, with the work of each of its timed spans.
-struct TimedPart {
+struct TimedRecorder {
     recorder: Recorder,
     works: Vec<Work>,
 }
 
-impl TimedPart {
-    fn new(lane: &Lane, label: &str) -> TimedPart {
-        TimedPart { recorder: lane.device.record(label), works: Vec::new() }
+impl TimedRecorder {
+    fn new(lane: &Lane, label: &str) -> TimedRecorder {
+        TimedRecorder { recorder: lane.device.record(label), works: Vec::new() }
     }
 
     /// Starts the next timed span.
@@ -92,7 +92,7 @@ impl Recording<'_> {
         }
         let mut works = Vec::new();
         let programs = self.ladder(&self.rungs[..n_whole], |rung, n| {
-            let mut timed = TimedPart::new(lane, &format!("segment {number} x {n}"));
+            let mut timed = TimedRecorder::new(lane, &format!("segment {number} x {n}"));
             let scratch = view(&lane.scratch, n);
             if run.embeds {
                 timed.begin(Work::Embedding);
@@ -108,13 +108,13 @@ impl Recording<'_> {
         Ok(Segment { device: run.device, handed, works, programs, legs, via })
     }
 
-    /// Records a segment for a rung that streams. It is cut in each streamed layer, before the ops
-    /// that follow the feed-forward block.
+    /// Records a segment for a token count at which weights are streamed. It is cut in each
+    /// streamed layer, before the ops that follow the feed-forward block.
     fn legs(&self, run: &LayerRun, streamed: &StreamedLayers, rung: usize) -> Result<Vec<Leg>> {
         let n = self.rungs[rung];
         let lane = self.loaded.lane(run.device);
         let scratch = view(&lane.scratch, n);
-        let begin = |number: usize| TimedPart::new(lane, &format!("leg {number} x {n}"));
+        let begin = |number: usize| TimedRecorder::new(lane, &format!("leg {number} x {n}"));
         let (mut timed, mut handed) = (begin(run.layers.start), Vec::new());
         let mut legs = Vec::new();
         if run.embeds {
@@ -148,7 +148,7 @@ impl Recording<'_> {
 
     fn layer(
         &self,
-        timed: &mut TimedPart,
+        timed: &mut TimedRecorder,
         lane: &Lane,
         rung: usize,
         scratch: &Scratch<Tensor>,
@@ -158,7 +158,7 @@ impl Recording<'_> {
         let mailbox = mailbox.map(|mailbox| timed.recorder.mailbox(mailbox)).transpose()?;
         let ops = self.layer_ops(lane, rung, scratch, index, mailbox);
         if ops.facts.ffn.is_none() {
-            let all = ops.list();
+            let all = ops.all_ops();
             if !all.is_empty() {
                 timed.begin(Work::Attention(index));
             }
@@ -167,7 +167,7 @@ impl Recording<'_> {
         timed.begin(Work::Attention(index));
         timed.push(ops.before_neurons())?;
         // The home device posts the hand-off before it computes its resident neurons, so that the
-        // other device can start at the same time.
+        // other devices can start at the same time.
         if mailbox.is_none() {
             timed.begin(Work::Neurons(index));
         }

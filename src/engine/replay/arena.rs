@@ -4,7 +4,7 @@ use hal::{BatchFacts, BatchSeq, Run};
 
 use model::{LayerWeights, Model};
 
-use super::sent::SentRows;
+use super::sent_rows::SentRows;
 use crate::options::EngineOptions;
 use crate::timeline::Timeline;
 
@@ -33,7 +33,7 @@ pub(crate) struct StepArena {
     pub(super) sent: SentRows,
     pub(super) runs: Vec<Run>,
     pub(crate) timeline: Timeline,
-    /// Per layer, over all steps whose counters were read.
+    /// Activity of each layer, over all steps whose counters were read.
     pub(crate) activity: Vec<LayerActivity>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct StepArena {
 pub(crate) struct LayerInputs {
     pub(super) rows: Vec<f32>,
     /// The devices that have these rows already.
-    pub(crate) on: Vec<usize>,
+    pub(crate) devices: Vec<usize>,
 }
 
 impl StepArena {
@@ -88,13 +88,13 @@ impl StepArena {
     }
 }
 
-/// Activity of one layer over all steps whose counters were read. Weights that are streamed to a
-/// device in prefill are counted for all layers together, so they are not in it.
+/// Activity of one layer over all steps whose counters were read, without the neurons that are
+/// streamed to a device in prefill: these are counted for all layers together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerActivity {
     /// Active neurons, over all tokens.
     pub active: f64,
-    /// Number of these that were not on the CPU.
+    /// Active neurons that were not on the CPU, over all tokens.
     pub off_cpu: f64,
     /// All neurons, over all tokens.
     pub neurons: f64,
@@ -110,7 +110,6 @@ pub(crate) struct StepSizes {
     /// Number of columns of the per-layer embeddings for all layers; 0 in models without them.
     pub(crate) n_inputs: usize,
     pub(crate) n_layer: usize,
-    /// Sizes of each layer's feed-forward block.
     pub(crate) blocks: Vec<BlockSizes>,
     /// Number of neurons of the shared experts, over all layers.
     pub(crate) n_shared: usize,
@@ -132,13 +131,13 @@ pub(crate) struct BlockSizes {
 }
 
 impl BlockSizes {
-    pub(crate) fn of(layer: &LayerWeights) -> BlockSizes {
+    pub(crate) fn new(layer: &LayerWeights) -> BlockSizes {
         let (n_expert, n_used) = layer.experts().map_or((0, 0), |by| (by.n, by.n_used));
         BlockSizes { n_ff: layer.n_ff(), n_expert, n_shared: layer.n_shared(), n_used }
     }
 
     /// Expected share of the experts that `n` tokens use, if tokens choose experts independently.
-    pub(crate) fn used(&self, n: usize) -> f64 {
+    pub(crate) fn share_used(&self, n: usize) -> f64 {
         let each = self.n_used as f64 / self.n_expert.max(1) as f64;
         if self.n_expert == 0 { 1.0 } else { 1.0 - (1.0 - each).powf(n as f64) }
     }
@@ -153,7 +152,7 @@ impl StepSizes {
             n_embd: model.hyper.n_embd,
             n_inputs: model.hyper.n_per_layer * model.hyper.n_layer,
             n_layer: model.hyper.n_layer,
-            blocks: model.layers.iter().map(BlockSizes::of).collect(),
+            blocks: model.layers.iter().map(BlockSizes::new).collect(),
             n_shared: model.layers.iter().map(LayerWeights::n_shared).sum(),
             n_expert: model.max_experts(),
         }
@@ -161,12 +160,12 @@ impl StepSizes {
 
     /// Number of steps whose counters may accumulate before they are read: F32 counts exactly up
     /// to 2^24.
-    pub(crate) fn most_deferred(&self) -> usize {
+    pub(crate) fn max_deferred(&self) -> usize {
         let n_ff = self.blocks.iter().map(|block| block.n_ff).max().unwrap_or(0);
         ((1 << 24) / (n_ff + self.n_shared).max(1)).max(1)
     }
 
-    /// Token count of the smallest rung of the ladder for `n` tokens.
+    /// The smallest recorded token count of at least `n`.
     pub(crate) fn rung(&self, n: usize) -> usize {
         self.rungs.iter().copied().find(|&rung| rung >= n).unwrap_or(n)
     }

@@ -3,7 +3,7 @@
 //! `record/` records the programs; `step/` decides which of them a step replays.
 
 pub(crate) mod arena;
-mod sent;
+mod sent_rows;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,12 +28,11 @@ pub(crate) struct StepState<'a> {
     pub(crate) interrupt: &'a AtomicBool,
     /// Number of tokens, padding excluded.
     pub(crate) n: usize,
-    /// The rung of the ladder whose programs run.
+    /// Index of the recorded token count whose programs run.
     pub(crate) rung: usize,
 }
 
 impl StepState<'_> {
-    /// Copies the residual from one device to another.
     pub(crate) fn copy_residual(&mut self, from: usize, to: usize) -> Result<()> {
         if from == to {
             return Ok(());
@@ -46,7 +45,7 @@ impl StepState<'_> {
         lane.queue.read_f32(&lane.scratch.x, &mut arena.x)?;
         let lane = lane_mut(lanes, to);
         lane.queue.write(&lane.scratch.x, bytemuck::cast_slice(&arena.x))?;
-        arena.timeline.host(Work::Copy, since);
+        arena.timeline.record_host(Work::Copy, since);
         Ok(())
     }
 
@@ -55,27 +54,27 @@ impl StepState<'_> {
     pub(crate) fn copy_per_layer_embeddings(&mut self, from: usize, to: usize) -> Result<()> {
         let StepState { lanes, arena, n, .. } = self;
         let n_inputs = arena.sizes.n_inputs;
-        if from == to || n_inputs == 0 || arena.inputs.on.contains(&to) {
+        if from == to || n_inputs == 0 || arena.inputs.devices.contains(&to) {
             return Ok(());
         }
         let since = arena.timeline.now();
         let len = arena.sizes.rung(*n) * n_inputs;
-        let LayerInputs { rows, on } = &mut arena.inputs;
-        if on.is_empty() {
+        let LayerInputs { rows, devices } = &mut arena.inputs;
+        if devices.is_empty() {
             rows.resize(len, 0.0);
             let lane = lane_mut(lanes, from);
             lane.queue.read_f32(lane.scratch.at(Role::LayerInputs, n_inputs), rows)?;
-            on.push(from);
+            devices.push(from);
         }
         let lane = lane_mut(lanes, to);
         let inputs = lane.scratch.at(Role::LayerInputs, n_inputs);
         lane.queue.write(inputs, bytemuck::cast_slice(rows))?;
-        on.push(to);
-        arena.timeline.host(Work::Copy, since);
+        devices.push(to);
+        arena.timeline.record_host(Work::Copy, since);
         Ok(())
     }
 
-    /// Copies the input of a block, and the weights of its experts, from one device to another.
+    /// Copies the input of a block, and the router's weights, from one device to another.
     pub(crate) fn copy_block_input(&mut self, from: usize, to: usize) -> Result<()> {
         let StepState { lanes, arena, rung, .. } = self;
         let since = arena.timeline.now();
@@ -92,7 +91,7 @@ impl StepState<'_> {
         if let Some(weights) = &scratch.weights {
             queue.write(weights, bytemuck::cast_slice(&arena.weights))?;
         }
-        arena.timeline.host(Work::Copy, since);
+        arena.timeline.record_host(Work::Copy, since);
         Ok(())
     }
 
@@ -112,7 +111,7 @@ impl StepState<'_> {
             arena.y.iter_mut().zip(&arena.sum).for_each(|(y, sum)| *y += sum);
         }
         queue.write(&scratch.y, bytemuck::cast_slice(&arena.y))?;
-        arena.timeline.host(Work::Copy, since);
+        arena.timeline.record_host(Work::Copy, since);
         Ok(())
     }
 }
@@ -146,11 +145,11 @@ impl StepProgram<'_> {
             let since = step.arena.timeline.now();
             step.check_interrupt()?;
             let index = self.handed[posted.mailbox];
-            step.arena.timeline.host(Work::HandOff(index), since);
+            step.arena.timeline.record_host(Work::HandOff(index), since);
             step.answer(index, &posted)?;
             let since = step.arena.timeline.now();
             run.answer(&step.arena.sum[..step.n * step.arena.sizes.n_embd])?;
-            step.arena.timeline.host(Work::HandOff(index), since);
+            step.arena.timeline.record_host(Work::HandOff(index), since);
         }
         Ok(run)
     }
@@ -165,12 +164,11 @@ impl StepState<'_> {
         if self.interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
     }
 
-    /// Computes the shares of layer `index` on other devices than its home, from the data that the
+    /// Computes the shares of layer `index` on devices other than its home, from the data that the
     /// home posted. Sums their outputs in the order of the shares.
     fn answer(&mut self, index: usize, posted: &PostedData<'_>) -> Result<()> {
-        // All shares are started before the first is waited for, so that several devices work at
-        // once.
-        let started = self.start(index, posted);
+        // Starts all shares before it waits for the first, so that several devices work at once.
+        let started = self.start_shares(index, posted);
         if started.is_err() {
             // Drops the runs of the shares that did start.
             self.arena.runs.clear();
@@ -192,14 +190,14 @@ impl StepState<'_> {
                 queue.read_f32(&scratch.y, &mut arena.y)?;
                 arena.sum.iter_mut().zip(&arena.y).for_each(|(sum, y)| *sum += y);
             }
-            arena.timeline.host(Work::HandOff(index), since);
+            arena.timeline.record_host(Work::HandOff(index), since);
         }
         arena.runs = runs;
         Ok(())
     }
 
-    /// Starts the shares of layer `index` on other devices than its home.
-    fn start(&mut self, index: usize, posted: &PostedData<'_>) -> Result<()> {
+    /// Starts the shares of layer `index` on devices other than its home.
+    fn start_shares(&mut self, index: usize, posted: &PostedData<'_>) -> Result<()> {
         let StepState { lanes, layers, remotes, arena, rung, .. } = self;
         arena.runs.clear();
         let n = arena.sizes.rungs[*rung];
@@ -208,7 +206,7 @@ impl StepState<'_> {
             let Lane { queue, scratch, lists, .. } = lane_mut(lanes, remote.device);
             if let (Some(posted), Some(lists)) = (posted.rows, lists) {
                 let set = lists.resident(index, *rung);
-                arena.sent.take(posted, remote.rows.clone(), set.members.desc().n_cols);
+                arena.sent.fill(posted, remote.rows.clone(), set.members.desc().n_cols);
                 arena.sent.write(queue, &set)?;
             }
             queue.write(&scratch.handed, bytemuck::cast_slice(posted.x))?;
@@ -218,16 +216,15 @@ impl StepState<'_> {
             if self.n < n {
                 pad(queue, scratch, self.n..n, &mut arena.x)?;
             }
-            let program = programs.at_least(n).expect("the largest rung is n_ubatch");
-            arena.timeline.host(Work::HandOff(index), since);
+            let program = programs.at_least(n).expect("programs exist up to n_ubatch");
+            arena.timeline.record_host(Work::HandOff(index), since);
             arena.runs.push(arena.timeline.replay(queue, program)?);
         }
         Ok(())
     }
 }
 
-/// Gives padded tokens an input that causes no work: zeros for x and for the weights of all
-/// experts.
+/// Gives padded tokens an input that causes no work: zeros for x and for the router's weights.
 fn pad(
     queue: &mut Queue,
     scratch: &Scratch<Tensor>,

@@ -1,5 +1,5 @@
-//! Feeds tokens to sequences: splits the feeds into device steps, and computes tokens again whose
-//! cache entries were lost.
+//! Feeds tokens to sequences: splits the feeds into device steps, and recomputes tokens whose cache
+//! entries were lost.
 
 use std::sync::atomic::AtomicBool;
 
@@ -10,9 +10,9 @@ use super::ready::loaded;
 use crate::error::{Error, Result};
 use crate::observe::{ObservedBlock, Watch};
 use crate::replay::arena::StepArena;
-use crate::sequence::cached::{BlockOwnership, SequenceCache};
+use crate::sequence::cache::{BlockOwnership, SequenceCache};
 use crate::sequence::schedule::{Limits, outputs_of, schedule};
-use crate::sequence::{EachLogits, Feed, Sequence, Want, add};
+use crate::sequence::{EachLogits, Feed, LogitsRequest, Sequence, add_to_batch};
 use crate::step::StepStats;
 
 /// The feeds with tokens in a device step, each with the number of these tokens.
@@ -30,7 +30,7 @@ impl Engine {
         Sequence { tokens: Vec::new(), cached: SequenceCache::new(&self.pool) }
     }
 
-    /// Releases a sequence's cache blocks and state row, as dropping it does.
+    /// Drops a sequence, which releases its cache blocks, state row and checkpoints.
     pub fn close(&mut self, sequence: Sequence) {
         drop(sequence);
     }
@@ -41,13 +41,13 @@ impl Engine {
     pub fn fork(&mut self, sequence: &Sequence) -> Sequence {
         let mut cached = sequence.cached.fork();
         if cached.n() < sequence.cached.n()
-            && cached.is_of(&self.pool)
+            && cached.is_in(&self.pool)
             && let Some(from) = sequence.cached.state_row()
             && cached.take_slot()
             && let Some(to) = cached.slot()
             && self.copy_state(from, to as usize).is_ok()
         {
-            cached.restored();
+            cached.mark_restored();
             cached.advance(sequence.cached.n());
         }
         Sequence { tokens: sequence.tokens.clone(), cached }
@@ -59,14 +59,15 @@ impl Engine {
     pub fn truncate(&mut self, sequence: &mut Sequence, n: usize) -> usize {
         sequence.tokens.truncate(n);
         sequence.cached.truncate(sequence.tokens.len());
-        if sequence.cached.is_of(&self.pool) { sequence.cached.n() } else { 0 }
+        if sequence.cached.is_in(&self.pool) { sequence.cached.n() } else { 0 }
     }
 
     /// Makes the end of the sequence a checkpoint: a position to which [`Engine::truncate`] can
     /// return without computing tokens again. Without recurrent layers, every position is a
-    /// checkpoint. Otherwise the state is copied to a checkpoint row; if no row is free, the oldest
-    /// checkpoint of this sequence gives up its row. Returns whether the end is a checkpoint now:
-    /// `false` if some of its tokens are not cached, or if it has no checkpoint and no row is free.
+    /// checkpoint. Otherwise the state is copied to a checkpoint row; if no row is free, it
+    /// replaces the oldest checkpoint of this sequence. Returns whether the end is a checkpoint
+    /// now: `false` if some of its tokens are not cached, or if it has no checkpoint and no row is
+    /// free.
     ///
     /// # Errors
     /// Device errors.
@@ -75,7 +76,7 @@ impl Engine {
         if !self.pool.is_recurrent() {
             return Ok(true);
         }
-        if !cached.is_of(&self.pool) || cached.n() < tokens.len() {
+        if !cached.is_in(&self.pool) || cached.n() < tokens.len() {
             return Ok(false);
         }
         let Some(from) = cached.state_row() else { return Ok(true) };
@@ -97,7 +98,7 @@ impl Engine {
         &mut self,
         sequence: &mut Sequence,
         tokens: &[u32],
-        want: Want,
+        want: LogitsRequest,
         interrupt: &AtomicBool,
         each: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<StepStats> {
@@ -154,8 +155,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Checks that the free blocks are enough for `feeds`. Other sequences may hold the missing
-    /// blocks.
+    /// Checks that `feeds` fit into the free blocks, and each sequence into the context. Other
+    /// sequences may hold the missing blocks.
     pub(super) fn check_free_blocks(&self, feeds: &[Feed<'_>]) -> Result<()> {
         let free = self.pool.n_free_blocks();
         let (mut missing, mut held, mut n_tokens) = (0, 0, 0);
@@ -166,7 +167,7 @@ impl Engine {
             }
             n_tokens += end;
             let cached = &feed.sequence.cached;
-            if cached.is_of(&self.pool) {
+            if cached.is_in(&self.pool) {
                 missing += cached.n_missing_blocks(end);
                 held += cached.blocks().len();
             } else {
@@ -208,8 +209,12 @@ impl Engine {
             let entry = cached.slot().map_or(next, |slot| slot as usize);
             next += 1;
             let last = take == feed.tokens.len();
-            let want = if feed.want == Want::Last && !last { Want::None } else { feed.want };
-            add(&mut self.arena.facts, entry, cached, &feed.tokens[..take], want);
+            let want = if feed.want == LogitsRequest::Last && !last {
+                LogitsRequest::None
+            } else {
+                feed.want
+            };
+            add_to_batch(&mut self.arena.facts, entry, cached, &feed.tokens[..take], want);
         }
         let ran = self.run(interrupt).and_then(|()| self.deliver(feeds, each));
         for (feed, take) in batch_feeds(feeds, &self.arena.takes) {
@@ -223,7 +228,7 @@ impl Engine {
     }
 
     /// Appends `tokens` and calls `each` with the position and the final hidden state of every
-    /// token, in order: `[n_embd]` values after the output norm, which embeddings are made of.
+    /// token, in order: `[n_embd]` values after the output norm, as needed for embeddings.
     ///
     /// # Errors
     /// See [`Engine::step`].
@@ -235,15 +240,14 @@ impl Engine {
         each: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<()> {
         self.arena.reads_hidden = true;
-        let mut feeds = [Feed { sequence, tokens, want: Want::All }];
+        let mut feeds = [Feed { sequence, tokens, want: LogitsRequest::All }];
         let step =
             self.step(&mut feeds, interrupt, &mut |_, position, state| each(position, state));
         self.arena.reads_hidden = false;
         step
     }
 
-    /// Passes the logits or hidden states of a device step to `each`, after checking all of them for
-    /// NaN.
+    /// Passes the logits or hidden states of a device step to `each`, after checking them for NaN.
     fn deliver(&self, feeds: &[Feed<'_>], each: &mut EachLogits<'_>) -> Result<()> {
         let StepArena { sizes, facts, takes, logits, hidden, reads_hidden, .. } = &self.arena;
         let (values, width) =
@@ -272,7 +276,7 @@ impl Engine {
     /// or [`Engine::truncate`].
     fn catch_up(&mut self, sequence: &mut Sequence, interrupt: &AtomicBool) -> Result<()> {
         let Sequence { tokens, cached } = sequence;
-        if !cached.is_of(&self.pool) {
+        if !cached.is_in(&self.pool) {
             *cached = SequenceCache::new(&self.pool);
         }
         if cached.blocks().is_empty() {
@@ -286,7 +290,7 @@ impl Engine {
             if let Some((from, to)) = cached.to_restore() {
                 self.copy_state(from, to)?;
             }
-            cached.restored();
+            cached.mark_restored();
         }
         while cached.n() < tokens.len() {
             let rest = &tokens[cached.n()..];
@@ -295,7 +299,7 @@ impl Engine {
             self.own_blocks(cached, cached.n() + take)?;
             self.arena.clear_facts(self.options.n_seq);
             let index = cached.slot().unwrap_or(0) as usize;
-            add(&mut self.arena.facts, index, cached, &rest[..take], Want::None);
+            add_to_batch(&mut self.arena.facts, index, cached, &rest[..take], LogitsRequest::None);
             self.run(interrupt).inspect_err(|_| cached.invalidate_state())?;
             cached.advance(cached.n() + take);
         }
@@ -324,7 +328,6 @@ impl Engine {
         loaded.copy_cache(&self.placement, rows(from), rows(to))
     }
 
-    /// Copies a row of recurrent state in all recurrent layers.
     fn copy_state(&mut self, from: usize, to: usize) -> Result<()> {
         let loaded = loaded(&mut self.ready)?;
         loaded.copy_state(&self.placement, from, to)
@@ -363,7 +366,11 @@ impl Engine {
         each: &mut Watch<'_>,
     ) -> Result<StepStats> {
         self.ensure_placed()?;
-        self.check_free_blocks(&[Feed { sequence: &mut *sequence, tokens, want: Want::None }])?;
+        self.check_free_blocks(&[Feed {
+            sequence: &mut *sequence,
+            tokens,
+            want: LogitsRequest::None,
+        }])?;
         let mut stats = StepStats::default();
         for chunk in tokens.chunks(self.observed_tokens()) {
             self.ensure_placed()?;
@@ -373,7 +380,7 @@ impl Engine {
             self.own_blocks(cached, end)?;
             self.arena.clear_facts(self.options.n_seq);
             let index = cached.slot().unwrap_or(0) as usize;
-            add(&mut self.arena.facts, index, cached, chunk, Want::None);
+            add_to_batch(&mut self.arena.facts, index, cached, chunk, LogitsRequest::None);
             let step = self.step_observed(interrupt, each);
             stats += step.inspect_err(|_| cached.invalidate_state())?;
             cached.advance(end);

@@ -2,9 +2,9 @@
 //! device.
 
 mod feed;
+mod occupancy;
 mod place;
 mod ready;
-mod room;
 mod save;
 mod steps;
 mod watch;
@@ -112,7 +112,7 @@ impl Engine {
         let mut engine = Engine {
             lost: vec![false; devices.len()],
             arena: StepArena::new(StepSizes::new(&model, &options)),
-            pool: Pool::new(PoolSizes::of(&model, &options)),
+            pool: Pool::new(PoolSizes::new(&model, &options)),
             totals: StepStats::default(),
             taken: StepStats::default(),
             tracer: None,
@@ -155,14 +155,15 @@ impl Engine {
         self.options.n_ctx
     }
 
-    /// Maximum number of tokens of one sequence: the context size or the learned positions.
+    /// Maximum number of tokens of one sequence: the context size, but at most the learned
+    /// positions.
     #[must_use]
     pub fn max_tokens(&self) -> usize {
         let positions = self.model.positions.as_ref();
         positions.map_or(self.n_ctx(), |table| self.n_ctx().min(table.n_positions()))
     }
 
-    /// The placement; after a loss, the old one until the next step.
+    /// The placement; after the loss of a device, the old placement until the next step.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.placement
@@ -176,7 +177,7 @@ impl Engine {
     }
 
     /// Number of neurons exchanged since the model was loaded, or since a device was lost, and
-    /// their effect. `None` if exchange is off or the text was too short for a decision.
+    /// their effect. `None` if exchange is off or no decision was due yet.
     #[must_use]
     pub fn exchange_stats(&self) -> Option<ExchangeStats> {
         self.ready.as_ref()?.adapt.as_ref()?.exchange_stats()

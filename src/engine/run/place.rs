@@ -27,7 +27,7 @@ impl Engine {
         progress: &dyn Fn(u64, u64),
     ) -> Result<()> {
         self.ready = None;
-        self.pool = Pool::new(PoolSizes::of(&self.model, &self.options));
+        self.pool = Pool::new(PoolSizes::new(&self.model, &self.options));
         let mut budgets: Vec<Bytes> = self.devices.iter().map(free_budget).collect();
         for (budget, lost) in budgets.iter_mut().zip(&self.lost) {
             if *lost {
@@ -67,8 +67,8 @@ impl Engine {
             hal::Error::OutOfMemory { device, wanted, free, .. } => {
                 (device, (*wanted - *free).max(Bytes(1 << 10)))
             }
-            // The device rejected an op that the planner did not ask about, so it is no longer
-            // used.
+            // A lost device, or one that rejects an op that the planner did not ask about, is no
+            // longer used.
             hal::Error::DeviceLost { device, .. } | hal::Error::Unsupported { device, .. } => {
                 (device, Bytes::MAX)
             }

@@ -3,7 +3,7 @@
 
 use placement::{Forecast, LayerPlacement, Placement};
 
-use super::watch::Watching;
+use super::watch::WatchState;
 use crate::adapt::NeuronExchange;
 use crate::error::Result;
 use crate::load::{LoadedModel, Loader};
@@ -17,12 +17,12 @@ use crate::stream::{Stream, make_streams};
 #[derive(Debug)]
 pub(super) struct ReadyEngine {
     pub(super) stepper: Stepper,
-    /// Programs of observed steps; `None` until the first of these steps.
+    /// Programs of observed steps; `None` until the first observed step.
     pub(super) observers: Option<Observers>,
-    /// Exchanges neurons between devices; `None` if that is off.
+    /// Exchanges neurons between devices; `None` if none are exchanged.
     pub(super) adapt: Option<NeuronExchange>,
     /// Counts which neurons fire; `None` until the first watched step.
-    pub(super) watching: Option<Watching>,
+    pub(super) watching: Option<WatchState>,
 }
 
 /// The tensors of the loaded model; [`hal::Error::Cancelled`] if none is loaded.
@@ -31,9 +31,9 @@ pub(super) fn loaded(ready: &mut Option<ReadyEngine>) -> Result<&mut LoadedModel
 }
 
 impl ReadyEngine {
-    /// Loads the model as `placement` says, and records the programs. `forecast` is known if the
-    /// placement was planned here. Also returns messages about slow paths with their reasons, each
-    /// to be reported once.
+    /// Loads the model as `placement` says, and records the programs. `forecast` is `None` if the
+    /// engine did not plan the placement. Also returns messages for the user about slow paths and
+    /// about what is turned off.
     pub(super) fn build(
         loader: &Loader<'_>,
         placement: &Placement,
@@ -66,9 +66,6 @@ impl ReadyEngine {
 
     /// Exchanges neurons where the gain is clear, and returns the layers whose placement changed.
     /// After an error the contents of the slots are unknown.
-    ///
-    /// # Errors
-    /// Device errors.
     pub(super) fn exchange(
         &mut self,
         sizing: &Sizing<'_>,
@@ -82,8 +79,8 @@ impl ReadyEngine {
             }
             let streams = self.stepper.streams.iter_mut().flatten();
             streams.for_each(|stream| stream.place(now.layer, &now.placed, sizing.model));
-            if let Some(Watching::Rows(watch)) = &mut self.watching {
-                watch.exchanged(now.layer);
+            if let Some(WatchState::Rows(watch)) = &mut self.watching {
+                watch.mark_exchanged(now.layer);
             }
             changed.push((now.layer, now.placed));
         }

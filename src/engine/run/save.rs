@@ -12,8 +12,8 @@ use hal::{KV_BLOCK, Operand};
 use super::Engine;
 use super::ready::loaded;
 use crate::error::{Error, NotRestored, Result};
-use crate::sequence::cached::SequenceCache;
-use crate::sequence::{Feed, Sequence, Want};
+use crate::sequence::cache::SequenceCache;
+use crate::sequence::{Feed, LogitsRequest, Sequence};
 use gguf::Hash;
 
 /// The last byte is the version of the format.
@@ -37,8 +37,8 @@ pub struct SavedHead {
 /// Bytes of the checksum, after everything else.
 const SUM: usize = 8;
 
-/// The parsed and checked header of saved bytes.
-struct Saved<'a> {
+/// A saved sequence, parsed and checked.
+struct SavedSequence<'a> {
     tokens: Vec<u32>,
     n_cached: usize,
     rows: &'a [u8],
@@ -75,7 +75,7 @@ impl Engine {
 
     fn save_once(&mut self, sequence: &Sequence) -> Result<Vec<u8>> {
         let Sequence { tokens, cached } = sequence;
-        let n = if cached.is_of(&self.pool) { cached.n() } else { 0 };
+        let n = if cached.is_in(&self.pool) { cached.n() } else { 0 };
         let mut bytes = Vec::new();
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&self.fingerprint()?.to_le_bytes());
@@ -101,12 +101,12 @@ impl Engine {
     }
 
     fn restore_once(&mut self, bytes: &[u8]) -> Result<Sequence> {
-        let Saved { tokens, n_cached, rows } = self.saved(bytes)?;
+        let SavedSequence { tokens, n_cached, rows } = self.parse_saved(bytes)?;
         let mut sequence = self.open();
         self.check_free_blocks(&[Feed {
             sequence: &mut sequence,
             tokens: &tokens,
-            want: Want::None,
+            want: LogitsRequest::None,
         }])?;
         sequence.tokens = tokens;
         let cached = &mut sequence.cached;
@@ -138,7 +138,7 @@ impl Engine {
     }
 
     /// Parses and checks untrusted bytes.
-    fn saved<'a>(&self, bytes: &'a [u8]) -> Result<Saved<'a>> {
+    fn parse_saved<'a>(&self, bytes: &'a [u8]) -> Result<SavedSequence<'a>> {
         if bytes.len() < HEADER + SUM || !bytes.starts_with(MAGIC) {
             return Err(NotRestored::Magic.into());
         }
@@ -165,11 +165,10 @@ impl Engine {
         let n_vocab = self.arena.sizes.n_vocab;
         match tokens.iter().find(|id| **id as usize >= n_vocab) {
             Some(&id) => Err(NotRestored::Token { id, n_vocab }.into()),
-            None => Ok(Saved { tokens, n_cached, rows }),
+            None => Ok(SavedSequence { tokens, n_cached, rows }),
         }
     }
 
-    /// Fingerprint of everything that determines the meaning of a saved sequence's rows.
     fn fingerprint(&self) -> Result<u64> {
         let mut hash = Hash::default();
         hash.add(self.model.file.fingerprint().as_bytes());

@@ -39,9 +39,6 @@ impl Engine {
     }
 
     /// After a step of `n_tokens`: exchanges neurons if a decision is due.
-    ///
-    /// # Errors
-    /// Device errors.
     fn adapt(&mut self, n_tokens: usize) -> Result<()> {
         let adapt = self.ready.as_mut().and_then(|ready| ready.adapt.as_mut());
         if !adapt.is_some_and(|adapt| adapt.count_step(n_tokens)) {

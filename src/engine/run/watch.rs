@@ -9,21 +9,21 @@ use crate::error::{Error, Result};
 use crate::fired::{FiredNeurons, RowWatch};
 use crate::sequence::{EachLogits, Feed};
 
-/// The watch of a loaded model.
+/// Whether the steps of a loaded model can be watched.
 #[derive(Debug)]
-pub(super) enum Watching {
+pub(super) enum WatchState {
     /// Steps can be watched.
     Rows(RowWatch),
-    /// A device refused.
+    /// A device rejected the programs or the memory, for this reason.
     Refused(String),
 }
 
 impl Engine {
-    /// As [`Engine::step`], and records which neurons fired ([`Engine::fired`]). The logits have the
-    /// same bits. Device steps of more than [`MAX_COUNTED_TOKENS`] tokens are not watched. The first
-    /// call may allocate memory on the devices, until [`Engine::stop_watching`].
+    /// As [`Engine::step`], and records which neurons fired ([`Engine::fired`]). The logits have
+    /// the same bits. Device steps of more than [`MAX_COUNTED_TOKENS`] tokens are not watched. The
+    /// first call may allocate memory on the devices, until [`Engine::stop_watching`].
     ///
-    /// A device that refuses the watch fails no step: [`FiredNeurons::refused`] has the reason.
+    /// If a device cannot count, the step succeeds and [`FiredNeurons::refused`] has the reason.
     ///
     /// # Errors
     /// See [`Engine::step`].
@@ -40,7 +40,7 @@ impl Engine {
         let result = self.step(feeds, interrupt, each);
         self.watching = false;
         let ready = self.ready.as_ref();
-        if let Some(Watching::Rows(watch)) = ready.and_then(|ready| ready.watching.as_ref()) {
+        if let Some(WatchState::Rows(watch)) = ready.and_then(|ready| ready.watching.as_ref()) {
             watch.finish(&mut self.fired);
         }
         result
@@ -52,10 +52,10 @@ impl Engine {
         &self.fired
     }
 
-    /// Releases the memory of watched steps. The next [`Engine::step_watched`] makes it again.
+    /// Releases the memory of watched steps. The next [`Engine::step_watched`] allocates it again.
     pub fn stop_watching(&mut self) {
         let Some(ready) = &mut self.ready else { return };
-        if let Some(Watching::Rows(watch)) = ready.watching.take() {
+        if let Some(WatchState::Rows(watch)) = ready.watching.take() {
             watch.release(&mut ready.stepper);
         }
         self.fired.layers.clear();
@@ -64,13 +64,13 @@ impl Engine {
 
     fn watch(&mut self) -> Option<&mut RowWatch> {
         match self.ready.as_mut()?.watching.as_mut()? {
-            Watching::Rows(watch) => Some(watch),
-            Watching::Refused(_) => None,
+            WatchState::Rows(watch) => Some(watch),
+            WatchState::Refused(_) => None,
         }
     }
 
-    /// Before a device step of `n_tokens`: whether it counts active rows. Prepares the watch if this
-    /// is the first watched step.
+    /// Called before a device step of `n_tokens`. Returns whether the step counts active rows. Sets
+    /// up counting if this is the first watched step.
     ///
     /// # Errors
     /// The loss of a device.
@@ -81,31 +81,31 @@ impl Engine {
         if !self.watching || n_tokens > MAX_COUNTED_TOKENS {
             return Ok(false);
         }
-        // Taken, because `sizing` borrows the engine.
+        // Takes `ready`, because `sizing` borrows the engine.
         let Some(mut ready) = self.ready.take() else { return Ok(false) };
         if ready.watching.is_none() {
             let rungs = &self.arena.sizes.rungs;
             let made = RowWatch::new(&self.sizing(), &mut ready.stepper, &self.placement, rungs);
             ready.watching = Some(match made {
-                Ok(watch) => Watching::Rows(watch),
+                Ok(watch) => WatchState::Rows(watch),
                 Err(error) if is_loss(&error) => {
                     self.ready = Some(ready);
                     return Err(error);
                 }
-                Err(error) => Watching::Refused(error.to_string()),
+                Err(error) => WatchState::Refused(error.to_string()),
             });
         }
         let streams = ready.stepper.streams_weights(n_tokens);
         let (refused, begun) = match &mut ready.watching {
-            Some(Watching::Rows(_)) if streams => {
+            Some(WatchState::Rows(_)) if streams => {
                 (Some(format!("steps of {n_tokens} tokens stream weights to a device")), Ok(false))
             }
-            Some(Watching::Rows(watch)) => {
-                watch.order(&self.sizing(), &self.placement);
+            Some(WatchState::Rows(watch)) => {
+                watch.reorder(&self.sizing(), &self.placement);
                 let lanes = &mut ready.stepper.loaded.lanes;
                 (None, watch.before_step(lanes).map(|()| true))
             }
-            Some(Watching::Refused(reason)) => (Some(reason.clone()), Ok(false)),
+            Some(WatchState::Refused(reason)) => (Some(reason.clone()), Ok(false)),
             None => (None, Ok(false)),
         };
         self.fired.refused = refused;
@@ -114,14 +114,11 @@ impl Engine {
         begun
     }
 
-    /// After a device step of `n_tokens` that counted active rows.
-    ///
-    /// # Errors
-    /// Device errors.
+    /// Called after a device step of `n_tokens` that counted active rows.
     pub(super) fn end_watched(&mut self, n_tokens: usize) -> Result<()> {
         let Engine { ready, placement, .. } = self;
         let Some(ready) = ready else { return Ok(()) };
-        let Some(Watching::Rows(watch)) = &mut ready.watching else { return Ok(()) };
+        let Some(WatchState::Rows(watch)) = &mut ready.watching else { return Ok(()) };
         watch.after_step(&mut ready.stepper.loaded.lanes, placement, n_tokens)
     }
 }

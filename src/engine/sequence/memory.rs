@@ -37,7 +37,6 @@ impl LoadedModel {
         Ok(())
     }
 
-    /// Copies cache rows of all layers.
     pub(crate) fn copy_cache(
         &mut self,
         placement: &Placement,
@@ -52,7 +51,6 @@ impl LoadedModel {
         })
     }
 
-    /// Copies a state row in all recurrent layers.
     pub(crate) fn copy_state(
         &mut self,
         placement: &Placement,
@@ -81,7 +79,7 @@ impl LoadedModel {
                 blocks.iter().try_for_each(|rows| fetch(lane, &cache.rows(rows.clone()), out))?;
             }
             let Some(row) = state else { return Ok(()) };
-            layer.states().try_for_each(|all| fetch(lane, &all.rows(row..row + 1), out))
+            layer.states().try_for_each(|tensor| fetch(lane, &tensor.rows(row..row + 1), out))
         })
     }
 
@@ -101,8 +99,8 @@ impl LoadedModel {
                 }
             }
             if let Some(row) = state {
-                for all in layer.states() {
-                    bytes = send(lane, &all.rows(row..row + 1), bytes)?;
+                for tensor in layer.states() {
+                    bytes = send(lane, &tensor.rows(row..row + 1), bytes)?;
                 }
             }
             Ok(())

@@ -6,18 +6,18 @@
 //! loss, an interrupted step or a rollback of recurrent state, the cache covers fewer tokens than
 //! the list; the next step computes the rest again from the tokens.
 
-pub(crate) mod cached;
+pub(crate) mod cache;
 mod memory;
 pub(crate) mod pool;
 pub(crate) mod schedule;
 
 use hal::{BatchFacts, BatchToken};
 
-use cached::SequenceCache;
+use cache::SequenceCache;
 
 /// Which logits a caller needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum LogitsRequest {
     /// No logits.
     None,
     /// Logits after the last token.
@@ -26,7 +26,7 @@ pub enum Want {
     All,
 }
 
-/// One sequence in an engine. Dropping it releases its cache blocks and its state row.
+/// One sequence in an engine. Dropping it releases its cache blocks, state row and checkpoints.
 #[derive(Debug)]
 pub struct Sequence {
     pub(crate) tokens: Vec<u32>,
@@ -49,7 +49,7 @@ pub struct Feed<'a> {
     /// The tokens to append. A step removes tokens from the front as they enter the sequence.
     pub tokens: &'a [u32],
     /// Which logits are computed.
-    pub want: Want,
+    pub want: LogitsRequest,
 }
 
 /// Callback for the logits of a step: the index of the feed, the position of the token,
@@ -58,12 +58,12 @@ pub type EachLogits<'a> = dyn FnMut(usize, usize, &[f32]) + 'a;
 
 /// Adds tokens of a sequence to a device step. The blocks for them must be allocated. `index` is
 /// the entry of the sequence in the batch.
-pub(crate) fn add(
+pub(crate) fn add_to_batch(
     facts: &mut BatchFacts,
     index: usize,
     cached: &SequenceCache,
     tokens: &[u32],
-    want: Want,
+    want: LogitsRequest,
 ) {
     let first = cached.n();
     let seq = &mut facts.seqs[index];
@@ -74,9 +74,9 @@ pub(crate) fn add(
         seq: index as u32,
         pos: (first + i) as u32,
         output: match want {
-            Want::None => false,
-            Want::Last => i + 1 == tokens.len(),
-            Want::All => true,
+            LogitsRequest::None => false,
+            LogitsRequest::Last => i + 1 == tokens.len(),
+            LogitsRequest::All => true,
         },
     };
     facts.tokens.extend(tokens.iter().enumerate().map(token));

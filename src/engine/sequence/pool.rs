@@ -1,8 +1,7 @@
-//! Cache blocks and state rows of one generation of the cache: which are free, and how many
-//! sequences use each of them.
+//! Cache blocks and state rows: which are free, and how many sequences use each of them.
 //!
 //! A sequence releases its blocks and rows when its
-//! [`SequenceCache`](super::cached::SequenceCache) is dropped, so that nothing leaks.
+//! [`SequenceCache`](super::cache::SequenceCache) is dropped, so that nothing leaks.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -54,18 +53,16 @@ struct Inner {
 /// Capacities of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolSizes {
-    /// Number of KV blocks.
     pub(crate) n_blocks: usize,
     /// Maximum number of sequences in a step; with recurrent layers each has its own state row.
     pub(crate) n_seq: usize,
     /// Number of additional state rows, for checkpoints; 0 without recurrent layers.
     pub(crate) n_checkpoint: usize,
-    /// Whether there are recurrent layers.
     pub(crate) recurrent: bool,
 }
 
 impl PoolSizes {
-    pub(crate) fn of(model: &Model, options: &EngineOptions) -> PoolSizes {
+    pub(crate) fn new(model: &Model, options: &EngineOptions) -> PoolSizes {
         let recurrent = model.layers.iter().any(|layer| state_bytes(layer) > Bytes(0));
         PoolSizes {
             n_blocks: options.n_blocks(),
@@ -76,7 +73,7 @@ impl PoolSizes {
     }
 }
 
-/// The blocks and rows of one generation of the cache, shared by all sequences. A new pool is made
+/// The cache blocks and state rows of a loaded model, shared by all sequences. A new pool is made
 /// when the model is loaded again.
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -95,8 +92,8 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Every change is one operation on integers, so a panic elsewhere leaves the counts
-        // consistent.
+        // No method panics between two related changes, so a poisoned lock guards consistent
+        // counts.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -104,7 +101,6 @@ impl Pool {
         self.sizes.recurrent
     }
 
-    /// The row of the state tensors that holds checkpoint `number`.
     pub(crate) fn checkpoint_row(&self, number: u32) -> usize {
         self.sizes.n_seq + number as usize
     }

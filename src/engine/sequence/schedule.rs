@@ -1,8 +1,7 @@
 //! Which tokens of several feeds go into the next device step.
 
-use super::{Feed, Want};
+use super::{Feed, LogitsRequest};
 
-/// Limits of a device step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits<'a> {
     /// Token counts that programs exist for, ascending, the first being 1.
@@ -16,11 +15,11 @@ pub(crate) struct Limits<'a> {
 }
 
 /// Number of tokens with logits among the next `take` of the `left` tokens of a feed.
-pub(crate) fn outputs_of(want: Want, take: usize, left: usize) -> usize {
+pub(crate) fn outputs_of(want: LogitsRequest, take: usize, left: usize) -> usize {
     match want {
-        Want::None => 0,
-        Want::Last => usize::from(take > 0 && take == left),
-        Want::All => take,
+        LogitsRequest::None => 0,
+        LogitsRequest::Last => usize::from(take > 0 && take == left),
+        LogitsRequest::All => take,
     }
 }
 
@@ -47,10 +46,10 @@ pub(crate) fn schedule(feeds: &[Feed<'_>], limits: &Limits<'_>, takes: &mut Vec<
         let room = limits.max_out - n_out;
         let mut more = (left - 1).min(most - n);
         match feed.want {
-            Want::None => {}
-            Want::Last if more > 0 && 1 + more == left && room == 0 => more -= 1,
-            Want::Last => {}
-            Want::All => more = more.min(room),
+            LogitsRequest::None => {}
+            LogitsRequest::Last if more > 0 && 1 + more == left && room == 0 => more -= 1,
+            LogitsRequest::Last => {}
+            LogitsRequest::All => more = more.min(room),
         }
         n_out += outputs_of(feed.want, 1 + more, left) - outputs_of(feed.want, 1, left);
         *take += more;
@@ -73,12 +72,12 @@ mod tests {
     use std::sync::Arc;
 
     use super::super::Sequence;
-    use super::super::cached::SequenceCache;
+    use super::super::cache::SequenceCache;
     use super::super::pool::{Pool, PoolSizes};
     use super::*;
 
     /// The values of `takes` of all device steps for feeds of these lengths.
-    fn steps(feeds: &[(usize, Want)], limits: Limits<'_>) -> Vec<Vec<usize>> {
+    fn steps(feeds: &[(usize, LogitsRequest)], limits: Limits<'_>) -> Vec<Vec<usize>> {
         let sizes = PoolSizes { n_blocks: 1, n_seq: 1, n_checkpoint: 0, recurrent: false };
         let pool = Pool::new(sizes);
         let sequence =
@@ -113,38 +112,50 @@ mod tests {
     const LIMITS: Limits<'_> = Limits { rungs: &RUNGS, max_out: 8, max_seqs: 4, unpadded: false };
 
     #[test]
-    fn one_feed_is_cut_along_the_ladder() {
+    fn one_feed_is_cut_into_recorded_token_counts() {
         let expected: [Vec<usize>; 4] = [vec![32], vec![4], vec![2], vec![1]];
-        assert_eq!(steps(&[(39, Want::Last)], LIMITS), expected);
-        assert_eq!(steps(&[(11, Want::All)], LIMITS), [[8], [2], [1]]);
-        assert_eq!(steps(&[(3, Want::None)], LIMITS), [[2], [1]]);
+        assert_eq!(steps(&[(39, LogitsRequest::Last)], LIMITS), expected);
+        assert_eq!(steps(&[(11, LogitsRequest::All)], LIMITS), [[8], [2], [1]]);
+        assert_eq!(steps(&[(3, LogitsRequest::None)], LIMITS), [[2], [1]]);
     }
 
     #[test]
     fn decode_shares_steps_with_prefill() {
-        let feeds = [(20, Want::Last), (1, Want::Last), (0, Want::All), (1, Want::Last)];
+        let feeds = [
+            (20, LogitsRequest::Last),
+            (1, LogitsRequest::Last),
+            (0, LogitsRequest::All),
+            (1, LogitsRequest::Last),
+        ];
         let expected = [[14, 1, 0, 1], [4, 0, 0, 0], [2, 0, 0, 0]];
         assert_eq!(steps(&feeds, LIMITS), expected);
     }
 
     #[test]
     fn steps_with_one_token_per_sequence_may_be_padded() {
-        let one = (1, Want::Last);
+        let one = (1, LogitsRequest::Last);
         assert_eq!(steps(&[one; 3], LIMITS), [[1, 1, 1]]);
         assert_eq!(steps(&[one; 5], LIMITS), [[1, 1, 1, 1, 0], [0, 0, 0, 0, 1]]);
         let unpadded = Limits { unpadded: true, ..LIMITS };
         assert_eq!(steps(&[one; 3], unpadded), [[1, 1, 0], [0, 0, 1]]);
         let wide = Limits { max_seqs: 5, ..LIMITS };
-        assert_eq!(steps(&[(3, Want::None), one, one, one, one], wide), [[3, 1, 1, 1, 1]]);
+        assert_eq!(steps(&[(3, LogitsRequest::None), one, one, one, one], wide), [[3, 1, 1, 1, 1]]);
     }
 
     #[test]
     fn outputs_are_limited() {
         let two = Limits { max_out: 2, ..LIMITS };
-        assert_eq!(steps(&[(1, Want::Last), (1, Want::Last), (1, Want::Last)], two).len(), 2);
-        let feeds = [(3, Want::All), (3, Want::Last)];
+        assert_eq!(
+            steps(
+                &[(1, LogitsRequest::Last), (1, LogitsRequest::Last), (1, LogitsRequest::Last)],
+                two
+            )
+            .len(),
+            2
+        );
+        let feeds = [(3, LogitsRequest::All), (3, LogitsRequest::Last)];
         let expected = [[1, 1], [1, 1], [1, 1]];
         assert_eq!(steps(&feeds, Limits { max_out: 1, ..LIMITS }).len(), 4);
-        assert_eq!(steps(&[(3, Want::All), (3, Want::All)], two), expected);
+        assert_eq!(steps(&[(3, LogitsRequest::All), (3, LogitsRequest::All)], two), expected);
     }
 }

@@ -31,7 +31,7 @@ pub fn forecast(model: &Model, devices: &[Device], options: &EngineOptions) -> F
     plan(&task(model, devices, options))
 }
 
-/// The input that [`forecast`] plans from.
+/// The planner's input for [`forecast`].
 #[must_use]
 pub fn task(model: &Model, devices: &[Device], options: &EngineOptions) -> Task {
     let sizing = Sizing::new(model, devices, options);
@@ -135,7 +135,7 @@ impl Sizing<'_> {
         let window = weights.attention().and_then(|by| by.sizes.window);
         let past = assumed_past(self.options).min(window.unwrap_or(usize::MAX));
         let rows = if memory.kv().is_some() { past as f64 } else { 1.0 };
-        memory.read().map(row).sum::<f64>() * rows
+        memory.read_tensors().map(row).sum::<f64>() * rows
     }
 
     /// Bytes of a layer read per token.
@@ -259,10 +259,10 @@ impl Sizing<'_> {
             let at = known.iter().position(|(other, ..)| *other == shape).unwrap_or_else(|| {
                 let share = |k: usize| match k {
                     0 => Bytes(0),
-                    k => self.neurons(device, ffn, cut.neurons(k)),
+                    k => self.neuron_bytes(device, ffn, cut.neurons(k)),
                 };
                 let shares = (0..cut.n_groups()).map(share).collect();
-                known.push((shape, shares, self.neurons(device, ffn, cut.n_ff)));
+                known.push((shape, shares, self.neuron_bytes(device, ffn, cut.n_ff)));
                 known.len() - 1
             });
             let (_, shares, whole) = &known[at];
@@ -332,7 +332,7 @@ impl Sizing<'_> {
             absent: split.then(list),
             mailbox: split.then_some(0),
         };
-        ops.list()
+        ops.all_ops()
     }
 
     /// The frequencies of a layer's RoPE, if it uses RoPE.
@@ -375,7 +375,7 @@ impl Sizing<'_> {
         (frame + predictor + freqs, cache)
     }
 
-    fn neurons(&self, device: DeviceIndex, ffn: &Ffn, n: usize) -> Bytes {
+    fn neuron_bytes(&self, device: DeviceIndex, ffn: &Ffn, n: usize) -> Bytes {
         let neurons =
             if n == ffn.n_ff() { Neurons::All } else { Neurons::List((0..n as u32).collect()) };
         self.mode.size(&self.devices[device], ffn, &neurons, n)
@@ -384,7 +384,7 @@ impl Sizing<'_> {
     /// The ops of the embedding for `n` tokens.
     pub(crate) fn embed_ops(&self, n: usize) -> Vec<OpDesc> {
         let mut desc = |_: &'static str, rows: &HostRows| Ok::<_, Infallible>(rows.desc());
-        let Ok(embedding) = Embedding::of(self.model, &mut desc);
+        let Ok(embedding) = Embedding::new(self.model, &mut desc);
         let scratch = self.scratch().body;
         let scratch = scratch.map(&mut |desc| TensorDesc { n_rows: n, ..*desc });
         embedding.ops(self.model, &scratch, &self.batch())
@@ -396,7 +396,7 @@ impl Sizing<'_> {
             bytes += self.whole_size(device, rows);
             Ok::<_, Infallible>(rows.desc())
         };
-        let Ok(_) = Embedding::of(self.model, &mut add);
+        let Ok(_) = Embedding::new(self.model, &mut add);
         bytes
     }
 

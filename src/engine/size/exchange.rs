@@ -41,7 +41,6 @@ pub(crate) enum ExchangeUnit {
 }
 
 impl ExchangeUnit {
-    /// Number of neurons of the unit.
     pub(crate) fn len(self) -> usize {
         match self {
             ExchangeUnit::Neurons | ExchangeUnit::WithinExperts(_) => 1,
@@ -54,8 +53,8 @@ impl ExchangeUnit {
 /// overhead of a write small, without host memory for the whole matrix.
 const WRITE_BYTES: usize = 1 << 20;
 
-/// Number of rows of `row_bytes` bytes written at once.
-pub(crate) fn at_once(row_bytes: usize) -> usize {
+/// Number of rows of `row_bytes` bytes per write.
+pub(crate) fn rows_per_write(row_bytes: usize) -> usize {
     (WRITE_BYTES / row_bytes.max(1)).max(1)
 }
 
@@ -86,7 +85,7 @@ pub(crate) fn neurons_by_side(placed: &LayerPlacement) -> Option<[&Arc<[u32]>; 2
 impl FfnMode {
     /// Unit in which neurons of the block are exchanged; `None` if all neurons are used, or if one
     /// neuron is spread over blocks of a matrix.
-    pub(crate) fn exchanges(self, ffn: &Ffn) -> Option<ExchangeUnit> {
+    pub(crate) fn exchange_unit(self, ffn: &Ffn) -> Option<ExchangeUnit> {
         match (self.orientation(ffn), ffn.n_expert()) {
             (Down::ByNeuron, None) if self.is_sparse() => Some(ExchangeUnit::Neurons),
             // The first row of each expert is part of a program, so the number of neurons that an
@@ -119,7 +118,7 @@ impl ContiguousWrites {
         ContiguousWrites {
             bytes: (n_rows * rows.row_bytes()) as f64,
             rows: n_rows as f64,
-            writes: n_rows.div_ceil(at_once(rows.row_bytes())) as f64,
+            writes: n_rows.div_ceil(rows_per_write(rows.row_bytes())) as f64,
         }
     }
 
@@ -164,13 +163,13 @@ pub fn exchange_needs(
 
 impl Sizing<'_> {
     /// Whether active rows are counted, which is needed only if some layer can exchange neurons.
-    pub(crate) fn counts(&self) -> bool {
-        let exchanges = |(_, ffn): (usize, &Ffn)| self.mode.exchanges(ffn).is_some();
+    pub(crate) fn counts_rows(&self) -> bool {
+        let exchanges = |(_, ffn): (usize, &Ffn)| self.mode.exchange_unit(ffn).is_some();
         self.options.adapt && self.devices.len() > 1 && self.model.blocks().any(exchanges)
     }
 
     /// Requirements of the exchange. `None` if it is off, or if no layer can exchange neurons.
-    /// `seconds` is the estimated time of a token, if there is an estimate.
+    /// `seconds` is the estimated time of a token; `None` if unknown.
     pub(crate) fn exchange_needs(
         &self,
         placement: &Placement,
@@ -181,7 +180,8 @@ impl Sizing<'_> {
         let mut most = usize::MAX;
         for (index, placed) in placement.layers.iter().enumerate() {
             let Some(ffn) = &self.model.layers[index].ffn else { continue };
-            let (Some(_), Some(unit)) = (neurons_by_side(placed), self.mode.exchanges(ffn)) else {
+            let (Some(_), Some(unit)) = (neurons_by_side(placed), self.mode.exchange_unit(ffn))
+            else {
                 continue;
             };
             let bounds = self.bounds(index, placed.home, unit, seconds);
@@ -190,14 +190,14 @@ impl Sizing<'_> {
                 needs.most = most;
             }
             needs.n_layers += 1;
-            needs.host += self.host(ffn);
+            needs.host += self.refill_bytes(ffn);
         }
         needs.counters = shape.bytes().unwrap_or_default();
         (needs.n_layers > 0).then_some(needs)
     }
 
     /// Bytes of a block that stay in host memory to fill slots from.
-    fn host(&self, ffn: &Ffn) -> Bytes {
+    fn refill_bytes(&self, ffn: &Ffn) -> Bytes {
         let size = |packed: &PackedFfn| {
             transposed_size(packed).unwrap_or_else(|| mapped_bytes(&packed.rows))
         };

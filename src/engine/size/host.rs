@@ -5,7 +5,7 @@ use hal::{Bytes, Device, Source};
 use model::{Ffn, Model};
 use placement::{CPU, DeviceBytes, Neurons, Placement};
 
-use super::{Sizing, uses};
+use super::{Sizing, is_used};
 use crate::ops::ffn::PackedFfn;
 use crate::options::EngineOptions;
 
@@ -66,7 +66,7 @@ impl Sizing<'_> {
         } else {
             Bytes(0)
         };
-        let scratch = if uses(placement, CPU) {
+        let scratch = if is_used(placement, CPU) {
             self.scratch().size(&self.devices[CPU], &self.options.ladder())
         } else {
             Bytes(0)

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use hal::{Bytes, Device, PackDesc};
 
-use crate::ops::predict::words;
+use crate::ops::predict::u32_desc;
 
 /// Minimum number of rows written to the list of a device. Larger numbers are rounded up to powers
 /// of two, so that staging memory is needed in a few sizes only.
@@ -20,7 +20,7 @@ pub(crate) struct ListShape {
 }
 
 impl ListShape {
-    /// Words of membership per row, for each rung of the ladder.
+    /// Words of membership bits per row, for each recorded token count.
     pub(crate) fn member_words(rungs: &[usize]) -> impl Iterator<Item = usize> {
         rungs.iter().map(|n| n.div_ceil(32))
     }
@@ -49,7 +49,7 @@ impl ListShape {
 
 /// Bytes of a list of up to `n` rows, with `n_counts` counts.
 fn list_size(device: &Device, n: usize, n_counts: usize, rungs: &[usize]) -> Bytes {
-    let size = |rows, cols| device.alloc_size(&words(rows, cols));
+    let size = |rows, cols| device.alloc_size(&u32_desc(rows, cols));
     let members: BTreeSet<usize> = ListShape::member_words(rungs).collect();
     let members: Bytes = members.into_iter().map(|words| size(n, words)).sum();
     size(1, n) + size(n_counts, 1) + members
@@ -57,6 +57,6 @@ fn list_size(device: &Device, n: usize, n_counts: usize, rungs: &[usize]) -> Byt
 
 /// Bytes on `device` of the lists over streamed chunks of `n` neurons.
 pub(crate) fn chunk_lists_size(device: &Device, n: usize, rungs: &[usize]) -> Bytes {
-    let slots = device.pack_size(&PackDesc::whole(words(1, n)), false);
+    let slots = device.pack_size(&PackDesc::whole(u32_desc(1, n)), false);
     slots + list_size(device, n, 1, rungs)
 }

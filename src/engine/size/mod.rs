@@ -47,7 +47,7 @@ impl<'a> Sizing<'a> {
 
     /// Shapes of the scratch of a device in use.
     pub(crate) fn scratch(&self) -> ScratchShape {
-        ScratchShape::new(self.model, self.options, self.devices.len(), self.counts())
+        ScratchShape::new(self.model, self.options, self.devices.len(), self.counts_rows())
     }
 
     pub(crate) fn mailbox_shape(&self) -> MailboxShape {
@@ -82,13 +82,13 @@ impl<'a> Sizing<'a> {
     }
 }
 
-/// Whether some neurons of a layer are on another device than its home.
+/// Whether some neurons of a layer are on a device other than its home.
 fn is_split(placed: &LayerPlacement, n_ff: usize) -> bool {
     placed.shares.iter().any(|share| share.device != placed.home && share.neurons.len(n_ff) > 0)
 }
 
 /// Whether anything is placed on `device`.
-pub(crate) fn uses(placement: &Placement, device: DeviceIndex) -> bool {
+pub(crate) fn is_used(placement: &Placement, device: DeviceIndex) -> bool {
     placement.embed == device
         || placement.head == device
         || placement.layers.iter().any(|layer| {

@@ -9,7 +9,7 @@ use placement::{Cut, DeviceIndex, LayerSizes};
 use super::Sizing;
 
 impl Sizing<'_> {
-    /// Why `device` cannot run all of `ops`; `None` if it can.
+    /// The first of `ops` that `device` cannot run, with the reason; `None` if it can run all.
     fn refusal_of(
         &self,
         device: DeviceIndex,
@@ -48,7 +48,7 @@ impl Sizing<'_> {
     }
 
     /// Number of splits of a layer that `device` can run. Split `k`, from 0, puts the first `k`
-    /// groups of neurons on `device`. 0 in unified memory.
+    /// groups of neurons on `device`.
     pub(crate) fn max_groups(&self, device: DeviceIndex, layer: usize, cut: &Cut) -> usize {
         // Splitting a layer gains nothing in unified memory, which both processors read.
         if self.devices[device].info().kind == DeviceKind::Integrated {
@@ -68,7 +68,7 @@ impl Sizing<'_> {
         low + 1
     }
 
-    /// Messages about layers, embedding and head that cannot be on `device` whatever its budget.
+    /// Messages about layers, embedding and head that cannot be on `device`, whatever its budget.
     /// `layers` has the sizes of the layers on the device.
     pub(crate) fn refusal_notes(&self, device: DeviceIndex, layers: &[LayerSizes]) -> Vec<String> {
         let of = layers.len();

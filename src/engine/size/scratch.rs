@@ -78,13 +78,13 @@ impl ScratchShape {
         TensorDesc::new(1, self.batch.n_words(), Format::U32)
     }
 
-    /// Counters of one rung of the ladder.
+    /// Counters of active neurons for programs of `n_tokens`.
     pub(crate) fn active(&self, n_tokens: usize) -> TensorDesc {
         TensorDesc::new(n_counters(self.n_layer), n_tokens, Format::F32)
     }
 
-    /// Bytes of scratch, counters and lists on `device`, staging included, for the rungs of the
-    /// ladder.
+    /// Bytes of scratch, counters and lists on `device`, staging included, for programs of the
+    /// token counts `rungs`.
     pub(crate) fn size(&self, device: &Device, rungs: &[usize]) -> Bytes {
         let size = |desc: &TensorDesc| device.alloc_size(desc);
         let mut body = Bytes(0);
@@ -114,8 +114,8 @@ impl ScratchShape {
         Bytes(4 * (hits.n_cols * (1 + vectors)) as u64)
     }
 
-    /// Bytes of staging for the residual, the per-layer embeddings, the counters and the expert
-    /// weights of one rung.
+    /// Bytes of staging for the residual, the per-layer embeddings, the counters and the router's
+    /// weights in programs of `n` tokens.
     fn staging(&self, n: usize) -> usize {
         4 * n * (self.n_embd + self.n_inputs + n_counters(self.n_layer) + self.n_expert)
     }
@@ -126,7 +126,6 @@ pub(crate) fn n_counters(n_layer: usize) -> usize {
     n_layer + 1
 }
 
-/// Bytes of the union counts.
 pub(crate) fn union_bytes(union: &TensorDesc) -> usize {
     4 * union.n_rows * union.n_cols
 }

@@ -37,13 +37,18 @@ pub(crate) struct ChunkSize {
 
 impl ChunkSize {
     /// Divides neurons into chunks. The blocks (of `block` neurons) that a chunk touches must fit
-    /// into its columns, and all neurons of a chunk belong to one expert (of `n_each` neurons). The
-    /// neurons of an expert must be ascending.
-    pub(crate) fn chunks(self, neurons: &[u32], block: usize, n_each: usize) -> Vec<Range<usize>> {
+    /// into its columns, and all neurons of a chunk belong to one expert (of `n_per_expert`
+    /// neurons). The neurons of an expert must be ascending.
+    pub(crate) fn chunks(
+        self,
+        neurons: &[u32],
+        block: usize,
+        n_per_expert: usize,
+    ) -> Vec<Range<usize>> {
         let mut chunks: Vec<Range<usize>> = Vec::new();
         let (mut n_blocks, mut last) = (0, None);
         for (i, &neuron) in neurons.iter().enumerate() {
-            let of = Some((neuron as usize / n_each, neuron as usize % n_each / block));
+            let of = Some((neuron as usize / n_per_expert, neuron as usize % n_per_expert / block));
             let more = usize::from(of != last);
             let same = of.map(|of| of.0) == last.map(|last| last.0);
             last = of;
@@ -82,7 +87,6 @@ pub(crate) enum ChunkTensor {
     Threshold,
     /// A predictor's last matrix, which computes the scores.
     Scores,
-    /// The bias of the scores.
     ScoresBias,
 }
 
@@ -146,13 +150,13 @@ impl Sizing<'_> {
         self.streams(index) && !listed && self.block(index).down.bias.is_none()
     }
 
-    /// The smallest rung of the ladder at which steps of at least `from` tokens are streamed;
-    /// `None` if no rung is that large.
+    /// The smallest recorded token count of at least `from` at which weights can be streamed;
+    /// `None` if there is none.
     pub(crate) fn first_streamed(&self, from: usize) -> Option<usize> {
         self.streamed_rungs().into_iter().find(|&n| n >= from)
     }
 
-    /// The rungs of the ladder that may stream.
+    /// The recorded token counts at which weights can be streamed.
     pub(crate) fn streamed_rungs(&self) -> Vec<usize> {
         let ladder = self.options.ladder();
         ladder.into_iter().filter(|&n| n > MAX_COUNTED_TOKENS).collect()
@@ -183,8 +187,9 @@ impl Sizing<'_> {
             let bytes = ffn.matrices().map(|(_, rows)| rows.desc().bytes().unwrap_or_default().0);
             let n_ff = ffn.n_ff();
             let elsewhere = placed.shares.iter().filter(|s| s.device != placed.home);
-            let afar = placed.home == CPU && !placed.is_split() && self.can_stream_cpu_layer(index);
-            let n = if afar {
+            let on_cpu =
+                placed.home == CPU && !placed.is_split() && self.can_stream_cpu_layer(index);
+            let n = if on_cpu {
                 n_ff
             } else {
                 elsewhere.map(|share| share.neurons.len(n_ff)).sum::<usize>()
@@ -218,17 +223,18 @@ impl Sizing<'_> {
             if ffn.down_by_neuron { 1 } else { ffn.down.w.desc().format.block_values() }
         });
         let block = columns.max().unwrap_or(1);
-        let n_each = blocks().map(Ffn::n_each).min().unwrap_or(0);
-        let most = ((most.0 / neuron) as usize).min(n_ff.div_ceil(MIN_CHUNKS)).min(n_each) / block;
+        let n_per_expert = blocks().map(Ffn::n_per_expert).min().unwrap_or(0);
+        let most =
+            ((most.0 / neuron) as usize).min(n_ff.div_ceil(MIN_CHUNKS)).min(n_per_expert) / block;
         let mut whole = (1..=most).rev().map(|n| n * block);
         let n = match self.model.experts() {
             None => whole.next(),
             // All chunks of an expert have the same size: padding would be computed for all tokens
             // that use the expert.
-            Some(_) => whole.find(|&n| n_each.is_multiple_of(n)),
+            Some(_) => whole.find(|&n| n_per_expert.is_multiple_of(n)),
         };
-        let n = n.unwrap_or(block).min(n_each);
-        ChunkSize { n, reach: (REACH * n).min(n_each) }
+        let n = n.unwrap_or(block).min(n_per_expert);
+        ChunkSize { n, reach: (REACH * n).min(n_per_expert) }
     }
 
     /// The shape of the chunks of layer `index` on `device`.

@@ -16,12 +16,12 @@ use crate::timeline::{Waits, Work};
 pub struct StepStats {
     /// Number of active neurons (those multiplied with down), over all layers and tokens.
     pub active: f64,
-    /// Number of active neurons that were on other devices than the CPU.
+    /// Number of active neurons that were on devices other than the CPU.
     pub off_cpu: f64,
     /// Number of neurons, over all layers and tokens.
     pub neurons: f64,
-    /// Number of gate rows computed, over all layers: all rows, the rows of used experts, or the
-    /// rows that a predictor listed. A row counts once for all tokens of a step.
+    /// Number of gate rows computed, over all layers: all rows, the estimated rows of used experts,
+    /// or the rows that a predictor listed. A row counts once for all tokens of a step.
     pub gates: f64,
     /// Union counts of steps whose program has 2 to [`MAX_COUNTED_TOKENS`] tokens. Only totals have
     /// them ([`crate::Engine::take_stats`]), and only if the engine was opened for several
@@ -85,7 +85,7 @@ impl std::ops::AddAssign for StepStats {
     }
 }
 
-/// The steps of one rung whose counters have not been read yet.
+/// The steps of one recorded token count whose counters have not been read yet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DeferredCounters {
     pub(crate) steps: usize,
@@ -103,7 +103,8 @@ impl Stepper {
             && self.loaded.lanes.iter().flatten().all(|lane| lane.lists.is_none())
     }
 
-    /// Reads and clears the deferred counters of a rung.
+    /// Reads the deferred counters of a recorded token count. The next step that runs its programs
+    /// clears them.
     pub(crate) fn flush(&mut self, rung: usize, arena: &mut StepArena) -> Result<StepStats> {
         let DeferredCounters { steps, mut stats } = std::mem::take(&mut self.deferred[rung]);
         if steps > 0 {
@@ -114,7 +115,6 @@ impl Stepper {
         Ok(stats)
     }
 
-    /// Reads and clears the deferred counters of all rungs.
     pub(crate) fn flush_all(&mut self, arena: &mut StepArena) -> Result<StepStats> {
         let mut stats = StepStats::default();
         for rung in 0..arena.sizes.rungs.len() {
@@ -127,7 +127,6 @@ impl Stepper {
         Ok(stats)
     }
 
-    /// Clears the counters of a rung.
     pub(crate) fn clear(&mut self, rung: usize, arena: &mut StepArena) -> Result<()> {
         let since = arena.timeline.now();
         arena.active.clear();
@@ -136,7 +135,7 @@ impl Stepper {
         for lane in self.loaded.lanes.iter_mut().flatten() {
             lane.queue.write(&lane.active[rung], bytemuck::cast_slice(&arena.active))?;
         }
-        arena.timeline.host(Work::Copy, since);
+        arena.timeline.record_host(Work::Copy, since);
         Ok(())
     }
 
@@ -148,7 +147,7 @@ impl Stepper {
         arena: &mut StepArena,
     ) -> Result<StepStats> {
         let since = arena.timeline.now();
-        let mut stats = self.expected(n, &arena.sizes);
+        let mut stats = self.expected_stats(n, &arena.sizes);
         self.sum_active(rung, n, arena, &mut stats)?;
         arena.count_neurons(n);
         for (device, stream) in self.streams.iter().enumerate() {
@@ -165,16 +164,16 @@ impl Stepper {
                 stats.gates += arena.counts.iter().map(|&n| f64::from(n)).sum::<f64>();
             }
         }
-        arena.timeline.host(Work::Copy, since);
+        arena.timeline.record_host(Work::Copy, since);
         Ok(stats)
     }
 
     /// The statistics of a step of `n` tokens that need no device counters.
-    pub(crate) fn expected(&self, n: usize, sizes: &StepSizes) -> StepStats {
+    pub(crate) fn expected_stats(&self, n: usize, sizes: &StepSizes) -> StepStats {
         let n_ff: usize = sizes.blocks.iter().map(|block| block.n_ff).sum();
         let blocks = self.loaded.layers.iter().zip(&sizes.blocks);
         let unlisted = blocks.filter(|(layer, _)| layer.predictor.is_none());
-        let gates: f64 = unlisted.map(|(_, block)| block.n_ff as f64 * block.used(n)).sum();
+        let gates: f64 = unlisted.map(|(_, block)| block.n_ff as f64 * block.share_used(n)).sum();
         StepStats {
             neurons: (n * (n_ff + sizes.n_shared)) as f64,
             gates: gates + sizes.n_shared as f64,
@@ -201,7 +200,7 @@ impl Stepper {
                 let off_cpu = if device == CPU { 0.0 } else { active };
                 stats.active += active;
                 stats.off_cpu += off_cpu;
-                // The last row is of streamed weights.
+                // The last row counts the streamed neurons of all layers.
                 if let Some(activity) = arena.activity.get_mut(layer) {
                     activity.active += active;
                     activity.off_cpu += off_cpu;

@@ -1,4 +1,4 @@
-//! A step: replays the programs of all segments and of the head, and keeps its counters.
+//! A step: replays the programs of all segments and of the head, and counts active neurons.
 
 mod counters;
 
@@ -23,19 +23,19 @@ pub(crate) struct Stepper {
     pub(crate) loaded: LoadedModel,
     programs: Programs,
     /// Programs without a head that also count active rows, for steps of up to
-    /// [`hal::op::MAX_COUNTED_TOKENS`] tokens; `None` if no step is watched, or if `programs` count.
+    /// [`hal::op::MAX_COUNTED_TOKENS`] tokens; `None` if no step is watched, or if `programs`
+    /// count.
     pub(crate) counting: Option<Programs>,
     /// Whether the next step counts active rows.
     pub(crate) counts_rows: bool,
     /// For each device, the stream of absent weights to it during prefill; `None` if nothing is
     /// streamed to it.
     pub(crate) streams: Vec<Option<Stream>>,
-    /// For each rung of the ladder, the steps whose counters are still on the devices.
+    /// For each recorded token count, the steps whose counters are still on the devices.
     deferred: Vec<DeferredCounters>,
 }
 
 impl Stepper {
-    /// A stepper over `programs` and `streams`, for a ladder of `n_rungs` rungs.
     pub(crate) fn new(
         loaded: LoadedModel,
         programs: Programs,
@@ -57,7 +57,7 @@ impl Stepper {
         self.programs.segments[0].device
     }
 
-    /// Whether some layers have neurons on other devices than their home.
+    /// Whether some layers have neurons on devices other than their home.
     pub(crate) fn is_split(&self) -> bool {
         self.loaded.layers.iter().any(|layer| layer.mailbox.is_some())
     }
@@ -77,6 +77,7 @@ impl Stepper {
     }
 
     /// Runs a step over `arena.facts` and leaves `[n_out, n_vocab]` logits in `arena.logits`.
+    /// Returns the statistics whose counters were read, possibly of earlier steps too.
     pub(crate) fn step(
         &mut self,
         arena: &mut StepArena,
@@ -88,7 +89,7 @@ impl Stepper {
         let rung = rungs.iter().position(|&rung| rung >= n).unwrap_or(rungs.len() - 1);
         let defers = self.defers(n, rung, &arena.sizes);
         let mut stats = StepStats::default();
-        if !defers || self.deferred[rung].steps >= arena.sizes.most_deferred() {
+        if !defers || self.deferred[rung].steps >= arena.sizes.max_deferred() {
             stats += self.flush(rung, arena)?;
         }
         self.begin(arena)?;
@@ -97,7 +98,7 @@ impl Stepper {
         }
         self.replay(arena, interrupt, rung, n_out)?;
         if defers {
-            let step = self.expected(n, &arena.sizes);
+            let step = self.expected_stats(n, &arena.sizes);
             let deferred = &mut self.deferred[rung];
             deferred.steps += 1;
             deferred.stats += step;
@@ -133,7 +134,7 @@ impl Stepper {
                 stream.run(device, legs, &mut step)?;
                 continue;
             }
-            let program = segment.programs.at_least(n).expect("the largest rung is n_ubatch");
+            let program = segment.programs.at_least(n).expect("programs exist up to n_ubatch");
             let (handed, works) = (&segment.handed[..], &segment.works[..]);
             StepProgram { device, program, handed, works }.replay(&mut step)?;
         }
@@ -161,14 +162,14 @@ impl Stepper {
         Ok(StepState { lanes, layers, remotes, arena, interrupt, n, rung })
     }
 
-    /// Uploads the batch facts of a step to every device.
+    /// Uploads the batch of a step to every device in use, and clears the counts of its lists.
     fn begin(&mut self, arena: &mut StepArena) -> Result<()> {
         let since = arena.timeline.now();
         let shape = self.loaded.lane(self.loaded.head.device).batch.shape;
         let StepArena { facts, sizes, words, counts, inputs, .. } = arena;
         facts.encode_into(&shape, sizes.n_blocks, sizes.n_vocab, words)?;
         self.streams.iter_mut().flatten().for_each(Stream::begin);
-        inputs.on.clear();
+        inputs.devices.clear();
         for lane in self.loaded.lanes.iter_mut().flatten() {
             lane.queue.write(&lane.batch.words, bytemuck::cast_slice(words))?;
             if let Some(lists) = &lane.lists {
@@ -177,16 +178,16 @@ impl Stepper {
                 lane.queue.write(lists.counts(), bytemuck::cast_slice(counts))?;
             }
         }
-        arena.timeline.host(Work::Copy, since);
+        arena.timeline.record_host(Work::Copy, since);
         Ok(())
     }
 }
 
-/// Runs the head over `n_out` tokens and reads their logits.
+/// Runs the head over `n_out` tokens and reads their logits and, if requested, hidden states.
 fn run_head(head: &Head, programs: &Ladder, n_out: usize, step: &mut StepState<'_>) -> Result<()> {
     let StepState { lanes, arena, .. } = step;
     let lane = lane_mut(lanes, head.device);
-    let program = programs.at_least(n_out).expect("the largest rung is max_out");
+    let program = programs.at_least(n_out).expect("programs exist up to max_out");
     let run = arena.timeline.replay(&mut lane.queue, program)?;
     arena.timeline.wait(head.device, &[Work::Head], run)?;
     let since = arena.timeline.now();
@@ -202,6 +203,6 @@ fn run_head(head: &Head, programs: &Ladder, n_out: usize, step: &mut StepState<'
             lane.queue.read_f32(&head.scratch.normed.rows(row..row + 1), out)?;
         }
     }
-    arena.timeline.host(Work::Copy, since);
+    arena.timeline.record_host(Work::Copy, since);
     Ok(())
 }

@@ -25,11 +25,11 @@ pub(crate) struct SlotStaging {
     len: usize,
     /// Whether the tensor is a pack rather than a plain vector.
     is_pack: bool,
-    state: State,
+    state: Upload,
 }
 
 #[derive(Debug)]
-enum State {
+enum Upload {
     Idle(Staging),
     InFlight(Transfer),
     /// The staging memory was lost with its device.
@@ -42,38 +42,39 @@ impl SlotStaging {
         let len =
             if is_pack { device.packed_len(&desc).unwrap_or_default() } else { 4 * desc.n_cols };
         let staging = device.staging(Bytes(len as u64))?;
-        Ok(SlotStaging { len, is_pack, state: State::Idle(staging) })
+        Ok(SlotStaging { len, is_pack, state: Upload::Idle(staging) })
     }
 
     /// Waits for the previous upload and returns the staging bytes.
     fn bytes_mut(&mut self, device: &Device) -> hal::Result<&mut [u8]> {
         self.wait()?;
-        if !matches!(self.state, State::Idle(_)) {
-            self.state = State::Idle(device.staging(Bytes(self.len as u64))?);
+        if !matches!(self.state, Upload::Idle(_)) {
+            self.state = Upload::Idle(device.staging(Bytes(self.len as u64))?);
         }
         match &mut self.state {
-            State::Idle(staging) => Ok(staging.bytes_mut()),
-            State::InFlight(_) | State::Lost => unreachable!("the state was set to idle above"),
+            Upload::Idle(staging) => Ok(staging.bytes_mut()),
+            Upload::InFlight(_) | Upload::Lost => {
+                unreachable!("the state was set to idle above")
+            }
         }
     }
 
     /// Uploads the staging bytes to `tensor`.
     pub(crate) fn upload(&mut self, queue: &mut Queue, tensor: &Tensor) -> hal::Result<()> {
-        let state = std::mem::replace(&mut self.state, State::Lost);
+        let state = std::mem::replace(&mut self.state, Upload::Lost);
         self.state = match (state, self.is_pack) {
-            (State::Idle(staging), true) => State::InFlight(queue.repack(staging, tensor)?),
-            (State::Idle(staging), false) => State::InFlight(queue.upload(staging, tensor)?),
-            (other @ (State::InFlight(_) | State::Lost), _) => other,
+            (Upload::Idle(staging), true) => Upload::InFlight(queue.repack(staging, tensor)?),
+            (Upload::Idle(staging), false) => Upload::InFlight(queue.upload(staging, tensor)?),
+            (other @ (Upload::InFlight(_) | Upload::Lost), _) => other,
         };
         Ok(())
     }
 
-    /// Waits until the upload has ended.
     pub(crate) fn wait(&mut self) -> hal::Result<()> {
-        let state = std::mem::replace(&mut self.state, State::Lost);
+        let state = std::mem::replace(&mut self.state, Upload::Lost);
         self.state = match state {
-            State::InFlight(transfer) => State::Idle(transfer.wait()?),
-            State::Idle(_) | State::Lost => state,
+            Upload::InFlight(transfer) => Upload::Idle(transfer.wait()?),
+            Upload::Idle(_) | Upload::Lost => state,
         };
         Ok(())
     }
@@ -106,7 +107,7 @@ impl Columns {
 
     /// Gathers the column blocks `blocks` of these rows of `source`, and pads the rows to `n_cols`
     /// columns with zeros.
-    fn take(
+    fn gather(
         &mut self,
         source: &HostRows,
         rows: Range<usize>,
@@ -151,8 +152,7 @@ pub(crate) struct Sources {
     /// Per-neuron vectors, each with the value of an empty slot.
     vectors: Vec<(ChunkTensor, HostRows, f32)>,
     /// Number of neurons of an expert, or of the layer.
-    n_each: usize,
-    /// Size of the chunks.
+    n_per_expert: usize,
     size: ChunkSize,
 }
 
@@ -189,7 +189,7 @@ impl Sources {
             transpose,
             orientation: sizing.mode.orientation(ffn),
             scores: data.map(|data| data.fc2.clone()),
-            n_each: ffn.n_each(),
+            n_per_expert: ffn.n_per_expert(),
             size,
             vectors: vectors
                 .into_iter()
@@ -198,14 +198,13 @@ impl Sources {
         }
     }
 
-    /// Whether a predictor scores the neurons.
     pub(crate) fn is_scored(&self) -> bool {
         self.scores.is_some()
     }
 
     /// Number of neurons of the unit that chunks do not cross: of an expert, or of the layer.
-    pub(crate) fn n_each(&self) -> usize {
-        self.n_each
+    pub(crate) fn n_per_expert(&self) -> usize {
+        self.n_per_expert
     }
 
     /// Number of neurons whose columns of down are gathered together.
@@ -213,7 +212,6 @@ impl Sources {
         if self.by_columns() { self.down.desc().format.block_values() } else { 1 }
     }
 
-    /// Whether down is gathered by columns.
     fn by_columns(&self) -> bool {
         self.transpose || self.orientation == Down::AcrossNeurons
     }
@@ -245,7 +243,7 @@ impl Sources {
             let pack = PackDesc { select, spare, ..PackDesc::whole(source.desc()) };
             device.pack_into(&pack, source, fill.bytes_mut(device)?)
         };
-        let at = |part| indices.of(part).expect("the shape of a layer has its tensors");
+        let at = |part| indices.find(part).expect("the shape of a layer has its tensors");
         if let Some(gate) = &self.gate {
             pack_rows(gate, &mut fills[at(ChunkTensor::Gate)])?;
         }
@@ -255,14 +253,14 @@ impl Sources {
         }
         let down = &mut fills[at(ChunkTensor::Down)];
         if self.by_columns() {
-            let (block, n_each) = (self.block() as u32, self.n_each as u32);
+            let (block, n_per_expert) = (self.block() as u32, self.n_per_expert as u32);
             // The matrices of the experts are stacked, and each has its own columns.
-            let (expert, n_out) = (neurons[0] / n_each, self.up.desc().n_cols);
+            let (expert, n_out) = (neurons[0] / n_per_expert, self.up.desc().n_cols);
             let matrix = expert as usize * n_out..(expert as usize + 1) * n_out;
-            let neurons = || neurons.iter().map(|&n| n % n_each);
+            let neurons = || neurons.iter().map(|&n| n % n_per_expert);
             let mut blocks: Vec<u32> = neurons().map(|n| n / block).collect();
             blocks.dedup();
-            let taken = columns.take(&self.down, matrix, &blocks, self.n_columns())?;
+            let taken = columns.gather(&self.down, matrix, &blocks, self.n_columns())?;
             let mut pack = PackDesc::whole(taken.desc());
             if self.transpose {
                 let number = |n: u32| blocks.partition_point(|&other| other < n / block) as u32;

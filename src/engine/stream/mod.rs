@@ -1,17 +1,17 @@
-//! Streams weights to a device during prefill. From some number of tokens on, the home device
-//! computes the absent neurons of a split layer itself. Their weights are uploaded in chunks, into
-//! two sets of slots in turn.
+//! Streams weights to a device during prefill. In large steps, the home device computes the absent
+//! neurons of a split layer itself. Their weights are uploaded in chunks, into two sets of slots in
+//! turn.
 //!
 //! A hand-off sends x to the device with the weights, which suits decode: each weight is read and
 //! multiplied once. With hundreds of tokens, the CPU takes much longer to multiply with the weights
-//! than the host takes to upload them. So the prefill programs are cut at split layers into legs,
-//! and after a leg the layer's chunks run: the host packs a chunk into staging while the device
-//! computes the previous one. A single queue keeps uploads and programs in order, so the host waits
-//! only for a set of slots that is still in use. For a layer on the CPU, x is uploaded too and y is
-//! downloaded.
+//! than the host takes to upload them. So the prefill programs are cut at streamed layers into
+//! legs, and after a leg the layer's chunks run: the host packs a chunk into staging while the
+//! device computes the previous one. A single queue keeps uploads and programs in order, so the
+//! host waits only for a set of slots that is still in use. For a layer on the CPU, x is uploaded
+//! too and y is downloaded.
 
 mod fill;
-mod make;
+mod setup;
 mod slots;
 
 use std::collections::VecDeque;
@@ -33,17 +33,17 @@ use crate::timeline::Work;
 use fill::{Columns, SlotStaging, Sources};
 use slots::Slots;
 
-pub(crate) use make::make_streams;
+pub(crate) use setup::make_streams;
 
 /// Streaming to one device: the absent neurons of layers whose home it is, and all neurons of
 /// layers on the CPU.
 #[derive(Debug)]
 pub(crate) struct Stream {
     device: DeviceIndex,
-    /// The smallest rung of the ladder that is cut into legs.
+    /// The smallest recorded token count whose segments are cut into legs.
     from: usize,
     size: ChunkSize,
-    /// Layers in order; `None` for those that are not streamed.
+    /// Layers in order; `None` for a layer that is not streamed.
     layers: Vec<Option<StreamedLayer>>,
     /// Lists of the neurons that predictors select in a chunk. All chunks use the same lists; this
     /// field keeps them allocated.
@@ -115,14 +115,13 @@ impl StreamedLayer {
         }
         // Sorts the neurons of each expert. The order of the experts stays: programs refer to
         // experts by number.
-        let n_each = self.from.n_each();
-        let expert = |neuron: u32| neuron as usize / n_each;
+        let n_per_expert = self.from.n_per_expert();
+        let expert = |neuron: u32| neuron as usize / n_per_expert;
         let runs = self.absent.chunk_by_mut(|&a, &b| expert(a) == expert(b));
         runs.for_each(<[u32]>::sort_unstable);
-        self.chunks = size.chunks(&self.absent, self.from.block(), n_each);
+        self.chunks = size.chunks(&self.absent, self.from.block(), n_per_expert);
     }
 
-    /// The index of the program that runs over a chunk.
     fn program(&self, chunk: usize) -> usize {
         match self.programs[..] {
             [one] => one,
@@ -138,14 +137,12 @@ impl Stream {
         StreamedLayers { device: self.device, from: self.from, layers }
     }
 
-    /// Updates the placement of a layer.
     pub(crate) fn place(&mut self, layer: usize, placed: &LayerPlacement, model: &Model) {
         if let Some(Some(at)) = self.layers.get_mut(layer) {
             at.place(placed, model.layers[layer].n_ff(), self.size);
         }
     }
 
-    /// Resets the counts of the step.
     pub(crate) fn begin(&mut self) {
         (self.padded, self.scored) = (0, 0);
     }
@@ -265,10 +262,10 @@ impl SlotSet {
     ) -> Result<()> {
         let SlotSet { slots, fills, .. } = self;
         let (indices, on) = (&slots.indices[at.shape], lane(step.lanes, device));
-        indices.all().iter().try_for_each(|&place| fills[place].wait())?;
+        indices.as_slice().iter().try_for_each(|&place| fills[place].wait())?;
         let since = step.arena.timeline.now();
         at.from.fill(&on.device, neurons, columns, indices, fills)?;
-        step.arena.timeline.host(Work::Copy, since);
+        step.arena.timeline.record_host(Work::Copy, since);
         Ok(())
     }
 
@@ -282,12 +279,13 @@ impl SlotSet {
     ) -> Result<Run> {
         let queue = &mut lane_mut(step.lanes, device).queue;
         let SlotSet { slots, programs, fills } = self;
-        for &place in slots.indices[at.shape].all() {
+        for &place in slots.indices[at.shape].as_slice() {
             fills[place].upload(queue, &slots.tensors[place])?;
         }
         let ladder = &programs[at.program(number)][usize::from(!at.adds && number == 0)];
-        let program =
-            ladder.at_least(step.arena.sizes.rungs[step.rung]).expect("recorded for the rung");
+        let program = ladder
+            .at_least(step.arena.sizes.rungs[step.rung])
+            .expect("streamed steps have a program");
         step.arena.timeline.replay(queue, program)
     }
 }

@@ -19,11 +19,11 @@ pub(crate) struct TensorIndices {
 }
 
 impl TensorIndices {
-    pub(crate) fn of(&self, part: ChunkTensor) -> Option<usize> {
+    pub(crate) fn find(&self, part: ChunkTensor) -> Option<usize> {
         self.parts.iter().position(|known| *known == part).map(|at| self.indices[at])
     }
 
-    pub(crate) fn all(&self) -> &[usize] {
+    pub(crate) fn as_slice(&self) -> &[usize] {
         &self.indices
     }
 }
@@ -60,7 +60,7 @@ impl Slots {
         };
         let indices: Vec<TensorIndices> = shapes.iter().map(indices).collect();
         let share = |(shape, indices): (&ChunkShape, &TensorIndices)| {
-            let of = |part| indices.of(part).map(|at| tensors[at].clone());
+            let of = |part| indices.find(part).map(|at| tensors[at].clone());
             FfnShare {
                 gate: of(ChunkTensor::Gate),
                 up: of(ChunkTensor::Up).expect("every feed-forward block has up"),
@@ -87,7 +87,7 @@ impl Slots {
         of: &Predictor<Tensor>,
         lists: &ChunkLists,
     ) -> Predictor<Tensor> {
-        let at = |part| self.indices[shape].of(part).expect("listed neurons have their scores");
+        let at = |part| self.indices[shape].find(part).expect("listed neurons have their scores");
         let [scores, bias] = [ChunkTensor::Scores, ChunkTensor::ScoresBias]
             .map(|part| self.tensors[at(part)].clone());
         of.for_neurons(scores, bias, lists.slots())

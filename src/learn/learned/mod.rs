@@ -12,7 +12,7 @@
 
 mod save;
 
-pub use save::{SaveError, SectionContents, check_place, lock, place, save, save_if};
+pub use save::{SaveError, SectionContents, check_writable, lock, place, save, save_if};
 
 use std::path::{Path, PathBuf};
 
@@ -80,7 +80,7 @@ pub enum SideFileError {
     /// Not a container, or truncated.
     #[error(transparent)]
     File(#[from] gguf::Error),
-    /// Another kind of container.
+    /// A container that is not a side file.
     #[error("{file} is not a side file of a model: its architecture is `{found}`")]
     Foreign {
         /// Path of the file.
@@ -88,7 +88,7 @@ pub enum SideFileError {
         /// Architecture that the file names.
         found: String,
     },
-    /// Written by another version of this program.
+    /// Another version of the file's layout.
     #[error("{file} has side-file version {found}, expected {VERSION}")]
     Version {
         /// Path of the file.
@@ -142,7 +142,7 @@ pub enum SideFileError {
     },
 }
 
-/// The side file of a model, open.
+/// An open side file.
 #[derive(Debug)]
 pub struct SideFile {
     file: File,
@@ -166,8 +166,8 @@ impl SideFile {
     }
 
     /// The side file of `model` to use for `section`: the first of its [`places`] that has the
-    /// section; `None` if no file has it. A predictor next to the model and a profile in the cache
-    /// are thus both used.
+    /// section; `None` if no file has it. So a predictor next to the model and a profile in the
+    /// cache are both used.
     ///
     /// # Errors
     /// [`SideFileError`] for the first existing file that is invalid, since it may have the

@@ -66,14 +66,14 @@ impl SectionContents {
 pub enum SaveError {
     /// A file of this name exists and does not belong to this model; it is not overwritten.
     #[error("{0}")]
-    Taken(#[from] SideFileError),
+    OtherFile(#[from] SideFileError),
     /// The model is not in a file, and no cache folder is known.
     #[error("no folder to save to: the model is not in a file, and no cache folder is known")]
-    Nowhere,
+    NoFolder,
     /// The folder cannot be created.
     #[error("cannot create the folder {folder}: {reason}")]
     Folder {
-        /// Path of the file.
+        /// Path of the folder.
         folder: String,
         /// The I/O error.
         reason: io::Error,
@@ -95,7 +95,7 @@ pub enum SaveError {
 ///
 /// # Errors
 /// [`SaveError`].
-pub fn check_place(path: &Path) -> Result<(), SaveError> {
+pub fn check_writable(path: &Path) -> Result<(), SaveError> {
     make_folder(path)?;
     Writer::new(Container::Gguf).create(path)?;
     Ok(())
@@ -117,14 +117,14 @@ fn make_folder(path: &Path) -> Result<(), SaveError> {
 /// [`SaveError::Lock`].
 pub fn lock(path: &Path) -> Result<fs::File, SaveError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let of_folder = fs::File::open(folder.unwrap_or(Path::new("."))).and_then(locked);
-    let beside = || {
+    let folder_lock = fs::File::open(folder.unwrap_or(Path::new("."))).and_then(locked);
+    let file_lock = || {
         let mut name = path.as_os_str().to_owned();
         name.push(".lock");
         fs::OpenOptions::new().create(true).truncate(false).write(true).open(name).and_then(locked)
     };
-    of_folder
-        .or_else(|_| beside())
+    folder_lock
+        .or_else(|_| file_lock())
         .map_err(|reason| SaveError::Lock { file: path.display().to_string(), reason })
 }
 
@@ -139,9 +139,9 @@ fn locked(file: fs::File) -> io::Result<fs::File> {
 /// # Errors
 /// [`SaveError`] of the last candidate.
 pub fn place(model: &File, folder: Option<&Path>) -> Result<PathBuf, SaveError> {
-    let mut last = SaveError::Nowhere;
+    let mut last = SaveError::NoFolder;
     for path in places(model, folder) {
-        match check_place(&path) {
+        match check_writable(&path) {
             Ok(()) => return Ok(path),
             Err(error) => last = error,
         }
@@ -166,9 +166,9 @@ pub fn save(
     save_if(path, model, section, contents, overwrite, &|_| true).map(|_| ())
 }
 
-/// As [`save`], but keeps the section of an existing file if `may` returns `false` for that file:
-/// another process may have saved the section since it was read. Returns whether `contents` was
-/// saved.
+/// As [`save`], but keeps the section of an existing file if `may_replace` returns `false` for that
+/// file: another process may have saved the section since it was read. Returns whether `contents`
+/// was saved.
 ///
 /// # Errors
 /// [`SaveError`].
@@ -178,14 +178,14 @@ pub fn save_if(
     section: Section,
     contents: &SectionContents,
     overwrite: bool,
-    may: &dyn Fn(&SideFile) -> bool,
+    may_replace: &dyn Fn(&SideFile) -> bool,
 ) -> Result<bool, SaveError> {
     make_folder(path)?;
     let _lock = lock(path)?;
-    let now = Some(path).filter(|path| path.exists()).map(|path| SideFile::open(path, model));
-    if let Some(Ok(now)) = now
-        && now.has(section)
-        && !may(&now)
+    let old = Some(path).filter(|path| path.exists()).map(|path| SideFile::open(path, model));
+    if let Some(Ok(old)) = old
+        && old.has(section)
+        && !may_replace(&old)
     {
         return Ok(false);
     }
@@ -239,7 +239,7 @@ fn kept_sections(
     if !path.exists() {
         return Ok(None);
     }
-    let (file, mut but) = match SideFile::open(path, model) {
+    let (file, mut dropped) = match SideFile::open(path, model) {
         Ok(old) => (old.file, Vec::new()),
         Err(SideFileError::Model { .. } | SideFileError::Version { .. }) if overwrite => {
             return Ok(None);
@@ -249,21 +249,21 @@ fn kept_sections(
             let broken = super::damaged_sections(&file)?;
             (file, broken)
         }
-        Err(refused) => return Err(refused.into()),
+        Err(error) => return Err(error.into()),
     };
-    but.push(section);
-    Ok(Some(KeptSections { file, but }))
+    dropped.push(section);
+    Ok(Some(KeptSections { file, dropped }))
 }
 
-/// The sections of `file` that are not listed in `but`.
+/// The sections of `file` that are not listed in `dropped`.
 struct KeptSections {
     file: File,
-    but: Vec<Section>,
+    dropped: Vec<Section>,
 }
 
 impl KeptSections {
     fn owns(&self, name: &str) -> bool {
-        Section::ALL.iter().any(|section| !self.but.contains(section) && section.owns(name))
+        Section::ALL.iter().any(|section| !self.dropped.contains(section) && section.owns(name))
     }
 
     fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
@@ -386,8 +386,8 @@ mod tests {
         let path = folder.path().join("x.gguf");
         save(&path, &model(1), Section::Profile, &contents(1), false).unwrap();
         let before = fs::read(&path).unwrap();
-        let refused = SideFile::open(&path, &model(2)).unwrap_err().to_string();
-        assert!(refused.contains("was made for another model"), "{refused}");
+        let error = SideFile::open(&path, &model(2)).unwrap_err().to_string();
+        assert!(error.contains("was made for another model"), "{error}");
         save(&path, &model(2), Section::Profile, &contents(2), false).unwrap_err();
         assert_eq!(fs::read(&path).unwrap(), before);
         save(&path, &model(2), Section::Profile, &contents(2), true).unwrap();
@@ -404,15 +404,15 @@ mod tests {
         save(&path, &model, Section::Predictor, &contents(7), false).unwrap();
         save(&path, &model, Section::Profile, &contents(5), false).unwrap();
         let learned = SideFile::open(&path, &model).unwrap();
-        let of_profile = learned.f64s(Section::Profile, "blk.0.size", &[2]).unwrap();
+        let sizes = learned.f64s(Section::Profile, "blk.0.size", &[2]).unwrap();
         drop(learned);
         let mut bytes = fs::read(&path).unwrap();
-        let size = of_profile[1].to_le_bytes();
+        let size = sizes[1].to_le_bytes();
         let at = bytes.windows(8).position(|window| window == size).unwrap();
         bytes[at] ^= 1;
         fs::write(&path, &bytes).unwrap();
-        let refused = SideFile::open(&path, &model).unwrap_err();
-        assert!(matches!(refused, SideFileError::Sum { .. }), "{refused}");
+        let error = SideFile::open(&path, &model).unwrap_err();
+        assert!(matches!(error, SideFileError::Sum { .. }), "{error}");
         save(&path, &model, Section::Profile, &contents(9), false).unwrap_err();
         save(&path, &model, Section::Profile, &contents(9), true).unwrap();
         let learned = SideFile::open(&path, &model).unwrap();
@@ -435,8 +435,8 @@ mod tests {
             // The checksum does not cover padding and the model's name.
             if let Ok(read) = SideFile::from_vec(other, &known) {
                 assert_eq!(read.has(Section::Profile), original.has(Section::Profile), "{at}");
-                let fires = |of: &SideFile| of.i32s(Section::Profile, "blk.0.fires", &[3]).ok();
-                let size = |of: &SideFile| of.f64s(Section::Profile, "blk.0.size", &[2]).ok();
+                let fires = |file: &SideFile| file.i32s(Section::Profile, "blk.0.fires", &[3]).ok();
+                let size = |file: &SideFile| file.f64s(Section::Profile, "blk.0.size", &[2]).ok();
                 assert_eq!((fires(&read), size(&read)), (fires(&original), size(&original)));
             }
         }

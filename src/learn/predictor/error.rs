@@ -11,7 +11,7 @@ pub enum Error {
         /// The cause.
         reason: hal::Error,
     },
-    /// Too little text to evaluate the result.
+    /// Too little text to train and evaluate a predictor.
     #[error("the text has {found} tokens, but training a predictor needs at least {needed}")]
     TooShort {
         /// Number of tokens.
@@ -54,7 +54,7 @@ pub enum Error {
     },
     /// Another process has saved a result since this one read the file; that result is kept.
     #[error("{file}: another process has saved a result for this model; that result is kept")]
-    Overtaken {
+    NewerResult {
         /// Path.
         file: String,
     },

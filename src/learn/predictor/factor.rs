@@ -13,8 +13,8 @@
 //! in the same quantised block.
 //!
 //! If only a few of many directions are needed, subspace iteration finds them: a narrow random
-//! matrix that is repeatedly multiplied by `w L` and its transpose converges to the largest
-//! directions.
+//! matrix that is repeatedly multiplied by `w L` and its transpose converges to the directions
+//! with the largest singular values.
 //!
 //! Source: data-aware low-rank factors as in SVD-LLM (Wang et al. 2024) and SVDP; randomised
 //! subspace iteration, Halko, Martinsson and Tropp 2011.
@@ -73,7 +73,6 @@ impl Moment {
         self.n_tokens += x.n_rows;
     }
 
-    /// The covariance of the inputs.
     fn covariance(&self) -> Mat<f64> {
         let n = self.sum.len();
         let per_token = 1.0 / self.n_tokens.max(1) as f64;
@@ -185,7 +184,7 @@ impl Factors {
         }
     }
 
-    /// The first `rank` factors.
+    /// The first `rank` rows of `fc1` and columns of `fc2`.
     #[must_use]
     pub(super) fn cut(&self, rank: usize) -> Factors {
         let rank = rank.min(self.fc1.n_rows);
@@ -204,23 +203,23 @@ fn product(a: MatRef<'_, f64>, b: MatRef<'_, f64>) -> Mat<f64> {
     to
 }
 
-/// The `rank` eigenvectors of `square` with the largest values, largest first.
+/// The eigenvectors of `square` for its `rank` largest eigenvalues, in descending order.
 fn largest(square: &Mat<f64>, rank: usize) -> Result<Mat<f64>, &'static str> {
     let eigen = square.self_adjoint_eigen(Side::Lower).map_err(|_| "no eigenvectors")?;
     let n = square.nrows();
     Ok(Mat::from_fn(n, rank, |i, j| eigen.U()[(i, n - 1 - j)]))
 }
 
-/// The `rank` largest right singular vectors of `w root`, and the products of `w root` with these
-/// vectors.
+/// The right singular vectors of `w root` for its `rank` largest singular values, and the products
+/// of `w root` with these vectors.
 fn exact_factors(
     w: MatRef<'_, f64>,
     root: MatRef<'_, f64>,
     rank: usize,
 ) -> Result<(Mat<f64>, Mat<f64>), &'static str> {
-    let seen = product(w, root);
-    let right = largest(&product(seen.transpose(), seen.as_ref()), rank)?;
-    let fc2 = product(seen.as_ref(), right.as_ref());
+    let projected = product(w, root);
+    let right = largest(&product(projected.transpose(), projected.as_ref()), rank)?;
+    let fc2 = product(projected.as_ref(), right.as_ref());
     Ok((right, fc2))
 }
 
@@ -232,18 +231,18 @@ fn approximate_factors(
     rank: usize,
 ) -> Result<(Mat<f64>, Mat<f64>), &'static str> {
     let n = root.nrows();
-    let through = |v: &Mat<f64>| product(w, product(root, v.as_ref()).as_ref());
+    let apply = |v: &Mat<f64>| product(w, product(root, v.as_ref()).as_ref());
     let mut random = ChaCha8Rng::seed_from_u64(n as u64);
     let start = Mat::from_fn(n, (rank + EXTRA).min(n), |_, _| random.random_range(-1.0..1.0));
     let mut basis = start.qr().compute_thin_Q();
     for _ in 0..ITERATIONS {
-        let there = through(&basis).qr().compute_thin_Q();
-        let back = product(root.transpose(), product(w.transpose(), there.as_ref()).as_ref());
-        basis = back.qr().compute_thin_Q();
+        let left = apply(&basis).qr().compute_thin_Q();
+        let right = product(root.transpose(), product(w.transpose(), left.as_ref()).as_ref());
+        basis = right.qr().compute_thin_Q();
     }
-    let seen = through(&basis);
-    let turn = largest(&product(seen.transpose(), seen.as_ref()), rank)?;
-    Ok((product(basis.as_ref(), turn.as_ref()), product(seen.as_ref(), turn.as_ref())))
+    let projected = apply(&basis);
+    let rotation = largest(&product(projected.transpose(), projected.as_ref()), rank)?;
+    Ok((product(basis.as_ref(), rotation.as_ref()), product(projected.as_ref(), rotation.as_ref())))
 }
 
 #[cfg(test)]
@@ -267,12 +266,12 @@ mod tests {
 
     /// The sum of squares after subtracting the mean from each of the `n` columns of `values`.
     fn varying(values: &[f64], n: usize) -> f64 {
-        let of_column = |column: usize| {
+        let column_error = |column: usize| {
             let values = || values.iter().skip(column).step_by(n);
             let mean = values().sum::<f64>() / values().count() as f64;
             values().map(|v| (v - mean).powi(2)).sum::<f64>()
         };
-        (0..n).map(of_column).sum()
+        (0..n).map(column_error).sum()
     }
 
     fn size(w: &DenseMatrix, x: &DenseMatrix) -> f64 {
@@ -396,9 +395,9 @@ mod tests {
         let (root, _) = moment(&x).root().unwrap();
         let wide = w.to_f64();
         let rest = |found: (Mat<f64>, Mat<f64>)| {
-            let all = product(wide.as_ref(), root.as_ref());
+            let exact = product(wide.as_ref(), root.as_ref());
             let near = product(found.1.as_ref(), found.0.transpose());
-            (all - near).norm_l2()
+            (exact - near).norm_l2()
         };
         let [exact, near] = [
             rest(exact_factors(wide.as_ref(), root.as_ref(), 12).unwrap()),

@@ -16,10 +16,10 @@ const FORMATS: [Format; 2] = [Format::Q4_0, Format::Q8_0];
 /// Largest allowed loss of weighted recall, as a fraction.
 const MAX_RECALL_LOSS: f64 = 0.002;
 /// Largest allowed ratio of the lists' lengths after and before requantising.
-const LONGEST: f64 = 1.05;
+const MAX_RATIO: f64 = 1.05;
 
 /// Evaluates `layer` on the inputs in `seen`.
-fn judged(
+fn evaluate(
     layer: &Predictor,
     judge: &Judge<'_>,
     seen: &Observations,
@@ -33,7 +33,7 @@ fn judged(
     Ok(judge.by_scores(&scores, threshold))
 }
 
-/// `layer` in the smallest candidate format within `MAX_RECALL_LOSS` and `LONGEST`, or
+/// `layer` in the smallest candidate format within `MAX_RECALL_LOSS` and `MAX_RATIO`, or
 /// unchanged.
 ///
 /// # Errors
@@ -44,26 +44,26 @@ pub fn requantised(
     seen: &Observations,
     threshold: f32,
 ) -> Result<Predictor> {
-    let whole = |rows: &HostRows| rows.desc().n_cols.is_multiple_of(RANK_STEP);
-    if !whole(&layer.fc1) || !whole(&layer.fc2) {
+    let has_blocks = |rows: &HostRows| rows.desc().n_cols.is_multiple_of(RANK_STEP);
+    if !has_blocks(&layer.fc1) || !has_blocks(&layer.fc2) {
         return Ok(layer.clone());
     }
     let judge = Judge::new(seen, &block.down);
-    let before = judged(layer, &judge, seen, threshold)?;
+    let before = evaluate(layer, &judge, seen, threshold)?;
     for format in FORMATS {
-        let fewer = |rows: &HostRows| {
+        let is_smaller = |rows: &HostRows| {
             format.row_bytes(rows.desc().n_cols).is_some_and(|bytes| bytes < rows.row_bytes())
         };
-        if !fewer(&layer.fc1) || !fewer(&layer.fc2) {
+        if !is_smaller(&layer.fc1) || !is_smaller(&layer.fc2) {
             continue;
         }
-        let smaller = |rows: &HostRows| {
+        let requantize = |rows: &HostRows| {
             Ok::<_, super::Error>(DenseMatrix::dequantize(rows)?.quantized(format))
         };
-        let candidate = Predictor { fc1: smaller(&layer.fc1)?, fc2: smaller(&layer.fc2)? };
-        let after = judged(&candidate, &judge, seen, threshold)?;
-        let found = after.weighted_recall >= before.weighted_recall - MAX_RECALL_LOSS;
-        if found && after.listed <= before.listed * LONGEST {
+        let candidate = Predictor { fc1: requantize(&layer.fc1)?, fc2: requantize(&layer.fc2)? };
+        let after = evaluate(&candidate, &judge, seen, threshold)?;
+        let keeps_recall = after.weighted_recall >= before.weighted_recall - MAX_RECALL_LOSS;
+        if keeps_recall && after.listed <= before.listed * MAX_RATIO {
             return Ok(candidate);
         }
     }

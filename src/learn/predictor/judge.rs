@@ -11,14 +11,14 @@ use super::observations::{Contribution, Observations};
 
 /// Tokens that are evaluated together.
 const TOKENS: usize = 64;
-/// If more than `1 / MANY` of the contributions are skipped, a matrix product is faster than
-/// separate rows.
-const MANY: usize = 16;
+/// If the skipped contributions are more than `1 / DENSE` of all neurons, a matrix product is
+/// faster than separate rows.
+const DENSE: usize = 16;
 /// Number of intervals in the first search for a threshold. A second search divides the interval
 /// that contains the result into this number of intervals.
-const LINES: usize = 64;
+const INTERVALS: usize = 64;
 
-/// A layer's tokens, and their products with its down matrix.
+/// Evaluates skipped contributions with a layer's down matrix.
 #[derive(Debug)]
 pub(super) struct Judge<'a> {
     seen: &'a Observations,
@@ -50,10 +50,10 @@ impl<'a> Judge<'a> {
     /// `dropped` returns `true` are skipped.
     fn squared_error(&self, dropped: impl Fn(usize, &Contribution) -> bool + Sync) -> f64 {
         let n = self.seen.n_tokens();
-        let some = |first: usize| self.squared_error_of(first..n.min(first + TOKENS), &dropped);
+        let chunk = |first: usize| self.squared_error_of(first..n.min(first + TOKENS), &dropped);
         // Added in order, so that the sum does not depend on the threads.
-        let firsts: Vec<usize> = (0..n).step_by(TOKENS).collect();
-        let sizes: Vec<f64> = firsts.into_par_iter().map(some).collect();
+        let starts: Vec<usize> = (0..n).step_by(TOKENS).collect();
+        let sizes: Vec<f64> = starts.into_par_iter().map(chunk).collect();
         sizes.iter().sum()
     }
 
@@ -66,7 +66,7 @@ impl<'a> Judge<'a> {
         let n_dropped: usize = tokens.clone().map(|t| parts(t).count()).sum();
         let n_embd = self.down.n_cols;
         let mut sums = DenseMatrix::new(tokens.len(), n_embd);
-        if n_dropped * MANY > tokens.len() * self.seen.n_ff() {
+        if n_dropped * DENSE > tokens.len() * self.seen.n_ff() {
             let mut h = DenseMatrix::new(tokens.len(), self.seen.n_ff());
             for (t, row) in tokens.zip(h.values.chunks_exact_mut(self.seen.n_ff())) {
                 parts(t).for_each(|part| row[part.neuron as usize] = part.h);
@@ -87,17 +87,18 @@ impl<'a> Judge<'a> {
         if self.size > 0.0 { (self.squared_error(dropped) / self.size).sqrt() } else { 0.0 }
     }
 
-    /// For each of the ascending thresholds `lines`, the relative error if all contributions with a
+    /// For each of the ascending `thresholds`, the relative error if all contributions with a
     /// smaller `value` are skipped. Each token's contributions are visited once, in the order of
     /// their values.
     fn errors(
         &self,
         value: &(impl Fn(usize, &Contribution) -> f32 + Sync),
-        lines: &[f32],
+        thresholds: &[f32],
     ) -> Vec<f64> {
         let n = self.seen.n_tokens();
-        let some = |first: usize| {
-            let (mut sizes, mut sum) = (vec![0.0f64; lines.len()], vec![0.0; self.down.n_cols]);
+        let chunk = |first: usize| {
+            let (mut sizes, mut sum) =
+                (vec![0.0f64; thresholds.len()], vec![0.0; self.down.n_cols]);
             for t in first..n.min(first + TOKENS) {
                 let parts = self.seen.parts(t).iter();
                 let mut order: Vec<(f32, &Contribution)> =
@@ -105,9 +106,9 @@ impl<'a> Judge<'a> {
                 order.sort_by(|a, b| a.0.total_cmp(&b.0));
                 sum.fill(0.0);
                 let (mut order, mut size) = (order.into_iter().peekable(), 0.0);
-                for (line, total) in lines.iter().zip(&mut sizes) {
+                for (threshold, total) in thresholds.iter().zip(&mut sizes) {
                     let mut more = false;
-                    while let Some((_, part)) = order.next_if(|(value, _)| value < line) {
+                    while let Some((_, part)) = order.next_if(|(value, _)| value < threshold) {
                         let row = self.down.row(part.neuron as usize);
                         sum.iter_mut().zip(row).for_each(|(sum, d)| *sum += part.h * d);
                         more = true;
@@ -121,44 +122,44 @@ impl<'a> Judge<'a> {
             sizes
         };
         // Added in order, so that the sum does not depend on the threads.
-        let firsts: Vec<usize> = (0..n).step_by(TOKENS).collect();
-        let all: Vec<Vec<f64>> = firsts.into_par_iter().map(some).collect();
-        let total = |i: usize| all.iter().map(|sizes| sizes[i]).sum::<f64>();
+        let starts: Vec<usize> = (0..n).step_by(TOKENS).collect();
+        let chunks: Vec<Vec<f64>> = starts.into_par_iter().map(chunk).collect();
+        let total = |i: usize| chunks.iter().map(|sizes| sizes[i]).sum::<f64>();
         let error = |size: f64| if self.size > 0.0 { (size / self.size).sqrt() } else { 0.0 };
-        (0..lines.len()).map(|i| error(total(i))).collect()
+        (0..thresholds.len()).map(|i| error(total(i))).collect()
     }
 
     /// For each target error, the largest threshold on the contributions' `value`, up to `top`, for
     /// which the error of all tried thresholds up to it is within the target.
-    pub(super) fn lines(
+    pub(super) fn search(
         &self,
         value: impl Fn(usize, &Contribution) -> f32 + Sync,
         top: f32,
         targets: &[f32],
     ) -> Vec<f32> {
-        let each = (0..self.seen.n_tokens())
+        let parts = (0..self.seen.n_tokens())
             .flat_map(|t| self.seen.parts(t).iter().map(move |part| (t, part)));
-        let mut values: Vec<f32> = each.map(|(t, part)| value(t, part)).collect();
+        let mut values: Vec<f32> = parts.map(|(t, part)| value(t, part)).collect();
         values.sort_by(f32::total_cmp);
         let last = values.len().saturating_sub(1);
         let at = |i: usize| values.get(i.min(last)).copied().unwrap_or(top).min(top);
-        let place = |i: usize| i * last / LINES;
-        let mut lines: Vec<f32> = (0..=LINES).map(|i| at(place(i))).chain([top]).collect();
-        let errors = self.errors(&value, &lines);
+        let place = |i: usize| i * last / INTERVALS;
+        let mut thresholds: Vec<f32> = (0..=INTERVALS).map(|i| at(place(i))).chain([top]).collect();
+        let errors = self.errors(&value, &thresholds);
         let within = |errors: &[f64], target: f32| {
             let beyond = errors.iter().position(|error| *error > f64::from(target));
             beyond.unwrap_or(errors.len()).saturating_sub(1)
         };
-        let mut finer = lines.clone();
-        for found in targets.iter().map(|&target| within(&errors, target).min(LINES)) {
-            let (from, to) = (place(found), place((found + 1).min(LINES)));
-            finer.extend((1..LINES).map(|i| at(from + i * (to - from) / LINES)));
+        let mut finer = thresholds.clone();
+        for found in targets.iter().map(|&target| within(&errors, target).min(INTERVALS)) {
+            let (from, to) = (place(found), place((found + 1).min(INTERVALS)));
+            finer.extend((1..INTERVALS).map(|i| at(from + i * (to - from) / INTERVALS)));
         }
         finer.sort_by(f32::total_cmp);
         finer.dedup();
-        lines = finer;
-        let errors = self.errors(&value, &lines);
-        targets.iter().map(|&target| lines[within(&errors, target)]).collect()
+        thresholds = finer;
+        let errors = self.errors(&value, &thresholds);
+        targets.iter().map(|&target| thresholds[within(&errors, target)]).collect()
     }
 
     /// Cost of skipping neurons with scores below `threshold`; `scores` `[n_tokens, n_ff]`.
@@ -184,16 +185,16 @@ impl<'a> Judge<'a> {
         listed: f64,
         dropped: impl Fn(usize, &Contribution) -> bool + Sync,
     ) -> Evaluation {
-        let (mut found, mut all) = ([0.0; 2], [0.0; 2]);
+        let (mut found, mut total) = ([0.0; 2], [0.0; 2]);
         for t in 0..self.seen.n_tokens() {
             for part in self.seen.parts(t) {
                 let length = f64::from(part.h.abs()) * self.lengths[part.neuron as usize];
                 let kept = if dropped(t, part) { 0.0 } else { 1.0 };
                 found = [found[0] + kept, found[1] + kept * length];
-                all = [all[0] + 1.0, all[1] + length];
+                total = [total[0] + 1.0, total[1] + length];
             }
         }
-        let share = |i: usize| if all[i] > 0.0 { found[i] / all[i] } else { 1.0 };
+        let share = |i: usize| if total[i] > 0.0 { found[i] / total[i] } else { 1.0 };
         Evaluation {
             error: self.error(dropped),
             listed: listed / (self.seen.n_tokens() * self.seen.n_ff()).max(1) as f64,
@@ -207,20 +208,21 @@ impl<'a> Judge<'a> {
     #[must_use]
     pub(super) fn thresholds(&self, scores: &DenseMatrix, targets: &[f32]) -> Vec<f32> {
         let highest = scores.values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        self.lines(|t, part| scores.row(t)[part.neuron as usize], highest, targets)
+        self.search(|t, part| scores.row(t)[part.neuron as usize], highest, targets)
     }
 
     /// Thresholds on `scores` for all of [`ERRORS`].
     #[must_use]
     pub(super) fn curve(&self, scores: &DenseMatrix) -> Curve {
         let thresholds = self.thresholds(scores, &ERRORS);
-        let verdicts = thresholds.iter().map(|&line| self.by_scores(scores, line)).collect();
-        Curve { thresholds, verdicts }
+        let evaluations =
+            thresholds.iter().map(|&threshold| self.by_scores(scores, threshold)).collect();
+        Curve { thresholds, evaluations }
     }
 
     /// Weight of a neuron's activation: the norm of its row of down times the typical magnitude of
-    /// the factor on the activation, `[n_ff]`. A neuron that never contributed has the smallest
-    /// weight of all others.
+    /// the factor on the activation, `[n_ff]`. A neuron that never contributed gets the smallest
+    /// weight of the others.
     #[must_use]
     pub(super) fn weights(&self) -> Vec<f32> {
         let mut acts = vec![0.0f64; self.seen.n_ff()];
@@ -245,10 +247,11 @@ impl<'a> Judge<'a> {
         let weighted = |_: usize, part: &Contribution| part.act * weights[part.neuron as usize];
         let parts = (0..self.seen.n_tokens()).flat_map(|t| self.seen.parts(t));
         let highest = parts.map(|part| weighted(0, part)).fold(0.0, f32::max);
-        let lines = self.lines(weighted, highest, &ERRORS);
-        let thresholds: Vec<f32> = lines.into_iter().map(|line| line * (1.0 - 1e-6)).collect();
-        let verdicts = thresholds.iter().map(|&cut| self.by_activation(weights, cut)).collect();
-        Curve { thresholds, verdicts }
+        let thresholds = self.search(weighted, highest, &ERRORS);
+        let thresholds: Vec<f32> =
+            thresholds.into_iter().map(|threshold| threshold * (1.0 - 1e-6)).collect();
+        let evaluations = thresholds.iter().map(|&cut| self.by_activation(weights, cut)).collect();
+        Curve { thresholds, evaluations }
     }
 }
 
@@ -290,7 +293,7 @@ mod tests {
             let cuts = judge.activation_curve(&judge.weights());
             for curve in [&curve, &cuts] {
                 prop_assert!(curve.thresholds.windows(2).all(|pair| pair[0] <= pair[1]));
-                for (verdict, target) in curve.verdicts.iter().zip(ERRORS) {
+                for (verdict, target) in curve.evaluations.iter().zip(ERRORS) {
                     prop_assert!(verdict.error <= f64::from(target) + 1e-6, "{verdict:?} {target}");
                     prop_assert!((0.0..=1.0).contains(&verdict.weighted_recall));
                 }

@@ -29,11 +29,11 @@ const FORMATS: [Formats; 5] = [
 /// Maximum number of candidate ranks.
 const RANKS: usize = 32;
 /// Range in which thresholds are searched, as natural logarithms of losses.
-const LEAST_LOSS: f64 = -60.0;
+const MIN_LOSS: f64 = -60.0;
 const MAX_LOSS: f32 = 40.0;
 /// Training shortens lists about as much as doubling the target error, so the candidate to train is
 /// chosen with the doubled target.
-const BEFORE_TRAINING: f32 = 2.0;
+const TARGET_FACTOR: f32 = 2.0;
 
 /// Kinds of predictor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -139,7 +139,6 @@ impl Formats {
     }
 }
 
-/// A candidate predictor.
 struct Candidate {
     formats: Formats,
     start: TrainedFactors,
@@ -225,12 +224,12 @@ struct PredictorBuilder<'a> {
     settings: &'a Settings,
     judge: Judge<'a>,
     weights: Vec<f64>,
-    /// A sample of inputs to estimate the spread from, and their test values.
+    /// A sample of inputs to estimate the score distributions from, and their test values.
     sample: DenseMatrix,
     tests: DenseMatrix,
 }
 
-/// Tokens for estimating a neuron's spread.
+/// Maximum number of inputs in the sample.
 const SPREAD_TOKENS: usize = 4096;
 
 impl<'a> PredictorBuilder<'a> {
@@ -248,7 +247,7 @@ impl<'a> PredictorBuilder<'a> {
         PredictorBuilder { block, texts, settings, judge, weights, sample, tests }
     }
 
-    /// The candidate with the least bytes per token among the candidates within the size limit;
+    /// The candidate with the fewest bytes per token among the candidates within the size limit;
     /// `None` if `stage` cancels the work.
     fn best(
         &self,
@@ -256,7 +255,7 @@ impl<'a> PredictorBuilder<'a> {
         stage: &mut dyn FnMut(Stage) -> bool,
     ) -> Result<Option<Candidate>> {
         let mut best: Option<Candidate> = None;
-        let (mut since, mut least) = (0, f64::MAX);
+        let (mut n_worse, mut least) = (0, f64::MAX);
         let most = factors.fc1.n_rows / RANK_STEP * RANK_STEP;
         let step = (most / RANKS).next_multiple_of(RANK_STEP).max(RANK_STEP);
         let ranks = match self.settings.rank {
@@ -267,7 +266,7 @@ impl<'a> PredictorBuilder<'a> {
             if !stage(Stage::Rank(rank)) {
                 return Ok(None);
             }
-            since += 1;
+            n_worse += 1;
             let fit = |formats: &Formats| formats.fit(self.block.test.n_cols, rank);
             for formats in FORMATS.into_iter().filter(fit) {
                 let share = bytes(factors, rank, formats) as f64 / self.block.n_bytes.max(1) as f64;
@@ -277,12 +276,12 @@ impl<'a> PredictorBuilder<'a> {
                 }
                 let candidate = self.candidate(factors, rank, formats)?;
                 if best.as_ref().is_none_or(|best| candidate.cost < best.cost) {
-                    (best, since) = (Some(candidate), 0);
+                    (best, n_worse) = (Some(candidate), 0);
                 }
             }
             // Larger ranks cannot win: bytes grow linearly with the rank, while the benefit
             // shrinks.
-            if since > 2 {
+            if n_worse > 2 {
                 break;
             }
         }
@@ -299,13 +298,13 @@ impl<'a> PredictorBuilder<'a> {
         let held = scores(&factors, formats, &self.texts.held.x)?;
         let target = match self.settings.n_steps {
             0 => self.settings.target,
-            _ => self.settings.target * BEFORE_TRAINING,
+            _ => self.settings.target * TARGET_FACTOR,
         };
         let bias = self.bias(&spread, &held, target);
-        let wanted = self.judge.by_scores(&with_bias(held, &bias), 0.0).listed;
+        let listed = self.judge.by_scores(&with_bias(held, &bias), 0.0).listed;
         let rows = self.block.test.n_rows as f64;
         let cost =
-            bytes(&factors, rank, formats) as f64 + wanted * rows * self.block.row_bytes as f64;
+            bytes(&factors, rank, formats) as f64 + listed * rows * self.block.row_bytes as f64;
         Ok(Candidate { formats, start: TrainedFactors { factors, bias }, cost })
     }
 
@@ -315,10 +314,10 @@ impl<'a> PredictorBuilder<'a> {
         // The search works on logarithms of losses.
         let loss = |t: usize, part: &Contribution| {
             let n = part.neuron as usize;
-            spread.loss(n, held.row(t)[n], self.weights[n]).ln().max(LEAST_LOSS) as f32
+            spread.loss(n, held.row(t)[n], self.weights[n]).ln().max(MIN_LOSS) as f32
         };
-        let line = self.judge.lines(loss, MAX_LOSS, &[target])[0];
-        spread.bias(&self.weights, f64::from(line).exp())
+        let threshold = self.judge.search(loss, MAX_LOSS, &[target])[0];
+        spread.bias(&self.weights, f64::from(threshold).exp())
     }
 
     /// The predictor from the gate's signs.
@@ -344,8 +343,8 @@ impl<'a> PredictorBuilder<'a> {
             let Some(made) = made else { continue };
             let held = scores(&made.factors, best.formats, &self.texts.held.x)?;
             let held = with_bias(held, &made.bias);
-            let line = self.judge.thresholds(&held, &[self.settings.target])[0];
-            let listed = self.judge.by_scores(&held, line).listed;
+            let threshold = self.judge.thresholds(&held, &[self.settings.target])[0];
+            let listed = self.judge.by_scores(&held, threshold).listed;
             if kept.as_ref().is_none_or(|kept| listed < kept.2) {
                 kept = Some((made, self.judge.curve(&held), listed, is_trained));
             }
@@ -361,7 +360,7 @@ impl<'a> PredictorBuilder<'a> {
     }
 }
 
-/// Bytes of factors of this rank.
+/// Bytes of the factors of this rank and of the biases.
 fn bytes(factors: &Factors, rank: usize, formats: Formats) -> usize {
     let size = |n_rows: usize, n_cols: usize, format: Format| {
         n_rows * format.row_bytes(n_cols).unwrap_or(usize::MAX / 8 / n_rows.max(1))

@@ -7,19 +7,15 @@ use hal::{HostRows, Source};
 
 use super::{Error, Result};
 
-/// A row-major matrix of floats.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct DenseMatrix {
-    /// Rows.
     pub(super) n_rows: usize,
-    /// Values of a row.
     pub(super) n_cols: usize,
     /// `[n_rows, n_cols]`
     pub(super) values: Vec<f32>,
 }
 
 impl DenseMatrix {
-    /// A matrix of zeros.
     #[must_use]
     pub(super) fn new(n_rows: usize, n_cols: usize) -> DenseMatrix {
         DenseMatrix { n_rows, n_cols, values: vec![0.0; n_rows * n_cols] }
@@ -39,20 +35,17 @@ impl DenseMatrix {
         Ok(dense)
     }
 
-    /// Appends rows.
     pub(super) fn push(&mut self, values: &[f32]) {
         assert!(values.len().is_multiple_of(self.n_cols), "whole rows");
         self.values.extend_from_slice(values);
         self.n_rows += values.len() / self.n_cols;
     }
 
-    /// Row `i`.
     #[must_use]
     pub(super) fn row(&self, i: usize) -> &[f32] {
         &self.values[i * self.n_cols..][..self.n_cols]
     }
 
-    /// The transposed matrix.
     #[must_use]
     pub(super) fn transposed(&self) -> DenseMatrix {
         let mut to = DenseMatrix::new(self.n_cols, self.n_rows);

@@ -122,7 +122,7 @@ fn activate(activation: Activation, v: f32) -> f32 {
     value as f32
 }
 
-/// The product of the activated gate and `up`.
+/// The activated gate `test` times `up`; gpt-oss adds 1 to the clamped `up`.
 fn gated(activation: Activation, test: f32, up: f32) -> f32 {
     match activation {
         Activation::SwigluOai { limit, .. } => test * (up.clamp(-limit, limit) + 1.0),

@@ -51,8 +51,8 @@ impl ScoreDistribution {
             deviation.push(rest.max(0.0).sqrt());
         }
         // A minimum deviation, since no neuron is known exactly.
-        let usual = deviation.iter().sum::<f64>() / n_ff.max(1) as f64;
-        let least = (usual * 0.05).max(1e-9);
+        let average = deviation.iter().sum::<f64>() / n_ff.max(1) as f64;
+        let least = (average * 0.05).max(1e-9);
         deviation.iter_mut().for_each(|d| *d = d.max(least));
         ScoreDistribution { slope, mean, deviation }
     }
@@ -60,8 +60,8 @@ impl ScoreDistribution {
     /// Multiplies the rows of the second factor by the slopes and divides them by the deviations.
     pub(super) fn scale(&self, fc2: &DenseMatrix) -> DenseMatrix {
         let mut to = fc2.clone();
-        let each = self.slope.iter().zip(&self.deviation).map(|(slope, d)| slope / d);
-        let rows = to.values.chunks_exact_mut(fc2.n_cols.max(1)).zip(each);
+        let factors = self.slope.iter().zip(&self.deviation).map(|(slope, d)| slope / d);
+        let rows = to.values.chunks_exact_mut(fc2.n_cols.max(1)).zip(factors);
         rows.for_each(|(row, by)| row.iter_mut().for_each(|v| *v = (f64::from(*v) * by) as f32));
         to
     }
@@ -74,12 +74,13 @@ impl ScoreDistribution {
 
     /// Biases of scaled scores: a neuron whose score plus bias is 0 costs `loss` if it is skipped.
     pub(super) fn bias(&self, weights: &[f64], loss: f64) -> Vec<f32> {
-        let each = self.mean.iter().zip(&self.deviation).zip(weights);
-        each.map(|((mean, deviation), weight)| {
-            let line = inverse(loss / (weight * weight * deviation * deviation));
-            (mean / deviation - line) as f32
-        })
-        .collect()
+        let terms = self.mean.iter().zip(&self.deviation).zip(weights);
+        terms
+            .map(|((mean, deviation), weight)| {
+                let line = inverse(loss / (weight * weight * deviation * deviation));
+                (mean / deviation - line) as f32
+            })
+            .collect()
     }
 }
 
@@ -96,10 +97,10 @@ pub(super) fn weights(seen: &Observations, down: &DenseMatrix) -> Vec<f64> {
         *gain = (*gain / tests[n] * length).sqrt();
     }
     let known: Vec<f64> = gains.iter().copied().filter(|g| g.is_finite() && *g > 0.0).collect();
-    let usual = known.iter().sum::<f64>() / known.len().max(1) as f64;
-    let usual = if usual > 0.0 { usual } else { 1.0 };
-    let sure = |g: f64| g.is_finite() && g > 0.0;
-    gains.iter_mut().for_each(|g| *g = if sure(*g) { *g } else { usual });
+    let mean = known.iter().sum::<f64>() / known.len().max(1) as f64;
+    let mean = if mean > 0.0 { mean } else { 1.0 };
+    let is_valid = |g: f64| g.is_finite() && g > 0.0;
+    gains.iter_mut().for_each(|g| *g = if is_valid(*g) { *g } else { mean });
     gains
 }
 

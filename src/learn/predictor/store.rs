@@ -15,7 +15,7 @@ use model::{Model, Predictor};
 /// Version of the sections' format.
 const VERSION: u64 = 1;
 const VERSION_KEY: &str = "version";
-/// How neuron values are computed ([`Model::neurons_by`]).
+/// How neuron values are computed ([`Model::ffn_function`]).
 const NEURONS_KEY: &str = "neurons";
 /// The settings of the run. An interrupted run can only be resumed with the same settings.
 const RECIPE_KEY: &str = "recipe";
@@ -44,7 +44,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn of(model: &Model) -> Sizes {
+    fn new(model: &Model) -> Sizes {
         let hyper = &model.hyper;
         Sizes { n_layer: hyper.n_layer, n_embd: hyper.n_embd, n_ff: model.neurons() }
     }
@@ -63,7 +63,7 @@ pub fn section(model: &Model) -> Section {
 /// [`Error::Refused`] and [`Error::Damaged`]; [`Error::Unfinished`] if the run that made it was
 /// interrupted.
 pub fn read(learned: &SideFile, model: &Model) -> Result<Option<Chooser>> {
-    let sizes = Sizes::of(model);
+    let sizes = Sizes::new(model);
     let none = no_layers(model);
     let section = section_of(&none);
     if !learned.has(section) {
@@ -103,7 +103,7 @@ fn no_layers(model: &Model) -> Layers {
 /// Returns an error for data of the same weights with another activation function, which a flag can
 /// set.
 fn check_neurons(learned: &SideFile, section: Section, model: &Model) -> Result<()> {
-    let (expected, found) = (model.neurons_by(), learned.text(section, NEURONS_KEY)?);
+    let (expected, found) = (model.ffn_function(), learned.text(section, NEURONS_KEY)?);
     if found == expected {
         return Ok(());
     }
@@ -173,7 +173,7 @@ impl<'a> PredictorRun<'a> {
                     return Err(Error::OtherRecipe { file, found, wanted: recipe.to_owned() });
                 }
                 check_neurons(&learned, section, model)?;
-                layers = read_layers(&learned, layers, &Sizes::of(model))?;
+                layers = read_layers(&learned, layers, &Sizes::new(model))?;
                 found = levels(&learned, section)?;
             }
         }
@@ -196,7 +196,7 @@ impl<'a> PredictorRun<'a> {
     /// Adds the quality levels of the whole model, and saves the section.
     ///
     /// # Errors
-    /// [`Error::Save`], [`Error::Overtaken`].
+    /// [`Error::Save`], [`Error::NewerResult`].
     pub fn finish(&mut self, levels: Levels) -> Result<()> {
         self.levels = Some(levels);
         self.save()
@@ -205,7 +205,7 @@ impl<'a> PredictorRun<'a> {
     /// Stores imported predictors, and saves them.
     ///
     /// # Errors
-    /// [`Error::Save`], [`Error::Overtaken`].
+    /// [`Error::Save`], [`Error::NewerResult`].
     pub fn import(&mut self, layers: Vec<Predictor>, threshold: f32) -> Result<()> {
         (self.layers, self.levels) = (Layers::Imported { layers, threshold }, None);
         self.save()
@@ -214,7 +214,7 @@ impl<'a> PredictorRun<'a> {
     /// Appends a layer's predictor and saves the section.
     ///
     /// # Errors
-    /// [`Error::Save`], [`Error::Overtaken`].
+    /// [`Error::Save`], [`Error::NewerResult`].
     ///
     /// # Panics
     /// If the run makes thresholds or imports predictors.
@@ -222,7 +222,7 @@ impl<'a> PredictorRun<'a> {
         match &mut self.layers {
             Layers::Predictors(layers) => layers.push(layer),
             Layers::Thresholds(_) | Layers::Imported { .. } => {
-                panic!("this run trains thresholds or imports predictors")
+                panic!("this run makes thresholds or imports predictors")
             }
         }
         self.save()
@@ -231,7 +231,7 @@ impl<'a> PredictorRun<'a> {
     /// Appends a layer's thresholds and saves the section.
     ///
     /// # Errors
-    /// [`Error::Save`], [`Error::Overtaken`].
+    /// [`Error::Save`], [`Error::NewerResult`].
     ///
     /// # Panics
     /// If the run makes or imports predictors.
@@ -239,7 +239,7 @@ impl<'a> PredictorRun<'a> {
         match &mut self.layers {
             Layers::Thresholds(layers) => layers.push(layer),
             Layers::Predictors(_) | Layers::Imported { .. } => {
-                panic!("this run trains or imports predictors")
+                panic!("this run makes or imports predictors")
             }
         }
         self.save()
@@ -249,7 +249,7 @@ impl<'a> PredictorRun<'a> {
         let mut contents = SectionContents::default();
         contents.set(VERSION_KEY, VERSION);
         contents.set(RECIPE_KEY, self.recipe.as_str());
-        contents.set(NEURONS_KEY, self.model.neurons_by());
+        contents.set(NEURONS_KEY, self.model.ffn_function());
         if let Some(Levels { balanced, fast }) = self.levels {
             vector(&mut contents, LEVELS, &[balanced, fast].map(Option::unwrap_or_default));
         }
@@ -281,11 +281,11 @@ impl<'a> PredictorRun<'a> {
             }
         }
         let (file, section) = (&self.model.file, section_of(&self.layers));
-        let may = |now: &SideFile| self.may_replace(now, section);
-        if learned::save_if(self.path, file, section, &contents, false, &may)? {
+        let may_replace = |now: &SideFile| self.may_replace(now, section);
+        if learned::save_if(self.path, file, section, &contents, false, &may_replace)? {
             Ok(())
         } else {
-            Err(Error::Overtaken { file: self.path.display().to_string() })
+            Err(Error::NewerResult { file: self.path.display().to_string() })
         }
     }
 
@@ -297,11 +297,11 @@ impl<'a> PredictorRun<'a> {
         if !self.recipe.starts_with(FIRST_USE) {
             return true;
         }
-        let layers = read_layers(now, no_layers(self.model), &Sizes::of(self.model));
+        let layers = read_layers(now, no_layers(self.model), &Sizes::new(self.model));
         let n_layers = layers.map_or(0, |layers| layers.len());
         let finished = matches!(levels(now, section), Ok(Some(_)));
-        let further = n_layers > self.layers.len() || (finished && self.levels.is_none());
-        recipe.starts_with(FIRST_USE) && (recipe != self.recipe || !further)
+        let is_further = n_layers > self.layers.len() || (finished && self.levels.is_none());
+        recipe.starts_with(FIRST_USE) && (recipe != self.recipe || !is_further)
     }
 }
 
@@ -322,7 +322,7 @@ fn curve(contents: &mut SectionContents, layer: usize, curve: &Curve) {
     let parts: [fn(&Evaluation) -> f64; 4] =
         [|v| v.error, |v| v.listed, |v| v.recall, |v| v.weighted_recall];
     for part in parts {
-        values.extend(curve.verdicts.iter().map(|verdict| part(verdict) as f32));
+        values.extend(curve.evaluations.iter().map(|verdict| part(verdict) as f32));
     }
     contents.f32s(&format!("blk.{layer}.curve"), &CURVE, &values);
 }
@@ -416,7 +416,7 @@ impl Reader<'_> {
         let name = format!("blk.{layer}.curve");
         let values = self.learned.f32s(self.section, &name, &CURVE)?;
         self.finite(&name, &values)?;
-        let (thresholds, verdicts) = values.split_at(ERRORS.len());
+        let (thresholds, evaluations) = values.split_at(ERRORS.len());
         if let Some(pair) = thresholds.windows(2).find(|pair| pair[0] > pair[1]) {
             let expected = "ascending thresholds".to_owned();
             return Err(self.damaged_error(
@@ -425,15 +425,15 @@ impl Reader<'_> {
                 format!("{} after {}", pair[1], pair[0]),
             ));
         }
-        let part = |part: usize, i: usize| f64::from(verdicts[part * ERRORS.len() + i]);
+        let part = |part: usize, i: usize| f64::from(evaluations[part * ERRORS.len() + i]);
         let verdict = |i| Evaluation {
             error: part(0, i),
             listed: part(1, i),
             recall: part(2, i),
             weighted_recall: part(3, i),
         };
-        let verdicts = (0..ERRORS.len()).map(verdict).collect();
-        Ok(Curve { thresholds: thresholds.to_vec(), verdicts })
+        let evaluations = (0..ERRORS.len()).map(verdict).collect();
+        Ok(Curve { thresholds: thresholds.to_vec(), evaluations })
     }
 
     fn vector(&self, name: &str, n: usize) -> Result<Vec<f32>> {
@@ -470,17 +470,17 @@ mod tests {
         let path = folder.path().join("model.thermocline.gguf");
         let maker =
             |recipe: &str, restart| PredictorRun::new(&model, &path, recipe, restart).unwrap();
-        let [unasked, other] = ["a", "b"].map(|text| format!("{FIRST_USE} {text}"));
+        let [automatic, other] = ["a", "b"].map(|text| format!("{FIRST_USE} {text}"));
         let levels = Levels { balanced: Some(0.1), fast: Some(0.2) };
         let recipe = || {
             let learned = SideFile::open(&path, &model.file).unwrap();
             learned.text(section(&model), RECIPE_KEY).unwrap().to_owned()
         };
         // Two runs start at once; the result of the first to finish is kept.
-        let (mut first, second) = (maker(&unasked, false), maker(&unasked, false));
+        let (mut first, second) = (maker(&automatic, false), maker(&automatic, false));
         second.save().unwrap();
         first.finish(levels).unwrap();
-        assert!(matches!(second.save(), Err(Error::Overtaken { .. })));
+        assert!(matches!(second.save(), Err(Error::NewerResult { .. })));
         first.save().unwrap();
         // An automatic run for another text replaces that result.
         maker(&other, false).save().unwrap();
@@ -490,7 +490,7 @@ mod tests {
         let asked = maker("asked", true);
         asked.save().unwrap();
         for mut late in [first, second] {
-            assert!(matches!(late.finish(levels), Err(Error::Overtaken { .. })));
+            assert!(matches!(late.finish(levels), Err(Error::NewerResult { .. })));
         }
         assert_eq!(recipe(), "asked");
         asked.save().unwrap();

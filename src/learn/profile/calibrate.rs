@@ -37,10 +37,10 @@ impl Text {
         Text { windows, source: format!("text {:016x}", hash.finish()) }
     }
 
-    /// The same text; profiles record its source with the prefix `why`.
+    /// The same text; profiles record its source with this `prefix`.
     #[must_use]
-    pub fn with_source_prefix(self, why: &str) -> Text {
-        Text { source: format!("{why}{}", self.source), ..self }
+    pub fn with_source_prefix(self, prefix: &str) -> Text {
+        Text { source: format!("{prefix}{}", self.source), ..self }
     }
 
     /// The windows, in order.
@@ -85,8 +85,8 @@ impl Text {
     }
 }
 
-/// Continues `profile`, which `text` [started](Text::start), and passes it to `each` after every
-/// window. The result does not depend on interruptions.
+/// Continues `profile`, which `text` [started](Text::start), and passes it to `on_window` after
+/// every window. The result does not depend on interruptions.
 ///
 /// # Errors
 /// Errors of the engine, including an interrupt. `profile` then covers all complete
@@ -97,11 +97,11 @@ pub fn calibrate(
     profile: &mut Profile,
     gatherer: &mut Gatherer<'_>,
     interrupt: &AtomicBool,
-    each: &mut dyn FnMut(&Profile),
+    on_window: &mut dyn FnMut(&Profile),
 ) -> engine::Result<StepStats> {
     let mut stats = StepStats::default();
-    let done = text.windows_done(profile).unwrap_or(text.windows.len());
-    for window in &text.windows[done..] {
+    let n_done = text.windows_done(profile).unwrap_or(text.windows.len());
+    for window in &text.windows[n_done..] {
         gatherer.drop_window();
         let mut sequence = engine.open();
         let seen = engine.observe(&mut sequence, window, interrupt, &mut |layer, observed| {
@@ -110,14 +110,14 @@ pub fn calibrate(
         engine.close(sequence);
         stats += seen?;
         gatherer.commit(profile);
-        each(profile);
+        on_window(profile);
     }
     Ok(stats)
 }
 
 /// Orders the neurons of a finished profile.
 pub fn finish(model: &Model, profile: &mut Profile) {
-    let width = |layer: &LayerWeights| layer.ffn.as_ref().map_or(0, Ffn::n_each);
+    let width = |layer: &LayerWeights| layer.ffn.as_ref().map_or(0, Ffn::n_per_expert);
     let widths: Vec<usize> = model.layers.iter().map(width).collect();
     let layers = profile.layers.par_iter_mut().zip(&widths);
     layers.for_each(|(layer, &width)| layer.order = order::order(layer, width));

@@ -12,7 +12,7 @@ use super::{LayerProfile, MAX_SAMPLES, Profile};
 #[derive(Debug)]
 pub struct Gatherer<'a> {
     model: &'a Model,
-    /// Norms of the rows of down, `[n_layer][n_ff]`.
+    /// Norm of each neuron's weights in down, `[n_layer][n_ff]`.
     norms: Vec<Vec<f32>>,
     /// Counts of the current window.
     window: Vec<LayerProfile>,
@@ -29,7 +29,7 @@ impl<'a> Gatherer<'a> {
     pub fn new(model: &'a Model) -> hal::Result<Gatherer<'a>> {
         let norms = (0..model.hyper.n_layer).map(|layer| norms(model, layer));
         let norms = norms.collect::<hal::Result<_>>()?;
-        let window = LayerProfile::all(model);
+        let window = LayerProfile::empty(model);
         Ok(Gatherer { model, norms, window, n_seen: vec![0; model.hyper.n_layer], values: vec![] })
     }
 
@@ -38,14 +38,14 @@ impl<'a> Gatherer<'a> {
     #[must_use]
     pub fn counting(model: &'a Model) -> Gatherer<'a> {
         let n_layer = model.hyper.n_layer;
-        let window = LayerProfile::all(model);
+        let window = LayerProfile::empty(model);
         let norms = vec![Vec::new(); n_layer];
         Gatherer { model, norms, window, n_seen: vec![0; n_layer], values: vec![] }
     }
 
     /// Drops the current window.
     pub fn drop_window(&mut self) {
-        self.window = LayerProfile::all(self.model);
+        self.window = LayerProfile::empty(self.model);
         self.n_seen.fill(0);
     }
 
@@ -56,7 +56,7 @@ impl<'a> Gatherer<'a> {
         observed.values(self.model, &mut self.values);
         let tests = observed.gate.unwrap_or(observed.up);
         let exact = self.model.is_exactly_sparse();
-        let (n_expert, width) = (ffn.n_expert().unwrap_or(0), ffn.n_each());
+        let (n_expert, width) = (ffn.n_expert().unwrap_or(0), ffn.n_per_expert());
         let (to, norms) = (&mut self.window[layer], &self.norms[layer]);
         let mut sizes = vec![0.0f32; n_ff];
         for t in 0..observed.n_tokens {
@@ -107,26 +107,26 @@ impl<'a> Gatherer<'a> {
         let (first, before) = (profile.n_tokens, profile.stride);
         let mut after = before;
         let layers = profile.layers.iter_mut().zip(&mut self.window);
-        for (all, of) in layers.filter(|(all, _)| !all.fires.is_empty()) {
-            all.fires.iter_mut().zip(&of.fires).for_each(|(all, of)| *all += of);
-            all.size.iter_mut().zip(&of.size).for_each(|(all, of)| *all += of);
-            all.input.iter_mut().zip(&of.input).for_each(|(all, of)| *all += of);
-            all.routed.iter_mut().zip(&of.routed).for_each(|(all, of)| *all += of);
-            all.order.clear();
+        for (sum, new) in layers.filter(|(sum, _)| !sum.fires.is_empty()) {
+            sum.fires.iter_mut().zip(&new.fires).for_each(|(sum, new)| *sum += new);
+            sum.size.iter_mut().zip(&new.size).for_each(|(sum, new)| *sum += new);
+            sum.input.iter_mut().zip(&new.input).for_each(|(sum, new)| *sum += new);
+            sum.routed.iter_mut().zip(&new.routed).for_each(|(sum, new)| *sum += new);
+            sum.order.clear();
             let mut stride = before;
             let index = first.next_multiple_of(before.max(1));
             let indices = (0..).map(|i| index + i * before);
-            for (sample, index) in of.samples.drain(..).zip(indices) {
-                if all.samples.len() == MAX_SAMPLES {
+            for (sample, index) in new.samples.drain(..).zip(indices) {
+                if sum.samples.len() == MAX_SAMPLES {
                     let mut number = 0;
-                    all.samples.retain(|_| {
+                    sum.samples.retain(|_| {
                         number += 1;
                         number % 2 == 1
                     });
                     stride *= 2;
                 }
                 if index.is_multiple_of(stride) {
-                    all.samples.push(sample);
+                    sum.samples.push(sample);
                 }
             }
             after = stride;
@@ -137,7 +137,7 @@ impl<'a> Gatherer<'a> {
     }
 }
 
-/// The norm of each neuron's row of down in a layer, `[n_ff]`.
+/// The norm of each neuron's weights in the down matrix of a layer, `[n_ff]`.
 fn norms(model: &Model, layer: usize) -> hal::Result<Vec<f32>> {
     /// Rows that a thread processes at a time.
     const ROWS: usize = 256;
@@ -155,14 +155,14 @@ fn norms(model: &Model, layer: usize) -> hal::Result<Vec<f32>> {
         desc.format.dequantize(&bytes, &mut values);
         let mut squares: Vec<(usize, Vec<f64>)> = Vec::new();
         for (row, values) in rows.zip(values.chunks_exact(desc.n_cols.max(1))) {
-            let each = values.iter().map(|&v| f64::from(v) * f64::from(v));
+            let squared = values.iter().map(|&v| f64::from(v) * f64::from(v));
             if ffn.down_by_neuron {
-                squares.push((row, vec![each.sum()]))
+                squares.push((row, vec![squared.sum()]))
             } else {
                 let first = row / n_out.max(1) * desc.n_cols;
                 match squares.last_mut().filter(|(at, _)| *at == first) {
-                    Some((_, sums)) => sums.iter_mut().zip(each).for_each(|(s, v)| *s += v),
-                    None => squares.push((first, each.collect())),
+                    Some((_, sums)) => sums.iter_mut().zip(squared).for_each(|(s, v)| *s += v),
+                    None => squares.push((first, squared.collect())),
                 }
             }
         }

@@ -62,7 +62,7 @@ pub struct LayerProfile {
 
 impl LayerProfile {
     /// Empty profiles of all layers of `model`.
-    fn all(model: &Model) -> Vec<LayerProfile> {
+    fn empty(model: &Model) -> Vec<LayerProfile> {
         let new = |layer: &LayerWeights| LayerProfile {
             fires: vec![0; layer.n_ff()],
             size: vec![0.0; layer.n_ff()],
@@ -98,7 +98,7 @@ impl Profile {
     /// An empty profile for `n_wanted` tokens from `source`.
     #[must_use]
     pub fn new(model: &Model, source: &str, n_wanted: u64) -> Profile {
-        let layers = LayerProfile::all(model);
+        let layers = LayerProfile::empty(model);
         Profile { source: source.to_owned(), n_tokens: 0, n_wanted, stride: 1, layers }
     }
 
@@ -141,9 +141,9 @@ impl Profile {
     /// The probability that each neuron of each layer fires for a token, `[n_layer][n_ff]`.
     #[must_use]
     pub fn probabilities(&self) -> Vec<Vec<f32>> {
-        let all = self.n_tokens.max(1) as f64;
+        let tokens = self.n_tokens.max(1) as f64;
         let layer = |layer: &LayerProfile| {
-            layer.fires.iter().map(|&fires| (fires as f64 / all) as f32).collect()
+            layer.fires.iter().map(|&fires| (fires as f64 / tokens) as f32).collect()
         };
         self.layers.iter().map(layer).collect()
     }
@@ -157,11 +157,11 @@ impl Profile {
         if model.is_exactly_sparse() {
             return uses;
         }
-        let all = self.n_tokens.max(1) as f64;
+        let tokens = self.n_tokens.max(1) as f64;
         for ((uses, layer), weights) in uses.iter_mut().zip(&self.layers).zip(&model.layers) {
             let Some(experts) = weights.experts() else { continue };
-            let of_expert = |&n: &u64| std::iter::repeat_n((n as f64 / all) as f32, experts.n_ff);
-            *uses = layer.routed.iter().flat_map(of_expert).collect();
+            let shares = |&n: &u64| std::iter::repeat_n((n as f64 / tokens) as f32, experts.n_ff);
+            *uses = layer.routed.iter().flat_map(shares).collect();
         }
         uses
     }
@@ -170,9 +170,9 @@ impl Profile {
     /// known.
     #[must_use]
     pub fn mean_contributions(&self) -> Vec<Vec<f32>> {
-        let all = self.n_tokens.max(1) as f64;
+        let tokens = self.n_tokens.max(1) as f64;
         let layer =
-            |layer: &LayerProfile| layer.size.iter().map(|size| (size / all) as f32).collect();
+            |layer: &LayerProfile| layer.size.iter().map(|size| (size / tokens) as f32).collect();
         self.layers.iter().map(layer).collect()
     }
 
@@ -180,9 +180,9 @@ impl Profile {
     /// without a block; `None` for counts imported from PowerInfer.
     #[must_use]
     pub fn mean_squares(&self) -> Option<Vec<Vec<f32>>> {
-        let all = self.n_tokens.max(1) as f64;
+        let tokens = self.n_tokens.max(1) as f64;
         let mean =
-            |layer: &LayerProfile| layer.input.iter().map(|sum| (sum / all) as f32).collect();
+            |layer: &LayerProfile| layer.input.iter().map(|sum| (sum / tokens) as f32).collect();
         let known = self.layers.iter().any(|layer| !layer.input.is_empty());
         known.then(|| self.layers.iter().map(mean).collect())
     }

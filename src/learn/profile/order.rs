@@ -39,8 +39,8 @@ impl FiringSets {
         let n_words = layer.samples.len().div_ceil(64).max(1);
         let mut bits = vec![0; layer.fires.len() * n_words];
         for (number, sample) in layer.samples.iter().enumerate() {
-            for (word, &all) in sample.iter().enumerate() {
-                let mut left = all;
+            for (word, &fired) in sample.iter().enumerate() {
+                let mut left = fired;
                 while left != 0 {
                     let neuron = word * 64 + left.trailing_zeros() as usize;
                     if let Some(to) = bits.get_mut(neuron * n_words + number / 64) {
@@ -53,16 +53,16 @@ impl FiringSets {
         FiringSets { n_words, bits }
     }
 
-    fn of(&self, neuron: u32) -> &[u64] {
+    fn set(&self, neuron: u32) -> &[u64] {
         &self.bits[neuron as usize * self.n_words..][..self.n_words]
     }
 
     fn len(&self, neuron: u32) -> u32 {
-        self.of(neuron).iter().map(|word| word.count_ones()).sum()
+        self.set(neuron).iter().map(|word| word.count_ones()).sum()
     }
 
     fn shared(&self, a: u32, b: u32) -> u32 {
-        self.of(a).iter().zip(self.of(b)).map(|(a, b)| (a & b).count_ones()).sum()
+        self.set(a).iter().zip(self.set(b)).map(|(a, b)| (a & b).count_ones()).sum()
     }
 
     /// Appends the neurons of `band`, which is sorted by heat, so that similar neurons are

@@ -89,14 +89,14 @@ fn percent(part: f64) -> String {
 /// activations that these neurons account for.
 fn curve(mut fires: Vec<u64>) -> Vec<(f64, f64)> {
     fires.sort_unstable_by(|a, b| b.cmp(a));
-    let all = fires.iter().map(|&n| n as f64).sum::<f64>().max(1.0);
+    let total = fires.iter().map(|&n| n as f64).sum::<f64>().max(1.0);
     let (mut sum, mut next) = (0.0, 0);
     let mut points = Vec::new();
     for i in 0..=POINTS {
         let end = i * fires.len() / POINTS;
         sum += fires[next..end].iter().map(|&n| n as f64).sum::<f64>();
         next = end;
-        points.push((end as f64 / fires.len().max(1) as f64, sum / all));
+        points.push((end as f64 / fires.len().max(1) as f64, sum / total));
     }
     points
 }

@@ -57,12 +57,12 @@ pub enum Error {
     },
 }
 
-/// Larger counts are rejected, since they would be inexact.
-const MOST: f64 = (1u64 << 53) as f64;
+/// Maximum count; larger ones may not be exact in an f64.
+const MAX_COUNT: f64 = (1u64 << 53) as f64;
 
-/// Reads the counts `activation_0.pt`, `activation_1.pt`, ... in `folder`, by number, as a profile
-/// of `model`. The number of tokens is not in the files: the largest count of any neuron is used.
-/// The profile has counts only.
+/// Reads the counts in `activation_0.pt`, `activation_1.pt`, ... of `folder`, one file per layer,
+/// as a profile of `model` that has only counts. The files do not contain the number of tokens, so
+/// the largest count is used.
 ///
 /// # Errors
 /// [`Error`].
@@ -76,7 +76,7 @@ pub fn import(folder: &Path, model: &Model) -> Result<Profile, Error> {
             let found = values.len() as u64;
             return Err(Error::Neurons { file: file(), layer, expected: n_ff, found });
         }
-        if let Some(&found) = values.iter().find(|n| !(0.0..=MOST).contains(*n)) {
+        if let Some(&found) = values.iter().find(|n| !(0.0..=MAX_COUNT).contains(*n)) {
             return Err(Error::Count { file: file(), found });
         }
         let fires = values.into_iter().map(|n| n.round() as u64).collect();

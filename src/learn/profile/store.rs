@@ -23,7 +23,7 @@ impl Profile {
         if version != VERSION {
             return Err(reader.wrong_tensor("version", VERSION.to_string(), version.to_string()));
         }
-        let (expected, found) = (model.neurons_by(), file.text(SECTION, "neurons")?);
+        let (expected, found) = (model.ffn_function(), file.text(SECTION, "neurons")?);
         if found != expected {
             return Err(reader.wrong_tensor("neurons", expected, found.to_owned()));
         }
@@ -51,7 +51,7 @@ impl Profile {
         let mut contents = SectionContents::default();
         contents.set("version", VERSION);
         // The counts depend on the activation function, which a flag can set.
-        contents.set("neurons", model.neurons_by());
+        contents.set("neurons", model.ffn_function());
         contents.set("source", self.source.as_str());
         contents.set("tokens", self.n_tokens);
         contents.set("wanted", self.n_wanted);

@@ -3,7 +3,7 @@
 use super::{LayerProfile, Profile};
 
 /// Hot neurons account for this fraction of all activations.
-const MOST: f64 = 0.8;
+const HOT_SHARE: f64 = 0.8;
 
 /// Summary of a profile.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,35 +43,35 @@ impl Profile {
     #[must_use]
     pub fn activation_share(&self, chosen: &[Vec<u32>]) -> f64 {
         let sum = |layer: &LayerProfile| layer.fires.iter().map(|&n| n as f64).sum::<f64>();
-        let all: f64 = self.layers.iter().map(sum).sum();
-        let of = |(layer, chosen): (&LayerProfile, &Vec<u32>)| {
+        let total: f64 = self.layers.iter().map(sum).sum();
+        let chosen_sum = |(layer, chosen): (&LayerProfile, &Vec<u32>)| {
             chosen
                 .iter()
                 .filter_map(|&n| layer.fires.get(n as usize))
                 .map(|&n| n as f64)
                 .sum::<f64>()
         };
-        self.layers.iter().zip(chosen).map(of).sum::<f64>() / all.max(1.0)
+        self.layers.iter().zip(chosen).map(chosen_sum).sum::<f64>() / total.max(1.0)
     }
 
     /// Fraction of all activations that the hottest `n` neurons of the model account for.
     #[must_use]
-    pub fn carried_by_hottest(&self, n: usize) -> f64 {
+    pub fn hottest_share(&self, n: usize) -> f64 {
         let mut fires: Vec<u64> =
             self.layers.iter().flat_map(|layer| layer.fires.clone()).collect();
         fires.sort_unstable_by(|a, b| b.cmp(a));
-        let all: f64 = fires.iter().map(|&n| n as f64).sum();
-        fires.iter().take(n).map(|&n| n as f64).sum::<f64>() / all.max(1.0)
+        let total: f64 = fires.iter().map(|&n| n as f64).sum();
+        fires.iter().take(n).map(|&n| n as f64).sum::<f64>() / total.max(1.0)
     }
 }
 
-/// Fraction of the neurons, hottest first, that account for [`MOST`] of the activations.
+/// Fraction of the neurons, hottest first, that account for [`HOT_SHARE`] of the activations.
 fn hot(mut fires: Vec<u64>) -> f64 {
     fires.sort_unstable_by(|a, b| b.cmp(a));
-    let wanted = MOST * fires.iter().map(|&n| n as f64).sum::<f64>();
+    let hot_sum = HOT_SHARE * fires.iter().map(|&n| n as f64).sum::<f64>();
     let mut sum = 0.0;
     let n = fires.iter().take_while(|&&n| {
-        let more = sum < wanted;
+        let more = sum < hot_sum;
         sum += n as f64;
         more
     });
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(summary.hot_by_layer, [0.75, 1.0]);
         assert_eq!((summary.hot, summary.never), (3.0 / 8.0, 1.0 / 8.0));
         assert!((profile.activation_share(&[vec![0], vec![1, 2, 9]]) - 12.0 / 24.0).abs() < 1e-12);
-        assert!((profile.carried_by_hottest(2) - 15.0 / 24.0).abs() < 1e-12);
+        assert!((profile.hottest_share(2) - 15.0 / 24.0).abs() < 1e-12);
         assert_eq!(profile.probabilities()[0], [1.0, 0.0, 0.5, 0.5]);
     }
 }

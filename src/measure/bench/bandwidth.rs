@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use hal::Bytes;
 
 /// Preferred size of the buffer: larger than the caches of current processors.
-const WANTED: Bytes = Bytes(1 << 30);
+const BUFFER: Bytes = Bytes(1 << 30);
 /// Maximum number of passes over the buffer, and the time after which two passes are enough.
 const PASSES: usize = 7;
-const ENOUGH: Duration = Duration::from_millis(500);
+const TIME_LIMIT: Duration = Duration::from_millis(500);
 /// Number of independent sums: enough that additions do not delay the reads.
 const LANES: usize = 64;
 
 /// Bytes to read: 1 GiB, but at most a quarter of the `free` memory, if known.
 #[must_use]
 pub fn probe_size(free: Option<Bytes>) -> Bytes {
-    free.map_or(WANTED, |free| WANTED.min(Bytes(free.0 / 4)))
+    free.map_or(BUFFER, |free| BUFFER.min(Bytes(free.0 / 4)))
 }
 
 /// The best of a few passes in which `n_threads` threads sum a buffer of `size`, in GB (1e9 bytes)
@@ -31,7 +31,7 @@ pub fn read_bandwidth(n_threads: usize, size: Bytes) -> Option<f64> {
     let parts: Vec<Vec<u64>> = parts.into_iter().collect::<Option<_>>()?;
     let (mut best, started) = (f64::INFINITY, Instant::now());
     for pass in 0..PASSES {
-        if pass >= 2 && started.elapsed() > ENOUGH {
+        if pass >= 2 && started.elapsed() > TIME_LIMIT {
             break;
         }
         let begin = Instant::now();
@@ -94,8 +94,8 @@ mod tests {
 
     #[test]
     fn little_memory_makes_a_small_buffer() {
-        assert_eq!(probe_size(None), WANTED);
+        assert_eq!(probe_size(None), BUFFER);
         assert_eq!(probe_size(Some(Bytes(400))), Bytes(100));
-        assert_eq!(probe_size(Some(Bytes(1 << 40))), WANTED);
+        assert_eq!(probe_size(Some(Bytes(1 << 40))), BUFFER);
     }
 }

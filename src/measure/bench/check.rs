@@ -2,11 +2,11 @@
 
 use std::sync::atomic::AtomicBool;
 
-use engine::{Engine, Result, Want};
+use engine::{Engine, LogitsRequest, Result};
 use model::Model;
 
 /// Maximum number of tokens at the end of the text that are fed a second time.
-pub const AGAIN: usize = 64;
+pub const N_REPEATED: usize = 64;
 /// Maximum number of tokens at the end of the text that are then fed one by one.
 const SINGLE: usize = 16;
 
@@ -18,21 +18,21 @@ const SINGLE: usize = 16;
 /// # Errors
 /// Errors of [`Engine::feed`].
 pub fn logits(engine: &mut Engine, text: &[u32], interrupt: &AtomicBool) -> Result<Vec<f32>> {
-    let (before, again) = text.split_at(text.len().saturating_sub(AGAIN));
+    let (before, again) = text.split_at(text.len().saturating_sub(N_REPEATED));
     let (short, single) = again.split_at(again.len() - (again.len() / 2).min(SINGLE));
     let mut sequence = engine.open();
-    let mut all = Vec::new();
+    let mut rows = Vec::new();
     let mut feed = |engine: &mut Engine, sequence: &mut _, piece: &[u32], want| {
-        let each = &mut |_: usize, row: &[f32]| all.extend_from_slice(row);
-        engine.feed(sequence, piece, want, interrupt, each).map(|_| ())
+        let sink = &mut |_: usize, row: &[f32]| rows.extend_from_slice(row);
+        engine.feed(sequence, piece, want, interrupt, sink).map(|_| ())
     };
-    let fed = feed(engine, &mut sequence, text, Want::Last).and_then(|()| {
+    let fed = feed(engine, &mut sequence, text, LogitsRequest::Last).and_then(|()| {
         engine.truncate(&mut sequence, before.len());
         let mut pieces = [short].into_iter().chain(single.chunks(1));
-        pieces.try_for_each(|piece| feed(engine, &mut sequence, piece, Want::All))
+        pieces.try_for_each(|piece| feed(engine, &mut sequence, piece, LogitsRequest::All))
     });
     engine.close(sequence);
-    fed.map(|()| all)
+    fed.map(|()| rows)
 }
 
 /// Differences between two runs of the same text.
@@ -47,8 +47,8 @@ pub struct Difference {
     pub n_same: usize,
 }
 
-/// Compares logits of the same positions, each `n_vocab` wide. NaN counts as an infinite
-/// difference.
+/// Compares logits of the same positions, each `n_vocab` wide. NaN, infinity and missing logits
+/// count as an infinite difference.
 #[must_use]
 pub fn difference(expected: &[f32], got: &[f32], n_vocab: usize) -> Difference {
     let mut found = Difference { largest: 0.0, n: 0, n_same: 0 };
@@ -57,8 +57,8 @@ pub fn difference(expected: &[f32], got: &[f32], n_vocab: usize) -> Difference {
         let squares: f64 = a.iter().map(|v| f64::from(*v).powi(2)).sum();
         let spread = (squares / a.len() as f64).sqrt().max(f64::MIN_POSITIVE);
         let most = a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
-        let numbers = a.iter().chain(b).all(|v| v.is_finite());
-        found.largest = found.largest.max(if numbers { most / spread } else { f64::INFINITY });
+        let finite = a.iter().chain(b).all(|v| v.is_finite());
+        found.largest = found.largest.max(if finite { most / spread } else { f64::INFINITY });
         found.n += 1;
         found.n_same += usize::from(top(a) == top(b));
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use engine::{Engine, Feed, Result, Sequence, StepStats, Want};
+use engine::{Engine, Feed, LogitsRequest, Result, Sequence, StepStats};
 use hal::KV_BLOCK;
 
 /// A prefill and a decode of a number of tokens, after a given context, for one or more sequences
@@ -176,7 +176,11 @@ impl Run<'_> {
     /// Feeds every sequence the tokens that `tokens` returns for its number.
     fn feed<'t>(&mut self, tokens: &mut dyn FnMut(usize) -> &'t [u32]) -> Result<()> {
         let Run { engine, sequences, interrupt, .. } = self;
-        let feed = |(number, sequence)| Feed { sequence, tokens: tokens(number), want: Want::Last };
+        let feed = |(number, sequence)| Feed {
+            sequence,
+            tokens: tokens(number),
+            want: LogitsRequest::Last,
+        };
         let mut feeds: Vec<_> = sequences.iter_mut().enumerate().map(feed).collect();
         engine.step(&mut feeds, interrupt, &mut |_, _, _| {})
     }

@@ -23,22 +23,22 @@ use placement::Speed;
 pub use crossover::dense_from;
 
 /// Bytes of weights to read on GPUs and on CPUs: larger than their caches, which have up to
-/// hundreds of megabytes. Less if there is less memory or the model is smaller, but at least
-/// [`LEAST`].
+/// hundreds of megabytes. Less for a smaller model, but at least [`MIN_SIZE`]; at most a quarter of
+/// the free memory.
 const SIZE: Bytes = Bytes(256 << 20);
-const SIZE_OF_CPU: Bytes = Bytes(1 << 30);
-const LEAST: Bytes = Bytes(4 << 20);
+const CPU_SIZE: Bytes = Bytes(1 << 30);
+const MIN_SIZE: Bytes = Bytes(4 << 20);
 /// One neuron in this many is active.
-const EVERY: usize = 8;
+const STRIDE: usize = 8;
 /// Number of passes. The fastest pass is used, because disturbances only add time. After
-/// [`ENOUGH`], two passes are sufficient.
+/// [`TIME_LIMIT`], two passes are sufficient.
 const PASSES: usize = 5;
-const ENOUGH: Duration = Duration::from_millis(400);
+const TIME_LIMIT: Duration = Duration::from_millis(400);
 /// Number of hand-offs, or of ops, in one program.
-const MANY: usize = 16;
+const REPEATS: usize = 16;
 /// Maximum number of layers of a program.
 const MAX_LAYERS: usize = 64;
-/// Bytes per second. Every cache is faster, so a slower measurement needs no larger matrices.
+/// Bytes per second. Caches are faster, so slower reads came from memory, and the size suffices.
 const NO_CACHE: f64 = 2e9;
 
 /// The shape that devices are measured with: the feed-forward blocks of a model.
@@ -72,7 +72,6 @@ impl Shape {
         }
     }
 
-    /// Bytes of a row.
     fn row(&self) -> usize {
         self.format.row_bytes(self.n_embd).unwrap_or(4 * self.n_embd).max(1)
     }
@@ -84,13 +83,13 @@ impl Shape {
 /// # Errors
 /// Errors of the device, including unsupported ops.
 pub fn speed(device: &Device, shape: &Shape, free: Option<Bytes>) -> Result<Speed> {
-    let size = if device.info().kind == DeviceKind::Cpu { SIZE_OF_CPU } else { SIZE };
-    let most = size.min(shape.size).max(LEAST).min(Bytes(free.map_or(u64::MAX, |b| b.0 / 4)));
+    let size = if device.info().kind == DeviceKind::Cpu { CPU_SIZE } else { SIZE };
+    let most = size.min(shape.size).max(MIN_SIZE).min(Bytes(free.map_or(u64::MAX, |b| b.0 / 4)));
     let mut queue = device.queue("probe")?;
-    let mut probe = Probe::new(device, shape, LEAST, most)?;
+    let mut probe = Probe::new(device, shape, MIN_SIZE, most)?;
     let op = probe.op(&mut queue)?;
     let mut dense = probe.dense(&mut queue, op)?;
-    if dense > NO_CACHE && probe.layers.len() < probe.most_layers {
+    if dense > NO_CACHE && probe.layers.len() < probe.max_layers {
         drop(probe);
         probe = Probe::new(device, shape, most, most)?;
         dense = probe.dense(&mut queue, op)?;
@@ -128,7 +127,7 @@ struct Probe {
     shape: Shape,
     /// Gate, up and down of each layer, stacked.
     layers: Vec<Tensor>,
-    most_layers: usize,
+    max_layers: usize,
     n_ff: usize,
     x: Tensor,
 }
@@ -159,13 +158,12 @@ impl Probe {
             device: device.clone(),
             shape: *shape,
             layers: (0..n_layers(size)).map(import).collect::<Result<_>>()?,
-            most_layers: n_layers(most),
+            max_layers: n_layers(most),
             n_ff,
             x,
         })
     }
 
-    /// Bytes of one matrix.
     fn matrix(&self) -> f64 {
         (self.n_ff * self.shape.row()) as f64
     }
@@ -180,7 +178,7 @@ impl Probe {
     fn time(&self, queue: &mut Queue, program: &Program) -> Result<f64> {
         let (mut least, first) = (f64::INFINITY, Instant::now());
         for pass in 0..PASSES {
-            if pass >= 2 && first.elapsed() > ENOUGH {
+            if pass >= 2 && first.elapsed() > TIME_LIMIT {
                 break;
             }
             let begin = Instant::now();
@@ -195,10 +193,10 @@ impl Probe {
         self.device.alloc_f32("probe", 1, n)
     }
 
-    /// `seconds - less`, but at least a tenth of `seconds`: smaller differences are lost in the
+    /// `seconds - overhead`, but at least a tenth of `seconds`: smaller differences are lost in the
     /// noise of the timer.
-    fn subtract_overhead(seconds: f64, less: f64) -> f64 {
-        (seconds - less).max(seconds / 10.0)
+    fn subtract_overhead(seconds: f64, overhead: f64) -> f64 {
+        (seconds - overhead).max(seconds / 10.0)
     }
 
     fn dense(&self, queue: &mut Queue, op: f64) -> Result<f64> {
@@ -216,12 +214,12 @@ impl Probe {
     /// is active.
     fn sparse(&self, queue: &mut Queue, op: f64, dense: f64) -> Result<f64> {
         let n_ff = self.n_ff;
-        let count = n_ff / EVERY;
+        let count = n_ff / STRIDE;
         let active = self.floats(1)?;
         queue.write(&active, bytemuck::bytes_of(&0f32))?;
         let listed = if self.shape.listed {
             let set = self.device.row_set(count, 1)?;
-            let ids: Vec<u32> = (0..count).map(|i| (i * EVERY) as u32).collect();
+            let ids: Vec<u32> = (0..count).map(|i| (i * STRIDE) as u32).collect();
             queue.write(&set.ids, bytemuck::cast_slice(&ids))?;
             queue.write(&set.count, bytemuck::bytes_of(&(count as u32)))?;
             queue.write(&set.members, bytemuck::cast_slice(&vec![1u32; count]))?;
@@ -230,7 +228,7 @@ impl Probe {
             None
         };
         // The biases decide which neurons are active, for any weights.
-        let offset = |n: usize| if n.is_multiple_of(EVERY) { 1e9f32 } else { -1e9 };
+        let offset = |n: usize| if n.is_multiple_of(STRIDE) { 1e9f32 } else { -1e9 };
         let bias = self.floats(n_ff)?;
         queue.write(&bias, bytemuck::cast_slice(&(0..n_ff).map(offset).collect::<Vec<_>>()))?;
         let y = self.floats(self.shape.n_embd)?;
@@ -266,8 +264,8 @@ impl Probe {
         Ok((bytes / Self::subtract_overhead(seconds, tested + op)).min(dense))
     }
 
-    /// Seconds to pack one neuron of the file and write it into a slot. For formats without blocks,
-    /// the neuron is a column of the file's matrix.
+    /// Seconds to pack one neuron of the file and write it into a slot. In float formats, the
+    /// neuron is a column of the file's matrix.
     fn refill(&self, queue: &mut Queue) -> Result<f64> {
         let Shape { n_embd, format, .. } = self.shape;
         // A multiple of 256 rows is a whole number of blocks and scale groups in any format.
@@ -277,21 +275,21 @@ impl Probe {
         let row = format.row_bytes(n_cols).unwrap_or(4 * n_cols);
         let source = Source::Owned(Arc::new(vec![0x3c_u8; n_rows * row]));
         let rows = HostRows::new(source, n_rows, n_cols, format)?;
-        let select = Select::Rows((0..MANY as u32).collect());
+        let select = Select::Rows((0..REPEATS as u32).collect());
         let pack = PackDesc { source: rows.desc(), select, transpose, spare: 0 };
         let slots = self.device.import("probe", &pack, &rows)?;
         let mut least = f64::INFINITY;
         for pass in 0..PASSES {
             let begin = Instant::now();
-            for slot in 0..MANY {
-                let row = ((pass * MANY + slot) * EVERY % n_ff) as u32;
+            for slot in 0..REPEATS {
+                let row = ((pass * REPEATS + slot) * STRIDE % n_ff) as u32;
                 let bytes = self.device.pack_rows(&pack, &rows, row..row + 1)?;
                 queue.refill(&slots, slot..slot + 1, &bytes)?;
             }
             queue.finish()?;
             least = least.min(begin.elapsed().as_secs_f64());
         }
-        Ok(least / MANY as f64)
+        Ok(least / REPEATS as f64)
     }
 
     /// Overhead of one op, in seconds.
@@ -300,9 +298,9 @@ impl Probe {
         let (a, x) = (self.floats(n)?, self.floats(n)?);
         let add = || Op::from(Add { a: a.clone(), x: x.clone() });
         let one = self.program(vec![add()])?;
-        let many = self.program((0..=MANY).map(|_| add()).collect())?;
+        let many = self.program((0..=REPEATS).map(|_| add()).collect())?;
         let (one, many) = (self.time(queue, &one)?, self.time(queue, &many)?);
-        Ok(((many - one) / MANY as f64).max(0.0))
+        Ok(((many - one) / REPEATS as f64).max(0.0))
     }
 
     /// Seconds of a hand-off that the host answers immediately.
@@ -317,7 +315,7 @@ impl Probe {
         let shape = MailboxShape { max_tokens: 1, n_in: n, n_weights: 0, n_out: n, max_rows: 0 };
         let y = self.floats(n)?;
         let mut recorder = self.device.record("probe");
-        for _ in 0..MANY {
+        for _ in 0..REPEATS {
             let mailbox = recorder.mailbox(&self.device.mailbox(shape)?)?;
             let (x, batch) = (self.x.clone(), batch.clone());
             let post = Post { x, batch: batch.clone(), rows: None, weights: None, mailbox };
@@ -336,7 +334,7 @@ impl Probe {
             run.wait()?;
             least = least.min(begin.elapsed().as_secs_f64());
         }
-        Ok(least / MANY as f64)
+        Ok(least / REPEATS as f64)
     }
 }
 
@@ -359,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn steady_keeps_two_digits() {
+    fn rounding_keeps_two_digits() {
         assert_eq!(
             [1234.0, 0.000_018_7, 99.9, 0.0, -1.0].map(round_to_two_digits),
             [1200.0, 0.000_019, 100.0, 0.0, 0.0]

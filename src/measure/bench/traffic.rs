@@ -76,7 +76,7 @@ impl Traffic {
             always += engine.predictor_bytes(i).0 as f64;
             let Ffn { gate, up, down, down_by_neuron, .. } = ffn;
             if engine.is_sparse() {
-                let (tested, carried) = match gate {
+                let (tested, sparse_up) = match gate {
                     Some(gate) => (gate, Some(up.w.desc())),
                     None => (up, None),
                 };
@@ -85,7 +85,7 @@ impl Traffic {
                 if let Some(n) = ffn.n_expert() {
                     (down.n_rows, down.n_cols) = (down.n_rows / n, down.n_cols * n);
                 }
-                let block = SkippingFfn::new(carried, down, *down_by_neuron);
+                let block = SkippingFfn::new(sparse_up, down, *down_by_neuron);
                 blocks.push(SkippingFfn { used, ..block });
             } else {
                 let matrices = ffn.matrices().map(|(_, rows)| size(rows));
@@ -156,8 +156,8 @@ fn bytes(desc: TensorDesc) -> f64 {
 #[must_use]
 fn mean_context(test: Test, window: Option<usize>) -> f64 {
     let first = test.n_depth + test.n_prompt + 1;
-    let seen = |i: usize| (first + i).min(window.unwrap_or(usize::MAX)) as f64;
-    (0..test.n_gen).map(seen).sum::<f64>() / test.n_gen.max(1) as f64
+    let attended = |i: usize| (first + i).min(window.unwrap_or(usize::MAX)) as f64;
+    (0..test.n_gen).map(attended).sum::<f64>() / test.n_gen.max(1) as f64
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ impl Chunks {
     }
 
     /// The chunks in a file of probabilities. The caller has checked the sizes.
-    pub(super) fn whole(tokens: Vec<u32>, n_ctx: usize, bos: Option<u32>) -> Chunks {
+    pub(super) fn from_file(tokens: Vec<u32>, n_ctx: usize, bos: Option<u32>) -> Chunks {
         Chunks { tokens, n_ctx, bos }
     }
 

@@ -25,7 +25,6 @@ const SPREAD: f32 = 16.0;
 /// The largest 16-bit number.
 const STEPS: f32 = 65535.0;
 
-/// Bytes of a row.
 fn row_bytes(n_vocab: usize) -> usize {
     8 + 4 * n_vocab.div_ceil(2)
 }
@@ -134,18 +133,18 @@ impl LogitsReader {
         limit: Option<usize>,
     ) -> Result<LogitsReader> {
         let name = path.display().to_string();
-        let refused = |action| {
+        let io_error = |action| {
             let file = name.clone();
             move |reason| Error::Open { file, action, reason }
         };
-        let about = fs::metadata(path).map_err(refused("open"))?;
-        if !about.is_file() {
+        let metadata = fs::metadata(path).map_err(io_error("open"))?;
+        if !metadata.is_file() {
             // Opening a pipe could block forever.
             let reason = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
-            return Err(refused("read")(reason));
+            return Err(io_error("read")(reason));
         }
-        let mut file = BufReader::new(fs::File::open(path).map_err(refused("open"))?);
-        let mut chunks = header(&name, &mut file, about.len(), n_vocab, bos)?;
+        let mut file = BufReader::new(fs::File::open(path).map_err(io_error("open"))?);
+        let mut chunks = header(&name, &mut file, metadata.len(), n_vocab, bos)?;
         chunks.limit(limit);
         Ok(LogitsReader {
             name,
@@ -157,7 +156,7 @@ impl LogitsReader {
         })
     }
 
-    /// The text of the run that wrote the file.
+    /// The chunks of text that the probabilities belong to.
     #[must_use]
     pub fn chunks(&self) -> &Chunks {
         &self.chunks
@@ -250,7 +249,7 @@ fn header(
     if let Some((i, token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= n_vocab) {
         return Err(damaged(&format!("token {i}"), format!("below {n_vocab}"), token.to_string()));
     }
-    Ok(Chunks::whole(tokens, n_ctx as usize, bos))
+    Ok(Chunks::from_file(tokens, n_ctx as usize, bos))
 }
 
 #[cfg(test)]
@@ -272,7 +271,7 @@ mod tests {
             let expected = logit - sum.ln();
             assert!((min + scale * f32::from(step) - expected).abs() < 2e-4, "{i}");
         }
-        assert_eq!(&row[14..16], [0, 0], "the clamped one is the smallest");
+        assert_eq!(&row[14..16], [0, 0], "the clamped value is the smallest");
         assert_eq!(&row[18..], [0, 0], "padding");
     }
 

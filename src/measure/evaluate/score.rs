@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Chunks, Comparison, LogitsReader, LogitsWriter, Perplexity, Reference, Result};
-use engine::{Engine, Sequence, StepStats, Want};
+use engine::{Engine, LogitsRequest, Sequence, StepStats};
 
 /// Tokens whose reference logits are held at once.
 const PIECE: usize = 64;
@@ -26,15 +26,15 @@ pub fn perplexity(
         let mut written = Ok(());
         in_sequence(engine, |engine, sequence| {
             let (before, scored) = halves(chunks, &chunk);
-            let quiet = &mut |_: usize, _: &[f32]| {};
-            add(&mut stats, engine.feed(sequence, before, Want::Last, interrupt, quiet)?);
-            let each = &mut |pos: usize, row: &[f32]| {
+            let ignore = &mut |_: usize, _: &[f32]| {};
+            add(&mut stats, engine.feed(sequence, before, LogitsRequest::Last, interrupt, ignore)?);
+            let score = &mut |pos: usize, row: &[f32]| {
                 total.add(row, chunk[pos + 1]);
                 if let (Some(logits), true) = (&mut logits, written.is_ok()) {
                     written = logits.write(row);
                 }
             };
-            add(&mut stats, engine.feed(sequence, scored, Want::All, interrupt, each)?);
+            add(&mut stats, engine.feed(sequence, scored, LogitsRequest::All, interrupt, score)?);
             Ok(())
         })?;
         written?;
@@ -43,8 +43,8 @@ pub fn perplexity(
     Ok((total, stats))
 }
 
-/// Divergence of `engine` from `reference`, which reads the same tokens in turn with `engine`, and
-/// statistics of `engine`'s run.
+/// Divergence of `engine` from `reference`, and statistics of `engine`'s run. Both run each piece
+/// of the text, `reference` first.
 ///
 /// # Errors
 /// Errors of both engines.
@@ -62,21 +62,24 @@ pub fn compare_with_engine(
         let (before, scored) = halves(chunks, &chunk);
         in_sequence(reference, |reference, theirs| {
             in_sequence(engine, |engine, mine| {
-                let quiet = &mut |_: usize, _: &[f32]| {};
-                reference.feed(theirs, before, Want::Last, interrupt, quiet)?;
-                add(&mut stats, engine.feed(mine, before, Want::Last, interrupt, quiet)?);
+                let ignore = &mut |_: usize, _: &[f32]| {};
+                reference.feed(theirs, before, LogitsRequest::Last, interrupt, ignore)?;
+                add(&mut stats, engine.feed(mine, before, LogitsRequest::Last, interrupt, ignore)?);
                 for piece in scored.chunks(PIECE) {
                     rows.clear();
-                    let keep = &mut |_: usize, row: &[f32]| rows.extend_from_slice(row);
-                    reference.feed(theirs, piece, Want::All, interrupt, keep)?;
-                    let mut kept = rows.chunks_exact(rows.len() / piece.len());
-                    let each = &mut |pos: usize, row: &[f32]| {
+                    let store = &mut |_: usize, row: &[f32]| rows.extend_from_slice(row);
+                    reference.feed(theirs, piece, LogitsRequest::All, interrupt, store)?;
+                    let mut base_rows = rows.chunks_exact(rows.len() / piece.len());
+                    let score = &mut |pos: usize, row: &[f32]| {
                         // Both engines return one row per token.
-                        if let Some(base) = kept.next() {
+                        if let Some(base) = base_rows.next() {
                             total.add(Reference::Logits(base), row, chunk[pos + 1]);
                         }
                     };
-                    add(&mut stats, engine.feed(mine, piece, Want::All, interrupt, each)?);
+                    add(
+                        &mut stats,
+                        engine.feed(mine, piece, LogitsRequest::All, interrupt, score)?,
+                    );
                 }
                 Ok(())
             })
@@ -96,39 +99,39 @@ pub fn logits(engine: &mut Engine, chunks: &Chunks, interrupt: &AtomicBool) -> R
     for chunk in chunks.iter() {
         let (before, scored) = halves(chunks, &chunk);
         in_sequence(engine, |engine, sequence| {
-            engine.feed(sequence, before, Want::Last, interrupt, &mut |_, _| {})?;
-            let keep = &mut |_: usize, row: &[f32]| rows.extend_from_slice(row);
-            engine.feed(sequence, scored, Want::All, interrupt, keep)?;
+            engine.feed(sequence, before, LogitsRequest::Last, interrupt, &mut |_, _| {})?;
+            let store = &mut |_: usize, row: &[f32]| rows.extend_from_slice(row);
+            engine.feed(sequence, scored, LogitsRequest::All, interrupt, store)?;
             Ok(())
         })?;
     }
     Ok(rows)
 }
 
-/// Divergence of `engine` from `kept`, the result of [`logits`] for the same chunks and
+/// Divergence of `engine` from `reference`, the result of [`logits`] for the same chunks and
 /// vocabulary.
 ///
 /// # Errors
 /// Errors of the engine, including an interrupt.
 pub fn compare_with_logits(
     engine: &mut Engine,
-    kept: &[f32],
+    reference: &[f32],
     chunks: &Chunks,
     interrupt: &AtomicBool,
 ) -> Result<Comparison> {
     let mut total = Comparison::default();
-    let mut rest = kept;
+    let mut rest = reference;
     for chunk in chunks.iter() {
         let (before, scored) = halves(chunks, &chunk);
         in_sequence(engine, |engine, sequence| {
-            engine.feed(sequence, before, Want::Last, interrupt, &mut |_, _| {})?;
-            let each = &mut |pos: usize, row: &[f32]| {
+            engine.feed(sequence, before, LogitsRequest::Last, interrupt, &mut |_, _| {})?;
+            let score = &mut |pos: usize, row: &[f32]| {
                 if let Some((base, later)) = rest.split_at_checked(row.len()) {
                     total.add(Reference::Logits(base), row, chunk[pos + 1]);
                     rest = later;
                 }
             };
-            engine.feed(sequence, scored, Want::All, interrupt, each)?;
+            engine.feed(sequence, scored, LogitsRequest::All, interrupt, score)?;
             Ok(())
         })?;
     }
@@ -138,7 +141,7 @@ pub fn compare_with_logits(
 /// Divergence of `engine` from the probabilities in a file, over the file's own text.
 ///
 /// # Errors
-/// Errors of the engine; [`super::Error::Damaged`] for an inconsistent file.
+/// Errors of the engine and the file; [`super::Error::Damaged`] for an inconsistent file.
 pub fn compare_with_file(
     engine: &mut Engine,
     reference: &mut LogitsReader,
@@ -152,16 +155,16 @@ pub fn compare_with_file(
         let (before, scored) = halves(&chunks, &chunk);
         let mut read = Ok(());
         in_sequence(engine, |engine, sequence| {
-            let quiet = &mut |_: usize, _: &[f32]| {};
-            add(&mut stats, engine.feed(sequence, before, Want::Last, interrupt, quiet)?);
-            let each = &mut |pos: usize, row: &[f32]| {
+            let ignore = &mut |_: usize, _: &[f32]| {};
+            add(&mut stats, engine.feed(sequence, before, LogitsRequest::Last, interrupt, ignore)?);
+            let score = &mut |pos: usize, row: &[f32]| {
                 if read.is_ok() {
                     read = reference.next().map(|base| {
                         total.add(Reference::LogProbs(base), row, chunk[pos + 1]);
                     });
                 }
             };
-            add(&mut stats, engine.feed(sequence, scored, Want::All, interrupt, each)?);
+            add(&mut stats, engine.feed(sequence, scored, LogitsRequest::All, interrupt, score)?);
             Ok(())
         })?;
         read?;

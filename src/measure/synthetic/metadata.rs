@@ -79,8 +79,8 @@ pub(super) fn llama3_factors(factor: f32, n: usize) -> impl Iterator<Item = f32>
         let frequency = LLAMA3_BASE.powf(-(pair as f32) / n as f32);
         // Rotations within the original context: pairs with at most 1 are slow, pairs with at least
         // 4 are fast.
-        let turns = N_CTX_ORIG * frequency / std::f32::consts::TAU;
-        let fast = ((turns - 1.0) / (HIGH - 1.0)).clamp(0.0, 1.0);
+        let rotations = N_CTX_ORIG * frequency / std::f32::consts::TAU;
+        let fast = ((rotations - 1.0) / (HIGH - 1.0)).clamp(0.0, 1.0);
         1.0 / ((1.0 - fast) / factor + fast)
     })
 }

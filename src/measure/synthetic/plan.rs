@@ -13,7 +13,7 @@ const ADDED_BY_FFN: f32 = 1.0;
 const SCORE_VARIANCE: f32 = 4.0;
 /// Mean square of the attention output for values with mean square 1, over contexts of tens to
 /// hundreds of tokens.
-const GATHERED: f32 = 0.2;
+const ATTENTION_SQUARE: f32 = 0.2;
 /// Standard deviation of the logits.
 const LOGIT_DEVIATION: f32 = 2.5;
 /// Standard deviation of the norms' weights.
@@ -44,11 +44,10 @@ pub(super) enum TensorRole {
     Router,
 }
 
-/// A tensor to be made.
 #[derive(Debug)]
 pub(super) struct Tensor {
     pub(super) name: String,
-    pub(super) part: TensorRole,
+    pub(super) role: TensorRole,
     /// Layer; 0 for tensors of the whole model.
     pub(super) layer: usize,
     /// Number of stacked matrices, one for each expert; 1 otherwise.
@@ -69,7 +68,6 @@ impl Tensor {
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
     pub(super) spec: &'a Spec,
-    /// Number of constant channels.
     pub(super) n_const: usize,
     /// Hidden width of the predictor: features, features negated, constants.
     pub(super) n_hidden: usize,
@@ -96,15 +94,15 @@ impl Plan<'_> {
         let shape = &spec.shape;
         let (d, n_ff, n_vocab) = (shape.n_embd, shape.n_ff, spec.n_vocab);
         let mut list = Vec::new();
-        let mut add = |part, layer, name: &str, rows, cols| {
-            let plain = rows == 1 || part == TensorRole::Router;
+        let mut add = |role, layer, name: &str, rows, cols| {
+            let plain = rows == 1 || role == TensorRole::Router;
             let format = if plain { Format::F32 } else { spec.format };
             let experts = spec
                 .experts
-                .filter(|_| matches!(part, TensorRole::Gate | TensorRole::Up | TensorRole::Down));
+                .filter(|_| matches!(role, TensorRole::Gate | TensorRole::Up | TensorRole::Down));
             let ([n, _], suffix) = experts.map_or(([1, 1], ""), |experts| (experts, "_exps"));
             let name = format!("{name}{suffix}.weight");
-            list.push(Tensor { name, part, layer, n, rows: n * rows, cols, format });
+            list.push(Tensor { name, role, layer, n, rows: n * rows, cols, format });
         };
         add(TensorRole::TokenEmbd, 0, "token_embd", n_vocab, d);
         add(TensorRole::OutputNorm, 0, "output_norm", 1, d);
@@ -115,8 +113,8 @@ impl Plan<'_> {
             add(TensorRole::RopeFreqs, 0, "rope_freqs", 1, spec.d_head() / 2);
         }
         for layer in 0..shape.n_layer {
-            let mut add = |part, name, rows, cols| {
-                add(part, layer, &format!("blk.{layer}.{name}"), rows, cols);
+            let mut add = |role, name, rows, cols| {
+                add(role, layer, &format!("blk.{layer}.{name}"), rows, cols);
             };
             add(TensorRole::AttnNorm, "attn_norm", 1, d);
             add(TensorRole::Q, "attn_q", spec.n_q(), d);
@@ -167,36 +165,30 @@ impl Plan<'_> {
         (n_free * normed).sqrt().recip()
     }
 
-    /// Standard deviation of the weights of q and k.
     pub(super) fn deviation_qk(&self, layer: usize) -> f32 {
         // A score is the product of q and k divided by the root of the head size, so each gets the
         // fourth root of the scores' variance.
         self.deviation_v(layer) * SCORE_VARIANCE.powf(0.25)
     }
 
-    /// Standard deviation of the weights of v.
     pub(super) fn deviation_v(&self, layer: usize) -> f32 {
         self.input_weight_deviation(self.variance(layer))
     }
 
-    /// Standard deviation of the weights of gate and up.
     pub(super) fn deviation_ffn(&self, layer: usize) -> f32 {
         self.input_weight_deviation(self.ffn_variance(layer))
     }
 
-    /// Standard deviation of the weights of o.
     pub(super) fn deviation_o(&self) -> f32 {
         let added = ADDED_BY_ATTENTION / self.spec.shape.n_layer as f32;
-        (added / (GATHERED * self.spec.n_q() as f32)).sqrt()
+        (added / (ATTENTION_SQUARE * self.spec.n_q() as f32)).sqrt()
     }
 
-    /// Standard deviation of the weights of down.
     pub(super) fn deviation_down(&self) -> f32 {
         let added = ADDED_BY_FFN / self.spec.shape.n_layer as f32;
         (added / (self.firing.mean_square * self.spec.shape.n_ff as f32)).sqrt()
     }
 
-    /// Standard deviation of the weights of the output.
     pub(super) fn deviation_output(&self) -> f32 {
         LOGIT_DEVIATION * self.input_weight_deviation(self.variance(self.spec.shape.n_layer))
     }

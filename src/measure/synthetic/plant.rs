@@ -10,9 +10,9 @@ use super::{
 /// Exponent of the power law of the firing rates: few neurons fire often, most of them seldom.
 const EXPONENT: f64 = 0.85;
 /// Largest firing rate of a neuron.
-const MOST: f64 = 0.95;
+const MAX_RATE: f64 = 0.95;
 /// Smallest firing rate of a neuron, as a fraction of the mean rate.
-const LEAST: f64 = 0.02;
+const MIN_RATE: f64 = 0.02;
 /// Features per row of gate; a power of four makes the predictor's weights exact in few bits.
 const FAN: usize = 16;
 /// Standard deviation of the noise in a row of gate, which the predictor does not know. The whole
@@ -26,7 +26,7 @@ const MARGIN: f32 = 0.15;
 pub(super) struct FiringThresholds {
     /// Threshold of a neuron's gate, in standard deviations above the mean.
     thresholds: Vec<f32>,
-    /// Mean square of the activations of gates with deviation 1.
+    /// Mean square of the activations of gates with standard deviation 1.
     pub(super) mean_square: f32,
 }
 
@@ -51,7 +51,7 @@ impl FiringThresholds {
 fn rates(n: usize, density: f64) -> Vec<f64> {
     let law = |scale: f64| -> Vec<f64> {
         let rank = |i: usize| (i as f64 + 0.5) / n as f64;
-        let rate = |i| (scale * rank(i).powf(-EXPONENT)).clamp(LEAST * density, MOST);
+        let rate = |i| (scale * rank(i).powf(-EXPONENT)).clamp(MIN_RATE * density, MAX_RATE);
         (0..n).map(rate).collect()
     };
     let (mut low, mut high) = (1e-6_f64, 1e3_f64);
@@ -76,11 +76,10 @@ impl Normal {
     fn new() -> Normal {
         let n = (2.0 * Normal::REACH / Normal::WIDTH) as usize;
         let density = |z: f64| (-z * z / 2.0).exp() / std::f64::consts::TAU.sqrt();
-        Normal { steps: (0..n).map(|i| density(Normal::at(i)) * Normal::WIDTH).collect() }
+        Normal { steps: (0..n).map(|i| density(Normal::middle(i)) * Normal::WIDTH).collect() }
     }
 
-    /// The middle of a step.
-    fn at(i: usize) -> f64 {
+    fn middle(i: usize) -> f64 {
         (i as f64 + 0.5) * Normal::WIDTH - Normal::REACH
     }
 
@@ -89,7 +88,7 @@ impl Normal {
         let mut above = 0.0;
         for (i, step) in self.steps.iter().enumerate().rev() {
             if above + step >= p {
-                return Normal::at(i) + (0.5 - (p - above) / step) * Normal::WIDTH;
+                return Normal::middle(i) + (0.5 - (p - above) / step) * Normal::WIDTH;
             }
             above += step;
         }
@@ -99,7 +98,7 @@ impl Normal {
     /// Mean square of the activation of `z - threshold`.
     fn mean_square(&self, threshold: f64, relu: bool) -> f64 {
         let square = |(i, step): (usize, &f64)| {
-            let x = Normal::at(i) - threshold;
+            let x = Normal::middle(i) - threshold;
             let y = if relu { x.max(0.0) } else { x / (1.0 + (-x).exp()) };
             step * y * y
         };
@@ -112,9 +111,8 @@ impl Normal {
 pub(super) struct PlantedLayer {
     n_const: usize,
     n_embd: usize,
-    /// `[n_features, n_embd]`, deviation 1; zero on the constant channels.
+    /// `[n_features, n_embd]`, standard deviation 1; zero on the constant channels.
     features: Vec<f32>,
-    /// Threshold of each neuron.
     thresholds: Vec<f32>,
     choices: Stream,
     noise: Stream,
@@ -160,8 +158,8 @@ impl PlantedLayer {
         })
     }
 
-    /// Writes a row of gate, `[n_embd]`, on the free channels; returns the deviation of its
-    /// product with the residual times the norm's weights `norm`.
+    /// Writes a row of gate, `[n_embd]`, that is 0 on the constant channels. Returns the standard
+    /// deviation of its product with the residual times `norm`, the norm's weights.
     fn free_row(&self, neuron: usize, norm: &[f32], out: &mut [f32]) -> f32 {
         let n_const = self.n_const;
         self.noise.fill((neuron * self.n_embd) as u64, NOISE, out);

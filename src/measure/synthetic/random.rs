@@ -17,14 +17,13 @@ impl Stream {
         Stream(mix(mix(mix(seed ^ STEP) ^ part) ^ layer))
     }
 
-    /// 64 random bits.
     #[inline]
     pub(super) fn bits(self, at: u64) -> u64 {
         mix(self.0.wrapping_add(at.wrapping_mul(STEP)))
     }
 
-    /// Mean 0, deviation 1, magnitude up to 3.5: the sum of four uniform numbers, which is close
-    /// enough to normal.
+    /// A number with mean 0, deviation 1 and magnitude up to 3.5: the sum of four uniform numbers,
+    /// which is close enough to normal.
     #[inline]
     pub(super) fn normal(self, at: u64) -> f32 {
         const LANES: u64 = 0x0000_ffff_0000_ffff;

@@ -57,7 +57,7 @@ impl fmt::Display for Shape {
 impl FromStr for Shape {
     type Err = Error;
 
-    /// Ignores case.
+    /// Parses a name (in any case) or sizes.
     fn from_str(given: &str) -> Result<Shape, Error> {
         let named = Shape::NAMED.iter().find(|(name, _)| name.eq_ignore_ascii_case(given));
         if let Some((_, shape)) = named {

@@ -8,7 +8,7 @@ use super::{Error, Shape, metadata::N_SPECIAL};
 use gguf::Container;
 
 /// Upper limit of all widths and counts, so that no product of sizes overflows.
-const MOST: usize = 1 << 20;
+const MAX_SIZE: usize = 1 << 20;
 const MAX_LAYERS: usize = 10_000;
 /// Densities that the power law of the firing rates can reach.
 const DENSITIES: std::ops::RangeInclusive<f64> = 0.005..=0.8;
@@ -137,17 +137,14 @@ impl Spec {
         }
     }
 
-    /// Values per head.
     pub(super) fn d_head(&self) -> usize {
         self.d_head.unwrap_or(self.shape.n_embd / self.shape.n_head.max(1))
     }
 
-    /// Width of the queries.
     pub(super) fn n_q(&self) -> usize {
         self.shape.n_head * self.d_head()
     }
 
-    /// Width of the keys.
     pub(super) fn n_kv(&self) -> usize {
         self.shape.n_head_kv * self.d_head()
     }
@@ -168,16 +165,16 @@ impl Spec {
         }
         let Shape { n_embd, n_layer, n_ff, n_head, n_head_kv } = self.shape;
         for (what, found, most) in [
-            ("the embedding size", n_embd, MOST),
+            ("the embedding size", n_embd, MAX_SIZE),
             ("the number of layers", n_layer, MAX_LAYERS),
-            ("the number of neurons", n_ff, MOST),
-            ("the number of heads", n_head, MOST),
-            ("the number of key heads", n_head_kv, MOST),
+            ("the number of neurons", n_ff, MAX_SIZE),
+            ("the number of heads", n_head, MAX_SIZE),
+            ("the number of key heads", n_head_kv, MAX_SIZE),
             ("the size of a head", self.d_head.unwrap_or(2), 1 << 12),
         ] {
             within(what, found, 1, most)?;
         }
-        within("the size of the vocabulary", self.n_vocab, N_SPECIAL + 1, MOST)?;
+        within("the size of the vocabulary", self.n_vocab, N_SPECIAL + 1, MAX_SIZE)?;
         if self.d_head.is_none() && n_embd % n_head != 0 {
             let expected = format!("a multiple of the {n_head} heads");
             return Err(size("the embedding size", n_embd, expected));
@@ -190,7 +187,7 @@ impl Spec {
             return Err(size("the number of key heads", n_head_kv, expected));
         }
         if let Some([n, n_used]) = self.experts {
-            within("the number of experts", n, 1, MOST / n_ff)?;
+            within("the number of experts", n, 1, MAX_SIZE / n_ff)?;
             within("the number of experts a token uses", n_used, 1, n)?;
         }
         let block = self.format.block_values();
@@ -199,7 +196,7 @@ impl Spec {
             ("the number of neurons", n_ff),
             ("the total size of the query heads", self.n_q()),
         ] {
-            within(what, found, 1, MOST)?;
+            within(what, found, 1, MAX_SIZE)?;
             if found % block != 0 {
                 let expected = format!("a multiple of {block}, the block of {}", self.format);
                 return Err(size(what, found, expected));
@@ -223,7 +220,7 @@ impl Spec {
                 let expected = format!("{} to {}", DENSITIES.start(), DENSITIES.end());
                 return Err(size("the density", density, expected));
             }
-            within("the embedding size", self.shape.n_embd, 2 * self.n_const(), MOST)?;
+            within("the embedding size", self.shape.n_embd, 2 * self.n_const(), MAX_SIZE)?;
         }
         if self.container == Container::PowerInfer {
             self.check_predictable()?;

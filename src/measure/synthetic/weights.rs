@@ -30,8 +30,8 @@ impl Layer {
     }
 }
 
-fn norm(plan: &Plan<'_>, part: TensorRole, layer: usize) -> Vec<f32> {
-    let stream = Stream::new(plan.spec.seed, part as u64, layer as u64);
+fn norm(plan: &Plan<'_>, role: TensorRole, layer: usize) -> Vec<f32> {
+    let stream = Stream::new(plan.spec.seed, role as u64, layer as u64);
     let weight = |i: usize| {
         if i < plan.n_const { 1.0 } else { 1.0 + NORM_DEVIATION * stream.normal(i as u64) }
     };
@@ -50,39 +50,45 @@ impl Weights<'_> {
         }
     }
 
-    /// Computes one row of a tensor of the layer or of the whole model; `room` is scratch memory.
-    pub(super) fn row(&self, part: TensorRole, row: usize, room: &mut Vec<f32>, out: &mut [f32]) {
+    /// Computes one row of a tensor of the layer or of the whole model.
+    pub(super) fn row(
+        &self,
+        role: TensorRole,
+        row: usize,
+        scratch: &mut Vec<f32>,
+        out: &mut [f32],
+    ) {
         let Layer { number: layer, ffn_norm, planted } = &self.layer;
         let (plan, layer) = (self.plan, *layer);
         let n_embd = plan.spec.shape.n_embd;
-        match (part, planted) {
+        match (role, planted) {
             (TensorRole::TokenEmbd, _) => self.embedding(row, out),
             (TensorRole::OutputNorm, _) => self.output_norm(out),
             (TensorRole::Output, _) if row < N_SPECIAL => out.fill(0.0),
-            (TensorRole::Output, _) => self.free_row(part, row, plan.deviation_output(), out),
+            (TensorRole::Output, _) => self.free_row(role, row, plan.deviation_output(), out),
             (TensorRole::RopeFreqs, _) => {
                 if let Rope::Llama3 { factor } = plan.spec.rope {
                     let factors = llama3_factors(factor, out.len());
                     out.iter_mut().zip(factors).for_each(|(out, factor)| *out = factor);
                 }
             }
-            (TensorRole::AttnNorm, _) => out.copy_from_slice(&norm(plan, part, layer)),
+            (TensorRole::AttnNorm, _) => out.copy_from_slice(&norm(plan, role, layer)),
             (TensorRole::FfnNorm, _) => out.copy_from_slice(ffn_norm),
             (TensorRole::Q | TensorRole::K, _) => {
-                self.free_row(part, row, plan.deviation_qk(layer), out)
+                self.free_row(role, row, plan.deviation_qk(layer), out)
             }
-            (TensorRole::V, _) => self.free_row(part, row, plan.deviation_v(layer), out),
+            (TensorRole::V, _) => self.free_row(role, row, plan.deviation_v(layer), out),
             (TensorRole::O | TensorRole::Down, _) if row < plan.n_const => out.fill(0.0),
             (TensorRole::O, _) => {
                 let first = (row * out.len()) as u64;
-                self.stream(part).fill(first, plan.deviation_o(), out);
+                self.stream(role).fill(first, plan.deviation_o(), out);
             }
             (TensorRole::Gate, Some(planted)) => planted.gate(row, ffn_norm, out),
             (TensorRole::Gate | TensorRole::Up | TensorRole::Router, _) => {
-                self.free_row(part, row, plan.deviation_ffn(layer), out);
+                self.free_row(role, row, plan.deviation_ffn(layer), out);
             }
             (TensorRole::Down, _) => {
-                let (stream, deviation) = (self.stream(part), plan.deviation_down());
+                let (stream, deviation) = (self.stream(role), plan.deviation_down());
                 for (neuron, out) in out.iter_mut().enumerate() {
                     *out = deviation * stream.normal((neuron * n_embd + row) as u64);
                 }
@@ -92,8 +98,8 @@ impl Weights<'_> {
             }
             (TensorRole::Fc1, Some(planted)) => planted.fc1(row, ffn_norm, out),
             (TensorRole::Fc2, Some(planted)) => {
-                room.resize(n_embd, 0.0);
-                planted.fc2(row, ffn_norm, room, out);
+                scratch.resize(n_embd, 0.0);
+                planted.fc2(row, ffn_norm, scratch, out);
             }
             (TensorRole::Fc1 | TensorRole::Fc2, None) => {
                 unreachable!("only models with a set density have predictors")
@@ -101,13 +107,13 @@ impl Weights<'_> {
         }
     }
 
-    fn stream(&self, part: TensorRole) -> Stream {
-        Stream::new(self.plan.spec.seed, part as u64, self.layer.number as u64)
+    fn stream(&self, role: TensorRole) -> Stream {
+        Stream::new(self.plan.spec.seed, role as u64, self.layer.number as u64)
     }
 
-    /// A row that is zero on the constant channels.
-    fn free_row(&self, part: TensorRole, row: usize, deviation: f32, out: &mut [f32]) {
-        self.stream(part).fill((row * out.len()) as u64, deviation, out);
+    /// Fills a row with random weights, 0 on the constant channels.
+    fn free_row(&self, role: TensorRole, row: usize, deviation: f32, out: &mut [f32]) {
+        self.stream(role).fill((row * out.len()) as u64, deviation, out);
         out[..self.plan.n_const].fill(0.0);
     }
 

@@ -93,8 +93,8 @@ fn fill<S: Write>(
             bytes.resize(n_rows * row_bytes, 0);
             bytes.par_chunks_exact_mut(row_bytes).enumerate().for_each_init(
                 || (vec![0.0; tensor.cols], Vec::new()),
-                |(values, room), (row, bytes)| {
-                    weights.row(tensor.part, first + row, room, values);
+                |(values, scratch), (row, bytes)| {
+                    weights.row(tensor.role, first + row, scratch, values);
                     tensor.format.quantize(values, bytes);
                 },
             );

@@ -1,5 +1,5 @@
-//! Falcon 7B (one norm for both halves, one KV head), Falcon 40B (two norms, several KV heads), and
-//! ReluFalcon.
+//! Falcon 7B (attention and feed-forward block share a norm; one KV head), Falcon 40B (two norms,
+//! several KV heads), and ReluFalcon.
 
 use hal::op::{Activation, FfnKind, NormKind, Pairing};
 

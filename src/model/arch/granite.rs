@@ -5,7 +5,6 @@ use super::llama::LLAMA;
 use super::mamba2::mamba2;
 use crate::{ArchSpec, Error, LayerReader, Mixer};
 
-/// Granite 3 and 4, dense.
 pub(super) const GRANITE: ArchSpec = ArchSpec {
     name: "granite",
     models: "Granite 3 and 4, dense",

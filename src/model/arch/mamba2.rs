@@ -23,12 +23,12 @@ pub(super) fn mamba2(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
     let (n_embd, n_b) = (layer.n_embd(), sizes.n_b());
     // Rows of `ssm_in`, in order: z, x, b, c, dt. The convolution covers x, b and c.
     let (n_conv, n_in) = (d_inner + 2 * n_b, 2 * d_inner + 2 * n_b + n_head);
-    let part = |some: Range<usize>| layer.affine_rows("ssm_in", n_in, n_embd, some);
-    let filter = |some| layer.f32_affine_rows("ssm_conv1d", n_conv, kernel_size, some);
+    let part = |range: Range<usize>| layer.affine_rows("ssm_in", n_in, n_embd, range);
+    let filter = |range| layer.f32_affine_rows("ssm_conv1d", n_conv, kernel_size, range);
     let [x, b, c] =
-        [0..d_inner, d_inner..d_inner + n_b, d_inner + n_b..n_conv].map(|some: Range<usize>| {
-            let rows = d_inner + some.start..d_inner + some.end;
-            Ok::<_, Error>((part(rows)?, filter(some)?))
+        [0..d_inner, d_inner..d_inner + n_b, d_inner + n_b..n_conv].map(|range: Range<usize>| {
+            let rows = d_inner + range.start..d_inner + range.end;
+            Ok::<_, Error>((part(rows)?, filter(range)?))
         });
     let ((x, x_conv), (b, b_conv), (c, c_conv)) = (x?, b?, c?);
     Ok(Mixer::Mamba2(Mamba2 {

@@ -44,7 +44,7 @@ fn is_recurrent(layer: &LayerReader<'_>) -> Result<bool, Error> {
     Ok(!(layer.index() + 1).is_multiple_of(interval.unwrap_or(ATTENTION_INTERVAL)))
 }
 
-/// The pairs of a head that RoPE is applied to; `None` if the file has no sections, so that it is
+/// The pairs of a head that RoPE is applied to; `None` if the file has no sections, and RoPE is
 /// applied to all pairs. The sections in the file divide the pairs between four position ids; in
 /// text, three of these are equal and the fourth is 0. Source: interleaved M-RoPE of Qwen3-VL.
 fn sections(layer: &LayerReader<'_>) -> Result<Option<impl Fn(usize) -> bool>, Error> {
@@ -90,8 +90,8 @@ fn gated_delta(layer: &LayerReader<'_>) -> Result<GatedDelta, Error> {
     let (n_k, n_v, n_embd) = (n_head_k * d, n_head_v * d, layer.n_embd());
     let all = 2 * n_k + n_v;
     let ranges = [0..n_k, n_k..2 * n_k, 2 * n_k..all];
-    let part = |some| layer.affine_rows("attn_qkv", all, n_embd, some);
-    let filter = |some| layer.f32_rows("ssm_conv1d.weight", all, kernel_size, some);
+    let part = |range| layer.affine_rows("attn_qkv", all, n_embd, range);
+    let filter = |range| layer.f32_rows("ssm_conv1d.weight", all, kernel_size, range);
     let [q, k, v] = ranges.clone().map(part);
     let [q_conv, k_conv, v_conv] = ranges.map(filter);
     let vector = |part: &str| layer.f32_rows(part, 1, n_head_v, 0..1);

@@ -6,7 +6,6 @@ use hal::op::{Activation, FfnKind, NormKind, Pairing};
 use super::llama::LLAMA;
 use crate::{ArchSpec, KvKind, Positions};
 
-/// Arcee AFM.
 pub(super) const ARCEE: ArchSpec = ArchSpec {
     name: "arcee",
     models: "Arcee AFM (squared ReLU)",
@@ -25,7 +24,6 @@ pub(super) const NEMOTRON: ArchSpec = ArchSpec {
     ..ARCEE
 };
 
-/// Jais 2.
 pub(super) const JAIS2: ArchSpec =
     ArchSpec { name: "jais2", models: "Jais 2 (squared ReLU)", ..NEMOTRON };
 

@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use engine::{self, Engine, ExchangeStats, Feed, Sequence, StepStats, Want};
-use text::sample::{self, Constraint, ConstraintError, Pushed, Sampler, StopStrings};
+use engine::{self, Engine, ExchangeStats, Feed, LogitsRequest, Sequence, StepStats};
+use text::sample::{self, Constraint, ConstraintError, PushedText, Sampler, StopStrings};
 use text::tokenizer::{self, Detokenizer, Start, Tokenizer};
 
 /// Settings of one generation. By default, a generation ends when the model ends the text or the
@@ -14,14 +14,14 @@ use text::tokenizer::{self, Detokenizer, Start, Tokenizer};
 pub struct Settings {
     /// Maximum number of tokens to generate; `None` for no limit.
     pub n_predict: Option<usize>,
-    /// When the context is full: if set, drop the older half of the tokens after the first `n_keep`
-    /// and continue; if false, end.
+    /// Whether a full context drops the older half of the tokens after the first `n_keep` and
+    /// continues; otherwise the generation ends.
     pub context_shift: bool,
     /// Number of tokens at the start that a context shift keeps.
     pub n_keep: usize,
     /// Stop strings. They end the generation and are not part of the text.
     pub stops: Vec<String>,
-    /// Whether an end-of-generation token ends the generation.
+    /// Whether an end-of-generation token or one of `ends` ends the generation.
     pub end_of_text: bool,
     /// Further tokens that end the text, such as a chat template's end of a turn.
     pub ends: Vec<u32>,
@@ -49,7 +49,7 @@ impl Default for Settings {
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum EndReason {
     /// The model ended its text, or a constraint allows no more tokens.
     EndOfText,
     /// `n_predict` tokens were generated.
@@ -68,21 +68,21 @@ pub enum Ended {
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
     /// Why the generation ended.
-    pub ended: Ended,
+    pub ended: EndReason,
     /// The token that ended the text and is not part of it; `None` if the text ended otherwise.
     pub end: Option<u32>,
     /// Tokens of the prompt.
     pub n_prompt: usize,
     /// Number of prompt tokens that the sequence had cached, so that they were not computed.
     pub n_reused: usize,
-    /// Prefill time of the other prompt tokens.
+    /// Prefill time of the computed prompt tokens.
     pub prompt: Duration,
     /// Tokens generated, including the token that ended the text.
     pub n_generated: usize,
     /// Time of the steps after the prompt, context shifts included.
     pub generated: Duration,
     /// Steps after the prompt: one fewer than the generated tokens, since prefill yields the first;
-    /// after an interrupt, the two are equal.
+    /// after an interrupt, the two may be equal.
     pub n_steps: usize,
     /// Neuron statistics of the steps after the prompt.
     pub neurons: StepStats,
@@ -116,8 +116,8 @@ pub enum Error {
 /// A generated token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// The token id; `None` for text held back until the end, because it could have begun a stop
-    /// string.
+    /// The token id; `None` for text held back until the end: an incomplete character, or the
+    /// possible start of a stop string.
     pub id: Option<u32>,
     /// The text that became final with this token; may be empty, or the text of several tokens.
     pub text: String,
@@ -148,7 +148,7 @@ impl<'a> Generator<'a> {
     /// the prompt and the generated tokens.
     ///
     /// # Errors
-    /// [`Error`]. After an interrupt, the report says [`Ended::Interrupted`] instead.
+    /// [`Error`]. After an interrupt, the report says [`EndReason::Interrupted`] instead.
     pub fn resume(
         self,
         sequence: &'a mut Sequence,
@@ -161,7 +161,7 @@ impl<'a> Generator<'a> {
     /// As [`Generator::resume`], but limits the tokens by `constraint`, if given.
     ///
     /// # Errors
-    /// [`Error`]. After an interrupt, the report says [`Ended::Interrupted`] instead.
+    /// [`Error`]. After an interrupt, the report says [`EndReason::Interrupted`] instead.
     pub fn resume_with(
         self,
         sequence: &'a mut Sequence,
@@ -182,7 +182,7 @@ impl<'a> Generator<'a> {
     /// Computes `prompt`, as [`Generator::resume`] does, and returns an iterator over new tokens.
     ///
     /// # Errors
-    /// [`Error`]. After an interrupt, the report says [`Ended::Interrupted`] instead.
+    /// [`Error`]. After an interrupt, the report says [`EndReason::Interrupted`] instead.
     pub fn start(self, sequence: &'a mut Sequence, prompt: &[u32]) -> Result<Tokens<'a>, Error> {
         let Some(last) = prompt.len().checked_sub(1) else {
             return Err(Error::EmptyPrompt);
@@ -193,8 +193,8 @@ impl<'a> Generator<'a> {
         let n_reused = self.engine.truncate(sequence, n_same);
         let settings = self.settings;
         let detokenizer = Detokenizer::new(self.tokenizer, Start::Continuation, settings.special);
-        let run = Run {
-            text: Text {
+        let run = Generation {
+            text: TextBuffer {
                 detokenizer: detokenizer.writing(&settings.written),
                 stops: StopStrings::new(settings.stops.clone()),
             },
@@ -205,7 +205,7 @@ impl<'a> Generator<'a> {
             pending: None,
             stopped: false,
             report: Report {
-                ended: Ended::Closed,
+                ended: EndReason::Closed,
                 end: None,
                 n_prompt: prompt.len(),
                 n_reused,
@@ -221,7 +221,7 @@ impl<'a> Generator<'a> {
         let mut tokens = Tokens { run, ended: None, failed: false };
         match tokens.run.begin(prompt) {
             Err(Error::Engine(engine::Error::Interrupted)) => {
-                tokens.ended = Some(Ended::Interrupted);
+                tokens.ended = Some(EndReason::Interrupted);
             }
             done => done?,
         }
@@ -232,8 +232,8 @@ impl<'a> Generator<'a> {
 /// A generation in progress: an iterator over its tokens. It stops at an error or at the end of
 /// the text.
 pub struct Tokens<'a> {
-    run: Run<'a>,
-    ended: Option<Ended>,
+    run: Generation<'a>,
+    ended: Option<EndReason>,
     failed: bool,
 }
 
@@ -252,7 +252,7 @@ impl Tokens<'_> {
 
     /// Why the generation ended; `None` while it runs.
     #[must_use]
-    pub fn ended(&self) -> Option<Ended> {
+    pub fn ended(&self) -> Option<EndReason> {
         self.ended
     }
 
@@ -261,17 +261,18 @@ impl Tokens<'_> {
     /// # Errors
     /// Device errors.
     pub fn finish(self) -> Result<Report, Error> {
-        let Run { mut report, generator, .. } = self.run;
-        report.ended = self.ended.unwrap_or(Ended::Closed);
+        let Generation { mut report, generator, .. } = self.run;
+        report.ended = self.ended.unwrap_or(EndReason::Closed);
         report.neurons += generator.engine.take_stats()?;
         report.exchanged = generator.engine.exchange_stats();
         Ok(report)
     }
 
-    /// Records the end, and returns the text held back, unless a stop string ended the text.
-    fn end(&mut self, ended: Ended) -> Option<Result<Token, Error>> {
+    /// Records the end. Returns the text held back, if any, unless a stop string ended the
+    /// generation.
+    fn end(&mut self, ended: EndReason) -> Option<Result<Token, Error>> {
         self.ended = Some(ended);
-        if ended == Ended::Stop {
+        if ended == EndReason::Stop {
             return None;
         }
         let text = self.run.text.rest();
@@ -289,7 +290,7 @@ impl Iterator for Tokens<'_> {
         match self.run.next() {
             Ok(Next::Token(token)) => Some(Ok(token)),
             Ok(Next::End(ended)) => self.end(ended),
-            Err(Error::Engine(engine::Error::Interrupted)) => self.end(Ended::Interrupted),
+            Err(Error::Engine(engine::Error::Interrupted)) => self.end(EndReason::Interrupted),
             Err(error) => {
                 self.failed = true;
                 Some(Err(error))
@@ -301,10 +302,10 @@ impl Iterator for Tokens<'_> {
 /// The result of one generation step.
 enum Next {
     Token(Token),
-    End(Ended),
+    End(EndReason),
 }
 
-struct Run<'a> {
+struct Generation<'a> {
     generator: Generator<'a>,
     sequence: &'a mut Sequence,
     constraint: Option<Box<dyn Constraint>>,
@@ -313,18 +314,18 @@ struct Run<'a> {
     pending: Option<u32>,
     /// Whether a stop string was generated.
     stopped: bool,
-    text: Text<'a>,
+    text: TextBuffer<'a>,
     report: Report,
 }
 
 /// Turns tokens into text once characters are complete and cannot belong to a stop string.
-struct Text<'a> {
+struct TextBuffer<'a> {
     detokenizer: Detokenizer<'a>,
     stops: StopStrings,
 }
 
-impl Text<'_> {
-    fn push(&mut self, token: u32) -> Result<Pushed, Error> {
+impl TextBuffer<'_> {
+    fn push(&mut self, token: u32) -> Result<PushedText, Error> {
         Ok(self.stops.push(self.detokenizer.push(token)?))
     }
 
@@ -338,7 +339,7 @@ impl Text<'_> {
     }
 }
 
-impl Run<'_> {
+impl Generation<'_> {
     /// Computes the prompt tokens that the sequence does not have yet.
     fn begin(&mut self, prompt: &[u32]) -> Result<(), Error> {
         let start = Instant::now();
@@ -358,25 +359,25 @@ impl Run<'_> {
 
     fn next(&mut self) -> Result<Next, Error> {
         if self.stopped {
-            return Ok(Next::End(Ended::Stop));
+            return Ok(Next::End(EndReason::Stop));
         }
         if self.constraint.as_ref().is_some_and(|constraint| constraint.is_finished()) {
-            return Ok(Next::End(Ended::EndOfText));
+            return Ok(Next::End(EndReason::EndOfText));
         }
         if self.generator.settings.n_predict.is_some_and(|n| self.report.n_generated >= n) {
-            return Ok(Next::End(Ended::Length));
+            return Ok(Next::End(EndReason::Length));
         }
         if let Some(token) = self.pending.take() {
             let start = Instant::now();
             if self.sequence.tokens().len() + 1 > self.generator.engine.n_ctx() && !self.shift()? {
-                return Ok(Next::End(Ended::ContextFull));
+                return Ok(Next::End(EndReason::ContextFull));
             }
             self.feed(&[token])?;
             self.report.generated += start.elapsed();
             self.report.n_steps += 1;
         }
         if self.generator.interrupt.load(Ordering::Relaxed) {
-            return Ok(Next::End(Ended::Interrupted));
+            return Ok(Next::End(EndReason::Interrupted));
         }
         let token = match &mut self.constraint {
             Some(constraint) => {
@@ -393,7 +394,7 @@ impl Run<'_> {
             self.generator.tokenizer.is_eog(token) || self.generator.settings.ends.contains(&token);
         if self.generator.settings.end_of_text && ends {
             self.report.end = Some(token);
-            return Ok(Next::End(Ended::EndOfText));
+            return Ok(Next::End(EndReason::EndOfText));
         }
         let pushed = self.text.push(token)?;
         self.stopped = pushed.stopped_by.is_some();
@@ -407,7 +408,7 @@ impl Run<'_> {
             logits.clear();
             logits.extend_from_slice(row);
         };
-        let mut feeds = [Feed { sequence: self.sequence, tokens, want: Want::Last }];
+        let mut feeds = [Feed { sequence: self.sequence, tokens, want: LogitsRequest::Last }];
         Ok(self.generator.engine.step(&mut feeds, self.generator.interrupt, each)?)
     }
 

@@ -1,4 +1,4 @@
-//! Tokens that are computed and tokens that are reused.
+//! Which tokens are computed, and which are reused from the cache.
 
 use super::{request, run, scheduler, tokens, wait_until};
 use crate::{Request, SchedulerOptions, SlotError, SlotPhase};
@@ -17,7 +17,7 @@ fn a_prompt_is_computed_once() {
     assert_eq!((counters.generated_tokens, counters.recomputed_tokens), (20, 0));
     let uncached = Request { cache_prompt: false, ..request(&prompt, 10) };
     assert_eq!(run(&scheduler, uncached).report().n_cached, 0);
-    assert_eq!(scheduler.status().n_idle, 1, "both had the same text");
+    assert_eq!(scheduler.status().n_idle, 1, "equal sequences are kept once");
 }
 
 #[test]
@@ -59,13 +59,13 @@ fn tokens_after_a_change_are_computed_again() {
 #[test]
 fn a_prompt_waits_for_the_same_prefix_in_progress() {
     let scheduler = scheduler(1024, 4, SchedulerOptions::default());
-    let header = tokens(200, 1);
+    let prefix = tokens(200, 1);
     let prompts: Vec<Vec<u32>> =
-        (0..4).map(|i| [&header[..], &tokens(3 + i, 20 + i)].concat()).collect();
-    let all: Vec<_> =
+        (0..4).map(|i| [&prefix[..], &tokens(3 + i, 20 + i)].concat()).collect();
+    let running: Vec<_> =
         prompts.iter().map(|prompt| scheduler.submit(request(prompt, 5)).unwrap()).collect();
     let reports: Vec<_> =
-        all.iter().map(|generation| super::answer(generation).report().clone()).collect();
+        running.iter().map(|generation| super::answer(generation).report().clone()).collect();
     assert_eq!(reports[0].n_cached, 0);
     assert!(reports[1..].iter().all(|report| report.n_cached == 200), "{reports:?}");
     assert_eq!(scheduler.status().counters.prompt_tokens, 203 + 4 + 5 + 6);

@@ -98,20 +98,20 @@ fn damaged_and_foreign_files_cause_a_notice() {
 #[test]
 fn the_size_of_the_folder_is_bounded() {
     let folder = tempfile::tempdir().unwrap();
-    let one = {
+    let size = {
         let scheduler = scheduler(256, 1, options(folder.path(), 1 << 30));
         run(&scheduler, request(&tokens(100, 1), 4));
         scheduler.shutdown(Duration::ZERO);
         fs::metadata(&files(folder.path())[0]).unwrap().len()
     };
-    let scheduler = scheduler(256, 1, options(folder.path(), 3 * one));
+    let scheduler = scheduler(256, 1, options(folder.path(), 3 * size));
     for i in 2..8 {
         run(&scheduler, request(&tokens(100, i), 4));
     }
     scheduler.shutdown(Duration::ZERO);
     let total: u64 = files(folder.path()).iter().map(|f| fs::metadata(f).unwrap().len()).sum();
     let status = scheduler.status();
-    assert!(total <= 3 * one && status.disk_bytes == total, "{total} of {one}: {status:?}");
+    assert!(total <= 3 * size && status.disk_bytes == total, "{total} of 3 * {size}: {status:?}");
     assert!(status.counters.n_spilled > 3);
     #[cfg(unix)]
     for file in files(folder.path()) {

@@ -5,18 +5,18 @@ use std::sync::atomic::AtomicBool;
 use engine::EngineOptions;
 
 use super::{answer, built_in, family, request, run, scheduler, tokens};
-use crate::{EmbedError, Ended, Pooling, Scheduler, SchedulerOptions, SubmitError};
+use crate::{EmbedError, EndReason, Pooling, Scheduler, SchedulerOptions, SubmitError};
 
 /// Final hidden states of all tokens, computed token by token.
 fn states(tokens: &[u32]) -> Vec<Vec<f32>> {
     let (mut engine, _) = built_in(256, 1);
-    let (mut sequence, go_on) = (engine.open(), AtomicBool::new(false));
-    let mut all = Vec::new();
+    let (mut sequence, interrupt) = (engine.open(), AtomicBool::new(false));
+    let mut states = Vec::new();
     for token in tokens {
-        let each = &mut |_: usize, state: &[f32]| all.push(state.to_vec());
-        engine.hidden_states(&mut sequence, &[*token], &go_on, each).unwrap();
+        let each = &mut |_: usize, state: &[f32]| states.push(state.to_vec());
+        engine.hidden_states(&mut sequence, &[*token], &interrupt, each).unwrap();
     }
-    all
+    states
 }
 
 #[test]
@@ -27,7 +27,7 @@ fn vectors_are_pooled_hidden_states() {
     let long = scheduler.submit(request(&tokens(9, 2), 60)).unwrap();
     let close = |got: &[f32], expected: &[f32]| {
         assert_eq!(got.len(), expected.len());
-        let scale = expected.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        let scale = expected.iter().fold(0.0f32, |max, v| max.max(v.abs()));
         let worst = got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(scale > 0.1 && worst < 1e-2 * scale, "{worst} of {scale}");
     };
@@ -39,7 +39,7 @@ fn vectors_are_pooled_hidden_states() {
         .collect();
     close(&embed(Pooling::Mean), &mean);
     close(&embed(Pooling::None), &states.concat());
-    // A generation beside them is the same.
+    // The concurrent generation is unchanged.
     let expected = run(&scheduler, request(&tokens(9, 2), 60));
     assert_eq!(answer(&long).tokens, expected.tokens);
     let empty = scheduler.embed(Vec::new(), Pooling::Mean).unwrap_err();
@@ -53,7 +53,8 @@ fn a_recurrent_model_embeds_between_generations() {
     let scheduler = Scheduler::start(engine, tokenizer, SchedulerOptions::default()).unwrap();
     let text: Vec<u32> = (3..60).collect();
     let expected = scheduler.embed(text.clone(), Pooling::Last).unwrap();
-    let all: Vec<_> = (0..3).map(|i| scheduler.submit(request(&[5 + i, 9], 20)).unwrap()).collect();
+    let running: Vec<_> =
+        (0..3).map(|i| scheduler.submit(request(&[5 + i, 9], 20)).unwrap()).collect();
     assert_eq!(scheduler.embed(text, Pooling::Last).unwrap(), expected);
-    assert!(all.iter().all(|generation| answer(generation).ended() == Ended::Length));
+    assert!(running.iter().all(|generation| answer(generation).ended() == EndReason::Length));
 }

@@ -9,7 +9,7 @@ use runtime::devices;
 use sim::{SimBackend, SimOptions};
 
 use super::{answer, family_model, request, run, tokenizer_of, wait_until};
-use crate::{Ended, Scheduler, SchedulerOptions, SlotPhase};
+use crate::{EndReason, Scheduler, SchedulerOptions, SlotPhase};
 
 /// A small model on a simulated device.
 fn simulated() -> (Scheduler, Arc<SimBackend>) {
@@ -45,7 +45,7 @@ fn generations_outlive_a_lost_device() {
     device.lose_now();
     for generation in &running {
         let answer = answer(generation);
-        assert_eq!((answer.ended(), answer.tokens.len()), (Ended::Length, 90));
+        assert_eq!((answer.ended(), answer.tokens.len()), (EndReason::Length, 90));
     }
     // The idle sequences were lost with the device.
     let again = run(&scheduler, request(&prompt(40, 9), 5));

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use super::{answer, request, run, scheduler, tokens, wait_until};
-use crate::{Ended, Event, Request, SchedulerOptions, SlotPhase, SubmitError};
+use crate::{EndReason, Event, Request, SchedulerOptions, SlotPhase, SubmitError};
 
 #[test]
 fn a_dropped_generation_frees_its_slot() {
@@ -25,7 +25,7 @@ fn a_dropped_generation_frees_its_slot() {
 }
 
 #[test]
-fn a_full_queue_refuses() {
+fn a_full_queue_refuses_requests() {
     let options = SchedulerOptions { max_queued: 2, ..SchedulerOptions::default() };
     let scheduler = scheduler(2048, 1, options);
     let running = scheduler.submit(request(&tokens(20, 1), 1900)).unwrap();
@@ -36,23 +36,23 @@ fn a_full_queue_refuses() {
     assert_eq!(full, SubmitError::QueueFull { n_queued: 2 });
     drop(running);
     for generation in &waiting {
-        assert_eq!(answer(generation).ended(), Ended::Length);
+        assert_eq!(answer(generation).ended(), EndReason::Length);
     }
-    assert_eq!(run(&scheduler, request(&tokens(20, 4), 3)).ended(), Ended::Length);
+    assert_eq!(run(&scheduler, request(&tokens(20, 4), 3)).ended(), EndReason::Length);
 }
 
 #[test]
-fn free_slots_take_a_burst_that_is_larger_than_the_queue() {
+fn free_slots_take_more_requests_than_the_queue() {
     let options = SchedulerOptions { max_queued: 1, ..SchedulerOptions::default() };
     let scheduler = scheduler(2048, 4, options);
     for _ in 0..3 {
-        // Faster than the thread can take them.
+        // Submit requests faster than the thread takes them.
         let burst: Vec<_> =
             (0..5).map(|i| scheduler.submit(request(&tokens(20, i), 40)).unwrap()).collect();
         let full = scheduler.submit(request(&tokens(20, 9), 3)).unwrap_err();
         assert_eq!(full, SubmitError::QueueFull { n_queued: 1 });
         for generation in &burst {
-            assert_eq!(answer(generation).ended(), Ended::Length);
+            assert_eq!(answer(generation).ended(), EndReason::Length);
         }
     }
 }
@@ -72,17 +72,17 @@ fn the_time_of_a_short_prompt_counts_as_prefill() {
 }
 
 #[test]
-fn the_youngest_is_paused_when_blocks_run_out() {
+fn the_youngest_generation_is_paused_when_blocks_run_out() {
     // The cache has 16 blocks; four sequences of 210 tokens need 28.
     let small = scheduler(512, 4, SchedulerOptions::default());
     let large = scheduler(4 * 512, 1, SchedulerOptions::default());
     let prompts: Vec<Vec<u32>> = (0..4).map(|i| tokens(10 + i, i + 1)).collect();
-    let all: Vec<_> =
+    let running: Vec<_> =
         prompts.iter().map(|prompt| small.submit(request(prompt, 200)).unwrap()).collect();
-    let got: Vec<_> = all.iter().map(answer).collect();
+    let got: Vec<_> = running.iter().map(answer).collect();
     for (got, prompt) in got.iter().zip(&prompts) {
         let expected = run(&large, request(prompt, 200));
-        assert_eq!((&got.tokens, got.ended()), (&expected.tokens, Ended::Length));
+        assert_eq!((&got.tokens, got.ended()), (&expected.tokens, EndReason::Length));
     }
     let counters = small.status().counters;
     assert!(counters.n_paused > 0 && counters.recomputed_tokens > 0, "{counters:?}");
@@ -101,7 +101,7 @@ fn a_request_larger_than_the_free_blocks_waits() {
     let second = scheduler.submit(request(&tokens(150, 2), 60)).unwrap();
     let third = scheduler.submit(request(&tokens(5, 3), 5)).unwrap();
     let [first, second, third] = [first, second, third].map(|generation| answer(&generation));
-    assert_eq!([&first, &second, &third].map(|a| a.ended()), [Ended::Length; 3]);
+    assert_eq!([&first, &second, &third].map(|a| a.ended()), [EndReason::Length; 3]);
     assert!(second.report().times.queued >= first.report().times.generated);
     assert!(third.report().times.queued >= first.report().times.generated, "in order of arrival");
     assert_eq!(scheduler.status().counters.n_paused, 0);
@@ -110,14 +110,14 @@ fn a_request_larger_than_the_free_blocks_waits() {
 #[test]
 fn a_deadline_also_ends_a_waiting_generation() {
     let scheduler = scheduler(4096, 1, SchedulerOptions::default());
-    let late = |ms| Some(Instant::now() + Duration::from_millis(ms));
-    let running = Request { deadline: late(150), ..request(&tokens(5, 1), 4000) };
+    let after = |ms| Some(Instant::now() + Duration::from_millis(ms));
+    let running = Request { deadline: after(150), ..request(&tokens(5, 1), 4000) };
     let running = scheduler.submit(running).unwrap();
-    let waiting = Request { deadline: late(20), ..request(&tokens(5, 2), 4000) };
+    let waiting = Request { deadline: after(20), ..request(&tokens(5, 2), 4000) };
     let waiting = answer(&scheduler.submit(waiting).unwrap());
-    assert_eq!((waiting.ended(), waiting.tokens.len()), (Ended::Deadline, 0));
+    assert_eq!((waiting.ended(), waiting.tokens.len()), (EndReason::Deadline, 0));
     let running = answer(&running);
-    assert!(running.ended() == Ended::Deadline && !running.tokens.is_empty());
+    assert!(running.ended() == EndReason::Deadline && !running.tokens.is_empty());
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn shutting_down_lets_running_generations_end() {
     // Dropping the last handle stops the scheduler.
     drop(other);
     let cut = answer(&cut);
-    assert!(cut.ended() == Ended::Shutdown && cut.tokens.len() < 4000);
+    assert!(cut.ended() == EndReason::Shutdown && cut.tokens.len() < 4000);
 }
 
 #[test]

@@ -20,10 +20,10 @@ use engine::{Engine, EngineOptions};
 use runtime::{Computation, Opened, SamplerConfig, Settings, devices, embedded};
 use text::tokenizer::Tokenizer;
 
-use crate::{Ended, Event, Generation, Report, Request, Scheduler, SchedulerOptions, Status};
+use crate::{EndReason, Event, Generation, Report, Request, Scheduler, SchedulerOptions, Status};
 
-/// Timeout of a test, longer than any test needs.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Longer than any test needs.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The built-in model with a context of `n_ctx` tokens for `n_seq` sequences.
 fn built_in(n_ctx: usize, n_seq: usize) -> (Engine, Arc<Tokenizer>) {
@@ -39,7 +39,7 @@ fn scheduler(n_ctx: usize, n_seq: usize, options: SchedulerOptions) -> Scheduler
     Scheduler::start(engine, tokenizer, options).unwrap()
 }
 
-/// Random tokens, none of them a special token.
+/// Arbitrary tokens, none of them a special token.
 fn tokens(n: usize, seed: usize) -> Vec<u32> {
     (0..n).map(|i| 300 + ((i * i * 7 + 31 * seed + i * seed) % 1500) as u32).collect()
 }
@@ -68,22 +68,21 @@ impl Answer {
         self.report.as_ref().unwrap_or_else(|| panic!("no report: {self:?}"))
     }
 
-    fn ended(&self) -> Ended {
+    fn ended(&self) -> EndReason {
         self.report().ended
     }
 }
 
-/// Waits for all choices.
 fn answers(generation: &Generation, n: usize) -> Vec<Answer> {
-    let mut all: Vec<Answer> = (0..n).map(|_| Answer::default()).collect();
-    let deadline = Instant::now() + LIMIT;
+    let mut list: Vec<Answer> = (0..n).map(|_| Answer::default()).collect();
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let update = match generation.recv_timeout(deadline - Instant::now()) {
             Ok(update) => update,
-            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return all,
-            Err(timeout) => panic!("{timeout}: {all:?}"),
+            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return list,
+            Err(timeout) => panic!("{timeout}: {list:?}"),
         };
-        let answer = &mut all[update.choice];
+        let answer = &mut list[update.choice];
         assert!(answer.report.is_none() && answer.failed.is_none(), "an event after the last");
         match update.event {
             Event::Token(token) => {
@@ -108,7 +107,7 @@ fn run(scheduler: &Scheduler, request: Request) -> Answer {
 /// Waits until `holds` returns `true` for the status.
 #[track_caller]
 fn wait_until(scheduler: &Scheduler, what: &str, holds: impl Fn(&Status) -> bool) -> Status {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let status = scheduler.status();
         if holds(&status) {
@@ -119,7 +118,7 @@ fn wait_until(scheduler: &Scheduler, what: &str, holds: impl Fn(&Status) -> bool
     }
 }
 
-/// A model of `tests/families/`, and a tokenizer whose vocabulary has the same size.
+/// A model of `tests/families/`, and a tokenizer with as many tokens.
 fn family(name: &str, options: EngineOptions) -> (Engine, Arc<Tokenizer>) {
     let model = Arc::new(family_model(name));
     let tokenizer = tokenizer_of(&model);
@@ -137,7 +136,7 @@ fn family_model(name: &str) -> model::Model {
     model::Model::from_file(file, &model::ModelOptions::default()).unwrap()
 }
 
-/// A tokenizer whose vocabulary has the same size as the model's.
+/// A tokenizer with as many tokens as the model.
 fn tokenizer_of(model: &model::Model) -> Arc<Tokenizer> {
     let tokens = (0..model.n_vocab()).map(|id| format!("<{id}>").into_bytes()).collect();
     let vocab = text::tokenizer::Vocab {

@@ -1,5 +1,5 @@
 //! Random schedules: requests with common prefixes, some of them cancelled, with a small KV cache
-//! and a disk cache. Every text must equal that of a run alone, and no blocks may leak.
+//! and a disk cache. Every text must equal that of its request alone, and no blocks may leak.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::{answers, request, run, scheduler, tokens, wait_until};
-use crate::{Ended, Generation, SchedulerOptions};
+use crate::{EndReason, Generation, SchedulerOptions};
 
 /// A prompt of up to three parts from a small set, so that many prompts have common prefixes.
 fn prompt(rng: &mut ChaCha8Rng) -> Vec<u32> {
@@ -45,7 +45,7 @@ fn random_schedules_give_the_texts_of_single_runs() {
             } else {
                 let (generation, prompt, n) = open.swap_remove(rng.random_range(0..open.len()));
                 let got = answers(&generation, 1).remove(0);
-                assert_eq!(got.ended(), Ended::Length);
+                assert_eq!(got.ended(), EndReason::Length);
                 let expected = known
                     .entry((prompt, n))
                     .or_insert_with_key(|(prompt, n)| run(&alone, request(prompt, *n)).tokens);
@@ -59,6 +59,6 @@ fn random_schedules_give_the_texts_of_single_runs() {
         assert!(n_ended > 3 && status.counters.n_failed == 0, "{n_ended}: {status:?}");
         assert!(status.counters.cached_tokens > 0);
         // Only idle sequences hold blocks now, so a long prompt can evict them.
-        assert_eq!(run(&scheduler, request(&tokens(310, 99), 9)).ended(), Ended::Length);
+        assert_eq!(run(&scheduler, request(&tokens(310, 99), 9)).ended(), EndReason::Length);
     }
 }

@@ -6,8 +6,8 @@ use hal::Bytes;
 use super::{Answer, family, request, run};
 use crate::{Request, Scheduler, SchedulerOptions};
 
-/// A scheduler with a recurrent model, and a scheduler with the same model that reuses no tokens.
-fn both(name: &str, n_checkpoint: usize, options: SchedulerOptions) -> [Scheduler; 2] {
+/// Two schedulers with the same recurrent model; the second one reuses no tokens.
+fn pair(name: &str, n_checkpoint: usize, options: SchedulerOptions) -> [Scheduler; 2] {
     let engine_options =
         EngineOptions { n_ctx: 256, n_ubatch: 16, n_seq: 2, n_checkpoint, ..Default::default() };
     let start = |options| {
@@ -15,17 +15,17 @@ fn both(name: &str, n_checkpoint: usize, options: SchedulerOptions) -> [Schedule
         assert!(engine.is_recurrent());
         Scheduler::start(engine, tokenizer, options).unwrap()
     };
-    let alone = SchedulerOptions { cache_reuse: false, ..SchedulerOptions::default() };
-    [start(options), start(alone)]
+    let no_reuse = SchedulerOptions { cache_reuse: false, ..SchedulerOptions::default() };
+    [start(options), start(no_reuse)]
 }
 
-/// Random tokens of a small vocabulary.
+/// Arbitrary tokens of a small vocabulary.
 fn small(n: usize, seed: usize) -> Vec<u32> {
     (0..n).map(|i| 3 + ((i * i + 7 * seed + i * seed) % 70) as u32).collect()
 }
 
 /// Runs the prompt on both schedulers and checks that the texts are equal. Returns the number of
-/// cached tokens.
+/// cached tokens, and the answer.
 fn cached(schedulers: &[Scheduler; 2], prompt: &[u32], n: usize) -> (usize, Answer) {
     let [got, expected] = schedulers.each_ref().map(|s| run(s, request(prompt, n)));
     assert_eq!(got.tokens, expected.tokens);
@@ -36,7 +36,7 @@ fn cached(schedulers: &[Scheduler; 2], prompt: &[u32], n: usize) -> (usize, Answ
 #[test]
 fn prompts_continue_at_checkpoints() {
     for name in ["lfm2.gguf", "qwen35.gguf", "mamba2.gguf"] {
-        let schedulers = both(name, 4, SchedulerOptions::default());
+        let schedulers = pair(name, 4, SchedulerOptions::default());
         let prompt = small(40, 1);
         let (n, first) = cached(&schedulers, &prompt, 6);
         assert_eq!(n, 0, "{name}");
@@ -59,7 +59,7 @@ fn long_prompts_have_intermediate_checkpoints() {
         prefill_piece: Some(16),
         ..SchedulerOptions::default()
     };
-    let schedulers = both("lfm2.gguf", 8, options);
+    let schedulers = pair("lfm2.gguf", 8, options);
     let prompt = small(110, 1);
     cached(&schedulers, &prompt, 2);
     let changed = [&prompt[..70], &small(9, 3)].concat();
@@ -67,17 +67,17 @@ fn long_prompts_have_intermediate_checkpoints() {
 }
 
 #[test]
-fn idle_states_are_evicted_when_rows_run_out() {
-    let schedulers = both("qwen35.gguf", 2, SchedulerOptions::default());
+fn idle_states_are_evicted_when_slots_run_out() {
+    let schedulers = pair("qwen35.gguf", 2, SchedulerOptions::default());
     for i in 0..6 {
         let prompt = small(20 + i, i + 1);
         assert_eq!(cached(&schedulers, &prompt, 3).0, 0);
         assert_eq!(cached(&schedulers, &prompt, 3).0, 19 + i, "the latest one is kept");
     }
     // Both slots are free again.
-    let all: Vec<_> =
+    let running: Vec<_> =
         (0..4).map(|i| schedulers[0].submit(request(&small(20, i + 9), 30)).unwrap()).collect();
-    for (i, generation) in all.iter().enumerate() {
+    for (i, generation) in running.iter().enumerate() {
         let expected = run(&schedulers[1], request(&small(20, i + 9), 30));
         assert_eq!(super::answer(generation).tokens, expected.tokens);
     }
@@ -85,7 +85,7 @@ fn idle_states_are_evicted_when_rows_run_out() {
 
 #[test]
 fn choices_start_from_the_state_after_the_prompt() {
-    let schedulers = both("lfm2.gguf", 3, SchedulerOptions::default());
+    let schedulers = pair("lfm2.gguf", 3, SchedulerOptions::default());
     let prompt = small(30, 1);
     let several = Request { n_choices: 3, ..request(&prompt, 6) };
     let got = super::answers(&schedulers[0].submit(several).unwrap(), 3);
@@ -100,9 +100,9 @@ fn a_recurrent_state_is_restored_from_disk() {
     let disk_cache = Some((folder.path().to_owned(), Bytes(1 << 30)));
     let options = SchedulerOptions { disk_cache, ..SchedulerOptions::default() };
     let prompt = small(40, 1);
-    let (_, first) = cached(&both("lfm2.gguf", 4, options.clone()), &prompt, 6);
+    let (_, first) = cached(&pair("lfm2.gguf", 4, options.clone()), &prompt, 6);
     let turn = [&prompt[..], &first.tokens, &small(9, 2)].concat();
-    let schedulers = both("lfm2.gguf", 4, options);
+    let schedulers = pair("lfm2.gguf", 4, options);
     assert_eq!(cached(&schedulers, &turn, 4).0, 45);
     assert_eq!(schedulers[0].status().counters.n_restored, 1);
 }

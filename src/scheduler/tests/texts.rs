@@ -1,4 +1,4 @@
-//! The text of a generation equals that of a run alone.
+//! The text of a generation equals that of the same request alone.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use runtime::{Model, SamplerConfig, Settings};
 use text::sample::{Constraint, ConstraintError, TokenMask};
 
 use super::{answers, built_in, greedy, request, run, scheduler, tokens};
-use crate::{Ended, Event, Request, Scheduler, SchedulerOptions, SubmitError};
+use crate::{EndReason, Event, Request, Scheduler, SchedulerOptions, SubmitError};
 
 /// Requests with different lengths and sampling parameters.
 fn varied(i: usize) -> Request {
@@ -26,7 +26,7 @@ fn eight_concurrent_generations_match_single_runs() {
         let expected = run(&alone, varied(i));
         let got = answers(generation, 1).remove(0);
         assert_eq!((&got.tokens, &got.text), (&expected.tokens, &expected.text), "request {i}");
-        assert_eq!(got.ended(), Ended::Length);
+        assert_eq!(got.ended(), EndReason::Length);
         assert_eq!(got.report().n_generated, varied(i).settings.n_predict.unwrap());
     }
     let status = together.status();
@@ -52,7 +52,7 @@ fn the_text_equals_that_of_the_library() {
 }
 
 #[test]
-fn choices_share_the_prompt_and_have_seeds_of_their_own() {
+fn choices_share_the_prompt_but_not_the_seed() {
     let prompt = tokens(50, 1);
     let sampler = |seed| SamplerConfig { temp: 1.5, seed: Some(seed), ..SamplerConfig::default() };
     let one = |seed| Request { sampler: sampler(seed), ..request(&prompt, 12) };
@@ -89,7 +89,7 @@ fn stop_strings_end_the_text_wherever_tokens_are_cut() {
         stopping.settings.stops = vec!["never\u{1}".into(), stop.clone()];
         let got = run(&scheduler, stopping);
         let before = &whole.text[..whole.text.find(&stop).unwrap()];
-        assert_eq!((got.text.as_str(), got.ended()), (before, Ended::Stop), "{stop:?}");
+        assert_eq!((got.text.as_str(), got.ended()), (before, EndReason::Stop), "{stop:?}");
         assert_eq!(got.report().stopped_by.as_deref(), Some(stop.as_str()));
     }
     // The beginning of a stop string at the end of the text belongs to the text.
@@ -104,27 +104,26 @@ fn logprobs_are_those_of_the_raw_logits() {
     let scheduler = scheduler(256, 1, SchedulerOptions::default());
     let prompt = tokens(40, 3);
     let long = Request { n_logprobs: Some(3), prompt_logprobs: true, ..request(&prompt, 5) };
-    let mut of_prompt = None;
-    let mut of_tokens = Vec::new();
+    let mut prompt_logprobs = None;
+    let mut chosen = Vec::new();
     for update in scheduler.submit(long).unwrap() {
         match update.event {
-            Event::PromptLogprobs(all) => of_prompt = Some(all),
-            Event::Token(token) => of_tokens.extend(token.id.zip(token.logprobs)),
+            Event::PromptLogprobs(all) => prompt_logprobs = Some(all),
+            Event::Token(token) => chosen.extend(token.id.zip(token.logprobs)),
             Event::Started { .. } | Event::Prefill { .. } => {}
             Event::Finished(report) => assert_eq!((report.n_cached, report.n_generated), (0, 5)),
             Event::Failed(error) => panic!("{error}"),
         }
     }
-    let of_prompt = of_prompt.unwrap();
-    assert_eq!((of_prompt.len(), of_prompt[0].is_none(), of_tokens.len()), (40, true, 5));
-    for (id, logprobs) in &of_tokens {
+    let prompt_logprobs = prompt_logprobs.unwrap();
+    assert_eq!((prompt_logprobs.len(), prompt_logprobs[0].is_none(), chosen.len()), (40, true, 5));
+    for (id, logprobs) in &chosen {
         // With greedy sampling, the chosen token is the most likely one.
         assert_eq!((logprobs.top.len(), logprobs.top[0]), (3, (*id, logprobs.chosen)));
         assert!(logprobs.top.windows(2).all(|two| two[0].1 >= two[1].1));
     }
     // The same text as a prompt has the same log-probabilities, within rounding.
-    let whole: Vec<u32> =
-        prompt.iter().copied().chain(of_tokens.iter().map(|(id, _)| *id)).collect();
+    let whole: Vec<u32> = prompt.iter().copied().chain(chosen.iter().map(|(id, _)| *id)).collect();
     let again = Request { n_logprobs: Some(1), prompt_logprobs: true, ..request(&whole, 1) };
     let updates = scheduler.submit(again).unwrap();
     let found = updates.into_iter().find_map(|update| match update.event {
@@ -133,7 +132,7 @@ fn logprobs_are_those_of_the_raw_logits() {
         Event::Finished(_) | Event::Failed(_) => None,
     });
     let found = found.unwrap();
-    for ((_, expected), got) in of_tokens.iter().zip(&found[40..]) {
+    for ((_, expected), got) in chosen.iter().zip(&found[40..]) {
         let got = got.as_ref().unwrap();
         assert!((got.chosen - expected.chosen).abs() < 1e-2, "{got:?} {expected:?}");
     }
@@ -141,14 +140,14 @@ fn logprobs_are_those_of_the_raw_logits() {
 
 /// A constraint that allows exactly one text.
 #[derive(Debug)]
-struct Only {
+struct OneText {
     text: Vec<u32>,
     at: usize,
     mask: TokenMask,
     n_vocab: usize,
 }
 
-impl Constraint for Only {
+impl Constraint for OneText {
     fn allowed(&mut self) -> Result<&TokenMask, ConstraintError> {
         self.mask = TokenMask::none(self.n_vocab);
         self.mask.insert(self.text[self.at]);
@@ -172,14 +171,14 @@ fn a_constraint_limits_tokens_and_ends_the_text() {
     let n_vocab = scheduler.tokenizer().n_vocab();
     let only = |text: &[u32]| -> Box<dyn Constraint> {
         let mask = TokenMask::none(n_vocab);
-        Box::new(Only { text: text.to_vec(), at: 0, mask, n_vocab })
+        Box::new(OneText { text: text.to_vec(), at: 0, mask, n_vocab })
     };
     let texts = [vec![400, 500, 600], vec![401, 402]];
     let constraints = texts.iter().map(|text| only(text)).collect();
     let both = Request { n_choices: 2, constraints, ..request(&tokens(9, 1), 20) };
     let got = answers(&scheduler.submit(both).unwrap(), 2);
     for (answer, text) in got.iter().zip(&texts) {
-        assert_eq!((&answer.tokens, answer.ended()), (text, Ended::Complete));
+        assert_eq!((&answer.tokens, answer.ended()), (text, EndReason::Complete));
     }
     let uneven = Request { n_choices: 3, constraints: vec![only(&[1])], ..request(&[400], 1) };
     assert!(matches!(scheduler.submit(uneven), Err(SubmitError::BadChoices { .. })));
@@ -204,7 +203,7 @@ fn a_sink_receives_the_events_of_a_generation() {
         }
     };
     let ticket = scheduler.submit_to(request(&tokens(9, 2), 8), Box::new(sink)).unwrap();
-    let report = done.recv_timeout(super::LIMIT).unwrap();
+    let report = done.recv_timeout(super::TIMEOUT).unwrap();
     assert_eq!(*seen.lock().unwrap(), expected.tokens);
     assert_eq!((report.n_cached, ticket.number()), (8, 2));
     // This sink cancels the request after three tokens.
@@ -223,27 +222,27 @@ fn a_sink_receives_the_events_of_a_generation() {
         Event::PromptLogprobs(_) | Event::Failed(_) => panic!("unexpected"),
     };
     let _ticket = scheduler.submit_to(request(&tokens(9, 2), 100), Box::new(sink)).unwrap();
-    let report = done.recv_timeout(super::LIMIT).unwrap();
-    assert_eq!((report.ended, report.n_generated), (Ended::Cancelled, 3));
+    let report = done.recv_timeout(super::TIMEOUT).unwrap();
+    assert_eq!((report.ended, report.n_generated), (EndReason::Cancelled, 3));
 }
 
 #[test]
 fn the_context_shifts_or_ends_the_text() {
     let scheduler = scheduler(64, 1, SchedulerOptions::default());
     let full = run(&scheduler, request(&tokens(20, 1), 500));
-    assert_eq!((full.ended(), full.report().n_generated), (Ended::ContextFull, 64 - 20 + 1));
+    assert_eq!((full.ended(), full.report().n_generated), (EndReason::ContextFull, 64 - 20 + 1));
     let mut shifting = request(&tokens(20, 1), 150);
     (shifting.settings.context_shift, shifting.settings.n_keep) = (true, 4);
     let shifted = run(&scheduler, shifting);
-    assert_eq!((shifted.ended(), shifted.report().n_generated), (Ended::Length, 150));
+    assert_eq!((shifted.ended(), shifted.report().n_generated), (EndReason::Length, 150));
     assert!(shifted.report().n_shifts > 1);
     assert_eq!(shifted.tokens[..45], full.tokens);
     let nothing = run(&scheduler, request(&tokens(5, 1), 0));
-    assert_eq!((nothing.ended(), nothing.tokens.len()), (Ended::Length, 0));
+    assert_eq!((nothing.ended(), nothing.tokens.len()), (EndReason::Length, 0));
 }
 
 #[test]
-fn bad_requests_are_refused() {
+fn invalid_requests_are_refused() {
     let scheduler = scheduler(64, 1, SchedulerOptions::default());
     let refused = |request| scheduler.submit(request).unwrap_err();
     assert_eq!(refused(request(&[], 1)), SubmitError::Empty);

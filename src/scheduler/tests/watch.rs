@@ -1,4 +1,4 @@
-//! Watchers see the neurons that fire, and change no text.
+//! Watchers see the neurons that fire, and do not change the generated text.
 
 use super::*;
 

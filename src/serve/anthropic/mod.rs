@@ -10,14 +10,13 @@ use serde_json::json;
 use crate::clock::id;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
+use crate::job::Job;
 use crate::reply::Turn;
-use crate::served::Served;
+use crate::served::ServedModel;
 use crate::state::App;
-use crate::work::Work;
 use crate::{json, limits, log, reply, stream};
 use write::Answer;
 
-/// Answers a conversation.
 pub(crate) async fn message(State(app): State<App>, request: Request) -> Result<Response> {
     let fields = limits::fields(&app, request).await?;
     let served = app.served()?;
@@ -27,38 +26,39 @@ pub(crate) async fn message(State(app): State<App>, request: Request) -> Result<
     };
     let reply = turn.replies().pop();
     let Turn { params, task, .. } = turn;
-    let Some(reply) = reply else { return Err(ApiError::server("no reply")) };
+    let Some(reply) = reply else {
+        return Err(ApiError::server("the request has no choice; please report it"));
+    };
     let n_prompt = task.prompt.len();
-    let work = Work::submit(&app, &served, &params, vec![task])?;
+    let job = Job::submit(&app, &served, &params, vec![task])?;
     let model = app.model_id(&served).to_owned();
     let answer = Answer::new(id("msg_"), model, n_prompt, stops);
     if params.stream {
         let keep_alive = params.keep_alive;
-        return Ok(stream::response(keep_alive, |events| answer.stream(events, work, reply)));
+        return Ok(stream::response(keep_alive, |events| answer.stream(events, job, reply)));
     }
-    Ok(json::answer(&answer.whole(work, reply).await?))
+    Ok(json::answer(&answer.whole(job, reply).await?))
 }
 
-fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<(Turn, Vec<String>)> {
+fn prepare(mut fields: Fields, app: &App, served: &ServedModel) -> Result<(Turn, Vec<String>)> {
     if !fields.has("max_tokens") {
         return Err(ApiError::field("max_tokens", "is missing"));
     }
-    let talk = read::conversation(&mut fields, served.calls)?;
+    let chat = read::conversation(&mut fields, served.call_format)?;
     let stops = fields.strings("stop_sequences")?.unwrap_or_default();
-    let splits = reply::splits(&mut fields, served)?;
+    let splits_reasoning = reply::splits_reasoning(&mut fields, served)?;
     let mut params = read::params(fields, app, served, &stops)?;
     let unknown: Vec<&str> = params.unknown.iter().map(String::as_str).collect();
     log::unknown_fields(&app.config.log, "messages", &unknown);
     params.shared.n = 1;
-    Ok((Turn::new(&talk, params.shared, splits, None, served)?, stops))
+    Ok((Turn::new(&chat, params.shared, splits_reasoning, None, served)?, stops))
 }
 
-/// Counts the tokens of a conversation.
 pub(crate) async fn count(State(app): State<App>, request: Request) -> Result<Response> {
     let mut fields = limits::fields(&app, request).await?;
     let served = app.served()?;
     let count = move || {
-        let text = read::conversation(&mut fields, served.calls)?.format(&served)?;
+        let text = read::conversation(&mut fields, served.call_format)?.format(&served)?;
         Ok(served.conversation_ids(&text)?.len())
     };
     let n = limits::blocking(count).await?;

@@ -7,11 +7,11 @@ use crate::error::{ApiError, Result};
 use crate::fields::{Fields, is_empty};
 use crate::messages::{self, ChatRequest};
 use crate::params::Params;
-use crate::served::Served;
+use crate::served::ServedModel;
 use crate::state::App;
 use crate::tools::Tools;
 
-/// Reads messages, system prompt and thinking.
+/// Reads `messages`, `system`, `thinking` and the tools.
 ///
 /// # Errors
 /// 400 for an invalid message, or content that this model cannot read.
@@ -30,30 +30,34 @@ pub(crate) fn conversation(fields: &mut Fields, format: CallFormat) -> Result<Ch
     }
     let mut variables = Map::new();
     if let Some(thinking) = fields.object("thinking")? {
-        let mut thinking = Fields::of(thinking);
+        let mut thinking = Fields::from_map(thinking);
         let on = match thinking.string("type")?.as_deref() {
             Some("enabled" | "adaptive") => true,
             Some("disabled") => false,
-            _ => return Err(ApiError::field("thinking.type", "must be enabled or disabled")),
+            _ => {
+                return Err(ApiError::field(
+                    "thinking.type",
+                    "must be enabled, adaptive or disabled",
+                ));
+            }
         };
-        // The template turns reasoning on or off. Models do not support a token budget for
-        // reasoning.
+        // The template turns reasoning on or off. A token budget for it is not supported.
         thinking.ignore(&["budget_tokens", "display"]);
         variables.insert("enable_thinking".to_owned(), on.into());
     }
-    let mut talk = ChatRequest {
+    let mut chat = ChatRequest {
         messages: list,
         tools,
         variables,
         add_generation_prompt: true,
         ..ChatRequest::default()
     };
-    talk.take_prefill()?;
-    Ok(talk)
+    chat.take_prefill()?;
+    Ok(chat)
 }
 
 /// The shared parameters, and the names of unknown fields.
-pub(crate) struct Read {
+pub(crate) struct ParsedParams {
     pub(crate) shared: Params,
     pub(crate) unknown: Vec<String>,
 }
@@ -65,9 +69,9 @@ pub(crate) struct Read {
 pub(crate) fn params(
     mut fields: Fields,
     app: &App,
-    served: &Served,
+    served: &ServedModel,
     stops: &[String],
-) -> Result<Read> {
+) -> Result<ParsedParams> {
     let tier = |value: &Value| matches!(value.as_str(), Some("auto" | "standard_only"));
     fields.refuse("service_tier", "this server has only one tier", tier)?;
     for name in ["container", "mcp_servers", "context_management", "output_config", "output_format"]
@@ -83,14 +87,14 @@ pub(crate) fn params(
     fields.merge(limit.map(|limit| ("max_tokens".to_owned(), limit.into())).into_iter().collect());
     let shared = Params::read(&mut fields, served, &app.config.limits)?;
     let unknown = fields.unknown().into_iter().map(str::to_owned).collect();
-    Ok(Read { shared, unknown })
+    Ok(ParsedParams { shared, unknown })
 }
 
 /// Converts a message. It may become several, because each tool result is a separate message.
 fn message(value: Value, at: &str, list: &mut Vec<Message>) -> Result<()> {
     let role = value.get("role").and_then(Value::as_str);
     let Some(role @ ("user" | "assistant" | "system")) = role else {
-        return Err(ApiError::field(&format!("{at}.role"), "must be user or assistant"));
+        return Err(ApiError::field(&format!("{at}.role"), "must be user, assistant or system"));
     };
     let content = value.get("content").cloned().unwrap_or_default();
     let Value::Array(blocks) = content else {
@@ -98,23 +102,23 @@ fn message(value: Value, at: &str, list: &mut Vec<Message>) -> Result<()> {
         list.push(Message::new(role, &text));
         return Ok(());
     };
-    let mut open = Open { role, texts: Vec::new(), more: Map::new() };
+    let mut builder = MessageBuilder { role, texts: Vec::new(), more: Map::new() };
     for (i, block) in blocks.into_iter().enumerate() {
-        open.block(block, &format!("{at}.content[{i}]"), list)?;
+        builder.add_block(block, &format!("{at}.content[{i}]"), list)?;
     }
-    open.close(list);
+    builder.close(list);
     Ok(())
 }
 
 /// A message to which content blocks are added.
-struct Open<'a> {
+struct MessageBuilder<'a> {
     role: &'a str,
     texts: Vec<String>,
     more: Map<String, Value>,
 }
 
-impl Open<'_> {
-    fn block(&mut self, block: Value, at: &str, list: &mut Vec<Message>) -> Result<()> {
+impl MessageBuilder<'_> {
+    fn add_block(&mut self, block: Value, at: &str, list: &mut Vec<Message>) -> Result<()> {
         let text = |name: &str| {
             let text = block.get(name).and_then(Value::as_str).map(str::to_owned);
             text.ok_or_else(|| ApiError::field(at, format!("needs `{name}` as a string")))
@@ -144,7 +148,7 @@ impl Open<'_> {
                 message.more.insert("tool_call_id".to_owned(), id.into());
                 list.push(message);
             }
-            // Other blocks, such as images and documents: the error names the type.
+            // Rejects images, documents and unknown blocks by their type.
             _ => self.texts.push(messages::text(Value::Array(vec![block]), at)?),
         }
         Ok(())
@@ -171,7 +175,7 @@ mod tests {
 
     #[test]
     fn tool_results_become_separate_messages() {
-        let talk = read(json!({
+        let chat = read(json!({
             "system": [{ "type": "text", "text": "Be brief." }],
             "messages": [
                 { "role": "user", "content": "Weather?" },
@@ -185,7 +189,7 @@ mod tests {
                 ] },
             ],
         }));
-        let list = talk.unwrap().messages;
+        let list = chat.unwrap().messages;
         let roles: Vec<&str> = list.iter().map(|message| message.role.as_str()).collect();
         assert_eq!(roles, ["system", "user", "assistant", "tool", "user"]);
         assert_eq!(list[2].more["tool_calls"][0]["function"]["arguments"]["city"], "Paris");
@@ -206,13 +210,13 @@ mod tests {
     #[test]
     fn thinking_is_a_variable_of_the_template() {
         let user = json!({ "role": "user", "content": "x" });
-        let with = |thinking: Value| {
-            let talk = read(json!({ "messages": [user], "thinking": thinking }));
-            talk.map(|talk| talk.variables.get("enable_thinking").cloned())
+        let read_thinking = |thinking: Value| {
+            let chat = read(json!({ "messages": [user], "thinking": thinking }));
+            chat.map(|chat| chat.variables.get("enable_thinking").cloned())
         };
-        assert_eq!(with(json!({ "type": "disabled" })), Ok(Some(false.into())));
+        assert_eq!(read_thinking(json!({ "type": "disabled" })), Ok(Some(false.into())));
         let enabled = json!({ "type": "enabled", "budget_tokens": 1024 });
-        assert_eq!(with(enabled), Ok(Some(true.into())));
-        assert!(with(json!({ "type": "x" })).is_err());
+        assert_eq!(read_thinking(enabled), Ok(Some(true.into())));
+        assert!(read_thinking(json!({ "type": "x" })).is_err());
     }
 }

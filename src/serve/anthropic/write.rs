@@ -1,14 +1,14 @@
 //! Writes Anthropic's answers: a message of content blocks, whole or as a stream of events.
 
-use scheduler::Ended;
+use scheduler::EndReason;
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, Result};
-use crate::reply::{Call, Parts, Piece, Reply};
+use crate::job::{Job, Outcome, Update};
+use crate::reply::{Call, Content, ReplyParser, ReplyPiece};
 use crate::stream::{Disconnected, Events};
-use crate::work::{Outcome, Update, Work};
 
-/// An answer.
+/// Metadata of an answer, and the state of its stream.
 #[derive(Debug)]
 pub(super) struct Answer {
     id: String,
@@ -19,7 +19,7 @@ pub(super) struct Answer {
     has_calls: bool,
     /// Number of blocks of the stream that have begun.
     n_blocks: usize,
-    open: Option<BlockContent>,
+    open_block: Option<BlockContent>,
 }
 
 /// The content of a block.
@@ -33,7 +33,7 @@ enum BlockContent {
 
 impl Answer {
     pub(super) fn new(id: String, model: String, n_prompt: usize, stops: Vec<String>) -> Answer {
-        Answer { id, model, n_prompt, stops, has_calls: false, n_blocks: 0, open: None }
+        Answer { id, model, n_prompt, stops, has_calls: false, n_blocks: 0, open_block: None }
     }
 
     fn message(&self, content: Value, outcome: Option<&Outcome>, n_cached: usize) -> Value {
@@ -59,26 +59,22 @@ impl Answer {
     fn stop(&self, outcome: &Outcome) -> (Option<&'static str>, Option<String>) {
         let stop = outcome.stopped_by.clone().filter(|stop| self.stops.contains(stop));
         let reason = match outcome.ended {
-            Ended::Length | Ended::TimeLimit | Ended::Deadline => "max_tokens",
-            Ended::ContextFull => "model_context_window_exceeded",
-            Ended::Stop if stop.is_some() => "stop_sequence",
+            EndReason::Length | EndReason::TimeLimit | EndReason::Deadline => "max_tokens",
+            EndReason::ContextFull => "model_context_window_exceeded",
+            EndReason::Stop if stop.is_some() => "stop_sequence",
             _ if self.has_calls => "tool_use",
-            Ended::Stop
-            | Ended::EndOfText
-            | Ended::Complete
-            | Ended::Cancelled
-            | Ended::Shutdown => "end_turn",
+            EndReason::Stop
+            | EndReason::EndOfText
+            | EndReason::Complete
+            | EndReason::Cancelled
+            | EndReason::Shutdown => "end_turn",
         };
         (Some(reason), stop)
     }
 
-    /// The complete answer.
-    ///
-    /// # Errors
-    /// Errors that end the generation.
-    pub(super) async fn whole(mut self, mut work: Work, mut reply: Reply) -> Result<Value> {
-        let mut parts = Parts::default();
-        while let Some((_, update)) = work.next().await {
+    pub(super) async fn whole(mut self, mut job: Job, mut reply: ReplyParser) -> Result<Value> {
+        let mut parts = Content::default();
+        while let Some((_, update)) = job.next().await {
             match update {
                 Update::Token(token) => parts.add(&reply.push(&token.text)),
                 Update::Done(outcome) => {
@@ -87,20 +83,19 @@ impl Answer {
                     return Ok(self.message(content(&parts), Some(&outcome), outcome.n_cached));
                 }
                 Update::Failed(error) => return Err(error),
-                Update::Started { .. } | Update::Prefill(_) | Update::Prompt(_) => {}
+                Update::Started { .. } | Update::Prefill(_) | Update::PromptLogprobs(_) => {}
             }
         }
         Err(ApiError::server("the generation ended without a result"))
     }
 
-    /// The answer as events.
     pub(super) async fn stream(
         mut self,
         events: Events,
-        mut work: Work,
-        mut reply: Reply,
+        mut job: Job,
+        mut reply: ReplyParser,
     ) -> std::result::Result<(), Disconnected> {
-        while let Some((_, update)) = events.wait(work.next()).await? {
+        while let Some((_, update)) = events.wait(job.next()).await? {
             match update {
                 Update::Started { n_cached } => {
                     let message = self.message(json!([]), None, n_cached);
@@ -118,9 +113,9 @@ impl Answer {
                     return self.finish(&events, &outcome).await;
                 }
                 Update::Failed(error) => {
-                    return events.named("error", &error.anthropic()).await;
+                    return events.send_named("error", &error.anthropic()).await;
                 }
-                Update::Prefill(_) | Update::Prompt(_) => {}
+                Update::Prefill(_) | Update::PromptLogprobs(_) => {}
             }
         }
         Ok(())
@@ -130,23 +125,23 @@ impl Answer {
     async fn piece(
         &mut self,
         events: &Events,
-        piece: Piece,
+        piece: ReplyPiece,
     ) -> std::result::Result<(), Disconnected> {
         let delta = match piece {
-            Piece::Answer(text) => {
+            ReplyPiece::Answer(text) => {
                 self.open(events, BlockContent::Text, text_block("")).await?;
                 json!({ "type": "text_delta", "text": text })
             }
-            Piece::Reasoning(text) => {
+            ReplyPiece::Reasoning(text) => {
                 self.open(events, BlockContent::Thinking, thinking_block("")).await?;
                 json!({ "type": "thinking_delta", "thinking": text })
             }
-            Piece::Call { index, id, name } => {
+            ReplyPiece::Call { index, id, name } => {
                 self.has_calls = true;
                 let block = json!({ "type": "tool_use", "id": id, "name": name, "input": {} });
                 return self.open(events, BlockContent::Call(index), block).await;
             }
-            Piece::Arguments { fragment, .. } => {
+            ReplyPiece::Arguments { fragment, .. } => {
                 json!({ "type": "input_json_delta", "partial_json": fragment })
             }
         };
@@ -161,19 +156,18 @@ impl Answer {
         content: BlockContent,
         block: Value,
     ) -> std::result::Result<(), Disconnected> {
-        if self.open == Some(content) {
+        if self.open_block == Some(content) {
             return Ok(());
         }
         self.close(events).await?;
         let start = json!({ "index": self.n_blocks, "content_block": block });
-        self.open = Some(content);
+        self.open_block = Some(content);
         self.n_blocks += 1;
         send(events, "content_block_start", start).await
     }
 
-    /// Ends the open block.
     async fn close(&mut self, events: &Events) -> std::result::Result<(), Disconnected> {
-        if self.open.take().is_none() {
+        if self.open_block.take().is_none() {
             return Ok(());
         }
         let index = self.n_blocks.saturating_sub(1);
@@ -203,8 +197,8 @@ impl Answer {
 }
 
 /// The content blocks of a complete answer, at least one.
-fn content(parts: &Parts) -> Value {
-    let Parts { answer, reasoning, calls } = parts;
+fn content(parts: &Content) -> Value {
+    let Content { answer, reasoning, calls } = parts;
     let mut blocks = Vec::new();
     if !reasoning.is_empty() {
         blocks.push(thinking_block(reasoning));
@@ -234,5 +228,5 @@ async fn send(events: &Events, name: &str, data: Value) -> std::result::Result<(
     if let (Some(event), Value::Object(data)) = (event.as_object_mut(), data) {
         event.extend(data);
     }
-    events.named(name, &event).await
+    events.send_named(name, &event).await
 }

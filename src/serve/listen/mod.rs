@@ -24,19 +24,19 @@ use crate::config::{Address, Config};
 pub(crate) use tls::Tls;
 
 /// Time limit for receiving a request's headers, and for a TLS handshake.
-const HEAD: Duration = Duration::from_secs(30);
-/// Pause after accepting a connection failed, for example because no file handles are left.
-const REFUSED: Duration = Duration::from_millis(50);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Pause after a failed `accept`, for example without free file descriptors.
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// A listening socket, or several for a host with several addresses.
+/// A TCP socket for each host name, or a UNIX socket.
 pub(crate) enum Listener {
     Tcp(Vec<std::net::TcpListener>),
     #[cfg(unix)]
-    Unix(unix::Bound),
+    Unix(unix::BoundSocket),
 }
 
 impl Listener {
-    /// Starts to listen.
+    /// Listens on the address.
     ///
     /// # Errors
     /// The system's error, such as a port in use or a name without an address.
@@ -44,7 +44,7 @@ impl Listener {
         match address {
             Address::Tcp { host, port } => tcp::bind(host, *port).map(Listener::Tcp),
             #[cfg(unix)]
-            Address::Unix(path) => unix::Bound::bind(path).map(Listener::Unix),
+            Address::Unix(path) => unix::BoundSocket::bind(path).map(Listener::Unix),
             #[cfg(not(unix))]
             Address::Unix(_) => Err(io::Error::new(
                 io::ErrorKind::Unsupported,
@@ -53,12 +53,11 @@ impl Listener {
         }
     }
 
-    /// The URLs of the listening sockets.
     pub(crate) fn urls(&self, tls: bool) -> Vec<String> {
         let scheme = if tls { "https" } else { "http" };
         match self {
-            Listener::Tcp(all) => {
-                let addresses = all.iter().filter_map(|listener| listener.local_addr().ok());
+            Listener::Tcp(listeners) => {
+                let addresses = listeners.iter().filter_map(|listener| listener.local_addr().ok());
                 addresses.map(|address| format!("{scheme}://{address}")).collect()
             }
             #[cfg(unix)]
@@ -66,10 +65,9 @@ impl Listener {
         }
     }
 
-    /// Whether other machines can connect.
     pub(crate) fn is_public(&self) -> bool {
         match self {
-            Listener::Tcp(all) => all.iter().any(|listener| {
+            Listener::Tcp(listeners) => listeners.iter().any(|listener| {
                 listener.local_addr().is_ok_and(|address| !address.ip().is_loopback())
             }),
             #[cfg(unix)]
@@ -98,13 +96,13 @@ pub(crate) async fn serve(
         connections: JoinSet::new(),
     };
     match listener {
-        Listener::Tcp(all) => tcp::serve(all, server, limits.grace).await,
+        Listener::Tcp(listeners) => tcp::serve(listeners, server, limits.grace).await,
         #[cfg(unix)]
         Listener::Unix(bound) => bound.serve(server, limits.grace).await,
     }
 }
 
-/// The open connections.
+/// Serves connections and keeps the tasks of the open ones.
 pub(crate) struct Server {
     router: Router,
     tls: Option<Tls>,
@@ -141,7 +139,8 @@ impl Server {
                         match tls {
                             None => connection(stream, router, stop).await,
                             Some(tls) => {
-                                let handshake = tokio::time::timeout(HEAD, tls.accept(stream));
+                                let handshake =
+                                    tokio::time::timeout(HEADER_TIMEOUT, tls.accept(stream));
                                 if let Ok(Ok(stream)) = handshake.await {
                                     connection(stream, router, stop).await;
                                 }
@@ -149,20 +148,19 @@ impl Server {
                         }
                     });
                 }
-                Err(_) => tokio::time::sleep(REFUSED).await,
+                Err(_) => tokio::time::sleep(RETRY_DELAY).await,
             }
         }
     }
 
     /// Waits for open connections to finish, and closes the remaining ones after the grace period.
     async fn finish(mut self, grace: Duration) {
-        let all = async { while self.connections.join_next().await.is_some() {} };
-        let _ = tokio::time::timeout(grace, all).await;
+        let finished = async { while self.connections.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(grace, finished).await;
         self.connections.shutdown().await;
     }
 }
 
-/// Serves the requests of one connection.
 async fn connection<S>(stream: S, router: Router, mut stop: watch::Receiver<bool>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -174,7 +172,7 @@ where
     let mut http = http1::Builder::new();
     // Write header names in title case like llama-server, because some clients compare them
     // case-sensitively.
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD).title_case_headers(true);
+    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).title_case_headers(true);
     let connection = http.serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     tokio::select! {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::Server;
 
-/// Listens on every address of the host names, which are separated by commas.
+/// Listens on each host name; the names are separated by commas.
 pub(super) fn bind(hosts: &str, port: u16) -> io::Result<Vec<TcpListener>> {
-    let mut all: Vec<TcpListener> = Vec::new();
+    let mut listeners: Vec<TcpListener> = Vec::new();
     for host in hosts.split(',').map(str::trim).filter(|host| !host.is_empty()) {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let addresses: Vec<_> = (host, port).to_socket_addrs()?.collect();
@@ -16,21 +16,23 @@ pub(super) fn bind(hosts: &str, port: u16) -> io::Result<Vec<TcpListener>> {
         // enough.
         let listener = TcpListener::bind(addresses.as_slice())?;
         listener.set_nonblocking(true)?;
-        all.push(listener);
+        listeners.push(listener);
     }
-    if all.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no host to listen on"));
+    if listeners.is_empty() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "no host to listen on; expected a name or an IP address",
+        ));
     }
-    Ok(all)
+    Ok(listeners)
 }
 
-/// Serves all listeners.
 pub(super) async fn serve(
-    all: Vec<TcpListener>,
+    listeners: Vec<TcpListener>,
     mut server: Server,
     grace: Duration,
 ) -> io::Result<()> {
-    let listeners = all.into_iter().map(tokio::net::TcpListener::from_std);
+    let listeners = listeners.into_iter().map(tokio::net::TcpListener::from_std);
     let listeners = listeners.collect::<io::Result<Vec<_>>>()?;
     let (sender, mut receiver) = tokio::sync::mpsc::channel(1);
     let mut tasks = tokio::task::JoinSet::new();
@@ -54,7 +56,7 @@ pub(super) async fn serve(
         Ok(stream)
     };
     server.accept_all(accept).await;
-    // Closes the sockets.
+    // The tasks own the sockets, so this closes them.
     tasks.shutdown().await;
     server.finish(grace).await;
     Ok(())

@@ -14,7 +14,6 @@ use tokio_rustls::server::TlsStream;
 use crate::Error;
 use crate::config::TlsFiles;
 
-/// Accepts TLS connections.
 #[derive(Clone)]
 pub(crate) struct Tls(TlsAcceptor);
 
@@ -33,7 +32,7 @@ impl Tls {
             .and_then(Iterator::collect::<Result<Vec<_>, _>>)
             .map_err(|e| bad(certificate, e.to_string()))?;
         if chain.is_empty() {
-            return Err(bad(certificate, "it has no certificate in PEM form".to_owned()));
+            return Err(bad(certificate, "it has no certificate in PEM format".to_owned()));
         }
         let private = PrivateKeyDer::from_pem_file(key).map_err(|e| bad(key, e.to_string()))?;
         let provider = Arc::new(ring::default_provider());

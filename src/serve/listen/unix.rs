@@ -11,21 +11,21 @@ use super::Server;
 
 /// A bound socket. Dropping it removes the socket's file.
 #[derive(Debug)]
-pub(crate) struct Bound {
+pub(crate) struct BoundSocket {
     listener: Option<UnixListener>,
     path: PathBuf,
 }
 
-impl Bound {
+impl BoundSocket {
     /// Listens at `path`. A socket that an earlier process left behind is replaced.
-    pub(super) fn bind(path: &Path) -> io::Result<Bound> {
+    pub(super) fn bind(path: &Path) -> io::Result<BoundSocket> {
         let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
         if is_socket && UnixStream::connect(path).is_err() {
             fs::remove_file(path)?;
         }
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
-        Ok(Bound { listener: Some(listener), path: path.to_owned() })
+        Ok(BoundSocket { listener: Some(listener), path: path.to_owned() })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -42,7 +42,7 @@ impl Bound {
     }
 }
 
-impl Drop for Bound {
+impl Drop for BoundSocket {
     fn drop(&mut self) {
         // Ignore the error: another process may have removed the file.
         let _ = fs::remove_file(&self.path);

@@ -4,26 +4,25 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use scheduler::{Ended, TokenEvent};
+use scheduler::{EndReason, TokenEvent};
 use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
+use crate::job::{Job, Outcome, Task, Update};
 use crate::openai::logprobs;
-use crate::params::{MOST_PROBS, Params};
+use crate::params::{MAX_PROBS, Params};
 use crate::prompts::{self, Prompts};
-use crate::served::Served;
+use crate::served::ServedModel;
 use crate::state::App;
 use crate::stream::{self, Disconnected, Events};
-use crate::work::{Outcome, Task, Update, Work};
 use crate::{json, limits, log};
 
-/// The parsed request: the shared parameters, and the fields of this endpoint.
 struct ParsedRequest {
     params: Params,
     prompts: Prompts,
     n_probs: usize,
-    /// Probabilities are those of the distribution that a token was drawn from.
+    /// Report probabilities after all samplers.
     post_sampling: bool,
     return_tokens: bool,
     /// Members of the response to return; empty for all.
@@ -31,7 +30,6 @@ struct ParsedRequest {
     model: String,
 }
 
-/// Continues one or more texts.
 pub(crate) async fn complete(State(app): State<App>, request: Request) -> Result<Response> {
     let fields = limits::fields(&app, request).await?;
     let served = app.served()?;
@@ -44,7 +42,7 @@ pub(crate) async fn complete(State(app): State<App>, request: Request) -> Result
 /// 400 for an invalid field.
 pub(crate) async fn respond(
     app: App,
-    served: Arc<Served>,
+    served: Arc<ServedModel>,
     fields: Fields,
     prompt: Option<Vec<u32>>,
 ) -> Result<Response> {
@@ -53,29 +51,29 @@ pub(crate) async fn respond(
         limits::blocking(move || prepare(fields, prompt, &app, &served)).await?
     };
     let choices = vec![Choice::default(); tasks.len() * parsed.params.n];
-    let work = Work::submit(&app, &served, &parsed.params, tasks)?;
+    let job = Job::submit(&app, &served, &parsed.params, tasks)?;
     if parsed.params.stream {
         let keep_alive = parsed.params.keep_alive;
-        let text = Completion { parsed, served };
-        return Ok(stream::response(keep_alive, |events| text.stream(events, work, choices)));
+        let completion = Completion { parsed, served };
+        return Ok(stream::response(keep_alive, |events| completion.stream(events, job, choices)));
     }
     let completion = Completion { parsed, served };
-    Ok(json::answer(&completion.whole(work, choices).await?))
+    Ok(json::answer(&completion.whole(job, choices).await?))
 }
 
 fn prepare(
     mut fields: Fields,
     prompt: Option<Vec<u32>>,
     app: &App,
-    served: &Served,
+    served: &ServedModel,
 ) -> Result<(ParsedRequest, Vec<Task>)> {
     let given = fields.take("prompt");
     let prompts = match prompt {
         Some(ids) => Prompts { ids: vec![ids], is_list: false },
         None => prompts::read(given, served)?,
     };
-    let n_probs = fields.count("n_probs", MOST_PROBS)?;
-    let logprobs = fields.count("logprobs", MOST_PROBS)?;
+    let n_probs = fields.count("n_probs", MAX_PROBS)?;
+    let logprobs = fields.count("logprobs", MAX_PROBS)?;
     let parsed = ParsedRequest {
         prompts,
         n_probs: n_probs.or(logprobs).unwrap_or(0),
@@ -87,7 +85,7 @@ fn prepare(
     };
     log::unknown_fields(&app.config.log, "completion", &fields.unknown());
     if parsed.params.stream && parsed.prompts.is_list && parsed.prompts.ids.len() > 1 {
-        return Err(ApiError::field("stream", "takes one prompt"));
+        return Err(ApiError::field("stream", "supports only one prompt"));
     }
     let Params { n, structure, .. } = &parsed.params;
     let task = |prompt: &Vec<u32>| -> Result<Task> {
@@ -103,7 +101,6 @@ fn prepare(
     Ok((parsed, tasks))
 }
 
-/// One choice of a response.
 #[derive(Clone, Debug, Default)]
 struct Choice {
     content: String,
@@ -114,13 +111,13 @@ struct Choice {
 
 struct Completion {
     parsed: ParsedRequest,
-    served: Arc<Served>,
+    served: Arc<ServedModel>,
 }
 
 impl Completion {
-    async fn whole(&self, mut work: Work, mut choices: Vec<Choice>) -> Result<Value> {
+    async fn whole(&self, mut job: Job, mut choices: Vec<Choice>) -> Result<Value> {
         let mut bodies = vec![Value::Null; choices.len()];
-        while let Some((index, update)) = work.next().await {
+        while let Some((index, update)) = job.next().await {
             let choice = &mut choices[index];
             match update {
                 Update::Token(token) => {
@@ -133,7 +130,7 @@ impl Completion {
                     bodies[index] = self.last(index, choice, &outcome, true);
                 }
                 Update::Failed(error) => return Err(error),
-                Update::Started { .. } | Update::Prefill(_) | Update::Prompt(_) => {}
+                Update::Started { .. } | Update::Prefill(_) | Update::PromptLogprobs(_) => {}
             }
         }
         let is_list = self.parsed.prompts.is_list || bodies.len() > 1;
@@ -143,10 +140,10 @@ impl Completion {
     async fn stream(
         self,
         events: Events,
-        mut work: Work,
+        mut job: Job,
         mut choices: Vec<Choice>,
     ) -> std::result::Result<(), Disconnected> {
-        while let Some((index, update)) = events.wait(work.next()).await? {
+        while let Some((index, update)) = events.wait(job.next()).await? {
             let choice = &mut choices[index];
             match update {
                 Update::Token(token) => {
@@ -155,22 +152,22 @@ impl Completion {
                     choice.tokens.extend(token.id);
                     choice.probabilities.extend(self.probability(&token));
                     if !token.text.is_empty() {
-                        events.data(&self.part(index, choice, &work)).await?;
+                        events.send(&self.chunk(index, choice, &job)).await?;
                     }
                 }
                 Update::Prefill(progress) if self.parsed.params.return_progress => {
-                    let mut part = self.part(index, choice, &work);
-                    part["prompt_progress"] = progress.json();
+                    let mut chunk = self.chunk(index, choice, &job);
+                    chunk["prompt_progress"] = progress.json();
                     if self.parsed.params.timings_per_token {
-                        part["timings"] = progress.timings().json();
+                        chunk["timings"] = progress.timings().json();
                     }
-                    events.data(&part).await?;
+                    events.send(&chunk).await?;
                 }
                 Update::Done(outcome) => {
-                    events.data(&self.last(index, choice, &outcome, false)).await?;
+                    events.send(&self.last(index, choice, &outcome, false)).await?;
                 }
-                Update::Failed(error) => return events.error(&error).await,
-                Update::Started { .. } | Update::Prefill(_) | Update::Prompt(_) => {}
+                Update::Failed(error) => return events.send_error(&error).await,
+                Update::Started { .. } | Update::Prefill(_) | Update::PromptLogprobs(_) => {}
             }
         }
         Ok(())
@@ -185,20 +182,20 @@ impl Completion {
         }
     }
 
-    /// A part of a stream: what has come since the part before.
-    fn part(&self, index: usize, choice: &mut Choice, work: &Work) -> Value {
+    /// A stream event with the output since the previous event.
+    fn chunk(&self, index: usize, choice: &mut Choice, job: &Job) -> Value {
         let taken = std::mem::take(choice);
         choice.has_new_line = taken.has_new_line;
-        let mut part = json!({
+        let mut chunk = json!({
             "index": index, "content": taken.content, "tokens": taken.tokens, "stop": false,
         });
         if self.parsed.n_probs > 0 {
-            part["completion_probabilities"] = taken.probabilities.into();
+            chunk["completion_probabilities"] = taken.probabilities.into();
         }
         if self.parsed.params.timings_per_token {
-            part["timings"] = work.timings(index).json();
+            chunk["timings"] = job.timings(index).json();
         }
-        part
+        chunk
     }
 
     /// The complete response, or the last chunk of a stream.
@@ -211,10 +208,13 @@ impl Completion {
         settings["post_sampling_probs"] = parsed.post_sampling.into();
         let all_tokens = whole && parsed.return_tokens;
         let stop_type = match outcome.ended {
-            Ended::EndOfText | Ended::Complete => "eos",
-            Ended::Stop => "word",
-            Ended::Length | Ended::TimeLimit | Ended::ContextFull | Ended::Deadline => "limit",
-            Ended::Cancelled | Ended::Shutdown => "none",
+            EndReason::EndOfText | EndReason::Complete => "eos",
+            EndReason::Stop => "word",
+            EndReason::Length
+            | EndReason::TimeLimit
+            | EndReason::ContextFull
+            | EndReason::Deadline => "limit",
+            EndReason::Cancelled | EndReason::Shutdown => "none",
         };
         let mut body = json!({
             "index": index,
@@ -228,7 +228,7 @@ impl Completion {
             "generation_settings": settings,
             "prompt": served.text(ids),
             "has_new_line": choice.has_new_line,
-            "truncated": outcome.ended == Ended::ContextFull,
+            "truncated": outcome.ended == EndReason::ContextFull,
             "stop_type": stop_type,
             "stopping_word": outcome.stopped_by.as_deref().unwrap_or_default(),
             "tokens_cached": outcome.n_prompt + outcome.n_generated.saturating_sub(1),
@@ -237,13 +237,17 @@ impl Completion {
         if parsed.n_probs > 0 && !choice.probabilities.is_empty() {
             body["completion_probabilities"] = choice.probabilities.clone().into();
         }
-        if parsed.response_fields.is_empty() { body } else { only(&body, &parsed.response_fields) }
+        if parsed.response_fields.is_empty() {
+            body
+        } else {
+            select_members(&body, &parsed.response_fields)
+        }
     }
 }
 
 /// The members of `body` with these names. `a/b` is the member `b` of `a`, and is returned as
 /// `a/b`.
-fn only(body: &Value, names: &[String]) -> Value {
+fn select_members(body: &Value, names: &[String]) -> Value {
     let member = |name: &String| {
         let value = body.pointer(&format!("/{name}"))?;
         Some((name.clone(), value.clone()))

@@ -8,11 +8,11 @@ use super::completion;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::limits;
-use crate::served::Served;
+use crate::served::ServedModel;
 use crate::state::App;
 
 /// Maximum size of the texts around a gap and of the other files together, in bytes.
-const MOST_BYTES: usize = 8 << 20;
+const MAX_BYTES: usize = 8 << 20;
 
 /// A gap and the texts around it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,13 +46,13 @@ impl Gap {
         Ok(Gap { prefix, suffix, middle, files })
     }
 
-    /// The prompt: other files, start token, prefix and the beginning of the text in the gap, and
-    /// suffix, after the tokens for each, as llama-server builds it; the answer follows the token
-    /// for the gap.
+    /// The prompt in llama-server's order: other files, BOS, prefix, beginning of the text in the
+    /// gap, suffix, with the special token before each part. The answer follows the last token,
+    /// which marks the gap.
     ///
     /// # Errors
-    /// 501 for a model without these tokens.
-    pub(crate) fn prompt(&self, served: &Served) -> Result<Vec<u32>> {
+    /// 501 for a model without tokens for prefix, suffix and middle; 400 for invalid texts.
+    pub(crate) fn prompt(&self, served: &ServedModel) -> Result<Vec<u32>> {
         let tokenizer = &served.tokenizer;
         let special = *tokenizer.special();
         let (Some(pre), Some(suf), Some(mid)) = (special.fim_pre, special.fim_suf, special.fim_mid)
@@ -61,8 +61,8 @@ impl Gap {
             return Err(ApiError::not_supported(message));
         };
         let bytes = self.files.iter().map(|(name, text)| name.len() + text.len()).sum::<usize>();
-        if bytes + self.prefix.len() + self.suffix.len() > MOST_BYTES {
-            return Err(ApiError::invalid(format!("the texts have more than {MOST_BYTES} bytes")));
+        if bytes + self.prefix.len() + self.suffix.len() > MAX_BYTES {
+            return Err(ApiError::invalid(format!("the texts have more than {MAX_BYTES} bytes")));
         }
         let tokens = |text: &str, special: bool| {
             let ids = tokenizer.encode(text, false, special);
@@ -102,7 +102,6 @@ impl Gap {
     }
 }
 
-/// Fills a gap.
 pub(crate) async fn fill(State(app): State<App>, request: Request) -> Result<Response> {
     let mut fields = limits::fields(&app, request).await?;
     let served = app.served()?;

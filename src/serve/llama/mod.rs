@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::error::{ApiError, Result};
 use crate::json;
-use crate::metrics::{head, label, one};
+use crate::metrics::{escape_label, write_header, write_metric};
 use crate::state::App;
 
 /// `GET /health`: 503 until the model is loaded, then 200.
@@ -28,7 +28,7 @@ pub(crate) async fn health(State(app): State<App>) -> Result<Response> {
     Ok(json::answer(&json!({ "status": "ok" })))
 }
 
-/// `GET /metrics`: Prometheus' text format, with llama-server's metric names after our prefix.
+/// `GET /metrics`: Prometheus' text format, with llama-server's names after the prefix `thermocline:`.
 pub(crate) async fn metrics(State(app): State<App>) -> Result<Response> {
     if !app.config.endpoints.metrics {
         let message = "this server has no metrics; start it with --metrics";
@@ -36,8 +36,8 @@ pub(crate) async fn metrics(State(app): State<App>) -> Result<Response> {
     }
     let status = app.served()?.status();
     let mut text = String::new();
-    counters(&status, &mut text);
-    memory(&status, &mut text);
+    write_counters(&status, &mut text);
+    write_memory(&status, &mut text);
     app.metrics.write(&mut text);
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     let started = HeaderName::from_static("process-start-time-unix");
@@ -48,33 +48,33 @@ fn rate(n: u64, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { n as f64 / time.as_secs_f64() }
 }
 
-fn counters(status: &Status, out: &mut String) {
-    let all = &status.counters;
+fn write_counters(status: &Status, out: &mut String) {
+    let totals = &status.counters;
     let busy = status.slots.iter().filter(|slot| slot.phase != SlotPhase::Idle).count();
     let per_step =
-        if all.n_steps == 0 { 0.0 } else { all.n_busy_slots as f64 / all.n_steps as f64 };
+        if totals.n_steps == 0 { 0.0 } else { totals.n_busy_slots as f64 / totals.n_steps as f64 };
     #[rustfmt::skip]
     let values = [
-        ("prompt_tokens_total", "counter", "Prompt tokens that were computed.", all.prompt_tokens as f64),
-        ("prompt_tokens_cached_total", "counter", "Prompt tokens that were cached.", all.cached_tokens as f64),
-        ("prompt_tokens_disk_total", "counter", "Cached prompt tokens that came from the disk cache.", all.disk_tokens as f64),
-        ("prompt_seconds_total", "counter", "Time of prefill and of embeddings.", all.prompt_time.as_secs_f64()),
-        ("tokens_predicted_total", "counter", "Generated tokens.", all.generated_tokens as f64),
-        ("tokens_predicted_seconds_total", "counter", "Time of decode.", all.generated_time.as_secs_f64()),
-        ("tokens_recomputed_total", "counter", "Tokens computed again after a pause or a lost device.", all.recomputed_tokens as f64),
-        ("n_decode_total", "counter", "Decode steps, and pieces of texts that are embedded.", all.n_steps as f64),
-        ("n_tokens_max", "counter", "Tokens of the longest sequence so far.", all.n_tokens_max as f64),
-        ("requests_total", "counter", "Requests that were accepted.", all.n_requests as f64),
-        ("requests_failed_total", "counter", "Generations that failed.", all.n_failed as f64),
-        ("generations_paused_total", "counter", "Generations paused for lack of KV blocks.", all.n_paused as f64),
-        ("sequences_evicted_total", "counter", "Idle sequences evicted from the KV cache.", all.n_evicted as f64),
-        ("sequences_spilled_total", "counter", "Sequences written to the disk cache.", all.n_spilled as f64),
-        ("sequences_restored_total", "counter", "Sequences read from the disk cache.", all.n_restored as f64),
-        ("neurons_total", "counter", "Neurons of all layers and tokens.", all.neurons.neurons),
-        ("neurons_active_total", "counter", "Neurons that were active.", all.neurons.active),
-        ("neurons_active_off_cpu_total", "counter", "Active neurons that were not on the CPU.", all.neurons.off_cpu),
-        ("prompt_tokens_seconds", "gauge", "Prompt tokens per second of prefill.", rate(all.prompt_tokens, all.prompt_time)),
-        ("predicted_tokens_seconds", "gauge", "Generated tokens per second of decode.", rate(all.generated_tokens, all.generated_time)),
+        ("prompt_tokens_total", "counter", "Prompt tokens that were computed.", totals.prompt_tokens as f64),
+        ("prompt_tokens_cached_total", "counter", "Prompt tokens that were cached.", totals.cached_tokens as f64),
+        ("prompt_tokens_disk_total", "counter", "Cached prompt tokens that came from the disk cache.", totals.disk_tokens as f64),
+        ("prompt_seconds_total", "counter", "Time of prefill and of embeddings.", totals.prompt_time.as_secs_f64()),
+        ("tokens_predicted_total", "counter", "Generated tokens.", totals.generated_tokens as f64),
+        ("tokens_predicted_seconds_total", "counter", "Time of decode.", totals.generated_time.as_secs_f64()),
+        ("tokens_recomputed_total", "counter", "Tokens computed again after a pause or a lost device.", totals.recomputed_tokens as f64),
+        ("n_decode_total", "counter", "Decode steps, and prefill chunks of embeddings.", totals.n_steps as f64),
+        ("n_tokens_max", "counter", "Tokens of the longest sequence so far.", totals.n_tokens_max as f64),
+        ("requests_total", "counter", "Requests that were accepted.", totals.n_requests as f64),
+        ("requests_failed_total", "counter", "Generations that failed.", totals.n_failed as f64),
+        ("generations_paused_total", "counter", "Generations paused for lack of KV blocks.", totals.n_paused as f64),
+        ("sequences_evicted_total", "counter", "Idle sequences evicted from the KV cache.", totals.n_evicted as f64),
+        ("sequences_spilled_total", "counter", "Sequences written to the disk cache.", totals.n_spilled as f64),
+        ("sequences_restored_total", "counter", "Sequences read from the disk cache.", totals.n_restored as f64),
+        ("neurons_total", "counter", "Neurons of all layers and tokens.", totals.neurons.neurons),
+        ("neurons_active_total", "counter", "Neurons that were active.", totals.neurons.active),
+        ("neurons_active_off_cpu_total", "counter", "Active neurons that were not on the CPU.", totals.neurons.off_cpu),
+        ("prompt_tokens_seconds", "gauge", "Prompt tokens per second of prefill.", rate(totals.prompt_tokens, totals.prompt_time)),
+        ("predicted_tokens_seconds", "gauge", "Generated tokens per second of decode.", rate(totals.generated_tokens, totals.generated_time)),
         ("requests_processing", "gauge", "Running generations.", busy as f64),
         ("requests_deferred", "gauge", "Waiting requests.", (status.n_queued + status.n_paused) as f64),
         ("n_busy_slots_per_decode", "gauge", "Generations per decode step.", per_step),
@@ -85,20 +85,20 @@ fn counters(status: &Status, out: &mut String) {
         ("disk_cache_bytes", "gauge", "Size of the disk cache.", status.disk_bytes as f64),
     ];
     for (name, kind, help, value) in values {
-        one(out, name, kind, help, value);
+        write_metric(out, name, kind, help, value);
     }
 }
 
-fn memory(status: &Status, out: &mut String) {
-    head(out, "device_memory_used_bytes", "gauge", "Memory allocated on a device.");
+fn write_memory(status: &Status, out: &mut String) {
+    write_header(out, "device_memory_used_bytes", "gauge", "Memory allocated on a device.");
     for device in &status.devices {
-        let (name, used) = (label(&device.name), device.used);
+        let (name, used) = (escape_label(&device.name), device.used);
         let _ = writeln!(out, "thermocline:device_memory_used_bytes{{device=\"{name}\"}} {used}");
     }
-    head(out, "device_memory_budget_bytes", "gauge", "Memory budget of a device.");
+    write_header(out, "device_memory_budget_bytes", "gauge", "Memory budget of a device.");
     for device in &status.devices {
         if let Some(budget) = device.budget {
-            let name = label(&device.name);
+            let name = escape_label(&device.name);
             let metric = "thermocline:device_memory_budget_bytes";
             let _ = writeln!(out, "{metric}{{device=\"{name}\"}} {budget}");
         }

@@ -57,6 +57,6 @@ pub(crate) async fn change(State(app): State<App>, request: Request) -> Result<R
     let fields = limits::optional_fields(&app, request).await?;
     match fields.unknown().first() {
         None => Ok(json::answer(&json!({ "success": true }))),
-        Some(name) => Err(ApiError::field(name, "is not a property that can be changed")),
+        Some(name) => Err(ApiError::field(name, "cannot be changed")),
     }
 }

@@ -24,7 +24,7 @@ pub(crate) async fn list(State(app): State<App>, request: Request) -> Result<Res
         return Err(ApiError::unavailable("no slot is available"));
     }
     let slot = |slot: &SlotStatus| {
-        // An idle slot reports no values of its last request. -1 means no limit.
+        // An idle slot does not report the generated tokens of its last request. -1: no limit.
         let busy = !is_idle(slot);
         let n_decoded = if busy { slot.n_generated } else { 0 };
         let n_remain = slot.n_left.filter(|_| busy).map_or(json!(-1), Into::into);
@@ -45,7 +45,7 @@ pub(crate) async fn list(State(app): State<App>, request: Request) -> Result<Res
 }
 
 /// `?action=save`, `restore` (with a file name in the body) or `erase`.
-pub(crate) async fn act(
+pub(crate) async fn run_action(
     State(app): State<App>,
     Path(id): Path<String>,
     request: Request,
@@ -58,29 +58,29 @@ pub(crate) async fn act(
     let name = fields.string("filename")?;
     let served = app.served()?;
     let needs_name = || ApiError::field("filename", "is missing");
-    let work = move || {
+    let task = move || {
         let scheduler = &served.scheduler;
         let millis = |time: std::time::Duration| time.as_secs_f64() * 1e3;
         let body = match action.as_str() {
             "save" => {
                 let name = name.ok_or_else(needs_name)?;
-                let done = scheduler.save_slot(slot, &name).map_err(|e| failed(&e))?;
+                let result = scheduler.save_slot(slot, &name).map_err(|e| slot_error(&e))?;
                 json!({
-                    "id_slot": slot, "filename": name, "n_saved": done.n_tokens,
-                    "n_written": done.n_bytes, "timings": { "save_ms": millis(done.time) },
+                    "id_slot": slot, "filename": name, "n_saved": result.n_tokens,
+                    "n_written": result.n_bytes, "timings": { "save_ms": millis(result.time) },
                 })
             }
             "restore" => {
                 let name = name.ok_or_else(needs_name)?;
-                let done = scheduler.restore_slot(slot, &name).map_err(|e| failed(&e))?;
+                let result = scheduler.restore_slot(slot, &name).map_err(|e| slot_error(&e))?;
                 json!({
-                    "id_slot": slot, "filename": name, "n_restored": done.n_tokens,
-                    "n_read": done.n_bytes, "timings": { "restore_ms": millis(done.time) },
+                    "id_slot": slot, "filename": name, "n_restored": result.n_tokens,
+                    "n_read": result.n_bytes, "timings": { "restore_ms": millis(result.time) },
                 })
             }
             "erase" => {
-                let done = scheduler.erase_slot(slot).map_err(|e| failed(&e))?;
-                json!({ "id_slot": slot, "n_erased": done.n_tokens })
+                let result = scheduler.erase_slot(slot).map_err(|e| slot_error(&e))?;
+                json!({ "id_slot": slot, "n_erased": result.n_tokens })
             }
             other => {
                 let problem = format!("is \"{other}\", expected save, restore or erase");
@@ -89,10 +89,10 @@ pub(crate) async fn act(
         };
         Ok(json::answer(&body))
     };
-    limits::blocking(work).await
+    limits::blocking(task).await
 }
 
-fn failed(error: &SlotError) -> ApiError {
+fn slot_error(error: &SlotError) -> ApiError {
     match error {
         SlotError::NoFolder => {
             let message = "this server does not save slots; start it with --slot-save-path";
@@ -101,7 +101,7 @@ fn failed(error: &SlotError) -> ApiError {
         SlotError::NoSuchSlot { .. } => ApiError::field("id", format!("is invalid: {error}")),
         SlotError::BadName { .. } => ApiError::field("filename", format!("is invalid: {error}")),
         SlotError::File { reason, .. } if reason.kind() == std::io::ErrorKind::NotFound => {
-            ApiError::not_found("this slot file does not exist").of("filename")
+            ApiError::not_found("this slot file does not exist").with_param("filename")
         }
         SlotError::Busy { .. } => ApiError::unavailable(error.to_string()),
         SlotError::NoRoom { .. } | SlotError::Stopped => ApiError::unavailable(error.to_string()),

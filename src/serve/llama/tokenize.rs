@@ -11,11 +11,10 @@ use crate::messages::ChatRequest;
 use crate::state::App;
 use crate::{json, limits};
 
-/// Tokens of a text.
 pub(crate) async fn tokenize(State(app): State<App>, request: Request) -> Result<Response> {
     let mut fields = limits::fields(&app, request).await?;
     let served = app.served()?;
-    let work = move || {
+    let task = move || {
         let content = fields.take("content");
         let add_special = fields.bool("add_special")?.unwrap_or(false);
         let parse_special = fields.bool("parse_special")?.unwrap_or(true);
@@ -23,7 +22,7 @@ pub(crate) async fn tokenize(State(app): State<App>, request: Request) -> Result
         let tokenizer = &served.tokenizer;
         let encode = |text: &str, add: bool| {
             let ids = tokenizer.encode(text, add, parse_special);
-            ids.map_err(|e| ApiError::field("content", format!("cannot be used: {e}")))
+            ids.map_err(|e| ApiError::field("content", format!("cannot be tokenized: {e}")))
         };
         let ids = match content {
             None => Vec::new(),
@@ -39,7 +38,12 @@ pub(crate) async fn tokenize(State(app): State<App>, request: Request) -> Result
                 }
                 ids
             }
-            Some(_) => return Err(ApiError::field("content", "must be a string")),
+            Some(_) => {
+                return Err(ApiError::field(
+                    "content",
+                    "must be a string, or a list of strings and tokens",
+                ));
+            }
         };
         let piece = |id: &u32| match std::str::from_utf8(served.bytes(*id)) {
             Ok(text) => json!({ "id": id, "piece": text }),
@@ -52,14 +56,13 @@ pub(crate) async fn tokenize(State(app): State<App>, request: Request) -> Result
         };
         Ok(json::answer(&json!({ "tokens": tokens })))
     };
-    limits::blocking(work).await
+    limits::blocking(task).await
 }
 
-/// Text of tokens.
 pub(crate) async fn detokenize(State(app): State<App>, request: Request) -> Result<Response> {
     let mut fields = limits::fields(&app, request).await?;
     let served = app.served()?;
-    let work = move || {
+    let task = move || {
         let tokens = fields.list("tokens")?.unwrap_or_default();
         // Output the names of special tokens, as llama-server does.
         let mut detokenizer = Detokenizer::new(&served.tokenizer, Start::Continuation, true);
@@ -72,7 +75,7 @@ pub(crate) async fn detokenize(State(app): State<App>, request: Request) -> Resu
         text += &detokenizer.finish();
         Ok(json::answer(&json!({ "content": text })))
     };
-    limits::blocking(work).await
+    limits::blocking(task).await
 }
 
 fn token(value: &Value, n_vocab: usize, field: &str) -> Result<u32> {
@@ -85,14 +88,14 @@ fn token(value: &Value, n_vocab: usize, field: &str) -> Result<u32> {
 pub(crate) async fn apply_template(State(app): State<App>, request: Request) -> Result<Response> {
     let mut fields = limits::fields(&app, request).await?;
     let served = app.served()?;
-    let work = move || {
-        let talk = ChatRequest::read(&mut fields, served.calls)?;
-        let text = talk.format(&served)?;
+    let task = move || {
+        let chat = ChatRequest::read(&mut fields, served.call_format)?;
+        let text = chat.format(&served)?;
         // Remove the BOS token, because tokenizing the prompt adds it.
         let start = served.tokenizer.bos().filter(|_| served.tokenizer.adds_bos());
         let start = start.and_then(|id| std::str::from_utf8(served.bytes(id)).ok());
         let prompt = start.and_then(|start| text.strip_prefix(start)).unwrap_or(&text);
         Ok(json::answer(&json!({ "prompt": prompt })))
     };
-    limits::blocking(work).await
+    limits::blocking(task).await
 }

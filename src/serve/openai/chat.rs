@@ -4,24 +4,23 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::{Head, Usage, logprobs};
+use super::{ResponseHead, Usage, logprobs};
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
+use crate::job::{Job, Outcome, Update};
 use crate::json;
 use crate::limits;
 use crate::log;
 use crate::messages::ChatRequest;
-use crate::params::{MOST_PROBS, Params};
-use crate::reply::{self, Call, Parts, Piece, Reply, Turn};
-use crate::served::Served;
+use crate::params::{MAX_PROBS, Params};
+use crate::reply::{self, Call, Content, ReplyParser, ReplyPiece, Turn};
+use crate::served::ServedModel;
 use crate::state::App;
 use crate::stream::{self, Disconnected, Events};
-use crate::work::{Outcome, Update, Work};
 
 /// OpenAI's limit on `top_logprobs`.
-const MOST_TOP: i64 = 20;
+const MAX_TOP_LOGPROBS: i64 = 20;
 
-/// Answers a conversation.
 pub(crate) async fn complete(State(app): State<App>, request: Request) -> Result<Response> {
     let fields = limits::fields(&app, request).await?;
     let served = app.served()?;
@@ -29,19 +28,19 @@ pub(crate) async fn complete(State(app): State<App>, request: Request) -> Result
         let (app, served) = (app.clone(), served.clone());
         limits::blocking(move || prepare(fields, &app, &served)).await?
     };
-    let head = Head::new("chatcmpl-", &app, &served);
+    let head = ResponseHead::new("chatcmpl-", &app, &served);
     let replies = turn.replies();
     let Turn { params, task, .. } = turn;
     let shows_prompt = params.verbose || app.config.log.verbose;
     let prompt = shows_prompt.then(|| served.text(&task.prompt));
     let logprobs = task.n_logprobs.is_some();
-    let work = Work::submit(&app, &served, &params, vec![task])?;
+    let job = Job::submit(&app, &served, &params, vec![task])?;
     if params.stream {
         let keep_alive = params.keep_alive;
-        let chat = Streamed { head, params, logprobs, served, usage: Usage::default() };
-        return Ok(stream::response(keep_alive, |events| chat.write(events, work, replies)));
+        let chat = ResponseStream { head, params, logprobs, served, usage: Usage::default() };
+        return Ok(stream::response(keep_alive, |events| chat.write(events, job, replies)));
     }
-    let mut body = whole(&head, work, replies, &served).await?;
+    let mut body = whole(&head, job, replies, &served).await?;
     if let Some(prompt) = prompt {
         let settings = params.report(0, &served.tokenizer);
         body["__verbose"] = json!({ "prompt": prompt, "generation_settings": settings });
@@ -49,45 +48,43 @@ pub(crate) async fn complete(State(app): State<App>, request: Request) -> Result
     Ok(json::answer(&body))
 }
 
-/// Counts the tokens of a conversation.
 pub(crate) async fn count(State(app): State<App>, request: Request) -> Result<Response> {
     let mut fields = limits::fields(&app, request).await?;
     let served = app.served()?;
     let count = move || {
-        let text = ChatRequest::read(&mut fields, served.calls)?.format(&served)?;
+        let text = ChatRequest::read(&mut fields, served.call_format)?.format(&served)?;
         Ok(served.conversation_ids(&text)?.len())
     };
     let n = limits::blocking(count).await?;
     Ok(json::answer(&json!({ "object": "response.input_tokens", "input_tokens": n })))
 }
 
-fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<Turn> {
-    let talk = ChatRequest::read(&mut fields, served.calls)?;
-    let wants = fields.bool("logprobs")?.unwrap_or(false);
-    let top = fields.integer("top_logprobs", [0, MOST_TOP])?;
-    if top.is_some() && !wants {
+fn prepare(mut fields: Fields, app: &App, served: &ServedModel) -> Result<Turn> {
+    let chat = ChatRequest::read(&mut fields, served.call_format)?;
+    let wants_logprobs = fields.bool("logprobs")?.unwrap_or(false);
+    let top = fields.integer("top_logprobs", [0, MAX_TOP_LOGPROBS])?;
+    if top.is_some() && !wants_logprobs {
         return Err(ApiError::field("top_logprobs", "needs `logprobs`"));
     }
-    let n_probs = fields.count("n_probs", MOST_PROBS)?.filter(|n| *n > 0);
+    let n_probs = fields.count("n_probs", MAX_PROBS)?.filter(|n| *n > 0);
     let top = top.and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
-    let n_logprobs = if wants { Some(n_probs.unwrap_or(top)) } else { n_probs };
-    let splits = reply::splits(&mut fields, served)?;
+    let n_logprobs = if wants_logprobs { Some(n_probs.unwrap_or(top)) } else { n_probs };
+    let splits_reasoning = reply::splits_reasoning(&mut fields, served)?;
     let params = Params::read(&mut fields, served, &app.config.limits)?;
     log::unknown_fields(&app.config.log, "chat/completions", &fields.unknown());
-    Turn::new(&talk, params, splits, n_logprobs, served)
+    Turn::new(&chat, params, splits_reasoning, n_logprobs, served)
 }
 
-/// One choice of a response.
 #[derive(Clone, Debug, Default)]
 struct Choice {
-    parts: Parts,
+    parts: Content,
     logprobs: Vec<Value>,
     finish: &'static str,
 }
 
 impl Choice {
     fn json(&self, index: usize) -> Value {
-        let Parts { answer, reasoning, calls } = &self.parts;
+        let Content { answer, reasoning, calls } = &self.parts;
         let mut message = json!({ "role": "assistant", "content": answer });
         if !reasoning.is_empty() {
             message["reasoning_content"] = reasoning.as_str().into();
@@ -96,7 +93,7 @@ impl Choice {
             if answer.is_empty() {
                 message["content"] = Value::Null;
             }
-            message["tool_calls"] = calls.iter().map(call).collect();
+            message["tool_calls"] = calls.iter().map(call_json).collect();
         }
         let mut choice =
             json!({ "index": index, "message": message, "finish_reason": self.finish });
@@ -107,30 +104,25 @@ impl Choice {
     }
 }
 
-/// A tool call in a complete response.
-fn call(call: &Call) -> Value {
+fn call_json(call: &Call) -> Value {
     let Call { id, name, arguments } = call;
     json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
 }
 
 /// `finish_reason`, which is `tool_calls` for an answer with tool calls.
 fn finish_reason(outcome: &Outcome, has_calls: bool) -> &'static str {
-    if has_calls && !outcome.is_cut() { "tool_calls" } else { outcome.finish_reason() }
+    if has_calls && !outcome.hit_limit() { "tool_calls" } else { outcome.finish_reason() }
 }
 
-/// The complete response.
-///
-/// # Errors
-/// Errors that end a generation.
 async fn whole(
-    head: &Head,
-    mut work: Work,
-    mut replies: Vec<Reply>,
-    served: &Served,
+    head: &ResponseHead,
+    mut job: Job,
+    mut replies: Vec<ReplyParser>,
+    served: &ServedModel,
 ) -> Result<Value> {
     let mut choices = vec![Choice::default(); replies.len()];
     let (mut usage, mut timings) = (Usage::default(), None);
-    while let Some((index, update)) = work.next().await {
+    while let Some((index, update)) = job.next().await {
         let choice = &mut choices[index];
         match update {
             Update::Token(token) => {
@@ -144,7 +136,7 @@ async fn whole(
                 timings.get_or_insert(outcome.timings);
             }
             Update::Failed(error) => return Err(error),
-            Update::Started { .. } | Update::Prefill(_) | Update::Prompt(_) => {}
+            Update::Started { .. } | Update::Prefill(_) | Update::PromptLogprobs(_) => {}
         }
     }
     let choices = choices.iter().enumerate().map(|(i, choice)| choice.json(i)).collect();
@@ -154,89 +146,88 @@ async fn whole(
     Ok(body)
 }
 
-/// A response as a stream of chunks.
-struct Streamed {
-    head: Head,
+struct ResponseStream {
+    head: ResponseHead,
     params: Params,
     /// Whether log-probabilities are requested.
     logprobs: bool,
-    served: std::sync::Arc<Served>,
+    served: std::sync::Arc<ServedModel>,
     usage: Usage,
 }
 
 /// The state of one choice of a stream.
-struct Stream {
-    reply: Reply,
+struct ChoiceStream {
+    reply: ReplyParser,
     /// Log-probabilities of tokens whose text is held back.
     logprobs: Vec<Value>,
     has_calls: bool,
 }
 
-impl Streamed {
+impl ResponseStream {
     async fn write(
         mut self,
         events: Events,
-        mut work: Work,
-        replies: Vec<Reply>,
+        mut job: Job,
+        replies: Vec<ReplyParser>,
     ) -> std::result::Result<(), Disconnected> {
-        let stream = |reply| Stream { reply, logprobs: Vec::new(), has_calls: false };
-        let mut streams: Vec<Stream> = replies.into_iter().map(stream).collect();
+        let stream = |reply| ChoiceStream { reply, logprobs: Vec::new(), has_calls: false };
+        let mut streams: Vec<ChoiceStream> = replies.into_iter().map(stream).collect();
         for index in 0..streams.len() {
             let delta = json!({ "role": "assistant", "content": null });
-            events.data(&self.chunk(index, delta, None)).await?;
+            events.send(&self.chunk(index, delta, None)).await?;
         }
         let mut last = None;
-        while let Some((index, update)) = events.wait(work.next()).await? {
+        while let Some((index, update)) = events.wait(job.next()).await? {
             match update {
                 Update::Token(token) => {
                     let stream = &mut streams[index];
                     stream.logprobs.extend(logprobs::chat(&token, &self.served));
                     let pieces = stream.reply.push(&token.text);
-                    self.pieces(&events, &work, index, pieces, stream).await?;
+                    self.pieces(&events, &job, index, pieces, stream).await?;
                 }
                 Update::Prefill(progress) if self.params.return_progress => {
                     let mut chunk = self.chunk(index, json!({}), None);
                     chunk["prompt_progress"] = progress.json();
-                    events.data(&chunk).await?;
+                    events.send(&chunk).await?;
                 }
                 Update::Done(outcome) => {
                     let stream = &mut streams[index];
                     let pieces = stream.reply.finish();
-                    self.pieces(&events, &work, index, pieces, stream).await?;
+                    self.pieces(&events, &job, index, pieces, stream).await?;
                     self.usage.add(&outcome, index == 0);
                     let finish = Some(finish_reason(&outcome, stream.has_calls));
                     let mut chunk = self.chunk(index, json!({}), finish);
-                    // Those of tokens without text, such as the part of a stop string.
+                    // Send log-probabilities of tokens whose text was never sent.
                     if !stream.logprobs.is_empty() {
                         let rest = std::mem::take(&mut stream.logprobs);
                         chunk["choices"][0]["logprobs"] = json!({ "content": rest });
                     }
                     chunk["timings"] = outcome.timings.json();
                     last = Some(chunk["timings"].clone());
-                    events.data(&chunk).await?;
+                    events.send(&chunk).await?;
                 }
-                Update::Failed(error) => return events.error(&error).await,
-                Update::Started { .. } | Update::Prefill(_) | Update::Prompt(_) => {}
+                Update::Failed(error) => return events.send_error(&error).await,
+                Update::Started { .. } | Update::Prefill(_) | Update::PromptLogprobs(_) => {}
             }
         }
         if self.params.include_usage {
             let mut chunk = self.head.object("chat.completion.chunk", Vec::new());
             chunk["usage"] = self.usage.json();
             chunk["timings"] = last.unwrap_or_default();
-            events.data(&chunk).await?;
+            events.send(&chunk).await?;
         }
-        events.done().await
+        events.send_done().await
     }
 
-    /// A chunk for each piece. The first has the log-probabilities of all tokens since the chunk
-    /// before; each of the others has an empty list.
+    /// Sends a chunk for each piece. The first one has the log-probabilities of all tokens since the
+    /// previous chunk, the others have an empty list.
     async fn pieces(
         &self,
         events: &Events,
-        work: &Work,
+        job: &Job,
         index: usize,
-        pieces: Vec<Piece>,
-        stream: &mut Stream,
+        pieces: Vec<ReplyPiece>,
+        stream: &mut ChoiceStream,
     ) -> std::result::Result<(), Disconnected> {
         stream.has_calls |= pieces.iter().any(is_call);
         for piece in pieces {
@@ -246,9 +237,9 @@ impl Streamed {
                 chunk["choices"][0]["logprobs"] = json!({ "content": logprobs });
             }
             if self.params.timings_per_token {
-                chunk["timings"] = work.timings(index).json();
+                chunk["timings"] = job.timings(index).json();
             }
-            events.data(&chunk).await?;
+            events.send(&chunk).await?;
         }
         Ok(())
     }
@@ -263,19 +254,19 @@ impl Streamed {
     }
 }
 
-fn is_call(piece: &Piece) -> bool {
-    matches!(piece, Piece::Call { .. })
+fn is_call(piece: &ReplyPiece) -> bool {
+    matches!(piece, ReplyPiece::Call { .. })
 }
 
-fn delta(piece: Piece) -> Value {
+fn delta(piece: ReplyPiece) -> Value {
     match piece {
-        Piece::Answer(text) => json!({ "content": text }),
-        Piece::Reasoning(text) => json!({ "reasoning_content": text }),
-        Piece::Call { index, id, name } => json!({ "tool_calls": [{
+        ReplyPiece::Answer(text) => json!({ "content": text }),
+        ReplyPiece::Reasoning(text) => json!({ "reasoning_content": text }),
+        ReplyPiece::Call { index, id, name } => json!({ "tool_calls": [{
             "index": index, "id": id, "type": "function",
             "function": { "name": name, "arguments": "" },
         }] }),
-        Piece::Arguments { index, fragment } => json!({ "tool_calls": [{
+        ReplyPiece::Arguments { index, fragment } => json!({ "tool_calls": [{
             "index": index, "function": { "arguments": fragment },
         }] }),
     }

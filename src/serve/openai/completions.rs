@@ -8,18 +8,17 @@ use scheduler::TokenLogprobs;
 use serde_json::{Value, json};
 
 use super::logprobs::TextLogprobs;
-use super::{Head, Usage};
+use super::{ResponseHead, Usage};
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, is_empty};
+use crate::job::{Job, Outcome, Task, Update};
 use crate::llama::infill;
-use crate::params::{MOST_PROBS, Params};
-use crate::served::Served;
+use crate::params::{MAX_PROBS, Params};
+use crate::served::ServedModel;
 use crate::state::App;
 use crate::stream::{self, Disconnected, Events};
-use crate::work::{Outcome, Task, Update, Work};
 use crate::{json, limits, log, prompts};
 
-/// The parsed request: the shared parameters, and the fields of this endpoint.
 struct ParsedRequest {
     params: Params,
     prompts: Vec<Vec<u32>>,
@@ -29,7 +28,6 @@ struct ParsedRequest {
     n_best: usize,
 }
 
-/// Continues one or more texts.
 pub(crate) async fn complete(State(app): State<App>, request: Request) -> Result<Response> {
     let fields = limits::fields(&app, request).await?;
     let served = app.served()?;
@@ -37,8 +35,8 @@ pub(crate) async fn complete(State(app): State<App>, request: Request) -> Result
         let (app, served) = (app.clone(), served.clone());
         limits::blocking(move || prepare(fields, &app, &served)).await?
     };
-    let head = Head::new("cmpl-", &app, &served);
-    let work = Work::submit(&app, &served, &parsed.params, tasks)?;
+    let head = ResponseHead::new("cmpl-", &app, &served);
+    let job = Job::submit(&app, &served, &parsed.params, tasks)?;
     let n = parsed.prompts.len() * parsed.params.n;
     let mut choices: Vec<Choice> = Vec::with_capacity(n);
     for index in 0..n {
@@ -47,13 +45,17 @@ pub(crate) async fn complete(State(app): State<App>, request: Request) -> Result
     }
     if parsed.params.stream {
         let keep_alive = parsed.params.keep_alive;
-        let text = Streamed { head, parsed, served, usage: Usage::default() };
-        return Ok(stream::response(keep_alive, |events| text.write(events, work, choices)));
+        let stream = ResponseStream { head, parsed, served, usage: Usage::default() };
+        return Ok(stream::response(keep_alive, |events| stream.write(events, job, choices)));
     }
-    Ok(json::answer(&whole(&head, &parsed, work, choices, &served).await?))
+    Ok(json::answer(&whole(&head, &parsed, job, choices, &served).await?))
 }
 
-fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<(ParsedRequest, Vec<Task>)> {
+fn prepare(
+    mut fields: Fields,
+    app: &App,
+    served: &ServedModel,
+) -> Result<(ParsedRequest, Vec<Task>)> {
     let prompt = fields.take("prompt");
     let suffix = fields.take("suffix").filter(|suffix| !is_empty(suffix));
     let prompts = match suffix {
@@ -61,13 +63,13 @@ fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<(ParsedRequ
         Some(suffix) => match (prompt, suffix) {
             (Some(Value::String(prefix)), Value::String(suffix)) => {
                 let gap = infill::Gap { prefix, suffix, ..infill::Gap::default() };
-                vec![gap.prompt(served).map_err(|error| error.of("suffix"))?]
+                vec![gap.prompt(served).map_err(|error| error.with_param("suffix"))?]
             }
-            _ => return Err(ApiError::field("suffix", "needs a string, and `prompt` as a string")),
+            _ => return Err(ApiError::field("suffix", "must be a string, and so must `prompt`")),
         },
     };
     let echo = fields.bool("echo")?.unwrap_or(false);
-    let logprobs = number_of_logprobs(&mut fields)?;
+    let logprobs = n_logprobs(&mut fields)?;
     let best_of = fields.count("best_of", app.config.limits.n_choices)?;
     let mut params = Params::read(&mut fields, served, &app.config.limits)?;
     log::unknown_fields(&app.config.log, "completions", &fields.unknown());
@@ -77,7 +79,7 @@ fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<(ParsedRequ
             return Err(ApiError::field("best_of", "must be at least `n`"));
         }
         if params.stream {
-            return Err(ApiError::field("best_of", "cannot be streamed"));
+            return Err(ApiError::field("best_of", "must equal `n` in a stream"));
         }
         params.n = best_of;
     }
@@ -97,19 +99,19 @@ fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<(ParsedRequ
 }
 
 /// Reads OpenAI's `logprobs`, which is a number in this endpoint, or llama-server's `n_probs`.
-fn number_of_logprobs(fields: &mut Fields) -> Result<Option<usize>> {
-    let n_probs = fields.count("n_probs", MOST_PROBS)?.filter(|n| *n > 0);
+fn n_logprobs(fields: &mut Fields) -> Result<Option<usize>> {
+    let n_probs = fields.count("n_probs", MAX_PROBS)?.filter(|n| *n > 0);
     match fields.take("logprobs") {
         None | Some(Value::Bool(false)) => Ok(n_probs),
         Some(Value::Bool(true)) => Ok(Some(n_probs.unwrap_or(1))),
         Some(number) => {
-            let mut number = Fields::of([("logprobs".to_owned(), number)].into_iter().collect());
-            number.count("logprobs", MOST_PROBS)
+            let mut number =
+                Fields::from_map([("logprobs".to_owned(), number)].into_iter().collect());
+            number.count("logprobs", MAX_PROBS)
         }
     }
 }
 
-/// One choice of a response.
 #[derive(Debug)]
 struct Choice {
     text: String,
@@ -121,17 +123,17 @@ struct Choice {
 
 impl Choice {
     /// An empty choice; if `echo` is given, its text begins with the prompt.
-    fn new(echo: Option<&[u32]>, parsed: &ParsedRequest, served: &Served) -> Choice {
+    fn new(echo: Option<&[u32]>, parsed: &ParsedRequest, served: &ServedModel) -> Choice {
         let echoed = echo.unwrap_or_default();
-        let bytes: Vec<u8> = shown(echoed, served).collect();
+        let bytes: Vec<u8> = prompt_bytes(echoed, served).collect();
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let echoed = if parsed.logprobs { echoed.to_vec() } else { Vec::new() };
         Choice { text, logprobs: TextLogprobs::default(), echoed, outcome: None }
     }
 
     /// Adds the prompt's log-probabilities.
-    fn prompt(&mut self, all: &[Option<TokenLogprobs>], served: &Served) {
-        for (id, logprobs) in std::mem::take(&mut self.echoed).iter().zip(all) {
+    fn add_prompt(&mut self, entries: &[Option<TokenLogprobs>], served: &ServedModel) {
+        for (id, logprobs) in std::mem::take(&mut self.echoed).iter().zip(entries) {
             self.logprobs.push(served.bytes(*id), logprobs.as_ref(), served);
         }
     }
@@ -147,7 +149,7 @@ impl Choice {
 }
 
 /// The bytes of the prompt's tokens as the client sent it: without the BOS token.
-fn shown<'a>(ids: &'a [u32], served: &'a Served) -> impl Iterator<Item = u8> + 'a {
+fn prompt_bytes<'a>(ids: &'a [u32], served: &'a ServedModel) -> impl Iterator<Item = u8> + 'a {
     let added = served.tokenizer.bos().filter(|_| served.tokenizer.adds_bos());
     let skip = usize::from(added.is_some() && ids.first().copied() == added);
     let bytes = ids[skip..].iter().flat_map(|id| served.bytes(*id)).copied();
@@ -164,19 +166,19 @@ fn group(index: usize, n: usize) -> std::ops::Range<usize> {
 }
 
 async fn whole(
-    head: &Head,
+    head: &ResponseHead,
     parsed: &ParsedRequest,
-    mut work: Work,
+    mut job: Job,
     mut choices: Vec<Choice>,
-    served: &Served,
+    served: &ServedModel,
 ) -> Result<Value> {
     let (mut usage, mut timings) = (Usage::default(), None);
-    while let Some((index, update)) = work.next().await {
+    while let Some((index, update)) = job.next().await {
         let group = group(index, parsed.params.n);
         let choice = &mut choices[index];
         match update {
-            Update::Prompt(all) => {
-                choices[group].iter_mut().for_each(|choice| choice.prompt(&all, served));
+            Update::PromptLogprobs(entries) => {
+                choices[group].iter_mut().for_each(|choice| choice.add_prompt(&entries, served));
             }
             Update::Token(token) => {
                 choice.text += &token.text;
@@ -208,32 +210,31 @@ async fn whole(
     Ok(body)
 }
 
-/// A response as a stream of chunks.
-struct Streamed {
-    head: Head,
+struct ResponseStream {
+    head: ResponseHead,
     parsed: ParsedRequest,
-    served: Arc<Served>,
+    served: Arc<ServedModel>,
     usage: Usage,
 }
 
-impl Streamed {
+impl ResponseStream {
     async fn write(
         mut self,
         events: Events,
-        mut work: Work,
+        mut job: Job,
         mut choices: Vec<Choice>,
     ) -> std::result::Result<(), Disconnected> {
         let mut last = Value::Null;
-        while let Some((index, update)) = events.wait(work.next()).await? {
+        while let Some((index, update)) = events.wait(job.next()).await? {
             let choice = &mut choices[index];
             match update {
-                Update::Prompt(all) => {
+                Update::PromptLogprobs(entries) => {
                     for index in group(index, self.parsed.params.n) {
                         let choice = &mut choices[index];
-                        choice.prompt(&all, &self.served);
+                        choice.add_prompt(&entries, &self.served);
                         let text = std::mem::take(&mut choice.text);
                         let logprobs = Some(choice.logprobs.take());
-                        events.data(&self.chunk(index, &text, logprobs, None)).await?;
+                        events.send(&self.chunk(index, &text, logprobs, None)).await?;
                     }
                 }
                 Update::Token(token) => {
@@ -241,8 +242,8 @@ impl Streamed {
                         let logprobs = token.logprobs.as_ref();
                         choice.logprobs.push(&token.bytes, logprobs, &self.served);
                     }
-                    // The first one has the echoed prompt before it. Log-probabilities wait for the
-                    // text of their tokens.
+                    // The first chunk begins with the echoed prompt. Log-probabilities are sent with
+                    // the text of their tokens.
                     let text = std::mem::take(&mut choice.text) + &token.text;
                     if text.is_empty() {
                         continue;
@@ -250,38 +251,38 @@ impl Streamed {
                     let logprobs = self.parsed.logprobs.then(|| choice.logprobs.take());
                     let mut chunk = self.chunk(index, &text, logprobs, None);
                     if self.parsed.params.timings_per_token {
-                        chunk["timings"] = work.timings(index).json();
+                        chunk["timings"] = job.timings(index).json();
                     }
-                    events.data(&chunk).await?;
+                    events.send(&chunk).await?;
                 }
                 Update::Prefill(progress) if self.parsed.params.return_progress => {
                     let mut chunk = self.chunk(index, "", None, None);
                     chunk["prompt_progress"] = progress.json();
-                    events.data(&chunk).await?;
+                    events.send(&chunk).await?;
                 }
                 Update::Started { .. } | Update::Prefill(_) => {}
                 Update::Done(outcome) => {
                     self.usage.add(&outcome, index % self.parsed.params.n == 0);
                     let text = std::mem::take(&mut choice.text);
                     let finish = Some(outcome.finish_reason());
-                    // Those of tokens without text, such as the part of a stop string.
+                    // Send log-probabilities of tokens whose text was never sent.
                     let has_rest = self.parsed.logprobs && !choice.logprobs.is_empty();
                     let rest = has_rest.then(|| choice.logprobs.take());
                     let mut chunk = self.chunk(index, &text, rest, finish);
                     last = outcome.timings.json();
                     chunk["timings"] = last.clone();
-                    events.data(&chunk).await?;
+                    events.send(&chunk).await?;
                 }
-                Update::Failed(error) => return events.error(&error).await,
+                Update::Failed(error) => return events.send_error(&error).await,
             }
         }
         if self.parsed.params.include_usage {
             let mut chunk = self.head.object("text_completion", Vec::new());
             chunk["usage"] = self.usage.json();
             chunk["timings"] = last;
-            events.data(&chunk).await?;
+            events.send(&chunk).await?;
         }
-        events.done().await
+        events.send_done().await
     }
 
     fn chunk(

@@ -1,4 +1,4 @@
-//! Embeddings, in the forms of OpenAI and llama-server.
+//! Embeddings, in the formats of OpenAI and llama-server.
 
 use axum::extract::{Request, State};
 use axum::http::Uri;
@@ -9,14 +9,13 @@ use tokio::sync::oneshot;
 
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
-use crate::served::Served;
+use crate::served::ServedModel;
 use crate::state::App;
-use crate::{json, limits, log, prompts, work};
+use crate::{job, json, limits, log, prompts};
 
 /// Maximum number of values of an answer with a vector for each token.
-const MOST_VALUES: usize = 1 << 23;
+const MAX_VALUES: usize = 1 << 23;
 
-/// What a request wants.
 struct ParsedRequest {
     texts: Vec<Vec<u32>>,
     base64: bool,
@@ -43,24 +42,24 @@ pub(crate) async fn embed(State(app): State<App>, uri: Uri, request: Request) ->
         return Err(ApiError::invalid(message));
     }
     let n_values = n_tokens.saturating_mul(served.facts.n_embd);
-    if is_per_token && n_values > MOST_VALUES {
+    if is_per_token && n_values > MAX_VALUES {
         let problem = format!(
-            "has {n_tokens} tokens with {n_values} values in all, expected at most {MOST_VALUES}"
+            "has {n_tokens} tokens with {n_values} values in all, expected at most {MAX_VALUES}"
         );
         return Err(ApiError::field("input", problem));
     }
     let mut vectors = Vec::with_capacity(parsed.texts.len());
     let limit = app.config.limits.time;
-    let all = async {
+    let task = async {
         // Submit one text at a time, so that the remaining texts are not computed if the client
         // disconnects.
         for tokens in parsed.texts {
-            let vector = pooled(&served, tokens, pooling).await?;
-            vectors.push(if is_per_token { vector } else { normalised(vector) });
+            let vector = embed_tokens(&served, tokens, pooling).await?;
+            vectors.push(if is_per_token { vector } else { normalise(vector) });
         }
         Ok(())
     };
-    let in_time = tokio::time::timeout(limit, all).await;
+    let in_time = tokio::time::timeout(limit, task).await;
     in_time.unwrap_or_else(|_| Err(ApiError::timeout(limit.as_secs())))?;
     let data = vectors.iter().enumerate().map(|(index, vector)| {
         let embedding = match (is_llama, parsed.base64) {
@@ -83,7 +82,7 @@ pub(crate) async fn embed(State(app): State<App>, uri: Uri, request: Request) ->
     }))
 }
 
-fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<ParsedRequest> {
+fn prepare(mut fields: Fields, app: &App, served: &ServedModel) -> Result<ParsedRequest> {
     let input = fields.take("input").or_else(|| fields.take("content"));
     let input = input.ok_or_else(|| ApiError::field("input", "is missing"))?;
     let base64 = match fields.string("encoding_format")?.as_deref() {
@@ -96,7 +95,7 @@ fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<ParsedReque
     };
     let width = |value: &Value| value.as_u64() == Some(served.facts.n_embd as u64);
     fields.refuse("dimensions", "vectors have the width of the model", width)?;
-    // llama-server's numbers: 2 is the Euclidean norm, a negative one none.
+    // llama-server's numbers: 2 is the Euclidean norm, a negative number disables it.
     let (is_pooled, norm) = match served.pooling() {
         Pooling::None => (false, "vectors of tokens are not normalised"),
         Pooling::Mean | Pooling::First | Pooling::Last | Pooling::Rank => {
@@ -114,31 +113,32 @@ fn prepare(mut fields: Fields, app: &App, served: &Served) -> Result<ParsedReque
     if input.as_array().is_some_and(Vec::is_empty) {
         return Err(ApiError::field("input", "is empty"));
     }
-    let texts = prompts::read(Some(input), served).map_err(|error| error.of("input"))?.ids;
+    let texts = prompts::read(Some(input), served).map_err(|error| error.with_param("input"))?.ids;
     Ok(ParsedRequest { texts, base64 })
 }
 
-/// What a text's hidden states give with `pooling`.
+/// The embedding or the ranking scores of a text.
 ///
 /// # Errors
 /// 400 for a text that is too long or has no tokens; 429 if the queue is full; 503 while the server
 /// shuts down; 500 if the engine fails.
-pub(super) async fn pooled(
-    served: &Served,
+pub(super) async fn embed_tokens(
+    served: &ServedModel,
     tokens: Vec<u32>,
     pooling: Pooling,
 ) -> Result<Vec<f32>> {
     let (sender, receiver) = oneshot::channel();
     // Sending fails if the client has disconnected.
     let sink = Box::new(move |result| drop(sender.send(result)));
-    served.scheduler.embed_to(tokens, pooling, sink).map_err(failed)?;
-    let vector =
-        receiver.await.map_err(|_| ApiError::server("the scheduler has ended").no_retry())?;
-    vector.map_err(|error| failed(EmbedError::Failed(error)))
+    served.scheduler.embed_to(tokens, pooling, sink).map_err(embed_error)?;
+    let vector = receiver.await.map_err(|_| {
+        ApiError::server("the scheduler has stopped; restart the server").no_retry()
+    })?;
+    vector.map_err(|error| embed_error(EmbedError::Failed(error)))
 }
 
-/// The vector with the Euclidean norm 1.
-fn normalised(mut vector: Vec<f32>) -> Vec<f32> {
+/// Scales the vector to the Euclidean norm 1.
+fn normalise(mut vector: Vec<f32>) -> Vec<f32> {
     let norm = vector.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
     if norm > 0.0 {
         #[allow(clippy::cast_possible_truncation)] // embeddings are in single precision
@@ -147,13 +147,13 @@ fn normalised(mut vector: Vec<f32>) -> Vec<f32> {
     vector
 }
 
-fn failed(error: EmbedError) -> ApiError {
+fn embed_error(error: EmbedError) -> ApiError {
     match error {
         EmbedError::Refused(refused) => {
-            let error = work::refused(refused);
-            if error.param.as_deref() == Some("prompt") { error.of("input") } else { error }
+            let error = job::submit_error(refused);
+            if error.param.as_deref() == Some("prompt") { error.with_param("input") } else { error }
         }
-        EmbedError::Failed(error) => work::failed(&error),
+        EmbedError::Failed(error) => job::generation_error(&error),
         error @ (EmbedError::NoHead | _) => ApiError::not_supported(error.to_string()),
     }
 }
@@ -175,8 +175,7 @@ fn base64(vector: &[f32]) -> String {
     text
 }
 
-/// The pooling that a model file asks for; the mean of all tokens if it does not. `ranks`: the model
-/// has a head for ranking.
+/// The pooling named in the model file, else the mean. `ranks`: the model has a ranking head.
 pub(crate) fn pooling(kind: Option<u32>, ranks: bool) -> Pooling {
     match kind {
         // llama.cpp's numbers of the pooling types.

@@ -3,7 +3,7 @@
 use scheduler::{TokenEvent, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
-use crate::served::Served;
+use crate::served::ServedModel;
 
 /// Replaces minus infinity, which JSON cannot represent, by OpenAI's lowest value.
 fn finite(logprob: f32) -> f32 {
@@ -20,7 +20,7 @@ fn entry(bytes: &[u8], logprob: f32) -> Value {
 }
 
 /// One element of `logprobs.content` of a chat completion; `None` for text without a token.
-pub(crate) fn chat(token: &TokenEvent, served: &Served) -> Option<Value> {
+pub(crate) fn chat(token: &TokenEvent, served: &ServedModel) -> Option<Value> {
     let logprobs = token.logprobs.as_ref()?;
     let mut object = entry(&token.bytes, logprobs.chosen);
     let top = logprobs.top.iter().map(|(id, logprob)| entry(served.bytes(*id), *logprob));
@@ -29,7 +29,7 @@ pub(crate) fn chat(token: &TokenEvent, served: &Served) -> Option<Value> {
 }
 
 /// One element of llama-server's `completion_probabilities`.
-pub(crate) fn llama(token: &TokenEvent, served: &Served) -> Option<Value> {
+pub(crate) fn llama(token: &TokenEvent, served: &ServedModel) -> Option<Value> {
     let logprobs = token.logprobs.as_ref()?;
     let with_id = |id: u32, bytes: &[u8], logprob: f32| json!({ "id": id, "token": text(bytes), "bytes": bytes, "logprob": finite(logprob) });
     let mut object = with_id(token.id?, &token.bytes, logprobs.chosen);
@@ -39,7 +39,7 @@ pub(crate) fn llama(token: &TokenEvent, served: &Served) -> Option<Value> {
 }
 
 /// As [`llama`], with probabilities instead of their logarithms.
-pub(crate) fn llama_after_sampling(token: &TokenEvent, served: &Served) -> Option<Value> {
+pub(crate) fn llama_after_sampling(token: &TokenEvent, served: &ServedModel) -> Option<Value> {
     let logprobs = token.logprobs.as_ref()?;
     let with_id = |id: u32, bytes: &[u8], logprob: f32| {
         let probability = f64::from(logprob).exp();
@@ -64,18 +64,23 @@ pub(crate) struct TextLogprobs {
 
 impl TextLogprobs {
     /// Adds a token. The first token of a prompt has no log-probability.
-    pub(crate) fn push(&mut self, bytes: &[u8], logprobs: Option<&TokenLogprobs>, served: &Served) {
+    pub(crate) fn push(
+        &mut self,
+        bytes: &[u8],
+        logprobs: Option<&TokenLogprobs>,
+        served: &ServedModel,
+    ) {
         let token = text(bytes);
         self.text_offset.push(self.offset);
         self.offset += token.chars().count();
         self.tokens.push(token);
-        self.token_logprobs.push(logprobs.map(|all| finite(all.chosen)));
-        self.top_logprobs.push(logprobs.map_or(Value::Null, |all| {
-            let top = all.top.iter();
+        self.token_logprobs.push(logprobs.map(|entry| finite(entry.chosen)));
+        self.top_logprobs.push(logprobs.map_or(Value::Null, |entry| {
+            let top = entry.top.iter();
             let pairs = top.map(|(id, p)| (text(served.bytes(*id)), finite(*p).into()));
             Value::Object(pairs.collect::<Map<String, Value>>())
         }));
-        self.sum += logprobs.map_or(0.0, |all| f64::from(finite(all.chosen)));
+        self.sum += logprobs.map_or(0.0, |entry| f64::from(finite(entry.chosen)));
     }
 
     /// Mean log-probability of the tokens that have one.
@@ -84,7 +89,7 @@ impl TextLogprobs {
         if n == 0 { 0.0 } else { self.sum / n as f64 }
     }
 
-    /// Removes and returns what was added since the last call, with offsets that go on.
+    /// Returns the tokens added since the last call; text offsets continue.
     pub(crate) fn take(&mut self) -> Value {
         let offset = self.offset;
         let taken = std::mem::take(self);
@@ -92,7 +97,7 @@ impl TextLogprobs {
         taken.json()
     }
 
-    /// Whether nothing was added since the last [`TextLogprobs::take`].
+    /// Whether no token was added since the last [`TextLogprobs::take`].
     pub(crate) fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }

@@ -12,25 +12,25 @@ mod responses_stream;
 use serde_json::{Value, json};
 
 use crate::clock::{id, unix_seconds};
-use crate::served::Served;
+use crate::job::Outcome;
+use crate::served::ServedModel;
 use crate::state::App;
-use crate::work::Outcome;
 
 /// The members that every object of a response has.
 #[derive(Clone, Debug)]
-pub(crate) struct Head {
+pub(crate) struct ResponseHead {
     id: String,
     created: u64,
     model: String,
 }
 
-impl Head {
-    pub(crate) fn new(prefix: &str, app: &App, served: &Served) -> Head {
+impl ResponseHead {
+    pub(crate) fn new(prefix: &str, app: &App, served: &ServedModel) -> ResponseHead {
         let model = app.model_id(served).to_owned();
-        Head { id: id(prefix), created: unix_seconds(), model }
+        ResponseHead { id: id(prefix), created: unix_seconds(), model }
     }
 
-    /// An object of this type with choices.
+    /// A response object of this type.
     pub(crate) fn object(&self, object: &str, choices: Vec<Value>) -> Value {
         json!({
             "id": self.id,
@@ -48,7 +48,7 @@ pub(crate) fn fingerprint() -> &'static str {
     concat!("b", env!("CARGO_PKG_VERSION"), "-thermocline")
 }
 
-/// Token counts of all choices. A prompt that several choices share counts once.
+/// Token counts of all choices. A prompt shared by several choices is counted once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
     prompt: usize,
@@ -75,7 +75,6 @@ impl Usage {
         })
     }
 
-    /// The token counts under the names of the Responses API.
     pub(crate) fn responses(&self) -> Value {
         json!({
             "input_tokens": self.prompt,

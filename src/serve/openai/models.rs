@@ -8,7 +8,7 @@ use crate::error::{ApiError, Result};
 use crate::json;
 use crate::state::App;
 
-/// The list of models: the served one.
+/// The list of models; it has only the served model.
 pub(crate) async fn list(State(app): State<App>) -> Result<Response> {
     let model = model(&app)?;
     let details = json!({
@@ -18,8 +18,7 @@ pub(crate) async fn list(State(app): State<App>) -> Result<Response> {
     Ok(json::answer(&json!({ "object": "list", "data": [model], "models": [details] })))
 }
 
-/// The model with this id.
-pub(crate) async fn one(State(app): State<App>, Path(id): Path<String>) -> Result<Response> {
+pub(crate) async fn retrieve(State(app): State<App>, Path(id): Path<String>) -> Result<Response> {
     let model = model(&app)?;
     let names = model["aliases"].as_array().into_iter().flatten();
     let is_known = model["id"] == *id || names.into_iter().any(|name| *name == *id);

@@ -1,20 +1,19 @@
-//! Ranking: how well documents answer a query, in the forms of Jina, which is llama-server's, and of
-//! text-embeddings-inference (TEI).
+//! Reranking of documents by relevance to a query, in the format of Jina and llama-server, and in
+//! that of text-embeddings-inference (TEI).
 
 use axum::extract::{Request, State};
 use axum::response::Response;
 use scheduler::Pooling;
 use serde_json::{Value, json};
 
-use super::embeddings::pooled;
+use super::embeddings::embed_tokens;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::state::App;
 use crate::{json, limits, log};
 
-/// Maximum number of documents of a request.
-const MOST_DOCUMENTS: usize = 1024;
-const REFUSED: [(&str, &str); 5] = [
+const MAX_DOCUMENTS: usize = 1024;
+const UNSUPPORTED: [(&str, &str); 5] = [
     (
         "raw_scores",
         "the model determines the score: a probability with Qwen3 rerankers, otherwise the output of its head",
@@ -25,23 +24,22 @@ const REFUSED: [(&str, &str); 5] = [
     ("return_embeddings", "a ranking has no embeddings"),
 ];
 
-/// What a request wants.
 struct ParsedRequest {
     query: String,
     documents: Vec<String>,
-    /// The field of the documents: `texts` in TEI's form.
+    /// The field of the documents: `texts` in TEI's format.
     field: &'static str,
     top_n: usize,
     returns_text: bool,
 }
 
 /// A document's place in the request, and its score.
-struct Ranked {
+struct RankedDocument {
     index: usize,
     score: f32,
 }
 
-/// `POST /rerank` and its other paths.
+/// `POST /rerank` and its aliases.
 pub(crate) async fn rerank(State(app): State<App>, request: Request) -> Result<Response> {
     let fields = limits::fields(&app, request).await?;
     let served = app.served()?;
@@ -52,32 +50,35 @@ pub(crate) async fn rerank(State(app): State<App>, request: Request) -> Result<R
     };
     let (mut n_tokens, mut ranked) = (0, Vec::with_capacity(parsed.documents.len()));
     let limit = app.config.limits.time;
-    let all = async {
-        // Submit one document at a time, so that the remaining documents are not computed if the client
-        // disconnects.
+    let task = async {
+        // Submit one document at a time, so that the remaining documents are not computed if the
+        // client disconnects.
         for (index, document) in parsed.documents.iter().enumerate() {
             let ids = {
                 let (served, prompt) = (served.clone(), prompt.clone());
                 let (query, document, field) =
                     (parsed.query.clone(), document.clone(), parsed.field);
-                let wrong = move |e| ApiError::field(field, format!("cannot be used: {e}"));
+                let wrong = move |e| ApiError::field(field, format!("cannot be tokenized: {e}"));
                 let encode =
                     move || prompt.ids(&query, &document, &served.tokenizer).map_err(wrong);
                 limits::blocking(encode).await?
             };
             n_tokens += ids.len();
-            let outputs = pooled(&served, ids, Pooling::Rank).await;
-            let outputs = outputs.map_err(|error| error.of(parsed.field))?;
-            ranked.push(Ranked { index, score: outputs.first().copied().unwrap_or_default() });
+            let outputs = embed_tokens(&served, ids, Pooling::Rank).await;
+            let outputs = outputs.map_err(|error| error.with_param(parsed.field))?;
+            ranked.push(RankedDocument {
+                index,
+                score: outputs.first().copied().unwrap_or_default(),
+            });
         }
         Ok(())
     };
-    let in_time = tokio::time::timeout(limit, all).await;
+    let in_time = tokio::time::timeout(limit, task).await;
     in_time.unwrap_or_else(|_| Err(ApiError::timeout(limit.as_secs())))?;
     ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
     ranked.truncate(parsed.top_n);
     let is_tei = parsed.field == "texts";
-    let result = |Ranked { index, score }| {
+    let result = |RankedDocument { index, score }| {
         let label = if is_tei { "score" } else { "relevance_score" };
         let mut result = json!({ "index": index, label: score });
         if parsed.returns_text {
@@ -107,8 +108,8 @@ fn prepare(mut fields: Fields, app: &App) -> Result<ParsedRequest> {
         return Err(ApiError::field("texts", "and `documents` exclude each other"));
     }
     let list = fields.list(field)?.ok_or_else(|| ApiError::field(field, "is missing"))?;
-    if !(1..=MOST_DOCUMENTS).contains(&list.len()) {
-        let problem = format!("has {} documents, expected 1 to {MOST_DOCUMENTS}", list.len());
+    if !(1..=MAX_DOCUMENTS).contains(&list.len()) {
+        let problem = format!("has {} documents, expected 1 to {MAX_DOCUMENTS}", list.len());
         return Err(ApiError::field(field, problem));
     }
     let text = |item: &Value| item.as_str().or_else(|| item["text"].as_str()).map(str::to_owned);
@@ -117,7 +118,7 @@ fn prepare(mut fields: Fields, app: &App) -> Result<ParsedRequest> {
     let documents = documents.ok_or_else(|| ApiError::field(field, problem))?;
     let top_n = fields.integer("top_n", [1, i64::MAX])?;
     let [text, document] = [fields.bool("return_text")?, fields.bool("return_documents")?];
-    for (name, reason) in REFUSED {
+    for (name, reason) in UNSUPPORTED {
         fields.refuse(name, reason, crate::fields::is_empty)?;
     }
     fields.ignore(&["model", "user", "truncation_direction"]);

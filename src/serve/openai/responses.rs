@@ -8,21 +8,20 @@ use serde_json::{Map, Value, json};
 use text::chat::Message;
 
 use super::Usage;
-use super::responses_stream::Streamed;
+use super::responses_stream::ResponseStream;
 use crate::clock::{id, unix_seconds};
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, is_empty};
+use crate::job::{Job, Outcome, Update};
 use crate::messages::{self, ChatRequest};
 use crate::params::Params;
-use crate::reply::{self, Call, Parts, Reply, Turn};
-use crate::served::Served;
+use crate::reply::{self, Call, Content, ReplyParser, Turn};
+use crate::served::ServedModel;
 use crate::state::App;
 use crate::stream;
 use crate::tools::Tools;
-use crate::work::{Outcome, Update, Work};
 use crate::{json, limits, log};
 
-/// Answers the input.
 pub(crate) async fn respond(State(app): State<App>, request: Request) -> Result<Response> {
     let fields = limits::fields(&app, request).await?;
     let served = app.served()?;
@@ -32,39 +31,41 @@ pub(crate) async fn respond(State(app): State<App>, request: Request) -> Result<
     };
     let reply = turn.replies().pop();
     let Turn { params, task, .. } = turn;
-    let Some(reply) = reply else { return Err(ApiError::server("no reply")) };
-    let work = Work::submit(&app, &served, &params, vec![task])?;
+    let Some(reply) = reply else {
+        return Err(ApiError::server("the request has no choice; please report it"));
+    };
+    let job = Job::submit(&app, &served, &params, vec![task])?;
     let object = ResponseObject {
         id: id("resp_"),
-        item: id("msg_"),
+        item_id: id("msg_"),
         created: unix_seconds(),
         model: app.model_id(&served).to_owned(),
         echoed,
-        parts: Parts::default(),
+        parts: Content::default(),
     };
     if params.stream {
         let keep_alive = params.keep_alive;
-        let streamed = Streamed::new(object, params);
-        return Ok(stream::response(keep_alive, |events| streamed.write(events, work, reply)));
+        let streamed = ResponseStream::new(object, params);
+        return Ok(stream::response(keep_alive, |events| streamed.write(events, job, reply)));
     }
-    whole(object, work, reply).await
+    whole(object, job, reply).await
 }
 
 fn prepare(
     mut fields: Fields,
     app: &App,
-    served: &Arc<Served>,
+    served: &Arc<ServedModel>,
 ) -> Result<(Turn, Map<String, Value>)> {
     fields.refuse("previous_response_id", "answers are not stored", is_empty)?;
     fields.refuse("conversation", "conversations are not stored", is_empty)?;
     fields.refuse("background", "answers are not stored", is_empty)?;
     fields.refuse("prompt", "prompts are not stored", is_empty)?;
     fields.refuse("include", "there is nothing more to include", is_empty)?;
-    fields.refuse("top_logprobs", "answers of this endpoint have none", is_empty)?;
-    fields.refuse("max_tool_calls", "calls are not counted", is_empty)?;
+    fields.refuse("top_logprobs", "this endpoint has no log-probabilities", is_empty)?;
+    fields.refuse("max_tool_calls", "the number of calls is not limited", is_empty)?;
     let disabled = |value: &Value| value.as_str() == Some("disabled");
     fields.refuse("truncation", "a prompt that is too long is an error", disabled)?;
-    let tools = Tools::responses(&mut fields, served.calls)?;
+    let tools = Tools::responses(&mut fields, served.call_format)?;
     let mut echoed = Map::new();
     for name in ["temperature", "top_p", "metadata"] {
         echoed.extend(fields.take(name).map(|value| (name.to_owned(), value)));
@@ -76,7 +77,7 @@ fn prepare(
         list.insert(0, Message::new("system", text));
     }
     let mut variables = fields.object("chat_template_kwargs")?.unwrap_or_default();
-    if let Some(effort) = fields.object("reasoning")?.and_then(|mut all| all.shift_remove("effort"))
+    if let Some(effort) = fields.object("reasoning")?.and_then(|mut map| map.shift_remove("effort"))
         && !effort.is_null()
     {
         if effort == "none" {
@@ -85,9 +86,8 @@ fn prepare(
         variables.entry("reasoning_effort").or_insert(effort);
     }
     if let Some(text) = fields.object("text")? {
-        let mut text = Fields::of(text);
-        // `text.format` is the `response_format` of chat completions with one level of nesting
-        // less.
+        let mut text = Fields::from_map(text);
+        // `text.format` is `response_format` of chat completions without the nested `json_schema`.
         if let Some(mut format) = text.object("format")? {
             if format.get("type").and_then(Value::as_str) == Some("json_schema") {
                 let schema = format.shift_remove("schema");
@@ -98,15 +98,15 @@ fn prepare(
         let medium = |value: &Value| value.as_str() == Some("medium");
         text.refuse("verbosity", "ask for a short answer in a message instead", medium)?;
     }
-    let mut again = echoed.clone();
+    let mut shared = echoed.clone();
     let limit = fields.integer("max_output_tokens", [1, i64::MAX])?;
-    again.extend(limit.map(|limit| ("max_tokens".to_owned(), limit.into())));
-    fields.merge(again);
-    let splits = reply::splits(&mut fields, served)?;
+    shared.extend(limit.map(|limit| ("max_tokens".to_owned(), limit.into())));
+    fields.merge(shared);
+    let splits_reasoning = reply::splits_reasoning(&mut fields, served)?;
     let params = Params::read(&mut fields, served, &app.config.limits)?;
     log::unknown_fields(&app.config.log, "responses", &fields.unknown());
     echoed.insert("instructions".to_owned(), instructions.into());
-    let talk = ChatRequest {
+    let chat = ChatRequest {
         messages: list,
         tools,
         variables,
@@ -114,7 +114,7 @@ fn prepare(
         ..ChatRequest::default()
     };
     let params = Params { n: 1, ..params };
-    Ok((Turn::new(&talk, params, splits, None, served)?, echoed))
+    Ok((Turn::new(&chat, params, splits_reasoning, None, served)?, echoed))
 }
 
 /// The messages of `input`: a text, or a list of messages.
@@ -187,7 +187,6 @@ fn call_item(item: &Map<String, Value>, at: &str, list: &mut Vec<Message>) -> Re
     Ok(())
 }
 
-/// Converts the result of a tool call.
 fn output_item(mut item: Map<String, Value>, at: &str) -> Result<Message> {
     let id = item.shift_remove("call_id").filter(Value::is_string);
     let id = id.ok_or_else(|| ApiError::field(at, "needs `call_id` as a string"))?;
@@ -197,15 +196,14 @@ fn output_item(mut item: Map<String, Value>, at: &str) -> Result<Message> {
     Ok(message)
 }
 
-/// The response so far.
 pub(super) struct ResponseObject {
     id: String,
-    item: String,
+    item_id: String,
     created: u64,
     model: String,
     /// Members of the request that the response repeats.
     echoed: Map<String, Value>,
-    pub(super) parts: Parts,
+    pub(super) parts: Content,
 }
 
 impl ResponseObject {
@@ -234,11 +232,11 @@ impl ResponseObject {
         let mut usage = Usage::default();
         usage.add(outcome, true);
         object["usage"] = usage.responses();
-        if outcome.is_cut() {
+        if outcome.hit_limit() {
             object["incomplete_details"] = json!({ "reason": "max_output_tokens" });
         }
         let mut output = Vec::new();
-        let Parts { answer, reasoning, calls } = &self.parts;
+        let Content { answer, reasoning, calls } = &self.parts;
         if !reasoning.is_empty() {
             output.push(self.reasoning_item());
         }
@@ -252,7 +250,7 @@ impl ResponseObject {
 
     pub(super) fn reasoning_item(&self) -> Value {
         json!({
-            "id": format!("rs_{}", &self.item[4..]),
+            "id": format!("rs_{}", &self.item_id[4..]),
             "type": "reasoning",
             "summary": [],
             "content": [{ "type": "reasoning_text", "text": self.parts.reasoning }],
@@ -262,7 +260,7 @@ impl ResponseObject {
     pub(super) fn call_item(&self, index: usize, status: &str) -> Value {
         let Call { id, name, arguments } = self.parts.calls.get(index).cloned().unwrap_or_default();
         json!({
-            "id": format!("fc_{}_{index}", &self.item[4..]),
+            "id": format!("fc_{}_{index}", &self.item_id[4..]),
             "type": "function_call",
             "call_id": id,
             "name": name,
@@ -273,26 +271,29 @@ impl ResponseObject {
 
     pub(super) fn item(&self, status: &str) -> Value {
         json!({
-            "id": self.item,
+            "id": self.item_id,
             "type": "message",
             "role": "assistant",
             "status": status,
-            "content": [self.part()],
+            "content": [self.content_part()],
         })
     }
 
-    pub(super) fn part(&self) -> Value {
+    pub(super) fn content_part(&self) -> Value {
         json!({ "type": "output_text", "text": self.parts.answer, "annotations": [], "logprobs": [] })
     }
 }
 
-/// The `status` of a response.
 pub(super) fn status(outcome: &Outcome) -> &'static str {
-    if outcome.is_cut() { "incomplete" } else { "completed" }
+    if outcome.hit_limit() { "incomplete" } else { "completed" }
 }
 
-async fn whole(mut object: ResponseObject, mut work: Work, mut reply: Reply) -> Result<Response> {
-    while let Some((_, update)) = work.next().await {
+async fn whole(
+    mut object: ResponseObject,
+    mut job: Job,
+    mut reply: ReplyParser,
+) -> Result<Response> {
+    while let Some((_, update)) = job.next().await {
         match update {
             Update::Token(token) => object.parts.add(&reply.push(&token.text)),
             Update::Done(outcome) => {
@@ -302,7 +303,7 @@ async fn whole(mut object: ResponseObject, mut work: Work, mut reply: Reply) -> 
                 return Ok(json::answer(&body));
             }
             Update::Failed(error) => return Err(error),
-            Update::Started { .. } | Update::Prefill(_) | Update::Prompt(_) => {}
+            Update::Started { .. } | Update::Prefill(_) | Update::PromptLogprobs(_) => {}
         }
     }
     Err(ApiError::server("the generation ended without a result"))

@@ -3,16 +3,15 @@
 use serde_json::{Value, json};
 
 use super::responses::{ResponseObject, status};
+use crate::job::{Job, Outcome, Timings, Update};
 use crate::params::Params;
-use crate::reply::{Piece, Reply};
+use crate::reply::{ReplyParser, ReplyPiece};
 use crate::stream::{Disconnected, Events};
-use crate::work::{Outcome, Timings, Update, Work};
 
-/// A response as a stream of events.
-pub(super) struct Streamed {
+pub(super) struct ResponseStream {
     pub(super) object: ResponseObject,
     pub(super) params: Params,
-    /// Number of the next event.
+    /// `sequence_number` of the next event.
     number: u64,
     /// Number of output items that have begun.
     n_items: usize,
@@ -28,26 +27,26 @@ enum OpenItem {
     Call(usize),
 }
 
-impl Streamed {
-    pub(super) fn new(object: ResponseObject, params: Params) -> Streamed {
-        Streamed { object, params, number: 0, n_items: 0, open: None }
+impl ResponseStream {
+    pub(super) fn new(object: ResponseObject, params: Params) -> ResponseStream {
+        ResponseStream { object, params, number: 0, n_items: 0, open: None }
     }
 
     pub(super) async fn write(
         mut self,
         events: Events,
-        mut work: Work,
-        mut reply: Reply,
+        mut job: Job,
+        mut reply: ReplyParser,
     ) -> Result<(), Disconnected> {
         for name in ["response.created", "response.in_progress"] {
             let response = self.object.json("in_progress", None);
             self.send(&events, name, json!({ "response": response })).await?;
         }
-        while let Some((_, update)) = events.wait(work.next()).await? {
+        while let Some((_, update)) = events.wait(job.next()).await? {
             match update {
                 Update::Token(token) => {
                     for piece in reply.push(&token.text) {
-                        self.piece(&events, piece, work.timings(0)).await?;
+                        self.piece(&events, piece, job.timings(0)).await?;
                     }
                 }
                 Update::Prefill(progress) if self.params.return_progress => {
@@ -67,7 +66,7 @@ impl Streamed {
                     });
                     return self.send(&events, "error", data).await;
                 }
-                Update::Started { .. } | Update::Prefill(_) | Update::Prompt(_) => {}
+                Update::Started { .. } | Update::Prefill(_) | Update::PromptLogprobs(_) => {}
             }
         }
         Ok(())
@@ -76,15 +75,17 @@ impl Streamed {
     async fn piece(
         &mut self,
         events: &Events,
-        piece: Piece,
+        piece: ReplyPiece,
         timings: Timings,
     ) -> Result<(), Disconnected> {
         let item = match &piece {
-            Piece::Answer(_) => OpenItem::Message,
-            Piece::Reasoning(_) => OpenItem::Reasoning,
-            Piece::Call { index, .. } | Piece::Arguments { index, .. } => OpenItem::Call(*index),
+            ReplyPiece::Answer(_) => OpenItem::Message,
+            ReplyPiece::Reasoning(_) => OpenItem::Reasoning,
+            ReplyPiece::Call { index, .. } | ReplyPiece::Arguments { index, .. } => {
+                OpenItem::Call(*index)
+            }
         };
-        let begins = matches!(piece, Piece::Call { .. });
+        let begins = matches!(piece, ReplyPiece::Call { .. });
         if begins {
             // The event that opens a call has the name of the tool, so add the piece first.
             self.object.parts.add(std::slice::from_ref(&piece));
@@ -95,14 +96,14 @@ impl Streamed {
         }
         self.object.parts.add(std::slice::from_ref(&piece));
         let (name, text) = match piece {
-            Piece::Answer(text) => ("response.output_text.delta", text),
-            Piece::Reasoning(text) => ("response.reasoning_text.delta", text),
-            Piece::Arguments { fragment, .. } => {
+            ReplyPiece::Answer(text) => ("response.output_text.delta", text),
+            ReplyPiece::Reasoning(text) => ("response.reasoning_text.delta", text),
+            ReplyPiece::Arguments { fragment, .. } => {
                 ("response.function_call_arguments.delta", fragment)
             }
-            Piece::Call { .. } => return Ok(()),
+            ReplyPiece::Call { .. } => return Ok(()),
         };
-        let mut data = self.at(item);
+        let mut data = self.position(item);
         data["delta"] = text.into();
         match item {
             OpenItem::Message => data["logprobs"] = json!([]),
@@ -124,7 +125,7 @@ impl Streamed {
     }
 
     /// The members that identify the open item in an event.
-    fn at(&self, item: OpenItem) -> Value {
+    fn position(&self, item: OpenItem) -> Value {
         let id = self.item(item, "in_progress")["id"].clone();
         let index = self.n_items.saturating_sub(1);
         match item {
@@ -152,15 +153,14 @@ impl Streamed {
         if item != OpenItem::Message {
             return Ok(());
         }
-        let mut data = self.at(item);
-        data["part"] = self.object.part();
+        let mut data = self.position(item);
+        data["part"] = self.object.content_part();
         self.send(events, "response.content_part.added", data).await
     }
 
-    /// Closes the open item.
     async fn close(&mut self, events: &Events, status: &str) -> Result<(), Disconnected> {
         let Some(item) = self.open.take() else { return Ok(()) };
-        let at = self.at(item);
+        let at = self.position(item);
         let object = self.item(item, status);
         match item {
             OpenItem::Reasoning => {}
@@ -170,7 +170,7 @@ impl Streamed {
                 text["logprobs"] = json!([]);
                 self.send(events, "response.output_text.done", text).await?;
                 let mut part = at;
-                part["part"] = self.object.part();
+                part["part"] = self.object.content_part();
                 self.send(events, "response.content_part.done", part).await?;
             }
             OpenItem::Call(_) => {
@@ -203,6 +203,6 @@ impl Streamed {
             event.extend(data);
         }
         self.number += 1;
-        events.named(name, &event).await
+        events.send_named(name, &event).await
     }
 }

@@ -1,5 +1,5 @@
-// Requests to the server that served the page. All paths are relative to the page's address, so it
-// also works behind a proxy's prefix.
+// Requests to the server of the page. Paths are relative to the page, so that it works behind a proxy
+// that adds a prefix.
 
 let key = "";
 
@@ -7,7 +7,6 @@ export function setKey(value) {
   key = value.trim();
 }
 
-/** An error that the server reported. */
 export class ServerError extends Error {
   constructor(status, message) {
     super(message);
@@ -36,7 +35,7 @@ async function errorText(response) {
   } catch {
     // Without a readable body, the HTTP status is the message.
   }
-  if (response.status === 401) return "The server wants an API key. Enter it in the settings.";
+  if (response.status === 401) return "The server requires an API key. Enter it in the settings.";
   if (response.status === 503 && !message) return "The model is still loading.";
   return message || `The server answered with status ${response.status}.`;
 }
@@ -47,8 +46,8 @@ export async function getJson(path, signal) {
 }
 
 /**
- * Calls `take` with the JSON of each `data:` line of an event stream, until it ends, `signal`
- * aborts it, or `[DONE]` comes.
+ * Calls `take` with the JSON of each `data:` line of an event stream, until it ends, sends `[DONE]`,
+ * or `options.signal` aborts it.
  */
 export async function events(path, options, take) {
   const response = await request(path, options);

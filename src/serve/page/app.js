@@ -8,8 +8,8 @@ import { setUpDrawers } from "./drawers.js";
 import { redrawPanel, setUpPanel } from "./panel.js";
 import { applyTheme, changeSetting, confirmed, parameters, setting, setUpSettings, showDefaults } from "./settings.js";
 import { setUpSidebar, showConversations } from "./sidebar.js";
-import { forget, forgetAll, keep, openStore, storeError } from "./store.js";
-import { addMessage, lastId, newConversation, removeMessage, titleOf, turn } from "./tree.js";
+import { deleteAllConversations, deleteConversation, openStore, saveConversation, storeError } from "./store.js";
+import { addMessage, lastId, newConversation, removeMessage, showSibling, titleOf } from "./tree.js";
 import { setUpView, showMessages, toEnd, updateMessage } from "./view.js";
 
 /** Time between two attempts to reach a server that is loading, in milliseconds. */
@@ -22,8 +22,8 @@ let current = newConversation(setting("system"));
 
 async function save(conversation) {
   try {
-    // Plain data, since a running answer changes it while the browser copies it.
-    await keep(structuredClone(conversation));
+    // Copy it, because a running answer changes it while the browser stores it.
+    await saveConversation(structuredClone(conversation));
   } catch (error) {
     showError(storeError(error));
   }
@@ -55,7 +55,6 @@ function showStatus(message) {
   byId("status").textContent = parts.join(" \u00b7 ") || "\u00a0";
 }
 
-/** Writes an answer to `question` in the current conversation. */
 async function ask(question) {
   const conversation = current;
   hideError();
@@ -111,7 +110,7 @@ async function remove(conversation) {
   if (!(await confirmed(`Delete the conversation "${titleOf(conversation)}"?`))) return;
   stop(conversation);
   conversations = conversations.filter((other) => other !== conversation);
-  forget(conversation.id).catch(() => {});
+  deleteConversation(conversation.id).catch(() => {});
   if (conversation === current) create();
   else show();
   say("Conversation deleted");
@@ -121,7 +120,7 @@ async function clear() {
   if (!(await confirmed("Delete all conversations in this browser?"))) return;
   conversations.forEach(stop);
   conversations = [];
-  forgetAll().catch(() => {});
+  deleteAllConversations().catch(() => {});
   byId("settings").close();
   create();
 }
@@ -140,7 +139,7 @@ const messageActions = {
     }
   },
   turn: (message, by) => {
-    turn(current, message, by);
+    showSibling(current, message, by);
     save(current);
     show();
   },
@@ -253,7 +252,7 @@ async function start() {
     showError(storeError(error));
   }
   const latest = conversations.toSorted((a, b) => b.updated - a.updated)[0];
-  // A reload shows the same conversation again; `?new` starts with an empty one.
+  // Show the latest conversation; `?new` starts with an empty one.
   if (latest && !location.search.includes("new")) current = latest;
   show();
   if (matchMedia("(pointer: fine)").matches) byId("input").focus();

@@ -1,14 +1,13 @@
-// Text files attached to the next message: by the button, by dropping, by pasting.
+// Text files attached to the next message by the button, drag and drop, or pasting.
 
 import { byId, bytes, el, iconButton, say, showError } from "./dom.js";
 
-const MOST_FILE = 1 << 20;
-const MOST_ALL = 4 << 20;
-const MOST_FILES = 20;
+const MAX_FILE_BYTES = 1 << 20;
+const MAX_TOTAL_BYTES = 4 << 20;
+const MAX_FILES = 20;
 
 let files = [];
 
-/** Removes and returns the attached files, for a message. */
 export function takeAttachments() {
   const taken = files;
   files = [];
@@ -20,7 +19,6 @@ export function hasAttachments() {
   return files.length > 0;
 }
 
-/** Attaches the files of a list. */
 async function add(list) {
   for (const file of list) {
     const problem = refusal(file);
@@ -37,9 +35,9 @@ async function add(list) {
 
 function refusal(file) {
   const all = files.reduce((sum, other) => sum + other.text.length, 0);
-  if (file.size > MOST_FILE) return `${file.name} has ${bytes(file.size)}; attach at most ${bytes(MOST_FILE)} per file.`;
-  if (all + file.size > MOST_ALL) return `Attach at most ${bytes(MOST_ALL)} per message.`;
-  return files.length >= MOST_FILES ? `Attach at most ${MOST_FILES} files per message.` : null;
+  if (file.size > MAX_FILE_BYTES) return `${file.name} has ${bytes(file.size)}; attach at most ${bytes(MAX_FILE_BYTES)} per file.`;
+  if (all + file.size > MAX_TOTAL_BYTES) return `Attach at most ${bytes(MAX_TOTAL_BYTES)} per message.`;
+  return files.length >= MAX_FILES ? `Attach at most ${MAX_FILES} files per message.` : null;
 }
 
 /** The text of a file; null if it is not UTF-8 or holds binary data. */
@@ -66,7 +64,7 @@ function show() {
   byId("attachments").hidden = files.length === 0;
 }
 
-/** Attached files of a message, each folded. */
+/** Attached files of a message as collapsed elements. */
 export function attachmentNodes(attachments = []) {
   return attachments.map((file) => el("details", { className: "attachment" },
     el("summary", { textContent: `${file.name} (${bytes(file.text.length)})` }),

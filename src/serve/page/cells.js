@@ -2,21 +2,21 @@
 // a cell is an expert or a group of neighbouring neurons, and its value the share of it that fired.
 
 /** The value of a cell whose neurons all fired. */
-const MOST = 15;
+const ALL_FIRED = 15;
 
 /** The values of a row's cells, 0 to 1; null if the server reports none for the layer. */
 export function cellValues(fired, layer) {
   const row = fired?.layers?.[layer];
   if (typeof row !== "string" || !/^[0-9a-f]+$/.test(row)) return null;
-  return Array.from(row, (digit) => Number.parseInt(digit, 16) / MOST);
+  return Array.from(row, (digit) => Number.parseInt(digit, 16) / ALL_FIRED);
 }
 
-/** Whether a token leaves some neurons or experts of the model out. */
-export function leavesOut(facts) {
+/** Whether the model skips some neurons or experts for a token. */
+export function skipsNeurons(facts) {
   return facts.is_sparse || facts.layers.some((layer) => layer.n_experts);
 }
 
-/** A cell of `layer` in words, in the plural. */
+/** What the `n` cells of `layer` are, in the plural. */
 function cellName(layer, n) {
   if (layer.n_experts && layer.n_experts <= n) return "experts";
   return layer.n_neurons <= n ? "neurons" : layer.n_experts ? "groups of experts" : "groups of neurons";
@@ -30,7 +30,7 @@ function tokens(fired) {
   return fired.tokens === 1 ? "the token" : `the ${fired.tokens} tokens`;
 }
 
-/** What fired in a layer, in words; empty if that is not known. */
+/** What fired in a layer, in words; empty if not known. */
 export function firedText(facts, fired, index) {
   const layer = facts.layers[index];
   const values = cellValues(fired, index);
@@ -43,7 +43,7 @@ export function firedText(facts, fired, index) {
   return `${text}: ${hot} of the ${quarter} hottest, ${cold} of the ${quarter} coldest`;
 }
 
-/** What fired in all layers, in words; empty if that is not known. */
+/** What fired in all layers, in words; empty if not known. */
 export function firedSummary(facts, fired) {
   const rows = facts.layers.map((_, i) => cellValues(fired, i)).filter((values) => values !== null);
   if (rows.length === 0) return "";

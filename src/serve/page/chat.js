@@ -1,5 +1,5 @@
-// Generates answers: request, stream, stop. A conversation has at most one running answer; answers of
-// other conversations go on while another one is shown.
+// Generates answers: request, stream, stop. A conversation has at most one running answer, which
+// continues while another conversation is shown.
 
 import { chat } from "./api.js";
 import { addMessage, requestMessages } from "./tree.js";
@@ -7,7 +7,7 @@ import { addMessage, requestMessages } from "./tree.js";
 /** Time between two saves of an answer that is being written, in milliseconds. */
 const SAVE_EVERY = 1000;
 
-/** By conversation id: the running answer. */
+/** Running answers by conversation id. */
 const running = new Map();
 
 export function runningIn(conversation) {
@@ -22,10 +22,6 @@ export function isRunning(message) {
 /** Stops the answer of a conversation. The text so far stays. */
 export function stop(conversation) {
   running.get(conversation.id)?.controller.abort();
-}
-
-export function stopAll() {
-  for (const job of running.values()) job.controller.abort();
 }
 
 /**
@@ -60,7 +56,7 @@ export async function answer(conversation, question, { model, parameters }, repo
   const body = { ...parameters, model, messages: requestMessages(conversation, question) };
   try {
     await chat(body, controller.signal, (chunk) => {
-      take(message, chunk);
+      addChunk(message, chunk);
       changed();
     });
   } catch (error) {
@@ -82,7 +78,7 @@ export async function answer(conversation, question, { model, parameters }, repo
 }
 
 /** Adds a chunk of the stream to the message. */
-function take(message, chunk) {
+function addChunk(message, chunk) {
   const choice = chunk.choices?.[0];
   const delta = choice?.delta;
   if (typeof delta?.content === "string") message.content += delta.content;

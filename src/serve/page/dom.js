@@ -4,7 +4,7 @@ const SVG = "http://www.w3.org/2000/svg";
 
 /**
  * Makes an element. `props` are properties (`className`, `textContent`, ...), `on*` handlers,
- * `data` and attributes whose name contains a dash or is `role`, `for` or `list`.
+ * `data`, and attributes whose name contains a dash or is `role` or `for`.
  */
 export function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
@@ -19,12 +19,10 @@ export function el(tag, props = {}, ...children) {
   return node;
 }
 
-/** The element with this id. */
 export function byId(id) {
   return document.getElementById(id);
 }
 
-/** An SVG element with attributes. */
 export function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -58,7 +56,7 @@ export function iconButton(name, label, onclick, props = {}) {
   return button;
 }
 
-/** Says `text` to screen readers and shows it for a few seconds. */
+/** Announces `text` to screen readers. */
 export function say(text) {
   const live = byId("announce");
   live.textContent = "";
@@ -93,7 +91,6 @@ export async function copyText(text) {
   }
 }
 
-/** Offers `text` as a download. */
 export function saveFile(name, type, text) {
   const url = URL.createObjectURL(new Blob([text], { type }));
   const link = el("a", { href: url, download: name });
@@ -117,14 +114,13 @@ export function bytes(n) {
   return `${value.toFixed(digits)} ${units[unit]}`;
 }
 
-/** A number with three significant digits, "not known" without one. */
+/** A number with three significant digits; "not known" for null. */
 export function number(n) {
   if (n === null || n === undefined || !Number.isFinite(n)) return "not known";
   if (n >= 1000) return Math.round(n).toLocaleString("en");
   return String(Number(n.toPrecision(3)));
 }
 
-/** A share as a percentage. */
 export function percent(share) {
   if (share === null || share === undefined || !Number.isFinite(share)) return "not known";
   const value = share * 100;

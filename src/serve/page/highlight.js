@@ -1,10 +1,10 @@
-// Simple syntax highlighting: comments, strings, numbers, keywords. All languages share one scanner
-// and differ only in comments and quotes.
+// Simple syntax highlighting: comments, strings, numbers, keywords. Except for markup, languages
+// differ only in comments and quotes.
 
 import { el } from "./dom.js";
 
 /** Maximum length of highlighted code, in characters. */
-const MOST_CODE = 60_000;
+const MAX_CODE = 60_000;
 
 const KEYWORDS = new Set((
   "abstract and as async await begin bool boolean break byte case catch char class const continue crate data "
@@ -66,10 +66,9 @@ function isKeyword(word, language) {
   return language === "sql" ? SQL_KEYWORDS.has(word.toLowerCase()) : KEYWORDS.has(word);
 }
 
-/** The nodes of `code`: text and spans. */
 export function highlight(code, name) {
   const language = name.toLowerCase();
-  if (code.length > MOST_CODE || PLAIN.includes(language)) return [code];
+  if (code.length > MAX_CODE || PLAIN.includes(language)) return [code];
   if (language === "diff" || language === "patch") return diff(code);
   const family = familyOf(language);
   const nodes = [];

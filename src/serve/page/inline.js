@@ -1,24 +1,24 @@
 // Inline Markdown as DOM nodes. Only this file makes links, and text only becomes text nodes, so
 // HTML in a message is shown, never parsed.
 //
-// A delimiter without an end is remembered per text, and the search for an end tries a fixed number of
-// candidates, so that hostile input takes linear time.
+// To take linear time even for hostile input, a scanner remembers delimiters that do not occur again,
+// and tries a fixed number of candidates for an end.
 
 import { el } from "./dom.js";
 import { mathNode } from "./math.js";
 
-const MOST_DEPTH = 12;
+const MAX_DEPTH = 12;
 /** Maximum number of candidates that are tried for the end of an emphasis. */
-const MOST_TRIES = 40;
+const MAX_TRIES = 40;
 /** Longest link text or address, and longest formula within a line, in characters. */
-const MOST_LINK = 1000;
-const MOST_MATH = 2000;
+const MAX_LINK = 1000;
+const MAX_MATH = 2000;
 const PROTOCOLS = ["http:", "https:", "mailto:"];
 const PUNCTUATION = /[!-/:-@[-`{-~]/;
 const WORD = /[\p{L}\p{N}]/u;
 const BARE_URL = /https?:\/\/[^\s<>"'`]+/y;
 
-/** The address if links may lead to it: absolute, with http, https or mailto. */
+/** The URL of an absolute address with http, https or mailto; null for other addresses. */
 export function safeUrl(address) {
   let url;
   try {
@@ -37,7 +37,6 @@ function link(address, title, children) {
   return el("a", title ? { ...props, title } : props, ...children);
 }
 
-/** Parses `text` into nodes. */
 export function inline(text, depth = 0) {
   return new Scanner(text, depth).run();
 }
@@ -55,7 +54,7 @@ class Scanner {
   }
 
   run() {
-    if (this.depth > MOST_DEPTH) return [document.createTextNode(this.text)];
+    if (this.depth > MAX_DEPTH) return [document.createTextNode(this.text)];
     while (this.at < this.text.length) {
       const node = this.special(this.text[this.at]);
       if (node) {
@@ -75,7 +74,7 @@ class Scanner {
     this.plain = "";
   }
 
-  /** The node that starts here, with `at` moved behind it; null for plain text. */
+  /** The node that starts here, with `at` moved past it; null for plain text. */
   special(char) {
     switch (char) {
       case "\\": return this.escape();
@@ -93,11 +92,11 @@ class Scanner {
     }
   }
 
-  /** Position of `what` from `from` on; -1 without searching if an earlier search found none. */
-  find(what, from) {
-    if (this.absent.has(what)) return -1;
-    const found = this.text.indexOf(what, from);
-    if (found < 0) this.absent.add(what);
+  /** Position of a delimiter from `from` on; -1 without searching if an earlier search failed. */
+  find(delimiter, from) {
+    if (this.absent.has(delimiter)) return -1;
+    const found = this.text.indexOf(delimiter, from);
+    if (found < 0) this.absent.add(delimiter);
     return found;
   }
 
@@ -132,7 +131,7 @@ class Scanner {
     let end = this.find(fence, this.at + length);
     for (let tries = 0; end >= 0 && this.text[end + length] === "`"; tries += 1) {
       while (this.text[end + length] === "`") end += 1;
-      end = tries < MOST_TRIES ? this.text.indexOf(fence, end + length) : -1;
+      end = tries < MAX_TRIES ? this.text.indexOf(fence, end + length) : -1;
     }
     if (end < 0) {
       this.plain += fence;
@@ -151,9 +150,9 @@ class Scanner {
     if (double) return this.math(begin, "$$", true);
     // A price is not a formula: no space inside the dollars, no digit after them.
     if (/\s/.test(this.text[begin] ?? " ")) return null;
-    for (let end = begin, tries = 0; tries < MOST_TRIES; tries += 1) {
+    for (let end = begin, tries = 0; tries < MAX_TRIES; tries += 1) {
       end = this.find("$", end + 1);
-      if (end < 0 || end - begin > MOST_MATH) return null;
+      if (end < 0 || end - begin > MAX_MATH) return null;
       const ends = !/[\s\\]/.test(this.text[end - 1]) && !/[\d$]/.test(this.text[end + 1] ?? "");
       if (ends) return this.formula(begin, end, 1, false);
     }
@@ -162,7 +161,7 @@ class Scanner {
 
   math(begin, close, display) {
     const end = this.find(close, begin);
-    if (end < 0 || end === begin || end - begin > MOST_MATH) return null;
+    if (end < 0 || end === begin || end - begin > MAX_MATH) return null;
     return this.formula(begin, end, close.length, display);
   }
 
@@ -197,14 +196,14 @@ class Scanner {
   emphasisEnd(run) {
     const char = run[0];
     let end = this.at + run.length;
-    for (let tries = 0; tries < MOST_TRIES; tries += 1) {
+    for (let tries = 0; tries < MAX_TRIES; tries += 1) {
       end = this.find(run, end + 1);
       if (end < 0) return -1;
       let found = run.length;
       while (this.text[end + found] === char) found += 1;
       const after = this.text[end + found] ?? " ";
       const closes = !/[\s\\]/.test(this.text[end - 1]) && (char !== "_" || !WORD.test(after));
-      // In `*a **b** c*` the inner runs are longer than the outer; `**a *b***` ends with both.
+      // Skip longer runs, as in `*a **b** c*`; a run of three may also close an inner one: `**a *b***`.
       if (closes && (found === run.length || found === 3)) return end + found - run.length;
       end += found - 1;
     }
@@ -232,7 +231,7 @@ class Scanner {
 
   bracketEnd(begin) {
     if (this.find("](", begin) < 0) return -1;
-    for (let at = begin, open = 1; at < this.text.length && at - begin < MOST_LINK; at += 1) {
+    for (let at = begin, open = 1; at < this.text.length && at - begin < MAX_LINK; at += 1) {
       const char = this.text[at];
       if (char === "\\") at += 1;
       else if (char === "[") open += 1;
@@ -245,7 +244,7 @@ class Scanner {
   }
 
   addressEnd(begin) {
-    for (let at = begin, open = 1; at < this.text.length && at - begin < MOST_LINK; at += 1) {
+    for (let at = begin, open = 1; at < this.text.length && at - begin < MAX_LINK; at += 1) {
       const char = this.text[at];
       if (char === "\n") return -1;
       if (char === "(") open += 1;
@@ -257,10 +256,10 @@ class Scanner {
     return -1;
   }
 
-  /** `<https://...>`; also `<br>`, the only tag that models write where Markdown has none. */
+  /** `<https://...>`; also `<br>`, which models write in table cells. */
   angle() {
     const end = this.find(">", this.at);
-    if (end < 0 || end - this.at > MOST_LINK) return null;
+    if (end < 0 || end - this.at > MAX_LINK) return null;
     const inside = this.text.slice(this.at + 1, end);
     if (/^br\s*\/?$/i.test(inside)) {
       this.at = end + 1;

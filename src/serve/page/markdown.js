@@ -7,10 +7,10 @@ import { inline } from "./inline.js";
 import { mathNode } from "./math.js";
 
 /** Maximum nesting of quotes and lists. Deeper ones are shown as plain text. */
-const MOST_DEPTH = 10;
+const MAX_DEPTH = 10;
 /** Maximum length of a text in characters. Longer texts are shown as plain text. */
-const MOST_TEXT = 400_000;
-const MOST_COLUMNS = 64;
+const MAX_TEXT = 400_000;
+const MAX_COLUMNS = 64;
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]|$)/;
@@ -19,12 +19,12 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:[ \t]+|$)/;
 const INDENTED = /^(?: {4}|\t)/;
 
-/** Sources of the blocks that an element shows, so that a longer text only changes its end. */
+/** Sources of the blocks that an element shows, so that only changed blocks are rebuilt. */
 const shown = new WeakMap();
 
-/** Shows `text` in `target`; nodes of blocks that did not change stay. */
+/** Shows `text` in `target`. Nodes of the unchanged blocks before the first change stay. */
 export function render(target, text) {
-  if (text.length > MOST_TEXT) {
+  if (text.length > MAX_TEXT) {
     shown.delete(target);
     target.replaceChildren(el("pre", { className: "plain", textContent: text }));
     return;
@@ -39,7 +39,7 @@ export function render(target, text) {
   shown.set(target, blocks.map((block) => block.source));
 }
 
-/** Cuts lines into blocks. Each has a `type`, its `lines`, and the `source` that it came from. */
+/** Splits lines into blocks with a `type` and the `source` text. */
 function split(lines) {
   const blocks = [];
   let at = 0;
@@ -163,7 +163,7 @@ function blankEnd(lines, at) {
   return end;
 }
 
-/** The lines of one item without its mark. Two spaces more than the mark's continue it. */
+/** The lines of one item without its mark. Lines with two more spaces than the mark belong to it. */
 function listItem(lines, at, [mark, , sign], base) {
   const width = Math.min(mark.length, base + sign.length + 4);
   const own = [lines[at].slice(width)];
@@ -204,7 +204,7 @@ function isTable(lines, at) {
   if (!/^[-:| \t]+$/.test(below)) return false;
   const marks = cells(below);
   return marks.every((cell) => /^:?-+:?$/.test(cell)) && marks.length === cells(lines[at]).length
-    && marks.length <= MOST_COLUMNS;
+    && marks.length <= MAX_COLUMNS;
 }
 
 function table(lines, at) {
@@ -217,9 +217,8 @@ function table(lines, at) {
   return { type: "table", align, head: cells(lines[at]), rows: lines.slice(at + 2, end).map(cells), end };
 }
 
-/** The nodes of the blocks in `lines`. */
 function buildAll(lines, depth) {
-  if (depth > MOST_DEPTH) return [el("pre", { className: "plain", textContent: lines.join("\n") })];
+  if (depth > MAX_DEPTH) return [el("pre", { className: "plain", textContent: lines.join("\n") })];
   return split(lines).map((block) => build(block, depth));
 }
 
@@ -283,7 +282,6 @@ function tableNode({ align, head, rows }) {
   return el("div", { className: "table-wrap", tabIndex: 0, role: "region", "aria-label": "Table" }, node);
 }
 
-/** Code with its language and a button that copies it. */
 export function codeBlock(language, code) {
   const copy = el("button", {
     type: "button",

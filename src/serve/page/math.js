@@ -7,8 +7,8 @@ import {
 } from "./symbols.js";
 
 const MATHML = "http://www.w3.org/1998/Math/MathML";
-const MOST_DEPTH = 40;
-const MOST_TEXT = 5000;
+const MAX_DEPTH = 40;
+const MAX_TEXT = 5000;
 const TOKEN = /\\(?:[A-Za-z]+\*?|[^])|\s+|\d+(?:\.\d+)?|[^]/g;
 
 function mml(tag, attributes = {}, ...children) {
@@ -21,7 +21,7 @@ function mml(tag, attributes = {}, ...children) {
 /** A formula as MathML; its source as code if it cannot be read. */
 export function mathNode(source, display) {
   try {
-    if (source.length > MOST_TEXT) throw new Error("too long");
+    if (source.length > MAX_TEXT) throw new Error("too long");
     const parser = new Parser(source, display);
     const row = mml("mrow", {}, ...parser.sequence(() => false));
     return mml("math", display ? { display: "block" } : {}, row);
@@ -55,10 +55,10 @@ class Parser {
     if (this.next() !== wanted) throw new Error(`no ${wanted}`);
   }
 
-  /** Nodes up to a token that `ends`, which stays, or to the end of the formula. */
+  /** Nodes up to a token for which `ends` is true, which is not consumed, or to the end. */
   sequence(ends) {
     this.depth += 1;
-    if (this.depth > MOST_DEPTH) throw new Error("nested too deeply");
+    if (this.depth > MAX_DEPTH) throw new Error("nested too deeply");
     const nodes = [];
     for (let token = this.peek(); token !== undefined && !ends(token); token = this.peek()) {
       if (token === "}" || token === "&" || token === "\\\\" || token === "\\right") throw new Error(`stray ${token}`);
@@ -72,7 +72,7 @@ class Parser {
   argument() {
     if (this.peek() === "{") return this.group();
     this.depth += 1;
-    if (this.depth > MOST_DEPTH) throw new Error("nested too deeply");
+    if (this.depth > MAX_DEPTH) throw new Error("nested too deeply");
     const node = this.item();
     this.depth -= 1;
     return node;

@@ -14,12 +14,10 @@ use files::FILES;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
      font-src 'none'; connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
 
-/// The page.
 pub(crate) async fn index(State(app): State<App>) -> Result<Response> {
     find(&app, "index.html")
 }
 
-/// A file of the page.
 pub(crate) async fn file(State(app): State<App>, Path(name): Path<String>) -> Result<Response> {
     find(&app, &name)
 }

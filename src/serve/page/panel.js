@@ -1,8 +1,7 @@
-// The live view of the engine's neurons. Values that the server does not report
-// are shown as not known.
+// The live view of the engine's neurons. Values that the server does not report are "not known".
 
 import { events, getJson } from "./api.js";
-import { cellValues, firedSummary, leavesOut } from "./cells.js";
+import { cellValues, firedSummary, skipsNeurons } from "./cells.js";
 import { byId, bytes, el, number, percent } from "./dom.js";
 import { deviceColor, drawPicture, layerAt, layerText } from "./picture.js";
 import { showPlan } from "./plan.js";
@@ -15,12 +14,12 @@ const IDLE = 1500;
 const TRAIL = 0.85;
 
 /** Fields of an event that come from the neuron counters. */
-const COUNTED = [
+const COUNTER_FIELDS = [
   "density", "active", "active_off_cpu", "cpu_waited", "devices_waited", "layer_density", "layer_off_cpu",
 ];
 
 /** Purposes of a device's memory, as itemised by the planner. */
-const PARTS = [
+const MEMORY_PARTS = [
   ["neurons", "neurons"],
   ["frames", "attention and norms"],
   ["cache", "KV cache and state"],
@@ -80,7 +79,7 @@ async function connect() {
     state.facts = await getJson("thermocline", signal);
     state.trail = state.facts.layers.map(() => 0);
     showFacts();
-    await events("thermocline/events", { signal }, take);
+    await events("thermocline/events", { signal }, showEvent);
   } catch (error) {
     if (signal.aborted) return;
     const missing = error.status === 404 || error.status === 501;
@@ -90,10 +89,9 @@ async function connect() {
   if (!signal.aborted) state.timer = setTimeout(connect, RETRY);
 }
 
-/** Shows the changes since the previous event. */
-function take(event) {
+function showEvent(event) {
   // Counters are read periodically. An event without counters keeps the previous values.
-  const kept = event.neurons > 0 ? [] : COUNTED.map((name) => [name, state.event?.[name] ?? null]);
+  const kept = event.neurons > 0 ? [] : COUNTER_FIELDS.map((name) => [name, state.event?.[name] ?? null]);
   // The neurons of the last token stay in the picture until the next one.
   const fired = event.fired ?? state.event?.fired ?? null;
   state.event = { ...event, ...Object.fromEntries(kept), fired };
@@ -102,7 +100,7 @@ function take(event) {
   if (Number.isFinite(event.density)) state.facts.density = event.density;
   // Events are sent only while something runs, so without new events the rates are zero.
   clearTimeout(state.idle);
-  if (event.running === 0) state.idle = setTimeout(rest, IDLE);
+  if (event.running === 0) state.idle = setTimeout(showIdle, IDLE);
   showCaption();
   showGauges();
   showDevices();
@@ -112,7 +110,7 @@ function take(event) {
 }
 
 /** Shows that nothing runs. The picture keeps the state of the last token. */
-function rest() {
+function showIdle() {
   state.event = { ...state.event, tokens_per_second: 0, prompt_tokens_per_second: 0 };
   showGauges();
 }
@@ -150,10 +148,10 @@ function captionText({ facts, event }) {
   const sorted = facts.layers.some((layer) => layer.use)
     ? "A row is a layer, its neurons from hot (left) to cold (right); hot ones are drawn stronger."
     : "A row is a layer and its width all its neurons; without a profile, hot and cold are not known.";
-  if (!leavesOut(facts)) return `${sorted} All neurons fire for every token.`;
+  if (!skipsNeurons(facts)) return `${sorted} All neurons fire for every token.`;
   if (event?.fired_refused) {
     return `${sorted} The bar in a row is the share that fired just now, with its trail. `
-      + `The server cannot tell which neurons fired: ${event.fired_refused}.`;
+      + `The server does not count which neurons fired: ${event.fired_refused}.`;
   }
   if (!event?.fired) return `${sorted} The next token that the model writes marks the neurons that fire for it.`;
   const cell = facts.layers.some((layer) => layer.n_experts) ? "experts" : "groups of neurons";
@@ -169,7 +167,7 @@ function showCaption() {
 function pictureLabel() {
   const { facts, event } = state;
   const density = percent(facts.density);
-  const fired = leavesOut(facts) ? firedSummary(facts, event?.fired) : "";
+  const fired = skipsNeurons(facts) ? firedSummary(facts, event?.fired) : "";
   return `Layers with their neurons by device. Density ${density}. ${fired} Arrow keys read the layers one by one.`;
 }
 
@@ -214,7 +212,7 @@ function rate(value) {
 function showLegend() {
   const { facts } = state;
   const entries = facts.devices.map((device, i) => [deviceColor(i), `resident on ${device.name}`]);
-  if (leavesOut(facts)) entries.push(["var(--fired)", "fired for the token just written"]);
+  if (skipsNeurons(facts)) entries.push(["var(--fired)", "fired for the token just written"]);
   if (facts.layers.some((layer) => layer.use)) entries.push(["var(--line)", "left of the line: 80 % of activations"]);
   byId("legend").replaceChildren(...entries.map(([color, text]) => {
     const swatch = el("span", { className: "swatch", "aria-hidden": "true" });
@@ -223,7 +221,7 @@ function showLegend() {
   }));
 }
 
-/** A bar per device: its memory in use, by part where the planner knows. */
+/** A bar per device: its memory, itemised if the planner reports it. */
 function showDevices() {
   const { facts, event } = state;
   const shown = JSON.stringify([facts.devices, event?.devices]);
@@ -233,7 +231,7 @@ function showDevices() {
     const used = event?.devices?.[i] ?? device.used_bytes;
     const limit = device.budget_bytes ?? Math.max(used, device.peak_bytes);
     const bar = el("div", { className: "memory", "aria-hidden": "true" });
-    const parts = device.parts ? PARTS.filter(([name]) => device.parts[name] > 0) : [];
+    const parts = device.parts ? MEMORY_PARTS.filter(([name]) => device.parts[name] > 0) : [];
     const known = parts.reduce((sum, [name]) => sum + device.parts[name], device.driver_bytes ?? 0);
     const all = Math.max(limit, known, 1);
     parts.forEach(([name, label], at) => bar.append(memoryPart(device.parts[name] / all, label, i, at)));
@@ -257,13 +255,12 @@ function memoryPart(share, title, device, at) {
   return part;
 }
 
-/** How many of a layer's cells fired. */
 function firedCells(layer) {
   const values = cellValues(state.event?.fired, layer);
   return values ? `${values.filter((value) => value > 0).length} of ${values.length}` : "not known";
 }
 
-/** The numbers behind the picture. */
+/** Fills the table with the numbers of the picture. */
 function showTable() {
   const { facts, event } = state;
   if (!facts || !byId("panel").querySelector("details").open) return;

@@ -1,25 +1,26 @@
 // The picture of all layers. A row is a layer, its width all neurons of the layer: hot ones left, cold
 // ones right, coloured by the device where they are resident.
 
-import { cellValues, drawCells, firedText, leavesOut } from "./cells.js";
+import { cellValues, drawCells, firedText, skipsNeurons } from "./cells.js";
 import { percent } from "./dom.js";
 
-/** Share of all activations left of the line. */
+/** Share of the activations that is left of the line. */
 const LINE_SHARE = 0.8;
-const GUTTER = 30;
-const NUMBERS = 50;
-const MOST_ROW = 22;
-const LEAST_ROW = 7;
+/** Pixels left and right of the rows, for layer numbers and densities. */
+const LEFT_MARGIN = 30;
+const RIGHT_MARGIN = 50;
+/** Height of a row in pixels. */
+const MAX_ROW = 22;
+const MIN_ROW = 7;
 /** Total height of all rows in pixels, unless a row reaches its minimum or maximum height. */
 const HEIGHT = 460;
 
-/** The colour of a device, as a CSS variable. */
 export function deviceColor(index) {
   return `var(--device-${index === 0 ? 0 : ((index - 1) % 4) + 1})`;
 }
 
 function rowHeight(n) {
-  return Math.min(MOST_ROW, Math.max(LEAST_ROW, Math.floor(HEIGHT / Math.max(n, 1))));
+  return Math.min(MAX_ROW, Math.max(MIN_ROW, Math.floor(HEIGHT / Math.max(n, 1))));
 }
 
 /** The layer at a height in the picture; null outside. */
@@ -29,7 +30,7 @@ export function layerAt(canvas, y, facts) {
   return layer >= 0 && layer < facts.layers.length ? layer : null;
 }
 
-/** The data that the picture shows for one layer. */
+/** The description of one layer. */
 export function layerText(facts, event, index) {
   const layer = facts.layers[index];
   const experts = layer.n_experts ? layer.n_neurons / layer.n_experts : null;
@@ -37,8 +38,8 @@ export function layerText(facts, event, index) {
     .map((count, device) => [count, facts.devices[device]?.name ?? `device ${device}`])
     .filter(([count]) => count > 0)
     .map(([count, name]) => {
-      const what = experts ? `${Math.round(count / experts)} experts` : `${count.toLocaleString("en")} neurons`;
-      return `${what} on ${name}`;
+      const amount = experts ? `${Math.round(count / experts)} experts` : `${count.toLocaleString("en")} neurons`;
+      return `${amount} on ${name}`;
     });
   const parts = [`Layer ${index}`];
   if (layer.mixer) parts.push(layer.mixer.replaceAll("_", " "));
@@ -49,13 +50,13 @@ export function layerText(facts, event, index) {
   if (Number.isFinite(density)) parts.push(`${percent(density)} active`);
   const off = event?.layer_off_cpu?.[index];
   if (Number.isFinite(off) && facts.devices.length > 1) parts.push(`${percent(off)} of them off the CPU`);
-  const fired = leavesOut(facts) ? firedText(facts, event?.fired, index) : "";
+  const fired = skipsNeurons(facts) ? firedText(facts, event?.fired, index) : "";
   if (fired) parts.push(fired);
   return parts.join(" \u00b7 ");
 }
 
-/** Devices of a layer in the order in which its row shows them: other devices hold the hot neurons. */
-function inOrder(layer) {
+/** Devices of a layer, the CPU last, because the other devices have the hot neurons. */
+function sortedDevices(layer) {
   const devices = layer.neurons.map((count, device) => ({ count, device })).filter(({ count }) => count > 0);
   return devices.sort((a, b) => (a.device === 0) - (b.device === 0) || a.device - b.device);
 }
@@ -87,8 +88,8 @@ export function drawPicture(canvas, { facts, event, trail, selected }) {
   const space = {
     context,
     color,
-    left: GUTTER,
-    width: width - GUTTER - NUMBERS,
+    left: LEFT_MARGIN,
+    width: width - LEFT_MARGIN - RIGHT_MARGIN,
     row,
     devices: facts.devices.map((_, i) => color(deviceColor(i).slice(4, -1))),
   };
@@ -96,7 +97,7 @@ export function drawPicture(canvas, { facts, event, trail, selected }) {
   for (const [i, layer] of facts.layers.entries()) {
     const y = i * row;
     drawResidents(space, layer, y);
-    const cells = leavesOut(facts) ? cellValues(event?.fired, i) : null;
+    const cells = skipsNeurons(facts) ? cellValues(event?.fired, i) : null;
     if (cells) drawCells(space, cells, y);
     else drawActive(space, i, y, event, trail[i] ?? 0);
     drawLabels(space, i, y, event, i === selected);
@@ -109,7 +110,7 @@ export function drawPicture(canvas, { facts, event, trail, selected }) {
 function drawResidents({ context, devices, left, width, row }, layer, y) {
   const height = row - 1;
   let from = 0;
-  for (const { count, device } of inOrder(layer)) {
+  for (const { count, device } of sortedDevices(layer)) {
     const to = from + count / layer.n_neurons;
     context.fillStyle = devices[device];
     if (!layer.use) {
@@ -123,7 +124,7 @@ function drawResidents({ context, devices, left, width, row }, layer, y) {
   context.globalAlpha = 1;
 }
 
-/** The stretches of a profile between two shares, stronger where neurons are used more. */
+/** Draws the part of a profile between two positions, stronger where neurons are used more. */
 function drawByUse(context, use, [from, to], x, y, height) {
   for (const [i, value] of use.entries()) {
     const begin = Math.max(from, i / use.length);

@@ -6,7 +6,6 @@ function perSecond(value) {
   return Number.isFinite(value) ? `${number(value)} tokens/s` : "not known";
 }
 
-/** Rows of a table with names and values. */
 function rows(pairs) {
   return el("dl", { className: "pairs" }, ...pairs.flatMap(([name, value]) => [
     el("dt", { textContent: name }), el("dd", { textContent: value }),
@@ -81,9 +80,9 @@ function slider(plans, facts) {
     const budget = budgets[at];
     input.setAttribute("aria-valuetext", bytes(budget.budget_bytes));
     const change = budget.tokens_per_second / budgets[now].tokens_per_second;
-    const compared = at === now || plans.assumed ? "" : ` (${number(change)}x of today's budget)`;
+    const compared = at === now || plans.assumed ? "" : ` (${number(change)}x of the current budget)`;
     output.replaceChildren(rows([
-      ["Budget", bytes(budget.budget_bytes) + (at === now && !plans.assumed ? " (today's)" : "")],
+      ["Budget", bytes(budget.budget_bytes) + (at === now && !plans.assumed ? " (current)" : "")],
       ["Estimated decode", perSecond(budget.tokens_per_second) + compared],
       ["Estimated prefill", perSecond(budget.prompt_tokens_per_second)],
       ["Layers on the device", `${budget.layers_on_devices} of ${facts.layers.length}, ${budget.layers_split ?? 0} split`],
@@ -94,13 +93,12 @@ function slider(plans, facts) {
   input.addEventListener("input", show);
   const subject = plans.assumed ? `an assumed device, ${plans.device}` : plans.device;
   const node = el("div", {},
-    el("label", { for: "budget", textContent: `Memory budget of ${subject}, without the driver's own memory` }), input, wrap, output);
+    el("label", { for: "budget", textContent: `Memory budget of ${subject}, including the driver's memory` }), input, wrap, output);
   requestAnimationFrame(show);
   show();
   return node;
 }
 
-/** Fills `target` with the plan of `facts`. */
 export function showPlan(target, facts) {
   const nodes = [];
   if (facts.plan) nodes.push(currentPlan(facts.plan, facts));

@@ -3,19 +3,19 @@
 
 import { setKey } from "./api.js";
 import { byId, el, number } from "./dom.js";
-import { keepKey, keepSettings, loadKey, loadSettings } from "./store.js";
+import { loadKey, loadSettings, saveKey, saveSettings } from "./store.js";
 
 // Name in the request, label, range, step and description.
 const NUMBERS = [
-  ["temperature", "Temperature", 0, 5, 0.05, "0 always takes the likeliest token"],
-  ["top_k", "Top k", 0, 1000, 1, "samples among the k likeliest tokens; 0 is off"],
-  ["top_p", "Top p", 0, 1, 0.01, "samples among tokens with this probability together; 1 is off"],
-  ["min_p", "Min p", 0, 1, 0.01, "drops tokens below this share of the likeliest; 0 is off"],
+  ["temperature", "Temperature", 0, 5, 0.05, "0 always takes the most likely token"],
+  ["top_k", "Top k", 0, 1000, 1, "samples from the k most likely tokens; 0 is off"],
+  ["top_p", "Top p", 0, 1, 0.01, "samples from the most likely tokens with this total probability; 1 is off"],
+  ["min_p", "Min p", 0, 1, 0.01, "drops tokens below this fraction of the highest probability; 0 is off"],
   ["repeat_penalty", "Repeat penalty", 0.1, 3, 0.01, "1 is off"],
-  ["max_tokens", "Maximum tokens", 1, 1_000_000, 1, "length of an answer"],
+  ["max_tokens", "Maximum tokens", 1, 1_000_000, 1, "of an answer"],
   ["seed", "Seed", 0, 4294967295, 1, "the same seed gives the same answer"],
 ];
-const MOST_STOPS = 8;
+const MAX_STOPS = 8;
 
 const state = {
   theme: "system",
@@ -27,24 +27,22 @@ const state = {
   ...loadSettings(),
 };
 
-/** A setting, or all of them changed by `change`. */
 export function setting(name) {
   return state[name];
 }
 
 export function changeSetting(name, value) {
   state[name] = value;
-  keepSettings(state);
+  saveSettings(state);
 }
 
-/** The sampling parameters of a request. */
 export function parameters() {
   const chosen = {};
   for (const [name] of NUMBERS) {
     if (Number.isFinite(state[name])) chosen[name] = state[name];
   }
   const stops = state.stop.split("\n").filter((line) => line !== "").map(unescape);
-  if (stops.length > 0) chosen.stop = stops.slice(0, MOST_STOPS);
+  if (stops.length > 0) chosen.stop = stops.slice(0, MAX_STOPS);
   return chosen;
 }
 
@@ -75,7 +73,7 @@ function numberField([name, label, min, max, step, hint]) {
     min,
     max,
     step: step === 1 ? 1 : "any",
-    placeholder: "server's",
+    placeholder: "server default",
     value: Number.isFinite(state[name]) ? state[name] : "",
     oninput: () => {
       const value = input.valueAsNumber;
@@ -93,12 +91,12 @@ export function showDefaults(params) {
     // Without a fixed seed, the server uses a new random seed for each request.
     const value = name === "seed" ? null : params[name];
     const shown = typeof value === "number" && Number.isFinite(value) && value >= 0;
-    byId(`set-${name}`).placeholder = shown ? `${number(value)} (server)` : "server's";
+    byId(`set-${name}`).placeholder = shown ? `${number(value)} (server)` : "server default";
   }
 }
 
 function themeField(onTheme) {
-  const options = [["system", "As the system"], ["light", "Light"], ["dark", "Dark"]];
+  const options = [["system", "System"], ["light", "Light"], ["dark", "Dark"]];
   const select = el("select", {
     onchange: () => {
       changeSetting("theme", select.value);
@@ -112,7 +110,7 @@ function themeField(onTheme) {
 
 /**
  * Fills the dialog. `handlers`: `system()` and `setSystem(text)` of the current conversation,
- * `connected()` after a new key, `theme()` after a new theme, `clear()` deletes all conversations.
+ * `connected()` after a new API key, `theme()` after a new theme, `clear()` deletes all conversations.
  */
 export function setUpSettings(handlers) {
   const dialog = byId("settings");
@@ -130,7 +128,7 @@ export function setUpSettings(handlers) {
     value: loadKey(),
     onchange: () => {
       setKey(key.value);
-      keepKey(key.value.trim());
+      saveKey(key.value.trim());
       handlers.connected();
     },
   });
@@ -161,7 +159,7 @@ export function setUpSettings(handlers) {
   });
 }
 
-/** Asks before something is deleted. */
+/** Asks the user to confirm; resolves to the answer. */
 export function confirmed(text, action = "Delete") {
   const dialog = byId("confirm");
   byId("confirm-text").textContent = text;

@@ -4,7 +4,7 @@ import { byId, el, saveFile, say, showError } from "./dom.js";
 import { fromMarkdown, toMarkdown } from "./transcript.js";
 import { fromJson, searchText, titleOf, toJson } from "./tree.js";
 
-const MOST_IMPORT = 64 << 20;
+const MAX_IMPORT = 64 << 20;
 
 let actions = null;
 /** The conversation whose title is being edited. */
@@ -33,7 +33,7 @@ export function setUpSidebar(handlers) {
 
 async function importFile(file) {
   try {
-    if (file.size > MOST_IMPORT) throw new Error("the file is larger than 64 MiB");
+    if (file.size > MAX_IMPORT) throw new Error("the file is larger than 64 MiB");
     const text = await file.text();
     const conversations = /\.(md|markdown)$/i.test(file.name) ? [fromMarkdown(text)] : fromJson(text);
     await actions.add(conversations);

@@ -1,5 +1,5 @@
-// Conversations in IndexedDB, settings in localStorage. Where the browser refuses either (private
-// windows, full disks), the page works on without it and says so.
+// Conversations in IndexedDB, settings in localStorage. If the browser refuses (private window, full
+// disk), the page works without them, and shows a message if a conversation is not stored.
 
 const DATABASE = "thermocline";
 const STORE = "conversations";
@@ -8,17 +8,17 @@ const KEY = "thermocline-api-key";
 
 let database = null;
 
-function opened() {
+function openDatabase() {
   return new Promise((resolve, reject) => {
     const request = indexedDB.open(DATABASE, 1);
     request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
-    request.onblocked = () => reject(new Error("another tab holds an older database"));
+    request.onblocked = () => reject(new Error("another tab uses an older version of the database"));
   });
 }
 
-function finished(transaction) {
+function completed(transaction) {
   return new Promise((resolve, reject) => {
     transaction.oncomplete = () => resolve();
     transaction.onabort = () => reject(transaction.error);
@@ -28,8 +28,8 @@ function finished(transaction) {
 
 /** Opens the database and returns all conversations. */
 export async function openStore() {
-  database = await opened();
-  // A later version of the page in another tab may upgrade it.
+  database = await openDatabase();
+  // A newer version of the page in another tab needs this to upgrade the database.
   database.onversionchange = () => {
     database.close();
     database = null;
@@ -53,18 +53,18 @@ async function write(change) {
   if (!database) throw new Error("no database");
   const transaction = database.transaction(STORE, "readwrite");
   change(transaction.objectStore(STORE));
-  await finished(transaction);
+  await completed(transaction);
 }
 
-export function keep(conversation) {
+export function saveConversation(conversation) {
   return write((store) => store.put(conversation));
 }
 
-export function forget(id) {
+export function deleteConversation(id) {
   return write((store) => store.delete(id));
 }
 
-export function forgetAll() {
+export function deleteAllConversations() {
   return write((store) => store.clear());
 }
 
@@ -77,7 +77,7 @@ export function loadSettings() {
   }
 }
 
-export function keepSettings(settings) {
+export function saveSettings(settings) {
   try {
     localStorage.setItem(SETTINGS, JSON.stringify(settings));
   } catch {
@@ -85,7 +85,7 @@ export function keepSettings(settings) {
   }
 }
 
-/** The API key is kept until the tab is closed. */
+/** The API key is stored until the tab is closed. */
 export function loadKey() {
   try {
     return sessionStorage.getItem(KEY) ?? "";
@@ -94,7 +94,7 @@ export function loadKey() {
   }
 }
 
-export function keepKey(key) {
+export function saveKey(key) {
   try {
     if (key) sessionStorage.setItem(KEY, key);
     else sessionStorage.removeItem(KEY);

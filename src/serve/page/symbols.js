@@ -65,7 +65,7 @@ export const ALPHABETS = new Map([
   ["mathfrak", [0x1d504, 0x1d51e, 0]], ["mathsf", [0x1d5a0, 0x1d5ba, 0x1d7e2]], ["mathtt", [0x1d670, 0x1d68a, 0x1d7f6]],
 ]);
 
-/** Letters that these alphabets have elsewhere in Unicode, by their place in the block. */
+/** Letters that Unicode has outside of the block, by the code point they would have in it. */
 export const ELSEWHERE = new Map([
   [0x1d49d, "ℬ"], [0x1d4a0, "ℰ"], [0x1d4a1, "ℱ"], [0x1d4a3, "ℋ"], [0x1d4a4, "ℐ"], [0x1d4a7, "ℒ"], [0x1d4a8, "ℳ"],
   [0x1d4ad, "ℛ"], [0x1d4ba, "ℯ"], [0x1d4bc, "ℊ"], [0x1d4c4, "ℴ"], [0x1d53a, "ℂ"], [0x1d53f, "ℍ"], [0x1d545, "ℕ"],

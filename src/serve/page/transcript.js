@@ -1,12 +1,11 @@
-// A conversation as Markdown: the shown branch, under a heading per message. What was exported comes
-// back the same, except for other branches, reasoning, models and times, which only JSON has.
+// A conversation as Markdown: the shown branch, with a heading per message. An import restores it
+// except for other branches, reasoning, models and times, which only JSON has.
 
 import { addMessage, lastId, newConversation, path, requestText, titleOf } from "./tree.js";
 
-/** A heading of a message, or a line of a message that looks like one and has a backslash before it. */
+/** A heading of a message, or a line of a message that looks like one, escaped with backslashes. */
 const HEADING = /^(\\*)## (System|User|Assistant)$/;
-/** Limit for imported files. */
-const MOST_MESSAGES = 20_000;
+const MAX_MESSAGES = 20_000;
 
 /** Lines of a message that look like headings get a backslash, which Markdown does not show. */
 function escape(text) {
@@ -17,7 +16,6 @@ function unescape(lines) {
   return lines.map((line) => (HEADING.test(line) ? line.slice(1) : line)).join("\n");
 }
 
-/** The shown branch as Markdown. */
 export function toMarkdown(conversation) {
   const parts = [`# ${titleOf(conversation)}\n`];
   if (conversation.system.trim()) parts.push(`## System\n\n${escape(conversation.system)}\n`);
@@ -32,26 +30,26 @@ export function toMarkdown(conversation) {
 export function fromMarkdown(source) {
   const first = source.split("\n", 1)[0];
   const lines = (first.endsWith("\r") ? source.replaceAll("\r\n", "\n") : source).split("\n");
-  const [title, sections] = cut(lines);
+  const [title, sections] = sectionsOf(lines);
   if (!sections.some((section) => section.name !== "System")) {
     throw new Error("the file has no headings `## User` or `## Assistant`");
   }
-  if (sections.length > MOST_MESSAGES) throw new Error(`a conversation has more than ${MOST_MESSAGES} messages`);
+  if (sections.length > MAX_MESSAGES) throw new Error(`a conversation has more than ${MAX_MESSAGES} messages`);
   const conversation = newConversation("");
   for (const [i, { name, body }] of sections.entries()) {
-    const text = unescape(inner(body));
+    const text = unescape(trimmed(body));
     if (name === "System" && i > 0) throw new Error("`## System` is not the first heading");
     if (name === "System") conversation.system = text;
     else if (name === "User") addMessage(conversation, lastId(conversation), userMessage(text));
     else addMessage(conversation, lastId(conversation), { role: "assistant", content: text, reasoning: "", model: "" });
   }
-  // A title made from the first message is made again.
+  // Do not store a title that is derived from the first message.
   if (title !== titleOf(conversation)) conversation.title = title.slice(0, 200);
   return conversation;
 }
 
 /** The title, and the lines below each heading. */
-function cut(lines) {
+function sectionsOf(lines) {
   let title = "";
   const sections = [];
   for (const [i, line] of lines.entries()) {
@@ -65,7 +63,7 @@ function cut(lines) {
 }
 
 /** The lines of a section without the empty ones that the export puts around them. */
-function inner(body) {
+function trimmed(body) {
   const from = body[0] === "" ? 1 : 0;
   return body.slice(from, body.length > from && body[body.length - 1] === "" ? -1 : undefined);
 }

@@ -3,7 +3,7 @@
 
 const ROOT = "root";
 /** Limits for imported files. */
-const MOST_MESSAGES = 20_000;
+const MAX_MESSAGES = 20_000;
 const ROLES = ["user", "assistant"];
 
 export function newId() {
@@ -11,7 +11,6 @@ export function newId() {
   return Array.from(words, (word) => word.toString(36)).join("");
 }
 
-/** A conversation without messages. */
 export function newConversation(system) {
   const now = Date.now();
   return {
@@ -25,7 +24,7 @@ export function newConversation(system) {
   };
 }
 
-/** Adds a message below `parent`, shows it, and returns it. */
+/** Adds a message below `parent`, chooses it, and returns it. */
 export function addMessage(conversation, parent, fields) {
   const message = { id: newId(), parent, children: [], created: Date.now(), ...fields };
   conversation.messages[message.id] = message;
@@ -60,7 +59,7 @@ export function lastId(conversation) {
 }
 
 /** The messages from the first to `message`, both included. */
-export function upTo(conversation, message) {
+export function branchTo(conversation, message) {
   const found = [];
   let at = message;
   while (at && at.id !== ROOT) {
@@ -76,14 +75,13 @@ export function place(conversation, message) {
   return { index: children.indexOf(message.id), count: children.length };
 }
 
-/** Shows the sibling `by` positions further. */
-export function turn(conversation, message, by) {
+/** Shows the sibling at an offset of `by`. */
+export function showSibling(conversation, message, by) {
   const { children } = conversation.messages[message.parent];
   const index = children.indexOf(message.id) + by;
   if (index >= 0 && index < children.length) conversation.chosen[message.parent] = children[index];
 }
 
-/** Removes a message and everything below it. */
 export function removeMessage(conversation, message) {
   const below = [message];
   while (below.length > 0) {
@@ -123,12 +121,11 @@ function longestRun(text) {
 
 /** The messages of a request whose last message is `message`. */
 export function requestMessages(conversation, message) {
-  const messages = upTo(conversation, message).map((m) => ({ role: m.role, content: requestText(m) }));
+  const messages = branchTo(conversation, message).map((m) => ({ role: m.role, content: requestText(m) }));
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
   return messages;
 }
 
-/** All texts of a conversation in lower case, for the search. */
 export function searchText(conversation) {
   const texts = Object.values(conversation.messages).map((message) => message.content ?? "");
   return [titleOf(conversation), ...texts].join("\n").toLowerCase();
@@ -167,8 +164,8 @@ function readConversation(data) {
   const conversation = newConversation(text(data?.system));
   conversation.title = text(data?.title).slice(0, 200);
   const messages = new Map(Object.entries(data?.messages ?? {}));
-  if (messages.size > MOST_MESSAGES) throw new Error(`a conversation has more than ${MOST_MESSAGES} messages`);
-  // A message is added after its parent, each once: cycles and orphans are left out.
+  if (messages.size > MAX_MESSAGES) throw new Error(`a conversation has more than ${MAX_MESSAGES} messages`);
+  // Add each message once and after its parent, so that cycles and orphans are left out.
   const copies = new Map([[ROOT, ROOT]]);
   const queue = [ROOT];
   while (queue.length > 0) {

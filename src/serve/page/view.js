@@ -5,7 +5,7 @@ import { byId, copyText, el, iconButton, number, say } from "./dom.js";
 import { render } from "./markdown.js";
 import { path, place } from "./tree.js";
 
-/** Within this distance of the end, in pixels, the view follows a stream. */
+/** Distance from the end, in pixels, within which the view follows a stream. */
 const NEAR = 80;
 
 let following = true;
@@ -35,7 +35,6 @@ export function toEnd() {
   byId("to-end").hidden = true;
 }
 
-/** Shows the chosen branch of `conversation`. */
 export function showMessages(conversation) {
   const messages = path(conversation);
   byId("log").replaceChildren(...messages.map((message) => article(conversation, message)));
@@ -43,7 +42,6 @@ export function showMessages(conversation) {
   if (following) toEnd();
 }
 
-/** Updates the article of a message, if it is shown. */
 export function updateMessage(conversation, message) {
   const node = document.getElementById(`m-${message.id}`);
   if (!node) return;
@@ -128,9 +126,9 @@ function buttons(node, conversation, message) {
   const busy = actions.isBusy();
   if (count > 1) {
     made.push(
-      iconButton("left", "Previous version", () => turned(message, -1), { disabled: busy || index === 0 }),
+      iconButton("left", "Previous version", () => showVersion(message, -1), { disabled: busy || index === 0 }),
       el("span", { className: "count", "aria-label": `Version ${index + 1} of ${count}` }, `${index + 1}/${count}`),
-      iconButton("right", "Next version", () => turned(message, 1), { disabled: busy || index === count - 1 }));
+      iconButton("right", "Next version", () => showVersion(message, 1), { disabled: busy || index === count - 1 }));
   }
   made.push(iconButton("copy", "Copy message", async () => {
     say((await copyText(message.content)) ? "Message copied" : "The browser did not allow copying");
@@ -144,7 +142,7 @@ function buttons(node, conversation, message) {
 }
 
 /** Shows another version of a message and keeps the focus on its buttons. */
-function turned(message, by) {
+function showVersion(message, by) {
   const position = [...byId("log").children].findIndex((node) => node.id === `m-${message.id}`);
   actions.turn(message, by);
   const node = byId("log").children[position];

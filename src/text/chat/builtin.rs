@@ -1,7 +1,7 @@
 //! Built-in templates under llama.cpp's names, for models whose file has none.
 //!
-//! Each template was written for this list from the documented format of its models; a file's own
-//! template takes precedence.
+//! Each was written from the documented format of its models. A file's own template takes
+//! precedence.
 
 /// Name and Jinja source of each template, sorted by name.
 const TEMPLATES: [(&str, &str); 13] = [

@@ -52,13 +52,13 @@ pub struct Prompt {
 }
 
 impl Dialogue {
-    /// Turns formatted by a template.
+    /// A dialogue formatted by a template.
     #[must_use]
     pub fn with_template(template: Template) -> Dialogue {
         Dialogue::new(Form::Template(template))
     }
 
-    /// Turns in plain text, for a model without a template.
+    /// A plain-text dialogue, for a model without a template.
     #[must_use]
     pub fn plain() -> Dialogue {
         Dialogue::new(Form::Plain)
@@ -92,8 +92,8 @@ impl Dialogue {
         })
     }
 
-    /// Any messages as a prompt. A system message at the start is merged into the first question if
-    /// the template does not support it.
+    /// Formats any messages as a prompt. A system message at the start is merged into the next
+    /// message if the template rejects it.
     ///
     /// # Errors
     /// [`TemplateError`], with the template's line.
@@ -118,7 +118,7 @@ impl Dialogue {
 
     fn render(&self, template: &Template, turns: &Turns<'_>) -> Result<String, TemplateError> {
         let now = SystemTime::now();
-        // What llama.cpp passes to every template; some begin or skip reasoning by the first.
+        // Variables that llama.cpp sets; `enable_thinking` switches reasoning on in some templates.
         let mut variables = Map::new();
         variables.insert("enable_thinking".to_owned(), true.into());
         variables.insert("date_string".to_owned(), template::date(now, "%d %b %Y").into());
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_turns() {
+    fn plain_turns_are_labelled() {
         let prompt = Dialogue::plain().prompt(&talk()).unwrap();
         assert_eq!(prompt.text, "Be brief.\n\nUser: Hi\nAssistant: Hello.\nUser: Bye\nAssistant:");
         assert_eq!(Dialogue::plain().end_of_turn(), None);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_the_tools_as_text() {
+    fn tools_are_passed_as_text_too() {
         let dialogue = Dialogue::with_template(Template::compile("<{{ functions }}>").unwrap());
         assert_eq!(dialogue.prompt(&talk()).unwrap().text, "<>");
         let tools = serde_json::json!([{ "name": "f" }]);
@@ -266,16 +266,16 @@ mod tests {
 
     #[test]
     fn an_exceeded_limit_does_not_merge_the_system_message() {
-        let prompt = |does: &str| {
+        let prompt = |body: &str| {
             let source = format!(
-                "{{% for m in messages %}}{{% if m.role == 'system' %}}{does}{{% endif %}}{{% endfor %}}"
+                "{{% for m in messages %}}{{% if m.role == 'system' %}}{body}{{% endif %}}{{% endfor %}}"
             );
             Dialogue::with_template(Template::compile(&source).unwrap()).prompt(&talk())
         };
         let grown = prompt("{{ 'a' | indent(10**9) }}").unwrap_err();
         assert!(matches!(grown, TemplateError::TooMuch { .. }), "{grown:?}");
-        let rounds = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}";
-        let endless = prompt(rounds).unwrap_err();
+        let loops = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}";
+        let endless = prompt(loops).unwrap_err();
         assert!(matches!(endless, TemplateError::Endless { .. }), "{endless:?}");
         assert!(prompt("{{ 1 + 'a' }}").unwrap().system_was_merged, "the role may be the cause");
     }

@@ -49,7 +49,7 @@ impl Conversation {
         self.turns.push(Message::new("user", text));
     }
 
-    /// Adds an answer of the assistant, without its reasoning, which is not sent back.
+    /// Adds an answer of the assistant, without its reasoning, which later prompts omit.
     pub fn answer(&mut self, text: &str) {
         self.turns.push(Message::new("assistant", text));
     }

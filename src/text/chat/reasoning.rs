@@ -20,7 +20,7 @@ const MARKS: [(&str, &str); 7] = [
     ("<|channel|>analysis<|message|>", "<|end|>"),
 ];
 
-/// gpt-oss prints these headers before an answer; they are not part of the answer.
+/// gpt-oss writes these headers before an answer; they are not part of the answer.
 const HEADERS: [&str; 3] =
     ["<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>"];
 
@@ -48,7 +48,7 @@ enum State {
 pub type Take<'a> = dyn FnMut(ReplyPart, &str) + 'a;
 
 impl Reasoning {
-    /// A separator for the text after `prompt`. Some templates open the reasoning at the end of the
+    /// A parser for the text after `prompt`. Some templates open the reasoning at the end of the
     /// prompt.
     #[must_use]
     pub fn after(prompt: &str) -> Reasoning {
@@ -124,8 +124,8 @@ impl Reasoning {
             self.state = State::Start { after: true };
             return true;
         }
-        let mut all = MARKS.iter().map(|(open, _)| open).chain(&HEADERS);
-        if all.any(|mark| mark.starts_with(text)) {
+        let mut marks = MARKS.iter().map(|(open, _)| open).chain(&HEADERS);
+        if marks.any(|mark| mark.starts_with(text)) {
             return false;
         }
         if after {
@@ -149,9 +149,9 @@ impl Reasoning {
         }
         // Hold back trailing white space, which is dropped if the reasoning ends after it.
         let text = self.held.trim_end();
-        let most = text.len().min(close.len() - 1);
+        let longest = text.len().min(close.len() - 1);
         let begins = |n: &usize| text.as_bytes().ends_with(&close.as_bytes()[..*n]);
-        let undecided = (1..=most).rev().find(begins).unwrap_or(0);
+        let undecided = (1..=longest).rev().find(begins).unwrap_or(0);
         let certain = text[..text.len() - undecided].trim_end().len();
         let rest = self.held.split_off(certain);
         let text = self.take_reasoning(begun);
@@ -166,7 +166,7 @@ impl Reasoning {
         false
     }
 
-    /// The held reasoning, without leading white space.
+    /// Takes the held reasoning, without white space before its first text.
     fn take_reasoning(&mut self, begun: bool) -> String {
         let text = std::mem::take(&mut self.held);
         if begun { text } else { text.trim_start().to_owned() }

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_not_text_is_an_error_with_its_key() {
+    fn a_non_text_value_is_an_error_with_its_key() {
         let broken = read(&[(DEFAULT, text(b"\xff{{"))]).unwrap_err();
         assert!(broken.to_string().contains(DEFAULT), "{broken}");
         let number = read(&[(DEFAULT, Value::U32(1))]).unwrap_err();

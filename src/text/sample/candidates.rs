@@ -1,12 +1,11 @@
 //! The list of candidate tokens, and the stages that shrink it.
 //!
 //! The order of the list is part of the result: ascending ids, or best first, that is, descending
-//! logits and then ascending ids. So a draw iterates over the same list on every machine, whatever
-//! the standard library's sort does internally.
+//! logits and then ascending ids. So a draw is the same on every machine, whatever the standard
+//! library's sort does.
 
 use std::cmp::Ordering;
 
-/// A candidate token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Candidate {
     pub(super) id: u32,
@@ -26,18 +25,18 @@ pub(super) struct Candidates {
 }
 
 impl Candidates {
-    /// Resets to one candidate per logit, ids ascending.
+    /// Resets to one candidate per logit, by id.
     pub(super) fn fill(&mut self, logits: &[f32]) {
         self.list.clear();
         let ids = 0u32..;
-        let all = ids.zip(logits);
-        self.list.extend(all.map(|(id, &logit)| Candidate { id, logit }));
+        let pairs = ids.zip(logits);
+        self.list.extend(pairs.map(|(id, &logit)| Candidate { id, logit }));
         self.sorted = false;
     }
 
-    /// Drops candidates that `wanted` rejects.
-    pub(super) fn keep(&mut self, mut wanted: impl FnMut(u32) -> bool) {
-        self.list.retain(|c| wanted(c.id));
+    /// Drops candidates that `is_allowed` rejects.
+    pub(super) fn retain(&mut self, mut is_allowed: impl FnMut(u32) -> bool) {
+        self.list.retain(|c| is_allowed(c.id));
     }
 
     pub(super) fn as_slice(&self) -> &[Candidate] {
@@ -78,7 +77,7 @@ impl Candidates {
             return;
         }
         let max = self.max_logit();
-        let total: f64 = self.list.iter().map(|c| weight(c.logit, max)).sum();
+        let total: f64 = self.list.iter().map(|c| softmax_term(c.logit, max)).sum();
         let target = f64::from(p) * total;
         // A vocabulary is long and the prefix short: sort only as much as the probability mass
         // requires.
@@ -90,13 +89,13 @@ impl Candidates {
             }
             let mut mass = 0.0;
             let reached = self.list[..ordered].iter().position(|c| {
-                mass += weight(c.logit, max);
+                mass += softmax_term(c.logit, max);
                 mass >= target
             });
-            let done = reached.is_some() || ordered == self.list.len();
-            let keep = reached.map_or(ordered, |last| last + 1).max(min_keep);
-            if done && keep <= ordered || ordered == self.list.len() {
-                self.list.truncate(keep);
+            let enough = reached.is_some() || ordered == self.list.len();
+            let n_keep = reached.map_or(ordered, |last| last + 1).max(min_keep);
+            if enough && n_keep <= ordered || ordered == self.list.len() {
+                self.list.truncate(n_keep);
                 self.sorted = true;
                 return;
             }
@@ -110,7 +109,7 @@ impl Candidates {
         if p <= 0.0 || self.list.is_empty() {
             return;
         }
-        // The best candidate always passes: a `p` above 1 counts as 1.
+        // The best candidate always passes: a `p` above 1 acts as 1.
         let floor = self.max_logit() + p.min(1.0).ln();
         let passing = self.list.iter().filter(|c| c.logit >= floor).count();
         if passing >= min_keep {
@@ -120,8 +119,8 @@ impl Candidates {
         }
     }
 
-    /// Divides the logits by `temp`. A `temp` of at most 0 keeps only the most likely token; of
-    /// several, the one with the lowest id.
+    /// Divides the logits by `temp`. A `temp` of at most 0 keeps only the most likely token; ties
+    /// go to the lowest id.
     pub(super) fn temperature(&mut self, temp: f32) {
         if temp <= 0.0 {
             if let Some(&best) = self.list.iter().min_by(|a, b| best_first(a, b)) {
@@ -141,12 +140,12 @@ impl Candidates {
         if !max.is_finite() {
             return None;
         }
-        let total: f64 = self.list.iter().map(|c| weight(c.logit, max)).sum();
+        let total: f64 = self.list.iter().map(|c| softmax_term(c.logit, max)).sum();
         let target = u * total;
         let mut mass = 0.0;
         let mut last = None;
         for candidate in &self.list {
-            let w = weight(candidate.logit, max);
+            let w = softmax_term(candidate.logit, max);
             mass += w;
             if w > 0.0 {
                 last = Some(candidate.id);
@@ -164,13 +163,13 @@ impl Candidates {
     pub(super) fn logprobs(&self) -> Vec<(u32, f32)> {
         let max = self.max_logit();
         let mut list: Vec<Candidate> =
-            self.list.iter().filter(|c| weight(c.logit, max) > 0.0).copied().collect();
+            self.list.iter().filter(|c| softmax_term(c.logit, max) > 0.0).copied().collect();
         list.sort_unstable_by(best_first);
-        let total: f64 = list.iter().map(|c| weight(c.logit, max)).sum();
+        let total: f64 = list.iter().map(|c| softmax_term(c.logit, max)).sum();
         let log_sum = f64::from(max) + total.ln();
         #[allow(clippy::cast_possible_truncation)] // reported in single precision
-        let of = |logit: f32| (f64::from(logit) - log_sum) as f32;
-        list.iter().map(|c| (c.id, of(c.logit))).collect()
+        let logprob = |logit: f32| (f64::from(logit) - log_sum) as f32;
+        list.iter().map(|c| (c.id, logprob(c.logit))).collect()
     }
 
     fn max_logit(&self) -> f32 {
@@ -218,7 +217,7 @@ fn gather_best(list: &mut [Candidate], n: usize) {
 }
 
 /// The unnormalised probability of a logit.
-fn weight(logit: f32, max: f32) -> f64 {
+fn softmax_term(logit: f32, max: f32) -> f64 {
     f64::from((logit - max).exp())
 }
 
@@ -227,7 +226,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn of(logits: &[f32]) -> Candidates {
+    fn filled(logits: &[f32]) -> Candidates {
         let mut candidates = Candidates::default();
         candidates.fill(logits);
         candidates
@@ -238,21 +237,21 @@ mod tests {
     }
 
     fn fully_sorted(logits: &[f32]) -> Vec<Candidate> {
-        let mut list = of(logits).list;
+        let mut list = filled(logits).list;
         list.sort_by(best_first);
         list
     }
 
     #[test]
-    fn equal_logits_go_by_id() {
-        let mut c = of(&[1.0, 3.0, 3.0, 2.0]);
+    fn equal_logits_are_sorted_by_id() {
+        let mut c = filled(&[1.0, 3.0, 3.0, 2.0]);
         c.top_k(3);
         assert_eq!(ids(&c), [1, 2, 3]);
     }
 
     #[test]
     fn min_p_compares_with_the_best() {
-        let mut c = of(&[0.0, (0.5f32).ln(), (0.04f32).ln()]);
+        let mut c = filled(&[0.0, (0.5f32).ln(), (0.04f32).ln()]);
         c.min_p(0.05, 0);
         assert_eq!(ids(&c), [0, 1]);
         c.min_p(0.9, 2);
@@ -261,10 +260,10 @@ mod tests {
 
     #[test]
     fn a_draw_never_takes_a_banned_token() {
-        let c = of(&[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY]);
+        let c = filled(&[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY]);
         assert_eq!(c.draw(0.0), Some(1));
         assert_eq!(c.draw(1.0), Some(1));
-        assert_eq!(of(&[f32::NEG_INFINITY]).draw(0.5), None);
+        assert_eq!(filled(&[f32::NEG_INFINITY]).draw(0.5), None);
     }
 
     proptest! {
@@ -273,7 +272,7 @@ mod tests {
             logits in prop::collection::vec(-4i8..4, 1..600), k in 1usize..80,
         ) {
             let logits: Vec<f32> = logits.into_iter().map(f32::from).collect();
-            let mut c = of(&logits);
+            let mut c = filled(&logits);
             c.top_k(k);
             let mut expected = fully_sorted(&logits);
             expected.truncate(k);
@@ -284,11 +283,12 @@ mod tests {
         fn top_p_is_the_shortest_prefix_with_the_mass(
             logits in prop::collection::vec(-3f32..3.0, 1..1500), p in 0.01f32..0.999,
         ) {
-            let mut c = of(&logits);
+            let mut c = filled(&logits);
             c.top_p(p, 0);
             let expected = fully_sorted(&logits);
             let max = expected[0].logit;
-            let mass = |n: usize| expected[..n].iter().map(|c| weight(c.logit, max)).sum::<f64>();
+            let term = |c: &Candidate| softmax_term(c.logit, max);
+            let mass = |n: usize| expected[..n].iter().map(term).sum::<f64>();
             let n = c.list.len();
             let share = |n| mass(n) / mass(expected.len());
             prop_assert_eq!(&c.list[..], &expected[..n]);
@@ -300,7 +300,7 @@ mod tests {
         fn top_p_keeps_min_keep(
             logits in prop::collection::vec(-3f32..3.0, 1..900), keep in 0usize..700,
         ) {
-            let mut c = of(&logits);
+            let mut c = filled(&logits);
             c.top_p(0.01, keep);
             prop_assert!(c.list.len() >= keep.min(logits.len()));
             let expected = fully_sorted(&logits);

@@ -35,8 +35,8 @@ impl Stage {
 
     /// Parses a chain such as `penalties;top_k;temperature`, with llama.cpp's names and spellings.
     ///
-    /// llama.cpp's unsupported stages are left out if they do nothing by default: the flags that
-    /// enable them are rejected elsewhere.
+    /// Unsupported stages that do nothing by default are left out; the flags that enable them are
+    /// rejected elsewhere.
     ///
     /// # Errors
     /// [`Error::UnknownStage`] or [`Error::UnsupportedStage`], with the word.
@@ -181,7 +181,7 @@ pub enum Error {
         name: String,
     },
     /// A number outside its range.
-    #[error("invalid value {value} for {name}")]
+    #[error("invalid value {value} for {name}; it must be finite, and repeat_penalty positive")]
     BadValue {
         /// The field of [`SamplerConfig`].
         name: &'static str,

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_are_joined_and_reduced() {
+    fn tokens_are_added_and_removed() {
         let mut mask = TokenMask::none(40);
         mask.insert(7);
         let mut all = TokenMask::all(40);

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_outside_the_window_do_not_count() {
+    fn tokens_outside_the_window_are_ignored() {
         let config = SamplerConfig { frequency_penalty: 1.0, ..SamplerConfig::default() };
         let mut history = History::new(3);
         for token in [7, 7, 8, 9] {

@@ -42,7 +42,7 @@ impl Sampler {
         })
     }
 
-    /// The seed in use: with it the same logits give the same tokens.
+    /// The seed in use, with which the draws can be repeated.
     pub fn seed(&self) -> u32 {
         self.seed
     }
@@ -57,7 +57,7 @@ impl Sampler {
         self.history.push(token);
     }
 
-    /// Clears the history, for another text. The random generator is not reset.
+    /// Clears the history, before an unrelated text. The random generator is not reset.
     pub fn forget(&mut self) {
         self.history = History::new(self.config.repeat_last_n);
     }
@@ -94,7 +94,7 @@ impl Sampler {
             return Err(Error::NotANumber { token, value });
         }
         if let Some(allowed) = allowed {
-            self.candidates.keep(|token| allowed.contains(token));
+            self.candidates.retain(|token| allowed.contains(token));
         }
         for &(token, bias) in &self.config.logit_bias {
             self.candidates.edit([token], |_, logit| logit + bias);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_lowest_of_equals() {
+    fn greedy_breaks_ties_by_the_lowest_id() {
         let config = SamplerConfig { temp: 0.0, ..SamplerConfig::default() };
         let mut s = sampler(config, 5);
         assert_eq!(s.sample(&[0.0, 2.0, 1.0, 2.0, -1.0]), Ok(1));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_repeats_and_another_differs() {
+    fn the_seed_determines_the_draws() {
         let logits: Vec<f32> = (0..500u16).map(|i| f32::from(i % 17) * 0.1).collect();
         let draw = |seed| {
             let mut s = sampler(seeded(seed), logits.len());
@@ -185,8 +185,7 @@ mod tests {
 
     #[test]
     fn the_draws_of_a_seed_are_pinned() {
-        // If these tokens change, every seeded text changes. Such a breaking change belongs in the
-        // changelog.
+        // A change of these tokens changes every seeded text: record it in the changelog.
         let config = SamplerConfig { chain: vec![], ..seeded(7) };
         let mut s = sampler(config, 1000);
         let drawn: Vec<_> = (0..4).map(|_| s.sample(&[0.0; 1000]).unwrap()).collect();
@@ -211,17 +210,17 @@ mod tests {
     }
 
     #[test]
-    fn the_distribution_of_a_draw_is_that_after_the_stages() {
+    fn logprobs_are_those_after_the_stages() {
         let logits = [0.5f32, 0.05, 0.3, 0.15].map(f32::ln);
         let config = SamplerConfig { top_k: 3, top_p: 1.0, min_p: 0.0, temp: 1.0, ..seeded(3) };
         let mut s = sampler(config, 4);
         let token = s.sample(&logits).unwrap();
-        let all = s.logprobs();
-        let ids: Vec<u32> = all.iter().map(|(id, _)| *id).collect();
+        let logprobs = s.logprobs();
+        let ids: Vec<u32> = logprobs.iter().map(|(id, _)| *id).collect();
         assert_eq!(ids, [0, 2, 3]);
         assert!(ids.contains(&token));
-        for ((_, logprob), p) in all.iter().zip([0.5, 0.3, 0.15]) {
-            assert!((logprob.exp() - p / 0.95).abs() < 1e-6, "{all:?}");
+        for ((_, logprob), p) in logprobs.iter().zip([0.5, 0.3, 0.15]) {
+            assert!((logprob.exp() - p / 0.95).abs() < 1e-6, "{logprobs:?}");
         }
         let mut greedy = sampler(SamplerConfig { temp: 0.0, ..seeded(3) }, 4);
         greedy.sample(&logits).unwrap();
@@ -263,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_rows_and_bad_choices_are_errors() {
+    fn invalid_logits_and_settings_fail() {
         let mut s = sampler(seeded(1), 2);
         assert!(matches!(s.sample(&[0.0, f32::NAN]), Err(Error::NotANumber { token: 1, .. })));
         assert!(matches!(s.sample(&[f32::INFINITY, 0.0]), Err(Error::NotANumber { token: 0, .. })));
@@ -277,8 +276,8 @@ mod tests {
 
     #[test]
     fn sampler_names_match_llama_cpp() {
-        let all = "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature";
-        assert_eq!(Stage::parse_names(all).unwrap(), Stage::DEFAULT_CHAIN);
+        let names = "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature";
+        assert_eq!(Stage::parse_names(names).unwrap(), Stage::DEFAULT_CHAIN);
         assert_eq!(Stage::parse_letters("edskypmxt").unwrap(), Stage::DEFAULT_CHAIN);
         assert_eq!(Stage::parse_names("top-p;temp").unwrap(), [Stage::TopP, Stage::Temperature]);
         assert!(Stage::parse_names("topk").is_err());

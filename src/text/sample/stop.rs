@@ -12,7 +12,7 @@ pub struct StopStrings {
 
 /// Result of one piece of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pushed {
+pub struct PushedText {
     /// Text that is safe to show now.
     pub text: String,
     /// The stop string that was found, if any: the text ends before it.
@@ -29,7 +29,7 @@ impl StopStrings {
 
     /// Adds the next piece. The match that ends first wins; of matches that end together, the
     /// longest wins. So the result does not depend on how the text is split into pieces.
-    pub fn push(&mut self, piece: &str) -> Pushed {
+    pub fn push(&mut self, piece: &str) -> PushedText {
         self.held.push_str(piece);
         let matches = self.stops.iter().filter_map(|stop| {
             let at = self.held.find(stop.as_str())?;
@@ -40,11 +40,11 @@ impl StopStrings {
             let stopped_by = Some(stop.clone());
             self.held.truncate(at);
             let text = std::mem::take(&mut self.held);
-            return Pushed { text, stopped_by };
+            return PushedText { text, stopped_by };
         }
         let kept = self.held.split_off(self.held.len() - self.undecided_len());
         let text = std::mem::replace(&mut self.held, kept);
-        Pushed { text, stopped_by: None }
+        PushedText { text, stopped_by: None }
     }
 
     /// Returns the text that is still held back, when the generation ends for another reason.
@@ -74,8 +74,8 @@ mod tests {
         StopStrings::new(words.iter().map(|w| (*w).to_owned()).collect())
     }
 
-    fn shown(text: &str) -> Pushed {
-        Pushed { text: text.into(), stopped_by: None }
+    fn shown(text: &str) -> PushedText {
+        PushedText { text: text.into(), stopped_by: None }
     }
 
     #[test]
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn multi_byte_stops_split_anywhere_in_the_text() {
+    fn stop_strings_may_be_multi_byte() {
         let mut s = stops(&["é!", "日本"]);
         assert_eq!(s.push("caf"), shown("caf"));
         assert_eq!(s.push("è日"), shown("è"));

@@ -47,7 +47,7 @@ impl Charsmap {
     /// if no sequence matches.
     ///
     /// # Errors
-    /// `BadCharsmap` if an index is out of range.
+    /// `BadCharsmap` if an index is out of range or a replacement has no end.
     pub(super) fn find(&self, text: &[u8]) -> Result<Option<(usize, &[u8])>, Error> {
         if self.units.is_empty() {
             return Ok(None);
@@ -83,7 +83,7 @@ impl Charsmap {
     }
 }
 
-/// Offset from a node to its children.
+/// Exclusive-or distance from a node to its children.
 fn distance(unit: u32) -> u32 {
     unit >> 10 << ((unit & 1 << 9) >> 6)
 }

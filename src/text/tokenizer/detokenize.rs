@@ -7,9 +7,9 @@ use super::{Error, Tokenizer};
 /// Where the text begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// At the beginning of an encoded text. The space that `encode` prepends (only for `llama`
-    /// vocabularies) is removed again, also after a leading BOS token.
-    OfText,
+    /// At the beginning of an encoded text. The space that `encode` prepends (`llama` and `t5`
+    /// vocabularies) is removed, even after a leading BOS token.
+    BeginningOfText,
     /// After a prompt: a leading space belongs to the text.
     Continuation,
 }
@@ -32,7 +32,7 @@ pub struct Detokenizer<'a> {
 impl<'a> Detokenizer<'a> {
     /// With `special`, also outputs the text of control tokens such as `<s>`.
     pub fn new(tokenizer: &'a Tokenizer, start: Start, special: bool) -> Detokenizer<'a> {
-        let strip = start == Start::OfText && tokenizer.has_space_prefix();
+        let strip = start == Start::BeginningOfText && tokenizer.has_space_prefix();
         let (pending, text) = (Vec::new(), String::new());
         Detokenizer { tokenizer, special, written: Cow::Borrowed(&[]), strip, pending, text }
     }
@@ -55,20 +55,20 @@ impl<'a> Detokenizer<'a> {
         }
         self.pending.extend_from_slice(piece);
         self.text.clear();
-        let mut done = 0;
+        let mut decoded = 0;
         for chunk in self.pending.utf8_chunks() {
             self.text.push_str(chunk.valid());
-            done += chunk.valid().len();
-            let bad = chunk.invalid();
-            let last = done + bad.len() == self.pending.len();
-            let begun = std::str::from_utf8(bad).is_err_and(|e| e.error_len().is_none());
-            if bad.is_empty() || last && begun {
+            decoded += chunk.valid().len();
+            let invalid = chunk.invalid();
+            let is_last = decoded + invalid.len() == self.pending.len();
+            let is_begun = std::str::from_utf8(invalid).is_err_and(|e| e.error_len().is_none());
+            if invalid.is_empty() || is_last && is_begun {
                 break;
             }
             self.text.push(char::REPLACEMENT_CHARACTER);
-            done += bad.len();
+            decoded += invalid.len();
         }
-        self.pending.drain(..done);
+        self.pending.drain(..decoded);
         Ok(&self.text)
     }
 

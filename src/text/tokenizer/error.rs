@@ -9,7 +9,7 @@ pub enum Error {
     /// A key that every vocabulary needs is missing.
     #[error("{key} is missing")]
     Missing {
-        /// Name of the metadata key.
+        /// The metadata key.
         key: &'static str,
     },
     /// An unsupported kind of vocabulary.
@@ -31,7 +31,7 @@ pub enum Error {
     /// A list does not have one entry per token.
     #[error("{key} has {found} entries for {expected} tokens")]
     Length {
-        /// Name of the metadata key.
+        /// The metadata key.
         key: &'static str,
         /// Entries of the list.
         found: usize,
@@ -45,7 +45,7 @@ pub enum Error {
         found: usize,
     },
     /// Two tokens with the same text.
-    #[error("tokenizer.ggml.tokens has `{text}` twice, as {first} and {second}")]
+    #[error("tokenizer.ggml.tokens has `{text}` twice, as tokens {first} and {second}")]
     Duplicate {
         /// The text.
         text: String,
@@ -54,15 +54,15 @@ pub enum Error {
         /// Second id with this text.
         second: u32,
     },
-    /// A score that cannot be ordered.
-    #[error("tokenizer.ggml.scores: the score {score} of token {id} cannot be ordered")]
+    /// A score that is NaN.
+    #[error("tokenizer.ggml.scores: the score of token {id} is {score}")]
     BadScore {
         /// Id of the token.
         id: u32,
         /// Score of the token.
         score: f32,
     },
-    /// A token that is too long for the search.
+    /// A token that is too long.
     #[error("tokenizer.ggml.tokens: token {id} has {bytes} bytes, expected at most {limit}")]
     LongToken {
         /// Id of the token.
@@ -72,7 +72,7 @@ pub enum Error {
         /// The limit in bytes.
         limit: usize,
     },
-    /// Too much text for a table of tokens.
+    /// Too much text in all tokens together.
     #[error("tokenizer.ggml.tokens has {bytes} bytes of text, expected at most {limit}")]
     TokenText {
         /// Length of all tokens together, in bytes.
@@ -80,14 +80,14 @@ pub enum Error {
         /// The limit in bytes.
         limit: usize,
     },
-    /// A table of replacements with an index out of range.
+    /// A table of replacements with an inconsistent size or an index out of range.
     #[error("tokenizer.ggml.precompiled_charsmap: an index is outside of its {bytes} bytes")]
     BadCharsmap {
         /// Length of the table in bytes.
         bytes: usize,
     },
     /// A byte token whose text is not `<0x00>` to `<0xFF>`.
-    #[error("tokenizer.ggml.token_type marks {id} as a byte, but its text is `{text}`")]
+    #[error("tokenizer.ggml.token_type marks token {id} as a byte, but its text is `{text}`")]
     BadByte {
         /// Id of the token.
         id: u32,
@@ -128,7 +128,7 @@ pub enum Error {
     },
 }
 
-/// A problem of the vocabulary that the tokenizer tolerates. The user gets a note about it.
+/// A problem of the vocabulary that the tokenizer tolerates.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
     /// No pre-tokenizer is given.
@@ -140,14 +140,14 @@ pub enum Warning {
     #[error(
         "tokenizer.ggml.add_bos_token is false, but the pre-tokenizer {pre} needs a BOS token; adding it"
     )]
-    BeginAdded {
+    BosAdded {
         /// Name of the pre-tokenizer.
         pre: String,
     },
     /// A special token is not in the vocabulary; the key is ignored, as in llama.cpp.
     #[error("{key} is {id}, but the vocabulary has {n_vocab} tokens; the key is ignored")]
     BadSpecialId {
-        /// Name of the metadata key.
+        /// The metadata key.
         key: &'static str,
         /// Value of the key.
         id: u32,

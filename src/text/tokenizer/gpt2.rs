@@ -4,8 +4,8 @@
 //! character has no token.
 //!
 //! This module does not use the `tokenizers` crate, because that crate's regex engine gives up on
-//! long runs of one character and then drops the rest of the text. Merging takes 100 lines, shared
-//! with `llama`. Source: the GPT-2 release (`encoder.py`) for the alphabet, llama.cpp for the rest.
+//! long runs of one character and then drops the rest of the text. Source: the GPT-2 release
+//! (`encoder.py`) for the alphabet, llama.cpp for the rest.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -13,14 +13,13 @@ use std::collections::HashMap;
 
 use super::merge::{Merger, NONE};
 use super::pieces::{MARK, Spelling};
-use super::pre::{Pre, Splitter, Whole};
+use super::pre::{Pre, Splitter, WholeWord};
 use super::{Error, Ids};
 
-/// A BPE vocabulary, which merges by rank.
 #[derive(Debug)]
 pub(super) struct Gpt2 {
     splitter: Splitter,
-    whole: Whole,
+    whole: WholeWord,
     spelling: Spelling,
     /// Token of each byte; bytes without one are dropped from the text, as in llama.cpp.
     bytes: Box<[u32; 256]>,
@@ -56,9 +55,9 @@ impl Gpt2 {
             joined.extend_from_slice(right);
             let id = |text: &[u8]| ids.get(text).copied().ok_or_else(bad);
             let rank = u32::try_from(index).map_err(|_| bad())?;
-            let made = id(&joined)?;
-            // If two lines are equal, the first one counts.
-            table.entry((id(left)?, id(right)?)).or_insert((rank, made));
+            let merged = id(&joined)?;
+            // A repeated line keeps its first rank.
+            table.entry((id(left)?, id(right)?)).or_insert((rank, merged));
         }
         let Pre { whole, spelling, .. } = *pre;
         Ok(Gpt2 { splitter: Splitter::new(pre), whole, spelling, bytes, merges: table, alphabet })
@@ -94,16 +93,16 @@ impl Gpt2 {
                 }
             }
             let rest = merger.run(|l, r| {
-                let &(rank, made) = self.merges.get(&(l.id, r.id))?;
-                Some((Reverse(rank), made))
+                let &(rank, merged) = self.merges.get(&(l.id, r.id))?;
+                Some((Reverse(rank), merged))
             });
             for symbol in rest {
                 if symbol.id != NONE {
                     out.push(symbol.id);
                     continue;
                 }
-                let unspelled = &word.as_bytes()[symbol.start as usize..symbol.end() as usize];
-                let bytes = unspelled.iter().map(|&b| self.bytes[b as usize]);
+                let raw = &word.as_bytes()[symbol.start as usize..symbol.end() as usize];
+                let bytes = raw.iter().map(|&b| self.bytes[b as usize]);
                 out.extend(bytes.filter(|&id| id != NONE));
             }
         }
@@ -113,9 +112,9 @@ impl Gpt2 {
     /// there is no such token or the word must be merged.
     fn token_of_word(&self, word: &str, ids: &Ids, spelled: &mut String) -> Option<u32> {
         match self.whole {
-            Whole::None => return None,
-            Whole::Newlines if word.bytes().any(|b| b != b'\n') => return None,
-            Whole::Newlines | Whole::All => {}
+            WholeWord::None => return None,
+            WholeWord::Newlines if word.bytes().any(|b| b != b'\n') => return None,
+            WholeWord::Newlines | WholeWord::All => {}
         }
         let word = match self.spelling {
             Spelling::Marks => word,
@@ -145,7 +144,7 @@ pub(super) fn alphabet() -> [char; 256] {
     })
 }
 
-/// The bytes of `text` in the alphabet, or `None` if it has a character outside of it.
+/// Decodes `text` from the alphabet; `None` if it has a character outside of it.
 pub(super) fn decode_alphabet(text: &[u8], alphabet: &HashMap<char, u8>) -> Option<Vec<u8>> {
     std::str::from_utf8(text).ok()?.chars().map(|c| alphabet.get(&c).copied()).collect()
 }

@@ -29,7 +29,7 @@ impl TokenizerKind {
     ///
     /// # Errors
     /// `UnknownModel`, with the supported names.
-    pub(super) fn of(model: &str) -> Result<TokenizerKind, Error> {
+    pub(super) fn from_name(model: &str) -> Result<TokenizerKind, Error> {
         let found = NAMES.iter().find(|(name, _)| *name == model);
         found.map(|&(_, kind)| kind).ok_or_else(|| Error::UnknownModel {
             model: model.into(),
@@ -50,7 +50,7 @@ impl TokenizerKind {
     }
 
     /// Ids of special tokens for files that do not define them.
-    pub(super) fn special(self, pre: Option<&str>) -> SpecialIds {
+    pub(super) fn default_ids(self, pre: Option<&str>) -> SpecialIds {
         let none = SpecialIds::default();
         match self {
             TokenizerKind::Llama => SpecialIds { bos: Some(1), eos: Some(2), unk: Some(0), ..none },

@@ -1,19 +1,17 @@
 //! The `llama` vocabulary: SentencePiece's BPE as implemented by llama.cpp. Pairs are merged by the
 //! score of the token that they form. Characters without a token become byte tokens `<0xNN>`.
 //!
-//! This module does not use the `tokenizers` crate, because that crate needs merges and the file
-//! has only scores; deriving merges from all splits of all tokens would cost more. Source:
-//! llama.cpp, `llama-vocab.cpp`.
+//! This module does not use the `tokenizers` crate, because that crate needs merges, but the file
+//! has only scores. Source: `llama-vocab.cpp`.
 
 use super::Ids;
 use super::merge::{Merger, NONE};
 use super::pieces::MARK;
 
-/// A vocabulary that merges by score.
 #[derive(Debug)]
 pub(super) struct Llama {
     /// The score of each token, as an integer with the same order.
-    worth: Vec<i32>,
+    ranks: Vec<i32>,
     /// Token of each byte, for characters without a token.
     bytes: Box<[u32; 256]>,
     /// Whether to prepend a space to the text, and to text that follows a special token.
@@ -30,7 +28,7 @@ impl Llama {
             let found = ids.get(name.as_bytes()).or(raw.expect("`b` is at most 255"));
             *slot = found.copied().unwrap_or(unk);
         }
-        Llama { worth: scores.iter().map(|&s| order(s)).collect(), bytes, space_prefix }
+        Llama { ranks: scores.iter().map(|&s| order(s)).collect(), bytes, space_prefix }
     }
 
     /// Appends the ids of `text`, which must be shorter than 1 GiB.
@@ -54,7 +52,7 @@ impl Llama {
         }
         let rest = merger.run(|l, r| {
             let id = *ids.get(&bytes[l.start as usize..r.end() as usize])?;
-            Some((self.worth[id as usize], id))
+            Some((self.ranks[id as usize], id))
         });
         for symbol in rest {
             if symbol.id != NONE {

@@ -1,5 +1,5 @@
-//! Greedy merging of neighbouring symbols, used by both BPE tokenizers. The best pair is merged
-//! first, of equal pairs the leftmost. The caller's closure gives the rank and the token of a pair.
+//! Greedy merging of neighbouring symbols, used by both BPE tokenizers. The pair of greatest rank
+//! is merged first; of equal ranks, the leftmost. A closure gives the rank and token of a pair.
 //!
 //! Time is O(n log n) for n symbols, whatever the text, without recursion.
 
@@ -9,11 +9,11 @@ use std::collections::BinaryHeap;
 /// Stands for no token or no neighbour.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// The token that bytes `start..start + len` of the text form.
+/// Bytes `start..start + len` of the text, and their token.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Symbol {
     pub(super) start: u32,
-    /// 0 once the symbol was merged into its left neighbour.
+    /// 0 once the symbol has been merged into its left neighbour.
     pub(super) len: u32,
     /// Token id, or [`NONE`].
     pub(super) id: u32,
@@ -30,7 +30,7 @@ impl Symbol {
 /// A possible merge. The order is by rank, then leftmost first.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Pair<W> {
-    worth: W,
+    rank: W,
     left: Reverse<u32>,
     right: u32,
     /// Bytes of both halves when the pair was found. If either half grows, the pair is stale.
@@ -74,7 +74,7 @@ impl<W: Ord + Copy> Merger<W> {
         join: impl Fn(&Symbol, &Symbol) -> Option<(W, u32)>,
     ) -> impl Iterator<Item = &Symbol> {
         for right in 1..self.symbols.len() as u32 {
-            self.consider(right - 1, right, &join);
+            self.push_pair(right - 1, right, &join);
         }
         while let Some(pair) = self.heap.pop() {
             let (left, right) = (pair.left.0 as usize, pair.right as usize);
@@ -87,13 +87,13 @@ impl<W: Ord + Copy> Merger<W> {
             if r.next != NONE {
                 self.symbols[r.next as usize].prev = pair.left.0;
             }
-            self.consider(l.prev, pair.left.0, &join);
-            self.consider(pair.left.0, r.next, &join);
+            self.push_pair(l.prev, pair.left.0, &join);
+            self.push_pair(pair.left.0, r.next, &join);
         }
         self.symbols.iter().filter(|s| s.len > 0)
     }
 
-    fn consider(
+    fn push_pair(
         &mut self,
         left: u32,
         right: u32,
@@ -103,9 +103,9 @@ impl<W: Ord + Copy> Merger<W> {
             return;
         }
         let (l, r) = (&self.symbols[left as usize], &self.symbols[right as usize]);
-        if let Some((worth, id)) = join(l, r) {
+        if let Some((rank, id)) = join(l, r) {
             let len = l.len + r.len;
-            self.heap.push(Pair { worth, left: Reverse(left), right, len, id });
+            self.heap.push(Pair { rank, left: Reverse(left), right, len, id });
         }
     }
 }

@@ -47,7 +47,7 @@ use kind::TokenizerKind;
 use llama::Llama;
 use merge::Merger;
 use pieces::{Pieces, Spelling};
-use pre::{Begin, Pre};
+use pre::{AddBos, Pre};
 use special::{Fragment, Matcher};
 use unigram::Unigram;
 
@@ -87,19 +87,19 @@ impl Tokenizer {
     /// Any error in the vocabulary, with the name of its key.
     pub fn new(mut vocab: Vocab) -> Result<Tokenizer, Error> {
         let mut warnings = Vec::new();
-        let kind = TokenizerKind::of(&vocab.model)?;
+        let kind = TokenizerKind::from_name(&vocab.model)?;
         let pre = kind.pre(vocab.pre.as_deref())?;
         if kind == TokenizerKind::Gpt2 && vocab.pre.is_none() {
             warnings.push(Warning::MissingPre);
         }
         check_lists(&mut vocab, kind)?;
-        let ids = index(&mut vocab.tokens)?;
+        let ids = index_tokens(&mut vocab.tokens)?;
         let mut special = special_ids(&vocab, kind, &mut warnings);
         let model = match pre {
             Some(pre) => Model::Gpt2(Gpt2::new(pre, &std::mem::take(&mut vocab.merges), &ids)?),
-            None => whole_texts(&vocab, kind, &special, &ids)?,
+            None => whole_text_model(&vocab, kind, &special, &ids)?,
         };
-        // Detect special tokens after building the model: some files mark control tokens as words.
+        // Detect special tokens after building the model: some files mark control tokens as text.
         let eog = special::detect(&mut special, &ids, &mut vocab.types);
         let add_bos = adds_bos(&vocab, kind, pre, &mut warnings);
         let add_eos = vocab.add_eos.unwrap_or(kind == TokenizerKind::Unigram);
@@ -255,7 +255,7 @@ impl Tokenizer {
 }
 
 /// The model of a vocabulary that does not split text into words.
-fn whole_texts(
+fn whole_text_model(
     vocab: &Vocab,
     kind: TokenizerKind,
     special: &SpecialIds,
@@ -275,15 +275,15 @@ fn adds_bos(
     pre: Option<&Pre>,
     warnings: &mut Vec<Warning>,
 ) -> bool {
-    let asked = vocab.add_bos;
-    match pre.map(|pre| pre.begin) {
-        None => asked.unwrap_or(kind == TokenizerKind::Llama),
-        Some(Begin::Asked) => asked.unwrap_or(false),
-        Some(Begin::Default) => asked.unwrap_or(true),
-        Some(Begin::Always) => {
-            if asked == Some(false) {
+    let add_bos = vocab.add_bos;
+    match pre.map(|pre| pre.bos) {
+        None => add_bos.unwrap_or(kind == TokenizerKind::Llama),
+        Some(AddBos::IfSet) => add_bos.unwrap_or(false),
+        Some(AddBos::Default) => add_bos.unwrap_or(true),
+        Some(AddBos::Always) => {
+            if add_bos == Some(false) {
                 let pre = vocab.pre.as_ref().unwrap_or(&vocab.model).clone();
-                warnings.push(Warning::BeginAdded { pre });
+                warnings.push(Warning::BosAdded { pre });
             }
             true
         }
@@ -318,7 +318,7 @@ fn check_lists(vocab: &mut Vocab, kind: TokenizerKind) -> Result<(), Error> {
 }
 
 /// Maps the text of each token to its id. Unused ids get llama.cpp's names, such as `[EMPTY_7]`.
-fn index(tokens: &mut [Vec<u8>]) -> Result<Ids, Error> {
+fn index_tokens(tokens: &mut [Vec<u8>]) -> Result<Ids, Error> {
     let mut ids = Ids::with_capacity(tokens.len());
     for (id, text) in (0u32..).zip(tokens) {
         if text.is_empty() {
@@ -332,14 +332,14 @@ fn index(tokens: &mut [Vec<u8>]) -> Result<Ids, Error> {
     Ok(ids)
 }
 
-/// The special ids in the file, or else the defaults of `kind`. Ids out of range are dropped.
+/// The special ids in the file, or else the defaults of `kind`. Drops ids out of range and warns.
 fn special_ids(vocab: &Vocab, kind: TokenizerKind, warnings: &mut Vec<Warning>) -> SpecialIds {
     let n_vocab = vocab.tokens.len();
     let exists = |id: &u32| (*id as usize) < n_vocab;
     let mut ids = vocab.ids;
-    let mut default = kind.special(vocab.pre.as_deref());
+    let mut default = kind.default_ids(vocab.pre.as_deref());
     for ((key, id), (_, default)) in
-        vocab::keyed(&mut ids).into_iter().zip(vocab::keyed(&mut default))
+        vocab::key_fields(&mut ids).into_iter().zip(vocab::key_fields(&mut default))
     {
         if let Some(id) = id.filter(|id| !exists(id)) {
             warnings.push(Warning::BadSpecialId { key, id, n_vocab });

@@ -1,4 +1,4 @@
-//! Special tokens are found by id or by name, and matched in a text before the text is split.
+//! Finds special tokens by id or name, and matches them in a text before the text is split.
 //!
 //! Source: llama.cpp, `llama-vocab.cpp`, for the names and the order of matching.
 
@@ -32,9 +32,9 @@ pub struct SpecialIds {
     pub fim_mid: Option<u32>,
     /// Padding in fill-in-the-middle prompts.
     pub fim_pad: Option<u32>,
-    /// Name of a repository in fill-in-the-middle prompts.
+    /// Before the name of a repository, in fill-in-the-middle prompts.
     pub fim_rep: Option<u32>,
-    /// End of a file in fill-in-the-middle prompts.
+    /// Separator of files in fill-in-the-middle prompts.
     pub fim_sep: Option<u32>,
 }
 
@@ -55,8 +55,8 @@ const END_OF_MESSAGE: &[&str] = &["<|eom_id|>"];
 const FIM_PAD: &[&str] = &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"];
 const FIM_REP: &[&str] = &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"];
 const FIM_SEP: &[&str] = &["<|file_sep|>"];
-/// Prefix, suffix and middle of fill-in-the-middle prompts. These are always control tokens; the
-/// engine does not need their ids.
+/// Names of the prefix, suffix and middle tokens of fill-in-the-middle prompts. These are always
+/// control tokens.
 const FIM_PARTS: [&[&str]; 3] = [
     &[
         "<|fim_prefix|>",
@@ -110,14 +110,14 @@ const ALWAYS_WRITTEN: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|
 /// returns the sorted ids that end generation.
 pub(super) fn detect(special: &mut SpecialIds, ids: &Ids, kinds: &mut [TokenType]) -> Vec<u32> {
     let by_name = |name: &&str| ids.get(name.as_bytes()).copied();
-    let open = [
+    let slots = [
         (&mut special.eot, END_OF_TURN),
         (&mut special.eom, END_OF_MESSAGE),
         (&mut special.fim_pad, FIM_PAD),
         (&mut special.fim_rep, FIM_REP),
         (&mut special.fim_sep, FIM_SEP),
     ];
-    for (slot, names) in open {
+    for (slot, names) in slots {
         if slot.is_none() {
             *slot = names.iter().find_map(by_name);
             slot.iter().for_each(|&id| kinds[id as usize] = TokenType::Control);
@@ -141,12 +141,12 @@ pub(super) fn detect(special: &mut SpecialIds, ids: &Ids, kinds: &mut [TokenType
     eog.extend([eos, eot, eom, fim_pad, fim_rep, fim_sep].into_iter().flatten());
     eog.sort_unstable();
     eog.dedup();
-    exceptions(&mut eog, &by_name, kinds);
+    apply_exceptions(&mut eog, &by_name, kinds);
     eog
 }
 
-/// Handles two model families in which a name that usually ends the generation does not.
-fn exceptions(
+/// Handles vocabularies in which a token that usually ends the generation does not.
+fn apply_exceptions(
     eog: &mut Vec<u32>,
     by_name: &impl Fn(&&str) -> Option<u32>,
     kinds: &mut [TokenType],
@@ -187,7 +187,6 @@ struct Entry {
     rstrip: bool,
 }
 
-/// Finds special tokens in text.
 #[derive(Debug)]
 pub(super) struct Matcher {
     /// The special tokens, longest text first.
@@ -226,7 +225,7 @@ impl Matcher {
             return Vec::new();
         }
         let mut fragments = vec![Fragment::Text(0..text.len())];
-        let pairs = Pairs::of(text);
+        let pairs = Pairs::new(text);
         for entry in self.entries.iter().filter(|e| parse_special || e.always) {
             if pairs.may_contain(&entry.text) && text.contains(&entry.text) {
                 fragments = fragments.into_iter().fold(Vec::new(), |mut out, fragment| {
@@ -268,7 +267,7 @@ impl Entry {
 struct Pairs(Box<[bool; 1 << 16]>);
 
 impl Pairs {
-    fn of(text: &str) -> Pairs {
+    fn new(text: &str) -> Pairs {
         let mut seen = Box::new([false; 1 << 16]);
         for pair in text.as_bytes().windows(2) {
             seen[usize::from(u16::from_ne_bytes([pair[0], pair[1]]))] = true;

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use super::merge::NONE;
 
-/// A set of strings with ids.
 #[derive(Debug)]
 pub(super) struct Trie {
     /// Maps a node and a byte to the next node. The root is 0.

@@ -10,15 +10,14 @@ use super::{Error, TokenType, Vocab};
 
 /// Maximum length of a token in bytes, which bounds the time per position.
 const MAX_TOKEN_BYTES: usize = 1024;
-/// Score of an unknown character, relative to the score of the worst token: lower by this amount.
+/// The score of an unknown character is lower than the lowest score of a normal token by this.
 const UNKNOWN_PENALTY: f32 = 10.0;
 /// Maximum factor by which normalisation may lengthen a text. Unicode's longest decomposition
 /// turns 3 bytes into 33.
 const MAX_GROWTH: usize = 64;
-/// Maximum number of bytes, because positions have 32 bits.
+/// Maximum bytes of a text or of all tokens, because positions have 32 bits.
 const LIMIT_BYTES: usize = u32::MAX as usize - 1;
 
-/// The unigram model.
 #[derive(Debug)]
 pub(super) struct Unigram {
     tokens: Trie,
@@ -26,11 +25,11 @@ pub(super) struct Unigram {
     unknown: u32,
     unknown_score: f32,
     /// User-defined tokens, which are not normalised.
-    kept: Trie,
+    user_defined: Trie,
     charsmap: Charsmap,
     /// Whether to prepend a space to the text.
     pub(super) space_prefix: bool,
-    /// Whether to merge consecutive spaces and drop spaces at the end.
+    /// Whether to write one space before each word and no others.
     merge_spaces: bool,
 }
 
@@ -48,9 +47,9 @@ impl Unigram {
     /// # Errors
     /// `TokenText`, `LongToken`, `BadCharsmap`.
     pub(super) fn new(vocab: &Vocab, unknown: u32) -> Result<Unigram, Error> {
-        let (mut tokens, mut kept) = (Trie::new(), Trie::new());
+        let (mut tokens, mut user_defined) = (Trie::new(), Trie::new());
         let mut scores = vocab.scores.clone();
-        let mut least = f32::MAX;
+        let mut lowest = f32::MAX;
         let bytes = vocab.tokens.iter().map(Vec::len).sum();
         if bytes > LIMIT_BYTES {
             return Err(Error::TokenText { bytes, limit: LIMIT_BYTES });
@@ -60,10 +59,10 @@ impl Unigram {
                 return Err(Error::LongToken { id, bytes: text.len(), limit: MAX_TOKEN_BYTES });
             }
             match kind {
-                TokenType::Normal => least = least.min(scores[id as usize]),
+                TokenType::Normal => lowest = lowest.min(scores[id as usize]),
                 TokenType::UserDefined => {
                     scores[id as usize] = 0.0;
-                    kept.insert(text, id);
+                    user_defined.insert(text, id);
                 }
                 TokenType::Unused => {}
                 TokenType::Unknown
@@ -77,8 +76,8 @@ impl Unigram {
             tokens,
             scores,
             unknown,
-            unknown_score: least - UNKNOWN_PENALTY,
-            kept,
+            unknown_score: lowest - UNKNOWN_PENALTY,
+            user_defined,
             charsmap: Charsmap::new(&vocab.charsmap)?,
             space_prefix: vocab.add_space_prefix.unwrap_or(false),
             merge_spaces: vocab.remove_extra_whitespaces.unwrap_or(false),
@@ -88,18 +87,18 @@ impl Unigram {
     /// Appends the ids of `text`.
     ///
     /// # Errors
-    /// `BadCharsmap`; `TooLong` if the normalised text is.
+    /// `BadCharsmap`; `TooLong` for the normalised text.
     pub(super) fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<(), Error> {
         let text = self.normalize(text)?;
-        let nowhere = Best { score: f64::MIN, start: 0, id: self.unknown };
-        let mut best = vec![nowhere; text.len() + 1];
+        let unreached = Best { score: f64::MIN, start: 0, id: self.unknown };
+        let mut best = vec![unreached; text.len() + 1];
         best[0].score = 0.0;
         let mut at = 0;
         while at < text.len() {
             let char_len = char_len(text[at]).min(text.len() - at);
             let so_far = best[at].score;
             let mut known = false;
-            let mut offer = |len: usize, score: f32, id| {
+            let mut consider = |len: usize, score: f32, id| {
                 let score = so_far + f64::from(score);
                 if score > best[at + len].score {
                     best[at + len] = Best { score, start: at as u32, id };
@@ -107,10 +106,10 @@ impl Unigram {
             };
             for (len, id) in self.tokens.prefixes(&text[at..]) {
                 known |= len == char_len;
-                offer(len, self.scores[id as usize], id);
+                consider(len, self.scores[id as usize], id);
             }
             if !known {
-                offer(char_len, self.unknown_score, self.unknown);
+                consider(char_len, self.unknown_score, self.unknown);
             }
             at += char_len;
         }
@@ -164,7 +163,7 @@ impl Unigram {
     fn next<'a>(&'a self, text: &'a str, at: usize) -> Result<(usize, &'a [u8]), Error> {
         let rest = &text.as_bytes()[at..];
         // Like llama.cpp, keep every prefix of a user-defined token, but only whole characters.
-        let mut kept = self.kept.reach(rest);
+        let mut kept = self.user_defined.reach(rest);
         while kept > 0 && !text.is_char_boundary(at + kept) {
             kept -= 1;
         }
@@ -176,13 +175,13 @@ impl Unigram {
         }
         Ok(match text.get(at..).and_then(|rest| rest.chars().next()) {
             Some(c) => (c.len_utf8(), &rest[..c.len_utf8()]),
-            // Only a table with incomplete characters leads here.
+            // Reached only if the table matched a part of a character.
             None => (1, "\u{FFFD}".as_bytes()),
         })
     }
 }
 
-/// Bytes of the character that begins with `byte`.
+/// Length in bytes of the character that begins with `byte`.
 fn char_len(byte: u8) -> usize {
     match byte {
         0xC0..=0xDF => 2,

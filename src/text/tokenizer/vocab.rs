@@ -28,7 +28,7 @@ pub enum TokenType {
     Unused,
     /// One byte, spelled `<0x00>` to `<0xFF>`.
     Byte,
-    /// A number without a defined meaning; treated as [`TokenType::Unused`].
+    /// A number without a defined meaning.
     Undefined,
 }
 
@@ -60,7 +60,7 @@ pub struct Vocab {
     pub scores: Vec<f32>,
     /// One type per token, or empty.
     pub types: Vec<TokenType>,
-    /// Lines `left right` in the order of merging.
+    /// Merges `left right`, by rank.
     pub merges: Vec<Vec<u8>>,
     /// Special tokens.
     pub ids: SpecialIds,
@@ -87,7 +87,7 @@ impl Vocab {
     pub fn from_metadata(metadata: &Metadata) -> Result<Vocab, Error> {
         let text = |key| metadata.str(key).map(|t| t.unwrap_or_default().to_owned());
         let list = |key| -> Result<Option<Vec<Vec<u8>>>, Error> {
-            Ok(metadata.str_array(key)?.map(|all| all.iter().map(<[u8]>::to_vec).collect()))
+            Ok(metadata.str_array(key)?.map(|list| list.iter().map(<[u8]>::to_vec).collect()))
         };
         let pre = text("tokenizer.ggml.pre")?;
         let types = metadata.i32_array(TYPES)?.unwrap_or_default();
@@ -128,7 +128,7 @@ fn charsmap(metadata: &Metadata) -> Result<Vec<u8>, Error> {
 }
 
 /// Key and field of every special id.
-pub(super) fn keyed(ids: &mut SpecialIds) -> [(&'static str, &mut Option<u32>); 13] {
+pub(super) fn key_fields(ids: &mut SpecialIds) -> [(&'static str, &mut Option<u32>); 13] {
     [
         ("tokenizer.ggml.bos_token_id", &mut ids.bos),
         ("tokenizer.ggml.eos_token_id", &mut ids.eos),
@@ -149,12 +149,12 @@ pub(super) fn keyed(ids: &mut SpecialIds) -> [(&'static str, &mut Option<u32>); 
 
 fn special_ids(metadata: &Metadata) -> Result<SpecialIds, Error> {
     let mut ids = SpecialIds::default();
-    for (key, slot) in keyed(&mut ids) {
+    for (key, slot) in key_fields(&mut ids) {
         // Some converters write -1 for "none". Keep it as an id that is in no vocabulary.
         let minus_one = metadata.get(key).and_then(|value| value.as_integer()) == Some(-1);
         *slot = if minus_one { Some(u32::MAX) } else { metadata.u32(key)? };
     }
-    // Older names of the same.
+    // Older names of these keys.
     for (key, slot) in [
         ("tokenizer.ggml.prefix_token_id", &mut ids.fim_pre),
         ("tokenizer.ggml.suffix_token_id", &mut ids.fim_suf),

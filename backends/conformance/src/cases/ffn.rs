@@ -28,7 +28,7 @@ pub(super) enum DownLayout {
 pub(super) const DOWN_LAYOUTS: [DownLayout; 3] =
     [DownLayout::Stored, DownLayout::Transposed, DownLayout::Across];
 
-/// Which rows the row list has.
+/// The rows of the row list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ListedRows {
     /// No list: all rows for every token.
@@ -44,7 +44,6 @@ pub(super) enum ListedRows {
     Every,
 }
 
-/// Parameters of a feed-forward block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spec {
     pub(super) format: Format,
@@ -109,7 +108,6 @@ impl Spec {
         }
     }
 
-    /// The case for this block.
     pub(super) fn case(self, name: String) -> Case {
         let rounded = self.layout == DownLayout::Across && self.down.quants().is_some();
         let case = Case::new(name, move |rig| run(rig, &self));
@@ -279,7 +277,6 @@ pub(super) fn run(rig: &mut Rig, spec: &Spec) -> Result<()> {
     finish(rig, op)
 }
 
-/// Runs the op and reads its outputs.
 pub(super) fn finish(rig: &mut Rig, op: SparseFfn<Tensor>) -> Result<()> {
     rig.run([Op::SparseFfn(op.clone())])?;
     rig.watch("y", &op.y)?;
@@ -312,25 +309,25 @@ fn independent_tokens(rig: &mut Rig, format: Format, token_rows: TokenRows) -> R
     let (whole, x) = (rig.read(&op.y)?, rig.read(&op.x)?);
     let n_embd = spec.n_embd();
     for t in 0..n {
-        let mut one = op.clone();
-        one.x = rig.input(1, n_embd)?;
-        rig.queue.write(&one.x, &f32_bytes(&x[t * n_embd..][..n_embd]))?;
-        one.y = rig.output(1, n_out)?;
-        one.active = rig.tensor(1, 1, &[0.0])?;
+        let mut single = op.clone();
+        single.x = rig.input(1, n_embd)?;
+        rig.queue.write(&single.x, &f32_bytes(&x[t * n_embd..][..n_embd]))?;
+        single.y = rig.output(1, n_out)?;
+        single.active = rig.tensor(1, 1, &[0.0])?;
         match token_rows {
             TokenRows::Dense => {}
             TokenRows::SameList => {
                 let set = rig.row_set(n_rows, 1, &ids, 1, &|i, _| wants(i, t))?;
-                one.rows = Rows::Active(set);
+                single.rows = Rows::Active(set);
             }
             TokenRows::OwnList => {
                 let own = ids.iter().enumerate().filter(|(i, _)| wants(*i, t));
                 let own: Vec<u32> = own.map(|(_, &id)| id).collect();
-                one.rows = Rows::Active(rig.row_set(n_rows, 1, &own, 1, &|_, _| true)?);
+                single.rows = Rows::Active(rig.row_set(n_rows, 1, &own, 1, &|_, _| true)?);
             }
         }
-        rig.run([Op::SparseFfn(one.clone())])?;
-        let y = rig.read(&one.y)?;
+        rig.run([Op::SparseFfn(single.clone())])?;
+        let y = rig.read(&single.y)?;
         rig.same_bits(&format!("token {t}"), &whole[t * n_out..][..n_out], &y);
     }
     Ok(())

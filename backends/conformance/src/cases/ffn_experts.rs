@@ -44,7 +44,7 @@ impl Experts {
         self.n_expert - 1
     }
 
-    /// Rows of all experts, each a multiple of `block`.
+    /// Total number of rows, with each expert's rounded up to a multiple of `block`.
     pub(super) fn n_rows(&self, block: usize) -> usize {
         self.n_filled() * self.rows.next_multiple_of(block)
     }
@@ -56,7 +56,6 @@ impl Experts {
         ExpertRanges { starts: (0..=self.n_expert).map(start).collect(), n_used: self.n_used }
     }
 
-    /// The weight of each expert for each token.
     pub(super) fn weights(&self, rig: &mut Rig, n_tokens: usize) -> Result<Tensor> {
         let mut weights = vec![0.0; n_tokens * self.n_expert];
         for weights in weights.chunks_exact_mut(self.n_expert) {
@@ -164,14 +163,15 @@ fn independent_tokens(rig: &mut Rig, format: Format, layout: DownLayout) -> Resu
     rig.watch("active", &op.active)?;
     let whole = rig.read(&op.y)?;
     for t in 0..spec.n_tokens {
-        let mut one = op.clone();
-        one.x = rig.input(1, n_embd)?;
-        rig.queue.write(&one.x, &f32_bytes(&x[t * n_embd..][..n_embd]))?;
-        one.expert_weights = Some(rig.tensor(1, n_expert, &weights[t * n_expert..][..n_expert])?);
-        one.y = rig.output(1, n_out)?;
-        one.active = rig.tensor(1, 1, &[0.0])?;
-        rig.run([one.clone().into()])?;
-        let y = rig.read(&one.y)?;
+        let mut single = op.clone();
+        single.x = rig.input(1, n_embd)?;
+        rig.queue.write(&single.x, &f32_bytes(&x[t * n_embd..][..n_embd]))?;
+        single.expert_weights =
+            Some(rig.tensor(1, n_expert, &weights[t * n_expert..][..n_expert])?);
+        single.y = rig.output(1, n_out)?;
+        single.active = rig.tensor(1, 1, &[0.0])?;
+        rig.run([single.clone().into()])?;
+        let y = rig.read(&single.y)?;
         rig.same_bits(&format!("token {t}"), &whole[t * n_out..][..n_out], &y);
     }
     Ok(())

@@ -135,8 +135,8 @@ fn merge(batch: &Batch<Tensor>, y: &Tensor, mailbox: usize, accumulate: bool) ->
     Merge { batch: batch.clone(), y: y.clone(), mailbox, accumulate }
 }
 
-/// Records the data of the next post and answers with values computed from `x`. False if the
-/// program has ended.
+/// Records the data of the next post and answers with values computed from `x`. Returns false if
+/// the program has ended.
 fn serve(rig: &mut Rig, run: &mut Run) -> Result<bool> {
     let Some(posted) = run.next_post()? else { return Ok(false) };
     let (n_tokens, mailbox) = (posted.n_tokens, posted.mailbox);

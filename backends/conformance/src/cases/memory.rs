@@ -23,10 +23,10 @@ fn run_views(rig: &mut Rig, format: Format) -> Result<()> {
     let (n_rows, n_cols, size) = (9, 7, format.block_bytes());
     let tensor = rig.device.alloc("memory", TensorDesc::new(n_rows, n_cols, format))?;
     let mut bytes = |n: usize| (0..n * size).map(|_| rig.rng.word() as u8).collect::<Vec<u8>>();
-    let (all, part, few) = (bytes(n_rows * n_cols), bytes(3 * n_cols), bytes(3));
-    rig.queue.write(&tensor, &all)?;
-    rig.queue.write(&tensor.rows(2..5), &part)?;
-    rig.queue.write(&tensor.rows(4..9).rows(3..4), &few)?;
+    let (whole, rows, values) = (bytes(n_rows * n_cols), bytes(3 * n_cols), bytes(3));
+    rig.queue.write(&tensor, &whole)?;
+    rig.queue.write(&tensor.rows(2..5), &rows)?;
+    rig.queue.write(&tensor.rows(4..9).rows(3..4), &values)?;
     rig.watch_bits("whole", &tensor)?;
     rig.watch_bits("view", &tensor.rows(3..8))
 }

@@ -11,8 +11,8 @@ const MAX_SEQS: usize = 3;
 
 type Steps = &'static [(usize, usize)];
 
-/// Steps with a sequence that continues, one that begins, both, and a long sequence. An entry is
-/// the length of a sequence and its number of new tokens.
+/// Steps with a sequence that continues, one that begins, both, and a long sequence. Each pair is a
+/// sequence's length and its number of new tokens.
 const STEPS: [(&str, Steps); 4] = [
     ("goes-on", &[(9, 1)]),
     ("begins", &[(3, 3)]),

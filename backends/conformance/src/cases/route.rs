@@ -48,7 +48,7 @@ fn route(
     rig.watch("weights", &weights)
 }
 
-/// Experts with equal rows have equal scores: those with the lower indices win.
+/// Experts with equal rows have equal scores: the lower indices win.
 fn run_ties(rig: &mut Rig) -> Result<()> {
     let row = random_bytes(&mut rig.rng, 1, 33, Format::F32);
     let source = host_rows(row.repeat(6), 6, 33, Format::F32, Origin::Owned)?;

@@ -2,18 +2,18 @@
 
 use hal::op::{Activation, FfnKind};
 
-use crate::simd::ActivateFn;
+use simd::ActivateFn;
 
 /// Computes neurons' values from up and the test value, which is the gate, or up in blocks without
 /// a gate.
 #[derive(Debug)]
-pub(super) struct Neurons {
+pub(super) struct NeuronActivation {
     pub(super) kind: FfnKind,
     pub(super) activation: Activation,
     pub(super) activate: ActivateFn,
 }
 
-impl Neurons {
+impl NeuronActivation {
     /// `act(x)` of one value.
     pub(super) fn activate(&self, x: f32) -> f32 {
         let mut x = [x];
@@ -22,7 +22,7 @@ impl Neurons {
     }
 
     /// Replaces test values with the neurons' values. NaN stays NaN.
-    pub(super) fn values(&self, tests: &mut [f32], ups: &mut [f32]) {
+    pub(super) fn apply(&self, tests: &mut [f32], ups: &mut [f32]) {
         (self.activate)(self.activation, tests);
         if self.kind == FfnKind::GatedBoth {
             (self.activate)(self.activation, ups);

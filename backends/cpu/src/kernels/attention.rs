@@ -1,7 +1,7 @@
 //! Attention over the paged KV cache: a softmax per fixed span of positions; the spans are merged
 //! in order.
 //!
-//! A block is up to eight query heads that share a key head. A tile is a run of tokens of one
+//! A block is up to eight query heads that share a KV head. A tile is a run of tokens of one
 //! sequence, with at most 32 queries per block; all queries of a tile share one read of the keys
 //! and values.
 //!
@@ -19,13 +19,14 @@ use hal::{KV_BLOCK, Tensor};
 use super::operand::{Step, optional_view};
 use super::{Context, Kernel};
 use crate::buffer::{ReadView, Scratch, WriteView};
-use crate::simd::{AddWeightedFn, CacheKernels, HeadRows, PAD, SoftmaxFn};
+use simd::{AddWeightedFn, CacheKernels, HeadRows, PAD, SoftmaxFn};
 
 mod cut;
 
-pub(super) use cut::Spans;
+pub(super) use cut::Workspace;
 use cut::{
-    Cut, GROUP, IN_ORDER, KeysOrValues, NEAR, Positions, QUERIES, SPAN, Tile, TileScratch, WIDENED,
+    Cut, GROUP, IN_ORDER, KeysOrValues, L1_ROWS, MAX_QUERIES, Positions, SPAN, Tile, TileScratch,
+    WIDEN_FROM,
 };
 
 /// V rows of a span, and the kernel for their weighted sum.
@@ -57,7 +58,7 @@ pub(super) struct Attention {
 impl Attention {
     pub(super) fn new(op: &op::Attention<Tensor>, context: &Context<'_>) -> Attention {
         let cut = Cut::new(op);
-        let spans = Spans::new(op, context.n_threads, &mut Scratch::default());
+        let spans = Workspace::new(op, context.n_threads, &mut Scratch::default());
         Attention {
             cut,
             q: context.bind.read(&op.q),
@@ -99,13 +100,14 @@ impl Attention {
     fn queries(&self, tile: &Tile, block: usize, tokens: &Range<usize>) -> Range<usize> {
         let n_heads = self.cut.heads(block).1.len();
         let first = (block - tile.blocks.start) * self.cut.queries();
-        let of = |t: usize| first + (t - tile.tokens.start) * n_heads;
-        of(tokens.start)..of(tokens.end)
+        let query = |t: usize| first + (t - tile.tokens.start) * n_heads;
+        query(tokens.start)..query(tokens.end)
     }
 
     /// A worker's scratch memory, filled with the tile's queries: scaled, and padded with zeros.
     fn tile_scratch(&self, tile: &Tile, worker: usize) -> TileScratch<'_> {
-        let [q, scores, softmax, sums, widened] = self.tiles.each_ref().map(|of| of.row(worker));
+        let [q, scores, softmax, sums, widened] =
+            self.tiles.each_ref().map(|view| view.row(worker));
         let (d_head, width) = (self.cut.d_head, self.cut.width);
         for block in tile.blocks.clone() {
             let heads = self.cut.heads(block).1;
@@ -124,22 +126,22 @@ impl Attention {
 
     /// Computes the softmax and the weighted values of one span for the tile's tokens that attend
     /// to any of its positions; returns these tokens.
-    fn span(&self, tile: &Tile, span: usize, work: &mut TileScratch<'_>) -> Range<usize> {
+    fn attend_span(&self, tile: &Tile, span: usize, scratch: &mut TileScratch<'_>) -> Range<usize> {
         let first = span * SPAN;
-        let seen = |t: usize| {
-            let seen = self.visible_positions(t);
-            seen.start.max(first) - first..seen.end.min(first + SPAN).max(first) - first
+        let visible = |t: usize| {
+            let visible = self.visible_positions(t);
+            visible.start.max(first) - first..visible.end.min(first + SPAN).max(first) - first
         };
-        // A token's range neither begins nor ends before the previous token's range, so that tokens
+        // A token's range neither begins nor ends before the previous token's range, so tokens
         // without positions in this span are at the ends of the tile.
         let mut tokens = tile.tokens.clone();
-        while seen(tokens.start).is_empty() && tokens.len() > 1 {
+        while visible(tokens.start).is_empty() && tokens.len() > 1 {
             tokens.start += 1;
         }
-        while seen(tokens.end - 1).is_empty() && tokens.len() > 1 {
+        while visible(tokens.end - 1).is_empty() && tokens.len() > 1 {
             tokens.end -= 1;
         }
-        let all = seen(tokens.start).start..seen(tokens.end - 1).end;
+        let all = visible(tokens.start).start..visible(tokens.end - 1).end;
         let (view, mut ids) = (self.step.view(), [0u32; SPAN]);
         let seq = view.seqs()[tokens.start] as usize;
         for i in all.clone() {
@@ -148,20 +150,20 @@ impl Attention {
         }
         let n_queries = self.queries(tile, tile.blocks.start, &tokens).len();
         let positions = Positions { first: all.start, ids: &ids[all], n_queries };
-        self.score(tile, &tokens, positions, work);
+        self.score_keys(tile, &tokens, positions, scratch);
         for block in tile.blocks.clone() {
             for t in tokens.clone() {
-                let (seen, end) = (seen(t), seen(t).end.next_multiple_of(PAD));
+                let (visible, end) = (visible(t), visible(t).end.next_multiple_of(PAD));
                 for r in self.queries(tile, block, &(t..t + 1)) {
-                    let scores = &mut work.scores[r * SPAN..][..end];
-                    scores[..seen.start].fill(f32::NEG_INFINITY);
-                    scores[seen.end..].fill(f32::NEG_INFINITY);
-                    self.soft_cap_scores(&mut scores[seen.clone()]);
-                    work.softmax[2 * r..][..2].copy_from_slice(&(self.softmax)(scores));
+                    let scores = &mut scratch.scores[r * SPAN..][..end];
+                    scores[..visible.start].fill(f32::NEG_INFINITY);
+                    scores[visible.end..].fill(f32::NEG_INFINITY);
+                    self.soft_cap_scores(&mut scores[visible.clone()]);
+                    scratch.softmax[2 * r..][..2].copy_from_slice(&(self.softmax)(scores));
                 }
             }
         }
-        self.sum(tile, &tokens, positions, &seen, work);
+        self.sum_values(tile, &tokens, positions, &visible, scratch);
         tokens
     }
 
@@ -169,65 +171,65 @@ impl Attention {
     /// otherwise, and for an F32 cache, `None`.
     fn widen_rows<'a>(
         &self,
-        half: &KeysOrValues,
+        kv: &KeysOrValues,
         tile: &Tile,
         positions: Positions<'_>,
         widened: &'a mut [f32],
     ) -> Option<HeadRows<'a>> {
-        if positions.n_queries < WIDENED || half.is_f32 {
+        if positions.n_queries < WIDEN_FROM || kv.is_f32 {
             return None;
         }
-        let (ids, n_cols) = (positions.ids, half.d_head);
+        let (ids, n_cols) = (positions.ids, kv.d_head);
         let width = n_cols.next_multiple_of(PAD);
         let widened = &mut widened[..ids.len() * width];
         let (group, _) = self.cut.heads(tile.blocks.start);
-        (half.kernels.widen)(&half.head(group, ids, &ids[ids.len().min(NEAR)..]), widened);
+        (kv.kernels.widen)(&kv.head_rows(group, ids, &ids[ids.len().min(L1_ROWS)..]), widened);
         let (row_bytes, len) = (width * size_of::<f32>(), n_cols * size_of::<f32>());
         let (bytes, ids) = (bytemuck::cast_slice(widened), &IN_ORDER[..ids.len()]);
         Some(HeadRows { bytes, row_bytes, at: 0, len, n_cols, ids, next: &[] })
     }
 
     /// Computes the dot products of the tokens' queries with the keys at `positions`.
-    fn score(
+    fn score_keys(
         &self,
         tile: &Tile,
         tokens: &Range<usize>,
         positions: Positions<'_>,
-        work: &mut TileScratch<'_>,
+        scratch: &mut TileScratch<'_>,
     ) {
         let width = self.cut.width;
-        if let Some(keys) = self.widen_rows(&self.k, tile, positions, work.widened) {
+        if let Some(keys) = self.widen_rows(&self.k, tile, positions, scratch.widened) {
             let rows = self.queries(tile, tile.blocks.start, tokens);
-            let scores = &mut work.scores[rows.start * SPAN + positions.first..];
-            let q = &work.q[rows.start * width..rows.end * width];
+            let scores = &mut scratch.scores[rows.start * SPAN + positions.first..];
+            let q = &scratch.q[rows.start * width..rows.end * width];
             return (self.widen_f32.scores)(q, &keys, scores, SPAN);
         }
         for (at, ids, next) in positions.l1_ranges() {
             for block in tile.blocks.clone() {
                 let rows = self.queries(tile, block, tokens);
-                let keys = self.k.head(self.cut.heads(block).0, ids, next);
-                let scores = &mut work.scores[rows.start * SPAN + at.start..];
-                let q = &work.q[rows.start * width..rows.end * width];
+                let keys = self.k.head_rows(self.cut.heads(block).0, ids, next);
+                let scores = &mut scratch.scores[rows.start * SPAN + at.start..];
+                let q = &scratch.q[rows.start * width..rows.end * width];
                 (self.k.kernels.scores)(q, &keys, scores, SPAN);
             }
         }
     }
 
     /// Sums the V rows at `positions`, weighted by the softmax of the scores.
-    fn sum(
+    fn sum_values(
         &self,
         tile: &Tile,
         tokens: &Range<usize>,
         positions: Positions<'_>,
-        seen: &dyn Fn(usize) -> Range<usize>,
-        work: &mut TileScratch<'_>,
+        visible: &dyn Fn(usize) -> Range<usize>,
+        scratch: &mut TileScratch<'_>,
     ) {
         let width = self.cut.value_width;
         for block in tile.blocks.clone() {
             let rows = self.queries(tile, block, tokens);
-            work.sums[rows.start * width..rows.end * width].fill(0.0);
+            scratch.sums[rows.start * width..rows.end * width].fill(0.0);
         }
-        let memory = std::mem::take(&mut work.widened);
+        let memory = std::mem::take(&mut scratch.widened);
         let widened = self.widen_rows(&self.v, tile, positions, memory);
         for (at, ids, next) in positions.l1_ranges() {
             for block in tile.blocks.clone() {
@@ -237,7 +239,7 @@ impl Attention {
                         (HeadRows { ids, ..*rows }, self.widen_f32.add_weighted)
                     }
                     None => {
-                        let rows = self.v.head(self.cut.heads(block).0, ids, next);
+                        let rows = self.v.head_rows(self.cut.heads(block).0, ids, next);
                         (rows, self.v.kernels.add_weighted)
                     }
                 };
@@ -245,9 +247,9 @@ impl Attention {
                 let n_heads = self.cut.heads(block).1.len();
                 // The positions of this range that query r attends to.
                 let part = |r: usize| {
-                    let seen = seen(tokens.start + (r - rows.start) / n_heads);
-                    let start = seen.start.clamp(at.start, at.end);
-                    start..seen.end.clamp(start, at.end)
+                    let visible = visible(tokens.start + (r - rows.start) / n_heads);
+                    let start = visible.start.clamp(at.start, at.end);
+                    start..visible.end.clamp(start, at.end)
                 };
                 for group in rows.clone().step_by(GROUP) {
                     let group = group..rows.end.min(group + GROUP);
@@ -255,12 +257,12 @@ impl Attention {
                         group,
                         &part,
                         &WeightedRows { first: at.start, values: &values, kernel: add_weighted },
-                        work,
+                        scratch,
                     );
                 }
             }
         }
-        work.widened = memory;
+        scratch.widened = memory;
     }
 
     /// Adds weighted V rows to the sums of a group of queries; query `r` attends to the positions
@@ -269,24 +271,24 @@ impl Attention {
         &self,
         group: Range<usize>,
         part: &dyn Fn(usize) -> Range<usize>,
-        weighing: &WeightedRows<'_>,
-        work: &mut TileScratch<'_>,
+        weighted: &WeightedRows<'_>,
+        scratch: &mut TileScratch<'_>,
     ) {
-        let WeightedRows { first, values, kernel } = *weighing;
+        let WeightedRows { first, values, kernel } = *weighted;
         let width = self.cut.value_width;
         let mut add = |rows: Range<usize>, at: Range<usize>| {
             if !at.is_empty() {
                 let at = at.start - first..at.end - first;
                 let next = &values.next[values.next.len().min(at.start)..];
                 let values = HeadRows { ids: &values.ids[at.clone()], next, ..*values };
-                let weights = &work.scores[rows.start * SPAN + first + at.start..];
-                let sums = &mut work.sums[rows.start * width..rows.end * width];
+                let weights = &scratch.scores[rows.start * SPAN + first + at.start..];
+                let sums = &mut scratch.sums[rows.start * width..rows.end * width];
                 kernel(weights, SPAN, &values, sums);
             }
         };
-        let (one, last) = (part(group.start), part(group.end - 1));
-        let all = last.start..one.end.max(last.start);
-        if one == last {
+        let (earliest, last) = (part(group.start), part(group.end - 1));
+        let all = last.start..earliest.end.max(last.start);
+        if earliest == last {
             return add(group, all);
         }
         for r in group.clone() {
@@ -306,7 +308,7 @@ impl Attention {
 
     /// Merges one span into a query's running softmax: the largest score and the sum of weights in
     /// `state`, the weighted values in `y`.
-    fn merge(state: &mut [f32; 2], y: &mut [f32], [max, sum]: [f32; 2], values: &[f32]) {
+    fn merge_softmax(state: &mut [f32; 2], y: &mut [f32], [max, sum]: [f32; 2], values: &[f32]) {
         let new = state[0].max(max);
         let (old, add) = ((state[0] - new).exp(), (max - new).exp());
         *state = [new, state[1] * old + sum * add];
@@ -314,10 +316,10 @@ impl Attention {
     }
 
     /// Divides `y` by the sum of all softmax weights, including the attention sink.
-    fn finish(&self, [max, sum]: [f32; 2], head: usize, y: &mut [f32]) {
+    fn normalise(&self, [max, sum]: [f32; 2], head: usize, y: &mut [f32]) {
         let factor = match &self.sinks {
             Some(sinks) => {
-                let sink = sinks.all()[head];
+                let sink = sinks.as_slice()[head];
                 let new = max.max(sink);
                 let old = (max - new).exp();
                 old / (sum * old + (sink - new).exp())
@@ -327,23 +329,23 @@ impl Attention {
         y.iter_mut().for_each(|y| *y *= factor);
     }
 
-    fn y(&self, t: usize, head: usize) -> &mut [f32] {
+    fn output(&self, t: usize, head: usize) -> &mut [f32] {
         let d_value = self.cut.d_value;
-        self.y.part(t, head * d_value..(head + 1) * d_value)
+        self.y.columns(t, head * d_value..(head + 1) * d_value)
     }
 
     /// Computes one span of one token for some blocks. Each block's partial result goes to its own
     /// row of `parts`; `first` is the row of the first block.
     fn compute_span(&self, tile: &Tile, span: usize, worker: usize, first: usize) {
-        let mut work = self.tile_scratch(tile, worker);
-        self.span(tile, span, &mut work);
+        let mut scratch = self.tile_scratch(tile, worker);
+        self.attend_span(tile, span, &mut scratch);
         for (i, block) in tile.blocks.clone().enumerate() {
             let rows = self.queries(tile, block, &tile.tokens);
             let part = self.parts.row(first + i * self.cut.max_spans);
             let (softmax, sums) = part.split_at_mut(2 * rows.len());
-            softmax.copy_from_slice(&work.softmax[2 * rows.start..2 * rows.end]);
+            softmax.copy_from_slice(&scratch.softmax[2 * rows.start..2 * rows.end]);
             let from =
-                &work.sums[rows.start * self.cut.value_width..rows.end * self.cut.value_width];
+                &scratch.sums[rows.start * self.cut.value_width..rows.end * self.cut.value_width];
             sums[..from.len()].copy_from_slice(from);
         }
     }
@@ -354,14 +356,14 @@ impl Attention {
         let (heads, width) = (self.cut.heads(block).1, self.cut.value_width);
         let n_spans = self.spans(&(t..t + 1)).len();
         for (i, head) in heads.clone().enumerate() {
-            let (y, mut state) = (self.y(t, head), [f32::NEG_INFINITY, 0.0]);
+            let (y, mut state) = (self.output(t, head), [f32::NEG_INFINITY, 0.0]);
             y.fill(0.0);
             for part in first..first + n_spans {
-                let (softmax, sums) = self.parts.reads_row(part).split_at(2 * heads.len());
+                let (softmax, sums) = self.parts.read_row(part).split_at(2 * heads.len());
                 let span = [softmax[2 * i], softmax[2 * i + 1]];
-                Self::merge(&mut state, y, span, &sums[i * width..]);
+                Self::merge_softmax(&mut state, y, span, &sums[i * width..]);
             }
-            self.finish(state, head, y);
+            self.normalise(state, head, y);
         }
     }
 
@@ -369,24 +371,24 @@ impl Attention {
     fn compute_tile(&self, tile: &Tile, worker: usize) {
         let (block, width) = (tile.blocks.start, self.cut.value_width);
         let heads = self.cut.heads(block).1;
-        let mut work = self.tile_scratch(tile, worker);
-        let mut states = [[f32::NEG_INFINITY, 0.0]; QUERIES];
+        let mut scratch = self.tile_scratch(tile, worker);
+        let mut states = [[f32::NEG_INFINITY, 0.0]; MAX_QUERIES];
         for t in tile.tokens.clone() {
-            heads.clone().for_each(|head| self.y(t, head).fill(0.0));
+            heads.clone().for_each(|head| self.output(t, head).fill(0.0));
         }
         for span in self.spans(&tile.tokens) {
-            for t in self.span(tile, span, &mut work) {
+            for t in self.attend_span(tile, span, &mut scratch) {
                 let rows = self.queries(tile, block, &(t..t + 1));
                 for (r, head) in rows.zip(heads.clone()) {
-                    let softmax = [work.softmax[2 * r], work.softmax[2 * r + 1]];
-                    let sums = &work.sums[r * width..];
-                    Self::merge(&mut states[r], self.y(t, head), softmax, sums);
+                    let softmax = [scratch.softmax[2 * r], scratch.softmax[2 * r + 1]];
+                    let sums = &scratch.sums[r * width..];
+                    Self::merge_softmax(&mut states[r], self.output(t, head), softmax, sums);
                 }
             }
         }
         for t in tile.tokens.clone() {
             for (r, head) in self.queries(tile, block, &(t..t + 1)).zip(heads.clone()) {
-                self.finish(states[r], head, self.y(t, head));
+                self.normalise(states[r], head, self.output(t, head));
             }
         }
     }
@@ -424,8 +426,8 @@ impl Kernel for Attention {
             let (at, block_group) =
                 (chunk / self.cut.n_block_groups(), chunk % self.cut.n_block_groups());
             let (t, index) = (at / self.n_spans(), at % self.n_spans());
-            let first = block_group * self.cut.together;
-            let blocks = first..n_blocks.min(first + self.cut.together);
+            let first = block_group * self.cut.blocks_per_chunk;
+            let blocks = first..n_blocks.min(first + self.cut.blocks_per_chunk);
             let tile = Tile { tokens: t..t + 1, blocks };
             let spans = self.spans(&tile.tokens);
             if index < spans.len() {

@@ -2,34 +2,33 @@
 //!
 //! The code treats a block without experts as one expert that every token uses. Tokens are
 //! processed in tiles. A tile takes four steps: quantise x and find the tokens of each expert;
-//! compute the neurons' values; sum the rows of each expert; write y. Small batches compute slices
-//! of rows (`few`), larger batches compute panels of rows (`prefill`). Rows that no token uses are
-//! not read.
+//! compute the neurons' values; sum the rows of each expert; write y. `decode` (small batches)
+//! computes slices of rows, `prefill` panels of rows.
 
 use std::ops::Range;
 
 use hal::op::{self, Down, Skip};
 use hal::{Layout, Operand, Rows, Tensor};
 
-use super::activation::Neurons;
+use super::activation::NeuronActivation;
 use super::operand::{Acts, Weight, optional_view, rows_per_chunk};
 use super::panels::{PanelCut, Panels};
 use super::{Context, Kernel, nth_range};
 use crate::buffer::{ReadView, Scratch, WriteView};
 
 mod cut;
+mod decode;
 mod down;
 mod experts;
-mod few;
 mod list;
 mod needed_rows;
 mod prefill;
 
-pub(super) use cut::Spans;
+pub(super) use cut::Workspace;
 use cut::{Cut, SLICE};
-use down::ByNeuron;
+use down::DownByNeuron;
 use experts::{ExpertChunk, ExpertPairs};
-use list::List;
+use list::RowList;
 use prefill::Prefill;
 
 /// Phases per tile.
@@ -44,8 +43,8 @@ pub(super) fn unsupported<T: Operand>(op: &op::SparseFfn<T>) -> Option<&'static 
 /// The down projection, and where the neurons' values go.
 #[derive(Debug)]
 enum Output {
-    ByNeuron { down: ByNeuron, partial: WriteView<f32> },
-    Across { down: Weight, h: WriteView<f32>, acts: Acts, rows: usize },
+    ByNeuron { down: DownByNeuron, partial: WriteView<f32> },
+    ByOutput { down: Weight, h: WriteView<f32>, acts: Acts, rows: usize },
 }
 
 #[derive(Debug)]
@@ -58,7 +57,7 @@ pub(super) struct SparseFfn {
     bias_down: Option<ReadView<f32>>,
     threshold: Option<ReadView<f32>>,
     experts: ExpertPairs,
-    list: Option<List>,
+    list: Option<RowList>,
     x: Acts,
     y: WriteView<f32>,
     active: WriteView<f32>,
@@ -70,7 +69,7 @@ pub(super) struct SparseFfn {
     output: Output,
     prefill: Option<Prefill>,
     n_in: usize,
-    neurons: Neurons,
+    neurons: NeuronActivation,
     skip: Skip,
     /// Crossover from row lists to the dense pass: see [`hal::op::SparseFfn::dense_from`].
     dense_from: f32,
@@ -80,19 +79,19 @@ pub(super) struct SparseFfn {
 impl SparseFfn {
     pub(super) fn new(op: &op::SparseFfn<Tensor>, context: &Context<'_>) -> SparseFfn {
         let (spans, cut, bind) = (
-            Spans::new(op, context.n_threads, &mut Scratch::default()),
+            Workspace::new(op, context.n_threads, &mut Scratch::default()),
             Cut::new(op),
             &context.bind,
         );
         let output = match op.orientation {
             Down::ByNeuron => Output::ByNeuron {
-                down: ByNeuron::new(&op.down, context),
+                down: DownByNeuron::new(&op.down, context),
                 partial: bind.scratch(&spans.partial),
             },
             Down::AcrossNeurons => {
                 let (down, h) = (Weight::new(&op.down, context), bind.scratch(&spans.h));
-                let acts = Acts::new(h.reads(), spans.h_q8.as_ref(), context);
-                Output::Across { down, h, acts, rows: rows_per_chunk(down.rows.n_cols()) }
+                let acts = Acts::new(h.read_view(), spans.h_q8.as_ref(), context);
+                Output::ByOutput { down, h, acts, rows: rows_per_chunk(down.rows.n_cols()) }
             }
         };
         SparseFfn {
@@ -106,7 +105,7 @@ impl SparseFfn {
             experts: ExpertPairs::new(op, &cut, &spans.experts, context),
             list: match &op.rows {
                 Rows::All => None,
-                Rows::Active(set) => Some(List::new(set, bind.scratch(&spans.starts), context)),
+                Rows::Active(set) => Some(RowList::new(set, bind.scratch(&spans.starts), context)),
             },
             x: Acts::new(bind.read(&op.x), spans.x.as_ref(), context),
             y: bind.write(&op.y),
@@ -118,11 +117,11 @@ impl SparseFfn {
             output,
             prefill: cut.is_prefill.then(|| Prefill {
                 panels: Panels::new(&spans.panels, context),
-                kept: bind.scratch(&spans.kept),
+                mask: bind.scratch(&spans.mask),
                 h: bind.scratch(&spans.h),
             }),
             n_in: op.x.desc().n_cols,
-            neurons: Neurons {
+            neurons: NeuronActivation {
                 kind: op.kind,
                 activation: op.activation,
                 activate: context.simd.activate(),
@@ -140,7 +139,7 @@ impl SparseFfn {
     /// Initialises columns `cols` of y for token `t`: keeps the previous contents if the op
     /// accumulates, otherwise zeroes them, then adds the biases.
     fn init_output(&self, t: usize, slot: usize, cols: &Range<usize>) -> &mut [f32] {
-        let y = self.y.part(t, cols.clone());
+        let y = self.y.columns(t, cols.clone());
         if !self.accumulate {
             y.fill(0.0);
         }
@@ -155,7 +154,7 @@ impl SparseFfn {
     }
 
     /// The first row of an expert's down matrix; for down matrices with one row per output.
-    fn matrix_of(&self, part: &ExpertChunk<'_>) -> usize {
+    fn down_matrix_start(&self, part: &ExpertChunk<'_>) -> usize {
         part.rows.start / self.cut.expert_rows.max(1) * self.cut.n_out
     }
 
@@ -179,7 +178,7 @@ impl Kernel for SparseFfn {
             (0, _) if self.x.quantizes() => tile.len(),
             (0, _) => tile.len().min(1),
             (_, Some(_)) => self.prefill_chunks(step, &tile),
-            (_, None) => self.few_chunks(step, &tile),
+            (_, None) => self.decode_chunks(step, &tile),
         }
     }
 
@@ -189,22 +188,21 @@ impl Kernel for SparseFfn {
             (0, _) => {
                 self.x.quantize(tile.start + chunk, chunk);
                 if chunk == 0 {
-                    self.experts.index(&tile, |pairs, rows| self.expert_chunks(pairs, rows));
+                    self.experts.find_pairs(&tile, |pairs, rows| self.expert_chunks(pairs, rows));
                     if !self.cut.is_prefill {
                         self.slice_counts.row(0).fill(0);
                     }
                     if let Some(list) = &self.list {
-                        list.index(self.experts.slice_starts());
+                        list.find_slices(self.experts.slice_starts());
                     }
                 }
             }
             (_, Some(prefill)) => self.prefill_run(prefill, step, chunk, &tile, worker),
-            (_, None) => self.few_run(step, chunk, &tile),
+            (_, None) => self.decode_run(step, chunk, &tile),
         }
     }
 }
 
-/// Whether a tensor is a transposed matrix.
 fn is_transposed(tensor: &Tensor) -> bool {
     match tensor.desc().layout {
         Layout::Rows => false,

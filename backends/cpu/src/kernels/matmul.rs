@@ -8,22 +8,21 @@ use super::operand::{Acts, Q8Span, Weight, optional_view, rows_per_chunk};
 use super::panels::{FEW_TOKENS, PanelCut, PanelSpans, Panels};
 use super::{Context, Kernel, cheap_rows, nth_range};
 use crate::buffer::{ReadView, Scratch, WriteView};
-use crate::simd::RowIds;
+use simd::RowIds;
 
-/// Workspace of the op.
-pub(super) struct Spans {
+pub(super) struct Workspace {
     x: Option<Q8Span>,
     panels: PanelSpans,
 }
 
-impl Spans {
+impl Workspace {
     pub(super) fn new<T: Operand>(
         op: &op::MatMul<T>,
         n_threads: usize,
         scratch: &mut Scratch,
-    ) -> Spans {
+    ) -> Self {
         let (w, x) = (op.w.desc(), op.x.desc());
-        Spans {
+        Self {
             x: Q8Span::new(&[Some(w.format)], x.n_rows, x.n_cols, scratch),
             panels: PanelSpans::new(x.n_rows, 1, n_threads, scratch),
         }
@@ -45,7 +44,7 @@ pub(super) struct MatMul {
 
 impl MatMul {
     pub(super) fn new(op: &op::MatMul<Tensor>, context: &Context<'_>) -> MatMul {
-        let spans = Spans::new(op, context.n_threads, &mut Scratch::default());
+        let spans = Workspace::new(op, context.n_threads, &mut Scratch::default());
         let w = Weight::new(&op.w, context);
         let (n_tokens, n_out) = (op.y.desc().n_rows, op.y.desc().n_cols);
         MatMul {
@@ -63,12 +62,12 @@ impl MatMul {
     fn multiply_panel(&self, cut: &PanelCut, chunk: usize, worker: usize) {
         let (tokens, rows) = cut.chunk(chunk);
         let x = self.x.rows(self.w.activation, tokens.start, tokens.clone(), self.n_in);
-        let sums = self.panels.times(&self.w, &rows, &x, tokens.len(), worker, 0);
+        let sums = self.panels.multiply(&self.w, &rows, &x, tokens.len(), worker, 0);
         for (t, sums) in tokens.zip(sums) {
-            let y = self.y.part(t, rows.clone());
+            let y = self.y.columns(t, rows.clone());
             y.copy_from_slice(&sums[..y.len()]);
             if let Some(bias) = &self.bias {
-                y.iter_mut().zip(&bias.all()[rows.clone()]).for_each(|(y, b)| *y += b);
+                y.iter_mut().zip(&bias.as_slice()[rows.clone()]).for_each(|(y, b)| *y += b);
             }
         }
     }
@@ -80,10 +79,10 @@ impl MatMul {
             let tokens = first..n_tokens.min(first + 4);
             let xs = self.x.four_rows(self.w.activation, tokens.clone(), first);
             let xs = &xs[..tokens.len()];
-            let mut ys = tokens.clone().map(|t| self.y.part(t, rows.clone()));
+            let mut ys = tokens.clone().map(|t| self.y.columns(t, rows.clone()));
             let mut ys: [&mut [f32]; 4] = std::array::from_fn(|_| ys.next().unwrap_or_default());
             self.w.for_rows(RowIds::From(rows.start), rows.len(), xs, |i, values| {
-                let bias = self.bias.as_ref().map_or(0.0, |bias| bias.all()[rows.start + i]);
+                let bias = self.bias.as_ref().map_or(0.0, |bias| bias.as_slice()[rows.start + i]);
                 for (y, value) in ys.iter_mut().zip(values) {
                     y[i] = value + bias;
                 }

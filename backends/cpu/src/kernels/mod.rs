@@ -1,12 +1,12 @@
 //! The fast kernels, one file per op family. A kernel is an op with resolved memory, split into
 //! phases and chunks.
 //!
-//! Chunks depend only on sizes, never on the number of threads, and every chunk computes in a fixed
-//! order, so results are bit-identical for any thread pool. Scratch memory comes from the shared
-//! workspace; kernels allocate nothing after compilation.
+//! Results do not depend on the number of threads: every sum is computed in a fixed order. Scratch
+//! memory comes from the shared workspace; fast kernels allocate nothing after compilation.
 
 mod activation;
 mod attention;
+mod fallback;
 mod ffn;
 mod matmul;
 mod operand;
@@ -16,14 +16,13 @@ mod predict;
 mod recurrent;
 mod route;
 mod rowwise;
-mod slow;
 
 use std::fmt;
 
 use hal::{Bytes, Op, OpDesc, Plan};
 
 use crate::buffer::{Binder, Scratch};
-use crate::simd::Kernels;
+use simd::Kernels;
 
 /// The reason why the CPU does not run `Post` and `Merge`.
 pub(crate) const OTHER_SIDE: &str = "the CPU is the host side of a hand-off";
@@ -31,7 +30,6 @@ pub(crate) const OTHER_SIDE: &str = "the CPU is the host side of a hand-off";
 /// An op that is ready to run. Phases run one after another; the chunks of a phase run in any
 /// order, on any thread.
 pub(crate) trait Kernel: fmt::Debug + Send + Sync {
-    /// Number of phases.
     fn n_phases(&self) -> usize {
         1
     }
@@ -39,7 +37,6 @@ pub(crate) trait Kernel: fmt::Debug + Send + Sync {
     /// Number of chunks of a phase; may depend on values that earlier phases and ops wrote.
     fn chunks(&self, phase: usize) -> usize;
 
-    /// Runs one chunk.
     fn run(&self, phase: usize, chunk: usize, worker: usize);
 }
 
@@ -51,21 +48,21 @@ pub(crate) struct Context<'a> {
     pub(crate) n_threads: usize,
 }
 
-/// Whether the CPU runs an op, the workspace size, and the reason if the op runs slowly.
+/// Whether the CPU runs an op, its workspace size, and why it runs slowly, if it does.
 pub(crate) fn plan(op: &OpDesc, n_threads: usize) -> Plan {
     let mut scratch = Scratch::default();
     let mut slow = None;
     match op {
-        Op::MatMul(op) => _ = matmul::Spans::new(op, n_threads, &mut scratch),
-        Op::Attention(op) => _ = attention::Spans::new(op, n_threads, &mut scratch),
+        Op::MatMul(op) => _ = matmul::Workspace::new(op, n_threads, &mut scratch),
+        Op::Attention(op) => _ = attention::Workspace::new(op, n_threads, &mut scratch),
         Op::SparseFfn(op) => match ffn::unsupported(op) {
-            None => _ = ffn::Spans::new(op, n_threads, &mut scratch),
+            None => _ = ffn::Workspace::new(op, n_threads, &mut scratch),
             Some(reason) => slow = Some(reason),
         },
         Op::GetRows(_) | Op::Gather(_) | Op::Norm(_) | Op::Rope(_) | Op::StoreKv(_) => {}
         Op::AddPositions(_) | Op::Add(_) | Op::Mul(_) | Op::SoftCap(_) | Op::CopyHeads(_) => {}
-        Op::Predict(op) => _ = predict::Spans::new(op, n_threads, &mut scratch),
-        Op::Route(op) => _ = route::Spans::new(op, &mut scratch),
+        Op::Predict(op) => _ = predict::Workspace::new(op, n_threads, &mut scratch),
+        Op::Route(op) => _ = route::Workspace::new(op, &mut scratch),
         Op::ShortConv(op) => _ = recurrent::ConvSpan::new(op, n_threads, &mut scratch),
         Op::GatedDelta(op) => _ = recurrent::DeltaSpans::new(op, n_threads, &mut scratch),
         Op::SsmScan(_) => {}
@@ -96,7 +93,7 @@ pub(crate) fn compile(op: &Op, context: &Context<'_>) -> Box<dyn Kernel> {
         }
         Op::Predict(op) => Box::new(predict::Predict::new(op, context)),
         Op::Route(op) => Box::new(route::Route::new(op, context)),
-        Op::SparseFfn(_) => Box::new(slow::ReferenceOp::new(op, context)),
+        Op::SparseFfn(_) => Box::new(fallback::ReferenceOp::new(op, context)),
         Op::ShortConv(op) => Box::new(recurrent::ShortConv::new(op, context)),
         Op::GatedDelta(op) => Box::new(recurrent::GatedDelta::new(op, context)),
         Op::SsmScan(op) => Box::new(recurrent::SsmScan::new(op, context)),
@@ -104,7 +101,7 @@ pub(crate) fn compile(op: &Op, context: &Context<'_>) -> Box<dyn Kernel> {
     }
 }
 
-/// Values per chunk of a cheap op: enough work to outweigh the cost of scheduling the chunk.
+/// Values per chunk of a cheap op: enough to outweigh the cost of scheduling the chunk.
 const CHEAP_CHUNK: usize = 8192;
 
 /// Rows per chunk of an op that is cheap per value.

@@ -7,7 +7,7 @@ use hal::{Batch, BatchShape, BatchView, Operand, Tensor};
 
 use super::Context;
 use crate::buffer::{ReadView, Scratch, Span, WriteView};
-use crate::simd::{ActView, Kernels, Q8View, RowIds, RowRun, RowsFn, TokenRows};
+use simd::{ActView, Kernels, Q8View, RowIds, RowRun, RowsFn, TokenRows};
 
 /// The batch of the step.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ impl Step {
     }
 
     pub(super) fn view(&self) -> BatchView<'_> {
-        BatchView::new(self.words.all(), self.shape)
+        BatchView::new(self.words.as_slice(), self.shape)
     }
 
     /// Number of the step's tokens in a program recorded for `n_rows`; the other rows are padding.
@@ -31,7 +31,6 @@ impl Step {
     }
 }
 
-/// A view for reading an optional F32 tensor.
 pub(super) fn optional_view(
     tensor: Option<&Tensor>,
     context: &Context<'_>,
@@ -75,10 +74,10 @@ impl Weight {
         mut f: impl FnMut(usize, &[f32]),
     ) {
         match *xs {
-            [x] => self.in_parts(self.one, ids, n, [x], |i, [y]| f(i, &[y])),
-            [a, b] => self.in_parts(self.four, ids, n, [a, b, b, b], |i, y| f(i, &y[..2])),
-            [a, b, c] => self.in_parts(self.four, ids, n, [a, b, c, c], |i, y| f(i, &y[..3])),
-            [a, b, c, d] => self.in_parts(self.four, ids, n, [a, b, c, d], |i, y| f(i, &y)),
+            [x] => self.multiply_rows(self.one, ids, n, [x], |i, [y]| f(i, &[y])),
+            [a, b] => self.multiply_rows(self.four, ids, n, [a, b, b, b], |i, y| f(i, &y[..2])),
+            [a, b, c] => self.multiply_rows(self.four, ids, n, [a, b, c, c], |i, y| f(i, &y[..3])),
+            [a, b, c, d] => self.multiply_rows(self.four, ids, n, [a, b, c, d], |i, y| f(i, &y)),
             _ => unreachable!("a chunk has one to four tokens"),
         }
     }
@@ -96,11 +95,11 @@ impl Weight {
             return self.for_rows(ids, n, xs, f);
         }
         let eight = std::array::from_fn(|i| xs[i.min(xs.len() - 1)]);
-        self.in_parts(self.eight, ids, n, eight, |i, y| f(i, &y[..xs.len()]));
+        self.multiply_rows(self.eight, ids, n, eight, |i, y| f(i, &y[..xs.len()]));
     }
 
     #[inline(always)]
-    fn in_parts<const N: usize>(
+    fn multiply_rows<const N: usize>(
         &self,
         kernel: RowsFn<N>,
         ids: RowIds<'_>,
@@ -121,8 +120,8 @@ impl Weight {
     /// Multiplies one row, or whole blocks of a row, by one to four tokens. Unused entries of the
     /// result are unspecified.
     #[inline]
-    pub(super) fn times_row(&self, row: &[u8], xs: &[ActView<'_>]) -> [f32; 4] {
-        let run = RowRun::one(row);
+    pub(super) fn multiply_row(&self, row: &[u8], xs: &[ActView<'_>]) -> [f32; 4] {
+        let run = RowRun::single(row);
         let mut out = [[0.0; 4]];
         let last = xs.len() - 1;
         match *xs {
@@ -133,8 +132,8 @@ impl Weight {
     }
 }
 
-/// Rows of a matrix per chunk, about 32 KiB: enough work to outweigh the cost of scheduling, and
-/// few enough rows that every thread gets chunks.
+/// Rows of a matrix per chunk, about 32 KiB: enough to outweigh the cost of scheduling, few enough
+/// that every thread gets chunks.
 pub(super) fn rows_per_chunk(row_bytes: usize) -> usize {
     const CHUNK_BYTES: usize = 32 << 10;
     (CHUNK_BYTES / row_bytes.max(1)).clamp(4, 512).next_multiple_of(4)
@@ -196,12 +195,12 @@ impl Acts {
         }
     }
 
-    /// Quantises `values`, which begin at block `block` of a row, into slot `slot`.
-    pub(super) fn quantize_part(&self, values: &[f32], slot: usize, block: usize) {
+    /// Quantises `values`, the blocks of a row from `block` on, into slot `slot`.
+    pub(super) fn quantize_blocks(&self, values: &[f32], slot: usize, block: usize) {
         if let Some((q, d, sum)) = &self.q8 {
             let blocks = block..block + values.len().div_ceil(Q8_BLOCK);
-            let q = q.part(slot, blocks.start * Q8_BLOCK..blocks.end * Q8_BLOCK);
-            let (d, sum) = (d.part(slot, blocks.clone()), sum.part(slot, blocks));
+            let q = q.columns(slot, blocks.start * Q8_BLOCK..blocks.end * Q8_BLOCK);
+            let (d, sum) = (d.columns(slot, blocks.clone()), sum.columns(slot, blocks));
             self.simd.quantize(values, q, d, sum);
         }
     }
@@ -214,16 +213,16 @@ impl Acts {
         slots: Range<usize>,
         n_cols: usize,
     ) -> TokenRows<'_> {
-        let all = match (kind, &self.q8) {
+        let acts = match (kind, &self.q8) {
             (Activation::Q8, Some((q, d, sum))) => ActView::Q8(Q8View {
-                q: q.reads_rows(slots.clone()),
-                d: d.reads_rows(slots.clone()),
-                sum: sum.reads_rows(slots),
+                q: q.read_rows(slots.clone()),
+                d: d.read_rows(slots.clone()),
+                sum: sum.read_rows(slots),
             }),
             (Activation::Q8, None) => unreachable!("the plan reserved this memory"),
             (Activation::F32, _) => ActView::F32(self.x.rows(row..row + slots.len())),
         };
-        TokenRows { all, n_cols, ids: RowIds::From(0) }
+        TokenRows { acts, n_cols, ids: RowIds::From(0) }
     }
 
     /// Row `row`, or its quantised form in `slot`, depending on `kind`.
@@ -231,9 +230,9 @@ impl Acts {
     pub(super) fn view(&self, kind: Activation, row: usize, slot: usize) -> ActView<'_> {
         match (kind, &self.q8) {
             (Activation::Q8, Some((q, d, sum))) => ActView::Q8(Q8View {
-                q: q.reads_row(slot),
-                d: d.reads_row(slot),
-                sum: sum.reads_row(slot),
+                q: q.read_row(slot),
+                d: d.read_row(slot),
+                sum: sum.read_row(slot),
             }),
             (Activation::Q8, None) => unreachable!("the plan reserved this memory"),
             (Activation::F32, _) => ActView::F32(self.x.row(row)),

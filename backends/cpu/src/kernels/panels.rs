@@ -6,19 +6,17 @@ use std::ops::Range;
 use super::operand::Weight;
 use super::{Context, nth_range};
 use crate::buffer::{Scratch, Span, WriteView};
-use crate::simd::{Kernels, PANEL_LEN, PANEL_ROWS, RowIds, TokenRows, panel_columns, prefetch};
+use simd::{Kernels, PANEL_LEN, PANEL_ROWS, RowIds, TokenRows, panel_columns, prefetch};
 
-/// Programs of at most this number of tokens multiply row by row, so that a token's bits do not
-/// depend on the other tokens; larger programs multiply by panels.
+/// Programs of at most this number of tokens multiply row by row, so a token's bits do not depend
+/// on the other tokens; larger programs multiply by panels.
 pub(super) const FEW_TOKENS: usize = 16;
 
 /// Maximum number of tokens of a tile: enough to make the cost of unpacking a panel negligible.
 pub(super) const TILE: usize = 512;
-/// Tiles of at most this number of tokens are not split further, because the cost of unpacking
-/// would matter.
+/// Tiles of at most this number of tokens are not split, because unpacking would cost too much.
 const SMALL_TILE: usize = 64;
-/// Tiles are split until an op has at least this number of chunks, so that every thread gets
-/// chunks.
+/// Tiles are split until an op has this number of chunks, so every thread gets some.
 const ENOUGH_CHUNKS: usize = 64;
 
 /// How a matrix product is split: into tiles of tokens, then into panels of rows.
@@ -54,7 +52,7 @@ impl PanelCut {
     }
 }
 
-/// Workspace of each worker: a panel, and the sums of a tile.
+/// Workspace of each worker: a panel and the sums of a tile.
 #[derive(Debug)]
 pub(super) struct PanelSpans {
     panel: Span<f32>,
@@ -96,15 +94,15 @@ impl Panels {
         }
     }
 
-    /// Buffer `at` of the worker's sums, for `n` tokens.
+    /// The worker's `at`-th buffer of sums, for `n` tokens.
     #[allow(clippy::mut_from_ref, reason = "only one worker uses its sums: see `crate::buffer`")]
     pub(super) fn sums(&self, n: usize, worker: usize, at: usize) -> &mut [[f32; PANEL_ROWS]] {
-        self.sums.part(worker, at * n..(at + 1) * n)
+        self.sums.columns(worker, at * n..(at + 1) * n)
     }
 
-    /// [`Panels::times`] for a few tokens, row by row: unpacking the rows would cost more than the
-    /// products.
-    pub(super) fn times_few(
+    /// [`Panels::multiply`] for a few tokens, row by row: a panel would cost more to unpack than to
+    /// multiply.
+    pub(super) fn multiply_few(
         &self,
         weight: &Weight,
         rows: &Range<usize>,
@@ -125,9 +123,9 @@ impl Panels {
         sums
     }
 
-    /// Multiplies `rows`, at most a panel, by `n` tokens. Returns one row of sums per token, which
-    /// are in buffer `at` of the worker's sums.
-    pub(super) fn times(
+    /// Multiplies `rows`, at most a panel, by `n` tokens. Returns one row of sums per token, in the
+    /// worker's `at`-th buffer.
+    pub(super) fn multiply(
         &self,
         weight: &Weight,
         rows: &Range<usize>,
@@ -154,7 +152,7 @@ impl Panels {
             for row in rows.clone() {
                 prefetch(&weight.rows.row(row)[next.clone()]);
             }
-            self.simd.times_panel(format, panel, k, x, sums);
+            self.simd.multiply_panel(format, panel, k, x, sums);
         }
         sums
     }

@@ -6,7 +6,7 @@ use hal::{KvCache, Operand, Tensor, TensorDesc};
 use super::operand::Step;
 use super::{Context, Kernel, cheap_rows, nth_range};
 use crate::buffer::{ReadView, WriteView};
-use crate::simd::StoreFn;
+use simd::StoreFn;
 
 /// Frequencies per pass; their sines and cosines are on the stack.
 const PAIRS: usize = 64;
@@ -82,7 +82,7 @@ impl Rope {
     }
 
     fn rotate(&self, x: &mut [f32], pos: u32) {
-        for (part, freqs) in self.freqs.all().chunks(PAIRS).enumerate() {
+        for (part, freqs) in self.freqs.as_slice().chunks(PAIRS).enumerate() {
             let (mut sin, mut cos) = ([0.0f32; PAIRS], [0.0f32; PAIRS]);
             for ((sin, cos), freq) in sin.iter_mut().zip(&mut cos).zip(freqs) {
                 let (s, c) = (pos as f32 * freq).sin_cos();

@@ -3,8 +3,8 @@
 //!
 //! The five phases: quantise x; multiply by fc1; quantise the result (x if there is no fc1);
 //! multiply by fc2 and compare the scores with the threshold; fill the lists. Each chunk of neurons
-//! fills the range of the lists after the ranges of earlier chunks, so that the lists are ascending
-//! whichever thread runs a chunk. Prefill multiplies both matrices panel by panel.
+//! fills the range of the lists after the ranges of earlier chunks, so the lists are in the
+//! order of neurons whichever thread runs a chunk. Prefill multiplies both matrices panel by panel.
 
 use std::ops::Range;
 
@@ -15,10 +15,9 @@ use super::operand::{Acts, Q8Span, Weight, optional_view, rows_per_chunk};
 use super::panels::{FEW_TOKENS, PanelCut, PanelSpans, Panels, TILE};
 use super::{Context, Kernel, cheap_rows, nth_range};
 use crate::buffer::{ReadView, Scratch, Span, WriteView};
-use crate::simd::{PANEL_ROWS, RowIds};
+use simd::{PANEL_ROWS, RowIds};
 
-/// Workspace of the op.
-pub(super) struct Spans {
+pub(super) struct Workspace {
     first: Option<FirstMatrixSpans>,
     /// Quantised input of the second matrix.
     q8: Option<Q8Span>,
@@ -36,8 +35,7 @@ struct FirstMatrixSpans {
     hidden: Span<f32>,
 }
 
-/// Neurons per chunk.
-fn neurons<T: Operand>(op: &op::Predict<T>) -> usize {
+fn neurons_per_chunk<T: Operand>(op: &op::Predict<T>) -> usize {
     let fc2 = op.fc2.desc();
     if op.x.desc().n_rows > FEW_TOKENS {
         PANEL_ROWS
@@ -46,22 +44,22 @@ fn neurons<T: Operand>(op: &op::Predict<T>) -> usize {
     }
 }
 
-impl Spans {
+impl Workspace {
     pub(super) fn new<T: Operand>(
         op: &op::Predict<T>,
         n_threads: usize,
         scratch: &mut Scratch,
-    ) -> Spans {
+    ) -> Self {
         let (x, fc2) = (op.x.desc(), op.fc2.desc());
         let first = op.fc1.as_ref().map(|fc1| FirstMatrixSpans {
             x: Q8Span::new(&[Some(fc1.desc().format)], x.n_rows, x.n_cols, scratch),
             hidden: scratch.take(x.n_rows, fc1.desc().n_rows),
         });
-        Spans {
+        Self {
             first,
             q8: Q8Span::new(&[Some(fc2.format)], x.n_rows, fc2.n_cols, scratch),
             bits: scratch.take(fc2.n_rows, x.n_rows.div_ceil(32)),
-            counts: scratch.take(fc2.n_rows.div_ceil(neurons(op)), 2),
+            counts: scratch.take(fc2.n_rows.div_ceil(neurons_per_chunk(op)), 2),
             panels: PanelSpans::new(x.n_rows, 1, n_threads, scratch),
         }
     }
@@ -69,15 +67,15 @@ impl Spans {
 
 /// A row list to fill.
 #[derive(Debug)]
-struct List {
+struct RowList {
     ids: WriteView<u32>,
     count: WriteView<u32>,
     members: WriteView<u32>,
 }
 
-impl List {
-    fn new(set: &RowSet<Tensor>, context: &Context<'_>) -> List {
-        List {
+impl RowList {
+    fn new(set: &RowSet<Tensor>, context: &Context<'_>) -> Self {
+        Self {
             ids: context.bind.write(&set.ids),
             count: context.bind.write(&set.count),
             members: context.bind.write(&set.members),
@@ -86,7 +84,7 @@ impl List {
 
     /// Writes entry `at`: the row and its membership bits.
     fn write_entry(&self, at: usize, row: u32, bits: &[u32]) {
-        self.ids.part(0, at..at + 1)[0] = row;
+        self.ids.columns(0, at..at + 1)[0] = row;
         let (members, more) = self.members.row(at).split_at_mut(bits.len());
         members.copy_from_slice(bits);
         more.fill(0);
@@ -120,8 +118,8 @@ pub(super) struct Predict {
     bits: WriteView<u32>,
     counts: WriteView<u32>,
     slots: ReadView<u32>,
-    resident: List,
-    absent: Option<List>,
+    resident: RowList,
+    absent: Option<RowList>,
     threshold: f32,
     panels: Panels,
 }
@@ -147,7 +145,7 @@ impl FirstMatrix {
     }
 
     fn run(&self, chunk: usize, worker: usize, n_tokens: usize, panels: &Panels) {
-        // NaN is kept, so that it reaches the scores.
+        // NaN is kept, so it reaches the scores.
         let activate = |v: f32| match self.hidden_is {
             Hidden::Relu if v <= 0.0 => 0.0,
             Hidden::Relu | Hidden::Linear => v,
@@ -155,9 +153,9 @@ impl FirstMatrix {
         if let Some(cut) = &self.cut {
             let (tokens, rows) = cut.chunk(chunk);
             let x = self.x.rows(self.weight.activation, tokens.start, tokens.clone(), self.n_in);
-            let sums = panels.times(&self.weight, &rows, &x, tokens.len(), worker, 0);
+            let sums = panels.multiply(&self.weight, &rows, &x, tokens.len(), worker, 0);
             for (t, sums) in tokens.zip(sums) {
-                let hidden = self.hidden.part(t, rows.clone());
+                let hidden = self.hidden.columns(t, rows.clone());
                 hidden.iter_mut().zip(sums).for_each(|(to, &mut v)| *to = activate(v));
             }
             return;
@@ -165,7 +163,7 @@ impl FirstMatrix {
         let rows = nth_range(chunk, self.rows, self.hidden.n_cols());
         multiply(&self.weight, &self.x, &rows, n_tokens, |first, row, values| {
             for (t, &v) in (first..).zip(values) {
-                self.hidden.part(t, row..row + 1)[0] = activate(v);
+                self.hidden.columns(t, row..row + 1)[0] = activate(v);
             }
         });
     }
@@ -192,34 +190,35 @@ fn multiply(
 impl Predict {
     pub(super) fn new(op: &op::Predict<Tensor>, context: &Context<'_>) -> Predict {
         let (spans, bind) =
-            (Spans::new(op, context.n_threads, &mut Scratch::default()), &context.bind);
+            (Workspace::new(op, context.n_threads, &mut Scratch::default()), &context.bind);
         let first = op.fc1.as_ref().zip(spans.first.as_ref());
         let first = first.map(|(fc1, spans)| FirstMatrix::new(op, fc1, spans, context));
-        let input = first.as_ref().map_or_else(|| bind.read(&op.x), |first| first.hidden.reads());
+        let input =
+            first.as_ref().map_or_else(|| bind.read(&op.x), |first| first.hidden.read_view());
         Predict {
             first,
             n_tokens: op.x.desc().n_rows,
             acts: Acts::new(input, spans.q8.as_ref(), context),
             rank: op.fc2.desc().n_cols,
-            neurons: neurons(op),
+            neurons: neurons_per_chunk(op),
             fc2: Weight::new(&op.fc2, context),
             bias: optional_view(op.bias.as_ref(), context),
             bits: bind.scratch(&spans.bits),
             counts: bind.scratch(&spans.counts),
             slots: bind.read(&op.slots),
-            resident: List::new(&op.resident, context),
-            absent: op.absent.as_ref().map(|set| List::new(set, context)),
+            resident: RowList::new(&op.resident, context),
+            absent: op.absent.as_ref().map(|set| RowList::new(set, context)),
             threshold: op.threshold,
             panels: Panels::new(&spans.panels, context),
         }
     }
 
-    fn score(&self, chunk: usize, worker: usize) {
+    fn score_neurons(&self, chunk: usize, worker: usize) {
         let rows = nth_range(chunk, self.neurons, self.bits.n_rows());
         rows.clone().for_each(|row| self.bits.row(row).fill(0));
-        // The comparison is negated, so that NaN scores count as active.
-        let wants = |row: usize| {
-            let bias = self.bias.as_ref().map_or(0.0, |bias| bias.all()[row]);
+        // The comparison is negated, so NaN scores count as active.
+        let active_bit = |row: usize| {
+            let bias = self.bias.as_ref().map_or(0.0, |bias| bias.as_slice()[row]);
             move |(t, &score): (usize, &f32)| {
                 let dropped = score + bias < self.threshold;
                 u32::from(!dropped) << t
@@ -227,26 +226,26 @@ impl Predict {
         };
         if self.n_tokens <= FEW_TOKENS {
             multiply(&self.fc2, &self.acts, &rows, self.n_tokens, |first, row, values| {
-                let wanted = values.iter().enumerate().map(wants(row)).sum::<u32>();
-                self.bits.part(row, first / 32..first / 32 + 1)[0] |= wanted << (first % 32);
+                let active = values.iter().enumerate().map(active_bit(row)).sum::<u32>();
+                self.bits.columns(row, first / 32..first / 32 + 1)[0] |= active << (first % 32);
             });
-            return self.count(chunk, &rows);
+            return self.count_active(chunk, &rows);
         }
         for first in (0..self.n_tokens).step_by(TILE) {
             let tokens = first..self.n_tokens.min(first + TILE);
             let x = self.acts.rows(self.fc2.activation, first, tokens.clone(), self.rank);
-            let sums = self.panels.times(&self.fc2, &rows, &x, tokens.len(), worker, 0);
+            let sums = self.panels.multiply(&self.fc2, &rows, &x, tokens.len(), worker, 0);
             for (i, row) in rows.clone().enumerate() {
-                let bits = self.bits.part(row, first / 32..tokens.end.div_ceil(32));
+                let bits = self.bits.columns(row, first / 32..tokens.end.div_ceil(32));
                 for (bits, sums) in bits.iter_mut().zip(sums.chunks(32)) {
-                    *bits = sums.iter().map(|sums| &sums[i]).enumerate().map(wants(row)).sum();
+                    *bits = sums.iter().map(|sums| &sums[i]).enumerate().map(active_bit(row)).sum();
                 }
             }
         }
-        self.count(chunk, &rows);
+        self.count_active(chunk, &rows);
     }
 
-    fn count(&self, chunk: usize, rows: &Range<usize>) {
+    fn count_active(&self, chunk: usize, rows: &Range<usize>) {
         let mut counts = [0; 2];
         self.for_each_active(rows, |slot, _| counts[usize::from(is_absent(slot))] += 1);
         self.counts.row(chunk).copy_from_slice(&counts);
@@ -255,19 +254,19 @@ impl Predict {
     /// Calls `f(slot, bits)` for each neuron of `rows` that is active for any token, in ascending
     /// order.
     fn for_each_active(&self, rows: &Range<usize>, mut f: impl FnMut(Slot, &[u32])) {
-        let slots = &self.slots.all()[rows.clone()];
+        let slots = &self.slots.as_slice()[rows.clone()];
         for (row, &slot) in rows.clone().zip(slots) {
-            let bits = self.bits.reads_row(row);
+            let bits = self.bits.read_row(row);
             if bits.iter().any(|&word| word != 0) {
                 f(Slot::decode(slot), bits);
             }
         }
     }
 
-    fn fill(&self, chunk: usize) {
+    fn fill_lists(&self, chunk: usize) {
         let mut at = [0; 2];
         for before in 0..chunk {
-            let counts = self.counts.reads_row(before);
+            let counts = self.counts.read_row(before);
             at = [at[0] + counts[0] as usize, at[1] + counts[1] as usize];
         }
         let rows = nth_range(chunk, self.neurons, self.bits.n_rows());
@@ -326,8 +325,8 @@ impl Kernel for Predict {
             }
             (1, Some(first)) => first.run(chunk, worker, self.n_tokens, &self.panels),
             (2, _) => self.acts.quantize(chunk, chunk),
-            (3, _) => self.score(chunk, worker),
-            (4, _) => self.fill(chunk),
+            (3, _) => self.score_neurons(chunk, worker),
+            (4, _) => self.fill_lists(chunk),
             _ => {}
         }
     }

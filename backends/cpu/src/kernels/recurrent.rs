@@ -1,5 +1,5 @@
 //! Recurrent layers. A chunk advances one sequence's state in one head, or in some channels, over
-//! all of the sequence's tokens in the step, so that the state stays in the CPU cache.
+//! all of the sequence's tokens in the step, so the state stays in the CPU cache.
 //!
 //! The kernels do not use the chunked form of the recurrences: for heads of 128 by 128 it needs as
 //! many multiplications as these loops, which are not limited by memory.
@@ -12,7 +12,7 @@ use hal::{Operand, Tensor};
 use super::operand::{Step, optional_view};
 use super::{Context, Kernel, nth_range};
 use crate::buffer::{ReadView, Scratch, Span, WriteView};
-use crate::simd::{
+use simd::{
     ActivateFn, DeltaColumns, DeltaToken, Kernels, MAX_DELTA_COLUMNS, MultiplyAddFn, ScanToken,
 };
 
@@ -127,15 +127,16 @@ impl Kernel for ShortConv {
         }
         let weights = |i: usize| &filters[i * CONV_CHANNELS..][..channels.len()];
         // The input from `kernel_size - 1 - i` tokens ago.
-        let before = |i: usize| self.state.part(seq, i * n + channels.start..i * n + channels.end);
+        let before =
+            |i: usize| self.state.columns(seq, i * n + channels.start..i * n + channels.end);
         for (t, begins) in tokens {
             if begins {
                 (0..kernel_size - 1).for_each(|i| before(i).fill(0.0));
             }
             let x = &self.x.row(t)[channels.clone()];
-            let y = self.y.part(t, channels.clone());
+            let y = self.y.columns(t, channels.clone());
             match &self.bias {
-                Some(bias) => y.copy_from_slice(&bias.all()[channels.clone()]),
+                Some(bias) => y.copy_from_slice(&bias.as_slice()[channels.clone()]),
                 None => y.fill(0.0),
             }
             for i in 0..kernel_size - 1 {
@@ -190,8 +191,7 @@ pub(super) struct GatedDelta {
     sequences: Sequences,
     state: WriteView<f32>,
     y: WriteView<f32>,
-    /// For token t, from `3 * t` on: the decay of the state, beta (the write strength), and `k .
-    /// q`.
+    /// For token t, from `3 * t` on: decay of the state, beta (write strength), `k . q`.
     factors: WriteView<f32>,
     columns: WriteView<f32>,
     n_head_k: usize,
@@ -236,7 +236,7 @@ impl GatedDelta {
     }
 
     fn factors(&self, h: usize, t: usize) -> &mut [f32] {
-        self.factors.part(h, 3 * t..3 * t + 3)
+        self.factors.columns(h, 3 * t..3 * t + 3)
     }
 
     /// Advances columns of head `h`, stored in `place`, over all tokens of the sequence.
@@ -252,16 +252,15 @@ impl GatedDelta {
             let ([q, k], scale) = (self.query_key(h, t), self.scale);
             let &mut [decay, beta, k_dot_q] = self.factors(h, t) else { continue };
             let token = DeltaToken { q, k, k_dot_q, decay, beta, scale };
-            let (v, y) = (&self.v.row(t)[in_row.clone()], self.y.part(t, in_row.clone()));
+            let (v, y) = (&self.v.row(t)[in_row.clone()], self.y.columns(t, in_row.clone()));
             delta(&token, DeltaColumns { state, d_v, first }, v, y);
         }
     }
 
-    /// The decay of the state, beta (the write strength) and `k . q` of head `h` for token `t`.
-    fn prepare(&self, h: usize, t: usize) -> [f32; 3] {
-        let dt = softplus(self.decay.row(t)[h] + self.dt_bias.all()[h]);
+    fn compute_factors(&self, h: usize, t: usize) -> [f32; 3] {
+        let dt = softplus(self.decay.row(t)[h] + self.dt_bias.as_slice()[h]);
         let [q, k] = self.query_key(h, t);
-        [(self.a.all()[h] * dt).exp(), sigmoid(self.beta.row(t)[h]), dot(k, q)]
+        [(self.a.as_slice()[h] * dt).exp(), sigmoid(self.beta.row(t)[h]), dot(k, q)]
     }
 }
 
@@ -274,13 +273,13 @@ impl Kernel for GatedDelta {
         let (seq, h, [d_k, d_v]) = (chunk / self.n_head_v, chunk % self.n_head_v, self.head_dims);
         let mut n_tokens = 0;
         for (t, _) in self.sequences.tokens(seq) {
-            self.factors(h, t).copy_from_slice(&self.prepare(h, t));
+            self.factors(h, t).copy_from_slice(&self.compute_factors(h, t));
             n_tokens += 1;
         }
         if n_tokens == 0 {
             return;
         }
-        let state = self.state.part(seq, h * d_k * d_v..(h + 1) * d_k * d_v);
+        let state = self.state.columns(seq, h * d_k * d_v..(h + 1) * d_k * d_v);
         let width = self.simd.delta_columns();
         for first in (0..d_v).step_by(width) {
             let columns = first..d_v.min(first + width);
@@ -289,7 +288,7 @@ impl Kernel for GatedDelta {
                 continue;
             }
             let n = columns.len();
-            let tile = self.columns.part(worker, 0..d_k * n);
+            let tile = self.columns.columns(worker, 0..d_k * n);
             for (to, from) in tile.chunks_exact_mut(n).zip(state.chunks_exact(d_v)) {
                 to.copy_from_slice(&from[columns.clone()]);
             }
@@ -358,9 +357,10 @@ impl Kernel for SsmScan {
         let own = nth_range(chunk % per_head, SCAN_CHANNELS, d_head);
         let channels = h * d_head + own.start..h * d_head + own.end;
         let group = h * self.n_group / n_head * d_state;
-        let (rate, offset, d) = (self.a.all()[h], self.dt_bias.all()[h], self.d.all()[h]);
+        let (rate, offset, d) =
+            (self.a.as_slice()[h], self.dt_bias.as_slice()[h], self.d.as_slice()[h]);
         let Some(tokens) = self.sequences.tokens_if_any(seq) else { return };
-        let state = self.state.part(seq, channels.start * d_state..channels.end * d_state);
+        let state = self.state.columns(seq, channels.start * d_state..channels.end * d_state);
         for (t, begins) in tokens {
             if begins {
                 state.fill(0.0);
@@ -368,7 +368,7 @@ impl Kernel for SsmScan {
             let dt = softplus(self.dt.row(t)[h] + offset);
             let [b, c] = [&self.b, &self.c].map(|v| &v.row(t)[group..][..d_state]);
             let token = ScanToken { b, c, dt, decay: (dt * rate).exp(), d };
-            let (x, y) = (&self.x.row(t)[channels.clone()], self.y.part(t, channels.clone()));
+            let (x, y) = (&self.x.row(t)[channels.clone()], self.y.columns(t, channels.clone()));
             (self.simd.scan())(&token, state, x, y);
         }
     }

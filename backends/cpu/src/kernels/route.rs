@@ -6,10 +6,9 @@ use hal::{Operand, Tensor};
 use super::operand::{Acts, Q8Span, Weight, optional_view, rows_per_chunk};
 use super::{Context, Kernel, nth_range};
 use crate::buffer::{ReadView, Scratch, Span, WriteView};
-use crate::simd::RowIds;
+use simd::RowIds;
 
-/// Workspace of the op.
-pub(super) struct Spans {
+pub(super) struct Workspace {
     x: Option<Q8Span>,
     /// `[n_tokens, n_expert]`
     products: Span<f32>,
@@ -17,10 +16,10 @@ pub(super) struct Spans {
     chosen: Span<u32>,
 }
 
-impl Spans {
-    pub(super) fn new<T: Operand>(op: &op::Route<T>, scratch: &mut Scratch) -> Spans {
+impl Workspace {
+    pub(super) fn new<T: Operand>(op: &op::Route<T>, scratch: &mut Scratch) -> Self {
         let (w, x) = (op.w.desc(), op.x.desc());
-        Spans {
+        Self {
             x: Q8Span::new(&[Some(w.format)], x.n_rows, x.n_cols, scratch),
             products: scratch.take(x.n_rows, w.n_rows),
             chosen: scratch.take(x.n_rows, op.n_used),
@@ -44,7 +43,7 @@ pub(super) struct Route {
 
 impl Route {
     pub(super) fn new(op: &op::Route<Tensor>, context: &Context<'_>) -> Route {
-        let (spans, bind) = (Spans::new(op, &mut Scratch::default()), &context.bind);
+        let (spans, bind) = (Workspace::new(op, &mut Scratch::default()), &context.bind);
         let w = Weight::new(&op.w, context);
         Route {
             rows: rows_per_chunk(w.rows.n_cols()),
@@ -69,21 +68,20 @@ impl Route {
             let ids = RowIds::From(rows.start);
             self.w.for_rows(ids, rows.len(), &xs[..tokens.len()], |i, values| {
                 let row = rows.start + i;
-                let bias = self.bias.map_or(0.0, |bias| bias.all()[row]);
+                let bias = self.bias.map_or(0.0, |bias| bias.as_slice()[row]);
                 for (t, value) in tokens.clone().zip(values) {
-                    self.products.part(t, row..row + 1)[0] = value + bias;
+                    self.products.columns(t, row..row + 1)[0] = value + bias;
                 }
             });
         }
     }
 
-    fn choose(&self, t: usize) {
-        let (products, weights) = (self.products.reads_row(t), self.weights.row(t));
+    fn choose_experts(&self, t: usize) {
+        let (products, weights) = (self.products.read_row(t), self.weights.row(t));
         let chosen = self.chosen.row(t);
         let mut n = 0;
         for g in 0..products.len() {
-            // Only a larger product is inserted before earlier entries, so that the lower id wins a
-            // tie.
+            // Only a larger product is inserted before earlier entries, so the lower id wins a tie.
             let behind = |&other: &u32| products[g].total_cmp(&products[other as usize]).is_gt();
             let at = chosen[..n].iter().rposition(|other| !behind(other)).map_or(0, |i| i + 1);
             if at == chosen.len() {
@@ -95,13 +93,13 @@ impl Route {
         }
         let best = f64::from(products[chosen[0] as usize]);
         let exp = |g: usize| (f64::from(products[g]) - best).exp();
-        let all = match self.scoring {
+        let total = match self.scoring {
             Scoring::Softmax => (0..products.len()).map(exp).sum(),
             Scoring::SoftmaxChosen => chosen.iter().map(|&g| exp(g as usize)).sum(),
             Scoring::Sigmoid => 1.0,
         };
         let score = |g: usize| match self.scoring {
-            Scoring::Softmax | Scoring::SoftmaxChosen => exp(g) / all,
+            Scoring::Softmax | Scoring::SoftmaxChosen => exp(g) / total,
             Scoring::Sigmoid => 1.0 / (1.0 + (-f64::from(products[g])).exp()),
         };
         let sum: f64 =
@@ -130,7 +128,7 @@ impl Kernel for Route {
         match phase {
             0 => self.x.quantize(chunk, chunk),
             1 => self.multiply(chunk),
-            _ => self.choose(chunk),
+            _ => self.choose_experts(chunk),
         }
     }
 }

@@ -6,7 +6,7 @@ use hal::{Tensor, TensorDesc};
 use super::operand::{Step, optional_view};
 use super::{CHEAP_CHUNK, Context, Kernel, cheap_rows, nth_range};
 use crate::buffer::{ReadView, WriteView};
-use crate::simd::{GateFn, Kernels};
+use simd::{GateFn, Kernels};
 
 #[derive(Debug)]
 pub(super) struct GetRows {
@@ -39,7 +39,7 @@ impl Kernel for GetRows {
     fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
         let id = self.step.view().ids()[chunk] as usize;
         let y = self.y.row(chunk);
-        hal::pack::row_plain(&self.whole, self.table.all(), self.first + id, y);
+        hal::pack::row_plain(&self.whole, self.table.as_slice(), self.first + id, y);
         if self.scale != 1.0 {
             y.iter_mut().for_each(|y| *y *= self.scale);
         }
@@ -120,12 +120,12 @@ impl Norm {
         };
         match &self.weight {
             Some(weight) => {
-                y.iter_mut().zip(weight.all()).for_each(|(y, w)| *y = *y * factor * w);
+                y.iter_mut().zip(weight.as_slice()).for_each(|(y, w)| *y = *y * factor * w);
             }
             None => y.iter_mut().for_each(|y| *y *= factor),
         }
         if let Some(bias) = &self.bias {
-            y.iter_mut().zip(bias.all()).for_each(|(y, b)| *y += b);
+            y.iter_mut().zip(bias.as_slice()).for_each(|(y, b)| *y += b);
         }
     }
 }
@@ -233,19 +233,19 @@ impl SoftCap {
     }
 
     /// Chunks per row. The rows are logits: few of them, each as long as the vocabulary.
-    fn per_row(&self) -> usize {
+    fn chunks_per_row(&self) -> usize {
         self.x.n_cols().div_ceil(CHEAP_CHUNK)
     }
 }
 
 impl Kernel for SoftCap {
     fn chunks(&self, _phase: usize) -> usize {
-        self.x.n_rows() * self.per_row()
+        self.x.n_rows() * self.chunks_per_row()
     }
 
     fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
-        let (t, part) = (chunk / self.per_row(), chunk % self.per_row());
-        for x in self.x.part(t, nth_range(part, CHEAP_CHUNK, self.x.n_cols())) {
+        let (t, part) = (chunk / self.chunks_per_row(), chunk % self.chunks_per_row());
+        for x in self.x.columns(t, nth_range(part, CHEAP_CHUNK, self.x.n_cols())) {
             *x = self.cap * (*x / self.cap).tanh();
         }
     }

@@ -73,7 +73,7 @@ pub(super) fn sigmoid(x: f64) -> f64 {
 }
 
 /// The error function, as the series `2 / sqrt(pi) * exp(-x^2) * sum of 2^n x^(2n+1) / (2n+1)!!`,
-/// whose terms have the same sign, so that they do not cancel.
+/// whose terms have the same sign, so they do not cancel.
 fn erf(x: f64) -> f64 {
     if x.abs() > 6.0 {
         return x.signum();

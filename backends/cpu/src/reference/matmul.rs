@@ -20,11 +20,11 @@ pub(super) fn matmul(op: &MatMul<Tensor>, memory: &dyn Memory) {
 
 /// Dot products of every row of `w` with every row of `x`: `[n_tokens][n_out]`.
 pub(super) fn products(memory: &dyn Memory, w: &Tensor, x: &Tensor) -> Vec<Vec<f64>> {
-    times(memory, w, &activation_rows(memory, x, w.desc().format))
+    multiply(memory, w, &activation_rows(memory, x, w.desc().format))
 }
 
 /// [`products`] with activations that are already quantised as the format of `w` requires.
-pub(super) fn times(memory: &dyn Memory, w: &Tensor, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
+pub(super) fn multiply(memory: &dyn Memory, w: &Tensor, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let n_out = w.desc().n_rows;
     let mut y = vec![vec![0.0; n_out]; x.len()];
     for i in 0..n_out {

@@ -1,7 +1,7 @@
 //! The oracle: every op as plain loops, without threads or optimisations. One file per op family.
 //!
-//! Sums are in f64, so that tests compare a fast kernel with the formula, not with another order of
-//! rounding. Weights are read row by row through [`Memory`], whose calls are never nested.
+//! Sums are in f64, so tests compare a fast kernel with nearly exact results. Weights are read row
+//! by row through [`Memory`], whose calls are never nested.
 
 mod activation;
 mod attention;
@@ -11,10 +11,12 @@ mod operands;
 mod predict;
 mod recurrent;
 mod route;
+#[cfg(test)]
+mod simd_tests;
 mod sparse_ffn;
 
 #[cfg(test)]
-pub(crate) use activation::{activate, gate};
+use activation::{activate, gate};
 use hal::{Op, Result, Tensor};
 
 /// A device's memory as the reference implementation accesses it: whole buffers in the plain layout
@@ -23,7 +25,7 @@ pub trait Memory {
     /// Calls `f` with all bytes of the buffer that `tensor` is a view of.
     fn read(&self, tensor: &Tensor, f: &mut dyn FnMut(&[u8]));
 
-    /// Calls `f` with all bytes, writable, of the buffer that `tensor` is a view of.
+    /// [`Memory::read`] with writable bytes.
     fn write(&self, tensor: &Tensor, f: &mut dyn FnMut(&mut [u8]));
 }
 

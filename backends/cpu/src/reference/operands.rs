@@ -1,4 +1,4 @@
-//! Reading and writing operands, and the dot product of all formats.
+//! Reads and writes operands; computes dot products for all formats.
 
 use hal::format::{Activation, Format, Q8_BLOCK, Q8Row};
 use hal::pack::row_plain;
@@ -108,7 +108,6 @@ pub(super) fn activation_rows(memory: &dyn Memory, x: &Tensor, format: Format) -
     (0..x.desc().n_rows).map(|t| activations(&row(memory, x, t), format)).collect()
 }
 
-/// The dot product `w . x`.
 pub(super) fn dot(w: &[f32], x: &[f64]) -> f64 {
     w.iter().zip(x).map(|(&w, x)| f64::from(w) * x).sum()
 }

@@ -4,13 +4,13 @@ use hal::op::{Hidden, Predict};
 use hal::{Operand, RowSet, Slot, Tensor};
 
 use super::Memory;
-use super::matmul::{products, times};
+use super::matmul::{multiply, products};
 use super::operands::{activations, optional_floats, words, write_words};
 
 pub(super) fn predict(op: &Predict<Tensor>, memory: &dyn Memory) {
     let n_tokens = op.x.desc().n_rows;
     let format = op.fc2.desc().format;
-    // NaN is kept, so that it reaches the scores.
+    // NaN is kept, so it reaches the scores.
     let activate = |v: f64| match op.hidden {
         Hidden::Relu if v <= 0.0 => 0.0,
         Hidden::Relu | Hidden::Linear => v as f32,
@@ -22,21 +22,21 @@ pub(super) fn predict(op: &Predict<Tensor>, memory: &dyn Memory) {
                 let h: Vec<f32> = h.into_iter().map(activate).collect();
                 activations(&h, format)
             });
-            times(memory, &op.fc2, &hidden.collect::<Vec<_>>())
+            multiply(memory, &op.fc2, &hidden.collect::<Vec<_>>())
         }
     };
     let bias = optional_floats(memory, op.bias.as_ref());
 
-    let mut resident = List::new(&op.resident);
-    let mut absent = op.absent.as_ref().map(List::new);
+    let mut resident = NeuronList::new(&op.resident);
+    let mut absent = op.absent.as_ref().map(NeuronList::new);
     for (neuron, &slot) in words(memory, &op.slots).iter().enumerate() {
         let bias = bias.as_ref().map_or(0.0, |bias| f64::from(bias[neuron]));
         let dropped = |t: usize| scores[t][neuron] + bias < f64::from(op.threshold);
-        let wanted: Vec<bool> = (0..n_tokens).map(|t| !dropped(t)).collect();
-        if wanted.contains(&true) {
+        let active: Vec<bool> = (0..n_tokens).map(|t| !dropped(t)).collect();
+        if active.contains(&true) {
             match (Slot::decode(slot), &mut absent) {
-                (Slot::Resident(id), _) => resident.push(id, &wanted),
-                (Slot::Absent(id), Some(absent)) => absent.push(id, &wanted),
+                (Slot::Resident(id), _) => resident.push(id, &active),
+                (Slot::Absent(id), Some(absent)) => absent.push(id, &active),
                 (Slot::Absent(_), None) => {}
             }
         }
@@ -47,18 +47,18 @@ pub(super) fn predict(op: &Predict<Tensor>, memory: &dyn Memory) {
     }
 }
 
-struct List<'a> {
+struct NeuronList<'a> {
     set: &'a RowSet<Tensor>,
     ids: Vec<u32>,
     members: Vec<u32>,
 }
 
-impl<'a> List<'a> {
-    fn new(set: &'a RowSet<Tensor>) -> List<'a> {
-        List { set, ids: Vec::new(), members: Vec::new() }
+impl<'a> NeuronList<'a> {
+    fn new(set: &'a RowSet<Tensor>) -> NeuronList<'a> {
+        NeuronList { set, ids: Vec::new(), members: Vec::new() }
     }
 
-    fn push(&mut self, id: u32, wanted: &[bool]) {
+    fn push(&mut self, id: u32, active: &[bool]) {
         assert!(
             self.ids.len() < self.set.ids.desc().n_cols,
             "more active rows than the row set can hold"
@@ -66,7 +66,7 @@ impl<'a> List<'a> {
         let first = self.members.len();
         self.ids.push(id);
         self.members.resize(first + self.set.members.desc().n_cols, 0);
-        for (t, _) in wanted.iter().enumerate().filter(|(_, wanted)| **wanted) {
+        for (t, _) in active.iter().enumerate().filter(|(_, active)| **active) {
             self.members[first + t / 32] |= 1 << (t % 32);
         }
     }

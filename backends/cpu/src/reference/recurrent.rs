@@ -9,7 +9,7 @@ use super::operands::{Step, floats, optional_floats, row, write_row};
 
 /// Calls `step` with each token and the state of the token's sequence, then stores the changed
 /// state. At position 0 the state is zero.
-fn each_token(
+fn for_each_token(
     batch: &Batch<Tensor>,
     n_rows: usize,
     state: &Tensor,
@@ -32,7 +32,7 @@ pub(super) fn short_conv(op: &ShortConv<Tensor>, memory: &dyn Memory) {
     let (n, kernel_size) = (op.x.desc().n_cols, op.weight.desc().n_cols);
     let weight = floats(memory, &op.weight);
     let bias = optional_floats(memory, op.bias.as_ref());
-    each_token(&op.batch, op.x.desc().n_rows, &op.state, memory, |t, state| {
+    for_each_token(&op.batch, op.x.desc().n_rows, &op.state, memory, |t, state| {
         let inputs = [state.to_vec(), row(memory, &op.x, t)].concat();
         let y = (0..n).map(|c| {
             let offset = bias.as_ref().map_or(0.0, |bias| f64::from(bias[c]));
@@ -49,7 +49,7 @@ pub(super) fn short_conv(op: &ShortConv<Tensor>, memory: &dyn Memory) {
 pub(super) fn gated_delta(op: &GatedDelta<Tensor>, memory: &dyn Memory) {
     let [d_k, d_v] = op.head_dims();
     let [dt_bias, a] = [&op.dt_bias, &op.a].map(|v| floats(memory, v));
-    each_token(&op.batch, op.q.desc().n_rows, &op.state, memory, |t, state| {
+    for_each_token(&op.batch, op.q.desc().n_rows, &op.state, memory, |t, state| {
         let [q, k, v, decay, beta] =
             [&op.q, &op.k, &op.v, &op.decay, &op.beta].map(|x| row(memory, x, t));
         let mut y = vec![0.0; op.n_head_v * d_v];
@@ -78,7 +78,7 @@ pub(super) fn ssm_scan(op: &SsmScan<Tensor>, memory: &dyn Memory) {
     let n_head = op.dt.desc().n_cols;
     let (d_head, d_state) = (op.x.desc().n_cols / n_head, op.b.desc().n_cols / op.n_group);
     let [dt_bias, a, d] = [&op.dt_bias, &op.a, &op.d].map(|v| floats(memory, v));
-    each_token(&op.batch, op.x.desc().n_rows, &op.state, memory, |t, state| {
+    for_each_token(&op.batch, op.x.desc().n_rows, &op.state, memory, |t, state| {
         let [x, dt, b, c] = [&op.x, &op.dt, &op.b, &op.c].map(|v| row(memory, v, t));
         let mut y = vec![0.0; x.len()];
         for (i, state) in state.chunks_exact_mut(d_state).enumerate() {

@@ -15,7 +15,7 @@ pub(super) fn route(op: &Route<Tensor>, memory: &dyn Memory) {
             products.iter_mut().zip(bias).for_each(|(p, &b)| *p += f64::from(b));
         }
         let mut order: Vec<usize> = (0..products.len()).collect();
-        // The sort is stable, so that the lower id wins a tie.
+        // The sort is stable, so the lower id wins a tie.
         order.sort_by(|&a, &b| products[b].total_cmp(&products[a]));
         let chosen = &order[..op.n_used];
         let best = products[order[0]];

@@ -5,7 +5,7 @@ use hal::{Operand, Rows, Tensor};
 
 use super::Memory;
 use super::activation::{activate, neuron};
-use super::matmul::times;
+use super::matmul::multiply;
 use super::operands::{
     activation_rows, activations, dot, floats, optional_floats, row, words, write_row,
 };
@@ -18,8 +18,8 @@ struct RowFactors {
 }
 
 pub(super) fn sparse_ffn(op: &SparseFfn<Tensor>, memory: &dyn Memory) {
-    let listed = list(op, memory);
-    let Hidden { h, n_active, hits } = neuron_values(op, memory, &listed);
+    let listed = list_rows(op, memory);
+    let RowValues { h, n_active, hits } = neuron_values(op, memory, &listed);
     let (n_tokens, n_out) = (op.y.desc().n_rows, op.y.desc().n_cols);
     let mut sums = match op.orientation {
         Down::ByNeuron => {
@@ -52,7 +52,7 @@ pub(super) fn sparse_ffn(op: &SparseFfn<Tensor>, memory: &dyn Memory) {
 }
 
 /// Values of the listed rows.
-struct Hidden {
+struct RowValues {
     /// `factor * h` of every listed row and token; 0 if the row is inactive.
     h: Vec<Vec<f64>>,
     /// Number of active rows for each token.
@@ -61,7 +61,7 @@ struct Hidden {
     hits: Vec<usize>,
 }
 
-fn list(op: &SparseFfn<Tensor>, memory: &dyn Memory) -> RowFactors {
+fn list_rows(op: &SparseFfn<Tensor>, memory: &dyn Memory) -> RowFactors {
     let n_tokens = op.x.desc().n_rows;
     let (ids, mut factor) = match &op.rows {
         Rows::All => {
@@ -72,25 +72,25 @@ fn list(op: &SparseFfn<Tensor>, memory: &dyn Memory) -> RowFactors {
             let count = words(memory, &set.count)[0] as usize;
             let ids = words(memory, &set.ids).into_iter().take(count).map(|id| id as usize);
             let (members, n) = (words(memory, &set.members), set.members.desc().n_cols);
-            let wants = |i: usize, t: usize| f64::from(members[i * n + t / 32] >> (t % 32) & 1);
-            let factor = |i| (0..n_tokens).map(|t| wants(i, t)).collect();
+            let needs = |i: usize, t: usize| f64::from(members[i * n + t / 32] >> (t % 32) & 1);
+            let factor = |i| (0..n_tokens).map(|t| needs(i, t)).collect();
             (ids.collect(), (0..count).map(factor).collect())
         }
     };
     if let (Some(experts), Some(weight)) = (&op.experts, &op.expert_weights) {
-        let of: Vec<usize> =
+        let expert_of: Vec<usize> =
             experts.rows().enumerate().flat_map(|(g, rows)| rows.map(move |_| g)).collect();
         let (weight, n_expert) = (floats(memory, weight), experts.n_expert());
         for (&id, factor) in ids.iter().zip(&mut factor) {
             for (t, factor) in factor.iter_mut().enumerate() {
-                *factor *= f64::from(weight[t * n_expert + of[id]]);
+                *factor *= f64::from(weight[t * n_expert + expert_of[id]]);
             }
         }
     }
     RowFactors { ids, factor }
 }
 
-fn neuron_values(op: &SparseFfn<Tensor>, memory: &dyn Memory, listed: &RowFactors) -> Hidden {
+fn neuron_values(op: &SparseFfn<Tensor>, memory: &dyn Memory, listed: &RowFactors) -> RowValues {
     let n_tokens = op.x.desc().n_rows;
     let up = Projection::new(memory, &op.up, op.bias_up.as_ref(), &op.x);
     let gate =
@@ -123,7 +123,7 @@ fn neuron_values(op: &SparseFfn<Tensor>, memory: &dyn Memory, listed: &RowFactor
             }
         }
     }
-    Hidden { h, n_active, hits }
+    RowValues { h, n_active, hits }
 }
 
 /// Multiplies `h` by down with one row per output: one matrix for all rows, or one matrix for each
@@ -139,7 +139,7 @@ fn multiply_across_neurons(
         let column = |t: usize| h.iter().map(|h| h[t] as f32).collect::<Vec<f32>>();
         let format = op.down.desc().format;
         let h: Vec<_> = (0..n_tokens).map(|t| activations(&column(t), format)).collect();
-        let products = times(memory, &op.down.rows(i * n_out..(i + 1) * n_out), &h);
+        let products = multiply(memory, &op.down.rows(i * n_out..(i + 1) * n_out), &h);
         for (sums, products) in sums.iter_mut().zip(products) {
             sums.iter_mut().zip(products).for_each(|(sum, product)| *sum += product);
         }
@@ -147,8 +147,7 @@ fn multiply_across_neurons(
     sums
 }
 
-/// The cut-off that [`Skip::GaussianCut`] subtracts from the test values of token `t`; 0 for other
-/// kinds.
+/// The cut-off that [`Skip::GaussianCut`] subtracts from the test values of token `t`, otherwise 0.
 fn gaussian_cut_off(skip: Skip, listed: &RowFactors, tests: &[Vec<f64>], t: usize) -> f64 {
     let Skip::GaussianCut(factor) = skip else { return 0.0 };
     let computed = listed.factor.iter().zip(tests).filter(|(factor, _)| factor[t] != 0.0);

@@ -7,29 +7,29 @@ use std::path::Path;
 
 use super::*;
 
-fn kernels() -> std::path::PathBuf {
+fn kernels_folder() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels-cuda")
 }
 
 /// The non-empty lines of a source, without comments and trailing blanks.
-fn code(text: &str) -> String {
+fn strip_comments(text: &str) -> String {
     let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim_end());
     lines.filter(|line| !line.is_empty()).map(|line| format!("{line}\n")).collect()
 }
 
 /// Hash of a kernel file and all that it includes, as `scripts/ptx_archive.py` computes it.
 fn source_hash(file: &str) -> u64 {
-    let (mut texts, mut todo) = (BTreeMap::new(), vec![format!("{file}.cu")]);
-    while let Some(name) = todo.pop() {
+    let (mut texts, mut pending) = (BTreeMap::new(), vec![format!("{file}.cu")]);
+    while let Some(name) = pending.pop() {
         if texts.contains_key(&name) {
             continue;
         }
-        let text = code(&fs::read_to_string(kernels().join(&name)).unwrap());
+        let text = strip_comments(&fs::read_to_string(kernels_folder().join(&name)).unwrap());
         for line in text.lines() {
             let include = line.trim_start().strip_prefix('#').map(str::trim_start);
             let include = include.and_then(|rest| rest.strip_prefix("include")).map(str::trim);
             let quoted = include.and_then(|rest| rest.strip_prefix('"'));
-            todo.extend(quoted.and_then(|rest| rest.split('"').next()).map(str::to_owned));
+            pending.extend(quoted.and_then(|rest| rest.split('"').next()).map(str::to_owned));
         }
         texts.insert(name, text);
     }
@@ -74,7 +74,7 @@ fn every_unit_is_compiled_from_the_current_sources() {
         stale.extend((hash != entry.source).then_some(entry.unit));
     }
     assert!(stale.is_empty(), "run scripts/make_ptx: the sources of {stale:?} have changed");
-    let files = fs::read_dir(kernels()).unwrap().map(|entry| entry.unwrap().path());
+    let files = fs::read_dir(kernels_folder()).unwrap().map(|entry| entry.unwrap().path());
     for path in files.filter(|path| path.extension().is_some_and(|end| end == "cu")) {
         let file = path.file_stem().unwrap().to_str().unwrap().to_owned();
         assert!(hashes.contains_key(&*file), "run scripts/make_ptx: {file} has no PTX");
@@ -96,7 +96,7 @@ fn a_device_gets_the_latest_target_it_runs() {
 }
 
 /// An archive that has only the frame with `unit`, so that tests need not decompress other frames.
-fn small(unit: &str) -> (String, Vec<u8>) {
+fn one_frame(unit: &str) -> (String, Vec<u8>) {
     let file = unit.split('.').next().unwrap();
     let lines: Vec<&str> = EMBEDDED
         .manifest
@@ -113,7 +113,7 @@ fn small(unit: &str) -> (String, Vec<u8>) {
 
 #[test]
 fn damaged_archives_are_errors() {
-    let (manifest, packed) = small("route");
+    let (manifest, packed) = one_frame("route");
     let whole = Archive { manifest: &manifest, packed: &packed }.ptx("route", 75).unwrap();
     for at in 0..packed.len() {
         for bits in [0x01, 0x80, 0xff] {
@@ -141,7 +141,7 @@ fn damaged_archives_are_errors() {
 
 #[test]
 fn damaged_manifests_are_errors() {
-    let (manifest, packed) = small("route");
+    let (manifest, packed) = one_frame("route");
     let read = |manifest: &str| Archive { manifest, packed: &packed }.ptx("route", 75);
     let line = manifest.lines().nth(1).unwrap();
     let words: Vec<&str> = line.split(' ').collect();
@@ -154,7 +154,7 @@ fn damaged_manifests_are_errors() {
     let mut other = words.clone();
     other[5] = "0";
     let error = read(&manifest.replace(line, &other.join(" "))).unwrap_err();
-    assert!(matches!(error, ArchiveError::Hash { wanted: 0, .. }), "{error}");
+    assert!(matches!(error, ArchiveError::Hash { expected: 0, .. }), "{error}");
     let more = (words[3].parse::<usize>().unwrap() + 1).to_string();
     other[3] = &more;
     let error = read(&manifest.replace(line, &other.join(" "))).unwrap_err();

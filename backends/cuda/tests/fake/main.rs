@@ -17,12 +17,12 @@ vendor_tests!(
     conformance::without_long_prompts()
 );
 
-/// `scripts/check_fakes` runs it.
+/// Only `scripts/check_fakes` runs this.
 #[test]
-#[ignore = "takes a minute, most of it for cases that are alike"]
+#[ignore = "takes a minute; most cases are alike"]
 fn the_fake_conforms_in_every_case() {
     if let Some(fake) = fake() {
-        suite::conforms(&open, suite::SECOND, fake, &conformance::cases());
+        suite::conforms(&open, suite::SECOND_DEVICE, fake, &conformance::cases());
     }
 }
 
@@ -39,7 +39,7 @@ fn fake() -> Option<&'static Fake> {
 
 /// Settings of the fake: two of its devices have fast matrix instructions for floats.
 fn settings() -> String {
-    let (n, second) = (suite::DEVICES, suite::SECOND);
+    let (n, second) = (suite::DEVICES, suite::SECOND_DEVICE);
     format!("devices={n} 0:major=9 0:minor=0 {second}:major=9 {second}:minor=0")
 }
 
@@ -63,7 +63,7 @@ fn an_old_fake_card_is_refused_with_a_reason() {
 #[test]
 fn faulty_fake_matrix_units_are_not_used() {
     let Some(fake) = fake() else { return };
-    fake.set(&format!("{}:major=9 {0}:minor=0", suite::WRONG));
+    fake.set(&format!("{}:major=9 {0}:minor=0", suite::FAULTY_DEVICE));
     suite::avoids_wrong_matrix_units(&open, fake);
     // In the same test, because both checks use the same device.
     suite::avoids_bad_graphs(&open, fake);

@@ -30,7 +30,6 @@ pub(crate) const NOT_READY: c_int = 600;
 pub(crate) const ILLEGAL_ADDRESS: c_int = 700;
 pub(crate) const LAUNCH_FAILED: c_int = 719;
 
-/// An argument of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Arg {
     At(usize),
@@ -178,7 +177,6 @@ impl Device {
         words
     }
 
-    /// Waits for the stream.
     pub(crate) fn finish(&self) -> c_int {
         self.call("cuStreamSynchronize", "hipStreamSynchronize", self.stream)
     }

@@ -100,7 +100,6 @@ fn shared_memory_begins_as_nan_in_every_block() {
     }
 }
 
-/// Pseudo-random words.
 fn random_words(n: usize, seed: u32) -> Vec<u32> {
     let mut state = (u64::from(seed) << 20) | 1;
     let mut next = || {

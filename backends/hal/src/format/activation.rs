@@ -26,7 +26,7 @@ pub struct Q8Row {
 }
 
 impl Q8Row {
-    /// Quantises `x` `[n]`, n >= 0, into this row and reuses its memory.
+    /// Quantises `x` into this row and reuses its memory.
     pub fn quantize_into(&mut self, x: &[f32]) {
         let n_blocks = x.len().div_ceil(Q8_BLOCK);
         self.q.resize(n_blocks * Q8_BLOCK, 0);

@@ -1,7 +1,7 @@
 //! Value tables of the IQ formats, which store several values as one index into a table.
 //!
-//! An entry is one word with a value in each byte, the first value in the lowest byte. One
-//! operation on the word applies the signs of all values.
+//! An entry is one word with a value in each byte, the first value in the lowest byte. An XOR and
+//! an addition on the word negate all values whose sign bit is set.
 
 use super::grid_codes;
 
@@ -33,7 +33,7 @@ static NEGATIVE: [u64; 256] = {
 };
 
 /// Like [`NEGATIVE`], for seven sign bits. The eighth makes the number of set bits even.
-static EVEN: [u64; 128] = {
+static EVEN_NEGATIVE: [u64; 128] = {
     let (mut out, mut i) = ([0; 128], 0);
     while i < 128 {
         out[i] = NEGATIVE[i | (i.count_ones() as usize & 1) << 7];
@@ -72,7 +72,7 @@ pub(super) fn apply_signs(values: u64, signs: u8) -> [i8; 8] {
 /// number of set bits even.
 #[inline]
 pub(super) fn even_signed(values: u64, seven: u32) -> [i8; 8] {
-    negate(values, EVEN[(seven & 127) as usize])
+    negate(values, EVEN_NEGATIVE[(seven & 127) as usize])
 }
 
 /// The eight values of entry `index` of the IQ1 table, in eighths, with one eighth subtracted or

@@ -44,16 +44,16 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 /// Finds the best scale of every group, then rounds the scales to 6 bits. The scale of the largest
 /// magnitude becomes -32.
 fn quantize_block(values: &[f32], block: &mut [u8]) {
-    let mut wanted = [0.0f32; 16];
-    for (scale, group) in wanted.iter_mut().zip(values.as_chunks().0) {
+    let mut scales = [0.0f32; 16];
+    for (scale, group) in scales.iter_mut().zip(values.as_chunks().0) {
         *scale = search::signed_scale(group, 4);
     }
-    let farthest = wanted.iter().fold(0.0f32, |far, &s| if s.abs() > far.abs() { s } else { far });
+    let farthest = scales.iter().fold(0.0f32, |far, &s| if s.abs() > far.abs() { s } else { far });
     block.fill(0);
     let d = write_f16(block, 108, farthest / -32.0);
     let inverse_d = inverse_or_zero(farthest / -32.0);
     for (g, group) in values.chunks_exact(16).enumerate() {
-        let scale = search::round(wanted[g] * inverse_d).clamp(-32, 31);
+        let scale = search::round(scales[g] * inverse_d).clamp(-32, 31);
         let stored = (scale + 32) as u8;
         block[96 + g % 8] |= (stored & 15) << (4 * (g / 8));
         block[104 + g % 4] |= (stored >> 4) << (2 * (g / 4));

@@ -40,16 +40,16 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 /// Finds the best scale of every group, then rounds the scales to 8 bits. The scale of the largest
 /// magnitude becomes -128.
 fn quantize_block(values: &[f32], block: &mut [u8]) {
-    let mut wanted = [0.0f32; 16];
-    for (scale, group) in wanted.iter_mut().zip(values.as_chunks().0) {
+    let mut scales = [0.0f32; 16];
+    for (scale, group) in scales.iter_mut().zip(values.as_chunks().0) {
         *scale = search::signed_scale(group, 32);
     }
-    let farthest = wanted.iter().fold(0.0f32, |far, &s| if s.abs() > far.abs() { s } else { far });
+    let farthest = scales.iter().fold(0.0f32, |far, &s| if s.abs() > far.abs() { s } else { far });
     block.fill(0);
     let d = write_f16(block, 208, farthest / -128.0);
     let inverse_d = inverse_or_zero(farthest / -128.0);
     for (g, group) in values.chunks_exact(16).enumerate() {
-        let scale = search::round(wanted[g] * inverse_d).clamp(-128, 127) as i8;
+        let scale = search::round(scales[g] * inverse_d).clamp(-128, 127) as i8;
         block[192 + g] = scale as u8;
         let inverse = inverse_or_zero(d * f32::from(scale));
         for (i, v) in group.iter().enumerate() {

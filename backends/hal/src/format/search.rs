@@ -60,7 +60,7 @@ pub(super) fn read_scales(block: &[u8], unpacked: &mut UnpackedBlock) {
     }
 }
 
-/// How to search a group's scale and minimum, in formats with minimums.
+/// How to search for a group's scale and minimum, in formats with minimums.
 pub(super) struct Fit {
     /// Largest code: the full range is `0..=max_code`.
     pub max_code: u8,

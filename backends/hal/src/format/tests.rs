@@ -1,4 +1,4 @@
-//! Compares every format with vectors that `scripts/check_formats` made with other programs.
+//! Compares every format with test data that `scripts/check_formats` made with other programs.
 
 use super::*;
 
@@ -68,8 +68,8 @@ fn quantised_bytes_are_the_reference_bytes() {
     for format in plain.into_iter().chain([Format::Q5_0, Format::Q5_1, Format::MXFP4]) {
         let mut got = vec![0xA5; format.row_bytes(2048).unwrap()];
         format.quantize(&floats(values), &mut got);
-        let (this, rest) = expected.split_at(got.len());
-        assert!(got == this, "{format}");
+        let (reference, rest) = expected.split_at(got.len());
+        assert!(got == reference, "{format}");
         expected = rest;
     }
     assert!(expected.is_empty());
@@ -108,8 +108,8 @@ fn errors_at_two_and_three_bits_are_near_the_optimum() {
         format.dequantize(&blocks, &mut back);
         let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>();
         let error = square(&mut back.iter().zip(&values).map(|(a, b)| a - b));
-        let lost = (error / square(&mut values.iter().copied())).sqrt();
-        assert!(lost < bound, "{format}: {lost}");
+        let relative = (error / square(&mut values.iter().copied())).sqrt();
+        assert!(relative < bound, "{format}: error {relative}, bound {bound}");
     }
 }
 

@@ -67,8 +67,8 @@ pub(super) fn parts<'a>(
             mins: split_off(&mut mins, if with_mins { table } else { 0 }),
         });
     }
-    for gap in [rows, groups, scales, mins] {
-        gap.fill(0);
+    for padding in [rows, groups, scales, mins] {
+        padding.fill(0);
     }
     parts
 }
@@ -82,18 +82,9 @@ pub(super) fn pack_row(layout: TransposedLayout, source: &[u8], neuron: u32) -> 
     let mut tables = vec![0; 2 * n_groups * layout.table_row_bytes];
     let (scales, mins) = tables.split_at_mut(n_groups * layout.table_row_bytes);
     let neurons = &[neuron];
-    let (run, rows_of) = (first..first + n_values, &mut rows);
-    TransposedPart {
-        layout,
-        source,
-        run,
-        neurons,
-        rows: rows_of,
-        groups: &mut groups,
-        scales,
-        mins,
-    }
-    .pack();
+    let (run, row) = (first..first + n_values, &mut rows);
+    TransposedPart { layout, source, run, neurons, rows: row, groups: &mut groups, scales, mins }
+        .pack();
     (rows, u32::from_le_bytes(groups))
 }
 

@@ -88,7 +88,7 @@ impl TransposedLayout {
     }
 
     fn sized(format: Format, n_slots: usize, n_ff: usize, n_out: usize) -> Option<Self> {
-        let line = |n: usize| n.checked_next_multiple_of(64);
+        let align = |n: usize| n.checked_next_multiple_of(64);
         let (n_cols, group, row_bytes, table_row_bytes, n_tables) = match format.quants() {
             None => (n_out, 0, n_out.checked_mul(format.block_bytes())?, 0, 0),
             Some(quants) => {
@@ -103,11 +103,11 @@ impl TransposedLayout {
             }
         };
         let n_groups = n_ff.checked_div(group).unwrap_or(0);
-        // `pack` relies on the size of the source matrix not overflowing.
+        // `pack` computes the size of the source matrix, which must not overflow.
         n_out.checked_mul(format.row_bytes(n_ff)?)?;
-        let table_bytes = line(n_groups.checked_mul(table_row_bytes)?)?;
-        let groups_at = line(n_slots.checked_mul(row_bytes)?)?;
-        let scales_at = line(groups_at.checked_add(n_slots.checked_mul(4)?)?)?;
+        let table_bytes = align(n_groups.checked_mul(table_row_bytes)?)?;
+        let groups_at = align(n_slots.checked_mul(row_bytes)?)?;
+        let scales_at = align(groups_at.checked_add(n_slots.checked_mul(4)?)?)?;
         let mins_at = scales_at.checked_add(table_bytes)?;
         let n_bytes = scales_at.checked_add(table_bytes.checked_mul(n_tables)?)?;
         Some(Self {

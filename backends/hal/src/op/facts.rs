@@ -80,7 +80,6 @@ impl Work {
     }
 }
 
-/// The number of values of an operand.
 pub(super) fn n_values<T: Operand>(operand: &T) -> u64 {
     let TensorDesc { n_rows, n_cols, .. } = operand.desc();
     (n_rows as u64).saturating_mul(n_cols as u64)

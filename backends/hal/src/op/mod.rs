@@ -303,7 +303,7 @@ impl Op<Tensor> {
         self.map(&mut |t| t.desc())
     }
 
-    /// Rejects an op that reads rows it also writes, or writes rows twice.
+    /// Rejects an op that writes an operand whose rows overlap those of another operand.
     ///
     /// # Errors
     /// [`Error::Aliasing`] with the op and the operand.

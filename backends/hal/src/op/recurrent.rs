@@ -211,7 +211,7 @@ op! {
         /// Output.
         write y,
         ;
-        /// Groups that share `b` and `c`.
+        /// Number of groups. The heads of a group share `b` and `c`.
         n_group: usize,
     }
 }

@@ -58,8 +58,8 @@ impl<T: Operand> Route<T> {
         c.weight("w", &self.w)?;
         c.f32("x", &self.x, x.n_rows, w.n_cols)?;
         c.maybe_f32("bias", &self.bias, 1, w.n_rows)?;
-        let some = self.n_used >= 1 && self.n_used <= w.n_rows;
-        c.require(some, "n_used", format!("1 to {}", w.n_rows), self.n_used)?;
+        let in_range = self.n_used >= 1 && self.n_used <= w.n_rows;
+        c.require(in_range, "n_used", format!("1 to {}", w.n_rows), self.n_used)?;
         c.f32("weights", &self.weights, x.n_rows, w.n_rows)
     }
 }

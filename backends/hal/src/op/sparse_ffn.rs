@@ -73,9 +73,9 @@ pub enum Down {
     /// One row per neuron, `[n_rows, n_out]`, as stored in the file or transposed on import. `h`
     /// stays F32, and rows of skipped neurons are not read.
     ByNeuron,
-    /// One row per output, `[n_out, n_rows]`, the usual layout of GGUF files. The whole matrix is read, and
-    /// `h` is rounded like the activations of [`super::MatMul`]. In a MoE block, the matrices of
-    /// all experts that have rows are stacked; these experts have the same number of rows.
+    /// One row per output, `[n_out, n_rows]`, the usual layout of GGUF files. The whole matrix is
+    /// read, and `h` is rounded like the activations of [`super::MatMul`]. In a MoE block, the
+    /// matrices of all experts that have rows are stacked; these have the same number of rows.
     AcrossNeurons,
 }
 
@@ -251,8 +251,14 @@ impl<T: Operand> SparseFfn<T> {
             Down::AcrossNeurons => {
                 let (n_matrices, n_cols) = self.stacked(&c, n_rows)?;
                 c.shape("down", &self.down, n_matrices * y.n_cols, n_cols)?;
-                let all = matches!(self.rows, Rows::All) && self.down.desc().layout == Layout::Rows;
-                c.require(all, "down", "one row per neuron if rows are listed", self.down.desc())?;
+                let dense =
+                    matches!(self.rows, Rows::All) && self.down.desc().layout == Layout::Rows;
+                c.require(
+                    dense,
+                    "down",
+                    "one row per neuron if rows are listed",
+                    self.down.desc(),
+                )?;
             }
         }
         c.maybe_f32("bias_gate", &self.bias_gate, 1, n_rows)?;
@@ -277,8 +283,13 @@ impl<T: Operand> SparseFfn<T> {
     }
 
     fn check_experts(&self, c: &Check, n_rows: usize, n_tokens: usize, n_out: usize) -> Result<()> {
-        let both = self.experts.is_some() == self.expert_weights.is_some();
-        c.require(both, "experts", "given together with expert_weights", "given alone or missing")?;
+        let consistent = self.experts.is_some() == self.expert_weights.is_some();
+        c.require(
+            consistent,
+            "experts",
+            "given together with expert_weights",
+            "only one of the two",
+        )?;
         let mut n_expert = 1;
         if let (Some(experts), Some(weight)) = (&self.experts, &self.expert_weights) {
             n_expert = experts.n_expert();
@@ -292,8 +303,13 @@ impl<T: Operand> SparseFfn<T> {
                 expected,
                 "not ascending or out of range",
             )?;
-            let some = (1..=n_expert).contains(&experts.n_used);
-            c.require(some, "experts", format!("1 to {n_expert} experts used"), experts.n_used)?;
+            let in_range = (1..=n_expert).contains(&experts.n_used);
+            c.require(
+                in_range,
+                "experts",
+                format!("1 to {n_expert} experts used"),
+                experts.n_used,
+            )?;
             c.f32("expert_weights", weight, n_tokens, n_expert)?;
         }
         c.maybe_f32("bias_down", &self.bias_down, n_expert, n_out)

@@ -10,8 +10,8 @@ use hal::Backend;
 use simt::Options;
 use thermocline_hip::{devices, open_with};
 
-/// Cases for HIP with warps of 32 lanes and without matrix units. The other kernels are those that
-/// run on the fake of CUDA, and `tests/wide.rs` runs the whole suite with warps of 64 lanes.
+/// Cases for HIP with warps of 32 lanes and without matrix units. The CUDA fake runs the other
+/// kernels, and `tests/wave64.rs` runs reductions over warps of 64 lanes.
 const PARTS: &[&str] = &[
     "HandOff",
     "MatMul",
@@ -26,12 +26,12 @@ const PARTS: &[&str] = &[
 
 vendor_tests!(fake, devices, open, "HIP", "gfx1030", conformance::matching(PARTS));
 
-/// `scripts/check_fakes` runs it.
+/// Only `scripts/check_fakes` runs this.
 #[test]
 #[ignore = "takes a minute; the other tests run the same kernels in other combinations"]
 fn the_fake_conforms_in_every_case() {
     if let Some(fake) = fake() {
-        suite::conforms(&open, suite::SECOND, fake, &conformance::cases());
+        suite::conforms(&open, suite::SECOND_DEVICE, fake, &conformance::cases());
     }
 }
 
@@ -46,7 +46,7 @@ fn fake() -> Option<&'static Fake> {
     FAKE.get_or_init(load).as_ref()
 }
 
-/// Settings of the fake: GPUs without matrix instructions; `tests/wide.rs` uses GPUs that have
+/// Settings of the fake: GPUs without matrix instructions; `tests/wave64.rs` uses GPUs that have
 /// them.
 fn settings() -> String {
     format!("devices={} wave=32 arch=gfx1030", suite::DEVICES)

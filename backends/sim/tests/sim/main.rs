@@ -1,4 +1,4 @@
-//! The simulated device follows the contract of `hal`, also with injected failures. No test depends
+//! The simulated device follows the contract of `hal`, even with injected failures. No test depends
 //! on the clock: delays only vary the interleaving of threads, and a watchdog turns an endless wait
 //! into a failure.
 

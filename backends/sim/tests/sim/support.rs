@@ -59,7 +59,6 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// A device with random delays.
     pub(crate) fn new(seed: u64) -> Rig {
         let delay = Duration::ZERO..Duration::from_micros(200);
         Rig::with_options(SimOptions { seed, delay, ..SimOptions::default() })
@@ -90,7 +89,6 @@ impl Rig {
         out
     }
 
-    /// Waits until the device hangs.
     pub(crate) fn wait_for_hang(&self) {
         while self.sim.failures().hang_after.is_some() {
             thread::yield_now();

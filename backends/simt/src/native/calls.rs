@@ -44,7 +44,7 @@ impl<F: Copy> Function<F> {
 }
 
 /// A call that takes one handle.
-pub type Takes = Function<unsafe extern "C" fn(Raw) -> c_int>;
+pub type HandleCall = Function<unsafe extern "C" fn(Raw) -> c_int>;
 
 /// Functions with the same parameters in both APIs, under different names.
 #[derive(Clone, Debug)]
@@ -60,23 +60,23 @@ pub struct Calls {
     /// Device address of pinned host memory.
     pub device_pointer: Function<unsafe extern "C" fn(*mut DevicePtr, Raw, c_uint) -> c_int>,
     /// Frees pinned host memory.
-    pub free_host: Takes,
+    pub free_host: HandleCall,
     /// Creates a stream, with flags.
     pub stream: Function<unsafe extern "C" fn(*mut Raw, c_uint) -> c_int>,
     /// Destroys a stream.
-    pub destroy_stream: Takes,
+    pub destroy_stream: HandleCall,
     /// Waits for a stream.
-    pub finish: Takes,
+    pub finish: HandleCall,
     /// Creates an event, with flags.
     pub event: Function<unsafe extern "C" fn(*mut Raw, c_uint) -> c_int>,
     /// Destroys an event.
-    pub destroy_event: Takes,
+    pub destroy_event: HandleCall,
     /// Records an event: event, stream.
     pub record: Function<unsafe extern "C" fn(Raw, Raw) -> c_int>,
     /// Whether an event has happened.
-    pub query: Takes,
+    pub query: HandleCall,
     /// Waits for an event.
-    pub wait: Takes,
+    pub wait: HandleCall,
     /// Milliseconds between two events.
     pub elapsed: Function<unsafe extern "C" fn(*mut f32, Raw, Raw) -> c_int>,
     /// Copies to the device: destination, source, bytes, stream.
@@ -92,7 +92,7 @@ pub struct Calls {
         unsafe extern "C" fn(*mut Raw, *const c_void, c_uint, *mut c_int, *mut Raw) -> c_int,
     >,
     /// Unloads a module.
-    pub unload: Takes,
+    pub unload: HandleCall,
     /// A kernel of a module, by name.
     pub function: Function<unsafe extern "C" fn(*mut Raw, Raw, *const c_char) -> c_int>,
     /// Launches: function, grid, block, dynamic shared memory, stream, pointers to the arguments,
@@ -112,9 +112,9 @@ pub struct GraphCalls {
     /// Instantiates a graph, with flags.
     pub instantiate: Function<unsafe extern "C" fn(*mut Raw, Raw, c_ulonglong) -> c_int>,
     /// Destroys a graph.
-    pub destroy_graph: Takes,
+    pub destroy_graph: HandleCall,
     /// Destroys an instantiated graph.
-    pub destroy_ready: Takes,
+    pub destroy_instance: HandleCall,
     /// Launches: instantiated graph, stream.
     pub launch_graph: Function<unsafe extern "C" fn(Raw, Raw) -> c_int>,
 }

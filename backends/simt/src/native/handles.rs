@@ -7,19 +7,19 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
 
-use super::calls::{Raw, Takes};
+use super::calls::{HandleCall, Raw};
 use super::health::{Health, Outcome};
 use super::{Calls, Vendor};
 
 /// An open device, kept alive by all objects created on it.
 #[derive(Debug)]
-pub(super) struct SharedHandle<V> {
+pub(super) struct OpenDevice<V> {
     pub(super) vendor: V,
     pub(super) calls: Calls,
     pub(super) health: Health,
 }
 
-impl<V: Vendor> SharedHandle<V> {
+impl<V: Vendor> OpenDevice<V> {
     /// Makes the device current for this thread's calls.
     ///
     /// # Errors
@@ -70,17 +70,16 @@ impl<V: Vendor> SharedHandle<V> {
     }
 }
 
-/// An object that the driver created.
 pub(super) struct Handle<V: Vendor> {
     pub(super) raw: Raw,
-    end: Takes,
-    shared: Arc<SharedHandle<V>>,
+    destroy: HandleCall,
+    shared: Arc<OpenDevice<V>>,
 }
 
 impl<V: Vendor> Handle<V> {
-    /// Wraps a new handle; `end` is the call that destroys it.
-    pub(super) fn new(shared: &Arc<SharedHandle<V>>, raw: Raw, end: Takes) -> Handle<V> {
-        Handle { raw, end, shared: Arc::clone(shared) }
+    /// Wraps a new handle.
+    pub(super) fn new(shared: &Arc<OpenDevice<V>>, raw: Raw, destroy: HandleCall) -> Handle<V> {
+        Handle { raw, destroy, shared: Arc::clone(shared) }
     }
 }
 
@@ -93,9 +92,9 @@ impl<V: Vendor> fmt::Debug for Handle<V> {
 impl<V: Vendor> Drop for Handle<V> {
     fn drop(&mut self) {
         if self.shared.make_current().is_ok() {
-            // SAFETY: `end` is the matching destructor, and no other reference to the object is
+            // SAFETY: `destroy` is the matching destructor, and no other reference to the object is
             // left. The returned code is ignored: the next call reports a lost device.
-            let _ = unsafe { (self.end.call)(self.raw) };
+            let _ = unsafe { (self.destroy.call)(self.raw) };
         }
     }
 }
@@ -134,7 +133,7 @@ unsafe impl Sync for Kernel {}
 /// An instantiated graph.
 #[derive(Debug)]
 pub struct Graph<V: Vendor> {
-    pub(super) ready: Handle<V>,
+    pub(super) instance: Handle<V>,
     /// The captured graph: old versions of HIP still read it.
     pub(super) _recorded: Handle<V>,
 }

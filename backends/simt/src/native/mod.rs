@@ -16,11 +16,11 @@ use std::sync::Arc;
 use hal::{Bytes, Error, MemoryReport, Result};
 
 use crate::driver::{Arg, DevicePtr, Driver, Geometry, HostBlock};
-use crate::error::driver;
+use crate::error::failure;
 use crate::facts::Facts;
-pub use calls::{Calls, Function, GraphCalls, Launch, Raw, Takes};
+pub use calls::{Calls, Function, GraphCalls, HandleCall, Launch, Raw};
 pub use handles::{Event, Graph, Kernel, Module, Stream};
-use handles::{Handle, SharedHandle};
+use handles::{Handle, OpenDevice};
 use health::Health;
 pub use health::Outcome;
 
@@ -62,7 +62,7 @@ const RELAXED: c_int = 2;
 /// A device of a vendor.
 #[derive(Debug)]
 pub struct Native<V: Vendor> {
-    shared: Arc<SharedHandle<V>>,
+    shared: Arc<OpenDevice<V>>,
     facts: Facts,
 }
 
@@ -71,20 +71,20 @@ impl<V: Vendor> Native<V> {
     #[must_use]
     pub fn new(vendor: V, calls: Calls, facts: Facts) -> Native<V> {
         let health = Health::new(&facts.name);
-        Native { shared: Arc::new(SharedHandle { vendor, calls, health }), facts }
+        Native { shared: Arc::new(OpenDevice { vendor, calls, health }), facts }
     }
 
     fn graphs(&self) -> Result<&GraphCalls> {
         let calls = self.shared.make_current()?;
-        calls.graphs.as_ref().ok_or_else(|| driver("graph", "this driver does not support graphs"))
+        calls.graphs.as_ref().ok_or_else(|| failure("graph", "this driver does not support graphs"))
     }
 
     fn check<F>(&self, call: &Function<F>, code: c_int) -> Result<()> {
         self.shared.check(call.name, code)
     }
 
-    fn take(&self, raw: Raw, end: Takes) -> Handle<V> {
-        Handle::new(&self.shared, raw, end)
+    fn handle(&self, raw: Raw, destroy: HandleCall) -> Handle<V> {
+        Handle::new(&self.shared, raw, destroy)
     }
 }
 
@@ -171,7 +171,7 @@ impl<V: Vendor> Driver for Native<V> {
         // SAFETY: the driver writes `raw`, and only before it returns.
         let code = unsafe { (calls.stream.call)(&raw mut raw, NON_BLOCKING) };
         self.check(&calls.stream, code)?;
-        Ok(Stream(self.take(raw, calls.destroy_stream)))
+        Ok(Stream(self.handle(raw, calls.destroy_stream)))
     }
 
     fn finish(&self, stream: &Stream<V>) -> Result<()> {
@@ -188,7 +188,7 @@ impl<V: Vendor> Driver for Native<V> {
         // SAFETY: the driver writes `raw`, and only before it returns.
         let code = unsafe { (calls.event.call)(&raw mut raw, flags) };
         self.check(&calls.event, code)?;
-        Ok(Event(self.take(raw, calls.destroy_event)))
+        Ok(Event(self.handle(raw, calls.destroy_event)))
     }
 
     fn record(&self, event: &Event<V>, stream: &Stream<V>) -> Result<()> {
@@ -293,13 +293,13 @@ impl<V: Vendor> Driver for Native<V> {
             (calls.load.call)(&raw mut raw, image.as_ptr().cast(), n_options, options, values)
         };
         self.check(&calls.load, code).map_err(|error| with_log(error, unit, &log))?;
-        Ok(Module { raw: self.take(raw, calls.unload), _image: image })
+        Ok(Module { raw: self.handle(raw, calls.unload), _image: image })
     }
 
     fn function(&self, module: &Module<V>, name: &str) -> Result<Kernel> {
         let calls = self.shared.make_current()?;
         let text =
-            CString::new(name).map_err(|_| driver(calls.function.name, "a name with NUL"))?;
+            CString::new(name).map_err(|_| failure(calls.function.name, "a name with NUL"))?;
         let mut raw = ptr::null_mut();
         // SAFETY: the module is live, and the name ends in NUL.
         let code = unsafe { (calls.function.call)(&raw mut raw, module.raw.raw, text.as_ptr()) };
@@ -317,7 +317,10 @@ impl<V: Vendor> Driver for Native<V> {
         let calls = self.shared.make_current()?;
         let mut pointers: [Raw; MAX_ARGS] = [ptr::null_mut(); MAX_ARGS];
         if args.len() > MAX_ARGS {
-            return Err(driver(calls.launch.name, format!("{} arguments", args.len())));
+            return Err(failure(
+                calls.launch.name,
+                format!("{} arguments; at most {MAX_ARGS} are supported", args.len()),
+            ));
         }
         for (pointer, arg) in pointers.iter_mut().zip(args) {
             *pointer = arg_pointer(arg);
@@ -346,23 +349,22 @@ impl<V: Vendor> Driver for Native<V> {
         // SAFETY: the stream is live; the driver writes the handle, and only before it returns.
         let code = unsafe { (calls.end_capture.call)(stream.0.raw, &raw mut graph) };
         self.check(&calls.end_capture, code)?;
-        let recorded = self.take(graph, calls.destroy_graph);
-        let mut ready = ptr::null_mut();
+        let recorded = self.handle(graph, calls.destroy_graph);
+        let mut instance = ptr::null_mut();
         // SAFETY: the call above made the graph.
-        let code = unsafe { (calls.instantiate.call)(&raw mut ready, recorded.raw, 0) };
+        let code = unsafe { (calls.instantiate.call)(&raw mut instance, recorded.raw, 0) };
         self.check(&calls.instantiate, code)?;
-        Ok(Graph { ready: self.take(ready, calls.destroy_ready), _recorded: recorded })
+        Ok(Graph { instance: self.handle(instance, calls.destroy_instance), _recorded: recorded })
     }
 
     unsafe fn launch_graph(&self, stream: &Stream<V>, graph: &Graph<V>) -> Result<()> {
         let calls = self.graphs()?;
         // SAFETY: the graph and the stream are live; the caller guarantees the rest.
-        let code = unsafe { (calls.launch_graph.call)(graph.ready.raw, stream.0.raw) };
+        let code = unsafe { (calls.launch_graph.call)(graph.instance.raw, stream.0.raw) };
         self.check(&calls.launch_graph, code)
     }
 }
 
-/// A pointer to the value of an argument.
 fn arg_pointer(arg: &Arg) -> Raw {
     match arg {
         Arg::Ptr(at) => ptr::from_ref(at).cast_mut().cast(),

@@ -32,7 +32,7 @@ const CHUNK: usize = 64;
 const VECTOR: usize = 8;
 
 /// Ranges of the workspace begin at multiples of this many bytes.
-const STEP: u64 = 256;
+const ALIGN: u64 = 256;
 
 /// Threads per block with one token, and with a tile of tokens.
 const FEW_THREADS: u32 = 128;
@@ -49,7 +49,7 @@ const MAX_HEADS: usize = 8;
 const MAX_LANES: usize = 32;
 
 /// Maximum number of values per key head, so that the queries fit in shared memory.
-const MAX_KEYS: usize = 1024;
+const MAX_D_HEAD: usize = 1024;
 
 pub(crate) fn plan_store(_op: &StoreKv<TensorDesc>, _facts: &Facts) -> Plan {
     Plan::yes()
@@ -131,14 +131,14 @@ impl Split {
             n_spans: 1,
         };
         // Up to `FEW` tokens, the number of spans must not depend on the number of tokens.
-        let (n_tiles, most) = if q.n_rows <= FEW {
+        let (n_tiles, max_spans) = if q.n_rows <= FEW {
             (1, MAX_SPANS)
         } else {
             (q.n_rows.div_ceil(TILE_ROWS / heads), MAX_SPANS_OF_TILES)
         };
         let n_chunks = (op.batch.shape.max_blocks * KV_BLOCK).div_ceil(CHUNK).max(1);
         let wanted = MANY_BLOCKS.div_ceil((n_tiles * split.n_head_blocks()).max(1));
-        Split { n_spans: wanted.min(n_chunks).min(most), ..split }
+        Split { n_spans: wanted.min(n_chunks).min(max_spans), ..split }
     }
 
     /// Blocks per span and tile of tokens: tiles of heads times tiles of value columns.
@@ -177,13 +177,13 @@ fn lanes(d: usize) -> usize {
 
 pub(crate) fn plan(op: &Attention<TensorDesc>, _facts: &Facts) -> Plan {
     let split = Split::new(op);
-    if split.d_head > MAX_KEYS {
+    if split.d_head > MAX_D_HEAD {
         return Plan::No(format!(
-            "key heads have {} values; at most {MAX_KEYS} are supported",
+            "key heads have {} values; at most {MAX_D_HEAD} are supported",
             split.d_head
         ));
     }
-    let size = split.partials_size().next_multiple_of(STEP) + split.quantized_size();
+    let size = split.partials_size().next_multiple_of(ALIGN) + split.quantized_size();
     Plan::Yes { workspace: Bytes(size), slow: None }
 }
 
@@ -193,7 +193,7 @@ fn is_wide(span: Span, row_bytes: usize, d: usize) -> bool {
 }
 
 /// Bits 0 to 2: whether keys, values and queries are aligned (`wide` in `lib/attention.cuh`).
-fn wide(op: &Attention<Tensor>, split: &Split) -> Result<Arg> {
+fn alignment_bits(op: &Attention<Tensor>, split: &Split) -> Result<Arg> {
     let half = |half: &Tensor, d| -> Result<bool> {
         Ok(is_wide(plain(half)?, 4 * row_words(&half.desc()), d))
     };
@@ -216,13 +216,13 @@ pub(crate) fn lower(
     let partials =
         if split.is_merged() { out.workspace(0, split.partials_size())? } else { Span::NONE };
     if split.n_tokens <= FEW {
-        few(op, &split, partials, out)?;
+        lower_few(op, &split, partials, out)?;
     } else {
-        many(op, &split, partials, out)?;
+        lower_many(op, &split, partials, out)?;
     }
     let quantized = match split.quantized_size() {
         size if quantize && size > 0 => {
-            Some(out.workspace(split.partials_size().next_multiple_of(STEP), size)?)
+            Some(out.workspace(split.partials_size().next_multiple_of(ALIGN), size)?)
         }
         _ => None,
     };
@@ -252,7 +252,7 @@ fn sizes(op: &Attention<Tensor>, split: &Split, between: &[usize], last: &[usize
     args
 }
 
-fn few(
+fn lower_few(
     op: &Attention<Tensor>,
     split: &Split,
     partials: Span,
@@ -267,7 +267,7 @@ fn few(
         ptr(partials),
     ];
     args.extend(sizes(op, split, &[], &[lanes_k, lanes_v]));
-    args.push(wide(op, split)?);
+    args.push(alignment_bits(op, split)?);
     let kernel = match split.heads {
         1 => "attention_1",
         2 => "attention_2",
@@ -283,7 +283,7 @@ fn few(
     Ok(())
 }
 
-fn many(
+fn lower_many(
     op: &Attention<Tensor>,
     split: &Split,
     partials: Span,
@@ -299,7 +299,7 @@ fn many(
         ptr(plain(&op.y)?),
     ];
     args.extend(sizes(op, split, &[split.heads.trailing_zeros() as usize], &[]));
-    args.push(wide(op, split)?);
+    args.push(alignment_bits(op, split)?);
     let kernel = match split.cols {
         64 => "attention_64",
         128 => "attention_128",

@@ -1,4 +1,4 @@
-//! Elementwise ops; every thread computes one value, or four if they are aligned.
+//! Elementwise ops. A thread computes one value; in `add` it computes four.
 
 use hal::op::{Add, CopyHeads, GateActivation, Gather, Mul, SoftCap};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
@@ -10,7 +10,7 @@ use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
 /// Threads per block of kernels whose threads do not cooperate.
-const FLAT: u32 = 256;
+const BLOCK: u32 = 256;
 
 /// Launches `kernel` of the unit of the same name with a thread for each of `n` items.
 pub(super) fn launch_per_item(
@@ -19,8 +19,8 @@ pub(super) fn launch_per_item(
     args: &[Arg],
     out: &mut Lowering<'_>,
 ) {
-    let grid = [n.div_ceil(FLAT as usize), 1, 1];
-    out.launch(Unit::plain(kernel), kernel, grid, FLAT, args);
+    let grid = [n.div_ceil(BLOCK as usize), 1, 1];
+    out.launch(Unit::plain(kernel), kernel, grid, BLOCK, args);
 }
 
 fn n_values(tensor: &Tensor) -> usize {

@@ -120,7 +120,7 @@ fn lower_norm(
         .then_some(EarlierResults { quantized, initialised }))
 }
 
-/// Whether the next op takes `x` in Q8 blocks.
+/// Whether the next op is a product that reads `x` in Q8 blocks.
 fn reads_quantized(rest: &[Op], x: Span) -> Result<bool> {
     match rest.first() {
         Some(Op::MatMul(op)) => Ok(plain(&op.x)? == x && weights::takes_q8(op.w.desc().format)),
@@ -130,15 +130,15 @@ fn reads_quantized(rest: &[Op], x: Span) -> Result<bool> {
 
 /// Whether one kernel can compute all these products: they have one token, the same x, weights of
 /// one format, and results that do not overlap.
-fn can_share_launch(all: &[&MatMul<Tensor>]) -> Result<bool> {
-    let Some((first, others)) = all.split_first() else { return Ok(false) };
+fn can_share_launch(ops: &[&MatMul<Tensor>]) -> Result<bool> {
+    let Some((first, others)) = ops.split_first() else { return Ok(false) };
     let (x, w) = (plain(&first.x)?, first.w.desc());
     let mut written = vec![plain(&first.y)?];
     for op in others {
         let y = plain(&op.y)?;
         let same = plain(&op.x)? == x && op.w.desc().format == w.format;
-        let free = !y.overlaps(x) && written.iter().all(|other| !other.overlaps(y));
-        if !same || !free {
+        let disjoint = !y.overlaps(x) && written.iter().all(|other| !other.overlaps(y));
+        if !same || !disjoint {
             return Ok(false);
         }
         written.push(y);

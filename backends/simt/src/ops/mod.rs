@@ -57,7 +57,7 @@ pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
     }
 }
 
-/// The launches of an op that `plan` accepted, not fused. `Post` and `Merge` are handled by the
+/// Lowers an op that `plan` accepted, without fusing it. `Post` and `Merge` are handled by the
 /// program.
 fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
     match op {

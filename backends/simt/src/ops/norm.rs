@@ -11,7 +11,7 @@ use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
 /// Maximum length of a run that 32 threads share; the threads of a block share a longer run.
-const SHORT: usize = 256;
+const SHORT_RUN: usize = 256;
 
 /// Work fused into a norm of long runs.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,7 +37,7 @@ pub(super) fn is_wide(op: &Norm<Tensor>, add: Option<&Tensor>) -> Result<bool> {
             return Ok(false);
         }
     }
-    Ok(op.width > SHORT && op.width.is_multiple_of(4))
+    Ok(op.width > SHORT_RUN && op.width.is_multiple_of(4))
 }
 
 /// `fused` may be non-empty only if [`is_wide`] holds.
@@ -49,7 +49,7 @@ pub(super) fn lower(
     let desc = op.x.desc();
     let n_runs = desc.n_rows * (desc.n_cols / op.width);
     let x = ptr(plain(&op.x)?);
-    let by =
+    let affine =
         [ptr(out.plain_or_null(op.weight.as_ref())?), ptr(out.plain_or_null(op.bias.as_ref())?)];
     let y = ptr(plain(&op.y)?);
     // The codes of `norm_factor` in `kernels-cuda/norm.cu`.
@@ -65,16 +65,16 @@ pub(super) fn lower(
         let none = Clear { span: Span::NONE, n: 0, n_zero: 0, word: 0 };
         let clear = fused.clear.unwrap_or(none);
         let mut args = vec![x, ptr(out.plain_or_null(fused.add)?)];
-        args.extend(by);
+        args.extend(affine);
         args.extend([y, ptr(fused.quantized.unwrap_or(Span::NONE)), ptr(clear.span)]);
         args.extend([word(clear.n), Arg::U32(clear.word), word(clear.n_zero)]);
         args.extend(numbers);
         out.launch(unit, "norm_wide", [n_runs, 1, 1], threads, &args);
-    } else if op.width <= SHORT {
-        let args = [&[x], &by[..], &[y, word(n_runs)], &numbers].concat();
+    } else if op.width <= SHORT_RUN {
+        let args = [&[x], &affine[..], &[y, word(n_runs)], &numbers].concat();
         out.launch(unit, "norm_near", [n_runs.div_ceil(8), 1, 1], 256, &args);
     } else {
-        let args = [&[x], &by[..], &[y], &numbers].concat();
+        let args = [&[x], &affine[..], &[y], &numbers].concat();
         out.launch(unit, "norm_rows", [n_runs, 1, 1], threads, &args);
     }
     Ok(())

@@ -15,7 +15,7 @@ use crate::units::Unit;
 const MAX_KERNEL_SIZE: usize = 32;
 
 /// Maximum number of rows of a head's state (`gated_delta_512`).
-const MAX_KEYS: usize = 512;
+const MAX_D_K: usize = 512;
 
 /// Columns of a head's state per block of `gated_delta`.
 const DELTA_COLUMNS: usize = 32;
@@ -25,20 +25,16 @@ const MAX_STATES: usize = 512;
 /// Number of states that a thread of `ssm_scan` can hold.
 const STATES_HELD: usize = 16;
 
-/// Threads per block of channels.
+/// Threads per block of `short_conv` and `ssm_scan`.
 const CHANNELS: u32 = 128;
 
-/// `Yes`, unless `n` exceeds `most`.
-fn limit_refusal(n: usize, most: usize, what: &str) -> Plan {
-    if n > most {
-        Plan::No(format!("{n} {what}; at most {most} are supported"))
-    } else {
-        Plan::yes()
-    }
+/// Refuses `n` above `max`.
+fn plan_limited(n: usize, max: usize, what: &str) -> Plan {
+    if n > max { Plan::No(format!("{n} {what}; at most {max} are supported")) } else { Plan::yes() }
 }
 
 pub(crate) fn plan_short_conv(op: &ShortConv<TensorDesc>, _facts: &Facts) -> Plan {
-    limit_refusal(op.weight.n_cols, MAX_KERNEL_SIZE, "weights per channel")
+    plan_limited(op.weight.n_cols, MAX_KERNEL_SIZE, "weights per channel")
 }
 
 pub(crate) fn short_conv(op: &ShortConv<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -63,7 +59,7 @@ pub(crate) fn short_conv(op: &ShortConv<Tensor>, out: &mut Lowering<'_>) -> Resu
 }
 
 pub(crate) fn plan_gated_delta(op: &GatedDelta<TensorDesc>, _facts: &Facts) -> Plan {
-    limit_refusal(op.head_dims()[0], MAX_KEYS, "values per key head")
+    plan_limited(op.head_dims()[0], MAX_D_K, "values per key head")
 }
 
 pub(crate) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -105,7 +101,7 @@ pub(crate) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Re
 }
 
 pub(crate) fn plan_ssm_scan(op: &SsmScan<TensorDesc>, _facts: &Facts) -> Plan {
-    limit_refusal(op.b.n_cols / op.n_group, MAX_STATES, "states per channel")
+    plan_limited(op.b.n_cols / op.n_group, MAX_STATES, "states per channel")
 }
 
 pub(crate) fn ssm_scan(op: &SsmScan<Tensor>, out: &mut Lowering<'_>) -> Result<()> {

@@ -25,10 +25,18 @@ pub(crate) fn plan(_op: &Rope<TensorDesc>, _facts: &Facts) -> Plan {
 pub(crate) fn lower(op: &Rope<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let desc = op.x.desc();
     let n_head = desc.n_cols / op.d_head;
-    let [n_pairs, step, other] = pairs(op);
+    let [n_pairs, step, distance] = pairs(op);
     let spans = [ptr(plain(&op.freqs)?), ptr(plain(&op.batch.words)?), ptr(plain(&op.x)?)];
-    let sizes =
-        [op.batch.shape.max_tokens, desc.n_rows, n_head, op.d_head, op.first, n_pairs, step, other];
+    let sizes = [
+        op.batch.shape.max_tokens,
+        desc.n_rows,
+        n_head,
+        op.d_head,
+        op.first,
+        n_pairs,
+        step,
+        distance,
+    ];
     let mut args: Vec<Arg> = spans.into_iter().chain(sizes.map(word)).collect();
     args.push(Arg::F32(op.scale));
     launch_per_item("rope", desc.n_rows * n_head * n_pairs, &args, out);
@@ -84,7 +92,7 @@ pub(super) fn lower_with_store(
     let (n_rows, halves) = (q.x.desc().n_rows, store.cache.map(&mut |half| half.desc()));
     let n_head = q.x.desc().n_cols / q.d_head;
     let n_head_kv = k.x.desc().n_cols / k.d_head;
-    let [n_pairs, step, other] = pairs(q);
+    let [n_pairs, step, distance] = pairs(q);
     let spans = [&q.freqs, &q.batch.words, &q.x, &k.x, &store.v, &store.cache.k, &store.cache.v];
     let mut args = Vec::new();
     for span in spans {
@@ -100,7 +108,7 @@ pub(super) fn lower_with_store(
         q.first,
         n_pairs,
         step,
-        other,
+        distance,
         row_words(&halves.k),
         row_words(&halves.v),
         halves.k.n_rows,

@@ -1,9 +1,9 @@
 //! The paged KV cache, and attention over it.
 //!
 //! In decode, positions are split into spans. A workgroup computes one span of one token for up to
-//! [`HEADS`] heads that share a key head, and a second dispatch merges the spans in order. Prefill
-//! has enough workgroups without that, so one span covers all positions, which avoids large
-//! intermediate results.
+//! [`MAX_HEADS`] heads that share a key head, and a second dispatch merges the spans in order.
+//! Prefill has enough workgroups with one span for all positions, which avoids large intermediate
+//! results.
 
 use hal::format::Format;
 use hal::op::{Attention, StoreKv};
@@ -16,18 +16,18 @@ use crate::lowering::Lowering;
 use crate::shader::Source;
 
 /// Maximum number of heads per workgroup.
-const HEADS: usize = 4;
+const MAX_HEADS: usize = 4;
 
 /// Maximum number of value columns that an invocation adds up.
 const MAX_COLS: usize = 16;
 
 /// Maximum number of tokens of a program whose positions are split. Up to this number, a token's
 /// result does not depend on the other tokens, bit for bit.
-const FEW: usize = 16;
+const SPLIT_TOKENS: usize = 16;
 
 /// Minimum number of positions per span; spans are larger if a sequence would otherwise have more
 /// than [`MAX_SPANS`].
-const SPAN: usize = 256;
+const MIN_SPAN: usize = 256;
 
 const MAX_SPANS: usize = 64;
 
@@ -37,8 +37,8 @@ fn refusal(
     facts: &Facts,
 ) -> Option<String> {
     let halves = [("cache", &cache.k), ("cache", &cache.v)];
-    let mut all = operands.iter().chain(&halves);
-    all.find_map(|(name, desc)| facts.binding_refusal(name, desc))
+    let mut operands = operands.iter().chain(&halves);
+    operands.find_map(|(name, desc)| facts.binding_refusal(name, desc))
 }
 
 pub(super) fn plan_store(op: &StoreKv<TensorDesc>, facts: &Facts) -> Plan {
@@ -108,12 +108,12 @@ fn row_words(desc: &TensorDesc) -> usize {
 
 /// Number of spans of a sequence, and positions per span.
 fn spans(batch: &BatchShape, n_tokens: usize) -> (usize, usize) {
-    let all = (batch.max_blocks * KV_BLOCK).max(1);
-    if n_tokens > FEW {
-        return (1, all.next_multiple_of(SPAN));
+    let n_positions = (batch.max_blocks * KV_BLOCK).max(1);
+    if n_tokens > SPLIT_TOKENS {
+        return (1, n_positions.next_multiple_of(MIN_SPAN));
     }
-    let span = all.div_ceil(MAX_SPANS).next_multiple_of(SPAN);
-    (all.div_ceil(span), span)
+    let span = n_positions.div_ceil(MAX_SPANS).next_multiple_of(MIN_SPAN);
+    (n_positions.div_ceil(span), span)
 }
 
 /// Bytes of the partial results of all spans of all tokens.
@@ -123,10 +123,10 @@ fn partials_size(n_tokens: usize, n_head: usize, d_value: usize, batch: &BatchSh
 
 pub(super) fn plan(op: &Attention<TensorDesc>, facts: &Facts) -> Plan {
     let d_value = op.y.n_cols / op.n_head;
-    let most = MAX_COLS * facts.tuning.row as usize;
-    if d_value > most {
+    let limit = MAX_COLS * facts.tuning.row as usize;
+    if d_value > limit {
         return Plan::No(format!(
-            "value heads have {d_value} values; at most {most} are supported"
+            "value heads have {d_value} values; at most {limit} are supported"
         ));
     }
     if let Some(reason) = refusal(&[("q", &op.q), ("y", &op.y)], &op.cache, facts) {
@@ -135,7 +135,9 @@ pub(super) fn plan(op: &Attention<TensorDesc>, facts: &Facts) -> Plan {
     let workspace = Bytes(partials_size(op.q.n_rows, op.n_head, d_value, &op.batch.shape));
     if workspace.0 > facts.max_binding() {
         let limit = Bytes(facts.max_binding());
-        return Plan::No(format!("it needs {workspace} of scratch memory; at most {limit} fit"));
+        return Plan::No(format!(
+            "it needs {workspace} of scratch memory; an op binds at most {limit}"
+        ));
     }
     Plan::Yes { workspace, slow: None }
 }
@@ -158,10 +160,10 @@ fn source(
         .set("ROW", row)
 }
 
-/// Heads per workgroup if `shared` heads share a key head. Returns few different numbers, since
-/// each needs a pipeline.
+/// Heads per workgroup if `shared` heads share a key head; only powers of two, since each number
+/// needs a pipeline.
 fn heads(shared: usize) -> usize {
-    if shared >= HEADS { HEADS } else { shared.next_power_of_two().min(HEADS) }
+    if shared >= MAX_HEADS { MAX_HEADS } else { shared.next_power_of_two().min(MAX_HEADS) }
 }
 
 pub(super) fn lower(op: &Attention<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -221,7 +223,7 @@ fn merge(
         op.window.unwrap_or(0),
         usize::from(op.sinks.is_some()),
     ];
-    let bound = [partials, out.plain_or_nothing(op.sinks.as_ref())?, batch, plain(&op.y)?];
+    let bound = [partials, out.plain_or_dummy(op.sinks.as_ref())?, batch, plain(&op.y)?];
     let numbers: Vec<u32> = numbers.iter().map(|&n| u32::try_from(n).unwrap_or(0)).collect();
     let grid = out.facts().grid(n_rows * op.n_head);
     let source = Source::new("attention_merge").set("ROW", out.facts().tuning.row);
@@ -258,8 +260,8 @@ mod tests {
             let shape = BatchShape { max_tokens: 32, max_seqs: 1, max_blocks };
             let (n, span) = spans(&shape, 1);
             assert!(n * span >= max_blocks * KV_BLOCK && n <= MAX_SPANS);
-            assert_eq!(spans(&shape, FEW), (n, span));
-            assert_eq!(spans(&shape, FEW + 1).0, 1);
+            assert_eq!(spans(&shape, SPLIT_TOKENS), (n, span));
+            assert_eq!(spans(&shape, SPLIT_TOKENS + 1).0, 1);
         }
     }
 }

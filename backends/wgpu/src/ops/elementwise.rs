@@ -23,11 +23,11 @@ pub(super) fn each_value(
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let numbers: Vec<u32> = numbers.iter().map(|&n| n as u32).collect();
-    each_value_of(source, n, spans, &numbers, out)
+    each_value_u32(source, n, spans, &numbers, out)
 }
 
-/// [`each_value`] with parameters that may be the bits of floats.
-pub(super) fn each_value_of(
+/// [`each_value`] with parameters as words, which may be the bits of floats.
+pub(super) fn each_value_u32(
     source: Source,
     n: usize,
     spans: &[Span],
@@ -70,8 +70,8 @@ pub(super) fn mul(op: &Mul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     };
     let (x, g) = (op.x.desc(), op.g.desc());
     // Gate values per token; 0 if all tokens share them.
-    let own = if g.n_rows == x.n_rows { g.n_cols } else { 0 };
-    let numbers = [n_values(&op.x), x.n_cols, x.n_cols / g.n_cols, own, activation];
+    let gate_stride = if g.n_rows == x.n_rows { g.n_cols } else { 0 };
+    let numbers = [n_values(&op.x), x.n_cols, x.n_cols / g.n_cols, gate_stride, activation];
     each_value(Source::new("mul"), numbers[0], &[plain(&op.g)?, plain(&op.x)?], &numbers, out)
 }
 
@@ -82,7 +82,7 @@ pub(super) fn plan_soft_cap(op: &SoftCap<TensorDesc>, facts: &Facts) -> Plan {
 pub(super) fn soft_cap(op: &SoftCap<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let n = n_values(&op.x);
     let numbers = [n as u32, op.cap.to_bits()];
-    each_value_of(Source::new("soft_cap"), n, &[plain(&op.x)?], &numbers, out)
+    each_value_u32(Source::new("soft_cap"), n, &[plain(&op.x)?], &numbers, out)
 }
 
 pub(super) fn plan_copy_heads(op: &CopyHeads<TensorDesc>, facts: &Facts) -> Plan {

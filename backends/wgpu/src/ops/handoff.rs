@@ -9,7 +9,6 @@ use crate::lowering::Lowering;
 use crate::mailbox::WgpuMailbox;
 use crate::shader::Source;
 
-/// The copies of a post to its mailbox.
 #[derive(Debug)]
 pub(crate) struct PostCopies {
     pub(crate) mailbox: WgpuMailbox,

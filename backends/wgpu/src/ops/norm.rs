@@ -19,8 +19,8 @@ pub(super) fn lower(op: &Norm<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let source = Source::new("norm").set("ROW", out.facts().tuning.row);
     let spans = [
         plain(&op.x)?,
-        out.plain_or_nothing(op.weight.as_ref())?,
-        out.plain_or_nothing(op.bias.as_ref())?,
+        out.plain_or_dummy(op.weight.as_ref())?,
+        out.plain_or_dummy(op.bias.as_ref())?,
         plain(&op.y)?,
     ];
     let kind = match op.kind {

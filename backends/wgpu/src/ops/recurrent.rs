@@ -4,7 +4,7 @@
 use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
-use super::elementwise::{each_value, each_value_of, plan_bindings};
+use super::elementwise::{each_value, each_value_u32, plan_bindings};
 use crate::buffer::plain;
 use crate::facts::Facts;
 use crate::lowering::Lowering;
@@ -42,7 +42,7 @@ pub(super) fn short_conv(op: &ShortConv<Tensor>, out: &mut Lowering<'_>) -> Resu
     let spans = [
         plain(&op.x)?,
         plain(&op.weight)?,
-        out.plain_or_nothing(op.bias.as_ref())?,
+        out.plain_or_dummy(op.bias.as_ref())?,
         plain(&op.batch.words)?,
         plain(&op.state)?,
         plain(&op.y)?,
@@ -87,7 +87,7 @@ pub(super) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Re
     ];
     let flat = out.facts().tuning.flat as usize;
     let n_groups = shape.max_seqs * op.n_head_v * d_v.div_ceil(flat / SHARED);
-    each_value_of(delta_source(d_k), n_groups * flat, &spans, &numbers, out)
+    each_value_u32(delta_source(d_k), n_groups * flat, &spans, &numbers, out)
 }
 
 pub(super) fn plan_ssm_scan(op: &SsmScan<TensorDesc>, facts: &Facts) -> Plan {

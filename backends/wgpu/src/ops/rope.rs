@@ -3,7 +3,7 @@
 use hal::op::{Pairing, Rope};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
-use super::elementwise::{each_value_of, plan_bindings};
+use super::elementwise::{each_value_u32, plan_bindings};
 use crate::buffer::plain;
 use crate::facts::Facts;
 use crate::lowering::Lowering;
@@ -25,5 +25,5 @@ pub(super) fn lower(op: &Rope<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let mut numbers: Vec<u32> = sizes.iter().map(|&n| n as u32).collect();
     numbers.push(op.scale.to_bits());
     let spans = [plain(&op.freqs)?, plain(&op.batch.words)?, plain(&op.x)?];
-    each_value_of(Source::new("rope"), desc.n_rows * n_head * n_pairs, &spans, &numbers, out)
+    each_value_u32(Source::new("rope"), desc.n_rows * n_head * n_pairs, &spans, &numbers, out)
 }

@@ -7,17 +7,17 @@ use crate::support::{BUDGET, device, open};
 
 #[test]
 fn the_device_conforms() {
-    let Some(device) = device() else { return };
+    let (Some(device), Some(other)) = (device(), device()) else { return };
     let software = device.info().kind == DeviceKind::Simulated;
     let cases = if software { conformance::without_long_prompts() } else { conformance::cases() };
-    let report = conformance::run_in_parallel(&[device], &cases);
+    let report = conformance::run_in_parallel(&[device, other], &cases);
     eprintln!("{report}");
     assert_eq!(report.n_failed(), 0, "\n{report}");
 }
 
-/// `scripts/check_fakes` runs it.
+/// Only `scripts/check_fakes` runs this.
 #[test]
-#[ignore = "takes minutes on a software driver, most of them for cases that are alike"]
+#[ignore = "takes minutes on a software driver; most cases are alike"]
 fn the_device_conforms_in_every_case() {
     let Some(device) = device() else { return };
     conformance::check(&device);
@@ -28,14 +28,14 @@ fn the_device_conforms_in_every_case() {
 fn a_device_without_subgroups_conforms() {
     let Some(backend) = open(&Options { no_subgroups: true, ..Options::default() }) else { return };
     let device = Device::new(backend, DeviceId(2), BUDGET);
-    for part in ["MatMul/Q4_0", "MatMul/F32", "SparseFfn/Q8_0", "Norm", "Route"] {
-        let report = conformance::run_matching(&device, part);
+    for filter in ["MatMul/Q4_0", "MatMul/F32", "SparseFfn/Q8_0", "Norm", "Route"] {
+        let report = conformance::run_matching(&device, filter);
         assert_eq!(report.n_failed(), 0, "\n{report}");
-        assert!(report.passed().count() > 0, "{part}");
+        assert!(report.passed().count() > 0, "{filter}");
     }
 }
 
-/// If the limit of a binding is low, matrices are split by rows, and larger operands of other kinds
+/// If the limit of a binding is low, matrices are split by rows, and large operands of other kinds
 /// are refused.
 #[test]
 fn a_device_with_small_bindings_conforms() {
@@ -43,7 +43,7 @@ fn a_device_with_small_bindings_conforms() {
     let options = Options { max_binding: Some(Bytes(7 << 10)), ..Options::default() };
     let Some(backend) = open(&options) else { return };
     let device = Device::new(backend, DeviceId(1), BUDGET);
-    let parts = ["MatMul/Q4_0", "GetRows/Q8_0", "Memory"];
+    let filters = ["MatMul/Q4_0", "GetRows/Q8_0", "Memory"];
     let blocks = [
         "SparseFfn/Q4_0/Stored/t5",
         "SparseFfn/Q4_0/Transposed/t5",
@@ -54,27 +54,27 @@ fn a_device_with_small_bindings_conforms() {
         "Predict/Q4_0/t1",
     ];
     let mut passed = Vec::new();
-    for part in parts.into_iter().chain(blocks) {
-        let report = conformance::run_matching(&device, part);
+    for filter in filters.into_iter().chain(blocks) {
+        let report = conformance::run_matching(&device, filter);
         assert_eq!(report.n_failed(), 0, "\n{report}");
         passed.extend(report.passed().map(str::to_owned));
     }
     assert!(passed.iter().any(|name| name == "MatMul/Q4_0/67x160/t1"), "{passed:?}");
 }
 
-/// In prefill the work of a submission is bounded. With this limit almost every dispatch is a
-/// submission, and products are split by rows.
+/// Tests a low limit for the work of a submission: almost every dispatch is a submission, and
+/// products are split by rows.
 #[test]
 fn a_device_with_small_submissions_conforms() {
     let options = Options { max_work: Some(100_000), ..Options::default() };
     let Some(backend) = open(&options) else { return };
     let device = Device::new(backend, DeviceId(3), BUDGET);
-    let parts =
+    let filters =
         ["MatMul/Q4_K", "MatMul/F16", "SparseFfn/Q4_0", "Predict/Q4_0", "HandOff", "Program"];
-    for part in parts {
-        let report = conformance::run_matching(&device, part);
+    for filter in filters {
+        let report = conformance::run_matching(&device, filter);
         assert_eq!(report.n_failed(), 0, "\n{report}");
-        assert!(report.passed().count() > 0, "{part}");
+        assert!(report.passed().count() > 0, "{filter}");
     }
 }
 
@@ -82,7 +82,7 @@ fn a_device_with_small_submissions_conforms() {
 /// software drivers, which `the_device_conforms` tests with the whole suite.
 #[test]
 fn the_tuning_constants_of_every_vendor_conform() {
-    let parts = [
+    let filters = [
         "MatMul/Q4_K/67x",
         "MatMul/F16/67x",
         "SparseFfn/Q4_0/Stored/t",
@@ -104,10 +104,10 @@ fn the_tuning_constants_of_every_vendor_conform() {
         let options = Options { tuning: Some(tuning), ..Options::default() };
         let Some(backend) = open(&options) else { return };
         let device = Device::new(backend, DeviceId(4), BUDGET);
-        for part in parts {
-            let report = conformance::run_matching(&device, part);
+        for filter in filters {
+            let report = conformance::run_matching(&device, filter);
             assert_eq!(report.n_failed(), 0, "{tuning:?}\n{report}");
-            assert!(report.passed().count() > 0, "{part}");
+            assert!(report.passed().count() > 0, "{filter}");
         }
     }
 }

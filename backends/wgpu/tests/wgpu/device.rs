@@ -23,13 +23,13 @@ fn device_names_are_distinct() {
 fn the_ledger_counts_the_size_of_buffers() {
     let Some(backend) = open(&Options::default()) else { return };
     let device = Device::new(Arc::clone(&backend) as _, DeviceId(5), BUDGET);
-    let held = device.ledger().used();
+    let used = device.ledger().used();
     assert!(
-        held == backend.overhead_bytes() && held > Bytes(0),
-        "the tables of the formats are allocated when the device is opened"
+        used == backend.overhead_bytes() && used > Bytes(0),
+        "opening a device allocates the tables of the formats"
     );
     let small = Device::new(backend, DeviceId(6), Bytes(100));
-    assert!(matches!(small.alloc_f32("none left", 1, 1), Err(Error::OutOfMemory { .. })));
+    assert!(matches!(small.alloc_f32("too large", 1, 1), Err(Error::OutOfMemory { .. })));
     for (n_rows, n_cols, format, bytes) in [
         (1, 1, Format::F32, 256),
         (3, 7, Format::F16, 256),
@@ -40,7 +40,7 @@ fn the_ledger_counts_the_size_of_buffers() {
         let desc = TensorDesc::new(n_rows, n_cols, format);
         assert_eq!(device.alloc_size(&desc), Bytes(bytes), "{desc}");
         let before = device.ledger().used();
-        let tensor = device.alloc("booked", desc).expect("it fits");
+        let tensor = device.alloc("tensor", desc).expect("it fits");
         assert_eq!(device.ledger().used() - before, Bytes(bytes), "{desc}");
         drop(tensor);
     }
@@ -95,7 +95,7 @@ fn compiled_shaders_are_cached_if_the_driver_exports_them() {
     let options = Options { pipelines: Some(folder.path().to_owned()), ..Options::default() };
     let run = || {
         let device = Device::new(open(&options)?, DeviceId(4), BUDGET);
-        let mut queue = device.queue("kept").expect("a queue");
+        let mut queue = device.queue("cache").expect("a queue");
         let (a, x) = (row(&device, &mut queue, &[1.0; 8]), row(&device, &mut queue, &[2.0; 8]));
         queue.replay(&add_repeatedly(&device, &a, &x, 3)).expect("a run").wait().expect("its end");
         assert_eq!(read(&mut queue, &x, 8), [5.0; 8]);
@@ -120,8 +120,9 @@ fn compiled_shaders_are_cached_if_the_driver_exports_them() {
             std::fs::write(&file, bytes).expect("a write");
         }
         run();
-        let whole = |file: std::path::PathBuf| std::fs::read(file).is_ok_and(|file| file != bytes);
-        assert!(files().all(whole), "a damaged cache is replaced");
+        let is_replaced =
+            |file: std::path::PathBuf| std::fs::read(file).is_ok_and(|file| file != bytes);
+        assert!(files().all(is_replaced), "a damaged cache is replaced");
     }
     assert!(files().all(|file| file.extension().is_none()), "no temporary file is left");
     eprintln!("{} files in the cache", files().count());

@@ -1,4 +1,4 @@
-//! Work of a queue runs in order, also after a run that waits for an answer.
+//! The work of a queue runs in order, also after a run that waits for an answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ fn hand_offs(device: &Device, queue: &mut Queue, a: &Tensor, x: &Tensor, times: 
     let mut recorder = device.record("hand-off");
     let add = || Add { a: a.clone(), x: x.clone() };
     for mailbox in device.mailboxes(shape, times).expect("mailboxes") {
-        let mailbox = recorder.mailbox(&mailbox).expect("its number");
+        let mailbox = recorder.mailbox(&mailbox).expect("an index");
         let (x, batch) = (x.clone(), batch.clone());
         let post = Post { x: x.clone(), batch: batch.clone(), rows: None, weights: None, mailbox };
         recorder.push(post).expect("an op");
@@ -53,9 +53,9 @@ fn hand_offs(device: &Device, queue: &mut Queue, a: &Tensor, x: &Tensor, times: 
     recorder.finish().expect("a program")
 }
 
-/// A submission costs more than a dispatch, so their number matters. A layer with a hand-off takes
-/// two submissions: one up to its post, and one up to its merge. The program takes one more after
-/// the last merge. A program without hand-offs takes one submission.
+/// Submissions are expensive. A layer with a hand-off takes two: one up to its post, and one up to
+/// its merge. The program takes one more after the last merge. A program without hand-offs takes
+/// one submission.
 #[test]
 fn a_hand_off_takes_two_submissions() {
     let Some(backend) = open(&Options::default()) else { return };
@@ -87,16 +87,16 @@ fn work_after_an_open_hand_off_waits() {
     let Some(device) = device() else { return };
     let mut queue = device.queue("order").expect("a queue");
     let (a, x) = (row(&device, &mut queue, &[1.0; N]), row(&device, &mut queue, &[0.0; N]));
-    let kept = row(&device, &mut queue, &[0.0; N]);
+    let copied = row(&device, &mut queue, &[0.0; N]);
     let split = hand_off(&device, &mut queue, &a, &x);
     let plain = add_repeatedly(&device, &a, &x, 1);
     let mut first = queue.replay(&split).expect("a run");
     let second = queue.replay(&plain).expect("a run");
-    queue.copy_rows(&x, &kept).expect("a copy");
+    queue.copy_rows(&x, &copied).expect("a copy");
     let staging = device.staging(hal::Bytes(4 * N as u64)).expect("staging");
     let reading = queue.download(&x, staging).expect("a copy");
-    assert!(!reading.is_done(), "no work overtakes a run that waits");
-    let posted = first.next_post().expect("a post").expect("one").x.to_vec();
+    assert!(!reading.is_done(), "work behind a waiting run does not start");
+    let posted = first.next_post().expect("no error").expect("a post").x.to_vec();
     assert_eq!(posted, [0.0; N]);
     first.answer(&[10.0; N]).expect("an answer");
     assert!(first.next_post().expect("the end").is_none());
@@ -105,13 +105,13 @@ fn work_after_an_open_hand_off_waits() {
     let staging = reading.wait().expect("the copy");
     assert_eq!(bytemuck::cast_slice::<u8, f32>(staging.bytes()), [13.0; N]);
     queue.finish().expect("the end");
-    assert_eq!(read(&mut queue, &kept, N), [13.0; N]);
+    assert_eq!(read(&mut queue, &copied, N), [13.0; N]);
 }
 
 #[test]
 fn a_cancelled_run_does_not_block_the_next() {
     let Some(device) = device() else { return };
-    let mut queue = device.queue("given up").expect("a queue");
+    let mut queue = device.queue("cancelled").expect("a queue");
     let (a, x) = (row(&device, &mut queue, &[1.0; N]), row(&device, &mut queue, &[0.0; N]));
     let split = hand_off(&device, &mut queue, &a, &x);
     let mut first = queue.replay(&split).expect("a run");
@@ -128,7 +128,7 @@ fn a_cancelled_run_does_not_block_the_next() {
     queue.finish().expect("no work is left in the queue");
     // The mailbox belongs to the device again: the next post uses it.
     let mut last = queue.replay(&split).expect("a run");
-    assert_eq!(last.next_post().expect("a post").expect("one").x, [14.0; N]);
+    assert_eq!(last.next_post().expect("no error").expect("a post").x, [14.0; N]);
     last.answer(&[10.0; N]).expect("an answer");
     last.wait().expect("the end");
     assert_eq!(read(&mut queue, &x, N), [26.0; N]);
@@ -139,7 +139,7 @@ fn a_cancelled_run_does_not_block_the_next() {
 #[test]
 fn cancelled_runs_release_their_mailbox() {
     let Some(device) = device() else { return };
-    let mut queue = device.queue("given up").expect("a queue");
+    let mut queue = device.queue("cancelled").expect("a queue");
     let (a, x) = (row(&device, &mut queue, &[0.0; N]), row(&device, &mut queue, &[1.0; N]));
     let split = hand_off(&device, &mut queue, &a, &x);
     for round in 0..20 {
@@ -158,7 +158,6 @@ fn cancelled_runs_release_their_mailbox() {
     assert_eq!(read(&mut queue, &x, N), [1.0; N]);
 }
 
-/// Two threads use one queue each.
 #[test]
 fn queues_are_independent() {
     let Some(device) = device() else { return };
@@ -217,7 +216,7 @@ fn a_timed_run_returns_the_times_of_its_parts() {
                 assert_eq!(parts, [1..2, 2..3]);
                 assert!(times.parts[0].begin >= began && times.parts[0].end <= posted + PAUSE / 2);
             }
-            Clock::Noticed => assert_eq!(parts, [0..1, 1..2, 2..3]),
+            Clock::Observed => assert_eq!(parts, [0..1, 1..2, 2..3]),
             Clock::Host => panic!("the work runs on the device"),
         }
     }

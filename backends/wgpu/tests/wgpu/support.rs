@@ -8,7 +8,6 @@ use hal::op::Add;
 use hal::{Bytes, Device, DeviceId, Program, Queue, Tensor, TensorDesc};
 use thermocline_wgpu::{Adapter, Options, WgpuBackend, adapters};
 
-/// Memory budget of a test.
 pub(crate) const BUDGET: Bytes = Bytes(1 << 30);
 
 /// The device; prints the reason and returns `None` if this machine has no device.
@@ -42,7 +41,6 @@ pub(crate) fn row(device: &Device, queue: &mut Queue, values: &[f32]) -> Tensor 
     tensor
 }
 
-/// Reads `n` values of a row.
 pub(crate) fn read(queue: &mut Queue, tensor: &Tensor, n: usize) -> Vec<f32> {
     let mut values = vec![0.0; n];
     queue.read_f32(tensor, &mut values).expect("a read");
@@ -51,7 +49,7 @@ pub(crate) fn read(queue: &mut Queue, tensor: &Tensor, n: usize) -> Vec<f32> {
 
 /// A program that computes `x += a` `times` times.
 pub(crate) fn add_repeatedly(device: &Device, a: &Tensor, x: &Tensor, times: usize) -> Program {
-    let mut recorder = device.record("adding");
+    let mut recorder = device.record("add");
     for _ in 0..times {
         recorder.push(Add { a: a.clone(), x: x.clone() }).expect("an op");
     }

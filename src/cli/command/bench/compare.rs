@@ -33,9 +33,8 @@ pub(super) fn check_devices(setup: &BenchSetup<'_>, terminal: &Terminal) -> Resu
     Ok(())
 }
 
-/// An engine and its logits.
 #[derive(Debug)]
-pub(super) struct CheckedDevices {
+pub(super) struct EngineLogits {
     pub(super) combination: Combination,
     /// The engine's name in messages.
     pub(super) label: String,
@@ -45,15 +44,15 @@ pub(super) struct CheckedDevices {
     pub(super) logits: Vec<f32>,
 }
 
-impl CheckedDevices {
+impl EngineLogits {
     /// Whether both engines have the same placement, micro-batch size and number of threads, so
     /// that their logits are equal by construction.
-    fn runs_like(&self, other: &CheckedDevices) -> bool {
-        let steps = |one: &CheckedDevices| {
+    fn has_same_plan(&self, other: &EngineLogits) -> bool {
+        let steps = |one: &EngineLogits| {
             let Combination { threads, n_batch, n_ubatch, .. } = one.combination;
             (threads, n_ubatch.min(n_batch))
         };
-        let placed = |one: &CheckedDevices| (one.devices.clone(), one.placement.clone());
+        let placed = |one: &EngineLogits| (one.devices.clone(), one.placement.clone());
         steps(self) == steps(other) && placed(self) == placed(other)
     }
 }
@@ -67,7 +66,7 @@ pub(super) struct Comparison<'a> {
     setup: &'a BenchSetup<'a>,
     pub(super) plot: Plot,
     /// The first engine of a model for each pair of KV cache formats.
-    first: Vec<CheckedDevices>,
+    first: Vec<EngineLogits>,
     /// Backend, remaining options and device limits of each engine already measured for the
     /// current model.
     measured: BTreeSet<(Option<&'static str>, String, Limits)>,
@@ -156,20 +155,20 @@ impl<'a> Comparison<'a> {
 
     /// Compares the logits of an engine with those of the first engine, and prints the result.
     /// Returns the largest difference; `None` if there was nothing to compare.
-    pub(super) fn logits(
+    pub(super) fn compare_logits(
         &mut self,
-        checked: CheckedDevices,
+        checked: EngineLogits,
         model: &Model,
         terminal: &Terminal,
     ) -> Option<f64> {
-        let formats = |one: &CheckedDevices| (one.combination.type_k, one.combination.type_v);
+        let formats = |one: &EngineLogits| (one.combination.type_k, one.combination.type_v);
         let mut before = self.first.iter();
         let Some(first) = before.find(|first| formats(first) == formats(&checked)) else {
             self.first.push(checked);
             return None;
         };
         let (label, expected) = (&checked.label, &first.logits);
-        if first.runs_like(&checked) {
+        if first.has_same_plan(&checked) {
             terminal.note(&format!(
                 "{label} and {} have the same placement, so their logits are not compared",
                 first.label
@@ -191,10 +190,11 @@ impl<'a> Comparison<'a> {
         Some(largest)
     }
 
-    /// Writes the plot.
+    /// Writes the plot, if requested, and returns the verdict of `--check`.
     ///
     /// # Errors
-    /// The plot cannot be written; logits differ by more than rounding explains.
+    /// The plot cannot be written; logits differ by more than rounding explains, or `--check`
+    /// compared none.
     pub(super) fn finish(&self, terminal: &Terminal) -> Result<(), Failure> {
         if let Some(path) = &self.setup.args.plot {
             write_file(path, &self.plot.picture(&self.titles.join("; ")))?;

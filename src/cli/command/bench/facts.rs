@@ -14,13 +14,13 @@ use std::time::Duration;
 /// Facts about a model loaded in one configuration.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
-    /// The CPU's name according to its driver.
+    /// The CPU's name, from its backend.
     pub(super) cpu_info: String,
     /// Path of the model file, or the name of a model without a file.
     pub(super) model_filename: String,
-    /// Architecture, size and format; begins with `synthetic` for a synthetic model.
+    /// Architecture, size and format; ends with `synthetic` for a synthetic model.
     pub(super) model_type: String,
-    /// Whether the weights are random with planted activity.
+    /// Whether the model is synthetic: random weights with a planted density.
     pub(super) synthetic: bool,
     /// Bytes of all tensors.
     pub(super) model_size: u64,
@@ -30,7 +30,6 @@ pub(super) struct Facts {
     pub(super) n_batch: u32,
     /// Physical batch size.
     pub(super) n_ubatch: u32,
-    /// Number of threads.
     pub(super) n_threads: usize,
     /// Settings of the CPU's threads and memory.
     pub(super) processor: Processor,
@@ -55,11 +54,11 @@ pub(super) struct Facts {
     pub(super) load: Duration,
     /// Devices other than the CPU.
     pub(super) devices: DeviceFacts,
-    /// Largest logit difference from the first engine; `None` without `--check`.
+    /// Largest logit difference from the first engine; `None` if it was not compared.
     pub(super) difference: Option<f64>,
 }
 
-/// Totals over all devices other than the CPU.
+/// Facts about the devices other than the CPU.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DeviceFacts {
     /// The drivers' descriptions of the devices in use.

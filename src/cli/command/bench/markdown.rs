@@ -17,7 +17,6 @@ struct Column {
     value: fn(&Row<'_>) -> String,
 }
 
-/// The columns of one table.
 #[derive(Clone, Debug)]
 pub(super) struct Columns(Vec<Column>);
 
@@ -114,7 +113,6 @@ impl Columns {
         titles + &line(self.0.iter().map(rule))
     }
 
-    /// The table row of one test.
     pub(super) fn row(&self, row: &Row<'_>) -> String {
         line(self.0.iter().map(|c| pad_cell(c, &(c.value)(row))))
     }

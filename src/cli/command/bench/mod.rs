@@ -16,7 +16,7 @@ use crate::cli::parse::values;
 use crate::cli::terminal::Terminal;
 use crate::devices;
 use crate::engine::{Engine, EngineOptions};
-use compare::{CheckedDevices, Comparison};
+use compare::{Comparison, EngineLogits};
 use facts::Facts;
 use hal::format::Format;
 use hal::{Bytes, KvCache};
@@ -48,7 +48,7 @@ pub(crate) fn run(setup: &BenchSetup<'_>, terminal: &Terminal) -> Result<(), Fai
         bandwidths: BTreeMap::new(),
         n_begun: 0,
     };
-    let done = setup.subjects.iter().try_for_each(|subject| bench.subject(subject));
+    let done = setup.subjects.iter().try_for_each(|subject| bench.run_subject(subject));
     if done.is_ok() {
         bench.measure_bandwidth_again();
     }
@@ -149,7 +149,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn subject(&mut self, subject: &Subject) -> Result<(), Failure> {
+    fn run_subject(&mut self, subject: &Subject) -> Result<(), Failure> {
         let path = match subject {
             Subject::BuiltIn => None,
             Subject::File(path) => Some(path),
@@ -165,7 +165,7 @@ impl Bench<'_> {
                 }
                 runtime::check_total_memory(spec.size().map_err(|e| creation_failed(&e))?)?;
                 let file = spec.build(&mut |_, _| {}).map_err(|e| creation_failed(&e))?;
-                return self.model(&Opened::from_file(file, &self.setup.computation)?);
+                return self.run_model(&Opened::from_file(file, &self.setup.computation)?);
             }
         };
         if self.tests.is_empty() {
@@ -176,21 +176,20 @@ impl Bench<'_> {
         let observer = self.terminal.observer();
         let path = path.map(AsRef::as_ref);
         let opened = Opened::open(path, computation, &cpu, observer.as_ref())?;
-        self.model(&opened)
+        self.run_model(&opened)
     }
 
-    fn model(&mut self, opened: &Opened) -> Result<(), Failure> {
+    fn run_model(&mut self, opened: &Opened) -> Result<(), Failure> {
         let text = self.setup.prompt.as_deref().unwrap_or(bench::STORY);
         let text = Text::new(text, &opened.tokenizer)
             .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the prompt").caused_by(&e))?;
         self.comparison.next_model();
         combinations(self.setup)
             .into_iter()
-            .try_for_each(|combination| self.combination(opened, &text, combination))
+            .try_for_each(|combination| self.run_combination(opened, &text, combination))
     }
 
-    /// Loads the model in one configuration and runs all tests on it.
-    fn combination(
+    fn run_combination(
         &mut self,
         opened: &Opened,
         text: &Text,
@@ -236,25 +235,26 @@ impl Bench<'_> {
         if self.setup.args.check {
             let flag = self.interrupt.flag();
             let logits = bench::logits(&mut engine, self.check_text(&text), flag)?;
-            let checked = CheckedDevices {
+            let checked = EngineLogits {
                 combination,
                 label: label.clone(),
                 devices: facts.devices.names.clone(),
                 placement: engine.placement().clone(),
                 logits,
             };
-            facts.difference = self.comparison.logits(checked, &opened.model, self.terminal);
+            facts.difference =
+                self.comparison.compare_logits(checked, &opened.model, self.terminal);
         }
         self.trace.watch(&mut engine, &label);
         for test in self.tests.clone() {
-            self.test(&mut engine, &text, &facts, test)?;
+            self.run_test(&mut engine, &text, &facts, test)?;
         }
         let ram = ram_used(&engine);
-        self.comparison.plot.engine(&label, &facts, ram);
+        self.comparison.plot.add_memory(&label, &facts, ram);
         Ok(())
     }
 
-    fn test(
+    fn run_test(
         &mut self,
         engine: &mut Engine,
         text: &[u32],
@@ -282,12 +282,12 @@ impl Bench<'_> {
         self.report.row(&row)
     }
 
-    /// The text that `--check` feeds to every engine. It fills the largest micro-batch of any
-    /// engine, so that all engines compute the same positions.
+    /// The tokens that `--check` feeds to every engine: if possible, enough for the largest
+    /// micro-batch of any engine.
     fn check_text<'t>(&self, text: &'t [u32]) -> &'t [u32] {
         let steps = combinations(self.setup).into_iter();
         let longest = steps.map(|one| one.n_ubatch.min(one.n_batch).get() as usize).max();
-        &text[..longest.unwrap_or(0).max(bench::AGAIN).min(text.len())]
+        &text[..longest.unwrap_or(0).max(bench::N_REPEATED).min(text.len())]
     }
 
     fn n_tests(&self) -> usize {
@@ -322,7 +322,7 @@ impl Bench<'_> {
             );
             if (after / before - 1.0).abs() > MAX_DRIFT {
                 self.terminal.note(&format!(
-                    "{probed}: the machine is busy, so the rates are unreliable; stop other programs and run it again"
+                    "{probed}: the machine was probably busy, so the rates are unreliable; stop other programs and repeat"
                 ))
             } else {
                 self.terminal.detail(&probed)
@@ -331,7 +331,7 @@ impl Bench<'_> {
     }
 }
 
-/// The CPU's memory for the model, as in `plan`.
+/// System memory that the model uses, computed as in `plan`.
 fn ram_used(engine: &Engine) -> Bytes {
     let (model, devices) = (engine.model(), engine.devices());
     crate::engine::host_bytes(model, devices, engine.options(), engine.placement()).all.total()

@@ -31,7 +31,6 @@ struct Panel {
     bars: Vec<Bar>,
 }
 
-/// The data of the plot.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plot {
     /// Names of the devices other than the CPU, in the order of their colours.
@@ -47,8 +46,8 @@ fn bar(label: &str, pieces: Vec<(f64, &'static str)>, value: String) -> Bar {
 }
 
 impl Plot {
-    /// Index of a device's colour, the same in all bars; 0 is the CPU's.
-    fn number(&mut self, name: &str) -> usize {
+    /// Index of a device's colour, the same in all bars; 0 is the CPU's. Adds unknown devices.
+    fn color_index(&mut self, name: &str) -> usize {
         let at = self.devices.iter().position(|other| other == name).unwrap_or_else(|| {
             self.devices.push(name.to_owned());
             self.devices.len() - 1
@@ -66,7 +65,7 @@ impl Plot {
         });
         let (mean, deviation) = row.rate();
         // A test on several devices has the colour of the first device.
-        let device = row.facts.devices.names.first().map_or(0, |name| self.number(name));
+        let device = row.facts.devices.names.first().map_or(0, |name| self.color_index(name));
         let value = format!("{mean:.2} ± {deviation:.2}");
         self.tests[at].bars.push(bar(label, vec![(mean, color(device))], value));
         let named = format!("{label}, {test}");
@@ -84,10 +83,10 @@ impl Plot {
     }
 
     /// Adds the memory of the engine `label`.
-    pub(super) fn engine(&mut self, label: &str, facts: &Facts, ram: hal::Bytes) {
+    pub(super) fn add_memory(&mut self, label: &str, facts: &Facts, ram: hal::Bytes) {
         let bytes = facts.device_bytes(ram);
         let pieces = bytes.iter().enumerate().map(|(i, (name, bytes))| {
-            let number = if i == 0 { 0 } else { self.number(name) };
+            let number = if i == 0 { 0 } else { self.color_index(name) };
             (bytes.0 as f64, color(number))
         });
         let pieces = pieces.collect();
@@ -95,7 +94,7 @@ impl Plot {
         self.memory.push(bar(label, pieces, texts.join(", ")));
     }
 
-    /// The complete plot.
+    /// The plot as SVG.
     pub(super) fn picture(&self, title: &str) -> String {
         let panel =
             |title: &str, bars: &[Bar]| Panel { title: title.to_owned(), bars: bars.to_vec() };
@@ -125,7 +124,6 @@ impl Plot {
         out.finish()
     }
 
-    /// The legend of the devices' colours.
     fn legend(&self, out: &mut Picture) {
         let mut x = 12.0;
         let names = ["CPU"].into_iter().chain(self.devices.iter().map(String::as_str));

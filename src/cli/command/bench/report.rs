@@ -126,7 +126,7 @@ fn json(value: &Value) -> serde_json::Value {
     }
 }
 
-/// The value as unquoted text; `None` if the value is absent.
+/// The value as unquoted text; `None` if the value is absent or not finite.
 fn plain(value: &Value) -> Option<String> {
     match value {
         Value::Text(text) => text.clone(),

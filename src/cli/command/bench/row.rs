@@ -7,7 +7,7 @@ use crate::engine::UnionStats;
 use hal::Bytes;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A typed value, absent where it does not apply.
+/// A typed value; `None` where it does not apply.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
     Text(Option<String>),
@@ -79,14 +79,14 @@ impl Row<'_> {
         (self.facts.devices.n_layers > 0).then(|| neurons.off_cpu / neurons.active.max(1.0))
     }
 
-    /// Mean time to the first token in nanoseconds, that is of prefill; `None` without a prompt.
+    /// Mean prefill time in nanoseconds, as time to first token; `None` without a prompt.
     pub(super) fn ttft(&self) -> Option<u64> {
         let prompts: Vec<f64> =
             self.measured.prompts.iter().map(|time| time.as_nanos() as f64).collect();
         (self.test.n_prompt > 0).then(|| mean(&prompts) as u64)
     }
 
-    /// Every column.
+    /// All columns, in output order.
     pub(super) fn fields(&self) -> Vec<(&'static str, Value)> {
         let mut fields = self.configuration();
         fields.extend(self.result());
@@ -151,7 +151,7 @@ impl Row<'_> {
         ]
     }
 
-    /// `CPU=1234,Vulkan0=567`.
+    /// Bytes by device, such as `CPU=1234,Vulkan0=567`.
     fn device_bytes(&self) -> String {
         let bytes = self.facts.device_bytes(self.ram_used).into_iter();
         bytes.map(|(name, bytes)| format!("{name}={}", bytes.0)).collect::<Vec<_>>().join(",")

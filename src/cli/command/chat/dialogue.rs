@@ -11,11 +11,11 @@ use runtime::dialogue::with_special_tokens;
 const SELECT_ANOTHER: &str =
     "--chat-template NAME or --chat-template-file FILE selects another template";
 
-/// The template chosen by the user, or else the model file's template.
+/// A dialogue with the user's template, otherwise with the model file's, otherwise in plain text.
 ///
 /// # Errors
-/// [`Exit::BadModel`] for a broken template in the file, [`Exit::Usage`] for a broken one from the
-/// user.
+/// [`Exit::BadModel`] for a broken template in the file, [`Exit::Usage`] for a broken template from
+/// the user or an unknown name.
 pub(crate) fn dialogue(
     args: &TemplateArgs,
     file: &gguf::File,
@@ -32,10 +32,10 @@ pub(crate) fn dialogue(
         Some(TemplateChoice::Named(name)) => {
             match (Templates::named_in(file.metadata(), name), builtin(name)) {
                 (Ok(Some(source)), _) => compile_template(source, Exit::BadModel)?,
-                // The name is a built-in layout, so a broken template in the file does not matter.
+                // The name is a built-in template, so a broken one in the file does not matter.
                 (_, Some(source)) => compile_template(source, Exit::Usage)?,
                 (Err(e), None) => return Err(bad_file(e)),
-                (Ok(None), None) => return Err(unknown(name, file)),
+                (Ok(None), None) => return Err(unknown_template(name, file)),
             }
         }
         None => {
@@ -64,7 +64,7 @@ fn compile_template(source: &str, exit: Exit) -> Result<Dialogue, Failure> {
     Ok(Dialogue::with_template(template))
 }
 
-fn unknown(name: &str, file: &gguf::File) -> Failure {
+fn unknown_template(name: &str, file: &gguf::File) -> Failure {
     let templates = Templates::from_metadata(file.metadata()).unwrap_or_default();
     let mut known: Vec<&str> = templates.names().collect();
     for name in builtin_names() {

@@ -53,12 +53,12 @@ impl Input {
         Input { source, multiline: args.multiline_input }
     }
 
-    /// Whether the input is interactive.
+    /// Whether a line editor reads the input.
     pub(crate) fn is_interactive(&self) -> bool {
         matches!(self.source, Source::Editor(..))
     }
 
-    /// The next message, its lines joined.
+    /// The next message or command. Lines that continue a message are joined by newlines.
     ///
     /// # Errors
     /// Input that cannot be read or is not UTF-8.
@@ -68,7 +68,7 @@ impl Input {
             let first = text.is_empty();
             let line = match self.line(first, interrupt)? {
                 InputLine::Text(line) => line,
-                // A last line without a line end is a message too.
+                // The input ended before the continuation line: return the lines so far.
                 InputLine::End if !first => return Ok(InputLine::Text(text)),
                 other @ (InputLine::End | InputLine::Interrupted) => return Ok(other),
             };

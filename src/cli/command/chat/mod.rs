@@ -147,7 +147,7 @@ fn converse(
     }
 }
 
-/// Runs a command entered between turns.
+/// Runs a command that cannot fail; [`converse`] handles the other lines.
 fn command(chat: &mut Chat<'_>, line: &EnteredLine) {
     let terminal = chat.terminal;
     match line {

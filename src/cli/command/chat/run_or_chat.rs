@@ -11,8 +11,9 @@ use crate::cli::failure::Failure;
 use crate::cli::terminal::Terminal;
 
 /// Returns the command to run. If the user named no command (`named` is false), a terminal and a
-/// model with a chat template select `chat`; `-cnv` selects it in any case. `command` holds the
-/// parsed flags, `given` whether each came from the command line or the environment.
+/// chat template select `chat`, unless `--chat` or `-no-cnv` is set; `-cnv` always selects it.
+/// `command` holds the parsed flags, `given` whether each came from the command line or the
+/// environment.
 ///
 /// # Errors
 /// Flags that contradict each other; conversation flags when `run` continues raw text.
@@ -41,8 +42,8 @@ pub(crate) fn run_or_chat(
     Ok(command)
 }
 
-/// Whether the terminal is interactive and the model has a chat template. A model that cannot be
-/// read counts as having none; the loader reports the error later.
+/// Whether input and output are terminals, and a flag or the model file provides a chat template.
+/// A model that cannot be read counts as having none; the loader reports the error later.
 fn suits_chat(args: &RunArgs) -> bool {
     let interactive = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let given = args.conversation.template.is_chosen();
@@ -58,19 +59,20 @@ fn suits_chat(args: &RunArgs) -> bool {
 fn check(args: &RunArgs) -> Result<(), Failure> {
     let conversation = &args.conversation;
     if conversation.chat && conversation.conversation.is_some() {
-        let flag = if conversation.conversation == Some(true) {
-            "-cnv starts a conversation"
+        let (flag, effect) = if conversation.conversation == Some(true) {
+            ("-cnv", "starts a conversation")
         } else {
-            "-no-cnv continues raw text"
+            ("-no-cnv", "continues raw text")
         };
-        let message = format!("--chat answers one message, but {flag}");
-        return Err(Failure::usage(message).help("remove one of the two"));
+        let message = format!("--chat answers one message, but {flag} {effect}");
+        return Err(Failure::usage(message).help(format!("remove --chat or {flag}")));
     }
     if conversation.template.reasoning == ReasoningWhen::On
         && conversation.template.reasoning_budget == 0
     {
         let message = "--reasoning on enables reasoning, but --reasoning-budget 0 disables it";
-        return Err(Failure::usage(message).help("remove one of the two"));
+        let help = "remove --reasoning on or --reasoning-budget 0";
+        return Err(Failure::usage(message).help(help));
     }
     Ok(())
 }
@@ -95,8 +97,8 @@ impl ValueSources<'_> {
         self.set_on_command_line(id) && (self.set_in_environment(other) || before())
     }
 
-    /// Drops values of the environment if the command line sets the same property with another
-    /// flag.
+    /// Drops values that the command line overrides with another flag: from the environment, and
+    /// an earlier `--chat-template` or `--chat-template-file`.
     fn drop_overridden(&self, args: &mut RunArgs, named: bool) {
         let conversation = &mut args.conversation;
         // clap's `overrides_with` does not work for these flags: a value from the environment would

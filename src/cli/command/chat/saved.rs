@@ -57,7 +57,7 @@ pub(super) fn load(chat: &mut Chat<'_>, path: &Path) -> Result<(), Failure> {
             return Err(Failure::new(Exit::Failed, message).caused_by(&error));
         }
     };
-    // Its blocks and its row of state are needed.
+    // Dropping the old sequence first frees its KV blocks and state slot for the restored one.
     chat.sequence = chat.engine.open();
     chat.sequence = prompt_cache::restore(path, &bytes, &mut chat.engine)?;
     let n_tokens = chat.sequence.tokens().len();

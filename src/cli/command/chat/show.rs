@@ -47,7 +47,6 @@ impl AnswerOutput {
         }
     }
 
-    /// Prints the next piece of the text.
     pub(crate) fn piece(&mut self, piece: &str) -> ControlFlow<()> {
         match &mut self.reasoning {
             Some(reasoning) => {
@@ -79,7 +78,7 @@ impl Screen {
         if text.is_empty() || self.failed.is_some() {
             return;
         }
-        // Plain-text turns have a space before the answer; drop leading spaces.
+        // An answer to a plain-text prompt begins with a space: drop leading white space.
         let begins = part == Part::Answer && self.answer.is_empty();
         let text = if begins { text.trim_start() } else { text };
         if text.is_empty() {

@@ -9,7 +9,6 @@ use super::settings;
 pub(crate) enum EnteredLine {
     /// A message to the model.
     Message(String),
-    /// An empty line.
     Empty,
     /// Remove all turns from the conversation.
     Clear,
@@ -21,11 +20,10 @@ pub(crate) enum EnteredLine {
     Set(Option<(String, String)>),
     /// Save the conversation in a file.
     Save(PathBuf),
-    /// Replace the conversation by a saved one.
+    /// Replace the conversation with a saved one.
     Load(PathBuf),
     /// Show counts and speeds.
     Stats,
-    /// Exit.
     Exit,
     /// List the commands.
     Help,
@@ -33,7 +31,6 @@ pub(crate) enum EnteredLine {
     Wrong(String),
 }
 
-/// Parses an entered line.
 pub(crate) fn read(text: &str) -> EnteredLine {
     if text.trim().is_empty() {
         return EnteredLine::Empty;

@@ -13,7 +13,7 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
 use crate::engine::{Engine, Sequence};
-use crate::generate::{self, Ended, Generator, Report};
+use crate::generate::{self, EndReason, Generator, Report};
 use crate::sample::Sampler;
 use crate::tokenizer::Tokenizer;
 use runtime::dialogue::{Ends, ends, ids, marks, n_instructions};
@@ -23,9 +23,7 @@ use std::time::Duration;
 /// A conversation with the engine, tokenizer, sampler and settings that it uses.
 #[derive(Debug)]
 pub(super) struct Chat<'a> {
-    /// The messages so far.
     pub(super) conversation: Conversation,
-    /// Receives notes.
     pub(super) terminal: &'a Terminal,
     args: &'a RunArgs,
     dialogue: Dialogue,
@@ -54,11 +52,11 @@ pub(super) enum TurnEnd {
     Interrupted,
     /// The reader of the output has closed it.
     Closed,
-    /// It was a command without an answer.
+    /// The line was a command, not a message.
     Command,
 }
 
-fn write(dialogue: &Dialogue, conversation: &Conversation) -> Result<Prompt, Failure> {
+fn render_prompt(dialogue: &Dialogue, conversation: &Conversation) -> Result<Prompt, Failure> {
     dialogue.prompt(conversation).map_err(|e| {
         Failure::new(Exit::Failed, "the chat template rejects this conversation").caused_by(&e)
     })
@@ -97,8 +95,8 @@ impl<'a> Chat<'a> {
         })
     }
 
-    /// Saves the sequence for `--prompt-cache`, releases its memory, and collects an activation
-    /// profile from it.
+    /// Ends the conversation: saves the sequence for `--prompt-cache`, releases its memory and, if
+    /// enabled, collects an activation profile from it.
     ///
     /// # Errors
     /// A prompt cache that cannot be written.
@@ -122,7 +120,7 @@ impl<'a> Chat<'a> {
 
     /// Changes one setting, or returns the reason why it is invalid.
     pub(super) fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
-        let settings = self.settings.with(key, value)?;
+        let settings = self.settings.with_value(key, value)?;
         if settings.sampler != self.settings.sampler {
             self.sampler =
                 run::sampler(&settings.sampler, self.args.sampling.ignore_eos, &self.tokenizer)
@@ -139,13 +137,13 @@ impl<'a> Chat<'a> {
         self.last = None;
     }
 
-    /// Replaces all messages.
     pub(super) fn replace(&mut self, conversation: Conversation) {
         self.conversation = conversation;
         self.last = None;
     }
 
-    /// Generates and prints an answer. If no answer is generated, the message is removed again.
+    /// Generates and prints an answer. An error, or Ctrl-C before the answer begins, leaves the
+    /// conversation unchanged.
     ///
     /// # Errors
     /// A template that rejects the conversation, a conversation that does not fit, errors of the
@@ -177,8 +175,9 @@ impl<'a> Chat<'a> {
         match self.try_answer(interrupt) {
             Ok((TurnEnd::Interrupted, answer)) if answer.trim().is_empty() => {
                 self.conversation = before;
-                self.terminal
-                    .print_unlabelled("stopped before the answer began; the message was removed");
+                self.terminal.print_unlabelled(
+                    "stopped before the answer began; the conversation is unchanged",
+                );
                 Ok(TurnEnd::Interrupted)
             }
             Ok((answered, answer)) => {
@@ -222,9 +221,9 @@ impl<'a> Chat<'a> {
         self.took += report.prompt + report.generated;
         self.note_full_context(&report);
         let answered = match report.ended {
-            Ended::Interrupted => TurnEnd::Interrupted,
-            Ended::Closed => TurnEnd::Closed,
-            Ended::EndOfText | Ended::Length | Ended::Stop | Ended::ContextFull => {
+            EndReason::Interrupted => TurnEnd::Interrupted,
+            EndReason::Closed => TurnEnd::Closed,
+            EndReason::EndOfText | EndReason::Length | EndReason::Stop | EndReason::ContextFull => {
                 TurnEnd::Complete
             }
         };
@@ -235,7 +234,7 @@ impl<'a> Chat<'a> {
     fn generation(&self, ids: &[u32]) -> generate::Settings {
         let settings = run::settings(self.args, ids.len());
         let n_instructions = if settings.context_shift {
-            // Always keep the system message, because the model would lose its instructions.
+            // Always keep the system message: it has the model's instructions.
             let Chat { dialogue, conversation, tokenizer, .. } = self;
             n_instructions(dialogue, conversation, ids, tokenizer)
         } else {
@@ -256,10 +255,10 @@ impl<'a> Chat<'a> {
         let full = format!("the context of {} tokens", self.n_ctx);
         if report.n_shifts > 0 {
             self.terminal.note(&format!(
-                "{full} became full during the answer: the oldest text was dropped"
+                "{full} became full during the answer: the oldest tokens were dropped"
             ));
         }
-        if report.ended == Ended::ContextFull {
+        if report.ended == EndReason::ContextFull {
             let help = if self.args.context_shift {
                 "--context-shift needs a shorter system message or a smaller --keep to make room"
             } else {
@@ -276,7 +275,7 @@ impl<'a> Chat<'a> {
     fn prompt(&mut self) -> Result<(String, Vec<u32>), Failure> {
         let mut n_dropped = 0;
         loop {
-            let prompt = write(&self.dialogue, &self.conversation)?;
+            let prompt = render_prompt(&self.dialogue, &self.conversation)?;
             if prompt.system_was_merged && !self.merging_was_noted {
                 self.merging_was_noted = true;
                 self.terminal.note(
@@ -317,7 +316,7 @@ impl<'a> Chat<'a> {
         )
     }
 
-    /// Timings and density of the last answer, on standard error.
+    /// Reports timings and density of the last answer on standard error.
     pub(super) fn report(&self, load: Option<Duration>) {
         if let Some(report) = &self.last {
             let seed = self.sampler.seed();

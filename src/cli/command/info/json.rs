@@ -9,13 +9,12 @@ use serde_json::{Map, Value as Json, json};
 /// Arrays up to this length are printed in full.
 const FULL_ARRAY: usize = 64;
 
-/// The whole report as one object.
 pub(super) fn report(facts: &Facts<'_>) -> Json {
     let file = facts.file;
     let metadata = file.metadata().iter().map(|(key, v)| (key.to_owned(), value(v)));
     let hyper = facts.hyper.iter().map(|(name, v)| (name.replace([' ', '-'], "_"), value(v)));
     let types = facts.types.iter().map(|(name, (count, bytes))| {
-        ((*name).to_owned(), json!({ "tensors": count, "bytes": whole(*bytes) }))
+        ((*name).to_owned(), json!({ "tensors": count, "bytes": integer(*bytes) }))
     });
     json!({
         "file": file.name(),
@@ -24,7 +23,7 @@ pub(super) fn report(facts: &Facts<'_>) -> Json {
         "version": file.version(),
         "size_bytes": file.size_bytes(),
         "architecture": facts.architecture,
-        "n_params": whole(facts.n_params),
+        "n_params": integer(facts.n_params),
         "model": hyper.collect::<Map<_, _>>(),
         "types": types.collect::<Map<_, _>>(),
         "tokenizer": match &facts.tokenizer {
@@ -88,7 +87,7 @@ fn tensor(tensor: &TensorInfo) -> Json {
 }
 
 /// A JSON number: exact up to `u64::MAX`, above it the nearest `f64`.
-fn whole(n: u128) -> Json {
+fn integer(n: u128) -> Json {
     #[allow(clippy::cast_precision_loss)] // above u64::MAX, the nearest f64 is enough
     u64::try_from(n).map_or_else(|_| json!(n as f64), |n| json!(n))
 }

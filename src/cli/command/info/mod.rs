@@ -44,13 +44,12 @@ struct Facts<'a> {
     hyper: Vec<(&'static str, &'a Value)>,
     /// `None` without a vocabulary; `Err` says why it cannot be used.
     tokenizer: Option<Result<Tokenizer, String>>,
-    /// PowerInfer's predictor of active neurons.
+    /// Tensors of PowerInfer's predictor of active neurons.
     predictor: Vec<&'a TensorInfo>,
     /// The activation profile; `Err` says why it cannot be used.
     profile: Option<Result<StoredProfile, String>>,
 }
 
-/// A profile and its file.
 struct StoredProfile {
     profile: Profile,
     file: String,

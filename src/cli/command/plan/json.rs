@@ -4,7 +4,6 @@ use super::Report;
 use crate::placement::{CPU, Forecast, Neurons, exchange};
 use serde_json::{Value, json};
 
-/// The plan as one object.
 pub(super) fn report(report: &Report) -> Value {
     let forecast = &report.forecast;
     json!({
@@ -35,7 +34,7 @@ pub(super) fn report(report: &Report) -> Value {
             "neurons_at_once": needs.most,
             "host_bytes": needs.host.0,
             "counter_bytes": needs.counters.0,
-            "every_tokens": exchange::EVERY,
+            "every_tokens": exchange::DECISION_INTERVAL,
         })),
         "prompt": super::prompts::value(report),
         "why": report.limit_reasons(),
@@ -51,7 +50,7 @@ fn alternative(report: &Report, forecast: &Forecast) -> Value {
 
 fn devices(report: &Report) -> Vec<Value> {
     let each = report.devices.iter().enumerate().map(|(number, device)| {
-        let (speed, bytes) = (&device.speed, &report.held.devices[number]);
+        let (speed, bytes) = (&device.speed, &report.memory.devices[number]);
         let unused = report.unused_budget(number);
         json!({
             "name": device.name,
@@ -83,7 +82,7 @@ fn devices(report: &Report) -> Vec<Value> {
 
 fn layers(report: &Report) -> Vec<Value> {
     let forecast = &report.forecast;
-    let all = forecast.placement.layers.iter().zip(&forecast.layers).zip(&report.held.layers);
+    let all = forecast.placement.layers.iter().zip(&forecast.layers).zip(&report.memory.layers);
     let each = all.map(|((placed, layer), bytes)| {
         let kind = match (placed.home, placed.is_split()) {
             (CPU, _) => "cpu",

@@ -1,8 +1,8 @@
 //! `thermocline plan`: prints where a model would be placed, the memory this takes, how fast the
-//! model would run, and why. Nothing is loaded. All other commands use the same plan.
+//! model would run, and why. Nothing is loaded. Commands that run a model use the same plan.
 
-mod held;
 mod json;
+mod memory;
 mod prompts;
 mod svg;
 mod text;
@@ -14,11 +14,11 @@ use crate::cli::terminal::Terminal;
 use crate::engine::{EngineOptions, ExchangeNeeds, PlannerInputs};
 use crate::model::Model;
 use crate::placement::{
-    Forecast, LayerPlacement, PlanConstraints, Speed, exchange, plan, plan_for_tokens,
+    Forecast, LayerPlacement, PlanConstraints, Speed, exchange, plan, plan_for_decode,
     plan_whole_layers,
 };
 use hal::Bytes;
-use held::ItemizedMemory;
+use memory::ItemizedMemory;
 use runtime::{Machine, Notice, Runtime};
 use std::sync::Arc;
 
@@ -57,8 +57,7 @@ struct Report {
     density: Option<f64>,
     devices: Vec<Device>,
     forecast: Forecast,
-    /// Itemised memory of the plan.
-    held: ItemizedMemory,
+    memory: ItemizedMemory,
     /// Alternative: whole layers only, with the same budgets.
     whole_layers: Forecast,
     /// Alternative: the fastest decode with the same budgets, even if prefill is slower.
@@ -73,11 +72,10 @@ struct Report {
     /// Memory needed to swap neurons at run time; `None` if no layer swaps neurons.
     exchange: Option<ExchangeNeeds>,
     /// Facts that decide whether weights on the CPU are streamed during prefill.
-    streams: prompts::Streams,
+    streams: prompts::StreamingInfo,
     notes: Vec<String>,
 }
 
-/// A device in the plan.
 struct Device {
     name: String,
     description: String,
@@ -141,9 +139,9 @@ impl Report {
             n_past: crate::engine::assumed_past(&settings),
             density: skips.then(|| density(&settings.placing)),
             devices: devices(machine, &settings.placing),
-            held: ItemizedMemory::new(&task, &forecast, host),
+            memory: ItemizedMemory::new(&task, &forecast, host),
             whole_layers: plan_whole_layers(&task),
-            for_tokens: plan_for_tokens(&task),
+            for_tokens: plan_for_decode(&task),
             cpu_alone: with(Bytes(0)),
             all_fits: with(Bytes::MAX),
             constraints: settings.placing.constraints,
@@ -152,7 +150,7 @@ impl Report {
                 .iter()
                 .any(|other| other.device.info().hand_off && other.has_own_memory()),
             forecast,
-            streams: prompts::Streams::new(
+            streams: prompts::StreamingInfo::new(
                 &task,
                 settings.predicts(&model),
                 model.experts().is_some(),
@@ -217,7 +215,7 @@ impl Report {
             n => format!("{n} layers are split: other numbers would {slower}"),
         };
         why.push(format!(
-            "{beside}; whole layers only reach {}, the CPU alone {}",
+            "{beside}; decode would reach {} with whole layers only, {} with the CPU alone",
             rate(&self.whole_layers),
             rate(&self.cpu_alone)
         ));
@@ -268,7 +266,7 @@ fn exchange_note(needs: ExchangeNeeds) -> String {
             .to_owned(),
         most => format!(
             "the hot set of {n_layers} layers adapts to the text: up to {most} neurons are swapped every {} tokens; this takes {counters} on each device for counters and {host} of host memory for weights (--no-adapt disables it)",
-            exchange::EVERY
+            exchange::DECISION_INTERVAL
         ),
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 /// Facts, in addition to the forecast, that decide whether weights are streamed.
 #[derive(Debug, Default)]
-pub(super) struct Streams {
+pub(super) struct StreamingInfo {
     /// Per device, the memory for streaming; `None` if nothing can be streamed to the device.
     facts: Vec<Option<StreamFacts>>,
     /// Why this model's weights are never streamed; `None` if they can be streamed.
@@ -16,13 +16,13 @@ pub(super) struct Streams {
     from_cpu: bool,
 }
 
-impl Streams {
-    pub(super) fn new(task: &Task, predicts: bool, experts: bool) -> Streams {
+impl StreamingInfo {
+    pub(super) fn new(task: &Task, predicts: bool, experts: bool) -> StreamingInfo {
         let never = (predicts && experts)
             .then_some("the predictor of an MoE model needs the hand-off to the CPU");
         let mut reads = task.layers.iter().filter_map(|layer| layer.reads.streams);
         let from_cpu = reads.any(|reads| reads.carried.is_some());
-        Streams {
+        StreamingInfo {
             facts: task.devices.iter().map(|device| device.stream).collect(),
             never,
             from_cpu,
@@ -55,7 +55,7 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
     }
     if forecast.prompt.is_some() {
         lines.push(format!(
-            "prefill of {} tokens: about {} tokens/s; whole layers only {}, the CPU alone {}",
+            "prefill of {} tokens: about {} tokens/s; with whole layers only {}, with the CPU alone {}",
             forecast.n_prompt,
             rate(forecast),
             rate(&report.whole_layers),
@@ -102,7 +102,7 @@ fn line(report: &Report, device: usize) -> String {
     };
     match (from.zip(facts), report.streams.never, facts) {
         (Some((from, facts)), ..) => format!(
-            "from {from} tokens on, weights on the CPU are streamed to {name} in chunks of {} with {} of slots ({speeds})",
+            "from {from} tokens on, weights on the CPU are streamed to {name} in chunks of {} neurons, with {} of buffers ({speeds})",
             facts.piece, facts.bytes
         ),
         (None, Some(never), _) => {
@@ -114,7 +114,7 @@ fn line(report: &Report, device: usize) -> String {
             )
         }
         (None, None, Some(facts)) => format!(
-            "weights on the CPU are not streamed during prefill: streaming to {name} would not be faster, or the {} for its slots are better used for resident neurons ({speeds})",
+            "weights on the CPU are not streamed during prefill: streaming to {name} would not be faster, or the {} for its buffers are better used for resident neurons ({speeds})",
             facts.bytes
         ),
     }

@@ -14,7 +14,7 @@ const NEURONS: f64 = 420.0;
 const TIMES: f64 = 200.0;
 const SPACE: f64 = 14.0;
 
-/// The complete plot.
+/// The plot as SVG.
 pub(super) fn picture(report: &Report) -> String {
     let forecast = &report.forecast;
     let n_layer = forecast.layers.len();

@@ -1,6 +1,6 @@
 //! The plan as text.
 
-use super::held::LayerBytes;
+use super::memory::LayerBytes;
 use super::{Report, shown_rate};
 use crate::cli::terminal::printable;
 use crate::model::{LayerWeights, Model};
@@ -99,7 +99,7 @@ fn devices(report: &Report, out: &mut String) {
         "driver",
     ])];
     for (number, device) in report.devices.iter().enumerate() {
-        let bytes = &report.held.devices[number];
+        let bytes = &report.memory.devices[number];
         let beside = |text: String| if number == CPU { String::new() } else { text };
         let budget = device.budget.map_or_else(|| "no limit".to_owned(), |b| b.to_string());
         rows.push(vec![
@@ -122,7 +122,7 @@ fn devices(report: &Report, out: &mut String) {
     for (number, device) in report.devices.iter().enumerate() {
         if let Some((left, why)) = report.unused_budget(number) {
             let name = printable(&device.name);
-            let _ = writeln!(out, "{left} of the budget of {name} are unused: {why}\n");
+            let _ = writeln!(out, "{left} of the budget of {name} is unused: {why}\n");
         }
     }
 }
@@ -130,7 +130,7 @@ fn devices(report: &Report, out: &mut String) {
 /// A layer: its placement, forecast and memory.
 type LayerRow<'a> = (&'a LayerPlacement, (&'a LayerForecast, &'a LayerBytes));
 
-/// Layers with the same placement share a row.
+/// Consecutive layers with the same placement and memory share a row.
 fn layers(report: &Report, out: &mut String) {
     let mut rows = vec![cells([
         "layers",
@@ -144,7 +144,7 @@ fn layers(report: &Report, out: &mut String) {
         "time",
     ])];
     let forecast = &report.forecast;
-    let facts = forecast.layers.iter().zip(&report.held.layers);
+    let facts = forecast.layers.iter().zip(&report.memory.layers);
     let placed: Vec<_> = forecast.placement.layers.iter().zip(facts).collect();
     let alike = |a: &LayerRow<'_>, b: &LayerRow<'_>| {
         let ((a_place, (a, a_bytes)), (b_place, (b, b_bytes))) = (a, b);

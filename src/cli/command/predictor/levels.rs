@@ -19,7 +19,7 @@ const TOP_TOKEN_MARGIN: f64 = 0.5;
 /// repeated for each comparison.
 const MAX_LOGIT_BYTES: usize = 1 << 30;
 
-/// Number of errors to choose from.
+/// Number of candidate errors.
 const STEPS: usize = 32;
 
 /// Candidate error `i` of [`STEPS`]: a geometric series from the first to the last of [`ERRORS`].
@@ -34,7 +34,7 @@ fn error(i: usize) -> f32 {
 /// The dense run, with which sparse runs are compared.
 struct Reference<'a> {
     dense: &'a mut Engine,
-    /// Logits of the dense run, if they fit in memory.
+    /// Logits of the dense run, unless they exceed [`MAX_LOGIT_BYTES`].
     logits: Option<Vec<f32>>,
 }
 

@@ -67,7 +67,7 @@ pub(crate) fn run(args: &PredictorArgs, terminal: &Terminal) -> Result<(), Failu
     output.flush()
 }
 
-/// Trains the missing layers for `opened`, and returns the path of the file with the result.
+/// Trains the missing layers, or imports a predictor. Returns the path of the file with the result.
 ///
 /// # Errors
 /// As [`run`].
@@ -81,7 +81,7 @@ pub(super) fn make(
 ) -> Result<PathBuf, Failure> {
     let Opened { model, tokenizer } = opened;
     check(model, args.kind)?;
-    let out = place(args, model, &runtime)?;
+    let out = output_path(args, model, &runtime)?;
     let interrupt = interrupt.clone();
     let job = TrainingJob { args, text, terminal, model, interrupt, runtime };
     match &args.import {
@@ -122,9 +122,9 @@ pub(super) fn check(model: &Model, kind: Kind) -> Result<(), Failure> {
 }
 
 /// The output file: the path given with `--out`, else the default.
-fn place(args: &TrainingArgs, model: &Model, runtime: &Runtime) -> Result<PathBuf, Failure> {
+fn output_path(args: &TrainingArgs, model: &Model, runtime: &Runtime) -> Result<PathBuf, Failure> {
     if let Some(out) = &args.outfile {
-        learned::check_place(out).map_err(predictor::Error::from)?;
+        learned::check_writable(out).map_err(predictor::Error::from)?;
         return Ok(out.clone());
     }
     let folder = runtime.options().computation.folder();
@@ -165,7 +165,7 @@ impl TrainingJob<'_> {
             "{}{kind:?}, target {target}, {n_steps} steps, rank {rank:?}{limit}, {} tokens of {}",
             self.text.why,
             windows.n_tokens(),
-            windows.sum()
+            windows.hash()
         );
         let maker = PredictorRun::new(self.model, out, &recipe, self.args.restart)?;
         if maker.is_finished() {
@@ -179,7 +179,8 @@ impl TrainingJob<'_> {
         self.train_all(&windows, maker)
     }
 
-    /// Trains the missing layers, as many per pass over the text as memory allows.
+    /// Trains the missing layers, several per pass over the text, and completes the file with the
+    /// errors of the quality levels.
     fn train_all(&self, windows: &Windows, mut maker: PredictorRun<'_>) -> Result<(), Failure> {
         let mut engine = self.dense(windows.n_ctx())?;
         let hyper = &self.model.hyper;

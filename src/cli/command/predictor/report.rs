@@ -3,7 +3,8 @@
 use crate::model::{Ffn, Model};
 use crate::predictor::{self, Chooser, Layers, Levels};
 
-/// A table of the layers, at the smallest recorded error that is not below `target`.
+/// A table of the layers, at the smallest recorded error that is not below `target`, and the errors
+/// of the quality levels.
 pub(super) fn text(model: &Model, chooser: Option<&Chooser>, target: f32) -> String {
     let at = predictor::ERRORS.iter().position(|error| *error >= target);
     let at = at.unwrap_or(predictor::ERRORS.len() - 1);
@@ -13,7 +14,7 @@ pub(super) fn text(model: &Model, chooser: Option<&Chooser>, target: f32) -> Str
         Some(Layers::Predictors(layers)) => {
             text += "layer  rank  type         bytes  of FFN  trained  chosen  recall  weighted     error\n";
             for (i, layer) in layers.iter().enumerate() {
-                let verdict = &layer.curve.verdicts[at];
+                let verdict = &layer.curve.evaluations[at];
                 let types = match &layer.fc1 {
                     Some(fc1) if fc1.desc().format != layer.fc2.desc().format => {
                         format!("{} {}", fc1.desc().format.name(), layer.fc2.desc().format.name())
@@ -54,7 +55,7 @@ pub(super) fn text(model: &Model, chooser: Option<&Chooser>, target: f32) -> Str
         Some(Layers::Thresholds(layers)) => {
             text += "layer  chosen   error\n";
             for (i, layer) in layers.iter().enumerate() {
-                let verdict = &layer.curve.verdicts[at];
+                let verdict = &layer.curve.evaluations[at];
                 text +=
                     &format!("{i:5}  {:4.1} %  {:6.3}\n", 100.0 * verdict.listed, verdict.error);
             }

@@ -6,13 +6,13 @@ use crate::gguf::Hash;
 use crate::predictor::Error;
 use crate::tokenizer::Tokenizer;
 
-/// Tokens of a window.
+/// Maximum tokens of a window.
 pub(super) const WINDOW: usize = 512;
 /// Distance between held-out windows, in windows.
 const HELD_OUT_EVERY: usize = 8;
 /// Maximum number of tokens that are held out.
 const MAX_HELD_OUT: usize = 4096;
-/// Minimum number of tokens to train on.
+/// Minimum number of tokens of a text.
 const MIN_TOKENS: usize = 1024;
 
 /// The tokens of a text, cut into independent windows.
@@ -56,7 +56,7 @@ impl Windows {
     }
 
     /// A hash that identifies the text.
-    pub(super) fn sum(&self) -> String {
+    pub(super) fn hash(&self) -> String {
         let mut hash = Hash::default();
         self.tokens.iter().for_each(|token| hash.word(u64::from(*token)));
         format!("{:016x}", hash.finish())
@@ -81,8 +81,8 @@ impl Windows {
         Ok(Chunks::new(tokens, self.n_ctx, self.bos, None)?)
     }
 
-    /// Whether window `i` is held out. Every eighth complete window is, up to [`MAX_HELD_OUT`]
-    /// tokens, but at least two windows, because a comparison needs two.
+    /// Whether window `i` is held out: every eighth complete window, fewer if the tokens would
+    /// exceed [`MAX_HELD_OUT`], but at least two windows, because a comparison needs two.
     pub(super) fn is_held(&self, i: usize) -> bool {
         let n_whole = self.tokens.len() / self.step();
         let most = (MAX_HELD_OUT / self.n_ctx).max(2);

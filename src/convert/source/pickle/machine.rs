@@ -128,9 +128,9 @@ impl<'a> Machine<'a> {
     fn take(&mut self, n: usize) -> Result<&'a [u8], Problem> {
         let end = self.at.checked_add(n).filter(|&end| end <= self.bytes.len());
         let end = end.ok_or(Problem::Truncated)?;
-        let taken = &self.bytes[self.at..end];
+        let bytes = &self.bytes[self.at..end];
         self.at = end;
-        Ok(taken)
+        Ok(bytes)
     }
 
     fn read_little_endian(&mut self, n: usize) -> Result<u64, Problem> {

@@ -7,7 +7,7 @@
 use hal::op::{Activation, Down, FfnKind, NEVER_DENSE, Skip, SparseFfn};
 use hal::{Bytes, Device, Queue, Result, RowSet, Rows, Tensor};
 
-use super::{LEAST, Probe, Shape};
+use super::{MIN_SIZE, Probe, Shape};
 
 /// Bytes of weights: larger than the caches, and enough for several matrices.
 const SIZE: Bytes = Bytes(128 << 20);
@@ -15,7 +15,7 @@ const SIZE: Bytes = Bytes(128 << 20);
 const NEVER: f64 = 2.0;
 /// Computing all rows must be faster than a list by this factor. A smaller gain is within the noise
 /// of the probe, and the choice would change from run to run.
-const LEAST_GAIN: f64 = 1.05;
+const MIN_GAIN: f64 = 1.05;
 
 /// For each number of tokens (2 to 16), the fraction of listed rows from which `device` computes
 /// all rows of `shape` faster than the list; above 1 if lists are never slower.
@@ -32,12 +32,12 @@ pub fn dense_from<const N: usize>(
 ) -> Result<[f64; N]> {
     let mut queue = device.queue("probe")?;
     let most = Bytes(free.map_or(u64::MAX, |free| free.0 / 4));
-    let size = SIZE.min(shape.size).max(LEAST).min(most);
+    let size = SIZE.min(shape.size).max(MIN_SIZE).min(most);
     let probe = Probe::new(device, shape, size, size)?;
     let mut shares = [NEVER; N];
     for (share, n) in shares.iter_mut().zip(n_tokens) {
         let tokens = Tokens::new(&probe, &mut queue, n)?;
-        let (full, half) = (tokens.every(&mut queue, 1)?, tokens.every(&mut queue, 2)?);
+        let (full, half) = (tokens.every_nth(&mut queue, 1)?, tokens.every_nth(&mut queue, 2)?);
         let lists = [&full, &half].map(|set| tokens.time(&mut queue, set, NEVER_DENSE));
         let [full_list, half_list] = lists;
         *share = crossover(full_list?, half_list?, tokens.time(&mut queue, &full, 0.0)?);
@@ -48,7 +48,7 @@ pub fn dense_from<const N: usize>(
 /// The crossover, from the seconds of a list of all rows, of a list of half of them, and of all
 /// rows without a list.
 fn crossover(full_list: f64, half_list: f64, dense: f64) -> f64 {
-    let dense = LEAST_GAIN * dense;
+    let dense = MIN_GAIN * dense;
     if dense >= full_list {
         return NEVER;
     }
@@ -87,7 +87,7 @@ impl Tokens<'_> {
     }
 
     /// A list of every `step`-th row, for all tokens.
-    fn every(&self, queue: &mut Queue, step: usize) -> Result<RowSet<Tensor>> {
+    fn every_nth(&self, queue: &mut Queue, step: usize) -> Result<RowSet<Tensor>> {
         let ids: Vec<u32> = (0..self.probe.n_ff as u32).step_by(step).collect();
         let set = self.probe.device.row_set(ids.len(), self.n)?;
         let all = (1u32 << self.n) - 1;
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn the_crossover_is_where_both_times_are_equal() {
-        let dense = |seconds: f64| seconds / LEAST_GAIN;
+        let dense = |seconds: f64| seconds / MIN_GAIN;
         assert!((crossover(2.0, 1.0, dense(1.5)) - 0.75).abs() < 1e-9);
         assert!((crossover(2.0, 1.0, dense(0.5)) - 0.25).abs() < 1e-9);
         assert_eq!([crossover(2.0, 1.0, dense(2.0)), crossover(2.0, 1.5, 3.0)], [NEVER; 2]);

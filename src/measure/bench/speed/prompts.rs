@@ -10,26 +10,26 @@ use hal::{
     Tensor,
 };
 
-use super::{EVERY, PASSES, Probe};
+use super::{PASSES, Probe, STRIDE};
 
 /// Tokens of the first and of the largest step that is tried, and rows of the first step.
 const TOKENS: [usize; 2] = [64, 512];
 const ROWS: usize = 256;
 /// A step that takes this many seconds is long enough to measure.
-const LONG: f64 = 0.01;
+const MIN_SECONDS: f64 = 0.01;
 /// Bytes uploaded at once.
-const PIECE: usize = 8 << 20;
+const UPLOAD: usize = 8 << 20;
 
 impl Probe {
-    /// Bytes of neurons times tokens, per second. Tries steps with more and more rows, then with
-    /// more tokens, until one takes long enough.
+    /// Bytes of weights times number of tokens, per second. Tries steps with more and more rows,
+    /// then with more tokens, until one takes long enough.
     pub(super) fn prompt(&self, queue: &mut Queue) -> Result<f64> {
         let (mut n_tokens, mut n_rows) = (TOKENS[0], ROWS.min(self.n_ff));
         loop {
             let seconds = self.block(queue, n_tokens, n_rows)?;
             let bytes = (3 * n_rows * self.shape.row()) as f64;
             let most = (n_rows, n_tokens) == (self.n_ff, TOKENS[1]);
-            if seconds >= LONG || most {
+            if seconds >= MIN_SECONDS || most {
                 return Ok(bytes * n_tokens as f64 / seconds);
             }
             if n_rows < self.n_ff {
@@ -53,7 +53,7 @@ impl Probe {
         queue.write(&active, bytemuck::cast_slice(&vec![0f32; n_tokens]))?;
         // Listed neurons are active without a bias.
         let bias = if self.shape.skips && !self.shape.listed {
-            let offset = |n: usize| if n.is_multiple_of(EVERY) { 1e9f32 } else { -1e9 };
+            let offset = |n: usize| if n.is_multiple_of(STRIDE) { 1e9f32 } else { -1e9 };
             let bias = floats(1, n_rows)?;
             let offsets: Vec<f32> = (0..n_rows).map(offset).collect();
             queue.write(&bias, bytemuck::cast_slice(&offsets))?;
@@ -96,7 +96,7 @@ impl Probe {
         self.time(queue, &self.program(vec![op.into()])?)
     }
 
-    /// All rows, or a list of them.
+    /// All rows, as a list if the shape says so.
     fn row_selection(
         &self,
         queue: &mut Queue,
@@ -109,11 +109,11 @@ impl Probe {
         let set = self.device.row_set(n_rows, n_tokens)?;
         let ids: Vec<u32> = (0..n_rows as u32).collect();
         let bits = |first: usize| {
-            let every = (first..32).step_by(EVERY).map(|bit| 1u32 << bit);
+            let every = (first..32).step_by(STRIDE).map(|bit| 1u32 << bit);
             every.fold(0, |word, bit| word | bit)
         };
         let words = set.members.desc().n_cols;
-        let members = (0..n_rows).flat_map(|row| vec![bits(row % EVERY); words]);
+        let members = (0..n_rows).flat_map(|row| vec![bits(row % STRIDE); words]);
         queue.write(&set.ids, bytemuck::cast_slice(&ids))?;
         queue.write(&set.count, bytemuck::bytes_of(&(n_rows as u32)))?;
         queue.write(&set.members, bytemuck::cast_slice(&members.collect::<Vec<_>>()))?;
@@ -136,7 +136,7 @@ impl Probe {
         }
         let (row, n_embd, format) = (self.shape.row(), self.shape.n_embd, self.shape.format);
         // A multiple of 256 values is a whole number of blocks in any format.
-        let n = (PIECE / 3 / row).min(self.n_ff) / 256 * 256;
+        let n = (UPLOAD / 3 / row).min(self.n_ff) / 256 * 256;
         let n = n.max(256);
         let (rows, down) = (self.source(2 * n, n_embd)?, self.source(n_embd, 2 * n)?);
         let half = Select::Rows((0..n as u32).map(|i| 2 * i).collect());

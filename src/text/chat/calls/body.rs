@@ -1,5 +1,4 @@
-//! Parses the text of a call after its opening marker. This module has the parts that all formats
-//! share.
+//! Parses a call after its opening marker: the parts that all formats share.
 
 use serde_json::Value;
 
@@ -39,7 +38,7 @@ pub(super) enum Step {
     Failed,
 }
 
-/// Collects the events of a parser. It has the list of tools to check names.
+/// Collects the events of a parser, and checks the names of tools.
 #[derive(Debug)]
 pub(super) struct Sink<'a> {
     pub(super) events: Vec<Event>,
@@ -57,8 +56,8 @@ impl<'a> Sink<'a> {
             && (self.tools.is_empty() || self.tools.iter().any(|tool| tool.name == name))
     }
 
-    /// Converts an argument without quotes: to a string if the schema allows one, otherwise by
-    /// parsing it as JSON.
+    /// Converts an argument without quotes: to its JSON value, or to a string if the schema allows
+    /// one or the text is not JSON.
     pub(super) fn argument(&self, tool: &str, key: &str, text: &str) -> Value {
         let tool = self.tools.iter().find(|known| known.name == tool);
         let schema = tool.and_then(|tool| tool.parameters.get("properties")?.get(key));
@@ -80,7 +79,7 @@ impl<'a> Sink<'a> {
     }
 }
 
-/// What follows a marker after a call.
+/// The kind of text that follows a marker after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     /// More markers.

@@ -56,7 +56,7 @@ impl Envelope {
         Envelope::new(Enclosure::Marks)
     }
 
-    /// After `[`.
+    /// A list of calls, after its `[`.
     pub(super) fn list() -> Envelope {
         Envelope::new(Enclosure::List)
     }
@@ -153,7 +153,7 @@ impl Object {
                 }
                 self.name = Some(name);
             }
-            ((1, State::Value), (2, _)) if self.begins(c) => {
+            ((1, State::Value), (2, _)) if self.begins_arguments(c) => {
                 self.arguments = Arguments::Begun;
                 sink.events.push(Event::Begin(self.name.clone()?));
             }
@@ -179,7 +179,7 @@ impl Object {
     }
 
     /// Whether this character begins the arguments.
-    fn begins(&self, c: char) -> bool {
+    fn begins_arguments(&self, c: char) -> bool {
         c == '{'
             && self.name.is_some()
             && self.arguments == Arguments::Missing
@@ -191,9 +191,9 @@ impl Object {
 /// arguments.
 pub(super) fn calls(value: &Value, strict: bool) -> Option<Vec<(String, String)>> {
     if let Value::Array(items) = value {
-        let all: Option<Vec<_>> = items.iter().map(|item| calls(item, strict)).collect();
-        let all = all.map(|all| all.into_iter().flatten().collect());
-        return all.filter(|all: &Vec<_>| !all.is_empty());
+        let lists: Option<Vec<_>> = items.iter().map(|item| calls(item, strict)).collect();
+        let flat = lists.map(|lists| lists.into_iter().flatten().collect());
+        return flat.filter(|flat: &Vec<_>| !flat.is_empty());
     }
     let object = value.as_object()?;
     if let Some(list @ Value::Array(_)) = object.get("tool_calls") {

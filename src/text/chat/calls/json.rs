@@ -1,7 +1,7 @@
 //! Checks JSON character by character.
 
 /// Maximum nesting depth, the same as in `serde_json`.
-const DEEPEST: usize = 127;
+const MAX_DEPTH: usize = 127;
 
 /// The parser's position in one JSON object or array.
 #[derive(Clone, Debug)]
@@ -133,7 +133,7 @@ impl JsonScan {
     fn value(&mut self, c: char) -> Result<(), NotJson> {
         self.state = match c {
             '{' | '[' => {
-                if self.open.len() == DEEPEST {
+                if self.open.len() == MAX_DEPTH {
                     return Err(NotJson);
                 }
                 self.open.push(c == '{');
@@ -251,9 +251,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_agrees_with_serde(text in r#"[\[{]([\]\[{}:, \"\\u0e1.+-]|true|nul|"a"){0,12}[\]}]"#) {
+        fn the_scan_agrees_with_serde(text in r#"[\[{]([\]\[{}:, \"\\u0e1.+-]|true|nul|"a"){0,12}[\]}]"#) {
             let parsed = serde_json::from_str::<serde_json::Value>(&text);
-            // Only `serde_json` also rejects unpaired surrogates and numbers out of range.
+            // `serde_json` alone rejects unpaired surrogates and numbers out of range.
             if parsed.is_ok() {
                 prop_assert!(accepts(&text), "{}", text);
             } else if accepts(&text) {

@@ -4,7 +4,7 @@
 //! [`CallFormat::detect`] finds the format of a chat template, and [`CallParser`] separates content
 //! from calls. `format.rs` lists the formats. The bodies of calls are parsed by `envelope.rs` (name
 //! and arguments in one JSON object), `named.rs` (a name, then the arguments), `xml.rs` and
-//! `python.rs`. The crate `constrain` has the constraints that make a model follow a format.
+//! `python.rs`. The crate `constrain` makes a model follow a format.
 
 mod body;
 mod envelope;

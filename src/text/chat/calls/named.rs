@@ -5,7 +5,7 @@ use super::format::{ARGS, CALL, CALL_BEGIN, CALL_END, CALL_ID, CALL_SEP, CALLS_E
 use super::json::JsonScan;
 
 /// Maximum length of the text before the arguments, in bytes.
-const LONGEST_HEAD: usize = 512;
+const MAX_HEAD: usize = 512;
 
 /// Parses a header with the name, then the arguments, then closing markers.
 #[derive(Debug)]
@@ -72,10 +72,10 @@ impl Named {
                 Step::More
             }
             Stage::Head(head) => {
-                if head.len() > LONGEST_HEAD {
+                if head.len() > MAX_HEAD {
                     return Step::Failed;
                 }
-                if c == '{' && has_ended(self.layout, head) {
+                if c == '{' && is_complete(self.layout, head) {
                     let Some(name) = name(self.layout, head).filter(|name| sink.knows(name)) else {
                         return Step::Failed;
                     };
@@ -123,7 +123,7 @@ impl Named {
 }
 
 /// Whether the header is complete, so that the arguments may begin.
-fn has_ended(layout: Layout, head: &str) -> bool {
+fn is_complete(layout: Layout, head: &str) -> bool {
     match layout {
         Layout::Mistral => head.trim_end().ends_with(ARGS),
         Layout::Harmony => head.trim_end().ends_with(MESSAGE),

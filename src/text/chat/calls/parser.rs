@@ -16,7 +16,7 @@ pub enum CallDelta {
     Begin {
         /// Index of the call in the message, from 0.
         index: usize,
-        /// A random id: `call_` and 24 letters and digits, or 9 for Mistral.
+        /// Random: `call_` and 24 letters or digits; for Mistral, 9 letters or digits.
         id: String,
         /// The tool.
         name: String,
@@ -46,13 +46,13 @@ pub enum Delivery {
     Incremental,
 }
 
-/// If the text after a marker is not a call, it is searched for another marker, but only up to this
-/// length in bytes.
+/// Text after a marker that is not a call is searched for another marker if it has at most this
+/// many bytes.
 const LOOK_BACK: usize = 64;
 
 /// Separates calls from content. Text that may be the beginning of a marker is held back, so the
-/// result does not depend on how the text is split into pieces. White space next to a call is not
-/// part of the content.
+/// result does not depend on how the text is split into pieces. White space before a call, or from
+/// a call to the end of the text, is not part of the content.
 #[derive(Debug)]
 pub struct CallParser {
     format: CallFormat,
@@ -64,7 +64,7 @@ pub struct CallParser {
     held: String,
     /// Whether the text so far, or since the last call, is only white space.
     leading: bool,
-    /// Whether the last thing parsed was a call.
+    /// Whether a call was parsed last.
     after_call: bool,
     body: Option<Body>,
     /// The text of the current call, which becomes content if it is not a valid call.
@@ -75,7 +75,7 @@ pub struct CallParser {
     pending: Vec<CallDelta>,
     /// Number of calls that have begun.
     n_calls: usize,
-    /// The call whose beginning was passed on, but not its end.
+    /// The call whose beginning was delivered, but not its end.
     open: Option<usize>,
     out: Vec<CallDelta>,
 }
@@ -247,7 +247,6 @@ impl CallParser {
         self.n_mark = 0;
     }
 
-    /// Ends a complete call.
     fn complete(&mut self) {
         self.flush();
         (self.leading, self.after_call) = (true, true);
@@ -256,8 +255,8 @@ impl CallParser {
     /// Turns the text since the last complete call into content. Returns the end of that text, in
     /// which another marker may begin.
     fn fail(&mut self) -> String {
-        let begun = |delta: &CallDelta| matches!(delta, CallDelta::Begin { .. });
-        self.n_calls -= self.pending.iter().filter(|delta| begun(delta)).count();
+        let is_begin = |delta: &CallDelta| matches!(delta, CallDelta::Begin { .. });
+        self.n_calls -= self.pending.iter().filter(|delta| is_begin(delta)).count();
         self.pending.clear();
         if let Some(index) = self.open.take() {
             self.out.push(CallDelta::End { index });
@@ -274,11 +273,11 @@ impl CallParser {
 
     fn in_content(&mut self, c: char) {
         self.held.push(c);
-        let ended = self.marks.iter().find(|mark| match mark {
+        let found = self.marks.iter().find(|mark| match mark {
             Mark::Call(text) | Mark::Header(text) => self.held.ends_with(text),
             Mark::Leading(text) => self.leading && self.lead() == *text,
         });
-        let Some(mark) = ended.copied() else { return self.pass_on() };
+        let Some(mark) = found.copied() else { return self.pass_on() };
         let before = self.held.len() - mark.text().len();
         let kept = self.held[..before].trim_end().len();
         let text: String = self.held.drain(..kept).collect();

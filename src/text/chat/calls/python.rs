@@ -7,7 +7,7 @@ use super::envelope;
 
 const FENCE: &str = "```";
 /// Maximum nesting depth of literals.
-const DEEPEST: usize = 32;
+const MAX_DEPTH: usize = 32;
 
 /// Parses a code block; holds its text so far.
 #[derive(Debug, Default)]
@@ -52,19 +52,19 @@ impl<'a> Python<'a> {
         let mut calls = Vec::new();
         loop {
             self.space();
-            let prints = self.rest.starts_with("print(") && self.take("print(");
+            let is_printed = self.rest.starts_with("print(") && self.take("print(");
             calls.push(self.call()?);
-            if prints && !self.take(")") {
+            if is_printed && !self.take(")") {
                 return None;
             }
-            let more = self.take(",") || self.take(";");
+            let has_separator = self.take(",") || self.take(";");
             self.space();
             if in_list && self.take("]") {
                 self.space();
                 return self.rest.is_empty().then_some(calls);
             }
             if self.rest.is_empty() {
-                return (!in_list && !more).then_some(calls);
+                return (!in_list && !has_separator).then_some(calls);
             }
         }
     }
@@ -116,7 +116,7 @@ impl<'a> Python<'a> {
         self.space();
         self.depth += 1;
         let value = match self.rest.chars().next()? {
-            _ if self.depth > DEEPEST => None,
+            _ if self.depth > MAX_DEPTH => None,
             '"' | '\'' => self.string().map(Value::from),
             '[' | '(' => self.list(),
             '{' => self.dict(),
@@ -212,12 +212,12 @@ mod tests {
     }
 
     #[test]
-    fn calls_with_literals() {
+    fn calls_with_literals_are_parsed() {
         let json = serde_json::json!({
             "a": "it's\n", "b": [1, -2.5, null], "c": {"x": true}, "d": [1], "e": 0.5,
         });
         let code = r#"f(a='it\'s\n', b=[1, -2.5, None], c={"x": True}, d=(1,), e=.5)"#;
-        // `.5` is valid Python, but not supported because models do not write it.
+        // `.5` is not supported, because models do not write it.
         assert_eq!(calls(code), None);
         let code = code.replace("=.5", "=0.5");
         assert_eq!(calls(&code), Some(vec![("f".into(), json)]));

@@ -26,8 +26,7 @@ struct Message {
     content: String,
     calls: Vec<(String, String)>,
     ids: Vec<String>,
-    /// Number of calls that have ended.
-    ended: usize,
+    n_ended: usize,
 }
 
 fn joined(deltas: Vec<CallDelta>) -> Message {
@@ -37,21 +36,21 @@ fn joined(deltas: Vec<CallDelta>) -> Message {
             CallDelta::Content(text) => message.content += &text,
             CallDelta::Begin { index, id, name } => {
                 assert_eq!(index, message.calls.len());
-                assert_eq!(message.ended, index, "calls do not overlap");
+                assert_eq!(message.n_ended, index, "calls do not overlap");
                 message.calls.push((name, String::new()));
                 message.ids.push(id);
             }
             CallDelta::Arguments { index, fragment } => {
-                assert_eq!((index, message.ended), (message.calls.len() - 1, index));
+                assert_eq!((index, message.n_ended), (message.calls.len() - 1, index));
                 message.calls[index].1 += &fragment;
             }
             CallDelta::End { index } => {
-                assert_eq!(index, message.ended);
-                message.ended += 1;
+                assert_eq!(index, message.n_ended);
+                message.n_ended += 1;
             }
         }
     }
-    assert_eq!(message.ended, message.calls.len());
+    assert_eq!(message.n_ended, message.calls.len());
     message
 }
 
@@ -69,7 +68,7 @@ fn parsed<'a>(
 /// Parses `text` whole and split at every character, with both kinds of delivery. All results must
 /// be equal.
 #[track_caller]
-fn every_way(format: CallFormat, text: &str) -> Message {
+fn parse_splits(format: CallFormat, text: &str) -> Message {
     let whole = parsed(format, Delivery::Complete, [text]);
     for delivery in [Delivery::Complete, Delivery::Incremental] {
         let whole = parsed(format, delivery, [text]);
@@ -84,10 +83,10 @@ fn every_way(format: CallFormat, text: &str) -> Message {
     whole
 }
 
-/// Checks that `text` is parsed as this content and these calls.
+/// Checks the content and the calls of `text`.
 #[track_caller]
 fn check(format: CallFormat, text: &str, content: &str, calls: &[(&str, Value)]) {
-    let message = every_way(format, text);
+    let message = parse_splits(format, text);
     let found: Vec<(&str, Value)> = message
         .calls
         .iter()
@@ -98,11 +97,11 @@ fn check(format: CallFormat, text: &str, content: &str, calls: &[(&str, Value)])
     assert_eq!((incremental.content, incremental.calls), (message.content, message.calls));
 }
 
-fn rome() -> (&'static str, Value) {
+fn weather() -> (&'static str, Value) {
     ("weather", json!({"city": "Rome", "days": 2}))
 }
 
-fn now() -> (&'static str, Value) {
+fn time() -> (&'static str, Value) {
     ("time.now", json!({}))
 }
 
@@ -112,29 +111,29 @@ fn hermes() {
 {"name": "weather", "arguments": {"city": "Rome", "days": 2}}
 </tool_call>"#;
     let two = r#"<tool_call>{"name":"time.now","arguments":{}}</tool_call>"#;
-    check(CallFormat::Hermes, one, "", &[rome()]);
-    check(CallFormat::Hermes, &format!("{one}\n{two}\n"), "", &[rome(), now()]);
-    check(CallFormat::Hermes, &format!("Let me see.\n{one}"), "Let me see.", &[rome()]);
-    check(CallFormat::Hermes, &format!("{one} So."), " So.", &[rome()]);
+    check(CallFormat::Hermes, one, "", &[weather()]);
+    check(CallFormat::Hermes, &format!("{one}\n{two}\n"), "", &[weather(), time()]);
+    check(CallFormat::Hermes, &format!("Let me see.\n{one}"), "Let me see.", &[weather()]);
+    check(CallFormat::Hermes, &format!("{one} So."), " So.", &[weather()]);
     let reversed =
         r#"<tool_call>{"arguments": {"city": "Rome", "days": 2}, "name": "weather"}</tool_call>"#;
-    check(CallFormat::Hermes, reversed, "", &[rome()]);
+    check(CallFormat::Hermes, reversed, "", &[weather()]);
     let as_text = r#"<tool_call>{"name": "weather", "arguments": "{\"city\": \"Rome\", \"days\": 2}"}</tool_call>"#;
-    check(CallFormat::Hermes, as_text, "", &[rome()]);
-    check(CallFormat::Hermes, r#"<tool_call>{"name": "time.now"}</tool_call>"#, "", &[now()]);
+    check(CallFormat::Hermes, as_text, "", &[weather()]);
+    check(CallFormat::Hermes, r#"<tool_call>{"name": "time.now"}</tool_call>"#, "", &[time()]);
     let open = r#"<tool_call>{"name": "time.now", "arguments": {}}"#;
-    check(CallFormat::Hermes, open, "", &[now()]);
+    check(CallFormat::Hermes, open, "", &[time()]);
     let extra = r#"<tool_call>{"name": "time.now", "arguments": {}, "id": [1]}</tool_call>"#;
-    check(CallFormat::Hermes, extra, "", &[now()]);
+    check(CallFormat::Hermes, extra, "", &[time()]);
 }
 
 #[test]
 fn qwen_xml() {
     let text = "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n\
                 <parameter=days>\n2\n</parameter>\n</function>\n</tool_call>";
-    check(CallFormat::QwenXml, text, "", &[rome()]);
+    check(CallFormat::QwenXml, text, "", &[weather()]);
     let bare = "I look.\n<function=time.now>\n</function>\n</tool_call>\n<tool_call>";
-    check(CallFormat::QwenXml, bare, "I look.\n<tool_call>", &[now()]);
+    check(CallFormat::QwenXml, bare, "I look.\n<tool_call>", &[time()]);
     let raw = "<tool_call><function=weather><parameter=city>2</parameter>\
                <parameter=tags>[\"a<b\", {}]</parameter><parameter=other>x \"y\"\n</parameter></function></tool_call>";
     let arguments = json!({"city": "2", "tags": ["a<b", {}], "other": "x \"y\""});
@@ -144,12 +143,12 @@ fn qwen_xml() {
 #[test]
 fn llama3() {
     let one = r#"{"name": "weather", "parameters": {"city": "Rome", "days": 2}}"#;
-    check(CallFormat::Llama3, one, "", &[rome()]);
-    check(CallFormat::Llama3, &format!("<|python_tag|>{one}"), "", &[rome()]);
+    check(CallFormat::Llama3, one, "", &[weather()]);
+    check(CallFormat::Llama3, &format!("<|python_tag|>{one}"), "", &[weather()]);
     let two = r#"{"type": "function", "name": "time.now", "parameters": {}}"#;
-    check(CallFormat::Llama3, &format!("{one}; {two}"), "", &[rome(), now()]);
+    check(CallFormat::Llama3, &format!("{one}; {two}"), "", &[weather(), time()]);
     let nested = r#"{"type": "function", "function": {"name": "time.now", "parameters": {}}}"#;
-    check(CallFormat::Llama3, nested, "", &[now()]);
+    check(CallFormat::Llama3, nested, "", &[time()]);
     for answer in
         [r#"{"age": 3, "name": "weather"}"#, "Take {\"name\": 1}", "{} ", "{", r#"{"name": "Bob"}"#]
     {
@@ -160,10 +159,10 @@ fn llama3() {
 #[test]
 fn mistral() {
     let list = r#"[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Rome", "days": 2}}, {"name": "time.now", "arguments": {}, "id": "abcdefghi"}]"#;
-    check(CallFormat::Mistral, list, "", &[rome(), now()]);
+    check(CallFormat::Mistral, list, "", &[weather(), time()]);
     let newer = r#"[TOOL_CALLS]weather[ARGS]{"city": "Rome", "days": 2}[TOOL_CALLS]time.now[CALL_ID]abcdefghi[ARGS]{}"#;
-    check(CallFormat::MistralArgs, newer, "", &[rome(), now()]);
-    check(CallFormat::MistralArgs, "Wait. [TOOL_CALLS]time.now[ARGS]{}", "Wait.", &[now()]);
+    check(CallFormat::MistralArgs, newer, "", &[weather(), time()]);
+    check(CallFormat::MistralArgs, "Wait. [TOOL_CALLS]time.now[ARGS]{}", "Wait.", &[time()]);
     let ids = parsed(CallFormat::Mistral, Delivery::Complete, [list]).ids;
     assert!(ids.iter().all(|id| id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric())));
     assert_ne!(ids[0], ids[1]);
@@ -172,13 +171,13 @@ fn mistral() {
 #[test]
 fn harmony() {
     let call = r#"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome", "days": 2}<|call|>"#;
-    check(CallFormat::Harmony, call, "", &[rome()]);
+    check(CallFormat::Harmony, call, "", &[weather()]);
     // The recipient may also be in the header of the role.
     let role = "<|start|>assistant to=functions.time.now<|channel|>commentary json<|message|>{}";
-    check(CallFormat::Harmony, role, "", &[now()]);
+    check(CallFormat::Harmony, role, "", &[time()]);
     let preamble =
         format!("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{call}");
-    check(CallFormat::Harmony, &preamble, "I look.", &[rome()]);
+    check(CallFormat::Harmony, &preamble, "I look.", &[weather()]);
     check(CallFormat::Harmony, "<|channel|>final<|message|>Hi there", "Hi there", &[]);
 }
 
@@ -187,18 +186,18 @@ fn deepseek() {
     let v3 = "So.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n\
               {\"city\": \"Rome\", \"days\": 2}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function\
               <｜tool▁sep｜>time.now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
-    check(CallFormat::DeepSeek, v3, "So.", &[rome(), now()]);
+    check(CallFormat::DeepSeek, v3, "So.", &[weather(), time()]);
     let plain = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Rome\", \
                  \"days\": 2}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
-    check(CallFormat::DeepSeekPlain, plain, "", &[rome()]);
+    check(CallFormat::DeepSeekPlain, plain, "", &[weather()]);
 }
 
 #[test]
 fn gemma() {
     let python = "```tool_code\nprint(weather(city=\"Rome\", days=2))\n```";
-    check(CallFormat::Gemma, python, "", &[rome()]);
+    check(CallFormat::Gemma, python, "", &[weather()]);
     let json = "I look.\n```tool_code\n{\"name\": \"weather\", \"parameters\": {\"city\": \"Rome\", \"days\": 2}}\n```";
-    check(CallFormat::Gemma, json, "I look.", &[rome()]);
+    check(CallFormat::Gemma, json, "I look.", &[weather()]);
     let code = "```tool_code\nx = 1\n```";
     check(CallFormat::Gemma, code, code, &[]);
 }
@@ -206,9 +205,9 @@ fn gemma() {
 #[test]
 fn generic() {
     let list = r#"{"tool_calls": [{"name": "weather", "arguments": {"city": "Rome", "days": 2}}, {"name": "time.now", "arguments": {}}]}"#;
-    check(CallFormat::Generic, list, "", &[rome(), now()]);
+    check(CallFormat::Generic, list, "", &[weather(), time()]);
     let one = r#"{"name": "weather", "arguments": {"city": "Rome", "days": 2}}"#;
-    check(CallFormat::Generic, one, "", &[rome()]);
+    check(CallFormat::Generic, one, "", &[weather()]);
     check(CallFormat::Generic, r#"{"answer": "tool_calls"}"#, r#"{"answer": "tool_calls"}"#, &[]);
 }
 
@@ -239,7 +238,7 @@ fn invalid_calls_stay_content_unchanged() {
         (CallFormat::Generic, "{\"tool_calls\": []}"),
         (CallFormat::Generic, " \n{\"name\": \"weather\"}\n"),
     ] {
-        let message = every_way(format, text);
+        let message = parse_splits(format, text);
         assert_eq!((message.content.as_str(), message.calls.len()), (text, 0), "{format:?}");
     }
 }
@@ -247,8 +246,8 @@ fn invalid_calls_stay_content_unchanged() {
 #[test]
 fn a_call_may_follow_an_invalid_one() {
     let valid = r#"<tool_call>{"name": "time.now", "arguments": {}}</tool_call>"#;
-    check(CallFormat::Hermes, &format!("<tool_call>x {valid}"), "<tool_call>x", &[now()]);
-    check(CallFormat::Hermes, &format!("<tool_call>{valid}"), "<tool_call>", &[now()]);
+    check(CallFormat::Hermes, &format!("<tool_call>x {valid}"), "<tool_call>x", &[time()]);
+    check(CallFormat::Hermes, &format!("<tool_call>{valid}"), "<tool_call>", &[time()]);
 }
 
 #[test]

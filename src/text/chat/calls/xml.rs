@@ -9,14 +9,12 @@ const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
 const FUNCTION_END: &str = "</function>";
 /// Maximum length of the name of a function or parameter, in bytes.
-const LONGEST_NAME: usize = 256;
+const MAX_NAME: usize = 256;
 
-/// One call.
 #[derive(Debug)]
 pub(super) struct Xml {
     stage: Stage,
     name: String,
-    /// Number of parameters so far.
     n_parameters: usize,
 }
 
@@ -64,7 +62,7 @@ impl Xml {
                 (self.name, self.stage) = (name, Stage::Between(String::new()));
             }
             Stage::Name(text) | Stage::Key(text) if c != '>' => {
-                if c == '\n' || text.len() > LONGEST_NAME {
+                if c == '\n' || text.len() > MAX_NAME {
                     return Step::Failed;
                 }
                 text.push(c);
@@ -100,7 +98,7 @@ impl Xml {
                 TailStep::More | TailStep::NextCall { .. } => {}
                 TailStep::Done { rest } => return Step::Done { rest },
             },
-            // A complete name is handled above, so this name is too long or invalid.
+            // Unreachable: the arms above cover every character of a name.
             Stage::Name(_) => return Step::Failed,
         }
         Step::More

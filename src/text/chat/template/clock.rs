@@ -52,28 +52,28 @@ impl Clock {
     }
 
     /// The time in the format of C's `strftime`; unknown specifiers are copied.
-    pub(super) fn strftime(&self, form: &str) -> String {
-        let mut out = String::with_capacity(form.len() + 16);
-        let mut rest = form.chars();
+    pub(super) fn strftime(&self, format: &str) -> String {
+        let mut out = String::with_capacity(format.len() + 16);
+        let mut rest = format.chars();
         while let Some(c) = rest.next() {
             if c != '%' {
                 out.push(c);
                 continue;
             }
             let mut code = rest.next();
-            let bare = code == Some('-');
-            if bare {
+            let unpadded = code == Some('-');
+            if unpadded {
                 code = rest.next();
             }
-            match code.and_then(|code| self.part(code)) {
-                Some(text) if bare => {
+            match code.and_then(|code| self.field(code)) {
+                Some(text) if unpadded => {
                     let shorter = text.trim_start_matches(['0', ' ']);
                     out.push_str(if shorter.is_empty() { "0" } else { shorter });
                 }
                 Some(text) => out.push_str(&text),
                 None => {
                     out.push('%');
-                    out.extend(bare.then_some('-'));
+                    out.extend(unpadded.then_some('-'));
                     out.extend(code);
                 }
             }
@@ -81,7 +81,7 @@ impl Clock {
         out
     }
 
-    fn part(&self, code: char) -> Option<String> {
+    fn field(&self, code: char) -> Option<String> {
         let Clock { year, month, day, weekday, day_of_year, second } = *self;
         let (hour, minute) = (second / 3600, second / 60 % 60);
         let hour_of_12 = if hour % 12 == 0 { 12 } else { hour % 12 };
@@ -140,12 +140,12 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn at(seconds: u64, form: &str) -> String {
-        Clock::new(UNIX_EPOCH + Duration::from_secs(seconds)).strftime(form)
+    fn at(seconds: u64, format: &str) -> String {
+        Clock::new(UNIX_EPOCH + Duration::from_secs(seconds)).strftime(format)
     }
 
     #[test]
-    fn dates() {
+    fn dates_are_formatted() {
         assert_eq!(at(0, "%Y-%m-%d %A %j"), "1970-01-01 Thursday 001");
         assert_eq!(at(951_782_400, "%d %b %Y"), "29 Feb 2000");
         assert_eq!(at(1_722_006_245, "%F %T %a %I %p %y"), "2024-07-26 15:04:05 Fri 03 PM 24");

@@ -1,10 +1,8 @@
-//! Limits the cost of a template, so that a hostile template ends in an error instead of a hang or
-//! exhausted memory.
+//! Limits the time and memory of a template.
 //!
 //! minijinja counts instructions, but one instruction can double a string. So this module rewrites
 //! the compiled instructions: values that are looked up, computed or stored pass through a filter
-//! that counts their size, and the formatter counts the text it writes. Exponential growth then
-//! exhausts the budget quickly.
+//! that counts their size, and the formatter counts the text it writes.
 
 use std::time::Instant;
 
@@ -13,12 +11,12 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-/// Budget in bytes and items, in addition to [`TIMES`] the size of the conversation.
-const ALLOWANCE: u64 = 48 << 20;
+/// Budget in bytes and items, to which [`PASSES`] times the conversation's size is added.
+const BASE_BUDGET: u64 = 48 << 20;
 /// How often a template may process the whole conversation.
-const TIMES: u64 = 64;
+const PASSES: u64 = 64;
 /// Cost in bytes of a value in addition to its text.
-const ITEM: usize = 24;
+const ITEM_COST: usize = 24;
 /// Maximum nesting of a stored value.
 const MAX_DEPTH: usize = 100;
 
@@ -29,7 +27,7 @@ const LIST: &str = "\u{1}list";
 pub(super) const SLICE: &str = "\u{1}slice";
 /// A filter that returns its value. minijinja's compiler would compute a product of two constants
 /// without counting it; this filter on the first factor prevents that.
-const KEPT: &str = "_kept";
+const IDENTITY: &str = "_kept";
 pub(super) const CONCAT: &str = "\u{1}concat";
 pub(super) const REMAINDER: &str = "\u{1}remainder";
 
@@ -66,13 +64,13 @@ pub(super) fn fuel(n_messages: usize) -> u64 {
 
 /// Adds the filters, with a budget for a conversation of `size` bytes until `deadline`.
 pub(super) fn install(env: &mut Environment<'_>, size: usize, deadline: Instant) {
-    let full = Meter { left: ALLOWANCE + TIMES * size as u64, deadline };
+    let initial = Meter { left: BASE_BUDGET + PASSES * size as u64, deadline };
     env.add_filter(COUNT, move |state: &mut State<'_, '_>, value: Value| -> Result<Value, Error> {
         let cost = match value.as_str() {
             Some(text) => text.len(),
             None => value.len().unwrap_or(1).saturating_mul(8),
         };
-        state.get_or_insert_extension(full).spend(cost)?;
+        state.get_or_insert_extension(initial).spend(cost)?;
         Ok(value)
     });
     // minijinja concatenates lists lazily: every use iterates over both lists again, recursively
@@ -81,17 +79,17 @@ pub(super) fn install(env: &mut Environment<'_>, size: usize, deadline: Instant)
         if value.kind() != ValueKind::Iterable {
             return Ok(value);
         }
-        let meter = state.get_or_insert_extension(full);
+        let meter = state.get_or_insert_extension(initial);
         let mut items = Vec::new();
         for item in value.try_iter()?.checked() {
-            meter.spend(ITEM)?;
+            meter.spend(ITEM_COST)?;
             items.push(item?);
         }
         Ok(Value::from(items))
     });
-    env.add_filter(KEPT, |value: Value| value);
+    env.add_filter(IDENTITY, |value: Value| value);
     env.add_filter(STORE, move |state: &mut State<'_, '_>, value: Value| -> Result<Value, Error> {
-        count(&value, 0, state.get_or_insert_extension(full))?;
+        count(&value, 0, state.get_or_insert_extension(initial))?;
         Ok(value)
     });
 }
@@ -127,7 +125,7 @@ fn count(value: &Value, depth: usize, meter: &mut Meter) -> Result<(), Error> {
     if let Some(text) = value.as_str() {
         return meter.spend(text.len());
     }
-    meter.spend(ITEM)?;
+    meter.spend(ITEM_COST)?;
     let kind = value.kind();
     if !matches!(kind, ValueKind::Map | ValueKind::Seq | ValueKind::Iterable) {
         return Ok(());
@@ -166,49 +164,49 @@ pub(super) fn prevent_constant_folding(
     syntax: SyntaxConfig,
 ) -> Result<String, Error> {
     let mut out = String::with_capacity(source.len());
-    let mut done = 0;
-    let mut opens = true;
+    let mut copied = 0;
+    let mut after_opening = true;
     for token in tokenize(source, false, syntax) {
         let (token, span) = token?;
         let at = span.start_offset as usize;
         if matches!(token, Token::Mul)
-            && !opens
-            && let Some(text) = source.get(done..at)
+            && !after_opening
+            && let Some(text) = source.get(copied..at)
         {
             out.push_str(text);
             out.push('|');
-            out.push_str(KEPT);
+            out.push_str(IDENTITY);
             out.push(' ');
-            done = at;
+            copied = at;
         }
         // After `(` or `,`, `*` is not a product.
-        opens = matches!(token, Token::ParenOpen | Token::Comma);
+        after_opening = matches!(token, Token::ParenOpen | Token::Comma);
     }
-    out.push_str(source.get(done..).unwrap_or_default());
+    out.push_str(source.get(copied..).unwrap_or_default());
     Ok(out)
 }
 
 /// The same program with instructions that count its values. Jump targets are adjusted.
 pub(super) fn meter_instructions<'s>(old: &Instructions<'s>) -> Instructions<'s> {
-    let all: Vec<_> = (0..).map_while(|i| old.get(i).map(meter_instruction)).collect();
+    let pieces: Vec<_> = (0..).map_while(|i| old.get(i).map(meter_instruction)).collect();
     // The first counted value installs the meter, with the conversation's budget.
     let begin = [Instruction::LoadConst(Value::from(0)), filter(COUNT, 1), Instruction::DiscardTop];
-    let mut moved = Vec::with_capacity(all.len() + 1);
+    let mut targets = Vec::with_capacity(pieces.len() + 1);
     let mut next = begin.len() as u32;
-    for piece in &all {
-        moved.push(next);
+    for piece in &pieces {
+        targets.push(next);
         next += piece.len() as u32;
     }
-    moved.push(next);
+    targets.push(next);
     let mut new = Instructions::new(old.name(), old.source());
     for instruction in begin {
         new.add(instruction);
     }
-    for (i, piece) in (0u32..).zip(all) {
+    for (i, piece) in (0u32..).zip(pieces) {
         let line = old.get_line(i).and_then(|line| u16::try_from(line).ok()).unwrap_or(u16::MAX);
         for mut instruction in piece {
             if let Some(target) = target(&mut instruction) {
-                *target = moved.get(*target as usize).copied().unwrap_or(next);
+                *target = targets.get(*target as usize).copied().unwrap_or(next);
             }
             new.add_with_line(instruction, line);
         }
@@ -264,7 +262,7 @@ fn meter_instruction<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> 
             this,
         ];
     }
-    let makes = matches!(
+    let makes_value = matches!(
         instruction,
         I::Lookup(_)
             | I::GetAttr(_)
@@ -276,7 +274,7 @@ fn meter_instruction<'s>(instruction: &Instruction<'s>) -> Vec<Instruction<'s>> 
             | I::CallObject(_)
             | I::EndCapture
     );
-    if makes { vec![this, count()] } else { vec![this] }
+    if makes_value { vec![this, count()] } else { vec![this] }
 }
 
 fn filter<'s>(name: &'static str, n_args: u16) -> Instruction<'s> {

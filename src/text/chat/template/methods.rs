@@ -8,7 +8,6 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use super::meter::{self, CONCAT, REMAINDER, SLICE};
 use super::values;
 
-/// Installs the methods, filters, tests and functions.
 pub(super) fn install(env: &mut Environment<'_>) {
     env.set_unknown_method_callback(method);
     env.set_formatter(|out, state, value| match value.as_str() {
@@ -101,16 +100,16 @@ fn remainder(left: Value, right: Value) -> Result<Value, Error> {
         let style = minijinja::formatting::FormatStyle::Printf;
         return bounded_format(style, text, &args).map(Value::from);
     }
-    let refused = || {
+    let invalid = || {
         invalid_operation(format!(
-            "cannot compute the remainder of {} by {}",
+            "`%` needs two numbers and a nonzero divisor, found {} and {}",
             left.kind(),
             right.kind()
         ))
     };
     if left.is_integer() && right.is_integer() {
         let (a, b) = (i128::try_from(left.clone())?, i128::try_from(right.clone())?);
-        let rest = a.checked_rem(b).ok_or_else(refused)?;
+        let rest = a.checked_rem(b).ok_or_else(invalid)?;
         // The result has the divisor's sign.
         let rest = if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest };
         return Ok(i64::try_from(rest).map_or_else(|_| Value::from(rest), Value::from));
@@ -118,7 +117,7 @@ fn remainder(left: Value, right: Value) -> Result<Value, Error> {
     if left.is_number() && right.is_number() {
         let (a, b) = (f64::try_from(left.clone())?, f64::try_from(right.clone())?);
         if b == 0.0 {
-            return Err(refused());
+            return Err(invalid());
         }
         let rest = a % b;
         return Ok(Value::from(if rest != 0.0 && (rest < 0.0) != (b < 0.0) {
@@ -127,7 +126,7 @@ fn remainder(left: Value, right: Value) -> Result<Value, Error> {
             rest
         }));
     }
-    Err(refused())
+    Err(invalid())
 }
 
 /// Python's `value[start:stop:step]`.
@@ -135,7 +134,9 @@ fn slice(value: Value, start: Value, stop: Value, step: Value) -> Result<Value, 
     let number = |value: &Value| match value.as_i64() {
         Some(n) => Ok(Some(n)),
         None if value.is_none() => Ok(None),
-        None => Err(invalid_operation(format!("{} cannot be used in a slice", value.kind()))),
+        None => {
+            Err(invalid_operation(format!("a slice bound is {}, not an integer", value.kind())))
+        }
     };
     let (start, stop, step) = (number(&start)?, number(&stop)?, number(&step)?.unwrap_or(1));
     if step == 0 {
@@ -215,12 +216,12 @@ fn replace(
 fn join(
     state: &mut State<'_, '_>,
     values: Value,
-    between: Option<Value>,
+    separator: Option<Value>,
     options: Kwargs,
 ) -> Result<String, Error> {
     let attribute = options.get::<Option<Value>>("attribute")?;
     options.assert_all_used()?;
-    let between = match between {
+    let separator = match separator {
         Some(value) => values::text(&value, state)?,
         None => String::new(),
     };
@@ -234,8 +235,8 @@ fn join(
             None => value?,
         };
         if i > 0 {
-            meter::spend(state, between.len())?;
-            out.push_str(&between);
+            meter::spend(state, separator.len())?;
+            out.push_str(&separator);
         }
         out.push_str(&values::text(&value, state)?);
     }
@@ -265,13 +266,13 @@ fn indent(
     let n_lines = text.matches('\n').count() + 1;
     meter::spend(state, text.len().saturating_add(n_lines.saturating_mul(indent.len())))?;
     let mut out = String::with_capacity(text.len());
-    // Do not indent the empty line after a trailing line break.
+    // As in Jinja, empty lines are indented only with `blank`.
     for (i, line) in text.split('\n').enumerate() {
         if i > 0 {
             out.push('\n');
         }
-        let wanted = if i == 0 { first } else { blank || !line.is_empty() };
-        out.push_str(if wanted { &indent } else { "" });
+        let is_indented = if i == 0 { first } else { blank || !line.is_empty() };
+        out.push_str(if is_indented { &indent } else { "" });
         out.push_str(line);
     }
     Ok(out)
@@ -310,12 +311,12 @@ fn method(
             Value::from(text.strip_suffix(part).unwrap_or(text))
         }
         "partition" => {
-            let (at,): (&str,) = from_args(args)?;
-            parts(text.split_once(at).map(|(a, b)| [a, at, b]), [text, "", ""], at)?
+            let (sep,): (&str,) = from_args(args)?;
+            partition(text.split_once(sep).map(|(a, b)| [a, sep, b]), [text, "", ""], sep)?
         }
         "rpartition" => {
-            let (at,): (&str,) = from_args(args)?;
-            parts(text.rsplit_once(at).map(|(a, b)| [a, at, b]), ["", "", text], at)?
+            let (sep,): (&str,) = from_args(args)?;
+            partition(text.rsplit_once(sep).map(|(a, b)| [a, sep, b]), ["", "", text], sep)?
         }
         "rsplit" => rsplit(text, args)?,
         "zfill" => {
@@ -338,8 +339,8 @@ fn method(
     })
 }
 
-fn parts(found: Option<[&str; 3]>, whole: [&str; 3], at: &str) -> Result<Value, Error> {
-    if at.is_empty() {
+fn partition(found: Option<[&str; 3]>, whole: [&str; 3], sep: &str) -> Result<Value, Error> {
+    if sep.is_empty() {
         return Err(invalid_operation("empty separator"));
     }
     Ok(Value::from(Tuple::from(found.unwrap_or(whole).map(Value::from))))

@@ -27,8 +27,7 @@ use clock::Clock;
 
 /// Maximum size of a template in bytes. Real templates have up to tens of thousands of bytes.
 pub const MAX_TEMPLATE: usize = 1 << 18;
-/// Time limit of one rendering, enforced by the meter. Most hostile templates reach another limit
-/// first.
+/// Time limit of one rendering, enforced by the meter.
 const DEADLINE: Duration = Duration::from_millis(900);
 /// Extra time after the deadline to reach the next counted step. The caller does not wait for a
 /// longer step of minijinja.
@@ -36,11 +35,11 @@ const GRACE: Duration = Duration::from_millis(100);
 /// Stack size in bytes, for nested values and expressions. Unused pages take no memory.
 const STACK: usize = 64 << 20;
 
-/// A template that was checked to compile.
+/// A template that compiles.
 #[derive(Clone, Debug)]
 pub struct Template {
     source: Arc<str>,
-    /// The source that is compiled: without marks for training, and with its constants unfolded.
+    /// `source` without marks for training, changed to prevent constant folding.
     compiled: Arc<str>,
 }
 
@@ -108,7 +107,7 @@ pub enum TemplateError {
         line: usize,
     },
     /// The template takes more steps than a conversation of this size can need.
-    #[error("{}the template does not terminate", prefix(*line))]
+    #[error("{}the template takes too many steps", prefix(*line))]
     Endless {
         /// Line of the template, from 1; 0 if unknown.
         line: usize,
@@ -121,7 +120,7 @@ pub enum TemplateError {
     },
 }
 
-/// The start of a message: the line of the template, unless it is 0 for unknown.
+/// The start of a message: the line of the template; empty if `line` is 0 (unknown).
 fn prefix(line: usize) -> String {
     if line == 0 { String::new() } else { format!("line {line}: ") }
 }
@@ -150,7 +149,7 @@ impl Template {
         })
     }
 
-    /// Its source, as it was given.
+    /// The source, as given.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.source
@@ -179,28 +178,28 @@ impl Template {
     }
 }
 
-/// A date (UTC) in the form of `strftime`.
-pub(super) fn date(now: SystemTime, form: &str) -> String {
-    Clock::new(now).strftime(form)
+/// A date (UTC) in the format of `strftime`.
+pub(super) fn date(now: SystemTime, format: &str) -> String {
+    Clock::new(now).strftime(format)
 }
 
-/// Calls `work` with its deadline on a thread with a large stack. If `work` does not end within
+/// Calls `task` with its deadline on a thread with a large stack. If `task` does not end within
 /// [`GRACE`] after the deadline, returns an error; the thread then ends at its next counted step.
 fn on_thread<T: Send + 'static>(
-    work: impl FnOnce(Instant) -> Result<T, TemplateError> + Send + 'static,
+    task: impl FnOnce(Instant) -> Result<T, TemplateError> + Send + 'static,
 ) -> Result<T, TemplateError> {
     let (sender, receiver) = mpsc::channel();
     let deadline = Instant::now() + DEADLINE;
     let started =
         thread::Builder::new().name("template".into()).stack_size(STACK).spawn(move || {
-            let _ = sender.send(work(deadline));
+            let _ = sender.send(task(deadline));
         });
     let failed = |what: &str| TemplateError::Failed { line: 0, what: what.into() };
     if started.is_err() {
         return Err(failed("cannot start a thread to evaluate the template"));
     }
     match receiver.recv_timeout(DEADLINE + GRACE) {
-        Ok(done) => done,
+        Ok(result) => result,
         Err(mpsc::RecvTimeoutError::Timeout) => Err(TemplateError::TooSlow { line: 0 }),
         Err(mpsc::RecvTimeoutError::Disconnected) => {
             Err(failed("the thread that evaluates the template panicked"))
@@ -208,7 +207,7 @@ fn on_thread<T: Send + 'static>(
     }
 }
 
-/// Replaces `{% generation %}`, which marks the assistant's text for training, by a block that is
+/// Replaces `{% generation %}`, which marks the assistant's text for training, with a block that is
 /// always rendered.
 fn without_generation(source: &str) -> String {
     let tag = |name| Regex::new(&format!(r"\{{%([-+]?)\s*{name}\s*([-+]?)%\}}")).ok();
@@ -250,7 +249,7 @@ fn render_program(
     env.set_fuel(Some(meter::fuel(n_messages)));
     methods::install(&mut env);
     meter::install(&mut env, size(context), deadline);
-    env.add_function("strftime_now", move |form: String| clock.strftime(&form));
+    env.add_function("strftime_now", move |format: String| clock.strftime(&format));
     env.add_function("raise_exception", |message: Value| -> Result<Value, minijinja::Error> {
         let message = message.to_string();
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.clone())
@@ -259,10 +258,10 @@ fn render_program(
     let root = value(context);
     let mut text = String::new();
     let mut out = machinery::make_string_output(&mut text);
-    let ended =
+    let result =
         machinery::eval(&env, &instructions, root, &blocks, &mut out, AutoEscape::None).map(drop);
     drop(out);
-    ended.map_err(|e| to_template_error(&e))?;
+    result.map_err(|e| to_template_error(&e))?;
     Ok(text)
 }
 
@@ -295,7 +294,6 @@ fn size(value: &serde_json::Value) -> usize {
     }
 }
 
-/// Converts minijinja's error to ours.
 fn to_template_error(error: &minijinja::Error) -> TemplateError {
     let line = error.line().unwrap_or(0);
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
@@ -329,7 +327,7 @@ mod tests {
     use super::*;
     use std::time::UNIX_EPOCH;
 
-    fn within(time: Duration, source: &str) -> Result<String, TemplateError> {
+    fn render_within(time: Duration, source: &str) -> Result<String, TemplateError> {
         render_program(source, &json!({}), 1, Clock::new(UNIX_EPOCH), Instant::now() + time)
     }
 
@@ -341,8 +339,8 @@ mod tests {
             "\n{{ [1, 2] | join }}",
             "\n{% set x = 1 %}",
         ] {
-            assert!(within(DEADLINE, source).is_ok(), "{source}");
-            let late = within(Duration::ZERO, source).unwrap_err();
+            assert!(render_within(DEADLINE, source).is_ok(), "{source}");
+            let late = render_within(Duration::ZERO, source).unwrap_err();
             assert!(matches!(late, TemplateError::TooSlow { .. }), "{source}: {late:?}");
         }
     }
@@ -350,7 +348,7 @@ mod tests {
     #[test]
     fn a_deadline_ends_a_running_loop() {
         let long = "{% for i in range(100000) %}{% set x = i ~ 'a' * 300 %}{% endfor %}";
-        let ended = within(Duration::from_millis(2), long).unwrap_err();
-        assert!(matches!(ended, TemplateError::TooSlow { .. }), "{ended:?}");
+        let slow = render_within(Duration::from_millis(2), long).unwrap_err();
+        assert!(matches!(slow, TemplateError::TooSlow { .. }), "{slow:?}");
     }
 }

@@ -135,37 +135,37 @@ pub(super) fn to_json(
         }),
     };
     let separators = options.get::<Option<Value>>("separators")?.filter(|value| !value.is_none());
-    let (item, key) = match separators {
-        Some(pair) => (part(&pair, 0)?, part(&pair, 1)?),
+    let (comma, colon) = match separators {
+        Some(pair) => (separator(&pair, 0)?, separator(&pair, 1)?),
         None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
         None => (", ".to_owned(), ": ".to_owned()),
     };
-    let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    let sort_keys = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     options.assert_all_used()?;
-    let mut json = Json { out: String::new(), ascii, indent, item, key, sort };
+    let mut json = JsonWriter { out: String::new(), ascii, indent, comma, colon, sort_keys };
     json.write(value, 0, state)?;
     Ok(json.out)
 }
 
-fn part(pair: &Value, index: usize) -> Result<String, Error> {
-    let part = pair.get_item_by_index(index)?;
-    let text = part.as_str().filter(|text| text.len() <= 64);
+fn separator(pair: &Value, index: usize) -> Result<String, Error> {
+    let item = pair.get_item_by_index(index)?;
+    let text = item.as_str().filter(|text| text.len() <= 64);
     text.map(str::to_owned).ok_or_else(|| {
         let detail = "tojson: separators must be two strings of at most 64 bytes";
         Error::new(ErrorKind::InvalidOperation, detail)
     })
 }
 
-struct Json {
+struct JsonWriter {
     out: String,
     ascii: bool,
     indent: Option<String>,
-    item: String,
-    key: String,
-    sort: bool,
+    comma: String,
+    colon: String,
+    sort_keys: bool,
 }
 
-impl Json {
+impl JsonWriter {
     fn write(
         &mut self,
         value: &Value,
@@ -199,11 +199,11 @@ impl Json {
             self.out.push('[');
             let mut n = 0;
             for item in value.try_iter()?.checked() {
-                self.next(n, depth + 1);
+                self.begin_item(n, depth + 1);
                 self.write(&item?, depth + 1, state)?;
                 n += 1;
             }
-            self.end(n, depth, ']');
+            self.close(n, depth, ']');
         } else {
             let message = format!("a value of kind {kind} cannot be written as JSON");
             return Err(Error::new(ErrorKind::InvalidOperation, message));
@@ -213,12 +213,12 @@ impl Json {
 
     fn map(&mut self, value: &Value, depth: usize, state: &mut State<'_, '_>) -> Result<(), Error> {
         let mut keys = value.try_iter()?.checked().collect::<Result<Vec<_>, _>>()?;
-        if self.sort {
+        if self.sort_keys {
             keys.sort();
         }
         self.out.push('{');
         for (i, key) in keys.iter().enumerate() {
-            self.next(i, depth + 1);
+            self.begin_item(i, depth + 1);
             match key.as_str() {
                 Some(text) => self.string(text),
                 None => {
@@ -226,28 +226,28 @@ impl Json {
                     self.string(&text);
                 }
             }
-            self.out.push_str(&self.key);
+            self.out.push_str(&self.colon);
             self.write(&value.get_item(key)?, depth + 1, state)?;
         }
-        self.end(keys.len(), depth, '}');
+        self.close(keys.len(), depth, '}');
         Ok(())
     }
 
-    fn next(&mut self, i: usize, depth: usize) {
+    fn begin_item(&mut self, i: usize, depth: usize) {
         if i > 0 {
-            self.out.push_str(&self.item);
+            self.out.push_str(&self.comma);
         }
-        self.line(depth);
+        self.new_line(depth);
     }
 
-    fn end(&mut self, n: usize, depth: usize, close: char) {
+    fn close(&mut self, n: usize, depth: usize, bracket: char) {
         if n > 0 {
-            self.line(depth);
+            self.new_line(depth);
         }
-        self.out.push(close);
+        self.out.push(bracket);
     }
 
-    fn line(&mut self, depth: usize) {
+    fn new_line(&mut self, depth: usize) {
         if let Some(indent) = &self.indent {
             self.out.push('\n');
             for _ in 0..depth {

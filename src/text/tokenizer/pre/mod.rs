@@ -1,5 +1,5 @@
-//! Pre-tokenizers split text into words before byte-level BPE. `tokenizer.ggml.pre` names the
-//! pre-tokenizer; some of llama.cpp's defaults depend on this name too.
+//! Pre-tokenizers split text into words before BPE. `tokenizer.ggml.pre` names the pre-tokenizer;
+//! some of llama.cpp's defaults depend on this name too.
 //!
 //! A pre-tokenizer is a list of cuts (`split.rs`). Each cut splits the words of the previous cut
 //! into matches of a pattern (`patterns.rs`) and the text between matches.
@@ -17,7 +17,7 @@ pub(super) use split::Splitter;
 
 /// The words that become one token without merging if the vocabulary has a token for the word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Whole {
+pub(super) enum WholeWord {
     None,
     All,
     Newlines,
@@ -25,9 +25,9 @@ pub(super) enum Whole {
 
 /// Whether a BOS token is prepended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Begin {
+pub(super) enum AddBos {
     /// Only if the file says so.
-    Asked,
+    IfSet,
     /// Unless the file says otherwise.
     Default,
     /// Always, even if the file says otherwise.
@@ -40,12 +40,12 @@ pub(super) struct Pre {
     names: &'static [&'static str],
     cuts: &'static [Cut],
     pub(super) spelling: Spelling,
-    pub(super) whole: Whole,
-    pub(super) begin: Begin,
+    pub(super) whole: WholeWord,
+    pub(super) bos: AddBos,
 }
 
 const fn pre(names: &'static [&'static str], cuts: &'static [Cut]) -> Pre {
-    Pre { names, cuts, spelling: Spelling::Alphabet, whole: Whole::None, begin: Begin::Asked }
+    Pre { names, cuts, spelling: Spelling::Alphabet, whole: WholeWord::None, bos: AddBos::IfSet }
 }
 
 const DIGITS_GPT2: &[Cut] = &[Plain(DIGIT), Words(GPT2)];
@@ -57,8 +57,8 @@ static TABLE: &[Pre] = &[
         &[Plain(r"[\p{P}\$\+<=>\^\~\|]+"), Words(GPT2), Plain(r"\p{N}+"), Plain("[0-9][0-9][0-9]")],
     ),
     Pre {
-        whole: Whole::All,
-        begin: Begin::Default,
+        whole: WholeWord::All,
+        bos: AddBos::Default,
         ..pre(
             &[
                 "llama-bpe",
@@ -155,10 +155,10 @@ static TABLE: &[Pre] = &[
         &[Plain(THREE_DIGITS), Plain(HAN_KANA), Words(DEEPSEEK3)],
     ),
     pre(&["spark2_5"], &[Plain(THREE_DIGITS), Plain(HAN_KANA), Words(SPARK), Plain(DIGIT)]),
-    Pre { whole: Whole::All, ..pre(&["youtu"], &[Plain(YOUTU_SCRIPTS), Words(YOUTU)]) },
-    Pre { whole: Whole::All, begin: Begin::Default, ..pre(&["tekken"], &[Words(TEKKEN)]) },
+    Pre { whole: WholeWord::All, ..pre(&["youtu"], &[Plain(YOUTU_SCRIPTS), Words(YOUTU)]) },
+    Pre { whole: WholeWord::All, bos: AddBos::Default, ..pre(&["tekken"], &[Words(TEKKEN)]) },
     pre(&["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"], &[Words(GPT4O)]),
-    Pre { whole: Whole::All, ..pre(&["granite-embed-multi-97m"], &[Words(GRANITE_97M)]) },
+    Pre { whole: WholeWord::All, ..pre(&["granite-embed-multi-97m"], &[Words(GRANITE_97M)]) },
     pre(&["tiny_aya", "cohere2moe"], &[Threes, Words(TINY_AYA)]),
     pre(&["superbpe"], &[Plain(r"\p{N}+"), Thousands]),
     pre(&["kimi-k2"], &[Words(KIMI_K2)]),
@@ -168,11 +168,11 @@ static TABLE: &[Pre] = &[
     pre(&["ufakzeka"], &[Words(UFAKZEKA)]),
     pre(&["exaone-moe"], &[Words(EXAONE_MOE)]),
     pre(&["laguna"], &[Plain(LINES), Words(QWEN2)]),
-    Pre { whole: Whole::All, ..pre(&["minicpm5"], &[Plain(THREE_DIGITS), Words(MINICPM5)]) },
+    Pre { whole: WholeWord::All, ..pre(&["minicpm5"], &[Plain(THREE_DIGITS), Words(MINICPM5)]) },
     pre(&["poro-chat", "bloom", "gpt3-finnish"], &[Plain(BLOOM)]),
     pre(&["viking"], &[Plain(BLOOM), Plain(DIGIT)]),
     Pre {
-        begin: Begin::Default,
+        bos: AddBos::Default,
         ..pre(
             &["chameleon"],
             &[
@@ -187,8 +187,8 @@ static TABLE: &[Pre] = &[
     },
     Pre {
         spelling: Spelling::Marks,
-        whole: Whole::Newlines,
-        begin: Begin::Always,
+        whole: WholeWord::Newlines,
+        bos: AddBos::Always,
         ..pre(&["gemma4", "granite-embed-multi-311m"], &[Plain(LINES)])
     },
     Pre { spelling: Spelling::Marks, ..pre(&["sarvam-moe"], &[Plain(LINES)]) },
@@ -218,9 +218,9 @@ mod tests {
     fn every_pattern_compiles_and_covers_the_text() {
         let text = "I'll  be\t\n\n back~é \u{3000}x  12345 中文, ok?\r\n   ";
         for name in TABLE.iter().flat_map(|pre| pre.names) {
-            let all = words(name, text);
-            assert_eq!(all.concat(), text, "{name}");
-            assert!(all.iter().all(|word| !word.is_empty()), "{name}");
+            let split = words(name, text);
+            assert_eq!(split.concat(), text, "{name}");
+            assert!(split.iter().all(|word| !word.is_empty()), "{name}");
         }
     }
 
@@ -248,10 +248,10 @@ mod tests {
     #[test]
     fn names_are_unique() {
         let mut names: Vec<_> = TABLE.iter().flat_map(|pre| pre.names).collect();
-        let all = names.len();
+        let n_names = names.len();
         names.sort();
         names.dedup();
-        assert_eq!(names.len(), all);
+        assert_eq!(names.len(), n_names);
     }
 
     #[test]
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(words("superbpe", "a 12345 b"), ["a ", "12", "345", " b"]);
         assert_eq!(words("superbpe", "²345²6"), ["²", "345²6"]);
         assert_eq!(words("afmoe", "ab1234567"), ["ab", "1", "234", "567"]);
-        // `Threes` keeps the spaces and the first group together; `Words` then separates them.
+        // `Threes` joins the spaces and the first group; `Words` then separates them.
         assert_eq!(words("tiny_aya", "a  12"), ["a", " ", " ", "12"]);
     }
 
@@ -291,8 +291,8 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_an_error_that_lists_the_known_names() {
-        let said = find("klingon").expect_err("unknown").to_string();
-        assert!(said.contains("klingon") && said.contains("llama-bpe") && said.contains("qwen2"));
+    fn an_unknown_name_lists_the_known_names() {
+        let text = find("klingon").expect_err("unknown").to_string();
+        assert!(text.contains("klingon") && text.contains("llama-bpe") && text.contains("qwen2"));
     }
 }

@@ -31,10 +31,10 @@ pub(in crate::tokenizer) struct Splitter {
 
 #[derive(Debug)]
 struct Step {
-    how: &'static Cut,
+    cut: &'static Cut,
     regex: Regex,
     /// Whether the pattern matches white space up to a line end as a word.
-    lines: bool,
+    matches_lines: bool,
 }
 
 impl Splitter {
@@ -63,21 +63,21 @@ impl Splitter {
 }
 
 impl Step {
-    fn new(how: &'static Cut) -> Step {
-        let pattern = match how {
+    fn new(cut: &'static Cut) -> Step {
+        let pattern = match cut {
             Cut::Plain(pattern) => (*pattern).to_owned(),
             Cut::Words(pattern) | Cut::Runs(pattern) => format!(r"{pattern}|\s+"),
             Cut::Threes => r"\p{N}+".into(),
             Cut::Thousands => "[0-9]{3,}".into(),
         };
         let regex = Regex::new(&pattern).expect("a test compiles every pattern");
-        Step { how, regex, lines: pattern.contains(r"\s*[\r\n]") }
+        Step { cut, regex, matches_lines: pattern.contains(r"\s*[\r\n]") }
     }
 
     /// Calls `word` with consecutive ranges that cover `text`; some are empty.
     fn split(&self, text: &str, mut word: impl FnMut(Range<usize>)) {
         let mut at = 0;
-        match self.how {
+        match self.cut {
             Cut::Plain(_) => {
                 for found in self.regex.find_iter(text) {
                     word(at..found.start());
@@ -91,7 +91,7 @@ impl Step {
                     at = found.start();
                     let stop = if !self.is_appended_match(found.as_str()) {
                         found.end()
-                    } else if matches!(self.how, Cut::Runs(_)) {
+                    } else if matches!(self.cut, Cut::Runs(_)) {
                         at = split_run(text, found, &mut word);
                         at
                     } else {
@@ -130,7 +130,8 @@ impl Step {
     /// Whether a match is white space that only the appended `\s+` matched. If the pattern contains
     /// `\s*[\r\n]+`, that alternative matches white space up to a line end first.
     fn is_appended_match(&self, found: &str) -> bool {
-        found.chars().all(char::is_whitespace) && !(self.lines && found.ends_with(['\r', '\n']))
+        found.chars().all(char::is_whitespace)
+            && !(self.matches_lines && found.ends_with(['\r', '\n']))
     }
 }
 
@@ -145,16 +146,16 @@ fn all_but_the_last(text: &str, run: Match<'_>) -> usize {
 fn split_run(text: &str, run: Match<'_>, word: &mut impl FnMut(Range<usize>)) -> usize {
     let mut at = run.start();
     let mut left = run.as_str().chars().count();
-    let follows = usize::from(run.end() < text.len());
+    let n_reserved = usize::from(run.end() < text.len());
     if left == 1 {
         word(run.range());
         return run.end();
     }
     let mut chars = run.as_str().chars();
-    while left > follows {
-        let most = left - follows;
+    while left > n_reserved {
+        let longest = left - n_reserved;
         let sizes = [512, 256, 128, 64, 32, 16, 8, 4, 2];
-        let n = sizes.into_iter().find(|&size| size <= most).unwrap_or(1);
+        let n = sizes.into_iter().find(|&size| size <= longest).unwrap_or(1);
         let len: usize = chars.by_ref().take(n).map(char::len_utf8).sum();
         word(at..at + len);
         at += len;

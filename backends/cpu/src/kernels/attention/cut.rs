@@ -9,27 +9,27 @@ use hal::{BatchShape, KV_BLOCK, Operand, Tensor};
 
 use super::super::Context;
 use crate::buffer::{ReadView, Scratch, Span};
-use crate::simd::{CacheKernels, HeadRows, PAD};
+use simd::{CacheKernels, HeadRows, PAD};
 
 /// Positions per span.
 pub(super) const SPAN: usize = 256;
 /// Maximum number of query heads of a block.
-pub(super) const HEADS: usize = 8;
+pub(super) const MAX_HEADS: usize = 8;
 /// Maximum number of queries of a tile of several tokens.
-pub(super) const QUERIES: usize = 32;
+pub(super) const MAX_QUERIES: usize = 32;
 /// Programs of at most this number of tokens compute each span in a separate chunk.
 pub(super) const FEW_TOKENS: usize = 4;
-/// Bytes of a cache row that one chunk of such a program reads (at most the whole row), because
-/// reading adjacent heads together is faster.
-pub(super) const TOGETHER: usize = 2048;
-/// With at least this number of queries, a span's keys and values are converted to F32 once instead
-/// of once per group of queries.
-pub(super) const WIDENED: usize = 9;
-/// Queries that share one read of the values.
+/// Bytes of a cache row that a chunk reads in decode (at most the whole row), because reading
+/// adjacent heads together is faster.
+pub(super) const CHUNK_ROW_BYTES: usize = 2048;
+/// From this number of queries on, a span's keys and values are converted to F32 once, not once per
+/// group of queries.
+pub(super) const WIDEN_FROM: usize = 9;
+/// Number of queries that share one read of the values.
 pub(super) const GROUP: usize = 4;
-/// Number of positions per pass, so that their keys or values stay in the L1 cache for all queries.
-pub(super) const NEAR: usize = 16;
-/// Row indices of a converted span: 0, 1, 2 and so on.
+/// Positions per pass: few enough that their keys or values stay in the L1 cache for all queries.
+pub(super) const L1_ROWS: usize = 16;
+/// Row indices of a converted span: 0, 1, 2, ...
 pub(super) const IN_ORDER: [u32; SPAN] = {
     let mut ids = [0; SPAN];
     let mut i = 0;
@@ -44,17 +44,17 @@ pub(super) const IN_ORDER: [u32; SPAN] = {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     pub(super) n_tokens: usize,
-    /// Query heads per key head.
+    /// Query heads per KV head.
     pub(super) n_shared: usize,
-    /// Blocks per key head.
-    pub(super) per_group: usize,
+    /// Blocks per KV head.
+    pub(super) blocks_per_kv_head: usize,
     /// Blocks per token.
     pub(super) n_blocks: usize,
     /// Tokens per tile.
     pub(super) tile: usize,
     /// Blocks per chunk.
-    pub(super) together: usize,
-    /// Size of a query or key head, and the same size padded to [`PAD`].
+    pub(super) blocks_per_chunk: usize,
+    /// Size of a query or KV head, and the same size padded to [`PAD`].
     pub(super) d_head: usize,
     pub(super) width: usize,
     /// Size of a value head, and the same size padded to [`PAD`].
@@ -69,18 +69,19 @@ impl Cut {
         let (q, n_shared) = (op.q.desc(), op.n_head / op.n_head_kv);
         let (n_tokens, d_head) = (q.n_rows, q.n_cols / op.n_head);
         let d_value = op.y.desc().n_cols / op.n_head;
-        let per_group = n_shared.div_ceil(HEADS);
+        let blocks_per_kv_head = n_shared.div_ceil(MAX_HEADS);
         let BatchShape { max_blocks, .. } = op.batch.shape;
-        let few = n_tokens <= FEW_TOKENS;
+        let is_decode = n_tokens <= FEW_TOKENS;
         let head_bytes = op.cache.k.desc().format.row_bytes(d_head).unwrap_or(0).max(1);
-        let n_heads = if few { (TOGETHER / head_bytes).clamp(1, op.n_head_kv) } else { 1 };
+        let n_heads =
+            if is_decode { (CHUNK_ROW_BYTES / head_bytes).clamp(1, op.n_head_kv) } else { 1 };
         Cut {
             n_tokens,
             n_shared,
-            per_group,
-            n_blocks: op.n_head_kv * per_group,
-            tile: if few { 1 } else { QUERIES / n_shared.min(HEADS) },
-            together: if few { n_heads * per_group } else { 1 },
+            blocks_per_kv_head,
+            n_blocks: op.n_head_kv * blocks_per_kv_head,
+            tile: if is_decode { 1 } else { MAX_QUERIES / n_shared.min(MAX_HEADS) },
+            blocks_per_chunk: if is_decode { n_heads * blocks_per_kv_head } else { 1 },
             d_head,
             width: d_head.next_multiple_of(PAD),
             d_value,
@@ -93,27 +94,26 @@ impl Cut {
         self.n_tokens <= FEW_TOKENS
     }
 
-    /// The key head of a block, and its query heads.
+    /// The KV head of a block, and its query heads.
     pub(super) fn heads(&self, block: usize) -> (usize, Range<usize>) {
-        let (group, part) = (block / self.per_group, block % self.per_group);
+        let (group, part) = (block / self.blocks_per_kv_head, block % self.blocks_per_kv_head);
         let first = group * self.n_shared;
         let end = first + self.n_shared;
-        (group, first + part * HEADS..end.min(first + (part + 1) * HEADS))
+        (group, first + part * MAX_HEADS..end.min(first + (part + 1) * MAX_HEADS))
     }
 
     /// Maximum number of queries of a tile and block.
     pub(super) fn queries(&self) -> usize {
-        self.tile * self.n_shared.min(HEADS)
+        self.tile * self.n_shared.min(MAX_HEADS)
     }
 
-    /// Number of groups of `together` blocks; a chunk computes one such group.
+    /// Number of groups of `blocks_per_chunk` blocks; a chunk computes one such group.
     pub(super) fn n_block_groups(&self) -> usize {
-        self.n_blocks.div_ceil(self.together)
+        self.n_blocks.div_ceil(self.blocks_per_chunk)
     }
 }
 
-/// Workspace of the op.
-pub(in super::super) struct Spans {
+pub(in super::super) struct Workspace {
     /// Partial results, one row per token, block and span: the queries' largest scores and sums of
     /// weights, then their weighted values.
     pub(super) parts: Span<f32>,
@@ -122,19 +122,19 @@ pub(in super::super) struct Spans {
     pub(super) tiles: [Span<f32>; 5],
 }
 
-impl Spans {
+impl Workspace {
     pub(in super::super) fn new<T: Operand>(
         op: &op::Attention<T>,
         n_threads: usize,
         scratch: &mut Scratch,
-    ) -> Spans {
+    ) -> Self {
         let cut = Cut::new(op);
         let parts =
             if cut.splits_spans() { cut.n_tokens * cut.n_blocks * cut.max_spans } else { 0 };
-        let n = cut.queries() * cut.together;
+        let n = cut.queries() * cut.blocks_per_chunk;
         let widest = cut.width.max(cut.value_width);
-        let widened = if cut.queries() >= WIDENED { SPAN * widest } else { 0 };
-        Spans {
+        let widened = if cut.queries() >= WIDEN_FROM { SPAN * widest } else { 0 };
+        Self {
             parts: scratch.take(parts, cut.queries() * (2 + cut.value_width)),
             tiles: [n * cut.width, n * SPAN, n * 2, n * cut.value_width, widened]
                 .map(|len| scratch.take(n_threads, len)),
@@ -165,14 +165,14 @@ impl KeysOrValues {
         }
     }
 
-    pub(super) fn head<'a>(
+    pub(super) fn head_rows<'a>(
         &'a self,
         group: usize,
         ids: &'a [u32],
         next: &'a [u32],
     ) -> HeadRows<'a> {
         HeadRows {
-            bytes: self.rows.all(),
+            bytes: self.rows.as_slice(),
             row_bytes: self.rows.n_cols(),
             at: group * self.len,
             len: self.len,
@@ -217,8 +217,8 @@ impl<'a> Positions<'a> {
     /// rows, and the rows after the range (to prefetch).
     pub(super) fn l1_ranges(self) -> impl Iterator<Item = (Range<usize>, &'a [u32], &'a [u32])> {
         let end = self.first + self.ids.len();
-        (self.first / NEAR..end.div_ceil(NEAR)).map(move |i| {
-            let at = self.first.max(i * NEAR)..end.min((i + 1) * NEAR);
+        (self.first / L1_ROWS..end.div_ceil(L1_ROWS)).map(move |i| {
+            let at = self.first.max(i * L1_ROWS)..end.min((i + 1) * L1_ROWS);
             let (ids, next) = self.ids[at.start - self.first..].split_at(at.len());
             (at, ids, next)
         })

@@ -7,9 +7,9 @@ use hal::op::{self, Down};
 use super::super::operand::Q8Span;
 use super::super::panels::PanelSpans;
 use super::experts::ExpertSpans;
-use super::{few, prefill};
+use super::{decode, prefill};
 use crate::buffer::{Scratch, Span};
-use crate::simd::PANEL_ROWS;
+use simd::PANEL_ROWS;
 
 /// Maximum number of tokens of a tile.
 pub(super) const TILE: usize = 16;
@@ -52,7 +52,7 @@ impl Cut {
                 (experts.n_expert(), experts.n_used, most)
             }
         };
-        // A multiple of 32, so that no two slices share a scale of a transposed matrix.
+        // A multiple of 32, so no two slices share a scale of a transposed matrix.
         let parts = N_SLICES.div_ceil(n_used);
         let slice = expert_rows.div_ceil(parts).next_multiple_of(32).clamp(32, SLICE);
         let n_slices = match &op.experts {
@@ -65,7 +65,7 @@ impl Cut {
             Down::ByNeuron => (PARTIAL_BYTES / partial.max(1)).clamp(1, TILE),
             Down::AcrossNeurons => TILE,
         };
-        let prefill = prefill::tile(op, n_used, expert_rows);
+        let prefill = prefill::tile_tokens(op, n_used, expert_rows);
         let tile = prefill.unwrap_or(tile.min(y.n_rows));
         Cut {
             n_tokens: y.n_rows,
@@ -87,13 +87,12 @@ impl Cut {
     }
 }
 
-/// Workspace of the op.
-pub(in super::super) struct Spans {
+pub(in super::super) struct Workspace {
     pub(super) x: Option<Q8Span>,
     pub(super) experts: ExpertSpans,
-    /// Number of active neurons: `[n_pairs, group_slices]`.
+    /// Number of active neurons of each pair and slice: `[n_pairs, group_slices]`.
     pub(super) n_active: Span<u32>,
-    /// [`hal::op::UnionCounts`] of each slice: `[1, n_slices * few::N_COUNTS]`.
+    /// [`hal::op::UnionCounts`] of each slice: `[1, n_slices * decode::N_COUNTS]`.
     pub(super) slice_counts: Span<u32>,
     /// Start of each slice in a row list.
     pub(super) starts: Span<u32>,
@@ -106,15 +105,15 @@ pub(in super::super) struct Spans {
     /// Used only in prefill.
     pub(super) panels: PanelSpans,
     /// Active neurons of each panel of an expert, one bit per neuron: `[n_pairs, panels]`.
-    pub(super) kept: Span<u32>,
+    pub(super) mask: Span<u32>,
 }
 
-impl Spans {
+impl Workspace {
     pub(in super::super) fn new<T: Operand>(
         op: &op::SparseFfn<T>,
         n_threads: usize,
         scratch: &mut Scratch,
-    ) -> Spans {
+    ) -> Self {
         let cut = Cut::new(op);
         let formats = [op.gate.as_ref().map(|gate| gate.desc().format), Some(op.up.desc().format)];
         let n_pairs = cut.n_pairs();
@@ -130,17 +129,18 @@ impl Spans {
         let rounded = down.is_some_and(|down| down.activation() == Activation::Q8);
         let plain = if rounded { 0 } else { h };
         let tile = if cut.is_prefill { cut.tile } else { 0 };
-        Spans {
+        Self {
             x: Q8Span::new(&formats, cut.tile, op.x.desc().n_cols, scratch),
             experts: ExpertSpans::new(&cut, scratch),
             n_active: scratch.take(sliced, cut.group_slices),
-            slice_counts: scratch.take(usize::from(!cut.is_prefill), cut.n_slices * few::N_COUNTS),
+            slice_counts: scratch
+                .take(usize::from(!cut.is_prefill), cut.n_slices * decode::N_COUNTS),
             starts: scratch.take(1, cut.n_slices + 1),
             partial: scratch.take(partial, cut.n_out),
             h: scratch.take(plain, cut.expert_rows),
             h_q8: Q8Span::new(&[down], h, cut.expert_rows, scratch),
             panels: PanelSpans::new(tile, 2, n_threads, scratch),
-            kept: scratch.take(prefill, cut.expert_rows.div_ceil(PANEL_ROWS)),
+            mask: scratch.take(prefill, cut.expert_rows.div_ceil(PANEL_ROWS)),
         }
     }
 }

@@ -6,44 +6,44 @@ use hal::{Operand, Tensor};
 use super::is_transposed;
 use crate::buffer::ReadView;
 use crate::kernels::Context;
-use crate::simd::{SumRowsFn, TransposedFn};
+use simd::{SumRowsFn, TransposedFn};
 
 /// A down matrix with one row per neuron.
 #[derive(Debug)]
-pub(super) enum ByNeuron {
+pub(super) enum DownByNeuron {
     /// The file stores one row per neuron.
     Rows { rows: ReadView<u8>, sum: SumRowsFn },
     /// The matrix of the file, transposed at import.
     Transposed { layout: TransposedLayout, bytes: ReadView<u8>, first: u32, sum: TransposedFn },
 }
 
-impl ByNeuron {
-    pub(super) fn new(tensor: &Tensor, context: &Context<'_>) -> ByNeuron {
+impl DownByNeuron {
+    pub(super) fn new(tensor: &Tensor, context: &Context<'_>) -> Self {
         let format = tensor.desc().format;
         if is_transposed(tensor) {
             let (layout, bytes, first) = context.bind.transposed(tensor);
             let first = first as u32;
-            ByNeuron::Transposed { layout, bytes, first, sum: context.simd.transposed(format) }
+            Self::Transposed { layout, bytes, first, sum: context.simd.transposed(format) }
         } else {
-            ByNeuron::Rows { rows: context.bind.read(tensor), sum: context.simd.sum_rows(format) }
+            Self::Rows { rows: context.bind.read(tensor), sum: context.simd.sum_rows(format) }
         }
     }
 
     /// Adds the sum of `h * row` to `y`; `values` are pairs of a row id and `h`.
     pub(super) fn add(&self, values: &[(u32, f32)], y: &mut [f32]) {
         match self {
-            ByNeuron::Rows { rows, sum } => sum(rows.matrix(), values, y),
-            ByNeuron::Transposed { layout, bytes, first: 0, sum } => {
-                sum(layout, bytes.all(), values, y);
+            Self::Rows { rows, sum } => sum(rows.matrix(), values, y),
+            Self::Transposed { layout, bytes, first: 0, sum } => {
+                sum(layout, bytes.as_slice(), values, y);
             }
-            ByNeuron::Transposed { layout, bytes, first, sum } => {
+            Self::Transposed { layout, bytes, first, sum } => {
                 // The view does not begin at the first slot, so the ids are shifted, 64 at a time.
                 for values in values.chunks(64) {
                     let mut shifted = [(0, 0.0); 64];
                     for (to, &(id, h)) in shifted.iter_mut().zip(values) {
                         *to = (id + first, h);
                     }
-                    sum(layout, bytes.all(), &shifted[..values.len()], y);
+                    sum(layout, bytes.as_slice(), &shifted[..values.len()], y);
                 }
             }
         }

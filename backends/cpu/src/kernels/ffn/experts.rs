@@ -1,8 +1,8 @@
 //! The rows that each token uses: the rows of its experts, or all rows if the block has no experts.
 //!
 //! A pair is a token of a tile and an expert that the token uses. Pairs are numbered by expert,
-//! then by token, so that the pairs of an expert are adjacent. Buffers store a pair's data in the
-//! row with the pair's number.
+//! then by token, so the pairs of an expert are adjacent. Buffers store a pair's data in the row
+//! with the pair's number.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ pub(super) struct ExpertSpans {
     first: Span<u32>,
     chunks: Span<u32>,
     slots: Span<u32>,
-    of: Span<u32>,
+    experts: Span<u32>,
     pairs: Span<u32>,
 }
 
@@ -28,7 +28,7 @@ impl ExpertSpans {
             first: scratch.take(1, cut.n_expert + 1),
             chunks: scratch.take(1, cut.n_expert + 1),
             slots: scratch.take(1, cut.n_pairs()),
-            of: scratch.take(1, cut.n_pairs()),
+            experts: scratch.take(1, cut.n_pairs()),
             pairs: scratch.take(cut.tile, 1 + cut.n_used),
         }
     }
@@ -53,7 +53,7 @@ pub(super) struct ExpertPairs {
     /// The token of each pair, relative to the first token of the tile.
     slots: WriteView<u32>,
     /// The expert of each pair.
-    of: WriteView<u32>,
+    experts: WriteView<u32>,
     /// Number of pairs of each token, then the pairs by expert: `[tile, 1 + n_used]`.
     pairs: WriteView<u32>,
 }
@@ -101,7 +101,7 @@ impl ExpertPairs {
             first: bind.scratch(&spans.first),
             chunks: bind.scratch(&spans.chunks),
             slots: bind.scratch(&spans.slots),
-            of: bind.scratch(&spans.of),
+            experts: bind.scratch(&spans.experts),
             pairs: bind.scratch(&spans.pairs),
         }
     }
@@ -113,7 +113,7 @@ impl ExpertPairs {
 
     /// Finds the pairs of a tile. `n_chunks(n_pairs, n_rows)` returns the number of chunks of an
     /// expert.
-    pub(super) fn index(&self, tile: &Range<usize>, n_chunks: impl Fn(usize, usize) -> usize) {
+    pub(super) fn find_pairs(&self, tile: &Range<usize>, n_chunks: impl Fn(usize, usize) -> usize) {
         let (first, next) = (self.first.row(0), self.chunks.row(0));
         first.fill(0);
         for (slot, t) in tile.clone().enumerate() {
@@ -137,7 +137,7 @@ impl ExpertPairs {
         }
         // Until the chunks are known, `chunks` holds the next pair of each expert.
         next.copy_from_slice(first);
-        let (slots, of) = (self.slots.row(0), self.of.row(0));
+        let (slots, of) = (self.slots.row(0), self.experts.row(0));
         for slot in 0..tile.len() {
             let (count, pairs) = self.pairs.row(slot).split_at_mut(1);
             for pair in &mut pairs[..count[0] as usize] {
@@ -160,19 +160,17 @@ impl ExpertPairs {
         }
     }
 
-    /// Number of chunks of all experts.
     pub(super) fn n_chunks(&self) -> usize {
-        self.chunks.reads_row(0).last().map_or(0, |&n| n as usize)
+        self.chunks.read_row(0).last().map_or(0, |&n| n as usize)
     }
 
-    /// Number of pairs of all experts.
     pub(super) fn n_pairs(&self) -> usize {
-        self.first.reads_row(0).last().map_or(0, |&n| n as usize)
+        self.first.read_row(0).last().map_or(0, |&n| n as usize)
     }
 
     /// The expert and the pairs of a chunk, with all rows of the expert.
     pub(super) fn chunk(&self, chunk: usize) -> ExpertChunk<'_> {
-        let chunks = self.chunks.reads_row(0);
+        let chunks = self.chunks.read_row(0);
         let expert = chunks.partition_point(|&first| first as usize <= chunk) - 1;
         let pairs = self.pairs_of_expert(expert);
         ExpertChunk {
@@ -184,7 +182,7 @@ impl ExpertPairs {
 
     /// Some pairs of an expert, with all rows of the expert.
     fn chunk_of_pairs(&self, expert: usize, pairs: Range<usize>) -> ExpertChunk<'_> {
-        let slots = &self.slots.reads_row(0)[pairs.clone()];
+        let slots = &self.slots.read_row(0)[pairs.clone()];
         ExpertChunk {
             expert,
             rows: self.starts[expert]..self.starts[expert + 1],
@@ -195,7 +193,7 @@ impl ExpertPairs {
     }
 
     fn pairs_of_expert(&self, expert: usize) -> Range<usize> {
-        let first = self.first.reads_row(0);
+        let first = self.first.read_row(0);
         first[expert] as usize..first[expert + 1] as usize
     }
 
@@ -206,7 +204,7 @@ impl ExpertPairs {
     ) -> impl Iterator<Item = ExpertChunk<'_>> {
         (0..self.starts.len() - 1).filter_map(move |expert| {
             let pairs = self.pairs_of_expert(expert);
-            let all = &self.slots.reads_row(0)[pairs.clone()];
+            let all = &self.slots.read_row(0)[pairs.clone()];
             let [from, to] = [slots.start, slots.end]
                 .map(|end| pairs.start + all.partition_point(|&slot| (slot as usize) < end));
             (from < to).then(|| self.chunk_of_pairs(expert, from..to))
@@ -215,7 +213,7 @@ impl ExpertPairs {
 
     /// Splits consecutive pairs by expert.
     pub(super) fn expert_runs(&self, pairs: Range<usize>) -> impl Iterator<Item = ExpertChunk<'_>> {
-        let of = &self.of.reads_row(0)[pairs.clone()];
+        let of = &self.experts.read_row(0)[pairs.clone()];
         let mut first = pairs.start;
         of.chunk_by(|a, b| a == b).map(move |run| {
             let pairs = first..first + run.len();
@@ -226,31 +224,27 @@ impl ExpertPairs {
 
     /// The pairs of a token, by expert.
     pub(super) fn pairs_of_token(&self, slot: usize) -> impl Iterator<Item = usize> {
-        let (count, pairs) = self.pairs.reads_row(slot).split_at(1);
+        let (count, pairs) = self.pairs.read_row(slot).split_at(1);
         pairs[..count[0] as usize].iter().map(|&pair| pair as usize)
     }
 
-    /// The expert of a pair.
     pub(super) fn expert(&self, pair: usize) -> usize {
-        self.of.reads_row(0)[pair] as usize
+        self.experts.read_row(0)[pair] as usize
     }
 
-    /// Number of rows of an expert.
     pub(super) fn n_rows(&self, expert: usize) -> usize {
         self.starts[expert + 1] - self.starts[expert]
     }
 
-    /// The weight of an expert for token `t`.
     pub(super) fn weight(&self, expert: usize, t: usize) -> f32 {
         self.weight.as_ref().map_or(1.0, |weight| weight.row(t)[expert])
     }
 
     /// Index of an expert's `n`-th slice among the slices of all experts.
-    pub(super) fn slice(&self, expert: usize, n: usize) -> usize {
+    pub(super) fn slice_index(&self, expert: usize, n: usize) -> usize {
         self.first_slice[expert] + n
     }
 
-    /// The first row of every slice, then the number of rows.
     pub(super) fn slice_starts(&self) -> &[u32] {
         &self.slice_starts
     }

@@ -12,7 +12,7 @@ const UNORDERED: u32 = u32::MAX;
 
 /// A row set on this device.
 #[derive(Debug)]
-pub(super) struct List {
+pub(super) struct RowList {
     ids: ReadView<u32>,
     count: ReadView<u32>,
     members: ReadView<u32>,
@@ -21,9 +21,9 @@ pub(super) struct List {
     starts: WriteView<u32>,
 }
 
-impl List {
-    pub(super) fn new(set: &RowSet<Tensor>, starts: WriteView<u32>, context: &Context<'_>) -> List {
-        List {
+impl RowList {
+    pub(super) fn new(set: &RowSet<Tensor>, starts: WriteView<u32>, context: &Context<'_>) -> Self {
+        Self {
             ids: context.bind.read(&set.ids),
             count: context.bind.read(&set.count),
             members: context.bind.read(&set.members),
@@ -32,12 +32,12 @@ impl List {
     }
 
     fn ids(&self) -> &[u32] {
-        let ids = self.ids.all();
-        &ids[..ids.len().min(self.count.all()[0] as usize)]
+        let ids = self.ids.as_slice();
+        &ids[..ids.len().min(self.count.as_slice()[0] as usize)]
     }
 
     /// Finds where each slice begins in the list; `first_rows` are the first rows of the slices.
-    pub(super) fn index(&self, first_rows: &[u32]) {
+    pub(super) fn find_slices(&self, first_rows: &[u32]) {
         let (ids, starts) = (self.ids(), self.starts.row(0));
         let mut slice = 0;
         for (i, &id) in ids.iter().enumerate() {
@@ -61,13 +61,13 @@ impl List {
         rows: &Range<usize>,
         f: &mut dyn FnMut(u32, &[u32]),
     ) {
-        let (ids, starts) = (self.ids(), self.starts.reads_row(0));
+        let (ids, starts) = (self.ids(), self.starts.read_row(0));
         let part = match starts[0] {
             UNORDERED => 0..ids.len(),
             _ => starts[slice] as usize..starts[slice + 1] as usize,
         };
         let words = self.members.n_cols();
-        let members = self.members.all();
+        let members = self.members.as_slice();
         for i in part {
             let id = ids[i];
             if rows.contains(&(id as usize)) {

@@ -1,6 +1,6 @@
 //! Multiplies the rows of gate or up that at least one token needs. Either each row is multiplied
 //! by the tokens that need it (lists), or all rows of the slice by all tokens (dense). The measured
-//! speeds decide.
+//! crossover `dense_from` decides.
 //!
 //! Both methods give the same bits, because a product depends only on its row and its token. Lists
 //! need less arithmetic; the dense pass needs no call per row and reads memory in order.
@@ -11,17 +11,17 @@ use super::super::nth_range;
 use super::super::operand::{Weight, rows_per_chunk};
 use super::cut::SLICE;
 use crate::buffer::ReadView;
-use crate::simd::{ActView, RowIds};
+use simd::{ActView, RowIds};
 
-/// Tokens per kernel call with lists of rows.
+/// Maximum number of tokens per kernel call when a row is multiplied by the tokens that need it.
 const AT_ONCE: usize = 4;
-/// Tokens per kernel call when all rows are computed for all tokens.
+/// Maximum number of tokens per kernel call of the dense pass.
 const AT_ONCE_DENSE: usize = 8;
 
-/// The rows of one slice that any token needs, and the tokens that need each.
+/// The rows of one slice that any token needs, and the tokens that need each row.
 pub(super) struct NeededRows {
     pub(super) ids: [u32; SLICE],
-    /// Per row, a bit for each token that needs it.
+    /// A bit per token for each row: whether the token needs the row.
     pub(super) tokens: [u16; SLICE],
     pub(super) len: usize,
     /// Whether the rows are consecutive.
@@ -31,7 +31,7 @@ pub(super) struct NeededRows {
 }
 
 impl NeededRows {
-    pub(super) fn none(is_run: bool) -> NeededRows {
+    pub(super) fn new(is_run: bool) -> NeededRows {
         NeededRows { ids: [0; SLICE], tokens: [0; SLICE], len: 0, is_run, n_calls: 0 }
     }
 
@@ -52,8 +52,8 @@ impl NeededRows {
         }
     }
 
-    /// Kernel calls with lists, as a share of the calls for all `n_rows` rows and `n` tokens.
-    fn share(&self, n_rows: usize, n: usize) -> f32 {
+    /// Kernel calls with lists, divided by the calls for all `n_rows` rows and `n` tokens.
+    fn call_ratio(&self, n_rows: usize, n: usize) -> f32 {
         self.n_calls as f32 / (n_rows * n.div_ceil(AT_ONCE)).max(1) as f32
     }
 }
@@ -75,19 +75,19 @@ pub(super) struct Projection<'a> {
 impl Projection<'_> {
     #[inline(always)]
     fn bias_of(&self, id: u32) -> f32 {
-        self.bias.map_or(0.0, |bias| bias.all()[id as usize])
+        self.bias.map_or(0.0, |bias| bias.as_slice()[id as usize])
     }
 
     /// Whether [`Self::for_needed_rows`] computes all of `rows` for all tokens.
     #[inline(always)]
     pub(super) fn is_dense<const N: usize>(
         &self,
-        wanted: &NeededRows,
+        needed: &NeededRows,
         rows: &Range<usize>,
         inputs: &Inputs<'_, N>,
         dense_from: f32,
     ) -> bool {
-        N > 1 && wanted.len > 0 && wanted.share(rows.len(), inputs.n) >= dense_from
+        N > 1 && needed.len > 0 && needed.call_ratio(rows.len(), inputs.n) >= dense_from
     }
 
     /// Calls `f(i, products)` for each needed row of the slice `rows`. `products` include the bias
@@ -96,7 +96,7 @@ impl Projection<'_> {
     #[inline(always)]
     pub(super) fn for_needed_rows<const N: usize>(
         &self,
-        wanted: &NeededRows,
+        needed: &NeededRows,
         rows: &Range<usize>,
         inputs: &Inputs<'_, N>,
         dense_from: f32,
@@ -104,18 +104,18 @@ impl Projection<'_> {
     ) {
         if N == 1 {
             let mut out = [0.0f32; N];
-            return self.weight.for_rows(wanted.rows(0), wanted.len, &inputs.xs, |i, products| {
-                out[0] = products[0] + self.bias_of(wanted.ids[i]);
+            return self.weight.for_rows(needed.rows(0), needed.len, &inputs.xs, |i, products| {
+                out[0] = products[0] + self.bias_of(needed.ids[i]);
                 f(i, &out);
             });
         }
-        if self.is_dense(wanted, rows, inputs, dense_from) {
-            return self.all_rows(wanted, rows, inputs, f);
+        if self.is_dense(needed, rows, inputs, dense_from) {
+            return self.dense_pass(needed, rows, inputs, f);
         }
         let mut out = [0.0f32; N];
-        for i in 0..wanted.len {
-            let mut left = wanted.tokens[i];
-            let bias = self.bias_of(wanted.ids[i]);
+        for i in 0..needed.len {
+            let mut left = needed.tokens[i];
+            let bias = self.bias_of(needed.ids[i]);
             while left != 0 {
                 let mut four = [0usize; AT_ONCE];
                 let mut n = 0;
@@ -125,7 +125,7 @@ impl Projection<'_> {
                     n += 1;
                 }
                 let xs = four.map(|token| inputs.xs[token]);
-                self.weight.for_rows(wanted.rows(i), 1, &xs[..n], |_, products| {
+                self.weight.for_rows(needed.rows(i), 1, &xs[..n], |_, products| {
                     for (&token, product) in four.iter().zip(products) {
                         out[token] = product + bias;
                     }
@@ -137,15 +137,15 @@ impl Projection<'_> {
 
     /// The dense pass of [`Self::for_needed_rows`]: computes all rows of the slice.
     #[inline(always)]
-    fn all_rows<const N: usize>(
+    fn dense_pass<const N: usize>(
         &self,
-        wanted: &NeededRows,
+        needed: &NeededRows,
         rows: &Range<usize>,
         inputs: &Inputs<'_, N>,
         mut f: impl FnMut(usize, &[f32; N]),
     ) {
         let mut all = [[0.0; N]; SLICE];
-        // Rows per pass, so that they stay in the L1 cache while all tokens are multiplied.
+        // Few enough rows per pass that they stay in the L1 cache for all tokens.
         let pass_rows = rows_per_chunk(self.weight.rows.n_cols());
         for number in 0..rows.len().div_ceil(pass_rows) {
             let some = nth_range(number, pass_rows, rows.len());
@@ -157,7 +157,7 @@ impl Projection<'_> {
                 });
             }
         }
-        for (i, &id) in wanted.ids[..wanted.len].iter().enumerate() {
+        for (i, &id) in needed.ids[..needed.len].iter().enumerate() {
             let bias = self.bias_of(id);
             let products = &mut all[id as usize - rows.start];
             products.iter_mut().for_each(|product| *product += bias);

@@ -1,8 +1,8 @@
 //! Prefill. Gate and up are multiplied by panels if the tokens need more than half of a panel's
 //! products, otherwise row by row. Down is multiplied by panels or neuron by neuron.
 //!
-//! With experts, the tokens that use an expert are gathered from the whole tile. Only experts with
-//! enough of them use panels; the others are multiplied row by row.
+//! With experts, the tokens that use an expert are gathered from the whole tile. An expert that
+//! few of them use is multiplied row by row.
 
 use std::ops::Range;
 
@@ -16,15 +16,15 @@ use super::experts::ExpertChunk;
 use super::list::membership_bit;
 use super::{Output, SLICE, SparseFfn};
 use crate::buffer::WriteView;
-use crate::simd::{ActView, PANEL_ROWS, RowIds, TokenRows};
+use simd::{ActView, PANEL_ROWS, RowIds, TokenRows};
 
 /// Maximum bytes of a tile's neuron values and of the experts' sums; tiles have fewer tokens if
 /// needed to stay within the limit.
 const VALUE_BYTES: usize = 32 << 20;
 /// Target number of chunks per tile if down has one row per neuron.
 const N_CHUNKS: usize = 32;
-/// Maximum number of tokens of such a chunk, so that their sums stay in a core's cache while the
-/// rows of down stream through.
+/// Maximum number of tokens of a chunk if down has one row per neuron: few enough that their sums
+/// stay in a core's cache.
 const CHUNK_TOKENS: usize = 16;
 /// Panels per run of neurons; down adds the neurons of one run at a time.
 const PANELS: usize = SLICE / PANEL_ROWS;
@@ -34,13 +34,13 @@ const PANELS: usize = SLICE / PANEL_ROWS;
 pub(super) struct Prefill {
     pub(super) panels: Panels,
     /// Active neurons of each panel, one bit per neuron: `[n_pairs, panels of an expert]`.
-    pub(super) kept: WriteView<u32>,
+    pub(super) mask: WriteView<u32>,
     /// Values of the neurons: `[n_pairs, expert_rows]`, unless they are quantised immediately.
     pub(super) h: WriteView<f32>,
 }
 
 /// Tokens per tile; `None` if the batch is too small for this path.
-pub(super) fn tile<T: Operand>(
+pub(super) fn tile_tokens<T: Operand>(
     op: &op::SparseFfn<T>,
     n_used: usize,
     expert_rows: usize,
@@ -78,7 +78,7 @@ impl SparseFfn {
             }
             (2, _) => 0,
             (_, Output::ByNeuron { .. }) => tokens.len().div_ceil(Self::chunk_tokens(tokens)),
-            (_, Output::Across { .. }) => PanelCut::new(tokens.len(), self.cut.n_out).n_chunks(),
+            (_, Output::ByOutput { .. }) => PanelCut::new(tokens.len(), self.cut.n_out).n_chunks(),
         }
     }
 
@@ -94,13 +94,12 @@ impl SparseFfn {
             (1, _) => self.prefill_neurons(prefill, chunk, tokens, worker),
             (2, _) => self.prefill_sums(prefill, chunk),
             (_, Output::ByNeuron { .. }) => self.prefill_rows(prefill, chunk, tokens),
-            (_, Output::Across { .. }) => self.prefill_product(prefill, chunk, tokens, worker),
+            (_, Output::ByOutput { .. }) => self.prefill_product(prefill, chunk, tokens, worker),
         }
     }
 
-    /// Multiplies a panel of rows by `n` tokens and returns the products, which are in buffer
-    /// `place` of the worker's sums.
-    fn products<'a>(
+    /// Multiplies a panel of rows by `n` tokens, into the worker's `place`-th buffer.
+    fn multiply<'a>(
         prefill: &'a Prefill,
         weight: &Weight,
         rows: &Range<usize>,
@@ -110,9 +109,9 @@ impl SparseFfn {
         place: usize,
     ) -> &'a mut [[f32; PANEL_ROWS]] {
         if n > FEW_TOKENS {
-            prefill.panels.times(weight, rows, x, n, worker, place)
+            prefill.panels.multiply(weight, rows, x, n, worker, place)
         } else {
-            prefill.panels.times_few(weight, rows, x, n, worker, place)
+            prefill.panels.multiply_few(weight, rows, x, n, worker, place)
         }
     }
 
@@ -128,65 +127,65 @@ impl SparseFfn {
             ..whole
         };
         let at = Panel { number: rows.start / PANEL_ROWS, part, tile, worker };
-        // A local copy, because the words of one panel are a whole row apart in `prefill.kept`.
-        let mut kept = [0; TILE];
-        let kept = &mut kept[..at.part.slots.len()];
-        self.prefill_needed_rows(&at, kept);
+        // A local copy, because the words of one panel are a whole row apart in `prefill.mask`.
+        let mut mask = [0; TILE];
+        let mask = &mut mask[..at.part.slots.len()];
+        self.prefill_needed_rows(&at, mask);
         let (first, bias) = match &self.gate {
             Some(gate) => (gate, &self.bias_gate),
             None => (&self.up, &self.bias_up),
         };
-        let tests = self.prefill_needed_products(prefill, &at, kept, first, 0);
+        let tests = self.prefill_needed_products(prefill, &at, mask, first, 0);
         if let Some(bias) = bias {
-            let bias = &bias.all()[at.part.rows.clone()];
+            let bias = &bias.as_slice()[at.part.rows.clone()];
             for tests in &mut *tests {
                 tests.iter_mut().zip(bias).for_each(|(test, b)| *test += b);
             }
         }
         if self.skip != Skip::Never {
-            for (kept, tests) in kept.iter_mut().zip(&*tests) {
+            for (mask, tests) in mask.iter_mut().zip(&*tests) {
                 for ((id, test), bit) in at.part.rows.clone().zip(tests).zip(0..) {
-                    *kept &= !(u32::from(!self.passes(id as u32, *test)) << bit);
+                    *mask &= !(u32::from(!self.is_active(id as u32, *test)) << bit);
                 }
             }
         }
         let ups = match &self.gate {
-            Some(_) => &*self.prefill_needed_products(prefill, &at, kept, &self.up, 1),
+            Some(_) => &*self.prefill_needed_products(prefill, &at, mask, &self.up, 1),
             None => &*tests,
         };
-        self.prefill_values(prefill, &at, kept, tests, ups);
+        self.prefill_values(prefill, &at, mask, tests, ups);
     }
 
-    /// Sets a bit in `kept` for each neuron of the panel that a token needs: all neurons, or those
+    /// Sets a bit in `mask` for each neuron of the panel that a token needs: all neurons, or those
     /// whose list entry has the token's membership bit.
-    fn prefill_needed_rows(&self, at: &Panel<'_>, kept: &mut [u32]) {
+    fn prefill_needed_rows(&self, at: &Panel<'_>, mask: &mut [u32]) {
         let part = &at.part;
         let Some(list) = &self.list else {
-            return kept.fill(u32::MAX >> (PANEL_ROWS - part.rows.len()));
+            return mask.fill(u32::MAX >> (PANEL_ROWS - part.rows.len()));
         };
-        let slice = self.experts.slice(part.expert, at.number * PANEL_ROWS / self.cut.slice);
+        let slice = self.experts.slice_index(part.expert, at.number * PANEL_ROWS / self.cut.slice);
         list.for_rows(slice, &part.rows, &mut |id, members| {
             let bit = id as usize - part.rows.start;
-            for (kept, &slot) in kept.iter_mut().zip(part.slots) {
-                *kept |= membership_bit(members, at.tile.start + slot as usize) << bit;
+            for (mask, &slot) in mask.iter_mut().zip(part.slots) {
+                *mask |= membership_bit(members, at.tile.start + slot as usize) << bit;
             }
         });
     }
 
     /// Multiplies the panel's rows of `weight` by the tokens that need them; the products are in
-    /// buffer `place` of the worker's sums. Entries of other tokens are unspecified.
+    /// the worker's `place`-th buffer. Entries of other tokens are unspecified.
     fn prefill_needed_products<'a>(
         &self,
         prefill: &'a Prefill,
         at: &Panel<'_>,
-        kept: &[u32],
+        mask: &[u32],
         weight: &Weight,
         place: usize,
     ) -> &'a mut [[f32; PANEL_ROWS]] {
         let (part, n) = (&at.part, at.part.slots.len());
-        let n_kept: usize = kept.iter().map(|kept| kept.count_ones() as usize).sum();
+        let n_active: usize = mask.iter().map(|mask| mask.count_ones() as usize).sum();
         // A single product costs about twice as much as one product of a whole panel.
-        if 2 * n_kept > n * part.rows.len() {
+        if 2 * n_active > n * part.rows.len() {
             let tile = at.tile;
             let all = self.x.rows(weight.activation, tile.start, 0..tile.len(), self.n_in);
             let ids = if self.experts.has_router() {
@@ -195,7 +194,7 @@ impl SparseFfn {
                 RowIds::From(part.slots.first().map_or(0, |&slot| slot as usize))
             };
             let x = TokenRows { ids, ..all };
-            return Self::products(prefill, weight, &part.rows, &x, n, at.worker, place);
+            return Self::multiply(prefill, weight, &part.rows, &x, n, at.worker, place);
         }
         let sums = prefill.panels.sums(n, at.worker, place);
         let view = |member: usize| {
@@ -203,13 +202,13 @@ impl SparseFfn {
             self.x.view(weight.activation, at.tile.start + slot, slot)
         };
         for (i, row) in part.rows.clone().enumerate() {
-            let mut wants = (0..n).filter(|&member| kept[member] >> i & 1 == 1);
-            while let Some(first) = wants.next() {
+            let mut users = (0..n).filter(|&member| mask[member] >> i & 1 == 1);
+            while let Some(first) = users.next() {
                 let mut four = [first; 4];
-                let rest = four.iter_mut().skip(1).zip(&mut wants);
+                let rest = four.iter_mut().skip(1).zip(&mut users);
                 let n = 1 + rest.map(|(to, member)| *to = member).count();
                 let xs: [ActView<'_>; 4] = four.map(view);
-                let values = weight.times_row(weight.rows.row(row), &xs[..n]);
+                let values = weight.multiply_row(weight.rows.row(row), &xs[..n]);
                 for (member, value) in four.into_iter().zip(values).take(n) {
                     sums[member][i] = value;
                 }
@@ -224,34 +223,34 @@ impl SparseFfn {
         &self,
         prefill: &Prefill,
         at: &Panel<'_>,
-        kept: &[u32],
+        mask: &[u32],
         tests: &[[f32; PANEL_ROWS]],
         ups: &[[f32; PANEL_ROWS]],
     ) {
         let part = &at.part;
         let (first, n) = (at.number * PANEL_ROWS, part.rows.len());
-        let tokens = part.pairs.clone().zip(part.slots).zip(kept);
-        for (((pair, &slot), &kept), (tests, ups)) in tokens.zip(tests.iter().zip(ups)) {
-            prefill.kept.part(pair, at.number..at.number + 1)[0] = kept;
+        let tokens = part.pairs.clone().zip(part.slots).zip(mask);
+        for (((pair, &slot), &mask), (tests, ups)) in tokens.zip(tests.iter().zip(ups)) {
+            prefill.mask.columns(pair, at.number..at.number + 1)[0] = mask;
             let (mut values, mut ups) = (*tests, *ups);
             if let (Some(_), Some(bias)) = (&self.gate, &self.bias_up) {
-                let bias = &bias.all()[part.rows.clone()];
+                let bias = &bias.as_slice()[part.rows.clone()];
                 ups.iter_mut().zip(bias).for_each(|(up, b)| *up += b);
             }
-            self.neurons.values(&mut values, &mut ups);
+            self.neurons.apply(&mut values, &mut ups);
             let weight = self.experts.weight(part.expert, at.tile.start + slot as usize);
             let values = &mut values[..n];
-            if kept != u32::MAX || weight != 1.0 {
+            if mask != u32::MAX || weight != 1.0 {
                 for (i, value) in values.iter_mut().enumerate() {
-                    *value = if kept >> i & 1 == 0 { 0.0 } else { *value * weight };
+                    *value = if mask >> i & 1 == 0 { 0.0 } else { *value * weight };
                 }
             }
             match &self.output {
-                Output::Across { acts, .. } if acts.quantizes() => {
-                    acts.quantize_part(values, pair, at.number);
+                Output::ByOutput { acts, .. } if acts.quantizes() => {
+                    acts.quantize_blocks(values, pair, at.number);
                 }
-                Output::ByNeuron { .. } | Output::Across { .. } => {
-                    prefill.h.part(pair, first..first + n).copy_from_slice(values);
+                Output::ByNeuron { .. } | Output::ByOutput { .. } => {
+                    prefill.h.columns(pair, first..first + n).copy_from_slice(values);
                 }
             }
         }
@@ -259,7 +258,7 @@ impl SparseFfn {
 
     /// Down with one row per output: computes a panel of outputs for some tokens, expert by expert.
     fn prefill_product(&self, prefill: &Prefill, chunk: usize, tile: &Range<usize>, worker: usize) {
-        let Output::Across { down, acts, .. } = &self.output else { return };
+        let Output::ByOutput { down, acts, .. } = &self.output else { return };
         let (slots, cols) = PanelCut::new(tile.len(), self.cut.n_out).chunk(chunk);
         // The products of a single expert are the only term of y, so y is written once.
         let at_once = !self.experts.has_router() && self.cut.expert_rows > 0;
@@ -269,17 +268,17 @@ impl SparseFfn {
             }
         }
         for part in self.experts.chunks_used_by(slots).filter(|part| !part.rows.is_empty()) {
-            let first = self.matrix_of(&part);
+            let first = self.down_matrix_start(&part);
             let rows = first + cols.start..first + cols.end;
             let (pairs, n) = (part.pairs.clone(), part.slots.len());
             let h = acts.rows(down.activation, pairs.start, pairs, self.cut.expert_rows);
-            let sums = Self::products(prefill, down, &rows, &h, n, worker, 0);
+            let sums = Self::multiply(prefill, down, &rows, &h, n, worker, 0);
             for (&slot, sums) in part.slots.iter().zip(sums) {
                 let (slot, t) = (slot as usize, tile.start + slot as usize);
                 let y = if at_once {
                     self.init_output(t, slot, &cols)
                 } else {
-                    self.y.part(t, cols.clone())
+                    self.y.columns(t, cols.clone())
                 };
                 y.iter_mut().zip(sums).for_each(|(y, sum)| *y += *sum);
             }
@@ -299,10 +298,10 @@ impl SparseFfn {
         y: &mut [f32],
     ) {
         let Output::ByNeuron { down, .. } = &self.output else { return };
-        let (kept, h) = (prefill.kept.reads_row(pair), prefill.h.reads_row(pair));
+        let (mask, h) = (prefill.mask.read_row(pair), prefill.h.read_row(pair));
         let (mut list, mut len) = ([(0, 0.0); SLICE], 0);
         for panel in nth_range(run, PANELS, part.rows.len().div_ceil(PANEL_ROWS)) {
-            let mut left = kept[panel];
+            let mut left = mask[panel];
             while left != 0 {
                 let row = panel * PANEL_ROWS + left.trailing_zeros() as usize;
                 list[len] = ((part.rows.start + row) as u32, h[row]);
@@ -338,7 +337,7 @@ impl SparseFfn {
             self.prefill_count(prefill, tile, slot);
             if self.experts.has_router() {
                 for pair in self.experts.pairs_of_token(slot) {
-                    y.iter_mut().zip(partial.reads_row(pair)).for_each(|(y, v)| *y += v);
+                    y.iter_mut().zip(partial.read_row(pair)).for_each(|(y, v)| *y += v);
                 }
             }
         }
@@ -358,12 +357,12 @@ impl SparseFfn {
     fn prefill_count(&self, prefill: &Prefill, tile: &Range<usize>, slot: usize) {
         let count = |pair: usize| {
             let n_panels = self.experts.n_rows(self.experts.expert(pair)).div_ceil(PANEL_ROWS);
-            prefill.kept.reads_row(pair)[..n_panels]
+            prefill.mask.read_row(pair)[..n_panels]
                 .iter()
-                .map(|kept| kept.count_ones())
+                .map(|mask| mask.count_ones())
                 .sum::<u32>()
         };
         let n: u32 = self.experts.pairs_of_token(slot).map(count).sum();
-        self.active.part(0, tile.start + slot..tile.start + slot + 1)[0] += n as f32;
+        self.active.columns(0, tile.start + slot..tile.start + slot + 1)[0] += n as f32;
     }
 }

@@ -4,7 +4,7 @@
 use hal::format::Code;
 use hal::op::{Down, ExpertRanges, SparseFfn};
 use hal::{Operand, Result, Tensor, TensorDesc};
-use layout::has_tables;
+use layout::is_transposed_quantised;
 
 use super::matmul::{ExpertTokens, Product, quantize};
 use super::operand::{Weight, takes_q8};
@@ -35,8 +35,8 @@ const REDUCE_COLUMNS: usize = 32;
 const ACROSS_BLOCK: u32 = 128;
 const ACROSS_ROWS: usize = 2;
 
-/// Rows per slice. In decode the number depends on the matrix alone. In prefill it is chosen so
-/// that all tiles of up to 8 slices fill the device.
+/// Rows per slice. In decode the number depends on the matrix alone. In prefill there are up to 8
+/// slices, as many as it takes to fill the device.
 fn slice(n_rows: usize, n_out: usize, n_tokens: usize, facts: &Facts) -> usize {
     let n_slices = match n_tokens {
         0..=FEW => MAX_SLICES,
@@ -98,7 +98,7 @@ impl DownScratch {
 }
 
 /// The down projection for some tokens of an op whose neuron values are already computed.
-pub(super) struct SecondHalf<'a> {
+pub(super) struct DownProjection<'a> {
     pub(super) op: &'a SparseFfn<Tensor>,
     pub(super) ranges: DownScratch,
     pub(super) first_token: usize,
@@ -111,10 +111,10 @@ pub(super) struct SecondHalf<'a> {
     pub(super) starts: Span,
 }
 
-impl SecondHalf<'_> {
+impl DownProjection<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
-        // The last tokens of a prefill step take the prefill path even if they are few: scratch memory
-        // is planned only for that path.
+        // The last tokens of a prefill step take the prefill path even if they are few, because
+        // scratch memory is planned only for that path.
         let many =
             self.n_tokens > FEW || self.op.experts.is_some() && self.ranges.slices_per_expert == 0;
         match (self.op.orientation, &self.op.experts) {
@@ -138,7 +138,7 @@ impl SecondHalf<'_> {
             let (op, ranges, first_token) = (self.op, self.ranges, self.first_token + first);
             let h = self.h.part(row * first as u64, row * n_tokens as u64);
             let counts = self.counts.part(4 * first as u64, 4 * n_tokens as u64);
-            SecondHalf { op, ranges, first_token, n_tokens, h, counts, starts: self.starts }
+            DownProjection { op, ranges, first_token, n_tokens, h, counts, starts: self.starts }
                 .lower(out)?;
         }
         Ok(())
@@ -180,7 +180,8 @@ impl SecondHalf<'_> {
         Ok(())
     }
 
-    /// The neuron values in the format that the down projection reads.
+    /// Returns the neuron values in the format that the down projection reads, after quantising
+    /// them if needed.
     fn lower_values(&self, out: &mut Lowering<'_>) -> Result<Span> {
         if !takes_q8(self.op.down.desc().format) {
             return Ok(self.h);
@@ -198,7 +199,7 @@ impl SecondHalf<'_> {
         Ok(())
     }
 
-    /// One matrix for each expert that has rows; matrices of unused experts are not read.
+    /// Multiplies with a matrix per expert; matrices of unused experts are not read.
     fn across_experts(&self, experts: &ExpertRanges, out: &mut Lowering<'_>) -> Result<()> {
         let x = self.lower_values(out)?;
         let weight = Weight::new(&self.op.down)?;
@@ -260,7 +261,7 @@ impl SecondHalf<'_> {
 /// words per table row, the offset subtracted from codes, and whether scales are F32 (else F16).
 fn transposed_args(weight: &Weight) -> Result<([Arg; 3], [Arg; 3])> {
     let tables = weight.transposed_tables()?;
-    let quants = weight.desc.format.quants().filter(|_| has_tables(&weight.desc));
+    let quants = weight.desc.format.quants().filter(|_| is_transposed_quantised(&weight.desc));
     let (mins, offset, wide) = match quants {
         None => (false, 0, false),
         Some(quants) => {
@@ -297,7 +298,7 @@ impl DownMany<'_> {
         let (tables, table_numbers) = transposed_args(weight)?;
         let (pairs, rows, n_expert, h_cols) = match &self.experts {
             None => (Span::NONE, Span::NONE, 0, n_rows),
-            Some(g) => (g.pairs, g.rows, g.n_expert, g.most_rows),
+            Some(g) => (g.pairs, g.rows, g.n_expert, g.max_rows),
         };
         let mut args = vec![ptr(weight.span), ptr(weight.tables(out))];
         args.extend(tables);

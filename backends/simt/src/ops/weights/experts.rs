@@ -5,7 +5,7 @@ use hal::{Operand, Result, Tensor, TensorDesc};
 
 use super::BLOCK;
 use super::down::{DownMany, expert_weights, tokens};
-use super::ffn::{quantizes_x, rule};
+use super::ffn::{quantizes_x, rule_args};
 use super::matmul::{ExpertTokens, Product, quantize};
 use super::operand::{Weight, takes_q8};
 use super::scratch::{Scratch, ScratchRange};
@@ -32,15 +32,15 @@ struct Sizes {
     n_used: usize,
     n_pairs: usize,
     /// Maximum number of rows of an expert.
-    most_rows: usize,
+    max_rows: usize,
 }
 
 impl Sizes {
     fn new(n_tokens: usize, experts: &ExpertRanges) -> Sizes {
         let n_tokens = n_tokens.min(chunk_tokens(experts));
-        let most_rows = experts.rows().map(|rows| rows.len()).max().unwrap_or(0);
+        let max_rows = experts.rows().map(|rows| rows.len()).max().unwrap_or(0);
         let (n_expert, n_used) = (experts.n_expert(), experts.n_used);
-        Sizes { n_tokens, n_expert, n_used, n_pairs: n_tokens * n_used, most_rows }
+        Sizes { n_tokens, n_expert, n_used, n_pairs: n_tokens * n_used, max_rows }
     }
 }
 
@@ -49,7 +49,7 @@ pub(super) struct ExpertScratch {
     q8: ScratchRange,
     /// Index of each expert's first pair, then one word per pair (`kernels-cuda/experts.cu`).
     pairs: ScratchRange,
-    of_tokens: ScratchRange,
+    token_pairs: ScratchRange,
     flags: ScratchRange,
     counts: ScratchRange,
     tests: ScratchRange,
@@ -65,13 +65,13 @@ impl ExpertScratch {
         scratch: &mut Scratch,
     ) -> ExpertScratch {
         let sizes = Sizes::new(op.x.n_rows, experts);
-        let n_h = sizes.n_pairs * sizes.most_rows;
+        let n_h = sizes.n_pairs * sizes.max_rows;
         let quantized = quantizes_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
         let quantized_h = op.orientation == Down::AcrossNeurons && takes_q8(op.down.format);
         ExpertScratch {
             q8: scratch.q8(if quantized { sizes.n_tokens * op.x.n_cols } else { 0 }),
             pairs: scratch.words(sizes.n_expert + 1 + sizes.n_pairs),
-            of_tokens: scratch.words(sizes.n_pairs),
+            token_pairs: scratch.words(sizes.n_pairs),
             flags: scratch.words(sizes.n_tokens * sizes.n_expert),
             counts: scratch.words(sizes.n_tokens),
             tests: scratch.words(n_h),
@@ -154,7 +154,7 @@ impl Experts<'_> {
     }
 
     /// One word per pair, after the indices of the experts' first pairs.
-    fn of_pairs(&self, out: &Lowering<'_>) -> Result<Span> {
+    fn pair_words(&self, out: &Lowering<'_>) -> Result<Span> {
         let pairs = self.ranges.pairs.span(out)?;
         let skipped = 4 * (self.sizes.n_expert + 1) as u64;
         Ok(pairs.part(skipped, pairs.size - skipped))
@@ -166,8 +166,8 @@ impl Experts<'_> {
             ptr(self.expert_weights()?),
             ptr(self.starts),
             ptr(self.ranges.pairs.span(out)?),
-            ptr(self.of_pairs(out)?),
-            ptr(self.ranges.of_tokens.span(out)?),
+            ptr(self.pair_words(out)?),
+            ptr(self.ranges.token_pairs.span(out)?),
             ptr(self.ranges.flags.span(out)?),
             ptr(self.ranges.counts.span(out)?),
             word(self.sizes.n_expert),
@@ -181,12 +181,12 @@ impl Experts<'_> {
     fn expert_tokens(
         &self,
         rows: Span,
-        most_rows: usize,
+        max_rows: usize,
         out: &Lowering<'_>,
     ) -> Result<ExpertTokens> {
         let pairs = self.ranges.pairs.span(out)?;
         let n_expert = self.sizes.n_expert;
-        Ok(ExpertTokens { pairs, rows, n_expert, most_rows, x_by_pair: false })
+        Ok(ExpertTokens { pairs, rows, n_expert, max_rows, x_by_pair: false })
     }
 
     fn product(
@@ -199,7 +199,7 @@ impl Experts<'_> {
     ) -> Result<()> {
         let weight = &Weight::new(weight)?;
         let x = if takes_q8(weight.desc.format) { q8 } else { x };
-        let experts = Some(self.expert_tokens(self.rows, self.sizes.most_rows, out)?);
+        let experts = Some(self.expert_tokens(self.rows, self.sizes.max_rows, out)?);
         let (bias, n_tokens) = (out.plain_or_null(bias.as_ref())?, self.sizes.n_tokens);
         Product { weight, x, n_tokens, bias, relu: false, experts, y }.lower(out);
         Ok(())
@@ -214,33 +214,33 @@ impl Experts<'_> {
             ptr(self.expert_weights()?),
             ptr(self.starts),
             ptr(self.ranges.pairs.span(out)?),
-            ptr(self.of_pairs(out)?),
+            ptr(self.pair_words(out)?),
             ptr(self.ranges.counts.span(out)?),
-            word(sizes.most_rows),
+            word(sizes.max_rows),
             word(sizes.n_expert),
         ];
-        args.extend(rule(op));
-        let grid = [sizes.most_rows.div_ceil(ROWS_EACH * BLOCK as usize), sizes.n_pairs, 1];
+        args.extend(rule_args(op));
+        let grid = [sizes.max_rows.div_ceil(ROWS_EACH * BLOCK as usize), sizes.n_pairs, 1];
         out.launch(Unit::plain("experts"), "experts_hidden", grid, BLOCK, &args);
         Ok(())
     }
 
     fn by_neuron(&self, h: Span, out: &mut Lowering<'_>) -> Result<()> {
         let weight = &Weight::new(&self.op.down)?;
-        let experts = Some(self.expert_tokens(self.rows, self.sizes.most_rows, out)?);
+        let experts = Some(self.expert_tokens(self.rows, self.sizes.max_rows, out)?);
         let (n_out, n_tokens) = (self.op.y.desc().n_cols, self.sizes.n_tokens);
         let partial = self.ranges.partial.span(out)?;
         // A slice holds all rows of an expert.
-        let slice = self.sizes.most_rows;
+        let slice = self.sizes.max_rows;
         DownMany { weight, n_out, n_tokens, h, slice, experts, partial }.lower(out)
     }
 
-    /// One matrix for each expert that has rows.
+    /// The down projection with one matrix for each expert that has rows.
     fn lower_across(&self, h: Span, out: &mut Lowering<'_>) -> Result<()> {
         let mut x = h;
         if takes_q8(self.op.down.desc().format) {
             x = self.ranges.h_q8.span(out)?;
-            quantize(h, self.sizes.n_pairs * self.sizes.most_rows, x, None, out);
+            quantize(h, self.sizes.n_pairs * self.sizes.max_rows, x, None, out);
         }
         let weight = &Weight::new(&self.op.down)?;
         let n_out = self.op.y.desc().n_cols;
@@ -260,7 +260,7 @@ impl Experts<'_> {
             ptr(self.ranges.partial.span(out)?),
             ptr(out.plain_or_null(op.bias_down.as_ref())?),
             ptr(self.expert_weights()?),
-            ptr(self.ranges.of_tokens.span(out)?),
+            ptr(self.ranges.token_pairs.span(out)?),
             ptr(self.ranges.counts.span(out)?),
             ptr(tokens(&op.y, self.first_token, sizes.n_tokens)?),
             ptr(plain(&op.active)?.part(4 * self.first_token as u64, n_active)),

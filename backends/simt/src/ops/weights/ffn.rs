@@ -7,7 +7,7 @@ use hal::{Operand, Plan, Result, Rows, Tensor, TensorDesc};
 use layout::stride;
 
 use super::FEW;
-use super::down::{DownScratch, SecondHalf, expert_weights, tokens};
+use super::down::{DownProjection, DownScratch, expert_weights, tokens};
 use super::experts::{self, ExpertScratch};
 use super::ffn_many::{ManyScratch, lower_many};
 use super::matmul::{Clear, quantize};
@@ -138,7 +138,7 @@ pub(crate) fn before_ffn(
 
 /// Parameters in the kernels' order: FFN kind, activation, skip rule, factor of the activation,
 /// skip threshold, limit of the activation.
-pub(super) fn rule(op: &SparseFfn<Tensor>) -> [Arg; 6] {
+pub(super) fn rule_args(op: &SparseFfn<Tensor>) -> [Arg; 6] {
     let kind = match op.kind {
         FfnKind::Plain => 0,
         FfnKind::Gated => 1,
@@ -224,14 +224,15 @@ impl FewTokens<'_> {
         }
         self.lower_hidden([x, q8], h, counts, out)?;
         let (ranges, first_token, n_tokens) = (self.ranges.down, self.first_token, self.n_tokens);
-        SecondHalf { op, ranges, first_token, n_tokens, h, counts, starts: self.starts }.lower(out)
+        DownProjection { op, ranges, first_token, n_tokens, h, counts, starts: self.starts }
+            .lower(out)
     }
 
     /// Initial contents of counts and neuron values. If only some rows are processed, the other
     /// neurons are marked as skipped.
     fn clear(&self, range: Span) -> Clear {
-        let some = self.op.experts.is_some() || matches!(self.op.rows, Rows::Active(_));
-        let n_h = if some { self.n_tokens * self.op.up.desc().n_rows } else { 0 };
+        let is_sparse = self.op.experts.is_some() || matches!(self.op.rows, Rows::Active(_));
+        let n_h = if is_sparse { self.n_tokens * self.op.up.desc().n_rows } else { 0 };
         Clear { span: range, n: N_COUNTS + n_h, n_zero: N_COUNTS, word: DROPPED }
     }
 
@@ -272,12 +273,12 @@ impl FewTokens<'_> {
         let bias_test = if op.gate.is_some() { &op.bias_gate } else { &op.bias_up };
         let (list, list_size, listed) = self.list()?;
         let n_expert = op.experts.as_ref().map_or(0, ExpertRanges::n_expert);
-        let (most_rows, most) = match (&op.experts, listed) {
+        let (max_rows, n_neurons) = match (&op.experts, listed) {
             (_, Some(capacity)) => (0, capacity),
             (None, None) => (0, weight.desc.n_rows),
             (Some(experts), None) => {
-                let most_rows = experts.rows().map(|rows| rows.len()).max().unwrap_or(0);
-                (most_rows, most_rows * n_expert.min(self.n_tokens * experts.n_used))
+                let max_rows = experts.rows().map(|rows| rows.len()).max().unwrap_or(0);
+                (max_rows, max_rows * n_expert.min(self.n_tokens * experts.n_used))
             }
         };
         let mut args = vec![
@@ -302,10 +303,10 @@ impl FewTokens<'_> {
             word(lanes),
         ]);
         args.extend(list_size.map(word));
-        args.extend([word(n_expert), word(most_rows)]);
-        args.extend(rule(op));
+        args.extend([word(n_expert), word(max_rows)]);
+        args.extend(rule_args(op));
         let per_block = NEURONS * (BLOCK as usize / lanes);
-        let blocks = out.facts().persistent(most.div_ceil(per_block), PER_UNIT);
+        let blocks = out.facts().persistent(n_neurons.div_ceil(per_block), PER_UNIT);
         let kernel = if self.n_tokens == 1 { "ffn_one" } else { "ffn_few" };
         out.launch(Unit::weight("ffn_few", format), kernel, [blocks as usize, 1, 1], BLOCK, &args);
         Ok(())

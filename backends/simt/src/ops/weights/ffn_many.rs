@@ -5,8 +5,8 @@ use hal::op::{ExpertRanges, Skip, SparseFfn};
 use hal::{Operand, Result, Rows, Tensor, TensorDesc};
 
 use super::BLOCK;
-use super::down::{DownScratch, SecondHalf, expert_weights, tokens};
-use super::ffn::{quantizes_x, rule};
+use super::down::{DownProjection, DownScratch, expert_weights, tokens};
+use super::ffn::{quantizes_x, rule_args};
 use super::matmul::{Clear, Product, quantize};
 use super::operand::{Weight, takes_q8};
 use super::scratch::{Scratch, ScratchRange};
@@ -132,7 +132,7 @@ impl ManyTokens<'_> {
         }
         self.lower_hidden(tests, ups, counts, out)?;
         let (ranges, first_token) = (self.ranges.down, self.first_token);
-        SecondHalf { op, ranges, first_token, n_tokens, h: tests, counts, starts: self.starts }
+        DownProjection { op, ranges, first_token, n_tokens, h: tests, counts, starts: self.starts }
             .lower(out)
     }
 
@@ -197,7 +197,7 @@ impl ManyTokens<'_> {
             word(self.first_token),
             self.n_expert(),
         ];
-        args.extend(rule(op));
+        args.extend(rule_args(op));
         let grid = [n_rows.div_ceil(ROWS_EACH * BLOCK as usize), self.n_tokens, 1];
         out.launch(Unit::plain("ffn"), "ffn_hidden", grid, BLOCK, &args);
         Ok(())

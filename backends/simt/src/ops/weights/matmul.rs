@@ -72,8 +72,8 @@ pub(crate) fn products(
     Ok(())
 }
 
-/// Location of `x` in Q8 blocks: where an earlier launch put them, or else the beginning of the
-/// workspace. Only for `MatMul`, which uses the workspace for nothing else.
+/// Quantises `x` to the beginning of the workspace, unless an earlier launch has quantised it, and
+/// returns the location. Only for `MatMul`, which uses the workspace for nothing else.
 fn quantized(x: Span, n_values: usize, out: &mut Lowering<'_>) -> Result<Span> {
     if let Some(q) = out.quantized(x) {
         return Ok(q);
@@ -101,8 +101,8 @@ pub(crate) fn quantized_for_matmul(
 const MAX_PRODUCTS_TOGETHER: usize = 3;
 
 /// Lowers products of one token with up to three matrices of one format to one launch.
-pub(crate) fn lower_together(all: &[&MatMul<Tensor>], out: &mut Lowering<'_>) -> Result<()> {
-    let Some(first) = all.first() else { return Ok(()) };
+pub(crate) fn lower_together(ops: &[&MatMul<Tensor>], out: &mut Lowering<'_>) -> Result<()> {
+    let Some(first) = ops.first() else { return Ok(()) };
     let mut x = plain(&first.x)?;
     if takes_q8(first.w.desc().format) {
         x = quantized(x, first.w.desc().n_cols, out)?;
@@ -113,7 +113,7 @@ pub(crate) fn lower_together(all: &[&MatMul<Tensor>], out: &mut Lowering<'_>) ->
     let none = [ptr(Span::NONE); MAX_PRODUCTS_TOGETHER];
     let [mut weights, mut biases, mut results] = [none; 3];
     let [mut n_rows, mut n_blocks] = [[0; MAX_PRODUCTS_TOGETHER]; 2];
-    for (i, op) in all.iter().enumerate() {
+    for (i, op) in ops.iter().enumerate() {
         weights[i] = ptr(Weight::new(&op.w)?.span);
         biases[i] = ptr(out.plain_or_null(op.bias.as_ref())?);
         results[i] = ptr(plain(&op.y)?);
@@ -129,7 +129,7 @@ pub(crate) fn lower_together(all: &[&MatMul<Tensor>], out: &mut Lowering<'_>) ->
     Ok(())
 }
 
-/// Words that the quantisation launch also sets: `n` of them, the first `n_zero` to 0 and the
+/// Words that a quantisation or norm launch also sets: `n` of them, the first `n_zero` to 0 and the
 /// others to `word`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clear {
@@ -139,7 +139,7 @@ pub(crate) struct Clear {
     pub(crate) word: u32,
 }
 
-/// Quantises `n_values` of `x` (whole blocks) to Q8 in `q`.
+/// Quantises `n_values` of `x` (whole blocks) to Q8 in `q`, and sets the words of `clear`.
 pub(super) fn quantize(
     x: Span,
     n_values: usize,
@@ -174,7 +174,7 @@ pub(super) struct ExpertTokens {
     pub(super) rows: Span,
     pub(super) n_expert: usize,
     /// Maximum number of rows of an expert; y has as many columns.
-    pub(super) most_rows: usize,
+    pub(super) max_rows: usize,
     /// Whether x has a row per pair; otherwise one per token.
     pub(super) x_by_pair: bool,
 }
@@ -199,12 +199,12 @@ impl Product<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) {
         match (self.n_tokens, self.experts) {
             (0, _) => {}
-            (1..=FEW, None) => self.few(out),
+            (1..=FEW, None) => self.lower_few_tokens(out),
             (_, experts) => self.lower_many_tokens(experts, out),
         }
     }
 
-    fn few(&self, out: &mut Lowering<'_>) {
+    fn lower_few_tokens(&self, out: &mut Lowering<'_>) {
         let desc = &self.weight.desc;
         let lanes = self.weight.lanes();
         let kernel = match self.n_tokens {
@@ -238,7 +238,7 @@ impl Product<'_> {
             pairs: none,
             rows: none,
             n_expert: 0,
-            most_rows: desc.n_rows,
+            max_rows: desc.n_rows,
             x_by_pair: false,
         };
         let experts = experts.unwrap_or(all);
@@ -250,7 +250,7 @@ impl Product<'_> {
             ptr(experts.pairs),
             ptr(experts.rows),
             ptr(self.y),
-            word(experts.most_rows),
+            word(experts.max_rows),
             word(desc.n_rows),
             word(self.weight.row_words),
             word(desc.n_cols),
@@ -259,7 +259,7 @@ impl Product<'_> {
             word(experts.n_expert),
             word(usize::from(experts.x_by_pair)),
         ];
-        let n_rows = desc.n_rows.min(experts.most_rows);
+        let n_rows = desc.n_rows.min(experts.max_rows);
         let n_columns = self.n_tokens.div_ceil(TILE_TOKENS) * experts.n_expert.max(1);
         // Both kernels add up an output in the same order, so the choice does not change results.
         let large = n_rows.div_ceil(TILE_ROWS) * n_columns >= out.facts().n_units as usize;

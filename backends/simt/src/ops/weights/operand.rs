@@ -3,10 +3,10 @@
 use hal::format::{Activation, Format};
 use hal::pack::transposed;
 use hal::{Operand, Result, Tensor, TensorDesc};
-use layout::{has_tables, needs_tables, stride};
+use layout::{is_transposed_quantised, needs_tables, stride};
 
 use crate::buffer::{RowLayout, Span, raw};
-use crate::error::driver;
+use crate::error::failure;
 use crate::lowering::Lowering;
 
 /// A weight that an op reads.
@@ -44,7 +44,7 @@ impl Weight {
         let packed = raw.layout == RowLayout::Packed || desc.format.quants().is_none();
         let words = if packed { stride(&desc) } else { None };
         let Some(row_words) = words else {
-            return Err(driver("bind", format!("{desc} was not imported as a weight")));
+            return Err(failure("bind", format!("{desc} was not imported as a weight")));
         };
         let row = 4 * row_words as u64;
         let first_row = tensor.first_row();
@@ -57,7 +57,7 @@ impl Weight {
     /// # Errors
     /// [`hal::Error::Shape`] for an invalid matrix.
     pub(super) fn transposed_tables(&self) -> Result<TransposedTables> {
-        if !has_tables(&self.desc) {
+        if !is_transposed_quantised(&self.desc) {
             let none = Span::NONE;
             return Ok(TransposedTables { groups: none, scales: none, mins: none, row_words: 0 });
         }
@@ -73,7 +73,7 @@ impl Weight {
 
     /// The code tables of the weight's format; null if the format has none.
     pub(super) fn tables(&self, out: &Lowering<'_>) -> Span {
-        if needs_tables(self.desc.format) && !has_tables(&self.desc) {
+        if needs_tables(self.desc.format) && !is_transposed_quantised(&self.desc) {
             out.tables()
         } else {
             Span::NONE
@@ -101,7 +101,9 @@ pub(crate) fn takes_q8(format: Format) -> bool {
 pub(super) fn refusal(name: &str, desc: &TensorDesc) -> Option<String> {
     match stride(desc) {
         None => Some(format!("operand {name} has no device layout: {desc}")),
-        Some(_) if has_tables(desc) => Some(format!("operand {name} is transposed: {desc}")),
+        Some(_) if is_transposed_quantised(desc) => {
+            Some(format!("operand {name} is transposed: {desc}"))
+        }
         Some(_) => None,
     }
 }

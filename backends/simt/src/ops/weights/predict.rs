@@ -1,4 +1,4 @@
-//! Predicts the active neurons of a step: two products, then lists of the active neurons.
+//! Predicts the active neurons of a step: one or two products, then lists of the active neurons.
 
 use hal::op::{Hidden, Predict};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
@@ -77,10 +77,10 @@ pub(crate) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'_>) -> Res
     }
     let counts = ranges.counts.span(out)?;
     let grid = [n_blocks(fc2), 1, 1];
-    let facts = [word(fc2.n_rows), word(n_tokens), Arg::F32(op.threshold)];
+    let numbers = [word(fc2.n_rows), word(n_tokens), Arg::F32(op.threshold)];
     let unit = Unit::plain("predict");
     let mut args = vec![ptr(scores), ptr(plain(&op.slots)?), ptr(counts)];
-    args.extend(facts);
+    args.extend(numbers);
     out.launch(unit.clone(), "predict_count", grid, BLOCK, &args);
 
     args.truncate(3);
@@ -98,7 +98,7 @@ pub(crate) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'_>) -> Res
             }
         }
     }
-    args.extend(facts);
+    args.extend(numbers);
     args.extend(sizes);
     out.launch(unit, "predict_list", grid, BLOCK, &args);
     Ok(())

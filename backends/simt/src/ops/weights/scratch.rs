@@ -6,7 +6,7 @@ use crate::buffer::Span;
 use crate::lowering::Lowering;
 
 /// Ranges begin at multiples of this many bytes: whole cache lines, and enough for any load.
-const STEP: u64 = 256;
+const ALIGN: u64 = 256;
 
 /// A range of the workspace, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Scratch {
     /// Reserves `n` words.
     pub(super) fn words(&mut self, n: usize) -> ScratchRange {
         let range = ScratchRange { offset: self.bytes, size: 4 * n as u64 };
-        self.bytes += range.size.next_multiple_of(STEP);
+        self.bytes += range.size.next_multiple_of(ALIGN);
         range
     }
 

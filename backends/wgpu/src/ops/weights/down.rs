@@ -1,12 +1,11 @@
-//! The second half of a feed-forward block: the down projection, as partial sums that a second
-//! shader adds in order.
+//! The down projection of a feed-forward block: partial sums, which a second shader adds in order.
 
 use hal::op::{Down, ExpertRanges, SparseFfn};
 use hal::{Operand, Result, Tensor, TensorDesc};
 
-use super::FEW;
-use super::matmul::{ExpertTokens, Product, dots, few, quantize};
-use super::operand::{Use, Weight, include, lanes, part_rows, takes_q8};
+use super::FEW_TOKENS;
+use super::matmul::{ExpertTokens, Product, decode_source, dots, quantize};
+use super::operand::{Access, Weight, include, lanes, part_rows, takes_q8};
 use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;
@@ -15,16 +14,16 @@ use crate::shader::Source;
 
 /// Maximum number of slices of rows with separate sums.
 const MAX_SLICES: usize = 64;
-/// The rows of a slice are a multiple of this number.
+/// The number of rows of a slice is a multiple of this; the last slice may have fewer.
 const SLICE_STEP: usize = 64;
 /// Columns, and tokens, per tile of `down_many`.
 const TILE: usize = 64;
 
-/// Rows per slice. In decode the number depends on the matrix alone. In prefill it is chosen so
-/// that all tiles of up to 8 slices fill the device.
+/// Rows per slice. In decode the number depends on the matrix alone; in prefill it makes enough
+/// tiles to fill the device, with up to 8 slices.
 pub(super) fn slice(n_rows: usize, n_out: usize, n_tokens: usize, facts: &Facts) -> usize {
     let n_slices = match n_tokens {
-        0..=FEW => MAX_SLICES,
+        0..=FEW_TOKENS => MAX_SLICES,
         _ => {
             let tiles = n_out.div_ceil(TILE) * n_tokens.div_ceil(TILE);
             (facts.tuning.fill as usize / tiles.max(1)).clamp(1, 8)
@@ -33,7 +32,7 @@ pub(super) fn slice(n_rows: usize, n_out: usize, n_tokens: usize, facts: &Facts)
     n_rows.div_ceil(n_slices).next_multiple_of(SLICE_STEP).max(SLICE_STEP)
 }
 
-/// Scratch memory of the second half.
+/// Scratch memory of the down projection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DownScratch {
     /// Neuron values in Q8 blocks, if the down projection reads them in that format.
@@ -44,7 +43,7 @@ pub(super) struct DownScratch {
 }
 
 impl DownScratch {
-    /// Scratch memory for `n_tokens` at a time.
+    /// Reserves memory for `n_tokens` at a time.
     pub(super) fn new(
         op: &SparseFfn<TensorDesc>,
         n_tokens: usize,
@@ -66,7 +65,7 @@ impl DownScratch {
 }
 
 /// The down projection for some tokens of an op whose neuron values are already computed.
-pub(super) struct SecondHalf<'a> {
+pub(super) struct DownProjection<'a> {
     pub(super) op: &'a SparseFfn<Tensor>,
     pub(super) ranges: DownScratch,
     pub(super) first_token: usize,
@@ -77,21 +76,21 @@ pub(super) struct SecondHalf<'a> {
     pub(super) counts: Span,
 }
 
-impl SecondHalf<'_> {
+impl DownProjection<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
         match (self.op.orientation, &self.op.experts) {
-            (Down::ByNeuron, _) => self.by_neuron(out)?,
+            (Down::ByNeuron, _) => self.lower_by_neuron(out)?,
             (Down::AcrossNeurons, None) => self.lower_across(out)?,
-            (Down::AcrossNeurons, Some(experts)) => self.across_experts(experts, out)?,
+            (Down::AcrossNeurons, Some(experts)) => self.lower_across_experts(experts, out)?,
         }
         if let Some(hits) = &self.op.hits {
-            self.count(&plain(hits)?, out)?;
+            self.lower_hits(&plain(hits)?, out)?;
         }
-        self.reduce(out)
+        self.lower_reduce(out)
     }
 
     /// Adds to `hits` the number of tokens for which each row was active.
-    fn count(&self, hits: &Span, out: &mut Lowering<'_>) -> Result<()> {
+    fn lower_hits(&self, hits: &Span, out: &mut Lowering<'_>) -> Result<()> {
         let flat = out.facts().tuning.flat as usize;
         let source = Source::new("ffn_count").set("FLAT", flat);
         let n_rows = self.op.up.desc().n_rows;
@@ -100,9 +99,9 @@ impl SecondHalf<'_> {
         out.dispatch(&source, &[self.h.clone(), hits.clone()], &numbers, grid)
     }
 
-    fn by_neuron(&self, out: &mut Lowering<'_>) -> Result<()> {
+    fn lower_by_neuron(&self, out: &mut Lowering<'_>) -> Result<()> {
         let weight = Weight::new(&self.op.down, self.ranges.slice, out)?;
-        if self.n_tokens > FEW {
+        if self.n_tokens > FEW_TOKENS {
             return DownMany {
                 weight: &weight,
                 n_out: self.op.y.desc().n_cols,
@@ -116,9 +115,9 @@ impl SecondHalf<'_> {
         }
         let (n_out, row) = (self.op.y.desc().n_cols, out.facts().tuning.row as usize);
         let (tables, table_offsets) = weight.transposed_tables(out)?;
-        let source = few(Source::new("down_few"), self.n_tokens, row);
-        let source = include(source, "down", &weight.desc, Use::Fours)?;
-        let at_once = if self.n_tokens == 1 { 1 } else { 4 };
+        let source = decode_source(Source::new("down_few"), self.n_tokens, row);
+        let source = include(source, "down", &weight.desc, Access::Fours)?;
+        let tokens_at_once = if self.n_tokens == 1 { 1 } else { 4 };
         for part in &weight.parts {
             let numbers = [
                 weight.desc.n_rows,
@@ -133,7 +132,7 @@ impl SecondHalf<'_> {
             let mut numbers: Vec<u32> = numbers.iter().map(|&n| n as u32).collect();
             numbers.extend(table_offsets);
             let slices = part.n.div_ceil(self.ranges.slice);
-            let grid = [n_out.div_ceil(4 * row), slices, self.n_tokens.div_ceil(at_once)];
+            let grid = [n_out.div_ceil(4 * row), slices, self.n_tokens.div_ceil(tokens_at_once)];
             let spans = [
                 part.span.clone(),
                 weight.tables(out)?,
@@ -165,8 +164,8 @@ impl SecondHalf<'_> {
             .lower(out)
     }
 
-    /// One matrix for each expert that has rows; matrices of unused experts are not read.
-    fn across_experts(&self, experts: &ExpertRanges, out: &mut Lowering<'_>) -> Result<()> {
+    /// `down` has one matrix for each expert that has rows; those of unused experts are not read.
+    fn lower_across_experts(&self, experts: &ExpertRanges, out: &mut Lowering<'_>) -> Result<()> {
         let x = self.lower_values(out)?;
         let weight = Weight::new(&self.op.down, 1, out)?;
         let (desc, n_out) = (weight.desc, self.op.y.desc().n_cols);
@@ -175,7 +174,7 @@ impl SecondHalf<'_> {
         let filled_span = out.constants(&filled)?;
         let row = out.facts().tuning.row as usize;
         let lanes = lanes(&desc, out.facts());
-        let source = few(Source::new("across_few"), self.n_tokens, row);
+        let source = decode_source(Source::new("across_few"), self.n_tokens, row);
         let source = include(source, "weight", &desc, dots(self.n_tokens))?;
         for (i, part) in weight.parts.iter().enumerate() {
             let numbers = [
@@ -205,7 +204,7 @@ impl SecondHalf<'_> {
         Ok(())
     }
 
-    fn reduce(&self, out: &mut Lowering<'_>) -> Result<()> {
+    fn lower_reduce(&self, out: &mut Lowering<'_>) -> Result<()> {
         let (op, n_out) = (self.op, self.op.y.desc().n_cols);
         let flat = out.facts().tuning.flat as usize;
         let source = Source::new("down_reduce").set("FLAT", flat);
@@ -219,7 +218,7 @@ impl SecondHalf<'_> {
         ];
         let spans = [
             self.ranges.partial.span(out)?,
-            out.plain_or_nothing(op.bias_down.as_ref())?,
+            out.plain_or_dummy(op.bias_down.as_ref())?,
             self.expert_weights(out)?,
             self.counts.clone(),
             tokens(&op.y, self.first_token, self.n_tokens)?,
@@ -235,7 +234,7 @@ impl SecondHalf<'_> {
 }
 
 /// The tiled product of neuron values and rows of the down projection. Without experts, the rows
-/// are cut into slices; with experts, each expert is one slice.
+/// are split into slices; with experts, each expert is one slice.
 pub(super) struct DownMany<'a> {
     pub(super) weight: &'a Weight,
     pub(super) n_out: usize,
@@ -254,14 +253,14 @@ impl DownMany<'_> {
         let (tables, table_offsets) = weight.transposed_tables(out)?;
         let which = if self.experts.is_some() { "lib/down_groups" } else { "lib/down_every" };
         let source = Source::new("down_many").include("which", which);
-        let source = include(source, "down", &weight.desc, Use::Fours)?;
-        let none = out.nothing();
+        let source = include(source, "down", &weight.desc, Access::Fours)?;
+        let none = out.dummy();
         for (i, part) in weight.parts.iter().enumerate() {
             let (pairs, rows, n_expert, h_cols, n_pairs) = match &self.experts {
                 None => (&none, &none, 0, weight.desc.n_rows, 0),
-                Some((g, n)) => (&g.pairs, &g.rows, g.n_expert, g.most_rows, *n),
+                Some((g, n)) => (&g.pairs, &g.rows, g.n_expert, g.max_rows, *n),
             };
-            // Index of the first partial sums that this part writes.
+            // Index of the first slice of partial sums that this part writes.
             let first = if n_expert > 0 { i } else { part.first / self.slice };
             let numbers = [
                 h_cols,
@@ -308,6 +307,6 @@ pub(super) fn expert_weights(
 ) -> Result<Span> {
     match &op.expert_weights {
         Some(weight) => tokens(weight, first_token, n_tokens),
-        None => Ok(out.nothing()),
+        None => Ok(out.dummy()),
     }
 }

@@ -4,7 +4,7 @@ use hal::op::{Down, ExpertRanges, SparseFfn};
 use hal::{Operand, Result, Rows, Tensor, TensorDesc};
 
 use super::down::{DownMany, expert_weights, tokens};
-use super::ffn::{UNUSED_LIMIT, activation_numbers, kind_number, quantizes_x, skip_number};
+use super::ffn::{UNUSED_LIMIT, activation_codes, kind_code, quantizes_x, skip_code};
 use super::matmul::{ExpertTokens, Product, quantize};
 use super::operand::{Weight, part_rows, takes_q8};
 use super::scratch::{Scratch, ScratchRange};
@@ -13,8 +13,8 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Maximum number of tokens processed at once, and of (token, expert) pairs. Both bound the scratch
-/// memory for neuron values.
+/// Maximum numbers of tokens and of (token, expert) pairs at once, which bound the scratch memory
+/// for neuron values.
 const CHUNK_TOKENS: usize = 256;
 const MAX_PAIRS: usize = 4096;
 /// Maximum number of experts: the shader's scratch memory has a word per token and expert.
@@ -22,15 +22,15 @@ const MAX_EXPERTS: usize = 1024;
 /// Rows per invocation of `experts_hidden`.
 const ROWS_EACH: usize = 4;
 /// If the down projection has one row per neuron, its bindings hold a multiple of this many rows.
-const STEP: usize = 64;
+const ROW_STEP: usize = 64;
 
-/// Whether these shaders can run a prefill op.
+/// Whether these shaders can run an op in prefill.
 pub(super) fn supports_op(op: &SparseFfn<TensorDesc>) -> bool {
     let Some(experts) = &op.experts else { return false };
     matches!(op.rows, Rows::All) && experts.n_expert() <= MAX_EXPERTS
 }
 
-/// How many tokens are processed at once.
+/// Maximum number of tokens processed at once.
 fn chunk_tokens(experts: &ExpertRanges) -> usize {
     CHUNK_TOKENS.min(MAX_PAIRS / experts.n_used.max(1)).max(1)
 }
@@ -42,19 +42,19 @@ struct Sizes {
     n_used: usize,
     n_pairs: usize,
     /// Maximum number of rows of an expert, a multiple of the block size if they are quantised.
-    most_rows: usize,
+    max_rows: usize,
 }
 
 impl Sizes {
     fn new(n_tokens: usize, experts: &ExpertRanges) -> Sizes {
         let n_tokens = n_tokens.min(chunk_tokens(experts));
-        let most_rows = experts.rows().map(|rows| rows.len()).max().unwrap_or(0);
+        let max_rows = experts.rows().map(|rows| rows.len()).max().unwrap_or(0);
         let (n_expert, n_used) = (experts.n_expert(), experts.n_used);
-        Sizes { n_tokens, n_expert, n_used, n_pairs: n_tokens * n_used, most_rows }
+        Sizes { n_tokens, n_expert, n_used, n_pairs: n_tokens * n_used, max_rows }
     }
 
-    /// Word offsets in `pairs`: one word per pair, the pairs of each token, the shader's scratch
-    /// memory, and the end.
+    /// Word offsets in `pairs`: of one word per pair, of the pairs of each token, of the shader's
+    /// scratch memory, and of the end.
     fn pair_offsets(&self) -> [usize; 4] {
         let of_pairs = self.n_expert + 1;
         let of_tokens = of_pairs + self.n_pairs;
@@ -83,14 +83,14 @@ impl ExpertScratch {
         scratch: &mut Scratch,
     ) -> ExpertScratch {
         let sizes = Sizes::new(op.x.n_rows, experts);
-        let n_h = sizes.n_pairs * sizes.most_rows;
+        let n_h = sizes.n_pairs * sizes.max_rows;
         let across = op.orientation == Down::AcrossNeurons;
         let quantized = quantizes_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
         let quantized_h = across && takes_q8(op.down.format);
         let n_parts = if across {
             1
         } else {
-            op.down.n_rows.div_ceil(part_rows(&op.down, STEP, facts).max(1)).max(1)
+            op.down.n_rows.div_ceil(part_rows(&op.down, ROW_STEP, facts).max(1)).max(1)
         };
         ExpertScratch {
             q8: scratch.q8(if quantized { sizes.n_tokens * op.x.n_cols } else { 0 }),
@@ -137,7 +137,7 @@ struct Experts<'a> {
 impl Experts<'_> {
     fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
         let (op, n_tokens) = (self.op, self.sizes.n_tokens);
-        self.pairs(out)?;
+        self.lower_pairs(out)?;
         let x = tokens(&op.x, self.first_token, n_tokens)?;
         let n_values = n_tokens * op.x.desc().n_cols;
         let gate_format = op.gate.as_ref().map(|gate| gate.desc().format);
@@ -150,25 +150,25 @@ impl Experts<'_> {
         let ups = match &op.gate {
             Some(gate) => {
                 let ups = self.ranges.ups.span(out)?;
-                self.product(gate, &op.bias_gate, [&x, &q8], &tests, out)?;
-                self.product(&op.up, &op.bias_up, [&x, &q8], &ups, out)?;
+                self.lower_product(gate, &op.bias_gate, [&x, &q8], &tests, out)?;
+                self.lower_product(&op.up, &op.bias_up, [&x, &q8], &ups, out)?;
                 ups
             }
             None => {
-                self.product(&op.up, &op.bias_up, [&x, &q8], &tests, out)?;
+                self.lower_product(&op.up, &op.bias_up, [&x, &q8], &tests, out)?;
                 tests.clone()
             }
         };
         self.lower_hidden(&tests, &ups, out)?;
         match op.orientation {
-            Down::ByNeuron => self.by_neuron(&tests, out)?,
+            Down::ByNeuron => self.lower_by_neuron(&tests, out)?,
             Down::AcrossNeurons => self.lower_across(&tests, out)?,
         }
-        self.reduce(out)
+        self.lower_reduce(out)
     }
 
     /// Finds the tokens that use each expert.
-    fn pairs(&self, out: &mut Lowering<'_>) -> Result<()> {
+    fn lower_pairs(&self, out: &mut Lowering<'_>) -> Result<()> {
         let [of_pairs, of_tokens, scratch, _] = self.sizes.pair_offsets();
         let Sizes { n_tokens, n_expert, n_used, .. } = self.sizes;
         let numbers = [n_expert, n_tokens, n_used, of_pairs, of_tokens, scratch];
@@ -185,19 +185,19 @@ impl Experts<'_> {
     fn expert_tokens(
         &self,
         rows: &Span,
-        most_rows: usize,
+        max_rows: usize,
         out: &Lowering<'_>,
     ) -> Result<ExpertTokens> {
         Ok(ExpertTokens {
             pairs: self.ranges.pairs.span(out)?,
             rows: rows.clone(),
             n_expert: self.sizes.n_expert,
-            most_rows,
+            max_rows,
             x_by_pair: false,
         })
     }
 
-    fn product(
+    fn lower_product(
         &self,
         weight: &Tensor,
         bias: &Option<Tensor>,
@@ -207,7 +207,7 @@ impl Experts<'_> {
     ) -> Result<()> {
         let weight = Weight::new(weight, 1, out)?;
         let x = if takes_q8(weight.desc.format) { q8 } else { x }.clone();
-        let experts = Some(self.expert_tokens(&self.rows, self.sizes.most_rows, out)?);
+        let experts = Some(self.expert_tokens(&self.rows, self.sizes.max_rows, out)?);
         let (weight, n_tokens, y) = (&weight, self.sizes.n_tokens, y.clone());
         let bias = bias.as_ref().map(plain).transpose()?;
         Product { weight, x, n_tokens, bias, relu: false, experts, y }.lower(out)
@@ -216,48 +216,48 @@ impl Experts<'_> {
     fn lower_hidden(&self, tests: &Span, ups: &Span, out: &mut Lowering<'_>) -> Result<()> {
         let (op, sizes) = (self.op, &self.sizes);
         let flat = out.facts().tuning.flat as usize;
-        let (activation, alpha, cap) = activation_numbers(op.activation);
-        let skip = skip_number(op.skip);
+        let (activation, alpha, cap) = activation_codes(op.activation);
+        let skip = skip_code(op.skip);
         let spans = [
             tests.clone(),
             ups.clone(),
-            out.plain_or_nothing(op.threshold.as_ref())?,
+            out.plain_or_dummy(op.threshold.as_ref())?,
             self.expert_weights(out)?,
             self.starts.clone(),
             self.ranges.pairs.span(out)?,
             self.ranges.counts.span(out)?,
         ];
         let numbers = [
-            sizes.most_rows as u32,
+            sizes.max_rows as u32,
             sizes.n_expert as u32,
             u32::from(op.threshold.is_some()),
-            kind_number(op.kind),
+            kind_code(op.kind),
             activation,
             skip,
             alpha.to_bits(),
             UNUSED_LIMIT.to_bits(),
             cap.to_bits(),
         ];
-        let grid = [sizes.most_rows.div_ceil(ROWS_EACH * flat) as u32, sizes.n_pairs as u32, 1];
+        let grid = [sizes.max_rows.div_ceil(ROWS_EACH * flat) as u32, sizes.n_pairs as u32, 1];
         out.dispatch(&Source::new("experts_hidden").set("FLAT", flat), &spans, &numbers, grid)
     }
 
-    fn by_neuron(&self, h: &Span, out: &mut Lowering<'_>) -> Result<()> {
-        let weight = Weight::new(&self.op.down, STEP, out)?;
-        let experts = self.expert_tokens(&self.rows, self.sizes.most_rows, out)?;
+    fn lower_by_neuron(&self, h: &Span, out: &mut Lowering<'_>) -> Result<()> {
+        let weight = Weight::new(&self.op.down, ROW_STEP, out)?;
+        let experts = self.expert_tokens(&self.rows, self.sizes.max_rows, out)?;
         DownMany {
             weight: &weight,
             n_out: self.op.y.desc().n_cols,
             n_tokens: self.sizes.n_tokens,
             h: h.clone(),
-            slice: STEP,
+            slice: ROW_STEP,
             experts: Some((experts, self.sizes.n_pairs)),
             partial: self.ranges.partial.span(out)?,
         }
         .lower(out)
     }
 
-    /// One matrix for each expert that has rows.
+    /// `down` has one matrix for each expert that has rows.
     fn lower_across(&self, h: &Span, out: &mut Lowering<'_>) -> Result<()> {
         let n_out = self.op.y.desc().n_cols;
         let mut end = 0;
@@ -270,7 +270,7 @@ impl Experts<'_> {
         let mut x = h.clone();
         if takes_q8(self.op.down.desc().format) {
             x = self.ranges.h_q8.span(out)?;
-            quantize(h, self.sizes.n_pairs * self.sizes.most_rows, &x, None, out)?;
+            quantize(h, self.sizes.n_pairs * self.sizes.max_rows, &x, None, out)?;
         }
         let weight = Weight::new(&self.op.down, 1, out)?;
         let experts = ExpertTokens { x_by_pair: true, ..self.expert_tokens(&rows, n_out, out)? };
@@ -279,7 +279,7 @@ impl Experts<'_> {
         Product { weight, x, n_tokens, bias: None, relu: false, experts, y }.lower(out)
     }
 
-    fn reduce(&self, out: &mut Lowering<'_>) -> Result<()> {
+    fn lower_reduce(&self, out: &mut Lowering<'_>) -> Result<()> {
         let (op, sizes) = (self.op, &self.sizes);
         let (n_out, flat) = (op.y.desc().n_cols, out.facts().tuning.flat as usize);
         let numbers = [
@@ -296,7 +296,7 @@ impl Experts<'_> {
         let n_active = 4 * sizes.n_tokens as u64;
         let spans = [
             self.ranges.partial.span(out)?,
-            out.plain_or_nothing(op.bias_down.as_ref())?,
+            out.plain_or_dummy(op.bias_down.as_ref())?,
             self.expert_weights(out)?,
             self.ranges.pairs.span(out)?,
             self.ranges.counts.span(out)?,

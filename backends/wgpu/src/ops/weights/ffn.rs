@@ -1,28 +1,28 @@
-//! Feed-forward blocks. In decode the gate comes first, then up and down for the active neurons
-//! only; in prefill, tiles compute all neurons.
+//! Feed-forward blocks: in decode the gate, then up and down for the active neurons only; in prefill
+//! tiles with all neurons. [`FfnAlgorithm`] lists the exceptions.
 
 use hal::format::Format;
 use hal::op::{Activation, Down, ExpertRanges, FfnKind, Skip, SparseFfn};
 use hal::{Operand, Plan, Result, Rows, Tensor, TensorDesc};
 
-use super::down::{DownScratch, SecondHalf, expert_weights, slice, tokens};
+use super::down::{DownProjection, DownScratch, expert_weights, slice, tokens};
 use super::experts::{self, ExpertScratch};
 use super::ffn_many::{ManyScratch, chunk_tokens, lower_many};
-use super::matmul::{Clear, dots, few, quantize};
+use super::matmul::{WordFill, decode_source, dots, quantize};
 use super::operand::{Weight, include, lanes, refusal, takes_q8};
 use super::scratch::{Scratch, ScratchRange};
-use super::{FEW, plan_of};
+use super::{FEW_TOKENS, plan_of};
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Number of words before the neuron values: a counter of active neurons for each token.
+/// Number of words before the neuron values. The first ones count active neurons, one word
+/// per token.
 pub(super) const N_COUNTS: usize = 64;
 /// Marks the value of a skipped neuron (`shaders/lib/wanted.wgsl`).
 const DROPPED: u32 = 0x8000_0000;
 
-/// How a feed-forward block is computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FfnAlgorithm {
     /// Gate first, then only the active neurons, up to 16 tokens at a time.
@@ -35,7 +35,7 @@ enum FfnAlgorithm {
 
 impl FfnAlgorithm {
     fn select(op: &SparseFfn<TensorDesc>) -> FfnAlgorithm {
-        let (cut, many) = (matches!(op.skip, Skip::GaussianCut(_)), op.x.n_rows > FEW);
+        let (cut, many) = (matches!(op.skip, Skip::GaussianCut(_)), op.x.n_rows > FEW_TOKENS);
         match op.experts {
             _ if cut => FfnAlgorithm::Many,
             None if many => FfnAlgorithm::Many,
@@ -74,7 +74,7 @@ pub(in super::super) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> P
     refused = refused.or_else(|| facts.binding_refusal("x", &op.x));
     refused = refused.or_else(|| facts.binding_refusal("y", &op.y));
     refused = refused.or_else(|| scratch.refusal(facts));
-    let slow = (algorithm == FfnAlgorithm::Few && op.x.n_rows > FEW)
+    let slow = (algorithm == FfnAlgorithm::Few && op.x.n_rows > FEW_TOKENS)
         .then_some("experts with row lists process only 16 tokens at a time on GPUs");
     plan_of(refused, scratch.bytes, slow)
 }
@@ -83,7 +83,7 @@ pub(in super::super) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>
     let desc = op_desc(op);
     let starts = match &op.experts {
         Some(experts) => out.constants(&experts.starts)?,
-        None => out.nothing(),
+        None => out.dummy(),
     };
     match (FfnAlgorithm::select(&desc), &op.experts) {
         (FfnAlgorithm::Experts, Some(experts)) => {
@@ -98,8 +98,8 @@ pub(in super::super) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>
     }
     let ranges = FewScratch::new(&desc, out.facts(), &mut Scratch::default());
     let n_tokens = desc.x.n_rows;
-    for first_token in (0..n_tokens).step_by(FEW) {
-        let n = FEW.min(n_tokens - first_token);
+    for first_token in (0..n_tokens).step_by(FEW_TOKENS) {
+        let n = FEW_TOKENS.min(n_tokens - first_token);
         let few = FewTokens {
             op,
             desc: &desc,
@@ -120,8 +120,8 @@ fn op_desc(op: &SparseFfn<Tensor>) -> SparseFfn<TensorDesc> {
     desc
 }
 
-/// The number of an FFN kind in the shaders.
-pub(super) fn kind_number(kind: FfnKind) -> u32 {
+/// The code of an FFN kind in the shaders.
+pub(super) fn kind_code(kind: FfnKind) -> u32 {
     match kind {
         FfnKind::Plain => 0,
         FfnKind::Gated => 1,
@@ -129,8 +129,8 @@ pub(super) fn kind_number(kind: FfnKind) -> u32 {
     }
 }
 
-/// The number of an activation in the shaders, its factor and its cap.
-pub(super) fn activation_numbers(activation: Activation) -> (u32, f32, f32) {
+/// The code of an activation in the shaders, its factor and its cap.
+pub(super) fn activation_codes(activation: Activation) -> (u32, f32, f32) {
     match activation {
         Activation::Relu => (0, 0.0, 0.0),
         Activation::Relu2 => (1, 0.0, 0.0),
@@ -141,11 +141,11 @@ pub(super) fn activation_numbers(activation: Activation) -> (u32, f32, f32) {
     }
 }
 
-/// The shaders can skip neurons below a single threshold, but no skip rule of `hal` does that.
+/// The threshold of ops without thresholds per row. No skip rule of such ops reads it.
 pub(super) const UNUSED_LIMIT: f32 = 0.0;
 
-/// Number of a skip rule in the shaders.
-pub(super) fn skip_number(skip: Skip) -> u32 {
+/// The code of a skip rule in the shaders.
+pub(super) fn skip_code(skip: Skip) -> u32 {
     match skip {
         Skip::Never => 0,
         Skip::NotPositive => 1,
@@ -165,7 +165,7 @@ struct FewScratch {
 
 impl FewScratch {
     fn new(op: &SparseFfn<TensorDesc>, facts: &Facts, scratch: &mut Scratch) -> FewScratch {
-        let n_tokens = op.x.n_rows.min(FEW);
+        let n_tokens = op.x.n_rows.min(FEW_TOKENS);
         let quantized = quantizes_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
         let q8 = scratch.q8(if quantized { n_tokens * op.x.n_cols } else { 0 });
         let h = scratch.words(N_COUNTS + n_tokens * op.up.n_rows);
@@ -189,8 +189,8 @@ struct FewTokens<'a> {
 }
 
 impl FewTokens<'_> {
-    /// Whether the op reads a row list, even one of capacity 0.
-    fn is_listed(&self) -> bool {
+    /// Whether the op reads a row list, which may have capacity 0.
+    fn has_row_list(&self) -> bool {
         matches!(self.op.rows, Rows::Active(_))
     }
 
@@ -201,8 +201,8 @@ impl FewTokens<'_> {
         let h = range.part(4 * N_COUNTS as u64, 4 * n_h as u64);
         let x = tokens(&self.op.x, self.first_token, self.n_tokens)?;
         let q8 = self.ranges.q8.span(out)?;
-        let listed = self.is_listed();
-        let clear = Clear {
+        let listed = self.has_row_list();
+        let clear = WordFill {
             span: range.part(0, 4 * (N_COUNTS + n_h) as u64),
             n: if listed { N_COUNTS + n_h } else { N_COUNTS },
             n_zero: N_COUNTS,
@@ -216,7 +216,7 @@ impl FewTokens<'_> {
         self.lower_hidden(&x, &q8, &h, &counts, out)?;
         let (op, ranges) = (self.op, self.ranges.down);
         let (first_token, n_tokens) = (self.first_token, self.n_tokens);
-        SecondHalf { op, ranges, first_token, n_tokens, h, counts }.lower(out)
+        DownProjection { op, ranges, first_token, n_tokens, h, counts }.lower(out)
     }
 
     /// Computes the values of all active neurons.
@@ -233,112 +233,109 @@ impl FewTokens<'_> {
         let gate = op.gate.as_ref().map(|gate| Weight::new(gate, 1, out)).transpose()?;
         let test = gate.as_ref().unwrap_or(&up);
         let row = out.facts().tuning.row as usize;
-        let lanes = lanes(&test.desc, out.facts()).max(shared_lanes(&up, out));
-        let mut source = few(Source::new("ffn_few"), self.n_tokens, row);
+        let lanes = lanes(&test.desc, out.facts()).max(lanes(&up.desc, out.facts()));
+        let mut source = decode_source(Source::new("ffn_few"), self.n_tokens, row);
         source = include(source, "gate", &test.desc, dots(self.n_tokens))?;
         source = include(source, "up", &up.desc, dots(self.n_tokens))?;
-        let takes = |weight: &Weight| if takes_q8(weight.desc.format) { q8 } else { x }.clone();
+        let input = |weight: &Weight| if takes_q8(weight.desc.format) { q8 } else { x }.clone();
         let tables = match test.tables(out)? {
-            none if none.buffer == out.nothing().buffer => up.tables(out)?,
-            some => some,
+            dummy if dummy.buffer == out.dummy().buffer => up.tables(out)?,
+            tables => tables,
         };
         for part in align_parts(test, &up) {
             let (gate_span, up_span, first, n) = part;
-            let set = self.list(out)?;
+            let set = self.row_list(out)?;
             let bias_test = if gate.is_some() { &op.bias_gate } else { &op.bias_up };
             let spans = [
                 gate_span,
                 up_span,
                 tables.clone(),
-                takes(test),
-                takes(&up),
+                input(test),
+                input(&up),
                 set.ids,
                 set.count,
                 set.members,
-                out.plain_or_nothing(bias_test.as_ref())?,
-                out.plain_or_nothing(op.bias_up.as_ref())?,
-                out.plain_or_nothing(op.threshold.as_ref())?,
+                out.plain_or_dummy(bias_test.as_ref())?,
+                out.plain_or_dummy(op.bias_up.as_ref())?,
+                out.plain_or_dummy(op.threshold.as_ref())?,
                 expert_weights(op, self.first_token, self.n_tokens, out)?,
                 self.starts.clone(),
                 h.clone(),
                 counts.clone(),
             ];
             let numbers =
-                self.numbers(&NumbersOf { test, up: &up, first, n, lanes, set: &set.size });
-            let most = if self.is_listed() { set.size[0] as usize } else { n };
+                self.numbers(&FfnParams { test, up: &up, first, n, lanes, set: &set.size });
+            let n_neurons = if self.has_row_list() { set.size[0] as usize } else { n };
             let fill = 4 * out.facts().tuning.fill as usize;
-            let grid = out.facts().grid(most.div_ceil(row / lanes).min(fill));
+            let grid = out.facts().grid(n_neurons.div_ceil(row / lanes).min(fill));
             out.dispatch(&source, &spans, &numbers, grid)?;
         }
         Ok(())
     }
 
-    fn numbers(&self, of: &NumbersOf<'_>) -> [u32; 17] {
+    fn numbers(&self, params: &FfnParams<'_>) -> [u32; 17] {
         let op = self.op;
         let bias_test = if op.gate.is_some() { &op.bias_gate } else { &op.bias_up };
         let has = u32::from(bias_test.is_some())
             | u32::from(op.bias_up.is_some()) << 1
             | u32::from(op.threshold.is_some()) << 2
-            | u32::from(self.is_listed()) << 3;
-        let (activation, alpha, cap) = activation_numbers(op.activation);
-        let skip = skip_number(op.skip);
-        let [capacity, words, bit] = *of.set;
+            | u32::from(self.has_row_list()) << 3;
+        let (activation, alpha, cap) = activation_codes(op.activation);
+        let skip = skip_code(op.skip);
+        let [capacity, words, bit] = *params.set;
         [
-            of.up.desc.n_rows as u32,
-            of.first as u32,
-            of.n as u32,
-            of.up.desc.n_cols as u32,
+            params.up.desc.n_rows as u32,
+            params.first as u32,
+            params.n as u32,
+            params.up.desc.n_cols as u32,
             self.n_tokens as u32,
-            of.lanes as u32 | bit << 16,
+            params.lanes as u32 | bit << 16,
             capacity,
             words,
             op.experts.as_ref().map_or(0, ExpertRanges::n_expert) as u32,
-            has | kind_number(op.kind) << 4,
+            has | kind_code(op.kind) << 4,
             activation,
             skip,
             alpha.to_bits(),
             UNUSED_LIMIT.to_bits(),
             cap.to_bits(),
-            of.test.row_words as u32,
-            of.up.row_words as u32,
+            params.test.row_words as u32,
+            params.up.row_words as u32,
         ]
     }
 
-    /// The row list, with its capacity, membership words per row and the bit of the first token.
-    fn list(&self, out: &Lowering<'_>) -> Result<ListSpans> {
-        let none = out.nothing();
+    /// The row list; dummy buffers if the op has none.
+    fn row_list(&self, out: &Lowering<'_>) -> Result<RowList> {
+        let dummy = out.dummy();
         let Rows::Active(set) = &self.op.rows else {
-            let (ids, count) = (none.clone(), none.clone());
-            return Ok(ListSpans { ids, count, members: none, size: [0; 3] });
+            let (ids, count) = (dummy.clone(), dummy.clone());
+            return Ok(RowList { ids, count, members: dummy, size: [0; 3] });
         };
-        let all = plain(&set.members)?;
+        let whole = plain(&set.members)?;
         // `members` begins at the word with the first token's bit.
         let skipped = 4 * (self.first_token / 32) as u64;
-        let members = all.part(skipped, all.size.saturating_sub(skipped));
+        let members = whole.part(skipped, whole.size.saturating_sub(skipped));
         let words = set.members.desc().n_cols as u32;
         let size = [set.ids.desc().n_cols as u32, words, (self.first_token % 32) as u32];
-        Ok(ListSpans { ids: plain(&set.ids)?, count: plain(&set.count)?, members, size })
+        Ok(RowList { ids: plain(&set.ids)?, count: plain(&set.count)?, members, size })
     }
 }
 
-struct ListSpans {
+struct RowList {
     ids: Span,
     count: Span,
     members: Span,
+    /// Capacity, membership words per row, and the bit of the first token.
     size: [u32; 3],
 }
 
-struct NumbersOf<'a> {
+struct FfnParams<'a> {
     test: &'a Weight,
     up: &'a Weight,
     first: usize,
     n: usize,
     lanes: usize,
     set: &'a [u32; 3],
-}
-
-fn shared_lanes(weight: &Weight, out: &Lowering<'_>) -> usize {
-    lanes(&weight.desc, out.facts())
 }
 
 /// Splits gate and up at the same rows, so that each range lies in one binding of both. Returns the

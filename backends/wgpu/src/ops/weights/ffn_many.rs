@@ -4,9 +4,9 @@
 use hal::op::{ExpertRanges, Skip, SparseFfn};
 use hal::{Operand, Result, Rows, Tensor, TensorDesc};
 
-use super::down::{DownScratch, SecondHalf, expert_weights, tokens};
-use super::ffn::{UNUSED_LIMIT, activation_numbers, kind_number, quantizes_x, skip_number};
-use super::matmul::{Clear, Product, quantize};
+use super::down::{DownProjection, DownScratch, expert_weights, tokens};
+use super::ffn::{UNUSED_LIMIT, activation_codes, kind_code, quantizes_x, skip_code};
+use super::matmul::{Product, WordFill, quantize};
 use super::operand::{Weight, takes_q8};
 use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
@@ -14,12 +14,12 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Maximum number of tokens processed at once, which bounds the scratch memory for neuron values.
+/// Maximum number of tokens at once, which bounds the scratch memory for neuron values.
 const CHUNK_TOKENS: usize = 256;
 /// Rows per invocation of `ffn_hidden`.
 const ROWS_EACH: usize = 4;
 
-/// How many tokens of an op are processed at once.
+/// Number of tokens of an op processed at once.
 pub(super) fn chunk_tokens(op: &SparseFfn<TensorDesc>) -> usize {
     op.x.n_rows.min(CHUNK_TOKENS)
 }
@@ -67,7 +67,7 @@ pub(super) fn lower_many(
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let n_tokens = op.x.desc().n_rows;
-    mask(op, ranges, out)?;
+    lower_mask(op, ranges, out)?;
     for first_token in (0..n_tokens).step_by(CHUNK_TOKENS) {
         let n_tokens = CHUNK_TOKENS.min(n_tokens - first_token);
         ManyTokens { op, ranges, starts, first_token, n_tokens }.lower(out)?;
@@ -76,12 +76,12 @@ pub(super) fn lower_many(
 }
 
 /// Scatters the row list's membership bits to their rows.
-fn mask(op: &SparseFfn<Tensor>, ranges: &ManyScratch, out: &mut Lowering<'_>) -> Result<()> {
+fn lower_mask(op: &SparseFfn<Tensor>, ranges: &ManyScratch, out: &mut Lowering<'_>) -> Result<()> {
     let Rows::Active(set) = &op.rows else { return Ok(()) };
     let (n_rows, words) = (op.up.desc().n_rows, set.members.desc().n_cols);
     let (mask, capacity) = (ranges.mask.span(out)?, set.ids.desc().n_cols);
     let n = n_rows * words;
-    let clear = Clear { span: mask.clone(), n, n_zero: n, word: 0 };
+    let clear = WordFill { span: mask.clone(), n, n_zero: n, word: 0 };
     quantize(&plain(&op.x)?, 0, &mask, Some(clear), out)?;
     let flat = out.facts().tuning.flat as usize;
     let source = Source::new("ffn_mask").set("FLAT", flat);
@@ -108,32 +108,32 @@ impl ManyTokens<'_> {
         let counts = self.ranges.counts.span(out)?.part(0, 4 * n_tokens as u64);
         let q8 = if quantized { self.ranges.q8.span(out)? } else { counts.clone() };
         let n_values = if quantized { n_tokens * x_cols(op) } else { 0 };
-        let clear = Clear { span: counts.clone(), n: n_tokens, n_zero: n_tokens, word: 0 };
+        let clear = WordFill { span: counts.clone(), n: n_tokens, n_zero: n_tokens, word: 0 };
         quantize(&x, n_values, &q8, Some(clear), out)?;
 
         let tests = self.ranges.tests.span(out)?;
         let ups = match &op.gate {
             Some(gate) => {
-                self.product(gate, &op.bias_gate, [&x, &q8], &tests, out)?;
+                self.lower_product(gate, &op.bias_gate, [&x, &q8], &tests, out)?;
                 let ups = self.ranges.ups.span(out)?;
-                self.product(&op.up, &op.bias_up, [&x, &q8], &ups, out)?;
+                self.lower_product(&op.up, &op.bias_up, [&x, &q8], &ups, out)?;
                 ups
             }
             None => {
-                self.product(&op.up, &op.bias_up, [&x, &q8], &tests, out)?;
+                self.lower_product(&op.up, &op.bias_up, [&x, &q8], &tests, out)?;
                 tests.clone()
             }
         };
         if let Skip::GaussianCut(factor) = op.skip {
-            self.lower_cut_off(factor, &tests, out)?;
+            self.lower_cuts(factor, &tests, out)?;
         }
         self.lower_hidden(&tests, &ups, &counts, out)?;
         let (ranges, first_token) = (self.ranges.down, self.first_token);
-        SecondHalf { op, ranges, first_token, n_tokens, h: tests, counts }.lower(out)
+        DownProjection { op, ranges, first_token, n_tokens, h: tests, counts }.lower(out)
     }
 
     /// Products with all rows of a weight; `x` is given in F32 and in Q8 blocks.
-    fn product(
+    fn lower_product(
         &self,
         weight: &Tensor,
         bias: &Option<Tensor>,
@@ -148,7 +148,7 @@ impl ManyTokens<'_> {
         Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y }.lower(out)
     }
 
-    fn lower_cut_off(&self, factor: f32, tests: &Span, out: &mut Lowering<'_>) -> Result<()> {
+    fn lower_cuts(&self, factor: f32, tests: &Span, out: &mut Lowering<'_>) -> Result<()> {
         let source = Source::new("ffn_cut").set("FLAT", out.facts().tuning.flat);
         let spans = [
             tests.clone(),
@@ -180,13 +180,13 @@ impl ManyTokens<'_> {
             Rows::Active(set) => set.members.desc().n_cols as u32,
         };
         let n_rows = op.up.desc().n_rows;
-        let (activation, alpha, cap) = activation_numbers(op.activation);
-        let skip = skip_number(op.skip);
+        let (activation, alpha, cap) = activation_codes(op.activation);
+        let skip = skip_code(op.skip);
         let spans = [
             tests.clone(),
             ups.clone(),
             self.ranges.mask.span(out)?,
-            out.plain_or_nothing(op.threshold.as_ref())?,
+            out.plain_or_dummy(op.threshold.as_ref())?,
             expert_weights(op, 0, op.x.desc().n_rows, out)?,
             self.starts.clone(),
             self.ranges.cuts.span(out)?,
@@ -198,7 +198,7 @@ impl ManyTokens<'_> {
             self.first_token as u32,
             self.n_expert(),
             u32::from(op.threshold.is_some()),
-            kind_number(op.kind),
+            kind_code(op.kind),
             activation,
             skip,
             alpha.to_bits(),

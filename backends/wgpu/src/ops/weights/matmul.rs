@@ -3,9 +3,9 @@
 use hal::op::MatMul;
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
-use super::operand::{Use, Weight, include, lanes, refusal, takes_q8};
+use super::operand::{Access, Weight, include, lanes, refusal, takes_q8};
 use super::scratch::Scratch;
-use super::{FEW, plan_of};
+use super::{FEW_TOKENS, plan_of};
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;
 use crate::lowering::Lowering;
@@ -70,25 +70,25 @@ pub(in super::super) fn products(
     Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y }.lower(out)
 }
 
-/// Words that the quantisation dispatch also sets: `n` of them, the first `n_zero` to 0 and the
-/// others to `word`.
-pub(super) struct Clear {
+/// Words that the quantisation dispatch also sets: the first `n_zero` of `n` to 0, the others to
+/// `word`.
+pub(super) struct WordFill {
     pub(super) span: Span,
     pub(super) n: usize,
     pub(super) n_zero: usize,
     pub(super) word: u32,
 }
 
-/// Quantises `n_values` of `x` (whole blocks) to Q8 in `q`.
+/// Quantises `n_values` of `x`, which are whole blocks, to Q8 in `q`.
 pub(super) fn quantize(
     x: &Span,
     n_values: usize,
     q: &Span,
-    clear: Option<Clear>,
+    clear: Option<WordFill>,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let n_blocks = n_values / 32;
-    let none = Clear { span: q.clone(), n: 0, n_zero: 0, word: 0 };
+    let none = WordFill { span: q.clone(), n: 0, n_zero: 0, word: 0 };
     let clear = clear.unwrap_or(none);
     let grid = out.facts().grid(n_blocks.div_ceil(8).max(clear.n.div_ceil(1024)));
     let numbers = [n_blocks as u32, clear.n as u32, clear.word, clear.n_zero as u32];
@@ -105,7 +105,7 @@ pub(super) struct ExpertTokens {
     pub(super) rows: Span,
     pub(super) n_expert: usize,
     /// Maximum number of rows of an expert; y has as many columns.
-    pub(super) most_rows: usize,
+    pub(super) max_rows: usize,
     /// Whether x has a row per pair; otherwise one per token.
     pub(super) x_by_pair: bool,
 }
@@ -128,23 +128,23 @@ impl Product<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
         match (self.n_tokens, &self.experts) {
             (0, _) => Ok(()),
-            (1..=FEW, None) => self.few(out),
+            (1..=FEW_TOKENS, None) => self.lower_few_tokens(out),
             (_, None) => {
-                let (none, most_rows) = (out.nothing(), self.weight.desc.n_rows);
-                let (pairs, rows) = (none.clone(), none);
+                let (dummy, max_rows) = (out.dummy(), self.weight.desc.n_rows);
+                let (pairs, rows) = (dummy.clone(), dummy);
                 let x_by_pair = false;
-                let all = ExpertTokens { pairs, rows, n_expert: 0, most_rows, x_by_pair };
-                self.lower_many_tokens(&all, "lib/every_token", out)
+                let none = ExpertTokens { pairs, rows, n_expert: 0, max_rows, x_by_pair };
+                self.lower_many_tokens(&none, "lib/every_token", out)
             }
             (_, Some(experts)) => self.lower_many_tokens(experts, "lib/group_tokens", out),
         }
     }
 
-    fn few(&self, out: &mut Lowering<'_>) -> Result<()> {
+    fn lower_few_tokens(&self, out: &mut Lowering<'_>) -> Result<()> {
         let desc = &self.weight.desc;
         let row = out.facts().tuning.row as usize;
         let lanes = lanes(desc, out.facts());
-        let source = few(Source::new("matmul_few"), self.n_tokens, row);
+        let source = decode_source(Source::new("matmul_few"), self.n_tokens, row);
         let source = include(source, "weight", desc, dots(self.n_tokens))?;
         for part in &self.weight.parts {
             let numbers = [
@@ -159,7 +159,7 @@ impl Product<'_> {
                 usize::from(self.relu),
             ];
             let grid = out.facts().grid(part.n.div_ceil(row / lanes));
-            let bias = self.bias.clone().unwrap_or_else(|| out.nothing());
+            let bias = self.bias.clone().unwrap_or_else(|| out.dummy());
             let tables = self.weight.tables(out)?;
             let spans = [part.span.clone(), tables, self.x.clone(), bias, self.y.clone()];
             out.dispatch(&source, &spans, &numbers.map(|n| n as u32), grid)?;
@@ -176,18 +176,18 @@ impl Product<'_> {
         let desc = &self.weight.desc;
         let name = if takes_q8(desc.format) { "matmul_many" } else { "matmul_many_float" };
         let source = Source::new(name).include("which", which);
-        let source = include(source, "weight", desc, Use::Tile)?;
+        let source = include(source, "weight", desc, Access::Tile)?;
         // The product of the output matrix (one row per vocabulary entry) and hundreds of tokens
-        // would exceed the time limit of a dispatch. Experts are small enough.
-        let one = (self.n_tokens * desc.n_cols * TILE).max(1) as u64;
-        let most = match experts.n_expert {
-            0 => TILE.saturating_mul((out.facts().most_work / one).max(1) as usize),
+        // would exceed the work limit of a dispatch. Experts are small enough.
+        let tile_work = (self.n_tokens * desc.n_cols * TILE).max(1) as u64;
+        let rows_per_dispatch = match experts.n_expert {
+            0 => TILE.saturating_mul((out.facts().max_work / tile_work).max(1) as usize),
             _ => desc.n_rows,
         };
         let row = 4 * self.weight.row_words as u64;
-        for part in self.weight.parts.iter().flat_map(|part| part.split(most, row)) {
+        for part in self.weight.parts.iter().flat_map(|part| part.split(rows_per_dispatch, row)) {
             let numbers = [
-                experts.most_rows,
+                experts.max_rows,
                 part.first,
                 part.n,
                 self.weight.row_words,
@@ -198,14 +198,14 @@ impl Product<'_> {
                 experts.n_expert,
                 usize::from(experts.x_by_pair),
             ];
-            let n_rows = part.n.min(experts.most_rows);
+            let n_rows = part.n.min(experts.max_rows);
             let tiles =
                 [n_rows.div_ceil(TILE), self.n_tokens.div_ceil(TILE), experts.n_expert.max(1)];
             let spans = [
                 part.span.clone(),
                 self.weight.tables(out)?,
                 self.x.clone(),
-                self.bias.clone().unwrap_or_else(|| out.nothing()),
+                self.bias.clone().unwrap_or_else(|| out.dummy()),
                 experts.pairs.clone(),
                 experts.rows.clone(),
                 self.y.clone(),
@@ -218,12 +218,12 @@ impl Product<'_> {
 }
 
 /// Adds the includes of a decode shader whose workgroups have `row` invocations.
-pub(super) fn few(source: Source, n_tokens: usize, row: usize) -> Source {
+pub(super) fn decode_source(source: Source, n_tokens: usize, row: usize) -> Source {
     let tokens = if n_tokens == 1 { "lib/tokens_one" } else { "lib/tokens_four" };
     source.include("tokens", tokens).set("ROW", row)
 }
 
 /// The dot products that a decode shader computes for this number of tokens.
-pub(super) fn dots(n_tokens: usize) -> Use {
-    if n_tokens == 1 { Use::DotsOne } else { Use::DotsFour }
+pub(super) fn dots(n_tokens: usize) -> Access {
+    if n_tokens == 1 { Access::DotsOne } else { Access::DotsFour }
 }

@@ -22,7 +22,7 @@ use hal::Plan;
 
 /// Maximum number of tokens for the row-by-row shaders. Up to this number, a token's result does
 /// not depend on the other tokens, bit for bit.
-const FEW: usize = 16;
+const FEW_TOKENS: usize = 16;
 
 /// `No` with the refusal, or else `Yes` with this workspace in bytes.
 fn plan_of(refusal: Option<String>, workspace: u64, slow: Option<&str>) -> Plan {

@@ -10,7 +10,7 @@ use crate::error::driver;
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
-use layout::{has_tables, needs_tables, stride};
+use layout::{is_transposed_quantised, needs_tables, stride};
 
 /// A range of rows of a weight that fits one binding.
 #[derive(Clone, Debug)]
@@ -18,13 +18,12 @@ pub(super) struct BoundRows {
     pub(super) span: Span,
     /// Index of the first row in the operand.
     pub(super) first: usize,
-    /// Number of rows.
     pub(super) n: usize,
 }
 
-/// How a shader uses a weight. The use and the weight's format select the code to include.
+/// How a shader reads a weight; with the format, this selects the code to include.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum Access {
     /// Dot products with one token.
     DotsOne,
     /// Dot products with four tokens at a time.
@@ -35,8 +34,7 @@ pub(super) enum Use {
     Fours,
 }
 
-/// The file of `shaders/formats/` that reads a format's rows; `None` for formats that are not
-/// weights.
+/// The file of `shaders/formats/` that reads rows of a format; `None` if weights cannot have it.
 fn format_file(format: Format) -> Option<&'static str> {
     Some(match format {
         Format::F32 => "formats/f32",
@@ -67,7 +65,7 @@ fn format_file(format: Format) -> Option<&'static str> {
     })
 }
 
-/// Whether the codes of a block are looked up four at a time.
+/// Whether the shader gets the codes of a block four at a time.
 fn reads_four(format: Format) -> bool {
     needs_tables(format) || format == Format::MXFP4
 }
@@ -83,7 +81,7 @@ pub(super) fn include(
     source: Source,
     name: &'static str,
     desc: &TensorDesc,
-    how: Use,
+    access: Access,
 ) -> Result<Source> {
     let quantised = desc.format.quants();
     let Some(file) = format_file(desc.format) else {
@@ -103,18 +101,18 @@ pub(super) fn include(
     let mut source = source.include("block", "formats/block").set(data_type, data).set(x_type, x);
     let Some(quants) = quantised else {
         source = source.include(name, file);
-        return Ok(match how {
-            Use::DotsOne => {
+        return Ok(match access {
+            Access::DotsOne => {
                 source.include(name, "formats/unit_float").include(name, "formats/dots_one")
             }
-            Use::DotsFour => {
+            Access::DotsFour => {
                 source.include(name, "formats/unit_float").include(name, "formats/dots_four")
             }
-            Use::Tile | Use::Fours => source.include(name, "formats/four_float"),
+            Access::Tile | Access::Fours => source.include(name, "formats/four_float"),
         });
     };
     source = source.include(name, "formats/access");
-    if has_tables(desc) {
+    if is_transposed_quantised(desc) {
         let (nibbles, offset) = match quants.code {
             Code::Nibble { offset } => (true, offset),
             Code::Byte => (false, 0),
@@ -130,14 +128,18 @@ pub(super) fn include(
         source = source.include(name, "formats/iq4");
     }
     source = source.include(name, file);
-    if reads_four(desc.format) && how != Use::Fours {
+    if reads_four(desc.format) && access != Access::Fours {
         source = source.include(name, "formats/by_four");
     }
-    Ok(match how {
-        Use::DotsOne => source.include(name, "formats/unit_q8").include(name, "formats/dots_one"),
-        Use::DotsFour => source.include(name, "formats/unit_q8").include(name, "formats/dots_four"),
-        Use::Tile => source,
-        Use::Fours => source.include(name, "formats/four_q8"),
+    Ok(match access {
+        Access::DotsOne => {
+            source.include(name, "formats/unit_q8").include(name, "formats/dots_one")
+        }
+        Access::DotsFour => {
+            source.include(name, "formats/unit_q8").include(name, "formats/dots_four")
+        }
+        Access::Tile => source,
+        Access::Fours => source.include(name, "formats/four_q8"),
     })
 }
 
@@ -156,7 +158,7 @@ pub(super) fn refusal(name: &str, desc: &TensorDesc, step: usize, facts: &Facts)
         let limit = hal::Bytes(facts.max_binding());
         return Some(format!("an op binds at most {limit}, less than {step} rows of {name}"));
     }
-    if has_tables(desc) {
+    if is_transposed_quantised(desc) {
         let size = transposed(desc).map_or(u64::MAX, |l| (l.n_bytes - l.groups_at) as u64);
         if size > facts.max_binding() {
             let (size, limit) = (hal::Bytes(size), hal::Bytes(facts.max_binding()));
@@ -169,10 +171,10 @@ pub(super) fn refusal(name: &str, desc: &TensorDesc, step: usize, facts: &Facts)
 }
 
 impl BoundRows {
-    /// Splits the range into ranges of at most `most` rows; a row has `row` bytes.
-    pub(super) fn split(&self, most: usize, row: u64) -> impl Iterator<Item = BoundRows> {
-        (0..self.n).step_by(most.max(1)).map(move |at| {
-            let n = most.min(self.n - at);
+    /// Splits the range into ranges of at most `max_rows` rows; a row has `row` bytes.
+    pub(super) fn split(&self, max_rows: usize, row: u64) -> impl Iterator<Item = BoundRows> {
+        (0..self.n).step_by(max_rows.max(1)).map(move |at| {
+            let n = max_rows.min(self.n - at);
             let span = self.span.part(row * at as u64, row * n as u64);
             BoundRows { span, first: self.first + at, n }
         })
@@ -191,7 +193,7 @@ pub(super) struct Weight {
 }
 
 impl Weight {
-    /// `parts` begin at multiples of `step` rows.
+    /// Splits the rows into parts that begin at multiples of `step` rows and fit one binding.
     pub(super) fn new(tensor: &Tensor, step: usize, out: &Lowering<'_>) -> Result<Weight> {
         let (raw, desc) = (raw(tensor)?, tensor.desc());
         // Quantised weights that were not imported still have the host's layout.
@@ -223,8 +225,8 @@ impl Weight {
     /// The group numbers, scales and minimums of a transposed weight; then their three word offsets
     /// in the span, and words per row of scales. A dummy buffer if the weight is not transposed.
     pub(super) fn transposed_tables(&self, out: &Lowering<'_>) -> Result<(Span, [u32; 4])> {
-        if !has_tables(&self.desc) {
-            return Ok((out.nothing(), [0; 4]));
+        if !is_transposed_quantised(&self.desc) {
+            return Ok((out.dummy(), [0; 4]));
         }
         let layout = transposed(&self.whole)?;
         let span = Span {
@@ -239,17 +241,17 @@ impl Weight {
         Ok((span, offsets))
     }
 
-    /// The code tables of the weight's format; a dummy buffer if the format has none.
+    /// Code tables of the weight's format; a dummy buffer if it has none.
     pub(super) fn tables(&self, out: &Lowering<'_>) -> Result<Span> {
-        if needs_tables(self.desc.format) && !has_tables(&self.desc) {
+        if needs_tables(self.desc.format) && !is_transposed_quantised(&self.desc) {
             out.tables()
         } else {
-            Ok(out.nothing())
+            Ok(out.dummy())
         }
     }
 }
 
-/// Invocations that share a row: each sums at least four units of the row if that is long enough.
+/// Number of invocations that share a row: a power of two, with about four units for each.
 pub(super) fn lanes(desc: &TensorDesc, facts: &Facts) -> usize {
     let units = match desc.format.quants() {
         Some(_) => desc.n_cols / 32,

@@ -1,4 +1,4 @@
-//! Predicts the active neurons of a step: two products, then lists of the active neurons.
+//! Predicts the active neurons of a step: one or two products, then lists of the active neurons.
 
 use hal::op::{Hidden, Predict};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
@@ -78,13 +78,13 @@ pub(in super::super) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'
     let flat = out.facts().tuning.flat as usize;
     let (n_ff, n_groups) = (fc2.n_rows, fc2.n_rows.div_ceil(flat));
     let (slots, counts) = (plain(&op.slots)?, ranges.counts.span(out)?);
-    let facts = [n_ff as u32, n_tokens as u32, op.threshold.to_bits()];
+    let common = [n_ff as u32, n_tokens as u32, op.threshold.to_bits()];
     let grid = [n_groups as u32, 1, 1];
     let source = Source::new("predict_count").set("FLAT", flat);
-    out.dispatch(&source, &[scores.clone(), slots.clone(), counts.clone()], &facts, grid)?;
+    out.dispatch(&source, &[scores.clone(), slots.clone(), counts.clone()], &common, grid)?;
 
     let mut spans = vec![scores, slots, counts];
-    let mut numbers = facts.to_vec();
+    let mut numbers = common.to_vec();
     numbers.push(n_groups as u32);
     for set in [Some(&op.resident), op.absent.as_ref()] {
         match set {
@@ -93,7 +93,7 @@ pub(in super::super) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'
                 numbers.extend([set.ids.desc().n_cols as u32, set.members.desc().n_cols as u32]);
             }
             None => {
-                spans.extend([out.nothing(), out.nothing(), out.nothing()]);
+                spans.extend([out.dummy(), out.dummy(), out.dummy()]);
                 numbers.extend([0, 0]);
             }
         }

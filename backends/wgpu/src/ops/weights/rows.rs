@@ -3,7 +3,7 @@
 use hal::op::{AddPositions, GetRows};
 use hal::{Batch, Operand, Plan, Result, Tensor, TensorDesc};
 
-use super::operand::{Use, Weight, include, refusal};
+use super::operand::{Access, Weight, include, refusal};
 use super::plan_of;
 use crate::buffer::plain;
 use crate::facts::Facts;
@@ -57,7 +57,7 @@ fn lower(
     let (weight, desc) = (Weight::new(table, 1, out)?, y.desc());
     let flat = out.facts().tuning.flat as usize;
     let source = Source::new("get_rows").set("FLAT", flat);
-    let source = include(source, "weight", &weight.desc, Use::Fours)?;
+    let source = include(source, "weight", &weight.desc, Access::Fours)?;
     let grid = out.facts().grid((desc.n_rows * desc.n_cols.div_ceil(4)).div_ceil(flat));
     for part in &weight.parts {
         let numbers = [

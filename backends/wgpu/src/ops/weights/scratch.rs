@@ -7,7 +7,7 @@ use crate::facts::Facts;
 use crate::lowering::Lowering;
 
 /// Ranges begin at multiples of this many bytes, the strictest alignment of any driver.
-const STEP: u64 = 256;
+const ALIGN: u64 = 256;
 
 /// A range of the workspace, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,13 +19,14 @@ pub(super) struct ScratchRange {
 impl ScratchRange {
     pub(super) fn span(self, out: &Lowering<'_>) -> Result<Span> {
         if self.size == 0 {
-            return Ok(out.nothing());
+            return Ok(out.dummy());
         }
         out.workspace(self.offset, self.size)
     }
 }
 
-/// Reserves ranges of the workspace one after the other; `bytes` are reserved so far.
+/// Reserves consecutive ranges of the workspace; `bytes` is the end of the last range, rounded
+/// up to [`ALIGN`].
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     pub(super) bytes: u64,
@@ -41,7 +42,7 @@ impl Scratch {
     /// Reserves `n` words.
     pub(super) fn words(&mut self, n: usize) -> ScratchRange {
         let range = ScratchRange { offset: self.bytes, size: 4 * n as u64 };
-        self.bytes += range.size.next_multiple_of(STEP);
+        self.bytes += range.size.next_multiple_of(ALIGN);
         self.largest = self.largest.max(range.size);
         range
     }

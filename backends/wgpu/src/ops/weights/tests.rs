@@ -3,30 +3,32 @@
 use hal::format::Format;
 use hal::{Layout, TensorDesc};
 
-use super::matmul::few;
-use super::operand::{Use, include};
+use super::matmul::decode_source;
+use super::operand::{Access, include};
 use crate::shader::Source;
 use crate::translate::{sizes, translate};
 
-fn weights() -> impl Iterator<Item = Format> {
+fn weight_formats() -> impl Iterator<Item = Format> {
     Format::ALL.iter().copied().filter(|format| format.is_weight())
 }
 
 fn check_all(name: &'static str, weight: &'static str, desc: &TensorDesc, [flat, row]: [u32; 2]) {
-    let how = |how: Use, n_tokens: usize| {
-        let source = few(Source::new(name), n_tokens, row as usize).set("FLAT", flat);
-        include(source, weight, desc, how).expect("a weight")
+    let source = |access: Access, n_tokens: usize| {
+        let source = decode_source(Source::new(name), n_tokens, row as usize).set("FLAT", flat);
+        include(source, weight, desc, access).expect("a weight")
     };
-    let which = |kind: Use, files: [&'static str; 2]| {
-        files.into_iter().map(|file| how(kind, 4).include("which", file)).collect()
+    let which = |access: Access, files: [&'static str; 2]| {
+        files.into_iter().map(|file| source(access, 4).include("which", file)).collect()
     };
     let sources: Vec<Source> = match name {
         "matmul_many" | "matmul_many_float" => {
-            which(Use::Tile, ["lib/every_token", "lib/group_tokens"])
+            which(Access::Tile, ["lib/every_token", "lib/group_tokens"])
         }
-        "down_many" => which(Use::Fours, ["lib/down_every", "lib/down_groups"]),
-        "get_rows" | "down_few" => vec![how(Use::Fours, 1), how(Use::Fours, 4)],
-        _ => vec![how(Use::DotsOne, 1), how(Use::DotsFour, 4)],
+        "down_many" => which(Access::Fours, ["lib/down_every", "lib/down_groups"]),
+        "get_rows" | "down_few" => {
+            vec![source(Access::Fours, 1), source(Access::Fours, 4)]
+        }
+        _ => vec![source(Access::DotsOne, 1), source(Access::DotsFour, 4)],
     };
     for source in sources {
         for shared in [false, true] {
@@ -49,12 +51,12 @@ fn check_format(format: Format, sizes: [u32; 2]) {
         }
     }
     for (gate, up) in [(format, format), (Format::BF16, format), (format, Format::Q4_K)] {
-        for (how, n_tokens) in [(Use::DotsOne, 1), (Use::DotsFour, 4)] {
-            let source = few(Source::new("ffn_few"), n_tokens, sizes[1] as usize);
+        for (access, n_tokens) in [(Access::DotsOne, 1), (Access::DotsFour, 4)] {
+            let source = decode_source(Source::new("ffn_few"), n_tokens, sizes[1] as usize);
             let gate = TensorDesc { format: gate, ..desc };
             let up = TensorDesc { format: up, ..desc };
-            let source = include(source, "gate", &gate, how).expect("a weight");
-            let source = include(source, "up", &up, how).expect("a weight");
+            let source = include(source, "gate", &gate, access).expect("a weight");
+            let source = include(source, "up", &up, access).expect("a weight");
             translate(&source, false).unwrap_or_else(|error| panic!("{gate} {up}: {error}"));
         }
     }
@@ -66,9 +68,9 @@ fn check_format(format: Format, sizes: [u32; 2]) {
 fn shaders_of_every_format_translate() {
     let largest = sizes().into_iter().max();
     for sizes in sizes() {
-        let few = [Format::Q4_K, Format::F16];
-        let takes = |format: &Format| Some(sizes) == largest || few.contains(format);
-        weights().filter(takes).for_each(|format| check_format(format, sizes));
+        let samples = [Format::Q4_K, Format::F16];
+        let takes = |format: &Format| Some(sizes) == largest || samples.contains(format);
+        weight_formats().filter(takes).for_each(|format| check_format(format, sizes));
     }
 }
 

@@ -1,3 +1,0 @@
-//! Weighted sums of rows of transposed matrices (one row per neuron).
-
-super::super::transposed::transposed_kernels!("avx512bw,avx512vl,avx512vnni");

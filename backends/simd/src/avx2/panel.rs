@@ -1,0 +1,100 @@
+//! Products of panels with tokens: 32 rows fill four registers, of which a pass uses two.
+//!
+//! Codes are signed: `vpmaddubsw` multiplies their magnitudes by activations that carry the codes'
+//! signs, so the sum of two products of at most 128 * 127 fits in 16 bits.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use hal::format::Format;
+
+use super::super::panel::{
+    Factors, FillFn, MINS, PANEL_ROWS, PanelFn, RowWords, SCALES, TokenRows, fill_panel,
+    panel_kernels, sums_of_16,
+};
+use super::super::panel_passes::panel_passes;
+use super::super::tile::pad_with_zeros;
+use super::vector::*;
+
+panel_kernels!("avx2,fma,f16c");
+panel_passes!("avx2,fma,f16c");
+
+/// The products of the first `n_groups` groups of 16 rows with `TOKENS` tokens; `q` points to the
+/// tokens' codes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dot_groups<const GROUP: usize, const MIN: bool>(
+    panel: &[f32],
+    q: &[*const i32; TOKENS],
+    factors: &[Factors; TOKENS],
+    n_groups: usize,
+) -> [[V; 2]; TOKENS] {
+    let mut out = [[zero(); 2]; TOKENS];
+    let two = |at: usize| [load_ps(panel, at), load_ps(panel, at + LANES)];
+    for g in 0..n_groups {
+        let mut dots = [[_mm256_setzero_si256(); 2]; TOKENS];
+        for i in g * GROUP / 4..(g + 1) * GROUP / 4 {
+            let codes = two(PANEL_ROWS * i)
+                .map(|codes| _mm256_xor_si256(_mm256_castps_si256(codes), _mm256_set1_epi8(-128)));
+            let sizes = codes.map(|codes| _mm256_abs_epi8(codes));
+            for (dots, q) in dots.iter_mut().zip(q) {
+                // SAFETY: the address is inside the token's codes, because the caller provides
+                // `n_groups` groups.
+                let q = _mm256_set1_epi32(unsafe { q.add(i).read_unaligned() });
+                for half in 0..2 {
+                    let q = _mm256_sign_epi8(q, codes[half]);
+                    let pairs = _mm256_maddubs_epi16(sizes[half], q);
+                    let dot = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+                    dots[half] = _mm256_add_epi32(dots[half], dot);
+                }
+            }
+        }
+        let scales = two((SCALES + g) * PANEL_ROWS);
+        let mins = if MIN { two((MINS + g) * PANEL_ROWS) } else { scales };
+        for ((out, dots), factors) in out.iter_mut().zip(dots).zip(factors) {
+            let d = splat(factors.d[g * GROUP / 32]);
+            let offset = splat(factors.offset[g]);
+            for half in 0..2 {
+                let dot = _mm256_cvtepi32_ps(dots[half]);
+                out[half] = fmadd(dot, mul(scales[half], d), out[half]);
+                if MIN {
+                    out[half] = fmadd(mins[half], offset, out[half]);
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Transposes 8 words of 8 rows, from column `at` on, into the panel from row `first` on.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn transpose(words: &RowWords<LANES>, at: usize, panel: &mut [u32], first: usize) {
+    let mut r = [_mm256_setzero_si256(); 8];
+    for (r, words) in r.iter_mut().zip(&words.0) {
+        *r = load_bytes(bytemuck::cast_slice(&words[at..at + 8]), 0);
+    }
+    let mut s = r;
+    for i in 0..4 {
+        s[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        s[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    // r[4i + c] has, in each 128-bit half, column c of this half for rows 4i..4i + 4.
+    for i in 0..2 {
+        let (a, b) = (4 * i, 4 * i + 2);
+        r[a] = _mm256_unpacklo_epi64(s[a], s[b]);
+        r[a + 1] = _mm256_unpackhi_epi64(s[a], s[b]);
+        r[a + 2] = _mm256_unpacklo_epi64(s[a + 1], s[b + 1]);
+        r[a + 3] = _mm256_unpackhi_epi64(s[a + 1], s[b + 1]);
+    }
+    for c in 0..4 {
+        let columns = [
+            (c, _mm256_permute2x128_si256::<0x20>(r[c], r[4 + c])),
+            (4 + c, _mm256_permute2x128_si256::<0x31>(r[c], r[4 + c])),
+        ];
+        for (column, words) in columns {
+            let to = &mut panel[(at + column) * PANEL_ROWS + first..][..LANES];
+            store_ps(bytemuck::cast_slice_mut(to), 0, _mm256_castsi256_ps(words));
+        }
+    }
+}

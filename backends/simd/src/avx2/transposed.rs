@@ -1,0 +1,3 @@
+//! Weighted sums of rows of transposed matrices.
+
+super::super::transposed::transposed_kernels!("avx2,fma,f16c");

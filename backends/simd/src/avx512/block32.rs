@@ -1,0 +1,252 @@
+//! Dot products of the formats with blocks of 32 values.
+//!
+//! The nibbles of four blocks, 16 bytes each, fill a register. The low nibbles are multiplied by
+//! the first halves of the activations and the high nibbles by the second halves, so a block's
+//! products are in four lanes.
+
+use std::arch::x86_64::*;
+
+use hal::format::{E2M1_CODES, IQ4_CODES};
+
+use super::super::ActView;
+use super::super::rows::Row;
+use super::super::tile::for_tiles;
+use super::vector::{load_bytes, load_half, load_quarter, look_up};
+use super::{Products, four_lanes_each, strided_scales, totals};
+
+/// The codes of IQ4_NL and IQ4_XS plus 128, which makes them unsigned.
+pub(super) const IQ4_SHIFTED: [u8; 16] = shift_codes(IQ4_CODES, 128);
+/// The codes of MXFP4 plus 12, which makes them unsigned.
+const E2M1_SHIFTED: [u8; 16] = shift_codes(E2M1_CODES, 12);
+
+const fn shift_codes(codes: [i8; 16], shift: u8) -> [u8; 16] {
+    let (mut out, mut i) = ([0; 16], 0);
+    while i < 16 {
+        out[i] = (codes[i] as u8).wrapping_add(shift);
+        i += 1;
+    }
+    out
+}
+
+/// The codes of four blocks of `STRIDE` bytes whose nibbles begin at `at`: low nibbles, then high
+/// nibbles.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn nibbles<const STRIDE: usize>(tile: &[u8], at: usize) -> [__m512i; 2] {
+    // The nibbles of three blocks lie within 64 bytes, at even offsets, so one permutation collects
+    // them.
+    let pick: [u16; 32] = const {
+        let mut pick = [0; 32];
+        let mut i = 0;
+        while i < 24 {
+            pick[i] = (i / 8 * (STRIDE / 2) + i % 8) as u16;
+            i += 1;
+        }
+        pick
+    };
+    let three =
+        _mm512_permutexvar_epi16(load_bytes(bytemuck::bytes_of(&pick), 0), load_bytes(tile, at));
+    split_nibbles(_mm512_inserti32x4::<3>(three, load_quarter(tile, at + 3 * STRIDE)))
+}
+
+/// The low nibbles of 64 bytes, then the high nibbles.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn split_nibbles(pairs: __m512i) -> [__m512i; 2] {
+    let low = _mm512_set1_epi8(15);
+    [_mm512_and_si512(pairs, low), _mm512_and_si512(_mm512_srli_epi16::<4>(pairs), low)]
+}
+
+/// The 4 bytes at `at` of each of 16 blocks of `STRIDE` bytes.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn strided_words<const STRIDE: usize>(tile: &[u8], at: usize) -> __m512i {
+    let blocks = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    let places = _mm512_mullo_epi32(blocks, _mm512_set1_epi32(STRIDE as i32));
+    let first = &tile[at..][..15 * STRIDE + 4];
+    // SAFETY: `first` contains all 16 words.
+    unsafe { _mm512_i32gather_epi32::<1>(places, first.as_ptr().cast()) }
+}
+
+/// The f16 values in the lower halves of 16 words, as floats.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn low_halves(words: __m512i) -> __m512 {
+    _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words))
+}
+
+/// The 5-bit codes of blocks `4 * quad` to `4 * quad + 3`. The nibbles of each block of `STRIDE`
+/// bytes begin at `at`; `high_bits` has the high bits of all 16 blocks.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn five_bits<const STRIDE: usize>(
+    tile: &[u8],
+    at: usize,
+    quad: usize,
+    high_bits: __m512i,
+) -> [__m512i; 2] {
+    let [low, high] = nibbles::<STRIDE>(tile, 4 * STRIDE * quad + at);
+    let high_bits = _mm512_permutexvar_epi32(four_lanes_each(quad), high_bits);
+    // Each byte of high bits is broadcast to eight bytes: bytes 0 and 1, then bytes 2 and 3.
+    let first = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0101_0101_0101_0101, 0));
+    let second = _mm512_add_epi8(first, _mm512_set1_epi8(2));
+    let bit = _mm512_set1_epi64(0x8040_2010_0804_0201_u64 as i64);
+    let add_high_bits = |codes: __m512i, each: __m512i| {
+        let set = _mm512_test_epi8_mask(_mm512_shuffle_epi8(high_bits, each), bit);
+        _mm512_mask_add_epi8(codes, set, codes, _mm512_set1_epi8(16))
+    };
+    [add_high_bits(low, first), add_high_bits(high, second)]
+}
+
+/// The scales of 16 MXFP4 blocks, as in [`super::super::tile::e8m0_normal`].
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn mxfp4_scales(tile: &[u8]) -> __m512 {
+    let exponents = _mm512_and_si512(strided_words::<17>(tile, 0), _mm512_set1_epi32(255));
+    let one = _mm512_set1_epi32(1);
+    let less = _mm512_sub_epi32(_mm512_max_epi32(exponents, one), one);
+    _mm512_castsi512_ps(_mm512_slli_epi32::<23>(less))
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
+        let scales = strided_scales::<18>(tile);
+        let mins = _mm512_mul_ps(scales, _mm512_set1_ps(8.0));
+        let mut products = Products::with_mins(scales, mins, x);
+        for i in 0..4 {
+            products.add_halves(i, nibbles::<18>(tile, 72 * i + 2), x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 16 * 20 }, N>(row, x, |tile, x| {
+        let scales = strided_scales::<20>(tile);
+        let mins = _mm512_sub_ps(_mm512_setzero_ps(), strided_scales::<20>(&tile[2..]));
+        let mut products = Products::with_mins(scales, mins, x);
+        for i in 0..4 {
+            products.add_halves(i, nibbles::<20>(tile, 80 * i + 4), x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 16 * 34 }, N>(row, x, |tile, x| {
+        let scales = strided_scales::<34>(tile);
+        let mut products = Products::new(scales, x);
+        for i in 0..8 {
+            let first = _mm512_castsi256_si512(load_half(tile, 68 * i + 2));
+            let codes = _mm512_inserti64x4::<1>(first, load_half(tile, 68 * i + 36));
+            products.add_signed(i, codes, x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 16 * 22 }, N>(row, x, |tile, x| {
+        let scales = low_halves(strided_words::<22>(tile, 0));
+        let high_bits = strided_words::<22>(tile, 2);
+        let mins = _mm512_mul_ps(scales, _mm512_set1_ps(16.0));
+        let mut products = Products::with_mins(scales, mins, x);
+        for i in 0..4 {
+            products.add_halves(i, five_bits::<22>(tile, 6, i, high_bits), x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 16 * 24 }, N>(row, x, |tile, x| {
+        // The low half of each word is the scale, the high half the minimum, which is added.
+        let (words, high_bits) = (strided_words::<24>(tile, 0), strided_words::<24>(tile, 4));
+        let (scales, added) = (low_halves(words), low_halves(_mm512_srli_epi32::<16>(words)));
+        let mins = _mm512_sub_ps(_mm512_setzero_ps(), added);
+        let mut products = Products::with_mins(scales, mins, x);
+        for i in 0..4 {
+            products.add_halves(i, five_bits::<24>(tile, 8, i, high_bits), x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
+        let mut products = Products::new(strided_scales::<18>(tile), x);
+        for i in 0..4 {
+            let [low, high] = nibbles::<18>(tile, 72 * i + 2);
+            let codes = [look_up(IQ4_SHIFTED, low), look_up(IQ4_SHIFTED, high)];
+            products.add_shifted_halves::<-128>(i, codes, x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 16 * 17 }, N>(row, x, |tile, x| {
+        let mut products = Products::new(mxfp4_scales(tile), x);
+        for i in 0..4 {
+            let block = |k: usize| load_quarter(tile, 17 * (4 * i + k) + 1);
+            let pairs = _mm512_castsi128_si512(block(0));
+            let pairs = _mm512_inserti32x4::<1>(pairs, block(1));
+            let pairs = _mm512_inserti32x4::<2>(pairs, block(2));
+            let [low, high] = split_nibbles(_mm512_inserti32x4::<3>(pairs, block(3)));
+            let codes = [look_up(E2M1_SHIFTED, low), look_up(E2M1_SHIFTED, high)];
+            products.add_shifted_halves::<12>(i, codes, x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}
+
+/// A tile is four blocks of 128 values. Each bit selects a code of 2 or 0; the minimums subtract 1,
+/// so values are 1 or -1.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q1_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+    let mut acc = [_mm512_setzero_ps(); N];
+    for_tiles::<{ 4 * 18 }, N>(row, x, |tile, x| {
+        let half = |i: usize| i32::from(u16::from_le_bytes([tile[18 * i], tile[18 * i + 1]]));
+        let [a, b, c, d] = [half(0), half(1), half(2), half(3)];
+        let words = _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d);
+        let scales = low_halves(words);
+        let mut products = Products::with_mins(scales, scales, x);
+        for pair in 0..8 {
+            let at = 18 * (pair / 2) + 2 + 8 * (pair % 2);
+            let bits = tile[at..].first_chunk().expect("a tile has four blocks");
+            let codes = _mm512_maskz_set1_epi8(u64::from_le_bytes(*bits), 2);
+            products.add(pair, codes, x);
+        }
+        products.add_to(&mut acc);
+    });
+    totals(acc)
+}

@@ -1,0 +1,359 @@
+//! AVX-512 with VNNI: one `vpdpbusd` multiplies 64 codes by 64 activations.
+//!
+//! `vpdpbusd` takes unsigned codes. The codes of Q4_0, Q5_0 and Q1_0 are unsigned, and their offset is
+//! subtracted as a minimum. To other signed codes the kernels add a constant, whose contribution they
+//! subtract exactly, by a second integer product.
+
+mod activation;
+mod attention;
+mod block256;
+mod block32;
+mod panel;
+mod plain;
+mod quantize;
+mod recurrent;
+mod sum_rows;
+mod transposed;
+mod unpacked;
+mod vector;
+
+use std::arch::x86_64::*;
+
+use hal::format::Format;
+
+use super::rows::{Row, RowRun, dot_of_rows};
+use super::tile::Q8Tile;
+use super::unpacked::dot_unpacked;
+use super::{ActView, DotKernels, PanelKernels, Table};
+use vector::*;
+
+pub(super) const TABLE: Table = Table {
+    dot,
+    sum_rows: sum_rows::sum_rows,
+    transposed: transposed::transposed,
+    panel: PanelKernels { fill: panel::FILL, multiply: panel::MULTIPLY },
+    quantize: |x, q, d, sum| {
+        // SAFETY: `Kernels::select` returns this table only if `is_supported` holds.
+        unsafe { quantize::quantize(x, q, d, sum) }
+    },
+    sum_squares: |x| {
+        // SAFETY: as above.
+        unsafe { plain::sum_squares(x) }
+    },
+    attention: &attention::ATTENTION,
+    activate: activation::ACTIVATE,
+    gate: activation::GATE,
+    recurrent: &recurrent::RECURRENT,
+};
+
+pub(super) fn is_supported() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni")
+        && super::avx2::is_supported()
+}
+
+fn dot(format: Format) -> DotKernels {
+    macro_rules! entry {
+        ($dots:path) => {
+            dot_of_rows!("avx512bw,avx512vl,avx512vnni", $dots)
+        };
+    }
+    macro_rules! unpacked {
+        ($format:ident) => {
+            dot_unpacked!("avx512bw,avx512vl,avx512vnni", $format)
+        };
+    }
+    match format {
+        Format::F32 => entry!(plain::of_f32::dots),
+        Format::F16 => entry!(plain::of_f16::dots),
+        Format::BF16 => entry!(plain::of_bf16::dots),
+        Format::Q4_0 => entry!(block32::q4_0),
+        Format::Q4_1 => entry!(block32::q4_1),
+        Format::Q5_0 => entry!(block32::q5_0),
+        Format::Q5_1 => entry!(block32::q5_1),
+        Format::Q8_0 => entry!(block32::q8_0),
+        Format::Q2_K => entry!(block256::q2_k),
+        Format::Q3_K => entry!(block256::q3_k),
+        Format::Q4_K => entry!(block256::q4_k),
+        Format::Q5_K => entry!(block256::q5_k),
+        Format::Q6_K => entry!(block256::q6_k),
+        Format::IQ4_NL => entry!(block32::iq4_nl),
+        Format::IQ4_XS => entry!(block256::iq4_xs),
+        Format::MXFP4 => entry!(block32::mxfp4),
+        Format::Q1_0 => entry!(block32::q1_0),
+        Format::IQ2_XXS => unpacked!(IQ2_XXS),
+        Format::IQ2_XS => unpacked!(IQ2_XS),
+        Format::IQ2_S => unpacked!(IQ2_S),
+        Format::IQ3_XXS => unpacked!(IQ3_XXS),
+        Format::IQ3_S => unpacked!(IQ3_S),
+        Format::IQ1_S => unpacked!(IQ1_S),
+        Format::IQ1_M => unpacked!(IQ1_M),
+        Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
+    }
+}
+
+/// The products of one tile: `weights` are the blocks' scales times the activations' scales, and
+/// the lanes of `sums` are not tied to a block.
+struct Products<const N: usize> {
+    weights: [__m512; N],
+    sums: [__m512; N],
+}
+
+impl<const N: usize> Products<N> {
+    /// Starts a tile of 16 blocks of 32 values with these scales.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn new(scales: __m512, x: &[Q8Tile<'_>; N]) -> Self {
+        let mut weights = [zero(); N];
+        for (weights, x) in weights.iter_mut().zip(x) {
+            *weights = mul(scales, load_ps(x.d, 0));
+        }
+        Self { weights, sums: [zero(); N] }
+    }
+
+    /// [`Self::new`] with sums that start with the negated contribution of the blocks' minimums.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn with_mins(scales: __m512, mins: __m512, x: &[Q8Tile<'_>; N]) -> Self {
+        let mut products = Self::new(scales, x);
+        for (sum, x) in products.sums.iter_mut().zip(x) {
+            let total = load_bytes(bytemuck::cast_slice(x.sum), 0);
+            *sum = fnmadd(mul(mins, load_ps(x.d, 0)), _mm512_cvtepi32_ps(total), *sum);
+        }
+        products
+    }
+
+    /// Adds the products of blocks `2 * pair` and `2 * pair + 1`, whose unsigned codes are `codes`.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add(&mut self, pair: usize, codes: __m512i, x: &[Q8Tile<'_>; N]) {
+        for (t, x) in x.iter().enumerate() {
+            let dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, load_codes(x, pair));
+            self.add_dot(pair, t, _mm512_cvtepi32_ps(dot));
+        }
+    }
+
+    /// Adds the products of blocks `4 * quad` to `4 * quad + 3`. `codes[0]` has the unsigned codes
+    /// of the first half of each block, `codes[1]` those of the second half.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_halves(&mut self, quad: usize, codes: [__m512i; 2], x: &[Q8Tile<'_>; N]) {
+        for (t, x) in x.iter().enumerate() {
+            let [firsts, seconds] = load_halves(x, quad);
+            let dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[0], firsts);
+            let dot = _mm512_dpbusd_epi32(dot, codes[1], seconds);
+            self.add_quad(quad, t, _mm512_cvtepi32_ps(dot));
+        }
+    }
+
+    /// [`Self::add_halves`] for codes to which `SHIFT` (modulo 256) was added.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_shifted_halves<const SHIFT: i8>(
+        &mut self,
+        quad: usize,
+        codes: [__m512i; 2],
+        x: &[Q8Tile<'_>; N],
+    ) {
+        let (none, shift) = (_mm512_setzero_si512(), _mm512_set1_epi8(SHIFT));
+        for (t, x) in x.iter().enumerate() {
+            let [firsts, seconds] = load_halves(x, quad);
+            let dot = _mm512_dpbusd_epi32(none, codes[0], firsts);
+            let dot = _mm512_dpbusd_epi32(dot, codes[1], seconds);
+            let shifted = _mm512_dpbusd_epi32(none, shift, firsts);
+            let shifted = _mm512_dpbusd_epi32(shifted, shift, seconds);
+            self.add_quad(quad, t, _mm512_cvtepi32_ps(_mm512_sub_epi32(dot, shifted)));
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_quad(&mut self, quad: usize, t: usize, dot: __m512) {
+        let weights = _mm512_permutexvar_ps(four_lanes_each(quad), self.weights[t]);
+        self.sums[t] = fmadd(dot, weights, self.sums[t]);
+    }
+
+    /// Adds the products of two blocks with signed codes, to which the function adds 128.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_signed(&mut self, pair: usize, codes: __m512i, x: &[Q8Tile<'_>; N]) {
+        let codes = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
+        for (t, x) in x.iter().enumerate() {
+            self.add_dot(pair, t, shifted_dot::<-128>(codes, load_codes(x, pair)));
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_dot(&mut self, pair: usize, t: usize, dot: __m512) {
+        // The lower eight lanes are of the pair's first block, the upper eight of its second.
+        let second = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
+        let spread = _mm512_add_epi32(second, _mm512_set1_epi32(2 * pair as i32));
+        let weights = _mm512_permutexvar_ps(spread, self.weights[t]);
+        self.sums[t] = fmadd(dot, weights, self.sums[t]);
+    }
+
+    /// Adds the tile's sums to the row's sums. Separate sums per tile let tiles overlap in the
+    /// CPU's pipeline.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_to(self, acc: &mut [__m512; N]) {
+        for (acc, sum) in acc.iter_mut().zip(self.sums) {
+            *acc = add(*acc, sum);
+        }
+    }
+}
+
+/// Lane indices `4 * quad` to `4 * quad + 3`, each in four lanes.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn four_lanes_each(quad: usize) -> __m512i {
+    let four = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+    _mm512_add_epi32(four, _mm512_set1_epi32(4 * quad as i32))
+}
+
+/// The first halves of the activations of four blocks, then the second halves.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn load_halves(x: &Q8Tile<'_>, quad: usize) -> [__m512i; 2] {
+    let (a, b) = (load_codes(x, 2 * quad), load_codes(x, 2 * quad + 1));
+    [_mm512_shuffle_i64x2::<0b10_00_10_00>(a, b), _mm512_shuffle_i64x2::<0b11_01_11_01>(a, b)]
+}
+
+/// The products of a block of 256 values with one scale per 16 values. The block is half `half` of
+/// a tile.
+struct SubBlockProducts<const N: usize> {
+    half: usize,
+    /// The scales of the weights times the scales of the activations.
+    weights: [__m512; N],
+    sums: [__m512; N],
+}
+
+impl<const N: usize> SubBlockProducts<N> {
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn new(half: usize, scales: &[f32; 16], x: &[Q8Tile<'_>; N]) -> Self {
+        Self::with_scales(half, load_ps(scales, 0), x)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn with_scales(half: usize, scales: __m512, x: &[Q8Tile<'_>; N]) -> Self {
+        Self { half, weights: scale_by_d(half, scales, x), sums: [zero(); N] }
+    }
+
+    /// Adds the products of quarter `i` of the values, to whose codes `SHIFT` (modulo 256) was
+    /// added. The contribution of `SHIFT` is subtracted as an integer.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add<const SHIFT: i8>(&mut self, i: usize, codes: __m512i, x: &[Q8Tile<'_>; N]) {
+        for (t, x) in x.iter().enumerate() {
+            let dot = shifted_dot::<SHIFT>(codes, load_codes(x, 4 * self.half + i));
+            let weights = _mm512_permutexvar_ps(four_lanes_each(i), self.weights[t]);
+            self.sums[t] = fmadd(dot, weights, self.sums[t]);
+        }
+    }
+
+    /// [`Self::add`] for unsigned codes and minimums; `mins` are multiplied by the scales of the
+    /// activations.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_with_mins(&mut self, i: usize, codes: __m512i, mins: &[__m512; N], x: &[Q8Tile<'_>; N]) {
+        let none = _mm512_setzero_si512();
+        for (t, x) in x.iter().enumerate() {
+            let q = load_codes(x, 4 * self.half + i);
+            let dot = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(none, codes, q));
+            let total = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(none, _mm512_set1_epi8(1), q));
+            let weights = _mm512_permutexvar_ps(four_lanes_each(i), self.weights[t]);
+            let mins = _mm512_permutexvar_ps(four_lanes_each(i), mins[t]);
+            self.sums[t] = fmadd(dot, weights, fnmadd(mins, total, self.sums[t]));
+        }
+    }
+
+    /// Adds the products of all 256 values, whose codes are signed bytes.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_bytes(&mut self, codes: &[u8], x: &[Q8Tile<'_>; N]) {
+        for i in 0..4 {
+            let codes = _mm512_xor_si512(load_bytes(codes, 64 * i), _mm512_set1_epi8(-128));
+            self.add::<-128>(i, codes, x);
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_to(self, acc: &mut [__m512; N]) {
+        for (acc, sum) in acc.iter_mut().zip(self.sums) {
+            *acc = add(*acc, sum);
+        }
+    }
+}
+
+/// Multiplies the factors of each 16 values of half a tile by the scales of the activations.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn scale_by_d<const N: usize>(half: usize, factors: __m512, x: &[Q8Tile<'_>; N]) -> [__m512; N] {
+    let twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+    let twice = _mm512_add_epi32(twice, _mm512_set1_epi32(8 * half as i32));
+    let mut out = [zero(); N];
+    for (out, x) in out.iter_mut().zip(x) {
+        *out = mul(factors, _mm512_permutexvar_ps(twice, load_ps(x.d, 0)));
+    }
+    out
+}
+
+/// The 64 activations of blocks `2 * pair` and `2 * pair + 1`.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn load_codes(x: &Q8Tile<'_>, pair: usize) -> __m512i {
+    load_bytes(bytemuck::cast_slice(x.q), 64 * pair)
+}
+
+/// Sums of four products of activations with codes to which `SHIFT` (modulo 256) was added.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn shifted_dot<const SHIFT: i8>(codes: __m512i, q: __m512i) -> __m512 {
+    let none = _mm512_setzero_si512();
+    let shifted = _mm512_dpbusd_epi32(none, codes, q);
+    let shift = _mm512_dpbusd_epi32(none, _mm512_set1_epi8(SHIFT), q);
+    _mm512_cvtepi32_ps(_mm512_sub_epi32(shifted, shift))
+}
+
+/// The sum of each vector's lanes.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn totals<const N: usize>(acc: [__m512; N]) -> [f32; N] {
+    let mut out = [0.0; N];
+    for (out, acc) in out.iter_mut().zip(acc) {
+        *out = total(acc);
+    }
+    out
+}
+
+/// 16 f16 scales of consecutive blocks of `STRIDE` bytes; the first scale is at the beginning of
+/// `tile`.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn strided_scales<const STRIDE: usize>(tile: &[u8]) -> __m512 {
+    // Each permutation picks the scales that begin within 64 bytes and moves them to their lanes.
+    let at_once = const { if STRIDE <= 20 { 4 } else { 2 } };
+    let pick: [u16; 32] = const {
+        let mut pick = [0; 32];
+        let mut i = 0;
+        while i < 16 {
+            pick[i] = ((i % if STRIDE <= 20 { 4 } else { 2 }) * STRIDE / 2) as u16;
+            i += 1;
+        }
+        pick
+    };
+    let pick = load_bytes(bytemuck::bytes_of(&pick), 0);
+    let mut words = _mm512_setzero_si512();
+    for k in 0..16 / at_once {
+        let place = ((1 << at_once) - 1) << (k * at_once);
+        let bytes = load_bytes(tile, k * at_once * STRIDE);
+        words = _mm512_mask_permutexvar_epi16(words, place, pick, bytes);
+    }
+    _mm512_cvtph_ps(_mm512_castsi512_si256(words))
+}

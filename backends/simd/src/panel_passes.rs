@@ -1,0 +1,85 @@
+//! Products of panels with tokens for levels where two vectors have 16 rows: a pass takes four
+//! tokens and 16 rows.
+//!
+//! This is a macro, because each such level compiles it against its own module `vector`. The level
+//! provides `dot_groups`, which multiplies quantised rows.
+
+/// The functions `quantised` and `plain` of a SIMD level with instructions `$features`.
+macro_rules! panel_passes {
+    ($features:literal) => {
+        /// Tokens per pass.
+        const TOKENS: usize = 4;
+        /// Rows per pass.
+        const PASS_ROWS: usize = 2 * LANES;
+
+        #[target_feature(enable = $features)]
+        fn quantised<const GROUP: usize, const MIN: bool>(
+            panel: &[f32],
+            k: &Range<usize>,
+            x: &TokenRows<'_>,
+            sums: &mut [[f32; PANEL_ROWS]],
+        ) {
+            let n = sums.len();
+            let q = x.acts.q8().q;
+            let mut factors = [Factors::default(); TOKENS];
+            for first in (0..n).step_by(TOKENS) {
+                let tokens = x.tokens::<TOKENS>(first, n);
+                for (factors, &t) in factors.iter_mut().zip(&tokens) {
+                    factors.set::<GROUP, MIN>(x, t, k, sums_of_16);
+                }
+                let q = tokens.map(|t| q[t * x.n_cols..][k.clone()].as_ptr().cast::<i32>());
+                for part in (0..PANEL_ROWS).step_by(PASS_ROWS) {
+                    let (rows, n_groups) = (&panel[part..], k.len() / GROUP);
+                    // SAFETY: each entry of `q` points to `k.len()` bytes, a whole number of
+                    // blocks, as `check_bounds` verified.
+                    let out = unsafe { dot_groups::<GROUP, MIN>(rows, &q, &factors, n_groups) };
+                    for (sums, out) in sums[first..].iter_mut().zip(out) {
+                        add_to(&mut sums[part..], out);
+                    }
+                }
+            }
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn add_to(sums: &mut [f32], out: [V; 2]) {
+            for (half, out) in out.into_iter().enumerate() {
+                let sum = add(load_ps(sums, LANES * half), out);
+                store_ps(sums, LANES * half, sum);
+            }
+        }
+
+        /// Products for formats without blocks.
+        #[target_feature(enable = $features)]
+        fn plain(
+            panel: &[f32],
+            k: &Range<usize>,
+            x: &TokenRows<'_>,
+            sums: &mut [[f32; PANEL_ROWS]],
+        ) {
+            let n = sums.len();
+            let x_all = x.acts.f32();
+            for first in (0..n).step_by(TOKENS) {
+                let x = x.tokens::<TOKENS>(first, n).map(|t| &x_all[t * x.n_cols..][k.clone()]);
+                for part in (0..PANEL_ROWS).step_by(PASS_ROWS) {
+                    let mut out = [[zero(); 2]; TOKENS];
+                    let rows = &panel.as_chunks::<PANEL_ROWS>().0[..k.len()];
+                    for (i, weights) in rows.iter().enumerate() {
+                        let weights = [load_ps(weights, part), load_ps(weights, part + LANES)];
+                        for (out, x) in out.iter_mut().zip(x) {
+                            // SAFETY: each slice of `x` has `k.len()` values.
+                            let x = splat(unsafe { *x.get_unchecked(i) });
+                            for (out, weights) in out.iter_mut().zip(weights) {
+                                *out = fmadd(weights, x, *out);
+                            }
+                        }
+                    }
+                    for (sums, out) in sums[first..].iter_mut().zip(out) {
+                        add_to(&mut sums[part..], out);
+                    }
+                }
+            }
+        }
+    };
+}
+pub(super) use panel_passes;

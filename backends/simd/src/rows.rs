@@ -1,0 +1,191 @@
+//! Reads of matrix rows: which rows a kernel reads, and which rows it prefetches at the same time.
+//!
+//! The hardware prefetcher stops at the end of a page, and a kernel only knows its current row. The
+//! caller therefore passes the order of the rows, and the loop over a row prefetches the cache line
+//! that is [`AHEAD`] bytes further on in this order.
+//!
+//! Measured with a dense 1B model in Q4_0 on a 2.6 GHz Sapphire Rapids server, as a share of the
+//! read bandwidth in the same run. One thread: 0.65 without prefetch, 0.67 with a prefetch of the
+//! rest of the row, 0.77 with this scheme. Two threads: 0.61 without prefetch, 0.71 with this
+//! scheme. A second prefetch 6 KiB ahead into L2 gave no further gain; a prefetch of a whole row at
+//! once was slower.
+
+use super::ActView;
+
+/// Prefetch distance in bytes.
+const AHEAD: usize = 2 << 10;
+
+/// A sequence of rows.
+#[derive(Clone, Copy, Debug)]
+pub enum RowIds<'a> {
+    /// Consecutive rows from this row on.
+    From(usize),
+    /// These rows, in this order.
+    List(&'a [u32]),
+}
+
+impl RowIds<'_> {
+    /// The rows after the first `n`.
+    #[inline]
+    #[must_use]
+    pub fn skip(self, n: usize) -> Self {
+        match self {
+            RowIds::From(first) => RowIds::From(first + n),
+            RowIds::List(ids) => RowIds::List(&ids[n..]),
+        }
+    }
+}
+
+/// Rows of equal length, one every `stride` bytes; they may be interleaved with rows of other
+/// matrices.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    bytes: &'a [u8],
+    row_bytes: usize,
+    stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Rows of `row_bytes`; `bytes` spans from the first byte of the first row to the last byte of
+    /// the last row.
+    #[inline]
+    #[must_use]
+    pub fn new(bytes: &'a [u8], row_bytes: usize, stride: usize) -> Self {
+        Matrix { bytes, row_bytes, stride }
+    }
+
+    /// Adjacent rows of `row_bytes`.
+    #[inline]
+    #[must_use]
+    pub fn dense(bytes: &'a [u8], row_bytes: usize) -> Self {
+        Matrix::new(bytes, row_bytes, row_bytes)
+    }
+
+    #[inline(always)]
+    pub(super) fn row(&self, id: usize) -> &'a [u8] {
+        &self.bytes[id * self.stride..][..self.row_bytes]
+    }
+}
+
+/// Rows of one matrix that are read in order.
+#[derive(Clone, Copy, Debug)]
+pub struct RowRun<'a> {
+    matrix: Matrix<'a>,
+    ids: RowIds<'a>,
+    /// Approximate number of rows in [`AHEAD`] bytes.
+    ahead: usize,
+}
+
+impl<'a> RowRun<'a> {
+    /// Rows `ids` of `matrix`.
+    ///
+    /// `ids` may have more rows than a kernel multiplies; the kernel prefetches the extra rows,
+    /// which come next.
+    #[inline]
+    #[must_use]
+    pub fn new(matrix: Matrix<'a>, ids: RowIds<'a>) -> Self {
+        RowRun { matrix, ids, ahead: AHEAD.div_ceil(matrix.row_bytes.max(64)) }
+    }
+
+    /// A single row.
+    #[inline]
+    #[must_use]
+    pub fn single(row: &'a [u8]) -> Self {
+        RowRun::new(Matrix::dense(row, row.len()), RowIds::From(0))
+    }
+
+    #[inline(always)]
+    pub(super) fn row(&self, i: usize) -> Row<'a> {
+        match self.ids {
+            RowIds::From(first) => {
+                let bytes = self.matrix.row(first + i);
+                let ahead = if self.matrix.stride == self.matrix.row_bytes {
+                    AHEAD
+                } else {
+                    self.ahead * self.matrix.stride
+                };
+                Row { bytes, ahead: bytes.as_ptr().wrapping_add(ahead) }
+            }
+            RowIds::List(ids) => {
+                let bytes = self.matrix.row(ids[i] as usize);
+                let later = ids.get(i + self.ahead);
+                let later = later.map_or(bytes, |&id| self.matrix.row(id as usize));
+                Row::with_next(bytes, later)
+            }
+        }
+    }
+}
+
+/// A row, and the address to prefetch while the row is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row<'a> {
+    pub(super) bytes: &'a [u8],
+    /// Address to prefetch at the beginning of the row. It may be invalid, because a prefetch never
+    /// faults.
+    ahead: *const u8,
+}
+
+impl<'a> Row<'a> {
+    /// A row during which the kernel prefetches the row `next`.
+    #[inline(always)]
+    pub(super) fn with_next(bytes: &'a [u8], next: &[u8]) -> Self {
+        Row { bytes, ahead: next.as_ptr() }
+    }
+
+    /// Prefetches `BYTES` bytes at offset `at` from the prefetch address.
+    #[inline(always)]
+    pub(super) fn prefetch_ahead<const BYTES: usize>(&self, at: usize) {
+        for line in (0..BYTES).step_by(64) {
+            prefetch_line(self.ahead.wrapping_add(at + line));
+        }
+    }
+}
+
+/// Multiplies rows by `N` tokens. `out` has one entry per row.
+pub type RowsFn<const N: usize> = fn(run: &RowRun<'_>, x: [ActView<'_>; N], out: &mut [[f32; N]]);
+
+/// Prefetches the first 2 KiB of a row that will be read next.
+#[inline]
+pub fn prefetch(row: &[u8]) {
+    for line in row[..row.len().min(AHEAD)].chunks(64) {
+        prefetch_line(line.as_ptr());
+    }
+}
+
+#[inline(always)]
+pub(super) fn prefetch_line(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch has no side effect and never faults; every x86-64 processor has the
+    // instruction.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+    // Does nothing on AArch64: the intrinsic `_prefetch` is not stable in Rust
+    // (`stdarch_aarch64_prefetch`).
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// The kernels of one format; `$dots` multiplies one row and uses the instructions `$features`.
+macro_rules! dot_of_rows {
+    ($features:literal, $dots:path) => {{
+        /// The loop is separate for each format, so a row can start before the previous row
+        /// completes.
+        #[target_feature(enable = $features)]
+        fn rows<const N: usize>(run: &RowRun<'_>, x: [ActView<'_>; N], out: &mut [[f32; N]]) {
+            for (i, out) in out.iter_mut().enumerate() {
+                *out = $dots(run.row(i), x);
+            }
+        }
+        DotKernels {
+            // SAFETY: `Kernels::select` returns this table only if `is_supported` holds.
+            one: |run, x, out| unsafe { rows(run, x, out) },
+            // SAFETY: as above.
+            four: |run, x, out| unsafe { rows(run, x, out) },
+            // SAFETY: as above.
+            eight: |run, x, out| unsafe { rows(run, x, out) },
+        }
+    }};
+}
+pub(super) use dot_of_rows;

@@ -1,0 +1,150 @@
+//! Tiles of 512 values of a quantised row and the matching activations, and the unpacking of scales
+//! that all SIMD levels share.
+
+use hal::format::Q8_BLOCK;
+
+use super::rows::Row;
+use super::{ActView, Q8View};
+
+/// Values per tile; a multiple of every format's block size.
+pub(super) const TILE: usize = 512;
+
+/// The activations of one token for one tile.
+#[derive(Clone, Copy)]
+pub(super) struct Q8Tile<'a> {
+    pub q: &'a [i8; TILE],
+    pub d: &'a [f32; TILE / 32],
+    pub sum: &'a [i32; TILE / 32],
+}
+
+impl<'a> ActView<'a> {
+    /// The activations for quantised weights.
+    #[inline]
+    pub(super) fn q8(self) -> Q8View<'a> {
+        match self {
+            ActView::Q8(x) => x,
+            ActView::F32(_) => unreachable!("hal checks that quantised weights take Q8"),
+        }
+    }
+
+    /// The activations for plain weights.
+    #[inline]
+    pub(super) fn f32(self) -> &'a [f32] {
+        match self {
+            ActView::F32(x) => x,
+            ActView::Q8(_) => unreachable!("hal checks that plain weights take F32"),
+        }
+    }
+}
+
+/// Calls `f` for each tile of `BYTES` bytes of `row`, with the tokens' activations for the tile.
+/// The last tile is padded with zeros.
+///
+/// Always inlined, so `f` is compiled for the caller's instructions.
+#[inline(always)]
+pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
+    row: Row<'_>,
+    x: [ActView<'_>; N],
+    mut f: impl FnMut(&[u8; BYTES], &[Q8Tile<'_>; N]),
+) {
+    let x = x.map(ActView::q8);
+    for x in &x {
+        assert_eq!(
+            x.q.len() * BYTES,
+            row.bytes.len() * TILE,
+            "the activations and the row differ in length"
+        );
+        assert!(x.d.len() * 32 == x.q.len() && x.sum.len() == x.d.len());
+    }
+    let (tiles, rest) = row.bytes.as_chunks::<BYTES>();
+    for i in 0..tiles.len() + usize::from(!rest.is_empty()) {
+        row.prefetch_ahead::<BYTES>(i * BYTES);
+        let (last, q, d, sum);
+        let (tile, x) = if let Some(tile) = tiles.get(i) {
+            let x = x.map(|x| Q8Tile {
+                q: &x.q.as_chunks().0[i],
+                d: &x.d.as_chunks().0[i],
+                sum: &x.sum.as_chunks().0[i],
+            });
+            (tile, x)
+        } else {
+            last = pad_with_zeros(rest);
+            q = x.map(|x| pad_with_zeros(x.q.as_chunks::<TILE>().1));
+            d = x.map(|x| pad_with_zeros(x.d.as_chunks::<{ TILE / 32 }>().1));
+            sum = x.map(|x| pad_with_zeros(x.sum.as_chunks::<{ TILE / 32 }>().1));
+            let x = std::array::from_fn(|t| Q8Tile { q: &q[t], d: &d[t], sum: &sum[t] });
+            (&last, x)
+        };
+        // The loop has a single call of `f`, so the compiler inlines it.
+        f(tile, &x);
+    }
+}
+
+#[inline]
+pub(super) fn pad_with_zeros<T: Copy + Default, const N: usize>(rest: &[T]) -> [T; N] {
+    let mut out = [T::default(); N];
+    out[..rest.len()].copy_from_slice(rest);
+    out
+}
+
+/// Unpacks the 6-bit scales and minimums of a Q4_K or Q5_K block from their 12 bytes. Each result
+/// has one byte per value, the first value in the lowest byte.
+#[inline]
+pub(super) fn six_bits(packed: &[u8]) -> (u64, u64) {
+    let word = |at: usize| {
+        u32::from_le_bytes(packed[at..at + 4].try_into().expect("the range has 4 of the 12 bytes"))
+    };
+    let (scales, mins, both) = (word(0), word(4), word(8));
+    let upper = |v: u32| (v >> 6 & 0x0303_0303) << 4;
+    let scales_4 = both & 0x0F0F_0F0F | upper(scales);
+    let mins_4 = both >> 4 & 0x0F0F_0F0F | upper(mins);
+    let join = |low: u32, high: u32| u64::from(low & 0x3F3F_3F3F) | u64::from(high) << 32;
+    (join(scales, scales_4), join(mins, mins_4))
+}
+
+/// The scale of an MXFP4 block for products: 0 for the two exponents whose scales are subnormal.
+/// Blocks of zeros have such exponents, and subnormal arithmetic is about a hundred times slower.
+#[inline]
+pub(super) fn e8m0_normal(exponent: u8) -> f32 {
+    f32::from_bits(u32::from(exponent.saturating_sub(1)) << 23)
+}
+
+/// The scales of a Q3_K block from their 12 bytes.
+#[inline]
+pub(super) fn q3_scales(packed: &[u8]) -> [i8; 16] {
+    let word = |at: usize| {
+        u32::from_le_bytes(packed[at..at + 4].try_into().expect("the range has 4 of the 12 bytes"))
+    };
+    let (first, second, upper) = (word(0), word(4), word(8));
+    let four = |low: u32, upper: u32| low & 0x0F0F_0F0F | (upper & 0x0303_0303) << 4;
+    let words = [
+        four(first, upper),
+        four(second, upper >> 2),
+        four(first >> 4, upper >> 4),
+        four(second >> 4, upper >> 6),
+    ];
+    let bytes: [u8; 16] = bytemuck::cast(words.map(u32::to_le_bytes));
+    bytes.map(|six_bits| six_bits as i8 - 32)
+}
+
+/// Quantises `x` to Q8 blocks. `block` writes the `q` of one block and returns the block's `d` and
+/// sum. The last block is padded with zeros.
+#[inline(always)]
+pub(super) fn for_q8_blocks(
+    x: &[f32],
+    q: &mut [i8],
+    d: &mut [f32],
+    sum: &mut [i32],
+    mut block: impl FnMut(&[f32; Q8_BLOCK], &mut [i8; Q8_BLOCK]) -> (f32, i32),
+) {
+    let n_blocks = x.len().div_ceil(Q8_BLOCK);
+    assert_eq!((q.len(), d.len(), sum.len()), (n_blocks * Q8_BLOCK, n_blocks, n_blocks));
+    let (blocks, rest) = x.as_chunks::<Q8_BLOCK>();
+    let q = q.as_chunks_mut::<Q8_BLOCK>().0;
+    for (i, x) in blocks.iter().enumerate() {
+        (d[i], sum[i]) = block(x, &mut q[i]);
+    }
+    if !rest.is_empty() {
+        (d[blocks.len()], sum[blocks.len()]) = block(&pad_with_zeros(rest), &mut q[blocks.len()]);
+    }
+}

@@ -1,0 +1,72 @@
+//! Dot products of the formats that are unpacked first, because their codes are table indices or
+//! single bits; written once for all vector levels (see `plain.rs`).
+//!
+//! [`hal::format::Quants`] unpacks a block into bytes and scales that stay in the cache; the kernel
+//! then multiplies them like those of any other format. SIMD lookups in tables of this size are
+//! slower than plain loads, so unpacking is the same at every level.
+
+/// Contents of the module `unpacked` of a SIMD level with instructions `$features`. The level
+/// provides `SubBlockProducts` and `totals`; `$zero` is a register of zeros.
+macro_rules! unpacked_kernels {
+    ($features:literal, $zero:expr) => {
+        use hal::format::{Format, UnpackedBlock};
+
+        use super::super::ActView;
+        use super::super::rows::Row;
+        use super::super::tile::for_tiles;
+        use super::{SubBlockProducts, totals};
+
+        /// Dot products for a format without minimums, with blocks of 256 or 128 values. A tile of
+        /// `TILE` bytes has 512 values.
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(super) fn dots<const TILE: usize, const N: usize>(
+            format: Format,
+            row: Row<'_>,
+            x: [ActView<'_>; N],
+        ) -> [f32; N] {
+            let quants = format.quants().expect("the format has blocks");
+            let (n_values, n_bytes) = (format.block_values(), format.block_bytes());
+            let mut parts = UnpackedBlock::default();
+            let mut acc = [$zero; N];
+            for_tiles::<TILE, N>(row, x, |tile, x| {
+                for half in 0..2 {
+                    let blocks = &tile[TILE / 2 * half..][..TILE / 2];
+                    quants.unpack(&blocks[..n_bytes], &mut parts);
+                    if n_values < 256 {
+                        let mut second = UnpackedBlock::default();
+                        quants.unpack(&blocks[n_bytes..], &mut second);
+                        parts.codes[n_values..].copy_from_slice(&second.codes[..n_values]);
+                        let n_groups = n_values / quants.group;
+                        parts.scales[n_groups..2 * n_groups]
+                            .copy_from_slice(&second.scales[..n_groups]);
+                    }
+                    let mut scales = parts.scales;
+                    if quants.group == 32 {
+                        scales = std::array::from_fn(|i| parts.scales[i / 2]);
+                    }
+                    let mut products = SubBlockProducts::new(half, &scales, x);
+                    products.add_bytes(bytemuck::cast_slice(&parts.codes), x);
+                    products.add_to(&mut acc);
+                }
+            });
+            totals(acc)
+        }
+    };
+}
+pub(super) use unpacked_kernels;
+
+/// The kernels of one format that is unpacked first.
+macro_rules! dot_unpacked {
+    ($features:literal, $format:ident) => {{
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn dots<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+            const TILE: usize =
+                512 / Format::$format.block_values() * Format::$format.block_bytes();
+            unpacked::dots::<TILE, N>(Format::$format, row, x)
+        }
+        dot_of_rows!($features, dots)
+    }};
+}
+pub(super) use dot_unpacked;
