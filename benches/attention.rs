@@ -14,7 +14,7 @@ use hal::op::{Attention, KV_FORMATS};
 use hal::{
     BatchFacts, BatchSeq, BatchShape, BatchToken, Device, KV_BLOCK, KvCache, Program, Queue,
 };
-use thermocline::bench::{probe_size, read_bandwidth};
+use thermocline::bench::{PROBE_SIZE, probe_size, read_bandwidth};
 use thermocline::devices::{cpu, cpu_threads};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -43,7 +43,7 @@ fn main() -> Result<()> {
     let n_threads = cpu_threads(None);
     let free = device.memory()?.free;
     let probe = || {
-        read_bandwidth(n_threads, probe_size(free))
+        read_bandwidth(n_threads, probe_size(PROBE_SIZE, free))
             .ok_or("not enough memory to measure the read bandwidth")
     };
     let bandwidth = probe()?;
@@ -88,7 +88,7 @@ fn measure(device: &Device, n_head_kv: usize, format: Format, n_ctx: usize) -> R
     let mut tensor_bytes = vec![0; bytes / 2];
     let values: Vec<f32> = (0..n_cols).map(|i| (i % 13) as f32 / 13.0 - 0.5).collect();
     for row in tensor_bytes.chunks_exact_mut(bytes / 2 / n_ctx) {
-        format.quantize(&values, row);
+        format.quantize_cache(&values, row);
     }
     for _ in 0..n_layer {
         let cache = device.kv_cache(n_blocks, KvCache::both(n_cols), KvCache::both(format))?;

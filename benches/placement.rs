@@ -112,19 +112,19 @@ fn main() -> Result<()> {
         None => embedded::file()?,
     };
     let model = Arc::new(Model::from_file(file, &ModelOptions::default())?);
-    let subject = Subject::new(options, model)?;
+    let sweep = Sweep::new(options, model)?;
     println!(
         "| budget | peak reserved | layers split, whole | share planned | counted | in the run | without a profile: planned | counted | tok/s estimated | measured | ratio |"
     );
     println!("|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
-    let everything = subject.plan(Bytes(1 << 40), &subject.with_profile).devices[1].total();
-    for step in 0..=subject.options.steps {
-        subject.row(Bytes(everything.0 * step / subject.options.steps))?;
+    let everything = sweep.plan(Bytes(1 << 40), &sweep.with_profile).devices[1].total();
+    for step in 0..=sweep.options.steps {
+        sweep.row(Bytes(everything.0 * step / sweep.options.steps))?;
     }
     Ok(())
 }
 
-struct Subject {
+struct Sweep {
     options: Options,
     model: Arc<Model>,
     backend: Arc<dyn Backend>,
@@ -137,8 +137,8 @@ struct Subject {
     fired: Profile,
 }
 
-impl Subject {
-    fn new(options: Options, model: Arc<Model>) -> Result<Subject> {
+impl Sweep {
+    fn new(options: Options, model: Arc<Model>) -> Result<Sweep> {
         let backend = options.backend()?;
         let assets = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets");
         let [known, other] = ["calibration.txt", "reference/eval.txt"].map(|name| {
@@ -173,7 +173,7 @@ impl Subject {
         };
         let placing = PlannerInputs { uses, ..without_profile.placing.clone() };
         let with_profile = EngineOptions { placing, ..without_profile.clone() };
-        Ok(Subject { options, model, backend, with_profile, without_profile, speeds, text, fired })
+        Ok(Sweep { options, model, backend, with_profile, without_profile, speeds, text, fired })
     }
 
     fn devices(&self, budget: Bytes) -> Vec<Device> {
@@ -190,7 +190,8 @@ impl Subject {
             PlannerInputs { speeds: self.speeds.clone(), ..self.with_profile.placing.clone() };
         let options = EngineOptions { placing, ..self.with_profile.clone() };
         let task = task(&self.model, &self.devices(budget), &options);
-        Ok(Forecast::of(&task, placement).ok_or("the placement splits a group of neurons")?)
+        Ok(Forecast::for_placement(&task, placement)
+            .ok_or("the placement splits a group of neurons")?)
     }
 
     fn row(&self, budget: Bytes) -> Result<()> {
@@ -218,10 +219,10 @@ impl Subject {
             ledger.peak(),
             placement.n_split(),
             planned,
-            counted(&placement, &self.fired),
+            share_off_cpu(&placement, &self.fired),
             measured.neurons.off_cpu / measured.neurons.active,
             without_profile.off_cpu,
-            counted(&without_profile.placement, &self.fired),
+            share_off_cpu(&without_profile.placement, &self.fired),
             estimate / rate,
         );
         Ok(())
@@ -259,12 +260,12 @@ fn profile(model: &Arc<Model>, cpu: Device, tokens: &[u32], n: usize) -> Result<
     let mut engine = Engine::load(Arc::clone(model), vec![cpu], options, None, quiet, &|_, _| {})?;
     let mut profile = text.start(model);
     let (mut gatherer, interrupt) = (Gatherer::new(model)?, AtomicBool::new(false));
-    calibrate(&mut engine, &text, &mut profile, &mut gatherer, &interrupt, &mut |_| {})?;
+    calibrate(&mut engine, &text, &mut profile, &mut gatherer, &interrupt, &mut |_, _| {})?;
     Ok(profile)
 }
 
 /// The share of a text's active neurons that `placement` has on devices other than the CPU.
-fn counted(placement: &Placement, text: &Profile) -> f64 {
+fn share_off_cpu(placement: &Placement, text: &Profile) -> f64 {
     let (mut off_cpu, mut total) = (0, 0);
     for (placed, layer) in placement.layers.iter().zip(text.layers()) {
         let fires = layer.active_counts();

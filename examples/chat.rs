@@ -26,7 +26,7 @@ pub(crate) fn run(
     let settings = Settings { n_predict: Some(48), ..Settings::default() };
     let sampler = SamplerConfig { seed: Some(1), ..SamplerConfig::default() };
     let mut conversation = Conversation::default();
-    // The sequence keeps its KV cache, so each turn computes only the new question.
+    // The sequence keeps its KV cache, so each turn computes only new tokens.
     let mut sequence = model.sequence();
     for question in questions.lines() {
         conversation.ask(&question?);

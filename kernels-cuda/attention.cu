@@ -11,8 +11,7 @@ static constexpr unsigned THREADS = 128;
 // Positions that a set of lanes processes at once, limited by registers.
 template <unsigned HEADS> static constexpr unsigned AT_ONCE_OF = HEADS < 8 ? 4 : 2;
 
-typedef cache::K_FORMAT Keys;
-typedef cache::V_FORMAT Values;
+typedef cache::Choice<cache::FORMAT> Format;
 
 // The current chunk of the cache.
 struct Chunk {
@@ -52,8 +51,8 @@ template <unsigned N> DEVICE unsigned share_sums(float* v, unsigned lanes, unsig
 
 // Scores of the chunk: `scores[position][head]`, LOW for masked positions.
 template <unsigned HEADS>
-DEVICE void score_chunk(const Chunk& chunk, const float4* queries, const unsigned* k, float* scores, unsigned first_value,
-    unsigned d_head, unsigned k_words, unsigned lanes, float scale, bool wide) {
+DEVICE void score_chunk(Format format, const Chunk& chunk, const float4* queries, const unsigned* k, float* scores,
+    unsigned first_value, unsigned d_head, unsigned k_words, unsigned lanes, float scale, bool wide) {
     constexpr unsigned AT_ONCE = AT_ONCE_OF<HEADS>;
     const unsigned n_pieces = (d_head + PIECE - 1) / PIECE;
     const unsigned near = thread() % lanes;
@@ -73,15 +72,7 @@ DEVICE void score_chunk(const Chunk& chunk, const float4* queries, const unsigne
 #pragma unroll 1
         for (unsigned piece = near; piece < n_pieces; piece += lanes) {
             float keys[AT_ONCE][PIECE];
-            if (Keys::WHOLE || wide) {
-#pragma unroll
-                for (unsigned a = 0; a < AT_ONCE; a++) Keys::eight(rows[a], first_value + PIECE * piece, keys[a]);
-            } else {
-#pragma unroll
-                for (unsigned a = 0; a < AT_ONCE; a++) {
-                    load_piece<Keys>(rows[a], first_value, PIECE * piece, d_head, false, keys[a]);
-                }
-            }
+            format.visit(LoadPieces<AT_ONCE, true>{rows, first_value, PIECE * piece, d_head, wide, keys});
 #pragma unroll
             for (unsigned h = 0; h < HEADS; h++) {
                 const float4 low = queries[2 * h * n_pieces + piece], high = queries[(2 * h + 1) * n_pieces + piece];
@@ -146,21 +137,21 @@ DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* fact
 
 // Adds the weighted values of the chunk, eight columns per thread.
 template <unsigned HEADS>
-DEVICE void add_chunk(const Chunk& chunk, const float* weights, const unsigned* v, float (*sums)[PIECE], unsigned first_value,
-    unsigned i, unsigned d_value, unsigned v_words, unsigned lanes, bool wide) {
+DEVICE void add_chunk(Format format, const Chunk& chunk, const float* weights, const unsigned* v, float (*sums)[PIECE],
+    unsigned first_value, unsigned i, unsigned d_value, unsigned v_words, unsigned lanes, bool wide) {
     constexpr unsigned AT_ONCE = AT_ONCE_OF<HEADS>;
     const unsigned step = THREADS / lanes;
 #pragma unroll 1
     for (unsigned base = chunk.from() / step * step; base < chunk.to(); base += AT_ONCE * step) {
-        float values[AT_ONCE][PIECE];
+        const unsigned* rows[AT_ONCE];
 #pragma unroll
         for (unsigned a = 0; a < AT_ONCE; a++) {
             const unsigned at = base + a * step + thread() / lanes;
             const bool counts = at >= chunk.from() && at < chunk.to() && i < d_value;
-#pragma unroll
-            for (unsigned j = 0; j < PIECE; j++) values[a][j] = 0.0f;
-            if (counts) load_piece<Values>(v + chunk.row(at) * v_words, first_value, i, d_value, wide, values[a]);
+            rows[a] = counts ? v + chunk.row(at) * v_words : nullptr;
         }
+        float values[AT_ONCE][PIECE];
+        format.visit(LoadPieces<AT_ONCE, false>{rows, first_value, i, d_value, wide, values});
 #pragma unroll
         for (unsigned a = 0; a < AT_ONCE; a++) {
             const unsigned at = base + a * step + thread() / lanes;
@@ -199,7 +190,7 @@ template <unsigned HEADS>
 DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* all_parts,
     unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv,
     unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned lanes_k, unsigned lanes_v, unsigned n_spans,
-    unsigned window, float scale, float softcap, unsigned wide) {
+    unsigned window, float scale, float softcap, unsigned wide, unsigned k_format, unsigned v_format) {
     // Holds queries and scores; at the end, the sums of warps.
     DYNAMIC_SHARED(float4, queries);
     SHARED(float, largest, HEADS);
@@ -246,7 +237,8 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     for (unsigned start = first_start; start < chunk.end; start += n_spans * CHUNK) {
         chunk.look_at(start, blocks);
         barrier();
-        score_chunk<HEADS>(chunk, queries, k, scores, g * d_head, d_head, k_words, lanes_k, scale, wide & WIDE_K);
+        score_chunk<HEADS>(
+            Format(k_format), chunk, queries, k, scores, g * d_head, d_head, k_words, lanes_k, scale, wide & WIDE_K);
         barrier();
         weigh_chunk<HEADS>(scores, largest, total, factor, softcap);
         barrier();
@@ -255,7 +247,7 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
 #pragma unroll
             for (unsigned j = 0; j < PIECE; j++) sums[h][j] *= factor[h];
         }
-        add_chunk<HEADS>(chunk, scores, v, sums, g * d_value, col, d_value, v_words, lanes_v, wide & WIDE_V);
+        add_chunk<HEADS>(Format(v_format), chunk, scores, v, sums, g * d_value, col, d_value, v_words, lanes_v, wide & WIDE_V);
     }
     barrier();
     float* shared = reinterpret_cast<float*>(queries);
@@ -282,10 +274,10 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* all_parts, unsigned max_tokens, \
     unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv, unsigned d_head, \
     unsigned d_value, unsigned k_words, unsigned v_words, unsigned lanes_k, unsigned lanes_v, unsigned n_spans, \
-    unsigned window, float scale, float softcap, unsigned wide
+    unsigned window, float scale, float softcap, unsigned wide, unsigned k_format, unsigned v_format
 #define ARGUMENTS \
     q, k, v, batch, all_parts, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, d_head, d_value, k_words, v_words, \
-    lanes_k, lanes_v, n_spans, window, scale, softcap, wide
+    lanes_k, lanes_v, n_spans, window, scale, softcap, wide, k_format, v_format
 
 KERNEL(attention_1)(PARAMETERS) { attend<1>(ARGUMENTS); }
 EXPORT(attention_1)

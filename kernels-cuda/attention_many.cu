@@ -17,8 +17,7 @@ static constexpr unsigned WEIGHT_STRIDE = CHUNK + SIDE;
 static constexpr unsigned HELD = 4096;
 static constexpr unsigned NO_SEQUENCE = 0xffffffffu;
 
-typedef cache::K_FORMAT Keys;
-typedef cache::V_FORMAT Values;
+typedef cache::Choice<cache::FORMAT> Format;
 
 struct Rows {
     // Token, its sequence (NO_SEQUENCE for none), and the positions that it attends to.
@@ -27,9 +26,12 @@ struct Rows {
 
 // The inputs from which a block reads rows and positions.
 struct Walk {
+    Format k_format, v_format;
     const float* q;
     const unsigned *k, *v, *blocks;
     unsigned n_head, head, n_heads, shift, first_k, first_v, first_col, d_head, d_value, k_words, v_words, wide;
+
+    DEVICE Walk(Format k, Format v) : k_format(k), v_format(v) {}
 
     DEVICE size_t cache_row(unsigned pos) const { return size_t(blocks[pos / 32]) * 32 + pos % 32; }
 };
@@ -56,7 +58,8 @@ DEVICE void multiply_keys(const Walk& walk, const Rows& rows, float* queries, fl
 #pragma unroll
         for (unsigned j = 0; j < PIECE; j++) own[j] = 0.0f;
         if (counts && depth + piece < walk.d_head) {
-            load_piece<Keys>(key, walk.first_k, depth + piece, walk.d_head, walk.wide & WIDE_K, own);
+            const bool wide = walk.wide & WIDE_K;
+            walk.k_format.visit(LoadPieces<1, true>{&key, walk.first_k, depth + piece, walk.d_head, wide, &own});
         }
         store_piece(keys + row * DEPTH_STRIDE + piece, own);
         barrier();
@@ -132,7 +135,8 @@ DEVICE void add_values(const Walk& walk, const float* weights, float* values, un
             float own[PIECE] = {};
             if (pos >= from && pos < end && col < walk.d_value) {
                 const unsigned* row = walk.v + walk.cache_row(pos) * walk.v_words;
-                load_piece<Values>(row, walk.first_v, col, walk.d_value, walk.wide & WIDE_V, own);
+                const bool wide = walk.wide & WIDE_V;
+                walk.v_format.visit(LoadPieces<1, true>{&row, walk.first_v, col, walk.d_value, wide, &own});
             }
             store_piece(values + at, own);
         }
@@ -168,7 +172,7 @@ template <unsigned COLS>
 DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* sinks,
     float* all_parts, float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head,
     unsigned n_head_kv, unsigned shift, unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned n_spans,
-    unsigned window, float scale, float softcap, unsigned wide) {
+    unsigned window, float scale, float softcap, unsigned wide, unsigned k_format, unsigned v_format) {
     // Holds queries and keys, later values and softmax weights.
     SHARED(float4, shared, (2 * ROWS * DEPTH_STRIDE + ROWS * WEIGHT_STRIDE) / 4);
     SHARED(Rows, all_rows, 1);
@@ -182,7 +186,7 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     if (first_token >= n_tokens) return;
     const unsigned per_group = n_head / n_head_kv, n_tiles = (per_group + heads - 1) >> shift;
     const unsigned g = block_index().y % n_head_kv, tile = block_index().y / n_head_kv % n_tiles;
-    Walk walk;
+    Walk walk{Format(k_format), Format(v_format)};
     walk.q = q, walk.k = k, walk.v = v;
     walk.n_head = n_head, walk.shift = shift, walk.head = g * per_group + tile * heads;
     walk.n_heads = per_group - tile * heads < heads ? per_group - tile * heads : heads;
@@ -266,10 +270,10 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* sinks, float* all_parts, \
     float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, \
     unsigned n_head_kv, unsigned shift, unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, \
-    unsigned n_spans, unsigned window, float scale, float softcap, unsigned wide
+    unsigned n_spans, unsigned window, float scale, float softcap, unsigned wide, unsigned k_format, unsigned v_format
 #define ARGUMENTS \
     q, k, v, batch, sinks, all_parts, y, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, shift, d_head, d_value, \
-    k_words, v_words, n_spans, window, scale, softcap, wide
+    k_words, v_words, n_spans, window, scale, softcap, wide, k_format, v_format
 
 KERNEL(attention_64)(PARAMETERS) { attend<1>(ARGUMENTS); }
 EXPORT(attention_64)

@@ -177,7 +177,7 @@ static DEVICE void down_few_tokens(const DownMatrix& down, const DownSlices& sli
             }
         }
     }
-    // Adds the quarters in order.
+    // Adds up the quarters' sums in order.
     for (unsigned j = 0; j < TOKENS; j++) {
         barrier();
         halves[t] = make_float4(sums[j].sum(0), sums[j].sum(1), sums[j].sum(2), sums[j].sum(3));

@@ -12,7 +12,7 @@
 
 typedef FORMAT W;
 
-// Blocks of 128 threads per multiprocessor: the host launches as many (`PER_UNIT` in `ffn.rs`).
+// Blocks of 128 threads per multiprocessor: the host launches that many (`PER_UNIT` in `ffn.rs`).
 constexpr unsigned BLOCKS = 4;
 
 // Number of units in flight for each of `n_rows` rows, so that registers suffice for BLOCKS blocks.

@@ -76,7 +76,7 @@ KERNEL(matmul_three)(const unsigned* weight_a, const unsigned* weight_b, const u
 }
 EXPORT(matmul_three)
 
-// For 4, and for 8 tokens at a time: weights are unpacked once for all of them.
+// For 4 or 8 tokens at a time: weights are unpacked once for all of them.
 KERNEL(matmul_four)(const unsigned* weight, const unsigned* tables, const unsigned* x, const float* bias, float* y,
                     unsigned n_rows, unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes,
                     unsigned relu) {

@@ -6,21 +6,27 @@
 #include "lib/turn.cuh"
 
 // Stores a head's columns of one half of the cache; called by all threads of a warp.
-template <class C>
-DEVICE void store_head(const float* row, unsigned n_cols, unsigned head, unsigned width, unsigned* to, bool live) {
-    const unsigned n = C::threads(width);
-    for (unsigned begin = 0; begin < n; begin += block_size().x) {
-        const unsigned i = begin + thread();
-        C::store(row, n_cols, head * n + i, to, live && i < n);
+struct StoreHead {
+    const float* row;
+    unsigned n_cols, head, width;
+    unsigned* to;
+    bool live;
+
+    template <class C> DEVICE void operator()(C format) const {
+        const unsigned n = format.threads(width);
+        for (unsigned begin = 0; begin < n; begin += block_size().x) {
+            const unsigned i = begin + thread();
+            format.store(row, n_cols, head * n + i, to, live && i < n);
+        }
     }
-}
+};
 
 // Heads are whole blocks of 32 values, so the threads of a head (`threads` in `cache/`) follow
 // those of the previous heads.
 KERNEL(rope_store)(const float* freqs, const unsigned* batch, float* q, float* k, const float* v, unsigned* cached_k,
     unsigned* cached_v, unsigned max_tokens, unsigned n_rows, unsigned n_head, unsigned n_head_kv, unsigned d_head,
     unsigned d_value, unsigned first, unsigned n_pairs, unsigned pair_step, unsigned pair_other, unsigned k_words,
-    unsigned v_words, unsigned cache_rows, float scale) {
+    unsigned v_words, unsigned cache_rows, float scale, unsigned k_format, unsigned v_format) {
     const Batch facts{batch, max_tokens};
     const unsigned t = block_index().y;
     if (t >= real_tokens(batch, n_rows)) return;
@@ -38,7 +44,8 @@ KERNEL(rope_store)(const float* freqs, const unsigned* batch, float* q, float* k
     const unsigned at = facts.kv_row(t);
     const bool live = at < cache_rows;
     const size_t to = live ? at : 0;
-    store_head<cache::K_FORMAT>(row, k_cols, head, d_head, cached_k + to * k_words, live);
-    store_head<cache::V_FORMAT>(v + size_t(t) * v_cols, v_cols, head, d_value, cached_v + to * v_words, live);
+    typedef cache::Choice<cache::FORMAT> Format;
+    Format(k_format).visit(StoreHead{row, k_cols, head, d_head, cached_k + to * k_words, live});
+    Format(v_format).visit(StoreHead{v + size_t(t) * v_cols, v_cols, head, d_value, cached_v + to * v_words, live});
 }
 EXPORT(rope_store)

@@ -34,7 +34,7 @@ def commit():
     return result.stdout.strip() or "no commit"
 
 
-def compared(found):
+def comparison(found):
     activation = found["info"]["model"].get("activation", "silu")
     if found["same"]:
         return "both compute every neuron of the same file, unless the density says otherwise"
@@ -104,14 +104,14 @@ def facts(found, about):
     return [
         f"machine   {machine(args)}",
         f"model     {Path(info['file']).name}: {name}, {kind}, {info['size_bytes'] / 1e6:.0f} MB; {synthetic}{peer_model}",
-        f"compared  {compared(found)}",
+        f"compared  {comparison(found)}",
         f"peer      llama-cpp-python {about['version']}: {features}",
-        f"command   scripts/compare_llama_cpp {shlex.join(shown(sys.argv[1:]))}",
+        f"command   scripts/compare_llama_cpp {shlex.join(without_folders(sys.argv[1:]))}",
         f"rounds    {args.rounds}, in turn{unfinished}; threads, the best of {args.threads[0]} to {args.threads[-1]}: {threads}",
     ]
 
 
-def shown(words):
+def without_folders(words):
     """The command line without the folders of this machine."""
     return [Path(word).name if "/" in word else word for word in words]
 

@@ -8,6 +8,8 @@ import torch
 import transformers
 from torch import nn
 
+from fixture_file import rounded_weights
+
 VOCAB = 99
 WIDTH, NEURONS, LAYERS = 48, 64, 3
 RANK, MIN_SCORE = 7, 0.05
@@ -23,6 +25,11 @@ class Case:
         self.predicted, self.activation, self.runs = predicted, activation, runs
 
 
+def stored(w):
+    """`w` as the fixture's file stores it: rounded, and exact in F16."""
+    return torch.from_numpy(rounded_weights(w.half().numpy()))
+
+
 def randomize(model, seed):
     """Random weights that give every tensor an effect; matrices are exact in F16."""
     g = torch.Generator().manual_seed(seed)
@@ -32,11 +39,11 @@ def randomize(model, seed):
         noise = torch.randn(p.shape, generator=g)
         if p.ndim >= 2:
             deviation = 0.6 if "embed" in name or "wte" in name else 1.5 * p.shape[-1] ** -0.5
-            p.data = (deviation * noise).half().float()
+            p.data = stored(deviation * noise)
         elif name.endswith("bias"):
-            p.data = 0.3 * noise
+            p.data = stored(0.3 * noise)
         else:
-            p.data = 0.3 * noise + (0.0 if offset else 1.0)
+            p.data = stored(0.3 * noise + (0.0 if offset else 1.0))
     return model.eval()
 
 
@@ -85,7 +92,7 @@ class RmsNorm(nn.Module):
 
 
 def apply_rope(x, base):
-    """Applies RoPE to adjacent pairs: x is [heads, tokens, n], the token is its position."""
+    """Applies RoPE to adjacent pairs of x, [heads, tokens, n]; a token's index is its position."""
     n = x.shape[-1]
     freqs = base ** (-torch.arange(0, n, 2).double() / n)
     angles = torch.arange(x.shape[-2]).double()[:, None] * freqs
@@ -171,8 +178,8 @@ def predict(model, layers, seed):
     g = torch.Generator().manual_seed(seed)
     parts = []
     for norm, mask in layers:
-        fc1 = torch.randn(RANK, WIDTH, generator=g).mul(WIDTH**-0.5).half().float()
-        fc2 = torch.randn(NEURONS, RANK, generator=g).mul(0.7).half().float()
+        fc1 = stored(torch.randn(RANK, WIDTH, generator=g).mul(WIDTH**-0.5))
+        fc2 = stored(torch.randn(NEURONS, RANK, generator=g).mul(0.7))
         seen = {}
         norm.register_forward_pre_hook(lambda _, args, s=seen: s.update(p=args[0]))
         mask_of = lambda s=seen, a=fc1, b=fc2: (torch.relu(s["p"] @ a.T) @ b.T >= MIN_SCORE).float()
@@ -198,7 +205,7 @@ def masked_gated(mlp, both):
 def masked_act(owner, name):
     """Masks the activation module `owner.name`, which then returns 0 for skipped neurons."""
 
-    class Masked(nn.Module):
+    class MaskedRelu(nn.Module):
         def __init__(self, mask_of):
             super().__init__()
             self.mask_of = mask_of
@@ -206,7 +213,7 @@ def masked_act(owner, name):
         def forward(self, x):
             return torch.relu(x) * self.mask_of().view(x.shape)
 
-    return lambda mask_of: setattr(owner, name, Masked(mask_of))
+    return lambda mask_of: setattr(owner, name, MaskedRelu(mask_of))
 
 
 # --- all cases -------------------------------------------------------------------------------------------------

@@ -35,16 +35,27 @@ def run_of(n_ctx, ids, logits):
     return {"n_ctx": n_ctx, "ids": ids, "logits": logits}
 
 
-def rounded(values):
-    """`values` as F32 with 18 significant bits, for smaller files; the error is a hundredth of what the tests allow."""
+def rounded(values, n_bits):
+    """`values` as F32, rounded to `n_bits` significant bits."""
+    zeros = 24 - n_bits
     bits = np.ascontiguousarray(values, dtype="<f4").view("<u4").astype(np.uint64)
-    return ((bits + 32) >> 6 << 6).astype("<u4").view("<f4")
+    return ((bits + (1 << zeros - 1)) >> zeros << zeros).astype("<u4").view("<f4")
+
+
+def rounded_weights(w):
+    """Random weights for a fixture: `w` as F32 with 3 significant bits, or 8 (BF16's precision) in a vector.
+
+    Random mantissas do not compress: with F16's 11 bits, the files would take twice the space. The reference computes
+    with the rounded weights, so its logits are as exact as with any others."""
+    w = np.asarray(w)
+    return rounded(w, 3 if w.ndim > 1 else 8)
 
 
 def write_runs(path, runs, **facts):
     """Writes token ids and facts to `path` and the logits of all runs to NAME.logits (F32, little-endian); compresses the
     logits and the model file."""
-    np.concatenate([rounded(run["logits"]) for run in runs]).tofile(path.with_suffix(".logits"))
+    # The error of 18 bits is a hundredth of what the tests allow.
+    np.concatenate([rounded(run["logits"], 18) for run in runs]).tofile(path.with_suffix(".logits"))
     runs = [{"n_ctx": run["n_ctx"], "ids": run["ids"]} for run in runs]
     text = json.dumps({**facts, "runs": runs}, separators=(",", ":"))
     path.write_text(text + "\n")
@@ -53,7 +64,7 @@ def write_runs(path, runs, **facts):
 
 
 def pack(path):
-    """Replaces a file by the compressed file that the repository stores, `path` with `.gz` appended."""
+    """Replaces the file `path` with `path.gz`, which the repository stores."""
     path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
     path.unlink()
 

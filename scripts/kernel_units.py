@@ -28,11 +28,13 @@ def weight_formats():
 
 
 def cache_formats():
-    return sorted(path.stem for path in (KERNELS / "cache").glob("*.cuh") if path.stem != "cache")
+    """Formats of the KV cache that kernels are compiled for: files that declare a struct of their name."""
+    paths = (KERNELS / "cache").glob("*.cuh")
+    return sorted(path.stem for path in paths if re.search(rf"^struct {path.stem}\b", path.read_text(), re.M))
 
 
 def files():
-    """The variants that each kernel file is compiled in; `plain` for a file that VARIANTS does not list."""
+    """The kind of variants of each kernel file; `plain` for a file that VARIANTS does not list."""
     lines = [line.split() for line in (KERNELS / "VARIANTS").read_text().splitlines()]
     listed = {words[0]: words[1] for words in lines if words and not words[0].startswith("#")}
     existing = {path.stem for path in KERNELS.glob("*.cu")}
@@ -51,8 +53,7 @@ def units(weights=None, caches=None):
         variants = {
             "weight": [[("FORMAT", name)] for name in weights],
             "down": [[("FORMAT", name)] for name in weights + TRANSPOSED],
-            "half": [[("FORMAT", name)] for name in caches],
-            "cache": [[("K_FORMAT", k), ("V_FORMAT", v)] for k in caches for v in caches],
+            "cache": [[("FORMAT", name)] for name in caches],
         }
         if kind not in variants:
             sys.exit(f"kernels-cuda/VARIANTS: {file} has the unknown kind {kind}")

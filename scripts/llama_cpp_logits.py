@@ -37,9 +37,12 @@ def load(path):
     return model
 
 
-def logits_of(model, ids, n_ctx, n_ubatch):
-    """Logits `[len(ids), n_vocab]` of a new sequence, fed `n_ubatch` tokens at a time."""
+def logits_of(model, ids, n_ctx, n_ubatch, adapters=(), **overrides):
+    """Logits `[len(ids), n_vocab]` of a new sequence, fed `n_ubatch` tokens at a time. `adapters` are pairs of a LoRA
+    file and its scale, `overrides` fields of llama.cpp's context parameters."""
     settings = llama_cpp.llama_context_default_params()
+    for name, value in overrides.items():
+        setattr(settings, name, value)
     settings.n_ctx = n_ctx
     settings.n_batch = settings.n_ubatch = n_ubatch
     settings.type_k = settings.type_v = GGML_TYPE_F32
@@ -48,6 +51,13 @@ def logits_of(model, ids, n_ctx, n_ubatch):
     context = llama_cpp.llama_init_from_model(model, settings)
     if not context:
         raise SystemExit("llama.cpp cannot make a context")
+    if adapters:
+        loaded = [llama_cpp.llama_adapter_lora_init(model, str(path).encode()) for path, _ in adapters]
+        if not all(loaded):
+            raise SystemExit("llama.cpp cannot load an adapter")
+        pointers = (llama_cpp.llama_adapter_lora_p_ctypes * len(loaded))(*loaded)
+        scales = (ctypes.c_float * len(loaded))(*[scale for _, scale in adapters])
+        llama_cpp.llama_set_adapters_lora(context, pointers, len(loaded), scales)
     n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     batch = llama_cpp.llama_batch_init(n_ubatch, 0, 1)
     rows = []

@@ -16,8 +16,8 @@ import pytest
 NO_IMAGES = "images and audio are not supported"
 NO_TOOLS = "llama-server's own tools, MCP servers and proxy for its page are not supported"
 NO_ROUTER = "several models behind one server are not supported"
-COUNTS = "the token counts of stories260K: no such model"
-BIG = "the text of a large model: no such model"
+COUNTS = "expects the token counts of stories260K"
+BIG = "expects the text of a large model"
 
 # Reasons by file, file::test or file::test[case]; the longest match applies.
 NOT_APPLICABLE = {
@@ -33,7 +33,7 @@ NOT_APPLICABLE = {
     "test_sleep": "unloading an idle model is not supported",
     "test_compat_gcp": "Google's /predict is not supported",
     "test_kv_keep_only_active": "reads the debug log of llama.cpp's cache in host memory",
-    "test_basic::test_load_split_model": "the text of stories15M: no such model",
+    "test_basic::test_load_split_model": "expects the text of stories15M",
     "test_ctx_shift::test_ctx_shift_enabled": "context shift is not supported",
     "test_ctx_shift::test_ctx_shift_disabled_short_prompt[-1-248-True]": COUNTS,
     "test_ctx_shift::test_ctx_shift_disabled_long_prompt": COUNTS,
@@ -45,9 +45,9 @@ NOT_APPLICABLE = {
     "test_slot_save::test_slot_save_restore": COUNTS,
     "test_slot_save::test_slot_erase": COUNTS,
     "test_slot_save::test_slot_restore_legacy_token_list": "rewrites llama.cpp's own file of a slot",
-    "test_embedding::test_embedding_usage_multiple": "the token counts of bge-small: no such model",
-    "test_embedding::test_embedding_pooling_none": "the token counts of bge-small: no such model",
-    "test_security::test_access_static_assets_without_api_key": "the file names of llama.cpp's page",
+    "test_embedding::test_embedding_usage_multiple": "expects the token counts of bge-small",
+    "test_embedding::test_embedding_pooling_none": "expects the token counts of bge-small",
+    "test_security::test_access_static_assets_without_api_key": "expects the file names of llama.cpp's page",
     "test_security::test_cors_origins_defaults_to_localhost_with_tools_enabled": NO_TOOLS,
     "test_security::test_cors_proxy_only_forwards_explicit_proxy_headers": NO_TOOLS,
     "test_security::test_local_media_file": NO_IMAGES,
@@ -72,7 +72,7 @@ IN_PART = {
 }
 
 # Tests that need longer answers than the built-in model gives; its end token is ignored.
-ENDLESS = {
+IGNORE_EOS = {
     "test_chat_completion::test_chat_completion",
     "test_chat_completion::test_chat_completion_stream",
     "test_completion::test_completion",
@@ -135,7 +135,7 @@ def adapt_module(request, monkeypatch):
     module = request.module
     if "text" in IN_PART.get(names(request.node)[1], ()):
         monkeypatch.setattr(module, "match_regex", lambda regex, text: isinstance(text, str))
-    if names(request.node)[1] in ENDLESS:
+    if names(request.node)[1] in IGNORE_EOS:
         monkeypatch.setenv("THERMOCLINE_ARG_IGNORE_EOS", "on")
     if hasattr(module, "parse_metrics"):
         fetch = module.fetch_metrics

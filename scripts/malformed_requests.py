@@ -64,13 +64,13 @@ WRONG = {
 
 
 @dataclass
-class Malformed:
+class MalformedRequest:
     """One request, and the accepted statuses. Status 0 means that the server closes the connection."""
 
     kind: str
     data: bytes
     statuses: tuple
-    # Pause between two pieces, in seconds.
+    # Seconds between pieces of `size` bytes.
     pause: float = 0.0
     size: int = 0
     # Close the sending side after the data.
@@ -121,7 +121,7 @@ class Generator:
         return self.random.choice(list(VALID))
 
     def malformed(self, kind, data, *statuses, **more):
-        return Malformed(kind, data, statuses, **more)
+        return MalformedRequest(kind, data, statuses, **more)
 
     def make_cut_json(self):
         path = self.path()
@@ -276,6 +276,6 @@ def slow_requests(n, seconds):
         # The body alone is slow: the last bytes take three times the limit.
         at = data.index(b"\r\n\r\n") + 5
         size = max(1, (len(data) - at) // 30)
-        request = Malformed("slow body", data[at:], (408,), pause=seconds / 10, size=size)
+        request = MalformedRequest("slow body", data[at:], (408,), pause=seconds / 10, size=size)
         requests.append((data[:at], request))
     return requests

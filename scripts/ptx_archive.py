@@ -63,7 +63,7 @@ def file_of(unit):
 
 
 def read():
-    """The compiler line, and units by (name, target). Exits where archive and manifest contradict each other."""
+    """The compiler line, and units by (name, target). Exits if archive and manifest contradict each other."""
     if not MANIFEST.is_file():
         return "", {}
     packed, offset, rest = ARCHIVE.read_bytes(), 0, b""

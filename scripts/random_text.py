@@ -22,7 +22,7 @@ def assigned(c):
 
 
 def letters(rng):
-    """A few characters of one script."""
+    """Up to five characters of one Unicode range."""
     low, high = rng.choice(RANGES)
     found = [chr(rng.randint(low, high)) for _ in range(rng.randint(1, 5))]
     return "".join(filter(assigned, found))

@@ -67,7 +67,7 @@ class ServeProcess:
         return self.process.pid
 
     def stop(self, seconds=30):
-        """Ends the server as a service manager does. Returns the exit code."""
+        """Ends the server with SIGTERM; returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=seconds)

@@ -88,7 +88,7 @@ def byte_alphabet():
 
 
 def add_byte_pairs(base):
-    """`base` with a token for every byte and every pair of bytes, so that ids show nearly every split."""
+    """Gives `base` a token for every byte and every pair of bytes, so that ids show nearly every split."""
     letters = byte_alphabet()
     pairs = [(a, b) for a in letters for b in letters]
     tokens = letters + [a + b for a, b in pairs]

@@ -28,7 +28,7 @@ struct Params {
     n_group: u32,
     n_tokens: u32,
     lanes: u32,
-    // Index of the partial sums: that of the binding.
+    // Index of this binding, which has its own partial sums.
     part: u32,
 }
 var<immediate> p: Params;

@@ -76,7 +76,7 @@ fn main(
     }
     var turn = 0u;
     for (var t = tokens.x; t <= tokens.y; t++) {
-        // Tokens of other sequences may lie between; their results are not used.
+        // Tokens of other sequences in this range have no effect.
         let mine = batch_seq(t) == seq;
         let token = t * p.n_head_v + h;
         let rate = a[p.at_a + h] * softplus_of(decay[p.at_decay + token] + dt_bias[p.at_dt_bias + h]);
@@ -99,7 +99,7 @@ fn main(
         if (column == 0u) { products[turn * GROUPS + group] = product; }
         workgroupBarrier();
         if (mine && inside) {
-            // The new S^T q follows from the products of the old state: factor * sum + change * (k . q).
+            // The new state times q follows from the old state's products: factor * sum + change * (k . q).
             var known_sum = 0.0;
             var sum = 0.0;
             var product_sum = 0.0;

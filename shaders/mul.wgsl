@@ -19,7 +19,7 @@ var<immediate> p: Params;
 {{include flat}}
 {{include sigmoid}}
 
-// `mul` in `ops/elementwise.rs` defines the codes of the activations.
+// `mul` in `backends/wgpu/src/ops/elementwise.rs` defines the codes of the activations.
 fn gate(v: f32) -> f32 {
     switch p.activation {
         case 0u: { return v; }

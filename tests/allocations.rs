@@ -104,7 +104,7 @@ fn a_decoded_token_allocates_nothing_on_the_cpu() {
                 &|_, _| {},
             )
             .unwrap();
-            let mut sequences: Vec<_> = (0..n).map(|_| engine.open()).collect();
+            let mut sequences: Vec<_> = (0..n).map(|_| engine.new_sequence()).collect();
             // Buffers grow to their final sizes with the first tokens; a worker allocates when its
             // thread starts.
             for token in 0..4 {

@@ -53,10 +53,14 @@ const LLAMA_BENCH: &[&str] = &[
     "stddev_ts",
 ];
 
+/// The backend, and a probe of the memory bandwidth that takes little time.
+const ENVIRONMENT: [(&str, &str); 2] =
+    [("THERMOCLINE_ARG_BACKEND", "cpu"), ("THERMOCLINE_ARG_PROBE_SIZE", "16")];
+
 fn bench(activation: &str, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
     let model = format!("{SHAPE}:{activation}");
-    command.env_clear().env("THERMOCLINE_ARG_BACKEND", "cpu");
+    command.env_clear().envs(ENVIRONMENT);
     command.args(["bench", "--synthetic", &model, "-t", "1"]).args(args);
     command.stdin(Stdio::null()).output().unwrap()
 }
@@ -86,7 +90,7 @@ fn values(line: &str, quote: char) -> Vec<String> {
 }
 
 #[test]
-fn json_has_llama_benchs_columns_then_ours_and_lists_multiply() {
+fn json_begins_with_llama_benchs_columns_and_has_a_row_per_combination() {
     let args = ["-p", "3,5", "-n", "2", "-pg", "2,1", "-d", "0,4", "-ub", "2,4", "-r", "2"];
     let output = bench("relu", &[&args[..], &["-o", "json", "-oe", "jsonl"]].concat());
     let rows: Vec<Value> = serde_json::from_str(&stdout(&output)).unwrap();
@@ -131,6 +135,25 @@ fn json_has_llama_benchs_columns_then_ours_and_lists_multiply() {
 }
 
 #[test]
+fn rows_state_the_requested_overrides() {
+    let args = ["-p", "2", "-n", "0", "-r", "1", "-o", "jsonl", "-ub", "1,2"];
+    let output = bench("relu", &[&args[..], &["-ncmoe", "3", "-ot", "no_such=CPU"]].concat());
+    let rows: Vec<Value> =
+        stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        assert_eq!(row["n_cpu_moe"], 3);
+        assert_eq!(row["tensor_buft_overrides"], "no_such=CPU");
+    }
+    let notes = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(notes.matches("no tensor of the model matches 'no_such=CPU'").count(), 1, "{notes}");
+    let output = bench("relu", &[&args[..], &["-cmoe"]].concat());
+    let row: Value = serde_json::from_str(stdout(&output).lines().next().unwrap()).unwrap();
+    assert_eq!(row["n_cpu_moe"], 2, "the number of layers");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the model has no experts"));
+}
+
+#[test]
 fn skipped_neurons_reduce_bytes_per_token() {
     let bytes = |args: &[&str]| {
         let args = [&["-p", "0", "-n", "2", "-r", "1", "-o", "jsonl"], args].concat();
@@ -155,7 +178,7 @@ fn recurrent_models_are_measured() {
         [("mamba2", false), ("granitehybrid-moe", true), ("nemotron_h", true), ("lfm2", true)]
     {
         let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
-        command.env_clear().env("THERMOCLINE_ARG_BACKEND", "cpu");
+        command.env_clear().envs(ENVIRONMENT);
         let model = families().join(format!("{name}.gguf"));
         command.arg("bench").arg("-m").arg(model);
         command.args(["-t", "1", "-p", "0", "-n", "8", "-r", "1"]);
@@ -253,7 +276,7 @@ fn a_written_model_is_kept_and_can_be_measured_again() {
     let only_write = bench("relu", &["-p", "0", "-n", "0", "--write", path]);
     assert_eq!(stdout(&only_write), "");
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
-    command.env_clear().env("THERMOCLINE_ARG_BACKEND", "cpu");
+    command.env_clear().envs(ENVIRONMENT);
     command.args(["bench", "-m", path, "-p", "2", "-n", "0", "-r", "1"]);
     let prompt = folder.path().join("prompt.txt");
     std::fs::write(&prompt, "One two three.").unwrap();
@@ -337,7 +360,6 @@ fn device() -> Option<(String, bool)> {
     found
 }
 
-/// Compares backends and budgets on any device, including the software driver.
 #[test]
 fn backends_and_budgets_are_compared() {
     let Some((device, _)) = device() else { return };
@@ -382,10 +404,9 @@ fn backends_and_budgets_are_compared() {
     assert!(trace["otherData"]["clocks"][device].is_string());
 }
 
-/// Equivalent budgets are measured once, and a budget in which nothing fits keeps its name.
 #[test]
 fn equivalent_budgets_are_measured_once() {
-    let Some((device, tells_memory)) = device() else { return };
+    let Some((device, reports_memory)) = device() else { return };
     let run = |more: &[&str]| {
         let args = ["--backend", "wgpu", "--device", &device, "-p", "2", "-n", "0", "-r", "1"];
         let output = bench("relu", &[&args[..], &["-o", "jsonl"], more].concat());
@@ -393,7 +414,7 @@ fn equivalent_budgets_are_measured_once() {
             .map(|bytes| String::from_utf8_lossy(bytes).into_owned());
         (output.status.code(), rows, notes)
     };
-    if tells_memory {
+    if reports_memory {
         let (code, rows, notes) = run(&["--vram-budget", "90TiB,91TiB", "-ngl", "all", "--check"]);
         assert_eq!((code, rows.lines().count()), (Some(1), 1), "{notes}");
         assert!(

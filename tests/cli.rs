@@ -81,20 +81,24 @@ fn completions_are_printed_for_each_shell() {
 
 #[test]
 fn invalid_command_lines_exit_with_2() {
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 20] = [
         (&["--no-such-flag"], "--no-such-flag"),
         (&["-xyz"], "unknown flag '-xyz'"),
         (&["-n", "many"], "many"),
         (&["-n", "-3"], "-3"),
         (&["-m"], "--model"),
         (&["-t", "100000"], "100000"),
-        (&["--temp", "nan"], "invalid value NaN for --temp"),
-        (&["--repeat-penalty", "0"], "--repeat-penalty"),
+        (&["--temp", "nan"], "invalid value NaN for --temp: must be a finite number"),
+        (&["--repeat-penalty", "0"], "--repeat-penalty: must be a number above 0"),
+        (&["--adaptive-decay", "1"], "--adaptive-decay: must be a number from 0 to 0.99"),
+        (&["--mirostat", "3"], "must be a whole number from 0 to 2"),
+        (&["--adaptive-target", "0.5"], "--adaptive-target needs the sampler adaptive_p"),
+        (&["serve", "--adaptive-target", "0.5"], "--adaptive-target needs the sampler adaptive_p"),
         (&["--samplers", "top_k;magic"], "unknown sampler 'magic'"),
         (&["--sampling-seq", "ekq"], "unknown sampler 'q'"),
         (&["--logit-bias", "5"], "TOKEN_ID"),
         (&["--vram-budget", "much"], "not a memory size"),
-        (&["-ctk", "q5_1"], "KV cache in q5_1 is not supported yet"),
+        (&["-ctk", "q2_k"], "q2_k"),
         (&["bench", "-p", "0", "-n", "0"], "nothing to measure"),
         (&["bench", "-t", "8-1"], "descending"),
         (&["tokenize"], "no text to tokenize"),
@@ -107,13 +111,13 @@ fn invalid_command_lines_exit_with_2() {
 #[test]
 fn unsupported_flags_that_change_the_text_are_rejected() {
     let cases: [(&[&str], &str); 7] = [
-        (&["--mirostat", "2"], "error: --mirostat 2: this sampler is not supported yet"),
-        (&["--lora", "a.gguf"], "error: --lora a.gguf: adapters"),
-        (&["-hf", "user/model"], "error: -hf user/model: models are not downloaded"),
+        (&["--tfs", "0.9"], "error: --tfs 0.9: llama.cpp has removed this sampler"),
+        (&["--control-vector", "a.gguf"], "error: --control-vector a.gguf: control vectors"),
+        (&["-hf", "model"], "error: invalid value 'model' for --hf-repo: write USER/REPO"),
         (&["-i"], "error: -i: raw text"),
-        (&["--dry-multiplier=0.8"], "error: --dry-multiplier 0.8: "),
+        (&["--cfg-scale=1.5"], "error: --cfg-scale 1.5: "),
         (&["perplexity", "-f", "x", "--ppl-stride", "64"], "--ppl-stride 64"),
-        (&["bench", "--rope-freq-base", "1e6"], "position encoding"),
+        (&["bench", "--grp-attn-n", "4"], "self-extended attention"),
     ];
     for (args, says) in cases {
         check_failure(&thermocline(args), 2, says);
@@ -136,7 +140,7 @@ fn placement_hints_are_noted_in_one_line_and_neutral_flags_are_not() {
     assert!(notes[1].starts_with("note: --n-gpu-layers has no effect: "), "{text}");
     assert_eq!(notes.len(), 2);
     let quiet =
-        ["-m", missing, "-ngl", "0", "--mirostat", "0", "--typical", "1.0", "-no-cnv", "-fa", "on"];
+        ["-m", missing, "-ngl", "0", "--tfs", "1.0", "--cfg-scale", "1.0", "-no-cnv", "-fa", "on"];
     assert!(!stderr(&thermocline(&quiet)).contains("note:"));
     let silenced = ["-m", missing, "-ngl", "99", "--log-disable"];
     assert!(!stderr(&thermocline(&silenced)).contains("note:"));
@@ -146,13 +150,14 @@ fn placement_hints_are_noted_in_one_line_and_neutral_flags_are_not() {
 fn flags_can_be_set_in_the_environment() {
     let twin = |name: &str, value: &str| with_env(&["-m", "gone.gguf"], &[(name, value)]);
     check_failure(&twin("THERMOCLINE_ARG_THREADS", "lots"), 2, "lots");
-    check_failure(&twin("THERMOCLINE_ARG_CACHE_TYPE_K", "q4_0"), 2, "KV cache in q4_0");
-    check_failure(&twin("THERMOCLINE_ARG_LORA", "a"), 2, "THERMOCLINE_ARG_LORA=a: adapters");
+    check_failure(&twin("THERMOCLINE_ARG_CACHE_TYPE_K", "q2_k"), 2, "q2_k");
+    check_failure(&twin("THERMOCLINE_ARG_LORA_SCALED", "a"), 2, "write FILE:SCALE");
+    check_failure(&twin("THERMOCLINE_ARG_MMPROJ", "a"), 2, "THERMOCLINE_ARG_MMPROJ=a: images");
     check_failure(&twin("THERMOCLINE_ARG_MMAP", "perhaps"), 2, "perhaps");
     // The command line takes precedence over the environment.
     let both =
-        with_env(&["-ctk", "f16", "-m", "gone"], &[("THERMOCLINE_ARG_CACHE_TYPE_K", "q4_0")]);
-    assert!(!stderr(&both).contains("q4_0"));
+        with_env(&["-ctk", "f16", "-m", "gone"], &[("THERMOCLINE_ARG_CACHE_TYPE_K", "q2_k")]);
+    assert!(!stderr(&both).contains("q2_k"));
     if has_device() {
         return;
     }
@@ -283,14 +288,42 @@ fn info_shows_the_notices_of_the_built_in_model() {
     assert!(json["notices"].as_str().unwrap().contains("Built with Llama"));
 }
 
+/// The speed is known only after a command has measured the devices.
+#[test]
+fn info_begins_with_a_verdict() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path().to_str().unwrap();
+    let run = |args: &[&str]| stdout(&with_env(args, &[("HOME", home)]));
+    let text = run(&["info"]);
+    let head: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
+    assert!(head[0].ends_with("runs here"), "{text}");
+    let says = ["llama, ", " bits per weight", "ReLU is 0, without any loss", "none: `chat`"];
+    for part in
+        says.into_iter().chain(["with the default context of", "unknown: `thermocline plan`"])
+    {
+        assert!(head.iter().any(|line| line.contains(part)), "{part:?} is not in {text}");
+    }
+    let verdict = || {
+        let json: serde_json::Value = serde_json::from_str(&run(&["info", "--json"])).unwrap();
+        json["verdict"].clone()
+    };
+    let before = verdict();
+    assert_eq!(before["runs"], true);
+    assert!(before["memory_needed_bytes"].as_u64().unwrap() > 1 << 20, "{before}");
+    assert!(before["tokens_per_second"].is_null(), "{before}");
+    run(&["plan"]);
+    assert!(verdict()["tokens_per_second"].as_f64().unwrap() > 0.0);
+    assert!(run(&["info"]).contains("tokens/s on the CPU"));
+}
+
 #[test]
 fn info_lists_tensors_and_the_predictor() {
     use thermocline::gguf::{Container, TensorType, Writer};
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     let mut writer = Writer::new(Container::PowerInfer);
-    writer.set("general.architecture", "nobodys").unwrap();
-    writer.set("nobodys.block_count", 1u32).unwrap();
+    writer.set("general.architecture", "unheard_of").unwrap();
+    writer.set("unheard_of.block_count", 1u32).unwrap();
     writer.declare("blk.0.fc1.weight", &[8, 4], TensorType::F32).unwrap();
     writer.declare("blk.0.ffn_up.weight", &[32, 3], hal::format::Format::Q8_0).unwrap();
     let mut data = writer.in_memory().unwrap();
@@ -298,16 +331,42 @@ fn info_lists_tensors_and_the_predictor() {
     data.write("blk.0.ffn_up.weight", &[0; 102]).unwrap();
     std::fs::write(&path, data.finish().unwrap()).unwrap();
     let path = path.to_str().unwrap();
-    let text = stdout(&thermocline(&["info", "-m", path]));
-    for part in ["PowerInfer", "nobodys", "8 x 4", "Q8_0", "102 B", "predictor: 1 tensors"] {
+    let text = stdout(&thermocline(&["info", "-m", path, "--tensors"]));
+    for part in ["PowerInfer", "unheard_of", "8 x 4", "Q8_0", "102 B", "predictor: 1 tensor\n"] {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
+    assert!(text.starts_with("model.gguf does not run here: "), "{text}");
+    let short = stdout(&thermocline(&["info", "-m", path]));
+    assert!(!short.contains("8 x 4") && short.contains("--tensors lists"), "{short}");
     let report = thermocline(&["info", "-m", path, "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
     assert_eq!(json["predictor"][0], "blk.0.fc1.weight");
+    assert_eq!(json["tensors"].as_array().unwrap().len(), 2);
+    assert_eq!(json["verdict"]["runs"], false);
     assert_eq!(json["n_params"], 128);
     assert_eq!(json["model"]["layers"], 1);
     assert_eq!(json["tokenizer"], serde_json::Value::Null);
+}
+
+/// `2>&1` puts the text and the notes after it into one file.
+#[test]
+#[cfg(unix)]
+fn statistics_begin_on_a_line_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let (both, alone) = (folder.path().join("both"), folder.path().join("alone"));
+    let create = |path: &PathBuf| std::fs::File::create(path).unwrap();
+    let run = |output: std::fs::File, errors: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
+        command.env_clear().args(["run", "-p", "Once", "-n", "4", "--temp", "0"]);
+        command.args(["--backend", "cpu"]).stdin(Stdio::null());
+        assert!(command.stdout(output).stderr(errors).status().unwrap().success());
+    };
+    let file = create(&both);
+    run(file.try_clone().unwrap(), file.into());
+    run(create(&alone), Stdio::null());
+    let [both, alone] = [both, alone].map(|path| std::fs::read_to_string(path).unwrap());
+    assert!(!alone.is_empty() && !alone.contains('\n'), "the text stays unchanged: {alone:?}");
+    assert!(both.contains(&format!("{alone}\nnote: load ")), "{both}");
 }
 
 /// `| head` closes the pipe before the program has written most of its output.

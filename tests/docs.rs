@@ -212,7 +212,8 @@ fn flags_of_the_pages_exist() {
         known.extend(flags(&help(&[command, "--help"])));
     }
     let mut lost = Vec::new();
-    for (page, text) in pages() {
+    // The page on llama.cpp names flags that are refused, and has a test of its own.
+    for (page, text) in pages().into_iter().filter(|(page, _)| page != "docs/llama-cpp.md") {
         lost.extend(flags(&text).difference(&known).map(|flag| format!("{page}: {flag}")));
     }
     assert!(lost.is_empty(), "flags that no --help has:\n{}", lost.join("\n"));
@@ -270,6 +271,7 @@ esac
         command.env_clear().current_dir(folder).stdin(Stdio::null());
         command
             .env("HOME", home)
+            .env("THERMOCLINE_ARG_PROBE_SIZE", "16")
             .env("PATH", format!("{}:/usr/local/bin:/usr/bin:/bin", bin.display()));
         for setting in block.after("test: env ").unwrap_or_default().split_whitespace() {
             let (name, value) = setting.split_once('=').expect("NAME=VALUE");

@@ -25,13 +25,13 @@ fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-struct Subject {
+struct BuiltIn {
     engine: Engine,
     tokenizer: Tokenizer,
 }
 
-impl Subject {
-    fn new(sparsity: Sparsity) -> Subject {
+impl BuiltIn {
+    fn new(sparsity: Sparsity) -> BuiltIn {
         let file = embedded::file().unwrap();
         let tokenizer = Tokenizer::new(Vocab::from_metadata(file.metadata()).unwrap()).unwrap();
         let model = Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap());
@@ -44,21 +44,18 @@ impl Subject {
         let devices = vec![devices::cpu(Some(2))];
         let quiet = Arc::new(|_: &str| {});
         let engine = Engine::load(model, devices, options, None, quiet, &|_, _| {}).unwrap();
-        Subject { engine, tokenizer }
+        BuiltIn { engine, tokenizer }
     }
 
     /// Calls `sink` with the logits after every token of `ids`, in a new sequence.
     fn logits(&mut self, ids: &[u32], sink: &mut dyn FnMut(usize, &[f32])) -> StepStats {
-        let mut sequence = self.engine.open();
+        let mut sequence = self.engine.new_sequence();
         let interrupt = AtomicBool::new(false);
-        let stats =
-            self.engine.feed(&mut sequence, ids, LogitsRequest::All, &interrupt, sink).unwrap();
-        self.engine.close(sequence);
-        stats
+        self.engine.feed(&mut sequence, ids, LogitsRequest::All, &interrupt, sink).unwrap()
     }
 }
 
-/// The floats of a little-endian F32 `.npy` file.
+/// The values of a gzipped little-endian F32 `.npy` file.
 fn npy(name: &str) -> Vec<f32> {
     let bytes = unpack(&reference(name));
     assert_eq!(&bytes[..6], b"\x93NUMPY");
@@ -74,7 +71,7 @@ fn logits_match_pytorch() {
     let expected = npy("logits.npy.gz");
     let prompts = json("reference.json")["logits"]["input_ids"].clone();
     for sparsity in [Sparsity::Exact, Sparsity::Off] {
-        let mut subject = Subject::new(sparsity);
+        let mut subject = BuiltIn::new(sparsity);
         let mut rows = expected.chunks_exact(4096);
         for prompt in prompts.as_array().unwrap() {
             subject.logits(&ids(prompt), &mut |token, got| {
@@ -90,7 +87,7 @@ fn logits_match_pytorch() {
 
 #[test]
 fn greedy_texts_match_pytorch() {
-    let mut subject = Subject::new(Sparsity::Exact);
+    let mut subject = BuiltIn::new(Sparsity::Exact);
     let mut compared = 0;
     let greedy: Value = serde_json::from_slice(&unpack(&reference("greedy.json.gz"))).unwrap();
     for case in greedy.as_array().unwrap() {
@@ -124,7 +121,7 @@ fn perplexity_and_density_match_pytorch() {
     let reference_json = json("reference.json");
     let expected = reference_json["perplexity"]["per_story"].as_f64().unwrap();
     let text = std::fs::read_to_string(reference("eval.txt")).unwrap();
-    let mut subject = Subject::new(Sparsity::Exact);
+    let mut subject = BuiltIn::new(Sparsity::Exact);
     let (mut nll, mut n, mut neurons) = (0.0, 0u32, StepStats::default());
     for story in text.split("\n\n").map(str::trim).filter(|story| !story.is_empty()) {
         let mut ids = subject.tokenizer.encode(story, true, false).unwrap();

@@ -40,11 +40,10 @@ fn measure(engine: &mut Engine, chunks: &Chunks) -> (Perplexity, StepStats) {
 }
 
 fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
-    let mut sequence = engine.open();
+    let mut sequence = engine.new_sequence();
     let mut rows = Vec::new();
     let sink = &mut |_: usize, row: &[f32]| rows.push(row.to_vec());
     engine.feed(&mut sequence, tokens, LogitsRequest::All, &INTERRUPT, sink).unwrap();
-    engine.close(sequence);
     rows
 }
 
@@ -72,7 +71,7 @@ fn perplexity_matches_a_plain_sum() {
 
     let mut calls = Vec::new();
     let chunks = chunks(Some(1));
-    let progress = &mut |done, so_far: &Perplexity| calls.push((done, so_far.surprise.n()));
+    let progress = &mut |done, so_far: &Perplexity| calls.push((done, so_far.nll.n()));
     let (perplexity, stats) =
         evaluate::perplexity(&mut engine, &chunks, None, &INTERRUPT, progress).unwrap();
     assert_eq!(calls, [(1, 7), (2, 14), (3, 21)]);
@@ -159,7 +158,7 @@ fn an_interrupt_ends_the_evaluation_and_leaves_no_file() {
     drop(writer);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     let (perplexity, _) = measure(&mut engine, &chunks);
-    assert_eq!(perplexity.surprise.n(), 21, "the KV cache was freed");
+    assert_eq!(perplexity.nll.n(), 21, "the KV cache was freed");
 }
 
 #[test]
@@ -180,7 +179,7 @@ fn damaged_files_are_refused() {
     check(&|b| b.truncate(0), "magic");
     check(&|b| b[0] = b'G', "magic `_logits_`, found `Glogits_`");
     check(&|b| b.truncate(19), "the length is 19");
-    check(&|b| b.truncate(rows + 1), "the length with 3 chunks of 16 tokens");
+    check(&|b| b.truncate(rows + 1), "the length of 3 chunks of 16 tokens");
     check(&|b| b.push(0), "expected 3740 bytes");
     check(&|b| b[8..12].copy_from_slice(&2u32.to_le_bytes()), "the context size is 2");
     check(&|b| b[8..12].fill(255), "the length");
@@ -230,14 +229,13 @@ fn perplexity_of_the_built_in_model_matches_its_reference() {
     let mut total = Perplexity::default();
     let tokens = tokenizer.encode(&read("eval.txt"), false, false).unwrap();
     for window in tokens.chunks(511) {
-        let mut sequence = engine.open();
+        let mut sequence = engine.new_sequence();
         let sink = &mut |pos: usize, row: &[f32]| total.add(row, window[pos]);
         let read = [&[1], &window[..window.len() - 1]].concat();
         engine.feed(&mut sequence, &read, LogitsRequest::All, &INTERRUPT, sink).unwrap();
-        engine.close(sequence);
     }
     let expected = &expected["perplexity"];
-    assert_eq!(total.surprise.n(), expected["flat_tokens"].as_u64().unwrap());
+    assert_eq!(total.nll.n(), expected["flat_tokens"].as_u64().unwrap());
     let (found, expected) = (total.value(), expected["flat"].as_f64().unwrap());
     assert!((found / expected - 1.0).abs() < 0.005, "{found}, expected {expected}");
 }

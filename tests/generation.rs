@@ -13,7 +13,7 @@ use thermocline::{devices, embedded};
 
 /// Continues `prompt` in a new sequence.
 fn generate(generator: Generator<'_>, prompt: &[u32], emit: &mut Emit<'_>) -> Report {
-    let mut sequence = generator.engine.open();
+    let mut sequence = generator.engine.new_sequence();
     generator.resume(&mut sequence, prompt, emit).unwrap()
 }
 
@@ -34,7 +34,7 @@ fn interrupted_after(engine: &mut Engine, tokenizer: &Tokenizer, n: usize) -> (E
         interrupt.store(n_emitted > n, Ordering::Relaxed);
         ControlFlow::Continue(())
     };
-    let mut sampler = Sampler::new(&SamplerConfig::default(), tokenizer.n_vocab()).unwrap();
+    let mut sampler = Sampler::new(&SamplerConfig::default(), tokenizer).unwrap();
     let prompt = [1, 5, 9, 12];
     let (settings, interrupt) = (&options, &interrupt);
     let generator = Generator { engine, tokenizer, sampler: &mut sampler, settings, interrupt };
@@ -68,7 +68,7 @@ fn greedy(
 ) -> (String, Report) {
     let options = Settings { n_predict: Some(6), end_of_text: false, ..Settings::default() };
     let config = SamplerConfig { temp: 0.0, ..SamplerConfig::default() };
-    let mut sampler = Sampler::new(&config, tokenizer.n_vocab()).unwrap();
+    let mut sampler = Sampler::new(&config, tokenizer).unwrap();
     let interrupt = AtomicBool::new(false);
     let mut text = String::new();
     let mut emit = |piece: &str| {
@@ -84,6 +84,37 @@ fn greedy(
     (text, report)
 }
 
+/// The file is the built-in model with a sparse tail: 1 TiB in all.
+#[test]
+fn a_model_larger_than_memory_runs_from_the_mapped_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("large.gguf");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tinystories-relu-f16.gguf");
+    std::fs::copy(model, &path).unwrap();
+    let run = |more: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_thermocline"));
+        command.env_clear().args(["run", "--device", "none", "-m", path.to_str().unwrap()]);
+        command.args(["-p", "Once", "-n", "4", "--temp", "0", "--repack-cache", "off"]);
+        let output = command.args(more).stdin(std::process::Stdio::null()).output().unwrap();
+        let notes = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned(), notes)
+    };
+    let (_, small, notes) = run(&[]);
+    assert!(!notes.contains("of memory"), "{notes}");
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    if let Err(error) = file.set_len(1 << 40) {
+        println!("skipped: the file system has no sparse files of 1 TiB: {error}");
+        return;
+    }
+    let (code, large, notes) = run(&[]);
+    assert_eq!((code, large), (Some(0), small), "{notes}");
+    let about: Vec<&str> = notes.lines().filter(|line| line.contains("of memory")).collect();
+    assert!(about.len() == 1 && about[0].contains("--ram-check rejects"), "{notes}");
+    let (code, text, notes) = run(&["--ram-check"]);
+    assert_eq!((code, text.as_str()), (Some(4), ""), "{notes}");
+    assert!(notes.contains("error: the model needs 1.0"), "{notes}");
+}
+
 #[test]
 fn a_sequence_keeps_the_common_prefix_of_prompts() {
     let (mut engine, tokenizer) = built_in(128);
@@ -96,14 +127,13 @@ fn a_sequence_keeps_the_common_prefix_of_prompts() {
     ];
     // The sequence also has the generated tokens, which the next prompt need not share.
     let reused = [0, 7, 3, 3, 0];
-    let mut sequence = engine.open();
+    let mut sequence = engine.new_sequence();
     for (prompt, n_reused) in prompts.iter().zip(reused) {
         let (text, report) = greedy(&mut engine, &tokenizer, Some(&mut sequence), prompt);
         let (fresh, _) = greedy(&mut engine, &tokenizer, None, prompt);
         assert_eq!((report.n_reused, text), (n_reused, fresh), "{prompt:?}");
         assert!(sequence.tokens().starts_with(prompt));
     }
-    engine.close(sequence);
 }
 
 #[test]
@@ -134,7 +164,7 @@ fn repeat_token(
         ..options
     };
     let config = SamplerConfig { temp: 0.0, logit_bias: vec![(id, 1e6)], ..Default::default() };
-    let mut sampler = Sampler::new(&config, tokenizer.n_vocab()).unwrap();
+    let mut sampler = Sampler::new(&config, tokenizer).unwrap();
     let interrupt = AtomicBool::new(false);
     let mut text = String::new();
     let mut emit = |piece: &str| {
@@ -161,9 +191,9 @@ fn listed_control_tokens_are_written_and_end_tokens_are_not() {
         n_keep: 1,
         stops: Vec::new(),
         end_of_text: true,
-        ends: ends.to_vec(),
+        end_tokens: ends.to_vec(),
         special,
-        written: written.to_vec(),
+        written_tokens: written.to_vec(),
     };
     let three = "<think><think><think>";
     for (options, expected, end) in [

@@ -5,10 +5,12 @@
 // The examples use the name that this crate has for programs outside of the workspace.
 extern crate runtime as thermocline_runtime;
 
+mod adapted;
 mod bad_models;
 mod bench;
 mod chat;
 mod cli;
+mod command_lines;
 mod convert;
 mod converted;
 mod docs;
@@ -19,6 +21,8 @@ mod fake_gpu;
 mod families;
 mod generation;
 mod gguf;
+mod hub;
+mod importance;
 mod placement_is_invisible;
 mod plan;
 mod predictor;

@@ -31,7 +31,8 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
-/// The memory of each device, the CPU included, is itemised, in total and per layer.
+/// Checks that the items of each device's memory, the CPU's included, add up to its total, and
+/// those of its layers to the items.
 #[track_caller]
 fn columns_add_up(plan: &Value) {
     let sum =
@@ -84,8 +85,7 @@ fn more_memory_is_used_and_is_never_slower() {
     assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["cpu", "device", "split"]);
 }
 
-/// The budget that the plan reports as sufficient reaches the rate without a limit, because it
-/// includes the driver's reserve.
+/// The reported budget includes the driver's reserve.
 #[test]
 fn the_reported_sufficient_budget_is_sufficient() {
     for more in [&["-ub", "4"][..], &["-ub", "64"]] {
@@ -105,9 +105,8 @@ fn the_reported_sufficient_budget_is_sufficient() {
     }
 }
 
-/// Neurons of split layers may be exchanged, and the plan lists the memory that this requires.
 #[test]
-fn exchanges_are_counted() {
+fn the_plan_lists_the_memory_of_exchanges() {
     let n_split = |plan: &Value| {
         let layers = plan["layers"].as_array().unwrap().iter();
         layers.filter(|layer| layer["kind"] == "split").count() as u64
@@ -129,8 +128,73 @@ fn exchanges_are_counted() {
     assert!(scratch(&follows) >= scratch(&fixed) + number(&needs["counter_bytes"]));
 }
 
-/// For split layers the plan reports from how many tokens on weights are streamed to the card, or
-/// why they are not.
+/// The built-in model is small, so hand-offs of a millisecond make every split layer slower.
+#[test]
+fn policies_place_more_than_the_planner_would_and_the_note_says_what_it_costs() {
+    let card = format!("card,memory={}B,bandwidth=500GB/s,hand-off=1ms,op=0us", 1 << 30);
+    let plan = |more: &[&str]| {
+        let args = ["plan", "--json", "--assume", &card, "--assume", "cpu,bandwidth=5GB/s"];
+        let budget = ["-c", "64", "-ub", "4", "--vram-budget", "70MiB"];
+        let output = thermocline(&[&args, &budget[..], more].concat());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{text}");
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        columns_add_up(&plan);
+        plan
+    };
+    let kinds = |plan: &Value, kind: &str| {
+        let layers = plan["layers"].as_array().unwrap().iter();
+        layers.filter(|layer| layer["kind"] == kind).count()
+    };
+    let rate = |plan: &Value| plan["tokens_per_second"].as_f64().unwrap();
+    let fastest = plan(&[]);
+    let fill = plan(&["--placement", "fill"]);
+    let layers = plan(&["--placement", "layers"]);
+    let n_layer = usize::try_from(number(&fill["n_layer"])).unwrap();
+    assert_eq!((kinds(&fastest, "split"), kinds(&fill, "split")), (0, n_layer));
+    assert!(kinds(&layers, "split") == 0 && kinds(&layers, "device") > 0, "{layers}");
+    assert!(rate(&fill) < rate(&fastest));
+    let note = format!(
+        "tokens/s by the estimate, {:.0} % fewer",
+        100.0 * (1.0 - rate(&fill) / rate(&fastest))
+    );
+    assert!(fill["notes"].to_string().contains(&note), "{note}: {}", fill["notes"]);
+    assert!(!fastest["notes"].to_string().contains("by the estimate"), "{}", fastest["notes"]);
+    let card = &fill["devices"][1];
+    assert!(number(&card["used"]) > number(&card["budget"]) * 99 / 100, "{card}");
+}
+
+#[test]
+fn overrides_of_tensors_are_rules_of_the_plan() {
+    let homes = |more: &[&str]| {
+        let plan = plan(1 << 30, more);
+        let layers = plan["layers"].as_array().unwrap().iter();
+        layers.map(|layer| layer["kind"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let kinds = homes(&["-ngl", "99", "-ot", r"blk\.[01]\.ffn_=CPU,blk\.2\.=CPU"]);
+    assert_eq!(kinds[..4], ["split", "split", "cpu", "device"]);
+    let kinds = homes(&["-ot", r"blk\.1\.=card", "-ot", "ffn_=CPU"]);
+    assert_eq!(kinds[1], "device", "{kinds:?}");
+    assert!(kinds.iter().filter(|kind| *kind == "device").count() == 1, "{kinds:?}");
+    assert_eq!(homes(&["-cmoe", "-ncmoe", "3"]), homes(&[]), "the built-in model has no experts");
+    let refused = thermocline(&["plan", "--assume", "card,memory=8GiB", "-ot", "ffn_up=CPU"]);
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2), "{text}");
+    assert!(text.contains(r"write blk\.0\.ffn_=CPU"), "{text}");
+}
+
+#[test]
+fn only_bench_takes_several_policies() {
+    let output = thermocline(&["plan", "--placement", "fill,layers"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && text.contains("--placement has several"), "{text}");
+    let output = thermocline(&["plan", "--placement", "hottest"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && text.contains("fastest, fill, layers"), "{text}");
+}
+
+/// For split layers the plan reports the minimum number of tokens for which weights are streamed,
+/// or why they are not.
 #[test]
 fn prefill_streams_where_it_is_faster() {
     let within = |mebibytes: u64, batch: &str| {
@@ -166,8 +230,6 @@ fn prefill_streams_where_it_is_faster() {
     assert_eq!(from.into_iter().collect::<Vec<_>>(), [32]);
 }
 
-/// The estimated prefill speed is never below that of whole layers, and the plan reports the cost
-/// in decode speed.
 #[test]
 fn prefill_is_at_least_as_fast_as_with_whole_layers() {
     let mut paid = 0;
@@ -198,8 +260,6 @@ fn prefill_is_at_least_as_fast_as_with_whole_layers() {
     assert!(paid > 0, "in some plan decode is slower for faster prefill");
 }
 
-/// The speed of a card and of its bus is set by the user; otherwise it is assumed, and a note
-/// reports the assumption.
 #[test]
 fn prefill_speeds_are_given_or_assumed() {
     let plan = |card: &str| -> Value {
@@ -259,9 +319,17 @@ fn the_plan_is_printed_and_drawn() {
     for part in ["tokens/s", "why: ", "layers", "ca<"] {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
+    let answer = text.lines().next().unwrap();
+    assert!(answer.contains(" fits: about ") && answer.ends_with("tokens/s expected"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     let svg = std::fs::read_to_string(path).unwrap();
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
     assert!(svg.contains("ca&lt;?rd") && !svg.contains("ca<"));
+    for part in ["not to scale", "ms per token", env!("CARGO_PKG_VERSION")] {
+        assert!(svg.contains(part), "{part:?} is not in the plot");
+    }
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(told.contains("the plot is in '"), "{told}");
     // The legend and the bars have the card's colour and the CPU's.
     assert!(svg.matches("#d9822b").count() > 2 && svg.matches("#8aa1b8").count() > 2, "{svg}");
     assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
@@ -328,8 +396,14 @@ fn devices_and_doctor_report() {
     for missing in report["missing"].as_array().unwrap() {
         assert!(!missing["hint"].as_str().unwrap().is_empty());
     }
+    assert!(report["verdict"]["tokens_per_second"].as_f64().unwrap() > 0.0, "{report}");
+    assert!(!report["verdict"]["next"].as_str().unwrap().is_empty());
+    assert!(!report["checks"].as_array().unwrap().is_empty());
     let report = thermocline(&["doctor", "-t", "1"]);
-    assert!(String::from_utf8_lossy(&report.stdout).contains("GB/s"));
+    let text = String::from_utf8_lossy(&report.stdout).into_owned();
+    let end: Vec<&str> = text.lines().filter(|line| !line.starts_with(' ')).collect();
+    assert!(text.contains("GB/s") && end[end.len() - 1].starts_with("improve: "), "{text}");
+    assert!(end[end.len() - 2].starts_with("verdict: a 7B model at Q4_0 "), "{text}");
 }
 
 /// Hides all Vulkan drivers from the loader.
@@ -350,12 +424,39 @@ fn without_a_driver_run_uses_the_cpu_and_notes_why() {
     assert!(code == Some(0) && text.starts_with("Once upon"), "{text}{notes}");
     let why: Vec<&str> = notes.lines().filter(|line| line.contains("runs on the CPU")).collect();
     assert!(why.len() == 1 && why[0].contains("no driver reports a device"), "{notes}");
+    let (code, other, notes) = run(&["--placement", "fill"]);
+    assert!(code == Some(0) && other == text, "{other}{notes}");
+    assert!(notes.contains("--placement has no effect"), "{notes}");
     let (code, text, notes) = run(&["--backend", "wgpu"]);
     assert!(code == Some(5) && text.is_empty(), "{text}{notes}");
     assert!(notes.contains("mesa-vulkan-drivers"), "{notes}");
 }
 
-/// The probe measures the delay that a simulated device adds to each op.
+/// Skipped without a driver. A GPU is used as well as a software driver.
+#[test]
+fn filling_splits_layers_on_the_device_that_there_is() {
+    let found = thermocline(&["devices", "--json"]);
+    let found: Value = serde_json::from_slice(&found.stdout).unwrap();
+    if found["devices"].as_array().unwrap().len() < 2 {
+        return;
+    }
+    let run = |more: &[&str]| {
+        let args = ["run", "-p", "Once upon", "-n", "12", "--temp", "0", "-c", "64", "-ub", "4"];
+        let output = thermocline(&[&args, more].concat());
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let [expected, _] = run(&["--device", "none"]);
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.json");
+    let fill = ["--placement", "fill", "--vram-budget", "70MiB"];
+    let traced = [&fill[..], &["--trace", trace.to_str().unwrap()]].concat();
+    let [text, notes] = run(&traced);
+    assert_eq!(text, expected, "{notes}");
+    assert!(notes.contains("split with the CPU"), "{notes}");
+    let trace = std::fs::read_to_string(&trace).unwrap();
+    assert!(trace.contains("neurons"), "{trace}");
+}
+
 #[test]
 fn the_cost_of_ops_and_hand_offs_is_measured() {
     let wait = Duration::from_millis(1);

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-/// Runs the built-in model. Returns the text, and the prompt tokens that were computed.
+/// Runs the built-in model. Returns the text and how many prompt tokens were computed.
 fn run(prompt: &str, cache: &[&str]) -> (String, u64) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
     let fixed = ["run", "--json", "--backend", "cpu", "--repack-cache", "off", "--no-auto-profile"];
@@ -19,7 +19,7 @@ fn run(prompt: &str, cache: &[&str]) -> (String, u64) {
 }
 
 #[test]
-fn a_second_run_computes_what_is_new() {
+fn a_second_run_computes_only_new_prompt_tokens() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state");
     let path = path.to_str().unwrap();

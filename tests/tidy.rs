@@ -35,7 +35,7 @@ fn exceptions_have_reasons() {
 /// Fails unless a rule reports a fault of `files` that contains `says`.
 #[track_caller]
 fn expect_fault(files: &[(&str, &str)], says: &str) {
-    let tree = Tree::of(files);
+    let tree = Tree::new(files);
     let faults: Vec<String> = RULES.iter().flat_map(|rule| rule(&tree)).collect();
     assert!(faults.iter().any(|f| f.contains(says)), "no fault says {says:?}: {faults:#?}");
 }
@@ -43,7 +43,7 @@ fn expect_fault(files: &[(&str, &str)], says: &str) {
 /// Fails if a rule reports a fault of a file with this path and text.
 #[track_caller]
 fn expect_no_fault(path: &str, text: &str) {
-    let tree = Tree::of(&[(path, text)]);
+    let tree = Tree::new(&[(path, text)]);
     let faults: Vec<String> = RULES.iter().flat_map(|rule| rule(&tree)).collect();
     let about: Vec<&String> = faults.iter().filter(|f| f.starts_with(path)).collect();
     assert!(about.is_empty(), "{about:#?}");
@@ -51,8 +51,8 @@ fn expect_no_fault(path: &str, text: &str) {
 
 #[test]
 fn device_crates_are_imported_only_where_allowed() {
-    expect_fault(&[("src/placement/plan.rs", "use hal::{Bytes, Device};")], "sees `hal::Device`");
-    expect_fault(&[("src/text/chat/a.rs", "fn f() { hal::Queue::new(); }")], "sees `hal::Queue`");
+    expect_fault(&[("src/placement/plan.rs", "use hal::{Bytes, Device};")], "uses `hal::Device`");
+    expect_fault(&[("src/text/chat/a.rs", "fn f() { hal::Queue::new(); }")], "uses `hal::Queue`");
     expect_fault(
         &[("src/engine/Cargo.toml", "[dependencies]\nfaer.workspace = true")],
         "src/engine/Cargo.toml:2: depends on `faer`",
@@ -80,9 +80,9 @@ fn engine_modules_import_downwards() {
     );
     expect_fault(&[head, ("src/engine/run.rs", "")], "`run` is not in the order");
     expect_fault(&[head, ("src/engine/load.rs", "")], "module `step` does not exist");
-    expect_fault(&[("src/engine/size/a.rs", "use hal::{Device, Tensor};")], "sees `hal::Tensor`");
+    expect_fault(&[("src/engine/size/a.rs", "use hal::{Device, Tensor};")], "uses `hal::Tensor`");
     let down = "use super::lane::Lane;\nuse crate::load::LoadedModel;\n#[cfg(test)]\nmod tests {\n    use crate::run::Engine;\n}";
-    let tree = Tree::of(&[head, ("src/engine/load/a.rs", ""), ("src/engine/step/a.rs", down)]);
+    let tree = Tree::new(&[head, ("src/engine/load/a.rs", ""), ("src/engine/step/a.rs", down)]);
     assert_eq!(module_order::engine_imports_go_down(&tree), [""; 0]);
 }
 
@@ -92,7 +92,7 @@ fn backends_stay_below() {
         &[("src/engine/a.rs", "use cpu::CpuBackend;")],
         "only src/runtime/devices.rs names backends",
     );
-    expect_fault(&[("src/cli/a.rs", "#[cfg(feature = \"cuda\")]\nfn f() {}")], "asks for features");
+    expect_fault(&[("src/cli/a.rs", "#[cfg(feature = \"cuda\")]\nfn f() {}")], "checks features");
     expect_fault(
         &[("backends/cpu/src/a.rs", "use thermocline::model::Model;")],
         "never the engine",
@@ -148,7 +148,7 @@ fn ops_and_formats_have_one_name() {
     expect_fault(&[ops], "`Post` has no case named `HandOff/..`");
     let op = ("backends/hal/src/op/mat_mul.rs", "op! {\n    MatMul {\n        read w,");
     let tree = [ops, op, ("backends/cpu/src/reference/a.rs", "pub(super) fn matmul(")];
-    let faults = RULES.iter().flat_map(|rule| rule(&Tree::of(&tree))).collect::<Vec<_>>();
+    let faults = RULES.iter().flat_map(|rule| rule(&Tree::new(&tree))).collect::<Vec<_>>();
     assert!(!faults.iter().any(|f| f.contains("`MatMul` is decl") || f.contains("no function")));
 
     let table = "\nformats! {\n    /// Four bits.\n    Q4_0 => q4_0, 32, 18, Some(2);\n    U32 => ids, 1, 4, None;\n}";
@@ -234,7 +234,7 @@ fn scripts_are_listed_and_named_alike() {
         &[("scripts/make_it", "#!/bin/sh"), ("scripts/README.md", "make_it")],
         "not in the tables",
     );
-    let faults = bytes::script_names_are_uniform(&Tree::of(&[
+    let faults = bytes::script_names_are_uniform(&Tree::new(&[
         ("scripts/README.md", "| `make_it` | it |\n| `it.py` | it |"),
         ("scripts/make_it", "#!/bin/sh"),
         ("scripts/it.py", ""),

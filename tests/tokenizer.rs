@@ -18,7 +18,7 @@ use thermocline::tokenizer::{Detokenizer, Error, Start, TokenType, Tokenizer, Vo
 const VOCABULARIES: [&str; 5] = ["falcon", "gpt-2", "llama-bpe", "llama-spm", "qwen2"];
 const MODEL: &str = "models/tinystories-relu/tinystories-relu-f16.gguf";
 
-/// A file of the shared data, or `None`, reported once, if there is no such folder.
+/// The path of a file in `../shared`, or `None` with a printed reason if it does not exist.
 fn shared(path: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared").join(path);
     if path.exists() {
@@ -82,9 +82,10 @@ fn ids_match_llama_cpp() {
     }
 }
 
-/// Checked against llama.cpp by hand: control tokens, defaults of the BOS token, EOS tokens.
+/// Ids checked against llama.cpp by hand: control tokens, whether BOS is added by default, and
+/// end-of-generation tokens.
 #[test]
-fn control_tokens_are_found_where_asked() {
+fn control_tokens_are_parsed_on_request() {
     let Some(llama3) = tokenizer("llama-bpe") else {
         return;
     };
@@ -181,10 +182,10 @@ fn a_continuation_keeps_its_leading_space() {
     assert_eq!(text_of(&model, &ids[2..], Start::Continuation), " world");
     assert_eq!(text_of(&model, &ids[2..], Start::BeginningOfText), "world");
     let mut whole = Detokenizer::new(&model, Start::BeginningOfText, false);
-    assert_eq!(parts(&mut whole, &ids), ["", "Hello", " world"]);
+    assert_eq!(push_all(&mut whole, &ids), ["", "Hello", " world"]);
 }
 
-fn parts(detokenizer: &mut Detokenizer<'_>, ids: &[u32]) -> Vec<String> {
+fn push_all(detokenizer: &mut Detokenizer<'_>, ids: &[u32]) -> Vec<String> {
     ids.iter().map(|&id| detokenizer.push(id).expect("exists").to_owned()).collect()
 }
 
@@ -196,9 +197,9 @@ fn an_incomplete_character_is_held_back() {
     let bytes: Vec<u32> =
         "🦙".bytes().map(|b| model.id_of(&format!("<0x{b:02X}>")).expect("byte token")).collect();
     let mut detokenizer = Detokenizer::new(&model, Start::Continuation, false);
-    assert_eq!(parts(&mut detokenizer, &bytes), ["", "", "", "🦙"]);
-    assert_eq!(parts(&mut detokenizer, &bytes[1..]), ["\u{fffd}"; 3]);
-    assert_eq!(parts(&mut detokenizer, &bytes[..3]), [""; 3]);
+    assert_eq!(push_all(&mut detokenizer, &bytes), ["", "", "", "🦙"]);
+    assert_eq!(push_all(&mut detokenizer, &bytes[1..]), ["\u{fffd}"; 3]);
+    assert_eq!(push_all(&mut detokenizer, &bytes[..3]), [""; 3]);
     let hello = model.id_of("hello").expect("a word");
     assert_eq!(detokenizer.push(hello).expect("exists"), "\u{fffd}hello");
     detokenizer.push(bytes[0]).expect("exists");
@@ -247,8 +248,8 @@ proptest! {
 }
 
 #[test]
-fn a_megabyte_of_any_text_takes_about_a_second() {
-    let n = 1_000_000;
+fn a_long_text_of_any_kind_takes_linear_time() {
+    let n = 300_000;
     let texts = [
         "a".repeat(n),
         " ".repeat(n),
@@ -266,8 +267,8 @@ fn a_megabyte_of_any_text_takes_about_a_second() {
             let ids = tokenizer.encode(text, true, true).expect("encodable");
             assert!(!ids.is_empty());
             // The limit allows for unoptimised code on a busy machine; quadratic code would take
-            // hours.
-            assert!(start.elapsed() < Duration::from_secs(20), "{:?}", &text[..8]);
+            // many minutes.
+            assert!(start.elapsed() < Duration::from_secs(6), "{:?}", &text[..8]);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Traces: events in a row never overlap, the two devices of a split layer work at the same time,
+//! Traces: events of one row never overlap, the two devices of a split layer work at the same time,
 //! and waiting times are reported.
 
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ fn feed(engine: &mut Engine, pieces: &[usize], path: Option<&Path>) -> (Vec<f32>
         engine.set_tracer(Some(Box::new(move |step| to.lock().unwrap().step(step))));
         file
     });
-    let (mut sequence, mut logits) = (engine.open(), Vec::new());
+    let (mut sequence, mut logits) = (engine.new_sequence(), Vec::new());
     let (mut stats, mut rest) = (StepStats::default(), &TEXT[..]);
     for &piece in pieces.iter().cycle() {
         if rest.is_empty() {
@@ -54,7 +54,6 @@ fn feed(engine: &mut Engine, pieces: &[usize], path: Option<&Path>) -> (Vec<f32>
         stats += engine.feed(&mut sequence, now, LogitsRequest::All, &interrupt, sink).unwrap();
         rest = after;
     }
-    engine.close(sequence);
     engine.set_tracer(None);
     if let Some(file) = file {
         file.lock().unwrap().finish().unwrap();
@@ -62,7 +61,7 @@ fn feed(engine: &mut Engine, pieces: &[usize], path: Option<&Path>) -> (Vec<f32>
     (logits, stats)
 }
 
-/// A complete event of a trace, in nanoseconds.
+/// A complete event of a trace (`"ph": "X"`); times are in nanoseconds.
 #[derive(Debug)]
 struct TraceEvent {
     row: u64,
@@ -72,8 +71,8 @@ struct TraceEvent {
     end: u64,
 }
 
-/// The names of the rows and the events of a trace, after checking it: known phases, no
-/// overlapping events in a row.
+/// The names of the rows and the events of a trace, after checking it: known phases, no overlapping
+/// events of one row.
 #[track_caller]
 fn read(path: &Path) -> (Vec<String>, Vec<TraceEvent>) {
     let text = std::fs::read_to_string(path).unwrap();
@@ -142,8 +141,7 @@ fn cpu_and_device_shares_overlap_in_the_trace() {
                     [0, 1].map(|row| find(row, step, &format!("layer {layer} neurons")));
                 let attention = find(1, step, &format!("layer {layer} attention"));
                 let merge = find(1, step, &format!("layer {layer} merge"));
-                // The CPU starts after the device has posted, and the merge after the CPU has
-                // ended.
+                // The CPU computes neurons after the attention and before the merge.
                 assert!(attention.end <= here.begin + 1_000_000 && here.end <= merge.begin);
                 let both = here.end.min(there.end).saturating_sub(here.begin.max(there.begin));
                 (overlaps, all) = (overlaps + usize::from(both > 0), all + 1);

@@ -42,6 +42,7 @@ pub(crate) fn rows(
 }
 
 /// Rows of `n_cols` values; each pair of `values` fills the first and the second half of a row.
+/// Formats without a quantiser get random rows.
 pub(crate) fn halves(
     format: Format,
     n_cols: usize,

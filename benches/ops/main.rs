@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use hal::format::Format;
 use hal::op::{
-    Activation, Add, Down, FfnKind, Hidden, MatMul, NEVER_DENSE, Predict, Skip, SparseFfn,
+    Activation, Add, Down, FfnKind, HiddenActivation, MatMul, NEVER_DENSE, Predict, Skip, SparseFfn,
 };
 use hal::{
     Bytes, Device, DeviceId, HostRows, PackDesc, Program, Queue, RowSet, Rows, Select, Tensor,
@@ -32,7 +32,7 @@ use hal::{
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::json;
-use thermocline::bench::{SkippingFfn, probe_size, read_bandwidth};
+use thermocline::bench::{PROBE_SIZE, SkippingFfn, probe_size, read_bandwidth};
 use thermocline::devices::{candidates, cpu, cpu_threads};
 
 use made::{bundle, halves, random, rows};
@@ -99,7 +99,7 @@ fn main() -> Result<()> {
     let free = device.memory()?.free;
     let probe = || -> Result<f64> {
         match named {
-            None => Ok(read_bandwidth(n_threads, probe_size(free))
+            None => Ok(read_bandwidth(n_threads, probe_size(PROBE_SIZE, free))
                 .ok_or("not enough memory to measure the read bandwidth")?),
             Some(_) => add_bandwidth(&device, shape),
         }
@@ -355,7 +355,7 @@ impl Bench {
                     resident: self.list.clone(),
                     absent: None,
                     threshold: 0.0,
-                    hidden: Hidden::Relu,
+                    hidden: HiddenActivation::Relu,
                 })?;
             }
             let (mut gate, mut up) = (&layer.gate, &layer.up);

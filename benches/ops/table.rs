@@ -9,7 +9,7 @@ pub(crate) struct DecodeLine {
     pub(crate) format: Format,
     pub(crate) density: Option<f64>,
     pub(crate) ms: f64,
-    /// GB/s.
+    /// GB/s of weights.
     pub(crate) rate: f64,
     /// Memory bandwidth in GB/s.
     pub(crate) read: f64,

@@ -79,21 +79,21 @@ fn profile_of(model: &Model) -> SectionContents {
     contents
 }
 
-fn common(contents: &mut SectionContents, model: &Model) {
+fn set_common(contents: &mut SectionContents, model: &Model) {
     contents.set("version", 1u64);
     contents.set("neurons", model.ffn_function());
     contents.set("recipe", "none");
     contents.f32s("levels", &[2], &[0.05, 0.1]);
 }
 
-fn curve(contents: &mut SectionContents, layer: usize) {
+fn set_curve(contents: &mut SectionContents, layer: usize) {
     let values = vec![0.5; 5 * ERRORS.len()];
     contents.f32s(&format!("blk.{layer}.curve"), &[ERRORS.len() as u64, 5], &values);
 }
 
 fn predictor_of(model: &Model) -> SectionContents {
     let (hyper, mut contents) = (&model.hyper, SectionContents::default());
-    common(&mut contents, model);
+    set_common(&mut contents, model);
     let rank = 8;
     for i in 0..hyper.n_layer {
         for (part, cols, rows) in [("fc1", hyper.n_embd, rank), ("fc2", rank, model.max_n_ff())] {
@@ -111,21 +111,21 @@ fn predictor_of(model: &Model) -> SectionContents {
             &vec![0.0; model.max_n_ff()],
         );
         contents.f32s(&format!("blk.{i}.trained"), &[1], &[0.0]);
-        curve(&mut contents, i);
+        set_curve(&mut contents, i);
     }
     contents
 }
 
 fn thresholds_of(model: &Model) -> SectionContents {
     let (hyper, mut contents) = (&model.hyper, SectionContents::default());
-    common(&mut contents, model);
+    set_common(&mut contents, model);
     for i in 0..hyper.n_layer {
         contents.f32s(
             &format!("blk.{i}.weights"),
             &[model.max_n_ff() as u64],
             &vec![1.0; model.max_n_ff()],
         );
-        curve(&mut contents, i);
+        set_curve(&mut contents, i);
     }
     contents
 }

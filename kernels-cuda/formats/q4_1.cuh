@@ -1,4 +1,4 @@
-// Q4_1: nibbles; d and the negative minimum (f16) per 32 values.
+// Q4_1: nibbles; d and the minimum (f16, added) per 32 values.
 #pragma once
 #include "lib/blocks.cuh"
 

@@ -1,4 +1,4 @@
-// Q5_1: nibbles; the high bits of the codes; d and the negative minimum (f16) per 32 values.
+// Q5_1: nibbles; the high bits of the codes; d and the minimum (f16, added) per 32 values.
 #pragma once
 #include "lib/blocks.cuh"
 

@@ -19,16 +19,47 @@ static constexpr unsigned PIECE = 8;
 static constexpr unsigned WIDE_K = 1, WIDE_V = 2, WIDE_Q = 4;
 
 /// Loads eight values of a head of `d` values, from value i on; zeros past the end of the head.
-template <class C> DEVICE void load_piece(const unsigned* row, unsigned first, unsigned i, unsigned d, bool wide, float* out) {
+template <class C>
+DEVICE void load_piece(C format, const unsigned* row, unsigned first, unsigned i, unsigned d, bool wide, float* out) {
     if constexpr (C::WHOLE) {
-        C::eight(row, first + i, out);
+        format.eight(row, first + i, out);
     } else if (wide) {
-        C::eight(row, first + i, out);
+        format.eight(row, first + i, out);
     } else {
 #pragma unroll
-        for (unsigned j = 0; j < PIECE; j++) out[j] = i + j < d ? C::one(row, first + i + j) : 0.0f;
+        for (unsigned j = 0; j < PIECE; j++) out[j] = i + j < d ? format.one(row, first + i + j) : 0.0f;
     }
 }
+
+/// Loads eight values of a head of `d` values, from value i on, of each of N rows of the cache; unless
+/// ALL, rows may be null, for zeros. A visitor of `cache::Choice`.
+template <unsigned N, bool ALL> struct LoadPieces {
+    const unsigned* const* rows;
+    unsigned first, i, d;
+    bool wide;
+    float (*out)[PIECE];
+
+    template <class C> DEVICE void operator()(C format) const {
+        if (C::WHOLE || wide) {
+#pragma unroll
+            for (unsigned n = 0; n < N; n++) {
+                if (ALL || rows[n]) format.eight(rows[n], first + i, out[n]);
+                else clear(out[n]);
+            }
+        } else {
+#pragma unroll
+            for (unsigned n = 0; n < N; n++) {
+                if (ALL || rows[n]) load_piece(format, rows[n], first, i, d, false, out[n]);
+                else clear(out[n]);
+            }
+        }
+    }
+
+    static DEVICE void clear(float* to) {
+#pragma unroll
+        for (unsigned j = 0; j < PIECE; j++) to[j] = 0.0f;
+    }
+};
 
 /// Loads eight values of a query head of `d` values, from value i on.
 DEVICE void load_query(const float* head, unsigned i, unsigned d, bool wide, float* out) {

@@ -7,8 +7,8 @@
 
 #include "formats/format.cuh"
 
-// Code k of four as a float, minus the offset. The offset includes CODE_BASE, which avoids slow
-// conversions of integers.
+// Code k of four as a float, minus the offset. `base` is CODE_BASE plus the offset, which avoids
+// slow conversions of integers.
 constexpr int CODE_BASE = 8388608 + 128;
 DEVICE float code_of(unsigned codes, unsigned k, float base) {
     return from_bits(0x4b000000u | byte_of(codes ^ 0x80808080u, k)) - base;

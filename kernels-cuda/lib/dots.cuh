@@ -17,7 +17,7 @@ struct Rows {
     DEVICE const unsigned* token(unsigned t) const { return at + (size_t)(t < n ? t : n - 1) * words; }
 };
 
-// Values of x, a multiple of four at an aligned offset.
+// Loads N values of x from an aligned address; N is a multiple of four.
 template <unsigned N>
 DEVICE void load_floats(float (&values)[N], const unsigned* at) {
 #pragma unroll

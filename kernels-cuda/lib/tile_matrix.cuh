@@ -13,8 +13,8 @@ struct MatrixProducts {
 
     float sums[OWN * FM * FN];
 
-    // Initial value of sums: as float bits it is 1.5 * 2^23 plus the sum, which saves a
-    // conversion.
+    // Initial value of integer sums: the bits of 1.5 * 2^23. A sum is then the bits of that float
+    // plus the products, which saves a conversion.
     static constexpr int BASE = 0x4b400000;
 
     static DEVICE float small(int sum) { return from_bits((unsigned)sum) - 12582912.0f; }

@@ -1,4 +1,4 @@
-// For heads whose size is a multiple of four.
+// Dot products of heads whose size is a multiple of four.
 fn score_dot(row: u32, first: u32, from_q: u32) -> f32 {
     var sum = vec4<f32>();
     for (var i = 0u; i < p.d_head; i += 4u) {

@@ -1,18 +1,6 @@
 // Stores two blocks of 34 bytes, which are 17 words together. The last block of a row may be stored alone.
 
-// x / 127 rounded to nearest, even if the driver's division is inexact: 127 q is 128 q - q, and
-// both differences are exact.
-fn by_127(size: f32) -> f32 {
-    let q = size / 127.0;
-    let rest = (size - q * 128.0) + q;
-    return q + rest / 127.0;
-}
-
-// 1 / x rounded to nearest.
-fn inverse_of(size: f32) -> f32 {
-    let y = 1.0 / size;
-    return fma(y, fma(-size, y, 1.0), y);
-}
+{{include rounded}}
 
 fn store_piece(from_x: u32, piece: u32, to: u32) {
     // The lower half word of a pair, until the upper one is known.
@@ -21,9 +9,8 @@ fn store_piece(from_x: u32, piece: u32, to: u32) {
         let first = from_x + 32u * block;
         var most = 0.0;
         for (var i = 0u; i < 32u; i++) { most = max(most, abs(x[first + i])); }
-        let scale = by_127(most);
-        var inverse = 0.0;
-        if (scale != 0.0) { inverse = inverse_of(scale); }
+        let scale = divided(most, 127.0);
+        let inverse = inverse_of(scale);
         for (var h = 0u; h < 17u; h++) {
             var value = to_f16(scale);
             if (h > 0u) {

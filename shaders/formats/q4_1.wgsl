@@ -1,4 +1,4 @@
-// Q4_1: nibbles; d and the negative minimum (f16) per 32 values.
+// Q4_1: nibbles; d and the minimum (f16, added) per 32 values.
 const {{self}}_OFFSET: i32 = 0;
 fn {{self}}_codes(row: u32, nb: u32, b: u32) -> Codes { return {{self}}_nibbles(row, b); }
 fn {{self}}_quad(row: u32, nb: u32, b: u32, g: u32) -> u32 { return {{self}}_nibble(row, b, g); }

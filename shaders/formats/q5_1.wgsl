@@ -1,4 +1,4 @@
-// Q5_1: nibbles; the high bits of the codes; d and the negative minimum (f16) per 32 values.
+// Q5_1: nibbles; the high bits of the codes; d and the minimum (f16, added) per 32 values.
 const {{self}}_OFFSET: i32 = 0;
 fn {{self}}_codes(row: u32, nb: u32, b: u32) -> Codes {
     return joined({{self}}_nibbles(row, b), bits_of({{self}}_word(row + 4u * nb + b)), 4u);

@@ -1,4 +1,4 @@
-// Activation functions of feed-forward blocks, by code (`activation_codes` in `ops/weights/ffn.rs`).
+// Activation functions of feed-forward blocks, by code (`activation_codes` of the wgpu backend).
 
 fn sigmoid(x: f32) -> f32 { return 1.0 / (1.0 + exp(-x)); }
 

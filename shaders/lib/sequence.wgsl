@@ -7,7 +7,8 @@ var<workgroup> found_tokens: vec2<u32>;
 fn batch_seq(t: u32) -> u32 { return batch[p.at_batch + 4u + p.max_tokens + t]; }
 fn batch_pos(t: u32) -> u32 { return batch[p.at_batch + 4u + 2u * p.max_tokens + t]; }
 
-// The first and the last token; the first is n_rows if the sequence has none. Tokens of other sequences may lie between.
+// The first and the last token of a sequence; the first is n_rows if it has none. Tokens of other sequences may lie
+// between them.
 fn tokens_of(seq: u32, local: u32) -> vec2<u32> {
     if (local == 0u) {
         atomicStore(&first_token, p.n_rows);

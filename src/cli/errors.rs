@@ -20,6 +20,8 @@ impl From<model::Error> for Failure {
             E::Key { .. } | E::MissingKey { .. } => {
                 failure.help("`thermocline info` lists the contents of the file")
             }
+            E::Rope { setting, .. } => Failure::usage(error.to_string())
+                .help(format!("--{} sets it", setting.replace('_', "-"))),
             E::MissingTensor { .. } => failure.help(
                 "the file is damaged, not a language model, or only a vocabulary; `thermocline info` lists its contents",
             ),
@@ -27,6 +29,30 @@ impl From<model::Error> for Failure {
             E::UnknownTensor { .. } => {
                 failure.help("this version does not support this variant of the architecture")
             }
+        }
+    }
+}
+
+impl From<model::AdapterError> for Failure {
+    fn from(error: model::AdapterError) -> Self {
+        use model::AdapterError as E;
+        let failure = Failure::new(Exit::BadModel, "cannot use the LoRA adapter").caused_by(&error);
+        match error {
+            E::NotAnAdapter { .. } | E::Kind { .. } => failure.help(
+                "--lora takes a GGUF file that llama.cpp's convert_lora_to_gguf.py wrote; -m takes models",
+            ),
+            E::Architecture { .. } | E::NoSuchTensor { .. } | E::Shape { .. } => {
+                failure.help("the adapter must be made for the model of -m; `thermocline info` lists the tensors of both files")
+            }
+            E::Values { .. } => failure.help("a smaller scale (--lora-scaled FILE:SCALE) may fit"),
+            E::Container(_)
+            | E::Activated { .. }
+            | E::Scale { .. }
+            | E::UnknownTensor { .. }
+            | E::MissingTensor { .. }
+            | E::Empty { .. }
+            | E::NotAMatrix { .. }
+            | E::Format { .. } => failure,
         }
     }
 }
@@ -81,6 +107,9 @@ impl From<runtime::Error> for Failure {
             E::File(_) | E::Read { .. } | E::Vocabulary { .. } | E::VocabularySize { .. } => {
                 failed(Exit::BadModel)
             }
+            E::Adapter(error) => error.into(),
+            E::AdaptersTooLarge { .. } => failed(Exit::Memory)
+                .help("merge the adapters into a file of the model and quantise that file"),
             E::TooLargeToRead { .. } => {
                 failed(Exit::Memory).help("remove --no-mmap, so that the file is memory-mapped")
             }
@@ -125,6 +154,9 @@ impl From<DeviceError> for Failure {
             DeviceError::ShareOfUnknown { .. } => {
                 return Failure::usage(format!("--vram-budget: {error}"))
                     .help("set the budget in bytes, such as 6GiB");
+            }
+            DeviceError::Override { help, .. } => {
+                return Failure::usage(format!("--override-tensor: {error}")).help(help.clone());
             }
             DeviceError::Assumed { help, .. } => {
                 let failure = Failure::usage(format!("--assume: {error}"));
@@ -232,6 +264,16 @@ impl From<evaluate::Error> for Failure {
             E::Write { .. } => {
                 Failure::new(Exit::Failed, "cannot write the probabilities").caused_by(&error)
             }
+            E::NotFinite { .. } => {
+                Failure::new(Exit::BadModel, "cannot collect an importance matrix")
+                    .caused_by(&error)
+                    .help("the model is damaged, or the text drives it out of range")
+            }
+            E::ForeignSums { .. } => {
+                Failure::new(Exit::Failed, "cannot add to the importance matrix")
+                    .caused_by(&error)
+                    .help("--in-file takes importance matrices of the same model")
+            }
         }
     }
 }
@@ -285,7 +327,7 @@ mod tests {
         let memory = hal::Error::OutOfMemory {
             device: "CPU".into(),
             label: "KV cache".into(),
-            wanted: Bytes(10),
+            requested: Bytes(10),
             free: Bytes(5),
         };
         let failure = Failure::from(engine::Error::Device(memory));

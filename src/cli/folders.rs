@@ -1,5 +1,6 @@
 //! The user's folders, by each system's convention.
 
+use super::failure::Failure;
 use hal::Bytes;
 use runtime::CacheFolder;
 use std::ffi::OsString;
@@ -28,6 +29,28 @@ pub(crate) fn chat_history() -> Option<PathBuf> {
     #[allow(clippy::disallowed_methods)] // only the CLI reads the environment
     let folder = user_state(|name| std::env::var_os(name))?;
     Some(folder.join("thermocline").join("chat_history"))
+}
+
+/// The folder of Hugging Face's tools: `HF_HOME`, or a folder in the user's cache, which is
+/// `~/.cache` on every system. `None` if no folder is known.
+pub(crate) fn hub_home(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let folder = |name: &str| env(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || folder("HOME").or_else(|| folder("USERPROFILE"));
+    let cache = || folder("XDG_CACHE_HOME").or_else(|| home().map(|home| home.join(".cache")));
+    env("HF_HOME").map(PathBuf::from).or_else(|| cache().map(|cache| cache.join("huggingface")))
+}
+
+/// The folder for models that were downloaded from other addresses.
+///
+/// # Errors
+/// The system has no folder for caches.
+pub(crate) fn downloads() -> Result<PathBuf, Failure> {
+    #[allow(clippy::disallowed_methods)] // only the CLI reads the environment
+    let folder = user_cache(|name| std::env::var_os(name));
+    let folder = folder.ok_or_else(|| {
+        Failure::usage("the folder for downloaded models is unknown").help("set HOME")
+    })?;
+    Ok(folder.join("thermocline").join("downloads"))
 }
 
 fn user_cache(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {

@@ -28,6 +28,19 @@ impl Interrupt {
         Self::of(&[SIGINT, SIGTERM])
     }
 
+    /// Makes Ctrl-C end the process again, after the handlers of another part of the program were
+    /// removed.
+    ///
+    /// # Errors
+    /// The system refuses the signal handler.
+    pub(crate) fn restore_default() -> Result<(), Failure> {
+        let always = Arc::new(AtomicBool::new(true));
+        let installed = flag::register_conditional_default(SIGINT, always);
+        installed
+            .map(drop)
+            .map_err(|e| Failure::new(Exit::Failed, "cannot handle Ctrl-C").caused_by(&e))
+    }
+
     fn of(signals: &[i32]) -> Result<Self, Failure> {
         let flag = Arc::new(AtomicBool::new(false));
         let failed =

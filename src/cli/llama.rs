@@ -3,10 +3,12 @@
 //! Users paste command lines of llama.cpp. A flag with nothing to change here is accepted silently.
 //! A flag whose effect is missing, such as placement, is accepted with a note. A flag that would
 //! change the text is rejected, because silently different text is worse than an error. The flags
-//! are listed in [`super::llama_flags`].
+//! are listed in [`super::llama_flags`] and [`super::llama_other_flags`].
 
+use super::environment;
 use super::failure::Failure;
 use super::llama_flags::KNOWN;
+use super::llama_other_flags::{OLD, RECENT, SERVER};
 use super::terminal::Terminal;
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
@@ -20,6 +22,8 @@ pub(super) enum Arity {
     One,
     /// The next two words.
     Two,
+    /// The next word, and the word after it if that is a number.
+    Scaled,
     /// The next word if it is a switch value, such as on, off or auto.
     Maybe,
 }
@@ -32,6 +36,8 @@ pub(super) enum Treatment {
     Hint(&'static str),
     /// Rejected, with this reason.
     Refused(&'static str),
+    /// Rejected where raw text is continued, accepted in a conversation.
+    RefusedForText(&'static str),
 }
 
 /// A value that disables a flag, which is then accepted silently.
@@ -54,6 +60,8 @@ pub(super) struct LlamaFlag {
     pub(super) neutral: NeutralValue,
     /// Suffix after `THERMOCLINE_ARG_` in the environment, if llama.cpp has a variable.
     pub(super) env: Option<&'static str>,
+    /// Whether only llama-server has it; commands other than `serve` then reject it.
+    pub(super) server: bool,
 }
 
 /// A llama.cpp flag on the command line or in the environment, with its table entry.
@@ -67,24 +75,51 @@ pub(super) struct GivenFlag {
 
 /// Whether this command accepts llama.cpp's flags.
 pub(super) fn applies_to(command: &OsStr) -> bool {
-    ["run", "chat", "serve", "bench", "perplexity", "profile", "plan"].iter().any(|c| command == *c)
+    ["run", "chat", "serve", "bench", "perplexity", "imatrix", "profile", "plan"]
+        .iter()
+        .any(|c| command == *c)
 }
 
 /// The table entry of the flag called `flag`.
 pub(super) fn find(flag: &str) -> Option<&'static LlamaFlag> {
-    KNOWN.iter().find(|k| k.names.contains(&flag))
+    known().find(|k| k.names.contains(&flag))
 }
 
-/// Adds the flags that the environment sets and the command line does not.
-pub(super) fn from_environment(seen: &mut Vec<GivenFlag>, env: impl Fn(&str) -> Option<String>) {
-    for known in &KNOWN {
-        let Some(name) = known.env.map(|e| format!("THERMOCLINE_ARG_{e}")) else {
+/// The table entry of the switch that `flag` turns off: `--no-NAME`.
+pub(super) fn find_negated(flag: &str) -> Option<&'static LlamaFlag> {
+    let positive = format!("--{}", flag.strip_prefix("--no-")?);
+    find(&positive).filter(|known| known.takes == Arity::Maybe)
+}
+
+/// All table entries.
+fn known() -> impl Iterator<Item = &'static LlamaFlag> {
+    [KNOWN, RECENT, OLD, SERVER].into_iter().flatten()
+}
+
+/// The names of all flags in the table.
+pub(super) fn names() -> Vec<&'static str> {
+    known().flat_map(|known| known.names).copied().collect()
+}
+
+/// Adds the flags that the environment sets and the command line of `command` does not. llama.cpp's
+/// own variable counts where ours is not set.
+pub(super) fn from_environment(
+    command: &str,
+    seen: &mut Vec<GivenFlag>,
+    env: impl Fn(&str) -> Option<String>,
+) {
+    for known in known().filter(|known| !known.server || command == "serve") {
+        let Some(suffix) = known.env else {
             continue;
         };
         if seen.iter().any(|s| s.known == known) {
             continue;
         }
-        let Some(value) = env(&name).filter(|v| !v.is_empty()) else {
+        let variables = environment::prefixes(command).iter();
+        let set = variables.map(|prefix| format!("{prefix}{suffix}")).find_map(|name| {
+            env(&name).filter(|value| !value.is_empty()).map(|value| (name, value))
+        });
+        let Some((name, value)) = set else {
             continue;
         };
         let off = ["0", "off", "false"].contains(&value.as_str());
@@ -95,17 +130,37 @@ pub(super) fn from_environment(seen: &mut Vec<GivenFlag>, env: impl Fn(&str) -> 
     }
 }
 
+/// How a flag is used: the command's name, and whether it holds a conversation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FlagUse<'a> {
+    pub(super) command: &'a str,
+    pub(super) converses: bool,
+}
+
 /// Rejects flags that would change the text. Prints one note for all flags with the same
 /// explanation.
 ///
 /// # Errors
 /// The first flag that would change the text.
-pub(super) fn judge(seen: &[GivenFlag], terminal: &Terminal) -> Result<(), Failure> {
+pub(super) fn judge(
+    seen: &[GivenFlag],
+    usage: FlagUse<'_>,
+    terminal: &Terminal,
+) -> Result<(), Failure> {
     let mut hints: Vec<(&str, Vec<String>)> = Vec::new();
-    for flag in seen.iter().filter(|s| !s.is_neutral()) {
+    for flag in seen {
+        if flag.known.server && usage.command != "serve" {
+            let message = format!("{} is a flag of the HTTP server", flag.flag);
+            let help = format!("start it with `thermocline serve -m model.gguf {}`", flag.flag);
+            return Err(Failure::usage(message).help(help));
+        }
+        if flag.is_neutral() {
+            continue;
+        }
         match flag.known.verdict {
             Treatment::Silent => {}
-            Treatment::Refused(why) => {
+            Treatment::RefusedForText(_) if usage.converses => {}
+            Treatment::Refused(why) | Treatment::RefusedForText(why) => {
                 return Err(Failure::usage(format!("{}: {why}", flag.flag_and_value())));
             }
             Treatment::Hint(means) => match hints.iter_mut().find(|(m, _)| *m == means) {
@@ -121,7 +176,8 @@ pub(super) fn judge(seen: &[GivenFlag], terminal: &Terminal) -> Result<(), Failu
 }
 
 impl GivenFlag {
-    fn is_neutral(&self) -> bool {
+    /// Whether the value disables the flag.
+    pub(super) fn is_neutral(&self) -> bool {
         let value = self.value.as_deref().unwrap_or_default();
         match &self.known.neutral {
             NeutralValue::Never => false,
@@ -131,7 +187,11 @@ impl GivenFlag {
     }
 
     fn flag_and_value(&self) -> String {
+        let needs_quotes = |value: &str| value.is_empty() || value.contains(char::is_whitespace);
         match &self.value {
+            Some(value) if self.flag.starts_with('-') && needs_quotes(value) => {
+                format!("{} '{value}'", self.flag)
+            }
             Some(value) if self.flag.starts_with('-') => format!("{} {value}", self.flag),
             Some(value) => format!("{}={value}", self.flag),
             None => self.flag.clone(),
@@ -142,7 +202,7 @@ impl GivenFlag {
 /// The section of `--help` on llama.cpp's other flags.
 pub(super) fn help() -> String {
     let names = |wanted: fn(&Treatment) -> bool| {
-        let known = KNOWN.iter().filter(|k| wanted(&k.verdict));
+        let known = known().filter(|k| wanted(&k.verdict));
         wrap(known.flat_map(|k| k.names.iter().copied()))
     };
     format!(
@@ -154,7 +214,7 @@ pub(super) fn help() -> String {
          Each flag can also be set by the environment variable shown.",
         names(|v| matches!(v, Treatment::Hint(_))),
         names(|v| matches!(v, Treatment::Silent)),
-        names(|v| matches!(v, Treatment::Refused(_))),
+        names(|v| matches!(v, Treatment::Refused(_) | Treatment::RefusedForText(_))),
     )
 }
 
@@ -185,12 +245,12 @@ mod tests {
 
     fn check_flag(flag: &str, value: Option<&str>) -> Result<(), Failure> {
         let terminal = Terminal::new(ColorWhen::Off, true, 0);
-        judge(&[given_flag(flag, value)], &terminal)
+        judge(&[given_flag(flag, value)], FlagUse { command: "run", converses: false }, &terminal)
     }
 
     #[test]
     fn names_are_unique() {
-        let mut names: Vec<_> = KNOWN.iter().flat_map(|k| k.names).collect();
+        let mut names = names();
         names.sort_unstable();
         for pair in names.windows(2) {
             assert_ne!(pair[0], pair[1]);
@@ -199,14 +259,14 @@ mod tests {
 
     #[test]
     fn flags_that_change_the_text_are_rejected_unless_neutral() {
-        let failure = check_flag("--mirostat", Some("2")).unwrap_err();
+        let failure = check_flag("--cfg-scale", Some("2")).unwrap_err();
         assert_eq!(failure.exit.code(), 2);
-        assert!(failure.message.starts_with("--mirostat 2: "));
-        assert_eq!(check_flag("--mirostat", Some("0")), Ok(()));
-        assert!(check_flag("--typical", Some("0.9")).is_err());
-        assert_eq!(check_flag("--typical", Some("1.0")), Ok(()));
-        assert!(check_flag("--dry-multiplier", Some("x")).is_err());
-        assert!(check_flag("--lora", Some("a.gguf")).is_err());
+        assert!(failure.message.starts_with("--cfg-scale 2: "));
+        assert_eq!(check_flag("--cfg-scale", Some("1.0")), Ok(()));
+        assert!(check_flag("--tfs", Some("0.9")).is_err());
+        assert_eq!(check_flag("--tfs", Some("1.0")), Ok(()));
+        assert!(check_flag("--tfs", Some("x")).is_err());
+        assert!(check_flag("--control-vector", Some("a.gguf")).is_err());
         assert_eq!(check_flag("-sm", Some("row")), Ok(()));
         assert_eq!(check_flag("--no-warmup", None), Ok(()));
     }
@@ -215,16 +275,16 @@ mod tests {
     fn the_environment_applies_if_the_command_line_does_not_set_a_flag() {
         let env = |name: &str| match name {
             "THERMOCLINE_ARG_SPLIT_MODE" => Some("row".to_owned()),
-            "THERMOCLINE_ARG_CPU_MOE" => Some("0".to_owned()),
-            "THERMOCLINE_ARG_LORA" => Some(String::new()),
+            "THERMOCLINE_ARG_SWA_FULL" => Some("0".to_owned()),
+            "THERMOCLINE_ARG_MMPROJ" => Some(String::new()),
             _ => None,
         };
         let mut flags = Vec::new();
-        from_environment(&mut flags, env);
+        from_environment("run", &mut flags, env);
         assert_eq!(flags.len(), 1);
         assert_eq!(flags[0].flag_and_value(), "THERMOCLINE_ARG_SPLIT_MODE=row");
         let mut flags = vec![given_flag("--split-mode", Some("layer"))];
-        from_environment(&mut flags, env);
+        from_environment("run", &mut flags, env);
         assert_eq!(flags.len(), 1);
     }
 }

@@ -4,24 +4,38 @@
 //! command. Every error is a `failure::Failure` with one of seven exit codes.
 
 mod args;
+mod clap_errors;
 mod command;
+mod date;
+mod environment;
 mod errors;
 mod failure;
 mod folders;
 mod interrupt;
 mod llama;
+#[cfg(test)]
+mod llama_docs;
 mod llama_flags;
+mod llama_other_flags;
+mod models;
 mod observer;
 mod output;
 mod parse;
+mod positional;
+mod program;
+mod progress;
+mod short_help;
+mod suggest;
 mod svg;
 mod terminal;
 mod texts;
 mod words;
+mod wrap;
 
 use args::{Cli, ColorWhen, Command};
 use clap::{CommandFactory, FromArgMatches};
 use failure::Failure;
+use program::Program;
 use std::any::TypeId;
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -30,9 +44,10 @@ use terminal::Terminal;
 /// Runs the command line and returns its exit code: 0 done, 1 failed, 2 usage, 3 bad model, 4 not
 /// enough memory, 5 backend missing, 130 interrupted.
 pub fn main() -> ExitCode {
-    let words = std::env::args_os().skip(1).collect();
+    let mut words = std::env::args_os();
+    let program = Program::of_name(words.next().as_deref());
     let mut terminal = Terminal::new(ColorWhen::Auto, false, 0);
-    match run(words, &mut terminal) {
+    match run(program, words.collect(), &mut terminal) {
         Ok(()) => ExitCode::SUCCESS,
         Err(DispatchError::ByClap(error)) => {
             if let Some(failure) = Failure::of_clap(&error) {
@@ -64,24 +79,45 @@ impl From<Failure> for DispatchError {
     }
 }
 
-fn run(words: Vec<OsString>, terminal: &mut Terminal) -> Result<(), DispatchError> {
+fn run(
+    program: Program,
+    words: Vec<OsString>,
+    terminal: &mut Terminal,
+) -> Result<(), DispatchError> {
+    #[allow(clippy::disallowed_methods)] // only the CLI reads the environment
+    let env = |name: &str| std::env::var(name).ok();
     let cli = cli();
-    let mut words = words::normalise(&cli, words)?;
-    let brief = words.argv.iter().any(|word| word == "-h");
-    let cli = if brief { short_help(cli) } else { cli };
-    let parsed = cli.try_get_matches_from(words.argv).map_err(DispatchError::ByClap)?;
-    let command = Cli::from_arg_matches(&parsed).map_err(DispatchError::ByClap)?.command;
+    let mut words = words::normalise(&cli, program, words)?;
+    let name = words.argv.get(1).and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+    let mut cli = environment::with_llama_variables(cli, &name, env);
+    if words.argv.iter().any(|word| word == "-h") {
+        cli = short_help::short_help(cli);
+    }
+    let parsed =
+        cli.try_get_matches_from_mut(&words.argv).map_err(
+            |error| match clap_errors::invalid_value(&error, &cli, &words.argv) {
+                Some(failure) => DispatchError::Failed(failure),
+                None => DispatchError::ByClap(error),
+            },
+        )?;
+    let mut command = Cli::from_arg_matches(&parsed).map_err(DispatchError::ByClap)?.command;
     let common = command.common();
     *terminal = Terminal::new(common.color, common.log_disable, common.verbose);
-    let Some((name, given)) = parsed.subcommand() else {
+    let Some((_, given)) = parsed.subcommand() else {
         return Ok(());
     };
     if llama::applies_to(name.as_ref()) {
-        #[allow(clippy::disallowed_methods)] // only the CLI reads the environment
-        llama::from_environment(&mut words.seen, |name| std::env::var(name).ok());
-        llama::judge(&words.seen, terminal)?;
+        llama::from_environment(&name, &mut words.seen, env);
+        // Flags that no mode accepts are rejected before a model is downloaded.
+        let usage = llama::FlagUse { command: &name, converses: true };
+        llama::judge(&words.seen, usage, &terminal.quiet())?;
     }
+    models::resolve(&mut command, given, terminal)?;
     let command = command::chat::run_or_chat(command, words.named, given, terminal)?;
+    if llama::applies_to(name.as_ref()) {
+        let usage = llama::FlagUse { command: &name, converses: command.converses() };
+        llama::judge(&words.seen, usage, terminal)?;
+    }
     Ok(dispatch(command, terminal)?)
 }
 
@@ -94,36 +130,72 @@ fn dispatch(command: Command, terminal: &Terminal) -> Result<(), Failure> {
         let help = "`bench --backend cpu,wgpu` compares several backends";
         return Err(Failure::usage("only `bench` takes several names for --backend").help(help));
     }
+    if !matches!(command, Command::Bench(_)) {
+        one_value(&command)?;
+    }
     match command {
-        Command::Run(args) => command::run::run(&args.resolve()?, terminal),
+        Command::Run(args) => command::run::run(&args.with_piped_text()?.resolve()?, terminal),
         Command::Chat(args) => command::chat::run(&args.resolve()?, terminal),
         Command::Serve(args) => command::serve::run(&args.resolve()?, terminal),
         Command::Bench(args) => command::bench::run(&args.resolve()?, terminal),
         Command::Perplexity(args) => command::perplexity::run(&args, terminal),
+        Command::Imatrix(args) => command::imatrix::run(&args, terminal),
         Command::Predictor(args) => command::predictor::run(&args, terminal),
         Command::Profile(args) => command::profile::run(&args, terminal),
         Command::Plan(args) => command::plan::run(&args, terminal),
         Command::Devices(args) => command::devices::run(args.json),
         Command::Doctor(args) => command::doctor::run(&args, terminal),
-        Command::Info(args) => command::info::run(args.model.as_deref(), args.json),
+        Command::Info(args) => command::info::run(&args),
         Command::Convert(args) => command::convert::convert(&args, terminal),
         Command::Quantize(args) => command::convert::quantize(&args, terminal),
         Command::Split(args) => command::convert::split(&args, terminal),
         Command::Merge(args) => command::convert::merge(&args, terminal),
         Command::Tokenize(args) => command::tokenize::run(&args, terminal),
+        Command::Pull(args) => command::pull::pull(&args, terminal),
+        Command::List(args) => command::pull::list(&args),
+        Command::Rm(args) => command::pull::remove(&args),
         Command::Cache(args) => command::cache::run(&args),
         Command::Completions(args) => command::completions::run(args.shell, &mut cli()),
     }
 }
 
-/// clap's command, with the section on llama.cpp's flags for the commands that accept them.
+/// Rejects lists of values that only `bench` measures in turn.
+fn one_value(command: &Command) -> Result<(), Failure> {
+    let Some(placement) = command.placement() else { return Ok(()) };
+    let lists = [
+        ("-ngl", placement.devices.layers().len()),
+        ("--no-kv-offload", placement.devices.no_kv_offload.len()),
+        ("--placement", placement.devices.placement.len()),
+        ("--mmap", placement.mmap.len()),
+        ("--cpu-mask", placement.processor.cpu_mask.len()),
+    ];
+    match lists.into_iter().find(|(_, n)| *n > 1) {
+        None => Ok(()),
+        Some((flag, _)) => {
+            let message = format!("{flag} has several values, and only `bench` runs them in turn");
+            Err(Failure::usage(message).help("give one value"))
+        }
+    }
+}
+
+/// clap's command, with usage lines, the last of repeated flags counting, and the section on
+/// llama.cpp's flags for the commands that accept them.
 fn cli() -> clap::Command {
-    let with_llama = |c: clap::Command| {
-        let applies = llama::applies_to(c.get_name().as_ref());
-        if applies { c.after_long_help(llama::help()) } else { c }
+    let complete = |command: clap::Command| {
+        let name = command.get_name().to_owned();
+        let command = command.args_override_self(true);
+        let command = match positional::usage(&name) {
+            Some(words) => command.override_usage(format!("thermocline {name} [OPTIONS] {words}")),
+            None => command,
+        };
+        if llama::applies_to(name.as_ref()) {
+            command.after_long_help(llama::help())
+        } else {
+            command
+        }
     };
     let cli = Cli::command().infer_long_args(false);
-    let cli = cli.mut_subcommands(with_llama);
+    let cli = cli.mut_subcommands(complete);
     // Hide the values of switches, because switches accept more spellings than clap lists.
     let is_switch = |arg: &clap::Arg| {
         arg.is_require_equals_set() && arg.get_value_parser().type_id() == TypeId::of::<bool>()
@@ -136,33 +208,9 @@ fn cli() -> clap::Command {
     })
 }
 
-/// One line per flag. Only `--help` prints environment variables and lists of values.
-fn short_help(cli: clap::Command) -> clap::Command {
-    cli.mut_subcommands(|command| {
-        command.mut_args(|arg| {
-            let has_value = arg.get_action().takes_values();
-            arg.hide_env(true).hide_possible_values(has_value)
-        })
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn short_help_has_a_line_for_each_flag() {
-        for command in short_help(cli()).get_subcommands_mut() {
-            for arg in command.get_arguments() {
-                let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-                assert!(help.len() <= 80, "{} {}: {help}", command.get_name(), arg.get_id());
-                assert!(!help.ends_with('.'), "{} {}: {help}", command.get_name(), arg.get_id());
-            }
-            let name = command.get_name().to_owned();
-            let text = command.render_help().to_string();
-            assert!(!text.contains("THERMOCLINE_ARG_"), "{name}");
-        }
-    }
 
     #[test]
     fn clap_accepts_the_definitions() {
@@ -190,6 +238,8 @@ mod tests {
                     "model_folder",
                     "predictor_folder",
                     "input",
+                    "names",
+                    "words",
                     "outfile",
                     "target",
                     "prefix",

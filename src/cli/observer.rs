@@ -57,6 +57,7 @@ impl Observer for Printer {
             return;
         }
         let what = match task {
+            Task::Merge => "merging",
             Task::Load => "loading",
             Task::Repack => "repacking",
         };
@@ -81,6 +82,7 @@ fn text(notice: &Notice) -> String {
         Notice::NoProfile => "`thermocline profile` collects a profile",
         Notice::ProfileRefused { .. } => "`thermocline profile --restart` replaces it",
         Notice::PredictorRefused { .. } => "`thermocline predictor --restart` replaces it",
+        Notice::LargerThanMemory { .. } => "--ram-check rejects such a model",
         Notice::LittleMemory { .. } => "a smaller context (-c) needs less",
         Notice::Sparsity(
             SparsityNotice::TrainedPredictor { .. } | SparsityNotice::Thresholds { .. },

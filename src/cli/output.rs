@@ -25,6 +25,27 @@ pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
     part.commit().map_err(|e| failed(&e))
 }
 
+/// Whether standard output and standard error are the same file, pipe or terminal, as after
+/// `2>&1`.
+#[cfg(unix)]
+pub(crate) fn stdout_is_stderr() -> bool {
+    use std::os::fd::{AsFd, BorrowedFd};
+    use std::os::unix::fs::MetadataExt;
+    let identity = |stream: BorrowedFd<'_>| {
+        let file = std::fs::File::from(stream.try_clone_to_owned().ok()?);
+        let metadata = file.metadata().ok()?;
+        Some((metadata.dev(), metadata.ino()))
+    };
+    let output = identity(io::stdout().as_fd());
+    output.is_some() && output == identity(io::stderr().as_fd())
+}
+
+/// Standard output and standard error are not compared on this system.
+#[cfg(not(unix))]
+pub(crate) fn stdout_is_stderr() -> bool {
+    false
+}
+
 /// Writes the result. Errors become [`Failure::stdout`], which is silent for a closed pipe.
 #[derive(Debug)]
 pub(crate) struct Output(StdoutLock<'static>);

@@ -118,6 +118,21 @@ pub(crate) fn layers(text: &str) -> Result<Layers, String> {
     }
 }
 
+/// Parses a list of numbers of layers, with llama-bench's ranges: `0,99`, `10-30+10`, `all`.
+pub(crate) fn layer_list(text: &str) -> Result<List<Layers>, String> {
+    let mut values = Vec::new();
+    for item in text.split(',') {
+        match layers(item) {
+            Ok(value) => values.push(value),
+            Err(why) => {
+                let counts = list(item).map_err(|_| why)?;
+                values.extend(counts.into_iter().map(|n| Layers::Whole(n as usize)));
+            }
+        }
+    }
+    Ok(List(values))
+}
+
 /// Parses a fraction above 0 and at most 1, or a percentage.
 pub(crate) fn share(text: &str) -> Result<f64, String> {
     let (number, scale) = match text.trim().strip_suffix('%') {
@@ -386,6 +401,10 @@ mod tests {
     fn layers_and_fractions_are_parsed() {
         assert_eq!(layers("33"), Ok(Layers::Whole(33)));
         assert_eq!([layers("-1"), layers("auto")], [Ok(Layers::Auto), Ok(Layers::Auto)]);
+        let counts = [0, 10, 20].map(Layers::Whole).to_vec();
+        assert_eq!(layer_list("0,10-20+10"), Ok(List(counts)));
+        assert_eq!(layer_list("-1,all").unwrap().0.len(), 2);
+        assert!(layer_list("0,x").unwrap_err().contains("'x'"));
         assert!(layers("all").is_ok() && layers("many").is_err() && layers("").is_err());
         assert_eq!([share("0.1"), share("100%")], [Ok(0.1), Ok(1.0)]);
         assert!(["0", "1.1", "-1", "nan", "", "%"].iter().all(|text| share(text).is_err()));

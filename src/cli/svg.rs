@@ -1,5 +1,6 @@
 //! Draws plots as plain SVG without scripts, in the viewer's sans-serif font.
 
+use super::date::today;
 use std::fmt::Write;
 
 /// Colour of the CPU. It and [`COLORS`] are distinguishable with red-green colour blindness.
@@ -17,6 +18,15 @@ pub(crate) fn color(device: usize) -> &'static str {
 /// Font sizes of labels and of the title, in SVG units.
 pub(crate) const TEXT: f64 = 11.0;
 pub(crate) const TITLE: f64 = 15.0;
+
+/// Attributes of text that explains.
+pub(crate) const GRAY_TEXT: &str = "fill=\"#555\"";
+
+/// The last line of a plot: the machine, the program with its version, the date.
+pub(crate) fn origin(machine: &str) -> String {
+    let [name, version] = [env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION")];
+    format!("{machine} | {name} {version} | {}", today())
+}
 
 /// A plot being drawn.
 #[derive(Debug)]
@@ -106,6 +116,13 @@ mod tests {
         assert!(long.starts_with("0123") && long.ends_with("6789") && long.contains('\u{2026}'));
         assert!(width_of(&long, 10.0) <= 100.0 && width_of(&long, 10.0) > 85.0, "{long}");
         assert_eq!(shorten_to_width("model", 10.0, 1.0), "");
+    }
+
+    #[test]
+    fn the_origin_names_machine_version_and_date() {
+        let line = origin("a CPU");
+        assert!(line.starts_with("a CPU | ") && line.contains(env!("CARGO_PKG_VERSION")), "{line}");
+        assert!(line.ends_with(&today()), "{line}");
     }
 
     #[test]

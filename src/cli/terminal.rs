@@ -104,6 +104,11 @@ impl Terminal {
     }
 }
 
+/// A number and a noun, in the plural unless the number is 1.
+pub(crate) fn counted(n: usize, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
+}
+
 /// Untrusted text with its control characters escaped, so that it cannot control the terminal and
 /// stays on one line.
 pub(crate) fn printable(text: &str) -> String {
@@ -142,6 +147,11 @@ mod tests {
             let found = vars.iter().find(|(n, _)| *n == name);
             found.map(|(_, v)| OsString::from(v))
         })
+    }
+
+    #[test]
+    fn one_thing_is_singular() {
+        assert_eq!([0, 1, 2].map(|n| counted(n, "token")), ["0 tokens", "1 token", "2 tokens"]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::failure::{Exit, Failure};
 use super::parse;
-use std::io::Read;
+use std::io::{IsTerminal, Read};
 use std::path::Path;
 
 /// Reads a text file; `-` is standard input.
@@ -29,6 +29,22 @@ pub(crate) fn read_prompt(path: &Path) -> Result<String, Failure> {
         text.pop();
     }
     Ok(text)
+}
+
+/// The text that is piped to the program, without one line break at the end; `None` if standard
+/// input is a terminal or empty.
+///
+/// # Errors
+/// As [`read_stdin`].
+pub(crate) fn piped_text() -> Result<Option<String>, Failure> {
+    if std::io::stdin().is_terminal() {
+        return Ok(None);
+    }
+    let mut text = read_stdin()?;
+    if text.ends_with('\n') {
+        text.pop();
+    }
+    Ok(Some(text).filter(|text| !text.is_empty()))
 }
 
 /// Reads all of standard input.

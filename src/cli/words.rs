@@ -2,19 +2,28 @@
 //!
 //! clap cannot parse llama.cpp's flags: short names have several letters (`-ngl`), a flag takes the
 //! next word as its value even if that begins with `-` (`-p -ngl`, `-n -1`), every switch has a
-//! `--no-` form, and the command `run` may be omitted. This module therefore scans the words once,
-//! with clap's list of arguments as the table. Each flag becomes `--long` or `--long=value`, which
-//! is unambiguous for clap. Flags that exist only in llama.cpp are collected for [`super::llama`].
+//! `--no-` form, `_` may stand for `-`, and the command `run` may be omitted. This module therefore
+//! scans the words once, with clap's list of arguments as the table. Each flag becomes `--long` or
+//! `--long=value`, which is unambiguous for clap. Flags that exist only in llama.cpp are collected
+//! for [`super::llama`], words that are not flags for [`super::positional`].
 
 use super::failure::Failure;
 use super::llama::{self, Arity, GivenFlag, LlamaFlag};
+use super::positional;
+use super::program::Program;
+use super::suggest;
 use clap::{Arg, ArgAction, Command};
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 
 /// Multi-letter short names of our own flags. Those of llama.cpp's other flags are in
 /// [`super::llama_flags`].
-const MULTI_LETTER: [(&str, &str); 24] = [
+const MULTI_LETTER: [(&str, &str); 33] = [
+    ("-hf", "hf-repo"),
+    ("-hfr", "hf-repo"),
+    ("-hff", "hf-file"),
+    ("-hft", "hf-token"),
+    ("-mu", "model-url"),
     ("-np", "parallel"),
     ("-to", "timeout"),
     ("-ub", "ubatch-size"),
@@ -27,7 +36,11 @@ const MULTI_LETTER: [(&str, &str); 24] = [
     ("-ngl", "n-gpu-layers"),
     ("-mg", "main-gpu"),
     ("-nkvo", "no-kv-offload"),
+    ("-ot", "override-tensor"),
+    ("-cmoe", "cpu-moe"),
+    ("-ncmoe", "n-cpu-moe"),
     ("-bf", "binary-file"),
+    ("-ofreq", "output-frequency"),
     ("-jf", "json-schema-file"),
     ("-sp", "special"),
     ("-co", "color"),
@@ -42,11 +55,28 @@ const MULTI_LETTER: [(&str, &str); 24] = [
 ];
 
 /// Multi-letter short names that stand for the `--no-` form of a switch.
-const NEGATED: [(&str, &str); 2] = [("-nr", "--no-repack"), ("-no-cnv", "--no-conversation")];
+const NEGATED: [(&str, &str); 3] =
+    [("-nr", "--no-repack"), ("-no-cnv", "--no-conversation"), ("--no-cnv", "--no-conversation")];
 
-/// Words that a switch takes as its value even without `=`.
-const SWITCH_VALUES: [&str; 9] =
-    ["on", "off", "auto", "true", "false", "0", "1", "always", "never"];
+/// Words that a switch or `--numa` takes as its value even without `=`.
+const SWITCH_VALUES: [&str; 12] = [
+    "on",
+    "off",
+    "auto",
+    "true",
+    "false",
+    "0",
+    "1",
+    "always",
+    "never",
+    "distribute",
+    "isolate",
+    "numactl",
+];
+
+/// Flags of which only `bench` uses every occurrence. Elsewhere the last one counts.
+const BENCH_LISTS: [&str; 7] =
+    ["backend", "vram-budget", "n-gpu-layers", "no-kv-offload", "mmap", "cpu-mask", "placement"];
 
 /// The normalised command line: words for clap, and flags for [`super::llama`].
 #[derive(Debug)]
@@ -60,11 +90,17 @@ pub(super) struct Words {
 /// Normalises `words` (without the program's name) for `cli`.
 ///
 /// # Errors
-/// An unknown short flag of several letters: clap would read `-xyz` as `-x yz`.
-pub(super) fn normalise(cli: &Command, words: Vec<OsString>) -> Result<Words, Failure> {
+/// An unknown flag or command: clap would read `-xyz` as `-x yz`, and suggest flags that have
+/// nothing to do with the one given.
+pub(super) fn normalise(
+    cli: &Command,
+    program: Program,
+    words: Vec<OsString>,
+) -> Result<Words, Failure> {
     let mut argv = vec![OsString::from(cli.get_name())];
     let mut seen = Vec::new();
-    let (words, named) = match split_command(cli, words) {
+    let leading = program.leading_words(words).unwrap_or_else(|words| split_command(cli, words));
+    let (words, named) = match leading {
         LeadingWords::TopLevel(words) => {
             argv.extend(words);
             return Ok(Words { argv, seen, named: true });
@@ -82,19 +118,24 @@ pub(super) fn normalise(cli: &Command, words: Vec<OsString>) -> Result<Words, Fa
     let command = cli.find_subcommand(&name);
     let table = Table { commands: command.into_iter().collect(), llama: llama::applies_to(&name) };
     let mut rest = VecDeque::from(words);
+    let mut free = Vec::new();
     while let Some(word) = rest.pop_front() {
         if word == "--" {
-            argv.push(word);
-            argv.extend(rest);
+            free.extend(rest);
             break;
         }
         match table.find(&word) {
+            FlagMatch::Word => free.push(word),
+            FlagMatch::Plain if word == "--usage" => argv.push("--help".into()),
             FlagMatch::Plain => argv.push(word),
             FlagMatch::Ours(long, takes, given) => {
                 let mut regular = OsString::from(format!("--{long}"));
                 if let Some(value) = given.or_else(|| takes.take(&mut rest)) {
                     regular.push("=");
                     regular.push(value);
+                }
+                if name != "bench" && BENCH_LISTS.contains(&long.as_str()) {
+                    argv.retain(|word| !is_flag(word, &long));
                 }
                 argv.push(regular);
             }
@@ -104,15 +145,22 @@ pub(super) fn normalise(cli: &Command, words: Vec<OsString>) -> Result<Words, Fa
                 seen.push(GivenFlag { known, flag, value });
             }
             FlagMatch::Unknown(flag) => {
-                let help = format!("see `thermocline {} --help`", name.to_string_lossy());
-                return Err(Failure::usage(format!("unknown flag '{flag}'")).help(help));
+                return Err(suggest::unknown_flag(cli, &name.to_string_lossy(), &flag));
             }
         }
     }
+    let named = positional::place(cli, named, free, &mut argv)?;
     Ok(Words { argv, seen, named })
 }
 
-enum LeadingWords {
+/// Whether a normalised word is the flag `--long`, with or without a value.
+pub(super) fn is_flag(word: &OsStr, long: &str) -> bool {
+    let name = word.to_str().and_then(|word| word.strip_prefix("--"));
+    name.is_some_and(|name| name.split('=').next() == Some(long))
+}
+
+/// What the command line begins with.
+pub(super) enum LeadingWords {
     /// Words that clap takes unchanged: help, version.
     TopLevel(Vec<OsString>),
     /// The command, and the other words.
@@ -138,7 +186,7 @@ fn split_command(cli: &Command, mut words: Vec<OsString>) -> LeadingWords {
             return LeadingWords::TopLevel(vec![word]);
         }
         match table.find(&word) {
-            FlagMatch::Plain => {
+            FlagMatch::Word => {
                 let command = cli.find_subcommand(&word).map(|c| c.get_name().to_owned());
                 let Some(command) = command else { break };
                 let at = words.len() - rest.len() - 1;
@@ -147,41 +195,51 @@ fn split_command(cli: &Command, mut words: Vec<OsString>) -> LeadingWords {
             }
             FlagMatch::Ours(_, takes, None) => drop(takes.take(&mut rest)),
             FlagMatch::Llama(known, _, None) => drop(known.takes.take(&mut rest)),
-            FlagMatch::Ours(..) | FlagMatch::Llama(..) | FlagMatch::Unknown(_) => {}
+            FlagMatch::Plain
+            | FlagMatch::Ours(..)
+            | FlagMatch::Llama(..)
+            | FlagMatch::Unknown(_) => {}
         }
     }
     LeadingWords::Unnamed(words)
 }
 
 /// The flags of `commands` and, if `llama` is set, llama.cpp's other flags.
-struct Table<'a> {
-    commands: Vec<&'a Command>,
-    llama: bool,
+pub(super) struct Table<'a> {
+    pub(super) commands: Vec<&'a Command>,
+    pub(super) llama: bool,
 }
 
 enum FlagMatch {
-    /// Not a flag, or a flag that clap parses itself.
+    /// Not a flag.
+    Word,
+    /// A flag that clap parses itself.
     Plain,
     /// One of our own flags: long name, arity, the value after `=`.
     Ours(String, Arity, Option<OsString>),
     /// A flag of llama.cpp without an equivalent here: table entry, name used, the value after `=`.
     Llama(&'static LlamaFlag, String, Option<OsString>),
-    /// Looks like a multi-letter short flag, but is unknown.
+    /// Looks like a flag, but is unknown.
     Unknown(String),
 }
 
 impl Table<'_> {
     fn find(&self, word: &OsStr) -> FlagMatch {
         let Some(text) = word.to_str() else {
-            return FlagMatch::Plain;
+            return FlagMatch::Word;
         };
-        if !text.starts_with('-') || text == "-" || text == "-h" || text == "--help" {
+        if ["-h", "--help", "--usage", "-V", "--version"].contains(&text) {
             return FlagMatch::Plain;
         }
-        let (flag, given) = match text.split_once('=') {
+        if !text.starts_with('-') || text == "-" {
+            return FlagMatch::Word;
+        }
+        let (typed, given) = match text.split_once('=') {
             Some((flag, value)) => (flag, Some(OsString::from(value))),
             None => (text, None),
         };
+        let flag = typed.strip_prefix("--").map(|name| format!("--{}", name.replace('_', "-")));
+        let flag = flag.as_deref().unwrap_or(typed);
         let negated = NEGATED.iter().find(|(short, _)| *short == flag);
         let flag = negated.map_or(flag, |(_, long)| long);
         if let Some((long, takes)) = self.find_own_flag(flag) {
@@ -197,11 +255,16 @@ impl Table<'_> {
         {
             return FlagMatch::Llama(known, flag.to_owned(), given);
         }
-        let multi_letter = !flag.starts_with("--") && flag.chars().count() > 2;
-        if multi_letter { FlagMatch::Unknown(flag.to_owned()) } else { FlagMatch::Plain }
+        if self.llama
+            && let Some(known) = llama::find_negated(flag)
+        {
+            return FlagMatch::Llama(known, flag.replacen("--no-", "--", 1), Some("off".into()));
+        }
+        FlagMatch::Unknown(typed.to_owned())
     }
 
-    fn find_own_flag(&self, flag: &str) -> Option<(String, Arity)> {
+    /// The long name and the arity of the flag, if `commands` have it.
+    pub(super) fn find_own_flag(&self, flag: &str) -> Option<(String, Arity)> {
         if let Some(name) = flag.strip_prefix("--") {
             return self.find_long_flag(name);
         }
@@ -232,7 +295,9 @@ impl Table<'_> {
 /// An argument's long name and arity; `None` for a positional argument.
 fn name_and_arity(arg: &Arg) -> Option<(String, Arity)> {
     let long = arg.get_long()?.to_owned();
-    let takes = if arg.is_require_equals_set() {
+    let takes = if long == "lora-scaled" {
+        Arity::Scaled
+    } else if arg.is_require_equals_set() {
         Arity::Maybe
     } else if matches!(arg.get_action(), ArgAction::Set | ArgAction::Append) {
         Arity::One
@@ -249,6 +314,18 @@ impl Arity {
         match self {
             Self::Nothing => None,
             Self::One => rest.pop_front(),
+            Self::Scaled => {
+                let mut value = rest.pop_front()?;
+                let is_number = |text: &str| text.parse::<f32>().is_ok();
+                let scaled = value.to_str().and_then(|value| value.rsplit_once(':'));
+                let is_scaled = scaled.is_some_and(|(_, scale)| is_number(scale));
+                let next = rest.front().and_then(|next| next.to_str());
+                if !is_scaled && next.is_some_and(is_number) {
+                    value.push(" ");
+                    value.push(rest.pop_front().unwrap_or_default());
+                }
+                Some(value)
+            }
             Self::Two => {
                 let mut value = rest.pop_front()?;
                 value.push(" ");
@@ -272,7 +349,7 @@ mod tests {
 
     fn words(line: &[&str]) -> Words {
         let words = line.iter().map(OsString::from).collect();
-        normalise(&Cli::command(), words).unwrap()
+        normalise(&Cli::command(), Program::Thermocline, words).unwrap()
     }
 
     #[track_caller]
@@ -318,6 +395,14 @@ mod tests {
             &["run", "--conversation=off", "--single-turn", "--multiline-input"],
         );
         check(&["chat", "-rea", "off"], &["chat", "--reasoning=off"]);
+        check(
+            &["--lora-scaled", "a", "0.5", "-st"],
+            &["run", "--lora-scaled=a 0.5", "--single-turn"],
+        );
+        check(
+            &["--lora-scaled", "a:1,b:2", "-st"],
+            &["run", "--lora-scaled=a:1,b:2", "--single-turn"],
+        );
     }
 
     #[test]
@@ -334,10 +419,10 @@ mod tests {
     fn multi_letter_flags_become_long_flags() {
         check(&["-ub", "64", "-ctk", "f32"], &["run", "--ubatch-size=64", "--cache-type-k=f32"]);
         check(&["-ub=64", "-sp"], &["run", "--ubatch-size=64", "--special"]);
-        let w = words(&["-sm", "row", "-fa", "-ncmoe=3", "-t", "2"]);
+        let w = words(&["-sm", "row", "-fa", "-fitt=3", "-t", "2"]);
         assert_eq!(w.argv[1..], ["run", "--threads=2"]);
         let seen: Vec<_> = w.seen.iter().map(|s| (s.flag.as_str(), s.value.as_deref())).collect();
-        assert_eq!(seen, [("-sm", Some("row")), ("-fa", None), ("-ncmoe", Some("3"))]);
+        assert_eq!(seen, [("-sm", Some("row")), ("-fa", None), ("-fitt", Some("3"))]);
     }
 
     #[test]
@@ -347,7 +432,7 @@ mod tests {
         check(&["--prompt=-ub"], &["run", "--prompt=-ub"]);
         check(&["-p", "--"], &["run", "--prompt=--"]);
         check(&["-p", "", "-n", "4"], &["run", "--prompt=", "--predict=4"]);
-        check(&["--", "-ngl"], &["run", "--", "-ngl"]);
+        check(&["--", "-ngl"], &["run", "--prompt=-ngl"]);
     }
 
     #[test]
@@ -362,7 +447,7 @@ mod tests {
     #[test]
     fn unknown_short_flags_are_not_split() {
         let words = vec![OsString::from("-xyz")];
-        let failure = normalise(&Cli::command(), words).unwrap_err();
+        let failure = normalise(&Cli::command(), Program::Thermocline, words).unwrap_err();
         assert_eq!(failure.exit.code(), 2);
         assert!(failure.message.contains("-xyz"));
     }

@@ -13,7 +13,7 @@ use crate::{Error, Grammar, Limits, TriggeredConstraint, Triggers, Vocabulary, p
 /// White space allowed within the JSON of a call.
 const SPACE: &str = r"[ \t\n]{0,8}";
 
-/// The tool calls that an answer must contain.
+/// The tool calls that an answer may or must contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToolChoice {
     /// Any text. After the marker that opens a call, only calls are allowed.
@@ -27,11 +27,11 @@ pub enum ToolChoice {
 /// Tool calls in a model's format.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolCalls {
-    /// The model's format.
+    /// The model's call format.
     pub format: CallFormat,
     /// The tools.
     pub tools: Vec<Tool>,
-    /// Which calls the text must have.
+    /// The calls that the text must have.
     pub choice: ToolChoice,
     /// Whether there may be several calls.
     pub parallel: bool,
@@ -67,7 +67,7 @@ pub(crate) fn compile(
         return Err(Error::TooLarge { what: "list of tools", found, limit, unit: "tools" });
     }
     let tokenizer = vocabulary.tokenizer();
-    let mut writer = Writer { lark: String::new(), tokenizer, limits, n_texts: 0 };
+    let mut writer = Writer { lark: String::new(), tokenizer, limits, n_terminals: 0 };
     let auto = wanted.choice == ToolChoice::Auto;
     let start = writer.start(wanted, &tools, auto)?;
     let lark = format!("start: {start}\n{}", writer.lark);
@@ -144,7 +144,7 @@ fn plain_text(schema: &Value) -> Result<String, Error> {
         || is_anchored && inner.contains('|')
     {
         let reason = format!(
-            "the keyword 'pattern' with the value '{pattern}' is not supported in this format of tool calls: only one '^' at its start and one '$' at its end are, and with them no '|'"
+            "the keyword 'pattern' with the value '{pattern}' is not supported in this format of tool calls: use '^' only at the start, '$' only at the end, and '|' with neither"
         );
         return Err(Error::Schema { reason });
     }
@@ -175,7 +175,7 @@ struct Writer<'a> {
     lark: String,
     tokenizer: &'a Tokenizer,
     limits: &'a Limits,
-    n_texts: usize,
+    n_terminals: usize,
 }
 
 impl Writer<'_> {
@@ -365,8 +365,8 @@ impl Writer<'_> {
 
     /// A terminal for a regular expression without `/`.
     fn add_terminal(&mut self, regex: &str) -> String {
-        let name = format!("X{}", self.n_texts);
-        self.n_texts += 1;
+        let name = format!("X{}", self.n_terminals);
+        self.n_terminals += 1;
         let _ = writeln!(self.lark, "{name}: /{}/", regex.replace('\n', "\\n"));
         name
     }

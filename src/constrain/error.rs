@@ -50,7 +50,7 @@ pub enum Error {
     /// A valid grammar that exceeds the limits on compile time or memory.
     #[error("the grammar is too complex: {reason}")]
     TooComplex {
-        /// The limit.
+        /// The exceeded limit.
         reason: String,
     },
     /// The parameter schema of a tool is invalid or not supported.

@@ -65,7 +65,7 @@ impl GrammarConstraint {
 
     fn failure(&self, message: &str) -> ConstraintError {
         let reason = match self.matcher.stop_reason() {
-            // The matcher keeps only the name of this reason.
+            // `stop_reason` is then an internal error; only the message names the actual reason.
             _ if message.starts_with("NoExtensionBias") => {
                 "no token of the vocabulary continues the text".into()
             }

@@ -1,4 +1,4 @@
-//! Checks that texts of the patterns in a JSON schema need a bounded amount of work.
+//! Checks that generating texts for the patterns in a JSON schema takes bounded work.
 
 use std::collections::BTreeSet;
 
@@ -12,13 +12,13 @@ use crate::{Error, Limits, Vocabulary};
 
 /// Number of tokens of the text that is generated for each pattern.
 const N_TOKENS: usize = 8;
-/// Maximum number of patterns of one schema that are checked. A check takes about a millisecond; a
-/// hostile one, a quarter of a second.
-const MOST_PATTERNS: usize = 32;
+/// Maximum number of patterns of one schema that are checked. A check takes about a millisecond,
+/// that of a hostile pattern a quarter of a second.
+const MAX_PATTERNS: usize = 32;
 /// Multiplier of Knuth's linear congruential generator (MMIX).
 const MULTIPLIER: u64 = 6_364_136_223_846_793_005;
 
-/// Checks up to [`MOST_PATTERNS`] patterns of the schema. The compiler builds the automaton of a
+/// Checks up to [`MAX_PATTERNS`] patterns of the schema. The compiler builds the automaton of a
 /// pattern while a text is generated, so some patterns exceed [`Limits::mask_fuel`] at the first
 /// characters of every text.
 ///
@@ -27,8 +27,8 @@ const MULTIPLIER: u64 = 6_364_136_223_846_793_005;
 pub(crate) fn check(vocabulary: &Vocabulary, schema: &Value, limits: &Limits) -> Result<(), Error> {
     let mut found = BTreeSet::new();
     collect(schema, &mut found);
-    for text in found.into_iter().take(MOST_PATTERNS) {
-        // The caller has compiled the whole schema, so an error here does not concern the work.
+    for text in found.into_iter().take(MAX_PATTERNS) {
+        // The caller has compiled the whole schema, so an error here is not about a limit.
         let Ok(schema) = serde_json::from_str(&text) else { continue };
         let Ok(mut constraint) = compile(vocabulary, &schema, limits) else { continue };
         if let Err(reason) = generate(vocabulary, &mut constraint) {

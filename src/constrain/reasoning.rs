@@ -7,7 +7,7 @@ use text::sample::{Constraint, ConstraintError, TokenMask};
 
 use crate::{TriggeredConstraint, Triggers, Vocabulary};
 
-/// gpt-oss begins an answer with a channel.
+/// The beginning of gpt-oss's answers.
 const FINAL: &str = "<|channel|>final<|message|>";
 /// The end of gpt-oss's prompts.
 const ASSISTANT: &str = "<|start|>assistant";

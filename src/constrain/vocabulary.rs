@@ -17,7 +17,7 @@ use crate::{Error, Grammar, Limits, calls, gbnf, patterns};
 /// Maximum length of a token in the trie, in bytes. Longer tokens are never allowed.
 const LONGEST_TOKEN: usize = 1000;
 /// Maximum number of bytes of all tokens: offsets in the trie have 22 bits.
-const MOST_BYTES: usize = (1 << 22) - 2;
+const MAX_BYTES: usize = (1 << 22) - 2;
 /// Stack size of the compiler's thread, in bytes. Rules that refer to each other are compiled
 /// recursively, up to a depth of [`Limits::n_rules`].
 const STACK: usize = 256 << 20;
@@ -28,7 +28,7 @@ const JSON_SPACE: &str = r" |\n{1,2}[ \t]{0,20}";
 
 /// Limit on the least common multiple of all `multipleOf` values, without their decimal points.
 /// The number of states of the regular expression is proportional to this multiple.
-const MOST_MULTIPLE: u64 = 10_000;
+const MAX_MULTIPLE: u64 = 10_000;
 
 /// A tokenizer's vocabulary, prepared for constraints. Cheap to clone.
 #[derive(Clone)]
@@ -61,9 +61,9 @@ impl Vocabulary {
         let words: Vec<Vec<u8>> =
             (0u32..).take(n_vocab).map(|id| token_bytes(tokenizer, id)).collect();
         let n_bytes: usize = words.iter().map(Vec::len).sum();
-        if n_bytes > MOST_BYTES || n_vocab >= 1 << 24 {
+        if n_bytes > MAX_BYTES || n_vocab >= 1 << 24 {
             let reason =
-                format!("its {n_vocab} tokens have {n_bytes} bytes; the limit is {MOST_BYTES}");
+                format!("its {n_vocab} tokens have {n_bytes} bytes; the limit is {MAX_BYTES}");
             return Err(Error::Vocabulary { reason });
         }
         let eog = tokenizer.eog();
@@ -103,7 +103,6 @@ impl Vocabulary {
         &self.ends
     }
 
-    /// All tokens that end a text.
     pub(crate) fn all_ends(&self) -> Vec<u32> {
         [self.tokenizer().eog(), &self.ends].concat()
     }
@@ -236,7 +235,7 @@ pub(crate) fn keyword(reason: &str) -> String {
         return format!("the keyword 'format' does not support '{format}'");
     }
     if reason.starts_with("oneOf constraints") {
-        return "the keyword 'oneOf' is supported only for alternatives that exclude each other; \
+        return "the keyword 'oneOf' is supported only for alternatives of which only one can match; \
                 use 'anyOf'"
             .into();
     }
@@ -250,7 +249,7 @@ fn strip_position(reason: &str) -> &str {
     if place.chars().all(is_place) { rest } else { reason }
 }
 
-/// The compiler's message for the user. The compiler reports its own panics as errors, too.
+/// The compiler's message for the user. The compiler also reports its own panics as errors.
 fn compiler_message(message: &str) -> String {
     if message.starts_with("panic") {
         return "the grammar compiler failed on one of the values".into();
@@ -282,9 +281,9 @@ pub(crate) fn checked_schema(schema: &Value, limits: &Limits) -> Result<Value, E
         return Err(Error::TooLarge { what, found: depth, limit: limits.n_nested, unit: "levels" });
     }
     check_size(what, &schema.to_string(), limits)?;
-    if lcm_of_multiples(schema, 1).is_none_or(|multiple| multiple > MOST_MULTIPLE) {
+    if lcm_of_multiples(schema, 1).is_none_or(|multiple| multiple > MAX_MULTIPLE) {
         let reason = format!(
-            "the keyword 'multipleOf' is supported only if the least common multiple of all its values, without decimal points, is at most {MOST_MULTIPLE}"
+            "the keyword 'multipleOf' is supported only if the least common multiple of all its values, without decimal points, is at most {MAX_MULTIPLE}"
         );
         return Err(Error::Schema { reason });
     }
@@ -345,9 +344,9 @@ fn lcm_of_multiples(value: &Value, so_far: u64) -> Option<u64> {
                 return Some(n);
             }
             let digits: String = number.to_string().chars().filter(char::is_ascii_digit).collect();
-            let digits = digits.parse::<u64>().ok().filter(|digits| *digits <= MOST_MULTIPLE)?;
+            let digits = digits.parse::<u64>().ok().filter(|digits| *digits <= MAX_MULTIPLE)?;
             let n = if digits == 0 { n } else { n / gcd(n, digits) * digits };
-            Some(n).filter(|n| *n <= MOST_MULTIPLE)
+            Some(n).filter(|n| *n <= MAX_MULTIPLE)
         }),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Some(so_far),
     }

@@ -53,7 +53,9 @@ fn required_tensors(plan: &Plan<'_>) -> Result<Vec<String>, Error> {
     let mut needed = Vec::new();
     let is_untied = plan.build.config.bool(&["tie_word_embeddings"])? == Some(false);
     for rule in plan.family.rules.iter().copied().flatten() {
-        if rule.how == Transform::Drop || rule.to == OPTIONAL || (rule.to == "output" && !is_untied)
+        if rule.transform == Transform::Drop
+            || rule.to == OPTIONAL
+            || (rule.to == "output" && !is_untied)
         {
             continue;
         }

@@ -44,7 +44,6 @@ impl Json {
         self
     }
 
-    /// Adds values for missing keys.
     pub(super) fn with_defaults(mut self, defaults: &[(&str, u32)]) -> Json {
         for (key, value) in defaults {
             self.root.entry(*key).or_insert_with(|| (*value).into());
@@ -109,7 +108,6 @@ impl Json {
         }
     }
 
-    /// Keys and values in file order.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.root.iter().map(|(key, value)| (key.as_str(), value))
     }

@@ -4,7 +4,7 @@ use std::io;
 
 use super::source::{pickle, safetensors, zip};
 
-/// Why a conversion failed. Variants that concern a file or a tensor name it.
+/// Why an operation failed. Variants that concern a file or a tensor name it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -35,7 +35,7 @@ pub enum Error {
         /// The path.
         file: String,
     },
-    /// A settings file is too large.
+    /// A file is too large to be read whole.
     #[error("{file} has {found} bytes, expected at most {limit}")]
     TooLarge {
         /// The path.
@@ -151,7 +151,7 @@ pub enum Error {
         /// Shape in the checkpoint, slowest axis first.
         found: Vec<u64>,
     },
-    /// A tensor whose number type cannot hold weights.
+    /// A tensor of an unsupported number type.
     #[error("tensor `{tensor}` has type {found}, expected {expected}")]
     Encoding {
         /// The tensor.
@@ -183,13 +183,53 @@ pub enum Error {
         /// The feature.
         what: String,
     },
-    /// A type that cannot be quantised to.
+    /// An unsupported target type.
     #[error("tensors cannot be quantised to `{found}`")]
     Target {
         /// The requested type.
         found: String,
         /// The supported types.
         known: Vec<String>,
+    },
+    /// A target type that can be read but not written.
+    #[error("tensors cannot be quantised to `{found}`: this needs a search over its codebook")]
+    CodebookTarget {
+        /// The requested type.
+        found: String,
+    },
+    /// An invalid pattern of tensor names.
+    #[error("'{pattern}' is not a regular expression: {reason}")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// The error.
+        reason: regex::Error,
+    },
+    /// A file that is not a usable importance matrix.
+    #[error("{file} is not a usable importance matrix: {what}")]
+    Importance {
+        /// The path.
+        file: String,
+        /// The problem.
+        what: String,
+    },
+    /// An importance matrix of another model.
+    #[error("the importance matrix has {found} values for tensor `{tensor}`, expected {expected}")]
+    ImportanceSize {
+        /// The tensor.
+        tensor: String,
+        /// Columns of the tensor, over all of its matrices.
+        expected: usize,
+        /// Values in the importance matrix.
+        found: usize,
+    },
+    /// A type that needs an importance matrix.
+    #[error("tensor `{tensor}` cannot be quantised to {ty} without an importance matrix")]
+    NeedsImportance {
+        /// The tensor.
+        tensor: String,
+        /// The type.
+        ty: String,
     },
     /// A tensor is quantised already.
     #[error("tensor `{tensor}` is already {found}; quantising it again loses quality")]

@@ -1,4 +1,4 @@
-//! Converts a Hugging Face folder to a file.
+//! Converts a Hugging Face checkpoint to a GGUF or PowerInfer file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::{Error, OutType, predictor, vocab};
 use gguf::{Container, TensorType, Writer};
 use hal::format::Format;
 
-/// A conversion.
+/// Options of a conversion.
 #[derive(Clone, Debug)]
 pub struct Conversion {
     /// The folder with `config.json`.
@@ -195,7 +195,8 @@ fn file_type(ty: TensorType) -> u32 {
         .map_or(0, |(_, number)| *number)
 }
 
-/// Sets the activation if the architecture's default differs. Returns a note for the user.
+/// Sets the activation if it is not the architecture's default. Returns a note for the user if
+/// `config.json` names FATReLU or a shifted ReLU.
 fn activation(
     config: &Json,
     family: &family::Family,

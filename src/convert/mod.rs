@@ -11,6 +11,7 @@ mod complete;
 mod config;
 mod error;
 mod family;
+mod importance;
 mod job;
 mod output;
 mod plan;
@@ -24,14 +25,17 @@ mod write;
 
 pub use error::Error;
 pub use family::classes;
+pub use importance::{ImportanceMatrix, InputSums};
 pub use job::{Conversion, Summary};
 pub use predictor::{Predictors, predictors};
-pub use quantize::{Quantization, Target};
+pub use quantize::{
+    BeforeAfter, ImportanceFile, KeyOverride, Quantization, QuantizeSummary, Target, TensorTypeRule,
+};
 pub use source::pickle::Problem as PickleProblem;
 pub use source::safetensors::Problem as SafetensorsProblem;
 pub use source::zip::Problem as ZipProblem;
 pub use source::{tensors, vector};
-pub use split::{Limit, merge, split};
+pub use split::{Limit, PartSize, Split, merge, split};
 pub use write::Progress;
 
 /// The type of most weights of a converted model.
@@ -41,7 +45,7 @@ pub enum OutType {
     F32,
     /// 16-bit floats.
     F16,
-    /// The upper half of 32-bit floats.
+    /// bfloat16: the upper half of 32-bit floats.
     Bf16,
     /// 8 bits per value, and one scale per 32 values.
     Q8_0,

@@ -24,6 +24,14 @@ pub(super) enum Content {
     Copy(Bytes),
     /// Rows of checkpoint tensors, concatenated. All entries have the same number of rows.
     Rows(Vec<SourceMatrices>),
+    /// Rows of a stored tensor, quantised with the importance of their columns.
+    Weighted {
+        source: SourceMatrices,
+        /// `[n_matrices, n_cols]`: the mean square of each column's input.
+        columns: Vec<f32>,
+        /// Rows of a matrix.
+        n_rows: usize,
+    },
     /// Values computed from the settings.
     Values(Vec<f32>),
     /// 4-bit blocks and their scales, which are separate in the checkpoint.
@@ -309,6 +317,11 @@ impl Output {
         self.shape[1..].iter().product::<u64>() as usize
     }
 
+    /// Bytes of all rows.
+    pub(super) fn n_bytes(&self) -> u64 {
+        self.n_rows() as u64 * self.row_bytes() as u64
+    }
+
     pub(super) fn row_bytes(&self) -> usize {
         let block = self.ty.block().expect("an output has a type of known size");
         (self.shape[0] / block.values * block.bytes) as usize
@@ -324,6 +337,16 @@ impl Output {
             Content::Values(all) => {
                 let len = self.row_len();
                 self.encode(&all[rows.start * len..rows.end * len], bytes);
+            }
+            Content::Weighted { source, columns, n_rows } => {
+                let len = self.row_len();
+                values.resize(rows.len() * len, 0.0);
+                source.read(rows.clone(), values);
+                let out = bytes.chunks_exact_mut(row_bytes);
+                for (row, (values, out)) in rows.zip(values.chunks_exact(len).zip(out)) {
+                    let first = row / n_rows * len;
+                    self.format().quantize_row(values, &columns[first..first + len], out);
+                }
             }
             Content::Rows(pieces) => {
                 let height = pieces[0].n_rows();
@@ -357,7 +380,7 @@ impl Output {
         values: &mut Vec<f32>,
         bytes: &mut [u8],
     ) {
-        let format = self.ty.format().expect("the plan chose a type that can be written");
+        let format = self.format();
         if piece.unchanged_bytes(rows.start, format).is_some() {
             for (row, out) in rows.zip(bytes.chunks_exact_mut(self.row_bytes())) {
                 out.copy_from_slice(
@@ -372,10 +395,11 @@ impl Output {
     }
 
     fn encode(&self, values: &[f32], bytes: &mut [u8]) {
-        self.ty
-            .format()
-            .expect("the plan chose a type that can be written")
-            .quantize(values, bytes);
+        self.format().quantize(values, bytes);
+    }
+
+    fn format(&self) -> Format {
+        self.ty.format().expect("the plan chose a type that can be written")
     }
 
     /// The mapped bytes that the tensor was made from, which can be released after writing.
@@ -383,6 +407,7 @@ impl Output {
         match &self.content {
             Content::Copy(bytes) => vec![bytes],
             Content::Rows(pieces) => pieces.iter().map(|piece| &piece.bytes).collect(),
+            Content::Weighted { source, .. } => vec![&source.bytes],
             Content::Values(_) => Vec::new(),
             Content::Mxfp4 { blocks, scales, .. } => vec![blocks, scales],
         }

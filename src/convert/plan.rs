@@ -47,8 +47,8 @@ pub(super) struct Plan<'a> {
 impl Plan<'_> {
     /// The tensors of the file, in the order of use, and notes.
     pub(super) fn outputs(&self, checkpoint: &Checkpoint) -> Result<PlannedTensors, Error> {
-        let mut stacked: BTreeMap<Key, (Pieces, bool)> = BTreeMap::new();
-        let mut outputs: BTreeMap<Key, Output> = BTreeMap::new();
+        let mut stacked: BTreeMap<SortKey, (Pieces, bool)> = BTreeMap::new();
+        let mut outputs: BTreeMap<SortKey, Output> = BTreeMap::new();
         let mut left_out: BTreeMap<&str, usize> = BTreeMap::new();
         let mut notes = Vec::new();
         for tensor in checkpoint.tensors.values() {
@@ -57,17 +57,17 @@ impl Plan<'_> {
                 *left_out.entry(start).or_default() += 1;
                 continue;
             }
-            for (name, expert, how) in self.targets(&tensor.name)? {
-                if let Transform::Mxfp4 | Transform::Mxfp4Even | Transform::Mxfp4Odd = how {
-                    let output = mxfp4(tensor, checkpoint, &name, how)?;
-                    outputs.insert(Key::new(&name), output);
+            for (name, expert, transform) in self.targets(&tensor.name)? {
+                if let Transform::Mxfp4 | Transform::Mxfp4Even | Transform::Mxfp4Odd = transform {
+                    let output = mxfp4(tensor, checkpoint, &name, transform)?;
+                    outputs.insert(SortKey::new(&name), output);
                     continue;
                 }
-                if how == Transform::Tied && self.is_tied(tensor, checkpoint, &mut notes)? {
+                if transform == Transform::Tied && self.is_tied(tensor, checkpoint, &mut notes)? {
                     continue;
                 }
-                let piece = SourceMatrices::new(tensor, self.change(how, &name)?)?;
-                let (pieces, is_stack) = stacked.entry(Key::new(&name)).or_default();
+                let piece = SourceMatrices::new(tensor, self.change(transform, &name)?)?;
+                let (pieces, is_stack) = stacked.entry(SortKey::new(&name)).or_default();
                 *is_stack |= expert.is_some();
                 if pieces.insert(expert.unwrap_or(0), piece).is_some() {
                     return Err(Error::DuplicateTensor { file: tensor.name.clone(), tensor: name });
@@ -133,7 +133,7 @@ impl Plan<'_> {
         for rule in self.family.rules.iter().copied().flatten() {
             let Some(numbers) = matches(rule.from, base) else { continue };
             is_known = true;
-            if rule.how == Transform::Drop {
+            if rule.transform == Transform::Drop {
                 continue;
             }
             let layer = numbers.first().map(usize::to_string).unwrap_or_default();
@@ -141,7 +141,7 @@ impl Plan<'_> {
             if self.transpose_down && to.ends_with(".ffn_down") {
                 to.push_str("_t");
             }
-            targets.push((format!("{to}.{ending}"), numbers.get(1).copied(), rule.how));
+            targets.push((format!("{to}.{ending}"), numbers.get(1).copied(), rule.transform));
         }
         if !is_known {
             return Err(Error::UnknownTensor { tensor: name.to_owned(), arch: self.family.arch });
@@ -149,12 +149,12 @@ impl Plan<'_> {
         Ok(targets)
     }
 
-    fn change(&self, how: Transform, name: &str) -> Result<Change, Error> {
+    fn change(&self, transform: Transform, name: &str) -> Result<Change, Error> {
         let is_vector = name.ends_with(".bias");
         let plain = Change { map: RowMap::Same, is_vector, transpose: false, plus: 0.0 };
         let even = || RowMap::Every { first: 0 };
         let d_head = || Ok::<_, Error>(self.build.d_head()? as usize);
-        Ok(match how {
+        Ok(match transform {
             Transform::Same if name.ends_with(".ffn_down_t.weight") => {
                 Change { transpose: true, ..plain }
             }
@@ -218,17 +218,17 @@ impl Plan<'_> {
 /// Order in the file: tensors outside of the layers (embeddings, RoPE factors), layers by number,
 /// output tensors.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
+struct SortKey {
     group: u8,
     layer: usize,
     name: String,
 }
 
-impl Key {
-    fn new(name: &str) -> Key {
+impl SortKey {
+    fn new(name: &str) -> SortKey {
         let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')?.0.parse().ok());
         let group = if layer.is_some() { 1 } else { u8::from(name.starts_with("output")) * 2 };
-        Key { group, layer: layer.unwrap_or(0), name: name.to_owned() }
+        SortKey { group, layer: layer.unwrap_or(0), name: name.to_owned() }
     }
 }
 
@@ -254,7 +254,7 @@ fn mxfp4(
     tensor: &Tensor,
     checkpoint: &Checkpoint,
     name: &str,
-    how: Transform,
+    transform: Transform,
 ) -> Result<Output, Error> {
     let scales_name = tensor.name.replace("_blocks", "_scales");
     let scales =
@@ -281,10 +281,10 @@ fn mxfp4(
             found: scales.shape.clone(),
         });
     }
-    let map = if how == Transform::Mxfp4 {
+    let map = if transform == Transform::Mxfp4 {
         RowMap::Same
     } else {
-        RowMap::Every { first: usize::from(how == Transform::Mxfp4Odd) }
+        RowMap::Every { first: usize::from(transform == Transform::Mxfp4Odd) }
     };
     let (n_source, n_rows) = (rows as usize, map.n_rows(rows as usize));
     let content = Content::Mxfp4 {
@@ -299,7 +299,8 @@ fn mxfp4(
 }
 
 impl OutType {
-    /// F32 for vectors and small sensitive matrices, F16 if rows do not fit the type.
+    /// A tensor's type in the file: F32 for vectors and small sensitive matrices, F16 if rows do
+    /// not fit the type.
     pub(super) fn tensor_type(self, name: &str, shape: &[u64], source: Encoding) -> TensorType {
         let sensitive = [
             "_norm.weight",
@@ -357,7 +358,7 @@ mod tests {
     fn layers_come_after_the_embeddings_and_before_the_output() {
         let mut names =
             ["output.weight", "blk.10.x", "rope_freqs.weight", "blk.2.x", "token_embd.weight"];
-        names.sort_by_key(|name| Key::new(name));
+        names.sort_by_key(|name| SortKey::new(name));
         assert_eq!(
             names,
             ["rope_freqs.weight", "token_embd.weight", "blk.2.x", "blk.10.x", "output.weight"]

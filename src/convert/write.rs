@@ -42,8 +42,7 @@ pub(super) fn complete(
     for output in outputs {
         writer.declare(&output.name, &output.shape, output.ty)?;
     }
-    let total =
-        outputs.iter().map(|output| output.n_rows() as u64 * output.row_bytes() as u64).sum();
+    let total = outputs.iter().map(Output::n_bytes).sum();
     let mut data = writer.create(path)?;
     let mut done = 0;
     for output in outputs {

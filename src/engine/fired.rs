@@ -33,20 +33,20 @@ pub struct FiredNeurons {
     /// Number of tokens of the step, over all sequences.
     pub n_tokens: usize,
     /// A row of cells per layer; empty in layers without a feed-forward block. A cell stands for
-    /// neighbouring neurons or for an expert, and its value is the share of its neurons that fired,
-    /// averaged over the tokens, in steps of 1 / [`FiredNeurons::MOST`], rounded up.
+    /// adjacent neurons or experts in the order below. Its value is the share of its neurons that
+    /// fired, averaged over the tokens, in steps of 1 / [`FiredNeurons::ALL_FIRED`], rounded up.
     ///
     /// The order is that of the placement: first the neurons on devices other than the CPU, device
     /// by device, and on each device from the most to the least used if a profile is known. Neurons
     /// of a shared expert have no cell.
     pub layers: Vec<Vec<u8>>,
-    /// Why no step can be watched; `None` if steps are watched.
+    /// Why steps of up to 16 tokens are not watched; `None` if they are.
     pub refused: Option<String>,
 }
 
 impl FiredNeurons {
     /// The value of a cell whose neurons all fired.
-    pub const MOST: u8 = 15;
+    pub const ALL_FIRED: u8 = 15;
 }
 
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl LayerCells {
     /// The values of the cells after steps of `n_tokens` tokens in total.
     fn values(&self, n_tokens: usize, out: &mut Vec<u8>) {
         out.clear();
-        let most = u64::from(FiredNeurons::MOST);
+        let most = u64::from(FiredNeurons::ALL_FIRED);
         out.extend(self.sizes.iter().zip(&self.sums).map(|(&size, &sum)| {
             let all = u64::from(size) * n_tokens as u64;
             let share = if self.always { most } else { (most * sum).div_ceil(all.max(1)) };
@@ -151,7 +151,7 @@ impl RowWatch {
         sizing: &Sizing<'_>,
         stepper: &mut Stepper,
         placement: &Placement,
-        rungs: &[usize],
+        buckets: &[usize],
     ) -> Result<RowWatch> {
         let layers = placement.layers.iter().enumerate();
         let layers: Vec<LayerCells> =
@@ -169,7 +169,7 @@ impl RowWatch {
             n_tokens: 0,
         };
         if owns_programs {
-            let recorded = record_counting(sizing, stepper, placement, rungs);
+            let recorded = record_counting(sizing, stepper, placement, buckets);
             recorded.inspect_err(|_| watch.release(stepper))?;
         }
         Ok(watch)
@@ -235,8 +235,8 @@ impl RowWatch {
         }
     }
 
-    /// Called before the first device step of a watched step. Orders the neurons of exchanged
-    /// layers by the placement again.
+    /// Orders the neurons of exchanged layers by `placement`, unless a device step of this watched
+    /// step was already counted.
     pub(crate) fn reorder(&mut self, sizing: &Sizing<'_>, placement: &Placement) {
         if self.n_tokens > 0 {
             return;
@@ -266,15 +266,15 @@ fn record_counting(
     sizing: &Sizing<'_>,
     stepper: &mut Stepper,
     placement: &Placement,
-    rungs: &[usize],
+    buckets: &[usize],
 ) -> Result<()> {
     let n_layer = placement.layers.len();
     let desc = TensorDesc::new(n_layer, sizing.model.max_n_ff(), Format::F32);
     for lane in stepper.loaded.lanes.iter_mut().flatten() {
         lane.make_hits(desc)?;
     }
-    let rungs = &rungs[..rungs.partition_point(|&n| n <= MAX_COUNTED_TOKENS)];
-    let recording = Recording::new(sizing, rungs, &stepper.loaded);
+    let buckets = &buckets[..buckets.partition_point(|&n| n <= MAX_COUNTED_TOKENS)];
+    let recording = Recording::new(sizing, buckets, &stepper.loaded);
     let programs = recording.layer_programs(placement, &[])?;
     stepper.counting = Some(programs);
     Ok(())

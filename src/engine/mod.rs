@@ -18,7 +18,8 @@
 //! - `stream`: streams weights on the CPU to a device during prefill
 //! - `step`: replays all programs of a step, and reads its counters
 //! - `adapt`: exchanges neurons between devices as the text changes
-//! - `observe`: steps that pass the values of every feed-forward block to a callback
+//! - `observe`: steps that pass the values of every feed-forward block, or the inputs of all
+//!   matrices, to a callback
 //! - `fired`: which neurons fired in a step, for display
 //! - `sequence`: tokens, cache blocks and state rows of sequences, and which tokens the next step
 //!   takes
@@ -46,12 +47,12 @@ pub use adapt::ExchangeStats;
 pub use error::{Error, NotRestored, Result};
 pub use fired::FiredNeurons;
 pub use load::to_repack;
-pub use observe::ObservedBlock;
+pub use observe::{InputObserver, ObservedBlock, ObservedInput};
 pub use ops::mixer::state_bytes;
 pub use ops::scratch::scratch_width;
 pub use options::{DenseFrom, EngineOptions, PlannerInputs, Sparsity, Streaming};
 pub use replay::arena::LayerActivity;
-pub use run::{Engine, Notice, SAVED_HEAD, SavedHead};
+pub use run::{Engine, NoticeCallback, SAVED_HEAD, SavedHead};
 pub use sequence::{EachLogits, Feed, LogitsRequest, Sequence};
 pub use size::cost::{assumed_past, forecast, task};
 pub use size::exchange::{ExchangeNeeds, exchange_needs};

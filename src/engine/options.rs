@@ -9,14 +9,14 @@ use hal::{Bytes, KvCache};
 use crate::converted::RepackFile;
 use model::chooser::{Chooser, Layers};
 use model::{Ffn, Model};
-use placement::{CPU, DeviceIndex, PlanConstraints, Speed};
+use placement::{CPU, DeviceIndex, PlacementRules, PlanConstraints, Speed};
 
 /// Which neurons are skipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sparsity {
-    /// Neurons that the file's predictor, or an imported one in its place, rejects, and the neurons
-    /// of [`Sparsity::Exact`]. The predictor changes the text, as its authors intended. Without a
-    /// predictor, as [`Sparsity::Exact`].
+    /// Neurons that the file's predictor, or an imported predictor in its place, rejects, and the
+    /// neurons of [`Sparsity::Exact`]. The predictor changes the text, as its authors intended.
+    /// Without a predictor, as [`Sparsity::Exact`].
     Predicted,
     /// Neurons that contribute exactly zero. Needs a ReLU-like activation; with others, no neuron
     /// is skipped.
@@ -33,13 +33,13 @@ pub enum Sparsity {
 pub enum Streaming {
     /// In steps that are large enough for streaming to be faster, by measured speeds.
     Measured,
-    /// In steps of at least `from` tokens (minimum 17), in chunks of up to `piece` bytes, even if
-    /// that is slower.
+    /// In steps of at least `from` tokens (minimum 17), in chunks of up to `chunk_bytes` bytes, even
+    /// if that is slower.
     Forced {
         /// Minimum number of tokens of a step.
         from: usize,
         /// Maximum size of a chunk, in bytes of the file's format.
-        piece: Bytes,
+        chunk_bytes: Bytes,
     },
     /// Weights are not streamed.
     Off,
@@ -85,18 +85,20 @@ pub struct EngineOptions {
     pub dense_from: DenseFrom,
 }
 
-/// Crossovers for [`hal::op::SparseFfn::dense_from`], measured for each of [`DenseFrom::TOKENS`].
+/// Shares of active rows for [`hal::op::SparseFfn::dense_from`], one for each of
+/// [`DenseFrom::TOKENS`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DenseFrom(pub [f32; DenseFrom::TOKENS.len()]);
 
 impl DenseFrom {
-    /// Token counts of the measured steps; a count in between uses the next larger one's crossover.
+    /// Token counts of the measured steps; a count in between uses the share of the next larger
+    /// count.
     pub const TOKENS: [usize; 4] = [2, 4, 8, 16];
 
-    /// Always computes lists of rows; the default until a crossover is measured.
+    /// Always computes lists of rows: the default without a measurement.
     pub const NEVER: DenseFrom = DenseFrom([NEVER_DENSE; DenseFrom::TOKENS.len()]);
 
-    /// The crossover for a step of `n` tokens.
+    /// The share for a step of `n` tokens.
     #[must_use]
     pub fn at(&self, n: usize) -> f32 {
         let found = DenseFrom::TOKENS.iter().position(|&tokens| n <= tokens);
@@ -116,6 +118,8 @@ pub struct PlannerInputs {
     pub speeds: Vec<Speed>,
     /// Options fixed by the user.
     pub constraints: PlanConstraints,
+    /// The user's rules for layers, embedding and head.
+    pub rules: Arc<PlacementRules>,
 }
 
 /// Density assumed without a profile. Published models with ReLU feed-forward blocks have 0.1 to
@@ -125,7 +129,8 @@ const USUAL_DENSITY: f64 = 0.15;
 impl Default for PlannerInputs {
     fn default() -> PlannerInputs {
         let constraints = PlanConstraints::default();
-        PlannerInputs { uses: None, density: USUAL_DENSITY, speeds: Vec::new(), constraints }
+        let rules = Arc::default();
+        PlannerInputs { uses: None, density: USUAL_DENSITY, speeds: Vec::new(), constraints, rules }
     }
 }
 
@@ -164,7 +169,7 @@ impl Default for EngineOptions {
 impl EngineOptions {
     /// Token counts for which steps are recorded: powers of two below `n_ubatch`, and `n_ubatch`.
     #[must_use]
-    pub fn ladder(&self) -> Vec<usize> {
+    pub fn buckets(&self) -> Vec<usize> {
         let powers = (0..).map(|i| 1usize << i).take_while(|&n| n < self.n_ubatch);
         powers.chain([self.n_ubatch]).collect()
     }

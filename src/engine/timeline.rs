@@ -186,9 +186,9 @@ impl Timeline {
         }
     }
 
-    /// Ends a complete step of `n_tokens`. `others` are the devices in use other than the CPU if
-    /// layers are split with them. For a timed step, the result then says how long the CPU and
-    /// these devices waited.
+    /// Ends a complete step of `n_tokens`, and passes it to `tracer` if it was timed. `others` are
+    /// the devices in use other than the CPU if layers are split with them. For a timed step, the
+    /// result then says how long the CPU and these devices waited.
     pub(crate) fn end(
         &mut self,
         n_tokens: usize,

@@ -20,7 +20,7 @@ use gguf::PartFile;
 /// A trace being written.
 #[derive(Debug)]
 pub struct TraceFile {
-    /// `None` once it is finished.
+    /// `None` once the trace is finished.
     out: Option<Output>,
     /// The origin of all times.
     origin: Instant,
@@ -71,7 +71,7 @@ impl TraceFile {
         self.add(&json!({ "ph": "M", "pid": process, "tid": row, "name": name, "args": args }));
     }
 
-    /// Adds a step.
+    /// Writes the events of a step.
     pub fn step(&mut self, step: &StepTrace<'_>) {
         self.n_steps += 1;
         for event in step.events {

@@ -2,7 +2,6 @@
 
 use std::{fmt, ops::Deref, ops::Range, sync::Arc};
 
-/// The memory of a container's bytes.
 pub(super) enum Backing {
     Mapped(memmap2::Mmap),
     Static(&'static [u8]),

@@ -2,8 +2,8 @@
 //!
 //! Linux chooses the size of a page in its cache when it creates the page. For a write, the size
 //! depends on how many bytes of an aligned range one call provides. Measured on ext4 with kernel
-//! 6.18: aligned calls of 2 MiB put the whole file in pages of 2 MiB, calls of 1 MiB none of it. A
-//! page keeps its size until it is dropped, also for a process that maps the file later.
+//! 6.18: aligned calls of 2 MiB put the whole file in pages of 2 MiB, calls of 1 MiB no part of it.
+//! A page keeps its size until it is dropped, even for a process that maps the file later.
 
 use std::io::{self, Write};
 

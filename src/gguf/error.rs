@@ -13,7 +13,6 @@ pub struct Error {
 }
 
 impl Error {
-    /// Adds the file name to a problem.
     pub(super) fn new(file: &str, problem: Problem) -> Error {
         Error { file: file.to_owned(), problem: Box::new(problem) }
     }
@@ -75,7 +74,7 @@ pub enum Problem {
     )]
     BigEndian,
     /// An unsupported version of the format.
-    #[error("the file has GGUF version {found}, expected 2 or 3{}", if *found == 1 { "; version 1 is from 2023, get a newer file of the model" } else { "" })]
+    #[error("the file has GGUF version {found}, expected 2 or 3{}", if *found == 1 { "; version 1 is from 2023: get a newer file of the model" } else { "" })]
     Version {
         /// The version in the file.
         found: u32,
@@ -215,7 +214,7 @@ pub enum Problem {
         found: u64,
     },
     /// A type id that is not in the container's table.
-    #[error("tensor `{tensor}` has the unknown type id {id}{}", TensorType::history(*id))]
+    #[error("tensor `{tensor}` has the unknown type id {id}{}", TensorType::removal_note(*id))]
     UnknownType {
         /// The tensor.
         tensor: String,
@@ -261,7 +260,7 @@ pub enum Problem {
         start: u64,
     },
     /// A part of a split model does not match the others.
-    #[error("bad split file: {what}: expected {expected}, found {found}")]
+    #[error("invalid split file: {what}: expected {expected}, found {found}")]
     Split {
         /// The key or property.
         what: &'static str,

@@ -26,8 +26,12 @@ pub struct File {
     tensors: Vec<TensorInfo>,
     /// Indices of the tensors, sorted by name.
     sorted: Vec<usize>,
-    /// The bytes of each part.
+    /// The bytes of each part: first the files, then the overlays.
     parts: Vec<Bytes>,
+    /// Number of parts that are files.
+    n_files: usize,
+    /// Bytes of the tensors that overlays replace.
+    replaced: u64,
 }
 
 /// One file, not yet joined with the other parts.
@@ -139,7 +143,43 @@ impl File {
         let sorted = sort_by_name(&tensors, |tensor| &tensor.name).map_err(|tensor| {
             Error::new(&name, Problem::DuplicateTensor { tensor: tensor.to_owned() })
         })?;
-        Ok(File { name, paths, container, version, metadata, tensors, sorted, parts: all_bytes })
+        let n_files = all_bytes.len();
+        Ok(File {
+            name,
+            paths,
+            container,
+            version,
+            metadata,
+            tensors,
+            sorted,
+            parts: all_bytes,
+            n_files,
+            replaced: 0,
+        })
+    }
+
+    /// Adds the tensors of `overlay`; they replace tensors of the same name. Name, metadata and
+    /// paths stay. The header of `overlay` counts among [`File::headers`], so it belongs to what
+    /// identifies the model.
+    #[must_use]
+    pub fn with_overlay(mut self, overlay: File) -> File {
+        let n_parts = self.parts.len();
+        for mut tensor in overlay.tensors {
+            tensor.part += n_parts;
+            let name = tensor.name.as_str();
+            match self.sorted.binary_search_by(|&n| self.tensors[n].name.as_str().cmp(name)) {
+                Ok(at) => {
+                    let old = std::mem::replace(&mut self.tensors[self.sorted[at]], tensor);
+                    self.replaced += old.n_bytes();
+                }
+                Err(at) => {
+                    self.sorted.insert(at, self.tensors.len());
+                    self.tensors.push(tensor);
+                }
+            }
+        }
+        self.parts.extend(overlay.parts);
+        self
     }
 
     /// The given path of the (first) file, or the name given to bytes in memory.
@@ -162,9 +202,33 @@ impl File {
         self.version
     }
 
-    /// Bytes of all files together.
+    /// Bytes of all files and overlays together, without the tensors that overlays replace.
     pub fn size_bytes(&self) -> u64 {
-        self.parts.iter().map(|part| part.len() as u64).sum()
+        self.parts.iter().map(|part| part.len() as u64).sum::<u64>() - self.replaced
+    }
+
+    /// Bytes of all overlays.
+    pub fn overlay_bytes(&self) -> u64 {
+        self.parts[self.n_files..].iter().map(|part| part.len() as u64).sum()
+    }
+
+    /// The bytes before the first tensor, for each overlay.
+    pub fn overlay_headers(&self) -> impl Iterator<Item = &[u8]> {
+        self.headers().skip(self.n_files)
+    }
+
+    /// Whether `rows` are read from an overlay.
+    pub fn is_overlay(&self, rows: &hal::HostRows) -> bool {
+        match rows.source() {
+            hal::Source::Mapped(bytes) | hal::Source::Owned(bytes) => {
+                let wanted = (**bytes).as_ref().as_ptr_range();
+                self.parts[self.n_files..].iter().any(|part| {
+                    let part = part.as_ptr_range();
+                    part.start <= wanted.start && wanted.end <= part.end
+                })
+            }
+            hal::Source::Paged(store) => store.parts().iter().any(|part| self.is_overlay(part)),
+        }
     }
 
     /// Metadata; for a split model, the metadata of the first part.

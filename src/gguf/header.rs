@@ -15,9 +15,7 @@ pub(super) const MAX_NAME: u64 = 65_535;
 pub(super) const MAX_DEPTH: usize = 4;
 /// Longest header, in bytes: ten times the largest known one. A sparse file could claim terabytes.
 pub(super) const MAX_HEADER: usize = 256 << 20;
-/// Default alignment of tensor data.
 pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
-/// Key that sets another alignment.
 pub(super) const ALIGNMENT_KEY: &str = "general.alignment";
 /// Minimum bytes of a metadata entry: a key's length, its value's type and the smallest value.
 const MIN_ENTRY: usize = 8 + 4 + 1;
@@ -57,12 +55,11 @@ impl Header {
         let mut tensors = read_tensors(&mut cursor, n_tensors, container)?;
         let alignment = alignment(&metadata)?;
         let data_start = (cursor.at as u128).next_multiple_of(u128::from(alignment));
-        tensor::place(&mut tensors, data_start, alignment, bytes.len() as u64)?;
+        tensor::locate_in_file(&mut tensors, data_start, alignment, bytes.len() as u64)?;
         Ok(Header { container, version, metadata, tensors })
     }
 }
 
-/// The alignment of tensor data: [`ALIGNMENT_KEY`] or the default.
 fn alignment(metadata: &Metadata) -> Result<u64, Problem> {
     match metadata.get(ALIGNMENT_KEY) {
         None => Ok(DEFAULT_ALIGNMENT),

@@ -25,7 +25,7 @@ pub(super) fn map(file: &fs::File) -> io::Result<memmap2::Mmap> {
     Ok(map)
 }
 
-/// Drops the pages of a range from this process's memory. Later reads get the same bytes again.
+/// Drops the pages of a range from this process's memory. Later reads reload the same bytes.
 pub(super) fn release(map: &memmap2::Mmap, range: Range<usize>) {
     #[cfg(unix)]
     {

@@ -24,8 +24,7 @@ impl Metadata {
         Ok(Metadata { file, entries, sorted })
     }
 
-    /// The value of `key`; `None` if the key is missing. The typed methods below also return `None`
-    /// for a missing key.
+    /// The value of `key`; `None` if the key is missing.
     pub fn get(&self, key: &str) -> Option<&Value> {
         let at = self.sorted.binary_search_by(|&n| self.entries[n].0.as_str().cmp(key)).ok()?;
         Some(&self.entries[self.sorted[at]].1)
@@ -36,7 +35,7 @@ impl Metadata {
         self.entries.len()
     }
 
-    /// Whether there is no key.
+    /// Whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -46,7 +45,7 @@ impl Metadata {
         self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// An unsigned 32-bit integer.
+    /// The unsigned 32-bit integer at `key`.
     ///
     /// # Errors
     /// [`Problem::Key`] if the value is not an integer or out of range.
@@ -54,7 +53,7 @@ impl Metadata {
         self.integer(key, "a whole number from 0 to 4294967295")
     }
 
-    /// A signed 32-bit integer.
+    /// The signed 32-bit integer at `key`.
     ///
     /// # Errors
     /// [`Problem::Key`] if the value is not an integer or out of range.
@@ -62,7 +61,7 @@ impl Metadata {
         self.integer(key, "a whole number from -2147483648 to 2147483647")
     }
 
-    /// An unsigned 64-bit integer.
+    /// The unsigned 64-bit integer at `key`.
     ///
     /// # Errors
     /// [`Problem::Key`] if the value is not an integer or negative.
@@ -70,7 +69,7 @@ impl Metadata {
         self.integer(key, "a whole number that is not negative")
     }
 
-    /// A floating-point number.
+    /// The floating-point number at `key`.
     ///
     /// # Errors
     /// [`Problem::Key`] if the value is not a floating-point number.
@@ -86,7 +85,7 @@ impl Metadata {
         })
     }
 
-    /// A bool.
+    /// The bool at `key`.
     ///
     /// # Errors
     /// [`Problem::Key`] if the value is not a bool.
@@ -96,7 +95,7 @@ impl Metadata {
         })
     }
 
-    /// A string. Use [`Metadata::get`] and [`Value::as_str`] if invalid UTF-8 may be shown.
+    /// The string at `key`. Use [`Metadata::get`] and [`Value::as_str`] if invalid UTF-8 may be shown.
     ///
     /// # Errors
     /// [`Problem::Key`] if the value is not a string, or not UTF-8.
@@ -106,7 +105,7 @@ impl Metadata {
         })
     }
 
-    /// An array of unsigned 32-bit integers.
+    /// The array of unsigned 32-bit integers at `key`.
     ///
     /// # Errors
     /// [`Problem::Key`] if the value is not an array of integers or one is out of range.
@@ -117,7 +116,7 @@ impl Metadata {
         self.integers(key, "an array of whole numbers from 0 to 4294967295")
     }
 
-    /// An array of signed 32-bit integers.
+    /// The array of signed 32-bit integers at `key`.
     ///
     /// # Errors
     /// [`Problem::Key`] if the value is not an array of integers or one is out of range.
@@ -128,7 +127,7 @@ impl Metadata {
         self.integers(key, "an array of whole numbers from -2147483648 to 2147483647")
     }
 
-    /// An array of floating-point numbers.
+    /// The array of floating-point numbers at `key`.
     ///
     /// # Errors
     /// [`Problem::Key`] if the value is not an array of floating-point numbers.
@@ -144,7 +143,7 @@ impl Metadata {
         })
     }
 
-    /// An array of bools.
+    /// The array of bools at `key`.
     ///
     /// # Errors
     /// [`Problem::Key`] if the value is not an array of bools.
@@ -154,7 +153,7 @@ impl Metadata {
         })
     }
 
-    /// An array of strings, which need not be UTF-8.
+    /// The array of strings at `key`, which need not be UTF-8.
     ///
     /// # Errors
     /// [`Problem::Key`] if the value is not an array of strings.

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use super::{Problem, TensorType};
 
-/// Maximum number of dimensions that a tensor may have.
 pub(super) const MAX_DIMENSIONS: usize = 4;
 
 /// Name, shape, type and location of a tensor. Once a file is open, its bytes are known to lie
@@ -92,16 +91,15 @@ impl TensorInfo {
         self.offset
     }
 
-    /// Byte range of the tensor in its file.
     pub(super) fn range(&self) -> Range<usize> {
-        // The casts cannot overflow: `place` checked that the range lies inside a slice.
+        // The casts cannot overflow: `locate_in_file` checked that the range lies inside a slice.
         self.offset as usize..(self.offset + self.n_bytes) as usize
     }
 }
 
 /// Converts offsets in the data section to offsets in the file, and checks that every tensor is
 /// inside the file, aligned, and does not overlap others.
-pub(super) fn place(
+pub(super) fn locate_in_file(
     tensors: &mut [TensorInfo],
     data_start: u128,
     alignment: u64,

@@ -149,7 +149,7 @@ impl TensorType {
 
     /// Text to append to a message about an unknown id; empty unless ggml has removed the id.
     #[must_use]
-    pub fn history(id: u32) -> &'static str {
+    pub fn removal_note(id: u32) -> &'static str {
         match id {
             4 | 5 | 31..=33 | 36..=38 => {
                 ", which was removed from the format; get a newer file of the model"

@@ -11,7 +11,6 @@ pub struct Strings {
 }
 
 impl Strings {
-    /// Capacity for `n` strings of unknown total length.
     pub(super) fn with_capacity(n: usize) -> Strings {
         Strings { bytes: Vec::new(), ends: Vec::with_capacity(n) }
     }
@@ -97,7 +96,6 @@ macro_rules! numbers {
         integers { $($int:ident($int_rust:ty) = $int_id:literal;)* }
         floats { $($float:ident($float_rust:ty) = $float_id:literal;)* }
     ) => {
-        /// The number types.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(super) enum Number { $($int,)* $($float,)* }
 
@@ -126,7 +124,6 @@ macro_rules! numbers {
                 }
             }
 
-            /// Reads all numbers in `bytes`.
             pub(super) fn array(self, bytes: &[u8]) -> Array {
                 match self {
                     $(Number::$int => Array::$int(
@@ -340,7 +337,7 @@ impl Value {
     }
 }
 
-/// Appends length and bytes.
+/// Appends the length and the bytes.
 pub(super) fn encode_string(text: &[u8], out: &mut Vec<u8>) {
     out.extend((text.len() as u64).to_le_bytes());
     out.extend(text);

@@ -354,7 +354,7 @@ impl PartFile {
         }
     }
 
-    /// Makes the bytes durable, then renames the file.
+    /// Syncs the file to disk, then renames it.
     ///
     /// # Errors
     /// I/O errors.
@@ -362,7 +362,7 @@ impl PartFile {
         self.complete()?.rename()
     }
 
-    /// Makes the bytes durable.
+    /// Syncs the file to disk.
     fn complete(mut self) -> Result<CompleteFile, Problem> {
         let io_error = |reason| Problem::Io { action: "write", reason };
         self.file.flush().map_err(io_error)?;

@@ -26,7 +26,7 @@ pub enum Layers {
     Predictors(Vec<LayerPredictor>),
     /// Thresholds on the magnitude of the activation.
     Thresholds(Vec<LayerThresholds>),
-    /// A predictor imported from PowerInfer: one threshold, no error levels.
+    /// A predictor imported from PowerInfer: one threshold, no quality levels.
     Imported {
         /// `fc1` and `fc2` of each layer.
         layers: Vec<Predictor>,

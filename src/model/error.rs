@@ -12,7 +12,7 @@ pub enum Error {
     MissingKey {
         /// File name.
         file: String,
-        /// The key.
+        /// Name of the key.
         key: String,
         /// The expected value.
         expected: &'static str,
@@ -22,7 +22,7 @@ pub enum Error {
     Key {
         /// File name.
         file: String,
-        /// The key.
+        /// Name of the key.
         key: String,
         /// The expected value.
         expected: String,
@@ -41,12 +41,22 @@ pub enum Error {
         /// Counts of keys, tensors and tokens in the file, as text.
         readable: String,
     },
+    /// A RoPE setting of the user has an invalid value.
+    #[error("the RoPE setting {setting} is {found}, expected {expected}")]
+    Rope {
+        /// Name of the setting.
+        setting: &'static str,
+        /// The expected value.
+        expected: &'static str,
+        /// The given value.
+        found: f32,
+    },
     /// A required tensor is missing.
     #[error("{file}: tensor `{tensor}` is missing, expected shape [{expected}]")]
     MissingTensor {
         /// File name.
         file: String,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
         /// Expected shape in ggml order (columns first).
         expected: String,
@@ -56,7 +66,7 @@ pub enum Error {
     Shape {
         /// File name.
         file: String,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
         /// Expected shape in ggml order.
         expected: String,
@@ -68,7 +78,7 @@ pub enum Error {
     Values {
         /// File name.
         file: String,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
         /// The expected values.
         expected: &'static str,
@@ -80,7 +90,7 @@ pub enum Error {
     Format {
         /// File name.
         file: String,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
         /// Supported formats.
         expected: String,
@@ -96,7 +106,7 @@ pub enum Error {
         file: String,
         /// The first unused tensor.
         tensor: String,
-        /// The architecture.
+        /// Name of the architecture.
         arch: String,
     },
 }

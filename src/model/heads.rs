@@ -5,15 +5,15 @@ use std::sync::Arc;
 use super::hyper::{self, Keys};
 use super::mixer::AttentionSizes;
 use super::reader::Reader;
-use super::rope::{Factors, RopeSizes, RopeTable, is_positive};
+use super::rope::{Factors, RopeTable};
+use super::rope_scaling::{Scaling, is_positive};
 use super::{ArchSpec, Error, Hyper, KvKind};
 
-/// Sizes of a head, in values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct HeadSizes {
-    /// Values of a query or key head.
+    /// Number of values of a query or key head.
     d_head: usize,
-    /// Values of a value head.
+    /// Number of values of a value head.
     d_value: usize,
     /// Number of values per head that RoPE is applied to.
     n_rot: usize,
@@ -223,10 +223,9 @@ impl Ropes {
         keys: &Keys<'_>,
         spec: &ArchSpec,
         heads: &Heads,
-        n_ctx_train: usize,
+        scaling: &Scaling,
     ) -> Result<Ropes, Error> {
-        let [global, local] =
-            [heads.global, heads.local].map(|by| RopeSizes { n_rot: by.n_rot, n_ctx_train });
+        let Heads { global, local, .. } = heads;
         let factors = |tensor: &str| {
             let list = reader.optional_floats(tensor, global.n_rot / 2)?;
             match list.iter().flatten().find(|&&factor| !is_positive(factor)) {
@@ -251,8 +250,14 @@ impl Ropes {
             return Err(keys.wrong_key("rope.dimension_count_swa", expected, local.n_rot));
         }
         Ok(Ropes {
-            global: Arc::new(RopeTable::global(keys, global, &factors)?),
-            local: Arc::new(RopeTable::local_rope(keys, local, &factors, spec.local_base)?),
+            global: Arc::new(RopeTable::global(keys, scaling, global.n_rot, &factors)?),
+            local: Arc::new(RopeTable::local_rope(
+                keys,
+                scaling,
+                local.n_rot,
+                &factors,
+                spec.local_base,
+            )?),
         })
     }
 }

@@ -10,7 +10,7 @@ use gguf::Metadata;
 use super::{ArchSpec, Error, GlobalLayers, per_layer};
 
 /// Largest accepted size. Products of two sizes stay far from overflow.
-const MAX_SIZE: u32 = 1 << 24;
+pub(super) const MAX_SIZE: u32 = 1 << 24;
 
 /// Experts of a layer, and how a token selects them.
 #[derive(Clone, Copy, Debug, PartialEq)]

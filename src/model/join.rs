@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn stacked_and_bundled_matrices_have_the_expected_rows() {
+    fn stacked_and_bundled_matrices_have_the_rows_of_their_parts() {
         let (a, b) = (matrix(&[1., 2., 3., 4.], 2), matrix(&[5., 6., 7., 8.], 2));
         let stacked = stack(vec![a, b]).unwrap();
         assert_eq!(values(&stacked, 1..4), [3., 4., 5., 6., 7., 8.]);

@@ -59,7 +59,7 @@ pub struct SharedNorms<T = HostRows> {
 /// An expert that every token uses.
 #[derive(Clone, Debug)]
 pub struct SharedExpert<T = HostRows> {
-    /// Norms of its own; `None` if the shared expert reads the experts' input and adds to their
+    /// Its own norms; `None` if the shared expert reads the experts' input and adds to their
     /// output.
     pub norms: Option<SharedNorms<T>>,
     /// `[1, n_embd]`: the sigmoid of the product of this row and the input is the weight of the
@@ -198,7 +198,7 @@ impl<T> Frame<T> {
     }
 
     /// Passes every operand to `f`.
-    pub fn each(&self, f: &mut dyn FnMut(&'static str, &T)) {
+    pub fn for_each(&self, f: &mut dyn FnMut(&'static str, &T)) {
         let _: Result<_, std::convert::Infallible> = self.try_map(&mut |name, part| {
             f(name, part);
             Ok(())

@@ -12,6 +12,7 @@ use super::layer::{Ffn, Frame, LayerWeights, Predictor, SharedExpert, SharedNorm
 use super::mixer::{Attention, AttentionSizes, Kv, Latent, Mixer};
 use super::reader::{MatrixStack, Reader, f32_matrix};
 use super::rope::RopeTable;
+use super::rope_scaling::Scaling;
 use super::{
     Affine, ArchSpec, BlockKind, Error, Experts, Hyper, KvKind, PerLayer, Positions, RouterInput,
 };
@@ -37,10 +38,11 @@ impl<'a> Layers<'a> {
         spec: &'a ArchSpec,
         hyper: &'a Hyper,
         ffn_kind: FfnKind,
+        scaling: &Scaling,
     ) -> Result<Layers<'a>, Error> {
         const NEURONS: &str = "feed_forward_length";
         let heads = Heads::read(keys, spec, hyper)?;
-        let ropes = Ropes::read(reader, keys, spec, &heads, hyper.n_ctx_train)?;
+        let ropes = Ropes::read(reader, keys, spec, &heads, scaling)?;
         let experts = if spec.feed_forward { Experts::read(keys, spec)? } else { None };
         let n_ff = match &experts {
             Some(_) => Vec::new(),

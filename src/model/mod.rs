@@ -9,11 +9,13 @@ mod hyper;
 mod join;
 mod layer;
 mod layers;
+mod lora;
 mod mixer;
 mod per_layer;
 mod rank;
 mod reader;
 mod rope;
+mod rope_scaling;
 mod spec;
 mod weights;
 
@@ -24,6 +26,7 @@ pub use layer::{
     Affine, Ffn, FfnMatrix, Frame, LayerWeights, MapOperand, Predictor, SharedExpert, SharedNorms,
 };
 pub use layers::LayerReader;
+pub use lora::{Adapter, AdapterError, AdapterMerge};
 pub use mixer::{
     Attention, AttentionSizes, GatedDelta, GatedDeltaSizes, Kv, Latent, Mamba2, Mamba2Sizes, Mixer,
     ShortConv,
@@ -31,6 +34,7 @@ pub use mixer::{
 pub use per_layer::{PerLayer, PerLayerEmbedding};
 pub use rank::RankHead;
 pub use rope::RopeTable;
+pub use rope_scaling::{RopeOverrides, RopeScaling};
 pub use spec::{
     ArchSpec, BlockKind, GlobalLayers, KvKind, Positions, PredictorInput, RouterInput, Routing,
 };

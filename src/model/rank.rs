@@ -9,8 +9,9 @@ use super::{ArchSpec, Error, Hyper};
 /// llama.cpp's `LLAMA_POOLING_TYPE_MEAN`.
 const MEAN: u32 = 1;
 
-/// Layers after the output norm of a ranking model, with the tensors `cls` and `cls.output`. The
-/// formula is that of `build_pooling` in llama.cpp's `src/llama-graph.cpp`. Computed on the host.
+/// Linear layers after the output norm of a ranking model, with the tensors `cls` and `cls.output`.
+/// The formula is that of `build_pooling` in llama.cpp's `src/llama-graph.cpp`. Computed on the
+/// host.
 #[derive(Clone, Debug)]
 pub struct RankHead {
     /// `[n_embd, n_embd]`, or `[n_outputs, n_embd]` without `output`; followed by tanh.

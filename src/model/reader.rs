@@ -1,5 +1,4 @@
-//! Reads tensors from a file and records their names, so that a tensor that no layer reads is
-//! reported.
+//! Reads tensors from a file and records their names, so that an unread tensor is reported.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -43,7 +42,7 @@ fn shape_text(n: usize, rows: usize, cols: usize) -> String {
 
 fn type_text(ty: TensorType) -> String {
     if let TensorType::Unknown(id) = ty {
-        return format!("of the unknown type {id}{}", TensorType::history(id));
+        return format!("of the unknown type {id}{}", TensorType::removal_note(id));
     }
     ty.to_string()
 }

@@ -62,7 +62,7 @@ impl GlobalLayers {
     }
 }
 
-/// Input of this family's PowerInfer predictor.
+/// Input of a family's PowerInfer predictor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PredictorInput {
     /// The residual before the feed-forward block's norm: after attention was added, or the
@@ -158,7 +158,7 @@ pub struct ArchSpec {
     pub ffn: FfnKind,
     /// Activation of a GGUF file that does not state one.
     pub activation: Activation,
-    /// Activation in PowerInfer's container, which implies a ReLU model.
+    /// Activation of files in PowerInfer's container, which implies a ReLU model.
     pub sparse_activation: Activation,
     /// Input of the family's PowerInfer predictor.
     pub predictor_input: PredictorInput,

@@ -8,9 +8,10 @@ use gguf::{Container, File};
 use super::hyper::Keys;
 use super::layers::Layers;
 use super::reader::Reader;
+use super::rope_scaling::Scaling;
 use super::{
     Affine, ArchSpec, Error, Experts, Ffn, Hyper, LayerWeights, PerLayerEmbedding, Positions,
-    RankHead, arch,
+    RankHead, RopeOverrides, arch,
 };
 
 /// User options for a model.
@@ -19,6 +20,8 @@ pub struct ModelOptions {
     /// Value of `--ffn-activation`, which replaces the file's activation. `None` keeps the file's
     /// activation or, if the file names none, uses the architecture's default.
     pub activation: Option<String>,
+    /// RoPE settings that replace those of the file.
+    pub rope: RopeOverrides,
 }
 
 /// Learned positions.
@@ -42,7 +45,7 @@ impl PositionTable {
 /// in.
 #[derive(Debug)]
 pub struct Model {
-    /// The file, whose memory mapping the weights use.
+    /// The file, whose bytes the weights use.
     pub file: File,
     /// The family.
     pub spec: &'static ArchSpec,
@@ -83,7 +86,12 @@ impl Model {
         let name = file.name().to_owned();
         let spec = family(&file)?;
         let keys = Keys { metadata: file.metadata(), arch: spec.name, file: &name };
-        let hyper = Hyper::read(&keys, spec)?;
+        let mut hyper = Hyper::read(&keys, spec)?;
+        // Layers with a sliding window keep the file's frequencies where global layers exist, as in
+        // llama.cpp.
+        let keeps_local = spec.global_layers.is_some() || spec.local_base.is_some();
+        let scaling = Scaling::read(&keys, hyper.n_ctx_train, keeps_local, &options.rope)?;
+        hyper.n_ctx_train = scaling.n_ctx_train;
         let (ffn_kind, activation) = activation(&keys, spec, file.container(), options)?;
         let reader = Reader::new(&file, spec.name);
         let predictor_threshold = threshold(&keys)?;
@@ -99,7 +107,7 @@ impl Model {
         let positions = positions(&reader, spec, &hyper)?;
         let per_layer = PerLayerEmbedding::read(&reader, &keys, &hyper, n_vocab)?;
         let rank = RankHead::read(&reader, &keys, spec, &hyper)?;
-        let layers = Layers::new(&reader, &keys, spec, &hyper, ffn_kind)?.read()?;
+        let layers = Layers::new(&reader, &keys, spec, &hyper, ffn_kind, &scaling)?.read()?;
         let n_predictors = reader.finish(&hyper)?;
         Ok(Model {
             spec,
@@ -162,6 +170,12 @@ impl Model {
     #[must_use]
     pub fn ffn_function(&self) -> String {
         format!("{:?} {:?}", self.ffn_kind, self.activation)
+    }
+
+    /// Whether any layer has RoPE.
+    #[must_use]
+    pub fn has_rope(&self) -> bool {
+        self.layers.iter().filter_map(LayerWeights::attention).any(|by| by.rope.is_some())
     }
 
     /// Whether neurons can be skipped without any loss.

@@ -36,7 +36,7 @@ pub struct LayerTime {
     pub home: f64,
     /// The neurons on the CPU, computed while the home device computes its own.
     pub cpu: f64,
-    /// The hand-off.
+    /// Hand-off to the CPU and back; 0 in a whole layer.
     pub hand_off: f64,
 }
 
@@ -102,7 +102,7 @@ impl Task {
         stops.map(|to| self.residual_move_time(std::mem::replace(&mut at, to), to)).sum()
     }
 
-    /// Seconds of one generated token.
+    /// Decode seconds of one token.
     pub(super) fn seconds(&self, choice: &Choice) -> f64 {
         let layers = choice.layers.iter().enumerate();
         let layers: f64 = layers.map(|(i, spot)| self.layer_time(i, *spot).total()).sum();

@@ -98,7 +98,7 @@ impl CountedTokens {
 /// A unit of neurons on the device and a unit on the CPU that swap places.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Swap {
-    /// The layer.
+    /// Index of the layer.
     pub layer: usize,
     /// Index of the unit among the units on the device.
     pub hot: usize,
@@ -111,19 +111,19 @@ pub struct Swap {
 /// The counts of one layer, as input of [`swaps`].
 #[derive(Clone, Copy, Debug)]
 pub struct LayerHeat<'a> {
-    /// The layer.
+    /// Index of the layer.
     pub layer: usize,
     /// How often each neuron of the layer was used.
     pub heat: &'a Heat,
     /// The number of tokens that the counts represent.
-    pub weight: CountedTokens,
+    pub counted: CountedTokens,
 }
 
 /// The best swaps of a layer, in units of `unit` neurons. `[device, cpu]` are the neurons of the
 /// layer on the device and on the CPU, in the order of their slots.
 #[must_use]
 pub fn swaps(
-    LayerHeat { layer, heat, weight }: LayerHeat<'_>,
+    LayerHeat { layer, heat, counted }: LayerHeat<'_>,
     [device, cpu]: [&[u32]; 2],
     unit: usize,
     bounds: &Bounds,
@@ -132,7 +132,7 @@ pub fn swaps(
     // Pairs the least used units on the device with the most used units on the CPU. Ties are
     // ordered by index, so that the result is deterministic.
     let ranked = |side: &[u32], sign: f32| {
-        let shares = side.chunks(unit).map(|neurons| heat.mean_count(neurons) / weight.0);
+        let shares = side.chunks(unit).map(|neurons| heat.mean_count(neurons) / counted.0);
         let mut all: Vec<(f32, usize)> = shares.zip(0..).collect();
         let order = |a: &(f32, usize), b: &(f32, usize)| {
             (sign * a.0).total_cmp(&(sign * b.0)).then(a.1.cmp(&b.1))
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn the_most_used_neurons_swap_with_the_least_used_if_the_gain_is_clear() {
         let heat = heat(&[0.9, 0.05, 0.5, 0.45, 0.5, 0.7, 0.1]);
-        let at = LayerHeat { layer: 3, heat: &heat, weight: CountedTokens::default() };
+        let at = LayerHeat { layer: 3, heat: &heat, counted: CountedTokens::default() };
         let all = swaps(at, [&[0, 1, 2], &[6, 3, 4, 5]], 1, &EAGER);
         let places: Vec<_> = all.iter().map(|swap| (swap.layer, swap.hot, swap.cold)).collect();
         assert_eq!(places, [(3, 1, 3)], "swapping 0.5 for 0.5 gains nothing");
@@ -223,7 +223,7 @@ mod tests {
     fn units_are_ranked_by_the_mean_use_of_their_neurons() {
         let heat = heat(&[0.9, 0.0, 0.2, 0.2, 0.6, 0.6]);
         let all = swaps(
-            LayerHeat { layer: 0, heat: &heat, weight: CountedTokens::default() },
+            LayerHeat { layer: 0, heat: &heat, counted: CountedTokens::default() },
             [&[2, 3, 0, 1], &[4, 5]],
             2,
             &EAGER,
@@ -236,7 +236,7 @@ mod tests {
         // Experts have 4 neurons each. Expert 0 has neurons 0 and 1 on the device, 2 and 3 on the
         // CPU; expert 1 has 4 on the device, 5 and 7 on the CPU; expert 2 has 8 and 9 on the CPU.
         let heat = heat(&[0.9, 0.1, 0.8, 0.2, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9]);
-        let at = LayerHeat { layer: 0, heat: &heat, weight: CountedTokens::default() };
+        let at = LayerHeat { layer: 0, heat: &heat, counted: CountedTokens::default() };
         let sides: [&[u32]; 2] = [&[1, 0, 4], &[5, 7, 2, 3, 8, 9]];
         let all = swaps_within_experts(at, sides, 4, &EAGER);
         let places: Vec<_> = all.iter().map(|swap| (swap.hot, swap.cold)).collect();
@@ -246,14 +246,14 @@ mod tests {
     #[test]
     fn old_counts_decay() {
         let mut heat = heat(&[0.5, 0.5]);
-        let mut weight = CountedTokens::default();
+        let mut counted = CountedTokens::default();
         for _ in 0..40 {
             heat.add(1, DECISION_INTERVAL as f32);
             heat.add(7, 1.0);
-            weight += DECISION_INTERVAL;
-            weight.decay(std::iter::once(&mut heat));
+            counted += DECISION_INTERVAL;
+            counted.decay(std::iter::once(&mut heat));
         }
-        let all = swaps(LayerHeat { layer: 0, heat: &heat, weight }, [&[0], &[1]], 1, &EAGER);
+        let all = swaps(LayerHeat { layer: 0, heat: &heat, counted }, [&[0], &[1]], 1, &EAGER);
         assert!(all[0].gain > 0.95 && all[0].gain <= 1.0, "{all:?}");
     }
 
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn swaps_that_do_not_pay_off_are_skipped() {
+    fn bounds_require_that_swaps_pay_off() {
         // The device saves 1 us per use of a neuron and a swap takes 10 us, so a difference of 0.1
         // in use pays off within 100 tokens.
         assert_eq!(

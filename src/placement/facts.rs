@@ -77,7 +77,7 @@ pub enum Uses<'a> {
 /// Bytes of one layer that are read per token, on any device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerReads {
-    /// Norms, mixer, predictor and router.
+    /// Norms, mixer, router, shared expert and predictor.
     pub frame: f64,
     /// KV cache or recurrent state.
     pub cache: f64,
@@ -120,6 +120,12 @@ pub struct LayerFacts {
     /// Whether the layer must have the same home as the layer before it, because of a shared KV
     /// cache.
     pub shares_home: bool,
+    /// Whether a rule keeps all neurons of the layer on the CPU.
+    pub(super) neurons_on_cpu: bool,
+    /// Whether a rule demands that the layer is on a device other than the CPU.
+    pub(super) leaves_cpu: bool,
+    /// Whether a rule keeps the layer on the CPU.
+    pub(super) stays_on_cpu: bool,
     /// First neuron of each unit, sorted by use: the most used unit comes first.
     pub(super) order: Arc<[u32]>,
     /// `mass[k]` is the expected number of neurons of the first `k` groups that a token uses.
@@ -157,7 +163,17 @@ impl LayerFacts {
             mean.push(mean.last().map_or(used / n, |last: &f64| last.min(used / n)));
         }
         let order = units.into_iter().map(|(first, _)| first).collect();
-        LayerFacts { reads, cut: *cut, shares_home: false, order, mass, mean }
+        LayerFacts {
+            reads,
+            cut: *cut,
+            shares_home: false,
+            neurons_on_cpu: false,
+            leaves_cpu: false,
+            stays_on_cpu: false,
+            order,
+            mass,
+            mean,
+        }
     }
 
     /// Expected number of neurons that a token uses.
@@ -180,7 +196,7 @@ impl LayerFacts {
 /// Sizes of one layer on one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSizes {
-    /// Bytes of norms, mixer and predictor.
+    /// Bytes of norms, mixer, router, shared expert and predictor.
     pub frame: Bytes,
     /// Bytes of keys and values of the whole context, or of the recurrent state of all sequences.
     pub cache: Bytes,
@@ -227,14 +243,30 @@ pub struct StreamFacts {
     /// Bytes of two sets of slots and of their staging memory.
     pub bytes: Bytes,
     /// Number of neurons per chunk.
-    pub piece: usize,
+    pub chunk_neurons: usize,
+}
+
+/// What the planner aims for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PlacementPolicy {
+    /// The fastest decode whose prefill is no slower than with whole layers only, by the estimate.
+    #[default]
+    Fastest,
+    /// The hottest neurons on devices until the budget is spent, as in PowerInfer, even if that is
+    /// slower.
+    Fill,
+    /// Whole layers on devices, the last layers first, as in llama.cpp, even if that is slower.
+    Layers,
 }
 
 /// User options that override the planner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlanConstraints {
+    /// What the planner aims for.
+    pub policy: PlacementPolicy,
     /// Number of layers that are whole on devices, with no split layers (`-ngl`). A number above
-    /// the number of layers includes the head. `None` lets the planner decide.
+    /// the number of layers includes the head. `None` lets the planner decide. With
+    /// [`PlacementPolicy::Fill`], the number of layers that may be on devices, split or whole.
     pub whole_layers: Option<usize>,
     /// Whether keys and values, and so attention, stay on the CPU.
     pub cache_on_cpu: bool,
@@ -252,7 +284,7 @@ pub struct Task {
     /// Bytes of the head that are read per token.
     pub head: f64,
     /// Token counts for which programs are recorded, ascending.
-    pub rungs: Vec<usize>,
+    pub buckets: Vec<usize>,
     /// User options.
     pub constraints: PlanConstraints,
 }
@@ -307,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_have_whole_units_and_are_few() {
+    fn layers_have_at_most_64_groups_of_whole_units() {
         let all = [(11008, 1, 172), (96, 1, 2), (96, 32, 32), (98304, 768, 1536), (0, 32, 32)];
         for (n_ff, unit, group) in all {
             let cut = Cut::new(n_ff, unit);

@@ -35,8 +35,9 @@ pub(super) struct RunFiller<'a> {
     /// Stages from `both_faster` to the optimum for decode (index 0) and for prefill (index 1).
     further_stages: [Vec<Caps>; 2],
     /// Layers sorted by the use of their less used half of neurons, highest first: a layer with
-    /// evenly used neurons loses least by being whole. Layers that must have one home are adjacent.
-    flattest: Vec<usize>,
+    /// evenly used neurons loses least by being whole. Layers that must have one home are adjacent,
+    /// and layers that a rule demands on a device come first.
+    most_even: Vec<usize>,
     /// `steps[i]` has the number of groups of each layer after `i` groups were added, in the order
     /// of decode time saved per byte.
     steps: Vec<Vec<u16>>,
@@ -56,7 +57,6 @@ enum SplitLayers {
     OnCpu,
 }
 
-/// A placed run of layers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FilledRun {
     /// Cost from the input of the first layer, on this device, to the output of the last layer.
@@ -81,7 +81,9 @@ impl<'a> RunFiller<'a> {
         let constraints = &task.constraints;
         let best = |layer: usize, seconds: fn(&Cost) -> f64| {
             let most = match (constraints.whole_layers, constraints.neurons_on_cpu) {
-                (Some(_), _) => return None,
+                // Of the requested layers, only those whose neurons stay on the CPU are split.
+                (Some(_), _) if !task.layers[layer].neurons_on_cpu => return None,
+                (Some(_), _) => sizes[layer].shares.len().min(1),
                 (None, true) => sizes[layer].shares.len().min(1).min(n_groups(layer)),
                 (None, false) => sizes[layer].shares.len().min(n_groups(layer)),
             };
@@ -104,10 +106,11 @@ impl<'a> RunFiller<'a> {
         });
         let tails: Vec<f64> = tails.collect();
         let first = |layer: usize| groups[layer].start;
-        let mut flattest: Vec<usize> = (0..n_layer).collect();
-        flattest.sort_by(|&a, &b| {
+        let mut most_even: Vec<usize> = (0..n_layer).collect();
+        let demanded = |layer: usize| groups[layer].clone().any(|l| task.layers[l].leaves_cpu);
+        most_even.sort_by(|&a, &b| {
             let by_use = tails[b].total_cmp(&tails[a]);
-            by_use.then(first(b).cmp(&first(a))).then(b.cmp(&a))
+            demanded(b).cmp(&demanded(a)).then(by_use).then(first(b).cmp(&first(a))).then(b.cmp(&a))
         });
         let whole = |(layer, sizes): (usize, &LayerSizes)| {
             sizes.whole.is_some() && (!constraints.neurons_on_cpu || n_groups(layer) == 0)
@@ -121,7 +124,7 @@ impl<'a> RunFiller<'a> {
             may_be_whole: sizes.iter().enumerate().map(whole).collect(),
             further_stages: [stages(&both_faster, &tokens), stages(&both_faster, &prompts)],
             both_faster,
-            flattest,
+            most_even,
             steps: steps(task, device),
         }
     }
@@ -133,8 +136,12 @@ impl<'a> RunFiller<'a> {
     pub(super) fn fill(&self, range: &Range<usize>, room: Bytes) -> Vec<FilledRun> {
         let wholes = self.whole_candidates(range);
         // Layers that the user requested on this device stay on it, even if it is slow.
-        let fewest =
-            if self.costs.task.constraints.whole_layers.is_some() { range.len() } else { 0 };
+        let task = self.costs.task;
+        let is_split = |layer: &usize| self.both_faster[*layer].is_some();
+        let n_split = range.clone().filter(is_split).count();
+        let n_on_cpu = range.clone().filter(|&layer| task.layers[layer].stays_on_cpu).count();
+        let fixed = task.constraints.whole_layers.is_some();
+        let fewest = if fixed { range.len() - n_split - n_on_cpu } else { 0 };
         let (mut on_device, mut ends_on_cpu) = (ParetoFront::default(), ParetoFront::default());
         for n_whole in (fewest..=wholes.len()).rev() {
             let mut offer = |others: SplitLayers| {
@@ -153,7 +160,9 @@ impl<'a> RunFiller<'a> {
                 // If a stage does not fit, no later stage fits.
                 let _ = (0..stages.len()).all(|stage| offer(SplitLayers::Stage(towards, stage)));
             }
-            offer(SplitLayers::OnCpu);
+            if !fixed || n_split == 0 {
+                offer(SplitLayers::OnCpu);
+            }
         }
         on_device.into_iter().chain(ends_on_cpu).map(|(_, filled)| filled).collect()
     }
@@ -170,10 +179,10 @@ impl<'a> RunFiller<'a> {
         self.layer_splits(range, wholes, filled.others, room).unwrap_or_default()
     }
 
-    /// Layers of `range` that may be whole, in the order of `flattest`.
+    /// Layers of `range` that may be whole, in the order of `most_even`.
     fn whole_candidates(&self, range: &Range<usize>) -> Vec<usize> {
         let may = |layer: &usize| range.contains(layer) && self.may_be_whole[*layer];
-        self.flattest.iter().copied().filter(may).collect()
+        self.most_even.iter().copied().filter(may).collect()
     }
 
     /// The split of each layer with exactly `wholes` as whole layers; `None` if that does not fit.
@@ -259,8 +268,8 @@ impl<'a> RunFiller<'a> {
     }
 }
 
-/// Numbers of groups in even stages from `both` to `best`, without `both`; empty if the two are
-/// equal.
+/// At most [`STAGES`] even steps from `both` (excluded) to `best` (included), each with the number
+/// of groups of every layer; empty if the two are equal.
 fn stages(both: &Caps, best: &Caps) -> Vec<Caps> {
     let pairs: Vec<_> = both.iter().zip(best).map(|(from, to)| from.zip(*to)).collect();
     let most = pairs.iter().flatten().map(|(from, to)| to - from).max().unwrap_or(0);
@@ -271,9 +280,9 @@ fn stages(both: &Caps, best: &Caps) -> Vec<Caps> {
     (1..=n).map(stage).collect()
 }
 
-/// Numbers of groups of each layer after 0, 1, 2 and more groups were added, in the order of decode
-/// time saved per byte on `device`. Prefill does not influence the order: all neurons of one format
-/// save the same prefill time.
+/// Entry `i` has the number of groups of each layer after `i` groups were added, in the order of
+/// decode time saved per byte on `device`. Prefill does not influence the order: all neurons of one
+/// format save the same prefill time.
 fn steps(task: &Task, device: DeviceIndex) -> Vec<Vec<u16>> {
     let mut order: Vec<(f64, usize, usize)> = Vec::new();
     for (layer, facts) in task.layers.iter().enumerate() {

@@ -3,7 +3,7 @@
 use hal::Bytes;
 
 use super::estimate::{Choice, LayerSplit, LayerTime};
-use super::facts::{LayerSizes, Task};
+use super::facts::{LayerSizes, PlacementPolicy, Task};
 use super::{CPU, DeviceIndex, LayerPlacement, Neurons, Placement, Share};
 
 /// Bytes on one device, by purpose.
@@ -11,7 +11,7 @@ use super::{CPU, DeviceIndex, LayerPlacement, Neurons, Placement, Share};
 pub struct DeviceBytes {
     /// Batch, scratch, staging.
     pub scratch: Bytes,
-    /// Norms, mixers and predictors.
+    /// Norms, mixers, routers, shared experts and predictors.
     pub frames: Bytes,
     /// Keys and values, and recurrent state.
     pub cache: Bytes,
@@ -20,8 +20,8 @@ pub struct DeviceBytes {
     /// Hand-offs.
     pub hand_offs: Bytes,
     /// The embedding and the head.
-    pub ends: Bytes,
-    /// The embedding's share of `ends`.
+    pub embed_and_head: Bytes,
+    /// The embedding's share of `embed_and_head`.
     pub embed: Bytes,
 }
 
@@ -29,14 +29,19 @@ impl DeviceBytes {
     /// Total bytes on the device.
     #[must_use]
     pub fn total(&self) -> Bytes {
-        self.scratch + self.frames + self.cache + self.neurons + self.hand_offs + self.ends
+        self.scratch
+            + self.frames
+            + self.cache
+            + self.neurons
+            + self.hand_offs
+            + self.embed_and_head
     }
 }
 
 /// Forecast of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerForecast {
-    /// Bytes of norms, mixer and predictor on the home device.
+    /// Bytes on the home device except for neurons and cache.
     pub frame: Bytes,
     /// Bytes of the KV cache or recurrent state on the home device.
     pub cache: Bytes,
@@ -149,10 +154,10 @@ impl Forecast {
         for (device, facts) in task.devices.iter().enumerate().skip(1) {
             let on = &mut devices[device];
             on.embed = facts.embed.filter(|_| choice.embed == device).unwrap_or_default();
-            on.ends += on.embed;
-            on.ends += facts.head.filter(|_| choice.head == device).unwrap_or_default();
+            on.embed_and_head += on.embed;
+            on.embed_and_head += facts.head.filter(|_| choice.head == device).unwrap_or_default();
             if choice.embed == device && choice.head == device {
-                on.ends = on.ends - facts.shared;
+                on.embed_and_head = on.embed_and_head - facts.shared;
             }
             if on.total() > Bytes(0) {
                 on.scratch = facts.fixed;
@@ -178,7 +183,7 @@ impl Forecast {
     /// of `task`. `None` if the neurons on the home device of some layer are not whole groups of
     /// its most used neurons.
     #[must_use]
-    pub fn of(task: &Task, placement: &Placement) -> Option<Forecast> {
+    pub fn for_placement(task: &Task, placement: &Placement) -> Option<Forecast> {
         let spot = |(i, layer): (usize, &LayerPlacement)| {
             let (home, facts) = (layer.home, task.layers.get(i)?);
             if !layer.is_split() {
@@ -209,7 +214,7 @@ impl Forecast {
     /// Seconds of a prompt and the same number of generated tokens; `None` if the duration of a
     /// prefill is not estimated.
     #[must_use]
-    pub fn text(&self) -> Option<f64> {
+    pub fn prompt_and_reply_seconds(&self) -> Option<f64> {
         self.prompt.map(|prompt| prompt + self.n_prompt as f64 * self.seconds)
     }
 
@@ -225,10 +230,15 @@ impl Forecast {
 /// layer.
 fn min_layer_bytes(task: &Task, device: DeviceIndex) -> Option<Bytes> {
     let (facts, constraints) = (&task.devices[device], &task.constraints);
+    let may_split = match constraints.policy {
+        PlacementPolicy::Fastest => constraints.whole_layers.is_none(),
+        PlacementPolicy::Fill => true,
+        PlacementPolicy::Layers => false,
+    };
     let layer = |sizes: &LayerSizes| {
         let whole = sizes.whole.filter(|_| !constraints.neurons_on_cpu);
         let split = sizes.shares.first().map(|share| *share + facts.hand_off);
-        let split = split.filter(|_| constraints.whole_layers.is_none());
+        let split = split.filter(|_| may_split);
         // The memory that all hand-offs share is needed once.
         let split = split.map(|bytes| (bytes, facts.hand_offs));
         let least = whole.map(|bytes| (bytes, Bytes(0))).into_iter().chain(split);

@@ -3,13 +3,17 @@
 
 use std::ops::Add;
 
-use super::DeviceIndex;
 use super::estimate::{Choice, LayerSplit};
 use super::facts::Task;
 use super::prompt::stream_target;
+use super::{CPU, DeviceIndex};
 
-/// Relative tolerance for sums that are added up in different orders.
+/// Tolerance, as a factor, for sums that are added up in different orders.
 const ROUNDING: f64 = 1.0 + 1e-9;
+
+/// Cost of a layer on the CPU that a rule demands on a device, in seconds: more than any placement
+/// takes, so that the search leaves the layer on the CPU only if it does not fit.
+const UNMET: f64 = 1e9;
 
 /// Estimated times in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -39,17 +43,17 @@ pub(super) struct Costs<'a> {
 }
 
 impl<'a> Costs<'a> {
-    /// Costs of decode only.
     pub(super) fn of_decode(task: &'a Task) -> Costs<'a> {
         Costs { task, n_prompt: None, streams: vec![false; task.devices.len()] }
     }
 
     /// Costs of decode and prefill, with absent neurons streamed to the devices `streams` in
     /// prefill. Prefill is not considered if the prefill speed of a device is unknown, or if the
-    /// user sets the number of layers on devices.
+    /// user sets the number of layers on devices or demands layers on them.
     pub(super) fn new(task: &'a Task, streams: &[DeviceIndex]) -> Costs<'a> {
         let known = task.devices.iter().all(|device| device.speed.prompt > 0.0);
-        let count = known && task.constraints.whole_layers.is_none();
+        let demanded = task.layers.iter().any(|facts| facts.leaves_cpu);
+        let count = known && task.constraints.whole_layers.is_none() && !demanded;
         let streams = (0..task.devices.len()).map(|device| streams.contains(&device)).collect();
         Costs { n_prompt: count.then(|| task.n_prompt()), streams, ..Costs::of_decode(task) }
     }
@@ -58,11 +62,12 @@ impl<'a> Costs<'a> {
         Cost { token, prompt: self.n_prompt.map_or(0.0, prompt) }
     }
 
-    /// Cost of one layer placed as in `spot`.
     pub(super) fn layer(&self, layer: usize, spot: LayerSplit) -> Cost {
         let to = stream_target(&self.streams, spot.home);
         let prompt = |n| self.task.prompt_layer_time(layer, spot, n, to);
-        self.cost(self.task.layer_time(layer, spot).total(), prompt)
+        let unmet = self.task.layers[layer].leaves_cpu && spot.home == CPU;
+        let penalty = if unmet { UNMET } else { 0.0 };
+        self.cost(self.task.layer_time(layer, spot).total() + penalty, prompt)
     }
 
     pub(super) fn head(&self, device: DeviceIndex) -> Cost {
@@ -70,7 +75,6 @@ impl<'a> Costs<'a> {
         self.cost(seconds, |_| seconds)
     }
 
-    /// Cost of moving the residual from one device to another.
     pub(super) fn residual_move_time(&self, from: DeviceIndex, to: DeviceIndex) -> Cost {
         let seconds = self.task.residual_move_time(from, to);
         self.cost(seconds, |_| seconds)
@@ -142,7 +146,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn kept_candidates_are_not_dominated_and_dominate_the_rest(
+        fn kept_candidates_are_not_dominated_and_dominate_all_others(
             all in prop::collection::vec((0..9u8, 0..9u8), 0..30), bound in 0..9u8,
         ) {
             let costs = all.iter().map(|&(token, prompt)| Cost { token: token.into(), prompt: prompt.into() });

@@ -7,19 +7,23 @@ mod facts;
 mod fill;
 mod forecast;
 mod front;
+mod hottest;
 mod plan;
 mod prompt;
+mod reference;
+mod rules;
 mod search;
 #[cfg(test)]
 mod tests;
 
 pub use estimate::LayerTime;
 pub use facts::{
-    Cut, DeviceFacts, LayerFacts, LayerReads, LayerSizes, PlanConstraints, Speed, StreamFacts,
-    StreamReads, Task, Uses,
+    Cut, DeviceFacts, LayerFacts, LayerReads, LayerSizes, PlacementPolicy, PlanConstraints, Speed,
+    StreamFacts, StreamReads, Task, Uses,
 };
 pub use forecast::{DeviceBytes, Forecast, LayerForecast, TimeParts};
 pub use plan::{plan, plan_for_decode, plan_whole_layers};
+pub use rules::{LayerRule, PlacementRules, UnmetRule};
 
 use std::sync::Arc;
 
@@ -53,7 +57,7 @@ impl Neurons {
 /// The neurons of a layer that one device computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// The device.
+    /// Index of the device.
     pub device: DeviceIndex,
     /// The neurons that the device computes.
     pub neurons: Neurons,
@@ -110,7 +114,7 @@ pub enum Error {
         "the placement uses device {index}, but there are only {n_devices} devices, numbered from 0"
     )]
     Device {
-        /// The index.
+        /// Index of the device.
         index: usize,
         /// Number of devices in the list.
         n_devices: usize,
@@ -121,7 +125,7 @@ pub enum Error {
         "layer {layer}: each neuron must be placed exactly once, in ascending blocks of {unit}, with one share per device"
     )]
     Neurons {
-        /// The layer.
+        /// Index of the layer.
         layer: usize,
         /// Number of consecutive neurons that must stay together.
         unit: usize,
@@ -131,7 +135,7 @@ pub enum Error {
         "layer {layer} uses the KV cache of layer {source_layer} and must have the same home device"
     )]
     SharedKvCache {
-        /// The layer.
+        /// Index of the layer.
         layer: usize,
         /// The layer that owns the KV cache.
         source_layer: usize,

@@ -1,6 +1,6 @@
-//! Plans a placement from sizes, uses, speeds and budgets: the placement with the least estimated
-//! decode time among those whose prefill is no slower than that of the best placement with whole
-//! layers only.
+//! Plans a placement from sizes, uses, speeds and budgets: by default, the placement with the least
+//! estimated decode time among those whose prefill is no slower than that of the best placement
+//! with whole layers only. `hottest.rs` has the policy that fills the budget.
 //!
 //! A larger budget never makes both decode and prefill slower: if decode becomes slower than with a
 //! smaller budget, prefill becomes faster. The reason: the placement for the smaller budget, or one
@@ -10,14 +10,29 @@
 
 use super::DeviceIndex;
 use super::estimate::Choice;
-use super::facts::Task;
+use super::facts::{PlacementPolicy, PlanConstraints, Task};
 use super::forecast::Forecast;
 use super::front::{Cost, Costs, ParetoFront};
+use super::hottest::plan_hottest;
 use super::search::{Candidate, Search, devices};
 
-/// Plans the placement of a model.
+/// Plans the placement of a model by the policy of the task's constraints.
 #[must_use]
 pub fn plan(task: &Task) -> Forecast {
+    let constraints = &task.constraints;
+    match constraints.policy {
+        PlacementPolicy::Fastest => plan_fastest(task),
+        PlacementPolicy::Fill => plan_hottest(task),
+        PlacementPolicy::Layers => {
+            let whole_layers = constraints.whole_layers.or(Some(usize::MAX));
+            let constraints = PlanConstraints { whole_layers, ..*constraints };
+            plan_fastest(&Task { constraints, ..task.clone() })
+        }
+    }
+}
+
+/// The fastest placement within the constraints, whatever their policy.
+fn plan_fastest(task: &Task) -> Forecast {
     let costs = Costs::new(task, &[]);
     if costs.n_prompt.is_none() {
         let plain = plan_for_decode(task);
@@ -26,9 +41,10 @@ pub fn plan(task: &Task) -> Forecast {
     let whole = plan_whole_layers(task);
     let mut search = Search::new(&costs);
     let candidates = search.candidates();
-    // The candidates include all placements with whole layers only, so one is within the bound.
-    let Some((cost, best)) = whole.prompt.and_then(|bound| candidates.within(bound)) else {
-        return whole;
+    // The candidates include almost all placements with whole layers only (see `fastest`).
+    let faster = whole.prompt.and_then(|bound| candidates.within(bound));
+    let Some((cost, best)) = faster.filter(|(cost, _)| cost.token <= whole.seconds) else {
+        return forecast_without_streaming(task, &fastest(&without_shares(task)));
     };
     let slowest = cost.token.max(whole.seconds);
     plan_streaming(task, &candidates, *cost, slowest)
@@ -42,14 +58,26 @@ pub fn plan_for_decode(task: &Task) -> Forecast {
     forecast_without_streaming(task, &fastest(task))
 }
 
+/// The choice with the fastest decode.
 fn fastest(task: &Task) -> Choice {
+    let best = search_fastest(task);
+    if task.constraints.whole_layers.is_some() || task.layers.iter().any(|layer| layer.leaves_cpu) {
+        return best;
+    }
+    // The search fills a run of layers with shares of neurons first, so in rare cases of little
+    // memory it misses the best placement with whole layers only.
+    let whole = search_fastest(&without_shares(task));
+    if task.seconds(&whole) < task.seconds(&best) { whole } else { best }
+}
+
+fn search_fastest(task: &Task) -> Choice {
     let costs = Costs::of_decode(task);
     let mut search = Search::new(&costs);
     let n_layer = task.layers.len();
     let candidates = match task.constraints.whole_layers {
         None => search.candidates(),
-        // Tries the requested number of layers, then fewer until they fit, down to none: then only
-        // the head moves, if it was requested.
+        // Tries the requested number of layers, then fewer until they fit. With none, only a
+        // requested head is on the device.
         Some(wanted) => {
             let firsts = n_layer.saturating_sub(wanted)..=n_layer;
             let mut tried = firsts.map(|first| search.candidates_from(first, wanted > n_layer));
@@ -64,12 +92,17 @@ fn fastest(task: &Task) -> Choice {
 /// plan.
 #[must_use]
 pub fn plan_whole_layers(task: &Task) -> Forecast {
+    plan_for_decode(&without_shares(task))
+}
+
+/// The task without streaming, and with whole layers only.
+fn without_shares(task: &Task) -> Task {
     let mut task = task.clone();
     for device in &mut task.devices {
         device.stream = None;
         device.layers.iter_mut().for_each(|layer| layer.shares = [].into());
     }
-    plan_for_decode(&task)
+    task
 }
 
 /// The best placement with slots for streaming the CPU's neurons to devices in prefill. `None`
@@ -109,7 +142,8 @@ fn plan_streaming(
 }
 
 /// The placement that the user requested, with slots for streaming neurons of CPU layers to a
-/// device in prefill. `None` if the slots do not fit or prefill does not become faster.
+/// device in prefill. `None` without such a request, if the slots do not fit, or if prefill does
+/// not become faster.
 fn plan_with_streaming(task: &Task, plain: &Forecast) -> Option<Forecast> {
     task.constraints.whole_layers?;
     let streamed = |device: DeviceIndex| {

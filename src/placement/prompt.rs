@@ -16,9 +16,9 @@ use super::facts::Task;
 use super::{CPU, DeviceIndex};
 
 impl Task {
-    /// Tokens of the prompt that is estimated: the largest prefill step.
+    /// Number of tokens of the prompt whose time is estimated: those of the largest prefill step.
     pub(super) fn n_prompt(&self) -> usize {
-        self.rungs.last().copied().unwrap_or(1)
+        self.buckets.last().copied().unwrap_or(1)
     }
 
     /// Whether absent neurons can be streamed to a device, and all speeds for the decision are
@@ -95,8 +95,8 @@ impl Task {
             home if home == to && n_home < cut.n_ff => (cut.n_ff - n_home, 0.0),
             _ => return None,
         };
-        let n_chunks = (absent as f64 / stream.piece.max(1) as f64).ceil();
-        // A chunk has the launch cost of a hand-off.
+        let n_chunks = (absent as f64 / stream.chunk_neurons.max(1) as f64).ceil();
+        // Launching a chunk costs an op and a hand-off.
         let launches = n_chunks * (speed.op + speed.hand_off);
         let uploaded = absent as f64 * reads.uploaded / speed.upload;
         let bytes = absent as f64 * reads.multiplied + n_chunks * reads.per_chunk;
@@ -126,8 +126,8 @@ impl Task {
     }
 
     /// For each device, the number of tokens in a step from which streaming absent neurons to it is
-    /// faster. `None` if streaming is never faster, if `targets` does not list the device, or if
-    /// nothing else is on the device.
+    /// faster. `None` if streaming is never faster or not possible ([`Task::may_stream`]), if
+    /// `targets` does not list the device, or if `choice` places nothing on it.
     pub(super) fn stream_from(
         &self,
         choice: &Choice,
@@ -148,7 +148,7 @@ impl Task {
                 let to = |spot| through(spot).filter(|_| streamed);
                 layers.map(|(i, spot)| self.prompt_layer_time(*i, *spot, n, to(*spot))).sum()
             };
-            let long = self.rungs.iter().rev().take_while(|n| **n > MAX_COUNTED_TOKENS);
+            let long = self.buckets.iter().rev().take_while(|n| **n > MAX_COUNTED_TOKENS);
             long.copied().take_while(|&n| seconds(n, true) < seconds(n, false)).last()
         };
         (0..self.devices.len()).map(of).collect()
@@ -156,8 +156,8 @@ impl Task {
 }
 
 /// The device that the neurons of a layer with this `home` are streamed to: the home or, for a
-/// layer on the CPU, the first device with streaming. `streams` has, by device, whether it has
-/// streaming.
+/// layer on the CPU, the first device with streaming. `streams[d]` is whether weights are streamed
+/// to device `d`.
 pub(super) fn stream_target(streams: &[bool], home: DeviceIndex) -> Option<DeviceIndex> {
     match home {
         CPU => streams.iter().position(|streams| *streams),

@@ -79,7 +79,11 @@ impl<'a> Search<'a> {
             _ => n_layer.div_ceil(BORDERS).max(1),
         };
         let borders = (0..n_layer).step_by(step).map(|layer| task.home_group(layer).start);
-        let mut borders: Vec<usize> = borders.chain([n_layer]).collect();
+        // A run begins with a layer on its device, so each demanded layer may begin one.
+        let demanded = (0..n_layer).filter(|&layer| task.layers[layer].leaves_cpu);
+        let demanded = demanded.map(|layer| task.home_group(layer).start);
+        let mut borders: Vec<usize> = borders.chain(demanded).chain([n_layer]).collect();
+        borders.sort_unstable();
         borders.dedup();
         let fillers = devices(task).map(|device| RunFiller::new(costs, device)).collect();
         Search { costs, task, fillers, borders, filled: HashMap::new() }

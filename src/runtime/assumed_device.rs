@@ -7,7 +7,7 @@ use placement::Speed;
 /// Default bandwidth, in bytes per second.
 const BANDWIDTH: f64 = 400e9;
 /// Default bandwidth of scattered single rows, as a fraction of the sequential bandwidth.
-const ROWS: f64 = 0.7;
+const ROW_FRACTION: f64 = 0.7;
 /// Default time of a hand-off, in seconds.
 const HAND_OFF: f64 = 20e-6;
 /// Default overhead of an op, in seconds.
@@ -16,9 +16,9 @@ const OP: f64 = 2e-6;
 const REFILL: f64 = 5e-6;
 /// Default prefill operations per byte of bandwidth. Kernels reach roughly this ratio on GPUs and
 /// on CPUs.
-const OPERATIONS: f64 = 20.0;
+const OPERATIONS_PER_BYTE: f64 = 20.0;
 /// Operations per weight: a multiplication and an addition.
-const PER_WEIGHT: f64 = 2.0;
+const OPERATIONS_PER_WEIGHT: f64 = 2.0;
 /// Default upload speed of neurons, in bytes per second: limited by packing on the host, not by the
 /// bus.
 const UPLOAD: f64 = 6e9;
@@ -62,7 +62,7 @@ impl AssumedSpeed {
         AssumedSpeed {
             speed: Speed {
                 dense,
-                sparse: given.rows.unwrap_or(dense * ROWS).min(dense),
+                sparse: given.rows.unwrap_or(dense * ROW_FRACTION).min(dense),
                 hand_off: given.hand_off.unwrap_or(HAND_OFF),
                 op: given.op.unwrap_or(OP),
                 refill: REFILL,
@@ -70,7 +70,7 @@ impl AssumedSpeed {
                 prompt: 0.0,
                 upload: given.upload.unwrap_or(UPLOAD),
             },
-            flops: given.flops.unwrap_or(dense * OPERATIONS),
+            flops: given.flops.unwrap_or(dense * OPERATIONS_PER_BYTE),
             is_given: [given.flops.is_some(), given.upload.is_some()],
         }
     }
@@ -87,10 +87,10 @@ impl AssumedSpeed {
     pub(super) fn for_shape(&self, shape: &Shape) -> Speed {
         let row = shape.format.row_bytes(shape.n_embd).unwrap_or(4 * shape.n_embd);
         let per_weight = row as f64 / shape.n_embd.max(1) as f64;
-        Speed { prompt: self.flops / PER_WEIGHT * per_weight, ..self.speed }
+        Speed { prompt: self.flops / OPERATIONS_PER_WEIGHT * per_weight, ..self.speed }
     }
 
-    /// The defaults that the prefill estimate depends on, as text; `None` if the user set all.
+    /// The defaults that the prefill estimate depends on, as text; `None` if the user set both.
     pub(super) fn defaults(&self, name: &str) -> Option<String> {
         let flops =
             format!("{name} multiplies at {:.1} TFLOPS in prefill (tflops)", self.flops / 1e12);
@@ -111,7 +111,7 @@ mod tests {
     use hal::format::Format;
 
     #[test]
-    fn tflops_become_bytes_of_the_models_format() {
+    fn prefill_speed_is_in_bytes_of_the_models_format() {
         let of = |given: &AssumedDevice| AssumedSpeed::of_device(given);
         let prompt =
             |given: &AssumedDevice, format| of(given).for_shape(&Shape::of_7b_model(format)).prompt;

@@ -1,6 +1,7 @@
-//! Chooses the devices to use, and the budget of their memory.
+//! Chooses the devices to use, and sets the budgets of their memory.
 
 use hal::{Bytes, MemoryReport};
+use placement::PlacementPolicy;
 
 use crate::devices::{Candidate, MissingBackend, backend_of};
 use crate::error::DeviceError;
@@ -47,7 +48,8 @@ pub(crate) fn budget(
     Ok(budget)
 }
 
-/// Selects the requested devices from `found`.
+/// Selects the requested devices from `found`. A software driver is used only by name, or by
+/// [`PlacementPolicy::Fill`] if there is no other device.
 pub(crate) fn choose(
     wanted: &DeviceOptions,
     found: Vec<Candidate>,
@@ -80,7 +82,12 @@ pub(crate) fn choose(
         }
         None => {
             let once = |c: &Candidate| c.same_as.is_none() || wanted.backend.is_some();
-            chosen.extend(found.into_iter().filter(|c| of_backend(c) && !c.software && once(c)));
+            let usable = found.into_iter().filter(|c| of_backend(c) && once(c));
+            let (software, hardware): (Vec<_>, Vec<_>) = usable.partition(|c| c.software);
+            chosen.extend(hardware);
+            if chosen.is_empty() && wanted.constraints.policy == PlacementPolicy::Fill {
+                chosen.extend(software.into_iter().take(1));
+            }
         }
     }
     if let Some(backend) = wanted.backend
@@ -126,6 +133,7 @@ pub(crate) fn check_budget_count(wanted: &DeviceOptions, n_devices: usize) -> Re
 mod tests {
     use super::*;
     use crate::notice::SilentObserver;
+    use placement::PlanConstraints;
 
     fn found() -> Vec<Candidate> {
         ["Card0", "Card1"].map(|name| Candidate::assumed(name, Bytes(8 << 30))).into()
@@ -165,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_of_two_drivers_is_used_once() {
+    fn a_card_that_two_drivers_report_is_used_once() {
         let choose = |wanted: DeviceOptions| {
             let mut found = found();
             found[1].same_as = Some("Card0".to_owned());
@@ -178,6 +186,23 @@ mod tests {
         assert_eq!(choose(DeviceOptions { named, ..DeviceOptions::default() }), ["Card1"]);
         let backend = Some("wgpu");
         assert_eq!(choose(DeviceOptions { backend, ..DeviceOptions::default() }), ["Card1"]);
+    }
+
+    #[test]
+    fn filling_uses_a_software_driver_where_there_is_no_other_device() {
+        let choose = |policy: PlacementPolicy, hardware: usize| {
+            let mut found = found();
+            found.iter_mut().skip(hardware).for_each(|candidate| candidate.software = true);
+            let constraints = PlanConstraints { policy, ..PlanConstraints::default() };
+            let wanted = DeviceOptions { constraints, ..DeviceOptions::default() };
+            let chosen = super::choose(&wanted, found, &[]).unwrap();
+            chosen.into_iter().map(|c| c.name).collect::<Vec<_>>()
+        };
+        assert_eq!(choose(PlacementPolicy::Fill, 0), ["Card0"]);
+        assert_eq!(choose(PlacementPolicy::Fill, 1), ["Card0"]);
+        assert_eq!(choose(PlacementPolicy::Fill, 2), ["Card0", "Card1"]);
+        assert!(choose(PlacementPolicy::Fastest, 0).is_empty());
+        assert!(choose(PlacementPolicy::Layers, 0).is_empty());
     }
 
     #[test]

@@ -157,7 +157,7 @@ impl Card {
     /// Whether this is the card of `adapter`. If one of the drivers does not report the PCI slot,
     /// any card of the same vendor counts as the same card.
     fn matches(&self, adapter: &wgpu_backend::Adapter) -> bool {
-        let slots = [self.slot.clone(), simt::slot(adapter.slot())];
+        let slots = [self.slot.clone(), simt::normalise_pci_slot(adapter.slot())];
         if slots.iter().any(|slot| slot.is_empty()) {
             self.vendor == adapter.vendor()
         } else {
@@ -300,9 +300,9 @@ fn missing_wgpu(found: &[Candidate]) -> Option<MissingBackend> {
 
 /// The card of a device that Vulkan, Metal or DX12 reports.
 fn wgpu_card(adapter: wgpu_backend::Adapter, folder: Option<&Path>) -> Card {
-    let pipelines = folder.map(Path::to_owned);
-    let options = wgpu_backend::Options { pipelines, ..wgpu_backend::Options::default() };
-    let (slot, vendor) = (simt::slot(adapter.slot()), adapter.vendor());
+    let pipeline_cache = folder.map(Path::to_owned);
+    let options = wgpu_backend::Options { pipeline_cache, ..wgpu_backend::Options::default() };
+    let (slot, vendor) = (simt::normalise_pci_slot(adapter.slot()), adapter.vendor());
     let candidate = Candidate {
         name: adapter.name().to_owned(),
         description: adapter.description(),

@@ -58,7 +58,7 @@ fn closes_reasoning(id: u32, tokenizer: &Tokenizer) -> bool {
 /// Control tokens that open or close reasoning. The text must contain them, so that the caller can
 /// separate the reasoning from the answer.
 #[must_use]
-pub fn marks(ends: &Ends, tokenizer: &Tokenizer) -> Vec<u32> {
+pub fn reasoning_marks(ends: &Ends, tokenizer: &Tokenizer) -> Vec<u32> {
     let ids = Reasoning::marks().filter_map(|mark| tokenizer.id_of(mark));
     let hidden = |id: &u32| matches!(tokenizer.kind(*id), Ok(TokenType::Control));
     let ending = |id: &u32| tokenizer.is_eog(*id) || ends.tokens.contains(id);
@@ -75,7 +75,7 @@ pub fn call_marks(format: CallFormat, tokenizer: &Tokenizer) -> Vec<u32> {
     ids.filter(|id| hidden(id) && !tokenizer.is_eog(*id)).collect()
 }
 
-/// Number of leading `ids` of a formatted conversation that do not depend on its messages: mostly
+/// Number of leading `ids` of a formatted conversation that do not depend on its messages: usually
 /// the BOS token and the system message. Determined by comparison with another conversation,
 /// without parsing the template.
 #[must_use]
@@ -151,9 +151,9 @@ mod tests {
     }
 
     #[test]
-    fn markers_are_written_unless_they_end_the_answer() {
+    fn reasoning_marks_are_written_unless_they_end_the_answer() {
         let marks = |changes: &[(&str, TokenType)]| {
-            super::marks(&Ends { tokens: vec![301], stops: vec![] }, &tokenizer(changes))
+            super::reasoning_marks(&Ends { tokens: vec![301], stops: vec![] }, &tokenizer(changes))
         };
         let control = TokenType::Control;
         assert_eq!(marks(&[("[THINK]", control)]), [300]);

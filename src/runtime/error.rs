@@ -53,6 +53,19 @@ pub enum Error {
     /// The file is not a supported model.
     #[error(transparent)]
     Model(#[from] model::Error),
+    /// A LoRA adapter cannot be merged into the model.
+    #[error("cannot use the LoRA adapter")]
+    Adapter(#[from] model::AdapterError),
+    /// The matrices with merged adapters need more memory than this machine has.
+    #[error(
+        "the matrices that the LoRA adapters change need {size} of memory, but this machine has {total}"
+    )]
+    AdaptersTooLarge {
+        /// Bytes of the merged matrices.
+        size: Bytes,
+        /// Memory of the machine.
+        total: Bytes,
+    },
     /// A device cannot be chosen or opened.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -71,10 +84,10 @@ pub enum Error {
     /// A sparsity level needs a predictor or thresholds, and this model has none.
     #[error("there is no predictor for this model yet")]
     NoPredictor,
-    /// An imported predictor has no measured errors, so it has no levels.
+    /// An imported predictor has no measured errors, so it has no sparsity levels.
     #[error("the predictor of this model was imported, so its errors are not measured")]
     NoLevels,
-    /// No predictor reached the quality of a level.
+    /// No predictor reached the quality of a sparsity level.
     #[error("the predictor of this model does not reach the quality of `{level}`")]
     LevelNotReached {
         /// `balanced` or `fast`.
@@ -164,6 +177,14 @@ pub enum DeviceError {
     ShareOfUnknown {
         /// Name of the device.
         device: String,
+    },
+    /// An override of tensor buffers that the planner cannot follow.
+    #[error("{what}")]
+    Override {
+        /// The problem.
+        what: String,
+        /// What to write instead.
+        help: String,
     },
     /// An invalid assumed device.
     #[error("{what}")]

@@ -145,12 +145,7 @@ impl Model {
     /// A new sequence without tokens.
     #[must_use]
     pub fn sequence(&self) -> Sequence {
-        self.engine.open()
-    }
-
-    /// Drops a sequence, which releases its KV cache blocks, state row and checkpoints.
-    pub fn close(&mut self, sequence: Sequence) {
-        self.engine.close(sequence);
+        self.engine.new_sequence()
     }
 
     /// Continues `prompt`. The common beginning of `sequence` and `prompt` is kept, the sequence's
@@ -167,7 +162,7 @@ impl Model {
         sampler: &SamplerConfig,
         settings: &Settings,
     ) -> Result<Tokens<'a>> {
-        let sampler = Sampler::new(sampler, self.tokenizer.n_vocab())?;
+        let sampler = Sampler::new(sampler, &self.tokenizer)?;
         self.settings = settings.clone();
         let generator = Generator {
             engine: &mut self.engine,
@@ -209,8 +204,8 @@ impl Model {
         let ids = dialogue::ids(&prompt.text, &self.tokenizer).map_err(Error::Text)?;
         let ends = dialogue::ends(dialogue, &self.tokenizer);
         let mut settings = settings.clone();
-        settings.written.extend(dialogue::marks(&ends, &self.tokenizer));
-        settings.ends.extend(ends.tokens);
+        settings.written_tokens.extend(dialogue::reasoning_marks(&ends, &self.tokenizer));
+        settings.end_tokens.extend(ends.tokens);
         settings.stops.extend(ends.stops);
         Ok((ids, settings))
     }

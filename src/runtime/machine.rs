@@ -11,7 +11,7 @@ use learn::learned::{Section, SideFile};
 use learn::profile::Profile;
 use measure::bench::Shape;
 use model::Model;
-use placement::{CPU, Forecast, PlanConstraints, Speed};
+use placement::{CPU, Forecast, PlacementPolicy, PlanConstraints, Speed};
 
 use crate::assumed_device::{AssumedDevice, AssumedSpeed};
 use crate::choice::{budget, check_budget_count, choose, device_full, no_device};
@@ -19,6 +19,7 @@ use crate::devices::{self, Candidate};
 use crate::error::DeviceError;
 use crate::notice::{Notice, Observer, PlacementReport, SharedObserver};
 use crate::options::{Budget, Computation, DeviceOptions, Options, Sparsity};
+use crate::overrides;
 use crate::speeds::Speeds;
 
 type Result<T> = std::result::Result<T, DeviceError>;
@@ -93,6 +94,7 @@ impl Accelerator {
                 self.budget
             )),
             Some(_) if constraints.whole_layers.is_some() => None,
+            Some(_) if constraints.policy != PlacementPolicy::Fastest => None,
             Some(_) => {
                 Some("according to the measured speeds, no layer would be faster on it".to_owned())
             }
@@ -136,6 +138,12 @@ impl Machine {
         if wanted.layers_ignored {
             observer.notice(&Notice::WholeLayersIgnored);
         }
+        if wanted.named.is_none() {
+            for candidate in chosen.iter().filter(|candidate| candidate.software) {
+                let device = format!("{} ({})", candidate.name, candidate.description);
+                observer.notice(&Notice::SoftwareDevice { device });
+            }
+        }
         let mut opened = Vec::new();
         for candidate in chosen {
             match candidate.open() {
@@ -159,7 +167,7 @@ impl Machine {
     /// The CPU and assumed devices.
     ///
     /// # Errors
-    /// [`DeviceError::Assumed`] if a device has no memory size, another [`DeviceError`] if a named
+    /// [`DeviceError::Assumed`] for an invalid description, another [`DeviceError`] if a named
     /// device is not assumed.
     pub fn assume(
         options: &Options,
@@ -293,7 +301,7 @@ impl Machine {
             let n_split = here.iter().filter(|layer| layer.is_split()).count();
             observer.notice(&Notice::Placed(PlacementReport {
                 device: other.candidate.name.clone(),
-                n_here: here.len(),
+                n_home: here.len(),
                 n_split,
                 n_layer: layers.len(),
                 used: forecast.devices[number + 1].total() + other.reserve(),
@@ -301,7 +309,7 @@ impl Machine {
                 why_empty: other.why_empty(forecast.least[number + 1], options.placing.constraints),
             }));
         }
-        for what in self.unmet_options(forecast, options.placing.constraints) {
+        for what in self.unmet_options(forecast, &options.placing) {
             observer.notice(&Notice::NotPlaced(what));
         }
         let (used, skips) = (forecast.placement.n_split() > 0, uses_differ(model));
@@ -316,20 +324,24 @@ impl Machine {
         self.cpu_assumed.is_none() || self.others.iter().any(|other| other.assumed.is_none())
     }
 
-    /// User options that `forecast` does not meet, and parts of the model that devices reject, as
-    /// sentences.
+    /// User options and rules that `forecast` does not meet, and parts of the model that devices
+    /// reject, as sentences.
     #[must_use]
-    pub fn unmet_options(&self, forecast: &Forecast, constraints: PlanConstraints) -> Vec<String> {
+    pub fn unmet_options(&self, forecast: &Forecast, placing: &PlannerInputs) -> Vec<String> {
+        let PlannerInputs { constraints, rules, .. } = placing;
+        let unmet = rules.unmet(forecast).into_iter();
+        let unmet = unmet.map(|unmet| overrides::unmet_sentence(unmet, self));
         let layers = &forecast.placement.layers;
         let placed = layers.iter().filter(|layer| layer.home != CPU).count();
-        let wanted = constraints.whole_layers.unwrap_or(0).min(layers.len());
+        let on_cpu = rules.layers.iter().filter(|rule| rule.home == Some(CPU)).count();
+        let wanted = constraints.whole_layers.unwrap_or(0).min(layers.len().saturating_sub(on_cpu));
         let fewer = (0 < placed && placed < wanted)
             .then(|| format!("only {placed} of the {wanted} requested layers fit"));
         let refused = self.others.iter().zip(&forecast.refused[1..]);
         let refused = refused.flat_map(|(other, all)| {
             all.iter().map(|what| format!("{}: {what}", other.candidate.name))
         });
-        fewer.into_iter().chain(refused).collect()
+        fewer.into_iter().chain(unmet).chain(refused).collect()
     }
 
     /// The planner's input for `model`. Devices without cached speeds are measured.
@@ -343,19 +355,30 @@ impl Machine {
         if self.others.is_empty() {
             return PlannerInputs { constraints, ..PlannerInputs::default() };
         }
-        let speeds = self.measured(model, computation, observer);
+        let speeds = self.measured_speeds(model, computation, observer);
         let uses = known_uses(model, computation, observer);
-        PlannerInputs { constraints, speeds, uses, ..PlannerInputs::default() }
+        // `Runtime::open` reports the errors of overrides.
+        let rules = overrides::rules(model, &computation.devices.tensor_overrides(), self);
+        let rules = Arc::new(rules.unwrap_or_default());
+        PlannerInputs { constraints, speeds, uses, rules, ..PlannerInputs::default() }
     }
 
     /// Speeds with weights of the model's format, even if there is nothing to plan.
-    pub(crate) fn measured(
+    pub(crate) fn measured_speeds(
         &self,
         model: &Model,
         computation: &Computation,
         observer: &dyn Observer,
     ) -> Vec<Speed> {
         self.speeds(&shape(model, computation), computation, observer)
+    }
+
+    /// Cached speeds of all devices; `None` if one is missing.
+    pub(crate) fn known_speeds(&self, model: &Model, options: &Computation) -> Option<Vec<Speed>> {
+        let (shape, kept) = (shape(model, options), Speeds::open(options.folder(), false));
+        let cpu = kept.known(&self.cpu_backend, self.n_threads, &shape);
+        let others = self.others.iter().map(|o| kept.known(&o.backend, 0, &shape));
+        [cpu].into_iter().chain(others).collect()
     }
 
     /// Speeds in the order of the engine's list. If a device cannot be measured, a notice says so

@@ -8,6 +8,7 @@ use placement::{DeviceBytes, Forecast};
 
 use crate::machine::Machine;
 use crate::notice::{Notice, Observer};
+use crate::options::Computation;
 use crate::{Error, Result};
 
 /// Host memory that a run needs, itemised.
@@ -15,8 +16,12 @@ use crate::{Error, Result};
 pub struct MemoryNeed {
     /// Weights that are read from the file as they are.
     weights: Bytes,
+    /// Weights with merged adapters, which stay in memory.
+    merged: Bytes,
     /// Repacked weights.
     copies: Bytes,
+    /// Whether the repacked weights are a mapped file.
+    copies_are_mapped: bool,
     /// Keys and values of one token.
     cache_per_token: Bytes,
     /// KV cache of the whole context, and recurrent states.
@@ -32,7 +37,9 @@ impl MemoryNeed {
         let hyper = &model.hyper;
         let weights = to_repack(model, options, cpu);
         let copies = converted::size(&weights);
-        let mut replaced: Bytes = weights.iter().map(converted::Weight::source_size).sum();
+        // Merged weights stay in memory even if they are repacked.
+        let mapped = weights.iter().filter(|weight| !model.file.is_overlay(&weight.source));
+        let mut replaced: Bytes = mapped.map(converted::Weight::source_size).sum();
         // An unused predictor is not read.
         let unused = model.blocks().filter_map(|(_, ffn)| ffn.predictor.as_ref());
         for predictor in unused.filter(|_| !options.predicts(model)) {
@@ -63,8 +70,10 @@ impl MemoryNeed {
         MemoryNeed {
             // The system can drop pages that were only read to repack them, and pages of an
             // unused predictor are never read.
-            weights: Bytes(model.file.size_bytes()) - replaced,
+            weights: Bytes(model.file.size_bytes() - model.file.overlay_bytes()) - replaced,
+            merged: Bytes(model.file.overlay_bytes()),
             copies,
+            copies_are_mapped: options.converted.is_some(),
             cache_per_token,
             cache: product(&[cache_per_token.0 as usize, options.n_ctx]) + state,
             scratch: floats(&[options.n_ubatch, body]) + floats(&[options.max_out(), head]),
@@ -82,7 +91,7 @@ impl MemoryNeed {
     fn minus(self, all: &[DeviceBytes]) -> MemoryNeed {
         let cache: Bytes = all.iter().map(|bytes| bytes.cache).sum();
         let weights: Bytes =
-            all.iter().map(|bytes| bytes.frames + bytes.neurons + bytes.ends).sum();
+            all.iter().map(|bytes| bytes.frames + bytes.neurons + bytes.embed_and_head).sum();
         // Neurons on devices need no repacked copy on the CPU either.
         let beyond = weights - self.weights;
         MemoryNeed {
@@ -101,17 +110,39 @@ impl MemoryNeed {
     /// Sum of all items.
     #[must_use]
     pub fn total(&self) -> Bytes {
-        self.weights + self.copies + self.cache + self.scratch
+        self.weights + self.merged + self.copies + self.cache + self.scratch
     }
 
-    /// Fails if the need exceeds the machine's memory. A need above free memory is only a notice.
+    /// Sum of the items that have to stay in memory. The system can drop and read again pages of
+    /// mapped files.
+    fn unmapped(&self) -> Bytes {
+        let copies = if self.copies_are_mapped { Bytes(0) } else { self.copies };
+        self.merged + copies + self.cache + self.scratch
+    }
+
+    /// Compares the need with the machine's memory. Sends a notice if the need exceeds the free
+    /// memory, or exceeds the total memory but fits without the mapped weights.
     ///
     /// # Errors
-    /// [`Error::Memory`].
-    pub fn check(&self, memory: MemoryReport, n_ctx: usize, observer: &dyn Observer) -> Result<()> {
+    /// [`Error::Memory`] if the need exceeds the total memory, and also does so without the mapped
+    /// weights or [`Computation::must_fit`] is set.
+    pub fn check(
+        &self,
+        memory: MemoryReport,
+        n_ctx: usize,
+        computation: &Computation,
+        observer: &dyn Observer,
+    ) -> Result<()> {
         let wanted = self.total();
         if let Some(total) = memory.total.filter(|total| wanted > *total) {
-            let (items, n_ctx) = (self.items(n_ctx), self.fitting_context(total));
+            let items = self.items(n_ctx);
+            let may_page = computation.mmap && !computation.must_fit;
+            if may_page && self.unmapped() <= total {
+                observer.notice(&Notice::LargerThanMemory { wanted, total, items });
+                return Ok(());
+            }
+            let weights = if may_page { Bytes(0) } else { self.weights };
+            let n_ctx = self.fitting_context(total - weights);
             return Err(Error::Memory { wanted, total, items, n_ctx });
         }
         if let Some(free) = memory.free.filter(|free| wanted > *free) {
@@ -126,14 +157,20 @@ impl MemoryNeed {
             Bytes(0) => String::new(),
             copies => format!("repacked copies {copies}, "),
         };
+        let merged = match self.merged {
+            Bytes(0) => String::new(),
+            merged => format!("weights with adapters {merged}, "),
+        };
         let MemoryNeed { weights, cache, scratch, .. } = self;
-        format!("weights {weights}, {copies}KV cache of {n_ctx} tokens {cache}, scratch {scratch}")
+        format!(
+            "weights {weights}, {merged}{copies}KV cache of {n_ctx} tokens {cache}, scratch {scratch}"
+        )
     }
 
-    /// The largest context that fits into `total`, in whole cache blocks; `None` if none fits.
-    /// Recurrent states are not counted.
+    /// The largest context that fits into `total` bytes beside copies and scratch, in whole cache
+    /// blocks; `None` if none fits. Recurrent states are not counted.
     fn fitting_context(&self, total: Bytes) -> Option<usize> {
-        let rest = total - (self.weights + self.copies + self.scratch);
+        let rest = total - (self.merged + self.copies + self.scratch);
         let n_ctx = rest.0 / self.cache_per_token.0.max(1) / 32 * 32;
         usize::try_from(n_ctx).ok().filter(|n_ctx| *n_ctx > 0)
     }
@@ -153,14 +190,59 @@ mod tests {
 
     fn check(need: MemoryNeed, total: u64) -> Result<()> {
         let memory = MemoryReport { total: Some(Bytes(total)), free: Some(Bytes(GIB)) };
-        need.check(memory, 1024, &SilentObserver)
+        let computation = Computation { must_fit: true, ..Computation::default() };
+        need.check(memory, 1024, &computation, &SilentObserver)
+    }
+
+    #[test]
+    fn mapped_weights_may_exceed_the_memory() {
+        #[derive(Default)]
+        struct Kept(std::sync::Mutex<Vec<Notice>>);
+        impl Observer for Kept {
+            fn notice(&self, notice: &Notice) {
+                self.0.lock().unwrap().push(notice.clone());
+            }
+        }
+        let need = MemoryNeed {
+            weights: Bytes(40 * GIB),
+            merged: Bytes(0),
+            copies: Bytes(2 * GIB),
+            copies_are_mapped: true,
+            cache_per_token: Bytes(1 << 20),
+            cache: Bytes(GIB),
+            scratch: Bytes(0),
+        };
+        let check = |need: MemoryNeed, computation: &Computation| {
+            let memory = MemoryReport { total: Some(Bytes(2 * GIB)), free: Some(Bytes(GIB)) };
+            let kept = Kept::default();
+            let checked = need.check(memory, 1024, computation, &kept);
+            let notices = kept.0.into_inner().unwrap();
+            checked.map(|()| notices)
+        };
+        let mapped = Computation::default();
+        let notices = check(need, &mapped).unwrap();
+        assert!(matches!(notices[..], [Notice::LargerThanMemory { .. }]), "{notices:?}");
+        for refusing in [
+            Computation { must_fit: true, ..mapped.clone() },
+            Computation { mmap: false, ..mapped.clone() },
+        ] {
+            assert!(check(need, &refusing).is_err());
+        }
+        // The KV cache, merged weights and copies in memory cannot be dropped.
+        assert!(check(MemoryNeed { copies_are_mapped: false, ..need }, &mapped).is_err());
+        assert!(check(MemoryNeed { merged: Bytes(2 * GIB), ..need }, &mapped).is_err());
+        let long = MemoryNeed { cache: Bytes(3 * GIB), copies: Bytes(0), ..need };
+        let Err(Error::Memory { n_ctx, .. }) = check(long, &mapped) else { panic!("{long:?}") };
+        assert_eq!(n_ctx, Some(2048));
     }
 
     #[test]
     fn the_error_has_the_items_and_a_context_that_fits() {
         let need = MemoryNeed {
             weights: Bytes(4 * GIB),
+            merged: Bytes(0),
             copies: Bytes(GIB),
+            copies_are_mapped: false,
             cache_per_token: Bytes(1 << 20),
             cache: Bytes(GIB),
             scratch: Bytes(0),
@@ -177,8 +259,15 @@ mod tests {
     #[test]
     fn weights_on_devices_need_no_host_memory() {
         let (weights, copies, cache) = (Bytes(6 * GIB), Bytes(2 * GIB), Bytes(GIB));
-        let need =
-            MemoryNeed { weights, copies, cache_per_token: Bytes(1), cache, scratch: Bytes(7) };
+        let need = MemoryNeed {
+            weights,
+            merged: Bytes(0),
+            copies,
+            copies_are_mapped: false,
+            cache_per_token: Bytes(1),
+            cache,
+            scratch: Bytes(7),
+        };
         let on = |neurons: u64, cache: u64| DeviceBytes {
             neurons: Bytes(neurons * GIB),
             cache: Bytes(cache * GIB),

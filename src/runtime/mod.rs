@@ -27,6 +27,7 @@
 //! plan, [`Runtime::load`] returns the [`engine::Engine`], and [`generate`] turns a prompt into
 //! text.
 
+mod adapters;
 mod assumed_device;
 mod choice;
 pub mod devices;
@@ -40,12 +41,14 @@ mod memory;
 mod notice;
 mod open;
 mod options;
+mod overrides;
 mod rank;
 mod repack;
 mod runtime;
 mod side_file;
 mod speeds;
 
+pub use adapters::{AdapterFile, AdapterNotice};
 pub use assumed_device::AssumedDevice;
 pub use error::{DeviceError, Error, Result};
 pub use generate::{EndReason, Report, Settings, Token, Tokens};
@@ -60,8 +63,12 @@ pub use open::{Opened, file, tokenizer};
 pub use options::{
     Budget, CacheFolder, Computation, ContextSize, DeviceOptions, Options, Processor, Sparsity,
 };
+pub use overrides::TensorOverride;
 pub use rank::RankPrompt;
-pub use runtime::{Runtime, check_total_memory, forecast, load_quietly};
+pub use runtime::{
+    Runtime, activation_name, check_total_memory, forecast, load_quietly, slower_placement,
+};
 pub use side_file::has_predictor;
+pub use speeds::measure_speed;
 pub use text::chat::{Conversation, Dialogue};
 pub use text::sample::SamplerConfig;

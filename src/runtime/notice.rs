@@ -6,6 +6,9 @@ use std::sync::Arc;
 
 use hal::Bytes;
 
+use crate::adapters::AdapterNotice;
+pub use crate::repack::RepackNotice;
+
 /// Receives notices and progress. The runtime itself prints nothing.
 pub trait Observer: Send + Sync {
     /// Called for each notice, possibly by several threads at once.
@@ -23,6 +26,8 @@ pub type SharedObserver = Arc<dyn Observer>;
 /// A task that takes seconds with large models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
+    /// LoRA adapters are merged into the weights.
+    Merge,
     /// Weights are loaded onto the devices.
     Load,
     /// Repacked weights are written to the cache folder.
@@ -50,6 +55,10 @@ pub enum Notice {
     Vocabulary(String),
     /// A split model is memory-mapped although the options ask to read it into memory.
     SplitFileIsMapped,
+    /// LoRA adapters are merged into the weights.
+    Adapters(AdapterNotice),
+    /// RoPE settings for a model without RoPE.
+    NoRope,
     /// The context that the runtime chose, if devices other than the CPU are used.
     Context {
         /// Context size in tokens.
@@ -83,6 +92,11 @@ pub enum Notice {
     },
     /// Whole layers cannot be placed on a device, because all neurons stay on the CPU.
     WholeLayersIgnored,
+    /// A software driver is used, because no other device was found.
+    SoftwareDevice {
+        /// Name and description of the device.
+        device: String,
+    },
     /// A device cannot be opened.
     DeviceFailed {
         /// Name of the device.
@@ -122,9 +136,16 @@ pub enum Notice {
     },
     /// The placement on a device.
     Placed(PlacementReport),
-    /// A user option that the placement does not meet, or a part of the model that a device
-    /// rejects.
+    /// A user option that the placement does not meet or that has no effect, or a part of the model
+    /// that a device rejects.
     NotPlaced(String),
+    /// The placement that the user requested decodes more slowly than the fastest one.
+    SlowerPlacement {
+        /// Estimated tokens per second with the requested placement.
+        rate: f64,
+        /// Estimated tokens per second with the fastest placement.
+        fastest: f64,
+    },
     /// Layers are split without a profile of neuron use.
     NoProfile,
     /// The profile in the side file cannot be used.
@@ -141,6 +162,15 @@ pub enum Notice {
     Sparsity(SparsityNotice),
     /// How weights are repacked, or why they are not.
     Repack(RepackNotice),
+    /// The mapped weights exceed the machine's memory.
+    LargerThanMemory {
+        /// Memory that the model needs.
+        wanted: Bytes,
+        /// Memory of the machine.
+        total: Bytes,
+        /// The needed memory itemised, as text.
+        items: String,
+    },
     /// The model needs more memory than is free now.
     LittleMemory {
         /// Memory that the model needs.
@@ -169,8 +199,8 @@ pub struct PlacementReport {
     /// Name of the device.
     pub device: String,
     /// Number of layers whose home is the device.
-    pub n_here: usize,
-    /// Number of layers among [`PlacementReport::n_here`] whose neurons are split with the CPU.
+    pub n_home: usize,
+    /// Number of layers among [`PlacementReport::n_home`] whose neurons are split with the CPU.
     pub n_split: usize,
     /// Number of layers of the model.
     pub n_layer: usize,
@@ -242,46 +272,6 @@ pub enum SparsityNotice {
     },
 }
 
-/// How weights are repacked, or why they are not.
-#[derive(Clone, Debug, PartialEq)]
-pub enum RepackNotice {
-    /// Repacking is turned off.
-    Off {
-        /// The cost of running without repacking.
-        cost: &'static str,
-    },
-    /// Too little memory is free for the copy.
-    TooLarge {
-        /// Bytes of the copy.
-        size: Bytes,
-        /// Bytes of KV cache, recurrent states and scratch.
-        rest: Bytes,
-        /// Free memory.
-        free: Bytes,
-        /// The cost of running without the copy.
-        cost: &'static str,
-    },
-    /// The cached file is invalid and will be written again.
-    Stale {
-        /// Path of the file.
-        path: PathBuf,
-        /// The problem.
-        reason: String,
-    },
-    /// The cached file is being written.
-    Writing {
-        /// Path of the file.
-        path: PathBuf,
-        /// Size of the file.
-        size: Bytes,
-    },
-    /// The cached file cannot be written or used.
-    NotKept {
-        /// The reason, as text.
-        reason: String,
-    },
-}
-
 impl Notice {
     /// Whether only verbose output should show this notice.
     #[must_use]
@@ -312,6 +302,8 @@ impl fmt::Display for Notice {
             Notice::SplitFileIsMapped => {
                 f.write_str("a model in several files is always memory-mapped")
             }
+            Notice::Adapters(notice) => fmt::Display::fmt(notice, f),
+            Notice::NoRope => f.write_str("RoPE settings have no effect: the model has no RoPE"),
             Notice::Context { n_ctx, n_ctx_train, shorter } => {
                 write!(f, "the context is {n_ctx} tokens; the model was trained with {n_ctx_train}")?;
                 let Some((n, gain)) = shorter else { return Ok(()) };
@@ -337,6 +329,10 @@ impl fmt::Display for Notice {
             Notice::WholeLayersIgnored => f.write_str(
                 "the number of layers has no effect: the neurons of all layers stay on the CPU",
             ),
+            Notice::SoftwareDevice { device } => write!(
+                f,
+                "no GPU was found: {device}, a software driver, shows the placement but is slow"
+            ),
             Notice::DeviceFailed { device, reason } => write!(f, "{device} is not used: {reason}"),
             Notice::BudgetReduced { device, wanted, total } => {
                 write!(f, "{device} has {total} of memory: the budget is reduced from {wanted}")
@@ -354,6 +350,11 @@ impl fmt::Display for Notice {
                 write!(f, "measured speeds are not saved in {}: {reason}", path.display())
             }
             Notice::Placed(placed) => fmt::Display::fmt(placed, f),
+            Notice::SlowerPlacement { rate, fastest } => write!(
+                f,
+                "the requested placement decodes {rate:.1} tokens/s by the estimate, {:.0} % fewer than the fastest one ({fastest:.1} tokens/s)",
+                100.0 * (1.0 - rate / fastest)
+            ),
             Notice::NoProfile => f.write_str(
                 "no activation profile for this model, so all neurons rank equally; with a profile the hot neurons go to the device",
             ),
@@ -363,6 +364,10 @@ impl fmt::Display for Notice {
             }
             Notice::Sparsity(notice) => fmt::Display::fmt(notice, f),
             Notice::Repack(notice) => fmt::Display::fmt(notice, f),
+            Notice::LargerThanMemory { wanted, total, items } => write!(
+                f,
+                "the model needs {wanted} of memory, but this machine has {total}: weights are read from the file again and again, which is slow ({items})"
+            ),
             Notice::LittleMemory { wanted, free, items } => write!(
                 f,
                 "the model needs {wanted} of memory, but only {free} are free, so it may run slowly ({items})"
@@ -383,12 +388,12 @@ impl fmt::Display for DeviceFull {
 
 impl fmt::Display for PlacementReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PlacementReport { device, n_here, n_split, n_layer, used, budget, why_empty } = self;
-        if *n_here == 0 {
+        let PlacementReport { device, n_home, n_split, n_layer, used, budget, why_empty } = self;
+        if *n_home == 0 {
             write!(f, "{device}: none of the {n_layer} layers is placed on it")?;
             return why_empty.as_ref().map_or(Ok(()), |why| write!(f, ": {why}"));
         }
-        write!(f, "{device}: {n_here} of {n_layer} layers ({n_split} split with the CPU), {used}")?;
+        write!(f, "{device}: {n_home} of {n_layer} layers ({n_split} split with the CPU), {used}")?;
         budget.map_or(Ok(()), |budget| write!(f, " of {budget}"))
     }
 }
@@ -437,27 +442,6 @@ impl fmt::Display for SparsityNotice {
                 f,
                 "{n} of the file's {n_in_file} predictors are in an unsupported format: their layers skip neurons by the gate alone, which is exact"
             ),
-        }
-    }
-}
-
-impl fmt::Display for RepackNotice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RepackNotice::Off { cost } => write!(f, "weights are not repacked: {cost}"),
-            RepackNotice::TooLarge { size, rest, free, cost } => write!(
-                f,
-                "repacked weights need {size} of memory in addition to {rest} for the context, but only {free} are free: weights are not repacked, and {cost}"
-            ),
-            RepackNotice::Stale { path, reason } => {
-                write!(f, "the repacked weights in {} are written again: {reason}", path.display())
-            }
-            RepackNotice::Writing { path, size } => {
-                write!(f, "writing repacked weights, {size}, to {}", path.display())
-            }
-            RepackNotice::NotKept { reason } => {
-                write!(f, "the repacked weights are not kept on disk: {reason}")
-            }
         }
     }
 }

@@ -8,9 +8,9 @@ use hal::{Bytes, Device};
 use model::{Model, ModelOptions};
 use text::tokenizer::{Tokenizer, Vocab};
 
-use crate::notice::{Notice, Observer};
+use crate::notice::{Notice, Observer, SilentObserver};
 use crate::options::Computation;
-use crate::{Error, Result, embedded};
+use crate::{Error, Result, adapters, embedded};
 
 /// A model that is parsed, but not loaded.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Opened {
     /// [`Computation::mmap`] the file is read into memory.
     ///
     /// # Errors
-    /// A file that is not a model or that cannot be held in memory.
+    /// [`Error`] if the file cannot be read, is not a supported model or does not fit into memory.
     pub fn open(
         path: Option<&Path>,
         computation: &Computation,
@@ -35,7 +35,7 @@ impl Opened {
     ) -> Result<Opened> {
         let file = file(path)?;
         let file = if computation.mmap { file } else { read_whole(file, cpu, observer)? };
-        let opened = Opened::from_file(file, computation)?;
+        let opened = Opened::parse(file, computation, observer)?;
         for warning in opened.tokenizer.warnings() {
             observer.notice(&Notice::Vocabulary(warning.to_string()));
         }
@@ -47,14 +47,27 @@ impl Opened {
         Ok(opened)
     }
 
-    /// Parses the model in an open file.
+    /// Merges the adapters of `computation` into an open file without notices, and parses the
+    /// model.
     ///
     /// # Errors
-    /// [`Error::Vocabulary`], [`Error::Model`].
+    /// [`Error::Vocabulary`], [`Error::Adapter`], [`Error::AdaptersTooLarge`], [`Error::Model`].
     pub fn from_file(file: gguf::File, computation: &Computation) -> Result<Opened> {
+        Opened::parse(file, computation, &SilentObserver)
+    }
+
+    fn parse(
+        file: gguf::File,
+        computation: &Computation,
+        observer: &dyn Observer,
+    ) -> Result<Opened> {
         let tokenizer = tokenizer(&file)?;
-        let activation = computation.activation.clone();
-        let model = Model::from_file(file, &ModelOptions { activation })?;
+        let file = adapters::merge(file, &computation.adapters, observer)?;
+        let (activation, rope) = (computation.activation.clone(), computation.rope.clone());
+        let model = Model::from_file(file, &ModelOptions { activation, rope })?;
+        if !computation.rope.is_empty() && !model.has_rope() {
+            observer.notice(&Notice::NoRope);
+        }
         Ok(Opened { model: Arc::new(model), tokenizer })
     }
 }
@@ -100,7 +113,6 @@ fn read_whole(file: gguf::File, cpu: &Device, observer: &dyn Observer) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::notice::SilentObserver;
 
     #[test]
     fn the_built_in_model_opens() {

@@ -5,9 +5,12 @@ use std::path::{Path, PathBuf};
 
 use hal::format::Format;
 use hal::{Bytes, KvCache};
+use model::RopeOverrides;
 use placement::PlanConstraints;
 
+use crate::adapters::AdapterFile;
 use crate::devices::{CpuOptions, Numa, Priority};
+use crate::overrides::TensorOverride;
 
 /// Context, batch, threads, KV cache and computation of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,7 +19,7 @@ pub struct Options {
     pub n_ctx: Option<ContextSize>,
     /// Micro-batch: the maximum number of tokens of one step.
     pub n_ubatch: NonZeroU32,
-    /// Sequences that decode at once; they share the context.
+    /// Maximum number of sequences that decode at once; they share the context.
     pub n_parallel: NonZeroU32,
     /// Threads for decode; `None` for the physical cores that this process may use.
     pub threads: Option<NonZeroUsize>,
@@ -70,6 +73,9 @@ pub struct Computation {
     pub mlock: bool,
     /// Map the file; otherwise read it into memory.
     pub mmap: bool,
+    /// Reject a model that needs more memory than the machine has, even if it could run from the
+    /// mapped file.
+    pub must_fit: bool,
     /// Repack weights into the layout that the CPU's kernels read fastest.
     pub repack: bool,
     /// Folder for repacked weights, measured speeds, compiled kernels and side files; `None`
@@ -79,6 +85,10 @@ pub struct Computation {
     /// `relu2` or `drelu`. `None` keeps the file's activation or, if the file names none, uses the
     /// architecture's default.
     pub activation: Option<String>,
+    /// LoRA adapters, merged into the weights.
+    pub adapters: Vec<AdapterFile>,
+    /// RoPE settings that replace those of the file.
+    pub rope: RopeOverrides,
     /// Which neurons are skipped.
     pub sparsity: Sparsity,
     /// Minimum score of a neuron that an imported predictor or the file's own selects; `None` for
@@ -95,9 +105,12 @@ impl Default for Computation {
         Computation {
             mlock: false,
             mmap: true,
+            must_fit: false,
             repack: true,
             cache: None,
             activation: None,
+            adapters: Vec::new(),
+            rope: RopeOverrides::default(),
             sparsity: Sparsity::Predicted,
             sparse_threshold: None,
             devices: DeviceOptions::default(),
@@ -169,6 +182,11 @@ pub struct DeviceOptions {
     pub budgets: Vec<Budget>,
     /// User options for the placement.
     pub constraints: PlanConstraints,
+    /// The user's overrides of tensor buffers; the first one that matches a tensor counts.
+    pub overrides: Vec<TensorOverride>,
+    /// Number of first layers whose experts stay on the CPU, where `overrides` do not match them;
+    /// `usize::MAX` for all layers.
+    pub experts_on_cpu: Option<usize>,
     /// Swap neurons between CPU and devices as the text changes.
     pub adapt: bool,
     /// Measure speeds again instead of using cached speeds.
@@ -188,11 +206,23 @@ impl Default for DeviceOptions {
             main: None,
             budgets: Vec::new(),
             constraints: PlanConstraints::default(),
+            overrides: Vec::new(),
+            experts_on_cpu: None,
             adapt: true,
             remeasure: false,
             expected_by: Vec::new(),
             layers_ignored: false,
         }
+    }
+}
+
+impl DeviceOptions {
+    /// The overrides of tensors, those for experts last.
+    #[must_use]
+    pub fn tensor_overrides(&self) -> Vec<TensorOverride> {
+        let n_layers = self.experts_on_cpu.map(|n| Some(n).filter(|n| *n < usize::MAX));
+        let experts = n_layers.map(TensorOverride::experts_on_cpu).into_iter().flatten();
+        self.overrides.iter().cloned().chain(experts).collect()
     }
 }
 

@@ -16,7 +16,7 @@ pub struct RankPrompt {
 impl RankPrompt {
     /// Reads the keys of a model file. A template that is not a string counts as absent.
     #[must_use]
-    pub fn of(metadata: &Metadata, tokenizer: &Tokenizer) -> RankPrompt {
+    pub fn from_metadata(metadata: &Metadata, tokenizer: &Tokenizer) -> RankPrompt {
         let template = metadata.str("tokenizer.chat_template.rerank").ok().flatten();
         let separates = metadata.bool("tokenizer.ggml.add_sep_token").ok().flatten();
         RankPrompt {

@@ -1,7 +1,8 @@
 //! Decides how to get repacked weights: from the cache, repacked into the cache, repacked in
 //! memory, or not at all.
 
-use std::path::Path;
+use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use engine::converted::{self, RepackFile, StaleFile, Weight};
@@ -10,10 +11,72 @@ use hal::{Bytes, Device};
 use model::Model;
 
 use crate::memory::MemoryNeed;
-use crate::notice::{Notice, Observer, RepackNotice, Task};
+use crate::notice::{Notice, Observer, Task};
 use crate::options::{CacheFolder, Computation};
 
-/// Decides where repacked weights come from, and writes the cached file if needed.
+/// How weights are repacked, or why they are not.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RepackNotice {
+    /// Repacking is turned off.
+    Off {
+        /// The cost of running without repacking.
+        cost: &'static str,
+    },
+    /// Too little memory is free for the copy.
+    TooLarge {
+        /// Bytes of the copy.
+        size: Bytes,
+        /// Bytes of KV cache, recurrent states and scratch.
+        rest: Bytes,
+        /// Free memory.
+        free: Bytes,
+        /// The cost of running without the copy.
+        cost: &'static str,
+    },
+    /// The cached file is invalid and will be written again.
+    Stale {
+        /// Path of the file.
+        path: PathBuf,
+        /// The problem.
+        reason: String,
+    },
+    /// The cached file is being written.
+    Writing {
+        /// Path of the file.
+        path: PathBuf,
+        /// Size of the file.
+        size: Bytes,
+    },
+    /// The cached file cannot be written or used.
+    NotKept {
+        /// The reason, as text.
+        reason: String,
+    },
+}
+
+impl fmt::Display for RepackNotice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RepackNotice::Off { cost } => write!(f, "weights are not repacked: {cost}"),
+            RepackNotice::TooLarge { size, rest, free, cost } => write!(
+                f,
+                "repacked weights need {size} of memory in addition to {rest} for the context, but only {free} are free: weights are not repacked, and {cost}"
+            ),
+            RepackNotice::Stale { path, reason } => {
+                write!(f, "the repacked weights in {} are written again: {reason}", path.display())
+            }
+            RepackNotice::Writing { path, size } => {
+                write!(f, "writing repacked weights, {size}, to {}", path.display())
+            }
+            RepackNotice::NotKept { reason } => {
+                write!(f, "the repacked weights are not kept on disk: {reason}")
+            }
+        }
+    }
+}
+
+/// Decides where repacked weights come from, and writes the cached file if needed. Returns
+/// `options` with that file, or without repacking if memory is too small for the copy.
 pub(crate) fn prepare(
     model: &Model,
     options: EngineOptions,
@@ -53,7 +116,6 @@ pub(crate) fn prepare(
     }
 }
 
-/// The cost of running without repacking these weights.
 fn cost_without_repacking(weights: &[Weight]) -> &'static str {
     if weights.iter().any(|weight| weight.pack.transpose) {
         "skipping a neuron saves only its rows of gate and up; all of ffn_down is read"

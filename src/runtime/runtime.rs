@@ -7,7 +7,7 @@ use engine::{DenseFrom, Engine, EngineOptions, PlannerInputs};
 use hal::op::{Activation, FfnKind};
 use hal::{Bytes, Device};
 use model::Model;
-use placement::{CPU, Forecast, Speed};
+use placement::{CPU, Forecast, PlacementPolicy, Speed};
 
 use crate::assumed_device::AssumedDevice;
 use crate::machine::{self, Machine};
@@ -15,14 +15,16 @@ use crate::memory::MemoryNeed;
 use crate::notice::{Notice, Observer, SharedObserver, SilentObserver, SparsityNotice, Task};
 use crate::open::Opened;
 use crate::options::{ContextSize, Options, Sparsity};
-use crate::{Error, Result, repack, side_file};
+use crate::{Error, Result, overrides, repack, side_file};
 
 /// Limit of the default context in tokens, because the KV cache grows with the context.
-const DEFAULT_CONTEXT: usize = 4096;
+const MAX_DEFAULT_CONTEXT: usize = 4096;
 /// A larger context is chosen if it keeps at least this fraction of the speed.
 const MIN_SPEED: f64 = 0.95;
 /// A shorter context is suggested if it is faster by at least this fraction.
 const MIN_GAIN: f64 = 0.1;
+/// A requested placement that is slower by at least this fraction is reported.
+const MIN_LOSS: f64 = 0.005;
 /// Placeholder for the error of a quality level, which depends on the model.
 const PLACEHOLDER: f32 = 0.0;
 
@@ -73,7 +75,7 @@ impl Runtime {
     /// The CPU and assumed devices, to plan for.
     ///
     /// # Errors
-    /// [`Error::Device`].
+    /// [`Error::Device`] for an invalid description of a device.
     pub fn assume(
         options: Options,
         assumed: &[AssumedDevice],
@@ -104,10 +106,29 @@ impl Runtime {
     /// Opens the model file, or the built-in model without a path, as [`Opened::open`] does.
     ///
     /// # Errors
-    /// A file that is not a model or that cannot be held in memory.
+    /// As [`Opened::open`] and [`Runtime::check_overrides`].
     pub fn open(&self, path: Option<&Path>) -> Result<Opened> {
         let computation = &self.options.computation;
-        Opened::open(path, computation, &self.machine.cpu, self.observer.as_ref())
+        let opened = Opened::open(path, computation, &self.machine.cpu, self.observer.as_ref())?;
+        self.check_overrides(&opened.model)?;
+        self.note_unused_overrides(&opened.model);
+        Ok(opened)
+    }
+
+    /// Sends a notice if overrides of tensor buffers match no tensor of `model`.
+    pub fn note_unused_overrides(&self, model: &Model) {
+        let unused = overrides::unused(model, &self.options.computation.devices);
+        unused.into_iter().for_each(|what| self.observer.notice(&Notice::NotPlaced(what)));
+    }
+
+    /// Checks that the planner can follow the options' overrides of tensor buffers.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with what can be written instead.
+    pub fn check_overrides(&self, model: &Model) -> Result<()> {
+        let overrides = self.options.computation.devices.tensor_overrides();
+        overrides::rules(model, &overrides, &self.machine)?;
+        Ok(())
     }
 
     /// The planner's input for `model`: user options, speeds, and how often each neuron fires.
@@ -120,8 +141,15 @@ impl Runtime {
 
     /// Speeds of all devices with weights of the model's format, even if there is nothing to plan.
     #[must_use]
-    pub fn measured(&self, model: &Model) -> Vec<Speed> {
-        self.machine.measured(model, &self.options.computation, self.observer.as_ref())
+    pub fn measured_speeds(&self, model: &Model) -> Vec<Speed> {
+        self.machine.measured_speeds(model, &self.options.computation, self.observer.as_ref())
+    }
+
+    /// As [`Runtime::measured_speeds`], without measuring; `None` if the speed of a device is not
+    /// cached.
+    #[must_use]
+    pub fn known_speeds(&self, model: &Model) -> Option<Vec<Speed>> {
+        self.machine.known_speeds(model, &self.options.computation)
     }
 
     /// How often each neuron fires, `[n_layer][n_ff]`, from the model's activation profile; `None`
@@ -163,7 +191,7 @@ impl Runtime {
             forecast.rate() >= least && on_cpu == 0
         };
         let n_ctx = halves.find(fits).unwrap_or(usual);
-        // Compare both sizes with the same number of tokens in the context.
+        // Compares the sizes only if both forecasts assume the same number of past tokens.
         let past = |n_ctx| engine::assumed_past(&settings(n_ctx));
         let shorter = Some(n_ctx / 2).filter(|&n| past(n) == past(n_ctx));
         let gain = shorter.map(|n| (n, forecast(n).rate() / forecast(n_ctx).rate() - 1.0));
@@ -177,7 +205,7 @@ impl Runtime {
     pub fn fixed_context(&self, wanted: Option<ContextSize>, model: &Model) -> usize {
         let n_ctx_train = model.hyper.n_ctx_train;
         match wanted {
-            None => n_ctx_train.min(DEFAULT_CONTEXT),
+            None => n_ctx_train.min(MAX_DEFAULT_CONTEXT),
             Some(ContextSize::OfModel) => n_ctx_train,
             Some(ContextSize::Tokens(n)) => {
                 let n_ctx = n.get() as usize;
@@ -247,7 +275,7 @@ impl Runtime {
     /// cannot fit. Notices report the sparsity and the placement.
     ///
     /// # Errors
-    /// [`Error::Memory`] with the numbers; errors of the engine.
+    /// As [`Runtime::with_side_file`]; [`Error::Memory`] with the numbers; errors of the engine.
     pub fn load(&self, model: &Arc<Model>, settings: EngineOptions) -> Result<Engine> {
         let observer = self.observer.as_ref();
         let mut settings = self.with_side_file(model, settings)?;
@@ -271,13 +299,16 @@ impl Runtime {
         // `without_devices` keeps integrated devices in the need, because they use host memory.
         let need =
             planned.as_ref().map_or(need, |forecast| need.without_devices(forecast, &self.machine));
-        need.check(cpu.memory().unwrap_or_default(), settings.n_ctx, observer)?;
+        let memory = cpu.memory().unwrap_or_default();
+        need.check(memory, settings.n_ctx, &self.options.computation, observer)?;
         if let Some(forecast) = &planned {
             self.machine.report(forecast, model, &settings, observer);
+            let slower = slower_placement(forecast, model, &devices, &settings);
+            slower.iter().for_each(|notice| observer.notice(notice));
         }
         let total = need.total();
         observer.progress(Task::Load, Bytes(0), total);
-        let notice: engine::Notice = {
+        let notice: engine::NoticeCallback = {
             let observer = Arc::clone(&self.observer);
             Arc::new(move |text: &str| observer.notice(&Notice::Engine(text.to_owned())))
         };
@@ -300,12 +331,31 @@ pub fn forecast(runtime: &Runtime, model: &Model) -> Result<Forecast> {
     Ok(engine::forecast(model, &runtime.machine.devices(), &settings))
 }
 
+/// The notice that the policy of `settings` makes `forecast` slower than the fastest placement;
+/// `None` if it does not by at least 0.5 %.
+#[must_use]
+pub fn slower_placement(
+    forecast: &Forecast,
+    model: &Model,
+    devices: &[Device],
+    settings: &EngineOptions,
+) -> Option<Notice> {
+    let mut settings = settings.clone();
+    let constraints = &mut settings.placing.constraints;
+    if constraints.policy == PlacementPolicy::Fastest {
+        return None;
+    }
+    (constraints.policy, constraints.whole_layers) = (PlacementPolicy::Fastest, None);
+    let (rate, fastest) = (forecast.rate(), engine::forecast(model, devices, &settings).rate());
+    (rate < (1.0 - MIN_LOSS) * fastest).then_some(Notice::SlowerPlacement { rate, fastest })
+}
+
 /// Loads `model` on the CPU without notices: for one of several runs of the same model.
 ///
 /// # Errors
 /// Errors of the engine.
 pub fn load_quietly(model: &Arc<Model>, settings: EngineOptions, cpu: Device) -> Result<Engine> {
-    let quiet: engine::Notice = Arc::new(|_: &str| {});
+    let quiet: engine::NoticeCallback = Arc::new(|_: &str| {});
     Ok(Engine::load(Arc::clone(model), vec![cpu], settings, None, quiet, &|_, _| {})?)
 }
 
@@ -330,17 +380,23 @@ fn uses_devices(forecast: &Forecast) -> bool {
     placement.layers.iter().map(|layer| layer.home).chain(ends).any(|home| home != CPU)
 }
 
-/// Sends notices that say which neurons are skipped, or why none are.
-fn report_sparsity(model: &Model, options: &EngineOptions, observer: &dyn Observer) {
-    let tell = |notice: SparsityNotice| observer.notice(&Notice::Sparsity(notice));
-    let activation = match (model.activation, model.ffn_kind) {
+/// The name of the activation of the model's feed-forward blocks.
+#[must_use]
+pub fn activation_name(model: &Model) -> &'static str {
+    match (model.activation, model.ffn_kind) {
         (Activation::Relu, FfnKind::GatedBoth) => "dReLU",
         (Activation::Relu, FfnKind::Gated | FfnKind::Plain) => "ReLU",
         (Activation::Relu2, _) => "squared ReLU",
         (Activation::Silu, _) => "SiLU",
         (Activation::Gelu | Activation::GeluErf, _) => "GELU",
         (Activation::SwigluOai { .. }, _) => "SwiGLU",
-    };
+    }
+}
+
+/// Sends notices that say which neurons are skipped, or why none are.
+fn report_sparsity(model: &Model, options: &EngineOptions, observer: &dyn Observer) {
+    let tell = |notice: SparsityNotice| observer.notice(&Notice::Sparsity(notice));
+    let activation = activation_name(model);
     if model.blocks().next().is_none() {
         return tell(SparsityNotice::NoNeurons);
     }
@@ -390,7 +446,7 @@ mod tests {
         let runtime = Runtime::cpu(Options::default(), Arc::new(SilentObserver));
         let model = runtime.open(None).unwrap().model;
         let n = runtime.fixed_context(None, &model);
-        assert_eq!(n, model.hyper.n_ctx_train.min(DEFAULT_CONTEXT));
+        assert_eq!(n, model.hyper.n_ctx_train.min(MAX_DEFAULT_CONTEXT));
         let three = ContextSize::Tokens(NonZeroU32::new(3).unwrap());
         assert_eq!(runtime.fixed_context(Some(three), &model), 3);
     }

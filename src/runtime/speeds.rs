@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use engine::DenseFrom;
+use hal::format::Format;
 use hal::{Backend, Bytes, Device, DeviceId};
 use learn::learned::lock;
 use measure::bench::{Shape, dense_from, round_to_two_digits, speed};
@@ -15,6 +16,11 @@ use crate::notice::{Notice, Observer};
 
 /// Name of the file. The number changes when the meaning of a value changes.
 const FILE: &str = "speeds-4.json";
+
+/// The shape of the weights that [`measure_speed`] measures with.
+const USUAL: Shape = Shape::of_7b_model(Format::Q4_0);
+/// A model of this size does not fit into the caches of processors.
+const MIN_LARGE: Bytes = Bytes(256 << 20);
 
 /// Measured speeds by device and by the shape of the weights.
 #[derive(Debug)]
@@ -44,12 +50,7 @@ impl Speeds {
         shape: &Shape,
         most: Bytes,
     ) -> hal::Result<Speed> {
-        let info = backend.info();
-        let Shape { format, n_embd, n_ff, size, listed, skips } = shape;
-        let listed = if *listed { ", listed" } else { "" };
-        let dense = if *skips { "" } else { ", all used" };
-        let weights = format!("{format} {n_embd}x{n_ff} of {size}{listed}{dense}");
-        let key = format!("{} | {} | {threads} | {weights}", info.name, info.description);
+        let key = key(backend, threads, shape);
         if let Some(kept) = self.known.get(&key).filter(|_| !self.remeasure).and_then(read) {
             return Ok(kept);
         }
@@ -68,7 +69,21 @@ impl Speeds {
         Ok(Speed { dense, sparse, hand_off, op, refill, prompt, upload })
     }
 
-    /// Measured or cached crossovers for the CPU with `threads` threads and weights of `shape`.
+    /// The cached speed of a device; `None` if it was never measured. A model that no cache of a
+    /// processor can hold has about the speed that [`measure_speed`] measures with another shape.
+    pub(crate) fn known(
+        &self,
+        backend: &Arc<dyn Backend>,
+        threads: usize,
+        shape: &Shape,
+    ) -> Option<Speed> {
+        let of_shape = |shape: &Shape| read(self.known.get(&key(backend, threads, shape))?);
+        let usual = || of_shape(&USUAL).filter(|_| shape.size >= MIN_LARGE);
+        of_shape(shape).or_else(usual)
+    }
+
+    /// The measured or cached [`DenseFrom`] of the CPU with `threads` threads and weights of
+    /// `shape`.
     pub(crate) fn dense_from(
         &mut self,
         backend: &Arc<dyn Backend>,
@@ -91,7 +106,7 @@ impl Speeds {
         Ok(DenseFrom(shares.map(|share| share as f32)))
     }
 
-    /// Saves new values. If saving fails, the next start measures them again.
+    /// Saves new values. If that fails, sends a notice, and the next start measures them again.
     pub(crate) fn save(&self, observer: &dyn Observer) {
         let Some(path) = self.path.as_ref().filter(|_| !self.measured.is_empty()) else { return };
         let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
@@ -112,13 +127,40 @@ impl Speeds {
     }
 }
 
+/// Where the speed of a device with weights of `shape` is cached.
+fn key(backend: &Arc<dyn Backend>, threads: usize, shape: &Shape) -> String {
+    let info = backend.info();
+    let Shape { format, n_embd, n_ff, size, listed, skips } = shape;
+    let listed = if *listed { ", listed" } else { "" };
+    let dense = if *skips { "" } else { ", all used" };
+    let weights = format!("{format} {n_embd}x{n_ff} of {size}{listed}{dense}");
+    format!("{} | {} | {threads} | {weights}", info.name, info.description)
+}
+
+/// Measures the speed of a device with the weights of a model of seven billion weights in Q4_0, and
+/// caches it in `folder`. `threads` is 0 for a device without threads.
+///
+/// # Errors
+/// Errors of the device.
+pub fn measure_speed(
+    backend: &Arc<dyn Backend>,
+    threads: usize,
+    folder: Option<&Path>,
+    observer: &dyn Observer,
+) -> hal::Result<Speed> {
+    let mut speeds = Speeds::open(folder, true);
+    let speed = speeds.speed(backend, threads, &USUAL, Bytes::MAX)?;
+    speeds.save(observer);
+    Ok(speed)
+}
+
 /// The values in the file; empty if the file cannot be read.
 fn saved_values(path: &Path) -> Map<String, Value> {
     let text = std::fs::read_to_string(path).ok();
     text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
 }
 
-/// Parses cached crossovers; `None` if they are invalid.
+/// Parses a cached [`DenseFrom`]; `None` if it is invalid.
 fn read_shares(value: &Value) -> Option<DenseFrom> {
     let shares = value.get("dense_from")?.as_array()?;
     let shares = shares.iter().map(|share| share.as_f64().filter(|share| *share >= 0.0));
@@ -145,7 +187,6 @@ fn read(value: &Value) -> Option<Speed> {
 mod tests {
     use super::*;
     use crate::notice::SilentObserver;
-    use hal::format::Format;
 
     #[test]
     fn speeds_are_cached_and_invalid_files_are_ignored() {
@@ -161,6 +202,15 @@ mod tests {
         let mut again = Speeds::open(Some(folder.path()), false);
         assert_eq!(again.speed(&backend, 1, &shape, Bytes::MAX).unwrap(), measured);
         assert!(again.measured.is_empty());
+        assert_eq!(again.known(&backend, 1, &shape), Some(measured));
+        assert_eq!(again.known(&backend, 2, &shape), None, "other threads");
+        let mut large = Speeds::open(None, false);
+        large.known = [(key(&backend, 1, &USUAL), again.known.values().next().unwrap().clone())]
+            .into_iter()
+            .collect();
+        assert_eq!(large.known(&backend, 1, &shape), None, "a cache may hold the model");
+        let size = MIN_LARGE;
+        assert_eq!(large.known(&backend, 1, &Shape { size, ..shape }), Some(measured));
         // If two processes measure at the same time, the file keeps the values of both.
         let others = [256, 320].map(|n_embd| Shape { n_embd, ..shape });
         let mut both = [(); 2].map(|()| Speeds::open(Some(folder.path()), false));

@@ -8,14 +8,14 @@ use hal::KV_BLOCK;
 
 use crate::choice::Choice;
 use crate::options::Notice;
-use crate::prefix::common;
+use crate::prefix::common_prefix_len;
 use crate::request::Event;
 use crate::worker::{Running, Worker};
 
 /// Expected number of generated tokens of a generation without a limit.
-const EXPECTED: usize = 64;
+const EXPECTED_TOKENS: usize = 64;
 /// Minimum number of tokens that a file of the disk cache must save to be read.
-const WORTH_READING: usize = KV_BLOCK;
+const MIN_DISK_TOKENS: usize = KV_BLOCK;
 
 /// The sequence whose cached tokens a new sequence reuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,18 +69,18 @@ impl<'t> Worker<'t> {
             if self.engine.is_recurrent() { self.options.checkpoint_every.max(1) } else { 1 };
         let soon = soon.map(|running| {
             let prompt = &running.choice.tokens[..running.choice.n_prefill];
-            let n = common(prompt, &choice.tokens[..choice.tokens.len() - 1]);
+            let n = common_prefix_len(prompt, &choice.tokens[..choice.tokens.len() - 1]);
             if n == prompt.len() { n } else { n / every * every }
         });
         let longer = |soon: usize| soon > n && soon >= KV_BLOCK;
-        if choice.reuses && soon.max().is_some_and(longer) {
+        if choice.reuses_cache && soon.max().is_some_and(longer) {
             return Err(Refusal::Skip);
         }
         if self.fits(choice, source, n) { Ok((source, n)) } else { Err(Refusal::Full) }
     }
 
-    /// The sequence with the most tokens that `choice` can reuse. The last token of the prompt is
-    /// never reused, because its logits are needed to sample the next token.
+    /// The sequence with the most tokens that `choice` can reuse, and their number. The last token
+    /// is never reused, because its logits are needed to sample the next token.
     fn source(&self, choice: &Choice<'_>) -> (Source, usize) {
         let mut best = (Source::None, 0);
         if choice.writer.wants_prompt_logprobs() {
@@ -88,13 +88,13 @@ impl<'t> Worker<'t> {
         }
         let tokens = &choice.tokens[..choice.tokens.len() - 1];
         let reusable = |sequence: &Sequence| {
-            let n = common(sequence.tokens(), tokens);
+            let n = common_prefix_len(sequence.tokens(), tokens);
             self.engine.n_reusable(sequence, n)
         };
-        let idle = self.idle.iter().enumerate().filter(|_| choice.reuses);
+        let idle = self.idle.iter().enumerate().filter(|_| choice.reuses_cache);
         let idle = idle.map(|(i, entry)| (Source::Idle(i), reusable(&entry.sequence)));
         // Choices of one request always share its prompt.
-        let may = |number: u64| choice.reuses || number == choice.number;
+        let may = |number: u64| choice.reuses_cache || number == choice.number;
         let running = self.running.iter().enumerate().filter(|(_, r)| may(r.choice.number));
         let running = running.map(|(i, r)| (Source::Running(i), reusable(&r.sequence)));
         for (source, n) in idle.chain(running) {
@@ -129,11 +129,11 @@ impl<'t> Worker<'t> {
         n_held + growth.sum::<usize>() + own <= self.engine.n_blocks()
     }
 
-    /// The length for which blocks are reserved for a generation: the tokens so far, plus the
-    /// tokens that it may still generate, up to its share of the context.
+    /// The length for which blocks are reserved for a generation: its tokens so far, plus
+    /// [`EXPECTED_TOKENS`] or, if it has a limit, the tokens left, up to its share of the context.
     fn expected(&self, choice: &Choice<'_>) -> usize {
-        let share = (self.engine.n_ctx() / self.n_parallel).max(EXPECTED);
-        let more = choice.n_left().map_or(EXPECTED, |left| left.min(share));
+        let share = (self.engine.n_ctx() / self.n_parallel).max(EXPECTED_TOKENS);
+        let more = choice.n_left().map_or(EXPECTED_TOKENS, |left| left.min(share));
         (choice.tokens.len() + more).min(self.engine.max_tokens())
     }
 
@@ -183,7 +183,7 @@ impl<'t> Worker<'t> {
             return (sequence, true);
         }
         let sequence = match source {
-            Source::None => return (self.engine.open(), false),
+            Source::None => return (self.engine.new_sequence(), false),
             Source::Idle(index) if self.idle.get(index).sequence.tokens().len() == n => {
                 return (self.idle.take(index).sequence, false);
             }
@@ -200,17 +200,17 @@ impl<'t> Worker<'t> {
         (sequence, false)
     }
 
-    /// A sequence from the disk cache, if it saves [`WORTH_READING`] more tokens than the `n` in
+    /// A sequence from the disk cache, if it saves [`MIN_DISK_TOKENS`] more tokens than the `n` in
     /// memory.
     fn restored(&mut self, choice: &Choice<'_>, n: usize) -> Option<Sequence> {
-        if !choice.reuses || choice.writer.wants_prompt_logprobs() {
+        if !choice.reuses_cache || choice.writer.wants_prompt_logprobs() {
             return None;
         }
         let tokens = &choice.tokens[..choice.tokens.len() - 1];
         let recurrent = self.engine.is_recurrent();
         loop {
             let (file, n_file) = self.disk.as_ref()?.best(tokens, recurrent)?;
-            if n_file < n + WORTH_READING {
+            if n_file < n + MIN_DISK_TOKENS {
                 return None;
             }
             let n_blocks = self.disk.as_ref()?.n_tokens(file).div_ceil(KV_BLOCK);
@@ -226,7 +226,7 @@ impl<'t> Worker<'t> {
                 .and_then(|bytes| self.engine.restore(&bytes).map_err(|error| error.to_string()));
             match restored {
                 Ok(mut sequence) => {
-                    let n = common(sequence.tokens(), tokens);
+                    let n = common_prefix_len(sequence.tokens(), tokens);
                     let n = self.engine.truncate(&mut sequence, n);
                     self.engine.truncate(&mut sequence, n);
                     self.counters.n_restored += 1;
@@ -235,7 +235,7 @@ impl<'t> Worker<'t> {
                 Err(reason) => {
                     // Use the path, because the index may have changed if another file could not be
                     // written.
-                    disk.forget(&path);
+                    disk.delete(&path);
                     (self.options.observer)(&Notice::FileDeleted { file: path, reason });
                 }
             }

@@ -154,11 +154,11 @@ impl Worker<'_> {
                 None => writer.take_logits(logits),
             }
         };
-        let go_on = AtomicBool::new(false);
+        let interrupt = AtomicBool::new(false);
         if self.watch.step {
-            self.engine.step_watched(&mut feeds, &go_on, each)
+            self.engine.step_watched(&mut feeds, &interrupt, each)
         } else {
-            self.engine.step(&mut feeds, &go_on, each)
+            self.engine.step(&mut feeds, &interrupt, each)
         }
     }
 
@@ -175,7 +175,7 @@ impl Worker<'_> {
             match self.running[index].choice.writer.outcome.take() {
                 None => index += 1,
                 Some(Outcome::Failed(error)) => self.fail(index, error),
-                Some(Outcome::EndReason(end)) => {
+                Some(Outcome::Ended(end)) => {
                     let running = self.running.remove(index);
                     self.finish(running, end);
                 }
@@ -233,9 +233,9 @@ impl Worker<'_> {
             self.waiting.splice(at..at, siblings);
         }
         let free = self.engine.n_free_checkpoints() > 0;
-        if prefills && (n_fed == n_prefill || crosses && free) && choice.reuses {
-            let placeholder = self.engine.open();
-            let mut sequence = std::mem::replace(&mut self.running[index].sequence, placeholder);
+        if prefills && (n_fed == n_prefill || crosses && free) && choice.reuses_cache {
+            let empty = self.engine.new_sequence();
+            let mut sequence = std::mem::replace(&mut self.running[index].sequence, empty);
             self.checkpoint(&mut sequence);
             self.running[index].sequence = sequence;
         }

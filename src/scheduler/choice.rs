@@ -17,12 +17,11 @@ pub(crate) enum Outcome {
     /// The next token.
     Sampled(u32),
     /// The text is complete.
-    EndReason(End),
+    Ended(End),
     /// An error of the sampler, the constraint or the tokenizer.
     Failed(Error),
 }
 
-/// How a text ended.
 #[derive(Clone, Debug)]
 pub(crate) struct End {
     pub(crate) ended: EndReason,
@@ -49,7 +48,7 @@ pub(crate) struct Writer<'t> {
     n_logprobs: Option<usize>,
     post_sampling: bool,
     max_time: Option<Duration>,
-    /// For the prompt tokens computed so far; `None` if not requested.
+    /// Of the prompt tokens computed so far; `None` if not requested or already sent.
     prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
     caller: Arc<Caller>,
     choice: usize,
@@ -92,7 +91,7 @@ impl Writer<'_> {
     fn sample(&mut self, logits: &[f32]) -> Result<Outcome, Error> {
         let is_full = |n: usize| self.settings.n_predict.is_some_and(|most| n >= most);
         if is_full(self.n_generated) {
-            return Ok(Outcome::EndReason(EndReason::Length.into()));
+            return Ok(Outcome::Ended(EndReason::Length.into()));
         }
         let allowed =
             self.constraint.as_mut().map(|constraint| constraint.allowed()).transpose()?;
@@ -103,10 +102,10 @@ impl Writer<'_> {
         }
         self.n_generated += 1;
         let first = *self.first.get_or_insert_with(Instant::now);
-        let ends = self.tokenizer.is_eog(token) || self.settings.ends.contains(&token);
+        let ends = self.tokenizer.is_eog(token) || self.settings.end_tokens.contains(&token);
         if self.settings.end_of_text && ends {
             let end = End { ended: EndReason::EndOfText, stopped_by: None, token: Some(token) };
-            return Ok(Outcome::EndReason(end));
+            return Ok(Outcome::Ended(end));
         }
         let full = is_full(self.n_generated);
         let pushed = self.stops.push(self.detokenizer.push(token)?);
@@ -128,18 +127,18 @@ impl Writer<'_> {
         Ok(match pushed.stopped_by {
             Some(stop) => {
                 let end = End { ended: EndReason::Stop, stopped_by: Some(stop), token: None };
-                Outcome::EndReason(end)
+                Outcome::Ended(end)
             }
-            None if complete => Outcome::EndReason(EndReason::Complete.into()),
-            None if full => Outcome::EndReason(EndReason::Length.into()),
-            None if ends_line => Outcome::EndReason(EndReason::TimeLimit.into()),
+            None if complete => Outcome::Ended(EndReason::Complete.into()),
+            None if full => Outcome::Ended(EndReason::Length.into()),
+            None if ends_line => Outcome::Ended(EndReason::TimeLimit.into()),
             None => Outcome::Sampled(token),
         })
     }
 
-    /// The text that is still held back at the end of the generation, and the stop string that it
-    /// contains, if any.
-    fn rest(&mut self) -> (String, Option<String>) {
+    /// The text still held back at the end of the generation, up to the first stop string in it,
+    /// and that stop string.
+    fn held_back(&mut self) -> (String, Option<String>) {
         let pushed = self.stops.push(&self.detokenizer.finish());
         match pushed.stopped_by {
             Some(stop) => (pushed.text, Some(stop)),
@@ -170,9 +169,9 @@ pub(crate) struct Choice<'t> {
     /// The prompt and the generated tokens.
     pub(crate) tokens: Vec<u32>,
     pub(crate) n_prompt: usize,
-    /// Number of tokens that are prefilled in whole chunks: the prompt without its last token.
-    /// Later tokens are always computed as in decode, even when they are computed again after a
-    /// pause.
+    /// Number of tokens that are prefilled in chunks: the prompt (after a context shift, all
+    /// tokens) without its last token. Later tokens are always computed as in decode, even when
+    /// they are recomputed after a pause.
     pub(crate) n_prefill: usize,
     /// Tokens that were computed at least once.
     pub(crate) n_computed: usize,
@@ -181,7 +180,7 @@ pub(crate) struct Choice<'t> {
     pub(crate) siblings: Vec<Sibling>,
     pub(crate) writer: Writer<'t>,
     /// Whether the choice reuses cached tokens and leaves its own in the cache.
-    pub(crate) reuses: bool,
+    pub(crate) reuses_cache: bool,
     pub(crate) slot: Option<usize>,
     pub(crate) deadline: Option<Instant>,
     submitted: Instant,
@@ -231,7 +230,7 @@ impl<'t> Choice<'t> {
                 first: None,
                 outcome: None,
             },
-            reuses: reuses && job.cache_prompt,
+            reuses_cache: reuses && job.cache_prompt,
             slot: job.slot,
             deadline: job.deadline,
             submitted: job.submitted,
@@ -272,7 +271,7 @@ impl<'t> Choice<'t> {
                 first: None,
                 outcome: None,
             },
-            reuses: self.reuses,
+            reuses_cache: self.reuses_cache,
             slot: None,
             deadline: self.deadline,
             submitted: self.submitted,
@@ -339,7 +338,7 @@ impl<'t> Choice<'t> {
     pub(crate) fn finish(mut self, end: End) {
         let mut end = end;
         if end.ended != EndReason::Stop {
-            let (text, stopped_by) = self.writer.rest();
+            let (text, stopped_by) = self.writer.held_back();
             if let Some(stop) = stopped_by {
                 end = End { ended: EndReason::Stop, stopped_by: Some(stop), token: None };
             }
@@ -392,5 +391,5 @@ impl<'t> Choice<'t> {
 
 fn detokenizer<'t>(tokenizer: &'t Tokenizer, settings: &Settings) -> Detokenizer<'t> {
     let detokenizer = Detokenizer::new(tokenizer, Start::Continuation, settings.special);
-    detokenizer.writing(settings.written.clone())
+    detokenizer.with_written_tokens(settings.written_tokens.clone())
 }

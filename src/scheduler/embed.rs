@@ -9,7 +9,7 @@ use engine::Sequence;
 use crate::request::Error;
 use crate::worker::Worker;
 
-/// How the hidden states of a text's tokens become one vector.
+/// How the hidden states of a text's tokens become an embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// The mean over all tokens.
@@ -20,14 +20,13 @@ pub enum Pooling {
     Last,
     /// The outputs of the model's ranking head instead of a hidden state; the first is the score.
     Rank,
-    /// None: the states of all tokens, one after the other.
+    /// No pooling: the states of all tokens, one after the other.
     None,
 }
 
 /// Receives an embedding on the scheduler's thread; it must not block.
 pub type EmbeddingSink = Box<dyn FnOnce(Result<Vec<f32>, Error>) + Send>;
 
-/// A text to embed.
 pub(crate) struct EmbedJob {
     pub(crate) tokens: Vec<u32>,
     pub(crate) pooling: Pooling,
@@ -48,7 +47,8 @@ pub(crate) struct Embedding {
     pub(crate) jobs: VecDeque<EmbedJob>,
     /// The sequence of the first job; `None` if it has not begun.
     sequence: Option<Sequence>,
-    /// Sum of the hidden states of the first job so far; for `First` and `Last`, the single state.
+    /// The hidden states of the first job so far, by its pooling: their sum, the selected state, or
+    /// all states.
     pooled: Vec<f64>,
 }
 
@@ -63,7 +63,6 @@ impl Embedding {
         self.sequence.take().is_some()
     }
 
-    /// Fails all queued texts with this error.
     pub(crate) fn fail(&mut self, error: &Error) {
         self.sequence = None;
         for job in self.jobs.drain(..) {
@@ -82,10 +81,10 @@ impl Worker<'_> {
         let head = self.engine.model().rank.as_ref().filter(|_| wanted == Pooling::Rank);
         let is_mean = head.map_or(wanted == Pooling::Mean, |head| head.is_mean());
         let sequence = self.embedding.sequence.take();
-        let mut sequence = sequence.unwrap_or_else(|| self.engine.open());
+        let mut sequence = sequence.unwrap_or_else(|| self.engine.new_sequence());
         // If the cache of the sequence was lost with a device, start again.
         if self.engine.n_cached(&sequence) < sequence.tokens().len() {
-            sequence = self.engine.open();
+            sequence = self.engine.new_sequence();
         }
         let start = sequence.tokens().len();
         let end = n.min(start + self.piece);
@@ -108,9 +107,10 @@ impl Worker<'_> {
                 pooled.iter_mut().zip(state).for_each(|(sum, value)| *sum += f64::from(*value));
             }
         };
-        let go_on = AtomicBool::new(false);
+        let interrupt = AtomicBool::new(false);
         let since = Instant::now();
-        let computed = self.engine.hidden_states(&mut sequence, &tokens[start..end], &go_on, each);
+        let computed =
+            self.engine.hidden_states(&mut sequence, &tokens[start..end], &interrupt, each);
         let counters = &mut self.counters;
         counters.prompt_tokens += (end - start) as u64;
         counters.prompt_time += since.elapsed();
@@ -136,7 +136,7 @@ impl Worker<'_> {
             is_finite.then_some(vector).ok_or(engine::Error::NotANumber { token: n - 1 })
         });
         let result = result.map_err(|error| Error::Engine(error.into()));
-        // Publish first, so that a caller with the result reads an updated status.
+        // Publish first, so that a caller that has the result reads an updated status.
         self.publish();
         if let Some(job) = self.embedding.jobs.pop_front() {
             (job.sink)(result);

@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use engine::Engine;
-use runtime::{Model, SamplerConfig};
+use runtime::Model;
 use text::sample::Sampler;
 use text::tokenizer::Tokenizer;
 
@@ -155,7 +155,7 @@ impl Scheduler {
     pub fn submit_to(&self, request: Request, sink: Sink) -> Result<Ticket, SubmitError> {
         let limits = &self.shared.limits;
         check(&request, limits)?;
-        let samplers = samplers(&request, limits.n_vocab)?;
+        let samplers = samplers(&request, &self.shared.tokenizer)?;
         let cancelled = Arc::new(AtomicBool::new(false));
         let caller = Arc::new(Caller::new(sink, Arc::clone(&cancelled)));
         let mut inbox = self.shared.inbox();
@@ -353,19 +353,13 @@ fn check(request: &Request, limits: &Limits) -> Result<(), SubmitError> {
     }
 }
 
-/// One sampler per choice, each with the prompt in its history.
-fn samplers(request: &Request, n_vocab: usize) -> Result<Vec<Sampler>, SubmitError> {
-    let mut all = Vec::with_capacity(request.n_choices);
-    let mut seed = request.sampler.seed;
-    for i in 0..request.n_choices as u32 {
-        let seed_of_choice = seed.map(|seed| seed.wrapping_add(i));
-        let config = SamplerConfig { seed: seed_of_choice, ..request.sampler.clone() };
-        let mut sampler = Sampler::new(&config, n_vocab)?;
-        request.prompt.iter().for_each(|&token| sampler.accept(token));
-        seed = seed.or(Some(sampler.seed()));
-        all.push(sampler);
-    }
-    Ok(all)
+/// One sampler per choice, each with the prompt in its history and the seed of the first plus its
+/// index.
+fn samplers(request: &Request, tokenizer: &Tokenizer) -> Result<Vec<Sampler>, SubmitError> {
+    let mut first = Sampler::new(&request.sampler, tokenizer)?;
+    request.prompt.iter().for_each(|&token| first.accept(token));
+    let seeds = (0..request.n_choices as u32).map(|i| first.seed().wrapping_add(i));
+    Ok(seeds.map(|seed| first.with_seed(seed)).collect())
 }
 
 /// While a watcher exists, decode steps record which neurons fire. Dropping the last watcher stops

@@ -5,7 +5,7 @@ use text::sample::Sampler;
 use crate::request::TokenLogprobs;
 
 /// Log-probability of `token` and of the `n` most likely tokens: the log-softmax of `logits`.
-/// `-inf` for a token outside of the row.
+/// `-inf` for a token beyond the end of `logits`.
 pub(crate) fn logprobs(logits: &[f32], token: u32, n: usize) -> TokenLogprobs {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|logit| f64::from((logit - max).exp())).sum();
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probabilities_add_up_and_are_sorted() {
+    fn probabilities_sum_to_1_and_are_sorted() {
         let logits = [1.0, 3.0, -2.0, 3.0, 0.5];
         let all = logprobs(&logits, 2, 9);
         let sum: f32 = all.top.iter().map(|(_, log)| log.exp()).sum();

@@ -3,7 +3,7 @@
 use engine::{Engine, Sequence};
 
 use crate::options::Notice;
-use crate::prefix::common;
+use crate::prefix::common_prefix_len;
 use crate::spill::DiskCache;
 use crate::worker::Worker;
 
@@ -11,7 +11,7 @@ use crate::worker::Worker;
 fn replaces(engine: &Engine, new: &Sequence, old: &Sequence) -> bool {
     let n = old.tokens().len();
     n <= new.tokens().len()
-        && common(new.tokens(), old.tokens()) == n
+        && common_prefix_len(new.tokens(), old.tokens()) == n
         && engine.n_reusable(new, n) >= engine.n_reusable(old, n)
 }
 
@@ -108,9 +108,9 @@ impl Worker<'_> {
         loop {
             let missing = |worker: &Worker<'_>| -> usize {
                 let planned = worker.running.iter().filter(|running| running.n_take() > 0);
-                let of = planned
+                let counts = planned
                     .map(|running| worker.engine.n_missing_blocks(&running.sequence, running.end));
-                of.sum()
+                counts.sum()
             };
             while missing(self) > self.engine.n_free_blocks() && self.evict() {}
             if missing(self) <= self.engine.n_free_blocks() {
@@ -134,7 +134,7 @@ impl Worker<'_> {
         self.counters.n_paused += 1;
         running.choice.n_paused += 1;
         self.slots[running.slot].1 = self.n_steps;
-        if running.choice.reuses {
+        if running.choice.reuses_cache {
             self.spill(&running.sequence);
         }
         running.choice.writer.restart();

@@ -11,7 +11,7 @@ pub type Observer = Arc<dyn Fn(&Notice) + Send + Sync>;
 /// Options of a scheduler.
 ///
 /// All sequences, running and idle, share the engine's context of `n_ctx` tokens. Each one may use
-/// up to `n_ctx` tokens, but no more than the model has learned positions.
+/// up to `n_ctx` tokens, or the model's number of learned positions if that is smaller.
 #[derive(Clone)]
 pub struct SchedulerOptions {
     /// Maximum number of generations that run at once; others wait. `None` for the engine's

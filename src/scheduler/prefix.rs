@@ -5,7 +5,6 @@ use engine::Sequence;
 /// Maximum number of idle sequences: each reserves host memory for the tokens of a whole context.
 const MAX_IDLE: usize = 64;
 
-/// An idle sequence in the KV cache.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) sequence: Sequence,
@@ -21,7 +20,7 @@ pub(crate) struct IdleSequences {
 }
 
 /// Length of the longest common prefix.
-pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
+pub(crate) fn common_prefix_len(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
@@ -83,7 +82,6 @@ impl IdleSequences {
         self.entries.iter().find(|entry| entry.slot == Some(slot)).map(|entry| &entry.sequence)
     }
 
-    /// Removes and returns the sequence of a slot.
     pub(crate) fn take_of_slot(&mut self, slot: usize) -> Option<Sequence> {
         let index = self.entries.iter().position(|entry| entry.slot == Some(slot))?;
         Some(self.take(index).sequence)

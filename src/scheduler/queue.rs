@@ -75,7 +75,6 @@ pub(crate) struct Command {
     pub(crate) reply: mpsc::Sender<Result<SlotFile, SlotError>>,
 }
 
-/// An action on a slot.
 #[derive(Debug)]
 pub(crate) enum SlotAction {
     /// Save the slot's sequence to this file.
@@ -109,7 +108,6 @@ pub(crate) struct Inbox {
     pub(crate) failed: bool,
 }
 
-/// Limits that requests are checked against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) n_parallel: usize,
@@ -121,7 +119,6 @@ pub(crate) struct Limits {
     pub(crate) ranks: bool,
 }
 
-/// State shared by the handles and the thread.
 #[derive(Debug)]
 pub(crate) struct Shared {
     inbox: Mutex<Inbox>,
@@ -165,8 +162,8 @@ impl Shared {
     }
 
     pub(crate) fn wake(&self) {
-        // Notify under the lock, because the thread would miss a notification between its check and
-        // its wait.
+        // Notify under the lock; otherwise the thread could miss a notification between its check
+        // and its wait.
         let _inbox = self.inbox();
         self.wake.notify_all();
     }

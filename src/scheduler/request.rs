@@ -25,7 +25,7 @@ pub struct Request {
     /// Report the log-probabilities of the prompt's tokens ([`Event::PromptLogprobs`]). All of the
     /// prompt is then computed.
     pub prompt_logprobs: bool,
-    /// Restrict the output: empty, or one constraint per choice.
+    /// Constraints on the output: none, or one per choice.
     pub constraints: Vec<Box<dyn Constraint>>,
     /// Reuse cached tokens for the prompt, and keep the sequence in the cache for later prompts.
     pub cache_prompt: bool,
@@ -33,7 +33,7 @@ pub struct Request {
     pub slot: Option<usize>,
     /// Time at which the request ends, even if it is still waiting ([`EndReason::Deadline`]).
     pub deadline: Option<Instant>,
-    /// End at the first line end that is generated later than this after the first token
+    /// Time from the first token after which the next line break ends the generation
     /// ([`EndReason::TimeLimit`]).
     pub max_time: Option<Duration>,
 }
@@ -90,7 +90,9 @@ pub enum SubmitError {
     #[error(transparent)]
     BadSampler(#[from] text::sample::Error),
     /// No choices, more than [`MAX_CHOICES`], or constraints for another number of choices.
-    #[error("{n_choices} choices with {n_constraints} constraints; use 1 to 128 choices")]
+    #[error(
+        "{n_choices} choices with {n_constraints} constraints; use 1 to 128 choices, with no constraint or one for each"
+    )]
     BadChoices {
         /// Requested choices.
         n_choices: usize,
@@ -148,7 +150,7 @@ pub enum Event {
     PromptLogprobs(Vec<Option<TokenLogprobs>>),
     /// A generated token, or text that was held back until the end.
     Token(TokenEvent),
-    /// The end.
+    /// The generation ended.
     Finished(Report),
     /// An error ended the generation.
     Failed(Error),

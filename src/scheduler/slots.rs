@@ -95,7 +95,11 @@ fn path_of(folder: Option<&Path>, name: &str) -> Result<PathBuf, SlotError> {
 
 impl Worker<'_> {
     /// Performs an action on a slot, which must be idle.
-    pub(crate) fn act(&mut self, slot: usize, action: SlotAction) -> Result<SlotFile, SlotError> {
+    pub(crate) fn run_slot_action(
+        &mut self,
+        slot: usize,
+        action: SlotAction,
+    ) -> Result<SlotFile, SlotError> {
         let since = Instant::now();
         if self.running.iter().any(|running| running.slot == slot) {
             return Err(SlotError::Busy { slot });

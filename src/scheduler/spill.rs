@@ -15,7 +15,7 @@ use hal::Bytes;
 
 use crate::files;
 use crate::options::{Notice, Observer};
-use crate::prefix::common;
+use crate::prefix::common_prefix_len;
 use crate::writer::{FileWriter, Written};
 
 const PREFIX: &str = "sequence-";
@@ -91,7 +91,7 @@ impl DiskCache {
     pub(crate) fn best(&self, tokens: &[u32], recurrent: bool) -> Option<(usize, usize)> {
         let files = self.files.iter().enumerate();
         let usable = files.map(|(index, file)| {
-            let n = common(&file.tokens, tokens);
+            let n = common_prefix_len(&file.tokens, tokens);
             (index, if recurrent && n < file.tokens.len() { 0 } else { n })
         });
         usable.filter(|(_, n)| *n > 0).max_by_key(|(_, n)| *n)
@@ -199,12 +199,12 @@ impl DiskCache {
         let path = self.files[file].path.clone();
         // An error means that the file was not written.
         drop(self.wait_for(&path));
-        self.forget(&path);
+        self.delete(&path);
         path
     }
 
     /// Removes a file from the list, and deletes it.
-    pub(crate) fn forget(&mut self, path: &Path) {
+    pub(crate) fn delete(&mut self, path: &Path) {
         self.files.retain(|file| file.path != path);
         // Another process may have deleted it.
         drop(fs::remove_file(path));

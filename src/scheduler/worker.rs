@@ -270,7 +270,7 @@ impl<'t> Worker<'t> {
     fn run_command(&mut self, command: Command) {
         let Command { slot, action, reply } = command;
         // The caller may have given up.
-        drop(reply.send(self.act(slot, action)));
+        drop(reply.send(self.run_slot_action(slot, action)));
     }
 
     /// Updates the queue's counts after a request left it. If it `starts`, it takes a slot.
@@ -344,7 +344,7 @@ impl<'t> Worker<'t> {
         let Running { slot, sequence, choice, .. } = running;
         self.counters.n_finished += 1;
         self.slots[slot].1 = self.n_steps;
-        if choice.reuses {
+        if choice.reuses_cache {
             self.keep(sequence, Some(slot));
         }
         // Update the status first, so that a caller who receives the end also sees it there.

@@ -22,8 +22,8 @@ impl Keys {
         self.0.is_empty()
     }
 
-    /// Whether a request with these headers may be served. The time of the comparison depends only
-    /// on the length of the given key.
+    /// Whether a request with these headers may be served. The time of the comparison depends on
+    /// the lengths of the keys, not on their characters.
     pub(crate) fn admit(&self, headers: &HeaderMap) -> bool {
         if self.0.is_empty() {
             return true;

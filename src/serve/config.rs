@@ -100,17 +100,17 @@ pub enum Cors {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum size of a request body, in bytes.
-    pub body: usize,
+    pub max_body: usize,
     /// Time limit for receiving the body, and for completing the response.
-    pub time: Duration,
+    pub timeout: Duration,
     /// Maximum number of tokens of one answer; `None`: limited only by the context.
     pub n_predict: Option<usize>,
     /// Maximum number of choices of one request.
     pub n_choices: usize,
     /// Maximum number of open connections.
-    pub connections: usize,
+    pub max_connections: usize,
     /// Time that open requests get to finish when the server stops.
-    pub grace: Duration,
+    pub grace_period: Duration,
     /// Time without an event after which a stream sends a comment, so that proxies keep the
     /// connection open.
     pub keep_alive: Duration,
@@ -119,12 +119,12 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
-            body: 16 << 20,
-            time: Duration::from_secs(600),
+            max_body: 16 << 20,
+            timeout: Duration::from_secs(600),
             n_predict: None,
             n_choices: 128,
-            connections: 512,
-            grace: Duration::from_secs(10),
+            max_connections: 512,
+            grace_period: Duration::from_secs(10),
             keep_alive: Duration::from_secs(15),
         }
     }

@@ -227,9 +227,9 @@ mod tests {
 
     #[test]
     fn neutral_values_pass() {
-        let mut fields = fields(r#"{"lora": [], "mirostat": 0, "n_indent": 4}"#);
+        let mut fields = fields(r#"{"lora": [], "store": 0, "n_indent": 4}"#);
         assert!(fields.refuse("lora", "no adapters", is_empty).is_ok());
-        assert!(fields.refuse("mirostat", "no such sampler", is_empty).is_ok());
+        assert!(fields.refuse("store", "not stored", is_empty).is_ok());
         let refused = fields.refuse("n_indent", "not built", is_empty).unwrap_err();
         assert_eq!(refused.param.as_deref(), Some("n_indent"));
     }

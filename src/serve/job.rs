@@ -72,7 +72,6 @@ impl Progress {
     }
 }
 
-/// How a choice ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) ended: EndReason,
@@ -125,7 +124,6 @@ impl Outcome {
     }
 }
 
-/// Token counts and durations of a generation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Timings {
     pub(crate) n_cached: usize,
@@ -158,7 +156,6 @@ impl Timings {
     }
 }
 
-/// The generations of one request.
 pub(crate) struct Job {
     receiver: mpsc::UnboundedReceiver<(usize, Update)>,
     /// Dropping the tickets cancels the generations.
@@ -195,7 +192,7 @@ impl Job {
     ) -> Result<Job> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let now = Instant::now();
-        let limit = app.config.limits.time;
+        let limit = app.config.limits.timeout;
         let mut tickets = Vec::new();
         let mut stats = Vec::new();
         for (index, task) in tasks.into_iter().enumerate() {
@@ -326,9 +323,9 @@ fn request(served: &ServedModel, params: &Params, task: Task, deadline: Instant)
             n_predict: params.n_predict,
             stops,
             end_of_text: !params.ignore_eos,
-            ends: task.end_tokens,
+            end_tokens: task.end_tokens,
             special: served.defaults.special,
-            written: task.written_tokens,
+            written_tokens: task.written_tokens,
             ..Settings::default()
         },
         n_choices: params.n,
@@ -343,7 +340,6 @@ fn request(served: &ServedModel, params: &Params, task: Task, deadline: Instant)
     }
 }
 
-/// The HTTP error for a request that the scheduler refused.
 pub(crate) fn submit_error(error: SubmitError) -> ApiError {
     match error {
         SubmitError::QueueFull { n_queued } => ApiError::queue_full(n_queued),
@@ -364,7 +360,6 @@ pub(crate) fn submit_error(error: SubmitError) -> ApiError {
     }
 }
 
-/// The HTTP error for a generation that failed.
 pub(crate) fn generation_error(error: &scheduler::Error) -> ApiError {
     match error {
         scheduler::Error::ShuttingDown => ApiError::unavailable("the server is shutting down"),

@@ -1,4 +1,4 @@
-//! Reads request bodies, checks their type, size and time, and runs long tasks on other threads.
+//! Reads request bodies within limits on type, size and time; runs long tasks on other threads.
 
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
@@ -13,8 +13,8 @@ use crate::state::App;
 /// The fields of a request's JSON body.
 ///
 /// # Errors
-/// 415 for another type, 413 for a body that is too large, 408 for one that is too slow, 400 for
-/// invalid JSON.
+/// 415 for another content type, 413 for a body that is too large, 408 for a body that is too slow,
+/// 400 for invalid JSON.
 pub(crate) async fn fields(app: &App, request: Request) -> Result<Fields> {
     check_type(request.headers())?;
     let body = body(app, request.into_body()).await?;
@@ -38,23 +38,23 @@ fn check_type(headers: &HeaderMap) -> Result<()> {
 
 async fn body(app: &App, body: Body) -> Result<Bytes> {
     let limits = &app.config.limits;
-    let too_large = || ApiError::too_large(limits.body);
+    let too_large = || ApiError::too_large(limits.max_body);
     let announced = body.size_hint().lower();
-    if announced > limits.body as u64 {
+    if announced > limits.max_body as u64 {
         return Err(too_large());
     }
-    let read = axum::body::to_bytes(body, limits.body);
-    match tokio::time::timeout(limits.time, read).await {
-        Err(_) => Err(ApiError::slow_body(limits.time.as_secs())),
+    let read = axum::body::to_bytes(body, limits.max_body);
+    match tokio::time::timeout(limits.timeout, read).await {
+        Err(_) => Err(ApiError::slow_body(limits.timeout.as_secs())),
         Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(error)) if is_limit(&error) => Err(too_large()),
+        Ok(Err(error)) if is_too_large(&error) => Err(too_large()),
         Ok(Err(_)) => Err(ApiError::invalid("the body of the request is incomplete or malformed")),
     }
 }
 
 /// Whether the body exceeded the size limit. Otherwise the client closed the connection early, or
 /// the chunks of the body are invalid.
-fn is_limit(error: &axum::Error) -> bool {
+fn is_too_large(error: &axum::Error) -> bool {
     let mut source = std::error::Error::source(error);
     while let Some(error) = source {
         if error.is::<LengthLimitError>() {

@@ -46,7 +46,7 @@ impl ChatRequest {
         let continues = fields.bool("continue_final_message")?;
         let begins = fields.bool("add_generation_prompt")?;
         if continues == Some(true) && begins == Some(true) {
-            let problem = "and `add_generation_prompt` exclude each other";
+            let problem = "and `add_generation_prompt` cannot be combined: send one of them";
             return Err(ApiError::field("continue_final_message", problem));
         }
         let documents = fields.list("documents")?.map(Value::Array);

@@ -91,7 +91,7 @@ impl Metrics {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts the end of a request: its response was sent, or the client has disconnected.
+    /// Counts the end of a request: its handler has returned or was cancelled.
     pub(crate) fn end(&self) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
@@ -114,7 +114,7 @@ impl Metrics {
         self.update(|counts| counts.between_tokens.add(time.as_secs_f64()));
     }
 
-    /// The HTTP part of `/metrics`.
+    /// Writes the HTTP part of `/metrics`.
     pub(crate) fn write(&self, out: &mut String) {
         write_header(
             out,
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_add_up() {
+    fn buckets_are_cumulative() {
         let metrics = Metrics::default();
         for millis in [1, 3, 3000, 900_000] {
             metrics.record_request("/x", "GET", 200, Duration::from_millis(millis));

@@ -124,7 +124,8 @@ impl Server {
         Handle { app: Arc::clone(&self.app) }
     }
 
-    /// Answers requests until [`Handle::stop`]. Open requests then get [`Limits::grace`] to finish.
+    /// Answers requests until [`Handle::stop`]. Open requests then get [`Limits::grace_period`] to
+    /// finish.
     ///
     /// # Errors
     /// [`Error::Serve`].
@@ -166,8 +167,8 @@ impl Handle {
         self.app.failed(reason);
     }
 
-    /// Stops the server: it accepts no further connections, and open requests get [`Limits::grace`]
-    /// to finish.
+    /// Stops the server: it accepts no further connections, and open requests get
+    /// [`Limits::grace_period`] to finish.
     pub fn stop(&self) {
         self.app.stop.send_replace(true);
     }

@@ -79,7 +79,7 @@ fn parameter(path: &str) -> Option<&str> {
     rest.split_once('}').map(|(name, _)| name)
 }
 
-/// The required fields of a body. Other fields are allowed; docs/server.md lists them.
+/// The schema of a body: its required fields. Other fields are allowed; docs/server.md lists them.
 fn body(path: &str) -> Value {
     let messages = json!({ "type": "array", "items": { "type": "object" } });
     let prompt = json!({ "type": ["string", "array", "object"] });

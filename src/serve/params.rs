@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use text::sample::{self, SamplerConfig, Stage};
+use text::sample::{self, INTEGERS, NUMBERS, SamplerConfig, Stage};
 use text::tokenizer::Tokenizer;
 
 use crate::config::Limits;
@@ -21,7 +21,10 @@ const MAX_BIASES: usize = 1 << 16;
 /// Maximum number of tokens per position whose log-probabilities are returned.
 pub(crate) const MAX_PROBS: usize = 1000;
 
-const NO_SAMPLER: &str = "this sampler is not implemented; omit the field or turn the sampler off";
+/// Maximum number of entries of `dry_sequence_breakers`: each is searched in the whole vocabulary.
+const MAX_BREAKERS: usize = 64;
+
+const NO_SAMPLER: &str = "llama.cpp has removed this sampler; the text would differ without it";
 
 /// Settings of one request.
 #[derive(Clone, Debug)]
@@ -131,36 +134,16 @@ impl Params {
 
 /// The sampler's settings under llama-server's names, including samplers that are off.
 pub(crate) fn sampler_json(config: &SamplerConfig) -> Map<String, Value> {
-    let window = i64::try_from(config.repeat_last_n).unwrap_or(-1);
     let chain: Vec<&str> = config.chain.iter().map(|stage| stage.name()).collect();
-    object(json!({
+    let mut all = object(json!({
         "seed": config.seed.unwrap_or(u32::MAX),
-        "temperature": config.temp,
-        "dynatemp_range": 0.0,
-        "dynatemp_exponent": 1.0,
-        "top_k": config.top_k,
-        "top_p": config.top_p,
-        "min_p": config.min_p,
-        "top_n_sigma": -1.0,
-        "xtc_probability": 0.0,
-        "xtc_threshold": 0.1,
-        "typical_p": 1.0,
-        "repeat_last_n": window,
-        "repeat_penalty": config.repeat_penalty,
-        "presence_penalty": config.presence_penalty,
-        "frequency_penalty": config.frequency_penalty,
-        "dry_multiplier": 0.0,
-        "dry_base": 1.75,
-        "dry_allowed_length": 2,
-        "dry_penalty_last_n": -1,
-        "mirostat": 0,
-        "mirostat_tau": 5.0,
-        "mirostat_eta": 0.1,
-        "adaptive_target": -1.0,
-        "adaptive_decay": 0.9,
-        "min_keep": config.min_keep,
+        "dry_sequence_breakers": config.dry_sequence_breakers,
         "samplers": chain,
-    }))
+    }));
+    let numbers = NUMBERS.iter().map(|s| (s.name.to_owned(), Value::from((s.get)(config))));
+    let integers = INTEGERS.iter().map(|s| (s.name.to_owned(), Value::from((s.get)(config))));
+    all.extend(numbers.chain(integers));
+    all
 }
 
 fn object(value: Value) -> Map<String, Value> {
@@ -181,28 +164,10 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<()> {
     let number = |value: &Value| value.as_f64();
     let at_least_1 = |value: &Value| number(value).is_some_and(|n| n >= 1.0);
     let at_most_0 = |value: &Value| number(value).is_some_and(|n| n <= 0.0);
-    let below_0 = |value: &Value| number(value).is_some_and(|n| n < 0.0);
-    fields.refuse("typical_p", NO_SAMPLER, at_least_1)?;
     fields.refuse("tfs_z", NO_SAMPLER, at_least_1)?;
-    fields.refuse("top_n_sigma", NO_SAMPLER, at_most_0)?;
-    fields.refuse("xtc_probability", NO_SAMPLER, at_most_0)?;
-    fields.refuse("adaptive_target", NO_SAMPLER, below_0)?;
-    for name in ["dry_multiplier", "mirostat", "dynatemp_range"] {
-        fields.refuse(name, NO_SAMPLER, is_empty)?;
-    }
-    // These parameters only tune unsupported samplers, which are off.
-    fields.ignore(&[
-        "xtc_threshold",
-        "dry_base",
-        "dry_allowed_length",
-        "dry_penalty_last_n",
-        "dry_sequence_breakers",
-        "mirostat_tau",
-        "mirostat_eta",
-        "dynatemp_exponent",
-        "adaptive_decay",
-    ]);
-    fields.refuse("lora", "LoRA adapters are not implemented", is_empty)?;
+    let merged =
+        "adapters are merged when the model is loaded; start the server with --lora-scaled";
+    fields.refuse("lora", merged, is_empty)?;
     fields.refuse("n_indent", "a minimum indentation is not implemented", is_empty)?;
     fields.refuse("n_cache_reuse", "only a prefix of the prompt is reused", is_empty)?;
     fields.refuse("t_max_prompt_ms", "prefill has no time limit", at_most_0)?;
@@ -266,41 +231,53 @@ fn sampler(
     default: &SamplerConfig,
     tokenizer: &Tokenizer,
 ) -> Result<SamplerConfig> {
-    const ANY: [f32; 2] = [f32::MIN, f32::MAX];
     let mut config = default.clone();
-    for (name, slot, range) in [
-        ("temperature", &mut config.temp, ANY),
-        ("top_p", &mut config.top_p, ANY),
-        ("min_p", &mut config.min_p, ANY),
-        ("repeat_penalty", &mut config.repeat_penalty, [f32::MIN_POSITIVE, f32::MAX]),
-        ("presence_penalty", &mut config.presence_penalty, ANY),
-        ("frequency_penalty", &mut config.frequency_penalty, ANY),
-    ] {
-        *slot = fields.number(name, range)?.unwrap_or(*slot);
+    let wants_target = fields.has("adaptive_target");
+    for setting in &NUMBERS {
+        if let Some(value) = fields.number(setting.name, setting.range)? {
+            (setting.set)(&mut config, value);
+        }
     }
     // vLLM's name of the repeat penalty.
     if let Some(penalty) = fields.number("repetition_penalty", [f32::MIN_POSITIVE, f32::MAX])? {
         config.repeat_penalty = penalty;
     }
-    if let Some(k) = fields.integer("top_k", [i64::MIN, i64::MAX])? {
-        config.top_k = usize::try_from(k).unwrap_or(0);
+    if let Some(n) = fields.integer("penalty_last_n", [-1, i32::MAX.into()])? {
+        config.repeat_last_n = usize::try_from(n).unwrap_or(usize::MAX);
     }
-    for name in ["penalty_last_n", "repeat_last_n"] {
-        if let Some(n) = fields.integer(name, [-1, i64::MAX])? {
-            config.repeat_last_n = usize::try_from(n).unwrap_or(usize::MAX);
+    for setting in &INTEGERS {
+        if let Some(value) = fields.integer(setting.name, setting.range)? {
+            (setting.set)(&mut config, value);
         }
     }
-    config.min_keep = fields.count("min_keep", usize::MAX)?.unwrap_or(config.min_keep);
+    if let Some(breakers) = fields.take("dry_sequence_breakers") {
+        config.dry_sequence_breakers = self::breakers(&breakers)?;
+    }
     if let Some(seed) = fields.integer("seed", [i64::MIN, i64::MAX])? {
         config.seed = self::seed(seed);
     }
     if let Some(chain) = fields.take("samplers") {
         config.chain = self::chain(&chain)?;
     }
+    if wants_target && config.adaptive_target >= 0.0 && !config.chain.contains(&Stage::AdaptiveP) {
+        return Err(ApiError::field("adaptive_target", "needs `adaptive_p` in `samplers`"));
+    }
     if let Some(biases) = fields.take("logit_bias") {
         config.logit_bias = self::biases(&biases, tokenizer)?;
     }
     Ok(config)
+}
+
+/// Parses the sequence breakers of DRY: a list of texts, which may be empty.
+fn breakers(value: &Value) -> Result<Vec<String>> {
+    let field = |problem: String| ApiError::field("dry_sequence_breakers", problem);
+    let texts = value.as_array().map(|texts| texts.iter().map(Value::as_str));
+    let texts = texts.and_then(Iterator::collect::<Option<Vec<&str>>>);
+    let texts = texts.ok_or_else(|| field("must be a list of strings".into()))?;
+    if texts.len() > MAX_BREAKERS {
+        return Err(field(format!("has {} entries, expected at most {MAX_BREAKERS}", texts.len())));
+    }
+    Ok(texts.into_iter().map(str::to_owned).collect())
 }
 
 /// Folds OpenAI's 64-bit seed to 32 bits. `None` (a random seed) for a negative seed, and if the
@@ -396,25 +373,31 @@ mod tests {
     }
 
     #[test]
+    fn breakers_are_a_list_of_texts() {
+        assert_eq!(breakers(&json!(["\n", "x"])), Ok(vec!["\n".to_owned(), "x".to_owned()]));
+        assert_eq!(breakers(&json!([])), Ok(vec![]));
+        for wrong in [json!("x"), json!([1]), json!(vec!["x"; 65])] {
+            let error = breakers(&wrong).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some("dry_sequence_breakers"), "{wrong}");
+        }
+    }
+
+    #[test]
     fn unsupported_fields_are_refused_unless_neutral() {
         let refused = |text: &str| {
             let mut fields = Fields::parse(text.as_bytes()).unwrap();
             refuse_unsupported(&mut fields).err()
         };
         for neutral in [
-            r#"{"typical_p": 1, "xtc_probability": 0, "mirostat": 0, "dry_multiplier": 0.0}"#,
+            r#"{"tfs_z": 1.0, "n_indent": 0}"#,
             r#"{"lora": [], "service_tier": "auto", "modalities": ["text"]}"#,
-            r#"{"adaptive_target": -1, "store": false}"#,
+            r#"{"store": false}"#,
         ] {
             assert_eq!(refused(neutral), None, "{neutral}");
         }
-        for (name, value) in [
-            ("typical_p", "0.5"),
-            ("mirostat", "2"),
-            ("lora", r#"[{"id": 0}]"#),
-            ("post_sampling_probs", "true"),
-            ("top_n_sigma", "\"x\""),
-        ] {
+        for (name, value) in
+            [("tfs_z", "0.5"), ("lora", r#"[{"id": 0}]"#), ("post_sampling_probs", "true")]
+        {
             let error = refused(&format!("{{\"{name}\": {value}}}")).unwrap();
             assert_eq!(error.param.as_deref(), Some(name));
             assert_eq!(error.status, 400);

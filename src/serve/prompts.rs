@@ -82,7 +82,7 @@ fn mixed(items: &[Value], served: &ServedModel) -> Result<Vec<u32>> {
         let id = integer(item).ok_or_else(wrong_shape)?;
         let known = u32::try_from(id).ok().filter(|id| (*id as usize) < served.tokenizer.n_vocab());
         let outside =
-            || ApiError::field(FIELD, format!("has the token {id}, not in the vocabulary"));
+            || ApiError::field(FIELD, format!("has the token {id} outside the vocabulary"));
         ids.push(known.ok_or_else(outside)?);
     }
     Ok(ids)

@@ -77,7 +77,7 @@ impl Turn {
     }
 }
 
-/// Whether reasoning is separated: the request's `reasoning_format`, else the server's.
+/// Whether reasoning is separated: the request's `reasoning_format`, else the server's default.
 ///
 /// # Errors
 /// 400 for an unknown name.
@@ -93,7 +93,6 @@ pub(crate) fn splits_reasoning(fields: &mut Fields, served: &ServedModel) -> Res
     }
 }
 
-/// A piece of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ReplyPiece {
     /// Text of the answer.

@@ -68,6 +68,8 @@ pub(crate) const ROUTES: &[Route] = &[
     route("post", "/apply-template", false, "Format a conversation with the chat template"),
     route("get", "/props", false, "Properties of the server"),
     route("post", "/props", false, "Change properties of the server"),
+    route("get", "/lora-adapters", false, "Refused: the scales of adapters cannot change"),
+    route("post", "/lora-adapters", false, "Refused: the scales of adapters cannot change"),
     route("get", "/slots", false, "State of the slots"),
     route("post", "/slots/{id}", false, "Save, restore or erase a slot"),
     route("get", "/metrics", false, "Metrics for Prometheus"),
@@ -101,6 +103,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/detokenize", post(llama::tokenize::detokenize))
         .route("/apply-template", post(llama::tokenize::apply_template))
         .route("/props", get(llama::props::show).post(llama::props::change))
+        .route("/lora-adapters", get(llama::lora_adapters).post(llama::lora_adapters))
         .route("/slots", get(llama::slots::list))
         .route("/slots/{id}", post(llama::slots::run_action))
         .route("/metrics", get(llama::metrics))
@@ -170,7 +173,7 @@ async fn handle_request(State(app): State<App>, request: Request, next: Next) ->
     response
 }
 
-/// Counts a request as in flight while its handler runs, even if the client disconnects.
+/// Counts a request as in flight until its handler returns or the client disconnects.
 struct InFlight(App);
 
 impl InFlight {
@@ -193,14 +196,13 @@ fn is_public(method: &Method, route: &str) -> bool {
     ROUTES.iter().find(same).is_some_and(|route| route.public)
 }
 
-/// Whether the method is a standard one. Others are not used as labels, so that clients cannot
-/// create new metrics.
+/// Whether the method may be a label. Others are not, so that clients cannot create new metrics.
 fn is_known(method: &Method) -> bool {
     let known = [Method::GET, Method::POST, Method::OPTIONS, Method::HEAD];
     known.contains(method) || [Method::PUT, Method::DELETE, Method::PATCH].contains(method)
 }
 
-/// The request id sent by the client if it is short and has only plain characters, else a new id.
+/// The client's request id if it has 1 to 64 letters, digits, `-`, `_` or `.`, else a new id.
 fn request_id(headers: &HeaderMap) -> String {
     let given = headers.get("x-request-id").and_then(|value| value.to_str().ok());
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);

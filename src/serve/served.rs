@@ -56,7 +56,6 @@ pub(crate) struct Facts {
     /// Maximum number of tokens of one sequence.
     pub(crate) n_ctx: usize,
     pub(crate) n_embd: usize,
-    /// How the model's embeddings are pooled.
     pub(crate) pooling: Pooling,
     /// Formats a query and a document; `None` for models without a ranking head.
     pub(crate) rank_prompt: Option<RankPrompt>,
@@ -83,7 +82,7 @@ impl ServedModel {
     ) -> std::result::Result<ServedModel, scheduler::StartError> {
         let facts = Facts::from_engine(&engine, &tokenizer, reserves);
         let ends = dialogue::ends(&dialogue, &tokenizer);
-        let marks = dialogue::marks(&ends, &tokenizer);
+        let marks = dialogue::reasoning_marks(&ends, &tokenizer);
         let scheduler = Scheduler::start(engine, Arc::clone(&tokenizer), options)?;
         let n_slots = scheduler.status().slots.len();
         let call_format = CallFormat::detect(dialogue.source().unwrap_or_default());
@@ -111,7 +110,6 @@ impl ServedModel {
         self.defaults.pooling.unwrap_or(self.facts.pooling)
     }
 
-    /// Number of generations that run at once.
     pub(crate) fn n_slots(&self) -> usize {
         self.n_slots
     }
@@ -231,7 +229,10 @@ impl Facts {
                 metadata.u32(&format!("{}.pooling_type", model.spec.name)).ok().flatten(),
                 model.rank.is_some(),
             ),
-            rank_prompt: model.rank.as_ref().map(|_| RankPrompt::of(metadata, tokenizer)),
+            rank_prompt: model
+                .rank
+                .as_ref()
+                .map(|_| RankPrompt::from_metadata(metadata, tokenizer)),
             layers: thermocline::layers(engine, reserves),
             devices: engine.devices().to_vec(),
             reserves: reserves.to_vec(),

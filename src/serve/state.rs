@@ -26,7 +26,6 @@ pub(crate) struct State {
     phase: RwLock<Phase>,
 }
 
-/// Whether the model is loaded.
 #[derive(Debug)]
 enum Phase {
     Loading,
@@ -68,7 +67,6 @@ impl State {
         self.set(Phase::Ready(served));
     }
 
-    /// Records that loading the model failed with this error.
     pub(crate) fn failed(&self, reason: &str) {
         self.set(Phase::Failed(reason.to_owned()));
     }

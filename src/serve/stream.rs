@@ -21,7 +21,6 @@ use crate::error::ApiError;
 /// Maximum number of events that are buffered for a slow client.
 const MAX_BUFFERED: usize = 64;
 
-/// The client has disconnected.
 #[derive(Debug)]
 pub(crate) struct Disconnected;
 

@@ -25,9 +25,10 @@ pub(crate) fn read(fields: &mut Fields) -> Result<Option<Structure>> {
     let mut found: Option<Structure> = None;
     let mut add = |field: &'static str, grammar: Option<Grammar>| match (grammar, &found) {
         (None, _) => Ok(()),
-        (Some(_), Some(other)) => {
-            Err(ApiError::field(field, format!("and `{}` exclude each other", other.field)))
-        }
+        (Some(_), Some(other)) => Err(ApiError::field(
+            field,
+            format!("and `{}` cannot be combined: send one of them", other.field),
+        )),
         (Some(grammar), None) => {
             found = Some(Structure { grammar, field });
             Ok(())
@@ -101,14 +102,14 @@ mod tests {
     #[test]
     fn each_form_is_read() {
         let schema = json!({ "type": "object" });
-        let of = |format: Value| read(json!({ "response_format": format }));
+        let read_format = |format: Value| read(json!({ "response_format": format }));
         let expected = Ok(Some(Grammar::JsonSchema(schema.clone())));
-        assert_eq!(of(json!({ "type": "text" })), Ok(None));
-        assert_eq!(of(json!({ "type": "json_object" })), Ok(Some(Grammar::JsonObject)));
-        assert_eq!(of(json!({ "type": "json_object", "schema": schema })), expected);
+        assert_eq!(read_format(json!({ "type": "text" })), Ok(None));
+        assert_eq!(read_format(json!({ "type": "json_object" })), Ok(Some(Grammar::JsonObject)));
+        assert_eq!(read_format(json!({ "type": "json_object", "schema": schema })), expected);
         let nested =
             json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
-        assert_eq!(of(nested), expected);
+        assert_eq!(read_format(nested), expected);
         assert_eq!(read(json!({ "json_schema": schema })), expected);
         assert_eq!(read(json!({ "guided_json": schema.to_string() })), expected);
         let gbnf = Grammar::Gbnf("root ::= \"a\"".to_owned());

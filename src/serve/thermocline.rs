@@ -18,7 +18,7 @@ use crate::{json, served::ServedModel};
 
 /// Minimum time between two events.
 const EVENT_PERIOD: Duration = Duration::from_millis(100);
-/// Number of groups that summarise the use of a layer's neurons.
+/// Number of groups of a layer's neurons whose mean use is reported.
 const N_GROUPS: usize = 32;
 /// Number of memory budgets for which alternative plans are computed.
 const N_BUDGETS: u64 = 9;
@@ -106,15 +106,16 @@ pub(crate) fn layers(engine: &Engine, reserves: &[Bytes]) -> Value {
     })
 }
 
-/// Bytes on a device by purpose; null for the CPU, whose sizes are not planned.
+/// Bytes on a device by purpose; null if they are all 0, as for the CPU, which is not planned.
 fn memory_parts(bytes: &DeviceBytes) -> Value {
-    let DeviceBytes { scratch, frames, cache, neurons, hand_offs, ends, embed: _ } = *bytes;
+    let DeviceBytes { scratch, frames, cache, neurons, hand_offs, embed_and_head, embed: _ } =
+        *bytes;
     if bytes.total() == Bytes(0) {
         return Value::Null;
     }
     json!({
         "scratch": scratch.0, "frames": frames.0, "cache": cache.0, "neurons": neurons.0,
-        "hand_offs": hand_offs.0, "ends": ends.0,
+        "hand_offs": hand_offs.0, "ends": embed_and_head.0,
     })
 }
 
@@ -130,7 +131,7 @@ fn group_means(uses: &[f32]) -> Vec<f32> {
     (0..N_GROUPS).map(mean).collect()
 }
 
-/// The plan for other budgets of the devices, from none to all that the model needs; null with the
+/// The plan for other budgets of the devices, from 0 to the size of the whole model; null with the
 /// CPU alone. Budgets include the memory of the drivers.
 fn plans(engine: &Engine, reserves: &[Bytes]) -> Value {
     let devices = engine.devices();

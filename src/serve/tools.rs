@@ -10,7 +10,6 @@ use crate::structure::Structure;
 
 const MAX_TOOLS: usize = 512;
 
-/// Tools that a model may call.
 #[derive(Clone, Debug)]
 pub(crate) struct Tools {
     pub(crate) list: Vec<Tool>,

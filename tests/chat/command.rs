@@ -133,7 +133,7 @@ fn a_loaded_conversation_computes_only_new_tokens() {
     let first = chat(&args, Some(&format!("One day\nThe dog\n/save {name}\n")));
     check_done(&first);
     assert!(stderr(&first).contains("saved "), "{}", stderr(&first));
-    // Another system message, which the file replaces, and a turn, which it removes.
+    // `/load` replaces this system message and removes the first turn.
     let other = ["--chat-template", "chatml", "--json", "-sys", "Be a cat."];
     let second = chat(&other, Some(&format!("A bird\n/load {name}\nAnd then?\n")));
     check_done(&second);
@@ -149,8 +149,8 @@ fn a_loaded_conversation_computes_only_new_tokens() {
     assert!(reused >= before, "{reused} tokens are reused, and the saved prompt has {before}");
     assert!(stdout(&second).ends_with(stdout(&whole).strip_prefix(&stdout(&first)).unwrap()));
 
-    // The file of the tokens is a prompt cache. Without the messages it is one for a conversation
-    // that begins in the same way.
+    // Without the file of messages, the file of tokens is only a prompt cache, here for a
+    // conversation that begins in the same way.
     std::fs::remove_file(folder.path().join("a talk.json")).unwrap();
     let third = chat(&args, Some(&format!("/load {name}\nOne day\n")));
     check_done(&third);
@@ -270,7 +270,7 @@ fn with_control_token(name: &str) -> tempfile::NamedTempFile {
 }
 
 #[test]
-fn marks_of_reasoning_may_be_control_tokens() {
+fn reasoning_tags_may_be_control_tokens() {
     let file = with_control_token("[THINK]");
     let model = file.path().to_str().unwrap();
     let args = [

@@ -28,7 +28,6 @@ fn raw_text_rejects_conversation_flags() {
     for (given, flag) in cases {
         let message = format!("{flag} applies to conversations");
         let says = [message.as_str(), "--chat", "-cnv"];
-        check_usage(&[given, &["-p", "x"]].concat(), &says);
         check_usage(&[&["run", "-p", "x"][..], given].concat(), &says);
         check_usage(&[&["-no-cnv", "-p", "x"][..], given].concat(), &says);
     }

@@ -23,11 +23,11 @@ fn render_for(source: &str, messages: &[Message]) -> Result<String, TemplateErro
     })
 }
 
-/// Twice the deadline of 900 ms and its grace period of 100 ms, because a template is compiled and
-/// then rendered, and a reserve.
+/// Twice the sum of the deadline (900 ms) and its grace period (100 ms), because a template is
+/// compiled and then rendered, plus a reserve of 500 ms.
 const LIMIT: Duration = Duration::from_millis(2500);
 
-/// The limit that ended a template.
+/// Why a template ended without text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StopReason {
     /// The limit on output.
@@ -40,7 +40,8 @@ enum StopReason {
     Deadline,
 }
 
-/// What ended a template, the time in it, and its error or the size of its text.
+/// Compiles and renders a template. Returns the limit or error that ended it, the time that it
+/// took, and the error message or the length of its text.
 fn render_timed(source: &str) -> (Option<StopReason>, Duration, String) {
     let start = Instant::now();
     let (reason, what) = match render(source) {
@@ -147,7 +148,8 @@ fn deep_nesting_does_not_overflow_the_stack() {
         }
         let blocks = format!("{}{}", "{% if 1 %}".repeat(n), "{% endif %}".repeat(n));
         check_refused(&blocks, StopReason::Invalid);
-        // These are valid, so they may succeed or fail, but must end soon.
+        // These are valid but deeply nested: they may succeed or fail, but must end within the
+        // limit.
         for source in
             [format!("{{{{ {}1 }}}}", "not ".repeat(n)), format!("{{{{ {}1 }}}}", "-".repeat(n))]
         {

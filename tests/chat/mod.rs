@@ -12,7 +12,7 @@ use thermocline::embedded;
 use thermocline::gguf::{Container, Value, Writer};
 
 /// Writes the built-in model with these keys changed or added.
-fn built_in_with(path: &Path, changes: &[(&str, Value)]) {
+pub(crate) fn built_in_with(path: &Path, changes: &[(&str, Value)]) {
     let file = embedded::file().unwrap();
     let mut writer = Writer::new(Container::Gguf);
     let kept = |key: &str| changes.iter().all(|(changed, _)| *changed != key);

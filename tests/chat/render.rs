@@ -17,7 +17,7 @@ fn expected() -> Value {
     serde_json::from_reader(flate2::read::GzDecoder::new(file)).unwrap()
 }
 
-/// The text of a template in the repository, or of a published one in a folder next to it.
+/// The text of a template in the repository or in `../shared/templates`; `None` if neither has it.
 fn source(file: &str) -> Option<String> {
     let beside = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/templates").join(file);
     let own = folder().join("templates").join(file);

@@ -78,8 +78,8 @@ impl Drop for Terminal {
     }
 }
 
-/// The built-in model with a chat template.
-fn instruct_model(path: &Path) {
+/// Writes the built-in model with a chat template to `path`.
+fn write_instruct_model(path: &Path) {
     let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
     let template = Value::String(template.into());
     built_in_with(path, &[("tokenizer.chat_template", template)]);
@@ -93,7 +93,7 @@ fn a_terminal_and_a_template_start_a_conversation() {
         return;
     };
     let model = folder.path().join("model.gguf");
-    instruct_model(&model);
+    write_instruct_model(&model);
     terminal.wait_for_shell();
     let program = env!("CARGO_BIN_EXE_thermocline");
     // The command line names no command. The answers would never end by themselves.
@@ -111,13 +111,13 @@ fn a_terminal_and_a_template_start_a_conversation() {
         terminal.wait_for_prompt(n + 1);
     }
     terminal.type_line("/stats");
-    terminal.wait_for("counts", |screen| screen.contains("1 questions"));
+    terminal.wait_for("counts", |screen| screen.contains("| 1 question |"));
     terminal.wait_for_prompt(3);
     terminal.tmux(&["send-keys", "-l", "half a line"]);
     terminal.press_key("C-c");
-    terminal.wait_for("a way out", |screen| screen.contains("Ctrl-D or /exit exits"));
+    terminal.wait_for("hint how to exit", |screen| screen.contains("Ctrl-D or /exit exits"));
     terminal.type_line("/nonsense");
-    terminal.wait_for("an objection", |screen| screen.contains("unknown command /nonsense"));
+    terminal.wait_for("error message", |screen| screen.contains("unknown command /nonsense"));
     terminal.wait_for_prompt(5);
     terminal.press_key("C-d");
     terminal.wait_for_shell();

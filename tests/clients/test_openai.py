@@ -138,7 +138,7 @@ def test_embeddings_in_both_encodings(client):
 
 def test_wrong_key():
     wrong = openai.OpenAI(base_url=f"{URL}/v1", api_key="wrong", max_retries=0)
-    assert wrong.models.list().data, "public"
+    assert wrong.models.list().data, "the list of models needs no key"
     with pytest.raises(openai.AuthenticationError) as refused:
         ask(wrong)
     assert refused.value.type == "authentication_error"

@@ -9,7 +9,7 @@ use hal::format::Format;
 use thermocline::convert::{self, Error, Limit};
 use thermocline::gguf::{Container, File, TensorType, Writer};
 
-use super::{conversion, leftovers, make, never_stop, quantization};
+use super::{conversion, incomplete_files, make, never_stop, quantization};
 
 /// Writes a file of F32 tensors with distinct values.
 fn file_of(path: &Path, tensors: &[(&str, &[u64])]) {
@@ -94,7 +94,7 @@ fn parts_are_replaced_once_all_are_complete() {
     let stopped = convert::split(&input, &prefix, Limit::Tensors(1), true, &stop);
     assert!(matches!(stopped, Err(Error::Interrupted)));
     assert!(paths.iter().zip(&before).all(|(path, bytes)| fs::read(path).unwrap() == *bytes));
-    assert_eq!(leftovers(scratch.path()), [""; 0]);
+    assert_eq!(incomplete_files(scratch.path()), [""; 0]);
     let (again, summary) =
         convert::split(&input, &prefix, Limit::Tensors(1), true, &never_stop).unwrap();
     assert_eq!(again, paths);

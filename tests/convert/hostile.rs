@@ -177,7 +177,7 @@ fn damaged_archives_are_rejected() {
     );
 }
 
-/// Changes a few bytes, or truncates the file.
+/// Changes, inserts or repeats bytes or truncates the file, one to five times.
 fn mutate(bytes: &mut Vec<u8>, rng: &mut ChaCha8Rng) {
     for _ in 0..rng.random_range(1..6) {
         let at = rng.random_range(0..bytes.len());
@@ -208,7 +208,7 @@ fn mutate_many(rounds: u64) {
             mutate(&mut bytes, &mut rng);
             n_read += usize::from(tensors(name, bytes).is_ok());
         }
-        // Reads changed or random opcodes without an archive.
+        // The archive is valid here; only the opcodes in it are changed or random.
         let mut opcodes = make::pickle(&weights[..2], &[]);
         if seed % 2 == 0 {
             opcodes = (0..rng.random_range(0..64)).map(|_| rng.random()).collect();

@@ -40,20 +40,20 @@ fn error_of(weights: &[Weight], more: &Value) -> String {
 }
 
 /// YaRN's attention factor (mscale), computed as in `transformers`.
-fn magnitude(factor: f32, mscale: f32) -> f32 {
+fn yarn_factor(factor: f32, mscale: f32) -> f32 {
     0.1 * mscale * factor.ln() + 1.0
 }
 
 #[test]
-fn yarn_magnitudes_match_transformers() {
-    let usual = magnitude(4.0, 1.0);
+fn yarn_attention_factors_match_transformers() {
+    let usual = yarn_factor(4.0, 1.0);
     let cases = [
         (json!({}), usual, 0),
         (json!({"attention_factor": 1.0}), 1.0, 0),
         (json!({"attention_factor": 1.3}), 1.3, 0),
         (
             json!({"mscale": 0.7, "mscale_all_dim": 0.5}),
-            magnitude(4.0, 0.7) / magnitude(4.0, 0.5),
+            yarn_factor(4.0, 0.7) / yarn_factor(4.0, 0.5),
             0,
         ),
         (json!({"mscale": 1.0, "mscale_all_dim": 1.0}), 1.0, 0),
@@ -180,7 +180,8 @@ fn gelu_variants_are_distinguished() {
     }
 }
 
-/// Converts a Gemma with a separate output matrix, which is the embedding plus `plus`.
+/// Converts a Gemma model with a separate output matrix, whose values are those of the embedding
+/// plus `plus`.
 fn gemma(plus: f32, more: Value) -> Result<(File, Summary), Error> {
     let mut weights = make::weights();
     let (_, shape, values) = weights[0].clone();

@@ -1,4 +1,5 @@
-//! Writes tiny checkpoints: a folder of settings, tokenizer, and weights as safetensors or pickle.
+//! Writes tiny checkpoints: a folder with `config.json`, `tokenizer.json`, and weights as
+//! safetensors or a PyTorch archive.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,7 @@ fn tokenizer() -> Value {
     })
 }
 
-/// All weights of a llama of `n_layer` layers; the first layer is that of [`weights`].
+/// All weights of a Llama model whose `n_layer` layers are copies of the layer in [`weights`].
 pub(super) fn layers(n_layer: usize) -> Vec<Weight> {
     let first = weights();
     let of_layer = |layer: usize| {
@@ -47,7 +48,7 @@ pub(super) fn layers(n_layer: usize) -> Vec<Weight> {
     [first, rest].concat()
 }
 
-/// All weights of a one-layer llama; each value identifies its position.
+/// All weights of a one-layer Llama model; within a tensor, each value identifies its position.
 pub(crate) fn weights() -> Vec<Weight> {
     let names: [(&str, &[u64]); 11] = [
         ("model.embed_tokens.weight", &[N_VOCAB, N_EMBD]),
@@ -94,20 +95,20 @@ pub(crate) fn safetensors(weights: &[Weight]) -> Vec<u8> {
     safetensors_of(&Value::Object(header).to_string(), &data)
 }
 
-fn text(out: &mut Vec<u8>, text: &str) {
+fn push_text(out: &mut Vec<u8>, text: &str) {
     out.push(b'X');
     out.extend((text.len() as u32).to_le_bytes());
     out.extend(text.as_bytes());
 }
 
-fn number(out: &mut Vec<u8>, number: u64) {
+fn push_number(out: &mut Vec<u8>, number: u64) {
     out.push(b'J');
     out.extend((number as u32).to_le_bytes());
 }
 
-fn numbers(out: &mut Vec<u8>, all: &[u64]) {
+fn push_tuple(out: &mut Vec<u8>, all: &[u64]) {
     out.push(b'(');
-    all.iter().for_each(|&n| number(out, n));
+    all.iter().for_each(|&n| push_number(out, n));
     out.push(b't');
 }
 
@@ -115,22 +116,22 @@ fn numbers(out: &mut Vec<u8>, all: &[u64]) {
 pub(super) fn pickle(weights: &[Weight], by_columns: &[&str]) -> Vec<u8> {
     let mut out = vec![0x80, 2, b'}', b'('];
     for (key, (name, shape, values)) in weights.iter().enumerate() {
-        text(&mut out, name);
+        push_text(&mut out, name);
         out.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((");
-        text(&mut out, "storage");
+        push_text(&mut out, "storage");
         out.extend(b"ctorch\nFloatStorage\n");
-        text(&mut out, &key.to_string());
-        text(&mut out, "cpu");
-        number(&mut out, values.len() as u64);
+        push_text(&mut out, &key.to_string());
+        push_text(&mut out, "cpu");
+        push_number(&mut out, values.len() as u64);
         out.extend(b"tQ");
-        number(&mut out, 0);
-        numbers(&mut out, shape);
+        push_number(&mut out, 0);
+        push_tuple(&mut out, shape);
         let strides = match (shape.as_slice(), by_columns.contains(&name.as_str())) {
             ([rows, _], true) => vec![1, *rows],
             ([_, cols], false) => vec![*cols, 1],
             (_, _) => vec![1],
         };
-        numbers(&mut out, &strides);
+        push_tuple(&mut out, &strides);
         out.extend(b"\x89ccollections\nOrderedDict\n)RtR");
     }
     out.extend(b"u.");

@@ -1,4 +1,5 @@
-//! Missing, wrong or absurd settings: each is rejected with its file and key, and none panics.
+//! Invalid `config.json`, tokenizer and template files of a checkpoint: errors name the file or the
+//! key, and none panics.
 
 use std::fs;
 #[cfg(unix)]
@@ -23,7 +24,7 @@ fn convert_with(config: &str) -> Result<(), Error> {
     conversion(folder, scratch.path().join("x.gguf")).run(&never_stop).map(drop)
 }
 
-fn changed(key: &str, value: Value) -> String {
+fn error_for(key: &str, value: Value) -> String {
     let mut config = make::config();
     config[key] = value;
     convert_with(&config.to_string()).expect_err("refused").to_string()
@@ -34,24 +35,24 @@ fn errors_name_the_invalid_key() {
     for key in
         ["architectures", "hidden_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps"]
     {
-        let error = changed(key, Value::Null);
+        let error = error_for(key, Value::Null);
         assert!(error.contains(key) && error.contains("missing"), "{error}");
     }
     for value in [json!(-1), json!("8"), json!(0), json!(1e30), json!([8]), json!(u32::MAX)] {
-        let error = changed("num_attention_heads", value);
+        let error = error_for("num_attention_heads", value);
         assert!(error.contains("num_attention_heads"), "{error}");
     }
-    assert!(changed("num_hidden_layers", json!(2)).contains("`blk.1."));
-    assert!(changed("hidden_act", json!("tanh")).contains("tanh"));
-    assert!(changed("rope_scaling", json!({"rope_type": "linear"})).contains("factor"));
-    assert!(changed("rope_scaling", json!({"rope_type": "spiral"})).contains("spiral"));
-    assert!(changed("head_dim", json!(3)).contains("whole heads of 3"));
+    assert!(error_for("num_hidden_layers", json!(2)).contains("`blk.1."));
+    assert!(error_for("hidden_act", json!("tanh")).contains("tanh"));
+    assert!(error_for("rope_scaling", json!({"rope_type": "linear"})).contains("factor"));
+    assert!(error_for("rope_scaling", json!({"rope_type": "spiral"})).contains("spiral"));
+    assert!(error_for("head_dim", json!(3)).contains("whole heads of 3"));
     assert!(convert_with("{").unwrap_err().to_string().contains("not valid JSON"));
     assert!(convert_with(&"[".repeat(100_000)).unwrap_err().to_string().contains("not valid JSON"));
 }
 
 #[test]
-fn an_unknown_architecture_is_named_with_the_list() {
+fn an_unknown_architecture_is_refused_with_the_known_ones() {
     let mut config = make::config();
     config["architectures"] = json!(["MambaForCausalLM"]);
     let error = convert_with(&config.to_string()).unwrap_err();
@@ -94,10 +95,9 @@ fn invalid_configs_never_panic() {
     }
 }
 
-/// Endless files, devices and folders in place of a settings file are not read.
 #[test]
 #[cfg(unix)]
-fn only_regular_files_of_a_stated_size_are_read() {
+fn only_regular_files_of_limited_size_are_read() {
     let scratch = tempfile::tempdir().unwrap();
     let bytes = make::safetensors(&make::weights());
     let error_with = |name: &str, put: &dyn Fn(&Path)| {

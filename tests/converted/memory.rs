@@ -22,8 +22,8 @@ fn status(name: &str) -> u64 {
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
 }
 
-/// The part of the test that runs in a child process. Without the parent's variable it returns at
-/// once.
+/// The part of the test that runs in a child process. Without the parent's variable it does
+/// nothing.
 #[test]
 fn load_in_a_child_process() {
     #[allow(clippy::disallowed_methods)]

@@ -38,14 +38,14 @@ fn logits(model: &Arc<Model>, options: EngineOptions) -> (Vec<f32>, Bytes) {
     let mut engine =
         Engine::load(Arc::clone(model), vec![cpu], options, None, quiet, &|_, _| {}).unwrap();
     let tokens: Vec<u32> = (0..20).map(|i| (i * i + 3) % 80).collect();
-    let mut sequence = engine.open();
+    let mut sequence = engine.new_sequence();
     let mut all = Vec::new();
     let sink = &mut |_: usize, row: &[f32]| all.extend_from_slice(row);
     engine.feed(&mut sequence, &tokens, LogitsRequest::All, &AtomicBool::new(false), sink).unwrap();
     (all, engine.devices()[0].ledger().used())
 }
 
-/// A model in a folder, and the repacked weights in the same folder.
+/// A model in a folder, and its repacked weights in the subfolder `a/cache`.
 struct Fixture {
     _folder: tempfile::TempDir,
     source: PathBuf,
@@ -107,7 +107,7 @@ fn logits_without_repacking_are_equal_within_rounding() {
 }
 
 #[test]
-fn a_changed_model_a_cut_file_and_wrong_bytes_are_found() {
+fn changed_models_and_damaged_files_are_detected() {
     let fixture = Fixture::new();
     let good = fs::read(&fixture.target).unwrap();
     let check = |bytes: &[u8], is: fn(&StaleFile) -> bool| {
@@ -136,7 +136,6 @@ fn a_changed_model_a_cut_file_and_wrong_bytes_are_found() {
     assert!(matches!(fixture.open(), Err(StaleFile::Absent)));
 }
 
-/// After a change of any byte of the header, the file is rejected or gives the same result.
 #[test]
 fn a_changed_header_byte_is_detected_or_harmless() {
     let fixture = Fixture::new();
@@ -159,7 +158,6 @@ fn a_changed_header_byte_is_detected_or_harmless() {
     }
 }
 
-/// After a change of any byte of the packs, the file is rejected, unless the byte is padding.
 #[test]
 fn every_changed_byte_of_a_pack_is_detected() {
     let fixture = Fixture::new();
@@ -181,7 +179,6 @@ fn every_changed_byte_of_a_pack_is_detected() {
     assert!(refused > 100 && gaps > 0, "{refused} {gaps}");
 }
 
-/// Replaces the model by another with the same size, time and sampled bytes.
 #[test]
 #[cfg(unix)]
 fn a_replaced_model_of_the_same_size_and_time_is_detected() {
@@ -200,8 +197,8 @@ fn a_replaced_model_of_the_same_size_and_time_is_detected() {
     assert!(matches!(fixture.open(), Err(StaleFile::Model)));
 }
 
-/// Listed neurons need rows of down. If the file has none and repacking is off, the gate alone
-/// decides.
+/// A predictor needs a down projection stored by neuron. If the file has none and repacking is off,
+/// gates select the neurons.
 #[test]
 fn without_a_transposed_down_the_predictor_is_not_used() {
     for format in [Format::F16, Format::Q4_0, Format::Q8_0] {

@@ -10,6 +10,7 @@ use fakes::Vendor;
 fn run(args: &[&str], libraries: &Path, env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
     command.env_clear().env("LD_LIBRARY_PATH", libraries).envs(env.iter().copied());
+    command.env("THERMOCLINE_ARG_PROBE_SIZE", "16");
     command.args(args).stdin(Stdio::null()).output().unwrap()
 }
 
@@ -19,7 +20,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Whether the fakes are available; if not, the reason is printed.
 fn fakes_available() -> bool {
-    let missing = fakes::missing();
+    let missing = fakes::missing_reason();
     missing.iter().for_each(|why| println!("skipped: {why}"));
     missing.is_none()
 }
@@ -27,7 +28,7 @@ fn fakes_available() -> bool {
 /// Generates a text with greedy sampling; returns the text and the notes.
 fn story(more: &[&str], env: &[(&str, &str)]) -> (String, String) {
     let args = [&["run", "-p", "Once", "--temp", "0", "-n", "16"], more].concat();
-    let output = run(&args, fakes::folder(), env);
+    let output = run(&args, fakes::library_folder(), env);
     let notes = text(&output.stderr);
     assert!(output.status.success(), "{notes}");
     assert!(!notes.contains("panicked"), "{notes}");
@@ -40,7 +41,7 @@ fn fakes_are_listed_with_their_properties() {
         return;
     }
     let env = [(Vendor::Cuda.variable(), "devices=2"), (Vendor::Hip.variable(), "arch=gfx1100")];
-    let output = run(&["devices", "--json"], fakes::folder(), &env);
+    let output = run(&["devices", "--json"], fakes::library_folder(), &env);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let devices = report["devices"].as_array().unwrap();
     let named = |name: &str| devices.iter().find(|device| device["name"] == name).unwrap().clone();
@@ -102,11 +103,11 @@ fn an_unusable_driver_is_noted() {
     }
     let folder = tempfile::tempdir().unwrap();
     fakes::copy_without(Vendor::Cuda, "cuLaunchKernel", folder.path()).unwrap();
-    let kernels = fakes::folder().join("libfake_kernels.so");
+    let kernels = fakes::library_folder().join("libfake_kernels.so");
     if kernels.exists() {
         std::fs::copy(&kernels, folder.path().join("libfake_kernels.so")).unwrap();
     }
-    let all = fakes::folder();
+    let all = fakes::library_folder();
     for (libraries, settings, says) in [
         (all, "version=11040", "too old: it supports CUDA 11.4"),
         (all, "devices=0", "no device"),
@@ -128,8 +129,6 @@ fn an_unusable_driver_is_noted() {
     }
 }
 
-/// If devices are named for several backends, each backend uses its own devices. A device that no
-/// backend has is reported.
 #[test]
 fn backends_are_compared_on_their_own_devices() {
     if !fakes_available() {
@@ -139,7 +138,7 @@ fn backends_are_compared_on_their_own_devices() {
         let size = ["--synthetic", "256x2x512x4/4:Q4_0:relu", "-p", "0", "-n", "1", "-r", "1"];
         let args =
             [&["bench"][..], &size, &["--device", "CUDA0,HIP0", "-o", "json"], more].concat();
-        run(&args, fakes::folder(), &[])
+        run(&args, fakes::library_folder(), &[])
     };
     let output = bench(&["--backend", "cpu,cuda,hip", "-ngl", "1"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -159,7 +158,7 @@ fn a_driver_without_graphs_is_used_without_them() {
     }
     let folder = tempfile::tempdir().unwrap();
     fakes::copy_without(Vendor::Cuda, "cuGraphLaunch", folder.path()).unwrap();
-    let kernels = fakes::folder().join("libfake_kernels.so");
+    let kernels = fakes::library_folder().join("libfake_kernels.so");
     std::fs::copy(&kernels, folder.path().join("libfake_kernels.so")).unwrap();
     let (expected, _) = story(&["--backend", "cpu"], &[]);
     let args = ["run", "-p", "Once", "--temp", "0", "-n", "16", "--backend", "cuda", "-ngl", "2"];
@@ -167,7 +166,6 @@ fn a_driver_without_graphs_is_used_without_them() {
     assert_eq!(text(&output.stdout), expected, "{}", text(&output.stderr));
 }
 
-/// The program starts without any vendor library.
 #[test]
 fn the_program_links_no_vendor_library() {
     let program = env!("CARGO_BIN_EXE_thermocline");

@@ -55,7 +55,7 @@ fn placements(model: &Model, n: u64) -> Vec<Placement> {
     all
 }
 
-fn mixers_run_on(backend: &Arc<dyn Backend>) {
+fn check_mixers_on(backend: &Arc<dyn Backend>) {
     let fixtures = mixed();
     assert_eq!(fixtures.len(), 10);
     for fixture in fixtures {
@@ -77,19 +77,19 @@ fn mixers_run_on(backend: &Arc<dyn Backend>) {
 #[test]
 fn mixers_run_on_a_graphics_device() {
     let Some(backend) = graphics() else { return };
-    within(Duration::from_secs(500), move || mixers_run_on(&backend));
+    within(Duration::from_secs(500), move || check_mixers_on(&backend));
 }
 
 #[test]
 fn mixers_run_on_a_fake_of_cuda() {
     let Some((_, backends)) = fake(Vendor::Cuda, "cuda", 0..1) else { return };
-    within(Duration::from_secs(500), move || mixers_run_on(&backends[0]));
+    within(Duration::from_secs(500), move || check_mixers_on(&backends[0]));
 }
 
 #[test]
 fn mixers_run_on_a_fake_of_rocm() {
     let Some((_, backends)) = fake(Vendor::Hip, "hip", 0..1) else { return };
-    within(Duration::from_secs(500), move || mixers_run_on(&backends[0]));
+    within(Duration::from_secs(500), move || check_mixers_on(&backends[0]));
 }
 
 #[test]
@@ -150,8 +150,6 @@ fn layers_may_differ_in_size() {
     });
 }
 
-/// For budgets from 0 to the whole model, the plan equals the loaded placement, stays within the
-/// budget, and does not change results.
 #[test]
 fn layers_of_different_sizes_are_placed_within_budgets() {
     within(LIMIT, || {
@@ -178,7 +176,7 @@ fn layers_of_different_sizes_are_placed_within_budgets() {
     });
 }
 
-/// The model of `fixture` with one key or tensor changed.
+/// A model of `tests/families`, of which tests change keys or remove tensors.
 pub(super) struct ChangedModel {
     keys: Vec<(String, GgufValue)>,
     /// Name, shape, type, bytes.
@@ -186,7 +184,7 @@ pub(super) struct ChangedModel {
 }
 
 impl ChangedModel {
-    pub(super) fn of(name: &str) -> ChangedModel {
+    pub(super) fn new(name: &str) -> ChangedModel {
         let file = File::open(&folder().join(format!("{name}.gguf"))).unwrap();
         let keys = file.metadata().iter().map(|(key, value)| (key.to_owned(), value.clone()));
         let tensor = |info: &thermocline::gguf::TensorInfo| {
@@ -234,14 +232,16 @@ impl ChangedModel {
 
 #[test]
 fn hostile_keys_of_recurrent_families_are_refused() {
-    assert!(ChangedModel::of("qwen35").model().is_ok() && ChangedModel::of("lfm2").model().is_ok());
+    assert!(
+        ChangedModel::new("qwen35").model().is_ok() && ChangedModel::new("lfm2").model().is_ok()
+    );
     let qwen = |key: &str, value: GgufValue, says: &str| {
-        ChangedModel::of("qwen35").key(&format!("qwen35.{key}"), value).fails(says);
+        ChangedModel::new("qwen35").key(&format!("qwen35.{key}"), value).fails(says);
     };
     for key in ["state_size", "group_count", "time_step_rank", "conv_kernel", "inner_size"] {
         qwen(&format!("ssm.{key}"), 0u32.into(), "is 0");
         qwen(&format!("ssm.{key}"), u32::MAX.into(), "expected 1 to 16777216");
-        let missing = ChangedModel::of("qwen35").without(&format!("qwen35.ssm.{key}"));
+        let missing = ChangedModel::new("qwen35").without(&format!("qwen35.ssm.{key}"));
         missing.fails(&format!("key `qwen35.ssm.{key}` is missing"));
     }
     qwen("ssm.group_count", 3u32.into(), "a multiple of the 3 key heads");
@@ -258,10 +258,10 @@ fn hostile_keys_of_recurrent_families_are_refused() {
     // The attention layer would share the KV cache of a recurrent layer, which has none.
     qwen("attention.shared_kv_layers", 2u32.into(), "an earlier layer whose KV cache");
     qwen("attention.shared_kv_layers", 3u32.into(), "fewer than the 3 layers");
-    ChangedModel::of("qwen35").without("blk.0.ssm_a").fails("blk.0.ssm_a");
-    ChangedModel::of("qwen35").without("blk.0.attn_gate.weight").fails("blk.0.attn_gate.weight");
+    ChangedModel::new("qwen35").without("blk.0.ssm_a").fails("blk.0.ssm_a");
+    ChangedModel::new("qwen35").without("blk.0.attn_gate.weight").fails("blk.0.attn_gate.weight");
     let lfm = |key: &str, value: GgufValue, says: &str| {
-        ChangedModel::of("lfm2").key(&format!("lfm2.{key}"), value).fails(says);
+        ChangedModel::new("lfm2").key(&format!("lfm2.{key}"), value).fails(says);
     };
     lfm("shortconv.l_cache", 0u32.into(), "is 0");
     lfm("shortconv.l_cache", 7u32.into(), "shortconv.conv");
@@ -269,20 +269,20 @@ fn hostile_keys_of_recurrent_families_are_refused() {
     lfm("attention.head_count_kv", Array::U32(vec![u32::MAX; 3]).into(), "0 to 16777216");
     lfm("attention.head_count_kv", Array::U32(vec![0, 5, 0]).into(), "a divisor of the");
     lfm("attention.head_count_kv", Array::U32(vec![2; 3]).into(), "blk.0.attn_");
-    ChangedModel::of("lfm2").without("token_embd_norm.weight").fails("token_embd_norm.weight");
-    ChangedModel::of("lfm2").without("blk.0.shortconv.in_proj.weight").fails("shortconv.in_proj");
+    ChangedModel::new("lfm2").without("token_embd_norm.weight").fails("token_embd_norm.weight");
+    ChangedModel::new("lfm2").without("blk.0.shortconv.in_proj.weight").fails("shortconv.in_proj");
 }
 
 #[test]
 fn hostile_keys_of_mamba2_are_refused() {
-    assert!(ChangedModel::of("mamba2").model().is_ok());
+    assert!(ChangedModel::new("mamba2").model().is_ok());
     let mamba = |key: &str, value: u32, says: &str| {
-        ChangedModel::of("mamba2").key(&format!("mamba2.ssm.{key}"), value).fails(says);
+        ChangedModel::new("mamba2").key(&format!("mamba2.ssm.{key}"), value).fails(says);
     };
     for key in ["state_size", "group_count", "time_step_rank", "conv_kernel", "inner_size"] {
         mamba(key, 0, "is 0");
         mamba(key, u32::MAX, "expected 1 to 16777216");
-        let missing = ChangedModel::of("mamba2").without(&format!("mamba2.ssm.{key}"));
+        let missing = ChangedModel::new("mamba2").without(&format!("mamba2.ssm.{key}"));
         missing.fails(&format!("key `mamba2.ssm.{key}` is missing"));
     }
     mamba("time_step_rank", 5, "a divisor of the inner size 64");
@@ -292,32 +292,32 @@ fn hostile_keys_of_mamba2_are_refused() {
     mamba("state_size", 1 << 24, "blk.0.ssm_in.weight");
     mamba("conv_kernel", 3, "blk.0.ssm_conv1d.weight");
     for tensor in ["ssm_a", "ssm_d", "ssm_dt.bias", "ssm_norm.weight", "ssm_out.weight"] {
-        ChangedModel::of("mamba2").without(&format!("blk.1.{tensor}")).fails(tensor);
+        ChangedModel::new("mamba2").without(&format!("blk.1.{tensor}")).fails(tensor);
     }
     // The bias of the convolution is optional.
-    assert!(ChangedModel::of("mamba2").without("blk.0.ssm_conv1d.bias").model().is_ok());
+    assert!(ChangedModel::new("mamba2").without("blk.0.ssm_conv1d.bias").model().is_ok());
 }
 
 #[test]
 fn hostile_scales_are_refused() {
-    assert!(ChangedModel::of("granitehybrid").model().is_ok());
+    assert!(ChangedModel::new("granitehybrid").model().is_ok());
     for key in ["embedding_scale", "residual_scale", "logit_scale"] {
         for value in [-1.0f32, f32::NAN, f32::INFINITY, 1e-7] {
             let key = format!("granitehybrid.{key}");
-            ChangedModel::of("granitehybrid")
+            ChangedModel::new("granitehybrid")
                 .key(&key, value)
                 .fails(&format!("key `{key}` is {value}"));
         }
     }
     let list = Array::U32(vec![0, 5, 0]);
-    ChangedModel::of("granitehybrid")
+    ChangedModel::new("granitehybrid")
         .key("granitehybrid.attention.head_count_kv", list)
         .fails("a divisor of the 4 heads");
 }
 
 #[test]
 fn nemotron_h_layers_have_either_mixer_or_ffn() {
-    let model = ChangedModel::of("nemotron_h").model().unwrap();
+    let model = ChangedModel::new("nemotron_h").model().unwrap();
     let halves = model.layers.iter().map(|layer| match (&layer.frame.mixer, &layer.ffn) {
         (Mixer::Mamba2(_), None) => 'M',
         (Mixer::Attention(by), None) if by.rope.is_none() => '*',
@@ -326,9 +326,9 @@ fn nemotron_h_layers_have_either_mixer_or_ffn() {
     });
     assert_eq!(halves.collect::<String>(), "M-*M-");
     let key = "nemotron_h.attention.layer_norm_epsilon";
-    ChangedModel::of("nemotron_h").without(key).fails("layer_norm_rms_epsilon` is missing");
+    ChangedModel::new("nemotron_h").without(key).fails("layer_norm_rms_epsilon` is missing");
     let lists = Array::U32(vec![0; 5]);
-    ChangedModel::of("nemotron_h")
+    ChangedModel::new("nemotron_h")
         .key("nemotron_h.feed_forward_length", lists)
         .fails("blk.1.ssm_in");
 }
@@ -337,7 +337,7 @@ fn nemotron_h_layers_have_either_mixer_or_ffn() {
 #[test]
 fn sections_without_a_text_position_are_not_rotated() {
     let freqs = |sections: Option<Vec<u32>>| {
-        let changed = ChangedModel::of("qwen35");
+        let changed = ChangedModel::new("qwen35");
         let key = "qwen35.rope.dimension_sections";
         let changed = match sections {
             Some(sections) => changed.key(key, Array::U32(sections)),

@@ -60,6 +60,11 @@ fn fixtures() -> Vec<Fixture> {
     paths.iter().map(|path| fixture(path)).collect()
 }
 
+/// Name and model of every fixture.
+pub(crate) fn models() -> impl Iterator<Item = (String, Arc<Model>)> {
+    fixtures().into_iter().map(|fixture| (fixture.name, fixture.model))
+}
+
 fn fixture(path: &Path) -> Fixture {
     let name = path.file_stem().unwrap().to_string_lossy().into_owned();
     let file = File::open(path).unwrap();
@@ -103,7 +108,7 @@ fn load(
 }
 
 #[test]
-fn family_logits_match_pytorch() {
+fn family_logits_match_their_references() {
     within(LIMIT, || {
         let mut wrong = Vec::new();
         for fixture in fixtures() {
@@ -187,7 +192,7 @@ fn streamed_neurons_do_not_change_logits() {
                     n_ctx: run.n_ctx,
                     n_ubatch: 21,
                     kv_formats: KvCache::both(Format::F32),
-                    streaming: Streaming::Forced { from: 17, piece: Bytes(1) },
+                    streaming: Streaming::Forced { from: 17, chunk_bytes: Bytes(1) },
                     ..EngineOptions::default()
                 };
                 let (model, devices) = (Arc::clone(&fixture.model), vec![cpu_device(2), sim]);

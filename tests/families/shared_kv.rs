@@ -1,4 +1,4 @@
-//! Layers that use an earlier layer's KV cache: memory, placement, and wrong files.
+//! Layers that use an earlier layer's KV cache: memory, placement, and invalid files.
 
 use thermocline::engine::host_bytes;
 use thermocline::gguf::Array;
@@ -30,7 +30,7 @@ fn a_shared_cache_is_allocated_and_saved_once() {
     let mut engine =
         Engine::load(model, devices, options, None, ignore_notices(), &|_, _| {}).unwrap();
     let mut saved = |n: usize| {
-        let mut sequence = engine.open();
+        let mut sequence = engine.new_sequence();
         let interrupt = std::sync::atomic::AtomicBool::new(false);
         let ids = &fixture.runs[0].ids[..n];
         let want = thermocline::engine::LogitsRequest::Last;
@@ -59,7 +59,7 @@ fn a_layer_and_its_kv_cache_must_share_a_device() {
 #[test]
 fn hostile_keys_of_gemma4_are_refused() {
     let reject = |name: &str, key: &str, value: u32, says: &str| {
-        ChangedModel::of(name).key(&format!("gemma4.{key}"), value).fails(says);
+        ChangedModel::new(name).key(&format!("gemma4.{key}"), value).fails(says);
     };
     let shared = |key: &str, value: u32, says: &str| reject("gemma4-shared", key, value, says);
     shared("attention.shared_kv_layers", 6, "fewer than the 6 layers");
@@ -72,22 +72,22 @@ fn hostile_keys_of_gemma4_are_refused() {
     shared("attention.sliding_window_pattern", 2, "sliding_window_pattern");
     let kinds = Array::Bool(vec![true; 5]);
     let few =
-        ChangedModel::of("gemma4-shared").key("gemma4.attention.sliding_window_pattern", kinds);
+        ChangedModel::new("gemma4-shared").key("gemma4.attention.sliding_window_pattern", kinds);
     few.fails("6 entries");
-    ChangedModel::of("gemma4-shared")
+    ChangedModel::new("gemma4-shared")
         .without("gemma4.attention.sliding_window")
         .fails("sliding_window");
-    ChangedModel::of("gemma4-shared")
+    ChangedModel::new("gemma4-shared")
         .without("blk.0.attn_k_norm.weight")
         .fails("blk.0.attn_k_norm");
     let width = "embedding_length_per_layer_input";
     reject("gemma4-shared", width, 17, "per_layer_proj_norm");
     reject("gemma4-shared", width, 0, "per_layer");
     reject("gemma4-shared", width, u32::MAX, "expected 1 to 16777216");
-    ChangedModel::of("gemma4-shared").without("blk.2.proj.weight").fails("blk.2.proj.weight");
+    ChangedModel::new("gemma4-shared").without("blk.2.proj.weight").fails("blk.2.proj.weight");
     for part in ["ffn_gate_inp.scale", "post_ffw_norm_1.weight", "ffn_up.weight"] {
         let name = format!("blk.1.{part}");
-        ChangedModel::of("gemma4-moe").without(&name).fails(&name);
+        ChangedModel::new("gemma4-moe").without(&name).fails(&name);
     }
     reject("gemma4-moe", "expert_count", 3, "blk.0.ffn_gate_inp.weight");
     reject("gemma4-moe", "expert_feed_forward_length", 8, "blk.0.ffn_");

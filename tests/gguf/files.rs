@@ -1,11 +1,12 @@
-//! Files on disk: files that are not models, split models, and writes that are complete or absent.
+//! Files on disk: split models, errors for files that are not models, and writes that leave a
+//! complete file or none.
 
 use std::{fs, path::Path};
 
 use super::{contents, fill, small, small_bytes};
 use thermocline::gguf::{Container, File, TensorType, Writer};
 
-fn refusal(path: &Path) -> String {
+fn open_error(path: &Path) -> String {
     let message = File::open(path).unwrap_err().to_string();
     let name = path.file_name().unwrap().to_str().unwrap();
     assert!(message.contains(name), "{message:?} does not name {name}");
@@ -65,19 +66,19 @@ fn an_unfinished_file_leaves_nothing() {
 fn errors_describe_unreadable_paths() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
-    check(&refusal(&path.join("absent.gguf")), "cannot open: ");
-    let message = refusal(path);
+    check(&open_error(&path.join("absent.gguf")), "cannot open: ");
+    let message = open_error(path);
     assert!(
         message.ends_with("is a directory, expected a GGUF file; it contains no GGUF file"),
         "{message}"
     );
     fs::write(path.join("config.json"), "{}").unwrap();
-    check(&refusal(path), "Hugging Face");
+    check(&open_error(path), "Hugging Face");
     fs::write(path.join("b.gguf"), "").unwrap();
-    check(&refusal(path), "; it contains b.gguf");
+    check(&open_error(path), "; it contains b.gguf");
     fs::write(path.join("a.gguf"), "").unwrap();
-    check(&refusal(path), "; it contains 2 files, a.gguf to b.gguf");
-    check(&refusal(&path.join("a.gguf")), "is empty (0 bytes)");
+    check(&open_error(path), "; it contains 2 files, a.gguf to b.gguf");
+    check(&open_error(&path.join("a.gguf")), "is empty (0 bytes)");
 }
 
 #[cfg(unix)]
@@ -86,10 +87,11 @@ fn a_socket_is_not_opened() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s");
     let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-    check(&refusal(&path), "is not a regular file");
+    check(&open_error(&path), "is not a regular file");
 }
 
-/// Writes one file of a split model with one tensor, `t` and its number.
+/// Writes file `number`, from 0, of a model split into `count` files. It has one tensor of 8
+/// values.
 fn write_part(path: &Path, number: u16, count: u16, n_tensors: i32, tensor: &str) {
     let mut writer = Writer::new(Container::Gguf);
     writer.set("split.no", number).unwrap();
@@ -124,7 +126,7 @@ fn parts_of_a_model_open_together() {
 }
 
 #[test]
-fn parts_that_do_not_fit_are_named() {
+fn parts_that_do_not_match_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let part = |n: u16| folder.path().join(format!("m-{n:05}-of-00002.gguf"));
     let broken = |n: u16| {
@@ -149,7 +151,7 @@ fn parts_that_do_not_fit_are_named() {
 
     let odd = folder.path().join("renamed.gguf");
     fs::copy(part(1), &odd).unwrap();
-    check(&refusal(&odd), "expected NAME-00001-of-00002.gguf, as for each of its 2 parts");
+    check(&open_error(&odd), "expected NAME-00001-of-00002.gguf, as for each of its 2 parts");
     let bytes = fs::read(part(1)).unwrap();
     let in_memory = File::from_vec(bytes, "memory").unwrap_err().to_string();
     check(&in_memory, "key `split.count`: expected 1 for a model in memory, found 2");

@@ -3,7 +3,7 @@
 use super::small_bytes;
 use thermocline::gguf::{Container, File, TensorType};
 
-/// Bytes of a container, put together by hand without the writer.
+/// Bytes of a container, appended field by field without the writer.
 #[derive(Clone)]
 struct Raw(Vec<u8>);
 
@@ -39,7 +39,7 @@ impl Raw {
     }
 }
 
-/// One array inside another, `depth` times, around an empty array of u8.
+/// A file whose only value is arrays nested `depth` deep; the innermost is an empty array of u8.
 fn nested(depth: usize) -> Raw {
     let outer = (1..depth).fold(Raw::new(0, 1).key("deep", 9), |raw, _| raw.u32(9).u64(1));
     outer.u32(0).u64(0)

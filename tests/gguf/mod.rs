@@ -9,7 +9,7 @@ mod round_trip;
 use hal::format::Format;
 use thermocline::gguf::{Array, Container, DataWriter, TensorType, Value, Writer};
 
-/// A small container with each kind of value and three tensors, ready for its data.
+/// A small container with values of several types and three tensors, without their data.
 fn small(container: Container) -> Writer {
     let mut writer = Writer::new(container);
     writer.set("general.architecture", "llama").unwrap();

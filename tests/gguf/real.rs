@@ -1,5 +1,5 @@
-//! Files written by other programs. They are next to the repository; tests are skipped if they are
-//! missing.
+//! GGUF files that other programs wrote, in `../shared` beside the repository. Tests are skipped if
+//! a folder is missing.
 
 use std::{
     path::{Path, PathBuf},
@@ -8,7 +8,8 @@ use std::{
 
 use thermocline::gguf::{Container, File, TensorType};
 
-/// The GGUF files in a folder of the shared data, or `None` with a printed reason.
+/// The GGUF files in `../shared/{folder}`, or `None` with a printed reason if there is no such
+/// folder.
 fn files(folder: &str) -> Option<Vec<PathBuf>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared").join(folder);
     let Ok(entries) = std::fs::read_dir(&folder) else {
@@ -25,7 +26,7 @@ fn files(folder: &str) -> Option<Vec<PathBuf>> {
 #[test]
 fn vocabularies_open_in_milliseconds() {
     for path in files("vocab").unwrap_or_default() {
-        // The shortest of several times, since the machine may be busy.
+        // The shortest of five times, since the machine may be busy.
         let open = || {
             let start = Instant::now();
             (File::open(&path).unwrap(), start.elapsed())
@@ -61,7 +62,7 @@ fn vocabularies_open_in_milliseconds() {
 }
 
 #[test]
-fn a_model_gives_its_tensors() {
+fn tensors_of_a_trained_model_are_read() {
     for path in files("models/tinystories-relu").unwrap_or_default() {
         let file = File::open(&path).unwrap();
         let n_embd = file.metadata().u64("llama.embedding_length").unwrap().unwrap();
@@ -77,10 +78,10 @@ fn a_model_gives_its_tensors() {
 
         // An F32 norm of a trained model: finite, with different values.
         let norm = file.tensor("output_norm.weight").unwrap();
-        let share = file.slice(norm).unwrap();
+        let slice = file.slice(norm).unwrap();
         drop(file);
         let values: Vec<f32> =
-            share.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            slice.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         assert_eq!(values.len() as u64, n_embd);
         assert!(values.iter().all(|value| value.is_finite()));
         assert!(values.iter().any(|value| *value != values[0]));

@@ -5,8 +5,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE / "corpus"
-QUICK = 10_000
-ANSWER = 60_000
+ACTION_MS = 10_000
+ANSWER_MS = 60_000
 SERIOUS = ("serious", "critical")
 
 
@@ -19,7 +19,7 @@ class Visit:
         self.address = address
         self.errors, self.urls, self.dialogs = [], [], []
         self.page = self.context.new_page()
-        self.page.set_default_timeout(QUICK)
+        self.page.set_default_timeout(ACTION_MS)
         self.watch(self.page)
         self.page.goto(address)
         self.wait("document.querySelector('#model option')")
@@ -44,14 +44,14 @@ class Visit:
 
     def wait(self, expression):
         """Waits until `expression` holds. Playwright's `wait_for_function` needs `eval`, which the page's policy forbids."""
-        for _ in range(QUICK // 50):
+        for _ in range(ACTION_MS // 50):
             if self.page.evaluate(f"Boolean({expression})"):
                 return
             self.page.wait_for_timeout(50)
         raise AssertionError(f"did not become true: {expression}")
 
     def wait_for_answer(self):
-        self.page.wait_for_selector("#send:visible", timeout=ANSWER)
+        self.page.wait_for_selector("#send:visible", timeout=ANSWER_MS)
 
     def bodies(self):
         return [node.inner_text().strip() for node in self.page.query_selector_all("#log .body")]
@@ -101,7 +101,7 @@ def stops_an_answer(visit):
     visit.no_errors()
 
 
-def regenerates_and_turns_versions(visit):
+def regenerates_and_switches_versions(visit):
     visit.ask("Hello")
     visit.tool("Regenerate answer")
     visit.wait_for_answer()
@@ -307,7 +307,7 @@ def renders_markdown(visit):
     visit.no_errors()
 
 
-def hostile_text_only_shows(visit):
+def hostile_text_is_inert(visit):
     page = visit.page
     allowed = "a,blockquote,br,button,code,del,div,em,h3,h4,h5,h6,hr,li,math,ol,p,pre,span,strong,table,tbody,td,th,thead,tr,ul"
     for name in ("scripts.md", "broken.md"):
@@ -403,7 +403,7 @@ def works_without_storage(visit):
     visit.no_errors()
 
 
-def answers_go_on_in_other_conversations(visit):
+def answers_continue_in_background(visit):
     page = visit.page
     visit.ask("count", wait=False)
     visit.wait("document.querySelector('#log article:last-child .body').textContent.length > 3")
@@ -441,12 +441,12 @@ def key_is_asked_for(browser, mock):
 
 
 ANY_SERVER = [
-    types_streams_and_reloads, stops_an_answer, regenerates_and_turns_versions, edits_messages,
+    types_streams_and_reloads, stops_an_answer, regenerates_and_switches_versions, edits_messages,
     manages_conversations, attaches_files, sends_parameters, keyboard_and_panel, policy_is_strict,
 ]
 MOCK_ONLY = [
-    shows_reasoning_and_errors, answers_go_on_in_other_conversations, a_full_browser_is_reported, works_without_storage,
-    renders_markdown, hostile_text_only_shows, huge_nesting_is_quick, streaming_equals_whole,
+    shows_reasoning_and_errors, answers_continue_in_background, a_full_browser_is_reported, works_without_storage,
+    renders_markdown, hostile_text_is_inert, huge_nesting_is_quick, streaming_equals_whole,
 ]
 LOOKS = [
     ("light", {"color_scheme": "light"}),
@@ -466,8 +466,8 @@ def serious_findings(page, axe):
     ]
 
 
-def looks(browser, address, axe, folder, text):
-    """Accessibility and width problems of all screens, colour schemes and sizes. Takes screenshots."""
+def check_accessibility(browser, address, axe, folder, text):
+    """Returns accessibility and width problems of all screens, colour schemes and sizes; writes screenshots."""
     problems = []
     for name, options in LOOKS:
         with Visit(browser, address, **options) as visit:

@@ -94,7 +94,7 @@ def pieces(text):
 
 
 def plan_answer(prompt):
-    """Delay per token, reasoning, answer, and whether an error ends it."""
+    """Seconds per piece of four characters, reasoning, answer, and whether an error ends the answer."""
     if prompt.startswith("count"):
         return 0.03, "", " ".join(str(i) for i in range(1, 400)), False
     if prompt.startswith("think"):

@@ -1,4 +1,4 @@
-// Checks of the modules that need no browser: `node tests/page/unit.mjs`. scripts/check_page runs it.
+// Tests of the page's modules that need no browser: `node tests/page/unit.mjs`. scripts/check_page runs it.
 
 import assert from "node:assert/strict";
 import test from "node:test";

@@ -24,7 +24,7 @@ fn fixed_options() -> EngineOptions {
     EngineOptions { adapt: false, ..exchanging_options() }
 }
 
-/// Tokens of the topic with a positive mark, or of the other topic.
+/// Ids of the tokens whose first mark is positive (one topic), or of the others (the other topic).
 fn tokens_of(model: &Model, positive: bool) -> Vec<u32> {
     let table = &model.token_embd;
     let desc = table.desc();
@@ -55,7 +55,7 @@ pub(super) fn half_placement(model: &Model) -> Placement {
     first_on_device(model, model.max_n_ff() / 2)
 }
 
-/// Results for a sequence, token by token.
+/// Results of a sequence that is fed one token per step.
 #[derive(Debug, PartialEq)]
 struct TextRun {
     logits: Logits,
@@ -64,7 +64,7 @@ struct TextRun {
 }
 
 fn text_run(engine: &mut Engine, text: &[u32]) -> TextRun {
-    let mut sequence = engine.open();
+    let mut sequence = engine.new_sequence();
     let interrupt = AtomicBool::new(false);
     let (mut logits, mut shares) = (Vec::new(), Vec::new());
     for &token in text {
@@ -73,7 +73,6 @@ fn text_run(engine: &mut Engine, text: &[u32]) -> TextRun {
             engine.feed(&mut sequence, &[token], LogitsRequest::Last, &interrupt, sink).unwrap();
         shares.push(stats.off_cpu / stats.active.max(1.0));
     }
-    engine.close(sequence);
     TextRun { logits, shares }
 }
 
@@ -81,7 +80,7 @@ fn mean(shares: &[f64]) -> f64 {
     shares.iter().sum::<f64>() / shares.len() as f64
 }
 
-fn best(logits: &[f32]) -> u32 {
+fn argmax(logits: &[f32]) -> u32 {
     (0..).zip(logits).max_by(|a, b| a.1.total_cmp(b.1)).map(|(id, _)| id).unwrap()
 }
 
@@ -89,7 +88,7 @@ fn sim(seed: u64, slow: u64) -> (Arc<SimBackend>, Device) {
     sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(slow), seed)
 }
 
-/// Tokens on one topic, then more tokens on the other.
+/// 64 tokens of one topic, then 160 of the other.
 fn drifting_text(model: &Model) -> Vec<u32> {
     [topic(model, true, 64), topic(model, false, 160)].concat()
 }
@@ -122,7 +121,7 @@ fn the_hot_set_follows_a_drifting_text() {
             let difference = difference(&expected.logits, &course.logits);
             assert!(difference <= bound(Format::F16), "{difference}");
             for (a, b) in expected.logits.iter().zip(&course.logits) {
-                assert_eq!(best(a), best(b));
+                assert_eq!(argmax(a), argmax(b));
             }
         }
         // Neither threads nor the device's delays affect the decisions.
@@ -191,11 +190,11 @@ fn budgets_hold_during_exchanges() {
             let (sim, device) = sim_device(1, budget, Duration::ZERO..Duration::ZERO, step);
             let devices = vec![cpu_device(2), device.clone()];
             let mut engine = load_with(&model, devices, exchanging_options(), None);
-            let held = sim.counters().held;
+            let held = sim.counters().used;
             text_run(&mut engine, &text[..192]);
             assert!(device.ledger().peak() <= budget, "{} of {budget}", device.ledger().peak());
             assert!(sim.counters().peak <= budget, "physical peak over {budget}");
-            assert_eq!(sim.counters().held, held, "nothing is allocated for an exchange");
+            assert_eq!(sim.counters().used, held, "nothing is allocated for an exchange");
             exchanged += engine.exchange_stats().map_or(0, |done| done.neurons);
         }
         assert!(exchanged > 0, "with some budget, neurons were exchanged");
@@ -217,7 +216,7 @@ fn a_device_may_be_lost_in_the_middle_of_an_exchange() {
             let devices = vec![cpu_device(2), device];
             let mut engine =
                 load_with(&model, devices, exchanging_options(), Some(half_placement(&model)));
-            let mut sequence = engine.open();
+            let mut sequence = engine.new_sequence();
             let interrupt = AtomicBool::new(false);
             let mut got = Vec::new();
             for (i, &token) in text.iter().enumerate() {
@@ -239,7 +238,6 @@ fn a_device_may_be_lost_in_the_middle_of_an_exchange() {
     });
 }
 
-/// Observers see each neuron under its own number, also after exchanges.
 #[test]
 fn observers_see_original_neuron_ids_after_exchanges() {
     within(LIMIT, || {
@@ -248,7 +246,7 @@ fn observers_see_original_neuron_ids_after_exchanges() {
         for (model, text) in [(two, topic), (generated("64x2x64x4/2*8/2:F16:silu"), word)] {
             let look = |engine: &mut Engine| {
                 let mut seen: Vec<f32> = Vec::new();
-                let mut sequence = engine.open();
+                let mut sequence = engine.new_sequence();
                 let interrupt = AtomicBool::new(false);
                 let sink = &mut |_: usize, observed: &ObservedBlock<'_>| {
                     seen.extend(observed.gate.unwrap());
@@ -256,7 +254,6 @@ fn observers_see_original_neuron_ids_after_exchanges() {
                     seen.extend(observed.weights.unwrap_or_default());
                 };
                 engine.observe(&mut sequence, &TEXT, &interrupt, sink).unwrap();
-                engine.close(sequence);
                 seen
             };
             let expected = look(&mut load_with(&model, vec![cpu_device(2)], fixed_options(), None));
@@ -283,7 +280,7 @@ fn observers_see_original_neuron_ids_after_exchanges() {
 /// A generated model, such as `64x2x64x4/2*8/2:F16:silu` with experts.
 pub(super) fn generated(spec: &str) -> Arc<Model> {
     let spec = Spec { n_vocab: 300, ..Spec::parse(spec).unwrap() };
-    let file = spec.build(&mut |_, _| {}).unwrap();
+    let file = spec.build(&mut |_, _| true).unwrap();
     Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap())
 }
 
@@ -301,7 +298,7 @@ fn experts_are_exchanged_whole() {
         let scaled = ("gemma4-moe", fixture("gemma4-moe"), 0.85);
         for (spec, model, least) in models.into_iter().chain([scaled]) {
             let format = model.blocks().next().unwrap().1.up.w.desc().format;
-            // Almost always the same token, so that the same experts are used again and again.
+            // Almost always the same token, so that the router selects the same experts.
             let text: Vec<u32> = (0..200).map(|i| if i % 9 == 0 { 7 } else { 21 }).collect();
             let mut cpu = load_with(&model, vec![cpu_device(2)], fixed_options(), None);
             let expected = text_run(&mut cpu, &text);
@@ -329,8 +326,8 @@ fn experts_are_exchanged_whole() {
     });
 }
 
-/// An expert of realistic size has several megabytes, which are uploaded in the time that a few
-/// uses of it save.
+/// An expert of realistic size has several megabytes, but a few uses of it on the device save the
+/// time of its upload.
 #[test]
 fn experts_of_realistic_size_are_exchanged() {
     let model = generated("2048x2x768x16/4*8/2:Q4_0:silu");
@@ -350,7 +347,7 @@ fn experts_of_realistic_size_are_exchanged() {
         let devices = [cpu_device(1), sim_device(1, budget, Duration::ZERO..Duration::ZERO, 1).1];
         let plan = plan(&thermocline::engine::task(&model, &devices, &options));
         let needs = exchange_needs(&model, &devices, &options, &plan);
-        (needs.map(|needs| needs.most), plan.devices.iter().map(|bytes| bytes.total()).sum())
+        (needs.map(|needs| needs.max_neurons), plan.devices.iter().map(|bytes| bytes.total()).sum())
     };
     let (none, all): (_, Bytes) = most(12e9, Bytes::MAX);
     assert_eq!(none, None, "nothing is left on the CPU");
@@ -386,8 +383,6 @@ fn neurons_are_exchanged_within_their_experts() {
     });
 }
 
-/// Frequently used experts go to the device as a whole, and no plan is slower than one with whole
-/// layers only.
 #[test]
 fn experts_are_placed_by_how_often_they_are_used() {
     let model = generated("64x3x64x4/2*8/2:F16:silu");
@@ -428,7 +423,6 @@ fn experts_are_placed_by_how_often_they_are_used() {
     assert!(split > 0, "some layer was split");
 }
 
-/// Repeats these tests on a small scale on a graphics device, which may be the software driver.
 #[test]
 fn graphics_devices_exchange_neurons_too() {
     let Some(backend) = super::graphics::graphics() else { return };
@@ -440,11 +434,12 @@ fn graphics_devices_exchange_neurons_too() {
         (quantised.model(), Format::Q4_0),
         (generated("64x2x64x4/2*8/2:F16:silu"), Format::F16),
     ];
-    exchanges(&backend, &models);
+    check_exchanges(&backend, &models);
 }
 
-/// On `backend` the hot set of these models adapts to a sequence without changing the output.
-pub(super) fn exchanges(backend: &Arc<dyn Backend>, models: &[(Arc<Model>, Format)]) {
+/// Checks on `backend` that the hot set of each model adapts to a sequence without changing the
+/// output.
+pub(super) fn check_exchanges(backend: &Arc<dyn Backend>, models: &[(Arc<Model>, Format)]) {
     for (model, format) in models {
         let text = [topic(model, false, 72), topic(model, true, 24)].concat();
         let device = Device::new(Arc::clone(backend), DeviceId(1), Bytes::MAX);

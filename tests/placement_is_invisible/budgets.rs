@@ -1,5 +1,5 @@
-//! Budgets are hard limits. The ledger, the device's memory, its binding limits and its supported
-//! ops can set them.
+//! A device never exceeds its budget, its memory or its binding limit, and computes no op that it
+//! does not support; the CPU does the remaining work.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -32,7 +32,10 @@ fn budgets_from_nothing_to_everything_are_kept() {
             kinds[1] += usize::from(placement.n_split() > 0);
             kinds[2] += usize::from(placement.layers.iter().all(|layer| layer.home == 1));
         }
-        assert!(kinds.iter().all(|&n| n > 0), "nothing, some and all were seen: {kinds:?}");
+        assert!(
+            kinds.iter().all(|&n| n > 0),
+            "none, some and all of the model was on the device: {kinds:?}"
+        );
     });
 }
 
@@ -46,7 +49,8 @@ fn a_failed_allocation_shrinks_the_share() {
             sim.out_of_memory_at(nth);
             let failed = Arc::new(AtomicBool::new(false));
             let flag = Arc::clone(&failed);
-            let notice: Notice = Arc::new(move |_: &str| flag.store(true, Ordering::Relaxed));
+            let notice: NoticeCallback =
+                Arc::new(move |_: &str| flag.store(true, Ordering::Relaxed));
             let devices = vec![cpu_device(2), device];
             let mut engine =
                 Engine::load(Arc::clone(&model), devices, options(), None, notice, &|_, _| {})
@@ -57,7 +61,6 @@ fn a_failed_allocation_shrinks_the_share() {
     });
 }
 
-/// A device that does not support an op, at all or at this size, leaves that work to the CPU.
 #[test]
 fn refused_ops_run_on_the_cpu() {
     within(LIMIT, || {
@@ -98,7 +101,7 @@ fn a_device_smaller_than_its_budget_gets_what_fits() {
                 let device = Device::new(Arc::clone(&sim) as Arc<dyn Backend>, DeviceId(1), budget);
                 let tries = Arc::new(Mutex::new(0));
                 let count = Arc::clone(&tries);
-                let notice: Notice = Arc::new(move |_: &str| *count.lock().unwrap() += 1);
+                let notice: NoticeCallback = Arc::new(move |_: &str| *count.lock().unwrap() += 1);
                 let devices = vec![cpu_device(2), device];
                 let mut engine = Engine::load(
                     Arc::clone(&model),
@@ -118,7 +121,10 @@ fn a_device_smaller_than_its_budget_gets_what_fits() {
                 kinds[2] += usize::from(placement.layers.iter().all(|layer| layer.home == 1));
             }
         }
-        assert!(kinds.iter().all(|&n| n > 0), "nothing, some and all were seen: {kinds:?}");
+        assert!(
+            kinds.iter().all(|&n| n > 0),
+            "none, some and all of the model was on the device: {kinds:?}"
+        );
     });
 }
 
@@ -126,7 +132,6 @@ fn options_of(n_ubatch: usize) -> EngineOptions {
     EngineOptions { n_ubatch, ..options() }
 }
 
-/// The model runs whichever op a device does not support, and however small its binding limit.
 #[test]
 fn any_op_may_be_refused() {
     within(LIMIT, || {
@@ -160,9 +165,9 @@ fn any_op_may_be_refused() {
     });
 }
 
-/// Generates `n` tokens after `start` with greedy sampling, one token per step.
+/// `start` and `n` greedily sampled tokens after it, one token per step.
 pub(super) fn greedy(engine: &mut Engine, start: u32, n: usize) -> Vec<u32> {
-    let mut sequence = engine.open();
+    let mut sequence = engine.new_sequence();
     let mut ids = vec![start];
     for _ in 0..n {
         let mut next = 0;
@@ -175,7 +180,6 @@ pub(super) fn greedy(engine: &mut Engine, start: u32, n: usize) -> Vec<u32> {
         engine.feed(&mut sequence, &last, LogitsRequest::All, &interrupt, sink).unwrap();
         ids.push(next);
     }
-    engine.close(sequence);
     ids
 }
 
@@ -209,7 +213,6 @@ fn the_built_in_model_generates_the_same_tokens_within_every_budget() {
     });
 }
 
-/// A long generation with every layer split over three devices and a KV cache of many blocks.
 #[test]
 fn two_hundred_tokens_match_across_three_devices() {
     within(LIMIT, || {
@@ -231,7 +234,6 @@ fn two_hundred_tokens_match_across_three_devices() {
     });
 }
 
-/// The frequency of each neuron's use changes the placement, but not the output.
 #[test]
 fn activation_frequencies_decide_the_placement() {
     within(LIMIT, || {
@@ -268,7 +270,7 @@ fn activation_frequencies_decide_the_placement() {
                         let sum: f32 = list.iter().map(|&n| uses[n as usize]).sum();
                         sum / list.len() as f32
                     };
-                    assert!(mean(hot) > mean(cold), "the hot ones are on the device");
+                    assert!(mean(hot) > mean(cold), "hot neurons are on the device");
                     n_split += 1;
                 }
             }

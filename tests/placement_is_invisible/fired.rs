@@ -1,5 +1,5 @@
-//! Watched steps: the cells show the neurons and experts that fire on the reference path, wherever
-//! neurons live, and watching changes no bit.
+//! Watched steps: the cells show the neurons and experts that fire in an observed run on the CPU,
+//! in every placement, and watching does not change the output.
 
 use thermocline::engine::{Error, Feed, FiredNeurons, ObservedBlock};
 
@@ -15,7 +15,7 @@ type Reference = Vec<Vec<Option<bool>>>;
 fn reference(model: &Arc<Model>, text: &[u32]) -> Vec<Reference> {
     let options = EngineOptions { n_ctx: 256, ..options() };
     let mut engine = load_with(model, vec![cpu_device(2)], options, None);
-    let mut sequence = engine.open();
+    let mut sequence = engine.new_sequence();
     let interrupt = AtomicBool::new(false);
     let relu = model.is_exactly_sparse();
     let mut all = Vec::new();
@@ -38,7 +38,8 @@ fn reference(model: &Arc<Model>, text: &[u32]) -> Vec<Reference> {
     all
 }
 
-/// The neurons of a layer in the order of its cells: those on other devices first, then by use.
+/// The neurons of a layer in the order of its cells: grouped by device with the CPU last, then from
+/// most to least used.
 fn order(
     placed: &LayerPlacement,
     n_ff: usize,
@@ -145,7 +146,7 @@ pub(super) fn check_on(
         engine.devices().iter().map(|device| device.ledger().used()).collect()
     };
     let before = used(&engine);
-    let mut sequences = [engine.open()];
+    let mut sequences = [engine.new_sequence()];
     let (mut logits, mut exact, mut cells) = (Vec::new(), 0, 0);
     for (i, (&token, expected)) in text.iter().zip(&expected).enumerate() {
         let orders = orders(&engine, None);
@@ -192,11 +193,11 @@ fn cells_show_the_experts_of_a_token() {
         }
         let model = generated("64x2x64x4/2*8/2:F16:silu");
         let mut engine = load(&model, vec![cpu_device(1)], None);
-        let mut sequences = [engine.open()];
+        let mut sequences = [engine.new_sequence()];
         step(&mut engine, &mut sequences, &[5]);
         for cells in &engine.fired().layers {
             assert_eq!(cells.len(), 8, "an expert has a cell");
-            assert_eq!(cells.iter().filter(|value| **value == FiredNeurons::MOST).count(), 2);
+            assert_eq!(cells.iter().filter(|value| **value == FiredNeurons::ALL_FIRED).count(), 2);
             assert_eq!(cells.iter().filter(|value| **value == 0).count(), 6);
         }
     });
@@ -217,11 +218,11 @@ fn dense_blocks_fire_whole_and_need_no_counters() {
         let model = Tiny { activation: "silu", ..Tiny::default() }.model();
         let device = cpu_device(1);
         let mut engine = load(&model, vec![device.clone()], None);
-        let mut sequences = [engine.open()];
+        let mut sequences = [engine.new_sequence()];
         let before = device.ledger().used();
         step(&mut engine, &mut sequences, &[5]);
         assert_eq!(device.ledger().used(), before);
-        let all = vec![vec![FiredNeurons::MOST; 96]; 3];
+        let all = vec![vec![FiredNeurons::ALL_FIRED; 96]; 3];
         assert_eq!((engine.fired().n_tokens, &engine.fired().layers), (1, &all));
     });
 }
@@ -235,7 +236,7 @@ fn cells_are_ordered_by_the_profile() {
             PlannerInputs { uses: Some(Arc::new(vec![uses.clone(); 3])), ..options().placing };
         let options = EngineOptions { placing, ..options() };
         let mut engine = load_with(&model, vec![cpu_device(1)], options, None);
-        let mut sequences = [engine.open()];
+        let mut sequences = [engine.new_sequence()];
         for (&token, expected) in TEXT.iter().zip(&reference(&model, &TEXT)) {
             step(&mut engine, &mut sequences, &[token]);
             let orders = orders(&engine, Some(&uses));
@@ -256,7 +257,7 @@ fn cells_add_up_the_sequences_of_a_step() {
         let mut engine = load_with(&model, vec![cpu_device(2)], options, None);
         let mut cpu = load(&model, vec![cpu_device(2)], None);
         let plain: Vec<_> = texts.iter().map(|text| logits_of(&mut cpu, text, &[1])).collect();
-        let mut sequences = [engine.open(), engine.open(), engine.open()];
+        let mut sequences = [engine.new_sequence(), engine.new_sequence(), engine.new_sequence()];
         for i in 0..8 {
             let ids = texts.map(|text| text[i]);
             let logits = step(&mut engine, &mut sequences, &ids);
@@ -269,7 +270,7 @@ fn cells_add_up_the_sequences_of_a_step() {
 }
 
 #[test]
-fn a_device_without_memory_refuses_the_watch_by_name() {
+fn a_watch_without_device_memory_is_refused_and_names_the_device() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let roomy = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1).1;
@@ -282,7 +283,7 @@ fn a_device_without_memory_refuses_the_watch_by_name() {
         let full = sim_device(1, roomy.ledger().peak(), Duration::ZERO..Duration::ZERO, 1).1;
         let mut engine = make(full.clone());
         let before = full.ledger().used();
-        let mut sequences = [engine.open()];
+        let mut sequences = [engine.new_sequence()];
         let mut logits = Vec::new();
         for &token in &TEXT {
             logits.extend(step(&mut engine, &mut sequences, &[token]));
@@ -306,7 +307,7 @@ fn a_lost_device_does_not_end_the_watch() {
             let devices = vec![cpu_device(2), device];
             let options = EngineOptions { adapt: false, ..options() };
             let mut engine = load_with(&model, devices, options, Some(half_placement(&model)));
-            let mut sequences = [engine.open()];
+            let mut sequences = [engine.new_sequence()];
             for (i, &token) in TEXT.iter().enumerate() {
                 if i == 5 {
                     sim.lose_after(after);
@@ -329,7 +330,7 @@ fn an_interrupted_step_fails_as_without_a_watch() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let mut engine = load(&model, vec![cpu_device(1)], None);
-        let mut sequence = engine.open();
+        let mut sequence = engine.new_sequence();
         let mut feeds = [Feed { sequence: &mut sequence, tokens: &[3], want: LogitsRequest::Last }];
         let stopped = engine.step_watched(&mut feeds, &AtomicBool::new(true), &mut |_, _, _| {});
         assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");

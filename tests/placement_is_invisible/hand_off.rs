@@ -24,7 +24,7 @@ fn an_interrupt_leaves_the_sequence_unchanged() {
             ],
         };
         let mut engine = load(&model, vec![cpu_device(2), device], Some(placement));
-        let mut sequence = engine.open();
+        let mut sequence = engine.new_sequence();
         for (i, &token) in TEXT.iter().enumerate() {
             let stop = AtomicBool::new(true);
             let stopped =
@@ -45,7 +45,6 @@ fn an_interrupt_leaves_the_sequence_unchanged() {
 }
 
 /// The host panics or fails between a post and its reply, while another device computes its share.
-/// No device is left waiting, and the same sequence continues.
 #[test]
 fn a_host_failure_in_a_hand_off_leaves_no_device_waiting() {
     within(LIMIT, || {
@@ -65,7 +64,7 @@ fn a_host_failure_in_a_hand_off_leaves_no_device_waiting() {
             let placement = Placement { embed: 0, head: 2, layers };
             let devices = vec![host, a, b];
             let mut engine = load(&model, devices, Some(placement));
-            let mut sequence = engine.open();
+            let mut sequence = engine.new_sequence();
             let interrupt = AtomicBool::new(false);
             // In a step, the CPU replays the embedding, then its share of each layer.
             for (i, &token) in TEXT[..12].iter().enumerate() {
@@ -105,7 +104,7 @@ fn a_host_failure_in_a_hand_off_leaves_no_device_waiting() {
 }
 
 /// An engine whose layers are split between a device and the CPU.
-fn shared(model: &Arc<Model>) -> Engine {
+fn split_engine(model: &Arc<Model>) -> Engine {
     let (_, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(50), 3);
     let layers = vec![deal_neurons(model, &[1, 0]); 3];
     let placement = Placement { embed: 1, head: 1, layers };
@@ -117,8 +116,8 @@ fn a_panic_of_an_observer_leaves_the_sequence_unchanged() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[1]);
-        let mut engine = shared(&model);
-        let (mut sequence, mut other) = (engine.open(), engine.open());
+        let mut engine = split_engine(&model);
+        let (mut sequence, mut other) = (engine.new_sequence(), engine.new_sequence());
         let interrupt = AtomicBool::new(false);
         for (i, &token) in TEXT[..6].iter().enumerate() {
             let panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -145,8 +144,8 @@ fn a_panic_of_the_logits_callback_leaves_the_sequence_unchanged() {
     within(LIMIT, || {
         let model = Tiny::default().model();
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[1]);
-        let mut engine = shared(&model);
-        let mut sequence = engine.open();
+        let mut engine = split_engine(&model);
+        let mut sequence = engine.new_sequence();
         let interrupt = AtomicBool::new(false);
         for (i, &token) in TEXT.iter().enumerate() {
             let panicked = catch_unwind(AssertUnwindSafe(|| {

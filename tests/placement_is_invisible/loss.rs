@@ -30,7 +30,7 @@ fn generation_continues_after_the_loss_of_a_device() {
     });
 }
 
-/// Another thread loses devices at times unrelated to the step: devices that are the home of
+/// Another thread simulates the loss of devices at random times: devices that are the home of
 /// layers, have shares of layers, or have the head. A loss may also come while the model is loaded
 /// again.
 #[test]
@@ -90,7 +90,6 @@ fn a_second_loss_may_occur_during_recovery() {
     });
 }
 
-/// A sequence from before the loss must not use or release blocks of the new pool.
 #[test]
 fn sequences_from_before_a_loss_do_not_affect_others() {
     within(LIMIT, || {
@@ -103,34 +102,34 @@ fn sequences_from_before_a_loss_do_not_affect_others() {
             engine.feed(sequence, &text, LogitsRequest::Last, &interrupt, sink).map(|_| vec![row])
         };
         let mut plain = load(&model, vec![cpu_device(2)], None);
-        let mut sequence = plain.open();
+        let mut sequence = plain.new_sequence();
         let expected = fill(&mut plain, &mut sequence, 32).unwrap();
         for shorten in [false, true] {
             let (sim, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1);
             let mut engine = load(&model, vec![cpu_device(2), device], None);
             // The cache has three blocks.
-            let (mut asleep, mut awake) = (engine.open(), engine.open());
+            let (mut asleep, mut awake) = (engine.new_sequence(), engine.new_sequence());
             fill(&mut engine, &mut asleep, 32).unwrap();
             sim.lose_now();
             fill(&mut engine, &mut awake, 32).unwrap();
             if shorten {
                 engine.truncate(&mut asleep, 0);
             }
-            engine.close(asleep);
-            let mut others = [engine.open(), engine.open()];
+            drop(asleep);
+            let mut others = [engine.new_sequence(), engine.new_sequence()];
             for other in &mut others {
                 let got = fill(&mut engine, other, 32).unwrap();
                 assert!(difference(&expected, &got) <= bound(Format::F16));
             }
             // No block was allocated twice: there is no fourth block.
-            let mut fourth = engine.open();
+            let mut fourth = engine.new_sequence();
             let full = fill(&mut engine, &mut fourth, 1);
             assert!(
                 matches!(full, Err(thermocline::engine::Error::ContextFull { .. })),
                 "{full:?}"
             );
             let [other, _] = others;
-            engine.close(other);
+            drop(other);
             fill(&mut engine, &mut awake, 32).unwrap();
         }
     });

@@ -9,6 +9,7 @@ mod fired;
 pub(crate) mod graphics;
 mod hand_off;
 mod loss;
+mod policies;
 mod predictor;
 mod refused;
 mod shares;
@@ -28,7 +29,7 @@ use hal::{Backend, Bytes, Device, DeviceId};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use sim::{SimBackend, SimOptions};
-use thermocline::engine::{Engine, EngineOptions, LogitsRequest, Notice, PlannerInputs};
+use thermocline::engine::{Engine, EngineOptions, LogitsRequest, NoticeCallback, PlannerInputs};
 use thermocline::model::Model;
 use thermocline::placement::{LayerPlacement, Neurons, Placement, Share};
 
@@ -58,7 +59,7 @@ pub(crate) fn sim_device(
     (backend, device)
 }
 
-pub(crate) fn ignore_notices() -> Notice {
+pub(crate) fn ignore_notices() -> NoticeCallback {
     Arc::new(|_: &str| {})
 }
 
@@ -87,7 +88,7 @@ fn logits(engine: &mut Engine, pieces: &[usize]) -> Logits {
 
 /// Feeds `ids` in chunks of the given sizes; returns the logits of every token.
 pub(crate) fn logits_of(engine: &mut Engine, ids: &[u32], pieces: &[usize]) -> Logits {
-    let mut sequence = engine.open();
+    let mut sequence = engine.new_sequence();
     let mut all = Vec::new();
     let mut rest = ids;
     let mut sizes = pieces.iter().cycle();
@@ -98,7 +99,6 @@ pub(crate) fn logits_of(engine: &mut Engine, ids: &[u32], pieces: &[usize]) -> L
         engine.feed(&mut sequence, piece, LogitsRequest::All, &interrupt, sink).unwrap();
         rest = after;
     }
-    engine.close(sequence);
     all
 }
 

@@ -1,5 +1,5 @@
-//! A file's predictor decides once, on the layer's home: its decision does not depend on the
-//! placement.
+//! A layer's predictor runs once per token, on the layer's home device, so the predicted neurons do
+//! not depend on the placement.
 
 use thermocline::engine::Sparsity;
 
@@ -10,15 +10,15 @@ fn tiny(seed: u64, format: Format) -> Tiny {
 }
 
 /// The input of a quantised predictor is rounded, so an activation that rounds to the neighbouring
-/// 8-bit step changes a score by a few thousandths of the spread: enough for one score in thousands
-/// to cross the threshold, which adds or drops a whole neuron. These predictors therefore decide by
-/// marks that rounding does not affect.
+/// 8-bit step changes a score by a few thousandths of the scores' spread: enough for one score in
+/// thousands to cross the threshold, which adds or drops a whole neuron. These predictors therefore
+/// read only marks (`Tiny::marked`), which rounding does not affect.
 fn marked_model(seed: u64, format: Format) -> Tiny {
     Tiny { marked: true, ..tiny(seed, format) }
 }
 
-/// Largest effect of a neuron that is added or dropped because rounding moved its score across the
-/// threshold.
+/// Largest change of the logits, relative to their spread, by neurons that are added or dropped
+/// because rounding moved their scores across the threshold.
 const BOUND: f32 = 8e-2;
 
 fn engine_with(model: &Arc<Model>, sparsity: Sparsity, threshold: Option<f32>) -> Engine {
@@ -39,7 +39,8 @@ fn random_placements_of_predicted_neurons_give_the_same_logits() {
     });
 }
 
-/// Every layer hands off lists for each token, to several devices, in chunks of all sizes.
+/// In every layer, the hand-offs to other devices contain the list of predicted neurons of each
+/// token.
 #[test]
 fn lists_are_sent_in_hand_offs() {
     within(LIMIT, || {
@@ -132,7 +133,7 @@ fn the_threshold_selects_all_to_no_neurons() {
         assert_eq!(file, logits(&mut engine_with(&model, Sparsity::Predicted, Some(0.0)), &[23]));
         assert!(difference(&exact, &file) > 10.0 * BOUND, "a random predictor drops neurons");
         let mut strict = engine_with(&model, Sparsity::Predicted, Some(f32::INFINITY));
-        let mut sequence = strict.open();
+        let mut sequence = strict.new_sequence();
         let interrupt = AtomicBool::new(false);
         let stats = strict
             .feed(&mut sequence, &TEXT, LogitsRequest::Last, &interrupt, &mut |_, _| {})

@@ -60,7 +60,7 @@ fn notices_give_the_size_of_too_large_operands() {
         let notice =
             notices.iter().find(|notice| notice.contains("whole")).expect("layers do not fit");
         assert!(
-            notice.contains("takes") && notice.contains("an op binds at most 5.86 KiB"),
+            notice.contains("takes") && notice.contains("a binding covers at most 5.86 KiB"),
             "{notice}"
         );
         assert!(engine.placement().layers.iter().all(|layer| layer.home == 0 || layer.is_split()));

@@ -37,12 +37,12 @@ fn profile(model: &Arc<Model>, text: &Text) -> Profile {
             .unwrap();
     let mut profile = text.start(model);
     let (mut gatherer, interrupt) = (Gatherer::new(model).unwrap(), AtomicBool::new(false));
-    calibrate(&mut engine, text, &mut profile, &mut gatherer, &interrupt, &mut |_| {}).unwrap();
+    calibrate(&mut engine, text, &mut profile, &mut gatherer, &interrupt, &mut |_, _| {}).unwrap();
     profile
 }
 
 /// Fraction of the firing neurons of `text` that `placement` puts on devices other than the CPU.
-fn counted(placement: &Placement, text: &Profile) -> f64 {
+fn share_off_cpu(placement: &Placement, text: &Profile) -> f64 {
     let (mut off_cpu, mut all) = (0, 0);
     for (placed, fires) in placement.layers.iter().zip(text.layers()) {
         all += fires.active_counts().iter().sum::<u64>();
@@ -76,15 +76,15 @@ fn check(device: &dyn Fn(Bytes) -> Device, run_every: u64) {
         let budget = Bytes(everything.0 * step / STEPS);
         let [by_profile, by_nothing] =
             [&profiled, &uniform].map(|options| forecast(&model, &devices(budget), options));
-        let share = counted(&by_profile.placement, &fired);
-        let plain = counted(&by_nothing.placement, &fired);
+        let share = share_off_cpu(&by_profile.placement, &fired);
+        let plain = share_off_cpu(&by_nothing.placement, &fired);
         eprintln!(
             "{budget}: planned {:.3}, counted {share:.3}; without a profile {:.3}, {plain:.3}",
             by_profile.off_cpu, by_nothing.off_cpu
         );
         assert!((share - by_profile.off_cpu).abs() <= MAX_ERROR, "{budget}");
         assert!(share >= plain, "{budget}");
-        // The budget fits some, but not all neurons.
+        // Some, but not all neurons fit into the budget.
         if by_profile.off_cpu > 0.0 && by_nothing.off_cpu < 1.0 {
             assert!(share > plain, "{budget}: the hot neurons are on the device");
             better += 1;
@@ -95,13 +95,13 @@ fn check(device: &dyn Fn(Bytes) -> Device, run_every: u64) {
                 Engine::load(model, devices(budget), settings, None, ignore_notices(), &|_, _| {})
                     .unwrap();
             assert_eq!(engine.placement(), &by_profile.placement);
-            let mut sequence = engine.open();
+            let mut sequence = engine.new_sequence();
             let interrupt = AtomicBool::new(false);
             let ids = other.windows().next().unwrap();
             let stats = engine
                 .feed(&mut sequence, ids, LogitsRequest::Last, &interrupt, &mut |_, _| {})
                 .unwrap();
-            engine.close(sequence);
+            drop(sequence);
             let layers = engine.layer_activity();
             let sum = |part: fn(&LayerActivity) -> f64| layers.iter().map(part).sum::<f64>();
             assert_eq!(sum(|l| l.neurons), stats.neurons, "{budget}");

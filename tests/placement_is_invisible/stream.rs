@@ -10,9 +10,9 @@ use super::adapt::{half_placement, topic, two_topics};
 use super::graphics::{built_in, graphics};
 use super::*;
 
-/// Streams weights in steps of at least 8 tokens, in chunks of at most `piece` bytes.
-pub(super) fn streaming_options(piece: u64) -> EngineOptions {
-    let streaming = Streaming::Forced { from: 8, piece: Bytes(piece) };
+/// Streams weights in steps of at least 8 tokens, in chunks of at most `chunk_bytes` bytes.
+pub(super) fn streaming_options(chunk_bytes: u64) -> EngineOptions {
+    let streaming = Streaming::Forced { from: 8, chunk_bytes: Bytes(chunk_bytes) };
     EngineOptions { n_ctx: 160, n_ubatch: 64, streaming, ..EngineOptions::default() }
 }
 
@@ -50,10 +50,11 @@ fn check(tiny: &Tiny) {
     let expected =
         logits_of(&mut load_with(&model, vec![cpu_device(2)], whole, None), &text, &[70]);
     for (round, nth) in [Some(2), Some(3), None, Some(5)].into_iter().enumerate() {
-        for piece in [1, 9_000] {
+        for chunk_bytes in [1, 9_000] {
             let devices = vec![cpu_device(1 + round), sim(round as u64, 30).1];
             let placement = split(&model, nth);
-            let mut engine = load_with(&model, devices, streaming_options(piece), Some(placement));
+            let mut engine =
+                load_with(&model, devices, streaming_options(chunk_bytes), Some(placement));
             let got = logits_of(&mut engine, &text, &[70]);
             let difference = difference(&expected, &got);
             assert!(difference <= bound(tiny.format), "{tiny:?} {nth:?}: {difference}");
@@ -86,8 +87,8 @@ fn streamed_prefill_of_other_layouts_gives_the_same_logits() {
     });
 }
 
-/// On three devices, layers of either device are streamed, and layers with neurons on both devices
-/// hand off between them.
+/// With a CPU and two other devices, weights are streamed to either device, and layers with neurons
+/// on both hand off between them.
 #[test]
 fn random_placements_with_streaming_give_the_same_logits() {
     within(LIMIT, || {
@@ -133,7 +134,7 @@ fn streamed_neurons_count_for_the_device() {
             let text = text(&model, 64);
             let run = |devices, options, placement| {
                 let mut engine = load_with(&model, devices, options, placement);
-                let mut sequence = engine.open();
+                let mut sequence = engine.new_sequence();
                 let interrupt = AtomicBool::new(false);
                 engine
                     .feed(&mut sequence, &text, LogitsRequest::Last, &interrupt, &mut |_, _| {})
@@ -196,7 +197,6 @@ fn a_trace_shows_streamed_chunks() {
     });
 }
 
-/// Chunks are packed according to the placement after an exchange.
 #[test]
 fn chunks_follow_the_hot_set() {
     within(LIMIT, || {
@@ -254,7 +254,6 @@ fn a_device_lost_while_streaming_is_dropped() {
     });
 }
 
-/// An interrupted step leaves the engine as it was, including the staging memory of chunks.
 #[test]
 fn an_interrupted_stream_restarts() {
     within(LIMIT, || {
@@ -266,7 +265,7 @@ fn an_interrupted_stream_restarts() {
         placement.layers[2] = LayerPlacement::whole(0);
         let mut engine = load_with(&model, devices, streaming_options(1), Some(placement));
         let expected = logits_of(&mut engine, &text, &[64]);
-        let (booked, held) = (device.ledger().used(), backend.counters().held);
+        let (booked, held) = (device.ledger().used(), backend.counters().used);
         let mut n_interrupted = 0;
         for micros in [0, 200, 700, 1500, 3000, 5000, 9000] {
             let stop = Arc::new(AtomicBool::new(false));
@@ -275,13 +274,13 @@ fn an_interrupted_stream_restarts() {
                 std::thread::sleep(Duration::from_micros(micros));
                 flag.store(true, Ordering::Relaxed);
             });
-            let mut sequence = engine.open();
+            let mut sequence = engine.new_sequence();
             let fed = engine.feed(&mut sequence, &text, LogitsRequest::Last, &stop, &mut |_, _| {});
             n_interrupted += usize::from(matches!(fed, Err(Error::Interrupted)));
             stopper.join().unwrap();
-            engine.close(sequence);
+            drop(sequence);
             assert_eq!(logits_of(&mut engine, &text, &[64]), expected, "after {micros} us");
-            assert_eq!((device.ledger().used(), backend.counters().held), (booked, held));
+            assert_eq!((device.ledger().used(), backend.counters().used), (booked, held));
         }
         assert!(n_interrupted > 0);
     });
@@ -306,19 +305,19 @@ fn budgets_include_the_slots() {
             let (sim, device) = sim_device(1, budget, Duration::ZERO..Duration::ZERO, step);
             let notices = Arc::new(Mutex::new(Vec::new()));
             let sink = Arc::clone(&notices);
-            let notice: Notice =
+            let notice: NoticeCallback =
                 Arc::new(move |text: &str| sink.lock().unwrap().push(text.to_owned()));
             let devices = vec![cpu_device(2), device.clone()];
             let model = Arc::clone(&model);
             let mut engine =
                 Engine::load(model, devices, streaming_options(1), None, notice, &|_, _| {})
                     .unwrap();
-            let held = sim.counters().held;
+            let held = sim.counters().used;
             let got = logits_of(&mut engine, &text, &[70]);
             assert!(difference(&expected, &got) <= bound(Format::Q8_0), "budget {budget}");
             assert!(device.ledger().peak() <= budget, "{} of {budget}", device.ledger().peak());
             assert!(sim.counters().peak <= budget, "physical peak over {budget}");
-            assert_eq!(sim.counters().held, held, "nothing is allocated for a prompt");
+            assert_eq!(sim.counters().used, held, "nothing is allocated for a prompt");
             assert!(notices.lock().unwrap().is_empty(), "{notices:?}: the planned memory fits");
             n_split += usize::from(engine.placement().n_split() > 0);
         }
@@ -326,8 +325,6 @@ fn budgets_include_the_slots() {
     });
 }
 
-/// With speeds for which streaming pays off, both the plan and the engine stream weights; with
-/// others neither does.
 #[test]
 fn measured_speeds_decide_whether_to_stream() {
     within(LIMIT, || {
@@ -366,7 +363,10 @@ fn measured_speeds_decide_whether_to_stream() {
             let [Some(slow), Some(quick)] = [slow, quick] else { continue };
             assert_eq!(slow.stream_from, [None, None]);
             assert!(quick.prompt.unwrap() <= slow.prompt.unwrap());
-            assert!(quick.text().unwrap() <= slow.text().unwrap());
+            assert!(
+                quick.prompt_and_reply_seconds().unwrap()
+                    <= slow.prompt_and_reply_seconds().unwrap()
+            );
             if let Some(from) = quick.stream_from[1] {
                 assert!(from > 16 && quick.placement.n_split() > 0);
                 n_streamed += 1;
@@ -376,7 +376,6 @@ fn measured_speeds_decide_whether_to_stream() {
     });
 }
 
-/// If there is no memory for the slots, a message reports that, and the CPU computes its neurons.
 #[test]
 fn without_memory_for_slots_prefill_uses_hand_offs() {
     within(LIMIT, || {
@@ -387,7 +386,7 @@ fn without_memory_for_slots_prefill_uses_hand_offs() {
         let load = |device, options| {
             let notices = Arc::new(Mutex::new(Vec::new()));
             let sink = Arc::clone(&notices);
-            let notice: Notice =
+            let notice: NoticeCallback =
                 Arc::new(move |text: &str| sink.lock().unwrap().push(text.to_owned()));
             let (model, placement) = (Arc::clone(&model), Some(placement.clone()));
             let devices = vec![cpu_device(2), device];
@@ -407,7 +406,6 @@ fn without_memory_for_slots_prefill_uses_hand_offs() {
     });
 }
 
-/// Tests streaming with a real driver, which may be a software driver.
 #[test]
 fn a_graphics_device_streams_with_the_same_tokens() {
     let Some(backend) = graphics() else { return };

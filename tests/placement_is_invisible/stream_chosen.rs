@@ -1,4 +1,4 @@
-//! Streaming in prefill of selected neurons: experts selected by a router, and neurons listed by a
+//! Prefill that streams only selected neurons: experts selected by a router, or neurons listed by a
 //! predictor.
 
 use thermocline::engine::{ExchangeStats, StepStats};
@@ -17,23 +17,22 @@ fn sim(seed: u64) -> Device {
 
 /// Logits and statistics of one prompt.
 fn prompt(engine: &mut Engine, text: &[u32]) -> (Logits, StepStats) {
-    let mut sequence = engine.open();
+    let mut sequence = engine.new_sequence();
     let (mut logits, interrupt) = (Vec::new(), AtomicBool::new(false));
     let stats = engine.feed(&mut sequence, text, LogitsRequest::All, &interrupt, &mut |_, row| {
         logits.push(row.to_vec());
     });
-    engine.close(sequence);
     (logits, stats.unwrap())
 }
 
 /// Compares a prompt of 64 tokens with the CPU alone: with every second, every third or no unit of
-/// neurons resident, and with chunks of each of the sizes `pieces`.
-fn check(model: &Arc<Model>, pieces: &[u64], bound: f32) {
+/// neurons resident, and with chunks of each of the sizes `chunk_sizes`.
+fn check(model: &Arc<Model>, chunk_sizes: &[u64], bound: f32) {
     let text = text(model, 64);
     let cpu = load_with(model, vec![cpu_device(2)], hand_off_options(), None);
     let (expected, all) = prompt(&mut { cpu }, &text);
     for (round, nth) in [Some(2), Some(3), None].into_iter().enumerate() {
-        for &piece in pieces {
+        for &chunk_bytes in chunk_sizes {
             let run = |options| {
                 let devices = vec![cpu_device(1 + round), sim(round as u64)];
                 let mut engine = load_with(model, devices, options, Some(split(model, nth)));
@@ -41,12 +40,15 @@ fn check(model: &Arc<Model>, pieces: &[u64], bound: f32) {
                 assert_eq!(logits, prompt(&mut engine, &text).0, "the same bits twice");
                 (logits, stats)
             };
-            let (logits, stats) = run(streaming_options(piece));
+            let (logits, stats) = run(streaming_options(chunk_bytes));
             let difference = difference(&expected, &logits);
-            assert!(difference <= bound, "{nth:?}, {piece}: {difference}");
-            assert_eq!(stats.off_cpu, stats.active, "{nth:?}, {piece}: all on the device");
+            assert!(difference <= bound, "{nth:?}, {chunk_bytes}: {difference}");
+            assert_eq!(stats.off_cpu, stats.active, "{nth:?}, {chunk_bytes}: all on the device");
             let same = (stats.active / all.active - 1.0).abs() < 5e-3;
-            assert!(same && stats.neurons == all.neurons, "{nth:?}, {piece}: {stats:?} {all:?}");
+            assert!(
+                same && stats.neurons == all.neurons,
+                "{nth:?}, {chunk_bytes}: {stats:?} {all:?}"
+            );
             let handed = run(hand_off_options()).1;
             assert!(handed.off_cpu < handed.active, "{handed:?}");
         }
@@ -76,7 +78,7 @@ fn neurons_of_layers_on_the_cpu_are_streamed() {
     within(LIMIT, || {
         let tiny = |activation, format| Tiny { activation, format, n_ff: 160, ..Tiny::default() };
         let listed = Tiny { pwri: true, rank: 32, marked: true, ..Tiny::default() };
-        for (model, format, all_come) in [
+        for (model, format, all_streamed) in [
             (tiny("relu", Format::Q8_0).model(), Format::Q8_0, true),
             (tiny("silu", Format::Q4_0).model(), Format::Q4_0, true),
             (generated("64x3x64x4/2*8/2:F16:silu"), Format::F16, true),
@@ -100,13 +102,12 @@ fn neurons_of_layers_on_the_cpu_are_streamed() {
                 assert!(difference <= bound(format), "{format}, {split_one}: {difference}");
                 assert_eq!(got, prompt(&mut engine, &text).0, "the same bits twice");
                 assert!((stats.active / all.active - 1.0).abs() < 5e-3, "{stats:?} {all:?}");
-                assert_eq!(stats.off_cpu == stats.active, all_come, "{format}: {stats:?}");
+                assert_eq!(stats.off_cpu == stats.active, all_streamed, "{format}: {stats:?}");
             }
         }
     });
 }
 
-/// Streaming uses the right experts after experts were exchanged between devices.
 #[test]
 fn exchanged_experts_are_streamed_in_chunks() {
     within(LIMIT, || {
@@ -116,13 +117,14 @@ fn exchanged_experts_are_streamed_in_chunks() {
         ] {
             let model = generated(spec);
             let text: Vec<u32> = (0..230).map(|i| if i % 9 == 0 { 7 } else { 21 }).collect();
-            after_exchanges(&model, &text, bound(format));
+            check_after_exchanges(&model, &text, bound(format));
         }
     });
 }
 
-/// Feeds single tokens first, so that neurons are counted and exchanged, then a prompt.
-fn after_exchanges(model: &Arc<Model>, text: &[u32], bound: f32) -> ExchangeStats {
+/// Checks the logits of single tokens, during which neurons are exchanged, and of a prompt after
+/// them.
+fn check_after_exchanges(model: &Arc<Model>, text: &[u32], bound: f32) -> ExchangeStats {
     let pieces: Vec<usize> = [vec![1; 128], vec![64, 1, 1, 36]].concat();
     let options = EngineOptions { n_ctx: 256, ..hand_off_options() };
     let mut cpu = load_with(model, vec![cpu_device(2)], options, None);
@@ -138,8 +140,6 @@ fn after_exchanges(model: &Arc<Model>, text: &[u32], bound: f32) -> ExchangeStat
     done
 }
 
-/// Neurons listed by a file's predictor, which decides by marks that rounding does not affect: the
-/// same neurons on every placement.
 #[test]
 fn listed_neurons_are_streamed_in_chunks() {
     within(LIMIT, || {
@@ -156,11 +156,12 @@ fn exchanged_listed_neurons_are_streamed_in_chunks() {
     within(LIMIT, || {
         let tiny = Tiny { pwri: true, rank: 32, ..two_topics() };
         let model = tiny.model();
-        after_exchanges(&model, &topic(&model, false, 230), bound(tiny.format));
+        check_after_exchanges(&model, &topic(&model, false, 230), bound(tiny.format));
     });
 }
 
-/// Neurons that are active for no token, and for every token: empty slots count for neither.
+/// With thresholds that select every neuron or none, the counters are right: empty slots do not
+/// count as active.
 #[test]
 fn predictor_thresholds_apply_to_chunks() {
     within(LIMIT, || {
@@ -203,11 +204,11 @@ fn budgets_include_the_slots_for_chosen_neurons() {
                 let (sim, device) = sim_device(1, budget, no_delay, step);
                 let devices = vec![cpu_device(2), device.clone()];
                 let mut engine = load_with(&model, devices, streaming_options(1), None);
-                let held = sim.counters().held;
+                let held = sim.counters().used;
                 let got = prompt(&mut engine, &text).0;
                 assert!(difference(&expected, &got) <= bound(format), "budget {budget}");
                 assert!(device.ledger().peak() <= budget && sim.counters().peak <= budget);
-                assert_eq!(sim.counters().held, held, "nothing is allocated for a prompt");
+                assert_eq!(sim.counters().used, held, "nothing is allocated for a prompt");
                 n_split += usize::from(engine.placement().n_split() > 0);
             }
             assert!(n_split > 1, "{n_split}");
@@ -216,7 +217,7 @@ fn budgets_include_the_slots_for_chosen_neurons() {
 }
 
 /// Tests the device's kernels on chunks of experts, of listed neurons and of a layer on the CPU.
-pub(super) fn a_device_takes_chosen_neurons(backend: &Arc<dyn Backend>) {
+pub(super) fn check_chosen_neurons(backend: &Arc<dyn Backend>) {
     let marked = Tiny { pwri: true, rank: 32, marked: true, n_ff: 160, ..Tiny::default() };
     for (model, format) in [
         (Tiny { format: Format::Q8_0, ..marked.clone() }.model(), Format::Q8_0),
@@ -250,5 +251,5 @@ pub(super) fn a_device_takes_chosen_neurons(backend: &Arc<dyn Backend>) {
 #[test]
 fn a_graphics_device_streams_chosen_neurons() {
     let Some(backend) = super::graphics::graphics() else { return };
-    within(Duration::from_secs(500), move || a_device_takes_chosen_neurons(&backend));
+    within(Duration::from_secs(500), move || check_chosen_neurons(&backend));
 }

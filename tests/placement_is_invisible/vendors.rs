@@ -9,8 +9,8 @@ use super::budgets::greedy;
 use super::graphics::built_in;
 use super::*;
 
-/// The fake, loaded once for this process, and some of its devices; `None`, with the reason
-/// printed, if it could not be compiled.
+/// The fake, loaded once for this process, and the devices `which` of its three; `None`, with the
+/// reason printed, if it could not be compiled.
 pub(crate) fn fake(
     vendor: Vendor,
     backend: &str,
@@ -29,7 +29,7 @@ pub(crate) fn fake(
     Some((fake, found[which].iter().map(|found| found.open().unwrap()).collect()))
 }
 
-fn words(backends: &[Arc<dyn Backend>], placement: Option<Placement>) -> Vec<u32> {
+fn generate(backends: &[Arc<dyn Backend>], placement: Option<Placement>) -> Vec<u32> {
     let model = built_in();
     let mut all = vec![cpu_device(2)];
     for (i, backend) in backends.iter().enumerate() {
@@ -41,13 +41,14 @@ fn words(backends: &[Arc<dyn Backend>], placement: Option<Placement>) -> Vec<u32
     greedy(&mut engine, 1, 40)
 }
 
-/// Tests the whole model on one device, every layer split with the CPU, and two devices.
+/// Tests the whole model on one device, then every layer split between the CPU and one or two
+/// devices.
 fn check_tokens_of_the_cpu(vendor: Vendor, backend: &str) {
     let Some((_, backends)) = fake(vendor, backend, 0..2) else { return };
     within(Duration::from_secs(500), move || {
         let model = built_in();
         let n_layer = model.hyper.n_layer;
-        let expected = words(&[], None);
+        let expected = generate(&[], None);
         let split = |devices: &[usize]| Placement {
             embed: 0,
             head: 0,
@@ -57,7 +58,7 @@ fn check_tokens_of_the_cpu(vendor: Vendor, backend: &str) {
         for (name, placement) in
             [("whole", whole), ("split", split(&[1, 0])), ("over two", split(&[1, 2, 0]))]
         {
-            assert_eq!(words(&backends, Some(placement)), expected, "{name}");
+            assert_eq!(generate(&backends, Some(placement)), expected, "{name}");
         }
     });
 }
@@ -83,7 +84,7 @@ fn a_rocm_fake_generates_the_tokens_of_the_cpu() {
 fn check_streamed_chosen_neurons(vendor: Vendor, backend: &str) {
     let Some((_, backends)) = fake(vendor, backend, 0..1) else { return };
     within(Duration::from_secs(500), move || {
-        super::stream_chosen::a_device_takes_chosen_neurons(&backends[0]);
+        super::stream_chosen::check_chosen_neurons(&backends[0]);
     });
 }
 
@@ -97,7 +98,6 @@ fn a_rocm_fake_streams_chosen_neurons() {
     check_streamed_chosen_neurons(Vendor::Hip, "hip");
 }
 
-/// Watches neurons and experts fire, with and without an exchange of neurons.
 #[test]
 fn fired_neurons_on_fakes() {
     for (vendor, backend) in [(Vendor::Cuda, "cuda"), (Vendor::Hip, "hip")] {
@@ -115,12 +115,12 @@ fn fired_neurons_on_fakes() {
 
 /// Exchanges single neurons, and whole experts.
 fn check_hot_set(vendor: Vendor, backend: &str) {
-    use super::adapt::{exchanges, generated, two_topics};
+    use super::adapt::{check_exchanges, generated, two_topics};
     let Some((_, backends)) = fake(vendor, backend, 0..1) else { return };
     within(Duration::from_secs(500), move || {
         let quantised = generated("64x2x32x4/2*8/2:Q8_0:silu");
         let models = [(two_topics().model(), Format::F16), (quantised, Format::Q8_0)];
-        exchanges(&backends[0], &models);
+        check_exchanges(&backends[0], &models);
     });
 }
 
@@ -140,13 +140,17 @@ fn last_device(vendor: Vendor, backend: &str) -> Option<(&'static Fake, Arc<dyn 
     Some((fake, backends.into_iter().next_back()?))
 }
 
-/// A generation by the built-in model with a device budget, the engine that generated it, and its
-/// messages.
-fn planned(backend: &Arc<dyn Backend>, budget: Bytes) -> (Vec<u32>, Engine, Device, Vec<String>) {
+/// Generates 12 tokens with the built-in model within a device budget. Returns the tokens, the
+/// engine, its device and its notices.
+fn generate_within(
+    backend: &Arc<dyn Backend>,
+    budget: Bytes,
+) -> (Vec<u32>, Engine, Device, Vec<String>) {
     let device = Device::new(Arc::clone(backend), DeviceId(1), budget);
     let notices = Arc::new(std::sync::Mutex::new(Vec::new()));
     let to = Arc::clone(&notices);
-    let notice: Notice = Arc::new(move |text: &str| to.lock().unwrap().push(text.to_owned()));
+    let notice: NoticeCallback =
+        Arc::new(move |text: &str| to.lock().unwrap().push(text.to_owned()));
     let options = EngineOptions { n_ctx: 64, n_ubatch: 4, ..EngineOptions::default() };
     let devices = vec![cpu_device(2), device.clone()];
     let mut engine = Engine::load(built_in(), devices, options, None, notice, &|_, _| {}).unwrap();
@@ -160,29 +164,30 @@ fn planned(backend: &Arc<dyn Backend>, budget: Bytes) -> (Vec<u32>, Engine, Devi
 fn check_budgets(vendor: Vendor, backend: &str) {
     let Some((fake, backend)) = last_device(vendor, backend) else { return };
     within(Duration::from_secs(500), move || {
-        let expected = words(&[], None)[..].to_vec();
+        let expected = generate(&[], None)[..].to_vec();
         let same = |words: &[u32], why: &str| assert_eq!(words, &expected[..words.len()], "{why}");
-        let (words, engine, device, _) = planned(&backend, Bytes::MAX);
-        same(&words, "all of it");
+        let (words, engine, device, _) = generate_within(&backend, Bytes::MAX);
+        same(&words, "no limit");
         let (all, n_layer) = (device.ledger().peak().0, engine.placement().layers.len());
         drop((engine, device));
         let mut kinds = [0; 3];
         for step in 0..=8 {
             let budget = Bytes(all * step / 8);
-            let (words, engine, device, _) = planned(&backend, budget);
+            let (words, engine, device, _) = generate_within(&backend, budget);
             same(&words, &format!("budget {budget}"));
             assert!(device.ledger().peak() <= budget, "{} of {budget}", device.ledger().peak());
-            let at_home = engine.placement().layers.iter().filter(|layer| layer.home == 1).count();
-            kinds[0] += usize::from(at_home == 0);
-            kinds[1] += usize::from(at_home > 0 && at_home < n_layer);
-            kinds[2] += usize::from(at_home == n_layer);
+            let n_on_device =
+                engine.placement().layers.iter().filter(|layer| layer.home == 1).count();
+            kinds[0] += usize::from(n_on_device == 0);
+            kinds[1] += usize::from(n_on_device > 0 && n_on_device < n_layer);
+            kinds[2] += usize::from(n_on_device == n_layer);
         }
-        assert!(kinds.iter().all(|&n| n > 0), "nothing, some and all were seen: {kinds:?}");
+        assert!(kinds.iter().all(|&n| n > 0), "no, some and all layers were on it: {kinds:?}");
         let used = fake.count(2, "used");
         for part in [1, 4, 7] {
             fake.set(&format!("2:hidden={}", (4 << 30) - used - all * part / 8));
-            let (words, _, _, notices) = planned(&backend, Bytes::MAX);
-            same(&words, &format!("{part} of 8 parts"));
+            let (words, _, _, notices) = generate_within(&backend, Bytes::MAX);
+            same(&words, &format!("{part}/8 of the model"));
             assert!(
                 notices.iter().any(|text| text.contains("continuing with")),
                 "{part}: {notices:?}"

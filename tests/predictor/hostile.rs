@@ -1,4 +1,4 @@
-//! Sections with a correct checksum and invalid contents.
+//! Contents with a correct checksum and invalid contents.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use super::model;
 const N_EMBD: usize = 256;
 const N_FF: usize = 1280;
 
-/// The sections of a predictor of four layers; each test changes one of them.
-struct Sections {
+/// The contents of a predictor's section for four layers; each check changes one or two fields.
+struct Contents {
     version: u64,
-    /// Shape of the first matrix; `[0, 0]` omits the matrix.
+    /// Shapes of the two matrices; `[0, 0]` omits a matrix.
     fc1: [u64; 2],
     fc2: [u64; 2],
     ty: TensorType,
@@ -24,10 +24,10 @@ struct Sections {
     levels: [f32; 2],
 }
 
-impl Default for Sections {
-    fn default() -> Sections {
+impl Default for Contents {
+    fn default() -> Contents {
         let thresholds = (0..ERRORS.len()).map(|i| i as f32);
-        Sections {
+        Contents {
             version: 1,
             fc1: [N_EMBD as u64, 32],
             fc2: [32, N_FF as u64],
@@ -40,7 +40,7 @@ impl Default for Sections {
     }
 }
 
-impl Sections {
+impl Contents {
     fn save(&self, path: &Path) {
         let model = model(None);
         let mut contents = SectionContents::default();
@@ -81,38 +81,38 @@ impl Sections {
 }
 
 #[track_caller]
-fn check(parts: &Sections, says: &str) {
+fn check(parts: &Contents, says: &str) {
     let error = parts.read().map(|_| ()).unwrap_err();
     assert!(error.contains(says), "{says:?} is not in {error:?}");
 }
 
 #[test]
 fn mismatched_predictor_sections_are_refused() {
-    assert!(matches!(Sections::default().read(), Ok(Some(chooser)) if chooser.layers.len() == 4));
-    check(&Sections { version: 9, ..Sections::default() }, "version");
-    check(&Sections { fc1: [128, 32], ..Sections::default() }, "blk.0.fc1");
-    check(&Sections { fc1: [256, 64], ..Sections::default() }, "blk.0.fc");
-    check(&Sections { fc2: [32, 1279], ..Sections::default() }, "blk.0.fc2");
-    check(&Sections { fc2: [64, 1280], ..Sections::default() }, "blk.0.fc");
-    check(&Sections { fc1: [256, 0], fc2: [0, 1280], ..Sections::default() }, "blk.0.fc");
+    assert!(matches!(Contents::default().read(), Ok(Some(chooser)) if chooser.layers.len() == 4));
+    check(&Contents { version: 9, ..Contents::default() }, "version");
+    check(&Contents { fc1: [128, 32], ..Contents::default() }, "blk.0.fc1");
+    check(&Contents { fc1: [256, 64], ..Contents::default() }, "blk.0.fc");
+    check(&Contents { fc2: [32, 1279], ..Contents::default() }, "blk.0.fc2");
+    check(&Contents { fc2: [64, 1280], ..Contents::default() }, "blk.0.fc");
+    check(&Contents { fc1: [256, 0], fc2: [0, 1280], ..Contents::default() }, "blk.0.fc");
     // Without `fc1`, `fc2` must be as wide as the inputs.
-    let signs = |fc2| Sections { fc1: [0, 0], fc2, ..Sections::default() };
+    let signs = |fc2| Contents { fc1: [0, 0], fc2, ..Contents::default() };
     assert!(signs([N_EMBD as u64, N_FF as u64]).read().is_ok());
     check(&signs([32, N_FF as u64]), "blk.0.fc2");
     check(&signs([N_EMBD as u64, 1279]), "blk.0.fc2");
     check(&signs([0, 0]), "blk.0.fc2");
-    check(&Sections { ty: TensorType::I32, ..Sections::default() }, "blk.0.fc1");
-    check(&Sections { ty: TensorType::F64, ..Sections::default() }, "blk.0.fc1");
-    check(&Sections { bias: vec![0.0; 5], ..Sections::default() }, "blk.0.bias");
-    check(&Sections { bias: vec![f32::NAN; N_FF], ..Sections::default() }, "NaN");
-    check(&Sections { levels: [0.1, 0.05], ..Sections::default() }, "in ascending order");
-    check(&Sections { levels: [f32::NAN, 0.05], ..Sections::default() }, "levels");
-    check(&Sections { layers: 3, ..Sections::default() }, "has only 3 of 4 layers");
-    check(&Sections { layers: 0, ..Sections::default() }, "has only 0 of 4 layers");
+    check(&Contents { ty: TensorType::I32, ..Contents::default() }, "blk.0.fc1");
+    check(&Contents { ty: TensorType::F64, ..Contents::default() }, "blk.0.fc1");
+    check(&Contents { bias: vec![0.0; 5], ..Contents::default() }, "blk.0.bias");
+    check(&Contents { bias: vec![f32::NAN; N_FF], ..Contents::default() }, "NaN");
+    check(&Contents { levels: [0.1, 0.05], ..Contents::default() }, "in ascending order");
+    check(&Contents { levels: [f32::NAN, 0.05], ..Contents::default() }, "levels");
+    check(&Contents { layers: 3, ..Contents::default() }, "has only 3 of 4 layers");
+    check(&Contents { layers: 0, ..Contents::default() }, "has only 0 of 4 layers");
     let falling = (0..5 * ERRORS.len()).map(|i| -(i as f32)).collect();
-    check(&Sections { curve: falling, ..Sections::default() }, "ascending thresholds");
-    check(&Sections { curve: vec![f32::INFINITY; 5 * ERRORS.len()], ..Sections::default() }, "inf");
-    check(&Sections { curve: vec![0.0; 4 * ERRORS.len()], ..Sections::default() }, "blk.0.curve");
+    check(&Contents { curve: falling, ..Contents::default() }, "ascending thresholds");
+    check(&Contents { curve: vec![f32::INFINITY; 5 * ERRORS.len()], ..Contents::default() }, "inf");
+    check(&Contents { curve: vec![0.0; 4 * ERRORS.len()], ..Contents::default() }, "blk.0.curve");
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn invalid_thresholds_are_refused() {
         learned::save(&path, &silu.file, Section::Thresholds, &contents, false).unwrap();
         let learned = SideFile::open(&path, &silu.file).unwrap();
         assert_eq!(read(&learned, &silu).is_ok(), ok, "{weight}");
-        // Thresholds of one activation are not valid for another.
+        // Thresholds are valid only for one activation function.
         let gelu = read(&learned, &model(Some("gelu"))).unwrap_err().to_string();
         assert!(gelu.contains("Gelu") && gelu.contains("Silu"), "{gelu}");
         // With its own activation the model needs a predictor, which the file lacks.

@@ -26,8 +26,9 @@ fn values(n: usize, seed: u32) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// A folder of predictors. Only the first predictor selects neurons.
-fn folder(at: &Path) -> [Vec<f32>; 2] {
+/// Writes a folder with PowerInfer's predictors of four layers; returns fc1 and fc2 of the first.
+/// The others select no neuron.
+fn write_predictors(at: &Path) -> [Vec<f32>; 2] {
     fs::create_dir(at).unwrap();
     let (fc1, fc2) = (values(RANK * N_EMBD, 1), values(N_FF * RANK, 2));
     for layer in 0..4 {
@@ -45,7 +46,7 @@ fn folder(at: &Path) -> [Vec<f32>; 2] {
     [fc1, fc2]
 }
 
-/// Neurons of the first layer that PowerInfer's formula selects for `p`.
+/// Number of neurons of the first layer that PowerInfer's formula selects for the input `p`.
 fn n_selected(p: &[f32], [fc1, fc2]: &[Vec<f32>; 2]) -> usize {
     let dot = |a: &[f32], b: &[f32]| -> f64 {
         a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
@@ -59,7 +60,7 @@ fn n_selected(p: &[f32], [fc1, fc2]: &[Vec<f32>; 2]) -> usize {
 fn imported_predictors_match_powerinfers_formula() {
     let scratch = tempfile::tempdir().unwrap();
     let pt = scratch.path().join("pt");
-    let weights = folder(&pt);
+    let weights = write_predictors(&pt);
     let out = scratch.path().join("learned.gguf");
     let (pt_name, out_name) = (pt.to_string_lossy(), out.to_string_lossy());
     let import = ["predictor", "--import", &pt_name, "--out", &out_name];
@@ -73,14 +74,14 @@ fn imported_predictors_match_powerinfers_formula() {
     // The input of the first layer's predictor is the same in every run.
     let mut exact = engine(&model, Sparsity::Exact, None, true);
     let mut expected = 0;
-    let mut sequence = exact.open();
+    let mut sequence = exact.new_sequence();
     let look = &mut |layer: usize, o: &thermocline::engine::ObservedBlock<'_>| {
         if layer == 0 {
             expected = n_selected(o.residual, &weights);
         }
     };
     exact.observe(&mut sequence, &token, &AtomicBool::new(false), look).unwrap();
-    exact.close(sequence);
+    drop(sequence);
     assert!(expected > 0 && expected < N_FF);
     let mut predicted = engine(&model, Sparsity::Predicted, Some(&chosen), true);
     assert!(predicted.predicts());
@@ -94,10 +95,10 @@ fn imported_predictors_match_powerinfers_formula() {
 }
 
 #[test]
-fn imports_choose_the_bits_and_mismatches_are_errors() {
+fn imports_are_quantised_and_damaged_files_are_named() {
     let scratch = tempfile::tempdir().unwrap();
     let pt = scratch.path().join("pt");
-    folder(&pt);
+    write_predictors(&pt);
     let out = scratch.path().join("learned.gguf");
     let (pt_name, out_name, text) = (pt.to_string_lossy(), out.to_string_lossy(), text());
     let import = ["predictor", "--import", &pt_name, "--out", &out_name, "-f", &text, "-t", "2"];

@@ -26,6 +26,7 @@ fn thermocline(folder: &Path, args: &[&str]) -> Output {
     command
         .env_clear()
         .env("THERMOCLINE_ARG_BACKEND", "cpu")
+        .env("THERMOCLINE_ARG_PROBE_SIZE", "16")
         .args(args)
         .arg("--repack-cache")
         .arg(folder);
@@ -52,7 +53,7 @@ fn stdout(output: &Output) -> String {
 
 fn model(activation: Option<&str>) -> Arc<Model> {
     let activation = activation.map(str::to_owned);
-    let options = ModelOptions { activation };
+    let options = ModelOptions { activation, ..ModelOptions::default() };
     Arc::new(Model::from_file(embedded::file().unwrap(), &options).unwrap())
 }
 
@@ -83,28 +84,27 @@ fn engine(
 
 /// Logits of all tokens of a text, and its statistics.
 fn logits(engine: &mut Engine, tokens: &[u32]) -> (Vec<f32>, StepStats) {
-    let mut sequence = engine.open();
+    let mut sequence = engine.new_sequence();
     let mut all = Vec::new();
     let interrupt = AtomicBool::new(false);
     let keep = &mut |_: usize, row: &[f32]| all.extend_from_slice(row);
     let stats = engine.feed(&mut sequence, tokens, LogitsRequest::All, &interrupt, keep).unwrap();
-    engine.close(sequence);
     (all, stats)
 }
 
 fn story() -> Vec<u32> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets/reference/greedy.json.gz");
     let json: serde_json::Value = serde_json::from_slice(&unpack(&path)).unwrap();
-    fn longest(value: &serde_json::Value) -> Vec<u32> {
+    fn longest_list(value: &serde_json::Value) -> Vec<u32> {
         match value {
             serde_json::Value::Array(values) if values.iter().all(serde_json::Value::is_u64) => {
                 values.iter().map(|id| id.as_u64().unwrap() as u32).collect()
             }
             serde_json::Value::Array(values) => {
-                values.iter().map(longest).max_by_key(Vec::len).unwrap_or_default()
+                values.iter().map(longest_list).max_by_key(Vec::len).unwrap_or_default()
             }
             serde_json::Value::Object(map) => {
-                map.values().map(longest).max_by_key(Vec::len).unwrap_or_default()
+                map.values().map(longest_list).max_by_key(Vec::len).unwrap_or_default()
             }
             serde_json::Value::Null
             | serde_json::Value::Bool(_)
@@ -112,7 +112,7 @@ fn story() -> Vec<u32> {
             | serde_json::Value::String(_) => Vec::new(),
         }
     }
-    let tokens = longest(&json);
+    let tokens = longest_list(&json);
     assert!(tokens.len() >= 32, "a story of {} tokens", tokens.len());
     tokens
 }
@@ -159,8 +159,8 @@ fn a_trained_predictor_saves_gates_within_its_error() {
         let mut other = Engine::load(model, vec![one], options, None, quiet, &|_, _| {}).unwrap();
         assert!(cosine_distance(&near, &logits(&mut other, &tokens).0).abs() < 1e-5);
     }
-    // Without rows per neuron the predictor is not used, and the gate decides which neurons are
-    // active.
+    // Without a down projection stored by neuron, the predictor is not used; gates select the
+    // neurons.
     let mut plain = engine(&model, Sparsity::Within(0.2), Some(&chooser), false);
     assert!(!plain.predicts());
     assert!(cosine_distance(&exact, &logits(&mut plain, &tokens).0).abs() < 1e-6);
@@ -238,7 +238,7 @@ fn check_streamed(model: &Arc<Model>, chooser: &Chooser, tokens: &[u32]) {
             n_ubatch: 64,
             sparsity: Sparsity::Within(0.05),
             chooser: Some(Arc::new(chooser.clone())),
-            streaming: Streaming::Forced { from: 17, piece: Bytes(50_000) },
+            streaming: Streaming::Forced { from: 17, chunk_bytes: Bytes(50_000) },
             ..EngineOptions::default()
         };
         let mut all = vec![devices::cpu(Some(2))];
@@ -272,7 +272,7 @@ fn a_resumed_training_run_gives_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let [whole, half] =
         ["whole", "half"].map(|name| folder.path().join(name).with_extension("gguf"));
-    let short = ["--rank", "32", "--train", "0"];
+    let short = ["--rank", "32", "--train", "0", "--tokens", "1024"];
     stdout(&train_predictor(folder.path(), &whole, &short));
     let model = model(None);
     let learned = SideFile::open(&whole, &model.file).unwrap();
@@ -280,14 +280,15 @@ fn a_resumed_training_run_gives_the_same_bytes() {
     let Layers::Predictors(layers) = chooser(&whole, &model).layers else { panic!("a predictor") };
     // The state after a run that was ended after two layers.
     let mut maker = PredictorRun::new(&model, &half, &recipe, false).unwrap();
-    layers[..2].iter().for_each(|layer| maker.predictor(layer.clone()).unwrap());
+    layers[..2].iter().for_each(|layer| maker.add_predictor(layer.clone()).unwrap());
     let result = read(&SideFile::open(&half, &model.file).unwrap(), &model);
     assert!(result.unwrap_err().to_string().contains("has only 2 of 4 layers"));
     let again = train_predictor(folder.path(), &half, &short);
     assert!(String::from_utf8_lossy(&again.stderr).contains("resuming after layer 1"));
     stdout(&again);
     assert_eq!(std::fs::read(&whole).unwrap(), std::fs::read(&half).unwrap());
-    // With the same settings nothing is left to do. Other settings are rejected, or start again.
+    // With the same recipe, the run is already complete. Another recipe is rejected, or restarts
+    // the training if that is requested.
     let done = train_predictor(folder.path(), &half, &short);
     assert!(String::from_utf8_lossy(&done.stderr).contains("is already complete"));
     let error = PredictorRun::new(&model, &half, "another recipe", false).unwrap_err().to_string();
@@ -317,14 +318,14 @@ fn sparsity_levels_without_a_predictor_are_errors() {
         let failed = run(word);
         assert_eq!(failed.status.code(), Some(2), "{word}");
     }
-    let learnt = thermocline(
+    let trained = thermocline(
         folder.path(),
         &[
             "predictor",
             "-f",
             &text(),
             "--tokens",
-            "2048",
+            "1024",
             "--rank",
             "32",
             "--train",
@@ -333,7 +334,7 @@ fn sparsity_levels_without_a_predictor_are_errors() {
             "2",
         ],
     );
-    stdout(&learnt);
+    stdout(&trained);
     assert!(!stdout(&run("balanced")).is_empty());
     let few = folder.path().join("few.txt");
     std::fs::write(&few, "Once upon a time there was a bird.").unwrap();
@@ -341,13 +342,12 @@ fn sparsity_levels_without_a_predictor_are_errors() {
     assert_eq!(short.status.code(), Some(1), "a text that is too short");
 }
 
-/// A predictor stays within the allowed fraction of a block's bytes. If no candidate is small
-/// enough, the error reports the size of the smallest one.
 #[test]
 fn the_size_of_a_predictor_is_limited() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("small.gguf");
-    stdout(&train_predictor(folder.path(), &out, &["--train", "0", "--max-size", "4%"]));
+    let short = ["--train", "0", "--tokens", "1024", "--max-size"];
+    stdout(&train_predictor(folder.path(), &out, &[&short[..], &["4%"]].concat()));
     let model = model(None);
     let Layers::Predictors(layers) = chooser(&out, &model).layers else { panic!("a predictor") };
     for (layer, of) in layers.iter().zip(&model.layers) {
@@ -357,7 +357,7 @@ fn the_size_of_a_predictor_is_limited() {
         assert!(share <= 0.04 && layer.fc1.is_some(), "{share}");
     }
     let path = folder.path().join("none.gguf");
-    let output = train_predictor(folder.path(), &path, &["--train", "0", "--max-size", "0.1%"]);
+    let output = train_predictor(folder.path(), &path, &[&short[..], &["0.1%"]].concat());
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(
@@ -400,8 +400,9 @@ fn the_first_use_trains_and_a_command_replaces_the_result() {
     assert_eq!(stdout(&again), written);
     assert!(!String::from_utf8_lossy(&again.stderr).contains("no predictor for this model yet"));
     // An explicit command replaces the automatic predictor.
-    let learnt = ["predictor", "-f", &text(), "--tokens", "2048", "--rank", "32", "--train", "0"];
-    stdout(&thermocline(folder.path(), &learnt));
+    let train_args =
+        ["predictor", "-f", &text(), "--tokens", "1024", "--rank", "32", "--train", "0"];
+    stdout(&thermocline(folder.path(), &train_args));
     let Layers::Predictors(layers) = chooser(Path::new(kept().name()), &model(None)).layers else {
         panic!("a predictor")
     };

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use thermocline::embedded;
 
-/// The built-in model in a file, a folder for its side files, and a cache.
+/// A folder with the built-in model in `m/story.gguf` and the cache folder `xdg`.
 struct TestFolder(tempfile::TempDir);
 
 impl TestFolder {
@@ -29,7 +29,7 @@ impl TestFolder {
     }
 
     #[track_caller]
-    fn done(&self, args: &[&str]) -> (String, String) {
+    fn succeed(&self, args: &[&str]) -> (String, String) {
         let output = self.run(args);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         assert!(output.status.success(), "{}", text(&output.stderr));
@@ -41,25 +41,28 @@ impl TestFolder {
 fn a_profile_is_stored_beside_the_model_and_collected_once() {
     let place = TestFolder::new();
     let take = ["profile", "-m", "m/story.gguf", "--tokens", "700", "--plot", "p.svg"];
-    let (report, _) = place.done(&take);
+    let (report, _) = place.succeed(&take);
     assert!(report.contains("Tokens:            700\n"), "{report}");
     assert!(report.contains("m/story.thermocline.gguf"), "{report}");
     let picture = fs::read_to_string(place.path("p.svg")).unwrap();
-    assert!(picture.starts_with("<svg") && picture.contains("story.gguf: activations of 4 layers"));
+    assert!(
+        picture.starts_with("<svg")
+            && picture.contains("Activation profile of story.gguf: 4 layers")
+    );
     let file = place.path("m/story.thermocline.gguf");
     let first = fs::read(&file).unwrap();
     let changed = fs::metadata(&file).unwrap().modified().unwrap();
-    assert_eq!(place.done(&take).0, report, "the second run reuses the profile");
+    assert_eq!(place.succeed(&take).0, report, "the second run reuses the profile");
     assert_eq!(fs::metadata(&file).unwrap().modified().unwrap(), changed);
-    place.done(&["profile", "-m", "m/story.gguf", "--tokens", "700", "--restart"]);
+    place.succeed(&["profile", "-m", "m/story.gguf", "--tokens", "700", "--restart"]);
     assert_eq!(fs::read(&file).unwrap(), first, "the same tokens give the same file");
-    let (json, _) = place.done(&["profile", "-m", "m/story.gguf", "--json"]);
+    let (json, _) = place.succeed(&["profile", "-m", "m/story.gguf", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["tokens"], 700, "without a text, the stored profile is shown");
-    let (info, _) = place.done(&["info", "-m", "m/story.gguf"]);
+    let (info, _) = place.succeed(&["info", "-m", "m/story.gguf"]);
     assert!(info.contains("profile            700 tokens: "), "{info}");
 
-    // Replaces the model by another model of the same name.
+    // Replace the model with another model of the same name.
     let mut other = embedded::BYTES.to_vec();
     *other.last_mut().unwrap() ^= 1;
     fs::write(place.path("m/story.gguf"), other).unwrap();
@@ -68,7 +71,7 @@ fn a_profile_is_stored_beside_the_model_and_collected_once() {
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("made for another model") && text.contains("--restart"), "{text}");
     assert_eq!(fs::read(&file).unwrap(), first);
-    let (info, _) = place.done(&["info", "-m", "m/story.gguf"]);
+    let (info, _) = place.succeed(&["info", "-m", "m/story.gguf"]);
     assert!(info.contains("profile            cannot be used: "), "{info}");
     fs::write(&file, "notes").unwrap();
     assert_eq!(place.run(&[&take[..], &["--restart"]].concat()).status.code(), Some(1));
@@ -78,9 +81,9 @@ fn a_profile_is_stored_beside_the_model_and_collected_once() {
 #[test]
 fn the_profile_of_the_built_in_model_is_in_the_cache_folder() {
     let place = TestFolder::new();
-    let (report, _) = place.done(&["profile", "--tokens", "100"]);
+    let (report, _) = place.succeed(&["profile", "--tokens", "100"]);
     assert!(report.contains("xdg/thermocline/built-in-"), "{report}");
-    let (report, _) = place.done(&["profile", "--tokens", "90", "--out", "here.gguf"]);
+    let (report, _) = place.succeed(&["profile", "--tokens", "90", "--out", "here.gguf"]);
     assert!(report.contains("here.gguf"), "{report}");
     for (args, says) in [
         (&["profile", "--out", "/proc/none/x"][..], "error: "),
@@ -100,26 +103,26 @@ fn run_collects_a_short_profile_and_notes_it_once() {
     let place = TestFolder::new();
     let run =
         ["run", "-m", "m/story.gguf", "-n", "480", "--temp", "0", "--no-perf", "--ignore-eos"];
-    let (text, notes) = place.done(&[&run[..], &["--no-auto-profile"]].concat());
+    let (text, notes) = place.succeed(&[&run[..], &["--no-auto-profile"]].concat());
     assert!(!notes.contains("activation profile"), "{notes}");
     assert!(!place.path("xdg/thermocline").exists());
-    let (same, notes) = place.done(&run);
+    let (same, notes) = place.succeed(&run);
     assert_eq!(text, same);
     assert_eq!(notes.matches("disable with --no-auto-profile").count(), 1, "{notes}");
     assert_eq!(fs::read_dir(place.path("m")).unwrap().count(), 1, "nothing beside the model");
     let tokens = || {
-        let (json, _) = place.done(&["info", "-m", "m/story.gguf", "--json"]);
+        let (json, _) = place.succeed(&["info", "-m", "m/story.gguf", "--json"]);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         json["profile"]["tokens"].as_u64().unwrap()
     };
     let first = tokens();
     assert!(first >= 32, "{first}");
-    let (_, notes) = place.done(&run);
+    let (_, notes) = place.succeed(&run);
     assert!(!notes.contains("disable with"), "{notes}");
     assert!(tokens() > first);
     // An explicitly requested profile replaces the automatic one.
-    place.done(&["profile", "-m", "m/story.gguf", "--tokens", "300"]);
+    place.succeed(&["profile", "-m", "m/story.gguf", "--tokens", "300"]);
     assert_eq!(tokens(), 300);
-    place.done(&run);
+    place.succeed(&run);
     assert_eq!(tokens(), 300);
 }

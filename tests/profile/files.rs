@@ -1,4 +1,4 @@
-//! Profile files, ours and PowerInfer's: read, or rejected with a reason.
+//! Profiles in Thermocline's and PowerInfer's formats: read, or rejected with a reason.
 
 use std::fs;
 use std::path::Path;
@@ -33,7 +33,7 @@ fn torch(class: &str, n: u64, bytes: Vec<u8>) -> Vec<u8> {
     zip(&[("a/data.pkl".to_owned(), pickle.concat()), ("a/data/0".to_owned(), bytes)])
 }
 
-fn counts(folder: &Path, layer: usize, counts: &[i64]) {
+fn write_counts(folder: &Path, layer: usize, counts: &[i64]) {
     let bytes = counts.iter().flat_map(|n| n.to_le_bytes()).collect();
     let file = torch("LongStorage", counts.len() as u64, bytes);
     fs::write(folder.join(format!("activation_{layer}.pt")), file).unwrap();
@@ -44,11 +44,11 @@ fn powerinfers_counts_are_read_in_layer_order() {
     let model = Tiny { n_layer: 12, n_ff: 5, n_embd: 8, ..Tiny::default() }.model();
     let folder = tempfile::tempdir().unwrap();
     for layer in 0..12 {
-        counts(folder.path(), layer, &[layer as i64, 1, 40, 0, 3]);
+        write_counts(folder.path(), layer, &[layer as i64, 1, 40, 0, 3]);
     }
-    let halves: Vec<u8> =
+    let floats: Vec<u8> =
         [7.0f32, 1.0, 40.0, 0.0, 3.0].iter().flat_map(|n| n.to_le_bytes()).collect();
-    fs::write(folder.path().join("activation_7.pt"), torch("FloatStorage", 5, halves)).unwrap();
+    fs::write(folder.path().join("activation_7.pt"), torch("FloatStorage", 5, floats)).unwrap();
     let profile = import(folder.path(), &model).unwrap();
     assert_eq!((profile.n_tokens(), profile.is_finished()), (40, true));
     for (layer, found) in profile.layers().iter().enumerate() {
@@ -61,9 +61,9 @@ fn powerinfers_counts_are_read_in_layer_order() {
     assert_eq!(Profile::read(&read, &model).unwrap().unwrap(), profile);
 
     let error = || import(folder.path(), &model).unwrap_err().to_string();
-    counts(folder.path(), 3, &[1, 2, 3]);
+    write_counts(folder.path(), 3, &[1, 2, 3]);
     assert!(error().contains("has 3 numbers, expected 5"), "{}", error());
-    counts(folder.path(), 3, &[1, 2, 3, 4, -5]);
+    write_counts(folder.path(), 3, &[1, 2, 3, 4, -5]);
     assert!(error().contains("has the value -5"), "{}", error());
     let nan: Vec<u8> = [f32::NAN; 5].iter().flat_map(|n| n.to_le_bytes()).collect();
     fs::write(folder.path().join("activation_3.pt"), torch("FloatStorage", 5, nan)).unwrap();
@@ -72,12 +72,12 @@ fn powerinfers_counts_are_read_in_layer_order() {
     assert!(error().contains("activation_3.pt"), "{}", error());
     fs::remove_file(folder.path().join("activation_3.pt")).unwrap();
     assert!(error().contains("activation_3.pt"), "{}", error());
-    (0..12).for_each(|layer| counts(folder.path(), layer, &[0; 5]));
+    (0..12).for_each(|layer| write_counts(folder.path(), layer, &[0; 5]));
     assert!(error().contains("all counts are 0"), "{}", error());
 }
 
-/// PowerInfer's file of the neurons on the GPU, those with mark 1.
-fn index(n_layer: u32, marks: &[&[i32]]) -> Vec<u8> {
+/// The bytes of PowerInfer's list of neurons on the GPU: in each layer, those whose mark is 1.
+fn gpu_index_bytes(n_layer: u32, marks: &[&[i32]]) -> Vec<u8> {
     let mut writer = Writer::new(Container::PowerInfer);
     writer.set("general.architecture", "generic.gpu_index").unwrap();
     writer.set("generic.gpu_index.block_count", n_layer).unwrap();
@@ -103,7 +103,7 @@ fn index(n_layer: u32, marks: &[&[i32]]) -> Vec<u8> {
 
 #[test]
 fn powerinfers_gpu_index_is_read_and_checked() {
-    let bytes = index(2, &[&[1, 0, 0, 1], &[0, 0, 0, 0]]);
+    let bytes = gpu_index_bytes(2, &[&[1, 0, 0, 1], &[0, 0, 0, 0]]);
     let file = File::from_vec(bytes.clone(), "x.gpuidx").unwrap();
     let found = gpu_index(&file, &[4, 4]).unwrap();
     assert_eq!((found.vram_capacity, found.n_neurons()), (123_456, 2));
@@ -134,18 +134,18 @@ fn a_mismatched_or_invalid_profile_is_refused() {
     let error = Profile::read(&SideFile::open(&path, &other.file).unwrap(), &other).unwrap_err();
     assert!(error.to_string().contains("expected [64]"), "{error}");
     assert!(SideFile::open(&path, &model.file).is_err());
-    let lies = |name: &str, value: u64| {
+    let error_with = |name: &str, value: u64| {
         let mut contents = collect_profile(&model, &text).contents(&model);
         contents.replace(name, value);
         learned::save(&path, &model.file, Section::Profile, &contents, true).unwrap();
         let read = Profile::read(&SideFile::open(&path, &model.file).unwrap(), &model);
         read.unwrap_err().to_string()
     };
-    assert!(lies("tokens", 3).contains("counts from 0 to 3"));
-    assert!(lies("version", 9).contains("expected 1"));
-    assert!(lies("stride", 7).contains("samples"));
-    assert!(lies("tokens", u64::MAX).contains("samples"));
-    assert!(lies("stride", u64::MAX).contains("samples"));
+    assert!(error_with("tokens", 3).contains("counts from 0 to 3"));
+    assert!(error_with("version", 9).contains("expected 1"));
+    assert!(error_with("stride", 7).contains("samples"));
+    assert!(error_with("tokens", u64::MAX).contains("samples"));
+    assert!(error_with("stride", u64::MAX).contains("samples"));
 }
 
 proptest! {

@@ -79,7 +79,7 @@ fn ids(model: &Model, n: usize) -> Vec<u32> {
     (0..n).map(|i| (i * i * 7 + 3 * i + 1) as u32 % model.n_vocab() as u32).collect()
 }
 
-/// Largest difference relative to the spread.
+/// Largest difference divided by the root mean square of `a`.
 fn difference(a: &[f32], b: &[f32]) -> f32 {
     let spread = (a.iter().map(|v| v * v).sum::<f32>() / a.len().max(1) as f32).sqrt();
     largest_difference(a, b) / spread.max(1e-9)
@@ -110,14 +110,14 @@ fn observed_active_neurons_match_the_counters() {
     within(LIMIT, || {
         let model = built_in();
         let mut engine = load(&model, vec![cpu_device(2)], None);
-        let mut sequence = engine.open();
+        let mut sequence = engine.new_sequence();
         let ids = ids(&model, 77);
         let (layers, stats) = observe(&mut engine, &mut sequence, &ids);
         let fired = |seen: &ObservedTokens| seen.gate.iter().filter(|gate| **gate > 0.0).count();
         let fired: usize = layers.iter().map(fired).sum();
         assert_eq!(fired as f64, stats.active);
-        engine.close(sequence);
-        let mut other = engine.open();
+        drop(sequence);
+        let mut other = engine.new_sequence();
         let interrupt = AtomicBool::new(false);
         let fed =
             engine.feed(&mut other, &ids, LogitsRequest::Last, &interrupt, &mut |_, _| {}).unwrap();
@@ -137,7 +137,7 @@ fn observed_activations_match_the_weights_of_every_family() {
             let file = File::open(&path).unwrap();
             let model = Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap());
             let mut engine = load(&model, vec![cpu_device(2)], None);
-            let mut sequence = engine.open();
+            let mut sequence = engine.new_sequence();
             let ids = ids(&model, 37);
             let (layers, _) = observe(&mut engine, &mut sequence, &ids);
             // Quantised weights with rounded activations differ by about 1 % of the spread.
@@ -174,7 +174,7 @@ fn neurons_are_observed_on_every_device() {
             let model = tiny.model();
             let ids = ids(&model, 41);
             let mut engine = load(&model, vec![cpu_device(2)], None);
-            let mut sequence = engine.open();
+            let mut sequence = engine.new_sequence();
             let (expected, alone) = observe(&mut engine, &mut sequence, &ids);
             let mut rng = ChaCha8Rng::seed_from_u64(tiny.seed);
             for seed in 0..4 {
@@ -185,7 +185,7 @@ fn neurons_are_observed_on_every_device() {
                 let unit = unit(&model);
                 let placement = random_placement(&mut rng, &model, 3, unit);
                 let mut engine = load(&model, devices, Some(placement.clone()));
-                let mut sequence = engine.open();
+                let mut sequence = engine.new_sequence();
                 let (seen, stats) = observe(&mut engine, &mut sequence, &ids);
                 let bound = if tiny.format.quants().is_some() { 0.2 } else { 2e-3 };
                 for (expected, seen) in expected.iter().zip(&seen) {
@@ -215,7 +215,7 @@ fn observing_changes_no_logits() {
         let interrupt = AtomicBool::new(false);
         let run = |look: bool| {
             let mut engine = load(&model, vec![cpu_device(2)], None);
-            let mut sequence = engine.open();
+            let mut sequence = engine.new_sequence();
             if look {
                 observe(&mut engine, &mut sequence, &ids[..16]);
                 engine.truncate(&mut sequence, 0);
@@ -228,7 +228,7 @@ fn observing_changes_no_logits() {
         assert_eq!(run(false), run(true));
         // Observed tokens are in the cache like any others.
         let mut engine = load(&model, vec![cpu_device(2)], None);
-        let mut sequence = engine.open();
+        let mut sequence = engine.new_sequence();
         observe(&mut engine, &mut sequence, &ids[..49]);
         let mut last = Vec::new();
         let sink = &mut |_: usize, row: &[f32]| last = row.to_vec();
@@ -241,7 +241,7 @@ fn observing_changes_no_logits() {
 fn an_interrupted_observation_leaves_the_sequence_unchanged() {
     let model = Tiny::default().model();
     let mut engine = load(&model, vec![cpu_device(2)], None);
-    let mut sequence = engine.open();
+    let mut sequence = engine.new_sequence();
     let (ids, stop) = (ids(&model, 40), AtomicBool::new(false));
     let mut n_seen = 0;
     let error = engine.observe(&mut sequence, &ids, &stop, &mut |_, _| {

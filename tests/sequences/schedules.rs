@@ -28,7 +28,8 @@ const N: usize = 4;
 /// Maximum number of tokens of a sequence: a little more than two cache blocks.
 const MAX_TOKENS: usize = 70;
 
-/// Caches logits by the preceding tokens, computed by an engine with one sequence.
+/// The logits after each list of tokens that was asked for, computed once by an engine with one
+/// sequence.
 struct SingleSequence {
     engine: Engine,
     sequence: Sequence,
@@ -37,7 +38,7 @@ struct SingleSequence {
 
 impl SingleSequence {
     fn new(engine: Engine) -> SingleSequence {
-        SingleSequence { sequence: engine.open(), engine, known: HashMap::new() }
+        SingleSequence { sequence: engine.new_sequence(), engine, known: HashMap::new() }
     }
 
     fn logits(&mut self, tokens: &[u32]) -> &Vec<f32> {
@@ -68,7 +69,7 @@ struct Schedule<'a> {
 impl Schedule<'_> {
     fn step(&mut self) {
         let rng = &mut self.rng;
-        let mut work = Vec::new();
+        let mut requests = Vec::new();
         for i in 0..N {
             // Most steps are decode.
             let most = if rng.random_bool(0.7) { 2 } else { 20 };
@@ -76,10 +77,10 @@ impl Schedule<'_> {
             let more: Vec<u32> = (0..n).map(|_| rng.random_range(0..8)).collect();
             let want = [LogitsRequest::Last, LogitsRequest::All, LogitsRequest::None]
                 [rng.random_range(0..3)];
-            work.push((more, want));
+            requests.push((more, want));
         }
         let mut got: Vec<(usize, usize, Vec<f32>)> = Vec::new();
-        let sequences = self.sequences.iter_mut().zip(&work);
+        let sequences = self.sequences.iter_mut().zip(&requests);
         let mut feeds: Vec<_> = sequences
             .map(|(sequence, (tokens, want))| Feed { sequence, tokens, want: *want })
             .collect();
@@ -87,7 +88,7 @@ impl Schedule<'_> {
             &mut |i: usize, position: usize, row: &[f32]| got.push((i, position, row.to_vec()));
         self.engine.step(&mut feeds, &AtomicBool::new(false), sink).unwrap();
         let mut n_expected = 0;
-        for (i, (more, want)) in work.iter().enumerate() {
+        for (i, (more, want)) in requests.iter().enumerate() {
             self.tokens[i].extend(more);
             n_expected += match want {
                 LogitsRequest::None => 0,
@@ -126,12 +127,12 @@ impl Schedule<'_> {
             }
             4 if i != j => {
                 let saved = self.engine.save(&self.sequences[i]).unwrap();
-                self.sequences[j] = self.engine.open();
+                self.sequences[j] = self.engine.new_sequence();
                 self.sequences[j] = self.engine.restore(&saved).unwrap();
                 self.tokens[j] = self.tokens[i].clone();
             }
             5 => {
-                self.sequences[i] = self.engine.open();
+                self.sequences[i] = self.engine.new_sequence();
                 self.tokens[i].clear();
             }
             _ => self.step(),
@@ -142,14 +143,14 @@ impl Schedule<'_> {
     }
 }
 
-/// Runs `n_acts` random actions; `between` is called before each.
+/// Runs `n_actions` random actions; `between` is called before each.
 fn run(
     engine: Engine,
     alone: &mut SingleSequence,
-    (seed, n_acts, bound): (u64, usize, f32),
+    (seed, n_actions, bound): (u64, usize, f32),
     between: &mut dyn FnMut(usize),
 ) {
-    let sequences = (0..N).map(|_| engine.open()).collect();
+    let sequences = (0..N).map(|_| engine.new_sequence()).collect();
     let mut schedule = Schedule {
         engine,
         sequences,
@@ -158,7 +159,7 @@ fn run(
         rng: ChaCha8Rng::seed_from_u64(seed),
         bound,
     };
-    for act in 0..n_acts {
+    for act in 0..n_actions {
         between(act);
         schedule.random_action();
     }
@@ -203,7 +204,7 @@ fn lists_and_all_rows_have_the_bits_of_single_sequences() {
                 // Every sequence gets the same tokens, so that the counts of all engines agree.
                 let options = EngineOptions { dense_from, ..self::options(N) };
                 let mut engine = load(&model, vec![cpu_device(2)], options, None);
-                let mut sequences: Vec<Sequence> = (0..N).map(|_| engine.open()).collect();
+                let mut sequences: Vec<Sequence> = (0..N).map(|_| engine.new_sequence()).collect();
                 for token in 0..6 {
                     let mut feeds: Vec<Feed<'_>> = Vec::new();
                     let tokens = [[token], [token + 1], [7 - token], [3]];
@@ -258,7 +259,7 @@ fn recurrent_sequences_roll_back_to_checkpoints() {
     });
 }
 
-/// A simulated device other than the CPU, and a random placement that splits some layers.
+/// The backend of a simulated device, the CPU and that device, and a random placement on both.
 fn simulated(model: &Model, seed: u64) -> (Arc<SimBackend>, Vec<Device>, Placement) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let (backend, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, seed);
@@ -278,7 +279,7 @@ fn random_schedules_on_two_devices_survive_a_loss() {
                     0 => EngineOptions { adapt: true, ..options(N) },
                     // Longer steps, with weights streamed to the device.
                     1 => {
-                        let streaming = Streaming::Forced { from: 17, piece: Bytes(8 << 10) };
+                        let streaming = Streaming::Forced { from: 17, chunk_bytes: Bytes(8 << 10) };
                         EngineOptions { n_ubatch: 64, streaming, ..options(N) }
                     }
                     _ => options(N),
@@ -301,7 +302,7 @@ fn random_schedules_on_two_devices_survive_a_loss() {
 pub(crate) fn on_device(backend: &Arc<dyn Backend>, n: u64) {
     let files = RECURRENT.iter().chain(&["gemma4-shared"]).map(|name| family(name));
     for model in files.chain([Tiny::default().model()]) {
-        // Recurrent layers multiply the rounding of keys and values to F16.
+        // Recurrent layers amplify the errors of rounding keys and values to F16.
         let kv_formats = KvCache::both(Format::F32);
         let options = |n_seq| EngineOptions { n_checkpoint: 3, kv_formats, ..options(n_seq) };
         let mut alone = SingleSequence::new(load(&model, vec![cpu_device(1)], options(1), None));

@@ -210,7 +210,9 @@ fn errors_name_the_field() {
         (json!({ "stop": 5 }), "stop"),
         (json!({ "logit_bias": { "999999": 1 } }), "logit_bias"),
         (json!({ "id_slot": 99 }), "id_slot"),
-        (json!({ "mirostat": 2 }), "mirostat"),
+        (json!({ "mirostat": 3 }), "mirostat"),
+        (json!({ "adaptive_target": 0.5 }), "adaptive_target"),
+        (json!({ "dry_sequence_breakers": "x" }), "dry_sequence_breakers"),
         (json!({ "response_format": { "type": "sound" } }), "response_format"),
         (json!({ "tools": [{ "type": "function" }] }), "tools[0]"),
     ] {

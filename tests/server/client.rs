@@ -44,7 +44,7 @@ impl Answer {
         error
     }
 
-    /// The data of server-sent events; `[DONE]` must be the last line if it occurs.
+    /// The JSON data of server-sent events. A `[DONE]`, which must be last, is left out.
     #[track_caller]
     pub(super) fn events(&self) -> Vec<Value> {
         assert_eq!(self.status, 200, "{}", self.text());

@@ -130,7 +130,7 @@ fn the_best_of_several_is_returned() {
 }
 
 #[test]
-fn a_suffix_needs_a_model_that_fills_gaps() {
+fn a_suffix_needs_fill_in_the_middle_tokens() {
     let error = shared().post(PATH, &ask(json!({ "suffix": "The end." }))).error(501);
     assert_eq!(
         (&error["type"], &error["param"]),

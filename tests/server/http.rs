@@ -175,13 +175,13 @@ fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Number of tokens of an [`endless`] answer; four such answers fit into the context.
-const ENDLESS: usize = 1800;
+/// Number of tokens of the answer to a [`long_request`]; four such answers fit into the context.
+const LONG_ANSWER: usize = 1800;
 
-/// A request that runs for seconds unless the client disconnects.
-fn endless(stream: bool) -> Vec<u8> {
+/// The body of a request that runs for seconds unless the client disconnects.
+fn long_request(stream: bool) -> Vec<u8> {
     let body = json!({
-        "prompt": "Once upon a time", "n_predict": ENDLESS, "ignore_eos": true, "stream": stream,
+        "prompt": "Once upon a time", "n_predict": LONG_ANSWER, "ignore_eos": true, "stream": stream,
         "temperature": 1.0,
     });
     body.to_string().into_bytes()
@@ -196,14 +196,14 @@ fn a_disconnect_frees_its_slot_and_a_full_queue_is_429() {
         // Send one after the other, because a request counts as waiting until the next step.
         let mut open = Vec::new();
         for n in 1..=4 {
-            open.push(client.open("POST", "/completion", Some(&endless(stream))));
+            open.push(client.open("POST", "/completion", Some(&long_request(stream))));
             wait_for("one more slot is busy", || load(client).0 == n);
         }
         for n in 1..=2 {
-            open.push(client.open("POST", "/completion", Some(&endless(stream))));
+            open.push(client.open("POST", "/completion", Some(&long_request(stream))));
             wait_for("one more request waits", || load(client).1 == f64::from(n));
         }
-        let refused = client.send("POST", "/completion", Some(&endless(false)));
+        let refused = client.send("POST", "/completion", Some(&long_request(false)));
         assert_eq!(refused.error(429)["type"], "rate_limit_error");
         assert_eq!(refused.header("retry-after"), Some("1"));
         if stream {
@@ -218,19 +218,19 @@ fn a_disconnect_frees_its_slot_and_a_full_queue_is_429() {
     let mut tokens =
         tokens.filter_map(|line| line.strip_prefix("thermocline:tokens_predicted_total "));
     let tokens: usize = tokens.next_back().unwrap().parse().unwrap();
-    assert!(tokens < 4 * ENDLESS, "{tokens} tokens were generated after disconnects");
+    assert!(tokens < 4 * LONG_ANSWER, "{tokens} tokens were generated after disconnects");
     assert_eq!(client.post("/completion", &json!({ "prompt": "x", "n_predict": 1 })).status, 200);
 }
 
 #[test]
 fn a_request_that_takes_too_long_ends() {
-    let limits = Limits { time: Duration::from_millis(300), ..config().limits };
+    let limits = Limits { timeout: Duration::from_millis(300), ..config().limits };
     let server = start(Config { limits, ..config() });
     let client = &server.client;
-    let answer = client.send("POST", "/completion", Some(&endless(false)));
+    let answer = client.send("POST", "/completion", Some(&long_request(false)));
     assert!(answer.error(503)["message"].as_str().unwrap().contains("--timeout"));
     assert_eq!(answer.header("x-should-retry"), Some("false"));
-    let events = client.send("POST", "/completion", Some(&endless(true))).events();
+    let events = client.send("POST", "/completion", Some(&long_request(true))).events();
     let error = &events.last().unwrap()["error"];
     assert_eq!(error["code"], 503, "{error}");
     wait_for("the slot is free", || load(client).0 == 0);
@@ -321,7 +321,7 @@ fn the_log_has_no_queries_keys_or_prompts() {
 
 #[test]
 fn stopping_lets_open_requests_finish() {
-    let limits = Limits { grace: Duration::from_secs(20), ..config().limits };
+    let limits = Limits { grace_period: Duration::from_secs(20), ..config().limits };
     let mut server = start(Config { limits, ..config() });
     let client = server.client.clone();
     let body = json!({ "prompt": "Once", "n_predict": 60, "ignore_eos": true, "stream": true });
@@ -341,10 +341,10 @@ fn stopping_lets_open_requests_finish() {
 
 #[test]
 fn stopping_ends_requests_after_the_grace_period() {
-    let limits = Limits { grace: Duration::from_millis(200), ..config().limits };
+    let limits = Limits { grace_period: Duration::from_millis(200), ..config().limits };
     let mut server = start(Config { limits, ..config() });
     let client = server.client.clone();
-    let mut open = client.open("POST", "/completion", Some(&endless(true)));
+    let mut open = client.open("POST", "/completion", Some(&long_request(true)));
     wait_for("a slot is busy", || load(&client).0 == 1);
     let start = Instant::now();
     assert!(server.stop());

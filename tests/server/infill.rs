@@ -53,7 +53,7 @@ fn ask() -> Value {
 /// Greedy continuation of `prompt` by the engine alone.
 fn continuation(prompt: &[u32], n: usize) -> Vec<u32> {
     let (mut engine, _) = model_with_fim(false);
-    let mut sequence = engine.open();
+    let mut sequence = engine.new_sequence();
     let (mut tokens, mut answer) = (prompt.to_vec(), Vec::new());
     while answer.len() < n {
         let mut best = 0;
@@ -69,7 +69,8 @@ fn continuation(prompt: &[u32], n: usize) -> Vec<u32> {
     answer
 }
 
-/// Sends the request and checks that its prompt is `prompt`.
+/// Sends the request; checks that the server's prompt is `prompt` and the answer its greedy
+/// continuation.
 fn check(server: &TestServer, prompt: &[u32]) {
     let answer = server.client.post("/infill", &ask()).json();
     assert_eq!(answer["tokens_evaluated"], prompt.len(), "{answer}");
@@ -108,7 +109,7 @@ fn the_prompt_has_llama_servers_order() {
 }
 
 #[test]
-fn without_tokens_for_files_they_are_snippets() {
+fn without_file_tokens_extra_files_become_snippets() {
     let server = server(false);
     let tokenizer = &model_with_fim(false).1;
     let ids = |text: &str| tokenizer.encode(text, false, false).unwrap();

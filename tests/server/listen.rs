@@ -20,7 +20,7 @@ use super::{TestServer, config};
 pub(super) const CERTIFICATE: &str = "tests/server/localhost-cert.pem";
 pub(super) const KEY: &str = "tests/server/localhost-key.pem";
 
-/// A TLS connection that trusts only the certificate.
+/// A TLS connection to `address` that trusts only `CERTIFICATE`.
 pub(super) fn tls_session(address: &str) -> StreamOwned<ClientConnection, TcpStream> {
     let mut roots = RootCertStore::empty();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(CERTIFICATE);

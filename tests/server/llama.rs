@@ -90,6 +90,47 @@ fn probabilities_after_sampling_are_those_of_the_draw() {
 }
 
 #[test]
+fn every_sampler_of_a_request_acts() {
+    let ask = |more: &Value| {
+        let mut body = json!({
+            "prompt": "the cat sat, the cat sat, the cat", "n_predict": 1, "n_probs": 30,
+            "post_sampling_probs": true, "seed": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0,
+            "min_p": 0.0,
+        });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = shared().post("/completion", &body).json();
+        let settings = answer["generation_settings"].clone();
+        for (name, value) in more.as_object().unwrap().iter().filter(|(_, v)| v.is_number()) {
+            let reported = settings[name].as_f64().unwrap();
+            assert!((reported - value.as_f64().unwrap()).abs() < 1e-6, "{name}: {reported}");
+        }
+        answer["completion_probabilities"][0]["top_probs"].clone()
+    };
+    let plain = ask(&json!({}));
+    assert_eq!(plain.as_array().unwrap().len(), 30);
+    let dry = json!({ "dry_multiplier": 5.0, "dry_allowed_length": 1 });
+    for more in [
+        dry.clone(),
+        json!({ "typical_p": 0.3 }),
+        json!({ "top_n_sigma": 0.5 }),
+        json!({ "xtc_probability": 1.0, "xtc_threshold": 0.01 }),
+        json!({ "dynatemp_range": 0.5, "dynatemp_exponent": 2.0 }),
+        json!({ "mirostat": 1, "mirostat_tau": 2.0, "mirostat_eta": 0.2 }),
+        json!({ "mirostat": 2, "mirostat_tau": 1.0 }),
+        json!({ "adaptive_target": 0.3, "adaptive_decay": 0.5, "samplers": ["top_k", "adaptive_p"] }),
+        json!({ "samplers": "k", "top_k": 25 }),
+    ] {
+        assert_ne!(ask(&more), plain, "{more}");
+    }
+    let mut broken = dry.clone();
+    broken["dry_sequence_breakers"] = json!(["cat"]);
+    assert_eq!(ask(&broken), plain, "a breaker ends the repetition");
+    let mut unlimited = dry;
+    unlimited["dry_penalty_last_n"] = (-1).into();
+    assert_ne!(ask(&unlimited), plain);
+}
+
+#[test]
 fn a_time_limit_ends_the_answer_at_a_line_end() {
     let lines = json!({ "guided_regex": "(a\n)*b", "t_max_predict_ms": 1, "n_predict": 2000, "logit_bias": [["b", false]] });
     let answer = shared().post("/completion", &ask(lines.clone())).json();
@@ -147,6 +188,10 @@ fn properties_and_slots_are_shown() {
     assert!(props["default_generation_settings"]["n_ctx"].is_u64());
     assert_eq!(client.post("/props", &json!({})).json()["success"], true);
     assert_eq!(client.post("/props", &json!({ "x": 1 })).error(400)["param"], "x");
+    for answer in [client.get("/lora-adapters"), client.post("/lora-adapters", &json!([]))] {
+        let error = answer.error(501);
+        assert!(error["message"].as_str().unwrap().contains("--lora-scaled"), "{error}");
+    }
     let slots = client.get("/slots").json();
     assert_eq!(slots.as_array().unwrap().len(), 4);
     assert_eq!(slots[3]["id"], 3);
@@ -251,7 +296,7 @@ fn norm(vector: &Value) -> f64 {
 
 #[test]
 fn embeddings_that_take_too_long_get_503() {
-    let limits = Limits { time: std::time::Duration::from_millis(300), ..Limits::default() };
+    let limits = Limits { timeout: std::time::Duration::from_millis(300), ..Limits::default() };
     let server = TestServer::start(Config { limits, ..config() }, SchedulerOptions::default());
     let texts = vec!["some words ".repeat(100); 256];
     server.client.post("/v1/embeddings", &json!({ "input": texts })).error(503);

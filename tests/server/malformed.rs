@@ -62,11 +62,11 @@ fn mutate(value: &mut Value, random: &mut ChaCha12Rng) {
         | Value::Number(_)
         | Value::String(_)
         | Value::Array(_)
-        | Value::Object(_) => *value = unusual(random),
+        | Value::Object(_) => *value = unusual_value(random),
     }
 }
 
-fn unusual(random: &mut ChaCha12Rng) -> Value {
+fn unusual_value(random: &mut ChaCha12Rng) -> Value {
     let deep = (0..60).fold(json!(1), |inner, _| json!([inner]));
     let all = [
         json!(null),

@@ -57,7 +57,7 @@ impl TestServer {
         TestServer::with_model(config, options, None)
     }
 
-    /// As [`TestServer::start`], with the model in `path` and a KV cache in F32.
+    /// As [`TestServer::start`]; with a `path`, serves the model in it with a KV cache in F32.
     fn with_model(config: Config, options: SchedulerOptions, path: Option<&Path>) -> TestServer {
         let devices = DeviceOptions { backend: Some("cpu"), ..DeviceOptions::default() };
         let model_options = Options {
@@ -120,11 +120,11 @@ impl Drop for TestServer {
 /// A configuration with all endpoints enabled.
 fn config() -> Config {
     let endpoints = Endpoints { metrics: true, props: true, ..Endpoints::default() };
-    let limits = Limits { body: 1 << 20, ..Limits::default() };
+    let limits = Limits { max_body: 1 << 20, ..Limits::default() };
     Config { endpoints, limits, ..Config::default() }
 }
 
-/// A server that the tests without special settings share.
+/// A client of the server that tests with the default configuration share.
 fn shared() -> &'static Client {
     static SERVER: LazyLock<TestServer> =
         LazyLock::new(|| TestServer::start(config(), SchedulerOptions::default()));

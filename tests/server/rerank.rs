@@ -21,7 +21,8 @@ struct NewTensor {
     bytes: Vec<u8>,
 }
 
-/// Copies a fixture of `tests/families` without one tensor, and with more keys and tensors.
+/// Writes a copy of `tests/families/{from}` to `to`, without the tensor `without` and with more
+/// keys and tensors.
 fn write_changed(
     from: &str,
     to: &Path,
@@ -65,7 +66,7 @@ fn fixture() -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// The model of `scripts/make_rank_fixture`.
+/// Writes the model of `scripts/make_rank_fixture`; returns its path.
 fn reranker() -> PathBuf {
     let fixture = fixture();
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("reranker.gguf");
@@ -206,14 +207,14 @@ fn a_ranking_model_counts_its_tokens_and_generates() {
 
 #[test]
 fn a_request_that_takes_too_long_ends() {
-    let limits = Limits { time: std::time::Duration::from_millis(300), ..Limits::default() };
+    let limits = Limits { timeout: std::time::Duration::from_millis(300), ..Limits::default() };
     let config = Config { limits, ..config() };
     let server = TestServer::with_model(config, SchedulerOptions::default(), Some(&reranker()));
     let documents = vec!["some words ".repeat(20); 1024];
     server.client.post("/rerank", &json!({ "query": "a", "documents": documents })).error(503);
 }
 
-/// In a family without softmax, whose final norm is divided by the logit scale.
+/// Granite's scores have no softmax, and its final norm is divided by the logit scale.
 #[test]
 fn a_two_layer_head_applies_tanh_between_its_layers() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("two-layers.gguf");

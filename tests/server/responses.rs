@@ -64,7 +64,7 @@ fn a_stream_opens_and_closes_each_part() {
 }
 
 #[test]
-fn stored_state_is_refused_by_name() {
+fn unsupported_fields_are_refused_by_name() {
     for (more, param) in [
         (json!({ "previous_response_id": "resp_1" }), "previous_response_id"),
         (json!({ "background": true }), "background"),

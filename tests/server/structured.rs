@@ -1,4 +1,4 @@
-//! Constrained output and tool calls, over all interfaces.
+//! Constrained output and tool calls, in the APIs of OpenAI, Anthropic and llama-server.
 
 use serde_json::{Value, json};
 
@@ -136,7 +136,7 @@ fn a_named_tool_is_called_and_its_result_is_read() {
 }
 
 #[test]
-fn anthropic_and_responses_have_calls_too() {
+fn messages_and_responses_return_tool_calls() {
     let tool = json!({ "name": "count_cats", "input_schema": schema() });
     let choice = json!({ "type": "any", "disable_parallel_tool_use": true });
     let mut body = json!({

@@ -30,13 +30,14 @@ pub(crate) struct Tiny {
     pub(crate) pwri: bool,
     /// Rank of the predictor; 0 for none.
     pub(crate) rank: usize,
-    /// The predictor reads only the marks of the token, which no layer changes and rounding does
-    /// not affect: the same neurons are predicted on every placement.
+    /// The predictor reads only the marks of the token: the signs in the first [`MARKS`] columns of
+    /// its embedding. No layer changes them and rounding does not affect them, so the same neurons
+    /// are predicted on every placement.
     pub(crate) marked: bool,
     /// The first half of every layer's neurons fires for tokens whose first mark is positive, the
     /// second half for the others. Requires `marked`.
     pub(crate) topics: bool,
-    /// Neurons of each layer where they differ between layers; 0 for a layer without a
+    /// Number of neurons of each layer if it differs between layers; 0 for a layer without a
     /// feed-forward block.
     pub(crate) n_ffs: Vec<usize>,
     /// Query heads and KV heads of each layer, if they differ between layers; 0 for a layer without
@@ -195,8 +196,8 @@ impl Tiny {
     }
 }
 
-/// Sets the first columns of a token's embedding to signs, the token's marks, and makes no layer
-/// change them.
+/// Sets the first columns of a token's embedding to signs, the token's marks. Zeroes the weights
+/// that would change them, and those with which a predictor reads other columns.
 fn mark(name: &str, cols: usize, values: &mut [f32]) {
     let part = name.trim_end_matches(".weight").rsplit('.').next().unwrap_or(name);
     for (at, value) in values.iter_mut().enumerate() {
@@ -230,8 +231,8 @@ fn plant_topics(name: &str, cols: usize, values: &mut [f32]) {
     values.iter_mut().for_each(|value| *value *= factor);
 }
 
-/// Runs `f` on its own thread and fails if it does not end in time: a watchdog for waits that
-/// never end.
+/// Runs `f` on its own thread and returns its result; panics after `limit`, so that a test that
+/// hangs fails.
 pub(crate) fn within<T: Send + 'static>(
     limit: Duration,
     f: impl FnOnce() -> T + Send + 'static,

@@ -30,7 +30,7 @@ impl std::fmt::Debug for Measurement {
     }
 }
 
-/// `[rows, cols]` in floats.
+/// An F32 matrix with rows of `cols` values.
 struct Matrix {
     cols: usize,
     values: Vec<f32>,
@@ -60,7 +60,12 @@ impl Matrix {
     fn rows_times(&self, x: &[f32]) -> Vec<f32> {
         let mut sum = vec![0.0; self.cols];
         for (row, x) in self.values.chunks(self.cols).zip(x).filter(|(_, x)| **x != 0.0) {
-            sum.iter_mut().zip(row).for_each(|(sum, w)| *sum += w * x);
+            // By index, as in `dot`.
+            let mut i = 0;
+            while i < row.len() {
+                sum[i] += row[i] * x;
+                i += 1;
+            }
         }
         sum
     }
@@ -116,10 +121,10 @@ fn attend(
 }
 
 /// Adds a layer's attention to the residual of each token.
-fn mix(model: &Model, attention: &Attention, norm: &HostRows, stream: &mut [Vec<f32>]) {
+fn add_attention(model: &Model, attention: &Attention, norm: &HostRows, stream: &mut [Vec<f32>]) {
     let (hyper, sizes) = (&model.hyper, attention.sizes);
     let Attention { q, kv: Kv::Direct { k, v: Some(v) }, o, .. } = attention else {
-        panic!("the attention is like in llama");
+        panic!("expected the attention of the llama architecture");
     };
     let freqs = attention.rope.as_ref().unwrap().freqs(hyper.n_ctx_train);
     let [q, k, v, o] = [q, k, v, o].map(|part| Matrix::new(&part.w));
@@ -149,7 +154,7 @@ pub(crate) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measure
     let (mut fired, mut predicted, mut both, mut neurons) = (0.0, 0.0, 0.0, 0.0);
     for (number, layer) in model.layers.iter().enumerate() {
         if let (Some(norm), Some(attention)) = (&layer.frame.attn_norm, layer.attention()) {
-            mix(model, attention, &norm.w, &mut stream);
+            add_attention(model, attention, &norm.w, &mut stream);
         }
         let (Some(ffn_norm), Some(ffn)) = (&layer.frame.ffn_norm, &layer.ffn) else { continue };
         let gate = ffn.gate.as_ref().unwrap();

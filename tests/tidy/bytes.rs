@@ -6,7 +6,7 @@ use super::tree::Tree;
 /// Maximum number of bytes of a file that is not in LARGE.
 const MAX_BYTES: u64 = 1_000_000;
 /// Maximum number of bytes of a checkout without `.git`.
-const MAX_TOTAL_BYTES: u64 = 25 << 20;
+const MAX_TOTAL_BYTES: u64 = 25_000_000;
 
 /// Limits the size of each file and of the checkout, so that generated data does not pile up.
 pub(crate) fn files_are_small(tree: &Tree) -> Vec<String> {

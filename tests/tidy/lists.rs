@@ -16,6 +16,7 @@ pub(crate) const SRC_CRATES: &[&str] = &[
     "scheduler",
     "serve",
     "constrain",
+    "hub",
 ];
 
 /// Dependencies that only one crate may have: they take longest to compile.
@@ -30,14 +31,15 @@ pub(crate) const PURE: &[&str] = &[
     "src/convert/",
     "src/learn/",
     "src/constrain/",
+    "src/hub/",
     "src/measure/synthetic/",
     "src/runtime/embedded.rs",
 ];
 
-/// Code of the engine that asks devices for sizes and plans, and allocates nothing.
+/// Code of the engine that computes ops and sizes, and allocates no device memory.
 pub(crate) const ENGINE_PURE: &[&str] = &["src/engine/ops/", "src/engine/size/"];
 
-/// Names in `hal` that stand for a device.
+/// Types of `hal` that give access to a device.
 #[rustfmt::skip]
 pub(crate) const DEVICE_NAMES: &[&str] = &[
     "Backend", "BackendQueue", "Device", "DeviceId", "Mailbox", "Program", "Queue", "Recorder", "Run", "Tensor",

@@ -87,7 +87,7 @@ pub(super) fn engine_sizes_allocate_nothing(tree: &Tree) -> Vec<String> {
             let used = name.strip_prefix("hal::").unwrap_or_default();
             // A `Device` may be asked for sizes and plans.
             if used != "Device" && DEVICE_NAMES.contains(&used) {
-                faults.push(at(file, line, format!("sees `hal::{used}`: only shapes and bytes here; allocate in src/engine/load")));
+                faults.push(at(file, line, format!("uses `hal::{used}`: only shapes and bytes here; allocate in src/engine/load")));
             }
         }
     }

@@ -11,7 +11,7 @@ use super::module_order::{engine_imports_go_down, engine_sizes_allocate_nothing}
 use super::tree::{Source, Tree};
 use super::words::plain_words;
 
-/// Returns the faults that a rule finds, one line each.
+/// A rule: returns the faults that it finds, one line each.
 pub(crate) type Rule = fn(&Tree) -> Vec<String>;
 
 pub(crate) const RULES: &[Rule] = &[
@@ -46,7 +46,7 @@ fn first(path: &str) -> &str {
     path.split("::").next().unwrap_or(path)
 }
 
-/// Lines of `code` that hold `what` as a whole word.
+/// Numbers and texts of the lines of `code` that contain `what` as a whole word.
 fn lines_with<'a>(code: &'a str, what: &'a str) -> impl Iterator<Item = (usize, &'a str)> {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     code.lines().enumerate().filter_map(move |(i, line)| {
@@ -64,14 +64,14 @@ fn pure_code_uses_no_device(tree: &Tree) -> Vec<String> {
         for (line, name) in file.names() {
             let used = first(name.strip_prefix("hal::").unwrap_or_default());
             if DEVICE_NAMES.contains(&used) {
-                faults.push(at(file, line, format!("sees `hal::{used}`: this code only transforms data; pass what it needs as arguments")));
+                faults.push(at(file, line, format!("uses `hal::{used}`: this code only transforms data; pass what it needs as arguments")));
             }
         }
     }
     faults
 }
 
-/// The sections of a `Cargo.toml` with the dependencies of each, and their lines.
+/// The dependencies in a `Cargo.toml`: line, section and name of each.
 fn dependencies(file: &Source) -> impl Iterator<Item = (usize, &str, &str)> {
     let mut section = "";
     file.text.lines().enumerate().filter_map(move |(i, line)| {
@@ -122,7 +122,7 @@ fn backends_named_once(tree: &Tree) -> Vec<String> {
         // `feature` is reported.
         let asking = lines_with(file.shipped(), "feature").filter(|(_, text)| text.contains("cfg"));
         for (line, _) in asking {
-            faults.push(at(file, line, "only src/runtime/devices.rs asks for features"));
+            faults.push(at(file, line, "only src/runtime/devices.rs checks features"));
         }
     }
     faults
@@ -363,7 +363,7 @@ fn unsafe_is_listed(tree: &Tree) -> Vec<String> {
         for (line, code) in lines_with(file.code(), "unsafe") {
             if !listed {
                 faults.push(at(file, line, "`unsafe` outside of the files in UNSAFE: find a safe way, or list the file with its reason"));
-            } else if !is_type(code) && !justified(&text, line - 1) {
+            } else if !is_type(code) && !is_justified(&text, line - 1) {
                 faults.push(at(
                     file,
                     line,
@@ -382,7 +382,7 @@ fn is_type(code: &str) -> bool {
 
 /// Whether a `// SAFETY:` comment stands above the statement around `line`, or inside it above
 /// `line`.
-fn justified(text: &[&str], line: usize) -> bool {
+fn is_justified(text: &[&str], line: usize) -> bool {
     for above in text[..line].iter().rev().take(12).map(|line| line.trim()) {
         if above.starts_with("// SAFETY:") {
             return true;

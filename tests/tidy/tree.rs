@@ -37,7 +37,7 @@ pub(crate) struct Tree {
     pub(crate) files: Vec<Source>,
     /// Every path, including binary files.
     pub(crate) paths: Vec<String>,
-    /// Path and bytes of every file.
+    /// Path of every file and its size in bytes.
     pub(crate) sizes: Vec<(String, u64)>,
 }
 
@@ -98,7 +98,7 @@ fn is_word(code: &str, at: usize) -> bool {
     code.as_bytes().get(at).is_some_and(|&b| b.is_ascii_alphanumeric() || b == b'_' || b == b'*')
 }
 
-/// Reads `a::b::{c, d::e}` from `at` on.
+/// Appends the paths of `a::b::{c, d::e}` at `at` to `out`, and moves `at` behind them.
 fn chain(code: &str, at: &mut usize, prefix: &str, out: &mut Vec<String>) {
     let mut path = prefix.to_owned();
     loop {
@@ -179,7 +179,7 @@ fn string_end(bytes: &[u8], start: usize) -> usize {
 }
 
 impl Tree {
-    pub(crate) fn of(files: &[(&str, &str)]) -> Tree {
+    pub(crate) fn new(files: &[(&str, &str)]) -> Tree {
         let mut tree = Tree::default();
         for (path, text) in files {
             tree.paths.push((*path).to_owned());

@@ -3,10 +3,10 @@
 use super::tree::{Source, Tree};
 
 /// A denied phrase, longer phrases that contain it and are allowed, and what to write instead.
-type Denied = (&'static str, &'static [&'static str], &'static str);
+type DeniedPhrase = (&'static str, &'static [&'static str], &'static str);
 
 /// Phrases in lower case. A space is any white space, line breaks of comments and literals included.
-const DENIED: &[Denied] = &[
+const DENIED: &[DeniedPhrase] = &[
     ("is no", IS_NO, "`is not a X` or `has no X`"),
     ("are no", ARE_NO, "`are not X` or `have no X`"),
     ("so many", &["so many that"], "the number, or `that many`"),

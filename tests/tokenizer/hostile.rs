@@ -22,7 +22,7 @@ fn token() -> impl Strategy<Value = Vec<u8>> + Clone {
     ]
 }
 
-/// A list of `n` elements, an empty list, or a list of any length.
+/// A list of `n` elements, an empty list, or a list of up to 8 elements.
 fn list<T: std::fmt::Debug>(
     n: usize,
     element: impl Strategy<Value = T> + Clone,
@@ -42,7 +42,7 @@ fn ids() -> impl Strategy<Value = SpecialIds> {
     })
 }
 
-/// Bytes that may be a table: a valid size and then units with arbitrary targets.
+/// No bytes, arbitrary bytes, or a table with a valid size and arbitrary units.
 fn charsmap() -> impl Strategy<Value = Vec<u8>> {
     let units =
         vec(prop_oneof![any::<u32>(), (0u32..8, 0u32..128).prop_map(|(d, b)| d << 10 | b)], 0..300);

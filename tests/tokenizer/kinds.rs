@@ -8,7 +8,7 @@ use thermocline::tokenizer::{
 };
 
 use super::peers::charsmap;
-use super::{parts, text_of};
+use super::{push_all, text_of};
 
 fn tokens(all: &[&str]) -> Vec<Vec<u8>> {
     all.iter().map(|token| token.as_bytes().to_vec()).collect()
@@ -53,7 +53,7 @@ fn gemma_4_merges_characters_within_lines() {
     assert_eq!(encode("<|turn>中 "), [2, 14, 11, 12, 13, 3]);
     assert_eq!(text_of(&tokenizer, &encode("ab  a中\n")[1..], Start::BeginningOfText), "ab  a中\n");
     let mut stream = Detokenizer::new(&tokenizer, Start::Continuation, false);
-    assert_eq!(parts(&mut stream, &[7, 11, 12, 13, 4, 11]), [" ab", "", "", "中", "a", ""]);
+    assert_eq!(push_all(&mut stream, &[7, 11, 12, 13, 4, 11]), [" ab", "", "", "中", "a", ""]);
     assert_eq!(stream.finish(), "\u{fffd}");
 }
 
@@ -166,7 +166,7 @@ fn an_invalid_charsmap_is_an_error() {
     let mut lost = good;
     lost[4..8].copy_from_slice(&(0x1F_FFFFu32 << 10).to_le_bytes());
     for blob in [endless, beyond, lost] {
-        let tokenizer = build(blob).expect("not looked into yet");
+        let tokenizer = build(blob).expect("not validated yet");
         let error = tokenizer.encode("a", false, false).expect_err("a bad table");
         assert!(matches!(error, Error::BadCharsmap { bytes } if bytes == size), "{error}");
     }

@@ -1,4 +1,4 @@
-//! Comparison with the `tokenizers` crate, which shares no code with ours, on random texts.
+//! Comparison with the `tokenizers` crate, an independent implementation, on random texts.
 
 use std::sync::LazyLock;
 
@@ -54,8 +54,8 @@ static PAIRS: LazyLock<Vec<Pair>> = LazyLock::new(|| {
         .collect()
 });
 
-/// A table that replaces characters, in the format of `unigram.rs`. The children of every node
-/// have their own 256 units.
+/// A `precompiled_charsmap` with these replacements. The children of every node of its trie have
+/// their own 256 units.
 pub(super) fn charsmap(rules: &[(&str, &str)]) -> Vec<u8> {
     let mut units = vec![0u32; 256];
     let mut replacements = Vec::new();

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-/// A text of a few pieces of any kind.
+/// Texts of up to 11 random pieces.
 pub(super) fn texts() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         "[a-zA-Z']{1,6}",

@@ -1,7 +1,7 @@
 //! The conformance suite of all backends. Each case runs on the device and on [`oracle`], through
 //! the public API of `hal` alone, and compares the outputs.
 //!
-//! A backend's `tests/conformance.rs` contains
+//! The tests of a backend contain
 //!
 //! ```no_run
 //! # use thermocline_conformance as conformance;
@@ -165,7 +165,7 @@ pub fn matching(parts: &[&str]) -> Vec<Case> {
 const LONG_FORMATS: [&str; 3] = ["SparseFfn/F16/", "SparseFfn/Q4_0/", "SparseFfn/Q6_K/"];
 
 /// All cases, except that only the formats of `LONG_FORMATS` run feed-forward blocks with 515
-/// tokens. In every format, these blocks take a quarter of the suite's time on a software device.
+/// tokens. In all formats, they would take a quarter of the suite's time on a software device.
 /// They test the second chunk of a prompt, which does not depend on the format.
 #[must_use]
 pub fn without_long_prompts() -> Vec<Case> {
@@ -246,8 +246,8 @@ impl fmt::Display for Report {
                 Outcome::Failed(text) => writeln!(f, "FAILED  {name}: {text}")?,
             }
         }
-        let (all, failed, skipped) = (self.outcomes.len(), self.n_failed(), self.n_skipped());
-        let passed = all - failed - skipped;
+        let (total, failed, skipped) = (self.outcomes.len(), self.n_failed(), self.n_skipped());
+        let passed = total - failed - skipped;
         write!(f, "{}: {passed} passed, {failed} failed, {skipped} skipped", self.device)
     }
 }
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique() {
+    fn case_names_are_unique() {
         let cases = cases();
         let names: std::collections::HashSet<&str> = cases.iter().map(Case::name).collect();
         assert_eq!(names.len(), cases.len());

@@ -297,7 +297,7 @@ impl Rig {
             }
             let format = tensor.desc().format;
             let mut bytes = vec![0; values.len() / format.block_values() * format.block_bytes()];
-            format.quantize(&values, &mut bytes);
+            format.quantize_cache(&values, &mut bytes);
             self.queue.write(tensor, &bytes)?;
         }
         Ok(cache)
@@ -315,8 +315,8 @@ impl Rig {
     ) -> Result<RowSet<Tensor>> {
         let set = self.device.row_set(capacity, max_tokens)?;
         let n_words = max_tokens.div_ceil(32);
-        let mut all = vec![u32::MAX; capacity];
-        all[..ids.len()].copy_from_slice(ids);
+        let mut entries = vec![u32::MAX; capacity];
+        entries[..ids.len()].copy_from_slice(ids);
         let mut members = vec![u32::MAX; capacity * n_words];
         for i in 0..ids.len() {
             members[i * n_words..][..n_words].fill(0);
@@ -324,7 +324,7 @@ impl Rig {
                 members[i * n_words + t / 32] |= 1 << (t % 32);
             }
         }
-        self.queue.write(&set.ids, &u32_bytes(&all))?;
+        self.queue.write(&set.ids, &u32_bytes(&entries))?;
         self.queue.write(&set.members, &u32_bytes(&members))?;
         self.queue.write(&set.count, &u32_bytes(&[ids.len() as u32]))?;
         Ok(set)

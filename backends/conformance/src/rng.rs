@@ -51,10 +51,10 @@ impl Rng {
 
     /// `n` distinct numbers below `limit`, ascending.
     pub(crate) fn choose(&mut self, n: usize, limit: usize) -> Vec<u32> {
-        let mut all: Vec<u32> = (0..limit as u32).collect();
-        self.shuffle(&mut all);
-        all.truncate(n);
-        all.sort_unstable();
-        all
+        let mut numbers: Vec<u32> = (0..limit as u32).collect();
+        self.shuffle(&mut numbers);
+        numbers.truncate(n);
+        numbers.sort_unstable();
+        numbers
     }
 }

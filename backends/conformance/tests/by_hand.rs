@@ -5,8 +5,8 @@
 use hal::format::Format;
 use hal::op::{
     Activation, Attention, Down, ExpertRanges, FfnKind, GateActivation, GatedDelta, HeadMapping,
-    Hidden, MatMul, Mul, NEVER_DENSE, Norm, NormKind, Pairing, Predict, Rope, Route, Scoring,
-    ShortConv, Skip, SparseFfn, SsmScan,
+    HiddenActivation, MatMul, Mul, NEVER_DENSE, Norm, NormKind, Pairing, Predict, Rope, Route,
+    Scoring, ShortConv, Skip, SparseFfn, SsmScan,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, HostRowSet, HostRows, KV_BLOCK,
@@ -265,14 +265,14 @@ fn experts_are_weighted_and_gaussian_cut_offs_applied() {
     let op = ffn(&mut b, &[1.0, 2.0, 6.0], &[1.0, 1.0, 2.0], &[1.0, 10.0, 100.0]);
     let weight = b.f32s(2, 2, &[0.0, 0.5, 2.0, 1.0]);
     let bias = b.f32s(2, 1, &[1000.0, 4000.0]);
-    let grouped = SparseFfn {
+    let weighted = SparseFfn {
         experts: Some(ExpertRanges { starts: [0, 1, 3].into(), n_used: 2 }),
         expert_weights: Some(weight),
         bias_down: Some(bias),
         skip: Skip::Never,
         ..op.clone()
     };
-    b.run(grouped);
+    b.run(weighted);
     b.expect(&op.y, &[2000.0 + 0.5 * (20.0 + 1200.0), 6000.0]);
     b.expect(&op.active, &[2.0, 3.0]);
     // The gate products of token 0 are 1, 2 and 6. With factor 0 the cut-off is their mean, 3. Only
@@ -303,7 +303,7 @@ fn the_predictor_splits_active_neurons_by_slot() {
         resident: resident.clone(),
         absent: Some(absent.clone()),
         threshold: 1.0,
-        hidden: Hidden::Relu,
+        hidden: HiddenActivation::Relu,
     };
     b.run(op.clone());
     assert_eq!(b.read_words(&resident.count), [2]);
@@ -315,7 +315,7 @@ fn the_predictor_splits_active_neurons_by_slot() {
     // Without ReLU neuron 3 scores 0 for both tokens, and its bias of 1 makes it active. The bias
     // of neuron 1 makes it inactive for token 1.
     let bias = b.f32s(1, 4, &[0.0, -0.25, 0.0, 1.0]);
-    b.run(Predict { bias: Some(bias), hidden: Hidden::Linear, ..op.clone() });
+    b.run(Predict { bias: Some(bias), hidden: HiddenActivation::Linear, ..op.clone() });
     assert_eq!(b.read_words(&resident.count), [2]);
     assert_eq!(b.read_words(&absent.count), [1]);
     assert_eq!(b.read_words(&absent.ids)[..1], [1]);

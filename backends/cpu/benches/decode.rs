@@ -2,7 +2,7 @@
 //! projection, ReLU with 10 % of the neurons active) and compares its memory traffic with the read
 //! bandwidth of this machine.
 //!
-//! `cargo bench -p thermocline-cpu -- [threads] [tokens] [past]`
+//! `cargo bench -p thermocline-cpu --bench decode -- [threads] [tokens] [past]`
 #![allow(clippy::print_stdout, reason = "this program prints a report")]
 
 use std::sync::Arc;

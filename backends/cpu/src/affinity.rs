@@ -12,7 +12,6 @@ mod system {
     #[derive(Debug)]
     pub(crate) struct PreviousAffinity(CpuSet);
 
-    /// Number of the CPU that the calling thread runs on.
     pub(crate) fn current_cpu() -> Option<usize> {
         Some(sched_getcpu())
     }
@@ -26,7 +25,6 @@ mod system {
         Ok(PreviousAffinity(before))
     }
 
-    /// Undoes [`bind`].
     pub(crate) fn unbind(before: &PreviousAffinity) {
         // This fails only if the CPUs are no longer allowed; the thread then keeps its affinity.
         let _ = sched_setaffinity(None, &before.0);
@@ -72,7 +70,7 @@ mod system {
 
 pub(crate) use system::{bind, current_cpu, lock_limit, set_niceness};
 
-/// Binds the calling thread to CPUs; dropping it restores the previous affinity.
+/// Binds the calling thread to CPUs; dropping this value restores the previous affinity.
 #[derive(Debug)]
 pub(crate) struct BoundThread(Option<system::PreviousAffinity>);
 

@@ -49,8 +49,8 @@ pub(crate) struct DeviceState {
 }
 
 impl DeviceState {
-    pub(crate) fn n_active(&self, many: bool) -> usize {
-        self.active[usize::from(many)]
+    pub(crate) fn n_active_threads(&self, several_tokens: bool) -> usize {
+        self.active[usize::from(several_tokens)]
     }
 
     /// Locks the device: only the holder of the guard may access tensor memory.
@@ -108,7 +108,8 @@ impl CpuBackend {
         self.n_threads
     }
 
-    /// Locks `buffer` if the user requested locked memory, so the system cannot page it out.
+    /// Locks `buffer` in memory if the user requested it. Reports the first failure, then stops
+    /// locking.
     fn lock_buffer(&self, mut buffer: HostBuffer) -> Box<HostBuffer> {
         if self.lock.load(Ordering::Relaxed)
             && let Err(error) = buffer.lock()
@@ -126,7 +127,7 @@ impl CpuBackend {
         len.and_then(HostBuffer::zeroed).ok_or_else(|| Error::OutOfMemory {
             device: self.info.name.clone(),
             label: label.to_owned(),
-            wanted: len.map_or(Bytes::MAX, |len| Bytes(len as u64)),
+            requested: len.map_or(Bytes::MAX, |len| Bytes(len as u64)),
             free: machine::memory().free.unwrap_or_default(),
         })
     }
@@ -205,7 +206,7 @@ impl Backend for CpuBackend {
         if mapped && is_whole(pack) {
             Bytes(0)
         } else {
-            pack.packed().map_or(Bytes::MAX, |desc| self.alloc_size(&desc))
+            pack.packed_desc().map_or(Bytes::MAX, |desc| self.alloc_size(&desc))
         }
     }
 
@@ -220,7 +221,7 @@ impl Backend for CpuBackend {
             buffer.place(&self.nodes);
             return Ok(self.lock_buffer(buffer));
         }
-        let mut buffer = self.allocate(label, plain_size(&pack.packed()?))?;
+        let mut buffer = self.allocate(label, plain_size(&pack.packed_desc()?))?;
         buffer.place(&self.nodes);
         pack_plain(pack, source, buffer.bytes_mut(), self.n_threads)?;
         Ok(self.lock_buffer(buffer))
@@ -230,9 +231,9 @@ impl Backend for CpuBackend {
         true
     }
 
-    fn stored(&self, pack: &PackDesc, in_memory: bool) -> Option<StoredPack> {
+    fn stored_pack(&self, pack: &PackDesc, in_memory: bool) -> Option<StoredPack> {
         let keeps = !(in_memory && is_whole(pack)) && pack.spare == 0;
-        let len = keeps.then(|| plain_size(&pack.packed().ok()?))??;
+        let len = keeps.then(|| plain_size(&pack.packed_desc().ok()?))??;
         Some(StoredPack { layout: PLAIN_LAYOUT, len })
     }
 
@@ -264,7 +265,7 @@ impl Backend for CpuBackend {
     }
 
     fn mailbox(&self, _shape: MailboxShape) -> Result<Arc<dyn RawMailbox>> {
-        let reason = kernels::OTHER_SIDE.to_owned();
+        let reason = kernels::NO_HAND_OFF.to_owned();
         Err(Error::Unsupported { op: "Post", device: self.info.name.clone(), reason })
     }
 
@@ -296,7 +297,8 @@ fn check_writable(device: &str, ops: &[Op]) -> Result<()> {
             }
         });
         if let Some(operand) = read_only {
-            let reason = format!("operand {operand} is read-only: its memory belongs to a file");
+            let reason =
+                format!("operand {operand} is read-only: the device uses its source in place");
             return Err(Error::Unsupported { op: op.name(), device: device.to_owned(), reason });
         }
     }

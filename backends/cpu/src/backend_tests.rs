@@ -14,7 +14,7 @@ fn collect_notices(options: CpuOptions) -> (CpuOptions, Arc<Mutex<Vec<String>>>)
     (CpuOptions { notice, ..options }, notices)
 }
 
-/// With two NUMA nodes, weights are spread over both and the results are those of one node.
+/// With two NUMA nodes, weights are spread over both.
 #[test]
 fn two_nodes_pass_the_suite() {
     let topology = Topology::read(Machine::two_sockets().root()).unwrap();

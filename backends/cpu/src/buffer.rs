@@ -98,8 +98,8 @@ impl HostBuffer {
         HostBuffer { start, len, owner: Owner::Source { _bytes: source }, locked: false }
     }
 
-    /// Spreads untouched pages over NUMA nodes, each given as its CPUs: a thread on each node
-    /// touches one range. For a mapped file this reads the pages that are not in memory.
+    /// Spreads untouched pages of a large buffer over NUMA nodes, each given as its CPUs: a thread
+    /// on each node touches one range. Pages of a mapped file are read from disk if necessary.
     pub(crate) fn place(&mut self, nodes: &[Vec<usize>]) {
         if nodes.is_empty() || self.len < LARGE {
             return;
@@ -319,7 +319,7 @@ pub(crate) struct Span<T> {
     marker: PhantomData<T>,
 }
 
-/// Assigns the workspace of one op; planning and compiling both use this type.
+/// Assigns ranges of the workspace of one op; planning and compiling both use this type.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     /// Bytes assigned so far.
@@ -399,7 +399,6 @@ impl<'a> Binder<'a> {
         ReadView { start, n_rows: 1, n_cols: buffer.len, stride: buffer.len }
     }
 
-    /// Access to tensor memory for the reference implementation.
     pub(crate) fn memory(&self) -> HostMemory {
         HostMemory(())
     }

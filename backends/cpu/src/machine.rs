@@ -18,7 +18,7 @@ fn memory_below(root: &Path) -> MemoryReport {
     let (mut total, mut free) =
         (meminfo_field(&text, "MemTotal:"), meminfo_field(&text, "MemAvailable:"));
     if let Some(limit) = cgroup::memory_limit(root) {
-        let within = |of: Option<Bytes>, limit| of.map(|bytes| bytes.min(Bytes(limit)));
+        let within = |amount: Option<Bytes>, limit| amount.map(|bytes| bytes.min(Bytes(limit)));
         (total, free) = (within(total, limit.total), within(free, limit.free));
     }
     MemoryReport { total, free }

@@ -29,7 +29,7 @@ pub struct CpuOptions {
     pub poll: Option<u8>,
     /// Locks tensor memory, so the system cannot page it out.
     pub lock: bool,
-    /// Receives a message for each request that the system refuses.
+    /// Receives a message for each option that cannot be applied.
     pub notice: Notice,
 }
 
@@ -93,6 +93,6 @@ impl CpuOptions {
     #[must_use]
     pub fn n_threads(&self) -> usize {
         ThreadPlan::plan(&Topology::of_this_machine(), self, crate::affinity::current_cpu())
-            .n_active(false)
+            .n_active_threads(false)
     }
 }

@@ -61,8 +61,7 @@ impl CpuProgram {
         &self.label
     }
 
-    /// The phases of the ops after `before` (from the first op if `None`) up to op `end`, as a
-    /// separate job.
+    /// The phases of the ops before op `end`, without `before` and earlier phases, as a job.
     pub(crate) fn phases_until(&self, before: Option<&Phases<'_>>, end: usize) -> Phases<'_> {
         let first = before.map_or(0, |before| before.end);
         let end = self.phases.partition_point(|(kernel, _)| (*kernel as usize) < end);
@@ -74,7 +73,6 @@ impl CpuProgram {
     }
 }
 
-/// Consecutive phases of a program.
 #[derive(Debug)]
 pub(crate) struct Phases<'a> {
     program: &'a CpuProgram,

@@ -29,7 +29,7 @@ impl CpuQueue {
 
     /// Runs `job`: all phases of `program`, or some of them.
     fn run(&self, program: &CpuProgram, job: &dyn Job) -> Result<()> {
-        let n_active = self.shared.n_active(program.has_many_tokens());
+        let n_active = self.shared.n_active_threads(program.has_many_tokens());
         self.shared.lock().run(job, n_active).map_err(|panic| Error::Driver {
             call: "cpu worker".to_owned(),
             code: 0,
@@ -41,7 +41,7 @@ impl CpuQueue {
         if tensor.raw::<HostBuffer>().is_some_and(HostBuffer::is_writable) {
             Ok(())
         } else {
-            let reason = "the tensor is read-only: its memory belongs to a file".to_owned();
+            let reason = "the tensor is read-only: the device uses its source in place".to_owned();
             Err(Error::Unsupported { op, device: self.device.clone(), reason })
         }
     }
@@ -140,7 +140,6 @@ impl BackendQueue for CpuQueue {
     }
 }
 
-/// A finished run, without times.
 #[derive(Debug)]
 struct FinishedRun;
 
@@ -184,7 +183,6 @@ impl RawRun for TimedRun {
     fn cancel(&mut self) {}
 }
 
-/// A finished copy, with its staging buffer.
 #[derive(Debug)]
 struct FinishedCopy(Box<dyn RawStaging>);
 

@@ -4,7 +4,6 @@ use crate::options::{CpuOptions, Numa};
 use crate::thread_pool::MAX_THREADS;
 use crate::topology::{Cpu, Topology};
 
-/// CPU assignment of one thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CpuBinding {
     /// Index of the thread's NUMA node among the nodes in use.
@@ -89,9 +88,9 @@ impl ThreadPlan {
         }
     }
 
-    /// Number of active threads for programs of one token, or of several tokens if `many`.
-    pub(crate) fn n_active(&self, many: bool) -> usize {
-        self.active[usize::from(many)]
+    /// Number of active threads for programs of one token, or of more if `several_tokens`.
+    pub(crate) fn n_active_threads(&self, several_tokens: bool) -> usize {
+        self.active[usize::from(several_tokens)]
     }
 }
 
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn distributed_over_nodes() {
+    fn threads_are_distributed_over_nodes() {
         for numa in [Numa::Distribute, Numa::Numactl] {
             let planned =
                 plan(&CpuOptions { threads: Some(3), numa: Some(numa), ..Default::default() }, 0);
@@ -203,7 +202,11 @@ mod tests {
         let options = CpuOptions { threads: Some(4), threads_batch: Some(6), ..Default::default() };
         let planned = plan(&options, 0);
         assert_eq!(
-            (planned.bindings.len(), planned.n_active(false), planned.n_active(true)),
+            (
+                planned.bindings.len(),
+                planned.n_active_threads(false),
+                planned.n_active_threads(true)
+            ),
             (6, 4, 6)
         );
         let absurd = CpuOptions { threads: Some(0), threads_batch: Some(usize::MAX), ..options };

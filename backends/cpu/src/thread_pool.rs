@@ -27,7 +27,6 @@ use std::time::{Duration, Instant};
 use crate::affinity::BoundThread;
 use crate::thread_plan::CpuBinding;
 
-/// Spin and park times of an idle thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IdleTimes {
     /// Idle time after which the thread yields instead of spinning.
@@ -60,19 +59,18 @@ pub(crate) trait Job: Sync {
     /// calls this once per phase, after the earlier phases are complete.
     fn chunks(&self, phase: usize) -> Option<usize>;
 
-    /// Runs one chunk on worker number `worker`.
     fn run(&self, phase: usize, chunk: usize, worker: usize);
 }
 
-/// The message of a chunk that panicked.
+/// The message of a panic in a job.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct WorkerPanic(pub(crate) String);
 
-const BITS: u32 = 21;
-const MASK: u64 = (1 << BITS) - 1;
-const NO_PHASE: usize = (1 << (64 - 2 * BITS)) - 1;
+const CHUNK_BITS: u32 = 21;
+const CHUNK_MASK: u64 = (1 << CHUNK_BITS) - 1;
+const NO_PHASE: usize = (1 << (64 - 2 * CHUNK_BITS)) - 1;
 
-/// Maximum number of chunks of a phase.
+/// A phase has fewer chunks than this.
 pub(crate) const MAX_CHUNKS: usize = 1 << 20;
 /// Maximum number of threads of a pool.
 pub(crate) const MAX_THREADS: usize = 4096;
@@ -92,19 +90,23 @@ impl Ticket {
     const END: Ticket = Ticket::new(NO_PHASE, 0..0);
 
     const fn new(phase: usize, share: Range<usize>) -> Ticket {
-        Ticket((phase as u64) << (2 * BITS) | (share.end as u64) << BITS | share.start as u64)
+        Ticket(
+            (phase as u64) << (2 * CHUNK_BITS)
+                | (share.end as u64) << CHUNK_BITS
+                | share.start as u64,
+        )
     }
 
     fn phase(self) -> usize {
-        (self.0 >> (2 * BITS)) as usize
+        (self.0 >> (2 * CHUNK_BITS)) as usize
     }
 
     fn end(self) -> usize {
-        (self.0 >> BITS & MASK) as usize
+        (self.0 >> CHUNK_BITS & CHUNK_MASK) as usize
     }
 
     fn next(self) -> usize {
-        (self.0 & MASK) as usize
+        (self.0 & CHUNK_MASK) as usize
     }
 
     fn has_work(self) -> bool {
@@ -138,9 +140,9 @@ struct PoolState {
     tickets: Box<[CacheAligned<AtomicU64>]>,
     /// With several nodes: the phase whose tickets are all published.
     open: AtomicUsize,
-    /// Number of unfinished chunks of the phase.
+    /// Number of unfinished chunks of the phase, plus one until all nodes' tickets are published.
     left: CacheAligned<AtomicUsize>,
-    /// Workers whose number is not below this value are inactive.
+    /// Workers with numbers from this value on are inactive.
     n_active: AtomicUsize,
     /// The current job. The pointer is valid for a thread that has claimed a chunk.
     job: AtomicPtr<&'static dyn Job>,
@@ -333,8 +335,8 @@ impl PoolState {
     }
 
     /// Opens the next phase with several chunks, from `phase` on. Runs phases of one chunk on this
-    /// thread. Ends the region after the last phase. Only the thread that finished the previous
-    /// phase calls this.
+    /// thread. Ends the region after the last phase or a panic. Only `run` and the thread that
+    /// finished the previous phase call this.
     fn open_phase(&self, job: &dyn Job, mut phase: usize, worker: usize) {
         loop {
             let chunks = if self.failed.load(Ordering::Acquire) {
@@ -375,8 +377,7 @@ impl PoolState {
         }
     }
 
-    /// Publishes a phase. Returns true if all chunks are already complete, so this thread must open
-    /// the next phase.
+    /// Publishes a phase. Returns whether this thread must open the next phase.
     fn publish(&self, phase: usize, chunks: usize) -> bool {
         let n_nodes = self.tickets.len();
         // With several tickets, this thread holds the phase open until all tickets are published.

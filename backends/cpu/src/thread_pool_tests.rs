@@ -132,7 +132,7 @@ fn node_ranges_cover_each_chunk_once() {
     }
 }
 
-/// A job of one phase: the number of chunks, and the function `f(chunk, worker)` that runs a chunk.
+/// A job of one phase: the number of chunks, and `f(chunk, worker)`, which runs a chunk.
 struct OnePhase<F>(usize, F);
 
 impl<F: Fn(usize, usize) + Sync> Job for OnePhase<F> {
@@ -154,7 +154,7 @@ fn wait_until(ready: impl Fn() -> bool) {
 }
 
 #[test]
-fn free_threads_prefer_their_node() {
+fn threads_take_chunks_of_their_own_node_first() {
     for (n_threads, n_nodes) in [(2, 2), (4, 2), (8, 4), (9, 3)] {
         let mut pool = ThreadPool::new(&bindings(n_threads, n_nodes), IdleTimes::default());
         for _ in 0..50 {
@@ -174,7 +174,7 @@ fn free_threads_prefer_their_node() {
 }
 
 #[test]
-fn free_threads_help_other_nodes() {
+fn idle_threads_take_chunks_of_other_nodes() {
     for n_nodes in 2..5 {
         let mut pool = ThreadPool::new(&bindings(n_nodes, n_nodes), IdleTimes::default());
         for _ in 0..20 {
@@ -198,7 +198,7 @@ fn free_threads_help_other_nodes() {
 }
 
 #[test]
-fn only_active_threads_work() {
+fn inactive_threads_stop_taking_chunks() {
     let mut pool = pool(6);
     for (round, n_active) in [6, 2, 1, 6, 3, 0, 5].into_iter().cycle().take(70).enumerate() {
         let (done, times) = (AtomicUsize::new(0), Mutex::new([(0usize, None::<usize>); 6]));
@@ -227,6 +227,7 @@ struct SumJob<'a> {
     sizes: &'a [usize],
     /// Results of the even and of the odd phases.
     partial: [[AtomicU32; MAX_SUMS]; 2],
+    /// The worker that sleeps in each chunk.
     slow: usize,
     panic_at: Option<(usize, usize)>,
 }

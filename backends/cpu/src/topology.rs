@@ -19,7 +19,8 @@ pub(crate) struct Cpu {
     /// Index among the core's allowed hardware threads.
     pub(crate) thread: usize,
     pub(crate) node: usize,
-    /// Whether the CPU belongs to a performance core; true if all cores are of one class.
+    /// Whether the CPU belongs to a performance core; true if the process may use only one class of
+    /// cores.
     pub(crate) fast: bool,
 }
 
@@ -92,7 +93,6 @@ fn allowed_cpus(root: &Path) -> Option<Vec<usize>> {
     cpu_list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)
 }
 
-/// The NUMA node of each CPU.
 fn numa_nodes(folder: &Path) -> HashMap<usize, usize> {
     let mut nodes = HashMap::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {

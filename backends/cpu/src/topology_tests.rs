@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use super::*;
 
-/// The files of a simulated machine.
 pub(crate) struct Machine(tempfile::TempDir);
 
 impl Machine {
@@ -57,7 +56,7 @@ impl Machine {
 }
 
 #[test]
-fn two_sockets() {
+fn cores_hardware_threads_and_nodes_are_read() {
     let machine = Machine::two_sockets();
     let topology = machine.topology();
     assert_eq!(topology.cpus.len(), 32);
@@ -98,7 +97,7 @@ fn a_quota_limits_the_threads() {
 }
 
 #[test]
-fn a_container_of_one_and_a_half_cpus_on_two_cores() {
+fn a_quota_of_one_and_a_half_cpus_gives_one_thread() {
     let machine = Machine::two_sockets();
     machine.write("proc/self/status", "Cpus_allowed_list:\t2-3,18-19\n");
     machine.write("proc/self/cgroup", "0::/\n");
@@ -145,7 +144,7 @@ fn missing_and_invalid_entries_are_ignored() {
     machine.write("sys/devices/system/node/node0/cpulist", "0-1");
     machine.write("sys/devices/system/node/nodeX/cpulist", "0-3");
     machine.write("sys/devices/system/node/node99999999999999999999/cpulist", "0-3");
-    machine.write("sys/devices/system/node/node1/cpulist", "zwei");
+    machine.write("sys/devices/system/node/node1/cpulist", "two");
     machine.write("sys/devices/cpu_core/cpus", "0-99999999");
     machine.write("proc/self/status", "Cpus_allowed_list:\tall\n");
     machine.write("proc/self/cgroup", "0::/\n");

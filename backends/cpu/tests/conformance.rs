@@ -9,16 +9,16 @@ fn check(threads: usize) {
 }
 
 #[test]
-fn one_thread() {
+fn one_thread_passes_the_suite() {
     check(1);
 }
 
 #[test]
-fn two_threads() {
+fn two_threads_pass_the_suite() {
     check(2);
 }
 
 #[test]
-fn more_threads_than_cores() {
+fn seven_threads_pass_the_suite() {
     check(7);
 }

@@ -24,7 +24,7 @@ impl Numbers {
     }
 }
 
-/// The rows of a block that each token uses.
+/// The rows of a feed-forward block that each token uses.
 #[derive(Clone, Copy, Debug)]
 enum Lists {
     /// All rows; the gate decides which neurons are active.
@@ -37,7 +37,7 @@ enum Lists {
     Experts,
 }
 
-struct Block {
+struct FfnBlock {
     device: Device,
     gate: Tensor,
     up: Tensor,
@@ -47,8 +47,8 @@ struct Block {
 /// Bits of `y` and of the counters of active neurons, and the union counts.
 type Results = (Vec<u32>, UnionCounts);
 
-impl Block {
-    fn new(format: Format) -> Result<Block> {
+impl FfnBlock {
+    fn new(format: Format) -> Result<FfnBlock> {
         let backend = CpuBackend::new(CpuOptions { threads: Some(3), ..Default::default() });
         let device = Device::new(backend, DeviceId(0), Bytes::MAX);
         let matrix = |seed: u32| {
@@ -61,7 +61,7 @@ impl Block {
             device.import("weight", &pack, &rows)
         };
         let (gate, up, down) = (matrix(1)?, matrix(2)?, matrix(3)?);
-        Ok(Block { device, gate, up, down })
+        Ok(FfnBlock { device, gate, up, down })
     }
 
     fn filled_tensor(
@@ -154,11 +154,11 @@ impl Block {
 }
 
 #[test]
-fn single_rows_and_all_rows_give_the_same_bits() -> Result<()> {
+fn row_lists_and_dense_passes_give_the_same_bits() -> Result<()> {
     use Lists::{None, Random, Shuffled};
     let shares = [0.0, 0.02, 0.3, 0.9, 1.0].map(Random);
     for format in [Format::F16, Format::Q4_0, Format::Q8_0, Format::Q6_K] {
-        let block = Block::new(format)?;
+        let block = FfnBlock::new(format)?;
         for n in [2, 3, 5, 8, 13, 16] {
             for lists in shares.into_iter().chain([Shuffled(0.6), None, Lists::Experts]) {
                 for skip in [Skip::NotPositive, Skip::Never] {
@@ -179,7 +179,7 @@ fn single_rows_and_all_rows_give_the_same_bits() -> Result<()> {
 
 #[test]
 fn the_share_of_needed_rows_selects_the_dense_pass() -> Result<()> {
-    let block = Block::new(Format::Q4_0)?;
+    let block = FfnBlock::new(Format::Q4_0)?;
     let dense = |lists, skip, from| {
         let (bits, counts) = block.run(4, lists, skip, from)?;
         // A row has a hit if any token activated it.

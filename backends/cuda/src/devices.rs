@@ -6,7 +6,10 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use hal::{Bytes, DeviceKind, Error};
 use simt::native::Native;
-use simt::{Facts, FoundDevice, LibraryError, Options, Outcome, SimtBackend, in_order, slot};
+use simt::{
+    Facts, FoundDevice, LibraryError, Options, Outcome, SimtBackend, normalise_pci_slot,
+    sort_and_name,
+};
 
 use crate::library::Library;
 use crate::vendor::Cuda;
@@ -29,7 +32,7 @@ pub fn devices() -> Result<Vec<FoundDevice>, LibraryError> {
     if found.is_empty() {
         return Err(LibraryError::Device);
     }
-    Ok(in_order("CUDA", found))
+    Ok(sort_and_name("CUDA", found))
 }
 
 /// Opens a device.
@@ -63,7 +66,7 @@ pub fn open_with(
         Outcome::Done => {}
         Outcome::OutOfMemory => {
             let (device, label) = (found.name.clone(), "a context".to_owned());
-            return Err(Error::OutOfMemory { device, label, wanted: Bytes(0), free: Bytes(0) });
+            return Err(Error::OutOfMemory { device, label, requested: Bytes(0), free: Bytes(0) });
         }
         Outcome::Pending | Outcome::Lost | Outcome::Refused => {
             let message = library.text(code);
@@ -117,7 +120,7 @@ fn describe(library: &Library, ordinal: c_int) -> Result<FoundDevice, LibraryErr
         description: format!("{name}, compute capability {major}.{minor}, {memory}"),
         memory,
         // A missing slot does not make a device unusable.
-        pci: library.slot(device).map(|text| slot(&text)).unwrap_or_default(),
+        pci: library.slot(device).map(|text| normalise_pci_slot(&text)).unwrap_or_default(),
         refusal,
         ordinal,
     })

@@ -98,7 +98,7 @@ struct Device {
     int lost = SUCCESS;
     std::set<std::shared_ptr<Stream>> streams;
     std::shared_ptr<Stream> default_stream;
-    uint64_t n_launches = 0, n_refusals = 0, n_graphs = 0, n_copies = 0, bytes_in = 0, bytes_out = 0;
+    uint64_t n_launches = 0, n_launch_calls = 0, n_graphs = 0, n_copies = 0, bytes_in = 0, bytes_out = 0;
     uint64_t most_used = 0;
 
     /// Loses the device: every later call fails with `code`.

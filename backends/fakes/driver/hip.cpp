@@ -73,7 +73,7 @@ EXPORTED int hipDeviceGetAttribute(int* value, int which, int ordinal) {
 
 namespace {
 
-/// Writes name and architecture, the properties that no other call returns. The offset of the
+/// Writes the name and the architecture; all other properties are 0. The offset of the
 /// architecture depends on the version of the struct.
 int put_properties(char* to, int ordinal, size_t size, size_t arch_at) {
     DEVICE_OF(device, ordinal);

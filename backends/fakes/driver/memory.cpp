@@ -58,8 +58,8 @@ int allocate(Device& device, Kind kind, size_t len, uintptr_t* at) {
     {
         std::lock_guard<std::mutex> lock(device.mutex);
         const uint64_t reported = device.settings.memory, hidden = device.settings.hidden;
-        const uint64_t all = hidden < reported ? reported - hidden : 0;
-        if (booked > all || device.used > all - booked) return OUT_OF_MEMORY;
+        const uint64_t available = hidden < reported ? reported - hidden : 0;
+        if (booked > available || device.used > available - booked) return OUT_OF_MEMORY;
         device.used += booked;
         if (device.used > device.most_used) device.most_used = device.used;
     }

@@ -45,7 +45,7 @@ struct Stream::Queue {
 
     explicit Queue(Device& device) : device(device) {}
 
-    void work() {
+    void run_ops() {
         for (;;) {
             Op op;
             {
@@ -73,7 +73,7 @@ struct Stream::Queue {
 };
 
 Stream::Stream(Device& device) : device(device), queue(std::make_shared<Queue>(device)) {
-    std::thread([queue = queue] { queue->work(); }).detach();
+    std::thread([queue = queue] { queue->run_ops(); }).detach();
 }
 
 Stream::~Stream() { end(); }
@@ -265,12 +265,12 @@ int fill(Stream& stream, uintptr_t dst, uint32_t value, size_t size_of_value, si
 
 namespace {
 
-/// Writes a launch and all memory that it can access to a file, for scripts/check_kernels_asan.
-/// Words are little-endian.
+/// Writes a launch, and the allocations that its arguments point to, to a file for
+/// scripts/check_kernels_asan. Words are little-endian.
 void write_launch(const std::string& folder, const shim::Kernel& kernel, const shim::Launch& l, void** params) {
     static std::mutex mutex;
     static std::map<std::string, unsigned> written;
-    // Writes only some of the first launches of a kernel, because they are all alike.
+    // Writes only four of the first launches of a kernel, because most launches are alike.
     constexpr unsigned CHOSEN[] = {1, 4, 16, 64};
     constexpr size_t MAX_BYTES = size_t(4) << 20;
     std::lock_guard<std::mutex> lock(mutex);
@@ -327,7 +327,7 @@ int launch(Stream& stream, Function& function, shim::Index grid, shim::Index blo
     if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535 || shared > world().max_shared) return INVALID_VALUE;
     {
         std::lock_guard<std::mutex> lock(device.mutex);
-        if (device.n_refusals++ == device.settings.refuse_after) return int(device.settings.refuse_code);
+        if (device.n_launch_calls++ == device.settings.refuse_after) return int(device.settings.refuse_code);
     }
     const shim::Kernel* kernel = function.kernel;
     // Like a real driver, copies the argument values during the call.

@@ -83,7 +83,7 @@ bool World::set(Device* device, const std::string& key, const std::string& text)
     if (key == "minor") return s.minor = value, true;
     // These count from now on.
     if (key == "lost_after") return s.lost_after = device->n_launches + value, true;
-    if (key == "refuse_after") return s.refuse_after = device->n_refusals + value, true;
+    if (key == "refuse_after") return s.refuse_after = device->n_launch_calls + value, true;
     if (key == "hang_after") return s.hang_after = device->n_launches + value, true;
     if (key == "lost") return device->lost = int(value), device->changed.notify_all(), true;
     if (key == "release") return s.hang_after = UINT64_MAX, device->changed.notify_all(), true;

@@ -133,7 +133,7 @@ KERNEL(scale)(float* x, float a, unsigned n) {
 }
 EXPORT(scale)
 
-// y = W x, for a matrix and a vector of signed bytes; one block per row.
+// y = W x, for a matrix and a vector of signed bytes; one thread block per row.
 KERNEL(rows)(const unsigned* w, const unsigned* x, float* y, unsigned n_blocks) {
     SHARED(float, part, 32);
     const unsigned* row = w + size_t(block_index().x) * n_blocks * 8;

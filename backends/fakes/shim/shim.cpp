@@ -103,7 +103,7 @@ struct Block : View {
     void wait_for_wave(int line);
     void check_memory();
     void report(const char* format, ...) __attribute__((format(printf, 2, 3)));
-    [[noreturn]] static void work();
+    [[noreturn]] static void run_lanes();
 };
 
 /// The block, with its fibres, that a thread owns. When the thread ends, another thread may reuse
@@ -255,7 +255,7 @@ void Block::resume(unsigned to) {
     if (states[to] == Fresh) {
         running = free;
         free = free->next_free;
-        if (running->stopped == nullptr) running->begin(work);
+        if (running->stopped == nullptr) running->begin(run_lanes);
     } else {
         running = fibres[to];
     }
@@ -270,7 +270,7 @@ void Block::yield() {
 }
 
 /// The loop of a fibre: runs lanes one after the other. A lane that waits keeps the fibre's stack.
-void Block::work() {
+void Block::run_lanes() {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
 #endif
@@ -602,7 +602,7 @@ Outcome launch(const Kernel& kernel, const Launch& l, void** params) {
     }
     b.kernel = nullptr;
     if (!fine) {
-        // The fault left stacks before their functions returned.
+        // The fault interrupted functions that still have frames on the fibres' stacks.
         b.reset_fibres();
         return {b.fault, b.text};
     }

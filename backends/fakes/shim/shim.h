@@ -24,7 +24,7 @@ struct Index {
     unsigned x, y, z;
 };
 
-/// Indices of the running thread.
+/// Indices of the running thread, sizes, and the dynamic shared memory of its block.
 struct View {
     Index block, size, grid;
     unsigned wave, thread;

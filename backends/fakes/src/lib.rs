@@ -34,7 +34,7 @@ impl Vendor {
     /// Path of the fake library.
     #[must_use]
     pub fn library(self) -> PathBuf {
-        folder().join(match self {
+        library_folder().join(match self {
             Vendor::Cuda => "libcuda.so.1",
             Vendor::Hip => "libamdhip64.so.7",
         })
@@ -53,13 +53,13 @@ impl Vendor {
 
 /// The folder of the fake libraries, for `LD_LIBRARY_PATH`.
 #[must_use]
-pub fn folder() -> &'static Path {
+pub fn library_folder() -> &'static Path {
     Path::new(env!("OUT_DIR"))
 }
 
 /// Why this build has no usable fakes; `None` if it has.
 #[must_use]
-pub fn missing() -> Option<&'static str> {
+pub fn missing_reason() -> Option<&'static str> {
     let reason = env!("FAKES_MISSING");
     #[cfg(target_arch = "x86_64")]
     if env!("FAKES_LEVEL") == "x86-64-v3" {
@@ -93,9 +93,9 @@ impl Fake {
     /// this fake. All loads in a process share one driver with the same devices.
     ///
     /// # Errors
-    /// The reason why this build has no fakes ([`missing`]).
+    /// The reason why this build has no fakes ([`missing_reason`]).
     pub fn load(vendor: Vendor) -> Result<Fake, String> {
-        if let Some(reason) = missing() {
+        if let Some(reason) = missing_reason() {
             return Err(reason.to_owned());
         }
         let path = vendor.library();

@@ -56,23 +56,23 @@ macro_rules! vendor_tests {
         }
 
         #[test]
-        fn the_fake_runs_out_of_memory() {
+        fn an_allocation_that_does_not_fit_is_an_error() {
             if let Some(fake) = $fake() {
                 $crate::suite::runs_out_of_memory(&$open, fake);
             }
         }
 
         #[test]
-        fn the_fake_is_lost() {
+        fn every_call_on_a_lost_device_gives_the_same_error() {
             if let Some(fake) = $fake() {
-                $crate::suite::is_lost(&$open, fake);
+                $crate::suite::a_lost_device_stays_lost(&$open, fake);
             }
         }
 
         #[test]
-        fn the_fake_refuses_a_call() {
+        fn a_failed_launch_does_not_lose_the_device() {
             if let Some(fake) = $fake() {
-                $crate::suite::refuses_a_call(&$open, fake);
+                $crate::suite::a_failed_launch_does_not_lose_the_device(&$open, fake);
             }
         }
 
@@ -178,7 +178,7 @@ pub fn avoids_wrong_matrix_units(open: Open<'_>, fake: &Fake) {
 /// # Panics
 /// On failure.
 pub fn avoids_bad_graphs(open: Open<'_>, fake: &Fake) {
-    let waiting = Options { graphs: Some(true), ..Options::default() };
+    let with_graphs = Options { graphs: Some(true), ..Options::default() };
     let reports = |options, remark: &str| {
         let device = device(open, FAULTY_DEVICE, options);
         let found = device.info().description.contains(remark);
@@ -187,10 +187,10 @@ pub fn avoids_bad_graphs(open: Open<'_>, fake: &Fake) {
         found
     };
     // On a busy machine the backend may measure a false delay, so this tries three times.
-    assert!((0..3).any(|_| !reports(waiting, "so submissions end at hand-offs")));
+    assert!((0..3).any(|_| !reports(with_graphs, "so submissions end at hand-offs")));
     fake.set(&format!("{FAULTY_DEVICE}:blocking_graphs=1"));
     assert!(reports(
-        waiting,
+        with_graphs,
         "starting a graph waits for its kernels, so submissions end at hand-offs"
     ));
     fake.set(&format!("{FAULTY_DEVICE}:reset=1"));
@@ -210,14 +210,14 @@ pub fn runs_out_of_memory(open: Open<'_>, fake: &Fake) {
     let used = fake.count(2, "used");
     fake.set(&format!("2:memory={}", used + (4 << 20)));
     let desc = |mib: usize| TensorDesc::new(mib, 1 << 18, Format::F32);
-    let booked = device.ledger().used();
+    let before = device.ledger().used();
     let refused = device.alloc("too large", desc(5)).expect_err("5 MiB do not fit");
-    let Error::OutOfMemory { device: name, label, wanted, free } = &refused else {
+    let Error::OutOfMemory { device: name, label, requested, free } = &refused else {
         panic!("{refused}")
     };
     assert!(name.ends_with('2') && label == "too large", "{refused}");
-    assert_eq!((*wanted, *free), (Bytes(5 << 20), Bytes(4 << 20)));
-    assert_eq!(device.ledger().used(), booked, "a failed allocation books nothing");
+    assert_eq!((*requested, *free), (Bytes(5 << 20), Bytes(4 << 20)));
+    assert_eq!(device.ledger().used(), before, "a failed allocation reserves nothing");
     let kept = device.alloc("fits", desc(3)).expect("3 MiB fit");
     let report = device.memory().expect("the memory report is available");
     assert_eq!(report.free, Some(Bytes(1 << 20)));
@@ -231,7 +231,7 @@ pub fn runs_out_of_memory(open: Open<'_>, fake: &Fake) {
 ///
 /// # Panics
 /// On failure.
-pub fn is_lost(open: Open<'_>, fake: &Fake) {
+pub fn a_lost_device_stays_lost(open: Open<'_>, fake: &Fake) {
     // The codes of an illegal address, a failed kernel and a removed card.
     for code in [700, 719, 999] {
         let device = device(open, 3, Options::default());
@@ -262,7 +262,7 @@ pub fn is_lost(open: Open<'_>, fake: &Fake) {
 ///
 /// # Panics
 /// On failure.
-pub fn refuses_a_call(open: Open<'_>, fake: &Fake) {
+pub fn a_failed_launch_does_not_lose_the_device(open: Open<'_>, fake: &Fake) {
     let options = Options { graphs: Some(false), ..Options::default() };
     let device = device(open, 4, options);
     let mut queue = device.queue("refused").expect("a queue can be opened");

@@ -28,7 +28,7 @@ pub enum DeviceKind {
 /// Constant facts about a device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// `CPU`, `CUDA0`, `Vulkan1`, ...
+    /// Short name, such as `CPU`, `CUDA0` or `Vulkan1`.
     pub name: String,
     /// The name that the driver reports.
     pub description: String,
@@ -167,7 +167,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn alloc(&self, label: &str, desc: &TensorDesc) -> Result<Box<dyn RawBuffer>>;
 
     /// Bytes that [`Backend::import`] allocates. `mapped` means that the source is a mapped file,
-    /// which a device in host memory uses in place.
+    /// which a device that uses host memory may use in place.
     fn pack_size(&self, pack: &PackDesc, mapped: bool) -> Bytes;
 
     /// Copies weights to the device in its own layout. Either blocks until the source is no longer
@@ -188,7 +188,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// How to store a pack of this device in a file that [`Backend::adopt`] can use; `None` if
     /// this is impossible, or needless because the device uses the source in place. `in_memory`
     /// means that the whole source is in memory.
-    fn stored(&self, _pack: &PackDesc, _in_memory: bool) -> Option<StoredPack> {
+    fn stored_pack(&self, _pack: &PackDesc, _in_memory: bool) -> Option<StoredPack> {
         None
     }
 
@@ -199,7 +199,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Writes a pack in the device's layout, for [`Backend::adopt`] and [`BackendQueue::repack`].
-    /// Fills all of `out`, whose length is that of [`Backend::stored`] or [`Backend::packed_len`].
+    /// Fills all of `out`, whose length is that of [`Backend::stored_pack`] or
+    /// [`Backend::packed_len`].
     ///
     /// # Errors
     /// Errors of a paged source; [`crate::Error::Unsupported`] if packs are neither stored nor
@@ -400,11 +401,11 @@ pub struct PostedData<'a> {
     pub mailbox: usize,
     /// Number of tokens of the step, without padding.
     pub n_tokens: usize,
-    /// `[n_tokens, n_in]`.
+    /// Input of the rows that the host computes, `[n_tokens, n_in]`.
     pub x: &'a [f32],
     /// The rows to compute, if the post carries a list.
     pub rows: Option<&'a HostRowSet>,
-    /// `[n_tokens, n_weights]`; empty if the post sends none.
+    /// Expert weights, `[n_tokens, n_weights]`; empty if the post sends none.
     pub weights: &'a [f32],
 }
 

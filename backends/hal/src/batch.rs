@@ -23,7 +23,7 @@ pub struct BatchShape {
 }
 
 impl BatchShape {
-    /// Length of the word array:
+    /// Length of the word array, which consists of
     /// `[n_tokens, n_seqs, n_out, 0 | id | seq | pos | kv_row | out (max_tokens each) | len (max_seqs) | block table (max_seqs x max_blocks)]`.
     #[must_use]
     pub fn n_words(&self) -> usize {

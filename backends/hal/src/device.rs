@@ -17,7 +17,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(pub u32);
 
-/// A backend with an identity and a budget. Cheap to clone.
+/// A backend with an id and a memory budget. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Device {
     pub(crate) backend: Arc<dyn Backend>,
@@ -29,7 +29,7 @@ pub struct Device {
     _held: Arc<Option<Reservation>>,
 }
 
-/// The two blocks of a hand-off, with their reservation.
+/// The mailbox of a hand-off: its two blocks of memory, with their reservation.
 #[derive(Clone, Debug)]
 pub struct Mailbox {
     pub(crate) raw: Arc<dyn RawMailbox>,
@@ -40,7 +40,8 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// Whether both were allocated together. Then only one of them may hold data at a time.
+    /// Whether the two mailboxes were allocated together; only one of them may then hold data at a
+    /// time.
     pub(crate) fn shares_memory_with(&self, other: &Mailbox) -> bool {
         Arc::ptr_eq(&self.held, &other.held)
     }
@@ -147,7 +148,7 @@ impl Device {
     /// [`Error::Shape`] if `pack` does not fit `source`, [`Error::OutOfMemory`] past the budget,
     /// errors of the backend.
     pub fn import(&self, label: &str, pack: &PackDesc, source: &HostRows) -> Result<Tensor> {
-        let desc = pack.packed()?;
+        let desc = pack.packed_desc()?;
         if pack.source != source.desc() {
             return Err(Error::shape("import", "source", pack.source, source.desc()));
         }
@@ -166,9 +167,9 @@ impl Device {
     /// How to store a pack in a file; `None` if this is impossible, or needless because the device
     /// uses the source in place.
     #[must_use]
-    pub fn stored(&self, pack: &PackDesc, source: &HostRows) -> Option<StoredPack> {
+    pub fn stored_pack(&self, pack: &PackDesc, source: &HostRows) -> Option<StoredPack> {
         let paged = matches!(source.source(), Source::Paged(_));
-        self.backend.stored(pack, !paged)
+        self.backend.stored_pack(pack, !paged)
     }
 
     /// Number of bytes that [`Queue::repack`] needs for a pack of this shape; `None` if this
@@ -179,7 +180,7 @@ impl Device {
     }
 
     /// Writes a pack in the device's layout, for [`Device::adopt`] or [`Queue::repack`]. `out` has
-    /// the length of [`Device::stored`] or [`Device::packed_len`].
+    /// the length of [`Device::stored_pack`] or [`Device::packed_len`].
     ///
     /// # Errors
     /// [`Error::Shape`] if `pack` does not fit `source` or `out` does not fit the pack, errors of
@@ -197,7 +198,7 @@ impl Device {
     /// # Errors
     /// [`Error::Shape`] for bytes of another length or alignment, errors of the backend.
     pub fn adopt(&self, pack: &PackDesc, bytes: SharedBytes) -> Result<Tensor> {
-        let desc = pack.packed()?;
+        let desc = pack.packed_desc()?;
         let held = self.ledger.reserve("stored pack", Bytes(0))?;
         let raw = self.backend.adopt(pack, bytes)?;
         Ok(self.tensor(raw, held, desc))
@@ -304,7 +305,7 @@ impl Device {
     }
 
     /// Grows the workspace that programs share to at least this size, so that recording programs
-    /// does not need to grow it again.
+    /// need not grow it.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], errors of the backend.

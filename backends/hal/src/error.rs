@@ -10,14 +10,14 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
     /// The device or its memory budget is exhausted.
-    #[error("out of memory on {device}: {label} needs {wanted}, but only {free} are free")]
+    #[error("out of memory on {device}: {label} needs {requested}, but only {free} are free")]
     OutOfMemory {
         /// Device name.
         device: String,
         /// Label of the allocation.
         label: String,
         /// Size of the request.
-        wanted: Bytes,
+        requested: Bytes,
         /// Free bytes in the budget or on the device.
         free: Bytes,
     },
@@ -26,7 +26,7 @@ pub enum Error {
     DeviceLost {
         /// Device name.
         device: String,
-        /// Reason given by the driver.
+        /// Why the device was lost.
         reason: String,
     },
     /// An operand does not have the shape, format or layout that the op needs.
@@ -48,15 +48,15 @@ pub enum Error {
         op: &'static str,
         /// Device name.
         device: String,
-        /// The reason, for an op that of [`crate::Plan::No`].
+        /// The reason; for an op, the reason in [`crate::Plan::No`].
         reason: String,
     },
-    /// An op would read rows that it also writes.
+    /// An op would write rows that it also reads or writes through another operand.
     #[error("{op}: operand `{operand}` overlaps an operand that the op writes")]
     Aliasing {
         /// Op name.
         op: &'static str,
-        /// The operand that is read.
+        /// The overlapping operand.
         operand: &'static str,
     },
     /// The caller passed a tensor of another device.

@@ -32,7 +32,7 @@ impl Ledger {
         Arc::new(Ledger { device: device.to_owned(), budget, usage: Mutex::default() })
     }
 
-    /// Books `bytes` under the name `label`.
+    /// Books `bytes`; `label` names the allocation in an error.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if this would exceed the budget; the ledger is then unchanged.
@@ -43,7 +43,7 @@ impl Ledger {
             return Err(Error::OutOfMemory {
                 device: self.device.clone(),
                 label: label.to_owned(),
-                wanted: bytes,
+                requested: bytes,
                 free,
             });
         }
@@ -95,7 +95,7 @@ mod tests {
         let ledger = Ledger::new("test", Bytes(100));
         let a = ledger.reserve("a", Bytes(60)).unwrap();
         let error = ledger.reserve("b", Bytes(41)).unwrap_err();
-        assert!(matches!(error, Error::OutOfMemory { wanted: Bytes(41), free: Bytes(40), .. }));
+        assert!(matches!(error, Error::OutOfMemory { requested: Bytes(41), free: Bytes(40), .. }));
         drop(a);
         let _b = ledger.reserve("b", Bytes(100)).unwrap();
         assert_eq!((ledger.used(), ledger.peak()), (Bytes(100), Bytes(100)));

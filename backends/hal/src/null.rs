@@ -94,7 +94,7 @@ impl Backend for NullBackend {
     }
 
     fn pack_size(&self, pack: &PackDesc, _mapped: bool) -> Bytes {
-        pack.packed().map_or(Bytes::MAX, |desc| self.alloc_size(&desc))
+        pack.packed_desc().map_or(Bytes::MAX, |desc| self.alloc_size(&desc))
     }
 
     fn import(

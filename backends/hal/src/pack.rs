@@ -1,4 +1,5 @@
-//! The plain layout of a pack, for devices that use host memory, and functions that read its rows.
+//! The plain layout of a pack, for devices that use host memory: functions that write, check and
+//! read it.
 //!
 //! A pack is a weight matrix, or selected rows of it, in a device's own layout. The CPU reference
 //! reads the plain layout; other backends may define a faster one.
@@ -39,7 +40,7 @@ pub fn pack_plain(
     out: &mut [u8],
     n_threads: usize,
 ) -> Result<()> {
-    let packed = pack.packed()?;
+    let packed = pack.packed_desc()?;
     if plain_size(&packed) != Some(out.len()) {
         return Err(Error::shape("pack", "out", packed, format!("{} bytes", out.len())));
     }
@@ -91,9 +92,9 @@ fn neurons(pack: &PackDesc) -> Cow<'_, [u32]> {
 /// # Errors
 /// [`Error::Shape`] if the length or an index is wrong.
 pub fn check_plain(pack: &PackDesc, bytes: &[u8]) -> Result<()> {
-    let packed = pack.packed()?;
+    let packed = pack.packed_desc()?;
     let valid = if pack.transpose {
-        transposed(&packed)?.holds(&neurons(pack), bytes)
+        transposed(&packed)?.accepts(&neurons(pack), bytes)
     } else {
         plain_size(&packed) == Some(bytes.len())
     };
@@ -120,15 +121,15 @@ fn pack_parts(parts: Vec<TransposedPart<'_>>, n_threads: usize) {
     });
 }
 
-/// Consecutive rows in the plain layout, for [`refill_plain`]. In a transposed pack the group
-/// number (u32) follows each row.
+/// Consecutive rows in the plain layout, for [`refill_plain`]. In a transposed pack, each row is
+/// followed by the number of its group of scales (u32).
 ///
 /// # Errors
 /// See [`pack_plain`].
 pub fn pack_rows_plain(pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {
     let selected =
         PackDesc { select: Select::Rows(rows.clone().collect()), spare: 0, ..pack.clone() };
-    let packed = selected.packed()?;
+    let packed = selected.packed_desc()?;
     if pack.transpose {
         let (layout, from) = (transposed(&packed)?, source.rows(0..pack.source.n_rows)?);
         let mut bytes = Vec::with_capacity(rows.len() * (layout.row_bytes + 4));
@@ -197,11 +198,12 @@ pub fn refill_plain(
     Ok(())
 }
 
-/// Dequantises row `row` of a tensor in the plain layout. `desc` is the shape of the whole buffer.
+/// Dequantises row `row` of a tensor in the plain layout into `out`. `desc` is the shape of the
+/// whole buffer.
 ///
 /// # Panics
 /// If `bytes` is not a buffer of that shape or the row is out of range.
-pub fn row_plain(desc: &TensorDesc, bytes: &[u8], row: usize, out: &mut [f32]) {
+pub fn dequantize_row_plain(desc: &TensorDesc, bytes: &[u8], row: usize, out: &mut [f32]) {
     match desc.layout {
         Layout::Rows => {
             let len =

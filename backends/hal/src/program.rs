@@ -31,7 +31,7 @@ pub struct Program {
 impl Program {
     /// Reasons why ops of this program run slowly, one sentence per slow op.
     #[must_use]
-    pub fn slow(&self) -> &[String] {
+    pub fn slow_reasons(&self) -> &[String] {
         &self.slow
     }
 }
@@ -51,7 +51,7 @@ impl Recorder {
 
     /// Begins a new timed part with the next op. A timed run ([`crate::Queue::replay_timed`])
     /// measures when each part ran. Part 0 begins with the program.
-    pub fn part(&mut self) {
+    pub fn begin_part(&mut self) {
         self.cuts.push(self.ops.len());
     }
 

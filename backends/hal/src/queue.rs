@@ -40,7 +40,7 @@ impl Queue {
     }
 
     /// Like [`Queue::replay`], but also measures when each part of the program
-    /// ([`crate::Recorder::part`]) runs. It may allocate, and may run slightly slower.
+    /// ([`crate::Recorder::begin_part`]) runs. It may allocate, and may run slightly slower.
     ///
     /// # Errors
     /// See [`Queue::replay`].
@@ -116,7 +116,7 @@ impl Queue {
         if let Some(written) = self.raw.write_directly(dst, bytes) {
             return written;
         }
-        let mut staging = self.take(bytes.len())?;
+        let mut staging = self.take_staging(bytes.len())?;
         staging.bytes_mut().copy_from_slice(bytes);
         let staging = self.upload(staging, dst)?.wait()?;
         self.pool.push(staging);
@@ -132,7 +132,7 @@ impl Queue {
         if let Some(read) = self.raw.read_directly(src, out) {
             return read;
         }
-        let staging = self.take(out.len())?;
+        let staging = self.take_staging(out.len())?;
         let staging = self.download(src, staging)?.wait()?;
         out.copy_from_slice(staging.bytes());
         self.pool.push(staging);
@@ -153,12 +153,12 @@ impl Queue {
     /// # Errors
     /// [`Error::OutOfMemory`] past the budget, errors of the backend.
     pub fn reserve(&mut self, len: usize) -> Result<()> {
-        let staging = self.take(len)?;
+        let staging = self.take_staging(len)?;
         self.pool.push(staging);
         Ok(())
     }
 
-    fn take(&mut self, len: usize) -> Result<Staging> {
+    fn take_staging(&mut self, len: usize) -> Result<Staging> {
         match self.pool.iter().position(|staging| staging.bytes().len() == len) {
             Some(index) => Ok(self.pool.swap_remove(index)),
             None => self.device.staging(Bytes(len as u64)),

@@ -1,16 +1,16 @@
 //! Row lists whose length is known only on the device.
 
-/// The rows selected for a step, in ascending order, with their count and the tokens that need each
-/// row.
+/// The rows selected for a step, in ascending order of their neurons, with their count and the
+/// tokens that need each row.
 ///
 /// | field | shape, U32 | holds |
 /// |---|---|---|
-/// | `ids` | `[1, capacity]` | row numbers (slots) of the op's weight tensors, ascending |
+/// | `ids` | `[1, capacity]` | row numbers (slots) of the op's weight tensors |
 /// | `count` | `[1, 1]` | number of valid rows in `ids` |
 /// | `members` | `[capacity, words]` | bit `t % 32` of word `t / 32` of row `i`: `t` needs `ids[i]` |
 ///
-/// The membership bits keep tokens of a batch independent: a row that only one token needs is
-/// computed for that token alone.
+/// The membership bits keep tokens of a batch independent: a row that only one token needs
+/// contributes to that token alone.
 #[derive(Clone, Debug)]
 pub struct RowSet<T> {
     /// Row numbers.
@@ -50,7 +50,7 @@ impl<T> Rows<T> {
 /// A set in host memory: the content of a mailbox and the input of CPU kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostRowSet {
-    /// Row numbers, ascending.
+    /// Row numbers, in ascending order of their neurons.
     pub ids: Vec<u32>,
     /// Membership bits: `words` words for each row.
     pub members: Vec<u32>,

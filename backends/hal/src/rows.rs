@@ -159,7 +159,7 @@ impl PackDesc {
     /// # Errors
     /// [`Error::Shape`] if the selection is not ascending or outside the matrix, or if it has
     /// column blocks in a pack that is transposed or has spare slots.
-    pub fn packed(&self) -> Result<TensorDesc> {
+    pub fn packed_desc(&self) -> Result<TensorDesc> {
         let TensorDesc { n_rows, n_cols, format, .. } = self.source;
         let block = format.block_values();
         let all = if self.transpose { n_cols } else { n_rows };

@@ -11,8 +11,8 @@ pub enum Clock {
     /// The device's clock, converted to host time with the times at which the host submitted work
     /// and saw its end. The error is less than the duration of a hand-off.
     Device,
-    /// The host's clock, from the submission until the host noticed the end. Parts appear longer
-    /// than they were.
+    /// The host's clock, from the submission until the host noticed the end: each duration is an
+    /// upper bound.
     Observed,
 }
 

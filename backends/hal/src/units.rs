@@ -13,7 +13,7 @@ impl Bytes {
     pub const MAX: Bytes = Bytes(u64::MAX);
 
     /// The size of a slice in memory.
-    pub fn of<T>(values: &[T]) -> Bytes {
+    pub fn of_slice<T>(values: &[T]) -> Bytes {
         Bytes(size_of_val(values) as u64)
     }
 

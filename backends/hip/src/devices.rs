@@ -7,7 +7,9 @@ use std::sync::Arc;
 use hal::{Bytes, DeviceKind};
 use hip_sys::hiprt::hipDeviceAttribute_t as Attribute;
 use simt::native::Native;
-use simt::{Facts, FoundDevice, LibraryError, Options, SimtBackend, in_order, slot};
+use simt::{
+    Facts, FoundDevice, LibraryError, Options, SimtBackend, normalise_pci_slot, sort_and_name,
+};
 
 use crate::embedded::{EMBEDDED, EmbeddedUnit, has_arch, strip_target_features};
 use crate::library::Library;
@@ -41,7 +43,7 @@ pub fn devices() -> Result<Vec<FoundDevice>, LibraryError> {
             return Err(missing);
         }
     }
-    Ok(in_order("HIP", found))
+    Ok(sort_and_name("HIP", found))
 }
 
 /// Opens a device, with a cache of compiled kernels in `folder`.
@@ -134,7 +136,7 @@ fn describe(library: &Library, ordinal: c_int) -> Result<FoundDevice, LibraryErr
         description: format!("{name}, {arch}, {memory}"),
         memory,
         // A missing slot does not make a device unusable.
-        pci: library.slot(ordinal).map(|text| slot(&text)).unwrap_or_default(),
+        pci: library.slot(ordinal).map(|text| normalise_pci_slot(&text)).unwrap_or_default(),
         refusal: None,
         ordinal,
     })

@@ -31,7 +31,6 @@ pub(crate) fn strip_target_features(arch: &str) -> &str {
     arch.split(':').next().unwrap_or_default()
 }
 
-/// Whether kernels for an architecture are embedded.
 pub(crate) fn has_arch(units: &[EmbeddedUnit], arch: &str) -> bool {
     units.iter().any(|entry| entry.arch == strip_target_features(arch))
 }

@@ -1,5 +1,5 @@
 //! The backend for AMD's GPUs, for ROCm 5 and newer. It loads HIP at run time instead of linking
-//! it. ROCm exists only for Linux on x86-64, so this crate is empty on other platforms.
+//! it. On platforms other than Linux on x86-64, this crate is empty.
 //!
 //! Kernels are embedded as source. ROCm's own compiler compiles them on first use, and the result
 //! is cached in a folder. A build can also embed compiled kernels for some architectures

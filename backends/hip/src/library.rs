@@ -103,15 +103,15 @@ impl Library {
         Ok(library)
     }
 
-    /// The compiler: of the same ROCm, as a separate library or in old versions part of this library;
-    /// otherwise the newest one found.
+    /// The compiler of the same ROCm (a separate library, or in old versions part of this one), or
+    /// else the newest one found.
     ///
     /// # Errors
     /// [`LibraryError::Library`], [`LibraryError::Function`].
     pub(crate) fn compiler(&self) -> Result<Compiler, LibraryError> {
         let find = |file| Compiler::find(file, &self.compiler_lock);
-        let same = open("libhiprtc", &[self.suffix]).map(|(file, _)| find(file));
-        if let Some(Ok(compiler)) = same {
+        let matching = open("libhiprtc", &[self.suffix]).map(|(file, _)| find(file));
+        if let Some(Ok(compiler)) = matching {
             return Ok(compiler);
         }
         if let Ok(compiler) = find(self.file) {

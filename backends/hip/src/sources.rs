@@ -25,7 +25,7 @@ pub(crate) fn expand(unit: &str) -> Result<Source> {
     let missing = |what: &str| Error::Driver {
         call: format!("compile {unit}"),
         code: 0,
-        message: format!("this program has no {what}"),
+        message: format!("this build has no {what}"),
     };
     let (file, names) = source(VARIANTS, unit).ok_or_else(|| missing("such kernels"))?;
     let mut text = String::new();

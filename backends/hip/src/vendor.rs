@@ -1,6 +1,6 @@
 //! HIP's implementation of [`Vendor`].
 
-#![allow(unsafe_code, reason = "a call of the driver")]
+#![allow(unsafe_code, reason = "calls a function of the driver")]
 
 use std::borrow::Cow;
 use std::ffi::{c_int, c_uint};

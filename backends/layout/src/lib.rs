@@ -2,9 +2,9 @@
 //! independent.
 //!
 //! A quantised row has the bits of the file's row, regrouped into planes (`planes.rs`), and padding
-//! at its end. A lane reads the codes of 32 values with one or two loads of 16 bytes, and their
-//! scales with one more load. Quantised rows begin at multiples of 16 bytes and are independent, so
-//! one write refills a slot, and a matrix larger than a GPU binding can be split between rows.
+//! at its end. A lane reads the codes of 32 values with a few loads of up to 16 bytes, and their
+//! scales separately. Quantised rows begin at multiples of 16 bytes and are independent, so one
+//! write refills a slot, and a matrix larger than a GPU binding can be split between rows.
 //! Floats keep the file's layout, with each row padded to whole words.
 //!
 //! A transposed quantised down matrix has the layout of [`hal::format::TransposedLayout`], which
@@ -83,5 +83,5 @@ pub fn packed_len(desc: &TensorDesc) -> Option<usize> {
 /// Bytes of `pack` on a device; `None` if the pack is invalid or the size overflows.
 #[must_use]
 pub fn pack_size(pack: &PackDesc) -> Option<u64> {
-    imported_size(&pack.packed().ok()?)
+    imported_size(&pack.packed_desc().ok()?)
 }

@@ -26,7 +26,7 @@ pub fn pack(
     source: &HostRows,
     sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<()> {
-    let packed = pack.packed()?;
+    let packed = pack.packed_desc()?;
     let Some(n_bytes) = imported_size(&packed) else {
         return Err(Error::shape("pack", "source", "a size that fits in memory", packed));
     };
@@ -58,7 +58,7 @@ pub fn pack(
 /// # Errors
 /// The errors of [`pack`], and [`Error::Shape`] if `out` does not have the length of the pack.
 pub fn pack_into(pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
-    let packed = pack.packed()?;
+    let packed = pack.packed_desc()?;
     if imported_size(&packed) != Some(out.len() as u64) {
         return Err(Error::shape("pack", "out", packed, format!("{} bytes", out.len())));
     }
@@ -156,7 +156,7 @@ fn write_row(format: Format, row: &[u8], out: &mut [u8]) {
 /// # Errors
 /// See [`pack`].
 pub fn pack_rows(pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {
-    let packed = pack.packed()?;
+    let packed = pack.packed_desc()?;
     if is_transposed_quantised(&packed) {
         return pack_rows_plain(pack, source, rows);
     }

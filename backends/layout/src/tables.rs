@@ -1,7 +1,7 @@
 //! The code tables of the formats, as the shaders read them: one buffer for all formats.
 //!
-//! `hal` alone defines the values: the tables come from its constants, or from unpacking a block for
-//! each index.
+//! `hal` defines the values: the tables come from its constants, or from unpacking a block for each
+//! index.
 
 use hal::format::{Format, IQ4_CODES, UnpackedBlock};
 
@@ -55,7 +55,7 @@ pub fn tables() -> Vec<u32> {
     words
 }
 
-/// Where a block has the index bits above the lower eight, which are in byte 2.
+/// Byte of a block with the index bits above the lower eight; byte 2 has the lower eight.
 #[derive(Clone, Copy)]
 enum UpperBits {
     None,

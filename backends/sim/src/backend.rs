@@ -95,7 +95,7 @@ impl Backend for SimBackend {
     fn memory(&self) -> Result<MemoryReport> {
         self.shared.check()?;
         let total = self.shared.options.memory;
-        Ok(MemoryReport { total: Some(total), free: Some(total - self.counters().held) })
+        Ok(MemoryReport { total: Some(total), free: Some(total - self.counters().used) })
     }
 
     fn plan(&self, op: &OpDesc) -> Plan {
@@ -108,7 +108,7 @@ impl Backend for SimBackend {
             let size = pack::plain_size(desc).map_or(Bytes::MAX, |len| Bytes(len as u64));
             if size > limit && refusal.is_none() {
                 refusal = Some(format!(
-                    "operand {operand} takes {size}, but an op binds at most {limit}"
+                    "operand {operand} takes {size}, but a binding covers at most {limit}"
                 ));
             }
         });
@@ -127,7 +127,7 @@ impl Backend for SimBackend {
     }
 
     fn pack_size(&self, pack: &PackDesc, _mapped: bool) -> Bytes {
-        pack.packed().map_or(Bytes::MAX, |desc| self.alloc_size(&desc))
+        pack.packed_desc().map_or(Bytes::MAX, |desc| self.alloc_size(&desc))
     }
 
     fn import(
@@ -136,7 +136,7 @@ impl Backend for SimBackend {
         pack: &PackDesc,
         source: &HostRows,
     ) -> Result<Box<dyn RawBuffer>> {
-        let buffer = self.allocate(label, &pack.packed()?)?;
+        let buffer = self.allocate(label, &pack.packed_desc()?)?;
         buffer.write(|out| pack::pack_plain(pack, source, out, 1))?;
         Ok(Box::new(buffer))
     }
@@ -177,7 +177,7 @@ impl Backend for SimBackend {
         let len = workspace.map_or(0, |tensor| buffer(tensor).read(<[u8]>::len));
         assert!(
             ops.is_empty() || len as u64 >= self.shared.options.workspace.0,
-            "program {label} got a workspace of {len} bytes, its plan needs {}",
+            "program {label} got a workspace of {len} bytes; its plan needs {}",
             self.shared.options.workspace
         );
         let mailboxes = mailboxes.iter().map(|mailbox| {

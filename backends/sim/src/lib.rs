@@ -6,7 +6,7 @@
 //! sender the queue's thread owns, so that no wait outlives the thread.
 //!
 //! The crate deliberately does not use `unsafe`, the CPU backend's memory, or timeouts (a hang ends
-//! by [`SimBackend::resume`], a cancel or a loss, never by the clock).
+//! with [`SimBackend::resume`], cancellation or loss, never by the clock).
 
 mod backend;
 mod memory;

@@ -11,7 +11,6 @@ use crate::shared::DeviceState;
 /// Contents of new memory: NaN in every float format, and an invalid row number.
 const POISON: u64 = u64::MAX;
 
-/// One allocation of device memory.
 #[derive(Debug)]
 pub(crate) struct SimBuffer {
     /// Words, so that the bytes are aligned for every format. Readers clone the `Arc` and release

@@ -1,4 +1,4 @@
-//! The host's end of a queue: sends commands to the queue's thread and waits for the results.
+//! The host's side of a queue: sends commands to the queue's thread and waits for the results.
 //!
 //! Every wait is a `recv` on a channel whose sender the queue's thread owns. The wait ends when the
 //! thread answers, or when the thread ends and drops the sender.

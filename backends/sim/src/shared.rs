@@ -20,7 +20,7 @@ pub struct Counters {
     /// Requested allocations: tensors, packs, staging, mailboxes.
     pub allocations: u64,
     /// Physical memory in use.
-    pub held: Bytes,
+    pub used: Bytes,
     /// Peak of the physical memory in use.
     pub peak: Bytes,
 }
@@ -105,7 +105,6 @@ impl DeviceState {
         self.state().fail.refuse.contains(&op)
     }
 
-    /// Ends the current hang and removes a pending one.
     pub(crate) fn resume(&self) {
         let mut state = self.state();
         state.fail.hang_after = None;
@@ -149,27 +148,26 @@ impl DeviceState {
             return Err(error.clone());
         }
         state.counters.allocations += 1;
-        let free = self.options.memory - state.counters.held;
+        let free = self.options.memory - state.counters.used;
         if state.fail.next_allocation() || bytes > free {
             return Err(Error::OutOfMemory {
                 device: self.info.name.clone(),
                 label: label.to_owned(),
-                wanted: bytes,
+                requested: bytes,
                 free,
             });
         }
         let counters = &mut state.counters;
-        counters.held += bytes;
-        counters.peak = counters.peak.max(counters.held);
+        counters.used += bytes;
+        counters.peak = counters.peak.max(counters.used);
         Ok(())
     }
 
     pub(crate) fn free(&self, bytes: Bytes) {
         let counters = &mut self.state().counters;
-        counters.held = counters.held - bytes;
+        counters.used = counters.used - bytes;
     }
 
-    /// Returns the id of the new queue.
     pub(crate) fn add_queue(&self, inbox: &Sender<Message>) -> Result<u64> {
         let mut state = self.state();
         if let Some(error) = &state.lost {

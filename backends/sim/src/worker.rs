@@ -1,4 +1,4 @@
-//! The device's end of a queue: one thread with one inbox.
+//! The device's side of a queue: one thread with one inbox.
 //!
 //! The thread runs commands in order. While it waits (for a delay, a hang, an answer) it reads its
 //! inbox, so that an answer, a cancel, a loss or the end of the queue takes effect at once.
@@ -22,6 +22,10 @@ use crate::memory::{SimMemory, buffer, span};
 use crate::options::Fault;
 use crate::queue;
 use crate::shared::{DeviceState, WorkItem};
+
+/// A sleep of the system lasts about 60 us longer than asked for. Shorter delays than this one let
+/// other threads run instead, until their time is over.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(100);
 
 /// Messages to a queue's thread.
 #[derive(Debug)]
@@ -197,7 +201,7 @@ impl Worker {
         for (i, op) in program.ops.iter().enumerate() {
             self.run_item(WorkItem::Op(op.name()), |worker| match op.hand_off() {
                 Some(HandOff::Post(op)) => {
-                    // Sending fails if the host dropped the run. The host then also sent a cancel,
+                    // Sending fails if the host dropped the run. The host then also sent `Cancel`,
                     // which the next wait receives.
                     let shape = &program.mailboxes[op.mailbox];
                     worker.posted = Some(Instant::now());
@@ -238,7 +242,7 @@ impl Worker {
         let (fault, resumed) = self.shared.next_work();
         match fault {
             Some(Fault::Lose) => {
-                return Err(self.shared.mark_lost("lost after the set number of ops"));
+                return Err(self.shared.mark_lost("lost after the set number of work items"));
             }
             Some(Fault::Hang) => {
                 unless_copy(self.wait(None, |worker| worker.shared.n_resumed() != resumed))?;
@@ -298,7 +302,15 @@ impl Worker {
             let message = match until {
                 None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(until) => {
-                    self.inbox.recv_timeout(until.saturating_duration_since(Instant::now()))
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Ok(());
+                    }
+                    if left < SHORTEST_SLEEP {
+                        std::thread::yield_now();
+                        continue;
+                    }
+                    self.inbox.recv_timeout(left)
                 }
             };
             match message {

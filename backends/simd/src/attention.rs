@@ -1,9 +1,9 @@
 //! Attention over rows of the KV cache, written once for all SIMD levels: products of several
 //! queries with every key row, softmax, weighted sums of value rows.
 //!
-//! A kernel reads each row once for the queries of a tile, and the accumulators of a tile (queries by keys,
-//! or queries by columns) fill the registers. A query's results are the same in any tile: products
-//! are summed along the row in a fixed order, value rows in order of position.
+//! A kernel reads each row once for the queries of a tile, and the accumulators of a tile (queries
+//! by keys, or queries by columns) fill the registers. A query's results are the same in any tile:
+//! products are summed along the row in a fixed order, value rows in order of position.
 //!
 //! The kernels are macros, because each level compiles them against its own module `vector`.
 
@@ -73,22 +73,30 @@ impl<'a> HeadRows<'a> {
 /// Dot products of queries with keys: `q` is `[n, width]`, `scores` is `[n, stride]`. The first
 /// `keys.ids.len()` entries of each row of `scores` are written.
 pub type ScoresFn = fn(q: &[f32], keys: &HeadRows<'_>, scores: &mut [f32], stride: usize);
-/// Adds the sum of `weights[r][i] * values[i]` to `sums[r]` for up to four queries: `weights` is
+/// Adds the sum of `weights[r][i] * values[i]` to `sums[r]` for each query `r`: `weights` is
 /// `[n, stride]`, `sums` is `[n, width]`.
 pub type AddWeightedFn =
     fn(weights: &[f32], stride: usize, values: &HeadRows<'_>, sums: &mut [f32]);
 /// Converts rows to F32, each padded with zeros: `out` is `[n, width]`.
 pub type WidenFn = fn(rows: &HeadRows<'_>, out: &mut [f32]);
-/// Quantises values to a row of the cache, with the bits of [`Format::quantize`].
+/// Quantises values to a row of the cache, with the bits of [`Format::quantize_cache`].
 pub type StoreFn = fn(values: &[f32], row: &mut [u8]);
 
-/// Attention kernels for one cache format.
+/// Kernels that read rows of the KV cache in one format.
 #[derive(Clone, Copy, Debug)]
-pub struct CacheKernels {
+pub struct RowKernels {
     /// Products with keys.
     pub scores: ScoresFn,
     /// Weighted sums of values.
     pub add_weighted: AddWeightedFn,
+}
+
+/// Kernels for one format of the KV cache.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheKernels {
+    /// Kernels that read the rows as they are; `None` for a format whose rows are converted to F32
+    /// first, a few at a time.
+    pub rows: Option<RowKernels>,
     /// Converts rows to F32.
     pub widen: WidenFn,
     /// Stores new rows.
@@ -113,9 +121,12 @@ pub(super) const PANEL: usize = 16;
 /// functions.
 macro_rules! attention_kernels {
     ($(#[$level:meta])*) => {
-        use hal::format::Format;
+        use hal::format::{Format, IQ4_CODES};
         use super::activation::exp;
-        use super::super::attention::{AttentionKernels, CacheKernels, HeadRows, PANEL};
+        use super::super::attention::{
+            AttentionKernels, CacheKernels, HeadRows, PANEL, RowKernels,
+        };
+        use super::super::cache_blocks::{five_bits, nibbles};
         use super::super::store::{bf16_row, q8_0_row};
         use super::super::tile::pad_with_zeros;
 
@@ -130,15 +141,29 @@ macro_rules! attention_kernels {
             macro_rules! entry {
                 ($name:ident, $store:expr) => {
                     Some(CacheKernels {
-                        // SAFETY: `Kernels::select` returns this level only if it was detected.
-                        scores: |q, keys, out, stride| unsafe { $name::scores(q, keys, out, stride) },
-                        // SAFETY: as above.
-                        add_weighted: |w, stride, values, sums| unsafe {
-                            $name::add_weighted(w, stride, values, sums);
-                        },
+                        rows: Some(RowKernels {
+                            // SAFETY: `Kernels::select` returns this level only if it was detected.
+                            scores: |q, keys, out, stride| unsafe {
+                                $name::scores(q, keys, out, stride);
+                            },
+                            // SAFETY: as above.
+                            add_weighted: |w, stride, values, sums| unsafe {
+                                $name::add_weighted(w, stride, values, sums);
+                            },
+                        }),
                         // SAFETY: as above.
                         widen: |rows, out| unsafe { $name::widen(rows, out) },
                         store: $store,
+                    })
+                };
+            }
+            macro_rules! blocks {
+                ($format:ident, $widen:ident) => {
+                    Some(CacheKernels {
+                        rows: None,
+                        // SAFETY: as above.
+                        widen: |rows, out| unsafe { $widen(rows, out) },
+                        store: |values, row| Format::$format.quantize_cache(values, row),
                     })
                 };
             }
@@ -152,11 +177,17 @@ macro_rules! attention_kernels {
                 Format::BF16 => entry!(of_bf16, |v, row| unsafe { store_bf16(v, row) }),
                 // SAFETY: as above.
                 Format::Q8_0 => entry!(of_q8_0, |v, row| unsafe { store_q8_0(v, row) }),
+                Format::Q4_0 => blocks!(Q4_0, widen_q4_0),
+                Format::Q4_1 => blocks!(Q4_1, widen_q4_1),
+                Format::Q5_0 => blocks!(Q5_0, widen_q5_0),
+                Format::Q5_1 => blocks!(Q5_1, widen_q5_1),
+                Format::IQ4_NL => blocks!(IQ4_NL, widen_iq4_nl),
                 _ => None,
             }
         }
 
         super::super::store::store_kernels!($(#[$level])*);
+        super::super::cache_blocks::block_kernels!($(#[$level])*);
 
         $(#[$level])*
         fn softmax(scores: &mut [f32]) -> [f32; 2] {

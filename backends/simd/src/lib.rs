@@ -1,9 +1,9 @@
 //! The SIMD kernels. They are selected once at run time, so one binary runs on every processor.
 //!
-//! A SIMD level is an instruction set, and has its own folder. `Scalar`, plain Rust for processors
-//! without a vector level, is in `scalar.rs` and `portable.rs`. All levels take the same activations and sum integers
-//! exactly, so they differ only in the order and rounding of f32 sums. The order depends only on
-//! lengths, never on addresses or threads.
+//! A SIMD level is an instruction set with its own folder, or `Scalar`: plain Rust for every
+//! processor, in `scalar.rs` and `portable.rs`. All levels take the same activations and sum
+//! integers exactly, so they differ only in the order and rounding of f32 sums. The order depends
+//! only on lengths, never on addresses or threads.
 //!
 //! This crate uses no threads or tensors; the caller splits the work and chooses kernels by size.
 #![allow(unsafe_code, reason = "SIMD intrinsics and unaligned loads")]
@@ -14,6 +14,7 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod cache_blocks;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod panel;
@@ -41,7 +42,7 @@ use hal::format::{Format, Q8Row, TransposedLayout};
 
 pub use activation::{ActivateFn, GateFn};
 pub use attention::{
-    AddWeightedFn, CacheKernels, HeadRows, PAD, ScoresFn, SoftmaxFn, StoreFn, WidenFn,
+    AddWeightedFn, CacheKernels, HeadRows, PAD, RowKernels, ScoresFn, SoftmaxFn, StoreFn, WidenFn,
 };
 pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_columns};
 pub use recurrent::{
@@ -96,7 +97,7 @@ impl<'a> From<&'a [f32]> for ActView<'a> {
     }
 }
 
-/// A SIMD level: an instruction set for which kernels exist.
+/// A SIMD level: an instruction set for which kernels exist, or plain Rust.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Level {
     /// Plain Rust.

@@ -2,8 +2,8 @@
 //!
 //! A panel is transposed, so a vector has one column of several rows and no sum crosses lanes. Each
 //! row is first unpacked into words (`RowWords`). Only this step depends on the format; formats
-//! without code of their own in [`unpack`] use [`hal::format::Quants`]. Each level then transposes the words
-//! with its own instructions:
+//! without code of their own in [`unpack`] use [`hal::format::Quants`]. Each level then transposes
+//! the words with its own instructions:
 //!
 //! ```text
 //! quantised  [128][32] words of four codes, [32][32] scales, [32][32] minimums (per group)

@@ -1,4 +1,4 @@
-//! Products of panels with tokens for levels where two vectors have 16 rows: a pass takes four
+//! Products of panels with tokens for levels where two vectors hold 16 rows: a pass takes four
 //! tokens and 16 rows.
 //!
 //! This is a macro, because each such level compiles it against its own module `vector`. The level

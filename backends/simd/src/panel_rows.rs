@@ -99,7 +99,7 @@ pub(super) fn unpack(
 }
 
 /// Unpacks blocks of 32 values that begin with an f16 scale; `block` unpacks the codes. Returns
-/// the scales.
+/// the bytes of the scales.
 #[inline(always)]
 fn blocks_of_32<const BYTES: usize>(
     row: &[u8],
@@ -118,7 +118,7 @@ fn blocks_of_32<const BYTES: usize>(
 /// Unpacks 32 codes of five bits and adds `shift`. `bytes` are the high bits, then the nibbles (low
 /// nibbles are the first 16 codes). Eight codes are computed at a time, as the bytes of a word.
 #[inline(always)]
-fn five_bits(bytes: &[u8], shift: u8, codes: &mut [u8; 32]) {
+pub(super) fn five_bits(bytes: &[u8], shift: u8, codes: &mut [u8; 32]) {
     const ONES: u64 = 0x0101_0101_0101_0101;
     let (high_bits, pairs) = bytes.split_at(4);
     let pairs = pairs.as_chunks::<8>().0;

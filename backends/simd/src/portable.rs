@@ -30,6 +30,8 @@ pub(super) mod recurrent {
 mod vector {
     use half::{bf16, f16};
 
+    pub(super) use super::super::scalar_panel::look_up_pairs;
+
     pub(super) type V = [f32; LANES];
     pub(super) const LANES: usize = 8;
 
@@ -99,7 +101,6 @@ mod vector {
         from_fn(|i| f32::from_bits(n[i].to_bits().wrapping_add(127) << 23))
     }
 
-    /// The sum of the lanes.
     #[inline(always)]
     pub(super) fn total(v: V) -> f32 {
         ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))

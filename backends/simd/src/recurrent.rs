@@ -1,8 +1,8 @@
 //! Kernels for one token of the recurrent layers, written once for all SIMD levels.
 //!
-//! A result's bits depend only on its index in a head: columns of the delta rule are summed in the
-//! order of the rows, channels of the scan by vectors of one width. The kernels are a macro,
-//! because each level compiles them against its own module `vector`.
+//! A result's bits depend only on its inputs and its index in the head: the delta rule sums a
+//! column in the order of the rows, the scan sums a channel in vectors of one width. The kernels
+//! are a macro, because each level compiles them against its own module `vector`.
 
 /// The inputs of one head of the gated delta rule for one token ([`hal::op::GatedDelta`]).
 #[derive(Clone, Copy, Debug)]

@@ -126,7 +126,7 @@ pub(super) struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// A row during which the kernel prefetches the row `next`.
+    /// A row; while it is read, the kernel prefetches the row `next`.
     #[inline(always)]
     pub(super) fn with_next(bytes: &'a [u8], next: &[u8]) -> Self {
         Row { bytes, ahead: next.as_ptr() }

@@ -18,13 +18,7 @@ pub(super) const FILL: FillFn = |format, rows, panel| {
         rows,
         panel,
         |format: Format, bytes, out| format.dequantize(bytes, out),
-        |table, pairs, codes| {
-            let (low, high) = codes.split_at_mut(16);
-            for ((low, high), &pair) in low.iter_mut().zip(high).zip(pairs) {
-                *low = table[usize::from(pair & 15)] as u8;
-                *high = table[usize::from(pair >> 4)] as u8;
-            }
-        },
+        look_up_pairs,
         |words, at, panel, first| {
             for column in at..at + SIDE {
                 for (row, words) in words.0.iter().enumerate() {
@@ -34,6 +28,15 @@ pub(super) const FILL: FillFn = |format, rows, panel| {
         },
     );
 };
+
+/// The entries of `table` for the low nibbles of 16 bytes, then for the high nibbles.
+pub(super) fn look_up_pairs(table: &[i8; 16], pairs: &[u8], codes: &mut [u8]) {
+    let (low, high) = codes.split_at_mut(16);
+    for ((low, high), &pair) in low.iter_mut().zip(high).zip(pairs) {
+        *low = table[usize::from(pair & 15)] as u8;
+        *high = table[usize::from(pair >> 4)] as u8;
+    }
+}
 
 pub(super) const MULTIPLY: PanelFn = |format, panel, k, x, sums| {
     x.check_bounds(sums.len(), &k, panel);

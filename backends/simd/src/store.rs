@@ -1,5 +1,5 @@
 //! Stores new rows of the KV cache: quantises values to the cache format, with the same bits as
-//! [`Format::quantize`].
+//! [`Format::quantize_cache`].
 
 use hal::format::Format;
 
@@ -18,7 +18,7 @@ pub(super) fn q8_0_row(values: &[f32], row: &mut [u8]) {
         let inverse = 1.0 / scale;
         block[..2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes());
         for (code, v) in block[2..].iter_mut().zip(values) {
-            // Rounds to nearest, halves away from zero; magnitudes stay below 128.5.
+            // Rounds to nearest, halves away from zero, in a form that the compiler vectorises.
             let v = v * inverse;
             let whole = v as i32;
             let rest = v - whole as f32;

@@ -1,5 +1,5 @@
 //! Weighted sums of rows in the plain layout, written once for all vector levels (see `plain.rs`).
-//! A pass over `y` adds four rows one after the other, with the bits of four passes.
+//! A pass over `y` adds four rows in order, with the same bits as four passes of one row.
 
 use half::f16;
 
@@ -191,7 +191,7 @@ macro_rules! sum_rows_kernels {
         #[inline]
         #[target_feature(enable = $features)]
         fn add_q4_1(h: V, block: &[u8; 20], sums: &mut [V; BLOCK / LANES]) {
-            // The minimum is added before h is applied, because weights may be far smaller than it.
+            // The minimum is added before h is applied: weights may be far smaller than minimums.
             let mut values = [one_scale(&block[2..]); BLOCK / LANES];
             add_nibbles(one_scale(block), &block[4..], 0, &mut values);
             for (sum, value) in sums.iter_mut().zip(values) {

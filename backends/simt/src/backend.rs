@@ -166,14 +166,15 @@ impl<D: Driver> Backend for SimtBackend<D> {
     }
 
     fn mailbox(&self, shape: MailboxShape) -> Result<Arc<dyn RawMailbox>> {
-        let one = SimtMailbox::allocate(&self.card.driver, shape, 1)?.pop();
-        one.map(|one| Arc::new(one) as Arc<dyn RawMailbox>)
+        let mailbox = SimtMailbox::allocate(&self.card.driver, shape, 1)?.pop();
+        mailbox
+            .map(|mailbox| Arc::new(mailbox) as Arc<dyn RawMailbox>)
             .ok_or_else(|| failure("mailbox", "no mailbox was allocated"))
     }
 
     fn mailboxes(&self, shape: MailboxShape, n: usize) -> Result<Vec<Arc<dyn RawMailbox>>> {
-        let all = SimtMailbox::allocate(&self.card.driver, shape, n)?;
-        Ok(all.into_iter().map(|one| Arc::new(one) as Arc<dyn RawMailbox>).collect())
+        let mailboxes = SimtMailbox::allocate(&self.card.driver, shape, n)?.into_iter();
+        Ok(mailboxes.map(|mailbox| Arc::new(mailbox) as Arc<dyn RawMailbox>).collect())
     }
 
     fn mailboxes_size(&self, shape: MailboxShape, n: usize) -> Bytes {

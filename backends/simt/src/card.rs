@@ -151,7 +151,7 @@ impl<D: Driver> Card<D> {
         self.steps.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Starts an upload to `offset` of `to`. The caller may reuse `bytes` at once.
+    /// Starts an upload to `to`, from its byte `offset` on. The caller may reuse `bytes` at once.
     ///
     /// # Errors
     /// A lost device, [`hal::Error::OutOfMemory`] for the staging blocks.

@@ -46,7 +46,7 @@ pub(crate) fn upload<D: Driver>(stream: &Stream<D>, from: &Pinned<D>, to: &Rows)
     to.copies(len).try_for_each(|(at, offset, n)| stream.copy_in(to.span, offset, from, at, n))
 }
 
-/// Starts to copy the first bytes of a view to `to`, and fills all of `to`.
+/// Starts a copy of the first bytes of a view, enough to fill `to`.
 pub(crate) fn download<D: Driver>(
     stream: &Stream<D>,
     to: &mut Pinned<D>,

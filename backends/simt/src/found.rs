@@ -22,7 +22,7 @@ pub struct FoundDevice {
 }
 
 /// Sorts devices by PCI slot and names them, `CUDA0` first.
-pub fn in_order(prefix: &str, mut found: Vec<FoundDevice>) -> Vec<FoundDevice> {
+pub fn sort_and_name(prefix: &str, mut found: Vec<FoundDevice>) -> Vec<FoundDevice> {
     found.sort_by(|a, b| (&a.pci, a.ordinal).cmp(&(&b.pci, b.ordinal)));
     for (number, device) in found.iter_mut().enumerate() {
         device.name = format!("{prefix}{number}");
@@ -32,7 +32,7 @@ pub fn in_order(prefix: &str, mut found: Vec<FoundDevice>) -> Vec<FoundDevice> {
 
 /// Normalises the spelling of a PCI slot: `00000000:3B:00.0` becomes `0000:3b:00.0`.
 #[must_use]
-pub fn slot(text: &str) -> String {
+pub fn normalise_pci_slot(text: &str) -> String {
     let text = text.trim().to_lowercase();
     match text.split_once(':') {
         Some((domain, rest)) => {
@@ -50,10 +50,10 @@ mod tests {
     #[test]
     fn pci_slots_are_normalised() {
         for text in ["00000000:3B:00.0", "0000:3b:00.0", "0:3b:00.0\n"] {
-            assert_eq!(slot(text), "0000:3b:00.0");
+            assert_eq!(normalise_pci_slot(text), "0000:3b:00.0");
         }
-        assert_eq!(slot("00010000:01:00.0"), "10000:01:00.0");
-        assert_eq!(slot(""), "");
+        assert_eq!(normalise_pci_slot("00010000:01:00.0"), "10000:01:00.0");
+        assert_eq!(normalise_pci_slot(""), "");
     }
 
     #[test]
@@ -68,8 +68,8 @@ mod tests {
         };
         let devices = vec![found(0, "0000:81:00.0"), found(1, "0000:01:00.0"), found(2, "")];
         let named: Vec<_> =
-            in_order("CUDA", devices).into_iter().map(|f| (f.name, f.ordinal)).collect();
-        let want = [("CUDA0", 2), ("CUDA1", 1), ("CUDA2", 0)];
-        assert_eq!(named, want.map(|(name, ordinal)| (name.to_owned(), ordinal)));
+            sort_and_name("CUDA", devices).into_iter().map(|f| (f.name, f.ordinal)).collect();
+        let expected = [("CUDA0", 2), ("CUDA1", 1), ("CUDA2", 0)];
+        assert_eq!(named, expected.map(|(name, ordinal)| (name.to_owned(), ordinal)));
     }
 }

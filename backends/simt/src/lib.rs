@@ -37,7 +37,7 @@ pub mod units;
 pub use backend::SimtBackend;
 pub use driver::{Arg, DevicePtr, Driver, Geometry, HostBlock};
 pub use facts::Facts;
-pub use found::{FoundDevice, in_order, slot};
+pub use found::{FoundDevice, normalise_pci_slot, sort_and_name};
 pub use lowering::MAX_THREADS;
 pub use missing::LibraryError;
 pub use native::Outcome;

@@ -94,7 +94,7 @@ impl<'a> Lowering<'a> {
 
     /// Location of the values of `x` in Q8 blocks, if an earlier launch quantised them.
     pub(crate) fn quantized(&self, x: Span) -> Option<Span> {
-        self.earlier.quantized.filter(|(of, _)| *of == x).map(|(_, q)| q)
+        self.earlier.quantized.filter(|(source, _)| *source == x).map(|(_, q)| q)
     }
 
     /// Copies constant words that the op reads to the device.

@@ -69,7 +69,6 @@ pub(crate) const LIST_LENGTH: usize = 2;
 const OWN_WORDS: usize = 2 * ALIGN;
 
 impl BlockLayout {
-    /// For `n` mailboxes.
     pub(crate) fn new(shape: &MailboxShape, n: usize) -> BlockLayout {
         let MailboxShape { max_tokens, n_in, n_weights, max_rows, n_out } = *shape;
         let after = |at: usize, n: usize| (at + n).next_multiple_of(ALIGN);

@@ -6,7 +6,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LibraryError {
     /// The library was not found.
-    #[error("{name} was not found; install the driver of the GPU's vendor")]
+    #[error("{name} was not found; install the GPU driver (on AMD: ROCm)")]
     Library {
         /// The library's file name.
         name: &'static str,

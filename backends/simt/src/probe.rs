@@ -17,13 +17,13 @@ use crate::units::Unit;
 
 /// Launches per measurement, about as many as a few layers have.
 const LAUNCHES: usize = 64;
-/// Number of measurements of each alternative; the fastest is used.
+/// Measurements of each alternative after a warm-up; the shortest time is used.
 const TRIES: usize = 3;
-/// Launches in the graph whose results are checked.
+/// Kernel launches in the graph whose results are checked.
 const CHECKED_LAUNCHES: usize = 512;
-/// Launches in a graph of about the length of the longest step's graph.
+/// Kernel launches in the graph of [`launch_returns`], about as many as a model with many layers has per step.
 const MAX_LAUNCHES: usize = 4096;
-/// Launches of the checked graph.
+/// Launches of the whole checked graph.
 const ROUNDS: u32 = 8;
 /// Time limit for the device to see the host's flag, and for the host to see the reply.
 const ECHO_LIMIT: Duration = Duration::from_millis(500);
@@ -197,11 +197,11 @@ fn launch_returns<D: Driver>(
     block.word(0).store(0, Ordering::Release);
     let began = Instant::now();
     stream.launch_graph(&graph)?;
-    let took = began.elapsed();
+    let launch_time = began.elapsed();
     block.word(0).store(1, Ordering::Release);
     stream.finish()?;
     // A launch that waits for the kernel takes as long as the kernel waits.
-    Ok(took < ECHO_LIMIT / 4)
+    Ok(launch_time < ECHO_LIMIT / 4)
 }
 
 /// The shortest time from setting a flag that a kernel polls to seeing the kernel's reply. `None`

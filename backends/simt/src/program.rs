@@ -95,7 +95,6 @@ pub(crate) struct ProgramPost<D: Driver> {
     pub(crate) n_merged: usize,
 }
 
-/// Holds the constant words that a program reads.
 #[derive(Debug)]
 struct ProgramConstants<'a, D: Driver> {
     card: &'a Card<D>,
@@ -126,7 +125,6 @@ impl<D: Driver> Segment<D> {
     }
 }
 
-/// A program while it is being lowered.
 struct ProgramBuilder<D: Driver> {
     segments: Vec<Segment<D>>,
     posts: Vec<ProgramPost<D>>,

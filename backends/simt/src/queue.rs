@@ -52,7 +52,6 @@ enum WorkItem<D: Driver> {
     CopyRows { src: Tensor, dst: Tensor },
 }
 
-/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CopyKind {
     Upload,
@@ -207,13 +206,12 @@ impl<D: Driver> QueueCore<D> {
 
 impl<D: Driver> Drop for QueueCore<D> {
     fn drop(&mut self) {
-        // Every run holds this queue, so all runs have ended or were cancelled. Their resources are
+        // Every run holds this queue, so all runs are over or cancelled. Their resources are
         // freed next, so the device must be done with them; a lost device no longer uses them.
         let _ = self.stream.finish();
     }
 }
 
-/// [`BackendQueue`] on one stream.
 #[derive(Debug)]
 pub(crate) struct SimtQueue<D: Driver> {
     core: Arc<QueueCore<D>>,
@@ -297,7 +295,6 @@ impl<D: Driver> BackendQueue for SimtQueue<D> {
     }
 }
 
-/// A copy in flight.
 #[derive(Debug)]
 struct SimtTransfer<D: Driver> {
     core: Arc<QueueCore<D>>,

@@ -38,12 +38,12 @@ struct State<D: Driver> {
     cancelled: bool,
 }
 
-/// Current state of a run.
 enum RunStatus<D: Driver> {
     /// A post has arrived: the number of the step, and the index of the post.
     Post(u32, usize),
     End,
-    /// No post has arrived. Holds the event after the last submitted segment, if any.
+    /// No new post has arrived, and the run has not ended. Holds the event after the last submitted
+    /// segment, if any.
     Running(Option<Arc<D::Event>>),
 }
 
@@ -66,8 +66,9 @@ impl<D: Driver> Progress<D> {
     }
 
     /// Submits all segments whose answers have arrived; `step` makes the step's number if the run
-    /// starts now. Returns whether the next run may be submitted: only after all answers of this
-    /// run. So no two runs wait at once, and cancelling one run cannot end another run's waits.
+    /// starts now. Returns whether the next run may be submitted: only once this run has all its
+    /// answers or is cancelled. So no two runs wait at once, and cancelling one run cannot end
+    /// another run's waits.
     pub(crate) fn submit(&self, stream: &Stream<D>, step: impl FnOnce() -> u32) -> Result<bool> {
         let program = &*self.program;
         let mut guard = self.lock();

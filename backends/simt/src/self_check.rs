@@ -32,7 +32,6 @@ const N_COLUMNS: usize = SUMS + PARTS * SIDE * SIDE;
 /// below it, and products of truncated floats exceed it.
 const TOLERANCE: f64 = 1e-5;
 
-/// Verified facts about a device.
 #[derive(Clone, Debug)]
 pub(crate) struct VerifiedDevice {
     /// The device's facts, without the matrix instructions that failed.
@@ -41,7 +40,6 @@ pub(crate) struct VerifiedDevice {
     pub(crate) remark: Option<String>,
 }
 
-/// Result of a check.
 #[derive(Clone, Debug, PartialEq)]
 enum CheckResult {
     Right,
@@ -159,8 +157,8 @@ fn wrong_floats(operands: &[u32], sums: &[u32]) -> usize {
         let (expected, size): (f64, f64) = (products().sum(), products().map(f64::abs).sum());
         let got = f64::from(f32::from_bits(sums[FLOAT_COLUMNS * row + column]));
         // With this comparison NaN counts as wrong.
-        let near = (got - expected).abs() <= TOLERANCE * size;
-        n_wrong += usize::from(!near);
+        let is_close = (got - expected).abs() <= TOLERANCE * size;
+        n_wrong += usize::from(!is_close);
     }
     n_wrong
 }

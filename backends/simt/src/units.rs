@@ -33,10 +33,15 @@ impl Unit {
         }
     }
 
-    /// A file that is compiled for each pair of formats of keys and values.
+    /// A file that reads or writes the KV cache. Its last two arguments are [`cache_format`] of the
+    /// keys and of the values.
     #[must_use]
     pub fn cache(file: &str, k: Format, v: Format) -> Unit {
-        Unit(format!("{file}.{}_{}", format_name(k), format_name(v)))
+        if k == v && CACHE.contains(&k) {
+            Unit::weight(file, k)
+        } else {
+            Unit(format!("{file}.dynamic"))
+        }
     }
 
     /// The unit's name: `FILE` or `FILE.VARIANT`.
@@ -52,8 +57,16 @@ pub fn format_name(format: Format) -> String {
     format!("{format:?}").to_lowercase()
 }
 
-/// Formats of the KV cache, as unit names spell them.
-const CACHE: [&str; 4] = ["bf16", "f16", "f32", "q8_0"];
+/// Formats of the KV cache with a variant of their own, for keys and values in the same format;
+/// other pairs share the variant `dynamic`.
+const CACHE: [Format; 5] = [Format::F32, Format::F16, Format::BF16, Format::Q8_0, Format::Q4_0];
+
+/// The number of a format of the KV cache in the variant `dynamic` (`cache/dynamic.cuh`): its number
+/// in GGUF files.
+#[must_use]
+pub fn cache_format(format: Format) -> u32 {
+    format.gguf_id().unwrap_or(u32::MAX)
+}
 
 /// The file of a unit, and the macros that are defined for its compilation. `list` is
 /// `kernels-cuda/VARIANTS`; files that it does not contain are compiled once.
@@ -64,13 +77,7 @@ pub fn source<'a>(list: &'a str, unit: &'a str) -> Option<(&'a str, Vec<(&'stati
     let kind = lines.find(|(name, _)| *name == file).map_or("plain", |(_, kind)| kind.trim());
     let names = match kind {
         "plain" if variant.is_empty() => Vec::new(),
-        "weight" | "down" if !variant.is_empty() => vec![("FORMAT", variant)],
-        "cache" => {
-            let halves = |k: &&'static str| Some((*k, variant.strip_prefix(k)?.strip_prefix('_')?));
-            let mut pairs = CACHE.iter().filter_map(halves).filter(|(_, v)| CACHE.contains(v));
-            let (k, v) = pairs.next()?;
-            vec![("K_FORMAT", k), ("V_FORMAT", v)]
-        }
+        "weight" | "down" | "cache" if !variant.is_empty() => vec![("FORMAT", variant)],
         _ => return None,
     };
     Some((file, names))
@@ -86,13 +93,15 @@ mod tests {
         assert_eq!(source(list, "add"), Some(("add", Vec::new())));
         let few = source(list, "matmul_few.q4_0");
         assert_eq!(few, Some(("matmul_few", vec![("FORMAT", "q4_0")])));
-        for (k, v) in [("f16", "q8_0"), ("q8_0", "q8_0"), ("bf16", "f32"), ("q8_0", "bf16")] {
-            let unit = format!("attention.{k}_{v}");
-            let names = vec![("K_FORMAT", k), ("V_FORMAT", v)];
-            assert_eq!(source(list, &unit), Some(("attention", names)));
+        for (k, v, variant) in [
+            (Format::Q4_0, Format::Q4_0, "q4_0"),
+            (Format::Q8_0, Format::Q4_0, "dynamic"),
+            (Format::IQ4_NL, Format::IQ4_NL, "dynamic"),
+        ] {
+            let unit = Unit::cache("attention", k, v);
+            assert_eq!(source(list, unit.name()), Some(("attention", vec![("FORMAT", variant)])));
         }
-        for wrong in ["add.q4_0", "matmul_few", "attention.f16", "attention.f16_q4_0", "none.q4_0"]
-        {
+        for wrong in ["add.q4_0", "matmul_few", "attention", "none.q4_0"] {
             assert_eq!(source(list, wrong), None, "{wrong}");
         }
     }

@@ -35,7 +35,7 @@ pub struct Options {
     pub max_binding: Option<Bytes>,
     /// The folder for the cache of compiled shaders; `None` disables the cache. Only some drivers
     /// export compiled shaders.
-    pub pipelines: Option<PathBuf>,
+    pub pipeline_cache: Option<PathBuf>,
     /// Computes sums in workgroup memory even if the device has subgroups.
     pub no_subgroups: bool,
     /// Maximum number of multiplications per submission with several tokens; `None` for the default
@@ -154,7 +154,9 @@ impl Adapter {
             limits.max_compute_invocations_per_workgroup,
         );
         let reason = match () {
-            () if !has.contains(wgpu::Features::IMMEDIATES) => Some("the device has no immediates"),
+            () if !has.contains(wgpu::Features::IMMEDIATES) => {
+                Some("no immediates (push constants)")
+            }
             () if limits.max_immediate_size < IMMEDIATES => {
                 Some("fewer than 128 bytes of immediates")
             }
@@ -171,7 +173,8 @@ impl Adapter {
             *limit = most.min(*limit);
         }
         let mut features = wgpu::Features::IMMEDIATES;
-        let use_cache = options.pipelines.is_some() && has.contains(wgpu::Features::PIPELINE_CACHE);
+        let use_cache =
+            options.pipeline_cache.is_some() && has.contains(wgpu::Features::PIPELINE_CACHE);
         features.set(wgpu::Features::PIPELINE_CACHE, use_cache);
         let subgroups = has.contains(wgpu::Features::SUBGROUP) && !options.no_subgroups;
         features.set(wgpu::Features::SUBGROUP, subgroups);
@@ -198,7 +201,7 @@ impl Adapter {
             max_binding: Bytes(facts.limits.max_buffer_size),
             hand_off: true,
         };
-        let folder = options.pipelines.as_ref().filter(|_| use_cache);
+        let folder = options.pipeline_cache.as_ref().filter(|_| use_cache);
         let pipelines =
             folder.and_then(|folder| PipelineCacheFile::open(&device, &self.info, folder));
         let mut gpu = Gpu::new(device, queue, facts, health, pipelines)?;

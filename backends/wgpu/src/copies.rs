@@ -1,4 +1,4 @@
-//! Copies: plain rows to and from the device, staging, and weights during import.
+//! Staging memory, writes to a buffer, and copies of plain rows to, from and on the device.
 
 use std::borrow::Cow;
 use std::sync::mpsc::{Receiver, channel};

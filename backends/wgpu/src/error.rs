@@ -87,7 +87,7 @@ pub(crate) fn try_create<T>(
     device: &wgpu::Device,
     health: &Health,
     label: &str,
-    wanted: Bytes,
+    requested: Bytes,
     make: impl FnOnce() -> T,
 ) -> Result<T> {
     health.check()?;
@@ -95,19 +95,19 @@ pub(crate) fn try_create<T>(
     let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
     let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
     let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
-    let made = make();
+    let result = make();
     let internal = pollster::block_on(internal.pop());
     let validation = pollster::block_on(validation.pop());
     let memory = pollster::block_on(memory.pop());
     if memory.is_some() {
         let (device, label, free) = (health.device.clone(), label.to_owned(), Bytes(0));
-        return Err(Error::OutOfMemory { device, label, wanted, free });
+        return Err(Error::OutOfMemory { device, label, requested, free });
     }
     if let Some(error) = validation.or(internal) {
         return Err(driver(format!("creating {label}"), one_line(&error)));
     }
     health.check()?;
-    Ok(made)
+    Ok(result)
 }
 
 #[cfg(test)]

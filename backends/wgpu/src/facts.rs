@@ -8,8 +8,8 @@ use layout::imported_size;
 /// Bytes of immediates (push constants) per dispatch. Devices that support fewer are refused.
 pub(crate) const IMMEDIATES: u32 = 128;
 
-/// Constant facts about an open device. Support of 16-bit floats is not among them: every device
-/// unpacks 16-bit weights and caches with one instruction, and sums are F32 for precision.
+/// Constant facts about an open device. Support of 16-bit floats is not among them: shaders unpack
+/// 16-bit weights and caches without it, and sums are F32 for precision.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// The limits that the device was opened with.
@@ -68,6 +68,13 @@ impl Tuning {
         }
         classes
     }
+
+    /// Whether the shaders have the same workgroup sizes, so that only the number of workgroups of
+    /// a sparse FFN can differ.
+    #[must_use]
+    pub fn has_workgroups_of(&self, other: &Tuning) -> bool {
+        (self.flat, self.row) == (other.flat, other.row)
+    }
 }
 
 impl Facts {
@@ -88,8 +95,9 @@ impl Facts {
         let size = stored_size(desc).unwrap_or(Bytes::MAX);
         // A view may begin at an offset that is not aligned for a binding.
         let limit = Bytes(self.max_binding());
-        (size > limit)
-            .then(|| format!("operand {operand} needs {size}, but an op binds at most {limit}"))
+        (size > limit).then(|| {
+            format!("operand {operand} needs {size}, but a binding covers at most {limit}")
+        })
     }
 
     /// Maximum size in bytes of a view that one binding can cover at any offset.
@@ -101,8 +109,8 @@ impl Facts {
     /// A grid of at least `n` workgroups. The shader computes the index of its workgroup as
     /// `x + y * (workgroups in x)` and returns if that is not below `n`.
     pub(crate) fn grid(&self, n: usize) -> [u32; 3] {
-        let most = self.limits.max_compute_workgroups_per_dimension as usize;
-        let y = n.div_ceil(most).max(1);
+        let limit = self.limits.max_compute_workgroups_per_dimension as usize;
+        let y = n.div_ceil(limit).max(1);
         [n.div_ceil(y) as u32, y as u32, 1]
     }
 }

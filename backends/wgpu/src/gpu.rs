@@ -116,8 +116,8 @@ impl Gpu {
         let writable = source.bindings().into_iter().map(|writable| writable || shared);
         let entries: Vec<_> = writable.enumerate().map(|(i, w)| layout_entry(i, w)).collect();
         let make = || self.make_pipeline(source.name(), &text, &entries);
-        let made = try_create(&self.device, &self.health, source.name(), Bytes(0), make)?;
-        let pipeline = Arc::new(made);
+        let pipeline = try_create(&self.device, &self.health, source.name(), Bytes(0), make)?;
+        let pipeline = Arc::new(pipeline);
         pipelines.insert(text, Arc::clone(&pipeline));
         Ok(pipeline)
     }

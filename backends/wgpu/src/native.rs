@@ -10,8 +10,8 @@ use hal::MemoryReport;
 /// First bytes of a file of compiled shaders.
 const MAGIC: &[u8; 8] = b"TCWGPU01";
 
-/// Total and free memory of a device's largest device-local heap. Both are unknown without Vulkan; free
-/// memory is also unknown without Vulkan 1.1 and the extension `VK_EXT_memory_budget`.
+/// Total and free memory of a device's largest device-local heap. Both are unknown without Vulkan;
+/// free memory is also unknown without Vulkan 1.1 and the extension `VK_EXT_memory_budget`.
 pub(crate) fn memory(device: &wgpu::Device) -> MemoryReport {
     vulkan_memory(device).unwrap_or_default()
 }
@@ -110,7 +110,7 @@ impl Drop for PipelineCacheFile {
     }
 }
 
-/// The cache's bytes in a file, if the checksum matches.
+/// The cache's bytes in a file; `None` if [`MAGIC`] or the checksum does not match.
 fn cache_data(file: &[u8]) -> Option<&[u8]> {
     let (magic, rest) = file.split_first_chunk::<8>()?;
     let (expected, data) = rest.split_first_chunk::<8>()?;

@@ -110,7 +110,6 @@ impl Progress {
     }
 }
 
-/// The caller's handle to a run.
 #[derive(Debug)]
 pub(crate) struct WgpuRun {
     core: Arc<QueueCore>,
@@ -118,7 +117,7 @@ pub(crate) struct WgpuRun {
     open: Option<OpenPost>,
 }
 
-/// A post that was handed to the host, which owns the mailbox until [`WgpuRun::close`].
+/// A post that was handed to the host, which owns the mailbox until [`WgpuRun::release_mailbox`].
 #[derive(Debug)]
 struct OpenPost {
     segment: usize,
@@ -149,7 +148,7 @@ impl WgpuRun {
     }
 
     /// Returns the mailbox to the device.
-    fn close(&mut self) {
+    fn release_mailbox(&mut self) {
         let Some(OpenPost { segment, readable }) = self.open.take() else { return };
         let rows = readable.and_then(|readable| readable.rows);
         if let Ok(post) = self.post(segment) {
@@ -215,7 +214,7 @@ fn cast<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> Result<&[T]> {
 
 impl RawRun for WgpuRun {
     fn next_post(&mut self) -> Result<Option<PostedData<'_>>> {
-        self.close();
+        self.release_mailbox();
         let sent = match self.next()? {
             NextEvent::Post(sent) => sent,
             NextEvent::End(last) => {
@@ -223,7 +222,7 @@ impl RawRun for WgpuRun {
                 return Ok(None);
             }
         };
-        // From here on, `close` gives the mailbox back even after an error.
+        // From here on, `release_mailbox` returns the mailbox even after an error.
         self.open = Some(OpenPost { segment: sent.segment, readable: None });
         let gpu = &self.core.gpu;
         self.progress.prepare(gpu);
@@ -247,7 +246,7 @@ impl RawRun for WgpuRun {
     }
 
     fn answer(&mut self, mailbox: usize, y: &[f32]) -> Result<()> {
-        self.close();
+        self.release_mailbox();
         self.core.gpu.health.check()?;
         let merges = self.progress.program.segments.iter().filter_map(|s| s.merge.as_ref());
         if let Some((_, target)) = merges.into_iter().find(|(index, _)| *index == mailbox) {
@@ -258,7 +257,7 @@ impl RawRun for WgpuRun {
     }
 
     fn wait(&mut self) -> Result<()> {
-        self.close();
+        self.release_mailbox();
         match self.next()? {
             NextEvent::Post(sent) => {
                 self.open = Some(OpenPost { segment: sent.segment, readable: None });
@@ -278,7 +277,7 @@ impl RawRun for WgpuRun {
     }
 
     fn cancel(&mut self) {
-        self.close();
+        self.release_mailbox();
         let mut state = self.progress.lock();
         state.encoded = None;
         // Unmaps before the run counts as cancelled, since later runs may copy into the same

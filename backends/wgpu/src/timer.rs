@@ -237,9 +237,9 @@ mod tests {
             })
             .collect();
         assert_eq!(found, [(0..1, 2.0, 3.0), (1..2, 3.0, 5.0), (2..3, 11.0, 14.0)]);
-        let noticed = timer.observed_times();
-        assert_eq!(noticed.clock, Clock::Observed);
-        assert_eq!(noticed.parts[0].parts, 0..2);
-        assert_eq!(noticed.parts[1].begin, second);
+        let observed = timer.observed_times();
+        assert_eq!(observed.clock, Clock::Observed);
+        assert_eq!(observed.parts[0].parts, 0..2);
+        assert_eq!(observed.parts[1].begin, second);
     }
 }

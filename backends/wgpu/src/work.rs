@@ -27,7 +27,7 @@ impl Meter {
         Meter { limit, used: 0 }
     }
 
-    /// Restarts the count, when a submission ends for another reason.
+    /// Sets the count to 0 because a submission ends for another reason.
     pub(crate) fn reset(&mut self) {
         self.used = 0;
     }
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_bounded() {
+    fn submissions_end_at_the_work_limit() {
         assert_eq!(product(10, 64, 3), 1920);
         // Small ops share a submission, and are not split.
         assert_eq!(submission_starts(10, &[(5, 2), (5, 2), (5, 2), (0, 3), (6, 1)]), [4, 9]);

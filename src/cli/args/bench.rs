@@ -1,7 +1,7 @@
 //! `thermocline bench`.
 
 use super::model::cache_type;
-use super::{CommonArgs, PlacementArgs, Threads, boolish};
+use super::{CommonArgs, HubArgs, PlacementArgs, Threads, boolish, whole};
 use crate::cli::failure::Failure;
 use crate::cli::parse::{self, List, values};
 use crate::cli::texts::read_file;
@@ -18,9 +18,13 @@ use std::time::Duration;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Tests")]
 pub(crate) struct BenchArgs {
-    /// GGUF file, may be repeated; default: the built-in story model
+    /// GGUF file or USER/REPO[:QUANT], may be repeated
+    ///
+    /// By default, the built-in story model is measured.
     #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
     pub(crate) model: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
     /// Prompt lengths (prefill tests)
     #[arg(
         short = 'p',
@@ -62,7 +66,7 @@ pub(crate) struct BenchArgs {
     pub(crate) parallel: Vec<List<NonZeroU32>>,
     /// Repetitions of each test
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_REPETITIONS", default_value_t = 5)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(value_parser = whole::<u32>(1..=10_000))]
     pub(crate) repetitions: u32,
     /// CPU threads
     #[arg(short, long, value_name = "LIST", env = "THERMOCLINE_ARG_THREADS")]
@@ -101,7 +105,7 @@ pub(crate) struct BenchArgs {
     pub(crate) prompt_file: Option<PathBuf>,
     /// Seconds to wait between tests
     #[arg(long, value_name = "SECONDS", env = "THERMOCLINE_ARG_DELAY", default_value = "0")]
-    #[arg(value_parser = clap::value_parser!(u32).range(..=86_400).map(|n| Duration::from_secs(n.into())))]
+    #[arg(value_parser = whole::<u32>(0..=86_400).map(|n| Duration::from_secs(n.into())))]
     pub(crate) delay: Duration,
     /// One untimed run before each test (--no-warmup)
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_WARMUP", default_value = "on")]
@@ -128,6 +132,12 @@ pub(crate) struct BenchArgs {
     /// The command fails if logits differ by more than rounding explains.
     #[arg(long, env = "THERMOCLINE_ARG_CHECK", value_parser = boolish())]
     pub(crate) check: bool,
+    /// Memory to read when the bandwidth is measured, in MiB
+    ///
+    /// Less than the processor's caches hold gives a bandwidth that is too high.
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_PROBE_SIZE", default_value_t = 1024)]
+    #[arg(value_parser = whole::<u64>(1..=1 << 20))]
+    pub(crate) probe_size: u64,
     /// Write a timeline for ui.perfetto.dev or chrome://tracing
     ///
     /// Recording the timeline slows the run down.
@@ -190,10 +200,11 @@ pub(crate) struct BenchSetup<'a> {
     pub(crate) subjects: Vec<Subject>,
     /// The prompt text; `None` for the built-in text.
     pub(crate) prompt: Option<String>,
-    /// One entry per combination of backend and budget; never empty.
+    /// One entry per combination of the device flags that take lists; never empty.
     pub(crate) device_options: Vec<DeviceOptions>,
-    /// How the models are computed. Its devices are replaced by an entry of `device_options`.
-    pub(crate) computation: Computation,
+    /// One entry per combination of --mmap and --cpu-mask. The devices are replaced by an entry of
+    /// `device_options`.
+    pub(crate) computations: Vec<Computation>,
 }
 
 /// A model to measure.
@@ -227,7 +238,7 @@ impl BenchArgs {
             subjects: self.subjects()?,
             prompt: self.prompt_file.as_deref().map(read_file).transpose()?,
             device_options: self.placement.devices.combinations(),
-            computation: self.placement.computation(),
+            computations: self.placement.computations(),
         };
         if self.check && setup.device_options.len() < 2 {
             let help = "name several backends, such as --backend cpu,wgpu, or several --vram-budget values";
@@ -291,7 +302,7 @@ const MAX_PARALLEL: u32 = 256;
 fn sequences(text: &str) -> Result<List<NonZeroU32>, Failure> {
     let list = sizes("-np")(text)?;
     match list.0.iter().find(|n| n.get() > MAX_PARALLEL) {
-        Some(n) => Err(Failure::usage(format!("-np {n} is more than {MAX_PARALLEL} sequences"))),
+        Some(n) => Err(Failure::usage(format!("-np {n} exceeds {MAX_PARALLEL} sequences"))),
         None => Ok(list),
     }
 }
@@ -303,7 +314,7 @@ fn thread_counts(text: &str) -> Result<List<Threads>, Failure> {
     }
     let List(values) = counts("-t")(text)?;
     match values.iter().find(|n| **n > 4096) {
-        Some(n) => Err(Failure::usage(format!("-t {n} is more than 4096 threads"))),
+        Some(n) => Err(Failure::usage(format!("-t {n} exceeds 4096 threads"))),
         None => Ok(List(values.into_iter().map(|n| NonZeroUsize::new(n as usize)).collect())),
     }
 }

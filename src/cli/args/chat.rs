@@ -1,7 +1,7 @@
 //! Conversation flags. `run` and `chat` accept the same flags, because llama-cli has one set of
 //! flags for both modes.
 
-use super::boolish;
+use super::{boolish, whole};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::folders;
 use crate::cli::texts::{escaped, read_prompt};
@@ -20,7 +20,8 @@ pub(crate) struct ConversationArgs {
     pub(crate) chat: bool,
     /// Start a conversation (-cnv) or continue raw text (-no-cnv)
     ///
-    /// Default without a command: a conversation on a terminal if there is a chat template.
+    /// Default without a command: a conversation if there is a chat template or a conversation
+    /// flag.
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_CONVERSATION")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
@@ -76,9 +77,12 @@ pub(crate) struct TemplateArgs {
     #[arg(default_value = "auto")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     pub(crate) reasoning: ReasoningWhen,
+    /// Set the template's reasoning_effort variable: low, medium, high
+    #[arg(long, value_name = "LEVEL", env = "THERMOCLINE_ARG_REASONING_EFFORT")]
+    pub(crate) reasoning_effort: Option<String>,
     /// Reasoning budget: -1 for no limit, 0 for no reasoning
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_THINK_BUDGET", default_value_t = -1)]
-    #[arg(value_parser = clap::value_parser!(i32).range(-1..=0))]
+    #[arg(value_parser = whole::<i32>(-1..=0))]
     pub(crate) reasoning_budget: i32,
 }
 
@@ -193,7 +197,13 @@ impl TemplateArgs {
             ReasoningWhen::Auto => None,
         };
         let thinks = thinks.map(|thinks| ("enable_thinking".to_owned(), thinks.into()));
-        thinks.into_iter().chain(self.chat_template_kwargs.clone().unwrap_or_default()).collect()
+        let effort = self.reasoning_effort.as_deref();
+        let effort = effort.map(|effort| ("reasoning_effort".to_owned(), effort.into()));
+        thinks
+            .into_iter()
+            .chain(effort)
+            .chain(self.chat_template_kwargs.clone().unwrap_or_default())
+            .collect()
     }
 
     /// Whether reasoning is separated from the answer.
@@ -241,6 +251,8 @@ mod tests {
         assert_eq!(thinks(&[]), None);
         assert_eq!(thinks(&["--reasoning=off"]), Some(false.into()));
         assert_eq!(thinks(&["--reasoning-budget", "0"]), Some(false.into()));
+        let effort = resolved(&["--reasoning-effort", "low"]).unwrap().template.variables();
+        assert_eq!(effort.get("reasoning_effort"), Some(&"low".into()));
         let both = ["--reasoning=off", "--chat-template-kwargs", r#"{"enable_thinking":true}"#];
         assert_eq!(thinks(&both), Some(true.into()));
         for wrong in ["[]", "{", "1"] {

@@ -1,15 +1,13 @@
-//! The commands that make model files: `convert`, `quantize`, `split`, `merge`.
+//! The commands that make model files: `convert`, `split`, `merge`.
 
 use super::choice::{Choice, choice, one_of};
 use super::{CommonArgs, boolish};
 use crate::cli::failure::Failure;
-use crate::convert::{Conversion, Limit, OutType, Quantization, Target};
+use crate::convert::{Conversion, Limit, OutType, Split};
 use crate::gguf::Container;
 use clap::Args;
-use hal::format::Format;
 use std::error::Error;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 /// Convert a Hugging Face folder to GGUF.
 #[derive(Args, Clone, Debug)]
@@ -49,7 +47,7 @@ pub(crate) struct ConvertArgs {
 static OUT_TYPES: [Choice<OutType>; 5] = [
     choice("f32", "32-bit floats", OutType::F32),
     choice("f16", "16-bit floats", OutType::F16),
-    choice("bf16", "The upper half of 32-bit floats", OutType::Bf16),
+    choice("bf16", "bfloat16: the upper half of 32-bit floats", OutType::Bf16),
     choice("q8_0", "8-bit integers, one scale per 32 values", OutType::Q8_0),
     choice("auto", "bf16 if the checkpoint has it, else f16", OutType::Auto),
 ];
@@ -74,83 +72,29 @@ impl ConvertArgs {
     }
 }
 
-/// Copy a model with its weights quantised to another type.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct QuantizeArgs {
-    /// GGUF file, or the first file of a split model
-    #[arg(value_name = "IN")]
-    pub(crate) input: PathBuf,
-    /// Output file
-    #[arg(value_name = "OUT")]
-    pub(crate) outfile: PathBuf,
-    /// Type or mix, for example Q4_K_M or Q8_0
-    #[arg(value_name = "TYPE", value_parser = target)]
-    pub(crate) target: Target,
-    /// Use one type for every tensor, no mix
-    #[arg(long, env = "THERMOCLINE_ARG_PURE", value_parser = boolish())]
-    pub(crate) pure: bool,
-    /// Type of the output matrix
-    #[arg(long, value_name = "TYPE", env = "THERMOCLINE_ARG_OUTPUT_TENSOR_TYPE")]
-    #[arg(value_parser = tensor_type)]
-    pub(crate) output_tensor_type: Option<Format>,
-    /// Type of the embedding
-    #[arg(long, value_name = "TYPE", env = "THERMOCLINE_ARG_TOKEN_EMBEDDING_TYPE")]
-    #[arg(value_parser = tensor_type)]
-    pub(crate) token_embedding_type: Option<Format>,
-    /// Do not quantise the output matrix
-    #[arg(long, env = "THERMOCLINE_ARG_LEAVE_OUTPUT_TENSOR", value_parser = boolish())]
-    pub(crate) leave_output_tensor: bool,
-    /// Also requantise quantised tensors; this loses quality
-    #[arg(long, env = "THERMOCLINE_ARG_ALLOW_REQUANTIZE", value_parser = boolish())]
-    pub(crate) allow_requantize: bool,
-    /// Replace an existing file
-    #[arg(short, long, env = "THERMOCLINE_ARG_FORCE", value_parser = boolish())]
-    pub(crate) force: bool,
-    #[command(flatten)]
-    pub(crate) common: CommonArgs,
-}
-
-impl QuantizeArgs {
-    pub(crate) fn job(&self) -> Quantization {
-        Quantization {
-            input: self.input.clone(),
-            output: self.outfile.clone(),
-            target: self.target,
-            pure: self.pure,
-            output_type: self.output_tensor_type,
-            embedding_type: self.token_embedding_type,
-            leave_output: self.leave_output_tensor,
-            requantize: self.allow_requantize,
-            force: self.force,
-        }
-    }
-}
-
-fn target(name: &str) -> Result<Target, Failure> {
-    Ok(Target::from_str(name)?)
-}
-
-/// Parses the type of a single tensor; the name of a mix is an error.
-fn tensor_type(name: &str) -> Result<Format, Failure> {
-    let known: Vec<Format> = Target::all().map(Target::format).collect();
-    let found = Format::from_str(name).ok().filter(|format| known.contains(format));
-    found.ok_or_else(|| {
-        let mut names: Vec<&str> = known.iter().map(|format| format.name()).collect();
-        names.dedup();
-        Failure::usage(format!("tensors cannot be quantised to `{name}`"))
-            .help(format!("supported types: {}", names.join(", ")))
-    })
-}
-
 /// Split a model into several files: PREFIX-00001-of-00003.gguf and so on.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SplitArgs {
     /// GGUF file, or the first file of a split model
     #[arg(value_name = "IN")]
     pub(crate) input: PathBuf,
-    /// Prefix of the output file names
+    /// Prefix of the output file names; with --merge, the output file
     #[arg(value_name = "OUT_PREFIX")]
     pub(crate) prefix: PathBuf,
+    /// Split the input; this is the default
+    #[arg(long, env = "THERMOCLINE_ARG_SPLIT", value_parser = boolish())]
+    #[arg(conflicts_with = "merge")]
+    pub(crate) split: bool,
+    /// Join the files of a split model, like `merge`
+    #[arg(long, env = "THERMOCLINE_ARG_MERGE", value_parser = boolish())]
+    #[arg(conflicts_with_all = ["dry_run", "no_tensor_first_split"])]
+    pub(crate) merge: bool,
+    /// Show the files and their sizes without writing them
+    #[arg(long, env = "THERMOCLINE_ARG_DRY_RUN", value_parser = boolish())]
+    pub(crate) dry_run: bool,
+    /// Put only metadata into the first file
+    #[arg(long, env = "THERMOCLINE_ARG_NO_TENSOR_FIRST_SPLIT", value_parser = boolish())]
+    pub(crate) no_tensor_first_split: bool,
     /// Maximum number of tensors per file; default: 128
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_SPLIT_MAX_TENSORS")]
     #[arg(conflicts_with = "split_max_size", value_parser = max_tensors)]
@@ -170,7 +114,17 @@ pub(crate) struct SplitArgs {
 const MAX_TENSORS: usize = 128;
 
 impl SplitArgs {
-    pub(crate) fn limit(&self) -> Limit {
+    pub(crate) fn job(&self) -> Split {
+        Split {
+            input: self.input.clone(),
+            prefix: self.prefix.clone(),
+            limit: self.limit(),
+            no_tensor_first: self.no_tensor_first_split,
+            force: self.force,
+        }
+    }
+
+    fn limit(&self) -> Limit {
         self.split_max_size.or(self.split_max_tensors).unwrap_or(Limit::Tensors(MAX_TENSORS))
     }
 }
@@ -237,12 +191,5 @@ mod tests {
         }
         let error = split(&["--split-max-tensors", "0"]).unwrap_err();
         assert!(Failure::of_clap(&error).unwrap().message.contains("at least one tensor"));
-    }
-
-    #[test]
-    fn tensor_types_are_parsed() {
-        assert_eq!(tensor_type("q6_k").unwrap(), Format::Q6_K);
-        assert!(tensor_type("U32").is_err());
-        assert!(tensor_type("x").unwrap_err().help.unwrap().contains("Q8_0"));
     }
 }

@@ -1,12 +1,12 @@
 //! Flags that select the devices, limit their memory and decide the placement.
 
 use super::boolish;
-use super::choice::{Choice, choice, one_of};
-use crate::cli::parse::{self, Budgets, Layers};
+use super::choice::{Choice, choice, name_of, one_of};
+use crate::cli::parse::{self, Budgets, Layers, List, values};
 use crate::devices::backend_of;
-use crate::placement::PlanConstraints;
+use crate::placement::{PlacementPolicy, PlanConstraints};
 use clap::Args;
-use runtime::{Budget, DeviceOptions};
+use runtime::{Budget, DeviceOptions, TensorOverride};
 
 /// Device flags, named as in PowerInfer and llama.cpp.
 #[derive(Args, Clone, Debug)]
@@ -36,10 +36,20 @@ pub(crate) struct DeviceArgs {
     pub(crate) vram_budget: Vec<Budgets>,
     /// Number of whole layers to place on devices, all, or auto (-ngl)
     ///
-    /// A number or all keeps each layer whole. auto places single neurons by how often they fire.
-    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_N_GPU_LAYERS", value_parser = parse::layers)]
+    /// A number or all keeps layers whole, except with --placement fill and where -ot, -cmoe or
+    /// -ncmoe keeps neurons on the CPU. auto places single neurons by how often they fire.
+    /// `bench` runs each value of a list or range in turn: 0,99 or 10-30+10.
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_N_GPU_LAYERS", value_parser = parse::layer_list)]
     #[arg(alias = "gpu-layers", allow_negative_numbers = true)]
-    pub(crate) n_gpu_layers: Option<Layers>,
+    pub(crate) n_gpu_layers: Vec<LayerList>,
+    /// How layers and neurons are placed within the memory budget
+    ///
+    /// fastest, fill and layers give the same text. If fill or layers is slower than fastest by the
+    /// estimate, a note says by how much. Without a GPU, fill uses a software driver if there is
+    /// one. `bench` runs each comma-separated value in turn.
+    #[arg(long, value_name = "HOW", env = "THERMOCLINE_ARG_PLACEMENT", default_value = "fastest")]
+    #[arg(value_delimiter = ',', value_parser = one_of(&POLICIES))]
+    pub(crate) placement: Vec<PlacementPolicy>,
     /// Keep the KV cache, and therefore attention, on the CPU (-nkvo)
     #[arg(
         long,
@@ -48,10 +58,25 @@ pub(crate) struct DeviceArgs {
         default_value = "off"
     )]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
-    #[arg(value_parser = boolish())]
-    pub(crate) no_kv_offload: bool,
+    #[arg(value_delimiter = ',', value_parser = boolish())]
+    pub(crate) no_kv_offload: Vec<bool>,
+    /// Tensors to place on the CPU or a device, as PATTERN=BUFFER,... (-ot)
+    ///
+    /// PATTERN is a regular expression for names of tensors, BUFFER is CPU or the name of a device.
+    /// The first match counts. Attention, neurons, embedding and output matrix are placed as wholes;
+    /// norms, routers and shared experts follow the attention.
+    #[arg(long, value_name = "PATTERN=BUFFER", env = "THERMOCLINE_ARG_OVERRIDE_TENSOR")]
+    #[arg(value_delimiter = ',', value_parser = tensor_override)]
+    pub(crate) override_tensor: Vec<TensorOverride>,
+    /// Keep all experts on the CPU (-cmoe)
+    #[arg(long, env = "THERMOCLINE_ARG_CPU_MOE", value_parser = boolish())]
+    pub(crate) cpu_moe: bool,
+    /// Keep the experts of the first N layers on the CPU (-ncmoe)
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_N_CPU_MOE")]
+    pub(crate) n_cpu_moe: Option<usize>,
     /// Keep all feed-forward neurons on the CPU
     #[arg(long, env = "THERMOCLINE_ARG_DISABLE_GPU_INDEX", value_parser = boolish())]
+    #[arg(alias = "no-offload-ffn")]
     pub(crate) disable_gpu_index: bool,
     /// Do not swap neurons between CPU and device during generation
     #[arg(long, env = "THERMOCLINE_ARG_NO_ADAPT", value_parser = boolish())]
@@ -60,6 +85,9 @@ pub(crate) struct DeviceArgs {
     #[arg(long, env = "THERMOCLINE_ARG_RESET_GPU_INDEX", value_parser = boolish())]
     pub(crate) reset_gpu_index: bool,
 }
+
+/// A list of layer counts.
+pub(crate) type LayerList = List<Layers>;
 
 /// One of [`crate::devices::BACKENDS`]; `None` for any.
 pub(crate) type BackendChoice = Option<&'static str>;
@@ -72,11 +100,35 @@ static BACKENDS: [Choice<BackendChoice>; 5] = [
     choice("wgpu", "GPUs through Vulkan, Metal or DX12", Some("wgpu")),
 ];
 
+static POLICIES: [Choice<PlacementPolicy>; 3] = [
+    choice("fastest", "The fastest by the planner's estimate", PlacementPolicy::Fastest),
+    choice(
+        "fill",
+        "As in PowerInfer: attention, then the hottest neurons, until the budget is spent",
+        PlacementPolicy::Fill,
+    ),
+    choice(
+        "layers",
+        "As in llama.cpp: whole layers, the last layers first",
+        PlacementPolicy::Layers,
+    ),
+];
+
+/// The name of a value of --placement.
+pub(crate) fn policy_name(policy: PlacementPolicy) -> &'static str {
+    name_of(&POLICIES, &policy).unwrap_or_default()
+}
+
 impl DeviceArgs {
-    /// The device options of a single run. The last --backend value applies.
+    /// The values of --n-gpu-layers.
+    pub(crate) fn layers(&self) -> Vec<Layers> {
+        values(&self.n_gpu_layers)
+    }
+
+    /// The device options of a single run. The last value of each list applies.
     pub(crate) fn options(&self) -> DeviceOptions {
-        let wanted_layers = match self.n_gpu_layers {
-            Some(Layers::Whole(n)) => Some(n),
+        let wanted_layers = match self.layers().last() {
+            Some(Layers::Whole(n)) => Some(*n),
             Some(Layers::Auto) | None => None,
         };
         // A layer cannot be whole if its neurons stay on the CPU.
@@ -89,8 +141,11 @@ impl DeviceArgs {
         let backend = self.backend.last().copied().flatten();
         let budgets = self.vram_budget.iter().flat_map(|Budgets(budgets)| budgets.iter().copied());
         let budgets: Vec<Budget> = budgets.collect();
+        let policy = self.placement.last().copied().unwrap_or_default();
         let device_flags = [
+            ("--placement", policy != PlacementPolicy::Fastest),
             ("--vram-budget", budgets.iter().any(|budget| *budget != Budget::Bytes(0))),
+            ("--override-tensor", self.override_tensor.iter().any(|o| !is_word(&o.buffer, "cpu"))),
             ("--n-gpu-layers", whole_layers.is_some_and(|n| n > 0)),
             ("--main-gpu", self.main_gpu.is_some()),
             ("--device", named.is_some() && !cpu_only),
@@ -103,10 +158,13 @@ impl DeviceArgs {
             main: self.main_gpu,
             budgets,
             constraints: PlanConstraints {
+                policy,
                 whole_layers,
-                cache_on_cpu: self.no_kv_offload,
+                cache_on_cpu: self.no_kv_offload.last() == Some(&true),
                 neurons_on_cpu: self.disable_gpu_index,
             },
+            overrides: self.override_tensor.clone(),
+            experts_on_cpu: if self.cpu_moe { Some(usize::MAX) } else { self.n_cpu_moe },
             adapt: !self.no_adapt,
             remeasure: self.reset_gpu_index,
             expected_by: expected_by.map(|(flag, _)| flag).collect(),
@@ -114,33 +172,67 @@ impl DeviceArgs {
         }
     }
 
-    /// Device options for each combination of backend and budget, without duplicates.
+    /// Device options for each combination of the values of --backend, --vram-budget,
+    /// --n-gpu-layers, --no-kv-offload and --placement, without duplicates.
     pub(crate) fn combinations(&self) -> Vec<DeviceOptions> {
-        let mut all: Vec<DeviceOptions> = Vec::new();
+        let mut combinations: Vec<DeviceOptions> = Vec::new();
         let compared: Vec<_> = self.backend.iter().copied().flatten().collect();
         for &name in &self.backend {
             let budgets = self.vram_budget.iter().map(|budgets| vec![budgets.clone()]);
             let none = self.vram_budget.is_empty().then(Vec::new);
             for vram_budget in budgets.chain(none) {
-                let one = DeviceArgs { backend: vec![name], vram_budget, ..self.clone() };
-                let mut one = one.options();
-                drop_other_backends(&mut one, &compared);
-                if one.backend == Some("cpu") {
-                    one.budgets.clear();
-                    one.expected_by.clear();
-                }
-                if !all.contains(&one) {
-                    all.push(one);
+                for layers in self.with_single_values() {
+                    let vram_budget = vram_budget.clone();
+                    let options = DeviceArgs { backend: vec![name], vram_budget, ..layers };
+                    let mut options = options.options();
+                    drop_other_backends(&mut options, &compared);
+                    if options.backend == Some("cpu") {
+                        options.budgets.clear();
+                        options.expected_by.clear();
+                    }
+                    if !combinations.contains(&options) {
+                        combinations.push(options);
+                    }
                 }
             }
         }
-        all
+        combinations
+    }
+
+    /// These flags with each combination of single values of --n-gpu-layers, --no-kv-offload and
+    /// --placement.
+    fn with_single_values(&self) -> Vec<DeviceArgs> {
+        let counts = self.layers().into_iter().map(|n| vec![List(vec![n])]);
+        let none = self.n_gpu_layers.is_empty().then(Vec::new);
+        let mut combinations = Vec::new();
+        for n_gpu_layers in counts.chain(none) {
+            for &cpu in &self.no_kv_offload {
+                combinations.extend(self.placement.iter().map(|&policy| DeviceArgs {
+                    n_gpu_layers: n_gpu_layers.clone(),
+                    no_kv_offload: vec![cpu],
+                    placement: vec![policy],
+                    ..self.clone()
+                }));
+            }
+        }
+        combinations
     }
 
     /// The names given with `--device`; `None` without the flag.
     fn device_names(&self) -> Option<Vec<String>> {
         let names = self.device.as_deref()?.split([',', '/']).map(|name| name.trim().to_owned());
         Some(names.filter(|name| !name.is_empty()).collect())
+    }
+}
+
+/// Parses llama.cpp's `PATTERN=BUFFER`.
+fn tensor_override(text: &str) -> Result<TensorOverride, String> {
+    match text.split_once('=') {
+        Some((pattern, buffer)) if !pattern.is_empty() && !buffer.trim().is_empty() => {
+            let (pattern, buffer) = (pattern.to_owned(), buffer.trim().to_owned());
+            Ok(TensorOverride { pattern, buffer })
+        }
+        _ => Err(format!("'{text}' is not PATTERN=BUFFER, such as exps=CPU")),
     }
 }
 

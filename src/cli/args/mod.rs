@@ -7,18 +7,22 @@
 //! llama.cpp flags without an equivalent here. Most flags also have an environment variable, named
 //! as in llama.cpp, with `THERMOCLINE_` instead of `LLAMA_`.
 
+mod adapt;
 mod bench;
 mod chat;
 mod choice;
 mod constraint;
 mod convert;
 mod device;
+mod hub;
+mod imatrix;
 mod model;
 mod perplexity;
 mod plan;
 mod predictor;
 mod processor;
 mod profile;
+mod quantize;
 mod reports;
 mod run;
 mod sampling;
@@ -27,22 +31,27 @@ mod serve;
 pub(crate) use bench::{BenchArgs, BenchSetup, OutputFormat, Subject, Synthetic};
 pub(crate) use chat::{ConversationArgs, ReasoningWhen, TemplateArgs, TemplateChoice};
 pub(crate) use constraint::ConstraintArgs;
-pub(crate) use convert::{ConvertArgs, MergeArgs, QuantizeArgs, SplitArgs};
-pub(crate) use device::DeviceArgs;
+pub(crate) use convert::{ConvertArgs, MergeArgs, SplitArgs};
+pub(crate) use device::{DeviceArgs, policy_name};
+pub(crate) use hub::{HubArgs, ListArgs, PullArgs, RmArgs};
+pub(crate) use imatrix::{Frequency, ImatrixArgs, ImatrixFormat};
 pub(crate) use model::{ModelArgs, PlacementArgs, cache_type_name};
 pub(crate) use perplexity::{PerplexityArgs, Reference};
 pub(crate) use plan::{DevicesArgs, DoctorArgs, PlanArgs};
 pub(crate) use predictor::{PredictorArgs, TrainingArgs};
 pub(crate) use processor::{ProcessorArgs, mask};
 pub(crate) use profile::{ProfileArgs, ProfileSourceArgs};
+pub(crate) use quantize::QuantizeArgs;
 pub(crate) use reports::{CacheAction, CacheArgs, CompletionsArgs, InfoArgs, TokenizeArgs};
 pub(crate) use run::{KeptTokens, Length, RunArgs};
 pub(crate) use sampling::SamplingArgs;
 pub(crate) use serve::ServeArgs;
 
-use clap::builder::{BoolishValueParser, TypedValueParser};
+use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::num::NonZeroUsize;
+use std::ops::{Bound, RangeBounds};
+use std::path::PathBuf;
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -52,8 +61,8 @@ use std::num::NonZeroUsize;
     about = "A language-model engine that computes only the neurons a token needs",
     subcommand_required = true,
     arg_required_else_help = false,
-    after_help = "Without a command, `chat` runs on a terminal if the model has a chat template, otherwise `run`:\n\
-                  `thermocline -m model.gguf -p \"Once upon a time\"`.\n\
+    after_help = "Without a command, `chat` runs if the model has a chat template, otherwise `run`:\n\
+                  `thermocline model.gguf \"Once upon a time\"`.\n\
                   Without -m, it runs the built-in story model.\n\
                   Flags are llama.cpp's; `thermocline COMMAND -h` lists them, `--help` explains them."
 )]
@@ -68,14 +77,17 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Continue a prompt (the default command)
     Run(Box<RunArgs>),
-    /// Chat with a model (the default on a terminal if the model has a chat template)
+    /// Chat with a model (the default if the model has a chat template)
     Chat(Box<RunArgs>),
     /// Serve a model over HTTP to clients of OpenAI, Anthropic and llama-server
     ///
     /// The server listens at once, and answers 503 until the model is loaded. docs/server.md lists
     /// endpoints and fields.
     Serve(Box<ServeArgs>),
-    /// Show what a model file contains, without running it
+    /// Show whether a model runs here, and what its file contains
+    ///
+    /// The speed is estimated from speeds that `plan`, `doctor` or an earlier run measured.
+    #[command(alias = "show")]
     Info(InfoArgs),
     /// Measure speed with llama-bench's tests and columns
     ///
@@ -107,7 +119,13 @@ pub(crate) enum Command {
     /// Convert a Hugging Face folder to GGUF
     Convert(ConvertArgs),
     /// Copy a model with its weights quantised to another type
+    #[command(alias = "quantise")]
     Quantize(QuantizeArgs),
+    /// Collect an importance matrix for `quantize --imatrix`
+    ///
+    /// The text is run in chunks of the context size, as in llama-imatrix, and the squared inputs of
+    /// each weight matrix are added up. An interrupted run leaves a file with the chunks so far.
+    Imatrix(Box<ImatrixArgs>),
     /// Split a model into several files
     ///
     /// The files are named PREFIX-00001-of-00003.gguf and so on.
@@ -116,6 +134,19 @@ pub(crate) enum Command {
     Merge(MergeArgs),
     /// Show the token ids of a text
     Tokenize(TokenizeArgs),
+    /// Download models by name from Hugging Face
+    ///
+    /// The path of each model is printed. An interrupted download continues when the command is run
+    /// again. Size and checksum of every file are verified before it is used; a URL states no
+    /// checksum.
+    #[command(alias = "download")]
+    Pull(PullArgs),
+    /// List the downloaded models
+    #[command(alias = "ls")]
+    List(ListArgs),
+    /// Delete downloaded models
+    #[command(alias = "remove")]
+    Rm(RmArgs),
     /// List or delete the repacked weights that are cached on disk
     Cache(CacheArgs),
     /// Print a completion script for a shell
@@ -126,26 +157,48 @@ pub(crate) enum Command {
 
 impl Command {
     /// The memory and device flags; `None` for a command that runs no model.
+    #[allow(clippy::wildcard_enum_match_arm)] // other commands run no model
     pub(crate) fn placement(&self) -> Option<&PlacementArgs> {
-        match self {
-            Self::Run(args) | Self::Chat(args) => Some(&args.model.placement),
-            Self::Serve(args) => Some(&args.model.placement),
-            Self::Bench(args) => Some(&args.placement),
-            Self::Perplexity(args) => Some(&args.model.placement),
-            Self::Predictor(args) => Some(&args.model.placement),
-            Self::Profile(args) => Some(&args.model.placement),
-            Self::Plan(args) => Some(&args.model.placement),
-            Self::Info(_)
-            | Self::Devices(_)
-            | Self::Doctor(_)
-            | Self::Convert(_)
-            | Self::Quantize(_)
-            | Self::Split(_)
-            | Self::Merge(_)
-            | Self::Tokenize(_)
-            | Self::Cache(_)
-            | Self::Completions(_) => None,
-        }
+        let model = match self {
+            Self::Run(args) | Self::Chat(args) => &args.model,
+            Self::Serve(args) => &args.model,
+            Self::Perplexity(args) => &args.model,
+            Self::Imatrix(args) => &args.model,
+            Self::Predictor(args) => &args.model,
+            Self::Profile(args) => &args.model,
+            Self::Plan(args) => &args.model,
+            Self::Bench(args) => return Some(&args.placement),
+            _ => return None,
+        };
+        Some(&model.placement)
+    }
+
+    /// The flags that name models, and the models to open; `None` for a command that opens none.
+    #[allow(clippy::wildcard_enum_match_arm)] // other commands open no model
+    pub(crate) fn models_mut(&mut self) -> Option<(&HubArgs, ModelFiles<'_>)> {
+        let model = match self {
+            Self::Run(args) | Self::Chat(args) => &mut args.model,
+            Self::Serve(args) => &mut args.model,
+            Self::Perplexity(args) => &mut args.model,
+            Self::Imatrix(args) => &mut args.model,
+            Self::Predictor(args) => &mut args.model,
+            Self::Profile(args) => &mut args.model,
+            Self::Plan(args) => &mut args.model,
+            Self::Bench(args) => {
+                let args = &mut **args;
+                return Some((&args.hub, ModelFiles::Several(&mut args.model)));
+            }
+            Self::Info(args) => return Some((&args.hub, ModelFiles::One(&mut args.model))),
+            Self::Tokenize(args) => return Some((&args.hub, ModelFiles::One(&mut args.model))),
+            _ => return None,
+        };
+        Some((&model.hub, ModelFiles::One(&mut model.model)))
+    }
+
+    /// Whether the command answers messages instead of continuing raw text.
+    pub(crate) fn converses(&self) -> bool {
+        let answers_once = matches!(self, Self::Run(args) if args.conversation.chat);
+        answers_once || matches!(self, Self::Chat(_) | Self::Serve(_))
     }
 
     /// The arguments that every command has.
@@ -156,6 +209,7 @@ impl Command {
             Self::Info(args) => &args.common,
             Self::Bench(args) => &args.common,
             Self::Perplexity(args) => &args.common,
+            Self::Imatrix(args) => &args.common,
             Self::Predictor(args) => &args.common,
             Self::Profile(args) => &args.common,
             Self::Plan(args) => &args.common,
@@ -166,8 +220,38 @@ impl Command {
             Self::Split(args) => &args.common,
             Self::Merge(args) => &args.common,
             Self::Tokenize(args) => &args.common,
+            Self::Pull(args) => &args.common,
+            Self::List(args) => &args.common,
+            Self::Rm(args) => &args.common,
             Self::Cache(args) => &args.common,
             Self::Completions(args) => &args.common,
+        }
+    }
+}
+
+/// The values of `--model`.
+#[derive(Debug)]
+pub(crate) enum ModelFiles<'a> {
+    /// At most one model.
+    One(&'a mut Option<PathBuf>),
+    /// All models of `bench`.
+    Several(&'a mut Vec<PathBuf>),
+}
+
+impl ModelFiles<'_> {
+    /// The models as the user named them.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        match self {
+            Self::One(path) => path.iter().cloned().collect(),
+            Self::Several(paths) => paths.to_vec(),
+        }
+    }
+
+    /// Replaces the models.
+    pub(crate) fn set(self, files: &[PathBuf]) {
+        match self {
+            Self::One(path) => *path = files.first().cloned(),
+            Self::Several(paths) => *paths = files.to_vec(),
         }
     }
 }
@@ -205,14 +289,49 @@ pub(crate) enum ColorWhen {
 
 /// The parser of every Boolean value, from a flag or the environment.
 pub(crate) fn boolish() -> impl TypedValueParser<Value = bool> {
-    BoolishValueParser::new()
+    |text: &str| match text.to_ascii_lowercase().as_str() {
+        "on" | "true" | "1" | "yes" | "y" | "enabled" => Ok(true),
+        "off" | "false" | "0" | "no" | "n" | "disabled" => Ok(false),
+        _ => Err("write on or off".to_owned()),
+    }
 }
 
 /// A number of threads; `None` for the default.
 pub(crate) type Threads = Option<NonZeroUsize>;
 
-/// Parses llama.cpp's thread counts: 0 and negative numbers select the default.
+/// Parses llama.cpp's thread counts: 0, negative numbers and `auto` select the default.
 pub(crate) fn threads() -> impl TypedValueParser<Value = Threads> {
-    let count = clap::value_parser!(i32).range(..=4096);
-    count.map(|n| usize::try_from(n).ok().and_then(NonZeroUsize::new))
+    |text: &str| {
+        let n: i32 = if text == "auto" { 0 } else { whole(..=4096)(text)? };
+        Ok::<_, String>(usize::try_from(n).ok().and_then(NonZeroUsize::new))
+    }
+}
+
+/// A parser of whole numbers in `range`.
+pub(crate) fn whole<T: TryFrom<i64>>(
+    range: impl RangeBounds<i64> + Clone,
+) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        let number = text.trim().parse::<i64>().ok().filter(|n| range.contains(n));
+        number.and_then(|n| T::try_from(n).ok()).ok_or_else(|| {
+            let bound = |bound: Bound<&i64>, step| match bound {
+                Bound::Included(n) => Some(*n),
+                Bound::Excluded(n) => Some(n + step),
+                Bound::Unbounded => None,
+            };
+            match (bound(range.start_bound(), 1), bound(range.end_bound(), -1)) {
+                (Some(least), Some(most)) => {
+                    format!("must be a whole number from {least} to {most}")
+                }
+                (Some(least), None) => format!("must be a whole number, {least} or more"),
+                (None, Some(most)) => format!("must be a whole number, {most} or less"),
+                (None, None) => "must be a whole number".to_owned(),
+            }
+        })
+    }
+}
+
+/// Whether a model is named by a URL.
+pub(crate) fn is_url(text: &str) -> bool {
+    text.starts_with("http://") || text.starts_with("https://")
 }

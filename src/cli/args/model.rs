@@ -1,15 +1,15 @@
 //! Flags that select the model and decide where and how it is computed.
 
+use super::adapt::AdaptArgs;
 use super::choice::{self, Choice, choice};
-use super::{DeviceArgs, ProcessorArgs, Threads, boolish, threads};
-use crate::cli::failure::Failure;
+use super::{DeviceArgs, HubArgs, ProcessorArgs, Threads, boolish, threads, whole};
 use crate::cli::folders::cache_folder;
 use crate::cli::parse;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use hal::KvCache;
 use hal::format::Format;
-use runtime::{Computation, ContextSize, Options, Sparsity};
+use runtime::{Computation, ContextSize, Options, Processor, Sparsity};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
@@ -17,17 +17,19 @@ use std::path::PathBuf;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
-    /// GGUF file; default: the built-in story model
+    /// GGUF file or USER/REPO[:QUANT]; default: the story model
     ///
     /// For a split model, give the first file.
     #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
     pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
     /// Context size in tokens
     ///
-    /// 0 uses the model's own size. By default, the command chooses a size that fits the memory
-    /// budget, and prints it.
+    /// 0 uses the size that the model was trained with. By default, the command chooses a size that
+    /// fits the memory budget, and prints it.
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_CTX_SIZE")]
-    #[arg(value_parser = clap::value_parser!(u32).map(context_size))]
+    #[arg(value_parser = whole::<u32>(0..).map(context_size))]
     pub(crate) ctx_size: Option<ContextSize>,
     /// Logical batch size: tokens of a prompt submitted together
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_BATCH", default_value = "2048")]
@@ -67,8 +69,13 @@ pub(crate) struct PlacementArgs {
     /// Memory-map the model file instead of reading it (--no-mmap, or -mmp 0)
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_MMAP", default_value = "on")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
-    #[arg(value_parser = boolish())]
-    pub(crate) mmap: bool,
+    #[arg(value_delimiter = ',', value_parser = boolish())]
+    pub(crate) mmap: Vec<bool>,
+    /// Reject a model that needs more memory than this machine has
+    ///
+    /// By default it runs from the memory-mapped file, slowly. With --no-mmap it is always rejected.
+    #[arg(long, env = "THERMOCLINE_ARG_RAM_CHECK", value_parser = boolish())]
+    pub(crate) ram_check: bool,
     /// Repack weights where that is faster (--no-repack, -nr)
     ///
     /// When off, the file's own layout is used.
@@ -81,7 +88,7 @@ pub(crate) struct PlacementArgs {
     /// Default: a folder in the user's cache.
     #[arg(long, value_name = "DIR|off", env = "THERMOCLINE_ARG_REPACK_CACHE")]
     pub(crate) repack_cache: Option<PathBuf>,
-    /// The feed-forward activation, for a file that does not state it
+    /// The feed-forward activation, instead of the one in the file
     #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_FFN_ACTIVATION")]
     #[arg(value_parser = activation())]
     pub(crate) ffn_activation: Option<String>,
@@ -102,6 +109,8 @@ pub(crate) struct PlacementArgs {
     /// Print the available devices and exit
     #[arg(long, env = "THERMOCLINE_ARG_LIST_DEVICES", value_parser = boolish())]
     pub(crate) list_devices: bool,
+    #[command(flatten)]
+    pub(crate) adapt: AdaptArgs,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
     #[command(flatten)]
@@ -128,15 +137,29 @@ impl PlacementArgs {
     pub(crate) fn computation(&self) -> Computation {
         Computation {
             mlock: self.mlock,
-            mmap: self.mmap,
+            mmap: self.mmap.last() != Some(&false),
+            must_fit: self.ram_check,
             repack: self.repack,
             cache: cache_folder(self.repack_cache.as_deref()),
             activation: self.ffn_activation.clone(),
+            adapters: self.adapt.adapters(),
+            rope: self.adapt.rope.overrides(),
             sparsity: self.sparsity,
             sparse_threshold: self.sparse_threshold,
             devices: self.devices.options(),
             processor: self.processor.options(),
         }
+    }
+
+    /// The options with each combination of the values of --mmap and --cpu-mask.
+    pub(crate) fn computations(&self) -> Vec<Computation> {
+        let masks: Vec<Processor> = self.processor.combinations();
+        let with_mmap = |mmap: &bool| {
+            let computation = Computation { mmap: *mmap, ..self.computation() };
+            let masks = masks.clone().into_iter();
+            masks.map(move |processor| Computation { processor, ..computation.clone() })
+        };
+        self.mmap.iter().flat_map(with_mmap).collect()
     }
 }
 
@@ -146,35 +169,30 @@ fn context_size(n: u32) -> ContextSize {
 }
 
 fn batch() -> impl TypedValueParser<Value = NonZeroU32> {
-    let size = clap::value_parser!(u32).range(1..=1 << 20);
+    let size = whole::<u32>(1..=1 << 20);
     size.map(|n| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN))
 }
 
-/// The supported formats of the KV cache.
-static CACHE_TYPES: [Choice<Format>; 4] = [
+/// The formats of the KV cache, [`hal::op::KV_FORMATS`].
+static CACHE_TYPES: [Choice<Format>; 9] = [
     choice("f32", "32-bit floats", Format::F32),
     choice("f16", "16-bit floats", Format::F16),
-    choice("bf16", "The upper half of 32-bit floats", Format::BF16),
+    choice("bf16", "bfloat16: the upper half of 32-bit floats", Format::BF16),
     choice(
         "q8_0",
-        "8-bit integers, one scale per 32 values; the head size must be a multiple of 32",
+        "8-bit integers, one scale per 32 values; the head size must be a multiple of 32, as for all types below",
         Format::Q8_0,
     ),
+    choice("q5_1", "5-bit integers, a scale and a minimum per 32 values", Format::Q5_1),
+    choice("q5_0", "5-bit integers, a scale per 32 values", Format::Q5_0),
+    choice("q4_1", "4-bit integers, a scale and a minimum per 32 values", Format::Q4_1),
+    choice("q4_0", "4-bit integers, a scale per 32 values", Format::Q4_0),
+    choice("iq4_nl", "4-bit codes, denser near zero, a scale per 32 values", Format::IQ4_NL),
 ];
-
-/// KV cache formats of llama.cpp that are not supported yet.
-const OTHER_CACHE_TYPES: [&str; 5] = ["q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"];
 
 /// Parses the format of a KV cache.
 pub(super) fn cache_type() -> impl TypedValueParser<Value = Format> {
-    let others = OTHER_CACHE_TYPES.map(|name| PossibleValue::new(name).hide(true));
-    let names = CACHE_TYPES.iter().map(choice::possible_value).chain(others);
-    PossibleValuesParser::new(names).try_map(|name| {
-        choice::find(&CACHE_TYPES, &name).ok_or_else(|| {
-            Failure::usage(format!("a KV cache in {name} is not supported yet"))
-                .help("-ctk and -ctv take f16, f32, bf16 and q8_0")
-        })
-    })
+    choice::one_of(&CACHE_TYPES)
 }
 
 /// The name of a KV cache's format.

@@ -1,8 +1,8 @@
 //! `thermocline perplexity`.
 
-use super::{CommonArgs, ModelArgs, boolish};
+use super::{CommonArgs, ModelArgs, boolish, whole};
 use crate::cli::failure::Failure;
-use crate::cli::texts::read_prompt;
+use crate::cli::texts::{piped_text, read_file, read_prompt};
 use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -13,14 +13,17 @@ use std::path::PathBuf;
 #[command(next_help_heading = "Measurement")]
 pub(crate) struct PerplexityArgs {
     /// File with the text; - is standard input
-    #[arg(short, long, value_name = "FILE", overrides_with = "prompt")]
+    #[arg(short, long, value_name = "FILE", overrides_with_all = ["prompt", "binary_file"])]
     pub(crate) file: Option<PathBuf>,
+    /// Read the text from a file unchanged (-bf)
+    #[arg(long, value_name = "FILE", overrides_with_all = ["prompt", "file"])]
+    pub(crate) binary_file: Option<PathBuf>,
     /// The text
     #[arg(short, long, value_name = "TEXT")]
     pub(crate) prompt: Option<String>,
     /// Number of chunks to measure; -1 is all
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_CHUNKS", default_value = "-1")]
-    #[arg(value_parser = clap::value_parser!(i32).range(-1..).try_map(limit))]
+    #[arg(value_parser = whole::<i32>(-1..).try_map(chunk_limit))]
     pub(crate) chunks: Limit,
     /// Compare with a second run of the same text
     #[arg(long, value_name = "WHAT", env = "THERMOCLINE_ARG_AGAINST")]
@@ -56,9 +59,9 @@ pub(crate) enum ComparisonTarget {
 /// A number of chunks; `None` for all.
 pub(crate) type Limit = Option<usize>;
 
-fn limit(n: i32) -> Result<Limit, Failure> {
+pub(super) fn chunk_limit(n: i32) -> Result<Limit, Failure> {
     match usize::try_from(n) {
-        Ok(0) => Err(Failure::usage("--chunks 0 leaves nothing to measure")),
+        Ok(0) => Err(Failure::usage("--chunks 0 leaves no chunk to run")),
         n => Ok(n.ok()),
     }
 }
@@ -93,13 +96,17 @@ impl PerplexityArgs {
     /// # Errors
     /// No text was given, or its file cannot be read.
     pub(crate) fn text(&self) -> Result<Option<String>, Failure> {
-        match (&self.prompt, &self.file) {
-            (Some(text), _) => Ok(Some(text.clone())),
-            (None, Some(path)) => read_prompt(path).map(Some),
+        if let Some(text) = &self.prompt {
+            return Ok(Some(text.clone()));
+        }
+        match (&self.file, &self.binary_file) {
+            (Some(path), _) => read_prompt(path).map(Some),
+            (None, Some(path)) => read_file(path).map(Some),
             (None, None) if self.kl_divergence => Ok(None),
-            (None, None) => {
-                Err(Failure::usage("no text to measure on").help("pass it with -f FILE"))
-            }
+            (None, None) => match piped_text()? {
+                Some(text) => Ok(Some(text)),
+                None => Err(Failure::usage("no text to measure on").help("pass it with -f FILE")),
+            },
         }
     }
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use std::path::PathBuf;
 
 /// Show where each layer and its neurons would be placed, the memory this takes and the expected
-/// speed, without loading.
+/// speed, without loading the model.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Plan")]
 pub(crate) struct PlanArgs {

@@ -1,7 +1,7 @@
 //! `thermocline predictor`.
 
 use super::choice::{Choice, choice, one_of};
-use super::{CommonArgs, ModelArgs, boolish};
+use super::{CommonArgs, ModelArgs, boolish, whole};
 use crate::cli::failure::Failure;
 use crate::cli::parse;
 use crate::cli::texts::read_file;
@@ -38,7 +38,7 @@ pub(crate) struct TrainingArgs {
     pub(crate) restart: bool,
     /// Maximum number of tokens to use
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_TOKENS", default_value = "65536")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1024..=1 << 24).map(|n| n as usize))]
+    #[arg(value_parser = whole::<u32>(1024..=1 << 24).map(|n| n as usize))]
     pub(crate) tokens: usize,
     /// Target for the relative error of each feed-forward block; sets the ranks
     #[arg(
@@ -55,13 +55,13 @@ pub(crate) struct TrainingArgs {
     pub(crate) kind: Kind,
     /// Training steps per layer; 0 keeps the initial factors
     #[arg(long, value_name = "STEPS", env = "THERMOCLINE_ARG_TRAIN", default_value = "1500")]
-    #[arg(value_parser = clap::value_parser!(u32).range(0..=1_000_000).map(|n| n as usize))]
+    #[arg(value_parser = whole::<u32>(0..=1_000_000).map(|n| n as usize))]
     pub(crate) train: usize,
     /// Rank of the predictor, a multiple of 32
     ///
     /// Default: the rank with the fewest bytes per token.
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_RANK")]
-    #[arg(value_parser = clap::value_parser!(u32).try_map(rank))]
+    #[arg(value_parser = whole::<u32>(0..).try_map(rank))]
     pub(crate) rank: Option<usize>,
     /// Maximum predictor size, as a percentage of the feed-forward bytes: 4%
     #[arg(long, value_name = "SHARE", env = "THERMOCLINE_ARG_MAX_SIZE", value_parser = parse::share)]
@@ -76,7 +76,7 @@ pub(crate) struct TrainingArgs {
 
 static KINDS: [Choice<Kind>; 2] = [
     choice("low-rank", "Low-rank factors of the gate", Kind::Factors),
-    choice("sign", "Signs of the gate weights; needs seconds and a short text", Kind::Signs),
+    choice("sign", "Signs of the gate weights; made in seconds from a short text", Kind::Signs),
 ];
 
 fn rank(rank: u32) -> Result<usize, Failure> {

@@ -1,6 +1,7 @@
 //! Flags for CPU threads, affinity, priority and NUMA.
 
 use super::choice::{Choice, choice, one_of};
+use super::whole;
 use crate::cli::parse::{self, Cpus};
 use crate::devices::{Numa, Priority};
 use clap::builder::TypedValueParser;
@@ -11,28 +12,29 @@ use runtime::Processor;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Processor")]
 pub(crate) struct ProcessorArgs {
-    /// CPUs for the threads, as a hexadecimal mask
+    /// CPUs for the threads, as a hexadecimal mask; `bench` takes a list
     #[arg(short = 'C', long, value_name = "MASK", env = "THERMOCLINE_ARG_CPU_MASK")]
-    #[arg(value_parser = parse::cpu_mask)]
-    pub(crate) cpu_mask: Option<Cpus>,
+    #[arg(value_delimiter = ',', value_parser = parse::cpu_mask)]
+    pub(crate) cpu_mask: Vec<Cpus>,
     /// CPUs for the threads, in addition to --cpu-mask (-Cr)
     #[arg(long, value_name = "LO-HI", env = "THERMOCLINE_ARG_CPU_RANGE")]
     #[arg(value_parser = parse::cpu_range)]
     pub(crate) cpu_range: Option<Cpus>,
     /// 1 pins each thread to one CPU
     #[arg(long, value_name = "0|1", env = "THERMOCLINE_ARG_CPU_STRICT", default_value = "0")]
-    #[arg(action = ArgAction::Set, value_parser = clap::value_parser!(u8).range(0..=1).map(|n| n == 1))]
+    #[arg(action = ArgAction::Set, value_parser = whole::<u8>(0..=1).map(|n| n == 1))]
     pub(crate) cpu_strict: bool,
     /// Thread priority: -1 low, 0 normal, 1 medium, 2 high, 3 highest
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_PRIO", default_value = "0")]
-    #[arg(value_parser = clap::value_parser!(i8).range(-1..=3).map(priority))]
+    #[arg(value_parser = whole::<i8>(-1..=3).map(priority))]
     pub(crate) prio: Priority,
     /// How long idle threads poll: 0 sleeps immediately, 100 polls longest
     #[arg(long, value_name = "0..100", env = "THERMOCLINE_ARG_POLL", default_value_t = 50)]
-    #[arg(value_parser = clap::value_parser!(u8).range(0..=100))]
+    #[arg(value_parser = whole::<u8>(0..=100))]
     pub(crate) poll: u8,
     /// Spread threads and weights over NUMA nodes
     #[arg(long, value_name = "HOW", env = "THERMOCLINE_ARG_NUMA")]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "distribute")]
     #[arg(value_parser = one_of(&NUMA))]
     pub(crate) numa: Option<Numa>,
 }
@@ -56,9 +58,8 @@ fn priority(n: i8) -> Priority {
 impl ProcessorArgs {
     /// Thread, affinity, priority and NUMA options of the CPU backend.
     pub(crate) fn options(&self) -> Processor {
-        let chosen = [&self.cpu_mask, &self.cpu_range];
-        let mut cpus: Vec<usize> =
-            chosen.into_iter().flatten().flat_map(|Cpus(cpus)| cpus).copied().collect();
+        let chosen = self.cpu_mask.last().into_iter().chain(&self.cpu_range);
+        let mut cpus: Vec<usize> = chosen.flat_map(|Cpus(cpus)| cpus).copied().collect();
         cpus.sort_unstable();
         cpus.dedup();
         Processor {
@@ -68,6 +69,18 @@ impl ProcessorArgs {
             priority: self.prio,
             poll: self.poll,
             numa: self.numa,
+        }
+    }
+}
+
+impl ProcessorArgs {
+    /// The options with each value of --cpu-mask.
+    pub(crate) fn combinations(&self) -> Vec<Processor> {
+        let with_mask =
+            |mask: &Cpus| Self { cpu_mask: vec![mask.clone()], ..self.clone() }.options();
+        match &self.cpu_mask[..] {
+            [] => vec![self.options()],
+            masks => masks.iter().map(with_mask).collect(),
         }
     }
 }
@@ -89,7 +102,7 @@ mod tests {
     #[test]
     fn mask_and_range_are_combined() {
         let args = ProcessorArgs {
-            cpu_mask: cpu_mask("0x11").ok(),
+            cpu_mask: cpu_mask("0x11").into_iter().collect(),
             cpu_range: cpu_range("3-5").ok(),
             cpu_strict: true,
             prio: Priority::Low,
@@ -102,7 +115,11 @@ mod tests {
         let options = found.options();
         assert_eq!((options.strict, options.poll), (true, Some(7)));
         assert_eq!((options.priority, options.numa), (Priority::Low, Some(Numa::Isolate)));
-        let none = ProcessorArgs { cpu_mask: cpu_mask("0x0").ok(), cpu_range: None, ..args };
+        let none = ProcessorArgs {
+            cpu_mask: cpu_mask("0x0").into_iter().collect(),
+            cpu_range: None,
+            ..args
+        };
         let found = none.options();
         assert_eq!((found.cpus.clone(), mask(&found).as_str()), (None, "0x0"));
     }

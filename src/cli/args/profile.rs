@@ -1,6 +1,6 @@
 //! `thermocline profile`.
 
-use super::{CommonArgs, ModelArgs, boolish};
+use super::{CommonArgs, ModelArgs, boolish, whole};
 use crate::cli::failure::Failure;
 use crate::cli::texts::read_file;
 use clap::Args;
@@ -36,7 +36,7 @@ pub(crate) struct ProfileSourceArgs {
     pub(crate) file: Option<PathBuf>,
     /// Maximum number of tokens to use
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_TOKENS")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..).map(|n| n as usize))]
+    #[arg(value_parser = whole::<u32>(1..).map(|n| n as usize))]
     pub(crate) tokens: Option<usize>,
     /// Output file; default: MODEL.thermocline.gguf beside the model
     ///

@@ -1,19 +1,24 @@
 //! The commands that run no model: `info`, `tokenize`, `cache`, `completions`.
 
-use super::{CommonArgs, boolish};
+use super::{CommonArgs, HubArgs, boolish};
 use crate::cli::failure::Failure;
-use crate::cli::texts::{escaped, read_file, read_stdin};
+use crate::cli::texts::{escaped, piped_text, read_file, read_stdin};
 use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 use std::path::PathBuf;
 
-/// Show what a model file contains: summary, metadata, tokenizer, tensors.
+/// Show whether a model runs here, and what its file contains.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct InfoArgs {
-    /// GGUF file; default: the built-in story model
+    /// GGUF file or USER/REPO[:QUANT]; default: the story model
     #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
     pub(crate) model: Option<PathBuf>,
-    /// Print one JSON object
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
+    /// List all tensors
+    #[arg(long, env = "THERMOCLINE_ARG_TENSORS", value_parser = boolish())]
+    pub(crate) tensors: bool,
+    /// Print one JSON object, with all tensors
     #[arg(long, env = "THERMOCLINE_ARG_JSON", value_parser = boolish())]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -23,9 +28,13 @@ pub(crate) struct InfoArgs {
 /// Show the token ids of a text, like llama-tokenize.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TokenizeArgs {
-    /// GGUF file (a vocabulary is enough); default: the built-in story model
+    /// GGUF file or USER/REPO[:QUANT]; default: the story model
+    ///
+    /// A file with only a vocabulary is enough.
     #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
     pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
     /// The text to tokenize
     #[arg(short, long, value_name = "TEXT")]
     #[arg(conflicts_with_all = ["file", "stdin"])]
@@ -70,10 +79,10 @@ impl TokenizeArgs {
             (Some(text), _) => text.clone(),
             (None, Some(path)) => read_file(path)?,
             (None, None) if self.stdin => read_stdin()?,
-            (None, None) => {
+            (None, None) => piped_text()?.ok_or_else(|| {
                 let help = "pass it with -p TEXT, -f FILE or --stdin";
-                return Err(Failure::usage("no text to tokenize").help(help));
-            }
+                Failure::usage("no text to tokenize").help(help)
+            })?,
         };
         if !self.lines {
             return Ok(vec![escaped(text, self.escape)?]);

@@ -1,8 +1,10 @@
 //! `thermocline run` and `thermocline chat`.
 
-use super::{CommonArgs, ConstraintArgs, ConversationArgs, ModelArgs, SamplingArgs, boolish};
+use super::{
+    CommonArgs, ConstraintArgs, ConversationArgs, ModelArgs, SamplingArgs, boolish, whole,
+};
 use crate::cli::failure::Failure;
-use crate::cli::texts::{escaped, read_file, read_prompt};
+use crate::cli::texts::{escaped, piped_text, read_file, read_prompt};
 use clap::Args;
 use clap::builder::TypedValueParser;
 use std::path::PathBuf;
@@ -17,7 +19,8 @@ pub(crate) struct RunArgs {
     /// Read the prompt from a file; - is standard input
     ///
     /// One line break at the end of the file is removed.
-    #[arg(short, long, value_name = "FILE", overrides_with_all = ["prompt", "binary_file"])]
+    #[arg(short, long, alias = "prompt-file", value_name = "FILE")]
+    #[arg(overrides_with_all = ["prompt", "binary_file"])]
     pub(crate) file: Option<PathBuf>,
     /// Read the prompt from a file unchanged (-bf)
     #[arg(long, value_name = "FILE", overrides_with_all = ["prompt", "file"])]
@@ -43,7 +46,7 @@ pub(crate) struct RunArgs {
         env = "THERMOCLINE_ARG_N_PREDICT",
         default_value = "-1"
     )]
-    #[arg(aliases = ["n-predict"], value_parser = clap::value_parser!(i32).range(-2..).map(length))]
+    #[arg(aliases = ["n-predict"], value_parser = whole::<i32>(-2..).map(length))]
     pub(crate) predict: Length,
     /// Stop before this text; may be repeated
     #[arg(short, long, value_name = "TEXT", env = "THERMOCLINE_ARG_STOP", visible_alias = "stop")]
@@ -62,9 +65,9 @@ pub(crate) struct RunArgs {
     ///
     /// In a conversation, everything before the first user message is always kept.
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_KEEP", default_value = "0")]
-    #[arg(value_parser = clap::value_parser!(i32).range(-1..).map(keep))]
+    #[arg(value_parser = whole::<i32>(-1..).map(keep))]
     pub(crate) keep: KeptTokens,
-    /// Reuse the computed prompt in this file, and update it
+    /// File for the KV cache of the prompt: reused, then updated
     ///
     /// A run that begins with the same tokens does not compute them again. The file is valid only
     /// for the same model.
@@ -94,6 +97,7 @@ pub(crate) struct RunArgs {
     pub(crate) special: bool,
     /// Print timings and density on standard error at the end (--no-perf)
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_PERF", default_value = "on")]
+    #[arg(alias = "show-timings")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) perf: bool,
@@ -169,6 +173,18 @@ fn keep(n: i32) -> KeptTokens {
 }
 
 impl RunArgs {
+    /// Uses piped text as the prompt if no flag gives one.
+    ///
+    /// # Errors
+    /// Standard input cannot be read or is not UTF-8.
+    pub(crate) fn with_piped_text(mut self) -> Result<Self, Failure> {
+        let has_text = self.prompt.is_some() || self.file.is_some() || self.binary_file.is_some();
+        if !has_text {
+            self.prompt = piped_text()?;
+        }
+        Ok(self)
+    }
+
     /// Reads the files that flags name and replaces escapes. Afterwards `prompt`, `reverse_prompt`,
     /// `system_prompt` and `chat_template` hold the final texts. Call it once: a second call would
     /// replace escapes again.
@@ -186,6 +202,7 @@ impl RunArgs {
         self.reverse_prompt = stops.collect::<Result<_, _>>()?;
         self.conversation = self.conversation.resolve(self.escape)?;
         self.constraint = self.constraint.resolve()?;
+        self.sampling = self.sampling.resolve(self.escape)?;
         Ok(self)
     }
 }

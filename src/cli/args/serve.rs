@@ -2,7 +2,7 @@
 
 use super::{
     CommonArgs, Length, ModelArgs, SamplingArgs, TemplateArgs, boolish, choice::Choice,
-    choice::choice, choice::one_of, run,
+    choice::choice, choice::one_of, run, whole,
 };
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::folders;
@@ -29,9 +29,9 @@ pub(crate) struct ServeArgs {
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", env = "THERMOCLINE_ARG_PORT", default_value = "8080")]
     pub(crate) port: u16,
-    /// Number of answers generated at once; others wait (-np)
+    /// Number of slots: answers generated at once (-np)
     ///
-    /// They share the context of -c.
+    /// Other requests wait. The slots share the context of -c.
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_N_PARALLEL", default_value = "4")]
     #[arg(value_parser = parallel())]
     pub(crate) parallel: NonZeroU32,
@@ -43,7 +43,7 @@ pub(crate) struct ServeArgs {
         env = "THERMOCLINE_ARG_N_PREDICT",
         default_value = "-1"
     )]
-    #[arg(aliases = ["n-predict"], value_parser = clap::value_parser!(i32).range(-2..).map(run::length))]
+    #[arg(aliases = ["n-predict"], value_parser = whole::<i32>(-2..).map(run::length))]
     pub(crate) predict: Length,
     /// Tags of the model in /v1/models, separated by commas
     ///
@@ -74,7 +74,7 @@ pub(crate) struct ServeArgs {
     pub(crate) ssl_cert_file: Option<PathBuf>,
     /// Seconds that a request may take (-to)
     #[arg(long, value_name = "SECONDS", env = "THERMOCLINE_ARG_TIMEOUT", default_value = "600")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    #[arg(value_parser = whole::<u32>(1..=86_400))]
     pub(crate) timeout: u32,
     /// Largest body of a request: 16MiB
     #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_MAX_BODY", default_value = "16MiB")]
@@ -82,7 +82,7 @@ pub(crate) struct ServeArgs {
     pub(crate) max_body: Bytes,
     /// Maximum number of requests that wait; further ones get status 429
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_MAX_QUEUED", default_value = "256")]
-    #[arg(value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+    #[arg(value_parser = whole::<u32>(0..=1 << 20))]
     pub(crate) max_queued: u32,
     /// Folder for saved slots; without it /slots does not save
     #[arg(long, value_name = "DIR", env = "THERMOCLINE_ARG_SLOT_SAVE_PATH")]
@@ -174,7 +174,7 @@ static POOLINGS: [Choice<Pooling>; 5] = [
 
 /// At most 256, because the engine keeps a state slot for each sequence.
 fn parallel() -> impl TypedValueParser<Value = NonZeroU32> {
-    let count = clap::value_parser!(u32).range(1..=256);
+    let count = whole::<u32>(1..=256);
     count.map(|n| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN))
 }
 
@@ -204,6 +204,7 @@ impl ServeArgs {
     /// A file that cannot be read or has no API key; another `--pooling` with `--reranking`.
     pub(crate) fn resolve(mut self) -> Result<Self, Failure> {
         self.template = self.template.resolve()?;
+        self.sampling = self.sampling.resolve(true)?;
         if self.reranking && self.pooling.replace(Pooling::Rank).is_some_and(|p| p != Pooling::Rank)
         {
             return Err(Failure::usage("--reranking needs --pooling rank")
@@ -246,8 +247,8 @@ impl ServeArgs {
             aliases: self.alias.clone(),
             tags: self.tags.clone(),
             limits: Limits {
-                body: usize::try_from(self.max_body.0).unwrap_or(usize::MAX),
-                time: Duration::from_secs(u64::from(self.timeout)),
+                max_body: usize::try_from(self.max_body.0).unwrap_or(usize::MAX),
+                timeout: Duration::from_secs(u64::from(self.timeout)),
                 ..Limits::default()
             },
             endpoints: Endpoints {

@@ -1,4 +1,4 @@
-//! Automatic profiles: after each run, some of its own tokens are profiled for a tenth of the run's
+//! Automatic profiles: after each run, some of its tokens are profiled for a tenth of the run's
 //! time (at least 0.1 s, at most 1 s). A few runs add up to a complete profile.
 
 use std::path::Path;
@@ -64,7 +64,7 @@ pub(super) fn profile_run(
         None => Profile::counts(&model, SOURCE, TARGET_TOKENS),
     };
     let mut gatherer = Gatherer::counting(&model);
-    let mut sequence = engine.open();
+    let mut sequence = engine.new_sequence();
     // Profile the newest tokens: the first ones, such as a system message, repeat in every run.
     let tokens = &used.tokens[used.tokens.len() - n..];
     // Profiling computes all experts, so it can be slower than the run.
@@ -75,11 +75,11 @@ pub(super) fn profile_run(
             break;
         }
         let step = engine.observe(&mut sequence, piece, interrupt, &mut |layer, observed| {
-            gatherer.see(&profile, layer, observed);
+            gatherer.add(&profile, layer, observed);
         });
         seen = step.map(|_| ());
     }
-    engine.close(sequence);
+    drop(sequence);
     if let Err(error) = seen {
         return terminal.detail(&format!("no profile was collected: {error}"));
     }

@@ -6,11 +6,14 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::observer::bar;
 use crate::cli::output::Output;
 use crate::cli::terminal::{Terminal, printable};
-use crate::convert::{self, Error, Progress, Summary};
+use crate::convert::{
+    self, BeforeAfter, Error, PartSize, Progress, QuantizeSummary, Summary, Target,
+};
 use crate::gguf::Problem;
 use hal::Bytes;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// Converts a Hugging Face folder to a GGUF file.
 ///
@@ -27,23 +30,78 @@ pub(crate) fn convert(args: &ConvertArgs, terminal: &Terminal) -> Result<(), Fai
 /// # Errors
 /// An unsupported type, a file that cannot be read; no partial output file is left behind.
 pub(crate) fn quantize(args: &QuantizeArgs, terminal: &Terminal) -> Result<(), Failure> {
-    let job = args.job();
-    let summary = with_bar("quantising", terminal, |progress| job.run(progress))?;
-    print_summary(&args.outfile, &summary, terminal)
+    let (job, start) = (args.job()?, Instant::now());
+    if args.dry_run {
+        let summary = job.dry_run()?;
+        print_quantized(&summary, job.target, None, terminal);
+        return print_sizes(&[(job.output, summary.size)]);
+    }
+    if let Some(n) = args.n_threads()? {
+        // It fails only if the pool exists already, and nothing has used it yet.
+        let _ = rayon::ThreadPoolBuilder::new().num_threads(n.get()).build_global();
+    }
+    if !args.keep_split {
+        let summary = with_bar("quantising", terminal, |progress| job.run(progress))?;
+        print_quantized(&summary, job.target, Some(start), terminal);
+        return print_paths(&[job.output]);
+    }
+    let (paths, summary) = with_bar("quantising", terminal, |progress| job.run_parts(progress))?;
+    print_quantized(&summary, job.target, Some(start), terminal);
+    print_paths(&paths)
 }
 
-/// Splits a model file into several files.
+/// Prints what a quantisation did, and the time since `start`.
+fn print_quantized(
+    summary: &QuantizeSummary,
+    target: Target,
+    start: Option<Instant>,
+    terminal: &Terminal,
+) {
+    for note in &summary.notes {
+        terminal.note(&printable(note));
+    }
+    let BeforeAfter { before, after } = summary.tensor_bytes;
+    let time =
+        start.map_or(String::new(), |start| format!(", {:.1} s", start.elapsed().as_secs_f64()));
+    terminal.note(&format!(
+        "{}: {} tensors, {} before, {} after, {:.2} bits per weight{time}",
+        target.name(),
+        summary.n_tensors,
+        Bytes(before),
+        Bytes(after),
+        summary.bits_per_value(),
+    ));
+}
+
+/// Splits a model file into several files, or joins them.
 ///
 /// # Errors
 /// A file that cannot be read, output files that exist; no output file is left behind.
 pub(crate) fn split(args: &SplitArgs, terminal: &Terminal) -> Result<(), Failure> {
-    let limit = args.limit();
-    let (paths, summary) = with_bar("splitting", terminal, |progress| {
-        convert::split(&args.input, &args.prefix, limit, args.force, progress)
-    })?;
+    if args.merge {
+        return join(&args.input, &args.prefix, args.force, terminal);
+    }
+    let job = args.job();
+    if args.dry_run {
+        return print_sizes(&job.dry_run()?);
+    }
+    let (paths, summary) = with_bar("splitting", terminal, |progress| job.run(progress))?;
+    print_parts(&paths, &summary, terminal)
+}
+
+/// Prints the files that a run without `--dry-run` would write.
+fn print_sizes(files: &[PartSize]) -> Result<(), Failure> {
     let mut out = Output::stdout();
-    for path in &paths {
-        out.line(&printable(&path.display().to_string()))?;
+    for (path, size) in files {
+        out.line(&format!("{}  {}", printable(&path.display().to_string()), Bytes(*size)))?;
+    }
+    out.flush()
+}
+
+/// Prints the paths of several files on standard output and the summary on standard error.
+fn print_parts(paths: &[PathBuf], summary: &Summary, terminal: &Terminal) -> Result<(), Failure> {
+    for note in &summary.notes {
+        terminal.note(&printable(note));
     }
     terminal.note(&format!(
         "{} tensors in {} files, {}",
@@ -51,6 +109,15 @@ pub(crate) fn split(args: &SplitArgs, terminal: &Terminal) -> Result<(), Failure
         paths.len(),
         Bytes(summary.size)
     ));
+    print_paths(paths)
+}
+
+/// Prints paths on standard output.
+fn print_paths(paths: &[PathBuf]) -> Result<(), Failure> {
+    let mut out = Output::stdout();
+    for path in paths {
+        out.line(&printable(&path.display().to_string()))?;
+    }
     out.flush()
 }
 
@@ -59,10 +126,13 @@ pub(crate) fn split(args: &SplitArgs, terminal: &Terminal) -> Result<(), Failure
 /// # Errors
 /// A missing file, an output file that exists; no output file is left behind.
 pub(crate) fn merge(args: &MergeArgs, terminal: &Terminal) -> Result<(), Failure> {
-    let summary = with_bar("joining", terminal, |progress| {
-        convert::merge(&args.input, &args.outfile, args.force, progress)
-    })?;
-    print_summary(&args.outfile, &summary, terminal)
+    join(&args.input, &args.outfile, args.force, terminal)
+}
+
+fn join(first: &Path, output: &Path, force: bool, terminal: &Terminal) -> Result<(), Failure> {
+    let summary =
+        with_bar("joining", terminal, |progress| convert::merge(first, output, force, progress))?;
+    print_summary(output, &summary, terminal)
 }
 
 /// Runs a job with a progress bar; Ctrl-C or SIGTERM ends it.
@@ -89,9 +159,7 @@ fn print_summary(path: &Path, summary: &Summary, terminal: &Terminal) -> Result<
         terminal.note(&printable(note));
     }
     terminal.note(&format!("{} tensors, {}", summary.n_tensors, Bytes(summary.size)));
-    let mut out = Output::stdout();
-    out.line(&printable(&path.display().to_string()))?;
-    out.flush()
+    print_paths(&[path.to_owned()])
 }
 
 impl From<Error> for Failure {
@@ -100,11 +168,16 @@ impl From<Error> for Failure {
         let failure = if let Error::Interrupted = error {
             return Failure::interrupted();
         } else if let Error::Target { .. }
+        | Error::CodebookTarget { .. }
+        | Error::Pattern { .. }
+        | Error::NeedsImportance { .. }
         | Error::Exists { .. }
         | Error::SameFile { .. }
         | Error::Parts { .. } = error
         {
             Failure::usage(error.to_string())
+        } else if let Error::Importance { .. } | Error::ImportanceSize { .. } = error {
+            Failure::new(Exit::Failed, "cannot use the importance matrix").caused_by(&error)
         } else if is_os_error(&error) {
             Failure::new(Exit::Failed, "cannot create the output file").caused_by(&error)
         } else {
@@ -134,7 +207,15 @@ fn help(error: &Error) -> Option<String> {
     if let Error::Target { known, .. } = error {
         return Some(format!("supported types: {}", known.join(", ")));
     }
-    let help = if let Error::Exists { .. } = error {
+    let help = if let Error::CodebookTarget { .. } = error {
+        "files of this type run; Q2_K, Q3_K_S or IQ4_XS can be made here, llama-quantize makes this one"
+    } else if let Error::Importance { .. } = error {
+        "`thermocline imatrix` and llama-imatrix make importance matrices"
+    } else if let Error::ImportanceSize { .. } = error {
+        "use an importance matrix of this model"
+    } else if let Error::NeedsImportance { .. } = error {
+        "`thermocline imatrix -m IN -f TEXT` makes one, and --imatrix imatrix.gguf uses it"
+    } else if let Error::Exists { .. } = error {
         "--force replaces it"
     } else if let Error::SameFile { .. } = error {
         "choose another output file"

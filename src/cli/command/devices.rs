@@ -24,7 +24,7 @@ pub(crate) fn list() -> Result<(), Failure> {
     out.flush()
 }
 
-/// `devices`: prints the devices with their memory, and the drivers that are missing.
+/// `devices`: prints the devices with their memory, and why other backends have no device.
 ///
 /// # Errors
 /// Standard output cannot be written.

@@ -234,7 +234,7 @@ impl Report<'_> {
             "chunks of {} tokens: {}; tokens predicted: {}; {:.1} s; {:.2} % of the neurons were computed",
             self.chunks.n_ctx(),
             self.chunks.n_chunks(),
-            self.perplexity().surprise.n(),
+            self.perplexity().nll.n(),
             self.time.as_secs_f64(),
             100.0 * self.density,
         )
@@ -246,7 +246,7 @@ impl Report<'_> {
             "model": self.model,
             "n_ctx": self.chunks.n_ctx(),
             "n_chunks": self.chunks.n_chunks(),
-            "n_predicted": self.perplexity().surprise.n(),
+            "n_predicted": self.perplexity().nll.n(),
             "ppl": self.perplexity().value(),
             "ppl_error": self.perplexity().error(),
             "density": self.density,

@@ -4,12 +4,13 @@ use crate::cli::args::{ProfileArgs, ProfileSourceArgs};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::{Output, write_file};
+use crate::cli::progress;
+use crate::cli::svg::origin;
 use crate::cli::terminal::Terminal;
 use crate::engine::{EngineOptions, Sparsity};
 use crate::gguf;
 use crate::learned::{self, Section, SideFile};
 use crate::profile::{self, Gatherer, Profile, Text};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use runtime::{Opened, Runtime};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -45,7 +46,9 @@ pub(crate) fn run(args: &ProfileArgs, terminal: &Terminal) -> Result<(), Failure
     if let Some(path) = &args.plot {
         let name = Path::new(job.opened.model.file.name());
         let name = name.file_name().unwrap_or(name.as_os_str()).to_string_lossy();
-        write_file(path, &profile::svg(&profile, &name))?;
+        let cpu = runtime.machine().cpu.info().description.clone();
+        write_file(path, &profile::svg(&profile, &name, &origin(&cpu)))?;
+        terminal.note(&format!("the plot is in '{}'", path.display()));
     }
     let index = args.compare.as_deref().map(|path| job.index(path)).transpose()?;
     let mut out = Output::stdout();
@@ -89,7 +92,7 @@ pub(super) fn is_automatic(profile: &Profile) -> bool {
         || profile.source().starts_with(learned::FIRST_USE)
 }
 
-/// The file of the profile, existing or new.
+/// Path of the existing or new profile.
 fn output_path(
     args: &ProfileSourceArgs,
     opened: &Opened,
@@ -100,7 +103,7 @@ fn output_path(
         return Ok(path.clone());
     }
     let folder = runtime.options().computation.folder();
-    Ok(learned::place(&opened.model.file, folder)?)
+    Ok(learned::writable_path(&opened.model.file, folder)?)
 }
 
 /// The inputs of one profiling run.
@@ -194,7 +197,8 @@ impl ProfileJob<'_> {
         };
         let mut engine = runtime.load(model, settings)?;
         let mut gatherer = Gatherer::new(model).map_err(crate::engine::Error::from)?;
-        let bar = bar(profile.n_wanted(), self.terminal);
+        let [first, end] = [profile.n_tokens(), profile.n_wanted()].map(|n| n as usize);
+        let bar = progress::counter(self.terminal, "profiling", first..end, "tokens");
         let (mut saved, mut failed) = (Instant::now(), None);
         let ended = profile::calibrate(
             &mut engine,
@@ -202,9 +206,9 @@ impl ProfileJob<'_> {
             &mut profile,
             &mut gatherer,
             interrupt.flag(),
-            &mut |profile| {
-                bar.set_position(profile.n_tokens());
-                if saved.elapsed() > SAVE_EVERY && failed.is_none() {
+            &mut |profile, n_more| {
+                bar.set_position((profile.n_tokens() + n_more).min(profile.n_wanted()));
+                if n_more == 0 && saved.elapsed() > SAVE_EVERY && failed.is_none() {
                     failed = self.save(profile).err();
                     saved = Instant::now();
                 }
@@ -240,7 +244,7 @@ impl ProfileJob<'_> {
             profile.n_tokens(),
             100.0 * summary.density,
             100.0 * summary.hot,
-            100.0 * summary.never,
+            100.0 * summary.never_fired,
         );
         for (i, (density, hot)) in
             summary.density_by_layer.iter().zip(&summary.hot_by_layer).enumerate()
@@ -270,7 +274,7 @@ impl ProfileJob<'_> {
             "density_by_layer": summary.density_by_layer,
             "hot": summary.hot,
             "hot_by_layer": summary.hot_by_layer,
-            "never": summary.never,
+            "never": summary.never_fired,
             "compared": index.map(|index| json!({
                 "neurons": index.n_neurons(),
                 "vram_capacity": index.vram_capacity,
@@ -279,16 +283,4 @@ impl ProfileJob<'_> {
             })),
         })
     }
-}
-
-fn bar(n_tokens: u64, terminal: &Terminal) -> ProgressBar {
-    if !terminal.shows_progress() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::with_draw_target(Some(n_tokens), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} tokens, {eta} left") {
-        bar.set_style(style);
-    }
-    bar.tick();
-    bar
 }

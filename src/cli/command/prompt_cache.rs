@@ -1,4 +1,4 @@
-//! `--prompt-cache`: the computed tokens of a run in a file, for the next run.
+//! `--prompt-cache`: a sequence's tokens and KV cache in a file, for the next run.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ pub(super) fn load(
     terminal: &Terminal,
 ) -> Result<Sequence, Failure> {
     let Some(path) = args.prompt_cache.as_deref().filter(|path| exists(path)) else {
-        return Ok(engine.open());
+        return Ok(engine.new_sequence());
     };
     let help = "delete the file, or name another one with --prompt-cache";
     let sequence = restore(path, &read(path)?, engine).map_err(|failure| failure.help(help))?;
@@ -26,7 +26,7 @@ pub(super) fn load(
     Ok(sequence)
 }
 
-/// Whether the file exists; true if the system does not say.
+/// Whether the file exists; true if the check fails.
 fn exists(path: &Path) -> bool {
     path.try_exists().unwrap_or(true)
 }

@@ -1,6 +1,6 @@
 //! `thermocline run`.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,13 +13,15 @@ use super::trace::Trace;
 use crate::cli::args::{KeptTokens, Length, ModelArgs, RunArgs};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
-use crate::cli::output::Output;
-use crate::cli::terminal::{PROMPT, Terminal};
+use crate::cli::output::{Output, stdout_is_stderr};
+use crate::cli::progress;
+use crate::cli::terminal::{PROMPT, Terminal, counted};
 use crate::engine::{Engine, EngineOptions};
 use crate::generate::{EndReason, Generator, Report, Settings};
 use crate::model::Model;
 use crate::sample::{Sampler, SamplerConfig};
 use crate::tokenizer::Tokenizer;
+use indicatif::ProgressBar;
 use runtime::{Opened, Runtime};
 
 /// Prompt of the built-in story model if the user gives none.
@@ -51,7 +53,11 @@ pub(super) fn load_model(
         first_use::train_missing(&opened, &runtime, interrupt, terminal)?;
     }
     let Opened { model, tokenizer } = opened;
+    let needs_speeds = !runtime.machine().others.is_empty();
+    let measures = needs_speeds && runtime.known_speeds(&model).is_none();
+    let bar = measures.then(|| progress::timer(terminal, "measuring the devices"));
     let placing = runtime.placing(&model);
+    bar.inspect(ProgressBar::finish_and_clear);
     let n_ctx = runtime.context(&model, &placing);
     let settings = EngineOptions { placing, ..runtime.settings(n_ctx) };
     let engine = runtime.load(&model, settings)?;
@@ -107,19 +113,20 @@ fn continue_prompt(args: &RunArgs, trace: &Trace, terminal: &Terminal) -> Result
     shown.end()?;
     if report.ended == EndReason::ContextFull {
         let help = if args.context_shift {
-            "a smaller --keep lets --context-shift continue"
+            "a smaller --keep lets --context-shift drop tokens"
         } else {
             "--context-shift drops the oldest tokens and continues"
         };
-        terminal
-            .note(&format!("the context of {n_ctx} tokens is full; -c sets a larger one, {help}"));
+        terminal.note(&format!(
+            "the context of {n_ctx} tokens is full; -c sets a larger one, and {help}"
+        ));
     }
     if args.perf || args.json {
         report_perf(args.json, &report, sampler.seed(), Some(load), terminal);
     }
     let tokens = sequence.tokens().to_vec();
     prompt_cache::save(args, &mut engine, &mut sequence, prompt.len())?;
-    engine.close(sequence);
+    drop(sequence);
     if args.auto_profile {
         let used = FinishedRun { tokens: &tokens, took: report.prompt + report.generated };
         let computation = &args.model.placement.computation();
@@ -172,7 +179,7 @@ pub(super) fn list_prompt(
     tokenizer: &Tokenizer,
     terminal: &Terminal,
 ) -> Result<(), Failure> {
-    terminal.note(&format!("{} tokens in the prompt", ids.len()));
+    terminal.note(&format!("{} in the prompt", counted(ids.len(), "token")));
     for &id in ids {
         let piece = tokenizer.piece(id, true).map_err(|e| {
             Failure::new(Exit::Failed, "cannot show the prompt's tokens").caused_by(&e)
@@ -196,7 +203,7 @@ pub(super) fn sampler(
         let banned = tokenizer.eog().iter();
         config.logit_bias.extend(banned.map(|&id| (id, f32::NEG_INFINITY)));
     }
-    Sampler::new(&config, tokenizer.n_vocab()).map_err(|e| Failure::usage(e.to_string()))
+    Sampler::new(&config, tokenizer).map_err(|e| Failure::usage(e.to_string()))
 }
 
 /// The settings of a generation after `n_prompt` tokens, from the flags.
@@ -211,9 +218,9 @@ pub(super) fn settings(args: &RunArgs, n_prompt: usize) -> Settings {
         },
         stops: args.reverse_prompt.clone(),
         end_of_text: !args.sampling.ignore_eos,
-        ends: Vec::new(),
+        end_tokens: Vec::new(),
         special: args.special,
-        written: Vec::new(),
+        written_tokens: Vec::new(),
     }
 }
 
@@ -222,13 +229,16 @@ struct TextOutput {
     output: Output,
     color: bool,
     newline: bool,
+    /// Whether statistics on standard error follow the text.
+    is_reported: bool,
     failed: Option<Failure>,
 }
 
 impl TextOutput {
     fn new(args: &RunArgs, terminal: &Terminal) -> TextOutput {
         let color = terminal.color_stdout() && args.display_prompt;
-        TextOutput { output: Output::stdout(), color, newline: true, failed: None }
+        let is_reported = args.json || args.perf && !terminal.is_quiet();
+        TextOutput { output: Output::stdout(), color, newline: true, is_reported, failed: None }
     }
 
     fn prompt(&mut self, text: &str) -> Result<(), Failure> {
@@ -255,15 +265,22 @@ impl TextOutput {
         }
     }
 
-    /// Ends an open line on a terminal; files and pipes get the text unchanged.
+    /// Ends an open line on a terminal; files and pipes get the text unchanged. Where standard error
+    /// is the same file or pipe, the statistics begin on a new line.
     fn end(&mut self) -> Result<(), Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
         }
-        if !self.newline && std::io::stdout().is_terminal() {
+        let is_terminal = io::stdout().is_terminal();
+        if !self.newline && is_terminal {
             self.output.write("\n")?;
         }
-        self.output.flush()
+        self.output.flush()?;
+        if !self.newline && !is_terminal && self.is_reported && stdout_is_stderr() {
+            // If standard error is closed, the failure cannot be reported anywhere.
+            let _ = writeln!(io::stderr());
+        }
+        Ok(())
     }
 }
 
@@ -306,8 +323,9 @@ pub(super) fn perf_line(report: &Report) -> String {
         format!(" | {:.1} % of the active neurons on devices{exchanged}", 100.0 * share)
     });
     format!(
-        "prompt {} tokens{reused}, {prompt:.1} t/s | generated {} tokens, {generated:.1} t/s{density}{devices}{waits}",
-        report.n_prompt, report.n_generated,
+        "prompt {}{reused}, {prompt:.1} t/s | generated {}, {generated:.1} t/s{density}{devices}{waits}",
+        counted(report.n_prompt, "token"),
+        counted(report.n_generated, "token"),
     )
 }
 

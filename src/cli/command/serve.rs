@@ -25,7 +25,7 @@ const MAX_SPILL_TIME: Duration = Duration::from_secs(10);
 /// Listens, loads the model, and serves until SIGTERM or Ctrl-C.
 ///
 /// # Errors
-/// An address that cannot be used, a model that cannot be loaded.
+/// An address, TLS file or model that cannot be used; a failure of the server.
 pub(crate) fn run(args: &ServeArgs, terminal: &Terminal) -> Result<(), Failure> {
     let interrupt = Interrupt::install_with_termination()?;
     let server = Server::bind(args.config(sink(terminal)))?;

@@ -16,8 +16,8 @@ pub(super) struct Structured {
 }
 
 impl Structured {
-    /// The grammar that the flags select. `ends` are tokens that end a text, in addition to the
-    /// tokenizer's end-of-generation tokens.
+    /// The grammar that the flags select, if any. `ends` are tokens that end a text, in addition to
+    /// the tokenizer's end-of-generation tokens.
     ///
     /// # Errors
     /// A vocabulary or grammar that is not supported.

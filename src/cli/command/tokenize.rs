@@ -8,7 +8,7 @@ use crate::cli::terminal::Terminal;
 /// Prints the tokens of texts, as llama-tokenize does.
 ///
 /// # Errors
-/// The model has no usable vocabulary, or standard output cannot be written.
+/// The model has no usable vocabulary, a text cannot be read, or standard output cannot be written.
 pub(crate) fn run(args: &TokenizeArgs, terminal: &Terminal) -> Result<(), Failure> {
     let texts = args.texts()?;
     let file = runtime::file(args.model.as_deref())?;

@@ -44,6 +44,7 @@ impl Trace {
         let finished = file.lock().unwrap_or_else(PoisonError::into_inner).finish();
         match finished.map_err(|error| write_failure(path, &error))? {
             0 => terminal.note("no step was run, so no trace was written"),
+            1 => terminal.note(&format!("1 step is in the trace '{}'", path.display())),
             n => terminal.note(&format!("{n} steps are in the trace '{}'", path.display())),
         }
         Ok(())

@@ -263,7 +263,7 @@ impl Parser<'_> {
         let digits: String = self.chars[start..self.at].iter().collect();
         match digits.parse() {
             Ok(n) if n <= MAX_REPEATED => Ok(n),
-            _ => self.error(format!("{digits} repetitions, the limit is {MAX_REPEATED}")),
+            _ => self.error(format!("{digits} repetitions; the limit is {MAX_REPEATED}")),
         }
     }
 

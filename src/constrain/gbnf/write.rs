@@ -160,7 +160,7 @@ impl Writer {
     }
 }
 
-/// Whether the expression matches only the empty text.
+/// Whether the expression matches only the empty text, without following references to rules.
 fn is_empty(expr: &Expr) -> bool {
     match expr {
         Expr::Literal(text) => text.is_empty(),

@@ -128,7 +128,6 @@ fn parallel_calls_must_be_enabled() {
     }
 }
 
-/// Two calls as the models' templates write them.
 fn two_calls(format: CallFormat) -> String {
     let one = r#"{"name": "weather", "arguments": {"city": "Rome"}}"#;
     match format {

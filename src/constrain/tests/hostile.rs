@@ -39,7 +39,7 @@ fn nested(open: &str, inner: &str, close: &str, n: usize) -> String {
 }
 
 #[test]
-fn schemas() {
+fn schemas_are_bounded() {
     let mut deep = json!({"type": "integer"});
     for _ in 0..100 {
         deep = json!({"type": "array", "items": deep});
@@ -112,7 +112,7 @@ fn schemas() {
 }
 
 #[test]
-fn regular_expressions() {
+fn regular_expressions_are_bounded() {
     for (name, regex) in [
         ("exponential", "(a|b)*a(a|b){60}".to_owned()),
         ("exponential with a bound", "(a|aa){1,1000}$".to_owned()),
@@ -133,7 +133,7 @@ fn regular_expressions() {
 }
 
 #[test]
-fn gbnf() {
+fn gbnf_is_bounded() {
     let chain = |n: usize| {
         (0..n).fold(String::from("root ::= r0\n"), |text, i| {
             text + &format!("r{i} ::= \"x\" r{}\n", i + 1)
@@ -177,7 +177,7 @@ fn gbnf() {
 }
 
 #[test]
-fn lark() {
+fn lark_is_bounded() {
     for (name, text) in [
         ("deep", format!("start: {}", nested("(", "\"a\"", ")", 50_000))),
         ("deep with line breaks", format!("start: {}", nested("(\n", "\"a\"", "\n)", 5_000))),
@@ -207,7 +207,7 @@ fn lark() {
 }
 
 #[test]
-fn tools() {
+fn tools_are_checked() {
     let tool = |name: &str, parameters: Value| Tool { name: name.into(), parameters };
     let wanted = |tools: Vec<Tool>| {
         Grammar::ToolCalls(ToolCalls {

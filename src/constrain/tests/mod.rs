@@ -18,7 +18,6 @@ use text::tokenizer::{TokenType, Tokenizer, Vocab};
 
 use crate::{Error, Grammar, Limits, Vocabulary};
 
-/// The built-in model's vocabulary.
 static VOCABULARY: LazyLock<Vocabulary> = LazyLock::new(|| vocabulary(&[]));
 
 /// The built-in vocabulary, in which ids from 300 on are these control tokens.

@@ -18,7 +18,6 @@ fn person() -> Value {
     })
 }
 
-/// Schemas with different keywords.
 fn schemas() -> Vec<Value> {
     vec![
         person(),

@@ -69,7 +69,7 @@ fn a_token_does_not_extend_past_the_marker() {
 }
 
 #[test]
-fn reasoning_is_free() {
+fn reasoning_is_not_constrained() {
     let vocabulary = vocabulary(&["<think>", "</think>"]);
     let accepts = |prompt: &str, text: &str| {
         accepts(&vocabulary, vocabulary.after_reasoning(prompt, digits(&vocabulary)), text)

@@ -97,7 +97,7 @@ impl<'a> Build<'a> {
 
     /// Sets the context size and the sizes of [`Build::shape`].
     pub(super) fn sizes(&mut self) -> Result<(), Error> {
-        let n_ctx = self.config.count(CONTEXT, "the context length of the training")?;
+        let n_ctx = self.config.count(CONTEXT, "the context length")?;
         self.set("context_length", n_ctx);
         self.shape()
     }

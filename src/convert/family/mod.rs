@@ -42,10 +42,6 @@ pub fn classes() -> Vec<&'static str> {
     table::ALL.iter().flat_map(|family| family.classes).copied().collect()
 }
 
-/// The family of a checkpoint.
-///
-/// # Errors
-/// An unsupported family.
 pub(super) fn find(config: &Json) -> Result<&'static Family, Error> {
     let named = config.list("architectures")?.and_then(|list| list.first()?.as_str());
     let Some(found) = named else {

@@ -36,7 +36,8 @@ pub(super) fn n_rotated(build: &Build<'_>, default: f32) -> Result<u32, Error> {
     let n_rot = (share * d_head as f32) as u32;
     let is_share = share > 0.0 && share <= 1.0;
     if !is_share || n_rot == 0 || !n_rot.is_multiple_of(2) {
-        let expected = format!("a fraction from 0 to 1, with an even number of {d_head} values");
+        let expected =
+            format!("a fraction up to 1 that gives an even number of the {d_head} values");
         return Err(build.config.wrong_value(keys[0], &expected, share));
     }
     Ok(n_rot)
@@ -181,7 +182,8 @@ fn llama3(config: &Json, scaling: &Json, base: f64, n_rot: u32) -> Result<Vec<f3
     Ok((0..n_rot / 2).map(factor_of).collect())
 }
 
-/// LongRoPE: adds one table of factors for short and one for long contexts, and sets the magnitude.
+/// LongRoPE: adds one table of factors for short and one for long contexts, and sets the original
+/// context length and the magnitude.
 fn longrope(build: &mut Build<'_>, scaling: &Json, n_rot: u32) -> Result<(), Error> {
     for (key, tensor) in
         [("long_factor", "rope_factors_long.weight"), ("short_factor", "rope_factors_short.weight")]

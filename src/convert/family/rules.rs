@@ -12,7 +12,7 @@ pub(crate) struct Rule {
     pub(crate) from: &'static str,
     /// The name in the file; `*` is the layer.
     pub(crate) to: &'static str,
-    pub(crate) how: Transform,
+    pub(crate) transform: Transform,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,11 +48,11 @@ pub(crate) enum Transform {
 }
 
 const fn same_name(from: &'static str, to: &'static str) -> Rule {
-    Rule { from, to, how: Transform::Same }
+    Rule { from, to, transform: Transform::Same }
 }
 
-const fn rule(from: &'static str, to: &'static str, how: Transform) -> Rule {
-    Rule { from, to, how }
+const fn rule(from: &'static str, to: &'static str, transform: Transform) -> Rule {
+    Rule { from, to, transform }
 }
 
 pub(super) const EMBEDDINGS: &[Rule] = &[
@@ -119,7 +119,7 @@ pub(super) const FUSED: &[Rule] = &[
     same_name("layers.*.mlp.gate_up_proj", "blk.*.ffn_up"),
     same_name("layers.*.mlp.down_proj", "blk.*.ffn_down"),
 ];
-pub(super) const LATENT: &[Rule] = &[
+pub(super) const MLA: &[Rule] = &[
     same_name("layers.*.self_attn.q_proj", "blk.*.attn_q"),
     same_name("layers.*.self_attn.kv_a_proj_with_mqa", "blk.*.attn_kv_a_mqa"),
     same_name("layers.*.self_attn.kv_a_layernorm", "blk.*.attn_kv_a_norm"),
@@ -155,7 +155,7 @@ pub(super) const FALCON: &[Rule] = &[
     same_name("word_embeddings", "token_embd"),
     same_name("ln_f", "output_norm"),
     same_name("lm_head", "output"),
-    // Falcon 7B has one norm for attention and feed-forward block, 40B has one for each.
+    // Falcon 7B has one norm for attention and feed-forward block; 40B has one for each.
     same_name("h.*.input_layernorm", "blk.*.attn_norm"),
     same_name("h.*.ln_mlp", "blk.*.attn_norm"),
     same_name("h.*.ln_attn", "blk.*.attn_norm_2"),

@@ -76,7 +76,7 @@ pub(super) const ALL: &[Family] = &[
         arch: "plm",
         classes: &["PLMForCausalLM"],
         activation: "relu2",
-        rules: &[EMBEDDINGS, NORMS, LATENT, UP_DOWN],
+        rules: &[EMBEDDINGS, NORMS, MLA, UP_DOWN],
         keys: plm,
         ..LLAMA
     },

@@ -83,7 +83,7 @@ pub(super) fn layer_types(build: &Build<'_>) -> Result<Option<Vec<bool>>, Error>
     })
 }
 
-/// For each layer, whether the list `key` has a 1; `None` without that setting.
+/// For each layer, whether the list `key` has 1 or `true`; `None` without that setting.
 pub(super) fn layout(build: &Build<'_>, key: &str) -> Result<Option<Vec<bool>>, Error> {
     per_layer(build, key, "0 or 1", |flag| match flag.as_u64() {
         Some(flag @ 0..=1) => Some(flag == 1),

@@ -9,7 +9,7 @@ use crate::Error;
 use crate::config::Json;
 use gguf::Bytes;
 
-/// All tensors of a model by name; their files are mapped, but not yet read.
+/// All tensors of a model by name; their values are mapped, but not yet read.
 #[derive(Debug)]
 pub(crate) struct Checkpoint {
     pub(crate) tensors: BTreeMap<String, Tensor>,

@@ -30,7 +30,7 @@ pub(super) enum Encoding {
     Plain(Format),
     /// 64-bit floats.
     F64,
-    /// Bytes that are not numbers (packed 4-bit weights and their scales).
+    /// Bytes, such as packed 4-bit weights and their scales.
     U8,
     /// Any other type, by name; not usable as a weight.
     Other(&'static str),
@@ -80,8 +80,8 @@ pub(super) struct Tensor {
     pub(super) transposed: bool,
 }
 
-/// Names and shapes (slowest axis first) of the tensors in a checkpoint file: safetensors if the
-/// name `file` says so, otherwise PyTorch's.
+/// Names and shapes (slowest axis first) of the tensors in a checkpoint file: safetensors if `file`
+/// ends in `.safetensors`, otherwise PyTorch's.
 ///
 /// # Errors
 /// Errors in the file.

@@ -18,7 +18,7 @@ const MAX_HEADER: u64 = 100_000_000;
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
     /// The file is shorter than its header.
-    #[error("its header needs {expected} bytes, and the file has {found}")]
+    #[error("its header needs {expected} bytes, but the file has {found}")]
     Truncated {
         /// Size of the header.
         expected: u64,

@@ -51,7 +51,7 @@ fn bpe(json: &Json, model: &Json, pre_name: Option<&str>) -> Result<Vocab, Error
         }
     };
     let mut vocab = Vocab { model: name, pre, ..Vocab::default() };
-    place(&mut vocab, ids.iter().map(|(text, id)| (text.as_str(), id.as_u64())))
+    store_tokens(&mut vocab, ids.iter().map(|(text, id)| (text.as_str(), id.as_u64())))
         .ok_or_else(|| wrong("the id of a token is negative, not an integer, or too large"))?;
     if is_llama {
         scores(&mut vocab, &merges);
@@ -77,7 +77,7 @@ fn merge(value: &Value) -> Option<(String, String)> {
 }
 
 /// Stores tokens at their ids; `None` for an invalid id.
-fn place<'a>(
+fn store_tokens<'a>(
     vocab: &mut Vocab,
     tokens: impl Iterator<Item = (&'a str, Option<u64>)>,
 ) -> Option<()> {
@@ -172,7 +172,7 @@ pub(super) fn read_pair(folder: &Path, pre: Option<&str>) -> Result<Vocab, Error
         Vocab { model: "gpt2", pre: pre.unwrap_or("gpt-2").to_owned(), ..Vocab::default() };
     let wrong =
         |what: &str| Error::Tokenizer { file: ids.file().to_owned(), what: what.to_owned() };
-    place(&mut vocab, ids.entries().map(|(text, id)| (text, id.as_u64())))
+    store_tokens(&mut vocab, ids.entries().map(|(text, id)| (text, id.as_u64())))
         .ok_or_else(|| wrong("the id of a token is negative, not an integer, or too large"))?;
     let path = folder.join("merges.txt");
     let text = text_limited(&path, MAX_MERGES)?;

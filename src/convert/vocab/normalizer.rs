@@ -12,7 +12,7 @@ const MAX_DEPTH: usize = 8;
 const MAX_NOTES: usize = 16;
 
 /// Reads the normaliser: the table of characters to replace, and whether runs of spaces are
-/// merged. Notes list the other steps.
+/// merged. Adds a note for each unsupported step.
 pub(super) fn add(json: &Json, vocab: &mut Vocab) -> Result<(), Error> {
     match json.object("normalizer")? {
         Some(normalizer) => step(json, &Value::Object(normalizer.clone()), 0, vocab),

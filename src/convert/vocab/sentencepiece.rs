@@ -74,7 +74,7 @@ fn parse(bytes: &[u8]) -> Result<Vocab, &'static str> {
         // GGUF readers apply this table only to unigram vocabularies.
         if !vocab.charsmap.is_empty() {
             let n = vocab.charsmap.len();
-            vocab.notes.push(format!("skipped: tokenizer.model's table of characters to replace ({n} bytes), for which GGUF has no key in this kind of tokenizer"));
+            vocab.notes.push(format!("skipped: the normalisation table of tokenizer.model (precompiled_charsmap, {n} bytes): GGUF readers use it only with unigram tokenizers"));
         }
         vocab.charsmap.clear();
         vocab.remove_spaces = None;
@@ -154,7 +154,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn no_bytes_cause_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse(&bytes);
         }
     }

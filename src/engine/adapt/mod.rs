@@ -7,7 +7,7 @@
 //! other's neuron, from host memory. This happens between two steps, so no program reads a
 //! half-filled slot and no spare slot is needed. Packs, programs and shapes stay as they are.
 //! Experts with a ReLU swap neurons within each expert. Other experts swap as a whole, and are
-//! renumbered: the rows of the router are swapped too, so that expert number `g` then refers to
+//! renumbered: the rows of the router are swapped too, so that an expert number then refers to
 //! another expert.
 
 mod refill;
@@ -38,7 +38,6 @@ pub struct ExchangeStats {
     pub last: f64,
 }
 
-/// One layer whose neurons are exchanged.
 #[derive(Debug)]
 struct LayerExchange {
     layer: usize,
@@ -61,18 +60,17 @@ struct ExpertNumbers {
     experts: Vec<u32>,
 }
 
-/// The counts of all layers, and the tokens since the last decision.
 #[derive(Debug)]
 pub(crate) struct NeuronExchange {
     layers: Vec<LayerExchange>,
-    weight: CountedTokens,
+    counted: CountedTokens,
     /// Number of tokens since the last decision.
     n_tokens: usize,
     /// Statistics of the steps since the last decision.
     stats: StepStats,
     effect: Option<ExchangeStats>,
     neurons: u64,
-    /// Buffer for the counts of one layer on one side.
+    /// Buffer for the counts of one layer on one device.
     counts: Vec<f32>,
 }
 
@@ -89,7 +87,7 @@ impl NeuronExchange {
             return false;
         }
         self.n_tokens += n_tokens;
-        self.weight += n_tokens;
+        self.counted += n_tokens;
         self.n_tokens >= DECISION_INTERVAL
     }
 
@@ -123,7 +121,7 @@ impl NeuronExchange {
         seconds: Option<f64>,
     ) -> std::result::Result<Option<NeuronExchange>, String> {
         let Some(needs) = sizing.exchange_needs(placement, seconds) else { return Ok(None) };
-        if needs.most == 0 {
+        if needs.max_neurons == 0 {
             return Ok(None);
         }
         let free = sizing.devices[CPU].memory().ok().and_then(|memory| memory.free);
@@ -142,7 +140,7 @@ impl NeuronExchange {
             layers.map_err(|error| format!("the hot set does not adapt to the text: {error}"))?;
         Ok((!layers.is_empty()).then(|| NeuronExchange {
             layers,
-            weight: CountedTokens::default(),
+            counted: CountedTokens::default(),
             n_tokens: 0,
             stats: StepStats::default(),
             effect: None,
@@ -153,7 +151,7 @@ impl NeuronExchange {
 }
 
 impl LayerExchange {
-    /// `None` if neurons of the layer cannot be exchanged.
+    /// Sets up a layer; `None` if its neurons cannot be exchanged.
     fn new(
         sizing: &Sizing<'_>,
         index: usize,
@@ -200,7 +198,6 @@ impl LayerExchange {
     }
 }
 
-/// A layer after an exchange.
 pub(crate) struct ExchangedLayer {
     pub(crate) layer: usize,
     pub(crate) placed: LayerPlacement,
@@ -250,7 +247,7 @@ impl NeuronExchange {
                 list.iter().zip(&self.counts).for_each(|(&neuron, &n)| at.heat.add(neuron, n));
             }
             let lists = lists.map(|list| &list[..]);
-            let heat = LayerHeat { layer: at.layer, heat: &at.heat, weight: self.weight };
+            let heat = LayerHeat { layer: at.layer, heat: &at.heat, counted: self.counted };
             all.extend(match at.unit {
                 ExchangeUnit::WithinExperts(n) => {
                     exchange::swaps_within_experts(heat, lists, n, &at.bounds)
@@ -261,7 +258,7 @@ impl NeuronExchange {
             });
             most = most.min(at.bounds.max_swaps);
         }
-        self.weight.decay(self.layers.iter_mut().map(|at| &mut at.heat));
+        self.counted.decay(self.layers.iter_mut().map(|at| &mut at.heat));
         let chosen = exchange::best_swaps(all, most);
         let mut changed = Vec::new();
         for swaps in chosen.chunk_by(|a, b| a.layer == b.layer) {

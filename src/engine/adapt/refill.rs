@@ -136,7 +136,7 @@ impl TransposedDown {
     /// # Errors
     /// Read errors of a paged source; [`hal::Error::OutOfMemory`].
     pub(crate) fn new(packed: &PackedFfn, cpu: &Device) -> hal::Result<TransposedDown> {
-        let desc = packed.pack.packed()?;
+        let desc = packed.pack.packed_desc()?;
         let len = plain_size(&desc).unwrap_or_default();
         let booked = cpu.ledger().reserve("transposed down", Bytes(len as u64))?;
         let mut bytes = vec![0; len];

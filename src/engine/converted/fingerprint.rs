@@ -14,8 +14,8 @@ use gguf::{File, Hash};
 const CHUNK: usize = 1 << 20;
 
 /// The checksum of a pack: a hash of the checksums of its chunks, which all threads compute.
-/// Computing it also reads the pack into memory in order.
-pub(super) fn sum(pack: &[u8]) -> u64 {
+/// Computing it also reads the pack into memory.
+pub(super) fn checksum(pack: &[u8]) -> u64 {
     let of_chunk = |chunk: &[u8]| {
         let mut hash = Hash::default();
         hash.add(chunk);
@@ -74,17 +74,17 @@ mod tests {
     #[test]
     fn the_checksum_depends_on_every_chunk_their_order_and_the_length() {
         let bytes: Vec<u8> = (0..3 * CHUNK + 100).map(|i| (i % 251) as u8).collect();
-        let whole = sum(&bytes);
+        let whole = checksum(&bytes);
         for at in [0, 7, CHUNK - 1, CHUNK, 2 * CHUNK + 12_345, bytes.len() - 1] {
             let mut other = bytes.clone();
             other[at] ^= 16;
-            assert_ne!(sum(&other), whole, "byte {at}");
+            assert_ne!(checksum(&other), whole, "byte {at}");
         }
         let mut other = bytes.clone();
         other.rotate_left(CHUNK);
-        assert_ne!(sum(&other), whole);
-        assert_ne!(sum(&bytes[..bytes.len() - 1]), whole);
-        assert_eq!(sum(&bytes.clone()), whole);
-        assert_ne!(sum(&[]), sum(&[0]));
+        assert_ne!(checksum(&other), whole);
+        assert_ne!(checksum(&bytes[..bytes.len() - 1]), whole);
+        assert_eq!(checksum(&bytes.clone()), whole);
+        assert_ne!(checksum(&[]), checksum(&[0]));
     }
 }

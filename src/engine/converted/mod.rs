@@ -1,8 +1,8 @@
 //! The repack cache: weights repacked once in a device's own layout and kept in a file that is
 //! memory-mapped from then on.
 //!
-//! This module names the file of a model, checks whether it is valid, and writes it. The device
-//! makes the contents of packs, `load/` selects the weights, and the command chooses the folder.
+//! This module names the file of a model, checks whether it is valid, and writes it. `load/`
+//! selects the weights, the device packs them, and the command chooses the folder.
 //!
 //! The file is a GGUF container with one byte tensor per pack. It is valid if it lists the same
 //! packs in the same layouts, has the fingerprint of this model, and every pack matches its
@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use hal::{Bytes, HostRows, PackDesc, SharedBytes, StoredPack};
 
-use fingerprint::{fingerprint, sum};
+use fingerprint::{checksum, fingerprint};
 use gguf::{self, File, Hash, Metadata};
 
 const VERSION_KEY: &str = "thermocline.converted.version";
@@ -73,17 +73,18 @@ pub fn size(weights: &[Weight]) -> Bytes {
     weights.iter().map(|weight| Bytes(weight.stored.len as u64)).sum()
 }
 
-/// The file in `folder` for these weights of `model`; `None` for a model that was not read from a
-/// file.
+/// Path of the file in `folder` for these weights of `model`; `None` for a model that was not read
+/// from a file.
 ///
-/// The name depends on the model's path and on the packs, not on the model's contents, so that the
-/// file of a changed model is replaced.
+/// The name depends on the model's path and overlays and on the packs, not on the model's contents,
+/// so that the file of a changed model is replaced.
 #[must_use]
 pub fn path(folder: &Path, model: &File, weights: &[Weight]) -> Option<PathBuf> {
     let first = model.paths().first()?;
     let full = full_path(first);
     let mut hash = Hash::default();
     hash.add(full.as_os_str().as_encoded_bytes());
+    model.overlay_headers().for_each(|header| hash.add(header));
     weights.iter().for_each(|weight| hash.add(weight.description().as_bytes()));
     let stem = first.file_stem()?.to_string_lossy().into_owned();
     Some(folder.join(format!("{stem}-{:08x}{SUFFIX}", hash.finish() as u32)))
@@ -151,7 +152,7 @@ impl RepackFile {
             if tensor.n_bytes() != weight.stored.len as u64 {
                 return Err(StaleFile::Other);
             }
-            if sum(file.bytes(tensor)?) != u64::from_le_bytes(expected) {
+            if checksum(file.bytes(tensor)?) != u64::from_le_bytes(expected) {
                 return Err(StaleFile::Sum { label: weight.label.clone() });
             }
         }

@@ -5,7 +5,7 @@ use std::{fs, io};
 
 use hal::{Bytes, Device};
 
-use super::fingerprint::{fingerprint, sum};
+use super::fingerprint::{checksum, fingerprint};
 use super::{
     FINGERPRINT_KEY, MODEL_KEY, PACKS_KEY, SUMS, VERSION, VERSION_KEY, Weight, files, full_path,
     size,
@@ -72,7 +72,7 @@ pub fn write(
         device.pack_into(&weight.pack, &weight.source, &mut pack)?;
         model.release_rows(&weight.source);
         data.write(&weight.label, &pack)?;
-        sums.extend(sum(&pack).to_le_bytes());
+        sums.extend(checksum(&pack).to_le_bytes());
         done += pack.len() as u64;
         progress(done, total.0);
     }
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_margin_stays_free() {
+    fn some_disk_space_stays_free() {
         let gib = |n: u64| Bytes(n << 30);
         assert!(check_disk(gib(2), Some(gib(3))).is_ok());
         assert!(check_disk(gib(2), None).is_ok());

@@ -24,7 +24,7 @@ impl Loader<'_> {
     ) -> Result<Tensor> {
         let converted = self.sizing.options.converted.as_ref();
         let kept = device
-            .stored(pack, rows)
+            .stored_pack(pack, rows)
             .and_then(|stored| converted.and_then(|packs| packs.find(label, pack, stored)));
         if let Some(bytes) = kept {
             return Ok(device.adopt(pack, bytes)?);
@@ -65,12 +65,12 @@ pub fn to_repack(model: &Model, options: &EngineOptions, device: &Device) -> Vec
     let mode = FfnMode::new(model, options);
     let mut weights = Vec::new();
     let mut add = |label: String, pack: PackDesc, source: &HostRows| {
-        if let Some(stored) = device.stored(&pack, source) {
+        if let Some(stored) = device.stored_pack(&pack, source) {
             weights.push(Weight { label, pack, source: source.clone(), stored });
         }
     };
     for (i, layer) in model.layers.iter().enumerate() {
-        layer.frame.each(&mut |part, rows| {
+        layer.frame.for_each(&mut |part, rows| {
             add(format!("blk.{i}.{part}"), PackDesc::whole(rows.desc()), rows);
         });
         let packs = layer.ffn.iter().flat_map(|ffn| mode.packs(device, ffn, &Neurons::All));

@@ -25,7 +25,6 @@ pub(crate) struct Lane {
     union: Option<Tensor>,
 }
 
-/// Counters of active rows.
 #[derive(Debug)]
 struct RowCounters {
     /// `[n_layer, max n_ff]`.
@@ -43,12 +42,12 @@ pub(crate) struct HeadScratch {
 }
 
 impl Lane {
-    pub(crate) fn new(device: &Device, shape: &ScratchShape, rungs: &[usize]) -> Result<Lane> {
+    pub(crate) fn new(device: &Device, shape: &ScratchShape, buckets: &[usize]) -> Result<Lane> {
         let scratch: Scratch<Tensor> =
             shape.body.try_map(&mut |label, desc| device.alloc(label, *desc))?;
         let mut queue = device.queue("engine")?;
         let mut active = Vec::new();
-        for &n in rungs {
+        for &n in buckets {
             active.push(device.alloc("active", shape.active(n))?);
             queue.reserve(4 * n * shape.n_embd)?;
             queue.reserve(4 * n * shape.n_inputs)?;
@@ -58,7 +57,7 @@ impl Lane {
         queue.reserve(4 * shape.batch.n_words())?;
         let lists = shape.lists.as_ref();
         let lists =
-            lists.map(|lists| RowLists::new(device, &mut queue, lists, rungs)).transpose()?;
+            lists.map(|lists| RowLists::new(device, &mut queue, lists, buckets)).transpose()?;
         let union = shape.union.map(|union| device.alloc("union", union)).transpose()?;
         if let (Some(desc), Some(union)) = (&shape.union, &union) {
             queue.reserve(union_bytes(desc))?;

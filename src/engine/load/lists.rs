@@ -13,7 +13,7 @@ use crate::ops::predict::{Predictor, PredictorData, u32_desc, vector};
 use crate::size::lists::ListShape;
 
 impl Predictor<Tensor> {
-    /// Loads the predictor of a layer onto its home.
+    /// Loads a layer's predictor onto `home`.
     pub(crate) fn import(
         home: &Device,
         layer: usize,
@@ -92,9 +92,9 @@ struct RowList {
 }
 
 impl RowList {
-    fn new(device: &Device, n_ff: usize, n_counts: usize, rungs: &[usize]) -> Result<RowList> {
+    fn new(device: &Device, n_ff: usize, n_counts: usize, buckets: &[usize]) -> Result<RowList> {
         let mut members: Vec<Tensor> = Vec::new();
-        for n_words in ListShape::member_words(rungs) {
+        for n_words in ListShape::member_words(buckets) {
             match members.last() {
                 Some(last) if last.desc().n_cols == n_words => members.push(last.clone()),
                 _ => members.push(device.alloc("members", u32_desc(n_ff, n_words))?),
@@ -107,11 +107,11 @@ impl RowList {
         })
     }
 
-    fn set(&self, count: usize, rung: usize) -> RowSet<Tensor> {
+    fn set(&self, count: usize, bucket: usize) -> RowSet<Tensor> {
         RowSet {
             ids: self.ids.clone(),
             count: self.counts.rows(count..count + 1),
-            members: self.members[rung].clone(),
+            members: self.members[bucket].clone(),
         }
     }
 }
@@ -121,24 +121,24 @@ impl RowLists {
         device: &Device,
         queue: &mut Queue,
         shape: &ListShape,
-        rungs: &[usize],
+        buckets: &[usize],
     ) -> Result<RowLists> {
-        for len in shape.staging(rungs) {
+        for len in shape.staging(buckets) {
             queue.reserve(len)?;
         }
         let absent =
-            shape.shared.then(|| RowList::new(device, shape.n_ff, 1, rungs)).transpose()?;
-        Ok(RowLists { resident: RowList::new(device, shape.n_ff, shape.n_layer, rungs)?, absent })
+            shape.shared.then(|| RowList::new(device, shape.n_ff, 1, buckets)).transpose()?;
+        Ok(RowLists { resident: RowList::new(device, shape.n_ff, shape.n_layer, buckets)?, absent })
     }
 
-    /// The resident rows of `layer` that a step selects; `rung` is the index of its token count.
-    pub(crate) fn resident(&self, layer: usize, rung: usize) -> RowSet<Tensor> {
-        self.resident.set(layer, rung)
+    /// The resident rows of `layer` that a step selects; `bucket` is the index of its token count.
+    pub(crate) fn resident(&self, layer: usize, bucket: usize) -> RowSet<Tensor> {
+        self.resident.set(layer, bucket)
     }
 
     /// The rows on other devices that a step selects; `None` without other devices.
-    pub(crate) fn absent(&self, rung: usize) -> Option<RowSet<Tensor>> {
-        self.absent.as_ref().map(|list| list.set(0, rung))
+    pub(crate) fn absent(&self, bucket: usize) -> Option<RowSet<Tensor>> {
+        self.absent.as_ref().map(|list| list.set(0, bucket))
     }
 
     /// Number of resident rows selected per layer, `[n_layer, 1]`.
@@ -156,22 +156,22 @@ pub(crate) struct ChunkLists {
 }
 
 impl ChunkLists {
-    /// Allocates the list for chunks of `n` neurons, in steps with the token counts `rungs`.
-    pub(crate) fn new(device: &Device, n: usize, rungs: &[usize]) -> Result<ChunkLists> {
+    /// Allocates the list for chunks of `n` neurons, in steps with the token counts `buckets`.
+    pub(crate) fn new(device: &Device, n: usize, buckets: &[usize]) -> Result<ChunkLists> {
         let order: Vec<u32> = (0..n as u32).map(|slot| Slot::Resident(slot).encode()).collect();
         let bytes: Vec<u8> = bytemuck::cast_slice(&order).to_vec();
         let rows = HostRows::new(Source::Owned(Arc::new(bytes)), 1, n, Format::U32)?;
         let slots = device.import("streamed slots", &PackDesc::whole(rows.desc()), &rows)?;
-        Ok(ChunkLists { slots, list: RowList::new(device, n, 1, rungs)? })
+        Ok(ChunkLists { slots, list: RowList::new(device, n, 1, buckets)? })
     }
 
     pub(crate) fn slots(&self) -> Tensor {
         self.slots.clone()
     }
 
-    /// The neurons of a chunk that a step selects; `rung` is the index of its token count.
-    pub(crate) fn set(&self, rung: usize) -> RowSet<Tensor> {
-        self.list.set(0, rung)
+    /// The neurons of a chunk that a step selects; `bucket` is the index of its token count.
+    pub(crate) fn set(&self, bucket: usize) -> RowSet<Tensor> {
+        self.list.set(0, bucket)
     }
 }
 

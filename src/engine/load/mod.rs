@@ -26,7 +26,7 @@ use crate::size::{Sizing, is_used};
 use ffn::FfnTensors;
 use lane::{HeadScratch, Lane};
 
-/// One layer on its home device.
+/// A loaded layer, on its home device except for `remotes`.
 #[derive(Debug)]
 pub(crate) struct Layer {
     pub(crate) frame: Frame<Tensor>,
@@ -64,7 +64,7 @@ pub(crate) struct Head {
 /// A model's weights, caches and scratch on its devices.
 #[derive(Debug)]
 pub(crate) struct LoadedModel {
-    /// One per device of the engine; `None` for an unused device.
+    /// One lane per device of the engine; `None` for an unused device.
     pub(crate) lanes: Vec<Option<Lane>>,
     pub(crate) layers: Vec<Layer>,
     pub(crate) embed: Embedding<Tensor>,
@@ -76,7 +76,6 @@ impl LoadedModel {
         lane(&self.lanes, device)
     }
 
-    /// Clears the counters of active rows.
     pub(crate) fn clear_hits(&mut self) -> Result<()> {
         for lane in self.lanes.iter_mut().flatten() {
             (0..self.layers.len()).try_for_each(|layer| lane.clear_hits(layer))?;
@@ -110,11 +109,11 @@ impl Loader<'_> {
     pub(crate) fn load(&self, placement: &Placement) -> Result<LoadedModel> {
         let sizing = &self.sizing;
         let shape = sizing.scratch();
-        let rungs = sizing.options.ladder();
+        let buckets = sizing.options.buckets();
         let mut lanes = Vec::new();
         for (index, device) in sizing.devices.iter().enumerate() {
             let used = is_used(placement, index);
-            let lane = used.then(|| Lane::new(device, &shape, &rungs)).transpose()?;
+            let lane = used.then(|| Lane::new(device, &shape, &buckets)).transpose()?;
             if lane.is_some() && index != CPU {
                 device.reserve_workspace(sizing.workspace(index))?;
             }

@@ -1,16 +1,18 @@
-//! Observes feed-forward blocks, for profiles and predictors: layer by layer, with separate
-//! programs over the loaded weights. Ordinary programs are not affected.
+//! Observes feed-forward blocks, for profiles and predictors, or the inputs of all weight matrices,
+//! for importance matrices: layer by layer, with separate programs over the loaded weights.
+//! Ordinary programs are not affected.
 //!
 //! Most engines never observe, so memory for it is not reserved at load. The first observed step
 //! makes the programs and reserves their memory in the ledgers of the devices. If a device lacks
 //! the memory, that call fails and the engine still works as before.
 
+mod inputs;
 mod value;
 
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 
-use hal::op::MatMul;
+use hal::op::{MatMul, Op};
 use hal::{Operand, Program, Tensor, TensorDesc};
 
 use placement::{DeviceIndex, LayerPlacement, Neurons, Placement};
@@ -27,8 +29,34 @@ use crate::step::{StepStats, Stepper};
 /// Maximum number of tokens of a step: the values of all neurons are stored for each token.
 const MAX_TOKENS: usize = 64;
 
-/// Callback for observed blocks: gets the index of the layer and the values of its block.
-pub(crate) type Watch<'a> = dyn FnMut(usize, &ObservedBlock<'_>) + 'a;
+pub(crate) use inputs::InputWatch;
+use inputs::{HeadProgram, Piece, SharedProgram, run_pieces};
+pub use inputs::{InputObserver, ObservedInput};
+
+/// The receiver of observed values.
+pub(crate) enum Watch<'a> {
+    /// A callback for blocks: gets the index of the layer and the values of its block.
+    Blocks(&'a mut dyn FnMut(usize, &ObservedBlock<'_>)),
+    /// An observer of the inputs of all weight matrices.
+    Inputs(InputWatch<'a>),
+}
+
+impl<'a> Watch<'a> {
+    /// The observer of inputs; `None` if only blocks are observed.
+    fn inputs(&mut self) -> Option<&mut InputWatch<'a>> {
+        match self {
+            Watch::Blocks(_) => None,
+            Watch::Inputs(watch) => Some(watch),
+        }
+    }
+
+    fn block(&mut self, index: usize, block: &ObservedBlock<'_>) {
+        match self {
+            Watch::Blocks(each) => each(index, block),
+            Watch::Inputs(watch) => watch.block(index, block),
+        }
+    }
+}
 
 /// The values of a feed-forward block for some tokens. Rows are tokens.
 #[derive(Clone, Copy)]
@@ -58,29 +86,36 @@ impl fmt::Debug for ObservedBlock<'_> {
 }
 
 /// Index of the token count whose programs observed steps use: the largest up to [`MAX_TOKENS`].
-pub(crate) fn rung(rungs: &[usize]) -> usize {
-    rungs.iter().rposition(|&n| n <= MAX_TOKENS).unwrap_or(0)
+pub(crate) fn observed_bucket(buckets: &[usize]) -> usize {
+    buckets.iter().rposition(|&n| n <= MAX_TOKENS).unwrap_or(0)
 }
 
 /// The programs of an observed step, and their outputs.
 #[derive(Debug)]
 pub(crate) struct Observers {
-    rung: usize,
+    bucket: usize,
     /// Number of tokens of a step, padding included.
     n: usize,
+    /// Whether the programs are cut for reading the inputs of all matrices.
+    inputs: bool,
     embed: Program,
     layers: Vec<LayerPrograms>,
+    head: Option<HeadProgram>,
     host: HostBuffers,
 }
 
 #[derive(Debug)]
 struct LayerPrograms {
     home: DeviceIndex,
-    /// The ops up to the input of the block; `None` if there are none.
-    before: Option<Program>,
+    /// The ops up to the input of the block.
+    before: Vec<Piece>,
     shares: Vec<ShareProgram>,
-    /// The block and the ops after it; `None` if there are none.
-    after: Option<Program>,
+    /// Gate and up of the shared expert, if the inputs of its matrices are observed.
+    shared: Option<SharedProgram>,
+    /// The block; `None` in a layer without one.
+    block: Option<Program>,
+    /// The ops after the block.
+    after: Vec<Piece>,
     /// The file's expert for each column of the router's weights, if whole experts were exchanged.
     experts: Option<Vec<u32>>,
 }
@@ -115,28 +150,36 @@ struct HostBuffers {
 
 impl Observers {
     /// Records the programs for `loaded`, which was placed by `placement`. `experts` returns the
-    /// file's expert for each expert number of a layer, if experts were exchanged.
+    /// file's expert for each expert number of a layer, if experts were exchanged. `inputs` selects
+    /// the inputs of all weight matrices instead of the blocks.
     pub(crate) fn new<'a>(
         recording: &Recording<'_>,
         loaded: &LoadedModel,
         placement: &Placement,
-        rungs: &[usize],
+        buckets: &[usize],
         experts: &dyn Fn(usize) -> Option<&'a [u32]>,
+        inputs: bool,
     ) -> Result<Observers> {
-        let rung = rung(rungs);
-        let n = rungs[rung];
+        let bucket = observed_bucket(buckets);
+        let n = buckets[bucket];
         let first = loaded.lane(placement.embed);
         let mut recorder = first.device.record("observed embedding");
         recording.embed(&mut recorder, first, &view(&first.scratch, n))?;
         let embed = recorder.finish()?;
         let mut layer_recorder =
-            ProgramRecorder { recording, loaded, rung, n, products: Vec::new() };
+            ProgramRecorder { recording, loaded, bucket, n, inputs, products: Vec::new() };
         let mut layers = Vec::new();
         for (index, placed) in placement.layers.iter().enumerate() {
             let experts = experts(index).map(<[u32]>::to_vec);
             layers.push(LayerPrograms { experts, ..layer_recorder.layer(index, placed)? });
         }
-        Ok(Observers { rung, n, embed, layers, host: HostBuffers::default() })
+        let head = layer_recorder.head_program()?;
+        Ok(Observers { bucket, n, inputs, embed, layers, head, host: HostBuffers::default() })
+    }
+
+    /// Whether the programs observe the inputs of all weight matrices.
+    pub(crate) fn observes_inputs(&self) -> bool {
+        self.inputs
     }
 }
 
@@ -144,8 +187,9 @@ impl Observers {
 struct ProgramRecorder<'a> {
     recording: &'a Recording<'a>,
     loaded: &'a LoadedModel,
-    rung: usize,
+    bucket: usize,
     n: usize,
+    inputs: bool,
     /// Buffers allocated so far. Shares of the same size on one device use the same buffers one
     /// after the other.
     products: Vec<(DeviceIndex, Products)>,
@@ -153,24 +197,25 @@ struct ProgramRecorder<'a> {
 
 impl ProgramRecorder<'_> {
     fn layer(&mut self, index: usize, placed: &LayerPlacement) -> Result<LayerPrograms> {
-        let ProgramRecorder { recording, loaded, rung, n, .. } = *self;
+        let ProgramRecorder { recording, loaded, bucket, n, .. } = *self;
         let layer = &loaded.layers[index];
         let home = loaded.lane(placed.home);
         let scratch = view(&home.scratch, n);
-        let mut before = home.device.record(&format!("observed layer {index}"));
-        let ops = recording.layer_ops(home, rung, &scratch, index, None).before_neurons();
-        let has_before = !ops.is_empty();
-        ops.into_iter().try_for_each(|op| before.push(op))?;
-        let mut after = home.device.record(&format!("neurons of observed layer {index}"));
-        let mailbox = layer.mailbox.as_ref().map(|mailbox| after.mailbox(mailbox));
+        let label = format!("observed layer {index}");
+        let ops = recording.layer_ops(home, bucket, &scratch, index, None);
+        let before = self.pieces(index, home, &label, ops.before_neurons())?;
+        let after = self.pieces(index, home, &label, ops.after_neurons())?;
+        let mut block = home.device.record(&format!("neurons of observed layer {index}"));
+        let mailbox = layer.mailbox.as_ref().map(|mailbox| block.mailbox(mailbox));
         let mailbox = mailbox.transpose()?;
-        let ops = recording.layer_ops(home, rung, &scratch, index, mailbox).ops_after_attention();
-        let has_after = !ops.is_empty();
-        ops.into_iter().try_for_each(|op| after.push(op))?;
+        let ops: Vec<Op<Tensor>> =
+            recording.layer_ops(home, bucket, &scratch, index, mailbox).neurons_alone();
+        let has_block = !ops.is_empty();
+        ops.into_iter().try_for_each(|op| block.push(op))?;
+        let block = has_block.then(|| block.finish()).transpose()?;
         let shares = self.shares(index, placed)?;
-        let before = has_before.then(|| before.finish()).transpose()?;
-        let after = has_after.then(|| after.finish()).transpose()?;
-        Ok(LayerPrograms { home: placed.home, before, shares, after, experts: None })
+        let shared = self.shared_program(index, placed.home)?;
+        Ok(LayerPrograms { home: placed.home, before, shares, shared, block, after, experts: None })
     }
 
     fn shares(&mut self, index: usize, placed: &LayerPlacement) -> Result<Vec<ShareProgram>> {
@@ -246,17 +291,17 @@ impl Observers {
         programs.experts = experts;
     }
 
-    /// Runs a step over `arena.facts` and passes the values of every feed-forward block to `each`.
+    /// Runs a step over `arena.facts` and passes the observed values to `watch`.
     pub(crate) fn step(
         &mut self,
         stepper: &mut Stepper,
         arena: &mut StepArena,
         interrupt: &AtomicBool,
-        each: &mut Watch<'_>,
+        watch: &mut Watch<'_>,
     ) -> Result<StepStats> {
         let n = arena.facts.tokens.len();
         let mut at = stepper.first_device();
-        let mut step = stepper.begin_counted(arena, interrupt, self.rung)?;
+        let mut step = stepper.begin_counted(arena, interrupt, self.bucket)?;
         let run = |device, program| StepProgram { device, program, handed: &[], works: &[] };
         run(at, &self.embed).replay(&mut step)?;
         for (index, layer) in self.layers.iter().enumerate() {
@@ -264,21 +309,27 @@ impl Observers {
             step.copy_residual(at, device)?;
             step.copy_per_layer_embeddings(at, device)?;
             at = device;
-            if let Some(program) = &layer.before {
-                run(device, program).replay(&mut step)?;
-            }
+            run_pieces(&layer.before, device, &mut step, watch.inputs())?;
             // A layer without neurons has nothing to observe.
             let sizes = &step.arena.sizes;
             if sizes.blocks[index].n_ff > 0 {
                 let at = ObservedLayer { layer, block: sizes.blocks[index], n_embd: sizes.n_embd };
                 self.host.read_layer(step.lanes, &at, self.n, sizes.n_expert)?;
-                each(index, &self.host.observed(n, &at));
+                watch.block(index, &self.host.observed(n, &at));
+            }
+            if let (Some(shared), Some(watch)) = (&layer.shared, watch.inputs()) {
+                shared.run(lane_mut(step.lanes, device), n, watch)?;
             }
             step.check_interrupt()?;
-            let Some(program) = &layer.after else { continue };
-            StepProgram { handed: &[index], ..run(device, program) }.replay(&mut step)?;
+            if let Some(program) = &layer.block {
+                StepProgram { handed: &[index], ..run(device, program) }.replay(&mut step)?;
+            }
+            run_pieces(&layer.after, device, &mut step, watch.inputs())?;
         }
-        stepper.count(self.rung, n, arena)
+        if let (Some(head), Some(watch)) = (&self.head, watch.inputs()) {
+            head.run(at, &mut step, watch)?;
+        }
+        stepper.count(self.bucket, n, arena)
     }
 }
 

@@ -7,14 +7,20 @@ use model::Model;
 use super::ObservedBlock;
 
 impl ObservedBlock<'_> {
-    /// Writes the neurons' values to `out`, `[n_tokens, n_ff]`: the factors of down's rows,
-    /// multiplied by the router's weights. Accurate to about six digits.
-    pub fn values(&self, model: &Model, out: &mut Vec<f32>) {
+    /// Writes the inputs of down to `out`, `[n_tokens, n_ff]`: the activations of the neurons.
+    /// Accurate to about six digits.
+    pub fn down_inputs(&self, model: &Model, out: &mut Vec<f32>) {
         let (kind, activation) = (model.ffn_kind, model.activation);
         let tests = self.gate.unwrap_or(self.up);
         let each = |(&test, &up): (&f32, &f32)| neuron(kind, activation, test, up);
         out.clear();
         out.extend(tests.iter().zip(self.up).map(each));
+    }
+
+    /// Writes the neurons' values to `out`, `[n_tokens, n_ff]`: [`ObservedBlock::down_inputs`],
+    /// multiplied by the router's weights.
+    pub fn values(&self, model: &Model, out: &mut Vec<f32>) {
+        self.down_inputs(model, out);
         let Some(weights) = self.weights.filter(|weights| !weights.is_empty()) else { return };
         // Every expert has the same number of neurons; for each token, the values are ordered by
         // expert.

@@ -101,8 +101,23 @@ pub(crate) fn matmul<T: Operand>(by: &Affine<T>, x: &T, y: &T) -> Op<T> {
     MatMul { w: by.w.clone(), x: x.clone(), bias: by.bias.clone(), y: y.clone() }.into()
 }
 
+/// The matrices of a shared expert as a block without experts.
+pub(crate) fn shared_share<T: Clone>(shared: &SharedExpert<T>) -> FfnShare<T> {
+    let SharedExpert { gate, up, down, .. } = shared.clone();
+    FfnShare {
+        gate: Some(gate.w),
+        up: up.w,
+        down: down.w,
+        bias_gate: gate.bias,
+        bias_up: up.bias,
+        bias_down: down.bias,
+        threshold: None,
+        experts: None,
+        orientation: Down::AcrossNeurons,
+    }
+}
+
 impl<T: Operand> LayerOps<'_, T> {
-    /// All ops of the layer, in order.
     pub(crate) fn all_ops(self) -> Vec<Op<T>> {
         let mut ops = self.before_neurons();
         ops.extend(self.ops_after_attention());
@@ -288,18 +303,7 @@ impl<T: Operand> LayerOps<'_, T> {
             union: None,
             accumulate,
         };
-        let SharedExpert { gate, up, down, .. } = shared.clone();
-        let share = FfnShare {
-            gate: Some(gate.w),
-            up: up.w,
-            down: down.w,
-            bias_gate: gate.bias,
-            bias_up: up.bias,
-            bias_down: down.bias,
-            threshold: None,
-            experts,
-            orientation: Down::AcrossNeurons,
-        };
+        let share = FfnShare { experts, ..shared_share(shared) };
         ops.push(self.mode.op(&share, Rows::All, place).into());
     }
 

@@ -35,7 +35,6 @@ impl<T> Memory<T> {
         }
     }
 
-    /// The layer's own KV cache; `None` if it has none.
     pub(crate) fn own_kv(&self) -> Option<&KvCache<T>> {
         match self {
             Memory::Kv(cache) => Some(cache),
@@ -62,7 +61,6 @@ impl<T> Memory<T> {
     }
 }
 
-/// The shapes of a layer's mixer.
 pub(crate) fn shapes(layer: &LayerWeights) -> Mixer<TensorDesc> {
     layer.frame.map(&mut HostRows::desc).mixer
 }
@@ -351,7 +349,7 @@ impl<T: Operand> LayerOps<'_, T> {
         let (k, v) = (s.at(Role::Key, sizes.n_k()), s.at(Role::Value, sizes.n_v()));
         let AttentionSizes { n_head, n_rot, d_head, d_value, .. } = *sizes;
         let n_unrotated = d_head - n_rot;
-        let n_per_expert = n_unrotated + d_value;
+        let n_per_head = n_unrotated + d_value;
         ops.push(matmul(&by.kv_a_proj, &s.h, latent));
         ops.push(self.norm(latent, &by.kv_a_norm, normed));
         ops.push(matmul(&by.k_rope, &s.h, k_rope));
@@ -362,8 +360,8 @@ impl<T: Operand> LayerOps<'_, T> {
             ops.push(CopyHeads { x, y, n_head, width, from, to }.into());
         };
         let to_key = |first| columns(first, d_head);
-        copy(expanded, columns(0, n_per_expert), k, to_key(0), n_unrotated);
+        copy(expanded, columns(0, n_per_head), k, to_key(0), n_unrotated);
         copy(k_rope, columns(0, 0), k, to_key(n_unrotated), n_rot);
-        copy(expanded, columns(n_unrotated, n_per_expert), v, columns(0, d_value), d_value);
+        copy(expanded, columns(n_unrotated, n_per_head), v, columns(0, d_value), d_value);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hal::format::Format;
-use hal::op::{Hidden, Predict};
+use hal::op::{HiddenActivation, Predict};
 use hal::{HostRows, Operand, RowSet, Source, TensorDesc};
 
 use model::chooser::LayerPredictor;
@@ -38,7 +38,7 @@ pub(crate) struct PredictorData<'a> {
     pub(crate) fc2: &'a HostRows,
     pub(crate) bias: Option<&'a [f32]>,
     pub(crate) threshold: f32,
-    pub(crate) hidden: Hidden,
+    pub(crate) hidden: HiddenActivation,
     pub(crate) input: Input,
 }
 
@@ -47,7 +47,7 @@ impl<'a> PredictorData<'a> {
     /// `threshold`.
     pub(crate) fn of_file(weights: &'a model::Predictor, threshold: f32) -> PredictorData<'a> {
         let model::Predictor { fc1, fc2 } = weights;
-        let (hidden, input) = (Hidden::Relu, Input::OfFile);
+        let (hidden, input) = (HiddenActivation::Relu, Input::OfFile);
         PredictorData { fc1: Some(fc1), fc2, bias: None, threshold, hidden, input }
     }
 
@@ -55,7 +55,7 @@ impl<'a> PredictorData<'a> {
     pub(crate) fn trained(layer: &'a LayerPredictor, target: f32) -> PredictorData<'a> {
         let threshold = layer.threshold(target);
         let LayerPredictor { fc1, fc2, bias, .. } = layer;
-        let (hidden, input) = (Hidden::Linear, Input::Normed);
+        let (hidden, input) = (HiddenActivation::Linear, Input::Normed);
         PredictorData { fc1: fc1.as_ref(), fc2, bias: Some(bias), threshold, hidden, input }
     }
 }
@@ -70,7 +70,7 @@ pub(crate) struct Predictor<T> {
     /// `[1, n_ff]`: the slot of each neuron, resident or absent.
     pub(crate) slots: T,
     pub(crate) threshold: f32,
-    pub(crate) hidden: Hidden,
+    pub(crate) hidden: HiddenActivation,
     /// Which activations the op reads.
     pub(crate) input: Input,
 }
@@ -99,7 +99,7 @@ impl<T: Clone> Predictor<T> {
 }
 
 impl<T: Operand> Predictor<T> {
-    /// The op for its input `x`.
+    /// The op over the input `x`.
     pub(crate) fn op(&self, x: T, resident: RowSet<T>, absent: Option<RowSet<T>>) -> Predict<T> {
         let Predictor { fc1, fc2, bias, slots, threshold, hidden, .. } = self.clone();
         Predict { x, fc1, fc2, bias, slots, resident, absent, threshold, hidden }

@@ -23,24 +23,24 @@ use crate::options::EngineOptions;
 use crate::size::Sizing;
 use crate::timeline::Work;
 
-/// Programs for the same work with several token counts, ascending.
+/// Programs for the same work, one for each token count, ascending.
 #[derive(Debug, Default)]
-pub(crate) struct Ladder {
-    rungs: Vec<(usize, Program)>,
+pub(crate) struct BucketPrograms {
+    programs: Vec<(usize, Program)>,
 }
 
-impl Ladder {
+impl BucketPrograms {
     /// The smallest program for at least `n` tokens; `None` if all are for fewer.
     pub(crate) fn at_least(&self, n: usize) -> Option<&Program> {
-        self.rungs.iter().find(|(size, _)| *size >= n).map(|(_, program)| program)
+        self.programs.iter().find(|(size, _)| *size >= n).map(|(_, program)| program)
     }
 
-    pub(crate) fn slow(&self) -> impl Iterator<Item = &String> {
-        self.rungs.iter().flat_map(|(_, program)| program.slow())
+    pub(crate) fn slow_reasons(&self) -> impl Iterator<Item = &String> {
+        self.programs.iter().flat_map(|(_, program)| program.slow_reasons())
     }
 }
 
-/// Consecutive layers with one home.
+/// The programs of consecutive layers with one home.
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub(crate) device: DeviceIndex,
@@ -48,14 +48,14 @@ pub(crate) struct Segment {
     pub(crate) handed: Vec<usize>,
     /// The work of each timed span of the programs.
     pub(crate) works: Vec<Work>,
-    pub(crate) programs: Ladder,
+    pub(crate) programs: BucketPrograms,
     /// For each token count at which weights are streamed: the legs that replace the program.
     pub(crate) legs: Vec<(usize, Vec<Leg>)>,
     /// The device that weights are streamed to between legs.
     pub(crate) via: DeviceIndex,
 }
 
-/// A part of a segment between two streamed layers, as one program.
+/// The program of a segment up to, between or after its streamed layers.
 #[derive(Debug)]
 pub(crate) struct Leg {
     pub(crate) program: Program,
@@ -71,15 +71,15 @@ pub(crate) struct Leg {
 #[derive(Debug)]
 pub(crate) struct Programs {
     pub(crate) segments: Vec<Segment>,
-    /// Per layer, the programs of each of its remotes.
-    pub(crate) remotes: Vec<Vec<Ladder>>,
-    /// One program per number of outputs.
-    pub(crate) head: Ladder,
+    /// For each layer, the programs of its shares on other devices.
+    pub(crate) remotes: Vec<Vec<BucketPrograms>>,
+    /// Programs by number of outputs.
+    pub(crate) head: BucketPrograms,
 }
 
 impl Programs {
     /// All programs except the legs.
-    pub(crate) fn ladders(&self) -> impl Iterator<Item = &Ladder> {
+    pub(crate) fn bucket_programs(&self) -> impl Iterator<Item = &BucketPrograms> {
         let segments = self.segments.iter().map(|segment| &segment.programs);
         segments.chain([&self.head]).chain(self.remotes.iter().flatten())
     }
@@ -125,7 +125,7 @@ pub(crate) struct Recording<'a> {
     mode: FfnMode,
     options: &'a EngineOptions,
     /// Token counts that programs are recorded for, ascending.
-    rungs: &'a [usize],
+    buckets: &'a [usize],
     loaded: &'a LoadedModel,
 }
 
@@ -137,11 +137,15 @@ pub(crate) fn view(scratch: &Scratch<Tensor>, n: usize) -> Scratch<Tensor> {
 impl<'a> Recording<'a> {
     pub(crate) fn new(
         sizing: &Sizing<'a>,
-        rungs: &'a [usize],
+        buckets: &'a [usize],
         loaded: &'a LoadedModel,
     ) -> Recording<'a> {
         let Sizing { model, mode, options, .. } = *sizing;
-        Recording { model, mode, options, rungs, loaded }
+        Recording { model, mode, options, buckets, loaded }
+    }
+
+    pub(crate) fn model(&self) -> &'a Model {
+        self.model
     }
 
     pub(crate) fn n_ff(&self, layer: usize) -> usize {
@@ -168,30 +172,30 @@ impl<'a> Recording<'a> {
         let mut remotes = Vec::new();
         for (index, layer) in self.loaded.layers.iter().enumerate() {
             let listed = layer.predictor.is_some();
-            let ladders = layer.remotes.iter().map(|remote| self.remote(index, remote, listed));
-            remotes.push(ladders.collect::<Result<_>>()?);
+            let shares = layer.remotes.iter().map(|remote| self.remote(index, remote, listed));
+            remotes.push(shares.collect::<Result<_>>()?);
         }
-        Ok(Programs { segments, remotes, head: Ladder::default() })
+        Ok(Programs { segments, remotes, head: BucketPrograms::default() })
     }
 
     /// Records a program for each token count, the largest first, so that the largest workspace is
     /// allocated first and shared.
-    fn ladder(
+    fn record_buckets(
         &self,
-        rungs: &[usize],
+        buckets: &[usize],
         mut record: impl FnMut(usize, usize) -> Result<Program>,
-    ) -> Result<Ladder> {
-        let mut ladder = Ladder::default();
-        for (index, &n) in rungs.iter().enumerate().rev() {
-            ladder.rungs.push((n, record(index, n)?));
+    ) -> Result<BucketPrograms> {
+        let mut recorded = BucketPrograms::default();
+        for (index, &n) in buckets.iter().enumerate().rev() {
+            recorded.programs.push((n, record(index, n)?));
         }
-        ladder.rungs.reverse();
-        Ok(ladder)
+        recorded.programs.reverse();
+        Ok(recorded)
     }
 
     /// The recorded token counts of at least `from`.
-    pub(crate) fn rungs_from(&self, from: usize) -> &[usize] {
-        &self.rungs[self.rungs.partition_point(|&n| n < from)..]
+    pub(crate) fn buckets_from(&self, from: usize) -> &[usize] {
+        &self.buckets[self.buckets.partition_point(|&n| n < from)..]
     }
 
     /// Records the programs over a chunk in the slots of `share`, for token counts of at least
@@ -205,17 +209,17 @@ impl<'a> Recording<'a> {
         share: &FfnTensors,
         listed: Option<(&Predictor<Tensor>, &ChunkLists)>,
         adds: bool,
-    ) -> Result<Ladder> {
-        let rungs = self.rungs_from(from);
-        let first = self.rungs.len() - rungs.len();
+    ) -> Result<BucketPrograms> {
+        let buckets = self.buckets_from(from);
+        let first = self.buckets.len() - buckets.len();
         let model = self.model;
         let n_layer = model.hyper.n_layer;
-        self.ladder(rungs, |rung, n| {
+        self.record_buckets(buckets, |bucket, n| {
             let mut recorder = lane.device.record(&format!("chunk x {n}"));
             let s = view(&lane.scratch, n);
             let mut rows = Rows::All;
             if let Some((predictor, lists)) = listed {
-                let (x, set) = (predictor_input(model, predictor, &s).clone(), lists.set(rung));
+                let (x, set) = (predictor_input(model, predictor, &s).clone(), lists.set(bucket));
                 recorder.push(predictor.op(x, set.clone(), None))?;
                 rows = Rows::Active(set);
             }
@@ -223,7 +227,7 @@ impl<'a> Recording<'a> {
                 x: s.h,
                 weights: s.weights.filter(|_| share.experts.is_some()),
                 y: s.y,
-                active: lane.active[first + rung].rows(n_layer..n_layer + 1),
+                active: lane.active[first + bucket].rows(n_layer..n_layer + 1),
                 hits: None,
                 union: None,
                 accumulate: adds,
@@ -247,7 +251,7 @@ impl<'a> Recording<'a> {
     pub(crate) fn layer_ops<'b>(
         &self,
         lane: &'b Lane,
-        rung: usize,
+        bucket: usize,
         scratch: &'b Scratch<Tensor>,
         index: usize,
         mailbox: Option<usize>,
@@ -269,25 +273,25 @@ impl<'a> Recording<'a> {
             own: layer.own.as_ref(),
             scratch,
             batch: &lane.batch,
-            active: lane.active[rung].rows(index..index + 1),
-            hits: lane.hits(index, self.rungs[rung]),
-            union: lane.union(index, self.rungs[rung]),
-            resident: lists.map(|lists| lists.resident(index, rung)),
-            absent: lists.filter(|_| !layer.remotes.is_empty()).and_then(|l| l.absent(rung)),
+            active: lane.active[bucket].rows(index..index + 1),
+            hits: lane.hits(index, self.buckets[bucket]),
+            union: lane.union(index, self.buckets[bucket]),
+            resident: lists.map(|lists| lists.resident(index, bucket)),
+            absent: lists.filter(|_| !layer.remotes.is_empty()).and_then(|l| l.absent(bucket)),
             mailbox,
         }
     }
 
     /// Records the programs of a share on a device other than the home: from its input `handed` to
     /// its output `y`.
-    fn remote(&self, layer: usize, remote: &RemoteShare, listed: bool) -> Result<Ladder> {
+    fn remote(&self, layer: usize, remote: &RemoteShare, listed: bool) -> Result<BucketPrograms> {
         let lane = self.loaded.lane(remote.device);
         let lists = lane.lists.as_ref().filter(|_| listed);
-        self.ladder(self.rungs, |rung, n| {
+        self.record_buckets(self.buckets, |bucket, n| {
             let mut recorder = lane.device.record(&format!("share of layer {layer} x {n}"));
             let s = view(&lane.scratch, n);
-            let active = lane.active[rung].rows(layer..layer + 1);
-            let rows = lists.map_or(Rows::All, |lists| Rows::Active(lists.resident(layer, rung)));
+            let active = lane.active[bucket].rows(layer..layer + 1);
+            let rows = lists.map_or(Rows::All, |lists| Rows::Active(lists.resident(layer, bucket)));
             let x = s.handed;
             let weights = s.weights.filter(|_| remote.ffn.experts.is_some());
             let (hits, union) = (lane.hits(layer, n), lane.union(layer, n));
@@ -298,13 +302,14 @@ impl<'a> Recording<'a> {
     }
 
     /// Records the head (gather, norm, logits) for several numbers of outputs.
-    fn head(&self) -> Result<Ladder> {
+    fn head(&self) -> Result<BucketPrograms> {
         let head = &self.loaded.head;
         let lane = self.loaded.lane(head.device);
         let max_out = self.options.max_out();
-        let mut rungs: Vec<usize> = self.rungs.iter().copied().filter(|&n| n < max_out).collect();
-        rungs.push(max_out);
-        self.ladder(&rungs, |_, n| {
+        let mut buckets: Vec<usize> =
+            self.buckets.iter().copied().filter(|&n| n < max_out).collect();
+        buckets.push(max_out);
+        self.record_buckets(&buckets, |_, n| {
             let mut recorder = lane.device.record(&format!("head x {n}"));
             let s = &head.scratch;
             let (chosen, normed) = (s.chosen.rows(0..n), s.normed.rows(0..n));

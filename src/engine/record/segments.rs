@@ -34,7 +34,7 @@ impl TimedRecorder {
     /// Starts the next timed span.
     fn begin(&mut self, work: Work) {
         if !self.works.is_empty() {
-            self.recorder.part();
+            self.recorder.begin_part();
         }
         self.works.push(work);
     }
@@ -83,15 +83,15 @@ impl Recording<'_> {
         let handed = run.layers.clone().filter(|&i| layers[i].mailbox.is_some()).collect();
         let streamed = streamed.iter().find(|to| run.layers.clone().any(|i| to.has(i)));
         let via = streamed.map_or(run.device, |to| to.device);
-        let n_whole =
-            streamed.map_or(self.rungs.len(), |to| self.rungs.partition_point(|&n| n < to.from));
+        let n_whole = streamed
+            .map_or(self.buckets.len(), |to| self.buckets.partition_point(|&n| n < to.from));
         let mut legs = Vec::new();
-        for (rung, &n) in self.rungs.iter().enumerate().skip(n_whole).rev() {
+        for (bucket, &n) in self.buckets.iter().enumerate().skip(n_whole).rev() {
             let Some(streamed) = streamed else { break };
-            legs.push((n, self.legs(run, streamed, rung)?));
+            legs.push((n, self.legs(run, streamed, bucket)?));
         }
         let mut works = Vec::new();
-        let programs = self.ladder(&self.rungs[..n_whole], |rung, n| {
+        let programs = self.record_buckets(&self.buckets[..n_whole], |bucket, n| {
             let mut timed = TimedRecorder::new(lane, &format!("segment {number} x {n}"));
             let scratch = view(&lane.scratch, n);
             if run.embeds {
@@ -99,7 +99,7 @@ impl Recording<'_> {
                 self.embed(&mut timed.recorder, lane, &scratch)?;
             }
             for index in run.layers.clone() {
-                self.layer(&mut timed, lane, rung, &scratch, index)?;
+                self.layer(&mut timed, lane, bucket, &scratch, index)?;
             }
             let (program, spans) = timed.finish()?;
             works = spans;
@@ -110,8 +110,8 @@ impl Recording<'_> {
 
     /// Records a segment for a token count at which weights are streamed. It is cut in each
     /// streamed layer, before the ops that follow the feed-forward block.
-    fn legs(&self, run: &LayerRun, streamed: &StreamedLayers, rung: usize) -> Result<Vec<Leg>> {
-        let n = self.rungs[rung];
+    fn legs(&self, run: &LayerRun, streamed: &StreamedLayers, bucket: usize) -> Result<Vec<Leg>> {
+        let n = self.buckets[bucket];
         let lane = self.loaded.lane(run.device);
         let scratch = view(&lane.scratch, n);
         let begin = |number: usize| TimedRecorder::new(lane, &format!("leg {number} x {n}"));
@@ -124,10 +124,10 @@ impl Recording<'_> {
         for index in run.layers.clone() {
             if !streamed.has(index) {
                 handed.extend(self.loaded.layers[index].mailbox.is_some().then_some(index));
-                self.layer(&mut timed, lane, rung, &scratch, index)?;
+                self.layer(&mut timed, lane, bucket, &scratch, index)?;
                 continue;
             }
-            let mut ops = self.layer_ops(lane, rung, &scratch, index, None);
+            let mut ops = self.layer_ops(lane, bucket, &scratch, index, None);
             if streamed.is_whole(index) {
                 ops.own = None;
             }
@@ -150,13 +150,13 @@ impl Recording<'_> {
         &self,
         timed: &mut TimedRecorder,
         lane: &Lane,
-        rung: usize,
+        bucket: usize,
         scratch: &Scratch<Tensor>,
         index: usize,
     ) -> Result<()> {
         let mailbox = self.loaded.layers[index].mailbox.as_ref();
         let mailbox = mailbox.map(|mailbox| timed.recorder.mailbox(mailbox)).transpose()?;
-        let ops = self.layer_ops(lane, rung, scratch, index, mailbox);
+        let ops = self.layer_ops(lane, bucket, scratch, index, mailbox);
         if ops.facts.ffn.is_none() {
             let all = ops.all_ops();
             if !all.is_empty() {

@@ -70,7 +70,7 @@ impl StepArena {
         }
     }
 
-    /// Adds the neurons of all layers for `n_tokens` tokens whose active neurons were counted.
+    /// Adds `n_tokens` times the neurons of each layer to its activity.
     pub(crate) fn count_neurons(&mut self, n_tokens: usize) {
         for (activity, block) in self.activity.iter_mut().zip(&self.sizes.blocks) {
             activity.neurons += ((block.n_ff + block.n_shared) * n_tokens) as f64;
@@ -100,10 +100,9 @@ pub struct LayerActivity {
     pub neurons: f64,
 }
 
-/// Sizes that every step needs.
 #[derive(Clone, Debug)]
 pub(crate) struct StepSizes {
-    pub(crate) rungs: Vec<usize>,
+    pub(crate) buckets: Vec<usize>,
     pub(crate) n_blocks: usize,
     pub(crate) n_vocab: usize,
     pub(crate) n_embd: usize,
@@ -117,14 +116,13 @@ pub(crate) struct StepSizes {
     pub(crate) n_expert: usize,
 }
 
-/// Sizes of the feed-forward block of a layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockSizes {
     /// Number of neurons; 0 without a block.
     pub(crate) n_ff: usize,
     /// Number of experts; 0 in a dense block.
     pub(crate) n_expert: usize,
-    /// Neurons of the shared expert.
+    /// Number of neurons of the shared expert.
     pub(crate) n_shared: usize,
     /// Number of experts that a token uses.
     n_used: usize,
@@ -136,7 +134,8 @@ impl BlockSizes {
         BlockSizes { n_ff: layer.n_ff(), n_expert, n_shared: layer.n_shared(), n_used }
     }
 
-    /// Expected share of the experts that `n` tokens use, if tokens choose experts independently.
+    /// Expected share of the experts that `n` tokens use, if tokens choose experts independently; 1
+    /// in a dense block.
     pub(crate) fn share_used(&self, n: usize) -> f64 {
         let each = self.n_used as f64 / self.n_expert.max(1) as f64;
         if self.n_expert == 0 { 1.0 } else { 1.0 - (1.0 - each).powf(n as f64) }
@@ -146,7 +145,7 @@ impl BlockSizes {
 impl StepSizes {
     pub(crate) fn new(model: &Model, options: &EngineOptions) -> StepSizes {
         StepSizes {
-            rungs: options.ladder(),
+            buckets: options.buckets(),
             n_blocks: options.n_blocks(),
             n_vocab: model.n_vocab(),
             n_embd: model.hyper.n_embd,
@@ -166,7 +165,7 @@ impl StepSizes {
     }
 
     /// The smallest recorded token count of at least `n`.
-    pub(crate) fn rung(&self, n: usize) -> usize {
-        self.rungs.iter().copied().find(|&rung| rung >= n).unwrap_or(n)
+    pub(crate) fn padded(&self, n: usize) -> usize {
+        self.buckets.iter().copied().find(|&size| size >= n).unwrap_or(n)
     }
 }

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::load::lane::Lane;
 use crate::load::{Layer, lane_mut};
 use crate::ops::scratch::{Role, Scratch};
-use crate::record::Ladder;
+use crate::record::BucketPrograms;
 use crate::timeline::Work;
 use arena::{LayerInputs, StepArena};
 
@@ -22,14 +22,14 @@ use arena::{LayerInputs, StepArena};
 pub(crate) struct StepState<'a> {
     pub(crate) lanes: &'a mut [Option<Lane>],
     pub(crate) layers: &'a [Layer],
-    /// Per layer, the programs of its remotes.
-    pub(crate) remotes: &'a [Vec<Ladder>],
+    /// For each layer, the programs of its shares on other devices.
+    pub(crate) remotes: &'a [Vec<BucketPrograms>],
     pub(crate) arena: &'a mut StepArena,
     pub(crate) interrupt: &'a AtomicBool,
     /// Number of tokens, padding excluded.
     pub(crate) n: usize,
     /// Index of the recorded token count whose programs run.
-    pub(crate) rung: usize,
+    pub(crate) bucket: usize,
 }
 
 impl StepState<'_> {
@@ -39,7 +39,7 @@ impl StepState<'_> {
         }
         let StepState { lanes, arena, n, .. } = self;
         let since = arena.timeline.now();
-        let len = arena.sizes.rung(*n) * arena.sizes.n_embd;
+        let len = arena.sizes.padded(*n) * arena.sizes.n_embd;
         arena.x.resize(len, 0.0);
         let lane = lane_mut(lanes, from);
         lane.queue.read_f32(&lane.scratch.x, &mut arena.x)?;
@@ -58,7 +58,7 @@ impl StepState<'_> {
             return Ok(());
         }
         let since = arena.timeline.now();
-        let len = arena.sizes.rung(*n) * n_inputs;
+        let len = arena.sizes.padded(*n) * n_inputs;
         let LayerInputs { rows, devices } = &mut arena.inputs;
         if devices.is_empty() {
             rows.resize(len, 0.0);
@@ -76,9 +76,9 @@ impl StepState<'_> {
 
     /// Copies the input of a block, and the router's weights, from one device to another.
     pub(crate) fn copy_block_input(&mut self, from: usize, to: usize) -> Result<()> {
-        let StepState { lanes, arena, rung, .. } = self;
+        let StepState { lanes, arena, bucket, .. } = self;
         let since = arena.timeline.now();
-        let (n, n_embd) = (arena.sizes.rungs[*rung], arena.sizes.n_embd);
+        let (n, n_embd) = (arena.sizes.buckets[*bucket], arena.sizes.n_embd);
         arena.x.resize(n * n_embd, 0.0);
         arena.weights.resize(n * arena.sizes.n_expert, 0.0);
         let Lane { queue, scratch, .. } = lane_mut(lanes, from);
@@ -98,9 +98,9 @@ impl StepState<'_> {
     /// Copies the output of a block from device `from` to device `to`; if `joins` is set, adds it
     /// to the output on `to`.
     pub(crate) fn copy_block_output(&mut self, from: usize, to: usize, joins: bool) -> Result<()> {
-        let StepState { lanes, arena, rung, .. } = self;
+        let StepState { lanes, arena, bucket, .. } = self;
         let since = arena.timeline.now();
-        let n = arena.sizes.rungs[*rung] * arena.sizes.n_embd;
+        let n = arena.sizes.buckets[*bucket] * arena.sizes.n_embd;
         arena.y.resize(n, 0.0);
         let Lane { queue, scratch, .. } = lane_mut(lanes, from);
         queue.read_f32(&scratch.y, &mut arena.y)?;
@@ -156,10 +156,7 @@ impl StepProgram<'_> {
 }
 
 impl StepState<'_> {
-    /// Fails once the user has interrupted the step.
-    ///
-    /// # Errors
-    /// [`Error::Interrupted`].
+    /// Fails with [`Error::Interrupted`] once the user has interrupted the step.
     pub(crate) fn check_interrupt(&self) -> Result<()> {
         if self.interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
     }
@@ -198,14 +195,14 @@ impl StepState<'_> {
 
     /// Starts the shares of layer `index` on devices other than its home.
     fn start_shares(&mut self, index: usize, posted: &PostedData<'_>) -> Result<()> {
-        let StepState { lanes, layers, remotes, arena, rung, .. } = self;
+        let StepState { lanes, layers, remotes, arena, bucket, .. } = self;
         arena.runs.clear();
-        let n = arena.sizes.rungs[*rung];
+        let n = arena.sizes.buckets[*bucket];
         for (remote, programs) in layers[index].remotes.iter().zip(&remotes[index]) {
             let since = arena.timeline.now();
             let Lane { queue, scratch, lists, .. } = lane_mut(lanes, remote.device);
             if let (Some(posted), Some(lists)) = (posted.rows, lists) {
-                let set = lists.resident(index, *rung);
+                let set = lists.resident(index, *bucket);
                 arena.sent.fill(posted, remote.rows.clone(), set.members.desc().n_cols);
                 arena.sent.write(queue, &set)?;
             }
@@ -224,7 +221,7 @@ impl StepState<'_> {
     }
 }
 
-/// Gives padded tokens an input that causes no work: zeros for x and for the router's weights.
+/// Writes zeros to these rows of x and of the router's weights: the input of padded tokens.
 fn pad(
     queue: &mut Queue,
     scratch: &Scratch<Tensor>,

@@ -14,8 +14,8 @@ pub(crate) struct SentRows {
 }
 
 impl SentRows {
-    /// Copies the row ids in `rows` from a posted list, renumbered from 0, with `words` membership
-    /// words each.
+    /// Copies the posted rows with ids in `rows`: renumbered from 0, sorted, with `words`
+    /// membership words each.
     pub(crate) fn fill(&mut self, posted: &HostRowSet, rows: std::ops::Range<u32>, words: usize) {
         self.ids.clear();
         self.members.clear();
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_renumbered_from_the_first_and_sorted() {
+    fn rows_are_numbered_from_the_start_of_the_range_and_sorted() {
         let mut sent = SentRows::default();
         let posted = HostRowSet { ids: vec![0, 2, 1, 4], members: vec![1, 2, 3, 4], words: 1 };
         sent.fill(&posted, 2..5, 2);

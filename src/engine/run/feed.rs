@@ -1,6 +1,7 @@
 //! Feeds tokens to sequences: splits the feeds into device steps, and recomputes tokens whose cache
 //! entries were lost.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use hal::KV_BLOCK;
@@ -8,12 +9,18 @@ use hal::KV_BLOCK;
 use super::Engine;
 use super::ready::loaded;
 use crate::error::{Error, Result};
-use crate::observe::{ObservedBlock, Watch};
+use crate::observe::{InputObserver, InputWatch, ObservedBlock, Watch};
 use crate::replay::arena::StepArena;
 use crate::sequence::cache::{BlockOwnership, SequenceCache};
 use crate::sequence::schedule::{Limits, outputs_of, schedule};
 use crate::sequence::{EachLogits, Feed, LogitsRequest, Sequence, add_to_batch};
 use crate::step::StepStats;
+
+/// The receiver of the values of an observed text.
+enum Each<'a> {
+    Blocks(&'a mut dyn FnMut(usize, &ObservedBlock<'_>)),
+    Inputs(&'a mut dyn InputObserver),
+}
 
 /// The feeds with tokens in a device step, each with the number of these tokens.
 fn batch_feeds<'a, 'b>(
@@ -24,15 +31,10 @@ fn batch_feeds<'a, 'b>(
 }
 
 impl Engine {
-    /// A new, empty sequence.
+    /// A new, empty sequence. Dropping it releases its cache blocks, state row and checkpoints.
     #[must_use]
-    pub fn open(&self) -> Sequence {
+    pub fn new_sequence(&self) -> Sequence {
         Sequence { tokens: Vec::new(), cached: SequenceCache::new(&self.pool) }
-    }
-
-    /// Drops a sequence, which releases its cache blocks, state row and checkpoints.
-    pub fn close(&mut self, sequence: Sequence) {
-        drop(sequence);
     }
 
     /// Forks a sequence. Both sequences share the cache blocks until one of them writes. Recurrent
@@ -136,7 +138,7 @@ impl Engine {
         self.check_free_blocks(feeds)?;
         while feeds.iter().any(|feed| !feed.tokens.is_empty()) {
             let limits = Limits {
-                rungs: &self.arena.sizes.rungs,
+                buckets: &self.arena.sizes.buckets,
                 max_out: self.options.max_out(),
                 max_seqs: self.options.n_seq,
                 // Programs count the neurons of padded tokens too, which would distort the exchange
@@ -294,8 +296,8 @@ impl Engine {
         }
         while cached.n() < tokens.len() {
             let rest = &tokens[cached.n()..];
-            let rungs = self.arena.sizes.rungs.iter().rev();
-            let take = rungs.copied().find(|&rung| rung <= rest.len()).unwrap_or(1);
+            let buckets = self.arena.sizes.buckets.iter().rev();
+            let take = buckets.copied().find(|&size| size <= rest.len()).unwrap_or(1);
             self.own_blocks(cached, cached.n() + take)?;
             self.arena.clear_facts(self.options.n_seq);
             let index = cached.slot().unwrap_or(0) as usize;
@@ -349,6 +351,33 @@ impl Engine {
         interrupt: &AtomicBool,
         each: &mut dyn FnMut(usize, &ObservedBlock<'_>),
     ) -> Result<StepStats> {
+        let mut each: Each<'_> = Each::Blocks(each);
+        self.observe_any(sequence, tokens, interrupt, &mut each)
+    }
+
+    /// Appends `tokens` and passes the inputs of all weight matrices to `observer`, and the logits
+    /// that it wants. Works as [`Engine::observe`]. Neurons are observed even if they are inactive.
+    ///
+    /// # Errors
+    /// As [`Engine::observe`].
+    pub fn observe_inputs(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        interrupt: &AtomicBool,
+        observer: &mut dyn InputObserver,
+    ) -> Result<StepStats> {
+        let mut each: Each<'_> = Each::Inputs(observer);
+        self.observe_any(sequence, tokens, interrupt, &mut each)
+    }
+
+    fn observe_any(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        interrupt: &AtomicBool,
+        each: &mut Each<'_>,
+    ) -> Result<StepStats> {
         match self.observe_once(sequence, tokens, interrupt, each) {
             Err(Error::Device(hal::Error::DeviceLost { device, reason })) => {
                 self.unload_after_loss(&device, &reason)?;
@@ -363,7 +392,7 @@ impl Engine {
         sequence: &mut Sequence,
         tokens: &[u32],
         interrupt: &AtomicBool,
-        each: &mut Watch<'_>,
+        each: &mut Each<'_>,
     ) -> Result<StepStats> {
         self.ensure_placed()?;
         self.check_free_blocks(&[Feed {
@@ -381,7 +410,15 @@ impl Engine {
             self.arena.clear_facts(self.options.n_seq);
             let index = cached.slot().unwrap_or(0) as usize;
             add_to_batch(&mut self.arena.facts, index, cached, chunk, LogitsRequest::None);
-            let step = self.step_observed(interrupt, each);
+            let model = Arc::clone(&self.model);
+            let mut watch = match each {
+                Each::Blocks(each) => Watch::Blocks(&mut **each),
+                Each::Inputs(observer) => {
+                    let position = end - chunk.len();
+                    Watch::Inputs(InputWatch { model: &model, observer: &mut **observer, position })
+                }
+            };
+            let step = self.step_observed(interrupt, &mut watch);
             stats += step.inspect_err(|_| cached.invalidate_state())?;
             cached.advance(end);
             tokens.extend_from_slice(chunk);

@@ -31,7 +31,7 @@ use ready::ReadyEngine;
 pub use save::{SAVED_HEAD, SavedHead};
 
 /// Callback for messages while the engine works: slow paths, shrunk placements, lost devices.
-pub type Notice = Arc<dyn Fn(&str) + Send + Sync>;
+pub type NoticeCallback = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// A model ready to run.
 pub struct Engine {
@@ -45,7 +45,7 @@ pub struct Engine {
     placement: Placement,
     /// The forecast of the latest placement, as returned by [`Engine::forecast`].
     forecast: Option<Forecast>,
-    /// `None` between the loss of a device and the next step.
+    /// `None` from the loss of a device or a failed exchange to the next step.
     ready: Option<ReadyEngine>,
     arena: StepArena,
     /// Statistics of all steps whose counters were read.
@@ -58,7 +58,7 @@ pub struct Engine {
     fired: FiredNeurons,
     /// Cache blocks and state rows of `ready`. Blocks of an older pool are no longer valid.
     pool: Arc<Pool>,
-    notice: Notice,
+    notice: NoticeCallback,
 }
 
 impl fmt::Debug for Engine {
@@ -75,7 +75,8 @@ impl Engine {
     /// # Errors
     /// [`Error::CacheFormat`] if heads are not whole blocks of the format, [`Error::Positions`] for
     /// a context beyond learned positions, [`Error::Placement`] for a placement that does not fit
-    /// the model, [`Error::Device`] if even the CPU has too little memory.
+    /// the model, [`Error::Device`] if the CPU has too little memory or a device of a given
+    /// `placement` fails.
     ///
     /// # Panics
     /// If `devices` is empty.
@@ -84,7 +85,7 @@ impl Engine {
         devices: Vec<Device>,
         options: EngineOptions,
         placement: Option<Placement>,
-        notice: Notice,
+        notice: NoticeCallback,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Engine> {
         assert!(!devices.is_empty(), "the first device is the CPU");

@@ -15,33 +15,33 @@ impl Engine {
         self.pool.is_recurrent()
     }
 
-    /// KV blocks of all sequences together, each of [`hal::KV_BLOCK`] positions.
+    /// Number of KV blocks, used and free, each of [`hal::KV_BLOCK`] positions.
     #[must_use]
     pub fn n_blocks(&self) -> usize {
         self.options.n_blocks()
     }
 
-    /// KV blocks that no sequence holds.
+    /// Number of KV blocks that no sequence holds.
     #[must_use]
     pub fn n_free_blocks(&self) -> usize {
         self.pool.n_free_blocks()
     }
 
-    /// Rows for checkpoints of recurrent states that no sequence holds.
+    /// Number of free rows for checkpoints of recurrent states.
     #[must_use]
     pub fn n_free_checkpoints(&self) -> usize {
         self.pool.n_free_checkpoints()
     }
 
-    /// Tokens of `sequence` that are cached; the next step computes the others again.
+    /// Number of cached tokens of `sequence`; the next step computes the others again.
     #[must_use]
     pub fn n_cached(&self, sequence: &Sequence) -> usize {
         if sequence.cached.is_in(&self.pool) { sequence.cached.n() } else { 0 }
     }
 
     /// Number of cached tokens that a fork would have after [`Engine::truncate`] to the first `n`
-    /// tokens of `sequence`. With recurrent layers, only tokens up to a checkpoint or up to the
-    /// current state count.
+    /// tokens of `sequence`. With recurrent layers, they end at a checkpoint or at the current
+    /// state.
     #[must_use]
     pub fn n_reusable(&self, sequence: &Sequence, n: usize) -> usize {
         if sequence.cached.is_in(&self.pool) { sequence.cached.n_reusable(n) } else { 0 }
@@ -59,8 +59,8 @@ impl Engine {
         }
     }
 
-    /// Number of KV blocks that hold the given number of first tokens of each sequence. Shared
-    /// blocks count once. `seen` is scratch memory.
+    /// Number of KV blocks that hold the first `n` tokens of each `(sequence, n)`. Shared blocks
+    /// count once. `seen` is scratch memory.
     #[must_use]
     pub fn n_distinct_blocks<'a>(
         &self,

@@ -19,8 +19,8 @@ impl Engine {
         Sizing { model, devices, options, mode: *mode }
     }
 
-    /// Places and loads the model. Shrinks the share of a device that has less memory than its
-    /// budget says.
+    /// Loads the model with the placement `given` or, without it, a planned one. If a device fails
+    /// to load its share of a planned placement, plans again with a smaller budget.
     pub(super) fn place(
         &mut self,
         given: Option<Placement>,
@@ -64,8 +64,8 @@ impl Engine {
     /// the budget, so that a device that keeps failing is soon unused.
     fn shrink(&self, error: &hal::Error, budgets: &mut [Bytes]) -> Result<()> {
         let (device, missing) = match error {
-            hal::Error::OutOfMemory { device, wanted, free, .. } => {
-                (device, (*wanted - *free).max(Bytes(1 << 10)))
+            hal::Error::OutOfMemory { device, requested, free, .. } => {
+                (device, (*requested - *free).max(Bytes(1 << 10)))
             }
             // A lost device, or one that rejects an op that the planner did not ask about, is no
             // longer used.

@@ -33,18 +33,18 @@ pub(super) fn loaded(ready: &mut Option<ReadyEngine>) -> Result<&mut LoadedModel
 impl ReadyEngine {
     /// Loads the model as `placement` says, and records the programs. `forecast` is `None` if the
     /// engine did not plan the placement. Also returns messages for the user about slow paths and
-    /// about what is turned off.
+    /// features that are turned off.
     pub(super) fn build(
         loader: &Loader<'_>,
         placement: &Placement,
         forecast: Option<&Forecast>,
     ) -> Result<(ReadyEngine, Vec<String>)> {
         let sizing = &loader.sizing;
-        let rungs = sizing.options.ladder();
+        let buckets = sizing.options.buckets();
         let mut loaded = loader.load(placement)?;
         let mut slow = Vec::new();
         let from = sizing.streams_from(placement, forecast, &mut slow);
-        let recording = Recording::new(sizing, &rungs, &loaded);
+        let recording = Recording::new(sizing, &buckets, &loaded);
         let streams = make_streams(sizing, &recording, &loaded, placement, &from, &mut slow)?;
         let streamed: Vec<_> = streams.iter().flatten().map(Stream::streamed_layers).collect();
         let programs = recording.programs(placement, &streamed)?;
@@ -58,7 +58,7 @@ impl ReadyEngine {
         if adapt.is_some() {
             NeuronExchange::reserve(sizing, &mut loaded, placement)?;
         }
-        let stepper = Stepper::new(loaded, programs, streams, rungs.len());
+        let stepper = Stepper::new(loaded, programs, streams, buckets.len());
         slow.splice(0..0, stepper.slow_ops());
         slow.extend(refused);
         Ok((ReadyEngine { stepper, observers: None, adapt, watching: None }, slow))

@@ -1,5 +1,5 @@
-//! A sequence as bytes:
-//! `magic | fingerprint | n_tokens | n_cached | tokens | rows of all layers | sum`, little-endian.
+//! A sequence as little-endian bytes:
+//! `magic | fingerprint | n_tokens | n_cached | tokens | rows of all layers | checksum`.
 //!
 //! The fingerprint covers everything that determines the meaning of the rows: the model's file,
 //! the formats and widths of caches and states, RoPE. The placement of layers does not matter:
@@ -44,7 +44,7 @@ struct SavedSequence<'a> {
     rows: &'a [u8],
 }
 
-fn sum(bytes: &[u8]) -> u64 {
+fn checksum(bytes: &[u8]) -> u64 {
     let mut hash = Hash::default();
     hash.add(bytes);
     hash.finish()
@@ -65,7 +65,8 @@ fn rows_of(cached: &SequenceCache, n: usize) -> Vec<Range<usize>> {
 }
 
 impl Engine {
-    /// Serialises a sequence for [`Engine::restore`]: its tokens and all of its cached data.
+    /// Serialises a sequence for [`Engine::restore`]: its tokens, KV rows and current recurrent
+    /// state.
     ///
     /// # Errors
     /// Device errors.
@@ -86,7 +87,7 @@ impl Engine {
         let state = cached.state_row();
         let loaded = loaded(&mut self.ready)?;
         loaded.save(&self.placement, &rows_of(cached, n), state.filter(|_| n > 0), &mut bytes)?;
-        bytes.extend_from_slice(&sum(&bytes).to_le_bytes());
+        bytes.extend_from_slice(&checksum(&bytes).to_le_bytes());
         Ok(bytes)
     }
 
@@ -94,15 +95,15 @@ impl Engine {
     /// same model and cache types.
     ///
     /// # Errors
-    /// [`Error::NotRestored`] for invalid bytes, [`Error::ContextFull`] if too few blocks are free,
-    /// errors of the devices.
+    /// [`Error::NotRestored`] for invalid bytes, [`Error::ContextFull`] if it exceeds the context
+    /// or the free blocks, errors of the devices.
     pub fn restore(&mut self, bytes: &[u8]) -> Result<Sequence> {
         self.retry_after_losses(&mut |engine| engine.restore_once(bytes))
     }
 
     fn restore_once(&mut self, bytes: &[u8]) -> Result<Sequence> {
         let SavedSequence { tokens, n_cached, rows } = self.parse_saved(bytes)?;
-        let mut sequence = self.open();
+        let mut sequence = self.new_sequence();
         self.check_free_blocks(&[Feed {
             sequence: &mut sequence,
             tokens: &tokens,
@@ -122,8 +123,8 @@ impl Engine {
         Ok(sequence)
     }
 
-    /// Parses the header of a saved sequence without reading the rest. `head` has the first
-    /// [`SAVED_HEAD`] bytes.
+    /// Parses the header of a saved sequence without reading the data after it. `head` has the
+    /// first [`SAVED_HEAD`] bytes.
     ///
     /// # Errors
     /// [`Error::NotRestored`] for bytes of another format or another model.
@@ -143,7 +144,7 @@ impl Engine {
             return Err(NotRestored::Magic.into());
         }
         let (body, last) = bytes.split_at(bytes.len() - SUM);
-        if sum(body).to_le_bytes() != last {
+        if checksum(body).to_le_bytes() != last {
             return Err(NotRestored::Checksum.into());
         }
         if body[8..16] != self.fingerprint()?.to_le_bytes() {

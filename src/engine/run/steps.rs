@@ -9,7 +9,7 @@ use placement::CPU;
 
 use super::Engine;
 use crate::error::{Error, Result};
-use crate::observe::{Observers, Watch, rung};
+use crate::observe::{Observers, Watch, observed_bucket};
 use crate::record::Recording;
 use crate::replay::arena::LayerActivity;
 use crate::step::StepStats;
@@ -66,7 +66,7 @@ impl Engine {
         }
     }
 
-    /// Reads the counters that steps left on the devices.
+    /// Reads the counters on the devices and adds them to the totals.
     fn read_counters(&mut self) -> Result<()> {
         let Some(ready) = &mut self.ready else { return Ok(()) };
         let stats = ready.stepper.flush_all(&mut self.arena)?;
@@ -108,34 +108,35 @@ impl Engine {
         self.tracer = tracer;
     }
 
-    /// Maximum number of tokens of an observed step.
     pub(super) fn observed_tokens(&self) -> usize {
-        let rungs = &self.arena.sizes.rungs;
-        rungs[rung(rungs)]
+        let buckets = &self.arena.sizes.buckets;
+        buckets[observed_bucket(buckets)]
     }
 
-    /// A step over `self.arena.facts` that passes every feed-forward block to `each`. The first
-    /// call records the programs for it.
+    /// A step over `self.arena.facts` that passes the observed values to `watch`. The first call
+    /// records the programs for it.
     pub(super) fn step_observed(
         &mut self,
         interrupt: &AtomicBool,
-        each: &mut Watch<'_>,
+        watch: &mut Watch<'_>,
     ) -> Result<StepStats> {
         self.read_counters()?;
         let mut ready = self.ready.take().ok_or(hal::Error::Cancelled)?;
-        let observers = match ready.observers.take() {
+        let inputs = matches!(watch, Watch::Inputs(_));
+        let observers = ready.observers.take();
+        let observers = match observers.filter(|known| known.observes_inputs() == inputs) {
             Some(observers) => Ok(observers),
             None => {
-                let (loaded, rungs) = (&ready.stepper.loaded, &self.arena.sizes.rungs);
-                let recording = Recording::new(&self.sizing(), rungs, loaded);
+                let (loaded, buckets) = (&ready.stepper.loaded, &self.arena.sizes.buckets);
+                let recording = Recording::new(&self.sizing(), buckets, loaded);
                 let adapt = ready.adapt.as_ref();
                 let experts = |layer| adapt.and_then(|adapt| adapt.experts(layer));
-                Observers::new(&recording, loaded, &self.placement, rungs, &experts)
+                Observers::new(&recording, loaded, &self.placement, buckets, &experts, inputs)
             }
         };
         let stats = observers.and_then(|mut observers| {
             self.arena.timeline.stop();
-            let stats = observers.step(&mut ready.stepper, &mut self.arena, interrupt, each);
+            let stats = observers.step(&mut ready.stepper, &mut self.arena, interrupt, watch);
             ready.observers = Some(observers);
             stats
         });

@@ -21,9 +21,10 @@ pub(super) enum WatchState {
 impl Engine {
     /// As [`Engine::step`], and records which neurons fired ([`Engine::fired`]). The logits have
     /// the same bits. Device steps of more than [`MAX_COUNTED_TOKENS`] tokens are not watched. The
-    /// first call may allocate memory on the devices, until [`Engine::stop_watching`].
+    /// first call may allocate device memory; [`Engine::stop_watching`] releases it.
     ///
-    /// If a device cannot count, the step succeeds and [`FiredNeurons::refused`] has the reason.
+    /// If a device cannot count active rows, the step succeeds and [`FiredNeurons::refused`] has
+    /// the reason.
     ///
     /// # Errors
     /// See [`Engine::step`].
@@ -73,7 +74,7 @@ impl Engine {
     /// up counting if this is the first watched step.
     ///
     /// # Errors
-    /// The loss of a device.
+    /// Device errors. A failed setup is an error only if a device was lost.
     pub(super) fn begin_watched(&mut self, n_tokens: usize) -> Result<bool> {
         if let Some(ready) = &mut self.ready {
             ready.stepper.counts_rows = false;
@@ -84,8 +85,8 @@ impl Engine {
         // Takes `ready`, because `sizing` borrows the engine.
         let Some(mut ready) = self.ready.take() else { return Ok(false) };
         if ready.watching.is_none() {
-            let rungs = &self.arena.sizes.rungs;
-            let made = RowWatch::new(&self.sizing(), &mut ready.stepper, &self.placement, rungs);
+            let buckets = &self.arena.sizes.buckets;
+            let made = RowWatch::new(&self.sizing(), &mut ready.stepper, &self.placement, buckets);
             ready.watching = Some(match made {
                 Ok(watch) => WatchState::Rows(watch),
                 Err(error) if is_loss(&error) => {

@@ -26,7 +26,7 @@ pub(crate) struct SequenceCache {
     slot: Option<u32>,
     /// Checkpoints, ascending in `n` and never beyond the valid tokens.
     checkpoints: Vec<Checkpoint>,
-    /// Index of the checkpoint to copy into the slot before the next step; `None` if the slot is
+    /// Number of the checkpoint to copy into the slot before the next step; `None` if the slot is
     /// current.
     restore: Option<u32>,
 }
@@ -154,7 +154,7 @@ impl SequenceCache {
         let mut number = self.pool.take_checkpoint();
         if number.is_none() && !self.checkpoints.is_empty() {
             self.drop_checkpoint(0);
-            // A fork may still use the row, so the pool may still be empty.
+            // A fork may still use the row, so the pool may still have no free row.
             number = self.pool.take_checkpoint();
         }
         let number = number?;
@@ -205,7 +205,7 @@ impl SequenceCache {
     }
 
     /// Number of valid tokens that a fork would have after truncation to the first `n` tokens. With
-    /// recurrent layers, only tokens up to a checkpoint or up to the current state count.
+    /// recurrent layers, they end at a checkpoint or at the current state.
     pub(crate) fn n_reusable(&self, n: usize) -> usize {
         if !self.pool.is_recurrent() {
             return n.min(self.n);

@@ -128,7 +128,7 @@ fn fetch(lane: &mut Lane, rows: &Tensor, out: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// Writes the first bytes to rows on a device and returns the rest.
+/// Writes the first bytes to rows on a device and returns the other bytes.
 fn send<'a>(lane: &mut Lane, rows: &Tensor, bytes: &'a [u8]) -> Result<&'a [u8]> {
     let len = rows.desc().bytes().unwrap_or(Bytes(0));
     let (these, rest) = bytes.split_at(len.0 as usize);

@@ -50,7 +50,6 @@ struct Inner {
     checkpoints: RefCounted,
 }
 
-/// Capacities of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolSizes {
     pub(crate) n_blocks: usize,

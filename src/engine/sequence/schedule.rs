@@ -1,11 +1,11 @@
-//! Which tokens of several feeds go into the next device step.
+//! Chooses the tokens of several feeds for the next device step.
 
 use super::{Feed, LogitsRequest};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits<'a> {
     /// Token counts that programs exist for, ascending, the first being 1.
-    pub(crate) rungs: &'a [usize],
+    pub(crate) buckets: &'a [usize],
     /// Maximum number of tokens whose logits are computed.
     pub(crate) max_out: usize,
     /// Maximum number of sequences.
@@ -25,13 +25,13 @@ pub(crate) fn outputs_of(want: LogitsRequest, take: usize, left: usize) -> usize
 
 /// Sets `takes` to the number of tokens of each feed in the next device step. Every feed gets one
 /// token if possible, so that decode does not wait for prefill; further tokens come from the feeds
-/// in order. The step has the largest token count of [`Limits::rungs`] that these tokens fill, so
+/// in order. The step has the largest token count of [`Limits::buckets`] that these tokens fill, so
 /// that a single feed is never padded. If that count is less than one token per sequence, the step
 /// takes all tokens that fit and is padded, unless [`Limits::unpadded`] is set.
 pub(crate) fn schedule(feeds: &[Feed<'_>], limits: &Limits<'_>, takes: &mut Vec<usize>) {
     takes.clear();
     takes.resize(feeds.len(), 0);
-    let most = limits.rungs.last().copied().unwrap_or(1);
+    let most = limits.buckets.last().copied().unwrap_or(1);
     let (mut n_seqs, mut n, mut n_out) = (0, 0, 0);
     for (feed, take) in feeds.iter().zip(takes.iter_mut()) {
         let left = feed.tokens.len();
@@ -55,7 +55,7 @@ pub(crate) fn schedule(feeds: &[Feed<'_>], limits: &Limits<'_>, takes: &mut Vec<
         *take += more;
         n += more;
     }
-    let whole = limits.rungs.iter().rev().copied().find(|&rung| rung <= n).unwrap_or(1);
+    let whole = limits.buckets.iter().rev().copied().find(|&size| size <= n).unwrap_or(1);
     let least = if limits.unpadded { 0 } else { 1 };
     let target = if whole < n_seqs && !limits.unpadded { n } else { whole };
     for keep in [1, least] {
@@ -96,9 +96,9 @@ mod tests {
             let (n, n_out) = feeds.iter().zip(&takes).fold((0, 0), |(n, n_out), (feed, &take)| {
                 (n + take, n_out + outputs_of(feed.want, take, feed.tokens.len()))
             });
-            assert!(n > 0 && n <= *limits.rungs.last().unwrap() && n_out <= limits.max_out);
+            assert!(n > 0 && n <= *limits.buckets.last().unwrap() && n_out <= limits.max_out);
             assert!(takes.iter().filter(|take| **take > 0).count() <= limits.max_seqs);
-            assert!(!limits.unpadded || limits.rungs.contains(&n));
+            assert!(!limits.unpadded || limits.buckets.contains(&n));
             feeds
                 .iter_mut()
                 .zip(&takes)
@@ -108,8 +108,9 @@ mod tests {
         all
     }
 
-    const RUNGS: [usize; 6] = [1, 2, 4, 8, 16, 32];
-    const LIMITS: Limits<'_> = Limits { rungs: &RUNGS, max_out: 8, max_seqs: 4, unpadded: false };
+    const BUCKETS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+    const LIMITS: Limits<'_> =
+        Limits { buckets: &BUCKETS, max_out: 8, max_seqs: 4, unpadded: false };
 
     #[test]
     fn one_feed_is_cut_into_recorded_token_counts() {

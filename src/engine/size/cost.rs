@@ -62,8 +62,8 @@ fn size(rows: &HostRows) -> f64 {
 }
 
 impl Sizing<'_> {
-    /// The placement within `budgets`, and its forecast. With the CPU alone, everything is on the
-    /// CPU and there is no forecast.
+    /// The placement within `budgets`; stores its forecast in `forecast`. With the CPU alone,
+    /// everything is on the CPU, and `forecast` becomes `None`.
     pub(crate) fn place(&self, budgets: &[Bytes], forecast: &mut Option<Forecast>) -> Placement {
         if budgets.iter().skip(1).all(|budget| *budget == Bytes(0)) {
             *forecast = None;
@@ -88,7 +88,7 @@ impl Sizing<'_> {
             facts
         };
         let speeds = |device| placing.speed(device);
-        Task {
+        let mut task = Task {
             layers: cuts.iter().enumerate().map(layer).collect(),
             devices: budgets
                 .iter()
@@ -99,9 +99,11 @@ impl Sizing<'_> {
                 })
                 .collect(),
             head: self.head_reads(),
-            rungs: self.options.ladder(),
+            buckets: self.options.buckets(),
             constraints: placing.constraints,
-        }
+        };
+        task.follow(&placing.rules);
+        task
     }
 
     /// For each layer, whether it must have the home of the layer before it. The owner of a shared
@@ -116,7 +118,6 @@ impl Sizing<'_> {
         shares_home
     }
 
-    /// Bytes of the head read per token.
     fn head_reads(&self) -> f64 {
         let Model { output, output_norm, .. } = self.model;
         size(output) + size(&output_norm.w) + output_norm.bias.as_ref().map_or(0.0, size)
@@ -143,7 +144,7 @@ impl Sizing<'_> {
         let (weights, hyper) = (&self.model.layers[layer], &self.model.hyper);
         let used = self.share_used(layer);
         let mut frame = 0.0;
-        weights.frame.each(&mut |_, rows| frame += size(rows));
+        weights.frame.for_each(&mut |_, rows| frame += size(rows));
         let data = self.mode.predictor(self.model, self.options, layer);
         let lists = data.is_some();
         let (mut before, mut scores) = (0.0, 0.0);
@@ -188,7 +189,7 @@ impl Sizing<'_> {
             tested: tested / n_ff,
             used: if_used / n_ff,
             prompt: matrices / n_ff * used,
-            streams: self.streams(layer).then(|| StreamReads {
+            streams: self.can_stream(layer).then(|| StreamReads {
                 carried: self
                     .can_stream_cpu_layer(layer)
                     .then(|| 4.0 * (2 * hyper.n_embd + self.model.max_experts()) as f64),
@@ -266,7 +267,7 @@ impl Sizing<'_> {
                 known.len() - 1
             });
             let (_, shares, whole) = &known[at];
-            let n_shares = self.max_groups(device, index, cut);
+            let n_shares = self.n_splits(device, index, cut);
             sizes.push(LayerSizes {
                 frame,
                 cache,
@@ -335,7 +336,6 @@ impl Sizing<'_> {
         ops.all_ops()
     }
 
-    /// The frequencies of a layer's RoPE, if it uses RoPE.
     fn freqs(&self, layer: usize) -> Option<TensorDesc> {
         let by = self.model.layers[layer].attention()?;
         let &AttentionSizes { n_rot, .. } = &by.sizes;
@@ -348,14 +348,14 @@ impl Sizing<'_> {
         let n_words = self.workspace(device).0.div_ceil(4) as usize;
         let workspace = TensorDesc::new(1, n_words, Format::U32);
         let workspace = if n_words > 0 { on.alloc_size(&workspace) } else { Bytes(0) };
-        self.scratch().size(on, &self.options.ladder()) + workspace
+        self.scratch().size(on, &self.options.buckets()) + workspace
     }
 
-    /// Bytes of norms, mixer and predictor of a layer, and of its KV cache or recurrent state.
+    /// Bytes of a layer except for neurons and cache, and bytes of its KV cache or recurrent state.
     pub(crate) fn frame_size(&self, device: DeviceIndex, layer: usize) -> (Bytes, Bytes) {
         let weights = &self.model.layers[layer];
         let mut frame = Bytes(0);
-        weights.frame.each(&mut |_, rows| frame += self.whole_size(device, rows));
+        weights.frame.for_each(&mut |_, rows| frame += self.whole_size(device, rows));
         let on = &self.devices[device];
         let memory = mixer::memory(&mixer::shapes(weights), self.options);
         let cache = memory.tensors().map(|desc| on.alloc_size(desc)).sum();
@@ -381,7 +381,6 @@ impl Sizing<'_> {
         self.mode.size(&self.devices[device], ffn, &neurons, n)
     }
 
-    /// The ops of the embedding for `n` tokens.
     pub(crate) fn embed_ops(&self, n: usize) -> Vec<OpDesc> {
         let mut desc = |_: &'static str, rows: &HostRows| Ok::<_, Infallible>(rows.desc());
         let Ok(embedding) = Embedding::new(self.model, &mut desc);
@@ -409,7 +408,6 @@ impl Sizing<'_> {
             + self.scratch().head_size(&self.devices[device])
     }
 
-    /// The ops of the head for `n` tokens.
     pub(crate) fn head_ops(&self, n: usize) -> Vec<OpDesc> {
         let model = self.model;
         let [x, y] = [self.options.n_ubatch, n].map(|n| self.f32(n, model.hyper.n_embd));

@@ -21,7 +21,7 @@ pub struct ExchangeNeeds {
     /// Number of layers whose neurons can be exchanged.
     pub n_layers: usize,
     /// Maximum number of neurons exchanged at one decision; 0 if an exchange would gain nothing.
-    pub most: usize,
+    pub max_neurons: usize,
     /// Bytes of the model that must stay in host memory: of the mapped file and of transposed down
     /// matrices.
     pub host: Bytes,
@@ -53,7 +53,6 @@ impl ExchangeUnit {
 /// overhead of a write small, without host memory for the whole matrix.
 const WRITE_BYTES: usize = 1 << 20;
 
-/// Number of rows of `row_bytes` bytes per write.
 pub(crate) fn rows_per_write(row_bytes: usize) -> usize {
     (WRITE_BYTES / row_bytes.max(1)).max(1)
 }
@@ -63,7 +62,7 @@ pub(crate) fn rows_per_write(row_bytes: usize) -> usize {
 pub(crate) fn transposed_size(packed: &PackedFfn) -> Option<Bytes> {
     let blocks = packed.pack.source.format.quants().is_some();
     let slow = blocks || matches!(packed.rows.source(), Source::Paged(_));
-    let desc = packed.pack.packed().ok().filter(|_| packed.pack.transpose && slow)?;
+    let desc = packed.pack.packed_desc().ok().filter(|_| packed.pack.transpose && slow)?;
     plain_size(&desc).map(|len| Bytes(len as u64))
 }
 
@@ -89,7 +88,7 @@ impl FfnMode {
         match (self.orientation(ffn), ffn.n_expert()) {
             (Down::ByNeuron, None) if self.is_sparse() => Some(ExchangeUnit::Neurons),
             // The first row of each expert is part of a program, so the number of neurons that an
-            // expert has on each side must not change.
+            // expert has on each device must not change.
             (Down::ByNeuron, Some(n)) if self.is_sparse() => {
                 Some(ExchangeUnit::WithinExperts(ffn.up.w.desc().n_rows / n.max(1)))
             }
@@ -176,7 +175,8 @@ impl Sizing<'_> {
         seconds: Option<f64>,
     ) -> Option<ExchangeNeeds> {
         let shape = self.scratch().hits?;
-        let mut needs = ExchangeNeeds { n_layers: 0, most: 0, host: Bytes(0), counters: Bytes(0) };
+        let mut needs =
+            ExchangeNeeds { n_layers: 0, max_neurons: 0, host: Bytes(0), counters: Bytes(0) };
         let mut most = usize::MAX;
         for (index, placed) in placement.layers.iter().enumerate() {
             let Some(ffn) = &self.model.layers[index].ffn else { continue };
@@ -187,7 +187,7 @@ impl Sizing<'_> {
             let bounds = self.bounds(index, placed.home, unit, seconds);
             if bounds.min_gain.is_some() {
                 most = most.min(bounds.max_swaps * unit.len());
-                needs.most = most;
+                needs.max_neurons = most;
             }
             needs.n_layers += 1;
             needs.host += self.refill_bytes(ffn);

@@ -14,7 +14,7 @@ use crate::options::EngineOptions;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostBytes {
     /// Sum over layers, embedding, head and scratch.
-    pub all: DeviceBytes,
+    pub total: DeviceBytes,
     /// Layers in order.
     pub layers: Vec<HostLayer>,
 }
@@ -22,7 +22,7 @@ pub struct HostBytes {
 /// Host memory of one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostLayer {
-    /// Norms, mixer and predictor, if the CPU is the layer's home.
+    /// Norms, mixer, router, shared expert and predictor, if the CPU is the layer's home.
     pub frame: Bytes,
     /// KV cache or recurrent state, if the CPU is the layer's home.
     pub cache: Bytes,
@@ -67,20 +67,20 @@ impl Sizing<'_> {
             Bytes(0)
         };
         let scratch = if is_used(placement, CPU) {
-            self.scratch().size(&self.devices[CPU], &self.options.ladder())
+            self.scratch().size(&self.devices[CPU], &self.options.buckets())
         } else {
             Bytes(0)
         };
-        let all = DeviceBytes {
+        let total = DeviceBytes {
             scratch,
             frames: sum(|layer| layer.frame),
             cache: sum(|layer| layer.cache),
             neurons: sum(|layer| layer.neurons),
             hand_offs: Bytes(0),
             embed: embed_size,
-            ends: embed_size + head_size - shared,
+            embed_and_head: embed_size + head_size - shared,
         };
-        HostBytes { all, layers }
+        HostBytes { total, layers }
     }
 
     /// Bytes of a share of a block on the CPU, including bytes that are read in place from the
@@ -103,7 +103,7 @@ impl Sizing<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Engine, Notice};
+    use crate::{Engine, NoticeCallback};
     use model::ModelOptions;
     use std::sync::Arc;
 
@@ -116,14 +116,14 @@ mod tests {
         let model = Arc::new(Model::from_file(file, &ModelOptions::default()).unwrap());
         let options = EngineOptions { n_ctx: 96, n_ubatch: 8, ..EngineOptions::default() };
         let devices = vec![runtime::devices::cpu(Some(1))];
-        let quiet: Notice = Arc::new(|_: &str| {});
+        let quiet: NoticeCallback = Arc::new(|_: &str| {});
         let engine = Engine::load(model, devices, options, None, quiet, &|_, _| {}).unwrap();
         let host =
             host_bytes(engine.model(), engine.devices(), engine.options(), engine.placement());
         let allocated = engine.devices()[0].ledger().used();
-        let in_file = host.all.total() - allocated;
-        assert!(host.all.total() >= allocated && in_file.0 > size / 2 && in_file.0 < size);
+        let in_file = host.total.total() - allocated;
+        assert!(host.total.total() >= allocated && in_file.0 > size / 2 && in_file.0 < size);
         assert!(host.layers.iter().all(|layer| layer.frame.0.min(layer.neurons.0) > 0));
-        assert!(host.all.embed > Bytes(0) && host.all.ends > host.all.embed);
+        assert!(host.total.embed > Bytes(0) && host.total.embed_and_head > host.total.embed);
     }
 }

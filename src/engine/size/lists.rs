@@ -21,42 +21,42 @@ pub(crate) struct ListShape {
 
 impl ListShape {
     /// Words of membership bits per row, for each recorded token count.
-    pub(crate) fn member_words(rungs: &[usize]) -> impl Iterator<Item = usize> {
-        rungs.iter().map(|n| n.div_ceil(32))
+    pub(crate) fn member_words(buckets: &[usize]) -> impl Iterator<Item = usize> {
+        buckets.iter().map(|n| n.div_ceil(32))
     }
 
     /// Distinct sizes in bytes of the transfers of lists from other devices, and of the counts.
-    pub(crate) fn staging(&self, rungs: &[usize]) -> BTreeSet<usize> {
+    pub(crate) fn staging(&self, buckets: &[usize]) -> BTreeSet<usize> {
         let mut lens = BTreeSet::from([4 * self.n_layer]);
         if self.shared {
             lens.insert(4);
             let powers = (0..).map(|i| MIN_ROWS << i).take_while(|&n| n < self.n_ff);
             for n in powers.chain([self.n_ff]) {
                 lens.insert(4 * n);
-                lens.extend(Self::member_words(rungs).map(|words| 4 * n * words));
+                lens.extend(Self::member_words(buckets).map(|words| 4 * n * words));
             }
         }
         lens
     }
 
     /// Bytes on `device`, staging included.
-    pub(crate) fn size(&self, device: &Device, rungs: &[usize]) -> Bytes {
-        let resident = list_size(device, self.n_ff, self.n_layer, rungs);
-        let absent = if self.shared { list_size(device, self.n_ff, 1, rungs) } else { Bytes(0) };
-        resident + absent + Bytes(self.staging(rungs).iter().sum::<usize>() as u64)
+    pub(crate) fn size(&self, device: &Device, buckets: &[usize]) -> Bytes {
+        let resident = list_size(device, self.n_ff, self.n_layer, buckets);
+        let absent = if self.shared { list_size(device, self.n_ff, 1, buckets) } else { Bytes(0) };
+        resident + absent + Bytes(self.staging(buckets).iter().sum::<usize>() as u64)
     }
 }
 
 /// Bytes of a list of up to `n` rows, with `n_counts` counts.
-fn list_size(device: &Device, n: usize, n_counts: usize, rungs: &[usize]) -> Bytes {
+fn list_size(device: &Device, n: usize, n_counts: usize, buckets: &[usize]) -> Bytes {
     let size = |rows, cols| device.alloc_size(&u32_desc(rows, cols));
-    let members: BTreeSet<usize> = ListShape::member_words(rungs).collect();
+    let members: BTreeSet<usize> = ListShape::member_words(buckets).collect();
     let members: Bytes = members.into_iter().map(|words| size(n, words)).sum();
     size(1, n) + size(n_counts, 1) + members
 }
 
 /// Bytes on `device` of the lists over streamed chunks of `n` neurons.
-pub(crate) fn chunk_lists_size(device: &Device, n: usize, rungs: &[usize]) -> Bytes {
+pub(crate) fn chunk_lists_size(device: &Device, n: usize, buckets: &[usize]) -> Bytes {
     let slots = device.pack_size(&PackDesc::whole(u32_desc(1, n)), false);
-    slots + list_size(device, n, 1, rungs)
+    slots + list_size(device, n, 1, buckets)
 }

@@ -25,7 +25,7 @@ use scratch::ScratchShape;
 #[derive(Clone, Copy)]
 pub(crate) struct Sizing<'a> {
     pub(crate) model: &'a Model,
-    /// The CPU first.
+    /// All devices, the CPU first.
     pub(crate) devices: &'a [Device],
     pub(crate) options: &'a EngineOptions,
     pub(crate) mode: FfnMode,
@@ -45,7 +45,6 @@ impl<'a> Sizing<'a> {
         self.model.layers[index].ffn.as_ref().expect("the layer has a feed-forward block")
     }
 
-    /// Shapes of the scratch of a device in use.
     pub(crate) fn scratch(&self) -> ScratchShape {
         ScratchShape::new(self.model, self.options, self.devices.len(), self.counts_rows())
     }
@@ -77,7 +76,7 @@ impl<'a> Sizing<'a> {
         let size = |rows: &HostRows| rows.desc().bytes().unwrap_or_default().0;
         let matrices = ffn.iter().flat_map(Ffn::matrices);
         let mut sum: u64 = matrices.map(|(_, rows)| size(rows)).sum();
-        frame.each(&mut |_, rows| sum += size(rows));
+        frame.for_each(&mut |_, rows| sum += size(rows));
         sum
     }
 }
@@ -87,7 +86,6 @@ fn is_split(placed: &LayerPlacement, n_ff: usize) -> bool {
     placed.shares.iter().any(|share| share.device != placed.home && share.neurons.len(n_ff) > 0)
 }
 
-/// Whether anything is placed on `device`.
 pub(crate) fn is_used(placement: &Placement, device: DeviceIndex) -> bool {
     placement.embed == device
         || placement.head == device

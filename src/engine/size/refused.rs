@@ -49,7 +49,7 @@ impl Sizing<'_> {
 
     /// Number of splits of a layer that `device` can run. Split `k`, from 0, puts the first `k`
     /// groups of neurons on `device`.
-    pub(crate) fn max_groups(&self, device: DeviceIndex, layer: usize, cut: &Cut) -> usize {
+    pub(crate) fn n_splits(&self, device: DeviceIndex, layer: usize, cut: &Cut) -> usize {
         // Splitting a layer gains nothing in unified memory, which both processors read.
         if self.devices[device].info().kind == DeviceKind::Integrated {
             return 0;
@@ -71,7 +71,7 @@ impl Sizing<'_> {
     /// Messages about layers, embedding and head that cannot be on `device`, whatever its budget.
     /// `layers` has the sizes of the layers on the device.
     pub(crate) fn refusal_notes(&self, device: DeviceIndex, layers: &[LayerSizes]) -> Vec<String> {
-        let of = layers.len();
+        let n_layer = layers.len();
         let apart = self.devices[device].info().kind != DeviceKind::Integrated;
         let refused_layers = |lacks: &dyn Fn(usize, &LayerSizes) -> bool, all: bool| {
             let mut lacking = layers.iter().enumerate().filter(|(i, layer)| lacks(*i, layer));
@@ -84,7 +84,7 @@ impl Sizing<'_> {
         let split =
             refused_layers(&|i, layer| apart && has_neurons(i) && layer.shares.is_empty(), false);
         let message = |placed: &str, (n, reason): (usize, String)| {
-            format!("{n} of {of} layers cannot be {placed} ({reason})")
+            format!("{n} of {n_layer} layers cannot be {placed} ({reason})")
         };
         let mut all: Vec<String> = match (whole, split) {
             (Some(whole), Some(split)) if whole == split => {

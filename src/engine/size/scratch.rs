@@ -78,20 +78,20 @@ impl ScratchShape {
         TensorDesc::new(1, self.batch.n_words(), Format::U32)
     }
 
-    /// Counters of active neurons for programs of `n_tokens`.
+    /// The shape of the counters of active neurons for programs of `n_tokens`.
     pub(crate) fn active(&self, n_tokens: usize) -> TensorDesc {
         TensorDesc::new(n_counters(self.n_layer), n_tokens, Format::F32)
     }
 
     /// Bytes of scratch, counters and lists on `device`, staging included, for programs of the
-    /// token counts `rungs`.
-    pub(crate) fn size(&self, device: &Device, rungs: &[usize]) -> Bytes {
+    /// token counts `buckets`.
+    pub(crate) fn size(&self, device: &Device, buckets: &[usize]) -> Bytes {
         let size = |desc: &TensorDesc| device.alloc_size(desc);
         let mut body = Bytes(0);
         self.body.map(&mut |desc| body += size(desc));
-        let staging = Bytes(rungs.iter().map(|&n| self.staging(n)).sum::<usize>() as u64);
-        let active: Bytes = rungs.iter().map(|&n| size(&self.active(n))).sum();
-        let lists = self.lists.map_or(Bytes(0), |lists| lists.size(device, rungs));
+        let staging = Bytes(buckets.iter().map(|&n| self.staging(n)).sum::<usize>() as u64);
+        let active: Bytes = buckets.iter().map(|&n| size(&self.active(n))).sum();
+        let lists = self.lists.map_or(Bytes(0), |lists| lists.size(device, buckets));
         let batch = size(&self.words()) + Bytes(4 * self.batch.n_words() as u64);
         // The counters are read and cleared layer by layer, so staging holds one layer.
         let hits = self.hits.map_or(Bytes(0), |hits| size(&hits) + self.hits_staging());
@@ -121,7 +121,8 @@ impl ScratchShape {
     }
 }
 
-/// Rows of counters of active neurons: one per layer, and one for streamed weights of all layers.
+/// Rows of counters of active neurons: one per layer, and one for the streamed neurons of all
+/// layers.
 pub(crate) fn n_counters(n_layer: usize) -> usize {
     n_layer + 1
 }

@@ -125,7 +125,7 @@ impl ChunkTensor {
 /// The tensors of all shapes, without duplicates.
 pub(crate) fn distinct(shapes: &[ChunkShape]) -> Vec<(ChunkTensor, PackDesc)> {
     let mut all: Vec<(ChunkTensor, PackDesc)> = Vec::new();
-    for part in shapes.iter().flat_map(|kind| &kind.parts) {
+    for part in shapes.iter().flat_map(|chunk| &chunk.parts) {
         if !all.contains(part) {
             all.push(part.clone());
         }
@@ -136,7 +136,7 @@ pub(crate) fn distinct(shapes: &[ChunkShape]) -> Vec<(ChunkTensor, PackDesc)> {
 impl Sizing<'_> {
     /// Whether the neurons of layer `index` can be streamed. If a predictor lists neurons of
     /// experts, they need the hand-off instead.
-    pub(crate) fn streams(&self, index: usize) -> bool {
+    pub(crate) fn can_stream(&self, index: usize) -> bool {
         let listed = self.mode.predictor(self.model, self.options, index).is_some();
         let ffn = self.model.layers[index].ffn.as_ref();
         ffn.is_some_and(|ffn| !listed || ffn.experts.is_none())
@@ -147,19 +147,19 @@ impl Sizing<'_> {
     /// or the bias, would have to be on the device.
     pub(crate) fn can_stream_cpu_layer(&self, index: usize) -> bool {
         let listed = self.mode.predictor(self.model, self.options, index).is_some();
-        self.streams(index) && !listed && self.block(index).down.bias.is_none()
+        self.can_stream(index) && !listed && self.block(index).down.bias.is_none()
     }
 
     /// The smallest recorded token count of at least `from` at which weights can be streamed;
     /// `None` if there is none.
     pub(crate) fn first_streamed(&self, from: usize) -> Option<usize> {
-        self.streamed_rungs().into_iter().find(|&n| n >= from)
+        self.streamed_buckets().into_iter().find(|&n| n >= from)
     }
 
     /// The recorded token counts at which weights can be streamed.
-    pub(crate) fn streamed_rungs(&self) -> Vec<usize> {
-        let ladder = self.options.ladder();
-        ladder.into_iter().filter(|&n| n > MAX_COUNTED_TOKENS).collect()
+    pub(crate) fn streamed_buckets(&self) -> Vec<usize> {
+        let buckets = self.options.buckets();
+        buckets.into_iter().filter(|&n| n > MAX_COUNTED_TOKENS).collect()
     }
 
     /// For each device, the number of tokens from which absent neurons are streamed to it, as the
@@ -209,7 +209,7 @@ impl Sizing<'_> {
 
     pub(crate) fn chunk_size(&self) -> ChunkSize {
         let most = match self.options.streaming {
-            Streaming::Forced { piece, .. } => piece,
+            Streaming::Forced { chunk_bytes, .. } => chunk_bytes,
             Streaming::Measured | Streaming::Off => MAX_CHUNK,
         };
         let blocks = || self.model.blocks().map(|(_, ffn)| ffn);
@@ -288,38 +288,38 @@ impl Sizing<'_> {
     pub(crate) fn stream_facts(&self, device: DeviceIndex) -> Option<StreamFacts> {
         let (on, size) = (&self.devices[device], self.chunk_size());
         let mut shapes: Vec<ChunkShape> = Vec::new();
-        for index in (0..self.model.layers.len()).filter(|&index| self.streams(index)) {
-            let kind = self.chunk_shape(on, index, size);
-            if shapes.contains(&kind) {
+        for index in (0..self.model.layers.len()).filter(|&index| self.can_stream(index)) {
+            let chunk = self.chunk_shape(on, index, size);
+            if shapes.contains(&chunk) {
                 continue;
             }
-            if !self.supports_chunk_ops(on, index, &kind) {
+            if !self.supports_chunk_ops(on, index, &chunk) {
                 return None;
             }
-            shapes.push(kind);
+            shapes.push(chunk);
         }
         let mut bytes = Bytes(0);
         for (part, pack) in distinct(&shapes) {
             let (len, size) = if part.is_vector() {
                 (4 * pack.source.n_cols, on.alloc_size(&pack.source))
             } else {
-                (on.packed_len(&pack.packed().ok()?)?, on.pack_size(&pack, false))
+                (on.packed_len(&pack.packed_desc().ok()?)?, on.pack_size(&pack, false))
             };
             bytes += size + Bytes(len as u64);
         }
         // Two sets of slots, each with staging memory. Both sets use the same lists.
         let lists = if self.mode.predicts() {
-            chunk_lists_size(on, size.n, &self.streamed_rungs())
+            chunk_lists_size(on, size.n, &self.streamed_buckets())
         } else {
             Bytes(0)
         };
         let bytes = Bytes(2 * bytes.0) + lists;
-        (!shapes.is_empty()).then_some(StreamFacts { bytes, piece: size.n })
+        (!shapes.is_empty()).then_some(StreamFacts { bytes, chunk_neurons: size.n })
     }
 
     /// Whether a device supports the ops over chunks of a layer in the largest step.
-    fn supports_chunk_ops(&self, on: &Device, index: usize, kind: &ChunkShape) -> bool {
-        let ops = self.chunk_ops(index, kind, self.options.n_ubatch);
+    fn supports_chunk_ops(&self, on: &Device, index: usize, chunk: &ChunkShape) -> bool {
+        let ops = self.chunk_ops(index, chunk, self.options.n_ubatch);
         !ops.is_empty() && ops.iter().all(|op| matches!(on.plan(op), Answer::Yes { .. }))
     }
 
@@ -327,12 +327,12 @@ impl Sizing<'_> {
     pub(crate) fn chunk_ops(
         &self,
         index: usize,
-        kind: &ChunkShape,
+        chunk: &ChunkShape,
         n_tokens: usize,
     ) -> Vec<OpDesc> {
         let shape = |wanted| {
-            let found = kind.parts.iter().find(|(part, _)| *part == wanted);
-            found.and_then(|(_, pack)| pack.packed().ok())
+            let found = chunk.parts.iter().find(|(part, _)| *part == wanted);
+            found.and_then(|(_, pack)| pack.packed_desc().ok())
         };
         let (Some(up), Some(down)) = (shape(ChunkTensor::Up), shape(ChunkTensor::Down)) else {
             return Vec::new();
@@ -346,12 +346,12 @@ impl Sizing<'_> {
             bias_up: shape(ChunkTensor::BiasUp),
             bias_down: None,
             threshold: shape(ChunkTensor::Threshold),
-            experts: kind.expert_ranges(0, up.n_rows),
-            orientation: kind.orientation,
+            experts: chunk.expert_ranges(0, up.n_rows),
+            orientation: chunk.orientation,
         };
         let place = FfnOperands {
             x: f32(n_tokens, self.model.hyper.n_embd),
-            weights: kind.experts.map(|(n_expert, _)| f32(n_tokens, n_expert)),
+            weights: chunk.experts.map(|(n_expert, _)| f32(n_tokens, n_expert)),
             y: f32(n_tokens, self.model.hyper.n_embd),
             active: f32(1, n_tokens),
             hits: None,

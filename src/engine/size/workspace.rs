@@ -21,23 +21,23 @@ impl Sizing<'_> {
             Answer::No(_) => Bytes(0),
         };
         let cuts = self.mode.cuts(self.model);
-        let ladder = self.options.ladder();
-        let heads = ladder.iter().map(|&n| n.min(self.options.max_out()));
+        let buckets = self.options.buckets();
+        let heads = buckets.iter().map(|&n| n.min(self.options.max_out()));
         let mut most = heads.flat_map(|n| self.head_ops(n)).map(need).max().unwrap_or_default();
-        let embeds = ladder.iter().flat_map(|&n| self.embed_ops(n));
+        let embeds = buckets.iter().flat_map(|&n| self.embed_ops(n));
         most = embeds.map(need).fold(most, Bytes::max);
         for layer in self.distinct_layers() {
             let cut: &Cut = &cuts[layer];
-            for &n_tokens in &ladder {
+            for &n_tokens in &buckets {
                 for groups in 0..=cut.n_groups() {
                     let ops = self.layer_ops(layer, cut.neurons(groups), n_tokens);
                     most = ops.into_iter().map(need).fold(most, Bytes::max);
                 }
             }
-            if self.options.streaming != Streaming::Off && self.streams(layer) {
+            if self.options.streaming != Streaming::Off && self.can_stream(layer) {
                 let kind = self.chunk_shape(on, layer, self.chunk_size());
-                let rungs = self.streamed_rungs().into_iter();
-                let ops = rungs.flat_map(|n_tokens| self.chunk_ops(layer, &kind, n_tokens));
+                let streamed = self.streamed_buckets().into_iter();
+                let ops = streamed.flat_map(|n_tokens| self.chunk_ops(layer, &kind, n_tokens));
                 most = ops.map(need).fold(most, Bytes::max);
             }
         }
@@ -51,7 +51,7 @@ impl Sizing<'_> {
         let mut distinct = Vec::new();
         for (index, layer) in self.model.layers.iter().enumerate() {
             let mut shape: Vec<TensorDesc> = Vec::new();
-            layer.frame.each(&mut |_, rows| shape.push(rows.desc()));
+            layer.frame.for_each(&mut |_, rows| shape.push(rows.desc()));
             if let Some(ffn) = &layer.ffn {
                 let rows = ffn.matrices().map(|(_, rows)| rows).chain(ffn.biases());
                 shape.extend(rows.map(hal::HostRows::desc));

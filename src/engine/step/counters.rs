@@ -11,7 +11,7 @@ use crate::replay::arena::{StepArena, StepSizes};
 use crate::size::scratch::n_counters;
 use crate::timeline::{Waits, Work};
 
-/// Statistics of a step.
+/// Statistics of one or more steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepStats {
     /// Number of active neurons (those multiplied with down), over all layers and tokens.
@@ -61,7 +61,6 @@ impl UnionStats {
 impl std::ops::Sub for StepStats {
     type Output = StepStats;
 
-    /// The difference of two totals.
     fn sub(self, before: StepStats) -> StepStats {
         StepStats {
             active: self.active - before.active,
@@ -96,20 +95,20 @@ pub(crate) struct DeferredCounters {
 impl Stepper {
     /// Whether the counters of a step may stay on the devices for now. The counters of padded
     /// tokens are discarded, and the lists of predictors and streamed chunks are counted per step,
-    /// so such steps are read at once.
-    pub(crate) fn defers(&self, n: usize, rung: usize, sizes: &StepSizes) -> bool {
-        n == sizes.rungs[rung]
+    /// so the counters of steps with either are read at once.
+    pub(crate) fn defers(&self, n: usize, bucket: usize, sizes: &StepSizes) -> bool {
+        n == sizes.buckets[bucket]
             && n <= MAX_COUNTED_TOKENS
             && self.loaded.lanes.iter().flatten().all(|lane| lane.lists.is_none())
     }
 
     /// Reads the deferred counters of a recorded token count. The next step that runs its programs
     /// clears them.
-    pub(crate) fn flush(&mut self, rung: usize, arena: &mut StepArena) -> Result<StepStats> {
-        let DeferredCounters { steps, mut stats } = std::mem::take(&mut self.deferred[rung]);
+    pub(crate) fn flush(&mut self, bucket: usize, arena: &mut StepArena) -> Result<StepStats> {
+        let DeferredCounters { steps, mut stats } = std::mem::take(&mut self.deferred[bucket]);
         if steps > 0 {
-            let n = arena.sizes.rungs[rung];
-            self.sum_active(rung, n, arena, &mut stats)?;
+            let n = arena.sizes.buckets[bucket];
+            self.sum_active(bucket, n, arena, &mut stats)?;
             arena.count_neurons(steps * n);
         }
         Ok(stats)
@@ -117,8 +116,8 @@ impl Stepper {
 
     pub(crate) fn flush_all(&mut self, arena: &mut StepArena) -> Result<StepStats> {
         let mut stats = StepStats::default();
-        for rung in 0..arena.sizes.rungs.len() {
-            stats += self.flush(rung, arena)?;
+        for bucket in 0..arena.sizes.buckets.len() {
+            stats += self.flush(bucket, arena)?;
         }
         for lane in self.loaded.lanes.iter_mut().flatten() {
             let union = UnionStats(lane.take_union()?);
@@ -127,13 +126,13 @@ impl Stepper {
         Ok(stats)
     }
 
-    pub(crate) fn clear(&mut self, rung: usize, arena: &mut StepArena) -> Result<()> {
+    pub(crate) fn clear(&mut self, bucket: usize, arena: &mut StepArena) -> Result<()> {
         let since = arena.timeline.now();
         arena.active.clear();
-        let len = n_counters(arena.sizes.n_layer) * arena.sizes.rungs[rung];
+        let len = n_counters(arena.sizes.n_layer) * arena.sizes.buckets[bucket];
         arena.active.resize(len, 0.0);
         for lane in self.loaded.lanes.iter_mut().flatten() {
-            lane.queue.write(&lane.active[rung], bytemuck::cast_slice(&arena.active))?;
+            lane.queue.write(&lane.active[bucket], bytemuck::cast_slice(&arena.active))?;
         }
         arena.timeline.record_host(Work::Copy, since);
         Ok(())
@@ -142,13 +141,13 @@ impl Stepper {
     /// Sums the counters of all tokens except padding, over all devices.
     pub(crate) fn count(
         &mut self,
-        rung: usize,
+        bucket: usize,
         n: usize,
         arena: &mut StepArena,
     ) -> Result<StepStats> {
         let since = arena.timeline.now();
         let mut stats = self.expected_stats(n, &arena.sizes);
-        self.sum_active(rung, n, arena, &mut stats)?;
+        self.sum_active(bucket, n, arena, &mut stats)?;
         arena.count_neurons(n);
         for (device, stream) in self.streams.iter().enumerate() {
             let Some(stream) = stream else { continue };
@@ -181,20 +180,21 @@ impl Stepper {
         }
     }
 
-    /// Adds the counters of the first `n` tokens over all devices.
+    /// Adds the counters of the first `n` tokens on all devices to `stats` and to the layers'
+    /// activity.
     fn sum_active(
         &mut self,
-        rung: usize,
+        bucket: usize,
         n: usize,
         arena: &mut StepArena,
         stats: &mut StepStats,
     ) -> Result<()> {
-        let len = n_counters(arena.sizes.n_layer) * arena.sizes.rungs[rung];
+        let len = n_counters(arena.sizes.n_layer) * arena.sizes.buckets[bucket];
         arena.active.resize(len, 0.0);
         for (device, lane) in self.loaded.lanes.iter_mut().enumerate() {
             let Some(lane) = lane else { continue };
-            lane.queue.read_f32(&lane.active[rung], &mut arena.active)?;
-            let rows = arena.active.chunks_exact(arena.sizes.rungs[rung]);
+            lane.queue.read_f32(&lane.active[bucket], &mut arena.active)?;
+            let rows = arena.active.chunks_exact(arena.sizes.buckets[bucket]);
             for (layer, row) in rows.enumerate() {
                 let active = row[..n].iter().map(|&v| f64::from(v)).sum::<f64>();
                 let off_cpu = if device == CPU { 0.0 } else { active };

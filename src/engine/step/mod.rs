@@ -10,7 +10,7 @@ use placement::DeviceIndex;
 
 use crate::error::Result;
 use crate::load::{Head, LoadedModel, lane_mut};
-use crate::record::{Ladder, Programs};
+use crate::record::{BucketPrograms, Programs};
 use crate::replay::arena::StepArena;
 use crate::replay::{StepProgram, StepState};
 use crate::stream::Stream;
@@ -23,10 +23,9 @@ pub(crate) struct Stepper {
     pub(crate) loaded: LoadedModel,
     programs: Programs,
     /// Programs without a head that also count active rows, for steps of up to
-    /// [`hal::op::MAX_COUNTED_TOKENS`] tokens; `None` if no step is watched, or if `programs`
-    /// count.
+    /// [`hal::op::MAX_COUNTED_TOKENS`] tokens; `None` if no step is watched, or if `programs` count
+    /// them.
     pub(crate) counting: Option<Programs>,
-    /// Whether the next step counts active rows.
     pub(crate) counts_rows: bool,
     /// For each device, the stream of absent weights to it during prefill; `None` if nothing is
     /// streamed to it.
@@ -46,7 +45,8 @@ impl Stepper {
         Stepper { loaded, programs, counting: None, counts_rows: false, streams, deferred }
     }
 
-    /// Whether a step of `n_tokens` streams weights to a device, whose active rows are not counted.
+    /// Whether a step of `n_tokens` streams weights to a device. Such a step does not count active
+    /// rows.
     pub(crate) fn streams_weights(&self, n_tokens: usize) -> bool {
         let mut legs = self.programs.segments.iter().flat_map(|segment| &segment.legs);
         legs.any(|(size, _)| *size == n_tokens)
@@ -62,13 +62,13 @@ impl Stepper {
         self.loaded.layers.iter().any(|layer| layer.mailbox.is_some())
     }
 
-    /// The ops that run on a slow path, each once.
+    /// Messages about ops without a fast kernel, each once.
     pub(crate) fn slow_ops(&self) -> Vec<String> {
-        let chunks = self.streams.iter().flatten().flat_map(Stream::ladders);
-        let ladders = self.programs.ladders().chain(chunks);
-        let legs = self.programs.legs().flat_map(|leg| leg.program.slow());
+        let chunks = self.streams.iter().flatten().flat_map(Stream::bucket_programs);
+        let replayed = self.programs.bucket_programs().chain(chunks);
+        let legs = self.programs.legs().flat_map(|leg| leg.program.slow_reasons());
         let mut slow: Vec<String> = Vec::new();
-        for text in ladders.flat_map(Ladder::slow).chain(legs) {
+        for text in replayed.flat_map(BucketPrograms::slow_reasons).chain(legs) {
             if !slow.contains(text) {
                 slow.push(text.clone());
             }
@@ -77,7 +77,7 @@ impl Stepper {
     }
 
     /// Runs a step over `arena.facts` and leaves `[n_out, n_vocab]` logits in `arena.logits`.
-    /// Returns the statistics whose counters were read, possibly of earlier steps too.
+    /// Returns the statistics of the steps whose counters it read, which may be earlier steps.
     pub(crate) fn step(
         &mut self,
         arena: &mut StepArena,
@@ -85,25 +85,25 @@ impl Stepper {
     ) -> Result<StepStats> {
         let n = arena.facts.tokens.len();
         let n_out = arena.facts.n_out();
-        let rungs = &arena.sizes.rungs;
-        let rung = rungs.iter().position(|&rung| rung >= n).unwrap_or(rungs.len() - 1);
-        let defers = self.defers(n, rung, &arena.sizes);
+        let buckets = &arena.sizes.buckets;
+        let bucket = buckets.iter().position(|&size| size >= n).unwrap_or(buckets.len() - 1);
+        let defers = self.defers(n, bucket, &arena.sizes);
         let mut stats = StepStats::default();
-        if !defers || self.deferred[rung].steps >= arena.sizes.max_deferred() {
-            stats += self.flush(rung, arena)?;
+        if !defers || self.deferred[bucket].steps >= arena.sizes.max_deferred() {
+            stats += self.flush(bucket, arena)?;
         }
         self.begin(arena)?;
-        if self.deferred[rung].steps == 0 {
-            self.clear(rung, arena)?;
+        if self.deferred[bucket].steps == 0 {
+            self.clear(bucket, arena)?;
         }
-        self.replay(arena, interrupt, rung, n_out)?;
+        self.replay(arena, interrupt, bucket, n_out)?;
         if defers {
             let step = self.expected_stats(n, &arena.sizes);
-            let deferred = &mut self.deferred[rung];
+            let deferred = &mut self.deferred[bucket];
             deferred.steps += 1;
             deferred.stats += step;
         } else {
-            stats += self.count(rung, n, arena)?;
+            stats += self.count(bucket, n, arena)?;
         }
         Ok(stats)
     }
@@ -113,7 +113,7 @@ impl Stepper {
         &mut self,
         arena: &mut StepArena,
         interrupt: &AtomicBool,
-        rung: usize,
+        bucket: usize,
         n_out: usize,
     ) -> Result<()> {
         let n = arena.facts.tokens.len();
@@ -121,15 +121,15 @@ impl Stepper {
             self;
         let of_layers = self.counting.as_ref().filter(|_| self.counts_rows).unwrap_or(programs);
         let remotes = &of_layers.remotes[..];
-        let mut step = StepState { lanes, layers, remotes, arena, interrupt, n, rung };
+        let mut step = StepState { lanes, layers, remotes, arena, interrupt, n, bucket };
         let mut at = of_layers.segments[0].device;
         for segment in &of_layers.segments {
             let device = segment.device;
             step.copy_residual(at, device)?;
             step.copy_per_layer_embeddings(at, device)?;
             at = device;
-            let n_rung = step.arena.sizes.rungs[rung];
-            let legs = segment.legs.iter().find(|(size, _)| *size == n_rung);
+            let n_padded = step.arena.sizes.buckets[bucket];
+            let legs = segment.legs.iter().find(|(size, _)| *size == n_padded);
             if let (Some((_, legs)), Some(stream)) = (legs, &mut streams[segment.via]) {
                 stream.run(device, legs, &mut step)?;
                 continue;
@@ -153,16 +153,17 @@ impl Stepper {
         &'a mut self,
         arena: &'a mut StepArena,
         interrupt: &'a AtomicBool,
-        rung: usize,
+        bucket: usize,
     ) -> Result<StepState<'a>> {
-        self.clear(rung, arena)?;
+        self.clear(bucket, arena)?;
         self.begin(arena)?;
         let Stepper { loaded: LoadedModel { lanes, layers, .. }, programs, .. } = self;
         let (n, remotes) = (arena.facts.tokens.len(), &programs.remotes[..]);
-        Ok(StepState { lanes, layers, remotes, arena, interrupt, n, rung })
+        Ok(StepState { lanes, layers, remotes, arena, interrupt, n, bucket })
     }
 
-    /// Uploads the batch of a step to every device in use, and clears the counts of its lists.
+    /// Uploads the batch of a step to every device in use, and clears the counts of each device's
+    /// lists.
     fn begin(&mut self, arena: &mut StepArena) -> Result<()> {
         let since = arena.timeline.now();
         let shape = self.loaded.lane(self.loaded.head.device).batch.shape;
@@ -184,7 +185,12 @@ impl Stepper {
 }
 
 /// Runs the head over `n_out` tokens and reads their logits and, if requested, hidden states.
-fn run_head(head: &Head, programs: &Ladder, n_out: usize, step: &mut StepState<'_>) -> Result<()> {
+fn run_head(
+    head: &Head,
+    programs: &BucketPrograms,
+    n_out: usize,
+    step: &mut StepState<'_>,
+) -> Result<()> {
     let StepState { lanes, arena, .. } = step;
     let lane = lane_mut(lanes, head.device);
     let program = programs.at_least(n_out).expect("programs exist up to max_out");

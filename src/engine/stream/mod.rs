@@ -25,7 +25,7 @@ use placement::{DeviceIndex, LayerPlacement, Neurons};
 use crate::error::Result;
 use crate::load::lists::ChunkLists;
 use crate::load::{lane, lane_mut};
-use crate::record::{Ladder, Leg, StreamedLayers, StreamedNeurons};
+use crate::record::{BucketPrograms, Leg, StreamedLayers, StreamedNeurons};
 use crate::replay::arena::StepArena;
 use crate::replay::{StepProgram, StepState};
 use crate::size::stream::ChunkSize;
@@ -67,8 +67,8 @@ struct StreamedLayer {
     shape: usize,
     /// Index of the program for each chunk; a single entry is for all chunks.
     programs: Vec<usize>,
-    /// Absent neurons in ascending order. Whole experts are in the order of their numbers, whatever
-    /// expert a number stands for now.
+    /// Absent neurons, ascending within each expert. Experts keep the order in which programs were
+    /// recorded for them, even after an exchange.
     absent: Vec<u32>,
     /// The range of each chunk in `absent`.
     chunks: Vec<Range<usize>>,
@@ -86,7 +86,7 @@ struct StreamedLayer {
 struct SlotSet {
     slots: Slots,
     /// For each distinct program, a pair: the first adds to y, the second overwrites y.
-    programs: Vec<[Ladder; 2]>,
+    programs: Vec<[BucketPrograms; 2]>,
     /// For each tensor of the slots, its staging memory.
     fills: Vec<SlotStaging>,
 }
@@ -157,7 +157,7 @@ impl Stream {
         self.padded
     }
 
-    pub(crate) fn ladders(&self) -> impl Iterator<Item = &Ladder> {
+    pub(crate) fn bucket_programs(&self) -> impl Iterator<Item = &BucketPrograms> {
         self.slot_sets[0].programs.iter().flatten()
     }
 
@@ -282,9 +282,9 @@ impl SlotSet {
         for &place in slots.indices[at.shape].as_slice() {
             fills[place].upload(queue, &slots.tensors[place])?;
         }
-        let ladder = &programs[at.program(number)][usize::from(!at.adds && number == 0)];
-        let program = ladder
-            .at_least(step.arena.sizes.rungs[step.rung])
+        let programs_by_size = &programs[at.program(number)][usize::from(!at.adds && number == 0)];
+        let program = programs_by_size
+            .at_least(step.arena.sizes.buckets[step.bucket])
             .expect("streamed steps have a program");
         step.arena.timeline.replay(queue, program)
     }

@@ -14,12 +14,13 @@ use crate::error::{Error, Result};
 use crate::load::lane::Lane;
 use crate::load::lists::ChunkLists;
 use crate::load::{Layer, LoadedModel};
-use crate::record::{Ladder, Recording, StreamedNeurons};
+use crate::record::{BucketPrograms, Recording, StreamedNeurons};
 use crate::size::Sizing;
 use crate::size::stream::{ChunkShape, ChunkSize};
 use crate::timeline::Work;
 
-/// The rows that a program over a chunk computes; programs over the same slots differ only in this.
+/// The rows that a program over a chunk computes: the only difference between programs over the
+/// same slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChunkRows {
     /// All neurons of a chunk are computed.
@@ -96,7 +97,7 @@ impl StreamSetup<'_> {
         let mut streamed = Vec::new();
         for (index, placed) in placement.layers.iter().enumerate() {
             let homed = placed.home == device || takes_cpu && placed.home == CPU;
-            streamed.push(if homed && sizing.streams(index) {
+            streamed.push(if homed && sizing.can_stream(index) {
                 self.streamed_layer(lane, index, placed, size, &mut distinct)
             } else {
                 None
@@ -105,9 +106,9 @@ impl StreamSetup<'_> {
         if distinct.shapes.is_empty() {
             return Ok(None);
         }
-        let rungs = recording.rungs_from(from);
+        let buckets = recording.buckets_from(from);
         let lists = if sizing.mode.predicts() {
-            Some(ChunkLists::new(&lane.device, size.n, rungs)?)
+            Some(ChunkLists::new(&lane.device, size.n, buckets)?)
         } else {
             None
         };
@@ -228,9 +229,9 @@ impl SlotSetBuilder<'_> {
                 }
             }
             let listed = predictor.as_ref().zip(self.lists);
-            let ladder = |adds| self.recording.chunk(lane, self.from, &share, listed, adds);
-            let writes = if self.overwrites { ladder(false)? } else { Ladder::default() };
-            programs.push([ladder(true)?, writes]);
+            let record = |adds| self.recording.chunk(lane, self.from, &share, listed, adds);
+            let writes = if self.overwrites { record(false)? } else { BucketPrograms::default() };
+            programs.push([record(true)?, writes]);
         }
         let tensors = slots.tensors.iter().zip(&slots.vectors);
         let fill = |(tensor, is_vector): (&Tensor, &bool)| {

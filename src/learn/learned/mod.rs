@@ -12,7 +12,7 @@
 
 mod save;
 
-pub use save::{SaveError, SectionContents, check_writable, lock, place, save, save_if};
+pub use save::{SaveError, SectionContents, check_writable, lock, save, save_if, writable_path};
 
 use std::path::{Path, PathBuf};
 
@@ -128,7 +128,7 @@ pub enum SideFileError {
         /// The expected value.
         expected: String,
     },
-    /// A key or tensor of the wrong type.
+    /// A key or tensor with an unexpected type, shape or value.
     #[error("{file}: `{name}` is {found}, expected {expected}")]
     Wrong {
         /// Path of the file.
@@ -376,10 +376,11 @@ impl SideFile {
 }
 
 /// Possible locations of the side file of `model`, best first: next to the model file, if the model
-/// is in a file; then in `folder`, if given.
+/// is in a file and has no overlay; then in `folder`, if given.
 #[must_use]
 pub fn places(model: &File, folder: Option<&Path>) -> Vec<PathBuf> {
-    let beside = model.paths().first().map(|path| {
+    // The file next to the model belongs to the model without adapters.
+    let beside = model.paths().first().filter(|_| model.overlay_bytes() == 0).map(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let stem = name.strip_suffix(".gguf").unwrap_or(&name);
         path.with_file_name(format!("{stem}{SUFFIX}"))
@@ -393,17 +394,16 @@ pub fn places(model: &File, folder: Option<&Path>) -> Vec<PathBuf> {
     beside.into_iter().chain(in_folder).collect()
 }
 
-fn present(file: &File, section: Section) -> bool {
+fn has_section(file: &File, section: Section) -> bool {
     file.metadata().iter().any(|(key, _)| section.owns(key))
         || file.tensors().iter().any(|tensor| section.owns(&tensor.name))
 }
 
-/// The sections with wrong checksums.
 fn damaged_sections(file: &File) -> Result<Vec<Section>, SideFileError> {
     let mut broken = Vec::new();
     for section in Section::ALL {
         let stored = file.metadata().u64(&section.sum_key())?;
-        if stored != present(file, section).then(|| sum(file, section)).transpose()? {
+        if stored != has_section(file, section).then(|| checksum(file, section)).transpose()? {
             broken.push(section);
         }
     }
@@ -412,7 +412,7 @@ fn damaged_sections(file: &File) -> Result<Vec<Section>, SideFileError> {
 
 /// The checksum of a section: its keys except the checksum itself, and its tensors with their
 /// bytes, in file order.
-fn sum(file: &File, section: Section) -> Result<u64, gguf::Error> {
+fn checksum(file: &File, section: Section) -> Result<u64, gguf::Error> {
     let mut hash = Hash::default();
     for (key, value) in file.metadata().iter().filter(|(key, _)| section.owns(key)) {
         if key != section.sum_key() {

@@ -23,7 +23,7 @@ impl SectionContents {
         self.entries.push((name.to_owned(), value.into()));
     }
 
-    /// Changes the value of an existing key.
+    /// Changes the value of a key, if it exists.
     pub fn replace(&mut self, name: &str, value: impl Into<Value>) {
         let value = value.into();
         if let Some((_, old)) = self.entries.iter_mut().find(|(key, _)| key == name) {
@@ -86,12 +86,12 @@ pub enum SaveError {
         /// The I/O error.
         reason: io::Error,
     },
-    /// Writing failed.
+    /// Reading the old file or writing the new one failed.
     #[error(transparent)]
     File(#[from] gguf::Error),
 }
 
-/// Checks that a file can be created at `path`.
+/// Checks that a file can be created at `path`; creates its folder if necessary.
 ///
 /// # Errors
 /// [`SaveError`].
@@ -117,18 +117,18 @@ fn make_folder(path: &Path) -> Result<(), SaveError> {
 /// [`SaveError::Lock`].
 pub fn lock(path: &Path) -> Result<fs::File, SaveError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder_lock = fs::File::open(folder.unwrap_or(Path::new("."))).and_then(locked);
+    let folder_lock = fs::File::open(folder.unwrap_or(Path::new("."))).and_then(flock);
     let file_lock = || {
         let mut name = path.as_os_str().to_owned();
         name.push(".lock");
-        fs::OpenOptions::new().create(true).truncate(false).write(true).open(name).and_then(locked)
+        fs::OpenOptions::new().create(true).truncate(false).write(true).open(name).and_then(flock)
     };
     folder_lock
         .or_else(|_| file_lock())
         .map_err(|reason| SaveError::Lock { file: path.display().to_string(), reason })
 }
 
-fn locked(file: fs::File) -> io::Result<fs::File> {
+fn flock(file: fs::File) -> io::Result<fs::File> {
     file.lock()?;
     Ok(file)
 }
@@ -138,7 +138,7 @@ fn locked(file: fs::File) -> io::Result<fs::File> {
 ///
 /// # Errors
 /// [`SaveError`] of the last candidate.
-pub fn place(model: &File, folder: Option<&Path>) -> Result<PathBuf, SaveError> {
+pub fn writable_path(model: &File, folder: Option<&Path>) -> Result<PathBuf, SaveError> {
     let mut last = SaveError::NoFolder;
     for path in places(model, folder) {
         match check_writable(&path) {
@@ -205,7 +205,7 @@ pub fn save_if(
     for (name, value) in &contents.entries {
         writer.set(&section.full_name(name), value.clone())?;
     }
-    writer.set(&section.sum_key(), sum(section, contents))?;
+    writer.set(&section.sum_key(), checksum(section, contents))?;
     if let Some(kept) = &kept {
         for tensor in kept.tensors() {
             writer.declare(&tensor.name, &tensor.shape, tensor.ty)?;
@@ -275,8 +275,8 @@ impl KeptSections {
     }
 }
 
-/// The checksum of `contents`, equal to [`super::sum`] of the written file.
-fn sum(section: Section, contents: &SectionContents) -> u64 {
+/// The checksum of `contents`, equal to [`super::checksum`] of the written file.
+fn checksum(section: Section, contents: &SectionContents) -> u64 {
     let mut hash = Hash::default();
     for (name, value) in &contents.entries {
         hash.add(section.full_name(name).as_bytes());

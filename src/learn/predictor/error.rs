@@ -19,12 +19,12 @@ pub enum Error {
         /// Required number of tokens.
         needed: usize,
     },
-    /// Inputs whose second moment cannot be factored.
+    /// Inputs or weights that cannot be factored.
     #[error("layer {layer}: cannot factor the second moment of the inputs: {reason}")]
     Singular {
         /// Layer.
         layer: usize,
-        /// The operation that failed.
+        /// The cause.
         reason: &'static str,
     },
     /// Factors that exceed the size limit in every format.

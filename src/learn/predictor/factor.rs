@@ -37,10 +37,9 @@ const TOKENS_PER_DIRECTION: usize = 4;
 /// Rows that are converted to f64 and added to a moment at once.
 const BATCH_ROWS: usize = 2048;
 /// Subspace iteration is used for ranks up to the width divided by this number.
-const NARROW: usize = 4;
+const MIN_WIDTH_PER_RANK: usize = 4;
 /// Additional directions of subspace iteration, so that the last needed ones are accurate too.
-const EXTRA: usize = 16;
-/// Number of subspace iterations.
+const EXTRA_DIRECTIONS: usize = 16;
 const ITERATIONS: usize = 3;
 
 /// The first two moments of inputs.
@@ -54,7 +53,6 @@ pub(super) struct Moment {
 }
 
 impl Moment {
-    /// Empty moments, for inputs of `n_embd` values.
     #[must_use]
     pub(super) fn new(n_embd: usize) -> Moment {
         Moment { sum: vec![0.0; n_embd], squares: Mat::zeros(n_embd, n_embd), n_tokens: 0 }
@@ -160,7 +158,7 @@ impl Factors {
             w.col_mut(i).fill(0.0);
         }
         let rank = rank.min(n);
-        let (right, fc2) = if rank * NARROW <= n {
+        let (right, fc2) = if rank * MIN_WIDTH_PER_RANK <= n {
             approximate_factors(w.as_ref(), root.as_ref(), rank)?
         } else {
             exact_factors(w.as_ref(), root.as_ref(), rank)?
@@ -186,7 +184,7 @@ impl Factors {
 
     /// The first `rank` rows of `fc1` and columns of `fc2`.
     #[must_use]
-    pub(super) fn cut(&self, rank: usize) -> Factors {
+    pub(super) fn truncated(&self, rank: usize) -> Factors {
         let rank = rank.min(self.fc1.n_rows);
         let mut fc1 = self.fc1.clone();
         fc1.values.truncate(rank * fc1.n_cols);
@@ -204,7 +202,7 @@ fn product(a: MatRef<'_, f64>, b: MatRef<'_, f64>) -> Mat<f64> {
 }
 
 /// The eigenvectors of `square` for its `rank` largest eigenvalues, in descending order.
-fn largest(square: &Mat<f64>, rank: usize) -> Result<Mat<f64>, &'static str> {
+fn largest_eigenvectors(square: &Mat<f64>, rank: usize) -> Result<Mat<f64>, &'static str> {
     let eigen = square.self_adjoint_eigen(Side::Lower).map_err(|_| "no eigenvectors")?;
     let n = square.nrows();
     Ok(Mat::from_fn(n, rank, |i, j| eigen.U()[(i, n - 1 - j)]))
@@ -218,7 +216,7 @@ fn exact_factors(
     rank: usize,
 ) -> Result<(Mat<f64>, Mat<f64>), &'static str> {
     let projected = product(w, root);
-    let right = largest(&product(projected.transpose(), projected.as_ref()), rank)?;
+    let right = largest_eigenvectors(&product(projected.transpose(), projected.as_ref()), rank)?;
     let fc2 = product(projected.as_ref(), right.as_ref());
     Ok((right, fc2))
 }
@@ -233,7 +231,8 @@ fn approximate_factors(
     let n = root.nrows();
     let apply = |v: &Mat<f64>| product(w, product(root, v.as_ref()).as_ref());
     let mut random = ChaCha8Rng::seed_from_u64(n as u64);
-    let start = Mat::from_fn(n, (rank + EXTRA).min(n), |_, _| random.random_range(-1.0..1.0));
+    let start =
+        Mat::from_fn(n, (rank + EXTRA_DIRECTIONS).min(n), |_, _| random.random_range(-1.0..1.0));
     let mut basis = start.qr().compute_thin_Q();
     for _ in 0..ITERATIONS {
         let left = apply(&basis).qr().compute_thin_Q();
@@ -241,7 +240,7 @@ fn approximate_factors(
         basis = right.qr().compute_thin_Q();
     }
     let projected = apply(&basis);
-    let rotation = largest(&product(projected.transpose(), projected.as_ref()), rank)?;
+    let rotation = largest_eigenvectors(&product(projected.transpose(), projected.as_ref()), rank)?;
     Ok((product(basis.as_ref(), rotation.as_ref()), product(projected.as_ref(), rotation.as_ref())))
 }
 
@@ -297,7 +296,7 @@ mod tests {
         }
 
         #[test]
-        fn no_other_factors_of_that_rank_are_better(w in matrix(20, 8), x in matrix(60, 8), other in matrix(8, 3)) {
+        fn factors_in_random_directions_are_not_better(w in matrix(20, 8), x in matrix(60, 8), other in matrix(8, 3)) {
             // Inputs lie mostly in a few directions, which is why factors need a moment.
             let mut x = x;
             x.values.chunks_exact_mut(8).for_each(|row| row[4..].iter_mut().for_each(|v| *v *= 0.1));
@@ -327,9 +326,9 @@ mod tests {
         }
 
         #[test]
-        fn more_rank_is_never_worse(w in matrix(20, 8), x in matrix(60, 8)) {
+        fn a_higher_rank_is_never_worse(w in matrix(20, 8), x in matrix(60, 8)) {
             let factors = Factors::new(&w, &moment(&x), 8).unwrap();
-            let errors: Vec<f64> = (1..=8).map(|rank| error(&w, &factors.cut(rank), &x)).collect();
+            let errors: Vec<f64> = (1..=8).map(|rank| error(&w, &factors.truncated(rank), &x)).collect();
             let size = size(&w, &x);
             prop_assert!(errors.windows(2).all(|pair| pair[1] <= pair[0] + 1e-3 * size), "{errors:?}");
             prop_assert!(errors[7] <= 1e-6 * size);
@@ -337,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn few_tokens_shrink_the_correlation() {
+    fn factors_of_20_tokens_fit_other_tokens() {
         let mut random = ChaCha8Rng::seed_from_u64(5);
         let mut values = |n: usize, m: usize| DenseMatrix {
             n_rows: n,

@@ -4,7 +4,7 @@ use hal::HostRows;
 use hal::format::Format;
 
 use super::Evaluation;
-use super::judge::Judge;
+use super::evaluator::Evaluator;
 use super::make::Block;
 use super::matrix::DenseMatrix;
 use super::observations::Observations;
@@ -18,10 +18,9 @@ const MAX_RECALL_LOSS: f64 = 0.002;
 /// Largest allowed ratio of the lists' lengths after and before requantising.
 const MAX_RATIO: f64 = 1.05;
 
-/// Evaluates `layer` on the inputs in `seen`.
 fn evaluate(
     layer: &Predictor,
-    judge: &Judge<'_>,
+    evaluator: &Evaluator<'_>,
     seen: &Observations,
     threshold: f32,
 ) -> Result<Evaluation> {
@@ -30,7 +29,7 @@ fn evaluate(
     hidden.values.iter_mut().for_each(|v| *v = v.max(0.0));
     let scores =
         hidden.activations(layer.fc2.desc().format).times(&DenseMatrix::dequantize(&layer.fc2)?);
-    Ok(judge.by_scores(&scores, threshold))
+    Ok(evaluator.by_scores(&scores, threshold))
 }
 
 /// `layer` in the smallest candidate format within `MAX_RECALL_LOSS` and `MAX_RATIO`, or
@@ -48,8 +47,8 @@ pub fn requantised(
     if !has_blocks(&layer.fc1) || !has_blocks(&layer.fc2) {
         return Ok(layer.clone());
     }
-    let judge = Judge::new(seen, &block.down);
-    let before = evaluate(layer, &judge, seen, threshold)?;
+    let evaluator = Evaluator::new(seen, &block.down);
+    let before = evaluate(layer, &evaluator, seen, threshold)?;
     for format in FORMATS {
         let is_smaller = |rows: &HostRows| {
             format.row_bytes(rows.desc().n_cols).is_some_and(|bytes| bytes < rows.row_bytes())
@@ -61,7 +60,7 @@ pub fn requantised(
             Ok::<_, super::Error>(DenseMatrix::dequantize(rows)?.quantized(format))
         };
         let candidate = Predictor { fc1: requantize(&layer.fc1)?, fc2: requantize(&layer.fc2)? };
-        let after = evaluate(&candidate, &judge, seen, threshold)?;
+        let after = evaluate(&candidate, &evaluator, seen, threshold)?;
         let keeps_recall = after.weighted_recall >= before.weighted_recall - MAX_RECALL_LOSS;
         if keeps_recall && after.listed <= before.listed * MAX_RATIO {
             return Ok(candidate);

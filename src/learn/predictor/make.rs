@@ -3,8 +3,8 @@
 use hal::HostRows;
 use hal::format::Format;
 
+use super::evaluator::Evaluator;
 use super::factor::{Factors, Moment};
-use super::judge::Judge;
 use super::matrix::DenseMatrix;
 use super::observations::{Contribution, Observations};
 use super::scale::{self, ScoreDistribution};
@@ -14,7 +14,6 @@ use model::Ffn;
 
 /// Ranks are multiples of this, the block size of quantised weights.
 pub const RANK_STEP: usize = 32;
-/// The largest candidate rank.
 const MAX_RANK: usize = 1024;
 /// Candidate formats of the two matrices. The second matrix is the larger one, so the first may
 /// have more bits; formats with blocks of 256 are for wide models, whose ranks and rows are
@@ -27,7 +26,7 @@ const FORMATS: [Formats; 5] = [
     Formats(Format::Q8_0, Format::Q8_0),
 ];
 /// Maximum number of candidate ranks.
-const RANKS: usize = 32;
+const N_RANKS: usize = 32;
 /// Range in which thresholds are searched, as natural logarithms of losses.
 const MIN_LOSS: f64 = -60.0;
 const MAX_LOSS: f32 = 40.0;
@@ -64,11 +63,11 @@ pub struct Settings {
 /// The current step for a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Second moment and eigenvectors.
+    /// Computes the factors of the highest rank.
     Factors,
     /// Evaluates this rank.
     Rank(usize),
-    /// Finished steps of training.
+    /// Trains, after this number of steps.
     Training(usize),
     /// Searches thresholds.
     Thresholds,
@@ -123,9 +122,9 @@ impl Block {
 #[derive(Clone, Copy, Debug)]
 pub struct SplitObservations<'a> {
     /// For fitting.
-    pub seen: &'a Observations,
+    pub fit: &'a Observations,
     /// Held out, for evaluation.
-    pub held: &'a Observations,
+    pub held_out: &'a Observations,
 }
 
 /// Formats of a predictor's two matrices.
@@ -182,8 +181,8 @@ pub fn predictor(
         PredictorKind::Factors => {}
     }
     let most = settings.rank.unwrap_or(MAX_RANK).min(block.test.n_cols);
-    let mut moment = Moment::new(texts.seen.n_embd());
-    moment.add(&texts.seen.x);
+    let mut moment = Moment::new(texts.fit.n_embd());
+    moment.add(&texts.fit.x);
     let factors = Factors::new(&block.test, &moment, most)
         .map_err(|reason| Error::Singular { layer, reason })?;
     let Some(best) = maker.best(&factors, stage)? else { return Ok(None) };
@@ -191,9 +190,9 @@ pub fn predictor(
         0 => None,
         n => {
             let lengths: Vec<f32> =
-                (0..block.down.n_rows).map(|n| length(block.down.row(n))).collect();
+                (0..block.down.n_rows).map(|n| norm(block.down.row(n))).collect();
             let step = &mut |done| stage(Stage::Training(done));
-            let trained = train::train(&best.start, best.formats, texts.seen, &lengths, n, step);
+            let trained = train::train(&best.start, best.formats, texts.fit, &lengths, n, step);
             match trained? {
                 Some(trained) => Some(trained),
                 None => return Ok(None),
@@ -206,15 +205,15 @@ pub fn predictor(
     Ok(Some(maker.finish(&best, trained)?))
 }
 
-fn length(row: &[f32]) -> f32 {
+fn norm(row: &[f32]) -> f32 {
     row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt() as f32
 }
 
 /// Makes the thresholds of a layer whose activation function has no exact zeros.
 #[must_use]
 pub fn thresholds(block: &Block, texts: SplitObservations<'_>) -> LayerThresholds {
-    let weights = Judge::new(texts.seen, &block.down).weights();
-    let curve = Judge::new(texts.held, &block.down).activation_curve(&weights);
+    let weights = Evaluator::new(texts.fit, &block.down).weights();
+    let curve = Evaluator::new(texts.held_out, &block.down).activation_curve(&weights);
     LayerThresholds { weights, curve }
 }
 
@@ -222,15 +221,14 @@ struct PredictorBuilder<'a> {
     block: &'a Block,
     texts: SplitObservations<'a>,
     settings: &'a Settings,
-    judge: Judge<'a>,
+    evaluator: Evaluator<'a>,
     weights: Vec<f64>,
     /// A sample of inputs to estimate the score distributions from, and their test values.
     sample: DenseMatrix,
     tests: DenseMatrix,
 }
 
-/// Maximum number of inputs in the sample.
-const SPREAD_TOKENS: usize = 4096;
+const MAX_SAMPLE_TOKENS: usize = 4096;
 
 impl<'a> PredictorBuilder<'a> {
     fn new(
@@ -238,13 +236,13 @@ impl<'a> PredictorBuilder<'a> {
         texts: SplitObservations<'a>,
         settings: &'a Settings,
     ) -> PredictorBuilder<'a> {
-        let mut sample = DenseMatrix::new(0, texts.seen.n_embd());
-        let every = texts.seen.n_tokens().div_ceil(SPREAD_TOKENS).max(1);
-        (0..texts.seen.n_tokens()).step_by(every).for_each(|t| sample.push(texts.seen.x.row(t)));
+        let mut sample = DenseMatrix::new(0, texts.fit.n_embd());
+        let every = texts.fit.n_tokens().div_ceil(MAX_SAMPLE_TOKENS).max(1);
+        (0..texts.fit.n_tokens()).step_by(every).for_each(|t| sample.push(texts.fit.x.row(t)));
         let tests = block.tests(&sample);
-        let judge = Judge::new(texts.held, &block.down);
-        let weights = scale::weights(texts.seen, &block.down);
-        PredictorBuilder { block, texts, settings, judge, weights, sample, tests }
+        let evaluator = Evaluator::new(texts.held_out, &block.down);
+        let weights = scale::weights(texts.fit, &block.down);
+        PredictorBuilder { block, texts, settings, evaluator, weights, sample, tests }
     }
 
     /// The candidate with the fewest bytes per token among the candidates within the size limit;
@@ -257,7 +255,7 @@ impl<'a> PredictorBuilder<'a> {
         let mut best: Option<Candidate> = None;
         let (mut n_worse, mut least) = (0, f64::MAX);
         let most = factors.fc1.n_rows / RANK_STEP * RANK_STEP;
-        let step = (most / RANKS).next_multiple_of(RANK_STEP).max(RANK_STEP);
+        let step = (most / N_RANKS).next_multiple_of(RANK_STEP).max(RANK_STEP);
         let ranks = match self.settings.rank {
             Some(rank) => rank.min(most)..=rank.min(most),
             None => step..=most,
@@ -279,7 +277,7 @@ impl<'a> PredictorBuilder<'a> {
                     (best, n_worse) = (Some(candidate), 0);
                 }
             }
-            // Larger ranks cannot win: bytes grow linearly with the rank, while the benefit
+            // Three ranks without a gain: bytes grow linearly with the rank, while the benefit
             // shrinks.
             if n_worse > 2 {
                 break;
@@ -292,16 +290,16 @@ impl<'a> PredictorBuilder<'a> {
     }
 
     fn candidate(&self, factors: &Factors, rank: usize, formats: Formats) -> Result<Candidate> {
-        let cut = factors.cut(rank);
+        let cut = factors.truncated(rank);
         let spread = ScoreDistribution::new(&self.tests, &scores(&cut, formats, &self.sample)?);
         let factors = Factors { fc2: spread.scale(&cut.fc2), fc1: cut.fc1 };
-        let held = scores(&factors, formats, &self.texts.held.x)?;
+        let held = scores(&factors, formats, &self.texts.held_out.x)?;
         let target = match self.settings.n_steps {
             0 => self.settings.target,
             _ => self.settings.target * TARGET_FACTOR,
         };
         let bias = self.bias(&spread, &held, target);
-        let listed = self.judge.by_scores(&with_bias(held, &bias), 0.0).listed;
+        let listed = self.evaluator.by_scores(&with_bias(held, &bias), 0.0).listed;
         let rows = self.block.test.n_rows as f64;
         let cost =
             bytes(&factors, rank, formats) as f64 + listed * rows * self.block.row_bytes as f64;
@@ -316,7 +314,7 @@ impl<'a> PredictorBuilder<'a> {
             let n = part.neuron as usize;
             spread.loss(n, held.row(t)[n], self.weights[n]).ln().max(MIN_LOSS) as f32
         };
-        let threshold = self.judge.search(loss, MAX_LOSS, &[target])[0];
+        let threshold = self.evaluator.search(loss, MAX_LOSS, &[target])[0];
         spread.bias(&self.weights, f64::from(threshold).exp())
     }
 
@@ -328,9 +326,9 @@ impl<'a> PredictorBuilder<'a> {
         };
         let spread = ScoreDistribution::new(&self.tests, &scores(&self.sample, &self.block.test)?);
         let fc2 = spread.scale(&self.block.test);
-        let held = scores(&self.texts.held.x, &fc2)?;
+        let held = scores(&self.texts.held_out.x, &fc2)?;
         let bias = self.bias(&spread, &held, self.settings.target);
-        let curve = self.judge.curve(&with_bias(held, &bias));
+        let curve = self.evaluator.curve(&with_bias(held, &bias));
         let fc2 = fc2.quantized(Format::Q1_0);
         Ok(LayerPredictor { fc1: None, fc2, bias, curve, trained: false })
     }
@@ -341,12 +339,12 @@ impl<'a> PredictorBuilder<'a> {
         let mut kept: Option<(&TrainedFactors, Curve, f64, bool)> = None;
         for (made, is_trained) in [(Some(&best.start), false), (trained.as_ref(), true)] {
             let Some(made) = made else { continue };
-            let held = scores(&made.factors, best.formats, &self.texts.held.x)?;
+            let held = scores(&made.factors, best.formats, &self.texts.held_out.x)?;
             let held = with_bias(held, &made.bias);
-            let threshold = self.judge.thresholds(&held, &[self.settings.target])[0];
-            let listed = self.judge.by_scores(&held, threshold).listed;
+            let threshold = self.evaluator.thresholds(&held, &[self.settings.target])[0];
+            let listed = self.evaluator.by_scores(&held, threshold).listed;
             if kept.as_ref().is_none_or(|kept| listed < kept.2) {
-                kept = Some((made, self.judge.curve(&held), listed, is_trained));
+                kept = Some((made, self.evaluator.curve(&held), listed, is_trained));
             }
         }
         let (made, curve, _, trained) = kept.expect("the untrained factors were evaluated");

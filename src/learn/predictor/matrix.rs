@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_match_single_rows() {
+    fn products_and_transposes_are_correct() {
         let a = DenseMatrix { n_rows: 2, n_cols: 3, values: vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0] };
         let b = DenseMatrix { n_rows: 1, n_cols: 3, values: vec![1.0, 0.0, -1.0] };
         assert_eq!(a.times(&b).values, [-2.0, -2.0]);

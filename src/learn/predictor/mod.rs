@@ -5,8 +5,8 @@
 //! active neurons in advance: it consists of low-rank factors of the gate (`factor`) or the gate's
 //! signs and a threshold per neuron (`scale`), and is trained if that helps (`train`). Otherwise
 //! *thresholds* on the computed activation, weighted by the neuron's row of down, skip neurons with
-//! small contributions. Both have one parameter, the relative error of a block's output (`judge`):
-//! thresholds are stored for some errors, and interpolated for others.
+//! small contributions. Both have one parameter, the relative error of a block's output
+//! (`evaluator`): thresholds are stored for some errors, and interpolated for others.
 //!
 //! The caller runs the model over the text and passes the observations, [`Observations`]; `engine`
 //! skips neurons.
@@ -15,9 +15,9 @@
 //! (Lee et al.), CHESS (He et al.) and WINA for the thresholds.
 
 mod error;
+mod evaluator;
 mod factor;
 mod import;
-mod judge;
 mod make;
 mod matrix;
 mod observations;

@@ -23,9 +23,9 @@ pub struct Observations {
     n_ff: usize,
     /// `[n_tokens, n_embd]`
     pub(super) x: DenseMatrix,
-    /// Index in `parts` of each token's first contribution, and finally the length of `parts`.
+    /// Index of each token's first contribution, and finally the number of contributions.
     starts: Vec<usize>,
-    parts: Vec<Contribution>,
+    contributions: Vec<Contribution>,
 }
 
 impl Observations {
@@ -33,7 +33,7 @@ impl Observations {
     #[must_use]
     pub fn new(kind: FfnKind, activation: Activation, n_embd: usize, n_ff: usize) -> Observations {
         let x = DenseMatrix::new(0, n_embd);
-        Observations { kind, activation, n_ff, x, starts: vec![0], parts: Vec::new() }
+        Observations { kind, activation, n_ff, x, starts: vec![0], contributions: Vec::new() }
     }
 
     /// Appends tokens: the predictor's input `x` `[n, n_embd]`, and the products of `gate` (if
@@ -55,10 +55,10 @@ impl Observations {
                     FfnKind::GatedBoth => test * activate(self.activation, up),
                 };
                 if h != 0.0 {
-                    self.parts.push(Contribution { neuron: n as u32, h, act: test.abs() });
+                    self.contributions.push(Contribution { neuron: n as u32, h, act: test.abs() });
                 }
             }
-            self.starts.push(self.parts.len());
+            self.starts.push(self.contributions.len());
         }
     }
 
@@ -82,20 +82,20 @@ impl Observations {
 
     /// The contributions to token `t`, ascending by neuron.
     #[must_use]
-    pub fn parts(&self, t: usize) -> &[Contribution] {
-        &self.parts[self.starts[t]..self.starts[t + 1]]
+    pub fn contributions(&self, t: usize) -> &[Contribution] {
+        &self.contributions[self.starts[t]..self.starts[t + 1]]
     }
 
     /// Mean fraction of contributing neurons, 0 to 1.
     #[must_use]
     pub fn density(&self) -> f64 {
-        self.parts.len() as f64 / (self.n_tokens() * self.n_ff).max(1) as f64
+        self.contributions.len() as f64 / (self.n_tokens() * self.n_ff).max(1) as f64
     }
 
     /// The sum over tokens of each neuron's squared `h`, `[n_ff]`.
     pub(super) fn energies(&self) -> Vec<f64> {
         let mut sums = vec![0.0; self.n_ff];
-        for part in &self.parts {
+        for part in &self.contributions {
             sums[part.neuron as usize] += f64::from(part.h) * f64::from(part.h);
         }
         sums
@@ -144,15 +144,18 @@ mod tests {
         seen.push(&[1.0, 2.0], Some(&[1.0, -1.0, 2.0]), &[3.0, 5.0, -0.5]);
         seen.push(&[0.0, 0.5], Some(&[-1.0, -1.0, -2.0]), &[3.0, 5.0, -0.5]);
         let part = |neuron, h, act| Contribution { neuron, h, act };
-        assert_eq!(seen.parts(0), [part(0, 3.0, 1.0), part(2, -1.0, 2.0)]);
-        assert_eq!((seen.parts(1), seen.n_tokens(), seen.density()), (&[][..], 2, 2.0 / 6.0));
+        assert_eq!(seen.contributions(0), [part(0, 3.0, 1.0), part(2, -1.0, 2.0)]);
+        assert_eq!(
+            (seen.contributions(1), seen.n_tokens(), seen.density()),
+            (&[][..], 2, 2.0 / 6.0)
+        );
         assert_eq!(seen.energies(), [9.0, 0.0, 1.0]);
         let mut both = Observations::new(FfnKind::GatedBoth, Activation::Relu, 1, 2);
         both.push(&[1.0], Some(&[2.0, 2.0]), &[3.0, -3.0]);
-        assert_eq!(both.parts(0), [part(0, 6.0, 2.0)]);
+        assert_eq!(both.contributions(0), [part(0, 6.0, 2.0)]);
         let mut silu = Observations::new(FfnKind::Plain, Activation::Silu, 1, 1);
         silu.push(&[1.0], None, &[-1.0]);
-        assert!((silu.parts(0)[0].h + 0.268_941_42).abs() < 1e-6);
-        assert!((silu.parts(0)[0].act - 0.268_941_42).abs() < 1e-6);
+        assert!((silu.contributions(0)[0].h + 0.268_941_42).abs() < 1e-6);
+        assert!((silu.contributions(0)[0].act - 0.268_941_42).abs() < 1e-6);
     }
 }

@@ -1,4 +1,4 @@
-//! Converts factors of a gate to scores, using the residual error of each neuron.
+//! Scales a predictor's scores by the residual error of each neuron.
 //!
 //! Given its score `s`, a neuron's test value is about `slope * s + mean`, with a standard
 //! deviation per neuron. The expected loss of skipping the neuron is then `weight^2 * E[max(slope *
@@ -11,7 +11,7 @@ use super::matrix::DenseMatrix;
 use super::observations::Observations;
 
 /// Largest distance from 0, in standard deviations, that [`inverse`] returns.
-const FAR: f64 = 12.0;
+const MAX_Z: f64 = 12.0;
 
 /// Distribution of a neuron's test value given its score.
 #[derive(Clone, Debug)]
@@ -69,7 +69,7 @@ impl ScoreDistribution {
     /// Expected loss of skipping neuron `n` with this `weight` at a scaled `score`.
     pub(super) fn loss(&self, n: usize, score: f32, weight: f64) -> f64 {
         let z = f64::from(score) + self.mean[n] / self.deviation[n];
-        (weight * self.deviation[n]).powi(2) * expected(z)
+        (weight * self.deviation[n]).powi(2) * expected_square(z)
     }
 
     /// Biases of scaled scores: a neuron whose score plus bias is 0 costs `loss` if it is skipped.
@@ -89,7 +89,7 @@ impl ScoreDistribution {
 /// gets the mean weight of the others.
 pub(super) fn weights(seen: &Observations, down: &DenseMatrix) -> Vec<f64> {
     let (mut tests, mut gains) = (vec![0.0f64; seen.n_ff()], seen.energies());
-    for part in (0..seen.n_tokens()).flat_map(|t| seen.parts(t)) {
+    for part in (0..seen.n_tokens()).flat_map(|t| seen.contributions(t)) {
         tests[part.neuron as usize] += f64::from(part.act) * f64::from(part.act);
     }
     for (n, gain) in gains.iter_mut().enumerate() {
@@ -105,18 +105,18 @@ pub(super) fn weights(seen: &Observations, down: &DenseMatrix) -> Vec<f64> {
 }
 
 /// `E[max(z + e, 0)^2]` for a normal `e`.
-fn expected(z: f64) -> f64 {
+fn expected_square(z: f64) -> f64 {
     let density = (-0.5 * z * z).exp() / (2.0 * std::f64::consts::PI).sqrt();
     let below = 0.5 * libm::erfc(-z / std::f64::consts::SQRT_2);
     ((z * z + 1.0) * below + z * density).max(0.0)
 }
 
-/// Inverse of [`expected`], within [`FAR`].
+/// Inverse of [`expected_square`], within [`MAX_Z`].
 fn inverse(value: f64) -> f64 {
-    let (mut low, mut high) = (-FAR, FAR);
+    let (mut low, mut high) = (-MAX_Z, MAX_Z);
     for _ in 0..60 {
         let middle = f64::midpoint(low, high);
-        if expected(middle) < value { low = middle } else { high = middle }
+        if expected_square(middle) < value { low = middle } else { high = middle }
     }
     low
 }
@@ -127,10 +127,9 @@ mod tests {
 
     #[test]
     fn expected_matches_integration_and_its_inverse() {
-        assert!((expected(0.0) - 0.5).abs() < 1e-12);
+        assert!((expected_square(0.0) - 0.5).abs() < 1e-12);
         // For large z the expectation is z^2 + 1.
-        assert!((expected(9.0) - 82.0).abs() < 1e-9);
-        // Numeric integration on a fine grid.
+        assert!((expected_square(9.0) - 82.0).abs() < 1e-9);
         let sum = |z: f64| {
             let step = 1e-3;
             let grid = (-10_000..10_000).map(|i| f64::from(i) * step);
@@ -138,10 +137,10 @@ mod tests {
                 / (2.0 * std::f64::consts::PI).sqrt()
         };
         for z in [-3.0, -1.0, 0.3, 2.0] {
-            assert!((expected(z) / sum(z) - 1.0).abs() < 1e-4, "{z}");
-            assert!((inverse(expected(z)) - z).abs() < 1e-6, "{z}");
+            assert!((expected_square(z) / sum(z) - 1.0).abs() < 1e-4, "{z}");
+            assert!((inverse(expected_square(z)) - z).abs() < 1e-6, "{z}");
         }
-        assert!(inverse(0.0) <= -8.0 && inverse(1e9) >= FAR - 1e-6);
+        assert!(inverse(0.0) <= -8.0 && inverse(1e9) >= MAX_Z - 1e-6);
     }
 
     #[test]

@@ -12,7 +12,6 @@ use super::{
 use crate::learned::{self, FIRST_USE, Section, SectionContents, SideFile};
 use model::{Model, Predictor};
 
-/// Version of the sections' format.
 const VERSION: u64 = 1;
 const VERSION_KEY: &str = "version";
 /// How neuron values are computed ([`Model::ffn_function`]).
@@ -64,13 +63,13 @@ pub fn section(model: &Model) -> Section {
 /// interrupted.
 pub fn read(learned: &SideFile, model: &Model) -> Result<Option<Chooser>> {
     let sizes = Sizes::new(model);
-    let none = no_layers(model);
-    let section = section_of(&none);
+    let empty = no_layers(model);
+    let section = section_of(&empty);
     if !learned.has(section) {
         return Ok(None);
     }
     check_neurons(learned, section, model)?;
-    let layers = read_layers(learned, none, &sizes)?;
+    let layers = read_layers(learned, empty, &sizes)?;
     let levels = levels(learned, section)?;
     match (layers, levels) {
         (layers @ Layers::Imported { .. }, _) => Ok(Some(Chooser { layers, levels: None })),
@@ -202,7 +201,7 @@ impl<'a> PredictorRun<'a> {
         self.save()
     }
 
-    /// Stores imported predictors, and saves them.
+    /// Replaces the layers by imported predictors, and saves the section.
     ///
     /// # Errors
     /// [`Error::Save`], [`Error::NewerResult`].
@@ -218,7 +217,7 @@ impl<'a> PredictorRun<'a> {
     ///
     /// # Panics
     /// If the run makes thresholds or imports predictors.
-    pub fn predictor(&mut self, layer: LayerPredictor) -> Result<()> {
+    pub fn add_predictor(&mut self, layer: LayerPredictor) -> Result<()> {
         match &mut self.layers {
             Layers::Predictors(layers) => layers.push(layer),
             Layers::Thresholds(_) | Layers::Imported { .. } => {
@@ -235,7 +234,7 @@ impl<'a> PredictorRun<'a> {
     ///
     /// # Panics
     /// If the run makes or imports predictors.
-    pub fn thresholds(&mut self, layer: LayerThresholds) -> Result<()> {
+    pub fn add_thresholds(&mut self, layer: LayerThresholds) -> Result<()> {
         match &mut self.layers {
             Layers::Thresholds(layers) => layers.push(layer),
             Layers::Predictors(_) | Layers::Imported { .. } => {
@@ -322,14 +321,14 @@ fn curve(contents: &mut SectionContents, layer: usize, curve: &Curve) {
     let parts: [fn(&Evaluation) -> f64; 4] =
         [|v| v.error, |v| v.listed, |v| v.recall, |v| v.weighted_recall];
     for part in parts {
-        values.extend(curve.evaluations.iter().map(|verdict| part(verdict) as f32));
+        values.extend(curve.evaluations.iter().map(|evaluation| part(evaluation) as f32));
     }
     contents.f32s(&format!("blk.{layer}.curve"), &CURVE, &values);
 }
 
-/// Reads the layers of a section; `none` selects predictors or thresholds.
-fn read_layers(learned: &SideFile, none: Layers, sizes: &Sizes) -> Result<Layers> {
-    let section = section_of(&none);
+/// Reads the layers of a section. `empty` has no layers; its variant selects the section.
+fn read_layers(learned: &SideFile, empty: Layers, sizes: &Sizes) -> Result<Layers> {
+    let section = section_of(&empty);
     let reader = Reader { learned, section, sizes };
     let version = learned.u64(section, VERSION_KEY)?;
     if version != VERSION {
@@ -346,7 +345,7 @@ fn read_layers(learned: &SideFile, none: Layers, sizes: &Sizes) -> Result<Layers
     }
     let has = |i: &usize| learned.has_tensor(section, &format!("blk.{i}.curve"));
     let layers = (0..sizes.n_layer).take_while(has);
-    Ok(match none {
+    Ok(match empty {
         Layers::Predictors(_) | Layers::Imported { .. } => {
             Layers::Predictors(layers.map(|i| reader.predictor(i)).collect::<Result<_>>()?)
         }
@@ -363,7 +362,6 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The two matrices of a predictor.
     fn matrices(&self, layer: usize) -> Result<Predictor> {
         let name = |part: &str| format!("blk.{layer}.{part}");
         let fc1 = self.learned.matrix(self.section, &name("fc1"))?;
@@ -426,13 +424,13 @@ impl Reader<'_> {
             ));
         }
         let part = |part: usize, i: usize| f64::from(evaluations[part * ERRORS.len() + i]);
-        let verdict = |i| Evaluation {
+        let evaluation = |i| Evaluation {
             error: part(0, i),
             listed: part(1, i),
             recall: part(2, i),
             weighted_recall: part(3, i),
         };
-        let evaluations = (0..ERRORS.len()).map(verdict).collect();
+        let evaluations = (0..ERRORS.len()).map(evaluation).collect();
         Ok(Curve { thresholds: thresholds.to_vec(), evaluations })
     }
 

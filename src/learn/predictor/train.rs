@@ -1,9 +1,9 @@
 //! Trains a predictor's two matrices, starting from the factors.
 //!
 //! The loss is the cost of skipping with a soft threshold: the fraction of the squared
-//! contributions that is missed, plus a price for each listed neuron. The price is the value of a
-//! neuron in the untrained list, so the lists stay about as accurate and get shorter. Weights are
-//! quantised in the forward pass, not in the backward pass.
+//! contributions that is missed, plus a price for each listed neuron. The price is a multiple of
+//! the loss per neuron in the untrained list, so the lists stay about as accurate and get shorter.
+//! The forward pass quantises the weights; the gradients ignore the rounding.
 //!
 //! Products are divided into the same blocks on every machine, so the number of threads does not
 //! change any bit of a predictor.
@@ -27,7 +27,7 @@ use super::observations::Observations;
 /// Tokens per training step.
 const BATCH: usize = 512;
 /// Width of the soft threshold, in standard deviations of a neuron's test value given its score.
-const SOFT: f32 = 0.5;
+const THRESHOLD_WIDTH: f32 = 0.5;
 /// Price of a listed neuron, relative to the loss per neuron of the untrained list.
 const PRICE: f64 = 3.0;
 /// The learning rate of the first step, relative to the root mean square of the matrix. It
@@ -61,8 +61,8 @@ pub(super) fn train(
     let mut trained = start.clone();
     let Factors { fc1, fc2 } = &start.factors;
     let mut adam = [
-        Adam::new(RATE * spread(&fc1.values), fc1.values.len()),
-        Adam::new(RATE * spread(&fc2.values), fc2.values.len()),
+        Adam::new(RATE * root_mean_square(&fc1.values), fc1.values.len()),
+        Adam::new(RATE * root_mean_square(&fc2.values), fc2.values.len()),
         Adam::new(BIAS_RATE, start.bias.len()),
     ];
     let mut random = ChaCha8Rng::seed_from_u64(seen.n_tokens() as u64);
@@ -87,7 +87,7 @@ pub(super) fn train(
     Ok(Some(trained))
 }
 
-fn spread(values: &[f32]) -> f64 {
+fn root_mean_square(values: &[f32]) -> f64 {
     let squares: f64 = values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
     (squares / values.len().max(1) as f64).sqrt()
 }
@@ -112,7 +112,7 @@ impl Batch {
         for i in 0..BATCH {
             let t = random.random_range(0..seen.n_tokens());
             x.push(seen.x.row(t));
-            for part in seen.parts(t) {
+            for part in seen.contributions(t) {
                 let n = part.neuron as usize;
                 costs.values[i * seen.n_ff() + n] = (part.h * lengths[n]).powi(2);
             }
@@ -140,7 +140,7 @@ impl Forward {
         let mut listed = product(hidden.view(), fc2.view().transpose());
         listed.values.par_chunks_mut(bias.len().max(1)).for_each(|row| {
             for (score, bias) in row.iter_mut().zip(bias) {
-                *score = logistic((*score + bias) / SOFT);
+                *score = logistic((*score + bias) / THRESHOLD_WIDTH);
             }
         });
         Ok(Forward { fc2, hidden, listed })
@@ -165,7 +165,7 @@ impl Forward {
         let per_neuron = (price / listed.values.len().max(1) as f64) as f32;
         let mut scores = listed;
         scores.values.par_iter_mut().zip(&batch.costs.values).for_each(|(value, cost)| {
-            let slope = *value * (1.0 - *value) / SOFT;
+            let slope = *value * (1.0 - *value) / THRESHOLD_WIDTH;
             *value = (per_neuron - cost * per_cost) * slope;
         });
         let mut bias = vec![0.0; scores.n_cols];

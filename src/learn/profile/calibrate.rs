@@ -48,7 +48,7 @@ impl Text {
         self.windows.iter().map(Vec::as_slice)
     }
 
-    /// Tokens of all windows.
+    /// Number of tokens in all windows.
     #[must_use]
     pub fn n_tokens(&self) -> u64 {
         self.windows.iter().map(|window| window.len() as u64).sum()
@@ -85,8 +85,9 @@ impl Text {
     }
 }
 
-/// Continues `profile`, which `text` [started](Text::start), and passes it to `on_window` after
-/// every window. The result does not depend on interruptions.
+/// Continues `profile`, which `text` [started](Text::start). `on_progress` receives it with the
+/// number of tokens of the unfinished window, which is 0 after every window. The result does not
+/// depend on interruptions.
 ///
 /// # Errors
 /// Errors of the engine, including an interrupt. `profile` then covers all complete
@@ -97,20 +98,23 @@ pub fn calibrate(
     profile: &mut Profile,
     gatherer: &mut Gatherer<'_>,
     interrupt: &AtomicBool,
-    on_window: &mut dyn FnMut(&Profile),
+    on_progress: &mut dyn FnMut(&Profile, u64),
 ) -> engine::Result<StepStats> {
     let mut stats = StepStats::default();
     let n_done = text.windows_done(profile).unwrap_or(text.windows.len());
     for window in &text.windows[n_done..] {
         gatherer.drop_window();
-        let mut sequence = engine.open();
-        let seen = engine.observe(&mut sequence, window, interrupt, &mut |layer, observed| {
-            gatherer.see(profile, layer, observed);
-        });
-        engine.close(sequence);
-        stats += seen?;
+        let mut sequence = engine.new_sequence();
+        let (mut first, mut n_tokens) = (None, 0);
+        stats += engine.observe(&mut sequence, window, interrupt, &mut |layer, observed| {
+            gatherer.add(profile, layer, observed);
+            if *first.get_or_insert(layer) == layer {
+                n_tokens += observed.n_tokens as u64;
+                on_progress(profile, n_tokens);
+            }
+        })?;
         gatherer.commit(profile);
-        on_window(profile);
+        on_progress(profile, 0);
     }
     Ok(stats)
 }

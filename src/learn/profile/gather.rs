@@ -1,5 +1,5 @@
-//! Converts observed blocks to counts. A profile receives only complete windows, so that a run can
-//! be interrupted and resumed at any token.
+//! Adds up statistics of observed blocks. A profile receives only complete windows, so that a run
+//! can be interrupted and resumed at any token.
 
 use rayon::prelude::*;
 
@@ -12,7 +12,7 @@ use super::{LayerProfile, MAX_SAMPLES, Profile};
 #[derive(Debug)]
 pub struct Gatherer<'a> {
     model: &'a Model,
-    /// Norm of each neuron's weights in down, `[n_layer][n_ff]`.
+    /// Norm of each neuron's weights in down, `[n_layer][n_ff]`; unused for counts alone.
     norms: Vec<Vec<f32>>,
     /// Counts of the current window.
     window: Vec<LayerProfile>,
@@ -33,8 +33,8 @@ impl<'a> Gatherer<'a> {
         Ok(Gatherer { model, norms, window, n_seen: vec![0; model.hyper.n_layer], values: vec![] })
     }
 
-    /// Collects no contributions, only counts (active neurons for models with exact zeros, used
-    /// experts for MoE models) and the squares of inputs. Reads no weights.
+    /// A gatherer without contributions: only counts (active neurons for models with exact zeros,
+    /// used experts for MoE models) and squares of inputs. Reads no weights.
     #[must_use]
     pub fn counting(model: &'a Model) -> Gatherer<'a> {
         let n_layer = model.hyper.n_layer;
@@ -49,8 +49,8 @@ impl<'a> Gatherer<'a> {
         self.n_seen.fill(0);
     }
 
-    /// Adds an observed block. `profile` is the profile that the window will be added to.
-    pub fn see(&mut self, profile: &Profile, layer: usize, observed: &ObservedBlock<'_>) {
+    /// Adds a block of `layer` to the window, which will be added to `profile`.
+    pub fn add(&mut self, profile: &Profile, layer: usize, observed: &ObservedBlock<'_>) {
         let Some(ffn) = &self.model.layers[layer].ffn else { return };
         let (n_ff, n_embd) = (ffn.n_ff(), self.model.hyper.n_embd);
         observed.values(self.model, &mut self.values);
@@ -145,8 +145,8 @@ fn norms(model: &Model, layer: usize) -> hal::Result<Vec<f32>> {
     let (down, n_ff) = (&ffn.down.w, ffn.n_ff());
     let desc = down.desc();
     let starts: Vec<usize> = (0..desc.n_rows).step_by(ROWS).collect();
-    // A stored row of down belongs to an output and has a value for each neuron, or, with
-    // `down_by_neuron`, belongs to one neuron.
+    // A stored row of down has the weights of all neurons for one output value, or, with
+    // `down_by_neuron`, the weights of one neuron.
     let n_out = desc.n_rows / ffn.n_expert().unwrap_or(1).max(1);
     let squares = |&start: &usize| {
         let rows = start..(start + ROWS).min(desc.n_rows);
@@ -203,7 +203,7 @@ mod tests {
                     let observed =
                         ObservedBlock { n_tokens: 1, residual: &x, x: &x, gate, up: &up, weights };
                     for layer in 0..model.hyper.n_layer {
-                        gatherer.see(&profile, layer, &observed);
+                        gatherer.add(&profile, layer, &observed);
                     }
                     index += 1;
                 }
@@ -216,10 +216,10 @@ mod tests {
         let numbers: Vec<u64> = all.layers[0].samples.iter().map(|s| s[0] & 0xFFFF).collect();
         assert_eq!(numbers, (0..1500).step_by(4).collect::<Vec<u64>>());
         assert_eq!(all, run(&[1, 511, 512, 13, 463]));
-        let odd = (0..1500u64).filter(|i| i & 2 == 2).count() as u64;
-        assert_eq!((all.layers[1].fires[1], all.layers[1].fires[20]), (odd, 0));
+        let n_fires = (0..1500u64).filter(|i| i & 2 == 2).count() as u64;
+        assert_eq!((all.layers[1].fires[1], all.layers[1].fires[20]), (n_fires, 0));
         assert!((all.layers[0].input[3] - 1500.0 * 0.25).abs() < 1e-9);
-        let norm = all.layers[0].size[1] / odd as f64;
+        let norm = all.layers[0].size[1] / n_fires as f64;
         assert!(norm > 0.0 && all.layers[0].size[20] == 0.0);
     }
 

@@ -10,9 +10,9 @@ use std::cmp::Reverse;
 use super::LayerProfile;
 
 /// Neurons per band. The work is proportional to this number times the number of neurons.
-const BAND: usize = 512;
+const BAND_LEN: usize = 512;
 
-/// The neurons of a layer in order. Each group of `width` neurons, such as an expert, stays
+/// The neurons of a layer in order. Each run of `width` neurons (an expert's, or all) stays
 /// together.
 pub(super) fn order(layer: &LayerProfile, width: usize) -> Vec<u32> {
     let sets = FiringSets::new(layer);
@@ -21,7 +21,7 @@ pub(super) fn order(layer: &LayerProfile, width: usize) -> Vec<u32> {
         let end = (first + width).min(layer.fires.len());
         let mut by_heat: Vec<u32> = (first as u32..end as u32).collect();
         by_heat.sort_by_key(|&n| (sets.len(n) == 0, Reverse(layer.fires[n as usize]), n));
-        for band in by_heat.chunks(BAND) {
+        for band in by_heat.chunks(BAND_LEN) {
             sets.append_similar(band, &mut order);
         }
     }
@@ -81,7 +81,7 @@ impl FiringSets {
             for (i, &(other, n)) in left.iter().enumerate() {
                 let shared = self.shared(neuron, other);
                 let union = u64::from(len + n - shared);
-                // In a tie, the hotter neuron wins, which comes first.
+                // Of equally similar neurons, the hottest one, which comes first, is next.
                 if u64::from(shared) * best.1 > best.0 * union {
                     (at, best) = (i, (u64::from(shared), union));
                 }

@@ -6,26 +6,28 @@ use std::fmt::Write;
 use super::Profile;
 
 /// Width, height and margin of a panel, in SVG units.
-const WIDE: f64 = 420.0;
-const HIGH: f64 = 300.0;
-const GAP: f64 = 78.0;
+const WIDTH: f64 = 420.0;
+const HEIGHT: f64 = 300.0;
+const MARGIN: f64 = 78.0;
 /// Number of points of a curve, and of columns of the heat map.
 const POINTS: usize = 100;
 
-/// The plot of a profile of the model `name`.
+/// The plot of a profile of the model `name`. `origin` is its last line: machine, program, date.
 #[must_use]
-pub fn svg(profile: &Profile, name: &str) -> String {
+pub fn svg(profile: &Profile, name: &str, origin: &str) -> String {
     let n_layer = profile.layers.len();
     let map_high = (n_layer as f64 * 14.0).clamp(120.0, 480.0);
-    let (wide, high) = (3.0 * GAP + 2.0 * WIDE, 3.0 * GAP + HIGH + map_high);
+    let (wide, high) = (3.0 * MARGIN + 2.0 * WIDTH, 3.0 * MARGIN + HEIGHT + map_high + 24.0);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {wide} {high}\" width=\"{wide}\" height=\"{high}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
-    let title = format!("{}: activations of {n_layer} layers on {} tokens", name, profile.n_tokens);
+    let title =
+        format!("Activation profile of {name}: {n_layer} layers, {} tokens", profile.n_tokens);
     text(&mut out, wide / 2.0, 28.0, "middle", 16, &title);
-    power_law(profile, &mut out, GAP, GAP);
-    density(profile, &mut out, 2.0 * GAP + WIDE, GAP);
-    map(profile, &mut out, (GAP, 2.0 * GAP + HIGH), (2.0 * WIDE + GAP, map_high));
+    power_law(profile, &mut out, MARGIN, MARGIN);
+    density(profile, &mut out, 2.0 * MARGIN + WIDTH, MARGIN);
+    heat_map(profile, &mut out, (MARGIN, 2.0 * MARGIN + HEIGHT), (2.0 * WIDTH + MARGIN, map_high));
+    text(&mut out, 12.0, high - 10.0, "start", 11, origin);
     out += "</svg>\n";
     out
 }
@@ -42,6 +44,14 @@ fn text(out: &mut String, x: f64, y: f64, anchor: &str, size: u32, text: &str) {
     let _ = writeln!(
         out,
         "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" font-size=\"{size}\">{text}</text>"
+    );
+}
+
+/// The title of a vertical axis, which does not need escaping.
+fn vertical(out: &mut String, x: f64, y: f64, name: &str) {
+    let _ = writeln!(
+        out,
+        "<text transform=\"translate({x:.1} {y:.1}) rotate(-90)\" text-anchor=\"middle\">{name}</text>"
     );
 }
 
@@ -102,19 +112,14 @@ fn curve(mut fires: Vec<u64>) -> Vec<(f64, f64)> {
 }
 
 fn power_law(profile: &Profile, out: &mut String, x: f64, y: f64) {
-    frame(out, (x, y), (WIDE, HIGH), "Power law: cumulative share of activations", (1.0, 1.0));
-    text(out, x + WIDE / 2.0, y + HIGH + 34.0, "middle", 12, "share of neurons, hottest first");
-    let name = "share of activations";
-    let _ = writeln!(
-        out,
-        "<text transform=\"translate({:.1} {:.1}) rotate(-90)\" text-anchor=\"middle\">{name}</text>",
-        x - 52.0,
-        y + HIGH / 2.0
-    );
+    frame(out, (x, y), (WIDTH, HEIGHT), "Power law: cumulative share of activations", (1.0, 1.0));
+    text(out, x + WIDTH / 2.0, y + HEIGHT + 34.0, "middle", 12, "share of neurons, hottest first");
+    vertical(out, x - 52.0, y + HEIGHT / 2.0, "share of activations");
     let n_layer = profile.layers.len();
     let mut draw = |points: Vec<(f64, f64)>, color: &str, width: f64| {
-        let points =
-            points.iter().map(|(a, b)| format!("{:.1},{:.1}", x + WIDE * a, y + HIGH * (1.0 - b)));
+        let points = points
+            .iter()
+            .map(|(a, b)| format!("{:.1},{:.1}", x + WIDTH * a, y + HEIGHT * (1.0 - b)));
         let points: Vec<String> = points.collect();
         let _ = writeln!(
             out,
@@ -135,8 +140,13 @@ fn power_law(profile: &Profile, out: &mut String, x: f64, y: f64) {
     .into_iter()
     .enumerate()
     {
-        let at = (x + WIDE - 120.0, y + HIGH - 52.0 + 17.0 * row as f64);
-        line(out, at, (at.0 + 24.0, at.1), &color);
+        let at = (x + WIDTH - 120.0, y + HEIGHT - 52.0 + 17.0 * row as f64);
+        let _ = writeln!(
+            out,
+            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"24\" height=\"4\" fill=\"{color}\"/>",
+            at.0,
+            at.1 - 2.0
+        );
         text(out, at.0 + 30.0, at.1 + 4.0, "start", 12, what);
     }
 }
@@ -144,12 +154,12 @@ fn power_law(profile: &Profile, out: &mut String, x: f64, y: f64) {
 /// Blue for the first layer, red for the last.
 fn by_depth(layer: usize, n_layer: usize) -> String {
     let part = layer as f64 / n_layer.saturating_sub(1).max(1) as f64;
-    mix(&[[38.0, 102.0, 204.0], [128.0, 64.0, 160.0], [204.0, 51.0, 51.0]], part)
+    gradient_color(&[[38.0, 102.0, 204.0], [128.0, 64.0, 160.0], [204.0, 51.0, 51.0]], part)
 }
 
 /// The colour at `part` of a gradient with evenly spaced stops, in a notation that every viewer
 /// supports.
-fn mix(colors: &[[f64; 3]], part: f64) -> String {
+fn gradient_color(colors: &[[f64; 3]], part: f64) -> String {
     let at = part.clamp(0.0, 1.0) * (colors.len() - 1) as f64;
     let first = (at as usize).min(colors.len().saturating_sub(2));
     let (from, to) = (colors[first], colors[first + 1]);
@@ -164,31 +174,32 @@ fn density(profile: &Profile, out: &mut String, x: f64, y: f64) {
     let steps = [0.05, 0.1, 0.2, 0.5, 1.0];
     let most = steps.into_iter().find(|&step| highest <= step).unwrap_or(1.0);
     let title = format!("Density: a token activates {} of the neurons", percent(summary.density));
-    frame(out, (x, y), (WIDE, HIGH), &title, (0.0, most));
+    frame(out, (x, y), (WIDTH, HEIGHT), &title, (0.0, most));
     let n = summary.density_by_layer.len().max(1);
-    let step = WIDE / n as f64;
+    let step = WIDTH / n as f64;
     for (i, &density) in summary.density_by_layer.iter().enumerate() {
-        let high = HIGH * (density / most).min(1.0);
+        let high = HEIGHT * (density / most).min(1.0);
         let _ = writeln!(
             out,
             "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{high:.1}\" fill=\"{}\"><title>layer {i}: {}</title></rect>",
             x + step * (i as f64 + 0.1),
-            y + HIGH - high,
+            y + HEIGHT - high,
             step * 0.8,
             by_depth(i, n),
             percent(density),
         );
         if i % n.div_ceil(16) == 0 {
-            text(out, x + step * (i as f64 + 0.5), y + HIGH + 16.0, "middle", 11, &i.to_string());
+            text(out, x + step * (i as f64 + 0.5), y + HEIGHT + 16.0, "middle", 11, &i.to_string());
         }
     }
-    text(out, x + WIDE / 2.0, y + HIGH + 34.0, "middle", 12, "layer");
+    text(out, x + WIDTH / 2.0, y + HEIGHT + 34.0, "middle", 12, "layer");
+    vertical(out, x - 46.0, y + HEIGHT / 2.0, "active neurons of a token");
 }
 
 /// A row per layer, a column for neurons of similar heat, hottest first.
-fn map(profile: &Profile, out: &mut String, at: (f64, f64), size: (f64, f64)) {
+fn heat_map(profile: &Profile, out: &mut String, at: (f64, f64), size: (f64, f64)) {
     let ((x, y), (w, h)) = (at, size);
-    let title = "Heat map: how often neurons fire (white: never, dark: for every token)";
+    let title = "Heat map: how often neurons fire";
     frame(out, at, size, title, (1.0, 0.0));
     let n = profile.layers.len().max(1);
     let (cell, row) = (w / POINTS as f64, h / n as f64);
@@ -215,13 +226,31 @@ fn map(profile: &Profile, out: &mut String, at: (f64, f64), size: (f64, f64)) {
     }
     text(out, x + w / 2.0, y + h + 34.0, "middle", 12, "share of neurons, hottest first");
     text(out, x - 40.0, y + h / 2.0, "middle", 12, "layer");
+    scale(out, x + w - 220.0, y + h + 26.0);
+}
+
+/// The colours of the heat map: how often a neuron fires.
+fn scale(out: &mut String, x: f64, y: f64) {
+    const STEPS: u32 = 40;
+    let width = 160.0 / f64::from(STEPS);
+    for step in 0..STEPS {
+        let color = by_heat(f64::from(step) / f64::from(STEPS - 1));
+        let _ = writeln!(
+            out,
+            "<rect x=\"{:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"10\" fill=\"{color}\"/>",
+            x + width * f64::from(step),
+            width + 0.2
+        );
+    }
+    text(out, x - 6.0, y + 9.0, "end", 11, "fires for 0 %");
+    text(out, x + 166.0, y + 9.0, "start", 11, "100 % of tokens");
 }
 
 /// White through orange to dark red. The square root makes rarely active neurons visible.
 fn by_heat(probability: f64) -> String {
     const COLORS: [[f64; 3]; 4] =
         [[255.0, 255.0, 255.0], [253.0, 190.0, 110.0], [205.0, 45.0, 40.0], [70.0, 0.0, 20.0]];
-    mix(&COLORS, probability.clamp(0.0, 1.0).sqrt())
+    gradient_color(&COLORS, probability.clamp(0.0, 1.0).sqrt())
 }
 
 #[cfg(test)]
@@ -242,8 +271,9 @@ mod tests {
             let layer = LayerProfile { fires: vec![1; n], ..LayerProfile::default() };
             let (source, layers) = (String::new(), vec![layer; n.min(2)]);
             let profile = Profile { source, n_tokens: 2, n_wanted: 2, stride: 0, layers };
-            let picture = svg(&profile, "a<b>&\u{1b}");
-            assert!(picture.contains("a&lt;b&gt;&amp;:"));
+            let picture = svg(&profile, "a<b>&\u{1b}", "here | today");
+            assert!(picture.contains("a&lt;b&gt;&amp;:") && picture.contains(">here | today<"));
+            assert!(picture.contains("100 % of tokens"));
             assert!(!picture.contains("NaN") && !picture.contains("inf"), "{n}");
         }
     }

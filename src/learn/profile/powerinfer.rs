@@ -57,7 +57,7 @@ pub enum Error {
     },
 }
 
-/// Maximum count; larger ones may not be exact in an f64.
+/// Maximum count; larger counts may not be exact in an f64.
 const MAX_COUNT: f64 = (1u64 << 53) as f64;
 
 /// Reads the counts in `activation_0.pt`, `activation_1.pt`, ... of `folder`, one file per layer,
@@ -99,7 +99,7 @@ pub struct GpuIndex {
     pub layers: Vec<Vec<u32>>,
 }
 
-/// Reads `<model>.generated.gpuidx`, of a model with `n_ff` neurons in each layer.
+/// Reads `<model>.generated.gpuidx`; `n_ff` has the model's number of neurons in each layer.
 ///
 /// # Errors
 /// [`Error::File`] and [`Error::Index`].

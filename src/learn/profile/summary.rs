@@ -3,21 +3,21 @@
 use super::{LayerProfile, Profile};
 
 /// Hot neurons account for this fraction of all activations.
-const HOT_SHARE: f64 = 0.8;
+const HOT_ACTIVATIONS: f64 = 0.8;
 
-/// Summary of a profile.
+/// Densities and hot fractions of a profile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
-    /// Fraction of the neurons that fire for a token.
+    /// Mean fraction of the neurons that fire for a token.
     pub density: f64,
     /// `density` of each layer.
     pub density_by_layer: Vec<f64>,
-    /// Fraction of the model's neurons that account for 80 % of its activations.
+    /// Smallest fraction of the model's neurons that account for 80 % of its activations.
     pub hot: f64,
-    /// Fraction of each layer's neurons that account for 80 % of its activations.
+    /// `hot` of each layer.
     pub hot_by_layer: Vec<f64>,
     /// Fraction of the neurons that never fired.
-    pub never: f64,
+    pub never_fired: f64,
 }
 
 impl Profile {
@@ -33,9 +33,13 @@ impl Profile {
         Summary {
             density: share(&all),
             density_by_layer: self.layers.iter().map(|layer| share(&layer.fires)).collect(),
-            hot_by_layer: self.layers.iter().map(|layer| hot(layer.fires.clone())).collect(),
-            never: never as f64 / all.len().max(1) as f64,
-            hot: hot(all),
+            hot_by_layer: self
+                .layers
+                .iter()
+                .map(|layer| hot_fraction(layer.fires.clone()))
+                .collect(),
+            never_fired: never as f64 / all.len().max(1) as f64,
+            hot: hot_fraction(all),
         }
     }
 
@@ -65,10 +69,10 @@ impl Profile {
     }
 }
 
-/// Fraction of the neurons, hottest first, that account for [`HOT_SHARE`] of the activations.
-fn hot(mut fires: Vec<u64>) -> f64 {
+/// Fraction of the neurons, hottest first, that account for [`HOT_ACTIVATIONS`] of the activations.
+fn hot_fraction(mut fires: Vec<u64>) -> f64 {
     fires.sort_unstable_by(|a, b| b.cmp(a));
-    let hot_sum = HOT_SHARE * fires.iter().map(|&n| n as f64).sum::<f64>();
+    let hot_sum = HOT_ACTIVATIONS * fires.iter().map(|&n| n as f64).sum::<f64>();
     let mut sum = 0.0;
     let n = fires.iter().take_while(|&&n| {
         let more = sum < hot_sum;
@@ -83,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn summary_of_a_small_profile() {
+    fn a_small_profile_has_the_expected_summary() {
         let layer = |fires: &[u64]| LayerProfile { fires: fires.to_vec(), ..Default::default() };
         let layers = vec![layer(&[10, 0, 5, 5]), layer(&[1, 1, 1, 1])];
         let source = "test".to_owned();
@@ -92,7 +96,7 @@ mod tests {
         assert!((summary.density - 24.0 / 80.0).abs() < 1e-12);
         assert_eq!(summary.density_by_layer, [0.5, 0.1]);
         assert_eq!(summary.hot_by_layer, [0.75, 1.0]);
-        assert_eq!((summary.hot, summary.never), (3.0 / 8.0, 1.0 / 8.0));
+        assert_eq!((summary.hot, summary.never_fired), (3.0 / 8.0, 1.0 / 8.0));
         assert!((profile.activation_share(&[vec![0], vec![1, 2, 9]]) - 12.0 / 24.0).abs() < 1e-12);
         assert!((profile.hottest_share(2) - 15.0 / 24.0).abs() < 1e-12);
         assert_eq!(profile.probabilities()[0], [1.0, 0.0, 0.5, 0.5]);

@@ -6,23 +6,23 @@ use std::time::{Duration, Instant};
 
 use hal::Bytes;
 
-/// Preferred size of the buffer: larger than the caches of current processors.
-const BUFFER: Bytes = Bytes(1 << 30);
+/// Default size of the buffer: larger than the caches of current processors.
+pub const PROBE_SIZE: Bytes = Bytes(1 << 30);
 /// Maximum number of passes over the buffer, and the time after which two passes are enough.
 const PASSES: usize = 7;
 const TIME_LIMIT: Duration = Duration::from_millis(500);
 /// Number of independent sums: enough that additions do not delay the reads.
 const LANES: usize = 64;
 
-/// Bytes to read: 1 GiB, but at most a quarter of the `free` memory, if known.
+/// Bytes to read: `wanted`, but at most a quarter of the `free` memory, if known.
 #[must_use]
-pub fn probe_size(free: Option<Bytes>) -> Bytes {
-    free.map_or(BUFFER, |free| BUFFER.min(Bytes(free.0 / 4)))
+pub fn probe_size(wanted: Bytes, free: Option<Bytes>) -> Bytes {
+    free.map_or(wanted, |free| wanted.min(Bytes(free.0 / 4)))
 }
 
 /// The best of a few passes in which `n_threads` threads sum a buffer of `size`, in GB (1e9 bytes)
-/// per second. Each thread writes its own part of the buffer first. `None` if the system refuses
-/// memory or threads.
+/// per second. Each thread writes its own part of the buffer first. `None` for a `size` of 0, or if
+/// the system refuses memory or threads.
 #[must_use]
 pub fn read_bandwidth(n_threads: usize, size: Bytes) -> Option<f64> {
     let n_threads = n_threads.max(1);
@@ -94,8 +94,8 @@ mod tests {
 
     #[test]
     fn little_memory_makes_a_small_buffer() {
-        assert_eq!(probe_size(None), BUFFER);
-        assert_eq!(probe_size(Some(Bytes(400))), Bytes(100));
-        assert_eq!(probe_size(Some(Bytes(1 << 40))), BUFFER);
+        assert_eq!(probe_size(PROBE_SIZE, None), PROBE_SIZE);
+        assert_eq!(probe_size(PROBE_SIZE, Some(Bytes(400))), Bytes(100));
+        assert_eq!(probe_size(Bytes(70), Some(Bytes(1 << 40))), Bytes(70));
     }
 }

@@ -8,7 +8,7 @@ use model::Model;
 /// Maximum number of tokens at the end of the text that are fed a second time.
 pub const N_REPEATED: usize = 64;
 /// Maximum number of tokens at the end of the text that are then fed one by one.
-const SINGLE: usize = 16;
+const N_SINGLE: usize = 16;
 
 /// Logits of `engine` on the different paths through a backend, `[n][n_vocab]`. First feeds `text`
 /// in the largest micro-batches, which stream weights to devices, and returns the logits after its
@@ -19,8 +19,8 @@ const SINGLE: usize = 16;
 /// Errors of [`Engine::feed`].
 pub fn logits(engine: &mut Engine, text: &[u32], interrupt: &AtomicBool) -> Result<Vec<f32>> {
     let (before, again) = text.split_at(text.len().saturating_sub(N_REPEATED));
-    let (short, single) = again.split_at(again.len() - (again.len() / 2).min(SINGLE));
-    let mut sequence = engine.open();
+    let (short, single) = again.split_at(again.len() - (again.len() / 2).min(N_SINGLE));
+    let mut sequence = engine.new_sequence();
     let mut rows = Vec::new();
     let mut feed = |engine: &mut Engine, sequence: &mut _, piece: &[u32], want| {
         let sink = &mut |_: usize, row: &[f32]| rows.extend_from_slice(row);
@@ -31,7 +31,6 @@ pub fn logits(engine: &mut Engine, text: &[u32], interrupt: &AtomicBool) -> Resu
         let mut pieces = [short].into_iter().chain(single.chunks(1));
         pieces.try_for_each(|piece| feed(engine, &mut sequence, piece, LogitsRequest::All))
     });
-    engine.close(sequence);
     fed.map(|()| rows)
 }
 

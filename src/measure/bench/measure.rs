@@ -76,7 +76,7 @@ impl fmt::Display for Test {
 pub struct Settings {
     /// Maximum number of prompt tokens passed to the engine at a time, at least 1.
     pub n_batch: usize,
-    /// Timed runs.
+    /// Number of timed runs.
     pub repetitions: usize,
     /// Whether an untimed run comes first.
     pub warmup: bool,
@@ -88,7 +88,7 @@ pub struct Measurement {
     /// Time of each run.
     pub runs: Vec<Duration>,
     /// Time of prefill in each run.
-    pub prompts: Vec<Duration>,
+    pub prefill_times: Vec<Duration>,
     /// Neuron statistics of all timed steps.
     pub neurons: StepStats,
 }
@@ -120,11 +120,15 @@ pub fn measure(
     assert!(text.len() >= test.n_text(), "the text is long enough for the test");
     let (depth, text) = text.split_at(test.n_depth);
     let (prompt, rest) = text.split_at(test.n_prompt);
-    let mut run =
-        Run { sequences: vec![engine.open()], engine, n_batch: settings.n_batch.max(1), interrupt };
+    let mut run = Run {
+        sequences: vec![engine.new_sequence()],
+        engine,
+        n_batch: settings.n_batch.max(1),
+        interrupt,
+    };
     let (runs, prompts) = run.time_repetitions(test, [depth, prompt, rest], settings)?;
     let neurons = engine.take_stats()?;
-    Ok(Measurement { runs, prompts, neurons })
+    Ok(Measurement { runs, prefill_times: prompts, neurons })
 }
 
 struct Run<'a> {

@@ -28,7 +28,7 @@ pub use crossover::dense_from;
 const SIZE: Bytes = Bytes(256 << 20);
 const CPU_SIZE: Bytes = Bytes(1 << 30);
 const MIN_SIZE: Bytes = Bytes(4 << 20);
-/// One neuron in this many is active.
+/// One of this many neurons is active.
 const STRIDE: usize = 8;
 /// Number of passes. The fastest pass is used, because disturbances only add time. After
 /// [`TIME_LIMIT`], two passes are sufficient.
@@ -38,8 +38,8 @@ const TIME_LIMIT: Duration = Duration::from_millis(400);
 const REPEATS: usize = 16;
 /// Maximum number of layers of a program.
 const MAX_LAYERS: usize = 64;
-/// Bytes per second. Caches are faster, so slower reads came from memory, and the size suffices.
-const NO_CACHE: f64 = 2e9;
+/// Bytes per second that every cache exceeds: slower reads came from memory, so the size suffices.
+const MIN_CACHE_RATE: f64 = 2e9;
 
 /// The shape that devices are measured with: the feed-forward blocks of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub struct Shape {
 impl Shape {
     /// The shape of a model with seven billion weights.
     #[must_use]
-    pub fn of_7b_model(format: Format) -> Shape {
+    pub const fn of_7b_model(format: Format) -> Shape {
         Shape {
             format,
             n_embd: 4096,
@@ -72,13 +72,13 @@ impl Shape {
         }
     }
 
-    fn row(&self) -> usize {
+    fn row_bytes(&self) -> usize {
         self.format.row_bytes(self.n_embd).unwrap_or(4 * self.n_embd).max(1)
     }
 }
 
 /// Measures `device`, which has `free` bytes, with weights of `shape`. Takes one or two seconds,
-/// and releases its memory.
+/// and frees the memory that it allocated.
 ///
 /// # Errors
 /// Errors of the device, including unsupported ops.
@@ -89,7 +89,7 @@ pub fn speed(device: &Device, shape: &Shape, free: Option<Bytes>) -> Result<Spee
     let mut probe = Probe::new(device, shape, MIN_SIZE, most)?;
     let op = probe.op(&mut queue)?;
     let mut dense = probe.dense(&mut queue, op)?;
-    if dense > NO_CACHE && probe.layers.len() < probe.max_layers {
+    if dense > MIN_CACHE_RATE && probe.layers.len() < probe.max_layers {
         drop(probe);
         probe = Probe::new(device, shape, most, most)?;
         dense = probe.dense(&mut queue, op)?;
@@ -135,7 +135,7 @@ struct Probe {
 impl Probe {
     /// Allocates weights of about `size` bytes, at most `most`.
     fn new(device: &Device, shape: &Shape, size: Bytes, most: Bytes) -> Result<Probe> {
-        let row = shape.row() as u64;
+        let row = shape.row_bytes() as u64;
         let limit = most.min(device.info().max_binding).0 / 3 / row;
         // A multiple of 64 rows is a whole number of scale groups in any transposed layout.
         let n_ff = (limit.min(shape.n_ff as u64) / 64).max(1) as usize * 64;
@@ -164,8 +164,8 @@ impl Probe {
         })
     }
 
-    fn matrix(&self) -> f64 {
-        (self.n_ff * self.shape.row()) as f64
+    fn matrix_bytes(&self) -> f64 {
+        (self.n_ff * self.shape.row_bytes()) as f64
     }
 
     fn program(&self, ops: Vec<Op>) -> Result<Program> {
@@ -207,7 +207,7 @@ impl Probe {
         let ops: Vec<Op> = matrices.map(product).collect();
         let n_ops = ops.len() as f64;
         let seconds = self.time(queue, &self.program(ops)?)?;
-        Ok(n_ops * self.matrix() / Self::subtract_overhead(seconds, n_ops * op))
+        Ok(n_ops * self.matrix_bytes() / Self::subtract_overhead(seconds, n_ops * op))
     }
 
     /// Bytes per second of the rows that are read only for active neurons, if every eighth neuron
@@ -228,9 +228,9 @@ impl Probe {
             None
         };
         // The biases decide which neurons are active, for any weights.
-        let offset = |n: usize| if n.is_multiple_of(STRIDE) { 1e9f32 } else { -1e9 };
+        let bias_of = |n: usize| if n.is_multiple_of(STRIDE) { 1e9f32 } else { -1e9 };
         let bias = self.floats(n_ff)?;
-        queue.write(&bias, bytemuck::cast_slice(&(0..n_ff).map(offset).collect::<Vec<_>>()))?;
+        queue.write(&bias, bytemuck::cast_slice(&(0..n_ff).map(bias_of).collect::<Vec<_>>()))?;
         let y = self.floats(self.shape.n_embd)?;
         let block = |layer: &Tensor| SparseFfn {
             gate: Some(layer.rows(0..n_ff)),
@@ -259,8 +259,8 @@ impl Probe {
             self.program(self.layers.iter().map(|layer| block(layer).into()).collect())?;
         let seconds = self.time(queue, &program)? / self.layers.len() as f64;
         let (tested, used) =
-            if self.shape.listed { (0.0, 3.0) } else { (self.matrix() / dense, 2.0) };
-        let bytes = used * (count * self.shape.row()) as f64;
+            if self.shape.listed { (0.0, 3.0) } else { (self.matrix_bytes() / dense, 2.0) };
+        let bytes = used * (count * self.shape.row_bytes()) as f64;
         Ok((bytes / Self::subtract_overhead(seconds, tested + op)).min(dense))
     }
 

@@ -2,20 +2,22 @@
 //!
 //! The count assumes that nothing is cached (a model that fits in a cache seems to read more than
 //! the memory bandwidth allows) and includes each of these once:
-//! - one row of the token embedding and of the per-layer embeddings, and the projection of the
-//!   per-layer embeddings; the norms; q, k, v and output of every layer with their biases;
+//! - one row of the token embedding, of the learned positions and of the per-layer embeddings, and
+//!   the projection of the per-layer embeddings; the norms; q, k, v and output of every layer with
+//!   their biases;
 //! - keys and values of the positions that the token attends to, once per layer that reads them;
 //!   the recurrent state of its sequence;
 //! - the output norm and matrix;
 //! - all matrices of a dense feed-forward block, or the experts that a token uses; the shared
 //!   expert and the router;
-//! - in a block that skips neurons, with a fraction `d` of active neurons: the whole gate, or up in
-//!   a block without gate, which decides which neurons are active. If a predictor lists neurons,
-//!   its two matrices, the slot table and the listed fraction of gate are read instead. Then the
-//!   fraction `d` of the rows of up and down. If down was transposed at load, its scales are in
-//!   tables with one row for each group of `g` neurons. A row of a table is read if any neuron of
-//!   its group is active, which is estimated as the fraction `1 - (1 - d)^g`: correct for neurons
-//!   that fire independently, too high for neurons that fire together.
+//! - in a block that skips neurons, with a fraction `d` of active neurons: its biases; the whole
+//!   gate (in a block without gate, the whole up matrix), whose products decide which neurons are
+//!   active, or, with a predictor, the predictor's two matrices, the slot table and only the listed
+//!   fraction of that matrix; and the fraction `d` of the rows of the other matrices. If down was
+//!   transposed at load, its scales are in tables with one row for each group of `g` neurons. A row
+//!   of a table is read if any neuron of its group is active, which is estimated as the fraction
+//!   `1 - (1 - d)^g`: correct for neurons that fire independently, too high for neurons that fire
+//!   together.
 //!
 //! `d` is the mean over layers and tokens. Activations, partial sums and writes are not counted.
 
@@ -68,7 +70,7 @@ impl Traffic {
         always += size(&model.output_norm.w) + model.output_norm.bias.as_ref().map_or(0.0, size);
         let (mut blocks, mut gates) = (Vec::new(), 0.0);
         for (i, layer) in model.layers.iter().enumerate() {
-            layer.frame.each(&mut |_, part| always += size(part));
+            layer.frame.for_each(&mut |_, part| always += size(part));
             always += state_bytes(layer).0 as f64;
             let Some(ffn) = &layer.ffn else { continue };
             let used = ffn.share_used();

@@ -61,11 +61,11 @@ impl Chunks {
     /// Tokens of a chunk that are predicted.
     #[must_use]
     pub fn n_scored(&self) -> usize {
-        self.n_ctx - 1 - self.first()
+        self.n_ctx - 1 - self.first_scored()
     }
 
     /// Position in a chunk of the first token whose successor is predicted.
-    pub(super) fn first(&self) -> usize {
+    pub(super) fn first_scored(&self) -> usize {
         self.n_ctx / 2
     }
 
@@ -92,7 +92,7 @@ mod tests {
     fn two_chunks_are_needed_and_an_incomplete_one_is_dropped() {
         let tokens: Vec<u32> = (0..19).collect();
         let chunks = Chunks::new(tokens.clone(), 8, Some(99), None).unwrap();
-        assert_eq!((chunks.n_chunks(), chunks.first(), chunks.n_scored()), (2, 4, 3));
+        assert_eq!((chunks.n_chunks(), chunks.first_scored(), chunks.n_scored()), (2, 4, 3));
         let read: Vec<Vec<u32>> = chunks.iter().collect();
         assert_eq!(read[1], [99, 9, 10, 11, 12, 13, 14, 15]);
         assert_eq!(chunks.tokens()[8], 8);

@@ -64,6 +64,22 @@ pub enum Error {
         /// Size of the file's vocabulary.
         found: u32,
     },
+    /// An input that is infinite or NaN.
+    #[error("the inputs of tensor `{tensor}` are infinite or NaN")]
+    NotFinite {
+        /// The tensor.
+        tensor: String,
+    },
+    /// An importance matrix of another model.
+    #[error("the importance matrix has {found} sums for tensor `{tensor}`, expected {expected}")]
+    ForeignSums {
+        /// The tensor.
+        tensor: String,
+        /// Columns of the tensor, over all of its matrices.
+        expected: u64,
+        /// Sums in the file.
+        found: usize,
+    },
     /// A file of probabilities cannot be written.
     #[error("{file}: {problem}")]
     Write {

@@ -61,7 +61,6 @@ impl LogitsWriter {
         Ok(writer)
     }
 
-    /// Appends the row of one token.
     pub(super) fn write(&mut self, logits: &[f32]) -> Result<()> {
         let mut row = std::mem::take(&mut self.row);
         encode(logits, &mut row);
@@ -239,7 +238,7 @@ fn header(
     let chunk = 4 * u128::from(n_ctx) + scored * row_bytes(n_vocab) as u128;
     let expected = u128::from(HEADER) + u128::from(n_chunks) * chunk;
     if u128::from(len) != expected {
-        let what = format!("the length with {n_chunks} chunks of {n_ctx} tokens");
+        let what = format!("the length of {n_chunks} chunks of {n_ctx} tokens");
         return Err(damaged(&what, format!("{expected} bytes"), format!("{len} bytes")));
     }
     let mut bytes = vec![0; 4 * n_chunks as usize * n_ctx as usize];

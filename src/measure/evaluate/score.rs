@@ -5,11 +5,11 @@ use std::sync::atomic::AtomicBool;
 use super::{Chunks, Comparison, LogitsReader, LogitsWriter, Perplexity, Reference, Result};
 use engine::{Engine, LogitsRequest, Sequence, StepStats};
 
-/// Tokens whose reference logits are held at once.
+/// Tokens whose reference logits are in memory at once.
 const PIECE: usize = 64;
 
-/// The perplexity of `chunks`, and statistics of the run. The logits are also written to `logits`;
-/// `progress` receives the number of finished chunks.
+/// The perplexity of `chunks`, and statistics of the run. Also writes the logits to `logits`, if
+/// given; `progress` receives the number of finished chunks and the perplexity so far.
 ///
 /// # Errors
 /// Errors of the engine, including an interrupt; errors of writing.
@@ -176,18 +176,16 @@ pub fn compare_with_file(
 /// Splits a chunk into the tokens that are only read and the tokens whose successors are predicted.
 /// The last token has no successor.
 fn halves<'a>(chunks: &Chunks, chunk: &'a [u32]) -> (&'a [u32], &'a [u32]) {
-    chunk[..chunk.len() - 1].split_at(chunks.first())
+    chunk[..chunk.len() - 1].split_at(chunks.first_scored())
 }
 
-/// Runs `f` with a new sequence and frees its KV cache, also after an error.
-fn in_sequence<T>(
+/// Runs `f` with a new sequence and frees its KV cache, even after an error.
+pub(super) fn in_sequence<T>(
     engine: &mut Engine,
     f: impl FnOnce(&mut Engine, &mut Sequence) -> Result<T>,
 ) -> Result<T> {
-    let mut sequence = engine.open();
-    let result = f(engine, &mut sequence);
-    engine.close(sequence);
-    result
+    let mut sequence = engine.new_sequence();
+    f(engine, &mut sequence)
 }
 
 fn add(total: &mut StepStats, step: StepStats) {

@@ -38,11 +38,11 @@ impl Mean {
     }
 }
 
-/// Perplexity: exp of the mean surprise.
+/// Perplexity: exp of the mean negative log-likelihood.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Perplexity {
-    /// Negative logarithm of the probability of each token of the text, nats.
-    pub surprise: Mean,
+    /// Negative log-likelihood of each token of the text, in nats.
+    pub nll: Mean,
 }
 
 impl Perplexity {
@@ -51,19 +51,19 @@ impl Perplexity {
     /// # Panics
     /// If `token` is out of bounds of `logits`.
     pub fn add(&mut self, logits: &[f32], token: u32) {
-        self.surprise.add(log_sum_exp(logits) - f64::from(logits[token as usize]));
+        self.nll.add(log_sum_exp(logits) - f64::from(logits[token as usize]));
     }
 
     /// The perplexity.
     #[must_use]
     pub fn value(&self) -> f64 {
-        self.surprise.value().exp()
+        self.nll.value().exp()
     }
 
     /// The standard error of the perplexity.
     #[must_use]
     pub fn error(&self) -> f64 {
-        self.value() * self.surprise.error()
+        self.value() * self.nll.error()
     }
 }
 
@@ -72,12 +72,12 @@ impl Perplexity {
 pub enum Reference<'a> {
     /// Logits of another run.
     Logits(&'a [f32]),
-    /// Log probabilities from a file, clamped at -16.
+    /// Log probabilities from a file, of which low values are clamped.
     LogProbs(&'a [f32]),
 }
 
-/// Log probabilities from a file that are not above this are clamped; their actual value is
-/// unknown.
+/// Log probabilities from a file that are not above this may be clamped, so they are ignored, as in
+/// llama.cpp.
 const FLOOR: f64 = -16.0;
 
 /// Differences between a run and a reference.
@@ -107,8 +107,8 @@ impl Comparison {
             Reference::LogProbs(base) => (base, 0.0, FLOOR),
         };
         let mine = log_sum_exp(logits);
-        self.perplexity.surprise.add(mine - f64::from(logits[token as usize]));
-        self.reference.surprise.add(total - f64::from(base[token as usize]));
+        self.perplexity.nll.add(mine - f64::from(logits[token as usize]));
+        self.reference.nll.add(total - f64::from(base[token as usize]));
         let mut divergence = 0.0;
         for (&p, &q) in base.iter().zip(logits) {
             let p = f64::from(p) - total;
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn means_and_standard_errors() {
+    fn means_and_standard_errors_are_exact() {
         let mut mean = Mean::default();
         assert_eq!((mean.value(), mean.error()), (0.0, 0.0));
         for value in [1.0, 2.0, 3.0, 6.0] {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn divergence_of_two_coins() {
+    fn divergence_matches_its_formula() {
         let (p, q) = (0.25f64, 0.5f64);
         let logits = |p: f64| [p.ln() as f32 + 3.0, (1.0 - p).ln() as f32 + 3.0];
         let mut comparison = Comparison::default();

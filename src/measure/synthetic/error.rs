@@ -50,6 +50,9 @@ pub enum Error {
         /// The requested model.
         found: &'static str,
     },
+    /// The caller stopped it.
+    #[error("stopped")]
+    Stopped,
     /// An error of the container.
     #[error(transparent)]
     Gguf(#[from] gguf::Error),

@@ -16,7 +16,6 @@ pub(super) const EPS: f32 = 1e-5;
 /// Llama 3.1's RoPE base.
 const LLAMA3_BASE: f32 = 500_000.0;
 
-/// Sets every key of the model.
 pub(super) fn set(spec: &Spec, container: Container, writer: &mut Writer) -> Result<(), Error> {
     let n = |n: usize| Value::U32(n as u32);
     let shape = &spec.shape;

@@ -19,7 +19,7 @@
 //!
 //! let mut spec = Spec::parse("128x2x256x4/2:Q8_0:relu")?;
 //! spec.n_vocab = 512;
-//! let file = spec.build(&mut |_done, _total| {})?;
+//! let file = spec.build(&mut |_done, _total| true)?;
 //! assert_eq!(file.metadata().str("llama.hidden_activation")?, Some("relu"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

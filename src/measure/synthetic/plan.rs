@@ -14,7 +14,6 @@ const SCORE_VARIANCE: f32 = 4.0;
 /// Mean square of the attention output for values with mean square 1, over contexts of tens to
 /// hundreds of tokens.
 const ATTENTION_SQUARE: f32 = 0.2;
-/// Standard deviation of the logits.
 const LOGIT_DEVIATION: f32 = 2.5;
 /// Standard deviation of the norms' weights.
 pub(super) const NORM_DEVIATION: f32 = 0.1;

@@ -7,7 +7,7 @@ use super::{
     random::{Stream, below},
 };
 
-/// Exponent of the power law of the firing rates: few neurons fire often, most of them seldom.
+/// Exponent of the power law of the firing rates: few neurons fire often, most fire seldom.
 const EXPONENT: f64 = 0.85;
 /// Largest firing rate of a neuron.
 const MAX_RATE: f64 = 0.95;
@@ -36,7 +36,7 @@ impl FiringThresholds {
         let thresholds: Vec<f32> = match density {
             None => vec![0.0; n_ff],
             Some(density) => {
-                rates(n_ff, density).iter().map(|rate| normal.exceeded(*rate) as f32).collect()
+                rates(n_ff, density).iter().map(|rate| normal.quantile(*rate) as f32).collect()
             }
         };
         let square = |&threshold: &f32| normal.mean_square(f64::from(threshold), relu);
@@ -84,7 +84,7 @@ impl Normal {
     }
 
     /// The value that a normally distributed number exceeds with probability `p`.
-    fn exceeded(&self, p: f64) -> f64 {
+    fn quantile(&self, p: f64) -> f64 {
         let mut above = 0.0;
         for (i, step) in self.steps.iter().enumerate().rev() {
             if above + step >= p {
@@ -149,7 +149,7 @@ impl PlantedLayer {
     }
 
     /// The features of a neuron, and their weights.
-    fn parts(&self, neuron: usize) -> impl Iterator<Item = (usize, f32)> {
+    fn features_of(&self, neuron: usize) -> impl Iterator<Item = (usize, f32)> {
         let weight = ((1.0 - NOISE * NOISE) / FAN as f32).sqrt();
         (0..FAN).map(move |i| {
             let bits = self.choices.bits((neuron * FAN + i) as u64);
@@ -164,7 +164,7 @@ impl PlantedLayer {
         let n_const = self.n_const;
         self.noise.fill((neuron * self.n_embd) as u64, NOISE, out);
         out[..n_const].fill(0.0);
-        for (feature, weight) in self.parts(neuron) {
+        for (feature, weight) in self.features_of(neuron) {
             let feature = &self.features[feature * self.n_embd..][..self.n_embd];
             out.iter_mut().zip(feature).for_each(|(out, x)| *out += weight * x);
         }
@@ -202,7 +202,7 @@ impl PlantedLayer {
         let deviation = self.free_row(neuron, norm, row);
         out.fill((MARGIN - self.thresholds[neuron]) * deviation / self.n_const as f32);
         out[..2 * n].fill(0.0);
-        for (feature, weight) in self.parts(neuron) {
+        for (feature, weight) in self.features_of(neuron) {
             out[feature] += weight;
             out[n + feature] -= weight;
         }
@@ -226,7 +226,7 @@ mod tests {
     fn the_normal_distribution_matches_tables() {
         let normal = Normal::new();
         for (p, z) in [(0.5, 0.0), (0.1, 1.281_55), (0.002, 2.878_16), (0.95, -1.644_85)] {
-            assert!((normal.exceeded(p) - z).abs() < 1e-3, "{p}: {}", normal.exceeded(p));
+            assert!((normal.quantile(p) - z).abs() < 1e-3, "{p}: {}", normal.quantile(p));
         }
         assert!((normal.mean_square(0.0, true) - 0.5).abs() < 1e-3);
         assert!((normal.mean_square(0.0, false) - 0.3558).abs() < 1e-3);

@@ -2,13 +2,12 @@
 //!
 //! Source: the mixing function of SplitMix64 (Steele, Lea, Flood 2014) over a counter.
 
-/// The golden ratio in 64 bits: successive counters differ in half of their bits.
+/// The golden ratio in 64 bits: successive counters differ in about half of their bits.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Mean and deviation of the sum of four numbers of 16 bits.
 const MEAN: f32 = 131_070.0;
 const DEVIATION: f32 = 37_837.2;
 
-/// An infinite sequence of random numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream(u64);
 
@@ -69,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_normal_enough() {
+    fn moments_match_a_sum_of_four_uniforms() {
         let stream = Stream::new(1, 2, 3);
         let n = 1 << 16;
         let values: Vec<f64> = (0..n).map(|i| f64::from(stream.normal(i))).collect();

@@ -9,13 +9,13 @@ use super::Error;
 pub struct Shape {
     /// Width of the residual.
     pub n_embd: usize,
-    /// Layers.
+    /// Number of layers.
     pub n_layer: usize,
     /// Neurons per layer.
     pub n_ff: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub n_head: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub n_head_kv: usize,
 }
 

@@ -69,7 +69,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// A model of `shape` with 32000 tokens and seed 1. With ReLU a tenth of the neurons is active,
+    /// A model of `shape` with 32000 tokens and seed 1. With ReLU a tenth of the neurons is active;
     /// with SiLU the gate weights are random.
     #[must_use]
     pub fn new(shape: Shape, format: Format, relu: bool) -> Spec {
@@ -169,7 +169,7 @@ impl Spec {
             ("the number of layers", n_layer, MAX_LAYERS),
             ("the number of neurons", n_ff, MAX_SIZE),
             ("the number of heads", n_head, MAX_SIZE),
-            ("the number of key heads", n_head_kv, MAX_SIZE),
+            ("the number of KV heads", n_head_kv, MAX_SIZE),
             ("the size of a head", self.d_head.unwrap_or(2), 1 << 12),
         ] {
             within(what, found, 1, most)?;
@@ -184,7 +184,7 @@ impl Spec {
         }
         if !n_head.is_multiple_of(n_head_kv) {
             let expected = format!("a divisor of the {n_head} heads");
-            return Err(size("the number of key heads", n_head_kv, expected));
+            return Err(size("the number of KV heads", n_head_kv, expected));
         }
         if let Some([n, n_used]) = self.experts {
             within("the number of experts", n, 1, MAX_SIZE / n_ff)?;

@@ -43,8 +43,7 @@ impl Weights<'_> {
         Weights { plan, layer: Layer::new(plan, 0) }
     }
 
-    /// Switches to `layer`.
-    pub(super) fn enter(&mut self, layer: usize) {
+    pub(super) fn set_layer(&mut self, layer: usize) {
         if layer != self.layer.number {
             self.layer = Layer::new(self.plan, layer);
         }
@@ -125,8 +124,8 @@ impl Weights<'_> {
         out[..self.plan.n_const].fill(1.0);
     }
 
-    /// With a tied embedding, random signs prevent each token from being its own likeliest
-    /// successor.
+    /// Fills the output norm. With a tied embedding, random signs prevent each token from being its
+    /// own likeliest successor.
     fn output_norm(&self, out: &mut [f32]) {
         out.fill(1.0);
         if self.plan.spec.tied {

@@ -16,11 +16,12 @@ use gguf::{Container, DataWriter, File, Writer};
 const CHUNK: usize = 4 << 20;
 
 impl Spec {
-    /// Makes the model in memory. `progress` receives the bytes done and the bytes of all tensors.
+    /// Makes the model in memory. `progress` receives the bytes done and the bytes of all tensors,
+    /// and returns whether to continue.
     ///
     /// # Errors
-    /// Errors of [`Spec::check`], and tensors too large for the container.
-    pub fn build(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<File, Error> {
+    /// Errors of [`Spec::check`], tensors too large for the container, [`Error::Stopped`].
+    pub fn build(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<File, Error> {
         self.check()?;
         let plan = Plan::new(self);
         let tensors = plan.tensors(self.container);
@@ -34,7 +35,11 @@ impl Spec {
     ///
     /// # Errors
     /// As [`Spec::build`], and an I/O error.
-    pub fn write(&self, path: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Error> {
+    pub fn write(
+        &self,
+        path: &Path,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<(), Error> {
         self.check()?;
         let container = self.container_for(path);
         if container == Container::PowerInfer {
@@ -78,14 +83,14 @@ fn fill<S: Write>(
     plan: &Plan<'_>,
     tensors: &[Tensor],
     data: &mut DataWriter<S>,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<(), Error> {
     let total = total(tensors);
     let mut done = 0;
     let mut weights = Weights::new(plan);
     let mut bytes = Vec::new();
     for tensor in tensors {
-        weights.enter(tensor.layer);
+        weights.set_layer(tensor.layer);
         let row_bytes = tensor.row_bytes();
         let at_once = (CHUNK / row_bytes).max(1);
         for first in (0..tensor.rows).step_by(at_once) {
@@ -100,7 +105,9 @@ fn fill<S: Write>(
             );
             data.write(&tensor.name, &bytes)?;
             done += bytes.len() as u64;
-            progress(done, total);
+            if !progress(done, total) {
+                return Err(Error::Stopped);
+            }
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Mamba-2: each layer is one Mamba-2 block, without attention and feed-forward block. Other
+//! Mamba-2: each layer is one Mamba-2 block, without attention or a feed-forward block. Other
 //! families read their Mamba-2 blocks with [`mamba2`].
 
 use std::ops::Range;
@@ -16,7 +16,6 @@ pub(super) const MAMBA2: ArchSpec = ArchSpec {
     ..LLAMA
 };
 
-/// Reads the Mamba-2 block of a layer.
 pub(super) fn mamba2(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
     let (sizes, kernel_size) = sizes(layer)?;
     let Mamba2Sizes { n_head, n_group, d_inner, .. } = sizes;

@@ -60,9 +60,12 @@ pub fn find(name: &str) -> Option<&'static ArchSpec> {
 #[must_use]
 pub fn table() -> String {
     let mut out = "| architecture | models | skips neurons |\n| --- | --- | --- |\n".to_owned();
-    for ArchSpec { name, models, activation, .. } in ALL {
-        let skips =
-            if activation.is_exactly_sparse() { "always" } else { "where a file has a ReLU" };
+    for ArchSpec { name, models, activation, feed_forward, .. } in ALL {
+        let skips = match (feed_forward, activation.is_exactly_sparse()) {
+            (false, _) => "never (no neurons)",
+            (true, true) => "always",
+            (true, false) => "where a file has a ReLU",
+        };
         out += &format!("| `{name}` | {models} | {skips} |\n");
     }
     out

@@ -3,10 +3,10 @@
 use super::*;
 
 /// Prints planning times:
-/// `cargo test --release -p thermocline-placement planning_a_large_model -- --ignored --nocapture`.
+/// `cargo test --release -p thermocline-placement planning_times -- --ignored --nocapture`.
 #[test]
 #[ignore = "slow in a debug build"]
-fn planning_a_large_model_is_quick() {
+fn planning_times_of_a_large_model() {
     let layers = Recipe {
         n_layer: 80,
         n_ff: 28_672,

@@ -21,15 +21,15 @@ pub struct Settings {
     pub n_keep: usize,
     /// Stop strings. They end the generation and are not part of the text.
     pub stops: Vec<String>,
-    /// Whether an end-of-generation token or one of `ends` ends the generation.
+    /// Whether an end-of-generation token or one of `end_tokens` ends the generation.
     pub end_of_text: bool,
     /// Further tokens that end the text, such as a chat template's end of a turn.
-    pub ends: Vec<u32>,
+    pub end_tokens: Vec<u32>,
     /// Whether special tokens are part of the text. The token that ends the text never is; it is in
     /// [`Report::end`].
     pub special: bool,
     /// Control tokens that are part of the text even without `special`, such as marks of reasoning.
-    pub written: Vec<u32>,
+    pub written_tokens: Vec<u32>,
 }
 
 impl Default for Settings {
@@ -40,9 +40,9 @@ impl Default for Settings {
             n_keep: 0,
             stops: Vec::new(),
             end_of_text: true,
-            ends: Vec::new(),
+            end_tokens: Vec::new(),
             special: false,
-            written: Vec::new(),
+            written_tokens: Vec::new(),
         }
     }
 }
@@ -145,7 +145,8 @@ impl<'a> Generator<'a> {
     /// Continues `prompt` in a sequence that may already contain its beginning. The common
     /// beginning is kept, the sequence's other tokens are dropped, and only the rest of the prompt
     /// is computed. `emit` receives text as soon as it is final. Afterwards the sequence contains
-    /// the prompt and the generated tokens.
+    /// the prompt and the generated tokens, usually without the last; context shifts drop older
+    /// tokens.
     ///
     /// # Errors
     /// [`Error`]. After an interrupt, the report says [`EndReason::Interrupted`] instead.
@@ -195,7 +196,7 @@ impl<'a> Generator<'a> {
         let detokenizer = Detokenizer::new(self.tokenizer, Start::Continuation, settings.special);
         let run = Generation {
             text: TextBuffer {
-                detokenizer: detokenizer.writing(&settings.written),
+                detokenizer: detokenizer.with_written_tokens(&settings.written_tokens),
                 stops: StopStrings::new(settings.stops.clone()),
             },
             generator: self,
@@ -229,8 +230,8 @@ impl<'a> Generator<'a> {
     }
 }
 
-/// A generation in progress: an iterator over its tokens. It stops at an error or at the end of
-/// the text.
+/// A generation in progress: an iterator over its tokens. It stops after an error or at the end of
+/// the generation.
 pub struct Tokens<'a> {
     run: Generation<'a>,
     ended: Option<EndReason>,
@@ -299,7 +300,6 @@ impl Iterator for Tokens<'_> {
     }
 }
 
-/// The result of one generation step.
 enum Next {
     Token(Token),
     End(EndReason),
@@ -312,7 +312,6 @@ struct Generation<'a> {
     logits: Vec<f32>,
     /// The last sampled token, which the engine has not computed yet.
     pending: Option<u32>,
-    /// Whether a stop string was generated.
     stopped: bool,
     text: TextBuffer<'a>,
     report: Report,
@@ -343,7 +342,7 @@ impl Generation<'_> {
     /// Computes the prompt tokens that the sequence does not have yet.
     fn begin(&mut self, prompt: &[u32]) -> Result<(), Error> {
         let start = Instant::now();
-        self.generator.sampler.forget();
+        self.generator.sampler.clear_history();
         for &token in prompt {
             self.generator.sampler.accept(token);
         }
@@ -390,8 +389,8 @@ impl Generation<'_> {
         };
         self.generator.sampler.accept(token);
         self.report.n_generated += 1;
-        let ends =
-            self.generator.tokenizer.is_eog(token) || self.generator.settings.ends.contains(&token);
+        let ends = self.generator.tokenizer.is_eog(token)
+            || self.generator.settings.end_tokens.contains(&token);
         if self.generator.settings.end_of_text && ends {
             self.report.end = Some(token);
             return Ok(Next::End(EndReason::EndOfText));
@@ -413,8 +412,9 @@ impl Generation<'_> {
     }
 
     /// Drops the older half of the tokens that may be dropped. Returns `false` if context shifts
-    /// are off or no token may be dropped. The rest is computed again at its new positions: cached
-    /// keys include RoPE, and rotating the rounded keys back would not give the same values.
+    /// are off or fewer than two tokens may be dropped. Later tokens are computed again at their
+    /// new positions: cached keys include RoPE, and rotating the rounded keys back would not give
+    /// the same values.
     fn shift(&mut self) -> Result<bool, Error> {
         let n = self.sequence.tokens().len();
         let keep = self.generator.settings.n_keep.min(n);

@@ -10,7 +10,7 @@ use crate::{EmbedError, EndReason, Pooling, Scheduler, SchedulerOptions, SubmitE
 /// Final hidden states of all tokens, computed token by token.
 fn states(tokens: &[u32]) -> Vec<Vec<f32>> {
     let (mut engine, _) = built_in(256, 1);
-    let (mut sequence, interrupt) = (engine.open(), AtomicBool::new(false));
+    let (mut sequence, interrupt) = (engine.new_sequence(), AtomicBool::new(false));
     let mut states = Vec::new();
     for token in tokens {
         let each = &mut |_: usize, state: &[f32]| states.push(state.to_vec());

@@ -1,4 +1,4 @@
-//! A device that fails.
+//! A lost device, and a failed step.
 
 use std::sync::Arc;
 
@@ -11,7 +11,6 @@ use sim::{SimBackend, SimOptions};
 use super::{answer, family_model, request, run, tokenizer_of, wait_until};
 use crate::{EndReason, Scheduler, SchedulerOptions, SlotPhase};
 
-/// A small model on a simulated device.
 fn simulated() -> (Scheduler, Arc<SimBackend>) {
     let model = family_model("llama-relu.gguf");
     let backend = SimBackend::new(SimOptions::default());

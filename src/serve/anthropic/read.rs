@@ -106,7 +106,7 @@ fn message(value: Value, at: &str, list: &mut Vec<Message>) -> Result<()> {
     for (i, block) in blocks.into_iter().enumerate() {
         builder.add_block(block, &format!("{at}.content[{i}]"), list)?;
     }
-    builder.close(list);
+    builder.flush(list);
     Ok(())
 }
 
@@ -143,7 +143,7 @@ impl MessageBuilder<'_> {
                 let id = text("tool_use_id")?;
                 let content = block.get("content").cloned().unwrap_or_else(|| "".into());
                 let content = messages::text(content, at)?;
-                self.close(list);
+                self.flush(list);
                 let mut message = Message::new("tool", &content);
                 message.more.insert("tool_call_id".to_owned(), id.into());
                 list.push(message);
@@ -154,7 +154,8 @@ impl MessageBuilder<'_> {
         Ok(())
     }
 
-    fn close(&mut self, list: &mut Vec<Message>) {
+    /// Moves the blocks added so far, if any, to a message of `list`.
+    fn flush(&mut self, list: &mut Vec<Message>) {
         if self.texts.is_empty() && self.more.is_empty() {
             return;
         }
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_refused_by_name_also_in_a_result() {
+    fn images_are_refused_by_name_even_in_tool_results() {
         let image = json!({ "type": "image", "source": {} });
         let result = json!({ "type": "tool_result", "tool_use_id": "1", "content": [image] });
         for block in [image, result] {

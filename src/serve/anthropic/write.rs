@@ -22,7 +22,6 @@ pub(super) struct Answer {
     open_block: Option<BlockContent>,
 }
 
-/// The content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BlockContent {
     Text,

@@ -92,13 +92,13 @@ pub(crate) async fn serve(
         router,
         tls,
         stop,
-        open: Arc::new(Semaphore::new(limits.connections)),
+        open: Arc::new(Semaphore::new(limits.max_connections)),
         connections: JoinSet::new(),
     };
     match listener {
-        Listener::Tcp(listeners) => tcp::serve(listeners, server, limits.grace).await,
+        Listener::Tcp(listeners) => tcp::serve(listeners, server, limits.grace_period).await,
         #[cfg(unix)]
-        Listener::Unix(bound) => bound.serve(server, limits.grace).await,
+        Listener::Unix(bound) => bound.serve(server, limits.grace_period).await,
     }
 }
 

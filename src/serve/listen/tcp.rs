@@ -1,4 +1,4 @@
-//! TCP.
+//! TCP sockets.
 
 use std::io;
 use std::net::{TcpListener, ToSocketAddrs};

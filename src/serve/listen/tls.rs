@@ -18,7 +18,7 @@ use crate::config::TlsFiles;
 pub(crate) struct Tls(TlsAcceptor);
 
 impl Tls {
-    /// Reads certificate and key.
+    /// Reads the certificate and the key.
     ///
     /// # Errors
     /// [`Error::Tls`] with the name of the file.

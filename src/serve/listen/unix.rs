@@ -1,4 +1,4 @@
-//! UNIX sockets.
+//! UNIX domain sockets.
 
 use std::fs;
 use std::io;

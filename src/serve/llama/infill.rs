@@ -46,9 +46,8 @@ impl Gap {
         Ok(Gap { prefix, suffix, middle, files })
     }
 
-    /// The prompt in llama-server's order: other files, BOS, prefix, beginning of the text in the
-    /// gap, suffix, with the special token before each part. The answer follows the last token,
-    /// which marks the gap.
+    /// The prompt in llama-server's order: other files, BOS, prefix token, prefix, beginning of the
+    /// text in the gap, suffix token, suffix, middle token. The answer follows.
     ///
     /// # Errors
     /// 501 for a model without tokens for prefix, suffix and middle; 400 for invalid texts.

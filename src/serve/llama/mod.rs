@@ -28,6 +28,13 @@ pub(crate) async fn health(State(app): State<App>) -> Result<Response> {
     Ok(json::answer(&json!({ "status": "ok" })))
 }
 
+/// `/lora-adapters`: adapters are merged into the weights, so there is nothing to list or change.
+pub(crate) async fn lora_adapters() -> Result<Response> {
+    Err(ApiError::not_supported(
+        "adapters are merged when the model is loaded; start the server with --lora-scaled",
+    ))
+}
+
 /// `GET /metrics`: Prometheus' text format, with llama-server's names after the prefix `thermocline:`.
 pub(crate) async fn metrics(State(app): State<App>) -> Result<Response> {
     if !app.config.endpoints.metrics {

@@ -219,8 +219,8 @@ impl ResponseStream {
         events.send_done().await
     }
 
-    /// Sends a chunk for each piece. The first one has the log-probabilities of all tokens since the
-    /// previous chunk, the others have an empty list.
+    /// Sends a chunk for each piece. If log-probabilities are requested, the first chunk has those
+    /// of all tokens since the previous chunk, and the others have an empty list.
     async fn pieces(
         &self,
         events: &Events,

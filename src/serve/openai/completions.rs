@@ -131,7 +131,6 @@ impl Choice {
         Choice { text, logprobs: TextLogprobs::default(), echoed, outcome: None }
     }
 
-    /// Adds the prompt's log-probabilities.
     fn add_prompt(&mut self, entries: &[Option<TokenLogprobs>], served: &ServedModel) {
         for (id, logprobs) in std::mem::take(&mut self.echoed).iter().zip(entries) {
             self.logprobs.push(served.bytes(*id), logprobs.as_ref(), served);
@@ -158,9 +157,9 @@ fn prompt_bytes<'a>(ids: &'a [u32], served: &'a ServedModel) -> impl Iterator<It
     bytes.filter(move |byte| !std::mem::take(&mut first) || *byte != b' ')
 }
 
-/// The indices of all choices with the same prompt. The log-probabilities of the prompt arrive with
-/// the first of them.
-fn group(index: usize, n: usize) -> std::ops::Range<usize> {
+/// The indices of all choices with the prompt of choice `index`. The prompt's log-probabilities
+/// arrive with the first of them.
+fn same_prompt(index: usize, n: usize) -> std::ops::Range<usize> {
     let first = index / n * n;
     first..first + n
 }
@@ -174,7 +173,7 @@ async fn whole(
 ) -> Result<Value> {
     let (mut usage, mut timings) = (Usage::default(), None);
     while let Some((index, update)) = job.next().await {
-        let group = group(index, parsed.params.n);
+        let group = same_prompt(index, parsed.params.n);
         let choice = &mut choices[index];
         match update {
             Update::PromptLogprobs(entries) => {
@@ -229,7 +228,7 @@ impl ResponseStream {
             let choice = &mut choices[index];
             match update {
                 Update::PromptLogprobs(entries) => {
-                    for index in group(index, self.parsed.params.n) {
+                    for index in same_prompt(index, self.parsed.params.n) {
                         let choice = &mut choices[index];
                         choice.add_prompt(&entries, &self.served);
                         let text = std::mem::take(&mut choice.text);

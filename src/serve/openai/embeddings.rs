@@ -49,7 +49,7 @@ pub(crate) async fn embed(State(app): State<App>, uri: Uri, request: Request) ->
         return Err(ApiError::field("input", problem));
     }
     let mut vectors = Vec::with_capacity(parsed.texts.len());
-    let limit = app.config.limits.time;
+    let limit = app.config.limits.timeout;
     let task = async {
         // Submit one text at a time, so that the remaining texts are not computed if the client
         // disconnects.
@@ -95,7 +95,7 @@ fn prepare(mut fields: Fields, app: &App, served: &ServedModel) -> Result<Parsed
     };
     let width = |value: &Value| value.as_u64() == Some(served.facts.n_embd as u64);
     fields.refuse("dimensions", "vectors have the width of the model", width)?;
-    // llama-server's numbers: 2 is the Euclidean norm, a negative number disables it.
+    // llama-server's numbers: 2 is the Euclidean norm; a negative number disables normalisation.
     let (is_pooled, norm) = match served.pooling() {
         Pooling::None => (false, "vectors of tokens are not normalised"),
         Pooling::Mean | Pooling::First | Pooling::Last | Pooling::Rank => {
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_is_rfc_4648() {
+    fn base64_matches_rfc_4648() {
         let of = |bytes: &[u8; 4]| base64(&[f32::from_le_bytes(*bytes)]);
         assert_eq!(of(b"Man "), "TWFuIA==");
         assert_eq!(of(&[0xfb, 0xff, 0xfe, 0x00]), "+//+AA==");

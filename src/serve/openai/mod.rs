@@ -30,7 +30,6 @@ impl ResponseHead {
         ResponseHead { id: id(prefix), created: unix_seconds(), model }
     }
 
-    /// A response object of this type.
     pub(crate) fn object(&self, object: &str, choices: Vec<Value>) -> Value {
         json!({
             "id": self.id,

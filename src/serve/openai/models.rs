@@ -8,7 +8,7 @@ use crate::error::{ApiError, Result};
 use crate::json;
 use crate::state::App;
 
-/// The list of models; it has only the served model.
+/// The list of models: only the served model.
 pub(crate) async fn list(State(app): State<App>) -> Result<Response> {
     let model = model(&app)?;
     let details = json!({
@@ -25,7 +25,8 @@ pub(crate) async fn retrieve(State(app): State<App>, Path(id): Path<String>) -> 
     if is_known {
         Ok(json::answer(&model).into_response())
     } else {
-        Err(ApiError::not_found(format!("the model '{id}' does not exist; /v1/models lists it")))
+        let help = "GET /v1/models lists the model of this server";
+        Err(ApiError::not_found(format!("the model '{id}' does not exist; {help}")))
     }
 }
 

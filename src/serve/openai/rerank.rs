@@ -49,7 +49,7 @@ pub(crate) async fn rerank(State(app): State<App>, request: Request) -> Result<R
         return Err(ApiError::not_supported(message));
     };
     let (mut n_tokens, mut ranked) = (0, Vec::with_capacity(parsed.documents.len()));
-    let limit = app.config.limits.time;
+    let limit = app.config.limits.timeout;
     let task = async {
         // Submit one document at a time, so that the remaining documents are not computed if the
         // client disconnects.
@@ -105,7 +105,10 @@ fn prepare(mut fields: Fields, app: &App) -> Result<ParsedRequest> {
     let query = fields.string("query")?.ok_or_else(|| ApiError::field("query", "is missing"))?;
     let field = if fields.has("texts") { "texts" } else { "documents" };
     if field == "texts" && fields.has("documents") {
-        return Err(ApiError::field("texts", "and `documents` exclude each other"));
+        return Err(ApiError::field(
+            "texts",
+            "and `documents` cannot be combined: send one of them",
+        ));
     }
     let list = fields.list(field)?.ok_or_else(|| ApiError::field(field, "is missing"))?;
     if !(1..=MAX_DOCUMENTS).contains(&list.len()) {

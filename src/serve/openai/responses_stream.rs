@@ -115,7 +115,6 @@ impl ResponseStream {
         self.send(events, name, data).await
     }
 
-    /// The open item with its content so far.
     fn item(&self, item: OpenItem, status: &str) -> Value {
         match item {
             OpenItem::Reasoning => self.object.reasoning_item(),

@@ -1,5 +1,5 @@
 // The neurons that fired for the tokens just written. A layer has a row of cells, from hot to cold;
-// a cell is an expert or a group of neighbouring neurons, and its value the share of it that fired.
+// a cell is a group of neighbouring neurons or experts, and its value the share that fired.
 
 /** The value of a cell whose neurons all fired. */
 const ALL_FIRED = 15;
@@ -16,7 +16,7 @@ export function skipsNeurons(facts) {
   return facts.is_sparse || facts.layers.some((layer) => layer.n_experts);
 }
 
-/** What the `n` cells of `layer` are, in the plural. */
+/** The noun for the `n` cells of `layer`, in the plural. */
 function cellName(layer, n) {
   if (layer.n_experts && layer.n_experts <= n) return "experts";
   return layer.n_neurons <= n ? "neurons" : layer.n_experts ? "groups of experts" : "groups of neurons";
@@ -30,7 +30,7 @@ function tokens(fired) {
   return fired.tokens === 1 ? "the token" : `the ${fired.tokens} tokens`;
 }
 
-/** What fired in a layer, in words; empty if not known. */
+/** The number of cells that fired in a layer, as a text; empty if not known. */
 export function firedText(facts, fired, index) {
   const layer = facts.layers[index];
   const values = cellValues(fired, index);
@@ -43,7 +43,7 @@ export function firedText(facts, fired, index) {
   return `${text}: ${hot} of the ${quarter} hottest, ${cold} of the ${quarter} coldest`;
 }
 
-/** What fired in all layers, in words; empty if not known. */
+/** The number of cells that fired in all layers, as a text; empty if not known. */
 export function firedSummary(facts, fired) {
   const rows = facts.layers.map((_, i) => cellValues(fired, i)).filter((values) => values !== null);
   if (rows.length === 0) return "";

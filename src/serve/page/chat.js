@@ -25,8 +25,8 @@ export function stop(conversation) {
 }
 
 /**
- * Answers `question` with a new message below it. `report.changed(message)` is called at most once per
- * frame, `report.save()` periodically, `report.ended(message)` at the end.
+ * Answers `question` with a new message below it. `report.started(message)` is called first,
+ * `report.changed(message)` at most once per frame, `report.save()` periodically, `report.ended(message)` last.
  */
 export async function answer(conversation, question, { model, parameters }, report) {
   const message = addMessage(conversation, question.id, {
@@ -77,7 +77,6 @@ export async function answer(conversation, question, { model, parameters }, repo
   report.ended(message);
 }
 
-/** Adds a chunk of the stream to the message. */
 function addChunk(message, chunk) {
   const choice = chunk.choices?.[0];
   const delta = choice?.delta;

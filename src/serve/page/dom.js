@@ -100,7 +100,7 @@ export function saveFile(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-/** Bytes with a binary unit. */
+/** A number of bytes with a binary unit. */
 export function bytes(n) {
   if (n === null || n === undefined) return "not known";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];

@@ -1,5 +1,5 @@
 // Simple syntax highlighting: comments, strings, numbers, keywords. Except for markup, languages
-// differ only in comments and quotes.
+// differ mainly in comments and quotes.
 
 import { el } from "./dom.js";
 

@@ -1,5 +1,5 @@
-// Inline Markdown as DOM nodes. Only this file makes links, and text only becomes text nodes, so
-// HTML in a message is shown, never parsed.
+// Inline Markdown as DOM nodes. Only this file makes links in messages, and text only becomes text
+// nodes, so HTML in a message is shown, never parsed.
 //
 // To take linear time even for hostile input, a scanner remembers delimiters that do not occur again,
 // and tries a fixed number of candidates for an end.

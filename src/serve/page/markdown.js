@@ -19,7 +19,7 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:[ \t]+|$)/;
 const INDENTED = /^(?: {4}|\t)/;
 
-/** Sources of the blocks that an element shows, so that only changed blocks are rebuilt. */
+/** Sources of the blocks that an element shows, so that unchanged first blocks are not rebuilt. */
 const shown = new WeakMap();
 
 /** Shows `text` in `target`. Nodes of the unchanged blocks before the first change stay. */
@@ -163,7 +163,7 @@ function blankEnd(lines, at) {
   return end;
 }
 
-/** The lines of one item without its mark. Lines with two more spaces than the mark belong to it. */
+/** The lines of one item without its mark: indented by two more spaces, or lazy continuation lines. */
 function listItem(lines, at, [mark, , sign], base) {
   const width = Math.min(mark.length, base + sign.length + 4);
   const own = [lines[at].slice(width)];

@@ -30,7 +30,7 @@ const MEMORY_PARTS = [
 
 const state = { facts: null, event: null, trail: [], selected: null, connection: null, timer: 0, idle: 0 };
 
-/** Connects while the panel is open. */
+/** Connects if the panel is open, otherwise disconnects. */
 export function runPanel(open) {
   state.connection?.abort();
   clearTimeout(state.timer);
@@ -146,11 +146,11 @@ function stateText(facts) {
 
 function captionText({ facts, event }) {
   const sorted = facts.layers.some((layer) => layer.use)
-    ? "A row is a layer, its neurons from hot (left) to cold (right); hot ones are drawn stronger."
-    : "A row is a layer and its width all its neurons; without a profile, hot and cold are not known.";
+    ? "A row shows a layer's neurons from hot (left) to cold (right); hot neurons are drawn stronger."
+    : "A row shows a layer's neurons; without a profile, it is not known which are hot.";
   if (!skipsNeurons(facts)) return `${sorted} All neurons fire for every token.`;
   if (event?.fired_refused) {
-    return `${sorted} The bar in a row is the share that fired just now, with its trail. `
+    return `${sorted} The bar in a row is the share of neurons that fired just now. `
       + `The server does not count which neurons fired: ${event.fired_refused}.`;
   }
   if (!event?.fired) return `${sorted} The next token that the model writes marks the neurons that fire for it.`;
@@ -260,7 +260,6 @@ function firedCells(layer) {
   return values ? `${values.filter((value) => value > 0).length} of ${values.length}` : "not known";
 }
 
-/** Fills the table with the numbers of the picture. */
 function showTable() {
   const { facts, event } = state;
   if (!facts || !byId("panel").querySelector("details").open) return;

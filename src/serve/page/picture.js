@@ -1,5 +1,5 @@
-// The picture of all layers. A row is a layer, its width all neurons of the layer: hot ones left, cold
-// ones right, coloured by the device where they are resident.
+// The picture of all layers. A row shows the neurons of a layer, hot neurons left and cold neurons
+// right, coloured by the device where they are resident.
 
 import { cellValues, drawCells, firedText, skipsNeurons } from "./cells.js";
 import { percent } from "./dom.js";
@@ -9,7 +9,7 @@ const LINE_SHARE = 0.8;
 /** Pixels left and right of the rows, for layer numbers and densities. */
 const LEFT_MARGIN = 30;
 const RIGHT_MARGIN = 50;
-/** Height of a row in pixels. */
+/** Limits on the height of a row, in pixels. */
 const MAX_ROW = 22;
 const MIN_ROW = 7;
 /** Total height of all rows in pixels, unless a row reaches its minimum or maximum height. */
@@ -30,7 +30,6 @@ export function layerAt(canvas, y, facts) {
   return layer >= 0 && layer < facts.layers.length ? layer : null;
 }
 
-/** The description of one layer. */
 export function layerText(facts, event, index) {
   const layer = facts.layers[index];
   const experts = layer.n_experts ? layer.n_neurons / layer.n_experts : null;
@@ -137,7 +136,7 @@ function drawByUse(context, use, [from, to], x, y, height) {
   }
 }
 
-/** The share that fired, where the server does not report which neurons did. */
+/** Draws the share of neurons that fired, if the server does not report which ones. */
 function drawActive({ context, color, left, width, row }, index, y, event, trail) {
   context.fillStyle = color("--fired");
   const height = Math.max(2, Math.round(row / 3));

@@ -26,7 +26,7 @@ function currentPlan(plan, facts) {
   return rows(pairs);
 }
 
-/** The curve of decode speed over budgets, with a mark at the chosen one. */
+/** Draws the decode speed over the budgets, with a mark at the chosen budget. */
 function drawCurve(canvas, budgets, chosen) {
   const scale = window.devicePixelRatio || 1;
   const width = Math.max(200, canvas.parentElement.clientWidth);

@@ -2,7 +2,7 @@
 // each parent which child is shown. Plain data and functions without DOM, storable as JSON.
 
 const ROOT = "root";
-/** Limits for imported files. */
+/** Maximum number of messages in an imported conversation. */
 const MAX_MESSAGES = 20_000;
 const ROLES = ["user", "assistant"];
 

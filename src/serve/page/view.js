@@ -1,4 +1,4 @@
-// The messages of the current branch. An article per message, updated in place while it is written.
+// The messages of the current branch: an `article` element each, updated in place while it is written.
 
 import { attachmentNodes } from "./attach.js";
 import { byId, copyText, el, iconButton, number, say } from "./dom.js";
@@ -105,7 +105,7 @@ function noteOf(message, running) {
   const parts = [];
   if (message.error) parts.push(message.error);
   if (message.finish === "stopped") parts.push("Stopped.");
-  if (message.finish === "length") parts.push("The answer reached the maximum of tokens.");
+  if (message.finish === "length") parts.push("The answer reached the token limit.");
   if (message.finish === "partial") parts.push("The page was closed before the answer was complete.");
   if (message.usage) {
     const { prompt_tokens: prompt, completion_tokens: generated, prompt_tokens_details: details } = message.usage;

@@ -16,6 +16,6 @@ pub use builtin::{builtin, builtin_names};
 pub use calls::{CallDelta, CallFormat, CallParser, Delivery, Tool};
 pub use dialogue::{Dialogue, Prompt, Turns};
 pub use message::{Conversation, Message};
-pub use reasoning::{Reasoning, ReplyPart, Take};
+pub use reasoning::{Reasoning, ReplyPart, ReplySink};
 pub use template::{Input, MAX_TEMPLATE, Template, TemplateError};
 pub use templates::Templates;

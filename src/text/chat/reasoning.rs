@@ -45,7 +45,7 @@ enum State {
 }
 
 /// Receives the separated text, piece by piece.
-pub type Take<'a> = dyn FnMut(ReplyPart, &str) + 'a;
+pub type ReplySink<'a> = dyn FnMut(ReplyPart, &str) + 'a;
 
 impl Reasoning {
     /// A parser for the text after `prompt`. Some templates open the reasoning at the end of the
@@ -78,13 +78,13 @@ impl Reasoning {
     }
 
     /// Adds the next piece, and passes all text whose section is certain to `take`.
-    pub fn push(&mut self, piece: &str, take: &mut Take<'_>) {
+    pub fn push(&mut self, piece: &str, take: &mut ReplySink<'_>) {
         self.held.push_str(piece);
         while self.step(take) {}
     }
 
     /// Passes the text that was held back to `take`, at the end of the output.
-    pub fn finish(mut self, take: &mut Take<'_>) {
+    pub fn finish(mut self, take: &mut ReplySink<'_>) {
         let (part, text) = match self.state {
             State::Thinking { begun, .. } => (ReplyPart::Reasoning, self.take_reasoning(begun)),
             State::Start { after: true } => (ReplyPart::Answer, self.held.trim_start().to_owned()),
@@ -98,7 +98,7 @@ impl Reasoning {
     }
 
     /// Processes the held text up to the next change of state. False if the next piece is needed.
-    fn step(&mut self, take: &mut Take<'_>) -> bool {
+    fn step(&mut self, take: &mut ReplySink<'_>) -> bool {
         match self.state {
             State::Answering => {
                 if !self.held.is_empty() {
@@ -135,7 +135,7 @@ impl Reasoning {
         true
     }
 
-    fn think(&mut self, close: &'static str, begun: bool, take: &mut Take<'_>) -> bool {
+    fn think(&mut self, close: &'static str, begun: bool, take: &mut ReplySink<'_>) -> bool {
         if let Some(at) = self.held.find(close) {
             let rest = self.held.split_off(at + close.len());
             self.held.truncate(at);

@@ -1,87 +1,18 @@
-//! Sampling options and their errors.
+//! Sampling options.
 
-use std::fmt;
+use super::error::Error;
+use super::settings::NUMBERS;
+use super::stage::Stage;
 
-/// One stage of the sampling chain.
+/// The version of mirostat that chooses the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// Repeat, presence and frequency penalties over the recent tokens.
-    Penalties,
-    /// Keep the `top_k` most likely tokens.
-    TopK,
-    /// Keep the shortest list of most likely tokens that holds `top_p` of the probability.
-    TopP,
-    /// Keep the tokens at least `min_p` times as likely as the most likely token.
-    MinP,
-    /// Divide the logits by `temp`; if it is 0 or negative, keep only the best token.
-    Temperature,
-}
-
-impl Stage {
-    /// llama.cpp's default order of the supported stages.
-    pub const DEFAULT_CHAIN: [Self; 5] =
-        [Self::Penalties, Self::TopK, Self::TopP, Self::MinP, Self::Temperature];
-
-    /// The name in `--samplers`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Penalties => "penalties",
-            Self::TopK => "top_k",
-            Self::TopP => "top_p",
-            Self::MinP => "min_p",
-            Self::Temperature => "temperature",
-        }
-    }
-
-    /// Parses a chain such as `penalties;top_k;temperature`, with llama.cpp's names and spellings.
-    ///
-    /// Unsupported stages that do nothing by default are left out; the flags that enable them are
-    /// rejected elsewhere.
-    ///
-    /// # Errors
-    /// [`Error::UnknownStage`] or [`Error::UnsupportedStage`], with the word.
-    pub fn parse_names(names: &str) -> Result<Vec<Self>, Error> {
-        let words = names.split(';').map(str::trim).filter(|w| !w.is_empty());
-        let chain = words.map(|word| {
-            let name = word.to_ascii_lowercase().replace('-', "_");
-            match name.as_str() {
-                "penalties" => Ok(Some(Self::Penalties)),
-                "top_k" => Ok(Some(Self::TopK)),
-                "top_p" | "nucleus" => Ok(Some(Self::TopP)),
-                "min_p" => Ok(Some(Self::MinP)),
-                "temperature" | "temp" => Ok(Some(Self::Temperature)),
-                "dry" | "top_n_sigma" | "typ_p" | "typical_p" | "typical" | "typ" | "xtc"
-                | "adaptive_p" => Ok(None),
-                "infill" => Err(Error::UnsupportedStage { name: word.into() }),
-                _ => Err(Error::UnknownStage { name: word.into() }),
-            }
-        });
-        chain.filter_map(Result::transpose).collect()
-    }
-
-    /// Parses a chain of one-letter names such as `ekpmt`.
-    ///
-    /// # Errors
-    /// As [`Stage::parse_names`].
-    pub fn parse_letters(letters: &str) -> Result<Vec<Self>, Error> {
-        let chain = letters.chars().map(|letter| match letter {
-            'e' => Ok(Some(Self::Penalties)),
-            'k' => Ok(Some(Self::TopK)),
-            'p' => Ok(Some(Self::TopP)),
-            'm' => Ok(Some(Self::MinP)),
-            't' => Ok(Some(Self::Temperature)),
-            'd' | 's' | 'y' | 'x' | 'a' => Ok(None),
-            'i' => Err(Error::UnsupportedStage { name: "infill".into() }),
-            other => Err(Error::UnknownStage { name: other.to_string() }),
-        });
-        chain.filter_map(Result::transpose).collect()
-    }
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
+pub enum Mirostat {
+    /// No mirostat; the stages of the chain apply.
+    Off,
+    /// Version 1: keeps a number of tokens that it estimates from the 100 most likely ones.
+    V1,
+    /// Version 2.0: keeps the tokens whose surprise is within a limit.
+    V2,
 }
 
 /// All sampling options. The defaults are llama.cpp's.
@@ -89,14 +20,28 @@ impl fmt::Display for Stage {
 pub struct SamplerConfig {
     /// Divides the logits; 0 or a negative number takes the best token.
     pub temp: f32,
+    /// Above 0, the temperature is from `temp - dynatemp_range` to `temp + dynatemp_range`,
+    /// depending on the entropy.
+    pub dynatemp_range: f32,
+    /// Exponent of the relative entropy (0 to 1) in the dynamic temperature.
+    pub dynatemp_exponent: f32,
     /// How many tokens [`Stage::TopK`] keeps; 0 keeps all.
     pub top_k: usize,
     /// Probability mass that [`Stage::TopP`] keeps; 1 keeps all.
     pub top_p: f32,
     /// [`Stage::MinP`] drops tokens below this fraction of the best probability; 0 keeps all.
     pub min_p: f32,
-    /// Minimum number of tokens that `TopP` and `MinP` keep.
+    /// Probability mass that [`Stage::TypicalP`] keeps; 1 keeps all.
+    pub typical_p: f32,
+    /// [`Stage::TopNSigma`] bans tokens more than this many standard deviations below the highest
+    /// logit. 0 or a negative number keeps all.
+    pub top_n_sigma: f32,
+    /// Minimum number of tokens that `TopP`, `MinP`, `TypicalP` and `Xtc` keep.
     pub min_keep: usize,
+    /// Probability that [`Stage::Xtc`] drops tokens.
+    pub xtc_probability: f32,
+    /// Probability from which [`Stage::Xtc`] may drop a token; above 0.5 it drops none.
+    pub xtc_threshold: f32,
     /// Divides a positive and multiplies a negative logit of a token in the window; 1 is off.
     pub repeat_penalty: f32,
     /// How many of the last tokens the penalties consider; 0 is none, `usize::MAX` all.
@@ -105,6 +50,27 @@ pub struct SamplerConfig {
     pub presence_penalty: f32,
     /// Subtracted from the logit for each occurrence of the token in the window.
     pub frequency_penalty: f32,
+    /// Factor of DRY's penalty; 0 is off.
+    pub dry_multiplier: f32,
+    /// Base of DRY's penalty; below 1 DRY is off. The exponent is the number of repeated tokens
+    /// minus `dry_allowed_length`.
+    pub dry_base: f32,
+    /// Number of repeated tokens from which DRY penalises the token that would continue them.
+    pub dry_allowed_length: usize,
+    /// How many of the last tokens DRY considers; 0 is none, `usize::MAX` all.
+    pub dry_penalty_last_n: usize,
+    /// Texts across which DRY sees no repetition.
+    pub dry_sequence_breakers: Vec<String>,
+    /// Replaces all stages except the temperature; penalties do not apply either.
+    pub mirostat: Mirostat,
+    /// Target surprise of mirostat in bits.
+    pub mirostat_tau: f32,
+    /// Learning rate of mirostat.
+    pub mirostat_eta: f32,
+    /// Target probability of [`Stage::AdaptiveP`]; negative is off.
+    pub adaptive_target: f32,
+    /// Decay per token of the moving average of [`Stage::AdaptiveP`], from 0 to 0.99.
+    pub adaptive_decay: f32,
     /// Token ids and the biases added to their logits before the chain. Minus infinity bans the
     /// token.
     pub logit_bias: Vec<(u32, f32)>,
@@ -119,14 +85,30 @@ impl Default for SamplerConfig {
     fn default() -> Self {
         Self {
             temp: 0.8,
+            dynatemp_range: 0.0,
+            dynatemp_exponent: 1.0,
             top_k: 40,
             top_p: 0.95,
             min_p: 0.05,
+            typical_p: 1.0,
+            top_n_sigma: -1.0,
             min_keep: 0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
             repeat_penalty: 1.0,
             repeat_last_n: 64,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            dry_multiplier: 0.0,
+            dry_base: 1.75,
+            dry_allowed_length: 2,
+            dry_penalty_last_n: 64,
+            dry_sequence_breakers: ["\n", ":", "\"", "*"].map(String::from).to_vec(),
+            mirostat: Mirostat::Off,
+            mirostat_tau: 5.0,
+            mirostat_eta: 0.1,
+            adaptive_target: -1.0,
+            adaptive_decay: 0.9,
             logit_bias: Vec::new(),
             seed: None,
             chain: Stage::DEFAULT_CHAIN.to_vec(),
@@ -135,19 +117,11 @@ impl Default for SamplerConfig {
 }
 
 impl SamplerConfig {
-    /// Checks every number against its range and every token id against the vocabulary.
+    /// Checks every number of [`NUMBERS`], and the biases and their token ids.
     pub(super) fn check(&self, n_vocab: usize) -> Result<(), Error> {
-        let finite = [
-            ("temp", self.temp),
-            ("top_p", self.top_p),
-            ("min_p", self.min_p),
-            ("repeat_penalty", self.repeat_penalty),
-            ("presence_penalty", self.presence_penalty),
-            ("frequency_penalty", self.frequency_penalty),
-        ];
-        for (name, value) in finite {
-            let positive = name != "repeat_penalty" || value > 0.0;
-            if !value.is_finite() || !positive {
+        for setting in &NUMBERS {
+            let (name, value) = (setting.name, (setting.get)(self));
+            if !setting.is_usable(value) {
                 return Err(Error::BadValue { name, value });
             }
         }
@@ -162,57 +136,13 @@ impl SamplerConfig {
         }
         Ok(())
     }
-}
 
-/// An error of the sampler's options or of the logits.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// An unknown name in the chain.
-    #[error("unknown sampler '{name}'")]
-    UnknownStage {
-        /// The word as written.
-        name: String,
-    },
-    /// An unsupported stage of llama.cpp that would change the text.
-    #[error("the sampler '{name}' is not supported yet")]
-    UnsupportedStage {
-        /// The word as written.
-        name: String,
-    },
-    /// A number outside its range.
-    #[error("invalid value {value} for {name}; it must be finite, and repeat_penalty positive")]
-    BadValue {
-        /// The field of [`SamplerConfig`].
-        name: &'static str,
-        /// The given value.
-        value: f32,
-    },
-    /// A bias for a token outside of the vocabulary.
-    #[error("logit bias for token {token}, but the vocabulary has {n_vocab} tokens")]
-    BiasOutOfRange {
-        /// The token id.
-        token: u32,
-        /// Size of the vocabulary.
-        n_vocab: usize,
-    },
-    /// The row is not one logit per token of the vocabulary.
-    #[error("the row has {given} logits, but the vocabulary has {n_vocab} tokens")]
-    WrongLength {
-        /// Length of the row.
-        given: usize,
-        /// Size of the vocabulary.
-        n_vocab: usize,
-    },
-    /// A logit is NaN or plus infinity.
-    #[error("the logit of token {token} is {value}")]
-    NotANumber {
-        /// The token's id.
-        token: u32,
-        /// NaN or plus infinity.
-        value: f32,
-    },
-    /// Every token is banned.
-    #[error("every token is banned, so none can be chosen")]
-    AllBanned,
+    /// Whether DRY can change logits.
+    pub(super) fn uses_dry(&self) -> bool {
+        self.dry_multiplier != 0.0
+            && self.dry_base >= 1.0
+            && self.dry_penalty_last_n != 0
+            && self.mirostat == Mirostat::Off
+            && self.chain.contains(&Stage::Dry)
+    }
 }

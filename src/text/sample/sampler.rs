@@ -1,9 +1,19 @@
 //! The sampling chain.
 
+use std::sync::Arc;
+
+use super::adaptive::AdaptiveP;
+use super::breakers::Breakers;
 use super::candidates::Candidates;
-use super::config::{Error, SamplerConfig, Stage};
+use super::config::SamplerConfig;
 use super::constraint::TokenMask;
+use super::dry::Dry;
+use super::error::Error;
 use super::history::History;
+use super::mirostat::Mirostat;
+use super::stage::Stage;
+use super::xtc::Xtc;
+use crate::tokenizer::Tokenizer;
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -11,38 +21,70 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 ///
 /// A sampler adds the biases, applies the stages in order, and draws. The draws of a seed are the
 /// same on every platform: the generator is ChaCha12 keyed with the seed, with one 64-bit word per
-/// token, and the order of the candidates is defined.
+/// token, and the order of the candidates is defined. XTC has a second stream of numbers, also with
+/// one word per token.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     config: SamplerConfig,
     n_vocab: usize,
     seed: u32,
     rng: ChaCha12Rng,
+    xtc_rng: ChaCha12Rng,
     history: History,
-    candidates: Candidates,
+    breakers: Arc<Breakers>,
+    dry: Option<Dry>,
+    mirostat: Option<Mirostat>,
+    adaptive: Option<AdaptiveP>,
+    pub(super) candidates: Candidates,
 }
 
 impl Sampler {
-    /// A sampler for rows of `n_vocab` logits, with a random seed if `config` has none.
+    /// A sampler for the tokens of `tokenizer`, with a random seed if `config` has none.
     ///
     /// # Errors
     /// [`Error::BadValue`] and [`Error::BiasOutOfRange`] if `config` is invalid.
-    pub fn new(config: &SamplerConfig, n_vocab: usize) -> Result<Self, Error> {
+    pub fn new(config: &SamplerConfig, tokenizer: &Tokenizer) -> Result<Self, Error> {
+        let mut breakers = Breakers::default();
+        if config.uses_dry() {
+            breakers = Breakers::new(&config.dry_sequence_breakers, tokenizer);
+        }
+        Self::with_breakers(config, tokenizer.n_vocab(), breakers)
+    }
+
+    /// A sampler for rows of `n_vocab` logits.
+    ///
+    /// # Errors
+    /// As [`Sampler::new`].
+    pub(super) fn with_breakers(
+        config: &SamplerConfig,
+        n_vocab: usize,
+        breakers: Breakers,
+    ) -> Result<Self, Error> {
         config.check(n_vocab)?;
         let seed = config.seed.unwrap_or_else(rand::random);
-        let mut key = [0; 32];
-        key[..4].copy_from_slice(&seed.to_le_bytes());
         Ok(Self {
             history: History::new(config.repeat_last_n),
+            breakers: Arc::new(breakers),
+            dry: Dry::new(config),
+            mirostat: Mirostat::new(config),
+            adaptive: AdaptiveP::new(config),
             config: config.clone(),
             n_vocab,
             seed,
-            rng: ChaCha12Rng::from_seed(key),
+            rng: generator(seed, 0),
+            xtc_rng: generator(seed, 1),
             candidates: Candidates::default(),
         })
     }
 
-    /// The seed in use, with which the draws can be repeated.
+    /// A copy, including the history, whose random generators start with another seed.
+    #[must_use]
+    pub fn with_seed(&self, seed: u32) -> Self {
+        let (rng, xtc_rng) = (generator(seed, 0), generator(seed, 1));
+        Self { seed, rng, xtc_rng, ..self.clone() }
+    }
+
+    /// The seed in use: a sampler with the same seed repeats the draws.
     pub fn seed(&self) -> u32 {
         self.seed
     }
@@ -52,14 +94,25 @@ impl Sampler {
         &self.config
     }
 
-    /// Adds `token` to the history for the penalties. Prompt tokens count too.
+    /// Adds a token of the prompt or a chosen one to the history, which penalties and DRY consider.
+    /// Adaptive-p averages only the tokens that it chose.
     pub fn accept(&mut self, token: u32) {
         self.history.push(token);
+        if let Some(dry) = &mut self.dry {
+            dry.push(token);
+        }
+        if let Some(adaptive) = &mut self.adaptive {
+            adaptive.accept(token);
+        }
     }
 
-    /// Clears the history, before an unrelated text. The random generator is not reset.
-    pub fn forget(&mut self) {
+    /// Clears the history and the state of mirostat and adaptive-p, before an unrelated text. The
+    /// random generators are not reset.
+    pub fn clear_history(&mut self) {
         self.history = History::new(self.config.repeat_last_n);
+        self.dry = Dry::new(&self.config);
+        self.mirostat = Mirostat::new(&self.config);
+        self.adaptive = AdaptiveP::new(&self.config);
     }
 
     /// Chooses a token. Call [`Sampler::accept`] to add it to the history.
@@ -88,23 +141,40 @@ impl Sampler {
             return Err(Error::WrongLength { given, n_vocab });
         }
         let bad = |l: &f32| l.is_nan() || *l == f32::INFINITY;
-        self.candidates.fill(logits);
-        if let Some(c) = self.candidates.as_slice().iter().find(|c| bad(&c.logit)) {
-            let (token, value) = (c.id, c.logit);
+        if let Some((token, &value)) = (0u32..).zip(logits).find(|(_, logit)| bad(logit)) {
             return Err(Error::NotANumber { token, value });
         }
+        self.candidates.fill(logits);
         if let Some(allowed) = allowed {
             self.candidates.retain(|token| allowed.contains(token));
         }
+        let (u, chance) = (uniform(&mut self.rng), uniform(&mut self.xtc_rng));
+        self.choose(u, chance)
+    }
+
+    /// Chooses among the candidates: `u` decides the draw and `chance` whether XTC acts. Both are
+    /// in `0..1`.
+    ///
+    /// # Errors
+    /// [`Error::AllBanned`].
+    pub(super) fn choose(&mut self, u: f64, chance: f64) -> Result<u32, Error> {
         for &(token, bias) in &self.config.logit_bias {
             self.candidates.edit([token], |_, logit| logit + bias);
         }
-        for i in 0..self.config.chain.len() {
-            self.apply(self.config.chain[i]);
-        }
-        #[allow(clippy::cast_precision_loss)] // an f64 holds 53 bits exactly
-        let u = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-        self.candidates.draw(u).ok_or(Error::AllBanned)
+        let list = &mut self.candidates;
+        let at = if let Some(mirostat) = &mut self.mirostat {
+            list.temperature(self.config.temp);
+            mirostat.choose(list, self.n_vocab, u)
+        } else {
+            for i in 0..self.config.chain.len() {
+                self.apply(self.config.chain[i], chance);
+            }
+            match &mut self.adaptive {
+                Some(adaptive) => adaptive.choose(&mut self.candidates, u),
+                None => self.candidates.draw(u),
+            }
+        };
+        at.map(|at| self.candidates.list[at].id).ok_or(Error::AllBanned)
     }
 
     /// The distribution from which the latest token was drawn: the tokens that all stages kept,
@@ -113,25 +183,58 @@ impl Sampler {
         self.candidates.logprobs()
     }
 
-    fn apply(&mut self, stage: Stage) {
-        let (config, candidates) = (&self.config, &mut self.candidates);
+    fn apply(&mut self, stage: Stage, chance: f64) {
+        let (config, list) = (&self.config, &mut self.candidates);
+        let min_keep = config.min_keep;
         match stage {
             Stage::Penalties => {
                 let neutral = config.repeat_penalty == 1.0
                     && config.presence_penalty == 0.0
                     && config.frequency_penalty == 0.0;
                 if !neutral {
-                    candidates.edit(self.history.tokens(), |token, logit| {
+                    list.edit(self.history.tokens(), |token, logit| {
                         self.history.penalise(token, logit, config)
                     });
                 }
             }
-            Stage::TopK => candidates.top_k(config.top_k),
-            Stage::TopP => candidates.top_p(config.top_p, config.min_keep),
-            Stage::MinP => candidates.min_p(config.min_p, config.min_keep),
-            Stage::Temperature => candidates.temperature(config.temp),
+            Stage::Dry => {
+                if let Some(dry) = &mut self.dry {
+                    dry.apply(config, &self.breakers, list);
+                }
+            }
+            Stage::TopNSigma => list.top_n_sigma(config.top_n_sigma),
+            Stage::TopK => list.top_k(config.top_k),
+            Stage::TypicalP => list.typical(config.typical_p, min_keep),
+            Stage::TopP => list.top_p(config.top_p, min_keep),
+            Stage::MinP => list.min_p(config.min_p, min_keep),
+            Stage::Xtc => {
+                let (probability, threshold) = (config.xtc_probability, config.xtc_threshold);
+                list.xtc(&Xtc { probability, threshold, min_keep }, chance);
+            }
+            Stage::Temperature => {
+                let (range, exponent) = (config.dynatemp_range, config.dynatemp_exponent);
+                list.dynamic_temperature(config.temp, range, exponent);
+            }
+            // Replaces the draw in `choose`, wherever it is in the chain.
+            Stage::AdaptiveP => {}
         }
     }
+}
+
+/// The generator of a seed. Streams of a seed are independent.
+fn generator(seed: u32, stream: u64) -> ChaCha12Rng {
+    let mut key = [0; 32];
+    key[..4].copy_from_slice(&seed.to_le_bytes());
+    let mut rng = ChaCha12Rng::from_seed(key);
+    rng.set_stream(stream);
+    rng
+}
+
+/// A number in `0..1`.
+fn uniform(rng: &mut ChaCha12Rng) -> f64 {
+    #[allow(clippy::cast_precision_loss)] // an f64 holds 53 bits exactly
+    let u = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+    u
 }
 
 #[cfg(test)]
@@ -139,7 +242,7 @@ mod tests {
     use super::*;
 
     fn sampler(config: SamplerConfig, n_vocab: usize) -> Sampler {
-        Sampler::new(&config, n_vocab).unwrap()
+        Sampler::with_breakers(&config, n_vocab, Breakers::default()).unwrap()
     }
 
     fn seeded(seed: u32) -> SamplerConfig {
@@ -268,20 +371,11 @@ mod tests {
         assert!(matches!(s.sample(&[f32::INFINITY, 0.0]), Err(Error::NotANumber { token: 0, .. })));
         assert_eq!(s.sample(&[f32::NEG_INFINITY; 2]), Err(Error::AllBanned), "all banned");
         assert!(matches!(s.sample(&[0.0]), Err(Error::WrongLength { given: 1, .. })));
-        let bad = |config: SamplerConfig| Sampler::new(&config, 2).is_err();
+        let bad = |config: SamplerConfig| {
+            Sampler::with_breakers(&config, 2, Breakers::default()).is_err()
+        };
         assert!(bad(SamplerConfig { temp: f32::NAN, ..seeded(1) }));
         assert!(bad(SamplerConfig { repeat_penalty: 0.0, ..seeded(1) }));
         assert!(bad(SamplerConfig { logit_bias: vec![(2, 1.0)], ..seeded(1) }));
-    }
-
-    #[test]
-    fn sampler_names_match_llama_cpp() {
-        let names = "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature";
-        assert_eq!(Stage::parse_names(names).unwrap(), Stage::DEFAULT_CHAIN);
-        assert_eq!(Stage::parse_letters("edskypmxt").unwrap(), Stage::DEFAULT_CHAIN);
-        assert_eq!(Stage::parse_names("top-p;temp").unwrap(), [Stage::TopP, Stage::Temperature]);
-        assert!(Stage::parse_names("topk").is_err());
-        assert!(Stage::parse_letters("kz").is_err());
-        assert!(Stage::parse_names("infill").is_err());
     }
 }

@@ -39,7 +39,7 @@ impl<'a> Detokenizer<'a> {
 
     /// Also outputs the text of the control tokens in `written`.
     #[must_use]
-    pub fn writing(self, written: impl Into<Cow<'a, [u32]>>) -> Detokenizer<'a> {
+    pub fn with_written_tokens(self, written: impl Into<Cow<'a, [u32]>>) -> Detokenizer<'a> {
         Detokenizer { written: written.into(), ..self }
     }
 

@@ -25,8 +25,9 @@ pub(super) fn cases() -> Vec<Case> {
             }
         }
     }
-    for &k in KV_FORMATS {
-        for &v in KV_FORMATS {
+    for (i, &k) in KV_FORMATS.iter().enumerate() {
+        // Each format alone, and with keys and values in different ones.
+        for v in [k, KV_FORMATS[(i + 1) % KV_FORMATS.len()]] {
             let formats = KvCache { k, v };
             for n_cols in [1, 32, 33, 96, 128] {
                 if fits(formats, [n_cols; 2]) {
@@ -34,9 +35,11 @@ pub(super) fn cases() -> Vec<Case> {
                     cases.push(Case::new(format!("StoreKv/{k}+{v}/{n_cols}"), body));
                 }
             }
-            for shape in shapes().into_iter().filter(|shape| fits(formats, shape.heads())) {
-                let body = move |rig: &mut Rig| attention(rig, formats, &shape);
-                cases.push(Case::new(format!("Attention/{k}+{v}/{}", shape.name), body));
+            for shape in shapes() {
+                if fits(formats, shape.heads()) && (k == v || MIXED_SHAPES.contains(&shape.name)) {
+                    let body = move |rig: &mut Rig| attention(rig, formats, &shape);
+                    cases.push(Case::new(format!("Attention/{k}+{v}/{}", shape.name), body));
+                }
             }
             if k == v {
                 let body = move |rig: &mut Rig| independent_tokens(rig, formats);
@@ -46,6 +49,19 @@ pub(super) fn cases() -> Vec<Case> {
     }
     cases
 }
+
+/// Shapes that run with keys and values in different formats.
+const MIXED_SHAPES: [&str; 9] = [
+    "one-token",
+    "head-40",
+    "head-96",
+    "head-1",
+    "values-5",
+    "values-96",
+    "latent-prompt",
+    "long-4",
+    "all",
+];
 
 /// Whether key rows and value rows with these numbers of columns are whole blocks.
 fn fits(formats: KvCache<Format>, n_cols: [usize; 2]) -> bool {

@@ -211,7 +211,7 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
         None => None,
     };
     let rows = rows(rig, spec)?;
-    let old = if spec.accumulate {
+    let initial_y = if spec.accumulate {
         rig.rng.floats(n_tokens * n_out)
     } else {
         vec![POISON; n_tokens * n_out]
@@ -234,7 +234,7 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
         expert_weights,
         rows,
         x: rig.input(n_tokens, spec.n_embd())?,
-        y: rig.output_from(n_tokens, n_out, &old)?,
+        y: rig.output_from(n_tokens, n_out, &initial_y)?,
         active: rig.output_from(1, n_tokens, &vec![3.0; n_tokens])?,
         hits,
         union: None,

@@ -51,8 +51,8 @@ impl Experts {
 
     /// The `experts` parameter of the op, for `n_rows`.
     pub(super) fn ranges(&self, n_rows: usize) -> ExpertRanges {
-        let each = (n_rows / self.n_filled()) as u32;
-        let start = |g: usize| (g - usize::from(g > 1)) as u32 * each;
+        let rows = (n_rows / self.n_filled()) as u32;
+        let start = |g: usize| (g - usize::from(g > 1)) as u32 * rows;
         ExpertRanges { starts: (0..=self.n_expert).map(start).collect(), n_used: self.n_used }
     }
 
@@ -118,9 +118,9 @@ pub(super) fn cases() -> Vec<Case> {
                         experts: Some(experts),
                         ..Spec::new(format, layout)
                     };
-                    let how = format!("experts-{routing:?}").to_lowercase();
+                    let name = format!("experts-{routing:?}").to_lowercase();
                     cases.push(
-                        spec.case(format!("SparseFfn/{format}/{layout:?}/{how}/t{n_tokens}")),
+                        spec.case(format!("SparseFfn/{format}/{layout:?}/{name}/t{n_tokens}")),
                     );
                 }
             }

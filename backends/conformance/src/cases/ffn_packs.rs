@@ -118,7 +118,7 @@ fn run_repacked(rig: &mut Rig, format: Format, layout: DownLayout, n_tokens: usi
     for chunk in chosen.chunks(n_slots) {
         for (from, slots) in sources.into_iter().zip(&slots) {
             let pack = pack(from, chunk);
-            let Some(len) = rig.device.packed_len(&pack.packed()?) else {
+            let Some(len) = rig.device.packed_len(&pack.packed_desc()?) else {
                 return Err(rig.unsupported("repack", "the device does not replace packs"));
             };
             let mut staging = rig.device.staging(Bytes(len as u64))?;
@@ -146,14 +146,14 @@ fn run_side_by_side(rig: &mut Rig, format: Format, n_tokens: usize) -> Result<()
     let base = build(rig, &spec)?;
     let widths = [n_embd, n_embd, n_out];
     let wide = rig.matrix(n_rows, widths.iter().sum(), format)?;
-    let all = rig.device.import("bundle", &PackDesc::whole(wide.desc()), &wide)?;
+    let bundle = rig.device.import("bundle", &PackDesc::whole(wide.desc()), &wide)?;
     let mut at = 0;
     let mut parts = Vec::new();
     for n in widths {
         let cols = at..at + n;
         at += n;
         if rig.device.supports_column_views() {
-            parts.push(all.columns(cols));
+            parts.push(bundle.columns(cols));
             continue;
         }
         let block = format.block_values() as u32;
@@ -181,7 +181,7 @@ fn run_adopted_pack(rig: &mut Rig, format: Format) -> Result<()> {
     let base = build(rig, &spec)?;
     let source = rig.matrix(spec.n_out(), spec.n_rows(), format)?;
     let pack = PackDesc { transpose: true, ..PackDesc::whole(source.desc()) };
-    let down = match rig.device.stored(&pack, &source) {
+    let down = match rig.device.stored_pack(&pack, &source) {
         None => rig.device.import("down", &pack, &source)?,
         Some(stored) => {
             let mut packed = AlignedBytes::new(stored.len);

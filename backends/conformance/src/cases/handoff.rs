@@ -123,9 +123,9 @@ fn build(rig: &mut Rig, sizes: Sizes, ids: Option<&[u32]>) -> Result<Layers> {
             n => Some(rig.input(max_tokens, n)?),
         };
         recorder.push(Post { x, batch: batch.clone(), rows, weights, mailbox })?;
-        recorder.part();
+        recorder.begin_part();
         recorder.push(Add { a: a.clone(), x: y.clone() })?;
-        recorder.part();
+        recorder.begin_part();
         recorder.push(merge(&batch, &y, mailbox, accumulate))?;
     }
     Ok(Layers { program: recorder.finish()?, y, n_tokens, n_layers })
@@ -174,7 +174,6 @@ fn run_empty(rig: &mut Rig) -> Result<()> {
     serve_all(rig, &layers)
 }
 
-/// Several layers post to their own mailboxes in program order.
 fn run_layers(rig: &mut Rig) -> Result<()> {
     let ids = rig.rng.choose(5, 50);
     let layers = build(rig, Sizes { n_layers: 4, ..Sizes::new(5, 8) }, Some(&ids))?;

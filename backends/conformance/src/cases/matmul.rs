@@ -123,7 +123,7 @@ fn run_packs(rig: &mut Rig, format: Format, origin: Origin) -> Result<()> {
     for (name, select) in selections {
         let pack = PackDesc { select, ..whole.clone() };
         let w = rig.device.import("weight", &pack, &source)?;
-        let desc = pack.packed()?;
+        let desc = pack.packed_desc()?;
         let x = rig.input(3, desc.n_cols)?;
         let y = rig.output(3, desc.n_rows)?;
         rig.run([matmul(&w, &x, &y)])?;
@@ -132,7 +132,7 @@ fn run_packs(rig: &mut Rig, format: Format, origin: Origin) -> Result<()> {
     Ok(())
 }
 
-/// Fills spare slots and overwrites an occupied slot. The slots next to them stay unchanged.
+/// Fills spare slots and overwrites occupied ones. The other slots stay unchanged.
 fn refill(rig: &mut Rig, format: Format) -> Result<()> {
     let cols = widths(format)[0];
     let source = rig.matrix(20, cols, format)?;

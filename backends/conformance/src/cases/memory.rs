@@ -82,15 +82,15 @@ fn run_budget(rig: &mut Rig) -> Result<()> {
     }
     if ledger.used() != used {
         let now = ledger.used();
-        rig.faults.push(format!("{now} are booked after a failed allocation, not {used}"));
+        rig.faults.push(format!("{now} are reserved after a failed allocation, not {used}"));
     }
     let tensor = rig.device.alloc_f32("a row", 1, 1024)?;
     if ledger.used() < used + Bytes(4096) {
-        rig.faults.push("a tensor was not booked".to_owned());
+        rig.faults.push("a tensor does not count against the budget".to_owned());
     }
     drop(tensor);
     if ledger.used() != used {
-        rig.faults.push("a dropped tensor stayed booked".to_owned());
+        rig.faults.push("a dropped tensor counts against the budget".to_owned());
     }
     Ok(())
 }

@@ -43,27 +43,27 @@ pub(super) fn cases() -> Vec<Case> {
 /// Tensors of a layer, with their initial values.
 struct Values {
     n_embd: usize,
-    all: Vec<(&'static str, Tensor, Vec<f32>)>,
+    tensors: Vec<(&'static str, Tensor, Vec<f32>)>,
 }
 
 impl Values {
     fn add(&mut self, rig: &mut Rig, name: &'static str, n: usize, cols: usize) -> Result<Tensor> {
         let values = rig.rng.floats(n * cols);
         let tensor = rig.output_from(n, cols, &values)?;
-        self.all.push((name, tensor.clone(), values));
+        self.tensors.push((name, tensor.clone(), values));
         Ok(tensor)
     }
 
     /// Restores the initial values.
     fn reset(&self, rig: &mut Rig) -> Result<()> {
-        for (_, tensor, values) in &self.all {
+        for (_, tensor, values) in &self.tensors {
             rig.queue.write(tensor, &f32_bytes(values))?;
         }
         Ok(())
     }
 
     fn read(&self, rig: &mut Rig) -> Result<Vec<Vec<f32>>> {
-        self.all.iter().map(|(_, tensor, _)| rig.read(tensor)).collect()
+        self.tensors.iter().map(|(_, tensor, _)| rig.read(tensor)).collect()
     }
 }
 
@@ -72,11 +72,11 @@ fn neighbours(rig: &mut Rig, format: Format, kv: Format, [n_embd, n]: [usize; 2]
     let facts = rig.facts(&[(n + 40, n)], 4);
     let batch = rig.batch(shape, &facts, 4, 1 << 20)?;
     let cache = rig.filled_cache(&facts, 4, KvCache::both(D_HEAD), KvCache::both(kv))?;
-    let mut values = Values { n_embd, all: Vec::new() };
+    let mut values = Values { n_embd, tensors: Vec::new() };
     let ops = layer(rig, format, &batch, &cache, n, &mut values)?;
     rig.run(ops.clone())?;
     let together = values.read(rig)?;
-    for ((name, tensor, _), _) in values.all.iter().zip(&together) {
+    for ((name, tensor, _), _) in values.tensors.iter().zip(&together) {
         rig.watch(name, tensor)?;
     }
     values.reset(rig)?;
@@ -85,7 +85,7 @@ fn neighbours(rig: &mut Rig, format: Format, kv: Format, [n_embd, n]: [usize; 2]
     }
     let separate = values.read(rig)?;
     let pairs = together.iter().zip(&separate);
-    for ((name, _, _), (together, separate)) in values.all.iter().zip(pairs) {
+    for ((name, _, _), (together, separate)) in values.tensors.iter().zip(pairs) {
         rig.same_bits(name, together, separate);
     }
     Ok(())

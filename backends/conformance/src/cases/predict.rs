@@ -1,7 +1,7 @@
 //! Cases of Predict.
 
 use hal::format::Format;
-use hal::op::{Hidden, Predict};
+use hal::op::{HiddenActivation, Predict};
 use hal::{PackDesc, Result, Slot};
 
 use super::{WIDEST, widths};
@@ -117,10 +117,10 @@ fn predict(rig: &mut Rig, format: Format, n_tokens: usize, variant: Variant) -> 
         rig.queue.write(&set.count, &[9, 0, 0, 0])?;
     }
     let threshold = if let Variant::Threshold(threshold) = variant { threshold } else { 0.05 };
-    let (mut bias, mut hidden) = (None, Hidden::Relu);
+    let (mut bias, mut hidden) = (None, HiddenActivation::Relu);
     if matches!(variant, Variant::Linear | Variant::OneMatrix) {
         bias = Some(rig.input(1, N_FF)?);
-        hidden = Hidden::Linear;
+        hidden = HiddenActivation::Linear;
     }
     let op = Predict {
         x: x.clone(),

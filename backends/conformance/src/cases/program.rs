@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use hal::format::Format;
 use hal::op::{
-    Add, Attention, Gather, GetRows, Hidden, MatMul, Norm, NormKind, Pairing, Predict, Rope,
-    SparseFfn, StoreKv,
+    Add, Attention, Gather, GetRows, HiddenActivation, MatMul, Norm, NormKind, Pairing, Predict,
+    Rope, SparseFfn, StoreKv,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, KvCache, Op, Result, Rows, Slot, Tensor,
@@ -40,7 +40,7 @@ fn run_steps(rig: &mut Rig, format: Format) -> Result<()> {
     let batch = rig.device.batch(SHAPE)?;
     let cache = rig.device.kv_cache(N_BLOCKS, KvCache::both(N_EMBD), KvCache::both(Format::F16))?;
     let logits = rig.output(SHAPE.max_tokens, N_VOCAB)?;
-    let ops = run_layer(rig, format, &batch, &cache, &logits)?;
+    let ops = layer_ops(rig, format, &batch, &cache, &logits)?;
     let program = rig.program(ops)?;
     let token = |id, seq, pos, output| BatchToken { id, seq, pos, output };
     let seq = |blocks: &[u32], len| BatchSeq { blocks: blocks.to_vec(), len };
@@ -68,18 +68,18 @@ fn run_timed(rig: &mut Rig) -> Result<()> {
     let batch = rig.device.batch(SHAPE)?;
     let cache = rig.device.kv_cache(N_BLOCKS, KvCache::both(N_EMBD), KvCache::both(Format::F16))?;
     let logits = rig.output(SHAPE.max_tokens, N_VOCAB)?;
-    let ops = run_layer(rig, Format::F32, &batch, &cache, &logits)?;
+    let ops = layer_ops(rig, Format::F32, &batch, &cache, &logits)?;
     let mut recorder = rig.device.record("timed");
     let mut n_parts = 1;
     for (i, op) in ops.into_iter().enumerate() {
         if i % 4 == 3 {
-            recorder.part();
+            recorder.begin_part();
             n_parts += 1;
         }
         recorder.push(op)?;
     }
     // A part without ops.
-    recorder.part();
+    recorder.begin_part();
     let program = recorder.finish()?;
     let token = |id, pos, output| BatchToken { id, seq: 0, pos, output };
     let tokens = vec![token(5, 0, false), token(1, 1, true), token(60, 2, true)];
@@ -92,7 +92,7 @@ fn run_timed(rig: &mut Rig) -> Result<()> {
     rig.watch("logits", &logits.rows(0..facts.n_out()))
 }
 
-fn run_layer(
+fn layer_ops(
     rig: &mut Rig,
     format: Format,
     batch: &Batch<Tensor>,
@@ -192,7 +192,7 @@ fn run_predicted(rig: &mut Rig) -> Result<()> {
         resident: set.clone(),
         absent: None,
         threshold: 0.1,
-        hidden: Hidden::Relu,
+        hidden: HiddenActivation::Relu,
     };
     let op = SparseFfn { rows: Rows::Active(set), ..op };
     rig.run([predict.into(), op.clone().into()])?;

@@ -281,8 +281,8 @@ fn run_snapshot(rig: &mut Rig, layer: Layer) -> Result<()> {
     for slot in [0, 1] {
         rig.queue.copy_rows(&state(3), &state(slot))?;
         recurrence.run(rig, 5..n, max_seqs, &tokens(slot as u32)[5..])?;
-        let again = rig.read(&recurrence.y.rows(5..n))?;
-        rig.same_bits(&format!("from the snapshot in slot {slot}"), &again, &first);
+        let restored = rig.read(&recurrence.y.rows(5..n))?;
+        rig.same_bits(&format!("from the snapshot in slot {slot}"), &restored, &first);
     }
     rig.watch("states", &recurrence.state.rows(0..2))?;
     rig.watch("snapshot", &state(3))

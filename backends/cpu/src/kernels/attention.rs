@@ -1,33 +1,29 @@
 //! Attention over the paged KV cache: a softmax per fixed span of positions; the spans are merged
 //! in order.
 //!
-//! A block is up to eight query heads that share a KV head. A tile is a run of tokens of one
-//! sequence, with at most 32 queries per block; all queries of a tile share one read of the keys
-//! and values.
+//! A head block (`block` in names) is up to eight query heads that share a KV head. A tile is a run
+//! of tokens of one sequence, with at most 32 queries per head block; all queries of a tile share
+//! one read of the keys and values.
 //!
-//! In decode, a chunk computes one span of one token for some blocks, and a second phase merges the
-//! spans (flash decoding). In prefill, a chunk computes all spans of one tile and block. Both use
-//! the same arithmetic. A token's result does not depend on the other tokens of the batch: spans
-//! begin at fixed positions, and positions that a token does not attend to contribute zero.
+//! In decode, a chunk computes one span of one token for some head blocks; a second phase merges
+//! the spans (flash decoding). In prefill, a chunk computes all spans of one tile and head block.
+//! Both use the same arithmetic. A token's result does not depend on the other tokens of the batch:
+//! spans begin at fixed positions, and positions that a token does not attend to contribute zero.
 
 use std::ops::Range;
 
-use hal::format::Format;
 use hal::op;
 use hal::{KV_BLOCK, Tensor};
 
 use super::operand::{Step, optional_view};
 use super::{Context, Kernel};
 use crate::buffer::{ReadView, Scratch, WriteView};
-use simd::{AddWeightedFn, CacheKernels, HeadRows, PAD, SoftmaxFn};
+use simd::{AddWeightedFn, HeadRows, PAD, SoftmaxFn};
 
 mod cut;
 
 pub(super) use cut::Workspace;
-use cut::{
-    Cut, GROUP, IN_ORDER, KeysOrValues, L1_ROWS, MAX_QUERIES, Positions, SPAN, Tile, TileScratch,
-    WIDEN_FROM,
-};
+use cut::{Cut, GROUP, KeysOrValues, MAX_QUERIES, Positions, SPAN, Tile, TileScratch};
 
 /// V rows of a span, and the kernel for their weighted sum.
 struct WeightedRows<'a> {
@@ -43,7 +39,6 @@ pub(super) struct Attention {
     q: ReadView<f32>,
     k: KeysOrValues,
     v: KeysOrValues,
-    widen_f32: CacheKernels,
     softmax: SoftmaxFn,
     step: Step,
     sinks: Option<ReadView<f32>>,
@@ -64,7 +59,6 @@ impl Attention {
             q: context.bind.read(&op.q),
             k: KeysOrValues::new(&op.cache.k, cut.d_head, context),
             v: KeysOrValues::new(&op.cache.v, cut.d_value, context),
-            widen_f32: context.simd.cache(Format::F32),
             softmax: context.simd.softmax(),
             step: Step::new(&op.batch, context),
             sinks: optional_view(op.sinks.as_ref(), context),
@@ -96,7 +90,7 @@ impl Attention {
         (0..n_tokens).map(|t| self.spans(&(t..t + 1)).len()).max().unwrap_or(0)
     }
 
-    /// Indices within the tile of the queries of `block` and `tokens`.
+    /// Indices within the tile of the queries of head block `block` for `tokens`.
     fn queries(&self, tile: &Tile, block: usize, tokens: &Range<usize>) -> Range<usize> {
         let n_heads = self.cut.heads(block).1.len();
         let first = (block - tile.blocks.start) * self.cut.queries();
@@ -167,26 +161,9 @@ impl Attention {
         tokens
     }
 
-    /// Converts keys or values to F32 if enough queries read them to pay for the conversion;
-    /// otherwise, and for an F32 cache, `None`.
-    fn widen_rows<'a>(
-        &self,
-        kv: &KeysOrValues,
-        tile: &Tile,
-        positions: Positions<'_>,
-        widened: &'a mut [f32],
-    ) -> Option<HeadRows<'a>> {
-        if positions.n_queries < WIDEN_FROM || kv.is_f32 {
-            return None;
-        }
-        let (ids, n_cols) = (positions.ids, kv.d_head);
-        let width = n_cols.next_multiple_of(PAD);
-        let widened = &mut widened[..ids.len() * width];
-        let (group, _) = self.cut.heads(tile.blocks.start);
-        (kv.kernels.widen)(&kv.head_rows(group, ids, &ids[ids.len().min(L1_ROWS)..]), widened);
-        let (row_bytes, len) = (width * size_of::<f32>(), n_cols * size_of::<f32>());
-        let (bytes, ids) = (bytemuck::cast_slice(widened), &IN_ORDER[..ids.len()]);
-        Some(HeadRows { bytes, row_bytes, at: 0, len, n_cols, ids, next: &[] })
+    /// Whether the tile's previous head block has the same KV head.
+    fn shares_rows(&self, tile: &Tile, block: usize) -> bool {
+        block > tile.blocks.start && self.cut.heads(block - 1).0 == self.cut.heads(block).0
     }
 
     /// Computes the dot products of the tokens' queries with the keys at `positions`.
@@ -197,20 +174,16 @@ impl Attention {
         positions: Positions<'_>,
         scratch: &mut TileScratch<'_>,
     ) {
-        let width = self.cut.width;
-        if let Some(keys) = self.widen_rows(&self.k, tile, positions, scratch.widened) {
-            let rows = self.queries(tile, tile.blocks.start, tokens);
-            let scores = &mut scratch.scores[rows.start * SPAN + positions.first..];
-            let q = &scratch.q[rows.start * width..rows.end * width];
-            return (self.widen_f32.scores)(q, &keys, scores, SPAN);
-        }
-        for (at, ids, next) in positions.l1_ranges() {
+        let (width, n_queries) = (self.cut.width, positions.n_queries);
+        for (at, ids) in positions.l1_ranges() {
             for block in tile.blocks.clone() {
-                let rows = self.queries(tile, block, tokens);
-                let keys = self.k.head_rows(self.cut.heads(block).0, ids, next);
+                let (rows, again) =
+                    (self.queries(tile, block, tokens), self.shares_rows(tile, block));
+                let kv_head = self.cut.heads(block).0;
+                let (keys, kernels) = self.k.rows(kv_head, ids, n_queries, again, scratch.widened);
                 let scores = &mut scratch.scores[rows.start * SPAN + at.start..];
                 let q = &scratch.q[rows.start * width..rows.end * width];
-                (self.k.kernels.scores)(q, &keys, scores, SPAN);
+                (kernels.scores)(q, &keys, scores, SPAN);
             }
         }
     }
@@ -230,19 +203,12 @@ impl Attention {
             scratch.sums[rows.start * width..rows.end * width].fill(0.0);
         }
         let memory = std::mem::take(&mut scratch.widened);
-        let widened = self.widen_rows(&self.v, tile, positions, memory);
-        for (at, ids, next) in positions.l1_ranges() {
+        for (at, ids) in positions.l1_ranges() {
             for block in tile.blocks.clone() {
-                let (values, add_weighted) = match &widened {
-                    Some(rows) => {
-                        let ids = &rows.ids[at.start - positions.first..at.end - positions.first];
-                        (HeadRows { ids, ..*rows }, self.widen_f32.add_weighted)
-                    }
-                    None => {
-                        let rows = self.v.head_rows(self.cut.heads(block).0, ids, next);
-                        (rows, self.v.kernels.add_weighted)
-                    }
-                };
+                let again = self.shares_rows(tile, block);
+                let kv_head = self.cut.heads(block).0;
+                let (values, kernels) =
+                    self.v.rows(kv_head, ids, positions.n_queries, again, memory);
                 let rows = self.queries(tile, block, tokens);
                 let n_heads = self.cut.heads(block).1.len();
                 // The positions of this range that query r attends to.
@@ -256,7 +222,11 @@ impl Attention {
                     self.add_weighted_values(
                         group,
                         &part,
-                        &WeightedRows { first: at.start, values: &values, kernel: add_weighted },
+                        &WeightedRows {
+                            first: at.start,
+                            values: &values,
+                            kernel: kernels.add_weighted,
+                        },
                         scratch,
                     );
                 }
@@ -265,8 +235,8 @@ impl Attention {
         scratch.widened = memory;
     }
 
-    /// Adds weighted V rows to the sums of a group of queries; query `r` attends to the positions
-    /// `part(r)`.
+    /// Adds weighted V rows to the sums of a group of queries; `part(r)` are the positions that
+    /// query `r` attends to.
     fn add_weighted_values(
         &self,
         group: Range<usize>,
@@ -306,8 +276,8 @@ impl Attention {
         }
     }
 
-    /// Merges one span into a query's running softmax: the largest score and the sum of weights in
-    /// `state`, the weighted values in `y`.
+    /// Merges one span into a query's running softmax: `state` has the largest score and the sum of
+    /// the softmax weights, `y` the weighted values.
     fn merge_softmax(state: &mut [f32; 2], y: &mut [f32], [max, sum]: [f32; 2], values: &[f32]) {
         let new = state[0].max(max);
         let (old, add) = ((state[0] - new).exp(), (max - new).exp());
@@ -334,8 +304,8 @@ impl Attention {
         self.y.columns(t, head * d_value..(head + 1) * d_value)
     }
 
-    /// Computes one span of one token for some blocks. Each block's partial result goes to its own
-    /// row of `parts`; `first` is the row of the first block.
+    /// Computes one span of one token for some head blocks. Each head block's partial result goes
+    /// to its own row of `parts`; `first` is the row of the first head block.
     fn compute_span(&self, tile: &Tile, span: usize, worker: usize, first: usize) {
         let mut scratch = self.tile_scratch(tile, worker);
         self.attend_span(tile, span, &mut scratch);
@@ -350,8 +320,8 @@ impl Attention {
         }
     }
 
-    /// Merges the spans of token `t` and one block; their partial results begin at row `first` of
-    /// `parts`.
+    /// Merges the spans of token `t` and one head block; their partial results begin at row `first`
+    /// of `parts`.
     fn merge_spans(&self, t: usize, block: usize, first: usize) {
         let (heads, width) = (self.cut.heads(block).1, self.cut.value_width);
         let n_spans = self.spans(&(t..t + 1)).len();
@@ -367,7 +337,7 @@ impl Attention {
         }
     }
 
-    /// Processes all spans of a tile of one block.
+    /// Computes all spans of a tile of one head block, and the final values of `y`.
     fn compute_tile(&self, tile: &Tile, worker: usize) {
         let (block, width) = (tile.blocks.start, self.cut.value_width);
         let heads = self.cut.heads(block).1;

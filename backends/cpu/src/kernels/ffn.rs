@@ -2,8 +2,8 @@
 //!
 //! The code treats a block without experts as one expert that every token uses. Tokens are
 //! processed in tiles. A tile takes four steps: quantise x and find the tokens of each expert;
-//! compute the neurons' values; sum the rows of each expert; write y. `decode` (small batches)
-//! computes slices of rows, `prefill` panels of rows.
+//! compute the neurons' values; sum the down rows of each expert (prefill only); write y. `decode`
+//! (small batches) computes slices of rows, `prefill` panels of rows.
 
 use std::ops::Range;
 
@@ -40,7 +40,7 @@ pub(super) fn unsupported<T: Operand>(op: &op::SparseFfn<T>) -> Option<&'static 
     cut.then_some("with a Gaussian cut has no fast kernel")
 }
 
-/// The down projection, and where the neurons' values go.
+/// The down matrix in either orientation, and the op's buffers for it.
 #[derive(Debug)]
 enum Output {
     ByNeuron { down: DownByNeuron, partial: WriteView<f32> },

@@ -25,7 +25,7 @@ use crate::buffer::{Binder, Scratch};
 use simd::Kernels;
 
 /// The reason why the CPU does not run `Post` and `Merge`.
-pub(crate) const OTHER_SIDE: &str = "the CPU is the host side of a hand-off";
+pub(crate) const NO_HAND_OFF: &str = "the CPU is the host side of a hand-off";
 
 /// An op that is ready to run. Phases run one after another; the chunks of a phase run in any
 /// order, on any thread.
@@ -66,7 +66,7 @@ pub(crate) fn plan(op: &OpDesc, n_threads: usize) -> Plan {
         Op::ShortConv(op) => _ = recurrent::ConvSpan::new(op, n_threads, &mut scratch),
         Op::GatedDelta(op) => _ = recurrent::DeltaSpans::new(op, n_threads, &mut scratch),
         Op::SsmScan(_) => {}
-        Op::Post(_) | Op::Merge(_) => return Plan::No(OTHER_SIDE.to_owned()),
+        Op::Post(_) | Op::Merge(_) => return Plan::No(NO_HAND_OFF.to_owned()),
     }
     let slow = slow
         .map(|why| format!("{} {why} on the CPU: it runs as plain loops on one thread", op.name()));
@@ -97,7 +97,7 @@ pub(crate) fn compile(op: &Op, context: &Context<'_>) -> Box<dyn Kernel> {
         Op::ShortConv(op) => Box::new(recurrent::ShortConv::new(op, context)),
         Op::GatedDelta(op) => Box::new(recurrent::GatedDelta::new(op, context)),
         Op::SsmScan(op) => Box::new(recurrent::SsmScan::new(op, context)),
-        Op::Post(_) | Op::Merge(_) => unreachable!("{OTHER_SIDE}"),
+        Op::Post(_) | Op::Merge(_) => unreachable!("{NO_HAND_OFF}"),
     }
 }
 

@@ -9,7 +9,6 @@ use super::Context;
 use crate::buffer::{ReadView, Scratch, Span, WriteView};
 use simd::{ActView, Kernels, Q8View, RowIds, RowRun, RowsFn, TokenRows};
 
-/// The batch of the step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     words: ReadView<u32>,

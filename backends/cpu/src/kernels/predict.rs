@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use hal::op::{self, Hidden};
+use hal::op::{self, HiddenActivation};
 use hal::{Operand, RowSet, Slot, Tensor};
 
 use super::operand::{Acts, Q8Span, Weight, optional_view, rows_per_chunk};
@@ -19,7 +19,7 @@ use simd::{PANEL_ROWS, RowIds};
 
 pub(super) struct Workspace {
     first: Option<FirstMatrixSpans>,
-    /// Quantised input of the second matrix.
+    /// Input of the second matrix.
     q8: Option<Q8Span>,
     /// `[n_ff, words]`: bit `t % 32` of word `t / 32` is set if the neuron is active for token `t`.
     bits: Span<u32>,
@@ -28,7 +28,6 @@ pub(super) struct Workspace {
     panels: PanelSpans,
 }
 
-/// Workspace of the first matrix.
 struct FirstMatrixSpans {
     x: Option<Q8Span>,
     /// `[n_tokens, rank]`
@@ -65,7 +64,6 @@ impl Workspace {
     }
 }
 
-/// A row list to fill.
 #[derive(Debug)]
 struct RowList {
     ids: WriteView<u32>,
@@ -91,7 +89,6 @@ impl RowList {
     }
 }
 
-/// The first matrix, with its input and output.
 #[derive(Debug)]
 struct FirstMatrix {
     x: Acts,
@@ -99,7 +96,7 @@ struct FirstMatrix {
     weight: Weight,
     rows: usize,
     hidden: WriteView<f32>,
-    hidden_is: Hidden,
+    hidden_activation: HiddenActivation,
     /// Used only in prefill.
     cut: Option<PanelCut>,
 }
@@ -114,6 +111,7 @@ pub(super) struct Predict {
     rank: usize,
     fc2: Weight,
     bias: Option<ReadView<f32>>,
+    /// Neurons per chunk.
     neurons: usize,
     bits: WriteView<u32>,
     counts: WriteView<u32>,
@@ -139,16 +137,16 @@ impl FirstMatrix {
             rows: rows_per_chunk(weight.rows.n_cols()),
             weight,
             hidden: context.bind.scratch(&spans.hidden),
-            hidden_is: op.hidden,
+            hidden_activation: op.hidden,
             cut: (n_tokens > FEW_TOKENS).then(|| PanelCut::new(n_tokens, fc1.desc().n_rows)),
         }
     }
 
     fn run(&self, chunk: usize, worker: usize, n_tokens: usize, panels: &Panels) {
         // NaN is kept, so it reaches the scores.
-        let activate = |v: f32| match self.hidden_is {
-            Hidden::Relu if v <= 0.0 => 0.0,
-            Hidden::Relu | Hidden::Linear => v,
+        let activate = |v: f32| match self.hidden_activation {
+            HiddenActivation::Relu if v <= 0.0 => 0.0,
+            HiddenActivation::Relu | HiddenActivation::Linear => v,
         };
         if let Some(cut) = &self.cut {
             let (tokens, rows) = cut.chunk(chunk);

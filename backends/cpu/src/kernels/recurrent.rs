@@ -156,7 +156,6 @@ impl Kernel for ShortConv {
     }
 }
 
-/// Workspace of the gated delta rule.
 pub(super) struct DeltaSpans {
     /// Factors per head and token, `[n_head_v, 3 * n_tokens]`.
     factors: Span<f32>,

@@ -1,4 +1,4 @@
-//! Ops on rows: embedding, output selection, norms, sums, soft caps, copies of heads.
+//! Ops on rows: embedding, output selection, norms, sums, gates, soft caps, copies of heads.
 
 use hal::op::{self, GateActivation, HeadColumns, NormKind};
 use hal::{Tensor, TensorDesc};
@@ -39,7 +39,7 @@ impl Kernel for GetRows {
     fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
         let id = self.step.view().ids()[chunk] as usize;
         let y = self.y.row(chunk);
-        hal::pack::row_plain(&self.whole, self.table.as_slice(), self.first + id, y);
+        hal::pack::dequantize_row_plain(&self.whole, self.table.as_slice(), self.first + id, y);
         if self.scale != 1.0 {
             y.iter_mut().for_each(|y| *y *= self.scale);
         }

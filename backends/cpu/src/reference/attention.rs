@@ -4,7 +4,7 @@ use hal::op::{Attention, Pairing, Rope, StoreKv};
 use hal::{BatchView, Operand, Tensor};
 
 use super::Memory;
-use super::operands::{Step, floats, optional_floats, row, write_row};
+use super::operands::{Step, floats, optional_floats, row, write_cache_row, write_row};
 
 pub(super) fn rope(op: &Rope<Tensor>, memory: &dyn Memory) {
     let step = Step::new(memory, &op.batch);
@@ -34,8 +34,8 @@ pub(super) fn store_kv(op: &StoreKv<Tensor>, memory: &dyn Memory) {
     let step = Step::new(memory, &op.batch);
     for t in 0..step.n_tokens(op.k.desc().n_rows) {
         let at = step.view().kv_rows()[t] as usize;
-        write_row(memory, &op.cache.k, at, &row(memory, &op.k, t));
-        write_row(memory, &op.cache.v, at, &row(memory, &op.v, t));
+        write_cache_row(memory, &op.cache.k, at, &row(memory, &op.k, t));
+        write_cache_row(memory, &op.cache.v, at, &row(memory, &op.v, t));
     }
 }
 

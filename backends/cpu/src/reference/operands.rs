@@ -1,7 +1,7 @@
 //! Reads and writes operands; computes dot products for all formats.
 
 use hal::format::{Activation, Format, Q8_BLOCK, Q8Row};
-use hal::pack::row_plain;
+use hal::pack::dequantize_row_plain;
 use hal::{Batch, BatchView, Operand, Tensor};
 
 use super::Memory;
@@ -10,10 +10,10 @@ use super::Memory;
 pub(super) fn read_row(memory: &dyn Memory, tensor: &Tensor, row: usize, out: &mut [f32]) {
     let (whole, row) = (tensor.whole(), tensor.first_row() + row);
     if out.len() == whole.n_cols {
-        return memory.read(tensor, &mut |bytes| row_plain(&whole, bytes, row, out));
+        return memory.read(tensor, &mut |bytes| dequantize_row_plain(&whole, bytes, row, out));
     }
     let mut all = vec![0.0; whole.n_cols];
-    memory.read(tensor, &mut |bytes| row_plain(&whole, bytes, row, &mut all));
+    memory.read(tensor, &mut |bytes| dequantize_row_plain(&whole, bytes, row, &mut all));
     out.copy_from_slice(&all[tensor.first_col()..][..out.len()]);
 }
 
@@ -24,7 +24,7 @@ pub(super) fn row(memory: &dyn Memory, tensor: &Tensor, row: usize) -> Vec<f32> 
     out
 }
 
-/// All rows of a view, one after the other.
+/// All rows of a view, dequantised, one after another.
 pub(super) fn floats(memory: &dyn Memory, tensor: &Tensor) -> Vec<f32> {
     let desc = tensor.desc();
     let mut out = vec![0.0; desc.n_rows * desc.n_cols];
@@ -34,12 +34,11 @@ pub(super) fn floats(memory: &dyn Memory, tensor: &Tensor) -> Vec<f32> {
     out
 }
 
-/// All rows of an operand that may be absent.
 pub(super) fn optional_floats(memory: &dyn Memory, tensor: Option<&Tensor>) -> Option<Vec<f32>> {
     tensor.map(|tensor| floats(memory, tensor))
 }
 
-/// Overwrites one row of a view. F16 values are rounded to nearest, ties to even.
+/// Overwrites one row of a view with `values`, quantised to the view's format.
 pub(super) fn write_row(memory: &dyn Memory, tensor: &Tensor, row: usize, values: &[f32]) {
     let format = tensor.desc().format;
     let len = format.row_bytes(values.len()).expect("tensors have whole blocks per row");
@@ -47,7 +46,14 @@ pub(super) fn write_row(memory: &dyn Memory, tensor: &Tensor, row: usize, values
     memory.write(tensor, &mut |bytes| format.quantize(values, &mut bytes[at..at + len]));
 }
 
-/// All words of a U32 view.
+/// Overwrites one row of the KV cache with `values`, quantised to the cache's format.
+pub(super) fn write_cache_row(memory: &dyn Memory, cache: &Tensor, row: usize, values: &[f32]) {
+    let format = cache.desc().format;
+    let len = format.row_bytes(values.len()).expect("tensors have whole blocks per row");
+    let at = (cache.first_row() + row) * len;
+    memory.write(cache, &mut |bytes| format.quantize_cache(values, &mut bytes[at..at + len]));
+}
+
 pub(super) fn words(memory: &dyn Memory, tensor: &Tensor) -> Vec<u32> {
     let desc = tensor.desc();
     let (at, len) = (4 * tensor.first_row() * desc.n_cols, 4 * desc.n_rows * desc.n_cols);
@@ -69,7 +75,6 @@ pub(super) fn write_words(memory: &dyn Memory, tensor: &Tensor, words: &[u32]) {
     });
 }
 
-/// The batch of the step.
 pub(super) struct Step {
     words: Vec<u32>,
     shape: hal::BatchShape,

@@ -1,6 +1,6 @@
 //! Predicts the active neurons of each token.
 
-use hal::op::{Hidden, Predict};
+use hal::op::{HiddenActivation, Predict};
 use hal::{Operand, RowSet, Slot, Tensor};
 
 use super::Memory;
@@ -12,8 +12,8 @@ pub(super) fn predict(op: &Predict<Tensor>, memory: &dyn Memory) {
     let format = op.fc2.desc().format;
     // NaN is kept, so it reaches the scores.
     let activate = |v: f64| match op.hidden {
-        Hidden::Relu if v <= 0.0 => 0.0,
-        Hidden::Relu | Hidden::Linear => v as f32,
+        HiddenActivation::Relu if v <= 0.0 => 0.0,
+        HiddenActivation::Relu | HiddenActivation::Linear => v as f32,
     };
     let scores = match &op.fc1 {
         None => products(memory, &op.fc2, &op.x),

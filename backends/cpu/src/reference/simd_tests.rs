@@ -102,22 +102,22 @@ fn gates_match_the_reference() {
 
 #[test]
 fn nan_stays_nan() {
-    let [up, down] = [f32::INFINITY, f32::NEG_INFINITY];
+    let [plus, minus] = [f32::INFINITY, f32::NEG_INFINITY];
     for kernels in all_kernels() {
         for activation in SMOOTH.into_iter().chain(RELUS) {
-            let y = run_activation(&kernels, activation, &[f32::NAN, up, down, -f32::NAN]);
+            let y = run_activation(&kernels, activation, &[f32::NAN, plus, minus, -f32::NAN]);
             let case = format!("{:?} {activation:?}", kernels.level());
             assert!(y[0].is_nan() && y[3].is_nan(), "{case}");
-            let expected = activate(activation, f64::from(up));
-            assert!((f64::from(y[1]) - expected).abs() < 1e-5 || y[1] == up, "{case}: {}", y[1]);
+            let expected = activate(activation, f64::from(plus));
+            assert!((f64::from(y[1]) - expected).abs() < 1e-5 || y[1] == plus, "{case}: {}", y[1]);
             // Infinity times zero is NaN; the reference returns NaN for the same inputs.
-            assert_eq!(y[2].is_nan(), activate(activation, f64::from(down)).is_nan(), "{case}");
+            assert_eq!(y[2].is_nan(), activate(activation, f64::from(minus)).is_nan(), "{case}");
         }
     }
 }
 
 #[test]
-fn results_do_not_depend_on_the_position() {
+fn results_do_not_depend_on_the_index_in_the_slice() {
     let x: Vec<f32> = (0..67).map(|i| 3.0 * (i as f32 * 0.7).sin()).collect();
     for kernels in all_kernels() {
         for activation in SMOOTH.into_iter().chain(RELUS) {

@@ -51,9 +51,8 @@ pub(super) fn sparse_ffn(op: &SparseFfn<Tensor>, memory: &dyn Memory) {
     }
 }
 
-/// Values of the listed rows.
 struct RowValues {
-    /// `factor * h` of every listed row and token; 0 if the row is inactive.
+    /// `factor * h` of every listed row and token; 0 if the row is inactive for the token.
     h: Vec<Vec<f64>>,
     /// Number of active rows for each token.
     n_active: Vec<usize>,
@@ -147,7 +146,8 @@ fn multiply_across_neurons(
     sums
 }
 
-/// The cut-off that [`Skip::GaussianCut`] subtracts from the test values of token `t`, otherwise 0.
+/// The cut-off that [`Skip::GaussianCut`] subtracts from the test values of token `t`; 0 for any
+/// other `skip`.
 fn gaussian_cut_off(skip: Skip, listed: &RowFactors, tests: &[Vec<f64>], t: usize) -> f64 {
     let Skip::GaussianCut(factor) = skip else { return 0.0 };
     let computed = listed.factor.iter().zip(tests).filter(|(factor, _)| factor[t] != 0.0);

@@ -155,8 +155,8 @@ fn damaged_manifests_are_errors() {
     other[5] = "0";
     let error = read(&manifest.replace(line, &other.join(" "))).unwrap_err();
     assert!(matches!(error, ArchiveError::Hash { expected: 0, .. }), "{error}");
-    let more = (words[3].parse::<usize>().unwrap() + 1).to_string();
-    other[3] = &more;
+    let size = (words[3].parse::<usize>().unwrap() + 1).to_string();
+    other[3] = &size;
     let error = read(&manifest.replace(line, &other.join(" "))).unwrap_err();
     assert!(matches!(error, ArchiveError::Frame(_)), "{error}");
     for bad in ["file route", "file route 99999999999999999999", "what is this", "unit route 75"] {

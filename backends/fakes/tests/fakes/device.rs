@@ -253,7 +253,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // A lost device rejects this call, too.
+        // A lost device rejects this call.
         let _ = self.call("cuStreamDestroy_v2", "hipStreamDestroy", self.stream);
     }
 }

@@ -152,14 +152,14 @@ fn devices_fail_as_configured() {
     for device in devices(3) {
         let x = device.buffer(&[0; 64]);
         let scale = device.function(WORDS, "scale");
-        let go =
+        let launch =
             || device.start(scale, [1, 1, 1], 64, 0, &[Arg::At(x), Arg::Float(1.0), Arg::Word(64)]);
         device.fake.set("3:refuse_after=1 3:refuse_code=701");
-        assert_eq!([go(), go(), go(), device.finish()], [0, 701, 0, 0]);
+        assert_eq!([launch(), launch(), launch(), device.finish()], [0, 701, 0, 0]);
         device.fake.set("3:lost_after=2");
-        assert_eq!([go(), go(), device.finish()], [0, 0, 0]);
-        assert_eq!([go(), device.finish()], [0, LAUNCH_FAILED]);
-        assert_eq!([go(), device.finish()], [LAUNCH_FAILED; 2], "the device stays lost");
+        assert_eq!([launch(), launch(), device.finish()], [0, 0, 0]);
+        assert_eq!([launch(), device.finish()], [0, LAUNCH_FAILED]);
+        assert_eq!([launch(), device.finish()], [LAUNCH_FAILED; 2], "the device stays lost");
         device.fake.set("3:reset=1");
         let n = device.fake.count(3, "launches");
         device.fake.set("3:hang_after=0");
@@ -214,14 +214,14 @@ fn hiprtc_finds_kernels_by_the_name_of_the_program() {
             let compile: unsafe extern "C" fn(Raw, c_int, *const *const c_char) -> c_int =
                 device.find("", "hiprtcCompileProgram");
             let code = compile(program, 1, options.as_ptr());
-            let what = if code == 0 { "Code" } else { "ProgramLog" };
+            let output = if code == 0 { "Code" } else { "ProgramLog" };
             let mut size = 0usize;
             let ask: unsafe extern "C" fn(Raw, *mut usize) -> c_int =
-                device.find("", &format!("hiprtcGet{what}Size"));
+                device.find("", &format!("hiprtcGet{output}Size"));
             assert_eq!(ask(program, &raw mut size), 0);
             let mut bytes = vec![0u8; size];
             let get: unsafe extern "C" fn(Raw, *mut u8) -> c_int =
-                device.find("", &format!("hiprtcGet{what}"));
+                device.find("", &format!("hiprtcGet{output}"));
             assert_eq!(get(program, bytes.as_mut_ptr()), 0);
             (code, bytes)
         }
@@ -278,7 +278,7 @@ fn processes_read_settings_from_their_environment() {
             .args(["--exact", "drivers::load_driver_by_name", "--nocapture"])
             .arg("--include-ignored")
             .env("FAKES_TESTED", "1")
-            .env("LD_LIBRARY_PATH", thermocline_fakes::folder())
+            .env("LD_LIBRARY_PATH", thermocline_fakes::library_folder())
             .env(Vendor::Cuda.variable(), settings)
             .output()
             .expect("the process starts");

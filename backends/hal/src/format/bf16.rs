@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{Quantize, Quants};
+use super::{Importance, Quantize, Quants};
 
 pub(super) const QUANTS: Option<&Quants> = None;
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
@@ -13,6 +13,6 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 }
 
 #[inline]
-fn quantize_block(values: &[f32], block: &mut [u8]) {
+fn quantize_block(values: &[f32], _: Option<Importance<'_>>, block: &mut [u8]) {
     block.copy_from_slice(&bf16::from_f32(values[0]).to_le_bytes());
 }

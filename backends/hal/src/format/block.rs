@@ -5,7 +5,36 @@ use half::f16;
 use super::grid::sixteen_if_set;
 
 /// Quantises the values of one block.
-pub(super) type Quantize = fn(&[f32], &mut [u8]);
+pub(super) type Quantize = fn(&[f32], Option<Importance<'_>>, &mut [u8]);
+
+/// How much the errors of a block's values count, from an importance matrix.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Importance<'a> {
+    /// `[block_values]`: the mean square of each column's input.
+    pub(super) columns: &'a [f32],
+    /// The mean square of the weights of the whole row.
+    pub(super) row_power: f32,
+}
+
+impl Importance<'_> {
+    /// The weights of the errors of group `g`: `column * sqrt(power + value^2)`.
+    ///
+    /// Source: ggml.
+    pub(super) fn weights<const N: usize>(
+        &self,
+        g: usize,
+        values: &[f32; N],
+        power: f32,
+    ) -> [f32; N] {
+        let columns = &self.columns[N * g..N * (g + 1)];
+        core::array::from_fn(|i| columns[i] * (power + values[i] * values[i]).sqrt())
+    }
+}
+
+/// The mean square of `values`.
+pub(super) fn power(values: &[f32]) -> f32 {
+    values.iter().map(|v| v * v).sum::<f32>() / values.len().max(1) as f32
+}
 
 /// How the transposed layout ([`super::TransposedLayout`]) stores the codes of a format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,13 +165,17 @@ pub(super) fn five_bits(bytes: &[u8], codes: &mut [i8]) {
     }
 }
 
-/// Inverse of [`five_bits`].
 pub(super) fn write_five_bits(codes: &[u8; 32], bytes: &mut [u8]) {
     let high_bits = codes.iter().rev().fold(0, |bits, code| bits << 1 | u32::from(code >> 4));
     bytes[..4].copy_from_slice(&high_bits.to_le_bytes());
     for (j, pair) in bytes[4..20].iter_mut().enumerate() {
         *pair = (codes[j] & 15) | codes[j + 16] << 4;
     }
+}
+
+/// The value of the largest magnitude; 0 for no values.
+pub(super) fn farthest_from_zero(values: &[f32]) -> f32 {
+    values.iter().fold(0.0f32, |far, &v| if v.abs() > far.abs() { v } else { far })
 }
 
 /// `1 / scale`, or 0 for scale 0, so that all codes of such a block become 0.

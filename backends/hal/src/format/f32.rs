@@ -1,6 +1,6 @@
 //! F32: each value is a block of its own.
 
-use super::{Quantize, Quants};
+use super::{Importance, Quantize, Quants};
 
 pub(super) const QUANTS: Option<&Quants> = None;
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
@@ -11,6 +11,6 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 }
 
 #[inline]
-fn quantize_block(values: &[f32], block: &mut [u8]) {
+fn quantize_block(values: &[f32], _: Option<Importance<'_>>, block: &mut [u8]) {
     block.copy_from_slice(&values[0].to_le_bytes());
 }

@@ -1,6 +1,6 @@
 //! U32: row and token numbers. Dequantised to the nearest f32, exact up to 2^24.
 
-use super::{Quantize, Quants};
+use super::{Importance, Quantize, Quants};
 
 pub(super) const QUANTS: Option<&Quants> = None;
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
@@ -11,6 +11,6 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 }
 
 #[inline]
-fn quantize_block(values: &[f32], block: &mut [u8]) {
+fn quantize_block(values: &[f32], _: Option<Importance<'_>>, block: &mut [u8]) {
     block.copy_from_slice(&(values[0] as u32).to_le_bytes());
 }

@@ -1,13 +1,14 @@
 //! The number formats of tensors.
 //!
-//! Each format has a line in the `formats!` table below and a file of its name. The file of a
-//! quantised format defines how a block is unpacked ([`Quants`]) and how values are quantised.
+//! Each format has a line in the `formats!` table below and a file. The file of a quantised format
+//! defines how a block is unpacked ([`Quants`]) and how values are quantised.
 //! Dequantising, transposing and the reference dot product are generic over [`Quants`].
 //!
 //! Blocks are little-endian bytes without alignment, as in a file.
 
 mod activation;
 mod block;
+mod cache;
 mod grid;
 mod grid_codes;
 mod search;
@@ -53,7 +54,7 @@ pub use mxfp4::{E2M1_CODES, e8m0_scale};
 pub use transpose::TransposedPart;
 pub use transposed::{TransposedError, TransposedLayout};
 
-use block::Quantize;
+use block::{Importance, Quantize, power};
 
 // `f32` names a module in this file, so the number type is written `primitive::f32`.
 macro_rules! formats {
@@ -139,7 +140,38 @@ macro_rules! formats {
                         };
                         let blocks = out.chunks_exact_mut($bytes);
                         for (values, block) in values.chunks_exact($values).zip(blocks) {
-                            quantize(values, block);
+                            quantize(values, None, block);
+                        }
+                    })+
+                }
+            }
+
+            /// Quantises one row to whole blocks so that the errors in important columns are small:
+            /// `values` and `columns` `[n * block_values]`, `out` bytes of n blocks. `columns` are
+            /// the mean squares of the inputs that the columns are multiplied with, all finite and
+            /// none negative. Formats without a search for scales ignore them.
+            ///
+            /// # Panics
+            /// If the lengths are not the same whole number of blocks, or the format is read-only
+            /// ([`Format::quantizes`]).
+            pub fn quantize_row(
+                self,
+                values: &[primitive::f32],
+                columns: &[primitive::f32],
+                out: &mut [u8],
+            ) {
+                self.check_lengths(out.len(), values.len());
+                self.check_lengths(out.len(), columns.len());
+                let row_power = power(values);
+                match self {
+                    $(Format::$name => {
+                        let Some(quantize) = $module::QUANTIZE else {
+                            panic!("{self} is read-only: it has no quantiser");
+                        };
+                        let blocks = out.chunks_exact_mut($bytes);
+                        let blocks = blocks.zip(columns.chunks_exact($values));
+                        for (values, (block, columns)) in values.chunks_exact($values).zip(blocks) {
+                            quantize(values, Some(Importance { columns, row_power }), block);
                         }
                     })+
                 }
@@ -184,13 +216,13 @@ formats! {
     IQ3_XXS => iq3_xxs, 256, 98, Some(18);
     /// An index into a 2048-entry table per 8 values; a 3-bit scale per 32 values.
     IQ1_S => iq1_s, 256, 50, Some(19);
-    /// 4-bit index into 16 unevenly spaced values; a scale per 32 values.
+    /// A 4-bit index into 16 unevenly spaced values; a scale per 32 values.
     IQ4_NL => iq4_nl, 32, 18, Some(20);
     /// An index into a 512-entry table per 4 values, with signs; a 4-bit scale per 32 values.
     IQ3_S => iq3_s, 256, 110, Some(21);
     /// An index into a 1024-entry table per 8 values, with signs; a 4-bit scale per 16 values.
     IQ2_S => iq2_s, 256, 82, Some(22);
-    /// 4-bit index into 16 unevenly spaced values; a 6-bit scale per 32 values.
+    /// A 4-bit index into 16 unevenly spaced values; a 6-bit scale per 32 values.
     IQ4_XS => iq4_xs, 256, 136, Some(23);
     /// An index into a 2048-entry table per 8 values; a 3-bit scale per 16 values.
     IQ1_M => iq1_m, 256, 56, Some(29);

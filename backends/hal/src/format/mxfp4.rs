@@ -3,7 +3,7 @@
 //!
 //! Source: OCP Microscaling Formats 1.0. The codes are its E2M1 numbers, doubled.
 
-use super::block::{Code, Quantize, Quants, UnpackedBlock, look_up};
+use super::block::{Code, Importance, Quantize, Quants, UnpackedBlock, look_up};
 
 pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
@@ -37,7 +37,7 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 }
 
 /// Uses the exponent of the largest magnitude, whose code is then 8 or 12.
-fn quantize_block(values: &[f32], block: &mut [u8]) {
+fn quantize_block(values: &[f32], _: Option<Importance<'_>>, block: &mut [u8]) {
     let largest = values.iter().fold(0.0f32, |largest, v| largest.max(v.abs()));
     let exponent = if largest > 0.0 { largest.log2().floor() + 125.0 } else { 0.0 };
     block[0] = exponent.clamp(0.0, 254.0) as u8;

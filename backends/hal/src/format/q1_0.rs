@@ -1,7 +1,7 @@
 //! Q1_0: `d` (f16), then a bit for each of 128 values, from the lowest bit of each byte on.
 //! `value = d` if the bit is set, otherwise `-d`.
 
-use super::block::{Code, Quantize, Quants, UnpackedBlock, read_f16, write_f16};
+use super::block::{Code, Importance, Quantize, Quants, UnpackedBlock, read_f16, write_f16};
 
 pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
@@ -31,7 +31,7 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 }
 
 /// The scale is the mean magnitude of the values, which minimises the error.
-fn quantize_block(values: &[f32], block: &mut [u8]) {
+fn quantize_block(values: &[f32], _: Option<Importance<'_>>, block: &mut [u8]) {
     let mean = values.iter().map(|v| v.abs()).sum::<f32>() / values.len() as f32;
     write_f16(block, 0, mean);
     for (bits, values) in block[2..].iter_mut().zip(values.chunks_exact(8)) {

@@ -4,8 +4,10 @@
 //! Each half of the block (128 values) has 32 bytes of bit pairs. Bit pair k of byte j belongs to
 //! value `32 * k + j` of the half.
 
-use super::block::{Code, Quantize, Quants, UnpackedBlock, inverse_or_zero, read_f16, write_f16};
-use super::search::{self, Fit};
+use super::block::{
+    Code, Importance, Quantize, Quants, UnpackedBlock, inverse_or_zero, power, read_f16, write_f16,
+};
+use super::search::{self, Fit, Ranges};
 
 pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
@@ -17,7 +19,7 @@ const SPEC: Quants = Quants {
     unpack,
 };
 
-const FIT: Fit = Fit { max_code: 3, first_step: -0.5, n_steps: 15 };
+const FIT: Fit = Fit { max_code: 3, ranges: Ranges { first: -0.5, step: 0.1, n: 15 } };
 
 #[inline]
 fn unpack(block: &[u8], unpacked: &mut UnpackedBlock) {
@@ -42,20 +44,21 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 }
 
 /// Finds every group's scale and minimum first, then rounds both to 4 bits.
-fn quantize_block(values: &[f32], block: &mut [u8]) {
-    let (mut scales, mut mins) = ([0.0f32; 16], [0.0f32; 16]);
+fn quantize_block(values: &[f32], importance: Option<Importance<'_>>, block: &mut [u8]) {
+    let (mut scales, mut mins, mut totals) = ([0.0f32; 16], [0.0f32; 16], [0.0f32; 16]);
+    let power = power(values);
     for (g, group) in values.as_chunks::<16>().0.iter().enumerate() {
-        (scales[g], mins[g]) = FIT.scale_and_min(group);
+        let weights = importance.map(|importance| importance.weights(g, group, power));
+        (scales[g], mins[g]) = FIT.scale_and_min(group, weights.as_ref());
+        totals[g] = weights.map_or(0.0, |weights| weights.iter().sum());
     }
-    let top = |all: &[f32; 16]| all.iter().copied().fold(0.0, f32::max) / 15.0;
-    let (top_scale, top_min) = (top(&scales), top(&mins));
+    let totals = importance.map(|_| &totals);
+    let (d, scales) = search::common_factor(&scales, totals, 15);
+    let (dmin, mins) = search::common_factor(&mins, totals, 15);
     block.fill(0);
-    let d = write_f16(block, 80, top_scale);
-    let dmin = write_f16(block, 82, top_min);
+    let (d, dmin) = (write_f16(block, 80, d), write_f16(block, 82, dmin));
     for (g, group) in values.chunks_exact(16).enumerate() {
-        let four_bits =
-            |v: f32, top: f32| search::round(v * inverse_or_zero(top)).clamp(0, 15) as u8;
-        let (scale, min) = (four_bits(scales[g], top_scale), four_bits(mins[g], top_min));
+        let (scale, min) = (scales[g], mins[g]);
         block[g] = scale | min << 4;
         let inverse = inverse_or_zero(d * f32::from(scale));
         for (i, v) in group.iter().enumerate() {

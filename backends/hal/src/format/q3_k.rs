@@ -5,7 +5,10 @@
 //! The 12 scale bytes hold the lower 4 bits of scale i in byte `i % 8` (low nibble for i < 8,
 //! otherwise high nibble), and its upper two bits in bit pair `i / 4` of byte `8 + i % 4`.
 
-use super::block::{Code, Quantize, Quants, UnpackedBlock, inverse_or_zero, read_f16, write_f16};
+use super::block::{
+    Code, Importance, Quantize, Quants, UnpackedBlock, farthest_from_zero, inverse_or_zero, power,
+    read_f16, write_f16,
+};
 use super::search;
 
 pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
@@ -41,17 +44,26 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     SPEC.dequantize_block(block, out);
 }
 
-/// Finds the best scale of every group, then rounds the scales to 6 bits. The scale of the largest
-/// magnitude becomes -32.
-fn quantize_block(values: &[f32], block: &mut [u8]) {
-    let mut scales = [0.0f32; 16];
-    for (scale, group) in scales.iter_mut().zip(values.as_chunks().0) {
-        *scale = search::signed_scale(group, 4);
+/// Finds the best scale of every group, then rounds the scales to 6 bits. Without an importance
+/// matrix, the scale of the largest magnitude becomes -32.
+fn quantize_block(values: &[f32], importance: Option<Importance<'_>>, block: &mut [u8]) {
+    let (mut scales, mut totals) = ([0.0f32; 16], [0.0f32; 16]);
+    let power = 2.0 * power(values);
+    for (g, group) in values.as_chunks::<16>().0.iter().enumerate() {
+        let weights = importance.map(|importance| importance.weights(g, group, power));
+        scales[g] = match &weights {
+            Some(weights) => search::signed_scale(group, Some(weights), 4),
+            None => search::full_range_scale(group, 4),
+        };
+        totals[g] = weights.map_or(0.0, |weights| weights.iter().sum());
     }
-    let farthest = scales.iter().fold(0.0f32, |far, &s| if s.abs() > far.abs() { s } else { far });
+    let scale = match importance {
+        Some(_) => search::signed_scale(&scales, Some(&totals), 32),
+        None => farthest_from_zero(&scales) / -32.0,
+    };
     block.fill(0);
-    let d = write_f16(block, 108, farthest / -32.0);
-    let inverse_d = inverse_or_zero(farthest / -32.0);
+    let d = write_f16(block, 108, scale);
+    let inverse_d = inverse_or_zero(scale);
     for (g, group) in values.chunks_exact(16).enumerate() {
         let scale = search::round(scales[g] * inverse_d).clamp(-32, 31);
         let stored = (scale + 32) as u8;

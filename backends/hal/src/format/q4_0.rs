@@ -1,7 +1,11 @@
 //! Q4_0: `d` (f16), then 16 bytes; byte j holds value j in its low and value j + 16 in its high
 //! nibble. `value = d * (nibble - 8)`.
 
-use super::block::{Code, Quantize, Quants, UnpackedBlock, inverse_or_zero, read_f16, write_f16};
+use super::block::{
+    Code, Importance, Quantize, Quants, UnpackedBlock, farthest_from_zero, inverse_or_zero,
+    read_f16, write_f16,
+};
+use super::search;
 
 pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
@@ -29,10 +33,13 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     SPEC.dequantize_block(block, out);
 }
 
-/// The value farthest from zero becomes code -8, so the scale may be negative.
-fn quantize_block(values: &[f32], block: &mut [u8]) {
-    let farthest = values.iter().fold(0.0f32, |far, &v| if v.abs() > far.abs() { v } else { far });
-    let scale = farthest / -8.0;
+/// Without an importance matrix, the value farthest from zero becomes code -8, so the scale may be
+/// negative.
+fn quantize_block(values: &[f32], importance: Option<Importance<'_>>, block: &mut [u8]) {
+    let scale = match importance {
+        Some(importance) => search::block_scale(values, importance, 8),
+        None => farthest_from_zero(values) / -8.0,
+    };
     let inverse = inverse_or_zero(scale);
     write_f16(block, 0, scale);
     let nibble = |v: f32| (v * inverse + 8.5).clamp(0.0, 15.0) as u8;

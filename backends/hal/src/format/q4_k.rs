@@ -2,8 +2,8 @@
 //! each run of 32 bytes holds 32 values in its low nibbles and the next 32 in its high ones.
 //! `value = (d * scale) * nibble - dmin * min`.
 
-use super::block::{Code, Quantize, Quants, UnpackedBlock};
-use super::search::{self, Fit};
+use super::block::{Code, Importance, Quantize, Quants, UnpackedBlock};
+use super::search::{self, Fit, Ranges};
 
 pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
@@ -15,7 +15,7 @@ const SPEC: Quants = Quants {
     unpack,
 };
 
-const FIT: Fit = Fit { max_code: 15, first_step: -1.0, n_steps: 21 };
+const FIT: Fit = Fit { max_code: 15, ranges: Ranges { first: -1.0, step: 0.1, n: 21 } };
 
 #[inline]
 fn unpack(block: &[u8], unpacked: &mut UnpackedBlock) {
@@ -34,8 +34,8 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     SPEC.dequantize_block(block, out);
 }
 
-fn quantize_block(values: &[f32], block: &mut [u8]) {
-    let codes = FIT.quantize(values, block);
+fn quantize_block(values: &[f32], importance: Option<Importance<'_>>, block: &mut [u8]) {
+    let codes = FIT.quantize(values, importance, block);
     for (codes, pairs) in codes.chunks_exact(64).zip(block[16..144].chunks_exact_mut(32)) {
         for (j, pair) in pairs.iter_mut().enumerate() {
             *pair = codes[j] | codes[j + 32] << 4;

@@ -2,9 +2,10 @@
 //! `value = d * (code - 16)`.
 
 use super::block::{
-    Code, Quantize, Quants, UnpackedBlock, five_bits, inverse_or_zero, read_f16, write_f16,
-    write_five_bits,
+    Code, Importance, Quantize, Quants, UnpackedBlock, farthest_from_zero, five_bits,
+    inverse_or_zero, read_f16, write_f16, write_five_bits,
 };
+use super::search;
 
 pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
@@ -24,10 +25,13 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     SPEC.dequantize_block(block, out);
 }
 
-/// The value farthest from zero becomes code -16, so the scale may be negative.
-fn quantize_block(values: &[f32], block: &mut [u8]) {
-    let farthest = values.iter().fold(0.0f32, |far, &v| if v.abs() > far.abs() { v } else { far });
-    let scale = farthest / -16.0;
+/// Without an importance matrix, the value farthest from zero becomes code -16, so the scale may be
+/// negative.
+fn quantize_block(values: &[f32], importance: Option<Importance<'_>>, block: &mut [u8]) {
+    let scale = match importance {
+        Some(importance) => search::block_scale(values, importance, 16),
+        None => farthest_from_zero(values) / -16.0,
+    };
     let inverse = inverse_or_zero(scale);
     write_f16(block, 0, scale);
     let code = |j: usize| (values[j] * inverse + 16.5).clamp(0.0, 31.0) as u8;

@@ -2,9 +2,10 @@
 //! `value = d * code + m`.
 
 use super::block::{
-    Code, Quantize, Quants, UnpackedBlock, five_bits, inverse_or_zero, read_f16, write_f16,
-    write_five_bits,
+    Code, Importance, Quantize, Quants, UnpackedBlock, five_bits, inverse_or_zero, read_f16,
+    write_f16, write_five_bits,
 };
+use super::search;
 
 pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
@@ -23,10 +24,15 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     SPEC.dequantize_block(block, out);
 }
 
-fn quantize_block(values: &[f32], block: &mut [u8]) {
-    let min = values.iter().copied().fold(f32::MAX, f32::min);
-    let max = values.iter().copied().fold(-f32::MAX, f32::max);
-    let scale = (max - min) / 31.0;
+fn quantize_block(values: &[f32], importance: Option<Importance<'_>>, block: &mut [u8]) {
+    let (scale, min) = match importance {
+        Some(importance) => search::block_scale_and_min(values, importance, 31),
+        None => {
+            let min = values.iter().copied().fold(f32::MAX, f32::min);
+            let max = values.iter().copied().fold(-f32::MAX, f32::max);
+            ((max - min) / 31.0, min)
+        }
+    };
     let inverse = inverse_or_zero(scale);
     write_f16(block, 0, scale);
     write_f16(block, 2, min);

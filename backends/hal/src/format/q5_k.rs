@@ -1,15 +1,15 @@
 //! Q5_K: Q4_K with one more bit per value. 32 bytes of high bits follow the scales (bit g of byte j
 //! belongs to value j of group g), then the nibbles as in Q4_K.
 
-use super::block::{Code, Quantize, Quants, UnpackedBlock};
-use super::search::{self, Fit};
+use super::block::{Code, Importance, Quantize, Quants, UnpackedBlock};
+use super::search::{self, Fit, Ranges};
 
 pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
 const SPEC: Quants =
     Quants { group: 32, code: Code::Byte, wide_scales: true, has_min: true, unpack };
 
-const FIT: Fit = Fit { max_code: 31, first_step: -0.5, n_steps: 16 };
+const FIT: Fit = Fit { max_code: 31, ranges: Ranges { first: -0.5, step: 0.1, n: 16 } };
 
 #[inline]
 fn unpack(block: &[u8], unpacked: &mut UnpackedBlock) {
@@ -31,8 +31,8 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     SPEC.dequantize_block(block, out);
 }
 
-fn quantize_block(values: &[f32], block: &mut [u8]) {
-    let codes = FIT.quantize(values, block);
+fn quantize_block(values: &[f32], importance: Option<Importance<'_>>, block: &mut [u8]) {
+    let codes = FIT.quantize(values, importance, block);
     let (high_bits, pairs) = block[16..176].split_at_mut(32);
     high_bits.fill(0);
     for (g, codes) in codes.chunks_exact(32).enumerate() {

@@ -5,7 +5,10 @@
 //! `32 * k + j` of a half has its nibble in byte `32 * (k & 1) + j` (the low nibble for k < 2, the
 //! high one otherwise) and its upper bits in bit pair k of byte j.
 
-use super::block::{Code, Quantize, Quants, UnpackedBlock, inverse_or_zero, read_f16, write_f16};
+use super::block::{
+    Code, Importance, Quantize, Quants, UnpackedBlock, farthest_from_zero, inverse_or_zero,
+    read_f16, write_f16,
+};
 use super::search;
 
 pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
@@ -39,12 +42,14 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
 
 /// Finds the best scale of every group, then rounds the scales to 8 bits. The scale of the largest
 /// magnitude becomes -128.
-fn quantize_block(values: &[f32], block: &mut [u8]) {
+fn quantize_block(values: &[f32], importance: Option<Importance<'_>>, block: &mut [u8]) {
     let mut scales = [0.0f32; 16];
-    for (scale, group) in scales.iter_mut().zip(values.as_chunks().0) {
-        *scale = search::signed_scale(group, 32);
+    let columns = importance.map(|importance| importance.columns.as_chunks::<16>().0);
+    for (g, group) in values.as_chunks::<16>().0.iter().enumerate() {
+        let weights = columns.and_then(|columns| columns.get(g));
+        scales[g] = search::signed_scale(group, weights, 32);
     }
-    let farthest = scales.iter().fold(0.0f32, |far, &s| if s.abs() > far.abs() { s } else { far });
+    let farthest = farthest_from_zero(&scales);
     block.fill(0);
     let d = write_f16(block, 208, farthest / -128.0);
     let inverse_d = inverse_or_zero(farthest / -128.0);

@@ -1,6 +1,8 @@
 //! Q8_0: `d` (f16), then 32 signed bytes. `value = d * byte`.
 
-use super::block::{Code, Quantize, Quants, UnpackedBlock, inverse_or_zero, read_f16, write_f16};
+use super::block::{
+    Code, Importance, Quantize, Quants, UnpackedBlock, inverse_or_zero, read_f16, write_f16,
+};
 
 pub(super) const QUANTS: Option<&Quants> = Some(&SPEC);
 pub(super) const QUANTIZE: Option<Quantize> = Some(quantize_block);
@@ -19,7 +21,7 @@ pub(super) fn dequantize_block(block: &[u8], out: &mut [f32]) {
     SPEC.dequantize_block(block, out);
 }
 
-fn quantize_block(values: &[f32], block: &mut [u8]) {
+fn quantize_block(values: &[f32], _: Option<Importance<'_>>, block: &mut [u8]) {
     let farthest = values.iter().fold(0.0f32, |far, v| far.max(v.abs()));
     let scale = farthest / 127.0;
     let inverse = inverse_or_zero(scale);

@@ -2,8 +2,8 @@
 //!
 //! The work is cut into runs of neurons. A run reads a short range of each row of the file and
 //! writes whole rows of the result, so that no two runs write to the same memory. It unpacks the
-//! codes of 32 outputs at a time and transposes them in squares of 16 bytes, so that source and
-//! result stay in the L1 cache.
+//! codes of 32 outputs at a time and transposes them in squares of 16 by 16 bytes, so that
+//! source and result stay in the L1 cache.
 
 use std::ops::Range;
 
@@ -88,7 +88,6 @@ pub(super) fn pack_row(layout: TransposedLayout, source: &[u8], neuron: u32) -> 
     (rows, u32::from_le_bytes(groups))
 }
 
-/// Splits the first `len` bytes off.
 fn split_off<'a>(bytes: &mut &'a mut [u8], len: usize) -> &'a mut [u8] {
     let (first, rest) = std::mem::take(bytes).split_at_mut(len);
     *bytes = rest;
@@ -105,8 +104,8 @@ impl TransposedPart<'_> {
         }
     }
 
-    /// Transposes squares of 64 values, so that the rows read and the rows written stay in the L1
-    /// cache.
+    /// Transposes squares of 64 by 64 values, so that the rows read and the rows written stay in
+    /// the L1 cache.
     fn pack_plain<const SIZE: usize>(&mut self) {
         self.groups.fill(0);
         let TransposedLayout { n_out, n_ff, .. } = self.layout;
@@ -220,7 +219,7 @@ fn transpose_codes(code: Code, tile: &[i8], n_values: usize, out: &mut [u8]) {
     let (upper, lower) = tile.split_at(SQUARE * n_values);
     for at in (0..n_values).step_by(SQUARE) {
         let row = |from: &[u8], j: usize| -> [u8; SQUARE] {
-            from[j * n_values + at..][..SQUARE].try_into().expect("the slice is a square")
+            from[j * n_values + at..][..SQUARE].try_into().expect("the slice has 16 bytes")
         };
         match code {
             Code::Byte => {

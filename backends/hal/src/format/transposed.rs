@@ -36,7 +36,7 @@ pub struct TransposedLayout {
     pub n_cols: usize,
     /// Neurons that share a row of the tables; 0 if there are no tables.
     pub group: usize,
-    /// Rows of the tables. They cover all neurons of the matrix, whether stored or not.
+    /// Number of rows of each table. They cover all neurons of the matrix, whether stored or not.
     pub n_groups: usize,
     /// Bytes of one slot's codes. Slot s begins at `s * row_bytes`.
     pub row_bytes: usize,
@@ -84,10 +84,10 @@ impl TransposedLayout {
         if !n_ff.is_multiple_of(format.block_values()) {
             return Err(TransposedError::Blocks { format, n_ff });
         }
-        Self::sized(format, n_slots, n_ff, n_out).ok_or(TransposedError::TooLarge { n_out, n_ff })
+        Self::try_new(format, n_slots, n_ff, n_out).ok_or(TransposedError::TooLarge { n_out, n_ff })
     }
 
-    fn sized(format: Format, n_slots: usize, n_ff: usize, n_out: usize) -> Option<Self> {
+    fn try_new(format: Format, n_slots: usize, n_ff: usize, n_out: usize) -> Option<Self> {
         let align = |n: usize| n.checked_next_multiple_of(64);
         let (n_cols, group, row_bytes, table_row_bytes, n_tables) = match format.quants() {
             None => (n_out, 0, n_out.checked_mul(format.block_bytes())?, 0, 0),
@@ -201,7 +201,7 @@ impl TransposedLayout {
     /// Whether an untrusted buffer has the length of this layout, and each slot has the group
     /// number of its neuron. All other bytes are only values and need no check.
     #[must_use]
-    pub fn holds(&self, neurons: &[u32], bytes: &[u8]) -> bool {
+    pub fn accepts(&self, neurons: &[u32], bytes: &[u8]) -> bool {
         if bytes.len() != self.n_bytes || neurons.len() != self.n_slots {
             return false;
         }

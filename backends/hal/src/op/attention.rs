@@ -6,7 +6,17 @@ use crate::format::Format;
 use crate::{KV_BLOCK, KvCache, Operand, Result};
 
 /// Formats of keys and values; the two may differ.
-pub const KV_FORMATS: &[Format] = &[Format::F32, Format::F16, Format::BF16, Format::Q8_0];
+pub const KV_FORMATS: &[Format] = &[
+    Format::F32,
+    Format::F16,
+    Format::BF16,
+    Format::Q8_0,
+    Format::Q4_0,
+    Format::Q4_1,
+    Format::Q5_0,
+    Format::Q5_1,
+    Format::IQ4_NL,
+];
 
 impl Check {
     /// Checks a cache with `n_cols` values per key row and per value row, and as many key rows as
@@ -34,8 +44,7 @@ op! {
     /// | `k`, `v` | `[n_tokens, n_head_kv * d_head]`; `k` and `v` may differ in `d_head` | F32 |
     /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, with the same `d_head` | each one of [`KV_FORMATS`] |
     ///
-    /// Values are rounded to nearest even for F16 and BF16, and by [`Format::quantize`] for Q8_0.
-    /// Padding tokens write nothing.
+    /// Values are rounded by [`Format::quantize_cache`]. Padding tokens write nothing.
     StoreKv {
         /// Keys, after RoPE.
         read k,
@@ -77,8 +86,8 @@ op! {
     /// | `sinks` | `[1, n_head]` | F32 |
     ///
     /// Keys and values are dequantised from their cache format; queries and attention weights stay
-    /// F32. Even with a Q8_0 cache, only the stored keys and values are rounded. Q8_0 needs heads
-    /// of whole blocks: a multiple of 32 values.
+    /// F32. Even with a quantised cache, only the stored keys and values are rounded. A quantised
+    /// cache needs heads of whole blocks: a multiple of 32 values.
     ///
     /// Splits over positions have a fixed size, so that the result has the same bits for any
     /// number of threads. Source: Flash attention's online softmax (Dao et al.), paged as in vLLM

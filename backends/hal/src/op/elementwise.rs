@@ -77,11 +77,11 @@ op! {
     /// | `x` | `[n_tokens, n]` | F32 |
     /// | `y` | `[n_out, n]`; rows past the batch's `n_out` are not written | F32 |
     Gather {
-        /// All tokens.
+        /// Rows of all tokens.
         read x,
         /// Gives the selected tokens.
         batch batch,
-        /// Selected tokens.
+        /// Rows of the selected tokens.
         write y,
         ;
     }
@@ -216,7 +216,7 @@ impl<T: Operand> Mul<T> {
         let c = Check("Mul");
         let (x, g) = (self.x.desc(), self.g.desc());
         let divides = g.n_cols > 0 && x.n_cols.is_multiple_of(g.n_cols);
-        c.require(divides, "g", format!("a divisor of {} as columns", x.n_cols), g)?;
+        c.require(divides, "g", format!("columns that divide {}", x.n_cols), g)?;
         c.f32("g", &self.g, if g.n_rows == 1 { 1 } else { x.n_rows }, g.n_cols)?;
         c.f32("x", &self.x, x.n_rows, x.n_cols)
     }
@@ -273,7 +273,7 @@ op! {
     /// | `x` | `[n_tokens, n]` | F32 |
     /// | `y` | `[n_tokens, m]` | F32 |
     ///
-    /// Latent attention (MLA) assembles its keys with this op.
+    /// Assembles the keys of MLA, separates queries from gates, and selects the embeddings of a layer.
     CopyHeads {
         /// Source.
         read x,

@@ -49,14 +49,14 @@ impl Role {
 
 /// How an op uses an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Use {
+pub struct OperandUse {
     /// Whether it is read or written.
     pub access: Access,
     /// The operand's contents.
     pub role: Role,
 }
 
-impl Use {
+impl OperandUse {
     /// Whether the op writes the operand.
     #[must_use]
     pub fn writes(self) -> bool {

@@ -23,10 +23,10 @@ pub use elementwise::{
     Add, AddPositions, CopyHeads, GateActivation, Gather, GetRows, HeadColumns, Mul, Norm,
     NormKind, SoftCap,
 };
-pub use facts::{Access, HandOff, Role, Use, Work};
+pub use facts::{Access, HandOff, OperandUse, Role, Work};
 pub use handoff::{Merge, Post};
 pub use matmul::MatMul;
-pub use predict::{Hidden, Predict};
+pub use predict::{HiddenActivation, Predict};
 pub use recurrent::{GatedDelta, HeadMapping, ShortConv, SsmScan};
 pub use rope::{Pairing, Rope};
 pub use route::{Route, Scoring};
@@ -38,8 +38,8 @@ pub use sparse_ffn::{
 use crate::{Error, Operand, Result, Tensor, TensorDesc};
 use facts::NoWork;
 
-/// A callback for each operand of an op, with the operand's name and [`Use`].
-pub type Visit<'a, T> = dyn FnMut(&'static str, Use, &T) + 'a;
+/// A callback for each operand of an op, with the operand's name and [`OperandUse`].
+pub type Visit<'a, T> = dyn FnMut(&'static str, OperandUse, &T) + 'a;
 
 macro_rules! op_type {
     (read $t:ty) => { $t };
@@ -101,7 +101,10 @@ macro_rules! op_map {
 
 macro_rules! op_visit {
     (@ $access:ident $role:ident) => {
-        $crate::op::Use { access: $crate::op::Access::$access, role: $crate::op::Role::$role }
+        $crate::op::OperandUse {
+            access: $crate::op::Access::$access,
+            role: $crate::op::Role::$role,
+        }
     };
     (read $n:expr, $v:expr, $f:expr) => {
         $f($n, op_visit!(@ Read Values), &$v)
@@ -169,7 +172,7 @@ macro_rules! op_visit {
 
 pub(crate) fn visit_set<T>(
     name: &'static str,
-    how: Use,
+    how: OperandUse,
     set: &crate::RowSet<T>,
     f: &mut Visit<'_, T>,
 ) {
@@ -308,7 +311,7 @@ impl Op<Tensor> {
     /// # Errors
     /// [`Error::Aliasing`] with the op and the operand.
     pub fn check_aliasing(&self) -> Result<()> {
-        let mut seen: Vec<(&'static str, Use, Tensor)> = Vec::new();
+        let mut seen: Vec<(&'static str, OperandUse, Tensor)> = Vec::new();
         self.visit(&mut |name, how, tensor| seen.push((name, how, tensor.clone())));
         for (i, (_, how, written)) in seen.iter().enumerate() {
             if !how.writes() {

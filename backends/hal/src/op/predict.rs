@@ -8,7 +8,7 @@ use crate::{Operand, Result};
 
 /// Activation function between the two matrices of a predictor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hidden {
+pub enum HiddenActivation {
     /// `max(v, 0)`, as in predictors trained from scratch.
     Relu,
     /// Identity: the two matrices are low-rank factors of one matrix.
@@ -32,9 +32,10 @@ op! {
     /// NaN scores count as active, so that only a valid score can drop a neuron. One device
     /// decides and sends the list; the other devices do not compute scores.
     ///
-    /// Sources: PowerInfer's predictor (after Deja Vu, Liu et al. 2023) uses [`Hidden::Relu`] and
-    /// no bias. SVDP factors the gate matrix and uses [`Hidden::Linear`]. SparseInfer keeps one
-    /// bit per weight of the gate matrix, without `fc1`.
+    /// Sources: PowerInfer's predictor (after Deja Vu, Liu et al. 2023) uses
+    /// [`HiddenActivation::Relu`] and no bias. SVDP factors the gate matrix and uses
+    /// [`HiddenActivation::Linear`]. SparseInfer keeps one bit per weight of the gate matrix,
+    /// without `fc1`.
     Predict {
         /// Predictor input.
         read x,
@@ -55,7 +56,7 @@ op! {
         /// Lowest score of an active neuron.
         threshold: f32,
         /// Activation function between `fc1` and `fc2`; unused without `fc1`.
-        hidden: Hidden,
+        hidden: HiddenActivation,
     }
 }
 

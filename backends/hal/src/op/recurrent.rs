@@ -234,7 +234,7 @@ impl<T: Operand> SsmScan<T> {
             heads,
         )?;
         let groups = self.n_group > 0 && heads % self.n_group == 0 && b.n_cols % self.n_group == 0;
-        check.require(b.n_cols > 0, "b", "at least one state", b)?;
+        check.require(b.n_cols > 0, "b", "at least one column", b)?;
         check.require(groups, "n_group", "a divisor of heads and b's columns", self.n_group)?;
         check.f32("x", &self.x, n, x.n_cols)?;
         check.f32("y", &self.y, n, x.n_cols)?;

@@ -75,7 +75,7 @@ pub enum Down {
     ByNeuron,
     /// One row per output, `[n_out, n_rows]`, the usual layout of GGUF files. The whole matrix is
     /// read, and `h` is rounded like the activations of [`super::MatMul`]. In a MoE block, the
-    /// matrices of all experts that have rows are stacked; these have the same number of rows.
+    /// matrices of all experts that have rows are stacked; all have the same shape.
     AcrossNeurons,
 }
 
@@ -83,7 +83,7 @@ pub enum Down {
 /// or none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertRanges {
-    /// First row of each expert, then `n_rows`; ascending from 0. An expert may have no rows here.
+    /// First row of each expert, then `n_rows`; ascending from 0. An expert may have no rows.
     pub starts: Arc<[u32]>,
     /// Maximum number of experts with a nonzero weight for one token. A backend need not compute
     /// more experts.
@@ -204,8 +204,8 @@ op! {
         experts: Option<ExpertRanges>,
         /// Measured crossover for steps of several tokens. If the row lists need at least this
         /// fraction of the dense work, a device may compute all rows for all tokens and discard
-        /// the products that a token does not need. The result is the same. With 0 the device
-        /// always computes densely, with [`NEVER_DENSE`] always by row list.
+        /// the products that a token does not need. The result is the same. Any list with a row
+        /// reaches 0; no list reaches [`NEVER_DENSE`].
         dense_from: f32,
         /// Add to `y` instead of overwriting it.
         accumulate: bool,
@@ -275,7 +275,9 @@ impl<T: Operand> SparseFfn<T> {
         let got = format!("NotPositive with {:?}", self.activation);
         c.require(exact, "skip", "NotPositive only with Relu or Relu2", got)?;
         let cut = !matches!(self.skip, Skip::GaussianCut(_)) || matches!(self.rows, Rows::All);
-        c.require(cut, "skip", "all rows, since the cut depends on their mean", "a cut of a list")?;
+        let expected =
+            "all rows, because GaussianCut needs the mean and deviation of all test values";
+        c.require(cut, "rows", expected, "a row list")?;
         if let Rows::Active(set) = &self.rows {
             c.set("rows", set, x.n_rows)?;
         }
@@ -287,8 +289,8 @@ impl<T: Operand> SparseFfn<T> {
         c.require(
             consistent,
             "experts",
-            "given together with expert_weights",
-            "only one of the two",
+            "both `experts` and `expert_weights`, or neither",
+            "given without the other",
         )?;
         let mut n_expert = 1;
         if let (Some(experts), Some(weight)) = (&self.experts, &self.expert_weights) {

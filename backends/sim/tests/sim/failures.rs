@@ -9,7 +9,7 @@ use hal::{Bytes, Error, MailboxShape, Result, TensorDesc};
 use crate::support::{ANSWER, COLS, ROWS, Rig, assert_lost, repeat};
 
 /// Number of work items of one [`step`]: two hand-offs of three ops each, and two copies.
-const WORK: u64 = 8;
+const N_ITEMS: u64 = 8;
 
 /// Runs a step with hand-offs and copies, as in an engine. `fail` injects a failure after the
 /// set-up.
@@ -57,13 +57,13 @@ fn lose_soon(rig: &Rig) -> JoinHandle<()> {
 #[test]
 fn a_loss_at_any_op_ends_the_step() {
     repeat(|seed| {
-        for after in 0..=WORK {
+        for after in 0..=N_ITEMS {
             let mut rig = Rig::new(seed);
             let result = step(&mut rig, |rig| rig.sim.lose_after(after));
             match result {
-                Ok(out) => assert_eq!((after, out[0]), (WORK, 22.0)),
+                Ok(out) => assert_eq!((after, out[0]), (N_ITEMS, 22.0)),
                 Err(error) => {
-                    assert!(after < WORK);
+                    assert!(after < N_ITEMS);
                     assert_all_lost(&mut rig, &error);
                 }
             }
@@ -74,13 +74,13 @@ fn a_loss_at_any_op_ends_the_step() {
 #[test]
 fn a_panic_at_any_op_is_a_loss() {
     repeat(|seed| {
-        for after in 0..=WORK {
+        for after in 0..=N_ITEMS {
             let mut rig = Rig::new(seed);
             let result = step(&mut rig, |rig| rig.sim.panic_after(after));
             match result {
-                Ok(out) => assert_eq!((after, out[0]), (WORK, 22.0)),
+                Ok(out) => assert_eq!((after, out[0]), (N_ITEMS, 22.0)),
                 Err(error) => {
-                    assert!(after < WORK);
+                    assert!(after < N_ITEMS);
                     assert!(error.to_string().contains("panic"), "{error}");
                     assert_all_lost(&mut rig, &error);
                 }
@@ -93,17 +93,17 @@ fn a_panic_at_any_op_is_a_loss() {
 fn a_loss_at_any_moment_ends_the_step() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
-        let mut loser = None;
+        let mut thread = None;
         let result = step(&mut rig, |rig| {
             let sim = rig.sim.clone();
-            loser = Some(thread::spawn(move || {
+            thread = Some(thread::spawn(move || {
                 for _ in 0..seed * 50 {
                     thread::yield_now();
                 }
                 sim.lose_now();
             }));
         });
-        loser.unwrap().join().unwrap();
+        thread.unwrap().join().unwrap();
         if let Err(error) = result {
             assert_all_lost(&mut rig, &error);
         }
@@ -119,10 +119,10 @@ fn a_loss_ends_the_wait_for_a_post() {
         rig.sim.hang_after(0);
         let mut run = rig.queue.replay(&program).unwrap();
         rig.wait_for_hang();
-        let loser = lose_soon(&rig);
+        let thread = lose_soon(&rig);
         assert_lost(run.next_post());
         assert_lost(run.wait());
-        loser.join().unwrap();
+        thread.join().unwrap();
     });
 }
 
@@ -133,15 +133,15 @@ fn a_loss_ends_the_waits_for_a_copy_and_for_the_queue() {
             let mut rig = Rig::new(seed);
             let x = rig.full(0.0);
             rig.sim.hang_after(0);
-            let staging = rig.device.staging(Bytes::of(&[0f32; COLS])).unwrap();
+            let staging = rig.device.staging(Bytes::of_slice(&[0f32; COLS])).unwrap();
             let copy = rig.queue.upload(staging, &x).unwrap();
             rig.wait_for_hang();
-            let loser = lose_soon(&rig);
+            let thread = lose_soon(&rig);
             if finish {
                 assert_lost(rig.queue.finish());
             }
             assert_lost(copy.wait());
-            loser.join().unwrap();
+            thread.join().unwrap();
         }
     });
 }
@@ -153,7 +153,7 @@ fn a_loss_ends_the_wait_for_an_answer() {
         let (program, _) = rig.step(1);
         let mut run = rig.queue.replay(&program).unwrap();
         run.next_post().unwrap().unwrap();
-        // The device has started its merge, which waits for the answer.
+        // Waits until the device has started its merge, which needs the answer.
         while rig.sim.counters().ops < 3 {
             thread::yield_now();
         }
@@ -173,7 +173,7 @@ fn a_loss_ends_transfers_and_programs_of_all_queues() {
         let mut other = rig.device.queue("other").unwrap();
         let run = other.replay(&program).unwrap();
         rig.sim.hang_after(3);
-        let staging = || rig.device.staging(Bytes::of(&[0f32; COLS])).unwrap();
+        let staging = || rig.device.staging(Bytes::of_slice(&[0f32; COLS])).unwrap();
         let up = rig.queue.upload(staging(), &a).unwrap();
         let down = rig.queue.download(&y, staging()).unwrap();
         let dropped = rig.queue.download(&y, staging()).unwrap();
@@ -194,7 +194,7 @@ fn a_lost_device_frees_all_memory() {
         step(&mut rig, |rig| rig.sim.lose_after(4)).unwrap_err();
         let Rig { sim, device, queue } = rig;
         drop(queue);
-        assert_eq!((sim.counters().held, device.ledger().used()), (Bytes(0), Bytes(0)));
+        assert_eq!((sim.counters().used, device.ledger().used()), (Bytes(0), Bytes(0)));
     });
 }
 

@@ -171,7 +171,7 @@ fn a_dropped_queue_cancels_its_programs_and_completes_its_copies() {
         let program = rig.split(1, &x, &a, &y);
         let mut run = rig.queue.replay(&program).unwrap();
         let mut queued = rig.queue.replay(&program).unwrap();
-        let staging = rig.device.staging(hal::Bytes::of(&[0f32; COLS])).unwrap();
+        let staging = rig.device.staging(hal::Bytes::of_slice(&[0f32; COLS])).unwrap();
         let copy = rig.queue.download(&x, staging).unwrap();
         run.next_post().unwrap().unwrap();
         rig.queue = rig.device.queue("another").unwrap();

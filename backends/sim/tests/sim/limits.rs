@@ -24,7 +24,7 @@ fn planning_rejects_an_operand_above_the_binding_limit() {
     assert!(sim.info().hand_off);
     let fits = 1024 / (4 * COLS);
     assert_eq!(sim.plan(&add(fits)), Plan::yes());
-    let reason = "operand a takes 1.03 KiB, but an op binds at most 1.00 KiB";
+    let reason = "operand a takes 1.03 KiB, but a binding covers at most 1.00 KiB";
     assert_eq!(sim.plan(&add(fits + 1)), Plan::No(reason.to_owned()));
 }
 
@@ -58,7 +58,7 @@ fn the_physical_limit_holds_with_an_unlimited_budget() {
     let expected = Error::OutOfMemory {
         device: "SIM0".to_owned(),
         label: "second".to_owned(),
-        wanted: Bytes(512),
+        requested: Bytes(512),
         free: Bytes(256),
     };
     assert_eq!(error, expected);
@@ -71,7 +71,7 @@ fn the_physical_limit_holds_with_an_unlimited_budget() {
     device.import("pack", &pack, &host).unwrap();
     device.alloc_f32("second", 2, 64).unwrap();
     let counters = sim.counters();
-    assert_eq!((counters.held, counters.peak), (Bytes(0), Bytes(768)));
+    assert_eq!((counters.used, counters.peak), (Bytes(0), Bytes(768)));
     assert_eq!(device.ledger().used(), Bytes(0));
 }
 
@@ -81,7 +81,7 @@ fn odd_sizes_use_whole_granules() {
     let device = Device::new(Arc::clone(&sim) as _, DeviceId(0), Bytes::MAX);
     let desc = TensorDesc::new(3, 33, Format::F16);
     let tensor = device.alloc("odd", desc).unwrap();
-    assert_eq!((device.alloc_size(&desc), sim.counters().held), (Bytes(256), Bytes(256)));
+    assert_eq!((device.alloc_size(&desc), sim.counters().used), (Bytes(256), Bytes(256)));
     drop(tensor);
 }
 

@@ -13,7 +13,7 @@ fn work_sees_the_results_of_earlier_work() {
         let mut rig = Rig::new(seed);
         let (a, x) = (rig.full(1.0), rig.full(0.0));
         let program = rig.add(&a, &x);
-        let size = Bytes::of(&[0f32; ROWS * COLS]);
+        let size = Bytes::of_slice(&[0f32; ROWS * COLS]);
         let (mut runs, mut copies) = (Vec::new(), Vec::new());
         // Queues all work before the first wait.
         for step in 0..20u8 {
@@ -46,7 +46,7 @@ fn an_upload_owns_its_memory_until_it_is_done() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
         let x = rig.full(0.0);
-        let mut staging = rig.device.staging(Bytes::of(&[0f32; COLS])).unwrap();
+        let mut staging = rig.device.staging(Bytes::of_slice(&[0f32; COLS])).unwrap();
         bytemuck::cast_slice_mut::<u8, f32>(staging.bytes_mut()).fill(7.0);
         rig.sim.hang_after(0);
         let copy = rig.queue.upload(staging, &x.rows(1..2)).unwrap();
@@ -65,7 +65,7 @@ fn a_transfer_completes_without_a_wait() {
     repeat(|seed| {
         let mut rig = Rig::new(seed);
         let x = rig.full(3.0);
-        let staging = rig.device.staging(Bytes::of(&[0f32; COLS])).unwrap();
+        let staging = rig.device.staging(Bytes::of_slice(&[0f32; COLS])).unwrap();
         let copy = rig.queue.download(&x, staging).unwrap();
         rig.queue.finish().unwrap();
         assert!(copy.is_done());
@@ -129,7 +129,7 @@ fn memory_is_free_when_a_wait_ends() {
         };
         drop((a, x));
         run.wait().unwrap();
-        assert_eq!(rig.sim.counters().held, Bytes(0));
+        assert_eq!(rig.sim.counters().used, Bytes(0));
     });
 }
 

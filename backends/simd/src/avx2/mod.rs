@@ -92,7 +92,6 @@ fn dot(format: Format) -> DotKernels {
     }
 }
 
-/// The sum of each vector's lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn totals<const N: usize>(acc: [__m256; N]) -> [f32; N] {
@@ -103,10 +102,10 @@ fn totals<const N: usize>(acc: [__m256; N]) -> [f32; N] {
     out
 }
 
-/// The products of one tile: `weights` are the blocks' scales times the activations' scales, and
+/// The products of one tile: `factors` are the blocks' scales times the activations' scales, and
 /// the lanes of `sums` are not tied to a block.
 struct Products<const N: usize> {
-    weights: [[f32; 16]; N],
+    factors: [[f32; 16]; N],
     sums: [__m256; N],
 }
 
@@ -116,11 +115,11 @@ impl<const N: usize> Products<N> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn new(scales: [__m256; 2], mins: Option<[__m256; 2]>, x: &[Q8Tile<'_>; N]) -> Self {
-        let (mut weights, mut sums) = ([[0.0; 16]; N], [_mm256_setzero_ps(); N]);
+        let (mut factors, mut sums) = ([[0.0; 16]; N], [_mm256_setzero_ps(); N]);
         for (t, x) in x.iter().enumerate() {
             for half in 0..2 {
                 let d = load_ps(x.d, 8 * half);
-                store_ps(&mut weights[t], 8 * half, _mm256_mul_ps(scales[half], d));
+                store_ps(&mut factors[t], 8 * half, _mm256_mul_ps(scales[half], d));
                 if let Some(mins) = mins {
                     let total =
                         _mm256_cvtepi32_ps(load_bytes(bytemuck::cast_slice(x.sum), 32 * half));
@@ -128,7 +127,7 @@ impl<const N: usize> Products<N> {
                 }
             }
         }
-        Self { weights, sums }
+        Self { factors, sums }
     }
 
     /// Adds the products of a block with unsigned codes.
@@ -138,8 +137,8 @@ impl<const N: usize> Products<N> {
         for (t, x) in x.iter().enumerate() {
             let pairs =
                 _mm256_maddubs_epi16(codes, load_bytes(bytemuck::cast_slice(x.q), 32 * block));
-            let weight = _mm256_set1_ps(self.weights[t][block]);
-            self.sums[t] = _mm256_fmadd_ps(sum_pairs(pairs), weight, self.sums[t]);
+            let factor = _mm256_set1_ps(self.factors[t][block]);
+            self.sums[t] = _mm256_fmadd_ps(sum_pairs(pairs), factor, self.sums[t]);
         }
     }
 
@@ -149,8 +148,8 @@ impl<const N: usize> Products<N> {
     fn add_signed(&mut self, block: usize, codes: __m256i, x: &[Q8Tile<'_>; N]) {
         for (t, x) in x.iter().enumerate() {
             let dot = signed_products(codes, load_bytes(bytemuck::cast_slice(x.q), 32 * block));
-            let weight = _mm256_set1_ps(self.weights[t][block]);
-            self.sums[t] = _mm256_fmadd_ps(dot, weight, self.sums[t]);
+            let factor = _mm256_set1_ps(self.factors[t][block]);
+            self.sums[t] = _mm256_fmadd_ps(dot, factor, self.sums[t]);
         }
     }
 
@@ -195,8 +194,8 @@ impl<const N: usize> SubBlockProducts<N> {
         let scale = repeat_pair(&self.scales, i);
         for (t, x) in x.iter().enumerate() {
             let (q, d) = self.activations(i, x);
-            let weight = _mm256_mul_ps(scale, d);
-            self.sums[t] = _mm256_fmadd_ps(signed_products(codes, q), weight, self.sums[t]);
+            let factor = _mm256_mul_ps(scale, d);
+            self.sums[t] = _mm256_fmadd_ps(signed_products(codes, q), factor, self.sums[t]);
         }
     }
 

@@ -64,7 +64,7 @@ pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
         for i in 0..8 {
             let block = 176 * (i / 4);
             let high_bits = _mm512_broadcast_i64x4(load_half(tile, block + 16));
-            // Bit 2i for the first 32 values, bit 2i + 1 for the others.
+            // Bit 2 * (i % 4) for the first 32 values, the next bit for the others.
             let bit = _mm256_set1_epi8(1 << (2 * (i % 4)));
             let bits =
                 _mm512_inserti64x4::<1>(_mm512_castsi256_si512(bit), _mm256_add_epi8(bit, bit));

@@ -1,8 +1,8 @@
 //! AVX-512 with VNNI: one `vpdpbusd` multiplies 64 codes by 64 activations.
 //!
-//! `vpdpbusd` takes unsigned codes. The codes of Q4_0, Q5_0 and Q1_0 are unsigned, and their offset is
-//! subtracted as a minimum. To other signed codes the kernels add a constant, whose contribution they
-//! subtract exactly, by a second integer product.
+//! `vpdpbusd` takes unsigned codes. The codes of Q4_0, Q5_0 and Q1_0 are stored unsigned, and their
+//! offset is subtracted as a minimum. To other signed codes the kernels add a constant, and
+//! subtract its contribution by a second integer product.
 
 mod activation;
 mod attention;
@@ -94,10 +94,10 @@ fn dot(format: Format) -> DotKernels {
     }
 }
 
-/// The products of one tile: `weights` are the blocks' scales times the activations' scales, and
+/// The products of one tile: `factors` are the blocks' scales times the activations' scales, and
 /// the lanes of `sums` are not tied to a block.
 struct Products<const N: usize> {
-    weights: [__m512; N],
+    factors: [__m512; N],
     sums: [__m512; N],
 }
 
@@ -106,11 +106,11 @@ impl<const N: usize> Products<N> {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn new(scales: __m512, x: &[Q8Tile<'_>; N]) -> Self {
-        let mut weights = [zero(); N];
-        for (weights, x) in weights.iter_mut().zip(x) {
-            *weights = mul(scales, load_ps(x.d, 0));
+        let mut factors = [zero(); N];
+        for (factors, x) in factors.iter_mut().zip(x) {
+            *factors = mul(scales, load_ps(x.d, 0));
         }
-        Self { weights, sums: [zero(); N] }
+        Self { factors, sums: [zero(); N] }
     }
 
     /// [`Self::new`] with sums that start with the negated contribution of the blocks' minimums.
@@ -171,8 +171,8 @@ impl<const N: usize> Products<N> {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn add_quad(&mut self, quad: usize, t: usize, dot: __m512) {
-        let weights = _mm512_permutexvar_ps(four_lanes_each(quad), self.weights[t]);
-        self.sums[t] = fmadd(dot, weights, self.sums[t]);
+        let factors = _mm512_permutexvar_ps(four_lanes_each(quad), self.factors[t]);
+        self.sums[t] = fmadd(dot, factors, self.sums[t]);
     }
 
     /// Adds the products of two blocks with signed codes, to which the function adds 128.
@@ -188,11 +188,11 @@ impl<const N: usize> Products<N> {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn add_dot(&mut self, pair: usize, t: usize, dot: __m512) {
-        // The lower eight lanes are of the pair's first block, the upper eight of its second.
+        // The lower eight lanes belong to the pair's first block, the upper eight to its second.
         let second = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
         let spread = _mm512_add_epi32(second, _mm512_set1_epi32(2 * pair as i32));
-        let weights = _mm512_permutexvar_ps(spread, self.weights[t]);
-        self.sums[t] = fmadd(dot, weights, self.sums[t]);
+        let factors = _mm512_permutexvar_ps(spread, self.factors[t]);
+        self.sums[t] = fmadd(dot, factors, self.sums[t]);
     }
 
     /// Adds the tile's sums to the row's sums. Separate sums per tile let tiles overlap in the
@@ -226,8 +226,8 @@ fn load_halves(x: &Q8Tile<'_>, quad: usize) -> [__m512i; 2] {
 /// a tile.
 struct SubBlockProducts<const N: usize> {
     half: usize,
-    /// The scales of the weights times the scales of the activations.
-    weights: [__m512; N],
+    /// The scales of the codes times the scales of the activations.
+    factors: [__m512; N],
     sums: [__m512; N],
 }
 
@@ -241,7 +241,7 @@ impl<const N: usize> SubBlockProducts<N> {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn with_scales(half: usize, scales: __m512, x: &[Q8Tile<'_>; N]) -> Self {
-        Self { half, weights: scale_by_d(half, scales, x), sums: [zero(); N] }
+        Self { half, factors: scale_by_d(half, scales, x), sums: [zero(); N] }
     }
 
     /// Adds the products of quarter `i` of the values, to whose codes `SHIFT` (modulo 256) was
@@ -251,8 +251,8 @@ impl<const N: usize> SubBlockProducts<N> {
     fn add<const SHIFT: i8>(&mut self, i: usize, codes: __m512i, x: &[Q8Tile<'_>; N]) {
         for (t, x) in x.iter().enumerate() {
             let dot = shifted_dot::<SHIFT>(codes, load_codes(x, 4 * self.half + i));
-            let weights = _mm512_permutexvar_ps(four_lanes_each(i), self.weights[t]);
-            self.sums[t] = fmadd(dot, weights, self.sums[t]);
+            let factors = _mm512_permutexvar_ps(four_lanes_each(i), self.factors[t]);
+            self.sums[t] = fmadd(dot, factors, self.sums[t]);
         }
     }
 
@@ -266,9 +266,9 @@ impl<const N: usize> SubBlockProducts<N> {
             let q = load_codes(x, 4 * self.half + i);
             let dot = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(none, codes, q));
             let total = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(none, _mm512_set1_epi8(1), q));
-            let weights = _mm512_permutexvar_ps(four_lanes_each(i), self.weights[t]);
+            let factors = _mm512_permutexvar_ps(four_lanes_each(i), self.factors[t]);
             let mins = _mm512_permutexvar_ps(four_lanes_each(i), mins[t]);
-            self.sums[t] = fmadd(dot, weights, fnmadd(mins, total, self.sums[t]));
+            self.sums[t] = fmadd(dot, factors, fnmadd(mins, total, self.sums[t]));
         }
     }
 
@@ -321,7 +321,6 @@ fn shifted_dot<const SHIFT: i8>(codes: __m512i, q: __m512i) -> __m512 {
     _mm512_cvtepi32_ps(_mm512_sub_epi32(shifted, shift))
 }
 
-/// The sum of each vector's lanes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn totals<const N: usize>(acc: [__m512; N]) -> [f32; N] {

@@ -91,17 +91,16 @@ fn dot(format: Format) -> DotKernels {
     }
 }
 
-/// The sum of each vector's lanes.
 #[inline]
 #[target_feature(enable = "neon")]
 fn totals<const N: usize>(acc: [float32x4_t; N]) -> [f32; N] {
     acc.map(|acc| vaddvq_f32(acc))
 }
 
-/// The products of one tile: `weights` are the blocks' scales times the activations' scales. Lane i
+/// The products of one tile: `factors` are the blocks' scales times the activations' scales. Lane i
 /// of `sums` belongs to blocks i, i + 4, i + 8 and i + 12.
 struct Products<const N: usize> {
-    weights: [[float32x4_t; 4]; N],
+    factors: [[float32x4_t; 4]; N],
     sums: [float32x4_t; N],
 }
 
@@ -112,11 +111,11 @@ impl<const N: usize> Products<N> {
     #[target_feature(enable = "neon")]
     fn new(scales: [float32x4_t; 4], mins: Option<[float32x4_t; 4]>, x: &[Q8Tile<'_>; N]) -> Self {
         let mut products =
-            Self { weights: [[vdupq_n_f32(0.0); 4]; N], sums: [vdupq_n_f32(0.0); N] };
+            Self { factors: [[vdupq_n_f32(0.0); 4]; N], sums: [vdupq_n_f32(0.0); N] };
         for (t, x) in x.iter().enumerate() {
             let d = [load_ps(x.d, 0), load_ps(x.d, 8)];
             for (i, d) in d.into_iter().flatten().enumerate() {
-                products.weights[t][i] = vmulq_f32(scales[i], d);
+                products.factors[t][i] = vmulq_f32(scales[i], d);
                 if let Some(mins) = mins {
                     let sum = load_bytes(bytemuck::cast_slice(x.sum), 16 * i);
                     let sum = vcvtq_f32_s32(vreinterpretq_s32_u8(sum));
@@ -150,8 +149,8 @@ impl<const N: usize> Products<N> {
                     vpaddlq_s16(vmlal_high_s8(sums, high, q[1]))
                 }
             });
-            let weight = self.weights[t][first / 4];
-            self.sums[t] = vfmaq_f32(self.sums[t], block_sums(dots), weight);
+            let factor = self.factors[t][first / 4];
+            self.sums[t] = vfmaq_f32(self.sums[t], block_sums(dots), factor);
         }
     }
 
@@ -200,8 +199,8 @@ impl<const N: usize> SubBlockProducts<N> {
                     let at = 256 * self.half + 128 * part + 64 * i + 16 * g;
                     sums(4 * i + g, load_codes(x, at))
                 });
-                let weight = vmulq_f32(factors[i], d);
-                self.sums[t] = vfmaq_f32(self.sums[t], block_sums(dots), weight);
+                let factor = vmulq_f32(factors[i], d);
+                self.sums[t] = vfmaq_f32(self.sums[t], block_sums(dots), factor);
             }
         }
     }

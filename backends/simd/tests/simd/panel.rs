@@ -3,7 +3,8 @@
 use hal::format::{Activation, Format, Q8_BLOCK};
 
 use crate::{
-    all_kernels, assert_close, dequantized, q8, quantized, random, round_activations, weights,
+    all_kernels, assert_close, dequantized, q8, quantized, random, round_activations,
+    weight_formats,
 };
 use thermocline_simd::{
     ActView, Kernels, PANEL_LEN, PANEL_ROWS, Q8View, RowIds, TokenRows, panel_columns,
@@ -76,7 +77,7 @@ impl Product {
 #[test]
 fn panel_products_match_dequantised_values() {
     for kernels in all_kernels() {
-        for format in weights() {
+        for format in weight_formats() {
             let n = format.block_values();
             let case = format!("{:?} {format}", kernels.level());
             for (n_rows, n_cols, n_tokens) in
@@ -92,7 +93,7 @@ fn panel_products_match_dequantised_values() {
 #[test]
 fn other_tokens_do_not_change_a_result() {
     for kernels in all_kernels() {
-        for format in weights() {
+        for format in weight_formats() {
             let mut product = Product::new(format, 20, 5 * format.block_values().max(256), 21);
             let among = product.run(&kernels);
             product.x.drain(..9);
@@ -110,7 +111,7 @@ fn other_tokens_do_not_change_a_result() {
 #[test]
 fn panels_of_extreme_codes_do_not_overflow() {
     for kernels in all_kernels() {
-        for format in weights().filter(|format| format.block_values() >= Q8_BLOCK) {
+        for format in weight_formats().filter(|format| format.block_values() >= Q8_BLOCK) {
             for sign in [1.0, -1.0] {
                 for extreme in [-1.0f32, 1.0] {
                     let n_cols = 512;

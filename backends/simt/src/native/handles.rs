@@ -54,7 +54,7 @@ impl<V: Vendor> OpenDevice<V> {
         hal::Error::OutOfMemory {
             device: self.health.device.clone(),
             label: label.to_owned(),
-            wanted: hal::Bytes(wanted),
+            requested: hal::Bytes(wanted),
             free: hal::Bytes(free as u64),
         }
     }
@@ -104,15 +104,15 @@ unsafe impl<V: Vendor> Send for Handle<V> {}
 // SAFETY: as above.
 unsafe impl<V: Vendor> Sync for Handle<V> {}
 
-/// A stream.
+/// A driver's stream.
 #[derive(Debug)]
 pub struct Stream<V: Vendor>(pub(super) Handle<V>);
 
-/// An event.
+/// A driver's event.
 #[derive(Debug)]
 pub struct Event<V: Vendor>(pub(super) Handle<V>);
 
-/// A module.
+/// A loaded unit of kernels.
 #[derive(Debug)]
 pub struct Module<V: Vendor> {
     pub(super) raw: Handle<V>,

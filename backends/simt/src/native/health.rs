@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_loss_stays() {
+    fn the_first_reason_of_a_loss_is_kept() {
         let health = Health::new("CUDA0");
         assert_eq!(health.check(), Ok(()));
         let first = health.mark_lost("first".to_owned());

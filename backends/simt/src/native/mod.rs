@@ -35,7 +35,7 @@ pub trait Vendor: fmt::Debug + Send + Sync + 'static {
     /// its length. `None` if the vendor has no such options.
     const LOG: Option<[c_int; 2]>;
 
-    /// Makes this device current for the thread. Returns the driver's code.
+    /// Makes this device current for the calling thread. Returns the driver's code.
     fn enter(&self) -> c_int;
 
     /// The driver's description of an error code: its name, and a sentence.
@@ -141,8 +141,8 @@ impl<V: Vendor> Driver for Native<V> {
         if Outcome::of(code) == Outcome::OutOfMemory {
             // Pinnable host memory has run out; the driver does not report how much is left.
             let (device, label) = (self.facts.name.clone(), format!("{label} (pinned)"));
-            let (wanted, free) = (Bytes(len as u64), Bytes(0));
-            return Err(Error::OutOfMemory { device, label, wanted, free });
+            let (requested, free) = (Bytes(len as u64), Bytes(0));
+            return Err(Error::OutOfMemory { device, label, requested, free });
         }
         self.check(&calls.alloc_host, code)?;
         let mut device = 0;
@@ -298,8 +298,8 @@ impl<V: Vendor> Driver for Native<V> {
 
     fn function(&self, module: &Module<V>, name: &str) -> Result<Kernel> {
         let calls = self.shared.make_current()?;
-        let text =
-            CString::new(name).map_err(|_| failure(calls.function.name, "a name with NUL"))?;
+        let text = CString::new(name)
+            .map_err(|_| failure(calls.function.name, "the name contains NUL"))?;
         let mut raw = ptr::null_mut();
         // SAFETY: the module is live, and the name ends in NUL.
         let code = unsafe { (calls.function.call)(&raw mut raw, module.raw.raw, text.as_ptr()) };
@@ -351,7 +351,7 @@ impl<V: Vendor> Driver for Native<V> {
         self.check(&calls.end_capture, code)?;
         let recorded = self.handle(graph, calls.destroy_graph);
         let mut instance = ptr::null_mut();
-        // SAFETY: the call above made the graph.
+        // SAFETY: the call above created the graph.
         let code = unsafe { (calls.instantiate.call)(&raw mut instance, recorded.raw, 0) };
         self.check(&calls.instantiate, code)?;
         Ok(Graph { instance: self.handle(instance, calls.destroy_instance), _recorded: recorded })

@@ -13,7 +13,7 @@ use crate::buffer::{Span, plain, plain_stride};
 use crate::driver::Arg;
 use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
-use crate::units::Unit;
+use crate::units::{Unit, cache_format};
 
 /// Up to this number of tokens, a token's result does not depend on the other tokens, bit for bit.
 const FEW: usize = 16;
@@ -75,6 +75,8 @@ pub(crate) fn lower_store(op: &StoreKv<Tensor>, out: &mut Lowering<'_>) -> Resul
         word(row_words(&halves.v)),
         word(halves.k.n_rows),
         word(k_blocks),
+        Arg::U32(cache_format(halves.k.format)),
+        Arg::U32(cache_format(halves.v.format)),
     ];
     let unit = Unit::cache("store_kv", halves.k.format, halves.v.format);
     out.launch(unit, "store_kv", [k_blocks + v_blocks, 1, 1], STORE_THREADS, &args);
@@ -232,8 +234,14 @@ pub(crate) fn lower(
     Ok(quantized)
 }
 
-/// Sizes of the cache and the batch that both kernels take after their pointers.
-fn sizes(op: &Attention<Tensor>, split: &Split, between: &[usize], last: &[usize]) -> Vec<Arg> {
+/// The arguments that both kernels take after their pointers: sizes of the cache and the batch, and
+/// how to read the cache.
+fn sizes(
+    op: &Attention<Tensor>,
+    split: &Split,
+    between: &[usize],
+    last: &[usize],
+) -> Result<Vec<Arg>> {
     let shape = &op.batch.shape;
     let first = [
         shape.max_tokens,
@@ -246,10 +254,11 @@ fn sizes(op: &Attention<Tensor>, split: &Split, between: &[usize], last: &[usize
     let heads =
         [split.d_head, split.d_value, row_words(&op.cache.k.desc()), row_words(&op.cache.v.desc())];
     let window = op.window.map_or(0, |n| n.min(u32::MAX as usize));
-    let all = [&first[..], between, &heads, last, &[split.n_spans, window]].concat();
-    let mut args: Vec<Arg> = all.into_iter().map(word).collect();
-    args.extend([Arg::F32(op.scale), Arg::F32(op.softcap)]);
-    args
+    let numbers = [&first[..], between, &heads, last, &[split.n_spans, window]].concat();
+    let mut args: Vec<Arg> = numbers.into_iter().map(word).collect();
+    args.extend([Arg::F32(op.scale), Arg::F32(op.softcap), alignment_bits(op, split)?]);
+    args.extend([&op.cache.k, &op.cache.v].map(|half| Arg::U32(cache_format(half.desc().format))));
+    Ok(args)
 }
 
 fn lower_few(
@@ -266,15 +275,14 @@ fn lower_few(
         ptr(plain(&op.batch.words)?),
         ptr(partials),
     ];
-    args.extend(sizes(op, split, &[], &[lanes_k, lanes_v]));
-    args.push(alignment_bits(op, split)?);
+    args.extend(sizes(op, split, &[], &[lanes_k, lanes_v])?);
     let kernel = match split.heads {
         1 => "attention_1",
         2 => "attention_2",
         4 => "attention_4",
         _ => "attention_8",
     };
-    // Shared memory holds queries and scores, and later the partial results of each warp of 32.
+    // Shared memory holds queries and scores, and later the partial results of each 32 threads.
     let queries = VECTOR * split.d_head.div_ceil(VECTOR);
     let waves = FEW_THREADS as usize / 32 * VECTOR * lanes_v;
     let shared = 4 * split.heads * (queries + CHUNK).max(waves);
@@ -298,8 +306,7 @@ fn lower_many(
         ptr(partials),
         ptr(plain(&op.y)?),
     ];
-    args.extend(sizes(op, split, &[split.heads.trailing_zeros() as usize], &[]));
-    args.push(alignment_bits(op, split)?);
+    args.extend(sizes(op, split, &[split.heads.trailing_zeros() as usize], &[])?);
     let kernel = match split.cols {
         64 => "attention_64",
         128 => "attention_128",

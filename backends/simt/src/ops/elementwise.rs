@@ -87,9 +87,9 @@ pub(crate) fn mul(op: &Mul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     };
     let (x, g) = (op.x.desc(), op.g.desc());
     // Gate values per token; 0 if all tokens share them.
-    let own = if g.n_rows == x.n_rows { g.n_cols } else { 0 };
+    let gate_stride = if g.n_rows == x.n_rows { g.n_cols } else { 0 };
     let n = n_values(&op.x);
-    let sizes = [n, x.n_cols, x.n_cols / g.n_cols, own].map(word);
+    let sizes = [n, x.n_cols, x.n_cols / g.n_cols, gate_stride].map(word);
     let args = [&[ptr(plain(&op.g)?), ptr(plain(&op.x)?)], &sizes[..], &[Arg::U32(activation)]];
     launch_per_item("mul", n, &args.concat(), out);
     Ok(())

@@ -3,7 +3,7 @@
 use hal::op::{Norm, NormKind};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
-use super::weights::Clear;
+use super::weights::WordFill;
 use crate::buffer::{Span, plain};
 use crate::driver::Arg;
 use crate::facts::Facts;
@@ -21,7 +21,7 @@ pub(super) struct FusedWork<'a> {
     /// Destination of the result in Q8 blocks.
     pub(super) quantized: Option<Span>,
     /// Words to initialise.
-    pub(super) clear: Option<Clear>,
+    pub(super) clear: Option<WordFill>,
 }
 
 pub(crate) fn plan(_op: &Norm<TensorDesc>, _facts: &Facts) -> Plan {
@@ -62,7 +62,7 @@ pub(super) fn lower(
     let unit = Unit::plain("norm");
     let threads = (op.width / 4).next_multiple_of(64).min(256) as u32;
     if is_wide(op, fused.add)? {
-        let none = Clear { span: Span::NONE, n: 0, n_zero: 0, word: 0 };
+        let none = WordFill { span: Span::NONE, n: 0, n_zero: 0, word: 0 };
         let clear = fused.clear.unwrap_or(none);
         let mut args = vec![x, ptr(out.plain_or_null(fused.add)?)];
         args.extend(affine);

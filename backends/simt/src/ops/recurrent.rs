@@ -26,7 +26,7 @@ const MAX_STATES: usize = 512;
 const STATES_HELD: usize = 16;
 
 /// Threads per block of `short_conv` and `ssm_scan`.
-const CHANNELS: u32 = 128;
+const BLOCK: u32 = 128;
 
 /// Refuses `n` above `max`.
 fn plan_limited(n: usize, max: usize, what: &str) -> Plan {
@@ -53,8 +53,8 @@ pub(crate) fn short_conv(op: &ShortConv<Tensor>, out: &mut Lowering<'_>) -> Resu
         Arg::U32(u32::from(op.silu)),
     ];
     let kernel = if kernel_size <= 4 { "short_conv_4" } else { "short_conv_32" };
-    let grid = [desc.n_cols.div_ceil(CHANNELS as usize), shape.max_seqs, 1];
-    out.launch(Unit::plain("short_conv"), kernel, grid, CHANNELS, &args);
+    let grid = [desc.n_cols.div_ceil(BLOCK as usize), shape.max_seqs, 1];
+    out.launch(Unit::plain("short_conv"), kernel, grid, BLOCK, &args);
     Ok(())
 }
 
@@ -130,7 +130,7 @@ pub(crate) fn ssm_scan(op: &SsmScan<Tensor>, out: &mut Lowering<'_>) -> Result<(
         word(d_state),
         word(lanes),
     ];
-    let grid = [x.n_cols.div_ceil(CHANNELS as usize / lanes), shape.max_seqs, 1];
-    out.launch(Unit::plain("ssm_scan"), "ssm_scan", grid, CHANNELS, &args);
+    let grid = [x.n_cols.div_ceil(BLOCK as usize / lanes), shape.max_seqs, 1];
+    out.launch(Unit::plain("ssm_scan"), "ssm_scan", grid, BLOCK, &args);
     Ok(())
 }

@@ -9,7 +9,7 @@ use crate::buffer::plain;
 use crate::driver::Arg;
 use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
-use crate::units::Unit;
+use crate::units::{Unit, cache_format};
 
 /// Threads per block of `rope_store`; a block rotates and stores one head.
 const HEAD_THREADS: u32 = 64;
@@ -115,6 +115,7 @@ pub(super) fn lower_with_store(
     ];
     args.extend(sizes.map(word));
     args.push(Arg::F32(q.scale));
+    args.extend([halves.k, halves.v].map(|half| Arg::U32(cache_format(half.format))));
     let unit = Unit::cache("rope_store", halves.k.format, halves.v.format);
     out.launch(unit, "rope_store", [n_head + n_head_kv, n_rows, 1], HEAD_THREADS, &args);
     Ok(())

@@ -55,23 +55,42 @@ pub(super) fn lower_store(op: &StoreKv<Tensor>, out: &mut Lowering<'_>) -> Resul
 /// an invocation stores.
 struct CacheFormat {
     format: Format,
-    store: &'static str,
-    read: &'static str,
+    store: &'static [&'static str],
+    read: &'static [&'static str],
     values_per_store: usize,
 }
 
+/// The entry of a format with codes of four or five bits, from the files with its constants and with
+/// the choice of its codes.
+macro_rules! nibbles {
+    ($format:ident, $constants:literal, $codes:literal) => {
+        entry(
+            Format::$format,
+            &[$constants, $codes, "cache/store_nibbles"],
+            &[$constants, "cache/read_nibbles"],
+            64,
+        )
+    };
+}
+
 /// An entry for each of [`hal::op::KV_FORMATS`].
-const CACHE_FORMATS: [CacheFormat; 4] = [
-    entry(Format::F32, "cache/store_f32", "cache/read_f32", 1),
-    entry(Format::F16, "cache/store_f16", "cache/read_f16", 2),
-    entry(Format::BF16, "cache/store_bf16", "cache/read_bf16", 2),
-    entry(Format::Q8_0, "cache/store_q8_0", "cache/read_q8_0", 64),
+const CACHE_FORMATS: [CacheFormat; 9] = [
+    entry(Format::F32, &["cache/store_f32"], &["cache/read_f32"], 1),
+    entry(Format::F16, &["cache/store_f16"], &["cache/read_f16"], 2),
+    entry(Format::BF16, &["cache/store_bf16"], &["cache/read_bf16"], 2),
+    // Two blocks are whole words.
+    entry(Format::Q8_0, &["cache/store_q8_0"], &["cache/read_q8_0"], 64),
+    nibbles!(Q4_0, "cache/q4_0", "cache/codes_from_farthest"),
+    nibbles!(Q4_1, "cache/q4_1", "cache/codes_from_min"),
+    nibbles!(Q5_0, "cache/q5_0", "cache/codes_from_farthest"),
+    nibbles!(Q5_1, "cache/q5_1", "cache/codes_from_min"),
+    nibbles!(IQ4_NL, "cache/iq4_nl", "cache/codes_iq4"),
 ];
 
 const fn entry(
     format: Format,
-    store: &'static str,
-    read: &'static str,
+    store: &'static [&'static str],
+    read: &'static [&'static str],
     values_per_store: usize,
 ) -> CacheFormat {
     CacheFormat { format, store, read, values_per_store }
@@ -83,8 +102,13 @@ fn cache_format(format: Format) -> &'static CacheFormat {
     found.unwrap_or(&CACHE_FORMATS[0])
 }
 
+/// Includes files for `{{include name}}`.
+fn include(source: Source, name: &'static str, files: &[&'static str]) -> Source {
+    files.iter().fold(source, |source, file| source.include(name, file))
+}
+
 fn store_source(format: Format) -> Source {
-    Source::new("store_kv").include("store", cache_format(format).store)
+    include(Source::new("store_kv"), "store", cache_format(format).store)
 }
 
 fn store_half(
@@ -136,7 +160,7 @@ pub(super) fn plan(op: &Attention<TensorDesc>, facts: &Facts) -> Plan {
     if workspace.0 > facts.max_binding() {
         let limit = Bytes(facts.max_binding());
         return Plan::No(format!(
-            "it needs {workspace} of scratch memory; an op binds at most {limit}"
+            "it needs a scratch buffer of {workspace}; a binding covers at most {limit}"
         ));
     }
     Plan::Yes { workspace, slow: None }
@@ -151,9 +175,8 @@ fn source(
     row: usize,
 ) -> Source {
     let dot = if d_head.is_multiple_of(4) { "cache/dot_four" } else { "cache/dot_one" };
-    Source::new("attention")
-        .include("k", cache_format(formats.k).read)
-        .include("v", cache_format(formats.v).read)
+    let source = include(Source::new("attention"), "k", cache_format(formats.k).read);
+    include(source, "v", cache_format(formats.v).read)
         .include("dot", dot)
         .set("HEADS", heads(shared))
         .set("COLS", d_value.div_ceil(row).next_power_of_two())
@@ -240,10 +263,10 @@ mod tests {
     #[test]
     fn shaders_of_every_cache_translate() {
         for [flat, row] in sizes() {
-            for &k in KV_FORMATS {
+            for (i, &k) in KV_FORMATS.iter().enumerate() {
                 let store = store_source(k).set("FLAT", flat);
                 translate(&store, false).unwrap_or_else(|error| panic!("{k}: {error}"));
-                for &v in KV_FORMATS {
+                for v in [k, KV_FORMATS[(i + 1) % KV_FORMATS.len()]] {
                     for (d_head, d_value, shared) in [(64, 64, 1), (6, 5, 2), (192, 128, 7)] {
                         let formats = KvCache { k, v };
                         let text = source(formats, d_head, d_value, shared, row as usize);

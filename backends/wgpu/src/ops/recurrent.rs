@@ -86,8 +86,8 @@ pub(super) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Re
         plain(&op.y)?,
     ];
     let flat = out.facts().tuning.flat as usize;
-    let n_groups = shape.max_seqs * op.n_head_v * d_v.div_ceil(flat / SHARED);
-    each_value_u32(delta_source(d_k), n_groups * flat, &spans, &numbers, out)
+    let n_workgroups = shape.max_seqs * op.n_head_v * d_v.div_ceil(flat / SHARED);
+    each_value_u32(delta_source(d_k), n_workgroups * flat, &spans, &numbers, out)
 }
 
 pub(super) fn plan_ssm_scan(op: &SsmScan<TensorDesc>, facts: &Facts) -> Plan {
@@ -116,8 +116,8 @@ pub(super) fn ssm_scan(op: &SsmScan<Tensor>, out: &mut Lowering<'_>) -> Result<(
         plain(&op.y)?,
     ];
     let flat = out.facts().tuning.flat as usize;
-    let n_groups = shape.max_seqs * x.n_cols.div_ceil(flat / SHARED);
-    each_value(scan_source(d_state), n_groups * flat, &spans, &numbers, out)
+    let n_workgroups = shape.max_seqs * x.n_cols.div_ceil(flat / SHARED);
+    each_value(scan_source(d_state), n_workgroups * flat, &spans, &numbers, out)
 }
 
 #[cfg(test)]
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn convolutions_of_any_width_translate() {
+    fn convolutions_of_any_kernel_size_translate() {
         for kernel_size in [1, 2, 4, MAX_KERNEL_SIZE] {
             for [flat, _] in sizes() {
                 let source = conv_source(kernel_size).set("FLAT", flat);

@@ -79,7 +79,9 @@ fn a_device_with_small_submissions_conforms() {
 }
 
 /// Tests each vendor's tuning constants on the available device. The first constants are those of
-/// software drivers, which `the_device_conforms` tests with the whole suite.
+/// software drivers, which `the_device_conforms` tests with the whole suite. Of constants that differ
+/// from tested ones in the number of workgroups alone, only sparse FFNs are tested: other shaders do
+/// not use that number.
 #[test]
 fn the_tuning_constants_of_every_vendor_conform() {
     let filters = [
@@ -100,10 +102,13 @@ fn the_tuning_constants_of_every_vendor_conform() {
         "SsmScan",
         "Sequences",
     ];
-    for tuning in Tuning::classes().into_iter().skip(1) {
+    let classes = Tuning::classes();
+    for (i, &tuning) in classes.iter().enumerate().skip(1) {
         let options = Options { tuning: Some(tuning), ..Options::default() };
         let Some(backend) = open(&options) else { return };
         let device = Device::new(backend, DeviceId(4), BUDGET);
+        let only_ffn = classes[..i].iter().any(|tested| tested.has_workgroups_of(&tuning));
+        let filters = filters.iter().filter(|name| !only_ffn || name.starts_with("SparseFfn"));
         for filter in filters {
             let report = conformance::run_matching(&device, filter);
             assert_eq!(report.n_failed(), 0, "{tuning:?}\n{report}");

@@ -92,7 +92,7 @@ fn every_call_on_a_lost_device_is_an_error() {
 #[test]
 fn compiled_shaders_are_cached_if_the_driver_exports_them() {
     let folder = tempfile::tempdir().expect("a folder");
-    let options = Options { pipelines: Some(folder.path().to_owned()), ..Options::default() };
+    let options = Options { pipeline_cache: Some(folder.path().to_owned()), ..Options::default() };
     let run = || {
         let device = Device::new(open(&options)?, DeviceId(4), BUDGET);
         let mut queue = device.queue("cache").expect("a queue");

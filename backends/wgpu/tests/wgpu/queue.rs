@@ -44,9 +44,9 @@ fn hand_offs(device: &Device, queue: &mut Queue, a: &Tensor, x: &Tensor, times: 
         let (x, batch) = (x.clone(), batch.clone());
         let post = Post { x: x.clone(), batch: batch.clone(), rows: None, weights: None, mailbox };
         recorder.push(post).expect("an op");
-        recorder.part();
+        recorder.begin_part();
         recorder.push(add()).expect("an op");
-        recorder.part();
+        recorder.begin_part();
         recorder.push(Merge { batch, y: x, mailbox, accumulate: true }).expect("an op");
         recorder.push(add()).expect("an op");
     }

@@ -5,7 +5,7 @@ use super::Combination;
 use super::facts::Facts;
 use super::plot::Plot;
 use crate::bench::{Difference, difference, rounding_bound};
-use crate::cli::args::BenchSetup;
+use crate::cli::args::{BenchSetup, policy_name};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::output::write_file;
 use crate::cli::parse::values;
@@ -26,7 +26,8 @@ pub(super) fn check_devices(setup: &BenchSetup<'_>, terminal: &Terminal) -> Resu
     if setup.device_options.len() > 1 {
         let quiet = terminal.quiet();
         for device_index in 0..setup.device_options.len() {
-            let options = Combination { device_index, ..combination }.run_options(setup);
+            let options = Combination { device_index, ..combination }
+                .run_options(setup, &setup.computations[0]);
             Runtime::new(options, quiet.observer())?;
         }
     }
@@ -111,7 +112,10 @@ impl<'a> Comparison<'a> {
         let limits: Limits = machine.others.iter().map(limit).collect();
         let limits_text: Vec<_> =
             limits.iter().map(|(name, budget)| format!("{budget} on {name}")).collect();
-        let is_new = self.measured.insert((devices.backend, format!("{others:?}"), limits));
+        // Without a device, where layers are placed makes no difference.
+        let constraints = (!limits.is_empty()).then_some(devices.constraints);
+        let others = format!("{others:?} {constraints:?}");
+        let is_new = self.measured.insert((devices.backend, others, limits));
         if !is_new && !limits_text.is_empty() {
             let limits_text = limits_text.join(", ");
             terminal.note(&format!(
@@ -137,6 +141,12 @@ impl<'a> Comparison<'a> {
         }
         if let Some(budget) = &facts.devices.budgets {
             label += &format!(" within {budget}");
+        }
+        if args.placement.devices.layers().len() > 1 {
+            label += &format!(", {} layers", facts.devices.n_layers);
+        }
+        if args.placement.devices.placement.len() > 1 {
+            label += &format!(", {}", policy_name(facts.devices.policy));
         }
         if args.thread_counts().len() > 1 {
             label += &format!(", {} threads", facts.n_threads);

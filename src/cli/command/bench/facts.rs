@@ -5,9 +5,9 @@ use crate::bench::Traffic;
 use crate::cli::args::{BenchSetup, cache_type_name};
 use crate::engine::Engine;
 use crate::model::Model;
-use crate::placement::CPU;
+use crate::placement::{CPU, PlacementPolicy};
 use hal::{Bytes, Device};
-use runtime::{DeviceOptions, Machine, Processor};
+use runtime::{Computation, DeviceOptions, Machine, Processor, TensorOverride};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -82,6 +82,21 @@ pub(super) struct DeviceFacts {
     pub(super) main: usize,
     /// Whether keys and values stay on the CPU.
     pub(super) cache_on_cpu: bool,
+    /// Number of first layers whose experts stay on the CPU, as requested.
+    pub(super) n_cpu_moe: usize,
+    /// The overrides of tensor buffers, separated by `;` as llama-bench prints them.
+    pub(super) overrides: String,
+    /// What the planner aimed for.
+    pub(super) policy: PlacementPolicy,
+}
+
+/// The overrides as llama-bench prints them.
+fn overrides_text(overrides: &[TensorOverride]) -> String {
+    let text = |one: &TensorOverride| format!("{}={}", one.pattern, one.buffer);
+    match overrides {
+        [] => "none".to_owned(),
+        all => all.iter().map(text).collect::<Vec<_>>().join(";"),
+    }
 }
 
 impl DeviceFacts {
@@ -110,6 +125,12 @@ impl DeviceFacts {
             hot_fraction: engine.forecast().filter(|_| n_layers > 0).map(|f| f.off_cpu),
             main: wanted.main.unwrap_or(0),
             cache_on_cpu: wanted.constraints.cache_on_cpu,
+            n_cpu_moe: match wanted.experts_on_cpu {
+                Some(usize::MAX) => engine.placement().layers.len(),
+                n => n.unwrap_or(0),
+            },
+            overrides: overrides_text(&wanted.overrides),
+            policy: wanted.constraints.policy,
         }
     }
 }
@@ -147,6 +168,7 @@ impl Facts {
         engine: &Engine,
         machine: &Machine,
         setup: &BenchSetup<'_>,
+        computation: &Computation,
         combination: Combination,
     ) -> Self {
         use runtime::Sparsity;
@@ -166,11 +188,11 @@ impl Facts {
             n_batch: combination.n_batch.get(),
             n_ubatch: combination.n_ubatch.get(),
             n_threads: 1,
-            processor: setup.computation.processor.clone(),
+            processor: computation.processor.clone(),
             type_k: cache_type_name(combination.type_k),
             type_v: cache_type_name(combination.type_v),
-            mmap: setup.computation.mmap,
-            sparsity: match setup.computation.sparsity {
+            mmap: computation.mmap,
+            sparsity: match computation.sparsity {
                 Sparsity::Predicted if engine.predicts() => "predicted".to_owned(),
                 Sparsity::Predicted | Sparsity::Exact => "exact".to_owned(),
                 Sparsity::Balanced => "balanced".to_owned(),
@@ -179,7 +201,7 @@ impl Facts {
                 Sparsity::Off => "off".to_owned(),
             },
             sparse: engine.is_sparse(),
-            predictor: engine.predicts().then_some(match setup.computation.sparsity {
+            predictor: engine.predicts().then_some(match computation.sparsity {
                 Sparsity::Balanced | Sparsity::Fast | Sparsity::Within(_) => "trained",
                 Sparsity::Predicted | Sparsity::Exact | Sparsity::Off => "file",
             }),
@@ -187,7 +209,7 @@ impl Facts {
             traffic: Traffic::new(engine),
             bandwidth: None,
             load: Duration::ZERO,
-            devices: DeviceFacts::new(engine, machine, &setup.computation.devices),
+            devices: DeviceFacts::new(engine, machine, &computation.devices),
             difference: None,
         }
     }

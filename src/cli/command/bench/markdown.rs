@@ -2,8 +2,9 @@
 //! default, and Thermocline's own columns.
 
 use super::row::Row;
-use crate::cli::args::BenchSetup;
+use crate::cli::args::{BenchSetup, policy_name};
 use crate::cli::parse::values;
+use crate::placement::PlacementPolicy;
 use hal::format::Format;
 use runtime::{DeviceOptions, Sparsity};
 use std::num::NonZeroU32;
@@ -69,10 +70,17 @@ impl Columns {
                 is_default(&args.cache_type_v, &Format::F16),
                 right("type_v", 6, |row| row.facts.type_v.to_owned()),
             ),
-            (setup.computation.mmap, right("mmap", 4, |row| u8::from(row.facts.mmap).to_string())),
             (
-                setup.computation.sparsity == Sparsity::Predicted,
+                setup.computations.iter().all(|c| c.mmap),
+                right("mmap", 4, |row| u8::from(row.facts.mmap).to_string()),
+            ),
+            (
+                setup.computations[0].sparsity == Sparsity::Predicted,
                 right("sparsity", 8, |row| row.facts.sparsity.clone()),
+            ),
+            (
+                is_default(&args.placement.devices.placement, &PlacementPolicy::Fastest),
+                right("placement", 9, |row| policy_name(row.facts.devices.policy).to_owned()),
             ),
         ];
         columns.extend(optional.into_iter().filter(|(hide, _)| !hide).map(|(_, column)| column));

@@ -12,8 +12,10 @@ use crate::bench::{self, Settings, Test, Text};
 use crate::cli::args::{BenchArgs, BenchSetup, Subject, Synthetic, Threads};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
+use crate::cli::observer::bar;
 use crate::cli::parse::values;
-use crate::cli::terminal::Terminal;
+use crate::cli::progress;
+use crate::cli::terminal::{Terminal, counted};
 use crate::devices;
 use crate::engine::{Engine, EngineOptions};
 use compare::{Comparison, EngineLogits};
@@ -40,6 +42,7 @@ pub(crate) fn run(setup: &BenchSetup<'_>, terminal: &Terminal) -> Result<(), Fai
     let mut bench = Bench {
         trace: &trace,
         comparison: Comparison::new(setup),
+        computation: &setup.computations[0],
         setup,
         terminal,
         interrupt: Interrupt::install()?,
@@ -47,8 +50,12 @@ pub(crate) fn run(setup: &BenchSetup<'_>, terminal: &Terminal) -> Result<(), Fai
         report: Report::new(setup),
         bandwidths: BTreeMap::new(),
         n_begun: 0,
+        is_new_model: false,
     };
-    let done = setup.subjects.iter().try_for_each(|subject| bench.run_subject(subject));
+    let done = setup.computations.iter().try_for_each(|computation| {
+        bench.computation = computation;
+        setup.subjects.iter().try_for_each(|subject| bench.run_subject(subject))
+    });
     if done.is_ok() {
         bench.measure_bandwidth_again();
     }
@@ -121,7 +128,7 @@ fn combinations(setup: &BenchSetup<'_>) -> Vec<Combination> {
 }
 
 impl Combination {
-    fn run_options(self, setup: &BenchSetup<'_>) -> Options {
+    fn run_options(self, setup: &BenchSetup<'_>, computation: &Computation) -> Options {
         let devices = setup.device_options[self.device_index].clone();
         Options {
             n_ctx: None,
@@ -130,13 +137,15 @@ impl Combination {
             threads: self.threads,
             threads_batch: self.threads,
             kv_formats: KvCache { k: self.type_k, v: self.type_v },
-            computation: Computation { devices, ..setup.computation.clone() },
+            computation: Computation { devices, ..computation.clone() },
         }
     }
 }
 
 struct Bench<'a> {
     setup: &'a BenchSetup<'a>,
+    /// The entry of [`BenchSetup::computations`] that is measured.
+    computation: &'a Computation,
     terminal: &'a Terminal,
     trace: &'a Trace,
     comparison: Comparison<'a>,
@@ -146,6 +155,8 @@ struct Bench<'a> {
     /// GB/s by number of threads, measured before the first test with that number.
     bandwidths: BTreeMap<usize, Option<f64>>,
     n_begun: usize,
+    /// Whether no engine of the current model was loaded yet.
+    is_new_model: bool,
 }
 
 impl Bench<'_> {
@@ -154,7 +165,13 @@ impl Bench<'_> {
             Subject::BuiltIn => None,
             Subject::File(path) => Some(path),
             Subject::Synthetic(Synthetic { spec, write: Some(path) }) => {
-                let made = spec.write(path, &mut |_, _| {});
+                let size = spec.size().map_err(|e| creation_failed(&e))?;
+                let bar = bar("making the model", size, self.terminal);
+                let made = spec.write(path, &mut |done, _| {
+                    bar.set_position(done);
+                    !self.interrupt.is_set()
+                });
+                bar.finish_and_clear();
                 made.map_err(|e| creation_failed(&e))?;
                 self.terminal.note(&format!("{spec} was written to '{}'", path.display()));
                 Some(path)
@@ -163,16 +180,23 @@ impl Bench<'_> {
                 if self.tests.is_empty() {
                     return Ok(());
                 }
-                runtime::check_total_memory(spec.size().map_err(|e| creation_failed(&e))?)?;
-                let file = spec.build(&mut |_, _| {}).map_err(|e| creation_failed(&e))?;
-                return self.run_model(&Opened::from_file(file, &self.setup.computation)?);
+                let size = spec.size().map_err(|e| creation_failed(&e))?;
+                runtime::check_total_memory(size)?;
+                let bar = bar("making the model", size, self.terminal);
+                let file = spec.build(&mut |done, _| {
+                    bar.set_position(done);
+                    !self.interrupt.is_set()
+                });
+                bar.finish_and_clear();
+                let file = file.map_err(|e| creation_failed(&e))?;
+                return self.run_model(&Opened::from_file(file, self.computation)?);
             }
         };
         if self.tests.is_empty() {
             return Ok(());
         }
         let cpu = devices::cpu(Some(1));
-        let computation = &self.setup.computation;
+        let computation = self.computation;
         let observer = self.terminal.observer();
         let path = path.map(AsRef::as_ref);
         let opened = Opened::open(path, computation, &cpu, observer.as_ref())?;
@@ -184,6 +208,7 @@ impl Bench<'_> {
         let text = Text::new(text, &opened.tokenizer)
             .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the prompt").caused_by(&e))?;
         self.comparison.next_model();
+        self.is_new_model = true;
         combinations(self.setup)
             .into_iter()
             .try_for_each(|combination| self.run_combination(opened, &text, combination))
@@ -195,7 +220,7 @@ impl Bench<'_> {
         text: &Text,
         combination: Combination,
     ) -> Result<(), Failure> {
-        let options = combination.run_options(self.setup);
+        let options = combination.run_options(self.setup, self.computation);
         let runtime = Runtime::new(options, self.terminal.observer())?;
         let machine = runtime.machine();
         let most = |of: fn(&Test) -> usize| self.tests.iter().map(of).max().unwrap_or(0);
@@ -213,17 +238,22 @@ impl Bench<'_> {
             return Ok(());
         }
         let n_threads = machine.n_threads;
+        runtime.check_overrides(&opened.model)?;
+        if std::mem::take(&mut self.is_new_model) {
+            runtime.note_unused_overrides(&opened.model);
+        }
         let placing = runtime.placing(&opened.model);
         let settings = EngineOptions { placing, n_seq, ..runtime.settings(n_ctx) };
         let free = machine.cpu.memory().ok().and_then(|memory| memory.free);
         let bandwidth = *self
             .bandwidths
             .entry(n_threads)
-            .or_insert_with(|| bench::read_bandwidth(n_threads, bench::probe_size(free)));
+            .or_insert_with(|| read_bandwidth(self.setup, n_threads, free, self.terminal));
         let begin = Instant::now();
         let mut engine = runtime.load(&opened.model, settings)?;
         let load = begin.elapsed();
-        let facts = Facts::new(&engine, machine, self.setup, combination);
+        let computation = &runtime.options().computation;
+        let facts = Facts::new(&engine, machine, self.setup, computation, combination);
         let mut facts = Facts { n_threads, bandwidth, load, ..facts };
         let n_vocab = opened.model.n_vocab();
         let text = text.first(n_ctx.max(n_text), n_vocab).ok_or_else(|| {
@@ -276,7 +306,11 @@ impl Bench<'_> {
             warmup: self.setup.args.warmup,
         };
         let flag = self.interrupt.flag();
-        let measured = bench::measure(engine, text, test, settings, flag)?;
+        let n = self.n_tests();
+        let bar = progress::timer(self.terminal, &format!("test {} of {n}: {test}", self.n_begun));
+        let measured = bench::measure(engine, text, test, settings, flag);
+        bar.finish_and_clear();
+        let measured = measured?;
         let row = Row { facts, test, measured, time, ram_used: ram_used(engine) };
         self.comparison.plot.add(&self.comparison.label(facts), &row);
         self.report.row(&row)
@@ -312,13 +346,14 @@ impl Bench<'_> {
     fn measure_bandwidth_again(&self) {
         for (&n_threads, before) in &self.bandwidths {
             let free = devices::cpu(Some(1)).memory().ok().and_then(|memory| memory.free);
-            let after = bench::read_bandwidth(n_threads, bench::probe_size(free));
+            let after = read_bandwidth(self.setup, n_threads, free, self.terminal);
             let (Some(before), Some(after)) = (before, after) else {
                 self.terminal.note("the memory bandwidth could not be measured");
                 continue;
             };
             let probed = format!(
-                "{n_threads} threads read {before:.1} GB/s before the tests and {after:.1} GB/s after"
+                "{}: {before:.1} GB/s of memory bandwidth before the tests and {after:.1} GB/s after",
+                counted(n_threads, "thread")
             );
             if (after / before - 1.0).abs() > MAX_DRIFT {
                 self.terminal.note(&format!(
@@ -331,12 +366,29 @@ impl Bench<'_> {
     }
 }
 
+/// The memory bandwidth in GB/s with `--probe-size`; `None` if it cannot be measured.
+fn read_bandwidth(
+    setup: &BenchSetup<'_>,
+    n_threads: usize,
+    free: Option<Bytes>,
+    terminal: &Terminal,
+) -> Option<f64> {
+    let bar = progress::timer(terminal, "measuring the memory bandwidth");
+    let wanted = Bytes(setup.args.probe_size << 20);
+    let measured = bench::read_bandwidth(n_threads, bench::probe_size(wanted, free));
+    bar.finish_and_clear();
+    measured
+}
+
 /// System memory that the model uses, computed as in `plan`.
 fn ram_used(engine: &Engine) -> Bytes {
     let (model, devices) = (engine.model(), engine.devices());
-    crate::engine::host_bytes(model, devices, engine.options(), engine.placement()).all.total()
+    crate::engine::host_bytes(model, devices, engine.options(), engine.placement()).total.total()
 }
 
 fn creation_failed(error: &crate::synthetic::Error) -> Failure {
+    if matches!(error, crate::synthetic::Error::Stopped) {
+        return Failure::interrupted();
+    }
     Failure::new(Exit::Failed, "cannot create the synthetic model").caused_by(error)
 }

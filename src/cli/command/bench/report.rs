@@ -1,4 +1,4 @@
-//! Prints the results in llama-bench's five formats, one row at a time.
+//! Prints the results in one of llama-bench's five formats, one row at a time.
 
 use super::markdown::Columns;
 use super::row::{BUILD, Row, Value};
@@ -52,7 +52,7 @@ impl Report {
     }
 }
 
-/// The text of one document in one format. The header is printed with the first row.
+/// Formats results as one document; the header precedes the first row.
 #[derive(Debug)]
 struct Printer {
     format: OutputFormat,

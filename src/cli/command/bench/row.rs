@@ -2,10 +2,11 @@
 
 use super::facts::Facts;
 use crate::bench::{Measurement, Test, mean, standard_deviation};
-use crate::cli::args::mask;
+use crate::cli::args::{mask, policy_name};
+use crate::cli::date::iso_8601;
 use crate::engine::UnionStats;
 use hal::Bytes;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 /// A typed value; `None` where it does not apply.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,7 +83,7 @@ impl Row<'_> {
     /// Mean prefill time in nanoseconds, as time to first token; `None` without a prompt.
     pub(super) fn ttft(&self) -> Option<u64> {
         let prompts: Vec<f64> =
-            self.measured.prompts.iter().map(|time| time.as_nanos() as f64).collect();
+            self.measured.prefill_times.iter().map(|time| time.as_nanos() as f64).collect();
         (self.test.n_prompt > 0).then(|| mean(&prompts) as u64)
     }
 
@@ -117,14 +118,14 @@ impl Row<'_> {
             ("type_k", text(facts.type_k)),
             ("type_v", text(facts.type_v)),
             ("n_gpu_layers", int(facts.devices.n_layers as u64)),
-            ("n_cpu_moe", int(0)),
+            ("n_cpu_moe", int(facts.devices.n_cpu_moe as u64)),
             ("split_mode", text("none")),
             ("main_gpu", int(facts.devices.main as u64)),
             ("no_kv_offload", Value::Bool(facts.devices.cache_on_cpu)),
             ("flash_attn", Value::Bool(false)),
             ("devices", text(&facts.device_names())),
             ("tensor_split", text("0.00")),
-            ("tensor_buft_overrides", text("none")),
+            ("tensor_buft_overrides", text(&facts.devices.overrides)),
             ("use_mmap", Value::Bool(facts.mmap)),
             ("use_direct_io", Value::Bool(false)),
             ("embeddings", Value::Bool(false)),
@@ -190,6 +191,7 @@ impl Row<'_> {
             ("avg_ts_each", Value::Real(Some(self.rate_each()))),
             ("union_share", Value::Real(self.union().active())),
             ("dense_share", Value::Real(self.union().dense())),
+            ("placement_policy", text(policy_name(facts.devices.policy))),
         ]
     }
 }
@@ -207,42 +209,4 @@ fn int(n: u64) -> Value {
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// The time in UTC, such as `2026-03-01T12:34:56Z`.
-fn iso_8601(time: SystemTime) -> String {
-    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (mut days, clock) = (seconds / 86_400, seconds % 86_400);
-    let is_leap = |y: u64| y.is_multiple_of(4) && (!y.is_multiple_of(100) || y.is_multiple_of(400));
-    let mut year = 1970;
-    while days >= 365 + u64::from(is_leap(year)) {
-        days -= 365 + u64::from(is_leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(is_leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
-    let (hour, minute, second) = (clock / 3600, clock / 60 % 60, clock % 60);
-    format!("{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z", days + 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dates_follow_iso_8601() {
-        let at = |seconds| iso_8601(UNIX_EPOCH + Duration::from_secs(seconds));
-        assert_eq!(at(0), "1970-01-01T00:00:00Z");
-        assert_eq!(at(951_782_399), "2000-02-28T23:59:59Z");
-        assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");
-        assert_eq!(at(1_735_689_599), "2024-12-31T23:59:59Z");
-        assert_eq!(at(1_772_366_096), "2026-03-01T11:54:56Z");
-    }
 }

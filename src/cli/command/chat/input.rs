@@ -1,12 +1,13 @@
 //! Reads the user's messages: with a line editor on a terminal, otherwise line by line.
 
+use super::complete::CommandCompleter;
 use crate::cli::args::ConversationArgs;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
-use rustyline::{Config, Editor};
+use rustyline::{CompletionType, Config, Editor};
 use std::io::{BufRead, IsTerminal};
 use std::path::PathBuf;
 
@@ -26,7 +27,7 @@ pub(crate) struct Input {
 #[derive(Debug)]
 enum Source {
     /// A terminal, with a prompt.
-    Editor(Box<Editor<(), FileHistory>>, Option<PathBuf>),
+    Editor(Box<Editor<CommandCompleter, FileHistory>>, Option<PathBuf>),
     /// Plain lines from a pipe, a file, or a terminal with redirected output; no prompt is shown.
     Lines,
 }
@@ -61,29 +62,22 @@ impl Input {
     /// The next message or command. Lines that continue a message are joined by newlines.
     ///
     /// # Errors
-    /// Input that cannot be read or is not UTF-8.
+    /// Input that cannot be read or is not UTF-8; a line longer than [`MAX_LINE`].
     pub(crate) fn next(&mut self, interrupt: &Interrupt) -> Result<InputLine, Failure> {
-        let mut text = String::new();
+        let quotes = self.is_interactive();
+        let mut message = MessageLines { multiline: self.multiline, quotes, ..Default::default() };
         loop {
-            let first = text.is_empty();
+            let first = message.n == 0;
             let line = match self.line(first, interrupt)? {
                 InputLine::Text(line) => line,
                 // The input ended before the continuation line: return the lines so far.
-                InputLine::End if !first => return Ok(InputLine::Text(text)),
+                InputLine::End if !first => return Ok(InputLine::Text(message.text)),
                 other @ (InputLine::End | InputLine::Interrupted) => return Ok(other),
             };
-            // A command such as /help ends with its line, even in multi-line mode.
-            let command = first && line.starts_with('/') && !line.ends_with('\\');
-            let (line, slash) = match line.strip_suffix('\\') {
-                Some(line) => (line, true),
-                None => (&line[..], false),
-            };
-            text.push_str(line);
-            if slash == self.multiline || command {
-                self.remember(&text);
-                return Ok(InputLine::Text(text));
+            if message.push(&line) {
+                self.remember(&message.text);
+                return Ok(InputLine::Text(message.text));
             }
-            text.push('\n');
         }
     }
 
@@ -122,12 +116,64 @@ impl Input {
     }
 }
 
+/// Begins and ends a message of several lines, as in ollama.
+const QUOTES: &str = "\"\"\"";
+
+/// A message that is entered line by line.
+#[derive(Debug, Default)]
+struct MessageLines {
+    text: String,
+    /// Number of lines so far.
+    n: usize,
+    /// Whether a message continues on the next line unless the line ends in a backslash.
+    multiline: bool,
+    /// Whether a message may stand between [`QUOTES`].
+    quotes: bool,
+    is_quoted: bool,
+}
+
+impl MessageLines {
+    /// Adds a line, and returns whether the message is complete.
+    fn push(&mut self, line: &str) -> bool {
+        let first = self.n == 0;
+        self.n += 1;
+        let quoted = line.trim_start().strip_prefix(QUOTES).filter(|_| first && self.quotes);
+        self.is_quoted |= quoted.is_some();
+        let line = quoted.unwrap_or(line);
+        if self.is_quoted {
+            // A line break beside the quotes is not part of the message.
+            if self.n > 1 && !self.text.is_empty() {
+                self.text.push('\n');
+            }
+            let end = line.trim_end().strip_suffix(QUOTES);
+            self.text.push_str(end.unwrap_or(line));
+            if end.is_some() {
+                self.text.truncate(self.text.trim_end_matches('\n').len());
+            }
+            return end.is_some();
+        }
+        // A command such as /help ends with its line, even in multi-line mode.
+        let command = first && line.starts_with('/') && !line.ends_with('\\');
+        let (line, slash) = match line.strip_suffix('\\') {
+            Some(line) => (line, true),
+            None => (line, false),
+        };
+        if !first {
+            self.text.push('\n');
+        }
+        self.text.push_str(line);
+        slash == self.multiline || command
+    }
+}
+
 fn editor(
     history: Option<PathBuf>,
     terminal: &Terminal,
-) -> Option<(Editor<(), FileHistory>, Option<PathBuf>)> {
-    let config = Config::builder().max_history_size(MAX_HISTORY).ok()?.build();
+) -> Option<(Editor<CommandCompleter, FileHistory>, Option<PathBuf>)> {
+    let config = Config::builder().max_history_size(MAX_HISTORY).ok()?;
+    let config = config.completion_type(CompletionType::List).build();
     let mut editor = Editor::with_config(config).ok()?;
+    editor.set_helper(Some(CommandCompleter::new()));
     let history = history.filter(|path| {
         let made = path.parent().is_some_and(|folder| std::fs::create_dir_all(folder).is_ok());
         if !made {
@@ -191,6 +237,32 @@ fn unreadable() -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The message of these lines, and whether it is complete.
+    fn message(lines: &[&str], multiline: bool, quotes: bool) -> (String, bool) {
+        let mut message = MessageLines { multiline, quotes, ..MessageLines::default() };
+        let complete = lines.iter().map(|line| message.push(line)).collect::<Vec<_>>();
+        let (last, before) = complete.split_last().unwrap();
+        assert!(!before.contains(&true), "{lines:?} ends early");
+        (message.text, *last)
+    }
+
+    #[test]
+    fn messages_may_have_several_lines() {
+        let complete = |lines: &[&str], text: &str| {
+            assert_eq!(message(lines, false, true), (text.to_owned(), true), "{lines:?}");
+        };
+        complete(&["Hi"], "Hi");
+        complete(&["a\\", "b"], "a\nb");
+        complete(&["\"\"\"one line\"\"\""], "one line");
+        complete(&["\"\"\"a", "", "  b", "c\"\"\""], "a\n\n  b\nc");
+        complete(&["\"\"\"", "fn a() {\\", "}", "\"\"\" "], "fn a() {\\\n}");
+        assert_eq!(message(&["\"\"\"a", "/help"], false, true), ("a\n/help".to_owned(), false));
+        let piped = message(&["\"\"\"a"], false, false);
+        assert_eq!(piped, ("\"\"\"a".to_owned(), true), "a line of piped input is a message");
+        assert_eq!(message(&["a", "b\\"], true, true), ("a\nb".to_owned(), true));
+        assert_eq!(message(&["/help"], true, true), ("/help".to_owned(), true));
+    }
 
     #[test]
     fn ctrl_c_between_two_lines_is_reported_before_the_next_line() {

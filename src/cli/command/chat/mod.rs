@@ -1,5 +1,6 @@
 //! `thermocline chat`, and the code that `run --chat` shares with it.
 
+mod complete;
 pub(super) mod dialogue;
 mod input;
 mod run_or_chat;
@@ -24,8 +25,8 @@ use turn::{Chat, TurnEnd};
 /// standard input.
 ///
 /// # Errors
-/// A model that cannot be loaded or a template that cannot be used; without a terminal, also any
-/// error that ends a turn.
+/// `-no-cnv`, a model or template that cannot be used, a trace that cannot be written, an
+/// interrupt; without a terminal, also any error that ends a turn.
 pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), Failure> {
     if args.conversation.conversation == Some(false) {
         let help = "use `chat` without -no-cnv for a conversation, or `run` to continue raw text";
@@ -45,7 +46,11 @@ pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), Failure> {
     trace.watch(&mut ready.engine, "chat");
     let mut chat = Chat::new(args, ready, terminal)?;
     if input.is_interactive() {
+        terminal.note(&chat.banner());
         terminal.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D exits");
+        chat.show_timings(args.perf);
+    } else {
+        chat.show_timings(args.perf && terminal.verbose > 0);
     }
     let ended = converse(&mut chat, &mut input, &interrupt, args);
     let saved = chat.close(&interrupt);
@@ -90,6 +95,7 @@ fn converse(
     let mut first = args.prompt.clone();
     // With -p and without a terminal, the command exits after one answer.
     let once = args.conversation.single_turn || first.is_some() && !interactive;
+    let mut may_exit = false;
     loop {
         let line = match first.take() {
             Some(text) if text.trim().is_empty() => EnteredLine::Empty,
@@ -100,10 +106,16 @@ fn converse(
                 EnteredLine::Message(text)
             }
             None => match input.next(interrupt)? {
-                InputLine::Text(text) => slash::read(&text),
+                InputLine::Text(text) => {
+                    may_exit = false;
+                    slash::read(&text)
+                }
                 InputLine::Interrupted if !interactive => return Err(Failure::interrupted()),
+                // The second Ctrl-C exits, as in llama-cli.
+                InputLine::Interrupted if may_exit => return Ok(()),
                 InputLine::Interrupted => {
-                    chat.terminal.print_unlabelled("Ctrl-D or /exit exits");
+                    may_exit = true;
+                    chat.terminal.print_unlabelled("Ctrl-C again, Ctrl-D or /exit exits");
                     continue;
                 }
                 InputLine::End => return Ok(()),
@@ -131,7 +143,7 @@ fn converse(
             Ok(TurnEnd::Command) => continue,
             Ok(TurnEnd::Interrupted) if !interactive || once => return Err(Failure::interrupted()),
             Ok(TurnEnd::Interrupted | TurnEnd::Complete) => {
-                if args.json || args.perf && chat.terminal.verbose > 0 {
+                if args.json || chat.settings().timings {
                     chat.report(None);
                 }
             }

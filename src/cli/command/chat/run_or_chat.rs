@@ -1,7 +1,5 @@
 //! Chooses between `run` and `chat`, and checks the flags that only apply to conversations.
 
-use std::io::IsTerminal;
-
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 
@@ -10,10 +8,10 @@ use crate::cli::args::{Command, ReasoningWhen, RunArgs};
 use crate::cli::failure::Failure;
 use crate::cli::terminal::Terminal;
 
-/// Returns the command to run. If the user named no command (`named` is false), a terminal and a
-/// chat template select `chat`, unless `--chat` or `-no-cnv` is set; `-cnv` always selects it.
-/// `command` holds the parsed flags, `given` whether each came from the command line or the
-/// environment.
+/// Returns the command to run. If the user named no command (`named` is false), a flag about
+/// conversations or a chat template selects `chat`, as in llama-cli, unless `--chat` or `-no-cnv`
+/// is set; `-cnv` always selects it. `command` holds the parsed flags, `given` whether each came
+/// from the command line or the environment.
 ///
 /// # Errors
 /// Flags that contradict each other; conversation flags when `run` continues raw text.
@@ -33,7 +31,8 @@ pub(crate) fn run_or_chat(
         return Ok(command);
     };
     let asked = args.conversation.conversation;
-    if asked.unwrap_or_else(|| !named && !args.conversation.chat && suits_chat(args)) {
+    let suits = || given.first_chat_flag(args).is_some() || has_template(args);
+    if asked.unwrap_or_else(|| !named && !args.conversation.chat && suits()) {
         return Ok(Command::Chat(args.clone()));
     }
     if !args.conversation.chat {
@@ -42,17 +41,15 @@ pub(crate) fn run_or_chat(
     Ok(command)
 }
 
-/// Whether input and output are terminals, and a flag or the model file provides a chat template.
-/// A model that cannot be read counts as having none; the loader reports the error later.
-fn suits_chat(args: &RunArgs) -> bool {
-    let interactive = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let given = args.conversation.template.is_chosen();
+/// Whether the user chose a chat template or the model has one. A model that cannot be read counts
+/// as having none; the loader reports the error later.
+fn has_template(args: &RunArgs) -> bool {
     let in_file = || {
         let file = runtime::file(args.model.model.as_deref()).ok()?;
         let templates = Templates::from_metadata(file.metadata()).ok()?;
         templates.default_source().map(drop)
     };
-    interactive && (given || in_file().is_some())
+    args.conversation.template.is_chosen() || in_file().is_some()
 }
 
 /// Rejects flags that contradict each other.
@@ -133,31 +130,46 @@ impl ValueSources<'_> {
     /// Such a flag on the command line. In the environment, the flag may be meant for other runs,
     /// so it only causes a note.
     fn check_raw(&self, args: &RunArgs, terminal: &Terminal) -> Result<(), Failure> {
-        let conversation = &args.conversation;
-        let flags = [
-            ("system_prompt", conversation.system_prompt.is_some()),
-            ("system_prompt_file", conversation.system_prompt_file.is_some()),
-            ("chat_template", conversation.template.chat_template.is_some()),
-            ("chat_template_file", conversation.template.chat_template_file.is_some()),
-            ("chat_template_kwargs", conversation.template.chat_template_kwargs.is_some()),
-            ("reasoning", conversation.template.reasoning != ReasoningWhen::Auto),
-            ("reasoning_budget", conversation.template.reasoning_budget == 0),
-            ("single_turn", conversation.single_turn),
-        ];
-        for (id, _) in flags.into_iter().filter(|(_, counts)| *counts) {
-            let flag = format!("--{}", id.replace('_', "-"));
-            if self.set_on_command_line(id) {
-                let message =
-                    format!("{flag} applies to conversations, but this run continues raw text");
-                let help = "--chat formats the prompt as a message and answers it, -cnv starts a conversation";
-                return Err(Failure::usage(message).help(help));
-            }
-            if self.set_in_environment(id) {
-                terminal.note(&format!(
-                    "{flag}, set by the environment, only applies to conversations; this run continues raw text"
-                ));
-            }
+        if let Some(id) = self.first_chat_flag(args) {
+            let flag = long_flag(id);
+            let message =
+                format!("{flag} applies to conversations, but this run continues raw text");
+            let help =
+                "--chat formats the prompt as a message and answers it, -cnv starts a conversation";
+            return Err(Failure::usage(message).help(help));
+        }
+        for id in chat_flags(args).filter(|id| self.set_in_environment(id)) {
+            terminal.note(&format!(
+                "{}, set by the environment, only applies to conversations; this run continues raw text",
+                long_flag(id)
+            ));
         }
         Ok(())
     }
+
+    /// The first flag on the command line that only applies to conversations.
+    fn first_chat_flag(&self, args: &RunArgs) -> Option<&'static str> {
+        chat_flags(args).find(|id| self.set_on_command_line(id))
+    }
+}
+
+fn long_flag(id: &str) -> String {
+    format!("--{}", id.replace('_', "-"))
+}
+
+/// The flags with an effect that only apply to conversations, by clap's id.
+fn chat_flags(args: &RunArgs) -> impl Iterator<Item = &'static str> {
+    let conversation = &args.conversation;
+    let flags = [
+        ("system_prompt", conversation.system_prompt.is_some()),
+        ("system_prompt_file", conversation.system_prompt_file.is_some()),
+        ("chat_template", conversation.template.chat_template.is_some()),
+        ("chat_template_file", conversation.template.chat_template_file.is_some()),
+        ("chat_template_kwargs", conversation.template.chat_template_kwargs.is_some()),
+        ("reasoning", conversation.template.reasoning != ReasoningWhen::Auto),
+        ("reasoning_budget", conversation.template.reasoning_budget == 0),
+        ("reasoning_effort", conversation.template.reasoning_effort.is_some()),
+        ("single_turn", conversation.single_turn),
+    ];
+    flags.into_iter().filter(|(_, counts)| *counts).map(|(id, _)| id)
 }

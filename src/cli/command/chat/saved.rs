@@ -1,5 +1,5 @@
-//! `/save` and `/load`: the computed tokens of a conversation in a file of `--prompt-cache`, and its
-//! messages as JSON in a file beside it.
+//! `/save` and `/load`: the tokens and KV cache of a conversation, in a file like that of
+//! `--prompt-cache`, and its messages as JSON in a file beside it.
 
 use std::fs;
 use std::io;
@@ -11,8 +11,9 @@ use super::turn::Chat;
 use crate::chat::Conversation;
 use crate::cli::command::prompt_cache;
 use crate::cli::failure::{Exit, Failure};
+use crate::cli::terminal::counted;
 
-/// The file with the messages of a conversation whose computed tokens are in `path`.
+/// Path of the messages that belong to the prompt cache `path`: `{path}.json`.
 fn messages_file(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".json");
@@ -32,7 +33,8 @@ pub(super) fn save(chat: &mut Chat<'_>, path: &Path) -> Result<(), Failure> {
         Failure::new(Exit::Failed, message).caused_by(&error)
     })?;
     let n_tokens = chat.sequence.tokens().len();
-    chat.terminal.print_unlabelled(&format!("saved {n_tokens} tokens in {}", path.display()));
+    let saved = counted(n_tokens, "token");
+    chat.terminal.print_unlabelled(&format!("saved {saved} in {}", path.display()));
     Ok(())
 }
 
@@ -58,15 +60,15 @@ pub(super) fn load(chat: &mut Chat<'_>, path: &Path) -> Result<(), Failure> {
         }
     };
     // Dropping the old sequence first frees its KV blocks and state slot for the restored one.
-    chat.sequence = chat.engine.open();
+    chat.sequence = chat.engine.new_sequence();
     chat.sequence = prompt_cache::restore(path, &bytes, &mut chat.engine)?;
     let n_tokens = chat.sequence.tokens().len();
-    let loaded = format!("loaded {n_tokens} tokens from {}", path.display());
+    let loaded = format!("loaded {} from {}", counted(n_tokens, "token"), path.display());
     match conversation {
         Some(conversation) => {
             chat.replace(conversation);
-            let n_questions = chat.conversation.n_questions();
-            chat.terminal.print_unlabelled(&format!("{loaded}; {n_questions} questions"));
+            let questions = counted(chat.conversation.n_questions(), "question");
+            chat.terminal.print_unlabelled(&format!("{loaded}; {questions}"));
         }
         None => chat.terminal.print_unlabelled(&format!(
             "{loaded}; the messages stay, because there is no {}",

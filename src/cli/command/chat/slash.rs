@@ -4,6 +4,10 @@ use std::path::PathBuf;
 
 use super::settings;
 
+/// The commands without their `/`, for completion.
+pub(crate) const COMMANDS: [&str; 10] =
+    ["bye", "clear", "exit", "help", "load", "regen", "save", "set", "stats", "system"];
+
 /// The meaning of an entered line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EnteredLine {
@@ -76,6 +80,9 @@ fn set(rest: &str) -> EnteredLine {
     match rest.split_once(char::is_whitespace) {
         _ if rest.is_empty() => EnteredLine::Set(None),
         Some((key, value)) => EnteredLine::Set(Some((key.to_owned(), value.trim().to_owned()))),
+        // ollama's forms.
+        None if rest == "verbose" => EnteredLine::Set(Some(("timings".into(), "on".into()))),
+        None if rest == "quiet" => EnteredLine::Set(Some(("timings".into(), "off".into()))),
         None => EnteredLine::Wrong(format!("/set {rest} needs a value")),
     }
 }
@@ -91,7 +98,8 @@ pub(crate) fn help() -> Vec<String> {
         "/load FILE        continue a saved conversation",
         "/stats            show token counts and speeds",
         "/exit             exit (also Ctrl-D)",
-        "Ctrl-C stops an answer. End a line with \\ to continue on the next line.",
+        "Ctrl-C stops an answer, twice at the prompt exits; Tab completes commands and keys.",
+        "A line that ends in \\ continues on the next one; a message between \"\"\" may have many.",
     ]
     .map(str::to_owned)
     .into();
@@ -121,6 +129,7 @@ mod tests {
             ("/?", EnteredLine::Help),
             ("/bye", EnteredLine::Exit),
             ("/stats", EnteredLine::Stats),
+            ("/set verbose", EnteredLine::Set(Some(("timings".into(), "on".into())))),
         ] {
             assert_eq!(read(text), line, "{text:?}");
         }

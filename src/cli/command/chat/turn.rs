@@ -11,12 +11,13 @@ use crate::cli::command::run::{self, LoadedModel};
 use crate::cli::command::structured::Structured;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
-use crate::cli::terminal::Terminal;
+use crate::cli::terminal::{Terminal, counted};
 use crate::engine::{Engine, Sequence};
 use crate::generate::{self, EndReason, Generator, Report};
 use crate::sample::Sampler;
 use crate::tokenizer::Tokenizer;
-use runtime::dialogue::{Ends, ends, ids, marks, n_instructions};
+use runtime::dialogue::{Ends, ends, ids, n_instructions, reasoning_marks};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ pub(super) struct Chat<'a> {
     dialogue: Dialogue,
     ends: Ends,
     /// Control tokens printed as text, because they mark where reasoning begins and ends.
-    marks: Vec<u32>,
+    reasoning_marks: Vec<u32>,
     tokenizer: Arc<Tokenizer>,
     structured: Option<Structured>,
     pub(super) engine: Engine,
@@ -63,8 +64,11 @@ fn render_prompt(dialogue: &Dialogue, conversation: &Conversation) -> Result<Pro
 }
 
 impl<'a> Chat<'a> {
+    /// A conversation without turns, with the sequence of `--prompt-cache`.
+    ///
     /// # Errors
-    /// A template that cannot be used, settings that the sampler rejects.
+    /// A template, constraint or prompt cache that cannot be used; settings that the sampler
+    /// rejects.
     pub(super) fn new(
         args: &'a RunArgs,
         ready: LoadedModel,
@@ -77,11 +81,11 @@ impl<'a> Chat<'a> {
         let sampler = args.sampling.config();
         Ok(Chat {
             conversation: Conversation::new(args.conversation.system_prompt.clone()),
-            marks: marks(&ends, &tokenizer),
+            reasoning_marks: reasoning_marks(&ends, &tokenizer),
             structured: Structured::new(&args.constraint, &tokenizer, &ends.tokens)?,
             ends,
             sampler: run::sampler(&sampler, args.sampling.ignore_eos, &tokenizer)?,
-            settings: Settings { sampler, n_predict: args.predict.tokens() },
+            settings: Settings { sampler, n_predict: args.predict.tokens(), timings: false },
             sequence: prompt_cache::load(args, &mut engine, terminal)?,
             last: None,
             merging_was_noted: false,
@@ -104,7 +108,7 @@ impl<'a> Chat<'a> {
         let tokens = self.sequence.tokens().to_vec();
         let n_prompt = self.last.map_or(0, |report| report.n_prompt);
         let saved = prompt_cache::save(self.args, &mut self.engine, &mut self.sequence, n_prompt);
-        self.engine.close(self.sequence);
+        drop(self.sequence);
         if self.args.auto_profile {
             let used = FinishedRun { tokens: &tokens, took: self.took };
             let computation = &self.args.model.placement.computation();
@@ -112,6 +116,26 @@ impl<'a> Chat<'a> {
             auto_profile::profile_run(&used, engine, computation, flag, self.terminal);
         }
         saved
+    }
+
+    /// One line about the model, its context and devices.
+    pub(super) fn banner(&self) -> String {
+        let model = self.engine.model();
+        let file = Path::new(model.file.name());
+        let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
+        let devices = self.engine.devices().iter().map(|device| device.info().name.clone());
+        let size = hal::Bytes(model.file.size_bytes());
+        format!(
+            "{name} ({}, {size}), context of {} tokens, on {}",
+            model.spec.name,
+            self.n_ctx,
+            devices.collect::<Vec<_>>().join(" and ")
+        )
+    }
+
+    /// Shows the speed after each answer, or not.
+    pub(super) fn show_timings(&mut self, shows: bool) {
+        self.settings.timings = shows;
     }
 
     pub(super) fn settings(&self) -> &Settings {
@@ -220,6 +244,14 @@ impl<'a> Chat<'a> {
         self.last = Some(report);
         self.took += report.prompt + report.generated;
         self.note_full_context(&report);
+        if report.ended == EndReason::Length
+            && let Some(n) = self.settings.n_predict
+        {
+            self.terminal.note(&format!(
+                "the answer was cut after {}; -n or /set predict allows more, -1 any number",
+                counted(n, "token")
+            ));
+        }
         let answered = match report.ended {
             EndReason::Interrupted => TurnEnd::Interrupted,
             EndReason::Closed => TurnEnd::Closed,
@@ -243,9 +275,9 @@ impl<'a> Chat<'a> {
         generate::Settings {
             n_predict: self.settings.n_predict,
             n_keep: settings.n_keep.max(n_instructions),
-            ends: self.ends.tokens.clone(),
+            end_tokens: self.ends.tokens.clone(),
             stops: [&self.args.reverse_prompt[..], &self.ends.stops].concat(),
-            written: self.marks.clone(),
+            written_tokens: self.reasoning_marks.clone(),
             ..settings
         }
     }
@@ -288,7 +320,7 @@ impl<'a> Chat<'a> {
             if !ids.is_empty() && ids.len() < self.n_ctx {
                 if n_dropped > 0 {
                     self.terminal.note(&format!(
-                        "the context of {} tokens was full: the oldest {n_dropped} turns were dropped",
+                        "the context of {} tokens was full: the oldest turns were dropped ({n_dropped})",
                         self.n_ctx
                     ));
                 }
@@ -328,9 +360,9 @@ impl<'a> Chat<'a> {
     pub(super) fn stats(&self) -> Vec<String> {
         let held = self.sequence.tokens().len();
         let mut lines = vec![format!(
-            "context {held} of {} tokens | {} questions | seed {}",
+            "context {held} of {} tokens | {} | seed {}",
             self.n_ctx,
-            self.conversation.n_questions(),
+            counted(self.conversation.n_questions(), "question"),
             self.sampler.seed()
         )];
         if let Some(report) = &self.last {

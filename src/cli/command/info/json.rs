@@ -1,5 +1,6 @@
 //! The report as JSON.
 
+use super::verdict::Verdict;
 use super::{Facts, StoredProfile};
 use crate::embedded;
 use crate::gguf::{Array, TensorInfo, Value};
@@ -9,7 +10,7 @@ use serde_json::{Map, Value as Json, json};
 /// Arrays up to this length are printed in full.
 const FULL_ARRAY: usize = 64;
 
-pub(super) fn report(facts: &Facts<'_>) -> Json {
+pub(super) fn report(facts: &Facts<'_>, verdict: &Verdict) -> Json {
     let file = facts.file;
     let metadata = file.metadata().iter().map(|(key, v)| (key.to_owned(), value(v)));
     let hyper = facts.hyper.iter().map(|(name, v)| (name.replace([' ', '-'], "_"), value(v)));
@@ -17,6 +18,7 @@ pub(super) fn report(facts: &Facts<'_>) -> Json {
         ((*name).to_owned(), json!({ "tensors": count, "bytes": integer(*bytes) }))
     });
     json!({
+        "verdict": verdict.json(),
         "file": file.name(),
         "parts": file.paths().len(),
         "container": file.container().to_string(),
@@ -55,7 +57,7 @@ fn profile(known: &StoredProfile) -> Json {
         "density": summary.density,
         "density_by_layer": summary.density_by_layer,
         "hot": summary.hot,
-        "never": summary.never,
+        "never": summary.never_fired,
     })
 }
 

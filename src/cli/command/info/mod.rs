@@ -1,9 +1,12 @@
-//! `thermocline info`: the contents of a model file. The model is not run, so this works for any
-//! GGUF file, including vocabularies and unsupported architectures.
+//! `thermocline info`: whether a model runs on this machine, and the contents of its file. The model
+//! is not run, so this works for any GGUF file, including vocabularies and unsupported
+//! architectures.
 
 mod json;
 mod text;
+mod verdict;
 
+use crate::cli::args::InfoArgs;
 use crate::cli::failure::Failure;
 use crate::cli::folders::cache_folder;
 use crate::cli::output::Output;
@@ -14,19 +17,22 @@ use crate::profile::Profile;
 use crate::tokenizer::{Tokenizer, Vocab};
 use std::collections::BTreeMap;
 use std::path::Path;
+use verdict::Verdict;
 
 /// Prints the report.
 ///
 /// # Errors
 /// The file is not a model, or standard output cannot be written.
-pub(crate) fn run(path: Option<&Path>, as_json: bool) -> Result<(), Failure> {
+pub(crate) fn run(args: &InfoArgs) -> Result<(), Failure> {
+    let path = args.model.as_deref();
     let file = runtime::file(path)?;
     let facts = Facts { profile: profile(path), ..Facts::new(&file, path.is_none()) };
+    let verdict = Verdict::new(path, &facts);
     let mut out = Output::stdout();
-    if as_json {
-        out.line(&format!("{:#}", json::report(&facts)))?;
+    if args.json {
+        out.line(&format!("{:#}", json::report(&facts, &verdict)))?;
     } else {
-        out.write(text::report(&facts))?;
+        out.write(text::report(&facts, &verdict, args.tensors))?;
     }
     out.flush()
 }

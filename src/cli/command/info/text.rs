@@ -1,7 +1,9 @@
 //! The report as text.
 
 use super::Facts;
-use crate::cli::terminal::printable;
+use super::verdict::Verdict;
+use crate::cli::terminal::{counted, printable};
+use crate::cli::wrap::wrapped;
 use crate::embedded;
 use crate::gguf::{Array, Value};
 use std::fmt::{Display, Write};
@@ -11,14 +13,24 @@ const SHOWN_CHARS: usize = 72;
 /// Maximum number of array elements printed.
 const SHOWN_ELEMENTS: usize = 6;
 
-/// The whole report.
-pub(super) fn report(facts: &Facts<'_>) -> String {
+/// The whole report. `lists_tensors` says whether it lists the tensors.
+pub(super) fn report(facts: &Facts<'_>, verdict: &Verdict, lists_tensors: bool) -> String {
     let mut out = String::new();
+    let _ = writeln!(out, "{}", printable(&verdict.sentence(facts.file.name())));
+    for (name, value) in verdict.lines() {
+        out += &wrapped(&format!("{name:<18} "), &printable(&value));
+    }
+    out.push('\n');
     general(facts, &mut out);
     profile(facts, &mut out);
     tokenizer(facts, &mut out);
     metadata(facts, &mut out);
-    tensors(facts, &mut out);
+    if lists_tensors {
+        tensors(facts, &mut out);
+    } else {
+        let n = facts.file.tensors().len();
+        let _ = writeln!(out, "\ntensors: {n}, which --tensors lists");
+    }
     if facts.is_built_in {
         let _ = write!(out, "\n{}", embedded::NOTICES);
     }
@@ -79,7 +91,7 @@ fn profile(facts: &Facts<'_>, out: &mut String) {
                 profile.n_tokens(),
                 100.0 * summary.density,
                 100.0 * summary.hot,
-                100.0 * summary.never,
+                100.0 * summary.never_fired,
             );
             fact(out, "profile", what);
             fact(out, "  stored in", &known.file);
@@ -138,7 +150,7 @@ fn tensors(facts: &Facts<'_>, out: &mut String) {
         );
     }
     if !facts.predictor.is_empty() {
-        let _ = writeln!(out, "\npredictor: {} tensors", facts.predictor.len());
+        let _ = writeln!(out, "\npredictor: {}", counted(facts.predictor.len(), "tensor"));
         for tensor in &facts.predictor {
             let shape: Vec<_> = tensor.shape.iter().map(u64::to_string).collect();
             let _ = writeln!(out, "  {:<width$}  {}", printable(&tensor.name), shape.join(" x "));
@@ -192,12 +204,12 @@ fn first_elements(array: &Array, n: usize) -> Vec<String> {
 }
 
 /// A size in bytes, such as `1.25 GiB`.
-fn bytes(n: u128) -> String {
+pub(super) fn bytes(n: u128) -> String {
     scaled(n, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
 }
 
 /// A number of parameters in llama-bench's form, such as `6.74 B`.
-fn parameters(n: u128) -> String {
+pub(super) fn parameters(n: u128) -> String {
     scaled(n, 1000.0, &["", "K", "M", "B", "T", "P", "E"]).trim_end().to_owned()
 }
 

@@ -13,6 +13,8 @@ pub(super) fn report(report: &Report) -> Value {
         "n_ctx": report.n_ctx,
         "n_past": report.n_past,
         "density": report.density,
+        "fits": report.refused.is_none(),
+        "host_bytes_needed": report.needed.0,
         "tokens_per_second": forecast.rate(),
         "seconds": forecast.seconds,
         "seconds_devices": forecast.parts.devices,
@@ -31,7 +33,7 @@ pub(super) fn report(report: &Report) -> Value {
         },
         "exchange": report.exchange.map(|needs| json!({
             "layers": needs.n_layers,
-            "neurons_at_once": needs.most,
+            "neurons_at_once": needs.max_neurons,
             "host_bytes": needs.host.0,
             "counter_bytes": needs.counters.0,
             "every_tokens": exchange::DECISION_INTERVAL,
@@ -62,15 +64,15 @@ fn devices(report: &Report) -> Vec<Value> {
             "prompt_bytes_per_second": speed.prompt,
             "upload_bytes_per_second": speed.upload,
             "budget": device.budget.map(|budget| budget.0),
-            // The sum of the following items. On the CPU, this includes mapped weights that are
-            // read.
+            // The sum of the items down to `driver`. On the CPU, this includes mapped weights that
+            // are read.
             "used": report.used(number).0,
             "attention": bytes.frames.0,
             "cache": bytes.cache.0,
             "neurons": bytes.neurons.0,
             "hand_offs": bytes.hand_offs.0,
             "embedding": bytes.embed.0,
-            "head": (bytes.ends - bytes.embed).0,
+            "head": (bytes.embed_and_head - bytes.embed).0,
             "scratch": bytes.scratch.0,
             "driver": device.reserve.0,
             "unused": unused.as_ref().map(|(left, _)| left.0),

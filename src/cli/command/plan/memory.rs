@@ -3,20 +3,19 @@
 use super::Report;
 use crate::engine::HostBytes;
 use crate::placement::{
-    CPU, DeviceBytes, DeviceIndex, Forecast, LayerSizes, PlanConstraints, Task,
+    CPU, DeviceBytes, DeviceIndex, Forecast, LayerSizes, PlacementPolicy, PlanConstraints, Task,
 };
 use hal::Bytes;
 
 /// Planned memory in bytes, itemised.
 #[derive(Debug)]
 pub(super) struct ItemizedMemory {
-    /// Per device.
     pub(super) devices: Vec<DeviceBytes>,
     /// Layers in order.
     pub(super) layers: Vec<LayerBytes>,
     /// Per device, the bytes of the smallest addition (a group of neurons, a layer, the embedding
     /// or the head); `None` if nothing can be added.
-    next: Vec<Option<Bytes>>,
+    least_addition: Vec<Option<Bytes>>,
 }
 
 /// Bytes of one layer.
@@ -35,7 +34,7 @@ pub(super) struct LayerBytes {
 impl ItemizedMemory {
     pub(super) fn new(task: &Task, forecast: &Forecast, host: HostBytes) -> ItemizedMemory {
         let mut devices = forecast.devices.clone();
-        devices[CPU] = host.all;
+        devices[CPU] = host.total;
         let all = forecast.placement.layers.iter().zip(&forecast.layers).zip(&host.layers);
         let layers = all.map(|((placed, layer), host)| match placed.home {
             CPU => LayerBytes {
@@ -51,14 +50,14 @@ impl ItemizedMemory {
                 neurons_on_cpu: host.neurons,
             },
         });
-        let next = (0..devices.len()).map(|device| next(task, forecast, device)).collect();
-        ItemizedMemory { layers: layers.collect(), devices, next }
+        let least_addition =
+            (0..devices.len()).map(|device| least_addition(task, forecast, device)).collect();
+        ItemizedMemory { layers: layers.collect(), devices, least_addition }
     }
 }
 
-/// The bytes of the smallest addition to `device`: a group of neurons, a layer, the embedding or
-/// the head.
-fn next(task: &Task, forecast: &Forecast, device: DeviceIndex) -> Option<Bytes> {
+/// As [`ItemizedMemory::least_addition`], for one device.
+fn least_addition(task: &Task, forecast: &Forecast, device: DeviceIndex) -> Option<Bytes> {
     let facts = &task.devices[device];
     let placement = &forecast.placement;
     let layer = |(i, sizes): (usize, &LayerSizes)| {
@@ -91,19 +90,25 @@ impl Report {
         if left == Bytes(0) || self.memory.devices[device].total() == Bytes(0) {
             return None;
         }
-        let PlanConstraints { whole_layers, neurons_on_cpu, .. } = self.constraints;
+        let PlanConstraints { policy, whole_layers, neurons_on_cpu, .. } = self.constraints;
         Some((
             left,
-            match self.memory.next[device] {
+            match self.memory.least_addition[device] {
                 None if self.memory.devices[CPU].total() == Bytes(0) => {
                     "all of the model is on devices".to_owned()
                 }
                 None => "nothing more of the model can be placed on it".to_owned(),
-                Some(_) if whole_layers.is_some() => {
+                Some(_) if policy == PlacementPolicy::Layers && whole_layers.is_none() => {
+                    "no further layer fits".to_owned()
+                }
+                Some(_) if policy != PlacementPolicy::Fill && whole_layers.is_some() => {
                     "-ngl is reached, or no further layer fits".to_owned()
                 }
                 Some(_) if neurons_on_cpu => {
                     "--disable-gpu-index keeps the neurons on the CPU".to_owned()
+                }
+                Some(_) if policy == PlacementPolicy::Fill => {
+                    "the next neurons, head or embedding do not fit, or -ngl is reached".to_owned()
                 }
                 Some(next) if next > left => {
                     format!("the smallest addition would take {next}")

@@ -10,19 +10,21 @@ mod text;
 use crate::cli::args::PlanArgs;
 use crate::cli::failure::Failure;
 use crate::cli::output::{Output, write_file};
+use crate::cli::progress;
 use crate::cli::terminal::Terminal;
 use crate::engine::{EngineOptions, ExchangeNeeds, PlannerInputs};
 use crate::model::Model;
 use crate::placement::{
-    Forecast, LayerPlacement, PlanConstraints, Speed, exchange, plan, plan_for_decode,
-    plan_whole_layers,
+    Forecast, LayerPlacement, PlacementPolicy, PlanConstraints, Speed, exchange, plan,
+    plan_for_decode, plan_whole_layers,
 };
-use hal::Bytes;
+use hal::{Bytes, MemoryReport};
+use indicatif::ProgressBar;
 use memory::ItemizedMemory;
 use runtime::{Machine, Notice, Runtime};
 use std::sync::Arc;
 
-/// Prints the plan.
+/// Prints the plan and, with `--svg`, writes its plot.
 ///
 /// # Errors
 /// A model that cannot be run; devices that are not available; the plot or standard output cannot
@@ -34,9 +36,16 @@ pub(crate) fn run(args: &PlanArgs, terminal: &Terminal) -> Result<(), Failure> {
         assumed => Runtime::assume(run, assumed, observer)?,
     };
     let model = runtime.open(args.model.model.as_deref())?.model;
-    let report = Report::new(args, &runtime, model)?;
+    let bar = match runtime.known_speeds(&model) {
+        Some(_) => None,
+        None => Some(progress::timer(terminal, "measuring the devices")),
+    };
+    let report = Report::new(args, &runtime, model);
+    bar.inspect(ProgressBar::finish_and_clear);
+    let report = report?;
     if let Some(path) = &args.svg {
         write_file(path, &svg::picture(&report))?;
+        terminal.note(&format!("the plot is in '{}'", path.display()));
     }
     let mut out = Output::stdout();
     if args.json {
@@ -73,6 +82,11 @@ struct Report {
     exchange: Option<ExchangeNeeds>,
     /// Facts that decide whether weights on the CPU are streamed during prefill.
     streams: prompts::StreamingInfo,
+    /// Host memory that a run needs.
+    needed: Bytes,
+    host_memory: MemoryReport,
+    /// Why loading would fail; `None` if it would not.
+    refused: Option<String>,
     notes: Vec<String>,
 }
 
@@ -93,7 +107,7 @@ impl Report {
         let machine = runtime.machine();
         let mut placing = runtime.placing(&model);
         if placing.speeds.is_empty() {
-            placing.speeds = runtime.measured(&model);
+            placing.speeds = runtime.measured_speeds(&model);
         }
         if placing.uses.is_none() {
             placing.uses = runtime.known_uses(&model);
@@ -123,15 +137,19 @@ impl Report {
             )
         }));
         let need = runtime.need(&model, &settings, &forecast);
-        let memory = machine.cpu.memory().unwrap_or_default();
-        if let Err(refused) = need.check(memory, n_ctx, runtime.observer().as_ref()) {
-            let refused = Failure::from(refused);
-            let help = refused.help.map_or(String::new(), |help| format!("; {help}"));
-            notes.push(format!("loading would fail: {}{help}", refused.message));
-        }
+        let host_memory = machine.cpu.memory().unwrap_or_default();
+        let checked = need.check(host_memory, n_ctx, computation, runtime.observer().as_ref());
+        let refused = checked.err().map(|error| {
+            let failure = Failure::from(error);
+            let help = failure.help.map_or(String::new(), |help| format!("; {help}"));
+            format!("{}{help}", failure.message)
+        });
+        notes.extend(refused.as_ref().map(|why| format!("loading would fail: {why}")));
         let exchange =
             crate::engine::exchange_needs(&model, &machine.devices(), &settings, &forecast);
         notes.extend(exchange.map(exchange_note));
+        let slower = runtime::slower_placement(&forecast, &model, &machine.devices(), &settings);
+        notes.extend(slower.map(|notice| notice.to_string()));
         let placement = &forecast.placement;
         let host = crate::engine::host_bytes(&model, &machine.devices(), &settings, placement);
         Ok(Report {
@@ -157,6 +175,9 @@ impl Report {
             ),
             model,
             exchange,
+            needed: need.total(),
+            host_memory,
+            refused,
             notes,
         })
     }
@@ -200,10 +221,19 @@ impl Report {
         }
         let n_split = placement.n_split();
         let slower = match prompts::decode_cost(self) {
-            Some(_) => "have slower decode or prefill, or not fit",
-            None => "be slower, or not fit",
+            Some(_) => "decode or prefill would be slower, or the model would not fit",
+            None => "decode would be slower, or the model would not fit",
         };
         let beside = match n_split {
+            0 if self.constraints.policy == PlacementPolicy::Layers => {
+                "no layer is split: --placement layers places whole layers only".to_owned()
+            }
+            0 if self.constraints.policy == PlacementPolicy::Fill => {
+                "no layer is split: the budget holds only whole layers, or none".to_owned()
+            }
+            n if self.constraints.policy == PlacementPolicy::Fill => {
+                format!("{n} layers are split: --placement fill spends the whole budget")
+            }
             0 if self.constraints.whole_layers.is_some() => {
                 "no layer is split: -ngl places whole layers only".to_owned()
             }
@@ -211,8 +241,8 @@ impl Report {
                 "no layer is split: the KV caches are on the CPU".to_owned()
             }
             0 if !self.can_split => "no layer is split: no device supports split layers".to_owned(),
-            0 => format!("no layer is split: any number of split layers would {slower}"),
-            n => format!("{n} layers are split: other numbers would {slower}"),
+            0 => format!("no layer is split: with split layers, {slower}"),
+            n => format!("split layers: {n}; with more or fewer, {slower}"),
         };
         why.push(format!(
             "{beside}; decode would reach {} with whole layers only, {} with the CPU alone",
@@ -247,7 +277,7 @@ fn rounded_up(bytes: Bytes) -> Bytes {
     Bytes(u64::try_from(whole).unwrap_or(u64::MAX))
 }
 
-/// Why `--density` has no effect.
+/// Why `--density` has no effect; `None` if it has one or is not given.
 fn unused_density(args: &PlanArgs, skips: bool, is_profiled: bool) -> Option<String> {
     args.density?;
     if !skips {
@@ -260,12 +290,12 @@ fn unused_density(args: &PlanArgs, skips: bool, is_profiled: bool) -> Option<Str
 
 /// The note on adapting the hot set.
 fn exchange_note(needs: ExchangeNeeds) -> String {
-    let ExchangeNeeds { n_layers, most, host, counters } = needs;
-    match most {
+    let ExchangeNeeds { n_layers, max_neurons, host, counters } = needs;
+    match max_neurons {
         0 => "the hot set is not adapted: moving neurons to the device costs more than it gains"
             .to_owned(),
-        most => format!(
-            "the hot set of {n_layers} layers adapts to the text: up to {most} neurons are swapped every {} tokens; this takes {counters} on each device for counters and {host} of host memory for weights (--no-adapt disables it)",
+        _ => format!(
+            "the hot set of {n_layers} layers adapts to the text: up to {max_neurons} neurons are swapped every {} tokens; this takes {counters} on each device for counters and {host} of host memory for weights (--no-adapt disables it)",
             exchange::DECISION_INTERVAL
         ),
     }
@@ -301,7 +331,7 @@ fn notes(
         let why = other.why_empty(forecast.least[i + 1], constraints).filter(|_| is_empty)?;
         Some(format!("no layer is placed on {}: {why}", other.candidate.name))
     }));
-    notes.extend(machine.unmet_options(forecast, constraints));
+    notes.extend(machine.unmet_options(forecast, &settings.placing));
     let assumed_defaults = machine.assumed_defaults();
     if !machine.others.is_empty() && !assumed_defaults.is_empty() {
         notes.push(format!(

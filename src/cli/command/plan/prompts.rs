@@ -2,7 +2,7 @@
 //! devices.
 
 use super::{Report, shown_rate};
-use crate::placement::{CPU, Forecast, StreamFacts, Task};
+use crate::placement::{CPU, Forecast, PlacementPolicy, StreamFacts, Task};
 use serde_json::{Value, json};
 
 /// Facts, in addition to the forecast, that decide whether weights are streamed.
@@ -39,9 +39,12 @@ fn rate(forecast: &Forecast) -> String {
 }
 
 /// Relative increase in the decode time per token that the planner accepted for faster prefill;
-/// `None` below 0.1 %.
+/// `None` below 0.1 % or if prefill is not faster.
 pub(super) fn decode_cost(report: &Report) -> Option<f64> {
-    let Report { forecast, for_tokens, .. } = report;
+    let Report { forecast, for_tokens, constraints, .. } = report;
+    if constraints.policy != PlacementPolicy::Fastest {
+        return None;
+    }
     let more = forecast.seconds / for_tokens.seconds - 1.0;
     Some(more).filter(|more| *more >= 0.001 && forecast.prompt < for_tokens.prompt)
 }
@@ -103,7 +106,7 @@ fn line(report: &Report, device: usize) -> String {
     match (from.zip(facts), report.streams.never, facts) {
         (Some((from, facts)), ..) => format!(
             "from {from} tokens on, weights on the CPU are streamed to {name} in chunks of {} neurons, with {} of buffers ({speeds})",
-            facts.piece, facts.bytes
+            facts.chunk_neurons, facts.bytes
         ),
         (None, Some(never), _) => {
             format!("weights on the CPU are not streamed during prefill: {never}")
@@ -112,6 +115,9 @@ fn line(report: &Report, device: usize) -> String {
             format!(
                 "weights on the CPU are not streamed during prefill: {name} does not support it"
             )
+        }
+        (None, None, Some(_)) if report.constraints.policy == PlacementPolicy::Fill => {
+            "weights on the CPU are not streamed during prefill: --placement fill uses the memory for neurons".to_owned()
         }
         (None, None, Some(facts)) => format!(
             "weights on the CPU are not streamed during prefill: streaming to {name} would not be faster, or the {} for its buffers are better used for resident neurons ({speeds})",
@@ -127,7 +133,7 @@ pub(super) fn value(report: &Report) -> Value {
         json!({
             "device": report.device(device),
             "from_tokens": forecast.stream_from.get(device).copied().flatten(),
-            "neurons_at_once": facts.map(|facts| facts.piece),
+            "neurons_at_once": facts.map(|facts| facts.chunk_neurons),
             "slot_bytes": facts.map(|facts| facts.bytes.0),
         })
     });

@@ -1,8 +1,10 @@
 //! The plan as a plot: a row for each layer, with bars for attention and neurons in the colours of
 //! their devices, and bars for the times of the device and the CPU. Lengths are in SVG units.
 
-use super::{Report, shown_rate};
-use crate::cli::svg::{CPU_COLOR, Picture, TEXT, TITLE, color, shorten_to_width, width_of};
+use super::{Device, Report, shown_rate};
+use crate::cli::svg::{
+    CPU_COLOR, GRAY_TEXT, Picture, TEXT, TITLE, color, origin, shorten_to_width, width_of,
+};
 use crate::placement::CPU;
 
 const ROW: f64 = 14.0;
@@ -13,6 +15,8 @@ const ATTENTION: f64 = 70.0;
 const NEURONS: f64 = 420.0;
 const TIMES: f64 = 200.0;
 const SPACE: f64 = 14.0;
+/// Colour of the time of hand-offs.
+const HAND_OFF: &str = "#333";
 
 /// The plot as SVG.
 pub(super) fn picture(report: &Report) -> String {
@@ -22,20 +26,25 @@ pub(super) fn picture(report: &Report) -> String {
     let times = neurons + NEURONS + SPACE;
     let width = times + TIMES + SPACE;
     let top = 92.0 + 16.0 * report.devices.len() as f64;
-    let height = top + n_layer as f64 * (ROW + GAP) + 40.0;
+    let bottom = top + n_layer as f64 * (ROW + GAP);
+    let height = bottom + 64.0;
     let mut out = Picture::new(width, height);
-    let facts =
-        format!(": {} tokens/s expected, context {}", shown_rate(forecast.rate(), 1), report.n_ctx);
+    let facts = format!(
+        ": placement, {} tokens/s expected, context {}",
+        shown_rate(forecast.rate(), 1),
+        report.n_ctx
+    );
     let left = width - 24.0 - width_of(&facts, TITLE);
-    let title = shorten_to_width(short(report.model.file.name()), TITLE, left) + &facts;
+    let title = shorten_to_width(last_component(report.model.file.name()), TITLE, left) + &facts;
     out.text((12.0, 24.0), &format!("font-size=\"{TITLE}\""), &title);
     legend(report, width, &mut out);
     for (x, name) in [
+        (12.0, "layer"),
         (attention, "attention"),
         (neurons, "neurons, most used first"),
         (times, "time: device, below it the CPU"),
     ] {
-        out.text((x, top - 8.0), "fill=\"#555\"", name);
+        out.text((x, top - 8.0), GRAY_TEXT, name);
     }
     let slowest = forecast.layers.iter().map(|layer| layer.time.total()).fold(1e-12, f64::max);
     let n_ff = report.model.max_n_ff().max(1) as f64;
@@ -58,10 +67,23 @@ pub(super) fn picture(report: &Report) -> String {
         out.bar((times, upper, frame + scale(time.home), ROW / 2.0), home);
         out.bar((times + frame, y + ROW / 2.0, scale(time.cpu), ROW / 2.0), CPU_COLOR);
         let end = times + frame + scale(time.home.max(time.cpu));
-        out.bar((end, y, scale(time.hand_off), ROW), "#333");
+        out.bar((end, y, scale(time.hand_off), ROW), HAND_OFF);
     }
-    let scale = format!("full width: {:.3} ms", slowest * 1e3);
-    out.text((times, height - 16.0), "fill=\"#555\"", &scale);
+    for (x, text) in [
+        (attention, "not to scale".to_owned()),
+        (neurons, format!("full width: {} neurons", report.model.max_n_ff())),
+        (times, format!("full width: {:.3} ms per token", slowest * 1e3)),
+    ] {
+        out.text((x, bottom + 14.0), GRAY_TEXT, &text);
+    }
+    if forecast.layers.iter().any(|layer| layer.time.hand_off > 0.0) {
+        out.bar((times, bottom + 21.0, 4.0, 10.0), HAND_OFF);
+        out.text((times + 10.0, bottom + 30.0), GRAY_TEXT, "hand-off to the CPU and back");
+    }
+    let described = |device: &Device| format!("{}: {}", device.name, device.description);
+    let machine: Vec<String> = report.devices.iter().map(described).collect();
+    let origin = shorten_to_width(&origin(&machine.join("; ")), TEXT, width - 24.0);
+    out.text((12.0, height - 10.0), GRAY_TEXT, &origin);
     out.finish()
 }
 
@@ -70,7 +92,7 @@ fn legend(report: &Report, width: f64, out: &mut Picture) {
         let y = 40.0 + 16.0 * number as f64;
         out.bar((12.0, y, 12.0, 10.0), color(number));
         let used = match (number, device.budget) {
-            (CPU, _) => format!("{} of the model", report.used(number)),
+            (CPU, _) => format!("{} of system memory", report.used(number)),
             (_, Some(budget)) => format!("{} of {budget}", report.used(number)),
             (_, None) => report.used(number).to_string(),
         };
@@ -80,8 +102,7 @@ fn legend(report: &Report, width: f64, out: &mut Picture) {
     }
 }
 
-/// The last component of a path.
-fn short(name: &str) -> &str {
+fn last_component(name: &str) -> &str {
     name.rsplit(['/', '\\']).next().unwrap_or(name)
 }
 
@@ -91,6 +112,6 @@ mod tests {
 
     #[test]
     fn paths_are_shortened_to_their_last_component() {
-        assert_eq!([short("/a/b.gguf"), short("b.gguf")], ["b.gguf"; 2]);
+        assert_eq!([last_component("/a/b.gguf"), last_component("b.gguf")], ["b.gguf"; 2]);
     }
 }

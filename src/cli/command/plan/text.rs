@@ -1,53 +1,126 @@
-//! The plan as text.
+//! The plan as text: the answer, then tables of devices and layers, then reasons and notes. No line
+//! is wider than [`WIDTH`](crate::cli::wrap::WIDTH) characters.
 
 use super::memory::LayerBytes;
-use super::{Report, shown_rate};
+use super::{Device, Report, shown_rate};
 use crate::cli::terminal::printable;
+use crate::cli::wrap::{shortened, wrapped};
 use crate::model::{LayerWeights, Model};
-use crate::placement::{CPU, LayerForecast, LayerPlacement};
+use crate::placement::{CPU, DeviceBytes, LayerForecast, LayerPlacement};
 use hal::Bytes;
 use std::fmt::Write;
+use std::path::Path;
 
-/// The whole report: devices, layers, speed, reasons and notes.
+/// Maximum characters of a device's name in tables.
+const NAME: usize = 12;
+/// Devices beside each other in the table of devices.
+const COLUMNS: usize = 5;
+
+/// The whole report.
 pub(super) fn report(report: &Report) -> String {
     let mut out = String::new();
-    let model = &report.model;
-    let _ = writeln!(
-        out,
-        "{}: {} layers of {} neurons, context of {} tokens\n",
-        printable(model.file.name()),
-        model.hyper.n_layer,
-        neurons(model),
-        report.n_ctx
-    );
+    answer(report, &mut out);
+    out.push('\n');
     devices(report, &mut out);
     layers(report, &mut out);
-    let forecast = &report.forecast;
-    let milliseconds = |seconds: f64| seconds * 1e3;
-    let _ = writeln!(
-        out,
-        "expected: {} tokens/s with {} tokens in the context ({:.2} ms per token: devices {:.2}, CPU {:.2}, hand-offs {:.2})",
-        shown_rate(forecast.rate(), 1),
-        report.n_past,
-        milliseconds(forecast.seconds),
-        milliseconds(forecast.parts.devices),
-        milliseconds(forecast.parts.cpu),
-        milliseconds(forecast.parts.hand_offs),
-    );
-    if report.devices.len() > 1 {
-        let share = 100.0 * forecast.off_cpu;
-        let _ = writeln!(out, "{share:.0} % of the neurons that a token activates are on devices");
-    }
-    for line in super::prompts::lines(report) {
-        let _ = writeln!(out, "{}", printable(&line));
-    }
-    for reason in report.limit_reasons() {
-        let _ = writeln!(out, "why: {reason}");
-    }
-    for note in &report.notes {
-        let _ = writeln!(out, "note: {note}");
+    let lines = super::prompts::lines(report).into_iter().map(|line| (String::new(), line));
+    let why = report.limit_reasons().into_iter().map(|line| ("why: ".to_owned(), line));
+    let notes = report.notes.iter().map(|line| ("note: ".to_owned(), line.clone()));
+    for (label, line) in lines.chain(why).chain(notes) {
+        out += &wrapped(&label, &printable(&line));
     }
     out
+}
+
+/// Whether the model fits, how fast it would be, and what would be where.
+fn answer(report: &Report, out: &mut String) {
+    let file = Path::new(report.model.file.name()).file_name().unwrap_or_default();
+    let file = printable(&file.to_string_lossy());
+    let forecast = &report.forecast;
+    let rate = format!("about {} tokens/s", shown_rate(forecast.rate(), 1));
+    let (needed, memory) = (report.needed, report.host_memory);
+    *out += &wrapped(
+        "",
+        &match (&report.refused, memory.free, memory.total) {
+            (Some(why), ..) => format!("{file} does not fit: {why}"),
+            (None, _, Some(total)) if needed > total => {
+                format!("{file} is larger than the memory: less than {rate}, read from the file")
+            }
+            (None, Some(free), _) if needed > free => {
+                format!("{file} needs more memory than is free: less than {rate}")
+            }
+            (None, ..) => format!("{file} fits: {rate} expected"),
+        },
+    );
+    let mut line = |label: &str, text: &str| *out += &wrapped(&format!("  {label:<9} "), text);
+    if let Some(rate) = forecast.prompt_rate().filter(|rate| rate.is_finite()) {
+        let n = forecast.n_prompt;
+        line("prefill", &format!("about {} tokens/s for {n} tokens", shown_rate(rate, 0)));
+    }
+    let milliseconds = |seconds: f64| format!("{:.2}", seconds * 1e3);
+    let parts = &forecast.parts;
+    line(
+        "decode",
+        &match report.devices.len() {
+            1 => format!("{} ms per token", milliseconds(forecast.seconds)),
+            _ => format!(
+                "{} ms per token: devices {}, CPU {}, hand-offs {}; {:.0} % of the neurons that a token activates are on devices",
+                milliseconds(forecast.seconds),
+                milliseconds(parts.devices),
+                milliseconds(parts.cpu),
+                milliseconds(parts.hand_offs),
+                100.0 * forecast.off_cpu
+            ),
+        },
+    );
+    line(
+        "context",
+        &format!("{} tokens; the speed is for {} of them", report.n_ctx, report.n_past),
+    );
+    line("model", &sizes(&report.model));
+    line("placement", &placement(report));
+    line("memory", &memory_text(report));
+}
+
+fn sizes(model: &Model) -> String {
+    format!("{} layers of {} neurons", model.hyper.n_layer, neurons(model))
+}
+
+/// The memory that is needed and there, on each device.
+fn memory_text(report: &Report) -> String {
+    let free = report.host_memory.free.map_or(String::new(), |free| format!(" of {free} free"));
+    let mut parts = vec![format!("{}{free} on the CPU", report.needed)];
+    for (number, device) in report.devices.iter().enumerate().skip(1) {
+        let budget = device.budget.map_or(String::new(), |budget| format!(" of {budget}"));
+        parts.push(format!("{}{budget} on {}", report.used(number), device.name));
+    }
+    parts.join("; ")
+}
+
+/// Where the layers and the two tables are.
+fn placement(report: &Report) -> String {
+    let layers = &report.forecast.placement.layers;
+    let where_is = |layer: &LayerPlacement| match (layer.home, layer.is_split()) {
+        (home, true) => format!("split between {} and CPU", report.device(home)),
+        (home, false) => format!("on {}", report.device(home)),
+    };
+    let [head, embed] = [report.forecast.placement.head, report.forecast.placement.embed];
+    if head == embed && layers.iter().all(|layer| layer.home == head && !layer.is_split()) {
+        return format!("all on {}", report.device(head));
+    }
+    let (mut parts, mut first) = (Vec::new(), 0);
+    for run in layers.chunk_by(|a, b| where_is(a) == where_is(b)) {
+        parts.push(format!("{} {}", span(first, run.len()), where_is(&run[0])));
+        first += run.len();
+    }
+    let name = |device| report.device(device);
+    let layers = parts.join(", ");
+    format!("layers: {layers}; embedding on {}, head on {}", name(embed), name(head))
+}
+
+/// `n` layers from `first` on.
+fn span(first: usize, n: usize) -> String {
+    if n == 1 { first.to_string() } else { format!("{first}-{}", first + n - 1) }
 }
 
 /// Number of neurons per layer, as a range if layers differ.
@@ -59,18 +132,24 @@ fn neurons(model: &Model) -> String {
     }
 }
 
-/// Prints rows of cells as aligned columns. Only the first column is left-aligned.
+/// Prints rows of cells as aligned columns, without columns that are empty below the header. Only
+/// the first column is left-aligned.
 fn table(rows: &[Vec<String>], out: &mut String) {
     let n = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let is_used = |column: &usize| {
+        rows.iter().skip(1).any(|row| row.get(*column).is_some_and(|cell| !cell.is_empty()))
+    };
+    let used: Vec<usize> = (0..n).filter(is_used).collect();
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
-    let widths: Vec<usize> = (0..n).map(width).collect();
+    let widths: Vec<(usize, usize)> =
+        used.into_iter().map(|column| (column, width(column))).collect();
     for row in rows {
-        let cells = row.iter().zip(&widths).enumerate().map(|(i, (cell, &width))| match i {
-            0 => format!("{cell:<width$}"),
-            _ => format!("{cell:>width$}"),
+        let cells = widths.iter().map(|&(column, width)| match (column, row.get(column)) {
+            (0, cell) => format!("{:<width$}", cell.map_or("", String::as_str)),
+            (_, cell) => format!("{:>width$}", cell.map_or("", String::as_str)),
         });
         let line = cells.collect::<Vec<_>>().join("  ");
         let _ = writeln!(out, "{}", line.trim_end());
@@ -78,51 +157,46 @@ fn table(rows: &[Vec<String>], out: &mut String) {
     out.push('\n');
 }
 
-fn cells<const N: usize>(cells: [&str; N]) -> Vec<String> {
-    cells.map(str::to_owned).into()
-}
-
+/// A row for each fact, a column for each device.
 fn devices(report: &Report, out: &mut String) {
-    let mut rows = vec![cells([
-        "device",
-        "bandwidth",
-        "hand-off",
-        "budget",
-        "used",
-        "attention",
-        "KV cache",
-        "neurons",
-        "hand-offs",
-        "embedding",
-        "head",
-        "scratch",
-        "driver",
-    ])];
-    for (number, device) in report.devices.iter().enumerate() {
-        let bytes = &report.memory.devices[number];
-        let beside = |text: String| if number == CPU { String::new() } else { text };
-        let budget = device.budget.map_or_else(|| "no limit".to_owned(), |b| b.to_string());
-        rows.push(vec![
-            printable(&device.name),
-            format!("{:.1} GB/s", device.speed.dense / 1e9),
-            beside(format!("{:.0} us", device.speed.hand_off * 1e6)),
-            beside(budget),
-            report.used(number).to_string(),
-            bytes.frames.to_string(),
-            bytes.cache.to_string(),
-            bytes.neurons.to_string(),
-            beside(bytes.hand_offs.to_string()),
-            bytes.embed.to_string(),
-            (bytes.ends - bytes.embed).to_string(),
-            bytes.scratch.to_string(),
-            beside(device.reserve.to_string()),
-        ]);
+    let all: Vec<usize> = (0..report.devices.len()).collect();
+    for numbers in all.chunks(COLUMNS) {
+        let row = |label: &str, cell: &dyn Fn(usize, &Device) -> String| {
+            let cells = numbers.iter().map(|&number| cell(number, &report.devices[number]));
+            [label.to_owned()].into_iter().chain(cells).collect::<Vec<String>>()
+        };
+        let beside = |number: usize, text: String| if number == CPU { String::new() } else { text };
+        let bytes = |label: &str, of: fn(&DeviceBytes) -> Bytes| {
+            row(label, &|number, _| of(&report.memory.devices[number]).to_string())
+        };
+        let rows = [
+            row("device", &|_, device| shortened(&printable(&device.name), NAME)),
+            row("bandwidth", &|_, device| format!("{:.1} GB/s", device.speed.dense / 1e9)),
+            row("hand-off", &|n, device| {
+                beside(n, format!("{:.0} us", device.speed.hand_off * 1e6))
+            }),
+            row("budget", &|n, device| {
+                let budget = device.budget.map(|budget| budget.to_string());
+                beside(n, budget.unwrap_or_else(|| "no limit".to_owned()))
+            }),
+            row("used", &|n, _| report.used(n).to_string()),
+            bytes("  attention", |bytes| bytes.frames),
+            bytes("  KV cache", |bytes| bytes.cache),
+            bytes("  neurons", |bytes| bytes.neurons),
+            row("  hand-offs", &|n, _| beside(n, report.memory.devices[n].hand_offs.to_string())),
+            bytes("  embedding", |bytes| bytes.embed),
+            bytes("  head", |bytes| bytes.embed_and_head - bytes.embed),
+            bytes("  scratch", |bytes| bytes.scratch),
+            row("  driver", &|n, device| beside(n, device.reserve.to_string())),
+        ];
+        let is_used = |row: &&Vec<String>| row.iter().skip(1).any(|cell| !cell.is_empty());
+        table(&rows.iter().filter(is_used).cloned().collect::<Vec<_>>(), out);
     }
-    table(&rows, out);
     for (number, device) in report.devices.iter().enumerate() {
         if let Some((left, why)) = report.unused_budget(number) {
             let name = printable(&device.name);
-            let _ = writeln!(out, "{left} of the budget of {name} is unused: {why}\n");
+            *out += &wrapped("", &format!("{left} of the budget of {name} is unused: {why}"));
+            out.push('\n');
         }
     }
 }
@@ -132,17 +206,9 @@ type LayerRow<'a> = (&'a LayerPlacement, (&'a LayerForecast, &'a LayerBytes));
 
 /// Consecutive layers with the same placement and memory share a row.
 fn layers(report: &Report, out: &mut String) {
-    let mut rows = vec![cells([
-        "layers",
-        "attention on",
-        "home neurons",
-        "active share",
-        "attention",
-        "KV cache",
-        "neurons",
-        "on the CPU",
-        "time",
-    ])];
+    let header =
+        ["layers", "home", "resident", "active", "attn+KV", "neurons", "on the CPU", "time"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
     let forecast = &report.forecast;
     let facts = forecast.layers.iter().zip(&report.memory.layers);
     let placed: Vec<_> = forecast.placement.layers.iter().zip(facts).collect();
@@ -154,31 +220,66 @@ fn layers(report: &Report, out: &mut String) {
     let mut first = 0;
     for run in placed.chunk_by(alike) {
         let (place, (layer, bytes)) = run[0];
-        let last = first + run.len() - 1;
-        let number = if first == last { first.to_string() } else { format!("{first}-{last}") };
-        let time = format!("{:.2} ms", layer.time.total() * 1e3);
         let n_ff = report.model.layers[first].n_ff();
-        let mut row = vec![number, printable(report.device(place.home))];
-        row.push(match layer.n_home {
-            0 if n_ff == 0 => "none".to_owned(),
-            n if n == n_ff => "all".to_owned(),
-            n => format!("{n} ({:.0} %)", 100.0 * n as f64 / n_ff as f64),
-        });
-        row.push(match place.home {
-            CPU => String::new(),
-            _ => format!("{:.0} %", 100.0 * layer.off_cpu),
-        });
-        row.extend([bytes.frame, bytes.cache, bytes.neurons].map(|bytes| bytes.to_string()));
-        row.push(match bytes.neurons_on_cpu {
-            Bytes(0) => String::new(),
-            bytes => bytes.to_string(),
-        });
-        row.push(time);
-        rows.push(row);
-        first = last + 1;
+        let share = |part: f64| format!("{:.0} %", 100.0 * part);
+        rows.push(vec![
+            span(first, run.len()),
+            shortened(&printable(report.device(place.home)), NAME),
+            match layer.n_home {
+                0 if n_ff == 0 => "none".to_owned(),
+                n if n == n_ff => "all".to_owned(),
+                n => share(n as f64 / n_ff as f64),
+            },
+            if place.home == CPU { String::new() } else { share(layer.off_cpu) },
+            compact(bytes.frame + bytes.cache),
+            compact(bytes.neurons),
+            if bytes.neurons_on_cpu == Bytes(0) {
+                String::new()
+            } else {
+                compact(bytes.neurons_on_cpu)
+            },
+            format!("{:.2} ms", layer.time.total() * 1e3),
+        ]);
+        first += run.len();
     }
     table(&rows, out);
-    let head = report.device(forecast.placement.head);
-    let embed = report.device(forecast.placement.embed);
-    let _ = writeln!(out, "embedding on {embed}, head on {head}\n");
+    if forecast.placement.layers.iter().any(|layer| layer.home != CPU) {
+        *out += &wrapped(
+            "",
+            "resident: neurons on the layer's home device; active: their share of the neurons that a token activates; memory and time are of each layer",
+        );
+        out.push('\n');
+    }
+}
+
+/// Bytes with three digits, such as `364 KiB`.
+fn compact(bytes: Bytes) -> String {
+    let (mut value, mut unit) = (bytes.0 as f64, 0);
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    while value >= 999.5 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let decimals = match value {
+        _ if unit == 0 => 0,
+        value if value < 9.995 => 2,
+        value if value < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$} {}", units[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_three_digits() {
+        let sizes = [0, 999, 1023, 1 << 20, 372_977, 109 << 20, 5 << 40];
+        let shown = sizes.map(|bytes| compact(Bytes(bytes)));
+        assert_eq!(
+            shown,
+            ["0 B", "999 B", "1.00 KiB", "1.00 MiB", "364 KiB", "109 MiB", "5.00 TiB"]
+        );
+    }
 }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use super::TrainingJob;
 
 use crate::cli::failure::Failure;
+use crate::cli::progress;
 use crate::engine::{Engine, EngineOptions, Sparsity};
 use crate::evaluate::{self, Chunks, Comparison};
 use crate::predictor::{Chooser, ERRORS, Layers, Levels, Quality};
 
-/// Fraction of the allowed divergence that may be used, because unfamiliar text loses more quality.
+/// Fraction of the allowed divergence that may be used, because other texts may lose more quality.
 const DIVERGENCE_MARGIN: f64 = 0.6;
 /// Fraction of the allowed changes of the top token that may be used.
 const TOP_TOKEN_MARGIN: f64 = 0.5;
@@ -23,7 +24,7 @@ const MAX_LOGIT_BYTES: usize = 1 << 30;
 const STEPS: usize = 32;
 
 /// Candidate error `i` of [`STEPS`]: a geometric series from the first to the last of [`ERRORS`].
-fn error(i: usize) -> f32 {
+fn candidate(i: usize) -> f32 {
     let [first, last] = [ERRORS[0], ERRORS[ERRORS.len() - 1]];
     let share = i as f32 / (STEPS - 1) as f32;
     // Round to four decimals.
@@ -46,7 +47,8 @@ impl TrainingJob<'_> {
         chunks: &Chunks,
         layers: &Layers,
     ) -> Result<Levels, Failure> {
-        let bar = self.bar("measuring", 2 * STEPS.ilog2() as usize);
+        let n = 2 * STEPS.ilog2() as usize;
+        let bar = progress::counter(self.terminal, "measuring the quality", 0..n, "runs");
         let rows = chunks.n_chunks() * chunks.n_scored();
         let size = rows * dense.model().n_vocab() * size_of::<f32>();
         let logits = if size <= MAX_LOGIT_BYTES {
@@ -70,14 +72,14 @@ impl TrainingJob<'_> {
                     None => *known[middle].insert(self.compare(
                         reference,
                         layers,
-                        error(middle),
+                        candidate(middle),
                         chunks,
                     )?),
                 };
                 bar.inc(1);
                 if has_quality(&comparison, quality) { low = middle + 1 } else { high = middle }
             }
-            Ok::<Option<f32>, Failure>(low.checked_sub(1).map(error))
+            Ok::<Option<f32>, Failure>(low.checked_sub(1).map(candidate))
         };
         let levels = Levels { balanced: level(Quality::BALANCED)?, fast: level(Quality::FAST)? };
         bar.finish_and_clear();
@@ -127,7 +129,7 @@ mod tests {
 
     #[test]
     fn candidate_errors_ascend() {
-        assert_eq!((error(0), error(STEPS - 1)), (ERRORS[0], ERRORS[ERRORS.len() - 1]));
-        assert!((1..STEPS).all(|i| error(i) > error(i - 1)));
+        assert_eq!((candidate(0), candidate(STEPS - 1)), (ERRORS[0], ERRORS[ERRORS.len() - 1]));
+        assert!((1..STEPS).all(|i| candidate(i) > candidate(i - 1)));
     }
 }

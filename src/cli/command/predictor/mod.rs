@@ -1,5 +1,5 @@
-//! `thermocline predictor`: runs a text through the dense model and trains a predictor on its
-//! activations.
+//! `thermocline predictor`: trains a predictor or thresholds on a text's activations, or imports
+//! PowerInfer's predictors.
 
 mod import;
 mod levels;
@@ -11,6 +11,7 @@ use crate::cli::args::{PredictorArgs, TrainingArgs};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
+use crate::cli::progress;
 use crate::cli::terminal::Terminal;
 use crate::engine::{Engine, EngineOptions, ObservedBlock, Sparsity};
 use crate::learned;
@@ -21,7 +22,7 @@ use crate::predictor::{
 };
 use crate::tokenizer::Tokenizer;
 use hal::format::Format;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use runtime::{Opened, Runtime};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -34,7 +35,10 @@ const MAX_RECORDED: usize = 2 << 30;
 /// both have few parameters per neuron to fit.
 const THRESHOLD_TOKENS: usize = 8192;
 
-/// Trains a predictor or thresholds, saves layer by layer, and prints the result.
+/// Steps of the progress bar for each layer.
+const STEPS: usize = 1000;
+
+/// Trains a predictor or thresholds, saving each layer, or imports a predictor; prints the result.
 ///
 /// # Errors
 /// Errors of loading, training and saving; a model for which [`check`] fails.
@@ -128,7 +132,7 @@ fn output_path(args: &TrainingArgs, model: &Model, runtime: &Runtime) -> Result<
         return Ok(out.clone());
     }
     let folder = runtime.options().computation.folder();
-    Ok(learned::place(&model.file, folder).map_err(predictor::Error::from)?)
+    Ok(learned::writable_path(&model.file, folder).map_err(predictor::Error::from)?)
 }
 
 /// The inputs of one training run.
@@ -193,9 +197,13 @@ impl TrainingJob<'_> {
             let first = maker.layers().len();
             let layers = first..hyper.n_layer.min(first + at_once);
             let seen = self.read(&mut engine, windows, layers.clone(), |o| o.x)?;
+            let steps = first * STEPS..hyper.n_layer * STEPS;
+            let bar = progress::share(self.terminal, "training", steps);
             for (layer, [seen, held]) in layers.zip(seen) {
-                self.train(layer, SplitObservations { seen: &seen, held: &held }, &mut maker)?;
+                let texts = SplitObservations { fit: &seen, held_out: &held };
+                self.train(layer, texts, &mut maker, &bar)?;
             }
+            bar.finish_and_clear();
         }
         let levels = self.levels(&mut engine, &windows.held_out_windows()?, maker.layers())?;
         maker.finish(levels)?;
@@ -227,19 +235,22 @@ impl TrainingJob<'_> {
             Observations::new(model.ffn_kind, model.activation, model.hyper.n_embd, n_ff[i])
         };
         let mut all: Vec<[Observations; 2]> = layers.clone().map(|i| [seen(i), seen(i)]).collect();
-        let bar = self.bar(&format!("reading, {} layers", layers.len()), windows.len());
+        let Range { start, end } = layers;
+        let what = format!("reading layers {start} to {} of {}", end - 1, model.hyper.n_layer);
+        let n_tokens = windows.n_tokens() + windows.n_bos();
+        let bar = progress::counter(self.terminal, &what, 0..n_tokens, "tokens");
         for (i, window) in windows.iter().enumerate() {
-            let mut sequence = engine.open();
+            let mut sequence = engine.new_sequence();
             let held = usize::from(windows.is_held(i));
             let each = &mut |layer: usize, o: &ObservedBlock<'_>| {
+                if layer == start {
+                    bar.inc(o.n_tokens as u64);
+                }
                 if layers.contains(&layer) {
                     all[layer - layers.start][held].push(input(o), o.gate, o.up);
                 }
             };
-            let read = engine.observe(&mut sequence, &window, self.interrupt.flag(), each);
-            engine.close(sequence);
-            read?;
-            bar.set_position(i as u64 + 1);
+            engine.observe(&mut sequence, &window, self.interrupt.flag(), each)?;
         }
         bar.finish_and_clear();
         Ok(all)
@@ -259,47 +270,38 @@ impl TrainingJob<'_> {
         layer: usize,
         texts: SplitObservations<'_>,
         maker: &mut PredictorRun<'_>,
+        bar: &ProgressBar,
     ) -> Result<(), Failure> {
         let block = self.block(layer)?;
         let settings = &self.args.settings();
-        let bar =
-            self.bar(&format!("layer {layer} of {}", self.model.hyper.n_layer), settings.n_steps);
         let mut stage = |stage: Stage| {
-            let text = match stage {
-                Stage::Factors => "factors".to_owned(),
-                Stage::Rank(rank) => format!("rank {rank}"),
+            let (text, done) = match stage {
+                Stage::Factors => ("factors".to_owned(), 0),
+                Stage::Rank(rank) => (format!("rank {rank}"), STEPS / 10),
                 Stage::Training(done) => {
-                    bar.set_position(done as u64);
-                    "training".to_owned()
+                    let share = STEPS * done / settings.n_steps.max(1);
+                    ("weights".to_owned(), STEPS / 5 + share * 3 / 5)
                 }
-                Stage::Thresholds => "thresholds".to_owned(),
+                Stage::Thresholds => ("thresholds".to_owned(), STEPS * 4 / 5),
             };
-            bar.set_message(text);
+            bar.set_position((layer * STEPS + done) as u64);
+            bar.set_message(format!("layer {layer}: {text}"));
             !self.interrupt.is_set()
         };
-        if self.model.is_exactly_sparse() {
-            let made = predictor::predictor(layer, &block, texts, settings, &mut stage)?;
-            let Some(made) = made else { return Err(Failure::interrupted()) };
-            maker.predictor(made)?;
+        let made = if self.model.is_exactly_sparse() {
+            let predictor = predictor::predictor(layer, &block, texts, settings, &mut stage)?;
+            let Some(predictor) = predictor else { return Err(Failure::interrupted()) };
+            maker.add_predictor(predictor)?;
+            "predictor"
         } else {
             if !stage(Stage::Thresholds) {
                 return Err(Failure::interrupted());
             }
-            maker.thresholds(predictor::thresholds(&block, texts))?;
-        }
-        bar.finish_and_clear();
-        self.terminal.detail(&format!("layer {layer} is trained"));
+            maker.add_thresholds(predictor::thresholds(&block, texts))?;
+            "thresholds"
+        };
+        bar.set_position(((layer + 1) * STEPS) as u64);
+        bar.suspend(|| self.terminal.detail(&format!("layer {layer}: {made} ready")));
         Ok(())
-    }
-
-    fn bar(&self, what: &str, n: usize) -> ProgressBar {
-        if !self.terminal.shows_progress() {
-            return ProgressBar::hidden();
-        }
-        let bar = ProgressBar::with_draw_target(Some(n as u64), ProgressDrawTarget::stderr());
-        match ProgressStyle::with_template("{prefix} {bar:40} {pos}/{len} {msg}") {
-            Ok(style) => bar.with_style(style).with_prefix(what.to_owned()),
-            Err(_) => bar,
-        }
     }
 }

@@ -45,7 +45,7 @@ impl Windows {
         Ok(Windows { tokens, n_ctx, bos })
     }
 
-    /// Tokens of a window.
+    /// Maximum number of tokens of a window, with BOS.
     pub(super) fn n_ctx(&self) -> usize {
         self.n_ctx
     }
@@ -62,16 +62,23 @@ impl Windows {
         format!("{:016x}", hash.finish())
     }
 
-    fn step(&self) -> usize {
+    fn stride(&self) -> usize {
         self.n_ctx - usize::from(self.bos.is_some())
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.tokens.len().div_ceil(self.step())
+    fn len(&self) -> usize {
+        self.tokens.len().div_ceil(self.stride())
+    }
+
+    /// Number of BOS tokens of all windows.
+    pub(super) fn n_bos(&self) -> usize {
+        if self.bos.is_some() { self.len() } else { 0 }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = Vec<u32>> + '_ {
-        self.tokens.chunks(self.step()).map(|piece| self.bos.iter().chain(piece).copied().collect())
+        self.tokens
+            .chunks(self.stride())
+            .map(|piece| self.bos.iter().chain(piece).copied().collect())
     }
 
     /// The held-out windows, for measuring.
@@ -84,7 +91,7 @@ impl Windows {
     /// Whether window `i` is held out: every eighth complete window, fewer if the tokens would
     /// exceed [`MAX_HELD_OUT`], but at least two windows, because a comparison needs two.
     pub(super) fn is_held(&self, i: usize) -> bool {
-        let n_whole = self.tokens.len() / self.step();
+        let n_whole = self.tokens.len() / self.stride();
         let most = (MAX_HELD_OUT / self.n_ctx).max(2);
         let every = (n_whole / most).max(HELD_OUT_EVERY).min((n_whole / 2).max(1));
         i < n_whole && i % every == every - 1 && i / every < most

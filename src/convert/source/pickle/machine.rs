@@ -282,7 +282,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Replaces a persistent id, `("storage", class, key, device, values)`, by its storage.
+    /// Replaces a persistent id, `("storage", class, key, device, size)`, by its storage.
     fn storage(&mut self) -> Result<(), Problem> {
         let wrong =
             Problem::Arguments { what: "a storage", expected: "its class, key, device and size" };

@@ -106,7 +106,6 @@ enum Global {
     Storage(&'static str),
 }
 
-/// All allowed names.
 const GLOBALS: &[(&str, Global)] = &[
     ("collections.OrderedDict", Global::Dict),
     ("torch._utils._rebuild_tensor", Global::Tensor),

@@ -36,7 +36,7 @@ pub fn dense_from<const N: usize>(
     let probe = Probe::new(device, shape, size, size)?;
     let mut shares = [NEVER; N];
     for (share, n) in shares.iter_mut().zip(n_tokens) {
-        let tokens = Tokens::new(&probe, &mut queue, n)?;
+        let tokens = ListProbe::new(&probe, &mut queue, n)?;
         let (full, half) = (tokens.every_nth(&mut queue, 1)?, tokens.every_nth(&mut queue, 2)?);
         let lists = [&full, &half].map(|set| tokens.time(&mut queue, set, NEVER_DENSE));
         let [full_list, half_list] = lists;
@@ -56,8 +56,8 @@ fn crossover(full_list: f64, half_list: f64, dense: f64) -> f64 {
     share.clamp(0.0, 1.0)
 }
 
-/// A step of several tokens over the probe's matrices.
-struct Tokens<'a> {
+/// A step of `n` tokens over the probe's matrices, with and without lists of rows.
+struct ListProbe<'a> {
     probe: &'a Probe,
     n: usize,
     x: Tensor,
@@ -68,15 +68,15 @@ struct Tokens<'a> {
     bias: Tensor,
 }
 
-impl Tokens<'_> {
-    fn new<'a>(probe: &'a Probe, queue: &mut Queue, n: usize) -> Result<Tokens<'a>> {
+impl ListProbe<'_> {
+    fn new<'a>(probe: &'a Probe, queue: &mut Queue, n: usize) -> Result<ListProbe<'a>> {
         let n_embd = probe.shape.n_embd;
         let filled = |queue: &mut Queue, rows: usize, cols: usize, value: f32| -> Result<Tensor> {
             let tensor = probe.device.alloc_f32("probe", rows, cols)?;
             queue.write(&tensor, bytemuck::cast_slice(&vec![value; rows * cols]))?;
             Ok(tensor)
         };
-        Ok(Tokens {
+        Ok(ListProbe {
             probe,
             n,
             x: filled(queue, n, n_embd, 0.5)?,

@@ -26,8 +26,8 @@ impl Probe {
     pub(super) fn prompt(&self, queue: &mut Queue) -> Result<f64> {
         let (mut n_tokens, mut n_rows) = (TOKENS[0], ROWS.min(self.n_ff));
         loop {
-            let seconds = self.block(queue, n_tokens, n_rows)?;
-            let bytes = (3 * n_rows * self.shape.row()) as f64;
+            let seconds = self.time_block(queue, n_tokens, n_rows)?;
+            let bytes = (3 * n_rows * self.shape.row_bytes()) as f64;
             let most = (n_rows, n_tokens) == (self.n_ff, TOKENS[1]);
             if seconds >= MIN_SECONDS || most {
                 return Ok(bytes * n_tokens as f64 / seconds);
@@ -43,7 +43,7 @@ impl Probe {
     /// Seconds of a block of `n_rows` neurons for `n_tokens` tokens. If neurons are skipped, a
     /// token uses every eighth neuron. If they are listed, neuron `n` is active for the tokens `t`
     /// with `t % 8 == n % 8`.
-    fn block(&self, queue: &mut Queue, n_tokens: usize, n_rows: usize) -> Result<f64> {
+    fn time_block(&self, queue: &mut Queue, n_tokens: usize, n_rows: usize) -> Result<f64> {
         let (layer, n_ff, n_embd) = (&self.layers[0], self.n_ff, self.shape.n_embd);
         let floats = |rows, cols| self.device.alloc_f32("probe", rows, cols);
         let x = floats(n_tokens, n_embd)?;
@@ -53,10 +53,10 @@ impl Probe {
         queue.write(&active, bytemuck::cast_slice(&vec![0f32; n_tokens]))?;
         // Listed neurons are active without a bias.
         let bias = if self.shape.skips && !self.shape.listed {
-            let offset = |n: usize| if n.is_multiple_of(STRIDE) { 1e9f32 } else { -1e9 };
+            let bias_of = |n: usize| if n.is_multiple_of(STRIDE) { 1e9f32 } else { -1e9 };
             let bias = floats(1, n_rows)?;
-            let offsets: Vec<f32> = (0..n_rows).map(offset).collect();
-            queue.write(&bias, bytemuck::cast_slice(&offsets))?;
+            let biases: Vec<f32> = (0..n_rows).map(bias_of).collect();
+            queue.write(&bias, bytemuck::cast_slice(&biases))?;
             Some(bias)
         } else {
             None
@@ -96,7 +96,7 @@ impl Probe {
         self.time(queue, &self.program(vec![op.into()])?)
     }
 
-    /// All rows, as a list if the shape says so.
+    /// All rows, as a list if `shape.listed` is set.
     fn row_selection(
         &self,
         queue: &mut Queue,
@@ -127,14 +127,14 @@ impl Probe {
         HostRows::new(Source::Owned(Arc::new(vec![0x3c_u8; len])), n_rows, n_cols, format)
     }
 
-    /// Bytes of neurons uploaded to the device per second: every other row of gate and up, and as
-    /// many neurons of down, in the layout that the device uses for such a model. 0 if the device
-    /// cannot replace packed weights.
+    /// Bytes of neurons uploaded to the device per second: every second row of gate and up, and as
+    /// many neurons of down, in the layout that the device uses for such a model. 0 for the CPU and
+    /// for a device that cannot replace packed weights.
     pub(super) fn upload(&self, queue: &mut Queue) -> Result<f64> {
         if self.device.info().kind == DeviceKind::Cpu {
             return Ok(0.0);
         }
-        let (row, n_embd, format) = (self.shape.row(), self.shape.n_embd, self.shape.format);
+        let (row, n_embd, format) = (self.shape.row_bytes(), self.shape.n_embd, self.shape.format);
         // A multiple of 256 values is a whole number of blocks in any format.
         let n = (UPLOAD / 3 / row).min(self.n_ff) / 256 * 256;
         let n = n.max(256);
@@ -152,7 +152,7 @@ impl Probe {
         };
         let mut slots: Vec<(&PackDesc, &HostRows, Tensor, Option<Staging>)> = Vec::new();
         for (pack, source) in [(&by_row, &rows), (&by_row, &rows), (&by_column, &down)] {
-            let Some(len) = self.device.packed_len(&pack.packed()?) else { return Ok(0.0) };
+            let Some(len) = self.device.packed_len(&pack.packed_desc()?) else { return Ok(0.0) };
             let staging = self.device.staging(Bytes(len as u64))?;
             slots.push((pack, source, self.device.import("probe", pack, source)?, Some(staging)));
         }

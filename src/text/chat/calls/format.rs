@@ -150,7 +150,7 @@ impl CallFormat {
         }
     }
 
-    /// Mistral's templates accept ids of nine letters and digits only.
+    /// Whether call ids must be nine letters and digits, as Mistral's templates require.
     pub(super) fn has_short_ids(self) -> bool {
         matches!(self, CallFormat::Mistral | CallFormat::MistralArgs)
     }

@@ -12,7 +12,7 @@ macro_rules! han {
         r"[\u{4E00}-\u{9FFF}\u{3400}-\u{4DBF}\u{20000}-\u{2A6DF}\u{2A700}-\u{2EBEF}\u{F900}-\u{FAFF}\u{2F800}-\u{2FA1F}]"
     };
 }
-/// The words of the DeepSeek family.
+/// Words, as in the tokenizers of the DeepSeek family.
 macro_rules! deepseek {
     () => {
         r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}\~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"##
@@ -86,7 +86,9 @@ pub(super) const HAN_KANA: &str = r"[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-
 pub(super) const HAN_HANGUL: &str = r"[[\u{800}-\u{9FA5}\u{AC00}-\u{D7FF}]--\s]+";
 /// The third range begins as in llama.cpp, far before the compatibility ideographs at U+F900.
 pub(super) const AFMOE_SCRIPTS: &str = r"[\u{4E00}-\u{9FFF}\u{3400}-\u{4DBF}\u{8C48}-\u{FAFF}\u{3040}-\u{309F}\u{30A0}-\u{30FF}\u{FF65}-\u{FF9F}\u{2F00}-\u{2FDF}\u{E40}-\u{E7F}\u{E80}-\u{EFF}\u{1780}-\u{17FF}\u{1000}-\u{109F}\u{AA60}-\u{AA7F}\u{A9E0}-\u{A9FF}\u{1100}-\u{11FF}]+";
-/// ASCII and full-width punctuation, without the ideographic space.
+/// DeepSeek's punctuation. The ranges contain letters, which [`CASED`] has split off before. In
+/// DeepSeek's pattern, the last range begins at U+3000, but llama.cpp replaces white space beyond
+/// ASCII before it matches this pattern.
 pub(super) const PUNCTUATION: &str =
     r"\s?[!-/:-\~\u{FF01}-\u{FF0F}\u{FF1A}-\u{FF5E}\u{2018}-\u{201F}\u{3001}\u{3002}]+";
 /// Letters with case, in the Unicode version of DeepSeek's tokenizer.

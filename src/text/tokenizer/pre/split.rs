@@ -95,7 +95,7 @@ impl Step {
                         at = split_run(text, found, &mut word);
                         at
                     } else {
-                        all_but_the_last(text, found)
+                        white_space_end(text, found)
                     };
                     word(at..stop);
                     at = stop;
@@ -136,7 +136,7 @@ impl Step {
 }
 
 /// End of the match of `\s+(?!\S)|\s+`, which starts at `run`, the longest run of white space.
-fn all_but_the_last(text: &str, run: Match<'_>) -> usize {
+fn white_space_end(text: &str, run: Match<'_>) -> usize {
     let last = run.as_str().chars().next_back().map_or(0, char::len_utf8);
     if run.end() == text.len() || run.len() == last { run.end() } else { run.end() - last }
 }

@@ -9,11 +9,11 @@ use hal::{BatchShape, KV_BLOCK, Operand, Tensor};
 
 use super::super::Context;
 use crate::buffer::{ReadView, Scratch, Span};
-use simd::{CacheKernels, HeadRows, PAD};
+use simd::{CacheKernels, HeadRows, PAD, RowKernels};
 
 /// Positions per span.
 pub(super) const SPAN: usize = 256;
-/// Maximum number of query heads of a block.
+/// Maximum number of query heads of a head block.
 pub(super) const MAX_HEADS: usize = 8;
 /// Maximum number of queries of a tile of several tokens.
 pub(super) const MAX_QUERIES: usize = 32;
@@ -22,37 +22,37 @@ pub(super) const FEW_TOKENS: usize = 4;
 /// Bytes of a cache row that a chunk reads in decode (at most the whole row), because reading
 /// adjacent heads together is faster.
 pub(super) const CHUNK_ROW_BYTES: usize = 2048;
-/// From this number of queries on, a span's keys and values are converted to F32 once, not once per
-/// group of queries.
+/// From this number of queries on, keys and values are converted to F32 once, not once per group of
+/// queries.
 pub(super) const WIDEN_FROM: usize = 9;
 /// Number of queries that share one read of the values.
 pub(super) const GROUP: usize = 4;
 /// Positions per pass: few enough that their keys or values stay in the L1 cache for all queries.
 pub(super) const L1_ROWS: usize = 16;
-/// Row indices of a converted span: 0, 1, 2, ...
-pub(super) const IN_ORDER: [u32; SPAN] = {
-    let mut ids = [0; SPAN];
+/// Indices of converted rows: 0, 1, 2, ...
+const IN_ORDER: [u32; L1_ROWS] = {
+    let mut ids = [0; L1_ROWS];
     let mut i = 0;
-    while i < SPAN {
+    while i < L1_ROWS {
         ids[i] = i as u32;
         i += 1;
     }
     ids
 };
 
-/// How the queries of an op are split into blocks and tiles.
+/// How the queries of an op are split into head blocks and tiles.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     pub(super) n_tokens: usize,
     /// Query heads per KV head.
     pub(super) n_shared: usize,
-    /// Blocks per KV head.
+    /// Head blocks per KV head.
     pub(super) blocks_per_kv_head: usize,
-    /// Blocks per token.
+    /// Head blocks per token.
     pub(super) n_blocks: usize,
     /// Tokens per tile.
     pub(super) tile: usize,
-    /// Blocks per chunk.
+    /// Head blocks per chunk.
     pub(super) blocks_per_chunk: usize,
     /// Size of a query or KV head, and the same size padded to [`PAD`].
     pub(super) d_head: usize,
@@ -72,7 +72,8 @@ impl Cut {
         let blocks_per_kv_head = n_shared.div_ceil(MAX_HEADS);
         let BatchShape { max_blocks, .. } = op.batch.shape;
         let is_decode = n_tokens <= FEW_TOKENS;
-        let head_bytes = op.cache.k.desc().format.row_bytes(d_head).unwrap_or(0).max(1);
+        // Formats below a byte per value take as long to read as a byte.
+        let head_bytes = op.cache.k.desc().format.row_bytes(d_head).unwrap_or(0).max(d_head).max(1);
         let n_heads =
             if is_decode { (CHUNK_ROW_BYTES / head_bytes).clamp(1, op.n_head_kv) } else { 1 };
         Cut {
@@ -94,30 +95,30 @@ impl Cut {
         self.n_tokens <= FEW_TOKENS
     }
 
-    /// The KV head of a block, and its query heads.
+    /// The KV head and the query heads of a head block.
     pub(super) fn heads(&self, block: usize) -> (usize, Range<usize>) {
-        let (group, part) = (block / self.blocks_per_kv_head, block % self.blocks_per_kv_head);
-        let first = group * self.n_shared;
+        let (kv_head, part) = (block / self.blocks_per_kv_head, block % self.blocks_per_kv_head);
+        let first = kv_head * self.n_shared;
         let end = first + self.n_shared;
-        (group, first + part * MAX_HEADS..end.min(first + (part + 1) * MAX_HEADS))
+        (kv_head, first + part * MAX_HEADS..end.min(first + (part + 1) * MAX_HEADS))
     }
 
-    /// Maximum number of queries of a tile and block.
+    /// Maximum number of queries of a tile and head block.
     pub(super) fn queries(&self) -> usize {
         self.tile * self.n_shared.min(MAX_HEADS)
     }
 
-    /// Number of groups of `blocks_per_chunk` blocks; a chunk computes one such group.
+    /// Number of groups of `blocks_per_chunk` head blocks; a chunk computes one such group.
     pub(super) fn n_block_groups(&self) -> usize {
         self.n_blocks.div_ceil(self.blocks_per_chunk)
     }
 }
 
 pub(in super::super) struct Workspace {
-    /// Partial results, one row per token, block and span: the queries' largest scores and sums of
-    /// weights, then their weighted values.
+    /// Partial results, one row per token, head block and span: the queries' largest scores and
+    /// sums of softmax weights, then their weighted values.
     pub(super) parts: Span<f32>,
-    /// Per worker: queries, scores, their maxima and sums, weighted values, and a span of keys or
+    /// Per worker: queries, scores, their maxima and sums, weighted values, and [`L1_ROWS`] keys or
     /// values as F32.
     pub(super) tiles: [Span<f32>; 5],
 }
@@ -132,8 +133,7 @@ impl Workspace {
         let parts =
             if cut.splits_spans() { cut.n_tokens * cut.n_blocks * cut.max_spans } else { 0 };
         let n = cut.queries() * cut.blocks_per_chunk;
-        let widest = cut.width.max(cut.value_width);
-        let widened = if cut.queries() >= WIDEN_FROM { SPAN * widest } else { 0 };
+        let widened = L1_ROWS * cut.width.max(cut.value_width);
         Self {
             parts: scratch.take(parts, cut.queries() * (2 + cut.value_width)),
             tiles: [n * cut.width, n * SPAN, n * 2, n * cut.value_width, widened]
@@ -149,8 +149,10 @@ pub(super) struct KeysOrValues {
     /// Bytes of a head.
     pub(super) len: usize,
     pub(super) d_head: usize,
-    pub(super) kernels: CacheKernels,
-    pub(super) is_f32: bool,
+    kernels: CacheKernels,
+    /// The kernels for rows converted to F32.
+    on_f32: RowKernels,
+    is_f32: bool,
 }
 
 impl KeysOrValues {
@@ -161,20 +163,43 @@ impl KeysOrValues {
             len: format.row_bytes(d_head).expect("hal checks that heads are whole blocks"),
             d_head,
             kernels: context.simd.cache(format),
+            on_f32: (context.simd.cache(Format::F32).rows).expect("F32 rows are read as they are"),
             is_f32: format == Format::F32,
         }
     }
 
-    pub(super) fn head_rows<'a>(
+    /// The rows `ids` of a KV head, and the kernels that read them. If the format or the number of
+    /// queries requires it, the rows are converted to F32 in `widened`, which still holds them from
+    /// the previous call if `again`.
+    pub(super) fn rows<'a>(
         &'a self,
-        group: usize,
-        ids: &'a [u32],
-        next: &'a [u32],
-    ) -> HeadRows<'a> {
+        kv_head: usize,
+        [ids, next]: [&'a [u32]; 2],
+        n_queries: usize,
+        again: bool,
+        widened: &'a mut [f32],
+    ) -> (HeadRows<'a>, RowKernels) {
+        let rows = self.head_rows(kv_head, ids, next);
+        if let Some(kernels) = self.kernels.rows
+            && (n_queries < WIDEN_FROM || self.is_f32)
+        {
+            return (rows, kernels);
+        }
+        let (width, n_cols) = (rows.width(), rows.n_cols);
+        let widened = &mut widened[..ids.len() * width];
+        if !again {
+            (self.kernels.widen)(&rows, widened);
+        }
+        let (row_bytes, len) = (width * size_of::<f32>(), n_cols * size_of::<f32>());
+        let (bytes, ids) = (bytemuck::cast_slice(widened), &IN_ORDER[..ids.len()]);
+        (HeadRows { bytes, row_bytes, at: 0, len, n_cols, ids, next: &[] }, self.on_f32)
+    }
+
+    fn head_rows<'a>(&'a self, kv_head: usize, ids: &'a [u32], next: &'a [u32]) -> HeadRows<'a> {
         HeadRows {
             bytes: self.rows.as_slice(),
             row_bytes: self.rows.n_cols(),
-            at: group * self.len,
+            at: kv_head * self.len,
             len: self.len,
             n_cols: self.d_head,
             ids,
@@ -183,7 +208,7 @@ impl KeysOrValues {
     }
 }
 
-/// Some tokens of one sequence and some blocks of heads. The tile's queries are ordered by block,
+/// Some tokens of one sequence and some head blocks. The tile's queries are ordered by head block,
 /// then by token.
 #[derive(Clone, Debug)]
 pub(super) struct Tile {
@@ -191,11 +216,10 @@ pub(super) struct Tile {
     pub(super) blocks: Range<usize>,
 }
 
-/// A worker's scratch memory for a tile.
 pub(super) struct TileScratch<'a> {
     pub(super) q: &'a mut [f32],
     pub(super) scores: &'a mut [f32],
-    /// Largest score and sum of weights of each query.
+    /// Largest score and sum of softmax weights of each query.
     pub(super) softmax: &'a mut [f32],
     pub(super) sums: &'a mut [f32],
     pub(super) widened: &'a mut [f32],
@@ -208,19 +232,19 @@ pub(super) struct Positions<'a> {
     pub(super) first: usize,
     /// The cache rows of the positions.
     pub(super) ids: &'a [u32],
-    /// Number of queries per block that read the positions.
+    /// Number of queries per head block that read the positions.
     pub(super) n_queries: usize,
 }
 
 impl<'a> Positions<'a> {
-    /// Splits the positions into ranges that stay in the L1 cache. An item is a range, its cache
-    /// rows, and the rows after the range (to prefetch).
-    pub(super) fn l1_ranges(self) -> impl Iterator<Item = (Range<usize>, &'a [u32], &'a [u32])> {
+    /// Splits the positions into ranges that stay in the L1 cache. An item is a range, and its cache
+    /// rows and the rows after the range (to prefetch).
+    pub(super) fn l1_ranges(self) -> impl Iterator<Item = (Range<usize>, [&'a [u32]; 2])> {
         let end = self.first + self.ids.len();
         (self.first / L1_ROWS..end.div_ceil(L1_ROWS)).map(move |i| {
             let at = self.first.max(i * L1_ROWS)..end.min((i + 1) * L1_ROWS);
             let (ids, next) = self.ids[at.start - self.first..].split_at(at.len());
-            (at, ids, next)
+            (at, [ids, next])
         })
     }
 }

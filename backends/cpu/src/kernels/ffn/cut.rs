@@ -15,8 +15,8 @@ use simd::PANEL_ROWS;
 pub(super) const TILE: usize = 16;
 /// Maximum number of rows of a slice.
 pub(super) const SLICE: usize = 256;
-/// Target number of slices of the rows that one token uses. Large blocks have more slices, because
-/// a slice has at most [`SLICE`] rows.
+/// Target number of slices of the rows that one token uses. Large feed-forward blocks have more
+/// slices, because a slice has at most [`SLICE`] rows.
 const N_SLICES: usize = 32;
 /// Maximum bytes of a tile's partial sums; tiles have fewer tokens if needed to stay within the
 /// limit.
@@ -36,7 +36,7 @@ pub(super) struct Cut {
     /// Rows of a slice.
     pub(super) slice: usize,
     /// Number of slices of the largest expert, and of all experts.
-    pub(super) group_slices: usize,
+    pub(super) expert_slices: usize,
     pub(super) n_slices: usize,
     pub(super) tile: usize,
     pub(super) is_prefill: bool,
@@ -59,8 +59,8 @@ impl Cut {
             None => n_rows.div_ceil(slice),
             Some(experts) => experts.rows().map(|rows| rows.len().div_ceil(slice)).sum(),
         };
-        let group_slices = expert_rows.div_ceil(slice);
-        let partial = n_used * group_slices * y.n_cols * size_of::<f32>();
+        let expert_slices = expert_rows.div_ceil(slice);
+        let partial = n_used * expert_slices * y.n_cols * size_of::<f32>();
         let tile = match op.orientation {
             Down::ByNeuron => (PARTIAL_BYTES / partial.max(1)).clamp(1, TILE),
             Down::AcrossNeurons => TILE,
@@ -74,7 +74,7 @@ impl Cut {
             n_used,
             expert_rows,
             slice,
-            group_slices,
+            expert_slices,
             n_slices,
             tile,
             is_prefill: prefill.is_some(),
@@ -90,13 +90,13 @@ impl Cut {
 pub(in super::super) struct Workspace {
     pub(super) x: Option<Q8Span>,
     pub(super) experts: ExpertSpans,
-    /// Number of active neurons of each pair and slice: `[n_pairs, group_slices]`.
+    /// Number of active neurons of each pair and slice: `[n_pairs, expert_slices]`.
     pub(super) n_active: Span<u32>,
     /// [`hal::op::UnionCounts`] of each slice: `[1, n_slices * decode::N_COUNTS]`.
     pub(super) slice_counts: Span<u32>,
     /// Start of each slice in a row list.
     pub(super) starts: Span<u32>,
-    /// Partial sums of down: `[n_pairs * group_slices, n_out]`; in prefill `[n_pairs, n_out]`, and
+    /// Partial sums of down: `[n_pairs * expert_slices, n_out]`; in prefill `[n_pairs, n_out]`, and
     /// only for blocks with experts.
     pub(super) partial: Span<f32>,
     /// The neurons' values, unless they are quantised immediately: `[n_pairs, expert_rows]`.
@@ -121,7 +121,7 @@ impl Workspace {
         let (partial, h, down) = match op.orientation {
             Down::ByNeuron => {
                 let pairs = if op.experts.is_some() { prefill } else { 0 };
-                (sliced * cut.group_slices + pairs, prefill, None)
+                (sliced * cut.expert_slices + pairs, prefill, None)
             }
             Down::AcrossNeurons => (0, n_pairs, Some(op.down.desc().format)),
         };
@@ -132,7 +132,7 @@ impl Workspace {
         Self {
             x: Q8Span::new(&formats, cut.tile, op.x.desc().n_cols, scratch),
             experts: ExpertSpans::new(&cut, scratch),
-            n_active: scratch.take(sliced, cut.group_slices),
+            n_active: scratch.take(sliced, cut.expert_slices),
             slice_counts: scratch
                 .take(usize::from(!cut.is_prefill), cut.n_slices * decode::N_COUNTS),
             starts: scratch.take(1, cut.n_slices + 1),

@@ -52,7 +52,7 @@ impl SparseFfn {
 
     pub(super) fn decode_run(&self, step: usize, chunk: usize, tokens: &Range<usize>) {
         if step > 1 {
-            return self.decode_finish(tokens, chunk);
+            return self.decode_output(tokens, chunk);
         }
         let whole = self.experts.chunk(chunk);
         let rows = nth_range(whole.index, self.cut.slice, whole.rows.len());
@@ -190,7 +190,7 @@ impl SparseFfn {
             }
             match &self.output {
                 Output::ByNeuron { down, partial } if !values.is_empty() => {
-                    let y = partial.row(pair * self.cut.group_slices + part.index);
+                    let y = partial.row(pair * self.cut.expert_slices + part.index);
                     y.fill(0.0);
                     down.add(values, y);
                 }
@@ -211,8 +211,9 @@ impl SparseFfn {
         }
     }
 
-    /// Writes some columns of y: the slices' sums, and the biases.
-    fn decode_finish(&self, tokens: &Range<usize>, chunk: usize) {
+    /// Writes some columns of y: the biases, and the slices' sums or the products with down. Chunk
+    /// 0 also adds the counts of active neurons.
+    fn decode_output(&self, tokens: &Range<usize>, chunk: usize) {
         match &self.output {
             Output::ByNeuron { partial, .. } => {
                 let n_pieces = self.cut.n_out.div_ceil(COLS);
@@ -222,7 +223,7 @@ impl SparseFfn {
                 for pair in self.experts.pairs_of_token(slot) {
                     let slices = self.n_active_of(pair);
                     for (slice, _) in slices.iter().enumerate().filter(|(_, n)| **n > 0) {
-                        let part = partial.read_row(pair * self.cut.group_slices + slice);
+                        let part = partial.read_row(pair * self.cut.expert_slices + slice);
                         y.iter_mut().zip(&part[cols.clone()]).for_each(|(y, v)| *y += v);
                     }
                 }

@@ -8,7 +8,6 @@ use crate::buffer::ReadView;
 use crate::kernels::Context;
 use simd::{SumRowsFn, TransposedFn};
 
-/// A down matrix with one row per neuron.
 #[derive(Debug)]
 pub(super) enum DownByNeuron {
     /// The file stores one row per neuron.

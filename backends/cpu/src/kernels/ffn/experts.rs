@@ -13,7 +13,6 @@ use super::cut::Cut;
 use crate::buffer::{ReadView, Scratch, Span, WriteView};
 use crate::kernels::Context;
 
-/// Workspace of [`ExpertPairs`].
 pub(super) struct ExpertSpans {
     first: Span<u32>,
     chunks: Span<u32>,
@@ -44,7 +43,7 @@ pub(super) struct ExpertPairs {
     /// The first row of every slice, then the number of rows.
     slice_starts: Box<[u32]>,
     n_used: usize,
-    /// Weight of each expert for each token, `[n_tokens, n_expert]`; `None` without experts.
+    /// Router weight of each expert for each token, `[n_tokens, n_expert]`; `None` without experts.
     weight: Option<ReadView<f32>>,
     /// The first pair of each expert, then the number of pairs: `[1, n_expert + 1]`.
     first: WriteView<u32>,
@@ -137,12 +136,12 @@ impl ExpertPairs {
         }
         // Until the chunks are known, `chunks` holds the next pair of each expert.
         next.copy_from_slice(first);
-        let (slots, of) = (self.slots.row(0), self.experts.row(0));
+        let (slots, experts) = (self.slots.row(0), self.experts.row(0));
         for slot in 0..tile.len() {
             let (count, pairs) = self.pairs.row(slot).split_at_mut(1);
             for pair in &mut pairs[..count[0] as usize] {
                 let next = &mut next[*pair as usize];
-                (slots[*next as usize], of[*next as usize]) = (slot as u32, *pair);
+                (slots[*next as usize], experts[*next as usize]) = (slot as u32, *pair);
                 *pair = *next;
                 *next += 1;
             }
@@ -213,9 +212,9 @@ impl ExpertPairs {
 
     /// Splits consecutive pairs by expert.
     pub(super) fn expert_runs(&self, pairs: Range<usize>) -> impl Iterator<Item = ExpertChunk<'_>> {
-        let of = &self.experts.read_row(0)[pairs.clone()];
+        let experts = &self.experts.read_row(0)[pairs.clone()];
         let mut first = pairs.start;
-        of.chunk_by(|a, b| a == b).map(move |run| {
+        experts.chunk_by(|a, b| a == b).map(move |run| {
             let pairs = first..first + run.len();
             first = pairs.end;
             self.chunk_of_pairs(run[0] as usize, pairs)

@@ -10,7 +10,6 @@ use crate::kernels::Context;
 /// First entry of `starts` for a list whose rows are not in slice order.
 const UNORDERED: u32 = u32::MAX;
 
-/// A row set on this device.
 #[derive(Debug)]
 pub(super) struct RowList {
     ids: ReadView<u32>,

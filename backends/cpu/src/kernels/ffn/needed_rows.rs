@@ -52,7 +52,7 @@ impl NeededRows {
         }
     }
 
-    /// Kernel calls with lists, divided by the calls for all `n_rows` rows and `n` tokens.
+    /// Kernel calls with lists, divided by those for all `n_rows` rows and `n` tokens in lists.
     fn call_ratio(&self, n_rows: usize, n: usize) -> f32 {
         self.n_calls as f32 / (n_rows * n.div_ceil(AT_ONCE)).max(1) as f32
     }
@@ -91,8 +91,8 @@ impl Projection<'_> {
     }
 
     /// Calls `f(i, products)` for each needed row of the slice `rows`. `products` include the bias
-    /// and are valid only for the tokens that need the row. All rows are computed if lists would
-    /// need at least the share `dense_from` of the dense pass's kernel calls.
+    /// and are valid only for the tokens that need the row. Computes all rows for all tokens if
+    /// [`Self::is_dense`].
     #[inline(always)]
     pub(super) fn for_needed_rows<const N: usize>(
         &self,

@@ -2,7 +2,7 @@
 //! products, otherwise row by row. Down is multiplied by panels or neuron by neuron.
 //!
 //! With experts, the tokens that use an expert are gathered from the whole tile. An expert that
-//! few of them use is multiplied row by row.
+//! hardly any token uses is multiplied row by row.
 
 use std::ops::Range;
 
@@ -29,7 +29,7 @@ const CHUNK_TOKENS: usize = 16;
 /// Panels per run of neurons; down adds the neurons of one run at a time.
 const PANELS: usize = SLICE / PANEL_ROWS;
 
-/// Additional state of a prefill tile.
+/// Workspace of a prefill tile.
 #[derive(Debug)]
 pub(super) struct Prefill {
     pub(super) panels: Panels,
@@ -39,7 +39,7 @@ pub(super) struct Prefill {
     pub(super) h: WriteView<f32>,
 }
 
-/// Tokens per tile; `None` if the batch is too small for this path.
+/// Tokens per tile; `None` if the batch is so small that it runs as in decode.
 pub(super) fn tile_tokens<T: Operand>(
     op: &op::SparseFfn<T>,
     n_used: usize,
@@ -217,8 +217,8 @@ impl SparseFfn {
         sums
     }
 
-    /// Turns the products of a panel into the input of down: adds the bias, applies the activation,
-    /// and zeroes inactive neurons.
+    /// Stores a panel's mask and input of down: adds up's bias if there is a gate, applies the
+    /// activation and the expert weight, and zeroes inactive neurons.
     fn prefill_values(
         &self,
         prefill: &Prefill,
@@ -260,7 +260,7 @@ impl SparseFfn {
     fn prefill_product(&self, prefill: &Prefill, chunk: usize, tile: &Range<usize>, worker: usize) {
         let Output::ByOutput { down, acts, .. } = &self.output else { return };
         let (slots, cols) = PanelCut::new(tile.len(), self.cut.n_out).chunk(chunk);
-        // The products of a single expert are the only term of y, so y is written once.
+        // Without experts, y is initialised just before the only products are added.
         let at_once = !self.experts.has_router() && self.cut.expert_rows > 0;
         if !at_once {
             for slot in slots.clone() {

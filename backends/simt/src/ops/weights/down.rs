@@ -18,13 +18,13 @@ use crate::units::Unit;
 
 /// Maximum number of slices of rows with separate sums.
 const MAX_SLICES: usize = 64;
-/// The rows of a slice are a multiple of this number, since `down_few` splits a slice in four.
+/// The number of rows of a slice is a multiple of this, since `down_few` splits a slice in four.
 const SLICE_STEP: usize = 64;
 /// Slices per used expert: a multiple of the number of parallel sums in `ffn_reduce`, so that the
 /// order of additions does not depend on which other experts are used.
-const GROUP_SLICES: usize = 8;
-/// Tokens whose experts are processed at once.
-const GROUP_TOKENS: usize = 4;
+const EXPERT_SLICES: usize = 8;
+/// Maximum number of tokens whose experts are processed at once.
+const EXPERT_TOKENS: usize = 4;
 /// Columns per block of `down_few`, and columns and tokens per tile of `down_many`.
 const FEW_COLUMNS: usize = 512;
 const TILE_COLUMNS: usize = 128;
@@ -48,7 +48,7 @@ fn slice(n_rows: usize, n_out: usize, n_tokens: usize, facts: &Facts) -> usize {
     n_rows.div_ceil(n_slices).next_multiple_of(SLICE_STEP).max(SLICE_STEP)
 }
 
-/// Scratch memory of the second half.
+/// Scratch memory of the down projection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DownScratch {
     /// Neuron values in Q8 blocks, if the down projection reads them in that format.
@@ -77,8 +77,8 @@ impl DownScratch {
             _ if across => n_slices = 1,
             Some(experts) if n_tokens <= FEW => {
                 let most = experts.rows().map(|rows| rows.len()).max().unwrap_or(0);
-                at_once = n_tokens.min(GROUP_TOKENS);
-                slices_per_expert = GROUP_SLICES;
+                at_once = n_tokens.min(EXPERT_TOKENS);
+                slices_per_expert = EXPERT_SLICES;
                 slice =
                     most.div_ceil(slices_per_expert).next_multiple_of(SLICE_STEP).max(SLICE_STEP);
                 n_slices = slices_per_expert * experts.n_expert().min(at_once * experts.n_used);
@@ -119,7 +119,7 @@ impl DownProjection<'_> {
             self.n_tokens > FEW || self.op.experts.is_some() && self.ranges.slices_per_expert == 0;
         match (self.op.orientation, &self.op.experts) {
             (Down::ByNeuron, _) if many => self.by_neuron_many(out)?,
-            (Down::ByNeuron, Some(_)) if self.n_tokens > GROUP_TOKENS => {
+            (Down::ByNeuron, Some(_)) if self.n_tokens > EXPERT_TOKENS => {
                 return self.in_chunks(out);
             }
             (Down::ByNeuron, _) => self.by_neuron(out)?,
@@ -129,12 +129,12 @@ impl DownProjection<'_> {
         self.reduce(out)
     }
 
-    /// Lowers [`GROUP_TOKENS`] tokens at a time: more tokens would use more experts, and so more
+    /// Lowers [`EXPERT_TOKENS`] tokens at a time: more tokens would use more experts, and so more
     /// scratch memory.
     fn in_chunks(&self, out: &mut Lowering<'_>) -> Result<()> {
         let row = 4 * self.op.up.desc().n_rows as u64;
-        for first in (0..self.n_tokens).step_by(GROUP_TOKENS) {
-            let n_tokens = GROUP_TOKENS.min(self.n_tokens - first);
+        for first in (0..self.n_tokens).step_by(EXPERT_TOKENS) {
+            let n_tokens = EXPERT_TOKENS.min(self.n_tokens - first);
             let (op, ranges, first_token) = (self.op, self.ranges, self.first_token + first);
             let h = self.h.part(row * first as u64, row * n_tokens as u64);
             let counts = self.counts.part(4 * first as u64, 4 * n_tokens as u64);

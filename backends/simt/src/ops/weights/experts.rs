@@ -20,7 +20,6 @@ const MAX_PAIRS: usize = 4096;
 /// Rows per thread of `experts_hidden`.
 const ROWS_EACH: usize = 4;
 
-/// How many tokens are processed at once.
 fn chunk_tokens(experts: &ExpertRanges) -> usize {
     CHUNK_TOKENS.min(MAX_PAIRS / experts.n_used.max(1)).max(1)
 }
@@ -44,7 +43,6 @@ impl Sizes {
     }
 }
 
-/// Scratch memory for a chunk of tokens.
 pub(super) struct ExpertScratch {
     q8: ScratchRange,
     /// Index of each expert's first pair, then one word per pair (`kernels-cuda/experts.cu`).

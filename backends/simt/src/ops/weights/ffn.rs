@@ -10,7 +10,7 @@ use super::FEW;
 use super::down::{DownProjection, DownScratch, expert_weights, tokens};
 use super::experts::{self, ExpertScratch};
 use super::ffn_many::{ManyScratch, lower_many};
-use super::matmul::{Clear, quantize};
+use super::matmul::{WordFill, quantize};
 use super::operand::{Weight, refusal, takes_q8};
 use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
@@ -19,7 +19,7 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Number of words before the neuron values: a counter of active neurons for each token.
+/// Number of words before the neuron values; token `t` counts its active neurons in word `t`.
 const N_COUNTS: usize = 64;
 /// Marks the value of a skipped neuron (`kernels-cuda/lib/ffn.cuh`).
 const DROPPED: u32 = 0x8000_0000;
@@ -73,7 +73,7 @@ pub(crate) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
         refused = refused.or_else(|| refusal("gate", gate));
     }
     if stride(&op.down).is_none() {
-        refused = refused.or(Some(format!("operand down has no device layout: {}", op.down)));
+        refused = refused.or(Some(format!("operand down has an invalid shape: {}", op.down)));
     }
     let n_expert = op.experts.as_ref().map_or(0, ExpertRanges::n_expert);
     if n_expert > MAX_EXPERTS {
@@ -116,12 +116,12 @@ pub(crate) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>) -> Resul
     Ok(())
 }
 
-/// The preparation of a decode block that an earlier kernel can do: the destination of x in Q8
+/// The preparation of an op in decode that an earlier kernel can do: the destination of x in Q8
 /// blocks, and the words to initialise.
 pub(crate) fn before_ffn(
     op: &SparseFfn<Tensor>,
     out: &Lowering<'_>,
-) -> Result<(Option<Span>, Option<Clear>)> {
+) -> Result<(Option<Span>, Option<WordFill>)> {
     let hal::Op::SparseFfn(desc) = hal::Op::from(op.clone()).to_desc() else {
         unreachable!("`to_desc` keeps the op's variant")
     };
@@ -169,7 +169,6 @@ pub(super) fn quantizes_x(gate: Option<Format>, up: Format) -> bool {
     takes_q8(up) || gate.is_some_and(takes_q8)
 }
 
-/// Scratch memory of a decode step.
 struct FewScratch {
     /// x in Q8 blocks, if gate or up reads that format.
     q8: ScratchRange,
@@ -230,10 +229,10 @@ impl FewTokens<'_> {
 
     /// Initial contents of counts and neuron values. If only some rows are processed, the other
     /// neurons are marked as skipped.
-    fn clear(&self, range: Span) -> Clear {
+    fn clear(&self, range: Span) -> WordFill {
         let is_sparse = self.op.experts.is_some() || matches!(self.op.rows, Rows::Active(_));
         let n_h = if is_sparse { self.n_tokens * self.op.up.desc().n_rows } else { 0 };
-        Clear { span: range, n: N_COUNTS + n_h, n_zero: N_COUNTS, word: DROPPED }
+        WordFill { span: range, n: N_COUNTS + n_h, n_zero: N_COUNTS, word: DROPPED }
     }
 
     /// Computes the values of all active neurons; `x` is given in F32 and in Q8 blocks.

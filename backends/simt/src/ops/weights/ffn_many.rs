@@ -7,7 +7,7 @@ use hal::{Operand, Result, Rows, Tensor, TensorDesc};
 use super::BLOCK;
 use super::down::{DownProjection, DownScratch, expert_weights, tokens};
 use super::ffn::{quantizes_x, rule_args};
-use super::matmul::{Clear, Product, quantize};
+use super::matmul::{Product, WordFill, quantize};
 use super::operand::{Weight, takes_q8};
 use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
@@ -21,7 +21,6 @@ const CHUNK_TOKENS: usize = 256;
 /// Rows per thread of `ffn_hidden`.
 const ROWS_EACH: usize = 4;
 
-/// Scratch memory for a chunk of tokens.
 pub(super) struct ManyScratch {
     q8: ScratchRange,
     /// The row list's membership bits, indexed by row.
@@ -78,7 +77,7 @@ fn mask(op: &SparseFfn<Tensor>, ranges: &ManyScratch, out: &mut Lowering<'_>) ->
     let (n_rows, words) = (op.up.desc().n_rows, set.members.desc().n_cols);
     let (mask, capacity) = (ranges.mask.span(out)?, set.ids.desc().n_cols);
     let n = n_rows * words;
-    let clear = Clear { span: mask, n, n_zero: n, word: 0 };
+    let clear = WordFill { span: mask, n, n_zero: n, word: 0 };
     quantize(Span::NONE, 0, Span::NONE, Some(clear), out);
     let args = [
         ptr(plain(&set.ids)?),
@@ -111,7 +110,7 @@ impl ManyTokens<'_> {
         let counts = self.ranges.counts.span(out)?.part(0, 4 * n_tokens as u64);
         let q8 = self.ranges.q8.span(out)?;
         let n_values = if quantized { n_tokens * op.x.desc().n_cols } else { 0 };
-        let clear = Clear { span: counts, n: n_tokens, n_zero: n_tokens, word: 0 };
+        let clear = WordFill { span: counts, n: n_tokens, n_zero: n_tokens, word: 0 };
         quantize(x, n_values, q8, Some(clear), out);
 
         let tests = self.ranges.tests.span(out)?;

@@ -26,12 +26,11 @@ pub(crate) fn plan_matmul(op: &MatMul<TensorDesc>, _facts: &Facts) -> Plan {
     plan_of(refuse_products(&op.w), products_workspace(&op.w, op.x.n_rows))
 }
 
-/// Why products of a weight are not supported; `None` if they are.
+/// Why products with a weight are not supported; `None` if they are.
 pub(crate) fn refuse_products(w: &TensorDesc) -> Option<String> {
     refusal("w", w)
 }
 
-/// Bytes of workspace that [`products`] takes.
 pub(crate) fn products_workspace(w: &TensorDesc, n_tokens: usize) -> u64 {
     let mut scratch = Scratch::default();
     scratch.q8(if takes_q8(w.format) { n_tokens * w.n_cols } else { 0 });
@@ -132,7 +131,7 @@ pub(crate) fn lower_together(ops: &[&MatMul<Tensor>], out: &mut Lowering<'_>) ->
 /// Words that a quantisation or norm launch also sets: `n` of them, the first `n_zero` to 0 and the
 /// others to `word`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Clear {
+pub(crate) struct WordFill {
     pub(crate) span: Span,
     pub(crate) n: usize,
     pub(crate) n_zero: usize,
@@ -144,11 +143,11 @@ pub(super) fn quantize(
     x: Span,
     n_values: usize,
     q: Span,
-    clear: Option<Clear>,
+    clear: Option<WordFill>,
     out: &mut Lowering<'_>,
 ) {
     let n_blocks = n_values / 32;
-    let clear = clear.unwrap_or(Clear { span: Span::NONE, n: 0, n_zero: 0, word: 0 });
+    let clear = clear.unwrap_or(WordFill { span: Span::NONE, n: 0, n_zero: 0, word: 0 });
     let threads = (8 * n_blocks).max(clear.n.div_ceil(16));
     let args = [
         ptr(x),
@@ -234,14 +233,14 @@ impl Product<'_> {
     fn lower_many_tokens(&self, experts: Option<ExpertTokens>, out: &mut Lowering<'_>) {
         let desc = &self.weight.desc;
         let none = Span::NONE;
-        let all = ExpertTokens {
+        let no_experts = ExpertTokens {
             pairs: none,
             rows: none,
             n_expert: 0,
             max_rows: desc.n_rows,
             x_by_pair: false,
         };
-        let experts = experts.unwrap_or(all);
+        let experts = experts.unwrap_or(no_experts);
         let args = [
             ptr(self.weight.span),
             ptr(self.weight.tables(out)),

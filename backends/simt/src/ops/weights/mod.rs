@@ -12,7 +12,7 @@ mod scratch;
 
 pub(crate) use ffn::{before_ffn, lower_ffn, plan_ffn};
 pub(crate) use matmul::{
-    Clear, lower_matmul, lower_together, plan_matmul, products, products_workspace,
+    WordFill, lower_matmul, lower_together, plan_matmul, products, products_workspace,
     quantized_for_matmul, refuse_products,
 };
 pub(crate) use operand::takes_q8;

@@ -9,7 +9,6 @@ use crate::buffer::{RowLayout, Span, raw};
 use crate::error::failure;
 use crate::lowering::Lowering;
 
-/// A weight that an op reads.
 #[derive(Clone, Debug)]
 pub(super) struct Weight {
     pub(super) desc: TensorDesc,
@@ -100,9 +99,9 @@ pub(crate) fn takes_q8(format: Format) -> bool {
 /// Why a weight cannot be read row by row; `None` if it can.
 pub(super) fn refusal(name: &str, desc: &TensorDesc) -> Option<String> {
     match stride(desc) {
-        None => Some(format!("operand {name} has no device layout: {desc}")),
+        None => Some(format!("operand {name} has an invalid shape: {desc}")),
         Some(_) if is_transposed_quantised(desc) => {
-            Some(format!("operand {name} is transposed: {desc}"))
+            Some(format!("operand {name} must not be transposed: {desc}"))
         }
         Some(_) => None,
     }

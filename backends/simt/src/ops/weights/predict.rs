@@ -1,6 +1,6 @@
 //! Predicts the active neurons of a step: one or two products, then lists of the active neurons.
 
-use hal::op::{Hidden, Predict};
+use hal::op::{HiddenActivation, Predict};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
 use super::matmul::{Product, quantize};
@@ -62,7 +62,14 @@ pub(crate) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'_>) -> Res
     let mut input = plain(&op.x)?;
     if let Some(fc1) = &op.fc1 {
         let hidden = ranges.hidden.span(out)?;
-        steps.push((fc1, input, ranges.q8, Span::NONE, op.hidden == Hidden::Relu, hidden));
+        steps.push((
+            fc1,
+            input,
+            ranges.q8,
+            Span::NONE,
+            op.hidden == HiddenActivation::Relu,
+            hidden,
+        ));
         input = hidden;
     }
     steps.push((&op.fc2, input, ranges.hidden_q8, bias, false, scores));

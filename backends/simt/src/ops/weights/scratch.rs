@@ -24,7 +24,8 @@ impl ScratchRange {
     }
 }
 
-/// Reserves ranges of the workspace one after the other; `bytes` are reserved so far.
+/// Reserves consecutive ranges of the workspace; `bytes` is the end of the last range, rounded up
+/// to [`ALIGN`].
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     pub(super) bytes: u64,

@@ -251,8 +251,8 @@ impl DownMany<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
         let weight = self.weight;
         let (tables, table_offsets) = weight.transposed_tables(out)?;
-        let which = if self.experts.is_some() { "lib/down_groups" } else { "lib/down_every" };
-        let source = Source::new("down_many").include("which", which);
+        let slice_file = if self.experts.is_some() { "lib/down_groups" } else { "lib/down_every" };
+        let source = Source::new("down_many").include("which", slice_file);
         let source = include(source, "down", &weight.desc, Access::Fours)?;
         let none = out.dummy();
         for (i, part) in weight.parts.iter().enumerate() {

@@ -41,7 +41,7 @@ struct Sizes {
     n_expert: usize,
     n_used: usize,
     n_pairs: usize,
-    /// Maximum number of rows of an expert, a multiple of the block size if they are quantised.
+    /// Maximum number of rows of an expert, a multiple of 32 if neuron values are quantised.
     max_rows: usize,
 }
 
@@ -63,7 +63,6 @@ impl Sizes {
     }
 }
 
-/// Scratch memory for a chunk of tokens.
 pub(super) struct ExpertScratch {
     q8: ScratchRange,
     pairs: ScratchRange,

@@ -1,5 +1,5 @@
-//! Feed-forward blocks: in decode the gate, then up and down for the active neurons only; in prefill
-//! tiles with all neurons. [`FfnAlgorithm`] lists the exceptions.
+//! Feed-forward blocks. In decode the gate comes first, then up and down for the active neurons
+//! only; in prefill, tiles compute all neurons. [`FfnAlgorithm`] lists the exceptions.
 
 use hal::format::Format;
 use hal::op::{Activation, Down, ExpertRanges, FfnKind, Skip, SparseFfn};
@@ -154,7 +154,6 @@ pub(super) fn skip_code(skip: Skip) -> u32 {
     }
 }
 
-/// Scratch memory of a decode step.
 struct FewScratch {
     /// x in Q8 blocks, if gate or up reads that format.
     q8: ScratchRange,
@@ -276,7 +275,7 @@ impl FewTokens<'_> {
     fn numbers(&self, params: &FfnParams<'_>) -> [u32; 17] {
         let op = self.op;
         let bias_test = if op.gate.is_some() { &op.bias_gate } else { &op.bias_up };
-        let has = u32::from(bias_test.is_some())
+        let flags = u32::from(bias_test.is_some())
             | u32::from(op.bias_up.is_some()) << 1
             | u32::from(op.threshold.is_some()) << 2
             | u32::from(self.has_row_list()) << 3;
@@ -293,7 +292,7 @@ impl FewTokens<'_> {
             capacity,
             words,
             op.experts.as_ref().map_or(0, ExpertRanges::n_expert) as u32,
-            has | kind_code(op.kind) << 4,
+            flags | kind_code(op.kind) << 4,
             activation,
             skip,
             alpha.to_bits(),

@@ -24,7 +24,6 @@ pub(super) fn chunk_tokens(op: &SparseFfn<TensorDesc>) -> usize {
     op.x.n_rows.min(CHUNK_TOKENS)
 }
 
-/// Scratch memory for a chunk of tokens.
 pub(super) struct ManyScratch {
     q8: ScratchRange,
     /// The row list's membership bits, indexed by row.

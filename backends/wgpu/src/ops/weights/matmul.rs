@@ -21,7 +21,7 @@ pub(in super::super) fn plan_matmul(op: &MatMul<TensorDesc>, facts: &Facts) -> P
     plan_of(refused, products_workspace(&op.w, op.x.n_rows), None)
 }
 
-/// Why products of a weight with this number of tokens are not supported; `None` if they are.
+/// Why products of a weight and this number of tokens are not supported; `None` if they are.
 pub(in super::super) fn refuse_products(
     w: &TensorDesc,
     n_tokens: usize,
@@ -178,7 +178,7 @@ impl Product<'_> {
         let source = Source::new(name).include("which", which);
         let source = include(source, "weight", desc, Access::Tile)?;
         // The product of the output matrix (one row per vocabulary entry) and hundreds of tokens
-        // would exceed the work limit of a dispatch. Experts are small enough.
+        // would exceed the work limit of a dispatch. The matrices of experts are small enough.
         let tile_work = (self.n_tokens * desc.n_cols * TILE).max(1) as u64;
         let rows_per_dispatch = match experts.n_expert {
             0 => TILE.saturating_mul((out.facts().max_work / tile_work).max(1) as usize),

@@ -65,7 +65,7 @@ fn format_file(format: Format) -> Option<&'static str> {
     })
 }
 
-/// Whether the shader gets the codes of a block four at a time.
+/// Whether the format's shader file unpacks the codes of a block four at a time.
 fn reads_four(format: Format) -> bool {
     needs_tables(format) || format == Format::MXFP4
 }
@@ -152,18 +152,18 @@ pub(super) fn part_rows(desc: &TensorDesc, step: usize, facts: &Facts) -> usize 
 /// Why a weight cannot be read by this backend; `None` if it can.
 pub(super) fn refusal(name: &str, desc: &TensorDesc, step: usize, facts: &Facts) -> Option<String> {
     let Some(_) = stride(desc) else {
-        return Some(format!("operand {name} has no device layout: {desc}"));
+        return Some(format!("operand {name} has an invalid shape: {desc}"));
     };
     if part_rows(desc, step, facts) == 0 {
         let limit = hal::Bytes(facts.max_binding());
-        return Some(format!("an op binds at most {limit}, less than {step} rows of {name}"));
+        return Some(format!("a binding covers at most {limit}, less than {step} rows of {name}"));
     }
     if is_transposed_quantised(desc) {
         let size = transposed(desc).map_or(u64::MAX, |l| (l.n_bytes - l.groups_at) as u64);
         if size > facts.max_binding() {
             let (size, limit) = (hal::Bytes(size), hal::Bytes(facts.max_binding()));
             return Some(format!(
-                "the scales of operand {name} take {size}, but an op binds at most {limit}"
+                "the scales of operand {name} take {size}, but a binding covers at most {limit}"
             ));
         }
     }
@@ -181,7 +181,6 @@ impl BoundRows {
     }
 }
 
-/// A weight that an op reads.
 pub(super) struct Weight {
     pub(super) desc: TensorDesc,
     pub(super) row_words: usize,
@@ -251,7 +250,8 @@ impl Weight {
     }
 }
 
-/// Number of invocations that share a row: a power of two, with about four units for each.
+/// Number of invocations that share a row: a power of two from 4 to 32, and at most the workgroup
+/// size. Short rows have fewer.
 pub(super) fn lanes(desc: &TensorDesc, facts: &Facts) -> usize {
     let units = match desc.format.quants() {
         Some(_) => desc.n_cols / 32,

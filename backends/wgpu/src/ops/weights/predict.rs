@@ -1,6 +1,6 @@
 //! Predicts the active neurons of a step: one or two products, then lists of the active neurons.
 
-use hal::op::{Hidden, Predict};
+use hal::op::{HiddenActivation, Predict};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
 use super::matmul::{Product, quantize};
@@ -29,14 +29,14 @@ impl PredictScratch {
         scratch: &mut Scratch,
     ) -> PredictScratch {
         let n = x.n_rows;
-        let groups = fc2.n_rows.div_ceil(facts.tuning.flat as usize);
+        let n_workgroups = fc2.n_rows.div_ceil(facts.tuning.flat as usize);
         let first = fc1.filter(|fc1| takes_q8(fc1.format)).map_or(0, |fc1| n * fc1.n_cols);
         PredictScratch {
             q8: scratch.q8(first),
             hidden: scratch.words(fc1.map_or(0, |fc1| n * fc1.n_rows)),
             hidden_q8: scratch.q8(if takes_q8(fc2.format) { n * fc2.n_cols } else { 0 }),
             scores: scratch.words(n * fc2.n_rows),
-            counts: scratch.words(2 * groups),
+            counts: scratch.words(2 * n_workgroups),
         }
     }
 }
@@ -62,7 +62,14 @@ pub(in super::super) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'
     let mut input = plain(&op.x)?;
     if let Some(fc1) = &op.fc1 {
         let hidden = ranges.hidden.span(out)?;
-        steps.push((fc1, input, ranges.q8, None, op.hidden == Hidden::Relu, hidden.clone()));
+        steps.push((
+            fc1,
+            input,
+            ranges.q8,
+            None,
+            op.hidden == HiddenActivation::Relu,
+            hidden.clone(),
+        ));
         input = hidden;
     }
     steps.push((&op.fc2, input, ranges.hidden_q8, bias, false, scores.clone()));
@@ -76,16 +83,16 @@ pub(in super::super) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'
         Product { weight: &weight, x, n_tokens, bias, relu, experts: None, y }.lower(out)?;
     }
     let flat = out.facts().tuning.flat as usize;
-    let (n_ff, n_groups) = (fc2.n_rows, fc2.n_rows.div_ceil(flat));
+    let (n_ff, n_workgroups) = (fc2.n_rows, fc2.n_rows.div_ceil(flat));
     let (slots, counts) = (plain(&op.slots)?, ranges.counts.span(out)?);
     let common = [n_ff as u32, n_tokens as u32, op.threshold.to_bits()];
-    let grid = [n_groups as u32, 1, 1];
+    let grid = [n_workgroups as u32, 1, 1];
     let source = Source::new("predict_count").set("FLAT", flat);
     out.dispatch(&source, &[scores.clone(), slots.clone(), counts.clone()], &common, grid)?;
 
     let mut spans = vec![scores, slots, counts];
     let mut numbers = common.to_vec();
-    numbers.push(n_groups as u32);
+    numbers.push(n_workgroups as u32);
     for set in [Some(&op.resident), op.absent.as_ref()] {
         match set {
             Some(set) => {

@@ -56,7 +56,8 @@ impl Scratch {
     pub(super) fn refusal(&self, facts: &Facts) -> Option<String> {
         let limit = hal::Bytes(facts.max_binding());
         let largest = hal::Bytes(self.largest);
-        (largest > limit)
-            .then(|| format!("it needs {largest} of scratch memory; an op binds at most {limit}"))
+        (largest > limit).then(|| {
+            format!("it needs a scratch buffer of {largest}; a binding covers at most {limit}")
+        })
     }
 }

@@ -17,14 +17,14 @@ fn check_all(name: &'static str, weight: &'static str, desc: &TensorDesc, [flat,
         let source = decode_source(Source::new(name), n_tokens, row as usize).set("FLAT", flat);
         include(source, weight, desc, access).expect("a weight")
     };
-    let which = |access: Access, files: [&'static str; 2]| {
+    let include_each = |access: Access, files: [&'static str; 2]| {
         files.into_iter().map(|file| source(access, 4).include("which", file)).collect()
     };
     let sources: Vec<Source> = match name {
         "matmul_many" | "matmul_many_float" => {
-            which(Access::Tile, ["lib/every_token", "lib/group_tokens"])
+            include_each(Access::Tile, ["lib/every_token", "lib/group_tokens"])
         }
-        "down_many" => which(Access::Fours, ["lib/down_every", "lib/down_groups"]),
+        "down_many" => include_each(Access::Fours, ["lib/down_every", "lib/down_groups"]),
         "get_rows" | "down_few" => {
             vec![source(Access::Fours, 1), source(Access::Fours, 4)]
         }

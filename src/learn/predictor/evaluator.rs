@@ -10,17 +10,17 @@ use super::matrix::DenseMatrix;
 use super::observations::{Contribution, Observations};
 
 /// Tokens that are evaluated together.
-const TOKENS: usize = 64;
-/// If the skipped contributions are more than `1 / DENSE` of all neurons, a matrix product is
-/// faster than separate rows.
-const DENSE: usize = 16;
+const BATCH: usize = 64;
+/// If tokens skip on average more than `1 / DENSE_DIVISOR` of the neurons, a matrix product is
+/// faster than adding single rows.
+const DENSE_DIVISOR: usize = 16;
 /// Number of intervals in the first search for a threshold. A second search divides the interval
 /// that contains the result into this number of intervals.
 const INTERVALS: usize = 64;
 
 /// Evaluates skipped contributions with a layer's down matrix.
 #[derive(Debug)]
-pub(super) struct Judge<'a> {
+pub(super) struct Evaluator<'a> {
     seen: &'a Observations,
     /// `[n_ff, n_embd]`: a row per neuron.
     down: &'a DenseMatrix,
@@ -32,27 +32,27 @@ pub(super) struct Judge<'a> {
     lengths: Vec<f64>,
 }
 
-impl<'a> Judge<'a> {
+impl<'a> Evaluator<'a> {
     /// Evaluates the contributions in `seen` with `down` `[n_ff, n_embd]`.
     #[must_use]
-    pub(super) fn new(seen: &'a Observations, down: &'a DenseMatrix) -> Judge<'a> {
+    pub(super) fn new(seen: &'a Observations, down: &'a DenseMatrix) -> Evaluator<'a> {
         let lengths = down
             .values
             .chunks_exact(down.n_cols.max(1))
             .map(|row| row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt());
         let (columns, lengths) = (down.transposed(), lengths.collect());
-        let mut judge = Judge { seen, down, columns, size: 0.0, lengths };
-        judge.size = judge.squared_error(|_, _| true);
-        judge
+        let mut evaluator = Evaluator { seen, down, columns, size: 0.0, lengths };
+        evaluator.size = evaluator.squared_error(|_, _| true);
+        evaluator
     }
 
     /// The squared norm of the output's error, summed over tokens, if all contributions for which
     /// `dropped` returns `true` are skipped.
     fn squared_error(&self, dropped: impl Fn(usize, &Contribution) -> bool + Sync) -> f64 {
         let n = self.seen.n_tokens();
-        let chunk = |first: usize| self.squared_error_of(first..n.min(first + TOKENS), &dropped);
+        let chunk = |first: usize| self.squared_error_of(first..n.min(first + BATCH), &dropped);
         // Added in order, so that the sum does not depend on the threads.
-        let starts: Vec<usize> = (0..n).step_by(TOKENS).collect();
+        let starts: Vec<usize> = (0..n).step_by(BATCH).collect();
         let sizes: Vec<f64> = starts.into_par_iter().map(chunk).collect();
         sizes.iter().sum()
     }
@@ -62,11 +62,12 @@ impl<'a> Judge<'a> {
         tokens: Range<usize>,
         dropped: &impl Fn(usize, &Contribution) -> bool,
     ) -> f64 {
-        let parts = |t: usize| self.seen.parts(t).iter().filter(move |part| dropped(t, part));
+        let parts =
+            |t: usize| self.seen.contributions(t).iter().filter(move |part| dropped(t, part));
         let n_dropped: usize = tokens.clone().map(|t| parts(t).count()).sum();
         let n_embd = self.down.n_cols;
         let mut sums = DenseMatrix::new(tokens.len(), n_embd);
-        if n_dropped * DENSE > tokens.len() * self.seen.n_ff() {
+        if n_dropped * DENSE_DIVISOR > tokens.len() * self.seen.n_ff() {
             let mut h = DenseMatrix::new(tokens.len(), self.seen.n_ff());
             for (t, row) in tokens.zip(h.values.chunks_exact_mut(self.seen.n_ff())) {
                 parts(t).for_each(|part| row[part.neuron as usize] = part.h);
@@ -99,8 +100,8 @@ impl<'a> Judge<'a> {
         let chunk = |first: usize| {
             let (mut sizes, mut sum) =
                 (vec![0.0f64; thresholds.len()], vec![0.0; self.down.n_cols]);
-            for t in first..n.min(first + TOKENS) {
-                let parts = self.seen.parts(t).iter();
+            for t in first..n.min(first + BATCH) {
+                let parts = self.seen.contributions(t).iter();
                 let mut order: Vec<(f32, &Contribution)> =
                     parts.map(|part| (value(t, part), part)).collect();
                 order.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -122,7 +123,7 @@ impl<'a> Judge<'a> {
             sizes
         };
         // Added in order, so that the sum does not depend on the threads.
-        let starts: Vec<usize> = (0..n).step_by(TOKENS).collect();
+        let starts: Vec<usize> = (0..n).step_by(BATCH).collect();
         let chunks: Vec<Vec<f64>> = starts.into_par_iter().map(chunk).collect();
         let total = |i: usize| chunks.iter().map(|sizes| sizes[i]).sum::<f64>();
         let error = |size: f64| if self.size > 0.0 { (size / self.size).sqrt() } else { 0.0 };
@@ -138,7 +139,7 @@ impl<'a> Judge<'a> {
         targets: &[f32],
     ) -> Vec<f32> {
         let parts = (0..self.seen.n_tokens())
-            .flat_map(|t| self.seen.parts(t).iter().map(move |part| (t, part)));
+            .flat_map(|t| self.seen.contributions(t).iter().map(move |part| (t, part)));
         let mut values: Vec<f32> = parts.map(|(t, part)| value(t, part)).collect();
         values.sort_by(f32::total_cmp);
         let last = values.len().saturating_sub(1);
@@ -168,7 +169,7 @@ impl<'a> Judge<'a> {
         let dropped =
             |t: usize, part: &Contribution| scores.row(t)[part.neuron as usize] < threshold;
         let listed = scores.values.iter().filter(|score| **score >= threshold).count();
-        self.verdict(listed as f64, dropped)
+        self.evaluation(listed as f64, dropped)
     }
 
     /// Cost of skipping contributions whose activation is below `cut / weight` of their neuron.
@@ -176,18 +177,18 @@ impl<'a> Judge<'a> {
     pub(super) fn by_activation(&self, weights: &[f32], cut: f32) -> Evaluation {
         let dropped = |_: usize, part: &Contribution| part.act < row_threshold(weights, part, cut);
         let tokens = 0..self.seen.n_tokens();
-        let kept = |t| self.seen.parts(t).iter().filter(|part| !dropped(t, part)).count();
-        self.verdict(tokens.map(kept).sum::<usize>() as f64, dropped)
+        let kept = |t| self.seen.contributions(t).iter().filter(|part| !dropped(t, part)).count();
+        self.evaluation(tokens.map(kept).sum::<usize>() as f64, dropped)
     }
 
-    fn verdict(
+    fn evaluation(
         &self,
         listed: f64,
         dropped: impl Fn(usize, &Contribution) -> bool + Sync,
     ) -> Evaluation {
         let (mut found, mut total) = ([0.0; 2], [0.0; 2]);
         for t in 0..self.seen.n_tokens() {
-            for part in self.seen.parts(t) {
+            for part in self.seen.contributions(t) {
                 let length = f64::from(part.h.abs()) * self.lengths[part.neuron as usize];
                 let kept = if dropped(t, part) { 0.0 } else { 1.0 };
                 found = [found[0] + kept, found[1] + kept * length];
@@ -211,7 +212,7 @@ impl<'a> Judge<'a> {
         self.search(|t, part| scores.row(t)[part.neuron as usize], highest, targets)
     }
 
-    /// Thresholds on `scores` for all of [`ERRORS`].
+    /// Thresholds on `scores` for all of [`ERRORS`], each with its evaluation.
     #[must_use]
     pub(super) fn curve(&self, scores: &DenseMatrix) -> Curve {
         let thresholds = self.thresholds(scores, &ERRORS);
@@ -226,7 +227,7 @@ impl<'a> Judge<'a> {
     #[must_use]
     pub(super) fn weights(&self) -> Vec<f32> {
         let mut acts = vec![0.0f64; self.seen.n_ff()];
-        for part in (0..self.seen.n_tokens()).flat_map(|t| self.seen.parts(t)) {
+        for part in (0..self.seen.n_tokens()).flat_map(|t| self.seen.contributions(t)) {
             acts[part.neuron as usize] += f64::from(part.act) * f64::from(part.act);
         }
         let energies = self.seen.energies();
@@ -239,13 +240,13 @@ impl<'a> Judge<'a> {
         weights
     }
 
-    /// Cuts on weighted activations for all of [`ERRORS`].
+    /// Cuts on weighted activations for all of [`ERRORS`], each with its evaluation.
     #[must_use]
     pub(super) fn activation_curve(&self, weights: &[f32]) -> Curve {
         // The cuts are slightly reduced, so that a contribution at a cut stays above it after
         // rounding.
         let weighted = |_: usize, part: &Contribution| part.act * weights[part.neuron as usize];
-        let parts = (0..self.seen.n_tokens()).flat_map(|t| self.seen.parts(t));
+        let parts = (0..self.seen.n_tokens()).flat_map(|t| self.seen.contributions(t));
         let highest = parts.map(|part| weighted(0, part)).fold(0.0, f32::max);
         let thresholds = self.search(weighted, highest, &ERRORS);
         let thresholds: Vec<f32> =
@@ -286,23 +287,23 @@ mod tests {
         fn thresholds_stay_within_their_errors(gates in values(80), ups in values(80), down in values(20), noise in values(80)) {
             let seen = seen(&gates, &ups, 10);
             let down = DenseMatrix { n_rows: 10, n_cols: 2, values: down };
-            let judge = Judge::new(&seen, &down);
+            let evaluator = Evaluator::new(&seen, &down);
             let scores = gates.iter().zip(&noise).map(|(g, n)| g + 0.3 * n).collect();
             let scores = DenseMatrix { n_rows: 8, n_cols: 10, values: scores };
-            let curve = judge.curve(&scores);
-            let cuts = judge.activation_curve(&judge.weights());
+            let curve = evaluator.curve(&scores);
+            let cuts = evaluator.activation_curve(&evaluator.weights());
             for curve in [&curve, &cuts] {
                 prop_assert!(curve.thresholds.windows(2).all(|pair| pair[0] <= pair[1]));
-                for (verdict, target) in curve.evaluations.iter().zip(ERRORS) {
-                    prop_assert!(verdict.error <= f64::from(target) + 1e-6, "{verdict:?} {target}");
-                    prop_assert!((0.0..=1.0).contains(&verdict.weighted_recall));
+                for (evaluation, target) in curve.evaluations.iter().zip(ERRORS) {
+                    prop_assert!(evaluation.error <= f64::from(target) + 1e-6, "{evaluation:?} {target}");
+                    prop_assert!((0.0..=1.0).contains(&evaluation.weighted_recall));
                 }
             }
-            // The error is 0 if all neurons are used, and 1 if none is.
-            let all = judge.by_scores(&scores, f32::NEG_INFINITY);
+            // The error is 0 if all neurons are used, and 1 if no neuron is used.
+            let all = evaluator.by_scores(&scores, f32::NEG_INFINITY);
             prop_assert_eq!((all.error, all.listed, all.recall), (0.0, 1.0, 1.0));
-            let none = judge.by_scores(&scores, f32::INFINITY);
-            prop_assert!(none.listed == 0.0 && (judge.size == 0.0 || (none.error - 1.0).abs() < 1e-6));
+            let none = evaluator.by_scores(&scores, f32::INFINITY);
+            prop_assert!(none.listed == 0.0 && (evaluator.size == 0.0 || (none.error - 1.0).abs() < 1e-6));
         }
     }
 
@@ -312,13 +313,13 @@ mod tests {
         // Skipping the first gives an error of 3 / 5.
         let seen = seen(&[1.0, 1.0], &[3.0, 4.0], 2);
         let down = DenseMatrix { n_rows: 2, n_cols: 2, values: vec![1.0, 0.0, 0.0, 1.0] };
-        let judge = Judge::new(&seen, &down);
+        let evaluator = Evaluator::new(&seen, &down);
         let scores = DenseMatrix { n_rows: 1, n_cols: 2, values: vec![0.0, 1.0] };
-        let verdict = judge.by_scores(&scores, 0.5);
-        assert!((verdict.error - 0.6).abs() < 1e-6);
-        assert_eq!((verdict.listed, verdict.recall), (0.5, 0.5));
-        assert!((verdict.weighted_recall - 4.0 / 7.0).abs() < 1e-6);
-        assert_eq!(judge.weights(), [3.0, 4.0]);
+        let evaluation = evaluator.by_scores(&scores, 0.5);
+        assert!((evaluation.error - 0.6).abs() < 1e-6);
+        assert_eq!((evaluation.listed, evaluation.recall), (0.5, 0.5));
+        assert!((evaluation.weighted_recall - 4.0 / 7.0).abs() < 1e-6);
+        assert_eq!(evaluator.weights(), [3.0, 4.0]);
     }
 
     #[test]

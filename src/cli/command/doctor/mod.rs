@@ -1,18 +1,27 @@
-//! `doctor`: lists devices, missing drivers and how to install them, and measures speeds.
+//! `doctor`: lists devices, missing drivers and how to install them, and measures speeds. Ends with
+//! checks of the machine's settings and a verdict.
+
+mod checks;
+mod verdict;
 
 use super::devices::{memory_text, why_only_if_named};
-use crate::bench::{self, Shape};
+use crate::bench;
 use crate::cli::args::DoctorArgs;
 use crate::cli::failure::Failure;
+use crate::cli::folders::cache_folder;
 use crate::cli::output::Output;
+use crate::cli::progress;
 use crate::cli::terminal::{Terminal, printable};
+use crate::cli::wrap::wrapped;
 use crate::devices::{self, CpuOptions};
 use crate::placement::Speed;
 use hal::format::Format;
-use hal::{Backend, Bytes, Device, DeviceId, DeviceKind, MemoryReport};
+use hal::{Backend, Bytes, DeviceKind, MemoryReport};
+use runtime::{SilentObserver, measure_speed};
 use serde_json::{Value, json};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use verdict::Verdict;
 
 /// The format of the weights with which devices are measured; all backends support it.
 const FORMAT: Format = Format::Q4_0;
@@ -24,6 +33,8 @@ struct DeviceReport {
     /// Read bandwidth of the CPU's threads, in GB/s.
     read: Option<f64>,
     speed: Result<Speed, String>,
+    /// Whether commands use the device if the user names none.
+    is_default: bool,
     /// Features of the device that its backend uses.
     features: Vec<String>,
     remarks: Vec<String>,
@@ -38,25 +49,32 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
     let options = CpuOptions { threads, ..CpuOptions::default() };
     let n_threads = options.n_threads();
     terminal.note("measuring takes a few seconds");
-    let mut reports = vec![cpu(options, n_threads)];
+    let mut reports = vec![cpu_report(options, n_threads, terminal)];
     let (found, missing) = devices::candidates(None);
     for candidate in &found {
         reports.push(match candidate.open() {
-            Ok(backend) => device(&candidate.name, &backend.info().description, &backend),
+            Ok(backend) => {
+                let description = &backend.info().description;
+                device_report(&candidate.name, description, 0, &backend, terminal)
+            }
             Err(error) => DeviceReport {
                 name: candidate.name.clone(),
                 description: candidate.description.clone(),
                 memory: MemoryReport::default(),
                 read: None,
                 speed: Err(format!("the device cannot be opened: {error}")),
+                is_default: true,
                 features: Vec::new(),
                 remarks: Vec::new(),
             },
         });
         if let Some((last, why)) = reports.last_mut().zip(why_only_if_named(candidate)) {
             last.remarks.push(format!("{why} (--device {})", candidate.name));
+            last.is_default = false;
         }
     }
+    let checks = checks::checks();
+    let verdict = Verdict::new(&reports, &checks);
     let mut out = Output::stdout();
     if args.json {
         let missing = missing.iter().map(|missing| {
@@ -72,6 +90,8 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
             "format": FORMAT.name(),
             "devices": reports.iter().map(DeviceReport::json).collect::<Vec<_>>(),
             "missing": missing.collect::<Vec<_>>(),
+            "checks": checks.iter().map(checks::Check::json).collect::<Vec<_>>(),
+            "verdict": verdict.as_ref().map(Verdict::json),
         });
         out.line(&format!("{report:#}"))?;
         return out.flush();
@@ -80,18 +100,29 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
         out.write(report.text())?;
     }
     for missing in &missing {
-        out.line(&format!(
-            "{}\n  missing: {}\n  help: {}",
-            missing.backend, missing.reason, missing.hint
-        ))?;
+        out.line(missing.backend)?;
+        out.write(wrapped("  missing: ", &printable(&missing.reason)))?;
+        out.write(wrapped("  help: ", &printable(&missing.hint)))?;
+    }
+    out.line("settings")?;
+    for check in &checks {
+        out.write(wrapped(check.label(), &printable(&check.text)))?;
+    }
+    out.line("")?;
+    for (label, text) in verdict.iter().flat_map(Verdict::lines) {
+        out.write(wrapped(label, &printable(&text)))?;
     }
     out.flush()
 }
 
-fn cpu(options: CpuOptions, n_threads: usize) -> DeviceReport {
+fn cpu_report(options: CpuOptions, n_threads: usize, terminal: &Terminal) -> DeviceReport {
     let backend = devices::cpu_backend(options);
-    let mut report = device("CPU", &backend.info().description, &backend);
-    report.read = bench::read_bandwidth(n_threads, bench::probe_size(report.memory.free));
+    let mut report =
+        device_report("CPU", &backend.info().description, n_threads, &backend, terminal);
+    let bar = progress::timer(terminal, "measuring the memory bandwidth");
+    report.read =
+        bench::read_bandwidth(n_threads, bench::probe_size(bench::PROBE_SIZE, report.memory.free));
+    bar.finish_and_clear();
     if let (Some(read), Ok(speed)) = (report.read, &report.speed)
         && speed.dense < 0.5 * read * 1e9
     {
@@ -106,10 +137,20 @@ fn cpu(options: CpuOptions, n_threads: usize) -> DeviceReport {
     report
 }
 
-fn device(name: &str, description: &str, backend: &Arc<dyn Backend>) -> DeviceReport {
+/// Measures a device, and caches its speed for `info` and `plan`. `threads` is 0 for a device
+/// without threads.
+fn device_report(
+    name: &str,
+    description: &str,
+    threads: usize,
+    backend: &Arc<dyn Backend>,
+    terminal: &Terminal,
+) -> DeviceReport {
     let memory = backend.memory().unwrap_or_default();
-    let account = Device::new(Arc::clone(backend), DeviceId(0), Bytes::MAX);
-    let speed = bench::speed(&account, &Shape::of_7b_model(FORMAT), memory.free);
+    let folder = cache_folder(None).map(|folder| folder.path);
+    let bar = progress::timer(terminal, &format!("measuring {name}"));
+    let speed = measure_speed(backend, threads, folder.as_deref(), &SilentObserver);
+    bar.finish_and_clear();
     let speed = speed.map_err(|error| error.to_string());
     let mut remarks = Vec::new();
     if backend.info().kind == DeviceKind::Integrated {
@@ -127,6 +168,7 @@ fn device(name: &str, description: &str, backend: &Arc<dyn Backend>) -> DeviceRe
         memory,
         read: None,
         speed,
+        is_default: true,
         features: backend.feature_notes(),
         remarks,
     }
@@ -169,7 +211,11 @@ impl DeviceReport {
             Err(why) => lines.push(format!("  not measured: {why}")),
         }
         lines.extend(self.features.iter().chain(&self.remarks).map(|line| format!("  {line}")));
-        lines.iter().map(|line| printable(line) + "\n").collect()
+        let wrapped = lines.iter().map(|line| match line.strip_prefix("  ") {
+            Some(line) => wrapped("  ", &printable(line)),
+            None => printable(line) + "\n",
+        });
+        wrapped.collect()
     }
 
     fn json(&self) -> Value {

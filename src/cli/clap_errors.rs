@@ -1,0 +1,59 @@
+//! Rewords clap's errors about values: they name the environment variable a value comes from, and
+//! list the possible values.
+
+use super::failure::Failure;
+use super::words::is_flag;
+use clap::Command;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use std::error::Error;
+use std::ffi::OsString;
+
+/// The failure for an error about a value; `None` for another error. `argv` is the normalised
+/// command line.
+pub(super) fn invalid_value(
+    error: &clap::Error,
+    cli: &Command,
+    argv: &[OsString],
+) -> Option<Failure> {
+    if !matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
+        return None;
+    }
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        Some(_) | None => None,
+    };
+    // clap shows an argument as `--name <VALUE>`.
+    let shown = text(ContextKind::InvalidArg)?.split([' ', '=', '[']).next()?;
+    let variable = variable(shown, cli, argv);
+    if let Some(failure) = Failure::of_clap(error) {
+        let failure = failure.clone();
+        return Some(match variable {
+            Some(name) => Failure { message: format!("{name}: {}", failure.message), ..failure },
+            None => failure,
+        });
+    }
+    let value = text(ContextKind::InvalidValue)?;
+    if value.is_empty() {
+        return None;
+    }
+    let place = variable.map_or_else(|| format!("for {shown}"), |name| format!("in {name}"));
+    let failure = |why: &str| Failure::usage(format!("invalid value '{value}' {place}{why}"));
+    if let Some(why) = error.source() {
+        return Some(failure(&format!(": {why}")));
+    }
+    let Some(ContextValue::Strings(values)) = error.get(ContextKind::ValidValue) else {
+        return Some(failure(""));
+    };
+    Some(failure("").help(format!("possible values: {}", values.join(", "))))
+}
+
+/// The environment variable that sets the flag `shown`; `None` if the command line sets it.
+fn variable(shown: &str, cli: &Command, argv: &[OsString]) -> Option<String> {
+    let long = shown.strip_prefix("--")?;
+    if argv.iter().any(|word| is_flag(word, long)) {
+        return None;
+    }
+    let command = cli.find_subcommand(argv.get(1)?)?;
+    let arg = command.get_arguments().find(|arg| arg.get_long() == Some(long))?;
+    arg.get_env().and_then(|name| name.to_str()).map(str::to_owned)
+}

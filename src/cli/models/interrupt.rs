@@ -1,0 +1,60 @@
+//! Ctrl-C while a model is downloaded.
+
+use crate::cli::failure::{Exit, Failure};
+use crate::cli::terminal::Terminal;
+use signal_hook::{SigId, flag, low_level};
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// Interval between two checks for Ctrl-C.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Ends the process on the first signal, as long as this value lives: a download waits for the
+/// network, which cannot be interrupted otherwise. The data on disk is kept under the name of a
+/// partial file.
+#[derive(Debug)]
+pub(crate) struct ExitOnSignal {
+    ids: Vec<SigId>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl ExitOnSignal {
+    /// Handles `signals`. After the value is dropped they are ignored until another handler is
+    /// installed, because signal-hook does not restore the system's.
+    ///
+    /// # Errors
+    /// The system refuses a handler or a thread.
+    pub(crate) fn install(signals: &[c_int], terminal: &Terminal) -> Result<Self, Failure> {
+        let (pressed, is_over) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+        let register = |signal: &c_int| flag::register(*signal, Arc::clone(&pressed));
+        let ids = signals.iter().map(register).collect::<Result<_, _>>();
+        let ids =
+            ids.map_err(|e| Failure::new(Exit::Failed, "cannot handle Ctrl-C").caused_by(&e))?;
+        let guard = Self { ids, is_over: Arc::clone(&is_over) };
+        let terminal = terminal.clone();
+        let watch = move || {
+            while !is_over.load(Ordering::Relaxed) {
+                if pressed.load(Ordering::Relaxed) {
+                    terminal.note("interrupted; the same command continues the download");
+                    std::process::exit(i32::from(Exit::Interrupted.code()));
+                }
+                thread::sleep(POLL_INTERVAL);
+            }
+        };
+        let spawned = thread::Builder::new().name("signals".to_owned()).spawn(watch);
+        spawned.map_err(|e| Failure::new(Exit::Failed, "cannot start a thread").caused_by(&e))?;
+        Ok(guard)
+    }
+}
+
+impl Drop for ExitOnSignal {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        for id in self.ids.drain(..) {
+            low_level::unregister(id);
+        }
+    }
+}
