@@ -98,6 +98,7 @@ fn measure(device: &Device, n_head_kv: usize, format: Format, n_ctx: usize) -> R
             q: q.clone(),
             cache,
             batch: batch.clone(),
+            slopes: None,
             sinks: None,
             y: y.clone(),
             n_head: N_HEAD,

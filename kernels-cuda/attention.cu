@@ -103,9 +103,11 @@ DEVICE void score_chunk(Format format, const Chunk& chunk, const float4* queries
 }
 
 // Converts scores to softmax weights, a head per warp. Updates the largest score and the total, and
-// sets the factor that rescales earlier sums.
+// sets the factor that rescales earlier sums. `slopes` are those of the heads, or null; `distance`
+// is the number of positions from the first of the chunk to the token.
 template <unsigned HEADS>
-DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* factor, float softcap) {
+DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* factor, float softcap, const float* slopes,
+    unsigned n_heads, int distance) {
 #pragma unroll 1
     for (unsigned h = thread() / WAVE; h < HEADS; h += THREADS / WAVE) {
         float most = largest[h];
@@ -113,6 +115,10 @@ DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* fact
             float score = scores[i * HEADS + h];
             if (softcap != 0.0f && score != LOW) {
                 score = capped(score, softcap);
+                scores[i * HEADS + h] = score;
+            }
+            if (slopes && h < n_heads && score != LOW) {
+                score -= slopes[h] * float(distance - int(i));
                 scores[i * HEADS + h] = score;
             }
             most = fmaxf(most, score);
@@ -187,8 +193,8 @@ template <unsigned HEADS> DEVICE void gather_sums(float (*sums)[PIECE], float* s
 // Grid: x is the span; y the key head, the tile of HEADS of its query heads and the tile of value
 // columns; z the token.
 template <unsigned HEADS>
-DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* all_parts,
-    unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv,
+DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* slopes,
+    float* all_parts, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv,
     unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned lanes_k, unsigned lanes_v, unsigned n_spans,
     unsigned window, float scale, float softcap, unsigned wide, unsigned k_format, unsigned v_format) {
     // Holds queries and scores; at the end, the sums of warps.
@@ -240,7 +246,8 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
         score_chunk<HEADS>(
             Format(k_format), chunk, queries, k, scores, g * d_head, d_head, k_words, lanes_k, scale, wide & WIDE_K);
         barrier();
-        weigh_chunk<HEADS>(scores, largest, total, factor, softcap);
+        weigh_chunk<HEADS>(
+            scores, largest, total, factor, softcap, slopes ? slopes + head : nullptr, n_heads, int(pos) - int(start));
         barrier();
 #pragma unroll
         for (unsigned h = 0; h < HEADS; h++) {
@@ -271,12 +278,12 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
 }
 
 #define PARAMETERS \
-    const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, float* all_parts, unsigned max_tokens, \
-    unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv, unsigned d_head, \
+    const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* slopes, float* all_parts, \
+    unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, unsigned n_head_kv, unsigned d_head, \
     unsigned d_value, unsigned k_words, unsigned v_words, unsigned lanes_k, unsigned lanes_v, unsigned n_spans, \
     unsigned window, float scale, float softcap, unsigned wide, unsigned k_format, unsigned v_format
 #define ARGUMENTS \
-    q, k, v, batch, all_parts, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, d_head, d_value, k_words, v_words, \
+    q, k, v, batch, slopes, all_parts, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, d_head, d_value, k_words, v_words, \
     lanes_k, lanes_v, n_spans, window, scale, softcap, wide, k_format, v_format
 
 KERNEL(attention_1)(PARAMETERS) { attend<1>(ARGUMENTS); }

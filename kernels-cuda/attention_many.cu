@@ -85,8 +85,8 @@ DEVICE void multiply_keys(const Walk& walk, const Rows& rows, float* queries, fl
 }
 
 // Converts scores to softmax weights in shared memory; earlier sums are scaled by `factor`.
-DEVICE void weigh(const Rows& rows, unsigned seq, unsigned start, float scale, float softcap, float (*scores)[OWN],
-    float* weights, float* largest, float* total, float* factor) {
+DEVICE void weigh(const Rows& rows, unsigned seq, unsigned start, float scale, float softcap, const float* slopes,
+    unsigned shift, unsigned n_heads, float (*scores)[OWN], float* weights, float* largest, float* total, float* factor) {
     const unsigned tr = thread() / SIDE, tc = thread() % SIDE;
 #pragma unroll
     for (unsigned i = 0; i < OWN; i++) {
@@ -95,12 +95,15 @@ DEVICE void weigh(const Rows& rows, unsigned seq, unsigned start, float scale, f
         const unsigned first = asks ? rows.first[row] : 0, end = asks ? rows.end[row] : 0;
         float most = largest[i];
         bool counts[OWN];
+        const unsigned h = row & ((1u << shift) - 1);
+        const float slope = slopes && h < n_heads ? slopes[h] : 0.0f;
 #pragma unroll
         for (unsigned j = 0; j < OWN; j++) {
             const unsigned pos = start + tc + SIDE * j;
             counts[j] = pos >= first && pos < end;
             scores[i][j] *= scale;
             if (softcap != 0.0f) scores[i][j] = capped(scores[i][j], softcap);
+            if (slope != 0.0f) scores[i][j] -= slope * float(int(end) - 1 - int(pos));
             if (!counts[j]) scores[i][j] = LOW;
             most = fmaxf(most, scores[i][j]);
         }
@@ -169,8 +172,8 @@ DEVICE void add_values(const Walk& walk, const float* weights, float* values, un
 // heads and the tile of value columns; z the tile of tokens. With one span the result goes to y,
 // otherwise to parts.
 template <unsigned COLS>
-DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* sinks,
-    float* all_parts, float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head,
+DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* slopes,
+    const float* sinks, float* all_parts, float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head,
     unsigned n_head_kv, unsigned shift, unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, unsigned n_spans,
     unsigned window, float scale, float softcap, unsigned wide, unsigned k_format, unsigned v_format) {
     // Holds queries and keys, later values and softmax weights.
@@ -227,7 +230,8 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
         for (unsigned start = first_chunk(from, at_span, n_spans); start < end; start += n_spans * CHUNK) {
             float scores[OWN][OWN];
             multiply_keys(walk, rows, queries, keys, start, from, end, scores);
-            weigh(rows, seq, start, scale, softcap, scores, weights, largest, total, factor);
+            weigh(rows, seq, start, scale, softcap, slopes ? slopes + walk.head : nullptr, shift, walk.n_heads, scores, weights,
+                largest, total, factor);
 #pragma unroll
             for (unsigned i = 0; i < OWN; i++) {
 #pragma unroll
@@ -267,12 +271,12 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
 }
 
 #define PARAMETERS \
-    const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* sinks, float* all_parts, \
-    float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, \
+    const float* q, const unsigned* k, const unsigned* v, const unsigned* batch, const float* slopes, const float* sinks, \
+    float* all_parts, float* y, unsigned max_tokens, unsigned max_seqs, unsigned max_blocks, unsigned n_rows, unsigned n_head, \
     unsigned n_head_kv, unsigned shift, unsigned d_head, unsigned d_value, unsigned k_words, unsigned v_words, \
     unsigned n_spans, unsigned window, float scale, float softcap, unsigned wide, unsigned k_format, unsigned v_format
 #define ARGUMENTS \
-    q, k, v, batch, sinks, all_parts, y, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, shift, d_head, d_value, \
+    q, k, v, batch, slopes, sinks, all_parts, y, max_tokens, max_seqs, max_blocks, n_rows, n_head, n_head_kv, shift, d_head, d_value, \
     k_words, v_words, n_spans, window, scale, softcap, wide, k_format, v_format
 
 KERNEL(attention_64)(PARAMETERS) { attend<1>(ARGUMENTS); }

@@ -1,7 +1,8 @@
 // Selects the top experts of each token and computes their weights; a block per token.
 #include "lib/sums.cuh"
 
-static constexpr unsigned MOST_GROUPS = 4096;
+static constexpr unsigned MOST_EXPERTS = 4096, MOST_GROUPS = 64;
+static constexpr float LOW = -3.0e38f, MIN_WEIGHT_SUM = 1.0f / 16384.0f;
 
 // Maps floats to words with the same order.
 static DEVICE unsigned order_of(float x) {
@@ -9,48 +10,72 @@ static DEVICE unsigned order_of(float x) {
     return word >> 31 ? ~word : word | 0x80000000u;
 }
 
+// The number of keys before key `i`; of equal keys, the lower index is before.
+static DEVICE unsigned place_of(const float* keys, unsigned n, unsigned i) {
+    const unsigned mine = order_of(keys[i]);
+    unsigned place = 0;
+    for (unsigned other = 0; other < n; other++) {
+        const unsigned theirs = order_of(keys[other]);
+        place += theirs > mine || (theirs == mine && other < i);
+    }
+    return place;
+}
+
 static DEVICE float score_part(float score, float best, unsigned scoring) {
     return scoring == 1 ? 1.0f / (1.0f + expf(-score)) : expf(score - best);
 }
 
-// Scoring: 0 softmax, 1 sigmoid, 2 softmax over the selected experts.
-KERNEL(route)(const float* scores, float* weights, unsigned n_group, unsigned n_used, unsigned scoring, unsigned renormalise,
-    float scale) {
-    SHARED(float, own, MOST_GROUPS);
-    SHARED(unsigned, chosen_bits, MOST_GROUPS / 32);
+// Scoring: 0 softmax, 1 sigmoid, 2 softmax over the selected experts. `selection` and `groups` may be null.
+KERNEL(route)(const float* scores, const float* selection, const float* groups, float* weights, unsigned n_expert,
+    unsigned n_used, unsigned n_group, unsigned n_group_used, unsigned scoring, unsigned renormalise, float scale) {
+    SHARED(float, keys, MOST_EXPERTS);
+    SHARED(float, qualities, MOST_GROUPS);
+    SHARED(unsigned, chosen_bits, MOST_EXPERTS / 32);
     const unsigned n = block_size().x;
-    scores += size_t(block_index().x) * n_group;
-    weights += size_t(block_index().x) * n_group;
+    scores += size_t(block_index().x) * n_expert;
+    weights += size_t(block_index().x) * n_expert;
     float best = scores[0];
-    for (unsigned g = thread(); g < n_group; g += n) {
-        own[g] = scores[g];
-        best = fmaxf(best, own[g]);
-    }
-    for (unsigned i = thread(); i < MOST_GROUPS / 32; i += n) chosen_bits[i] = 0;
+    for (unsigned g = thread(); g < n_expert; g += n) best = fmaxf(best, scores[g]);
+    for (unsigned i = thread(); i < MOST_EXPERTS / 32; i += n) chosen_bits[i] = 0;
     best = max_block(best);
     float all = 0.0f, chosen = 0.0f;
-    for (unsigned g = thread(); g < n_group; g += n) {
-        // The rank of an expert; of equal scores, the lower id ranks first.
-        const unsigned mine = order_of(own[g]);
-        unsigned place = 0;
-        for (unsigned other = 0; other < n_group; other++) {
-            const unsigned theirs = order_of(own[other]);
-            place += theirs > mine || (theirs == mine && other < g);
+    for (unsigned g = thread(); g < n_expert; g += n) all += score_part(scores[g], best, scoring);
+    const float total = scoring == 1 ? 1.0f : sum_block(all);
+    for (unsigned g = thread(); g < n_expert; g += n) {
+        float key = scores[g];
+        if ((selection || groups) && scoring != 2) key = score_part(key, best, scoring) / total;
+        keys[g] = selection ? key + selection[g] : key;
+    }
+    barrier();
+    if (groups) {
+        for (unsigned i = thread(); i < n_group; i += n) {
+            // A group is as good as its two best experts.
+            float first = LOW, second = LOW;
+            for (unsigned g = 0; g < n_expert; g++) {
+                if (unsigned(groups[g]) != i) continue;
+                second = fmaxf(second, fminf(first, keys[g]));
+                first = fmaxf(first, keys[g]);
+            }
+            qualities[i] = second == LOW ? first : first + second;
         }
-        const float part = score_part(own[g], best, scoring);
-        all += part;
-        if (place < n_used) {
-            chosen += part;
+        barrier();
+        for (unsigned g = thread(); g < n_expert; g += n) {
+            if (place_of(qualities, n_group, unsigned(groups[g])) >= n_group_used) keys[g] = LOW;
+        }
+        barrier();
+    }
+    for (unsigned g = thread(); g < n_expert; g += n) {
+        if (place_of(keys, n_expert, g) < n_used) {
+            chosen += score_part(scores[g], best, scoring);
             atomic_or(&chosen_bits[g / 32], 1u << (g % 32));
         }
     }
     const float sum_chosen = sum_block(chosen);
-    const float sum_all = sum_block(all);
-    float divisor = sum_chosen;
-    if (scoring != 2 && !renormalise) divisor = scoring == 1 ? 1.0f : sum_all;
-    for (unsigned g = thread(); g < n_group; g += n) {
+    float divisor = renormalise ? fmaxf(sum_chosen, total * MIN_WEIGHT_SUM) : total;
+    if (scoring == 2) divisor = sum_chosen;
+    for (unsigned g = thread(); g < n_expert; g += n) {
         const bool used = chosen_bits[g / 32] >> (g % 32) & 1u;
-        weights[g] = used ? score_part(own[g], best, scoring) / divisor * scale : 0.0f;
+        weights[g] = used ? score_part(scores[g], best, scoring) / divisor * scale : 0.0f;
     }
 }
 EXPORT(route)

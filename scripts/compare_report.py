@@ -16,8 +16,14 @@ def processor():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    values = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        values.setdefault(key.strip(), value.strip())
+    if "model name" not in values:
+        return platform.processor() or platform.machine()
+    # Virtual machines often hide the name; family and model say which generation it is.
+    return f"{values['model name']} (family {values.get('cpu family', '?')}, model {values.get('model', '?')})"
 
 
 def machine(args):
@@ -89,6 +95,14 @@ def bound(found):
             f"and it takes {peer_away:.2f} times as long ({share:.2f} of the bandwidth).")
 
 
+def peer(about):
+    """Version and features of llama.cpp."""
+    features = ", ".join(about["features"])
+    if llama_cpp_venv.has_amx() and "AMX_INT8" not in about["features"]:
+        features += "; built without AMX, which the processor has"
+    return f"llama-cpp-python {about['version']}: {features}"
+
+
 def facts(found, about):
     args, info = found["args"], found["info"]
     name = info["metadata"].get("general.name", "")
@@ -96,16 +110,13 @@ def facts(found, about):
     synthetic = "synthetic weights" if "synthetic" in name else "weights not marked as synthetic"
     threads = "; ".join(f"{test}: {', '.join(f'{engine} {n}' for engine, n in best.items())}"
                         for test, best in found["threads"].items())
-    features = ", ".join(about["features"])
-    if llama_cpp_venv.has_amx() and "AMX_INT8" not in about["features"]:
-        features += "; built without AMX, which the processor has"
     peer_model = f"; llama.cpp runs {args.peer_model.name}" if args.peer_model else ""
     unfinished = ", fewer than a result needs" if args.rounds < 7 else ""
     return [
         f"machine   {machine(args)}",
         f"model     {Path(info['file']).name}: {name}, {kind}, {info['size_bytes'] / 1e6:.0f} MB; {synthetic}{peer_model}",
         f"compared  {comparison(found)}",
-        f"peer      llama-cpp-python {about['version']}: {features}",
+        f"peer      {peer(about)}",
         f"command   scripts/compare_llama_cpp {shlex.join(without_folders(sys.argv[1:]))}",
         f"rounds    {args.rounds}, in turn{unfinished}; threads, the best of {args.threads[0]} to {args.threads[-1]}: {threads}",
     ]

@@ -1,12 +1,13 @@
 """Logits of llama.cpp for given token ids, in F32 where llama.cpp allows it.
 
-    PYTHON llama_cpp_logits.py MODEL IDS.json OUT.npy [N_UBATCH]
+    PYTHON llama_cpp_logits.py MODEL IDS.json OUT.npy [N_UBATCH [CACHE_TYPE]]
 
 IDS.json is a list of token ids, OUT.npy becomes `[n_tokens, n_vocab]` F32. PYTHON has llama-cpp-python
 (llama_cpp_venv.py makes such an environment), or finds its `llama_cpp` folder on PYTHONPATH and a built library by
 LLAMA_CPP_LIB_PATH.
 
-The KV cache is F32, flash attention is off and weights are not repacked. llama.cpp rounds activations to the type of
+The KV cache is F32 and flash attention off, which llama.cpp needs for a quantised CACHE_TYPE such as q4_0; weights are
+not repacked. llama.cpp rounds activations to the type of
 the weights they meet (F16, or Q8 blocks for quantised ones), so only a file of F32 weights is computed in F32.
 """
 import ctypes
@@ -18,6 +19,7 @@ import llama_cpp
 import numpy as np
 
 GGML_TYPE_F32 = 0
+CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 
 
 @llama_cpp.llama_log_callback
@@ -41,13 +43,13 @@ def logits_of(model, ids, n_ctx, n_ubatch, adapters=(), **overrides):
     """Logits `[len(ids), n_vocab]` of a new sequence, fed `n_ubatch` tokens at a time. `adapters` are pairs of a LoRA
     file and its scale, `overrides` fields of llama.cpp's context parameters."""
     settings = llama_cpp.llama_context_default_params()
-    for name, value in overrides.items():
-        setattr(settings, name, value)
     settings.n_ctx = n_ctx
     settings.n_batch = settings.n_ubatch = n_ubatch
     settings.type_k = settings.type_v = GGML_TYPE_F32
     settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
     settings.n_threads = settings.n_threads_batch = 1
+    for name, value in overrides.items():
+        setattr(settings, name, value)
     context = llama_cpp.llama_init_from_model(model, settings)
     if not context:
         raise SystemExit("llama.cpp cannot make a context")
@@ -76,9 +78,18 @@ def logits_of(model, ids, n_ctx, n_ubatch, adapters=(), **overrides):
     return np.stack(rows)
 
 
-def main(model, ids, out, n_ubatch=None):
+def cache_of(name):
+    """Context parameters for a KV cache of this type."""
+    if name == "f32":
+        return {}
+    kind = CACHE_TYPES[name]
+    return {"type_k": kind, "type_v": kind, "flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED}
+
+
+def main(model, ids, out, n_ubatch=None, cache_type="f32"):
     ids = json.loads(Path(ids).read_text())
-    np.save(out, logits_of(load(model), ids, max(256, len(ids)), int(n_ubatch or len(ids))))
+    n_ubatch = int(n_ubatch or len(ids))
+    np.save(out, logits_of(load(model), ids, max(256, len(ids)), n_ubatch, **cache_of(cache_type)))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Measures llama.cpp. scripts/compare_llama_cpp starts this program with the Python that has llama-cpp-python.
 
     PYTHON llama_cpp_peer.py about
-    PYTHON llama_cpp_peer.py speed MODEL N_PROMPT N_GEN THREADS_GEN,THREADS_PROMPT ...
+    PYTHON llama_cpp_peer.py speed MODEL N_PROMPT N_GEN N_DEPTH THREADS_GEN,THREADS_PROMPT ...
     PYTHON llama_cpp_peer.py perplexity MODEL TEXT N_CTX N_CHUNKS THREADS
 
-Prints one JSON value. A count of 0 skips its test.
+Prints one JSON value. A count of 0 skips its test; N_DEPTH tokens are in the context before each test. Weights are
+repacked, the KV cache is F16, and speed is measured with flash attention, which llama-bench's default enables on the CPU.
 """
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -29,31 +31,44 @@ def load(path, n_ctx, threads=1, **options):
                            verbose=False, **options)
 
 
-def rate(model, batches):
-    """Tokens per second. No logits are copied and nothing is sampled, as in llama-bench; an untimed run comes first."""
+def decode(model, batches):
+    for ids in batches:
+        array = (llama_cpp.llama_token * len(ids))(*ids)
+        if llama_cpp.llama_decode(model.ctx, llama_cpp.llama_batch_get_one(array, len(ids))) != 0:
+            raise SystemExit("llama_decode failed")
+    llama_cpp.llama_synchronize(model.ctx)
+
+
+def rate(model, batches, n_depth):
+    """Tokens per second after `n_depth` tokens, which stay in the cache. No logits are copied and nothing is sampled, as
+    in llama-bench; an untimed run comes first."""
     for _ in range(2):
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(model.ctx), True)
+        if not llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(model.ctx), 0, n_depth, -1):
+            raise SystemExit("llama_memory_seq_rm failed")
         begin = time.perf_counter()
-        for ids in batches:
-            array = (llama_cpp.llama_token * len(ids))(*ids)
-            if llama_cpp.llama_decode(model.ctx, llama_cpp.llama_batch_get_one(array, len(ids))) != 0:
-                raise SystemExit("llama_decode failed")
-        llama_cpp.llama_synchronize(model.ctx)
+        decode(model, batches)
         seconds = time.perf_counter() - begin
     return sum(map(len, batches)) / seconds
 
 
-def speed(path, n_prompt, n_gen, pairs):
+def in_batches(ids):
+    return [ids[i : i + 512] for i in range(0, len(ids), 512)]
+
+
+def speed(path, n_prompt, n_gen, n_depth, pairs):
     """Rates for each pair of thread counts. The token ids do not matter: the run is dense."""
-    model = load(path, n_prompt + n_gen + 8)
-    ids = [5 + (i * 7919) % (model.n_vocab() - 10) for i in range(n_prompt + n_gen)]
-    prompt = [ids[i : min(i + 512, n_prompt)] for i in range(0, n_prompt, 512)]
+    model = load(path, n_depth + n_prompt + n_gen + 8, flash_attn=True)
+    ids = [5 + (i * 7919) % (model.n_vocab() - 10) for i in range(n_depth + n_prompt + n_gen)]
+    depth, prompt, rest = ids[:n_depth], ids[n_depth : n_depth + n_prompt], ids[n_depth + n_prompt :]
+    n_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    llama_cpp.llama_set_n_threads(model.ctx, n_cpus, n_cpus)
+    decode(model, in_batches(depth))
     rates = []
     for pair in pairs:
         llama_cpp.llama_set_n_threads(model.ctx, *map(int, pair.split(",")))
         rates.append({
-            "pp": rate(model, prompt) if prompt else None,
-            "tg": rate(model, [[i] for i in ids[n_prompt:]]) if n_gen else None,
+            "pp": rate(model, in_batches(prompt), n_depth) if prompt else None,
+            "tg": rate(model, [[i] for i in rest], n_depth) if rest else None,
         })
     return rates
 
@@ -79,8 +94,8 @@ def main(command, *words):
     if command == "about":
         return about()
     if command == "speed":
-        path, n_prompt, n_gen, *pairs = words
-        return speed(path, int(n_prompt), int(n_gen), pairs)
+        path, n_prompt, n_gen, n_depth, *pairs = words
+        return speed(path, int(n_prompt), int(n_gen), int(n_depth), pairs)
     path, text, n_ctx, n_chunks, threads = words
     model = load(path, int(n_ctx), int(threads), logits_all=True)
     value, count = perplexity(model, Path(text).read_text(encoding="utf-8"), int(n_ctx), int(n_chunks))

@@ -22,6 +22,21 @@ def python_of(folder):
     return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
+def archs_folder():
+    """Where check_llama_archs builds llama.cpp."""
+    return default_folder().parent / "llama-archs"
+
+
+def use_archs_build(folder):
+    """Lets child processes use the llama.cpp that check_llama_archs built in `folder`; returns the Python for it."""
+    sources, library = sorted(folder.glob("llama_cpp_python-*/vendor/llama.cpp")), folder / "build/bin"
+    python = python_of(folder / "venv")
+    if not (sources and library.is_dir() and python.exists()):
+        raise SystemExit(f"{folder} has no build of llama.cpp: run scripts/check_llama_archs --work {folder} first")
+    os.environ.update(PYTHONPATH=str(sources[-1].parent.parent), LLAMA_CPP_LIB_PATH=str(library))
+    return python
+
+
 def has_package(folder):
     result = subprocess.run([python_of(folder), "-c", "import llama_cpp, numpy"], capture_output=True)
     return result.returncode == 0

@@ -7,13 +7,15 @@
 @group(0) @binding(1) var<storage, read> k_data: array<u32>;
 @group(0) @binding(2) var<storage, read> v_data: array<u32>;
 @group(0) @binding(3) var<storage, read> batch: array<u32>;
-@group(0) @binding(4) var<storage, read_write> parts: array<f32>;
+@group(0) @binding(4) var<storage, read> slopes: array<f32>;
+@group(0) @binding(5) var<storage, read_write> parts: array<f32>;
 
 struct Params {
     at_q: u32,
     at_k: u32,
     at_v: u32,
     at_batch: u32,
+    at_slopes: u32,
     at_parts: u32,
     max_tokens: u32,
     max_seqs: u32,
@@ -31,6 +33,7 @@ struct Params {
     span: u32,
     // Sliding window; 0 for all positions.
     window: u32,
+    has_slopes: u32,
     scale: f32,
     softcap: f32,
 }
@@ -65,14 +68,14 @@ fn main(
     let g = (at / (p.n_spans * p.n_tiles)) % p.n_head_kv;
     let t = at / (p.n_spans * p.n_tiles * p.n_head_kv);
     if (lane == 0u) {
-        // Sequence, and begin and end of the positions; no positions for padding.
+        // Sequence, begin and end of the positions, and the token's position; no positions for padding.
         var found = vec4<u32>(0u, 0u, 0u, 0u);
         if (t < min(batch[p.at_batch], p.n_rows)) {
             let pos = batch[p.at_batch + 4u + 2u * p.max_tokens + t];
             var first = at_span * p.span;
             if (p.window != 0u && pos + 1u > p.window) { first = max(first, pos + 1u - p.window); }
             let end = min(pos + 1u, (at_span + 1u) * p.span);
-            found = vec4<u32>(batch[p.at_batch + 4u + p.max_tokens + t], first, end, 0u);
+            found = vec4<u32>(batch[p.at_batch + 4u + p.max_tokens + t], first, end, pos);
         }
         facts = found;
     }
@@ -99,10 +102,12 @@ fn main(
         let end_i = min(end, start + CHUNK) - start;
         for (var i = from_i + lane; i < end_i; i += {{ROW}}u) {
             let row = p.at_k + cache_row(seq, start + i) * p.k_words;
+            let distance = f32(known.w - (start + i));
             for (var h = 0u; h < n_heads; h++) {
                 let from_q = p.at_q + (t * p.n_head + head + h) * p.d_head;
                 var score = p.scale * score_dot(row, g * p.d_head, from_q);
                 if (p.softcap != 0.0) { score = p.softcap * tanh_of(score / p.softcap); }
+                if (p.has_slopes != 0u) { score -= slopes[p.at_slopes + head + h] * distance; }
                 scores[h * CHUNK + i] = score;
             }
         }

@@ -1,10 +1,11 @@
-// x = cap * tanh(x / cap), for each value.
+// x = cap * tanh(x / cap), or x clamped to -cap..=cap, for each value.
 
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;
 
 struct Params {
     at_x: u32,
     n: u32,
+    hard: u32,
     cap: f32,
 }
 var<immediate> p: Params;
@@ -19,6 +20,7 @@ fn main(
 ) {
     let i = flat_index(id, groups);
     if (i < p.n) {
-        x[p.at_x + i] = p.cap * tanh_of(x[p.at_x + i] / p.cap);
+        let value = x[p.at_x + i];
+        x[p.at_x + i] = select(p.cap * tanh_of(value / p.cap), clamp(value, -p.cap, p.cap), p.hard != 0u);
     }
 }

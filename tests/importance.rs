@@ -78,8 +78,10 @@ fn the_sums_are_those_of_llama_imatrix() {
 }
 
 /// Tensors with several rows that are not multiplied with an input by columns: filters, PowerInfer's
-/// transposed down and its predictors.
-const WITHOUT_INPUT: [&str; 5] = ["conv1d", "shortconv.conv", "ffn_down_t", "fc1", "fc2"];
+/// transposed down and its predictors, and the matrices of absorbed latent attention, which are
+/// joined to one matrix at load.
+const WITHOUT_INPUT: [&str; 7] =
+    ["conv1d", "shortconv.conv", "ffn_down_t", "fc1", "fc2", "attn_k_b", "attn_v_b"];
 
 #[test]
 fn every_matrix_of_every_family_has_an_entry() {

@@ -168,7 +168,7 @@ fn tracing_changes_no_bit_and_its_events_are_consistent() {
             let delay = Duration::ZERO..Duration::from_micros(200);
             let (_, a) = sim_device(1, Bytes::MAX, delay.clone(), seed);
             let (_, b) = sim_device(2, Bytes::MAX, delay, seed + 1);
-            let placement = random_placement(&mut rng, &model, 3, 1);
+            let placement = random_placement(&mut rng, &model, 3);
             let split = placement.n_split() > 0;
             let mut engine = load(&model, vec![cpu_device(2), a, b], placement.clone());
             let path = folder.path().join(format!("{seed}.json"));

@@ -3,9 +3,10 @@
 //! Skipped products count too, so that the figures can be compared with the dense block.
 //!
 //! `cargo bench --bench ops` measures all formats on the CPU, `cargo bench --bench ops -- Q4_0 F16`
-//! some formats. `--device CUDA0` selects another device, whose memory bandwidth is measured by
-//! adding long rows. `--shape 2048x5632` replaces the shape of a 7B model, with proportionally less
-//! data. `--json FILE` also writes the results to a file.
+//! some formats; a table of prefetch distances comes first. `--device CUDA0` selects another
+//! device, whose memory bandwidth is measured by adding long rows. `--shape 2048x5632` replaces the
+//! shape of a 7B model, with proportionally less data. `--json FILE` also writes the results to a
+//! file.
 //!
 //! The weights of several layers are used in turn, so that no layer stays in a cache. The input
 //! determines the active neurons: row r of gate is `u[r]` in its first half and 1 in its second
@@ -33,7 +34,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 use thermocline::bench::{PROBE_SIZE, SkippingFfn, probe_size, read_bandwidth};
-use thermocline::devices::{candidates, cpu, cpu_threads};
+use thermocline::devices::{PrefetchDistance, candidates, cpu, cpu_threads};
 
 use made::{bundle, halves, random, rows};
 use table::{DecodeLine, PrefillLine};
@@ -108,6 +109,12 @@ fn main() -> Result<()> {
     let formats = arguments.iter().filter(|a| !a.starts_with('-') && !is_value(a));
     let formats = weights(&formats.collect::<Vec<_>>())?;
     println!("{}", device.info().description);
+    if named.is_none() {
+        let quarter = free.map_or(Bytes::MAX, |free| Bytes(free.0 / 4));
+        let rates = PrefetchDistance::rates(n_threads, quarter);
+        let rates = rates.ok_or("not enough memory to measure prefetch distances")?;
+        table::print_prefetch(&PrefetchDistance::CANDIDATES, &rates, probe()?);
+    }
     println!(
         "| op | format | density | ms | GB/s | read | share |\n|---|---|---:|---:|---:|---:|---:|"
     );

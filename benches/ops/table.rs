@@ -4,6 +4,16 @@ use hal::DeviceInfo;
 use hal::format::Format;
 use serde_json::{Value, json};
 
+/// Prints the bytes per second of rows by prefetch distance, beside the memory bandwidth in GB/s.
+pub(crate) fn print_prefetch(distances: &[usize], rates: &[f64], read: f64) {
+    println!("| prefetch distance | GB/s | read | share |\n|---:|---:|---:|---:|");
+    for (distance, rate) in distances.iter().zip(rates) {
+        let (rate, share) = (rate / 1e9, rate / 1e7 / read);
+        println!("| {distance} | {rate:.1} | {read:.1} | {share:.0}% |");
+    }
+    println!();
+}
+
 pub(crate) struct DecodeLine {
     pub(crate) op: &'static str,
     pub(crate) format: Format,

@@ -18,9 +18,9 @@ use thermocline::profile::{self, Profile};
 
 /// A model with exact zeros (ReLU), a model with experts, and a model with neither.
 const MODELS: [&[u8]; 3] = [
-    include_bytes!("../../tests/families/llama-relu.gguf.gz"),
-    include_bytes!("../../tests/families/qwen2moe.gguf.gz"),
-    include_bytes!("../../tests/families/qwen2.gguf.gz"),
+    include_bytes!("../../tests/families/llama-relu.gguf.planes.gz"),
+    include_bytes!("../../tests/families/qwen2moe.gguf.planes.gz"),
+    include_bytes!("../../tests/families/qwen2.gguf.planes.gz"),
 ];
 
 struct Corpus {
@@ -33,6 +33,10 @@ static CORPUS: LazyLock<Corpus> = LazyLock::new(|| {
     let open = |bytes: &&[u8]| {
         let mut unpacked = Vec::new();
         GzDecoder::new(*bytes).read_to_end(&mut unpacked).expect("the model is compressed by gzip");
+        // The bytes at even positions, then those at odd positions.
+        let (even, odd) = unpacked.split_at(unpacked.len().div_ceil(2));
+        let pairs = even.iter().enumerate().flat_map(|(i, byte)| [Some(byte), odd.get(i)]);
+        let unpacked = pairs.flatten().copied().collect();
         let file = File::from_vec(unpacked, "model").expect("the model is a GGUF file");
         Model::from_file(file, &ModelOptions::default()).expect("the model is supported")
     };

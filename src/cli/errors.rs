@@ -61,7 +61,9 @@ impl From<serve::Error> for Failure {
     fn from(error: serve::Error) -> Self {
         let failure = Failure::chain(Exit::Failed, &error);
         if matches!(error, serve::Error::Listen { .. }) {
-            failure.help("another program may use the port: --port N selects another one")
+            failure.help(
+                "another program may use the port, or ports below 1024 need permission: --port N selects another one",
+            )
         } else {
             failure
         }

@@ -3,8 +3,15 @@
 use super::failure::{Exit, Failure};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
+use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+/// Interval between two checks for Ctrl-C.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Set by the first Ctrl-C. Clones see the same flag.
 #[derive(Clone, Debug)]
@@ -68,6 +75,30 @@ impl Interrupt {
 
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
+    }
+
+    /// Runs `work`, which cannot be cancelled and must not write files. On Ctrl-C, calls `farewell`
+    /// and ends the process.
+    pub(crate) fn exit_during<T>(
+        &self,
+        farewell: impl FnOnce() + Send,
+        work: impl FnOnce() -> T,
+    ) -> T {
+        let (working, ended) = mpsc::channel::<()>();
+        let watch = move || {
+            while ended.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                if self.is_set() {
+                    farewell();
+                    process::exit(i32::from(Exit::Interrupted.code()));
+                }
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(watch);
+            // Dropped after `work`, also if it panics: this ends the watch.
+            let _working = working;
+            work()
+        })
     }
 
     /// The flag itself, for an engine that polls it inside a step.

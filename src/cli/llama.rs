@@ -8,10 +8,12 @@
 use super::environment;
 use super::failure::Failure;
 use super::llama_flags::KNOWN;
-use super::llama_other_flags::{OLD, RECENT, SERVER};
+use super::llama_other_flags::{IK_LLAMA, NO_TEXT, OLD, RECENT, SERVER};
 use super::terminal::Terminal;
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
+
+const ONE_ROW: &str = "all its values have the same effect, so there is one row";
 
 /// How many values a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +87,12 @@ pub(super) fn find(flag: &str) -> Option<&'static LlamaFlag> {
     known().find(|k| k.names.contains(&flag))
 }
 
+/// The table entry of llama.cpp's common flags that `command` has no use for: llama-perplexity and
+/// llama-imatrix accept those of llama-cli.
+pub(super) fn find_unused(command: &OsStr) -> Option<&'static LlamaFlag> {
+    ["perplexity", "imatrix"].iter().any(|c| command == *c).then_some(&NO_TEXT)
+}
+
 /// The table entry of the switch that `flag` turns off: `--no-NAME`.
 pub(super) fn find_negated(flag: &str) -> Option<&'static LlamaFlag> {
     let positive = format!("--{}", flag.strip_prefix("--no-")?);
@@ -93,7 +101,7 @@ pub(super) fn find_negated(flag: &str) -> Option<&'static LlamaFlag> {
 
 /// All table entries.
 fn known() -> impl Iterator<Item = &'static LlamaFlag> {
-    [KNOWN, RECENT, OLD, SERVER].into_iter().flatten()
+    [KNOWN, RECENT, OLD, IK_LLAMA, SERVER].into_iter().flatten()
 }
 
 /// The names of all flags in the table.
@@ -158,6 +166,9 @@ pub(super) fn judge(
             continue;
         }
         match flag.known.verdict {
+            Treatment::Silent if usage.command == "bench" && flag.is_list() => {
+                hints.push((ONE_ROW, vec![flag.flag_and_value()]));
+            }
             Treatment::Silent => {}
             Treatment::RefusedForText(_) if usage.converses => {}
             Treatment::Refused(why) | Treatment::RefusedForText(why) => {
@@ -184,6 +195,11 @@ impl GivenFlag {
             NeutralValue::Number(range) => value.parse().is_ok_and(|v: f32| range.contains(&v)),
             NeutralValue::Word(words) => words.contains(&value),
         }
+    }
+
+    /// Whether the value is a list, for which llama-bench prints several rows.
+    fn is_list(&self) -> bool {
+        self.value.as_deref().is_some_and(|value| value.contains(','))
     }
 
     fn flag_and_value(&self) -> String {

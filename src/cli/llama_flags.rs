@@ -15,12 +15,14 @@ pub(super) const NO_DRAFT: &str =
     "speculative decoding is not supported; the text is the same without it";
 const PAGE_CACHE: &str = "the model file is memory-mapped; --mlock and --no-mmap change that";
 pub(super) const NO_PRESET: &str = "presets are not supported; name the model with -hf USER/REPO";
-const RAW_TEXT: &str = "raw text cannot be continued interactively; `chat` starts a conversation";
+const RAW_TEXT: &str =
+    "raw text cannot be continued interactively; -cnv or `chat` starts a conversation";
 const TEMPLATE: &str = "the chat template formats messages; --chat-template sets another template";
 pub(super) const NO_CONTROL: &str =
     "control vectors are not supported yet, and the text would differ without them";
 const NO_SAMPLER: &str = "llama.cpp has removed this sampler; the text would differ without it";
-const NO_OVERRIDE: &str = "overriding metadata is not supported yet";
+const NO_OVERRIDE: &str =
+    "metadata is not overridden here; `quantize --override-kv` writes a file with other values";
 const NO_TASK: &str =
     "this benchmark is not supported; `perplexity` measures perplexity and divergence";
 pub(super) const NO_IMAGES: &str = "images and audio are not supported";

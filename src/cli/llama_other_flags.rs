@@ -39,6 +39,8 @@ pub(super) static SERVER: &[LlamaFlag] = &[
     flag(&["--api-prefix"], One, Refused("endpoints have no prefix; a proxy can add one")).unless(Word(&[""])).env("API_PREFIX").server(),
     flag(&["--ui-config", "--webui-config", "--ui-config-file", "--webui-config-file"], One, Refused("users change the page's settings in the page itself")).server(),
     flag(&["--ui-mcp-proxy", "--webui-mcp-proxy"], Maybe, Refused(NO_TOOLS)).unless(Word(NEUTRAL)).env("UI_MCP_PROXY").server(),
+    flag(&["--prompt-cache-all", "--prompt-cache-ro"], Nothing, Silent).server(),
+    flag(&["-p", "--prompt"], One, Hint("each request has its own prompt")).server(),
     flag(&["--tools", "--tools-runtime", "--mcp-servers-config", "--mcp-servers-json"], One, Refused(NO_TOOLS)).server(),
     flag(&["-ag", "--agent"], Maybe, Refused(NO_TOOLS)).unless(Word(NEUTRAL)).env("AGENT").server(),
     flag(&["-no-ag"], Nothing, Silent).server(),
@@ -101,6 +103,17 @@ pub(super) static RECENT: &[LlamaFlag] = &[
     flag(&["--hellaswag-tasks", "--winogrande-tasks", "--multiple-choice-tasks"], One, Silent),
 ];
 
+/// Flags of the fork ik_llama.cpp.
+#[rustfmt::skip]
+pub(super) static IK_LLAMA: &[LlamaFlag] = &[
+    flag(&["-rtr", "--run-time-repack", "-fmoe", "--fused-moe", "-no-fmoe", "--no-fused-moe", "-mqkv", "--merge-qkv", "-muge", "--merge-up-gate-experts", "-gr", "--graph-reuse", "-ngr", "--no-graph-reuse"], Maybe, Silent),
+    flag(&["-mla", "--mla-use", "-amb", "--attention-max-batch"], One, Silent),
+    flag(&["-ser", "--smart-expert-reduction"], One, Refused("all experts that the model selects are computed")),
+];
+
+/// A flag about sampling or text, given to a command that generates no text.
+pub(super) static NO_TEXT: LlamaFlag = flag(&[], One, Hint("this command generates no text"));
+
 /// Flags that llama.cpp or PowerInfer had in 2023.
 #[rustfmt::skip]
 pub(super) static OLD: &[LlamaFlag] = &[
@@ -108,7 +121,7 @@ pub(super) static OLD: &[LlamaFlag] = &[
     flag(&["--log-test", "--log-new", "--log-enable", "--log-append"], Nothing, Silent),
     flag(&["--low-vram"], Nothing, Hint(PLANNED)),
     flag(&["-mmq", "--mul-mat-q", "-nommq", "--no-mul-mat-q"], Nothing, Silent),
-    flag(&["-gqa", "--gqa", "-eps", "--rms-norm-eps", "--n-parts"], One, Silent),
+    flag(&["-gqa", "--gqa", "-eps", "--rms-norm-eps", "--n-parts", "--lora-base"], One, Silent),
     flag(&["-nl", "--no-penalize-nl"], Nothing, Hint("--repeat-penalty counts line breaks like other tokens; 1 disables it")),
     flag(&["--penalize-nl"], Nothing, Silent),
     flag(&["--random-prompt"], Nothing, Hint("the text begins with the prompt of -p, not with a random word")),

@@ -11,6 +11,7 @@ mod environment;
 mod errors;
 mod failure;
 mod folders;
+mod foreign;
 mod interrupt;
 mod llama;
 #[cfg(test)]
@@ -101,6 +102,11 @@ fn run(
             },
         )?;
     let mut command = Cli::from_arg_matches(&parsed).map_err(DispatchError::ByClap)?.command;
+    if words.text
+        && let Command::Run(args) | Command::Chat(args) = &mut command
+    {
+        args.prepend_piped_text()?;
+    }
     let common = command.common();
     *terminal = Terminal::new(common.color, common.log_disable, common.verbose);
     let Some((_, given)) = parsed.subcommand() else {

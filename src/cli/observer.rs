@@ -1,5 +1,6 @@
 //! Prints the runtime's notices, with the flags that affect them, and its progress.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hal::Bytes;
@@ -9,7 +10,7 @@ use runtime::{Notice, Observer, RepackNotice, SharedObserver, SparsityNotice, Ta
 use super::terminal::Terminal;
 
 /// Minimum size for a progress bar. Smaller models load too fast to read one.
-const BAR_FROM: Bytes = Bytes(256 << 20);
+const BAR_FROM: Bytes = Bytes(64 << 20);
 
 /// A progress bar over `size` bytes; hidden if the terminal shows no progress or `size` is below
 /// [`BAR_FROM`].
@@ -27,17 +28,24 @@ pub(crate) fn bar(what: &'static str, size: Bytes, terminal: &Terminal) -> Progr
 struct Printer {
     terminal: Terminal,
     bar: Mutex<Option<(Task, ProgressBar)>>,
+    /// What was printed: `bench` opens a runtime for each row, with the same notices.
+    printed: Mutex<HashSet<String>>,
 }
 
 impl Terminal {
     pub(crate) fn observer(&self) -> SharedObserver {
-        Arc::new(Printer { terminal: self.clone(), bar: Mutex::new(None) })
+        let (bar, printed) = (Mutex::default(), Mutex::default());
+        Arc::new(Printer { terminal: self.clone(), bar, printed })
     }
 }
 
 impl Observer for Printer {
     fn notice(&self, notice: &Notice) {
         let text = text(notice);
+        let mut printed = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
+        if !printed.insert(text.clone()) {
+            return;
+        }
         let print = || {
             if notice.is_detail() { self.terminal.detail(&text) } else { self.terminal.note(&text) }
         };

@@ -45,10 +45,18 @@ pub(super) fn usage(command: &str) -> Option<&'static str> {
     }
 }
 
+/// What [`place`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Placed {
+    /// Whether the command still counts as named: `run MODEL`, which ollama has too, converses if
+    /// the model has a chat template.
+    pub(super) named: bool,
+    /// Whether the words contain a prompt.
+    pub(super) text: bool,
+}
+
 /// Adds the words in `free` to `argv` (program, command, flags), as `--model` and `--prompt` where
-/// the command takes these. `named` says whether the user named the command. Returns whether the
-/// command still counts as named: `run MODEL`, which ollama has too, converses if the model has a
-/// chat template.
+/// the command takes these. `named` says whether the user named the command.
 ///
 /// # Errors
 /// A misspelt command; more words than the command takes.
@@ -57,7 +65,7 @@ pub(super) fn place(
     named: bool,
     free: Vec<OsString>,
     argv: &mut Vec<OsString>,
-) -> Result<bool, Failure> {
+) -> Result<Placed, Failure> {
     let command = argv.get(1).and_then(|name| name.to_str()).unwrap_or_default().to_owned();
     let taken = taken_by(&command);
     if taken == FreeWords::ByClap {
@@ -65,12 +73,12 @@ pub(super) fn place(
             argv.push("--".into());
         }
         argv.extend(free);
-        return Ok(named);
+        return Ok(Placed { named, text: false });
     }
     let has = |argv: &[OsString], long| argv.iter().any(|word| is_flag(word, long));
     let has_model = has(&argv[..], "model");
     let mut words = free.into_iter().peekable();
-    let Some(first) = words.peek() else { return Ok(named) };
+    let Some(first) = words.peek() else { return Ok(Placed { named, text: false }) };
     if !named && !is_model_file(first) {
         check_command(cli, first, has_model)?;
     }
@@ -88,17 +96,20 @@ pub(super) fn place(
             n_models += 1;
         }
     }
-    let Some(first) = words.next() else {
-        return Ok(named && (command != "run" || n_models == 0));
-    };
+    let named = named && (command != "run" || n_models == 0);
+    let Some(first) = words.next() else { return Ok(Placed { named, text: false }) };
     let shown = first.to_string_lossy().into_owned();
     if !texts {
         let message = format!("unexpected word '{shown}': `{command}` takes one model");
         return Err(Failure::usage(message).help(format!("see `thermocline {command} -h`")));
     }
     if ["prompt", "file", "binary-file"].iter().any(|long| has(&argv[..], long)) {
+        if !named && suggest::is_foreign_command(&shown) {
+            return Err(suggest::unknown_command(cli, &shown));
+        }
         let message = format!("unexpected word '{shown}': the prompt is already given");
-        return Err(Failure::usage(message).help("quote a prompt with spaces"));
+        return Err(Failure::usage(message)
+            .help("quote a prompt with spaces; a switch takes on, off or auto"));
     }
     let mut text = OsString::from("--prompt=");
     text.push(first);
@@ -107,7 +118,7 @@ pub(super) fn place(
         text.push(word);
     }
     argv.push(text);
-    Ok(named && (command != "run" || n_models == 0))
+    Ok(Placed { named, text: true })
 }
 
 /// Whether a word names a model file: a path that ends in .gguf or exists, an address, or a

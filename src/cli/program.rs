@@ -25,14 +25,15 @@ impl Program {
         match name.strip_suffix(".exe").unwrap_or(&name) {
             "llama-cli" | "llama-completion" => Self::LlamaCli,
             "main" | "llama-main" => Self::Main,
-            "llama-server" => Self::Command("serve", &[]),
+            // The names without `llama-` are those of 2023.
+            "llama-server" | "server" => Self::Command("serve", &[]),
             "llama-bench" => Self::Command("bench", &[]),
             // llama-quantize replaces an existing file.
-            "llama-quantize" => Self::Command("quantize", &["--force"]),
-            "llama-perplexity" => Self::Command("perplexity", &[]),
-            "llama-imatrix" => Self::Command("imatrix", &[]),
-            "llama-tokenize" => Self::Command("tokenize", &[]),
-            "llama-gguf-split" => Self::Command("split", &[]),
+            "llama-quantize" | "quantize" => Self::Command("quantize", &["--force"]),
+            "llama-perplexity" | "perplexity" => Self::Command("perplexity", &[]),
+            "llama-imatrix" | "imatrix" => Self::Command("imatrix", &[]),
+            "llama-tokenize" | "tokenize" => Self::Command("tokenize", &[]),
+            "llama-gguf-split" | "gguf-split" => Self::Command("split", &[]),
             _ => Self::Thermocline,
         }
     }
@@ -85,6 +86,7 @@ mod tests {
         );
         check("llama-quantize", &["a", "b", "q8_0"], &["quantize", "--force", "a", "b", "q8_0"]);
         check("llama-perplexity", &["-f", "x"], &["perplexity", "--file=x"]);
+        check("./quantize", &["a", "b", "2"], &["quantize", "--force", "a", "b", "2"]);
         check("llama-imatrix", &["-ofreq", "5"], &["imatrix", "--output-frequency=5"]);
         check("llama-tokenize", &["m.gguf", "Hi"], &["tokenize", "--model=m.gguf", "--prompt=Hi"]);
         check("llama-gguf-split", &["a", "b"], &["split", "a", "b"]);

@@ -2,22 +2,28 @@
 
 use super::terminal::Terminal;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use std::cell::RefCell;
 use std::fmt::Write;
 use std::ops::Range;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// Interval between two updates of the elapsed time.
 const TICK: Duration = Duration::from_millis(200);
 
+/// Time after which a [`DelayedBar`] appears.
+const DELAY: Duration = Duration::from_millis(700);
+
 const SHARE: &str = "{prefix} {bar:30} {percent:>3} %, {time}  {msg}";
 const TIMER: &str = "{prefix}, {time}";
 
 fn counting(unit: &str) -> String {
-    format!("{{prefix}} {{bar:30}} {{pos}}/{{len}} {unit}, {{time}}")
+    format!("{{prefix}} {{bar:30}} {{pos}}/{{len}} {unit}, {{time}}{{msg}}")
 }
 
-/// A bar over units such as `tokens`, with the time that has passed and the time that is left;
-/// hidden if the terminal shows no progress. `range` is the units that are complete and all units.
+/// A bar over units such as `tokens`, with the time that has passed, the time that is left, and a
+/// message; hidden if the terminal shows no progress. `range` is the units that are complete and all units.
 pub(crate) fn counter(
     terminal: &Terminal,
     what: &str,
@@ -37,12 +43,93 @@ pub(crate) fn timer(terminal: &Terminal, what: &str) -> ProgressBar {
     shown(terminal, what, 0..0, TIMER)
 }
 
+/// A bar for work that usually ends at once: it appears only if the work takes longer. Dropping it
+/// removes it.
+#[derive(Debug)]
+pub(crate) struct DelayedBar {
+    bar: ProgressBar,
+    /// Dropped when the work ends, and the thread that waits for that or shows the bar.
+    delay: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+impl DelayedBar {
+    /// As [`counter`].
+    pub(crate) fn counter(
+        terminal: &Terminal,
+        what: &str,
+        range: Range<usize>,
+        unit: &str,
+    ) -> DelayedBar {
+        if !terminal.shows_progress() {
+            return DelayedBar { bar: ProgressBar::hidden(), delay: None };
+        }
+        let hidden = ProgressDrawTarget::hidden();
+        let bar = styled(hidden, what, range, &counting(unit));
+        let (working, ended) = mpsc::channel::<()>();
+        let later = bar.clone();
+        let show = move || {
+            if ended.recv_timeout(DELAY) == Err(RecvTimeoutError::Timeout) {
+                later.set_draw_target(ProgressDrawTarget::stderr());
+                later.enable_steady_tick(TICK);
+            }
+        };
+        let thread = thread::Builder::new().name("progress".to_owned()).spawn(show);
+        // Without a thread the bar stays hidden.
+        DelayedBar { bar, delay: thread.ok().map(|thread| (working, thread)) }
+    }
+
+    pub(crate) fn set_position(&self, done: usize) {
+        self.bar.set_position(done as u64);
+    }
+}
+
+impl Drop for DelayedBar {
+    fn drop(&mut self) {
+        if let Some((working, thread)) = self.delay.take() {
+            drop(working);
+            // The thread does not panic.
+            let _ = thread.join();
+        }
+        self.bar.finish_and_clear();
+    }
+}
+
+/// The bar of a prompt, which text on the same terminal replaces.
+#[derive(Debug)]
+pub(crate) struct PromptBar(RefCell<Option<DelayedBar>>);
+
+impl PromptBar {
+    pub(crate) fn new(n_tokens: usize, terminal: &Terminal) -> PromptBar {
+        let bar = DelayedBar::counter(terminal, "reading the prompt", 0..n_tokens, "tokens");
+        PromptBar(RefCell::new(Some(bar)))
+    }
+
+    pub(crate) fn set_position(&self, n_tokens: usize) {
+        self.0.borrow().iter().for_each(|bar| bar.set_position(n_tokens));
+    }
+
+    pub(crate) fn remove(&self) {
+        self.0.take();
+    }
+}
+
 fn shown(terminal: &Terminal, what: &str, range: Range<usize>, template: &str) -> ProgressBar {
     if !terminal.shows_progress() {
         return ProgressBar::hidden();
     }
+    let bar = styled(ProgressDrawTarget::stderr(), what, range, template);
+    bar.enable_steady_tick(TICK);
+    bar
+}
+
+fn styled(
+    target: ProgressDrawTarget,
+    what: &str,
+    range: Range<usize>,
+    template: &str,
+) -> ProgressBar {
     let Range { start, end } = range;
-    let bar = ProgressBar::with_draw_target(Some(end as u64), ProgressDrawTarget::stderr());
+    let bar = ProgressBar::with_draw_target(Some(end as u64), target);
     let times = move |state: &ProgressState, out: &mut dyn Write| {
         let done = state.pos().saturating_sub(start as u64);
         let left = (end as u64).saturating_sub(state.pos());
@@ -52,9 +139,7 @@ fn shown(terminal: &Terminal, what: &str, range: Range<usize>, template: &str) -
         Ok(style) => bar.with_style(style.with_key("time", times)),
         Err(_) => bar,
     };
-    let bar = bar.with_prefix(what.to_owned()).with_position(start as u64);
-    bar.enable_steady_tick(TICK);
-    bar
+    bar.with_prefix(what.to_owned()).with_position(start as u64)
 }
 
 /// The time that has passed, and the time that `left` units will take if they are as fast as the

@@ -1,69 +1,10 @@
 //! What to write instead of an unknown command or flag.
 
 use super::failure::Failure;
+use super::foreign::{FOREIGN_COMMANDS, FOREIGN_FLAGS, OTHER_FLAGS, UNSUPPORTED};
 use super::llama;
 use super::words::Table;
 use clap::Command;
-
-/// Commands of ollama, llama.cpp and similar programs, and what to write here.
-const FOREIGN_COMMANDS: [(&[&str], &str); 20] = [
-    (
-        &["llama-cli", "main", "llama-completion", "generate", "complete", "cli"],
-        "`thermocline run` continues a prompt, `thermocline chat` starts a conversation",
-    ),
-    (&["llama-server", "server", "start"], "`thermocline serve` answers HTTP requests"),
-    (&["llama-bench", "benchmark", "batched-bench"], "`thermocline bench` measures speed"),
-    (&["llama-quantize"], "`thermocline quantize` converts weights to another type"),
-    (&["llama-perplexity", "ppl", "eval", "evaluate"], "`thermocline perplexity` measures quality"),
-    (&["llama-imatrix"], "`thermocline imatrix` collects an importance matrix"),
-    (&["llama-tokenize", "tokens", "tokenise"], "`thermocline tokenize` shows token ids"),
-    (
-        &["llama-gguf-split", "gguf-split"],
-        "`thermocline split` and `thermocline merge` change the number of files",
-    ),
-    (
-        &["create", "import"],
-        "`thermocline convert` converts a Hugging Face folder to GGUF; a Modelfile is not supported: pass flags instead",
-    ),
-    (&["inspect", "gguf"], "`thermocline info` shows what a model file contains"),
-    (&["get", "fetch", "install"], "`thermocline pull USER/REPO` downloads a model"),
-    (
-        &["push", "login", "signin", "auth"],
-        "models are not uploaded; HF_TOKEN gives access to private and gated models",
-    ),
-    (&["models", "cp"], "`thermocline list` lists the downloaded models"),
-    (&["delete", "uninstall"], "`thermocline rm USER/REPO` deletes a downloaded model"),
-    (
-        &["ps", "stop", "load", "unload"],
-        "a model is loaded only while a command runs; `thermocline devices` shows the memory that is free",
-    ),
-    (&["version"], "`thermocline --version` prints the version"),
-    (
-        &["tune", "fit", "llama-fit-params", "estimate"],
-        "`thermocline plan` shows where a model would be placed",
-    ),
-    (&["gpus", "list-devices"], "`thermocline devices` lists the devices"),
-    (
-        &["embed", "embedding", "llama-embedding", "rerank"],
-        "`thermocline serve` has the endpoints /v1/embeddings and /rerank",
-    ),
-    (
-        &["export-lora", "finetune"],
-        "merged LoRA files and fine-tuning are not supported; --lora merges adapters at load",
-    ),
-];
-
-/// Flags of llama-quantize and llama-gguf-split that are not supported, and why.
-const FOREIGN_FLAGS: [(&str, &[&str], &str); 4] = [
-    ("quantize", &["--prune-layers"], "layers cannot be removed"),
-    ("imatrix", &["--show-statistics"], "statistics of an importance matrix are not printed"),
-    (
-        "quantize",
-        &["--max-buffer-size"],
-        "weights are converted a few megabytes at a time; no buffer needs a limit",
-    ),
-    ("split", &["--delete-splits"], "files are never deleted; remove them after the merge"),
-];
 
 /// Order in which a message lists the commands that have a flag.
 const COMMAND_ORDER: [&str; 6] = ["run", "chat", "serve", "bench", "perplexity", "quantize"];
@@ -77,9 +18,14 @@ pub(super) fn unknown_command(cli: &Command, word: &str) -> Failure {
     match nearest(word, commands(cli)) {
         Some(command) => failure.help(format!("did you mean `thermocline {command}`?")),
         None => failure.help(
-            "`thermocline --help` lists the commands; a model is a GGUF file, a prompt with spaces needs quotes",
+            "`thermocline --help` lists the commands; a model is a GGUF file or USER/REPO on Hugging Face, a prompt with spaces needs quotes",
         ),
     }
+}
+
+/// Whether a word is a command of a similar program.
+pub(super) fn is_foreign_command(word: &str) -> bool {
+    FOREIGN_COMMANDS.iter().any(|(names, _)| names.contains(&word))
 }
 
 /// Whether a word is close to a command's name, or a command of a similar program.
@@ -100,6 +46,9 @@ pub(super) fn unknown_flag(cli: &Command, command: &str, flag: &str) -> Failure 
     if let Some((.., why)) = foreign.find(|(of, names, _)| *of == command && is_given(names)) {
         return Failure::usage(format!("{flag}: {why}"));
     }
+    if let Some((_, why)) = UNSUPPORTED.iter().find(|(names, _)| is_given(names)) {
+        return Failure::usage(format!("{flag}: {why}"));
+    }
     let failure = Failure::usage(format!("unknown flag '{flag}'"));
     let owners = owners(cli, &regular);
     if let [first, ..] = owners[..] {
@@ -112,6 +61,9 @@ pub(super) fn unknown_flag(cli: &Command, command: &str, flag: &str) -> Failure 
             _ => format!("it is a flag of {}, not of `{command}`", names.join(", ")),
         };
         return failure.help(help);
+    }
+    if let Some((_, help)) = OTHER_FLAGS.iter().find(|(names, _)| is_given(names)) {
+        return failure.help(*help);
     }
     if llama::find(&regular).is_some() {
         return failure.help(format!("llama.cpp has this flag, but `{command}` does not"));
@@ -226,6 +178,9 @@ mod tests {
             ("run", "--verion", "did you mean --version?"),
             ("run", "--top_kk", "did you mean --top-k?"),
             ("run", "--no-such-flag", "see `thermocline run --help`"),
+            ("run", "--gpulayers", "write -ngl N"),
+            ("serve", "--max_model_len", "write -c N"),
+            ("pull", "--local-dir", "HF_HUB_CACHE"),
         ];
         for (command, flag, says) in cases {
             let found = help(command, flag);

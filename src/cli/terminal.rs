@@ -2,10 +2,12 @@
 
 use super::args::ColorWhen;
 use super::failure::Failure;
+use super::wrap::wrapped_after;
 use anstream::AutoStream;
 use anstyle::{AnsiColor, Style};
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
+use terminal_size::{Width, terminal_size_of};
 
 const ERROR: Style = AnsiColor::Red.on_default().bold();
 const NOTE: Style = AnsiColor::Cyan.on_default().bold();
@@ -98,9 +100,24 @@ impl Terminal {
             anstream::ColorChoice::Never
         };
         let mut stderr = AutoStream::new(io::stderr(), choice);
-        let text = printable(text);
+        let width = terminal_size_of(io::stderr()).map(|(Width(width), _)| usize::from(width));
+        let text = folded(printable(text), label.len() + 2, width);
         // If standard error is closed, the failure cannot be reported anywhere.
         let _ = writeln!(stderr, "{style}{label}:{style:#} {text}");
+    }
+}
+
+/// Minimum width of the text beside a label. A narrower terminal breaks lines itself.
+const MIN_TEXT: usize = 30;
+
+/// The text after a label of `indent` characters, wrapped if it is longer than a line of a terminal
+/// of this width. A log keeps each note on one line.
+fn folded(text: String, indent: usize, width: Option<usize>) -> String {
+    match width {
+        Some(width) if width >= indent + MIN_TEXT && text.chars().count() > width - indent => {
+            wrapped_after(indent, &text, width)
+        }
+        Some(_) | None => text,
     }
 }
 
@@ -147,6 +164,17 @@ mod tests {
             let found = vars.iter().find(|(n, _)| *n == name);
             found.map(|(_, v)| OsString::from(v))
         })
+    }
+
+    #[test]
+    fn only_a_terminal_wraps_notes() {
+        let note = "word ".repeat(10) + "end";
+        assert_eq!(folded(note.clone(), 6, None), note);
+        assert_eq!(folded(note.clone(), 6, Some(60)), note, "it fits");
+        assert_eq!(folded(note.clone(), 6, Some(20)), note, "too narrow");
+        let lines = folded(note, 6, Some(40));
+        assert_eq!(lines, "word word word word word word word\n      word word word end");
+        assert_eq!(folded("a   b".to_owned(), 6, Some(40)), "a   b", "spaces stay");
     }
 
     #[test]

@@ -9,7 +9,7 @@
 
 use super::failure::Failure;
 use super::llama::{self, Arity, GivenFlag, LlamaFlag};
-use super::positional;
+use super::positional::{self, Placed};
 use super::program::Program;
 use super::suggest;
 use clap::{Arg, ArgAction, Command};
@@ -85,6 +85,8 @@ pub(super) struct Words {
     pub(super) seen: Vec<GivenFlag>,
     /// Whether the user named a command; otherwise the command is `run` or `chat`.
     pub(super) named: bool,
+    /// Whether the prompt is a word without a flag.
+    pub(super) text: bool,
 }
 
 /// Normalises `words` (without the program's name) for `cli`.
@@ -103,7 +105,7 @@ pub(super) fn normalise(
     let (words, named) = match leading {
         LeadingWords::TopLevel(words) => {
             argv.extend(words);
-            return Ok(Words { argv, seen, named: true });
+            return Ok(Words { argv, seen, named: true, text: false });
         }
         LeadingWords::Command(command, words) => {
             argv.push(command.into());
@@ -145,12 +147,31 @@ pub(super) fn normalise(
                 seen.push(GivenFlag { known, flag, value });
             }
             FlagMatch::Unknown(flag) => {
-                return Err(suggest::unknown_flag(cli, &name.to_string_lossy(), &flag));
+                let Some((known, takes)) = unused_flag(cli, &name, &flag) else {
+                    return Err(suggest::unknown_flag(cli, &name.to_string_lossy(), &flag));
+                };
+                let given =
+                    word.to_str().and_then(|word| word.split_once('=')).map(|(_, v)| v.into());
+                let value = given.or_else(|| takes.take(&mut rest));
+                let value = value.map(|v: OsString| v.to_string_lossy().into_owned());
+                seen.push(GivenFlag { known, flag, value });
             }
         }
     }
-    let named = positional::place(cli, named, free, &mut argv)?;
-    Ok(Words { argv, seen, named })
+    let Placed { named, text } = positional::place(cli, named, free, &mut argv)?;
+    Ok(Words { argv, seen, named, text })
+}
+
+/// A flag about sampling or length, given to a command that generates no text but whose program in
+/// llama.cpp accepts it: its table entry, and how many values it takes.
+fn unused_flag(cli: &Command, command: &OsStr, flag: &str) -> Option<(&'static LlamaFlag, Arity)> {
+    let known = llama::find_unused(command)?;
+    let run = Table { commands: cli.find_subcommand("run").into_iter().collect(), llama: false };
+    let (long, takes) = run.find_own_flag(&flag.replace('_', "-"))?;
+    let mut of_run = run.arguments();
+    let arg = of_run.find(|arg| arg.get_long() == Some(&long))?;
+    let samples = arg.get_help_heading() == Some("Sampling") || long == "predict";
+    samples.then_some((known, takes))
 }
 
 /// Whether a normalised word is the flag `--long`, with or without a value.
@@ -175,6 +196,10 @@ fn split_command(cli: &Command, mut words: Vec<OsString>) -> LeadingWords {
     let help = |w: &OsString| w == "help" || w == "-h" || w == "--help";
     if words.first().is_some_and(help) {
         return LeadingWords::TopLevel(words);
+    }
+    // Alone, -v asks for the version, as in ollama.
+    if words == ["-v"] {
+        return LeadingWords::TopLevel(vec!["--version".into()]);
     }
     let table = Table { commands: cli.get_subcommands().collect(), llama: true };
     let mut rest = VecDeque::from(words.clone());
@@ -383,6 +408,7 @@ mod tests {
         );
         check(&["-nkvo", "-p", "x"], &["run", "--no-kv-offload", "--prompt=x"]);
         check(&["-nkvo", "0"], &["run", "--no-kv-offload=0"]);
+        check(&["-v"], &["--version"]);
         assert!(words(&["run", "-p", "x"]).named && words(&["-m", "x", "chat"]).named);
         assert!(!words(&["-p", "chat"]).named);
     }

@@ -4,25 +4,29 @@
 pub(crate) const WIDTH: usize = 80;
 
 /// `label` and `text` as lines of at most [`WIDTH`] characters, each with a line break. Lines after
-/// the first are indented as far as the text of the first. A longer word has a line of its own.
+/// the first are indented as far as the text of the first.
 pub(crate) fn wrapped(label: &str, text: &str) -> String {
-    let indent = label.chars().count();
-    let mut out = label.to_owned();
-    let mut width = indent;
+    format!("{label}{}\n", wrapped_after(label.chars().count(), text, WIDTH))
+}
+
+/// `text` as lines of at most `width` characters: the first follows a label of `indent`
+/// characters, the others are indented as far. A longer word has a line of its own.
+pub(crate) fn wrapped_after(indent: usize, text: &str, width: usize) -> String {
+    let mut out = String::new();
+    let mut column = indent;
     for (i, word) in text.split_whitespace().enumerate() {
         let n = word.chars().count();
-        if i > 0 && width + 1 + n > WIDTH {
+        if i > 0 && column + 1 + n > width {
             out.push('\n');
             out.push_str(&" ".repeat(indent));
-            width = indent;
+            column = indent;
         } else if i > 0 {
             out.push(' ');
-            width += 1;
+            column += 1;
         }
         out.push_str(word);
-        width += n;
+        column += n;
     }
-    out.push('\n');
     out
 }
 

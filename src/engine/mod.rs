@@ -52,7 +52,7 @@ pub use ops::mixer::state_bytes;
 pub use ops::scratch::scratch_width;
 pub use options::{DenseFrom, EngineOptions, PlannerInputs, Sparsity, Streaming};
 pub use replay::arena::LayerActivity;
-pub use run::{Engine, NoticeCallback, SAVED_HEAD, SavedHead};
+pub use run::{Engine, NoticeCallback, SAVED_HEAD, SavedHead, is_saved_sequence};
 pub use sequence::{EachLogits, Feed, LogitsRequest, Sequence};
 pub use size::cost::{assumed_past, forecast, task};
 pub use size::exchange::{ExchangeNeeds, exchange_needs};

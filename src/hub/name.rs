@@ -28,10 +28,17 @@ pub struct Wanted {
 }
 
 impl ModelName {
-    /// Parses `USER/REPOSITORY[:QUANTISATION]`, also after `hf.co/` or `huggingface.co/`; `:latest`
+    /// Parses `USER/REPOSITORY[:QUANTISATION]`, also after `hf.co/`, `hf://` and similar; `:latest`
     /// is ignored. `None` if the text has another form, such as the path of a GGUF file.
     pub fn parse(text: &str) -> Option<Self> {
-        let hosts = ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/"];
+        let hosts = [
+            "https://huggingface.co/",
+            "https://hf.co/",
+            "huggingface.co/",
+            "hf.co/",
+            "hf://",
+            "huggingface://",
+        ];
         let text = hosts.iter().find_map(|host| text.strip_prefix(host)).unwrap_or(text);
         let (path, quantisation) = match text.split_once(':') {
             Some((path, "latest")) => (path, None),
@@ -103,8 +110,15 @@ impl Wanted {
     }
 
     /// The file that a URL `ENDPOINT/USER/REPOSITORY/resolve/REVISION/FILE` names (or `blob`
-    /// instead of `resolve`); `None` for any other URL.
+    /// instead of `resolve`), or `hf://USER/REPOSITORY/FILE`; `None` for any other URL.
     pub fn of_url(url: &str, endpoint: &str) -> Option<Self> {
+        let short = ["hf://", "huggingface://"].iter().find_map(|scheme| url.strip_prefix(scheme));
+        if let Some(path) = short {
+            let (name, file) = path.match_indices('/').nth(1).map(|(at, _)| path.split_at(at))?;
+            let (name, file) = (ModelName::parse(name)?, &file[1..]);
+            let file = is_safe_path(file).then(|| file.to_owned());
+            return file.map(|file| Self { file: Some(file), ..Self::new(name) });
+        }
         let url = url.split(['?', '#']).next()?;
         let hosts = [endpoint, crate::ENDPOINT, "https://hf.co"];
         let path = hosts.iter().find_map(|host| url.strip_prefix(host)?.strip_prefix('/'))?;
@@ -134,6 +148,7 @@ mod tests {
             ("a/b:latest", "a/b"),
             ("hf.co/a/b:q8_0", "a/b:q8_0"),
             ("https://huggingface.co/a/b", "a/b"),
+            ("hf://a/b:Q4_0", "a/b:Q4_0"),
         ] {
             assert_eq!(shown(text).as_deref(), Some(expected), "{text}");
         }
@@ -167,6 +182,9 @@ mod tests {
             wanted_of("https://huggingface.co/a/b/resolve/main/q/m.gguf?download=true").unwrap();
         assert_eq!((wanted.name.path(), wanted.revision.as_str()), ("a/b".into(), "main"));
         assert_eq!(wanted.file.as_deref(), Some("q/m.gguf"));
+        let short = wanted_of("hf://a/b/q/m.gguf").unwrap();
+        assert_eq!((short.name.path(), short.file.as_deref()), ("a/b".into(), Some("q/m.gguf")));
+        assert_eq!(wanted_of("hf://a/b"), None);
         assert_eq!(wanted_of("http://127.0.0.1:1/a/b/blob/v1/m.gguf").unwrap().revision, "v1");
         for other in [
             "https://example.org/a/b/resolve/main/m.gguf",

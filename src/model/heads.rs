@@ -2,12 +2,17 @@
 
 use std::sync::Arc;
 
+use hal::op::Pairing;
+
+use super::attention::{AttentionSizes, Temperature};
 use super::hyper::{self, Keys};
-use super::mixer::AttentionSizes;
 use super::reader::Reader;
 use super::rope::{Factors, RopeTable};
 use super::rope_scaling::{Scaling, is_positive};
-use super::{ArchSpec, Error, Hyper, KvKind};
+use super::{
+    ArchSpec, Error, GateKind, Hyper, KvKind, LocalRope, Positions, ScoreScale, TemperatureKeys,
+    YarnLog,
+};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct HeadSizes {
@@ -38,7 +43,11 @@ pub(super) struct Heads {
     pub(super) d_latent: usize,
     /// Factor on the scores; `None` for `1 / sqrt(d_head)`.
     scale: Option<f32>,
+    /// Factor on the scores in addition to `scale`.
+    score_factor: f32,
     softcap: f32,
+    clamp: Option<f32>,
+    temperature: Option<Temperature>,
 }
 
 /// RoPE tables for layers with global attention and for layers with a sliding window.
@@ -52,11 +61,18 @@ impl HeadSizes {
     /// suffix, from `attention.key_length` if the file has it.
     fn read(
         keys: &Keys<'_>,
+        kv: KvKind,
         suffix: &str,
         default: impl FnOnce() -> Result<HeadSizes, Error>,
     ) -> Result<HeadSizes, Error> {
         let key = |key: &str| format!("{key}{suffix}");
-        let own = keys.count(&key("attention.key_length"))?;
+        // Files of latent attention for the absorbed form have the sizes of that form in the usual
+        // keys.
+        let size = |usual: &str| match keys.positive(&key(&format!("{usual}_mla")))? {
+            Some(size) if kv == KvKind::Latent => Ok(Some(size)),
+            _ => keys.count(&key(usual)),
+        };
+        let own = size("attention.key_length")?;
         let default = match own {
             Some(d_head) if suffix.is_empty() => {
                 HeadSizes { d_head, d_value: d_head, n_rot: d_head }
@@ -70,13 +86,48 @@ impl HeadSizes {
             let expected = format!("an even number up to {d_head}");
             return Err(keys.wrong_key(&n_rot_key, expected, n_rot));
         }
-        let d_value = keys.count(&key("attention.value_length"))?.unwrap_or(default.d_value);
+        let d_value = size("attention.value_length")?.unwrap_or(default.d_value);
         Ok(HeadSizes { d_head, d_value, n_rot })
     }
 }
 
+impl ScoreScale {
+    /// The factor for heads of `d_head` values; `None` for `1 / sqrt(d_head)`.
+    fn of_heads(self, d_head: usize) -> Option<f32> {
+        match self {
+            ScoreScale::PerRootHeadSize => None,
+            ScoreScale::PerHeadSize => Some((d_head as f32).recip()),
+            ScoreScale::Number(scale) => Some(scale),
+        }
+    }
+}
+
+/// Limit of the values of queries, keys and values; `None` without a limit.
+fn clamp(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Option<f32>, Error> {
+    if !spec.clamps {
+        return Ok(None);
+    }
+    Ok(Some(keys.non_negative("attention.clamp_kqv", 0.0)?).filter(|&most| most > 0.0))
+}
+
+/// The sliding window of the layers that have one, in tokens.
+fn window(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Option<usize>, Error> {
+    const KEY: &str = "attention.sliding_window";
+    match keys.metadata.u32(&keys.name(KEY)) {
+        _ if !spec.windows => Ok(None),
+        // Some files state 0 when there is no window.
+        Ok(Some(0)) => Ok(None),
+        _ => Ok(keys.count(KEY)?.or(spec.window)),
+    }
+}
+
 impl Heads {
-    pub(super) fn read(keys: &Keys<'_>, spec: &ArchSpec, hyper: &Hyper) -> Result<Heads, Error> {
+    pub(super) fn read(
+        keys: &Keys<'_>,
+        spec: &ArchSpec,
+        hyper: &Hyper,
+        scaling: &Scaling,
+    ) -> Result<Heads, Error> {
         let Hyper { n_embd, n_layer, n_nextn, .. } = *hyper;
         let lists = n_layer + n_nextn;
         if !spec.attention {
@@ -88,7 +139,13 @@ impl Heads {
         let n_head =
             n_head.ok_or_else(|| keys.missing("attention.head_count", "the number of heads"))?;
         let n_head_kv = keys.per_layer("attention.head_count_kv", lists)?;
-        let n_head_kv = n_head_kv.unwrap_or_else(|| n_head.clone());
+        // Files of latent attention for the absorbed form state one KV head. Here, each head has
+        // keys and values of its own.
+        let n_head_kv = match (spec.kv, n_head_kv) {
+            (KvKind::Direct, Some(n_head_kv)) => n_head_kv,
+            (KvKind::Latent, Some(n_head_kv)) if n_head_kv.iter().all(|&kv| kv != 1) => n_head_kv,
+            _ => n_head.clone(),
+        };
         for (&heads, &kv) in n_head.iter().zip(&n_head_kv) {
             if kv > 0 && !heads.is_multiple_of(kv) {
                 let expected = format!("a divisor of the {heads} heads");
@@ -96,7 +153,7 @@ impl Heads {
             }
         }
         let most = n_head.iter().copied().max().unwrap_or(0);
-        let global = HeadSizes::read(keys, "", || match n_embd.checked_div(most) {
+        let global = HeadSizes::read(keys, spec.kv, "", || match n_embd.checked_div(most) {
             Some(d_head) if n_embd.is_multiple_of(most) => {
                 Ok(HeadSizes { d_head, d_value: d_head, n_rot: d_head })
             }
@@ -105,17 +162,12 @@ impl Heads {
                 Err(keys.wrong_key("attention.head_count", expected, most))
             }
         })?;
-        let local = HeadSizes::read(keys, "_swa", || Ok(global))?;
-        let HeadSizes { d_head, n_rot, .. } = global;
+        let local = HeadSizes::read(keys, spec.kv, "_swa", || Ok(global))?;
         let d_latent = match spec.kv {
             KvKind::Direct => 0,
             KvKind::Latent if n_head_kv != n_head => {
                 let expected = "the same as attention.head_count";
                 return Err(keys.wrong_key("attention.head_count_kv", expected, "different"));
-            }
-            KvKind::Latent if n_rot == d_head => {
-                let expected = format!("an even number below {d_head}");
-                return Err(keys.wrong_key("rope.dimension_count", expected, n_rot));
             }
             KvKind::Latent => {
                 keys.need("attention.kv_lora_rank", "the rank of the latent keys and values")?
@@ -123,22 +175,15 @@ impl Heads {
         };
         for (sizes, suffix) in [(global, ""), (local, "_swa")] {
             let HeadSizes { d_head, d_value, .. } = sizes;
-            let equal = spec.qk_norm || spec.gated_attention;
+            let equal = spec.qk_norm.is_some() || spec.gate == GateKind::Joint;
             if equal && d_value != d_head {
-                return Err(keys.wrong_key(
-                    &format!("attention.value_length{suffix}"),
-                    d_head,
-                    d_value,
-                ));
+                let key = format!("attention.value_length{suffix}");
+                return Err(keys.wrong_key(&key, d_head, d_value));
             }
         }
         Ok(Heads {
             windowed: hyper::windowed_layers(keys, spec, lists)?,
-            window: match keys.metadata.u32(&keys.name("attention.sliding_window")) {
-                // Some files state 0 when there is no window.
-                Ok(Some(0)) => None,
-                _ => keys.count("attention.sliding_window")?.or(spec.window),
-            },
+            window: window(keys, spec)?,
             global,
             local,
             n_own_kv: n_own_kv(keys, n_layer)?,
@@ -147,9 +192,15 @@ impl Heads {
                 0.0 if spec.width_scaled == Some(n_layer) => {
                     Some((n_embd as f32 / most as f32).sqrt().recip())
                 }
-                0.0 => spec.attn_scale,
+                0.0 => spec.attn_scale.of_heads(global.d_head),
                 scale => Some(scale),
             },
+            score_factor: match spec.yarn_log {
+                YarnLog::Scores => scaling.score_factor(),
+                YarnLog::Ignored | YarnLog::Ratio => 1.0,
+            },
+            clamp: clamp(keys, spec)?,
+            temperature: temperature(keys, spec.temperature)?,
             softcap: keys.non_negative("attn_logit_softcapping", spec.attn_softcap)?,
             n_head,
             n_head_kv,
@@ -174,8 +225,10 @@ impl Heads {
             d_value,
             n_rot,
             window,
-            scale: self.scale.unwrap_or_else(|| (d_head as f32).sqrt().recip()),
+            scale: self.scale.unwrap_or_else(|| (d_head as f32).sqrt().recip()) * self.score_factor,
             softcap: self.softcap,
+            clamp: self.clamp,
+            temperature: self.temperature,
         }
     }
 
@@ -217,6 +270,26 @@ fn n_own_kv(keys: &Keys<'_>, n_layer: usize) -> Result<usize, Error> {
     }
 }
 
+fn temperature(keys: &Keys<'_>, rule: TemperatureKeys) -> Result<Option<Temperature>, Error> {
+    const LENGTH: &str = "rope.scaling.original_context_length";
+    if rule == TemperatureKeys::None {
+        return Ok(None);
+    }
+    let factor = keys.non_negative("attention.temperature_scale", 0.0)?;
+    if factor == 0.0 {
+        return Ok(None);
+    }
+    let own = match rule {
+        TemperatureKeys::Length => keys.positive("attention.temperature_length")?,
+        TemperatureKeys::None | TemperatureKeys::Context => None,
+    };
+    let length = match own {
+        Some(length) => length,
+        None => keys.need(LENGTH, "the context size of the original training")?,
+    };
+    Ok(Some(Temperature { factor, length: length as u32, offset: 0 }))
+}
+
 impl Ropes {
     pub(super) fn read(
         reader: &Reader<'_>,
@@ -244,20 +317,21 @@ impl Ropes {
         };
         let factors = Factors { short, long: factors("rope_factors_long.weight")? };
         let has_factors = factors.short.is_some() || factors.long.is_some();
-        if has_factors && spec.local_base.is_none() && local.n_rot != global.n_rot {
+        if has_factors && spec.local_rope == LocalRope::Scaled && local.n_rot != global.n_rot {
             // Both RoPE tables would use the factors, so their lengths must agree.
             let expected = format!("{}, as in the other layers", global.n_rot);
             return Err(keys.wrong_key("rope.dimension_count_swa", expected, local.n_rot));
         }
+        let pairing = match spec.positions {
+            Positions::Rotary(pairing) => pairing,
+            Positions::Learned { .. } | Positions::None => Pairing::Adjacent,
+        };
+        let global_table = RopeTable::global(keys, scaling, global.n_rot, &factors)?;
+        let local_table =
+            RopeTable::local_rope(keys, scaling, local.n_rot, &factors, spec.local_rope)?;
         Ok(Ropes {
-            global: Arc::new(RopeTable::global(keys, scaling, global.n_rot, &factors)?),
-            local: Arc::new(RopeTable::local_rope(
-                keys,
-                scaling,
-                local.n_rot,
-                &factors,
-                spec.local_base,
-            )?),
+            global: Arc::new(global_table.paired(pairing)),
+            local: Arc::new(local_table.paired(pairing)),
         })
     }
 }

@@ -3,40 +3,24 @@
 use std::fmt::Display;
 use std::ops::Range;
 
-use hal::op::{NormKind, Scoring};
+use hal::op::NormKind;
 
 use gguf::Metadata;
 
+use super::spec::{Factor, ScaleKeys, ScaleRules};
 use super::{ArchSpec, Error, GlobalLayers, per_layer};
 
 /// Largest accepted size. Products of two sizes stay far from overflow.
 pub(super) const MAX_SIZE: u32 = 1 << 24;
 
-/// Experts of a layer, and how a token selects them.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Experts {
-    /// Number of experts.
-    pub n: usize,
-    /// Number of experts that a token uses.
-    pub n_used: usize,
-    /// Number of neurons of an expert.
-    pub n_ff: usize,
-    /// How the router's logits become scores.
-    pub scoring: Scoring,
-    /// Whether the weights of the selected experts are divided by their sum.
-    pub renormalise: bool,
-    /// Factor on the experts' weights.
-    pub scale: f32,
-}
-
-/// Scales of embeddings, layer outputs and logits (Granite); all 1 in most other families.
+/// Factors on embeddings, layer outputs and logits; all 1 in most families.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scales {
     /// Factor on embeddings.
     pub embedding: f32,
     /// Factor on the output of each mixer and feed-forward block.
     pub residual: f32,
-    /// Divisor of the logits.
+    /// Factor on the logits.
     pub logits: f32,
 }
 
@@ -132,6 +116,14 @@ impl Keys<'_> {
         }
     }
 
+    /// As [`Keys::count`], for keys that some files state as 0 when they do not apply.
+    pub(super) fn positive(&self, key: &str) -> Result<Option<usize>, Error> {
+        match self.metadata.u32(&self.name(key)) {
+            Ok(Some(0)) => Ok(None),
+            _ => self.count(key),
+        }
+    }
+
     /// A count for each of `n_layer` layers. The file has a list, whose entries may be 0, or one
     /// number of at least 1 for all layers. `None` if the file does not have the key.
     pub(super) fn per_layer(&self, key: &str, n_layer: usize) -> Result<Option<Vec<usize>>, Error> {
@@ -180,69 +172,40 @@ impl Keys<'_> {
     }
 }
 
-impl Experts {
-    /// Reads the number, size and routing of the experts; `None` in a dense model.
-    pub(super) fn read(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Option<Experts>, Error> {
-        let n = match keys.metadata.u32(&keys.name("expert_count")) {
-            // Some files state 0 when there are no experts.
-            Ok(Some(0)) => None,
-            _ => keys.count("expert_count")?,
-        };
-        let Some(n) = n else { return Ok(None) };
-        let n_used = keys.need("expert_used_count", "the number of experts per token")?;
-        if n_used > n {
-            return Err(keys.wrong_key("expert_used_count", format!("at most {n}"), n_used));
-        }
-        let n_ff = match keys.count("expert_feed_forward_length")? {
-            Some(n_ff) => n_ff,
-            None => keys.need("feed_forward_length", "the number of neurons in an expert")?,
-        };
-        if n * n_ff > MAX_SIZE as usize {
-            let expected = format!("at most {MAX_SIZE} neurons in a layer");
-            return Err(keys.wrong_key("expert_count", expected, format!("{n} experts of {n_ff}")));
-        }
-        let scoring = match keys.metadata.u32(&keys.name("expert_gating_func"))? {
-            None | Some(0) => spec.routing.scoring,
-            Some(1) => Scoring::Softmax,
-            Some(2) => Scoring::Sigmoid,
-            Some(3) => Scoring::SoftmaxChosen,
-            Some(other) => return Err(keys.wrong_key("expert_gating_func", "0 to 3", other)),
-        };
-        let norm = keys.metadata.bool(&keys.name("expert_weights_norm"))?;
-        Ok(Some(Experts {
-            n,
-            n_used,
-            n_ff,
-            scoring,
-            renormalise: norm.unwrap_or(spec.routing.renormalise),
-            scale: match keys.non_negative("expert_weights_scale", 1.0)? {
-                // Some files state 0 when there is no scale.
-                0.0 => 1.0,
-                scale => scale,
-            },
-        }))
-    }
-}
-
 impl Scales {
-    fn read(keys: &Keys<'_>, spec: &ArchSpec, n_embd: usize) -> Result<Scales, Error> {
+    fn read(
+        keys: &Keys<'_>,
+        rules: &ScaleRules,
+        n_embd: usize,
+        n_layer: usize,
+    ) -> Result<Scales, Error> {
         // The squares of scales in this range do not overflow or underflow.
         const RANGE: Range<f32> = 1e-6..1e6;
-        let scale = |key: &str| match keys.f32(key)? {
-            // Some files state 0 when there is no scale.
-            None | Some(0.0) => Ok(1.0),
-            Some(scale) if RANGE.contains(&scale) => Ok(scale),
-            Some(scale) => Err(keys.wrong_key(key, "a number from 0.000001 to 1000000", scale)),
+        let value = |factor| match factor {
+            Factor::Number(number) => number,
+            Factor::RootWidth => (n_embd as f32).sqrt(),
+            Factor::PerRootLayers(number) => number / (n_layer as f32).sqrt(),
+            Factor::PerWidth(number) => number / n_embd as f32,
+            Factor::TimesWidth(number) => number * n_embd as f32,
         };
-        if spec.scale_keys {
-            return Ok(Scales {
-                embedding: scale("embedding_scale")?,
-                residual: scale("residual_scale")?,
-                logits: scale("logit_scale")?,
-            });
-        }
-        let embedding = if spec.scaled_embedding { (n_embd as f32).sqrt() } else { 1.0 };
-        Ok(Scales { embedding, residual: 1.0, logits: 1.0 })
+        let scale = |key: &str, is_read: bool, default: Factor| {
+            if !is_read {
+                return Ok(value(default));
+            }
+            match keys.f32(key)? {
+                // Some files state 0 when there is no scale.
+                None | Some(0.0) => Ok(value(default)),
+                Some(scale) if RANGE.contains(&scale) => Ok(scale),
+                Some(scale) => Err(keys.wrong_key(key, "a number from 0.000001 to 1000000", scale)),
+            }
+        };
+        let all = rules.keys == ScaleKeys::All;
+        let logits = scale("logit_scale", rules.keys != ScaleKeys::None, rules.logits)?;
+        Ok(Scales {
+            embedding: scale("embedding_scale", all, rules.embedding)?,
+            residual: scale("residual_scale", all, rules.residual)?,
+            logits: if all { logits.recip() } else { logits },
+        })
     }
 }
 
@@ -280,7 +243,7 @@ impl Hyper {
             n_ctx_train: keys.need("context_length", "the context length of the training")?,
             eps: epsilon(keys, spec)?,
             logit_softcap: keys.non_negative("final_logit_softcapping", spec.logit_softcap)?,
-            scales: Scales::read(keys, spec, n_embd)?,
+            scales: Scales::read(keys, &spec.scales, n_embd, n_layer - n_nextn)?,
         })
     }
 }

@@ -16,17 +16,24 @@ pub struct Affine<T = HostRows> {
 /// Everything in a layer except its neurons: norms, mixer, router and shared expert.
 #[derive(Clone, Debug)]
 pub struct Frame<T = HostRows> {
-    /// Norm before the mixer; `None` without a mixer.
+    /// Whether mixer and feed-forward block both read the layer's input.
+    pub parallel: bool,
+    /// Norm before the mixer; `None` without a mixer or such a norm.
     pub attn_norm: Option<Affine<T>>,
     /// The mixer, which combines tokens.
     pub mixer: Mixer<T>,
     /// Norm of the mixer's output; `None` without such a norm.
     pub post_attn_norm: Option<Affine<T>>,
-    /// Norm before the feed-forward block; `None` if the block shares the mixer's input, or if
-    /// there is no block.
+    /// Norm before the feed-forward block; `None` if the block shares the mixer's input, if there
+    /// is no block, or without such a norm.
     pub ffn_norm: Option<Affine<T>>,
     /// `[n_expert, n_embd]`: selects the experts of a token; `None` without experts.
     pub router: Option<Affine<T>>,
+    /// `[1, n_expert]`, F32: biases of the scores for the selection of experts only; `None` without
+    /// them.
+    pub selection: Option<T>,
+    /// `[1, n_expert]`, F32: the group of each expert; `None` if experts have no groups.
+    pub expert_groups: Option<T>,
     /// Norm of the router's input; `None` if the router has no norm of its own.
     pub router_norm: Option<Affine<T>>,
     /// `[1, n_expert]`, F32: factors on the weights of the selected experts; `None` without such
@@ -65,8 +72,8 @@ pub struct SharedExpert<T = HostRows> {
     /// `[1, n_embd]`: the sigmoid of the product of this row and the input is the weight of the
     /// expert; `None` for a weight of 1.
     pub weight: Option<Affine<T>>,
-    /// `[n_ff_shared, n_embd]`.
-    pub gate: Affine<T>,
+    /// `[n_ff_shared, n_embd]`; `None` in blocks without a gate.
+    pub gate: Option<Affine<T>>,
     /// `[n_ff_shared, n_embd]`.
     pub up: Affine<T>,
     /// `[n_embd, n_ff_shared]`.
@@ -152,7 +159,7 @@ impl<T> SharedExpert<T> {
         Ok(SharedExpert {
             norms,
             weight: try_map_maybe(&self.weight, "ffn_gate_inp_shexp", f)?,
-            gate: self.gate.try_map("ffn_gate_shexp", f)?,
+            gate: try_map_maybe(&self.gate, "ffn_gate_shexp", f)?,
             up: self.up.try_map("ffn_up_shexp", f)?,
             down: self.down.try_map("ffn_down_shexp", f)?,
         })
@@ -172,11 +179,16 @@ impl<T> Frame<T> {
     /// The first error of `f`.
     pub fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Frame<U>, E> {
         Ok(Frame {
+            parallel: self.parallel,
             attn_norm: try_map_maybe(&self.attn_norm, "attn_norm", f)?,
             mixer: self.mixer.try_map(f)?,
             post_attn_norm: try_map_maybe(&self.post_attn_norm, "post_attention_norm", f)?,
             ffn_norm: try_map_maybe(&self.ffn_norm, "ffn_norm", f)?,
             router: try_map_maybe(&self.router, "ffn_gate_inp", f)?,
+            selection: self.selection.as_ref().map(|w| f("exp_probs_b", w)).transpose()?,
+            expert_groups: (self.expert_groups.as_ref())
+                .map(|w| f("expert_groups", w))
+                .transpose()?,
             router_norm: try_map_maybe(&self.router_norm, "ffn_gate_inp.scale", f)?,
             expert_scale: (self.expert_scale.as_ref())
                 .map(|w| f("ffn_down_exps.scale", w))

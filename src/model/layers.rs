@@ -1,34 +1,37 @@
 //! Reads the layers of a model one by one, each with its own sizes.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use hal::HostRows;
 use hal::op::FfnKind;
 
+use super::attention::AttentionSizes;
+use super::experts::ExpertKeys;
 use super::heads::{Heads, Ropes};
 use super::hyper::Keys;
 use super::layer::{Ffn, Frame, LayerWeights, Predictor, SharedExpert, SharedNorms};
-use super::mixer::{Attention, AttentionSizes, Kv, Latent, Mixer};
+use super::mixer::Mixer;
 use super::reader::{MatrixStack, Reader, f32_matrix};
-use super::rope::RopeTable;
 use super::rope_scaling::Scaling;
-use super::{
-    Affine, ArchSpec, BlockKind, Error, Experts, Hyper, KvKind, PerLayer, Positions, RouterInput,
-};
+use super::{Affine, ArchSpec, BlockKind, Error, Experts, Hyper, PerLayer, RouterInput};
+
+/// The router, which all layers with experts have.
+const ROUTER: &str = "ffn_gate_inp.weight";
+/// Gate and up of all experts in one tensor.
+const JOINT: &str = "ffn_gate_up_exps.weight";
 
 /// Everything needed to read the layers of a model.
 pub(super) struct Layers<'a> {
-    reader: &'a Reader<'a>,
+    pub(super) reader: &'a Reader<'a>,
     keys: &'a Keys<'a>,
-    spec: &'a ArchSpec,
+    pub(super) spec: &'a ArchSpec,
     hyper: &'a Hyper,
     ffn_kind: FfnKind,
-    heads: Heads,
-    ropes: Ropes,
-    /// Number of neurons of each layer; empty in models with experts or without neurons.
+    pub(super) heads: Heads,
+    pub(super) ropes: Ropes,
+    /// Number of neurons of the dense block of each layer; 0 in layers without a block.
     n_ff: Vec<usize>,
-    experts: Option<Experts>,
+    experts: Option<ExpertKeys>,
 }
 
 impl<'a> Layers<'a> {
@@ -41,15 +44,19 @@ impl<'a> Layers<'a> {
         scaling: &Scaling,
     ) -> Result<Layers<'a>, Error> {
         const NEURONS: &str = "feed_forward_length";
-        let heads = Heads::read(keys, spec, hyper)?;
+        let heads = Heads::read(keys, spec, hyper, scaling)?;
         let ropes = Ropes::read(reader, keys, spec, &heads, scaling)?;
-        let experts = if spec.feed_forward { Experts::read(keys, spec)? } else { None };
-        let n_ff = match &experts {
-            Some(_) => Vec::new(),
-            None if !spec.feed_forward => Vec::new(),
-            None => keys
-                .per_layer(NEURONS, hyper.n_layer + hyper.n_nextn)?
-                .ok_or_else(|| keys.missing(NEURONS, "the number of neurons in a layer"))?,
+        let n_listed = hyper.n_layer + hyper.n_nextn;
+        let has_ffn = spec.feed_forward;
+        let experts = if has_ffn { ExpertKeys::read(keys, spec, n_listed)? } else { None };
+        let n_ff = if has_ffn { keys.per_layer(NEURONS, n_listed)? } else { None };
+        let n_ff = match n_ff {
+            Some(n_ff) if spec.half_n_ff => n_ff.iter().map(|n_ff| n_ff / 2).collect(),
+            Some(n_ff) => n_ff,
+            None if has_ffn && experts.is_none() => {
+                return Err(keys.missing(NEURONS, "the number of neurons in a layer"));
+            }
+            None => vec![0; n_listed],
         };
         Ok(Layers { reader, keys, spec, hyper, ffn_kind, heads, ropes, n_ff, experts })
     }
@@ -57,7 +64,9 @@ impl<'a> Layers<'a> {
     pub(super) fn read(&self) -> Result<Vec<LayerWeights>, Error> {
         let layer = |index| {
             let layer = LayerReader { layers: self, index };
-            Ok(LayerWeights { frame: layer.frame()?, ffn: layer.ffn()? })
+            let experts = layer.experts_of_layer()?;
+            let experts = experts.as_ref();
+            Ok(LayerWeights { frame: layer.frame(experts)?, ffn: layer.ffn(experts)? })
         };
         let layers: Vec<LayerWeights> =
             (0..self.hyper.n_layer).map(layer).collect::<Result<_, Error>>()?;
@@ -73,7 +82,7 @@ impl<'a> Layers<'a> {
 
 /// Reads one layer. [`ArchSpec::mixer`] reads the mixer with it.
 pub struct LayerReader<'a> {
-    layers: &'a Layers<'a>,
+    pub(super) layers: &'a Layers<'a>,
     index: usize,
 }
 
@@ -107,11 +116,11 @@ impl LayerReader<'_> {
         self.layers.heads.sizes(self.index)
     }
 
-    fn tensor(&self, part: &str) -> String {
+    pub(super) fn tensor(&self, part: &str) -> String {
         format!("blk.{}.{part}", self.index)
     }
 
-    fn has(&self, part: &str) -> bool {
+    pub(super) fn has(&self, part: &str) -> bool {
         self.layers.reader.has(&self.tensor(part))
     }
 
@@ -129,6 +138,25 @@ impl LayerReader<'_> {
         range: Range<usize>,
     ) -> Result<Affine, Error> {
         self.layers.reader.affine_rows(&self.tensor(part), rows, cols, range)
+    }
+
+    /// As [`LayerReader::affine`], but only the rows in `ranges`, one range after the other.
+    pub(super) fn affine_parts(
+        &self,
+        part: &str,
+        rows: usize,
+        cols: usize,
+        ranges: impl Iterator<Item = Range<usize>>,
+    ) -> Result<Affine, Error> {
+        let parts: Vec<Affine> = ranges
+            .map(|range| self.affine_rows(part, rows, cols, range))
+            .collect::<Result<_, _>>()?;
+        self.layers.reader.joined_rows(&self.tensor(part), parts)
+    }
+
+    /// Marks a tensor as used although no op reads it.
+    pub(super) fn skip(&self, tensor: &str) {
+        self.layers.reader.skip(&self.tensor(tensor));
     }
 
     /// Reads the rows in `range` of a tensor of shape `[rows, cols]`, as F32.
@@ -172,169 +200,130 @@ impl LayerReader<'_> {
     pub(super) fn norm(&self, part: &str, width: usize) -> Result<Affine, Error> {
         self.layers.reader.norm(&self.tensor(part), width)
     }
-
-    /// Reads attention as the family's spec describes it. A layer without heads has no mixer.
-    ///
-    /// # Errors
-    /// [`Error`]: missing or wrong keys and tensors.
-    pub fn attention(&self) -> Result<Mixer, Error> {
-        let sizes = self.sizes();
-        match (sizes.n_head, sizes.n_head_kv) {
-            (0, _) => return Ok(Mixer::None),
-            (_, 0) => {
-                let key = "attention.head_count_kv";
-                return Err(self.keys().wrong_key(key, "at least 1 in a layer with heads", 0));
-            }
-            _ => {}
-        }
-        let spec = self.layers.spec;
-        let head_norm = |part: &str, exists: bool| {
-            (exists && spec.qk_norm).then(|| self.norm(part, sizes.d_head)).transpose()
-        };
-        let source = self.layers.heads.kv_source(self.keys(), self.index)?;
-        let (q, kv) = match (source, spec.kv) {
-            (Some(layer), _) => (self.shared_kv(&sizes)?, Kv::Shared { layer }),
-            (None, KvKind::Direct) => self.direct(&sizes)?,
-            (None, KvKind::Latent) => {
-                (self.affine("attn_q", sizes.n_q(), self.n_embd())?, self.latent(&sizes)?)
-            }
-        };
-        Ok(Mixer::Attention(Attention {
-            rope: self.rope(sizes.window),
-            q,
-            gated: spec.gated_attention,
-            q_norm: head_norm("attn_q_norm", true)?,
-            kv,
-            k_norm: head_norm("attn_k_norm", source.is_none())?,
-            v_normed: spec.v_norm,
-            sinks: self
-                .layers
-                .reader
-                .optional_vector(&self.tensor("attn_sinks.weight"), sizes.n_head)?,
-            o: self.affine("attn_output", self.n_embd(), sizes.n_out())?,
-            sizes,
-        }))
-    }
-
-    fn rope(&self, window: Option<usize>) -> Option<Arc<RopeTable>> {
-        let Layers { spec, heads, ropes, .. } = self.layers;
-        match (spec.positions, window) {
-            (Positions::Learned { .. } | Positions::None, _) => None,
-            (Positions::Rotary(_), Some(_)) => Some(Arc::clone(&ropes.local)),
-            (Positions::Rotary(_), None) if spec.global_rotary || heads.window.is_none() => {
-                Some(Arc::clone(&ropes.global))
-            }
-            (Positions::Rotary(_), None) => None,
-        }
-    }
-
-    /// Reads the query weights of a layer that uses another layer's KV cache. The layer's own K and
-    /// V weights, if the file has them, are not used.
-    fn shared_kv(&self, sizes: &AttentionSizes) -> Result<Affine, Error> {
-        for part in ["attn_k.weight", "attn_k_norm.weight", "attn_v.weight"] {
-            self.layers.reader.skip(&self.tensor(part));
-        }
-        self.affine("attn_q", self.n_queries(sizes), self.n_embd())
-    }
-
-    /// Number of rows of the query matrix, including the rows of the gates if attention is gated.
-    fn n_queries(&self, sizes: &AttentionSizes) -> usize {
-        sizes.n_q() * if self.layers.spec.gated_attention { 2 } else { 1 }
-    }
-
-    /// Reads the matrices of queries, keys and values, which are separate or joined (`attn_qkv`).
-    fn direct(&self, sizes: &AttentionSizes) -> Result<(Affine, Kv), Error> {
-        let n_q = self.n_queries(sizes);
-        let (n_k, n_v) = (sizes.n_k(), sizes.n_v());
-        let joined = self.has("attn_qkv.weight");
-        let one = |part: &str, first: usize, rows: usize| {
-            if joined {
-                let (all, range) = (n_q + n_k + n_v, first..first + rows);
-                self.affine_rows("attn_qkv", all, self.n_embd(), range)
-            } else {
-                self.affine(part, rows, self.n_embd())
-            }
-        };
-        let k = one("attn_k", n_q, n_k)?;
-        let from_keys = self.layers.spec.keys_as_values && !self.has("attn_v.weight");
-        let no_v = from_keys && !joined && n_k == n_v;
-        let v = if no_v { None } else { Some(one("attn_v", n_q + n_k, n_v)?) };
-        Ok((one("attn_q", 0, n_q)?, Kv::Direct { k, v }))
-    }
-
-    fn latent(&self, sizes: &AttentionSizes) -> Result<Kv, Error> {
-        let AttentionSizes { n_head, n_rot, d_head, d_value, .. } = *sizes;
-        let d_latent = self.layers.heads.d_latent;
-        let all = d_latent + n_rot;
-        let kv_a = |range| self.affine_rows("attn_kv_a_mqa", all, self.n_embd(), range);
-        let expanded = n_head * (d_head - n_rot + d_value);
-        Ok(Kv::Latent(Latent {
-            kv_a_proj: kv_a(0..d_latent)?,
-            kv_a_norm: self.norm("attn_kv_a_norm", d_latent)?,
-            k_rope: kv_a(d_latent..all)?,
-            kv_b_proj: self.affine("attn_kv_b", expanded, d_latent)?,
-        }))
-    }
 }
 
 impl LayerReader<'_> {
-    /// Number of neurons of the dense block; 0 without one, and in models with experts.
+    /// Number of neurons of the dense block; 0 without one.
     pub(super) fn n_ff(&self) -> usize {
-        self.layers.n_ff.get(self.index).copied().unwrap_or(0)
+        if self.has_experts() { 0 } else { self.layers.n_ff[self.index] }
     }
 
-    fn has_ffn(&self) -> bool {
-        self.layers.experts.is_some() || self.n_ff() > 0
+    /// Whether the layer has experts: it then has a router. Some families have experts in some of
+    /// their layers.
+    pub(super) fn has_experts(&self) -> bool {
+        self.layers.experts.is_some() && self.has(ROUTER)
     }
 
-    fn frame(&self) -> Result<Frame, Error> {
-        let Layers { spec, experts, .. } = self.layers;
-        let n_embd = self.n_embd();
-        let norm = |part: &str| self.norm(part, n_embd);
-        let ffn_norm = match (experts, spec.dense_beside_experts) {
-            (Some(_), true) => "pre_ffw_norm_2",
-            _ => spec.ffn_norm,
+    /// The experts of the layer; `None` in a dense layer.
+    fn experts_of_layer(&self) -> Result<Option<Experts>, Error> {
+        let Layers { experts, reader, keys, .. } = self.layers;
+        let Some(experts) = experts.as_ref().filter(|_| self.has_experts()) else {
+            return Ok(None);
         };
+        let n_rows = || {
+            let rows = |part: &str| {
+                reader.n_rows(&self.tensor(part), self.n_embd(), "neurons of an expert")
+            };
+            match self.has(JOINT) {
+                true => Ok(rows(JOINT)? / 2),
+                false if self.has("ffn_up.0.weight") => rows("ffn_up.0.weight"),
+                false => rows("ffn_up_exps.weight"),
+            }
+        };
+        experts.of_layer(keys, self.index, n_rows).map(Some)
+    }
+
+    fn frame(&self, experts: Option<&Experts>) -> Result<Frame, Error> {
+        let Layers { spec, reader, .. } = self.layers;
         let mixer = (spec.mixer)(self)?;
         let (mixes, has_ffn) = (!matches!(mixer, Mixer::None), self.has_ffn());
+        let parallel = self.is_parallel()?;
+        let [attn_norm, ffn_norm] = self.norms_before(parallel, mixes, has_ffn)?;
         let post_norm = |part: &str, exists: bool| {
-            (exists && spec.block == BlockKind::Sandwich).then(|| norm(part)).transpose()
+            let has_norm = matches!(spec.block, BlockKind::Sandwich | BlockKind::PostNorm);
+            (exists && has_norm).then(|| self.norm(part, self.n_embd())).transpose()
         };
-        let (attn_norm, ffn_norm) = match spec.block {
-            BlockKind::Sequential | BlockKind::Sandwich => (
-                mixes.then(|| norm("attn_norm")).transpose()?,
-                has_ffn.then(|| norm(ffn_norm)).transpose()?,
-            ),
-            BlockKind::Parallel if self.has("attn_norm_2.weight") => {
-                (Some(norm("attn_norm_2")?), Some(norm("attn_norm")?))
-            }
-            BlockKind::Parallel => (Some(norm("attn_norm")?), None),
-        };
+        let vector = |tensor: &str, n| reader.optional_vector(&self.tensor(tensor), n);
         Ok(Frame {
+            parallel,
             attn_norm,
             mixer,
             post_attn_norm: post_norm("post_attention_norm", mixes)?,
             ffn_norm,
-            router: match &self.layers.experts {
-                Some(experts) => Some(self.affine("ffn_gate_inp", experts.n, n_embd)?),
+            router: match experts {
+                Some(experts) => Some(self.affine("ffn_gate_inp", experts.n, self.n_embd())?),
                 None => None,
             },
+            selection: match experts {
+                Some(experts) => self.selection(experts.n)?,
+                None => None,
+            },
+            expert_groups: experts.and_then(Experts::groups),
             router_norm: self.router_norm()?,
             expert_scale: match experts {
-                Some(experts) => self
-                    .layers
-                    .reader
-                    .optional_vector(&self.tensor("ffn_down_exps.scale"), experts.n)?,
+                Some(experts) => vector("ffn_down_exps.scale", experts.n)?,
                 None => None,
             },
             shared: self.shared()?,
             post_ffn_norm: post_norm("post_ffw_norm", has_ffn)?,
             per_layer: self.per_layer()?,
-            out_scale: self
-                .layers
-                .reader
-                .optional_vector(&self.tensor("layer_output_scale.weight"), 1)?,
+            out_scale: vector("layer_output_scale.weight", 1)?,
         })
+    }
+
+    /// Reads the biases of the selection of `n_expert` experts; `None` without them.
+    fn selection(&self, n_expert: usize) -> Result<Option<HostRows>, Error> {
+        let names = ["exp_probs_b.bias", "exp_probs_b"];
+        let found = names.into_iter().find(|name| self.has(name)).unwrap_or(names[0]);
+        self.layers.reader.optional_vector(&self.tensor(found), n_expert)
+    }
+
+    pub(super) fn has_ffn(&self) -> bool {
+        self.has_experts() || self.n_ff() > 0
+    }
+
+    fn is_parallel(&self) -> Result<bool, Error> {
+        const KEY: &str = "use_parallel_residual";
+        let Layers { spec, keys, .. } = self.layers;
+        Ok(match spec.block {
+            BlockKind::Sequential | BlockKind::Sandwich | BlockKind::PostNorm => false,
+            BlockKind::Parallel => true,
+            BlockKind::ParallelByKey => {
+                let stated = keys.metadata.bool(&keys.name(KEY))?;
+                stated.ok_or_else(|| keys.missing(KEY, "true or false"))?
+            }
+            BlockKind::ParallelWithoutNorm => !self.has(&format!("{}.weight", spec.ffn_norm)),
+        })
+    }
+
+    /// The norms before the mixer and before the feed-forward block.
+    fn norms_before(
+        &self,
+        parallel: bool,
+        mixes: bool,
+        has_ffn: bool,
+    ) -> Result<[Option<Affine>; 2], Error> {
+        let spec = self.layers.spec;
+        let norm = |part: &str| self.norm(part, self.n_embd()).map(Some);
+        let second = if spec.dense_beside_experts && self.has_experts() {
+            "pre_ffw_norm_2"
+        } else {
+            spec.ffn_norm
+        };
+        if spec.block == BlockKind::PostNorm {
+            return Ok([None, None]);
+        }
+        if !parallel {
+            return Ok([
+                if mixes { norm("attn_norm")? } else { None },
+                if has_ffn { norm(second)? } else { None },
+            ]);
+        }
+        if self.has("attn_norm_2.weight") {
+            return Ok([norm("attn_norm_2")?, norm("attn_norm")?]);
+        }
+        let own = self.has(&format!("{second}.weight"));
+        Ok([norm("attn_norm")?, if own { norm(second)? } else { None }])
     }
 
     /// Reads the shared expert, or the dense block in parallel with the experts; `None` if the
@@ -345,7 +334,7 @@ impl LayerReader<'_> {
         let suffix = if has_norms { "" } else { "_shexp" };
         let part = |part: &str| format!("ffn_{part}{suffix}");
         let up = format!("{}.weight", part("up"));
-        if self.layers.experts.is_none() || !(has_norms || self.has(&up)) {
+        if !self.has_experts() || !(has_norms || self.has(&up)) {
             return Ok(None);
         }
         let norm = |part: &str| self.norm(part, n_embd);
@@ -364,7 +353,12 @@ impl LayerReader<'_> {
         Ok(Some(SharedExpert {
             norms,
             weight: weight.map(|weight| self.affine(weight, 1, n_embd)).transpose()?,
-            gate: self.affine(&part("gate"), n_ff, n_embd)?,
+            gate: match self.layers.ffn_kind {
+                FfnKind::Plain => None,
+                FfnKind::Gated | FfnKind::GatedBoth => {
+                    Some(self.affine(&part("gate"), n_ff, n_embd)?)
+                }
+            },
             up: self.affine(&part("up"), n_ff, n_embd)?,
             down: self.affine(&part("down"), n_embd, n_ff)?,
         }))
@@ -373,8 +367,8 @@ impl LayerReader<'_> {
     /// Reads the norm of the router's input, whose weight includes `1 / sqrt(n_embd)`; `None` if
     /// the router has no norm of its own.
     fn router_norm(&self) -> Result<Option<Affine>, Error> {
-        let Layers { spec, experts, reader, .. } = self.layers;
-        if experts.is_none() || spec.routing.input != RouterInput::Residual {
+        let Layers { spec, reader, .. } = self.layers;
+        if !self.has_experts() || spec.routing.input != RouterInput::Residual {
             return Ok(None);
         }
         let n_embd = self.n_embd();
@@ -397,8 +391,8 @@ impl LayerReader<'_> {
         }))
     }
 
-    fn ffn(&self) -> Result<Option<Ffn>, Error> {
-        match &self.layers.experts {
+    fn ffn(&self, experts: Option<&Experts>) -> Result<Option<Ffn>, Error> {
+        match experts {
             Some(experts) => self.experts(experts).map(Some),
             None if self.n_ff() == 0 => Ok(None),
             None => self.dense().map(Some),
@@ -409,7 +403,7 @@ impl LayerReader<'_> {
         let Layers { reader, ffn_kind, .. } = *self.layers;
         let (n_embd, blk) = (self.n_embd(), format!("blk.{}", self.index));
         let stack = |rows, cols| MatrixStack { n: experts.n, rows, cols };
-        let joint = self.tensor("ffn_gate_up_exps.weight");
+        let joint = self.tensor(JOINT);
         let joint = Some(joint).filter(|joint| reader.has(joint) && ffn_kind != FfnKind::Plain);
         let part = |part: &str| match (&joint, part) {
             (Some(joint), "ffn_gate") => reader.expert_half(joint, stack(experts.n_ff, n_embd), 0),

@@ -1,13 +1,12 @@
 //! The mixer of a layer, which combines the tokens of a sequence: attention, a recurrence, or
 //! nothing. Generic over the operand: host rows, tensors or shapes.
 
-use std::sync::Arc;
-
 use hal::HostRows;
 use hal::op::HeadMapping;
 
-use super::layer::{MapOperand, try_map_maybe};
-use super::{Affine, RopeTable};
+use super::Affine;
+use super::attention::{Attention, Kv};
+use super::layer::MapOperand;
 
 /// The half of a layer that combines the tokens of a sequence.
 #[derive(Clone, Debug)]
@@ -141,116 +140,6 @@ pub struct Mamba2<T = HostRows> {
     pub out: Affine<T>,
 }
 
-/// Sizes of a layer's attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionSizes {
-    /// Number of query heads.
-    pub n_head: usize,
-    /// Number of KV heads.
-    pub n_head_kv: usize,
-    /// Number of values of a query or key head.
-    pub d_head: usize,
-    /// Number of values of a value head.
-    pub d_value: usize,
-    /// Number of values per head that RoPE is applied to.
-    pub n_rot: usize,
-    /// Size of the sliding window; `None` for global attention.
-    pub window: Option<usize>,
-    /// Factor on the scores.
-    pub scale: f32,
-    /// Soft cap of the scores; 0 for none.
-    pub softcap: f32,
-}
-
-/// The attention of a layer.
-#[derive(Clone, Debug)]
-pub struct Attention<T = HostRows> {
-    /// Numbers and sizes of the heads.
-    pub sizes: AttentionSizes,
-    /// RoPE of queries and keys; `None` in a layer without RoPE.
-    pub rope: Option<Arc<RopeTable>>,
-    /// `[n_head * d_head, n_embd]`; with a gated output `[n_head * 2 * d_head, n_embd]`: for each
-    /// head its query, then its gate.
-    pub q: Affine<T>,
-    /// Whether the heads' outputs are multiplied by the sigmoid of their gates; `d_value` then
-    /// equals `d_head`.
-    pub gated: bool,
-    /// `[1, d_head]`: norm of each head's query; `None` without such a norm.
-    pub q_norm: Option<Affine<T>>,
-    /// How keys and values are computed.
-    pub kv: Kv<T>,
-    /// `[1, d_head]`: norm of each head's key; `None` without such a norm.
-    pub k_norm: Option<Affine<T>>,
-    /// Whether a norm without weights is applied to each head's value.
-    pub v_normed: bool,
-    /// `[1, n_head]`: learned attention sinks; `None` without them.
-    pub sinks: Option<T>,
-    /// `[n_embd, n_head * d_value]`.
-    pub o: Affine<T>,
-}
-
-/// How keys and values are computed from a layer's normed input.
-#[derive(Clone, Debug)]
-pub enum Kv<T = HostRows> {
-    /// From a matrix for keys and a matrix for values.
-    Direct {
-        /// `[n_head_kv * d_head, n_embd]`.
-        k: Affine<T>,
-        /// `[n_head_kv * d_value, n_embd]`; `None` if the values are the keys before their norm and
-        /// RoPE.
-        v: Option<Affine<T>>,
-    },
-    /// Expanded from a latent vector (MLA).
-    Latent(Latent<T>),
-    /// Shared with an earlier layer of the same sizes. This layer has no matrices for keys and
-    /// values and no KV cache of its own.
-    Shared {
-        /// Index of the earlier layer, which has a KV cache of its own.
-        layer: usize,
-    },
-}
-
-/// Multi-head latent attention (MLA), expanded to keys and values of every head.
-#[derive(Clone, Debug)]
-pub struct Latent<T = HostRows> {
-    /// `[d_latent, n_embd]`: computes the latent vector.
-    pub kv_a_proj: Affine<T>,
-    /// `[1, d_latent]`: norm of the latent vector.
-    pub kv_a_norm: Affine<T>,
-    /// `[n_rot, n_embd]`: computes the columns of the keys that RoPE is applied to, which all heads
-    /// share.
-    pub k_rope: Affine<T>,
-    /// `[n_head * (d_head - n_rot + d_value), d_latent]`: computes, for each head, the other
-    /// columns of its key, then its value.
-    pub kv_b_proj: Affine<T>,
-}
-
-impl AttentionSizes {
-    /// Width of the keys of all heads.
-    #[must_use]
-    pub fn n_k(&self) -> usize {
-        self.n_head_kv * self.d_head
-    }
-
-    /// Width of the values of all heads.
-    #[must_use]
-    pub fn n_v(&self) -> usize {
-        self.n_head_kv * self.d_value
-    }
-
-    /// Width of the queries of all heads.
-    #[must_use]
-    pub fn n_q(&self) -> usize {
-        self.n_head * self.d_head
-    }
-
-    /// Width of the outputs of all heads.
-    #[must_use]
-    pub fn n_out(&self) -> usize {
-        self.n_head * self.d_value
-    }
-}
-
 impl GatedDeltaSizes {
     /// Total width of the query heads, and also of the key heads.
     #[must_use]
@@ -308,40 +197,6 @@ impl<T> Mixer<T> {
             Mixer::ShortConv(conv) => Mixer::ShortConv(conv.try_map(f)?),
             Mixer::GatedDelta(delta) => Mixer::GatedDelta(delta.try_map(f)?),
             Mixer::Mamba2(mamba) => Mixer::Mamba2(mamba.try_map(f)?),
-        })
-    }
-}
-
-impl<T> Attention<T> {
-    fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Attention<U>, E> {
-        Ok(Attention {
-            sizes: self.sizes,
-            rope: self.rope.clone(),
-            q: self.q.try_map("attn_q", f)?,
-            gated: self.gated,
-            q_norm: try_map_maybe(&self.q_norm, "attn_q_norm", f)?,
-            kv: match &self.kv {
-                Kv::Direct { k, v } => {
-                    Kv::Direct { k: k.try_map("attn_k", f)?, v: try_map_maybe(v, "attn_v", f)? }
-                }
-                Kv::Latent(latent) => Kv::Latent(latent.try_map(f)?),
-                Kv::Shared { layer } => Kv::Shared { layer: *layer },
-            },
-            k_norm: try_map_maybe(&self.k_norm, "attn_k_norm", f)?,
-            v_normed: self.v_normed,
-            sinks: self.sinks.as_ref().map(|sinks| f("attn_sinks", sinks)).transpose()?,
-            o: self.o.try_map("attn_output", f)?,
-        })
-    }
-}
-
-impl<T> Latent<T> {
-    fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Latent<U>, E> {
-        Ok(Latent {
-            kv_a_proj: self.kv_a_proj.try_map("attn_kv_a_mqa", f)?,
-            kv_a_norm: self.kv_a_norm.try_map("attn_kv_a_norm", f)?,
-            k_rope: self.k_rope.try_map("attn_k_pe", f)?,
-            kv_b_proj: self.kv_b_proj.try_map("attn_kv_b", f)?,
         })
     }
 }

@@ -2,8 +2,11 @@
 //! tensor. This crate does not use devices.
 
 pub mod arch;
+mod attention;
+mod attention_reader;
 pub mod chooser;
 mod error;
+mod experts;
 mod heads;
 mod hyper;
 mod join;
@@ -19,23 +22,26 @@ mod rope_scaling;
 mod spec;
 mod weights;
 
+pub use attention::{
+    Attention, AttentionSizes, HeadNorm, Kv, Latent, LowRank, OutputGate, Temperature,
+};
 pub use error::Error;
-pub use hyper::{Experts, Hyper, Scales};
+pub use experts::Experts;
+pub use hyper::{Hyper, Scales};
 pub use join::{bundle, stacked_to_columns};
 pub use layer::{
     Affine, Ffn, FfnMatrix, Frame, LayerWeights, MapOperand, Predictor, SharedExpert, SharedNorms,
 };
 pub use layers::LayerReader;
 pub use lora::{Adapter, AdapterError, AdapterMerge};
-pub use mixer::{
-    Attention, AttentionSizes, GatedDelta, GatedDeltaSizes, Kv, Latent, Mamba2, Mamba2Sizes, Mixer,
-    ShortConv,
-};
+pub use mixer::{GatedDelta, GatedDeltaSizes, Mamba2, Mamba2Sizes, Mixer, ShortConv};
 pub use per_layer::{PerLayer, PerLayerEmbedding};
 pub use rank::RankHead;
 pub use rope::RopeTable;
 pub use rope_scaling::{RopeOverrides, RopeScaling};
 pub use spec::{
-    ArchSpec, BlockKind, GlobalLayers, KvKind, Positions, PredictorInput, RouterInput, Routing,
+    Alibi, ArchSpec, BlockKind, Factor, GateKind, GlobalLayers, KvKind, LocalRope, NormSpan,
+    Positions, PredictorInput, QkNorm, RotaryLayers, RouterInput, Routing, RoutingKeys, ScaleKeys,
+    ScaleRules, ScoreScale, TemperatureKeys, YarnLog,
 };
 pub use weights::{Model, ModelOptions, PositionTable};

@@ -79,7 +79,7 @@ impl RankHead {
             output: linear(has_output, "cls.output", n_outputs)?,
             is_mean: pooling == Some(MEAN),
             softmax: spec.rank_softmax,
-            scale: hyper.scales.logits,
+            scale: hyper.scales.logits.recip(),
         }))
     }
 

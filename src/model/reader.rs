@@ -10,11 +10,11 @@ use hal::{HostRows, Source};
 
 use gguf::{File, TensorInfo, TensorType};
 
-use super::{Affine, Error, Hyper, join};
+use super::{Affine, ArchSpec, Error, Hyper, join};
 
 pub(super) struct Reader<'a> {
     file: &'a File,
-    arch: &'a str,
+    spec: &'a ArchSpec,
     used: RefCell<HashSet<String>>,
 }
 
@@ -60,8 +60,8 @@ pub(super) fn f32_matrix(n_rows: usize, values: &[f32]) -> HostRows {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(file: &'a File, arch: &'a str) -> Reader<'a> {
-        Reader { file, arch, used: RefCell::default() }
+    pub(super) fn new(file: &'a File, spec: &'a ArchSpec) -> Reader<'a> {
+        Reader { file, spec, used: RefCell::default() }
     }
 
     fn name(&self) -> String {
@@ -198,9 +198,15 @@ impl<'a> Reader<'a> {
 
     /// The values of a matrix, dequantised from any weight format.
     pub(super) fn floats(&self, tensor: &str, rows: usize, cols: usize) -> Result<Vec<f32>, Error> {
-        let stored = self.matrix(tensor, rows, cols)?;
-        let mut values = vec![0.0f32; rows * cols];
-        let bytes = stored.rows(0..rows).expect("mapped rows are in memory");
+        self.stack_floats(tensor, MatrixStack { n: 1, rows, cols })
+    }
+
+    /// The values of stacked matrices, dequantised from any weight format.
+    pub(super) fn stack_floats(&self, tensor: &str, stack: MatrixStack) -> Result<Vec<f32>, Error> {
+        let n_rows = stack.n * stack.rows;
+        let stored = self.rows_of(tensor, stack, 0..n_rows)?;
+        let mut values = vec![0.0f32; n_rows * stack.cols];
+        let bytes = stored.rows(0..n_rows).expect("mapped rows are in memory");
         stored.desc().format.dequantize(&bytes, &mut values);
         Ok(values)
     }
@@ -244,6 +250,22 @@ impl<'a> Reader<'a> {
             )?,
             bias: bias.map(|values| f32_matrix(1, &values[range])),
         })
+    }
+
+    /// The rows of `parts` of one tensor, none of which may have a bias.
+    pub(super) fn joined_rows(&self, part: &str, parts: Vec<Affine>) -> Result<Affine, Error> {
+        let shape = |found: String| Error::Shape {
+            file: self.name(),
+            tensor: format!("{part}.weight"),
+            expected: "rows in several parts, without a bias".to_owned(),
+            found,
+        };
+        if parts.iter().any(|part| part.bias.is_some()) {
+            return Err(shape("a bias".to_owned()));
+        }
+        let rows = parts.into_iter().map(|part| part.w).collect();
+        let w = join::stack(rows).map_err(|error| shape(error.to_string()))?;
+        Ok(Affine { w, bias: None })
     }
 
     /// Gate (`half` 0) or up (`half` 1) of `n` experts, `[n_ff, n_embd]` each, from a tensor that
@@ -312,7 +334,8 @@ impl<'a> Reader<'a> {
         Ok(Affine { w: self.rows_of(&format!("{all}.weight"), stack, 0..n * rows)?, bias })
     }
 
-    /// Reads weight and bias of a norm over `width` values, as F32.
+    /// Reads weight and bias of a norm over `width` values, as F32. In families whose norms have no
+    /// weights, the weights are 1.
     pub(super) fn norm(&self, part: &str, width: usize) -> Result<Affine, Error> {
         self.scaled_norm(part, width, 1.0)
     }
@@ -327,6 +350,9 @@ impl<'a> Reader<'a> {
         let scaled = |values: Vec<f32>| {
             f32_matrix(1, &values.iter().map(|value| scale * value).collect::<Vec<_>>())
         };
+        if !self.spec.norm_weights {
+            return Ok(Affine { w: scaled(vec![1.0; width]), bias: None });
+        }
         Ok(Affine {
             w: scaled(self.floats(&format!("{part}.weight"), 1, width)?),
             bias: self.optional_floats(&format!("{part}.bias"), width)?.map(scaled),
@@ -359,7 +385,7 @@ impl<'a> Reader<'a> {
                     return Err(Error::UnknownTensor {
                         file: self.name(),
                         tensor: info.name.clone(),
-                        arch: self.arch.to_owned(),
+                        arch: self.spec.name.to_owned(),
                     });
                 }
             }

@@ -1,8 +1,10 @@
 //! RoPE with every supported scaling, as one frequency per pair of values.
 
-use super::Error;
+use hal::op::Pairing;
+
 use super::hyper::Keys;
 use super::rope_scaling::{Frequencies, Scaling, base};
+use super::{Error, LocalRope};
 
 /// The parameters of the [`hal::op::Rope`] op.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,6 +14,8 @@ pub struct RopeTable {
     /// A number of tokens, and the frequencies for longer contexts (LongRoPE); `None` if all
     /// contexts have the same frequencies.
     long: Option<(usize, Vec<f32>)>,
+    /// Which two values of a head are rotated together.
+    pub pairing: Pairing,
     /// Factor on the rotated values.
     pub scale: f32,
 }
@@ -48,28 +52,33 @@ impl RopeTable {
     }
 
     /// RoPE of layers with a sliding window, for `n_rot` values per head. The base is
-    /// `rope.freq_base_swa`, else `default`, else the global base. A family with a `default` does
-    /// not scale this RoPE.
+    /// `rope.freq_base_swa`, else the family's default, else the global base.
     pub(super) fn local_rope(
         keys: &Keys<'_>,
         scaling: &Scaling,
         n_rot: usize,
         factors: &Factors,
-        default: Option<f32>,
+        kind: LocalRope,
     ) -> Result<RopeTable, Error> {
         let own = base(keys, "rope.freq_base_swa")?;
-        let table = match (own, default) {
-            (None, None) => RopeTable::scaled(scaling, &scaling.local, n_rot, factors),
-            (Some(base), None) => {
+        let table = match kind {
+            LocalRope::Scaled => {
+                let base = own.unwrap_or(scaling.local.base);
                 let local = Frequencies { base, ..scaling.local };
                 RopeTable::scaled(scaling, &local, n_rot, factors)
             }
-            (own, Some(default)) => {
-                let local = Frequencies { base: own.unwrap_or(default), factor: 1.0 };
+            LocalRope::Unscaled { base } => {
+                let base = own.or(base).unwrap_or(scaling.local.base);
+                let local = Frequencies { base, factor: 1.0 };
                 RopeTable::scaled(scaling, &local, n_rot, &Factors::default())
             }
         };
         table.checked(keys)
+    }
+
+    /// The table for pairs of `pairing`.
+    pub(super) fn paired(self, pairing: Pairing) -> RopeTable {
+        RopeTable { pairing, ..self }
     }
 
     /// The table with a frequency of 0 for the pairs that `keeps` rejects: RoPE does not rotate
@@ -96,6 +105,7 @@ impl RopeTable {
         let long = factors.long.as_deref();
         RopeTable {
             freqs: freqs(factors.short.as_deref()),
+            pairing: Pairing::Adjacent,
             long: long.map(|long| (scaling.n_ctx_short, freqs(Some(long)))),
             scale: scaling.magnitude(frequencies),
         }
@@ -136,7 +146,7 @@ mod tests {
 
     use gguf::{Container, File, Value, Writer};
 
-    use super::super::RopeOverrides;
+    use super::super::{RopeOverrides, YarnLog};
     use super::*;
 
     /// Numbers that a file may contain, including unusual ones.
@@ -153,7 +163,7 @@ mod tests {
         writer.set(&format!("a.rope.scaling.{key}"), number).unwrap();
         let file = File::from_vec(writer.in_memory().unwrap().finish().unwrap(), "f").unwrap();
         let keys = Keys { metadata: file.metadata(), arch: "a", file: "f" };
-        let scaling = Scaling::read(&keys, 64, true, &RopeOverrides::default())?;
+        let scaling = Scaling::read(&keys, 64, true, YarnLog::Ignored, &RopeOverrides::default())?;
         RopeTable::global(&keys, &scaling, 64, &Factors::default())
     }
 
@@ -199,7 +209,7 @@ mod tests {
             let file = File::from_vec(writer.in_memory().unwrap().finish().unwrap(), "f").unwrap();
             let keys = Keys { metadata: file.metadata(), arch: "a", file: "f" };
             let overrides = RopeOverrides::default();
-            let Ok(scaling) = Scaling::read(&keys, n_ctx_train, true, &overrides) else {
+            let Ok(scaling) = Scaling::read(&keys, n_ctx_train, true, YarnLog::Ignored, &overrides) else {
                 return Ok(());
             };
             let factors = factors.map(|factors| factors[..pairs].to_vec());
@@ -207,8 +217,8 @@ mod tests {
             let factors = Factors { short: factors, long };
             for table in [
                 RopeTable::global(&keys, &scaling, 2 * pairs, &factors),
-                RopeTable::local_rope(&keys, &scaling, 2 * pairs, &factors, None),
-                RopeTable::local_rope(&keys, &scaling, 2 * pairs, &factors, Some(10_000.0)),
+                RopeTable::local_rope(&keys, &scaling, 2 * pairs, &factors, LocalRope::Scaled),
+                RopeTable::local_rope(&keys, &scaling, 2 * pairs, &factors, LocalRope::Unscaled { base: Some(10_000.0) }),
             ].into_iter().flatten() {
                 prop_assert!(table.scale.is_finite(), "scale {}", table.scale);
                 for n_ctx in [1, 1 << 25] {

@@ -3,8 +3,8 @@
 
 use std::f32::consts::PI;
 
-use super::Error;
 use super::hyper::{Keys, MAX_SIZE};
+use super::{Error, YarnLog};
 
 /// A method of extending the context by scaling RoPE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +109,9 @@ pub(super) struct Scaling {
     slow: f32,
     /// YaRN: context size of the original training, in tokens.
     n_ctx_orig: f32,
+    /// YaRN: `mscale_all_dim` of the model's configuration; 0 if the file does not have it.
+    all_dims: f32,
+    log: YarnLog,
 }
 
 impl Scaling {
@@ -118,6 +121,7 @@ impl Scaling {
         keys: &Keys<'_>,
         n_ctx_train: usize,
         keeps_local: bool,
+        log: YarnLog,
         overrides: &RopeOverrides,
     ) -> Result<Scaling, Error> {
         overrides.check()?;
@@ -181,6 +185,12 @@ impl Scaling {
                 None => number("rope.scaling.yarn_beta_slow", 1.0)?,
             },
             n_ctx_orig: n_ctx_orig as f32,
+            all_dims: match log {
+                YarnLog::Ignored => 0.0,
+                YarnLog::Ratio => log_multiplier(keys)?,
+                YarnLog::Scores => log_multiplier(keys)? / 0.1,
+            },
+            log,
         })
     }
 
@@ -204,6 +214,17 @@ impl Scaling {
         freqs.collect()
     }
 
+    /// Factor on the attention scores (DeepSeek's YaRN), as in llama.cpp.
+    pub(super) fn score_factor(&self) -> f32 {
+        let log = self.global.factor.ln();
+        let rotated = if self.extrapolation == 0.0 {
+            self.attention * (1.0 + 0.1 * log)
+        } else {
+            self.magnitude(&self.global)
+        };
+        (rotated * (1.0 + 0.1 * self.all_dims * log)).powi(2)
+    }
+
     /// Factor on the rotated values. YaRN's own, `1 + 0.1 ln(factor)`, is at least 1 in global
     /// layers, as in llama.cpp.
     pub(super) fn magnitude(&self, frequencies: &Frequencies) -> f32 {
@@ -211,7 +232,14 @@ impl Scaling {
             return self.attention;
         }
         let by_factor = |factor: f32| 1.0 + 0.1 * factor.ln();
-        let bounded = by_factor(self.global.factor.max(1.0)) / by_factor(self.global.factor);
+        let scaled = |scale: f32| 1.0 + 0.1 * scale * self.global.factor.max(1.0).ln();
+        let own = match self.log {
+            // llama.cpp takes the same scale for both in DeepSeek's models.
+            YarnLog::Scores if self.all_dims != 0.0 => 1.0,
+            YarnLog::Ratio if self.all_dims != 0.0 => scaled(1.0) / scaled(self.all_dims),
+            YarnLog::Ignored | YarnLog::Scores | YarnLog::Ratio => scaled(1.0),
+        };
+        let bounded = own / by_factor(self.global.factor);
         self.attention * bounded * by_factor(frequencies.factor)
     }
 }
@@ -247,6 +275,10 @@ fn check_yarn(keys: &Keys<'_>, is_yarn: bool) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+fn log_multiplier(keys: &Keys<'_>) -> Result<f32, Error> {
+    keys.non_negative("rope.scaling.yarn_log_multiplier", 0.0)
 }
 
 /// `n_ctx` tokens times `factor`, as a context size of at least 1.

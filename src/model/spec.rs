@@ -1,7 +1,7 @@
 //! An architecture as data: every difference between families that the engine must know is a field
 //! here.
 
-use hal::op::{Activation, FfnKind, NormKind, Pairing, Scoring};
+use hal::op::{Activation, FfnKind, GateActivation, NormKind, Pairing, Scoring};
 
 use super::{Error, LayerReader, Mixer};
 
@@ -12,10 +12,183 @@ pub enum BlockKind {
     Sequential,
     /// As `Sequential`, with another norm after each half, before the addition (Gemma 2).
     Sandwich,
+    /// `x += norm(attention(x))`, then `x += norm(ffn(x))` (OLMo 2).
+    PostNorm,
     /// `x += attention(norm(x)) + ffn(norm(x))`, both from the layer's input. If the file has a
-    /// second norm (`attn_norm_2`), attention uses it; otherwise both halves share one norm
-    /// (Falcon).
+    /// second norm (`attn_norm_2` for attention, or `ffn_norm`), the halves have a norm each;
+    /// otherwise they share one (Falcon).
     Parallel,
+    /// `Parallel` if the file's `use_parallel_residual` is true, otherwise `Sequential` (GPT-NeoX).
+    ParallelByKey,
+    /// `Parallel` in layers without a norm before the feed-forward block, `Sequential` in the
+    /// others (StableLM 2 12B).
+    ParallelWithoutNorm,
+}
+
+/// Norms of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QkNorm {
+    /// Values that are normalised together, and their weights.
+    pub over: NormSpan,
+    /// Whether the norms follow RoPE instead of preceding it.
+    pub after_rope: bool,
+    /// Whether files may lack these norms.
+    pub optional: bool,
+}
+
+/// Values of a query or key that are normalised together, and their weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormSpan {
+    /// Each head; all heads have the same weights.
+    Head,
+    /// Each head, with weights of its own.
+    HeadWeights,
+    /// The whole row of all heads.
+    Row,
+}
+
+impl QkNorm {
+    /// A norm of each head before RoPE, with the same weights for all heads.
+    pub const HEADS: QkNorm = QkNorm { over: NormSpan::Head, after_rope: false, optional: false };
+}
+
+/// Gates of attention's output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateKind {
+    /// The output is not gated.
+    None,
+    /// Sigmoid of gates that the query matrix computes: for each head its query, then its gate.
+    Joint,
+    /// Gates from a matrix of their own (`attn_gate`), one for each value or one for each head.
+    Matrix {
+        /// Activation of the gates.
+        activation: GateActivation,
+        /// Whether files may lack the matrix.
+        optional: bool,
+    },
+}
+
+/// Biases of attention's scores that fall with the distance of two tokens (ALiBi).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Alibi {
+    /// None.
+    None,
+    /// Largest bias.
+    Fixed(f32),
+    /// The file states the largest bias (`attention.max_alibi_bias`).
+    Key,
+}
+
+/// Factor on attention's scores.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ScoreScale {
+    /// `1 / sqrt(d_head)`.
+    PerRootHeadSize,
+    /// `1 / d_head`.
+    PerHeadSize,
+    /// A number.
+    Number(f32),
+}
+
+/// The layers in which RoPE is applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RotaryLayers {
+    /// All layers.
+    All,
+    /// Layers with a sliding window; all layers if the model has no window.
+    Windowed,
+    /// All layers but the last of every `period`.
+    AllBut {
+        /// Distance between the layers without RoPE, in layers.
+        period: usize,
+    },
+}
+
+/// RoPE of layers with a sliding window, in models that also have layers with global attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LocalRope {
+    /// As in the other layers, except that the file can state another base.
+    Scaled,
+    /// Without scaling.
+    Unscaled {
+        /// Base of a file that does not state one; `None` for the base of the other layers.
+        base: Option<f32>,
+    },
+}
+
+/// Keys of a factor on queries that grows with their position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TemperatureKeys {
+    /// None.
+    None,
+    /// `attention.temperature_scale`; the factor grows after each original context.
+    Context,
+    /// As `Context`, and `attention.temperature_length` instead of the original context.
+    Length,
+}
+
+/// How a family uses `rope.scaling.yarn_log_multiplier`, from `mscale_all_dim` of the model's
+/// configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum YarnLog {
+    /// Not at all.
+    Ignored,
+    /// YaRN's factor on the rotated values is divided by the same factor with this multiplier
+    /// (Mistral 3).
+    Ratio,
+    /// YaRN's factor multiplies all scores, not only the rotated values (DeepSeek).
+    Scores,
+}
+
+/// A factor that families multiply values with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Factor {
+    /// A number.
+    Number(f32),
+    /// `sqrt(n_embd)`.
+    RootWidth,
+    /// A number divided by the square root of the number of layers.
+    PerRootLayers(f32),
+    /// A number divided by `n_embd`.
+    PerWidth(f32),
+    /// A number times `n_embd`.
+    TimesWidth(f32),
+}
+
+/// Factors on embeddings, layer outputs and logits. Learned positions are not supported with a
+/// factor on layer outputs, and only norms may read the residual then.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScaleRules {
+    /// Factor on embeddings.
+    pub embedding: Factor,
+    /// Factor on the output of each mixer and feed-forward block.
+    pub residual: Factor,
+    /// Factor on the logits.
+    pub logits: Factor,
+    /// The factors that the file can replace.
+    pub keys: ScaleKeys,
+}
+
+/// Keys of factors that files may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleKeys {
+    /// None.
+    None,
+    /// `logit_scale`, a factor (Command R).
+    Logits,
+    /// `embedding_scale` and `residual_scale`, which are factors, and `logit_scale`, by which the
+    /// logits are divided, as by [`ScaleRules::logits`] (Granite, MiniCPM).
+    All,
+}
+
+impl ScaleRules {
+    /// No factors.
+    pub const NONE: ScaleRules = ScaleRules {
+        embedding: Factor::Number(1.0),
+        residual: Factor::Number(1.0),
+        logits: Factor::Number(1.0),
+        keys: ScaleKeys::None,
+    };
 }
 
 /// How keys and values are computed.
@@ -34,7 +207,8 @@ pub enum KvKind {
 pub enum Positions {
     /// RoPE is applied to queries and keys.
     Rotary(Pairing),
-    /// No encoding: recurrent layers carry the order of the tokens.
+    /// No encoding of its own: recurrent layers or ALiBi carry the order of the tokens. A file can
+    /// have a table of learned positions.
     None,
     /// A learned vector is added to the embedding. Row `pos + offset` of the table is the vector of
     /// position `pos`.
@@ -92,6 +266,34 @@ pub struct Routing {
     /// Whether the weights of the selected experts are divided by their sum, unless the file says
     /// otherwise.
     pub renormalise: bool,
+    /// The keys with which a file says otherwise. Files of other families have them with values
+    /// that llama.cpp ignores.
+    pub keys: RoutingKeys,
+}
+
+/// Keys of routing that a family reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RoutingKeys {
+    /// None.
+    None,
+    /// `expert_gating_func`.
+    Scoring,
+    /// `expert_weights_norm`.
+    Norm,
+    /// Both.
+    Both,
+}
+
+impl RoutingKeys {
+    /// Whether `expert_gating_func` is read.
+    pub(super) fn scoring(self) -> bool {
+        matches!(self, RoutingKeys::Scoring | RoutingKeys::Both)
+    }
+
+    /// Whether `expert_weights_norm` is read.
+    pub(super) fn norm(self) -> bool {
+        matches!(self, RoutingKeys::Norm | RoutingKeys::Both)
+    }
 }
 
 /// A family of models. Three differences need no field, because the reader handles them in every
@@ -105,6 +307,8 @@ pub struct ArchSpec {
     pub models: &'static str,
     /// Kind of the norms of the residual.
     pub norm: NormKind,
+    /// Whether the norms of the residual have weights.
+    pub norm_weights: bool,
     /// Default epsilon of the norms; `None` if files must state it.
     pub eps: Option<f32>,
     /// Order of mixer, feed-forward block and norms.
@@ -116,34 +320,38 @@ pub struct ArchSpec {
     pub attention: bool,
     /// How keys and values are computed.
     pub kv: KvKind,
-    /// Whether each head's queries and keys are normalised.
-    pub qk_norm: bool,
+    /// Norms of queries and keys; `None` without them.
+    pub qk_norm: Option<QkNorm>,
     /// Whether a norm without weights is applied to each head's value.
     pub v_norm: bool,
     /// Whether values are the keys before their norm and RoPE, in layers without `attn_v`.
     pub keys_as_values: bool,
-    /// Whether attention's output is multiplied by the sigmoid of gates that are computed with the
-    /// queries.
-    pub gated_attention: bool,
+    /// Gates of attention's output.
+    pub gate: GateKind,
     /// How positions are encoded.
     pub positions: Positions,
+    /// Whether layers can have a sliding window; otherwise the keys of the window are ignored.
+    pub windows: bool,
+    /// Biases of attention's scores by distance.
+    pub alibi: Alibi,
     /// Default sliding window; `None` for global attention.
     pub window: Option<usize>,
     /// Default global-attention layers; `None` if all layers use the window.
     pub global_layers: Option<GlobalLayers>,
-    /// Whether RoPE is also applied in global-attention layers; otherwise these layers encode no
-    /// positions.
-    pub global_rotary: bool,
-    /// Default RoPE base of layers with a sliding window, unscaled; `None` if it is the same in
-    /// all layers.
-    pub local_base: Option<f32>,
-    /// Whether embeddings are multiplied by `sqrt(n_embd)`.
-    pub scaled_embedding: bool,
-    /// Whether files have scales for embeddings, layer outputs and logits (Granite). Learned
-    /// positions are not supported with these scales, and only norms may read the residual.
-    pub scale_keys: bool,
-    /// Default factor on attention's scores; `None` for `1 / sqrt(d_head)`.
-    pub attn_scale: Option<f32>,
+    /// The layers in which RoPE is applied; the others encode no positions.
+    pub rotary: RotaryLayers,
+    /// Use of `rope.scaling.yarn_log_multiplier`.
+    pub yarn_log: YarnLog,
+    /// RoPE of layers with a sliding window.
+    pub local_rope: LocalRope,
+    /// Factors on embeddings, layer outputs and logits.
+    pub scales: ScaleRules,
+    /// Whether files can limit the values of queries, keys and values (`attention.clamp_kqv`).
+    pub clamps: bool,
+    /// Keys of a factor on queries that grows with their position.
+    pub temperature: TemperatureKeys,
+    /// Default factor on attention's scores.
+    pub attn_scale: ScoreScale,
     /// Default soft cap of attention's scores; 0 for none.
     pub attn_softcap: f32,
     /// Default soft cap of the logits; 0 for none.
@@ -152,6 +360,8 @@ pub struct ArchSpec {
     /// `sqrt(n_embd / n_head)` instead of `sqrt(d_head)`; `None` if the family has no such model.
     /// Files have no key for this.
     pub width_scaled: Option<usize>,
+    /// Whether the key of the number of neurons states twice that number (Qwen 1).
+    pub half_n_ff: bool,
     /// Whether layers can have a feed-forward block; otherwise the keys of the block are ignored.
     pub feed_forward: bool,
     /// Kind of the feed-forward blocks: gated or not.
@@ -164,6 +374,8 @@ pub struct ArchSpec {
     pub predictor_input: PredictorInput,
     /// Tensor name of the norm before the feed-forward block.
     pub ffn_norm: &'static str,
+    /// Whether the embeddings are normalised (`token_embd_norm`).
+    pub embedding_norm: bool,
     /// Tensor name of the norm before the output matrix.
     pub output_norm: &'static str,
     /// Whether layers with experts also have a dense block, with norms of its own.

@@ -10,8 +10,8 @@ use super::layers::Layers;
 use super::reader::Reader;
 use super::rope_scaling::Scaling;
 use super::{
-    Affine, ArchSpec, Error, Experts, Ffn, Hyper, LayerWeights, PerLayerEmbedding, Positions,
-    RankHead, RopeOverrides, arch,
+    Affine, ArchSpec, Error, Experts, Ffn, Hyper, LayerWeights, LocalRope, PerLayerEmbedding,
+    Positions, RankHead, RopeOverrides, arch,
 };
 
 /// User options for a model.
@@ -57,15 +57,19 @@ pub struct Model {
     pub activation: Activation,
     /// `[n_vocab, n_embd]`.
     pub token_embd: HostRows,
+    /// Norm of the embeddings; `None` in models without it.
+    pub embedding_norm: Option<Affine>,
     /// Learned positions, added to the embeddings; `None` in models without them.
     pub positions: Option<PositionTable>,
     /// Per-layer embeddings; `None` in models without them.
     pub per_layer: Option<PerLayerEmbedding>,
-    /// `[1, n_embd]`: the norm before the output matrix, with weight and bias divided by the logit
-    /// scale.
+    /// `[1, n_embd]`: the norm before the output matrix, with weight and bias multiplied by the logits'
+    /// factor.
     pub output_norm: Affine,
     /// `[n_vocab, n_embd]`; the embedding table if the two are tied.
     pub output: HostRows,
+    /// `[1, n_vocab]`, F32: bias of the logits; `None` without one.
+    pub output_bias: Option<HostRows>,
     /// The head of a ranking model; `None` in models without one.
     pub rank: Option<RankHead>,
     /// Layers in order.
@@ -89,21 +93,26 @@ impl Model {
         let mut hyper = Hyper::read(&keys, spec)?;
         // Layers with a sliding window keep the file's frequencies where global layers exist, as in
         // llama.cpp.
-        let keeps_local = spec.global_layers.is_some() || spec.local_base.is_some();
-        let scaling = Scaling::read(&keys, hyper.n_ctx_train, keeps_local, &options.rope)?;
+        let keeps_local = spec.global_layers.is_some() || spec.local_rope != LocalRope::Scaled;
+        let (n_ctx, log) = (hyper.n_ctx_train, spec.yarn_log);
+        let scaling = Scaling::read(&keys, n_ctx, keeps_local, log, &options.rope)?;
         hyper.n_ctx_train = scaling.n_ctx_train;
         let (ffn_kind, activation) = activation(&keys, spec, file.container(), options)?;
-        let reader = Reader::new(&file, spec.name);
+        let reader = Reader::new(&file, spec);
         let predictor_threshold = threshold(&keys)?;
         let n_vocab = reader.n_rows("token_embd.weight", hyper.n_embd, "the number of tokens")?;
         let token_embd = reader.matrix("token_embd.weight", n_vocab, hyper.n_embd)?;
+        let embedding_norm = spec.embedding_norm;
+        let embedding_norm =
+            embedding_norm.then(|| reader.norm("token_embd_norm", hyper.n_embd)).transpose()?;
         let output = if reader.has("output.weight") {
             reader.matrix("output.weight", n_vocab, hyper.n_embd)?
         } else {
             token_embd.clone()
         };
-        let factor = hyper.scales.logits.recip();
-        let output_norm = reader.scaled_norm(spec.output_norm, hyper.n_embd, factor)?;
+        let output_bias = reader.optional_vector("output.bias", n_vocab)?;
+        let output_norm =
+            reader.scaled_norm(spec.output_norm, hyper.n_embd, hyper.scales.logits)?;
         let positions = positions(&reader, spec, &hyper)?;
         let per_layer = PerLayerEmbedding::read(&reader, &keys, &hyper, n_vocab)?;
         let rank = RankHead::read(&reader, &keys, spec, &hyper)?;
@@ -114,10 +123,12 @@ impl Model {
             ffn_kind,
             activation,
             token_embd,
+            embedding_norm,
             positions,
             per_layer,
             output_norm,
             output,
+            output_bias,
             rank,
             layers,
             n_predictors,
@@ -260,8 +271,11 @@ fn positions(
     hyper: &Hyper,
 ) -> Result<Option<PositionTable>, Error> {
     const TABLE: &str = "position_embd.weight";
-    let Positions::Learned { offset } = spec.positions else {
-        return Ok(None);
+    let offset = match spec.positions {
+        Positions::Learned { offset } => offset,
+        // Files of MPT can have a table too.
+        Positions::None if reader.has(TABLE) => 0,
+        Positions::None | Positions::Rotary(_) => return Ok(None),
     };
     let n_rows = reader.n_rows(TABLE, hyper.n_embd, "the number of positions")?;
     Ok(Some(PositionTable { rows: reader.matrix(TABLE, n_rows, hyper.n_embd)?, offset }))

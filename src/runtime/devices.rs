@@ -8,7 +8,7 @@ use hal::null::NullBackend;
 use hal::{Backend, Bytes, Device, DeviceId};
 
 use cpu::CpuBackend;
-pub use cpu::{CpuOptions, Notice, Numa, Priority};
+pub use cpu::{CpuOptions, Notice, Numa, PrefetchDistance, Priority};
 
 /// The CPU with `threads` workers (`None`: one per core that this process may use), as the first
 /// device of an engine's list.
@@ -289,8 +289,8 @@ fn missing_wgpu(found: &[Candidate]) -> Option<MissingBackend> {
     let reason = match found {
         [] => "no driver reports a device".to_owned(),
         [first, ..] if found.iter().all(|candidate| candidate.software) => format!(
-            "the only driver found computes on the CPU ({}); --device {} uses it anyway",
-            first.description, first.name
+            "the only driver found, {}, computes on the CPU (--device {} uses it anyway)",
+            first.name, first.name
         ),
         _ => return None,
     };

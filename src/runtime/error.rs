@@ -120,7 +120,7 @@ pub enum Error {
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// No device has this name.
-    #[error("no device '{name}': {}", quoted_list(.known))]
+    #[error("no device '{name}': {}; none or cpu uses only the CPU", quoted_list(.known))]
     Unknown {
         /// Name of the device.
         name: String,

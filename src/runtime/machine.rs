@@ -1,11 +1,9 @@
 //! The CPU and the other devices of a run: opens the chosen devices, sets their budgets and
 //! measures their speeds.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use engine::{DenseFrom, EngineOptions, PlannerInputs};
-use hal::format::Format;
 use hal::{Backend, Bytes, Device, DeviceId, DeviceKind, MemoryReport};
 use learn::learned::{Section, SideFile};
 use learn::profile::Profile;
@@ -15,12 +13,12 @@ use placement::{CPU, Forecast, PlacementPolicy, PlanConstraints, Speed};
 
 use crate::assumed_device::{AssumedDevice, AssumedSpeed};
 use crate::choice::{budget, check_budget_count, choose, device_full, no_device};
-use crate::devices::{self, Candidate};
+use crate::devices::{self, Candidate, PrefetchDistance};
 use crate::error::DeviceError;
 use crate::notice::{Notice, Observer, PlacementReport, SharedObserver};
-use crate::options::{Budget, Computation, DeviceOptions, Options, Sparsity};
+use crate::options::{Budget, Computation, DeviceOptions, Options};
 use crate::overrides;
-use crate::speeds::Speeds;
+use crate::speeds::{MIN_LARGE, Speeds, shape_of};
 
 type Result<T> = std::result::Result<T, DeviceError>;
 
@@ -50,6 +48,8 @@ pub struct Machine {
     n_chosen: usize,
     /// The CPU's assumed speed; `None` if its speed is measured.
     cpu_assumed: Option<AssumedSpeed>,
+    /// The prefetch distance of the CPU's kernels.
+    prefetch: PrefetchDistance,
 }
 
 /// A device other than the CPU.
@@ -110,12 +110,29 @@ impl Machine {
         let notice = devices::Notice::new(move |text| {
             receiver.notice(&Notice::Cpu(text.to_owned()));
         });
-        let options = devices::CpuOptions { notice, ..options.cpu() };
+        let prefetch = PrefetchDistance::default();
+        if let Some(bytes) = options.computation.processor.prefetch {
+            prefetch.set(bytes);
+        }
+        let options = devices::CpuOptions { notice, prefetch: prefetch.clone(), ..options.cpu() };
         let n_threads = options.n_threads();
         let cpu_backend = devices::cpu_backend(options);
         let cpu = Device::new(Arc::clone(&cpu_backend), DeviceId(0), Bytes::MAX);
         let others = Vec::new();
-        Machine { cpu, cpu_backend, n_threads, others, n_chosen: 0, cpu_assumed: None }
+        Machine { cpu, cpu_backend, n_threads, others, n_chosen: 0, cpu_assumed: None, prefetch }
+    }
+
+    /// Sets the prefetch distance of the CPU's kernels to the cached or measured one, unless the
+    /// user gave one. Weights that a cache of the processor may hold need none.
+    pub(crate) fn tune(&self, model: &Model, computation: &Computation, observer: &dyn Observer) {
+        if computation.processor.prefetch.is_some() || Bytes(model.file.size_bytes()) < MIN_LARGE {
+            return;
+        }
+        let mut kept = Speeds::open(computation.folder(), computation.devices.remeasure);
+        if let Some(bytes) = kept.prefetch_distance(&self.cpu_backend, self.n_threads) {
+            self.prefetch.set(bytes);
+        }
+        kept.save(observer);
     }
 
     /// The CPU and the devices that the user requested.
@@ -370,12 +387,13 @@ impl Machine {
         computation: &Computation,
         observer: &dyn Observer,
     ) -> Vec<Speed> {
-        self.speeds(&shape(model, computation), computation, observer)
+        self.tune(model, computation, observer);
+        self.speeds(&shape_of(model, computation), computation, observer)
     }
 
     /// Cached speeds of all devices; `None` if one is missing.
     pub(crate) fn known_speeds(&self, model: &Model, options: &Computation) -> Option<Vec<Speed>> {
-        let (shape, kept) = (shape(model, options), Speeds::open(options.folder(), false));
+        let (shape, kept) = (shape_of(model, options), Speeds::open(options.folder(), false));
         let cpu = kept.known(&self.cpu_backend, self.n_threads, &shape);
         let others = self.others.iter().map(|o| kept.known(&o.backend, 0, &shape));
         [cpu].into_iter().chain(others).collect()
@@ -423,7 +441,7 @@ impl Machine {
             return DenseFrom::NEVER;
         }
         let mut kept = Speeds::open(computation.folder(), computation.devices.remeasure);
-        let shape = shape(model, computation);
+        let shape = shape_of(model, computation);
         let found = kept.dense_from(&self.cpu_backend, self.n_threads, &shape);
         kept.save(observer);
         found.unwrap_or_else(|error| {
@@ -466,29 +484,5 @@ pub(crate) fn known_uses(
             observer.notice(&Notice::ProfileRefused { reason: refused.to_string() });
             None
         }
-    }
-}
-
-/// The shape with which devices are measured for a model: its feed-forward blocks, in the format
-/// with the most bytes.
-fn shape(model: &Model, computation: &Computation) -> Shape {
-    let mut sizes: BTreeMap<&'static str, (u64, Format)> = BTreeMap::new();
-    for (_, ffn) in model.blocks() {
-        for (_, rows) in ffn.matrices() {
-            let desc = rows.desc();
-            let entry = sizes.entry(desc.format.name()).or_insert((0, desc.format));
-            entry.0 += desc.bytes().unwrap_or_default().0;
-        }
-    }
-    let formats = sizes.into_values().filter(|(_, f)| f.row_bytes(model.hyper.n_embd).is_some());
-    let format = formats.max_by_key(|(bytes, _)| *bytes).map_or(Format::F16, |(_, format)| format);
-    let predicts = model.blocks().any(|(_, ffn)| ffn.predictor.is_some());
-    Shape {
-        format,
-        n_embd: model.hyper.n_embd,
-        n_ff: model.max_n_ff(),
-        size: Bytes(model.file.size_bytes()),
-        listed: predicts && computation.sparsity == Sparsity::Predicted,
-        skips: model.is_exactly_sparse() && computation.sparsity != Sparsity::Off,
     }
 }

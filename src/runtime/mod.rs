@@ -69,6 +69,6 @@ pub use runtime::{
     Runtime, activation_name, check_total_memory, forecast, load_quietly, slower_placement,
 };
 pub use side_file::has_predictor;
-pub use speeds::measure_speed;
+pub use speeds::{measure_prefetch, measure_speed};
 pub use text::chat::{Conversation, Dialogue};
 pub use text::sample::SamplerConfig;

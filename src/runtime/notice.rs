@@ -228,6 +228,8 @@ pub enum SparsityNotice {
     Nothing {
         /// Name of the activation.
         activation: &'static str,
+        /// Whether the model has experts, of which a token uses some.
+        experts: bool,
     },
     /// A trained predictor of the side file chooses neurons.
     TrainedPredictor {
@@ -314,7 +316,7 @@ impl fmt::Display for Notice {
                 "a context of {n_ctx} is longer than the {n_ctx_train} tokens the model was trained with; text beyond that may be poor"
             ),
             Notice::NoDevice { reason, expected_by } => match &expected_by[..] {
-                [] => write!(f, "everything runs on the CPU: {reason}"),
+                [] => f.write_str("no GPU was found, so everything runs on the CPU"),
                 names => write!(
                     f,
                     "{} {} no effect: {reason}, so everything runs on the CPU",
@@ -409,9 +411,13 @@ impl fmt::Display for SparsityNotice {
             SparsityNotice::NoNeurons => {
                 f.write_str("the model has no feed-forward blocks, so there are no neurons to skip")
             }
-            SparsityNotice::Nothing { activation } => write!(
+            SparsityNotice::Nothing { activation, experts: false } => write!(
                 f,
                 "the activation is {activation}, which has no exact zeros: every neuron is computed"
+            ),
+            SparsityNotice::Nothing { activation, experts: true } => write!(
+                f,
+                "the activation is {activation}, which has no exact zeros: every neuron of a token's experts is computed"
             ),
             SparsityNotice::TrainedPredictor { n_layers, n_layer, error } => write!(
                 f,

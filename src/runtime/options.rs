@@ -239,11 +239,14 @@ pub struct Processor {
     pub poll: u8,
     /// How threads and weights are spread over NUMA nodes.
     pub numa: Option<Numa>,
+    /// How far ahead kernels prefetch rows of weights, in bytes; `None` for the measured distance.
+    pub prefetch: Option<usize>,
 }
 
 impl Default for Processor {
     fn default() -> Processor {
-        Processor { cpus: None, strict: false, priority: Priority::Normal, poll: 50, numa: None }
+        let (cpus, priority) = (None, Priority::Normal);
+        Processor { cpus, strict: false, priority, poll: 50, numa: None, prefetch: None }
     }
 }
 

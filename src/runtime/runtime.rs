@@ -278,6 +278,7 @@ impl Runtime {
     /// As [`Runtime::with_side_file`]; [`Error::Memory`] with the numbers; errors of the engine.
     pub fn load(&self, model: &Arc<Model>, settings: EngineOptions) -> Result<Engine> {
         let observer = self.observer.as_ref();
+        self.machine.tune(model, &self.options.computation, observer);
         let mut settings = self.with_side_file(model, settings)?;
         if settings.n_seq > 1 && settings.dense_from == DenseFrom::NEVER {
             settings.dense_from =
@@ -409,7 +410,7 @@ fn report_sparsity(model: &Model, options: &EngineOptions, observer: &dyn Observ
             tell(SparsityNotice::Exact { activation });
         }
         (engine::Sparsity::Exact | engine::Sparsity::Predicted, false) => {
-            tell(SparsityNotice::Nothing { activation });
+            tell(SparsityNotice::Nothing { activation, experts: model.experts().is_some() });
         }
     }
     if options.sparsity != engine::Sparsity::Predicted {

@@ -1,6 +1,7 @@
 //! Measures speeds once and caches them in the user's cache folder, so that plans, and with them
 //! the last bits of results, do not change between starts.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,10 +10,13 @@ use hal::format::Format;
 use hal::{Backend, Bytes, Device, DeviceId};
 use learn::learned::lock;
 use measure::bench::{Shape, dense_from, round_to_two_digits, speed};
+use model::Model;
 use placement::Speed;
 use serde_json::{Map, Value, json};
 
+use crate::devices::PrefetchDistance;
 use crate::notice::{Notice, Observer};
+use crate::options::{Computation, Sparsity};
 
 /// Name of the file. The number changes when the meaning of a value changes.
 const FILE: &str = "speeds-4.json";
@@ -20,7 +24,7 @@ const FILE: &str = "speeds-4.json";
 /// The shape of the weights that [`measure_speed`] measures with.
 const USUAL: Shape = Shape::of_7b_model(Format::Q4_0);
 /// A model of this size does not fit into the caches of processors.
-const MIN_LARGE: Bytes = Bytes(256 << 20);
+pub(crate) const MIN_LARGE: Bytes = Bytes(256 << 20);
 
 /// Measured speeds by device and by the shape of the weights.
 #[derive(Debug)]
@@ -82,6 +86,28 @@ impl Speeds {
         of_shape(shape).or_else(usual)
     }
 
+    /// The measured or cached prefetch distance of the CPU with `threads` threads, in bytes; `None`
+    /// if it cannot be measured.
+    pub(crate) fn prefetch_distance(
+        &mut self,
+        backend: &Arc<dyn Backend>,
+        threads: usize,
+    ) -> Option<usize> {
+        let info = backend.info();
+        let key = format!("{} | {} | {threads} | prefetch", info.name, info.description);
+        let read = |value: &Value| usize::try_from(value.get("prefetch_bytes")?.as_u64()?).ok();
+        if let Some(kept) = self.known.get(&key).filter(|_| !self.remeasure).and_then(read) {
+            return Some(kept);
+        }
+        let free = backend.memory().ok().and_then(|memory| memory.free);
+        let most = free.map_or(Bytes::MAX, |free| Bytes(free.0 / 4));
+        let measured = PrefetchDistance::measure(threads, most)?;
+        let figures = json!({ "prefetch_bytes": measured });
+        self.known.insert(key.clone(), figures.clone());
+        self.measured.insert(key, figures);
+        Some(measured)
+    }
+
     /// The measured or cached [`DenseFrom`] of the CPU with `threads` threads and weights of
     /// `shape`.
     pub(crate) fn dense_from(
@@ -127,6 +153,30 @@ impl Speeds {
     }
 }
 
+/// The shape with which devices are measured for a model: its feed-forward blocks, in the format
+/// with the most bytes.
+pub(crate) fn shape_of(model: &Model, computation: &Computation) -> Shape {
+    let mut sizes: BTreeMap<&'static str, (u64, Format)> = BTreeMap::new();
+    for (_, ffn) in model.blocks() {
+        for (_, rows) in ffn.matrices() {
+            let desc = rows.desc();
+            let entry = sizes.entry(desc.format.name()).or_insert((0, desc.format));
+            entry.0 += desc.bytes().unwrap_or_default().0;
+        }
+    }
+    let formats = sizes.into_values().filter(|(_, f)| f.row_bytes(model.hyper.n_embd).is_some());
+    let format = formats.max_by_key(|(bytes, _)| *bytes).map_or(Format::F16, |(_, format)| format);
+    let predicts = model.blocks().any(|(_, ffn)| ffn.predictor.is_some());
+    Shape {
+        format,
+        n_embd: model.hyper.n_embd,
+        n_ff: model.max_n_ff(),
+        size: Bytes(model.file.size_bytes()),
+        listed: predicts && computation.sparsity == Sparsity::Predicted,
+        skips: model.is_exactly_sparse() && computation.sparsity != Sparsity::Off,
+    }
+}
+
 /// Where the speed of a device with weights of `shape` is cached.
 fn key(backend: &Arc<dyn Backend>, threads: usize, shape: &Shape) -> String {
     let info = backend.info();
@@ -135,6 +185,21 @@ fn key(backend: &Arc<dyn Backend>, threads: usize, shape: &Shape) -> String {
     let dense = if *skips { "" } else { ", all used" };
     let weights = format!("{format} {n_embd}x{n_ff} of {size}{listed}{dense}");
     format!("{} | {} | {threads} | {weights}", info.name, info.description)
+}
+
+/// Measures the prefetch distance of a CPU with `threads` threads, and caches it in `folder`. `None`
+/// if the system refuses memory or threads.
+#[must_use]
+pub fn measure_prefetch(
+    backend: &Arc<dyn Backend>,
+    threads: usize,
+    folder: Option<&Path>,
+    observer: &dyn Observer,
+) -> Option<usize> {
+    let mut speeds = Speeds::open(folder, true);
+    let distance = speeds.prefetch_distance(backend, threads);
+    speeds.save(observer);
+    distance
 }
 
 /// Measures the speed of a device with the weights of a model of seven billion weights in Q4_0, and

@@ -68,7 +68,7 @@ pub(crate) const ROUTES: &[Route] = &[
     route("post", "/apply-template", false, "Format a conversation with the chat template"),
     route("get", "/props", false, "Properties of the server"),
     route("post", "/props", false, "Change properties of the server"),
-    route("get", "/lora-adapters", false, "Refused: the scales of adapters cannot change"),
+    route("get", "/lora-adapters", false, "An empty list: adapters are merged when the model is loaded"),
     route("post", "/lora-adapters", false, "Refused: the scales of adapters cannot change"),
     route("get", "/slots", false, "State of the slots"),
     route("post", "/slots/{id}", false, "Save, restore or erase a slot"),
@@ -103,7 +103,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/detokenize", post(llama::tokenize::detokenize))
         .route("/apply-template", post(llama::tokenize::apply_template))
         .route("/props", get(llama::props::show).post(llama::props::change))
-        .route("/lora-adapters", get(llama::lora_adapters).post(llama::lora_adapters))
+        .route("/lora-adapters", get(llama::list_adapters).post(llama::change_adapters))
         .route("/slots", get(llama::slots::list))
         .route("/slots/{id}", post(llama::slots::run_action))
         .route("/metrics", get(llama::metrics))
@@ -117,7 +117,7 @@ pub(crate) fn router(app: App) -> Router {
         .iter()
         .fold(router, |router, path| router.route(path, post(openai::rerank::rerank)));
     router
-        .fallback(async || ApiError::not_found("no such path; /openapi.json lists all paths"))
+        .fallback(async || ApiError::not_found("no such path; OpenAI's API is below /v1, ollama's is not supported, /openapi.json lists all paths"))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .layer(middleware::from_fn_with_state(app.clone(), handle_request))
         .with_state(app)

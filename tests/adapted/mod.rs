@@ -16,7 +16,7 @@ use thermocline::model::{Adapter, AdapterMerge, Model, ModelOptions, RopeOverrid
 use thermocline::placement::Placement;
 
 use crate::placement_is_invisible::{
-    Logits, cpu_device, ignore_notices, logits_of, random_placement, sim_device, unit,
+    Logits, cpu_device, ignore_notices, logits_of, random_placement, sim_device,
 };
 use crate::support::packed::{families, unpack};
 use crate::support::within;
@@ -158,7 +158,7 @@ fn errors_of(model: &Arc<Model>, case: &Case, seed: u64) -> Vec<f32> {
         relative_error(&case.expected, &got[got.len() - case.expected.len()..])
     };
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut split = || Some(random_placement(&mut rng, model, 3, unit(model)));
+    let mut split = || Some(random_placement(&mut rng, model, 3));
     vec![error(None, &[24]), error(None, &[1]), error(split(), &[24]), error(split(), &[7, 1])]
 }
 

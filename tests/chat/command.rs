@@ -121,6 +121,40 @@ fn reports(output: &Output) -> Vec<serde_json::Value> {
 }
 
 #[test]
+fn save_replaces_only_saved_conversations() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let save = |name: &str| {
+        let line = format!("One day\n/save {}\n", path(name).display());
+        let output = chat(&["--chat-template", "chatml"], Some(&line));
+        (output.status.code(), stderr(&output))
+    };
+    assert_eq!(save("talk").0, Some(0));
+    assert_eq!(save("talk").0, Some(0), "a saved conversation is replaced");
+    for (file, name) in [("notes", "notes"), ("settings.json", "settings")] {
+        std::fs::write(path(file), "precious").unwrap();
+        let (code, text) = save(name);
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains("exists") && text.contains("choose another name"), "{text}");
+        assert_eq!(std::fs::read(path(file)).unwrap(), b"precious");
+    }
+    let output = chat(&[], Some(&format!("/load {}\n", path("notes").display())));
+    assert!(stderr(&output).contains("is not a saved conversation"), "{}", stderr(&output));
+}
+
+#[test]
+fn lines_between_quotes_are_one_message() {
+    let template = ["--chat-template", "{{ messages[-1].content }} and"];
+    let quoted = chat(&template, Some("\"\"\"One\nday\"\"\"\n"));
+    check_done(&quoted);
+    assert_eq!(stdout(&quoted), stdout(&chat(&template, Some("One\\\nday\n"))));
+    assert_eq!(
+        stdout(&quoted).lines().count(),
+        stdout(&chat(&template, Some("One"))).lines().count()
+    );
+}
+
+#[test]
 fn a_loaded_conversation_computes_only_new_tokens() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a talk");
@@ -158,7 +192,7 @@ fn a_loaded_conversation_computes_only_new_tokens() {
     let third = &reports(&third)[0];
     assert_eq!(count(third, "prompt_tokens_reused") + 1, count(third, "prompt_tokens"));
 
-    for (write, says) in [(None, "cannot read"), (Some("something else"), "cannot use")] {
+    for (write, says) in [(None, "No such file"), (Some("something else"), "was not saved by")] {
         std::fs::remove_file(&file).ok();
         write.iter().for_each(|text| std::fs::write(&file, text).unwrap());
         let failed = chat(&args, Some(&format!("/load {name}\nnever read\n")));

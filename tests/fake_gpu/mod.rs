@@ -18,6 +18,11 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// Text without the line breaks of a terminal.
+fn unwrapped(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// Whether the fakes are available; if not, the reason is printed.
 fn fakes_available() -> bool {
     let missing = fakes::missing_reason();
@@ -118,12 +123,12 @@ fn an_unusable_driver_is_noted() {
         let env = [(Vendor::Cuda.variable(), settings)];
         let output = run(&["devices"], libraries, &env);
         let listed = text(&output.stdout);
-        let line = listed.lines().find(|line| line.starts_with("cuda: ")).unwrap_or_default();
-        assert!(line.contains(says), "{settings}: {listed}{}", text(&output.stderr));
+        let cuda = listed.split_once("cuda: ").map(|(_, rest)| unwrapped(rest)).unwrap_or_default();
+        assert!(cuda.contains(says), "{settings}: {listed}{}", text(&output.stderr));
         assert!(output.status.success() && !text(&output.stderr).contains("panicked"));
         // A requested device that is missing ends the program, with a hint.
         let failed = run(&["run", "-n", "1", "--backend", "cuda"], libraries, &env);
-        let notes = text(&failed.stderr);
+        let notes = unwrapped(&text(&failed.stderr));
         assert!(failed.status.code() == Some(5) && notes.contains(says), "{notes}");
         assert!(notes.contains("help: "), "{notes}");
     }

@@ -50,14 +50,14 @@ fn placements(model: &Model, n: u64) -> Vec<Placement> {
     let mut all = vec![Placement::all_on(1, model.hyper.n_layer)];
     for seed in 0..n {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        all.push(random_placement(&mut rng, model, 2, unit(model)));
+        all.push(random_placement(&mut rng, model, 2));
     }
     all
 }
 
 fn check_mixers_on(backend: &Arc<dyn Backend>) {
     let fixtures = mixed();
-    assert_eq!(fixtures.len(), 10);
+    assert_eq!(fixtures.len(), 12);
     for fixture in fixtures {
         for placement in placements(&fixture.model, 3) {
             let device = Device::new(Arc::clone(backend), DeviceId(1), Bytes::MAX);
@@ -139,7 +139,7 @@ fn layers_may_differ_in_size() {
                 let sim =
                     |index| sim_device(index, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1).1;
                 let devices = vec![cpu_device(2), sim(1), sim(2)];
-                let placement = random_placement(&mut rng, &model, 3, unit(&model));
+                let placement = random_placement(&mut rng, &model, 3);
                 let mut engine = engine_of(&model, devices, Some(placement.clone()));
                 for pieces in [&[IDS.len()][..], &[1, 4]] {
                     let difference = difference(&expected, &logits_of(&mut engine, &IDS, pieces));

@@ -14,7 +14,7 @@ fn an_interrupt_leaves_the_sequence_unchanged() {
         let expected = logits(&mut load(&model, vec![cpu_device(2)], None), &[1]);
         let (_, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::from_micros(300), 5);
         let mut rng = ChaCha8Rng::seed_from_u64(7);
-        let mut placement = random_placement(&mut rng, &model, 2, 1);
+        let mut placement = random_placement(&mut rng, &model, 2);
         let half = |range: Range<u32>| Neurons::List(range.collect());
         placement.layers[1] = LayerPlacement {
             home: 1,

@@ -15,7 +15,7 @@ fn generation_continues_after_the_loss_of_a_device() {
                 let delay = Duration::ZERO..Duration::from_micros(50);
                 let (first, a) = sim_device(1, Bytes::MAX, delay.clone(), 1);
                 let (_, b) = sim_device(2, Bytes::MAX, delay, 2);
-                let placement = random_placement(&mut rng, &model, 3, 1);
+                let placement = random_placement(&mut rng, &model, 3);
                 let mut engine = load(&model, vec![cpu_device(2), a, b], Some(placement));
                 if by_panic {
                     first.panic_after(lost_after)
@@ -43,7 +43,7 @@ fn devices_may_be_lost_at_any_moment() {
             let delay = Duration::ZERO..Duration::from_micros(60);
             let (first, a) = sim_device(1, Bytes::MAX, delay.clone(), round);
             let (second, b) = sim_device(2, Bytes(300_000), delay, round + 1);
-            let mut placement = random_placement(&mut rng, &model, 3, 1);
+            let mut placement = random_placement(&mut rng, &model, 3);
             // These layers hand off to another device, not only to the CPU.
             placement.layers[0] = deal_neurons(&model, &[1, 2, 0]);
             placement.layers[2] = deal_neurons(&model, &[2, 1]);

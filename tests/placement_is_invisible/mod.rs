@@ -30,7 +30,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use sim::{SimBackend, SimOptions};
 use thermocline::engine::{Engine, EngineOptions, LogitsRequest, NoticeCallback, PlannerInputs};
-use thermocline::model::Model;
+use thermocline::model::{Ffn, LayerWeights, Model};
 use thermocline::placement::{LayerPlacement, Neurons, Placement, Share};
 
 use crate::support::{Tiny, largest_difference, within};
@@ -122,13 +122,8 @@ fn bound(format: Format) -> f32 {
     if format.quants().is_some() { 8e-2 } else { 2e-3 }
 }
 
-/// A random placement on `n_devices`, with neurons in blocks of `unit`.
-pub(crate) fn random_placement(
-    rng: &mut ChaCha8Rng,
-    model: &Model,
-    n_devices: usize,
-    unit: usize,
-) -> Placement {
+/// A random placement on `n_devices`.
+pub(crate) fn random_placement(rng: &mut ChaCha8Rng, model: &Model, n_devices: usize) -> Placement {
     let mut layers: Vec<LayerPlacement> = Vec::new();
     for (n_ff, layer) in model.neurons().into_iter().zip(&model.layers) {
         let drawn = rng.random_range(0..n_devices);
@@ -139,6 +134,7 @@ pub(crate) fn random_placement(
             layers.push(LayerPlacement::whole(home));
             continue;
         }
+        let unit = layer.ffn.as_ref().map_or(1, |ffn| unit_of(model, ffn));
         let mut lists = vec![Vec::new(); n_devices];
         let bias = rng.random_range(0..n_devices);
         for block in 0..n_ff / unit {
@@ -169,11 +165,11 @@ fn deal_neurons(model: &Model, devices: &[usize]) -> LayerPlacement {
     LayerPlacement { home: devices[0], shares: devices.iter().enumerate().map(share).collect() }
 }
 
-pub(crate) fn unit(model: &Model) -> usize {
-    let Some((_, ffn)) = model.blocks().next() else { return 1 };
+/// Number of neurons of a block that stay together.
+fn unit_of(model: &Model, ffn: &Ffn) -> usize {
     match (model.is_exactly_sparse() || ffn.down_by_neuron, ffn.n_expert()) {
         (true, _) => 1,
-        (false, Some(_)) => ffn.down.w.desc().n_cols,
+        (false, Some(_)) => ffn.n_per_expert(),
         (false, None) => ffn.down.w.desc().format.block_values(),
     }
 }
@@ -203,7 +199,7 @@ fn check_random_within(tiny: &Tiny, rounds: u64, bound: f32) {
             let backend = SimBackend::new(options);
             devices.push(Device::new(backend, DeviceId(index), Bytes::MAX));
         }
-        let placement = random_placement(&mut rng, &model, devices.len(), unit(&model));
+        let placement = random_placement(&mut rng, &model, devices.len());
         let pieces: Vec<usize> = (0..4).map(|_| rng.random_range(1..20)).collect();
         let mut engine = load(&model, devices, Some(placement.clone()));
         let got = logits(&mut engine, &pieces);

@@ -31,15 +31,17 @@ fn sim(seed: u64, slow: u64) -> (Arc<SimBackend>, Device) {
 /// In every layer each `nth` unit of neurons is on device 1, the others on the CPU; without `nth`,
 /// all are on the CPU.
 pub(crate) fn split(model: &Model, nth: Option<usize>) -> Placement {
-    let unit = unit(model);
-    let here = |n: usize| nth.is_some_and(|nth| (n / unit).is_multiple_of(nth));
-    let share = |device, there: bool| {
-        let all = 0..model.max_n_ff();
-        let neurons = all.filter(|&n| here(n) == there).map(|n| n as u32).collect();
-        Share { device, neurons: Neurons::List(neurons) }
+    let layer = |layer: &LayerWeights| {
+        let Some(ffn) = &layer.ffn else { return LayerPlacement::whole(1) };
+        let unit = unit_of(model, ffn);
+        let here = |n: usize| nth.is_some_and(|nth| (n / unit).is_multiple_of(nth));
+        let share = |device, there: bool| {
+            let neurons = (0..ffn.n_ff()).filter(|&n| here(n) == there).map(|n| n as u32).collect();
+            Share { device, neurons: Neurons::List(neurons) }
+        };
+        LayerPlacement { home: 1, shares: vec![share(1, true), share(0, false)] }
     };
-    let layer = LayerPlacement { home: 1, shares: vec![share(1, true), share(0, false)] };
-    Placement { embed: 1, head: 1, layers: vec![layer; model.hyper.n_layer] }
+    Placement { embed: 1, head: 1, layers: model.layers.iter().map(layer).collect() }
 }
 
 /// Checks a prompt of 70 tokens; 64 of them are one step.
@@ -102,7 +104,7 @@ fn random_placements_with_streaming_give_the_same_logits() {
                 logits_of(&mut load_with(&model, cpu, hand_off_options(), None), &text, &[70]);
             for round in 0..4 {
                 let mut rng = ChaCha8Rng::seed_from_u64(100 * seed + round);
-                let mut placement = random_placement(&mut rng, &model, 3, unit(&model));
+                let mut placement = random_placement(&mut rng, &model, 3);
                 let two = |home: usize| {
                     let mut layer = split(&model, Some(2 + round as usize)).layers[0].clone();
                     layer.home = home;

@@ -172,7 +172,7 @@ fn every_family_has_a_profile() {
             assert!(squares.iter().flatten().all(|square| square.is_finite()), "{name}");
             for (layer, weights) in profile.layers().iter().zip(&model.layers) {
                 assert_eq!(layer.order().len(), weights.n_ff());
-                if let Some(experts) = model.experts() {
+                if let Some(experts) = weights.experts() {
                     let used: u64 = layer.expert_counts().iter().sum();
                     assert_eq!(used, 90 * experts.n_used as u64, "{name}");
                     for (expert, &routed) in layer.expert_counts().iter().enumerate() {

@@ -79,6 +79,24 @@ fn a_profile_is_stored_beside_the_model_and_collected_once() {
 }
 
 #[test]
+fn a_model_without_exact_zeros_has_no_power_law() {
+    let place = TestFolder::new();
+    let silu = ["--ffn-activation", "silu", "--tokens", "100"];
+    let plot = ["profile", "-m", "m/story.gguf", "--plot", "p.svg"];
+    let (report, _) = place.succeed(&[&plot[..], &silu].concat());
+    for part in ["no neuron (SiLU)", "contribute at least the mean", "Never above:"] {
+        assert!(report.contains(part), "{part:?} is not in {report}");
+    }
+    assert!(!report.contains("activat"), "{report}");
+    let picture = fs::read_to_string(place.path("p.svg")).unwrap();
+    assert!(picture.contains("No neuron is exactly zero") && !picture.contains("Power law"));
+    let (json, _) =
+        place.succeed(&[&["profile", "-m", "m/story.gguf", "--json"], &silu[..]].concat());
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["counts"], "above_mean");
+}
+
+#[test]
 fn the_profile_of_the_built_in_model_is_in_the_cache_folder() {
     let place = TestFolder::new();
     let (report, _) = place.succeed(&["profile", "--tokens", "100"]);

@@ -18,9 +18,7 @@ use thermocline::gguf::File;
 use thermocline::model::{Affine, Model, ModelOptions};
 use thermocline::placement::Placement;
 
-use crate::placement_is_invisible::{
-    cpu_device, ignore_notices, random_placement, sim_device, unit,
-};
+use crate::placement_is_invisible::{cpu_device, ignore_notices, random_placement, sim_device};
 use crate::support::packed::families;
 use crate::support::{Tiny, largest_difference, within};
 
@@ -154,7 +152,7 @@ fn observed_activations_match_the_weights_of_every_family() {
                 assert!(difference(&gate, &seen.gate) < bound(&ffn.up), "{}", path.display());
                 assert_eq!(seen.residual.len(), seen.x.len());
                 let used = seen.weights.iter().filter(|weight| **weight != 0.0).count();
-                let expected = model.experts().map_or(0, |experts| experts.n_used * ids.len());
+                let expected = layer.experts().map_or(0, |experts| experts.n_used * ids.len());
                 assert_eq!(used, expected, "{}", path.display());
             }
             n += 1;
@@ -182,8 +180,7 @@ fn neurons_are_observed_on_every_device() {
                 devices.extend((1..3).map(|index| {
                     sim_device(index, Bytes::MAX, Duration::ZERO..Duration::from_micros(50), seed).1
                 }));
-                let unit = unit(&model);
-                let placement = random_placement(&mut rng, &model, 3, unit);
+                let placement = random_placement(&mut rng, &model, 3);
                 let mut engine = load(&model, devices, Some(placement.clone()));
                 let mut sequence = engine.new_sequence();
                 let (seen, stats) = observe(&mut engine, &mut sequence, &ids);

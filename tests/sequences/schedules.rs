@@ -20,7 +20,7 @@ use thermocline::model::{Model, ModelOptions};
 use thermocline::placement::Placement;
 
 use super::{feed, load, options};
-use crate::placement_is_invisible::{cpu_device, difference, random_placement, sim_device, unit};
+use crate::placement_is_invisible::{cpu_device, difference, random_placement, sim_device};
 use crate::support::packed::families;
 use crate::support::{Tiny, within};
 
@@ -263,7 +263,7 @@ fn recurrent_sequences_roll_back_to_checkpoints() {
 fn simulated(model: &Model, seed: u64) -> (Arc<SimBackend>, Vec<Device>, Placement) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let (backend, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, seed);
-    let placement = random_placement(&mut rng, model, 2, unit(model));
+    let placement = random_placement(&mut rng, model, 2);
     (backend, vec![cpu_device(1), device], placement)
 }
 
@@ -310,7 +310,7 @@ pub(crate) fn on_device(backend: &Arc<dyn Backend>, n: u64) {
             let mut rng = ChaCha8Rng::seed_from_u64(seed);
             let placement = match seed {
                 0 => Placement::all_on(1, model.hyper.n_layer),
-                _ => random_placement(&mut rng, &model, 2, unit(&model)),
+                _ => random_placement(&mut rng, &model, 2),
             };
             let device = Device::new(Arc::clone(backend), DeviceId(1), Bytes::MAX);
             let engine = load(&model, vec![cpu_device(1), device], options(N), Some(placement));

@@ -200,6 +200,7 @@ fn attention_applies_softmax_within_its_window() {
         q: q.clone(),
         cache: cache.clone(),
         batch: batch.clone(),
+        slopes: None,
         sinks,
         y: y.clone(),
         n_head: 2,
@@ -337,9 +338,12 @@ fn routing_selects_the_highest_scores() {
     let op = |scoring, renormalise, scale| Route {
         w: w.clone(),
         bias: None,
+        selection: None,
+        groups: None,
         x: x.clone(),
         weights: weights.clone(),
         n_used: 2,
+        n_groups: [1, 1],
         scoring,
         renormalise,
         scale,
@@ -352,6 +356,14 @@ fn routing_selects_the_highest_scores() {
     b.expect(&weights, &[0.0, 0.75, 0.8]);
     b.run(op(Scoring::Sigmoid, true, 1.0));
     b.expect(&weights, &[0.0, 0.75 / 1.55, 0.8 / 1.55]);
+    // The bias selects expert 0 without entering its weight.
+    let selection = Some(b.f32s(1, 3, &[0.6, 0.0, 0.1]));
+    b.run(Route { selection, ..op(Scoring::Sigmoid, false, 1.0) });
+    b.expect(&weights, &[0.5, 0.0, 0.8]);
+    // Group 0 with experts 0 and 1 has the larger sum, although expert 2 alone is the best.
+    let groups = Some(b.f32s(1, 3, &[0.0, 0.0, 1.0]));
+    b.run(Route { groups, n_groups: [2, 1], ..op(Scoring::Sigmoid, false, 1.0) });
+    b.expect(&weights, &[0.5, 0.75, 0.0]);
 }
 
 #[test]

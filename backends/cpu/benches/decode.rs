@@ -143,6 +143,7 @@ impl Model {
             q,
             cache,
             batch: self.batch.clone(),
+            slopes: None,
             sinks: None,
             y: y.clone(),
             n_head: N_HEAD,

@@ -15,7 +15,8 @@ use hal::{
 
 use crate::buffer::{ALIGN, HostBuffer};
 use crate::options::{CpuOptions, Notice, Priority};
-use crate::program::CpuProgram;
+use crate::prefetch::PrefetchDistance;
+use crate::program::{CpuProgram, KernelChoice};
 use crate::queue::CpuQueue;
 use crate::thread_plan::{CpuBinding, ThreadPlan};
 use crate::thread_pool::{IdleTimes, ThreadPool};
@@ -30,6 +31,7 @@ use simd::Kernels;
 pub struct CpuBackend {
     info: DeviceInfo,
     kernels: Kernels,
+    prefetch: PrefetchDistance,
     n_threads: usize,
     /// CPUs of each NUMA node over which weights are spread; empty if the operating system places
     /// the weights.
@@ -72,7 +74,7 @@ impl CpuBackend {
     /// [`Self::new`] with a given `topology`; tests pass the topology of another machine.
     fn with_topology(topology: &Topology, options: CpuOptions) -> Arc<CpuBackend> {
         let mut plan = ThreadPlan::plan(topology, &options, affinity::current_cpu());
-        let notice = options.notice;
+        let (notice, prefetch) = (options.notice, options.prefetch);
         if let Some(refused) = plan.refused.take() {
             notice.send(&refused);
         }
@@ -99,7 +101,7 @@ impl CpuBackend {
         };
         let shared = Arc::new(DeviceState { pool: Mutex::new(pool), active });
         let (nodes, lock) = (plan.nodes, AtomicBool::new(options.lock));
-        Arc::new(CpuBackend { info, kernels, n_threads, nodes, lock, notice, shared })
+        Arc::new(CpuBackend { info, kernels, prefetch, n_threads, nodes, lock, notice, shared })
     }
 
     /// Number of threads of the pool.
@@ -184,6 +186,10 @@ fn is_whole(pack: &PackDesc) -> bool {
 impl Backend for CpuBackend {
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn feature_notes(&self) -> Vec<String> {
+        vec![format!("kernels prefetch rows {} ahead", Bytes(self.prefetch.bytes() as u64))]
     }
 
     fn memory(&self) -> Result<MemoryReport> {
@@ -277,7 +283,8 @@ impl Backend for CpuBackend {
         workspace: Option<&Tensor>,
     ) -> Result<Arc<dyn RawProgram>> {
         check_writable(&self.info.name, ops)?;
-        let program = CpuProgram::new(label, ops, workspace, self.kernels, self.n_threads);
+        let choice = KernelChoice { simd: self.kernels, prefetch: self.prefetch.bytes() };
+        let program = CpuProgram::new(label, ops, workspace, choice, self.n_threads);
         Ok(Arc::new(program))
     }
 

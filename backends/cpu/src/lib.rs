@@ -9,6 +9,7 @@ mod kernels;
 mod machine;
 mod options;
 mod pages;
+mod prefetch;
 mod program;
 mod queue;
 pub mod reference;
@@ -18,3 +19,4 @@ mod topology;
 
 pub use backend::CpuBackend;
 pub use options::{CpuOptions, Notice, Numa, Priority};
+pub use prefetch::PrefetchDistance;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::prefetch::PrefetchDistance;
 use crate::thread_plan::ThreadPlan;
 use crate::topology::Topology;
 
@@ -29,6 +30,8 @@ pub struct CpuOptions {
     pub poll: Option<u8>,
     /// Locks tensor memory, so the system cannot page it out.
     pub lock: bool,
+    /// How far ahead kernels prefetch rows of weights; the holder of a clone can change it.
+    pub prefetch: PrefetchDistance,
     /// Receives a message for each option that cannot be applied.
     pub notice: Notice,
 }

@@ -41,8 +41,18 @@ impl Pages {
         Ok(Pages { map, shift })
     }
 
+    /// The allocated bytes, and padding after them.
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        &self.map[self.shift..]
+    }
+
+    /// [`Self::as_slice`], writable.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        &mut self.map[self.shift..]
+    }
+
     pub(crate) fn start(&mut self) -> NonNull<u8> {
-        NonNull::from(&mut self.map[self.shift..]).cast()
+        NonNull::from(self.bytes()).cast()
     }
 }
 

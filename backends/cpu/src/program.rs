@@ -20,6 +20,14 @@ pub(crate) struct CpuProgram {
     _tensors: Vec<Tensor>,
 }
 
+/// Which kernels a program uses, and how they prefetch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KernelChoice {
+    pub(crate) simd: Kernels,
+    /// Distance in bytes at which kernels prefetch rows.
+    pub(crate) prefetch: usize,
+}
+
 impl RawProgram for CpuProgram {}
 
 impl CpuProgram {
@@ -28,7 +36,7 @@ impl CpuProgram {
         label: &str,
         ops: &[Op],
         workspace: Option<&Tensor>,
-        simd: Kernels,
+        choice: KernelChoice,
         n_threads: usize,
     ) -> CpuProgram {
         let mut tensors: Vec<Tensor> = workspace.into_iter().cloned().collect();
@@ -38,7 +46,8 @@ impl CpuProgram {
         // SAFETY: the tensors live as long as the program, which runs only under the device's
         // lock; ops were checked for aliasing, and kernels follow the rules of `buffer`.
         let bind = unsafe { Binder::new(workspace) };
-        let context = Context { bind, simd, n_threads };
+        let KernelChoice { simd, prefetch } = choice;
+        let context = Context { bind, simd, prefetch, n_threads };
         let kernels: Vec<_> = ops.iter().map(|op| kernels::compile(op, &context)).collect();
         let phases = kernels
             .iter()

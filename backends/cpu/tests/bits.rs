@@ -100,6 +100,7 @@ impl Layer {
             q,
             cache: cache.clone(),
             batch: batch.clone(),
+            slopes: None,
             sinks: None,
             y: att.clone(),
             n_head: N_HEAD,

@@ -15,6 +15,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod cache_blocks;
+mod grid;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod panel;
@@ -48,7 +49,7 @@ pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_columns
 pub use recurrent::{
     DeltaColumns, DeltaFn, DeltaToken, MAX_DELTA_COLUMNS, MultiplyAddFn, ScanFn, ScanToken,
 };
-pub use rows::{Matrix, RowIds, RowRun, RowsFn, prefetch};
+pub use rows::{DEFAULT_PREFETCH, Matrix, RowIds, RowRun, RowsFn, prefetch};
 
 /// Adds the sum of `h * row(id)` over a list of `(id, h)` to `y`: `matrix` is `[n_rows, n]`, `y` is
 /// `[n]`.
@@ -104,7 +105,7 @@ pub enum Level {
     Scalar,
     /// AVX2, FMA and F16C.
     Avx2,
-    /// AVX-512 F, BW, VL and VNNI.
+    /// AVX-512 F, BW, VL and VNNI, and BMI2.
     Avx512,
     /// NEON.
     Neon,

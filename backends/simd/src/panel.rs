@@ -129,7 +129,8 @@ pub const fn panel_columns(format: Format) -> usize {
 pub(super) struct RowWords<const L: usize>(pub [[u32; WORDS]; L]);
 
 /// Fills a panel, `L` rows at a time. `widen` converts values of formats without blocks to floats,
-/// `look_up` maps the nibbles of 16 bytes to codes, and `transpose` writes `[L][L]` words, from
+/// `look_up` maps the nibbles of 16 bytes to codes, `grid` unpacks a row of a format whose codes are
+/// table entries into codes plus [`BIAS`] and scales, and `transpose` writes `[L][L]` words, from
 /// column `at` of all rows, to the panel from row `first` on.
 ///
 /// Always inlined, so it is compiled for the caller's instructions.
@@ -140,6 +141,7 @@ pub(super) fn fill_panel<const L: usize>(
     panel: &mut [f32],
     widen: impl Fn(Format, &[u8], &mut [f32]) + Copy,
     look_up: impl Fn(&[i8; 16], &[u8], &mut [u8]) + Copy,
+    grid: impl Fn(Format, &[u8], &mut [u8], &mut [f32]) + Copy,
     transpose: impl Fn(&RowWords<L>, usize, &mut [u32], usize),
 ) {
     assert!(rows.len() <= PANEL_ROWS && panel.len() == PANEL_LEN);
@@ -156,7 +158,7 @@ pub(super) fn fill_panel<const L: usize>(
     for first in (0..PANEL_ROWS).step_by(L) {
         // Missing rows keep the values of earlier rows; their products are not used.
         for (row, words) in rows.iter().skip(first).zip(&mut words.0) {
-            unpack(format, row, words, widen, look_up);
+            unpack(format, row, words, widen, look_up, grid);
         }
         for part in &parts {
             part.clone().step_by(L).for_each(|at| transpose(&words, at, panel, first));
@@ -220,7 +222,7 @@ pub(super) fn sums_of_16(q: &[i8], sums: &mut [i32; 32]) {
 }
 
 /// `FILL` and `MULTIPLY` of a SIMD level with instructions `$features`. The level provides
-/// `vector`, `transpose`, `plain` and `quantised`.
+/// `vector`, `grid`, `transpose`, `plain` and `quantised`.
 macro_rules! panel_kernels {
     ($features:literal) => {
         pub(super) const FILL: FillFn = |format, rows, panel| {
@@ -241,6 +243,7 @@ macro_rules! panel_kernels {
                 panel,
                 |format, bytes, out| widen(format, bytes, out),
                 |table, pairs, codes| look_up_pairs(table, pairs, codes),
+                |format, row, codes, scales| grid::unpack(format, row, -128, codes, scales),
                 |words, at, panel, first| transpose(words, at, panel, first),
             );
         }

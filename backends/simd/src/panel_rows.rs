@@ -19,7 +19,8 @@ const fn shift_codes(mut codes: [i8; 16]) -> [i8; 16] {
     codes
 }
 
-/// Unpacks one row into codes, scales and minimums, or into floats for a format without blocks.
+/// Unpacks one row into codes, scales and minimums, or into floats for a format without blocks. See
+/// [`super::panel::fill_panel`] for the functions of the level.
 #[inline(always)]
 pub(super) fn unpack(
     format: Format,
@@ -27,6 +28,7 @@ pub(super) fn unpack(
     words: &mut [u32; WORDS],
     widen: impl Fn(Format, &[u8], &mut [f32]),
     look_up: impl Fn(&[i8; 16], &[u8], &mut [u8]),
+    grid: impl Fn(Format, &[u8], &mut [u8], &mut [f32]),
 ) {
     if format.quants().is_none() {
         let values: &mut [f32] = bytemuck::cast_slice_mut(words);
@@ -81,19 +83,19 @@ pub(super) fn unpack(
         // These formats are inlined, so unpacking uses this level's instructions.
         Format::Q2_K => unpack_any(Format::Q2_K, row, codes, scales, mins),
         Format::Q3_K => unpack_any(Format::Q3_K, row, codes, scales, mins),
+        Format::IQ2_XXS
+        | Format::IQ2_XS
+        | Format::IQ2_S
+        | Format::IQ3_XXS
+        | Format::IQ3_S
+        | Format::IQ1_S
+        | Format::IQ1_M => grid(format, row, codes, scales),
         Format::F32
         | Format::F16
         | Format::BF16
         | Format::U32
         | Format::Q4_1
         | Format::Q5_K
-        | Format::IQ2_XXS
-        | Format::IQ2_XS
-        | Format::IQ2_S
-        | Format::IQ3_XXS
-        | Format::IQ3_S
-        | Format::IQ1_S
-        | Format::IQ1_M
         | Format::Q1_0 => unpack_call(format, row, codes, scales, mins),
     }
 }

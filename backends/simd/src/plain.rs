@@ -9,7 +9,7 @@ macro_rules! plain_kernels {
     ($features:literal) => {
         use super::super::ActView;
         use super::super::rows::{Row, RowRun};
-        use super::super::tile::pad_with_zeros;
+        use super::super::tile::{Tokens, pad_with_zeros};
         use super::vector::*;
 
         /// Values per step of a dot product, which has four independent sums.
@@ -22,7 +22,7 @@ macro_rules! plain_kernels {
         #[target_feature(enable = $features)]
         pub(super) fn sum_squares(x: &[f32]) -> f32 {
             let run = RowRun::single(bytemuck::cast_slice(x));
-            of_f32::dots(run.row(0), [ActView::F32(x)])[0]
+            of_f32::dots(run.row(0), Tokens::new([ActView::F32(x)], &None))[0]
         }
     };
 }
@@ -52,9 +52,9 @@ macro_rules! plain_format {
             #[target_feature(enable = $features)]
             pub(in super::super) fn dots<const N: usize>(
                 row: Row<'_>,
-                x: [ActView<'_>; N],
+                x: Tokens<'_, N>,
             ) -> [f32; N] {
-                let x = x.map(ActView::f32);
+                let x = x.views.map(ActView::f32);
                 for x in x {
                     assert_eq!(
                         x.len() * $size,

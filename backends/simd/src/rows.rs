@@ -2,18 +2,21 @@
 //!
 //! The hardware prefetcher stops at the end of a page, and a kernel only knows its current row. The
 //! caller therefore passes the order of the rows, and the loop over a row prefetches the cache line
-//! that is [`AHEAD`] bytes further on in this order.
+//! that is some bytes further on in this order. The best distance depends on the processor, so the
+//! caller measures it: 2 KiB on Sapphire Rapids, 6 to 8 KiB on Zen 5 (`docs/measurements/cpu.md`).
 //!
 //! Measured with a dense 1B model in Q4_0 on a 2.6 GHz Sapphire Rapids server, as a share of the
 //! read bandwidth in the same run. One thread: 0.65 without prefetch, 0.67 with a prefetch of the
-//! rest of the row, 0.77 with this scheme. Two threads: 0.61 without prefetch, 0.71 with this
-//! scheme. A second prefetch 6 KiB ahead into L2 gave no further gain; a prefetch of a whole row at
-//! once was slower.
+//! rest of the row, 0.77 with this scheme at 2 KiB. Two threads: 0.61 without prefetch, 0.71 with
+//! this scheme. A second prefetch 6 KiB ahead into L2 gave no further gain; a prefetch of a whole
+//! row at once was slower.
 
 use super::ActView;
 
-/// Prefetch distance in bytes.
-const AHEAD: usize = 2 << 10;
+/// Prefetch distance in bytes on a processor for which it was not measured.
+pub const DEFAULT_PREFETCH: usize = 2 << 10;
+/// Bytes that [`prefetch`] requests of a row.
+const ROW_START: usize = 2 << 10;
 
 /// A sequence of rows.
 #[derive(Clone, Copy, Debug)]
@@ -72,26 +75,28 @@ impl<'a> Matrix<'a> {
 pub struct RowRun<'a> {
     matrix: Matrix<'a>,
     ids: RowIds<'a>,
-    /// Approximate number of rows in [`AHEAD`] bytes.
+    /// Prefetch distance in bytes.
+    distance: usize,
+    /// Approximate number of rows in this distance.
     ahead: usize,
 }
 
 impl<'a> RowRun<'a> {
-    /// Rows `ids` of `matrix`.
+    /// Rows `ids` of `matrix`, prefetched `distance` bytes ahead.
     ///
     /// `ids` may have more rows than a kernel multiplies; the kernel prefetches the extra rows,
     /// which come next.
     #[inline]
     #[must_use]
-    pub fn new(matrix: Matrix<'a>, ids: RowIds<'a>) -> Self {
-        RowRun { matrix, ids, ahead: AHEAD.div_ceil(matrix.row_bytes.max(64)) }
+    pub fn new(matrix: Matrix<'a>, ids: RowIds<'a>, distance: usize) -> Self {
+        RowRun { matrix, ids, distance, ahead: distance.div_ceil(matrix.row_bytes.max(64)) }
     }
 
     /// A single row.
     #[inline]
     #[must_use]
     pub fn single(row: &'a [u8]) -> Self {
-        RowRun::new(Matrix::dense(row, row.len()), RowIds::From(0))
+        RowRun::new(Matrix::dense(row, row.len()), RowIds::From(0), DEFAULT_PREFETCH)
     }
 
     #[inline(always)]
@@ -100,7 +105,7 @@ impl<'a> RowRun<'a> {
             RowIds::From(first) => {
                 let bytes = self.matrix.row(first + i);
                 let ahead = if self.matrix.stride == self.matrix.row_bytes {
-                    AHEAD
+                    self.distance
                 } else {
                     self.ahead * self.matrix.stride
                 };
@@ -147,7 +152,7 @@ pub type RowsFn<const N: usize> = fn(run: &RowRun<'_>, x: [ActView<'_>; N], out:
 /// Prefetches the first 2 KiB of a row that will be read next.
 #[inline]
 pub fn prefetch(row: &[u8]) {
-    for line in row[..row.len().min(AHEAD)].chunks(64) {
+    for line in row[..row.len().min(ROW_START)].chunks(64) {
         prefetch_line(line.as_ptr());
     }
 }
@@ -174,6 +179,8 @@ macro_rules! dot_of_rows {
         /// completes.
         #[target_feature(enable = $features)]
         fn rows<const N: usize>(run: &RowRun<'_>, x: [ActView<'_>; N], out: &mut [[f32; N]]) {
+            let last = super::tile::LastTile::of(&x);
+            let x = super::tile::Tokens::new(x, &last);
             for (i, out) in out.iter_mut().enumerate() {
                 *out = $dots(run.row(i), x);
             }

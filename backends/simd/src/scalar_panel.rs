@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use hal::format::{Format, Quants};
 
+use super::grid;
 use super::panel::{
     BIAS, Factors, FillFn, MINS, PANEL_ROWS, PanelFn, SCALES, TokenRows, fill_panel, sums_of_16,
 };
@@ -19,6 +20,7 @@ pub(super) const FILL: FillFn = |format, rows, panel| {
         panel,
         |format: Format, bytes, out| format.dequantize(bytes, out),
         look_up_pairs,
+        |format, row, codes, scales| grid::unpack(format, row, -128, codes, scales),
         |words, at, panel, first| {
             for column in at..at + SIDE {
                 for (row, words) in words.0.iter().enumerate() {

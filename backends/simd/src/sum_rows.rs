@@ -244,8 +244,8 @@ macro_rules! sum_rows_kernels {
                 }
             };
         }
-        /// Adds multiples of rows of any format with blocks, which [`Quants`] unpacks. Each
-        /// prefetch covers `FETCH` bytes, which are at least 128 values.
+        /// Adds multiples of rows of any format with blocks, which `unpack` unpacks. Each prefetch
+        /// covers `FETCH` bytes, which are at least 128 values.
         #[inline]
         #[target_feature(enable = $features)]
         fn add_blocks<const FETCH: usize, const N: usize>(
@@ -253,6 +253,7 @@ macro_rules! sum_rows_kernels {
             h: [f32; N],
             rows: [Row<'_>; N],
             y: &mut [f32],
+            unpack: impl Fn(&[u8], &mut UnpackedBlock),
         ) {
             let quants = format.quants().expect("the format has blocks");
             let (n_values, n_bytes) = (format.block_values(), format.block_bytes());
@@ -269,7 +270,7 @@ macro_rules! sum_rows_kernels {
                     if (i * n_bytes).is_multiple_of(FETCH) {
                         row.prefetch_ahead::<FETCH>(i * n_bytes);
                     }
-                    quants.unpack(&row.bytes[i * n_bytes..][..n_bytes], parts);
+                    unpack(&row.bytes[i * n_bytes..][..n_bytes], parts);
                 }
                 for at in (0..n_values).step_by(LANES) {
                     let (mut sum, group) = (load_ps(y, at), at / quants.group);
@@ -283,30 +284,48 @@ macro_rules! sum_rows_kernels {
             }
         }
 
-        macro_rules! any_blocks {
-            ($name:ident, $format:ident) => {
+        macro_rules! blocks {
+            ($name:ident, $format:ident, $unpack:expr) => {
                 #[target_feature(enable = $features)]
                 fn $name<const N: usize>(h: [f32; N], rows: [Row<'_>; N], y: &mut [f32]) {
                     const FORMAT: Format = Format::$format;
                     const BLOCKS: usize = if FORMAT.block_values() == BLOCK { 4 } else { 1 };
                     const FETCH: usize = BLOCKS * FORMAT.block_bytes();
-                    add_blocks::<FETCH, N>(FORMAT, h, rows, y);
+                    let unpack = |block: &[u8], parts: &mut UnpackedBlock| {
+                        $unpack(FORMAT, block, parts);
+                    };
+                    add_blocks::<FETCH, N>(FORMAT, h, rows, y, unpack);
                 }
+            };
+        }
+        macro_rules! any_blocks {
+            ($name:ident, $format:ident) => {
+                blocks!($name, $format, |format: Format, block: &[u8], parts: &mut _| {
+                    format.quants().expect("the format has blocks").unpack(block, parts);
+                });
+            };
+        }
+        macro_rules! grid_blocks {
+            ($name:ident, $format:ident) => {
+                blocks!($name, $format, |format, block, parts: &mut UnpackedBlock| {
+                    let codes = bytemuck::cast_slice_mut(&mut parts.codes);
+                    grid::unpack(format, block, 0, codes, &mut parts.scales);
+                });
             };
         }
         any_blocks!(q5_0, Q5_0);
         any_blocks!(q5_1, Q5_1);
         any_blocks!(q2_k, Q2_K);
         any_blocks!(q3_k, Q3_K);
-        any_blocks!(iq2_xxs, IQ2_XXS);
-        any_blocks!(iq2_xs, IQ2_XS);
-        any_blocks!(iq3_xxs, IQ3_XXS);
-        any_blocks!(iq1_s, IQ1_S);
+        grid_blocks!(iq2_xxs, IQ2_XXS);
+        grid_blocks!(iq2_xs, IQ2_XS);
+        grid_blocks!(iq3_xxs, IQ3_XXS);
+        grid_blocks!(iq1_s, IQ1_S);
         any_blocks!(iq4_nl, IQ4_NL);
-        any_blocks!(iq3_s, IQ3_S);
-        any_blocks!(iq2_s, IQ2_S);
+        grid_blocks!(iq3_s, IQ3_S);
+        grid_blocks!(iq2_s, IQ2_S);
         any_blocks!(iq4_xs, IQ4_XS);
-        any_blocks!(iq1_m, IQ1_M);
+        grid_blocks!(iq1_m, IQ1_M);
         any_blocks!(mxfp4, MXFP4);
         any_blocks!(q1_0, Q1_0);
         large_blocks!(q4_k, 144, unpack_q4_k);

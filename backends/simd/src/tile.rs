@@ -37,6 +37,48 @@ impl<'a> ActView<'a> {
     }
 }
 
+/// The activations of one token for an incomplete last tile, padded with zeros.
+pub(super) struct LastTile {
+    q: [i8; TILE],
+    d: [f32; TILE / 32],
+    sum: [i32; TILE / 32],
+}
+
+impl LastTile {
+    /// The last tile of each token; `None` if all tiles are complete, or if the activations are not
+    /// quantised. All rows of a matrix share it: padding takes longer than multiplying.
+    #[inline(always)]
+    pub(super) fn of<const N: usize>(x: &[ActView<'_>; N]) -> Option<[LastTile; N]> {
+        match x[0] {
+            ActView::Q8(first) if !first.q.len().is_multiple_of(TILE) => Some(x.map(|x| {
+                let x = x.q8();
+                LastTile {
+                    q: pad_with_zeros(x.q.as_chunks::<TILE>().1),
+                    d: pad_with_zeros(x.d.as_chunks::<{ TILE / 32 }>().1),
+                    sum: pad_with_zeros(x.sum.as_chunks::<{ TILE / 32 }>().1),
+                }
+            })),
+            ActView::Q8(_) | ActView::F32(_) => None,
+        }
+    }
+}
+
+/// The activations of `N` tokens.
+#[derive(Clone, Copy)]
+pub(super) struct Tokens<'a, const N: usize> {
+    pub views: [ActView<'a>; N],
+    /// [`LastTile::of`] the views.
+    last: Option<&'a [LastTile; N]>,
+}
+
+impl<'a, const N: usize> Tokens<'a, N> {
+    /// `last` is [`LastTile::of`] the views.
+    #[inline(always)]
+    pub(super) fn new(views: [ActView<'a>; N], last: &'a Option<[LastTile; N]>) -> Self {
+        Tokens { views, last: last.as_ref() }
+    }
+}
+
 /// Calls `f` for each tile of `BYTES` bytes of `row`, with the tokens' activations for the tile.
 /// The last tile is padded with zeros.
 ///
@@ -44,10 +86,11 @@ impl<'a> ActView<'a> {
 #[inline(always)]
 pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
     row: Row<'_>,
-    x: [ActView<'_>; N],
+    x: Tokens<'_, N>,
     mut f: impl FnMut(&[u8; BYTES], &[Q8Tile<'_>; N]),
 ) {
-    let x = x.map(ActView::q8);
+    let last_x = x.last;
+    let x = x.views.map(ActView::q8);
     for x in &x {
         assert_eq!(
             x.q.len() * BYTES,
@@ -59,7 +102,7 @@ pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
     let (tiles, rest) = row.bytes.as_chunks::<BYTES>();
     for i in 0..tiles.len() + usize::from(!rest.is_empty()) {
         row.prefetch_ahead::<BYTES>(i * BYTES);
-        let (last, q, d, sum);
+        let last;
         let (tile, x) = if let Some(tile) = tiles.get(i) {
             let x = x.map(|x| Q8Tile {
                 q: &x.q.as_chunks().0[i],
@@ -69,10 +112,8 @@ pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
             (tile, x)
         } else {
             last = pad_with_zeros(rest);
-            q = x.map(|x| pad_with_zeros(x.q.as_chunks::<TILE>().1));
-            d = x.map(|x| pad_with_zeros(x.d.as_chunks::<{ TILE / 32 }>().1));
-            sum = x.map(|x| pad_with_zeros(x.sum.as_chunks::<{ TILE / 32 }>().1));
-            let x = std::array::from_fn(|t| Q8Tile { q: &q[t], d: &d[t], sum: &sum[t] });
+            let x = last_x.expect("an incomplete row comes with an incomplete last tile");
+            let x = x.each_ref().map(|LastTile { q, d, sum }| Q8Tile { q, d, sum });
             (&last, x)
         };
         // The loop has a single call of `f`, so the compiler inlines it.

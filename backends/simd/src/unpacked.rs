@@ -1,9 +1,9 @@
 //! Dot products of the formats that are unpacked first, because their codes are table indices or
-//! single bits; written once for all vector levels (see `plain.rs`).
+//! single bits; written once for AVX2 and NEON (see `plain.rs`).
 //!
 //! [`hal::format::Quants`] unpacks a block into bytes and scales that stay in the cache; the kernel
-//! then multiplies them like those of any other format. SIMD lookups in tables of this size are
-//! slower than plain loads, so unpacking is the same at every level.
+//! then multiplies them like those of any other format. The x86 levels have faster kernels for
+//! formats whose codes are table entries, in their `grid.rs`.
 
 /// Contents of the module `unpacked` of a SIMD level with instructions `$features`. The level
 /// provides `SubBlockProducts` and `totals`; `$zero` is a register of zeros.
@@ -11,9 +11,8 @@ macro_rules! unpacked_kernels {
     ($features:literal, $zero:expr) => {
         use hal::format::{Format, UnpackedBlock};
 
-        use super::super::ActView;
         use super::super::rows::Row;
-        use super::super::tile::for_tiles;
+        use super::super::tile::{Tokens, for_tiles};
         use super::{SubBlockProducts, totals};
 
         /// Dot products for a format without minimums, with blocks of 256 or 128 values. A tile of
@@ -23,7 +22,7 @@ macro_rules! unpacked_kernels {
         pub(super) fn dots<const TILE: usize, const N: usize>(
             format: Format,
             row: Row<'_>,
-            x: [ActView<'_>; N],
+            x: Tokens<'_, N>,
         ) -> [f32; N] {
             let quants = format.quants().expect("the format has blocks");
             let (n_values, n_bytes) = (format.block_values(), format.block_bytes());
@@ -61,7 +60,7 @@ macro_rules! dot_unpacked {
     ($features:literal, $format:ident) => {{
         #[inline]
         #[target_feature(enable = $features)]
-        fn dots<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+        fn dots<const N: usize>(row: Row<'_>, x: super::tile::Tokens<'_, N>) -> [f32; N] {
             const TILE: usize =
                 512 / Format::$format.block_values() * Format::$format.block_bytes();
             unpacked::dots::<TILE, N>(Format::$format, row, x)

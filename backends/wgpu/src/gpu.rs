@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
 use hal::{Bytes, Result};
@@ -37,6 +37,9 @@ pub(crate) struct Gpu {
     pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
     /// Cache file of compiled shaders.
     pipeline_cache: Option<PipelineCacheFile>,
+    /// Held while a thread polls the driver: wgpu panics if two threads poll and the one whose
+    /// time ran out sees the submission retired by the other (`Device::maintain` of wgpu-core 30).
+    polling: Mutex<()>,
     submissions: AtomicU64,
     dispatches: AtomicU64,
 }
@@ -70,6 +73,7 @@ impl Gpu {
             tables,
             pipelines,
             pipeline_cache,
+            polling: Mutex::default(),
             submissions,
             dispatches,
         })
@@ -168,8 +172,9 @@ impl Gpu {
         }
     }
 
-    /// Waits up to `timeout` for `submission`; returns whether the submission is done and its
-    /// callbacks have run. No other function polls the driver.
+    /// Waits up to `timeout` for `submission`, and for other threads that poll; returns whether the
+    /// submission is done and its callbacks have run. With a `timeout` of 0, it is not done as long
+    /// as another thread polls. No other function polls the driver.
     ///
     /// # Errors
     /// A lost device, [`hal::Error::Driver`].
@@ -178,6 +183,13 @@ impl Gpu {
         submission: &wgpu::SubmissionIndex,
         timeout: Duration,
     ) -> Result<bool> {
+        let _polling = match (self.polling.try_lock(), timeout.is_zero()) {
+            (Ok(guard), _) => guard,
+            (Err(TryLockError::WouldBlock), true) => return Ok(false),
+            (Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)), _) => {
+                self.polling.lock().unwrap_or_else(PoisonError::into_inner)
+            }
+        };
         let submission_index = Some(submission.clone());
         let poll = wgpu::PollType::Wait { submission_index, timeout: Some(timeout) };
         match self.health.guard(|| self.device.poll(poll))? {

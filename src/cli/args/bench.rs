@@ -18,10 +18,10 @@ use std::time::Duration;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Tests")]
 pub(crate) struct BenchArgs {
-    /// GGUF file or USER/REPO[:QUANT], may be repeated
+    /// GGUF files or USER/REPO[:QUANT], separated by commas; may be repeated
     ///
     /// By default, the built-in story model is measured.
-    #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL")]
+    #[arg(short, long, value_name = "FILE", env = "THERMOCLINE_ARG_MODEL", value_delimiter = ',')]
     pub(crate) model: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) hub: HubArgs,
@@ -114,6 +114,7 @@ pub(crate) struct BenchArgs {
     pub(crate) warmup: bool,
     /// Measure a synthetic model: SHAPE:TYPE:relu or SHAPE:TYPE:silu
     ///
+    /// SHAPE is tiny, 1b, 3b, 7b, 8b, 13b or 70b.
     /// SHAPE*EXPERTS/USED:TYPE:silu makes an MoE model that routes each token to USED of EXPERTS.
     #[arg(long, value_name = "SPEC", env = "THERMOCLINE_ARG_SYNTHETIC")]
     #[arg(value_parser = synthetic)]

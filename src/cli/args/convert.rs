@@ -2,12 +2,12 @@
 
 use super::choice::{Choice, choice, one_of};
 use super::{CommonArgs, boolish};
-use crate::cli::failure::Failure;
+use crate::cli::failure::{Exit, Failure};
 use crate::convert::{Conversion, Limit, OutType, Split};
 use crate::gguf::Container;
 use clap::Args;
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Convert a Hugging Face folder to GGUF.
 #[derive(Args, Clone, Debug)]
@@ -18,9 +18,9 @@ pub(crate) struct ConvertArgs {
     /// Folder with PowerInfer's predictors (model_0.pt, ...)
     #[arg(value_name = "PREDICTOR_DIR")]
     pub(crate) predictor_folder: Option<PathBuf>,
-    /// Output file (--output)
+    /// Output file (--output); default: a file in the folder, with its name
     #[arg(short, long, alias = "output", value_name = "FILE")]
-    pub(crate) outfile: PathBuf,
+    pub(crate) outfile: Option<PathBuf>,
     /// Type of most weights; auto: bf16 if the checkpoint has it, else f16
     #[arg(long, value_name = "TYPE", env = "THERMOCLINE_ARG_OUTTYPE", default_value = "auto")]
     #[arg(value_parser = one_of(&OUT_TYPES))]
@@ -58,18 +58,58 @@ static CONTAINERS: [Choice<Container>; 2] = [
 ];
 
 impl ConvertArgs {
-    pub(crate) fn job(&self) -> Conversion {
-        Conversion {
-            folder: self.model_folder.clone(),
+    /// What to convert, and where to.
+    ///
+    /// # Errors
+    /// Words that are not folders.
+    pub(crate) fn job(&self) -> Result<Conversion, Failure> {
+        let folder = &self.model_folder;
+        check_checkpoint(folder)?;
+        if let Some(file) = self.predictor_folder.as_ref().filter(|path| is_gguf(path)) {
+            let message = format!("'{}' is not a folder of predictors", file.display());
+            let help = format!("-o {} names the output file", file.display());
+            return Err(Failure::usage(message).help(help));
+        }
+        let output = self.outfile.clone().unwrap_or_else(|| {
+            let whole = folder.canonicalize().unwrap_or_else(|_| folder.clone());
+            let mut name = whole.file_name().unwrap_or("model".as_ref()).to_owned();
+            name.push(".gguf");
+            folder.join(name)
+        });
+        Ok(Conversion {
+            folder: folder.clone(),
             predictor: self.predictor_folder.clone(),
-            output: self.outfile.clone(),
+            output,
             out_type: self.outtype,
             container: self.container,
             pre: self.pre.clone(),
             name: self.model_name.clone(),
             force: self.force,
-        }
+        })
     }
+}
+
+fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+}
+
+/// Rejects what is obviously not a checkpoint.
+fn check_checkpoint(folder: &Path) -> Result<(), Failure> {
+    if folder.join("config.json").exists() {
+        return Ok(());
+    }
+    let shown = folder.display();
+    let (why, help) = if is_gguf(folder) {
+        ("is a GGUF file already", "`thermocline quantize` changes the type of its weights")
+    } else if folder.is_dir() {
+        ("is not a Hugging Face folder: it has no config.json", "name the folder of a checkpoint")
+    } else {
+        (
+            "is not a folder",
+            "checkpoints are not downloaded: `hf download USER/REPO --local-dir DIR` fetches one; `thermocline pull` fetches GGUF files",
+        )
+    };
+    Err(Failure::new(Exit::Failed, format!("'{shown}' {why}")).help(help))
 }
 
 /// Split a model into several files: PREFIX-00001-of-00003.gguf and so on.

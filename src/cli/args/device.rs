@@ -2,6 +2,7 @@
 
 use super::boolish;
 use super::choice::{Choice, choice, name_of, one_of};
+use super::whole;
 use crate::cli::parse::{self, Budgets, Layers, List, values};
 use crate::devices::backend_of;
 use crate::placement::{PlacementPolicy, PlanConstraints};
@@ -23,7 +24,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_DEVICE")]
     pub(crate) device: Option<String>,
     /// Use only this device, counted from 0 (-mg)
-    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_MAIN_GPU")]
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_MAIN_GPU", value_parser = whole::<usize>(0..))]
     pub(crate) main_gpu: Option<usize>,
     /// Hard limit on device memory: 8GiB, 8192MiB, 80%, or a number of GiB
     ///
@@ -72,7 +73,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, env = "THERMOCLINE_ARG_CPU_MOE", value_parser = boolish())]
     pub(crate) cpu_moe: bool,
     /// Keep the experts of the first N layers on the CPU (-ncmoe)
-    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_N_CPU_MOE")]
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_N_CPU_MOE", value_parser = whole::<usize>(0..))]
     pub(crate) n_cpu_moe: Option<usize>,
     /// Keep all feed-forward neurons on the CPU
     #[arg(long, env = "THERMOCLINE_ARG_DISABLE_GPU_INDEX", value_parser = boolish())]

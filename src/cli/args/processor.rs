@@ -37,7 +37,14 @@ pub(crate) struct ProcessorArgs {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "distribute")]
     #[arg(value_parser = one_of(&NUMA))]
     pub(crate) numa: Option<Numa>,
+    /// How far ahead kernels prefetch rows of weights [default: measured once]
+    #[arg(long, value_name = "BYTES", env = "THERMOCLINE_ARG_PREFETCH_DISTANCE")]
+    #[arg(value_parser = whole::<u32>(0..=MAX_PREFETCH))]
+    pub(crate) prefetch_distance: Option<u32>,
 }
+
+/// Maximum of `--prefetch-distance`: more would leave the first-level cache before it is used.
+const MAX_PREFETCH: i64 = 32 << 10;
 
 static NUMA: [Choice<Numa>; 3] = [
     choice("distribute", "Over all nodes", Numa::Distribute),
@@ -69,6 +76,7 @@ impl ProcessorArgs {
             priority: self.prio,
             poll: self.poll,
             numa: self.numa,
+            prefetch: self.prefetch_distance.map(|bytes| bytes as usize),
         }
     }
 }
@@ -108,10 +116,12 @@ mod tests {
             prio: Priority::Low,
             poll: 7,
             numa: Some(Numa::Isolate),
+            prefetch_distance: Some(4096),
         };
         let found = args.options();
         assert_eq!(found.cpus.as_deref(), Some(&[0, 3, 4, 5][..]));
         assert_eq!(mask(&found), "0x39");
+        assert_eq!(found.prefetch, Some(4096));
         let options = found.options();
         assert_eq!((options.strict, options.poll), (true, Some(7)));
         assert_eq!((options.priority, options.numa), (Priority::Low, Some(Numa::Isolate)));

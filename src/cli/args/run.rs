@@ -101,7 +101,7 @@ pub(crate) struct RunArgs {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) perf: bool,
-    /// Print timings and density as one JSON object
+    /// Print timings and density as one JSON object on standard error
     #[arg(long, env = "THERMOCLINE_ARG_JSON", value_parser = boolish())]
     pub(crate) json: bool,
     /// Write a timeline for ui.perfetto.dev or chrome://tracing
@@ -183,6 +183,18 @@ impl RunArgs {
             self.prompt = piped_text()?;
         }
         Ok(self)
+    }
+
+    /// Puts the text that is piped to the program before the prompt, as ollama does for a prompt
+    /// without a flag.
+    ///
+    /// # Errors
+    /// Standard input cannot be read or is not UTF-8.
+    pub(crate) fn prepend_piped_text(&mut self) -> Result<(), Failure> {
+        if let (Some(piped), Some(prompt)) = (piped_text()?, &mut self.prompt) {
+            *prompt = format!("{piped}\n{prompt}");
+        }
+        Ok(())
     }
 
     /// Reads the files that flags name and replaces escapes. Afterwards `prompt`, `reverse_prompt`,

@@ -25,6 +25,7 @@ pub(crate) struct ServeArgs {
     ///
     /// Several addresses are separated by commas.
     #[arg(long, value_name = "HOST", env = "THERMOCLINE_ARG_HOST", default_value = "127.0.0.1")]
+    #[arg(value_parser = host)]
     pub(crate) host: String,
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", env = "THERMOCLINE_ARG_PORT", default_value = "8080")]
@@ -296,6 +297,16 @@ impl ServeArgs {
     }
 }
 
+/// Rejects ollama's form HOST:PORT. An IPv6 address has several colons.
+fn host(text: &str) -> Result<String, String> {
+    match text.rsplit_once(':') {
+        Some((host, port)) if !host.contains(':') && port.parse::<u16>().is_ok() => {
+            Err(format!("write --host {host} --port {port}"))
+        }
+        Some(_) | None => Ok(text.to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -319,6 +330,9 @@ mod tests {
         let address = |line: &[&str]| config(line).address;
         let tcp = Address::Tcp { host: "127.0.0.1".to_owned(), port: 8080 };
         assert_eq!(address(&[]), tcp);
+        let with_port = parsed(&["--host", "0.0.0.0:11434"]).unwrap_err().to_string();
+        assert!(with_port.contains("write --host 0.0.0.0 --port 11434"), "{with_port}");
+        assert!(parsed(&["--host", "::1"]).is_ok());
         assert_eq!(address(&["--host", "/run/t.sock"]), Address::Unix("/run/t.sock".into()));
     }
 

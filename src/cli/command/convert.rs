@@ -20,9 +20,9 @@ use std::time::Instant;
 /// # Errors
 /// An invalid folder, an output file that exists; no partial output file is left behind.
 pub(crate) fn convert(args: &ConvertArgs, terminal: &Terminal) -> Result<(), Failure> {
-    let job = args.job();
+    let job = args.job()?;
     let summary = with_bar("converting", terminal, |progress| job.run(progress))?;
-    print_summary(&args.outfile, &summary, terminal)
+    print_summary(&job.output, &summary, terminal)
 }
 
 /// Copies a model file with its weights quantised to another type.
@@ -181,7 +181,7 @@ impl From<Error> for Failure {
         } else if is_os_error(&error) {
             Failure::new(Exit::Failed, "cannot create the output file").caused_by(&error)
         } else {
-            Failure::new(Exit::BadModel, "cannot create the output file").caused_by(&error)
+            Failure::new(Exit::BadModel, "cannot convert the model").caused_by(&error)
         };
         Failure { help, ..failure }
     }
@@ -208,7 +208,7 @@ fn help(error: &Error) -> Option<String> {
         return Some(format!("supported types: {}", known.join(", ")));
     }
     let help = if let Error::CodebookTarget { .. } = error {
-        "files of this type run; Q2_K, Q3_K_S or IQ4_XS can be made here, llama-quantize makes this one"
+        "files of this type run; Q2_K, Q3_K_S or IQ4_XS can be made here, llama.cpp makes this one"
     } else if let Error::Importance { .. } = error {
         "`thermocline imatrix` and llama-imatrix make importance matrices"
     } else if let Error::ImportanceSize { .. } = error {

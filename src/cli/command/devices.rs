@@ -3,6 +3,7 @@
 use crate::cli::failure::Failure;
 use crate::cli::output::Output;
 use crate::cli::terminal::printable;
+use crate::cli::wrap::wrapped;
 use crate::devices::{self, Candidate};
 use hal::{Bytes, MemoryReport};
 use serde_json::json;
@@ -73,7 +74,8 @@ pub(crate) fn run(as_json: bool) -> Result<(), Failure> {
         out.line(&printable(&text))?;
     }
     for missing in &missing {
-        out.line(&format!("{}: {}; {}", missing.backend, missing.reason, missing.hint))?;
+        let text = format!("{}; {}", missing.reason, missing.hint);
+        out.write(wrapped(&format!("{}: ", missing.backend), &printable(&text)))?;
     }
     out.flush()
 }

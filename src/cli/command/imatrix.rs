@@ -4,11 +4,11 @@ use crate::cli::args::{Frequency, ImatrixArgs, ImatrixFormat};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
+use crate::cli::progress;
 use crate::cli::terminal::{Terminal, printable};
 use crate::convert::ImportanceMatrix;
 use crate::engine::{Engine, EngineOptions, Sparsity};
 use crate::evaluate::{Chunks, Collected, Collection, check_importance};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use runtime::{Opened, Runtime};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -62,7 +62,7 @@ impl Job<'_> {
         check_importance(&self.earlier, &opened.model)?;
         let chunks = self.chunks(text, &opened, &runtime)?;
         let mut engine = load(&runtime, &opened, &chunks)?;
-        let bar = bar(chunks.n_chunks(), self.terminal);
+        let bar = progress::counter(self.terminal, "collecting", 0..chunks.n_chunks(), "chunks");
         let what = Collection { output: self.args.process_output, perplexity: self.args.ppl };
         let mut collected = Collected::default();
         let ended: Result<(), Failure> =
@@ -103,6 +103,13 @@ impl Job<'_> {
             .encode(text, true, self.args.parse_special)
             .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the text").caused_by(&e))?;
         let skipped = self.args.chunk.saturating_mul(n_ctx).min(tokens.len());
+        if skipped > 0 && skipped == tokens.len() {
+            let n_chunks = tokens.len() / n_ctx;
+            let message =
+                format!("--chunk {} skips the whole text of {n_chunks} chunks", self.args.chunk);
+            let help = "--chunk is the first chunk to read, -c the size of a chunk";
+            return Err(Failure::usage(message).help(help));
+        }
         let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
         Ok(Chunks::new(tokens.split_off(skipped), n_ctx, bos, self.args.chunks)?)
     }
@@ -173,19 +180,4 @@ fn load(runtime: &Runtime, opened: &Opened, chunks: &Chunks) -> Result<Engine, F
         ..runtime.settings(chunks.n_ctx())
     };
     Ok(runtime.load(&opened.model, settings)?)
-}
-
-fn bar(n_chunks: usize, terminal: &Terminal) -> ProgressBar {
-    let target = if terminal.shows_progress() {
-        ProgressDrawTarget::stderr()
-    } else {
-        ProgressDrawTarget::hidden()
-    };
-    let bar = ProgressBar::with_draw_target(Some(n_chunks as u64), target);
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} chunks, {eta} left{msg}");
-    if let Ok(style) = style {
-        bar.set_style(style);
-    }
-    bar.tick();
-    bar
 }

@@ -4,10 +4,11 @@ use crate::cli::args::{PerplexityArgs, Reference};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
+use crate::cli::progress;
 use crate::cli::terminal::Terminal;
 use crate::engine::{Engine, PlannerInputs, Sparsity, StepStats};
 use crate::evaluate::{self, Chunks, Comparison, LogitsReader, LogitsWriter, Perplexity};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use runtime::{Opened, Runtime};
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -157,18 +158,7 @@ struct Progress<'a> {
 impl<'a> Progress<'a> {
     fn new(chunks: &Chunks, terminal: &'a Terminal) -> Self {
         let n_chunks = chunks.n_chunks();
-        let target = if terminal.shows_progress() {
-            ProgressDrawTarget::stderr()
-        } else {
-            ProgressDrawTarget::hidden()
-        };
-        let bar = ProgressBar::with_draw_target(Some(n_chunks as u64), target);
-        if let Ok(style) =
-            ProgressStyle::with_template("{bar:40} {pos}/{len} chunks, {eta} left{msg}")
-        {
-            bar.set_style(style);
-        }
-        bar.tick();
+        let bar = progress::counter(terminal, "measuring", 0..n_chunks, "chunks");
         Self { bar, terminal, n_chunks }
     }
 

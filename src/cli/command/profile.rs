@@ -10,8 +10,8 @@ use crate::cli::terminal::Terminal;
 use crate::engine::{EngineOptions, Sparsity};
 use crate::gguf;
 use crate::learned::{self, Section, SideFile};
-use crate::profile::{self, Gatherer, Profile, Text};
-use runtime::{Opened, Runtime};
+use crate::profile::{self, Counts, Gatherer, Profile, Text};
+use runtime::{Opened, Runtime, activation_name};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -47,7 +47,8 @@ pub(crate) fn run(args: &ProfileArgs, terminal: &Terminal) -> Result<(), Failure
         let name = Path::new(job.opened.model.file.name());
         let name = name.file_name().unwrap_or(name.as_os_str()).to_string_lossy();
         let cpu = runtime.machine().cpu.info().description.clone();
-        write_file(path, &profile::svg(&profile, &name, &origin(&cpu)))?;
+        let counts = Counts::of(&job.opened.model);
+        write_file(path, &profile::svg(&profile, counts, &name, &origin(&cpu)))?;
         terminal.note(&format!("the plot is in '{}'", path.display()));
     }
     let index = args.compare.as_deref().map(|path| job.index(path)).transpose()?;
@@ -236,21 +237,35 @@ impl ProfileJob<'_> {
 
     fn text(&self, profile: &Profile, index: Option<&profile::GpuIndex>) -> String {
         let summary = profile.summary();
-        let mut out = format!(
-            "Tokens:            {}\n\
-             Density:           a token activates {:.2} % of the neurons\n\
-             Hot neurons:       {:.2} % account for 80 % of the activations\n\
-             Never fired:       {:.2} %\n",
-            profile.n_tokens(),
-            100.0 * summary.density,
+        let counts = Counts::of(&self.opened.model);
+        let share = counts.for_a_token(&format!("{:.2} %", 100.0 * summary.density));
+        let mut out = format!("Tokens:            {}\n", profile.n_tokens());
+        let (counted, never) = match counts {
+            Counts::Active => ("Density", "Never fired"),
+            Counts::AboveMean => {
+                let activation = activation_name(&self.opened.model);
+                out += &format!(
+                    "Exactly zero:      no neuron ({activation}), so none is skipped without a loss\n"
+                );
+                ("Above the mean", "Never above")
+            }
+        };
+        out += &format!(
+            "{:<19}{share}\n\
+             Hot neurons:       {:.2} % account for 80 % of the {}\n\
+             {:<19}{:.2} %\n",
+            format!("{counted}:"),
             100.0 * summary.hot,
+            counts.events(),
+            format!("{never}:"),
             100.0 * summary.never_fired,
         );
+        let column = if counts == Counts::Active { "density" } else { "above the mean" };
         for (i, (density, hot)) in
             summary.density_by_layer.iter().zip(&summary.hot_by_layer).enumerate()
         {
             let (density, hot) = (100.0 * density, 100.0 * hot);
-            out += &format!("  layer {i:<3} density {density:6.2} %, hot {hot:6.2} %\n");
+            out += &format!("  layer {i:<3} {column} {density:6.2} %, hot {hot:6.2} %\n");
         }
         if let Some(index) = index {
             out += &format!(
@@ -270,6 +285,10 @@ impl ProfileJob<'_> {
             "file": self.place.display().to_string(),
             "source": profile.source(),
             "tokens": profile.n_tokens(),
+            "counts": match Counts::of(&self.opened.model) {
+                Counts::Active => "active",
+                Counts::AboveMean => "above_mean",
+            },
             "density": summary.density,
             "density_by_layer": summary.density_by_layer,
             "hot": summary.hot,

@@ -14,7 +14,7 @@ use crate::cli::args::{KeptTokens, Length, ModelArgs, RunArgs};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::{Output, stdout_is_stderr};
-use crate::cli::progress;
+use crate::cli::progress::{self, PromptBar};
 use crate::cli::terminal::{PROMPT, Terminal, counted};
 use crate::engine::{Engine, EngineOptions};
 use crate::generate::{EndReason, Generator, Report, Settings};
@@ -95,10 +95,7 @@ fn continue_prompt(args: &RunArgs, trace: &Trace, terminal: &Terminal) -> Result
     let constraint = structured.map(|structured| structured.text()).transpose()?;
     let mut sampler = sampler(&args.sampling.config(), args.sampling.ignore_eos, &tokenizer)?;
     let settings = settings(args, prompt.len());
-    let mut shown = TextOutput::new(args, terminal);
-    if args.display_prompt {
-        shown.prompt(text)?;
-    }
+    let mut shown = TextOutput::new(args, text, terminal);
     let mut sequence = prompt_cache::load(args, &mut engine, terminal)?;
     let generator = Generator {
         engine: &mut engine,
@@ -107,9 +104,19 @@ fn continue_prompt(args: &RunArgs, trace: &Trace, terminal: &Terminal) -> Result
         settings: &settings,
         interrupt: interrupt.flag(),
     };
-    let emit = &mut |piece: &str| shown.piece(piece);
-    let report = generator.resume_with(&mut sequence, &prompt, constraint, emit)?;
-    let _ = shown.piece(&end_of(&report, args.special, &tokenizer));
+    let bar = PromptBar::new(prompt.len(), terminal);
+    let progress = &mut |n_read| bar.set_position(n_read);
+    let emit = &mut |piece: &str| {
+        bar.remove();
+        shown.piece(piece)
+    };
+    let report = generator.resume_with(&mut sequence, &prompt, constraint, progress, emit);
+    bar.remove();
+    let report = report?;
+    // An interrupted prompt is not echoed.
+    if report.n_reused + report.n_computed == report.n_prompt {
+        let _ = shown.piece(&end_of(&report, args.special, &tokenizer));
+    }
     shown.end()?;
     if report.ended == EndReason::ContextFull {
         let help = if args.context_shift {
@@ -225,23 +232,28 @@ pub(super) fn settings(args: &RunArgs, n_prompt: usize) -> Settings {
 }
 
 /// Prints the prompt if requested, then the generated text token by token.
-struct TextOutput {
+struct TextOutput<'a> {
     output: Output,
     color: bool,
+    /// The prompt until it is printed: before the first text, so that it does not share a line with
+    /// a progress bar.
+    prompt: Option<&'a str>,
     newline: bool,
     /// Whether statistics on standard error follow the text.
     is_reported: bool,
     failed: Option<Failure>,
 }
 
-impl TextOutput {
-    fn new(args: &RunArgs, terminal: &Terminal) -> TextOutput {
+impl<'a> TextOutput<'a> {
+    fn new(args: &RunArgs, prompt: &'a str, terminal: &Terminal) -> TextOutput<'a> {
         let color = terminal.color_stdout() && args.display_prompt;
         let is_reported = args.json || args.perf && !terminal.is_quiet();
-        TextOutput { output: Output::stdout(), color, newline: true, is_reported, failed: None }
+        let prompt = args.display_prompt.then_some(prompt);
+        let (output, newline) = (Output::stdout(), true);
+        TextOutput { output, color, prompt, newline, is_reported, failed: None }
     }
 
-    fn prompt(&mut self, text: &str) -> Result<(), Failure> {
+    fn write_prompt(&mut self, text: &str) -> Result<(), Failure> {
         if self.color {
             self.output.write(format!("{PROMPT}{text}{PROMPT:#}"))?
         } else {
@@ -252,11 +264,14 @@ impl TextOutput {
     }
 
     fn piece(&mut self, piece: &str) -> ControlFlow<()> {
-        if piece.is_empty() {
-            return ControlFlow::Continue(());
+        let written = match self.prompt.take() {
+            Some(prompt) => self.write_prompt(prompt),
+            None => Ok(()),
+        };
+        if !piece.is_empty() {
+            self.newline = piece.ends_with('\n');
         }
-        self.newline = piece.ends_with('\n');
-        match self.output.write(piece).and_then(|()| self.output.flush()) {
+        match written.and_then(|()| self.output.write(piece)).and_then(|()| self.output.flush()) {
             Ok(()) => ControlFlow::Continue(()),
             Err(failure) => {
                 self.failed = Some(failure);
@@ -298,11 +313,15 @@ fn density(report: &Report) -> Option<f64> {
 
 /// Token counts, speeds and density of one generation, on one line.
 pub(super) fn perf_line(report: &Report) -> String {
-    let prompt = rate(report.n_prompt - report.n_reused, report.prompt);
+    let prompt = rate(report.n_computed, report.prompt);
     let generated = rate(report.n_steps, report.generated);
     let reused = match report.n_reused {
         0 => String::new(),
         n => format!(" ({n} reused from the cache)"),
+    };
+    let read = match report.n_reused + report.n_computed {
+        n if n < report.n_prompt => format!("stopped after {n} of the "),
+        _ => String::new(),
     };
     let waits = report.neurons.waits.shares().map_or(String::new(), |[cpu, devices]| {
         let [cpu, devices] = [cpu, devices].map(|share| 100.0 * share);
@@ -322,10 +341,15 @@ pub(super) fn perf_line(report: &Report) -> String {
         });
         format!(" | {:.1} % of the active neurons on devices{exchanged}", 100.0 * share)
     });
+    // The first token comes from the prompt's logits, so a single one has no speed.
+    let speed =
+        |n: usize, rate: f64| if n > 0 { format!(", {rate:.1} t/s") } else { String::new() };
     format!(
-        "prompt {}{reused}, {prompt:.1} t/s | generated {}, {generated:.1} t/s{density}{devices}{waits}",
+        "prompt {read}{}{reused}{} | generated {}{}{density}{devices}{waits}",
         counted(report.n_prompt, "token"),
+        speed(report.n_computed, prompt),
         counted(report.n_generated, "token"),
+        speed(report.n_steps, generated),
     )
 }
 
@@ -354,7 +378,8 @@ pub(super) fn report_perf(
             "prompt_tokens": report.n_prompt,
             "prompt_tokens_reused": report.n_reused,
             "prompt_ms": report.prompt.as_secs_f64() * 1e3,
-            "prompt_tokens_per_second": rate(report.n_prompt - report.n_reused, report.prompt),
+            "prompt_tokens_computed": report.n_computed,
+            "prompt_tokens_per_second": rate(report.n_computed, report.prompt),
             "generated_tokens": report.n_generated,
             "generated_ms": report.generated.as_secs_f64() * 1e3,
             "generated_tokens_per_second": rate(report.n_steps, report.generated),

@@ -58,7 +58,14 @@ pub(crate) fn run(args: &ServeArgs, terminal: &Terminal) -> Result<(), Failure> 
         }
     };
     handle.ready(Arc::clone(&served));
-    terminal.note(&format!("ready on {urls}; Ctrl-C stops"));
+    let model = match &args.model.model {
+        Some(path) => path.file_name().unwrap_or(path.as_os_str()).to_string_lossy(),
+        None => "the built-in story model".into(),
+    };
+    let page = if args.webui { ", a page at /" } else { "" };
+    terminal.note(&format!(
+        "ready on {urls}; serving {model} to OpenAI's clients at /v1{page}; Ctrl-C stops"
+    ));
     while !interrupt.is_set() && !serving.is_finished() {
         thread::sleep(POLL_INTERVAL);
     }

@@ -13,7 +13,7 @@ use std::path::Path;
 const MAX_LISTED: usize = 12;
 const MAKE_TOKEN: &str = "https://huggingface.co/settings/tokens makes one";
 
-const HOW_TO_NAME: &str = "name a model on Hugging Face as USER/REPO or USER/REPO:QUANT; `thermocline pull` downloads it, `thermocline list` shows the downloaded models, docs/models.md has models to start with";
+const HOW_TO_NAME: &str = "name a model on Hugging Face as USER/REPO or USER/REPO:QUANT, such as ggml-org/gemma-3-1b-it-GGUF; `thermocline pull` downloads it, `thermocline list` shows the downloaded models, docs/models.md has models to start with";
 
 /// The failure of a word that names no model to download.
 pub(crate) fn not_a_name(text: &str, args: &HubArgs) -> Failure {

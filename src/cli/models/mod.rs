@@ -122,12 +122,11 @@ pub(crate) fn resolve(
     Ok(())
 }
 
-/// Whether a path that does not exist looks like a name: it is one word without an extension for
-/// models, such as `llama3.2`.
+/// Whether a path that does not exist may be meant as a name: it lacks the extension of models, such
+/// as `llama3.2`.
 fn is_bare_name(path: &Path) -> bool {
     let is_gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
-    let is_word = path.to_str().is_some_and(|text| !text.is_empty() && !text.contains(['/', '\\']));
-    is_word && !is_gguf && !path.exists()
+    !path.as_os_str().is_empty() && !is_gguf && !path.exists()
 }
 
 /// As [`remote`], for the hub that the environment names.

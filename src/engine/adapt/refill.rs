@@ -109,8 +109,16 @@ fn renumber(
     if let (Some(source), Some(tensor)) = (&source.bias, &router.bias) {
         write_values(&mut home.queue, tensor, source, experts)?;
     }
-    if let (Some(source), Some(tensor)) = (&frame.expert_scale, &layer.frame.expert_scale) {
-        write_values(&mut home.queue, tensor, source, experts)?;
+    let loaded = &layer.frame;
+    let vectors = [
+        (&frame.expert_scale, &loaded.expert_scale),
+        (&frame.selection, &loaded.selection),
+        (&frame.expert_groups, &loaded.expert_groups),
+    ];
+    for (source, tensor) in vectors {
+        if let (Some(source), Some(tensor)) = (source, tensor) {
+            write_values(&mut home.queue, tensor, source, experts)?;
+        }
     }
     Ok(())
 }

@@ -58,6 +58,8 @@ pub(crate) struct Head {
     pub(crate) device: DeviceIndex,
     pub(crate) norm: Affine<Tensor>,
     pub(crate) output: Tensor,
+    /// Bias of the logits; `None` without one.
+    pub(crate) bias: Option<Tensor>,
     pub(crate) scratch: HeadScratch,
 }
 
@@ -256,6 +258,10 @@ impl Loader<'_> {
             norm: model
                 .output_norm
                 .try_map("output_norm", &mut |label, rows| import(label, rows))?,
+            bias: match &model.output_bias {
+                Some(bias) => Some(import("output.bias", bias)?),
+                None => None,
+            },
             output,
             scratch: lane.head_scratch(shape)?,
         })

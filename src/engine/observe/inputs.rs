@@ -185,7 +185,8 @@ impl ProgramRecorder<'_> {
             recorder.push(op)?;
         }
         let SharedExpert { weight, gate, up, down, .. } = facts;
-        let matrices = weight.iter().chain([gate, up]).map(|part| part.w.clone()).collect();
+        let parts = weight.iter().chain(gate).chain([up]);
+        let matrices = parts.map(|part| part.w.clone()).collect();
         let program = recorder.finish()?;
         let input = InputRead { x, matrices };
         Ok(Some(SharedProgram { program, input, products, down: down.w.clone() }))
@@ -205,10 +206,11 @@ impl ProgramRecorder<'_> {
         norm.push(residual_norm(model, &scratch.x, &head.norm, &scratch.h))?;
         let mut recorder = lane.device.record("observed logits");
         let (w, output) = (head.output.clone(), head.scratch.logits.rows(0..n));
-        recorder.push(MatMul { w, x: scratch.h.clone(), bias: None, y: output.clone() })?;
+        let bias = head.bias.clone();
+        recorder.push(MatMul { w, x: scratch.h.clone(), bias, y: output.clone() })?;
         let cap = model.hyper.logit_softcap;
         if cap > 0.0 {
-            recorder.push(SoftCap { x: output.clone(), cap })?;
+            recorder.push(SoftCap { x: output.clone(), cap, hard: false })?;
         }
         Ok(Some(HeadProgram {
             device: head.device,

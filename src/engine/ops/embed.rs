@@ -4,15 +4,17 @@
 use hal::op::{Add, AddPositions, GetRows, Norm, Op};
 use hal::{Batch, HostRows, Operand};
 
-use model::{Model, PerLayerEmbedding};
+use model::{Affine, Model, PerLayerEmbedding};
 
-use super::layer::matmul;
+use super::layer::{matmul, norm};
 use super::scratch::{Role, Scratch};
 
-/// Token embedding, learned positions and per-layer embeddings.
+/// Token embedding, its norm, learned positions and per-layer embeddings.
 #[derive(Debug)]
 pub(crate) struct Embedding<T> {
     pub(crate) tokens: T,
+    /// Norm of the embeddings; `None` without one.
+    norm: Option<Affine<T>>,
     /// Table of learned positions, and the number of rows before the row of position 0; `None`
     /// without learned positions.
     positions: Option<(T, usize)>,
@@ -25,13 +27,16 @@ impl<T> Embedding<T> {
         model: &Model,
         f: &mut dyn FnMut(&'static str, &HostRows) -> Result<T, E>,
     ) -> Result<Embedding<T>, E> {
-        let Model { token_embd, positions, per_layer, .. } = model;
+        let Model { token_embd, embedding_norm, positions, per_layer, .. } = model;
         let positions = positions
             .as_ref()
             .map(|table| Ok::<_, E>((f("position_embd", &table.rows)?, table.offset)));
         let positions = positions.transpose()?;
         Ok(Embedding {
             tokens: f("token_embd", token_embd)?,
+            norm: (embedding_norm.as_ref())
+                .map(|norm| norm.try_map("token_embd_norm", f))
+                .transpose()?,
             positions,
             per_layer: per_layer.as_ref().map(|by| by.try_map(f)).transpose()?,
         })
@@ -45,10 +50,13 @@ impl<T: Operand> Embedding<T> {
         let rows = GetRows {
             table: self.tokens.clone(),
             batch: batch.clone(),
-            y: scratch.x.clone(),
+            y: if self.norm.is_some() { scratch.h.clone() } else { scratch.x.clone() },
             scale: model.hyper.embedding_factor(),
         };
         let mut ops = vec![rows.into()];
+        if let Some(by) = &self.norm {
+            ops.push(norm(model, &scratch.h, by, &scratch.x).into());
+        }
         if let Some((table, offset)) = &self.positions {
             let (table, batch, x) = (table.clone(), batch.clone(), scratch.x.clone());
             ops.push(AddPositions { table, batch, x, offset: *offset }.into());
@@ -58,7 +66,7 @@ impl<T: Operand> Embedding<T> {
         let (all, part) =
             (scratch.at(Role::LayerInputs, n_all), scratch.at(Role::LayerInputsPart, n_all));
         ops.push(matmul(&by.proj, &scratch.x, part));
-        let norm = Norm {
+        let normed = Norm {
             x: part.clone(),
             weight: Some(by.norm.clone()),
             bias: None,
@@ -76,7 +84,7 @@ impl<T: Operand> Embedding<T> {
             scale: (by.width as f32 / 2.0).sqrt(),
         };
         let sum = Add { a: part.clone(), x: all.clone() };
-        ops.extend([norm.into(), table.into(), sum.into()]);
+        ops.extend([normed.into(), table.into(), sum.into()]);
         ops
     }
 }

@@ -7,9 +7,7 @@ use hal::op::{
 };
 use hal::{Batch, Operand, RowSet, Rows};
 
-use model::{
-    Affine, BlockKind, Frame, LayerWeights, Mixer, Model, PredictorInput, RouterInput, SharedExpert,
-};
+use model::{Affine, Frame, LayerWeights, Mixer, Model, PredictorInput, RouterInput, SharedExpert};
 
 use super::ffn::{FfnMode, FfnOperands, FfnShare};
 use super::mixer::Memory;
@@ -54,7 +52,7 @@ pub(crate) fn residual_norm<T: Operand>(model: &Model, x: &T, by: &Affine<T>, y:
 
 /// `y = norm(x)`. Each part of a row with the length of the norm's weight, such as a head, is
 /// normed separately.
-fn norm<T: Operand>(model: &Model, x: &T, norm: &Affine<T>, y: &T) -> Norm<T> {
+pub(super) fn norm<T: Operand>(model: &Model, x: &T, norm: &Affine<T>, y: &T) -> Norm<T> {
     Norm {
         x: x.clone(),
         weight: Some(norm.w.clone()),
@@ -104,11 +102,12 @@ pub(crate) fn matmul<T: Operand>(by: &Affine<T>, x: &T, y: &T) -> Op<T> {
 /// The matrices of a shared expert as a block without experts.
 pub(crate) fn shared_share<T: Clone>(shared: &SharedExpert<T>) -> FfnShare<T> {
     let SharedExpert { gate, up, down, .. } = shared.clone();
+    let (gate, bias_gate) = gate.map_or((None, None), |gate| (Some(gate.w), gate.bias));
     FfnShare {
-        gate: Some(gate.w),
+        gate,
         up: up.w,
         down: down.w,
-        bias_gate: gate.bias,
+        bias_gate,
         bias_up: up.bias,
         bias_down: down.bias,
         threshold: None,
@@ -129,16 +128,13 @@ impl<T: Operand> LayerOps<'_, T> {
         let (s, frame) = (self.scratch, self.frame);
         let mut ops = Vec::new();
         self.route(&mut ops, RouterInput::Layer, &s.x);
-        if let Some(norm) = &frame.attn_norm {
-            ops.push(residual_norm(self.model, &s.x, norm, &s.h));
-        }
+        self.input(&mut ops, frame.attn_norm.as_ref(), self.has_mixer());
         self.mix(&mut ops);
         if !self.is_parallel() && self.has_mixer() {
             self.add(&mut ops, frame.post_attn_norm.as_ref());
         }
-        if let Some(norm) = &frame.ffn_norm {
-            ops.push(residual_norm(self.model, &s.x, norm, &s.h));
-        }
+        let reads_residual = self.facts.ffn.is_some() && !self.is_parallel();
+        self.input(&mut ops, frame.ffn_norm.as_ref(), reads_residual);
         self.route(&mut ops, RouterInput::Ffn, &s.h);
         if let Some(norm) = &frame.router_norm {
             let x = s.at(Role::RouterInput, self.model.hyper.n_embd);
@@ -146,6 +142,22 @@ impl<T: Operand> LayerOps<'_, T> {
             self.route(&mut ops, RouterInput::Residual, x);
         }
         ops
+    }
+
+    /// Computes the normed residual into `h`. Without a norm, copies the residual if `is_read` is
+    /// set.
+    fn input(&self, ops: &mut Vec<Op<T>>, norm: Option<&Affine<T>>, is_read: bool) {
+        let (s, width) = (self.scratch, self.model.hyper.n_embd);
+        let columns = HeadColumns { first: 0, step: width };
+        match norm {
+            Some(norm) => ops.push(residual_norm(self.model, &s.x, norm, &s.h)),
+            None if is_read => {
+                let (x, y) = (s.x.clone(), s.h.clone());
+                let copy = CopyHeads { x, y, n_head: 1, width, from: columns, to: columns };
+                ops.push(copy.into());
+            }
+            None => {}
+        }
     }
 
     /// The ops from the feed-forward block on.
@@ -218,7 +230,7 @@ impl<T: Operand> LayerOps<'_, T> {
     }
 
     fn is_parallel(&self) -> bool {
-        self.model.spec.block == BlockKind::Parallel
+        self.frame.parallel
     }
 
     pub(crate) fn norm(&self, x: &T, by: &Affine<T>, y: &T) -> Op<T> {
@@ -249,9 +261,12 @@ impl<T: Operand> LayerOps<'_, T> {
             let route = Route {
                 w: router.w.clone(),
                 bias: router.bias.clone(),
+                selection: self.frame.selection.clone(),
+                groups: self.frame.expert_groups.clone(),
                 x: x.clone(),
                 weights: weights.clone(),
                 n_used: experts.n_used,
+                n_groups: experts.n_groups,
                 scoring: experts.scoring,
                 renormalise: experts.renormalise,
                 scale: experts.scale,
@@ -283,9 +298,12 @@ impl<T: Operand> LayerOps<'_, T> {
             let route = Route {
                 w: weight.w.clone(),
                 bias: weight.bias.clone(),
+                selection: None,
+                groups: None,
                 x: x.clone(),
                 weights: weights.clone(),
                 n_used: 1,
+                n_groups: [1, 1],
                 scoring: Scoring::Sigmoid,
                 renormalise: false,
                 scale: 1.0,
@@ -321,7 +339,10 @@ impl<T: Operand> LayerOps<'_, T> {
         }
         if let Some(mailbox) = self.mailbox {
             let (x, batch) = (s.h.clone(), self.batch.clone());
-            ops.push(Post { x, batch, rows: absent, weights: s.weights.clone(), mailbox }.into());
+            // All mailboxes of a model have the same shape: a dense layer among layers with experts
+            // posts weights too, which the host ignores.
+            let weights = s.weights.clone();
+            ops.push(Post { x, batch, rows: absent, weights, mailbox }.into());
         }
         let mut accumulate = accumulate;
         if let Some(own) = self.own {

@@ -1,11 +1,15 @@
 //! The mixers of layers as ops, and their scratch, KV caches and recurrent states.
 
 use hal::op::{
-    Attention as AttentionOp, CopyHeads, GateActivation, HeadColumns, Mul, Norm, Op, Rope, StoreKv,
+    Attention as AttentionOp, CopyHeads, GateActivation, HeadColumns, Mul, Norm, Op, Rope,
+    ScaleByPosition, SoftCap, StoreKv,
 };
 use hal::{Bytes, HostRows, KV_BLOCK, KvCache, Operand, TensorDesc};
 
-use model::{Affine, Attention, AttentionSizes, Kv, Latent, LayerWeights, Mixer, Positions};
+use model::{
+    Affine, Attention, AttentionSizes, HeadNorm, Kv, Latent, LayerWeights, LowRank, Mixer,
+    OutputGate, Temperature,
+};
 
 use super::layer::{LayerOps, matmul};
 use super::scratch::Role;
@@ -125,8 +129,18 @@ pub(crate) fn scratch_of(mixer: &Mixer<TensorDesc>) -> Vec<(Role, usize)> {
         Mixer::Attention(by) => {
             let sizes = &by.sizes;
             let mut all = vec![(Role::Query, sizes.n_q()), (Role::Mixed, sizes.n_out())];
-            if by.gated {
-                all.extend([(Role::QueryGate, 2 * sizes.n_q()), (Role::Gate, sizes.n_q())]);
+            match &by.gate {
+                OutputGate::None => {}
+                OutputGate::Joint => {
+                    all.extend([(Role::QueryGate, 2 * sizes.n_q()), (Role::Gate, sizes.n_q())]);
+                }
+                OutputGate::Matrix { by, .. } => all.push((Role::Gate, by.w.n_rows)),
+            }
+            if let Some(LowRank { a, .. }) = &by.q_a {
+                all.extend([
+                    (Role::LatentQuery, a.w.n_rows),
+                    (Role::LatentQueryNormed, a.w.n_rows),
+                ]);
             }
             match &by.kv {
                 Kv::Direct { .. } => {}
@@ -198,11 +212,20 @@ impl<T: Operand> LayerOps<'_, T> {
         let (q, mixed) = (s.at(Role::Query, sizes.n_q()), s.at(Role::Mixed, sizes.n_out()));
         self.queries(ops, by);
         let own = self.keys_and_values(ops, by);
-        self.rotate(ops, by, q);
+        let rotated = |norm: &Option<HeadNorm<T>>| by.norms_after_rope && norm.is_some();
+        if !rotated(&by.q_norm) {
+            self.rotate(ops, by, q);
+        }
+        if let Some(Temperature { factor, length, offset }) = sizes.temperature {
+            let (batch, x) = (self.batch.clone(), q.clone());
+            ops.push(ScaleByPosition { batch, x, factor, length, offset }.into());
+        }
         let Some(cache) = self.memory.kv() else { return };
         // These ops are adjacent, because devices fuse both RoPE ops and the store.
         if let Some((k, v)) = own {
-            self.rotate(ops, by, k);
+            if !rotated(&by.k_norm) {
+                self.rotate(ops, by, k);
+            }
             let (k, v, batch) = (k.clone(), v.clone(), self.batch.clone());
             ops.push(StoreKv { k, v, batch, cache: cache.clone() }.into());
         }
@@ -210,6 +233,7 @@ impl<T: Operand> LayerOps<'_, T> {
             q: q.clone(),
             cache: cache.clone(),
             batch: self.batch.clone(),
+            slopes: by.slopes.clone(),
             sinks: by.sinks.clone(),
             y: mixed.clone(),
             n_head: sizes.n_head,
@@ -219,9 +243,17 @@ impl<T: Operand> LayerOps<'_, T> {
             softcap: sizes.softcap,
         };
         ops.push(attention.into());
-        if by.gated {
-            let g = s.at(Role::Gate, sizes.n_q()).clone();
-            let activation = GateActivation::Sigmoid;
+        let gate = |n| s.at(Role::Gate, n).clone();
+        let gate = match &by.gate {
+            OutputGate::None => None,
+            OutputGate::Joint => Some((gate(sizes.n_q()), GateActivation::Sigmoid)),
+            OutputGate::Matrix { by, activation } => {
+                let g = gate(by.w.desc().n_rows);
+                ops.push(matmul(by, &s.h, &g));
+                Some((g, *activation))
+            }
+        };
+        if let Some((g, activation)) = gate {
             ops.push(Mul { g, x: mixed.clone(), activation }.into());
         }
         ops.push(matmul(&by.o, mixed, &s.y));
@@ -235,12 +267,12 @@ impl<T: Operand> LayerOps<'_, T> {
         let (k, v) = match &by.kv {
             Kv::Direct { k: by_k, v: by_v } => {
                 let (k, v) = own();
-                self.head_product(ops, by_k, by.k_norm.as_ref(), v, k);
+                self.head_product(ops, by, (by_k, &s.h), by.k_norm.as_ref(), [v, k]);
                 match (by_v, &by.k_norm) {
-                    (Some(by_v), _) => ops.push(matmul(by_v, &s.h, v)),
+                    (Some(by_v), _) => self.product(ops, by, (by_v, &s.h), v),
                     // The unnormed keys are in `v` already.
                     (None, Some(_)) => {}
-                    (None, None) => ops.push(matmul(by_k, &s.h, v)),
+                    (None, None) => self.product(ops, by, (by_k, &s.h), v),
                 }
                 (k, v)
             }
@@ -269,11 +301,7 @@ impl<T: Operand> LayerOps<'_, T> {
 
     /// Applies RoPE to the heads in `x`, if the layer has RoPE.
     fn rotate(&self, ops: &mut Vec<Op<T>>, by: &Attention<T>, x: &T) {
-        let (Some(freqs), Some(rope), Positions::Rotary(pairing)) =
-            (self.freqs, &by.rope, self.model.spec.positions)
-        else {
-            return;
-        };
+        let (Some(freqs), Some(rope)) = (self.freqs, &by.rope) else { return };
         let AttentionSizes { d_head, n_rot, .. } = by.sizes;
         let rope = Rope {
             freqs: freqs.clone(),
@@ -285,7 +313,7 @@ impl<T: Operand> LayerOps<'_, T> {
                 Kv::Latent(_) => d_head - n_rot,
             },
             n_rot,
-            pairing,
+            pairing: rope.pairing,
             scale: rope.scale,
         };
         ops.push(rope.into());
@@ -299,8 +327,19 @@ impl<T: Operand> LayerOps<'_, T> {
         // The unnormed product is written to the attention output's scratch, which is still
         // unused.
         let free = s.at(Role::Mixed, sizes.n_out());
-        if !by.gated {
-            self.head_product(ops, &by.q, by.q_norm.as_ref(), free, q);
+        if !matches!(by.gate, OutputGate::Joint) {
+            let x = match &by.q_a {
+                Some(LowRank { a, norm }) => {
+                    let rank = a.w.desc().n_rows;
+                    let [x, normed] =
+                        [Role::LatentQuery, Role::LatentQueryNormed].map(|role| s.at(role, rank));
+                    ops.push(matmul(a, &s.h, x));
+                    ops.push(self.norm(x, norm, normed));
+                    normed
+                }
+                None => &s.h,
+            };
+            self.head_product(ops, by, (&by.q, x), by.q_norm.as_ref(), [free, q]);
             return;
         }
         let joint = s.at(Role::QueryGate, 2 * n_q);
@@ -318,26 +357,71 @@ impl<T: Operand> LayerOps<'_, T> {
             ops.push(copy.into());
         }
         if let Some(norm) = &by.q_norm {
-            ops.push(self.norm(to, norm, q));
+            self.head_norm(ops, by, norm, [to, q]);
         }
     }
 
-    /// `y = by . h`, followed by the per-head norm if there is one; `free` holds the unnormed
-    /// product.
+    /// Computes the product of a matrix and its input into `y`, followed by the norm of the heads
+    /// if there is one; `free` holds the unnormed product.
     fn head_product(
         &self,
         ops: &mut Vec<Op<T>>,
-        by: &Affine<T>,
-        norm: Option<&Affine<T>>,
-        free: &T,
-        y: &T,
+        by: &Attention<T>,
+        (matrix, x): (&Affine<T>, &T),
+        norm: Option<&HeadNorm<T>>,
+        [free, y]: [&T; 2],
     ) {
         match norm {
             Some(norm) => {
-                ops.push(matmul(by, &self.scratch.h, free));
-                ops.push(self.norm(free, norm, y));
+                self.product(ops, by, (matrix, x), free);
+                self.head_norm(ops, by, norm, [free, y]);
             }
-            None => ops.push(matmul(by, &self.scratch.h, y)),
+            None => self.product(ops, by, (matrix, x), y),
+        }
+    }
+
+    /// Computes the product of a matrix and its input into `y`, clamped if the model does so.
+    fn product(
+        &self,
+        ops: &mut Vec<Op<T>>,
+        by: &Attention<T>,
+        (matrix, x): (&Affine<T>, &T),
+        y: &T,
+    ) {
+        ops.push(matmul(matrix, x, y));
+        if let Some(cap) = by.sizes.clamp {
+            ops.push(SoftCap { x: y.clone(), cap, hard: true }.into());
+        }
+    }
+
+    /// `y = norm(x)` for the heads in `x`, to which RoPE is applied before if the norms follow it.
+    fn head_norm(
+        &self,
+        ops: &mut Vec<Op<T>>,
+        by: &Attention<T>,
+        norm: &HeadNorm<T>,
+        [x, y]: [&T; 2],
+    ) {
+        if by.norms_after_rope {
+            self.rotate(ops, by, x);
+        }
+        let HeadNorm { by: Affine { w, bias }, width } = norm;
+        // `Norm` applies one weight vector to all heads. If their weights differ, a `Mul` applies
+        // the weights.
+        let shared = w.desc().n_cols == *width;
+        let op = Norm {
+            x: x.clone(),
+            weight: shared.then(|| w.clone()),
+            bias: bias.clone(),
+            y: y.clone(),
+            kind: self.model.spec.norm,
+            eps: self.model.hyper.eps,
+            width: *width,
+        };
+        ops.push(op.into());
+        if !shared {
+            let (g, x) = (w.clone(), y.clone());
+            ops.push(Mul { g, x, activation: GateActivation::None }.into());
         }
     }
 
@@ -360,7 +444,9 @@ impl<T: Operand> LayerOps<'_, T> {
             ops.push(CopyHeads { x, y, n_head, width, from, to }.into());
         };
         let to_key = |first| columns(first, d_head);
-        copy(expanded, columns(0, n_per_head), k, to_key(0), n_unrotated);
+        if n_unrotated > 0 {
+            copy(expanded, columns(0, n_per_head), k, to_key(0), n_unrotated);
+        }
         copy(k_rope, columns(0, 0), k, to_key(n_unrotated), n_rot);
         copy(expanded, columns(n_unrotated, n_per_head), v, columns(0, d_value), d_value);
     }

@@ -47,6 +47,10 @@ pub(crate) enum Role {
     Value,
     /// Values after their norm.
     ValueNormed,
+    /// The input of the query matrix, if it is not the layer's input (MLA).
+    LatentQuery,
+    /// The input of the query matrix after its norm.
+    LatentQueryNormed,
     /// The latent vector of keys and values (MLA).
     LatentKv,
     /// The latent vector after its norm.
@@ -87,6 +91,8 @@ impl Role {
             Role::KeyRope => "k_rope",
             Role::Value => "v",
             Role::ValueNormed => "v_normed",
+            Role::LatentQuery => "latent_q",
+            Role::LatentQueryNormed => "latent_q_normed",
             Role::LatentKv => "latent",
             Role::LatentKvNormed => "latent_normed",
             Role::LatentExpanded => "latent_expanded",

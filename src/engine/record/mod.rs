@@ -320,10 +320,11 @@ impl<'a> Recording<'a> {
             })?;
             recorder.push(residual_norm(self.model, &chosen, &head.norm, &normed))?;
             let (w, logits) = (head.output.clone(), s.logits.rows(0..n));
-            recorder.push(MatMul { w, x: normed, bias: None, y: logits.clone() })?;
+            let bias = head.bias.clone();
+            recorder.push(MatMul { w, x: normed, bias, y: logits.clone() })?;
             let cap = self.model.hyper.logit_softcap;
             if cap > 0.0 {
-                recorder.push(SoftCap { x: logits, cap })?;
+                recorder.push(SoftCap { x: logits, cap, hard: false })?;
             }
             Ok(recorder.finish()?)
         })

@@ -28,7 +28,7 @@ use crate::step::StepStats;
 use crate::timeline::Tracer;
 use ready::ReadyEngine;
 
-pub use save::{SAVED_HEAD, SavedHead};
+pub use save::{SAVED_HEAD, SavedHead, is_saved_sequence};
 
 /// Callback for messages while the engine works: slow paths, shrunk placements, lost devices.
 pub type NoticeCallback = Arc<dyn Fn(&str) + Send + Sync>;

@@ -19,6 +19,12 @@ use gguf::Hash;
 /// The last byte is the version of the format.
 const MAGIC: &[u8; 8] = b"TCLNSEQ\x01";
 
+/// Whether a file that starts with these bytes is a saved sequence, of any version.
+#[must_use]
+pub fn is_saved_sequence(start: &[u8]) -> bool {
+    start.starts_with(&MAGIC[..MAGIC.len() - 1])
+}
+
 /// Size in bytes of the header of a saved sequence: magic, fingerprint, two counts. The tokens
 /// follow, four bytes each, little-endian.
 pub const SAVED_HEAD: usize = 24;

@@ -119,8 +119,9 @@ impl Sizing<'_> {
     }
 
     fn head_reads(&self) -> f64 {
-        let Model { output, output_norm, .. } = self.model;
-        size(output) + size(&output_norm.w) + output_norm.bias.as_ref().map_or(0.0, size)
+        let Model { output, output_norm, output_bias, .. } = self.model;
+        let biases = output_norm.bias.iter().chain(output_bias);
+        size(output) + size(&output_norm.w) + biases.map(size).sum::<f64>()
     }
 
     /// Share of a layer's experts that a token uses.
@@ -400,11 +401,11 @@ impl Sizing<'_> {
     }
 
     pub(crate) fn head_size(&self, device: DeviceIndex) -> Bytes {
-        let Model { output, output_norm, .. } = self.model;
-        let bias = output_norm.bias.as_ref();
+        let Model { output, output_norm, output_bias, .. } = self.model;
+        let biases = output_norm.bias.iter().chain(output_bias);
         self.whole_size(device, output)
             + self.whole_size(device, &output_norm.w)
-            + bias.map_or(Bytes(0), |bias| self.whole_size(device, bias))
+            + biases.map(|bias| self.whole_size(device, bias)).sum()
             + self.scratch().head_size(&self.devices[device])
     }
 
@@ -417,11 +418,12 @@ impl Sizing<'_> {
         let mut ops = vec![
             Gather { x, batch: self.batch(), y }.into(),
             residual_norm(model, &y, &by, &y),
-            MatMul { w, x: y, bias: None, y: logits }.into(),
+            MatMul { w, x: y, bias: model.output_bias.as_ref().map(HostRows::desc), y: logits }
+                .into(),
         ];
         let cap = model.hyper.logit_softcap;
         if cap > 0.0 {
-            ops.push(SoftCap { x: logits, cap }.into());
+            ops.push(SoftCap { x: logits, cap, hard: false }.into());
         }
         ops
     }

@@ -231,7 +231,10 @@ impl Sizing<'_> {
             None => whole.next(),
             // All chunks of an expert have the same size: padding would be computed for all tokens
             // that use the expert.
-            Some(_) => whole.find(|&n| n_per_expert.is_multiple_of(n)),
+            Some(_) => {
+                let experts: Vec<_> = blocks().filter(|ffn| ffn.experts.is_some()).collect();
+                whole.find(|n| experts.iter().all(|ffn| ffn.n_per_expert().is_multiple_of(*n)))
+            }
         };
         let n = n.unwrap_or(block).min(n_per_expert);
         ChunkSize { n, reach: (REACH * n).min(n_per_expert) }

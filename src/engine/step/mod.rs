@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use placement::DeviceIndex;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::load::{Head, LoadedModel, lane_mut};
 use crate::record::{BucketPrograms, Programs};
 use crate::replay::arena::StepArena;
@@ -96,13 +96,16 @@ impl Stepper {
         if self.deferred[bucket].steps == 0 {
             self.clear(bucket, arena)?;
         }
-        self.replay(arena, interrupt, bucket, n_out)?;
-        if defers {
+        let replayed = self.replay(arena, interrupt, bucket, n_out);
+        // An interrupted step has counted active neurons too.
+        if defers && matches!(replayed, Ok(()) | Err(Error::Interrupted)) {
             let step = self.expected_stats(n, &arena.sizes);
             let deferred = &mut self.deferred[bucket];
             deferred.steps += 1;
             deferred.stats += step;
-        } else {
+        }
+        replayed?;
+        if !defers {
             stats += self.count(bucket, n, arena)?;
         }
         Ok(stats)

@@ -160,7 +160,7 @@ impl StreamSetup<'_> {
             _ => return None,
         }
         let shape = index_of(&mut distinct.shapes, sizing.chunk_shape(&lane.device, index, size));
-        let parallel = sizing.model.spec.block == model::BlockKind::Parallel;
+        let parallel = weights.frame.parallel;
         let mut at = StreamedLayer {
             shape,
             programs: Vec::new(),

@@ -10,6 +10,7 @@
 //! *contribution* is `|h|` times the norm of its row of down.
 
 mod calibrate;
+mod counts;
 mod gather;
 mod order;
 mod plot;
@@ -18,6 +19,7 @@ mod store;
 mod summary;
 
 pub use calibrate::{Text, calibrate, finish};
+pub use counts::Counts;
 pub use gather::Gatherer;
 pub use plot::svg;
 pub use powerinfer::{Error as ImportError, GpuIndex, gpu_index, import};

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::Profile;
+use super::{Counts, Profile};
 
 /// Width, height and margin of a panel, in SVG units.
 const WIDTH: f64 = 420.0;
@@ -11,10 +11,12 @@ const HEIGHT: f64 = 300.0;
 const MARGIN: f64 = 78.0;
 /// Number of points of a curve, and of columns of the heat map.
 const POINTS: usize = 100;
+/// The subtitle for models that skip nothing.
+const NO_ZEROS: &str = "No neuron is exactly zero, so none is skipped. Counted: neurons that contribute at least the mean of a token's neurons.";
 
 /// The plot of a profile of the model `name`. `origin` is its last line: machine, program, date.
 #[must_use]
-pub fn svg(profile: &Profile, name: &str, origin: &str) -> String {
+pub fn svg(profile: &Profile, counts: Counts, name: &str, origin: &str) -> String {
     let n_layer = profile.layers.len();
     let map_high = (n_layer as f64 * 14.0).clamp(120.0, 480.0);
     let (wide, high) = (3.0 * MARGIN + 2.0 * WIDTH, 3.0 * MARGIN + HEIGHT + map_high + 24.0);
@@ -24,9 +26,13 @@ pub fn svg(profile: &Profile, name: &str, origin: &str) -> String {
     let title =
         format!("Activation profile of {name}: {n_layer} layers, {} tokens", profile.n_tokens);
     text(&mut out, wide / 2.0, 28.0, "middle", 16, &title);
-    power_law(profile, &mut out, MARGIN, MARGIN);
-    density(profile, &mut out, 2.0 * MARGIN + WIDTH, MARGIN);
-    heat_map(profile, &mut out, (MARGIN, 2.0 * MARGIN + HEIGHT), (2.0 * WIDTH + MARGIN, map_high));
+    if counts == Counts::AboveMean {
+        text(&mut out, wide / 2.0, 46.0, "middle", 12, NO_ZEROS);
+    }
+    power_law(profile, counts, &mut out, MARGIN, MARGIN);
+    density(profile, counts, &mut out, 2.0 * MARGIN + WIDTH, MARGIN);
+    let (at, size) = ((MARGIN, 2.0 * MARGIN + HEIGHT), (2.0 * WIDTH + MARGIN, map_high));
+    heat_map(profile, counts, &mut out, at, size);
     text(&mut out, 12.0, high - 10.0, "start", 11, origin);
     out += "</svg>\n";
     out
@@ -111,10 +117,14 @@ fn curve(mut fires: Vec<u64>) -> Vec<(f64, f64)> {
     points
 }
 
-fn power_law(profile: &Profile, out: &mut String, x: f64, y: f64) {
-    frame(out, (x, y), (WIDTH, HEIGHT), "Power law: cumulative share of activations", (1.0, 1.0));
+fn power_law(profile: &Profile, counts: Counts, out: &mut String, x: f64, y: f64) {
+    let title = match counts {
+        Counts::Active => "Power law: cumulative share of activations",
+        Counts::AboveMean => "Cumulative share of contributions above the mean",
+    };
+    frame(out, (x, y), (WIDTH, HEIGHT), title, (1.0, 1.0));
     text(out, x + WIDTH / 2.0, y + HEIGHT + 34.0, "middle", 12, "share of neurons, hottest first");
-    vertical(out, x - 52.0, y + HEIGHT / 2.0, "share of activations");
+    vertical(out, x - 52.0, y + HEIGHT / 2.0, &format!("share of {}", counts.events()));
     let n_layer = profile.layers.len();
     let mut draw = |points: Vec<(f64, f64)>, color: &str, width: f64| {
         let points = points
@@ -167,13 +177,17 @@ fn gradient_color(colors: &[[f64; 3]], part: f64) -> String {
     format!("#{r:02x}{g:02x}{b:02x}")
 }
 
-fn density(profile: &Profile, out: &mut String, x: f64, y: f64) {
+fn density(profile: &Profile, counts: Counts, out: &mut String, x: f64, y: f64) {
     let summary = profile.summary();
     let highest = summary.density_by_layer.iter().copied().fold(0.0, f64::max);
     // The axis ends at the next round number.
     let steps = [0.05, 0.1, 0.2, 0.5, 1.0];
     let most = steps.into_iter().find(|&step| highest <= step).unwrap_or(1.0);
-    let title = format!("Density: a token activates {} of the neurons", percent(summary.density));
+    let share = counts.for_a_token(&percent(summary.density));
+    let (title, axis) = match counts {
+        Counts::Active => (format!("Density: {share}"), "active neurons of a token"),
+        Counts::AboveMean => (share, "neurons of a token above the mean"),
+    };
     frame(out, (x, y), (WIDTH, HEIGHT), &title, (0.0, most));
     let n = summary.density_by_layer.len().max(1);
     let step = WIDTH / n as f64;
@@ -193,13 +207,16 @@ fn density(profile: &Profile, out: &mut String, x: f64, y: f64) {
         }
     }
     text(out, x + WIDTH / 2.0, y + HEIGHT + 34.0, "middle", 12, "layer");
-    vertical(out, x - 46.0, y + HEIGHT / 2.0, "active neurons of a token");
+    vertical(out, x - 46.0, y + HEIGHT / 2.0, axis);
 }
 
 /// A row per layer, a column for neurons of similar heat, hottest first.
-fn heat_map(profile: &Profile, out: &mut String, at: (f64, f64), size: (f64, f64)) {
+fn heat_map(profile: &Profile, counts: Counts, out: &mut String, at: (f64, f64), size: (f64, f64)) {
     let ((x, y), (w, h)) = (at, size);
-    let title = "Heat map: how often neurons fire";
+    let (title, verb) = match counts {
+        Counts::Active => ("Heat map: how often neurons fire", "fires"),
+        Counts::AboveMean => ("Heat map: how often neurons contribute at least the mean", "counts"),
+    };
     frame(out, at, size, title, (1.0, 0.0));
     let n = profile.layers.len().max(1);
     let (cell, row) = (w / POINTS as f64, h / n as f64);
@@ -226,11 +243,11 @@ fn heat_map(profile: &Profile, out: &mut String, at: (f64, f64), size: (f64, f64
     }
     text(out, x + w / 2.0, y + h + 34.0, "middle", 12, "share of neurons, hottest first");
     text(out, x - 40.0, y + h / 2.0, "middle", 12, "layer");
-    scale(out, x + w - 220.0, y + h + 26.0);
+    scale(out, verb, x + w - 220.0, y + h + 26.0);
 }
 
-/// The colours of the heat map: how often a neuron fires.
-fn scale(out: &mut String, x: f64, y: f64) {
+/// The colours of the heat map: for how many tokens a neuron counts.
+fn scale(out: &mut String, verb: &str, x: f64, y: f64) {
     const STEPS: u32 = 40;
     let width = 160.0 / f64::from(STEPS);
     for step in 0..STEPS {
@@ -242,7 +259,7 @@ fn scale(out: &mut String, x: f64, y: f64) {
             width + 0.2
         );
     }
-    text(out, x - 6.0, y + 9.0, "end", 11, "fires for 0 %");
+    text(out, x - 6.0, y + 9.0, "end", 11, &format!("{verb} for 0 %"));
     text(out, x + 166.0, y + 9.0, "start", 11, "100 % of tokens");
 }
 
@@ -271,10 +288,14 @@ mod tests {
             let layer = LayerProfile { fires: vec![1; n], ..LayerProfile::default() };
             let (source, layers) = (String::new(), vec![layer; n.min(2)]);
             let profile = Profile { source, n_tokens: 2, n_wanted: 2, stride: 0, layers };
-            let picture = svg(&profile, "a<b>&\u{1b}", "here | today");
+            let picture = svg(&profile, Counts::Active, "a<b>&\u{1b}", "here | today");
             assert!(picture.contains("a&lt;b&gt;&amp;:") && picture.contains(">here | today<"));
             assert!(picture.contains("100 % of tokens"));
             assert!(!picture.contains("NaN") && !picture.contains("inf"), "{n}");
+            let dense = svg(&profile, Counts::AboveMean, "a", "here | today");
+            assert!(picture.contains("Power law") && picture.contains("fires"));
+            assert!(!dense.contains("Power law") && !dense.contains("fires"));
+            assert!(dense.contains("No neuron is exactly zero"));
         }
     }
 }

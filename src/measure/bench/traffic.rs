@@ -67,7 +67,8 @@ impl Traffic {
             size(&by.table) / model.n_vocab().max(1) as f64 + size(&by.proj.w) + size(&by.norm)
         });
         let mut always = embedding + position + per_layer + size(&model.output);
-        always += size(&model.output_norm.w) + model.output_norm.bias.as_ref().map_or(0.0, size);
+        always += size(&model.output_norm.w);
+        always += model.output_norm.bias.iter().chain(&model.output_bias).map(size).sum::<f64>();
         let (mut blocks, mut gates) = (Vec::new(), 0.0);
         for (i, layer) in model.layers.iter().enumerate() {
             layer.frame.for_each(&mut |_, part| always += size(part));

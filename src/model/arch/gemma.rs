@@ -3,13 +3,13 @@
 use hal::op::{Activation, Pairing};
 
 use super::llama::LLAMA;
-use crate::{ArchSpec, BlockKind, GlobalLayers, Positions};
+use crate::{ArchSpec, BlockKind, Factor, GlobalLayers, LocalRope, Positions, QkNorm, ScaleRules};
 
 pub(super) const GEMMA: ArchSpec = ArchSpec {
     name: "gemma",
     models: "Gemma 1, CodeGemma",
     positions: Positions::Rotary(Pairing::Halves),
-    scaled_embedding: true,
+    scales: ScaleRules { embedding: Factor::RootWidth, ..ScaleRules::NONE },
     activation: Activation::Gelu,
     ..LLAMA
 };
@@ -31,9 +31,9 @@ pub(super) const GEMMA3: ArchSpec = ArchSpec {
     name: "gemma3",
     models: "Gemma 3 (text)",
     block: BlockKind::Sandwich,
-    qk_norm: true,
+    qk_norm: Some(QkNorm::HEADS),
     global_layers: Some(GlobalLayers { period: 6, first: false }),
-    local_base: Some(10_000.0),
+    local_rope: LocalRope::Unscaled { base: Some(10_000.0) },
     // Number of layers of the 27B model.
     width_scaled: Some(62),
     ..GEMMA

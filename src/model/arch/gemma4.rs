@@ -2,10 +2,8 @@
 //! earlier layer's KV cache, tokens have per-layer embeddings, and experts run in parallel with a
 //! dense block.
 
-use hal::op::Scoring;
-
 use super::gemma::GEMMA3;
-use crate::{ArchSpec, Error, LayerReader, Mixer, RouterInput, Routing};
+use crate::{ArchSpec, Error, LayerReader, Mixer, RouterInput, Routing, ScoreScale};
 
 pub(super) const GEMMA4: ArchSpec = ArchSpec {
     name: "gemma4",
@@ -13,14 +11,14 @@ pub(super) const GEMMA4: ArchSpec = ArchSpec {
     mixer,
     v_norm: true,
     keys_as_values: true,
-    attn_scale: Some(1.0),
+    attn_scale: ScoreScale::Number(1.0),
     // The list in the file says which layers use global attention.
     global_layers: None,
     // llama.cpp's value for files without the key.
     logit_softcap: 30.0,
     width_scaled: None,
     dense_beside_experts: true,
-    routing: Routing { input: RouterInput::Residual, scoring: Scoring::Softmax, renormalise: true },
+    routing: Routing { input: RouterInput::Residual, ..GEMMA3.routing },
     ..GEMMA3
 };
 

@@ -1,18 +1,29 @@
 //! LFM2: gated short convolutions, and attention in the layers that have KV heads.
 
-use hal::op::Pairing;
+use hal::op::{Pairing, Scoring};
 
 use super::llama::LLAMA;
-use crate::{ArchSpec, Error, LayerReader, Mixer, Positions, ShortConv};
+use crate::{
+    ArchSpec, Error, LayerReader, Mixer, Positions, QkNorm, Routing, RoutingKeys, ShortConv,
+};
 
 pub(super) const LFM2: ArchSpec = ArchSpec {
     name: "lfm2",
     models: "LFM2 230M to 2.6B",
     mixer,
-    qk_norm: true,
+    qk_norm: Some(QkNorm::HEADS),
     positions: Positions::Rotary(Pairing::Halves),
     output_norm: "token_embd_norm",
     ..LLAMA
+};
+
+/// The first layers are dense.
+pub(super) const LFM2MOE: ArchSpec = ArchSpec {
+    name: "lfm2moe",
+    models: "LFM2 8B-A1B and 24B-A2B",
+    windows: false,
+    routing: Routing { scoring: Scoring::Sigmoid, keys: RoutingKeys::Scoring, ..LLAMA.routing },
+    ..LFM2
 };
 
 fn mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {

@@ -1,22 +1,41 @@
 //! The supported families, one [`ArchSpec`] each. To add a family, define its value in a file of
 //! this folder and list it in [`ALL`].
 
+mod afmoe;
+mod bailing;
 mod bamboo;
+mod cohere;
+mod dbrx;
+mod deepseek;
+mod ernie;
+mod exaone;
 mod falcon;
 mod gemma;
 mod gemma4;
+mod glm;
+mod gpt;
 mod gpt_oss;
 mod granite;
+mod hunyuan;
 mod lfm2;
 mod llama;
+mod llama_like;
 mod mamba2;
+mod mellum;
+mod minicpm;
+mod mistral;
+mod moe;
 mod nemotron_h;
+mod olmo;
 mod opt;
 mod phi3;
+mod plamo;
 mod qwen;
 mod qwen35;
 mod relu2;
+mod sections;
 mod smallthinker;
+mod stablelm;
 
 use super::ArchSpec;
 
@@ -30,24 +49,91 @@ pub const ALL: &[ArchSpec] = &[
     relu2::NEMOTRON,
     relu2::JAIS2,
     relu2::PLM,
+    qwen::QWEN,
     qwen::QWEN2,
     qwen::QWEN3,
     qwen::QWEN2MOE,
     qwen::QWEN3MOE,
+    qwen::QWEN2VL,
+    qwen::QWEN3VL,
+    qwen::QWEN3VLMOE,
+    qwen35::QWEN3NEXT,
     qwen35::QWEN35,
+    qwen35::QWEN35MOE,
     lfm2::LFM2,
+    lfm2::LFM2MOE,
     mamba2::MAMBA2,
     granite::GRANITE,
     granite::GRANITEMOE,
     granite::GRANITEHYBRID,
+    granite::GRANITE_SWA,
     nemotron_h::NEMOTRON_H,
+    nemotron_h::NEMOTRON_H_MOE,
     gpt_oss::GPT_OSS,
     smallthinker::SMALLTHINKER,
+    gpt::PHI2,
     phi3::PHI3,
+    phi3::PHIMOE,
     gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,
     gemma4::GEMMA4,
+    glm::CHATGLM,
+    glm::GLM4,
+    glm::GLM4MOE,
+    dbrx::DBRX,
+    deepseek::DEEPSEEK,
+    deepseek::DEEPSEEK2,
+    mistral::MISTRAL3,
+    mistral::MISTRAL4,
+    moe::MINIMAX_M2,
+    moe::MIMO2,
+    moe::DOTS1,
+    moe::LAGUNA,
+    afmoe::AFMOE,
+    bailing::BAILINGMOE,
+    bailing::BAILINGMOE2,
+    ernie::ERNIE4_5,
+    ernie::ERNIE4_5_MOE,
+    ernie::PADDLEOCR,
+    hunyuan::HUNYUAN_DENSE,
+    hunyuan::HUNYUAN_VL,
+    hunyuan::HUNYUAN_MOE,
+    hunyuan::HY_V3,
+    exaone::EXAONE,
+    exaone::EXAONE4,
+    exaone::EXAONE_MOE,
+    olmo::OLMO,
+    olmo::OLMO2,
+    olmo::OLMOE,
+    cohere::COMMAND_R,
+    cohere::COHERE2,
+    llama_like::SMOLLM3,
+    llama_like::SEED_OSS,
+    llama_like::DECI,
+    llama_like::INTERNLM2,
+    llama_like::XVERSE,
+    llama_like::BAICHUAN,
+    llama_like::REFACT,
+    llama_like::SPARK2_5,
+    llama_like::ORION,
+    llama_like::PANGU,
+    llama_like::MAINCODER,
+    llama_like::NANBEIGE,
+    llama_like::OPENELM,
+    mellum::MELLUM,
+    minicpm::MINICPM,
+    minicpm::MINICPM3,
+    plamo::PLAMO,
+    stablelm::STABLELM,
+    gpt::GPT2,
+    gpt::GPTNEOX,
+    gpt::STARCODER,
+    gpt::STARCODER2,
+    gpt::CODESHELL,
+    gpt::MPT,
+    gpt::BLOOM,
+    gpt::JAIS,
 ];
 
 /// The family with this `general.architecture`; `None` if it is not supported.

@@ -1,4 +1,4 @@
-//! Phi 3, 3.5 and 4.
+//! Phi 3, 3.5 and 4, and Phi 3.5 with experts.
 
 use hal::op::Pairing;
 
@@ -11,3 +11,6 @@ pub(super) const PHI3: ArchSpec = ArchSpec {
     positions: Positions::Rotary(Pairing::Halves),
     ..LLAMA
 };
+
+/// LayerNorm weights and biases, with an RMS norm.
+pub(super) const PHIMOE: ArchSpec = ArchSpec { name: "phimoe", models: "Phi 3.5 MoE", ..PHI3 };

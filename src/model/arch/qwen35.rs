@@ -1,23 +1,40 @@
-//! Qwen 3.5: gated attention in every fourth layer, a gated delta net in the others.
+//! Qwen 3.5 and Qwen3-Next: gated attention in every fourth layer, a gated delta net in the others.
 
-use std::sync::Arc;
+use std::ops::Range;
 
 use hal::op::{HeadMapping, Pairing};
 
 use super::llama::LLAMA;
+use super::sections::interleaved;
 use crate::{
-    ArchSpec, Error, GatedDelta, GatedDeltaSizes, LayerReader, Mixer, Positions, RopeTable,
+    Affine, ArchSpec, Error, GateKind, GatedDelta, GatedDeltaSizes, LayerReader, Mixer, Positions,
+    QkNorm,
 };
 
 pub(super) const QWEN35: ArchSpec = ArchSpec {
     name: "qwen35",
     models: "Qwen 3.5 and 3.6, dense",
     mixer,
-    qk_norm: true,
-    gated_attention: true,
+    qk_norm: Some(QkNorm::HEADS),
+    gate: GateKind::Joint,
     positions: Positions::Rotary(Pairing::Halves),
+    windows: false,
     ffn_norm: "post_attention_norm",
     ..LLAMA
+};
+
+/// Qwen 3.5 with experts and a gated shared expert.
+pub(super) const QWEN35MOE: ArchSpec = ArchSpec {
+    name: "qwen35moe",
+    models: "Qwen 3.5 and 3.6 with experts (35B-A3B, 122B-A10B)",
+    ..QWEN35
+};
+
+pub(super) const QWEN3NEXT: ArchSpec = ArchSpec {
+    name: "qwen3next",
+    models: "Qwen3-Next, Qwen3-Coder-Next (80B-A3B)",
+    mixer: next_mixer,
+    ..QWEN35
 };
 
 /// Default distance between layers with attention, in layers.
@@ -25,14 +42,20 @@ const ATTENTION_INTERVAL: usize = 4;
 
 fn mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
     if is_recurrent(layer)? {
-        return Ok(Mixer::GatedDelta(gated_delta(layer)?));
+        let (sizes, kernel_size) = sizes(layer, HeadMapping::Modulo)?;
+        let inputs = separate_inputs(layer, &sizes)?;
+        return Ok(Mixer::GatedDelta(gated_delta(layer, sizes, kernel_size, inputs)?));
     }
-    let mut mixer = layer.attention()?;
-    if let (Mixer::Attention(attention), Some(rotates)) = (&mut mixer, sections(layer)?) {
-        let table = attention.rope.take();
-        attention.rope = table.map(|table| Arc::new(RopeTable::clone(&table).mask_pairs(rotates)));
+    interleaved(layer)
+}
+
+fn next_mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
+    if !is_recurrent(layer)? {
+        return layer.attention();
     }
-    Ok(mixer)
+    let (sizes, kernel_size) = sizes(layer, HeadMapping::Grouped)?;
+    let inputs = grouped_inputs(layer, &sizes)?;
+    Ok(Mixer::GatedDelta(gated_delta(layer, sizes, kernel_size, inputs)?))
 }
 
 fn is_recurrent(layer: &LayerReader<'_>) -> Result<bool, Error> {
@@ -44,30 +67,8 @@ fn is_recurrent(layer: &LayerReader<'_>) -> Result<bool, Error> {
     Ok(!(layer.index() + 1).is_multiple_of(interval.unwrap_or(ATTENTION_INTERVAL)))
 }
 
-/// The pairs of a head that RoPE is applied to; `None` if the file has no sections, and RoPE is
-/// applied to all pairs. The sections in the file divide the pairs between four position ids; in
-/// text, three of these are equal and the fourth is 0. Source: interleaved M-RoPE of Qwen3-VL.
-fn sections(layer: &LayerReader<'_>) -> Result<Option<impl Fn(usize) -> bool>, Error> {
-    const KEY: &str = "rope.dimension_sections";
-    let keys = layer.keys();
-    let Some(list) = keys.metadata.u32_array(&keys.name(KEY))? else { return Ok(None) };
-    let sections: Vec<usize> = list.iter().map(|&n| n as usize).collect();
-    let most = layer.sizes().d_head;
-    let total = sections.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
-    match (sections.len(), total) {
-        (4, Some(total)) if (1..=most).contains(&total) => Ok(Some(move |pair: usize| {
-            let at = pair % total;
-            at < 3 * sections[at % 3]
-        })),
-        (n, total) => {
-            let expected = format!("four section sizes, 1 to {most} in total");
-            let found = total.map_or("over 2^64".to_owned(), |total| total.to_string());
-            Err(keys.wrong_key(KEY, expected, format!("{n} sizes, {found} in total")))
-        }
-    }
-}
-
-fn gated_delta(layer: &LayerReader<'_>) -> Result<GatedDelta, Error> {
+/// Reads the sizes of a gated delta net, and the kernel size of its convolution.
+fn sizes(layer: &LayerReader<'_>, heads: HeadMapping) -> Result<(GatedDeltaSizes, usize), Error> {
     let keys = layer.keys();
     let d = keys.need("ssm.state_size", "the head size of the gated delta net")?;
     let n_head_k = keys.need("ssm.group_count", "the number of key heads")?;
@@ -85,31 +86,109 @@ fn gated_delta(layer: &LayerReader<'_>) -> Result<GatedDelta, Error> {
             inner,
         ));
     }
-    // Each size is at most 2^24, so these products do not overflow. The shapes of the tensors limit
-    // the sizes further.
-    let (n_k, n_v, n_embd) = (n_head_k * d, n_head_v * d, layer.n_embd());
-    let all = 2 * n_k + n_v;
-    let ranges = [0..n_k, n_k..2 * n_k, 2 * n_k..all];
-    let part = |range| layer.affine_rows("attn_qkv", all, n_embd, range);
+    Ok((GatedDeltaSizes { n_head_k, n_head_v, d_k: d, d_v: d, heads }, kernel_size))
+}
+
+/// The matrices that read a layer's input.
+struct Inputs {
+    q: Affine,
+    k: Affine,
+    v: Affine,
+    z: Affine,
+    alpha: Affine,
+    beta: Affine,
+}
+
+/// Reads queries, keys and values from one matrix (`attn_qkv`).
+fn joint_qkv(layer: &LayerReader<'_>, sizes: &GatedDeltaSizes) -> Result<[Affine; 3], Error> {
+    let [q, k, v] = ranges(sizes);
+    let all = v.end;
+    let part = |range| layer.affine_rows("attn_qkv", all, layer.n_embd(), range);
+    Ok([part(q)?, part(k)?, part(v)?])
+}
+
+fn separate_inputs(layer: &LayerReader<'_>, sizes: &GatedDeltaSizes) -> Result<Inputs, Error> {
+    let (n_embd, n_head) = (layer.n_embd(), sizes.n_head_v);
+    let [q, k, v] = joint_qkv(layer, sizes)?;
+    Ok(Inputs {
+        q,
+        k,
+        v,
+        z: layer.affine("attn_gate", sizes.n_v(), n_embd)?,
+        alpha: layer.affine("ssm_alpha", n_head, n_embd)?,
+        beta: layer.affine("ssm_beta", n_head, n_embd)?,
+    })
+}
+
+/// Reads matrices whose rows are grouped by key head: write strengths and decays (`ssm_ba`), and in
+/// older files queries, keys, values and gates (`ssm_in`).
+fn grouped_inputs(layer: &LayerReader<'_>, sizes: &GatedDeltaSizes) -> Result<Inputs, Error> {
+    let &GatedDeltaSizes { n_head_k, n_head_v, d_k, d_v, .. } = sizes;
+    let n_embd = layer.n_embd();
+    let per_head = n_head_v / n_head_k;
+    let of_heads = |part: &str, width: usize, columns: Range<usize>| {
+        let starts = (0..n_head_k).map(|head| head * width);
+        let parts = starts.map(|start| start + columns.start..start + columns.end);
+        layer.affine_parts(part, n_head_k * width, n_embd, parts)
+    };
+    let values = per_head * d_v;
+    let width = 2 * d_k + 2 * values;
+    let [q, k, v, z] = if layer.has("attn_qkv.weight") {
+        layer.skip("ssm_in.weight");
+        let [q, k, v] = joint_qkv(layer, sizes)?;
+        [q, k, v, layer.affine("attn_gate", sizes.n_v(), n_embd)?]
+    } else {
+        [
+            of_heads("ssm_in", width, 0..d_k)?,
+            of_heads("ssm_in", width, d_k..2 * d_k)?,
+            of_heads("ssm_in", width, 2 * d_k..2 * d_k + values)?,
+            of_heads("ssm_in", width, 2 * d_k + values..width)?,
+        ]
+    };
+    Ok(Inputs {
+        q,
+        k,
+        v,
+        z,
+        alpha: of_heads("ssm_ba", 2 * per_head, per_head..2 * per_head)?,
+        beta: of_heads("ssm_ba", 2 * per_head, 0..per_head)?,
+    })
+}
+
+/// Rows of queries, keys and values, in the order of the convolution's channels. Each size is at
+/// most 2^24, so these products do not overflow. The shapes of the tensors limit the sizes further.
+fn ranges(sizes: &GatedDeltaSizes) -> [Range<usize>; 3] {
+    let (n_k, n_v) = (sizes.n_k(), sizes.n_v());
+    [0..n_k, n_k..2 * n_k, 2 * n_k..2 * n_k + n_v]
+}
+
+fn gated_delta(
+    layer: &LayerReader<'_>,
+    sizes: GatedDeltaSizes,
+    kernel_size: usize,
+    inputs: Inputs,
+) -> Result<GatedDelta, Error> {
+    let ranges = ranges(&sizes);
+    let all = ranges[2].end;
     let filter = |range| layer.f32_rows("ssm_conv1d.weight", all, kernel_size, range);
-    let [q, k, v] = ranges.clone().map(part);
     let [q_conv, k_conv, v_conv] = ranges.map(filter);
-    let vector = |part: &str| layer.f32_rows(part, 1, n_head_v, 0..1);
+    let vector = |part: &str| layer.f32_rows(part, 1, sizes.n_head_v, 0..1);
+    let Inputs { q, k, v, z, alpha, beta } = inputs;
     Ok(GatedDelta {
-        sizes: GatedDeltaSizes { n_head_k, n_head_v, d_k: d, d_v: d, heads: HeadMapping::Modulo },
-        q: q?,
-        k: k?,
-        v: v?,
+        q,
+        k,
+        v,
         q_conv: q_conv?,
         k_conv: k_conv?,
         v_conv: v_conv?,
-        unit: layer.constant((d as f32).sqrt().recip(), d),
-        alpha: layer.affine("ssm_alpha", n_head_v, n_embd)?,
-        beta: layer.affine("ssm_beta", n_head_v, n_embd)?,
+        unit: layer.constant((sizes.d_k as f32).sqrt().recip(), sizes.d_k),
+        alpha,
+        beta,
         dt_bias: vector("ssm_dt.bias")?,
         a: vector("ssm_a")?,
-        norm: layer.norm("ssm_norm", d)?,
-        z: layer.affine("attn_gate", n_v, n_embd)?,
-        out: layer.affine("ssm_out", n_embd, n_v)?,
+        norm: layer.norm("ssm_norm", sizes.d_v)?,
+        z,
+        out: layer.affine("ssm_out", layer.n_embd(), sizes.n_v())?,
+        sizes,
     })
 }

@@ -4,15 +4,20 @@
 use hal::op::{Activation, Pairing, Scoring};
 
 use super::llama::LLAMA;
-use crate::{ArchSpec, GlobalLayers, Positions, RouterInput, Routing};
+use crate::{ArchSpec, GlobalLayers, Positions, RotaryLayers, RouterInput, Routing, RoutingKeys};
 
 pub(super) const SMALLTHINKER: ArchSpec = ArchSpec {
     name: "smallthinker",
     models: "SmallThinker 4B-A0.6B and 21B-A3B",
     positions: Positions::Rotary(Pairing::Halves),
     global_layers: Some(GlobalLayers { period: 4, first: true }),
-    global_rotary: false,
+    rotary: RotaryLayers::Windowed,
     activation: Activation::Relu,
-    routing: Routing { input: RouterInput::Layer, scoring: Scoring::Sigmoid, renormalise: true },
+    routing: Routing {
+        input: RouterInput::Layer,
+        scoring: Scoring::Sigmoid,
+        renormalise: true,
+        keys: RoutingKeys::Scoring,
+    },
     ..LLAMA
 };

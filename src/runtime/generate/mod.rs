@@ -75,6 +75,9 @@ pub struct Report {
     pub n_prompt: usize,
     /// Number of prompt tokens that the sequence had cached, so that they were not computed.
     pub n_reused: usize,
+    /// Number of prompt tokens that were computed: all others, unless an interrupt ended the
+    /// prompt.
+    pub n_computed: usize,
     /// Prefill time of the computed prompt tokens.
     pub prompt: Duration,
     /// Tokens generated, including the token that ended the text.
@@ -156,10 +159,11 @@ impl<'a> Generator<'a> {
         prompt: &[u32],
         emit: &mut Emit<'_>,
     ) -> Result<Report, Error> {
-        self.resume_with(sequence, prompt, None, emit)
+        self.resume_with(sequence, prompt, None, &mut |_| {}, emit)
     }
 
-    /// As [`Generator::resume`], but limits the tokens by `constraint`, if given.
+    /// As [`Generator::resume`], but limits the tokens by `constraint`, if given. `progress` receives
+    /// the number of prompt tokens that are computed or reused so far.
     ///
     /// # Errors
     /// [`Error`]. After an interrupt, the report says [`EndReason::Interrupted`] instead.
@@ -168,9 +172,10 @@ impl<'a> Generator<'a> {
         sequence: &'a mut Sequence,
         prompt: &[u32],
         constraint: Option<Box<dyn Constraint>>,
+        progress: &mut dyn FnMut(usize),
         emit: &mut Emit<'_>,
     ) -> Result<Report, Error> {
-        let mut tokens = self.start(sequence, prompt)?;
+        let mut tokens = self.start_with(sequence, prompt, progress)?;
         tokens.run.constraint = constraint;
         while let Some(token) = tokens.next().transpose()? {
             if emit(&token.text).is_break() {
@@ -185,6 +190,15 @@ impl<'a> Generator<'a> {
     /// # Errors
     /// [`Error`]. After an interrupt, the report says [`EndReason::Interrupted`] instead.
     pub fn start(self, sequence: &'a mut Sequence, prompt: &[u32]) -> Result<Tokens<'a>, Error> {
+        self.start_with(sequence, prompt, &mut |_| {})
+    }
+
+    fn start_with(
+        self,
+        sequence: &'a mut Sequence,
+        prompt: &[u32],
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Tokens<'a>, Error> {
         let Some(last) = prompt.len().checked_sub(1) else {
             return Err(Error::EmptyPrompt);
         };
@@ -210,6 +224,7 @@ impl<'a> Generator<'a> {
                 end: None,
                 n_prompt: prompt.len(),
                 n_reused,
+                n_computed: 0,
                 prompt: Duration::ZERO,
                 n_generated: 0,
                 generated: Duration::ZERO,
@@ -220,7 +235,7 @@ impl<'a> Generator<'a> {
             },
         };
         let mut tokens = Tokens { run, ended: None, failed: false };
-        match tokens.run.begin(prompt) {
+        match tokens.run.begin(prompt, progress) {
             Err(Error::Engine(engine::Error::Interrupted)) => {
                 tokens.ended = Some(EndReason::Interrupted);
             }
@@ -339,20 +354,31 @@ impl TextBuffer<'_> {
 }
 
 impl Generation<'_> {
-    /// Computes the prompt tokens that the sequence does not have yet.
-    fn begin(&mut self, prompt: &[u32]) -> Result<(), Error> {
+    /// Computes the prompt tokens that the sequence does not have yet, in the steps that the engine
+    /// would take.
+    fn begin(&mut self, prompt: &[u32], progress: &mut dyn FnMut(usize)) -> Result<(), Error> {
         let start = Instant::now();
         self.generator.sampler.clear_history();
         for &token in prompt {
             self.generator.sampler.accept(token);
         }
         let n_held = self.sequence.tokens().len();
-        self.feed(&prompt[n_held..])?;
+        let n_at_once = self.generator.engine.options().n_ubatch.max(1);
+        let mut fed = Ok(());
+        for tokens in prompt[n_held..].chunks(n_at_once) {
+            fed = self.feed(tokens);
+            self.report.n_computed = self.sequence.tokens().len() - n_held;
+            if fed.is_err() {
+                break;
+            }
+            progress(self.sequence.tokens().len());
+        }
+        self.report.prompt = start.elapsed();
+        fed?;
         // Keep a checkpoint, because the next turn of a conversation begins with the same prompt.
         self.generator.engine.checkpoint(self.sequence)?;
         // The statistics of the prompt are not reported.
         self.generator.engine.take_stats()?;
-        self.report.prompt = start.elapsed();
         Ok(())
     }
 

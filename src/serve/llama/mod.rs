@@ -28,8 +28,13 @@ pub(crate) async fn health(State(app): State<App>) -> Result<Response> {
     Ok(json::answer(&json!({ "status": "ok" })))
 }
 
-/// `/lora-adapters`: adapters are merged into the weights, so there is nothing to list or change.
-pub(crate) async fn lora_adapters() -> Result<Response> {
+/// `GET /lora-adapters`: adapters are merged into the weights, so there is nothing to list.
+pub(crate) async fn list_adapters() -> Response {
+    json::answer(&json!([]))
+}
+
+/// `POST /lora-adapters`: scales cannot change.
+pub(crate) async fn change_adapters() -> Result<Response> {
     Err(ApiError::not_supported(
         "adapters are merged when the model is loaded; start the server with --lora-scaled",
     ))

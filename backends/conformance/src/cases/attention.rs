@@ -112,6 +112,7 @@ struct Shape {
     n_head_kv: usize,
     window: Option<usize>,
     softcap: f32,
+    slopes: bool,
     sinks: bool,
     /// Length and number of new tokens of each sequence.
     seqs: &'static [(usize, usize)],
@@ -125,6 +126,7 @@ const PLAIN: Shape = Shape {
     n_head_kv: 2,
     window: None,
     softcap: 0.0,
+    slopes: false,
     sinks: false,
     seqs: &[(1, 1)],
 };
@@ -207,7 +209,9 @@ fn shapes() -> Vec<Shape> {
         Shape { name: "window-wider", window: Some(4096), ..long },
         Shape { name: "softcap", softcap: 0.7, seqs: MIXED, ..PLAIN },
         Shape { name: "sinks", sinks: true, seqs: MIXED, ..PLAIN },
-        Shape { name: "all", window: Some(65), softcap: 1.5, sinks: true, ..long },
+        Shape { name: "slopes", slopes: true, seqs: MIXED, ..PLAIN },
+        Shape { name: "slopes-prompt", slopes: true, n_head: 6, seqs: &[(290, 70)], ..PLAIN },
+        Shape { name: "all", window: Some(65), softcap: 1.5, slopes: true, sinks: true, ..long },
     ]
 }
 
@@ -230,6 +234,7 @@ fn independent_tokens(rig: &mut Rig, formats: KvCache<Format>) -> Result<()> {
             q,
             cache: cache.clone(),
             batch,
+            slopes: None,
             sinks: None,
             y: y.clone(),
             n_head,
@@ -265,12 +270,14 @@ fn attention(rig: &mut Rig, formats: KvCache<Format>, shape: &Shape) -> Result<(
     let widths = KvCache { k: shape.n_head_kv * d_head, v: shape.n_head_kv * d_value };
     let cache = rig.filled_cache(&facts, n_blocks, widths, formats)?;
     let q = rig.input(max_tokens, shape.n_head * d_head)?;
+    let slopes = if shape.slopes { Some(rig.input(1, shape.n_head)?) } else { None };
     let sinks = if shape.sinks { Some(rig.input(1, shape.n_head)?) } else { None };
     let y = rig.output(max_tokens, shape.n_head * d_value)?;
     let op = Attention {
         q,
         cache,
         batch,
+        slopes,
         sinks,
         y: y.clone(),
         n_head: shape.n_head,

@@ -3,7 +3,7 @@
 use hal::format::Format;
 use hal::op::{
     Add, AddPositions, CopyHeads, GateActivation, Gather, GetRows, HeadColumns, Mul, Norm,
-    NormKind, SoftCap,
+    NormKind, ScaleByPosition, SoftCap,
 };
 use hal::{BatchShape, Result};
 
@@ -35,8 +35,14 @@ pub(super) fn cases() -> Vec<Case> {
         }
     }
     for (n_tokens, n_cols, cap) in [(1, 9000, 30.0), (5, 33, 0.7), (40, 64, 1.0)] {
-        let body = move |rig: &mut Rig| soft_cap(rig, n_tokens, n_cols, cap);
-        cases.push(Case::new(format!("SoftCap/t{n_tokens}x{n_cols}"), body));
+        for hard in [false, true] {
+            let name = format!("SoftCap/t{n_tokens}x{n_cols}{}", if hard { "/hard" } else { "" });
+            cases.push(Case::new(name, move |rig| soft_cap(rig, n_tokens, n_cols, cap, hard)));
+        }
+    }
+    for (n_tokens, length, offset) in [(1, 8, 0), (5, 3, 1), (40, 8192, 1)] {
+        let body = move |rig: &mut Rig| scale_by_position(rig, n_tokens, length, offset);
+        cases.push(Case::new(format!("ScaleByPosition/t{n_tokens}/{length}"), body));
     }
     for (name, n_head, width, from, to) in [
         ("all", 3, 5, (0, 5), (0, 5)),
@@ -170,12 +176,24 @@ fn add_positions(rig: &mut Rig, format: Format, n_tokens: usize, offset: usize) 
     rig.watch("x", &x.rows(0..n_tokens + 1))
 }
 
-fn soft_cap(rig: &mut Rig, n_tokens: usize, n_cols: usize, cap: f32) -> Result<()> {
+fn soft_cap(rig: &mut Rig, n_tokens: usize, n_cols: usize, cap: f32, hard: bool) -> Result<()> {
     let mut values = rig.rng.floats(n_tokens * n_cols);
     values.iter_mut().for_each(|v| *v *= 3.0 * cap);
     let x = rig.output_from(n_tokens, n_cols, &values)?;
-    rig.run([SoftCap { x: x.clone(), cap }.into()])?;
+    rig.run([SoftCap { x: x.clone(), cap, hard }.into()])?;
     rig.watch("x", &x)
+}
+
+/// Rows of padding tokens are not scaled.
+fn scale_by_position(rig: &mut Rig, n_tokens: usize, length: u32, offset: u32) -> Result<()> {
+    let (n_cols, max_tokens) = (33, n_tokens + 3);
+    let facts = rig.facts(&[(n_tokens, n_tokens), (20_000, 1)], 700);
+    let shape = BatchShape { max_tokens, max_seqs: 2, max_blocks: 640 };
+    let batch = rig.batch(shape, &facts, 700, 1 << 20)?;
+    let values = rig.rng.floats(max_tokens * n_cols);
+    let x = rig.output_from(max_tokens, n_cols, &values)?;
+    rig.run([ScaleByPosition { batch, x: x.clone(), factor: 0.1, length, offset }.into()])?;
+    rig.watch("x", &x.rows(0..n_tokens + 1))
 }
 
 /// Values of `y` outside the copied columns stay unchanged.

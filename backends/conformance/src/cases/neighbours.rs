@@ -137,6 +137,7 @@ fn layer(
         q,
         cache: cache.clone(),
         batch: batch.clone(),
+        slopes: None,
         sinks: None,
         y: attended.clone(),
         n_head,

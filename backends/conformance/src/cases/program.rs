@@ -132,6 +132,7 @@ fn layer_ops(
             q,
             cache: cache.clone(),
             batch: batch.clone(),
+            slopes: None,
             sinks: None,
             y: attended.clone(),
             n_head: N_HEAD,

@@ -26,6 +26,14 @@ pub(super) fn cases() -> Vec<Case> {
         }
     }
     cases.push(Case::new("Route/F32/ties", run_ties));
+    for scoring in [Scoring::Softmax, Scoring::Sigmoid, Scoring::SoftmaxChosen] {
+        for n_groups in [[1, 1], [4, 2], [12, 5]] {
+            let [n_group, used] = n_groups;
+            let name = format!("Route/F32/{scoring:?}/selection/groups-{used}-of-{n_group}");
+            cases.push(Case::new(name, move |rig| select(rig, scoring, n_groups)));
+        }
+    }
+    cases.push(Case::new("Route/F32/small-sum", small_sum));
     cases
 }
 
@@ -43,7 +51,19 @@ fn route(
     let x = rig.input(n_tokens, n_embd)?;
     let weights = rig.output(n_tokens, n_expert)?;
     let scale = if n_used == 4 { 2.5 } else { 1.0 };
-    let op = Route { w, bias, x, weights: weights.clone(), n_used, scoring, renormalise, scale };
+    let op = Route {
+        w,
+        bias,
+        selection: None,
+        groups: None,
+        x,
+        weights: weights.clone(),
+        n_used,
+        n_groups: [1, 1],
+        scoring,
+        renormalise,
+        scale,
+    };
     rig.run([op.into()])?;
     rig.watch("weights", &weights)
 }
@@ -58,11 +78,66 @@ fn run_ties(rig: &mut Rig) -> Result<()> {
     let op = Route {
         w,
         bias: None,
+        selection: None,
+        groups: None,
         x,
         weights: weights.clone(),
         n_used: 2,
+        n_groups: [1, 1],
         scoring: Scoring::Softmax,
         renormalise: false,
+        scale: 1.0,
+    };
+    rig.run([op.into()])?;
+    rig.watch("weights", &weights)
+}
+
+/// A bias for the selection changes the order of the experts, whose groups are not consecutive, as
+/// after swaps of experts.
+fn select(rig: &mut Rig, scoring: Scoring, n_groups: [usize; 2]) -> Result<()> {
+    let (n_expert, n_embd, n_tokens) = (12, 65, 5);
+    let w = rig.weight(n_expert, n_embd, Format::F32)?;
+    let selection = rig.input(1, n_expert)?;
+    let group = |expert: usize| ((5 * expert + 3) % n_expert * n_groups[0] / n_expert) as f32;
+    let groups: Vec<f32> = (0..n_expert).map(group).collect();
+    let groups = if n_groups[0] > 1 { Some(rig.tensor(1, n_expert, &groups)?) } else { None };
+    let x = rig.input(n_tokens, n_embd)?;
+    let weights = rig.output(n_tokens, n_expert)?;
+    let op = Route {
+        w,
+        bias: None,
+        selection: Some(selection),
+        groups,
+        x,
+        weights: weights.clone(),
+        n_used: 4,
+        n_groups,
+        scoring,
+        renormalise: true,
+        scale: 2.5,
+    };
+    rig.run([op.into()])?;
+    rig.watch("weights", &weights)
+}
+
+/// Scores whose sum is below the smallest divisor.
+fn small_sum(rig: &mut Rig) -> Result<()> {
+    let (n_expert, n_embd, n_tokens) = (6, 33, 2);
+    let w = rig.weight(n_expert, n_embd, Format::F32)?;
+    let bias = Some(rig.tensor(1, n_expert, &[-14.0, -13.5, -13.0, -12.5, -12.0, -11.5])?);
+    let x = rig.tensor(n_tokens, n_embd, &vec![0.0; n_tokens * n_embd])?;
+    let weights = rig.output(n_tokens, n_expert)?;
+    let op = Route {
+        w,
+        bias,
+        selection: None,
+        groups: None,
+        x,
+        weights: weights.clone(),
+        n_used: 2,
+        n_groups: [1, 1],
+        scoring: Scoring::Sigmoid,
+        renormalise: true,
         scale: 1.0,
     };
     rig.run([op.into()])?;

@@ -312,6 +312,7 @@ fn attention(
         q: q.clone(),
         cache: cache.clone(),
         batch: batch.clone(),
+        slopes: None,
         sinks: None,
         y: y.clone(),
         n_head: 6,

@@ -41,6 +41,7 @@ pub(super) struct Attention {
     v: KeysOrValues,
     softmax: SoftmaxFn,
     step: Step,
+    slopes: Option<ReadView<f32>>,
     sinks: Option<ReadView<f32>>,
     y: WriteView<f32>,
     parts: WriteView<f32>,
@@ -61,6 +62,7 @@ impl Attention {
             v: KeysOrValues::new(&op.cache.v, cut.d_value, context),
             softmax: context.simd.softmax(),
             step: Step::new(&op.batch, context),
+            slopes: optional_view(op.slopes.as_ref(), context),
             sinks: optional_view(op.sinks.as_ref(), context),
             y: context.bind.write(&op.y),
             parts: context.bind.scratch(&spans.parts),
@@ -148,11 +150,13 @@ impl Attention {
         for block in tile.blocks.clone() {
             for t in tokens.clone() {
                 let (visible, end) = (visible(t), visible(t).end.next_multiple_of(PAD));
-                for r in self.queries(tile, block, &(t..t + 1)) {
+                let heads = self.cut.heads(block).1;
+                for (r, head) in self.queries(tile, block, &(t..t + 1)).zip(heads) {
                     let scores = &mut scratch.scores[r * SPAN..][..end];
                     scores[..visible.start].fill(f32::NEG_INFINITY);
                     scores[visible.end..].fill(f32::NEG_INFINITY);
                     self.soft_cap_scores(&mut scores[visible.clone()]);
+                    self.slope_scores(head, t, first + visible.start, &mut scores[visible.clone()]);
                     scratch.softmax[2 * r..][..2].copy_from_slice(&(self.softmax)(scores));
                 }
             }
@@ -273,6 +277,16 @@ impl Attention {
     fn soft_cap_scores(&self, scores: &mut [f32]) {
         if self.softcap != 0.0 {
             scores.iter_mut().for_each(|s| *s = self.softcap * (*s / self.softcap).tanh());
+        }
+    }
+
+    /// Adds the slope of `head` to the scores of token `t`, whose first position is `first`.
+    fn slope_scores(&self, head: usize, t: usize, first: usize, scores: &mut [f32]) {
+        let Some(slopes) = &self.slopes else { return };
+        let slope = slopes.as_slice()[head];
+        let pos = self.step.view().positions()[t] as usize;
+        for (i, score) in scores.iter_mut().enumerate() {
+            *score -= slope * (pos - (first + i)) as f32;
         }
     }
 

@@ -45,6 +45,8 @@ pub(crate) trait Kernel: fmt::Debug + Send + Sync {
 pub(crate) struct Context<'a> {
     pub(crate) bind: Binder<'a>,
     pub(crate) simd: Kernels,
+    /// Distance in bytes at which kernels prefetch rows.
+    pub(crate) prefetch: usize,
     pub(crate) n_threads: usize,
 }
 
@@ -61,6 +63,7 @@ pub(crate) fn plan(op: &OpDesc, n_threads: usize) -> Plan {
         },
         Op::GetRows(_) | Op::Gather(_) | Op::Norm(_) | Op::Rope(_) | Op::StoreKv(_) => {}
         Op::AddPositions(_) | Op::Add(_) | Op::Mul(_) | Op::SoftCap(_) | Op::CopyHeads(_) => {}
+        Op::ScaleByPosition(_) => {}
         Op::Predict(op) => _ = predict::Workspace::new(op, n_threads, &mut scratch),
         Op::Route(op) => _ = route::Workspace::new(op, &mut scratch),
         Op::ShortConv(op) => _ = recurrent::ConvSpan::new(op, n_threads, &mut scratch),
@@ -78,6 +81,7 @@ pub(crate) fn compile(op: &Op, context: &Context<'_>) -> Box<dyn Kernel> {
     match op {
         Op::GetRows(op) => Box::new(rowwise::GetRows::new(op, context)),
         Op::AddPositions(op) => Box::new(position::AddPositions::new(op, context)),
+        Op::ScaleByPosition(op) => Box::new(position::ScaleByPosition::new(op, context)),
         Op::Gather(op) => Box::new(rowwise::Gather::new(op, context)),
         Op::Norm(op) => Box::new(rowwise::Norm::new(op, context)),
         Op::Add(op) => Box::new(rowwise::Add::new(op, context)),

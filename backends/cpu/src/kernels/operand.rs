@@ -43,6 +43,8 @@ pub(super) struct Weight {
     pub(super) rows: ReadView<u8>,
     pub(super) activation: Activation,
     pub(super) format: Format,
+    /// Prefetch distance in bytes.
+    prefetch: usize,
     one: RowsFn<1>,
     four: RowsFn<4>,
     eight: RowsFn<8>,
@@ -56,6 +58,7 @@ impl Weight {
             rows,
             activation: format.activation(),
             format,
+            prefetch: context.prefetch,
             one: context.simd.rows(format),
             four: context.simd.rows4(format),
             eight: context.simd.rows8(format),
@@ -110,7 +113,7 @@ impl Weight {
         let mut products = [[0.0; N]; AT_ONCE];
         for first in (0..n).step_by(AT_ONCE) {
             let products = &mut products[..AT_ONCE.min(n - first)];
-            let run = RowRun::new(self.rows.matrix(), ids.skip(first));
+            let run = RowRun::new(self.rows.matrix(), ids.skip(first), self.prefetch);
             kernel(&run, xs, products);
             (first..).zip(products).for_each(|(i, products)| f(i, *products));
         }

@@ -56,6 +56,42 @@ impl Kernel for AddPositions {
 }
 
 #[derive(Debug)]
+pub(super) struct ScaleByPosition {
+    step: Step,
+    x: WriteView<f32>,
+    factor: f32,
+    length: u32,
+    offset: u32,
+}
+
+impl ScaleByPosition {
+    pub(super) fn new(op: &op::ScaleByPosition<Tensor>, context: &Context<'_>) -> ScaleByPosition {
+        ScaleByPosition {
+            step: Step::new(&op.batch, context),
+            x: context.bind.write(&op.x),
+            factor: op.factor,
+            length: op.length,
+            offset: op.offset,
+        }
+    }
+}
+
+impl Kernel for ScaleByPosition {
+    fn chunks(&self, _phase: usize) -> usize {
+        self.step.n_tokens(self.x.n_rows()).div_ceil(cheap_rows(self.x.n_cols()))
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
+        let n_tokens = self.step.n_tokens(self.x.n_rows());
+        for t in nth_range(chunk, cheap_rows(self.x.n_cols()), n_tokens) {
+            let n = (self.step.view().positions()[t] + self.offset) / self.length;
+            let scale = 1.0 + self.factor * (n as f32).ln_1p();
+            self.x.row(t).iter_mut().for_each(|x| *x *= scale);
+        }
+    }
+}
+
+#[derive(Debug)]
 pub(super) struct Rope {
     freqs: ReadView<f32>,
     step: Step,

@@ -1,6 +1,6 @@
 //! Mixture-of-experts routing: the router's products, then top-k per token.
 
-use hal::op::{self, Scoring};
+use hal::op::{self, MIN_WEIGHT_SUM, Scoring};
 use hal::{Operand, Tensor};
 
 use super::operand::{Acts, Q8Span, Weight, optional_view, rows_per_chunk};
@@ -14,6 +14,10 @@ pub(super) struct Workspace {
     products: Span<f32>,
     /// `[n_tokens, n_used]`
     chosen: Span<u32>,
+    /// `[n_tokens, n_expert]`: what experts are selected by, if it is not their product.
+    keys: Option<Span<f32>>,
+    /// `[n_tokens, 2 * n_group]`: the two largest keys of each group.
+    best: Option<Span<f32>>,
 }
 
 impl Workspace {
@@ -23,6 +27,9 @@ impl Workspace {
             x: Q8Span::new(&[Some(w.format)], x.n_rows, x.n_cols, scratch),
             products: scratch.take(x.n_rows, w.n_rows),
             chosen: scratch.take(x.n_rows, op.n_used),
+            keys: (op.selection.is_some() || op.groups.is_some())
+                .then(|| scratch.take(x.n_rows, w.n_rows)),
+            best: op.groups.as_ref().map(|_| scratch.take(x.n_rows, 2 * op.n_groups[0])),
         }
     }
 }
@@ -35,6 +42,11 @@ pub(super) struct Route {
     rows: usize,
     products: WriteView<f32>,
     chosen: WriteView<u32>,
+    keys: Option<WriteView<f32>>,
+    best: Option<WriteView<f32>>,
+    selection: Option<ReadView<f32>>,
+    groups: Option<ReadView<f32>>,
+    n_group_used: usize,
     weights: WriteView<f32>,
     scoring: Scoring,
     renormalise: bool,
@@ -52,6 +64,11 @@ impl Route {
             x: Acts::new(bind.read(&op.x), spans.x.as_ref(), context),
             products: bind.scratch(&spans.products),
             chosen: bind.scratch(&spans.chosen),
+            keys: spans.keys.as_ref().map(|keys| bind.scratch(keys)),
+            best: spans.best.as_ref().map(|best| bind.scratch(best)),
+            selection: optional_view(op.selection.as_ref(), context),
+            groups: optional_view(op.groups.as_ref(), context),
+            n_group_used: op.n_groups[1],
             weights: bind.write(&op.weights),
             scoring: op.scoring,
             renormalise: op.renormalise,
@@ -76,13 +93,45 @@ impl Route {
         }
     }
 
+    /// The score of expert `g` unless only the selected experts are scored: then its product.
+    fn score(&self, product: f32, best: f64, total: f64) -> f64 {
+        let product = f64::from(product);
+        match self.scoring {
+            Scoring::Softmax => (product - best).exp() / total,
+            Scoring::SoftmaxChosen => product,
+            Scoring::Sigmoid => 1.0 / (1.0 + (-product).exp()),
+        }
+    }
+
+    /// What the experts of token `t` are selected by.
+    fn keys(&self, t: usize, best: f64, total: f64) -> &[f32] {
+        let products = self.products.read_row(t);
+        let Some(keys) = &self.keys else { return products };
+        let row = keys.row(t);
+        for (g, key) in row.iter_mut().enumerate() {
+            let bias = self.selection.map_or(0.0, |bias| f64::from(bias.as_slice()[g]));
+            *key = (self.score(products[g], best, total) + bias) as f32;
+        }
+        if let (Some(groups), Some(best)) = (&self.groups, &self.best) {
+            mask_groups(row, groups.as_slice(), best.row(t), self.n_group_used);
+        }
+        keys.read_row(t)
+    }
+
     fn choose_experts(&self, t: usize) {
         let (products, weights) = (self.products.read_row(t), self.weights.row(t));
+        let best = products.iter().copied().max_by(f32::total_cmp).map_or(0.0, f64::from);
+        let exp = |g: usize| (f64::from(products[g]) - best).exp();
+        let total: f64 = match self.scoring {
+            Scoring::Softmax => (0..products.len()).map(exp).sum(),
+            Scoring::SoftmaxChosen | Scoring::Sigmoid => 1.0,
+        };
+        let keys = self.keys(t, best, total);
         let chosen = self.chosen.row(t);
         let mut n = 0;
-        for g in 0..products.len() {
-            // Only a larger product is inserted before earlier entries, so the lower id wins a tie.
-            let behind = |&other: &u32| products[g].total_cmp(&products[other as usize]).is_gt();
+        for g in 0..keys.len() {
+            // Only a larger key is inserted before earlier entries, so the lower id wins a tie.
+            let behind = |&other: &u32| keys[g].total_cmp(&keys[other as usize]).is_gt();
             let at = chosen[..n].iter().rposition(|other| !behind(other)).map_or(0, |i| i + 1);
             if at == chosen.len() {
                 continue;
@@ -91,22 +140,57 @@ impl Route {
             chosen.copy_within(at..n - 1, at + 1);
             chosen[at] = g as u32;
         }
-        let best = f64::from(products[chosen[0] as usize]);
-        let exp = |g: usize| (f64::from(products[g]) - best).exp();
-        let total = match self.scoring {
-            Scoring::Softmax => (0..products.len()).map(exp).sum(),
+        let of_chosen: f64 = match self.scoring {
             Scoring::SoftmaxChosen => chosen.iter().map(|&g| exp(g as usize)).sum(),
-            Scoring::Sigmoid => 1.0,
+            Scoring::Softmax | Scoring::Sigmoid => 1.0,
         };
         let score = |g: usize| match self.scoring {
-            Scoring::Softmax | Scoring::SoftmaxChosen => exp(g) / total,
-            Scoring::Sigmoid => 1.0 / (1.0 + (-f64::from(products[g])).exp()),
+            Scoring::SoftmaxChosen => exp(g) / of_chosen,
+            Scoring::Softmax | Scoring::Sigmoid => self.score(products[g], best, total),
         };
-        let sum: f64 =
-            if self.renormalise { chosen.iter().map(|&g| score(g as usize)).sum() } else { 1.0 };
+        let sum = if self.renormalise {
+            let sum: f64 = chosen.iter().map(|&g| score(g as usize)).sum();
+            sum.max(f64::from(MIN_WEIGHT_SUM))
+        } else {
+            1.0
+        };
         weights.fill(0.0);
         for &g in chosen.iter() {
             weights[g as usize] = (score(g as usize) / sum * f64::from(self.scale)) as f32;
+        }
+    }
+}
+
+/// Sets the keys of experts outside the best `n_used` groups below all others. `best` has room for
+/// the two largest keys of each group.
+fn mask_groups(keys: &mut [f32], groups: &[f32], best: &mut [f32], n_used: usize) {
+    best.fill(f32::NEG_INFINITY);
+    for (&key, &group) in keys.iter().zip(groups) {
+        let Some([first, second]) = best.as_chunks_mut::<2>().0.get_mut(group as usize) else {
+            continue;
+        };
+        if key > *first {
+            (*second, *first) = (*first, key);
+        } else if key > *second {
+            *second = key;
+        }
+    }
+    let quality = |group: usize| match [best[2 * group], best[2 * group + 1]] {
+        // A group of one expert is as good as that expert.
+        [first, f32::NEG_INFINITY] => first,
+        [first, second] => first + second,
+    };
+    let n_group = best.len() / 2;
+    let rank = |group: usize| {
+        let before = |other: &usize| {
+            let order = quality(*other).total_cmp(&quality(group));
+            order.is_gt() || (order.is_eq() && *other < group)
+        };
+        (0..n_group).filter(before).count()
+    };
+    for (key, &group) in keys.iter_mut().zip(groups) {
+        if rank(group as usize) >= n_used {
+            *key = f32::NEG_INFINITY;
         }
     }
 }

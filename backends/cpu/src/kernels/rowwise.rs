@@ -225,11 +225,12 @@ impl Kernel for Mul {
 pub(super) struct SoftCap {
     x: WriteView<f32>,
     cap: f32,
+    hard: bool,
 }
 
 impl SoftCap {
     pub(super) fn new(op: &op::SoftCap<Tensor>, context: &Context<'_>) -> SoftCap {
-        SoftCap { x: context.bind.write(&op.x), cap: op.cap }
+        SoftCap { x: context.bind.write(&op.x), cap: op.cap, hard: op.hard }
     }
 
     /// Chunks per row. The rows are logits: few of them, each as long as the vocabulary.
@@ -245,7 +246,11 @@ impl Kernel for SoftCap {
 
     fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
         let (t, part) = (chunk / self.chunks_per_row(), chunk % self.chunks_per_row());
-        for x in self.x.columns(t, nth_range(part, CHEAP_CHUNK, self.x.n_cols())) {
+        let values = self.x.columns(t, nth_range(part, CHEAP_CHUNK, self.x.n_cols()));
+        if self.hard {
+            return values.iter_mut().for_each(|x| *x = x.clamp(-self.cap, self.cap));
+        }
+        for x in values {
             *x = self.cap * (*x / self.cap).tanh();
         }
     }

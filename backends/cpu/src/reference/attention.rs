@@ -41,10 +41,20 @@ pub(super) fn store_kv(op: &StoreKv<Tensor>, memory: &dyn Memory) {
 
 pub(super) fn attention(op: &Attention<Tensor>, memory: &dyn Memory) {
     let step = Step::new(memory, &op.batch);
+    let slopes = optional_floats(memory, op.slopes.as_ref());
     let sinks = optional_floats(memory, op.sinks.as_ref());
     for t in 0..step.n_tokens(op.q.desc().n_rows) {
         let rows = visible_rows(&step.view(), t, op.window);
         let mut scores = scores(op, memory, t, &rows);
+        if let Some(slopes) = &slopes {
+            for (scores, &slope) in scores.iter_mut().zip(slopes) {
+                let distances = (0..rows.len()).rev();
+                scores
+                    .iter_mut()
+                    .zip(distances)
+                    .for_each(|(s, d)| *s -= f64::from(slope) * d as f64);
+            }
+        }
         for (h, scores) in scores.iter_mut().enumerate() {
             softmax(scores, sinks.as_ref().map(|sinks| f64::from(sinks[h])));
         }

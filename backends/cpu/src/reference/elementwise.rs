@@ -1,6 +1,8 @@
 //! Ops on rows: embedding, output selection, norms, sums, gates, soft caps, copies of heads.
 
-use hal::op::{Add, AddPositions, CopyHeads, Gather, GetRows, Mul, Norm, NormKind, SoftCap};
+use hal::op::{
+    Add, AddPositions, CopyHeads, Gather, GetRows, Mul, Norm, NormKind, ScaleByPosition, SoftCap,
+};
 use hal::{Operand, Tensor};
 
 use super::Memory;
@@ -87,11 +89,29 @@ pub(super) fn add_positions(op: &AddPositions<Tensor>, memory: &dyn Memory) {
     }
 }
 
+pub(super) fn scale_by_position(op: &ScaleByPosition<Tensor>, memory: &dyn Memory) {
+    let step = Step::new(memory, &op.batch);
+    for t in 0..step.n_tokens(op.x.desc().n_rows) {
+        let n = (step.view().positions()[t] + op.offset) / op.length;
+        let scale = 1.0 + f64::from(op.factor) * f64::from(n).ln_1p();
+        let mut values = row(memory, &op.x, t);
+        values.iter_mut().for_each(|v| *v = (f64::from(*v) * scale) as f32);
+        write_row(memory, &op.x, t, &values);
+    }
+}
+
 pub(super) fn soft_cap(op: &SoftCap<Tensor>, memory: &dyn Memory) {
     let cap = f64::from(op.cap);
     for t in 0..op.x.desc().n_rows {
         let mut values = row(memory, &op.x, t);
-        values.iter_mut().for_each(|v| *v = (cap * (f64::from(*v) / cap).tanh()) as f32);
+        let capped = |v: f32| {
+            if op.hard {
+                v.clamp(-op.cap, op.cap)
+            } else {
+                (cap * (f64::from(v) / cap).tanh()) as f32
+            }
+        };
+        values.iter_mut().for_each(|v| *v = capped(*v));
         write_row(memory, &op.x, t, &values);
     }
 }

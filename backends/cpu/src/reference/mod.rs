@@ -40,6 +40,7 @@ pub fn execute(op: &Op, memory: &dyn Memory) -> Result<()> {
     match op {
         Op::GetRows(op) => elementwise::get_rows(op, memory),
         Op::AddPositions(op) => elementwise::add_positions(op, memory),
+        Op::ScaleByPosition(op) => elementwise::scale_by_position(op, memory),
         Op::Gather(op) => elementwise::gather(op, memory),
         Op::Norm(op) => elementwise::norm(op, memory),
         Op::Add(op) => elementwise::add(op, memory),

@@ -28,7 +28,7 @@ fn unpack(block: &[u8], unpacked: &mut UnpackedBlock) {
         for (l, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             let four =
                 |i: usize| grid::IQ3_S[usize::from(lows[i]) | usize::from(uppers >> i & 1) << 8];
-            *codes = grid::apply_signs(four(2 * l) | four(2 * l + 1) << 32, signs[l]);
+            *codes = grid::apply_signs(grid::join(four(2 * l), four(2 * l + 1)), signs[l]);
         }
     }
 }

@@ -24,7 +24,7 @@ fn unpack(block: &[u8], unpacked: &mut UnpackedBlock) {
         unpacked.mins[i] = 0.0;
         for (l, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             let four = |index: u8| grid::IQ3_XXS[usize::from(index)];
-            let values = four(indices[2 * l]) | four(indices[2 * l + 1]) << 32;
+            let values = grid::join(four(indices[2 * l]), four(indices[2 * l + 1]));
             *codes = grid::even_signed(values, bits >> (7 * l));
         }
     }

@@ -9,8 +9,8 @@
 mod activation;
 mod block;
 mod cache;
-mod grid;
-mod grid_codes;
+pub mod grid;
+pub mod grid_codes;
 mod search;
 mod transpose;
 mod transposed;

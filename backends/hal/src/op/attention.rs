@@ -76,14 +76,15 @@ op! {
     /// `y[t, h] = sum_p softmax_p(scale * q[t, h] . k[p, g]) * v[p, g]` with
     /// `g = h * n_head_kv / n_head`, over the positions `p` of the token's sequence with `p <= pos`
     /// and, with a window, `p > pos - window`. A soft cap `c` maps a score `s` to
-    /// `c * tanh(s / c)`; a sink adds `exp(sink[h])` to the denominator.
+    /// `c * tanh(s / c)`; a slope then adds `slope[h] * (p - pos)` (ALiBi, Press et al.); a sink adds
+    /// `exp(sink[h])` to the denominator.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `q` | `[n_tokens, n_head * d_head]` | F32 |
     /// | `y` | `[n_tokens, n_head * d_value]` | F32 |
     /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]`; `d_value` for values | each one of [`KV_FORMATS`] |
-    /// | `sinks` | `[1, n_head]` | F32 |
+    /// | `slopes`, `sinks` | `[1, n_head]` | F32 |
     ///
     /// Keys and values are dequantised from their cache format; queries and attention weights stay
     /// F32. Even with a quantised cache, only the stored keys and values are rounded. A quantised
@@ -99,6 +100,8 @@ op! {
         cache cache,
         /// Positions and block tables.
         batch batch,
+        /// Slopes of ALiBi.
+        maybe slopes,
         /// Learned attention sinks.
         maybe sinks,
         /// Output.
@@ -146,6 +149,7 @@ impl<T: Operand> Attention<T> {
             let expected = format!("heads of a multiple of {block} values");
             c.require(d_head.is_multiple_of(block), "cache", expected, half.desc())?;
         }
+        c.maybe_f32("slopes", &self.slopes, 1, self.n_head)?;
         c.maybe_f32("sinks", &self.sinks, 1, self.n_head)?;
         c.require(self.window != Some(0), "window", "at least 1", 0)?;
         c.batch(&self.batch, q.n_rows)

@@ -70,6 +70,39 @@ impl<T: Operand> AddPositions<T> {
 }
 
 op! {
+    /// `x[t] *= 1 + factor * ln(1 + floor((pos_t + offset) / length))`: queries that grow with
+    /// their position (attention temperature of Llama 4 and Mistral 3).
+    ///
+    /// | operand | shape | format |
+    /// |---|---|---|
+    /// | `x` | `[n_tokens, n]` | F32 |
+    ScaleByPosition {
+        /// The step's positions.
+        batch batch,
+        /// Updated in place.
+        update x,
+        ;
+        /// Factor on the logarithm.
+        factor: f32,
+        /// Number of positions with the same scale.
+        length: u32,
+        /// Added to positions.
+        offset: u32,
+    }
+}
+
+impl<T: Operand> ScaleByPosition<T> {
+    pub(super) fn check(&self) -> Result<()> {
+        let c = Check("ScaleByPosition");
+        let x = self.x.desc();
+        c.require(self.length > 0, "length", "at least 1", self.length)?;
+        c.require(self.offset < 1 << 24, "offset", "below 2^24", self.offset)?;
+        c.batch(&self.batch, x.n_rows)?;
+        c.f32("x", &self.x, x.n_rows, x.n_cols)
+    }
+}
+
+op! {
     /// `y[i] = x[out_i]`: selects the tokens whose logits are computed.
     ///
     /// | operand | shape | format |
@@ -223,7 +256,7 @@ impl<T: Operand> Mul<T> {
 }
 
 op! {
-    /// `x = cap * tanh(x / cap)`, for each value.
+    /// `x = cap * tanh(x / cap)` for each value; if `hard`, `x` is clamped to `-cap..=cap` instead.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
@@ -234,6 +267,8 @@ op! {
         ;
         /// Limit of the magnitude.
         cap: f32,
+        /// Clamp the values.
+        hard: bool,
     }
 }
 

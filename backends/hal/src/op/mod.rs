@@ -21,7 +21,7 @@ mod sparse_ffn;
 pub use attention::{Attention, KV_FORMATS, StoreKv};
 pub use elementwise::{
     Add, AddPositions, CopyHeads, GateActivation, Gather, GetRows, HeadColumns, Mul, Norm,
-    NormKind, SoftCap,
+    NormKind, ScaleByPosition, SoftCap,
 };
 pub use facts::{Access, HandOff, OperandUse, Role, Work};
 pub use handoff::{Merge, Post};
@@ -29,7 +29,7 @@ pub use matmul::MatMul;
 pub use predict::{HiddenActivation, Predict};
 pub use recurrent::{GatedDelta, HeadMapping, ShortConv, SsmScan};
 pub use rope::{Pairing, Rope};
-pub use route::{Route, Scoring};
+pub use route::{MIN_WEIGHT_SUM, Route, Scoring};
 pub use sparse_ffn::{
     Activation, Down, ExpertRanges, FfnKind, MAX_COUNTED_TOKENS, NEVER_DENSE, Skip, SparseFfn,
     UnionCounts,
@@ -276,6 +276,7 @@ macro_rules! ops {
 ops!(
     GetRows,
     AddPositions,
+    ScaleByPosition,
     Gather,
     Norm,
     MatMul,

@@ -20,10 +20,18 @@ op! {
     /// Scores every expert by its logit `w . x + bias`, keeps the `n_used` best (on a tie the lower
     /// index) and writes their weights. All other weights are 0.
     ///
+    /// With `selection`, the best are those with the largest sum of score and `selection`; the
+    /// weights are made of the scores alone. With [`Scoring::SoftmaxChosen`], that sum is made of
+    /// the logit. With `groups`, only experts of the `n_group_used` best groups are candidates; a
+    /// group is as good as the sum of its two best candidates, and on a tie the lower one wins. If
+    /// `renormalise`, the divisor is at least `2^-14`, as in llama.cpp.
+    ///
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `w` | `[n_expert, n_embd]` | any weight |
     /// | `bias` | `[1, n_expert]` | F32 |
+    /// | `selection` | `[1, n_expert]` | F32 |
+    /// | `groups` | `[1, n_expert]`: the group of each expert, a whole number below `n_group` | F32 |
     /// | `x` | `[n_tokens, n_embd]` | F32 |
     /// | `weights` | `[n_tokens, n_expert]` | F32 |
     Route {
@@ -31,6 +39,10 @@ op! {
         weight w,
         /// Router bias.
         maybe bias,
+        /// Bias of the scores for the selection only (DeepSeek V3).
+        maybe selection,
+        /// Group of each expert.
+        maybe groups,
         /// Input.
         read x,
         /// Weight of each expert; 0 if the token does not use it.
@@ -38,6 +50,8 @@ op! {
         ;
         /// Experts per token (top-k).
         n_used: usize,
+        /// Number of groups, and of groups per token; used with `groups`.
+        n_groups: [usize; 2],
         /// How logits become scores.
         scoring: Scoring,
         /// Divide the weights of the selected experts by their sum.
@@ -46,6 +60,9 @@ op! {
         scale: f32,
     }
 }
+
+/// Smallest divisor of renormalised weights: the smallest normal F16.
+pub const MIN_WEIGHT_SUM: f32 = 1.0 / 16384.0;
 
 impl<T: Operand> Route<T> {
     pub(super) fn work(&self) -> Work {
@@ -57,7 +74,14 @@ impl<T: Operand> Route<T> {
         let (w, x) = (self.w.desc(), self.x.desc());
         c.weight("w", &self.w)?;
         c.f32("x", &self.x, x.n_rows, w.n_cols)?;
-        c.maybe_f32("bias", &self.bias, 1, w.n_rows)?;
+        for (name, part) in
+            [("bias", &self.bias), ("selection", &self.selection), ("groups", &self.groups)]
+        {
+            c.maybe_f32(name, part, 1, w.n_rows)?;
+        }
+        let [n_group, n_group_used] = self.n_groups;
+        let grouped = self.groups.is_none() || (1..=n_group).contains(&n_group_used);
+        c.require(grouped, "n_groups", format!("1 to {n_group} groups used"), n_group_used)?;
         let in_range = self.n_used >= 1 && self.n_used <= w.n_rows;
         c.require(in_range, "n_used", format!("1 to {}", w.n_rows), self.n_used)?;
         c.f32("weights", &self.weights, x.n_rows, w.n_rows)

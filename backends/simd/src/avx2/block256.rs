@@ -4,9 +4,8 @@ use std::arch::x86_64::*;
 
 use hal::format::IQ4_CODES;
 
-use super::super::ActView;
 use super::super::rows::Row;
-use super::super::tile::{for_tiles, q3_scales, six_bits};
+use super::super::tile::{Tokens, for_tiles, q3_scales, six_bits};
 use super::vector::{load_bytes, load_quarter, look_up, one_scale, store_ps};
 use super::{Products, SubBlockProducts, totals, vector};
 
@@ -32,7 +31,7 @@ fn nibbles(bytes: &[u8], at: usize) -> [__m256i; 2] {
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q4_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q4_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 2 * 144 }, N>(row, x, |tile, x| {
         let (first, second) = (scales_and_mins(tile), scales_and_mins(&tile[144..]));
@@ -50,7 +49,7 @@ pub(super) fn q4_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 2 * 176 }, N>(row, x, |tile, x| {
         let (first, second) = (scales_and_mins(tile), scales_and_mins(&tile[176..]));
@@ -88,7 +87,7 @@ fn sixteen_scales(bytes: &[u8], d: __m256) -> [f32; 16] {
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 2 * 210 }, N>(row, x, |tile, x| {
         for half in 0..2 {
@@ -121,7 +120,7 @@ fn bit_pairs(bytes: &[u8]) -> [__m256i; 8] {
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 2 * 84 }, N>(row, x, |tile, x| {
         for half in 0..2 {
@@ -145,7 +144,7 @@ pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 2 * 110 }, N>(row, x, |tile, x| {
         for half in 0..2 {
@@ -187,7 +186,7 @@ fn iq4_scales(block: &[u8]) -> __m256 {
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn iq4_xs<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn iq4_xs<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 2 * 136 }, N>(row, x, |tile, x| {
         let scales = [iq4_scales(tile), iq4_scales(&tile[136..])];

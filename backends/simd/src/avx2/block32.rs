@@ -4,9 +4,8 @@ use std::arch::x86_64::*;
 
 use hal::format::{E2M1_CODES, IQ4_CODES};
 
-use super::super::ActView;
 use super::super::rows::Row;
-use super::super::tile::for_tiles;
+use super::super::tile::{Tokens, for_tiles};
 use super::vector::{load_bytes, look_up, nibbles};
 use super::{Products, strided_scales, totals};
 
@@ -52,7 +51,7 @@ fn scales_and_mins<const STRIDE: usize>(tile: &[u8]) -> ([__m256; 2], [__m256; 2
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
         let mut products = Products::new(strided_scales::<18>(tile), None, x);
@@ -67,7 +66,7 @@ pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 20 }, N>(row, x, |tile, x| {
         let (scales, mins) = scales_and_mins::<20>(tile);
@@ -82,7 +81,7 @@ pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 34 }, N>(row, x, |tile, x| {
         let mut products = Products::new(strided_scales::<34>(tile), None, x);
@@ -96,7 +95,7 @@ pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 22 }, N>(row, x, |tile, x| {
         let mut products = Products::new(strided_scales::<22>(tile), None, x);
@@ -111,7 +110,7 @@ pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 24 }, N>(row, x, |tile, x| {
         let (scales, mins) = scales_and_mins::<24>(tile);
@@ -126,7 +125,7 @@ pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
         let mut products = Products::new(strided_scales::<18>(tile), None, x);
@@ -140,7 +139,7 @@ pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32;
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
     for_tiles::<{ 16 * 17 }, N>(row, x, |tile, x| {
         let mut products = Products::new(mxfp4_scales(tile), None, x);

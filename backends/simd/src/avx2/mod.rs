@@ -8,6 +8,7 @@ mod activation;
 mod attention;
 mod block256;
 mod block32;
+mod grid;
 mod panel;
 mod plain;
 mod quantize;
@@ -80,13 +81,13 @@ fn dot(format: Format) -> DotKernels {
         Format::IQ4_NL => entry!(block32::iq4_nl),
         Format::IQ4_XS => entry!(block256::iq4_xs),
         Format::MXFP4 => entry!(block32::mxfp4),
-        Format::IQ2_XXS => unpacked!(IQ2_XXS),
-        Format::IQ2_XS => unpacked!(IQ2_XS),
-        Format::IQ2_S => unpacked!(IQ2_S),
-        Format::IQ3_XXS => unpacked!(IQ3_XXS),
-        Format::IQ3_S => unpacked!(IQ3_S),
-        Format::IQ1_S => unpacked!(IQ1_S),
-        Format::IQ1_M => unpacked!(IQ1_M),
+        Format::IQ2_XXS => entry!(grid::iq2_xxs),
+        Format::IQ2_XS => entry!(grid::iq2_xs),
+        Format::IQ2_S => entry!(grid::iq2_s),
+        Format::IQ3_XXS => entry!(grid::iq3_xxs),
+        Format::IQ3_S => entry!(grid::iq3_s),
+        Format::IQ1_S => entry!(grid::iq1_s),
+        Format::IQ1_M => entry!(grid::iq1_m),
         Format::Q1_0 => unpacked!(Q1_0),
         Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
     }

@@ -14,6 +14,7 @@ use super::super::panel::{
 };
 use super::super::panel_passes::panel_passes;
 use super::super::tile::pad_with_zeros;
+use super::grid;
 use super::vector::*;
 
 panel_kernels!("avx2,fma,f16c");

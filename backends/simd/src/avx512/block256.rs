@@ -2,32 +2,36 @@
 
 use std::arch::x86_64::*;
 
-use super::super::ActView;
 use super::super::rows::Row;
-use super::super::tile::{for_tiles, q3_scales, six_bits};
+use super::super::tile::{Tokens, for_tiles, q3_scales};
 use super::block32::{IQ4_SHIFTED, split_nibbles};
 use super::vector::{load_bytes, load_half, load_quarter, look_up, one_scale};
 use super::{Products, SubBlockProducts, scale_by_d, totals};
 
 /// The scales and minimums of the 16 groups of a tile of two Q4_K or Q5_K blocks, multiplied by
-/// `d` and `dmin`.
+/// `d` and `dmin`; the layout is that of [`super::super::tile::six_bits`].
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn scales_and_mins(first: &[u8], second: &[u8]) -> (__m512, __m512) {
-    let (scales_0, mins_0) = six_bits(&first[4..16]);
-    let (scales_1, mins_1) = six_bits(&second[4..16]);
-    let widen = |low: u64, high: u64| {
-        _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_set_epi64x(high as i64, low as i64)))
-    };
-    // Four f16 values: d and dmin of the first block, then of the second.
-    let pair = |block: &[u8]| u32::from_le_bytes([block[0], block[1], block[2], block[3]]) as i32;
-    let factors = _mm_cvtph_ps(_mm_set_epi32(0, 0, pair(second), pair(first)));
-    let factors = _mm512_castps128_ps512(factors);
-    let d = _mm512_set_epi32(2, 2, 2, 2, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0);
+    // In each half: d and dmin; then four 32-bit parts, of which parts 1 and 2 have the first four
+    // scales and minimums, and part 3 the nibbles of the others.
+    let heads = _mm256_set_m128i(load_quarter(second, 0), load_quarter(first, 0));
+    let low = _mm256_and_si256(heads, _mm256_set1_epi8(0x3F));
+    let nibbles = _mm256_shuffle_epi32::<0b11_11_11_11>(heads);
+    let nibbles = _mm256_srlv_epi32(nibbles, _mm256_set_epi32(0, 4, 0, 0, 0, 4, 0, 0));
+    let nibbles = _mm256_and_si256(nibbles, _mm256_set1_epi8(0x0F));
+    let upper = _mm256_and_si256(_mm256_srli_epi32::<2>(heads), _mm256_set1_epi8(0x30));
+    let high = _mm256_or_si256(nibbles, upper);
+    let scales = _mm256_permute4x64_epi64::<0b00_00_11_01>(_mm256_unpacklo_epi32(low, high));
+    let mins = _mm256_permute4x64_epi64::<0b00_00_10_00>(_mm256_unpackhi_epi32(low, high));
+    let widen =
+        |codes: __m256i| _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm256_castsi256_si128(codes)));
+    let factors = _mm512_cvtph_ps(heads);
+    let d = _mm512_set_epi32(8, 8, 8, 8, 8, 8, 8, 8, 0, 0, 0, 0, 0, 0, 0, 0);
     let dmin = _mm512_add_epi32(d, _mm512_set1_epi32(1));
     let d = _mm512_permutexvar_ps(d, factors);
     let dmin = _mm512_permutexvar_ps(dmin, factors);
-    (_mm512_mul_ps(d, widen(scales_0, scales_1)), _mm512_mul_ps(dmin, widen(mins_0, mins_1)))
+    (_mm512_mul_ps(d, widen(scales)), _mm512_mul_ps(dmin, widen(mins)))
 }
 
 /// The 64 nibbles of 32 bytes: low nibbles, then high nibbles.
@@ -41,7 +45,7 @@ fn nibbles(bytes: &[u8], at: usize) -> __m512i {
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q4_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q4_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 2 * 144 }, N>(row, x, |tile, x| {
         let (scales, mins) = scales_and_mins(tile, &tile[144..]);
@@ -56,7 +60,7 @@ pub(super) fn q4_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 2 * 176 }, N>(row, x, |tile, x| {
         let (scales, mins) = scales_and_mins(tile, &tile[176..]);
@@ -105,7 +109,7 @@ fn sixteen_scales(bytes: __m128i, d: &[u8]) -> __m512 {
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 2 * 210 }, N>(row, x, |tile, x| {
         for half in 0..2 {
@@ -137,7 +141,7 @@ fn bit_pairs(block: &[u8], at: usize, i: usize) -> __m512i {
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 2 * 84 }, N>(row, x, |tile, x| {
         for half in 0..2 {
@@ -159,7 +163,7 @@ pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 2 * 110 }, N>(row, x, |tile, x| {
         for half in 0..2 {
@@ -208,7 +212,7 @@ fn iq4_scales(first: &[u8], second: &[u8]) -> __m512 {
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn iq4_xs<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn iq4_xs<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 2 * 136 }, N>(row, x, |tile, x| {
         let mut products = Products::new(iq4_scales(tile, &tile[136..]), x);

@@ -8,11 +8,10 @@ use std::arch::x86_64::*;
 
 use hal::format::{E2M1_CODES, IQ4_CODES};
 
-use super::super::ActView;
 use super::super::rows::Row;
-use super::super::tile::for_tiles;
+use super::super::tile::{Tokens, for_tiles};
 use super::vector::{load_bytes, load_half, load_quarter, look_up};
-use super::{Products, four_lanes_each, strided_scales, totals};
+use super::{Products, four_lanes_each, strided_scales, strided_words, totals};
 
 /// The codes of IQ4_NL and IQ4_XS plus 128, which makes them unsigned.
 pub(super) const IQ4_SHIFTED: [u8; 16] = shift_codes(IQ4_CODES, 128);
@@ -57,17 +56,6 @@ pub(super) fn split_nibbles(pairs: __m512i) -> [__m512i; 2] {
     [_mm512_and_si512(pairs, low), _mm512_and_si512(_mm512_srli_epi16::<4>(pairs), low)]
 }
 
-/// The 4 bytes at `at` of each of 16 blocks of `STRIDE` bytes.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn strided_words<const STRIDE: usize>(tile: &[u8], at: usize) -> __m512i {
-    let blocks = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    let places = _mm512_mullo_epi32(blocks, _mm512_set1_epi32(STRIDE as i32));
-    let first = &tile[at..][..15 * STRIDE + 4];
-    // SAFETY: `first` contains all 16 words.
-    unsafe { _mm512_i32gather_epi32::<1>(places, first.as_ptr().cast()) }
-}
-
 /// The f16 values in the lower halves of 16 words, as floats.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -102,15 +90,31 @@ fn five_bits<const STRIDE: usize>(
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn mxfp4_scales(tile: &[u8]) -> __m512 {
-    let exponents = _mm512_and_si512(strided_words::<17>(tile, 0), _mm512_set1_epi32(255));
-    let one = _mm512_set1_epi32(1);
-    let less = _mm512_sub_epi32(_mm512_max_epi32(exponents, one), one);
+    // Blocks have 17 bytes, so the exponent of every second block is the upper byte of a word.
+    let pick: [u16; 32] = const {
+        let (mut pick, mut i) = ([0; 32], 0);
+        while i < 16 {
+            pick[i] = (i % 4 * 17 / 2) as u16;
+            i += 1;
+        }
+        pick
+    };
+    let pick = load_bytes(bytemuck::bytes_of(&pick), 0);
+    let mut words = _mm512_setzero_si512();
+    for quad in 0..4 {
+        let bytes = load_bytes(tile, 4 * 17 * quad);
+        words = _mm512_mask_permutexvar_epi16(words, 0b1111 << (4 * quad), pick, bytes);
+    }
+    let upper = _mm256_set1_epi32(8 << 16);
+    let words = _mm256_srlv_epi16(_mm512_castsi512_si256(words), upper);
+    let exponents = _mm256_and_si256(words, _mm256_set1_epi16(255));
+    let less = _mm512_cvtepu16_epi32(_mm256_subs_epu16(exponents, _mm256_set1_epi16(1)));
     _mm512_castsi512_ps(_mm512_slli_epi32::<23>(less))
 }
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
         let scales = strided_scales::<18>(tile);
@@ -126,7 +130,7 @@ pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 20 }, N>(row, x, |tile, x| {
         let scales = strided_scales::<20>(tile);
@@ -142,7 +146,7 @@ pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 34 }, N>(row, x, |tile, x| {
         let scales = strided_scales::<34>(tile);
@@ -159,11 +163,11 @@ pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 22 }, N>(row, x, |tile, x| {
-        let scales = low_halves(strided_words::<22>(tile, 0));
-        let high_bits = strided_words::<22>(tile, 2);
+        let scales = strided_scales::<22>(tile);
+        let high_bits = strided_words::<22>(&tile[2..]);
         let mins = _mm512_mul_ps(scales, _mm512_set1_ps(16.0));
         let mut products = Products::with_mins(scales, mins, x);
         for i in 0..4 {
@@ -176,13 +180,11 @@ pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 24 }, N>(row, x, |tile, x| {
-        // The low half of each word is the scale, the high half the minimum, which is added.
-        let (words, high_bits) = (strided_words::<24>(tile, 0), strided_words::<24>(tile, 4));
-        let (scales, added) = (low_halves(words), low_halves(_mm512_srli_epi32::<16>(words)));
-        let mins = _mm512_sub_ps(_mm512_setzero_ps(), added);
+        let (scales, high_bits) = (strided_scales::<24>(tile), strided_words::<24>(&tile[4..]));
+        let mins = _mm512_sub_ps(_mm512_setzero_ps(), strided_scales::<24>(&tile[2..]));
         let mut products = Products::with_mins(scales, mins, x);
         for i in 0..4 {
             products.add_halves(i, five_bits::<24>(tile, 8, i, high_bits), x);
@@ -194,7 +196,7 @@ pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
         let mut products = Products::new(strided_scales::<18>(tile), x);
@@ -210,7 +212,7 @@ pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32;
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 16 * 17 }, N>(row, x, |tile, x| {
         let mut products = Products::new(mxfp4_scales(tile), x);
@@ -232,7 +234,7 @@ pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; 
 /// so values are 1 or -1.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q1_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q1_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm512_setzero_ps(); N];
     for_tiles::<{ 4 * 18 }, N>(row, x, |tile, x| {
         let half = |i: usize| i32::from(u16::from_le_bytes([tile[18 * i], tile[18 * i + 1]]));

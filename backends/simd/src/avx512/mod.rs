@@ -8,22 +8,21 @@ mod activation;
 mod attention;
 mod block256;
 mod block32;
+mod grid;
 mod panel;
 mod plain;
 mod quantize;
 mod recurrent;
 mod sum_rows;
 mod transposed;
-mod unpacked;
 mod vector;
 
 use std::arch::x86_64::*;
 
 use hal::format::Format;
 
-use super::rows::{Row, RowRun, dot_of_rows};
+use super::rows::{RowRun, dot_of_rows};
 use super::tile::Q8Tile;
-use super::unpacked::dot_unpacked;
 use super::{ActView, DotKernels, PanelKernels, Table};
 use vector::*;
 
@@ -51,6 +50,7 @@ pub(super) fn is_supported() -> bool {
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512vnni")
+        && is_x86_feature_detected!("bmi2")
         && super::avx2::is_supported()
 }
 
@@ -60,9 +60,9 @@ fn dot(format: Format) -> DotKernels {
             dot_of_rows!("avx512bw,avx512vl,avx512vnni", $dots)
         };
     }
-    macro_rules! unpacked {
-        ($format:ident) => {
-            dot_unpacked!("avx512bw,avx512vl,avx512vnni", $format)
+    macro_rules! grid {
+        ($dots:path) => {
+            dot_of_rows!("bmi2,avx512bw,avx512vl,avx512vnni", $dots)
         };
     }
     match format {
@@ -83,13 +83,13 @@ fn dot(format: Format) -> DotKernels {
         Format::IQ4_XS => entry!(block256::iq4_xs),
         Format::MXFP4 => entry!(block32::mxfp4),
         Format::Q1_0 => entry!(block32::q1_0),
-        Format::IQ2_XXS => unpacked!(IQ2_XXS),
-        Format::IQ2_XS => unpacked!(IQ2_XS),
-        Format::IQ2_S => unpacked!(IQ2_S),
-        Format::IQ3_XXS => unpacked!(IQ3_XXS),
-        Format::IQ3_S => unpacked!(IQ3_S),
-        Format::IQ1_S => unpacked!(IQ1_S),
-        Format::IQ1_M => unpacked!(IQ1_M),
+        Format::IQ2_XXS => grid!(grid::iq2_xxs),
+        Format::IQ2_XS => grid!(grid::iq2_xs),
+        Format::IQ2_S => grid!(grid::iq2_s),
+        Format::IQ3_XXS => grid!(grid::iq3_xxs),
+        Format::IQ3_S => grid!(grid::iq3_s),
+        Format::IQ1_S => grid!(grid::iq1_s),
+        Format::IQ1_M => grid!(grid::iq1_m),
         Format::U32 => (super::scalar::TABLE.dot)(Format::U32),
     }
 }
@@ -234,12 +234,6 @@ struct SubBlockProducts<const N: usize> {
 impl<const N: usize> SubBlockProducts<N> {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    fn new(half: usize, scales: &[f32; 16], x: &[Q8Tile<'_>; N]) -> Self {
-        Self::with_scales(half, load_ps(scales, 0), x)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn with_scales(half: usize, scales: __m512, x: &[Q8Tile<'_>; N]) -> Self {
         Self { half, factors: scale_by_d(half, scales, x), sums: [zero(); N] }
     }
@@ -251,6 +245,22 @@ impl<const N: usize> SubBlockProducts<N> {
     fn add<const SHIFT: i8>(&mut self, i: usize, codes: __m512i, x: &[Q8Tile<'_>; N]) {
         for (t, x) in x.iter().enumerate() {
             let dot = shifted_dot::<SHIFT>(codes, load_codes(x, 4 * self.half + i));
+            let factors = _mm512_permutexvar_ps(four_lanes_each(i), self.factors[t]);
+            self.sums[t] = fmadd(dot, factors, self.sums[t]);
+        }
+    }
+
+    /// Adds the products of quarter `i` of the values; `sizes` are the magnitudes of the codes and
+    /// `negative` has a bit for each negative code. The activations take the signs of the codes,
+    /// because `vpdpbusd` multiplies unsigned by signed bytes.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn add_sizes(&mut self, i: usize, sizes: __m512i, negative: u64, x: &[Q8Tile<'_>; N]) {
+        let none = _mm512_setzero_si512();
+        for (t, x) in x.iter().enumerate() {
+            let q = load_codes(x, 4 * self.half + i);
+            let q = _mm512_mask_sub_epi8(q, negative, none, q);
+            let dot = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(none, sizes, q));
             let factors = _mm512_permutexvar_ps(four_lanes_each(i), self.factors[t]);
             self.sums[t] = fmadd(dot, factors, self.sums[t]);
         }
@@ -269,16 +279,6 @@ impl<const N: usize> SubBlockProducts<N> {
             let factors = _mm512_permutexvar_ps(four_lanes_each(i), self.factors[t]);
             let mins = _mm512_permutexvar_ps(four_lanes_each(i), mins[t]);
             self.sums[t] = fmadd(dot, factors, fnmadd(mins, total, self.sums[t]));
-        }
-    }
-
-    /// Adds the products of all 256 values, whose codes are signed bytes.
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    fn add_bytes(&mut self, codes: &[u8], x: &[Q8Tile<'_>; N]) {
-        for i in 0..4 {
-            let codes = _mm512_xor_si512(load_bytes(codes, 64 * i), _mm512_set1_epi8(-128));
-            self.add::<-128>(i, codes, x);
         }
     }
 
@@ -331,28 +331,57 @@ fn totals<const N: usize>(acc: [__m512; N]) -> [f32; N] {
     out
 }
 
-/// 16 f16 scales of consecutive blocks of `STRIDE` bytes; the first scale is at the beginning of
-/// `tile`.
+/// The f16 values at the beginning of 16 consecutive blocks of `STRIDE` bytes. `tile` may lack the
+/// last two bytes, so that the values may be those at offset 2.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn strided_scales<const STRIDE: usize>(tile: &[u8]) -> __m512 {
-    // Each permutation picks the scales that begin within 64 bytes and moves them to their lanes.
-    let at_once = const { if STRIDE <= 20 { 4 } else { 2 } };
+    _mm512_cvtph_ps(_mm512_castsi512_si256(collect::<STRIDE, 1>(tile)))
+}
+
+/// The 4 bytes at the beginning of 16 consecutive blocks of `STRIDE` bytes. `tile` may lack the
+/// last four bytes.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn strided_words<const STRIDE: usize>(tile: &[u8]) -> __m512i {
+    collect::<STRIDE, 2>(tile)
+}
+
+/// The first `N` 16-bit values of each of 16 consecutive blocks of `STRIDE` bytes. Each permutation
+/// picks the values that lie within 64 bytes and moves them to their lanes; gathers of AMD's
+/// processors are slower.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn collect<const STRIDE: usize, const N: usize>(tile: &[u8]) -> __m512i {
+    let at_once = const { blocks_at_once(STRIDE, N) };
     let pick: [u16; 32] = const {
-        let mut pick = [0; 32];
-        let mut i = 0;
-        while i < 16 {
-            pick[i] = ((i % if STRIDE <= 20 { 4 } else { 2 }) * STRIDE / 2) as u16;
+        let (mut pick, mut i) = ([0; 32], 0);
+        while i < 16 * N {
+            let block = i / N;
+            pick[i] = ((block * STRIDE - group_start(STRIDE, N, block)) / 2 + i % N) as u16;
             i += 1;
         }
         pick
     };
     let pick = load_bytes(bytemuck::bytes_of(&pick), 0);
     let mut words = _mm512_setzero_si512();
-    for k in 0..16 / at_once {
-        let place = ((1 << at_once) - 1) << (k * at_once);
-        let bytes = load_bytes(tile, k * at_once * STRIDE);
-        words = _mm512_mask_permutexvar_epi16(words, place, pick, bytes);
+    for first in (0..16).step_by(at_once) {
+        let places = ((1u64 << (N * at_once)) - 1) << (N * first);
+        let bytes = load_bytes(tile, group_start(STRIDE, N, first));
+        words = _mm512_mask_permutexvar_epi16(words, places as u32, pick, bytes);
     }
-    _mm512_cvtph_ps(_mm512_castsi512_si256(words))
+    words
+}
+
+/// Number of blocks of `stride` bytes whose first `n` 16-bit values lie within 64 bytes.
+const fn blocks_at_once(stride: usize, n: usize) -> usize {
+    (64 - 2 * n) / stride + 1
+}
+
+/// Offset of the 64 bytes in which the beginning of `block` lies. They end `2 * n` bytes before the
+/// end of the 16 blocks or earlier.
+const fn group_start(stride: usize, n: usize, block: usize) -> usize {
+    let (at_once, last) = (blocks_at_once(stride, n), 16 * stride - 2 * n - 64);
+    let start = block / at_once * at_once * stride;
+    if start < last { start } else { last }
 }

@@ -16,9 +16,10 @@ use super::super::panel::{
     panel_kernels,
 };
 use super::super::tile::pad_with_zeros;
+use super::grid;
 use super::vector::*;
 
-panel_kernels!("avx512bw,avx512vl,avx512vnni");
+panel_kernels!("bmi2,avx512bw,avx512vl,avx512vnni");
 
 /// Tokens per pass: their integer sums fill half of the registers.
 const TOKENS: usize = 6;

@@ -1,3 +1,5 @@
 //! Weighted sums of rows.
 
-super::super::sum_rows::sum_rows_kernels!("avx512bw,avx512vl,avx512vnni");
+use super::grid;
+
+super::super::sum_rows::sum_rows_kernels!("bmi2,avx512bw,avx512vl,avx512vnni");

@@ -4,9 +4,8 @@ use std::arch::aarch64::*;
 
 use hal::format::IQ4_CODES;
 
-use super::super::ActView;
 use super::super::rows::Row;
-use super::super::tile::{Q8Tile, for_tiles, q3_scales, six_bits};
+use super::super::tile::{Q8Tile, Tokens, for_tiles, q3_scales, six_bits};
 use super::vector::{V, load_bytes, look_up, mul, nibbles, one_scale, store_ps, widen_i8};
 use super::{Products, SubBlockProducts, totals};
 
@@ -40,7 +39,7 @@ fn four_blocks(bytes: &[u8], at: usize) -> [[int8x16_t; 2]; 4] {
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn q4_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q4_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 2 * 144 }, N>(row, x, |tile, x| {
         let mut products = two_blocks(tile, &tile[144..], x);
@@ -55,7 +54,7 @@ pub(super) fn q4_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 2 * 176 }, N>(row, x, |tile, x| {
         let mut products = two_blocks(tile, &tile[176..], x);
@@ -91,7 +90,7 @@ fn sixteen_scales(bytes: &[u8], d: &[u8]) -> [f32; 16] {
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 2 * 210 }, N>(row, x, |tile, x| {
         for (half, block) in tile.as_chunks::<210>().0.iter().enumerate() {
@@ -123,7 +122,7 @@ fn bit_pairs(bytes: &[u8], at: usize) -> [int8x16_t; 8] {
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 2 * 84 }, N>(row, x, |tile, x| {
         for (half, block) in tile.as_chunks::<84>().0.iter().enumerate() {
@@ -145,7 +144,7 @@ pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 2 * 110 }, N>(row, x, |tile, x| {
         for (half, block) in tile.as_chunks::<110>().0.iter().enumerate() {
@@ -184,7 +183,7 @@ fn iq4_scales(block: &[u8]) -> V {
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn iq4_xs<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn iq4_xs<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 2 * 136 }, N>(row, x, |tile, x| {
         let ([a, b], [c, d]) = (iq4_scales(tile), iq4_scales(&tile[136..]));

@@ -4,9 +4,8 @@ use std::arch::aarch64::*;
 
 use hal::format::{E2M1_CODES, IQ4_CODES};
 
-use super::super::ActView;
 use super::super::rows::Row;
-use super::super::tile::{e8m0_normal, for_tiles};
+use super::super::tile::{Tokens, e8m0_normal, for_tiles};
 use super::vector::{load_bytes, load_ps, look_up, nibbles};
 use super::{Products, strided_scales, totals};
 
@@ -18,7 +17,7 @@ fn four_blocks<T>(first: usize, codes: impl Fn(usize) -> T) -> [T; 4] {
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
         let mut products = Products::new(strided_scales::<18>(tile), None, x);
@@ -35,7 +34,7 @@ pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 16 * 20 }, N>(row, x, |tile, x| {
         let mins = strided_scales::<20>(&tile[2..]).map(|min| vnegq_f32(min));
@@ -50,7 +49,7 @@ pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 16 * 34 }, N>(row, x, |tile, x| {
         let mut products = Products::new(strided_scales::<34>(tile), None, x);
@@ -81,7 +80,7 @@ fn five_bits(tile: &[u8], at: usize) -> [int8x16_t; 2] {
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 16 * 22 }, N>(row, x, |tile, x| {
         let mut products = Products::new(strided_scales::<22>(tile), None, x);
@@ -98,7 +97,7 @@ pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 16 * 24 }, N>(row, x, |tile, x| {
         let mins = strided_scales::<24>(&tile[2..]).map(|min| vnegq_f32(min));
@@ -113,7 +112,7 @@ pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
         let mut products = Products::new(strided_scales::<18>(tile), None, x);
@@ -128,7 +127,7 @@ pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32;
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: [ActView<'_>; N]) -> [f32; N] {
+pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 16 * 17 }, N>(row, x, |tile, x| {
         let scales: [f32; 16] = std::array::from_fn(|i| e8m0_normal(tile[17 * i]));

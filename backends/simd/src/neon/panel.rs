@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use hal::format::Format;
 
+use super::super::grid;
 use super::super::panel::{
     Factors, FillFn, MINS, PANEL_ROWS, PanelFn, RowWords, SCALES, TokenRows, fill_panel,
     panel_kernels, sums_of_16,

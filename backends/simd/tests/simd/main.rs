@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod cache;
+mod grid;
 mod panel;
 mod recurrent;
 
@@ -132,10 +133,12 @@ fn a_run_of_rows_gives_the_bits_of_each_row() {
             let row = |id: usize| &bytes[id * row_bytes..][..row_bytes];
             // The last ids are only prefetched.
             let list = [8, 0, 3, 3, 7, 1, 2];
-            for (ids, expected) in
-                [(RowIds::List(&list), [8, 0, 3, 3, 7]), (RowIds::From(4), [4, 5, 6, 7, 8])]
+            let runs = [(RowIds::List(&list), [8, 0, 3, 3, 7]), (RowIds::From(4), [4, 5, 6, 7, 8])];
+            let distances = [0, DEFAULT_PREFETCH, 3 * bytes.len()];
+            for ((ids, expected), distance) in
+                runs.into_iter().flat_map(|run| distances.map(|distance| (run, distance)))
             {
-                let run = RowRun::new(Matrix::dense(&bytes, row_bytes), ids);
+                let run = RowRun::new(Matrix::dense(&bytes, row_bytes), ids, distance);
                 let (mut one, mut four) = ([[f32::NAN; 1]; 5], [[f32::NAN; 4]; 5]);
                 kernels.rows(format)(&run, [views[0]], &mut one);
                 kernels.rows4(format)(&run, [views[0], views[1], views[0], views[1]], &mut four);

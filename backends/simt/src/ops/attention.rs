@@ -273,6 +273,7 @@ fn lower_few(
         ptr(plain(&op.cache.k)?),
         ptr(plain(&op.cache.v)?),
         ptr(plain(&op.batch.words)?),
+        ptr(out.plain_or_null(op.slopes.as_ref())?),
         ptr(partials),
     ];
     args.extend(sizes(op, split, &[], &[lanes_k, lanes_v])?);
@@ -302,6 +303,7 @@ fn lower_many(
         ptr(plain(&op.cache.k)?),
         ptr(plain(&op.cache.v)?),
         ptr(plain(&op.batch.words)?),
+        ptr(out.plain_or_null(op.slopes.as_ref())?),
         ptr(out.plain_or_null(op.sinks.as_ref())?),
         ptr(partials),
         ptr(plain(&op.y)?),
@@ -362,6 +364,7 @@ mod tests {
             q: desc(n_tokens, 32 * 128),
             cache: KvCache::both(desc(32 * max_blocks, 8 * 128)),
             batch: Batch { words: desc(1, shape.n_words()), shape },
+            slopes: None,
             sinks: None,
             y: desc(n_tokens, 32 * 128),
             n_head: 32,

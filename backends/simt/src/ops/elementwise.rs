@@ -1,6 +1,6 @@
 //! Elementwise ops. A thread computes one value; in `add` it computes four.
 
-use hal::op::{Add, CopyHeads, GateActivation, Gather, Mul, SoftCap};
+use hal::op::{Add, CopyHeads, GateActivation, Gather, Mul, ScaleByPosition, SoftCap};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
 use crate::buffer::plain;
@@ -101,7 +101,31 @@ pub(crate) fn plan_soft_cap(_op: &SoftCap<TensorDesc>, _facts: &Facts) -> Plan {
 
 pub(crate) fn soft_cap(op: &SoftCap<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let n = n_values(&op.x);
-    let args = [ptr(plain(&op.x)?), word(n), Arg::F32(op.cap)];
+    let hard = Arg::U32(u32::from(op.hard));
+    let args = [ptr(plain(&op.x)?), word(n), hard, Arg::F32(op.cap)];
     launch_per_item("soft_cap", n, &args, out);
+    Ok(())
+}
+
+pub(crate) fn plan_scale_by_position(_op: &ScaleByPosition<TensorDesc>, _facts: &Facts) -> Plan {
+    Plan::yes()
+}
+
+pub(crate) fn scale_by_position(
+    op: &ScaleByPosition<Tensor>,
+    out: &mut Lowering<'_>,
+) -> Result<()> {
+    let x = op.x.desc();
+    let args = [
+        ptr(plain(&op.batch.words)?),
+        ptr(plain(&op.x)?),
+        word(op.batch.shape.max_tokens),
+        word(x.n_rows),
+        word(x.n_cols),
+        Arg::U32(op.length),
+        Arg::U32(op.offset),
+        Arg::F32(op.factor),
+    ];
+    launch_per_item("scale_by_position", n_values(&op.x), &args, out);
     Ok(())
 }

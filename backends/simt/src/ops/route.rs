@@ -13,6 +13,9 @@ use crate::units::Unit;
 /// Maximum number of experts that `route.cu` can rank.
 const MAX_EXPERTS: usize = 4096;
 
+/// Maximum number of groups of experts that `route.cu` can rank.
+const MAX_GROUPS: usize = 64;
+
 /// Offset of the products in the workspace, after the scratch memory of their computation.
 fn products_at(w: &TensorDesc, n_tokens: usize) -> u64 {
     products_workspace(w, n_tokens).next_multiple_of(256)
@@ -21,6 +24,11 @@ fn products_at(w: &TensorDesc, n_tokens: usize) -> u64 {
 pub(crate) fn plan(op: &Route<TensorDesc>, _facts: &Facts) -> Plan {
     if op.w.n_rows > MAX_EXPERTS {
         return Plan::No(format!("{} experts; at most {MAX_EXPERTS} are supported", op.w.n_rows));
+    }
+    if op.n_groups[0] > MAX_GROUPS {
+        let reason =
+            format!("{} groups of experts; at most {MAX_GROUPS} are supported", op.n_groups[0]);
+        return Plan::No(reason);
     }
     if let Some(reason) = refuse_products(&op.w) {
         return Plan::No(reason);
@@ -44,9 +52,13 @@ pub(crate) fn lower(op: &Route<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     };
     let args = [
         ptr(scores),
+        ptr(out.plain_or_null(op.selection.as_ref())?),
+        ptr(out.plain_or_null(op.groups.as_ref())?),
         ptr(plain(&op.weights)?),
         word(w.n_rows),
         word(op.n_used),
+        word(op.n_groups[0]),
+        word(op.n_groups[1]),
         Arg::U32(scoring),
         Arg::U32(u32::from(op.renormalise)),
         Arg::F32(op.scale),

@@ -218,14 +218,22 @@ pub(super) fn lower(op: &Attention<Tensor>, out: &mut Lowering<'_>) -> Result<()
         n_spans,
         span,
         op.window.unwrap_or(0),
+        usize::from(op.slopes.is_some()),
     ];
     let mut numbers: Vec<u32> = sizes.iter().map(|&n| u32::try_from(n).unwrap_or(0)).collect();
     numbers.extend([op.scale.to_bits(), op.softcap.to_bits()]);
-    let bound = [plain(&op.q)?, plain(&op.cache.k)?, plain(&op.cache.v)?, batch.clone(), partials];
+    let bound = [
+        plain(&op.q)?,
+        plain(&op.cache.k)?,
+        plain(&op.cache.v)?,
+        batch.clone(),
+        out.plain_or_dummy(op.slopes.as_ref())?,
+        partials,
+    ];
     let grid = out.facts().grid(q.n_rows * op.n_head_kv * n_tiles * n_spans);
     let source = source(formats, d_head, d_value, shared, row);
     out.dispatch(&source, &bound, &numbers, grid)?;
-    let [_, _, _, _, partials] = bound;
+    let [_, _, _, _, _, partials] = bound;
     merge(op, [partials, batch], [n_spans, span, d_value], out)
 }
 

@@ -1,6 +1,6 @@
 //! Elementwise ops; every invocation computes one value.
 
-use hal::op::{Add, CopyHeads, GateActivation, Gather, Mul, SoftCap};
+use hal::op::{Add, CopyHeads, GateActivation, Gather, Mul, ScaleByPosition, SoftCap};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
 use crate::buffer::{Span, plain};
@@ -81,8 +81,24 @@ pub(super) fn plan_soft_cap(op: &SoftCap<TensorDesc>, facts: &Facts) -> Plan {
 
 pub(super) fn soft_cap(op: &SoftCap<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let n = n_values(&op.x);
-    let numbers = [n as u32, op.cap.to_bits()];
+    let numbers = [n as u32, u32::from(op.hard), op.cap.to_bits()];
     each_value_u32(Source::new("soft_cap"), n, &[plain(&op.x)?], &numbers, out)
+}
+
+pub(super) fn plan_scale_by_position(op: &ScaleByPosition<TensorDesc>, facts: &Facts) -> Plan {
+    plan_bindings(&[("x", &op.x)], facts)
+}
+
+pub(super) fn scale_by_position(
+    op: &ScaleByPosition<Tensor>,
+    out: &mut Lowering<'_>,
+) -> Result<()> {
+    let x = op.x.desc();
+    let sizes = [op.batch.shape.max_tokens, x.n_rows, x.n_cols].map(|n| n as u32);
+    let scale = [op.length, op.offset, op.factor.to_bits()];
+    let spans = [plain(&op.batch.words)?, plain(&op.x)?];
+    let numbers = [sizes, scale].concat();
+    each_value_u32(Source::new("scale_by_position"), n_values(&op.x), &spans, &numbers, out)
 }
 
 pub(super) fn plan_copy_heads(op: &CopyHeads<TensorDesc>, facts: &Facts) -> Plan {

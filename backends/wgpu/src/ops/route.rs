@@ -13,6 +13,9 @@ use crate::shader::Source;
 /// Maximum number of experts that `route.wgsl` can rank.
 const MAX_EXPERTS: usize = 4096;
 
+/// Maximum number of groups of experts that `route.wgsl` can rank.
+const MAX_GROUPS: usize = 64;
+
 /// Offset of the products in the workspace, after the scratch memory of their computation.
 fn products_at(w: &TensorDesc, n_tokens: usize) -> u64 {
     products_workspace(w, n_tokens).next_multiple_of(256)
@@ -21,6 +24,11 @@ fn products_at(w: &TensorDesc, n_tokens: usize) -> u64 {
 pub(super) fn plan(op: &Route<TensorDesc>, facts: &Facts) -> Plan {
     if op.w.n_rows > MAX_EXPERTS {
         return Plan::No(format!("{} experts; at most {MAX_EXPERTS} are supported", op.w.n_rows));
+    }
+    if op.n_groups[0] > MAX_GROUPS {
+        let reason =
+            format!("{} groups of experts; at most {MAX_GROUPS} are supported", op.n_groups[0]);
+        return Plan::No(reason);
     }
     if let Some(reason) = refuse_products(&op.w, op.x.n_rows, facts) {
         return Plan::No(reason);
@@ -55,9 +63,15 @@ pub(super) fn lower(op: &Route<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
         op.n_used as u32,
         scoring,
         u32::from(op.renormalise),
+        u32::from(op.selection.is_some()),
+        op.groups.as_ref().map_or(0, |_| op.n_groups[0] as u32),
+        op.n_groups[1] as u32,
         op.scale.to_bits(),
     ];
     let source = Source::new("route").set("ROW", out.facts().tuning.row);
     let grid = out.facts().grid(n_tokens);
-    out.dispatch(&source, &[scores, plain(&op.weights)?], &numbers, grid)
+    let optional = |part: &Option<Tensor>| part.as_ref().map_or(Ok(scores.clone()), plain);
+    let bindings =
+        [scores.clone(), optional(&op.selection)?, optional(&op.groups)?, plain(&op.weights)?];
+    out.dispatch(&source, &bindings, &numbers, grid)
 }

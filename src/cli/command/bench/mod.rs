@@ -24,7 +24,7 @@ use hal::format::Format;
 use hal::{Bytes, KvCache};
 use report::Report;
 use row::Row;
-use runtime::{Computation, ContextSize, Opened, Options, Runtime};
+use runtime::{Computation, ContextSize, Opened, Options, Runtime, SharedObserver};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant, SystemTime};
@@ -45,6 +45,7 @@ pub(crate) fn run(setup: &BenchSetup<'_>, terminal: &Terminal) -> Result<(), Fai
         computation: &setup.computations[0],
         setup,
         terminal,
+        observer: terminal.observer(),
         interrupt: Interrupt::install()?,
         tests: tests(setup.args),
         report: Report::new(setup),
@@ -147,6 +148,7 @@ struct Bench<'a> {
     /// The entry of [`BenchSetup::computations`] that is measured.
     computation: &'a Computation,
     terminal: &'a Terminal,
+    observer: SharedObserver,
     trace: &'a Trace,
     comparison: Comparison<'a>,
     interrupt: Interrupt,
@@ -197,9 +199,8 @@ impl Bench<'_> {
         }
         let cpu = devices::cpu(Some(1));
         let computation = self.computation;
-        let observer = self.terminal.observer();
         let path = path.map(AsRef::as_ref);
-        let opened = Opened::open(path, computation, &cpu, observer.as_ref())?;
+        let opened = Opened::open(path, computation, &cpu, self.observer.as_ref())?;
         self.run_model(&opened)
     }
 
@@ -221,7 +222,7 @@ impl Bench<'_> {
         combination: Combination,
     ) -> Result<(), Failure> {
         let options = combination.run_options(self.setup, self.computation);
-        let runtime = Runtime::new(options, self.terminal.observer())?;
+        let runtime = Runtime::new(options, self.observer.clone())?;
         let machine = runtime.machine();
         let most = |of: fn(&Test) -> usize| self.tests.iter().map(of).max().unwrap_or(0);
         let (n_seq, n_total, n_text) =

@@ -64,8 +64,7 @@ impl Input {
     /// # Errors
     /// Input that cannot be read or is not UTF-8; a line longer than [`MAX_LINE`].
     pub(crate) fn next(&mut self, interrupt: &Interrupt) -> Result<InputLine, Failure> {
-        let quotes = self.is_interactive();
-        let mut message = MessageLines { multiline: self.multiline, quotes, ..Default::default() };
+        let mut message = MessageLines { multiline: self.multiline, ..Default::default() };
         loop {
             let first = message.n == 0;
             let line = match self.line(first, interrupt)? {
@@ -127,8 +126,7 @@ struct MessageLines {
     n: usize,
     /// Whether a message continues on the next line unless the line ends in a backslash.
     multiline: bool,
-    /// Whether a message may stand between [`QUOTES`].
-    quotes: bool,
+    /// Whether the message stands between [`QUOTES`].
     is_quoted: bool,
 }
 
@@ -137,7 +135,7 @@ impl MessageLines {
     fn push(&mut self, line: &str) -> bool {
         let first = self.n == 0;
         self.n += 1;
-        let quoted = line.trim_start().strip_prefix(QUOTES).filter(|_| first && self.quotes);
+        let quoted = line.trim_start().strip_prefix(QUOTES).filter(|_| first);
         self.is_quoted |= quoted.is_some();
         let line = quoted.unwrap_or(line);
         if self.is_quoted {
@@ -239,8 +237,8 @@ mod tests {
     use super::*;
 
     /// The message of these lines, and whether it is complete.
-    fn message(lines: &[&str], multiline: bool, quotes: bool) -> (String, bool) {
-        let mut message = MessageLines { multiline, quotes, ..MessageLines::default() };
+    fn message(lines: &[&str], multiline: bool) -> (String, bool) {
+        let mut message = MessageLines { multiline, ..MessageLines::default() };
         let complete = lines.iter().map(|line| message.push(line)).collect::<Vec<_>>();
         let (last, before) = complete.split_last().unwrap();
         assert!(!before.contains(&true), "{lines:?} ends early");
@@ -250,18 +248,16 @@ mod tests {
     #[test]
     fn messages_may_have_several_lines() {
         let complete = |lines: &[&str], text: &str| {
-            assert_eq!(message(lines, false, true), (text.to_owned(), true), "{lines:?}");
+            assert_eq!(message(lines, false), (text.to_owned(), true), "{lines:?}");
         };
         complete(&["Hi"], "Hi");
         complete(&["a\\", "b"], "a\nb");
         complete(&["\"\"\"one line\"\"\""], "one line");
         complete(&["\"\"\"a", "", "  b", "c\"\"\""], "a\n\n  b\nc");
         complete(&["\"\"\"", "fn a() {\\", "}", "\"\"\" "], "fn a() {\\\n}");
-        assert_eq!(message(&["\"\"\"a", "/help"], false, true), ("a\n/help".to_owned(), false));
-        let piped = message(&["\"\"\"a"], false, false);
-        assert_eq!(piped, ("\"\"\"a".to_owned(), true), "a line of piped input is a message");
-        assert_eq!(message(&["a", "b\\"], true, true), ("a\nb".to_owned(), true));
-        assert_eq!(message(&["/help"], true, true), ("/help".to_owned(), true));
+        assert_eq!(message(&["\"\"\"a", "/help"], false), ("a\n/help".to_owned(), false));
+        assert_eq!(message(&["a", "b\\"], true), ("a\nb".to_owned(), true));
+        assert_eq!(message(&["/help"], true), ("/help".to_owned(), true));
     }
 
     #[test]

@@ -19,7 +19,11 @@ use crate::cli::terminal::Terminal;
 use input::{Input, InputLine};
 pub(crate) use run_or_chat::run_or_chat;
 use slash::EnteredLine;
+use std::time::{Duration, Instant};
 use turn::{Chat, TurnEnd};
+
+/// Longest time between two presses of Ctrl-C that exit.
+const TWICE: Duration = Duration::from_secs(2);
 
 /// Holds a conversation: with a line editor on a terminal, otherwise with one message per line of
 /// standard input.
@@ -95,7 +99,7 @@ fn converse(
     let mut first = args.prompt.clone();
     // With -p and without a terminal, the command exits after one answer.
     let once = args.conversation.single_turn || first.is_some() && !interactive;
-    let mut may_exit = false;
+    let mut last_interrupt: Option<Instant> = None;
     loop {
         let line = match first.take() {
             Some(text) if text.trim().is_empty() => EnteredLine::Empty,
@@ -106,16 +110,17 @@ fn converse(
                 EnteredLine::Message(text)
             }
             None => match input.next(interrupt)? {
-                InputLine::Text(text) => {
-                    may_exit = false;
-                    slash::read(&text)
-                }
+                InputLine::Text(text) => slash::read(&text),
                 InputLine::Interrupted if !interactive => return Err(Failure::interrupted()),
-                // The second Ctrl-C exits, as in llama-cli.
-                InputLine::Interrupted if may_exit => return Ok(()),
+                // Two in a row exit, as in llama-cli. A later one drops the line that was typed.
+                InputLine::Interrupted
+                    if last_interrupt.is_some_and(|last| last.elapsed() < TWICE) =>
+                {
+                    return Ok(());
+                }
                 InputLine::Interrupted => {
-                    may_exit = true;
-                    chat.terminal.print_unlabelled("Ctrl-C again, Ctrl-D or /exit exits");
+                    last_interrupt = Some(Instant::now());
+                    chat.terminal.print_unlabelled("Ctrl-C twice, Ctrl-D or /exit exits");
                     continue;
                 }
                 InputLine::End => return Ok(()),
@@ -131,6 +136,7 @@ fn converse(
             | EnteredLine::Clear
             | EnteredLine::System(_)
             | EnteredLine::Set(_)
+            | EnteredLine::Show
             | EnteredLine::Stats
             | EnteredLine::Help
             | EnteredLine::Wrong(_) => {
@@ -186,6 +192,7 @@ fn command(chat: &mut Chat<'_>, line: &EnteredLine) {
             Ok(()) => {}
             Err(why) => terminal.print_unlabelled(&why),
         },
+        EnteredLine::Show => terminal.print_unlabelled(&chat.banner()),
         EnteredLine::Stats => chat.stats().iter().for_each(|line| terminal.print_unlabelled(line)),
         EnteredLine::Help => slash::help().iter().for_each(|line| terminal.print_unlabelled(line)),
         EnteredLine::Wrong(why) => terminal.print_unlabelled(why),

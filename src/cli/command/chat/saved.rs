@@ -25,8 +25,15 @@ fn messages_file(path: &Path) -> PathBuf {
 /// # Errors
 /// Files that cannot be written, device errors.
 pub(super) fn save(chat: &mut Chat<'_>, path: &Path) -> Result<(), Failure> {
-    prompt_cache::write(path, &mut chat.engine, &chat.sequence)?;
     let beside = messages_file(path);
+    if !path.exists() && beside.exists() {
+        let message = format!(
+            "cannot write '{}': it exists and belongs to no saved conversation",
+            beside.display()
+        );
+        return Err(Failure::new(Exit::Failed, message).help("choose another name"));
+    }
+    prompt_cache::write(path, &mut chat.engine, &chat.sequence)?;
     let body = json!({ "messages": chat.conversation.messages() });
     scheduler::write_private(&beside, body.to_string().as_bytes()).map_err(|error| {
         let message = format!("cannot write the messages to '{}'", beside.display());
@@ -45,7 +52,12 @@ pub(super) fn save(chat: &mut Chat<'_>, path: &Path) -> Result<(), Failure> {
 /// Files that cannot be read, or that are not a conversation of this model. A failure to read the
 /// files changes nothing; after other failures, the next answer computes all tokens.
 pub(super) fn load(chat: &mut Chat<'_>, path: &Path) -> Result<(), Failure> {
-    let bytes = prompt_cache::read(path)?;
+    let not_loaded = |failure: Failure| Failure {
+        message: format!("'{}' is not a saved conversation", path.display()),
+        help: Some("/save FILE saves one; the model is chosen when the program starts".to_owned()),
+        ..failure
+    };
+    let bytes = prompt_cache::read(path).map_err(not_loaded)?;
     let beside = messages_file(path);
     let conversation = match fs::read_to_string(&beside) {
         Ok(text) => Some(conversation(&text).map_err(|why| {
@@ -61,7 +73,7 @@ pub(super) fn load(chat: &mut Chat<'_>, path: &Path) -> Result<(), Failure> {
     };
     // Dropping the old sequence first frees its KV blocks and state slot for the restored one.
     chat.sequence = chat.engine.new_sequence();
-    chat.sequence = prompt_cache::restore(path, &bytes, &mut chat.engine)?;
+    chat.sequence = prompt_cache::restore(path, &bytes, &mut chat.engine).map_err(not_loaded)?;
     let n_tokens = chat.sequence.tokens().len();
     let loaded = format!("loaded {} from {}", counted(n_tokens, "token"), path.display());
     match conversation {

@@ -60,10 +60,18 @@ impl Settings {
     /// A message for the user about an unknown key or an invalid value.
     pub(crate) fn with_value(&self, key: &str, value: &str) -> Result<Settings, String> {
         let name = key.trim_start_matches('-').replace('_', "-");
-        let name = if name == "temperature" { "temp" } else { &name };
+        let name = match name.as_str() {
+            "temperature" => "temp",
+            "num-predict" => "predict",
+            name => name,
+        };
         let Some(name) = names().find(|known| *known == name) else {
-            let known: Vec<_> = names().collect();
-            return Err(format!("unknown setting '{key}', expected one of {}", known.join(", ")));
+            let help = match name {
+                "num-ctx" | "ctx-size" => "-c sets the context when the program starts",
+                "stop" | "reverse-prompt" => "-r sets stop strings when the program starts",
+                _ => "/help lists the keys",
+            };
+            return Err(format!("unknown setting '{key}'; {help}"));
         };
         let mut changed = self.clone();
         match changed.set(name, value) {

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use super::settings;
 
 /// The commands without their `/`, for completion.
-pub(crate) const COMMANDS: [&str; 10] =
-    ["bye", "clear", "exit", "help", "load", "regen", "save", "set", "stats", "system"];
+pub(crate) const COMMANDS: [&str; 11] =
+    ["bye", "clear", "exit", "help", "load", "regen", "save", "set", "show", "stats", "system"];
 
 /// The meaning of an entered line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub(crate) enum EnteredLine {
     Save(PathBuf),
     /// Replace the conversation with a saved one.
     Load(PathBuf),
+    /// Show the model, its context and devices.
+    Show,
     /// Show counts and speeds.
     Stats,
     Exit,
@@ -54,7 +56,9 @@ pub(crate) fn read(text: &str) -> EnteredLine {
         "regen" => alone(EnteredLine::Regenerate),
         "stats" => alone(EnteredLine::Stats),
         "exit" | "quit" | "bye" => alone(EnteredLine::Exit),
-        "help" | "?" => alone(EnteredLine::Help),
+        "help" | "?" => EnteredLine::Help,
+        // ollama's `/show info`.
+        "show" => EnteredLine::Show,
         "system" => EnteredLine::System(given),
         "save" => with_file(word, given, EnteredLine::Save),
         "load" => with_file(word, given, EnteredLine::Load),
@@ -79,6 +83,8 @@ fn set(rest: &str) -> EnteredLine {
     let rest = rest.strip_prefix("parameter ").unwrap_or(rest).trim();
     match rest.split_once(char::is_whitespace) {
         _ if rest.is_empty() => EnteredLine::Set(None),
+        // ollama's form.
+        Some(("system", text)) => EnteredLine::System(Some(text.trim().to_owned())),
         Some((key, value)) => EnteredLine::Set(Some((key.to_owned(), value.trim().to_owned()))),
         // ollama's forms.
         None if rest == "verbose" => EnteredLine::Set(Some(("timings".into(), "on".into()))),
@@ -96,6 +102,7 @@ pub(crate) fn help() -> Vec<String> {
         "/set [KEY VALUE]  change a sampling parameter, or show them",
         "/save FILE        save the conversation and its prompt cache",
         "/load FILE        continue a saved conversation",
+        "/show             show the model, its context and devices",
         "/stats            show token counts and speeds",
         "/exit             exit (also Ctrl-D)",
         "Ctrl-C stops an answer, twice at the prompt exits; Tab completes commands and keys.",
@@ -127,6 +134,9 @@ mod tests {
             ("/save a b.bin ", EnteredLine::Save("a b.bin".into())),
             ("/load talk", EnteredLine::Load("talk".into())),
             ("/?", EnteredLine::Help),
+            ("/? shortcuts", EnteredLine::Help),
+            ("/show info", EnteredLine::Show),
+            ("/set system Be brief", EnteredLine::System(Some("Be brief".into()))),
             ("/bye", EnteredLine::Exit),
             ("/stats", EnteredLine::Stats),
             ("/set verbose", EnteredLine::Set(Some(("timings".into(), "on".into())))),

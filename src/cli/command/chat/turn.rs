@@ -11,6 +11,7 @@ use crate::cli::command::run::{self, LoadedModel};
 use crate::cli::command::structured::Structured;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
+use crate::cli::progress::PromptBar;
 use crate::cli::terminal::{Terminal, counted};
 use crate::engine::{Engine, Sequence};
 use crate::generate::{self, EndReason, Generator, Report};
@@ -232,8 +233,15 @@ impl<'a> Chat<'a> {
             settings: &options,
             interrupt: interrupt.flag(),
         };
-        let emit = &mut |piece: &str| shown.piece(piece);
-        let report = generator.resume_with(&mut self.sequence, &ids, constraint, emit);
+        let bar = PromptBar::new(ids.len(), self.terminal);
+        let progress = &mut |n_read| bar.set_position(n_read);
+        let emit = &mut |piece: &str| {
+            bar.remove();
+            shown.piece(piece)
+        };
+        let sequence = &mut self.sequence;
+        let report = generator.resume_with(sequence, &ids, constraint, progress, emit);
+        bar.remove();
         let end = report.as_ref().ok().map(|report| {
             // The EOS token is printed if requested, but not added to the history: the template
             // would write it twice.

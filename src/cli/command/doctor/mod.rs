@@ -17,7 +17,7 @@ use crate::devices::{self, CpuOptions};
 use crate::placement::Speed;
 use hal::format::Format;
 use hal::{Backend, Bytes, DeviceKind, MemoryReport};
-use runtime::{SilentObserver, measure_speed};
+use runtime::{SilentObserver, measure_prefetch, measure_speed};
 use serde_json::{Value, json};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -116,7 +116,13 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
 }
 
 fn cpu_report(options: CpuOptions, n_threads: usize, terminal: &Terminal) -> DeviceReport {
+    let prefetch = options.prefetch.clone();
     let backend = devices::cpu_backend(options);
+    let folder = cache_folder(None).map(|folder| folder.path);
+    let measured = measure_prefetch(&backend, n_threads, folder.as_deref(), &SilentObserver);
+    if let Some(bytes) = measured {
+        prefetch.set(bytes);
+    }
     let mut report =
         device_report("CPU", &backend.info().description, n_threads, &backend, terminal);
     let bar = progress::timer(terminal, "measuring the memory bandwidth");

@@ -13,7 +13,7 @@ use crate::cli::output::Output;
 use crate::gguf::{File, TensorInfo, Value};
 use crate::learned::{Section, SideFile};
 use crate::model::{Model, ModelOptions};
-use crate::profile::Profile;
+use crate::profile::{Counts, Profile};
 use crate::tokenizer::{Tokenizer, Vocab};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -58,6 +58,7 @@ struct Facts<'a> {
 
 struct StoredProfile {
     profile: Profile,
+    counts: Counts,
     file: String,
 }
 
@@ -71,7 +72,8 @@ fn profile(path: Option<&Path>) -> Option<Result<StoredProfile, String>> {
     };
     let model = Model::from_file(file, &ModelOptions::default()).ok()?;
     let read = Profile::read(&learned, &model).map_err(|refused| refused.to_string());
-    let known = |profile| StoredProfile { profile, file: learned.name().to_owned() };
+    let (counts, file) = (Counts::of(&model), learned.name().to_owned());
+    let known = |profile| StoredProfile { profile, counts, file };
     read.transpose().map(|read| read.map(known))
 }
 

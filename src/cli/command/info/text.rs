@@ -86,12 +86,15 @@ fn profile(facts: &Facts<'_>, out: &mut String) {
             } else {
                 format!(" of {}", profile.n_wanted())
             };
+            let counts = known.counts;
             let what = format!(
-                "{}{all} tokens: a token activates {:.2} % of the neurons, {:.2} % account for 80 % of the activations, {:.2} % never fired",
+                "{}{all} tokens: {}, {:.2} % account for 80 % of the {}, {:.2} % {}",
                 profile.n_tokens(),
-                100.0 * summary.density,
+                counts.for_a_token(&format!("{:.2} %", 100.0 * summary.density)),
                 100.0 * summary.hot,
+                counts.events(),
                 100.0 * summary.never_fired,
+                counts.never(),
             );
             fact(out, "profile", what);
             fact(out, "  stored in", &known.file);

@@ -132,9 +132,13 @@ impl Report {
         let folder = computation.folder().filter(|_| machine.is_measured());
         notes.extend(folder.filter(|_| !computation.devices.remeasure).map(|folder| {
             let path = folder.display();
-            format!(
-                "speeds are measured once and cached in {path}; --reset-gpu-index measures them again"
-            )
+            if runtime.known_speeds(&model).is_some() {
+                format!(
+                    "speeds are measured once and cached in {path}; --reset-gpu-index measures them again"
+                )
+            } else {
+                format!("speeds are measured each time: {path} cannot be written")
+            }
         }));
         let need = runtime.need(&model, &settings, &forecast);
         let host_memory = machine.cpu.memory().unwrap_or_default();

@@ -37,7 +37,10 @@ impl TrainingJob<'_> {
                 let seen = self.read(&mut engine, &windows, i..i + 1, |o| o.residual)?;
                 let block = self.block(i)?;
                 for [seen, _] in &seen {
-                    *layer = predictor::requantised(layer, &block, seen, threshold)?;
+                    *layer = self.interrupt.exit_during(
+                        || {},
+                        || predictor::requantised(layer, &block, seen, threshold),
+                    )?;
                 }
             }
         }

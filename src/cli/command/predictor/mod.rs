@@ -17,8 +17,8 @@ use crate::engine::{Engine, EngineOptions, ObservedBlock, Sparsity};
 use crate::learned;
 use crate::model::Model;
 use crate::predictor::{
-    self, Block, Observations, PredictorKind as Kind, PredictorRun, Settings, SplitObservations,
-    Stage,
+    self, Block, LayerPredictor, LayerThresholds, Observations, PredictorKind as Kind,
+    PredictorRun, Settings, SplitObservations, Stage,
 };
 use crate::tokenizer::Tokenizer;
 use hal::format::Format;
@@ -196,7 +196,8 @@ impl TrainingJob<'_> {
         while maker.layers().len() < hyper.n_layer {
             let first = maker.layers().len();
             let layers = first..hyper.n_layer.min(first + at_once);
-            let seen = self.read(&mut engine, windows, layers.clone(), |o| o.x)?;
+            let seen = self.read(&mut engine, windows, layers.clone(), |o| o.x);
+            let seen = seen.inspect_err(|failure| self.note_interrupted(failure, first))?;
             let steps = first * STEPS..hyper.n_layer * STEPS;
             let bar = progress::share(self.terminal, "training", steps);
             for (layer, [seen, held]) in layers.zip(seen) {
@@ -205,8 +206,9 @@ impl TrainingJob<'_> {
             }
             bar.finish_and_clear();
         }
-        let levels = self.levels(&mut engine, &windows.held_out_windows()?, maker.layers())?;
-        maker.finish(levels)?;
+        let levels = self.levels(&mut engine, &windows.held_out_windows()?, maker.layers());
+        let all = hyper.n_layer;
+        maker.finish(levels.inspect_err(|failure| self.note_interrupted(failure, all))?)?;
         Ok(())
     }
 
@@ -272,7 +274,6 @@ impl TrainingJob<'_> {
         maker: &mut PredictorRun<'_>,
         bar: &ProgressBar,
     ) -> Result<(), Failure> {
-        let block = self.block(layer)?;
         let settings = &self.args.settings();
         let mut stage = |stage: Stage| {
             let (text, done) = match stage {
@@ -288,20 +289,57 @@ impl TrainingJob<'_> {
             bar.set_message(format!("layer {layer}: {text}"));
             !self.interrupt.is_set()
         };
-        let made = if self.model.is_exactly_sparse() {
-            let predictor = predictor::predictor(layer, &block, texts, settings, &mut stage)?;
-            let Some(predictor) = predictor else { return Err(Failure::interrupted()) };
-            maker.add_predictor(predictor)?;
-            "predictor"
-        } else {
-            if !stage(Stage::Thresholds) {
-                return Err(Failure::interrupted());
+        let compute = || {
+            let block = self.block(layer)?;
+            Ok::<_, Failure>(if self.model.is_exactly_sparse() {
+                let found = predictor::predictor(layer, &block, texts, settings, &mut stage)?;
+                found.map(MadeLayer::Predictor)
+            } else {
+                stage(Stage::Thresholds)
+                    .then(|| MadeLayer::Thresholds(predictor::thresholds(&block, texts)))
+            })
+        };
+        let farewell = || {
+            bar.finish_and_clear();
+            self.note_saved(layer);
+        };
+        let Some(made) = self.interrupt.exit_during(farewell, compute)? else {
+            farewell();
+            return Err(Failure::interrupted());
+        };
+        let what = match made {
+            MadeLayer::Predictor(predictor) => {
+                maker.add_predictor(predictor)?;
+                "predictor"
             }
-            maker.add_thresholds(predictor::thresholds(&block, texts))?;
-            "thresholds"
+            MadeLayer::Thresholds(thresholds) => {
+                maker.add_thresholds(thresholds)?;
+                "thresholds"
+            }
         };
         bar.set_position(((layer + 1) * STEPS) as u64);
-        bar.suspend(|| self.terminal.detail(&format!("layer {layer}: {made} ready")));
+        bar.suspend(|| self.terminal.detail(&format!("layer {layer}: {what} ready")));
         Ok(())
     }
+
+    fn note_interrupted(&self, failure: &Failure, n_layers: usize) {
+        if failure.exit == Exit::Interrupted {
+            self.note_saved(n_layers);
+        }
+    }
+
+    /// Notes after Ctrl-C what a later run will not have to do again.
+    fn note_saved(&self, n_layers: usize) {
+        if n_layers > 0 {
+            let all = self.model.hyper.n_layer;
+            let note = format!("{n_layers} of {all} layers are saved; the same command resumes");
+            self.terminal.note(&note);
+        }
+    }
+}
+
+/// The result of training a layer.
+enum MadeLayer {
+    Predictor(LayerPredictor),
+    Thresholds(LayerThresholds),
 }
